@@ -1,0 +1,16 @@
+#pragma once
+#include <CLI/CLI.hpp>
+
+namespace facet {
+
+// Exit codes of the program: 0 success, 1 failure, 2 usage.
+enum Exit : int { kExitOk = 0, kExitFailure = 1, kExitUsage = 2 };
+
+// Each adds one subcommand to the program, with its options; its callback stores the exit code in rc.
+// One subcommand a file (cmd_<name>.cpp). Sorted as --help prints them.
+void add_tokenize(CLI::App& app, int& rc);    // tokenize, detokenize
+void add_render(CLI::App& app, int& rc);      // render, parse
+void add_inspect(CLI::App& app, int& rc);
+void add_synth(CLI::App& app, int& rc);
+
+}  // namespace facet

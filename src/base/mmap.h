@@ -1,0 +1,35 @@
+#pragma once
+#include <cstddef>
+#include <span>
+#include <string>
+
+#include "base/result.h"
+
+namespace facet {
+
+// A read-only private mapping of a whole file. Movable; unmaps on destruction.
+class MappedFile {
+ public:
+  static Result<MappedFile> open(const std::string& path);
+  MappedFile() = default;
+  MappedFile(MappedFile&& other) noexcept { swap(other); }
+  MappedFile& operator=(MappedFile&& other) noexcept {
+    swap(other);
+    return *this;
+  }
+  ~MappedFile();
+  std::span<const std::byte> bytes() const { return {data_, size_}; }
+  const std::string& path() const { return path_; }
+
+ private:
+  void swap(MappedFile& other) {
+    std::swap(data_, other.data_);
+    std::swap(size_, other.size_);
+    std::swap(path_, other.path_);
+  }
+  const std::byte* data_ = nullptr;
+  size_t size_ = 0;
+  std::string path_;
+};
+
+}  // namespace facet
