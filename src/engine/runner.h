@@ -1,0 +1,61 @@
+#pragma once
+#include <memory>
+#include <span>
+#include <utility>
+
+#include "cache/kv_cache.h"
+#include "engine/step_builder.h"
+#include "model/gemma4.h"
+#include "model/gemma4_bind.h"
+
+namespace facet {
+
+struct RunnerOptions {
+  KvPlan kv;
+  int max_out = 1;  // rows of logits in one step
+};
+
+// A model bound to a backend, with its cache, scratch and step arrays: everything a forward pass needs.
+template <Backend B>
+class Runner {
+ public:
+  template <class... Args>
+  static Result<std::unique_ptr<Runner>> open(const GgufFile& file, const ModelCfg& m, const RunnerOptions& o, Args&&... args) {
+    std::unique_ptr<Runner> r(new Runner(m, o, std::forward<Args>(args)...));
+    auto w = bind_gemma4(r->b, file, m);
+    if (!w) return w.error();
+    r->w = std::move(*w);
+    auto cache = HostKvCache::create(m, o.kv);
+    if (!cache) return cache.error();
+    r->cache = std::move(*cache);
+    r->b.reserve(backend_limits(m, o.kv.max_step, o.kv.max_ctx));
+    r->work = make_work(r->b, m, o.kv.max_step, o.max_out);
+    r->ids = r->b.new_ids(o.max_out);
+    return r;
+  }
+
+  // Adds a sequence to the step being built; the cache must have been prepared for its tokens.
+  void add(SeqStep q) {
+    q.kv_len = cache->len(q.slot);
+    steps.add(q);
+  }
+  // Logits [O, V] of the step that was built.
+  typename B::Rows forward(const Taps<B>& taps = {}) {
+    return gemma4_forward(b, m, w, steps.finish(), std::span<const typename B::KvLayer>(cache->layers()), taps, work);
+  }
+
+  B b;
+  ModelCfg m;
+  ModelW<B> w;
+  std::unique_ptr<KvCache> cache;
+  Work<B> work;
+  StepBuilder steps;
+  typename B::Ids ids;
+
+ private:
+  template <class... Args>
+  Runner(const ModelCfg& cfg, const RunnerOptions& o, Args&&... args)
+      : b(std::forward<Args>(args)...), m(cfg), steps(o.kv.max_step, o.kv.max_seq, o.kv.margin) {}
+};
+
+}  // namespace facet
