@@ -52,6 +52,8 @@ Status KvCache::prepare(SlotId s, int n) {
     if (auto ok = make_present(s, q.prepared, want); !ok) return ok;
     q.prepared = want;
   }
+  if (mirror_)
+    if (auto ok = mirror_->prepare(s, n); !ok) return ok;
   q.high = std::max(q.high, q.len + n);
   return Ok{};
 }
@@ -60,6 +62,7 @@ void KvCache::commit(SlotId s, int n) {
   Sequence& q = seq_[size_t(s)];
   CHECK(n >= 0 && q.len + n <= q.high, "commit of {} rows after {}, {} written", n, q.len, q.high);
   q.len += n;
+  if (mirror_) mirror_->commit(s, n);
 }
 
 void KvCache::commit_path(SlotId s, std::span<const int16_t> path) {
@@ -67,7 +70,10 @@ void KvCache::commit_path(SlotId s, std::span<const int16_t> path) {
   for (size_t i = 0; i < path.size(); ++i) {
     CHECK(path[i] >= int(i) && (i == 0 ? path[i] == 0 : path[i] > path[i - 1]), "path node {} is {}", i, path[i]);
     if (path[i] == int(i)) continue;
-    for (int l : owners_) move_row(l, s, q.len + path[i], q.len + int(i));
+    for (int l : owners_) {
+      move_row(l, s, q.len + path[i], q.len + int(i));
+      if (mirror_) mirror_->move_row(l, s, q.len + path[i], q.len + int(i));
+    }
   }
   commit(s, int(path.size()));
 }
@@ -87,6 +93,7 @@ Rewind KvCache::rewind(SlotId s, int len) {
   if (!window_held(len, q.high)) return Rewind::kNeedsPrefill;
   go_back(q, len);
   if (len == 0) q.high = 0;
+  if (mirror_) CHECK(mirror_->rewind(s, len) == Rewind::kDone, "mirrored rewind to {}", len);
   return Rewind::kDone;
 }
 
@@ -94,6 +101,7 @@ void KvCache::clear(SlotId s) {
   Sequence& q = seq_[size_t(s)];
   q.len = q.high = 0;
   for (Checkpoint& c : q.saved) c = {};
+  if (mirror_) mirror_->clear(s);
 }
 
 void KvCache::checkpoint(SlotId s) {
@@ -104,6 +112,7 @@ void KvCache::checkpoint(SlotId s) {
     if (q.saved[i].age < q.saved[at].age) at = i;
   q.saved[at] = {q.len, q.high, ++clock_};
   copy_rings(s, int(at), true);
+  if (mirror_) mirror_->checkpoint(s);
 }
 
 Rewind KvCache::restore(SlotId s, int len) {
@@ -117,6 +126,7 @@ Rewind KvCache::restore(SlotId s, int len) {
   copy_rings(s, best, false);
   go_back(q, len);
   q.high = q.saved[size_t(best)].high;
+  if (mirror_) CHECK(mirror_->restore(s, len) == Rewind::kDone, "mirrored restore to {}", len);
   return Rewind::kDone;
 }
 

@@ -28,6 +28,9 @@ class KvCache {
   // One view per model layer; a layer that shares K/V has its source's.
   std::span<const KvLayer> layers() const { return layers_; }
   const KvPlan& plan() const { return plan_; }
+  // A second cache that does whatever this one does (lockstep of two backends).
+  void mirror(std::unique_ptr<KvCache> other) { mirror_ = std::move(other); }
+  KvCache* mirrored() const { return mirror_.get(); }
   int len(SlotId s) const { return seq_[size_t(s)].len; }
 
   // Between steps, before rows [len, len + n) are written: makes their memory present. Fails when the context is
@@ -68,6 +71,7 @@ class KvCache {
   int min_slack_ = 0;        // rows a ring holds beyond its window, over sliding layers
   bool any_ring_ = false;
   uint64_t clock_ = 0;
+  std::unique_ptr<KvCache> mirror_;
 };
 
 // In host memory.

@@ -85,6 +85,15 @@ void CpuRef::reserve(const BackendLimits& l) {
   expert_out_ = new_rows(l.max_tok, l.max_cols);
 }
 
+std::vector<float> CpuRef::to_host(Rows x) const {
+  std::vector<float> v;
+  for (int t = 0; t < x.rows; ++t) v.insert(v.end(), x.row(t), x.row(t) + x.cols);
+  return v;
+}
+void CpuRef::from_host(Rows x, std::span<const float> values) {
+  for (int t = 0; t < x.rows; ++t) std::copy_n(values.data() + int64_t(t) * x.cols, x.cols, x.row(t));
+}
+
 float* CpuRef::scratch() const {
   const int thread = omp_get_thread_num();
   CHECK(thread < int(scratch_.size()), "thread {} of {}", thread, scratch_.size());

@@ -61,6 +61,9 @@ class CpuRef {
   Rows new_rows(int rows, int cols);
   Ids new_ids(int n);
   void reserve(const BackendLimits& limits);
+  std::vector<float> to_host(Rows x) const;                 // [rows, cols], for comparison
+  void from_host(Rows x, std::span<const float> values);
+  static constexpr double kRound = 0x1p-24;                 // of activations and products
   static int64_t rows_bytes(int64_t rows, int64_t cols) { return rows * cols * int64_t(sizeof(float)); }
   static int64_t reserve_bytes(const BackendLimits& limits, int n_threads);
 
