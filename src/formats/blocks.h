@@ -4,8 +4,7 @@
 
 // Quantised blocks as they lie in GGUF files, little endian, no padding. d, m, dmin and norm are f16 bits.
 // Drawings: one box per field, byte offsets below. Elements are numbered 0.. inside the block; "lo/hi" are
-// the low and high nibble of a byte. Copy a block out with memcpy before reading it: files align tensors, not
-// blocks.
+// the low and high nibble of a byte. Copy a block out with memcpy before use: files align tensors, not blocks.
 namespace facet {
 
 //  | d | qs: 16 bytes              |   y[j] = d (lo_j - 8), y[j+16] = d (hi_j - 8)
@@ -69,8 +68,8 @@ static_assert(sizeof(BlockQ2_K) == 84);
 //  | hmask: 32 bytes | qs: 64 bytes | scales: 12 bytes | d |
 //  0                 32             96                108 110
 //  qs as in Q2_K; hmask byte l, bit 4h+j is the third bit of element 128h+32j+l (clear: subtract 4).
-//  Sixteen 6-bit scales, biased by 32: low nibbles in bytes 0-7 (0-7 in lo, 8-15 in hi), high pairs in bytes
-//  8-11.
+//  Sixteen 6-bit scales, biased by 32: low nibbles in bytes 0-7 (0-7 in lo, 8-15 in hi), high
+//  pairs in bytes 8-11.
 struct BlockQ3_K {
   static constexpr int kElems = 256;
   uint8_t hmask[32];
@@ -128,8 +127,7 @@ struct BlockIQ4_NL {
 static_assert(sizeof(BlockIQ4_NL) == 18);
 
 //  | d | scales_h | scales_l: 4 bytes | qs: 128 bytes |   eight 6-bit scales, biased by 32: low nibbles in
-//  0   2          4                   8              136  scales_l, top pairs in scales_h; 32 elements as
-//  IQ4_NL
+//  0   2          4                   8              136  scales_l, top pairs in scales_h; 32 codes as IQ4_NL
 struct BlockIQ4_XS {
   static constexpr int kElems = 256;
   uint16_t d, scales_h;
