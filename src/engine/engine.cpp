@@ -27,9 +27,15 @@ Result<std::unique_ptr<Engine>> Engine::open(const EngineConfig& c) {
   auto cfg = gemma4_config(model.file);
   if (!cfg) return cfg.error();
   model.cfg = std::move(*cfg);
-  auto tokenizer = tokenizer_from_gguf(model.file, model.cfg.n_vocab);
-  if (!tokenizer) return tokenizer.error();
-  model.tokenizer = std::move(*tokenizer);
+  auto vocab = vocab_from_gguf(model.file);
+  if (!vocab) return vocab.error();
+  if (!vocab->empty()) {
+    if (int(vocab->tokens.size()) != model.cfg.n_vocab)
+      return Error{c.model, fmt::format("tokenizer.ggml.tokens: expected {} tokens, the rows of token_embd.weight, found {}", model.cfg.n_vocab, vocab->tokens.size()), "convert the model again"};
+    auto tokenizer = Tokenizer::create(std::move(*vocab));
+    if (!tokenizer) return tokenizer.error();
+    model.tokenizer.emplace(std::move(*tokenizer));
+  }
   auto decided = resolve_config(model.file, model.cfg, c);
   if (!decided) return decided.error();
 

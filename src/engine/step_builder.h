@@ -16,7 +16,7 @@ struct SeqStep {
   std::span<const int32_t> token;
   Out out = Out::kNone;
   Mask mask = Mask::kCausal;
-  std::span<const int16_t> parent;  // kTree: parent[i] < i, parent[0] = -1
+  std::span<const int16_t> parent = {};  // kTree: parent[i] < i, parent[0] = -1
   int pos = -1;                     // position of all tokens (kPast heads); -1: kv_len + index, or + depth in a tree
 };
 
