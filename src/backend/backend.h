@@ -38,27 +38,28 @@ struct AttnSpec {
 };
 enum class Act : uint8_t { kGelu, kSilu };  // kGelu is the tanh form
 
-template <class B>
+template <class Vec>
 struct ResidualSpec {
-  typename B::Vec post{};  // norm of the branch before it is added; empty: added as it is
-  typename B::Vec next{};  // norm of the next branch's input; empty: h is not written
+  Vec post{};  // norm of the branch before it is added; empty: added as it is
+  Vec next{};  // norm of the next branch's input; empty: h is not written
   float out_scale = 1.f;
   float eps = 1e-6f;
 };
 
-template <class B>
+template <class Weight, class Vec>
 struct MoeWeights {
-  typename B::Weight router;             // [N, D], F32
-  typename B::Weight gate_up;            // N x [2F, D]: gate rows, then up rows; or empty and
-  typename B::Weight gate, up;           // N x [F, D] each
-  typename B::Weight down;               // N x [D, F]
-  typename B::Vec scale{};               // [N] multiplies an expert's routing weight; empty: 1
+  Weight router{};           // [N, D], F32
+  Weight gate_up{};          // N x [2F, D]: gate rows, then up rows; or empty and
+  Weight gate{}, up{};       // N x [F, D] each
+  Weight down{};             // N x [D, F]
+  Vec scale{};               // [N] multiplies an expert's routing weight; empty: 1
 };
 
 template <class B>
 concept Backend = requires(B b, const Step& s, typename B::Rows x, typename B::Weight w, typename B::Vec v,
                            typename B::Freqs f, typename B::KvLayer kv, typename B::Ids ids, AttnSpec attn,
-                           ResidualSpec<B> res, MoeWeights<B> moe, Act act, std::span<const SampleRow> rows) {
+                           ResidualSpec<typename B::Vec> res,
+                           MoeWeights<typename B::Weight, typename B::Vec> moe, Act act, std::span<const SampleRow> rows) {
   b.embed(x, w, s, 1.f);                // x[t] = scale * table[token[t]]
   b.rms_norm(x, x, v, 1e-6f);           // y = rms(x) * gain; empty gain: none
   b.matmul(x, x, w);                    // y[t] = W x[t]

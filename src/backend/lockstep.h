@@ -100,7 +100,7 @@ class Lockstep {
     a_.attend(o.a, q.a, kv.a, s, spec), r_.attend(o.r, q.r, kv.r, s, spec);
     compare("attend", o, s.shape.longest);
   }
-  void residual_norm(Rows x, Rows h, Rows y, ResidualSpec<Lockstep> p) {
+  void residual_norm(Rows x, Rows h, Rows y, ResidualSpec<Vec> p) {
     a_.residual_norm(x.a, h.a, y.a, {p.post.a, p.next.a, p.out_scale, p.eps});
     r_.residual_norm(x.r, h.r, y.r, {p.post.r, p.next.r, p.out_scale, p.eps});
     compare("residual_norm.x", x, x.cols);
@@ -118,7 +118,7 @@ class Lockstep {
     a_.ple_combine(p.a, c.a, g.a, in, out, eps), r_.ple_combine(p.r, c.r, g.r, in, out, eps);
     compare("ple_combine", p, p.cols);
   }
-  void moe(Rows y, Rows e, Rows r, MoeWeights<Lockstep> w, int n_used, Act act) {
+  void moe(Rows y, Rows e, Rows r, MoeWeights<Weight, Vec> w, int n_used, Act act) {
     a_.moe(y.a, e.a, r.a, {w.router.a, w.gate_up.a, w.gate.a, w.up.a, w.down.a, w.scale.a}, n_used, act);
     r_.moe(y.r, e.r, r.r, {w.router.r, w.gate_up.r, w.gate.r, w.up.r, w.down.r, w.scale.r}, n_used, act);
     compare("moe", y, e.cols);

@@ -67,8 +67,8 @@ class Traced {
     timed("attend", act(o) + act(q) + rows * double(kv.k_row + kv.v_row), 4.0 * pairs * a.n_q_head * a.head_dim,
           [&] { inner_.attend(o, q, kv, s, a); });
   }
-  void residual_norm(Rows x, Rows h, Rows y, ResidualSpec<Traced> r) {
-    timed("residual_norm", 4 * act(x), 0, [&] { inner_.residual_norm(x, h, y, {r.post, r.next, r.out_scale, r.eps}); });
+  void residual_norm(Rows x, Rows h, Rows y, ResidualSpec<Vec> r) {
+    timed("residual_norm", 4 * act(x), 0, [&] { inner_.residual_norm(x, h, y, r); });
   }
   void gate_up(Rows y, Rows h, Weight g, Weight u, Act a) {
     timed("gate_up", act(y) + act(h) + bytes(g) + bytes(u), flops(h, g) + flops(h, u), [&] { inner_.gate_up(y, h, g, u, a); });
@@ -77,13 +77,13 @@ class Traced {
   void ple_combine(Rows p, Rows c, Vec g, float in, float out, float eps) {
     timed("ple_combine", 3 * act(p), 0, [&] { inner_.ple_combine(p, c, g, in, out, eps); });
   }
-  void moe(Rows y, Rows e, Rows r, MoeWeights<Traced> w, int n_used, Act a) {
+  void moe(Rows y, Rows e, Rows r, MoeWeights<Weight, Vec> w, int n_used, Act a) {
     // At most every expert once; at least what one token uses.
     const double share = std::min(1.0, double(n_used) * y.rows / double(w.router.n_out));
     const double experts = bytes(w.gate_up) + bytes(w.gate) + bytes(w.up) + bytes(w.down);
     const double per_token = (flops(e, w.gate_up) + flops(e, w.gate) + flops(e, w.up) + 2.0 * double(w.down.n_in) * double(w.down.n_out) * e.rows) * n_used;
     timed("moe", act(y) + act(e) + act(r) + bytes(w.router) + share * experts, flops(r, w.router) + per_token,
-          [&] { inner_.moe(y, e, r, {w.router, w.gate_up, w.gate, w.up, w.down, w.scale}, n_used, a); });
+          [&] { inner_.moe(y, e, r, w, n_used, a); });
   }
   void add(Rows y, Rows a, Rows b) { timed("add", 3 * act(y), 0, [&] { inner_.add(y, a, b); }); }
   void concat(Rows y, Rows a, Rows b) { timed("concat", 2 * act(y), 0, [&] { inner_.concat(y, a, b); }); }

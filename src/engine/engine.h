@@ -2,6 +2,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -24,7 +25,7 @@ struct EngineConfig {
   int chunk = 512;                 // tokens of one step
   int margin = 64;                 // see KvPlan
   int checkpoints = 1;
-  KvType kv_k = KvType::kF16, kv_v = KvType::kF16;
+  std::optional<KvType> kv_k, kv_v;  // empty: f32 on the reference backend, f16 elsewhere
   int n_threads = 0;               // 0: one per physical core
   int max_out = 0;                 // rows of logits of one step; 0: one per sequence
   int64_t memory = 0;              // bytes that may be used; 0: what the system has available

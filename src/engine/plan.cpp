@@ -15,7 +15,7 @@
 namespace facet {
 
 KvPlan kv_plan(const EngineConfig& c) {
-  return {.k = c.kv_k, .v = c.kv_v, .max_seq = c.max_seq, .max_ctx = c.n_ctx, .max_step = std::max(c.chunk, c.max_seq),
+  return {.k = *c.kv_k, .v = *c.kv_v, .max_seq = c.max_seq, .max_ctx = c.n_ctx, .max_step = std::max(c.chunk, c.max_seq),
           .margin = c.margin, .checkpoints = c.checkpoints};
 }
 
@@ -24,7 +24,7 @@ MemoryPlan plan_memory(const GgufFile& file, const ModelCfg& m, const EngineConf
   const KvBytes b = kv_bytes(m, kv);
   int full = 0, sliding = 0, shared = 0;
   for (const LayerCfg& l : m.layer) ++(l.query_only ? shared : l.window ? sliding : full);
-  const std::string types = fmt::format("{}/{}", kv_type_name(c.kv_k), kv_type_name(c.kv_v));
+  const std::string types = fmt::format("{}/{}", kv_type_name(*c.kv_k), kv_type_name(*c.kv_v));
 
   MemoryPlan p;
   p.lines.push_back({"weights", fmt::format("{} tensors, mapped from the file", file.tensors().size()), int64_t(file.file_bytes())});
@@ -45,6 +45,8 @@ MemoryPlan plan_memory(const GgufFile& file, const ModelCfg& m, const EngineConf
 
 Result<EngineConfig> resolve_config(const GgufFile& file, const ModelCfg& m, EngineConfig c) {
   if (c.n_threads <= 0) c.n_threads = physical_cores();
+  const KvType usual = c.backend == "ref" ? KvType::kF32 : KvType::kF16;
+  c.kv_k = c.kv_k.value_or(usual), c.kv_v = c.kv_v.value_or(usual);
   if (c.max_out <= 0) c.max_out = c.max_seq;
   const bool choose = c.n_ctx <= 0;
   if (choose) c.n_ctx = m.n_ctx_train;
@@ -58,7 +60,7 @@ Result<EngineConfig> resolve_config(const GgufFile& file, const ModelCfg& m, Eng
   // What would make it fit: a smaller context with the same types, else smaller types, else a smaller model.
   std::string hint = "use a smaller model or quantisation: the weights alone leave too little";
   EngineConfig smaller = c;
-  for (const KvType t : {c.kv_k, KvType::kQ8_0, KvType::kQ4_0}) {
+  for (const KvType t : {*c.kv_k, KvType::kQ8_0, KvType::kQ4_0}) {
     smaller.kv_k = t, smaller.kv_v = t == c.kv_k ? c.kv_v : t;
     for (smaller.n_ctx = c.n_ctx; smaller.n_ctx >= 1024; smaller.n_ctx /= 2)
       if (plan_memory(file, m, smaller).total() <= p.available) break;

@@ -40,7 +40,7 @@ struct LayerW {
   typename B::Freqs freqs{};
   typename B::Weight wq{}, wk{}, wv{}, wo{}, gate{}, up{}, down{};        // empty wv: V comes from wk
   typename B::Vec shared_post{}, routed_pre{}, routed_post{}, router_norm{};  // MoE layers only
-  MoeWeights<B> experts{};
+  MoeWeights<typename B::Weight, typename B::Vec> experts{};
   typename B::Weight ple_gate{}, ple_proj{};                              // per-layer embeddings only
   typename B::Vec ple_post{};
   float out_scale = 1.f;

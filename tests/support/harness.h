@@ -61,7 +61,7 @@ class Harness {
     kv.max_ctx = std::max(kv.max_ctx, 1);
     runner_ = must(Runner<B>::open(file_, cfg, {.kv = kv, .max_out = max_out > 0 ? max_out : kv.max_step}, 2));
   }
-  explicit Harness(const std::string& path) : Harness(path, KvPlan{.max_ctx = 512, .max_step = 128, .margin = 16}) {}
+  explicit Harness(const std::string& path) : Harness(path, KvPlan{.k = KvType::kF32, .v = KvType::kF32, .max_ctx = 512, .max_step = 128, .margin = 16}) {}
 
   Runner<B>& runner() { return *runner_; }
   KvCache& cache() { return *runner_->cache; }

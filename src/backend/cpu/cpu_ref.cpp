@@ -275,7 +275,7 @@ void CpuRef::attend(Rows o, Rows q, KvLayer kv, const Step& s, AttnSpec spec) {
   });
 }
 
-void CpuRef::residual_norm(Rows x, Rows h, Rows y, ResidualSpec<CpuRef> spec) {
+void CpuRef::residual_norm(Rows x, Rows h, Rows y, ResidualSpec<Vec> spec) {
   for (int t = 0; t < x.rows; ++t) {
     float* xt = x.row(t);
     const float* yt = y.row(t);
@@ -315,7 +315,7 @@ void CpuRef::ple_combine(Rows p, Rows c, Vec gain, float in_scale, float out_sca
     }
 }
 
-void CpuRef::moe(Rows y, Rows e, Rows r, MoeWeights<CpuRef> w, int n_used, Act act) {
+void CpuRef::moe(Rows y, Rows e, Rows r, MoeWeights<Weight, Vec> w, int n_used, Act act) {
   const int n_expert = int(w.router.n_out);
   const int d_expert = int(w.gate_up ? w.gate_up.n_out / 2 : w.gate.n_out);
   CHECK(n_used <= n_expert && n_expert <= limits_.n_expert && d_expert <= limits_.d_expert, "{} of {} experts of {}", n_used,

@@ -76,11 +76,11 @@ class CpuRef {
   void kv_append(KvLayer kv, Rows k, Rows v, const Step& s);
   void kv_settle(KvLayer kv, const Step& s);
   void attend(Rows o, Rows q, KvLayer kv, const Step& s, AttnSpec spec);
-  void residual_norm(Rows x, Rows h, Rows y, ResidualSpec<CpuRef> spec);
+  void residual_norm(Rows x, Rows h, Rows y, ResidualSpec<Vec> spec);
   void gate_up(Rows y, Rows h, Weight gate, Weight up, Act act);
   void act_mul(Rows y, Rows g, Rows u, Act act);
   void ple_combine(Rows p, Rows c, Vec gain, float in_scale, float out_scale, float eps);
-  void moe(Rows y, Rows e, Rows r, MoeWeights<CpuRef> w, int n_used, Act act);
+  void moe(Rows y, Rows e, Rows r, MoeWeights<Weight, Vec> w, int n_used, Act act);
   void add(Rows y, Rows a, Rows b);
   void concat(Rows y, Rows a, Rows b);
   void gather(Rows y, Rows x, const Step& s);
