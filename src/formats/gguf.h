@@ -1,4 +1,5 @@
 #pragma once
+#include <concepts>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -26,6 +27,12 @@ struct GgufValue {
   Kind kind() const { return Kind(v.index()); }
 };
 const char* gguf_kind_name(GgufValue::Kind k);
+// Value types of metadata, as numbered in files.
+namespace gguf_type {
+inline constexpr uint32_t kU8 = 0, kI8 = 1, kU16 = 2, kI16 = 3, kU32 = 4, kI32 = 5, kF32 = 6, kBool = 7, kString = 8,
+                          kArray = 9, kU64 = 10, kI64 = 11, kF64 = 12;
+}
+const char* gguf_type_name(uint32_t gguf_type);  // "u32"; "unknown" beyond the list
 
 // What one file says; views point into the bytes that were parsed.
 struct GgufContents {
@@ -34,11 +41,17 @@ struct GgufContents {
   uint64_t data_offset = 0;              // of the tensor data, from the start of the file
   std::vector<std::pair<std::string, GgufValue>> meta;   // in file order
   std::vector<TensorView> tensors;                       // in file order
+  std::vector<uint64_t> offsets;         // of each tensor, from data_offset
+  uint64_t data_end = 0;                 // where the last tensor ends: the least size of a complete file
 };
 
 // Parses bytes (fuzzed). Every count, offset and product is checked against bytes.size() before anything is
 // allocated for it. With allow_truncated, tensor data beyond the end is accepted as empty spans (for inspect).
 Result<GgufContents> parse_gguf(std::span<const std::byte> bytes, const std::string& where, bool allow_truncated = false);
+
+// Every part of the split file that path is a part of (-00001-of-0000N.gguf), in order; path alone for any other
+// name. Looks at the name only.
+std::vector<std::string> gguf_parts(const std::string& path);
 
 // One model: one file or all parts of a split one, mapped. Lookup by name.
 class GgufFile {
@@ -73,19 +86,25 @@ class GgufFile {
 };
 
 // Writes a GGUF v3 file: add metadata and tensor infos, then begin() writes the header and tensor data follows
-// in the order of the infos, streamed in pieces of any size.
+// in the order of the infos, streamed in pieces of any size. Padding between tensors is the writer's business.
+// A second add() of a key or tensor name is a programmer's error.
 class GgufWriter {
  public:
   void add(std::string key, int64_t v, uint32_t gguf_type = 4);   // u32 by default
   void add(std::string key, double v);                            // f32
   void add(std::string key, bool v);
+  template <std::integral T>
+    requires(!std::same_as<T, bool> && !std::same_as<T, int64_t>)
+  void add(std::string key, T v, uint32_t gguf_type = 4) {
+    add(std::move(key), int64_t(v), gguf_type);
+  }
   void add(std::string key, std::string v);
   void add(std::string key, const char* v) { add(std::move(key), std::string(v)); }
   void add(std::string key, std::vector<int64_t> v, uint32_t gguf_type = 5);   // i32 array by default
   void add(std::string key, std::vector<double> v);               // f32 array
   void add(std::string key, std::vector<bool> v);
   void add(std::string key, std::vector<std::string> v);
-  void add_raw(std::string key, const GgufValue& v);              // copies a parsed value with its type
+  void add_raw(std::string key, const GgufValue& v);              // a parsed value with its type; honours general.alignment
   void add_tensor(std::string name, DType type, std::vector<int64_t> ne);
 
   Status begin(const std::string& path);                          // creates path + ".part"
