@@ -8,9 +8,9 @@
 #include <chrono>
 #include <random>
 
+#include "support/tokenizer_vocab.h"
 #include "tokenizer/known_ids.h"
 #include "tokenizer/utf8.h"
-#include "tokenizer_vocab.h"
 
 namespace facet {
 namespace {

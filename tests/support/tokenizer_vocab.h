@@ -1,4 +1,5 @@
 #pragma once
+#include <cstdio>
 #include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -11,6 +12,7 @@
 // Vocabularies and the obvious, slow tokenizer that tests compare with.
 namespace facet::test {
 
+#ifdef FACET_TEST_DATA
 inline nlohmann::json read_json(const std::string& name) {
   std::ifstream in(std::string(FACET_TEST_DATA) + "/tokenizer/" + name);
   return nlohmann::json::parse(in);
@@ -25,6 +27,7 @@ inline Vocab tiny_vocab() {
   v.where = "vocab.json";
   return v;
 }
+#endif
 
 inline std::vector<std::string> code_points(std::string_view s) {
   std::vector<std::string> out;
