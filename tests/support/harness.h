@@ -13,20 +13,11 @@
 #include "formats/gguf.h"
 #include "formats/safetensors.h"
 #include "model/gemma4_config.h"
+#include "support/must.h"
 
 namespace facet::test {
 
 inline std::string data_path(const std::string& name) { return std::string(FACET_TEST_DATA) + "/" + name; }
-
-// Unwraps a Result or fails the test with its message.
-template <class T>
-T must(Result<T> r) {
-  if (!r) {
-    ADD_FAILURE() << r.error().message();
-    std::abort();
-  }
-  return std::move(*r);
-}
 
 inline bool bitwise_equal(std::span<const float> a, std::span<const float> b) {
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size_bytes()) == 0;
@@ -57,9 +48,9 @@ inline Difference compare(std::span<const float> got, std::span<const float> wan
 template <class B>
 class Harness {
  public:
-  Harness(const std::string& path, KvPlan kv, int max_out = 0) : file_(must(GgufFile::open(path))), cfg(must(gemma4_config(file_))) {
+  Harness(const std::string& path, KvPlan kv, int max_out = 0, int n_threads = 1) : file_(must(GgufFile::open(path))), cfg(must(gemma4_config(file_))) {
     kv.max_ctx = std::max(kv.max_ctx, 1);
-    runner_ = must(Runner<B>::open(file_, cfg, {.kv = kv, .max_out = max_out > 0 ? max_out : kv.max_step}, 2));
+    runner_ = must(Runner<B>::open(file_, cfg, {.kv = kv, .max_out = max_out > 0 ? max_out : kv.max_step}, n_threads));
   }
   explicit Harness(const std::string& path) : Harness(path, KvPlan{.k = KvType::kF32, .v = KvType::kF32, .max_ctx = 512, .max_step = 128, .margin = 16}) {}
 
