@@ -5,6 +5,8 @@ int main(int argc, char** argv) {
   app.set_version_flag("--version", FACET_VERSION);
   app.require_subcommand(1);
   int rc = facet::kExitOk;
+  facet::add_tokenize(app, rc);
+  facet::add_render(app, rc);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& e) {
