@@ -1,0 +1,14 @@
+#pragma once
+#include <string>
+#include <string_view>
+
+#include "base/result.h"
+
+// What text commands have in common: all of standard input in, text out, one line for an error.
+namespace facet {
+
+Result<std::string> read_stdin();
+Status write_stdout(std::string_view text);  // a closed pipe or a full disk is an error
+int report(const Error& error);              // to stderr; returns kExitFailure
+
+}  // namespace facet
