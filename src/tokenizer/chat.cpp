@@ -1,0 +1,477 @@
+#include "tokenizer/chat.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cmath>
+
+#include "tokenizer/utf8.h"
+
+namespace facet {
+namespace {
+
+// --- what Python does to text
+
+// The code points that str.strip() removes.
+bool is_space(char32_t c) {
+  return (c >= 9 && c <= 13) || (c >= 0x1C && c <= 0x20) || c == 0x85 || c == 0xA0 || c == 0x1680 ||
+         (c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029 || c == 0x202F || c == 0x205F ||
+         c == 0x3000;
+}
+
+// Bytes of the whitespace character that s begins with, or 0.
+size_t leading_space(std::string_view s) {
+  if (s.empty()) return 0;
+  const Utf8Head head = utf8_head(s);
+  if (head.kind != Utf8Head::kValid) return 0;
+  const auto bits = [&](size_t i) { return char32_t(uint8_t(s[i]) & 0x3F); };
+  char32_t c = uint8_t(s[0]);
+  if (head.length == 2) c = (c & 0x1F) << 6 | bits(1);
+  if (head.length == 3) c = (c & 0x0F) << 12 | bits(1) << 6 | bits(2);
+  return head.length < 4 && is_space(c) ? size_t(head.length) : 0;
+}
+
+std::string_view trim(std::string_view s) {
+  while (const size_t n = leading_space(s)) s.remove_prefix(n);
+  while (!s.empty()) {
+    size_t begin = s.size() - 1;
+    while (begin > 0 && (uint8_t(s[begin]) & 0xC0) == 0x80) --begin;
+    if (leading_space(s.substr(begin)) != s.size() - begin) break;
+    s = s.substr(0, begin);
+  }
+  return s;
+}
+
+std::string upper(std::string s) {
+  for (char& c : s)
+    if (c >= 'a' && c <= 'z') c = char(c - 'a' + 'A');
+  return s;
+}
+
+std::string lower(std::string s) {
+  for (char& c : s)
+    if (c >= 'A' && c <= 'Z') c = char(c - 'A' + 'a');
+  return s;
+}
+
+std::string number_text(const Json& v) {
+  if (v.is_number_float()) return python_number(v.get<double>());
+  return v.is_number_unsigned() ? fmt::format("{}", v.get<uint64_t>()) : fmt::format("{}", v.get<int64_t>());
+}
+
+std::string python_repr(const Json& v);
+
+// str(v): what {{ v }} prints.
+std::string python_str(const Json& v) { return v.is_string() ? v.get<std::string>() : python_repr(v); }
+
+std::string python_repr(const Json& v) {
+  if (v.is_null()) return "None";
+  if (v.is_boolean()) return v.get<bool>() ? "True" : "False";
+  if (v.is_number()) return number_text(v);
+  if (v.is_string()) {
+    const auto& s = v.get_ref<const std::string&>();
+    const char quote = s.find('\'') != std::string::npos && s.find('"') == std::string::npos ? '"' : '\'';
+    std::string out(1, quote);
+    for (const char c : s) {
+      if (c == '\n')
+        out += "\\n";
+      else if (c == '\t')
+        out += "\\t";
+      else if (c == '\r')
+        out += "\\r";
+      else if (c == '\\' || c == quote)
+        (out += '\\') += c;
+      else
+        out += c;
+    }
+    return out += quote;
+  }
+  std::string out(1, v.is_array() ? '[' : '{');
+  for (auto it = v.begin(); it != v.end(); ++it) {
+    if (it != v.begin()) out += ", ";
+    if (v.is_object()) out += python_repr(Json(it.key())) + ": ";
+    out += python_repr(*it);
+  }
+  return out += v.is_array() ? ']' : '}';
+}
+
+bool truthy(const Json* v) {
+  if (!v || v->is_null()) return false;
+  if (v->is_boolean()) return v->get<bool>();
+  if (v->is_number()) return v->get<double>() != 0;
+  return v->is_string() ? !v->get_ref<const std::string&>().empty() : !v->empty();
+}
+
+const Json* member(const Json& object, const char* key) {
+  if (!object.is_object()) return nullptr;
+  const auto it = object.find(key);
+  return it == object.end() ? nullptr : &*it;
+}
+
+// --- values (6.4 of the format: no escaping, quotes are the token <|"|>)
+
+constexpr std::string_view kQuote = "<|\"|>";
+
+std::string in_quotes(std::string_view s) { return fmt::format("{}{}{}", kQuote, s, kQuote); }
+
+using Fields = std::vector<std::pair<std::string_view, const Json*>>;
+
+// Jinja's dictsort: by key, ignoring case, stable. Case is ASCII's here; other letters sort by code point.
+Fields sorted_fields(const Json& object) {
+  std::vector<std::pair<std::string, std::pair<std::string_view, const Json*>>> keyed;
+  for (auto it = object.begin(); it != object.end(); ++it)
+    keyed.push_back({lower(it.key()), {it.key(), &*it}});
+  std::stable_sort(keyed.begin(), keyed.end(),
+                   [](const auto& a, const auto& b) { return a.first < b.first; });
+  Fields fields;
+  for (const auto& k : keyed) fields.push_back(k.second);
+  return fields;
+}
+
+enum class Keys { kPlain, kQuoted };  // kPlain in calls and responses, kQuoted in declarations
+
+std::string format_value(const Json& v, Keys keys) {
+  if (v.is_null()) return "null";
+  if (v.is_string()) return in_quotes(v.get_ref<const std::string&>());
+  if (v.is_boolean()) return v.get<bool>() ? "true" : "false";
+  if (v.is_number()) return number_text(v);
+  std::string out;
+  if (v.is_object()) {
+    for (const auto& [key, value] : sorted_fields(v)) {
+      if (!out.empty()) out += ',';
+      out += keys == Keys::kQuoted ? in_quotes(key) : std::string(key);
+      out += ':' + format_value(*value, keys);
+    }
+    return fmt::format("{{{}}}", out);
+  }
+  for (const Json& item : v) {
+    if (!out.empty()) out += ',';
+    out += format_value(item, keys);
+  }
+  return fmt::format("[{}]", out);
+}
+
+std::string format_fields(const Json& object) {
+  std::string braced = format_value(object, Keys::kPlain);
+  return braced.substr(1, braced.size() - 2);
+}
+
+// --- tool declarations (6.3)
+
+std::string quoted_list(const Json& list) {
+  std::string out;
+  if (list.is_array())
+    for (const Json& item : list)
+      out += fmt::format("{}{}", out.empty() ? "" : ",", in_quotes(python_str(item)));
+  return fmt::format("[{}]", out);
+}
+
+std::string format_properties(const Json& properties, bool schema_itself);
+
+std::string format_items(const Json& items) {
+  std::string out;
+  for (const auto& [key, value] : sorted_fields(items)) {
+    if (value->is_null()) continue;
+    if (!out.empty()) out += ',';
+    out += std::string(key) + ':';
+    if (key == "properties") {
+      out += fmt::format("{{{}}}", value->is_object() ? format_properties(*value, false) : "");
+    } else if (key == "required") {
+      out += quoted_list(*value);
+    } else if (key == "type" && value->is_array()) {
+      Json types = Json::array();
+      for (const Json& t : *value) types.push_back(upper(python_str(t)));
+      out += format_value(types, Keys::kQuoted);
+    } else {
+      out += format_value(key == "type" ? Json(upper(python_str(*value))) : *value, Keys::kQuoted);
+    }
+  }
+  return fmt::format("{{{}}}", out);
+}
+
+// One property's schema; type comes last and is always there.
+std::string format_schema(const Json& schema) {
+  const Json* type = member(schema, "type");
+  const std::string type_name = type ? upper(python_str(*type)) : "";
+  std::string out;
+  if (const Json* d = member(schema, "description"); truthy(d))
+    out += "description:" + in_quotes(python_str(*d)) + ',';
+  if (type_name == "STRING") {
+    if (const Json* values = member(schema, "enum"); truthy(values))
+      out += "enum:" + format_value(*values, Keys::kQuoted) + ',';
+  } else if (type_name == "ARRAY") {
+    if (const Json* items = member(schema, "items"); truthy(items) && items->is_object())
+      out += "items:" + format_items(*items) + ',';
+  }
+  if (truthy(member(schema, "nullable"))) out += "nullable:true,";
+  if (type_name == "OBJECT") {
+    const Json* properties = member(schema, "properties");
+    const bool own = properties && properties->is_object();
+    out += "properties:{" + (own ? format_properties(*properties, false) : format_properties(schema, true)) +
+           "},";
+    if (const Json* required = member(schema, "required"); truthy(required))
+      out += "required:" + quoted_list(*required) + ',';
+  }
+  return fmt::format("{{{}type:{}}}", out, in_quotes(type_name));
+}
+
+// schema_itself: an object without properties lists its other members as if they were properties.
+std::string format_properties(const Json& properties, bool schema_itself) {
+  constexpr std::array<std::string_view, 5> kStandard = {"description", "type", "properties", "required",
+                                                         "nullable"};
+  std::string out;
+  for (const auto& [key, schema] : sorted_fields(properties)) {
+    if (schema_itself && std::find(kStandard.begin(), kStandard.end(), key) != kStandard.end()) continue;
+    if (!out.empty()) out += ',';
+    out += fmt::format("{}:{}", key, format_schema(*schema));
+  }
+  return out;
+}
+
+// The template closes parameters and response only after a type; so does this.
+std::string format_declaration(const Json& function) {
+  const Json* description = member(function, "description");
+  std::string out = fmt::format("declaration:{}{{description:{}", python_str(function["name"]),
+                                in_quotes(description ? python_str(*description) : ""));
+  if (const Json* parameters = member(function, "parameters"); truthy(parameters)) {
+    out += ",parameters:{";
+    if (const Json* properties = member(*parameters, "properties"); truthy(properties))
+      out += "properties:{" + format_properties(*properties, false) + "},";
+    if (const Json* required = member(*parameters, "required"); truthy(required))
+      out += "required:" + quoted_list(*required) + ',';
+    if (const Json* type = member(*parameters, "type"); truthy(type))
+      out += "type:" + in_quotes(upper(python_str(*type))) + '}';
+  }
+  if (const Json* response = member(function, "response")) {
+    out += ",response:{";
+    if (const Json* d = member(*response, "description"); truthy(d))
+      out += "description:" + in_quotes(python_str(*d)) + ',';
+    const Json* type = member(*response, "type");
+    if (type && upper(python_str(*type)) == "OBJECT") out += "type:" + in_quotes("OBJECT") + '}';
+  }
+  return out + '}';
+}
+
+// --- messages (6.2)
+
+constexpr std::string_view kChannelOpen = "<|channel>", kChannelClose = "<channel|>";
+
+// Text without the thoughts written into it.
+std::string strip_thinking(std::string_view text) {
+  std::string out;
+  while (true) {
+    const size_t close = text.find(kChannelClose);
+    const std::string_view part = text.substr(0, close);
+    out += part.substr(0, part.find(kChannelOpen));
+    if (close == std::string_view::npos) return std::string(trim(out));
+    text.remove_prefix(close + kChannelClose.size());
+  }
+}
+
+std::string_view placeholder(ContentPart::Kind kind) {
+  switch (kind) {
+    case ContentPart::Kind::kImage:
+      return "<|image|>";
+    case ContentPart::Kind::kAudio:
+      return "<|audio|>";
+    case ContentPart::Kind::kVideo:
+      return "<|video|>";
+    case ContentPart::Kind::kText:
+      break;
+  }
+  return "";
+}
+
+std::string render_content(const Message& m) {
+  const bool model = m.role == "assistant";
+  const auto clean = [&](const std::string& s) { return model ? strip_thinking(s) : std::string(trim(s)); };
+  if (const auto* text = std::get_if<std::string>(&m.content)) return clean(*text);
+  std::string out;
+  if (const auto* parts = std::get_if<std::vector<ContentPart>>(&m.content))
+    for (const ContentPart& p : *parts)
+      out += p.kind == ContentPart::Kind::kText ? clean(p.text) : std::string(placeholder(p.kind));
+  return out;
+}
+
+// The first system turn does not join its parts like other turns: each is followed by a space.
+std::string render_system_content(const Message& m) {
+  if (const auto* text = std::get_if<std::string>(&m.content)) return std::string(trim(*text));
+  std::string out;
+  if (const auto* parts = std::get_if<std::vector<ContentPart>>(&m.content))
+    for (const ContentPart& p : *parts) (out += trim(p.text)) += ' ';
+  return out;
+}
+
+std::string response_block(std::string_view name, const Json& response) {
+  const std::string body =
+      response.is_object() ? format_fields(response) : "value:" + format_value(response, Keys::kPlain);
+  return fmt::format("<|tool_response>response:{}{{{}}}<tool_response|>", name, body);
+}
+
+// A message of role tool, answering one of the calls of `asker`.
+std::string render_tool_message(const Message& asker, const Message& tool) {
+  std::string name = tool.name.empty() ? "unknown" : tool.name;
+  for (const ToolCall& call : asker.tool_calls)
+    if (call.id == tool.tool_call_id) name = call.name;
+  if (const auto* text = std::get_if<std::string>(&tool.content)) return response_block(name, *text);
+  const auto* parts = std::get_if<std::vector<ContentPart>>(&tool.content);
+  if (!parts) return response_block(name, nullptr);
+  std::string text, media;
+  for (const ContentPart& p : *parts) {
+    text += p.text;
+    media += placeholder(p.kind);
+  }
+  return response_block(name, text) + media;
+}
+
+std::string message_where(size_t index) { return fmt::format("messages[{}]", index); }
+
+class Renderer {
+ public:
+  Renderer(const std::vector<Message>& messages, const RenderOptions& options)
+      : messages_(messages), options_(options) {}
+
+  Result<std::string> run(const std::vector<Json>& tools) {
+    out_ = "<bos>";
+    const size_t first = system_turn(tools);
+    for (size_t i = first; i < messages_.size(); ++i)
+      if (messages_[i].role == "user") last_user_ = ptrdiff_t(i);
+    for (size_t i = first; i < messages_.size(); ++i) {
+      if (messages_[i].role == "tool") continue;  // rendered with the calls it answers
+      if (Status s = turn(i); !s) return s.error();
+      previous_role_ = messages_[i].role;
+    }
+    if (options_.add_generation_prompt) generation_prompt();
+    return std::move(out_);
+  }
+
+ private:
+  // What the last turn ended with, as far as the generation prompt cares.
+  enum class Last { kText, kCall, kResponse };
+
+  // Returns the index of the first message that is not part of it.
+  size_t system_turn(const std::vector<Json>& tools) {
+    const bool system =
+        !messages_.empty() && (messages_[0].role == "system" || messages_[0].role == "developer");
+    if (!options_.enable_thinking && tools.empty() && !system) return 0;
+    out_ += "<|turn>system\n";
+    if (options_.enable_thinking) out_ += "<|think|>\n";
+    if (system) out_ += render_system_content(messages_[0]);
+    for (const Json& tool : tools) out_ += "<|tool>" + format_declaration(tool) + "<tool|>";
+    out_ += "<turn|>\n";
+    return system ? 1 : 0;
+  }
+
+  Status turn(size_t index) {
+    const Message& m = messages_[index];
+    const bool model = m.role == "assistant";
+    last_ = Last::kText;
+    if (!model || previous_role_ != "assistant") out_ += fmt::format("<|turn>{}\n", model ? "model" : m.role);
+
+    const bool current = ptrdiff_t(index) > last_user_;
+    if (!m.reasoning.empty() && (current || (options_.preserve_thinking && !m.tool_calls.empty())))
+      out_ += fmt::format("<|channel>thought\n{}\n<channel|>", m.reasoning);
+
+    if (Status s = calls(index); !s) return s;
+    const bool responded = responses(index);
+    const std::string content = render_content(m);
+    out_ += content;
+
+    size_t next = index + 1;
+    while (next < messages_.size() && messages_[next].role == "tool") ++next;
+    const bool more = next < messages_.size();
+    if (last_ == Last::kCall) {
+      out_ += "<|tool_response>";  // here the runtime inserts the result
+    } else if (model && more && messages_[next].role == "assistant") {
+      // the model's turn goes on in the next message
+    } else if (!responded || more || !trim(content).empty()) {
+      out_ += "<turn|>\n";
+    }
+    return Ok{};
+  }
+
+  Status calls(size_t index) {
+    const std::vector<ToolCall>& tool_calls = messages_[index].tool_calls;
+    for (size_t c = 0; c < tool_calls.size(); ++c) {
+      const ToolCall& call = tool_calls[c];
+      if (!call.arguments.is_object() && !call.arguments.is_null())
+        return Error{fmt::format("{}.tool_calls[{}]", message_where(index), c),
+                     fmt::format("arguments: expected an object, found a {}", call.arguments.type_name()),
+                     "pass the arguments as an object, or as the JSON text of one"};
+      out_ += fmt::format("<|tool_call>call:{}{{{}}}<tool_call|>", call.name,
+                          call.arguments.is_null() ? "" : format_fields(call.arguments));
+      last_ = Last::kCall;
+    }
+    return Ok{};
+  }
+
+  // Returns whether there are any.
+  bool responses(size_t index) {
+    const Message& m = messages_[index];
+    std::string out;
+    if (!m.tool_responses.empty()) {
+      for (const ToolResponse& r : m.tool_responses)
+        out += response_block(r.name.empty() ? "unknown" : r.name, r.response);
+    } else if (!m.tool_calls.empty()) {
+      for (size_t i = index + 1; i < messages_.size() && messages_[i].role == "tool"; ++i)
+        out += render_tool_message(m, messages_[i]);
+    }
+    if (out.empty()) return false;
+    out_ += out;
+    last_ = Last::kResponse;
+    return true;
+  }
+
+  void generation_prompt() {
+    // A response followed by content is a closed turn. The template adds nothing there, and the model would
+    // write outside of any turn; like llama.cpp this opens one.
+    const bool closed = out_.ends_with("<turn|>\n");
+    if (last_ == Last::kText || closed) {
+      out_ += "<|turn>model\n";
+      if (options_.variant == Variant::kLarge && !options_.enable_thinking)
+        out_ += "<|channel>thought\n<channel|>";
+    } else if (last_ == Last::kResponse && options_.enable_thinking) {
+      out_ += "<|channel>thought\n";
+    }
+  }
+
+  const std::vector<Message>& messages_;
+  const RenderOptions& options_;
+  std::string out_, previous_role_;
+  ptrdiff_t last_user_ = -1;
+  Last last_ = Last::kText;
+};
+
+}  // namespace
+
+std::string python_number(double value) {
+  if (std::isnan(value)) return "nan";
+  if (std::isinf(value)) return value < 0 ? "-inf" : "inf";
+  char text[40];
+  const auto end = std::to_chars(text, text + sizeof text, value, std::chars_format::scientific).ptr;
+  const std::string_view shortest(text, size_t(end - text));  // "-1.25e+20": the fewest digits that read back
+  const size_t e = shortest.find('e');
+  int exponent = 0;
+  std::from_chars(shortest.data() + e + (shortest[e + 1] == '+' ? 2 : 1), end, exponent);
+  if (exponent < -4 || exponent >= 16) return std::string(shortest);
+  std::string s(text, std::to_chars(text, text + sizeof text, value, std::chars_format::fixed).ptr);
+  return s.find('.') == std::string::npos ? s + ".0" : s;
+}
+
+Variant chat_variant(std::string_view chat_template, bool has_per_layer_embeddings) {
+  const Variant by_architecture = has_per_layer_embeddings ? Variant::kSmall : Variant::kLarge;
+  if (chat_template.find("<|turn>") == std::string_view::npos)
+    return by_architecture;  // not a Gemma 4 template
+  // In the source the newline of the empty thought is an escape inside a Jinja string.
+  return chat_template.find("<|channel>thought\\n<channel|>") != std::string_view::npos ? Variant::kLarge
+                                                                                        : Variant::kSmall;
+}
+
+Result<std::string> render_chat(const std::vector<Message>& messages, const std::vector<Json>& tools,
+                                const RenderOptions& options) {
+  return Renderer(messages, options).run(tools);
+}
+
+}  // namespace facet

@@ -1,0 +1,69 @@
+#pragma once
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "base/result.h"
+#include "tokenizer/json.h"
+
+// Conversations to prompt text, as Gemma 4's chat template of July 2026 renders them.
+namespace facet {
+
+struct ContentPart {
+  enum class Kind { kText, kImage, kAudio, kVideo } kind = Kind::kText;
+  std::string text;  // of kText
+};
+// Nothing (JSON null), a text, or parts.
+using Content = std::variant<std::monostate, std::string, std::vector<ContentPart>>;
+
+struct ToolCall {
+  std::string id, name;
+  Json arguments;  // an object, or null for none
+};
+struct ToolResponse {
+  std::string name;
+  Json response;  // any value; an object is written as fields
+};
+struct Message {
+  std::string role;  // system, developer, user, assistant or tool
+  Content content;
+  std::string reasoning;             // of assistant
+  std::vector<ToolCall> tool_calls;  // of assistant
+  std::vector<ToolResponse>
+      tool_responses;              // of assistant: results in place, instead of messages of role tool
+  std::string tool_call_id, name;  // of tool
+};
+
+// The templates of 31B, 26B and 12B open an empty thought when thinking is off; those of E4B and E2B do not.
+enum class Variant { kLarge, kSmall };
+
+struct RenderOptions {
+  bool add_generation_prompt = false;
+  bool enable_thinking = false;
+  bool preserve_thinking = false;  // keep the thoughts of earlier messages that have tool calls
+  Variant variant = Variant::kLarge;
+};
+
+// Which variant a model is: from its file's template, or, where that says nothing, from its architecture (the
+// E models are those with per-layer embeddings).
+Variant chat_variant(std::string_view chat_template, bool has_per_layer_embeddings);
+
+// tools: function objects {name, description, parameters, response}, as tools_from_json returns them.
+// The prompt begins with <bos>. Encode it with parse_special.
+Result<std::string> render_chat(const std::vector<Message>& messages, const std::vector<Json>& tools,
+                                const RenderOptions& options);
+
+// Whether the model's text continues inside a thought that the prompt has opened (ParseOptions::in_thought).
+inline bool ends_in_thought(std::string_view prompt) { return prompt.ends_with("<|channel>thought\n"); }
+
+// OpenAI-style messages. Arguments of tool calls may be objects or, as OpenAI sends them, the text of one.
+Result<std::vector<Message>> messages_from_json(const Json& messages);
+
+// [{type: "function", function: {...}}, ...] or bare function objects; null is no tools.
+Result<std::vector<Json>> tools_from_json(const Json& tools);
+
+// A number as Python prints it: 1.0, 0.1, 1e+20. The template was written for Python.
+std::string python_number(double value);
+
+}  // namespace facet

@@ -1,0 +1,256 @@
+#include "tokenizer/chat_parse.h"
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <random>
+
+#include "tokenizer/json.h"
+
+namespace facet {
+namespace {
+
+using Kind = ParseEvent::Kind;
+
+std::vector<ParseEvent> coalesce(const std::vector<ParseEvent>& events) {
+  std::vector<ParseEvent> out;
+  for (const ParseEvent& e : events) {
+    if (!out.empty() && e.kind != Kind::kToolCall && out.back().kind == e.kind)
+      out.back().text += e.text;
+    else
+      out.push_back(e);
+  }
+  return out;
+}
+
+struct Outcome {
+  std::vector<ParseEvent> events;
+  ParsedMessage message;
+  bool operator==(const Outcome&) const = default;
+};
+
+// The text in the pieces that end at `cuts`, ascending.
+Outcome outcome_of(std::string_view text, const std::vector<size_t>& cuts, ParseOptions options = {}) {
+  ChatParser parser(options);
+  std::vector<ParseEvent> events;
+  const auto add = [&](const std::vector<ParseEvent>& more) {
+    for (const ParseEvent& e : more) {
+      EXPECT_TRUE(e.kind == Kind::kToolCall || !e.text.empty());
+      events.push_back(e);
+    }
+  };
+  size_t at = 0;
+  for (const size_t cut : cuts) {
+    add(parser.push(text.substr(at, cut - at)));
+    at = cut;
+  }
+  add(parser.push(text.substr(at)));
+  add(parser.finish());
+  return {coalesce(events), parser.message()};
+}
+
+struct Case {
+  std::string text, reasoning, content;
+  std::vector<std::pair<std::string, std::string>> calls;  // name, arguments
+  bool in_thought = false;
+};
+
+std::string call(std::string_view body) { return fmt::format("<|tool_call>{}<tool_call|>", body); }
+
+const std::vector<Case> kCases = {
+    {"Hello, world!", "", "Hello, world!", {}},
+    {"", "", "", {}},
+    {"<|channel>thought\nI'm\nthinking<channel|>Hello", "I'm\nthinking", "Hello", {}},
+    {"<|channel>thought\nI'm\nthinking\n<channel|>Hello", "I'm\nthinking", "Hello", {}},
+    {"<|channel>thought\n\n R \n\n<channel|>\nHello", "R \n", "\nHello", {}},
+    {"<|channel>thought<channel|>Hello", "", "Hello", {}},
+    {"<|channel><|channel>thought\n<channel|>Hello", "", "Hello", {}},
+    {"<|channel>thought\n<channel|>Hello<|channel>thought\n<channel|><channel|>", "", "Hello", {}},
+    {"<|channel>thought\na<channel|>b<|channel>thought\nc<channel|>d", "ac", "bd", {}},
+    {"<|channel>thought\nunfinished", "unfinished", "", {}},
+    {"<|channel>thought\nunfinished\n<chann", "unfinished\n<chann", "", {}},
+    {"<|channel>thought\nsee <|channel>that<channel|>x", "see that", "x", {}},
+    {"<|channel>thought\nI write <|tool_call>call:f{}<tool_call|> now<channel|>x",
+     "I write <|tool_call>call:f{}<tool_call|> now",
+     "x",
+     {}},
+    {"<|channel>other\nx<channel|>y", "", "other\nxy", {}},
+    {"<|channel>thou", "", "thou", {}},
+    {"so it is\n<channel|>It is 20.", "so it is", "It is 20.", {}, true},
+    {"\nR\n<channel|>C", "R", "C", {}, true},
+    {"<|channel>thought\nR\n<channel|>C", "R", "C", {}, true},
+    {"a < b <| c <|chan > d <|tool_calls>", "", "a < b <| c <|chan > d <|tool_calls>", {}},
+    {"quote <|\"|> in text <tool_call|>", "", "quote <|\"|> in text <tool_call|>", {}},
+
+    {call("call:get_time{city:<|\"|>London<|\"|>}"), "", "", {{"get_time", R"({"city":"London"})"}}},
+    {"Hi" + call("call:a{}") + call("call:b{x:-7}"), "", "Hi", {{"a", "{}"}, {"b", R"({"x":-7})"}}},
+    {call("call:f{config:{theme:<|\"|>dark<|\"|>,count:3}}"),
+     "",
+     "",
+     {{"f", R"({"config":{"theme":"dark","count":3}})"}}},
+    {call("call:f{todos:[]}"), "", "", {{"f", R"({"todos":[]})"}}},
+    {call("call:f{v:null}"), "", "", {{"f", R"({"v":null})"}}},
+    {call("call:f{on:true,off:false}"), "", "", {{"f", R"({"on":true,"off":false})"}}},
+    {call("call:f{x:1.5e10}"), "", "", {{"f", R"({"x":1.5e10})"}}},
+    {call("call:f{x:-0.5,y:1E-3,z:1e+20}"), "", "", {{"f", R"({"x":-0.5,"y":1e-3,"z":1e+20})"}}},
+    {call("call:f{l:[1,<|\"|>a<|\"|>,[ ],{k:[{}]}]}"), "", "", {{"f", R"({"l":[1,"a",[],{"k":[{}]}]})"}}},
+    {call(" call:ns.f-1{ a : 1 , b:[ 1 , 2 ] } "), "", "", {{"ns.f-1", R"({"a":1,"b":[1,2]})"}}},
+    {call("call:f{<|\"|>a:b<|\"|>:1}"), "", "", {{"f", R"({"a:b":1})"}}},
+    // Anything at all between quotes, escaped in the JSON.
+    {call("call:f{s:<|\"|>}{\"\\\n<tool_call|><|tool_call>é\x01<|\"|>}"),
+     "",
+     "",
+     {{"f", "{\"s\":\"}{\\\"\\\\\\n<tool_call|><|tool_call>é\\u0001\"}"}}},
+    {"<|channel>thought\nR\n<channel|>Let me look." + call("call:f{}") + "<|tool_response>",
+     "R",
+     "Let me look.",
+     {{"f", "{}"}}},
+    {"<|tool_response> before any call", "", "<|tool_response> before any call", {}},
+    {call("call:f{}") + "\nafter", "", "\nafter", {{"f", "{}"}}},
+    {"<|tool_call>call:f{a:1}", "", "", {{"f", R"({"a":1})"}}},  // only the marker is missing
+
+    // Malformed calls stay visible.
+    {call("call:f{city:London}"), "", call("call:f{city:London}"), {}},
+    {call("call:f{a:1"), "", call("call:f{a:1"), {}},
+    {call("call:f{a:1}}"), "", call("call:f{a:1}}"), {}},
+    {call("call:{}"), "", call("call:{}"), {}},
+    {call("f{}"), "", call("f{}"), {}},
+    {call(""), "", call(""), {}},
+    {call("call:f{a:01}"), "", call("call:f{a:01}"), {}},
+    {call("call:f{a:1.}"), "", call("call:f{a:1.}"), {}},
+    {call("call:f{a:-}"), "", call("call:f{a:-}"), {}},
+    {call("call:f{a:nul}"), "", call("call:f{a:nul}"), {}},
+    {call("call:f{a}"), "", call("call:f{a}"), {}},
+    {call("call:f{ :1}"), "", call("call:f{ :1}"), {}},
+    {call("call:f{a:1,}"), "", call("call:f{a:1,}"), {}},
+    {"x" + call("call:f{") + "y" + call("call:g{}"), "", "x" + call("call:f{") + "y", {{"g", "{}"}}},
+    {"<|tool_call>call:f{s:<|\"|>cut off", "", "<|tool_call>call:f{s:<|\"|>cut off", {}},
+    {"<|tool_call>call:f{}<tool_ca", "", "<|tool_call>call:f{}<tool_ca", {}},
+};
+
+TEST(ChatParse, Cases) {
+  for (const Case& c : kCases) {
+    const ParsedMessage m = parse_chat(c.text, {.in_thought = c.in_thought});
+    EXPECT_EQ(m.reasoning, c.reasoning) << c.text;
+    EXPECT_EQ(m.content, c.content) << c.text;
+    ASSERT_EQ(m.tool_calls.size(), c.calls.size()) << c.text;
+    for (size_t i = 0; i < c.calls.size(); ++i) {
+      EXPECT_EQ(m.tool_calls[i].id, fmt::format("call_{}", i));
+      EXPECT_EQ(m.tool_calls[i].name, c.calls[i].first);
+      EXPECT_EQ(m.tool_calls[i].arguments, c.calls[i].second) << c.text;
+      EXPECT_TRUE(Json::accept(m.tool_calls[i].arguments)) << c.text;
+    }
+  }
+}
+
+TEST(ChatParse, EventsAddUpToTheMessage) {
+  for (const Case& c : kCases) {
+    const Outcome r = outcome_of(c.text, {}, {.in_thought = c.in_thought});
+    ParsedMessage sum;
+    for (const ParseEvent& e : r.events) {
+      if (e.kind == Kind::kContent) sum.content += e.text;
+      if (e.kind == Kind::kReasoning) sum.reasoning += e.text;
+      if (e.kind == Kind::kToolCall) sum.tool_calls.push_back(e.call);
+    }
+    EXPECT_EQ(sum, r.message) << c.text;
+  }
+}
+
+TEST(ChatParse, CutsDoNotMatter) {
+  std::mt19937 rng(1);
+  for (const Case& c : kCases) {
+    const ParseOptions options{.in_thought = c.in_thought};
+    const Outcome whole = outcome_of(c.text, {}, options);
+    const size_t n = c.text.size();
+    for (size_t a = 0; a <= n; ++a)
+      for (size_t b = a; b <= n; ++b)
+        ASSERT_EQ(outcome_of(c.text, {a, b}, options), whole) << c.text << a << ' ' << b;
+    std::vector<size_t> every;
+    for (size_t a = 1; a < n; ++a) every.push_back(a);
+    ASSERT_EQ(outcome_of(c.text, every, options), whole) << c.text;
+    for (int round = 0; round < 20; ++round) {
+      std::vector<size_t> cuts(1 + rng() % 8);
+      for (size_t& cut : cuts) cut = rng() % (n + 1);
+      std::sort(cuts.begin(), cuts.end());
+      ASSERT_EQ(outcome_of(c.text, cuts, options), whole) << c.text;
+    }
+  }
+}
+
+TEST(ChatParse, CutsDoNotMatterInRandomText) {
+  const std::vector<std::string> parts = {"<|channel>",
+                                          "<channel|>",
+                                          "thought",
+                                          "\n",
+                                          "<|tool_call>",
+                                          "<tool_call|>",
+                                          "<|tool_response>",
+                                          "<|\"|>",
+                                          "call:f{",
+                                          "}",
+                                          "a:",
+                                          "1",
+                                          ",",
+                                          "[",
+                                          "]",
+                                          " ",
+                                          "x",
+                                          "<",
+                                          "<|",
+                                          "é",
+                                          "call:f{a:[1,{b:<|\"|>s<|\"|>}]}"};
+  std::mt19937 rng(2);
+  for (int round = 0; round < 3000; ++round) {
+    std::string text;
+    for (uint32_t i = 0, n = 1 + rng() % 12; i < n; ++i) text += parts[rng() % parts.size()];
+    const ParseOptions options{.in_thought = rng() % 2 == 0};
+    const Outcome whole = outcome_of(text, {}, options);
+    std::vector<size_t> every;
+    for (size_t a = 1; a < text.size(); ++a) every.push_back(a);
+    ASSERT_EQ(outcome_of(text, every, options), whole) << text;
+    const size_t a = rng() % (text.size() + 1);
+    ASSERT_EQ(outcome_of(text, {a}, options), whole) << text;
+    for (const ParsedCall& c : whole.message.tool_calls) ASSERT_TRUE(Json::accept(c.arguments)) << text;
+  }
+}
+
+// A parser that gives up what it holds back after every piece must fail the comparison above.
+TEST(ChatParse, CutComparisonHasTeeth) {
+  const std::string text = "<|channel>thought\nR\n<channel|>Hello";
+  ParsedMessage joined;
+  for (const size_t half : {size_t(0), size_t(1)}) {
+    const ParsedMessage m = parse_chat(half ? text.substr(5) : text.substr(0, 5));
+    joined.content += m.content;
+    joined.reasoning += m.reasoning;
+  }
+  EXPECT_NE(joined, parse_chat(text));
+}
+
+TEST(ChatParse, TextIsNotHeldBackLongerThanNeeded) {
+  ChatParser parser;
+  EXPECT_EQ(parser.push("Hello"), (std::vector<ParseEvent>{{Kind::kContent, "Hello", {}}}));
+  EXPECT_EQ(parser.push(" <|"), (std::vector<ParseEvent>{{Kind::kContent, " ", {}}}));
+  EXPECT_EQ(parser.push("x"), (std::vector<ParseEvent>{{Kind::kContent, "<|x", {}}}));
+  EXPECT_TRUE(parser.push("<|tool_call>call:f{a:").empty());
+  EXPECT_TRUE(parser.push("1}<tool_call").empty());
+  EXPECT_EQ(parser.push("|>"),
+            (std::vector<ParseEvent>{{Kind::kToolCall, "", {"call_0", "f", "{\"a\":1}"}}}));
+  EXPECT_TRUE(parser.finish().empty());
+}
+
+TEST(ChatParse, DeepNestingIsMalformedNotFatal) {
+  const std::string deep = "call:f{a:" + std::string(200000, '[') + std::string(200000, ']') + "}";
+  EXPECT_EQ(parse_chat(call(deep)).content, call(deep));
+  const std::string fine = "call:f{a:" + std::string(90, '[') + std::string(90, ']') + "}";
+  EXPECT_EQ(parse_chat(call(fine)).tool_calls.size(), 1u);
+}
+
+TEST(ChatParse, InvalidUtf8InArgumentsIsStillJson) {
+  const ParsedMessage m = parse_chat(call("call:f{s:<|\"|>\xFF\xC3<|\"|>}"));
+  ASSERT_EQ(m.tool_calls.size(), 1u);
+  EXPECT_TRUE(Json::accept(m.tool_calls[0].arguments));
+}
+
+}  // namespace
+}  // namespace facet
