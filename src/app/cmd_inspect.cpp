@@ -4,6 +4,7 @@
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "app/commands.h"
 #include "base/mmap.h"
@@ -28,7 +29,7 @@ struct Options {
 struct Part {
   std::string path;
   uint64_t bytes = 0, expected = 0;  // expected: where the last tensor ends
-  std::string problem;               // why it could not be read; empty if it could
+  std::optional<Error> problem;      // why it could not be read
 };
 struct Report {
   std::string format;
@@ -70,10 +71,10 @@ void take_tensors(Report& r, Contents& c) {
 
 // Reads one part into the report. Returns its problem as data: the other parts are still worth showing.
 void read_part(Report& r, const std::string& path) {
-  Part part{path, 0, 0, {}};
+  Part part{path, 0, 0, std::nullopt};
   auto map = MappedFile::open(path);
   if (!map) {
-    part.problem = map.error().message();
+    part.problem = map.error();
   } else if (r.format == "GGUF") {
     part.bytes = map->bytes().size();
     auto c = parse_gguf(map->bytes(), path, /*allow_truncated=*/true);
@@ -83,7 +84,7 @@ void read_part(Report& r, const std::string& path) {
         for (const auto& [k, v] : c->meta) r.meta.emplace_back(k, value_json(v));
       take_tensors(r, *c);
     } else {
-      part.problem = c.error().message();
+      part.problem = c.error();
     }
   } else {
     part.bytes = map->bytes().size();
@@ -94,7 +95,7 @@ void read_part(Report& r, const std::string& path) {
         for (const auto& [k, v] : c->metadata) r.meta.emplace_back(k, v);
       take_tensors(r, *c);
     } else {
-      part.problem = c.error().message();
+      part.problem = c.error();
     }
   }
   r.parts.push_back(std::move(part));
@@ -123,10 +124,10 @@ Result<Report> read_report(const std::string& path) {
   return r;
 }
 
-bool is_complete(const Part& p) { return p.problem.empty() && p.bytes >= p.expected; }
+bool is_complete(const Part& p) { return !p.problem && p.bytes >= p.expected; }
 
 std::string state_of(const Part& p) {
-  if (!p.problem.empty()) return "unreadable: " + p.problem;
+  if (p.problem) return fmt::format("unreadable: {} ({})", p.problem->what, p.problem->hint);
   if (p.bytes < p.expected)
     return fmt::format("truncated: {} bytes short of {} (download it again)", p.expected - p.bytes,
                        p.expected);
@@ -173,6 +174,8 @@ std::string shown(const ordered_json& v) {
 
 void print_text(const Report& r, const Options& o) {
   for (const Part& p : r.parts) fmt::print("{}: {}, {} bytes, {}\n", p.path, r.format, p.bytes, state_of(p));
+  if (std::all_of(r.parts.begin(), r.parts.end(), [](const Part& p) { return p.problem.has_value(); }))
+    return;
   fmt::print("\nmetadata ({} keys)\n", r.meta.size());
   for (const auto& [k, v] : r.meta) fmt::print("  {:<46} {}\n", printable(k), shown(v));
   const auto h = histogram(r);
@@ -219,6 +222,7 @@ int run(const Options& o) {
     return kExitFailure;
   }
   o.json ? print_json(*report, o) : print_text(*report, o);
+  std::fflush(stdout);
   for (const Part& p : report->parts)
     if (!is_complete(p)) fmt::print(stderr, "facet: {}: {}\n", p.path, state_of(p));
   return std::all_of(report->parts.begin(), report->parts.end(), is_complete) ? kExitOk : kExitFailure;
