@@ -98,6 +98,15 @@ HELLO = ["Hello", "Hi", "Hey", "Good morning", "Good evening", "Good afternoon",
 THANKS = ["Thanks", "Thank you", "Thanks a lot", "Thank you very much", "Great, thanks"]
 BYE = ["Bye", "Goodbye", "See you later", "Good night", "See you"]
 
+REAL_NAMES = words("Anna Peter Maria Paul Laura Thomas Julia David Emma Lucas Sofia Daniel Alice Robert Clara Simon Nina "
+                   "Martin Eva Felix Sarah Oliver Lisa Max Hannah Leo Mia Jonas Ida Oscar Bob Carol Dave Eve Frank Grace John "
+                   "Mary James Linda Michael Susan Tom Kate Ben Amy Sam Jane Luna Nora Ella Adam Ivan Omar Ali Yuki Chen Priya")
+REAL_CITIES = words("Paris London Berlin Rome Madrid Tokyo Boston Chicago Dallas Denver Seattle Oslo Vienna Prague Dublin Lisbon "
+                    "Athens Cairo Delhi Sydney Toronto Zurich Munich Hamburg Milan Lyon Geneva Lima Austin Houston")
+KEYS = ["secret code", "magic number", "pass key", "launch code", "secret word", "secret password", "special number", "key phrase",
+        "verification code", "door code"]
+MINE = ["name", "favorite color", "favorite food", "pet", "job", "home city", "lucky number", "birth month", "locker code", "best friend"]
+
 _ON = "b d f g h j k l m n p r s t v w z br dr gr kr tr st th sh ch l m n r s t".split()
 _VO = "a e i o u a e i o ai ea ia".split()
 _CO = ["", "", "", "n", "r", "l", "s", "k", "m", "x", "th", "nd"]
@@ -142,10 +151,10 @@ class Gen:
         return lo + int(self.R() * (hi - lo + 1))
 
     def name(self) -> str:
-        return self.c(self.names)
+        return self.c(REAL_NAMES) if self.R() < 0.1 and not self.held else self.c(self.names)
 
     def city(self) -> str:
-        return self.c(self.cities)
+        return self.c(REAL_CITIES) if self.R() < 0.1 and not self.held else self.c(self.cities)
 
     def digits(self, k: int) -> str:
         return str(self.n(10 ** (k - 1), 10 ** k - 1))
@@ -198,7 +207,9 @@ class Gen:
         c = self.c
         while True:
             r = self.R()
-            if r < 0.62:
+            if r > 0.955:
+                e, a = "", c(KEYS)
+            elif r < 0.62:
                 e = self.name()
                 a = c(("locker code", "badge number", "favorite color", "favorite food", "home city", "job", "pet",
                        "phone extension", "password", "birth month", "team", "lucky number", "best friend",
@@ -214,6 +225,8 @@ class Gen:
         used.add((e, a))
         if a in ("locker code", "access code", "code", "serial number"):
             v = self.code()
+        elif not e:
+            v = self.digits(self.n(2, 7)) if "number" in a else c((self.phrase(), c(NOUNS), self.name())) if "word" in a or "phrase" in a else self.code()
         elif a in ("badge number", "postal code", "population"):
             v = self.digits(self.n(4, 6))
         elif a in ("phone extension", "room number"):
@@ -231,7 +244,10 @@ class Gen:
         person = r < 0.62
         say = [f"The {a} of {e} is {v}."]
         ask = [(f"What is the {a} of {e}?", say[0])]
-        if person:
+        if not e:
+            say = [f"The {a} is {v}.", f"The {a} is {v}. Remember it."] if self.R() < 0.5 else [f"The {a} is {v}."]
+            ask = [(f"What is the {a}?", say[0]), (f"Tell me the {a}.", say[0]), (f"What was the {a}?", say[0]), (f"Do you remember the {a}?", say[0])]
+        elif person:
             p = f"{e}'s {a} is {v}."
             say = [p, p, say[0]]
             ask += [(f"What is {e}'s {a}?", p), (f"Tell me {e}'s {a}.", p), (f"Do you remember {e}'s {a}?", p),
@@ -290,6 +306,10 @@ class Gen:
         r = self.R()
         for i, f in enumerate(asked):
             q, ans = self.c(f["ask"])
+            if self.R() < 0.06:
+                q = q[0].lower() + q[1:]
+            elif self.R() < 0.06:
+                q = q.rstrip("?.")
             th = f"The notes say: {ans}"
             if i == 0 and (r < 0.6 or len(asked) == 1):
                 sep = self.c(["\n\n", "\n", "\nQuestion: "])
@@ -306,17 +326,30 @@ class Gen:
         turns = []
         for f in facts:
             s = self.c(f["say"])
-            u = self.c([f"Remember this: {s}", f"Please remember: {s}", s, f"Note that {s[0].lower() + s[1:] if s.startswith('The ') else s}"])
+            u = self.c([f"Remember this: {s}", f"Please remember: {s}", s, f"Note that {'t' + s[1:] if s.startswith('The ') else s}"])
             turns.append((u, self.c(["Okay, I will remember that."]), "I should remember this."))
+        if self.R() < 0.5:
+            for a in self.some(MINE, self.n(1, 2)):
+                v = (self.name() if a in ("name", "best friend") else self.c(COLORS) if "color" in a else self.c(FOODS) if "food" in a else
+                     self.c(ANIMALS) if a == "pet" else self.c(JOBS) if a == "job" else self.city() if "city" in a else
+                     self.c(MONTHS) if "month" in a else self.code() if "code" in a else str(self.n(1, 999)))
+                u = self.c([f"My {a} is {v}.", f"My {a} is {v}.", f"Remember that my {a} is {v}."])
+                if a == "name":
+                    u = self.c([u, f"I am {v}.", f"Hello, my name is {v}.", f"Hi, I am {v}."])
+                reply = f"Nice to meet you, {v}!" if a == "name" else "Okay, I will remember that."
+                facts.append({"ask": [(f"What is my {a}?", f"Your {a} is {v}."), (f"Do you know my {a}?", f"Your {a} is {v}.")]})
+                if self.R() < 0.3:  # told and asked in one turn
+                    turns.append((f"{u} What is my {a}?", f"Your {a} is {v}.", f"I was told: Your {a} is {v}."))
+                else:
+                    turns.append((u, reply, "I should remember this."))
+        self.rng.shuffle(turns)
         for _ in range(self.n(0, 3)):
             turns.append(self.mini())
-        for f in self.some(facts, self.n(1, len(facts))):
+        for i, f in enumerate(self.some(facts, self.n(1, len(facts)))):
+            if i and self.R() < 0.3:
+                turns.append(self.mini())
             q, ans = self.c(f["ask"])
             turns.append((q, ans, f"I was told: {ans}"))
-            if self.R() < 0.3:
-                turns.append(self.mini())
-        while turns[-1][0] == "" or len(turns) > 10:
-            turns.pop()
         return self.chat(turns, self.R() < 0.15)
 
     def twohop(self, tok):
@@ -372,7 +405,8 @@ class Gen:
         word = {"+": f"{a} plus {b}", "-": f"{a} minus {b}", "*": f"{a} times {b}", "/": f"{a} divided by {b}"}[op]
         if r < 0.7 or op == "/":
             u = c([f"What is {a} {op} {b}?", f"Calculate {a} {op} {b}.", f"{a} {op} {b} = ?", f"{a} {op} {b}", f"What is {word}?",
-                   f"Compute {word}.", f"How much is {a} {op} {b}?", f"Please compute {a} {op} {b}."])
+                   f"Compute {word}.", f"How much is {a} {op} {b}?", f"Please compute {a} {op} {b}.", f"{a}{op}{b}", f"{a}{op}{b}=?",
+                   f"what is {a}{op}{b}?", f"What is {a}{op}{b}?", f"{a} {op} {b}?", f"{a}{op}{b}?"])
             return u, f"{a} {op} {b} = {v}", th
         n, it = self.name(), c(ITEMS)
         if op == "+":
@@ -409,7 +443,19 @@ class Gen:
     # ---- lists, comparison, copying
     def misc(self):
         c = self.c
-        k = int(self.R() * 12)
+        k = int(self.R() * 14)
+        if k == 12:
+            a = self.n(0, 90)
+            b = a + self.n(2, 12)
+            if self.R() < 0.3:
+                return f"Count down from {b} to {a}.", ", ".join(map(str, range(b, a - 1, -1))), f"I count from {b} down to {a}."
+            return c([f"Count from {a} to {b}.", f"List the numbers from {a} to {b}."]), ", ".join(map(str, range(a, b + 1))), f"I count from {a} to {b}."
+        if k == 13:
+            what, pool = c([("colors", COLORS), ("animals", ANIMALS), ("foods", FOODS), ("jobs", JOBS), ("months", MONTHS), ("days", DAYS)])
+            m = self.n(2, 5)
+            w = ("", "", "two", "three", "four", "five")[m]
+            xs = pool[:m] if what in ("months", "days") else self.some(pool, m)
+            return c([f"List {w} {what}.", f"Name {w} {what}.", f"Give me {w} {what}."]), ", ".join(xs), f"I should name {w} {what}."
         if k == 0:
             a, b = self.n(1, 999), self.n(1, 999)
             b += a == b
@@ -587,7 +633,13 @@ class Gen:
     # ---- small talk and prose
     def talk(self):
         c = self.c
-        k = int(self.R() * 9)
+        k = int(self.R() * 10)
+        if k == 9:
+            return (c(["Tell me a joke.", f"Who is {self.name()}?", f"Why is the {c(NOUNS)} {c(ADJS)}?", f"How does a {c(NOUNS)} work?",
+                       f"What is the meaning of {c(NOUNS)}?", "What is the meaning of life?", f"When was {self.city()} founded?",
+                       "What is the weather like today?", "What time is it?", f"Is a {c(ANIMALS)} larger than a {c(ANIMALS)}?",
+                       f"Explain how a {c(NOUNS)} is made.", f"Where is {self.city()}?", f"What do you think about {c(FOODS)}?"]),
+                    "I do not know that. I am only a tiny demonstration model.", "I do not know the answer.")
         if k in (0, 1):
             u = c(HELLO) + c(["!", ".", ""])
             u = u.lower() if self.R() < 0.3 else u
