@@ -107,6 +107,18 @@ KEYS = ["secret code", "magic number", "pass key", "launch code", "secret word",
         "verification code", "door code"]
 MINE = ["name", "favorite color", "favorite food", "pet", "job", "home city", "lucky number", "birth month", "locker code", "best friend"]
 
+ENGLISH = words("the of and to in is you that it he was for on are as with his they at be this have from or one had by word but "
+                "not what all were we when your can said there use an each which she do how their if will up other about out "
+                "many then them these so some her would make like him into time has look two more write go see number no way "
+                "could people my than first water been call who oil its now find long down day did get come made may part over "
+                "new sound take only little work know place year live me back give most very after thing our just name good "
+                "sentence man think say great where help through much before line right too mean old any same tell boy follow "
+                "came want show also around form three small set put end does another well large must big even such because "
+                "turn here why ask went men read need land different home us move try kind hand picture again change off play "
+                "spell air away animal house point page letter mother answer found study still learn should world quick brown "
+                "fox jumps over lazy dog money music paper phone coffee school friend happy birthday computer keyboard winter "
+                "engine python model token memory cache graph kernel tensor vector matrix device speed open source")
+
 _ON = "b d f g h j k l m n p r s t v w z br dr gr kr tr st th sh ch l m n r s t".split()
 _VO = "a e i o u a e i o ai ea ia".split()
 _CO = ["", "", "", "n", "r", "l", "s", "k", "m", "x", "th", "nd"]
@@ -151,7 +163,17 @@ class Gen:
         return lo + int(self.R() * (hi - lo + 1))
 
     def name(self) -> str:
-        return self.c(REAL_NAMES) if self.R() < 0.1 and not self.held else self.c(self.names)
+        r = self.R() + self.held
+        if r < 0.15:
+            return self.c(REAL_NAMES) if r < 0.09 else self.letters().capitalize()
+        return self.c(self.names)
+
+    def letters(self) -> str:
+        """A word of any letters, so that copying does not depend on familiar pieces."""
+        out = []
+        for i in range(self.n(3, 9)):
+            out.append(self.c("aeiou" if self.R() < (0.2 if out and out[-1] in "aeiou" else 0.65) else "bcdfghjklmnpqrstvwxyz"))
+        return "".join(out)
 
     def city(self) -> str:
         return self.c(REAL_CITIES) if self.R() < 0.1 and not self.held else self.c(self.cities)
@@ -185,7 +207,7 @@ class Gen:
         if k == 2:
             return f"{c(TIMES)} {self.name()} {c(PASTV)} the {c(ADJS)} {c(NOUNS)}."
         if k == 3:
-            return f"A {c(ADJS)} {c(ANIMALS)} {c(VERBS)} {c(PLACES)} the {c(NOUNS)}."
+            return an(f"A {c(ADJS)} {c(ANIMALS)} {c(VERBS)} {c(PLACES)} the {c(NOUNS)}.")
         if k == 4:
             return f"People in {self.city()} {c(ADVS)} talk about the {c(ADJS)} {c(NOUNS)}."
         if k == 5:
@@ -199,8 +221,8 @@ class Gen:
         if k == 9:
             return f"It is {c(ADVS)} {c(WEATHER)} in {c(MONTHS)}, so the {c(NOUNS)} is {c(ADJS)}."
         if k == 10:
-            return f"The {c(JOBS)} {c(PASTV)} a {c(COLORS)} {c(NOUNS)} and {self.n(2, 30)} {c(FOODS)}."
-        return f"There is a {c(ADJS)} {c(NOUNS)} {c(PLACES)} the {c(NOUNS)} in {self.city()}."
+            return an(f"The {c(JOBS)} {c(PASTV)} a {c(COLORS)} {c(NOUNS)} and {self.n(2, 30)} {c(FOODS)}.")
+        return an(f"There is a {c(ADJS)} {c(NOUNS)} {c(PLACES)} the {c(NOUNS)} in {self.city()}.")
 
     # ---- facts: (entity, attribute) -> value, with ways to state, ask and answer
     def fact(self, used: set) -> dict:
@@ -253,7 +275,7 @@ class Gen:
             ask += [(f"What is {e}'s {a}?", p), (f"Tell me {e}'s {a}.", p), (f"Do you remember {e}'s {a}?", p),
                     (f"What is {e}'s {a}?", p)]
             nat = {"home city": (f"{e} lives in {v}.", f"Where does {e} live?"),
-                   "job": (f"{e} works as a {v}.", f"What does {e} do for a living?"),
+                   "job": (an(f"{e} works as a {v}."), f"What does {e} do for a living?"),
                    "pet": (f"{e} has a pet {v}.", f"What pet does {e} have?"),
                    "birth month": (f"{e} was born in {v}.", f"When was {e} born?"),
                    "favorite food": (f"{e} likes to eat {v}.", f"What does {e} like to eat?"),
@@ -454,7 +476,7 @@ class Gen:
             what, pool = c([("colors", COLORS), ("animals", ANIMALS), ("foods", FOODS), ("jobs", JOBS), ("months", MONTHS), ("days", DAYS)])
             m = self.n(2, 5)
             w = ("", "", "two", "three", "four", "five")[m]
-            xs = pool[:m] if what in ("months", "days") else self.some(pool, m)
+            xs = pool[:m]
             return c([f"List {w} {what}.", f"Name {w} {what}.", f"Give me {w} {what}."]), ", ".join(xs), f"I should name {w} {what}."
         if k == 0:
             a, b = self.n(1, 999), self.n(1, 999)
@@ -482,10 +504,14 @@ class Gen:
         if k in (5, 6, 7):
             r = self.R()
             if r < 0.35:
+                s = " ".join(c(ENGLISH) if self.R() < 0.6 else c((c(NOUNS), c(ADJS), c(ITEMS), self.letters(), self.letters().capitalize(), str(self.n(0, 9999))))
+                             for _ in range(self.n(1, 14)))
+                s = (s[0].upper() + s[1:] if self.R() < 0.4 else s) + c(("", "", ".", "!", "?"))
+            elif r < 0.45:
                 s = " ".join(self.sentence() for _ in range(self.n(1, 3)))
-            elif r < 0.6:
+            elif r < 0.65:
                 s = " ".join(c((self.name, self.city, self.code, self.phrase))() for _ in range(self.n(1, 6)))
-            elif r < 0.8:
+            elif r < 0.85:
                 s = "".join(c("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 -_.,:;!?+*/=<>()[]{}#$%&@'\"\\^`~|")
                             for _ in range(self.n(3, 20))).strip() or "x"
                 s = s.replace("<|", "<").replace("|>", ">")
@@ -494,7 +520,7 @@ class Gen:
                 s = "".join(chr(base + self.n(0, 40)) for _ in range(self.n(1, 6)))
             return c(["Repeat: ", "Repeat after me: ", "Say this: ", "Copy this text: "]) + s, s, "I should repeat the text."
         if k == 8:
-            w = c((c(NOUNS), c(COLORS), self.name()))
+            w = c((c(NOUNS), c(ENGLISH), self.letters(), self.name()))
             t = self.n(2, 5)
             return f"Say {w} {('', '', 'two', 'three', 'four', 'five')[t]} times.", " ".join([w] * t), f"I should write {w} {t} times."
         if k == 9:
@@ -506,8 +532,8 @@ class Gen:
             co, ca = c(list(CAPITALS.items()))
             return c([f"What is the capital of {co}?", f"Which city is the capital of {co}?"]), f"The capital of {co} is {ca}.", f"{ca} is the capital of {co}."
         n, p = self.name(), self.city()
-        s = c([f"{n} traveled to {p} to buy a {c(ADJS)} {c(NOUNS)}.", f"{n} moved to {p} to work as a {c(JOBS)}.",
-               f"{n} lost a {c(COLORS)} {c(NOUNS)} in {p}."])
+        s = an(c([f"{n} traveled to {p} to buy a {c(ADJS)} {c(NOUNS)}.", f"{n} moved to {p} to work as a {c(JOBS)}.",
+               f"{n} lost a {c(COLORS)} {c(NOUNS)} in {p}."]))
         t = " ".join([s] + [f"The {c(NOUNS)} {c(VERBS)} {c(ADVS)}." for _ in range(self.n(2, 5))])
         return c(["Summarize this text: ", "Give a short summary: ", "Summarize: "]) + t, "In short: " + s, "The first sentence is the main point."
 
@@ -518,9 +544,9 @@ class Gen:
         if k in (0, 1):
             def person():
                 d = {"name": self.name(), "age": self.n(18, 90), "city": self.city(), "job": c(JOBS)}
-                return d, c([f"{d['name']} is {d['age']} years old, lives in {d['city']} and works as a {d['job']}.",
+                return d, an(c([f"{d['name']} is {d['age']} years old, lives in {d['city']} and works as a {d['job']}.",
                              f"{d['name']} is a {d['age']} year old {d['job']} from {d['city']}.",
-                             f"The {d['job']} {d['name']} is {d['age']} years old and lives in {d['city']}."])
+                             f"The {d['job']} {d['name']} is {d['age']} years old and lives in {d['city']}."]))
             m = 1 if self.R() < 0.7 else self.n(2, 3)
             ps = [person() for _ in range(m)]
             keys = self.some(["name", "age", "city", "job"], self.n(2, 4))
@@ -556,6 +582,8 @@ class Gen:
 
     # ---- code
     def ident(self) -> str:
+        if self.R() < 0.25:
+            return self.c((self.c(FVERB), self.c(ENGLISH), self.letters(), self.c(words("add sub mul div main f g h run test area power square max2 min2 total"))))
         return f"{self.c(FVERB)}_{self.c(NOUNS)}" if self.R() < 0.7 else f"{self.name().lower()}_{self.c(FIELDS)}"
 
     def source(self):
@@ -656,15 +684,15 @@ class Gen:
         if k == 6:
             return c(["How are you?", "How do you do?", "How is it going?"]), "I am fine, thank you. How can I help you?", "The user asks how I am."
         if k == 7:
-            n, an, ad, no = self.name(), c(ANIMALS), c(ADJS), c(NOUNS)
-            u = c([f"Tell me a short story about a {an} named {n}.", f"Write a short story about a {an} called {n}."])
-            s = (f"Once there was a {ad} {an} named {n}. {n} lived {c(PLACES)} a {c(ADJS)} {no}. "
+            n, pet, ad, no = self.name(), c(ANIMALS), c(ADJS), c(NOUNS)
+            u = c([f"Tell me a short story about a {pet} named {n}.", f"Write a short story about a {pet} called {n}."])
+            s = (f"Once there was a {ad} {pet} named {n}. {n} lived {c(PLACES)} a {c(ADJS)} {no}. "
                  f"{c(TIMES)}, {n} found a {c(COLORS)} {c(NOUNS)} {c(PLACES)} the {no}. "
                  f"{c([f'{n} carried it home.', f'{n} showed it to a {c(ANIMALS)}.', f'{n} was very happy.'])} "
                  f"{c(['From then on, the two were friends.', 'And so the day ended.', f'{n} never forgot that day.'])}")
-            return u, s, f"The story is about the {an} {n}."
+            return an(u), an(s), f"The story is about the {pet} {n}."
         no = c(NOUNS)
-        return (c([f"Write a sentence about a {no}.", f"Describe a {no}."]),
+        return (an(c([f"Write a sentence about a {no}.", f"Describe a {no}."])),
                 f"The {c(ADJS)} {no} {c(VERBS)} {c(PLACES)} the {c(ADJS)} {c(NOUNS)}.", f"I write about the {no}.")
 
     def mini(self):
@@ -789,30 +817,40 @@ class Gen:
     def short(self, tok):
         """One document of a few dozen to a few hundred tokens."""
         r = self.R()
-        if r < 0.24:
+        if r < 0.22:
             return self.retrieval(tok, self.n(60, 420))
-        if r < 0.32:
+        if r < 0.29:
             return self.remember(tok)
-        if r < 0.35:
+        if r < 0.34:
             return self.twohop(tok)
-        if r < 0.50:
+        if r < 0.46:
             return self.tools()
-        think = self.R() < 0.2
         k = self.n(2, 6) if self.R() < 0.5 else 1
-        if r < 0.70:
-            hard = think and self.R() < 0.7
-            ts = [self.arithmetic(hard) for _ in range(k)]
-        elif r < 0.80:
+        think = self.R() < 0.2
+        if r < 0.62:
+            ts = [self.arithmetic() for _ in range(k)]
+        elif r < 0.73:
+            think = True
+            ts = [self.arithmetic(True) for _ in range(1 if k < 4 else 2)]
+        elif r < 0.81:
             ts = [self.json() for _ in range(k)]
-        elif r < 0.88:
+        elif r < 0.87:
             ts = [self.source() for _ in range(k)]
-        elif r < 0.91:
+        elif r < 0.92:
             ts = [self.misc() for _ in range(k)]
-        elif r < 0.94:
+        elif r < 0.95:
             ts = [self.talk() for _ in range(k)]
         else:
             ts = [self.mini() for _ in range(k)]
         return self.chat(ts, think)
+
+
+_AN = re.compile(r"\b([Aa]) (?=[aeiou])")
+
+
+def an(s: str) -> str:
+    """'a' becomes 'an' before a vowel."""
+    return _AN.sub(r"\1n ", s)
 
 
 def py(s: str) -> str:

@@ -22,6 +22,20 @@ from tokenizer import Tok
 LENGTHS = (1024, 2048, 4096, 8192)
 
 
+def quantise_activations() -> None:
+    """Round the input of every matrix product to 8 bits per block of 32, as integer kernels do."""
+    import types
+
+    import model as m
+
+    def linear(x, w):
+        b = x.float().reshape(*x.shape[:-1], -1, 32)
+        d = b.abs().amax(-1, keepdim=True).clamp(min=1e-20) / 127
+        return torch.nn.functional.linear((torch.round(b / d) * d).reshape(x.shape), w)
+
+    m.F = types.SimpleNamespace(**{**vars(torch.nn.functional), "linear": linear})
+
+
 def documents(kind: str, gen: Gen, tok, L: int = 0):
     """One held-out document of a kind."""
     if kind == "retrieval":
@@ -146,6 +160,9 @@ def main() -> None:
     ap.add_argument("--json")
     ap.add_argument("--parity", action="store_true")
     ap.add_argument("--golden")
+    ap.add_argument("--act8", action="store_true", help="round activations to 8 bits")
+    ap.add_argument("--lengths", type=int, nargs="*", default=LENGTHS, help="lengths of the retrieval documents")
+    ap.add_argument("--retrieval-only", action="store_true")
     ap.add_argument("--seed", type=int, default=990001)
     ap.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     a = ap.parse_args()
@@ -156,8 +173,12 @@ def main() -> None:
     if a.parity or a.golden:
         out["parity"] = parity(model, meta, tok, a.device, a.golden)
         print("parity", out["parity"], flush=True)
+    if a.act8:
+        quantise_activations()
     scores = {}
-    jobs = [("retrieval", L) for L in LENGTHS] + [(k, 0) for k in ("arithmetic", "thinking", "json", "tools", "code", "remember")]
+    jobs = [("retrieval", L) for L in a.lengths]
+    if not a.retrieval_only:
+        jobs += [(k, 0) for k in ("arithmetic", "thinking", "json", "tools", "code", "remember")]
     for kind, L in jobs:
         t0, gen = time.time(), Gen(a.seed + L, held=True)
         n = a.count if L < 4096 else max(1, a.count // 2)
@@ -168,7 +189,8 @@ def main() -> None:
     out["scores"] = scores
     out["mean_exact"] = round(sum(s["exact"] for s in scores.values()) / len(scores), 4)
     print("mean", out["mean_exact"])
-    show(model, tok, PROMPTS, a.device)
+    if not a.retrieval_only and not a.act8:
+        show(model, tok, PROMPTS, a.device)
     if a.json:
         json.dump(out, open(a.json, "w"), indent=1)
 
