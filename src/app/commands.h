@@ -8,6 +8,10 @@ enum Exit : int { kExitOk = 0, kExitFailure = 1, kExitUsage = 2 };
 
 // Each adds one subcommand to the program, with its options; its callback stores the exit code in rc.
 // One subcommand a file (cmd_<name>.cpp). Sorted as --help prints them.
+void add_chat(CLI::App& app, int& rc);
+void add_run(CLI::App& app, int& rc);
+void add_logits(CLI::App& app, int& rc);
+void add_plan(CLI::App& app, int& rc);
 void add_tokenize(CLI::App& app, int& rc);    // tokenize, detokenize
 void add_render(CLI::App& app, int& rc);      // render, parse
 void add_inspect(CLI::App& app, int& rc);

@@ -5,8 +5,14 @@ int main(int argc, char** argv) {
   app.set_version_flag("--version", FACET_VERSION);
   app.require_subcommand(1);
   int rc = facet::kExitOk;
+  facet::add_chat(app, rc);
+  facet::add_run(app, rc);
+  facet::add_logits(app, rc);
   facet::add_tokenize(app, rc);
   facet::add_render(app, rc);
+  facet::add_inspect(app, rc);
+  facet::add_plan(app, rc);
+  facet::add_synth(app, rc);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& e) {

@@ -136,7 +136,8 @@ struct KvInfo {
 constexpr KvInfo kInfos[] = {{KvType::kF16, "f16", DType::kF16},
                              {KvType::kQ8_0, "q8_0", DType::kQ8_0},
                              {KvType::kQ4_0, "q4_0", DType::kQ4_0},
-                             {KvType::kTQ3_0, "tq3_0", DType::kCount}};
+                             {KvType::kTQ3_0, "tq3_0", DType::kCount},
+                             {KvType::kF32, "f32", DType::kF32}};
 
 }  // namespace
 
@@ -166,6 +167,10 @@ void kv_encode(KvType t, const float* x, std::byte* dst, int head_dim) {
   if (t == KvType::kTQ3_0) {
     for (int i = 0; i < head_dim; i += g)
       encode_tq3_group(x + i, dst + kv_row_bytes(t, g) * size_t(i / g), g);
+    return;
+  }
+  if (t == KvType::kF32) {
+    std::memcpy(dst, x, size_t(head_dim) * sizeof(float));
     return;
   }
   if (!kv_rotated(t)) return quantize_row(kInfos[size_t(t)].block, x, dst, head_dim);

@@ -14,11 +14,11 @@
 // back once.
 namespace facet {
 
-enum class KvType : uint8_t { kF16, kQ8_0, kQ4_0, kTQ3_0 };
+enum class KvType : uint8_t { kF16, kQ8_0, kQ4_0, kTQ3_0, kF32 };  // F32: exact, the reference's
 
-const char* kv_type_name(KvType t);                              // "f16", "q8_0", "q4_0", "tq3_0"
+const char* kv_type_name(KvType t);                              // "f16", "q8_0", "q4_0", "tq3_0", "f32"
 std::optional<KvType> kv_type_from_name(std::string_view name);  // case-insensitive
-inline bool kv_rotated(KvType t) { return t != KvType::kF16; }
+inline bool kv_rotated(KvType t) { return t != KvType::kF16 && t != KvType::kF32; }
 
 // Bytes of one encoded row. head_dim is a power of two of at least 32.
 size_t kv_row_bytes(KvType t, int head_dim);

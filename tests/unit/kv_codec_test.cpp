@@ -16,7 +16,7 @@
 namespace facet {
 namespace {
 
-constexpr KvType kAll[] = {KvType::kF16, KvType::kQ8_0, KvType::kQ4_0, KvType::kTQ3_0};
+constexpr KvType kAll[] = {KvType::kF16, KvType::kQ8_0, KvType::kQ4_0, KvType::kTQ3_0, KvType::kF32};
 
 std::vector<float> gaussian(size_t n, unsigned seed) {
   std::mt19937 rng(seed);

@@ -1,0 +1,242 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "app/commands.h"
+#include "base/mmap.h"
+#include "formats/format_error.h"
+#include "formats/gguf.h"
+#include "formats/safetensors.h"
+
+namespace facet {
+namespace {
+
+using nlohmann::ordered_json;
+
+constexpr size_t kShownElements = 8;  // of an array
+constexpr size_t kShownChars = 100;   // of a string
+
+struct Options {
+  std::string path;
+  bool json = false, tensors = false;
+};
+
+// What a model says, whatever its container: all parts of it together.
+struct Part {
+  std::string path;
+  uint64_t bytes = 0, expected = 0;  // expected: where the last tensor ends
+  std::optional<Error> problem;      // why it could not be read
+};
+struct Report {
+  std::string format;
+  std::vector<Part> parts;
+  std::vector<std::pair<std::string, ordered_json>> meta;  // arrays abbreviated to {count, first}
+  std::vector<TensorView> tensors;                         // data is not to be touched
+};
+
+ordered_json array_json(size_t count, const auto& element) {
+  ordered_json first = ordered_json::array();
+  for (size_t i = 0; i < std::min(count, kShownElements); ++i) first.push_back(element(i));
+  return {{"count", count}, {"first", std::move(first)}};
+}
+
+ordered_json value_json(const GgufValue& v) {
+  return std::visit(
+      [](const auto& x) -> ordered_json {
+        using T = std::decay_t<decltype(x)>;
+        if constexpr (std::is_same_v<T, std::string_view>) {
+          return std::string(x);
+        } else if constexpr (std::is_arithmetic_v<T>) {
+          return x;
+        } else if constexpr (std::is_same_v<T, std::vector<std::string_view>>) {
+          return array_json(x.size(), [&](size_t i) { return std::string(x[i]); });
+        } else {
+          return array_json(x.size(), [&](size_t i) -> ordered_json { return x[i]; });
+        }
+      },
+      v.v);
+}
+
+template <class Contents>
+void take_tensors(Report& r, Contents& c) {
+  for (TensorView& t : c.tensors) {
+    t.data = {};  // the mapping ends with this part
+    r.tensors.push_back(std::move(t));
+  }
+}
+
+// Reads one part into the report. Returns its problem as data: the other parts are still worth showing.
+void read_part(Report& r, const std::string& path) {
+  Part part{path, 0, 0, std::nullopt};
+  auto map = MappedFile::open(path);
+  if (!map) {
+    part.problem = map.error();
+  } else if (r.format == "GGUF") {
+    part.bytes = map->bytes().size();
+    auto c = parse_gguf(map->bytes(), path, /*allow_truncated=*/true);
+    if (c) {
+      part.expected = c->data_end;
+      if (r.parts.empty())
+        for (const auto& [k, v] : c->meta) r.meta.emplace_back(k, value_json(v));
+      take_tensors(r, *c);
+    } else {
+      part.problem = c.error();
+    }
+  } else {
+    part.bytes = map->bytes().size();
+    auto c = parse_safetensors(map->bytes(), path, /*allow_truncated=*/true);
+    if (c) {
+      part.expected = c->data_end;
+      if (r.parts.empty())
+        for (const auto& [k, v] : c->metadata) r.meta.emplace_back(k, v);
+      take_tensors(r, *c);
+    } else {
+      part.problem = c.error();
+    }
+  }
+  r.parts.push_back(std::move(part));
+}
+
+bool is_gguf(const std::string& path) {
+  auto map = MappedFile::open(path);
+  if (!map || map->bytes().size() < 4) return path.ends_with(".gguf");
+  return std::equal(map->bytes().begin(), map->bytes().begin() + 4, "GGUF",
+                    [](std::byte a, char b) { return char(a) == b; });
+}
+
+Result<Report> read_report(const std::string& path) {
+  Report r;
+  std::vector<std::string> paths;
+  if (is_gguf(path) || path.ends_with(".gguf")) {
+    r.format = "GGUF";
+    paths = gguf_parts(path);
+  } else {
+    r.format = "safetensors";
+    auto parts = safetensors_parts(path);
+    if (!parts) return parts.error();
+    paths = std::move(*parts);
+  }
+  for (const std::string& p : paths) read_part(r, p);
+  return r;
+}
+
+bool is_complete(const Part& p) { return !p.problem && p.bytes >= p.expected; }
+
+std::string state_of(const Part& p) {
+  if (p.problem) return fmt::format("unreadable: {} ({})", p.problem->what, p.problem->hint);
+  if (p.bytes < p.expected)
+    return fmt::format("truncated: {} bytes short of {} (download it again)", p.expected - p.bytes,
+                       p.expected);
+  return "complete";
+}
+
+struct TypeSum {
+  uint64_t tensors = 0, elements = 0, bytes = 0;
+};
+
+std::map<std::string, TypeSum> histogram(const Report& r) {
+  std::map<std::string, TypeSum> h;
+  for (const TensorView& t : r.tensors) {
+    TypeSum& s = h[dtype_name(t.type)];
+    ++s.tensors;
+    s.elements += uint64_t(t.n_elements());
+    s.bytes += row_bytes(t.type, t.n_elements());
+  }
+  return h;
+}
+
+TypeSum total(const std::map<std::string, TypeSum>& h) {
+  TypeSum sum;
+  for (const auto& [name, s] : h) {
+    sum.tensors += s.tensors;
+    sum.elements += s.elements;
+    sum.bytes += s.bytes;
+  }
+  return sum;
+}
+
+// Text of a file as JSON, whatever bytes it holds.
+std::string dump(const ordered_json& j, int indent) {
+  return j.dump(indent, ' ', false, ordered_json::error_handler_t::replace);
+}
+
+std::string shown(const ordered_json& v) {
+  if (v.is_string()) return "\"" + printable(v.get_ref<const std::string&>(), kShownChars) + "\"";
+  if (!v.is_object()) return dump(v, -1);
+  std::string s = fmt::format("[{}] ", v["count"].get<size_t>());
+  for (size_t i = 0; i < v["first"].size(); ++i) s += (i ? ", " : "") + shown(v["first"][i]);
+  return v["count"].get<size_t>() > v["first"].size() ? s + ", ..." : s;
+}
+
+void print_text(const Report& r, const Options& o) {
+  for (const Part& p : r.parts) fmt::print("{}: {}, {} bytes, {}\n", p.path, r.format, p.bytes, state_of(p));
+  if (std::all_of(r.parts.begin(), r.parts.end(), [](const Part& p) { return p.problem.has_value(); }))
+    return;
+  fmt::print("\nmetadata ({} keys)\n", r.meta.size());
+  for (const auto& [k, v] : r.meta) fmt::print("  {:<46} {}\n", printable(k), shown(v));
+  const auto h = histogram(r);
+  const TypeSum sum = total(h);
+  fmt::print("\n{:<8} {:>8} {:>16} {:>16}\n", "type", "tensors", "elements", "bytes");
+  for (const auto& [name, s] : h)
+    fmt::print("{:<8} {:>8} {:>16} {:>16}\n", name, s.tensors, s.elements, s.bytes);
+  fmt::print("{:<8} {:>8} {:>16} {:>16}  {:.2f} GiB, {:.2f} bits per weight\n", "total", sum.tensors,
+             sum.elements, sum.bytes, double(sum.bytes) / double(1 << 30),
+             sum.elements ? 8.0 * double(sum.bytes) / double(sum.elements) : 0.0);
+  if (!o.tensors) return;
+  fmt::print("\n");
+  for (const TensorView& t : r.tensors)
+    fmt::print("{:<48} {:<7} {}\n", printable(t.name), dtype_name(t.type), shape_string(t));
+}
+
+void print_json(const Report& r, const Options& o) {
+  ordered_json j;
+  j["format"] = r.format;
+  j["complete"] = std::all_of(r.parts.begin(), r.parts.end(), is_complete);
+  for (const Part& p : r.parts)
+    j["files"].push_back(
+        {{"path", p.path}, {"bytes", p.bytes}, {"expected_bytes", p.expected}, {"state", state_of(p)}});
+  j["metadata"] = ordered_json::object();
+  for (const auto& [k, v] : r.meta) j["metadata"][k] = v;
+  const auto h = histogram(r);
+  const TypeSum sum = total(h);
+  for (const auto& [name, s] : h)
+    j["types"][name] = {{"tensors", s.tensors}, {"elements", s.elements}, {"bytes", s.bytes}};
+  j["total"] = {{"tensors", sum.tensors}, {"elements", sum.elements}, {"bytes", sum.bytes}};
+  if (o.tensors)
+    for (const TensorView& t : r.tensors) {
+      ordered_json ne = ordered_json::array();
+      for (int d = 0; d < t.n_dims; ++d) ne.push_back(t.ne[size_t(d)]);
+      j["tensors"].push_back({{"name", t.name}, {"type", dtype_name(t.type)}, {"ne", std::move(ne)}});
+    }
+  fmt::print("{}\n", dump(j, 2));
+}
+
+int run(const Options& o) {
+  auto report = read_report(o.path);
+  if (!report) {
+    fmt::print(stderr, "facet: {}\n", report.error().message());
+    return kExitFailure;
+  }
+  o.json ? print_json(*report, o) : print_text(*report, o);
+  std::fflush(stdout);
+  for (const Part& p : report->parts)
+    if (!is_complete(p)) fmt::print(stderr, "facet: {}: {}\n", p.path, state_of(p));
+  return std::all_of(report->parts.begin(), report->parts.end(), is_complete) ? kExitOk : kExitFailure;
+}
+
+}  // namespace
+
+void add_inspect(CLI::App& app, int& rc) {
+  auto o = std::make_shared<Options>();  // lives as long as the callback
+  CLI::App* cmd = app.add_subcommand("inspect", "Show what a model file holds and whether it is complete");
+  cmd->add_option("FILE", o->path, "GGUF file or part, safetensors file, index or folder")->required();
+  cmd->add_flag("--json", o->json, "Print JSON");
+  cmd->add_flag("--tensors", o->tensors, "List every tensor");
+  cmd->callback([o, &rc] { rc = run(*o); });
+}
+
+}  // namespace facet

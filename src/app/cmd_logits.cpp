@@ -1,0 +1,56 @@
+#include <fmt/format.h>
+
+#include <fstream>
+#include <memory>
+
+#include "app/commands.h"
+#include "app/options.h"
+#include "model/types.h"
+
+namespace facet {
+namespace {
+
+struct Options {
+  EngineConfig engine;
+  std::string tokens, out;
+};
+
+int fail(const Error& e) {
+  fmt::print(stderr, "facet: {}\n", e.message());
+  return kExitFailure;
+}
+
+int run(Options& o) {
+  std::error_code ec;
+  const uintmax_t bytes = std::filesystem::file_size(o.tokens, ec);
+  if (o.engine.n_ctx == 0 && !ec) o.engine.n_ctx = int(std::max<uintmax_t>(bytes / 4, 1));
+  o.engine.max_out = o.engine.chunk;
+  o.engine.checkpoints = 0;
+  auto opened = open_engine(o.engine);
+  if (!opened) return fail(opened.error());
+  auto ids = read_token_file(o.tokens, (*opened)->model().n_vocab);
+  if (!ids) return fail(ids.error());
+  std::ofstream f(o.out, std::ios::binary);
+  auto ok = (*opened)->score(*ids, [&](int, std::span<const float> rows) {
+    f.write(reinterpret_cast<const char*>(rows.data()), std::streamsize(rows.size_bytes()));
+  });
+  if (!ok) return fail(ok.error());
+  f.close();
+  if (!f) return fail({o.out, "cannot write the logits", "check the folder and the space on the disk"});
+  fmt::print(stderr, "{}: [{}, {}] float32\n", o.out, ids->size(), (*opened)->model().n_vocab);
+  return kExitOk;
+}
+
+}  // namespace
+
+void add_logits(CLI::App& app, int& rc) {
+  auto o = std::make_shared<Options>();
+  o->engine.chunk = 64;
+  CLI::App* cmd = app.add_subcommand("logits", "Write the logits of every position of a token sequence");
+  add_engine_options(cmd, o->engine);
+  cmd->add_option("--tokens", o->tokens, "Token ids (int32, little endian)")->required();
+  cmd->add_option("--out", o->out, "File for the logits: float32, little endian, row-major [tokens, vocabulary]")->required();
+  cmd->callback([o, &rc] { rc = run(*o); });
+}
+
+}  // namespace facet

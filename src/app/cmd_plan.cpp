@@ -1,0 +1,45 @@
+#include <fmt/format.h>
+
+#include <memory>
+
+#include "app/commands.h"
+#include "app/options.h"
+#include "app/paths.h"
+#include "engine/plan.h"
+#include "model/gemma4_config.h"
+
+namespace facet {
+namespace {
+
+int fail(const Error& e) {
+  fmt::print(stderr, "facet: {}\n", e.message());
+  return kExitFailure;
+}
+
+int run(EngineConfig c) {
+  if (c.model.empty()) c.model = default_model_path();
+  auto file = GgufFile::open(c.model);
+  if (!file) return fail(file.error());
+  auto m = gemma4_config(*file);
+  if (!m) return fail(m.error());
+  auto decided = resolve_config(*file, *m, c);
+  if (!decided) return fail(decided.error());
+  fmt::print("{}: {}, {} layers, width {}, vocabulary {}\n", c.model, m->name, m->n_layer(), m->d_model, m->n_vocab);
+  fmt::print("context {} of {} trained, {} slots, K {} V {}, backend {}\n", decided->n_ctx, m->n_ctx_train, decided->max_seq,
+             kv_type_name(*decided->kv_k), kv_type_name(*decided->kv_v), decided->backend);
+  if (decided->n_ctx > m->n_ctx_train) fmt::print("note: positions from {} on are extrapolation\n", m->n_ctx_train);
+  fmt::print("{}", plan_memory(*file, *m, *decided).table());
+  return kExitOk;
+}
+
+}  // namespace
+
+void add_plan(CLI::App& app, int& rc) {
+  auto c = std::make_shared<EngineConfig>();
+  CLI::App* cmd = app.add_subcommand("plan", "Print what a context would need in memory, before anything is allocated");
+  add_engine_options(cmd, *c);
+  cmd->add_option("--parallel", c->max_seq, "Sequences served together")->check(CLI::Range(1, 1024))->capture_default_str();
+  cmd->callback([c, &rc] { rc = run(*c); });
+}
+
+}  // namespace facet

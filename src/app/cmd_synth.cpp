@@ -1,0 +1,61 @@
+#include <fmt/format.h>
+
+#include <chrono>
+#include <memory>
+
+#include "app/commands.h"
+#include "app/progress.h"
+#include "formats/synth.h"
+
+namespace facet {
+namespace {
+
+struct Options {
+  std::string preset, quant, out;
+  uint64_t seed = 1;
+};
+
+int run(const Options& o) {
+  auto plan = synth_plan(o.preset, o.quant);
+  if (!plan) {
+    fmt::print(stderr, "facet: {}\n", plan.error().message());
+    return kExitFailure;
+  }
+  const auto start = std::chrono::steady_clock::now();
+  Status done = Ok{};
+  {
+    Progress progress("writing " + o.out);
+    done = synth_write(*plan, o.out, o.seed, [&](uint64_t n, uint64_t total) { progress.update(n, total); });
+  }
+  if (!done) {
+    fmt::print(stderr, "facet: {}\n", done.error().message());
+    return kExitFailure;
+  }
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  const double gb = double(synth_bytes(*plan)) / 1e9;
+  fmt::print("{}: {} tensors, {:.2f} GB in {:.1f} s ({:.2f} GB/s)\n", o.out, plan->tensors.size(), gb,
+             seconds, gb / seconds);
+  return kExitOk;
+}
+
+std::vector<std::string> strings(std::span<const std::string_view> names) {
+  return {names.begin(), names.end()};
+}
+
+}  // namespace
+
+void add_synth(CLI::App& app, int& rc) {
+  auto o = std::make_shared<Options>();  // lives as long as the callback
+  CLI::App* cmd = app.add_subcommand("synth", "Write a full-size model file with random weights");
+  cmd->add_option("--preset", o->preset, "Model shape")
+      ->required()
+      ->check(CLI::IsMember(strings(synth_presets())));
+  cmd->add_option("--quant", o->quant, "Mixture of types, as llama-quantize names them")
+      ->required()
+      ->check(CLI::IsMember(strings(synth_quants())));
+  cmd->add_option("OUT", o->out, "File to write (.gguf)")->required();
+  cmd->add_option("--seed", o->seed, "The same seed gives the same bytes")->capture_default_str();
+  cmd->callback([o, &rc] { rc = run(*o); });
+}
+
+}  // namespace facet

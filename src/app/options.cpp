@@ -1,0 +1,102 @@
+#include "app/options.h"
+
+#include <fmt/format.h>
+
+#include <atomic>
+#include <csignal>
+#include <cstring>
+#include <fstream>
+#include <random>
+
+#include "app/paths.h"
+#include "base/mmap.h"
+#include "tokenizer/tokenizer.h"
+
+namespace facet {
+namespace {
+
+volatile std::sig_atomic_t g_interrupts = 0;  // the one thing a signal handler may touch
+extern "C" void on_interrupt(int) { g_interrupts = g_interrupts + 1; }
+
+const std::map<std::string, KvType> kKvTypes{{"f32", KvType::kF32}, {"f16", KvType::kF16}, {"q8_0", KvType::kQ8_0}, {"q4_0", KvType::kQ4_0}, {"tq3_0", KvType::kTQ3_0}};
+
+}  // namespace
+
+void add_model_option(CLI::App* cmd, std::string& path) {
+  cmd->add_option("-m,--model", path, "Model file (GGUF); omitted: the model that comes with the program");
+}
+
+void add_engine_options(CLI::App* cmd, EngineConfig& c) {
+  add_model_option(cmd, c.model);
+  cmd->add_option("-c,--ctx-size", c.n_ctx, "Context in tokens; 0: as trained, halved until it fits in memory")->check(CLI::Range(0, 1 << 24))->capture_default_str();
+  cmd->add_option("-t,--threads", c.n_threads, "Threads; 0: one per physical core")->check(CLI::Range(0, 1024))->capture_default_str();
+  cmd->add_option("--backend", c.backend, "Where the model runs")->check(CLI::IsMember({"ref"}))->capture_default_str();
+  cmd->add_option("--kv-k", c.kv_k, "Type of cached keys: f32, f16, q8_0, q4_0 or tq3_0 (default: f32 on ref)")->transform(CLI::CheckedTransformer(kKvTypes, CLI::ignore_case));
+  cmd->add_option("--kv-v", c.kv_v, "Type of cached values, likewise")->transform(CLI::CheckedTransformer(kKvTypes, CLI::ignore_case));
+  cmd->add_option("--chunk", c.chunk, "Tokens of a prompt computed in one step")->check(CLI::Range(1, 65536))->capture_default_str();
+  cmd->add_option("--memory", c.memory, "Bytes that may be used, with a suffix if you like (8GB); omitted: what is available")->transform(CLI::AsSizeValue(false));
+}
+
+void add_sampling_options(CLI::App* cmd, Sampling& s, bool& seed_given) {
+  cmd->add_option("--temp", s.temperature, "Temperature; 0 is greedy")->check(CLI::Range(0.f, 100.f))->capture_default_str();
+  cmd->add_option("--top-k", s.top_k, "Keep the k likeliest tokens; 0: all")->check(CLI::Range(0, 1 << 24))->capture_default_str();
+  cmd->add_option("--top-p", s.top_p, "Keep the likeliest tokens that make up this probability; 1: all")->check(CLI::Range(0.f, 1.f))->capture_default_str();
+  cmd->add_option("--min-p", s.min_p, "Keep tokens at least this likely, relative to the likeliest; 0: all")->check(CLI::Range(0.f, 1.f))->capture_default_str();
+  cmd->add_option("--repeat-penalty", s.repeat_penalty, "Divides the logits of recent tokens; 1: off")->check(CLI::Range(.01f, 100.f))->capture_default_str();
+  cmd->add_option("--repeat-last-n", s.repeat_last_n, "Recent tokens that penalties look at; -1: all")->check(CLI::Range(-1, 1 << 24))->capture_default_str();
+  cmd->add_option("--presence-penalty", s.presence_penalty, "Subtracted from the logits of recent tokens")->check(CLI::Range(-100.f, 100.f))->capture_default_str();
+  cmd->add_option("--frequency-penalty", s.frequency_penalty, "Subtracted once per occurrence")->check(CLI::Range(-100.f, 100.f))->capture_default_str();
+  cmd->add_option_function<uint64_t>("--seed", [&s, &seed_given](const uint64_t& v) { s.seed = v, seed_given = true; }, "The same seed gives the same text; omitted: drawn anew");
+}
+
+void draw_seed(Sampling& s, bool seed_given) {
+  if (!seed_given) s.seed = std::random_device{}();
+}
+
+Result<std::unique_ptr<Engine>> open_engine(EngineConfig c) {
+  if (c.model.empty()) c.model = default_model_path();
+  if (c.model.empty()) return Error{"-m", "expected a model, found none given and none beside the program", "give the path of a GGUF file"};
+  auto engine = Engine::open(c);
+  if (engine && (*engine)->tokenizer())
+    for (const std::string& note : (*engine)->tokenizer()->vocab().notes) fmt::print(stderr, "note: {}: {}\n", c.model, note);
+  return engine;
+}
+
+Result<std::vector<int32_t>> read_token_file(const std::string& path, int n_vocab) {
+  auto file = MappedFile::open(path);
+  if (!file) return file.error();
+  const auto bytes = file->bytes();
+  if (bytes.empty() || bytes.size() % 4 != 0)
+    return Error{path, fmt::format("expected int32 token ids, little endian, found {} bytes", bytes.size()), "write 4 bytes per token"};
+  std::vector<int32_t> ids(bytes.size() / 4);
+  std::memcpy(ids.data(), bytes.data(), bytes.size());
+  for (size_t i = 0; i < ids.size(); ++i)
+    if (ids[i] < 0 || ids[i] >= n_vocab) return Error{path, fmt::format("token {}: expected an id in [0, {}), found {}", i, n_vocab, ids[i]), "the file belongs to another vocabulary"};
+  return ids;
+}
+
+Status write_token_file(const std::string& path, std::span<const int32_t> ids) {
+  std::ofstream f(path, std::ios::binary);
+  f.write(reinterpret_cast<const char*>(ids.data()), std::streamsize(ids.size_bytes()));
+  f.close();
+  if (!f) return Error{path, "cannot write the token ids", "check the folder and the space on the disk"};
+  return Ok{};
+}
+
+std::string usage_line(const Usage& u, Stop why, const Sampling& s) {
+  auto rate = [](int n, double seconds) { return seconds > 0 ? n / seconds : 0.0; };
+  const std::string seed = s.temperature > 0 ? fmt::format("; seed {}", s.seed) : "";
+  return fmt::format("prompt {} tokens ({} cached), {:.1f} tok/s; answer {} tokens, {:.1f} tok/s; stop: {}{}", u.prompt, u.cached,
+                     rate(u.prompt - u.cached, u.prefill_s), u.generated, rate(u.generated, u.decode_s), stop_name(why), seed);
+}
+
+Interrupts::Interrupts() {
+  struct sigaction a {};
+  a.sa_handler = on_interrupt;  // without SA_RESTART: a read at the prompt returns
+  ::sigaction(SIGINT, &a, nullptr);
+}
+Interrupts::~Interrupts() { ::signal(SIGINT, SIG_DFL); }
+bool Interrupts::pending() { return g_interrupts > 0; }
+void Interrupts::clear() { g_interrupts = 0; }
+
+}  // namespace facet

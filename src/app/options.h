@@ -1,0 +1,40 @@
+#pragma once
+#include <CLI/CLI.hpp>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "backend/sampling.h"
+#include "base/result.h"
+#include "engine/engine.h"
+
+namespace facet {
+
+// Options that several subcommands share, spelled as llama.cpp spells them.
+void add_model_option(CLI::App* cmd, std::string& path);                 // -m; omitted: the model that comes with the program
+void add_engine_options(CLI::App* cmd, EngineConfig& c);                 // -c, -t, --kv-k, --kv-v, --backend, --chunk, --memory
+void add_sampling_options(CLI::App* cmd, Sampling& s, bool& seed_given);  // --temp, --top-k, ...
+
+// A seed from the system when none was given. It is printed with the statistics, so that a run can be repeated.
+void draw_seed(Sampling& s, bool seed_given);
+
+// Opens what -m names, or the shipped model; prints the notes of the tokenizer's file.
+Result<std::unique_ptr<Engine>> open_engine(EngineConfig c);
+
+// Token ids from a file of int32, little endian, checked against the vocabulary.
+Result<std::vector<int32_t>> read_token_file(const std::string& path, int n_vocab);
+Status write_token_file(const std::string& path, std::span<const int32_t> ids);
+
+// "prompt 31 tokens (12 cached), 812.4 tok/s; answer 48 tokens, 120.1 tok/s; stop: eos; seed 1"
+std::string usage_line(const Usage& u, Stop why, const Sampling& s);
+
+// Set by Ctrl-C while a Interrupts object lives; Ctrl-C twice within a second ends the program.
+class Interrupts {
+ public:
+  Interrupts();
+  ~Interrupts();
+  static bool pending();
+  static void clear();
+};
+
+}  // namespace facet

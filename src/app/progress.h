@@ -1,0 +1,24 @@
+#pragma once
+#include <chrono>
+#include <cstdint>
+#include <string>
+
+namespace facet {
+
+// A progress line on stderr for work that takes more than a second, if stderr is a terminal.
+class Progress {
+ public:
+  explicit Progress(std::string label);
+  ~Progress();  // clears the line
+  Progress(const Progress&) = delete;
+  Progress& operator=(const Progress&) = delete;
+  void update(uint64_t done_bytes, uint64_t total_bytes);
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  std::string label_;
+  Clock::time_point start_, last_;
+  bool terminal_, drawn_ = false;
+};
+
+}  // namespace facet

@@ -1,0 +1,85 @@
+#pragma once
+#include <concepts>
+#include <cstdint>
+#include <span>
+
+#include "backend/kv_layer.h"
+#include "backend/sampling.h"
+#include "backend/step.h"
+#include "formats/dtype.h"
+
+// The contract between models and devices: a short list of verbs. A verb is one pass over memory on the fast
+// backend; its meaning is what CpuRef does. Outputs come first. Verbs allocate nothing, read no device data on the
+// host, and may be recorded into a CUDA graph.
+//
+// A backend's associated types:
+//   Rows     activations [rows, cols] with a row stride; view(r, c) narrows, cols_at(begin, n) takes columns
+//   Weight   a matrix [n_out, n_in] or a stack of them (experts), in any tensor type; false when absent
+//   Vec      f32 gains; false when absent
+//   Freqs    RoPE: angle per position of each pair, head_dim / 2 of them, 0 where a pair does not rotate
+//   KvLayer  one layer's cache view
+//   Ids      token ids on the device
+namespace facet {
+
+// Largest sizes a backend is asked for; its scratch is allocated from them once, at open.
+struct BackendLimits {
+  int max_tok = 0;         // tokens of a step
+  int64_t max_rows = 0;    // cache rows a token can see
+  int max_cols = 0;        // widest row of a weight or an activation
+  int n_group = 1;         // query heads per K/V head
+  int n_expert = 0, n_expert_used = 0, d_expert = 0;
+};
+
+struct AttnSpec {
+  int n_q_head = 0, head_dim = 0;
+  int window = 0;             // 0: full attention; else keys with pos_q - pos_k < window
+  float scale = 1.f;
+  bool causal_block = false;  // a kBlock sequence is causal in this layer (DFlash sliding layers)
+};
+enum class Act : uint8_t { kGelu, kSilu };  // kGelu is the tanh form
+
+template <class Vec>
+struct ResidualSpec {
+  Vec post{};  // norm of the branch before it is added; empty: added as it is
+  Vec next{};  // norm of the next branch's input; empty: h is not written
+  float out_scale = 1.f;
+  float eps = 1e-6f;
+};
+
+template <class Weight, class Vec>
+struct MoeWeights {
+  Weight router{};           // [N, D], F32
+  Weight gate_up{};          // N x [2F, D]: gate rows, then up rows; or empty and
+  Weight gate{}, up{};       // N x [F, D] each
+  Weight down{};             // N x [D, F]
+  Vec scale{};               // [N] multiplies an expert's routing weight; empty: 1
+};
+
+template <class B>
+concept Backend = requires(B b, const Step& s, typename B::Rows x, typename B::Weight w, typename B::Vec v,
+                           typename B::Freqs f, typename B::KvLayer kv, typename B::Ids ids, AttnSpec attn,
+                           ResidualSpec<typename B::Vec> res,
+                           MoeWeights<typename B::Weight, typename B::Vec> moe, Act act, std::span<const SampleRow> rows) {
+  b.embed(x, w, s, 1.f);                // x[t] = scale * table[token[t]]
+  b.rms_norm(x, x, v, 1e-6f);           // y = rms(x) * gain; empty gain: none
+  b.matmul(x, x, w);                    // y[t] = W x[t]
+  b.qkv(x, x, x, x, w, w, w);           // q, k, v from h; empty Wv: v = k
+  b.head_norm_rope(x, v, f, s, 1e-6f);  // per head: rms, gain, rotate pairs (i, i + E/2) by pos * f[i]
+  b.head_norm(x, 1, 1e-6f);             // per head: rms without gain
+  b.kv_append(kv, x, x, s);             // encodes the step's rows; they are read back as they are stored
+  b.kv_settle(kv, s);                   // after the layer's last reader: staged rows into the ring
+  b.attend(x, x, kv, s, attn);
+  b.residual_norm(x, x, x, res);        // x = (x + rms(y) * post) * out_scale; h = rms(x) * next
+  b.gate_up(x, x, w, w, act);           // act(Wg h) * (Wu h)
+  b.act_mul(x, x, x, act);              // y = act(g) * u
+  b.ple_combine(x, x, v, 1.f, 1.f, 1e-6f);  // per slice of gain's length: p = (rms(c * in_scale) * gain + p) * out_scale
+  b.moe(x, x, x, moe, 1, act);          // y = sum of experts(e), routed on r
+  b.add(x, x, x);
+  b.concat(x, x, x);
+  b.gather(x, x, s);                    // rows out_row[] of x
+  b.copy_rows(x, x);                    // taps
+  b.softcap(x, 1.f);                    // cap * tanh(x / cap)
+  b.sample(ids, x, rows);               // one id per row; stays on the device
+};
+
+}  // namespace facet

@@ -1,0 +1,392 @@
+#include "backend/cpu/cpu_ref.h"
+
+#include <omp.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "backend/cpu/sampler.h"
+#include "base/threads.h"
+#include "formats/kv_codec.h"
+
+namespace facet {
+namespace {
+
+// The order of this sum is part of the definition: sixteen partial sums by column mod 16, folded in halves.
+float dot(const float* a, const float* b, int64_t n) {
+  float part[16] = {};
+  int64_t i = 0;
+  for (; i + 16 <= n; i += 16)
+    for (int j = 0; j < 16; ++j) part[j] += a[i + j] * b[i + j];
+  for (; i < n; ++i) part[i % 16] += a[i] * b[i];
+  for (int m = 8; m > 0; m /= 2)
+    for (int j = 0; j < m; ++j) part[j] += part[j + m];
+  return part[0];
+}
+
+float inv_rms(const float* x, int64_t n, float eps) {
+  double sum = 0;
+  for (int64_t i = 0; i < n; ++i) sum += double(x[i]) * double(x[i]);
+  return float(1.0 / std::sqrt(sum / double(n) + double(eps)));
+}
+
+float activate(float x, Act act) {
+  if (act == Act::kSilu) return x / (1.f + std::exp(-x));
+  const float inner = 0.7978845608028654f * (x + 0.044715f * x * x * x);
+  return 0.5f * x * (1.f + std::tanh(inner));
+}
+
+constexpr int kTokenBlock = 8;  // tokens that share one decoding of a K or V row
+
+}  // namespace
+
+CpuRef::Weight CpuRef::upload(const TensorView& t) {
+  names_.push_back(t.name);
+  return {t.data.data(), t.type, t.ne[1], t.ne[0], t.ne[2], names_.back().c_str()};
+}
+CpuRef::Vec CpuRef::upload(std::span<const float> gain) {
+  floats_.emplace_back(gain.begin(), gain.end());
+  return {floats_.back().data(), int(gain.size())};
+}
+CpuRef::Freqs CpuRef::upload(std::span<const double> freqs) {
+  doubles_.emplace_back(freqs.begin(), freqs.end());
+  return {doubles_.back().data(), int(freqs.size())};
+}
+CpuRef::Rows CpuRef::new_rows(int rows, int cols) {
+  floats_.emplace_back(size_t(rows) * size_t(cols));
+  return {floats_.back().data(), rows, cols, cols};
+}
+CpuRef::Ids CpuRef::new_ids(int n) {
+  ids_.emplace_back(size_t(n));
+  return ids_.back();
+}
+
+namespace {
+int64_t scratch_floats(const BackendLimits& l) {
+  const int64_t attend = (l.max_rows + 2048) * kTokenBlock * l.n_group + 1024 * kTokenBlock * l.n_group + 1024;
+  return std::max<int64_t>(attend, l.max_cols);
+}
+}  // namespace
+
+int64_t CpuRef::reserve_bytes(const BackendLimits& l, int n_threads) {
+  return scratch_floats(l) * n_threads * int64_t(sizeof(float)) + rows_bytes(l.max_tok, l.n_expert) +
+         rows_bytes(l.max_tok, 2 * l.d_expert) + rows_bytes(l.max_tok, l.max_cols);
+}
+
+void CpuRef::reserve(const BackendLimits& l) {
+  limits_ = l;
+  scratch_.assign(size_t(n_threads_), std::vector<float>(size_t(scratch_floats(l))));
+  if (l.n_expert == 0) return;
+  router_ = new_rows(l.max_tok, l.n_expert);
+  expert_hidden_ = new_rows(l.max_tok, l.d_expert);
+  expert_up_ = new_rows(l.max_tok, l.d_expert);
+  expert_out_ = new_rows(l.max_tok, l.max_cols);
+}
+
+std::vector<float> CpuRef::to_host(Rows x) const {
+  std::vector<float> v;
+  for (int t = 0; t < x.rows; ++t) v.insert(v.end(), x.row(t), x.row(t) + x.cols);
+  return v;
+}
+void CpuRef::from_host(Rows x, std::span<const float> values) {
+  for (int t = 0; t < x.rows; ++t) std::copy_n(values.data() + int64_t(t) * x.cols, x.cols, x.row(t));
+}
+
+float* CpuRef::scratch() const {
+  const int thread = omp_get_thread_num();
+  CHECK(thread < int(scratch_.size()), "thread {} of {}", thread, scratch_.size());
+  return const_cast<float*>(scratch_[size_t(thread)].data());
+}
+
+void CpuRef::embed(Rows x, Weight table, const Step& s, float scale) {
+  parallel_for(x.rows, n_threads_, [&](int64_t t) {
+    const int64_t id = s.token[t];
+    CHECK(id >= 0 && id < table.n_out, "{}: token {} of a vocabulary of {}", table.name, id, table.n_out);
+    dequantize_row(table.type, table.row(0, id), x.row(t), x.cols);
+    for (int i = 0; i < x.cols; ++i) x.row(t)[i] *= scale;
+  });
+}
+
+void CpuRef::rms_norm(Rows y, Rows x, Vec gain, float eps) {
+  for (int t = 0; t < x.rows; ++t) {
+    const float r = inv_rms(x.row(t), x.cols, eps);
+    for (int i = 0; i < x.cols; ++i) y.row(t)[i] = x.row(t)[i] * r * (gain ? gain.p[i] : 1.f);
+  }
+}
+
+void CpuRef::matmul(Rows y, Rows x, Weight w) {
+  CHECK(w.n_in == x.cols && w.n_out == y.cols && x.rows == y.rows, "{}: [{} x {}] times [{}, {}] into [{}, {}]", w.name,
+        w.n_out, w.n_in, x.rows, x.cols, y.rows, y.cols);
+  expert_matmul(y, x, w, 0);
+}
+
+void CpuRef::expert_matmul(Rows y, Rows x, Weight w, int expert) {
+  parallel_ranges(w.n_out, n_threads_, 16, [&](int64_t begin, int64_t end) {
+    float* row = scratch();
+    for (int64_t o = begin; o < end; ++o) {
+      dequantize_row(w.type, w.row(expert, o), row, w.n_in);
+      for (int t = 0; t < x.rows; ++t) y.row(t)[o] = dot(row, x.row(t), w.n_in);
+    }
+  });
+}
+
+void CpuRef::qkv(Rows q, Rows k, Rows v, Rows h, Weight wq, Weight wk, Weight wv) {
+  matmul(q, h, wq);
+  matmul(k, h, wk);
+  if (wv)
+    matmul(v, h, wv);
+  else
+    copy_rows(v, k);
+}
+
+void CpuRef::head_norm_rope(Rows x, Vec gain, Freqs freqs, const Step& s, float eps) {
+  const int half = freqs.n, width = 2 * half;
+  CHECK(gain.n == width && x.cols % width == 0, "{} columns in heads of {}, gain of {}", x.cols, width, gain.n);
+  parallel_for(x.rows, n_threads_, [&](int64_t t) {
+    float* c = scratch();
+    float* sn = c + half;
+    for (int i = 0; i < half; ++i) {
+      const double angle = double(s.pos[t]) * freqs.p[i];
+      c[i] = float(std::cos(angle));
+      sn[i] = float(std::sin(angle));
+    }
+    for (float* h = x.row(t); h < x.row(t) + x.cols; h += width) {
+      const float r = inv_rms(h, width, eps);
+      for (int i = 0; i < half; ++i) {
+        const float a = h[i] * r * gain.p[i], b = h[i + half] * r * gain.p[i + half];
+        h[i] = a * c[i] - b * sn[i];
+        h[i + half] = b * c[i] + a * sn[i];
+      }
+    }
+  });
+}
+
+void CpuRef::head_norm(Rows x, int head_dim, float eps) {
+  for (int t = 0; t < x.rows; ++t)
+    for (float* h = x.row(t); h < x.row(t) + x.cols; h += head_dim) {
+      const float r = inv_rms(h, head_dim, eps);
+      for (int i = 0; i < head_dim; ++i) h[i] *= r;
+    }
+}
+
+void CpuRef::kv_append(KvLayer kv, Rows k, Rows v, const Step& s) {
+  const int64_t k_head = int64_t(kv_row_bytes(kv.k_type, kv.head_dim)), v_head = int64_t(kv_row_bytes(kv.v_type, kv.head_dim));
+  parallel_for(s.shape.n_tok, n_threads_, [&](int64_t t) {
+    const int q = s.seq[t];
+    if (q < 0 || s.mask[q] == Mask::kPast) return;
+    const KvRow to = kv_row(kv, s, q, s.kv_len[q] + t - s.q_begin[q]);
+    for (int h = 0; h < kv.n_head; ++h) {
+      kv_encode(kv.k_type, k.row(t) + h * kv.head_dim, to.k + h * k_head, kv.head_dim);
+      kv_encode(kv.v_type, v.row(t) + h * kv.head_dim, to.v + h * v_head, kv.head_dim);
+    }
+  });
+}
+
+void CpuRef::kv_settle(KvLayer kv, const Step& s) {
+  for (int q = 0; q < s.shape.n_seq; ++q) {
+    const int n = s.q_begin[q + 1] - s.q_begin[q];
+    if (!kv_staged(kv, n)) continue;
+    for (int j = int(std::max<int64_t>(0, n - kv.cap)); j < n; ++j) {
+      const KvRow from = kv_row(kv, s, q, s.kv_len[q] + j), to = kv_ring_row(kv, s.slot[q], s.kv_len[q] + j);
+      std::memcpy(to.k, from.k, size_t(kv.k_row));
+      std::memcpy(to.v, from.v, size_t(kv.v_row));
+    }
+  }
+}
+
+void CpuRef::attend(Rows o, Rows q, KvLayer kv, const Step& s, AttnSpec spec) {
+  const int E = kv.head_dim, group = spec.n_q_head / kv.n_head;
+  const int64_t k_head = int64_t(kv_row_bytes(kv.k_type, E)), v_head = int64_t(kv_row_bytes(kv.v_type, E));
+  const int n_block = (s.shape.n_tok + kTokenBlock - 1) / kTokenBlock;
+  CHECK(E == spec.head_dim && spec.n_q_head % kv.n_head == 0, "{} query heads of {} over {} K/V heads of {}",
+        spec.n_q_head, spec.head_dim, kv.n_head, E);
+
+  // One item: the tokens of a block that belong to one sequence, all query heads of one K/V head.
+  auto item = [&](int t0, int t1, int hk) {
+    const int seq = s.seq[t0], n = (t1 - t0) * group, base = s.q_begin[seq], len = s.kv_len[seq];
+    const Mask mask = s.mask[seq];
+    const int in_step = mask == Mask::kPast ? 0 : s.q_begin[seq + 1] - base;
+    int64_t first = len;
+    for (int t = t0; t < t1; ++t) first = std::min<int64_t>(first, spec.window ? std::max(0, s.pos[t] - spec.window + 1) : 0);
+    const int64_t rows = len + in_step - first;
+    CHECK(rows <= limits_.max_rows + 2048 && group <= limits_.n_group, "{} rows, {} planned", rows, limits_.max_rows);
+
+    float* row = scratch();              // [E] a decoded K or V row
+    float* query = row + 1024;           // [n, E] rotated if K is
+    float* score = query + int64_t(kTokenBlock) * limits_.n_group * 1024;  // [n, rows]; -inf: not seen
+    const float none = -std::numeric_limits<float>::infinity();
+
+    for (int i = 0; i < n; ++i) {
+      const float* from = q.row(t0 + i / group) + (hk * group + i % group) * E;
+      std::copy(from, from + E, query + i * E);
+      if (kv_rotated(kv.k_type)) kv_rotate(query + i * E, E);
+    }
+    auto sees = [&](int t, int64_t r) {
+      if (r < len) return spec.window == 0 || s.pos[t] - r < spec.window;
+      const int key = int(r - len), j = t - base;
+      if (!sees_in_step(mask, mask == Mask::kTree ? s.ancestor[t] : 0, j, key, spec.causal_block)) return false;
+      return spec.window == 0 || s.pos[t] - s.pos[base + key] < spec.window;
+    };
+    for (int64_t r = first; r < len + in_step; ++r) {
+      kv_decode(kv.k_type, kv_row(kv, s, seq, r).k + hk * k_head, row, E);
+      for (int i = 0; i < n; ++i)
+        score[i * rows + r - first] = sees(t0 + i / group, r) ? dot(query + i * E, row, E) * spec.scale : none;
+    }
+    for (int i = 0; i < n; ++i) {  // softmax, not yet divided; sums in row order
+      float* p = score + i * rows;
+      const float top = *std::max_element(p, p + rows);
+      float sum = 0;
+      for (int64_t r = 0; r < rows; ++r) {
+        p[r] = p[r] == none ? 0.f : std::exp(p[r] - top);
+        sum += p[r];
+      }
+      const float inv = sum > 0 ? 1.f / sum : 0.f;
+      for (int64_t r = 0; r < rows; ++r) p[r] *= inv;
+      std::fill_n(o.row(t0 + i / group) + (hk * group + i % group) * E, E, 0.f);
+    }
+    for (int64_t r = first; r < len + in_step; ++r) {
+      kv_decode(kv.v_type, kv_row(kv, s, seq, r).v + hk * v_head, row, E);
+      for (int i = 0; i < n; ++i) {
+        const float p = score[i * rows + r - first];
+        if (p == 0.f) continue;
+        float* out = o.row(t0 + i / group) + (hk * group + i % group) * E;
+        for (int e = 0; e < E; ++e) out[e] += p * row[e];
+      }
+    }
+    if (kv_rotated(kv.v_type))
+      for (int i = 0; i < n; ++i) kv_unrotate(o.row(t0 + i / group) + (hk * group + i % group) * E, E);
+  };
+
+  parallel_for(int64_t(n_block) * kv.n_head, n_threads_, [&](int64_t i) {
+    const int hk = int(i % kv.n_head), begin = int(i / kv.n_head) * kTokenBlock;
+    const int end = std::min(begin + kTokenBlock, s.shape.n_tok);
+    for (int t = begin; t < end;) {
+      int next = t + 1;
+      while (next < end && s.seq[next] == s.seq[t]) ++next;
+      if (s.seq[t] >= 0) {
+        item(t, next, hk);
+      } else {
+        for (int p = t; p < next; ++p) std::fill_n(o.row(p) + hk * group * E, group * E, 0.f);
+      }
+      t = next;
+    }
+  });
+}
+
+void CpuRef::residual_norm(Rows x, Rows h, Rows y, ResidualSpec<Vec> spec) {
+  for (int t = 0; t < x.rows; ++t) {
+    float* xt = x.row(t);
+    const float* yt = y.row(t);
+    const float ry = inv_rms(yt, x.cols, spec.eps);
+    for (int i = 0; i < x.cols; ++i)
+      xt[i] = (xt[i] + (spec.post ? yt[i] * ry * spec.post.p[i] : yt[i])) * spec.out_scale;
+    if (!spec.next) continue;
+    const float rx = inv_rms(xt, x.cols, spec.eps);
+    for (int i = 0; i < x.cols; ++i) h.row(t)[i] = xt[i] * rx * spec.next.p[i];
+  }
+}
+
+void CpuRef::gate_up(Rows y, Rows h, Weight gate, Weight up, Act act) {
+  parallel_ranges(gate.n_out, n_threads_, 16, [&](int64_t begin, int64_t end) {
+    float* row = scratch();
+    for (int64_t o = begin; o < end; ++o) {
+      dequantize_row(gate.type, gate.row(0, o), row, gate.n_in);
+      for (int t = 0; t < h.rows; ++t) y.row(t)[o] = activate(dot(row, h.row(t), gate.n_in), act);
+      dequantize_row(up.type, up.row(0, o), row, up.n_in);
+      for (int t = 0; t < h.rows; ++t) y.row(t)[o] *= dot(row, h.row(t), up.n_in);
+    }
+  });
+}
+
+void CpuRef::act_mul(Rows y, Rows g, Rows u, Act act) {
+  for (int t = 0; t < y.rows; ++t)
+    for (int i = 0; i < y.cols; ++i) y.row(t)[i] = activate(g.row(t)[i], act) * u.row(t)[i];
+}
+
+void CpuRef::ple_combine(Rows p, Rows c, Vec gain, float in_scale, float out_scale, float eps) {
+  for (int t = 0; t < p.rows; ++t)
+    for (int begin = 0; begin < p.cols; begin += gain.n) {
+      float *pt = p.row(t) + begin, *ct = c.row(t) + begin;
+      for (int i = 0; i < gain.n; ++i) ct[i] *= in_scale;
+      const float r = inv_rms(ct, gain.n, eps);
+      for (int i = 0; i < gain.n; ++i) pt[i] = (ct[i] * r * gain.p[i] + pt[i]) * out_scale;
+    }
+}
+
+void CpuRef::moe(Rows y, Rows e, Rows r, MoeWeights<Weight, Vec> w, int n_used, Act act) {
+  const int n_expert = int(w.router.n_out);
+  const int d_expert = int(w.gate_up ? w.gate_up.n_out / 2 : w.gate.n_out);
+  CHECK(n_used <= n_expert && n_expert <= limits_.n_expert && d_expert <= limits_.d_expert, "{} of {} experts of {}", n_used,
+        n_expert, d_expert);
+  const Rows logits = router_.view(r.rows, n_expert);
+  matmul(logits, r, w.router);
+  for (int t = 0; t < y.rows; ++t) {
+    const float* l = logits.row(t);
+    const Rows et{e.row(t), 1, e.cols, e.stride};
+    const Rows hidden = expert_hidden_.view(1, d_expert), up = expert_up_.view(1, d_expert), out = expert_out_.view(1, y.cols);
+    std::fill_n(y.row(t), y.cols, 0.f);
+
+    int chosen[64];
+    CHECK(n_used <= 64, "{} experts used", n_used);
+    float sum = 0;
+    for (int k = 0; k < n_used; ++k) {  // largest first, lowest index on ties
+      int best = -1;
+      for (int i = 0; i < n_expert; ++i)
+        if (std::find(chosen, chosen + k, i) == chosen + k && (best < 0 || l[i] > l[best])) best = i;
+      chosen[k] = best;
+      sum += std::exp(l[best] - l[chosen[0]]);  // softmax over all, renormalised over the chosen, is softmax over the chosen
+    }
+    for (int k = 0; k < n_used; ++k) {
+      const int expert = chosen[k];
+      if (w.gate_up) {
+        Weight half = w.gate_up;  // an expert is gate rows then up rows: twice as many matrices of half the height
+        half.n_out /= 2;
+        expert_matmul(hidden, et, half, 2 * expert);
+        expert_matmul(up, et, half, 2 * expert + 1);
+      } else {
+        expert_matmul(hidden, et, w.gate, expert);
+        expert_matmul(up, et, w.up, expert);
+      }
+      act_mul(hidden, hidden, up, act);
+      expert_matmul(out, hidden, w.down, expert);
+      const float weight = std::exp(l[expert] - l[chosen[0]]) / sum * (w.scale ? w.scale.p[expert] : 1.f);
+      for (int i = 0; i < y.cols; ++i) y.row(t)[i] += weight * out.row(0)[i];
+    }
+  }
+}
+
+void CpuRef::add(Rows y, Rows a, Rows b) {
+  for (int t = 0; t < y.rows; ++t)
+    for (int i = 0; i < y.cols; ++i) y.row(t)[i] = a.row(t)[i] + b.row(t)[i];
+}
+
+void CpuRef::concat(Rows y, Rows a, Rows b) {
+  for (int t = 0; t < y.rows; ++t) {
+    std::copy_n(a.row(t), a.cols, y.row(t));
+    std::copy_n(b.row(t), b.cols, y.row(t) + a.cols);
+  }
+}
+
+void CpuRef::gather(Rows y, Rows x, const Step& s) {
+  for (int i = 0; i < y.rows; ++i) std::copy_n(x.row(s.out_row[i]), y.cols, y.row(i));
+}
+
+void CpuRef::copy_rows(Rows y, Rows x) {
+  for (int t = 0; t < y.rows; ++t) std::copy_n(x.row(t), y.cols, y.row(t));
+}
+
+void CpuRef::softcap(Rows x, float cap) {
+  if (cap <= 0) return;
+  parallel_for(x.rows, n_threads_, [&](int64_t t) {
+    for (int i = 0; i < x.cols; ++i) x.row(t)[i] = cap * std::tanh(x.row(t)[i] / cap);
+  });
+}
+
+void CpuRef::sample(Ids ids, Rows logits, std::span<const SampleRow> rows) {
+  CHECK(int(rows.size()) == logits.rows && ids.size() >= rows.size(), "{} rows for {} logits", rows.size(), logits.rows);
+  for (size_t i = 0; i < rows.size(); ++i) ids[i] = sample_row({logits.row(int64_t(i)), size_t(logits.cols)}, rows[i]);
+}
+
+}  // namespace facet

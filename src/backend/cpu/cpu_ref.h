@@ -1,0 +1,107 @@
+#pragma once
+#include <deque>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "backend/backend.h"
+#include "base/check.h"
+
+namespace facet {
+
+// The meaning of every verb: loops, f32, no SIMD, exact block decoding. A row's bits depend on that row alone,
+// for every number of tokens in the step and every number of threads.
+class CpuRef {
+ public:
+  struct Rows {
+    float* p = nullptr;
+    int rows = 0, cols = 0;
+    int64_t stride = 0;
+    float* row(int64_t t) const { return p + t * stride; }
+    Rows view(int r, int c) const {
+      CHECK(r <= rows && c <= stride, "view [{}, {}] of rows [{}, {}]", r, c, rows, stride);
+      return {p, r, c, stride};
+    }
+    Rows cols_at(int begin, int n) const {
+      CHECK(begin >= 0 && begin + n <= cols, "columns {}..{} of {}", begin, begin + n, cols);
+      return {p + begin, rows, n, stride};
+    }
+    explicit operator bool() const { return p != nullptr; }
+  };
+  struct Vec {
+    const float* p = nullptr;
+    int n = 0;
+    explicit operator bool() const { return p != nullptr; }
+  };
+  struct Freqs {
+    const double* p = nullptr;  // double: an f32 angle is off by 0.06 rad at a million tokens
+    int n = 0;
+  };
+  struct Weight {
+    const std::byte* p = nullptr;
+    DType type = DType::kF32;
+    int64_t n_out = 0, n_in = 0, n_stack = 1;
+    const char* name = "";
+    explicit operator bool() const { return p != nullptr; }
+    const std::byte* row(int64_t stack, int64_t o) const {
+      return p + (stack * n_out + o) * int64_t(row_bytes(type, n_in));
+    }
+  };
+  using KvLayer = facet::KvLayer;
+  using Ids = std::span<int32_t>;
+
+  explicit CpuRef(int n_threads = 1) : n_threads_(n_threads) {}
+  CpuRef(const CpuRef&) = delete;
+  CpuRef& operator=(const CpuRef&) = delete;
+
+  // Open time. Weights stay where they are mapped; gains and activations are owned by the backend.
+  Weight upload(const TensorView& t);
+  Vec upload(std::span<const float> gain);
+  Freqs upload(std::span<const double> freqs);
+  Rows new_rows(int rows, int cols);
+  Ids new_ids(int n);
+  void reserve(const BackendLimits& limits);
+  std::vector<float> to_host(Rows x) const;                 // [rows, cols], for comparison
+  void from_host(Rows x, std::span<const float> values);
+  static constexpr double kRound = 0x1p-24;                 // of activations and products
+  static int64_t rows_bytes(int64_t rows, int64_t cols) { return rows * cols * int64_t(sizeof(float)); }
+  static int64_t reserve_bytes(const BackendLimits& limits, int n_threads);
+
+  void embed(Rows x, Weight table, const Step& s, float scale);
+  void rms_norm(Rows y, Rows x, Vec gain, float eps);
+  void matmul(Rows y, Rows x, Weight w);
+  void qkv(Rows q, Rows k, Rows v, Rows h, Weight wq, Weight wk, Weight wv);
+  void head_norm_rope(Rows x, Vec gain, Freqs freqs, const Step& s, float eps);
+  void head_norm(Rows x, int head_dim, float eps);
+  void kv_append(KvLayer kv, Rows k, Rows v, const Step& s);
+  void kv_settle(KvLayer kv, const Step& s);
+  void attend(Rows o, Rows q, KvLayer kv, const Step& s, AttnSpec spec);
+  void residual_norm(Rows x, Rows h, Rows y, ResidualSpec<Vec> spec);
+  void gate_up(Rows y, Rows h, Weight gate, Weight up, Act act);
+  void act_mul(Rows y, Rows g, Rows u, Act act);
+  void ple_combine(Rows p, Rows c, Vec gain, float in_scale, float out_scale, float eps);
+  void moe(Rows y, Rows e, Rows r, MoeWeights<Weight, Vec> w, int n_used, Act act);
+  void add(Rows y, Rows a, Rows b);
+  void concat(Rows y, Rows a, Rows b);
+  void gather(Rows y, Rows x, const Step& s);
+  void copy_rows(Rows y, Rows x);
+  void softcap(Rows x, float cap);
+  void sample(Ids ids, Rows logits, std::span<const SampleRow> rows);
+
+ protected:
+  float* scratch() const;  // of the calling thread
+  void expert_matmul(Rows y, Rows x, Weight w, int expert);
+
+  int n_threads_;
+  std::deque<std::vector<float>> floats_;
+  std::deque<std::vector<double>> doubles_;
+  std::deque<std::vector<int32_t>> ids_;
+  std::deque<std::string> names_;
+  BackendLimits limits_;
+  std::vector<std::vector<float>> scratch_;  // per thread
+  Rows router_, expert_hidden_, expert_up_, expert_out_;
+};
+
+static_assert(Backend<CpuRef>);
+
+}  // namespace facet

@@ -1,0 +1,96 @@
+#include "backend/cpu/sampler.h"
+
+#include <algorithm>
+#include <cmath>
+#include <unordered_map>
+
+namespace facet {
+namespace {
+
+uint64_t mix(uint64_t x) {
+  x += 0x9E3779B97F4A7C15ull;
+  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ull;
+  x = (x ^ (x >> 27)) * 0x94D049BB133111EBull;
+  return x ^ (x >> 31);
+}
+
+struct Candidate {
+  int32_t id;
+  float logit;
+};
+bool before(const Candidate& a, const Candidate& b) { return a.logit > b.logit || (a.logit == b.logit && a.id < b.id); }
+
+// Occurrences of tokens among the last n of history followed by draft.
+std::unordered_map<int32_t, int> count_recent(const SampleRow& row, int last_n) {
+  std::unordered_map<int32_t, int> count;
+  const size_t total = row.history.size() + row.draft.size();
+  size_t i = last_n < 0 ? 0 : total - std::min(total, size_t(last_n));
+  for (; i < total; ++i) ++count[i < row.history.size() ? row.history[i] : row.draft[i - row.history.size()]];
+  return count;
+}
+
+void penalise(std::vector<Candidate>& c, const SampleRow& row) {
+  const Sampling& s = *row.sampling;
+  for (int32_t id : row.suppressed)
+    if (id >= 0 && size_t(id) < c.size()) c[size_t(id)].logit = -INFINITY;
+  for (const auto& [id, bias] : s.logit_bias)
+    if (id >= 0 && size_t(id) < c.size()) c[size_t(id)].logit += bias;
+  if (s.repeat_penalty == 1.f && s.presence_penalty == 0.f && s.frequency_penalty == 0.f) return;
+  for (const auto& [id, n] : count_recent(row, s.repeat_last_n)) {
+    if (id < 0 || size_t(id) >= c.size()) continue;
+    float& l = c[size_t(id)].logit;
+    l = l > 0 ? l / s.repeat_penalty : l * s.repeat_penalty;
+    l -= float(n) * s.frequency_penalty + s.presence_penalty;
+  }
+}
+
+// Drops the tail that top-p and min-p exclude from candidates sorted best first; the best one always stays.
+void truncate(std::vector<Candidate>& c, const Sampling& s) {
+  if (s.top_p < 1.f) {
+    double total = 0, sum = 0;
+    for (const Candidate& x : c) total += std::exp(double(x.logit) - double(c[0].logit));
+    size_t keep = 0;
+    while (keep < c.size() && (keep == 0 || sum < double(s.top_p) * total))
+      sum += std::exp(double(c[keep++].logit) - double(c[0].logit));
+    c.resize(keep);
+  }
+  if (s.min_p > 0.f) {
+    const double floor = double(c[0].logit) + std::log(double(s.min_p));
+    while (c.size() > 1 && double(c.back().logit) < floor) c.pop_back();
+  }
+}
+
+}  // namespace
+
+double uniform_at(uint64_t seed, int64_t position) {
+  return double(mix(mix(seed) ^ uint64_t(position)) >> 11) * 0x1p-53;
+}
+
+int32_t sample_row(std::span<const float> logits, const SampleRow& row) {
+  const Sampling& s = *row.sampling;
+  std::vector<Candidate> c(logits.size());
+  for (size_t i = 0; i < logits.size(); ++i) {
+    if (std::isnan(logits[i])) return -1;
+    c[i] = {int32_t(i), logits[i]};
+  }
+  penalise(c, row);
+  const auto best = std::min_element(c.begin(), c.end(), before);
+  if (best == c.end() || !std::isfinite(best->logit)) return -1;
+  if (s.temperature <= 0.f) return best->id;
+
+  const size_t keep = s.top_k > 0 ? std::min(c.size(), size_t(s.top_k)) : c.size();
+  std::partial_sort(c.begin(), c.begin() + ptrdiff_t(keep), c.end(), before);
+  c.resize(keep);
+  truncate(c, s);
+  const double top = c[0].logit, t = s.temperature;
+  double total = 0;
+  for (const Candidate& x : c) total += std::exp((double(x.logit) - top) / t);
+  double u = uniform_at(s.seed, row.position) * total;
+  for (const Candidate& x : c) {
+    u -= std::exp((double(x.logit) - top) / t);
+    if (u < 0) return x.id;
+  }
+  return c.back().id;
+}
+
+}  // namespace facet

@@ -1,0 +1,180 @@
+#pragma once
+#include <fmt/format.h>
+
+#include <cmath>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "backend/backend.h"
+
+namespace facet {
+
+// One verb's result compared with the reference's, on equal inputs.
+struct VerbDifference {
+  int64_t verb = 0;         // count since the start
+  std::string name;
+  int row = 0, col = 0;     // of the worst element
+  float got = 0, want = 0;
+  double rms = 0;           // of the difference, over the rms of the reference's result
+  double bound = 0;
+  bool over() const { return !(rms <= bound); }  // a NaN is over
+  std::string message() const {
+    return fmt::format("verb {} {}: relative rms error {:.3g} over its bound {:.3g}; worst at row {} column {}: {} against {}", verb, name, rms, bound, row, col, got, want);
+  }
+};
+
+// Two backends side by side: A is judged by R, verb by verb. After each comparison R's values become A's, so the next
+// verb starts from equal inputs and the first difference named is the one that made it. Both must hold activations
+// where the host can read them through A::to_host / R::to_host (f32 rows).
+//
+// A verb's bound follows from how A rounds: every input and weight is off by at most A::kRound relative to its block,
+// which moves a sum of independent terms by about kRound of its rms; eight times that is the bound, plus f32
+// accumulation over n terms.
+template <class A, class R>
+class Lockstep {
+ public:
+  struct Rows {
+    typename A::Rows a;
+    typename R::Rows r;
+    int rows = 0, cols = 0;
+    Rows view(int n, int c) const { return {a.view(n, c), r.view(n, c), n, c}; }
+    Rows cols_at(int begin, int n) const { return {a.cols_at(begin, n), r.cols_at(begin, n), rows, n}; }
+    explicit operator bool() const { return bool(a); }
+  };
+  template <class X, class Y>
+  struct Pair {
+    X a;
+    Y r;
+    explicit operator bool() const { return bool(a); }
+  };
+  using Weight = Pair<typename A::Weight, typename R::Weight>;
+  using Vec = Pair<typename A::Vec, typename R::Vec>;
+  struct Freqs {
+    typename A::Freqs a;
+    typename R::Freqs r;
+  };
+  struct KvLayer {
+    typename A::KvLayer a;
+    typename R::KvLayer r;
+  };
+  using Ids = typename A::Ids;
+
+  template <class... Args>
+  explicit Lockstep(const Args&... args) : a_(args...), r_(args...) {}
+
+  Weight upload(const TensorView& t) { return {a_.upload(t), r_.upload(t)}; }
+  Vec upload(std::span<const float> v) { return {a_.upload(v), r_.upload(v)}; }
+  Freqs upload(std::span<const double> v) { return {a_.upload(v), r_.upload(v)}; }
+  Rows new_rows(int rows, int cols) { return {a_.new_rows(rows, cols), r_.new_rows(rows, cols), rows, cols}; }
+  Ids new_ids(int n) { return a_.new_ids(n); }
+  void reserve(const BackendLimits& l) { a_.reserve(l), r_.reserve(l); }
+
+  void embed(Rows x, Weight w, const Step& s, float scale) {
+    a_.embed(x.a, w.a, s, scale), r_.embed(x.r, w.r, s, scale);
+    compare("embed", x, 1);
+  }
+  void rms_norm(Rows y, Rows x, Vec g, float eps) {
+    a_.rms_norm(y.a, x.a, g.a, eps), r_.rms_norm(y.r, x.r, g.r, eps);
+    compare("rms_norm", y, x.cols);
+  }
+  void matmul(Rows y, Rows x, Weight w) {
+    a_.matmul(y.a, x.a, w.a), r_.matmul(y.r, x.r, w.r);
+    compare("matmul", y, x.cols);
+  }
+  void qkv(Rows q, Rows k, Rows v, Rows h, Weight wq, Weight wk, Weight wv) {
+    a_.qkv(q.a, k.a, v.a, h.a, wq.a, wk.a, wv.a), r_.qkv(q.r, k.r, v.r, h.r, wq.r, wk.r, wv.r);
+    compare("qkv.q", q, h.cols), compare("qkv.k", k, h.cols), compare("qkv.v", v, h.cols);
+  }
+  void head_norm_rope(Rows x, Vec g, Freqs f, const Step& s, float eps) {
+    a_.head_norm_rope(x.a, g.a, f.a, s, eps), r_.head_norm_rope(x.r, g.r, f.r, s, eps);
+    compare("head_norm_rope", x, x.cols);
+  }
+  void head_norm(Rows x, int e, float eps) {
+    a_.head_norm(x.a, e, eps), r_.head_norm(x.r, e, eps);
+    compare("head_norm", x, e);
+  }
+  void kv_append(KvLayer kv, Rows k, Rows v, const Step& s) { a_.kv_append(kv.a, k.a, v.a, s), r_.kv_append(kv.r, k.r, v.r, s); }
+  void kv_settle(KvLayer kv, const Step& s) { a_.kv_settle(kv.a, s), r_.kv_settle(kv.r, s); }
+  void attend(Rows o, Rows q, KvLayer kv, const Step& s, AttnSpec spec) {
+    a_.attend(o.a, q.a, kv.a, s, spec), r_.attend(o.r, q.r, kv.r, s, spec);
+    compare("attend", o, s.shape.longest);
+  }
+  void residual_norm(Rows x, Rows h, Rows y, ResidualSpec<Vec> p) {
+    a_.residual_norm(x.a, h.a, y.a, {p.post.a, p.next.a, p.out_scale, p.eps});
+    r_.residual_norm(x.r, h.r, y.r, {p.post.r, p.next.r, p.out_scale, p.eps});
+    compare("residual_norm.x", x, x.cols);
+    if (p.next) compare("residual_norm.h", h, x.cols);
+  }
+  void gate_up(Rows y, Rows h, Weight g, Weight u, Act act) {
+    a_.gate_up(y.a, h.a, g.a, u.a, act), r_.gate_up(y.r, h.r, g.r, u.r, act);
+    compare("gate_up", y, h.cols);
+  }
+  void act_mul(Rows y, Rows g, Rows u, Act act) {
+    a_.act_mul(y.a, g.a, u.a, act), r_.act_mul(y.r, g.r, u.r, act);
+    compare("act_mul", y, 1);
+  }
+  void ple_combine(Rows p, Rows c, Vec g, float in, float out, float eps) {
+    a_.ple_combine(p.a, c.a, g.a, in, out, eps), r_.ple_combine(p.r, c.r, g.r, in, out, eps);
+    compare("ple_combine", p, p.cols);
+  }
+  void moe(Rows y, Rows e, Rows r, MoeWeights<Weight, Vec> w, int n_used, Act act) {
+    a_.moe(y.a, e.a, r.a, {w.router.a, w.gate_up.a, w.gate.a, w.up.a, w.down.a, w.scale.a}, n_used, act);
+    r_.moe(y.r, e.r, r.r, {w.router.r, w.gate_up.r, w.gate.r, w.up.r, w.down.r, w.scale.r}, n_used, act);
+    compare("moe", y, e.cols);
+  }
+  void add(Rows y, Rows a, Rows b) {
+    a_.add(y.a, a.a, b.a), r_.add(y.r, a.r, b.r);
+    compare("add", y, 1);
+  }
+  void concat(Rows y, Rows a, Rows b) {
+    a_.concat(y.a, a.a, b.a), r_.concat(y.r, a.r, b.r);
+    compare("concat", y, 1);
+  }
+  void gather(Rows y, Rows x, const Step& s) {
+    a_.gather(y.a, x.a, s), r_.gather(y.r, x.r, s);
+    compare("gather", y, 1);
+  }
+  void copy_rows(Rows y, Rows x) {
+    a_.copy_rows(y.a, x.a), r_.copy_rows(y.r, x.r);
+    compare("copy_rows", y, 1);
+  }
+  void softcap(Rows x, float cap) {
+    a_.softcap(x.a, cap), r_.softcap(x.r, cap);
+    compare("softcap", x, 1);
+  }
+  void sample(Ids ids, Rows x, std::span<const SampleRow> rows) { a_.sample(ids, x.a, rows); }
+
+  const std::vector<VerbDifference>& differences() const { return differences_; }  // those over their bound
+  int64_t compared() const { return compared_; }
+
+ private:
+  void compare(const char* name, const Rows& y, int64_t n_terms) {
+    const std::vector<float> got = a_.to_host(y.a), want = r_.to_host(y.r);
+    double diff = 0, size = 0;
+    size_t worst = 0;
+    for (size_t i = 0; i < want.size(); ++i) {
+      const double d = double(got[i]) - double(want[i]);
+      diff += d * d, size += double(want[i]) * double(want[i]);
+      if (!(std::abs(d) <= std::abs(double(got[worst]) - double(want[worst])))) worst = i;
+    }
+    VerbDifference v;
+    v.verb = compared_++;
+    v.name = name;
+    v.rms = size > 0 ? std::sqrt(diff / size) : std::sqrt(diff);
+    v.bound = 8 * A::kRound + 0x1p-23 * std::sqrt(double(n_terms));
+    if (!want.empty()) {
+      v.row = int(worst / size_t(y.cols)), v.col = int(worst % size_t(y.cols));
+      v.got = got[worst], v.want = want[worst];
+    }
+    if (v.over()) differences_.push_back(v);
+    r_.from_host(y.r, got);
+  }
+
+  A a_;
+  R r_;
+  std::vector<VerbDifference> differences_;
+  int64_t compared_ = 0;
+};
+
+}  // namespace facet

@@ -1,0 +1,61 @@
+#pragma once
+#include <cstdint>
+
+#if defined(__CUDACC__)
+#define FACET_HD __host__ __device__
+#else
+#define FACET_HD
+#endif
+
+namespace facet {
+
+// Which tokens of the same step a token may see. Committed cache rows are always visible
+// (subject to the layer's window).
+enum class Mask : uint8_t {
+  kCausal,  // earlier tokens and itself: prefill chunk, decode, chain verify
+  kTree,    // its ancestors and itself: tree verify
+  kBlock,   // every token of its sequence: a DFlash draft block
+  kPast,    // none; the step writes no K/V: an MTP head reading the target's cache
+};
+
+constexpr int kMaxTreeNodes = 64;  // width of Step::ancestor
+
+// Everything a captured CUDA graph is specialised on. Nothing else may change a launch.
+struct StepShape {
+  int n_tok = 0, n_seq = 0, n_out = 0;  // padded to a bucket; padding rows have seq = -1
+  int longest = 0;                      // rows of the longest sequence after this step (kv_len + its tokens)
+  bool any_tree = false;
+  bool staged = false;                  // some sequence brings more tokens than the rings' margin
+  bool operator==(const StepShape&) const = default;
+};
+
+// One forward pass over T tokens of S sequences, ragged. Prefill, decode, verify, tree verify
+// and batches differ in the contents of these arrays and in nothing else. The arrays live in the
+// backend's memory at fixed addresses, so a replayed graph sees the new step without patching.
+//
+// The j-th token of sequence s in this step has cache row kv_len[s] + j.
+struct Step {
+  StepShape shape;
+  const int32_t* token = nullptr;      // [T]
+  const int32_t* pos = nullptr;        // [T]   RoPE position; in a tree, kv_len + depth
+  const int32_t* seq = nullptr;        // [T]   owning sequence of this step, -1 for a padding row
+  const int32_t* q_begin = nullptr;    // [S+1] first token of each sequence in this step
+  const int32_t* kv_len = nullptr;     // [S]   rows committed before this step; row r holds position r
+  const int32_t* slot = nullptr;       // [S]   where the sequence's rows live in the cache
+  const Mask* mask = nullptr;          // [S]   a tree verify, a draft block and a prefill chunk can share a step
+  const uint64_t* ancestor = nullptr;  // [T]   read for kTree only: bit j = the sequence's j-th token is visible
+  const int32_t* out_row = nullptr;    // [O]   tokens for which the head runs
+};
+
+// Whether token j of a sequence sees its token i of the same step, window aside.
+FACET_HD inline bool sees_in_step(Mask mask, uint64_t ancestor, int j, int i, bool causal_block) {
+  switch (mask) {
+    case Mask::kCausal: return i <= j;
+    case Mask::kTree: return (ancestor >> i) & 1u;
+    case Mask::kBlock: return !causal_block || i <= j;
+    case Mask::kPast: return false;
+  }
+  return false;
+}
+
+}  // namespace facet

@@ -1,0 +1,117 @@
+#pragma once
+#include <chrono>
+#include <map>
+#include <string>
+#include <utility>
+
+#include "backend/backend.h"
+
+namespace facet {
+
+// What one verb cost over the steps that were traced. Bytes are those that must move: weights once, activations
+// read and written once, cache rows once.
+struct VerbCost {
+  int64_t calls = 0;
+  double ms = 0, bytes = 0, flops = 0;
+};
+
+// A backend that prices every verb of another one. For devices that run behind the host, B::finish() must wait.
+template <class B>
+class Traced {
+ public:
+  using Rows = typename B::Rows;
+  using Weight = typename B::Weight;
+  using Vec = typename B::Vec;
+  using Freqs = typename B::Freqs;
+  using KvLayer = typename B::KvLayer;
+  using Ids = typename B::Ids;
+  using Inner = B;
+
+  template <class... Args>
+  explicit Traced(Args&&... args) : inner_(std::forward<Args>(args)...) {}
+
+  template <class T>
+  auto upload(const T& t) { return inner_.upload(t); }
+  Rows new_rows(int rows, int cols) { return inner_.new_rows(rows, cols); }
+  Ids new_ids(int n) { return inner_.new_ids(n); }
+  void reserve(const BackendLimits& l) { inner_.reserve(l); }
+
+  void embed(Rows x, Weight w, const Step& s, float scale) {
+    timed("embed", act(x) + double(x.rows) * double(row_bytes(w.type, w.n_in)), 0, [&] { inner_.embed(x, w, s, scale); });
+  }
+  void rms_norm(Rows y, Rows x, Vec g, float eps) { timed("rms_norm", act(y) + act(x), 0, [&] { inner_.rms_norm(y, x, g, eps); }); }
+  void matmul(Rows y, Rows x, Weight w) {
+    timed("matmul", act(y) + act(x) + bytes(w), flops(x, w), [&] { inner_.matmul(y, x, w); });
+  }
+  void qkv(Rows q, Rows k, Rows v, Rows h, Weight wq, Weight wk, Weight wv) {
+    timed("qkv", act(q) + act(k) + act(v) + act(h) + bytes(wq) + bytes(wk) + bytes(wv), flops(h, wq) + flops(h, wk) + flops(h, wv),
+          [&] { inner_.qkv(q, k, v, h, wq, wk, wv); });
+  }
+  void head_norm_rope(Rows x, Vec g, Freqs f, const Step& s, float eps) {
+    timed("head_norm_rope", 2 * act(x), 0, [&] { inner_.head_norm_rope(x, g, f, s, eps); });
+  }
+  void head_norm(Rows x, int e, float eps) { timed("head_norm", 2 * act(x), 0, [&] { inner_.head_norm(x, e, eps); }); }
+  void kv_append(KvLayer kv, Rows k, Rows v, const Step& s) {
+    timed("kv_append", act(k) + act(v) + double(s.shape.n_tok) * double(kv.k_row + kv.v_row), 0, [&] { inner_.kv_append(kv, k, v, s); });
+  }
+  void kv_settle(KvLayer kv, const Step& s) {
+    timed("kv_settle", 2.0 * s.shape.n_tok * double(kv.k_row + kv.v_row), 0, [&] { inner_.kv_settle(kv, s); });
+  }
+  void attend(Rows o, Rows q, KvLayer kv, const Step& s, AttnSpec a) {
+    double rows = 0, pairs = 0;  // rows read once a sequence; pairs of query and key
+    for (int i = 0; i < s.shape.n_seq; ++i) {
+      const int n = s.q_begin[i + 1] - s.q_begin[i], len = s.kv_len[i] + n;
+      rows += a.window ? std::min(len, a.window - 1 + n) : len;
+      pairs += double(n) * (a.window ? std::min(len, a.window) : len);
+    }
+    timed("attend", act(o) + act(q) + rows * double(kv.k_row + kv.v_row), 4.0 * pairs * a.n_q_head * a.head_dim,
+          [&] { inner_.attend(o, q, kv, s, a); });
+  }
+  void residual_norm(Rows x, Rows h, Rows y, ResidualSpec<Vec> r) {
+    timed("residual_norm", 4 * act(x), 0, [&] { inner_.residual_norm(x, h, y, r); });
+  }
+  void gate_up(Rows y, Rows h, Weight g, Weight u, Act a) {
+    timed("gate_up", act(y) + act(h) + bytes(g) + bytes(u), flops(h, g) + flops(h, u), [&] { inner_.gate_up(y, h, g, u, a); });
+  }
+  void act_mul(Rows y, Rows g, Rows u, Act a) { timed("act_mul", 3 * act(y), 0, [&] { inner_.act_mul(y, g, u, a); }); }
+  void ple_combine(Rows p, Rows c, Vec g, float in, float out, float eps) {
+    timed("ple_combine", 3 * act(p), 0, [&] { inner_.ple_combine(p, c, g, in, out, eps); });
+  }
+  void moe(Rows y, Rows e, Rows r, MoeWeights<Weight, Vec> w, int n_used, Act a) {
+    // At most every expert once; at least what one token uses.
+    const double share = std::min(1.0, double(n_used) * y.rows / double(w.router.n_out));
+    const double experts = bytes(w.gate_up) + bytes(w.gate) + bytes(w.up) + bytes(w.down);
+    const double per_token = (flops(e, w.gate_up) + flops(e, w.gate) + flops(e, w.up) + 2.0 * double(w.down.n_in) * double(w.down.n_out) * e.rows) * n_used;
+    timed("moe", act(y) + act(e) + act(r) + bytes(w.router) + share * experts, flops(r, w.router) + per_token,
+          [&] { inner_.moe(y, e, r, w, n_used, a); });
+  }
+  void add(Rows y, Rows a, Rows b) { timed("add", 3 * act(y), 0, [&] { inner_.add(y, a, b); }); }
+  void concat(Rows y, Rows a, Rows b) { timed("concat", 2 * act(y), 0, [&] { inner_.concat(y, a, b); }); }
+  void gather(Rows y, Rows x, const Step& s) { timed("gather", 2 * act(y), 0, [&] { inner_.gather(y, x, s); }); }
+  void copy_rows(Rows y, Rows x) { timed("copy_rows", 2 * act(y), 0, [&] { inner_.copy_rows(y, x); }); }
+  void softcap(Rows x, float cap) { timed("softcap", 2 * act(x), 0, [&] { inner_.softcap(x, cap); }); }
+  void sample(Ids ids, Rows x, std::span<const SampleRow> rows) { timed("sample", act(x), 0, [&] { inner_.sample(ids, x, rows); }); }
+
+  const std::map<std::string, VerbCost>& costs() const { return costs_; }
+  void reset() { costs_.clear(); }
+
+ private:
+  static double act(const Rows& x) { return double(B::rows_bytes(x.rows, x.cols)); }
+  static double bytes(const Weight& w) { return w ? double(w.n_stack * w.n_out) * double(row_bytes(w.type, w.n_in)) : 0; }
+  static double flops(const Rows& x, const Weight& w) { return w ? 2.0 * x.rows * double(w.n_in) * double(w.n_out) : 0; }
+  template <class F>
+  void timed(const char* verb, double bytes, double flops, F&& f) {
+    const auto start = std::chrono::steady_clock::now();
+    f();
+    if constexpr (requires { inner_.finish(); }) inner_.finish();
+    VerbCost& c = costs_[verb];
+    ++c.calls;
+    c.ms += std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
+    c.bytes += bytes;
+    c.flops += flops;
+  }
+  B inner_;
+  std::map<std::string, VerbCost> costs_;
+};
+
+}  // namespace facet

@@ -1,0 +1,49 @@
+#include "cache/kv_plan.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+namespace facet {
+
+KvBytes kv_bytes(const ModelCfg& m, const KvPlan& p) {
+  KvBytes b;
+  int64_t widest = 0;
+  for (const LayerCfg& c : m.layer) {
+    if (c.query_only) continue;
+    const int64_t row = c.n_kv_head * int64_t(kv_row_bytes(p.k, c.head_dim) + kv_row_bytes(p.v, c.head_dim));
+    if (c.window == 0) {
+      b.full += row * p.max_ctx * p.max_seq;
+    } else {
+      b.rings += row * ring_rows(c, p) * p.max_seq;
+      b.checkpoints += row * ring_rows(c, p) * p.max_seq * p.checkpoints;
+      widest = std::max(widest, row);
+    }
+  }
+  b.staging = p.max_step > p.margin ? widest * p.max_step : 0;
+  return b;
+}
+
+int64_t MemoryPlan::total() const {
+  int64_t n = 0;
+  for (const MemoryLine& l : lines) n += l.bytes;
+  return n;
+}
+
+std::string MemoryPlan::table() const {
+  size_t width = 9;
+  for (const MemoryLine& l : lines) width = std::max(width, l.name.size());
+  std::string s;
+  for (const MemoryLine& l : lines) s += fmt::format("  {:<{}} {:>12}  {}\n", l.name, width, human_bytes(l.bytes), l.detail);
+  s += fmt::format("  {:<{}} {:>12}\n", "total", width, human_bytes(total()));
+  if (available > 0) s += fmt::format("  {:<{}} {:>12}\n", "available", width, human_bytes(available));
+  return s;
+}
+
+std::string human_bytes(int64_t n) {
+  if (n >= 1 << 30) return fmt::format("{:.2f} GiB", double(n) / (1 << 30));
+  if (n >= 1 << 20) return fmt::format("{:.2f} MiB", double(n) / (1 << 20));
+  return fmt::format("{:.1f} KiB", double(n) / 1024);
+}
+
+}  // namespace facet

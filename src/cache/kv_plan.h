@@ -1,0 +1,44 @@
+#pragma once
+#include <string>
+#include <vector>
+
+#include "formats/kv_codec.h"
+#include "model/types.h"
+
+namespace facet {
+
+// How many rows a step may bring and the cache must hold.
+struct KvPlan {
+  KvType k = KvType::kF16, v = KvType::kF16;
+  int max_seq = 1;         // sequence slots
+  int max_ctx = 4096;      // rows of a full layer per slot
+  int max_step = 512;      // tokens of one step; the staging area
+  int margin = 64;         // tokens of one sequence in a step that go straight to the rings, and rows that a
+                           // rewind can take back at any time; at least a verify chain or tree
+  int checkpoints = 1;     // copies of a slot's rings that are kept, for rewinds beyond the margin
+};
+
+// Rows of a ring: a step of at most `margin` tokens never overwrites a row that one of its tokens can see.
+inline int64_t ring_rows(const LayerCfg& c, const KvPlan& p) { return std::min<int64_t>(p.max_ctx, c.window - 1 + p.margin); }
+
+// Bytes by purpose. Full layers are committed as a sequence grows; the figure is for max_ctx rows.
+struct KvBytes {
+  int64_t full = 0, rings = 0, staging = 0, checkpoints = 0;
+  int64_t total() const { return full + rings + staging + checkpoints; }
+};
+KvBytes kv_bytes(const ModelCfg& m, const KvPlan& p);
+
+// One line of a memory table.
+struct MemoryLine {
+  std::string name, detail;
+  int64_t bytes = 0;
+};
+struct MemoryPlan {
+  std::vector<MemoryLine> lines;
+  int64_t available = 0;  // 0: unknown
+  int64_t total() const;
+  std::string table() const;
+};
+std::string human_bytes(int64_t n);  // "17.39 GiB"
+
+}  // namespace facet

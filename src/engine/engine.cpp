@@ -1,0 +1,46 @@
+#include "engine/engine.h"
+
+#include <fmt/format.h>
+
+#include "backend/cpu/cpu_ref.h"
+#include "engine/engine_impl.h"
+#include "model/gemma4_config.h"
+
+namespace facet {
+
+const char* stop_name(Stop s) {
+  switch (s) {
+    case Stop::kEos: return "eos";
+    case Stop::kLength: return "length";
+    case Stop::kContext: return "context";
+    case Stop::kCancelled: return "cancelled";
+    case Stop::kError: return "error";
+  }
+  return "?";
+}
+
+Result<std::unique_ptr<Engine>> Engine::open(const EngineConfig& c) {
+  auto file = GgufFile::open(c.model);
+  if (!file) return file.error();
+  LoadedModel model;
+  model.file = std::move(*file);
+  auto cfg = gemma4_config(model.file);
+  if (!cfg) return cfg.error();
+  model.cfg = std::move(*cfg);
+  auto vocab = vocab_from_gguf(model.file);
+  if (!vocab) return vocab.error();
+  if (!vocab->empty()) {
+    if (int(vocab->tokens.size()) != model.cfg.n_vocab)
+      return Error{c.model, fmt::format("tokenizer.ggml.tokens: expected {} tokens, the rows of token_embd.weight, found {}", model.cfg.n_vocab, vocab->tokens.size()), "convert the model again"};
+    auto tokenizer = Tokenizer::create(std::move(*vocab));
+    if (!tokenizer) return tokenizer.error();
+    model.tokenizer.emplace(std::move(*tokenizer));
+  }
+  auto decided = resolve_config(model.file, model.cfg, c);
+  if (!decided) return decided.error();
+
+  if (c.backend == "ref") return EngineImpl<CpuRef>::create(std::move(model), *decided);
+  return Error{"--backend", fmt::format("expected ref, found {}", c.backend), "this program was built without it"};
+}
+
+}  // namespace facet

@@ -1,0 +1,78 @@
+#pragma once
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "backend/sampling.h"
+#include "base/result.h"
+#include "formats/kv_codec.h"
+
+namespace facet {
+
+class Tokenizer;
+struct ModelCfg;
+
+// The only way options reach the engine.
+struct EngineConfig {
+  std::string model;               // path of a GGUF, or of any part of a split one
+  std::string backend = "ref";     // ref
+  int n_ctx = 0;                   // rows per sequence; 0: the trained context, halved until the plan fits
+  int max_seq = 1;                 // sequences served together
+  int chunk = 512;                 // tokens of one step
+  int margin = 64;                 // see KvPlan
+  int checkpoints = 1;
+  std::optional<KvType> kv_k, kv_v;  // empty: f32 on the reference backend, f16 elsewhere
+  int n_threads = 0;               // 0: one per physical core
+  int max_out = 0;                 // rows of logits of one step; 0: one per sequence
+  int64_t memory = 0;              // bytes that may be used; 0: what the system has available
+};
+
+using RequestId = uint64_t;
+enum class Stop : uint8_t { kEos, kLength, kContext, kCancelled, kError };
+const char* stop_name(Stop s);
+
+struct Usage {
+  int prompt = 0, cached = 0, generated = 0;     // tokens; cached: of the prompt, not computed again
+  double prefill_s = 0, decode_s = 0;
+  int steps = 0, drafted = 0, accepted = 0;
+};
+struct Request {
+  std::vector<int32_t> prompt;
+  int max_tokens = -1;              // -1: until the context is full
+  Sampling sampling;
+  bool ignore_eos = false;          // an end-of-generation token is output like any other
+  bool suppress_special = true;     // never draw the placeholders of pictures and sound
+};
+struct Sink {                       // called on the engine's thread; must not block
+  std::function<void(RequestId, std::span<const int32_t>)> tokens;
+  std::function<void(RequestId, Stop, const Usage&, const std::string& error)> done;
+};
+
+// A loaded model and its scheduler. The server, the daemon, the CLI and the benches see this header
+// and nothing below it: no tensor, cache or device type appears here.
+class Engine {
+ public:
+  static Result<std::unique_ptr<Engine>> open(const EngineConfig&);  // everything is allocated here
+  virtual ~Engine() = default;
+
+  virtual Result<RequestId> submit(Request, Sink) = 0;               // any thread
+  virtual void cancel(RequestId) = 0;                                // any thread
+  virtual bool tick() = 0;                                           // one step; false when there is nothing to do
+  virtual void run() = 0;                                            // tick until stop(), waiting when idle
+  virtual void stop() = 0;                                           // any thread
+
+  // Logits of every position of ids, in pieces: f(first row, rows * n_vocab floats). Uses no request slot that is busy;
+  // fails when requests are running.
+  virtual Status score(std::span<const int32_t> ids, const std::function<void(int, std::span<const float>)>& f) = 0;
+
+  virtual const Tokenizer* tokenizer() const = 0;                    // null: the file has no vocabulary
+  virtual const ModelCfg& model() const = 0;
+  virtual const EngineConfig& config() const = 0;                    // with n_ctx, n_threads and the rest decided
+  virtual std::string memory_table() const = 0;
+};
+
+}  // namespace facet

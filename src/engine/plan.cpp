@@ -1,0 +1,85 @@
+#include "engine/plan.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <fstream>
+#include <set>
+#include <string>
+#include <thread>
+
+#include "backend/cpu/cpu_ref.h"
+#include "base/reserve.h"
+#include "model/gemma4_bind.h"
+
+namespace facet {
+
+KvPlan kv_plan(const EngineConfig& c) {
+  return {.k = *c.kv_k, .v = *c.kv_v, .max_seq = c.max_seq, .max_ctx = c.n_ctx, .max_step = std::max(c.chunk, c.max_seq),
+          .margin = c.margin, .checkpoints = c.checkpoints};
+}
+
+MemoryPlan plan_memory(const GgufFile& file, const ModelCfg& m, const EngineConfig& c) {
+  const KvPlan kv = kv_plan(c);
+  const KvBytes b = kv_bytes(m, kv);
+  int full = 0, sliding = 0, shared = 0;
+  for (const LayerCfg& l : m.layer) ++(l.query_only ? shared : l.window ? sliding : full);
+  const std::string types = fmt::format("{}/{}", kv_type_name(*c.kv_k), kv_type_name(*c.kv_v));
+
+  MemoryPlan p;
+  p.lines.push_back({"weights", fmt::format("{} tensors, mapped from the file", file.tensors().size()), int64_t(file.file_bytes())});
+  p.lines.push_back({"kv full", fmt::format("{} layers, {}, {} rows x {} slots, committed as they fill", full, types, c.n_ctx, c.max_seq), b.full});
+  int64_t rows = 0;
+  for (const LayerCfg& l : m.layer)
+    if (l.window && !l.query_only) rows = ring_rows(l, kv);
+  p.lines.push_back({"kv rings", fmt::format("{} sliding layers, {}, {} rows x {} slots", sliding, types, rows, c.max_seq), b.rings});
+  if (shared > 0) p.lines.back().detail += fmt::format("; {} layers share", shared);
+  p.lines.push_back({"kv staging", fmt::format("a chunk of {} tokens of one sliding layer", kv.max_step), b.staging});
+  p.lines.push_back({"checkpoints", fmt::format("{} copies of the rings a slot", c.checkpoints), b.checkpoints});
+  p.lines.push_back({"activations", fmt::format("{} tokens a step", kv.max_step), CpuRef::rows_bytes(1, work_elements(m, kv.max_step, 0))});
+  p.lines.push_back({"logits", fmt::format("{} rows of {}", c.max_out, m.n_vocab), CpuRef::rows_bytes(c.max_out, m.d_model + int64_t(m.n_vocab))});
+  p.lines.push_back({"scratch", fmt::format("{} threads", c.n_threads), CpuRef::reserve_bytes(backend_limits(m, kv.max_step, c.n_ctx), c.n_threads)});
+  p.available = c.memory > 0 ? c.memory : int64_t(available_memory());
+  return p;
+}
+
+Result<EngineConfig> resolve_config(const GgufFile& file, const ModelCfg& m, EngineConfig c) {
+  if (c.n_threads <= 0) c.n_threads = physical_cores();
+  const KvType usual = c.backend == "ref" ? KvType::kF32 : KvType::kF16;
+  c.kv_k = c.kv_k.value_or(usual), c.kv_v = c.kv_v.value_or(usual);
+  if (c.max_out <= 0) c.max_out = c.max_seq;
+  const bool choose = c.n_ctx <= 0;
+  if (choose) c.n_ctx = m.n_ctx_train;
+  MemoryPlan p = plan_memory(file, m, c);
+  while (choose && p.available > 0 && p.total() > p.available && c.n_ctx > 2048) {
+    c.n_ctx = std::max(2048, c.n_ctx / 2);
+    p = plan_memory(file, m, c);
+  }
+  if (p.available == 0 || p.total() <= p.available) return c;
+
+  // What would make it fit: a smaller context with the same types, else smaller types, else a smaller model.
+  std::string hint = "use a smaller model or quantisation: the weights alone leave too little";
+  EngineConfig smaller = c;
+  for (const KvType t : {*c.kv_k, KvType::kQ8_0, KvType::kQ4_0}) {
+    smaller.kv_k = t, smaller.kv_v = t == c.kv_k ? c.kv_v : t;
+    for (smaller.n_ctx = c.n_ctx; smaller.n_ctx >= 1024; smaller.n_ctx /= 2)
+      if (plan_memory(file, m, smaller).total() <= p.available) break;
+    if (smaller.n_ctx < 1024) continue;
+    hint = fmt::format("-c {}{} would fit", smaller.n_ctx,
+                       t == c.kv_k ? "" : fmt::format(" --kv-k {0} --kv-v {0}", kv_type_name(t)));
+    break;
+  }
+  return Error{c.model, fmt::format("the memory plan needs {}, {} available\n{}", human_bytes(p.total()), human_bytes(p.available), p.table()), hint};
+}
+
+int physical_cores() {
+  std::set<std::string> cores;
+  const unsigned n = std::max(1u, std::thread::hardware_concurrency());
+  for (unsigned i = 0; i < n; ++i) {
+    std::ifstream f(fmt::format("/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list", i));
+    if (std::string s; std::getline(f, s)) cores.insert(s);
+  }
+  return cores.empty() ? int(n) : int(cores.size());
+}
+
+}  // namespace facet

@@ -1,0 +1,21 @@
+#pragma once
+#include "cache/kv_plan.h"
+#include "engine/engine.h"
+#include "formats/gguf.h"
+#include "model/types.h"
+
+namespace facet {
+
+// The cache that `c` asks for.
+KvPlan kv_plan(const EngineConfig& c);
+
+// Every byte the engine will hold, by purpose, before anything is allocated.
+MemoryPlan plan_memory(const GgufFile& file, const ModelCfg& m, const EngineConfig& c);
+
+// Decides what `c` left open (context, threads, logits rows) and checks that the plan fits in memory. When it does not,
+// the error holds the table and the option that would make it fit.
+Result<EngineConfig> resolve_config(const GgufFile& file, const ModelCfg& m, EngineConfig c);
+
+int physical_cores();
+
+}  // namespace facet

@@ -1,0 +1,94 @@
+#pragma once
+#include <memory>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "backend/lockstep.h"
+#include "cache/kv_cache.h"
+#include "engine/step_builder.h"
+#include "model/gemma4.h"
+#include "model/gemma4_bind.h"
+
+namespace facet {
+
+// The cache of a backend, and its layers as that backend sees them.
+template <class B>
+struct CacheOf {
+  static Result<std::unique_ptr<KvCache>> create(const ModelCfg& m, const KvPlan& p) {
+    auto c = HostKvCache::create(m, p);
+    if (!c) return c.error();
+    return std::unique_ptr<KvCache>(std::move(*c));
+  }
+  static std::vector<typename B::KvLayer> views(const KvCache& c) { return {c.layers().begin(), c.layers().end()}; }
+};
+template <class A, class R>
+struct CacheOf<Lockstep<A, R>> {
+  static Result<std::unique_ptr<KvCache>> create(const ModelCfg& m, const KvPlan& p) {
+    auto a = CacheOf<A>::create(m, p);
+    if (!a) return a.error();
+    auto r = CacheOf<R>::create(m, p);
+    if (!r) return r.error();
+    (*a)->mirror(std::move(*r));
+    return a;
+  }
+  static std::vector<typename Lockstep<A, R>::KvLayer> views(const KvCache& c) {
+    const auto a = CacheOf<A>::views(c);
+    const auto r = CacheOf<R>::views(*c.mirrored());
+    std::vector<typename Lockstep<A, R>::KvLayer> v;
+    for (size_t l = 0; l < a.size(); ++l) v.push_back({a[l], r[l]});
+    return v;
+  }
+};
+
+struct RunnerOptions {
+  KvPlan kv;
+  int max_out = 1;  // rows of logits in one step
+};
+
+// A model bound to a backend, with its cache, scratch and step arrays: everything a forward pass needs.
+template <Backend B>
+class Runner {
+ public:
+  template <class... Args>
+  static Result<std::unique_ptr<Runner>> open(const GgufFile& file, const ModelCfg& m, const RunnerOptions& o, Args&&... args) {
+    std::unique_ptr<Runner> r(new Runner(m, o, std::forward<Args>(args)...));
+    auto w = bind_gemma4(r->b, file, m);
+    if (!w) return w.error();
+    r->w = std::move(*w);
+    auto cache = CacheOf<B>::create(m, o.kv);
+    if (!cache) return cache.error();
+    r->cache = std::move(*cache);
+    r->kv = CacheOf<B>::views(*r->cache);
+    r->b.reserve(backend_limits(m, o.kv.max_step, o.kv.max_ctx));
+    r->work = make_work(r->b, m, o.kv.max_step, o.max_out);
+    r->ids = r->b.new_ids(o.max_out);
+    return r;
+  }
+
+  // Adds a sequence to the step being built; the cache must have been prepared for its tokens.
+  void add(SeqStep q) {
+    q.kv_len = cache->len(q.slot);
+    steps.add(q);
+  }
+  // Logits [O, V] of the step that was built.
+  typename B::Rows forward(const Taps<B>& taps = {}) {
+    return gemma4_forward(b, m, w, steps.finish(), std::span<const typename B::KvLayer>(kv), taps, work);
+  }
+
+  B b;
+  ModelCfg m;
+  ModelW<B> w;
+  std::unique_ptr<KvCache> cache;
+  std::vector<typename B::KvLayer> kv;
+  Work<B> work;
+  StepBuilder steps;
+  typename B::Ids ids;
+
+ private:
+  template <class... Args>
+  Runner(const ModelCfg& cfg, const RunnerOptions& o, Args&&... args)
+      : b(std::forward<Args>(args)...), m(cfg), steps(o.kv.max_step, o.kv.max_seq, o.kv.margin) {}
+};
+
+}  // namespace facet

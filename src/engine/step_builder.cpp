@@ -1,0 +1,79 @@
+#include "engine/step_builder.h"
+
+#include <algorithm>
+
+#include "base/check.h"
+
+namespace facet {
+
+StepBuilder::StepBuilder(int max_tok, int max_seq, int margin)
+    : max_tok_(size_t(max_tok)), max_seq_(size_t(max_seq)), margin_(margin) {
+  for (auto* v : {&token_, &pos_, &seq_, &out_row_}) v->reserve(max_tok_);
+  for (auto* v : {&q_begin_, &kv_len_, &slot_}) v->reserve(max_seq_ + 1);
+  mask_.reserve(max_seq_);
+  ancestor_.reserve(max_tok_);
+}
+
+void StepBuilder::begin() {
+  for (auto* v : {&token_, &pos_, &seq_, &out_row_, &q_begin_, &kv_len_, &slot_}) v->clear();
+  mask_.clear();
+  ancestor_.clear();
+  q_begin_.push_back(0);
+  longest_ = most_tok_ = 0;
+  any_tree_ = false;
+}
+
+void StepBuilder::add(const SeqStep& q) {
+  const int n = int(q.token.size()), s = int(slot_.size()), base = int(token_.size());
+  CHECK(n > 0 && token_.size() + size_t(n) <= max_tok_ && slot_.size() < max_seq_, "{} tokens after {} of {}", n, base, max_tok_);
+  CHECK(q.mask != Mask::kTree || (n <= kMaxTreeNodes && q.parent.size() == q.token.size()), "tree of {} nodes, {} parents", n, q.parent.size());
+  for (int j = 0; j < n; ++j) {
+    uint64_t ancestor = 0;
+    int pos = q.pos >= 0 ? q.pos : q.kv_len + j;
+    if (q.mask == Mask::kTree) {
+      const int parent = q.parent[size_t(j)];
+      CHECK(parent < j && (parent >= 0) == (j > 0), "node {} has parent {}", j, parent);
+      ancestor = uint64_t(1) << j | (j > 0 ? ancestor_[size_t(base + parent)] : 0);
+      pos = j > 0 ? pos_[size_t(base + parent)] + 1 : q.kv_len;
+    }
+    token_.push_back(q.token[size_t(j)]);
+    pos_.push_back(pos);
+    seq_.push_back(s);
+    ancestor_.push_back(ancestor);
+    if (q.out == Out::kAll || (q.out == Out::kLast && j == n - 1)) out_row_.push_back(base + j);
+  }
+  q_begin_.push_back(base + n);
+  kv_len_.push_back(q.kv_len);
+  slot_.push_back(q.slot);
+  mask_.push_back(q.mask);
+  longest_ = std::max(longest_, q.kv_len + n);
+  if (q.mask != Mask::kPast) most_tok_ = std::max(most_tok_, n);
+  any_tree_ |= q.mask == Mask::kTree;
+}
+
+void StepBuilder::pad_to(int n_tok) {
+  CHECK(size_t(n_tok) <= max_tok_, "padding to {} of {}", n_tok, max_tok_);
+  while (int(token_.size()) < n_tok) {
+    token_.push_back(0);
+    pos_.push_back(0);
+    seq_.push_back(-1);
+    ancestor_.push_back(0);
+  }
+}
+
+const Step& StepBuilder::finish() {
+  step_.shape = {.n_tok = int(token_.size()), .n_seq = int(slot_.size()), .n_out = int(out_row_.size()),
+                 .longest = longest_, .any_tree = any_tree_, .staged = most_tok_ > margin_};
+  step_.token = token_.data();
+  step_.pos = pos_.data();
+  step_.seq = seq_.data();
+  step_.q_begin = q_begin_.data();
+  step_.kv_len = kv_len_.data();
+  step_.slot = slot_.data();
+  step_.mask = mask_.data();
+  step_.ancestor = ancestor_.data();
+  step_.out_row = out_row_.data();
+  return step_;
+}
+
+}  // namespace facet

@@ -1,0 +1,45 @@
+#pragma once
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "backend/step.h"
+
+namespace facet {
+
+enum class Out : uint8_t { kNone, kLast, kAll };  // rows of a sequence for which the head runs
+
+// One sequence's part of a step.
+struct SeqStep {
+  int slot = 0;
+  int kv_len = 0;
+  std::span<const int32_t> token;
+  Out out = Out::kNone;
+  Mask mask = Mask::kCausal;
+  std::span<const int16_t> parent = {};  // kTree: parent[i] < i, parent[0] = -1
+  int pos = -1;                     // position of all tokens (kPast heads); -1: kv_len + index, or + depth in a tree
+};
+
+// Fills the arrays of a Step: requests in, plain data out. Owns the arrays; the Step stays valid until the next begin().
+class StepBuilder {
+ public:
+  StepBuilder(int max_tok, int max_seq, int margin);  // margin: of the rings, for StepShape::staged
+  void begin();
+  void add(const SeqStep& q);
+  void pad_to(int n_tok);   // padding rows, seq = -1
+  const Step& finish();
+  int n_tok() const { return int(token_.size()); }
+  int n_out() const { return int(out_row_.size()); }
+
+ private:
+  size_t max_tok_, max_seq_;
+  int margin_;
+  std::vector<int32_t> token_, pos_, seq_, q_begin_, kv_len_, slot_, out_row_;
+  std::vector<Mask> mask_;
+  std::vector<uint64_t> ancestor_;
+  Step step_;
+  int longest_ = 0, most_tok_ = 0;
+  bool any_tree_ = false;
+};
+
+}  // namespace facet

@@ -1,0 +1,59 @@
+#pragma once
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "base/result.h"
+#include "formats/dtype.h"
+#include "formats/gguf.h"
+
+// Full-size Gemma 4 GGUF files with random weights: the names, shapes, types and metadata of the published
+// models as llama-quantize would write them, for measuring speed and memory without a download. They say
+// nothing sensible.
+namespace facet {
+
+enum class SynthFill : uint8_t {
+  kNormal,     // a matrix: deviation 1/sqrt(ne[0])
+  kUnit,       // norms and scales: near 1
+  kRouter,     // f32 matrix of deviation 1
+  kRopeFreqs,  // a quarter of ones, then 1e30
+};
+
+struct SynthTensor {
+  std::string name;
+  std::vector<int64_t> ne;
+  SynthFill fill = SynthFill::kNormal;
+  DType type = DType::kF32;
+};
+
+struct SynthMeta {
+  std::string key;
+  std::variant<int64_t, double, bool, std::string, std::vector<int64_t>, std::vector<bool>> v;
+};
+
+// Everything of the file but the weights, in file order.
+struct SynthPlan {
+  std::vector<SynthMeta> meta;
+  std::vector<SynthTensor> tensors;
+};
+
+std::span<const std::string_view> synth_presets();  // "31b", "31b-dflash", ...
+std::span<const std::string_view> synth_quants();   // "Q4_K_M", ...
+
+// An Error if the preset or quant is not one of the above.
+Result<SynthPlan> synth_plan(std::string_view preset, std::string_view quant);
+uint64_t synth_bytes(const SynthPlan& plan);  // of the finished file
+
+// Called with bytes done and in all, about every 32 MB.
+using SynthProgress = std::function<void(uint64_t done, uint64_t total)>;
+
+// Writes the file; the same seed gives the same bytes. Refuses before writing if the disk has too little
+// room.
+Status synth_write(const SynthPlan& plan, const std::string& path, uint64_t seed,
+                   const SynthProgress& progress);
+
+}  // namespace facet

@@ -1,0 +1,129 @@
+#pragma once
+#include <fmt/format.h>
+
+#include <cmath>
+#include <set>
+#include <string>
+
+#include "formats/gguf.h"
+#include "model/gemma4_config.h"
+#include "model/types.h"
+
+namespace facet {
+
+// Finds tensors by name and checks shape and type; remembers the first error and which names were taken.
+class TensorFinder {
+ public:
+  explicit TensorFinder(const GgufFile& f) : file_(f) {}
+  // The tensor, or null: absent (an error unless optional), wrong shape or type (always an error).
+  const TensorView* matrix(const std::string& name, int64_t n_in, int64_t n_out, int64_t n_stack = 1, bool optional = false);
+  // F32 values of a vector of n elements; empty when absent.
+  std::vector<float> vector(const std::string& name, int64_t n, bool optional = false);
+  void ignore(const std::string& name) { taken_.insert(name); }
+  // Layer tensors nobody asked for would make the model run wrongly in silence.
+  Status finish();
+
+ private:
+  void fail(const std::string& what, const std::string& hint);
+  const GgufFile& file_;
+  std::set<std::string> taken_;
+  std::optional<Error> error_;
+};
+
+// Binds every tensor of a Gemma 4 text model. Folded here: the router's 1/sqrt(D) into router_norm.
+template <Backend B>
+Result<ModelW<B>> bind_gemma4(B& b, const GgufFile& file, const ModelCfg& m) {
+  TensorFinder find(file);
+  auto weight = [&](const std::string& name, int64_t n_in, int64_t n_out, int64_t n_stack = 1, bool optional = false) {
+    const TensorView* t = find.matrix(name, n_in, n_out, n_stack, optional);
+    return t ? b.upload(*t) : typename B::Weight{};
+  };
+  auto gain = [&](const std::string& name, int64_t n, bool optional = false) {
+    const std::vector<float> v = find.vector(name, n, optional);
+    return v.empty() ? typename B::Vec{} : b.upload(std::span<const float>(v));
+  };
+  const int64_t D = m.d_model, P = m.d_ple, L = m.n_layer();
+
+  ModelW<B> W;
+  W.tok_embd = weight("token_embd.weight", D, m.n_vocab);
+  W.head = weight("output.weight", D, m.n_vocab, 1, true);
+  if (!W.head) W.head = W.tok_embd;  // tied, and not scaled
+  W.out_norm = gain("output_norm.weight", D);
+  if (P > 0) {
+    W.ple_table = weight("per_layer_token_embd.weight", L * P, m.n_vocab);
+    W.ple_model_proj = weight("per_layer_model_proj.weight", D, L * P);
+    W.ple_norm = gain("per_layer_proj_norm.weight", P);
+  }
+  for (int l = 0; l < m.n_layer(); ++l) {
+    const LayerCfg& c = m.layer[size_t(l)];
+    const int64_t E = c.head_dim, Q = int64_t(m.n_q_head) * E, KV = int64_t(c.n_kv_head) * E;
+    auto name = [&](const char* rest) { return fmt::format("blk.{}.{}", l, rest); };
+    LayerW<B> w;
+    auto freqs = gemma4_freqs(file, m, l);
+    if (!freqs) return freqs.error();
+    w.freqs = b.upload(std::span<const double>(*freqs));
+    w.attn_norm = gain(name("attn_norm.weight"), D);
+    w.q_norm = gain(name("attn_q_norm.weight"), E);
+    w.wq = weight(name("attn_q.weight"), D, Q);
+    w.wo = weight(name("attn_output.weight"), Q, D);
+    if (c.query_only) {  // published files still carry them; no engine reads them
+      for (const char* unused : {"attn_k.weight", "attn_v.weight", "attn_k_norm.weight"}) find.ignore(name(unused));
+    } else {
+      w.k_norm = gain(name("attn_k_norm.weight"), E);
+      w.wk = weight(name("attn_k.weight"), D, KV);
+      w.wv = weight(name("attn_v.weight"), D, KV, 1, /*optional=*/c.window == 0);
+    }
+    w.attn_post = gain(name("post_attention_norm.weight"), D);
+    w.ffn_norm = gain(name("ffn_norm.weight"), D);
+    w.ffn_post = gain(name("post_ffw_norm.weight"), D);
+    w.gate = weight(name("ffn_gate.weight"), D, c.d_ff);
+    w.up = weight(name("ffn_up.weight"), D, c.d_ff);
+    w.down = weight(name("ffn_down.weight"), c.d_ff, D);
+    if (const std::vector<float> s = find.vector(name("layer_output_scale.weight"), 1, true); !s.empty()) w.out_scale = s[0];
+    if (c.moe) {
+      const int64_t N = m.n_expert, F = m.d_expert;
+      w.shared_post = gain(name("post_ffw_norm_1.weight"), D);
+      w.routed_pre = gain(name("pre_ffw_norm_2.weight"), D);
+      w.routed_post = gain(name("post_ffw_norm_2.weight"), D);
+      std::vector<float> router = find.vector(name("ffn_gate_inp.scale"), D);
+      for (float& r : router) r /= std::sqrt(float(D));
+      w.router_norm = b.upload(std::span<const float>(router));
+      w.experts.router = weight(name("ffn_gate_inp.weight"), D, N);
+      w.experts.gate_up = weight(name("ffn_gate_up_exps.weight"), D, 2 * F, N, /*optional=*/true);
+      if (!w.experts.gate_up) {
+        w.experts.gate = weight(name("ffn_gate_exps.weight"), D, F, N);
+        w.experts.up = weight(name("ffn_up_exps.weight"), D, F, N);
+      }
+      w.experts.down = weight(name("ffn_down_exps.weight"), F, D, N);
+      w.experts.scale = gain(name("ffn_down_exps.scale"), N, true);
+    }
+    if (P > 0) {
+      w.ple_gate = weight(name("inp_gate.weight"), D, P);
+      w.ple_proj = weight(name("proj.weight"), P, D);
+      w.ple_post = gain(name("post_norm.weight"), D);
+    }
+    W.layer.push_back(w);
+  }
+  if (auto done = find.finish(); !done) return done.error();
+  return W;
+}
+
+// Scratch for steps of at most max_tok tokens and max_out rows of logits.
+template <Backend B>
+Work<B> make_work(B& b, const ModelCfg& m, int max_tok, int max_out) {
+  Work<B> w;
+  const int D = m.d_model, wide = std::max(m.max_q_cols(), D), ple = m.n_layer() * m.d_ple;
+  w.x = b.new_rows(max_tok, D), w.h = b.new_rows(max_tok, D), w.y = b.new_rows(max_tok, D);
+  w.q = b.new_rows(max_tok, m.max_q_cols()), w.a = b.new_rows(max_tok, wide);
+  w.k = b.new_rows(max_tok, m.max_kv_cols()), w.v = b.new_rows(max_tok, m.max_kv_cols());
+  w.g = b.new_rows(max_tok, std::max(m.max_d_ff(), m.d_ple));
+  if (m.n_expert > 0) w.e = b.new_rows(max_tok, D), w.r = b.new_rows(max_tok, D);
+  if (ple > 0) w.ple = b.new_rows(max_tok, ple), w.ple_ctx = b.new_rows(max_tok, ple);
+  w.out = b.new_rows(max_out, D), w.logits = b.new_rows(max_out, m.n_vocab);
+  return w;
+}
+// Elements that make_work asks for.
+int64_t work_elements(const ModelCfg& m, int max_tok, int max_out);
+BackendLimits backend_limits(const ModelCfg& m, int max_tok, int64_t max_rows);
+
+}  // namespace facet

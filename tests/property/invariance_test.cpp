@@ -1,0 +1,212 @@
+// Laws of the forward pass and the cache, bit for bit on the reference: what a step holds beside a row, and how rows
+// were cut into steps, changes nothing. Each law is a function of the backend; a planted bug must break it.
+#include "support/broken.h"
+#include "support/harness.h"
+#include "support/tiny_model.h"
+
+namespace facet::test {
+namespace {
+
+constexpr int kTokens = 90;
+constexpr KvType kTypes[] = {KvType::kF32, KvType::kF16, KvType::kQ8_0, KvType::kQ4_0, KvType::kTQ3_0};
+
+KvPlan plan(KvType t = KvType::kQ8_0) {
+  return {.k = t, .v = t, .max_seq = 3, .max_ctx = 256, .max_step = 96, .margin = 16, .checkpoints = 2};
+}
+std::vector<float> rows(const std::vector<float>& logits, int vocab, size_t from, size_t n) {
+  return {logits.begin() + ptrdiff_t(from) * vocab, logits.begin() + ptrdiff_t(from + n) * vocab};
+}
+
+// 16 is the window and the rings' margin; 17 is staged.
+template <class B>
+bool chunking_changes_nothing(const std::string& model, KvType t) {
+  Harness<B> h(model, plan(t));
+  const auto ids = random_ids(kTokens, h.cfg.n_vocab, 7);
+  const auto one = h.logits(ids, {1});
+  for (const std::vector<int>& chunks : {std::vector<int>{2}, {7}, {15}, {16}, {17}, {64}, {90}, {5, 40, 1, 30, 3}})
+    if (!bitwise_equal(h.logits(ids, chunks), one)) return false;
+  return true;
+}
+
+TEST(Property, ChunkingChangesNothing) {
+  for (const TinyModel& m : {TinyModel{}, TinyModel{.moe = true}, TinyModel{.moe = true, .split_experts = true}, TinyModel{.ple = true}}) {
+    const TinyFile file(m);
+    for (KvType t : kTypes) EXPECT_TRUE(chunking_changes_nothing<CpuRef>(file.path(), t)) << m.moe << m.ple << kv_type_name(t);
+  }
+}
+TEST(Property, ChunkingBitesOnARingOneRowShort) {
+  const TinyFile file;
+  EXPECT_FALSE(chunking_changes_nothing<RingOneRowShort>(file.path(), KvType::kF16));
+}
+
+// A sequence's rows are the same alone and beside a prompt, a draft block and padding.
+template <class B>
+bool neighbours_change_nothing(const std::string& model) {
+  Harness<B> h(model, plan());
+  const auto ids = random_ids(kTokens, h.cfg.n_vocab, 7), other = random_ids(60, h.cfg.n_vocab, 8), third = random_ids(40, h.cfg.n_vocab, 9);
+  const auto alone = h.logits(ids, {30});
+  for (int s = 0; s < 3; ++s) h.cache().clear(s);
+  std::vector<float> together;
+  for (int at = 0, step = 0; at < kTokens; at += 10, ++step) {
+    h.begin();
+    if (step < 6) h.add({.slot = 2, .token = std::span(other).subspan(size_t(step) * 10, 10), .out = Out::kLast});
+    h.add({.slot = 0, .token = std::span(ids).subspan(size_t(at), 10), .out = Out::kAll});
+    if (step < 8) h.add({.slot = 1, .token = std::span(third).subspan(size_t(step) * 5, 5), .mask = Mask::kBlock});
+    h.runner().steps.pad_to(28);
+    const auto got = h.forward();
+    const size_t skip = step < 6 ? 1 : 0;
+    const auto mine = rows(got, h.cfg.n_vocab, skip, 10);
+    together.insert(together.end(), mine.begin(), mine.end());
+    h.cache().commit(0, 10);
+    if (step < 6) h.cache().commit(2, 10);
+    if (step < 8) h.cache().commit(1, 5);
+  }
+  return bitwise_equal(together, alone);
+}
+TEST(Property, NeighboursChangeNothing) {
+  for (const TinyModel& m : {TinyModel{}, TinyModel{.moe = true}, TinyModel{.ple = true}}) {
+    const TinyFile file(m);
+    EXPECT_TRUE(neighbours_change_nothing<CpuRef>(file.path()));
+  }
+}
+TEST(Property, NeighboursBiteOnALeak) {
+  const TinyFile file;
+  EXPECT_FALSE(neighbours_change_nothing<LeaksNeighbour>(file.path()));
+}
+
+// Verifying a draft gives the rows of decoding; what is rejected never existed.
+template <class B>
+bool rejected_rows_vanish(const std::string& model) {
+  Harness<B> h(model, plan());
+  const auto ids = random_ids(kTokens, h.cfg.n_vocab, 7), junk = random_ids(kTokens * 8, h.cfg.n_vocab, 11);
+  const auto plain = h.logits(ids, {1});
+  h.cache().clear(0);
+  std::vector<float> got;
+  for (size_t at = 0, round = 0; at < ids.size(); ++round) {  // n right tokens, then wrong ones
+    const size_t n = std::min(1 + round % 5, ids.size() - at), wrong = (round * 7) % 11;
+    std::vector<int32_t> draft(ids.begin() + ptrdiff_t(at), ids.begin() + ptrdiff_t(at + n));
+    draft.insert(draft.end(), junk.begin() + ptrdiff_t(round), junk.begin() + ptrdiff_t(round + wrong));
+    h.begin();
+    h.add({.slot = 0, .token = draft, .out = Out::kAll});
+    const auto keep = rows(h.forward(), h.cfg.n_vocab, 0, n);
+    got.insert(got.end(), keep.begin(), keep.end());
+    h.cache().commit(0, int(n));
+    at += n;
+  }
+  return bitwise_equal(got, plain);
+}
+TEST(Property, RejectedRowsVanish) {
+  for (const TinyModel& m : {TinyModel{}, TinyModel{.moe = true}, TinyModel{.ple = true}}) {
+    const TinyFile file(m);
+    EXPECT_TRUE(rejected_rows_vanish<CpuRef>(file.path()));
+  }
+}
+TEST(Property, RejectionBitesOnRowsLeftVisible) {
+  const TinyFile file;
+  EXPECT_FALSE(rejected_rows_vanish<KeepsRejected>(file.path()));
+}
+
+// A tree's path has the rows of a chain, also in the same step as a prompt; its compaction leaves a plain cache.
+TEST(Property, TreesEqualChains) {
+  for (const KvType t : kTypes) {
+    const TinyFile file;
+    Harness<CpuRef> h(file.path(), plan(t));
+    const auto ids = random_ids(kTokens, h.cfg.n_vocab, 7), other = random_ids(30, h.cfg.n_vocab, 8);
+    const auto plain = h.logits(ids, {1});
+    for (int s = 0; s < 3; ++s) h.cache().clear(s);
+    h.more_logits(std::span(ids).first(40), {40});
+    for (size_t at = 40; at + 4 <= 80; at += 4) {
+      // The right path is nodes 0, 2, 3, 6; the others are siblings with other tokens.
+      const int32_t a = ids[at], b = ids[at + 1], c = ids[at + 2], d = ids[at + 3];
+      const std::vector<int32_t> tree{a, (b + 1) % 96, b, c, (c + 5) % 96, (d + 3) % 96, d, a};
+      const std::vector<int16_t> parent{-1, 0, 0, 2, 2, 4, 3, 1};
+      h.begin();
+      if (at == 40) h.add({.slot = 1, .token = other, .out = Out::kNone});
+      h.add({.slot = 0, .token = tree, .out = Out::kAll, .mask = Mask::kTree, .parent = parent});
+      const auto got = h.forward();
+      size_t row = at;
+      for (const size_t node : {0u, 2u, 3u, 6u})
+        EXPECT_TRUE(bitwise_equal(rows(got, h.cfg.n_vocab, node, 1), rows(plain, h.cfg.n_vocab, row++, 1))) << kv_type_name(t) << " at " << at;
+      const int16_t path[] = {0, 2, 3, 6};
+      h.cache().commit_path(0, path);
+    }
+    const auto rest = h.more_logits(std::span(ids).subspan(80), {3});
+    EXPECT_TRUE(bitwise_equal(rest, rows(plain, h.cfg.n_vocab, 80, 10))) << kv_type_name(t);
+  }
+}
+
+// Going back and doing it again is never having left.
+TEST(Property, RewindAndCheckpoint) {
+  const TinyFile file;
+  Harness<CpuRef> h(file.path(), plan());
+  const auto ids = random_ids(kTokens, h.cfg.n_vocab, 7), other = random_ids(80, h.cfg.n_vocab, 8);
+  const auto plain = h.logits(ids, {1});
+  h.cache().clear(0);
+  h.more_logits(std::span(ids).first(50), {50});
+  h.cache().checkpoint(0);
+  h.more_logits(other, {13});
+  EXPECT_EQ(h.cache().rewind(0, 50), Rewind::kNeedsPrefill) << "the rings hold a margin of 16 rows, 80 were written";
+  ASSERT_EQ(h.cache().restore(0, 44), Rewind::kDone) << "the checkpoint has a margin of its own";
+  EXPECT_TRUE(bitwise_equal(h.more_logits(std::span(ids).subspan(44), {9}), rows(plain, h.cfg.n_vocab, 44, kTokens - 44)));
+  ASSERT_EQ(h.cache().rewind(0, 80), Rewind::kDone);
+  EXPECT_TRUE(bitwise_equal(h.more_logits(std::span(ids).subspan(80), {10}), rows(plain, h.cfg.n_vocab, 80, 10)));
+  EXPECT_EQ(h.cache().restore(0, 48), Rewind::kNeedsPrefill) << "rows from 44 on are other tokens' now, as far as the checkpoint knows";
+  EXPECT_EQ(h.cache().rewind(0, 0), Rewind::kDone);
+  EXPECT_TRUE(bitwise_equal(h.more_logits(ids, {90}), plain));
+}
+
+TEST(Property, ThreadsChangeNothing) {
+  const TinyFile file(TinyModel{.moe = true});
+  const auto ids = random_ids(kTokens, 96, 7);
+  const auto one = Harness<CpuRef>(file.path(), plan(), 0, 1).logits(ids, {30});
+  for (int n : {2, 3}) EXPECT_TRUE(bitwise_equal(Harness<CpuRef>(file.path(), plan(), 0, n).logits(ids, {30}), one)) << n;
+}
+
+TEST(Property, LaterTokensDoNotChangeEarlierRows) {
+  const TinyFile file;
+  Harness<CpuRef> h(file.path(), plan());
+  auto ids = random_ids(kTokens, h.cfg.n_vocab, 7);
+  const auto before = h.logits(ids, {90});
+  for (size_t i = 60; i < ids.size(); ++i) ids[i] = (ids[i] + 1) % h.cfg.n_vocab;
+  EXPECT_TRUE(bitwise_equal(rows(h.logits(ids, {90}), h.cfg.n_vocab, 0, 60), rows(before, h.cfg.n_vocab, 0, 60)));
+}
+
+// Memory that no row was written to is never read: NaN everywhere changes nothing.
+TEST(Property, PoisonedMemoryIsNeverRead) {
+  const TinyFile file;
+  Harness<CpuRef> h(file.path(), plan(KvType::kF16));
+  const auto ids = random_ids(kTokens, h.cfg.n_vocab, 7);
+  const auto plain = h.logits(ids, {20});
+  h.cache().clear(0);
+  for (const KvLayer& l : h.cache().layers()) {
+    if (l.window == 0) continue;
+    std::memset(l.k, 0xFF, size_t(l.k_slot) * 3);
+    std::memset(l.v, 0xFF, size_t(l.v_slot) * 3);
+    std::memset(l.k_stage, 0xFF, size_t(l.k_row) * 96);
+    std::memset(l.v_stage, 0xFF, size_t(l.v_row) * 96);
+  }
+  EXPECT_TRUE(bitwise_equal(h.logits(ids, {20}), plain));
+}
+
+TEST(Property, DecoratorsChangeNothing) {
+  const TinyFile file(TinyModel{.moe = true});
+  const auto ids = random_ids(kTokens, 96, 7);
+  const auto plain = Harness<CpuRef>(file.path(), plan()).logits(ids, {20});
+  Harness<Traced<CpuRef>> traced(file.path(), plan());
+  EXPECT_TRUE(bitwise_equal(traced.logits(ids, {20}), plain));
+  EXPECT_EQ(traced.backend().costs().at("attend").calls, 5 * 6);
+  Harness<Lockstep<CpuRef, CpuRef>> pair(file.path(), plan());
+  EXPECT_TRUE(bitwise_equal(pair.logits(ids, {20}), plain));
+  EXPECT_GT(pair.backend().compared(), 5 * 6 * 8);
+  EXPECT_TRUE(pair.backend().differences().empty());
+}
+TEST(Property, LockstepNamesTheVerbThatDiffers) {
+  const TinyFile file;
+  Harness<Lockstep<RotatesEverything, CpuRef>> h(file.path(), plan());
+  h.logits(random_ids(30, 96, 7), {30});
+  ASSERT_FALSE(h.backend().differences().empty());
+  for (const VerbDifference& d : h.backend().differences()) EXPECT_EQ(d.name, "head_norm_rope") << d.message();
+}
+
+}  // namespace
+}  // namespace facet::test
