@@ -298,6 +298,7 @@ TEST(Chat, ErrorsNameTheMessage) {
   ASSERT_FALSE(r);
   EXPECT_NE(r.error().message().find("messages[1].tool_calls[0]"), std::string::npos);
   EXPECT_FALSE(parse_json(std::string(100000, '['), "x"));
+  EXPECT_FALSE(parse_json("[1e999]", "x"));  // the library reports this one as another exception
 }
 
 TEST(Chat, VariantOfATemplate) {
