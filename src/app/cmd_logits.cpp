@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "app/commands.h"
+#include "app/console.h"
 #include "app/options.h"
 #include "model/types.h"
 
@@ -15,10 +16,6 @@ struct Options {
   std::string tokens, out;
 };
 
-int fail(const Error& e) {
-  fmt::print(stderr, "facet: {}\n", e.message());
-  return kExitFailure;
-}
 
 int run(Options& o) {
   std::error_code ec;
@@ -27,16 +24,16 @@ int run(Options& o) {
   o.engine.max_out = o.engine.chunk;
   o.engine.checkpoints = 0;
   auto opened = open_engine(o.engine);
-  if (!opened) return fail(opened.error());
+  if (!opened) return report(opened.error());
   auto ids = read_token_file(o.tokens, (*opened)->model().n_vocab);
-  if (!ids) return fail(ids.error());
+  if (!ids) return report(ids.error());
   std::ofstream f(o.out, std::ios::binary);
   auto ok = (*opened)->score(*ids, [&](int, std::span<const float> rows) {
     f.write(reinterpret_cast<const char*>(rows.data()), std::streamsize(rows.size_bytes()));
   });
-  if (!ok) return fail(ok.error());
+  if (!ok) return report(ok.error());
   f.close();
-  if (!f) return fail({o.out, "cannot write the logits", "check the folder and the space on the disk"});
+  if (!f) return report({o.out, "cannot write the logits", "check the folder and the space on the disk"});
   fmt::print(stderr, "{}: [{}, {}] float32\n", o.out, ids->size(), (*opened)->model().n_vocab);
   return kExitOk;
 }

@@ -3,6 +3,7 @@
 #include <memory>
 
 #include "app/commands.h"
+#include "app/console.h"
 #include "app/options.h"
 #include "app/paths.h"
 #include "engine/plan.h"
@@ -11,19 +12,15 @@
 namespace facet {
 namespace {
 
-int fail(const Error& e) {
-  fmt::print(stderr, "facet: {}\n", e.message());
-  return kExitFailure;
-}
 
 int run(EngineConfig c) {
   if (c.model.empty()) c.model = default_model_path();
   auto file = GgufFile::open(c.model);
-  if (!file) return fail(file.error());
+  if (!file) return report(file.error());
   auto m = gemma4_config(*file);
-  if (!m) return fail(m.error());
+  if (!m) return report(m.error());
   auto decided = resolve_config(*file, *m, c);
-  if (!decided) return fail(decided.error());
+  if (!decided) return report(decided.error());
   fmt::print("{}: {}, {} layers, width {}, vocabulary {}\n", c.model, m->name, m->n_layer(), m->d_model, m->n_vocab);
   fmt::print("context {} of {} trained, {} slots, K {} V {}, backend {}\n", decided->n_ctx, m->n_ctx_train, decided->max_seq,
              kv_type_name(*decided->kv_k), kv_type_name(*decided->kv_v), decided->backend);

@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "app/commands.h"
+#include "app/console.h"
 #include "app/options.h"
 #include "model/types.h"
 #include "tokenizer/chat.h"
@@ -34,18 +35,14 @@ Result<std::vector<int32_t>> prompt_ids(const Options& o, const Engine& e) {
   return t->encode(*text, true, true);
 }
 
-int fail(const Error& e) {
-  fmt::print(stderr, "facet: {}\n", e.message());
-  return kExitFailure;
-}
 
 int run(Options& o) {
   draw_seed(o.sampling, o.seed_given);
   auto opened = open_engine(o.engine);
-  if (!opened) return fail(opened.error());
+  if (!opened) return report(opened.error());
   Engine& engine = **opened;
   auto ids = prompt_ids(o, engine);
-  if (!ids) return fail(ids.error());
+  if (!ids) return report(ids.error());
 
   const bool text = o.tokens.empty();
   std::unique_ptr<StreamDecoder> decoder;
@@ -66,15 +63,15 @@ int run(Options& o) {
                                                    },
                                                .done =
                                                    [&](RequestId, Stop s, const Usage& u, const std::string& e) { why = s, usage = u, error = e; }});
-  if (!id) return fail(id.error());
+  if (!id) return report(id.error());
   Interrupts interrupts;
   while (engine.tick())
     if (Interrupts::pending()) engine.cancel(*id), Interrupts::clear();
   if (decoder) fmt::print("{}\n", decoder->finish());
-  if (why == Stop::kError) return fail({"run", error, ""});
+  if (why == Stop::kError) return report({"run", error, ""});
   fmt::print(stderr, "{}\n", usage_line(usage, why, o.sampling));
   if (!o.out_tokens.empty())
-    if (auto ok = write_token_file(o.out_tokens, out); !ok) return fail(ok.error());
+    if (auto ok = write_token_file(o.out_tokens, out); !ok) return report(ok.error());
   return kExitOk;
 }
 

@@ -6,6 +6,8 @@
 
 namespace facet {
 
+int physical_cores();  // that this machine has; at least 1
+
 // Calls f(i) for every i in [0, n), spread over n_threads. The body must not depend on which thread
 // runs it: results are the same for every n_threads.
 template <class F>

@@ -41,9 +41,9 @@ struct Usage {
   int steps = 0, drafted = 0, accepted = 0;
 };
 struct Request {
-  std::vector<int32_t> prompt;
+  std::vector<int32_t> prompt = {};
   int max_tokens = -1;              // -1: until the context is full
-  Sampling sampling;
+  Sampling sampling = {};
   bool ignore_eos = false;          // an end-of-generation token is output like any other
   bool suppress_special = true;     // never draw the placeholders of pictures and sound
 };

@@ -3,13 +3,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <fstream>
-#include <set>
 #include <string>
-#include <thread>
 
 #include "backend/cpu/cpu_ref.h"
 #include "base/reserve.h"
+#include "base/threads.h"
 #include "model/gemma4_bind.h"
 
 namespace facet {
@@ -70,16 +68,6 @@ Result<EngineConfig> resolve_config(const GgufFile& file, const ModelCfg& m, Eng
     break;
   }
   return Error{c.model, fmt::format("the memory plan needs {}, {} available\n{}", human_bytes(p.total()), human_bytes(p.available), p.table()), hint};
-}
-
-int physical_cores() {
-  std::set<std::string> cores;
-  const unsigned n = std::max(1u, std::thread::hardware_concurrency());
-  for (unsigned i = 0; i < n; ++i) {
-    std::ifstream f(fmt::format("/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list", i));
-    if (std::string s; std::getline(f, s)) cores.insert(s);
-  }
-  return cores.empty() ? int(n) : int(cores.size());
 }
 
 }  // namespace facet

@@ -16,6 +16,4 @@ MemoryPlan plan_memory(const GgufFile& file, const ModelCfg& m, const EngineConf
 // the error holds the table and the option that would make it fit.
 Result<EngineConfig> resolve_config(const GgufFile& file, const ModelCfg& m, EngineConfig c);
 
-int physical_cores();
-
 }  // namespace facet

@@ -169,10 +169,6 @@ void kv_encode(KvType t, const float* x, std::byte* dst, int head_dim) {
       encode_tq3_group(x + i, dst + kv_row_bytes(t, g) * size_t(i / g), g);
     return;
   }
-  if (t == KvType::kF32) {
-    std::memcpy(dst, x, size_t(head_dim) * sizeof(float));
-    return;
-  }
   if (!kv_rotated(t)) return quantize_row(kInfos[size_t(t)].block, x, dst, head_dim);
   float y[kMaxHeadDim];
   std::copy(x, x + head_dim, y);

@@ -1,0 +1,29 @@
+#include "base/threads.h"
+
+#include <cstdlib>
+#include <fstream>
+#include <set>
+#include <string>
+#include <thread>
+
+namespace facet {
+namespace {
+
+// Idle threads of the pool spin for tens of microseconds, as long as a verb of a small model, and then sleep. The
+// library's own limit is a thousand times that: beside any other program a step waits for threads that burn the cores
+// it needs. Runs before the library reads its settings; a user's own setting wins.
+__attribute__((constructor(101))) void limit_spinning() { ::setenv("GOMP_SPINCOUNT", "20000", /*overwrite=*/0); }
+
+}  // namespace
+
+int physical_cores() {
+  std::set<std::string> cores;
+  const unsigned n = std::max(1u, std::thread::hardware_concurrency());
+  for (unsigned i = 0; i < n; ++i) {
+    std::ifstream f("/sys/devices/system/cpu/cpu" + std::to_string(i) + "/topology/thread_siblings_list");
+    if (std::string s; std::getline(f, s)) cores.insert(s);
+  }
+  return cores.empty() ? int(n) : int(cores.size());
+}
+
+}  // namespace facet

@@ -1,0 +1,174 @@
+// The engine on the tiny model: what a request gets does not depend on what else runs, what came before, or how steps were cut.
+#include <filesystem>
+
+#include "engine/engine.h"
+#include "model/types.h"
+#include "support/must.h"
+#include "support/tiny_model.h"
+
+namespace facet::test {
+namespace {
+
+struct Answer {
+  std::vector<int32_t> tokens;
+  Stop why = Stop::kError;
+  Usage usage;
+  std::string error;
+};
+Sink into(Answer& a) {
+  return {.tokens = [&a](RequestId, std::span<const int32_t> t) { a.tokens.insert(a.tokens.end(), t.begin(), t.end()); },
+          .done = [&a](RequestId, Stop s, const Usage& u, const std::string& e) { a.why = s, a.usage = u, a.error = e; }};
+}
+EngineConfig config(const TinyFile& f) {
+  EngineConfig c;
+  c.model = f.path();
+  c.n_ctx = 256;
+  c.max_seq = 3;
+  c.chunk = 40;
+  c.margin = 16;
+  c.n_threads = 1;
+  return c;
+}
+Request request(int seed, int n_prompt, int n_out) {
+  return {.prompt = random_ids(n_prompt, 96, unsigned(seed)), .max_tokens = n_out, .sampling = {.temperature = 1, .top_k = 20, .seed = uint64_t(seed)}};
+}
+Answer solo(const EngineConfig& c, Request r) {
+  auto e = must(Engine::open(c));
+  Answer a;
+  must(e->submit(std::move(r), into(a)));
+  while (e->tick()) {}
+  return a;
+}
+
+TEST(Engine, RequestsTogetherEqualRequestsAlone) {
+  const TinyFile file;
+  const EngineConfig c = config(file);
+  auto e = must(Engine::open(c));
+  std::vector<Answer> got(7);
+  for (int i = 0; i < 7; ++i) must(e->submit(request(i, 5 + 17 * i, 20 + i), into(got[size_t(i)])));
+  while (e->tick()) {}
+  for (int i = 0; i < 7; ++i) {
+    const Answer want = solo(c, request(i, 5 + 17 * i, 20 + i));
+    EXPECT_EQ(got[size_t(i)].tokens, want.tokens) << i;
+    EXPECT_EQ(got[size_t(i)].why, Stop::kLength);
+    EXPECT_EQ(got[size_t(i)].usage.generated, 20 + i);
+  }
+}
+
+TEST(Engine, ChunkSizeChangesNoToken) {
+  const TinyFile file(TinyModel{.moe = true});
+  EngineConfig c = config(file);
+  const Answer want = solo(c, request(3, 100, 30));
+  for (int chunk : {1, 7, 128}) {
+    c.chunk = chunk;
+    EXPECT_EQ(solo(c, request(3, 100, 30)).tokens, want.tokens) << chunk;
+  }
+}
+
+// A conversation that goes on is not computed again, also when its last answer comes back changed.
+TEST(Engine, ContinuesFromTheSharedPrefix) {
+  const TinyFile file;
+  EngineConfig c = config(file);
+  c.max_seq = 1;
+  auto e = must(Engine::open(c));
+  Answer first, second, third;
+  must(e->submit(request(1, 80, 60), into(first)));
+  while (e->tick()) {}
+  Request r = request(1, 80, 10);
+  r.prompt.insert(r.prompt.end(), first.tokens.begin(), first.tokens.end());
+  r.prompt.push_back(5);
+  const Request copy = r;
+  must(e->submit(std::move(r), into(second)));
+  while (e->tick()) {}
+  EXPECT_EQ(second.usage.cached, 80 + 59) << "all but the token that was drawn last";
+  EXPECT_EQ(second.tokens, solo(c, copy).tokens);
+
+  Request changed = request(1, 80, 10);  // differs 4 tokens before the end of the first prompt: beyond the margin
+  changed.prompt.resize(76);
+  changed.prompt.push_back(7);
+  const Request changed_copy = changed;
+  must(e->submit(std::move(changed), into(third)));
+  while (e->tick()) {}
+  EXPECT_EQ(third.usage.cached, 0) << "the second prompt's checkpoint has replaced the first's";
+  EXPECT_EQ(third.tokens, solo(c, changed_copy).tokens);
+}
+TEST(Engine, GoesBackThroughACheckpoint) {
+  const TinyFile file;
+  EngineConfig c = config(file);
+  c.max_seq = 1;
+  auto e = must(Engine::open(c));
+  Answer first, second;
+  must(e->submit(request(1, 80, 60), into(first)));
+  while (e->tick()) {}
+  Request r = request(1, 80, 10);
+  r.prompt.resize(76);
+  r.prompt.push_back(7);
+  const Request copy = r;
+  must(e->submit(std::move(r), into(second)));
+  while (e->tick()) {}
+  EXPECT_EQ(second.usage.cached, 76);
+  EXPECT_EQ(second.tokens, solo(c, copy).tokens);
+}
+
+TEST(Engine, StopsWhereItMust) {
+  const TinyFile file;
+  EngineConfig c = config(file);
+  c.n_ctx = 64;
+  Answer a = solo(c, request(1, 60, -1));
+  EXPECT_EQ(a.why, Stop::kContext);
+  EXPECT_EQ(a.tokens.size(), 4u);
+  auto e = must(Engine::open(c));
+  EXPECT_FALSE(e->submit(request(1, 64, 1), {}));
+  EXPECT_FALSE(e->submit({}, {}));
+  EXPECT_FALSE(e->submit({.prompt = {96}}, {}));
+
+  Answer cancelled, waiting;
+  EngineConfig one = c;
+  one.max_seq = 1;
+  auto f = must(Engine::open(one));
+  const RequestId id = must(f->submit(request(1, 10, 40), into(cancelled)));
+  const RequestId queued = must(f->submit(request(2, 10, 40), into(waiting)));
+  for (int i = 0; i < 5; ++i) f->tick();
+  f->cancel(id);
+  f->cancel(queued);
+  f->cancel(999);
+  while (f->tick()) {}
+  EXPECT_EQ(cancelled.why, Stop::kCancelled);
+  EXPECT_EQ(waiting.why, Stop::kCancelled);
+  EXPECT_EQ(cancelled.tokens.size(), 5u);
+  EXPECT_EQ(waiting.tokens.size(), 0u);
+}
+
+TEST(Engine, RefusesWhatDoesNotFitAndSaysWhatWould) {
+  const TinyFile file;
+  EngineConfig c = config(file);
+  c.n_ctx = 1 << 20;
+  c.memory = 64 << 20;
+  auto e = Engine::open(c);
+  ASSERT_FALSE(e);
+  const std::string m = e.error().message();
+  EXPECT_NE(m.find("kv full"), std::string::npos) << m;
+  EXPECT_NE(m.find("would fit"), std::string::npos) << m;
+  c.n_ctx = 0;  // chosen: halved until it fits
+  auto f = must(Engine::open(c));
+  EXPECT_LE(f->config().n_ctx, 4096);
+}
+
+TEST(Engine, TwoInOneProcess) {
+  const TinyFile file;
+  const EngineConfig c = config(file);
+  auto a = must(Engine::open(c)), b = must(Engine::open(c));
+  Answer x, y;
+  must(a->submit(request(1, 50, 20), into(x)));
+  must(b->submit(request(2, 50, 20), into(y)));
+  bool more = true;
+  while (more) {
+    const bool m1 = a->tick(), m2 = b->tick();
+    more = m1 || m2;
+  }
+  EXPECT_EQ(x.tokens, solo(c, request(1, 50, 20)).tokens);
+  EXPECT_EQ(y.tokens, solo(c, request(2, 50, 20)).tokens);
+}
+
+}  // namespace
+}  // namespace facet::test

@@ -1,0 +1,119 @@
+#include "backend/cpu/sampler.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <map>
+#include <random>
+
+namespace facet::test {
+namespace {
+
+int32_t draw(const std::vector<float>& logits, const Sampling& s, int64_t position = 0, std::vector<int32_t> history = {},
+             std::vector<int32_t> draft = {}, std::vector<int32_t> suppressed = {}) {
+  return sample_row(logits, {.sampling = &s, .position = position, .history = history, .draft = draft, .suppressed = suppressed});
+}
+
+TEST(Sampler, GreedyTakesTheLargestAndTheLowestIdOnTies) {
+  Sampling s{.temperature = 0};
+  EXPECT_EQ(draw({1, 3, 3, 2}, s), 1);
+  EXPECT_EQ(draw({1, 3, 3, 2}, s, 0, {}, {}, {1}), 2);
+  s.logit_bias = {{3, 5.f}};
+  EXPECT_EQ(draw({1, 3, 3, 2}, s), 3);
+}
+
+TEST(Sampler, ReportsLogitsWithoutAFiniteNumber) {
+  const Sampling s;
+  EXPECT_EQ(draw({1, NAN, 2}, s), -1);
+  EXPECT_EQ(draw({-INFINITY, -INFINITY}, s), -1);
+}
+
+TEST(Sampler, TheSameSeedAndPositionGiveTheSameToken) {
+  std::vector<float> logits(50);
+  for (size_t i = 0; i < logits.size(); ++i) logits[i] = std::sin(float(i));
+  const Sampling s{.top_k = 0, .top_p = 1, .seed = 5}, t{.top_k = 0, .top_p = 1, .seed = 6};
+  int same_seed = 0, other_seed = 0, next = 0;
+  for (int p = 0; p < 200; ++p) {
+    same_seed += draw(logits, s, p) == draw(logits, s, p);
+    other_seed += draw(logits, s, p) == draw(logits, t, p);
+    next += draw(logits, s, p) == draw(logits, s, p + 1);
+  }
+  EXPECT_EQ(same_seed, 200);
+  EXPECT_LT(other_seed, 30);
+  EXPECT_LT(next, 30);
+}
+
+// Chi-square of 1e5 draws on 16 tokens, against the distribution that softmax and truncation define.
+double chi_square_p(const Sampling& s, const std::vector<float>& logits, const std::vector<bool>& kept, double t) {
+  std::vector<double> p(logits.size());
+  double total = 0;
+  for (size_t i = 0; i < p.size(); ++i) total += p[i] = kept[i] ? std::exp(logits[i] / t) : 0;
+  std::map<int32_t, int> count;
+  const int n = 100000;
+  for (int i = 0; i < n; ++i) ++count[draw(logits, s, i)];
+  double chi = 0;
+  int dof = -1;
+  for (size_t i = 0; i < p.size(); ++i) {
+    const double want = p[i] / total * n, got = count[int32_t(i)];
+    if (!kept[i]) {
+      EXPECT_EQ(got, 0) << "token " << i << " is cut off";
+      continue;
+    }
+    chi += (got - want) * (got - want) / want;
+    ++dof;
+  }
+  // Wilson-Hilferty: the cube root of a chi-square over its degrees of freedom is close to normal.
+  const double z = (std::cbrt(chi / dof) - (1 - 2. / (9 * dof))) / std::sqrt(2. / (9 * dof));
+  return std::erfc(z / std::sqrt(2)) / 2;
+}
+
+TEST(Sampler, DrawsFollowTheDistribution) {
+  std::vector<float> logits(16);
+  for (size_t i = 0; i < 16; ++i) logits[i] = 1.5f * std::cos(float(i) * 1.7f);
+  const std::vector<bool> all(16, true);
+  EXPECT_GT(chi_square_p({.temperature = 1, .top_k = 0, .top_p = 1, .seed = 3}, logits, all, 1), .01);
+  EXPECT_GT(chi_square_p({.temperature = .7f, .top_k = 0, .top_p = 1, .seed = 4}, logits, all, .7), .01);
+  EXPECT_LT(chi_square_p({.temperature = .75f, .top_k = 0, .top_p = 1, .seed = 4}, logits, all, .7), 1e-6) << "a wrong temperature must show";
+  std::vector<bool> top4(16, false);
+  std::vector<size_t> order(16);
+  for (size_t i = 0; i < 16; ++i) order[i] = i;
+  std::sort(order.begin(), order.end(), [&](size_t a, size_t b) { return logits[a] > logits[b]; });
+  for (size_t i = 0; i < 4; ++i) top4[order[i]] = true;
+  EXPECT_GT(chi_square_p({.temperature = 1, .top_k = 4, .top_p = 1, .seed = 5}, logits, top4, 1), .01);
+}
+
+TEST(Sampler, TruncationKeepsWhatItSays) {
+  const std::vector<float> logits{std::log(.5f), std::log(.3f), std::log(.15f), std::log(.05f)};
+  auto kept = [&](const Sampling& s) {
+    std::map<int32_t, int> seen;
+    for (int i = 0; i < 2000; ++i) ++seen[draw(logits, s, i)];
+    return seen.size();
+  };
+  EXPECT_EQ(kept({.top_k = 0, .top_p = 1}), 4u);
+  EXPECT_EQ(kept({.top_k = 0, .top_p = .79f}), 2u);  // .5 + .3 reach it
+  EXPECT_EQ(kept({.top_k = 0, .top_p = .81f}), 3u);
+  EXPECT_EQ(kept({.top_k = 0, .top_p = 0}), 1u);
+  EXPECT_EQ(kept({.top_k = 0, .top_p = 1, .min_p = .25f}), 3u);  // .15 is at least .25 * .5
+  EXPECT_EQ(kept({.top_k = 1, .top_p = 1}), 1u);
+}
+
+TEST(Sampler, PenaltiesLookAtHistoryAndDraft) {
+  const std::vector<float> logits{2, 1.9f, -1};
+  Sampling s{.temperature = 0, .repeat_penalty = 1.2f};
+  EXPECT_EQ(draw(logits, s), 0);
+  EXPECT_EQ(draw(logits, s, 0, {0}), 1);
+  EXPECT_EQ(draw(logits, s, 0, {}, {0}), 1);
+  EXPECT_EQ(draw(logits, s, 0, {0, 2, 2}), 1);
+  s.repeat_last_n = 2;
+  EXPECT_EQ(draw(logits, s, 0, {0, 2, 2}), 0) << "beyond the last two";
+  EXPECT_EQ(draw(logits, s, 0, {0, 2}, {2}), 0);
+  EXPECT_EQ(draw(logits, s, 0, {2, 0}, {2}), 1);
+  const Sampling f{.temperature = 0, .frequency_penalty = .06f};
+  EXPECT_EQ(draw(logits, f, 0, {0}), 0);
+  EXPECT_EQ(draw(logits, f, 0, {0, 0}), 1);
+  const Sampling p{.temperature = 0, .presence_penalty = .2f};
+  EXPECT_EQ(draw(logits, p, 0, {0, 0}), 1);
+}
+
+}  // namespace
+}  // namespace facet::test
