@@ -12,27 +12,27 @@ namespace facet {
 
 struct ContentPart {
   enum class Kind { kText, kImage, kAudio, kVideo } kind = Kind::kText;
-  std::string text;  // of kText
+  std::string text{};  // of kText
 };
 // Nothing (JSON null), a text, or parts.
 using Content = std::variant<std::monostate, std::string, std::vector<ContentPart>>;
 
 struct ToolCall {
-  std::string id, name;
-  Json arguments;  // an object, or null for none
+  std::string id{}, name{};
+  Json arguments{};  // an object, or null for none
 };
 struct ToolResponse {
-  std::string name;
-  Json response;  // any value; an object is written as fields
+  std::string name{};
+  Json response{};  // any value; an object is written as fields
 };
 struct Message {
-  std::string role;  // system, developer, user, assistant or tool
-  Content content;
-  std::string reasoning;             // of assistant
-  std::vector<ToolCall> tool_calls;  // of assistant
+  std::string role{};  // system, developer, user, assistant or tool
+  Content content{};
+  std::string reasoning{};             // of assistant
+  std::vector<ToolCall> tool_calls{};  // of assistant
   std::vector<ToolResponse>
-      tool_responses;              // of assistant: results in place, instead of messages of role tool
-  std::string tool_call_id, name;  // of tool
+      tool_responses{};                // of assistant: results in place, instead of messages of role tool
+  std::string tool_call_id{}, name{};  // of tool
 };
 
 // The templates of 31B, 26B and 12B open an empty thought when thinking is off; those of E4B and E2B do not.

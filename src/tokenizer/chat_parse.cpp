@@ -102,8 +102,14 @@ class ArgumentReader {
     return n > 0;
   }
 
-  // A JSON number, copied as it stands.
+  // A JSON number, copied as it stands. One that no double holds (1e999) is refused here, because whoever
+  // reads the JSON would refuse it there.
   bool number() {
+    const size_t begin = out_.size();
+    return number_text() && Json::accept(out_.begin() + ptrdiff_t(begin), out_.end());
+  }
+
+  bool number_text() {
     if (take("-")) out_ += '-';
     if (take("0"))
       out_ += '0';

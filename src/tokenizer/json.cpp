@@ -33,11 +33,11 @@ Result<Json> parse_json(std::string_view text, const std::string& where) {
     return Error{where, fmt::format("expected JSON nested at most {} deep", kMaxDepth), "flatten the value"};
   try {
     return Json::parse(text);
-  } catch (const Json::parse_error& e) {
+  } catch (const Json::exception& e) {  // parse_error, and out_of_range for 1e999
     // "[json.exception.parse_error.101] parse error at line 1, column 2: ..."
     std::string_view what = e.what();
     if (const size_t at = what.find("] "); at != std::string_view::npos) what.remove_prefix(at + 2);
-    return Error{where, fmt::format("expected JSON, found a {}", what), ""};
+    return Error{where, fmt::format("expected JSON: {}", what), ""};
   }
 }
 

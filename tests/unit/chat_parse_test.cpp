@@ -120,6 +120,7 @@ const std::vector<Case> kCases = {
     {call("call:f{a:01}"), "", call("call:f{a:01}"), {}},
     {call("call:f{a:1.}"), "", call("call:f{a:1.}"), {}},
     {call("call:f{a:-}"), "", call("call:f{a:-}"), {}},
+    {call("call:f{a:1e999}"), "", call("call:f{a:1e999}"), {}},
     {call("call:f{a:nul}"), "", call("call:f{a:nul}"), {}},
     {call("call:f{a}"), "", call("call:f{a}"), {}},
     {call("call:f{ :1}"), "", call("call:f{ :1}"), {}},
