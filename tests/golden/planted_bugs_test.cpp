@@ -10,7 +10,7 @@ Difference against_golden(const std::string& folder, const std::function<void(Ha
   const std::string dir = data_path("fixtures/" + folder);
   const auto golden = must(SafetensorsFile::open(dir + "/golden.safetensors"));
   const auto ids = tensor_values<int32_t>(golden, "ids");
-  Harness<B> h(dir + (folder == "dense" ? "/model-BF16.gguf" : "/model-Q4_K_M.gguf"));
+  Harness<B> h(dir + "/model.gguf");
   if (spoil) spoil(h);
   return compare(h.logits(ids, {32}), tensor_values<float>(golden, "logits"), h.cfg.n_vocab);
 }
@@ -22,12 +22,13 @@ TEST(PlantedBug, MaskOffByOne) {
 TEST(PlantedBug, WrongRotaryCount) { EXPECT_GT(against_golden<RotatesEverything>("dense").max, .1); }
 
 TEST(PlantedBug, WrongDonorLayer) {
-  const double right = against_golden<CpuRef>("edge").rms;  // what quantising the weights costs
+  EXPECT_LE(against_golden<CpuRef>("edge").max, 2e-3);
   const auto wrong = against_golden<CpuRef>("edge", [](Harness<CpuRef>& h) {
-    for (size_t l = 0; l < h.cfg.layer.size(); ++l)
-      if (h.cfg.layer[l].query_only && h.cfg.layer[l].window) h.runner().m.layer[l].kv_source -= 1;  // an earlier owner of the same kind
+    auto& layers = h.runner().m.layer;
+    for (LayerCfg& c : layers)
+      if (c.query_only && c.window) c.kv_source -= 1;  // an earlier owner of the same kind
   });
-  EXPECT_GT(wrong.rms, 2 * right);
+  EXPECT_GT(wrong.max, .1);
 }
 
 }  // namespace

@@ -1,0 +1,18 @@
+#!/usr/bin/env bash
+# From a fresh clone to a chat: installs what is missing, builds, and talks with the model in models/.
+# scripts/demo.sh            a short scripted chat, then yours if this is a terminal
+set -euo pipefail
+cd "$(dirname "$0")/.."
+source scripts/setup.sh
+facet_install "${facet_packages[@]}"
+facet_build release -DFACET_TESTS=OFF --log-level=WARNING | tail -n 1
+facet=build/release/facet
+
+"$facet" --version
+"$facet" plan -c 8192
+printf '%s\n' 'Hello' 'Who are you?' 'What is 17 + 25?' 'My name is Mira and I live in Tolvane.' 'Where do I live?' |
+  "$facet" chat --temp 0 -c 8192
+if [ -t 0 ] && [ -t 1 ]; then
+  echo "Your turn."
+  exec "$facet" chat -c 8192
+fi

@@ -1,0 +1,31 @@
+# Sourced by the other scripts: installs what facet is built from, once. Debian 12 and Ubuntu 24.04; root or sudo.
+facet_packages=(g++ make cmake ninja-build pkg-config libcli11-dev nlohmann-json3-dev libspdlog-dev libfmt-dev libboost-dev
+  libgtest-dev libbenchmark-dev python3)
+
+facet_install() {
+  local missing=() p
+  for p in "$@"; do
+    dpkg-query -W -f='${Status}' "$p" 2>/dev/null | grep -q 'install ok installed' || missing+=("$p")
+  done
+  [ ${#missing[@]} -eq 0 ] && return 0
+  echo "installing: ${missing[*]}"
+  local sudo=
+  if [ "$(id -u)" -ne 0 ]; then
+    command -v sudo >/dev/null || { echo "these packages are missing and there is no sudo: ${missing[*]}" >&2; return 1; }
+    sudo=sudo
+  fi
+  $sudo env DEBIAN_FRONTEND=noninteractive apt-get update -qq
+  $sudo env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
+}
+
+# facet_build PRESET [CMake arguments]: configures if needed, builds.
+facet_build() {
+  local preset=$1
+  shift
+  local launcher=()
+  command -v ccache >/dev/null && launcher=(-DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
+  local generator=()
+  [ -e "build/$preset/CMakeCache.txt" ] || generator=(-G Ninja)
+  cmake --preset "$preset" "${generator[@]}" "${launcher[@]}" "$@" >/dev/null
+  cmake --build "build/$preset"
+}
