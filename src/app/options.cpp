@@ -2,10 +2,10 @@
 
 #include <fmt/format.h>
 
-#include <atomic>
 #include <csignal>
 #include <cstring>
 #include <fstream>
+#include <map>
 #include <random>
 
 #include "app/paths.h"
@@ -56,6 +56,7 @@ void draw_seed(Sampling& s, bool seed_given) {
 Result<std::unique_ptr<Engine>> open_engine(EngineConfig c) {
   if (c.model.empty()) c.model = default_model_path();
   if (c.model.empty()) return Error{"-m", "expected a model, found none given and none beside the program", "give the path of a GGUF file"};
+  c.planned = [](const std::string& plan) { fmt::print(stderr, "memory: {}\n", plan); };
   auto engine = Engine::open(c);
   if (engine && (*engine)->tokenizer())
     for (const std::string& note : (*engine)->tokenizer()->vocab().notes) fmt::print(stderr, "note: {}: {}\n", c.model, note);

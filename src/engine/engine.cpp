@@ -38,6 +38,7 @@ Result<std::unique_ptr<Engine>> Engine::open(const EngineConfig& c) {
   }
   auto decided = resolve_config(model.file, model.cfg, c);
   if (!decided) return decided.error();
+  if (c.planned) c.planned(plan_memory(model.file, model.cfg, *decided).line());
 
   if (c.backend == "ref") return EngineImpl<CpuRef>::create(std::move(model), *decided);
   return Error{"--backend", fmt::format("expected ref, found {}", c.backend), "this program was built without it"};

@@ -28,6 +28,7 @@ struct EngineConfig {
   std::optional<KvType> kv_k, kv_v;  // empty: f32 on the reference backend, f16 elsewhere
   int n_threads = 0;               // 0: one per physical core
   int max_out = 0;                 // rows of logits of one step; 0: one per sequence
+  std::function<void(const std::string&)> planned = {};  // told the memory plan before anything is allocated
   int64_t memory = 0;              // bytes that may be used; 0: what the system has available
 };
 
@@ -50,6 +51,7 @@ struct Request {
 struct Sink {                       // called on the engine's thread; must not block
   std::function<void(RequestId, std::span<const int32_t>)> tokens;
   std::function<void(RequestId, Stop, const Usage&, const std::string& error)> done;
+  std::function<void(RequestId, int computed, int prompt)> prefill = {};  // after each step of a prompt
 };
 
 // A loaded model and its scheduler. The server, the daemon, the CLI and the benches see this header

@@ -205,6 +205,7 @@ class EngineImpl final : public Engine {
       Slot& q = slots_[size_t(g.id)];
       cache().commit(g.id, g.n);
       ++q.usage.steps;
+      if (!q.decoding && q.sink.prefill) q.sink.prefill(q.id, cache().len(g.id), int(q.tokens.size()));
       if (cache().len(g.id) < int(q.tokens.size())) continue;
       drawing.push_back(g.id);
       rows.push_back({.sampling = &q.request.sampling, .position = int64_t(q.tokens.size()), .history = q.tokens, .draft = {},
