@@ -30,7 +30,7 @@ int run(Options& o) {
   if (!ids) return report(ids.error());
   std::ofstream f(o.out, std::ios::binary);
   auto progress = std::make_unique<Progress>("logits", Progress::Unit::kTokens);
-  auto ok = (*opened)->score(*ids, [&](int first, std::span<const float> rows) {
+  auto ok = (*opened)->score(*ids, 0, [&](int first, std::span<const float> rows) {
     f.write(reinterpret_cast<const char*>(rows.data()), std::streamsize(rows.size_bytes()));
     progress->update(size_t(first) + rows.size() / size_t((*opened)->model().n_vocab), ids->size());
   });

@@ -8,6 +8,7 @@ int main(int argc, char** argv) {
   facet::add_chat(app, rc);
   facet::add_run(app, rc);
   facet::add_logits(app, rc);
+  facet::add_eval(app, rc);
   facet::add_tokenize(app, rc);
   facet::add_render(app, rc);
   facet::add_inspect(app, rc);

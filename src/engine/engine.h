@@ -67,9 +67,9 @@ class Engine {
   virtual void run() = 0;                                            // tick until stop(), waiting when idle
   virtual void stop() = 0;                                           // any thread
 
-  // Logits of every position of ids, in pieces: f(first row, rows * n_vocab floats). Uses no request slot that is busy;
-  // fails when requests are running.
-  virtual Status score(std::span<const int32_t> ids, const std::function<void(int, std::span<const float>)>& f) = 0;
+  // Logits of the positions of ids from `from` on, in pieces of at most config().max_out: f(first row, rows * n_vocab
+  // floats). Fails when requests are running.
+  virtual Status score(std::span<const int32_t> ids, int from, const std::function<void(int, std::span<const float>)>& f) = 0;
 
   virtual const Tokenizer* tokenizer() const = 0;                    // null: the file has no vocabulary
   virtual const ModelCfg& model() const = 0;
