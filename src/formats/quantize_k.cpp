@@ -202,6 +202,7 @@ FACET_LANES void encode_iq4_nl(const float* src, std::byte* dst, int64_t n) {
     }
     auto scale = fit_scale<L, kElems, Iq4Levels>(x, kTrialsIq4);
     for (int g = 0; g < W; ++g) scale[g] = unit[g].storable(scale[g]);
+    scale = scale_or_zero<L, kElems, Iq4Levels>(x, scale);
     const auto id = L::inverse(scale);
     uint8_t codes[W * kElems];
     store_codes<W, W, kElems>(

@@ -1,7 +1,6 @@
 #pragma once
 #include <algorithm>
 #include <cmath>
-#include <limits>
 
 #include "base/half.h"
 #include "formats/blocks.h"
@@ -13,7 +12,7 @@
 //     best refined by coding again with it;
 //  2. the step is taken from the largest group scale, each group tries the integers around its own, and the
 //     step is solved again by least squares over the whole block, as long as that helps.
-// A group with NaN or infinity ends up with scale 0.
+// A block of zeros is the fit to beat: it stays one if nothing is better, or if it holds a NaN or infinity.
 namespace facet {
 
 // A block is searched with its largest magnitude in [1, 2), where no square overflows; steps are rounded to
@@ -53,6 +52,16 @@ struct Grouped {
     for (int p = 0; p < kParts; ++p)
       for (int i = 0; i < E; ++i)
         for (int g = 0; g < W; ++g) x[p][i][g] = src[(p * W + g) * E + i] * unit.down;
+  }
+  // Added up group by group, whatever W is.
+  FACET_LANES float sum_squares() const {
+    float sum = 0.0f;
+    for (int p = 0; p < kParts; ++p) {
+      F s{};
+      for (int i = 0; i < E; ++i) s += x[p][i] * x[p][i];
+      for (int g = 0; g < W; ++g) sum += s[g];
+    }
+    return sum;
   }
 };
 
@@ -138,6 +147,20 @@ FACET_LANES typename L::F fit_scale(const typename L::F* x, const Trials& trials
   return scale;
 }
 
+// The scale, once it is rounded; 0 where that is better, as it can be near the least step.
+template <class L, int E, class Levels>
+FACET_LANES typename L::F scale_or_zero(const typename L::F* x, const typename L::F& scale) {
+  using F = typename L::F;
+  const F id = L::inverse(scale);
+  F error{}, xx{};
+  for (int i = 0; i < E; ++i) {
+    const F rest = x[i] - scale * Levels::template nearest<L>(x[i] * id);
+    error += rest * rest;
+    xx += x[i] * x[i];
+  }
+  return error < xx ? scale : F{};
+}
+
 template <int G>
 struct ScaleFit {
   float d = 0.0f;       // step, in the block's unit; a value that f16 holds
@@ -183,7 +206,7 @@ FACET_LANES ScaleFit<G> fit_scales(const Grouped<W, G, E>& b, const Trials& tria
   for (float w : wanted)
     if (std::fabs(w) > std::fabs(extreme)) extreme = w;
   ScaleFit<G> best;
-  float best_error = std::numeric_limits<float>::infinity(), d = b.unit.storable(extreme / float(Lo));
+  float best_error = b.sum_squares(), d = b.unit.storable(extreme / float(Lo));
   for (int round = 0; round < 3 && d != 0.0f; ++round) {
     ScaleTrial<G> t = {};
     for (int p = 0; p < G / W; ++p) {
@@ -193,7 +216,7 @@ FACET_LANES ScaleFit<G> fit_scales(const Grouped<W, G, E>& b, const Trials& tria
         try_scale<L, E, Levels>(b.x[p], second ? L::nearest(other, Lo, -Lo - 1) : near, d, !second, p * W, t);
     }
     const float error = sum_groups(t.error);
-    if (round > 0 && !(error < best_error)) break;
+    if (!(error < best_error)) break;
     best_error = error;
     best.d = d;
     std::copy_n(t.scale, G, best.scale);
@@ -323,7 +346,7 @@ FACET_LANES ScaleMinFit<G> fit_scales_mins(const Grouped<W, G, E>& b, const Rang
     L::store(sx + p * W, s);
   }
   ScaleMinFit<G> best;
-  float best_error = std::numeric_limits<float>::infinity();
+  float best_error = b.sum_squares();
   float d = b.unit.storable(*std::max_element(wanted, wanted + G) / MostScale);
   float dmin = b.unit.storable(*std::max_element(wanted_min, wanted_min + G) / MostScale);
   for (int round = 0; round < 3; ++round) {
@@ -338,7 +361,7 @@ FACET_LANES ScaleMinFit<G> fit_scales_mins(const Grouped<W, G, E>& b, const Rang
                                              !second, p * W, t);
     }
     const float error = sum_groups(t.error);
-    if (round > 0 && !(error < best_error)) break;
+    if (!(error < best_error)) break;
     best_error = error;
     best.d = d;
     best.dmin = dmin;
