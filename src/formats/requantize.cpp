@@ -7,7 +7,9 @@
 #include <cmath>
 #include <filesystem>
 #include <limits>
+#include <span>
 
+#include "base/mmap.h"
 #include "base/threads.h"
 #include "formats/format_error.h"
 #include "formats/quantize.h"
@@ -38,14 +40,15 @@ Result<MixtureModel> model_of(const GgufFile& in) {
   return MixtureModel{*layers, heads->front() / kv_heads->front()};
 }
 
-// Copying a model onto itself would destroy it: the source is mapped while the result is written.
+// Writing over the source would destroy it: it is mapped while the result is written.
 Status check_paths(const GgufFile& in, const std::string& out) {
-  for (const std::string& part : gguf_parts(in.path())) {
-    std::error_code ec;
-    if (std::filesystem::equivalent(part, out, ec))
-      return Error{out, "OUT; expected a new file, found the model that is read",
-                   "give the result another name"};
-  }
+  for (const std::string& part : gguf_parts(in.path()))
+    for (const std::string& written : {out, out + ".part"}) {  // the second until it is complete
+      std::error_code ec;
+      if (std::filesystem::equivalent(part, written, ec))
+        return Error{written, "OUT; expected a new file, found the model that is read",
+                     "give the result another name"};
+    }
   return Ok{};
 }
 
@@ -93,7 +96,7 @@ class Converter {
     for (size_t at = 0; at < t.data.size(); at += kCopyBytes) {
       const auto piece = t.data.subspan(at, std::min(kCopyBytes, t.data.size() - at));
       if (Status s = out_.write(piece); !s) return s;
-      report(piece.size());
+      finish(piece);
     }
     return Ok{};
   }
@@ -110,7 +113,7 @@ class Converter {
                             "a NaN, an infinity or a larger one",
                             "the source is damaged: download or convert it again");
       if (Status s = out_.write(piece_); !s) return s;
-      report(size_t(count) * row_bytes(t.type, n));
+      finish({src, size_t(count) * row_bytes(t.type, n)});
     }
     return Ok{};
   }
@@ -135,8 +138,10 @@ class Converter {
     return good;
   }
 
-  void report(size_t bytes) {
-    done_ += bytes;
+  // A piece of the source is done with.
+  void finish(std::span<const std::byte> piece) {
+    done_ += piece.size();
+    release_pages(piece);
     if (progress_) progress_(done_, total_);
   }
 

@@ -226,6 +226,14 @@ TEST_F(Quantize, RefusesToWriteOverItsSource) {
   }
 }
 
+TEST_F(Quantize, RefusesToWriteOverItsSourceOnTheWay) {
+  const std::string source = dir_.file("x.gguf.part");
+  std::filesystem::rename(in_, source);
+  expect_refused(source + " " + dir_.file("x.gguf") + " Q8_0",
+                 "expected a new file, found the model that is read");
+  EXPECT_TRUE(std::filesystem::exists(source));
+}
+
 TEST_F(Quantize, RefusesAQuantisedSourceUnlessAllowed) {
   const std::string q8 = dir_.file("q8.gguf");
   ASSERT_EQ(quantize(in_ + " " + q8 + " Q8_0").rc, 0);
