@@ -16,6 +16,7 @@ void add_plan(CLI::App& app, int& rc);
 void add_tokenize(CLI::App& app, int& rc);    // tokenize, detokenize
 void add_render(CLI::App& app, int& rc);      // render, parse
 void add_inspect(CLI::App& app, int& rc);
+void add_quantize(CLI::App& app, int& rc);
 void add_synth(CLI::App& app, int& rc);
 
 }  // namespace facet
