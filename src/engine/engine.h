@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "backend/cpu/simd.h"
 #include "backend/sampling.h"
 #include "base/result.h"
 #include "formats/kv_codec.h"
@@ -19,7 +20,8 @@ struct ModelCfg;
 // The only way options reach the engine.
 struct EngineConfig {
   std::string model;               // path of a GGUF, or of any part of a split one
-  std::string backend = "ref";     // ref
+  std::string backend = "cpu";     // cpu, ref
+  CpuIsa cpu_isa = CpuIsa::kAuto;  // instruction set of the cpu backend
   int n_ctx = 0;                   // rows per sequence; 0: the trained context, halved until the plan fits
   int max_seq = 1;                 // sequences served together
   int chunk = 512;                 // tokens of one step

@@ -27,9 +27,10 @@ struct LoadedModel {
 template <Backend B>
 class EngineImpl final : public Engine {
  public:
-  static Result<std::unique_ptr<Engine>> create(LoadedModel model, const EngineConfig& c) {
+  template <class... BackendArgs>
+  static Result<std::unique_ptr<Engine>> create(LoadedModel model, const EngineConfig& c, BackendArgs... args) {
     std::unique_ptr<EngineImpl> e(new EngineImpl(std::move(model), c));
-    auto r = Runner<B>::open(e->model_.file, e->model_.cfg, {.kv = kv_plan(c), .max_out = c.max_out}, c.n_threads);
+    auto r = Runner<B>::open(e->model_.file, e->model_.cfg, {.kv = kv_plan(c), .max_out = c.max_out}, args...);
     if (!r) return r.error();
     e->runner_ = std::move(*r);
     e->slots_.resize(size_t(c.max_seq));
