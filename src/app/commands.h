@@ -11,6 +11,7 @@ enum Exit : int { kExitOk = 0, kExitFailure = 1, kExitUsage = 2 };
 void add_chat(CLI::App& app, int& rc);
 void add_run(CLI::App& app, int& rc);
 void add_logits(CLI::App& app, int& rc);
+void add_bench(CLI::App& app, int& rc);
 void add_plan(CLI::App& app, int& rc);
 void add_tokenize(CLI::App& app, int& rc);    // tokenize, detokenize
 void add_render(CLI::App& app, int& rc);      // render, parse
