@@ -12,6 +12,7 @@ int main(int argc, char** argv) {
   facet::add_tokenize(app, rc);
   facet::add_render(app, rc);
   facet::add_inspect(app, rc);
+  facet::add_bench(app, rc);
   facet::add_plan(app, rc);
   facet::add_quantize(app, rc);
   facet::add_synth(app, rc);

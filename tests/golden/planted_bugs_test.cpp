@@ -17,9 +17,9 @@ Difference against_golden(const std::string& folder, const std::function<void(Ha
 
 TEST(PlantedBug, MaskOffByOne) {
   EXPECT_LE(against_golden<CpuRef>("dense").max, 2e-3);
-  EXPECT_GT(against_golden<WindowOneTooWide>("dense").max, .1);
+  EXPECT_GT(against_golden<WindowOneTooWide<CpuRef>>("dense").max, .1);
 }
-TEST(PlantedBug, WrongRotaryCount) { EXPECT_GT(against_golden<RotatesEverything>("dense").max, .1); }
+TEST(PlantedBug, WrongRotaryCount) { EXPECT_GT(against_golden<RotatesEverything<CpuRef>>("dense").max, .1); }
 
 TEST(PlantedBug, WrongDonorLayer) {
   EXPECT_LE(against_golden<CpuRef>("edge").max, 2e-3);

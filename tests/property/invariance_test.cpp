@@ -1,5 +1,6 @@
-// Laws of the forward pass and the cache, bit for bit on the reference: what a step holds beside a row, and how rows
-// were cut into steps, changes nothing. Each law is a function of the backend; a planted bug must break it.
+// Laws of the forward pass and the cache, bit for bit on every host backend: what a step holds beside a row, and how
+// rows were cut into steps, changes nothing. Each law is a function of the backend; a planted bug must break it.
+#include "backend/cpu/cpu_fast.h"
 #include "support/broken.h"
 #include "support/harness.h"
 #include "support/tiny_model.h"
@@ -17,6 +18,18 @@ std::vector<float> rows(const std::vector<float>& logits, int vocab, size_t from
   return {logits.begin() + ptrdiff_t(from) * vocab, logits.begin() + ptrdiff_t(from + n) * vocab};
 }
 
+template <class B>
+class Property : public testing::Test {};
+using Backends = testing::Types<CpuRef, CpuFast>;
+TYPED_TEST_SUITE(Property, Backends);
+
+// What is special about the fast backend is how it treats quantised weights.
+template <class B>
+TinyModel suited(TinyModel m = {}) {
+  if (std::is_same_v<B, CpuFast>) m.type = DType::kQ8_0;
+  return m;
+}
+
 // 16 is the window and the rings' margin; 17 is staged.
 template <class B>
 bool chunking_changes_nothing(const std::string& model, KvType t) {
@@ -28,15 +41,15 @@ bool chunking_changes_nothing(const std::string& model, KvType t) {
   return true;
 }
 
-TEST(Property, ChunkingChangesNothing) {
+TYPED_TEST(Property, ChunkingChangesNothing) {
   for (const TinyModel& m : {TinyModel{}, TinyModel{.moe = true}, TinyModel{.moe = true, .split_experts = true}, TinyModel{.ple = true}}) {
-    const TinyFile file(m);
-    for (KvType t : kTypes) EXPECT_TRUE(chunking_changes_nothing<CpuRef>(file.path(), t)) << m.moe << m.ple << kv_type_name(t);
+    const TinyFile file(suited<TypeParam>(m));
+    for (KvType t : kTypes) EXPECT_TRUE(chunking_changes_nothing<TypeParam>(file.path(), t)) << m.moe << m.ple << kv_type_name(t);
   }
 }
-TEST(Property, ChunkingBitesOnARingOneRowShort) {
-  const TinyFile file;
-  EXPECT_FALSE(chunking_changes_nothing<RingOneRowShort>(file.path(), KvType::kF16));
+TYPED_TEST(Property, ChunkingBitesOnARingOneRowShort) {
+  const TinyFile file(suited<TypeParam>());
+  EXPECT_FALSE(chunking_changes_nothing<RingOneRowShort<TypeParam>>(file.path(), KvType::kF16));
 }
 
 // A sequence's rows are the same alone and beside a prompt, a draft block and padding.
@@ -63,15 +76,15 @@ bool neighbours_change_nothing(const std::string& model) {
   }
   return bitwise_equal(together, alone);
 }
-TEST(Property, NeighboursChangeNothing) {
+TYPED_TEST(Property, NeighboursChangeNothing) {
   for (const TinyModel& m : {TinyModel{}, TinyModel{.moe = true}, TinyModel{.ple = true}}) {
-    const TinyFile file(m);
-    EXPECT_TRUE(neighbours_change_nothing<CpuRef>(file.path()));
+    const TinyFile file(suited<TypeParam>(m));
+    EXPECT_TRUE(neighbours_change_nothing<TypeParam>(file.path()));
   }
 }
-TEST(Property, NeighboursBiteOnALeak) {
-  const TinyFile file;
-  EXPECT_FALSE(neighbours_change_nothing<LeaksNeighbour>(file.path()));
+TYPED_TEST(Property, NeighboursBiteOnALeak) {
+  const TinyFile file(suited<TypeParam>());
+  EXPECT_FALSE(neighbours_change_nothing<LeaksNeighbour<TypeParam>>(file.path()));
 }
 
 // Verifying a draft gives the rows of decoding; what is rejected never existed.
@@ -95,22 +108,22 @@ bool rejected_rows_vanish(const std::string& model) {
   }
   return bitwise_equal(got, plain);
 }
-TEST(Property, RejectedRowsVanish) {
+TYPED_TEST(Property, RejectedRowsVanish) {
   for (const TinyModel& m : {TinyModel{}, TinyModel{.moe = true}, TinyModel{.ple = true}}) {
-    const TinyFile file(m);
-    EXPECT_TRUE(rejected_rows_vanish<CpuRef>(file.path()));
+    const TinyFile file(suited<TypeParam>(m));
+    EXPECT_TRUE(rejected_rows_vanish<TypeParam>(file.path()));
   }
 }
-TEST(Property, RejectionBitesOnRowsLeftVisible) {
-  const TinyFile file;
-  EXPECT_FALSE(rejected_rows_vanish<KeepsRejected>(file.path()));
+TYPED_TEST(Property, RejectionBitesOnRowsLeftVisible) {
+  const TinyFile file(suited<TypeParam>());
+  EXPECT_FALSE(rejected_rows_vanish<KeepsRejected<TypeParam>>(file.path()));
 }
 
 // A tree's path has the rows of a chain, also in the same step as a prompt; its compaction leaves a plain cache.
-TEST(Property, TreesEqualChains) {
+TYPED_TEST(Property, TreesEqualChains) {
   for (const KvType t : kTypes) {
-    const TinyFile file;
-    Harness<CpuRef> h(file.path(), plan(t));
+    const TinyFile file(suited<TypeParam>());
+    Harness<TypeParam> h(file.path(), plan(t));
     const auto ids = random_ids(kTokens, h.cfg.n_vocab, 7), other = random_ids(30, h.cfg.n_vocab, 8);
     const auto plain = h.logits(ids, {1});
     for (int s = 0; s < 3; ++s) h.cache().clear(s);
@@ -136,9 +149,9 @@ TEST(Property, TreesEqualChains) {
 }
 
 // Going back and doing it again is never having left.
-TEST(Property, RewindAndCheckpoint) {
-  const TinyFile file;
-  Harness<CpuRef> h(file.path(), plan());
+TYPED_TEST(Property, RewindAndCheckpoint) {
+  const TinyFile file(suited<TypeParam>());
+  Harness<TypeParam> h(file.path(), plan());
   const auto ids = random_ids(kTokens, h.cfg.n_vocab, 7), other = random_ids(80, h.cfg.n_vocab, 8);
   const auto plain = h.logits(ids, {1});
   h.cache().clear(0);
@@ -155,16 +168,16 @@ TEST(Property, RewindAndCheckpoint) {
   EXPECT_TRUE(bitwise_equal(h.more_logits(ids, {90}), plain));
 }
 
-TEST(Property, ThreadsChangeNothing) {
-  const TinyFile file(TinyModel{.moe = true});
+TYPED_TEST(Property, ThreadsChangeNothing) {
+  const TinyFile file(suited<TypeParam>({.moe = true}));
   const auto ids = random_ids(kTokens, 96, 7);
-  const auto one = Harness<CpuRef>(file.path(), plan(), 0, 1).logits(ids, {30});
-  for (int n : {2, 3}) EXPECT_TRUE(bitwise_equal(Harness<CpuRef>(file.path(), plan(), 0, n).logits(ids, {30}), one)) << n;
+  const auto one = Harness<TypeParam>(file.path(), plan(), 0, 1).logits(ids, {30});
+  for (int n : {2, 3}) EXPECT_TRUE(bitwise_equal(Harness<TypeParam>(file.path(), plan(), 0, n).logits(ids, {30}), one)) << n;
 }
 
-TEST(Property, LaterTokensDoNotChangeEarlierRows) {
-  const TinyFile file;
-  Harness<CpuRef> h(file.path(), plan());
+TYPED_TEST(Property, LaterTokensDoNotChangeEarlierRows) {
+  const TinyFile file(suited<TypeParam>());
+  Harness<TypeParam> h(file.path(), plan());
   auto ids = random_ids(kTokens, h.cfg.n_vocab, 7);
   const auto before = h.logits(ids, {90});
   for (size_t i = 60; i < ids.size(); ++i) ids[i] = (ids[i] + 1) % h.cfg.n_vocab;
@@ -172,9 +185,9 @@ TEST(Property, LaterTokensDoNotChangeEarlierRows) {
 }
 
 // Memory that no row was written to is never read: NaN everywhere changes nothing.
-TEST(Property, PoisonedMemoryIsNeverRead) {
-  const TinyFile file;
-  Harness<CpuRef> h(file.path(), plan(KvType::kF16));
+TYPED_TEST(Property, PoisonedMemoryIsNeverRead) {
+  const TinyFile file(suited<TypeParam>());
+  Harness<TypeParam> h(file.path(), plan(KvType::kF16));
   const auto ids = random_ids(kTokens, h.cfg.n_vocab, 7);
   const auto plain = h.logits(ids, {20});
   h.cache().clear(0);
@@ -188,21 +201,32 @@ TEST(Property, PoisonedMemoryIsNeverRead) {
   EXPECT_TRUE(bitwise_equal(h.logits(ids, {20}), plain));
 }
 
-TEST(Property, DecoratorsChangeNothing) {
-  const TinyFile file(TinyModel{.moe = true});
+TYPED_TEST(Property, DecoratorsChangeNothing) {
+  const TinyFile file(suited<TypeParam>({.moe = true}));
   const auto ids = random_ids(kTokens, 96, 7);
-  const auto plain = Harness<CpuRef>(file.path(), plan()).logits(ids, {20});
-  Harness<Traced<CpuRef>> traced(file.path(), plan());
+  const auto plain = Harness<TypeParam>(file.path(), plan()).logits(ids, {20});
+  Harness<Traced<TypeParam>> traced(file.path(), plan());
   EXPECT_TRUE(bitwise_equal(traced.logits(ids, {20}), plain));
   EXPECT_EQ(traced.backend().costs().at("attend").calls, 5 * 6);
-  Harness<Lockstep<CpuRef, CpuRef>> pair(file.path(), plan());
+  Harness<Lockstep<TypeParam, TypeParam>> pair(file.path(), plan());
   EXPECT_TRUE(bitwise_equal(pair.logits(ids, {20}), plain));
   EXPECT_GT(pair.backend().compared(), 5 * 6 * 8);
   EXPECT_TRUE(pair.backend().differences().empty());
 }
-TEST(Property, LockstepNamesTheVerbThatDiffers) {
-  const TinyFile file;
-  Harness<Lockstep<RotatesEverything, CpuRef>> h(file.path(), plan());
+// Verb by verb on equal inputs, within the rounding of the activations.
+TEST(Lockstep, FastAgreesWithReference) {
+  for (const DType type : {DType::kF32, DType::kQ8_0, DType::kQ4_0})
+    for (TinyModel m : {TinyModel{}, TinyModel{.moe = true}, TinyModel{.moe = true, .split_experts = true}, TinyModel{.ple = true}}) {
+      m.type = type;
+      const TinyFile file(m);
+      Harness<Lockstep<CpuFast, CpuRef>> h(file.path(), plan());
+      h.logits(random_ids(kTokens, h.cfg.n_vocab, 7), {30, 1, 20});
+      for (const VerbDifference& d : h.backend().differences()) ADD_FAILURE() << dtype_name(type) << m.moe << m.ple << " " << d.message();
+    }
+}
+TYPED_TEST(Property, LockstepNamesTheVerbThatDiffers) {
+  const TinyFile file(suited<TypeParam>());
+  Harness<Lockstep<RotatesEverything<TypeParam>, TypeParam>> h(file.path(), plan());
   h.logits(random_ids(30, 96, 7), {30});
   ASSERT_FALSE(h.backend().differences().empty());
   for (const VerbDifference& d : h.backend().differences()) EXPECT_EQ(d.name, "head_norm_rope") << d.message();

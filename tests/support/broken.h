@@ -1,5 +1,6 @@
 #pragma once
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <vector>
 
@@ -10,48 +11,56 @@
 // Planted bugs: backends that tests must catch, so that a test which passes means something.
 namespace facet::test {
 
-struct RingOneRowShort : CpuRef {
-  using CpuRef::CpuRef;
+template <class Base>
+struct RingOneRowShort : Base {
+  using Base::Base;
+  using typename Base::Rows, typename Base::KvLayer;
   static KvLayer shorter(KvLayer kv) {
     if (kv.window) kv.cap -= 1;
     return kv;
   }
-  void kv_append(KvLayer kv, Rows k, Rows v, const Step& s) { CpuRef::kv_append(shorter(kv), k, v, s); }
-  void kv_settle(KvLayer kv, const Step& s) { CpuRef::kv_settle(shorter(kv), s); }
-  void attend(Rows o, Rows q, KvLayer kv, const Step& s, AttnSpec a) { CpuRef::attend(o, q, shorter(kv), s, a); }
+  void kv_append(KvLayer kv, Rows k, Rows v, const Step& s) { Base::kv_append(shorter(kv), k, v, s); }
+  void kv_settle(KvLayer kv, const Step& s) { Base::kv_settle(shorter(kv), s); }
+  void attend(Rows o, Rows q, KvLayer kv, const Step& s, AttnSpec a) { Base::attend(o, q, shorter(kv), s, a); }
 };
 
-struct WindowOneTooWide : CpuRef {
-  using CpuRef::CpuRef;
+template <class Base>
+struct WindowOneTooWide : Base {
+  using Base::Base;
+  using typename Base::Rows, typename Base::KvLayer;
   void attend(Rows o, Rows q, KvLayer kv, const Step& s, AttnSpec a) {
     if (a.window) a.window += 1;
-    CpuRef::attend(o, q, kv, s, a);
+    Base::attend(o, q, kv, s, a);
   }
 };
 
-struct RotatesEverything : CpuRef {  // full layers rotate every pair, not a quarter
-  using CpuRef::CpuRef;
-  void head_norm_rope(Rows x, Vec gain, Freqs f, const Step& s, float eps) {
-    all.assign(f.p, f.p + f.n);
-    for (int i = 0; i < f.n; ++i)
-      if (all[size_t(i)] == 0) all[size_t(i)] = std::pow(1e6, -double(i) / f.n);
-    CpuRef::head_norm_rope(x, gain, {all.data(), f.n}, s, eps);
+template <class Base>
+struct RotatesEverything : Base {  // full layers rotate every pair, not a quarter
+  using Base::Base, Base::upload;
+  typename Base::Freqs upload(std::span<const double> freqs) {
+    std::vector<double> all(freqs.begin(), freqs.end());
+    for (size_t i = 0; i < all.size(); ++i)
+      if (all[i] == 0) all[i] = std::pow(1e6, -double(i) / double(all.size()));
+    return Base::upload(std::span<const double>(all));
   }
-  std::vector<double> all;
 };
 
-struct LeaksNeighbour : CpuRef {  // reads every sequence's rows from the first slot
-  using CpuRef::CpuRef;
+template <class Base>
+struct LeaksNeighbour : Base {  // reads every sequence's rows from the first slot
+  using Base::Base;
+  using typename Base::Rows, typename Base::KvLayer;
   void attend(Rows o, Rows q, KvLayer kv, const Step& s, AttnSpec a) {
     const std::vector<int32_t> slot(size_t(s.shape.n_seq), s.slot[0]);
     Step wrong = s;
     wrong.slot = slot.data();
-    CpuRef::attend(o, q, kv, wrong, a);
+    Base::attend(o, q, kv, wrong, a);
   }
 };
 
-struct KeepsRejected : CpuRef {  // takes every row ever written for a committed one
-  using CpuRef::CpuRef;
+template <class Base>
+struct KeepsRejected : Base {  // takes every row ever written for a committed one
+  using Base::Base;
+  using typename Base::Rows, typename Base::KvLayer;
   void attend(Rows o, Rows q, KvLayer kv, const Step& s, AttnSpec a) {
     std::vector<int32_t> len(s.kv_len, s.kv_len + s.shape.n_seq);
     for (int i = 0; i < s.shape.n_seq; ++i) {
@@ -61,7 +70,7 @@ struct KeepsRejected : CpuRef {  // takes every row ever written for a committed
     }
     Step wrong = s;
     wrong.kv_len = len.data();
-    CpuRef::attend(o, q, kv, wrong, a);
+    Base::attend(o, q, kv, wrong, a);
   }
   std::map<std::pair<std::byte*, int>, int> written;
 };

@@ -2,22 +2,25 @@
 #include <unistd.h>
 
 #include <cmath>
+#include <cstring>
 #include <filesystem>
 #include <random>
 #include <string>
 #include <vector>
 
 #include "formats/gguf.h"
+#include "formats/quantize.h"
 #include "support/must.h"
 
 namespace facet::test {
 
 // A random Gemma-4-shaped model: both layer kinds, K=V on full layers, window 16, everything small and nothing at its
-// default (gains and scales of 1 would hide most bugs). Written as a GGUF of F32 tensors without a vocabulary.
+// default (gains and scales of 1 would hide most bugs). Written as a GGUF without a vocabulary.
 struct TinyModel {
   bool moe = false, split_experts = false, ple = false;
   int window = 16, vocab = 96;
   unsigned seed = 1;
+  DType type = DType::kF32;  // of the matrices whose rows are whole blocks
 };
 
 inline std::string write_tiny_model(const TinyModel& o) {
@@ -26,19 +29,22 @@ inline std::string write_tiny_model(const TinyModel& o) {
   std::mt19937 rng(o.seed);
   std::normal_distribution<float> normal;
   GgufWriter w;
-  std::vector<std::vector<float>> data;
-  auto tensor = [&](const std::string& name, std::vector<int64_t> ne, float mean, float sd) {
+  std::vector<std::vector<std::byte>> data;
+  auto tensor = [&](const std::string& name, std::vector<int64_t> ne, float mean, float sd, DType type = DType::kF32) {
     int64_t n = 1;
     for (int64_t x : ne) n *= x;
     std::vector<float> v(static_cast<size_t>(n));
     for (float& x : v) x = mean + sd * normal(rng);
-    w.add_tensor(name, DType::kF32, ne);
-    data.push_back(std::move(v));
+    if (ne[0] % dtype_info(type).block != 0) type = DType::kF32;
+    w.add_tensor(name, type, ne);
+    data.emplace_back(row_bytes(type, n));
+    if (type == DType::kF32) std::memcpy(data.back().data(), v.data(), data.back().size());
+    else quantize_row(type, v.data(), data.back().data(), n);
   };
   auto matrix = [&](const std::string& name, int n_in, int n_out, int stack = 0) {
     std::vector<int64_t> ne{n_in, n_out};
     if (stack) ne.push_back(stack);
-    tensor(name, ne, 0, 1 / std::sqrt(float(n_in)));
+    tensor(name, ne, 0, 1 / std::sqrt(float(n_in)), o.type);
   };
   auto gain = [&](const std::string& name, int n) { tensor(name, {n}, 1, .25f); };
 
@@ -122,9 +128,9 @@ inline std::string write_tiny_model(const TinyModel& o) {
   }
   const std::string path = (std::filesystem::temp_directory_path() /
                             ("facet-tiny-" + std::to_string(getpid()) + "-" + std::to_string(o.moe) + std::to_string(o.split_experts) +
-                             std::to_string(o.ple) + "-" + std::to_string(o.window) + "-" + std::to_string(o.vocab) + "-" + std::to_string(o.seed) + ".gguf")).string();
+                             std::to_string(o.ple) + "-" + std::to_string(o.window) + "-" + std::to_string(o.vocab) + "-" + std::to_string(o.seed) + "-" + dtype_name(o.type) + ".gguf")).string();
   must(w.begin(path));
-  for (const auto& v : data) must(w.write(std::as_bytes(std::span(v))));
+  for (const auto& v : data) must(w.write(v));
   must(w.finish());
   return path;
 }

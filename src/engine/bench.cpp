@@ -1,0 +1,151 @@
+#include "engine/bench.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <fstream>
+#include <memory>
+#include <numeric>
+
+#include "backend/cpu/cpu_fast.h"
+#include "backend/traced.h"
+#include "base/reserve.h"
+#include "base/threads.h"
+#include "engine/plan.h"
+#include "engine/runner.h"
+#include "model/gemma4_config.h"
+
+namespace facet {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+double seconds_since(Clock::time_point t) { return std::chrono::duration<double>(Clock::now() - t).count(); }
+
+std::string cpu_model() {
+  std::ifstream f("/proc/cpuinfo");
+  for (std::string line; std::getline(f, line);)
+    if (line.rfind("model name", 0) == 0) return line.substr(line.find(':') + 2);
+  return "unknown";
+}
+int64_t largest_cache() {
+  int64_t most = 0;
+  for (int i = 0; i < 8; ++i) {
+    std::ifstream f(fmt::format("/sys/devices/system/cpu/cpu0/cache/index{}/size", i));
+    int64_t n = 0;
+    char unit = 0;
+    if (f >> n >> unit) most = std::max(most, n * (unit == 'M' ? 1 << 20 : 1 << 10));
+  }
+  return most;
+}
+
+// The best of five passes, each thread reading pieces of 1 MiB as matrix products do.
+double read_gbps(int n_threads) {
+  int64_t bytes = std::max<int64_t>(int64_t(512) << 20, 2 * largest_cache());
+  if (const int64_t free = int64_t(available_memory()); free > 0) bytes = std::min(bytes, free / 2);
+  const int64_t n = bytes / 8, piece = (1 << 20) / 8;
+  const std::unique_ptr<uint64_t[]> data(new uint64_t[size_t(n)]);
+  parallel_for(n / piece, n_threads, [&](int64_t p) { std::fill_n(data.get() + p * piece, piece, uint64_t(p)); });
+  std::vector<uint64_t> sum(size_t(n / piece));
+  double best = 0;
+  for (int pass = 0; pass < 5; ++pass) {
+    const auto start = Clock::now();
+    parallel_for(n / piece, n_threads, [&](int64_t p) { sum[size_t(p)] = std::accumulate(data.get() + p * piece, data.get() + (p + 1) * piece, uint64_t(0)); });
+    best = std::max(best, double(n / piece * piece * 8) / seconds_since(start) / 1e9);
+  }
+  CHECK(sum.back() == uint64_t(n / piece - 1) * uint64_t(piece), "the buffer changed while it was read");
+  return best;
+}
+
+int32_t random_id(uint32_t& state, int n_vocab) {
+  state = state * 1664525u + 1013904223u;
+  return int32_t((uint64_t(state) * uint64_t(n_vocab)) >> 32);
+}
+
+template <Backend B, class... Args>
+Status bench(const GgufFile& file, const ModelCfg& m, const EngineConfig& c, const BenchOptions& o, const std::function<void(const BenchLine&)>& line, Args... args) {
+  using Traced = facet::Traced<B>;
+  auto opened = Runner<Traced>::open(file, m, {.kv = kv_plan(c), .max_out = c.max_out}, args...);
+  if (!opened) return opened.error();
+  Runner<Traced>& r = **opened;
+  std::vector<int32_t> ids(size_t(std::max(c.chunk, c.max_out)));
+  uint32_t state = 1;
+  for (int32_t& id : ids) id = random_id(state, m.n_vocab);
+
+  // A step is not committed, so every run starts from the same cache.
+  auto step = [&](int n, Out out) -> Status {
+    if (auto ok = r.cache->prepare(0, n); !ok) return ok;
+    r.steps.begin();
+    r.add({.slot = 0, .token = std::span(ids).first(size_t(n)), .out = out});
+    r.forward();
+    return Ok{};
+  };
+  auto measure = [&](const char* phase, int n, int depth, Out out) -> Status {
+    std::vector<double> ms;
+    for (int i = 0; i <= o.runs; ++i) {
+      if (i == 1) r.b.reset();
+      const auto start = Clock::now();
+      if (auto ok = step(n, out); !ok) return ok;
+      if (i > 0) ms.push_back(1e3 * seconds_since(start));
+    }
+    std::sort(ms.begin(), ms.end());
+    BenchLine l;
+    l.phase = phase, l.n = n, l.depth = depth, l.runs = o.runs, l.ms_median = ms[ms.size() / 2];
+    double total = 0, flops = 0;
+    for (const auto& [name, v] : r.b.costs()) {
+      l.verbs.push_back({name, v.ms / o.runs, v.bytes / v.ms / 1e6, v.flops / v.ms / 1e6, v.ms});
+      total += v.ms, l.bytes += v.bytes / o.runs, flops += v.flops / o.runs;
+    }
+    for (BenchVerb& v : l.verbs) v.share /= total;
+    std::sort(l.verbs.begin(), l.verbs.end(), [](const BenchVerb& a, const BenchVerb& b) { return a.ms > b.ms; });
+    l.tok_s = n / l.ms_median * 1e3;
+    l.gbps = l.bytes / l.ms_median / 1e6, l.gflops = flops / l.ms_median / 1e6;
+    line(l);
+    return Ok{};
+  };
+
+  std::vector<int> depths = o.depths;
+  std::sort(depths.begin(), depths.end());
+  for (int depth : depths) {
+    while (r.cache->len(0) < depth) {
+      const int n = std::min(c.chunk, depth - r.cache->len(0));
+      if (auto ok = step(n, Out::kNone); !ok) return ok;
+      r.cache->commit(0, n);
+    }
+    if (o.prefill > 0)
+      if (auto ok = measure("prefill", o.prefill, depth, Out::kLast); !ok) return ok;
+    if (auto ok = measure("decode", 1, depth, Out::kLast); !ok) return ok;
+    for (int n : o.widths)
+      if (auto ok = measure("step", n, depth, Out::kAll); !ok) return ok;
+  }
+  return Ok{};
+}
+
+}  // namespace
+
+Status run_bench(const EngineConfig& given, const BenchOptions& o, const std::function<void(const BenchMachine&, const EngineConfig&)>& machine,
+                 const std::function<void(const BenchLine&)>& line) {
+  EngineConfig c = given;
+  auto file = GgufFile::open(c.model);
+  if (!file) return file.error();
+  auto m = gemma4_config(*file);
+  if (!m) return m.error();
+  const int widest = *std::max_element(o.widths.begin(), o.widths.end());
+  const int deepest = *std::max_element(o.depths.begin(), o.depths.end());
+  c.chunk = std::max({c.chunk, o.prefill, widest});
+  c.max_out = widest;
+  c.margin = std::max(c.margin, widest);
+  c.checkpoints = 0;
+  if (c.n_ctx == 0) c.n_ctx = deepest + c.chunk;
+  auto decided = resolve_config(*file, *m, c);
+  if (!decided) return decided.error();
+  if (!has_isa(c.cpu_isa)) return Error{"--cpu-isa", fmt::format("this machine has no {}", isa_name(c.cpu_isa)), "leave it out: the best there is will be used"};
+  machine({.cpu = cpu_model(), .isa = c.backend == "cpu" ? simd_kernels(c.cpu_isa).name : "none", .threads = decided->n_threads,
+           .gbps_ceiling = read_gbps(decided->n_threads)},
+          *decided);
+  if (c.backend == "cpu") return bench<CpuFast>(*file, *m, *decided, o, line, decided->n_threads, c.cpu_isa);
+  if (c.backend == "ref") return bench<CpuRef>(*file, *m, *decided, o, line, decided->n_threads);
+  return Error{"--backend", fmt::format("expected cpu or ref, found {}", c.backend), "this program was built without it"};
+}
+
+}  // namespace facet
