@@ -4,7 +4,6 @@
 #include <string_view>
 #include <vector>
 
-#include "backend/sampling.h"
 #include "base/result.h"
 #include "engine/engine.h"
 #include "tokenizer/chat.h"

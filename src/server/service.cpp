@@ -173,6 +173,8 @@ class ServiceImpl final : public Service, public HttpHandler {
     auto request = parse_api_request(kind, *json, c_.defaults);
     if (!request) return api_error(request.error());
     if (!request->seed_given) request->sampling.seed = seeds_() >> 1;
+    // A client without tools has no use for a call: the token that begins one is never drawn.
+    if (kind == ApiKind::kChat && request->tools.empty()) request->sampling.logit_bias.emplace_back(engine_.tokenizer()->special().tool_call_open, -1e9f);
     bool in_thought = false;
     auto ids = prompt(*request, in_thought);
     if (!ids) return api_error(ids.error());
