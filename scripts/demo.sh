@@ -10,7 +10,9 @@ facet=build/release/facet
 
 "$facet" --version
 "$facet" plan -c 8192
-printf '%s\n' 'Hello' 'Who are you?' 'What is 17 + 25?' 'My name is Mira and I live in Tolvane.' 'Where do I live?' |
+printf '%s\n' 'Hello' 'Remember that my name is Mira.' 'What is my name?' 'What is 17 + 25?' \
+  'Write a Python function total(a, b) that returns the sum of a and b.' '/clear' \
+  'Extract name, age and city as JSON: Nora is 31 years old, lives in Lisbon and works as a baker.' |
   "$facet" chat --temp 0 -c 8192
 if [ -t 0 ] && [ -t 1 ]; then
   echo "Your turn."

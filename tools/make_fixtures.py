@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """Golden fixtures from the official implementation, on the very weights of a quantised GGUF.
 
-    make_fixtures.py OUT NAME=MODEL.gguf:CONFIG.json[:LAYER,LAYER,...] ...
+    make_fixtures.py OUT NAME=MODEL.gguf:CONFIG.json[:LAYER,LAYER,...[:IDS.safetensors]] ...
 
 Each MODEL is a Gemma 4 GGUF that llama.cpp's tools wrote. Chosen layers are kept, byte for byte, and written to
 OUT/NAME/model.gguf; the dequantised weights go into transformers' Gemma4ForCausalLM (float32, eager attention) and its
-logits for fixed random token ids into OUT/NAME/golden.safetensors (ids I32 [n], logits F32 [n, V], greedy I32: the first
+logits for fixed random token ids (or those of another golden) into OUT/NAME/golden.safetensors (ids I32 [n], logits F32 [n, V], greedy I32: the first
 32 ids continued by 24). So a test needs no allowance for how the weights were quantised.
 
 Needs torch, transformers >= 5.17, safetensors, numpy and gguf. Runs in seconds, on a CPU or a GPU.
@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from gguf import GGUFReader, GGUFWriter, GGUFValueType
 from gguf.quants import dequantize
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from transformers import Gemma4ForCausalLM, Gemma4TextConfig
 
 N_IDS, N_PROMPT, N_GREEDY = 64, 32, 24
@@ -79,7 +79,7 @@ def copy_metadata(reader, writer, keep, shared):
 
 
 @torch.no_grad()
-def make(out, name, model, config_path, layers):
+def make(out, name, model, config_path, layers, ids_path):
     reader = GGUFReader(model)
     fields = json.load(open(config_path))
     n_layer, n_shared = fields["num_hidden_layers"], fields.get("num_kv_shared_layers", 0)
@@ -115,6 +115,8 @@ def make(out, name, model, config_path, layers):
     vocab = fields["vocab_size"]
     ids = torch.randint(5, vocab, (N_IDS,), generator=torch.Generator().manual_seed(7))
     ids[0] = 2
+    if ids_path:
+        ids = load_file(ids_path)["ids"].long()
     logits = net(input_ids=ids[None], use_cache=False).logits[0]
     greedy = ids[:N_PROMPT].clone()
     for _ in range(N_GREEDY):
@@ -128,7 +130,8 @@ def main():
     for spec in sys.argv[2:]:
         name, rest = spec.split("=", 1)
         parts = rest.split(":")
-        make(out, name, parts[0], parts[1], [int(l) for l in parts[2].split(",")] if len(parts) > 2 else None)
+        layers = [int(l) for l in parts[2].split(",")] if len(parts) > 2 and parts[2] else None
+        make(out, name, parts[0], parts[1], layers, parts[3] if len(parts) > 3 else None)
 
 
 if __name__ == "__main__":

@@ -6,9 +6,11 @@
 #include <cstdio>
 #include <memory>
 #include <optional>
+#include <utility>
 
 #include "app/commands.h"
 #include "app/options.h"
+#include "app/progress.h"
 #include "model/types.h"
 #include "tokenizer/chat.h"
 #include "tokenizer/chat_parse.h"
@@ -115,19 +117,24 @@ class Chat {
     Stop why = Stop::kError;
     Usage usage;
     Request request{.prompt = t_.encode(*prompt, true, true), .max_tokens = o_.n, .sampling = o_.sampling};
+    auto progress = std::make_unique<Progress>("prompt", Progress::Unit::kTokens);
     auto id = engine_.submit(std::move(request), {.tokens = [&](RequestId, std::span<const int32_t> ids) {
+                                                    progress.reset();
                                                     for (int32_t x : ids) show(parser.push(decoder.push(x)));
                                                   },
-                                                  .done = [&](RequestId, Stop s, const Usage& u, const std::string& e) { why = s, usage = u, error = e; }});
+                                                  .done = [&](RequestId, Stop s, const Usage& u, const std::string& e) { why = s, usage = u, error = e; },
+                                                  .prefill = [&](RequestId, int n, int total) { if (progress) progress->update(uint64_t(n), uint64_t(total)); }});
     if (!id) return failed(id.error());
     Interrupts::clear();
     while (engine_.tick())
       if (Interrupts::pending()) engine_.cancel(*id), Interrupts::clear();
+    progress.reset();
     show(parser.push(decoder.finish()));
     show(parser.finish());
     end_thought();
     fmt::print("\n");
     if (why == Stop::kError) return failed({"chat", error, "/clear starts anew"});
+    std::fflush(stdout);
     stats_ = usage_line(usage, why, o_.sampling);
     fmt::print(stderr, "[{}]\n", stats_);
     const ParsedMessage& m = parser.message();

@@ -1,11 +1,13 @@
 #include <fmt/format.h>
 
+#include <filesystem>
 #include <fstream>
 #include <memory>
 
 #include "app/commands.h"
 #include "app/console.h"
 #include "app/options.h"
+#include "app/progress.h"
 #include "model/types.h"
 
 namespace facet {
@@ -15,7 +17,6 @@ struct Options {
   EngineConfig engine;
   std::string tokens, out;
 };
-
 
 int run(Options& o) {
   std::error_code ec;
@@ -28,9 +29,12 @@ int run(Options& o) {
   auto ids = read_token_file(o.tokens, (*opened)->model().n_vocab);
   if (!ids) return report(ids.error());
   std::ofstream f(o.out, std::ios::binary);
-  auto ok = (*opened)->score(*ids, [&](int, std::span<const float> rows) {
+  auto progress = std::make_unique<Progress>("logits", Progress::Unit::kTokens);
+  auto ok = (*opened)->score(*ids, 0, [&](int first, std::span<const float> rows) {
     f.write(reinterpret_cast<const char*>(rows.data()), std::streamsize(rows.size_bytes()));
+    progress->update(size_t(first) + rows.size() / size_t((*opened)->model().n_vocab), ids->size());
   });
+  progress.reset();
   if (!ok) return report(ok.error());
   f.close();
   if (!f) return report({o.out, "cannot write the logits", "check the folder and the space on the disk"});

@@ -6,6 +6,7 @@
 #include "app/commands.h"
 #include "app/console.h"
 #include "app/options.h"
+#include "app/progress.h"
 #include "model/types.h"
 #include "tokenizer/chat.h"
 #include "tokenizer/tokenizer.h"
@@ -52,8 +53,10 @@ int run(Options& o) {
   Usage usage;
   Stop why = Stop::kError;
   Request request{.prompt = std::move(*ids), .max_tokens = o.n, .sampling = o.sampling, .ignore_eos = o.ignore_eos, .suppress_special = text && !o.raw};
+  auto progress = std::make_unique<Progress>("prompt", Progress::Unit::kTokens);
   auto id = engine.submit(std::move(request), {.tokens =
                                                    [&](RequestId, std::span<const int32_t> t) {
+                                                     progress.reset();
                                                      out.insert(out.end(), t.begin(), t.end());
                                                      for (int32_t x : t) {
                                                        if (decoder) fmt::print("{}", decoder->push(x));
@@ -62,12 +65,15 @@ int run(Options& o) {
                                                      std::fflush(stdout);
                                                    },
                                                .done =
-                                                   [&](RequestId, Stop s, const Usage& u, const std::string& e) { why = s, usage = u, error = e; }});
+                                                   [&](RequestId, Stop s, const Usage& u, const std::string& e) { why = s, usage = u, error = e; },
+                                               .prefill = [&](RequestId, int n, int total) { if (progress) progress->update(uint64_t(n), uint64_t(total)); }});
   if (!id) return report(id.error());
   Interrupts interrupts;
   while (engine.tick())
     if (Interrupts::pending()) engine.cancel(*id), Interrupts::clear();
+  progress.reset();
   if (decoder) fmt::print("{}\n", decoder->finish());
+  std::fflush(stdout);
   if (why == Stop::kError) return report({"run", error, ""});
   fmt::print(stderr, "{}\n", usage_line(usage, why, o.sampling));
   if (!o.out_tokens.empty())

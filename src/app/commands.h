@@ -12,10 +12,12 @@ void add_chat(CLI::App& app, int& rc);
 void add_run(CLI::App& app, int& rc);
 void add_serve(CLI::App& app, int& rc);
 void add_logits(CLI::App& app, int& rc);
+void add_eval(CLI::App& app, int& rc);
 void add_plan(CLI::App& app, int& rc);
 void add_tokenize(CLI::App& app, int& rc);    // tokenize, detokenize
 void add_render(CLI::App& app, int& rc);      // render, parse
 void add_inspect(CLI::App& app, int& rc);
+void add_quantize(CLI::App& app, int& rc);
 void add_synth(CLI::App& app, int& rc);
 
 }  // namespace facet

@@ -9,10 +9,12 @@ int main(int argc, char** argv) {
   facet::add_run(app, rc);
   facet::add_serve(app, rc);
   facet::add_logits(app, rc);
+  facet::add_eval(app, rc);
   facet::add_tokenize(app, rc);
   facet::add_render(app, rc);
   facet::add_inspect(app, rc);
   facet::add_plan(app, rc);
+  facet::add_quantize(app, rc);
   facet::add_synth(app, rc);
   try {
     app.parse(argc, argv);

@@ -2,10 +2,10 @@
 
 #include <fmt/format.h>
 
-#include <atomic>
 #include <csignal>
 #include <cstring>
 #include <fstream>
+#include <map>
 #include <random>
 
 #include "app/paths.h"
@@ -19,6 +19,7 @@ volatile std::sig_atomic_t g_interrupts = 0;  // the one thing a signal handler 
 extern "C" void on_interrupt(int) { g_interrupts = g_interrupts + 1; }
 
 const std::map<std::string, KvType> kKvTypes{{"f32", KvType::kF32}, {"f16", KvType::kF16}, {"q8_0", KvType::kQ8_0}, {"q4_0", KvType::kQ4_0}, {"tq3_0", KvType::kTQ3_0}};
+const std::map<std::string, CpuIsa> kIsas{{"auto", CpuIsa::kAuto}, {"scalar", CpuIsa::kScalar}, {"avx2", CpuIsa::kAvx2}, {"avx512", CpuIsa::kAvx512}};
 
 }  // namespace
 
@@ -30,8 +31,9 @@ void add_engine_options(CLI::App* cmd, EngineConfig& c) {
   add_model_option(cmd, c.model);
   cmd->add_option("-c,--ctx-size", c.n_ctx, "Context in tokens; 0: as trained, halved until it fits in memory")->check(CLI::Range(0, 1 << 24))->capture_default_str();
   cmd->add_option("-t,--threads", c.n_threads, "Threads; 0: one per physical core")->check(CLI::Range(0, 1024))->capture_default_str();
-  cmd->add_option("--backend", c.backend, "Where the model runs")->check(CLI::IsMember({"ref"}))->capture_default_str();
-  cmd->add_option("--kv-k", c.kv_k, "Type of cached keys: f32, f16, q8_0, q4_0 or tq3_0 (default: f32 on ref)")->transform(CLI::CheckedTransformer(kKvTypes, CLI::ignore_case));
+  cmd->add_option("--backend", c.backend, "Where the model runs: cpu, or ref, the slow definition of what is right")->check(CLI::IsMember({"cpu", "ref"}))->capture_default_str();
+  cmd->add_option("--cpu-isa", c.cpu_isa, "Instruction set of the cpu backend: auto, scalar, avx2 or avx512")->transform(CLI::CheckedTransformer(kIsas, CLI::ignore_case));
+  cmd->add_option("--kv-k", c.kv_k, "Type of cached keys: f32, f16, q8_0, q4_0 or tq3_0 (default: f16; f32 on ref)")->transform(CLI::CheckedTransformer(kKvTypes, CLI::ignore_case));
   cmd->add_option("--kv-v", c.kv_v, "Type of cached values, likewise")->transform(CLI::CheckedTransformer(kKvTypes, CLI::ignore_case));
   cmd->add_option("--chunk", c.chunk, "Tokens of a prompt computed in one step")->check(CLI::Range(1, 65536))->capture_default_str();
   cmd->add_option("--memory", c.memory, "Bytes that may be used, with a suffix if you like (8GB); omitted: what is available")->transform(CLI::AsSizeValue(false));
@@ -56,6 +58,7 @@ void draw_seed(Sampling& s, bool seed_given) {
 Result<std::unique_ptr<Engine>> open_engine(EngineConfig c) {
   if (c.model.empty()) c.model = default_model_path();
   if (c.model.empty()) return Error{"-m", "expected a model, found none given and none beside the program", "give the path of a GGUF file"};
+  c.planned = [](const std::string& plan) { fmt::print(stderr, "memory: {}\n", plan); };
   auto engine = Engine::open(c);
   if (engine && (*engine)->tokenizer())
     for (const std::string& note : (*engine)->tokenizer()->vocab().notes) fmt::print(stderr, "note: {}: {}\n", c.model, note);

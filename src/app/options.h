@@ -1,6 +1,8 @@
 #pragma once
 #include <CLI/CLI.hpp>
 #include <cstdint>
+#include <memory>
+#include <span>
 #include <string>
 #include <vector>
 

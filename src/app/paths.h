@@ -5,5 +5,7 @@ namespace facet {
 
 // The model that comes with the program, found relative to the executable; empty if it is not there.
 std::string default_model_path();
+// The questions that go with it (facet eval).
+std::string default_eval_path();
 
 }  // namespace facet

@@ -8,8 +8,9 @@
 
 namespace facet {
 
-Progress::Progress(std::string label)
+Progress::Progress(std::string label, Unit unit)
     : label_(std::move(label)),
+      unit_(unit),
       start_(Clock::now()),
       last_(start_),
       terminal_(::isatty(STDERR_FILENO) == 1) {}
@@ -18,7 +19,7 @@ Progress::~Progress() {
   if (drawn_) fmt::print(stderr, "\r\033[K");
 }
 
-void Progress::update(uint64_t done_bytes, uint64_t total_bytes) {
+void Progress::update(uint64_t done, uint64_t total) {
   constexpr auto kQuiet = std::chrono::seconds(1);
   constexpr auto kInterval = std::chrono::milliseconds(100);
   const auto now = Clock::now();
@@ -26,14 +27,15 @@ void Progress::update(uint64_t done_bytes, uint64_t total_bytes) {
   last_ = now;
   drawn_ = true;
   constexpr int kWidth = 30;
-  const double part = total_bytes ? std::min(1.0, double(done_bytes) / double(total_bytes)) : 1.0;
+  const double part = total ? std::min(1.0, double(done) / double(total)) : 1.0;
   const double seconds = std::chrono::duration<double>(now - start_).count(),
-               rate = double(done_bytes) / seconds;
+               rate = double(done) / seconds;
   const int filled = int(part * kWidth);
-  fmt::print(stderr, "\r\033[K{} [{}{}] {:3.0f}%  {:.1f}/{:.1f} GB  {:.2f} GB/s  {:.0f} s left", label_,
-             std::string(size_t(filled), '#'), std::string(size_t(kWidth - filled), '.'), part * 100,
-             double(done_bytes) / 1e9, double(total_bytes) / 1e9, rate / 1e9,
-             rate > 0 ? double(total_bytes - std::min(done_bytes, total_bytes)) / rate : 0.0);
+  const std::string amount = unit_ == Unit::kBytes ? fmt::format("{:.1f}/{:.1f} GB  {:.2f} GB/s", double(done) / 1e9, double(total) / 1e9, rate / 1e9)
+                                                   : fmt::format("{}/{} tokens  {:.0f} tok/s", done, total, rate);
+  fmt::print(stderr, "\r\033[K{} [{}{}] {:3.0f}%  {}  {:.0f} s left", label_, std::string(size_t(filled), '#'),
+             std::string(size_t(kWidth - filled), '.'), part * 100, amount,
+             rate > 0 ? double(total - std::min(done, total)) / rate : 0.0);
   std::fflush(stderr);
 }
 

@@ -8,15 +8,17 @@ namespace facet {
 // A progress line on stderr for work that takes more than a second, if stderr is a terminal.
 class Progress {
  public:
-  explicit Progress(std::string label);
+  enum class Unit { kBytes, kTokens };
+  explicit Progress(std::string label, Unit unit = Unit::kBytes);
   ~Progress();  // clears the line
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
-  void update(uint64_t done_bytes, uint64_t total_bytes);
+  void update(uint64_t done, uint64_t total);
 
  private:
   using Clock = std::chrono::steady_clock;
   std::string label_;
+  Unit unit_;
   Clock::time_point start_, last_;
   bool terminal_, drawn_ = false;
 };

@@ -6,9 +6,17 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdint>
 #include <cstring>
 
 namespace facet {
+
+void release_pages(std::span<const std::byte> piece) {
+  // Whole pages only: those at the ends may belong to a neighbour that is still being read.
+  const uintptr_t page = uintptr_t(::sysconf(_SC_PAGESIZE)), at = reinterpret_cast<uintptr_t>(piece.data());
+  const uintptr_t begin = (at + page - 1) / page * page, end = (at + piece.size()) / page * page;
+  if (begin < end) ::madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED);
+}
 
 Result<MappedFile> MappedFile::open(const std::string& path) {
   const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);

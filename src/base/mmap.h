@@ -7,6 +7,10 @@
 
 namespace facet {
 
+// Lets go of the memory behind a piece of a MappedFile that will not be read again soon; reading it again is
+// allowed and goes back to the file.
+void release_pages(std::span<const std::byte> piece);
+
 // A read-only private mapping of a whole file. Movable; unmaps on destruction.
 class MappedFile {
  public:

@@ -9,10 +9,10 @@
 namespace facet {
 namespace {
 
-// Idle threads of the pool spin for tens of microseconds, as long as a verb of a small model, and then sleep. The
-// library's own limit is a thousand times that: beside any other program a step waits for threads that burn the cores
+// Idle threads of the pool spin for a few microseconds (a round is a pause instruction, some 40 ns) and then sleep.
+// The library's own limit is milliseconds: beside any other program a step then waits for threads that burn the cores
 // it needs. Runs before the library reads its settings; a user's own setting wins.
-__attribute__((constructor(101))) void limit_spinning() { ::setenv("GOMP_SPINCOUNT", "20000", /*overwrite=*/0); }
+__attribute__((constructor(101))) void limit_spinning() { ::setenv("GOMP_SPINCOUNT", "100", /*overwrite=*/0); }
 
 }  // namespace
 

@@ -40,6 +40,13 @@ std::string MemoryPlan::table() const {
   return s;
 }
 
+std::string MemoryPlan::line() const {
+  std::string s = human_bytes(total());
+  if (available > 0) s += " of " + human_bytes(available);
+  for (size_t i = 0; i < lines.size(); ++i) s += fmt::format("{} {} {}", i ? "," : ":", lines[i].name, human_bytes(lines[i].bytes));
+  return s;
+}
+
 std::string human_bytes(int64_t n) {
   if (n >= 1 << 30) return fmt::format("{:.2f} GiB", double(n) / (1 << 30));
   if (n >= 1 << 20) return fmt::format("{:.2f} MiB", double(n) / (1 << 20));

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "backend/cpu/simd.h"
 #include "backend/sampling.h"
 #include "base/result.h"
 #include "formats/kv_codec.h"
@@ -19,7 +20,8 @@ struct ModelCfg;
 // The only way options reach the engine.
 struct EngineConfig {
   std::string model;               // path of a GGUF, or of any part of a split one
-  std::string backend = "ref";     // ref
+  std::string backend = "cpu";     // cpu, ref
+  CpuIsa cpu_isa = CpuIsa::kAuto;  // instruction set of the cpu backend
   int n_ctx = 0;                   // rows per sequence; 0: the trained context, halved until the plan fits
   int max_seq = 1;                 // sequences served together
   int chunk = 512;                 // tokens of one step
@@ -28,6 +30,7 @@ struct EngineConfig {
   std::optional<KvType> kv_k, kv_v;  // empty: f32 on the reference backend, f16 elsewhere
   int n_threads = 0;               // 0: one per physical core
   int max_out = 0;                 // rows of logits of one step; 0: one per sequence
+  std::function<void(const std::string&)> planned = {};  // told the memory plan before anything is allocated
   int64_t memory = 0;              // bytes that may be used; 0: what the system has available
 };
 
@@ -50,6 +53,7 @@ struct Request {
 struct Sink {                       // called on the engine's thread; must not block
   std::function<void(RequestId, std::span<const int32_t>)> tokens;
   std::function<void(RequestId, Stop, const Usage&, const std::string& error)> done;
+  std::function<void(RequestId, int computed, int prompt)> prefill = {};  // after each step of a prompt
 };
 
 // A loaded model and its scheduler. The server, the daemon, the CLI and the benches see this header
@@ -65,9 +69,9 @@ class Engine {
   virtual void run() = 0;                                            // tick until stop(), waiting when idle
   virtual void stop() = 0;                                           // any thread
 
-  // Logits of every position of ids, in pieces: f(first row, rows * n_vocab floats). Uses no request slot that is busy;
-  // fails when requests are running.
-  virtual Status score(std::span<const int32_t> ids, const std::function<void(int, std::span<const float>)>& f) = 0;
+  // Logits of the positions of ids from `from` on, in pieces of at most config().max_out: f(first row, rows * n_vocab
+  // floats). Fails when requests are running.
+  virtual Status score(std::span<const int32_t> ids, int from, const std::function<void(int, std::span<const float>)>& f) = 0;
 
   virtual const Tokenizer* tokenizer() const = 0;                    // null: the file has no vocabulary
   virtual const ModelCfg& model() const = 0;

@@ -27,9 +27,10 @@ struct LoadedModel {
 template <Backend B>
 class EngineImpl final : public Engine {
  public:
-  static Result<std::unique_ptr<Engine>> create(LoadedModel model, const EngineConfig& c) {
+  template <class... BackendArgs>
+  static Result<std::unique_ptr<Engine>> create(LoadedModel model, const EngineConfig& c, BackendArgs... args) {
     std::unique_ptr<EngineImpl> e(new EngineImpl(std::move(model), c));
-    auto r = Runner<B>::open(e->model_.file, e->model_.cfg, {.kv = kv_plan(c), .max_out = c.max_out}, c.n_threads);
+    auto r = Runner<B>::open(e->model_.file, e->model_.cfg, {.kv = kv_plan(c), .max_out = c.max_out}, args...);
     if (!r) return r.error();
     e->runner_ = std::move(*r);
     e->slots_.resize(size_t(c.max_seq));
@@ -79,7 +80,7 @@ class EngineImpl final : public Engine {
     return true;
   }
 
-  Status score(std::span<const int32_t> ids, const std::function<void(int, std::span<const float>)>& f) override {
+  Status score(std::span<const int32_t> ids, int from, const std::function<void(int, std::span<const float>)>& f) override {
     for (const Slot& q : slots_)
       if (q.active) return Error{"score", "requests are running", "wait until they are done"};
     for (int32_t id : ids)
@@ -87,15 +88,16 @@ class EngineImpl final : public Engine {
         return Error{"tokens", fmt::format("expected ids in [0, {}), found {}", model_.cfg.n_vocab, id), "the ids belong to another vocabulary"};
     cache().clear(0);
     slots_[0].tokens.clear();
-    const int chunk = std::min(cfg_.chunk, cfg_.max_out);
-    for (size_t at = 0; at < ids.size(); at += size_t(chunk)) {
-      const auto piece = ids.subspan(at, std::min(size_t(chunk), ids.size() - at));
-      if (auto ok = cache().prepare(0, int(piece.size())); !ok) return ok;
+    for (int at = 0, total = int(ids.size()); at < total;) {
+      const bool wanted = at >= from;
+      const int n = wanted ? std::min({cfg_.chunk, cfg_.max_out, total - at}) : std::min({cfg_.chunk, from - at, total - at});
+      if (auto ok = cache().prepare(0, n); !ok) return ok;
       runner_->steps.begin();
-      runner_->add({.slot = 0, .token = piece, .out = Out::kAll});
+      runner_->add({.slot = 0, .token = ids.subspan(size_t(at), size_t(n)), .out = wanted ? Out::kAll : Out::kNone});
       const auto logits = runner_->forward();
-      cache().commit(0, int(piece.size()));
-      f(int(at), {logits.row(0), piece.size() * size_t(model_.cfg.n_vocab)});
+      cache().commit(0, n);
+      if (wanted) f(at, {logits.row(0), size_t(n) * size_t(model_.cfg.n_vocab)});
+      at += n;
     }
     cache().clear(0);
     return Ok{};
@@ -205,6 +207,7 @@ class EngineImpl final : public Engine {
       Slot& q = slots_[size_t(g.id)];
       cache().commit(g.id, g.n);
       ++q.usage.steps;
+      if (!q.decoding && q.sink.prefill) q.sink.prefill(q.id, cache().len(g.id), int(q.tokens.size()));
       if (cache().len(g.id) < int(q.tokens.size())) continue;
       drawing.push_back(g.id);
       rows.push_back({.sampling = &q.request.sampling, .position = int64_t(q.tokens.size()), .history = q.tokens, .draft = {},

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <string>
 
-#include "backend/cpu/cpu_ref.h"
+#include "backend/cpu/cpu_fast.h"
 #include "base/reserve.h"
 #include "base/threads.h"
 #include "model/gemma4_bind.h"
@@ -24,6 +24,9 @@ MemoryPlan plan_memory(const GgufFile& file, const ModelCfg& m, const EngineConf
   for (const LayerCfg& l : m.layer) ++(l.query_only ? shared : l.window ? sliding : full);
   const std::string types = fmt::format("{}/{}", kv_type_name(*c.kv_k), kv_type_name(*c.kv_v));
 
+  const BackendLimits limits = backend_limits(m, kv.max_step, c.n_ctx);
+  const int64_t scratch = c.backend == "ref" ? CpuRef::reserve_bytes(limits, c.n_threads) : CpuFast::reserve_bytes(limits, c.n_threads);
+
   MemoryPlan p;
   p.lines.push_back({"weights", fmt::format("{} tensors, mapped from the file", file.tensors().size()), int64_t(file.file_bytes())});
   p.lines.push_back({"kv full", fmt::format("{} layers, {}, {} rows x {} slots, committed as they fill", full, types, c.n_ctx, c.max_seq), b.full});
@@ -36,7 +39,7 @@ MemoryPlan plan_memory(const GgufFile& file, const ModelCfg& m, const EngineConf
   p.lines.push_back({"checkpoints", fmt::format("{} copies of the rings a slot", c.checkpoints), b.checkpoints});
   p.lines.push_back({"activations", fmt::format("{} tokens a step", kv.max_step), CpuRef::rows_bytes(1, work_elements(m, kv.max_step, 0))});
   p.lines.push_back({"logits", fmt::format("{} rows of {}", c.max_out, m.n_vocab), CpuRef::rows_bytes(c.max_out, m.d_model + int64_t(m.n_vocab))});
-  p.lines.push_back({"scratch", fmt::format("{} threads", c.n_threads), CpuRef::reserve_bytes(backend_limits(m, kv.max_step, c.n_ctx), c.n_threads)});
+  p.lines.push_back({"scratch", fmt::format("{} threads", c.n_threads), scratch});
   p.available = c.memory > 0 ? c.memory : int64_t(available_memory());
   return p;
 }

@@ -1,10 +1,12 @@
 // Writes GGUF v3: metadata and tensor infos are serialised as they are added, data is streamed.
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
 #include <unordered_set>
 #include <utility>
 
@@ -285,6 +287,21 @@ Status GgufWriter::finish() {
     return Error{w.path, std::string("cannot finish the file: ") + std::strerror(e),
                  "check the free space of the disk"};
   }
+  return Ok{};
+}
+
+Status check_room(const std::string& path, uint64_t need) {
+  const auto folder = std::filesystem::absolute(path).parent_path();
+  std::error_code ec;
+  const auto space = std::filesystem::space(folder, ec);
+  if (ec)
+    return Error{folder.string(), "cannot read its free space: " + ec.message(),
+                 "check that the folder exists"};
+  if (space.available < need)
+    return Error{path,
+                 fmt::format("disk space; needed {:.2f} GB, free {:.2f} GB", double(need) / 1e9,
+                             double(space.available) / 1e9),
+                 "free some space or write to another disk"};
   return Ok{};
 }
 

@@ -6,6 +6,7 @@
 #include "base/check.h"
 #include "base/half.h"
 #include "formats/blocks.h"
+#include "formats/quantize_k.h"
 
 namespace facet {
 namespace {
@@ -129,7 +130,7 @@ bool can_quantize(DType t) {
     case DType::kQ8_0:
       return true;
     default:
-      return false;
+      return is_searched(t);
   }
 }
 
@@ -163,7 +164,8 @@ void quantize_row(DType t, const float* src, std::byte* dst, int64_t n) {
       quantise_blocks<BlockQ8_0>(src, dst, n);
       return;
     default:
-      CHECK(false, "there is no encoder for {}", info.name);
+      CHECK(is_searched(t), "there is no encoder for {}", info.name);
+      quantize_searched_row(t, src, dst, n);
   }
 }
 

@@ -7,8 +7,8 @@
 #include <array>
 #include <cstdlib>
 
-#include "base/check.h"
 #include "formats/format_error.h"
+#include "formats/mixture.h"
 
 namespace facet {
 namespace {
@@ -61,64 +61,15 @@ constexpr MtpShape kMtpShapes[] = {
 constexpr std::string_view kPresets[] = {
     "31b", "26b-a4b", "12b", "e4b", "e2b", "tiny", "31b-dflash", "26b-a4b-dflash", "31b-mtp", "26b-a4b-mtp"};
 
-struct Quant {
-  std::string_view name;
-  DType base;
-  DType more;       // of attn_v and ffn_down where use_more() says so
-  DType embedding;  // of token_embd and per_layer_token_embd
-  int64_t file_type;
-};
-
-constexpr Quant kQuants[] = {
-    {"Q4_K_M", DType::kQ4_K, DType::kQ6_K, DType::kQ6_K, 15},
-    {"Q5_K_M", DType::kQ5_K, DType::kQ6_K, DType::kQ6_K, 17},
-    {"Q6_K", DType::kQ6_K, DType::kQ6_K, DType::kQ6_K, 18},
-    {"Q8_0", DType::kQ8_0, DType::kQ8_0, DType::kQ8_0, 7},
-    {"Q4_0", DType::kQ4_0, DType::kQ4_0, DType::kQ6_K, 2},
-    {"BF16", DType::kBF16, DType::kBF16, DType::kBF16, 32},
-};
 constexpr std::string_view kQuantNames[] = {"Q4_K_M", "Q5_K_M", "Q6_K", "Q8_0", "Q4_0", "BF16"};
 
-// llama-quantize's use_more_bits: the first and last eighth of n, and every third in between.
-bool use_more(int64_t i, int64_t n) { return i < n / 8 || i >= 7 * n / 8 || (i - n / 8) % 3 == 2; }
-
-// What llama-quantize writes instead when a row is no multiple of 256. Only the experts of 26B have such
-// rows.
-DType fallback(DType t, int64_t ne0) {
-  if (ne0 % dtype_info(t).block == 0) return t;
-  switch (t) {
-    case DType::kQ4_K:
-      return DType::kQ5_0;
-    case DType::kQ5_K:
-      return DType::kQ5_1;
-    case DType::kQ6_K:
-      return DType::kQ8_0;
-    default:
-      CHECK(false, "no fallback for {} rows of {}", dtype_name(t), ne0);
-  }
-}
-
-bool has(std::string_view name, std::string_view part) { return name.find(part) != name.npos; }
-
-// Types as llama-quantize chooses them, from names and order alone. Matrices only; the rest is F32 already.
-void choose_types(std::vector<SynthTensor>& tensors, const Quant& q, int64_t n_layer) {
-  const auto is_v = [](const SynthTensor& t) { return t.name.ends_with("attn_v.weight"); };
-  const int64_t n_v = std::count_if(tensors.begin(), tensors.end(), is_v);
-  int64_t i_v = 0;
-  for (SynthTensor& t : tensors) {
-    if (t.fill != SynthFill::kNormal) continue;
-    DType type = q.base;
-    if (has(t.name, "per_layer_model_proj")) {
-      type = DType::kBF16;  // never quantised
-    } else if (has(t.name, "token_embd")) {
-      type = q.embedding;
-    } else if (is_v(t)) {
-      type = use_more(i_v++, n_v) ? q.more : q.base;
-    } else if (has(t.name, "ffn_down")) {
-      type = use_more(std::atoll(t.name.c_str() + 4), n_layer) ? q.more : q.base;  // blk.<i>.
-    }
-    t.type = fallback(type, t.ne[0]);
-  }
+// Matrices are BF16 in the file that llama-quantize reads, everything else is F32.
+void choose_types(std::vector<SynthTensor>& tensors, const Mixture& q, const MixtureModel& model) {
+  std::vector<MixtureTensor> source;
+  for (const SynthTensor& t : tensors)
+    source.push_back({t.name, t.ne, t.fill == SynthFill::kNormal ? DType::kBF16 : DType::kF32});
+  const std::vector<DType> types = mixture_types(q, source, model);
+  for (size_t i = 0; i < tensors.size(); ++i) tensors[i].type = types[i];
 }
 
 // Files of llama-quantize list the global tensors first, then block by block, each sorted by name.
@@ -148,7 +99,7 @@ class Builder {
   void key(std::string_view name, auto v) {
     plan_.meta.push_back({arch_ + "." + std::string(name), std::move(v)});
   }
-  void general(std::string_view preset, const Quant& q) {
+  void general(std::string_view preset, const Mixture& q) {
     plan_.meta.push_back({"general.type", std::string("model")});
     plan_.meta.push_back({"general.name", fmt::format("synthetic {} {}", preset, q.name)});
     plan_.meta.push_back({"general.quantization_version", int64_t(2)});
@@ -156,8 +107,8 @@ class Builder {
     plan_.meta.push_back({"tokenizer.ggml.model", std::string("no_vocab")});
     key("vocab_size", kVocab);  // llama.cpp wants it where there are no tokens
   }
-  SynthPlan finish(const Quant& q, int64_t n_layer) {
-    choose_types(plan_.tensors, q, n_layer);
+  SynthPlan finish(const Mixture& q, const MixtureModel& model) {
+    choose_types(plan_.tensors, q, model);
     sort_tensors(plan_.tensors);
     return std::move(plan_);
   }
@@ -256,7 +207,7 @@ void text_keys(Builder& b, const TextShape& s) {
   b.key("expert_feed_forward_length", s.expert_ffn);
 }
 
-SynthPlan text_plan(const TextShape& s, const Quant& q) {
+SynthPlan text_plan(const TextShape& s, const Mixture& q) {
   Builder b("gemma4");
   b.general(s.preset, q);
   text_keys(b, s);
@@ -269,11 +220,11 @@ SynthPlan text_plan(const TextShape& s, const Quant& q) {
     b.norm("per_layer_proj_norm.weight", s.ple);
   }
   for (int64_t i = 0; i < s.layers; ++i) text_layer(b, s, i);
-  return b.finish(q, s.layers);
+  return b.finish(q, {s.layers, s.heads / s.kv_swa});
 }
 
 // DFlash drafter in the dialect of upstream llama.cpp: no embedding of its own, taps are stored plus one.
-SynthPlan dflash_plan(const DflashShape& s, const Quant& q) {
+SynthPlan dflash_plan(const DflashShape& s, const Mixture& q) {
   constexpr int64_t kLayers = 5, kHeadDim = 128, kWindow = 2048, kBlock = 16, kMask = 4;
   Builder b("dflash");
   b.general(s.preset, q);
@@ -312,11 +263,11 @@ SynthPlan dflash_plan(const DflashShape& s, const Quant& q) {
     b.matrix("ffn_up.weight", {d, s.ffn});
     b.matrix("ffn_down.weight", {s.ffn, d});
   }
-  return b.finish(q, kLayers);
+  return b.finish(q, {kLayers, s.heads / s.kv_heads});
 }
 
 // MTP drafter in the dialect of upstream llama.cpp: queries only, keys and values are the target's.
-SynthPlan mtp_plan(const MtpShape& s, const Quant& q) {
+SynthPlan mtp_plan(const MtpShape& s, const Mixture& q) {
   constexpr int64_t kLayers = 4, kWidth = 1024, kFfn = 8192, kHdSwa = 256, kHdFull = 512, kWindow = 1024;
   Builder b("gemma4-assistant");
   b.general(s.preset, q);
@@ -349,7 +300,7 @@ SynthPlan mtp_plan(const MtpShape& s, const Quant& q) {
     b.norm("post_ffw_norm.weight", kWidth);
     b.norm("layer_output_scale.weight", 1);
   }
-  return b.finish(q, kLayers);
+  return b.finish(q, {kLayers, s.heads / s.kv_swa});
 }
 
 template <class Range>
@@ -365,7 +316,8 @@ std::span<const std::string_view> synth_presets() { return kPresets; }
 std::span<const std::string_view> synth_quants() { return kQuantNames; }
 
 Result<SynthPlan> synth_plan(std::string_view preset, std::string_view quant) {
-  const Quant* q = named(kQuants, quant, &Quant::name);
+  const bool known = std::find(std::begin(kQuantNames), std::end(kQuantNames), quant) != std::end(kQuantNames);
+  const Mixture* q = known ? find_mixture(quant) : nullptr;
   if (!q)
     return format_error("synth", "quant", fmt::format("one of {}", fmt::join(kQuantNames, ", ")),
                         fmt::format("'{}'", quant), "");

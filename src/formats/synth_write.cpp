@@ -5,7 +5,6 @@
 
 #include <cmath>
 #include <cstring>
-#include <filesystem>
 
 #include "base/check.h"
 #include "base/half.h"
@@ -250,21 +249,6 @@ Status stream_tensor(Sink& sink, const SynthTensor& t, uint64_t seed) {
 void declare(const SynthPlan& plan, GgufWriter& w) {
   for (const SynthMeta& m : plan.meta) std::visit([&](const auto& v) { w.add(m.key, v); }, m.v);
   for (const SynthTensor& t : plan.tensors) w.add_tensor(t.name, t.type, t.ne);
-}
-
-Status check_room(const std::string& path, uint64_t need) {
-  const auto folder = std::filesystem::absolute(path).parent_path();
-  std::error_code ec;
-  const auto space = std::filesystem::space(folder, ec);
-  if (ec)
-    return Error{folder.string(), "cannot read its free space: " + ec.message(),
-                 "check that the folder exists"};
-  if (space.available < need)
-    return Error{path,
-                 fmt::format("disk space; needed {:.2f} GB, free {:.2f} GB", double(need) / 1e9,
-                             double(space.available) / 1e9),
-                 "free some space or write to another disk"};
-  return Ok{};
 }
 
 }  // namespace

@@ -2,7 +2,6 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
-#include <regex>
 
 #include "support/harness.h"
 #include "support/llama_rounding.h"
@@ -28,9 +27,8 @@ std::vector<Case> cases() {
     const char* more = std::getenv("FACET_TEST_FIXTURES");
     if (!more || !*more || !fs::exists(fs::path(more) / folder)) continue;
     for (const auto& e : fs::directory_iterator(fs::path(more) / folder)) {
-      std::smatch m;
       const std::string name = e.path().filename();
-      if (std::regex_match(name, m, std::regex("model-(.*)\\.gguf"))) all.push_back({folder, m[1], e.path()});
+      if (name.starts_with("model-") && name.ends_with(".gguf")) all.push_back({folder, name.substr(6, name.size() - 11), e.path(), false});
     }
   }
   std::sort(all.begin(), all.end(), [](const Case& a, const Case& b) { return std::tie(a.folder, a.type) < std::tie(b.folder, b.type); });

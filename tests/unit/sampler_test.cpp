@@ -11,7 +11,8 @@ namespace {
 
 int32_t draw(const std::vector<float>& logits, const Sampling& s, int64_t position = 0, std::vector<int32_t> history = {},
              std::vector<int32_t> draft = {}, std::vector<int32_t> suppressed = {}) {
-  return sample_row(logits, {.sampling = &s, .position = position, .history = history, .draft = draft, .suppressed = suppressed});
+  SamplerScratch scratch;
+  return sample_row(logits, {.sampling = &s, .position = position, .history = history, .draft = draft, .suppressed = suppressed}, scratch);
 }
 
 TEST(Sampler, GreedyTakesTheLargestAndTheLowestIdOnTies) {

@@ -17,9 +17,8 @@ import torch
 
 from corpus import PREFILL, Gen, encode
 from export_gguf import config, load_model
+from heldout import LENGTHS, documents
 from tokenizer import Tok
-
-LENGTHS = (1024, 2048, 4096, 8192)
 
 
 def quantise_activations() -> None:
@@ -34,31 +33,6 @@ def quantise_activations() -> None:
         return torch.nn.functional.linear((torch.round(b / d) * d).reshape(x.shape), w)
 
     m.F = types.SimpleNamespace(**{**vars(torch.nn.functional), "linear": linear})
-
-
-def documents(kind: str, gen: Gen, tok, L: int = 0):
-    """One held-out document of a kind."""
-    if kind == "retrieval":
-        while True:
-            d = gen.retrieval(tok, L - 10, questions=1, think=False)
-            if L * 0.9 <= sum(len(tok(t)) for t, _ in d) <= L:
-                return d
-    if kind == "arithmetic":
-        return gen.chat([gen.arithmetic()], False, "")
-    if kind == "thinking":
-        return gen.twohop(tok) if gen.R() < 0.4 else gen.chat([gen.arithmetic(True)], True, "")
-    if kind == "json":
-        return gen.chat([gen.json()], False, "")
-    if kind == "code":
-        return gen.chat([gen.source()], False, "")
-    if kind == "tools":
-        while True:
-            d = gen.tools(False)
-            if sum(w == 1.0 for _, w in d) == 2 and any("<|tool_call>" in t for t, _ in d):
-                return d
-    if kind == "remember":
-        return gen.remember(tok)
-    raise ValueError(kind)
 
 
 @torch.no_grad()

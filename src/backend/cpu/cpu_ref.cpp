@@ -7,7 +7,6 @@
 #include <cstring>
 #include <limits>
 
-#include "backend/cpu/sampler.h"
 #include "base/threads.h"
 #include "formats/kv_codec.h"
 
@@ -386,7 +385,7 @@ void CpuRef::softcap(Rows x, float cap) {
 
 void CpuRef::sample(Ids ids, Rows logits, std::span<const SampleRow> rows) {
   CHECK(int(rows.size()) == logits.rows && ids.size() >= rows.size(), "{} rows for {} logits", rows.size(), logits.rows);
-  for (size_t i = 0; i < rows.size(); ++i) ids[i] = sample_row({logits.row(int64_t(i)), size_t(logits.cols)}, rows[i]);
+  for (size_t i = 0; i < rows.size(); ++i) ids[i] = sample_row({logits.row(int64_t(i)), size_t(logits.cols)}, rows[i], sampler_);
 }
 
 }  // namespace facet

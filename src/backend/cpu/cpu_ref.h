@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "backend/backend.h"
+#include "backend/cpu/sampler.h"
 #include "base/check.h"
 
 namespace facet {
@@ -99,6 +100,7 @@ class CpuRef {
   std::deque<std::string> names_;
   BackendLimits limits_;
   std::vector<std::vector<float>> scratch_;  // per thread
+  SamplerScratch sampler_;
   Rows router_, expert_hidden_, expert_up_, expert_out_;
 };
 

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <unordered_map>
 
 namespace facet {
 namespace {
@@ -14,33 +13,34 @@ uint64_t mix(uint64_t x) {
   return x ^ (x >> 31);
 }
 
-struct Candidate {
-  int32_t id;
-  float logit;
-};
 bool before(const Candidate& a, const Candidate& b) { return a.logit > b.logit || (a.logit == b.logit && a.id < b.id); }
 
-// Occurrences of tokens among the last n of history followed by draft.
-std::unordered_map<int32_t, int> count_recent(const SampleRow& row, int last_n) {
-  std::unordered_map<int32_t, int> count;
+// The last n tokens of history followed by draft, sorted.
+void collect_recent(const SampleRow& row, int last_n, std::vector<int32_t>& recent) {
+  recent.clear();
   const size_t total = row.history.size() + row.draft.size();
   size_t i = last_n < 0 ? 0 : total - std::min(total, size_t(last_n));
-  for (; i < total; ++i) ++count[i < row.history.size() ? row.history[i] : row.draft[i - row.history.size()]];
-  return count;
+  for (; i < total; ++i) recent.push_back(i < row.history.size() ? row.history[i] : row.draft[i - row.history.size()]);
+  std::sort(recent.begin(), recent.end());
 }
 
-void penalise(std::vector<Candidate>& c, const SampleRow& row) {
+void penalise(SamplerScratch& scratch, const SampleRow& row) {
+  std::vector<Candidate>& c = scratch.candidates;
   const Sampling& s = *row.sampling;
   for (int32_t id : row.suppressed)
     if (id >= 0 && size_t(id) < c.size()) c[size_t(id)].logit = -INFINITY;
   for (const auto& [id, bias] : s.logit_bias)
     if (id >= 0 && size_t(id) < c.size()) c[size_t(id)].logit += bias;
   if (s.repeat_penalty == 1.f && s.presence_penalty == 0.f && s.frequency_penalty == 0.f) return;
-  for (const auto& [id, n] : count_recent(row, s.repeat_last_n)) {
-    if (id < 0 || size_t(id) >= c.size()) continue;
-    float& l = c[size_t(id)].logit;
-    l = l > 0 ? l / s.repeat_penalty : l * s.repeat_penalty;
-    l -= float(n) * s.frequency_penalty + s.presence_penalty;
+  collect_recent(row, s.repeat_last_n, scratch.recent);
+  for (auto first = scratch.recent.begin(); first != scratch.recent.end();) {
+    const auto last = std::upper_bound(first, scratch.recent.end(), *first);
+    if (*first >= 0 && size_t(*first) < c.size()) {
+      float& l = c[size_t(*first)].logit;
+      l = l > 0 ? l / s.repeat_penalty : l * s.repeat_penalty;
+      l -= float(last - first) * s.frequency_penalty + s.presence_penalty;
+    }
+    first = last;
   }
 }
 
@@ -66,14 +66,15 @@ double uniform_at(uint64_t seed, int64_t position) {
   return double(mix(mix(seed) ^ uint64_t(position)) >> 11) * 0x1p-53;
 }
 
-int32_t sample_row(std::span<const float> logits, const SampleRow& row) {
+int32_t sample_row(std::span<const float> logits, const SampleRow& row, SamplerScratch& scratch) {
   const Sampling& s = *row.sampling;
-  std::vector<Candidate> c(logits.size());
+  std::vector<Candidate>& c = scratch.candidates;
+  c.resize(logits.size());
   for (size_t i = 0; i < logits.size(); ++i) {
     if (std::isnan(logits[i])) return -1;
     c[i] = {int32_t(i), logits[i]};
   }
-  penalise(c, row);
+  penalise(scratch, row);
   const auto best = std::min_element(c.begin(), c.end(), before);
   if (best == c.end() || !std::isfinite(best->logit)) return -1;
   if (s.temperature <= 0.f) return best->id;

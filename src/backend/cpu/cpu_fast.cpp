@@ -1,0 +1,536 @@
+#include "backend/cpu/cpu_fast.h"
+
+#include <omp.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <utility>
+
+#include "base/threads.h"
+
+namespace facet {
+namespace {
+
+constexpr int kBlockTok = 16;  // tokens that share one decoding of K and V
+constexpr int kMoeCols = 64;   // output columns of one piece when few tokens take part
+constexpr int kFewTok = 4;
+constexpr float kNone = -std::numeric_limits<float>::infinity();
+
+int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
+int64_t padded(int64_t cols) { return round_up(cols, kChunkCols); }
+
+// Floats of one thread's scratch, by use; a verb has all of it.
+int64_t tile_floats(int64_t cols) { return padded(cols) * (4 + 1 + 1); }  // codes, sub-scales, scales with minima
+int64_t product_floats(const BackendLimits& l) {
+  const int64_t rows = std::max<int64_t>(l.max_tok, int64_t(l.max_tok) * l.n_expert_used);
+  return tile_floats(std::max(l.max_cols, l.d_expert)) + 2 * kTileRows * l.max_tok +
+         std::max(rows * kTileRows, int64_t(kMoeCols) * kFewTok * std::max(1, l.n_expert_used)) + 1024;
+}
+int64_t head_floats(const BackendLimits& l) { return std::min(1024, l.max_cols); }
+int64_t attend_floats(const BackendLimits& l) {
+  const int64_t n = int64_t(kBlockTok) * l.n_group, E = head_floats(l);
+  return 3 * n * E + n * kSplitRows + 16 * E + 4 * n + kBlockTok * kSplitRows / 4 + 4 * kSplitRows + 1024;
+}
+int64_t thread_floats(const BackendLimits& l) { return std::max({product_floats(l), attend_floats(l), int64_t(2048)}); }
+// Results of all splits of one token.
+int64_t partial_floats(const BackendLimits& l) {
+  return std::min<int64_t>((l.max_rows / kSplitRows + 2) * (l.max_cols + 2 * 128), int64_t(8) << 20);
+}
+
+}  // namespace
+
+CpuFast::CpuFast(int n_threads, CpuIsa isa) : CpuRef(n_threads), simd_(simd_kernels(isa)) {
+  CHECK(has_isa(isa), "this machine has no {}", isa_name(isa));
+}
+
+CpuFast::Freqs CpuFast::upload(std::span<const double> freqs) {
+  for (const RopeTable& r : rope_)
+    if (std::equal(freqs.begin(), freqs.end(), r.freqs, r.freqs + r.n)) return {r.freqs, r.n};
+  const Freqs f = CpuRef::upload(freqs);
+  rope_.push_back({f.p, f.n, {}, {}});
+  return f;
+}
+
+int64_t CpuFast::QuantBuffer::row_bytes(int64_t cols) { return round_up(padded(cols) * 11 / 8, 64); }
+void CpuFast::QuantBuffer::reserve(int64_t rows, int64_t cols) {
+  bytes.resize(size_t(rows * row_bytes(cols)));
+  row.resize(size_t(rows));
+  f.resize(size_t(rows));
+}
+
+int64_t CpuFast::reserve_bytes(const BackendLimits& l, int n_threads) {
+  const int64_t pairs = int64_t(l.max_tok) * l.n_expert_used;
+  return (thread_floats(l) * n_threads + partial_floats(l)) * int64_t(sizeof(float)) + l.max_tok * QuantBuffer::row_bytes(l.max_cols) +
+         pairs * (QuantBuffer::row_bytes(l.d_expert) + int64_t(sizeof(float)) * l.d_expert) + rows_bytes(l.max_tok, 2 * head_floats(l));
+}
+
+void CpuFast::reserve(const BackendLimits& l) {
+  limits_ = l;
+  scratch_.assign(size_t(n_threads_), std::vector<float>(size_t(thread_floats(l))));
+  act_.reserve(l.max_tok, l.max_cols);
+  blocks_.reserve(size_t(l.max_tok));
+  partial_.resize(size_t(partial_floats(l)));
+  for (RopeTable& r : rope_) {
+    r.pos.reserve(size_t(l.max_tok));
+    r.value.resize(size_t(l.max_tok) * 2 * size_t(r.n));
+  }
+  if (l.n_expert == 0) return;
+  const size_t pairs = size_t(l.max_tok) * size_t(l.n_expert_used);
+  router_ = new_rows(l.max_tok, l.n_expert);
+  hidden_ = new_rows(int(pairs), l.d_expert);
+  hidden_act_.reserve(int64_t(pairs), l.d_expert);
+  chosen_.resize(pairs), pair_of_.resize(pairs), route_.resize(pairs), pair_q_.resize(pairs), pair_f_.resize(pairs);
+  cursor_.resize(size_t(l.n_expert) + 1);
+  used_expert_.reserve(size_t(l.n_expert));
+}
+
+float* CpuFast::aligned_scratch() const {
+  const auto p = reinterpret_cast<uintptr_t>(scratch());
+  return reinterpret_cast<float*>((p + 63) / 64 * 64);
+}
+
+// ---- matrix products
+
+CpuFast::Input CpuFast::prepare(QuantBuffer& to, Rows x, bool quantise) {
+  CHECK(x.rows <= int(to.row.size()), "{} rows, {} planned", x.rows, to.row.size());
+  for (int t = 0; t < x.rows; ++t) to.f[size_t(t)] = x.row(t);
+  if (!quantise) return {x.rows, nullptr, to.f.data()};
+  const int64_t n = padded(x.cols), bytes = QuantBuffer::row_bytes(x.cols);
+  CHECK(x.rows * bytes <= int64_t(to.bytes.size()), "{} columns, fewer planned", x.cols);
+  parallel_for(x.rows, n_threads_, [&](int64_t t) {
+    std::byte* p = to.bytes.data() + t * bytes;
+    QuantRow& r = to.row[size_t(t)];
+    r.q = reinterpret_cast<int8_t*>(p);
+    r.d = reinterpret_cast<float*>(p + n);
+    r.ds = r.d + n / kGroupCols;
+    r.sum16 = reinterpret_cast<int16_t*>(r.ds + n / kGroupCols);
+    simd_.quantize(x.row(t), x.cols, &r);
+  });
+  return {x.rows, to.row.data(), to.f.data()};
+}
+
+void CpuFast::product(float* y, int64_t stride, const Input& x, const Weight& w, int64_t stack, int64_t begin, int64_t end) const {
+  const int type = int(w.type);
+  const int64_t bytes = int64_t(row_bytes(w.type, w.n_in));
+  const std::byte* from = w.row(stack, begin);
+  if (simd_.gemv[type]) {
+    if (x.n_tok == 1) return simd_.gemv[type](from, bytes, end - begin, w.n_in, x.q, y);
+    const int64_t n = padded(w.n_in);
+    float* p = aligned_scratch();
+    const PackedTile tile{.code = reinterpret_cast<uint8_t*>(p), .w = p + 5 * n, .m = p + 5 * n + n / 2,
+                          .sub = reinterpret_cast<int32_t*>(p + 4 * n), .n_chunk = int(n / kChunkCols)};
+    float* out = p + tile_floats(n);  // [T][16]
+    for (int64_t o = begin; o < end; o += kTileRows) {
+      const int rows = int(std::min<int64_t>(kTileRows, end - o));
+      simd_.pack[type](w.row(stack, o), bytes, rows, w.n_in, &tile);
+      simd_.gemm[type](&tile, x.n_tok, x.q, out);
+      for (int t = 0; t < x.n_tok; ++t) std::copy_n(out + kTileRows * t, rows, y + t * stride + o - begin);
+    }
+    return;
+  }
+  if (simd_.dots[type]) return simd_.dots[type](from, bytes, end - begin, w.n_in, x.n_tok, x.f, y, stride);
+  float* row = aligned_scratch();  // a type without a kernel of its own: four rows at a time as floats, which a tile has room for
+  for (int64_t o = begin; o < end; o += 4) {
+    const int64_t rows = std::min<int64_t>(4, end - o);
+    for (int64_t r = 0; r < rows; ++r) dequantize_row(w.type, w.row(stack, o + r), row + r * w.n_in, w.n_in);
+    simd_.dots[int(DType::kF32)](reinterpret_cast<const std::byte*>(row), w.n_in * 4, rows, w.n_in, x.n_tok, x.f, y + o - begin, stride);
+  }
+}
+
+void CpuFast::product_all(Rows y, const Input& x, const Weight& w) const {
+  CHECK(w.n_out == y.cols && x.n_tok == y.rows, "{}: [{} x {}] into [{}, {}]", w.name, w.n_out, w.n_in, y.rows, y.cols);
+  const int64_t tiles = (w.n_out + kTileRows - 1) / kTileRows;
+  parallel_ranges(tiles, n_threads_, 1, [&](int64_t begin, int64_t end) {
+    const int64_t o = begin * kTileRows;
+    product(y.p + o, y.stride, x, w, 0, o, std::min(end * kTileRows, w.n_out));
+  });
+}
+
+void CpuFast::matmul(Rows y, Rows x, Weight w) {
+  CHECK(w.n_in == x.cols, "{}: [{} x {}] times [{}, {}]", w.name, w.n_out, w.n_in, x.rows, x.cols);
+  product_all(y, prepare(act_, x, quantised(w)), w);
+}
+
+void CpuFast::qkv(Rows q, Rows k, Rows v, Rows h, Weight wq, Weight wk, Weight wv) {
+  CHECK(wq.n_in == h.cols && wk.n_in == h.cols && (!wv || wv.n_in == h.cols), "{}: {} columns times {}", wq.name, wq.n_in, h.cols);
+  const Input x = prepare(act_, h, quantised(wq) || quantised(wk) || quantised(wv));
+  product_all(q, x, wq);
+  product_all(k, x, wk);
+  if (wv)
+    product_all(v, x, wv);
+  else
+    copy_rows(v, k);
+}
+
+void CpuFast::activate(float* y, const float* g, const float* u, int64_t n, Act act) const {
+  (act == Act::kSilu ? simd_.silu_mul : simd_.gelu_mul)(g, u, y, n);
+}
+
+void CpuFast::gate_up_range(float* y, int64_t stride, const Input& x, const Weight& gate, int64_t gate_stack, const Weight& up,
+                            int64_t up_stack, int64_t begin, int64_t end, Act act) const {
+  // Behind what product() uses: the packed tile and its result.
+  float* other = aligned_scratch() + tile_floats(gate.n_in) + kTileRows * x.n_tok;
+  const int64_t width = x.n_tok == 1 ? 256 : kTileRows;
+  for (int64_t o = begin; o < end; o += width) {
+    const int64_t n = std::min(width, end - o);
+    product(y + o - begin, stride, x, gate, gate_stack, o, o + n);
+    product(other, width, x, up, up_stack, o, o + n);
+    for (int t = 0; t < x.n_tok; ++t) {
+      float* g = y + t * stride + o - begin;
+      activate(g, g, other + t * width, n, act);
+    }
+  }
+}
+
+void CpuFast::gate_up(Rows y, Rows h, Weight gate, Weight up, Act act) {
+  CHECK(gate.n_in == h.cols && up.n_in == h.cols && gate.n_out == y.cols && up.n_out == y.cols, "{}: [{} x {}] times [{}, {}] into [{}, {}]",
+        gate.name, gate.n_out, gate.n_in, h.rows, h.cols, y.rows, y.cols);
+  const Input x = prepare(act_, h, quantised(gate) || quantised(up));
+  parallel_ranges((gate.n_out + kTileRows - 1) / kTileRows, n_threads_, 1, [&](int64_t begin, int64_t end) {
+    const int64_t o = begin * kTileRows;
+    gate_up_range(y.p + o, y.stride, x, gate, 0, up, 0, o, std::min(end * kTileRows, gate.n_out), act);
+  });
+}
+
+void CpuFast::moe(Rows y, Rows e, Rows r, MoeWeights<Weight, Vec> w, int n_used, Act act) {
+  const int n_expert = int(w.router.n_out), K = n_used, T = y.rows;
+  const int d_expert = int(w.gate_up ? w.gate_up.n_out / 2 : w.gate.n_out);
+  CHECK(n_used <= limits_.n_expert_used && n_expert <= limits_.n_expert && d_expert <= limits_.d_expert, "{} of {} experts of {}", n_used,
+        n_expert, d_expert);
+  const Rows logits = router_.view(T, n_expert);
+  matmul(logits, r, w.router);
+  std::fill(cursor_.begin(), cursor_.end(), 0);
+  for (int t = 0; t < T; ++t) {  // as CpuRef: largest first, lowest index on ties, softmax over the chosen
+    const float* l = logits.row(t);
+    int32_t* chosen = chosen_.data() + int64_t(t) * K;
+    float sum = 0;
+    for (int k = 0; k < K; ++k) {
+      int best = -1;
+      for (int i = 0; i < n_expert; ++i)
+        if (std::find(chosen, chosen + k, i) == chosen + k && (best < 0 || l[i] > l[best])) best = i;
+      chosen[k] = best;
+      ++cursor_[size_t(best) + 1];
+      sum += std::exp(l[best] - l[chosen[0]]);
+    }
+    for (int k = 0; k < K; ++k)
+      route_[size_t(t * K + k)] = std::exp(l[chosen[k]] - l[chosen[0]]) / sum * (w.scale ? w.scale.p[chosen[k]] : 1.f);
+  }
+
+  const Weight half = [&] {  // an expert is gate rows then up rows: twice as many matrices of half the height
+    Weight h = w.gate_up;
+    h.n_out /= 2;
+    return h;
+  }();
+  const Input x = prepare(act_, e, quantised(w.gate_up) || quantised(w.gate) || quantised(w.up));
+  used_expert_.clear();
+  for (int i = 0; i < n_expert; ++i) {
+    if (cursor_[size_t(i) + 1] > 0) used_expert_.push_back(i);
+    cursor_[size_t(i) + 1] += cursor_[size_t(i)];
+  }
+  for (int i = T * K - 1; i >= 0; --i) {  // from behind, so that an expert's pairs stay in order of tokens
+    const int expert = chosen_[size_t(i)];
+    const int p = --cursor_[size_t(expert) + 1];  // from the expert's end down to its beginning
+    pair_of_[size_t(i)] = p;
+    pair_f_[size_t(p)] = x.f[i / K];
+    if (x.q) pair_q_[size_t(p)] = x.q[i / K];
+  }
+  auto pairs_of = [&](size_t u) {
+    const int begin = cursor_[size_t(used_expert_[u]) + 1];
+    return std::pair(begin, u + 1 < used_expert_.size() ? cursor_[size_t(used_expert_[u + 1]) + 1] : T * K);
+  };
+
+  const int64_t hidden_pieces = (d_expert + kMoeCols - 1) / kMoeCols;
+  parallel_for(int64_t(used_expert_.size()) * hidden_pieces, n_threads_, [&](int64_t i) {
+    const size_t u = size_t(i / hidden_pieces);
+    const int64_t begin = i % hidden_pieces * kMoeCols, end = std::min<int64_t>(begin + kMoeCols, d_expert);
+    const auto [p0, p1] = pairs_of(u);
+    const Input in{p1 - p0, x.q ? pair_q_.data() + p0 : nullptr, pair_f_.data() + p0};
+    const int expert = used_expert_[u];
+    const bool fused = bool(w.gate_up);
+    gate_up_range(hidden_.row(p0) + begin, hidden_.stride, in, fused ? half : w.gate, fused ? 2 * expert : expert, fused ? half : w.up,
+                  fused ? 2 * expert + 1 : expert, begin, end, act);
+  });
+
+  const Input mid = prepare(hidden_act_, hidden_.view(T * K, d_expert), quantised(w.down));
+  const int64_t width = T <= kFewTok ? kMoeCols : kTileRows;
+  parallel_for((y.cols + width - 1) / width, n_threads_, [&](int64_t piece) {
+    const int64_t begin = piece * width, end = std::min<int64_t>(begin + width, y.cols);
+    float* out = aligned_scratch() + tile_floats(d_expert) + kTileRows * T;  // [T K][width]
+    for (size_t u = 0; u < used_expert_.size(); ++u) {
+      const auto [p0, p1] = pairs_of(u);
+      const Input in{p1 - p0, mid.q ? mid.q + p0 : nullptr, mid.f + p0};
+      product(out + p0 * width, width, in, w.down, used_expert_[u], begin, end);
+    }
+    for (int t = 0; t < T; ++t)
+      for (int64_t c = 0; c < end - begin; ++c) {
+        float sum = 0;
+        for (int k = 0; k < K; ++k) sum += route_[size_t(t * K + k)] * out[pair_of_[size_t(t * K + k)] * width + c];
+        y.row(t)[begin + c] = sum;
+      }
+  });
+}
+
+// ---- rows of floats
+
+float CpuFast::inv_rms(const float* x, int64_t n, float eps) const {
+  return float(1.0 / std::sqrt(double(simd_.sum_squares(x, n)) / double(n) + double(eps)));
+}
+
+void CpuFast::rms_norm(Rows y, Rows x, Vec gain, float eps) {
+  parallel_for(x.rows, n_threads_, [&](int64_t t) {
+    const float* xt = x.row(t);
+    float* yt = y.row(t);
+    const float r = inv_rms(xt, x.cols, eps);
+    if (gain)
+      for (int i = 0; i < x.cols; ++i) yt[i] = xt[i] * r * gain.p[i];
+    else
+      for (int i = 0; i < x.cols; ++i) yt[i] = xt[i] * r;
+  });
+}
+
+void CpuFast::residual_norm(Rows x, Rows h, Rows y, ResidualSpec<Vec> spec) {
+  parallel_for(x.rows, n_threads_, [&](int64_t t) {
+    float* xt = x.row(t);
+    const float* yt = y.row(t);
+    if (spec.post) {
+      const float r = inv_rms(yt, x.cols, spec.eps);
+      for (int i = 0; i < x.cols; ++i) xt[i] = (xt[i] + yt[i] * r * spec.post.p[i]) * spec.out_scale;
+    } else {
+      for (int i = 0; i < x.cols; ++i) xt[i] = (xt[i] + yt[i]) * spec.out_scale;
+    }
+    if (!spec.next) return;
+    const float r = inv_rms(xt, x.cols, spec.eps);
+    float* ht = h.row(t);
+    for (int i = 0; i < x.cols; ++i) ht[i] = xt[i] * r * spec.next.p[i];
+  });
+}
+
+const float* CpuFast::rope_table(Freqs freqs, const Step& s, int n_tok) {
+  const auto at = std::find_if(rope_.begin(), rope_.end(), [&](const RopeTable& r) { return r.freqs == freqs.p; });
+  CHECK(at != rope_.end() && size_t(n_tok) * 2 * size_t(freqs.n) <= at->value.size(), "{} tokens, angles that were never uploaded", n_tok);
+  RopeTable& r = *at;
+  if (int(r.pos.size()) == n_tok && std::equal(r.pos.begin(), r.pos.end(), s.pos)) return r.value.data();
+  r.pos.assign(s.pos, s.pos + n_tok);
+  parallel_for(n_tok, n_threads_, [&](int64_t t) {
+    float *c = r.value.data() + t * 2 * r.n, *sn = c + r.n;
+    for (int i = 0; i < r.n; ++i) {
+      const double angle = double(r.pos[size_t(t)]) * r.freqs[i];
+      c[i] = float(std::cos(angle)), sn[i] = float(std::sin(angle));
+    }
+  });
+  return r.value.data();
+}
+
+void CpuFast::head_norm_rope(Rows x, Vec gain, Freqs freqs, const Step& s, float eps) {
+  const int half = freqs.n, width = 2 * half;
+  CHECK(gain.n == width && x.cols % width == 0, "{} columns in heads of {}, gain of {}", x.cols, width, gain.n);
+  const float* table = rope_table(freqs, s, x.rows);
+  parallel_for(x.rows, n_threads_, [&](int64_t t) {
+    const float *c = table + t * width, *sn = c + half, *g = gain.p;
+    for (float* h = x.row(t); h < x.row(t) + x.cols; h += width) {
+      const float r = inv_rms(h, width, eps);
+      for (int i = 0; i < half; ++i) {
+        const float a = h[i] * r * g[i], b = h[i + half] * r * g[i + half];
+        h[i] = a * c[i] - b * sn[i];
+        h[i + half] = b * c[i] + a * sn[i];
+      }
+    }
+  });
+}
+
+void CpuFast::head_norm(Rows x, int head_dim, float eps) {
+  parallel_for(x.rows, n_threads_, [&](int64_t t) {
+    for (float* h = x.row(t); h < x.row(t) + x.cols; h += head_dim) {
+      const float r = inv_rms(h, head_dim, eps);
+      for (int i = 0; i < head_dim; ++i) h[i] *= r;
+    }
+  });
+}
+
+void CpuFast::act_mul(Rows y, Rows g, Rows u, Act act) {
+  parallel_for(y.rows, n_threads_, [&](int64_t t) { activate(y.row(t), g.row(t), u.row(t), y.cols, act); });
+}
+
+void CpuFast::ple_combine(Rows p, Rows c, Vec gain, float in_scale, float out_scale, float eps) {
+  parallel_for(p.rows, n_threads_, [&](int64_t t) {
+    for (int begin = 0; begin < p.cols; begin += gain.n) {
+      float *pt = p.row(t) + begin, *ct = c.row(t) + begin;
+      for (int i = 0; i < gain.n; ++i) ct[i] *= in_scale;
+      const float r = inv_rms(ct, gain.n, eps);
+      for (int i = 0; i < gain.n; ++i) pt[i] = (ct[i] * r * gain.p[i] + pt[i]) * out_scale;
+    }
+  });
+}
+
+void CpuFast::softcap(Rows x, float cap) {
+  if (cap <= 0) return;
+  constexpr int64_t kPiece = 4096;  // a multiple of every vector, so that a row's pieces are those of one pass
+  const int64_t pieces = (x.cols + kPiece - 1) / kPiece;
+  parallel_for(x.rows * pieces, n_threads_, [&](int64_t i) {
+    const int64_t begin = i % pieces * kPiece;
+    simd_.softcap(x.row(i / pieces) + begin, cap, std::min(kPiece, x.cols - begin));
+  });
+}
+
+// ---- attention
+
+void CpuFast::kv_append(KvLayer kv, Rows k, Rows v, const Step& s) {
+  const int E = kv.head_dim;
+  const int64_t k_head = int64_t(kv_row_bytes(kv.k_type, E)), v_head = int64_t(kv_row_bytes(kv.v_type, E));
+  auto encode = [&](KvType type, const float* x, std::byte* to) {
+    if (type == KvType::kF16 && simd_.to_f16) simd_.to_f16(x, to, E);
+    else kv_encode(type, x, to, E);
+  };
+  parallel_for(s.shape.n_tok, n_threads_, [&](int64_t t) {
+    const int q = s.seq[t];
+    if (q < 0 || s.mask[q] == Mask::kPast) return;
+    const KvRow to = kv_row(kv, s, q, s.kv_len[q] + t - s.q_begin[q]);
+    for (int h = 0; h < kv.n_head; ++h) {
+      encode(kv.k_type, k.row(t) + h * E, to.k + h * k_head);
+      encode(kv.v_type, v.row(t) + h * E, to.v + h * v_head);
+    }
+  });
+}
+
+struct CpuFast::AttendScratch {
+  float *query, *score, *part, *out, *rows;           // [n, E], [n, kSplitRows], [n, E], [n, E], [16, E]
+  float *part_top, *part_sum, *top, *sum;             // [n]
+  uint8_t* sees;                                      // [kBlockTok, kSplitRows]
+  const std::byte **k, **v;                           // [kSplitRows]
+};
+
+CpuFast::AttendScratch CpuFast::attend_scratch(int E) const {
+  const int64_t n = int64_t(kBlockTok) * limits_.n_group;
+  float* p = aligned_scratch();
+  auto take = [&](int64_t floats) { return std::exchange(p, p + round_up(floats, 16)); };
+  AttendScratch a;
+  a.query = take(n * E), a.part = take(n * E), a.out = take(n * E), a.rows = take(16 * E);
+  a.score = take(n * kSplitRows);
+  a.part_top = take(n), a.part_sum = take(n), a.top = take(n), a.sum = take(n);
+  a.sees = reinterpret_cast<uint8_t*>(take(kBlockTok * kSplitRows / 4));
+  a.k = reinterpret_cast<const std::byte**>(take(2 * kSplitRows)), a.v = reinterpret_cast<const std::byte**>(take(2 * kSplitRows));
+  return a;
+}
+
+// Queries must be in a.query. Ranges of cache rows start at multiples of kSplitRows, wherever the sequence stands.
+void CpuFast::attend_part(const AttendScratch& a, const Block& b, int64_t split, int head, KvLayer kv, const Step& s, const AttnSpec& spec,
+                          float* out, float* top, float* sum) const {
+  const int seq = s.seq[b.t0], base = s.q_begin[seq], len = s.kv_len[seq], group = spec.n_q_head / kv.n_head;
+  const Mask mask = s.mask[seq];
+  const int64_t start = split * kSplitRows, stop = std::min(start + kSplitRows, b.end), committed = std::clamp<int64_t>(len, start, stop);
+  for (int t = b.t0; t < b.t1; ++t) {
+    uint8_t* sees = a.sees + (t - b.t0) * kSplitRows;
+    const int64_t low = spec.window ? std::clamp<int64_t>(int64_t(s.pos[t]) - spec.window + 1, start, committed) : start;
+    std::memset(sees, 0, size_t(low - start));
+    std::memset(sees + (low - start), 1, size_t(committed - low));
+    for (int64_t r = committed; r < stop; ++r) {
+      const int key = int(r - len), j = t - base;
+      sees[r - start] = sees_in_step(mask, mask == Mask::kTree ? s.ancestor[t] : 0, j, key, spec.causal_block) &&
+                        (spec.window == 0 || s.pos[t] - s.pos[base + key] < spec.window);
+    }
+  }
+  const int64_t k_at = head * int64_t(kv_row_bytes(kv.k_type, kv.head_dim)), v_at = head * int64_t(kv_row_bytes(kv.v_type, kv.head_dim));
+  for (int64_t r = start; r < stop; ++r) {
+    bool any = false;
+    for (int t = 0; t < b.t1 - b.t0; ++t) any |= a.sees[t * kSplitRows + r - start] != 0;
+    const KvRow row = any ? kv_row(kv, s, seq, r) : KvRow{nullptr, nullptr};
+    a.k[r - start] = any ? row.k + k_at : nullptr, a.v[r - start] = any ? row.v + v_at : nullptr;
+  }
+  const AttendPart part{.n_query = (b.t1 - b.t0) * group, .head_dim = kv.head_dim, .n_row = int(stop - start), .group = group, .scale = spec.scale,
+                        .k_type = kv.k_type, .v_type = kv.v_type, .k = a.k, .v = a.v, .sees = a.sees, .query = a.query, .rows = a.rows,
+                        .score = a.score, .out = out, .top = top, .sum = sum};
+  simd_.attend(&part);
+}
+
+void CpuFast::attend(Rows o, Rows q, KvLayer kv, const Step& s, AttnSpec spec) {
+  const int E = kv.head_dim, group = spec.n_q_head / kv.n_head;
+  CHECK(E == spec.head_dim && spec.n_q_head % kv.n_head == 0, "{} query heads of {} over {} K/V heads of {}", spec.n_q_head, spec.head_dim,
+        kv.n_head, E);
+  CHECK(group <= limits_.n_group && E <= head_floats(limits_), "{} query heads a K/V head, heads of {}: more than planned", group, E);
+
+  blocks_.clear();
+  int64_t n_split = 0;
+  for (int t = 0; t < s.shape.n_tok;) {
+    const int seq = s.seq[t];
+    int next = t + 1;
+    while (next < s.shape.n_tok && next - t < kBlockTok && s.seq[next] == seq) ++next;
+    if (seq >= 0) {
+      const int64_t end = s.kv_len[seq] + (s.mask[seq] == Mask::kPast ? 0 : s.q_begin[seq + 1] - s.q_begin[seq]);
+      int64_t first = end;
+      for (int i = t; i < next; ++i) first = std::min<int64_t>(first, spec.window ? std::max(0, s.pos[i] - spec.window + 1) : 0);
+      blocks_.push_back({t, next, first, end});
+      n_split += blocks_.back().n_split();
+    } else {
+      for (int i = t; i < next; ++i) std::fill_n(o.row(i), o.cols, 0.f);
+    }
+    t = next;
+  }
+
+  auto load_queries = [&](const AttendScratch& a, const Block& b, int head) {
+    for (int i = 0; i < (b.t1 - b.t0) * group; ++i) {
+      std::copy_n(q.row(b.t0 + i / group) + (head * group + i % group) * E, E, a.query + int64_t(i) * E);
+      if (kv_rotated(kv.k_type)) kv_rotate(a.query + int64_t(i) * E, E);
+    }
+  };
+  // Adds one range's result to the running one, in order of ranges. A range in which a query sees nothing is no range.
+  auto merge = [&](float* out, float& top, float& sum, const float* part, float part_top, float part_sum) {
+    if (part_top == kNone) return;
+    if (top == kNone) {
+      std::copy_n(part, E, out);
+      top = part_top, sum = part_sum;
+      return;
+    }
+    const float most = std::max(top, part_top), a = std::exp(top - most), b = std::exp(part_top - most);
+    for (int e = 0; e < E; ++e) out[e] = out[e] * a + part[e] * b;
+    top = most, sum = sum * a + part_sum * b;
+  };
+  auto finish = [&](const Block& b, int head, int i, const float* out, float top, float sum) {
+    float* to = o.row(b.t0 + i / group) + (head * group + i % group) * E;
+    const float inverse = top == kNone ? 0.f : 1.f / sum;
+    for (int e = 0; e < E; ++e) to[e] = top == kNone ? 0.f : out[e] * inverse;
+    if (kv_rotated(kv.v_type)) kv_unrotate(to, E);
+  };
+
+  // One block of few heads leaves threads idle: its ranges are computed side by side, then merged in the same order.
+  const Block* only = blocks_.size() == 1 ? &blocks_[0] : nullptr;
+  const int64_t n_query = only ? int64_t(only->t1 - only->t0) * group : 0, each = n_query * (E + 2);
+  const int64_t n_item = int64_t(blocks_.size()) * kv.n_head;
+  if (only && n_item < 2 * n_threads_ && n_split > 1 && n_split * kv.n_head * each <= int64_t(partial_.size())) {
+    auto result = [&](int64_t head, int64_t split) { return partial_.data() + (head * n_split + split) * each; };
+    parallel_for(kv.n_head * n_split, n_threads_, [&](int64_t item) {
+      const int head = int(item / n_split);
+      const AttendScratch a = attend_scratch(E);
+      load_queries(a, *only, head);
+      float* to = result(head, item % n_split);
+      attend_part(a, *only, only->first / kSplitRows + item % n_split, head, kv, s, spec, to, to + n_query * E, to + n_query * (E + 1));
+    });
+    parallel_for(n_item, n_threads_, [&](int64_t head) {
+      const AttendScratch a = attend_scratch(E);
+      for (int64_t j = 0; j < n_query; ++j) {
+        float top = kNone, sum = 0;
+        for (int64_t i = 0; i < n_split; ++i) {
+          const float* from = result(head, i);
+          merge(a.out, top, sum, from + j * E, from[n_query * E + j], from[n_query * (E + 1) + j]);
+        }
+        finish(*only, int(head), int(j), a.out, top, sum);
+      }
+    });
+    return;
+  }
+  parallel_for(n_item, n_threads_, [&](int64_t item) {
+    const Block& b = blocks_[size_t(item / kv.n_head)];
+    const int head = int(item % kv.n_head), n = (b.t1 - b.t0) * group;
+    const AttendScratch a = attend_scratch(E);
+    load_queries(a, b, head);
+    std::fill_n(a.top, n, kNone);
+    for (int64_t i = 0; i < b.n_split(); ++i) {
+      attend_part(a, b, b.first / kSplitRows + i, head, kv, s, spec, a.part, a.part_top, a.part_sum);
+      for (int j = 0; j < n; ++j) merge(a.out + int64_t(j) * E, a.top[j], a.sum[j], a.part + int64_t(j) * E, a.part_top[j], a.part_sum[j]);
+    }
+    for (int j = 0; j < n; ++j) finish(b, head, j, a.out + int64_t(j) * E, a.top[j], a.sum[j]);
+  });
+}
+
+}  // namespace facet

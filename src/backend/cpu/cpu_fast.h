@@ -1,0 +1,94 @@
+#pragma once
+#include "backend/cpu/cpu_ref.h"
+#include "backend/cpu/simd.h"
+
+namespace facet {
+
+// CpuRef's verbs for speed: quantised weights times 8-bit activations without dequantising, SIMD chosen at run time,
+// attention over decoded blocks. As there, a row's bits depend on that row alone: not on the tokens of the step, on how
+// a prompt was cut, or on the threads. Matrix products have the same bits on every instruction set (simd.h), the rest
+// of the forward pass does not.
+class CpuFast : public CpuRef {
+ public:
+  explicit CpuFast(int n_threads = 1, CpuIsa isa = CpuIsa::kAuto);
+
+  using CpuRef::upload;
+  Freqs upload(std::span<const double> freqs);  // equal ones are kept once
+  void reserve(const BackendLimits& limits);
+  static constexpr double kRound = 1.0 / 254;   // of activations, relative to the largest of their group of 32
+  static int64_t reserve_bytes(const BackendLimits& limits, int n_threads);
+  const char* isa() const { return simd_.name; }
+
+  void rms_norm(Rows y, Rows x, Vec gain, float eps);
+  void matmul(Rows y, Rows x, Weight w);
+  void qkv(Rows q, Rows k, Rows v, Rows h, Weight wq, Weight wk, Weight wv);
+  void head_norm_rope(Rows x, Vec gain, Freqs freqs, const Step& s, float eps);
+  void head_norm(Rows x, int head_dim, float eps);
+  void kv_append(KvLayer kv, Rows k, Rows v, const Step& s);
+  void attend(Rows o, Rows q, KvLayer kv, const Step& s, AttnSpec spec);
+  void residual_norm(Rows x, Rows h, Rows y, ResidualSpec<Vec> spec);
+  void gate_up(Rows y, Rows h, Weight gate, Weight up, Act act);
+  void act_mul(Rows y, Rows g, Rows u, Act act);
+  void ple_combine(Rows p, Rows c, Vec gain, float in_scale, float out_scale, float eps);
+  void moe(Rows y, Rows e, Rows r, MoeWeights<Weight, Vec> w, int n_used, Act act);
+  void softcap(Rows x, float cap);
+
+ private:
+  // Rows of a matrix product's input: as they are, and quantised if some weight wants that.
+  struct Input {
+    int n_tok = 0;
+    const QuantRow* q = nullptr;
+    const float* const* f = nullptr;
+  };
+  struct QuantBuffer {
+    std::vector<std::byte> bytes;
+    std::vector<QuantRow> row;
+    std::vector<const float*> f;
+    void reserve(int64_t rows, int64_t cols);
+    static int64_t row_bytes(int64_t cols);
+  };
+  // The tokens of one sequence that share decoded K/V rows.
+  struct Block {
+    int t0, t1;
+    int64_t first, end;  // cache rows that one of them may see
+    int64_t n_split() const { return end > first ? (end - 1) / kSplitRows - first / kSplitRows + 1 : 0; }
+  };
+  struct AttendScratch;
+  struct RopeTable {
+    const double* freqs;
+    int n;
+    std::vector<int32_t> pos;  // the table's rows are for these positions
+    std::vector<float> value;  // [max_tok][2][n] cosines, then sines
+  };
+
+  Input prepare(QuantBuffer& to, Rows x, bool quantise);
+  bool quantised(const Weight& w) const { return w && simd_.gemv[int(w.type)]; }
+  // y[t * stride + o - begin] = row o of matrix `stack` of w times x[t]. Runs on the calling thread.
+  void product(float* y, int64_t stride, const Input& x, const Weight& w, int64_t stack, int64_t begin, int64_t end) const;
+  void product_all(Rows y, const Input& x, const Weight& w) const;
+  void gate_up_range(float* y, int64_t stride, const Input& x, const Weight& gate, int64_t gate_stack, const Weight& up, int64_t up_stack,
+                     int64_t begin, int64_t end, Act act) const;
+  void activate(float* y, const float* g, const float* u, int64_t n, Act act) const;
+  float inv_rms(const float* x, int64_t n, float eps) const;
+  const float* rope_table(Freqs freqs, const Step& s, int n_tok);
+  float* aligned_scratch() const;
+  AttendScratch attend_scratch(int head_dim) const;
+  void attend_part(const AttendScratch& a, const Block& b, int64_t split, int head, KvLayer kv, const Step& s, const AttnSpec& spec,
+                   float* out, float* top, float* sum) const;
+
+  const SimdKernels& simd_;
+  QuantBuffer act_, hidden_act_;
+  std::vector<Block> blocks_;
+  std::vector<float> partial_;
+  std::deque<RopeTable> rope_;
+  // MoE: pairs of token and expert, sorted by expert.
+  std::vector<int32_t> chosen_, pair_of_, cursor_, used_expert_;  // [T K], [T K], [N + 1], [N]
+  std::vector<float> route_;                                            // [T K] weights, by rank
+  std::vector<QuantRow> pair_q_;
+  std::vector<const float*> pair_f_;
+  Rows hidden_;
+};
+
+static_assert(Backend<CpuFast>);
+
+}  // namespace facet

@@ -1,0 +1,99 @@
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+#include "formats/dtype.h"
+#include "formats/kv_codec.h"
+
+// Inner loops of CpuFast, one implementation per instruction set, chosen once at run time.
+//
+// How a quantised row is multiplied. An activation row is cut into groups of 32, each a scale dx and 32 signed bytes:
+// one form for every weight type, so a row is quantised once for all matrices that read it. A weight group of 32 has
+// integer codes, a scale w and sometimes a minimum m. For output o and token t,
+//
+//   lane[g mod 8] += float(dot_g) * (w_g * dx_g)       dot_g: exact integer, sub-scales of 16 elements included
+//   lane[g mod 8] += m_g * (dx_g * sum of codes)       only for types with a minimum
+//   y = ((l0 + l4) + (l2 + l6)) + ((l1 + l5) + (l3 + l7))
+//
+// for groups g in ascending order, every product and sum rounded to f32, no fused operation. The order is the same in
+// every kernel below, so a row's bits depend neither on the number of tokens beside it nor on the machine.
+//
+// The files that implement this are compiled for instruction sets the machine may lack. They therefore define
+// nothing with external linkage but their table, and call no inline function of another header.
+namespace facet {
+
+enum class CpuIsa : uint8_t { kAuto, kScalar, kAvx2, kAvx512 };
+
+constexpr int kGroupCols = 32;   // columns that share an activation scale
+constexpr int kChunkCols = 256;  // columns of eight groups; quantised rows are padded with zeros to a multiple
+constexpr int kTileRows = 16;    // weight rows of a packed tile
+constexpr int kSplitRows = 256;  // cache rows of one pass of attention
+
+// One quantised activation row of n columns, padded.
+struct QuantRow {
+  int8_t* q;       // [n] codes of -127..127
+  float* d;        // [n / 32] scales; NaN if the group holds one
+  float* ds;       // [n / 32] scale times the sum of the group's codes
+  int16_t* sum16;  // [n / 16] sums of codes
+};
+
+// Sixteen weight rows, unpacked so that the rows lie in lanes. Group g = 8 c + j is at index i = j * n_chunk + c:
+// the groups of one lane of the sum follow each other.
+struct PackedTile {
+  uint8_t* code;  // [8 n_chunk][8][16 rows][4] bytes, four columns at a time
+  float* w;       // [8 n_chunk][16 rows]
+  float* m;       // [8 n_chunk][16 rows]
+  int32_t* sub;   // [8 n_chunk][2][16 rows] scales of 16 columns, for types that have them
+  int n_chunk;
+};
+
+// One K/V head, one range of kSplitRows cache rows, the query heads of some tokens.
+struct AttendPart {
+  int n_query, head_dim, n_row;        // n_row: rows of the range, from its start
+  int group;                           // queries i / group belong to one token
+  float scale;
+  KvType k_type, v_type;
+  const std::byte* const* k;           // [n_row] encoded head vectors; null: no query sees the row
+  const std::byte* const* v;
+  const uint8_t* sees;                 // [n_query / group][kSplitRows]
+  const float* query;                  // [n_query, head_dim]
+  float* rows;                         // [16, head_dim] scratch
+  float* score;                        // [n_query, kSplitRows] scratch
+  float* out;                          // [n_query, head_dim] sum of exp(score - top) v; not written where top is -inf
+  float* top;                          // [n_query] largest score, -inf when no row is seen
+  float* sum;                          // [n_query] of exp(score - top)
+};
+
+struct SimdKernels {
+  static constexpr int kTypes = int(DType::kCount);
+  const char* name;
+
+  void (*quantize)(const float* x, int64_t n, const QuantRow* to);
+  // Quantised types; null: not implemented for the type.
+  void (*gemv[kTypes])(const std::byte* w, int64_t row_bytes, int64_t n_row, int64_t n_in, const QuantRow* x, float* y);
+  void (*pack[kTypes])(const std::byte* w, int64_t row_bytes, int n_row, int64_t n_in, const PackedTile* to);
+  void (*gemm[kTypes])(const PackedTile* w, int n_tok, const QuantRow* x, float* y);  // y [n_tok, 16]
+  // F32, F16, BF16: y[t * stride + o]
+  void (*dots[kTypes])(const std::byte* w, int64_t row_bytes, int64_t n_row, int64_t n_in, int n_tok, const float* const* x,
+                       float* y, int64_t stride);
+
+  void (*attend)(const AttendPart* p);
+  float (*sum_squares)(const float* x, int64_t n);
+  void (*gelu_mul)(const float* g, const float* u, float* y, int64_t n);  // y = gelu(g) * u, the tanh form
+  void (*silu_mul)(const float* g, const float* u, float* y, int64_t n);
+  void (*softcap)(float* x, float cap, int64_t n);                        // cap * tanh(x / cap)
+  void (*to_f16)(const float* x, std::byte* y, int64_t n);                // null: no faster than kv_encode
+};
+
+// Whether this machine and this program have it; kAuto and kScalar always.
+bool has_isa(CpuIsa isa);
+const char* isa_name(CpuIsa isa);
+const SimdKernels& simd_kernels(CpuIsa isa);  // kAuto: the best there is
+
+extern const SimdKernels kScalarKernels;
+#if defined(__x86_64__)
+extern const SimdKernels kAvx2Kernels;
+extern const SimdKernels kAvx512Kernels;
+#endif
+
+}  // namespace facet

@@ -1,0 +1,110 @@
+// Kernels for AVX2 with FMA and F16C. Codes are signed bytes: |code| times x with the sign of the code moved to x,
+// which no pair of products overflows (2 * 128 * 127 fits 16 bits).
+#include "backend/cpu/simd.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+
+namespace facet {
+namespace {
+
+constexpr bool kUnsigned = false;
+inline __m256i dot32(__m256i codes, __m256i x) {
+  const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(codes), _mm256_sign_epi8(x, codes));
+  return _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+}
+
+#include "backend/cpu/simd_ymm.h"
+
+constexpr int W = 8;
+typedef float vf __attribute__((vector_size(32)));
+typedef int32_t vi __attribute__((vector_size(32)));
+typedef uint16_t vh __attribute__((vector_size(16)));
+inline vf fma(vf a, vf b, vf c) { return (vf)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c); }
+inline vf load_f16(const std::byte* p) { return (vf)_mm256_cvtph_ps(load16(p)); }
+inline vf fold_rows(const vf* a) {
+  auto four = [&](int i) {
+    return _mm256_hadd_ps(_mm256_hadd_ps((__m256)a[i], (__m256)a[i + 1]), _mm256_hadd_ps((__m256)a[i + 2], (__m256)a[i + 3]));
+  };
+  const __m256 low = four(0), high = four(4);
+  return (vf)_mm256_add_ps(_mm256_permute2f128_ps(low, high, 0x20), _mm256_permute2f128_ps(low, high, 0x31));
+}
+
+#include "backend/cpu/simd_float.h"
+
+void to_f16(const float* x, std::byte* y, int64_t n) {
+  for (int64_t i = 0; i < n; i += 8)
+    _mm_storeu_si128((__m128i*)(y + 2 * i), _mm256_cvtps_ph(_mm256_loadu_ps(x + i), _MM_FROUND_TO_NEAREST_INT));
+}
+
+// ---- N tokens, eight of the sixteen rows in the lanes
+
+template <class T, int N>
+void gemm_tokens(const PackedTile* w, int rows, const QuantRow* x, float* y) {
+  __m256 part[8][N];
+  for (int j = 0; j < 8; ++j) {
+    __m256 f[N];
+    for (int t = 0; t < N; ++t) f[t] = _mm256_setzero_ps();
+    for (int c = 0; c < w->n_chunk; ++c) {
+      const int64_t at = int64_t(j) * w->n_chunk + c;
+      const int g = 8 * c + j;
+      const uint8_t* code = w->code + at * 512 + 4 * rows;
+      __m256i s[N];
+      auto half = [&](int from, int to) {
+        for (int t = 0; t < N; ++t) s[t] = _mm256_setzero_si256();
+        for (int k = from; k < to; ++k) {
+          const __m256i v = load32(code + 64 * k);
+          for (int t = 0; t < N; ++t) {
+            int32_t four;
+            __builtin_memcpy(&four, x[t].q + 32 * g + 4 * k, 4);
+            s[t] = _mm256_add_epi32(s[t], dot32(v, _mm256_set1_epi32(four)));
+          }
+        }
+      };
+      if constexpr (T::kSub) {
+        __m256i sum[N];
+        for (int h = 0; h < 2; ++h) {
+          half(4 * h, 4 * h + 4);
+          const __m256i sub = load32(w->sub + at * 32 + 16 * h + rows);
+          for (int t = 0; t < N; ++t) {
+            const __m256i d = _mm256_mullo_epi32(s[t], sub);
+            sum[t] = h ? _mm256_add_epi32(sum[t], d) : d;
+          }
+        }
+        for (int t = 0; t < N; ++t) s[t] = sum[t];
+      } else {
+        half(0, 8);
+      }
+      const __m256 wv = _mm256_loadu_ps(w->w + at * 16 + rows);
+      for (int t = 0; t < N; ++t)
+        f[t] = _mm256_add_ps(f[t], _mm256_mul_ps(_mm256_cvtepi32_ps(s[t]), _mm256_mul_ps(wv, _mm256_set1_ps(x[t].d[g]))));
+      if constexpr (T::kMin) {
+        const __m256 mv = _mm256_loadu_ps(w->m + at * 16 + rows);
+        for (int t = 0; t < N; ++t) f[t] = _mm256_add_ps(f[t], _mm256_mul_ps(mv, _mm256_set1_ps(x[t].ds[g])));
+      }
+    }
+    for (int t = 0; t < N; ++t) part[j][t] = f[t];
+  }
+  for (int t = 0; t < N; ++t) {
+    auto sum4 = [&](int i) { return _mm256_add_ps(part[i][t], part[i + 4][t]); };
+    _mm256_storeu_ps(y + 16 * t + rows, _mm256_add_ps(_mm256_add_ps(sum4(0), sum4(2)), _mm256_add_ps(sum4(1), sum4(3))));
+  }
+}
+
+template <class T>
+void gemm(const PackedTile* w, int n_tok, const QuantRow* x, float* y) {
+  for (int rows = 0; rows < kTileRows; rows += 8) {
+    int t = 0;
+    for (; t + 4 <= n_tok; t += 4) gemm_tokens<T, 4>(w, rows, x + t, y + 16 * t);
+    for (; t < n_tok; ++t) gemm_tokens<T, 1>(w, rows, x + t, y + 16 * t);
+  }
+}
+
+#include "backend/cpu/simd_table.h"
+
+}  // namespace
+
+constinit const SimdKernels kAvx2Kernels = make_table("avx2");
+
+}  // namespace facet
+#endif

@@ -1,0 +1,299 @@
+// Included by simd_*.cpp only, inside their anonymous namespaces: the loops on floats, written once for vectors of W
+// lanes. The including file defines
+//   W, vf, vi           lanes, and vectors of W floats and of W int32
+//   fma(a, b, c)        a * b + c
+//   load_f16(p)         W halves as floats
+//   fold_rows(vf a[W])  lane i = sum of the lanes of a[i]
+// A vector's lanes are columns or cache rows by their absolute index mod W, so no result depends on how work is cut.
+
+vf load(const float* p) {
+  vf v;
+  __builtin_memcpy(&v, p, sizeof v);
+  return v;
+}
+void store(float* p, vf v) { __builtin_memcpy(p, &v, sizeof v); }
+vf load_part(const float* p, int64_t n) {
+  float t[W] = {};
+  for (int64_t i = 0; i < n; ++i) t[i] = p[i];
+  return load(t);
+}
+vf splat(float x) { return x - vf{}; }
+vi bits(vf x) { return (vi)x; }
+
+float fold(vf v) {  // halves, until one is left
+  float t[W];
+  __builtin_memcpy(t, &v, sizeof v);
+  for (int m = W / 2; m > 0; m /= 2)
+    for (int j = 0; j < m; ++j) t[j] += t[j + m];
+  return t[0];
+}
+
+// exp(x) to about one unit in the last place; 0 below -87, where the result would be subnormal. x <= 88.
+vf exp_of(vf x) {
+  const vf magic = splat(12582912.f);  // 1.5 * 2^23: adding it rounds to an integer
+  const vf n = x * 1.44269504f + magic;
+  const vf k = n - magic;
+  vf r = fma(k, splat(-.693359375f), x);
+  r = fma(k, splat(2.12194440e-4f), r);
+  vf p = splat(1.9875691500e-4f);
+  p = fma(p, r, splat(1.3981999507e-3f));
+  p = fma(p, r, splat(8.3334519073e-3f));
+  p = fma(p, r, splat(4.1665795894e-2f));
+  p = fma(p, r, splat(1.6666665459e-1f));
+  p = fma(p, r, splat(5.0000001201e-1f));
+  p = fma(p, r * r, r) + 1.f;
+  const vi scale = ((bits(n) - 0x4B400000) + 127) << 23;
+  return x < -87.f ? vf{} : p * (vf)scale;
+}
+vf clamp(vf x, float low, float high) {
+  x = x < low ? splat(low) : x;
+  return x > high ? splat(high) : x;
+}
+
+// 1 / (1 + exp(-x))
+vf sigmoid(vf x) { return 1.f / (1.f + exp_of(clamp(-x, -88.f, 88.f))); }
+vf gelu(vf x) {  // x / 2 (1 + tanh(u)) = x sigmoid(2 u)
+  const vf u2 = 1.5957691216057308f * (x + .044715f * x * x * x);
+  return x * sigmoid(u2);
+}
+vf silu(vf x) { return x * sigmoid(x); }
+vf tanh_of(vf x) {  // of |x|, sign restored; good to an absolute 1e-7
+  const vf a = x < 0.f ? -x : x;
+  const vf t = 1.f - 2.f / (1.f + exp_of(clamp(2.f * a, 0.f, 88.f)));
+  return x < 0.f ? -t : t;
+}
+
+template <class F>
+void each(const float* a, const float* b, float* y, int64_t n, F f) {
+  int64_t i = 0;
+  for (; i + W <= n; i += W) store(y + i, f(load(a + i), load(b + i)));
+  if (i == n) return;
+  float t[W];
+  store(t, f(load_part(a + i, n - i), load_part(b + i, n - i)));
+  for (int64_t j = 0; i + j < n; ++j) y[i + j] = t[j];
+}
+void gelu_mul(const float* g, const float* u, float* y, int64_t n) {
+  each(g, u, y, n, [](vf a, vf b) { return gelu(a) * b; });
+}
+void silu_mul(const float* g, const float* u, float* y, int64_t n) {
+  each(g, u, y, n, [](vf a, vf b) { return silu(a) * b; });
+}
+void softcap(float* x, float cap, int64_t n) {
+  const float inverse = 1.f / cap;
+  each(x, x, x, n, [=](vf a, vf) { return cap * tanh_of(a * inverse); });
+}
+
+float sum_squares(const float* x, int64_t n) {
+  vf s{};
+  int64_t i = 0;
+  for (; i + W <= n; i += W) s = fma(load(x + i), load(x + i), s);
+  if (i < n) {
+    const vf v = load_part(x + i, n - i);
+    s = fma(v, v, s);
+  }
+  return fold(s);
+}
+
+// Groups of 32 to signed bytes, nearest even. A NaN is larger than anything as bits, so it becomes the scale.
+void quantize(const float* x, int64_t n, const QuantRow* to) {
+  const int64_t padded = (n + kChunkCols - 1) / kChunkCols * kChunkCols;
+  for (int64_t g = 0; g < padded / 32; ++g) {
+    float v[32] = {};
+    int8_t* q = to->q + 32 * g;
+    if (32 * g + 32 <= n) __builtin_memcpy(v, x + 32 * g, sizeof v);
+    int32_t top = 0;
+    for (int i = 0; i < 32; ++i) {
+      int32_t b;
+      __builtin_memcpy(&b, v + i, 4);
+      b &= 0x7FFFFFFF;
+      top = b > top ? b : top;
+    }
+    float amax;
+    __builtin_memcpy(&amax, &top, 4);
+    const bool tiny = amax < 1e-30f, finite = amax < 3e38f;
+    const float d = tiny ? 0.f : amax / 127.f, inverse = !tiny && finite ? 127.f / amax : 0.f;
+    int32_t c[32];
+    for (int i = 0; i < 32; ++i) {
+      const float r = v[i] * inverse + 12582912.f;
+      int32_t b;
+      __builtin_memcpy(&b, &r, 4);
+      c[i] = finite ? b - 0x4B400000 : 0;
+    }
+    int32_t low = 0, high = 0;
+    for (int i = 0; i < 16; ++i) low += c[i], high += c[i + 16];
+    for (int i = 0; i < 32; ++i) q[i] = int8_t(c[i]);
+    to->d[g] = d;
+    to->ds[g] = d * float(low + high);
+    to->sum16[2 * g] = int16_t(low), to->sum16[2 * g + 1] = int16_t(high);
+  }
+}
+
+// ---- rows of floats
+
+struct LoadF32 {
+  static constexpr int kBytes = 4;
+  static vf at(const std::byte* p) { return load((const float*)p); }
+};
+struct LoadF16 {
+  static constexpr int kBytes = 2;
+  static vf at(const std::byte* p) { return load_f16(p); }
+};
+struct LoadBF16 {
+  static constexpr int kBytes = 2;
+  static vf at(const std::byte* p) {
+    vh h;
+    __builtin_memcpy(&h, p, sizeof h);
+    return (vf)(__builtin_convertvector(h, vi) << 16);
+  }
+};
+template <class L>
+vf load_part_of(const std::byte* p, int64_t n) {
+  std::byte t[4 * W] = {};
+  __builtin_memcpy(t, p, size_t(n * L::kBytes));
+  return L::at(t);
+}
+
+template <class L, int R, int T>
+void dots_block(const std::byte* w, int64_t row_bytes, int64_t n, const float* const* x, float* y, int64_t stride) {
+  vf a[R][T] = {};
+  int64_t i = 0;
+  for (; i + W <= n; i += W) {
+    vf xv[T];
+    for (int t = 0; t < T; ++t) xv[t] = load(x[t] + i);
+    for (int r = 0; r < R; ++r) {
+      const vf wv = L::at(w + r * row_bytes + i * L::kBytes);
+      for (int t = 0; t < T; ++t) a[r][t] = fma(wv, xv[t], a[r][t]);
+    }
+  }
+  if (i < n)
+    for (int r = 0; r < R; ++r) {
+      const vf wv = load_part_of<L>(w + r * row_bytes + i * L::kBytes, n - i);
+      for (int t = 0; t < T; ++t) a[r][t] = fma(wv, load_part(x[t] + i, n - i), a[r][t]);
+    }
+  for (int r = 0; r < R; ++r)
+    for (int t = 0; t < T; ++t) y[t * stride + r] = fold(a[r][t]);
+}
+template <class L, int R>
+void dots_rows(const std::byte* w, int64_t row_bytes, int64_t n, int n_tok, const float* const* x, float* y, int64_t stride) {
+  int t = 0;
+  for (; t + 4 <= n_tok; t += 4) dots_block<L, R, 4>(w, row_bytes, n, x + t, y + t * stride, stride);
+  for (; t < n_tok; ++t) dots_block<L, R, 1>(w, row_bytes, n, x + t, y + t * stride, stride);
+}
+template <class L>
+void dots(const std::byte* w, int64_t row_bytes, int64_t n_row, int64_t n_in, int n_tok, const float* const* x, float* y, int64_t stride) {
+  int64_t o = 0;
+  for (; o + 4 <= n_row; o += 4) dots_rows<L, 4>(w + o * row_bytes, row_bytes, n_in, n_tok, x, y + o, stride);
+  for (; o < n_row; ++o) dots_rows<L, 1>(w + o * row_bytes, row_bytes, n_in, n_tok, x, y + o, stride);
+}
+
+// ---- attention over one range of cache rows
+
+void decode_head(KvType type, const std::byte* p, float* y, int n) {
+  if (type == KvType::kF16) {
+    for (int i = 0; i < n; i += W) store(y + i, load_f16(p + 2 * i));
+  } else if (type == KvType::kQ8_0) {
+    for (int g = 0; g < n / 32; ++g) {
+      const std::byte* block = p + 34 * g;
+      const float d = half_at(block);
+      int8_t q[32];
+      __builtin_memcpy(q, block + 2, 32);
+      for (int i = 0; i < 32; ++i) y[32 * g + i] = float(q[i]) * d;
+    }
+  } else if (type == KvType::kQ4_0) {
+    for (int g = 0; g < n / 32; ++g) {
+      const std::byte* block = p + 18 * g;
+      const float d = half_at(block);
+      uint8_t q[16];
+      __builtin_memcpy(q, block + 2, 16);
+      for (int i = 0; i < 16; ++i) y[32 * g + i] = float((q[i] & 15) - 8) * d, y[32 * g + 16 + i] = float((q[i] >> 4) - 8) * d;
+    }
+  } else {
+    kv_decode(type, p, y, n);
+  }
+}
+
+// Decodes W rows; those that nobody sees become zeros.
+const float* decode_rows(KvType type, const std::byte* const* row, int n, float* y, int width) {
+  for (int r = 0; r < W; ++r) {
+    if (r < n && row[r])
+      decode_head(type, row[r], y + r * width, width);
+    else
+      __builtin_memset(y + r * width, 0, size_t(width) * sizeof(float));
+  }
+  return y;
+}
+bool any_row(const std::byte* const* row, int n) {
+  for (int r = 0; r < n; ++r)
+    if (row[r]) return true;
+  return false;
+}
+
+void attend(const AttendPart* p) {
+  const int E = p->head_dim, n = p->n_query;
+  const float none = -__builtin_inff();
+  for (int b = 0; b < p->n_row; b += W) {
+    const int rows = p->n_row - b < W ? p->n_row - b : W;
+    if (!any_row(p->k + b, rows)) {
+      for (int i = 0; i < n; ++i) store(p->score + i * kSplitRows + b, vf{});
+      continue;
+    }
+    const float* k = decode_rows(p->k_type, p->k + b, rows, p->rows, E);
+    for (int i = 0; i < n; ++i) {
+      const float* q = p->query + int64_t(i) * E;
+      vf a[W] = {};
+      for (int e = 0; e < E; e += W) {
+        const vf qv = load(q + e);
+        for (int r = 0; r < W; ++r) a[r] = fma(qv, load(k + r * E + e), a[r]);
+      }
+      store(p->score + i * kSplitRows + b, fold_rows(a) * p->scale);
+    }
+  }
+  for (int i = 0; i < n; ++i) {
+    const uint8_t* sees = p->sees + int64_t(i / p->group) * kSplitRows;
+    float* s = p->score + i * kSplitRows;
+    float top = none;
+    for (int r = 0; r < p->n_row; ++r) {
+      s[r] = sees[r] ? s[r] : none;
+      top = s[r] > top ? s[r] : top;
+    }
+    p->top[i] = top;
+    if (top == none) continue;
+    for (int r = p->n_row; r % W != 0; ++r) s[r] = none;
+    vf sum{};
+    for (int r = 0; r < p->n_row; r += W) {
+      const vf e = exp_of(load(s + r) - top);
+      store(s + r, e);
+      sum += e;
+    }
+    p->sum[i] = fold(sum);
+    for (int e = 0; e < E; e += W) store(p->out + int64_t(i) * E + e, vf{});
+  }
+  constexpr int kWide = 8;  // vectors of the output held in registers; E is at least 32 columns
+  for (int b = 0; b < p->n_row; b += W) {
+    const int rows = p->n_row - b < W ? p->n_row - b : W;
+    if (!any_row(p->v + b, rows)) continue;
+    const float* v = decode_rows(p->v_type, p->v + b, rows, p->rows, E);
+    for (int i = 0; i < n; ++i) {
+      if (p->top[i] == none) continue;
+      const float* s = p->score + i * kSplitRows + b;
+      float* o = p->out + int64_t(i) * E;
+      int e = 0;
+      for (; e + kWide * W <= E; e += kWide * W) {
+        vf a[kWide];
+        for (int j = 0; j < kWide; ++j) a[j] = load(o + e + j * W);
+        for (int r = 0; r < rows; ++r) {
+          if (s[r] == 0.f) continue;  // also keeps what a row does not see from touching it, whatever it holds
+          const vf w = splat(s[r]);
+          for (int j = 0; j < kWide; ++j) a[j] = fma(w, load(v + r * E + e + j * W), a[j]);
+        }
+        for (int j = 0; j < kWide; ++j) store(o + e + j * W, a[j]);
+      }
+      for (; e < E; e += W) {
+        vf a = load(o + e);
+        for (int r = 0; r < rows; ++r)
+          if (s[r] != 0.f) a = fma(splat(s[r]), load(v + r * E + e), a);
+        store(o + e, a);
+      }
+    }
+  }
+}

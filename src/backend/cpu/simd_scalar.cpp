@@ -1,0 +1,230 @@
+// Kernels without any instruction beyond the compiler's baseline: what the others are compared with.
+#include "backend/cpu/simd.h"
+#include "base/half.h"
+#include "formats/blocks.h"
+
+namespace facet {
+namespace {
+
+constexpr int W = 4;
+typedef float vf __attribute__((vector_size(16)));
+typedef int32_t vi __attribute__((vector_size(16)));
+typedef uint16_t vh __attribute__((vector_size(8)));
+inline vf fma(vf a, vf b, vf c) { return a * b + c; }
+inline float half_at(const std::byte* p) {
+  uint16_t h;
+  __builtin_memcpy(&h, p, 2);
+  return f16_to_f32(h);
+}
+inline vf load_f16(const std::byte* p) { return vf{half_at(p), half_at(p + 2), half_at(p + 4), half_at(p + 6)}; }
+inline vf fold_rows(const vf* a) {
+  vf s;
+  for (int r = 0; r < W; ++r) s[r] = (a[r][0] + a[r][2]) + (a[r][1] + a[r][3]);
+  return s;
+}
+
+#include "backend/cpu/simd_float.h"
+
+constexpr void (*to_f16)(const float*, std::byte*, int64_t) = nullptr;
+
+// Up to eight groups of 32 columns of a row.
+struct Chunk {
+  int8_t code[kChunkCols];
+  float w[8], m[8];
+  int sub[16];
+};
+template <class Block>
+Block block_at(const std::byte* p) {
+  Block b;
+  __builtin_memcpy(&b, p, sizeof b);
+  return b;
+}
+inline int nibble(const uint8_t* qs, int i) { return i < 16 ? qs[i] & 15 : qs[i - 16] >> 4; }
+inline int fifth(const uint8_t* qh, int i) { return ((qh[i / 8] >> (i % 8)) & 1) << 4; }
+
+// A type of 32-column blocks: code(b, i) of column i, minimum(b).
+template <class Block, bool kHasMin, class Code>
+void read_blocks(const std::byte* p, int n, Chunk& c, Code code) {
+  for (int g = 0; g < n; ++g) {
+    const Block b = block_at<Block>(p + g * int(sizeof(Block)));
+    c.w[g] = f16_to_f32(b.d);
+    if constexpr (kHasMin) c.m[g] = f16_to_f32(b.m);
+    for (int i = 0; i < 32; ++i) c.code[32 * g + i] = int8_t(code(b, i));
+  }
+}
+struct Small {
+  static constexpr bool kMin = false, kSub = false;
+};
+struct SmallMin {
+  static constexpr bool kMin = true, kSub = false;
+};
+struct Sixteens {
+  static constexpr bool kMin = false, kSub = true;
+};
+struct Q8_0 : Small {
+  static constexpr int64_t kBytes = 8 * sizeof(BlockQ8_0);
+  static void read(const std::byte* p, int n, Chunk& c) {
+    read_blocks<BlockQ8_0, kMin>(p, n, c, [](const auto& b, int i) { return b.qs[i]; });
+  }
+};
+struct Q4_0 : Small {
+  static constexpr int64_t kBytes = 8 * sizeof(BlockQ4_0);
+  static void read(const std::byte* p, int n, Chunk& c) {
+    read_blocks<BlockQ4_0, kMin>(p, n, c, [](const auto& b, int i) { return nibble(b.qs, i) - 8; });
+  }
+};
+struct Q4_1 : SmallMin {
+  static constexpr int64_t kBytes = 8 * sizeof(BlockQ4_1);
+  static void read(const std::byte* p, int n, Chunk& c) {
+    read_blocks<BlockQ4_1, kMin>(p, n, c, [](const auto& b, int i) { return nibble(b.qs, i); });
+  }
+};
+struct Q5_0 : Small {
+  static constexpr int64_t kBytes = 8 * sizeof(BlockQ5_0);
+  static void read(const std::byte* p, int n, Chunk& c) {
+    read_blocks<BlockQ5_0, kMin>(p, n, c, [](const auto& b, int i) { return (nibble(b.qs, i) | fifth(b.qh, i)) - 16; });
+  }
+};
+struct Q5_1 : SmallMin {
+  static constexpr int64_t kBytes = 8 * sizeof(BlockQ5_1);
+  static void read(const std::byte* p, int n, Chunk& c) {
+    read_blocks<BlockQ5_1, kMin>(p, n, c, [](const auto& b, int i) { return nibble(b.qs, i) | fifth(b.qh, i); });
+  }
+};
+struct IQ4_NL : Small {
+  static constexpr int64_t kBytes = 8 * sizeof(BlockIQ4_NL);
+  static void read(const std::byte* p, int n, Chunk& c) {
+    read_blocks<BlockIQ4_NL, kMin>(p, n, c, [](const auto& b, int i) { return kIQ4Values[nibble(b.qs, i)]; });
+  }
+};
+struct IQ4_XS : Small {
+  static constexpr int64_t kBytes = sizeof(BlockIQ4_XS);
+  static void read(const std::byte* p, int, Chunk& c) {
+    const auto b = block_at<BlockIQ4_XS>(p);
+    for (int g = 0; g < 8; ++g) {
+      const int scale = ((b.scales_l[g / 2] >> (4 * (g % 2))) & 15) | (((b.scales_h >> (2 * g)) & 3) << 4);
+      c.w[g] = f16_to_f32(b.d) * float(scale - 32);
+      for (int i = 0; i < 32; ++i) c.code[32 * g + i] = kIQ4Values[nibble(b.qs + 16 * g, i)];
+    }
+  }
+};
+template <class Block>
+void k4_scales(const Block& b, Chunk& c) {
+  for (int g = 0; g < 8; ++g) {
+    uint8_t scale, min;
+    k4_scale_min(g, b.scales, scale, min);
+    c.w[g] = f16_to_f32(b.d) * float(scale);
+    c.m[g] = -f16_to_f32(b.dmin) * float(min);
+  }
+}
+struct Q4_K : SmallMin {
+  static constexpr int64_t kBytes = sizeof(BlockQ4_K);
+  static void read(const std::byte* p, int, Chunk& c) {
+    const auto b = block_at<BlockQ4_K>(p);
+    k4_scales(b, c);
+    for (int i = 0; i < 256; ++i) c.code[i] = int8_t((b.qs[i / 64 * 32 + i % 32] >> (i / 32 % 2 * 4)) & 15);
+  }
+};
+struct Q5_K : SmallMin {
+  static constexpr int64_t kBytes = sizeof(BlockQ5_K);
+  static void read(const std::byte* p, int, Chunk& c) {
+    const auto b = block_at<BlockQ5_K>(p);
+    k4_scales(b, c);
+    for (int i = 0; i < 256; ++i)
+      c.code[i] = int8_t(((b.qs[i / 64 * 32 + i % 32] >> (i / 32 % 2 * 4)) & 15) | (((b.qh[i % 32] >> (i / 32)) & 1) << 4));
+  }
+};
+struct Q6_K : Sixteens {
+  static constexpr int64_t kBytes = sizeof(BlockQ6_K);
+  static void read(const std::byte* p, int, Chunk& c) {
+    const auto b = block_at<BlockQ6_K>(p);
+    for (int i = 0; i < 256; ++i) {
+      const int half = i / 128, quarter = i / 32 % 4, l = i % 32;
+      const int low = b.ql[64 * half + 32 * (quarter % 2) + l] >> (4 * (quarter / 2)), high = b.qh[32 * half + l] >> (2 * quarter);
+      c.code[i] = int8_t(((low & 15) | ((high & 3) << 4)) - 32);
+    }
+    for (int g = 0; g < 8; ++g) c.w[g] = f16_to_f32(b.d);
+    for (int i = 0; i < 16; ++i) c.sub[i] = b.scales[i];
+  }
+};
+struct Q3_K : Sixteens {
+  static constexpr int64_t kBytes = sizeof(BlockQ3_K);
+  static void read(const std::byte* p, int, Chunk& c) {
+    const auto b = block_at<BlockQ3_K>(p);
+    for (int i = 0; i < 256; ++i)
+      c.code[i] = int8_t(((b.qs[i / 128 * 32 + i % 32] >> (i / 32 % 4 * 2)) & 3) - (((b.hmask[i % 32] >> (i / 32)) & 1) ? 0 : 4));
+    for (int g = 0; g < 8; ++g) c.w[g] = f16_to_f32(b.d);
+    for (int i = 0; i < 16; ++i) c.sub[i] = k3_scale(i, b.scales);
+  }
+};
+
+template <class T>
+void read_chunk(const std::byte* row, int c, int64_t n_in, Chunk& k) {
+  k = {};
+  const int left = int(n_in / 32) - 8 * c;
+  T::read(row + c * T::kBytes, left < 8 ? left : 8, k);
+}
+float fold_lanes(const float* l) { return ((l[0] + l[4]) + (l[2] + l[6])) + ((l[1] + l[5]) + (l[3] + l[7])); }
+
+template <class T>
+void gemv(const std::byte* w, int64_t row_bytes, int64_t n_row, int64_t n_in, const QuantRow* x, float* y) {
+  for (int64_t o = 0; o < n_row; ++o) {
+    float lane[8] = {};
+    for (int c = 0; c < int((n_in + 255) / 256); ++c) {
+      Chunk k;
+      read_chunk<T>(w + o * row_bytes, c, n_in, k);
+      for (int j = 0; j < 8; ++j) {
+        const int g = 8 * c + j;
+        int part[2] = {};
+        for (int i = 0; i < 32; ++i) part[i / 16] += k.code[32 * j + i] * x->q[32 * g + i];
+        const int dot = T::kSub ? part[0] * k.sub[2 * j] + part[1] * k.sub[2 * j + 1] : part[0] + part[1];
+        lane[j] += float(dot) * (k.w[j] * x->d[g]);
+        if (T::kMin) lane[j] += k.m[j] * x->ds[g];
+      }
+    }
+    y[o] = fold_lanes(lane);
+  }
+}
+
+template <class T>
+void pack(const std::byte* w, int64_t row_bytes, int n_row, int64_t n_in, const PackedTile* to) {
+  for (int c = 0; c < to->n_chunk; ++c)
+    for (int r = 0; r < kTileRows; ++r) {
+      Chunk k;
+      read_chunk<T>(w + (r < n_row ? r : n_row - 1) * row_bytes, c, n_in, k);
+      for (int j = 0; j < 8; ++j) {
+        const int64_t at = int64_t(j) * to->n_chunk + c;
+        for (int i = 0; i < 32; ++i) to->code[at * 512 + i / 4 * 64 + r * 4 + i % 4] = uint8_t(k.code[32 * j + i]);
+        to->w[at * 16 + r] = k.w[j];
+        if (T::kMin) to->m[at * 16 + r] = k.m[j];
+        if (T::kSub) to->sub[at * 32 + r] = k.sub[2 * j], to->sub[at * 32 + 16 + r] = k.sub[2 * j + 1];
+      }
+    }
+}
+
+template <class T>
+void gemm(const PackedTile* w, int n_tok, const QuantRow* x, float* y) {
+  for (int t = 0; t < n_tok; ++t)
+    for (int r = 0; r < kTileRows; ++r) {
+      float lane[8] = {};
+      for (int j = 0; j < 8; ++j)
+        for (int c = 0; c < w->n_chunk; ++c) {
+          const int64_t at = int64_t(j) * w->n_chunk + c;
+          const int g = 8 * c + j;
+          int part[2] = {};
+          for (int i = 0; i < 32; ++i) part[i / 16] += int8_t(w->code[at * 512 + i / 4 * 64 + r * 4 + i % 4]) * x[t].q[32 * g + i];
+          const int dot = T::kSub ? part[0] * w->sub[at * 32 + r] + part[1] * w->sub[at * 32 + 16 + r] : part[0] + part[1];
+          lane[j] += float(dot) * (w->w[at * 16 + r] * x[t].d[g]);
+          if (T::kMin) lane[j] += w->m[at * 16 + r] * x[t].ds[g];
+        }
+      y[16 * t + r] = fold_lanes(lane);
+    }
+}
+
+#include "backend/cpu/simd_table.h"
+
+}  // namespace
+
+constinit const SimdKernels kScalarKernels = make_table("scalar");
+
+}  // namespace facet
