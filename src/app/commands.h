@@ -10,6 +10,7 @@ enum Exit : int { kExitOk = 0, kExitFailure = 1, kExitUsage = 2 };
 // One subcommand a file (cmd_<name>.cpp). Sorted as --help prints them.
 void add_chat(CLI::App& app, int& rc);
 void add_run(CLI::App& app, int& rc);
+void add_serve(CLI::App& app, int& rc);
 void add_logits(CLI::App& app, int& rc);
 void add_eval(CLI::App& app, int& rc);
 void add_bench(CLI::App& app, int& rc);

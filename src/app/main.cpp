@@ -7,6 +7,7 @@ int main(int argc, char** argv) {
   int rc = facet::kExitOk;
   facet::add_chat(app, rc);
   facet::add_run(app, rc);
+  facet::add_serve(app, rc);
   facet::add_logits(app, rc);
   facet::add_eval(app, rc);
   facet::add_tokenize(app, rc);

@@ -2,13 +2,20 @@
 
 #include <fmt/format.h>
 
+#include <vector>
+
 namespace facet {
 namespace {
 
 constexpr int kMaxDepth = 100;
+// Keys of an ordered object are found by looking at each: an object of n members costs n * n / 2 comparisons to read.
+constexpr size_t kMaxComparisons = 20'000'000;
 
-bool too_deep(std::string_view text) {
-  int depth = 0;
+// What makes the text too expensive to read, or nothing. Ill-formed text is left to the parser.
+std::string too_much(std::string_view text) {
+  std::vector<size_t> members;  // of each open object and array; an array's are counted as well, and do not matter
+  std::vector<bool> object;
+  size_t comparisons = 0;
   bool in_string = false;
   for (size_t i = 0; i < text.size(); ++i) {
     const char c = text[i];
@@ -18,19 +25,25 @@ bool too_deep(std::string_view text) {
     } else if (c == '"') {
       in_string = true;
     } else if (c == '[' || c == '{') {
-      if (++depth > kMaxDepth) return true;
+      if (members.size() == kMaxDepth) return fmt::format("expected JSON nested at most {} deep", kMaxDepth);
+      members.push_back(0);
+      object.push_back(c == '{');
+    } else if (members.empty()) {
+      continue;
     } else if (c == ']' || c == '}') {
-      --depth;
+      members.pop_back();
+      object.pop_back();
+    } else if (c == ',' && object.back() && (comparisons += ++members.back()) > kMaxComparisons) {
+      return "expected JSON with smaller objects";
     }
   }
-  return false;
+  return "";
 }
 
 }  // namespace
 
 Result<Json> parse_json(std::string_view text, const std::string& where) {
-  if (too_deep(text))
-    return Error{where, fmt::format("expected JSON nested at most {} deep", kMaxDepth), "flatten the value"};
+  if (std::string problem = too_much(text); !problem.empty()) return Error{where, std::move(problem), "simplify the value"};
   try {
     return Json::parse(text);
   } catch (const Json::exception& e) {  // parse_error, and out_of_range for 1e999

@@ -1,0 +1,36 @@
+#pragma once
+#include <memory>
+#include <string>
+
+#include "base/result.h"
+#include "engine/engine.h"
+#include "server/http.h"
+#include "server/openai.h"
+#include "tokenizer/chat.h"
+
+namespace facet {
+
+struct ServiceConfig {
+  HttpConfig http = {};
+  std::string api_key = {};          // empty: none; then only this machine is served
+  int queue = 64;                    // requests that wait for one of the engine's sequences
+  ApiDefaults defaults = {};
+  std::string model = {};            // its name in answers
+  Variant variant = Variant::kLarge;
+};
+
+// Routes, the queue, cancellation and the log. The engine runs on a thread of its own (Engine::run) and the HTTP server
+// on the one that calls run(); what the engine generates reaches it through HttpServer::post.
+class Service {
+ public:
+  // The engine has a tokenizer and outlives the service; its thread has ended before the service is destroyed.
+  static Result<std::unique_ptr<Service>> open(Engine& engine, ServiceConfig config);
+  virtual ~Service() = default;
+  virtual std::string url() const = 0;
+  virtual Status run() = 0;  // until a signal has ended it
+};
+
+// Compares in a time that depends on the length of `given` only.
+bool same_key(std::string_view given, std::string_view expected);
+
+}  // namespace facet

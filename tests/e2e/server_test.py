@@ -1,0 +1,519 @@
+#!/usr/bin/env python3
+"""`facet serve` as its clients see it, on the shipped model: server_test.py PROGRAM [unittest arguments].
+
+Only Python's standard library. Every test starts a server of its own or shares the one of its class.
+"""
+import http.client
+import json
+import pathlib
+import random
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import unittest
+
+PROGRAM = sys.argv.pop(1) if len(sys.argv) > 1 else "build/release/facet"
+MODEL = pathlib.Path(__file__).resolve().parents[2] / "models" / "facet-nano-Q8_0.gguf"
+HELLO = "Hello! I am facet-nano. How can I help you?"
+WEATHER = {"type": "function", "function": {
+    "name": "get_weather", "description": "Get the weather of a city",
+    "parameters": {"type": "object", "properties": {
+        "city": {"type": "string", "description": "City name"},
+        "unit": {"type": "string", "description": "Unit", "enum": ["C", "F"]}}, "required": ["city"]}}}
+
+
+def user(text):
+    return [{"role": "user", "content": text}]
+
+
+class Server:
+    def __init__(self, *flags):
+        self.log = tempfile.TemporaryFile("w+")
+        self.process = subprocess.Popen([PROGRAM, "serve", "-m", str(MODEL), "-c", "4096", "--port", "0", *flags],
+                                        stdout=subprocess.PIPE, stderr=self.log, text=True)
+        line = self.process.stdout.readline()
+        found = re.fullmatch(r"listening on http://127\.0\.0\.1:(\d+)\n", line)
+        if not found:
+            self.process.kill()
+            raise AssertionError(f"no address printed: {line!r}\n{self.log_text()}")
+        self.port = int(found[1])
+
+    def log_text(self):
+        self.log.seek(0)
+        return self.log.read()
+
+    def wait_log(self, pattern, seconds=60):
+        end = time.time() + seconds
+        while time.time() < end:
+            if re.search(pattern, self.log_text()):
+                return
+            time.sleep(.05)
+        raise AssertionError(f"{pattern!r} is not in the log:\n{self.log_text()}")
+
+    def stop(self, seconds=60):
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            return self.process.wait(seconds)
+        finally:
+            self.process.kill()
+            self.process.stdout.close()
+            self.ended_log = self.log_text()
+            self.log.close()
+
+    def request(self, method, path, body=None, headers=None):
+        """Status, headers and body (parsed if it is JSON) of one request."""
+        c = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
+        try:
+            c.request(method, path, body if body is None or isinstance(body, (bytes, str)) else json.dumps(body), headers or {})
+            r = c.getresponse()
+            text = r.read()
+            try:
+                return r.status, r.headers, json.loads(text)
+            except ValueError:
+                return r.status, r.headers, text
+        finally:
+            c.close()
+
+    def chat(self, messages, **fields):
+        status, _, body = self.request("POST", "/v1/chat/completions", {"messages": messages, "temperature": 0, **fields})
+        assert status == 200, body
+        return body
+
+    def completion(self, prompt, **fields):
+        status, _, body = self.request("POST", "/v1/completions", {"prompt": prompt, "temperature": 0, **fields})
+        assert status == 200, body
+        return body
+
+    def stream(self, path, fields):
+        """The chunks of a stream."""
+        c = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
+        try:
+            c.request("POST", path, json.dumps({**fields, "stream": True}))
+            r = c.getresponse()
+            assert r.status == 200, r.read()
+            assert r.headers["Content-Type"] == "text/event-stream", r.headers
+            text = r.read().decode()
+        finally:
+            c.close()
+        events = text.split("\n\n")
+        assert events.pop() == "" and events.pop() == "data: [DONE]", text[-200:]
+        assert all(e.startswith("data: ") and "\n" not in e for e in events)
+        return [json.loads(e[6:]) for e in events]
+
+    def connect(self, rcvbuf=None):
+        s = socket.socket()
+        if rcvbuf:
+            s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, rcvbuf)
+        s.settimeout(60)
+        s.connect(("127.0.0.1", self.port))
+        return s
+
+    def raw(self, data, half_close=False):
+        """What comes back until the server closes."""
+        with self.connect() as s:
+            s.sendall(data)
+            if half_close:
+                s.shutdown(socket.SHUT_WR)
+            out = b""
+            while piece := s.recv(65536):
+                out += piece
+            return out
+
+
+def post_bytes(path, fields, headers=""):
+    body = json.dumps(fields).encode()
+    return f"POST {path} HTTP/1.1\r\nHost: localhost\r\n{headers}Content-Length: {len(body)}\r\n\r\n".encode() + body
+
+
+def joined(chunks):
+    """Message of a stream of chat chunks, as the answer without streaming has it."""
+    m, finish = {"role": "assistant", "content": ""}, None
+    for c in chunks:
+        for choice in c["choices"]:
+            d = choice["delta"]
+            m["content"] += d.get("content") or ""
+            if "reasoning_content" in d:
+                m["reasoning_content"] = m.get("reasoning_content", "") + d["reasoning_content"]
+            for call in d.get("tool_calls", []):
+                m.setdefault("tool_calls", []).append({k: v for k, v in call.items() if k not in ("index", "id")})
+            finish = choice["finish_reason"] or finish
+    if "tool_calls" in m and not m["content"]:
+        m["content"] = None
+    return m, finish
+
+
+def without_ids(message):
+    for call in message.get("tool_calls", []):
+        call.pop("id")
+    return message
+
+
+def in_threads(jobs):
+    out = [None] * len(jobs)
+
+    def run(i):
+        try:
+            out[i] = jobs[i]()
+        except Exception as e:  # reported by the comparison
+            out[i] = e
+    threads = [threading.Thread(target=run, args=(i,)) for i in range(len(jobs))]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    return out
+
+
+class Shared(unittest.TestCase):
+    FLAGS = ()
+
+    @classmethod
+    def setUpClass(cls):
+        cls.s = Server(*cls.FLAGS)
+
+    @classmethod
+    def tearDownClass(cls):
+        code = cls.s.stop()
+        assert code == 0, f"exit code {code}\n{cls.s.ended_log}"
+
+
+class Api(Shared):
+    FLAGS = ("--parallel", "8", "--queue", "8", "--max-body", "1MB", "--alias", "nano")
+
+    def test_health_models_props(self):
+        self.assertEqual(self.s.request("GET", "/health")[2], {"status": "ok"})
+        status, _, models = self.s.request("GET", "/v1/models")
+        self.assertEqual((status, models["data"][0]["id"]), (200, "nano"))
+        status, _, props = self.s.request("GET", "/props")
+        self.assertEqual((status, props["total_slots"], props["default_generation_settings"]["n_ctx"]), (200, 8, 4096))
+
+    def test_chat(self):
+        r = self.s.chat(user("Hello"))
+        self.assertEqual(r["choices"][0]["message"], {"role": "assistant", "content": HELLO})
+        self.assertEqual(r["choices"][0]["finish_reason"], "stop")
+        self.assertEqual(r["model"], "nano")
+        u, t = r["usage"], r["timings"]
+        self.assertEqual(u["total_tokens"], u["prompt_tokens"] + u["completion_tokens"])
+        self.assertEqual(t["predicted_n"], u["completion_tokens"])
+        self.assertEqual(t["prompt_n"] + t["cache_n"], u["prompt_tokens"])
+
+    def test_parts_of_text(self):
+        r = self.s.chat([{"role": "user", "content": [{"type": "text", "text": "Hello"}]}])
+        self.assertEqual(r["choices"][0]["message"]["content"], HELLO)
+
+    def test_streaming_equals_not_streaming(self):
+        for fields in ({"messages": user("Hello")},
+                       {"messages": user("What is 12 + 30?"), "enable_thinking": True},
+                       {"messages": user("What is the weather in London in Celsius?"), "tools": [WEATHER]},
+                       {"messages": user("Hello"), "stop": ["nano. H"]},
+                       {"messages": user("Hello"), "max_tokens": 3},
+                       {"messages": user("Tell me something"), "temperature": 8, "top_k": 0, "top_p": 1, "seed": 5, "max_tokens": 12, "ignore_eos": True}):
+            fields = {"temperature": 0, **fields}
+            status, _, whole = self.s.request("POST", "/v1/chat/completions", fields)
+            self.assertEqual(status, 200, whole)
+            chunks = self.s.stream("/v1/chat/completions", {**fields, "stream_options": {"include_usage": True}})
+            message, finish = joined(chunks)
+            self.assertEqual(message, without_ids(whole["choices"][0]["message"]), fields)
+            self.assertEqual(finish, whole["choices"][0]["finish_reason"])
+            self.assertEqual(chunks[0]["choices"][0]["delta"]["role"], "assistant")
+            self.assertEqual(chunks[-1]["choices"], [])
+            self.assertEqual(chunks[-1]["usage"]["completion_tokens"], whole["usage"]["completion_tokens"])
+            self.assertEqual(len({c["id"] for c in chunks}), 1)
+
+    def test_simultaneous_streams_equal_solo_runs(self):
+        prompts = ["Hello", "What is 7 + 8?", "Tell me a story", "Write code", "Who are you?", "Name a colour", "What can you do?", "Good morning"]
+        jobs = [{"messages": user(p), "temperature": 8, "top_k": 0, "top_p": 1, "seed": 100 + i, "max_tokens": 12 + i, "ignore_eos": True} for i, p in enumerate(prompts)]
+        solo = [joined(self.s.stream("/v1/chat/completions", j)) for j in jobs]
+        together = in_threads([lambda j=j: joined(self.s.stream("/v1/chat/completions", j)) for j in jobs])
+        self.assertEqual(solo, together)
+        self.assertGreater(len({m["content"] for m, _ in solo}), 4)
+
+    def test_completion(self):
+        prompt = "<|turn>user\nHello<turn|>\n<|turn>model\n<|channel>thought\n<channel|>"
+        r = self.s.completion(prompt)
+        self.assertEqual(r["choices"][0]["text"], HELLO)
+        self.assertEqual(r["object"], "text_completion")
+        chunks = self.s.stream("/v1/completions", {"prompt": prompt, "temperature": 0})
+        self.assertEqual("".join(c["choices"][0]["text"] for c in chunks), HELLO)
+        r = self.s.completion([2, 5, 9], max_tokens=3, ignore_eos=True)
+        self.assertEqual(r["usage"]["prompt_tokens"], 3)
+        self.assertEqual((r["usage"]["completion_tokens"], r["choices"][0]["finish_reason"]), (3, "length"))
+
+    def test_seeds(self):
+        def ask(seed):
+            return self.s.chat(user("Tell me something"), temperature=8, top_k=0, top_p=1, max_tokens=10, ignore_eos=True, **seed)["choices"][0]["message"]["content"]
+        self.assertEqual(ask({"seed": 1}), ask({"seed": 1}))
+        self.assertGreater(len({ask({}) for _ in range(4)}), 1)
+
+    def test_logit_bias(self):
+        r = self.s.chat(user("Hello"), max_tokens=4, logit_bias={"700": 100}, ignore_eos=True)
+        self.assertNotIn("Hello!", r["choices"][0]["message"]["content"])
+
+    def test_tools(self):
+        question = user("What is the weather in London in Celsius?")
+        r = self.s.chat(question, tools=[WEATHER])
+        choice = r["choices"][0]
+        self.assertEqual(choice["finish_reason"], "tool_calls")
+        self.assertIsNone(choice["message"]["content"])
+        (call,) = choice["message"]["tool_calls"]
+        self.assertEqual(call["function"]["name"], "get_weather")
+        self.assertEqual(json.loads(call["function"]["arguments"]), {"city": "London", "unit": "C"})
+        result = {"role": "tool", "tool_call_id": call["id"], "content": json.dumps({"temperature": 12, "sky": "sunny"})}
+        r = self.s.chat(question + [choice["message"], result], tools=[WEATHER])
+        self.assertIn("12", r["choices"][0]["message"]["content"])
+        self.assertEqual(r["choices"][0]["finish_reason"], "stop")
+        self.assertGreater(r["usage"]["prompt_tokens_details"]["cached_tokens"], 0)
+        r = self.s.chat(question, tools=[WEATHER], tool_choice="none")
+        self.assertNotIn("tool_calls", r["choices"][0]["message"])
+
+    def test_thinking(self):
+        r = self.s.chat(user("What is 12 + 30?"), chat_template_kwargs={"enable_thinking": True})
+        self.assertTrue(r["choices"][0]["message"].get("reasoning_content"))
+        self.assertIn("42", r["choices"][0]["message"]["content"])
+
+    def test_stop_strings(self):
+        for stop in ("nano", [". How", "never"], "How can I", "?", "H"):
+            r = self.s.chat(user("Hello"), stop=stop)
+            first = min(HELLO.index(s) for s in ([stop] if isinstance(stop, str) else stop) if s in HELLO)
+            self.assertEqual(r["choices"][0]["message"]["content"], HELLO[:first])
+            self.assertEqual(r["choices"][0]["finish_reason"], "stop")
+        once, again = (self.s.chat(user("Hello"), stop="I help")["usage"]["completion_tokens"] for _ in range(2))
+        self.assertEqual(once, again)
+        self.assertLess(once, self.s.chat(user("Hello"))["usage"]["completion_tokens"])
+        text, finish = joined(self.s.stream("/v1/chat/completions", {"messages": user("Hello"), "temperature": 0, "stop": "o! I am"}))
+        self.assertEqual((text["content"], finish), ("Hell", "stop"))
+
+    def test_a_conversation_is_cached(self):
+        talk = user("My name is Anna. Remember the code 4711.")
+        r = self.s.chat(talk)
+        talk += [r["choices"][0]["message"]] + user("Hello")
+        r = self.s.chat(talk)
+        self.assertGreater(r["usage"]["prompt_tokens_details"]["cached_tokens"], 8)
+
+    def test_refusals(self):
+        post = lambda body, path="/v1/chat/completions": self.s.request("POST", path, body)
+        ok = {"messages": user("Hello")}
+        for status, param, (got, headers, body) in (
+                (404, None, self.s.request("GET", "/nothing")),
+                (404, None, post(ok, "/v1/chat/completions/")),
+                (405, None, self.s.request("GET", "/v1/chat/completions")),
+                (405, None, self.s.request("DELETE", "/v1/models")),
+                (405, None, post(ok, "/health")),
+                (400, None, post("{")),
+                (400, None, post("")),
+                (400, None, post("[" * 200000)),
+                (400, None, post("\x00\xff")),
+                (400, None, post([])),
+                (400, "messages", post({})),
+                (400, "messages[0].role", post({"messages": [{"role": "x", "content": "y"}]})),
+                (400, "n", post({**ok, "n": 2})),
+                (400, "made_up", post({**ok, "made_up": 1})),
+                (400, "temperature", post({**ok, "temperature": -1})),
+                (400, "response_format", post({**ok, "response_format": {"type": "json_object"}})),
+                (400, "logprobs", post({**ok, "logprobs": True})),
+                (400, "messages", post({"messages": user("word " * 20000)})),
+                (400, "prompt", post({"prompt": "word " * 5000}, "/v1/completions")),
+                (413, None, post({"messages": user("x" * (1 << 20))}))):
+            self.assertEqual((got, body["error"]["param"]), (status, param), body)
+            self.assertTrue(body["error"]["message"])
+        self.assertEqual(self.s.request("GET", "/v1/completions")[1]["Allow"], "POST")
+        self.assertEqual(post({"prompt": "word " * 5000}, "/v1/completions")[2]["error"]["code"], "context_length_exceeded")
+
+    def test_names_of_other_machines_are_refused(self):
+        for headers in ({"Origin": "http://evil.example"}, {"Host": "evil.example"}, {"Origin": "null"}):
+            self.assertEqual(self.s.request("GET", "/v1/models", headers=headers)[0], 403)
+        self.assertEqual(self.s.request("GET", "/v1/models", headers={"Origin": "http://localhost:3000", "Host": "localhost"})[0], 200)
+
+    def test_http(self):
+        get = b"GET /health HTTP/1.1\r\nHost: localhost\r\n"
+        self.assertEqual(self.s.raw(get + b"\r\n" + get + b"Connection: close\r\n\r\n").count(b"200 OK"), 2)
+        self.assertEqual(self.s.raw(b"GET /health HTTP/1.0\r\n\r\n").count(b"200 OK"), 1)
+        body = json.dumps({"messages": user("Hello"), "temperature": 0}).encode()
+        head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+        pieces = b"".join(b"%x\r\n%s\r\n" % (len(body[i:i + 7]), body[i:i + 7]) for i in range(0, len(body), 7))
+        self.assertIn(HELLO.encode(), self.s.raw(head + b"Transfer-Encoding: chunked\r\n\r\n" + pieces + b"0\r\n\r\n"))
+        stream = post_bytes("/v1/chat/completions", {"messages": user("Hello"), "stream": True}).replace(b"HTTP/1.1", b"HTTP/1.0")
+        self.assertTrue(self.s.raw(stream).endswith(b"data: [DONE]\n\n"))
+        with self.s.connect() as c:
+            c.sendall(head + b"Expect: 100-continue\r\nContent-Length: %d\r\n\r\n" % len(body))
+            self.assertTrue(c.recv(100).startswith(b"HTTP/1.1 100 Continue"))
+            c.sendall(body)
+            self.assertIn(b"200 OK", c.recv(65536))
+        with self.s.connect() as c:  # one byte at a time
+            for b in get + b"Connection: close\r\n\r\n":
+                c.sendall(bytes([b]))
+            self.assertIn(b"200 OK", c.recv(65536))
+
+    def test_malformed_http(self):
+        for status, data in ((400, b"\r\n\r\n\r\n\r\n"), (400, b"nonsense\r\n\r\n"), (400, b"GET nothing HTTP/1.1\r\n\r\n"), (400, b"GET / HTTP/9.9\r\n\r\n"),
+                             (400, b"GET / HTTP/1.1\r\nbad header\r\n\r\n"), (400, b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(100)),
+                             (400, b"POST /v1/completions HTTP/1.1\r\nContent-Length: -5\r\n\r\n"),
+                             (400, b"POST /v1/completions HTTP/1.1\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n"),
+                             (400, b"POST /v1/completions HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nxyz\r\n"),
+                             (431, b"GET / HTTP/1.1\r\nX: " + b"y" * 40000 + b"\r\n\r\n"),
+                             (413, b"POST /v1/completions HTTP/1.1\r\nContent-Length: 99999999999\r\n\r\n")):
+            out = self.s.raw(data)
+            self.assertTrue(out.startswith(b"HTTP/1.1 %d " % status), (data[:60], out[:100]))
+        # An endless line of chunk sizes.
+        with self.s.connect() as c:
+            c.sendall(b"POST /v1/completions HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n5;")
+            try:
+                for _ in range(100):
+                    c.sendall(b"x" * 10000)
+            except OSError:
+                pass
+            self.assertTrue(c.recv(100).startswith(b"HTTP/1.1 400 "))
+
+    def test_disconnects_at_random_bytes(self):
+        rng = random.Random(7)
+        for i in range(50):
+            data = post_bytes("/v1/chat/completions", {"messages": user("Hello"), "stream": rng.random() < .7, "max_tokens": 400, "ignore_eos": True})
+            with self.s.connect() as c:
+                if i % 2:
+                    c.sendall(data[:rng.randrange(len(data))])
+                else:
+                    c.sendall(data)
+                    left = rng.randrange(1500) if b'"stream": true' in data else 0
+                    while left > 0 and (piece := c.recv(left)):
+                        left -= len(piece)
+                if rng.random() < .3:  # a reset instead of an end
+                    c.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+        self.assertEqual(self.s.request("GET", "/health")[0], 200)
+        self.s.wait_log(r"running=0\n$")
+        jobs = [lambda: self.s.chat(user("Hello"))["choices"][0]["message"]["content"]] * 8
+        self.assertEqual(in_threads(jobs), [HELLO] * 8)
+
+    def test_the_log_holds_no_text(self):
+        self.s.chat(user("Hello xyzzy"))
+        self.s.request("POST", "/v1/chat/completions", {"messages": user("xyzzy"), "xyzzy": 1})
+        self.assertNotIn("xyzzy", self.s.log_text())
+        self.assertIn("kind=chat", self.s.log_text())
+
+
+class Limits(unittest.TestCase):
+    def with_server(self, *flags):
+        s = Server(*flags)
+        self.addCleanup(lambda: s.log.closed or s.stop())
+        return s
+
+    LONG = {"messages": user("Hello"), "stream": True, "max_tokens": 3000, "ignore_eos": True}
+
+    def test_a_full_queue(self):
+        s = self.with_server("--parallel", "1", "--queue", "1")
+        holders = [s.connect() for _ in range(2)]
+        for h in holders:
+            h.sendall(post_bytes("/v1/chat/completions", self.LONG))
+            self.assertIn(b"200 OK", h.recv(200))
+        status, headers, body = s.request("POST", "/v1/chat/completions", {"messages": user("Hello")})
+        self.assertEqual((status, headers["Retry-After"], body["error"]["type"]), (503, "1", "unavailable_error"))
+        for h in holders:  # one runs and one waits; both are cancelled
+            h.close()
+        s.wait_log(r"stop=disconnect(.|\n)*stop=disconnect")
+        self.assertEqual(s.chat(user("Hello"))["choices"][0]["message"]["content"], HELLO)
+        self.assertEqual(s.stop(), 0)
+
+    def test_a_slow_reader_is_dropped(self):
+        s = self.with_server("--backlog", "4KB", "--write-time", "60")
+        with s.connect(rcvbuf=2048) as c:
+            c.sendall(post_bytes("/v1/chat/completions", self.LONG))
+            s.wait_log(r"stop=slow-reader .*running=0", 120)
+        self.assertEqual(s.chat(user("Hello"))["choices"][0]["message"]["content"], HELLO)
+
+    def test_a_reader_that_stops_is_dropped(self):
+        s = self.with_server("--backlog", "1MB", "--write-time", "2", "--parallel", "1")
+        with s.connect(rcvbuf=2048) as c:
+            # A long answer as a whole would do as well, but takes long to compute: pipelined small ones fill the socket.
+            try:
+                c.settimeout(20)
+                for _ in range(200000):
+                    c.sendall(b"GET /props HTTP/1.1\r\nHost: localhost\r\n\r\n" * 50)
+                self.fail("the server kept the connection")
+            except TimeoutError:
+                self.fail("the server kept the connection")
+            except OSError:
+                pass
+        self.assertEqual(s.request("GET", "/health")[0], 200)
+
+    def test_keys(self):
+        with tempfile.NamedTemporaryFile("w") as f:
+            f.write("secret\n")
+            f.flush()
+            s = self.with_server("--api-key-file", f.name)
+        get = lambda **h: s.request("GET", "/v1/models", headers={k.replace("_", "-"): v for k, v in h.items()})
+        self.assertEqual(get()[0], 401)
+        self.assertEqual(get(Authorization="Bearer secreT")[0], 401)
+        self.assertEqual(get(Authorization="secret")[0], 401)
+        self.assertEqual(get(Authorization="Bearer secret")[0], 200)
+        self.assertEqual(get(X_Api_Key="secret", Origin="http://page.example")[0], 200)
+        self.assertEqual(s.request("GET", "/health")[0], 200)
+        self.assertEqual(s.request("GET", "/nothing")[0], 401)  # says nothing about paths
+        # The body of a refused request is never waited for.
+        self.assertIn(b" 401 ", s.raw(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000\r\n\r\n"))
+
+    def test_time_and_connections(self):
+        s = self.with_server("--request-time", "1", "--idle", "2", "--max-connections", "3")
+        self.assertIn(b" 408 ", s.raw(b"GET /health HTTP/1.1\r\nHo"))
+        begin = time.time()
+        self.assertEqual(s.raw(b""), b"")
+        self.assertGreater(time.time() - begin, 1)
+        held = [s.connect() for _ in range(3)]
+        time.sleep(.2)
+        self.assertIn(b" 503 ", s.raw(b""))
+        for c in held:
+            c.close()
+        time.sleep(.2)
+        self.assertEqual(s.request("GET", "/health")[0], 200)
+
+    def test_drain(self):
+        s = self.with_server("--parallel", "1")
+        idle = s.connect()
+        self.addCleanup(idle.close)
+        fields = {"messages": user("Hello"), "temperature": 0, "max_tokens": 60, "ignore_eos": True}
+        with s.connect() as c:
+            c.sendall(post_bytes("/v1/chat/completions", {**fields, "stream": True}))
+            out = c.recv(300)
+            s.process.send_signal(signal.SIGTERM)
+            self.assertEqual(idle.recv(1), b"")
+            with self.assertRaises(ConnectionRefusedError), socket.socket() as late:
+                late.connect(("127.0.0.1", s.port))
+            while piece := c.recv(65536):
+                out += piece
+        self.assertIn(b"data: [DONE]", out)
+        self.assertEqual(s.process.wait(30), 0)
+
+    def test_drain_has_a_limit(self):
+        s = self.with_server("--drain", "1")
+        with s.connect() as c:
+            c.sendall(post_bytes("/v1/chat/completions", self.LONG))
+            c.recv(300)
+            begin = time.time()
+            self.assertEqual(s.stop(20), 0)
+            self.assertLess(time.time() - begin, 15)
+
+    def test_start_that_fails(self):
+        def start(*flags):
+            r = subprocess.run([PROGRAM, "serve", "-m", str(MODEL), "-c", "256", *flags], capture_output=True, text=True, timeout=60)
+            return r.returncode, r.stderr
+        code, err = start("--host", "0.0.0.0")
+        self.assertEqual(code, 1)
+        self.assertIn("--api-key", err)
+        self.assertEqual(start("--host", "no.such.name")[0], 1)
+        self.assertEqual(start("--api-key", "a", "--api-key-file", "b")[0], 2)
+        self.assertEqual(start("--api-key-file", "/no/such/file")[0], 1)
+        self.assertEqual(start("--parallel", "20", "--chunk", "10")[0], 1)
+        s = self.with_server()
+        code, err = start("--port", str(s.port))
+        self.assertEqual(code, 1)
+        self.assertIn("cannot listen", err)
+
+
+if __name__ == "__main__":
+    if not MODEL.exists():
+        print(f"skipped: {MODEL} is missing")
+        sys.exit(77)
+    unittest.main()

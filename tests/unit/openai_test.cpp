@@ -1,0 +1,337 @@
+// The OpenAI API without a socket: every field of a request, answers, streams, stop strings.
+#include "server/openai.h"
+
+#include <gtest/gtest.h>
+
+#include "server/http.h"
+#include "server/service.h"
+
+namespace facet {
+namespace {
+
+const ApiDefaults kDefaults{.sampling = {}, .seed_given = false, .max_tokens = -1, .thinking = false, .n_vocab = 100};
+
+Json json(const std::string& text) {
+  auto j = parse_json(text, "test");
+  EXPECT_TRUE(bool(j)) << text;
+  return j ? *j : Json();
+}
+
+// A chat request with one more field, {"key": value}.
+Result<ApiRequest> chat(const std::string& field) {
+  return parse_api_request(ApiKind::kChat, json(R"({"messages":[{"role":"user","content":"Hi"}])" + (field.empty() ? "" : "," + field) + "}"), kDefaults);
+}
+Result<ApiRequest> completion(const std::string& field) {
+  return parse_api_request(ApiKind::kCompletion, json(R"({"prompt":"Hi")" + (field.empty() ? "" : "," + field) + "}"), kDefaults);
+}
+
+TEST(OpenAiRequest, Defaults) {
+  const auto r = chat("");
+  ASSERT_TRUE(bool(r)) << r.error().message();
+  EXPECT_EQ(r->messages.size(), 1u);
+  EXPECT_FALSE(r->stream);
+  EXPECT_FALSE(r->seed_given);
+  EXPECT_EQ(r->max_tokens, -1);
+  EXPECT_EQ(r->sampling.temperature, 1.f);
+  EXPECT_EQ(r->sampling.top_k, 64);
+}
+
+TEST(OpenAiRequest, ReadsEveryField) {
+  const auto r = chat(R"("stream":true,"stream_options":{"include_usage":true},"max_tokens":7,"temperature":0.5,"top_p":0.25,"top_k":3,
+    "min_p":0.125,"seed":9007199254740993,"stop":["a","bc"],"presence_penalty":0.5,"frequency_penalty":-0.5,"repeat_penalty":1.5,
+    "repeat_last_n":12,"logit_bias":{"5":-100,"99":2.5},"chat_template_kwargs":{"enable_thinking":true,"preserve_thinking":true},
+    "ignore_eos":true,"model":"any","tools":[{"type":"function","function":{"name":"f","parameters":{"type":"object"}}}],"tool_choice":"auto")");
+  ASSERT_TRUE(bool(r)) << r.error().message();
+  EXPECT_TRUE(r->stream && r->include_usage && r->thinking && r->preserve_thinking && r->ignore_eos && r->seed_given);
+  EXPECT_EQ(r->max_tokens, 7);
+  const Sampling& s = r->sampling;
+  EXPECT_EQ(s.temperature, .5f);
+  EXPECT_EQ(s.top_p, .25f);
+  EXPECT_EQ(s.top_k, 3);
+  EXPECT_EQ(s.min_p, .125f);
+  EXPECT_EQ(s.seed, 9007199254740993u);
+  EXPECT_EQ(s.presence_penalty, .5f);
+  EXPECT_EQ(s.frequency_penalty, -.5f);
+  EXPECT_EQ(s.repeat_penalty, 1.5f);
+  EXPECT_EQ(s.repeat_last_n, 12);
+  EXPECT_EQ(s.logit_bias, (std::vector<std::pair<int32_t, float>>{{5, -100.f}, {99, 2.5f}}));
+  EXPECT_EQ(r->stop, (std::vector<std::string>{"a", "bc"}));
+  EXPECT_EQ(r->tools.size(), 1u);
+}
+
+TEST(OpenAiRequest, Accepts) {
+  for (const char* f : {R"("max_completion_tokens":5)", R"("n_predict":-1)", R"("max_tokens":5,"n_predict":5)", R"("seed":-1)", R"("seed":0)", R"("stop":"x")", R"("stop":[])",
+                        R"("stop":null)", R"("n":1)", R"("response_format":{"type":"text"})", R"("tool_choice":"none")", R"("user":"u")", R"("metadata":{"a":"b"})",
+                        R"("store":true)", R"("service_tier":"auto")", R"("safety_identifier":"x")", R"("prompt_cache_key":"x")", R"("temperature":null)"})
+    EXPECT_TRUE(bool(completion(f)) || bool(chat(f))) << f;
+  for (const char* f : {R"("parallel_tool_calls":true)", R"("logprobs":false)", R"("top_logprobs":0)", R"("modalities":["text"])", R"("tools":null)", R"("tools":[])",
+                        R"("enable_thinking":true)", R"("enable_thinking":true,"chat_template_kwargs":{"enable_thinking":true})"})
+    EXPECT_TRUE(bool(chat(f))) << f;
+  for (const char* f : {R"("echo":false)", R"("best_of":1)", R"("suffix":"")", R"("suffix":null)", R"("logprobs":null)"}) EXPECT_TRUE(bool(completion(f))) << f;
+}
+
+TEST(OpenAiRequest, RefusesNamingTheField) {
+  const std::vector<std::pair<const char*, const char*>> bad = {
+      {R"("n":2)", "n"},
+      {R"("response_format":{"type":"json_object"})", "response_format"},
+      {R"("response_format":"text")", "response_format"},
+      {R"("logprobs":true)", "logprobs"},
+      {R"("top_logprobs":3)", "top_logprobs"},
+      {R"("parallel_tool_calls":false)", "parallel_tool_calls"},
+      {R"("tool_choice":"required")", "tool_choice"},
+      {R"("tool_choice":{"type":"function","function":{"name":"f"}})", "tool_choice"},
+      {R"("functions":[])", "functions"},
+      {R"("made_up":1)", "made_up"},
+      {R"("stream":1)", "stream"},
+      {R"("stream_options":{"include_usage":true})", "stream_options"},
+      {R"("stream":true,"stream_options":{"x":1})", "stream_options.x"},
+      {R"("stream":true,"stream_options":7)", "stream_options"},
+      {R"("max_tokens":0)", "max_tokens"},
+      {R"("max_tokens":-2)", "max_tokens"},
+      {R"("max_tokens":1.5)", "max_tokens"},
+      {R"("max_tokens":99999999999999999999)", "max_tokens"},
+      {R"("max_tokens":5,"max_completion_tokens":6)", "max_completion_tokens"},
+      {R"("temperature":-0.1)", "temperature"},
+      {R"("temperature":101)", "temperature"},
+      {R"("temperature":"hot")", "temperature"},
+      {R"("top_p":1.5)", "top_p"},
+      {R"("min_p":-1)", "min_p"},
+      {R"("top_k":-2)", "top_k"},
+      {R"("top_k":2.0)", "top_k"},
+      {R"("seed":-2)", "seed"},
+      {R"("seed":"1")", "seed"},
+      {R"("seed":18446744073709551615)", "seed"},
+      {R"("presence_penalty":101)", "presence_penalty"},
+      {R"("frequency_penalty":-101)", "frequency_penalty"},
+      {R"("repeat_penalty":0)", "repeat_penalty"},
+      {R"("repeat_last_n":-2)", "repeat_last_n"},
+      {R"("stop":"")", "stop"},
+      {R"("stop":[1])", "stop[0]"},
+      {R"("stop":["a",""])", "stop[1]"},
+      {R"("stop":["1","2","3","4","5","6","7","8","9","10","11","12","13","14","15","16","17"])", "stop"},
+      {R"("logit_bias":[])", "logit_bias"},
+      {R"("logit_bias":{"100":1})", "logit_bias"},
+      {R"("logit_bias":{"-1":1})", "logit_bias"},
+      {R"("logit_bias":{"1x":1})", "logit_bias"},
+      {R"("logit_bias":{"1":101})", "logit_bias.1"},
+      {R"("model":7)", "model"},
+      {R"("modalities":["audio"])", "modalities"},
+      {R"("enable_thinking":"yes")", "enable_thinking"},
+      {R"("chat_template_kwargs":{"x":1})", "chat_template_kwargs.x"},
+      {R"("enable_thinking":false,"chat_template_kwargs":{"enable_thinking":true})", "chat_template_kwargs.enable_thinking"},
+      {R"("tools":7)", "tools"},
+      {R"("tools":[{}])", "tools[0].name"},
+  };
+  for (const auto& [field, param] : bad) {
+    const auto r = chat(field);
+    ASSERT_FALSE(bool(r)) << field;
+    EXPECT_EQ(r.error().where, param) << field << ": " << r.error().message();
+  }
+  EXPECT_EQ(chat("\"stop\":\"" + std::string(257, 'x') + "\"").error().where, "stop");
+}
+
+TEST(OpenAiRequest, Messages) {
+  auto where = [](const std::string& messages) {
+    const auto r = parse_api_request(ApiKind::kChat, json(R"({"messages":)" + messages + "}"), kDefaults);
+    return r ? std::string("accepted") : r.error().where;
+  };
+  EXPECT_EQ(where("null"), "messages");
+  EXPECT_EQ(where("[]"), "messages");
+  EXPECT_EQ(where("7"), "messages");
+  EXPECT_EQ(where(R"([{"role":"bad","content":"x"}])"), "messages[0].role");
+  EXPECT_EQ(where(R"([{"role":"user","content":7}])"), "messages[0].content");
+  EXPECT_EQ(where(R"([{"role":"user","content":[{"type":"text","text":"a"}]}])"), "accepted");
+  EXPECT_EQ(where(R"([{"role":"user","content":[{"type":"text","text":"a"},{"type":"image_url","image_url":{"url":"x"}}]}])"), "messages[0].content[1].type");
+  std::string many = "[";
+  for (int i = 0; i < 1025; ++i) many += R"({"role":"user","content":"x"},)";
+  many.back() = ']';
+  EXPECT_EQ(where(many), "messages");
+}
+
+TEST(OpenAiRequest, ToolChoiceNoneLeavesTheToolsOut) {
+  const auto r = chat(R"("tools":[{"type":"function","function":{"name":"f"}}],"tool_choice":"none")");
+  ASSERT_TRUE(bool(r));
+  EXPECT_TRUE(r->tools.empty());
+}
+
+TEST(OpenAiRequest, Prompts) {
+  auto parse = [](const std::string& prompt) { return parse_api_request(ApiKind::kCompletion, json(R"({"prompt":)" + prompt + "}"), kDefaults); };
+  EXPECT_EQ(parse(R"("abc")")->prompt, "abc");
+  EXPECT_EQ(parse(R"(["abc"])")->prompt, "abc");
+  EXPECT_EQ(parse("[1,2,99]")->prompt_ids, (std::vector<int32_t>{1, 2, 99}));
+  EXPECT_EQ(parse("[]").error().where, "prompt");
+  EXPECT_EQ(parse("null").error().where, "prompt");
+  EXPECT_EQ(parse("[1,100]").error().where, "prompt[1]");
+  EXPECT_EQ(parse("[1,-1]").error().where, "prompt[1]");
+  EXPECT_EQ(parse(R"(["a","b"])").error().where, "prompt[0]");
+  EXPECT_EQ(completion(R"("messages":[])").error().where, "messages");
+  EXPECT_EQ(completion(R"("echo":true)").error().where, "echo");
+  EXPECT_EQ(completion(R"("logprobs":0)").error().where, "logprobs");
+  EXPECT_FALSE(bool(parse_api_request(ApiKind::kChat, json("[]"), kDefaults)));
+}
+
+TEST(OpenAiRequest, LargeObjectsAreRefusedQuickly) {
+  std::string text = "{";
+  for (int i = 0; i < 1000000; ++i) text += "\"" + std::to_string(i) + "\":1,";
+  text.back() = '}';
+  EXPECT_FALSE(bool(parse_json(text, "body")));
+  std::string array = "[";
+  for (int i = 0; i < 100000; ++i) array += "1,";
+  array.back() = ']';
+  EXPECT_TRUE(bool(parse_json(array, "body")));
+}
+
+// --- stop strings
+
+struct Cut {
+  std::string text;
+  bool stopped;
+  bool operator==(const Cut&) const = default;
+};
+Cut match(const std::vector<std::string>& stop, const std::vector<std::string>& pieces) {
+  StopMatcher m(stop);
+  Cut c{"", false};
+  for (const std::string& p : pieces) {
+    c.text += m.push(p);
+    if (m.stopped()) c.text += m.push("more");
+  }
+  c.text += m.finish();
+  c.stopped = m.stopped();
+  return c;
+}
+
+TEST(StopStrings, AreFoundWhereverTheTextIsCut) {
+  const std::vector<std::pair<std::vector<std::string>, std::string>> cases = {
+      {{"STOP"}, "some text STOP and more"},
+      {{"STOP"}, "STSTOSTOP"},
+      {{"STOP"}, "no such text STO"},
+      {{"abcd", "bc"}, "xabcd"},      // the one that is complete first
+      {{"bc", "abc"}, "xxabc"},       // both at once: the longer
+      {{"aab"}, "aaaaab"},
+      {{"\n\n", "é!"}, "línea é é! x"},
+      {{"x"}, "x"},
+      {{"ab", "ba"}, "cba"},
+  };
+  for (const auto& [stop, text] : cases) {
+    const Cut whole = match(stop, {text});
+    std::vector<std::string> bytes;
+    for (const char c : text) bytes.emplace_back(1, c);
+    EXPECT_EQ(match(stop, bytes), whole) << text;
+    for (size_t i = 0; i <= text.size(); ++i)
+      for (size_t j = i; j <= text.size(); ++j) EXPECT_EQ(match(stop, {text.substr(0, i), text.substr(i, j - i), text.substr(j)}), whole) << text << " cut at " << i << ", " << j;
+  }
+  EXPECT_EQ(match({"STOP"}, {"some text STOP and more"}), (Cut{"some text ", true}));
+  EXPECT_EQ(match({"STOP"}, {"no such text STO"}), (Cut{"no such text STO", false}));
+  EXPECT_EQ(match({"abcd", "bc"}, {"xabcd"}), (Cut{"xa", true}));
+  EXPECT_EQ(match({"bc", "abc"}, {"xxabc"}), (Cut{"xx", true}));
+  EXPECT_EQ(match({}, {"abc"}), (Cut{"abc", false}));
+}
+
+TEST(StopStrings, HoldBackNoMoreThanNeeded) {
+  StopMatcher m({"STOP"});
+  EXPECT_EQ(m.push("abc S"), "abc ");
+  EXPECT_EQ(m.push("T"), "");
+  EXPECT_EQ(m.push("x"), "STx");
+}
+
+ParsedMessage answer(ApiKind kind, const std::vector<std::string>& stop, const std::string& text, size_t piece) {
+  AnswerText a(kind, {}, stop);
+  ParsedMessage m;
+  for (size_t i = 0; i < text.size(); i += piece)
+    for (const ParseEvent& e : a.push(text.substr(i, piece))) add_event(m, e);
+  for (const ParseEvent& e : a.finish()) add_event(m, e);
+  return m;
+}
+
+TEST(AnswerText, StopsInContentOnly) {
+  const std::string text = "<|channel>thought\nan END of it\n<channel|>before END after<|tool_call>call:f{}<tool_call|>";
+  for (size_t piece = 1; piece <= text.size(); ++piece) {
+    const ParsedMessage m = answer(ApiKind::kChat, {"END"}, text, piece);
+    EXPECT_EQ(m.reasoning, "an END of it");
+    EXPECT_EQ(m.content, "before ");
+    EXPECT_TRUE(m.tool_calls.empty());
+    const ParsedMessage all = answer(ApiKind::kChat, {"nowhere"}, text, piece);
+    EXPECT_EQ(all.content, "before END after");
+    ASSERT_EQ(all.tool_calls.size(), 1u);
+    EXPECT_EQ(answer(ApiKind::kCompletion, {"END"}, text, piece).content, "<|channel>thought\nan ");
+  }
+}
+
+// --- answers
+
+const Usage kUsage{.prompt = 10, .cached = 4, .generated = 5, .prefill_s = .5, .decode_s = .25, .steps = 6, .drafted = 0, .accepted = 0};
+
+TEST(OpenAiAnswer, Whole) {
+  const ApiAnswer a{.kind = ApiKind::kChat, .id = "chatcmpl-12ab", .model = "m", .created = 7};
+  ParsedMessage m{.content = "text", .reasoning = "why", .tool_calls = {}};
+  EXPECT_EQ(dump_json(api_response(a, m, "stop", kUsage)),
+            R"({"id":"chatcmpl-12ab","object":"chat.completion","created":7,"model":"m","choices":[{"index":0,"message":{"role":"assistant","content":"text","reasoning_content":"why"},"logprobs":null,"finish_reason":"stop"}],)"
+            R"("usage":{"prompt_tokens":10,"completion_tokens":5,"total_tokens":15,"prompt_tokens_details":{"cached_tokens":4}},)"
+            R"("timings":{"cache_n":4,"prompt_n":6,"prompt_ms":500.0,"prompt_per_token_ms":83.333,"prompt_per_second":12.0,"predicted_n":5,"predicted_ms":250.0,"predicted_per_token_ms":50.0,"predicted_per_second":20.0}})");
+  m = {.content = "", .reasoning = "", .tool_calls = {{"call_0", "f", "{}"}}};
+  const Json j = api_response(a, m, "tool_calls", kUsage)["choices"][0]["message"];
+  EXPECT_TRUE(j["content"].is_null());
+  EXPECT_EQ(dump_json(j["tool_calls"]), R"([{"id":"call_12ab_0","type":"function","function":{"name":"f","arguments":"{}"}}])");
+  const Json text = api_response({.kind = ApiKind::kCompletion, .id = "cmpl-1", .model = "m", .created = 7}, {.content = "t", .reasoning = "", .tool_calls = {}}, "length", kUsage);
+  EXPECT_EQ(text["object"], "text_completion");
+  EXPECT_EQ(text["choices"][0]["text"], "t");
+}
+
+TEST(OpenAiAnswer, NoTimeGivesNoInfinity) {
+  const Json t = timings_json({.prompt = 3, .cached = 3, .generated = 0, .prefill_s = 0, .decode_s = 0, .steps = 0, .drafted = 8, .accepted = 2});
+  EXPECT_EQ(t["prompt_per_second"], 0);
+  EXPECT_EQ(t["predicted_per_second"], 0);
+  EXPECT_EQ(t["draft_n_accepted"], 2);
+}
+
+TEST(OpenAiAnswer, Stream) {
+  const ApiAnswer a{.kind = ApiKind::kChat, .id = "chatcmpl-1", .model = "m", .created = 7};
+  const std::string head = R"(data: {"id":"chatcmpl-1","object":"chat.completion.chunk","created":7,"model":"m","choices":[)";
+  EXPECT_EQ(sse(chunk_role(a)), head + R"({"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]})" "\n\n");
+  EXPECT_EQ(sse(chunk_event(a, {ParseEvent::Kind::kContent, "a\nb\xff", {}}, 0)), head + R"({"index":0,"delta":{"content":"a\nb)" "\xEF\xBF\xBD" R"("},"logprobs":null,"finish_reason":null}]})" "\n\n");
+  EXPECT_EQ(chunk_event(a, {ParseEvent::Kind::kReasoning, "r", {}}, 0)["choices"][0]["delta"], Json({{"reasoning_content", "r"}}));
+  EXPECT_EQ(dump_json(chunk_event(a, {ParseEvent::Kind::kToolCall, "", {"call_1", "f", "{}"}}, 1)["choices"][0]["delta"]),
+            R"({"tool_calls":[{"index":1,"id":"call_1_1","type":"function","function":{"name":"f","arguments":"{}"}}]})");
+  const Json finish = chunk_finish(a, "stop", kUsage);
+  EXPECT_EQ(finish["choices"][0]["finish_reason"], "stop");
+  EXPECT_TRUE(finish.contains("timings"));
+  const Json usage = chunk_usage(a, kUsage);
+  EXPECT_TRUE(usage["choices"].empty());
+  EXPECT_EQ(usage["usage"]["total_tokens"], 15);
+  EXPECT_EQ(kSseDone, "data: [DONE]\n\n");
+}
+
+TEST(OpenAiAnswer, FinishReason) {
+  EXPECT_STREQ(finish_reason(Stop::kEos, false, false), "stop");
+  EXPECT_STREQ(finish_reason(Stop::kEos, false, true), "tool_calls");
+  EXPECT_STREQ(finish_reason(Stop::kLength, false, false), "length");
+  EXPECT_STREQ(finish_reason(Stop::kContext, false, true), "length");
+  EXPECT_STREQ(finish_reason(Stop::kCancelled, true, false), "stop");
+  EXPECT_STREQ(finish_reason(Stop::kLength, true, false), "stop");
+}
+
+TEST(OpenAiAnswer, Errors) {
+  const Json e = error_json(api_error({"stop[0]", "expected a string", "hint"}));
+  EXPECT_EQ(dump_json(e), R"_({"error":{"message":"stop[0]: expected a string (hint)","type":"invalid_request_error","param":"stop[0]","code":null}})_");
+  EXPECT_EQ(error_json({.status = 401, .message = "m", .param = "", .code = "invalid_api_key"})["error"]["type"], "authentication_error");
+  EXPECT_EQ(error_json({.status = 503, .message = "m", .param = "", .code = ""})["error"]["type"], "unavailable_error");
+}
+
+TEST(Server, ComparesKeys) {
+  EXPECT_TRUE(same_key("secret", "secret"));
+  for (const char* k : {"", "secre", "secret ", "Secret", "secretsecret", "xecret", "secrex"}) EXPECT_FALSE(same_key(k, "secret")) << k;
+  EXPECT_FALSE(same_key("", ""));
+}
+
+TEST(Server, Hosts) {
+  EXPECT_EQ(host_name("localhost:80"), "localhost");
+  EXPECT_EQ(host_name("http://evil.example:80/x"), "evil.example");
+  EXPECT_EQ(host_name("[::1]:80"), "::1");
+  EXPECT_EQ(host_name("[::1"), "::1");
+  for (const char* h : {"127.0.0.1", "127.1.2.3", "::1", "localhost"}) EXPECT_TRUE(*is_loopback(h)) << h;
+  for (const char* h : {"0.0.0.0", "192.168.1.1", "::", "::ffff:192.168.1.1"}) EXPECT_FALSE(*is_loopback(h)) << h;
+  for (const char* h : {"", "example.org", "127.0.0.1:80"}) EXPECT_FALSE(bool(is_loopback(h))) << h;
+}
+
+}  // namespace
+}  // namespace facet
