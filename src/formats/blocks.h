@@ -4,7 +4,8 @@
 
 // Quantised blocks as they lie in GGUF files, little endian, no padding. d, m, dmin and norm are f16 bits.
 // Drawings: one box per field, byte offsets below. Elements are numbered 0.. inside the block; "lo/hi" are
-// the low and high nibble of a byte. Copy a block out with memcpy before use: files align tensors, not blocks.
+// the low and high nibble of a byte. Copy a block out with memcpy before use: files align tensors, not
+// blocks.
 namespace facet {
 
 //  | d | qs: 16 bytes              |   y[j] = d (lo_j - 8), y[j+16] = d (hi_j - 8)

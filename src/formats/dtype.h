@@ -10,6 +10,7 @@
 namespace facet {
 
 // Element types of tensors in files. Values are our own; ggml_id in DTypeInfo is the number in GGUF files.
+// clang-format off
 enum class DType : uint8_t {
   kF32, kF16, kBF16,
   kQ4_0, kQ4_1, kQ5_0, kQ5_1, kQ8_0,
@@ -18,13 +19,14 @@ enum class DType : uint8_t {
   kI8, kI16, kI32, kI64, kF64,
   kCount
 };
+// clang-format on
 
 struct DTypeInfo {
-  const char* name;     // as llama.cpp prints it: "Q4_K"
-  uint32_t ggml_id;     // number in GGUF tensor infos
-  int block;            // elements per block
-  int block_bytes;      // bytes per block
-  bool matmul;          // may be the type of a weight matrix (can be dequantised)
+  const char* name;  // as llama.cpp prints it: "Q4_K"
+  uint32_t ggml_id;  // number in GGUF tensor infos
+  int block;         // elements per block
+  int block_bytes;   // bytes per block
+  bool matmul;       // may be the type of a weight matrix (can be dequantised)
 };
 const DTypeInfo& dtype_info(DType t);
 inline const char* dtype_name(DType t) { return dtype_info(t).name; }
@@ -37,7 +39,8 @@ inline size_t row_bytes(DType t, int64_t n) {
   return size_t(n / i.block) * size_t(i.block_bytes);
 }
 
-// n elements (a multiple of the block) at src to f32. Only for types with matmul = true. src needs no alignment.
+// n elements (a multiple of the block) at src to f32. Only for types with matmul = true. src needs no
+// alignment.
 void dequantize_row(DType t, const std::byte* src, float* dst, int64_t n);
 
 // A tensor in a mapped file. ne[0] is the contiguous dimension; missing dimensions are 1. Never owns.

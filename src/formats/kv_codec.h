@@ -26,8 +26,8 @@ size_t kv_row_bytes(KvType t, int head_dim);
 void kv_rotate(float* x, int n);    // x = R x, in groups of min(128, n); n is a power of two of at least 32
 void kv_unrotate(float* x, int n);  // x = R^-1 x
 
-// Rotates (if kv_rotated) and encodes; x is not changed. Any input is safe; a row that is not finite, or beyond the
-// range of f16, decodes to unspecified values.
+// Rotates (if kv_rotated) and encodes; x is not changed. Any input is safe; a row that is not finite, or
+// beyond the range of f16, decodes to unspecified values.
 void kv_encode(KvType t, const float* x, std::byte* dst, int head_dim);
 // The stored values: in the rotated domain if kv_rotated.
 void kv_decode(KvType t, const std::byte* src, float* y, int head_dim);
