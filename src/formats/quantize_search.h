@@ -131,7 +131,8 @@ FACET_LANES typename L::F fit_scale(const typename L::F* x, const Trials& trials
   const F unit = L::inverse(amax);
   F scale{}, gain{};  // the gain of a trial is what it takes off the sum of x^2: lx^2 / ll
   for (int k = 0; k < 2 * trials.count + trials.refine; ++k) {
-    const float at = trials.first + trials.by * float(k / 2);
+    const int step = k / 2;  // each at both signs
+    const float at = trials.first + trials.by * float(step);
     const F id = k < 2 * trials.count ? unit * (k % 2 ? -at : at) : L::inverse(scale);
     F ll{}, lx{};
     for (int i = 0; i < E; ++i) {
@@ -260,10 +261,11 @@ FACET_LANES ScaleMin<L> fit_scale_min(const typename L::F* x, const RangeTrials&
   F best_error = xx + best.min * (2.0f * sx + kN * best.min);
   const int searched = trials.count * trials.lifts;
   for (int k = 0; k < searched + trials.refine; ++k) {
-    const float at = trials.first + trials.by * float(k % trials.count);
+    const int step = k % trials.count, lift = k / trials.count;
+    const float at = trials.first + trials.by * float(step);
     const bool refine = k >= searched;
     const F id = refine ? L::inverse(best.scale) : unit * at;
-    const F from = refine ? best.min : -low - range * (trials.lift * float(k / trials.count));
+    const F from = refine ? best.min : -low - range * (trials.lift * float(lift));
     F q1{}, qq{}, qx{};
     for (int i = 0; i < E; ++i) {
       const F q = L::nearest((x[i] + from) * id, 0, Most);

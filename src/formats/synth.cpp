@@ -66,6 +66,7 @@ constexpr std::string_view kQuantNames[] = {"Q4_K_M", "Q5_K_M", "Q6_K", "Q8_0", 
 // Matrices are BF16 in the file that llama-quantize reads, everything else is F32.
 void choose_types(std::vector<SynthTensor>& tensors, const Mixture& q, const MixtureModel& model) {
   std::vector<MixtureTensor> source;
+  source.reserve(tensors.size());
   for (const SynthTensor& t : tensors)
     source.push_back({t.name, t.ne, t.fill == SynthFill::kNormal ? DType::kBF16 : DType::kF32});
   const std::vector<DType> types = mixture_types(q, source, model);
@@ -316,7 +317,8 @@ std::span<const std::string_view> synth_presets() { return kPresets; }
 std::span<const std::string_view> synth_quants() { return kQuantNames; }
 
 Result<SynthPlan> synth_plan(std::string_view preset, std::string_view quant) {
-  const bool known = std::find(std::begin(kQuantNames), std::end(kQuantNames), quant) != std::end(kQuantNames);
+  const bool known =
+      std::find(std::begin(kQuantNames), std::end(kQuantNames), quant) != std::end(kQuantNames);
   const Mixture* q = known ? find_mixture(quant) : nullptr;
   if (!q)
     return format_error("synth", "quant", fmt::format("one of {}", fmt::join(kQuantNames, ", ")),
