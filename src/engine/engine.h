@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "backend/cpu/simd.h"
+#include "backend/cpu/isa.h"
 #include "backend/sampling.h"
 #include "base/result.h"
 #include "formats/kv_codec.h"

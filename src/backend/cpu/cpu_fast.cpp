@@ -14,8 +14,7 @@ namespace facet {
 namespace {
 
 constexpr int kBlockTok = 16;  // tokens that share one decoding of K and V
-constexpr int kMoeCols = 64;   // output columns of one piece when few tokens take part
-constexpr int kFewTok = 4;
+constexpr int kPieceCols = 64;   // output columns of one piece when few tokens take part
 constexpr float kNone = -std::numeric_limits<float>::infinity();
 
 int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
@@ -26,12 +25,12 @@ int64_t tile_floats(int64_t cols) { return padded(cols) * (4 + 1 + 1); }  // cod
 int64_t product_floats(const BackendLimits& l) {
   const int64_t rows = std::max<int64_t>(l.max_tok, int64_t(l.max_tok) * l.n_expert_used);
   return tile_floats(std::max(l.max_cols, l.d_expert)) + 2 * kTileRows * l.max_tok +
-         std::max(rows * kTileRows, int64_t(kMoeCols) * kFewTok * std::max(1, l.n_expert_used)) + 1024;
+         std::max(rows * kTileRows, int64_t(kPieceCols) * kGemvTok * std::max(1, l.n_expert_used)) + 1024;
 }
 int64_t head_floats(const BackendLimits& l) { return std::min(1024, l.max_cols); }
 int64_t attend_floats(const BackendLimits& l) {
   const int64_t n = int64_t(kBlockTok) * l.n_group, E = head_floats(l);
-  return 3 * n * E + n * kSplitRows + 16 * E + 4 * n + kBlockTok * kSplitRows / 4 + 4 * kSplitRows + 1024;
+  return 3 * n * E + n * kPartKeys + 16 * E + 4 * n + kBlockTok * kPartKeys / 4 + 5 * kPartKeys + 1024;
 }
 int64_t thread_floats(const BackendLimits& l) { return std::max({product_floats(l), attend_floats(l), int64_t(2048)}); }
 // Results of all splits of one token.
@@ -116,7 +115,7 @@ void CpuFast::product(float* y, int64_t stride, const Input& x, const Weight& w,
   const int64_t bytes = int64_t(row_bytes(w.type, w.n_in));
   const std::byte* from = w.row(stack, begin);
   if (simd_.gemv[type]) {
-    if (x.n_tok == 1) return simd_.gemv[type](from, bytes, end - begin, w.n_in, x.q, y);
+    if (x.n_tok <= kGemvTok) return simd_.gemv[type](from, bytes, end - begin, w.n_in, x.n_tok, x.q, y, stride);
     const int64_t n = padded(w.n_in);
     float* p = aligned_scratch();
     const PackedTile tile{.code = reinterpret_cast<uint8_t*>(p), .w = p + 5 * n, .m = p + 5 * n + n / 2,
@@ -172,7 +171,7 @@ void CpuFast::gate_up_range(float* y, int64_t stride, const Input& x, const Weig
                             int64_t up_stack, int64_t begin, int64_t end, Act act) const {
   // Behind what product() uses: the packed tile and its result.
   float* other = aligned_scratch() + tile_floats(gate.n_in) + kTileRows * x.n_tok;
-  const int64_t width = x.n_tok == 1 ? 256 : kTileRows;
+  const int64_t width = x.n_tok <= kGemvTok ? kPieceCols : kTileRows;
   for (int64_t o = begin; o < end; o += width) {
     const int64_t n = std::min(width, end - o);
     product(y + o - begin, stride, x, gate, gate_stack, o, o + n);
@@ -241,10 +240,10 @@ void CpuFast::moe(Rows y, Rows e, Rows r, MoeWeights<Weight, Vec> w, int n_used,
     return std::pair(begin, u + 1 < used_expert_.size() ? cursor_[size_t(used_expert_[u + 1]) + 1] : T * K);
   };
 
-  const int64_t hidden_pieces = (d_expert + kMoeCols - 1) / kMoeCols;
+  const int64_t hidden_pieces = (d_expert + kPieceCols - 1) / kPieceCols;
   parallel_for(int64_t(used_expert_.size()) * hidden_pieces, n_threads_, [&](int64_t i) {
     const size_t u = size_t(i / hidden_pieces);
-    const int64_t begin = i % hidden_pieces * kMoeCols, end = std::min<int64_t>(begin + kMoeCols, d_expert);
+    const int64_t begin = i % hidden_pieces * kPieceCols, end = std::min<int64_t>(begin + kPieceCols, d_expert);
     const auto [p0, p1] = pairs_of(u);
     const Input in{p1 - p0, x.q ? pair_q_.data() + p0 : nullptr, pair_f_.data() + p0};
     const int expert = used_expert_[u];
@@ -254,7 +253,7 @@ void CpuFast::moe(Rows y, Rows e, Rows r, MoeWeights<Weight, Vec> w, int n_used,
   });
 
   const Input mid = prepare(hidden_act_, hidden_.view(T * K, d_expert), quantised(w.down));
-  const int64_t width = T <= kFewTok ? kMoeCols : kTileRows;
+  const int64_t width = T <= kGemvTok ? kPieceCols : kTileRows;
   parallel_for((y.cols + width - 1) / width, n_threads_, [&](int64_t piece) {
     const int64_t begin = piece * width, end = std::min<int64_t>(begin + width, y.cols);
     float* out = aligned_scratch() + tile_floats(d_expert) + kTileRows * T;  // [T K][width]
@@ -395,10 +394,11 @@ void CpuFast::kv_append(KvLayer kv, Rows k, Rows v, const Step& s) {
 }
 
 struct CpuFast::AttendScratch {
-  float *query, *score, *part, *out, *rows;           // [n, E], [n, kSplitRows], [n, E], [n, E], [16, E]
+  float *query, *score, *part, *out, *rows;           // [n, E], [n, kPartKeys], [n, E], [n, E], [16, E]
   float *part_top, *part_sum, *top, *sum;             // [n]
-  uint8_t* sees;                                      // [kBlockTok, kSplitRows]
-  const std::byte **k, **v;                           // [kSplitRows]
+  uint8_t* sees;                                      // [kBlockTok, kPartKeys]
+  const std::byte **k, **v;                           // [kPartKeys]
+  int16_t* place;                                     // [kPartKeys]
 };
 
 CpuFast::AttendScratch CpuFast::attend_scratch(int E) const {
@@ -407,40 +407,49 @@ CpuFast::AttendScratch CpuFast::attend_scratch(int E) const {
   auto take = [&](int64_t floats) { return std::exchange(p, p + round_up(floats, 16)); };
   AttendScratch a;
   a.query = take(n * E), a.part = take(n * E), a.out = take(n * E), a.rows = take(16 * E);
-  a.score = take(n * kSplitRows);
+  a.score = take(n * kPartKeys);
   a.part_top = take(n), a.part_sum = take(n), a.top = take(n), a.sum = take(n);
-  a.sees = reinterpret_cast<uint8_t*>(take(kBlockTok * kSplitRows / 4));
-  a.k = reinterpret_cast<const std::byte**>(take(2 * kSplitRows)), a.v = reinterpret_cast<const std::byte**>(take(2 * kSplitRows));
+  a.sees = reinterpret_cast<uint8_t*>(take(kBlockTok * kPartKeys / 4));
+  a.k = reinterpret_cast<const std::byte**>(take(2 * kPartKeys)), a.v = reinterpret_cast<const std::byte**>(take(2 * kPartKeys));
+  a.place = reinterpret_cast<int16_t*>(take(kPartKeys / 2));
   return a;
 }
 
-// Queries must be in a.query. Ranges of cache rows start at multiples of kSplitRows, wherever the sequence stands.
+// Queries must be in a.query. Ranges of places start at multiples of kSplitRows, wherever the sequence stands.
 void CpuFast::attend_part(const AttendScratch& a, const Block& b, int64_t split, int head, KvLayer kv, const Step& s, const AttnSpec& spec,
                           float* out, float* top, float* sum) const {
   const int seq = s.seq[b.t0], base = s.q_begin[seq], len = s.kv_len[seq], group = spec.n_q_head / kv.n_head;
   const Mask mask = s.mask[seq];
+  // The range's keys: committed rows, then the step's. In a tree those that have their place here, siblings included.
   const int64_t start = split * kSplitRows, stop = std::min(start + kSplitRows, b.end), committed = std::clamp<int64_t>(len, start, stop);
+  const int n_old = int(committed - start);
+  int n_key = 0, key_of[kPartKeys];  // of the step's keys: the index in the step
+  for (; n_key < n_old; ++n_key) a.place[n_key] = int16_t(n_key);
+  if (mask == Mask::kTree) {
+    for (int key = 0; key < s.q_begin[seq + 1] - base; ++key)
+      if (const int64_t at = s.pos[base + key]; at >= start && at < stop) key_of[n_key] = key, a.place[n_key++] = int16_t(at - start);
+  } else {
+    for (int64_t r = committed; r < stop; ++r) key_of[n_key++] = int(r - len);
+  }
   for (int t = b.t0; t < b.t1; ++t) {
-    uint8_t* sees = a.sees + (t - b.t0) * kSplitRows;
+    uint8_t* sees = a.sees + (t - b.t0) * kPartKeys;
     const int64_t low = spec.window ? std::clamp<int64_t>(int64_t(s.pos[t]) - spec.window + 1, start, committed) : start;
     std::memset(sees, 0, size_t(low - start));
     std::memset(sees + (low - start), 1, size_t(committed - low));
-    for (int64_t r = committed; r < stop; ++r) {
-      const int key = int(r - len), j = t - base;
-      sees[r - start] = sees_in_step(mask, mask == Mask::kTree ? s.ancestor[t] : 0, j, key, spec.causal_block) &&
-                        (spec.window == 0 || s.pos[t] - s.pos[base + key] < spec.window);
-    }
+    for (int i = n_old; i < n_key; ++i)
+      sees[i] = sees_in_step(mask, mask == Mask::kTree ? s.ancestor[t] : 0, t - base, key_of[i], spec.causal_block) &&
+                (spec.window == 0 || s.pos[t] - s.pos[base + key_of[i]] < spec.window);
   }
   const int64_t k_at = head * int64_t(kv_row_bytes(kv.k_type, kv.head_dim)), v_at = head * int64_t(kv_row_bytes(kv.v_type, kv.head_dim));
-  for (int64_t r = start; r < stop; ++r) {
+  for (int i = 0; i < n_key; ++i) {
     bool any = false;
-    for (int t = 0; t < b.t1 - b.t0; ++t) any |= a.sees[t * kSplitRows + r - start] != 0;
-    const KvRow row = any ? kv_row(kv, s, seq, r) : KvRow{nullptr, nullptr};
-    a.k[r - start] = any ? row.k + k_at : nullptr, a.v[r - start] = any ? row.v + v_at : nullptr;
+    for (int t = 0; t < b.t1 - b.t0; ++t) any |= a.sees[t * kPartKeys + i] != 0;
+    const KvRow row = any ? kv_row(kv, s, seq, i < n_old ? start + i : len + key_of[i]) : KvRow{nullptr, nullptr};
+    a.k[i] = any ? row.k + k_at : nullptr, a.v[i] = any ? row.v + v_at : nullptr;
   }
-  const AttendPart part{.n_query = (b.t1 - b.t0) * group, .head_dim = kv.head_dim, .n_row = int(stop - start), .group = group, .scale = spec.scale,
-                        .k_type = kv.k_type, .v_type = kv.v_type, .k = a.k, .v = a.v, .sees = a.sees, .query = a.query, .rows = a.rows,
-                        .score = a.score, .out = out, .top = top, .sum = sum};
+  const AttendPart part{.n_query = (b.t1 - b.t0) * group, .head_dim = kv.head_dim, .n_key = n_key, .group = group,
+                        .place = mask == Mask::kTree ? a.place : nullptr, .scale = spec.scale, .k_type = kv.k_type, .v_type = kv.v_type,
+                        .k = a.k, .v = a.v, .sees = a.sees, .query = a.query, .rows = a.rows, .score = a.score, .out = out, .top = top, .sum = sum};
   simd_.attend(&part);
 }
 
@@ -457,7 +466,9 @@ void CpuFast::attend(Rows o, Rows q, KvLayer kv, const Step& s, AttnSpec spec) {
     int next = t + 1;
     while (next < s.shape.n_tok && next - t < kBlockTok && s.seq[next] == seq) ++next;
     if (seq >= 0) {
-      const int64_t end = s.kv_len[seq] + (s.mask[seq] == Mask::kPast ? 0 : s.q_begin[seq + 1] - s.q_begin[seq]);
+      const int n = s.mask[seq] == Mask::kPast ? 0 : s.q_begin[seq + 1] - s.q_begin[seq];
+      int64_t end = s.kv_len[seq] + n;
+      if (s.mask[seq] == Mask::kTree) end = *std::max_element(s.pos + s.q_begin[seq], s.pos + s.q_begin[seq + 1]) + 1;
       int64_t first = end;
       for (int i = t; i < next; ++i) first = std::min<int64_t>(first, spec.window ? std::max(0, s.pos[i] - spec.window + 1) : 0);
       blocks_.push_back({t, next, first, end});

@@ -50,7 +50,7 @@ class CpuFast : public CpuRef {
   // The tokens of one sequence that share decoded K/V rows.
   struct Block {
     int t0, t1;
-    int64_t first, end;  // cache rows that one of them may see
+    int64_t first, end;  // places of keys that one of them may see (simd.h)
     int64_t n_split() const { return end > first ? (end - 1) / kSplitRows - first / kSplitRows + 1 : 0; }
   };
   struct AttendScratch;

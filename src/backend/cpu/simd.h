@@ -2,6 +2,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "backend/cpu/isa.h"
 #include "formats/dtype.h"
 #include "formats/kv_codec.h"
 
@@ -22,12 +23,12 @@
 // nothing with external linkage but their table, and call no inline function of another header.
 namespace facet {
 
-enum class CpuIsa : uint8_t { kAuto, kScalar, kAvx2, kAvx512 };
-
 constexpr int kGroupCols = 32;   // columns that share an activation scale
 constexpr int kChunkCols = 256;  // columns of eight groups; quantised rows are padded with zeros to a multiple
 constexpr int kTileRows = 16;    // weight rows of a packed tile
+constexpr int kGemvTok = 4;      // up to here a row is multiplied as it lies, beyond it tiles are packed
 constexpr int kSplitRows = 256;  // cache rows of one pass of attention
+constexpr int kPartKeys = kSplitRows + 64;  // with the siblings of a tree
 
 // One quantised activation row of n columns, padded.
 struct QuantRow {
@@ -47,18 +48,21 @@ struct PackedTile {
   int n_chunk;
 };
 
-// One K/V head, one range of kSplitRows cache rows, the query heads of some tokens.
+// One K/V head, one range of kSplitRows cache rows, the query heads of some tokens. A key's place is the row it has in
+// its query's past without what that query does not see: its cache row, or in a tree the row it will have once its
+// path is committed. Sums go by places, so that a path through a tree has the bits of a chain.
 struct AttendPart {
-  int n_query, head_dim, n_row;        // n_row: rows of the range, from its start
+  int n_query, head_dim, n_key;
   int group;                           // queries i / group belong to one token
+  const int16_t* place;                // [n_key] from the start of the range, ascending along a path; null: 0, 1, ...
   float scale;
   KvType k_type, v_type;
-  const std::byte* const* k;           // [n_row] encoded head vectors; null: no query sees the row
+  const std::byte* const* k;           // [n_key] encoded head vectors; null: no query sees the key
   const std::byte* const* v;
-  const uint8_t* sees;                 // [n_query / group][kSplitRows]
+  const uint8_t* sees;                 // [n_query / group][kPartKeys]
   const float* query;                  // [n_query, head_dim]
   float* rows;                         // [16, head_dim] scratch
-  float* score;                        // [n_query, kSplitRows] scratch
+  float* score;                        // [n_query, kPartKeys] scratch
   float* out;                          // [n_query, head_dim] sum of exp(score - top) v; not written where top is -inf
   float* top;                          // [n_query] largest score, -inf when no row is seen
   float* sum;                          // [n_query] of exp(score - top)
@@ -69,8 +73,8 @@ struct SimdKernels {
   const char* name;
 
   void (*quantize)(const float* x, int64_t n, const QuantRow* to);
-  // Quantised types; null: not implemented for the type.
-  void (*gemv[kTypes])(const std::byte* w, int64_t row_bytes, int64_t n_row, int64_t n_in, const QuantRow* x, float* y);
+  // Quantised types; null: not implemented for the type. gemv: up to kGemvTok tokens, y[t * stride + o].
+  void (*gemv[kTypes])(const std::byte* w, int64_t row_bytes, int64_t n_row, int64_t n_in, int n_tok, const QuantRow* x, float* y, int64_t stride);
   void (*pack[kTypes])(const std::byte* w, int64_t row_bytes, int n_row, int64_t n_in, const PackedTile* to);
   void (*gemm[kTypes])(const PackedTile* w, int n_tok, const QuantRow* x, float* y);  // y [n_tok, 16]
   // F32, F16, BF16: y[t * stride + o]
@@ -85,9 +89,6 @@ struct SimdKernels {
   void (*to_f16)(const float* x, std::byte* y, int64_t n);                // null: no faster than kv_encode
 };
 
-// Whether this machine and this program have it; kAuto and kScalar always.
-bool has_isa(CpuIsa isa);
-const char* isa_name(CpuIsa isa);
 const SimdKernels& simd_kernels(CpuIsa isa);  // kAuto: the best there is
 
 extern const SimdKernels kScalarKernels;

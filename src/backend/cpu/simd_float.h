@@ -231,10 +231,10 @@ bool any_row(const std::byte* const* row, int n) {
 void attend(const AttendPart* p) {
   const int E = p->head_dim, n = p->n_query;
   const float none = -__builtin_inff();
-  for (int b = 0; b < p->n_row; b += W) {
-    const int rows = p->n_row - b < W ? p->n_row - b : W;
+  for (int b = 0; b < p->n_key; b += W) {
+    const int rows = p->n_key - b < W ? p->n_key - b : W;
     if (!any_row(p->k + b, rows)) {
-      for (int i = 0; i < n; ++i) store(p->score + i * kSplitRows + b, vf{});
+      for (int i = 0; i < n; ++i) store(p->score + i * kPartKeys + b, vf{});
       continue;
     }
     const float* k = decode_rows(p->k_type, p->k + b, rows, p->rows, E);
@@ -245,37 +245,48 @@ void attend(const AttendPart* p) {
         const vf qv = load(q + e);
         for (int r = 0; r < W; ++r) a[r] = fma(qv, load(k + r * E + e), a[r]);
       }
-      store(p->score + i * kSplitRows + b, fold_rows(a) * p->scale);
+      store(p->score + i * kPartKeys + b, fold_rows(a) * p->scale);
     }
   }
   for (int i = 0; i < n; ++i) {
-    const uint8_t* sees = p->sees + int64_t(i / p->group) * kSplitRows;
-    float* s = p->score + i * kSplitRows;
+    const uint8_t* sees = p->sees + int64_t(i / p->group) * kPartKeys;
+    float* s = p->score + i * kPartKeys;
     float top = none;
-    for (int r = 0; r < p->n_row; ++r) {
+    for (int r = 0; r < p->n_key; ++r) {
       s[r] = sees[r] ? s[r] : none;
       top = s[r] > top ? s[r] : top;
     }
     p->top[i] = top;
     if (top == none) continue;
-    for (int r = p->n_row; r % W != 0; ++r) s[r] = none;
-    vf sum{};
-    for (int r = 0; r < p->n_row; r += W) {
-      const vf e = exp_of(load(s + r) - top);
-      store(s + r, e);
-      sum += e;
+    float by_place[kSplitRows];
+    float* terms = s;
+    int n_place = p->n_key;
+    if (p->place) {
+      for (int r = 0; r < kSplitRows; ++r) by_place[r] = none;
+      for (int r = 0; r < p->n_key; ++r)
+        if (sees[r]) by_place[p->place[r]] = s[r];
+      terms = by_place, n_place = kSplitRows;
     }
+    for (int r = n_place; r % W != 0; ++r) terms[r] = none;
+    vf sum{};
+    for (int r = 0; r < n_place; r += W) {
+      const vf x = exp_of(load(terms + r) - top);
+      store(terms + r, x);
+      sum += x;
+    }
+    if (p->place)
+      for (int r = 0; r < p->n_key; ++r) s[r] = sees[r] ? by_place[p->place[r]] : 0.f;
     p->sum[i] = fold(sum);
     for (int e = 0; e < E; e += W) store(p->out + int64_t(i) * E + e, vf{});
   }
   constexpr int kWide = 8;  // vectors of the output held in registers; E is at least 32 columns
-  for (int b = 0; b < p->n_row; b += W) {
-    const int rows = p->n_row - b < W ? p->n_row - b : W;
+  for (int b = 0; b < p->n_key; b += W) {
+    const int rows = p->n_key - b < W ? p->n_key - b : W;
     if (!any_row(p->v + b, rows)) continue;
     const float* v = decode_rows(p->v_type, p->v + b, rows, p->rows, E);
     for (int i = 0; i < n; ++i) {
       if (p->top[i] == none) continue;
-      const float* s = p->score + i * kSplitRows + b;
+      const float* s = p->score + i * kPartKeys + b;
       float* o = p->out + int64_t(i) * E;
       int e = 0;
       for (; e + kWide * W <= E; e += kWide * W) {

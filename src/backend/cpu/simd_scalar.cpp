@@ -167,22 +167,23 @@ void read_chunk(const std::byte* row, int c, int64_t n_in, Chunk& k) {
 float fold_lanes(const float* l) { return ((l[0] + l[4]) + (l[2] + l[6])) + ((l[1] + l[5]) + (l[3] + l[7])); }
 
 template <class T>
-void gemv(const std::byte* w, int64_t row_bytes, int64_t n_row, int64_t n_in, const QuantRow* x, float* y) {
+void gemv(const std::byte* w, int64_t row_bytes, int64_t n_row, int64_t n_in, int n_tok, const QuantRow* x, float* y, int64_t stride) {
   for (int64_t o = 0; o < n_row; ++o) {
-    float lane[8] = {};
+    float lane[kGemvTok][8] = {};
     for (int c = 0; c < int((n_in + 255) / 256); ++c) {
       Chunk k;
       read_chunk<T>(w + o * row_bytes, c, n_in, k);
-      for (int j = 0; j < 8; ++j) {
-        const int g = 8 * c + j;
-        int part[2] = {};
-        for (int i = 0; i < 32; ++i) part[i / 16] += k.code[32 * j + i] * x->q[32 * g + i];
-        const int dot = T::kSub ? part[0] * k.sub[2 * j] + part[1] * k.sub[2 * j + 1] : part[0] + part[1];
-        lane[j] += float(dot) * (k.w[j] * x->d[g]);
-        if (T::kMin) lane[j] += k.m[j] * x->ds[g];
-      }
+      for (int t = 0; t < n_tok; ++t)
+        for (int j = 0; j < 8; ++j) {
+          const int g = 8 * c + j;
+          int part[2] = {};
+          for (int i = 0; i < 32; ++i) part[i / 16] += k.code[32 * j + i] * x[t].q[32 * g + i];
+          const int dot = T::kSub ? part[0] * k.sub[2 * j] + part[1] * k.sub[2 * j + 1] : part[0] + part[1];
+          lane[t][j] += float(dot) * (k.w[j] * x[t].d[g]);
+          if (T::kMin) lane[t][j] += k.m[j] * x[t].ds[g];
+        }
     }
-    y[o] = fold_lanes(lane);
+    for (int t = 0; t < n_tok; ++t) y[t * stride + o] = fold_lanes(lane[t]);
   }
 }
 

@@ -204,7 +204,7 @@ constexpr int64_t chunk_bytes() {
 }
 constexpr int shift_of(int offset) { return __builtin_ctz(unsigned(offset)); }
 
-// ---- one token
+// ---- few tokens
 
 float fold_lanes(__m256 f) {
   const __m128 a = _mm_add_ps(_mm256_castps256_ps128(f), _mm256_extractf128_ps(f, 1));
@@ -212,51 +212,61 @@ float fold_lanes(__m256 f) {
   return _mm_cvtss_f32(_mm_add_ss(b, _mm_movehdup_ps(b)));
 }
 
-// f plus the products of up to eight groups: lane g is group g.
-template <class T>
-__m256 add_chunk(__m256 f, const std::byte* p, int n, const int8_t* q, const float* d, const float* ds, const int16_t* sum16) {
-  __m256i v[8], s[8];
+// Adds to each token's f the products of chunk c, which has n groups: lane g is group g.
+template <class T, int N>
+void add_chunk(__m256* f, const std::byte* p, int n, const QuantRow* x, int64_t c) {
+  __m256i v[8];
   Scales k{};
   T::codes(p, n, v);
   T::scales(p, n, k);
-  for (int g = 0; g < 8; ++g) s[g] = g < n ? dot32(v[g], load32(q + 32 * g)) : _mm256_setzero_si256();
-  // Lanes of a: the first halves of groups 0..3, then their second halves; of b: groups 4..7.
-  __m256i a = _mm256_hadd_epi32(_mm256_hadd_epi32(s[0], s[1]), _mm256_hadd_epi32(s[2], s[3]));
-  __m256i b = _mm256_hadd_epi32(_mm256_hadd_epi32(s[4], s[5]), _mm256_hadd_epi32(s[6], s[7]));
-  const __m256i sums = load32(sum16);
-  __m256i excess{};
+  __m256i sub_a{}, sub_b{}, wide{};
   if constexpr (T::kSub) {
-    const __m128i order = _mm_setr_epi8(0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15);
-    const __m128i sub = _mm_shuffle_epi8(k.sub, order);
-    a = _mm256_mullo_epi32(a, _mm256_cvtepi8_epi32(sub));
-    b = _mm256_mullo_epi32(b, _mm256_cvtepi8_epi32(_mm_srli_si128(sub, 8)));
-    if (kUnsigned) excess = _mm256_madd_epi16(_mm256_cvtepi8_epi16(k.sub), sums);
-  } else if (kUnsigned && T::kOffset) {
-    excess = _mm256_madd_epi16(sums, _mm256_set1_epi16(1));
+    const __m128i sub = _mm_shuffle_epi8(k.sub, _mm_setr_epi8(0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15));
+    sub_a = _mm256_cvtepi8_epi32(sub), sub_b = _mm256_cvtepi8_epi32(_mm_srli_si128(sub, 8));
+    wide = _mm256_cvtepi8_epi16(k.sub);
   }
-  __m256i dot = _mm256_add_epi32(_mm256_permute2x128_si256(a, b, 0x20), _mm256_permute2x128_si256(a, b, 0x31));
-  if constexpr (kUnsigned && T::kOffset != 0) dot = _mm256_sub_epi32(dot, _mm256_slli_epi32(excess, shift_of(T::kOffset)));
-  f = _mm256_add_ps(f, _mm256_mul_ps(_mm256_cvtepi32_ps(dot), _mm256_mul_ps(k.w, _mm256_loadu_ps(d))));
-  if constexpr (T::kMin) f = _mm256_add_ps(f, _mm256_mul_ps(k.m, _mm256_loadu_ps(ds)));
-  return f;
+  for (int t = 0; t < N; ++t) {
+    __m256i s[8];
+    for (int g = 0; g < 8; ++g) s[g] = g < n ? dot32(v[g], load32(x[t].q + 256 * c + 32 * g)) : _mm256_setzero_si256();
+    // Lanes of a: the first halves of groups 0..3, then their second halves; of b: groups 4..7.
+    __m256i a = _mm256_hadd_epi32(_mm256_hadd_epi32(s[0], s[1]), _mm256_hadd_epi32(s[2], s[3]));
+    __m256i b = _mm256_hadd_epi32(_mm256_hadd_epi32(s[4], s[5]), _mm256_hadd_epi32(s[6], s[7]));
+    if constexpr (T::kSub) a = _mm256_mullo_epi32(a, sub_a), b = _mm256_mullo_epi32(b, sub_b);
+    __m256i dot = _mm256_add_epi32(_mm256_permute2x128_si256(a, b, 0x20), _mm256_permute2x128_si256(a, b, 0x31));
+    if constexpr (kUnsigned && T::kOffset != 0) {
+      const __m256i excess = _mm256_madd_epi16(load32(x[t].sum16 + 16 * c), T::kSub ? wide : _mm256_set1_epi16(1));
+      dot = _mm256_sub_epi32(dot, _mm256_slli_epi32(excess, shift_of(T::kOffset)));
+    }
+    f[t] = _mm256_add_ps(f[t], _mm256_mul_ps(_mm256_cvtepi32_ps(dot), _mm256_mul_ps(k.w, _mm256_loadu_ps(x[t].d + 8 * c))));
+    if constexpr (T::kMin) f[t] = _mm256_add_ps(f[t], _mm256_mul_ps(k.m, _mm256_loadu_ps(x[t].ds + 8 * c)));
+  }
 }
 
-template <class T>
-void gemv(const std::byte* w, int64_t row_bytes, int64_t n_row, int64_t n_in, const QuantRow* x, float* y) {
+template <class T, int N>
+void gemv_tokens(const std::byte* w, int64_t row_bytes, int64_t n_row, int64_t n_in, const QuantRow* x, float* y, int64_t stride) {
   const int64_t n_chunk = n_in / kChunkCols;
   const int rest = int(n_in % kChunkCols / 32);
   for (int64_t o = 0; o < n_row; ++o) {
     const std::byte* p = w + o * row_bytes;
-    __m256 f = _mm256_setzero_ps();
+    __m256 f[N];
+    for (int t = 0; t < N; ++t) f[t] = _mm256_setzero_ps();
     int64_t c = 0;
     for (; c < n_chunk; ++c, p += chunk_bytes<T>()) {
       // The next rows follow in memory. Only a hint: an address beyond the file is harmless.
       for (int64_t i = 0; i < chunk_bytes<T>(); i += 64) _mm_prefetch((const char*)(uintptr_t(p) + 1536 + uintptr_t(i)), _MM_HINT_T0);
-      f = add_chunk<T>(f, p, 8, x->q + 256 * c, x->d + 8 * c, x->ds + 8 * c, x->sum16 + 16 * c);
+      add_chunk<T, N>(f, p, 8, x, c);
     }
-    if (rest) f = add_chunk<T>(f, p, rest, x->q + 256 * c, x->d + 8 * c, x->ds + 8 * c, x->sum16 + 16 * c);
-    y[o] = fold_lanes(f);
+    if (rest) add_chunk<T, N>(f, p, rest, x, c);
+    for (int t = 0; t < N; ++t) y[t * stride + o] = fold_lanes(f[t]);
   }
+}
+template <class T>
+void gemv(const std::byte* w, int64_t row_bytes, int64_t n_row, int64_t n_in, int n_tok, const QuantRow* x, float* y, int64_t stride) {
+  static_assert(kGemvTok == 4);
+  if (n_tok == 1) gemv_tokens<T, 1>(w, row_bytes, n_row, n_in, x, y, stride);
+  if (n_tok == 2) gemv_tokens<T, 2>(w, row_bytes, n_row, n_in, x, y, stride);
+  if (n_tok == 3) gemv_tokens<T, 3>(w, row_bytes, n_row, n_in, x, y, stride);
+  if (n_tok == 4) gemv_tokens<T, 4>(w, row_bytes, n_row, n_in, x, y, stride);
 }
 
 // ---- packing
