@@ -91,7 +91,7 @@ void add_eval(CLI::App& app, int& rc) {
   auto* text = cmd->add_option("--text", o->text, "Measure on this text instead")->excludes(set);
   cmd->add_option("--kind", o->kind, "Only kinds that begin with this")->excludes(text);
   cmd->add_option("--window", o->window, "Tokens of a window; its second half is measured")->check(CLI::Range(4, 1 << 20))->needs(text)->capture_default_str();
-  cmd->add_option("--against-kv", o->against_kv, "Divergence from the same model with this K/V type")->transform(CLI::CheckedTransformer(kTypes, CLI::ignore_case))->needs(text);
+  cmd->add_option("--against-kv", o->against_kv, "Divergence from the same model with this K/V type")->transform(CLI::CheckedTransformer(kTypes, CLI::ignore_case))->option_text("TYPE")->needs(text);
   cmd->add_option("--against-model", o->against_model, "Divergence from this model file")->needs(text);
   cmd->callback([o, &rc] { rc = run(*o); });
 }
