@@ -1,5 +1,5 @@
 # Sourced by the other scripts: installs what facet is built from, once. Debian 12 and Ubuntu 24.04; root or sudo.
-facet_packages=(g++ make cmake ninja-build pkg-config libcli11-dev nlohmann-json3-dev libspdlog-dev libfmt-dev libboost-dev
+facet_packages=(g++ cmake ninja-build pkg-config libcli11-dev nlohmann-json3-dev libspdlog-dev libfmt-dev libboost-dev
   libgtest-dev libbenchmark-dev python3)
 
 facet_install() {
@@ -24,8 +24,6 @@ facet_build() {
   shift
   local launcher=()
   command -v ccache >/dev/null && launcher=(-DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
-  local generator=()
-  [ -e "build/$preset/CMakeCache.txt" ] || generator=(-G Ninja)
-  cmake --preset "$preset" "${generator[@]}" "${launcher[@]}" "$@" >/dev/null
+  cmake --preset "$preset" "${launcher[@]}" "$@" >/dev/null
   cmake --build "build/$preset"
 }

@@ -73,7 +73,7 @@ struct SimdKernels {
   const char* name;
 
   void (*quantize)(const float* x, int64_t n, const QuantRow* to);
-  // Quantised types; null: not implemented for the type. gemv: up to kGemvTok tokens, y[t * stride + o].
+  // Quantised types; null: the type has no such kernel and rows are decoded to f32. gemv: up to kGemvTok tokens, y[t * stride + o].
   void (*gemv[kTypes])(const std::byte* w, int64_t row_bytes, int64_t n_row, int64_t n_in, int n_tok, const QuantRow* x, float* y, int64_t stride);
   void (*pack[kTypes])(const std::byte* w, int64_t row_bytes, int n_row, int64_t n_in, const PackedTile* to);
   void (*gemm[kTypes])(const PackedTile* w, int n_tok, const QuantRow* x, float* y);  // y [n_tok, 16]
