@@ -1,4 +1,4 @@
-#include "engine/step_builder.h"
+#include "backend/step_builder.h"
 
 #include <algorithm>
 
