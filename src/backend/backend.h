@@ -18,7 +18,8 @@
 //   Vec      f32 gains; false when absent
 //   Freqs    RoPE: angle per position of each pair, head_dim / 2 of them, 0 where a pair does not rotate
 //   KvLayer  one layer's cache view
-//   Ids      token ids on the device
+//   Ids      token ids on the device; [i] reads one on the host
+//   Scores   floats beside them, likewise
 namespace facet {
 
 // Largest sizes a backend is asked for; its scratch is allocated from them once, at open.
@@ -57,7 +58,7 @@ struct MoeWeights {
 
 template <class B>
 concept Backend = requires(B b, const Step& s, typename B::Rows x, typename B::Weight w, typename B::Vec v,
-                           typename B::Freqs f, typename B::KvLayer kv, typename B::Ids ids, AttnSpec attn,
+                           typename B::Freqs f, typename B::KvLayer kv, typename B::Ids ids, typename B::Scores scores, AttnSpec attn,
                            ResidualSpec<typename B::Vec> res,
                            MoeWeights<typename B::Weight, typename B::Vec> moe, Act act, std::span<const SampleRow> rows) {
   b.embed(x, w, s, 1.f);                // x[t] = scale * table[token[t]]
@@ -80,6 +81,7 @@ concept Backend = requires(B b, const Step& s, typename B::Rows x, typename B::W
   b.copy_rows(x, x);                    // taps
   b.softcap(x, 1.f);                    // cap * tanh(x / cap)
   b.sample(ids, x, rows);               // one id per row; stays on the device
+  b.top_k(ids, scores, x, 1);           // per row the k largest, best first, and their natural log-probabilities
 };
 
 }  // namespace facet

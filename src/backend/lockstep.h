@@ -59,6 +59,7 @@ class Lockstep {
     typename R::KvLayer r;
   };
   using Ids = typename A::Ids;
+  using Scores = typename A::Scores;
 
   template <class... Args>
   explicit Lockstep(const Args&... args) : a_(args...), r_(args...) {}
@@ -68,6 +69,7 @@ class Lockstep {
   Freqs upload(std::span<const double> v) { return {a_.upload(v), r_.upload(v)}; }
   Rows new_rows(int rows, int cols) { return {a_.new_rows(rows, cols), r_.new_rows(rows, cols), rows, cols}; }
   Ids new_ids(int n) { return a_.new_ids(n); }
+  Scores new_scores(int n) { return a_.new_scores(n); }
   void reserve(const BackendLimits& l) { a_.reserve(l), r_.reserve(l); }
 
   void embed(Rows x, Weight w, const Step& s, float scale) {
@@ -144,6 +146,7 @@ class Lockstep {
     compare("softcap", x, 1);
   }
   void sample(Ids ids, Rows x, std::span<const SampleRow> rows) { a_.sample(ids, x.a, rows); }
+  void top_k(Ids ids, Scores scores, Rows x, int k) { a_.top_k(ids, scores, x.a, k); }
 
   const std::vector<VerbDifference>& differences() const { return differences_; }  // those over their bound
   int64_t compared() const { return compared_; }

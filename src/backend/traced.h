@@ -25,6 +25,7 @@ class Traced {
   using Freqs = typename B::Freqs;
   using KvLayer = typename B::KvLayer;
   using Ids = typename B::Ids;
+  using Scores = typename B::Scores;
   using Inner = B;
 
   template <class... Args>
@@ -34,6 +35,7 @@ class Traced {
   auto upload(const T& t) { return inner_.upload(t); }
   Rows new_rows(int rows, int cols) { return inner_.new_rows(rows, cols); }
   Ids new_ids(int n) { return inner_.new_ids(n); }
+  Scores new_scores(int n) { return inner_.new_scores(n); }
   void reserve(const BackendLimits& l) { inner_.reserve(l); }
 
   void embed(Rows x, Weight w, const Step& s, float scale) {
@@ -91,6 +93,7 @@ class Traced {
   void copy_rows(Rows y, Rows x) { timed("copy_rows", 2 * act(y), 0, [&] { inner_.copy_rows(y, x); }); }
   void softcap(Rows x, float cap) { timed("softcap", 2 * act(x), 0, [&] { inner_.softcap(x, cap); }); }
   void sample(Ids ids, Rows x, std::span<const SampleRow> rows) { timed("sample", act(x), 0, [&] { inner_.sample(ids, x, rows); }); }
+  void top_k(Ids ids, Scores scores, Rows x, int k) { timed("top_k", act(x), 0, [&] { inner_.top_k(ids, scores, x, k); }); }
 
   const std::map<std::string, VerbCost>& costs() const { return costs_; }
   void reset() { costs_.clear(); }

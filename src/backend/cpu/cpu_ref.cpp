@@ -61,6 +61,10 @@ CpuRef::Ids CpuRef::new_ids(int n) {
   ids_.emplace_back(size_t(n));
   return ids_.back();
 }
+CpuRef::Scores CpuRef::new_scores(int n) {
+  floats_.emplace_back(size_t(n));
+  return floats_.back();
+}
 
 namespace {
 int64_t scratch_floats(const BackendLimits& l) {
@@ -386,6 +390,13 @@ void CpuRef::softcap(Rows x, float cap) {
 void CpuRef::sample(Ids ids, Rows logits, std::span<const SampleRow> rows) {
   CHECK(int(rows.size()) == logits.rows && ids.size() >= rows.size(), "{} rows for {} logits", rows.size(), logits.rows);
   for (size_t i = 0; i < rows.size(); ++i) ids[i] = sample_row({logits.row(int64_t(i)), size_t(logits.cols)}, rows[i], sampler_);
+}
+
+void CpuRef::top_k(Ids ids, Scores log_probs, Rows logits, int k) {
+  const size_t need = size_t(logits.rows) * size_t(k);
+  CHECK(k > 0 && ids.size() >= need && log_probs.size() >= need, "{} candidates for {} rows", k, logits.rows);
+  for (int t = 0; t < logits.rows; ++t)
+    top_k_row({logits.row(t), size_t(logits.cols)}, ids.subspan(size_t(t) * size_t(k), size_t(k)), log_probs.subspan(size_t(t) * size_t(k), size_t(k)), sampler_);
 }
 
 }  // namespace facet

@@ -50,6 +50,7 @@ class CpuRef {
   };
   using KvLayer = facet::KvLayer;
   using Ids = std::span<int32_t>;
+  using Scores = std::span<float>;
 
   explicit CpuRef(int n_threads = 1) : n_threads_(n_threads) {}
   CpuRef(const CpuRef&) = delete;
@@ -61,6 +62,7 @@ class CpuRef {
   Freqs upload(std::span<const double> freqs);
   Rows new_rows(int rows, int cols);
   Ids new_ids(int n);
+  Scores new_scores(int n);
   void reserve(const BackendLimits& limits);
   std::vector<float> to_host(Rows x) const;                 // [rows, cols], for comparison
   void from_host(Rows x, std::span<const float> values);
@@ -88,6 +90,7 @@ class CpuRef {
   void copy_rows(Rows y, Rows x);
   void softcap(Rows x, float cap);
   void sample(Ids ids, Rows logits, std::span<const SampleRow> rows);
+  void top_k(Ids ids, Scores log_probs, Rows logits, int k);
 
  protected:
   float* scratch() const;  // of the calling thread
