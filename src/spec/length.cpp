@@ -13,6 +13,8 @@ constexpr double kPrior = .7, kPriorTrials = 2;
 constexpr double kBorrowed = 1;       // trials that a position borrows from the one before it
 constexpr int kTrials = 3, kTrialLength = 4;
 constexpr int kFirstGap = 24, kLastGap = 512;
+constexpr int kPlainGap = 16, kPlainGapClear = 128;  // rounds after which a plain step is timed again; where drafts clearly pay
+constexpr double kClear = 1.3;
 constexpr double kWorthIt = 1.02;     // gain for which plain decoding or the last choice is left
 
 }  // namespace
@@ -129,8 +131,13 @@ DraftChoice DraftChooser::choose(const StepTimes& step, std::span<const DraftTim
     }
   }
   double rate = 0;
-  const DraftChoice c = best(step, draft, n_room, n_seq, rate);
-  return last_ = c;
+  last_ = best(step, draft, n_room, n_seq, rate);
+  // What drafts are compared with must not be a time of long ago.
+  since_plain_ = last_.method < 0 ? 0 : since_plain_ + 1;
+  const bool clear = rate * step.at(n_seq) > kClear;
+  if (limits_.min > 0 || since_plain_ < (clear ? kPlainGapClear : kPlainGap)) return last_;
+  since_plain_ = 0;
+  return {};
 }
 
 void DraftChooser::observe(DraftChoice made, int offered, int accepted) {

@@ -74,6 +74,7 @@ class DraftChooser {
   std::vector<Method> method_;
   DraftLimits limits_;
   DraftChoice last_;
+  int since_plain_ = 0;
 };
 
 }  // namespace facet

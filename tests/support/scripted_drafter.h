@@ -87,11 +87,12 @@ struct ScriptReport {
   int out_of_order = 0;            // absorbs that do not go on where the state ends
 };
 
-template <class B>
+// Plain: the backend of the script, whose rows B has too (a planted bug on top of it).
+template <class B, class Plain = B>
 class ScriptedDrafter : public Drafter<B> {
  public:
   using Rows = typename B::Rows;
-  ScriptedDrafter(const Script<B>& script, ScriptOptions o, ScriptReport& report, int n_slot) : script_(script), o_(o), report_(report), held_(size_t(n_slot)) {}
+  ScriptedDrafter(const Script<Plain>& script, ScriptOptions o, ScriptReport& report, int n_slot) : script_(script), o_(o), report_(report), held_(size_t(n_slot)) {}
 
   const char* name() const override { return "script"; }
   int max_draft() const override { return o_.max_draft; }
@@ -150,17 +151,17 @@ class ScriptedDrafter : public Drafter<B> {
   void forget(SlotId s) override { held_[size_t(s)].clear(); }
 
  protected:
-  const Script<B>& script_;
+  const Script<Plain>& script_;
   ScriptOptions o_;
   ScriptReport& report_;
   std::vector<std::vector<uint64_t>> held_;  // per slot: its rows
 };
 
-template <class B>
-DrafterFactory<B> scripted(const Script<B>& script, ScriptOptions o, ScriptReport& report) {
+template <class B, class Plain = B, class Scripted = ScriptedDrafter<B, Plain>>
+DrafterFactory<B> scripted(const Script<Plain>& script, ScriptOptions o, ScriptReport& report) {
   return [&script, o, &report](const TargetView<B>& t) -> Result<Drafters<B>> {
     Drafters<B> d;
-    d.push_back(std::make_unique<ScriptedDrafter<B>>(script, o, report, t.plan.max_seq));
+    d.push_back(std::make_unique<Scripted>(script, o, report, t.plan.max_seq));
     return d;
   };
 }
