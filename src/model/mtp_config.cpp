@@ -60,12 +60,11 @@ void read_order(DrafterCheck& check, const TensorView& t, int n_vocab, MtpCfg& c
 void read_head(DrafterCheck& check, const DrafterFile& f, MtpCfg& c) {
   const DrafterMeta& meta = f.meta();
   const TensorView *centroids = f.find("masked_embd_centroids.weight"), *order = f.find("masked_embd_ordering");
-  const bool both = centroids && order;
-  if (meta.clustered == true && !both) {
-    c.notes.push_back("it asks for a head over clusters of tokens but has no centroids (converters drop them): every token is scored instead, slower, drafts as good");
+  if (!centroids || !order) {  // llama.cpp's converter drops them and leaves no trace in the metadata
+    if (meta.clustered == true || f.dialect().starts_with("GGUF")) c.notes.push_back("no centroids in the file: the head scores every token");
     return;
   }
-  if (!both || meta.clustered == false) return;
+  if (meta.clustered == false) return;
   const int V = c.body.n_vocab;
   c.n_cluster = int(check.dim("masked_embd_centroids.weight", 1, 1 << 20));
   check.ratio(fmt::format("{} tokens in {} clusters", V, c.n_cluster), V, c.n_cluster);
