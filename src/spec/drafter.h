@@ -8,6 +8,8 @@
 
 namespace facet {
 
+constexpr int kMaxTop = 64;  // candidates a drafted position
+
 // One sequence's part of a round of drafting. The caller fills slot .. n_top and node 0, propose() the rest.
 //
 // Node 0 is the newest token: drawn by the target, its K/V not yet in the target's cache. The caller verifies
