@@ -44,6 +44,7 @@ struct EngineConfig {
   int max_out = 0;                 // rows of logits of one step; 0: one per sequence
   DraftConfig draft = {};
   std::function<void(const std::string&)> planned = {};  // told the memory plan before anything is allocated
+  std::function<void(const std::string&)> noted = {};    // told what a user should know about the files
   int64_t memory = 0;              // bytes that may be used; 0: what the system has available
 };
 

@@ -11,6 +11,7 @@
 #include "backend/cpu/sampler.h"
 #include "base/check.h"
 #include "engine/engine.h"
+#include "model/drafter_file.h"
 #include "engine/plan.h"
 #include "engine/runner.h"
 #include "engine/scheduler.h"
@@ -23,9 +24,10 @@ namespace facet {
 template <Backend B>
 using DrafterFactory = std::function<Result<Drafters<B>>(const TargetView<B>&)>;
 
-// A model file with what is read from it once.
+// Files with what is read from them once.
 struct LoadedModel {
   GgufFile file;
+  std::vector<DrafterFile> drafters;
   ModelCfg cfg;
   std::optional<Tokenizer> tokenizer;
 };
@@ -34,6 +36,7 @@ Result<LoadedModel> load_model(const std::string& path);
 template <Backend B>
 class EngineImpl final : public Engine {
  public:
+  // open_drafters: null for plain decoding.
   template <class... BackendArgs>
   static Result<std::unique_ptr<Engine>> create(LoadedModel model, const EngineConfig& c, const DrafterFactory<B>& open_drafters, BackendArgs... args) {
     std::unique_ptr<EngineImpl> e(new EngineImpl(std::move(model), c));
