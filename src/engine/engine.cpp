@@ -21,6 +21,12 @@ const char* stop_name(Stop s) {
   return "?";
 }
 
+Result<std::string> drafter_kind_of(const std::string& path) {
+  auto f = DrafterFile::open(path);
+  if (!f) return f.error();
+  return std::string(drafter_kind_name(f->kind()));
+}
+
 Result<LoadedModel> load_model(const std::string& path) {
   auto file = GgufFile::open(path);
   if (!file) return file.error();

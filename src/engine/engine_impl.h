@@ -365,7 +365,8 @@ class EngineImpl final : public Engine {
   // Tokens were drawn for slot s. They end where the answer does.
   void take(int s, std::span<const int32_t> drawn) {
     Slot& q = slots_[size_t(s)];
-    if (!q.decoding) {
+    const bool first = !q.decoding;
+    if (first) {
       q.decoding = true;
       q.first_token = Clock::now();
       cache().checkpoint(s);
@@ -384,6 +385,7 @@ class EngineImpl final : public Engine {
       if (q.usage.generated == q.request.max_tokens) why = Stop::kLength;
       else if (int(q.tokens.size()) >= cfg_.n_ctx) why = Stop::kContext;
     }
+    if (!first) q.usage.decoded += int(n) + (why == Stop::kEos);
     if (n > 0 && q.sink.tokens) q.sink.tokens(q.id, drawn.first(n));
     if (why) finish(s, *why, error);
   }

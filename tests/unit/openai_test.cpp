@@ -285,7 +285,7 @@ TEST(OpenAiAnswer, NoTimeGivesNoInfinity) {
 }
 
 TEST(OpenAiAnswer, SaysHowDraftingWent) {
-  Usage u{.prompt = 3, .generated = 9, .drafted = 12, .accepted = 5, .decode_steps = 3, .rounds = 3, .offered_at = {3, 3, 2}, .accepted_at = {3, 2, 0}};
+  Usage u{.prompt = 3, .generated = 9, .drafted = 12, .accepted = 5, .decode_steps = 3, .rounds = 3, .decoded = 8, .offered_at = {3, 3, 2}, .accepted_at = {3, 2, 0}};
   u.methods = {{0, "mtp"}, {8, "none"}};
   u.draft_inactive_reason = "drafts did not pay and were given up";
   const Json t = timings_json(u);
