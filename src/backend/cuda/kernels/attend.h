@@ -13,7 +13,7 @@ namespace facet::cuda {
 
 // f32 activations [rows, cols] with a row stride in elements, and the same rounded to bf16 for tensor cores when a
 // kernel is asked to write that too (bf == nullptr: not wanted; it has its own stride).
-struct Act {
+struct Mat {
   float* p = nullptr;
   int rows = 0, cols = 0;
   int64_t stride = 0;
@@ -25,9 +25,9 @@ struct RopeFreqs {
   int n = 0;  // pairs: half the head width
 };
 
-void head_norm_rope(cudaStream_t, Act x, const float* gain, RopeFreqs, const Step&, float eps);
-void head_norm(cudaStream_t, Act x, int head_dim, float eps);
-void kv_append(cudaStream_t, const KvLayer&, Act k, Act v, const Step&);
+void head_norm_rope(cudaStream_t, Mat x, const float* gain, RopeFreqs, const Step&, float eps);
+void head_norm(cudaStream_t, Mat x, int head_dim, float eps);
+void kv_append(cudaStream_t, const KvLayer&, Mat k, Mat v, const Step&);
 void kv_settle(cudaStream_t, const KvLayer&, const Step&);
 
 // All of a layer's work on q, k and v before attention in one launch: q = rope(norm(q)), k = rope(norm(k)), v = norm(v)
@@ -38,7 +38,7 @@ struct NormRopeAppend {
   bool norm_v = true;
   float eps = 1e-6f;
 };
-void norm_rope_append(cudaStream_t, const KvLayer&, Act q, Act k, Act v, const Step&, const NormRopeAppend&);
+void norm_rope_append(cudaStream_t, const KvLayer&, Mat q, Mat k, Mat v, const Step&, const NormRopeAppend&);
 
 // Device memory that attend needs for partial results, allocated once; depends on the limits alone.
 struct AttendScratch {
@@ -48,7 +48,7 @@ struct AttendScratch {
 size_t attend_scratch_bytes(const BackendLimits&, int n_q_head, int max_head_dim);
 // o [T, Hq * E], o.bf too when it is set. Tokens [0, n_small) of the step take kernels whose bits depend on the row
 // alone; the others may take prefill kernels.
-void attend(cudaStream_t, Act o, Act q, const KvLayer&, const Step&, const AttnSpec&, AttendScratch);
+void attend(cudaStream_t, Mat o, Mat q, const KvLayer&, const Step&, const AttnSpec&, AttendScratch);
 
 // Bytes of one head vector as the device keeps it, the same number as kv_row_bytes: the codes first, then the scales
 // of its blocks. Host conversions, for tests and for caches saved to disk.
