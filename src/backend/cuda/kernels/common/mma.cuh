@@ -29,6 +29,16 @@ __device__ __forceinline__ void copy16_async(void* shared, const void* global) {
 __device__ __forceinline__ void copies_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int N>
 __device__ __forceinline__ void copies_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
+// All but the newest `pending` (at most 4) groups of copies have arrived.
+__device__ __forceinline__ void copies_wait(int pending) {
+  switch (pending) {
+    case 0: return copies_wait<0>();
+    case 1: return copies_wait<1>();
+    case 2: return copies_wait<2>();
+    case 3: return copies_wait<3>();
+    default: return copies_wait<4>();
+  }
+}
 
 __device__ __forceinline__ float half_at(uint32_t word, int hi) {
   return __half2float(__ushort_as_half(uint16_t(hi ? word >> 16 : word & 0xFFFF)));

@@ -84,16 +84,6 @@ __device__ void fetch(Cursor& c, const SkinnyArgs& a, int part, int slice, int n
   copies_commit();
 }
 
-__device__ __forceinline__ void wait_stages(int pending) {  // all but the newest `pending` copies have arrived
-  switch (pending) {
-    case 0: return copies_wait<0>();
-    case 1: return copies_wait<1>();
-    case 2: return copies_wait<2>();
-    case 3: return copies_wait<3>();
-    default: return copies_wait<4>();
-  }
-}
-
 __device__ __forceinline__ void group_sync(int group) { asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "n"(kSlices * 32) : "memory"); }
 
 template <int N>
@@ -136,7 +126,7 @@ __global__ void __launch_bounds__(kMaxGroups* kSlices * 32, 1) skinny_kernel(con
       const int wide = tile_cols(tile) / 8;
       float acc[kTiles][4] = {};
       for (; at.tile < at.tile_end; ++at.tile) {
-        wait_stages(a.n_stage - 2);
+        copies_wait(a.n_stage - 2);
         __syncwarp();
         // The stage that was read before this one is free.
         fetch(next, a, part, slice, n_groups, ring + (stage == 0 ? a.n_stage - 1 : stage - 1) * a.slot, lane);
@@ -198,21 +188,6 @@ __global__ void __launch_bounds__(kMaxGroups* kSlices * 32, 1) skinny_kernel(con
       if (thread == 0) a.counter[at.job] = 0;
     }
   }
-}
-
-struct Device {
-  int n_sm, shared;
-};
-const Device& device() {
-  static const Device d = [] {
-    Device v{};
-    int id = 0;
-    FACET_CUDA_CHECK(cudaGetDevice(&id));
-    FACET_CUDA_CHECK(cudaDeviceGetAttribute(&v.n_sm, cudaDevAttrMultiProcessorCount, id));
-    FACET_CUDA_CHECK(cudaDeviceGetAttribute(&v.shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, id));
-    return v;
-  }();
-  return d;
 }
 
 int parts_of(int n_in) {
