@@ -90,31 +90,32 @@ Cuda::Rows Cuda::new_rows(int rows, int cols) {
   b.bf = static_cast<__nv_bfloat16*>(allocate(n * sizeof(__nv_bfloat16)));
   CUDA_OK(cudaMemset(b.p, 0, n * sizeof(float)));
   buffers_.push_back(b);
-  return {&buffers_.back(), rows, cols, 0};
+  return {&buffers_.back(), rows, cols, 0, 0};
 }
-Cuda::Ids Cuda::new_ids(int n) {
-  Ids ids;
-  ids.owner_ = this, ids.n_ = size_t(n);
-  CUDA_OK(cudaMallocHost(&ids.host_, size_t(n) * sizeof(int32_t)));
-  sampler_->pinned.push_back(ids.host_);
-  ids.device_ = static_cast<int32_t*>(allocate(size_t(n) * sizeof(int32_t)));
-  return ids;
+Cuda::Table Cuda::upload(std::span<const int32_t> values) {
+  int32_t* p = static_cast<int32_t*>(allocate(values.size_bytes()));
+  CUDA_OK(cudaMemcpy(p, values.data(), values.size_bytes(), cudaMemcpyHostToDevice));
+  return {p, int(values.size())};
 }
-int32_t Cuda::Ids::operator[](size_t i) const {
-  if (owner_->sampler_->pending) owner_->finish(), owner_->sampler_->pending = false;
-  return host_[i];
+template <class T>
+Cuda::Results<T> Cuda::new_results(int n) {
+  Results<T> r;
+  r.owner_ = this, r.n_ = size_t(n);
+  CUDA_OK(cudaMallocHost(&r.host_, size_t(n) * sizeof(T)));
+  sampler_->pinned.push_back(r.host_);
+  r.device_ = static_cast<T*>(allocate(size_t(n) * sizeof(T)));
+  return r;
+}
+template Cuda::Results<int32_t> Cuda::new_results<int32_t>(int n);
+template Cuda::Results<float> Cuda::new_results<float>(int n);
+void Cuda::wait_for_results() {
+  if (!sampler_->pending) return;
+  finish();
+  sampler_->pending = false;
 }
 
 void Cuda::reserve(const BackendLimits& l) {
-  limits_.max_tok = std::max(limits_.max_tok, l.max_tok);
-  limits_.max_rows = std::max(limits_.max_rows, l.max_rows);
-  limits_.max_cols = std::max(limits_.max_cols, l.max_cols);
-  limits_.n_group = std::max(limits_.n_group, l.n_group);
-  limits_.n_q_head = std::max(limits_.n_q_head, l.n_q_head);
-  limits_.head_dim = std::max(limits_.head_dim, l.head_dim);
-  limits_.n_expert = std::max(limits_.n_expert, l.n_expert);
-  limits_.n_expert_used = std::max(limits_.n_expert_used, l.n_expert_used);
-  limits_.d_expert = std::max(limits_.d_expert, l.d_expert);
+  limits_ = limits_.with(l);
   partial_ = static_cast<float*>(allocate(size_t(most_partials_) * sizeof(float)));
   counter_ = static_cast<unsigned*>(allocate(size_t(most_counters_ + 1) * sizeof(unsigned)));
   CUDA_OK(cudaMemset(counter_, 0, size_t(most_counters_ + 1) * sizeof(unsigned)));
@@ -122,6 +123,10 @@ void Cuda::reserve(const BackendLimits& l) {
   attend_.p = allocate(attend_.bytes);
   arrays_->create(*this, limits_.max_tok);
   if (limits_.max_tok > kSkinnyMost) gemm_->create(*this, most_panel_, int64_t(limits_.max_tok) * limits_.max_cols);
+  if (limits_.n_cluster > 0) {
+    cluster_score_ = new_rows(limits_.max_tok, limits_.n_cluster);
+    cluster_chosen_ = static_cast<uint8_t*>(allocate(size_t(limits_.max_tok) * size_t(limits_.n_cluster)));
+  }
   if (limits_.n_expert > 0) {
     cuda::Routing& r = moe_.routing;
     const size_t pairs = size_t(limits_.max_tok) * size_t(limits_.n_expert_used), n = size_t(limits_.n_expert);
@@ -150,13 +155,13 @@ int64_t Cuda::reserve_bytes(const BackendLimits& l, int) {
 std::vector<float> Cuda::to_host(Rows x) {
   std::vector<float> v(size_t(x.rows) * size_t(x.cols));
   finish();
-  CUDA_OK(cudaMemcpy2D(v.data(), size_t(x.cols) * 4, x.buffer->p + x.begin, size_t(x.buffer->stride) * 4, size_t(x.cols) * 4, size_t(x.rows),
+  CUDA_OK(cudaMemcpy2D(v.data(), size_t(x.cols) * 4, x.buffer->p + x.first * x.buffer->stride + x.begin, size_t(x.buffer->stride) * 4, size_t(x.cols) * 4, size_t(x.rows),
                        cudaMemcpyDeviceToHost));
   return v;
 }
 void Cuda::from_host(Rows x, std::span<const float> values) {
   finish();
-  CUDA_OK(cudaMemcpy2D(x.buffer->p + x.begin, size_t(x.buffer->stride) * 4, values.data(), size_t(x.cols) * 4, size_t(x.cols) * 4, size_t(x.rows),
+  CUDA_OK(cudaMemcpy2D(x.buffer->p + x.first * x.buffer->stride + x.begin, size_t(x.buffer->stride) * 4, values.data(), size_t(x.cols) * 4, size_t(x.cols) * 4, size_t(x.rows),
                        cudaMemcpyHostToDevice));
   x.buffer->fresh_rows = 0;
 }
@@ -204,11 +209,12 @@ void Cuda::run(Captured& c) {
 Mat Cuda::mat(const Rows& x, bool bf) const { return mat_at(x, 0, x.rows, bf); }
 Mat Cuda::mat_at(const Rows& x, int row, int n, bool bf) const {
   const Buffer& b = *x.buffer;
-  const int64_t at = row * b.stride + x.begin;
+  const int64_t at = (x.first + row) * b.stride + x.begin;
   return {.p = b.p + at, .rows = n, .cols = x.cols, .stride = b.stride, .bf = bf ? b.bf + at : nullptr, .bf_stride = b.stride};
 }
 Mat Cuda::written(const Rows& x, bool bf) {
   Buffer& b = *x.buffer;
+  bf = bf && x.first == 0;
   if (bf)
     b.fresh_rows = x.rows, b.fresh_begin = x.begin, b.fresh_end = x.begin + x.cols;
   else if (x.begin < b.fresh_end && x.begin + x.cols > b.fresh_begin)
@@ -217,8 +223,9 @@ Mat Cuda::written(const Rows& x, bool bf) {
 }
 const __nv_bfloat16* Cuda::rounded(const Rows& x) {
   Buffer& b = *x.buffer;
-  if (x.rows > b.fresh_rows || x.begin < b.fresh_begin || x.begin + x.cols > b.fresh_end) cuda::to_bf16(stream_, written(x, true));
-  return b.bf + x.begin;
+  if (x.first + x.rows > b.fresh_rows || x.begin < b.fresh_begin || x.begin + x.cols > b.fresh_end)
+    cuda::to_bf16(stream_, x.first == 0 ? written(x, true) : mat(x, true));
+  return b.bf + x.first * b.stride + x.begin;
 }
 int Cuda::small_rows(int rows) const { return rows == step_.shape.n_tok ? step_.shape.n_small : rows; }
 
@@ -356,6 +363,15 @@ void Cuda::copy_rows(Rows y, Rows x) {
 }
 void Cuda::softcap(Rows x, float cap) {
   if (cap > 0 && x.rows > 0) cuda::softcap(stream_, written(x, false), cap);
+}
+
+void Cuda::clustered_head(Rows logits, Rows h, ClusteredHead<Weight, Table> w) {
+  const int n = int(w.centroid.n_out);
+  const Rows scores = cluster_score_.view(h.rows, n);
+  matmul(scores, h, w.centroid);
+  matmul(logits, h, w.head);
+  const Mat s = mat(scores, false), l = mat(logits, false);
+  cuda::keep_clusters(stream_, l.p, l.stride, logits.cols, logits.rows, s.p, s.stride, n, w.top_k, w.order.p, cluster_chosen_);
 }
 
 static_assert(Backend<Cuda>);

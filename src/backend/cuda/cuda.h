@@ -33,14 +33,18 @@ class Cuda {
   };
   struct Rows {
     Buffer* buffer = nullptr;
-    int rows = 0, cols = 0, begin = 0;  // columns [begin, begin + cols)
+    int rows = 0, cols = 0, begin = 0, first = 0;  // columns [begin, begin + cols), rows [first, first + rows)
     Rows view(int r, int c) const {
-      CHECK(r <= buffer->rows && c <= buffer->cols, "view [{}, {}] of rows [{}, {}]", r, c, buffer->rows, buffer->cols);
-      return {buffer, r, c, begin};
+      CHECK(first + r <= buffer->rows && begin + c <= buffer->cols, "view [{}, {}] of rows [{}, {}]", r, c, buffer->rows, buffer->cols);
+      return {buffer, r, c, begin, first};
     }
     Rows cols_at(int at, int n) const {
       CHECK(at >= 0 && at + n <= cols, "columns {}..{} of {}", at, at + n, cols);
-      return {buffer, rows, n, begin + at};
+      return {buffer, rows, n, begin + at, first};
+    }
+    Rows rows_at(int at, int n) const {
+      CHECK(at >= 0 && at + n <= rows, "rows {}..{} of {}", at, at + n, rows);
+      return {buffer, n, cols, begin, first + at};
     }
     explicit operator bool() const { return buffer != nullptr; }
   };
@@ -62,19 +66,30 @@ class Cuda {
     explicit operator bool() const { return n_out > 0; }
   };
   using KvLayer = facet::KvLayer;
-  class Ids {  // readable on the host; the first read after a step waits for it
+  struct Table {
+    const int32_t* p = nullptr;
+    int n = 0;
+    explicit operator bool() const { return p != nullptr; }
+  };
+  // Results that the host reads; the first read after a step waits for it.
+  template <class T>
+  class Results {
    public:
-    Ids() = default;
-    int32_t operator[](size_t i) const;
+    T operator[](size_t i) const {
+      owner_->wait_for_results();
+      return host_[i];
+    }
     size_t size() const { return n_; }
 
    private:
     friend class Cuda;
     Cuda* owner_ = nullptr;
-    int32_t* host_ = nullptr;
-    int32_t* device_ = nullptr;
+    T* host_ = nullptr;
+    T* device_ = nullptr;
     size_t n_ = 0;
   };
+  using Ids = Results<int32_t>;
+  using Scores = Results<float>;
 
   // Fails when there is no such GPU, or it is older than compute capability 8.0.
   static Status usable(int gpu);
@@ -89,8 +104,10 @@ class Cuda {
   Weight upload(const TensorView& t);
   Vec upload(std::span<const float> gain);
   Freqs upload(std::span<const double> freqs);
+  Table upload(std::span<const int32_t> values);
   Rows new_rows(int rows, int cols);
-  Ids new_ids(int n);
+  Ids new_ids(int n) { return new_results<int32_t>(n); }
+  Scores new_scores(int n) { return new_results<float>(n); }
   void reserve(const BackendLimits& limits);
   std::vector<float> to_host(Rows x);
   void from_host(Rows x, std::span<const float> values);
@@ -145,7 +162,9 @@ class Cuda {
   void gather(Rows y, Rows x, const Step& s);
   void copy_rows(Rows y, Rows x);
   void softcap(Rows x, float cap);
-  void sample(Ids& ids, Rows logits, std::span<const SampleRow> rows);
+  void sample(Ids ids, Rows logits, std::span<const SampleRow> rows);
+  void top_k(Ids ids, Scores log_probs, Rows logits, int k);
+  void clustered_head(Rows logits, Rows h, ClusteredHead<Weight, Table> w);
 
  private:
   static constexpr int kGraphRows = 64;    // of a step that may be captured
@@ -162,6 +181,10 @@ class Cuda {
   struct Loader;
   struct Gemm;
 
+  template <class T>
+  Results<T> new_results(int n);
+  void wait_for_results();
+  void reserve_draws(int n_row, int n_adjust, int n_vocab);
   void forget_rounded();
   Captured* find(const void* key);
   void begin_capture();
@@ -195,6 +218,8 @@ class Cuda {
   unsigned* counter_ = nullptr;
   cuda::AttendScratch attend_;
   cuda::MoeBuffers moe_;
+  Rows cluster_score_;                     // [T, N]
+  uint8_t* cluster_chosen_ = nullptr;      // [T, N]
   Counters counters_;
 };
 

@@ -256,7 +256,34 @@ void collect_adjust(const SampleRow& row, std::vector<cuda::Adjust>& to, std::ve
 }
 }  // namespace
 
-void Cuda::sample(Ids& ids, Rows logits, std::span<const SampleRow> rows) {
+void Cuda::reserve_draws(int n_row, int n_adjust, int n_vocab) {
+  Sampler& s = *sampler_;
+  const int64_t need = cuda::draw_candidates(n_vocab) * n_row;
+  if (n_row <= s.max_row && n_adjust <= s.max_adjust && need <= s.n_candidate) return;
+  finish();
+  s.max_row = std::max({s.max_row, n_row, 16}), s.max_adjust = std::max(s.max_adjust, 2 * n_adjust + 4096);
+  const size_t bytes = size_t(s.max_row) * sizeof(cuda::DrawRow) + size_t(s.max_adjust) * sizeof(cuda::Adjust);
+  CUDA_OK(cudaMallocHost(&s.host, bytes));
+  s.pinned.push_back(s.host);
+  s.device = static_cast<std::byte*>(allocate(bytes));
+  s.n_candidate = std::max(s.n_candidate, cuda::draw_candidates(n_vocab) * s.max_row);
+  s.candidates = static_cast<uint64_t*>(allocate(size_t(s.n_candidate) * 8));
+  s.part_sums = static_cast<float2*>(allocate(size_t(s.n_candidate) / cuda::kMaxTopK * sizeof(float2)));
+  if (!s.copied) CUDA_OK(cudaEventCreateWithFlags(&s.copied, cudaEventDisableTiming));
+}
+
+void Cuda::top_k(Ids ids, Scores log_probs, Rows logits, int k) {
+  const size_t need = size_t(logits.rows) * size_t(k);
+  CHECK(k > 0 && k <= cuda::kMaxTopK && ids.size() >= need && log_probs.size() >= need, "{} candidates for {} rows", k, logits.rows);
+  reserve_draws(logits.rows, 0, logits.cols);
+  const cuda::Mat l = mat(logits, false);
+  cuda::top_k(stream_, ids.device_, log_probs.device_, l.p, l.stride, logits.cols, logits.rows, k, sampler_->candidates, sampler_->part_sums);
+  CUDA_OK(cudaMemcpyAsync(ids.host_, ids.device_, need * sizeof(int32_t), cudaMemcpyDeviceToHost, stream_));
+  CUDA_OK(cudaMemcpyAsync(log_probs.host_, log_probs.device_, need * sizeof(float), cudaMemcpyDeviceToHost, stream_));
+  sampler_->pending = true;
+}
+
+void Cuda::sample(Ids ids, Rows logits, std::span<const SampleRow> rows) {
   CHECK(int(rows.size()) == logits.rows && ids.size() >= rows.size(), "{} rows for {} logits", rows.size(), logits.rows);
   Sampler& s = *sampler_;
   s.adjust.clear();
@@ -275,18 +302,7 @@ void Cuda::sample(Ids& ids, Rows logits, std::span<const SampleRow> rows) {
       collect_adjust(rows[i], s.adjust, s.recent);
     draw[i] = {p.temperature, p.top_p, p.min_p, best || wide ? 1 : std::min(p.top_k, logits.cols), p.seed, rows[i].position, first, int(s.adjust.size()) - first};
   }
-  const int64_t need = cuda::draw_candidates(logits.cols) * int64_t(rows.size());
-  if (int(rows.size()) > s.max_row || int(s.adjust.size()) > s.max_adjust || need > s.n_candidate) {
-    finish();
-    s.max_row = std::max({s.max_row, int(rows.size()), logits.buffer->rows}), s.max_adjust = std::max(s.max_adjust * 2, int(s.adjust.size()) + 4096);
-    const size_t bytes = size_t(s.max_row) * sizeof(cuda::DrawRow) + size_t(s.max_adjust) * sizeof(cuda::Adjust);
-    CUDA_OK(cudaMallocHost(&s.host, bytes));
-    s.pinned.push_back(s.host);
-    s.device = static_cast<std::byte*>(allocate(bytes));
-    s.n_candidate = cuda::draw_candidates(logits.cols) * s.max_row;
-    s.candidates = static_cast<uint64_t*>(allocate(size_t(s.n_candidate) * 8));
-    if (!s.copied) CUDA_OK(cudaEventCreateWithFlags(&s.copied, cudaEventDisableTiming));
-  }
+  reserve_draws(int(rows.size()), int(s.adjust.size()), logits.cols);
   CUDA_OK(cudaEventSynchronize(s.copied));
   const size_t row_part = size_t(s.max_row) * sizeof(cuda::DrawRow);
   std::memcpy(s.host, draw.data(), draw.size() * sizeof(cuda::DrawRow));

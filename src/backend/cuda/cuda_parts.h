@@ -47,6 +47,7 @@ struct Cuda::Sampler {
   cudaEvent_t copied = nullptr;
   uint64_t* candidates = nullptr;
   int64_t n_candidate = 0;
+  float2* part_sums = nullptr;                // of top_k: largest logit and sum of exponentials of a part
   SamplerScratch scratch;
   std::vector<cuda::Adjust> adjust;
   std::vector<int32_t> recent;

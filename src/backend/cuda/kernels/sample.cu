@@ -143,36 +143,14 @@ __global__ void __launch_bounds__(kThreads) parts_kernel(const float* logits, in
   largest(key, k, out);
 }
 
-__device__ uint64_t mix(uint64_t x) {
-  x += 0x9E3779B97F4A7C15ull;
-  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ull;
-  x = (x ^ (x >> 27)) * 0x94D049BB133111EBull;
-  return x ^ (x >> 31);
-}
-
-__global__ void __launch_bounds__(kThreads) pick_kernel(int32_t* ids, const DrawRow* rows, bool greedy, uint64_t* candidates, int n_part) {
-  __shared__ uint64_t sorted[kMaxTopK];
-  __shared__ double p[kMaxTopK];
-  __shared__ int keep;
-  wait_for_previous();
-  let_next_start();
-  const int row = int(blockIdx.x), thread = int(threadIdx.x);
-  const DrawRow r = rows[row];
-  const uint64_t* from = candidates + int64_t(row) * n_part * kMaxTopK;
-  const int k = greedy ? 1 : r.top_k;
-  if (thread == 0) keep = 0;
-  for (int part = thread; part < n_part; part += kThreads)
-    if (from[int64_t(part) * kMaxTopK] >> 32 == 0xFFFFFFFFu) keep = -1;  // a NaN
+// The k best of a row's parts to sorted[kMaxTopK], best first, kNone behind them. One block of kThreads.
+__device__ void best_of_parts(const uint64_t* from, int n_part, int k, uint64_t* sorted) {
+  static_assert(kThreads == kMaxTopK);
+  const int thread = int(threadIdx.x);
   // Rounds of kDrawPart candidates: the winners so far and as many new ones as fit.
   const int64_t total = int64_t(n_part) * k;
   sorted[thread] = kNone;
   __syncthreads();
-  const bool broken = keep < 0;
-  __syncthreads();
-  if (broken) {
-    if (thread == 0) ids[row] = -1;
-    return;
-  }
   for (int64_t base = 0; base < total; base += kDrawPart - kMaxTopK) {
     uint64_t key[kPer];
 #pragma unroll
@@ -195,6 +173,36 @@ __global__ void __launch_bounds__(kThreads) pick_kernel(int32_t* ids, const Draw
       sorted[thread] = larger_here ? (a > b ? a : b) : (a > b ? b : a);
       __syncthreads();
     }
+}
+
+__device__ uint64_t mix(uint64_t x) {
+  x += 0x9E3779B97F4A7C15ull;
+  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ull;
+  x = (x ^ (x >> 27)) * 0x94D049BB133111EBull;
+  return x ^ (x >> 31);
+}
+
+__global__ void __launch_bounds__(kThreads) pick_kernel(int32_t* ids, const DrawRow* rows, bool greedy, uint64_t* candidates, int n_part) {
+  __shared__ uint64_t sorted[kMaxTopK];
+  __shared__ double p[kMaxTopK];
+  __shared__ int keep;
+  wait_for_previous();
+  let_next_start();
+  const int row = int(blockIdx.x), thread = int(threadIdx.x);
+  const DrawRow r = rows[row];
+  const uint64_t* from = candidates + int64_t(row) * n_part * kMaxTopK;
+  const int k = greedy ? 1 : r.top_k;
+  if (thread == 0) keep = 0;
+  for (int part = thread; part < n_part; part += kThreads)
+    if (from[int64_t(part) * kMaxTopK] >> 32 == 0xFFFFFFFFu) keep = -1;  // a NaN
+  __syncthreads();
+  const bool broken = keep < 0;
+  __syncthreads();
+  if (broken) {
+    if (thread == 0) ids[row] = -1;
+    return;
+  }
+  best_of_parts(from, n_part, k, sorted);
   const double top = double(logit_of(sorted[0]));
   if (!isfinite(top) || sorted[0] == kNone) {
     if (thread == 0) ids[row] = -1;
@@ -242,7 +250,96 @@ __global__ void __launch_bounds__(kThreads) pick_kernel(int32_t* ids, const Draw
   }
 }
 
+// A part's k best, its largest logit and the sum of exponentials below it.
+__global__ void __launch_bounds__(kThreads) top_parts_kernel(const float* logits, int64_t stride, int n_vocab, int k, uint64_t* candidates, float2* sums, int n_part) {
+  __shared__ float part[kThreads / 32];
+  wait_for_previous();
+  let_next_start();
+  const int row = int(blockIdx.y), at = int(blockIdx.x), thread = int(threadIdx.x);
+  const float* l = logits + row * stride;
+  uint64_t key[kPer];
+  float v[kPer], most = -INFINITY, sum = 0;
+#pragma unroll
+  for (int i = 0; i < kPer; ++i) {
+    const int id = at * kDrawPart + i * kThreads + thread;
+    v[i] = id < n_vocab ? l[id] : -INFINITY;
+    key[i] = v[i] > -INFINITY ? key_of(v[i], id) : kNone;
+    most = fmaxf(most, v[i]);
+  }
+  for (int m = 16; m > 0; m /= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, m));
+  if (thread % 32 == 0) part[thread / 32] = most;
+  __syncthreads();
+  for (int i = 0; i < kThreads / 32; ++i) most = fmaxf(most, part[i]);
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < kPer; ++i) sum += v[i] > -INFINITY ? expf(v[i] - most) : 0.f;
+  for (int m = 16; m > 0; m /= 2) sum += __shfl_xor_sync(~0u, sum, m);
+  if (thread % 32 == 0) part[thread / 32] = sum;
+  __syncthreads();
+  if (thread == 0) {
+    for (int i = 1; i < kThreads / 32; ++i) sum += part[i];
+    sums[int64_t(row) * n_part + at] = {most, sum};
+  }
+  largest(key, k, candidates + (int64_t(row) * n_part + at) * kMaxTopK);
+}
+
+__global__ void __launch_bounds__(kThreads) top_pick_kernel(int32_t* ids, float* log_probs, int k, uint64_t* candidates, const float2* sums, int n_part) {
+  __shared__ uint64_t sorted[kMaxTopK];
+  __shared__ float log_total;
+  wait_for_previous();
+  let_next_start();
+  const int row = int(blockIdx.x), thread = int(threadIdx.x);
+  best_of_parts(candidates + int64_t(row) * n_part * kMaxTopK, n_part, k, sorted);
+  if (thread == 0) {
+    const float2* s = sums + int64_t(row) * n_part;
+    float most = -INFINITY, total = 0;
+    for (int i = 0; i < n_part; ++i) most = fmaxf(most, s[i].x);
+    for (int i = 0; i < n_part; ++i) total += s[i].x > -INFINITY ? s[i].y * expf(s[i].x - most) : 0.f;
+    log_total = most + logf(total);
+  }
+  __syncthreads();
+  if (thread >= k) return;
+  ids[row * k + thread] = sorted[thread] == kNone ? -1 : id_of(sorted[thread]);
+  log_probs[row * k + thread] = sorted[thread] == kNone ? -INFINITY : logit_of(sorted[thread]) - log_total;
+}
+
+__global__ void __launch_bounds__(kThreads) choose_clusters_kernel(const float* scores, int64_t stride, int n_cluster, int k, uint8_t* chosen) {
+  __shared__ uint64_t best[kMaxTopK];
+  wait_for_previous();
+  let_next_start();
+  const int row = int(blockIdx.x), thread = int(threadIdx.x);
+  uint64_t key[kPer];
+#pragma unroll
+  for (int i = 0; i < kPer; ++i) {
+    const int c = i * kThreads + thread;
+    key[i] = c < n_cluster ? key_of(scores[row * stride + c], c) : kNone;
+    if (c < n_cluster) chosen[int64_t(row) * n_cluster + c] = 0;
+  }
+  largest(key, k, best);
+  if (thread < k && best[thread] != kNone) chosen[int64_t(row) * n_cluster + id_of(best[thread])] = 1;
+}
+__global__ void keep_clusters_kernel(float* logits, int64_t stride, int n_vocab, int n_cluster, const int32_t* order, const uint8_t* chosen) {
+  wait_for_previous();
+  let_next_start();
+  const int i = int(blockIdx.x * blockDim.x + threadIdx.x), row = int(blockIdx.y);
+  if (i < n_vocab && !chosen[int64_t(row) * n_cluster + i / (n_vocab / n_cluster)]) logits[row * stride + order[i]] = -INFINITY;
+}
+
 }  // namespace
+
+void top_k(cudaStream_t stream, int32_t* ids, float* log_probs, const float* logits, int64_t stride, int n_vocab, int n_row, int k, uint64_t* candidates,
+           float2* part_sums) {
+  const int n_part = (n_vocab + kDrawPart - 1) / kDrawPart;
+  launch(top_parts_kernel, dim3(unsigned(n_part), unsigned(n_row)), dim3(kThreads), 0, stream, logits, stride, n_vocab, k, candidates, part_sums, n_part);
+  launch(top_pick_kernel, dim3(unsigned(n_row)), dim3(kThreads), 0, stream, ids, log_probs, k, candidates, part_sums, n_part);
+}
+
+void keep_clusters(cudaStream_t stream, float* logits, int64_t stride, int n_vocab, int n_row, const float* scores, int64_t score_stride, int n_cluster,
+                   int k, const int32_t* order, uint8_t* chosen) {
+  CHECK(n_cluster <= kDrawPart && k <= kMaxTopK && n_vocab % n_cluster == 0, "{} of {} clusters", k, n_cluster);
+  launch(choose_clusters_kernel, dim3(unsigned(n_row)), dim3(kThreads), 0, stream, scores, score_stride, n_cluster, k, chosen);
+  launch(keep_clusters_kernel, dim3(unsigned((n_vocab + 255) / 256), unsigned(n_row)), dim3(256), 0, stream, logits, stride, n_vocab, n_cluster, order, chosen);
+}
 
 void draw(cudaStream_t stream, int32_t* ids, float* logits, int64_t stride, int n_vocab, int n_row, const DrawRow* rows, const Adjust* adjust, int n_adjust,
           bool greedy, uint64_t* candidates) {

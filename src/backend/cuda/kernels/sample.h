@@ -27,4 +27,14 @@ inline int64_t draw_candidates(int64_t n_vocab) { return (n_vocab + kDrawPart - 
 void draw(cudaStream_t, int32_t* ids, float* logits, int64_t stride, int n_vocab, int n_row, const DrawRow* rows, const Adjust* adjust, int n_adjust,
           bool greedy, uint64_t* candidates);
 
+// ids and log_probs [n_row, k]: the k largest of each row, best first, and their natural log-probabilities; -1 and -inf
+// where there are no more. part_sums: one a part and row.
+void top_k(cudaStream_t, int32_t* ids, float* log_probs, const float* logits, int64_t stride, int n_vocab, int n_row, int k, uint64_t* candidates,
+           float2* part_sums);
+
+// logits of tokens outside the top_k best clusters become -inf. order [n_vocab]: tokens, cluster after cluster of equal
+// size; scores [n_row, n_cluster], n_cluster <= kDrawPart; chosen [n_row, n_cluster]: scratch.
+void keep_clusters(cudaStream_t, float* logits, int64_t stride, int n_vocab, int n_row, const float* scores, int64_t score_stride, int n_cluster,
+                   int top_k, const int32_t* order, uint8_t* chosen);
+
 }  // namespace facet::cuda
