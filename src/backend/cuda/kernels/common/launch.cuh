@@ -46,6 +46,22 @@ void launch(void (*kernel)(Params...), dim3 grid, dim3 block, size_t shared, cud
   FACET_CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, Params(args)...));
 }
 
+// What launches are sized by.
+struct DeviceSizes {
+  int n_sm = 0, shared = 0;  // multiprocessors; bytes of shared memory a block may have
+};
+inline const DeviceSizes& device() {
+  static const DeviceSizes d = [] {
+    DeviceSizes v;
+    int id = 0;
+    FACET_CUDA_CHECK(cudaGetDevice(&id));
+    FACET_CUDA_CHECK(cudaDeviceGetAttribute(&v.n_sm, cudaDevAttrMultiProcessorCount, id));
+    FACET_CUDA_CHECK(cudaDeviceGetAttribute(&v.shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, id));
+    return v;
+  }();
+  return d;
+}
+
 // Shared memory beyond 48 KB has to be asked for, once a kernel and device.
 template <class K>
 void allow_shared(K* kernel, size_t bytes) {
