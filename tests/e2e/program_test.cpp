@@ -42,6 +42,12 @@ TEST(Program, AnswersAPrompt) {
   EXPECT_EQ(lines(r.out), 1) << "only the answer: " << r.out;
 }
 
+TEST(Program, AnswersWithExperts) {
+  const Result r = shell("run -m " FACET_SOURCE_DIR "/models/facet-nano-moe-Q4_K_M.gguf -p 'What is 17 + 25?' --temp 0 -c 1024");
+  EXPECT_EQ(r.code, 0);
+  EXPECT_EQ(r.out, "17 + 25 = 42\n");
+}
+
 TEST(Program, TheSameSeedGivesTheSameText) {
   const std::string args = "run -p 'Tell me a story' -c 1024 -n 40 --temp 1.5 --seed ";
   EXPECT_EQ(shell(args + "1").out, shell(args + "1 --chunk 3").out) << "steps were cut otherwise";

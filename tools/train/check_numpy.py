@@ -1,7 +1,8 @@
-"""Independent check without a framework: ``python check_numpy.py FILE.gguf GOLDEN.safetensors [--act8]``.
+"""Independent check without a framework: ``python check_numpy.py FILE.gguf GOLDEN.safetensors [--act8 | --write]``.
 
 A plain numpy forward pass over the dequantised file is compared with the golden logits, then held-out answers
 are graded; ``--act8`` rounds the input of every matrix product to 8 bits per block of 32, as integer kernels do.
+``--write`` computes the golden instead, in float64. A file of other types than F32, BF16 and Q8_0 needs PyPI's gguf.
 """
 from __future__ import annotations
 
@@ -35,6 +36,46 @@ def gelu(x):
     return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x ** 3)))
 
 
+def experts(x, w: dict, p: str, c: dict):
+    logits = (rms(x) * c["dim"] ** -0.5 * w[p + "ffn_gate_inp.scale"]) @ w[p + "ffn_gate_inp.weight"].T
+    n, out = rms(x, w[p + "pre_ffw_norm_2.weight"]), np.zeros_like(x)
+    for t in range(len(x)):
+        chosen = np.argsort(-logits[t], kind="stable")[:c["top_k"]]
+        e = np.exp(logits[t, chosen] - logits[t, chosen[0]])
+        for j, weight in zip(chosen, e / e.sum() * w[p + "ffn_down_exps.scale"][chosen]):
+            g, u = np.split(lin(n[t:t + 1], w[p + "ffn_gate_up_exps.weight"][j]), 2, -1)
+            out[t] += weight * lin(gelu(g) * u, w[p + "ffn_down_exps.weight"][j])[0]
+    return out
+
+
+def read_any(path: str) -> tuple[dict, dict]:
+    """As export_gguf.read, for every type."""
+    try:
+        return read(path)
+    except KeyError:
+        from gguf import GGUFReader, dequantize
+        r = GGUFReader(path)
+        meta = {k: f.contents() for k, f in r.fields.items()}
+        return meta, {t.name: dequantize(t.data, t.tensor_type).reshape(t.shape[::-1]) for t in r.tensors}
+
+
+def write_golden(w: dict, c: dict, tok, path: str) -> None:
+    g, ids = Gen(77, held=True), []
+    while not 300 <= len(ids) <= 340:
+        ids = encode(g.retrieval(tok, 310, questions=2, think=False), tok)[0]
+    T = len(ids)
+    rows = sorted({0, 1, 2, 15, 63, 127, 200, 254, 255, 256, 257, 258, 270, 300, *(T - i for i in (40, 30, 20, 16, 12, 8, 4, 3, 2, 1))})
+    z = forward({k: v.astype(np.float64) for k, v in w.items()}, c, ids)[rows]
+    head, data = {}, b""
+    for name, a, kind in (("ids", np.array(ids, "<i4"), "I32"), ("rows", np.array(rows, "<i4"), "I32"), ("logits", z.astype("<f4"), "F32")):
+        head[name] = {"dtype": kind, "shape": list(a.shape), "data_offsets": [len(data), len(data) + a.nbytes]}
+        data += a.tobytes()
+    text = json.dumps(head).encode()
+    text += b" " * (-len(text) % 8)
+    with open(path, "wb") as f:
+        f.write(struct.pack("<Q", len(text)) + text + data)
+
+
 def forward(w: dict, c: dict, ids) -> np.ndarray:
     T = len(ids)
     x = w["token_embd.weight"][ids] * np.float32(np.sqrt(c["dim"]))
@@ -64,9 +105,11 @@ def forward(w: dict, c: dict, ids) -> np.ndarray:
             s = np.where(ok, q[:, h] @ kk.T, -np.inf)
             p = np.exp(s - s.max(-1, keepdims=True))
             o.append((p / p.sum(-1, keepdims=True)) @ v)
-        x = x + rms(lin(np.concatenate(o, -1).astype(np.float32), g("attn_output")), g("post_attention_norm"))
+        x = x + rms(lin(np.concatenate(o, -1).astype(x.dtype), g("attn_output")), g("post_attention_norm"))
         n = rms(x, g("ffn_norm"))
         f = lin(gelu(lin(n, g("ffn_gate"))) * lin(n, g("ffn_up")), g("ffn_down"))
+        if c["experts"]:
+            f = rms(f, g("post_ffw_norm_1")) + rms(experts(x, w, f"blk.{i}.", c), g("post_ffw_norm_2"))
         x = (x + rms(f, g("post_ffw_norm"))) * g("layer_output_scale")
     z = lin(rms(x, w["output_norm.weight"]), w["token_embd.weight"])
     return c["softcap"] * np.tanh(z / c["softcap"])
@@ -74,8 +117,10 @@ def forward(w: dict, c: dict, ids) -> np.ndarray:
 
 def main() -> None:
     global ACT8
-    meta, w = read(sys.argv[1])
+    meta, w = read_any(sys.argv[1])
     c, tok = config(meta), Tok()
+    if "--write" in sys.argv:
+        return write_golden(w, c, tok, sys.argv[2])
     b = open(sys.argv[2], "rb").read()
     n = struct.unpack("<Q", b[:8])[0]
     h = json.loads(b[8:8 + n])

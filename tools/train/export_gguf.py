@@ -1,15 +1,17 @@
-"""Write a trained state as GGUF (Gemma 4 keys and tensor names, matrices Q8_0, gains F32), and read such a file back.
+"""Write a trained state as GGUF (Gemma 4 keys and tensor names, matrices Q8_0 or BF16, gains F32), and read such a file back.
 
-``python export_gguf.py STATE_DIR OUT.gguf`` needs numpy only.
+``python export_gguf.py STATE_DIR OUT.gguf [--bf16] [--safetensors OUT.safetensors]`` needs numpy only. The second file has
+the same matrices in BF16 under transformers' names.
 """
 from __future__ import annotations
 
+import argparse
+import json
 import struct
-import sys
 
 import numpy as np
 
-from names import gguf_name
+from names import gguf_name, hf_name
 
 U32, I32, F32, BOOL, STR, ARR = 4, 5, 6, 7, 8, 9
 PACK = {0: "B", 1: "b", 2: "H", 3: "h", U32: "I", I32: "i", F32: "f", BOOL: "?", 10: "Q", 11: "q", 12: "d"}
@@ -48,6 +50,12 @@ def q8_0(w: np.ndarray) -> bytes:
     return out.tobytes()
 
 
+def bf16(w: np.ndarray) -> np.ndarray:
+    """The upper halves of f32, to the nearest even."""
+    u = np.ascontiguousarray(w, "<f4").view("<u4").astype(np.uint64)
+    return ((u + 0x7FFF + (u >> 16 & 1)) >> 16).astype("<u2")
+
+
 def un_q8_0(raw: bytes, shape) -> np.ndarray:
     b = np.frombuffer(raw, np.dtype([("d", "<f2"), ("q", "i1", 32)]))
     return (b["d"].astype(np.float32)[:, None] * b["q"]).reshape(shape)
@@ -66,14 +74,14 @@ def _value(t: int, v) -> bytes:
     return struct.pack("<" + PACK[t], v)
 
 
-def metadata(c: dict, tok) -> list[tuple]:
+def metadata(c: dict, tok, file_type: int = 7) -> list[tuple]:
     """(key, type, value) of everything a Gemma 4 loader reads."""
-    L, swa = len(c["pattern"]), [ch == "S" for ch in c["pattern"]]
+    L, swa, name = len(c["pattern"]), [ch == "S" for ch in c["pattern"]], "facet-nano-moe" if c["experts"] else "facet-nano"
     ia, sa = (ARR, I32), (ARR, STR)
-    kv = [("general.architecture", STR, "gemma4"), ("general.type", STR, "model"), ("general.name", STR, "facet-nano"),
-          ("general.basename", STR, "facet-nano"), ("general.size_label", STR, "7.2M" if not c["experts"] else "moe"),
+    kv = [("general.architecture", STR, "gemma4"), ("general.type", STR, "model"), ("general.name", STR, name),
+          ("general.basename", STR, name), ("general.size_label", STR, "12.4M" if c["experts"] else "7.2M"),
           ("general.license", STR, "apache-2.0"), ("general.description", STR, "A tiny demonstration model of the Gemma 4 shape, trained from scratch on generated text"),
-          ("general.languages", sa, ["en"]), ("general.file_type", U32, 7), ("general.quantization_version", U32, 2),
+          ("general.languages", sa, ["en"]), ("general.file_type", U32, file_type), ("general.quantization_version", U32, 2),
           ("general.sampling.top_k", I32, 64), ("general.sampling.top_p", F32, 0.95), ("general.sampling.temp", F32, 1.0)]
     g = "gemma4."
     kv += [(g + "block_count", U32, L), (g + "context_length", U32, c["context"]), (g + "embedding_length", U32, c["dim"]),
@@ -99,14 +107,14 @@ def metadata(c: dict, tok) -> list[tuple]:
     return kv
 
 
-def write(path: str, weights: dict[str, np.ndarray], c: dict, tok) -> int:
+def write(path: str, weights: dict[str, np.ndarray], c: dict, tok, half: bool = False) -> int:
     tensors = {gguf_name(n): a for n, a in weights.items()}
     rf = np.full(c["hd_full"] // 2, 1e30, np.float32)
     rf[:int(c["rotary_full"] * c["hd_full"] // 2)] = 1
     tensors["rope_freqs.weight"] = rf
     order = ["token_embd.weight", "output_norm.weight", "rope_freqs.weight"]
     order += [n for n in tensors if n not in order]
-    kv = metadata(c, tok)
+    kv = metadata(c, tok, 32 if half else 7)
     head = b"GGUF" + struct.pack("<Iqq", 3, len(order), len(kv))
     for k, ty, v in kv:
         head += _string(k) + struct.pack("<i", ARR if isinstance(ty, tuple) else ty) + _value(ty, v)
@@ -114,8 +122,8 @@ def write(path: str, weights: dict[str, np.ndarray], c: dict, tok) -> int:
     for n in order:
         a = tensors[n]
         f32 = a.ndim == 1 or "gate_inp" in n
-        raw = np.ascontiguousarray(a, "<f4").tobytes() if f32 else q8_0(a)
-        head += _string(n) + struct.pack("<I", a.ndim) + struct.pack(f"<{a.ndim}q", *a.shape[::-1]) + struct.pack("<iQ", 0 if f32 else 8, off)
+        raw = np.ascontiguousarray(a, "<f4").tobytes() if f32 else bf16(a).tobytes() if half else q8_0(a)
+        head += _string(n) + struct.pack("<I", a.ndim) + struct.pack(f"<{a.ndim}q", *a.shape[::-1]) + struct.pack("<iQ", 0 if f32 else 30 if half else 8, off)
         raw += b"\0" * (-len(raw) % ALIGN)
         data.append(raw)
         off += len(raw)
@@ -127,7 +135,7 @@ def write(path: str, weights: dict[str, np.ndarray], c: dict, tok) -> int:
 
 
 def read(path: str) -> tuple[dict, dict[str, np.ndarray]]:
-    """Metadata and dequantised tensors (F32 and Q8_0) of a GGUF file."""
+    """Metadata and dequantised tensors (F32, BF16 and Q8_0) of a GGUF file."""
     b, p = open(path, "rb").read(), 0
 
     def take(fmt: str):
@@ -165,9 +173,11 @@ def read(path: str) -> tuple[dict, dict[str, np.ndarray]]:
     out = {}
     for n, shape, ty, off in infos:
         size = int(np.prod(shape))
-        size = size * 4 if ty == 0 else size // 32 * 34
+        size = {0: size * 4, 30: size * 2, 8: size // 32 * 34}[ty]
         raw = b[base + off:base + off + size]
-        out[n] = np.frombuffer(raw, "<f4").reshape(shape) if ty == 0 else un_q8_0(raw, shape)
+        if ty == 30:
+            raw = (np.frombuffer(raw, "<u2").astype("<u4") << 16).tobytes()
+        out[n] = un_q8_0(raw, shape) if ty == 8 else np.frombuffer(raw, "<f4").reshape(shape)
     return meta, out
 
 
@@ -195,16 +205,37 @@ def load_model(path: str, device: str = "cuda"):
     return m, meta
 
 
+def write_safetensors(path: str, weights: dict[str, np.ndarray]) -> None:
+    head, data = {}, b""
+    for n, a in weights.items():
+        f32 = a.ndim == 1 or "gate_inp" in n
+        raw = np.ascontiguousarray(a, "<f4").tobytes() if f32 else bf16(a).tobytes()
+        head[hf_name(n)] = {"dtype": "F32" if f32 else "BF16", "shape": list(a.shape), "data_offsets": [len(data), len(data) + len(raw)]}
+        data += raw
+    text = json.dumps(head).encode()
+    text += b" " * (-len(text) % 8)
+    with open(path, "wb") as f:
+        f.write(struct.pack("<Q", len(text)) + text + data)
+
+
 def main() -> None:
     from tokenizer import Tok
     from train import load
-    arrays, meta = load(sys.argv[1])
-    w = {n[2:]: a for n, a in arrays.items() if n.startswith("w.")}
-    size = write(sys.argv[2], w, meta["config"], Tok())
-    back, t = read(sys.argv[2])
+    ap = argparse.ArgumentParser()
+    ap.add_argument("state")
+    ap.add_argument("out")
+    ap.add_argument("--bf16", action="store_true", help="matrices in BF16, for facet quantize")
+    ap.add_argument("--safetensors")
+    a = ap.parse_args()
+    arrays, meta = load(a.state)
+    w = {n[2:]: x for n, x in arrays.items() if n.startswith("w.")}
+    size = write(a.out, w, meta["config"], Tok(), a.bf16)
+    if a.safetensors:
+        write_safetensors(a.safetensors, w)
+    back, t = read(a.out)
     worst = max(float(np.abs(t[k] - v).max() / np.abs(v).max()) for k, v in
-                ((gguf_name(n), a) for n, a in w.items()))
-    print(f"{sys.argv[2]}: {size:,} bytes, {len(t)} tensors, largest rounding {worst:.4f} of a tensor's maximum")
+                ((gguf_name(n), x) for n, x in w.items()))
+    print(f"{a.out}: {size:,} bytes, {len(t)} tensors, largest rounding {worst:.4f} of a tensor's maximum")
 
 
 if __name__ == "__main__":

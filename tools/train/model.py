@@ -35,6 +35,7 @@ class Config:
     experts: int = 0
     top_k: int = 0
     expert_ffn: int = 0
+    fake_quant: bool = False     # round matrices as a 4-bit file will, gradients as if they were not
 
     def to_dict(self) -> dict:
         return asdict(self)
@@ -44,6 +45,14 @@ def rms(x: Tensor, w: Tensor | None = None, eps: float = 1e-6) -> Tensor:
     x = x.float()
     y = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps)
     return y if w is None else y * w
+
+
+def rounded(w: Tensor, bits: int) -> Tensor:
+    """w as blocks of 32 equal steps of 2^bits levels hold it; the gradient passes through."""
+    b = w.reshape(-1, 32)
+    low, high = b.amin(-1, keepdim=True).clamp(max=0), b.amax(-1, keepdim=True).clamp(min=0)
+    d = ((high - low) / (2 ** bits - 1)).clamp(min=1e-12)
+    return w + (torch.round((b - low) / d) * d + low - b).reshape(w.shape).detach()
 
 
 def rope_table(c: Config, full: bool, T: int, device) -> tuple[Tensor, Tensor]:
@@ -134,35 +143,46 @@ class Block(nn.Module):
             self.ffn_down_exps_scale = vec(E)
             self.pre_ffw_norm_2, self.post_ffw_norm_1, self.post_ffw_norm_2 = vec(D), vec(D, 0.7), vec(D, 0.7)
 
+    def mat(self, w: Tensor, bits: int = 4) -> Tensor:
+        return rounded(w, bits) if self.c.fake_quant else w
+
     def attention(self, x: Tensor, cs: tuple[Tensor, Tensor], seg: Tensor) -> Tensor:
         B, T, _ = x.shape
         n = rms(x, self.attn_norm)
-        q = F.linear(n, self.attn_q).view(B, T, -1, self.hd)
-        k0 = F.linear(n, self.attn_k).view(B, T, -1, self.hd)
-        v0 = k0 if self.full else F.linear(n, self.attn_v).view(B, T, -1, self.hd)
+        q = F.linear(n, self.mat(self.attn_q)).view(B, T, -1, self.hd)
+        k0 = F.linear(n, self.mat(self.attn_k)).view(B, T, -1, self.hd)
+        v0 = k0 if self.full else F.linear(n, self.mat(self.attn_v)).view(B, T, -1, self.hd)
         q, k, v = (t.to(k0.dtype) for t in (rope(rms(q, self.attn_q_norm), cs), rope(rms(k0, self.attn_k_norm), cs), rms(v0)))
         o = full_attention(q, k, v, seg) if self.full else local_attention(q, k, v, seg, self.c.window)
-        return x + rms(F.linear(o, self.attn_output), self.post_attention_norm)
+        return x + rms(F.linear(o, self.mat(self.attn_output)), self.post_attention_norm)
 
-    def ffn(self, x: Tensor) -> Tensor:
+    def ffn(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The stream after the layer, and how unevenly the experts are used (1: evenly)."""
         n = rms(x, self.ffn_norm)
-        f = F.linear(F.gelu(F.linear(n, self.ffn_gate), approximate="tanh") * F.linear(n, self.ffn_up), self.ffn_down)
+        g, u = F.linear(n, self.mat(self.ffn_gate)), F.linear(n, self.mat(self.ffn_up))
+        f, uneven = F.linear(F.gelu(g, approximate="tanh") * u, self.mat(self.ffn_down, 5)), x.new_ones(())
         if self.c.experts:
-            f = rms(f, self.post_ffw_norm_1) + rms(self.moe(x), self.post_ffw_norm_2)
-        return (x + rms(f, self.post_ffw_norm)) * self.layer_output_scale
+            m, uneven = self.moe(x)
+            f = rms(f, self.post_ffw_norm_1) + rms(m, self.post_ffw_norm_2)
+        return (x + rms(f, self.post_ffw_norm)) * self.layer_output_scale, uneven
 
-    def moe(self, x: Tensor) -> Tensor:
+    def moe(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Top-k experts; computes every expert and weighs, which is cheap at this size."""
+        E, K = self.c.experts, self.c.top_k
         with torch.autocast(x.device.type, enabled=False):
             t = rms(x) * self.c.dim ** -0.5 * self.ffn_gate_inp_scale
-            w, e = F.linear(t, self.ffn_gate_inp).softmax(-1).topk(self.c.top_k, -1)
-            w = torch.zeros(*x.shape[:-1], self.c.experts, device=x.device).scatter(-1, e, w / w.sum(-1, keepdim=True))
+            p = F.linear(t, self.ffn_gate_inp).softmax(-1)
+            w, e = p.topk(K, -1)
+            w = torch.zeros_like(p).scatter(-1, e, w / w.sum(-1, keepdim=True))
+            uneven = E / K * ((w > 0).float().mean((0, 1)) * p.mean((0, 1))).sum()
             w = w * self.ffn_down_exps_scale
-        g, u = torch.einsum("btd,eid->btei", rms(x, self.pre_ffw_norm_2), self.ffn_gate_up_exps).chunk(2, -1)
-        return torch.einsum("btei,edi->btd", F.gelu(g, approximate="tanh") * u * w[..., None], self.ffn_down_exps)
+        g, u = torch.einsum("btd,eid->btei", rms(x, self.pre_ffw_norm_2), self.mat(self.ffn_gate_up_exps)).chunk(2, -1)
+        return torch.einsum("btei,edi->btd", F.gelu(g, approximate="tanh") * u * w[..., None], self.mat(self.ffn_down_exps, 5)), uneven
 
 
 class Model(nn.Module):
+    BALANCE = 0.01  # weight of the experts' even use in the loss
+
     def __init__(self, c: Config):
         super().__init__()
         assert c.pattern[-1] == "F"
@@ -185,21 +205,22 @@ class Model(nn.Module):
             self._tables[T] = [rope_table(self.c, f, T, device) for f in (False, True)]
         return self._tables[T]
 
-    def hidden(self, ids: Tensor, seg: Tensor) -> Tensor:
+    def hidden(self, ids: Tensor, seg: Tensor) -> tuple[Tensor, Tensor]:
         x = F.embedding(ids, self.token_embd).float() * math.sqrt(self.c.dim)
         B, T, D = x.shape
-        cs = self.tables(T, ids.device)
+        cs, uneven = self.tables(T, ids.device), 0.0
         for b in self.blk:
             x = self._attention(b, x, cs[b.full], seg)
-            x = self._ffn(b, x.view(1, B * T, D)).view(B, T, D)
-        return x
+            x, u = self._ffn(b, x.view(1, B * T, D))
+            x, uneven = x.view(B, T, D), uneven + u / len(self.blk)
+        return x, uneven
 
     def logits(self, ids: Tensor, seg: Tensor | None = None) -> Tensor:
         """Logits [B,T,V] for any T (padded inside to whole windows)."""
         T = ids.shape[1]
         n = -T % self.c.window
         seg = torch.zeros_like(ids) if seg is None else seg
-        x = self.hidden(F.pad(ids, (0, n)), F.pad(seg, (0, n), value=-1))[:, :T]
+        x = self.hidden(F.pad(ids, (0, n)), F.pad(seg, (0, n), value=-1))[0][:, :T]
         z = F.linear(rms(x, self.output_norm), self.token_embd).float()
         return self.c.softcap * torch.tanh(z / self.c.softcap)
 
@@ -216,6 +237,7 @@ class Model(nn.Module):
     def loss(self, ids: Tensor, weight: Tensor, seg: Tensor):
         """ids, weight and seg are [B,T+1]; targets in another document do not count."""
         w = weight[:, 1:] * (seg[:, 1:] == seg[:, :-1])
-        x = self.hidden(ids[:, :-1], seg[:, :-1])
-        return self._loss(x.reshape(-1, self.c.dim), ids[:, 1:].reshape(-1), w.reshape(-1))
+        x, uneven = self.hidden(ids[:, :-1], seg[:, :-1])
+        loss, ce, hit = self._loss(x.reshape(-1, self.c.dim), ids[:, 1:].reshape(-1), w.reshape(-1))
+        return loss + self.BALANCE * uneven if self.c.experts else loss, ce, hit
 

@@ -1,4 +1,4 @@
-"""Train facet-nano: ``python train.py --out DIR --seconds 480 [--resume DIR] [--total 960]``.
+"""Train facet-nano: ``python train.py --out DIR --seconds 480 [--resume DIR] [--total 960] [--moe]``.
 
 Worker processes generate packed rows without end; the row length follows a curriculum (1K, then 2K, then 8K).
 Muon for matrices, Adam for the embedding and the gains; the learning rate falls linearly to zero at ``--total`` seconds, counted over
@@ -16,6 +16,10 @@ import queue
 import time
 
 import numpy as np
+
+
+# facet-nano-moe: as many active parameters as facet-nano; rows of 352 and 96 columns, which 256 does not divide
+MOE = dict(ffn=352, experts=16, top_k=4, expert_ffn=96, fake_quant=True)
 
 
 def mix(p: float) -> dict[int, float]:
@@ -145,11 +149,16 @@ def main() -> None:
     ap.add_argument("--lr", type=float, default=0.02)
     ap.add_argument("--lr-adam", type=float, default=0.003)
     ap.add_argument("--wd", type=float, default=0.05)
+    ap.add_argument("--moe", action="store_true", help="facet-nano-moe, a mixture of 16 experts")
+    ap.add_argument("--restart", action="store_true", help="with --resume: its weights, a new schedule and optimizer")
+    ap.add_argument("--device", default="cuda", help="cpu: for a look at a few steps")
     ap.add_argument("--probe", action="store_true", help="cycle through all row lengths, to measure speed")
     a = ap.parse_args()
     t_start = time.time()
     arrays, meta = load(a.resume) if a.resume else ({}, {})
-    done = meta.get("done", 0.0)
+    trained = meta.get("done", 0.0)               # seconds, in all
+    done = 0.0 if a.restart else trained          # of this schedule
+    base = trained - done
     step0 = meta.get("step", 0)
     curve = meta.get("curve", [])
     ctx = mp.get_context("fork")
@@ -163,17 +172,19 @@ def main() -> None:
     from tokenizer import Tok
     torch.manual_seed(1 + step0)
     torch.set_float32_matmul_precision("high")
-    c = Config(**meta["config"]) if meta else Config(vocab=len(Tok()))
-    model = Model(c).cuda()
+    c = Config(**meta["config"]) if meta else Config(vocab=len(Tok()), **(MOE if a.moe else {}))
+    dev = a.device
+    model = Model(c).to(dev)
     opt = Optimizer(model, a.lr, a.lr_adam, a.wd)
     if arrays:
         with torch.no_grad():
             for n, p in model.named_parameters():
                 p.copy_(torch.from_numpy(arrays["w." + n]))
-            for k, t in opt.state.items():
+            for k, t in opt.state.items() if not a.restart else ():
                 t.copy_(torch.from_numpy(arrays["o." + k]).view(torch.bfloat16))
-        opt.t = meta["t"]
-    model.compile()
+        opt.t = 0 if a.restart else meta["t"]
+    if dev == "cuda":
+        model.compile()
     print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {a.workers} workers, start {time.time() - t_start:.1f}s", flush=True)
 
     recent: dict[int, list] = {}
@@ -200,13 +211,13 @@ def main() -> None:
             reused += 1
         T, ids, w, seg = b
         t0 = time.time()
-        ids = torch.from_numpy(ids.astype(np.int64)).cuda(non_blocking=True)
-        w = torch.from_numpy(w).cuda(non_blocking=True).float() / 100
-        seg = torch.from_numpy(seg).cuda(non_blocking=True)
-        with torch.autocast("cuda", torch.bfloat16):
+        ids = torch.from_numpy(ids.astype(np.int64)).to(dev, non_blocking=True)
+        w = torch.from_numpy(w).to(dev, non_blocking=True).float() / 100
+        seg = torch.from_numpy(seg).to(dev, non_blocking=True)
+        with torch.autocast(dev, torch.bfloat16):
             loss, ce, hit = model.loss(ids, w, seg)
         loss.backward()
-        scale = min(1.0, (step + 1) / 200) * (1.0 if p < 0.3 else max(0.0, (1 - p) / 0.7))
+        scale = min(1.0, (opt.t + 1) / 200) * (1.0 if p < 0.3 else max(0.0, (1 - p) / 0.7))
         opt.step(scale)
         for x in model.parameters():
             x.grad = None
@@ -216,17 +227,16 @@ def main() -> None:
             torch.cuda.synchronize()
             speed.setdefault(T, []).append(time.time() - t0)
         if step % 100 == 0:
-            row = {"step": step, "seconds": round(done + time.time() - begin, 1), "tokens": seen,
+            row = {"step": step, "seconds": round(base + done + time.time() - begin, 1), "tokens": seen,
                    "rows": {T: [round(v, 4) for v in torch.stack(x).mean(0).tolist()] for T, x in sorted(acc.items())}}
             curve.append(row)
             acc = {}
             if step % 500 == 0 or a.probe or step < 1000:
                 print(json.dumps(row), f"reused {reused} queue {q.qsize()} lr {scale:.3f}", flush=True)
-    torch.cuda.synchronize()
-    done += time.time() - begin
+    done += base + time.time() - begin
     for T, x in speed.items():
         print(T, f"{len(x)} steps, median {1000 * float(np.median(x)):.1f} ms, {a.tokens / float(np.median(x)):.0f} tokens/s")
-    print(f"step {step}, {seen:,} tokens, {done:.0f}s of training, reused {reused}, peak {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB", flush=True)
+    print(f"step {step}, {seen:,} tokens, {done:.0f}s of training, reused {reused}", flush=True)
     for p in procs:
         p.terminate()
     save(a.out, model, opt, {"config": c.to_dict(), "done": done, "step": step, "tokens": seen, "curve": curve})

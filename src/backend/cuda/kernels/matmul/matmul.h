@@ -19,6 +19,7 @@ struct SkinnyMatrix {
   int64_t stack = 0;
   float* y = nullptr;               // [T, n_out]
   int64_t y_stride = 0;
+  float* y_also = nullptr;          // a second copy, with the same stride, if wanted
   __nv_bfloat16* y_bf = nullptr;    // the same in bf16, if wanted
   int64_t y_bf_stride = 0;
 };

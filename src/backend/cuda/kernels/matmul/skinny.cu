@@ -162,6 +162,7 @@ __global__ void __launch_bounds__(kMaxGroups* kSlices * 32, 1) skinny_kernel(con
       if (n >= a.n_tok || row >= m.w.n_out) return;
       const float v = a.n_sub == 2 ? activate(v0, a.act) * v1 : v0;
       if (m.y) m.y[n * m.y_stride + row] = v;
+      if (m.y_also) m.y_also[n * m.y_stride + row] = v;
       if (m.y_bf) m.y_bf[n * m.y_bf_stride + row] = __float2bfloat16_rn(v);
     };
     if (a.n_part == 1) {

@@ -7,7 +7,8 @@
 
 namespace facet {
 
-enum class Out : uint8_t { kNone, kLast, kAll };  // rows of a sequence for which the head runs
+// Rows of a sequence for which the head runs. kGiven: out_row, one for each token, of whatever the step gathers from.
+enum class Out : uint8_t { kNone, kLast, kAll, kButFirst, kGiven };
 
 // One sequence's part of a step.
 struct SeqStep {
@@ -16,6 +17,7 @@ struct SeqStep {
   std::span<const int32_t> token;
   Out out = Out::kNone;
   Mask mask = Mask::kCausal;
+  std::span<const int32_t> out_row = {}; // kGiven
   std::span<const int16_t> parent = {};  // kTree: parent[i] < i, parent[0] = -1
   int pos = -1;                     // position of all tokens (kPast heads); -1: kv_len + index, or + depth in a tree
 };

@@ -1,4 +1,4 @@
-#include "engine/step_builder.h"
+#include "backend/step_builder.h"
 
 #include <algorithm>
 
@@ -26,6 +26,7 @@ void StepBuilder::begin() {
 void StepBuilder::add(const SeqStep& q) {
   const int n = int(q.token.size()), s = int(slot_.size()), base = int(token_.size());
   CHECK(n > 0 && token_.size() + size_t(n) <= max_tok_ && slot_.size() < max_seq_, "{} tokens after {} of {}", n, base, max_tok_);
+  CHECK(q.out != Out::kGiven || q.out_row.size() == q.token.size(), "{} output rows for {} tokens", q.out_row.size(), n);
   CHECK(q.mask != Mask::kTree || (n <= kMaxTreeNodes && q.parent.size() == q.token.size()), "tree of {} nodes, {} parents", n, q.parent.size());
   for (int j = 0; j < n; ++j) {
     uint64_t ancestor = 0;
@@ -40,7 +41,8 @@ void StepBuilder::add(const SeqStep& q) {
     pos_.push_back(pos);
     seq_.push_back(s);
     ancestor_.push_back(ancestor);
-    if (q.out == Out::kAll || (q.out == Out::kLast && j == n - 1)) out_row_.push_back(base + j);
+    if (q.out == Out::kAll || (q.out == Out::kLast && j == n - 1) || (q.out == Out::kButFirst && j > 0)) out_row_.push_back(base + j);
+    if (q.out == Out::kGiven) out_row_.push_back(q.out_row[size_t(j)]);
   }
   if (n <= kSmallT && n_small_ == base) n_small_ = base + n;
   q_begin_.push_back(base + n);
