@@ -26,6 +26,11 @@ __device__ __forceinline__ void copy16_async(void* shared, const void* global) {
   const uint32_t to = uint32_t(__cvta_generic_to_shared(shared));
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(global) : "memory");
 }
+// The same, or 16 bytes of zeros without reading.
+__device__ __forceinline__ void copy16_async_or_zero(void* shared, const void* global, bool read) {
+  const uint32_t to = uint32_t(__cvta_generic_to_shared(shared));
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(global), "r"(read ? 16 : 0) : "memory");
+}
 __device__ __forceinline__ void copies_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int N>
 __device__ __forceinline__ void copies_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
