@@ -49,7 +49,7 @@ Result<std::vector<PromptSet>> prompt_sets(const Options& o) {
     uint32_t state = 1;
     for (int i = 0; i < std::min(o.count, 3); ++i) {
       s.prompts.emplace_back(size_t(o.random > 0 ? o.random : 64));
-      for (int32_t& id : s.prompts.back()) id = int32_t((state = state * 1664525u + 1013904223u) >> 20);  // below 4096
+      for (int32_t& id : s.prompts.back()) id = int32_t((state = state * 1664525u + 1013904223u) >> 23);  // below 512
     }
     return std::vector<PromptSet>{std::move(s)};
   }

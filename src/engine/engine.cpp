@@ -3,10 +3,9 @@
 #include <fmt/format.h>
 
 #include "backend/cpu/cpu_fast.h"
-#include "engine/engine_impl.h"
+#include "engine/engine_cuda.h"
+#include "engine/open_drafters.h"
 #include "model/gemma4_config.h"
-#include "spec/dflash.h"
-#include "spec/mtp.h"
 
 namespace facet {
 
@@ -46,36 +45,6 @@ Result<LoadedModel> load_model(const std::string& path) {
   return model;
 }
 
-namespace {
-
-template <class D, Backend B>
-Status open_drafter(DrafterFile& file, const TargetView<B>& t, Drafters<B>& all) {
-  auto d = D::open(file, t);
-  if (!d) return d.error();
-  if constexpr (requires { (*d)->cfg().notes; })
-    for (const std::string& n : (*d)->cfg().notes) file.notes.push_back(n);
-  all.push_back(std::move(*d));
-  return Ok{};
-}
-
-template <Backend B, class... BackendArgs>
-Result<std::unique_ptr<Engine>> create(LoadedModel model, const EngineConfig& c, BackendArgs... args) {
-  if (model.drafters.empty()) return EngineImpl<B>::create(std::move(model), c, {}, args...);
-  // The files move along with the model; what is bound to them stays where it is mapped.
-  std::vector<DrafterFile> files = model.drafters;
-  return EngineImpl<B>::create(std::move(model), c, [&files, &c](const TargetView<B>& t) -> Result<Drafters<B>> {
-    Drafters<B> all;
-    for (DrafterFile& f : files) {
-      const Status ok = f.kind() == DrafterKind::kDflash ? open_drafter<Dflash<B>>(f, t, all) : open_drafter<Mtp<B>>(f, t, all);
-      if (!ok) return ok.error();
-      if (c.noted) for (const std::string& n : f.notes) c.noted(fmt::format("{}: {}", f.path(), n));
-    }
-    return all;
-  }, args...);
-}
-
-}  // namespace
-
 Result<std::unique_ptr<Engine>> Engine::open(const EngineConfig& c) {
   auto loaded = load_model(c.model);
   if (!loaded) return loaded.error();
@@ -90,9 +59,12 @@ Result<std::unique_ptr<Engine>> Engine::open(const EngineConfig& c) {
   if (c.planned) c.planned(plan_memory(model.file, model.cfg, *decided).line());
 
   if (!has_isa(c.cpu_isa)) return Error{"--cpu-isa", fmt::format("this machine has no {}", isa_name(c.cpu_isa)), "leave it out: the best there is will be used"};
-  if (c.backend == "cpu") return create<CpuFast>(std::move(model), *decided, decided->n_threads, decided->cpu_isa);
-  if (c.backend == "ref") return create<CpuRef>(std::move(model), *decided, decided->n_threads);
-  return Error{"--backend", fmt::format("expected cpu or ref, found {}", c.backend), "this program was built without it"};
+#if FACET_CUDA
+  if (decided->backend == "cuda") return open_cuda_engine(std::move(model), *decided);
+#endif
+  if (decided->backend == "cpu") return create_engine<CpuFast>(std::move(model), *decided, decided->n_threads, decided->cpu_isa);
+  if (decided->backend == "ref") return create_engine<CpuRef>(std::move(model), *decided, decided->n_threads);
+  return Error{"--backend", fmt::format("expected cpu or ref, found {}", decided->backend), "this program was built without it"};
 }
 
 }  // namespace facet
