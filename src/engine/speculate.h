@@ -33,7 +33,7 @@ template <Backend B>
 class Speculator {
  public:
   Speculator(Runner<B>& r, const EngineConfig& c, int n_vocab, Drafters<B> drafters)
-      : r_(r), n_wait_(std::min(32, r.cache->plan().max_step)), limits_{.min = c.draft.min, .max = c.draft.max > 0 ? c.draft.max : kUsualMax, .tree = c.draft.tree}, n_vocab_(n_vocab),
+      : r_(r), n_wait_(std::min(32, r.cache->plan().max_step)), limits_{.min = c.draft.min, .max = c.draft.max > 0 ? c.draft.max : kUsualMax, .tree = c.draft.tree}, n_vocab_(n_vocab), forced_(!c.draft.forced.empty()),
         drafters_(std::move(drafters)), step_times_(c.max_seq * (1 + c.draft.rows())), draft_times_(drafters_.size()), rounds_(size_t(c.max_seq)) {
     const KvPlan& kv = r_.cache->plan();
     for (auto& d : drafters_) {
@@ -45,6 +45,9 @@ class Speculator {
       if (d->wants_final_hidden() && !final_hidden_) final_hidden_ = r_.b.new_rows(kv.max_step, r_.m.d_model);
       drafts_.emplace_back(size_t(c.max_seq));
     }
+    std::vector<int> most;
+    for (auto& d : drafters_) most.push_back(d->max_draft());
+    for (Round& round : rounds_) round.chooser = DraftChooser(most, limits_);
     if (!drafters_.empty()) measure_steps(1 + c.draft.rows());
   }
 
@@ -64,9 +67,7 @@ class Speculator {
 
   // A new request in the slot.
   void begin(SlotId s) {
-    std::vector<int> most;
-    for (auto& d : drafters_) most.push_back(d->max_draft());
-    rounds_[size_t(s)].chooser = DraftChooser(std::move(most), limits_);
+    rounds_[size_t(s)].chooser.next_request();
     rounds_[size_t(s)].choice = {};
   }
 
@@ -76,6 +77,7 @@ class Speculator {
     for (const DraftRequest& q : requests) {
       Round& round = rounds_[size_t(q.slot)];
       round.tree.reset(q.newest);
+      round.cut = false;
       round.asked = q.room > 0;
       round.choice = round.chooser.choose(step_times_, draft_times_, q.room, int(requests.size()));
       if (round.choice.method < 0) continue;
@@ -87,7 +89,7 @@ class Speculator {
       }
       Draft& d = drafts_[m][n[m]++];
       d.slot = q.slot, d.position = q.position, d.max_draft = round.choice.n;
-      d.n_top = limits_.tree > 0 ? std::min(kTreeTop, limits_.tree) : 0;
+      d.n_top = limits_.tree > 0 ? std::min(kTreeTop, limits_.tree) : 1;
       d.token.assign(1, q.newest);
       d.top.clear();
       d.top_log_prob.clear();
@@ -120,7 +122,7 @@ class Speculator {
     if (drafters_.empty()) return r.accepted;
     if (r.asked) note_method(r, u, generated);
     const int offered = deepest(r), kept = r.accepted.n_draft();
-    r.chooser.observe(r.choice, offered, kept);
+    r.chooser.observe(r.choice, offered, kept, r.cut);
     if (r.tree.size() == 1) return r.accepted;
     ++u.rounds;
     u.drafted += r.tree.size() - 1;
@@ -185,6 +187,7 @@ class Speculator {
     DraftChooser chooser;
     DraftChoice choice;
     bool asked = false;          // there was room for a draft
+    bool cut = false;            // a chain was not worth verifying to its end
     DraftTree tree;
     std::vector<int32_t> paths;  // [node][kMaxTreeNodes]: of a tree that is no chain
     Accepted accepted;
@@ -202,6 +205,8 @@ class Speculator {
     while (n < d.token.size() && n <= size_t(d.max_draft) && usable(d.token[n])) ++n;
     Round& r = rounds_[size_t(d.slot)];
     if (limits_.tree == 0) {
+      const int worth = worth_verifying(std::span(d.top_log_prob).first(std::min(n - 1, d.top_log_prob.size())), step_times_, int(requests.size()));
+      if (const size_t keep = size_t(1 + std::max(worth, limits_.min)); keep < n && !d.top_log_prob.empty() && !forced_) n = keep, r.cut = true;
       d.token.resize(n);
       chain_tree(d, d.max_draft, r.tree);
       return;
@@ -289,6 +294,7 @@ class Speculator {
   const int n_wait_;
   DraftLimits limits_;
   int n_vocab_;
+  bool forced_;        // the drafter's own opinion means nothing
   Drafters<B> drafters_;
   StepTimes step_times_;
   std::vector<DraftTimes> draft_times_;
