@@ -12,7 +12,7 @@ constexpr double kForget = .95;       // of a trial's weight, per trial after it
 constexpr double kPrior = .7, kPriorTrials = 2;
 constexpr double kBorrowed = 1;       // trials that a position borrows from the one before it
 constexpr int kTrials = 3, kTrialLength = 4;
-constexpr int kFirstGap = 24, kLastGap = 512, kShortTrial = 2;
+constexpr int kFirstGap = 24, kLastGap = 512, kRequestGap = 64;  // the last one: at the start of a request
 constexpr int kPlainGap = 16, kPlainGapClear = 128;  // rounds after which a plain step is timed again; where drafts clearly pay
 constexpr double kClear = 1.3;
 constexpr double kWorthIt = 1.02;     // gain for which plain decoding or the last choice is left
@@ -145,7 +145,7 @@ DraftChoice DraftChooser::choose(const StepTimes& step, std::span<const DraftTim
     if (!fixed && method_[m].rounds < kTrials) return last_ = {int(m), limited(m, length)};
     if (!fixed && method_[m].idle > method_[m].gap) {
       method_[m].gap = std::clamp(2 * method_[m].gap, kFirstGap, kLastGap);
-      return {int(m), limited(m, limits_.tree > 0 ? length : std::max(limits_.min, kShortTrial))};  // not last_: a trial is no choice
+      return {int(m), limited(m, length)};  // not last_: a trial is no choice
     }
   }
   double rate = 0;
@@ -173,7 +173,7 @@ void DraftChooser::observe(DraftChoice made, int offered, int accepted, bool cut
 void DraftChooser::next_request() {
   for (Method& m : method_) {
     m.survival.soften();
-    m.gap = std::max(kFirstGap, m.gap * 3 / 4);
+    m.gap = std::clamp(m.gap, kFirstGap, kRequestGap);
   }
 }
 
