@@ -266,7 +266,7 @@ class EngineImpl final : public Engine {
     if (requests.empty()) return;
     spec_->propose(requests);
     for (const DraftRequest& r : requests)
-      if (spec_->tree(r.slot).size() > 1) slots_[size_t(r.slot)].usage.draft_s += seconds(Clock::now() - start);
+      if (spec_->drafted(r.slot)) slots_[size_t(r.slot)].usage.draft_s += seconds(Clock::now() - start);
   }
 
   // Adds a sequence to the step: a piece of its prompt, or its newest token and drafts. Returns its tokens; 0: it failed.

@@ -107,6 +107,8 @@ class Speculator {
   }
 
   const DraftTree& tree(SlotId s) const { return rounds_[size_t(s)].tree; }
+  // Some drafter was asked, though nothing of it may be worth verifying.
+  bool drafted(SlotId s) const { return rounds_[size_t(s)].choice.method >= 0; }
   // Tokens on the way from node 0, without it, to the node: what its row's penalties look at.
   std::span<const int32_t> path_to(SlotId s, int node) const {
     const Round& r = rounds_[size_t(s)];
