@@ -13,8 +13,11 @@
 namespace facet {
 
 KvPlan kv_plan(const EngineConfig& c) {
-  return {.k = *c.kv_k, .v = *c.kv_v, .max_seq = c.max_seq, .max_ctx = c.n_ctx, .max_step = std::max(c.chunk, c.max_seq),
-          .margin = c.margin, .checkpoints = c.checkpoints};
+  // Drafts come on top of a chunk, so that they never keep a prompt waiting, and on top
+  // of the margin, so that a conversation can go back as far as without them.
+  const int draft = c.draft.files.empty() ? 0 : c.draft.rows();
+  return {.k = *c.kv_k, .v = *c.kv_v, .max_seq = c.max_seq, .max_ctx = c.n_ctx, .max_step = std::max(c.chunk, c.max_seq) + c.max_seq * draft,
+          .margin = c.margin + draft, .checkpoints = c.checkpoints};
 }
 
 MemoryPlan plan_memory(const GgufFile& file, const ModelCfg& m, const EngineConfig& c) {
@@ -48,7 +51,7 @@ Result<EngineConfig> resolve_config(const GgufFile& file, const ModelCfg& m, Eng
   if (c.n_threads <= 0) c.n_threads = physical_cores();
   const KvType usual = c.backend == "ref" ? KvType::kF32 : KvType::kF16;
   c.kv_k = c.kv_k.value_or(usual), c.kv_v = c.kv_v.value_or(usual);
-  if (c.max_out <= 0) c.max_out = c.max_seq;
+  if (c.max_out <= 0) c.max_out = c.max_seq * (c.draft.files.empty() ? 1 : 1 + c.draft.rows());
   const bool choose = c.n_ctx <= 0;
   if (choose) c.n_ctx = m.n_ctx_train;
   MemoryPlan p = plan_memory(file, m, c);
