@@ -31,6 +31,7 @@ struct BackendLimits {
   int64_t max_rows = 0;    // cache rows a token can see
   int max_cols = 0;        // widest row of a weight or an activation
   int n_group = 1;         // query heads per K/V head
+  int n_q_head = 0, head_dim = 0;  // of the widest layer
   int n_expert = 0, n_expert_used = 0, d_expert = 0;
   int n_cluster = 0;       // of a clustered head
 

@@ -19,7 +19,7 @@ void StepBuilder::begin() {
   mask_.clear();
   ancestor_.clear();
   q_begin_.push_back(0);
-  longest_ = most_tok_ = 0;
+  longest_ = most_tok_ = n_small_ = 0;
   any_tree_ = false;
 }
 
@@ -44,6 +44,7 @@ void StepBuilder::add(const SeqStep& q) {
     if (q.out == Out::kAll || (q.out == Out::kLast && j == n - 1) || (q.out == Out::kButFirst && j > 0)) out_row_.push_back(base + j);
     if (q.out == Out::kGiven) out_row_.push_back(q.out_row[size_t(j)]);
   }
+  if (n <= kSmallT && n_small_ == base) n_small_ = base + n;
   q_begin_.push_back(base + n);
   kv_len_.push_back(q.kv_len);
   slot_.push_back(q.slot);
@@ -64,7 +65,7 @@ void StepBuilder::pad_to(int n_tok) {
 }
 
 const Step& StepBuilder::finish() {
-  step_.shape = {.n_tok = int(token_.size()), .n_seq = int(slot_.size()), .n_out = int(out_row_.size()),
+  step_.shape = {.n_tok = int(token_.size()), .n_seq = int(slot_.size()), .n_out = int(out_row_.size()), .n_small = n_small_,
                  .longest = longest_, .any_tree = any_tree_, .staged = most_tok_ > margin_};
   step_.token = token_.data();
   step_.pos = pos_.data();

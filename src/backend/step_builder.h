@@ -27,7 +27,7 @@ class StepBuilder {
  public:
   StepBuilder(int max_tok, int max_seq, int margin);  // margin: of the rings, for StepShape::staged
   void begin();
-  void add(const SeqStep& q);
+  void add(const SeqStep& q);  // those of at most kSmallT tokens first
   void pad_to(int n_tok);   // padding rows, seq = -1
   const Step& finish();
   int n_tok() const { return int(token_.size()); }
@@ -40,7 +40,7 @@ class StepBuilder {
   std::vector<Mask> mask_;
   std::vector<uint64_t> ancestor_;
   Step step_;
-  int longest_ = 0, most_tok_ = 0;
+  int longest_ = 0, most_tok_ = 0, n_small_ = 0;
   bool any_tree_ = false;
 };
 

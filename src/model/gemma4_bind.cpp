@@ -72,7 +72,11 @@ BackendLimits backend_limits(const ModelCfg& m, int max_tok, int64_t max_rows) {
   l.max_tok = max_tok;
   l.max_rows = max_rows;
   l.max_cols = std::max({m.d_model, m.max_q_cols(), m.max_d_ff(), m.d_expert, m.n_layer() * m.d_ple});
-  for (const LayerCfg& c : m.layer) l.n_group = std::max(l.n_group, m.n_q_head / c.n_kv_head);
+  l.n_q_head = m.n_q_head;
+  for (const LayerCfg& c : m.layer) {
+    l.n_group = std::max(l.n_group, m.n_q_head / c.n_kv_head);
+    l.head_dim = std::max(l.head_dim, c.head_dim);
+  }
   l.n_expert = m.n_expert;
   l.n_expert_used = m.n_expert_used;
   l.d_expert = m.d_expert;
