@@ -80,10 +80,10 @@ def write_greedily(target, tok, contexts: list[list[int]], n_new: int, device) -
     """The target's greedy answers, as (ids, weights). Recomputes rows instead of keeping K/V: they are short."""
     import torch
     stop = {tok.id["<turn|>"], tok.id["<|tool_response>"], tok.id["<eos>"]}
-    out, T = [], 256
-    contexts = [c for c in contexts if len(c) <= T - n_new]
+    out, contexts = [], sorted(contexts, key=len)
     for at in range(0, len(contexts), 1024):
         batch = contexts[at:at + 1024]
+        T = -(-(len(batch[-1]) + n_new) // 256) * 256
         ids = torch.zeros(len(batch), T, dtype=torch.long, device=device)
         end = torch.tensor([len(c) for c in batch], device=device)
         for i, c in enumerate(batch):
@@ -114,7 +114,9 @@ def prompts(g: Gen, tok, n: int, kinds: dict) -> list[list[int]]:
     out = []
     while len(out) < n:
         kind = g.rng.choices(list(kinds), list(kinds.values()))[0]
-        out.append(tok(question(document(kind, g, tok, 120))[0]))
+        ids = tok(question(document(kind, g, tok, 120))[0])
+        if len(ids) <= 160:  # with an answer, one window
+            out.append(ids)
     return out
 
 
@@ -127,7 +129,8 @@ def choose(on, seg, top, ids, n: int, ahead: int, device):
     agree[:, 1:] = on[:, 1:] & (top[:, :-1] == ids[:, 1:]) & (seg[:, 1:] == seg[:, :-1])
     score = torch.rand(B, T, device=device)
     score[:, :-1] += 10 * agree[:, 1:].float()       # the first token after it must count
-    score[:, 0] = -1                                 # there must be a token before it
+    score[:, 1:] = score[:, 1:].where(seg[:, 1:] == seg[:, :-1], torch.full_like(score[:, 1:], -1))  # there must be a token before it
+    score[:, 0] = -1
     score[:, T - ahead - 1:] = -1
     at = score.topk(n, 1).indices
     to = at[:, :, None] + 1 + torch.arange(ahead, device=device)
@@ -158,7 +161,7 @@ def evaluate(drafter, target, kind: str, tok, device, n: int) -> dict:
         docs = [documents(name, g, tok, 220) if name != "talk" else g.chat([g.talk()], False, "") for _ in range(n)]
         rounds = tokens = 0
         for x, w in write_greedily(target, tok, [tok(question(d)[0]) for d in docs], 96, device):
-            start, T = w.index(1.0), 256
+            start, T = w.index(1.0), -(-len(x) // 256) * 256
             ids = torch.zeros(1, T, dtype=torch.long, device=device)
             ids[0, :len(x)] = torch.tensor(x)
             seg = torch.full_like(ids, -1)
@@ -234,7 +237,7 @@ def train(a) -> None:
     begin = fresh = time.time()
     while time.time() - begin < a.seconds:
         p = min(1.0, (done0 + time.time() - begin) / a.total)
-        if time.time() - fresh > 40:
+        if time.time() - fresh > 100:
             pool += write_greedily(target, tok, prompts(own, tok, a.pool // 4, kinds), 96, dev)
             fresh = time.time()
         if step % 3 == 0:
@@ -251,6 +254,8 @@ def train(a) -> None:
                 z = drafter(target, f, ids, seg, at, ahead, torch.cat((ids.gather(1, at)[:, :, None], label[:, :, :-1]), -1))
             ce = F.cross_entropy(z.flatten(0, 2), label.flatten(), reduction="none").view_as(weight)
             loss = (ce * weight * decay).sum() / (weight * decay).sum().clamp(min=1)
+        if not torch.isfinite(loss):
+            raise SystemExit(f"step {step}: the loss is {loss.item()}")
         loss.backward()
         torch.nn.utils.clip_grad_norm_(drafter.parameters(), 1.0)
         opt.step(min(1.0, (opt.t + 1) / 100) * (1.0 if p < 0.3 else max(0.0, (1 - p) / 0.7)))
@@ -338,7 +343,7 @@ def main() -> None:
     ap.add_argument("--total", type=float, help="seconds of the schedule over all runs; omitted: this run")
     ap.add_argument("--tokens", type=int, default=16384, help="tokens of the target a step")
     ap.add_argument("--anchors", type=int, default=96, help="drafts a row")
-    ap.add_argument("--pool", type=int, default=2048, help="prompts that the target answers before training; a quarter more every 40 seconds")
+    ap.add_argument("--pool", type=int, default=2048, help="prompts that the target answers before training; a quarter more every 100 seconds")
     ap.add_argument("--grade", type=int, default=60, help="held-out prompts of each kind at the end")
     ap.add_argument("--workers", type=int, default=3)
     ap.add_argument("--lr", type=float, default=0.02)

@@ -193,7 +193,7 @@ class Mtp(nn.Module):
                 K, dt = k.shape[2], v.to(torch.bfloat16).dtype if q.is_cuda else torch.float32
                 q = q.to(dt).view(B, N, K, c.heads // K, -1)
                 s = torch.einsum("bnkgd,btkd->bnkgt", q, k.to(dt)).float()
-                p = s.masked_fill(~seen[ch][:, :, None, None], float("-inf")).softmax(-1).to(dt)
+                p = s.masked_fill(~seen[ch][:, :, None, None], -1e30).softmax(-1).to(dt)  # finite: a row may see nothing
                 o = torch.einsum("bnkgt,btkd->bnkgd", p, v.to(dt)).reshape(B, N, -1)
                 x = x + rms(F.linear(o, b.attn_output), b.post_attention_norm)
                 z = rms(x, b.ffn_norm)
