@@ -71,21 +71,20 @@ void Survival::observe(int offered, int accepted) {
   }
 }
 
-double Survival::conditional(int k) const {
-  // The first position starts from a guess that fades; the others borrow from the one before.
-  double p = kPrior;
-  for (int i = 1; i <= k && i < int(trial_.size()); ++i) {
-    const double t = trial_[size_t(i)], seen = (1 - std::min(1., t * (1 - kForget)));  // 1 at first, 0 in the end
-    const double w = i == 1 ? kPriorTrials * seen : kBorrowed;
-    p = t + w > 0 ? (hit_[size_t(i)] + w * p) / (t + w) : p;
+void Survival::expect(int n, std::vector<double>& tokens) const {
+  tokens.clear();
+  // p: of draft k when the ones before it are right. The first position starts from a guess that fades; the others
+  // borrow from the one before.
+  double p = kPrior, survival = 1, sum = 1;
+  for (int k = 1; k <= n; ++k) {
+    if (k < int(trial_.size())) {
+      const double t = trial_[size_t(k)], fading = 1 - std::min(1., t * (1 - kForget));
+      const double w = k == 1 ? kPriorTrials * fading : kBorrowed;
+      if (t + w > 0) p = (hit_[size_t(k)] + w * p) / (t + w);
+    }
+    survival *= p;
+    tokens.push_back(sum += survival);
   }
-  return p;
-}
-
-double Survival::tokens(int n) const {
-  double sum = 1, all = 1;
-  for (int k = 1; k <= n; ++k) sum += all *= conditional(k);
-  return sum;
 }
 
 DraftChooser::DraftChooser(std::vector<int> max_draft, DraftLimits limits) : limits_(limits) {
@@ -106,8 +105,9 @@ DraftChoice DraftChooser::best(const StepTimes& step, std::span<const DraftTimes
   rate = limits_.min > 0 || plain <= 0 ? 0 : kWorthIt / plain;
   for (size_t m = 0; m < method_.size(); ++m) {
     const int most = std::min(method_[m].max, n_room);
+    method_[m].survival.expect(most, tokens_);
     for (int n = limits_.tree > 0 ? most : std::max(1, std::min(limits_.min, most)); n <= most; ++n) {
-      const double r = method_[m].survival.tokens(n) / std::max(1e-12, step.at(n_seq * rows(n)) + draft[m].at(n));
+      const double r = tokens_[size_t(n) - 1] / std::max(1e-12, step.at(n_seq * rows(n)) + draft[m].at(n));
       const bool again = DraftChoice{int(m), n} == last_;
       if (r * (again ? kWorthIt : 1) > rate) best = {int(m), n}, rate = r * (again ? kWorthIt : 1);
     }

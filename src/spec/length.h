@@ -30,8 +30,8 @@ class Survival {
  public:
   explicit Survival(int max_draft = 0) : hit_(size_t(max_draft) + 1), trial_(size_t(max_draft) + 1) {}
   void observe(int offered, int accepted);
-  double conditional(int k) const;  // of draft k when the ones before it are right, k = 1..
-  double tokens(int n) const;       // expected from a round of n drafts: 1 + the sum of survivals
+  // Tokens expected from rounds of 1 .. n drafts: 1 + the sum of the survivals. tokens[k - 1] is for k drafts.
+  void expect(int n, std::vector<double>& tokens) const;
  private:
   std::vector<double> hit_, trial_;
 };
@@ -72,6 +72,7 @@ class DraftChooser {
   DraftChoice best(const StepTimes& step, std::span<const DraftTimes> draft, int n_room, int n_seq, double& rate) const;
 
   std::vector<Method> method_;
+  mutable std::vector<double> tokens_;  // scratch of best()
   DraftLimits limits_;
   DraftChoice last_;
   int since_plain_ = 0;
