@@ -174,7 +174,7 @@ __global__ void combine_kernel(Mat y, const float* out, const float* weight, int
   *reinterpret_cast<float4*>(y.p + t * y.stride + c) = s;
 }
 
-constexpr int kOwnShared = 1024;  // bytes of shared memory that the kernel declares itself, at most
+constexpr int kOwnShared = 1536;  // bytes of shared memory that the kernel declares itself, at most
 
 template <int N, int kSlices>
 void run(cudaStream_t stream, ExpertArgs a, int n_expert_most) {
