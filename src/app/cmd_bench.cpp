@@ -63,6 +63,7 @@ void add_bench(CLI::App& app, int& rc) {
   cmd->add_option("--prefill", o->bench.prefill, "Tokens of the prefill step; 0: none")->check(CLI::Range(0, 65536))->capture_default_str();
   cmd->add_option("--depths", o->bench.depths, "Rows in the cache before a step is measured")->delimiter(',')->check(CLI::Range(0, 1 << 24))->capture_default_str();
   cmd->add_option("--widths", o->bench.widths, "Tokens of a step whose rows all get logits")->delimiter(',')->check(CLI::Range(1, 1024))->capture_default_str();
+  cmd->add_option("--batches", o->bench.batches, "Sequences that decode together (cuda)")->delimiter(',')->check(CLI::Range(1, 64));
   cmd->add_option("--runs", o->bench.runs, "Measurements, after a warm-up; the median counts")->check(CLI::Range(1, 1000))->capture_default_str();
   cmd->add_flag("--explain", o->explain, "Also what every verb costs");
   cmd->callback([o, &rc] { rc = run(*o); });

@@ -75,6 +75,9 @@ class Lockstep {
   Scores new_scores(int n) { return a_.new_scores(n); }
   void reserve(const BackendLimits& l) { a_.reserve(l), r_.reserve(l); }
 
+  void begin_step(const Step& s) {
+    if constexpr (requires { a_.begin_step(s); }) a_.begin_step(s);
+  }
   void embed(Rows x, Weight w, const Step& s, float scale) {
     a_.embed(x.a, w.a, s, scale), r_.embed(x.r, w.r, s, scale);
     compare("embed", x, 1);

@@ -39,6 +39,17 @@ class Traced {
   Scores new_scores(int n) { return inner_.new_scores(n); }
   void reserve(const BackendLimits& l) { inner_.reserve(l); }
 
+  void begin_step(const Step& s)
+    requires requires(B b) { b.begin_step(s); }
+  {
+    inner_.begin_step(s);
+  }
+  void norm_rope_append(KvLayer kv, Rows q, Rows k, Rows v, Vec q_gain, Vec k_gain, Freqs f, bool norm_v, const Step& s, float eps)
+    requires requires(B b) { b.norm_rope_append(kv, q, k, v, q_gain, k_gain, f, norm_v, s, eps); }
+  {
+    timed("norm_rope_append", 2 * act(q) + act(k) + act(v) + double(s.shape.n_tok) * double(kv.k_row + kv.v_row), 0,
+          [&] { inner_.norm_rope_append(kv, q, k, v, q_gain, k_gain, f, norm_v, s, eps); });
+  }
   void embed(Rows x, Weight w, const Step& s, float scale) {
     timed("embed", act(x) + double(x.rows) * double(row_bytes(w.type, w.n_in)), 0, [&] { inner_.embed(x, w, s, scale); });
   }

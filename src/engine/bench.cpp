@@ -12,6 +12,7 @@
 #include "backend/traced.h"
 #include "base/reserve.h"
 #include "base/threads.h"
+#include "engine/engine_cuda.h"
 #include "engine/plan.h"
 #include "engine/runner.h"
 #include "model/gemma4_config.h"
@@ -134,12 +135,17 @@ Status run_bench(const EngineConfig& given, const BenchOptions& o, const std::fu
   const int deepest = *std::max_element(o.depths.begin(), o.depths.end());
   c.chunk = std::max({c.chunk, o.prefill, widest});
   c.max_out = widest;
+  for (int n : o.batches) c.max_seq = std::max(c.max_seq, n), c.max_out = std::max(c.max_out, n);
   c.margin = std::max(c.margin, widest);
   c.checkpoints = 0;
   if (c.n_ctx == 0) c.n_ctx = deepest + c.chunk;
   auto decided = resolve_config(*file, *m, c);
   if (!decided) return decided.error();
   if (!has_isa(c.cpu_isa)) return Error{"--cpu-isa", fmt::format("this machine has no {}", isa_name(c.cpu_isa)), "leave it out: the best there is will be used"};
+  c.backend = decided->backend;
+#if FACET_CUDA
+  if (c.backend == "cuda") return bench_cuda(*file, *m, *decided, o, machine, line);
+#endif
   machine({.cpu = cpu_model(), .isa = c.backend == "cpu" ? simd_kernels(c.cpu_isa).name : "none", .threads = decided->n_threads,
            .gbps_ceiling = read_gbps(decided->n_threads)},
           *decided);

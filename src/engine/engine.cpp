@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "backend/cpu/cpu_fast.h"
+#include "engine/engine_cuda.h"
 #include "engine/engine_impl.h"
 #include "model/gemma4_config.h"
 
@@ -47,9 +48,12 @@ Result<std::unique_ptr<Engine>> Engine::open(const EngineConfig& c) {
   if (c.planned) c.planned(plan_memory(model.file, model.cfg, *decided).line());
 
   if (!has_isa(c.cpu_isa)) return Error{"--cpu-isa", fmt::format("this machine has no {}", isa_name(c.cpu_isa)), "leave it out: the best there is will be used"};
-  if (c.backend == "cpu") return EngineImpl<CpuFast>::create(std::move(model), *decided, {}, decided->n_threads, decided->cpu_isa);
-  if (c.backend == "ref") return EngineImpl<CpuRef>::create(std::move(model), *decided, {}, decided->n_threads);
-  return Error{"--backend", fmt::format("expected cpu or ref, found {}", c.backend), "this program was built without it"};
+#if FACET_CUDA
+  if (decided->backend == "cuda") return open_cuda_engine(std::move(model), *decided);
+#endif
+  if (decided->backend == "cpu") return EngineImpl<CpuFast>::create(std::move(model), *decided, {}, decided->n_threads, decided->cpu_isa);
+  if (decided->backend == "ref") return EngineImpl<CpuRef>::create(std::move(model), *decided, {}, decided->n_threads);
+  return Error{"--backend", fmt::format("expected cpu or ref, found {}", decided->backend), "this program was built without it"};
 }
 
 }  // namespace facet

@@ -32,7 +32,8 @@ struct DraftConfig {
 // The only way options reach the engine.
 struct EngineConfig {
   std::string model;               // path of a GGUF, or of any part of a split one
-  std::string backend = "cpu";     // cpu, ref
+  std::string backend = "auto";    // cuda, cpu, ref; auto: cuda where a usable GPU is present, else cpu
+  int gpu = 0;
   CpuIsa cpu_isa = CpuIsa::kAuto;  // instruction set of the cpu backend
   int n_ctx = 0;                   // rows per sequence; 0: the trained context, halved until the plan fits
   int max_seq = 1;                 // sequences served together

@@ -112,7 +112,12 @@ class EngineImpl final : public Engine {
       runner_->add({.slot = 0, .token = ids.subspan(size_t(at), size_t(n)), .out = wanted ? Out::kAll : Out::kNone});
       const auto logits = runner_->forward();
       cache().commit(0, n);
-      if (wanted) f(at, {logits.row(0), size_t(n) * size_t(model_.cfg.n_vocab)});
+      if (wanted) {
+        if constexpr (requires { logits.row(0); })
+          f(at, {logits.row(0), size_t(n) * size_t(model_.cfg.n_vocab)});
+        else
+          f(at, runner_->b.to_host(logits));
+      }
       at += n;
     }
     cache().clear(0);

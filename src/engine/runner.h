@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "backend/pass.h"
 #include "backend/step_builder.h"
 #include "cache/cache_of.h"
 #include "model/gemma4.h"
@@ -43,7 +44,9 @@ class Runner {
   }
   // Logits [O, V] of the step that was built.
   typename B::Rows forward(const Taps<B>& taps = {}) {
-    return gemma4_forward(b, m, w, steps.finish(), std::span<const typename B::KvLayer>(kv), taps, work);
+    const Step& s = steps.finish();
+    const char* key = reinterpret_cast<const char*>(this) + (taps.final_hidden || !taps.layer.empty() ? 1 : 0);
+    return run_pass(b, s, key, [&] { return gemma4_forward(b, m, w, s, std::span<const typename B::KvLayer>(kv), taps, work); });
   }
 
   B b;

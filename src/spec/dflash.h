@@ -4,6 +4,7 @@
 #include <numeric>
 #include <vector>
 
+#include "backend/pass.h"
 #include "backend/step_builder.h"
 #include "base/check.h"
 #include "cache/cache_of.h"
@@ -81,9 +82,13 @@ class Dflash final : public Drafter<B> {
     }
     if (n_tok == 0) return;
     const Step& s = steps_.finish();
-    auto kept = in_place ? f.taps.view(n_tok, feature_cols()) : kept_.view(n_tok, feature_cols());
-    if (!in_place) t_.b.gather(kept, f.taps, s);
-    dflash_absorb(t_.b, c_.body, w_, kept, s, std::span<const typename B::KvLayer>(kv_), work_);
+    const void* key = in_place ? static_cast<const void*>(&kept_) : &from_;
+    run_pass(t_.b, s, key, [&] {
+      auto kept = in_place ? f.taps.view(n_tok, feature_cols()) : kept_.view(n_tok, feature_cols());
+      if (!in_place) t_.b.gather(kept, f.taps, s);
+      dflash_absorb(t_.b, c_.body, w_, kept, s, std::span<const typename B::KvLayer>(kv_), work_);
+      return Rows{};
+    });
     for (const Committed& c : rows)
       if (std::find(failed_.begin(), failed_.end(), c.slot) == failed_.end()) cache_->commit(c.slot, c.n);
   }
@@ -151,7 +156,8 @@ class Dflash final : public Drafter<B> {
       steps_.add({.slot = d.slot, .kv_len = d.position, .token = std::span(block_).first(size_t(n + 1)), .out = out, .mask = Mask::kBlock});
     }
     if (steps_.n_tok() == 0) return {};
-    return dflash_draft(t_.b, c_.body, w_, t_.w, steps_.finish(), std::span<const typename B::KvLayer>(kv_), work_);
+    const Step& s = steps_.finish();
+    return run_pass(t_.b, s, this, [&] { return dflash_draft(t_.b, c_.body, w_, t_.w, s, std::span<const typename B::KvLayer>(kv_), work_); });
   }
 
   TargetView<B> t_;

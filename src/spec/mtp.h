@@ -4,6 +4,7 @@
 #include <numeric>
 #include <vector>
 
+#include "backend/pass.h"
 #include "backend/step_builder.h"
 #include "base/check.h"
 #include "model/mtp_bind.h"
@@ -130,7 +131,8 @@ class Mtp final : public Drafter<B> {
       const Draft& d = drafts[size_t(order_[size_t(i)])];
       steps_.add({.slot = d.slot, .kv_len = d.position, .token = std::span(d.token).last(1), .out = Out::kLast, .mask = Mask::kPast, .pos = d.position});
     }
-    return mtp_step(t_.b, c_.body, w_, t_.m, t_.w, h_.view(n, t_.m.d_model), steps_.finish(), t_.kv, work_);
+    const Step& s = steps_.finish();
+    return run_pass(t_.b, s, this, [&] { return mtp_step(t_.b, c_.body, w_, t_.m, t_.w, h_.view(n, t_.m.d_model), s, t_.kv, work_); });
   }
 
   TargetView<B> t_;

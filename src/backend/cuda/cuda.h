@@ -75,7 +75,7 @@ class Cuda {
   template <class T>
   class Results {
    public:
-    T operator[](size_t i) const {
+    const T& operator[](size_t i) const {
       owner_->wait_for_results();
       return host_[i];
     }
