@@ -1,5 +1,5 @@
 // Times attention and its cache rows on one GPU at Gemma's shapes, one JSON object per line.
-//   facet_cuda_attend_bench [substring of the names to run]
+//   facet_cuda_attend_bench [substring of the names to run [substring of those not to run]]
 // Each case is a graph of calls that walk over cache slots larger together than the L2, so that every call reads memory;
 // the time is the median of its replays over the calls. The read bandwidth they are compared with is measured first.
 #include <cuda_runtime.h>
@@ -103,7 +103,7 @@ constexpr Model k31{"31b", 32, 16, 4}, k26{"26b", 16, 8, 2};
 
 struct Bench {
   cudaStream_t stream = nullptr;
-  std::string only;
+  std::string only, except;
   double read_gbs = 0;
   std::byte *arena = nullptr, *scratch = nullptr;
   size_t arena_bytes = size_t(6) << 30, scratch_bytes = 0;
@@ -134,7 +134,7 @@ struct Bench {
     std::printf("{\"name\": \"read\", \"us\": %.2f, \"GB/s\": %.0f}\n", us, read_gbs);
   }
 
-  bool wanted(const std::string& name) const { return name.find(only) != std::string::npos; }
+  bool wanted(const std::string& name) const { return name.find(only) != std::string::npos && (except.empty() || name.find(except) == std::string::npos); }
 
   // Fills [at, at + bytes) with rows: normal values, encoded.
   void fill(std::byte* at, size_t bytes, KvType t, int E) {
@@ -219,6 +219,7 @@ struct Bench {
 int main(int argc, char** argv) {
   Bench b;
   if (argc > 1) b.only = argv[1];
+  if (argc > 2) b.except = argv[2];
   b.start();
   using enum KvType;
   struct Pair {

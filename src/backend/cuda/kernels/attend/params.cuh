@@ -108,8 +108,5 @@ __device__ __forceinline__ float exp2_approx(float x) {
 // Launchers of the parts; attend() chooses among them.
 void attend_plain(cudaStream_t, const AttendParams&);
 void attend_combine(cudaStream_t, const AttendParams&);
-// Splits of short sequences, for head widths 256 and 512; n_cols: most query rows of a K/V head.
-using AttendDecode = void (*)(cudaStream_t, AttendParams, int n_cols);
-AttendDecode attend_decode_of(KvType k, KvType v);  // nullptr: the pair is not built
 
 }  // namespace facet::cuda
