@@ -470,8 +470,12 @@ TEST(CudaAttend, LongContexts) {
   }
 }
 
-TEST(CudaAttend, LongChunks) {
+class CudaLongChunks : public testing::TestWithParam<bool> {};
+INSTANTIATE_TEST_SUITE_P(Products, CudaLongChunks, testing::Bool(), [](const auto& i) { return i.param ? "Warpgroup" : "Warp"; });
+
+TEST_P(CudaLongChunks, AsReference) {
   NEEDS_GPU();
+  cuda::attend_uses_warpgroups = GetParam();
   unsigned seed = 200;
   for (const Pair pair : kPairs)
     for (const int E : {64, 128, 256, 512})
@@ -486,6 +490,7 @@ TEST(CudaAttend, LongChunks) {
     const Dims d{.E = window ? 256 : 512, .n_kv = 1, .group = window ? 2 : 8, .window = window, .margin = 32, .k = KvType::kQ8_0, .v = KvType::kQ8_0};
     Case(d, {{.kv_len = 2100, .n = 600}}, 0, ++seed).check("a later chunk");
   }
+  cuda::attend_uses_warpgroups = true;
 }
 
 // Row j of a chain of T tokens, and the same row as the only one of its step: the earlier ones are committed.

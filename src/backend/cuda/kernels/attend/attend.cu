@@ -53,6 +53,8 @@ int most_tokens(const StepShape& shape) {
 
 }  // namespace
 
+bool attend_uses_warpgroups = true;
+
 size_t attend_scratch_bytes(const BackendLimits& limits, int n_q_head, int max_head_dim) {
   const size_t token = token_scratch(most_splits(0, limits.max_rows + kSmallT), n_q_head, max_head_dim);
   const size_t all = token * size_t(std::min(limits.max_tok, 1024));

@@ -19,26 +19,33 @@
 #include "backend/cuda/kernels/attend/params.cuh"
 #include "backend/cuda/kernels/common/hadamard.cuh"
 #include "backend/cuda/kernels/common/launch.cuh"
+#include "backend/cuda/kernels/common/wgmma.cuh"
 
 namespace facet::cuda {
 
-template <KvType K, KvType V, int E>
+template <KvType K, KvType V, int E, bool W>
 struct PrefillShape {
   static constexpr bool kRaw = planar_scaled(K) || planar_scaled(V);
   static constexpr int kPair = E / 256;                 // warps per 16 query rows
-  static constexpr int kRows = 128 / kPair, kKeys = 64 / kPair, kThreads = 256;
-  static constexpr int kStride = 2 * E + 16;            // bytes; keeps ldmatrix free of bank conflicts
+  static constexpr int kRows = 128 / kPair, kKeys = E == 256 ? 64 : W && kRaw ? 48 : 32, kThreads = 256;
   static constexpr int kStages = kRaw ? 1 : 2;
+  static constexpr int kStride = W ? 2 * E : 2 * E + 16;  // bytes of an f16 row; the padding keeps ldmatrix free of conflicts
   static constexpr int kRawK = kKeys * planar_bytes(K, E), kRawV = kKeys * planar_bytes(V, E);
   static constexpr int kAtK = kRows * kStride, kAtV = kAtK + kStages * kKeys * kStride;
-  static constexpr int kAtRawK = kAtV + kStages * kKeys * kStride;
+  static constexpr int kAtP = kAtV + kStages * kKeys * kStride;         // [rows][keys] f16, E = 512
+  static constexpr int kStrideP = W ? 128 : 2 * kKeys + 16;
+  static constexpr int kAtRawK = kAtP + (kPair == 2 ? kRows * kStrideP : 0);
   static constexpr int kAtRawV = kAtRawK + (kRaw ? kRawK : 0);
-  static constexpr int kStrideP = 2 * kKeys + 16;
-  static constexpr int kAtP = kAtRawV + (kRaw ? kRawV : 0);             // [rows][keys] f16, E = 512
-  static constexpr int kAtM = kAtP + (kPair == 2 ? kRows * kStrideP : 0);  // [2][rows] f32
+  static constexpr int kAtM = kAtRawV + (kRaw ? kRawV : 0);             // [2][rows] f32
   static constexpr int kStrideO = 4 * E + 32;                           // the output passes through the same memory
   static constexpr int kBytes = kAtM + 2 * kRows * 4 > kRows * kStrideO ? kAtM + 2 * kRows * 4 : kRows * kStrideO;
 };
+
+// Byte `byte` of row `row` of an f16 tile of `rows` rows: padded rows, or panels of 128 bytes with the swizzle of wgmma.
+template <bool W, int kStride>
+__device__ __forceinline__ int tile_at(int rows, int row, int byte) {
+  return W ? byte / 128 * rows * 128 + row * 128 + (byte % 128 ^ (row % 8) * 16) : row * kStride + byte;
+}
 
 // Place of value d in an expanded row; four adjacent values have adjacent places.
 template <KvType T>
@@ -60,7 +67,7 @@ __device__ __forceinline__ void ldmatrix4_transposed(uint32_t (&r)[4], const voi
 }
 
 // Planar rows (as they lie in the cache, one after another) to f16 rows.
-template <KvType T, int E, int kKeys, int kStride>
+template <KvType T, int E, bool W, int kKeys, int kStride>
 __device__ __forceinline__ void expand_rows(char* to, const char* raw) {
   constexpr int kRow = planar_bytes(T, E), kCodes = planar_code_bytes(T, E);
   const int tid = threadIdx.x;
@@ -72,9 +79,10 @@ __device__ __forceinline__ void expand_rows(char* to, const char* raw) {
       const uint4 u = *reinterpret_cast<const uint4*>(raw + row * kRow + chunk * 16);
       const uint32_t pair = *reinterpret_cast<const uint32_t*>(raw + row * kRow + kCodes + chunk / 4 * 4);
       const uint32_t d0 = twice(pair, 0), d1 = twice(pair, 1);
-      uint4* at = reinterpret_cast<uint4*>(to + row * kStride + chunk * 32);
-      at[0] = make_uint4(scaled(expand::bytes_lo(u.x), d0), scaled(expand::bytes_hi(u.x), d0), scaled(expand::bytes_lo(u.y), d1), scaled(expand::bytes_hi(u.y), d1));
-      at[1] = make_uint4(scaled(expand::bytes_lo(u.z), d0), scaled(expand::bytes_hi(u.z), d0), scaled(expand::bytes_lo(u.w), d1), scaled(expand::bytes_hi(u.w), d1));
+      *reinterpret_cast<uint4*>(to + tile_at<W, kStride>(kKeys, row, chunk * 32)) =
+          make_uint4(scaled(expand::bytes_lo(u.x), d0), scaled(expand::bytes_hi(u.x), d0), scaled(expand::bytes_lo(u.y), d1), scaled(expand::bytes_hi(u.y), d1));
+      *reinterpret_cast<uint4*>(to + tile_at<W, kStride>(kKeys, row, chunk * 32 + 16)) =
+          make_uint4(scaled(expand::bytes_lo(u.z), d0), scaled(expand::bytes_hi(u.z), d0), scaled(expand::bytes_lo(u.w), d1), scaled(expand::bytes_hi(u.w), d1));
     }
   } else if constexpr (T == KvType::kQ4_0) {
     for (int i = tid; i < kKeys * E / 8; i += 256) {
@@ -82,7 +90,7 @@ __device__ __forceinline__ void expand_rows(char* to, const char* raw) {
       const uint32_t u = *reinterpret_cast<const uint32_t*>(raw + row * kRow + w * 4);
       const uint32_t pair = *reinterpret_cast<const uint32_t*>(raw + row * kRow + kCodes + w / 8 * 4);
       const uint32_t d0 = twice(pair, 0), d1 = twice(pair, 1);
-      *reinterpret_cast<uint4*>(to + row * kStride + w * 16) =
+      *reinterpret_cast<uint4*>(to + tile_at<W, kStride>(kKeys, row, w * 16)) =
           make_uint4(scaled(expand::nibbles_lo(u), d0), scaled(expand::nibbles_hi(u), d0), scaled(expand::nibbles_lo(u >> 8), d1), scaled(expand::nibbles_hi(u >> 8), d1));
     }
   } else if constexpr (T == KvType::kTQ3_0) {
@@ -98,19 +106,22 @@ __device__ __forceinline__ void expand_rows(char* to, const char* raw) {
         uint4 v;
         expand::indices(s, v.x, v.y);
         expand::indices(s >> 16, v.z, v.w);
-        *reinterpret_cast<uint4*>(to + row * kStride + (unit / 8 * 256 + set * 64 + unit % 8 * 8) * 2) =
+        *reinterpret_cast<uint4*>(to + tile_at<W, kStride>(kKeys, row, (unit / 8 * 256 + set * 64 + unit % 8 * 8) * 2)) =
             make_uint4(scaled(v.x, d), scaled(v.y, d), scaled(v.z, d), scaled(v.w, d));
       }
     }
   }
 }
 
-template <KvType K, KvType V, int E>
+template <KvType K, KvType V, int E, bool W>
 __global__ void __launch_bounds__(256, 1) attend_prefill_kernel(const __grid_constant__ AttendParams p) {
-  using Shape = PrefillShape<K, V, E>;
+#if !defined(FACET_WGMMA)
+  if constexpr (!W) {
+#endif
+  using Shape = PrefillShape<K, V, E, W>;
   constexpr int kRows = Shape::kRows, kKeys = Shape::kKeys, kPair = Shape::kPair, kStride = Shape::kStride;
   constexpr int kScoreTiles = kKeys / kPair / 8, kOutTiles = 256 / 8;
-  extern __shared__ __align__(128) char shared[];
+  extern __shared__ __align__(1024) char shared[];
   const int tid = threadIdx.x, lane = tid % 32, warp = tid / 32, g = lane / 4, c = lane % 4;
   const int head = blockIdx.y, n_tok = kRows / p.group;  // tokens of a tile
 
@@ -187,14 +198,19 @@ __global__ void __launch_bounds__(256, 1) attend_prefill_kernel(const __grid_con
         const char* k = (in_stage ? k_stage : k_ring) + at * p.kv.k_row;
         const char* v = (in_stage ? v_stage : v_ring) + at * p.kv.v_row;
         constexpr int kRowK = planar_bytes(K, E), kRowV = planar_bytes(V, E);
-        char* to_k = Shape::kRaw ? shared + Shape::kAtRawK + r * kRowK : shared + Shape::kAtK + (tile % 2 * kKeys + r) * kStride;
-        char* to_v = Shape::kRaw ? shared + Shape::kAtRawV + r * kRowV : shared + Shape::kAtV + (tile % 2 * kKeys + r) * kStride;
+        char* to_k = shared + (Shape::kRaw ? Shape::kAtRawK + r * kRowK : Shape::kAtK + tile % 2 * kKeys * kStride);
+        char* to_v = shared + (Shape::kRaw ? Shape::kAtRawV + r * kRowV : Shape::kAtV + tile % 2 * kKeys * kStride);
+        auto place = [&](int byte) { return Shape::kRaw ? byte : tile_at<W, kStride>(kKeys, r, byte); };
 #pragma unroll
-        for (int i = 0; i < (kRowK / 16 + 7) / 8; ++i)
-          if (tid % 8 + 8 * i < kRowK / 16) copy16_async_or_zero(to_k + 16 * (tid % 8 + 8 * i), k + 16 * (tid % 8 + 8 * i), there);
+        for (int i = 0; i < (kRowK / 16 + 7) / 8; ++i) {
+          const int byte = 16 * (tid % 8 + 8 * i);
+          if (byte < kRowK) copy16_async_or_zero(to_k + place(byte), k + byte, there);
+        }
 #pragma unroll
-        for (int i = 0; i < (kRowV / 16 + 7) / 8; ++i)
-          if (tid % 8 + 8 * i < kRowV / 16) copy16_async_or_zero(to_v + 16 * (tid % 8 + 8 * i), v + 16 * (tid % 8 + 8 * i), there);
+        for (int i = 0; i < (kRowV / 16 + 7) / 8; ++i) {
+          const int byte = 16 * (tid % 8 + 8 * i);
+          if (byte < kRowV) copy16_async_or_zero(to_v + place(byte), v + byte, there);
+        }
       }
     }
     copies_commit();
@@ -218,12 +234,13 @@ __global__ void __launch_bounds__(256, 1) attend_prefill_kernel(const __grid_con
 #pragma unroll
     for (int i = 0; i < kPerLane; i += 4) {
       const __half2 a = __floats2half2_rn(x[i], x[i + 1]), b = __floats2half2_rn(x[i + 2], x[i + 3]);
-      *reinterpret_cast<uint2*>(shared + r * kStride + place_of<K>(lane * kPerLane + i) * 2) =
+      *reinterpret_cast<uint2*>(shared + tile_at<W, kStride>(kRows, r, place_of<K>(lane * kPerLane + i) * 2)) =
           make_uint2(*reinterpret_cast<const uint32_t*>(&a), *reinterpret_cast<const uint32_t*>(&b));
     }
   }
 
-  const int strip = warp / kPair * 16, half = warp % kPair;  // first row of the warp; its share at E = 512
+  // First row of the warp, and its share at E = 512; a warpgroup of four warps has one share of 64 rows.
+  const int strip = W ? warp % (kRows / 16) * 16 : warp / kPair * 16, half = W ? warp / (kRows / 16) : warp % kPair;
   int token[2], pos[2];
   uint64_t ancestor[2];
 #pragma unroll
@@ -245,10 +262,12 @@ __global__ void __launch_bounds__(256, 1) attend_prefill_kernel(const __grid_con
 
   for (int tile = 0; tile < n_tile; ++tile) {
     copies_wait<0>();
+    if (W && !Shape::kRaw) publish_to_products();  // the copies, and before the first tile Q
     __syncthreads();
     if constexpr (Shape::kRaw) {
-      expand_rows<K, E, kKeys, kStride>(shared + Shape::kAtK, shared + Shape::kAtRawK);
-      expand_rows<V, E, kKeys, kStride>(shared + Shape::kAtV, shared + Shape::kAtRawV);
+      expand_rows<K, E, W, kKeys, kStride>(shared + Shape::kAtK, shared + Shape::kAtRawK);
+      expand_rows<V, E, W, kKeys, kStride>(shared + Shape::kAtV, shared + Shape::kAtRawV);
+      if (W) publish_to_products();
       __syncthreads();
     }
     load(tile + 1);
@@ -258,18 +277,29 @@ __global__ void __launch_bounds__(256, 1) attend_prefill_kernel(const __grid_con
     const int tile_row = row0 + tile * kKeys;
 
     float score[kScoreTiles][4] = {};
-    const char* a_at = shared + (strip + lane % 16) * kStride + lane / 16 * 16;
-    const char* b_at = keys + (half * (kKeys / kPair) + lane / 16 * 8 + lane % 8) * kStride + lane / 8 % 2 * 16;
-#pragma unroll 4
-    for (int ks = 0; ks < E / 16; ++ks) {
-      uint32_t a[4];
-      ldmatrix4(a, a_at + ks * 32);
+    if constexpr (W) {
+#if defined(FACET_WGMMA)
+      const uint64_t a = rows_operand(shared + warp / 4 % (kRows / 64) * 8192), b = rows_operand(keys + half * (kKeys / kPair) * 128);
+      wgmma_begin();
 #pragma unroll
-      for (int n = 0; n < kScoreTiles / 2; ++n) {
-        uint32_t b[4];
-        ldmatrix4(b, b_at + n * 16 * kStride + ks * 32);
-        mma_f16(score[2 * n], a, b[0], b[1]);
-        mma_f16(score[2 * n + 1], a, b[2], b[3]);
+      for (int ks = 0; ks < E / 16; ++ks)
+        wgmma_rows(score, a + (ks / 4 * kRows * 128 + ks % 4 * 32) / 16, b + (ks / 4 * kKeys * 128 + ks % 4 * 32) / 16, ks > 0);
+      wgmma_end();
+#endif
+    } else {
+      const char* a_at = shared + (strip + lane % 16) * kStride + lane / 16 * 16;
+      const char* b_at = keys + (half * (kKeys / kPair) + lane / 16 * 8 + lane % 8) * kStride + lane / 8 % 2 * 16;
+#pragma unroll 4
+      for (int ks = 0; ks < E / 16; ++ks) {
+        uint32_t a[4];
+        ldmatrix4(a, a_at + ks * 32);
+#pragma unroll
+        for (int n = 0; n < kScoreTiles / 2; ++n) {
+          uint32_t b[4];
+          ldmatrix4(b, b_at + n * 16 * kStride + ks * 32);
+          mma_f16(score[2 * n], a, b[0], b[1]);
+          mma_f16(score[2 * n + 1], a, b[2], b[3]);
+        }
       }
     }
 
@@ -305,7 +335,7 @@ __global__ void __launch_bounds__(256, 1) attend_prefill_kernel(const __grid_con
     }
     if constexpr (kPair == 2) {
       if (c == 0) maxima[half * kRows + strip + g] = most[0], maxima[half * kRows + strip + g + 8] = most[1];
-      asm volatile("bar.sync %0, 64;" ::"r"(1 + warp / 2) : "memory");
+      asm volatile("bar.sync %0, 64;" ::"r"(1 + strip / 16) : "memory");
       most[0] = fmaxf(most[0], maxima[(1 - half) * kRows + strip + g]);
       most[1] = fmaxf(most[1], maxima[(1 - half) * kRows + strip + g + 8]);
     }
@@ -332,32 +362,53 @@ __global__ void __launch_bounds__(256, 1) attend_prefill_kernel(const __grid_con
         prob[n][h] = *reinterpret_cast<const uint32_t*>(&v);
       }
     if constexpr (kPair == 2) {
-      char* to = shared + Shape::kAtP + (strip + g) * Shape::kStrideP + (half * (kKeys / 2) + 2 * c) * 2;
 #pragma unroll
-      for (int n = 0; n < kScoreTiles; ++n) {
-        *reinterpret_cast<uint32_t*>(to + 16 * n) = prob[n][0];
-        *reinterpret_cast<uint32_t*>(to + 8 * Shape::kStrideP + 16 * n) = prob[n][1];
+      for (int n = 0; n < kScoreTiles; ++n)
+#pragma unroll
+        for (int h = 0; h < 2; ++h)
+          *reinterpret_cast<uint32_t*>(shared + Shape::kAtP + tile_at<W, Shape::kStrideP>(kRows, strip + g + 8 * h, (half * (kKeys / 2) + 8 * n + 2 * c) * 2)) = prob[n][h];
+      if constexpr (W) {
+        publish_to_products();
+        __syncthreads();
+      } else {
+        asm volatile("bar.sync %0, 64;" ::"r"(1 + strip / 16) : "memory");
       }
-      asm volatile("bar.sync %0, 64;" ::"r"(1 + warp / 2) : "memory");
     }
     if (__any_sync(~0u, moved)) {
 #pragma unroll
       for (int n = 0; n < kOutTiles; ++n) out[n][0] *= alpha[0], out[n][1] *= alpha[0], out[n][2] *= alpha[1], out[n][3] *= alpha[1];
     }
-    const char* v_at = values + (lane / 8 % 2 * 8 + lane % 8) * kStride + (half * 256 + lane / 16 * 8) * 2;
+    if constexpr (W) {
+#if defined(FACET_WGMMA)
+      const uint64_t b = columns_operand(values + half * 4 * kKeys * 128, kKeys * 128);
+      wgmma_begin();
 #pragma unroll
-    for (int ks = 0; ks < kKeys / 16; ++ks) {
-      uint32_t a[4];
-      if constexpr (kPair == 2)
-        ldmatrix4(a, shared + Shape::kAtP + (strip + lane % 16) * Shape::kStrideP + ks * 32 + lane / 16 * 16);
-      else
-        a[0] = prob[2 * ks][0], a[1] = prob[2 * ks][1], a[2] = prob[2 * ks + 1][0], a[3] = prob[2 * ks + 1][1];
+      for (int ks = 0; ks < kKeys / 16; ++ks) {
+        if constexpr (kPair == 2) {
+          wgmma_columns(out, rows_operand(shared + Shape::kAtP) + ks * 32 / 16, b + ks * 2048 / 16, 1);
+        } else {
+          const uint32_t a[4] = {prob[2 * ks][0], prob[2 * ks][1], prob[2 * ks + 1][0], prob[2 * ks + 1][1]};
+          wgmma_columns(out, a, b + ks * 2048 / 16, 1);
+        }
+      }
+      wgmma_end();
+#endif
+    } else {
+      const char* v_at = values + (lane / 8 % 2 * 8 + lane % 8) * kStride + (half * 256 + lane / 16 * 8) * 2;
 #pragma unroll
-      for (int n = 0; n < kOutTiles / 2; ++n) {
-        uint32_t b[4];
-        ldmatrix4_transposed(b, v_at + ks * 16 * kStride + n * 32);
-        mma_f16(out[2 * n], a, b[0], b[1]);
-        mma_f16(out[2 * n + 1], a, b[2], b[3]);
+      for (int ks = 0; ks < kKeys / 16; ++ks) {
+        uint32_t a[4];
+        if constexpr (kPair == 2)
+          ldmatrix4(a, shared + Shape::kAtP + (strip + lane % 16) * Shape::kStrideP + ks * 32 + lane / 16 * 16);
+        else
+          a[0] = prob[2 * ks][0], a[1] = prob[2 * ks][1], a[2] = prob[2 * ks + 1][0], a[3] = prob[2 * ks + 1][1];
+#pragma unroll
+        for (int n = 0; n < kOutTiles / 2; ++n) {
+          uint32_t b[4];
+          ldmatrix4_transposed(b, v_at + ks * 16 * kStride + n * 32);
+          mma_f16(out[2 * n], a, b[0], b[1]);
+          mma_f16(out[2 * n + 1], a, b[2], b[3]);
+        }
       }
     }
   }
@@ -405,13 +456,24 @@ __global__ void __launch_bounds__(256, 1) attend_prefill_kernel(const __grid_con
       }
     }
   }
+#if !defined(FACET_WGMMA)
+  }
+#endif
 }
 
-template <KvType K, KvType V, int E>
+// Whether the kernel with warpgroup products has a body in the machine code of this device.
+template <class Kernel>
+bool is_built(Kernel* kernel) {
+  cudaFuncAttributes a{};
+  FACET_CUDA_CHECK(cudaFuncGetAttributes(&a, kernel));
+  return a.numRegs > 64;
+}
+
+template <KvType K, KvType V, int E, bool W>
 void launch_prefill(cudaStream_t stream, const AttendParams& p) {
-  using Shape = PrefillShape<K, V, E>;
+  using Shape = PrefillShape<K, V, E, W>;
   static_assert(Shape::kBytes <= 227 * 1024, "shared memory of a block on sm_90");
-  auto* kernel = attend_prefill_kernel<K, V, E>;
+  auto* kernel = attend_prefill_kernel<K, V, E, W>;
   static const bool asked = (allow_shared(kernel, size_t(Shape::kBytes)), true);
   (void)asked;
   const int n_tok = p.t_end - p.t_begin, per_tile = Shape::kRows / p.group;
@@ -419,10 +481,16 @@ void launch_prefill(cudaStream_t stream, const AttendParams& p) {
   launch(kernel, dim3(unsigned(n_tile), unsigned(p.kv.n_head)), dim3(Shape::kThreads), size_t(Shape::kBytes), stream, p);
 }
 
+template <KvType K, KvType V, int E>
+void attend_prefill(cudaStream_t stream, const AttendParams& p) {
+  static const bool warpgroups = is_built(attend_prefill_kernel<K, V, E, true>);
+  warpgroups && attend_uses_warpgroups ? launch_prefill<K, V, E, true>(stream, p) : launch_prefill<K, V, E, false>(stream, p);
+}
+
 template <KvType K, KvType V>
 void attend_prefill(cudaStream_t stream, const AttendParams& p) {
-  if (p.kv.head_dim == 256) return launch_prefill<K, V, 256>(stream, p);
-  launch_prefill<K, V, 512>(stream, p);
+  if (p.kv.head_dim == 256) return attend_prefill<K, V, 256>(stream, p);
+  attend_prefill<K, V, 512>(stream, p);
 }
 
 }  // namespace facet::cuda
