@@ -100,11 +100,19 @@ void gemm(const PackedTile* w, int n_tok, const QuantRow* x, float* y) {
   }
 }
 
+template <class T>
+void gemv(const std::byte* w, int64_t row_bytes, int64_t n_row, int64_t n_in, int n_tok, const QuantRow* x, float* y, int64_t stride) {
+  if (n_tok == 1) gemv_tokens<T, 1>(w, row_bytes, n_row, n_in, x, y, stride);
+  if (n_tok == 2) gemv_tokens<T, 2>(w, row_bytes, n_row, n_in, x, y, stride);
+  if (n_tok == 3) gemv_tokens<T, 3>(w, row_bytes, n_row, n_in, x, y, stride);
+  if (n_tok == 4) gemv_tokens<T, 4>(w, row_bytes, n_row, n_in, x, y, stride);
+}
+
 #include "backend/cpu/simd_table.h"
 
 }  // namespace
 
-constinit const SimdKernels kAvx2Kernels = make_table("avx2");
+constinit const SimdKernels kAvx2Kernels = make_table("avx2", 4);
 
 }  // namespace facet
 #endif

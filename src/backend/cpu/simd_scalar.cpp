@@ -169,7 +169,7 @@ float fold_lanes(const float* l) { return ((l[0] + l[4]) + (l[2] + l[6])) + ((l[
 template <class T>
 void gemv(const std::byte* w, int64_t row_bytes, int64_t n_row, int64_t n_in, int n_tok, const QuantRow* x, float* y, int64_t stride) {
   for (int64_t o = 0; o < n_row; ++o) {
-    float lane[kGemvTok][8] = {};
+    float lane[kMaxGemvTok][8] = {};
     for (int c = 0; c < int((n_in + 255) / 256); ++c) {
       Chunk k;
       read_chunk<T>(w + o * row_bytes, c, n_in, k);
@@ -226,6 +226,6 @@ void gemm(const PackedTile* w, int n_tok, const QuantRow* x, float* y) {
 
 }  // namespace
 
-constinit const SimdKernels kScalarKernels = make_table("scalar");
+constinit const SimdKernels kScalarKernels = make_table("scalar", 4);
 
 }  // namespace facet
