@@ -12,10 +12,25 @@ inline __m256i dot32(__m256i codes, __m256i x) { return _mm256_dpbusd_epi32(_mm2
 
 #include "backend/cpu/simd_ymm.h"
 
-constexpr int W = 16;
+constexpr int W = 16, kDotRows = 4, kDotTok = 4, kScoreRows = 16, kWide = 8;
 typedef float vf __attribute__((vector_size(64)));
 typedef int32_t vi __attribute__((vector_size(64)));
 typedef uint16_t vh __attribute__((vector_size(32)));
+inline vf load(const float* p) {
+  vf v;
+  __builtin_memcpy(&v, p, sizeof v);
+  return v;
+}
+inline void store(float* p, vf v) { __builtin_memcpy(p, &v, sizeof v); }
+inline vf splat(float x) { return x - vf{}; }
+inline vf if_below(vf x, float c, vf a, vf b) { return x < c ? a : b; }
+inline vf if_above(vf x, float c, vf a, vf b) { return x > c ? a : b; }
+inline vf two_to(vf n) { return (vf)(((vi)n - 0x4B400000 + 127) << 23); }
+inline vf load_bf16(const std::byte* p) {
+  vh h;
+  __builtin_memcpy(&h, p, sizeof h);
+  return (vf)(__builtin_convertvector(h, vi) << 16);
+}
 inline vf fma(vf a, vf b, vf c) { return (vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c); }
 inline vf load_f16(const std::byte* p) { return (vf)_mm512_cvtph_ps(load32(p)); }
 
