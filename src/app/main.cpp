@@ -9,6 +9,7 @@ int main(int argc, char** argv) {
   facet::add_run(app, rc);
   facet::add_serve(app, rc);
   facet::add_logits(app, rc);
+  facet::add_draft(app, rc);
   facet::add_eval(app, rc);
   facet::add_tokenize(app, rc);
   facet::add_render(app, rc);

@@ -31,7 +31,8 @@ void add_engine_options(CLI::App* cmd, EngineConfig& c) {
   add_model_option(cmd, c.model);
   cmd->add_option("-c,--ctx-size", c.n_ctx, "Context in tokens; 0: as trained, halved until it fits in memory")->check(CLI::Range(0, 1 << 24))->capture_default_str();
   cmd->add_option("-t,--threads", c.n_threads, "Threads; 0: one per physical core")->check(CLI::Range(0, 1024))->capture_default_str();
-  cmd->add_option("--backend", c.backend, "Where the model runs: cpu, or ref, the slow definition of what is right")->check(CLI::IsMember({"cpu", "ref"}))->capture_default_str();
+  cmd->add_option("--backend", c.backend, "Where the model runs: auto (a GPU if there is one), cuda, cpu, or ref, the slow definition of what is right")->check(CLI::IsMember({"auto", "cuda", "cpu", "ref"}))->capture_default_str();
+  cmd->add_option("--gpu", c.gpu, "Which GPU, as nvidia-smi numbers them")->check(CLI::Range(0, 63))->capture_default_str();
   cmd->add_option("--cpu-isa", c.cpu_isa, "Instruction set of the cpu backend: auto, scalar, avx2 or avx512")->transform(CLI::CheckedTransformer(kIsas, CLI::ignore_case))->option_text("TYPE");
   cmd->add_option("--kv-k", c.kv_k, "Type of cached keys: f32, f16, q8_0, q4_0 or tq3_0 (default: f16; f32 on ref)")->transform(CLI::CheckedTransformer(kKvTypes, CLI::ignore_case))->option_text("TYPE");
   cmd->add_option("--kv-v", c.kv_v, "Type of cached values, likewise")->transform(CLI::CheckedTransformer(kKvTypes, CLI::ignore_case))->option_text("TYPE");

@@ -1,4 +1,5 @@
 #pragma once
+#include <algorithm>
 #include <concepts>
 #include <cstdint>
 #include <span>
@@ -13,12 +14,15 @@
 // host, and may be recorded into a CUDA graph.
 //
 // A backend's associated types:
-//   Rows     activations [rows, cols] with a row stride; view(r, c) narrows, cols_at(begin, n) takes columns
+//   Rows     activations [rows, cols] with a row stride; view(r, c) narrows, cols_at(begin, n) takes columns,
+//            rows_at(begin, n) rows
 //   Weight   a matrix [n_out, n_in] or a stack of them (experts), in any tensor type; false when absent
 //   Vec      f32 gains; false when absent
 //   Freqs    RoPE: angle per position of each pair, head_dim / 2 of them, 0 where a pair does not rotate
 //   KvLayer  one layer's cache view
-//   Ids      token ids on the device
+//   Ids      token ids on the device; [i] reads one on the host
+//   Scores   floats beside them, likewise
+//   Table    a constant list of int32 on the device; false when absent
 namespace facet {
 
 // Largest sizes a backend is asked for; its scratch is allocated from them once, at open.
@@ -27,7 +31,16 @@ struct BackendLimits {
   int64_t max_rows = 0;    // cache rows a token can see
   int max_cols = 0;        // widest row of a weight or an activation
   int n_group = 1;         // query heads per K/V head
+  int n_q_head = 0, head_dim = 0;  // of the widest layer
   int n_expert = 0, n_expert_used = 0, d_expert = 0;
+  int n_cluster = 0;       // of a clustered head
+
+  // What serves both: a drafter runs on its target's backend.
+  BackendLimits with(const BackendLimits& o) const {
+    return {std::max(max_tok, o.max_tok),   std::max(max_rows, o.max_rows), std::max(max_cols, o.max_cols),
+            std::max(n_group, o.n_group),   std::max(n_expert, o.n_expert), std::max(n_expert_used, o.n_expert_used),
+            std::max(d_expert, o.d_expert), std::max(n_cluster, o.n_cluster)};
+  }
 };
 
 struct AttnSpec {
@@ -55,11 +68,23 @@ struct MoeWeights {
   Vec scale{};               // [N] multiplies an expert's routing weight; empty: 1
 };
 
+constexpr int kMaxClusters = 256;  // chosen at once
+
+// A head that scores only some of the tokens: those of the clusters whose centroids score best.
+template <class Weight, class Table>
+struct ClusteredHead {
+  Weight head{};       // [V, D]
+  Weight centroid{};   // [N, D]
+  Table order{};       // [V] token ids, cluster after cluster, V / N each
+  int top_k = 0;       // clusters scored
+};
+
 template <class B>
 concept Backend = requires(B b, const Step& s, typename B::Rows x, typename B::Weight w, typename B::Vec v,
-                           typename B::Freqs f, typename B::KvLayer kv, typename B::Ids ids, AttnSpec attn,
+                           typename B::Freqs f, typename B::KvLayer kv, typename B::Ids ids, typename B::Scores scores, AttnSpec attn,
                            ResidualSpec<typename B::Vec> res,
-                           MoeWeights<typename B::Weight, typename B::Vec> moe, Act act, std::span<const SampleRow> rows) {
+                           MoeWeights<typename B::Weight, typename B::Vec> moe, Act act, std::span<const SampleRow> rows,
+                           ClusteredHead<typename B::Weight, typename B::Table> head) {
   b.embed(x, w, s, 1.f);                // x[t] = scale * table[token[t]]
   b.rms_norm(x, x, v, 1e-6f);           // y = rms(x) * gain; empty gain: none
   b.matmul(x, x, w);                    // y[t] = W x[t]
@@ -80,6 +105,8 @@ concept Backend = requires(B b, const Step& s, typename B::Rows x, typename B::W
   b.copy_rows(x, x);                    // taps
   b.softcap(x, 1.f);                    // cap * tanh(x / cap)
   b.sample(ids, x, rows);               // one id per row; stays on the device
+  b.clustered_head(x, x, head);         // logits[t][id] = head[id] h[t] for tokens of the chosen clusters, else -inf
+  b.top_k(ids, scores, x, 1);           // per row the k largest, best first, and their natural log-probabilities
 };
 
 }  // namespace facet

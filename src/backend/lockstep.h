@@ -40,6 +40,7 @@ class Lockstep {
     int rows = 0, cols = 0;
     Rows view(int n, int c) const { return {a.view(n, c), r.view(n, c), n, c}; }
     Rows cols_at(int begin, int n) const { return {a.cols_at(begin, n), r.cols_at(begin, n), rows, n}; }
+    Rows rows_at(int begin, int n) const { return {a.rows_at(begin, n), r.rows_at(begin, n), n, cols}; }
     explicit operator bool() const { return bool(a); }
   };
   template <class X, class Y>
@@ -59,6 +60,8 @@ class Lockstep {
     typename R::KvLayer r;
   };
   using Ids = typename A::Ids;
+  using Table = Pair<typename A::Table, typename R::Table>;
+  using Scores = typename A::Scores;
 
   template <class... Args>
   explicit Lockstep(const Args&... args) : a_(args...), r_(args...) {}
@@ -66,10 +69,15 @@ class Lockstep {
   Weight upload(const TensorView& t) { return {a_.upload(t), r_.upload(t)}; }
   Vec upload(std::span<const float> v) { return {a_.upload(v), r_.upload(v)}; }
   Freqs upload(std::span<const double> v) { return {a_.upload(v), r_.upload(v)}; }
+  Table upload(std::span<const int32_t> v) { return {a_.upload(v), r_.upload(v)}; }
   Rows new_rows(int rows, int cols) { return {a_.new_rows(rows, cols), r_.new_rows(rows, cols), rows, cols}; }
   Ids new_ids(int n) { return a_.new_ids(n); }
+  Scores new_scores(int n) { return a_.new_scores(n); }
   void reserve(const BackendLimits& l) { a_.reserve(l), r_.reserve(l); }
 
+  void begin_step(const Step& s) {
+    if constexpr (requires { a_.begin_step(s); }) a_.begin_step(s);
+  }
   void embed(Rows x, Weight w, const Step& s, float scale) {
     a_.embed(x.a, w.a, s, scale), r_.embed(x.r, w.r, s, scale);
     compare("embed", x, 1);
@@ -144,6 +152,12 @@ class Lockstep {
     compare("softcap", x, 1);
   }
   void sample(Ids ids, Rows x, std::span<const SampleRow> rows) { a_.sample(ids, x.a, rows); }
+  void clustered_head(Rows y, Rows h, ClusteredHead<Weight, Table> w) {
+    a_.clustered_head(y.a, h.a, {w.head.a, w.centroid.a, w.order.a, w.top_k});
+    r_.clustered_head(y.r, h.r, {w.head.r, w.centroid.r, w.order.r, w.top_k});
+    compare("clustered_head", y, h.cols);
+  }
+  void top_k(Ids ids, Scores scores, Rows x, int k) { a_.top_k(ids, scores, x.a, k); }
 
   const std::vector<VerbDifference>& differences() const { return differences_; }  // those over their bound
   int64_t compared() const { return compared_; }
@@ -151,12 +165,14 @@ class Lockstep {
  private:
   void compare(const char* name, const Rows& y, int64_t n_terms) {
     const std::vector<float> got = a_.to_host(y.a), want = r_.to_host(y.r);
-    double diff = 0, size = 0;
+    double diff = 0, size = 0, most = 0;
     size_t worst = 0;
     for (size_t i = 0; i < want.size(); ++i) {
+      if (std::isfinite(want[i])) size += double(want[i]) * double(want[i]);
+      if (got[i] == want[i]) continue;  // and where both are -inf
       const double d = double(got[i]) - double(want[i]);
-      diff += d * d, size += double(want[i]) * double(want[i]);
-      if (!(std::abs(d) <= std::abs(double(got[worst]) - double(want[worst])))) worst = i;
+      diff += d * d;
+      if (!(std::abs(d) <= most)) worst = i, most = std::abs(d);
     }
     VerbDifference v;
     v.verb = compared_++;

@@ -19,10 +19,14 @@ enum class Mask : uint8_t {
 };
 
 constexpr int kMaxTreeNodes = 64;  // width of Step::ancestor
+// A sequence with at most this many tokens in a step takes row-invariant kernels on every backend: a row's bits do not
+// depend on what else is in the step.
+constexpr int kSmallT = 16;
 
 // Everything a captured CUDA graph is specialised on. Nothing else may change a launch.
 struct StepShape {
   int n_tok = 0, n_seq = 0, n_out = 0;  // padded to a bucket; padding rows have seq = -1
+  int n_small = 0;                      // tokens of the leading sequences that have at most kSmallT each
   int longest = 0;                      // rows of the longest sequence after this step (kv_len + its tokens)
   bool any_tree = false;
   bool staged = false;                  // some sequence brings more tokens than the rings' margin

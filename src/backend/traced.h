@@ -25,6 +25,8 @@ class Traced {
   using Freqs = typename B::Freqs;
   using KvLayer = typename B::KvLayer;
   using Ids = typename B::Ids;
+  using Table = typename B::Table;
+  using Scores = typename B::Scores;
   using Inner = B;
 
   template <class... Args>
@@ -34,8 +36,20 @@ class Traced {
   auto upload(const T& t) { return inner_.upload(t); }
   Rows new_rows(int rows, int cols) { return inner_.new_rows(rows, cols); }
   Ids new_ids(int n) { return inner_.new_ids(n); }
+  Scores new_scores(int n) { return inner_.new_scores(n); }
   void reserve(const BackendLimits& l) { inner_.reserve(l); }
 
+  void begin_step(const Step& s)
+    requires requires(B b) { b.begin_step(s); }
+  {
+    inner_.begin_step(s);
+  }
+  void norm_rope_append(KvLayer kv, Rows q, Rows k, Rows v, Vec q_gain, Vec k_gain, Freqs f, bool norm_v, const Step& s, float eps)
+    requires requires(B b) { b.norm_rope_append(kv, q, k, v, q_gain, k_gain, f, norm_v, s, eps); }
+  {
+    timed("norm_rope_append", 2 * act(q) + act(k) + act(v) + double(s.shape.n_tok) * double(kv.k_row + kv.v_row), 0,
+          [&] { inner_.norm_rope_append(kv, q, k, v, q_gain, k_gain, f, norm_v, s, eps); });
+  }
   void embed(Rows x, Weight w, const Step& s, float scale) {
     timed("embed", act(x) + double(x.rows) * double(row_bytes(w.type, w.n_in)), 0, [&] { inner_.embed(x, w, s, scale); });
   }
@@ -91,6 +105,13 @@ class Traced {
   void copy_rows(Rows y, Rows x) { timed("copy_rows", 2 * act(y), 0, [&] { inner_.copy_rows(y, x); }); }
   void softcap(Rows x, float cap) { timed("softcap", 2 * act(x), 0, [&] { inner_.softcap(x, cap); }); }
   void sample(Ids ids, Rows x, std::span<const SampleRow> rows) { timed("sample", act(x), 0, [&] { inner_.sample(ids, x, rows); }); }
+  void clustered_head(Rows y, Rows h, ClusteredHead<Weight, Table> head) {
+    // Rows of different tokens may share clusters; counted as if none did.
+    const double share = std::min(1.0, double(head.top_k) * y.rows / double(head.centroid.n_out));
+    timed("clustered_head", act(y) + act(h) + bytes(head.centroid) + share * bytes(head.head),
+          flops(h, head.centroid) + flops(h, head.head) * head.top_k / double(head.centroid.n_out), [&] { inner_.clustered_head(y, h, head); });
+  }
+  void top_k(Ids ids, Scores scores, Rows x, int k) { timed("top_k", act(x), 0, [&] { inner_.top_k(ids, scores, x, k); }); }
 
   const std::map<std::string, VerbCost>& costs() const { return costs_; }
   void reset() { costs_.clear(); }

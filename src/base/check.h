@@ -1,16 +1,35 @@
 #pragma once
+#if !defined(__CUDACC__)
 #include <fmt/format.h>
+#endif
 
+#include <sstream>
 #include <string>
 
 namespace facet {
 // Prints "file:line: CHECK(cond) failed: message" to stderr and aborts.
 [[noreturn]] void check_failed(const char* file, int line, const char* cond, const std::string& message);
+
+#if defined(__CUDACC__)
+// nvcc cannot read every fmt: the message's text, then its values.
+template <class... Args>
+std::string check_message(const char* text, const Args&... args) {
+  std::ostringstream s;
+  s << text;
+  ((s << ' ' << args), ...);
+  return s.str();
+}
+#endif
 }  // namespace facet
 
 // A programmer's error. On in release builds; never inside an inner loop.
+#if defined(__CUDACC__)
+#define FACET_CHECK_MESSAGE(...) ::facet::check_message(__VA_ARGS__)
+#else
+#define FACET_CHECK_MESSAGE(...) ::fmt::format(__VA_ARGS__)
+#endif
 #define CHECK(cond, ...)                                                                            \
   do {                                                                                              \
     if (!(cond)) [[unlikely]]                                                                       \
-      ::facet::check_failed(__FILE__, __LINE__, #cond, ::fmt::format(__VA_ARGS__));                 \
+      ::facet::check_failed(__FILE__, __LINE__, #cond, FACET_CHECK_MESSAGE(__VA_ARGS__));           \
   } while (0)

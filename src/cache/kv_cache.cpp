@@ -75,6 +75,8 @@ void KvCache::commit_path(SlotId s, std::span<const int16_t> path) {
       if (mirror_) mirror_->move_row(l, s, q.len + path[i], q.len + int(i));
     }
   }
+  moves_done(s);
+  if (mirror_) mirror_->moves_done(s);
   commit(s, int(path.size()));
 }
 

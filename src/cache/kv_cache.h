@@ -60,6 +60,7 @@ class KvCache {
   KvCache(const ModelCfg& m, const KvPlan& p);
   virtual Status make_present(SlotId s, int from, int to) = 0;                  // rows of full layers
   virtual void move_row(int layer, SlotId s, int from, int to) = 0;             // between places of one slot
+  virtual void moves_done(SlotId) {}                                            // after the last move_row of a path
   virtual void copy_rings(SlotId s, int checkpoint, bool save) = 0;
   bool window_held(int len, int high) const;
   static void go_back(Sequence& q, int len);

@@ -6,12 +6,12 @@
 #include <chrono>
 #include <fstream>
 #include <memory>
-#include <numeric>
 
 #include "backend/cpu/cpu_fast.h"
 #include "backend/traced.h"
 #include "base/reserve.h"
 #include "base/threads.h"
+#include "engine/engine_cuda.h"
 #include "engine/plan.h"
 #include "engine/runner.h"
 #include "model/gemma4_config.h"
@@ -39,21 +39,21 @@ int64_t largest_cache() {
   return most;
 }
 
-// The best of five passes, each thread reading pieces of 1 MiB as matrix products do.
-double read_gbps(int n_threads) {
+// The best of five passes, each thread reading pieces of 1 MiB with the vectors that matrix products use.
+double read_gbps(int n_threads, const SimdKernels& simd) {
   int64_t bytes = std::max<int64_t>(int64_t(512) << 20, 2 * largest_cache());
   if (const int64_t free = int64_t(available_memory()); free > 0) bytes = std::min(bytes, free / 2);
-  const int64_t n = bytes / 8, piece = (1 << 20) / 8;
-  const std::unique_ptr<uint64_t[]> data(new uint64_t[size_t(n)]);
-  parallel_for(n / piece, n_threads, [&](int64_t p) { std::fill_n(data.get() + p * piece, piece, uint64_t(p)); });
-  std::vector<uint64_t> sum(size_t(n / piece));
+  const int64_t piece = (1 << 20) / 4, n = bytes / 4 / piece * piece;
+  const std::unique_ptr<float[]> data(new float[size_t(n)]);
+  parallel_for(n / piece, n_threads, [&](int64_t p) { std::fill_n(data.get() + p * piece, piece, 1.f); });
+  std::vector<float> sum(size_t(n / piece));
   double best = 0;
   for (int pass = 0; pass < 5; ++pass) {
     const auto start = Clock::now();
-    parallel_for(n / piece, n_threads, [&](int64_t p) { sum[size_t(p)] = std::accumulate(data.get() + p * piece, data.get() + (p + 1) * piece, uint64_t(0)); });
-    best = std::max(best, double(n / piece * piece * 8) / seconds_since(start) / 1e9);
+    parallel_for(n / piece, n_threads, [&](int64_t p) { sum[size_t(p)] = simd.sum_squares(data.get() + p * piece, piece); });
+    best = std::max(best, double(n * 4) / seconds_since(start) / 1e9);
   }
-  CHECK(sum.back() == uint64_t(n / piece - 1) * uint64_t(piece), "the buffer changed while it was read");
+  CHECK(std::all_of(sum.begin(), sum.end(), [&](float s) { return s == float(piece); }), "the buffer changed while it was read");
   return best;
 }
 
@@ -134,14 +134,19 @@ Status run_bench(const EngineConfig& given, const BenchOptions& o, const std::fu
   const int deepest = *std::max_element(o.depths.begin(), o.depths.end());
   c.chunk = std::max({c.chunk, o.prefill, widest});
   c.max_out = widest;
+  for (int n : o.batches) c.max_seq = std::max(c.max_seq, n), c.max_out = std::max(c.max_out, n);
   c.margin = std::max(c.margin, widest);
   c.checkpoints = 0;
   if (c.n_ctx == 0) c.n_ctx = deepest + c.chunk;
   auto decided = resolve_config(*file, *m, c);
   if (!decided) return decided.error();
   if (!has_isa(c.cpu_isa)) return Error{"--cpu-isa", fmt::format("this machine has no {}", isa_name(c.cpu_isa)), "leave it out: the best there is will be used"};
+  c.backend = decided->backend;
+#if FACET_CUDA
+  if (c.backend == "cuda") return bench_cuda(*file, *m, *decided, o, machine, line);
+#endif
   machine({.cpu = cpu_model(), .isa = c.backend == "cpu" ? simd_kernels(c.cpu_isa).name : "none", .threads = decided->n_threads,
-           .gbps_ceiling = read_gbps(decided->n_threads)},
+           .gbps_ceiling = read_gbps(decided->n_threads, simd_kernels(c.cpu_isa))},
           *decided);
   if (c.backend == "cpu") return bench<CpuFast>(*file, *m, *decided, o, line, decided->n_threads, c.cpu_isa);
   if (c.backend == "ref") return bench<CpuRef>(*file, *m, *decided, o, line, decided->n_threads);

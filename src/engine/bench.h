@@ -12,6 +12,7 @@ struct BenchOptions {
   int prefill = 512;                           // tokens of a prefill measurement; 0: none
   std::vector<int> depths{0, 4096};            // rows in the cache before the measured step
   std::vector<int> widths{1, 2, 4, 8, 16};     // tokens of a step whose rows all get logits: decoding, verification
+  std::vector<int> batches{};                  // sequences that decode together (cuda)
   int runs = 5;                                // of which the median counts, after one that does not
 };
 

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "backend/cpu/cpu_fast.h"
+#include "engine/engine_cuda.h"
 #include "engine/engine_impl.h"
 #include "model/gemma4_config.h"
 
@@ -19,8 +20,8 @@ const char* stop_name(Stop s) {
   return "?";
 }
 
-Result<std::unique_ptr<Engine>> Engine::open(const EngineConfig& c) {
-  auto file = GgufFile::open(c.model);
+Result<LoadedModel> load_model(const std::string& path) {
+  auto file = GgufFile::open(path);
   if (!file) return file.error();
   LoadedModel model;
   model.file = std::move(*file);
@@ -29,21 +30,30 @@ Result<std::unique_ptr<Engine>> Engine::open(const EngineConfig& c) {
   model.cfg = std::move(*cfg);
   auto vocab = vocab_from_gguf(model.file);
   if (!vocab) return vocab.error();
-  if (!vocab->empty()) {
-    if (int(vocab->tokens.size()) != model.cfg.n_vocab)
-      return Error{c.model, fmt::format("tokenizer.ggml.tokens: expected {} tokens, the rows of token_embd.weight, found {}", model.cfg.n_vocab, vocab->tokens.size()), "convert the model again"};
-    auto tokenizer = Tokenizer::create(std::move(*vocab));
-    if (!tokenizer) return tokenizer.error();
-    model.tokenizer.emplace(std::move(*tokenizer));
-  }
+  if (vocab->empty()) return model;
+  if (int(vocab->tokens.size()) != model.cfg.n_vocab)
+    return Error{path, fmt::format("tokenizer.ggml.tokens: expected {} tokens, the rows of token_embd.weight, found {}", model.cfg.n_vocab, vocab->tokens.size()), "convert the model again"};
+  auto tokenizer = Tokenizer::create(std::move(*vocab));
+  if (!tokenizer) return tokenizer.error();
+  model.tokenizer.emplace(std::move(*tokenizer));
+  return model;
+}
+
+Result<std::unique_ptr<Engine>> Engine::open(const EngineConfig& c) {
+  auto loaded = load_model(c.model);
+  if (!loaded) return loaded.error();
+  LoadedModel& model = *loaded;
   auto decided = resolve_config(model.file, model.cfg, c);
   if (!decided) return decided.error();
   if (c.planned) c.planned(plan_memory(model.file, model.cfg, *decided).line());
 
   if (!has_isa(c.cpu_isa)) return Error{"--cpu-isa", fmt::format("this machine has no {}", isa_name(c.cpu_isa)), "leave it out: the best there is will be used"};
-  if (c.backend == "cpu") return EngineImpl<CpuFast>::create(std::move(model), *decided, decided->n_threads, decided->cpu_isa);
-  if (c.backend == "ref") return EngineImpl<CpuRef>::create(std::move(model), *decided, decided->n_threads);
-  return Error{"--backend", fmt::format("expected cpu or ref, found {}", c.backend), "this program was built without it"};
+#if FACET_CUDA
+  if (decided->backend == "cuda") return open_cuda_engine(std::move(model), *decided);
+#endif
+  if (decided->backend == "cpu") return EngineImpl<CpuFast>::create(std::move(model), *decided, {}, decided->n_threads, decided->cpu_isa);
+  if (decided->backend == "ref") return EngineImpl<CpuRef>::create(std::move(model), *decided, {}, decided->n_threads);
+  return Error{"--backend", fmt::format("expected cpu or ref, found {}", decided->backend), "this program was built without it"};
 }
 
 }  // namespace facet

@@ -17,10 +17,23 @@ namespace facet {
 class Tokenizer;
 struct ModelCfg;
 
+// Speculative decoding: a drafter proposes tokens, the model verifies them in one step. It changes no text.
+struct DraftConfig {
+  std::vector<std::string> files = {};  // drafters; empty: plain decoding
+  int max = 0;                          // tokens of a draft at most; 0: 15, or as many as the drafter can
+  int min = 0;                          // at least so many in every step; 0: plain steps where they are faster
+  int tree = 0;                         // nodes of a tree, at most 63; 0: drafts are chains
+  // Measuring only, of random models: draft k of a chain is taken for right with probability forced[k - 1], and the
+  // text is whatever comes out.
+  std::vector<float> forced = {};
+  int rows() const { return tree > 0 ? tree : max > 0 ? max : 15; }  // beside the newest token in a step
+};
+
 // The only way options reach the engine.
 struct EngineConfig {
   std::string model;               // path of a GGUF, or of any part of a split one
-  std::string backend = "cpu";     // cpu, ref
+  std::string backend = "auto";    // cuda, cpu, ref; auto: cuda where a usable GPU is present, else cpu
+  int gpu = 0;
   CpuIsa cpu_isa = CpuIsa::kAuto;  // instruction set of the cpu backend
   int n_ctx = 0;                   // rows per sequence; 0: the trained context, halved until the plan fits
   int max_seq = 1;                 // sequences served together
@@ -30,6 +43,7 @@ struct EngineConfig {
   std::optional<KvType> kv_k, kv_v;  // empty: f32 on the reference backend, f16 elsewhere
   int n_threads = 0;               // 0: one per physical core
   int max_out = 0;                 // rows of logits of one step; 0: one per sequence
+  DraftConfig draft = {};
   std::function<void(const std::string&)> planned = {};  // told the memory plan before anything is allocated
   int64_t memory = 0;              // bytes that may be used; 0: what the system has available
 };
@@ -41,7 +55,19 @@ const char* stop_name(Stop s);
 struct Usage {
   int prompt = 0, cached = 0, generated = 0;     // tokens; cached: of the prompt, not computed again
   double prefill_s = 0, decode_s = 0;
-  int steps = 0, drafted = 0, accepted = 0;
+  int steps = 0, drafted = 0, accepted = 0;      // drafted: nodes verified; accepted: of them, tokens of the answer
+
+  // Drafting; empty without a drafter.
+  int decode_steps = 0, rounds = 0;              // steps after the prompt; of them, with a draft
+  std::vector<int> offered_at = {}, accepted_at = {};  // [k]: rounds that reached draft k + 1 of a path; it was right
+  struct Change {
+    int at = 0;                                  // tokens generated before
+    std::string method = {};                     // "dflash", "mtp", "none"
+  };
+  std::vector<Change> methods = {};              // the first one at 0
+  double draft_s = 0, verify_s = 0, accept_s = 0;
+  std::string draft_inactive_reason = {};        // why there was, or in the end is, no drafting
+  double tokens_per_step() const { return decode_steps > 0 ? double(generated - 1) / decode_steps : 0; }
 };
 struct Request {
   std::vector<int32_t> prompt = {};
@@ -49,6 +75,7 @@ struct Request {
   Sampling sampling = {};
   bool ignore_eos = false;          // an end-of-generation token is output like any other
   bool suppress_special = true;     // never draw the placeholders of pictures and sound
+  bool draft = true;                // with the engine's drafters, if there are any
 };
 struct Sink {                       // called on the engine's thread; must not block
   std::function<void(RequestId, std::span<const int32_t>)> tokens;

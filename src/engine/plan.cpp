@@ -8,13 +8,17 @@
 #include "backend/cpu/cpu_fast.h"
 #include "base/reserve.h"
 #include "base/threads.h"
+#include "engine/engine_cuda.h"
 #include "model/gemma4_bind.h"
 
 namespace facet {
 
 KvPlan kv_plan(const EngineConfig& c) {
-  return {.k = *c.kv_k, .v = *c.kv_v, .max_seq = c.max_seq, .max_ctx = c.n_ctx, .max_step = std::max(c.chunk, c.max_seq),
-          .margin = c.margin, .checkpoints = c.checkpoints};
+  // Drafts come on top of a chunk, so that they never keep a prompt waiting, and on top
+  // of the margin, so that a conversation can go back as far as without them.
+  const int draft = c.draft.files.empty() ? 0 : c.draft.rows();
+  return {.k = *c.kv_k, .v = *c.kv_v, .max_seq = c.max_seq, .max_ctx = c.n_ctx, .max_step = std::max(c.chunk, c.max_seq) + c.max_seq * draft,
+          .margin = c.margin + draft, .checkpoints = c.checkpoints};
 }
 
 MemoryPlan plan_memory(const GgufFile& file, const ModelCfg& m, const EngineConfig& c) {
@@ -25,6 +29,9 @@ MemoryPlan plan_memory(const GgufFile& file, const ModelCfg& m, const EngineConf
   const std::string types = fmt::format("{}/{}", kv_type_name(*c.kv_k), kv_type_name(*c.kv_v));
 
   const BackendLimits limits = backend_limits(m, kv.max_step, c.n_ctx);
+#if FACET_CUDA
+  if (c.backend == "cuda") return plan_cuda_memory(file, m, c, kv, b);
+#endif
   const int64_t scratch = c.backend == "ref" ? CpuRef::reserve_bytes(limits, c.n_threads) : CpuFast::reserve_bytes(limits, c.n_threads);
 
   MemoryPlan p;
@@ -44,11 +51,27 @@ MemoryPlan plan_memory(const GgufFile& file, const ModelCfg& m, const EngineConf
   return p;
 }
 
+Result<std::string> resolve_backend(const std::string& asked, int gpu) {
+#if FACET_CUDA
+  if (asked == "cuda")
+    if (auto ok = Cuda::usable(gpu); !ok) return ok.error();
+  if (asked == "auto") return std::string(Cuda::usable(gpu) ? "cuda" : "cpu");
+#else
+  (void)gpu;
+  if (asked == "cuda") return Error{"--backend", "cuda: this program was built without it", "build it with the cuda preset, or use --backend cpu"};
+  if (asked == "auto") return std::string("cpu");
+#endif
+  return asked;
+}
+
 Result<EngineConfig> resolve_config(const GgufFile& file, const ModelCfg& m, EngineConfig c) {
+  auto backend = resolve_backend(c.backend, c.gpu);
+  if (!backend) return backend.error();
+  c.backend = *backend;
   if (c.n_threads <= 0) c.n_threads = physical_cores();
   const KvType usual = c.backend == "ref" ? KvType::kF32 : KvType::kF16;
   c.kv_k = c.kv_k.value_or(usual), c.kv_v = c.kv_v.value_or(usual);
-  if (c.max_out <= 0) c.max_out = c.max_seq;
+  if (c.max_out <= 0) c.max_out = c.max_seq * (c.draft.files.empty() ? 1 : 1 + c.draft.rows());
   const bool choose = c.n_ctx <= 0;
   if (choose) c.n_ctx = m.n_ctx_train;
   MemoryPlan p = plan_memory(file, m, c);

@@ -14,6 +14,8 @@ MemoryPlan plan_memory(const GgufFile& file, const ModelCfg& m, const EngineConf
 
 // Decides what `c` left open (context, threads, logits rows) and checks that the plan fits in memory. When it does not,
 // the error holds the table and the option that would make it fit.
+// "auto" decided; an error when the backend that was asked for cannot run here.
+Result<std::string> resolve_backend(const std::string& asked, int gpu);
 Result<EngineConfig> resolve_config(const GgufFile& file, const ModelCfg& m, EngineConfig c);
 
 }  // namespace facet

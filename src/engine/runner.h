@@ -4,42 +4,13 @@
 #include <utility>
 #include <vector>
 
-#include "backend/lockstep.h"
-#include "cache/kv_cache.h"
-#include "engine/step_builder.h"
+#include "backend/pass.h"
+#include "backend/step_builder.h"
+#include "cache/cache_of.h"
 #include "model/gemma4.h"
 #include "model/gemma4_bind.h"
 
 namespace facet {
-
-// The cache of a backend, and its layers as that backend sees them.
-template <class B>
-struct CacheOf {
-  static Result<std::unique_ptr<KvCache>> create(const ModelCfg& m, const KvPlan& p) {
-    auto c = HostKvCache::create(m, p);
-    if (!c) return c.error();
-    return std::unique_ptr<KvCache>(std::move(*c));
-  }
-  static std::vector<typename B::KvLayer> views(const KvCache& c) { return {c.layers().begin(), c.layers().end()}; }
-};
-template <class A, class R>
-struct CacheOf<Lockstep<A, R>> {
-  static Result<std::unique_ptr<KvCache>> create(const ModelCfg& m, const KvPlan& p) {
-    auto a = CacheOf<A>::create(m, p);
-    if (!a) return a.error();
-    auto r = CacheOf<R>::create(m, p);
-    if (!r) return r.error();
-    (*a)->mirror(std::move(*r));
-    return a;
-  }
-  static std::vector<typename Lockstep<A, R>::KvLayer> views(const KvCache& c) {
-    const auto a = CacheOf<A>::views(c);
-    const auto r = CacheOf<R>::views(*c.mirrored());
-    std::vector<typename Lockstep<A, R>::KvLayer> v;
-    for (size_t l = 0; l < a.size(); ++l) v.push_back({a[l], r[l]});
-    return v;
-  }
-};
 
 struct RunnerOptions {
   KvPlan kv;
@@ -73,7 +44,9 @@ class Runner {
   }
   // Logits [O, V] of the step that was built.
   typename B::Rows forward(const Taps<B>& taps = {}) {
-    return gemma4_forward(b, m, w, steps.finish(), std::span<const typename B::KvLayer>(kv), taps, work);
+    const Step& s = steps.finish();
+    const char* key = reinterpret_cast<const char*>(this) + (taps.final_hidden || !taps.layer.empty() ? 1 : 0);
+    return run_pass(b, s, key, [&] { return gemma4_forward(b, m, w, s, std::span<const typename B::KvLayer>(kv), taps, work); });
   }
 
   B b;

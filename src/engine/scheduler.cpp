@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "backend/step.h"
+
 namespace facet {
 
 std::vector<SeqGrant> schedule(std::span<const SeqDemand> demands, int budget) {
@@ -13,6 +15,8 @@ std::vector<SeqGrant> schedule(std::span<const SeqDemand> demands, int budget) {
       grants.push_back({d.id, n});
       budget -= n;
     }
+  // Row-invariant kernels take the leading short sequences (StepShape::n_small).
+  std::stable_partition(grants.begin(), grants.end(), [](const SeqGrant& g) { return g.n <= kSmallT; });
   return grants;
 }
 

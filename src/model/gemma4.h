@@ -1,6 +1,7 @@
 #pragma once
 #include <cmath>
 
+#include "backend/compose.h"
 #include "model/types.h"
 
 namespace facet {
@@ -19,14 +20,13 @@ void attention(B& b, const LayerW<B>& L, const LayerCfg& c, const ModelCfg& m, t
 
   if (c.query_only) {  // a KV-sharing layer or an MTP head: another layer's rows
     b.matmul(q, h, L.wq);
+    b.head_norm_rope(q, L.q_norm, L.freqs, s, m.eps);
   } else {
     auto k = w.k.view(T, c.n_kv_head * c.head_dim), v = w.v.view(T, c.n_kv_head * c.head_dim);
     b.qkv(q, k, v, h, L.wq, L.wk, L.wv);  // K=V layers have no wv: v is the raw k, before its norm and RoPE
-    b.head_norm_rope(k, L.k_norm, L.freqs, s, m.eps);
-    if (c.norm_v) b.head_norm(v, c.head_dim, m.eps);  // Gemma normalises V, without gain, and does not rotate it
-    b.kv_append(kv, k, v, s);
+    // Gemma normalises V, without gain, and does not rotate it; full layers rotate a quarter of the pairs: freqs are 0 elsewhere.
+    norm_rope_append(b, kv, q, k, v, L.q_norm, L.k_norm, L.freqs, c.norm_v, c.head_dim, s, m.eps);
   }
-  b.head_norm_rope(q, L.q_norm, L.freqs, s, m.eps);  // full layers rotate a quarter of the pairs: freqs are 0 elsewhere
   b.attend(a, q, kv, s,
            {.n_q_head = m.n_q_head, .head_dim = c.head_dim, .window = c.window,
             .scale = m.attn_scale,  // Gemma's is 1: q and k are normalised

@@ -5,13 +5,18 @@
 
 namespace facet {
 
+TensorFinder::TensorFinder(std::string path, std::span<const TensorView> tensors) : path_(std::move(path)) {
+  for (const TensorView& t : tensors) tensors_.emplace(t.name, &t);
+}
+
 void TensorFinder::fail(const std::string& what, const std::string& hint) {
-  if (!error_) error_ = Error{file_.path(), what, hint};
+  if (!error_) error_ = Error{path_, what, hint};
 }
 
 const TensorView* TensorFinder::matrix(const std::string& name, int64_t n_in, int64_t n_out, int64_t n_stack, bool optional) {
   taken_.insert(name);
-  const TensorView* t = file_.find(name);
+  const auto at = tensors_.find(name);
+  const TensorView* t = at == tensors_.end() ? nullptr : at->second;
   const std::string shape = n_stack > 1 ? fmt::format("[{} x {} x {}]", n_in, n_out, n_stack) : fmt::format("[{} x {}]", n_in, n_out);
   if (!t) {
     if (!optional) fail(fmt::format("{}: expected {}, found no such tensor", name, shape), "the file is incomplete; download or convert it again");
@@ -31,7 +36,8 @@ const TensorView* TensorFinder::matrix(const std::string& name, int64_t n_in, in
 
 std::vector<float> TensorFinder::vector(const std::string& name, int64_t n, bool optional) {
   taken_.insert(name);
-  const TensorView* t = file_.find(name);
+  const auto at = tensors_.find(name);
+  const TensorView* t = at == tensors_.end() ? nullptr : at->second;
   if (!t) {
     if (!optional) fail(fmt::format("{}: expected [{}], found no such tensor", name, n), "the file is incomplete; download or convert it again");
     return {};
@@ -47,9 +53,9 @@ std::vector<float> TensorFinder::vector(const std::string& name, int64_t n, bool
 
 Status TensorFinder::finish() {
   if (error_) return *error_;
-  for (const TensorView& t : file_.tensors())
-    if (t.name.starts_with("blk.") && !taken_.contains(t.name) && !t.name.ends_with(".input_scale"))
-      return Error{file_.path(), fmt::format("{}: expected only the tensors of a Gemma 4 text layer, found this one", t.name),
+  for (const auto& [name, t] : tensors_)
+    if (name.starts_with("blk.") && !taken_.contains(name) && !name.ends_with(".input_scale"))
+      return Error{path_, fmt::format("{}: expected only the tensors of a known layer, found this one", name),
                    "the model has a part facet does not know and would ignore; use a plain text export"};
   return Ok{};
 }
@@ -66,7 +72,11 @@ BackendLimits backend_limits(const ModelCfg& m, int max_tok, int64_t max_rows) {
   l.max_tok = max_tok;
   l.max_rows = max_rows;
   l.max_cols = std::max({m.d_model, m.max_q_cols(), m.max_d_ff(), m.d_expert, m.n_layer() * m.d_ple});
-  for (const LayerCfg& c : m.layer) l.n_group = std::max(l.n_group, m.n_q_head / c.n_kv_head);
+  l.n_q_head = m.n_q_head;
+  for (const LayerCfg& c : m.layer) {
+    l.n_group = std::max(l.n_group, m.n_q_head / c.n_kv_head);
+    l.head_dim = std::max(l.head_dim, c.head_dim);
+  }
   l.n_expert = m.n_expert;
   l.n_expert_used = m.n_expert_used;
   l.d_expert = m.d_expert;

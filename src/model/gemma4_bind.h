@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <cmath>
+#include <map>
 #include <set>
 #include <string>
 
@@ -14,7 +15,8 @@ namespace facet {
 // Finds tensors by name and checks shape and type; remembers the first error and which names were taken.
 class TensorFinder {
  public:
-  explicit TensorFinder(const GgufFile& f) : file_(f) {}
+  explicit TensorFinder(const GgufFile& f) : TensorFinder(f.path(), f.tensors()) {}
+  TensorFinder(std::string path, std::span<const TensorView> tensors);
   // The tensor, or null: absent (an error unless optional), wrong shape or type (always an error).
   const TensorView* matrix(const std::string& name, int64_t n_in, int64_t n_out, int64_t n_stack = 1, bool optional = false);
   // F32 values of a vector of n elements; empty when absent.
@@ -25,7 +27,8 @@ class TensorFinder {
 
  private:
   void fail(const std::string& what, const std::string& hint);
-  const GgufFile& file_;
+  std::string path_;
+  std::map<std::string, const TensorView*> tensors_;
   std::set<std::string> taken_;
   std::optional<Error> error_;
 };

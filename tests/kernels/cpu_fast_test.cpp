@@ -5,7 +5,7 @@
 
 #include "backend/cpu/cpu_fast.h"
 #include "base/half.h"
-#include "engine/step_builder.h"
+#include "backend/step_builder.h"
 #include "support/harness.h"
 
 namespace facet::test {

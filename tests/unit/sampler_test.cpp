@@ -29,6 +29,31 @@ TEST(Sampler, ReportsLogitsWithoutAFiniteNumber) {
   EXPECT_EQ(draw({-INFINITY, -INFINITY}, s), -1);
 }
 
+TEST(Sampler, TopKIsTheSoftmaxSorted) {
+  std::vector<float> logits(50);
+  for (size_t i = 0; i < logits.size(); ++i) logits[i] = float((i * 37) % 11) / 3;
+  logits[7] = -INFINITY;
+  SamplerScratch scratch;
+  std::vector<int32_t> ids(50);
+  std::vector<float> log_probs(50);
+  top_k_row(logits, ids, log_probs, scratch);
+  double total = 0;
+  for (size_t i = 0; i + 1 < ids.size(); ++i) {
+    const float a = logits[size_t(ids[i])];
+    total += std::exp(double(log_probs[i]));
+    EXPECT_NEAR(log_probs[i] - log_probs[0], a - logits[size_t(ids[0])], 1e-6);
+    const float before = i > 0 ? logits[size_t(ids[i - 1])] : INFINITY;
+    EXPECT_TRUE(before > a || (before == a && ids[i - 1] < ids[i])) << i;
+  }
+  EXPECT_NEAR(total, 1, 1e-6);
+  EXPECT_EQ(ids.back(), -1) << "one token is impossible";
+  std::vector<int32_t> few(3);
+  std::vector<float> few_log_probs(3);
+  top_k_row(logits, few, few_log_probs, scratch);
+  EXPECT_TRUE(std::equal(few.begin(), few.end(), ids.begin()));
+  EXPECT_TRUE(std::equal(few_log_probs.begin(), few_log_probs.end(), log_probs.begin()));
+}
+
 TEST(Sampler, TheSameSeedAndPositionGiveTheSameToken) {
   std::vector<float> logits(50);
   for (size_t i = 0; i < logits.size(); ++i) logits[i] = std::sin(float(i));

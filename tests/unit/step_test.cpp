@@ -1,7 +1,7 @@
 #include <gtest/gtest.h>
 
 #include "engine/scheduler.h"
-#include "engine/step_builder.h"
+#include "backend/step_builder.h"
 
 namespace facet::test {
 namespace {

@@ -62,11 +62,11 @@ void CpuFast::QuantBuffer::reserve(int64_t rows, int64_t cols) {
 int64_t CpuFast::reserve_bytes(const BackendLimits& l, int n_threads) {
   const int64_t pairs = int64_t(l.max_tok) * l.n_expert_used;
   return (thread_floats(l) * n_threads + partial_floats(l)) * int64_t(sizeof(float)) + l.max_tok * QuantBuffer::row_bytes(l.max_cols) + 128 +
-         pairs * (QuantBuffer::row_bytes(l.d_expert) + int64_t(sizeof(float)) * l.d_expert) + rows_bytes(l.max_tok, 2 * head_floats(l));
+         pairs * (QuantBuffer::row_bytes(l.d_expert) + int64_t(sizeof(float)) * l.d_expert) + rows_bytes(l.max_tok, 2 * head_floats(l) + l.n_cluster);
 }
 
-void CpuFast::reserve(const BackendLimits& l) {
-  limits_ = l;
+void CpuFast::reserve(const BackendLimits& limits) {
+  const BackendLimits l = limits_ = limits_.with(limits);
   scratch_.assign(size_t(n_threads_), std::vector<float>(size_t(thread_floats(l))));
   act_.reserve(l.max_tok, l.max_cols);
   blocks_.reserve(size_t(l.max_tok));
@@ -75,6 +75,7 @@ void CpuFast::reserve(const BackendLimits& l) {
     r.pos.reserve(size_t(l.max_tok));
     r.value.resize(size_t(l.max_tok) * 2 * size_t(r.n));
   }
+  if (l.n_cluster > 0) cluster_score_ = new_rows(l.max_tok, l.n_cluster);
   if (l.n_expert == 0) return;
   const size_t pairs = size_t(l.max_tok) * size_t(l.n_expert_used);
   router_ = new_rows(l.max_tok, l.n_expert);
@@ -373,6 +374,23 @@ void CpuFast::softcap(Rows x, float cap) {
   parallel_for(x.rows * pieces, n_threads_, [&](int64_t i) {
     const int64_t begin = i % pieces * kPiece;
     simd_.softcap(x.row(i / pieces) + begin, cap, std::min(kPiece, x.cols - begin));
+  });
+}
+
+void CpuFast::clustered_head(Rows logits, Rows h, ClusteredHead<Weight, Table> w) {
+  const int64_t size = w.head.n_out / w.centroid.n_out;
+  CHECK(w.head.n_out == logits.cols && w.order.n == logits.cols && size * w.centroid.n_out == logits.cols && w.top_k <= kMaxClusters,
+        "{} clusters of {} tokens, {} logits", w.centroid.n_out, size, logits.cols);
+  const Rows scores = cluster_score_.view(h.rows, int(w.centroid.n_out));
+  matmul(scores, h, w.centroid);
+  const Input x = prepare(act_, h, quantised(w.head));
+  parallel_for(h.rows, n_threads_, [&](int64_t t) {
+    float* to = logits.row(t);
+    const Input xt{1, x.q ? x.q + t : nullptr, x.f + t};
+    std::fill_n(to, logits.cols, kNone);
+    each_chosen_cluster(scores.row(t), w, [&](int cluster) {
+      for (int64_t i = cluster * size; i < (cluster + 1) * size; ++i) product(to + w.order.p[i], 1, xt, w.head, 0, w.order.p[i], w.order.p[i] + 1);
+    });
   });
 }
 

@@ -32,6 +32,7 @@ class CpuFast : public CpuRef {
   void ple_combine(Rows p, Rows c, Vec gain, float in_scale, float out_scale, float eps);
   void moe(Rows y, Rows e, Rows r, MoeWeights<Weight, Vec> w, int n_used, Act act);
   void softcap(Rows x, float cap);
+  void clustered_head(Rows logits, Rows h, ClusteredHead<Weight, Table> w);
 
  private:
   // Rows of a matrix product's input: as they are, and quantised if some weight wants that.

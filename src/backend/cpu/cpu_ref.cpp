@@ -57,9 +57,17 @@ CpuRef::Rows CpuRef::new_rows(int rows, int cols) {
   floats_.emplace_back(size_t(rows) * size_t(cols));
   return {floats_.back().data(), rows, cols, cols};
 }
+CpuRef::Table CpuRef::upload(std::span<const int32_t> values) {
+  tables_.emplace_back(values.begin(), values.end());
+  return {tables_.back().data(), int(values.size())};
+}
 CpuRef::Ids CpuRef::new_ids(int n) {
   ids_.emplace_back(size_t(n));
   return ids_.back();
+}
+CpuRef::Scores CpuRef::new_scores(int n) {
+  floats_.emplace_back(size_t(n));
+  return floats_.back();
 }
 
 namespace {
@@ -71,12 +79,13 @@ int64_t scratch_floats(const BackendLimits& l) {
 
 int64_t CpuRef::reserve_bytes(const BackendLimits& l, int n_threads) {
   return scratch_floats(l) * n_threads * int64_t(sizeof(float)) + rows_bytes(l.max_tok, l.n_expert) +
-         rows_bytes(l.max_tok, 2 * l.d_expert) + rows_bytes(l.max_tok, l.max_cols);
+         rows_bytes(l.max_tok, 2 * l.d_expert) + rows_bytes(l.max_tok, l.max_cols) + rows_bytes(l.max_tok, l.n_cluster);
 }
 
-void CpuRef::reserve(const BackendLimits& l) {
-  limits_ = l;
+void CpuRef::reserve(const BackendLimits& limits) {
+  const BackendLimits l = limits_ = limits_.with(limits);
   scratch_.assign(size_t(n_threads_), std::vector<float>(size_t(scratch_floats(l))));
+  if (l.n_cluster > 0) cluster_score_ = new_rows(l.max_tok, l.n_cluster);
   if (l.n_expert == 0) return;
   router_ = new_rows(l.max_tok, l.n_expert);
   expert_hidden_ = new_rows(l.max_tok, l.d_expert);
@@ -386,6 +395,31 @@ void CpuRef::softcap(Rows x, float cap) {
 void CpuRef::sample(Ids ids, Rows logits, std::span<const SampleRow> rows) {
   CHECK(int(rows.size()) == logits.rows && ids.size() >= rows.size(), "{} rows for {} logits", rows.size(), logits.rows);
   for (size_t i = 0; i < rows.size(); ++i) ids[i] = sample_row({logits.row(int64_t(i)), size_t(logits.cols)}, rows[i], sampler_);
+}
+
+void CpuRef::clustered_head(Rows logits, Rows h, ClusteredHead<Weight, Table> w) {
+  const int64_t size = w.head.n_out / w.centroid.n_out;
+  CHECK(w.head.n_out == logits.cols && w.order.n == logits.cols && size * w.centroid.n_out == logits.cols && w.top_k <= kMaxClusters,
+        "{} clusters of {} tokens, {} logits", w.centroid.n_out, size, logits.cols);
+  const Rows scores = cluster_score_.view(h.rows, int(w.centroid.n_out));
+  matmul(scores, h, w.centroid);
+  parallel_for(h.rows, n_threads_, [&](int64_t t) {
+    float *row = scratch(), *to = logits.row(t);
+    std::fill_n(to, logits.cols, -std::numeric_limits<float>::infinity());
+    each_chosen_cluster(scores.row(t), w, [&](int cluster) {
+      for (int64_t i = cluster * size; i < (cluster + 1) * size; ++i) {
+        dequantize_row(w.head.type, w.head.row(0, w.order.p[i]), row, w.head.n_in);
+        to[w.order.p[i]] = dot(row, h.row(t), w.head.n_in);
+      }
+    });
+  });
+}
+
+void CpuRef::top_k(Ids ids, Scores log_probs, Rows logits, int k) {
+  const size_t need = size_t(logits.rows) * size_t(k);
+  CHECK(k > 0 && ids.size() >= need && log_probs.size() >= need, "{} candidates for {} rows", k, logits.rows);
+  for (int t = 0; t < logits.rows; ++t)
+    top_k_row({logits.row(t), size_t(logits.cols)}, ids.subspan(size_t(t) * size_t(k), size_t(k)), log_probs.subspan(size_t(t) * size_t(k), size_t(k)), sampler_);
 }
 
 }  // namespace facet

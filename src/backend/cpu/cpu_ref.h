@@ -1,4 +1,5 @@
 #pragma once
+#include <algorithm>
 #include <deque>
 #include <span>
 #include <string>
@@ -27,6 +28,10 @@ class CpuRef {
       CHECK(begin >= 0 && begin + n <= cols, "columns {}..{} of {}", begin, begin + n, cols);
       return {p + begin, rows, n, stride};
     }
+    Rows rows_at(int begin, int n) const {
+      CHECK(begin >= 0 && begin + n <= rows, "rows {}..{} of {}", begin, begin + n, rows);
+      return {p + begin * stride, n, cols, stride};
+    }
     explicit operator bool() const { return p != nullptr; }
   };
   struct Vec {
@@ -50,6 +55,12 @@ class CpuRef {
   };
   using KvLayer = facet::KvLayer;
   using Ids = std::span<int32_t>;
+  using Scores = std::span<float>;
+  struct Table {
+    const int32_t* p = nullptr;
+    int n = 0;
+    explicit operator bool() const { return p != nullptr; }
+  };
 
   explicit CpuRef(int n_threads = 1) : n_threads_(n_threads) {}
   CpuRef(const CpuRef&) = delete;
@@ -59,9 +70,11 @@ class CpuRef {
   Weight upload(const TensorView& t);
   Vec upload(std::span<const float> gain);
   Freqs upload(std::span<const double> freqs);
+  Table upload(std::span<const int32_t> values);
   Rows new_rows(int rows, int cols);
   Ids new_ids(int n);
-  void reserve(const BackendLimits& limits);
+  Scores new_scores(int n);
+  void reserve(const BackendLimits& limits);                // again for a drafter: the larger of both holds
   std::vector<float> to_host(Rows x) const;                 // [rows, cols], for comparison
   void from_host(Rows x, std::span<const float> values);
   static constexpr double kRound = 0x1p-24;                 // of activations and products
@@ -88,20 +101,36 @@ class CpuRef {
   void copy_rows(Rows y, Rows x);
   void softcap(Rows x, float cap);
   void sample(Ids ids, Rows logits, std::span<const SampleRow> rows);
+  void top_k(Ids ids, Scores log_probs, Rows logits, int k);
+  void clustered_head(Rows logits, Rows h, ClusteredHead<Weight, Table> w);
 
  protected:
   float* scratch() const;  // of the calling thread
   void expert_matmul(Rows y, Rows x, Weight w, int expert);
+  // The clusters with the w.top_k best of scores [N], lowest index on ties; f(cluster) for each.
+  template <class F>
+  static void each_chosen_cluster(const float* scores, const ClusteredHead<Weight, Table>& w, F&& f) {
+    const float* end = scores + w.centroid.n_out;
+    int chosen[kMaxClusters];
+    for (int k = 0; k < w.top_k; ++k) {
+      const float* best = end;
+      for (const float* s = scores; s < end; ++s)
+        if ((best == end || *s > *best) && std::find(chosen, chosen + k, int(s - scores)) == chosen + k) best = s;
+      chosen[k] = int(best - scores);
+      f(chosen[k]);
+    }
+  }
 
   int n_threads_;
   std::deque<std::vector<float>> floats_;
   std::deque<std::vector<double>> doubles_;
-  std::deque<std::vector<int32_t>> ids_;
+  std::deque<std::vector<int32_t>> ids_, tables_;
   std::deque<std::string> names_;
   BackendLimits limits_;
   std::vector<std::vector<float>> scratch_;  // per thread
   SamplerScratch sampler_;
   Rows router_, expert_hidden_, expert_up_, expert_out_;
+  Rows cluster_score_;  // [T, N]
 };
 
 static_assert(Backend<CpuRef>);

@@ -94,4 +94,33 @@ int32_t sample_row(std::span<const float> logits, const SampleRow& row, SamplerS
   return c.back().id;
 }
 
+void top_k_row(std::span<const float> logits, std::span<int32_t> ids, std::span<float> log_probs, SamplerScratch& scratch) {
+  // A heap of the best so far, the worst of them in front: one pass, as few are wanted of many.
+  std::vector<Candidate>& best = scratch.candidates;
+  best.clear();
+  float top = -INFINITY;
+  for (size_t i = 0; i < logits.size(); ++i) {
+    const Candidate c{int32_t(i), logits[i]};
+    top = std::max(top, c.logit);
+    if (best.size() == ids.size()) {
+      if (!before(c, best.front())) continue;
+      std::pop_heap(best.begin(), best.end(), before);
+      best.back() = c;
+    } else if (c.logit > -INFINITY) {
+      best.push_back(c);
+    } else {
+      continue;
+    }
+    std::push_heap(best.begin(), best.end(), before);
+  }
+  std::sort_heap(best.begin(), best.end(), before);
+  double total = 0;
+  for (const float l : logits) total += std::exp(double(l) - double(top));
+  const double log_total = double(top) + std::log(total);
+  for (size_t i = 0; i < ids.size(); ++i) {
+    ids[i] = i < best.size() ? best[i].id : -1;
+    log_probs[i] = i < best.size() ? float(double(best[i].logit) - log_total) : -INFINITY;
+  }
+}
+
 }  // namespace facet

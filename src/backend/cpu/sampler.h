@@ -24,4 +24,8 @@ struct SamplerScratch {
 // A row without any finite logit, or with a NaN, gives -1: the caller reports it as a broken model or kernel.
 int32_t sample_row(std::span<const float> logits, const SampleRow& row, SamplerScratch& scratch);
 
+// The meaning of the verb `top_k` for one row: the ids.size() largest of logits [V], lowest id first on ties, and their
+// natural log-probabilities under the softmax of all. Where there are no more: id -1 and minus infinity.
+void top_k_row(std::span<const float> logits, std::span<int32_t> ids, std::span<float> log_probs, SamplerScratch& scratch);
+
 }  // namespace facet

@@ -7,7 +7,8 @@
 
 namespace facet {
 
-enum class Out : uint8_t { kNone, kLast, kAll };  // rows of a sequence for which the head runs
+// Rows of a sequence for which the head runs. kGiven: out_row, one for each token, of whatever the step gathers from.
+enum class Out : uint8_t { kNone, kLast, kAll, kButFirst, kGiven };
 
 // One sequence's part of a step.
 struct SeqStep {
@@ -16,6 +17,7 @@ struct SeqStep {
   std::span<const int32_t> token;
   Out out = Out::kNone;
   Mask mask = Mask::kCausal;
+  std::span<const int32_t> out_row = {}; // kGiven
   std::span<const int16_t> parent = {};  // kTree: parent[i] < i, parent[0] = -1
   int pos = -1;                     // position of all tokens (kPast heads); -1: kv_len + index, or + depth in a tree
 };
@@ -25,7 +27,7 @@ class StepBuilder {
  public:
   StepBuilder(int max_tok, int max_seq, int margin);  // margin: of the rings, for StepShape::staged
   void begin();
-  void add(const SeqStep& q);
+  void add(const SeqStep& q);  // those of at most kSmallT tokens first
   void pad_to(int n_tok);   // padding rows, seq = -1
   const Step& finish();
   int n_tok() const { return int(token_.size()); }
@@ -38,7 +40,7 @@ class StepBuilder {
   std::vector<Mask> mask_;
   std::vector<uint64_t> ancestor_;
   Step step_;
-  int longest_ = 0, most_tok_ = 0;
+  int longest_ = 0, most_tok_ = 0, n_small_ = 0;
   bool any_tree_ = false;
 };
 

@@ -1,4 +1,4 @@
-#include "engine/step_builder.h"
+#include "backend/step_builder.h"
 
 #include <algorithm>
 
@@ -19,13 +19,14 @@ void StepBuilder::begin() {
   mask_.clear();
   ancestor_.clear();
   q_begin_.push_back(0);
-  longest_ = most_tok_ = 0;
+  longest_ = most_tok_ = n_small_ = 0;
   any_tree_ = false;
 }
 
 void StepBuilder::add(const SeqStep& q) {
   const int n = int(q.token.size()), s = int(slot_.size()), base = int(token_.size());
   CHECK(n > 0 && token_.size() + size_t(n) <= max_tok_ && slot_.size() < max_seq_, "{} tokens after {} of {}", n, base, max_tok_);
+  CHECK(q.out != Out::kGiven || q.out_row.size() == q.token.size(), "{} output rows for {} tokens", q.out_row.size(), n);
   CHECK(q.mask != Mask::kTree || (n <= kMaxTreeNodes && q.parent.size() == q.token.size()), "tree of {} nodes, {} parents", n, q.parent.size());
   for (int j = 0; j < n; ++j) {
     uint64_t ancestor = 0;
@@ -40,8 +41,10 @@ void StepBuilder::add(const SeqStep& q) {
     pos_.push_back(pos);
     seq_.push_back(s);
     ancestor_.push_back(ancestor);
-    if (q.out == Out::kAll || (q.out == Out::kLast && j == n - 1)) out_row_.push_back(base + j);
+    if (q.out == Out::kAll || (q.out == Out::kLast && j == n - 1) || (q.out == Out::kButFirst && j > 0)) out_row_.push_back(base + j);
+    if (q.out == Out::kGiven) out_row_.push_back(q.out_row[size_t(j)]);
   }
+  if (n <= kSmallT && n_small_ == base) n_small_ = base + n;
   q_begin_.push_back(base + n);
   kv_len_.push_back(q.kv_len);
   slot_.push_back(q.slot);
@@ -62,7 +65,7 @@ void StepBuilder::pad_to(int n_tok) {
 }
 
 const Step& StepBuilder::finish() {
-  step_.shape = {.n_tok = int(token_.size()), .n_seq = int(slot_.size()), .n_out = int(out_row_.size()),
+  step_.shape = {.n_tok = int(token_.size()), .n_seq = int(slot_.size()), .n_out = int(out_row_.size()), .n_small = n_small_,
                  .longest = longest_, .any_tree = any_tree_, .staged = most_tok_ > margin_};
   step_.token = token_.data();
   step_.pos = pos_.data();

@@ -1,0 +1,379 @@
+#include "backend/cuda/cuda.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+
+#include "backend/cuda/cuda_parts.h"
+#include "backend/cuda/kernels/ops.h"
+
+namespace facet {
+
+using cuda::Mat;
+
+Status Cuda::usable(int gpu) {
+  int n = 0;
+  if (const cudaError_t e = cudaGetDeviceCount(&n); e != cudaSuccess || n == 0)
+    return Error{"--backend cuda", fmt::format("no NVIDIA GPU can be used: {}", e != cudaSuccess ? cudaGetErrorString(e) : "none found"),
+                 "install a driver for CUDA 12.8 or newer, or use --backend cpu"};
+  if (gpu < 0 || gpu >= n) return Error{"--gpu", fmt::format("expected 0 to {}, found {}", n - 1, gpu), "nvidia-smi lists them"};
+  cudaDeviceProp p;
+  CUDA_OK(cudaGetDeviceProperties(&p, gpu));
+  if (p.major < 8)
+    return Error{"--gpu", fmt::format("{}: expected compute capability 8.0 or newer, found {}.{}", p.name, p.major, p.minor), "use --backend cpu"};
+  return Ok{};
+}
+
+Result<int64_t> Cuda::free_memory(int gpu) {
+  if (auto ok = usable(gpu); !ok) return ok.error();
+  size_t free = 0, total = 0;
+  CUDA_OK(cudaSetDevice(gpu));
+  CUDA_OK(cudaMemGetInfo(&free, &total));
+  return int64_t(free);
+}
+
+std::string Cuda::device_name(int gpu) {
+  cudaDeviceProp p;
+  CUDA_OK(cudaGetDeviceProperties(&p, gpu));
+  return p.name;
+}
+
+Cuda::Cuda(int gpu) : gpu_(gpu) {
+  CUDA_OK(cudaSetDevice(gpu));
+  CUDA_OK(cudaStreamCreate(&stream_));
+  arrays_ = std::make_unique<StepArrays>();
+  sampler_ = std::make_unique<Sampler>();
+  loader_ = std::make_unique<Loader>();
+  gemm_ = std::make_unique<Gemm>();
+}
+
+Cuda::~Cuda() {
+  cudaSetDevice(gpu_);
+  cudaStreamSynchronize(stream_);
+  for (Captured& c : captured_)
+    if (c.exec) cudaGraphExecDestroy(c.exec);
+  gemm_.reset();
+  loader_.reset();
+  sampler_.reset();
+  arrays_.reset();
+  for (void* p : memory_) cudaFree(p);
+  cudaStreamDestroy(stream_);
+}
+
+void* Cuda::allocate(size_t bytes) {
+  void* p = nullptr;
+  CUDA_OK(cudaMalloc(&p, std::max<size_t>(bytes, 16)));
+  memory_.push_back(p);
+  ++counters_.allocations;
+  return p;
+}
+
+void Cuda::finish() { CUDA_OK(cudaStreamSynchronize(stream_)); }
+
+Cuda::Vec Cuda::upload(std::span<const float> gain) {
+  float* p = static_cast<float*>(allocate(gain.size_bytes()));
+  CUDA_OK(cudaMemcpy(p, gain.data(), gain.size_bytes(), cudaMemcpyHostToDevice));
+  return {p, int(gain.size())};
+}
+Cuda::Freqs Cuda::upload(std::span<const double> freqs) {
+  double* p = static_cast<double*>(allocate(freqs.size_bytes()));
+  CUDA_OK(cudaMemcpy(p, freqs.data(), freqs.size_bytes(), cudaMemcpyHostToDevice));
+  return {p, int(freqs.size())};
+}
+Cuda::Rows Cuda::new_rows(int rows, int cols) {
+  Buffer b;
+  b.rows = rows, b.cols = cols, b.stride = (cols + 7) / 8 * 8;
+  const size_t n = size_t(rows) * size_t(b.stride);
+  b.p = static_cast<float*>(allocate(n * sizeof(float)));
+  b.bf = static_cast<__nv_bfloat16*>(allocate(n * sizeof(__nv_bfloat16)));
+  CUDA_OK(cudaMemset(b.p, 0, n * sizeof(float)));
+  buffers_.push_back(b);
+  return {&buffers_.back(), rows, cols, 0, 0};
+}
+Cuda::Table Cuda::upload(std::span<const int32_t> values) {
+  int32_t* p = static_cast<int32_t*>(allocate(values.size_bytes()));
+  CUDA_OK(cudaMemcpy(p, values.data(), values.size_bytes(), cudaMemcpyHostToDevice));
+  return {p, int(values.size())};
+}
+template <class T>
+Cuda::Results<T> Cuda::new_results(int n) {
+  Results<T> r;
+  r.owner_ = this, r.n_ = size_t(n);
+  CUDA_OK(cudaMallocHost(&r.host_, size_t(n) * sizeof(T)));
+  sampler_->pinned.push_back(r.host_);
+  r.device_ = static_cast<T*>(allocate(size_t(n) * sizeof(T)));
+  return r;
+}
+template Cuda::Results<int32_t> Cuda::new_results<int32_t>(int n);
+template Cuda::Results<float> Cuda::new_results<float>(int n);
+void Cuda::wait_for_results() {
+  if (!sampler_->pending) return;
+  finish();
+  sampler_->pending = false;
+}
+
+void Cuda::reserve(const BackendLimits& l) {
+  limits_ = limits_.with(l);
+  partial_ = static_cast<float*>(allocate(size_t(most_partials_) * sizeof(float)));
+  counter_ = static_cast<unsigned*>(allocate(size_t(most_counters_ + 1) * sizeof(unsigned)));
+  CUDA_OK(cudaMemset(counter_, 0, size_t(most_counters_ + 1) * sizeof(unsigned)));
+  attend_.bytes = cuda::attend_scratch_bytes(limits_, limits_.n_q_head, limits_.head_dim);
+  attend_.p = allocate(attend_.bytes);
+  arrays_->create(*this, limits_.max_tok);
+  if (limits_.max_tok > kSkinnyMost) gemm_->create(*this, most_panel_, int64_t(limits_.max_tok) * limits_.max_cols);
+  if (limits_.n_cluster > 0) {
+    cluster_score_ = new_rows(limits_.max_tok, limits_.n_cluster);
+    cluster_chosen_ = static_cast<uint8_t*>(allocate(size_t(limits_.max_tok) * size_t(limits_.n_cluster)));
+  }
+  if (limits_.n_expert > 0) {
+    cuda::Routing& r = moe_.routing;
+    const size_t pairs = size_t(limits_.max_tok) * size_t(limits_.n_expert_used), n = size_t(limits_.n_expert);
+    r.logits = static_cast<float*>(allocate(size_t(limits_.max_tok) * n * 4));
+    r.weight = static_cast<float*>(allocate(pairs * 4));
+    r.expert = static_cast<int32_t*>(allocate(pairs * 4));
+    r.active = static_cast<int32_t*>(allocate((n + 1) * 4));
+    r.first = static_cast<int32_t*>(allocate((n + 2) * 4));
+    r.pair = static_cast<int32_t*>(allocate(pairs * 4));
+    r.counter = counter_ + most_counters_;
+    const size_t small = size_t(std::min(limits_.max_tok, cuda::kMoeRows)) * size_t(limits_.n_expert_used);
+    moe_.hidden = static_cast<__nv_bfloat16*>(allocate(small * size_t(limits_.d_expert) * 2));
+    moe_.out = static_cast<float*>(allocate(small * size_t(limits_.max_cols) * 4));
+  }
+}
+
+int64_t Cuda::reserve_bytes(const BackendLimits& l, int) {
+  int64_t n = int64_t(cuda::attend_scratch_bytes(l, l.n_q_head, l.head_dim)) + (int64_t(64) << 20);
+  if (l.max_tok > kSkinnyMost) n += int64_t(l.max_tok) * l.max_cols * 4 + int64_t(l.max_cols) * l.max_cols * 2 + Gemm::kWorkspace;
+  if (l.n_expert > 0)
+    n += int64_t(l.max_tok) * l.n_expert * 4 + int64_t(l.max_tok) * l.n_expert_used * 12 +
+         int64_t(cuda::kMoeRows) * l.n_expert_used * (l.d_expert * 2 + l.max_cols * 4);
+  return n;
+}
+
+std::vector<float> Cuda::to_host(Rows x) {
+  std::vector<float> v(size_t(x.rows) * size_t(x.cols));
+  finish();
+  CUDA_OK(cudaMemcpy2D(v.data(), size_t(x.cols) * 4, x.buffer->p + x.first * x.buffer->stride + x.begin, size_t(x.buffer->stride) * 4, size_t(x.cols) * 4, size_t(x.rows),
+                       cudaMemcpyDeviceToHost));
+  return v;
+}
+void Cuda::from_host(Rows x, std::span<const float> values) {
+  finish();
+  CUDA_OK(cudaMemcpy2D(x.buffer->p + x.first * x.buffer->stride + x.begin, size_t(x.buffer->stride) * 4, values.data(), size_t(x.cols) * 4, size_t(x.cols) * 4, size_t(x.rows),
+                       cudaMemcpyHostToDevice));
+  x.buffer->fresh_rows = 0;
+}
+
+// --- steps and graphs
+
+void Cuda::begin_step(const Step& s) {
+  forget_rounded();
+  step_ = arrays_->upload(*this, s);
+  // Launch sizes follow the longest sequence in coarse steps, so that few graphs serve many lengths.
+  step_.shape.longest = std::max(1024, int(std::bit_ceil(unsigned(s.shape.longest))));
+}
+
+void Cuda::forget_rounded() {
+  for (Buffer& b : buffers_) b.fresh_rows = 0;
+}
+
+Cuda::Captured* Cuda::find(const void* key) {
+  if (!graphs_ || step_.shape.n_tok > kGraphRows || step_.shape.staged) return nullptr;
+  for (Captured& c : captured_)
+    if (c.key == key && c.shape == step_.shape) return &c;
+  captured_.push_back({.key = key, .shape = step_.shape, .seen = 0, .exec = nullptr, .out = {}});
+  return &captured_.back();
+}
+void Cuda::begin_capture() {
+  capturing_ = true;
+  CUDA_OK(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal));
+}
+void Cuda::end_capture(Captured& c) {
+  cudaGraph_t graph = nullptr;
+  CUDA_OK(cudaStreamEndCapture(stream_, &graph));
+  CUDA_OK(cudaGraphInstantiate(&c.exec, graph, 0));
+  CUDA_OK(cudaGraphDestroy(graph));
+  ++counters_.captures;
+  capturing_ = false;
+}
+void Cuda::run(Captured& c) {
+  CUDA_OK(cudaGraphLaunch(c.exec, stream_));
+  ++counters_.graph_launches;
+  forget_rounded();
+}
+
+// --- activations
+
+Mat Cuda::mat(const Rows& x, bool bf) const { return mat_at(x, 0, x.rows, bf); }
+Mat Cuda::mat_at(const Rows& x, int row, int n, bool bf) const {
+  const Buffer& b = *x.buffer;
+  const int64_t at = (x.first + row) * b.stride + x.begin;
+  return {.p = b.p + at, .rows = n, .cols = x.cols, .stride = b.stride, .bf = bf ? b.bf + at : nullptr, .bf_stride = b.stride};
+}
+Mat Cuda::written(const Rows& x, bool bf) {
+  Buffer& b = *x.buffer;
+  bf = bf && x.first == 0;
+  if (bf)
+    b.fresh_rows = x.rows, b.fresh_begin = x.begin, b.fresh_end = x.begin + x.cols;
+  else if (x.begin < b.fresh_end && x.begin + x.cols > b.fresh_begin)
+    b.fresh_rows = 0;
+  return mat(x, bf);
+}
+const __nv_bfloat16* Cuda::rounded(const Rows& x) {
+  Buffer& b = *x.buffer;
+  if (x.first + x.rows > b.fresh_rows || x.begin < b.fresh_begin || x.begin + x.cols > b.fresh_end)
+    cuda::to_bf16(stream_, x.first == 0 ? written(x, true) : mat(x, true));
+  return b.bf + x.first * b.stride + x.begin;
+}
+int Cuda::small_rows(int rows) const { return rows == step_.shape.n_tok ? step_.shape.n_small : rows; }
+
+// --- matrix products
+
+void Cuda::products(std::span<const Rows> y, const Rows& x, std::span<const Weight> w, bool glu, Act act, const Rows* twin) {
+  const __nv_bfloat16* in = rounded(x);
+  const int64_t stride = x.buffer->stride;
+  const int rows = x.rows, small = small_rows(rows);
+  const bool long_gemm = rows - small > kSkinnyMost && gemm_->fits(w);
+  for (size_t i = 0; i < y.size(); ++i) written(y[i], glu);
+  if (twin) written(*twin, false);
+  const int last = long_gemm ? small : rows;
+  for (int row = 0, n = 0; row < last; row += n) {
+    n = std::min(cuda::kSkinnyRows, last - row);
+    cuda::SkinnyMatrix m[3] = {};
+    for (size_t i = 0; i < w.size(); ++i) {
+      m[i].w = w[i].m;
+      const Rows& to = y[glu ? 0 : i];
+      const Mat at = mat_at(to, row, n, glu);
+      m[i].y = at.p, m[i].y_stride = at.stride, m[i].y_bf = at.bf, m[i].y_bf_stride = at.bf_stride;
+      if (twin && i == 1) m[i].y_also = mat_at(*twin, row, n, false).p;
+    }
+    cuda::skinny(stream_, m, int(w.size()), glu, act, in + row * stride, stride, n, {partial_, counter_});
+  }
+  if (!long_gemm) return;
+  const int n = rows - small;
+  if (glu) {
+    const Mat to = mat_at(y[0], small, n, true);
+    gemm(to.p, to.stride, in + small * stride, stride, n, w[0]);
+    gemm(gemm_->second, to.cols, in + small * stride, stride, n, w[1]);
+    cuda::act_mul(stream_, to, to, {.p = gemm_->second, .rows = n, .cols = to.cols, .stride = to.cols}, act);
+    return;
+  }
+  for (size_t i = 0; i < w.size(); ++i) {
+    const Mat to = mat_at(y[i], small, n, false);
+    gemm(to.p, to.stride, in + small * stride, stride, n, w[i]);
+    if (twin && i == 1) cuda::copy_cols(stream_, mat_at(*twin, small, n, false), 0, to);
+  }
+}
+
+void Cuda::gemm(float* y, int64_t y_stride, const __nv_bfloat16* x, int64_t x_stride, int n_row, const Weight& w) {
+  cuda::unpack_bf16(stream_, gemm_->panel, w.m, 0, 0, int(w.n_out));
+  gemm_->multiply(stream_, y, y_stride, x, x_stride, n_row, int(w.n_out), int(w.n_in));
+}
+
+void Cuda::matmul(Rows y, Rows x, Weight w) {
+  CHECK(w.n_in == x.cols && w.n_out == y.cols && x.rows == y.rows, "{}: [{} x {}] times [{}, {}] into [{}, {}]", w.name, w.n_out, w.n_in, x.rows,
+        x.cols, y.rows, y.cols);
+  if (y.rows > 0) products({&y, 1}, x, {&w, 1}, false, Act::kGelu, nullptr);
+}
+
+void Cuda::qkv(Rows q, Rows k, Rows v, Rows h, Weight wq, Weight wk, Weight wv) {
+  const Rows y[3] = {q, k, v};
+  const Weight w[3] = {wq, wk, wv};
+  const size_t n = wv ? 3 : 2;
+  products(std::span(y, n), h, std::span(w, n), false, Act::kGelu, wv ? nullptr : &v);
+}
+
+void Cuda::gate_up(Rows y, Rows h, Weight gate, Weight up, Act act) {
+  const Weight w[2] = {gate, up};
+  products({&y, 1}, h, w, true, act, nullptr);
+}
+
+void Cuda::moe(Rows y, Rows e, Rows r, MoeWeights<Weight, Vec> w, int n_used, Act act) {
+  cuda::MoeSmall m;
+  m.d_expert = int(w.down.n_in);
+  if (w.gate_up)
+    m.gate = m.up = w.gate_up.m, m.up_strip = m.d_expert / cuda::kTileRows;
+  else
+    m.gate = w.gate.m, m.up = w.up.m;
+  m.down = w.down.m;
+  m.router = w.router.f32, m.scale = w.scale.p;
+  m.n_expert = int(w.router.n_out), m.n_used = n_used, m.act = act;
+  CHECK(m.router && m.d_expert % cuda::kTileRows == 0, "{}: a router in f32 and experts of a multiple of 16 rows", w.router.name);
+  rounded(e);
+  written(y, false);
+  for (int row = 0; row < y.rows; row += cuda::kMoeRows) {
+    const int n = std::min(cuda::kMoeRows, y.rows - row);
+    cuda::route(stream_, m, mat_at(r, row, n, false), n, moe_.routing);
+    cuda::moe_small(stream_, m, mat_at(y, row, n, false), mat_at(e, row, n, true), n, moe_);
+  }
+}
+
+// --- attention
+
+void Cuda::head_norm_rope(Rows x, Vec gain, Freqs freqs, const Step&, float eps) {
+  cuda::head_norm_rope(stream_, written(x, false), gain.p, {freqs.p, freqs.n}, step_, eps);
+}
+void Cuda::head_norm(Rows x, int head_dim, float eps) { cuda::head_norm(stream_, written(x, false), head_dim, eps); }
+void Cuda::kv_append(KvLayer kv, Rows k, Rows v, const Step&) { cuda::kv_append(stream_, kv, mat(k, false), mat(v, false), step_); }
+void Cuda::norm_rope_append(KvLayer kv, Rows q, Rows k, Rows v, Vec q_gain, Vec k_gain, Freqs freqs, bool norm_v, const Step&, float eps) {
+  cuda::norm_rope_append(stream_, kv, written(q, false), written(k, false), written(v, false), step_,
+                         {.q_gain = q_gain.p, .k_gain = k_gain.p, .freqs = {freqs.p, freqs.n}, .norm_v = norm_v, .eps = eps});
+}
+void Cuda::kv_settle(KvLayer kv, const Step&) { cuda::kv_settle(stream_, kv, step_); }
+void Cuda::attend(Rows o, Rows q, KvLayer kv, const Step&, AttnSpec spec) {
+  cuda::attend(stream_, written(o, true), mat(q, false), kv, step_, spec, attend_);
+}
+
+// --- light verbs
+
+void Cuda::embed(Rows x, Weight table, const Step&, float scale) { cuda::embed(stream_, written(x, true), table.m, step_.token, scale); }
+void Cuda::rms_norm(Rows y, Rows x, Vec gain, float eps) {
+  const Mat in = mat(x, false);
+  cuda::rms_norm(stream_, written(y, true), in, gain.p, eps);
+}
+void Cuda::residual_norm(Rows x, Rows h, Rows y, ResidualSpec<Vec> spec) {
+  const Mat in = mat(y, false);
+  cuda::residual_norm(stream_, written(x, false), spec.next ? written(h, true) : mat(h, false), in, spec.post.p, spec.next.p, spec.out_scale, spec.eps);
+}
+void Cuda::act_mul(Rows y, Rows g, Rows u, Act act) {
+  const Mat a = mat(g, false), b = mat(u, false);
+  cuda::act_mul(stream_, written(y, true), a, b, act);
+}
+void Cuda::ple_combine(Rows p, Rows c, Vec gain, float in_scale, float out_scale, float eps) {
+  cuda::ple_combine(stream_, written(p, false), mat(c, false), gain.p, gain.n, in_scale, out_scale, eps);
+}
+void Cuda::add(Rows y, Rows a, Rows b) {
+  const Mat u = mat(a, false), v = mat(b, false);
+  cuda::add(stream_, written(y, false), u, v);
+}
+void Cuda::concat(Rows y, Rows a, Rows b) {
+  const Mat to = written(y, true);
+  cuda::copy_cols(stream_, to, 0, mat(a, false));
+  cuda::copy_cols(stream_, to, a.cols, mat(b, false));
+}
+void Cuda::gather(Rows y, Rows x, const Step&) {
+  const Mat in = mat(x, false);
+  cuda::gather(stream_, written(y, true), in, step_.out_row);
+}
+void Cuda::copy_rows(Rows y, Rows x) {
+  const Mat in = mat_at(x, 0, y.rows, false);
+  cuda::copy_cols(stream_, written(y, true), 0, {.p = in.p, .rows = y.rows, .cols = y.cols, .stride = in.stride});
+}
+void Cuda::softcap(Rows x, float cap) {
+  if (cap > 0 && x.rows > 0) cuda::softcap(stream_, written(x, false), cap);
+}
+
+void Cuda::clustered_head(Rows logits, Rows h, ClusteredHead<Weight, Table> w) {
+  const int n = int(w.centroid.n_out);
+  const Rows scores = cluster_score_.view(h.rows, n);
+  matmul(scores, h, w.centroid);
+  matmul(logits, h, w.head);
+  const Mat s = mat(scores, false), l = mat(logits, false);
+  cuda::keep_clusters(stream_, l.p, l.stride, logits.cols, logits.rows, s.p, s.stride, n, w.top_k, w.order.p, cluster_chosen_);
+}
+
+static_assert(Backend<Cuda>);
+
+}  // namespace facet

@@ -1,0 +1,226 @@
+#pragma once
+#include <cuda_runtime.h>
+
+#include <deque>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "backend/backend.h"
+#include "backend/cuda/kernels/attend.h"
+#include "backend/cuda/kernels/matmul/layout.h"
+#include "backend/cuda/kernels/moe/moe.h"
+#include "base/check.h"
+#include "base/result.h"
+
+namespace facet {
+
+// One NVIDIA GPU. Activations are f32; what goes into a matrix product is rounded to bf16 once, by the verb that made
+// it where that is free. Weights keep the file's bytes, reordered (kernels/matmul/layout.h).
+//
+// Rows of the step's leading short sequences (StepShape::n_small) take kernels in which a row's bits depend on that row
+// alone; rows of longer chunks may take others.
+class Cuda {
+ public:
+  // An activation buffer: f32, and bf16 of the region that was rounded last.
+  struct Buffer {
+    float* p = nullptr;
+    __nv_bfloat16* bf = nullptr;
+    int rows = 0, cols = 0;
+    int64_t stride = 0;
+    int fresh_rows = 0, fresh_begin = 0, fresh_end = 0;
+  };
+  struct Rows {
+    Buffer* buffer = nullptr;
+    int rows = 0, cols = 0, begin = 0, first = 0;  // columns [begin, begin + cols), rows [first, first + rows)
+    Rows view(int r, int c) const {
+      CHECK(first + r <= buffer->rows && begin + c <= buffer->cols, "view [{}, {}] of rows [{}, {}]", r, c, buffer->rows, buffer->cols);
+      return {buffer, r, c, begin, first};
+    }
+    Rows cols_at(int at, int n) const {
+      CHECK(at >= 0 && at + n <= cols, "columns {}..{} of {}", at, at + n, cols);
+      return {buffer, rows, n, begin + at, first};
+    }
+    Rows rows_at(int at, int n) const {
+      CHECK(at >= 0 && at + n <= rows, "rows {}..{} of {}", at, at + n, rows);
+      return {buffer, n, cols, begin, first + at};
+    }
+    explicit operator bool() const { return buffer != nullptr; }
+  };
+  struct Vec {
+    const float* p = nullptr;
+    int n = 0;
+    explicit operator bool() const { return p != nullptr; }
+  };
+  struct Freqs {
+    const double* p = nullptr;
+    int n = 0;
+  };
+  struct Weight {
+    cuda::TiledMatrix m;
+    const float* f32 = nullptr;  // routers stay as they are
+    DType type = DType::kF32;    // in the file
+    int64_t n_out = 0, n_in = 0, n_stack = 1;
+    const char* name = "";
+    explicit operator bool() const { return n_out > 0; }
+  };
+  using KvLayer = facet::KvLayer;
+  struct Table {
+    const int32_t* p = nullptr;
+    int n = 0;
+    explicit operator bool() const { return p != nullptr; }
+  };
+  // Results that the host reads; the first read after a step waits for it.
+  template <class T>
+  class Results {
+   public:
+    const T& operator[](size_t i) const {
+      owner_->wait_for_results();
+      return host_[i];
+    }
+    size_t size() const { return n_; }
+
+   private:
+    friend class Cuda;
+    Cuda* owner_ = nullptr;
+    T* host_ = nullptr;
+    T* device_ = nullptr;
+    size_t n_ = 0;
+  };
+  using Ids = Results<int32_t>;
+  using Scores = Results<float>;
+
+  // Fails when there is no such GPU, or it is older than compute capability 8.0.
+  static Status usable(int gpu);
+  static Result<int64_t> free_memory(int gpu);
+  static std::string device_name(int gpu);
+
+  explicit Cuda(int gpu = 0);
+  ~Cuda();
+  Cuda(const Cuda&) = delete;
+  Cuda& operator=(const Cuda&) = delete;
+
+  Weight upload(const TensorView& t);
+  Vec upload(std::span<const float> gain);
+  Freqs upload(std::span<const double> freqs);
+  Table upload(std::span<const int32_t> values);
+  Rows new_rows(int rows, int cols);
+  Ids new_ids(int n) { return new_results<int32_t>(n); }
+  Scores new_scores(int n) { return new_results<float>(n); }
+  void reserve(const BackendLimits& limits);
+  std::vector<float> to_host(Rows x);
+  void from_host(Rows x, std::span<const float> values);
+  static constexpr double kRound = 0x1p-9;  // of activations that enter a matrix product: bf16
+  static int64_t rows_bytes(int64_t rows, int64_t cols) { return rows * cols * 6; }
+  static int64_t reserve_bytes(const BackendLimits& limits, int n_threads);
+
+  // Copies the step's arrays to the device; every verb until the next call works on this step.
+  void begin_step(const Step& s);
+  // What pass() launches, as a graph from the second time on that it is asked for with this key. Passes of more than
+  // kGraphRows tokens are always launched one by one. pass() must launch the same things whenever `key` and the step's
+  // shape are equal.
+  template <class Pass>
+  Rows replay(const void* key, Pass&& pass) {
+    forget_rounded();
+    Captured* c = find(key);
+    if (!c) return pass();
+    if (!c->exec) {
+      if (c->seen++ == 0) return pass();
+      begin_capture();
+      c->out = pass();
+      end_capture(*c);
+    }
+    run(*c);
+    return c->out;
+  }
+  void finish();  // waits for everything
+  struct Counters {
+    int64_t graph_launches = 0, captures = 0, allocations = 0, kernels_eager = 0;
+  };
+  const Counters& counters() const { return counters_; }
+  void use_graphs(bool on) { graphs_ = on; }
+  cudaStream_t stream() const { return stream_; }
+
+  void embed(Rows x, Weight table, const Step& s, float scale);
+  void rms_norm(Rows y, Rows x, Vec gain, float eps);
+  void matmul(Rows y, Rows x, Weight w);
+  void qkv(Rows q, Rows k, Rows v, Rows h, Weight wq, Weight wk, Weight wv);
+  void head_norm_rope(Rows x, Vec gain, Freqs freqs, const Step& s, float eps);
+  void head_norm(Rows x, int head_dim, float eps);
+  void kv_append(KvLayer kv, Rows k, Rows v, const Step& s);
+  void norm_rope_append(KvLayer kv, Rows q, Rows k, Rows v, Vec q_gain, Vec k_gain, Freqs freqs, bool norm_v, const Step& s, float eps);
+  void kv_settle(KvLayer kv, const Step& s);
+  void attend(Rows o, Rows q, KvLayer kv, const Step& s, AttnSpec spec);
+  void residual_norm(Rows x, Rows h, Rows y, ResidualSpec<Vec> spec);
+  void gate_up(Rows y, Rows h, Weight gate, Weight up, Act act);
+  void act_mul(Rows y, Rows g, Rows u, Act act);
+  void ple_combine(Rows p, Rows c, Vec gain, float in_scale, float out_scale, float eps);
+  void moe(Rows y, Rows e, Rows r, MoeWeights<Weight, Vec> w, int n_used, Act act);
+  void add(Rows y, Rows a, Rows b);
+  void concat(Rows y, Rows a, Rows b);
+  void gather(Rows y, Rows x, const Step& s);
+  void copy_rows(Rows y, Rows x);
+  void softcap(Rows x, float cap);
+  void sample(Ids ids, Rows logits, std::span<const SampleRow> rows);
+  void top_k(Ids ids, Scores log_probs, Rows logits, int k);
+  void clustered_head(Rows logits, Rows h, ClusteredHead<Weight, Table> w);
+
+ private:
+  static constexpr int kGraphRows = 64;    // of a step that may be captured
+  static constexpr int kSkinnyMost = 64;   // rows of a long chunk that still take the kernels for few rows
+  struct Captured {
+    const void* key;
+    StepShape shape;
+    int seen = 0;
+    cudaGraphExec_t exec = nullptr;
+    Rows out;
+  };
+  struct StepArrays;
+  struct Sampler;
+  struct Loader;
+  struct Gemm;
+
+  template <class T>
+  Results<T> new_results(int n);
+  void wait_for_results();
+  void reserve_draws(int n_row, int n_adjust, int n_vocab);
+  void forget_rounded();
+  Captured* find(const void* key);
+  void begin_capture();
+  void end_capture(Captured& c);
+  void run(Captured& c);
+  void* allocate(size_t bytes);
+  cuda::Mat mat(const Rows& x, bool bf) const;             // bf: the verb will write the bf16 too
+  cuda::Mat mat_at(const Rows& x, int row, int n, bool bf) const;
+  cuda::Mat written(const Rows& x, bool bf);               // as mat, for an output: the bf16 becomes fresh or stale
+  const __nv_bfloat16* rounded(const Rows& x);             // the bf16 of x, made if it is stale
+  int small_rows(int rows) const;                          // of the first rows: those of the leading short sequences
+  // y[i] = w[i] x; with glu y[0] = act(w[0] x) * (w[1] x); with twin, y[1] also goes to *twin.
+  void products(std::span<const Rows> y, const Rows& x, std::span<const Weight> w, bool glu, Act act, const Rows* twin);
+  void gemm(float* y, int64_t y_stride, const __nv_bfloat16* x, int64_t x_stride, int n_row, const Weight& w);
+
+  int gpu_ = 0;
+  cudaStream_t stream_ = nullptr;
+  bool graphs_ = true, capturing_ = false;
+  std::vector<void*> memory_;
+  std::deque<Buffer> buffers_;
+  std::deque<std::string> names_;
+  std::deque<Captured> captured_;
+  std::unique_ptr<StepArrays> arrays_;
+  std::unique_ptr<Sampler> sampler_;
+  std::unique_ptr<Loader> loader_;
+  std::unique_ptr<Gemm> gemm_;
+  Step step_;                              // device pointers
+  BackendLimits limits_;
+  int64_t most_partials_ = 0, most_counters_ = 0, most_panel_ = 0;  // over uploaded matrices
+  float* partial_ = nullptr;
+  unsigned* counter_ = nullptr;
+  cuda::AttendScratch attend_;
+  cuda::MoeBuffers moe_;
+  Rows cluster_score_;                     // [T, N]
+  uint8_t* cluster_chosen_ = nullptr;      // [T, N]
+  Counters counters_;
+};
+
+}  // namespace facet

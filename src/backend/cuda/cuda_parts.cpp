@@ -1,0 +1,331 @@
+#include "backend/cuda/cuda_parts.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "base/threads.h"
+#include "formats/dtype.h"
+
+namespace facet {
+
+// --- step arrays
+
+namespace {
+// Offsets of the arrays for `cap` tokens and as many sequences; the last one is the size.
+struct Offsets {
+  size_t ancestor, token, pos, seq, out_row, q_begin, kv_len, slot, mask, end;
+  explicit Offsets(int cap) {
+    const size_t n = size_t(cap), i = n * 4;
+    ancestor = 0;
+    token = n * 8, pos = token + i, seq = pos + i, out_row = seq + i, q_begin = out_row + i, kv_len = q_begin + i + 16, slot = kv_len + i;
+    mask = slot + i;
+    end = (mask + n + 15) / 16 * 16;
+  }
+};
+}  // namespace
+
+void Cuda::StepArrays::create(Cuda& c, int max_tok) {
+  auto make = [&](Place& p, int cap) {
+    if (p.cap >= cap) return;
+    for (std::byte* h : p.host)
+      if (h) cudaFreeHost(h);
+    p.cap = cap;
+    const size_t bytes = Offsets(cap).end;
+    p.device = static_cast<std::byte*>(c.allocate(bytes));
+    for (int i = 0; i < kRing; ++i) {
+      CUDA_OK(cudaMallocHost(&p.host[size_t(i)], bytes));
+      if (!p.copied[size_t(i)]) CUDA_OK(cudaEventCreateWithFlags(&p.copied[size_t(i)], cudaEventDisableTiming));
+    }
+  };
+  make(small, kSmall);
+  if (max_tok > kSmall) make(large, max_tok);
+}
+Cuda::StepArrays::~StepArrays() {
+  for (Place* p : {&small, &large})
+    for (size_t i = 0; i < kRing; ++i) {
+      if (p->host[i]) cudaFreeHost(p->host[i]);
+      if (p->copied[i]) cudaEventDestroy(p->copied[i]);
+    }
+}
+Step Cuda::StepArrays::upload(Cuda& c, const Step& s) {
+  Place& p = s.shape.n_tok <= kSmall && s.shape.n_seq < kSmall ? small : large;
+  CHECK(s.shape.n_tok <= p.cap && s.shape.n_seq <= p.cap, "a step of {} tokens, {} planned", s.shape.n_tok, p.cap);
+  const Offsets o(p.cap);
+  const size_t i = size_t(p.next);
+  p.next = (p.next + 1) % kRing;
+  CUDA_OK(cudaEventSynchronize(p.copied[i]));  // done long ago, or never used
+  std::byte* h = p.host[i];
+  const size_t T = size_t(s.shape.n_tok), S = size_t(s.shape.n_seq), O = size_t(s.shape.n_out);
+  auto put = [&](size_t at, const void* from, size_t bytes) { std::memcpy(h + at, from, bytes); };
+  if (s.ancestor) put(o.ancestor, s.ancestor, T * 8);
+  put(o.token, s.token, T * 4), put(o.pos, s.pos, T * 4), put(o.seq, s.seq, T * 4), put(o.out_row, s.out_row, O * 4);
+  put(o.q_begin, s.q_begin, (S + 1) * 4), put(o.kv_len, s.kv_len, S * 4), put(o.slot, s.slot, S * 4), put(o.mask, s.mask, S);
+  CUDA_OK(cudaMemcpyAsync(p.device, h, o.end, cudaMemcpyHostToDevice, c.stream_));
+  CUDA_OK(cudaEventRecord(p.copied[i], c.stream_));
+  auto at = [&](size_t offset) { return reinterpret_cast<const int32_t*>(p.device + offset); };
+  Step d = s;
+  d.ancestor = reinterpret_cast<const uint64_t*>(p.device + o.ancestor);
+  d.token = at(o.token), d.pos = at(o.pos), d.seq = at(o.seq), d.out_row = at(o.out_row);
+  d.q_begin = at(o.q_begin), d.kv_len = at(o.kv_len), d.slot = at(o.slot);
+  d.mask = reinterpret_cast<const Mask*>(p.device + o.mask);
+  return d;
+}
+
+// --- weights
+
+namespace {
+// The tile that holds a type as it is, or bf16 for what the kernels do not read.
+std::pair<cuda::Tile, bool> tile_of(DType t) {
+  switch (t) {
+    case DType::kQ4_K: return {cuda::Tile::kQ4_K, true};
+    case DType::kQ5_K: return {cuda::Tile::kQ5_K, true};
+    case DType::kQ6_K: return {cuda::Tile::kQ6_K, true};
+    case DType::kQ4_0: return {cuda::Tile::kQ4_0, true};
+    case DType::kQ5_0: return {cuda::Tile::kQ5_0, true};
+    case DType::kQ8_0: return {cuda::Tile::kQ8_0, true};
+    case DType::kF16: return {cuda::Tile::kF16, true};
+    case DType::kBF16: return {cuda::Tile::kBF16, true};
+    default: return {cuda::Tile::kBF16, false};
+  }
+}
+uint16_t to_bf16_bits(float f) {
+  uint32_t b;
+  std::memcpy(&b, &f, 4);
+  return uint16_t((b + 0x7FFF + ((b >> 16) & 1)) >> 16);
+}
+}  // namespace
+
+Cuda::Loader::~Loader() {
+  for (Buffer& b : buffer) {
+    if (b.host) cudaFreeHost(b.host);
+    if (b.device) cudaFree(b.device);
+    if (b.free) cudaEventDestroy(b.free);
+  }
+}
+
+Cuda::Weight Cuda::upload(const TensorView& t) {
+  names_.push_back(t.name);
+  Weight w;
+  w.type = t.type, w.n_in = t.ne[0], w.n_out = t.ne[1], w.n_stack = t.ne[2], w.name = names_.back().c_str();
+  if (t.type == DType::kF32 && w.n_out <= 1024 && w.n_stack == 1) {  // a router
+    float* p = static_cast<float*>(allocate(t.data.size()));
+    CUDA_OK(cudaMemcpy(p, t.data.data(), t.data.size(), cudaMemcpyHostToDevice));
+    w.f32 = p;
+  }
+  const auto [tile, as_is] = tile_of(t.type);
+  w.m = {.p = nullptr, .tile = tile, .n_out = int(w.n_out), .n_in = int(w.n_in), .n_stack = int(w.n_stack)};
+  uint8_t* to = static_cast<uint8_t*>(allocate(size_t(w.m.matrix_bytes() * w.n_stack)));
+  w.m.p = to;
+  if (w.n_stack == 1) {
+    most_partials_ = std::max(most_partials_, 3 * cuda::skinny_partials(w.n_out, w.n_in));  // up to three in a launch
+    most_counters_ = std::max(most_counters_, 3 * cuda::skinny_counters(w.n_out));
+    if (w.n_out <= 65536) most_panel_ = std::max(most_panel_, w.n_out * w.n_in);
+  }
+
+  const DType kept = as_is ? t.type : DType::kBF16;
+  const int64_t from_row = int64_t(row_bytes(t.type, w.n_in)), row = int64_t(row_bytes(kept, w.n_in));
+  const int64_t rows = std::max<int64_t>(int64_t(Loader::kPiece) / row / cuda::kTileRows, 1) * cuda::kTileRows;
+  for (int64_t stack = 0; stack < w.n_stack; ++stack)
+    for (int64_t first = 0; first < w.n_out; first += rows) {
+      const int64_t n = std::min(rows, w.n_out - first);
+      Loader::Buffer& b = loader_->buffer[size_t(loader_->next)];
+      loader_->next ^= 1;
+      const size_t bytes = size_t(std::max<int64_t>(rows * row, int64_t(Loader::kPiece)));
+      if (!b.host) {
+        CUDA_OK(cudaMallocHost(&b.host, bytes));
+        CUDA_OK(cudaMalloc(&b.device, bytes));
+        CUDA_OK(cudaEventCreateWithFlags(&b.free, cudaEventDisableTiming));
+      }
+      CHECK(size_t(n * row) <= std::max<size_t>(Loader::kPiece, size_t(cuda::kTileRows * row)), "{}: a row of {} bytes", w.name, row);
+      CUDA_OK(cudaEventSynchronize(b.free));
+      const std::byte* from = t.data.data() + (stack * w.n_out + first) * from_row;
+      const int threads = physical_cores();
+      if (as_is) {
+        constexpr int64_t kCopy = 1 << 20;
+        parallel_for((n * row + kCopy - 1) / kCopy, threads, [&](int64_t i) {
+          std::memcpy(b.host + i * kCopy, from + i * kCopy, size_t(std::min(kCopy, n * row - i * kCopy)));
+        });
+      } else {
+        parallel_for(n, threads, [&](int64_t r) {
+          std::vector<float> f(static_cast<size_t>(w.n_in));
+          dequantize_row(t.type, from + r * from_row, f.data(), w.n_in);
+          uint16_t* out = reinterpret_cast<uint16_t*>(b.host + r * row);
+          for (size_t i = 0; i < f.size(); ++i) out[i] = to_bf16_bits(f[i]);
+        });
+      }
+      CUDA_OK(cudaMemcpyAsync(b.device, b.host, size_t(n * row), cudaMemcpyHostToDevice, stream_));
+      cuda::TiledMatrix part = w.m;
+      part.p = w.m.strip(stack, int(first / cuda::kTileRows));
+      part.n_out = int(n), part.n_stack = 1;
+      cuda::repack(stream_, part, b.device, kept);
+      CUDA_OK(cudaEventRecord(b.free, stream_));
+    }
+  return w;
+}
+
+// --- products of many rows
+
+void Cuda::Gemm::create(Cuda& c, int64_t panel_n, int64_t second_n) {
+  if (!handle) {
+    CHECK(cublasLtCreate(&handle) == CUBLAS_STATUS_SUCCESS, "cublasLtCreate");
+    workspace = c.allocate(size_t(kWorkspace));
+  }
+  if (panel_n > panel_elements) panel = static_cast<__nv_bfloat16*>(c.allocate(size_t(panel_n) * 2)), panel_elements = panel_n;
+  second = static_cast<float*>(c.allocate(size_t(second_n) * 4));
+}
+Cuda::Gemm::~Gemm() {
+  for (auto& [key, p] : plans) {
+    cublasLtMatrixLayoutDestroy(p.a), cublasLtMatrixLayoutDestroy(p.b), cublasLtMatrixLayoutDestroy(p.c);
+    cublasLtMatmulDescDestroy(p.op);
+  }
+  if (handle) cublasLtDestroy(handle);
+}
+bool Cuda::Gemm::fits(std::span<const Weight> w) const {
+  for (const Weight& x : w)
+    if (x.n_out * x.n_in > panel_elements) return false;
+  return panel != nullptr;
+}
+void Cuda::Gemm::multiply(cudaStream_t stream, float* y, int64_t y_stride, const __nv_bfloat16* x, int64_t x_stride, int n_row, int n_out, int n_in) {
+  auto ok = [](cublasStatus_t s) { CHECK(s == CUBLAS_STATUS_SUCCESS, "cuBLASLt: status {}", int(s)); };
+  auto [it, fresh] = plans.try_emplace({n_row, n_out, n_in, y_stride, x_stride});
+  Plan& p = it->second;
+  if (fresh) {  // column-major: y^T [n_out, rows] = panel^T^T [n_out, n_in] x^T [n_in, rows]
+    ok(cublasLtMatmulDescCreate(&p.op, CUBLAS_COMPUTE_32F, CUDA_R_32F));
+    const cublasOperation_t transpose = CUBLAS_OP_T;
+    ok(cublasLtMatmulDescSetAttribute(p.op, CUBLASLT_MATMUL_DESC_TRANSA, &transpose, sizeof transpose));
+    ok(cublasLtMatrixLayoutCreate(&p.a, CUDA_R_16BF, uint64_t(n_in), uint64_t(n_out), n_in));
+    ok(cublasLtMatrixLayoutCreate(&p.b, CUDA_R_16BF, uint64_t(n_in), uint64_t(n_row), x_stride));
+    ok(cublasLtMatrixLayoutCreate(&p.c, CUDA_R_32F, uint64_t(n_out), uint64_t(n_row), y_stride));
+    cublasLtMatmulPreference_t want = nullptr;
+    ok(cublasLtMatmulPreferenceCreate(&want));
+    const uint64_t bytes = uint64_t(kWorkspace);
+    ok(cublasLtMatmulPreferenceSetAttribute(want, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &bytes, sizeof bytes));
+    cublasLtMatmulHeuristicResult_t found{};
+    int n = 0;
+    ok(cublasLtMatmulAlgoGetHeuristic(handle, p.op, p.a, p.b, p.c, p.c, want, 1, &found, &n));
+    CHECK(n == 1, "cuBLASLt has no way to multiply [{}, {}] by [{}, {}]", n_out, n_in, n_in, n_row);
+    p.algo = found.algo;
+    cublasLtMatmulPreferenceDestroy(want);
+  }
+  const float one = 1, zero = 0;
+  ok(cublasLtMatmul(handle, p.op, &one, panel, p.a, x, p.b, &zero, y, p.c, y, p.c, &p.algo, workspace, size_t(kWorkspace), stream));
+}
+
+// --- sampling
+
+Cuda::Sampler::~Sampler() {
+  for (void* p : pinned) cudaFreeHost(p);
+  if (copied) cudaEventDestroy(copied);
+}
+
+namespace {
+// What suppression, bias and penalties do to single logits, in sample_row's order.
+void collect_adjust(const SampleRow& row, std::vector<cuda::Adjust>& to, std::vector<int32_t>& recent) {
+  const Sampling& s = *row.sampling;
+  const size_t first = to.size();
+  const float none = -INFINITY;
+  for (int32_t id : row.suppressed) to.push_back({id, none, 1.f, 0.f});
+  for (const auto& [id, bias] : s.logit_bias) to.push_back({id, bias, 1.f, 0.f});
+  if (s.repeat_penalty != 1.f || s.presence_penalty != 0.f || s.frequency_penalty != 0.f) {
+    recent.clear();
+    const size_t total = row.history.size() + row.draft.size();
+    for (size_t i = s.repeat_last_n < 0 ? 0 : total - std::min(total, size_t(s.repeat_last_n)); i < total; ++i)
+      recent.push_back(i < row.history.size() ? row.history[i] : row.draft[i - row.history.size()]);
+    std::sort(recent.begin(), recent.end());
+    for (size_t i = 0; i < recent.size();) {
+      size_t end = i;
+      while (end < recent.size() && recent[end] == recent[i]) ++end;
+      to.push_back({recent[i], 0.f, s.repeat_penalty, float(end - i) * s.frequency_penalty + s.presence_penalty});
+      i = end;
+    }
+  }
+  // One change an id: a thread applies each.
+  std::stable_sort(to.begin() + ptrdiff_t(first), to.end(), [](const cuda::Adjust& a, const cuda::Adjust& b) { return a.id < b.id; });
+  size_t n = first;
+  for (size_t i = first; i < to.size(); ++i) {
+    if (n > first && to[n - 1].id == to[i].id) {
+      to[n - 1].bias += to[i].bias;
+      if (to[i].penalty != 1.f) to[n - 1].penalty = to[i].penalty;
+      to[n - 1].minus += to[i].minus;
+    } else {
+      to[n++] = to[i];
+    }
+  }
+  to.resize(n);
+}
+}  // namespace
+
+void Cuda::reserve_draws(int n_row, int n_adjust, int n_vocab) {
+  Sampler& s = *sampler_;
+  const int64_t need = cuda::draw_candidates(n_vocab) * n_row;
+  if (n_row <= s.max_row && n_adjust <= s.max_adjust && need <= s.n_candidate) return;
+  finish();
+  s.max_row = std::max({s.max_row, n_row, 16}), s.max_adjust = std::max(s.max_adjust, 2 * n_adjust + 4096);
+  const size_t bytes = size_t(s.max_row) * sizeof(cuda::DrawRow) + size_t(s.max_adjust) * sizeof(cuda::Adjust);
+  CUDA_OK(cudaMallocHost(&s.host, bytes));
+  s.pinned.push_back(s.host);
+  s.device = static_cast<std::byte*>(allocate(bytes));
+  s.n_candidate = std::max(s.n_candidate, cuda::draw_candidates(n_vocab) * s.max_row);
+  s.candidates = static_cast<uint64_t*>(allocate(size_t(s.n_candidate) * 8));
+  s.part_sums = static_cast<float2*>(allocate(size_t(s.n_candidate) / cuda::kMaxTopK * sizeof(float2)));
+  if (!s.copied) CUDA_OK(cudaEventCreateWithFlags(&s.copied, cudaEventDisableTiming));
+}
+
+void Cuda::top_k(Ids ids, Scores log_probs, Rows logits, int k) {
+  const size_t need = size_t(logits.rows) * size_t(k);
+  CHECK(k > 0 && k <= cuda::kMaxTopK && ids.size() >= need && log_probs.size() >= need, "{} candidates for {} rows", k, logits.rows);
+  reserve_draws(logits.rows, 0, logits.cols);
+  const cuda::Mat l = mat(logits, false);
+  cuda::top_k(stream_, ids.device_, log_probs.device_, l.p, l.stride, logits.cols, logits.rows, k, sampler_->candidates, sampler_->part_sums);
+  CUDA_OK(cudaMemcpyAsync(ids.host_, ids.device_, need * sizeof(int32_t), cudaMemcpyDeviceToHost, stream_));
+  CUDA_OK(cudaMemcpyAsync(log_probs.host_, log_probs.device_, need * sizeof(float), cudaMemcpyDeviceToHost, stream_));
+  sampler_->pending = true;
+}
+
+void Cuda::sample(Ids ids, Rows logits, std::span<const SampleRow> rows) {
+  CHECK(int(rows.size()) == logits.rows && ids.size() >= rows.size(), "{} rows for {} logits", rows.size(), logits.rows);
+  Sampler& s = *sampler_;
+  s.adjust.clear();
+  std::vector<cuda::DrawRow> draw(rows.size());
+  bool greedy = true;
+  std::vector<size_t> on_host;  // rows that need more candidates than the device keeps
+  for (size_t i = 0; i < rows.size(); ++i) {
+    const Sampling& p = *rows[i].sampling;
+    const bool best = p.temperature <= 0.f;
+    const bool wide = !best && (p.top_k <= 0 || p.top_k > cuda::kMaxTopK);
+    greedy &= best || wide;
+    const int first = int(s.adjust.size());
+    if (wide)
+      on_host.push_back(i);
+    else
+      collect_adjust(rows[i], s.adjust, s.recent);
+    draw[i] = {p.temperature, p.top_p, p.min_p, best || wide ? 1 : std::min(p.top_k, logits.cols), p.seed, rows[i].position, first, int(s.adjust.size()) - first};
+  }
+  reserve_draws(int(rows.size()), int(s.adjust.size()), logits.cols);
+  CUDA_OK(cudaEventSynchronize(s.copied));
+  const size_t row_part = size_t(s.max_row) * sizeof(cuda::DrawRow);
+  std::memcpy(s.host, draw.data(), draw.size() * sizeof(cuda::DrawRow));
+  CUDA_OK(cudaMemcpyAsync(s.device, s.host, draw.size() * sizeof(cuda::DrawRow), cudaMemcpyHostToDevice, stream_));
+  if (!s.adjust.empty()) {
+    std::memcpy(s.host + row_part, s.adjust.data(), s.adjust.size() * sizeof(cuda::Adjust));
+    CUDA_OK(cudaMemcpyAsync(s.device + row_part, s.host + row_part, s.adjust.size() * sizeof(cuda::Adjust), cudaMemcpyHostToDevice, stream_));
+  }
+  CUDA_OK(cudaEventRecord(s.copied, stream_));
+  const cuda::Mat l = mat(logits, false);
+  std::vector<std::pair<size_t, int32_t>> drawn;
+  for (size_t i : on_host) {
+    finish();
+    std::vector<float> row(static_cast<size_t>(logits.cols));
+    CUDA_OK(cudaMemcpy(row.data(), l.p + int64_t(i) * l.stride, row.size() * 4, cudaMemcpyDeviceToHost));
+    drawn.push_back({i, sample_row(row, rows[i], s.scratch)});
+  }
+  cuda::draw(stream_, ids.device_, l.p, l.stride, logits.cols, int(rows.size()), reinterpret_cast<const cuda::DrawRow*>(s.device),
+             reinterpret_cast<const cuda::Adjust*>(s.device + row_part), int(s.adjust.size()), greedy, s.candidates);
+  CUDA_OK(cudaMemcpyAsync(ids.host_, ids.device_, rows.size() * sizeof(int32_t), cudaMemcpyDeviceToHost, stream_));
+  s.pending = true;
+  if (!drawn.empty()) finish(), s.pending = false;
+  for (const auto& [i, id] : drawn) ids.host_[i] = id;
+}
+
+}  // namespace facet

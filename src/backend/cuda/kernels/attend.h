@@ -1,0 +1,58 @@
+#pragma once
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "backend/backend.h"
+
+// Launchers of everything between the projections of an attention block: norms, RoPE, cache rows, attention. The
+// meaning of each is CpuRef's verb of the same name. Every pointer is device memory (a Step's arrays and a KvLayer's
+// areas too; Step::shape is read on the host). Launches depend on shapes alone, so they may be captured.
+namespace facet::cuda {
+
+// f32 activations [rows, cols] with a row stride in elements, and the same rounded to bf16 for tensor cores when a
+// kernel is asked to write that too (bf == nullptr: not wanted; it has its own stride).
+struct Mat {
+  float* p = nullptr;
+  int rows = 0, cols = 0;
+  int64_t stride = 0;
+  __nv_bfloat16* bf = nullptr;
+  int64_t bf_stride = 0;
+};
+struct RopeFreqs {
+  const double* p = nullptr;
+  int n = 0;  // pairs: half the head width
+};
+
+void head_norm_rope(cudaStream_t, Mat x, const float* gain, RopeFreqs, const Step&, float eps);
+void head_norm(cudaStream_t, Mat x, int head_dim, float eps);
+void kv_append(cudaStream_t, const KvLayer&, Mat k, Mat v, const Step&);
+void kv_settle(cudaStream_t, const KvLayer&, const Step&);
+
+// All of a layer's work on q, k and v before attention in one launch: q = rope(norm(q)), k = rope(norm(k)), v = norm(v)
+// if norm_v, and the step's rows of k and v appended. q is written back; k and v are left undefined.
+struct NormRopeAppend {
+  const float *q_gain = nullptr, *k_gain = nullptr;
+  RopeFreqs freqs;
+  bool norm_v = true;
+  float eps = 1e-6f;
+};
+void norm_rope_append(cudaStream_t, const KvLayer&, Mat q, Mat k, Mat v, const Step&, const NormRopeAppend&);
+
+// Device memory that attend needs for partial results, allocated once; depends on the limits alone.
+struct AttendScratch {
+  void* p = nullptr;
+  size_t bytes = 0;
+};
+size_t attend_scratch_bytes(const BackendLimits&, int n_q_head, int max_head_dim);
+// o [T, Hq * E], o.bf too when it is set. Tokens [0, n_small) of the step take kernels whose bits depend on the row
+// alone; the others may take prefill kernels.
+void attend(cudaStream_t, Mat o, Mat q, const KvLayer&, const Step&, const AttnSpec&, AttendScratch);
+
+// Bytes of one head vector as the device keeps it, the same number as kv_row_bytes: the codes first, then the scales
+// of its blocks. Host conversions, for tests and for caches saved to disk.
+void kv_planar_from_blocks(KvType, const std::byte* blocks, std::byte* planar, int head_dim);
+void kv_blocks_from_planar(KvType, const std::byte* planar, std::byte* blocks, int head_dim);
+
+}  // namespace facet::cuda

@@ -1,0 +1,83 @@
+// attend -- which kernels run for a step: short sequences in splits (decode.cuh, combine.cu), small heads and exact types
+// in the plain kernel (plain.cu)
+#include <algorithm>
+
+#include "backend/cuda/kernels/attend/params.cuh"
+#include "backend/cuda/kernels/common/launch.cuh"
+
+namespace facet::cuda {
+
+template <KvType K, KvType V>
+void attend_decode(cudaStream_t, AttendParams, int n_cols);  // one file each
+
+AttendDecode attend_decode_of(KvType k, KvType v) {
+  using enum KvType;
+  if (k == kF16 && v == kF16) return attend_decode<kF16, kF16>;
+  if (k == kQ8_0 && v == kQ8_0) return attend_decode<kQ8_0, kQ8_0>;
+  if (k == kQ4_0 && v == kQ4_0) return attend_decode<kQ4_0, kQ4_0>;
+  if (k == kTQ3_0 && v == kTQ3_0) return attend_decode<kTQ3_0, kTQ3_0>;
+  if (k == kQ8_0 && v == kQ4_0) return attend_decode<kQ8_0, kQ4_0>;
+  if (k == kQ8_0 && v == kTQ3_0) return attend_decode<kQ8_0, kTQ3_0>;
+  return nullptr;
+}
+
+namespace {
+
+constexpr size_t kMostScratch = size_t(256) << 20;
+constexpr size_t align_up(size_t n) { return (n + 255) / 256 * 256; }
+
+// Bytes of the partial results of one token.
+size_t token_scratch(int n_split, int n_q_head, int E) { return size_t(n_split) * size_t(n_q_head) * (size_t(E) * sizeof(__half) + sizeof(float2)); }
+
+// Most tokens of a sequence among the step's leading short ones, as far as the shape tells.
+int most_tokens(const StepShape& shape) {
+  const bool all_short = shape.n_tok - shape.n_small <= kSmallT;  // the rest is padding: a long sequence has more tokens
+  return std::clamp(all_short ? shape.n_small - shape.n_seq + 1 : shape.n_small, 1, kSmallT);
+}
+
+}  // namespace
+
+size_t attend_scratch_bytes(const BackendLimits& limits, int n_q_head, int max_head_dim) {
+  const size_t token = token_scratch(most_splits(0, limits.max_rows + kSmallT), n_q_head, max_head_dim);
+  const size_t all = token * size_t(std::min(limits.max_tok, 1024));
+  return align_up(std::max(token, std::min(all, kMostScratch))) + 256;
+}
+
+void attend(cudaStream_t stream, Mat o, Mat q, const KvLayer& kv, const Step& s, const AttnSpec& spec, AttendScratch scratch) {
+  const int E = kv.head_dim, n_small = s.shape.n_small, n_tok = s.shape.n_tok;
+  CHECK(E == spec.head_dim && kv.n_head > 0 && spec.n_q_head % kv.n_head == 0, "query heads and width, K/V heads and width:", spec.n_q_head,
+        spec.head_dim, kv.n_head, E);
+  CHECK(E == 64 || E == 128 || E == 256 || E == 512, "a head width of 64, 128, 256 or 512, not", E);
+  CHECK(o.stride % 4 == 0 && q.stride % 4 == 0 && reinterpret_cast<uintptr_t>(o.p) % 16 == 0 && reinterpret_cast<uintptr_t>(q.p) % 16 == 0 &&
+            (!o.bf || (o.bf_stride % 2 == 0 && reinterpret_cast<uintptr_t>(o.bf) % 4 == 0)),
+        "rows of q and o that are not aligned to 16 bytes; strides", q.stride, o.stride, o.bf_stride);
+  if (n_tok == 0) return;
+  AttendParams p{.o = o.p, .o_bf = o.bf, .q = q.p, .o_stride = o.stride, .o_bf_stride = o.bf_stride, .q_stride = q.stride, .kv = kv,
+                 .step = s, .n_q_head = spec.n_q_head, .group = spec.n_q_head / kv.n_head, .window = spec.window, .scale = spec.scale,
+                 .causal_block = spec.causal_block};
+  const AttendDecode decode = attend_decode_of(kv.k_type, kv.v_type);
+  CHECK(decode || E < 256 || (kv.k_type == KvType::kF32 && kv.v_type == KvType::kF32),
+        "K and V of equal types, or K in q8_0 and V in q4_0 or tq3_0; not", kv_type_name(kv.k_type), kv_type_name(kv.v_type));
+  const bool fast = decode && E >= 256;
+  if (fast && n_small > 0) {
+    p.n_split = most_splits(spec.window, s.shape.longest);
+    const size_t token = token_scratch(p.n_split, spec.n_q_head, E);
+    // As many tokens at a time as there is room for partial results; a row's bits do not depend on it.
+    const int room = int(std::min<size_t>((scratch.bytes - 256) / token, size_t(n_small)));
+    CHECK(room > 0, "attend needs bytes of scratch:", token + 256, "has", scratch.bytes);
+    const int n_pass = (n_small + room - 1) / room, per_pass = (n_small + n_pass - 1) / n_pass;
+    p.part_ml = static_cast<float2*>(scratch.p);
+    p.part_o = reinterpret_cast<__half*>(static_cast<char*>(scratch.p) +
+                                         align_up(size_t(per_pass) * size_t(spec.n_q_head) * size_t(p.n_split) * sizeof(float2)));
+    for (p.t_begin = 0; p.t_begin < n_small; p.t_begin = p.t_end) {
+      p.t_end = std::min(n_small, p.t_begin + per_pass);
+      decode(stream, p, std::min(most_tokens(s.shape), p.t_end - p.t_begin) * p.group);
+      attend_combine(stream, p);
+    }
+  }
+  p.t_begin = fast ? n_small : 0;
+  p.t_end = n_tok;
+  if (p.t_begin < p.t_end) attend_plain(stream, p);
+}
+
+}  // namespace facet::cuda

@@ -1,0 +1,84 @@
+// attend, second pass -- the partial results of a row's splits into its output
+//
+//   o[t, h] = sum_s w_s o_s / sum_s w_s,  w_s = l_s 2^(m_s - max m); rotated back if V is cached rotated
+//
+// Shapes     part_o [tokens, Hq, n_split, E] f16, part_ml [tokens, Hq, n_split]; o [T, Hq * E] f32 and, if wanted, bf16
+// Bytes      the partials once
+// Launch     one block of 256 threads per (group of 128 values, query head, token)
+// Order      split s goes to thread group s mod 16 by its absolute number, in ascending order; groups are added in order:
+//            a row's bits do not depend on how many splits the grid has
+// Reference  CpuRef::attend    Test tests/kernels/cuda_attend_test.cpp
+#include "backend/cuda/kernels/attend/params.cuh"
+#include "backend/cuda/kernels/common/hadamard.cuh"
+#include "backend/cuda/kernels/common/launch.cuh"
+
+namespace facet::cuda {
+namespace {
+
+constexpr int kThreads = 256, kGroups = 16;
+
+__global__ void __launch_bounds__(kThreads) attend_combine_kernel(const __grid_constant__ AttendParams p) {
+  __shared__ float values[kGroups][128 + 8], weights[kGroups], tops[kThreads / 32];
+  wait_for_previous();
+  let_next_start();
+  const int E = p.kv.head_dim, part = blockIdx.x, hq = blockIdx.y, t = p.t_begin + blockIdx.z;
+  const int tid = threadIdx.x, lane = tid % 32, group = tid / 16, sub = tid % 16;
+  const int seq = p.step.seq[t];
+  const SeqRows s = seq_rows(p, seq);
+  const bool windowed = p.window > 0;
+  const int end = s.len + s.in_step, split0 = split_of(windowed, s.first);
+  const int n = s.first < end ? split_of(windowed, end - 1) - split0 + 1 : 0;
+  const int64_t at = (int64_t(t - p.t_begin) * p.n_q_head + hq) * p.n_split;
+
+  float top = -INFINITY;
+  for (int i = tid; i < n; i += kThreads) top = fmaxf(top, p.part_ml[at + i].x);
+  for (int m = 16; m > 0; m /= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, m));
+  if (lane == 0) tops[tid / 32] = top;
+  __syncthreads();
+  for (int i = 0; i < kThreads / 32; ++i) top = fmaxf(top, tops[i]);
+  if (top == -INFINITY) top = 0;
+
+  float sum[8] = {}, weight = 0;
+#pragma unroll 4
+  for (int i = (group - split0 % kGroups + kGroups) % kGroups; i < n; i += kGroups) {
+    const float2 ml = p.part_ml[at + i];
+    const uint4 u = *reinterpret_cast<const uint4*>(p.part_o + (at + i) * E + part * 128 + sub * 8);
+    const float w = __fmul_rn(ml.y, exp2_approx(__fsub_rn(ml.x, top)));
+    const uint32_t words[4] = {u.x, u.y, u.z, u.w};
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const float2 f = __half22float2(*reinterpret_cast<const __half2*>(&words[j]));
+      sum[2 * j] = __fmaf_rn(w, f.x, sum[2 * j]), sum[2 * j + 1] = __fmaf_rn(w, f.y, sum[2 * j + 1]);
+    }
+    weight += w;
+  }
+#pragma unroll
+  for (int j = 0; j < 8; ++j) values[group][sub * 8 + j] = sum[j];
+  if (sub == 0) weights[group] = weight;
+  __syncthreads();
+  if (tid >= 32) return;
+  float x[4] = {}, total = 0;
+  for (int i = 0; i < kGroups; ++i) {
+    total += weights[i];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) x[j] += values[i][lane * 4 + j];
+  }
+  const float inv = total > 0 ? __fdiv_rn(1.f, total) : 0.f;
+#pragma unroll
+  for (float& e : x) e = __fmul_rn(e, inv);
+  if (planar_scaled(p.kv.v_type)) warp_rotate<4>(x, lane, true);
+  const int64_t col = int64_t(hq) * E + part * 128 + lane * 4;
+  *reinterpret_cast<float4*>(p.o + t * p.o_stride + col) = make_float4(x[0], x[1], x[2], x[3]);
+  if (p.o_bf) {
+    __nv_bfloat162* to = reinterpret_cast<__nv_bfloat162*>(p.o_bf + t * p.o_bf_stride + col);
+    to[0] = __floats2bfloat162_rn(x[0], x[1]), to[1] = __floats2bfloat162_rn(x[2], x[3]);
+  }
+}
+
+}  // namespace
+
+void attend_combine(cudaStream_t stream, const AttendParams& p) {
+  launch(attend_combine_kernel, dim3(unsigned(p.kv.head_dim / 128), unsigned(p.n_q_head), unsigned(p.t_end - p.t_begin)), dim3(kThreads), 0, stream, p);
+}
+
+}  // namespace facet::cuda

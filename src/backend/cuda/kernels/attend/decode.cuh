@@ -1,0 +1,361 @@
+// attend, short sequences -- decode, chain and tree verification, draft blocks, heads on another cache
+//
+//   o[t] = softmax(q[t] . K * scale) V over the rows that t sees, one partial result per split of the rows
+//
+// Shapes     q [T, Hq * E] f32; K, V rows as cached (planar.cuh), E = 256 or 512; partials f16, divided by their sums
+// Bytes      each visible row of K and V once per block of 8 NT query rows (query heads of the K/V head x tokens)
+// Launch     E / 2 threads per (block of query rows, K/V head, split; sequence); geometry from the shape, surplus blocks
+//            leave. The longest splits start first
+// Order      split borders and the tiles of 32 rows inside are fixed row numbers; every query row is a column of its own
+//            in all products; so its bits depend on it, the rows it sees and nothing else. A tile in which it sees
+//            nothing changes nothing
+// Reference  CpuRef::attend    Test tests/kernels/cuda_attend_test.cpp    Bench bench/verbs/cuda_attend_bench.cpp
+//
+// A block runs over the tiles of its split: S^T = K Q^T (a warp: 16 keys, 128 values), partial sums and softmax through
+// shared memory, O^T += V^T P^T (a warp: 64 values, 32 keys). Products and sums that the compiler may fuse or not are
+// written out, so that kernels for more query rows round as those for fewer do. Rows stream through a ring of shared-memory slots, K and V
+// tiles in turn, and are expanded from their codes as the fragments are made.
+#pragma once
+#include "backend/cuda/kernels/attend/fragments.cuh"
+#include "backend/cuda/kernels/attend/params.cuh"
+#include "backend/cuda/kernels/common/hadamard.cuh"
+#include "backend/cuda/kernels/common/launch.cuh"
+
+namespace facet::cuda {
+
+constexpr int kTileKeys = 32;
+// Probabilities are kept as f16 multiples of 2^-6 of their size, so that the small ones keep their precision beside
+// scales; the sum has the same factor.
+template <KvType V>
+constexpr float kProbLog2 = V == KvType::kTQ3_0 ? 3.f : 6.f;
+
+template <KvType K, KvType V, int E, int NT>
+struct DecodeShape {
+  using KT = TileShape<K, E>;
+  using VT = TileShape<V, E>;
+  static constexpr int kWarps = E / 64, kThreads = 32 * kWarps, kParts = E / 128, kCols = 8 * NT;
+  static constexpr int kBytesK = kTileKeys * (KT::kStrideK + KT::kScales), kBytesV = kTileKeys * (VT::kStrideV + VT::kScales);
+  static constexpr int kSlotBytes = kBytesK > kBytesV ? kBytesK : kBytesV;
+  static constexpr int kSlots = kSlotBytes > 32 * 1024 ? 3 : 4;
+  static constexpr int kStrideS = kTileKeys + 4, kStrideP = kTileKeys + 8;
+  static constexpr int kAtQ = kSlots * kSlotBytes;                          // B fragments of Q
+  static constexpr int kAtS = kAtQ + kCols * E * 2;                         // [parts][cols][keys] f32
+  static constexpr int kAtP = kAtS + kParts * kCols * kStrideS * 4;         // [cols][keys] f16
+  static constexpr int kAtAlpha = kAtP + kCols * kStrideP * 2;              // [cols] f32
+  static constexpr int kBytes = kAtAlpha + kCols * 4;
+  static constexpr int kBlocksPerSm = NT == 1 ? (E == 256 ? 4 : 2) : NT <= 4 && E == 256 ? 2 : 1;
+};
+
+template <KvType K, KvType V, int E, int NT>
+__global__ void __launch_bounds__(DecodeShape<K, V, E, NT>::kThreads, DecodeShape<K, V, E, NT>::kBlocksPerSm)
+    attend_decode_kernel(const __grid_constant__ AttendParams p) {
+  using Shape = DecodeShape<K, V, E, NT>;
+  using KT = typename Shape::KT;
+  using VT = typename Shape::VT;
+  constexpr int kSlots = Shape::kSlots, kCols = Shape::kCols, kWarps = Shape::kWarps;
+  extern __shared__ __align__(128) char shared[];
+  const int tid = threadIdx.x, lane = tid % 32, warp = tid / 32, g = lane / 4, c = lane % 4;
+  const bool windowed = p.window > 0;
+
+  wait_for_previous();
+  let_next_start();
+  const int seq = blockIdx.y;
+  const int col_block = blockIdx.x % p.n_col_block, head = blockIdx.x / p.n_col_block % p.kv.n_head;
+  const int slot = p.n_split - 1 - int(blockIdx.x) / p.n_col_block / p.kv.n_head;
+  if (p.step.q_begin[seq] >= p.t_end) return;
+  const SeqRows s = seq_rows(p, seq);
+  const int n_col = (s.j1 - s.j0) * p.group - col_block * kCols;  // query rows of this block, or more
+  const int split = split_of(windowed, s.first) + slot;
+  const int lo = max(split_begin(windowed, split), s.first), hi = min(split_begin(windowed, split + 1), s.len + s.in_step);
+  if (n_col <= 0 || lo >= hi) return;
+  const int row0 = lo / kTileKeys * kTileKeys;  // splits begin at multiples of the tile
+  const int n_tile = (hi - row0 + kTileKeys - 1) / kTileKeys;
+
+  // Loads. Eight threads share a row, so that a warp reads whole lines.
+  const bool staged = kv_staged(p.kv, s.n);
+  const char* k_ring = reinterpret_cast<const char*>(p.kv.k + p.step.slot[seq] * p.kv.k_slot) + head * planar_bytes(K, E);
+  const char* v_ring = reinterpret_cast<const char*>(p.kv.v + p.step.slot[seq] * p.kv.v_slot) + head * planar_bytes(V, E);
+  const char* k_stage = reinterpret_cast<const char*>(p.kv.k_stage) + head * planar_bytes(K, E);
+  const char* v_stage = reinterpret_cast<const char*>(p.kv.v_stage) + head * planar_bytes(V, E);
+  auto load = [&](int item) {
+    const int tile = item / 2;
+    if (tile < n_tile) {
+      char* to = shared + item % kSlots * Shape::kSlotBytes;
+      for (int r = tid / 8; r < kTileKeys; r += Shape::kThreads / 8) {
+        const int row = row0 + tile * kTileKeys + r;
+        const bool there = row >= lo && row < hi;
+        const bool in_stage = staged && row >= s.len;
+        int64_t at = 0;
+        if (there) at = in_stage ? s.begin + row - s.len : p.kv.window > 0 ? int(unsigned(row) % unsigned(p.kv.cap)) : row;
+        auto copy = [&](auto shape, const char* from, int stride, bool is_k) {
+          using T = decltype(shape);
+#pragma unroll
+          for (int i = 0; i < (T::kCodes / 16 + 7) / 8; ++i) {
+            const int chunk = tid % 8 + 8 * i;
+            if (T::kCodes / 16 % 8 == 0 || chunk < T::kCodes / 16)
+              copy16_async_or_zero(to + r * stride + 16 * (is_k ? k_chunk<K>(chunk, r) : chunk), from + 16 * chunk, there);
+          }
+          if (tid % 8 < T::kScales / 16)
+            copy16_async_or_zero(to + kTileKeys * stride + r * T::kScales + 16 * (tid % 8), from + T::kCodes + 16 * (tid % 8), there);
+        };
+        if (item % 2 == 0)
+          copy(KT{}, (in_stage ? k_stage : k_ring) + at * p.kv.k_row, KT::kStrideK, true);
+        else
+          copy(VT{}, (in_stage ? v_stage : v_ring) + at * p.kv.v_row, VT::kStrideV, false);
+      }
+    }
+    copies_commit();
+  };
+#pragma unroll
+  for (int i = 0; i < kSlots; ++i) load(i);
+
+  // Q as B fragments: [n tile][group of 64][pair of steps][lane][step, b0 b1]. Rotated if K is.
+  for (int col = warp; col < kCols; col += kWarps) {
+    constexpr int V_ = E / 32;
+    float x[V_] = {};
+    if (col < n_col) {
+      const int at = col_block * kCols + col, t = s.begin + s.j0 + at / p.group;
+      const float4* from = reinterpret_cast<const float4*>(p.q + t * p.q_stride + (head * p.group + at % p.group) * E + lane * V_);
+#pragma unroll
+      for (int i = 0; i < V_ / 4; ++i) {
+        const float4 f = from[i];
+        x[4 * i] = f.x, x[4 * i + 1] = f.y, x[4 * i + 2] = f.z, x[4 * i + 3] = f.w;
+      }
+      if (planar_scaled(K)) warp_rotate<V_>(x, lane, false);
+    }
+#pragma unroll
+    for (int i = 0; i < V_; i += 4) {
+      const int d = lane * V_ + i, r = d % 64, t = k_step<K>(r);
+      const int to_lane = col % 8 * 4 + k_lane<K>(r);
+      const __half2 lo2 = __floats2half2_rn(x[i], x[i + 1]), hi2 = __floats2half2_rn(x[i + 2], x[i + 3]);
+      *reinterpret_cast<uint2*>(shared + Shape::kAtQ + (((col / 8 * (E / 64) + d / 64) * 2 + t / 2) * 32 + to_lane) * 16 + t % 2 * 8) =
+          make_uint2(*reinterpret_cast<const uint32_t*>(&lo2), *reinterpret_cast<const uint32_t*>(&hi2));
+    }
+  }
+
+  // Softmax works on four columns a warp, eight lanes each, four keys a lane.
+  constexpr int kPasses = (kCols / 4 + kWarps - 1) / kWarps;
+  float top[kPasses], sum[kPasses];
+  int pos[kPasses], token[kPasses];
+  uint64_t ancestor[kPasses];
+#pragma unroll
+  for (int i = 0; i < kPasses; ++i) {
+    const int col = (i * kWarps + warp) * 4 + lane / 8;
+    top[i] = -INFINITY, sum[i] = 0, pos[i] = 0, token[i] = -1, ancestor[i] = 0;
+    if (col < min(n_col, kCols)) {
+      token[i] = s.j0 + (col_block * kCols + col) / p.group;
+      pos[i] = p.step.pos[s.begin + token[i]];
+      if (s.mask == Mask::kTree) ancestor[i] = p.step.ancestor[s.begin + token[i]];
+    }
+  }
+  const float scale = p.scale * 1.4426950408889634f / kOverscale<K>;
+  float acc[4][NT][4] = {};
+  const int key_half = warp % 2, part = warp / 2;  // of S^T
+
+  for (int tile = 0; tile < n_tile; ++tile) {
+    if (tile == 0) copies_wait<kSlots - 1>();
+    else copies_wait<kSlots - 2>();
+    __syncthreads();
+    if (tile > 0) load(2 * tile + kSlots - 1);
+
+    {
+      const char* base = shared + 2 * tile % kSlots * Shape::kSlotBytes;
+      const char* row = base + (16 * key_half + g) * KT::kStrideK;
+      float score[NT][4] = {};
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int group = 2 * part + i;
+        uint32_t a[4][4];
+        k_fragments<K>(a, row, row + 8 * KT::kStrideK, group, c, g & 1);
+        float d[2][2];
+        if constexpr (planar_scaled(K)) {
+          const char* at = base + kTileKeys * KT::kStrideK + (16 * key_half + g) * KT::kScales + group * 4;
+#pragma unroll
+          for (int h = 0; h < 2; ++h) {
+            const uint32_t pair = *reinterpret_cast<const uint32_t*>(at + 8 * h * KT::kScales);
+            d[h][0] = half_at(pair, 0), d[h][1] = half_at(pair, 1);
+          }
+        }
+#pragma unroll
+        for (int nt = 0; nt < NT; ++nt) {
+          const uint4* b = reinterpret_cast<const uint4*>(shared + Shape::kAtQ) + (nt * (E / 64) + group) * 64 + lane;
+#pragma unroll
+          for (int h = 0; h < 2; ++h) {
+            const uint4 q = b[32 * h];
+            if constexpr (planar_scaled(K)) {
+              float block[4] = {};
+              mma_f16(block, a[2 * h], q.x, q.y);
+              mma_f16(block, a[2 * h + 1], q.z, q.w);
+#pragma unroll
+              for (int j = 0; j < 4; ++j) score[nt][j] = __fmaf_rn(d[j / 2][h], block[j], score[nt][j]);
+            } else {
+              mma_f16(score[nt], a[2 * h], q.x, q.y);
+              mma_f16(score[nt], a[2 * h + 1], q.z, q.w);
+            }
+          }
+        }
+      }
+      float* to = reinterpret_cast<float*>(shared + Shape::kAtS) + part * kCols * Shape::kStrideS + 16 * key_half + g;
+#pragma unroll
+      for (int nt = 0; nt < NT; ++nt) {
+        float* at = to + (8 * nt + 2 * c) * Shape::kStrideS;
+        at[0] = score[nt][0], at[Shape::kStrideS] = score[nt][1];
+        at[8] = score[nt][2], at[Shape::kStrideS + 8] = score[nt][3];
+      }
+    }
+    __syncthreads();
+    load(2 * tile + kSlots);
+
+    // A tile that every token sees whole needs no tests.
+    const int tile_row = row0 + tile * kTileKeys;
+    const bool whole = tile_row >= lo && tile_row + kTileKeys <= min(hi, s.len) && (!windowed || s.most_pos - tile_row < p.window);
+#pragma unroll
+    for (int i = 0; i < kPasses; ++i) {
+      const int col = (i * kWarps + warp) * 4 + lane / 8, key = lane % 8 * 4;
+      if (kPasses * kWarps * 4 > kCols && col >= kCols) break;
+      float4 v = make_float4(0, 0, 0, 0);
+#pragma unroll
+      for (int j = 0; j < Shape::kParts; ++j) {
+        const float4 f = *reinterpret_cast<const float4*>(shared + Shape::kAtS + ((j * kCols + col) * Shape::kStrideS + key) * 4);
+        v.x += f.x, v.y += f.y, v.z += f.z, v.w += f.w;
+      }
+      float x[4] = {__fmul_rn(v.x, scale), __fmul_rn(v.y, scale), __fmul_rn(v.z, scale), __fmul_rn(v.w, scale)};
+      if (token[i] < 0) {
+#pragma unroll
+        for (float& e : x) e = -INFINITY;
+      } else if (!whole) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          const int row = tile_row + key + j;
+          if (row < lo || row >= hi || !sees_row(p, s, token[i], pos[i], ancestor[i], row)) x[j] = -INFINITY;
+        }
+      }
+      float most = fmaxf(fmaxf(x[0], x[1]), fmaxf(x[2], x[3]));
+#pragma unroll
+      for (int m = 1; m < 8; m *= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, m));
+      const float next = fmaxf(top[i], most), base = next == -INFINITY ? 0.f : next;
+      const float alpha = exp2_approx(top[i] - base);
+#pragma unroll
+      for (float& e : x) e = exp2_approx(__fadd_rn(__fsub_rn(e, base), kProbLog2<V>));
+      const __half2 p01 = __floats2half2_rn(x[0], x[1]), p23 = __floats2half2_rn(x[2], x[3]);
+      const float2 f01 = __half22float2(p01), f23 = __half22float2(p23);
+      sum[i] = __fmaf_rn(sum[i], alpha, (f01.x + f01.y) + (f23.x + f23.y));
+      top[i] = next;
+      *reinterpret_cast<uint2*>(shared + Shape::kAtP + (col * Shape::kStrideP + key) * 2) =
+          make_uint2(*reinterpret_cast<const uint32_t*>(&p01), *reinterpret_cast<const uint32_t*>(&p23));
+      if (lane % 8 == 0) reinterpret_cast<float*>(shared + Shape::kAtAlpha)[col] = alpha;
+    }
+    copies_wait<kSlots - 1>();
+    __syncthreads();
+
+    {
+      const char* base = shared + (2 * tile + 1) % kSlots * Shape::kSlotBytes;
+#pragma unroll
+      for (int nt = 0; nt < NT; ++nt) {
+        const float2 alpha = *reinterpret_cast<const float2*>(shared + Shape::kAtAlpha + (8 * nt + 2 * c) * 4);
+#pragma unroll
+        for (int m = 0; m < 4; ++m) {
+          acc[m][nt][0] *= alpha.x, acc[m][nt][1] *= alpha.y;
+          acc[m][nt][2] *= alpha.x, acc[m][nt][3] *= alpha.y;
+        }
+      }
+#pragma unroll
+      for (int ks = 0; ks < kTileKeys / 16; ++ks) {
+        const char* at = base + (16 * ks + 2 * c) * VT::kStrideV;
+        const char* const rows[4] = {at, at + VT::kStrideV, at + 8 * VT::kStrideV, at + 9 * VT::kStrideV};
+        uint32_t a[4][4];
+        v_fragments<V>(a, rows, warp, g);
+        uint32_t d[2][2];  // [block][b0, b1]: scales of the pairs of keys
+        if constexpr (planar_scaled(V)) {
+          const char* scales = base + kTileKeys * VT::kStrideV + (16 * ks + 2 * c) * VT::kScales + warp * 4;
+#pragma unroll
+          for (int h = 0; h < 2; ++h) {
+            const uint32_t x = *reinterpret_cast<const uint32_t*>(scales + 8 * h * VT::kScales);
+            const uint32_t y = *reinterpret_cast<const uint32_t*>(scales + (8 * h + 1) * VT::kScales);
+            d[0][h] = __byte_perm(x, y, 0x5410), d[1][h] = __byte_perm(x, y, 0x7632);
+          }
+        }
+#pragma unroll
+        for (int nt = 0; nt < NT; ++nt) {
+          const char* prob = shared + Shape::kAtP + ((8 * nt + g) * Shape::kStrideP + 16 * ks + 2 * c) * 2;
+          const uint32_t b0 = *reinterpret_cast<const uint32_t*>(prob), b1 = *reinterpret_cast<const uint32_t*>(prob + 16);
+#pragma unroll
+          for (int h = 0; h < 2; ++h) {
+            uint32_t s0 = b0, s1 = b1;
+            if constexpr (planar_scaled(V)) s0 = expand::mul2(b0, d[h][0]), s1 = expand::mul2(b1, d[h][1]);
+            // Tiles 2 h and 2 h + 1 lie in block h (in one rotation group, whose scales are equal, for TQ3_0).
+            mma_f16(acc[2 * h][nt], a[2 * h], s0, s1);
+            mma_f16(acc[2 * h + 1][nt], a[2 * h + 1], s0, s1);
+          }
+        }
+      }
+    }
+  }
+
+  // Sums and maxima out, then the partial output, divided so that it fits f16.
+  __syncthreads();
+  float* inverse = reinterpret_cast<float*>(shared + Shape::kAtAlpha);
+  auto part_at = [&](int col) {
+    const int at = col_block * kCols + col;
+    const int64_t t = s.begin + s.j0 + at / p.group - p.t_begin;
+    return (t * p.n_q_head + head * p.group + at % p.group) * p.n_split + slot;
+  };
+#pragma unroll
+  for (int i = 0; i < kPasses; ++i) {
+    const int col = (i * kWarps + warp) * 4 + lane / 8;
+    if (kPasses * kWarps * 4 > kCols && col >= kCols) break;
+    float l = sum[i];
+#pragma unroll
+    for (int m = 1; m < 8; m *= 2) l += __shfl_xor_sync(~0u, l, m);
+    if (lane % 8 == 0) {
+      inverse[col] = l > 0 ? 1.f / l / kOverscale<V> : 0.f;
+      if (token[i] >= 0) p.part_ml[part_at(col)] = make_float2(top[i], l);
+    }
+  }
+  __syncthreads();
+#pragma unroll
+  for (int nt = 0; nt < NT; ++nt)
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      const int col = 8 * nt + 2 * c + e;
+      if (col >= n_col) continue;
+      const float inv = inverse[col];
+      __half* to = p.part_o + part_at(col) * E + warp * 64;
+      uint32_t word[4];
+#pragma unroll
+      for (int m = 0; m < 4; ++m) {
+        const __half2 v = __floats2half2_rn(acc[m][nt][e] * inv, acc[m][nt][2 + e] * inv);
+        word[m] = *reinterpret_cast<const uint32_t*>(&v);
+      }
+      if constexpr (V == KvType::kF16 || V == KvType::kTQ3_0) {
+        *reinterpret_cast<uint4*>(to + v_value<V>(0, g)) = make_uint4(word[0], word[1], word[2], word[3]);
+      } else {
+        *reinterpret_cast<uint2*>(to + v_value<V>(0, g)) = make_uint2(word[0], word[1]);
+        *reinterpret_cast<uint2*>(to + v_value<V>(1, g)) = make_uint2(word[2], word[3]);
+      }
+    }
+}
+
+template <KvType K, KvType V, int E, int NT>
+void launch_decode(cudaStream_t stream, AttendParams p, int n_cols) {
+  using Shape = DecodeShape<K, V, E, NT>;
+  p.n_col_block = (n_cols + Shape::kCols - 1) / Shape::kCols;
+  auto* kernel = attend_decode_kernel<K, V, E, NT>;
+  static const bool asked = (allow_shared(kernel, size_t(Shape::kBytes)), true);
+  (void)asked;
+  launch(kernel, dim3(unsigned(p.n_col_block * p.kv.n_head * p.n_split), unsigned(p.step.shape.n_seq)), dim3(Shape::kThreads),
+         size_t(Shape::kBytes), stream, p);
+}
+
+template <KvType K, KvType V>
+void attend_decode(cudaStream_t stream, AttendParams p, int n_cols) {
+  if (p.kv.head_dim == 256) {
+    if (n_cols <= 8) return launch_decode<K, V, 256, 1>(stream, p, n_cols);
+    return launch_decode<K, V, 256, 4>(stream, p, n_cols);
+  }
+  if (n_cols <= 8) return launch_decode<K, V, 512, 1>(stream, p, n_cols);
+  if (n_cols <= 32) return launch_decode<K, V, 512, 4>(stream, p, n_cols);
+  return launch_decode<K, V, 512, 8>(stream, p, n_cols);
+}
+
+}  // namespace facet::cuda

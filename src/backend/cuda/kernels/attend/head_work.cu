@@ -1,0 +1,335 @@
+// head_norm_rope, head_norm, kv_append, norm_rope_append -- everything between the projections and attention
+//
+//   x = rms(x) * gain; pairs (i, i + E/2) rotated by pos * freq[i]; rows of k and v encoded into the cache
+//   rms(v) = v / sqrt(mean(v*v) + eps), in f32
+//
+// Shapes     q [T, Hq * E], k, v [T, Hk * E] f32, rows 16-byte aligned; gain [E] f32; freqs [E/2] f64; E 64..512
+// Bytes      reads and writes each vector once; an appended vector writes its codes and scales alone
+// Launch     one warp per head vector, four warps a block; geometry from the number of rows
+// Order      a vector's bits depend on that vector alone. Angles are reduced in double: f32 angles are off by 0.06 rad
+//            at a million tokens
+// Reference  CpuRef::head_norm_rope, head_norm, kv_append    Test tests/kernels/cuda_attend_test.cpp
+// Bench      bench/verbs/cuda_attend_bench.cpp
+#include <cuda_fp16.h>
+
+#include "backend/cuda/kernels/attend.h"
+#include "backend/cuda/kernels/attend/planar.cuh"
+#include "backend/cuda/kernels/common/hadamard.cuh"
+#include "backend/cuda/kernels/common/launch.cuh"
+
+namespace facet::cuda {
+namespace {
+
+constexpr int kWarps = 4;
+
+struct HeadPart {
+  float* p = nullptr;
+  bf16* bf = nullptr;
+  int64_t stride = 0, bf_stride = 0;
+  int n_head = 0;
+  const float* gain = nullptr;
+  bool norm = false, rope = false, write = false;
+};
+struct HeadWork {
+  HeadPart part[3];  // q, k, v
+  Step step;
+  KvLayer kv;
+  const double* freqs = nullptr;
+  float eps = 0;
+  int n_row = 0;
+  bool append = false;  // parts 1 and 2 go to the cache
+};
+
+__device__ __forceinline__ float warp_sum(float v) {
+#pragma unroll
+  for (int m = 16; m > 0; m /= 2) v += __shfl_xor_sync(~0u, v, m);
+  return v;
+}
+
+// cos and sin of a double angle, to f32 accuracy. The angle is reduced to r in [-pi/4, pi/4] in double; the part of r
+// beyond f32 enters to first order. Polynomials of Cephes' sinf and cosf.
+__device__ __forceinline__ void cos_sin(double angle, float& cosine, float& sine) {
+  const double n = rint(angle * 0.63661977236758134308);
+  const double r = fma(-n, 6.12323399573676603587e-17, fma(-n, 1.57079632679489655800, angle));
+  const float x = float(r), rest = float(r - double(x)), z = x * x;
+  const float s0 = fmaf(fmaf(fmaf(-1.9515295891e-4f, z, 8.3321608736e-3f), z, -1.6666654611e-1f) * z, x, x);
+  const float c0 = fmaf(fmaf(fmaf(2.443315711809948e-5f, z, -1.388731625493765e-3f), z, 4.166664568298827e-2f), z * z, fmaf(-0.5f, z, 1.f));
+  const float s = fmaf(rest, c0, s0), c = fmaf(-rest, s0, c0);
+  const int quarter = int(int64_t(n) & 3);
+  sine = (quarter & 1) ? c : s;
+  cosine = (quarter & 1) ? s : c;
+  if (quarter & 2) sine = -sine;
+  if (quarter == 1 || quarter == 2) cosine = -cosine;
+}
+
+template <int V>
+__device__ __forceinline__ void load_values(float (&x)[V], const float* p) {
+  if constexpr (V % 4 == 0) {
+#pragma unroll
+    for (int i = 0; i < V / 4; ++i) {
+      const float4 f = reinterpret_cast<const float4*>(p)[i];
+      x[4 * i] = f.x, x[4 * i + 1] = f.y, x[4 * i + 2] = f.z, x[4 * i + 3] = f.w;
+    }
+  } else {
+    const float2 f = *reinterpret_cast<const float2*>(p);
+    x[0] = f.x, x[1] = f.y;
+  }
+}
+template <int V>
+__device__ __forceinline__ void store_values(float* p, const float (&x)[V]) {
+  if constexpr (V % 4 == 0) {
+#pragma unroll
+    for (int i = 0; i < V / 4; ++i)
+      reinterpret_cast<float4*>(p)[i] = make_float4(x[4 * i], x[4 * i + 1], x[4 * i + 2], x[4 * i + 3]);
+  } else {
+    *reinterpret_cast<float2*>(p) = make_float2(x[0], x[1]);
+  }
+}
+
+// Codes as quantize.cpp's: truncation toward zero, NaN gives 0.
+__device__ __forceinline__ int code_of(float v, int most) { return v > 0.f ? (v < float(most) ? int(v) : most) : 0; }
+
+// x: the values lane * V .. of the vector; code: E bytes of shared memory of this warp.
+template <int E>
+__device__ void encode(KvType type, float (&x)[E / 32], uint8_t* code, std::byte* dst, int lane) {
+  constexpr int V = E / 32, kBlockLanes = 32 / V, kGroup = E < 128 ? E : 128, kGroupLanes = kGroup / V;
+  if (type == KvType::kF32) {
+    store_values<V>(reinterpret_cast<float*>(dst) + lane * V, x);
+    return;
+  }
+  if (type == KvType::kF16) {
+#pragma unroll
+    for (int i = 0; i < V; i += 2)
+      reinterpret_cast<__half2*>(dst)[(lane * V + i) / 2] = __floats2half2_rn(x[i], x[i + 1]);
+    return;
+  }
+  float norm = 0, id = 0;
+  bool zero = false;
+  if (type == KvType::kTQ3_0) {
+    float sum = 0;
+#pragma unroll
+    for (int i = 0; i < V; ++i) sum += x[i] * x[i];
+#pragma unroll
+    for (int m = 1; m < kGroupLanes; m *= 2) sum += __shfl_xor_sync(~0u, sum, m);
+    norm = __fsqrt_rn(sum);
+    zero = norm <= 1e-10f;
+    const float scale = zero ? 0.f : __fdiv_rn(__fsqrt_rn(float(kGroup) / 128), norm);
+#pragma unroll
+    for (int i = 0; i < V; ++i) x[i] = zero ? 0.f : __fmul_rn(x[i], scale);
+  }
+  warp_rotate<V>(x, lane, false);
+  __half* scales = reinterpret_cast<__half*>(dst + planar_code_bytes(type, E));
+  if (type == KvType::kTQ3_0) {
+    const float mid[7] = {-0.154259f, -0.091775f, -0.043589f, 0.0f, 0.043589f, 0.091775f, 0.154259f};
+    const float magnitude[4] = {0.021460f, 0.065717f, 0.117832f, 0.190685f};
+    float length = 0;
+#pragma unroll
+    for (int i = 0; i < V; ++i) {
+      int index = 0;
+#pragma unroll
+      for (float m : mid) index += x[i] >= m ? 1 : 0;
+      const int at = index < 4 ? 3 - index : index - 4;
+      const float c = at == 0 ? magnitude[0] : at == 1 ? magnitude[1] : at == 2 ? magnitude[2] : magnitude[3];
+      length += c * c;
+      code[lane * V + i] = uint8_t(index);
+    }
+#pragma unroll
+    for (int m = 1; m < kGroupLanes; m *= 2) length += __shfl_xor_sync(~0u, length, m);
+    const __half stored = zero ? __half(0.f) : __float2half_rn(__fdiv_rn(norm, __fsqrt_rn(length)));
+    if (lane % kBlockLanes == 0) scales[lane / kBlockLanes] = stored;
+  } else {
+    // The extreme of the block, the first one of equals, with its sign.
+    float most = 0, extreme = 0;
+#pragma unroll
+    for (int i = 0; i < V; ++i)
+      if (most < fabsf(x[i])) most = fabsf(x[i]), extreme = x[i];
+#pragma unroll
+    for (int m = 1; m < kBlockLanes; m *= 2) {
+      const float other = __shfl_xor_sync(~0u, extreme, m);
+      const bool later = (lane & m) == 0;
+      if (later ? fabsf(other) > fabsf(extreme) : fabsf(other) >= fabsf(extreme)) extreme = other;
+    }
+    const bool q8 = type == KvType::kQ8_0;
+    const float d = q8 ? __fdiv_rn(fabsf(extreme), 127.f) : __fdiv_rn(extreme, -8.f);
+    id = d != 0.f ? __fdiv_rn(1.f, d) : 0.f;
+#pragma unroll
+    for (int i = 0; i < V; ++i) {
+      const float v = __fmul_rn(x[i], id);
+      int q;
+      if (q8) {
+        const int t = v >= 0.f ? code_of(v, 127) : -code_of(-v, 127);
+        const float rest = v - float(t);
+        q = t + (rest >= 0.5f && t < 127 ? 1 : 0) - (rest <= -0.5f && t > -127 ? 1 : 0) + 128;
+      } else {
+        q = code_of(__fadd_rn(v, 8.5f), 15);
+      }
+      code[lane * V + i] = uint8_t(q);
+    }
+    if (lane % kBlockLanes == 0) scales[lane / kBlockLanes] = __float2half_rn(d);
+  }
+  __syncwarp();
+  const int n_word = planar_code_bytes(type, E) / 4;
+  for (int w = lane; w < n_word; w += 32) reinterpret_cast<uint32_t*>(dst)[w] = planar_word(type, code, w, E);
+}
+
+template <int E>
+__global__ void __launch_bounds__(kWarps * 32) head_work_kernel(const __grid_constant__ HeadWork w) {
+  constexpr int V = E / 32;
+  __shared__ __align__(16) uint8_t codes[kWarps][E];
+  wait_for_previous();
+  let_next_start();
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int n_head = w.part[0].n_head + w.part[1].n_head + w.part[2].n_head;
+  const int job = blockIdx.x * kWarps + warp, t = job / n_head;
+  if (t >= w.n_row) return;
+  int h = job % n_head, which = 0;
+  while (h >= w.part[which].n_head) h -= w.part[which++].n_head;
+  const HeadPart& part = w.part[which];
+  const bool append = w.append && which > 0;
+  int seq = 0;
+  if (append) {
+    seq = w.step.seq[t];
+    if (seq < 0 || w.step.mask[seq] == Mask::kPast) {
+      if (!part.write) return;
+      seq = -1;
+    }
+  }
+
+  float x[V];
+  float* p = part.p + t * part.stride + h * E + lane * V;
+  load_values<V>(x, p);
+  if (part.norm) {
+    float sum = 0;
+#pragma unroll
+    for (int i = 0; i < V; ++i) sum += x[i] * x[i];
+    const float r = __fdiv_rn(1.f, __fsqrt_rn(warp_sum(sum) / float(E) + w.eps));
+#pragma unroll
+    for (int i = 0; i < V; ++i) x[i] *= r;
+  }
+  if (part.gain) {
+    float gain[V];
+    load_values<V>(gain, part.gain + lane * V);
+#pragma unroll
+    for (int i = 0; i < V; ++i) x[i] *= gain[i];
+  }
+  if (part.rope) {
+    const double pos = double(w.step.pos[t]);
+    const bool upper = lane >= 16;
+#pragma unroll
+    for (int i = 0; i < V; ++i) {
+      const float other = __shfl_xor_sync(~0u, x[i], 16);
+      float c, s;
+      cos_sin(pos * w.freqs[lane % 16 * V + i], c, s);
+      x[i] = upper ? x[i] * c + other * s : x[i] * c - other * s;
+    }
+  }
+  if (part.write) {
+    store_values<V>(p, x);
+    if (part.bf) {
+      bf16* b = part.bf + t * part.bf_stride + h * E + lane * V;
+#pragma unroll
+      for (int i = 0; i < V; i += 2) *reinterpret_cast<__nv_bfloat162*>(b + i) = __floats2bfloat162_rn(x[i], x[i + 1]);
+    }
+  }
+  if (append && seq >= 0) {
+    const KvRow to = kv_row(w.kv, w.step, seq, int64_t(w.step.kv_len[seq]) + t - w.step.q_begin[seq]);
+    const KvType type = which == 1 ? w.kv.k_type : w.kv.v_type;
+    std::byte* dst = (which == 1 ? to.k : to.v) + h * planar_bytes(type, E);
+    encode<E>(type, x, codes[warp], dst, lane);
+  }
+}
+
+void run(cudaStream_t stream, int E, const HeadWork& w) {
+  const int n_head = w.part[0].n_head + w.part[1].n_head + w.part[2].n_head;
+  const int64_t n_job = int64_t(w.n_row) * n_head;
+  if (n_job == 0) return;
+  const dim3 grid(unsigned((n_job + kWarps - 1) / kWarps)), block(kWarps * 32);
+  for (const HeadPart& part : w.part)
+    CHECK(part.n_head == 0 || (part.stride % 4 == 0 && reinterpret_cast<uintptr_t>(part.p) % 16 == 0), "rows of stride {} at {}",
+          part.stride, static_cast<const void*>(part.p));
+  switch (E) {
+    case 64: return launch(head_work_kernel<64>, grid, block, 0, stream, w);
+    case 128: return launch(head_work_kernel<128>, grid, block, 0, stream, w);
+    case 256: return launch(head_work_kernel<256>, grid, block, 0, stream, w);
+    case 512: return launch(head_work_kernel<512>, grid, block, 0, stream, w);
+  }
+  CHECK(false, "a head width of {}; 64, 128, 256 and 512 are built", E);
+}
+
+HeadPart part_of(Mat x, int E) {
+  CHECK(x.cols % E == 0, "{} columns in heads of {}", x.cols, E);
+  return {.p = x.p, .bf = x.bf, .stride = x.stride, .bf_stride = x.bf_stride, .n_head = x.cols / E};
+}
+
+// Layers keep rows side by side in bytes of the same types; every row has to be aligned for the loads of attend.
+void check_layer(const KvLayer& kv) {
+  CHECK(kv.k_row == int64_t(kv.n_head) * int64_t(kv_row_bytes(kv.k_type, kv.head_dim)) &&
+            kv.v_row == int64_t(kv.n_head) * int64_t(kv_row_bytes(kv.v_type, kv.head_dim)),
+        "rows of {} and {} bytes for {} heads of {}", kv.k_row, kv.v_row, kv.n_head, kv.head_dim);
+}
+
+// The last rows of a staged sequence, from the staging area to the ring. One block per token of the step.
+__global__ void __launch_bounds__(256) kv_settle_kernel(const __grid_constant__ KvLayer kv, const __grid_constant__ Step s) {
+  wait_for_previous();
+  let_next_start();
+  const int t = blockIdx.x, q = s.seq[t];
+  if (q < 0 || s.mask[q] == Mask::kPast) return;
+  const int begin = s.q_begin[q], n = s.q_begin[q + 1] - begin, j = t - begin;
+  if (!kv_staged(kv, n) || j < n - kv.cap) return;
+  const int64_t row = int64_t(s.kv_len[q]) + j;
+  const KvRow from = kv_row(kv, s, q, row), to = kv_ring_row(kv, s.slot[q], row);
+  for (int64_t i = threadIdx.x; i < (kv.k_row + kv.v_row) / 4; i += blockDim.x) {
+    const bool is_k = i < kv.k_row / 4;
+    const int64_t at = is_k ? i : i - kv.k_row / 4;
+    reinterpret_cast<uint32_t*>(is_k ? to.k : to.v)[at] = reinterpret_cast<const uint32_t*>(is_k ? from.k : from.v)[at];
+  }
+}
+
+}  // namespace
+
+void head_norm_rope(cudaStream_t stream, Mat x, const float* gain, RopeFreqs freqs, const Step& s, float eps) {
+  const int E = 2 * freqs.n;
+  HeadWork w{.step = s, .freqs = freqs.p, .eps = eps, .n_row = x.rows};
+  w.part[0] = part_of(x, E);
+  w.part[0].gain = gain;
+  w.part[0].norm = w.part[0].rope = w.part[0].write = true;
+  run(stream, E, w);
+}
+
+void head_norm(cudaStream_t stream, Mat x, int head_dim, float eps) {
+  HeadWork w{.eps = eps, .n_row = x.rows};
+  w.part[0] = part_of(x, head_dim);
+  w.part[0].norm = w.part[0].write = true;
+  run(stream, head_dim, w);
+}
+
+void kv_append(cudaStream_t stream, const KvLayer& kv, Mat k, Mat v, const Step& s) {
+  check_layer(kv);
+  HeadWork w{.step = s, .kv = kv, .n_row = s.shape.n_tok, .append = true};
+  w.part[1] = part_of(k, kv.head_dim);
+  w.part[2] = part_of(v, kv.head_dim);
+  run(stream, kv.head_dim, w);
+}
+
+void norm_rope_append(cudaStream_t stream, const KvLayer& kv, Mat q, Mat k, Mat v, const Step& s, const NormRopeAppend& a) {
+  check_layer(kv);
+  CHECK(2 * a.freqs.n == kv.head_dim, "{} pairs for a head width of {}", a.freqs.n, kv.head_dim);
+  HeadWork w{.step = s, .kv = kv, .freqs = a.freqs.p, .eps = a.eps, .n_row = s.shape.n_tok, .append = true};
+  w.part[0] = part_of(q, kv.head_dim);
+  w.part[0].gain = a.q_gain;
+  w.part[0].norm = w.part[0].rope = w.part[0].write = true;
+  w.part[1] = part_of(k, kv.head_dim);
+  w.part[1].gain = a.k_gain;
+  w.part[1].norm = w.part[1].rope = true;
+  w.part[2] = part_of(v, kv.head_dim);
+  w.part[2].norm = a.norm_v;
+  run(stream, kv.head_dim, w);
+}
+
+void kv_settle(cudaStream_t stream, const KvLayer& kv, const Step& s) {
+  check_layer(kv);
+  if (kv.window == 0 || !s.shape.staged || s.shape.n_tok == 0) return;
+  launch(kv_settle_kernel, dim3(unsigned(s.shape.n_tok)), dim3(256), 0, stream, kv, s);
+}
+
+}  // namespace facet::cuda

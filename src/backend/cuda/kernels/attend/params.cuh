@@ -1,0 +1,115 @@
+#pragma once
+#include <cuda_fp16.h>
+
+#include "backend/cuda/kernels/attend.h"
+#include "backend/cuda/kernels/attend/planar.cuh"
+
+// What the kernels of attend share: their parameters, which rows a token sees, and how rows are cut into splits.
+namespace facet::cuda {
+
+// Tokens [t_begin, t_end) of a step; the kernels of short sequences leave one partial result per split.
+struct AttendParams {
+  float* o = nullptr;            // [T, Hq * E]
+  __nv_bfloat16* o_bf = nullptr;
+  const float* q = nullptr;
+  int64_t o_stride = 0, o_bf_stride = 0, q_stride = 0;
+  KvLayer kv;
+  Step step;
+  int t_begin = 0, t_end = 0;
+  int n_q_head = 0, group = 0;   // group: query heads per K/V head
+  int window = 0;
+  float scale = 1.f;
+  bool causal_block = false;
+  int n_split = 0, n_col_block = 0;
+  __half* part_o = nullptr;      // [tokens, Hq, n_split, E], divided by its sum
+  float2* part_ml = nullptr;     // [tokens, Hq, n_split]: maximum (of score * scale * log2 e) and sum
+};
+
+// A split is a range of rows whose softmax is computed alone. Its borders depend on the row numbers alone, never on
+// how much work there is, so the bits of a result do not depend on what else is in the step. Full layers cut the rows
+// of long contexts into longer splits; a window always has the same few rows, which short splits spread over the chip.
+constexpr int kWindowSplit = 64;
+FACET_HD constexpr int split_of(bool windowed, int row) {
+  if (windowed) return row / kWindowSplit;
+  if (row < 2048) return row / 64;
+  if (row < 4096) return 32 + (row - 2048) / 128;
+  if (row < 16384) return 48 + (row - 4096) / 256;
+  if (row < 65536) return 96 + (row - 16384) / 512;
+  return 192 + (row - 65536) / 1024;
+}
+FACET_HD constexpr int split_begin(bool windowed, int split) {
+  if (windowed) return split * kWindowSplit;
+  if (split < 32) return split * 64;
+  if (split < 48) return 2048 + (split - 32) * 128;
+  if (split < 96) return 4096 + (split - 48) * 256;
+  if (split < 192) return 16384 + (split - 96) * 512;
+  return 65536 + (split - 192) * 1024;
+}
+
+// Splits that the rows seen by the tokens of a short sequence can touch, for a longest sequence of `longest` rows.
+FACET_HD constexpr int most_splits(int window, int64_t longest) {
+  if (longest <= 0) return 1;
+  const int all = split_of(window > 0, int(longest - 1)) + 1;
+  if (window == 0) return all;
+  const int touched = (window + kSmallT + kWindowSplit - 2) / kWindowSplit + 1;
+  return all < touched ? all : touched;
+}
+
+#if defined(__CUDACC__)
+// One sequence as a block sees it. Every lane of a warp calls it and gets the same.
+struct SeqRows {
+  int begin, n;         // its tokens of the step
+  int j0, j1;           // those of them in [t_begin, t_end)
+  int len, in_step;     // committed rows, rows of this step
+  int first;            // first row any of them sees
+  int most_pos;         // largest position of them
+  Mask mask;
+};
+__device__ __forceinline__ SeqRows seq_rows(const AttendParams& p, int seq) {
+  SeqRows s;
+  s.begin = p.step.q_begin[seq];
+  s.n = p.step.q_begin[seq + 1] - s.begin;
+  s.j0 = max(0, p.t_begin - s.begin);
+  s.j1 = min(s.n, p.t_end - s.begin);
+  s.len = p.step.kv_len[seq];
+  s.mask = p.step.mask[seq];
+  s.in_step = s.mask == Mask::kPast ? 0 : s.n;
+  const int lane = threadIdx.x % 32;
+  int least = INT_MAX, most = 0;
+  for (int j = s.j0 + lane; j < s.j1; j += 32) {
+    const int pos = p.step.pos[s.begin + j];
+    least = min(least, pos);
+    most = max(most, pos);
+  }
+  for (int m = 16; m > 0; m /= 2) {
+    least = min(least, __shfl_xor_sync(~0u, least, m));
+    most = max(most, __shfl_xor_sync(~0u, most, m));
+  }
+  s.most_pos = most;
+  s.first = p.window > 0 ? max(0, min(s.len, least - p.window + 1)) : 0;
+  return s;
+}
+
+// Whether token j of the sequence, at position pos, sees the row.
+__device__ __forceinline__ bool sees_row(const AttendParams& p, const SeqRows& s, int j, int pos, uint64_t ancestor, int row) {
+  if (row < s.len) return p.window == 0 || pos - row < p.window;
+  const int i = row - s.len;
+  if (i >= s.in_step || !sees_in_step(s.mask, ancestor, j, i, p.causal_block)) return false;
+  return p.window == 0 || pos - p.step.pos[s.begin + i] < p.window;
+}
+
+__device__ __forceinline__ float exp2_approx(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+#endif
+
+// Launchers of the parts; attend() chooses among them.
+void attend_plain(cudaStream_t, const AttendParams&);
+void attend_combine(cudaStream_t, const AttendParams&);
+// Splits of short sequences, for head widths 256 and 512; n_cols: most query rows of a K/V head.
+using AttendDecode = void (*)(cudaStream_t, AttendParams, int n_cols);
+AttendDecode attend_decode_of(KvType k, KvType v);  // nullptr: the pair is not built
+
+}  // namespace facet::cuda

@@ -1,0 +1,71 @@
+#pragma once
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "base/check.h"
+
+namespace facet::cuda {
+
+using bf16 = __nv_bfloat16;
+
+#define FACET_CUDA_CHECK(expr)                                                                                 \
+  do {                                                                                                         \
+    const cudaError_t facet_error = (expr);                                                                    \
+    CHECK(facet_error == cudaSuccess, "{}: {}", #expr, cudaGetErrorString(facet_error));                       \
+  } while (0)
+
+// Every kernel calls this before it reads or writes anything that an earlier kernel of the stream touches (weights and
+// the like may be read before). Kernels are launched so that the next one starts while this one drains.
+__device__ __forceinline__ void wait_for_previous() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+// The next kernel of the stream may start (it waits for this one's end in wait_for_previous).
+__device__ __forceinline__ void let_next_start() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+// Launches kernel<<<grid, block, shared, stream>>>(args...) so that it may overlap the end of the one before it.
+template <class... Params, class... Args>
+void launch(void (*kernel)(Params...), dim3 grid, dim3 block, size_t shared, cudaStream_t stream, Args&&... args) {
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid;
+  config.blockDim = block;
+  config.dynamicSmemBytes = shared;
+  config.stream = stream;
+  cudaLaunchAttribute overlap{};
+  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  overlap.val.programmaticStreamSerializationAllowed = 1;
+  config.attrs = &overlap;
+  config.numAttrs = 1;
+  FACET_CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, Params(args)...));
+}
+
+// What launches are sized by.
+struct DeviceSizes {
+  int n_sm = 0, shared = 0;  // multiprocessors; bytes of shared memory a block may have
+};
+inline const DeviceSizes& device() {
+  static const DeviceSizes d = [] {
+    DeviceSizes v;
+    int id = 0;
+    FACET_CUDA_CHECK(cudaGetDevice(&id));
+    FACET_CUDA_CHECK(cudaDeviceGetAttribute(&v.n_sm, cudaDevAttrMultiProcessorCount, id));
+    FACET_CUDA_CHECK(cudaDeviceGetAttribute(&v.shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, id));
+    return v;
+  }();
+  return d;
+}
+
+// Shared memory beyond 48 KB has to be asked for, once a kernel and device.
+template <class K>
+void allow_shared(K* kernel, size_t bytes) {
+  if (bytes > 48 * 1024) FACET_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(bytes)));
+}
+
+}  // namespace facet::cuda

@@ -1,0 +1,33 @@
+// kv_move -- the rows of an accepted tree path, together
+//
+// Bytes      two rows a move, layer and side
+// Launch     a block a layer and side; moves one after the other, since a row may be read before it is written over
+// Reference  HostKvCache::move_row    Test tests/kernels/cuda_cache_test.cpp
+#include "backend/cuda/kernels/kv_move.h"
+
+#include "backend/cuda/kernels/common/launch.cuh"
+
+namespace facet::cuda {
+namespace {
+
+__global__ void kv_move_kernel(const KvLayer* layers, int slot, KvMoves m) {
+  const KvLayer& l = layers[blockIdx.x];
+  const bool v = blockIdx.y == 1;
+  const int64_t bytes = v ? l.v_row : l.k_row;
+  for (int i = 0; i < m.n; ++i) {
+    const KvRow a = kv_ring_row(l, slot, m.from[i]), b = kv_ring_row(l, slot, m.to[i]);
+    const uint16_t* from = reinterpret_cast<const uint16_t*>(v ? a.v : a.k);
+    uint16_t* to = reinterpret_cast<uint16_t*>(v ? b.v : b.k);
+    for (int64_t j = threadIdx.x; j < bytes / 2; j += blockDim.x) to[j] = from[j];
+    __syncthreads();
+  }
+}
+
+}  // namespace
+
+void kv_move(const KvLayer* layers, int n_layer, int slot, const KvMoves& moves) {
+  kv_move_kernel<<<dim3(unsigned(n_layer), 2), 256>>>(layers, slot, moves);
+  FACET_CUDA_CHECK(cudaGetLastError());
+}
+
+}  // namespace facet::cuda

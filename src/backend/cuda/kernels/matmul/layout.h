@@ -1,0 +1,59 @@
+#pragma once
+#include <cstdint>
+
+#include "backend/step.h"
+#include "formats/dtype.h"
+
+// How weight matrices lie in device memory: tiles of 16 rows, in the order in which the lanes of a warp feed them to
+// tensor cores, with the same number of bytes as in the file. A strip is 16 rows, its tiles one after the other.
+//
+// Lane 4 g + t of a warp holds rows g and g + 8. In every 64 columns it has 8 of the first 32 and 8 of the second:
+// 32 h + 8 t + i (Q6_K, whose scales are for 16 columns: 32 h + 16 (i / 4) + 4 t + i % 4), i = 0..7. Codes of 4 bits
+// lie in one word a row and half, code i at bit 4 (i / 2) + 16 (i % 2), so that a shift, an AND and an OR give two
+// bf16 numbers 128 + code. j counts groups of 64 columns.
+//
+//   Q4_K  256 columns   codes [j][lane][h][row] words | row: d, dmin, M[4], S[8]
+//                       S[i] bits 0-5: scale i; M[i]: low nibbles of minima i (lo) and i + 4 (hi), their top bits in
+//                       S[i] and S[i + 4] bits 6-7
+//   Q5_K  256 columns   codes as Q4_K | fifth bits [lane][j] words, bit 8 h + 4 row + i / 2 + 16 (i % 2) | rows as Q4_K
+//   Q6_K  256 columns   low nibbles as Q4_K | top pairs [j / 2][lane][j % 2][row] words, at bit 8 h + 2 (i / 2) + 16 (i % 2)
+//                       | scales [row][16] | d [row]
+//   Q4_0  64 columns    codes [lane][h][row] words | d [row][h]
+//   Q5_0  64 columns    as Q4_0 | fifth bits [lane] words as Q5_K's | d [row][h]
+//   Q8_0  64 columns    codes [h][lane][row][i] bytes | d [row][h]
+//   BF16, F16 64 columns   [h][row][lane][i]
+//
+// Rows and columns beyond the matrix are zeros.
+namespace facet::cuda {
+
+enum class Tile : uint8_t { kQ4_K, kQ5_K, kQ6_K, kQ4_0, kQ5_0, kQ8_0, kBF16, kF16 };
+constexpr int kTileRows = 16;
+
+FACET_HD constexpr int tile_cols(Tile t) { return t <= Tile::kQ6_K ? 256 : 64; }
+FACET_HD constexpr int tile_bytes(Tile t) {
+  switch (t) {
+    case Tile::kQ4_K: return 16 * 144;
+    case Tile::kQ5_K: return 16 * 176;
+    case Tile::kQ6_K: return 16 * 210;
+    case Tile::kQ4_0: return 16 * 36;
+    case Tile::kQ5_0: return 16 * 44;
+    case Tile::kQ8_0: return 16 * 68;
+    case Tile::kBF16:
+    case Tile::kF16: return 16 * 128;
+  }
+  return 0;
+}
+
+// A matrix [n_out, n_in], or a stack of them, in tiles.
+struct TiledMatrix {
+  const uint8_t* p = nullptr;
+  Tile tile = Tile::kBF16;
+  int n_out = 0, n_in = 0, n_stack = 1;
+  FACET_HD int n_strip() const { return (n_out + kTileRows - 1) / kTileRows; }
+  FACET_HD int n_tile() const { return (n_in + tile_cols(tile) - 1) / tile_cols(tile); }  // of a strip
+  FACET_HD int64_t strip_bytes() const { return int64_t(n_tile()) * tile_bytes(tile); }
+  FACET_HD int64_t matrix_bytes() const { return n_strip() * strip_bytes(); }
+  FACET_HD const uint8_t* strip(int64_t stack, int s) const { return p + stack * matrix_bytes() + s * strip_bytes(); }
+};
+
+}  // namespace facet::cuda

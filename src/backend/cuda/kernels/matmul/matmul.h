@@ -1,0 +1,39 @@
+#pragma once
+#include <cuda_runtime.h>
+
+#include "backend/cuda/kernels/attend.h"
+#include "backend/cuda/kernels/matmul/layout.h"
+
+// Launchers of matrix products. Everything is device memory unless it says host.
+namespace facet::cuda {
+
+// Reorders matrices [n_stack, n_out, n_in] as they lie in a file (raw) into tiles.
+void repack(cudaStream_t, const TiledMatrix& to, const uint8_t* raw, DType type);
+// The values of rows [first, first + n) of a tiled matrix, rounded to bf16 (times scale), row-major with n_in columns.
+void unpack_bf16(cudaStream_t, __nv_bfloat16* to, const TiledMatrix& w, int64_t stack, int first, int n);
+
+// Products with few rows. Up to three matrices with the same input in one launch (q, k and v); with glu, two matrices
+// whose product is act(first) * second.
+struct SkinnyMatrix {
+  TiledMatrix w;
+  int64_t stack = 0;
+  float* y = nullptr;               // [T, n_out]
+  int64_t y_stride = 0;
+  float* y_also = nullptr;          // a second copy, with the same stride, if wanted
+  __nv_bfloat16* y_bf = nullptr;    // the same in bf16, if wanted
+  int64_t y_bf_stride = 0;
+};
+struct SkinnyWork {                 // memory for partial sums, from skinny_work_bytes; counters are zero between launches
+  float* partial = nullptr;
+  unsigned* counter = nullptr;
+};
+constexpr int kSkinnyRows = 16;     // rows of one launch
+constexpr int kSkinnyCols = 2816;   // columns of one part of a row
+// Floats and counters for matrices of at most so many rows and columns.
+int64_t skinny_partials(int64_t n_out, int64_t n_in);
+int64_t skinny_counters(int64_t n_out);
+// y[t] = W x[t] for t < n_tok <= kSkinnyRows; x [n_tok, n_in] in bf16. A row's bits depend on that row alone.
+void skinny(cudaStream_t, const SkinnyMatrix* m, int n_matrix, bool glu, facet::Act act, const __nv_bfloat16* x, int64_t x_stride, int n_tok,
+            SkinnyWork);
+
+}  // namespace facet::cuda

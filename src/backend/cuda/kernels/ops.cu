@@ -1,0 +1,219 @@
+// ops -- the verbs that are one light pass over activations: embed, norms, residuals, sums, copies
+//
+// Shapes     rows of f32, a multiple of 4 columns, 16-byte aligned; norms of at most 8,192 columns, which stay in registers
+// Bytes      each row once in, once out; for few rows these live in L2 and the verbs are latency
+// Launch     a block a row (norms), or a grid over the elements; depends on shapes alone
+// Order      a row's sums depend on its columns only: the same bits whatever else is in the step
+// Reference  CpuRef's verbs    Test tests/kernels/cuda_ops_test.cpp
+#include "backend/cuda/kernels/ops.h"
+
+#include <algorithm>
+
+#include "backend/cuda/kernels/common/activate.cuh"
+#include "backend/cuda/kernels/common/launch.cuh"
+#include "backend/cuda/kernels/matmul/tile_values.cuh"
+
+namespace facet::cuda {
+namespace {
+
+constexpr int kThreads = 512, kPer = 4;  // a norm's row is kPer float4 a thread
+
+__device__ float block_sum(float v) {
+  __shared__ float part[kThreads / 32];
+  for (int m = 16; m > 0; m /= 2) v += __shfl_xor_sync(~0u, v, m);
+  __syncthreads();  // part is read no more by the call before
+  if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = v;
+  __syncthreads();
+  v = 0;
+  for (int i = 0; i < kThreads / 32; ++i) v += part[i];
+  return v;
+}
+
+struct Row {
+  float4 v[kPer];
+  __device__ static int col(int i) { return (i * kThreads + int(threadIdx.x)) * 4; }
+};
+__device__ void load(Row& r, const float* p, int cols) {
+#pragma unroll
+  for (int i = 0; i < kPer; ++i) r.v[i] = Row::col(i) < cols ? *reinterpret_cast<const float4*>(p + Row::col(i)) : float4{};
+}
+__device__ float inv_rms(const Row& r, int cols, float eps) {
+  float s = 0;
+#pragma unroll
+  for (int i = 0; i < kPer; ++i) s += (r.v[i].x * r.v[i].x + r.v[i].y * r.v[i].y) + (r.v[i].z * r.v[i].z + r.v[i].w * r.v[i].w);
+  return rsqrtf(block_sum(s) / float(cols) + eps);
+}
+__device__ void scale(Row& r, float f, const float* gain, int cols) {
+#pragma unroll
+  for (int i = 0; i < kPer; ++i) {
+    if (Row::col(i) >= cols) continue;
+    const float4 g = gain ? *reinterpret_cast<const float4*>(gain + Row::col(i)) : float4{1, 1, 1, 1};
+    r.v[i].x *= f * g.x, r.v[i].y *= f * g.y, r.v[i].z *= f * g.z, r.v[i].w *= f * g.w;
+  }
+}
+__device__ void add_to(Row& r, const Row& o, float f) {
+#pragma unroll
+  for (int i = 0; i < kPer; ++i) {
+    r.v[i].x = (r.v[i].x + o.v[i].x) * f, r.v[i].y = (r.v[i].y + o.v[i].y) * f;
+    r.v[i].z = (r.v[i].z + o.v[i].z) * f, r.v[i].w = (r.v[i].w + o.v[i].w) * f;
+  }
+}
+__device__ void put_bf(__nv_bfloat16* p, float4 v) { *reinterpret_cast<uint2*>(p) = {pack_bf16(v.x, v.y), pack_bf16(v.z, v.w)}; }
+__device__ void store(const Row& r, const Mat& m, int t) {
+#pragma unroll
+  for (int i = 0; i < kPer; ++i) {
+    if (Row::col(i) >= m.cols) continue;
+    if (m.p) *reinterpret_cast<float4*>(m.p + t * m.stride + Row::col(i)) = r.v[i];
+    if (m.bf) put_bf(m.bf + t * m.bf_stride + Row::col(i), r.v[i]);
+  }
+}
+
+__global__ void __launch_bounds__(kThreads) rms_norm_kernel(Mat y, Mat x, const float* gain, float eps) {
+  wait_for_previous();
+  let_next_start();
+  Row r;
+  load(r, x.p + blockIdx.x * x.stride, x.cols);
+  scale(r, inv_rms(r, x.cols, eps), gain, x.cols);
+  store(r, y, int(blockIdx.x));
+}
+
+__global__ void __launch_bounds__(kThreads) residual_norm_kernel(Mat x, Mat h, Mat y, const float* post, const float* next, float out_scale, float eps) {
+  wait_for_previous();
+  let_next_start();
+  const int t = int(blockIdx.x);
+  Row r, s;
+  load(r, y.p + t * y.stride, x.cols);
+  load(s, x.p + t * x.stride, x.cols);
+  if (post) scale(r, inv_rms(r, x.cols, eps), post, x.cols);
+  add_to(s, r, out_scale);
+  store(s, x, t);
+  if (!next) return;
+  scale(s, inv_rms(s, x.cols, eps), next, x.cols);
+  store(s, h, t);
+}
+
+__global__ void __launch_bounds__(kThreads) moe_join_kernel(Mat x, Mat h, Mat y, Mat o, MoeJoin m) {
+  wait_for_previous();
+  let_next_start();
+  const int t = int(blockIdx.x);
+  Row r, s;
+  load(r, y.p + t * y.stride, x.cols);
+  load(s, o.p + t * o.stride, x.cols);
+  scale(r, inv_rms(r, x.cols, m.eps), m.shared_post, x.cols);
+  scale(s, inv_rms(s, x.cols, m.eps), m.routed_post, x.cols);
+  add_to(r, s, 1.f);
+  scale(r, inv_rms(r, x.cols, m.eps), m.post, x.cols);
+  load(s, x.p + t * x.stride, x.cols);
+  add_to(s, r, m.out_scale);
+  store(s, x, t);
+  scale(s, inv_rms(s, x.cols, m.eps), m.next, x.cols);
+  store(s, h, t);
+}
+
+// Element-wise verbs: four columns a thread.
+template <class F>
+__global__ void each4_kernel(int rows, int cols, F f) {
+  wait_for_previous();
+  let_next_start();
+  const int per_row = cols / 4;
+  for (int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; i < int64_t(rows) * per_row; i += int64_t(gridDim.x) * blockDim.x)
+    f(int(i / per_row), int(i % per_row) * 4);
+}
+template <class F>
+void each4(cudaStream_t stream, int rows, int cols, F f) {
+  CHECK(cols % 4 == 0, "{} columns", cols);
+  const int64_t n = int64_t(rows) * cols / 4;
+  if (n == 0) return;
+  launch(each4_kernel<F>, dim3(unsigned(std::min<int64_t>((n + 255) / 256, 4096))), dim3(256), 0, stream, rows, cols, f);
+}
+__device__ float4 get(const Mat& m, int t, int c) { return *reinterpret_cast<const float4*>(m.p + t * m.stride + c); }
+__device__ void put(const Mat& m, int t, int c, float4 v) {
+  if (m.p) *reinterpret_cast<float4*>(m.p + t * m.stride + c) = v;
+  if (m.bf) put_bf(m.bf + t * m.bf_stride + c, v);
+}
+
+__global__ void embed_kernel(Mat x, TiledMatrix m, const int32_t* token, float scale_by) {
+  wait_for_previous();
+  let_next_start();
+  const int t = int(blockIdx.x);
+  const int id = token[t];
+  const int row = id % kTileRows, cols = tile_cols(m.tile), n_item = m.n_tile() * cols / 8;
+  const uint8_t* strip = m.strip(0, id / kTileRows);
+  // An item is eight columns: a lane's share of half a group.
+  for (int i = int(threadIdx.x); i < n_item; i += int(blockDim.x)) {
+    const int tile = i / (cols / 8), r = i % (cols / 8), j = r / 8, h = r / 4 % 2, lane_t = r % 4;
+    if (tile * cols + 64 * j + 32 * h >= m.n_in) continue;
+    float v[8];
+    tile_values(v, m.tile, strip + int64_t(tile) * tile_bytes(m.tile), row % 8 * 4 + lane_t, row / 8, j, h);
+    for (int k = 0; k < 8; k += 4) {
+      const int c = tile * cols + tile_column(m.tile, j, h, lane_t, k);
+      put(x, t, c, {v[k] * scale_by, v[k + 1] * scale_by, v[k + 2] * scale_by, v[k + 3] * scale_by});
+    }
+  }
+}
+
+__global__ void __launch_bounds__(128) ple_combine_kernel(Mat p, Mat c, const float* gain, int n, float in_scale, float out_scale, float eps) {
+  wait_for_previous();
+  let_next_start();
+  const int slice = int(blockIdx.x) * 4 + int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32, per_row = p.cols / n;
+  if (slice >= per_row * p.rows) return;
+  const int t = slice / per_row, at = slice % per_row * n;
+  float* pt = p.p + t * p.stride + at;
+  const float* ct = c.p + t * c.stride + at;
+  float s = 0;
+  for (int i = lane; i < n; i += 32) s += ct[i] * in_scale * (ct[i] * in_scale);
+  for (int m = 16; m > 0; m /= 2) s += __shfl_xor_sync(~0u, s, m);
+  const float r = rsqrtf(s / float(n) + eps);
+  for (int i = lane; i < n; i += 32) pt[i] = (ct[i] * in_scale * r * gain[i] + pt[i]) * out_scale;
+}
+
+}  // namespace
+
+void embed(cudaStream_t stream, Mat x, const TiledMatrix& table, const int32_t* token, float scale_by) {
+  launch(embed_kernel, dim3(unsigned(x.rows)), dim3(256), 0, stream, x, table, token, scale_by);
+}
+void rms_norm(cudaStream_t stream, Mat y, Mat x, const float* gain, float eps) {
+  CHECK(x.cols % 4 == 0 && x.cols <= kThreads * kPer * 4, "{} columns", x.cols);
+  launch(rms_norm_kernel, dim3(unsigned(x.rows)), dim3(kThreads), 0, stream, y, x, gain, eps);
+}
+void residual_norm(cudaStream_t stream, Mat x, Mat h, Mat y, const float* post, const float* next, float out_scale, float eps) {
+  CHECK(x.cols % 4 == 0 && x.cols <= kThreads * kPer * 4, "{} columns", x.cols);
+  launch(residual_norm_kernel, dim3(unsigned(x.rows)), dim3(kThreads), 0, stream, x, h, y, post, next, out_scale, eps);
+}
+void moe_join(cudaStream_t stream, Mat x, Mat h, Mat y, Mat o, const MoeJoin& m) {
+  CHECK(x.cols % 4 == 0 && x.cols <= kThreads * kPer * 4, "{} columns", x.cols);
+  launch(moe_join_kernel, dim3(unsigned(x.rows)), dim3(kThreads), 0, stream, x, h, y, o, m);
+}
+void act_mul(cudaStream_t stream, Mat y, Mat g, Mat u, Act act) {
+  each4(stream, y.rows, y.cols, [=] __device__(int t, int c) {
+    const float4 a = get(g, t, c), b = get(u, t, c);
+    put(y, t, c, {activate(a.x, act) * b.x, activate(a.y, act) * b.y, activate(a.z, act) * b.z, activate(a.w, act) * b.w});
+  });
+}
+void ple_combine(cudaStream_t stream, Mat p, Mat c, const float* gain, int n_gain, float in_scale, float out_scale, float eps) {
+  const int slices = p.rows * (p.cols / n_gain);
+  launch(ple_combine_kernel, dim3(unsigned((slices + 3) / 4)), dim3(128), 0, stream, p, c, gain, n_gain, in_scale, out_scale, eps);
+}
+void add(cudaStream_t stream, Mat y, Mat a, Mat b) {
+  each4(stream, y.rows, y.cols, [=] __device__(int t, int c) {
+    const float4 v = get(a, t, c), w = get(b, t, c);
+    put(y, t, c, {v.x + w.x, v.y + w.y, v.z + w.z, v.w + w.w});
+  });
+}
+void copy_cols(cudaStream_t stream, Mat y, int at, Mat x) {
+  each4(stream, x.rows, x.cols, [=] __device__(int t, int c) { put(y, t, at + c, get(x, t, c)); });
+}
+void gather(cudaStream_t stream, Mat y, Mat x, const int32_t* row) {
+  each4(stream, y.rows, y.cols, [=] __device__(int t, int c) { put(y, t, c, get(x, row[t], c)); });
+}
+void softcap(cudaStream_t stream, Mat x, float cap) {
+  each4(stream, x.rows, x.cols, [=] __device__(int t, int c) {
+    const float4 v = get(x, t, c);
+    put(x, t, c, {cap * tanhf(v.x / cap), cap * tanhf(v.y / cap), cap * tanhf(v.z / cap), cap * tanhf(v.w / cap)});
+  });
+}
+void to_bf16(cudaStream_t stream, Mat x) {
+  each4(stream, x.rows, x.cols, [=] __device__(int t, int c) { put_bf(x.bf + t * x.bf_stride + c, get(x, t, c)); });
+}
+
+}  // namespace facet::cuda

@@ -1,0 +1,29 @@
+#pragma once
+#include <cuda_runtime.h>
+
+#include "backend/cuda/kernels/attend.h"
+#include "backend/cuda/kernels/matmul/layout.h"
+
+// Launchers of the verbs that are one light pass over activations. Each means what CpuRef's verb of that name does;
+// a Mat with bf set is also written in bf16.
+namespace facet::cuda {
+
+void embed(cudaStream_t, Mat x, const TiledMatrix& table, const int32_t* token, float scale);
+void rms_norm(cudaStream_t, Mat y, Mat x, const float* gain, float eps);
+void residual_norm(cudaStream_t, Mat x, Mat h, Mat y, const float* post, const float* next, float out_scale, float eps);
+void act_mul(cudaStream_t, Mat y, Mat g, Mat u, facet::Act act);
+void ple_combine(cudaStream_t, Mat p, Mat c, const float* gain, int n_gain, float in_scale, float out_scale, float eps);
+void add(cudaStream_t, Mat y, Mat a, Mat b);
+void copy_cols(cudaStream_t, Mat y, int at, Mat x);                           // y[t][at + i] = x[t][i]
+void gather(cudaStream_t, Mat y, Mat x, const int32_t* row);                  // y[i] = x[row[i]]
+void softcap(cudaStream_t, Mat x, float cap);
+void to_bf16(cudaStream_t, Mat x);                                            // x.bf from x.p
+
+// The end of a MoE layer's feed-forward in one pass: x = (x + rms(rms(y) * shared_post + rms(o) * routed_post) * post) * out_scale, h = rms(x) * next.
+struct MoeJoin {
+  const float *shared_post = nullptr, *routed_post = nullptr, *post = nullptr, *next = nullptr;
+  float out_scale = 1.f, eps = 1e-6f;
+};
+void moe_join(cudaStream_t, Mat x, Mat h, Mat y, Mat o, const MoeJoin&);
+
+}  // namespace facet::cuda

@@ -1,0 +1,352 @@
+// draw -- a token from each row of logits
+//
+//   adjust: suppressed tokens, bias and penalties, one thread a change
+//   parts:  the top_k largest of every 4,096 logits, by radix selection on keys (logit, lowest id first)
+//   pick:   the top_k of those, sorted; top-p, min-p, temperature, the draw
+//
+// Bytes      the logits, once
+// Launch     a block of 256 threads a part and row, then one a row
+// Order      keys are unique, so the result depends on the logits alone; sums in order of the sorted candidates
+// Reference  sample_row    Test tests/kernels/cuda_sample_test.cpp
+#include "backend/cuda/kernels/sample.h"
+
+#include "backend/cuda/kernels/common/launch.cuh"
+
+namespace facet::cuda {
+namespace {
+
+constexpr int kThreads = 256, kPer = kDrawPart / kThreads;
+
+__device__ uint64_t key_of(float v, int id) {
+  const uint32_t b = __float_as_uint(v + 0.f);  // -0 is 0
+  const uint32_t ordered = b & 0x80000000u ? ~b : b | 0x80000000u;
+  return uint64_t(ordered) << 32 | uint32_t(~id);
+}
+__device__ float logit_of(uint64_t key) {
+  const uint32_t o = uint32_t(key >> 32);
+  return __uint_as_float(o & 0x80000000u ? o & 0x7FFFFFFFu : ~o);
+}
+__device__ int id_of(uint64_t key) { return int(~uint32_t(key)); }
+constexpr uint64_t kNone = 0;  // below every key
+
+// The k largest of the block's keys (kPer a thread) to out[0..k), in no order; fewer are there: the rest are kNone.
+__device__ void largest(const uint64_t (&key)[kPer], int k, uint64_t* out) {
+  __shared__ int hist[256];
+  __shared__ int bucket, above, n_out;
+  const int thread = int(threadIdx.x);
+  uint64_t prefix = 0, mask = 0;  // keys that may be the k-th match prefix under mask
+  int need = k;
+  for (int shift = 56; shift >= 0; shift -= 8) {
+    hist[thread] = 0;
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < kPer; ++i)
+      if ((key[i] & mask) == prefix) atomicAdd(&hist[(key[i] >> shift) & 255], 1);
+    __syncthreads();
+    if (thread < 32) {  // eight buckets a lane, from the top
+      int own = 0;
+      for (int i = 0; i < 8; ++i) own += hist[255 - (thread * 8 + i)];
+      int before = own;
+      for (int m = 1; m < 32; m *= 2) {
+        const int v = __shfl_up_sync(~0u, before, m);
+        if (thread >= m) before += v;
+      }
+      before -= own;
+      if (before < need && before + own >= need) {
+        int sum = before;
+        for (int i = 0; i < 8; ++i) {
+          const int b = 255 - (thread * 8 + i);
+          if (sum + hist[b] >= need) {
+            bucket = b, above = sum;
+            break;
+          }
+          sum += hist[b];
+        }
+      }
+    }
+    __syncthreads();
+    prefix |= uint64_t(bucket) << shift, mask |= uint64_t(255) << shift;
+    need -= above;
+    const bool done = hist[bucket] == need;
+    __syncthreads();
+    if (done) break;
+  }
+  if (thread == 0) n_out = 0;
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < kPer; ++i)
+    if ((key[i] & mask) >= prefix && key[i] != kNone) {
+      const int at = atomicAdd(&n_out, 1);
+      if (at < k) out[at] = key[i];
+    }
+  __syncthreads();
+  for (int i = n_out + thread; i < k; i += kThreads) out[i] = kNone;
+  __syncthreads();
+}
+
+__global__ void adjust_kernel(float* logits, int64_t stride, int n_vocab, const DrawRow* rows, const Adjust* adjust) {
+  wait_for_previous();
+  let_next_start();
+  const DrawRow& r = rows[blockIdx.x];
+  float* l = logits + blockIdx.x * stride;
+  for (int i = int(threadIdx.x); i < r.n_adjust; i += int(blockDim.x)) {
+    const Adjust a = adjust[r.first_adjust + i];
+    if (a.id < 0 || a.id >= n_vocab) continue;
+    float v = l[a.id] + a.bias;
+    if (a.penalty != 1.f) v = v > 0 ? v / a.penalty : v * a.penalty;
+    l[a.id] = v - a.minus;
+  }
+}
+
+constexpr int kNaN = 1 << 30;  // in the id's place of a part's first candidate: the part holds a NaN
+
+__global__ void __launch_bounds__(kThreads) parts_kernel(const float* logits, int64_t stride, int n_vocab, const DrawRow* rows, bool greedy, uint64_t* candidates, int n_part) {
+  __shared__ uint64_t best[kThreads / 32];
+  __shared__ int nan;
+  wait_for_previous();
+  let_next_start();
+  const int row = int(blockIdx.y), part = int(blockIdx.x), thread = int(threadIdx.x);
+  const float* l = logits + row * stride;
+  if (thread == 0) nan = 0;
+  __syncthreads();
+  uint64_t key[kPer];
+#pragma unroll
+  for (int i = 0; i < kPer; ++i) {
+    const int id = part * kDrawPart + i * kThreads + thread;
+    const float v = id < n_vocab ? l[id] : 0.f;
+    if (isnan(v)) nan = 1;
+    key[i] = id < n_vocab ? key_of(v, id) : kNone;
+  }
+  __syncthreads();
+  uint64_t* out = candidates + (int64_t(row) * n_part + part) * kMaxTopK;
+  if (nan) {
+    if (thread == 0) out[0] = uint64_t(~0u) << 32 | uint32_t(kNaN);  // above every number
+    return;
+  }
+  const int k = rows[row].top_k;
+  if (greedy || k == 1) {
+    uint64_t m = key[0];
+#pragma unroll
+    for (int i = 1; i < kPer; ++i) m = key[i] > m ? key[i] : m;
+    for (int s = 16; s > 0; s /= 2) {
+      const uint64_t o = __shfl_xor_sync(~0u, m, s);
+      m = o > m ? o : m;
+    }
+    if (thread % 32 == 0) best[thread / 32] = m;
+    __syncthreads();
+    if (thread == 0) {
+      for (int i = 1; i < kThreads / 32; ++i) m = best[i] > m ? best[i] : m;
+      out[0] = m;
+    }
+    return;
+  }
+  largest(key, k, out);
+}
+
+// The k best of a row's parts to sorted[kMaxTopK], best first, kNone behind them. One block of kThreads.
+__device__ void best_of_parts(const uint64_t* from, int n_part, int k, uint64_t* sorted) {
+  static_assert(kThreads == kMaxTopK);
+  const int thread = int(threadIdx.x);
+  // Rounds of kDrawPart candidates: the winners so far and as many new ones as fit.
+  const int64_t total = int64_t(n_part) * k;
+  sorted[thread] = kNone;
+  __syncthreads();
+  for (int64_t base = 0; base < total; base += kDrawPart - kMaxTopK) {
+    uint64_t key[kPer];
+#pragma unroll
+    for (int i = 0; i < kPer; ++i) {
+      const int at = i * kThreads + thread;
+      const int64_t c = base + at - kMaxTopK;
+      key[i] = at < kMaxTopK ? sorted[at] : c < total ? from[c / k * kMaxTopK + c % k] : kNone;
+    }
+    __syncthreads();
+    largest(key, k, sorted);
+    for (int i = k + thread; i < kMaxTopK; i += kThreads) sorted[i] = kNone;
+    __syncthreads();
+  }
+  for (int size = 2; size <= kMaxTopK; size *= 2)  // bitonic, largest first; one thread an element
+    for (int step = size / 2; step > 0; step /= 2) {
+      const int other = thread ^ step;
+      const uint64_t a = sorted[thread], b = sorted[other];
+      __syncthreads();
+      const bool larger_here = (thread & size) == 0 ? thread < other : thread > other;
+      sorted[thread] = larger_here ? (a > b ? a : b) : (a > b ? b : a);
+      __syncthreads();
+    }
+}
+
+__device__ uint64_t mix(uint64_t x) {
+  x += 0x9E3779B97F4A7C15ull;
+  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ull;
+  x = (x ^ (x >> 27)) * 0x94D049BB133111EBull;
+  return x ^ (x >> 31);
+}
+
+__global__ void __launch_bounds__(kThreads) pick_kernel(int32_t* ids, const DrawRow* rows, bool greedy, uint64_t* candidates, int n_part) {
+  __shared__ uint64_t sorted[kMaxTopK];
+  __shared__ double p[kMaxTopK];
+  __shared__ int keep;
+  wait_for_previous();
+  let_next_start();
+  const int row = int(blockIdx.x), thread = int(threadIdx.x);
+  const DrawRow r = rows[row];
+  const uint64_t* from = candidates + int64_t(row) * n_part * kMaxTopK;
+  const int k = greedy ? 1 : r.top_k;
+  if (thread == 0) keep = 0;
+  for (int part = thread; part < n_part; part += kThreads)
+    if (from[int64_t(part) * kMaxTopK] >> 32 == 0xFFFFFFFFu) keep = -1;  // a NaN
+  __syncthreads();
+  const bool broken = keep < 0;
+  __syncthreads();
+  if (broken) {
+    if (thread == 0) ids[row] = -1;
+    return;
+  }
+  best_of_parts(from, n_part, k, sorted);
+  const double top = double(logit_of(sorted[0]));
+  if (!isfinite(top) || sorted[0] == kNone) {
+    if (thread == 0) ids[row] = -1;
+    return;
+  }
+  if (greedy || r.temperature <= 0.f || k == 1) {
+    if (thread == 0) ids[row] = id_of(sorted[0]);
+    return;
+  }
+  const double mine = sorted[thread] == kNone ? -INFINITY : double(logit_of(sorted[thread]));
+  p[thread] = exp(mine - top);
+  __syncthreads();
+  if (thread == 0) {
+    int n = 0;
+    while (n < k && sorted[n] != kNone) ++n;
+    if (r.top_p < 1.f) {
+      double all = 0, sum = 0;
+      for (int i = 0; i < n; ++i) all += p[i];
+      int m = 0;
+      while (m < n && (m == 0 || sum < double(r.top_p) * all)) sum += p[m++];
+      n = m;
+    }
+    if (r.min_p > 0.f) {
+      const double floor = top + log(double(r.min_p));
+      while (n > 1 && double(logit_of(sorted[n - 1])) < floor) --n;
+    }
+    keep = n;
+  }
+  __syncthreads();
+  p[thread] = exp((mine - top) / double(r.temperature));
+  __syncthreads();
+  if (thread == 0) {
+    double all = 0;
+    for (int i = 0; i < keep; ++i) all += p[i];
+    double u = double(mix(mix(r.seed) ^ uint64_t(r.position)) >> 11) * 0x1p-53 * all;
+    int chosen = keep - 1;
+    for (int i = 0; i < keep; ++i) {
+      u -= p[i];
+      if (u < 0) {
+        chosen = i;
+        break;
+      }
+    }
+    ids[row] = id_of(sorted[chosen]);
+  }
+}
+
+// A part's k best, its largest logit and the sum of exponentials below it.
+__global__ void __launch_bounds__(kThreads) top_parts_kernel(const float* logits, int64_t stride, int n_vocab, int k, uint64_t* candidates, float2* sums, int n_part) {
+  __shared__ float part[kThreads / 32];
+  wait_for_previous();
+  let_next_start();
+  const int row = int(blockIdx.y), at = int(blockIdx.x), thread = int(threadIdx.x);
+  const float* l = logits + row * stride;
+  uint64_t key[kPer];
+  float v[kPer], most = -INFINITY, sum = 0;
+#pragma unroll
+  for (int i = 0; i < kPer; ++i) {
+    const int id = at * kDrawPart + i * kThreads + thread;
+    v[i] = id < n_vocab ? l[id] : -INFINITY;
+    key[i] = v[i] > -INFINITY ? key_of(v[i], id) : kNone;
+    most = fmaxf(most, v[i]);
+  }
+  for (int m = 16; m > 0; m /= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, m));
+  if (thread % 32 == 0) part[thread / 32] = most;
+  __syncthreads();
+  for (int i = 0; i < kThreads / 32; ++i) most = fmaxf(most, part[i]);
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < kPer; ++i) sum += v[i] > -INFINITY ? expf(v[i] - most) : 0.f;
+  for (int m = 16; m > 0; m /= 2) sum += __shfl_xor_sync(~0u, sum, m);
+  if (thread % 32 == 0) part[thread / 32] = sum;
+  __syncthreads();
+  if (thread == 0) {
+    for (int i = 1; i < kThreads / 32; ++i) sum += part[i];
+    sums[int64_t(row) * n_part + at] = {most, sum};
+  }
+  largest(key, k, candidates + (int64_t(row) * n_part + at) * kMaxTopK);
+}
+
+__global__ void __launch_bounds__(kThreads) top_pick_kernel(int32_t* ids, float* log_probs, int k, uint64_t* candidates, const float2* sums, int n_part) {
+  __shared__ uint64_t sorted[kMaxTopK];
+  __shared__ float log_total;
+  wait_for_previous();
+  let_next_start();
+  const int row = int(blockIdx.x), thread = int(threadIdx.x);
+  best_of_parts(candidates + int64_t(row) * n_part * kMaxTopK, n_part, k, sorted);
+  if (thread == 0) {
+    const float2* s = sums + int64_t(row) * n_part;
+    float most = -INFINITY, total = 0;
+    for (int i = 0; i < n_part; ++i) most = fmaxf(most, s[i].x);
+    for (int i = 0; i < n_part; ++i) total += s[i].x > -INFINITY ? s[i].y * expf(s[i].x - most) : 0.f;
+    log_total = most + logf(total);
+  }
+  __syncthreads();
+  if (thread >= k) return;
+  ids[row * k + thread] = sorted[thread] == kNone ? -1 : id_of(sorted[thread]);
+  log_probs[row * k + thread] = sorted[thread] == kNone ? -INFINITY : logit_of(sorted[thread]) - log_total;
+}
+
+__global__ void __launch_bounds__(kThreads) choose_clusters_kernel(const float* scores, int64_t stride, int n_cluster, int k, uint8_t* chosen) {
+  __shared__ uint64_t best[kMaxTopK];
+  wait_for_previous();
+  let_next_start();
+  const int row = int(blockIdx.x), thread = int(threadIdx.x);
+  uint64_t key[kPer];
+#pragma unroll
+  for (int i = 0; i < kPer; ++i) {
+    const int c = i * kThreads + thread;
+    key[i] = c < n_cluster ? key_of(scores[row * stride + c], c) : kNone;
+    if (c < n_cluster) chosen[int64_t(row) * n_cluster + c] = 0;
+  }
+  largest(key, k, best);
+  if (thread < k && best[thread] != kNone) chosen[int64_t(row) * n_cluster + id_of(best[thread])] = 1;
+}
+__global__ void keep_clusters_kernel(float* logits, int64_t stride, int n_vocab, int n_cluster, const int32_t* order, const uint8_t* chosen) {
+  wait_for_previous();
+  let_next_start();
+  const int i = int(blockIdx.x * blockDim.x + threadIdx.x), row = int(blockIdx.y);
+  if (i < n_vocab && !chosen[int64_t(row) * n_cluster + i / (n_vocab / n_cluster)]) logits[row * stride + order[i]] = -INFINITY;
+}
+
+}  // namespace
+
+void top_k(cudaStream_t stream, int32_t* ids, float* log_probs, const float* logits, int64_t stride, int n_vocab, int n_row, int k, uint64_t* candidates,
+           float2* part_sums) {
+  const int n_part = (n_vocab + kDrawPart - 1) / kDrawPart;
+  launch(top_parts_kernel, dim3(unsigned(n_part), unsigned(n_row)), dim3(kThreads), 0, stream, logits, stride, n_vocab, k, candidates, part_sums, n_part);
+  launch(top_pick_kernel, dim3(unsigned(n_row)), dim3(kThreads), 0, stream, ids, log_probs, k, candidates, part_sums, n_part);
+}
+
+void keep_clusters(cudaStream_t stream, float* logits, int64_t stride, int n_vocab, int n_row, const float* scores, int64_t score_stride, int n_cluster,
+                   int k, const int32_t* order, uint8_t* chosen) {
+  CHECK(n_cluster <= kDrawPart && k <= kMaxTopK && n_vocab % n_cluster == 0, "{} of {} clusters", k, n_cluster);
+  launch(choose_clusters_kernel, dim3(unsigned(n_row)), dim3(kThreads), 0, stream, scores, score_stride, n_cluster, k, chosen);
+  launch(keep_clusters_kernel, dim3(unsigned((n_vocab + 255) / 256), unsigned(n_row)), dim3(256), 0, stream, logits, stride, n_vocab, n_cluster, order, chosen);
+}
+
+void draw(cudaStream_t stream, int32_t* ids, float* logits, int64_t stride, int n_vocab, int n_row, const DrawRow* rows, const Adjust* adjust, int n_adjust,
+          bool greedy, uint64_t* candidates) {
+  const int n_part = (n_vocab + kDrawPart - 1) / kDrawPart;
+  if (n_adjust > 0) launch(adjust_kernel, dim3(unsigned(n_row)), dim3(128), 0, stream, logits, stride, n_vocab, rows, adjust);
+  launch(parts_kernel, dim3(unsigned(n_part), unsigned(n_row)), dim3(kThreads), 0, stream, logits, stride, n_vocab, rows, greedy, candidates, n_part);
+  launch(pick_kernel, dim3(unsigned(n_row)), dim3(kThreads), 0, stream, ids, rows, greedy, candidates, n_part);
+}
+
+}  // namespace facet::cuda

@@ -1,0 +1,40 @@
+#pragma once
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+namespace facet::cuda {
+
+// One row to draw from, with what the host has worked out (backend/sampling.h).
+struct DrawRow {
+  float temperature, top_p, min_p;
+  int32_t top_k;                 // 1..kMaxTopK
+  uint64_t seed;
+  int64_t position;
+  int32_t first_adjust, n_adjust;
+};
+// A change of one logit: l + bias, then divided or multiplied by the penalty, then less `minus`.
+struct Adjust {
+  int32_t id;
+  float bias, penalty, minus;    // bias -inf: suppressed
+};
+constexpr int kMaxTopK = 256;
+constexpr int kDrawPart = 4096;  // logits of one block
+inline int64_t draw_candidates(int64_t n_vocab) { return (n_vocab + kDrawPart - 1) / kDrawPart * kMaxTopK; }  // 8 bytes each, a row
+
+// ids[i] drawn from logits [n_row, n_vocab], which the adjustments change; -1 if a row holds a NaN or nothing finite.
+// rows, adjust: device memory. Keyed by (seed, position) as uniform_at; the same choice as sample_row.
+void draw(cudaStream_t, int32_t* ids, float* logits, int64_t stride, int n_vocab, int n_row, const DrawRow* rows, const Adjust* adjust, int n_adjust,
+          bool greedy, uint64_t* candidates);
+
+// ids and log_probs [n_row, k]: the k largest of each row, best first, and their natural log-probabilities; -1 and -inf
+// where there are no more. part_sums: one a part and row.
+void top_k(cudaStream_t, int32_t* ids, float* log_probs, const float* logits, int64_t stride, int n_vocab, int n_row, int k, uint64_t* candidates,
+           float2* part_sums);
+
+// logits of tokens outside the top_k best clusters become -inf. order [n_vocab]: tokens, cluster after cluster of equal
+// size; scores [n_row, n_cluster], n_cluster <= kDrawPart; chosen [n_row, n_cluster]: scratch.
+void keep_clusters(cudaStream_t, float* logits, int64_t stride, int n_vocab, int n_row, const float* scores, int64_t score_stride, int n_cluster,
+                   int top_k, const int32_t* order, uint8_t* chosen);
+
+}  // namespace facet::cuda

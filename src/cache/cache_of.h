@@ -1,0 +1,40 @@
+#pragma once
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "backend/lockstep.h"
+#include "cache/kv_cache.h"
+
+namespace facet {
+
+// The cache of a backend, and its layers as that backend sees them.
+template <class B>
+struct CacheOf {
+  static Result<std::unique_ptr<KvCache>> create(const ModelCfg& m, const KvPlan& p) {
+    auto c = HostKvCache::create(m, p);
+    if (!c) return c.error();
+    return std::unique_ptr<KvCache>(std::move(*c));
+  }
+  static std::vector<typename B::KvLayer> views(const KvCache& c) { return {c.layers().begin(), c.layers().end()}; }
+};
+template <class A, class R>
+struct CacheOf<Lockstep<A, R>> {
+  static Result<std::unique_ptr<KvCache>> create(const ModelCfg& m, const KvPlan& p) {
+    auto a = CacheOf<A>::create(m, p);
+    if (!a) return a.error();
+    auto r = CacheOf<R>::create(m, p);
+    if (!r) return r.error();
+    (*a)->mirror(std::move(*r));
+    return a;
+  }
+  static std::vector<typename Lockstep<A, R>::KvLayer> views(const KvCache& c) {
+    const auto a = CacheOf<A>::views(c);
+    const auto r = CacheOf<R>::views(*c.mirrored());
+    std::vector<typename Lockstep<A, R>::KvLayer> v;
+    for (size_t l = 0; l < a.size(); ++l) v.push_back({a[l], r[l]});
+    return v;
+  }
+};
+
+}  // namespace facet

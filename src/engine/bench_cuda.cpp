@@ -1,0 +1,114 @@
+#include <algorithm>
+#include <chrono>
+
+#include "backend/cuda/kernels/probe.h"
+#include "backend/traced.h"
+#include "cache/cuda_kv_cache.h"
+#include "engine/engine_cuda.h"
+#include "engine/runner.h"
+
+namespace facet {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+int32_t random_id(uint32_t& state, int n_vocab) {
+  state = state * 1664525u + 1013904223u;
+  return int32_t((uint64_t(state) * uint64_t(n_vocab)) >> 32);
+}
+
+// Bytes of weights that a step of n tokens must read at least once, and of cached rows.
+double step_bytes(const GgufFile& file, const ModelCfg& m, const KvCache& cache, int n, int n_seq, int depth, bool all_rows) {
+  double bytes = 0;
+  for (const TensorView& t : file.tensors()) {
+    if (t.name.find("rope_freqs") != std::string::npos || t.name == "per_layer_token_embd.weight") continue;
+    const bool expert = t.name.find("_exps.weight") != std::string::npos;
+    const double share = expert ? std::min(1.0, double(n) * m.n_expert_used / m.n_expert) : 1.0;
+    if (t.name == "token_embd.weight" && file.find("output.weight")) continue;
+    bytes += share * double(t.data.size());
+  }
+  (void)all_rows;
+  for (size_t l = 0; l < m.layer.size(); ++l) {
+    const KvLayer& k = cache.layers()[l];
+    const int64_t rows = k.window ? std::min<int64_t>(depth + n / n_seq, k.window - 1 + n / n_seq) : depth + n / n_seq;
+    bytes += double(n_seq) * double(rows) * double(k.k_row + k.v_row);
+  }
+  return bytes;
+}
+
+}  // namespace
+
+Status bench_cuda(const GgufFile& file, const ModelCfg& m, const EngineConfig& c, const BenchOptions& o,
+                  const std::function<void(const BenchMachine&, const EngineConfig&)>& machine, const std::function<void(const BenchLine&)>& line) {
+  const double ceiling = cuda::read_gbps(), tflops = cuda::bf16_tflops();
+  machine({.cpu = Cuda::device_name(c.gpu), .isa = fmt::format("bf16 {:.0f} TFLOP/s", tflops), .threads = c.n_threads, .gbps_ceiling = ceiling}, c);
+  auto opened = Runner<Cuda>::open(file, m, {.kv = kv_plan(c), .max_out = c.max_out}, c.gpu);
+  if (!opened) return opened.error();
+  Runner<Cuda>& r = **opened;
+  std::vector<int32_t> ids(size_t(std::max(c.chunk, c.max_out)));
+  uint32_t state = 1;
+  for (int32_t& id : ids) id = random_id(state, m.n_vocab);
+  auto& cache = static_cast<CudaKvCache&>(*r.cache);
+  cache.fill_random();
+
+  const Sampling usual;  // the default sampling, as a user gets it
+  std::vector<SampleRow> rows(size_t(c.max_out), SampleRow{.sampling = &usual});
+  // n tokens of each of n_seq sequences. A step is not committed, so every run starts from the same cache.
+  auto step = [&](int n, int n_seq, Out out, bool draw) -> Status {
+    r.steps.begin();
+    for (int s = 0; s < n_seq; ++s) {
+      if (auto ok = cache.prepare(s, n); !ok) return ok;
+      r.add({.slot = s, .token = std::span(ids).subspan(size_t(n == 1 ? s : 0), size_t(n)), .out = out});
+    }
+    const auto logits = r.forward();
+    if (draw) {
+      r.b.sample(r.ids, logits, std::span(rows).first(size_t(logits.rows)));
+      (void)r.ids[0];  // the host waits for it, as an engine does
+    } else {
+      r.b.finish();
+    }
+    return Ok{};
+  };
+  auto measure = [&](const char* phase, int n, int n_seq, int depth, Out out, bool draw) -> Status {
+    std::vector<double> ms;
+    const int runs = n * n_seq <= 64 ? std::max(o.runs, 30) : o.runs, warm = n * n_seq <= 64 ? 5 : 1;
+    for (int i = 0; i < warm + runs; ++i) {
+      const auto start = Clock::now();
+      if (auto ok = step(n, n_seq, out, draw); !ok) return ok;
+      if (i >= warm) ms.push_back(std::chrono::duration<double, std::milli>(Clock::now() - start).count());
+    }
+    std::sort(ms.begin(), ms.end());
+    BenchLine l;
+    l.phase = phase, l.n = n * n_seq, l.depth = depth, l.runs = runs, l.ms_median = ms[ms.size() / 2];
+    l.bytes = step_bytes(file, m, cache, n * n_seq, n_seq, depth, out == Out::kAll);
+    l.tok_s = n * n_seq / l.ms_median * 1e3;
+    l.gbps = l.bytes / l.ms_median / 1e6;
+    line(l);
+    return Ok{};
+  };
+
+  std::vector<int> depths = o.depths;
+  std::sort(depths.begin(), depths.end());
+  int widest_batch = 1;
+  for (int n : o.batches) widest_batch = std::max(widest_batch, n);
+  for (int depth : depths) {
+    for (int s = 0; s < widest_batch; ++s)  // rows are random already: only the lengths grow
+      while (cache.len(s) < depth) {
+        const int n = std::min(cache.plan().max_step, depth - cache.len(s));
+        if (auto ok = cache.prepare(s, n); !ok) return ok;
+        cache.commit(s, n);
+      }
+    if (auto ok = measure("decode", 1, 1, depth, Out::kLast, true); !ok) return ok;
+    for (int n : o.widths)
+      if (auto ok = measure("step", n, 1, depth, Out::kAll, true); !ok) return ok;
+    for (int n : o.batches)
+      if (auto ok = measure("batch", 1, n, depth, Out::kLast, true); !ok) return ok;
+    if (o.prefill > 0)
+      if (auto ok = measure("prefill", o.prefill, 1, depth, Out::kLast, false); !ok) return ok;
+  }
+  const Cuda::Counters& k = r.b.counters();
+  fmt::print(stderr, "{} graph launches, {} captures, {} allocations\n", k.graph_launches, k.captures, k.allocations);
+  return Ok{};
+}
+
+}  // namespace facet

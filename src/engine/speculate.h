@@ -1,0 +1,255 @@
+#pragma once
+#include <chrono>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "engine/engine.h"
+#include "engine/runner.h"
+#include "spec/accept.h"
+#include "spec/drafter.h"
+#include "spec/length.h"
+#include "spec/tree.h"
+#include "tokenizer/tokenizer.h"
+
+namespace facet {
+
+template <Backend B>
+using Drafters = std::vector<std::unique_ptr<Drafter<B>>>;
+
+// A decoding sequence that takes part in the next step.
+struct DraftRequest {
+  SlotId slot = 0;
+  int position = 0;            // rows in the cache; the newest token comes next
+  int32_t newest = 0;
+  int room = 0;                // drafts that can still become tokens of the answer
+  const Tokenizer* stops = nullptr;  // where the answer ends; null: nowhere
+};
+
+// Drafters beside an engine: which drafts a step verifies, the features it leaves, and what was learned from it.
+template <Backend B>
+class Speculator {
+ public:
+  Speculator(Runner<B>& r, const EngineConfig& c, int n_vocab, Drafters<B> drafters)
+      : r_(r), limits_{.min = c.draft.min, .max = c.draft.max > 0 ? c.draft.max : kUsualMax, .tree = c.draft.tree}, n_vocab_(n_vocab),
+        drafters_(std::move(drafters)), step_times_(c.max_seq * (1 + c.draft.rows())), draft_times_(drafters_.size()), rounds_(size_t(c.max_seq)) {
+    const KvPlan& kv = r_.cache->plan();
+    for (auto& d : drafters_) {
+      const auto layers = d->tap_layers();
+      layer_.insert(layer_.end(), layers.begin(), layers.end());
+      taps_.push_back(layers.empty() ? Rows{} : r_.b.new_rows(kv.max_step, int(layers.size()) * r_.m.d_model));
+      if (d->wants_final_hidden() && !final_hidden_) final_hidden_ = r_.b.new_rows(kv.max_step, r_.m.d_model);
+      drafts_.emplace_back(size_t(c.max_seq));
+    }
+    if (!drafters_.empty()) measure_steps(1 + c.draft.rows());
+  }
+
+  bool has_drafters() const { return !drafters_.empty(); }
+  const char* method_name(int m) const { return m < 0 ? "none" : drafters_[size_t(m)]->name(); }
+
+  // What the step's forward pass has to keep.
+  Taps<B> taps(int n_tok) {
+    dst_.clear();
+    for (size_t d = 0; d < drafters_.size(); ++d)
+      for (size_t i = 0; i < drafters_[d]->tap_layers().size(); ++i)
+        dst_.push_back(taps_[d].view(n_tok, taps_[d].cols).cols_at(int(i) * r_.m.d_model, r_.m.d_model));
+    Taps<B> t{.layer = layer_, .dst = dst_, .final_hidden = {}};
+    if (final_hidden_) t.final_hidden = final_hidden_.view(n_tok, r_.m.d_model);
+    return t;
+  }
+
+  // A new request in the slot.
+  void begin(SlotId s) {
+    std::vector<int> most;
+    for (auto& d : drafters_) most.push_back(d->max_draft());
+    rounds_[size_t(s)].chooser = DraftChooser(std::move(most), limits_);
+    rounds_[size_t(s)].choice = {};
+  }
+
+  // Fills tree(slot) of every sequence; node 0 alone where nothing is drafted.
+  void propose(std::span<const DraftRequest> requests) {
+    std::vector<size_t> n(drafters_.size());
+    for (const DraftRequest& q : requests) {
+      Round& round = rounds_[size_t(q.slot)];
+      round.tree.reset(q.newest);
+      round.asked = q.room > 0;
+      round.choice = round.chooser.choose(step_times_, draft_times_, q.room, int(requests.size()));
+      if (round.choice.method < 0) continue;
+      const size_t m = size_t(round.choice.method);
+      Draft& d = drafts_[m][n[m]++];
+      d.slot = q.slot, d.position = q.position, d.max_draft = round.choice.n;
+      d.n_top = limits_.tree > 0 ? std::min(kTreeTop, limits_.tree) : 0;
+      d.token.assign(1, q.newest);
+      d.top.clear();
+      d.top_log_prob.clear();
+    }
+    for (size_t m = 0; m < drafters_.size(); ++m) {
+      if (n[m] == 0) continue;
+      const std::span<Draft> drafts(drafts_[m].data(), n[m]);
+      const auto start = Clock::now();
+      drafters_[m]->propose(drafts);
+      int longest = 1;
+      for (const Draft& d : drafts) longest = std::max(longest, d.n_draft());
+      draft_times_[m].observe(longest, seconds_since(start));
+      for (Draft& d : drafts) plant(d, requests);
+    }
+  }
+
+  const DraftTree& tree(SlotId s) const { return rounds_[size_t(s)].tree; }
+  // Tokens on the way from node 0, without it, to the node: what its row's penalties look at.
+  std::span<const int32_t> path_to(SlotId s, int node) const {
+    const Round& r = rounds_[size_t(s)];
+    if (r.tree.is_chain) return std::span(r.tree.token).subspan(1, size_t(node));
+    return std::span(r.paths).subspan(size_t(node) * kMaxTreeNodes, size_t(r.tree.depth[size_t(node)]));
+  }
+
+  // drawn: the target's token after each node.
+  const Accepted& verify(SlotId s, std::span<const int32_t> drawn, Usage& u, int generated) {
+    Round& r = rounds_[size_t(s)];
+    accept(r.tree, drawn, r.accepted);
+    ++u.decode_steps;
+    if (drafters_.empty()) return r.accepted;
+    if (r.asked) note_method(r, u, generated);
+    const int offered = deepest(r), kept = r.accepted.n_draft();
+    r.chooser.observe(r.choice, offered, kept);
+    if (r.tree.size() == 1) return r.accepted;
+    ++u.rounds;
+    u.drafted += r.tree.size() - 1;
+    u.accepted += kept;
+    u.offered_at.resize(std::max(u.offered_at.size(), size_t(offered)));
+    u.accepted_at.resize(u.offered_at.size());
+    for (int k = 0; k < std::min(offered, kept + 1); ++k) ++u.offered_at[size_t(k)], u.accepted_at[size_t(k)] += k < kept;
+    return r.accepted;
+  }
+
+  // Why a request was, or in the end is, decoded plainly; empty: it is not, or nobody asked for anything else.
+  std::string inactive_reason(bool wanted, const Usage& u) const {
+    if (drafters_.empty()) return "";
+    if (!wanted) return "the request asks for plain decoding";
+    if (u.methods.empty()) return "the answer ended before a draft was due";
+    if (u.methods.back().method != "none") return "";
+    return u.rounds > 0 ? "drafts did not pay and were given up" : "drafts would not pay";
+  }
+
+  // A step of decoding sequences only took so long, from its forward pass to the drawn tokens.
+  void observe_step(int rows, double seconds) { step_times_.observe(rows, seconds); }
+
+  void absorb(std::span<const Committed> rows) {
+    if (rows.empty()) return;
+    for (size_t d = 0; d < drafters_.size(); ++d)
+      drafters_[d]->absorb(rows, {.taps = taps_[d], .final_hidden = drafters_[d]->wants_final_hidden() ? final_hidden_ : Rows{}});
+  }
+  // Rows of state that every drafter has after going back.
+  int rewind(SlotId s, int len) {
+    int least = len;
+    for (auto& d : drafters_) least = std::min(least, d->rewind(s, len));
+    return least;
+  }
+  void forget(SlotId s) {
+    for (auto& d : drafters_) d->forget(s);
+  }
+  void checkpoint(SlotId s) {
+    for (auto& d : drafters_) d->checkpoint(s);
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  using Rows = typename B::Rows;
+  static constexpr int kUsualMax = 15;  // with node 0 a step of 16 rows
+  static constexpr int kTreeTop = 8;
+  struct Round {
+    DraftChooser chooser;
+    DraftChoice choice;
+    bool asked = false;          // there was room for a draft
+    DraftTree tree;
+    std::vector<int32_t> paths;  // [node][kMaxTreeNodes]: of a tree that is no chain
+    Accepted accepted;
+  };
+  static double seconds_since(Clock::time_point t) { return std::chrono::duration<double>(Clock::now() - t).count(); }
+
+  // A draft as the tree that is verified: without ids of another vocabulary, and ending before the token that would end
+  // the answer, which the row before it draws anyway.
+  void plant(Draft& d, std::span<const DraftRequest> requests) {
+    const Tokenizer* stops = nullptr;
+    for (const DraftRequest& q : requests)
+      if (q.slot == d.slot) stops = q.stops;
+    auto usable = [&](int32_t id) { return id >= 0 && id < n_vocab_ && !(stops && stops->is_eog(id)); };
+    size_t n = 1;
+    while (n < d.token.size() && n <= size_t(d.max_draft) && usable(d.token[n])) ++n;
+    Round& r = rounds_[size_t(d.slot)];
+    if (limits_.tree == 0) {
+      d.token.resize(n);
+      chain_tree(d, d.max_draft, r.tree);
+      return;
+    }
+    for (int32_t& id : d.top)
+      if (!usable(id)) id = -1;
+    best_first_tree(d, std::min(limits_.tree, room_of(d.slot, requests)), r.tree);
+    if (!r.tree.is_chain) r.paths.resize(size_t(r.tree.size()) * kMaxTreeNodes);
+    for (int i = 1; i < r.tree.size() && !r.tree.is_chain; ++i) {
+      const size_t parent = size_t(r.tree.parent[size_t(i)]), len = size_t(r.tree.depth[parent]);
+      auto at = r.paths.begin() + ptrdiff_t(size_t(i) * kMaxTreeNodes);
+      std::copy_n(r.paths.begin() + ptrdiff_t(parent * kMaxTreeNodes), len, at);
+      at[ptrdiff_t(len)] = r.tree.token[size_t(i)];
+    }
+  }
+  // Rows that the context still has, beside node 0.
+  int room_of(SlotId s, std::span<const DraftRequest> requests) const {
+    for (const DraftRequest& q : requests)
+      if (q.slot == s) return r_.cache->plan().max_ctx - q.position - 1;
+    return 0;
+  }
+  static int deepest(const Round& r) {
+    int most = 0;
+    for (const int16_t d : r.tree.depth) most = std::max(most, int(d));
+    return most;
+  }
+  void note_method(const Round& r, Usage& u, int generated) const {
+    const char* name = method_name(r.choice.method);
+    if (u.methods.empty() || u.methods.back().method != name) u.methods.push_back({u.methods.empty() ? 0 : generated, name});
+  }
+
+  // T(n) for a few n, in slot 0, which is left empty. Slow models are not measured for long: steps tell in time.
+  void measure_steps(int most) {
+    constexpr double kBudget = .25;
+    const std::vector<int32_t> ids(size_t(most), 0);
+    const Sampling greedy{.temperature = 0};
+    const std::vector<SampleRow> rows(size_t(most), SampleRow{.sampling = &greedy});
+    const auto begun = Clock::now();
+    bool warm = false;
+    for (int n = 1;; n = std::min(2 * n, most)) {
+      double best = 0;
+      for (int run = warm ? 1 : 0; run < 4 && (run < 2 || seconds_since(begun) < kBudget); ++run) {
+        if (!r_.cache->prepare(0, n)) return;
+        const auto start = Clock::now();
+        r_.steps.begin();
+        r_.add({.slot = 0, .token = std::span(ids).first(size_t(n)), .out = Out::kAll});
+        const auto logits = r_.forward(taps(n));
+        r_.b.sample(r_.ids, logits, std::span(rows).first(size_t(n)));
+        (void)r_.ids[0];  // waits for the device
+        const double s = seconds_since(start);
+        if (run > 0) best = best > 0 ? std::min(best, s) : s;
+      }
+      warm = true;
+      step_times_.observe(n, best);
+      if (n == most || seconds_since(begun) > kBudget) break;
+    }
+    r_.cache->clear(0);
+  }
+
+  Runner<B>& r_;
+  DraftLimits limits_;
+  int n_vocab_;
+  Drafters<B> drafters_;
+  StepTimes step_times_;
+  std::vector<DraftTimes> draft_times_;
+  std::vector<Round> rounds_;                  // per slot
+  std::vector<std::vector<Draft>> drafts_;     // per drafter: of one round
+  std::vector<int> layer_;                     // taps of all drafters
+  std::vector<Rows> taps_, dst_;               // taps_: per drafter
+  Rows final_hidden_{};
+};
+
+}  // namespace facet

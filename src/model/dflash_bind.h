@@ -1,0 +1,52 @@
+#pragma once
+#include "model/dflash_config.h"
+#include "model/drafters.h"
+#include "model/gemma4_bind.h"
+
+namespace facet {
+
+// Binds every tensor of a DFlash drafter. Norm gains are used as they are stored.
+template <Backend B>
+Result<DflashW<B>> bind_dflash(B& b, const DrafterFile& file, const DflashCfg& c) {
+  TensorFinder find(file.path(), file.tensors());
+  auto weight = [&](const std::string& name, int64_t n_in, int64_t n_out, bool optional = false) {
+    const TensorView* t = find.matrix(name, n_in, n_out, 1, optional);
+    return t ? b.upload(*t) : typename B::Weight{};
+  };
+  auto gain = [&](const std::string& name, int64_t n) {
+    const std::vector<float> v = find.vector(name, n);
+    return v.empty() ? typename B::Vec{} : b.upload(std::span<const float>(v));
+  };
+  const ModelCfg& m = c.body;
+  const int64_t D = m.d_model;
+  DflashW<B> W;
+  W.fuse = weight("fc.weight", int64_t(c.taps.size()) * D, D);
+  W.fuse_norm = gain("enc.output_norm.weight", D);
+  W.body.out_norm = gain("output_norm.weight", D);
+  if (c.id_map.empty()) W.body.tok_embd = weight("token_embd.weight", D, m.n_vocab, /*optional=*/true);
+  W.body.head = weight("output.weight", D, m.n_vocab, true);
+  const typename B::Freqs freqs = b.upload(std::span<const double>(c.freqs));
+  for (int l = 0; l < m.n_layer(); ++l) {
+    const LayerCfg& L = m.layer[size_t(l)];
+    const int64_t E = L.head_dim, Q = m.n_q_head * E, KV = L.n_kv_head * E;
+    auto name = [&](const char* rest) { return fmt::format("blk.{}.{}", l, rest); };
+    LayerW<B> w;
+    w.freqs = freqs;
+    w.attn_norm = gain(name("attn_norm.weight"), D);
+    w.q_norm = gain(name("attn_q_norm.weight"), E);
+    w.k_norm = gain(name("attn_k_norm.weight"), E);
+    w.wq = weight(name("attn_q.weight"), D, Q);
+    w.wk = weight(name("attn_k.weight"), D, KV);
+    w.wv = weight(name("attn_v.weight"), D, KV);
+    w.wo = weight(name("attn_output.weight"), Q, D);
+    w.ffn_norm = gain(name("ffn_norm.weight"), D);
+    w.gate = weight(name("ffn_gate.weight"), D, L.d_ff);
+    w.up = weight(name("ffn_up.weight"), D, L.d_ff);
+    w.down = weight(name("ffn_down.weight"), L.d_ff, D);
+    W.body.layer.push_back(w);
+  }
+  if (auto done = find.finish(); !done) return done.error();
+  return W;
+}
+
+}  // namespace facet

@@ -1,0 +1,70 @@
+#pragma once
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/result.h"
+#include "formats/dtype.h"
+
+namespace facet {
+
+enum class DrafterKind : uint8_t { kDflash, kMtp };
+const char* drafter_kind_name(DrafterKind k);  // "dflash", "mtp"
+
+// What a drafter file says about its drafter, in one vocabulary for all dialects. Empty: it does not say. Counts are
+// as found: dflash_config and mtp_config check them against the tensors and the target.
+struct DrafterMeta {
+  std::optional<int64_t> n_layer, d_model, n_head, d_ff, n_vocab;  // what tensors tell too
+  std::optional<int64_t> window;
+  std::vector<bool> sliding;               // per layer
+  std::optional<double> eps, softcap, embed_scale;
+  std::optional<double> theta, theta_swa;  // theta: of full layers, or of all
+  std::optional<std::string> rope_scaling; // a kind of scaling other than none
+  // DFlash
+  std::optional<int64_t> block, mask_id, target_depth;
+  std::vector<int64_t> taps;               // target layers, counted from 0, whose output is tapped
+  std::optional<bool> causal;              // inside a block, in all layers
+  bool exact_counts = true;                // false: a dialect known to write wrong counts
+  // MTP
+  std::optional<int64_t> d_target, top_k;
+  std::optional<bool> clustered;
+  std::vector<int64_t> kv_heads;           // of the donors, per layer
+};
+
+// A drafter on disk, mapped: any GGUF dialect, or safetensors with a config.json beside it. Tensors have the names
+// of llama.cpp's dialects (dflash, gemma4-assistant) whatever the file calls them.
+class DrafterFile {
+ public:
+  // path: a .gguf, a .safetensors, or a folder. In a folder a GGUF is preferred to safetensors, and a note says so.
+  static Result<DrafterFile> open(const std::string& path);
+
+  DrafterKind kind() const { return kind_; }
+  const std::string& path() const { return path_; }        // of the file that was chosen
+  const std::string& dialect() const { return dialect_; }  // "GGUF dflash-draft", "safetensors DFlashDraftModel"
+  const DrafterMeta& meta() const { return meta_; }
+  const std::vector<TensorView>& tensors() const { return tensors_; }
+  const TensorView* find(std::string_view name) const;     // null if absent
+  uint64_t file_bytes() const { return file_bytes_; }
+
+  // Things a user should know: what was chosen, what was ignored. The loaders add theirs.
+  std::vector<std::string> notes;
+
+ private:
+  friend class DrafterReader;
+  DrafterKind kind_ = DrafterKind::kDflash;
+  std::string path_, dialect_;
+  DrafterMeta meta_;
+  std::vector<TensorView> tensors_;
+  std::map<std::string, size_t, std::less<>> by_name_;
+  uint64_t file_bytes_ = 0;
+  std::shared_ptr<const void> mapped_;  // what the tensors point into
+};
+
+// Blocks blk.0 .. blk.n-1 that the file has, at most 64: an error beyond, and when metadata says another number.
+Result<int> count_blocks(const DrafterFile& f);
+
+}  // namespace facet

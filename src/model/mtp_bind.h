@@ -1,0 +1,65 @@
+#pragma once
+#include "model/drafters.h"
+#include "model/gemma4_bind.h"
+#include "model/mtp_config.h"
+
+namespace facet {
+
+// Binds every tensor of an MTP assistant. rope_freqs and the ordering are in c already.
+template <Backend B>
+Result<MtpW<B>> bind_mtp(B& b, const DrafterFile& file, const MtpCfg& c) {
+  TensorFinder find(file.path(), file.tensors());
+  auto weight = [&](const std::string& name, int64_t n_in, int64_t n_out, bool optional = false) {
+    const TensorView* t = find.matrix(name, n_in, n_out, 1, optional);
+    return t ? b.upload(*t) : typename B::Weight{};
+  };
+  auto gain = [&](const std::string& name, int64_t n) {
+    const std::vector<float> v = find.vector(name, n);
+    return v.empty() ? typename B::Vec{} : b.upload(std::span<const float>(v));
+  };
+  const ModelCfg& m = c.body;
+  const int64_t D = m.d_model, DT = c.d_target, V = m.n_vocab;
+  MtpW<B> W;
+  W.pre = weight("nextn.pre_projection.weight", 2 * DT, D);
+  W.post = weight("nextn.post_projection.weight", D, DT);
+  W.body.head = weight("output.weight", D, V, /*optional=*/true);
+  if (!W.body.head) W.body.head = weight("token_embd.weight", D, V);
+  W.body.out_norm = gain("output_norm.weight", D);
+  if (c.n_cluster > 0) {
+    W.clusters.head = W.body.head;
+    W.clusters.centroid = weight("masked_embd_centroids.weight", D, c.n_cluster);
+    W.clusters.order = b.upload(std::span<const int32_t>(c.order));
+    W.clusters.top_k = c.top_k;
+  }
+  for (int l = 0; l < m.n_layer(); ++l) {
+    const LayerCfg& L = m.layer[size_t(l)];
+    const int64_t E = L.head_dim, Q = m.n_q_head * E;
+    auto name = [&](const char* rest) { return fmt::format("blk.{}.{}", l, rest); };
+    LayerW<B> w;
+    w.freqs = b.upload(std::span<const double>(c.freqs[size_t(l)]));
+    w.attn_norm = gain(name("attn_norm.weight"), D);
+    w.q_norm = gain(name("attn_q_norm.weight"), E);
+    w.wq = weight(name("attn_q.weight"), D, Q);
+    w.wo = weight(name("attn_output.weight"), Q, D);
+    w.attn_post = gain(name("post_attention_norm.weight"), D);
+    w.ffn_norm = gain(name("ffn_norm.weight"), D);
+    w.ffn_post = gain(name("post_ffw_norm.weight"), D);
+    w.gate = weight(name("ffn_gate.weight"), D, L.d_ff);
+    w.up = weight(name("ffn_up.weight"), D, L.d_ff);
+    w.down = weight(name("ffn_down.weight"), L.d_ff, D);
+    if (const std::vector<float> s = find.vector(name("layer_output_scale.weight"), 1, true); !s.empty()) w.out_scale = s[0];
+    W.body.layer.push_back(w);
+  }
+  if (auto done = find.finish(); !done) return done.error();
+  return W;
+}
+
+// What the backend must be reserved for: n_tok chains at once over caches of max_rows.
+inline BackendLimits mtp_limits(const MtpCfg& c, int n_tok, int64_t max_rows) {
+  BackendLimits l = backend_limits(c.body, n_tok, max_rows);
+  l.max_cols = std::max(l.max_cols, 2 * c.d_target);
+  l.n_cluster = c.n_cluster;
+  return l;
+}
+
+}  // namespace facet

@@ -1,0 +1,91 @@
+#pragma once
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "cache/kv_cache.h"
+#include "model/types.h"
+
+namespace facet {
+
+constexpr int kMaxTop = 64;  // candidates a drafted position
+
+// One sequence's part of a round of drafting. The caller fills slot .. n_top and node 0, propose() the rest.
+//
+// Node 0 is the newest token: drawn by the target, its K/V not yet in the target's cache. The caller verifies
+// token[0..] in one target step at positions position, position + 1, ...
+struct Draft {
+  SlotId slot = 0;
+  int position = 0;                  // of node 0: the rows in the target's cache
+  int max_draft = 0;                 // at most so many tokens after node 0; fewer is fine, 0 asks for none
+  int n_top = 0;                     // candidates wanted for every drafted position; 0: the chain alone
+  std::vector<int32_t> token = {};   // node 0, then the chain: token[i] is the guess for position + i
+
+  // n_top > 0: the candidates for position + 1 + d are [d * n_top, (d + 1) * n_top), best first, for
+  // d < n_draft(), with their natural log-probabilities under the drafter. Id -1: there are no more.
+  std::vector<int32_t> top = {};
+  std::vector<float> top_log_prob = {};
+
+  int n_draft() const { return int(token.size()) - 1; }
+};
+
+// Rows of the target that became permanent: prompt chunks as well as verified tokens.
+struct Committed {
+  SlotId slot = 0;
+  int position = 0;                    // of the first kept row; the rows are consecutive from here
+  int row = 0;                         // first row of the sequence in the features
+  int n = 0;                           // rows kept, at least 1
+  std::span<const int16_t> path = {};  // kept rows relative to `row`, ascending (a tree); empty: the first n
+  int at(int i) const { return row + (path.empty() ? i : path[size_t(i)]); }
+};
+
+// What the target left for a drafter. Rows are indexed by token of the target's step.
+template <class Rows>
+struct Features {
+  Rows taps = {};          // [T, n_tap * D]: the residual stream after each of tap_layers(), in that order
+  Rows final_hidden = {};  // [T, D] after the output norm
+};
+
+// Proposes tokens that the target then verifies. What it proposes decides how fast text comes, never which text.
+// Called once per step, not per layer: virtual is the right tool here.
+//
+// Per slot the drafter holds state for rows [0, held(slot)). absorb() extends it, rewind() and forget() cut it. Every
+// (sequence, position) is absorbed exactly once, in order: the position of an absorb is held(slot).
+template <Backend B>
+class Drafter {
+ public:
+  using Rows = typename B::Rows;
+  virtual ~Drafter() = default;
+
+  virtual const char* name() const = 0;                 // "dflash", "mtp"
+  virtual int max_draft() const = 0;                    // longest chain it can propose
+  virtual std::span<const int> tap_layers() const = 0;  // layers of the target whose output it wants; may be empty
+  virtual bool wants_final_hidden() const = 0;
+
+  // Features of rows just committed, at most plan.max_step in all, of several sequences in one go; a slot comes up
+  // once at most. The features are overwritten after the call.
+  virtual void absorb(std::span<const Committed> rows, const Features<Rows>& f) = 0;
+  // Fills every draft with a chain and, on request, candidates. held(slot) == Draft::position, and at least one row
+  // was absorbed since the last rewind. Leaves no trace in the state.
+  virtual void propose(std::span<Draft> drafts) = 0;
+
+  virtual int held(SlotId s) const = 0;
+  // The sequence goes back to `len` rows. Returns how many rows of state are left: len, or fewer when state from
+  // before `len` was lost to what came after; the target then computes those rows again, so that drafts stay as good.
+  virtual int rewind(SlotId s, int len) = 0;
+  virtual void forget(SlotId s) = 0;                    // back to no rows
+  // The target keeps a copy of its rings at this moment, to which a rewind may return (end of a prompt).
+  virtual void checkpoint(SlotId) {}
+};
+
+// What a drafter may use of its target. Everything outlives the drafter.
+template <Backend B>
+struct TargetView {
+  B& b;
+  const ModelCfg& m;
+  const ModelW<B>& w;
+  std::span<const typename B::KvLayer> kv;  // one view per layer, for drafters that read the target's rows
+  KvPlan plan;                              // slots, context, tokens of a step, margin
+};
+
+}  // namespace facet

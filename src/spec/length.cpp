@@ -1,0 +1,152 @@
+#include "spec/length.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace facet {
+namespace {
+
+constexpr double kFollow = .2;        // share of a new step time in what is known
+constexpr double kDrift = .05;
+constexpr double kForget = .95;       // of a trial's weight, per trial after it: a memory of 20 rounds
+constexpr double kPrior = .7, kPriorTrials = 2;
+constexpr double kBorrowed = 1;       // trials that a position borrows from the one before it
+constexpr int kTrials = 3, kTrialLength = 4;
+constexpr int kFirstGap = 24, kLastGap = 512;
+constexpr int kPlainGap = 16, kPlainGapClear = 128;  // rounds after which a plain step is timed again; where drafts clearly pay
+constexpr double kClear = 1.3;
+constexpr double kWorthIt = 1.02;     // gain for which plain decoding or the last choice is left
+
+}  // namespace
+
+void StepTimes::observe(int rows, double seconds) {
+  if (rows < 1 || seconds <= 0) return;
+  const size_t r = std::min(size_t(rows), known_.size() - 1);
+  double& k = known_[r];
+  if (k == 0) {
+    k = seconds / drift_;
+    return;
+  }
+  const double ratio = std::clamp(seconds / (k * drift_), .25, 4.);
+  drift_ *= 1 + kDrift * (ratio - 1);
+  k *= 1 + kFollow * (std::clamp(seconds / (k * drift_), .25, 4.) - 1);
+}
+
+double StepTimes::at(int rows) const {
+  const int r = std::clamp(rows, 1, int(known_.size()) - 1);
+  int lo = r, hi = r;
+  while (lo > 0 && known_[size_t(lo)] == 0) --lo;
+  while (hi < int(known_.size()) && known_[size_t(hi)] == 0) ++hi;
+  const bool has_lo = lo > 0, has_hi = hi < int(known_.size());
+  if (!has_lo && !has_hi) return 0;
+  if (lo == hi) return known_[size_t(lo)] * drift_;
+  if (!has_lo) return known_[size_t(hi)] * drift_;
+  if (!has_hi) {  // beyond the last one: on the line through the last two
+    hi = lo--;
+    while (lo > 0 && known_[size_t(lo)] == 0) --lo;
+    if (lo == 0) return known_[size_t(hi)] * drift_;
+  }
+  const double a = known_[size_t(lo)], b = has_hi ? known_[size_t(hi)] : std::max(known_[size_t(hi)], known_[size_t(lo)]);
+  return (a + (b - a) * double(r - lo) / double(hi - lo)) * drift_;
+}
+
+void DraftTimes::observe(int n, double seconds) {
+  for (double* x : {&w_, &n_, &nn_, &t_, &nt_}) *x *= kForget;
+  w_ += 1, n_ += n, nn_ += double(n) * n, t_ += seconds, nt_ += n * seconds;
+}
+
+double DraftTimes::at(int n) const {
+  if (w_ == 0) return 0;
+  const double mean_n = n_ / w_, mean_t = t_ / w_;
+  const double spread = nn_ / w_ - mean_n * mean_n;
+  if (spread < .25) return mean_t;  // one length only: nothing is known about others
+  const double slope = std::max(0., (nt_ / w_ - mean_n * mean_t) / spread);
+  return std::max(0., mean_t + slope * (n - mean_n));
+}
+
+void Survival::observe(int offered, int accepted) {
+  for (int k = 1; k <= std::min(offered, accepted + 1) && k < int(trial_.size()); ++k) {
+    hit_[size_t(k)] = hit_[size_t(k)] * kForget + (k <= accepted ? 1 : 0);
+    trial_[size_t(k)] = trial_[size_t(k)] * kForget + 1;
+  }
+}
+
+double Survival::conditional(int k) const {
+  // The first position starts from a guess that fades; the others borrow from the one before.
+  double p = kPrior;
+  for (int i = 1; i <= k && i < int(trial_.size()); ++i) {
+    const double t = trial_[size_t(i)], seen = (1 - std::min(1., t * (1 - kForget)));  // 1 at first, 0 in the end
+    const double w = i == 1 ? kPriorTrials * seen : kBorrowed;
+    p = t + w > 0 ? (hit_[size_t(i)] + w * p) / (t + w) : p;
+  }
+  return p;
+}
+
+double Survival::tokens(int n) const {
+  double sum = 1, all = 1;
+  for (int k = 1; k <= n; ++k) sum += all *= conditional(k);
+  return sum;
+}
+
+DraftChooser::DraftChooser(std::vector<int> max_draft, DraftLimits limits) : limits_(limits) {
+  for (const int most : max_draft) {
+    Method m;
+    m.max = std::min(most, limits.max);
+    m.survival = Survival(m.max);
+    m.gap = kFirstGap;
+    method_.push_back(std::move(m));
+  }
+}
+
+int DraftChooser::rows(int n) const { return n == 0 ? 1 : 1 + std::max(n, limits_.tree); }
+
+DraftChoice DraftChooser::best(const StepTimes& step, std::span<const DraftTimes> draft, int n_room, int n_seq, double& rate) const {
+  const double plain = step.at(n_seq);
+  DraftChoice best;
+  rate = limits_.min > 0 || plain <= 0 ? 0 : kWorthIt / plain;
+  for (size_t m = 0; m < method_.size(); ++m) {
+    const int most = std::min(method_[m].max, n_room);
+    for (int n = limits_.tree > 0 ? most : std::max(1, std::min(limits_.min, most)); n <= most; ++n) {
+      const double r = method_[m].survival.tokens(n) / std::max(1e-12, step.at(n_seq * rows(n)) + draft[m].at(n));
+      const bool again = DraftChoice{int(m), n} == last_;
+      if (r * (again ? kWorthIt : 1) > rate) best = {int(m), n}, rate = r * (again ? kWorthIt : 1);
+    }
+  }
+  return best;
+}
+
+DraftChoice DraftChooser::choose(const StepTimes& step, std::span<const DraftTimes> draft, int n_room, int n_seq) {
+  if (n_room < 1 || method_.empty()) return {};
+  auto limited = [&](size_t m, int n) { return std::min({n, method_[m].max, n_room}); };
+  for (Method& m : method_) ++m.idle;
+  // Too little is known about a method, or known too long ago.
+  for (size_t m = 0; m < method_.size(); ++m) {
+    if (method_[m].max < 1) continue;
+    const bool fixed = limits_.min > 0 && method_.size() == 1;
+    const int length = limits_.tree > 0 ? method_[m].max : std::max(limits_.min, kTrialLength);
+    if (!fixed && method_[m].rounds < kTrials) return last_ = {int(m), limited(m, length)};
+    if (!fixed && method_[m].idle > method_[m].gap) {
+      method_[m].gap = std::min(2 * method_[m].gap, kLastGap);
+      return {int(m), limited(m, limits_.tree > 0 ? length : std::max(limits_.min, 2))};  // not last_: a trial is no choice
+    }
+  }
+  double rate = 0;
+  last_ = best(step, draft, n_room, n_seq, rate);
+  // What drafts are compared with must not be a time of long ago.
+  since_plain_ = last_.method < 0 ? 0 : since_plain_ + 1;
+  const bool clear = rate * step.at(n_seq) > kClear;
+  if (limits_.min > 0 || since_plain_ < (clear ? kPlainGapClear : kPlainGap)) return last_;
+  since_plain_ = 0;
+  return {};
+}
+
+void DraftChooser::observe(DraftChoice made, int offered, int accepted) {
+  if (made.method < 0) return;
+  Method& m = method_[size_t(made.method)];
+  ++m.rounds;
+  m.idle = 0;
+  if (accepted > 0 && made == last_) m.gap = kFirstGap;
+  m.survival.observe(offered, accepted);
+}
+
+}  // namespace facet

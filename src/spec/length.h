@@ -1,0 +1,80 @@
+#pragma once
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace facet {
+
+// How long a target step takes by the number of its rows, T(n): measured at start for a few n, followed as steps go by.
+class StepTimes {
+ public:
+  explicit StepTimes(int max_rows = 1) : known_(size_t(max_rows) + 1) {}
+  void observe(int rows, double seconds);
+  double at(int rows) const;  // between known ones on the line through them; 0: nothing is known
+ private:
+  std::vector<double> known_;  // seconds over drift_; 0: not known
+  double drift_ = 1;           // what has changed for all of them alike: context, clocks, other programs
+};
+
+// How long a drafter takes for n tokens: a line through what was measured, newest first.
+class DraftTimes {
+ public:
+  void observe(int n, double seconds);
+  double at(int n) const;
+ private:
+  double w_ = 0, n_ = 0, nn_ = 0, t_ = 0, nt_ = 0;
+};
+
+// How likely it is that the first k drafts are right, learned from verifications of one request.
+class Survival {
+ public:
+  explicit Survival(int max_draft = 0) : hit_(size_t(max_draft) + 1), trial_(size_t(max_draft) + 1) {}
+  void observe(int offered, int accepted);
+  double conditional(int k) const;  // of draft k when the ones before it are right, k = 1..
+  double tokens(int n) const;       // expected from a round of n drafts: 1 + the sum of survivals
+ private:
+  std::vector<double> hit_, trial_;
+};
+
+struct DraftLimits {
+  int min = 0;         // drafts of a round; 0: a round may go without
+  int max = 0;
+  int tree = 0;        // nodes of a tree, instead of a chain; 0: chain
+};
+// What a round does: tokens drafted by a method; method -1: none, n 0.
+struct DraftChoice {
+  int method = -1, n = 0;
+  bool operator==(const DraftChoice&) const = default;
+};
+
+// Chooses method and length of every round of one request so that tokens come fastest, by its own acceptance and the
+// measured times. Every method is tried; one that loses to plain decoding is left, and tried again at growing
+// intervals. No clock and no random numbers in here.
+class DraftChooser {
+ public:
+  DraftChooser() = default;
+  DraftChooser(std::vector<int> max_draft, DraftLimits limits);  // of each method
+
+  // n_room: drafts for which there is room. n_seq: sequences that draft in this step.
+  DraftChoice choose(const StepTimes& step, std::span<const DraftTimes> draft, int n_room, int n_seq);
+  void observe(DraftChoice made, int offered, int accepted);
+  const Survival& survival(int method) const { return method_[size_t(method)].survival; }
+
+ private:
+  struct Method {
+    int max = 0;
+    Survival survival;
+    int rounds = 0;
+    int idle = 0;   // rounds since it was last used
+    int gap = 0;    // rounds after which it is tried again
+  };
+  int rows(int n) const;     // of one sequence in the verification of n drafts
+  DraftChoice best(const StepTimes& step, std::span<const DraftTimes> draft, int n_room, int n_seq, double& rate) const;
+
+  std::vector<Method> method_;
+  DraftLimits limits_;
+  DraftChoice last_;
+  int since_plain_ = 0;
+};
+
+}  // namespace facet

@@ -1,0 +1,150 @@
+#pragma once
+#include <algorithm>
+#include <memory>
+#include <numeric>
+#include <vector>
+
+#include "backend/pass.h"
+#include "backend/step_builder.h"
+#include "base/check.h"
+#include "model/mtp_bind.h"
+#include "spec/drafter.h"
+
+namespace facet {
+
+// An MTP assistant at work. It has no K/V: it reads the target's. Its state is one row a slot, the target's final
+// hidden state of the newest committed token.
+template <Backend B>
+class Mtp final : public Drafter<B> {
+ public:
+  using typename Drafter<B>::Rows;
+  static constexpr int kMaxChain = 15;  // with the newest token: 16 rows to verify
+
+  // As Dflash::open.
+  static Result<std::unique_ptr<Mtp>> open(const DrafterFile& file, const TargetView<B>& t, int window_extra = 0) {
+    auto cfg = mtp_config(file, t.m, window_extra);
+    if (!cfg) return cfg.error();
+    return open(file, std::move(*cfg), t);
+  }
+  static Result<std::unique_ptr<Mtp>> open(const DrafterFile& file, MtpCfg cfg, const TargetView<B>& t) {
+    std::unique_ptr<Mtp> d(new Mtp(t, std::move(cfg)));
+    auto w = bind_mtp(t.b, file, d->c_);
+    if (!w) return w.error();
+    d->w_ = std::move(*w);
+    const int S = t.plan.max_seq, D = t.m.d_model;
+    t.b.reserve(mtp_limits(d->c_, S, t.plan.max_ctx));
+    d->work_ = {make_work(t.b, d->c_.body, S, S), t.b.new_rows(S, D), t.b.new_rows(S, 2 * D)};
+    d->state_ = t.b.new_rows(S, D);
+    d->h_ = t.b.new_rows(S, D);
+    d->ids_ = t.b.new_ids(S * kMaxTop);
+    d->log_prob_ = t.b.new_scores(S * kMaxTop);
+    return d;
+  }
+
+  const char* name() const override { return "mtp"; }
+  int max_draft() const override { return kMaxChain; }
+  std::span<const int> tap_layers() const override { return {}; }
+  bool wants_final_hidden() const override { return true; }
+
+  void absorb(std::span<const Committed> rows, const Features<Rows>& f) override {
+    for (const Committed& c : rows) {
+      Slot& q = slots_[size_t(c.slot)];
+      CHECK(c.n > 0 && c.position == q.held, "{} rows from {} on for slot {} that holds {}", c.n, c.position, c.slot, q.held);
+      t_.b.copy_rows(state_.rows_at(c.slot, 1), f.final_hidden.rows_at(c.at(c.n - 1), 1));
+      q = {c.position + c.n, true};
+    }
+  }
+
+  void propose(std::span<Draft> drafts) override {
+    begin_chains(drafts);
+    int k = 1;
+    for (const Draft& d : drafts) k = std::max(k, d.n_top);
+    CHECK(k <= kMaxTop, "{} candidates a position, at most {}", k, kMaxTop);
+    for (int pass = 0; true; ++pass) {
+      const int n = running(drafts, pass);
+      if (n == 0) return;
+      const Rows logits = step(drafts, n);
+      t_.b.top_k(ids_, log_prob_, logits, k);
+      for (int i = 0; i < n; ++i) {
+        Draft& d = drafts[size_t(order_[size_t(i)])];
+        const int32_t* id = &ids_[size_t(i) * size_t(k)];
+        if (id[0] < 0) return;  // no finite logit: the target decides alone
+        d.token.push_back(id[0]);
+        for (int j = 0; j < d.n_top; ++j) {
+          d.top.push_back(id[j]);
+          d.top_log_prob.push_back(log_prob_[size_t(i) * size_t(k) + size_t(j)]);
+        }
+      }
+    }
+  }
+
+  // The pass after the newest token of each draft: logits [drafts, V], for tests and tools. first: from the target's
+  // state, else from that of the pass before.
+  Rows logits(std::span<Draft> drafts, bool first) {
+    if (first) begin_chains(drafts);
+    return step(drafts, int(drafts.size()));
+  }
+
+  int held(SlotId s) const override { return slots_[size_t(s)].held; }
+  int rewind(SlotId s, int len) override {
+    Slot& q = slots_[size_t(s)];
+    if (len != q.held) q = {len, false};  // the state of another row; the next absorb brings the right one
+    return len;
+  }
+  void forget(SlotId s) override { slots_[size_t(s)] = {}; }
+
+  const MtpCfg& cfg() const { return c_; }
+
+ private:
+  struct Slot {
+    int held = 0;
+    bool state = false;  // state_ holds the row of token held - 1
+  };
+  Mtp(const TargetView<B>& t, MtpCfg cfg)
+      : t_(t), c_(std::move(cfg)), steps_(t.plan.max_seq, t.plan.max_seq, t.plan.margin), slots_(size_t(t.plan.max_seq)) {
+    order_.reserve(size_t(t.plan.max_seq));
+  }
+
+  // Longest chain first, so that those which still run are the first rows; their states side by side in h_.
+  void begin_chains(std::span<const Draft> drafts) {
+    order_.resize(drafts.size());
+    std::iota(order_.begin(), order_.end(), 0);
+    std::sort(order_.begin(), order_.end(), [&](int a, int b) {
+      return drafts[size_t(a)].max_draft != drafts[size_t(b)].max_draft ? drafts[size_t(a)].max_draft > drafts[size_t(b)].max_draft : a < b;
+    });
+    for (size_t i = 0; i < order_.size(); ++i) {
+      const Draft& d = drafts[size_t(order_[i])];
+      CHECK(slots_[size_t(d.slot)].held == d.position, "a draft at {} for slot {} that holds {}", d.position, d.slot, slots_[size_t(d.slot)].held);
+      CHECK(slots_[size_t(d.slot)].state, "a draft for slot {} without a row since its rewind", d.slot);
+      t_.b.copy_rows(h_.rows_at(int(i), 1), state_.rows_at(d.slot, 1));
+    }
+  }
+  // How many chains have a pass of this number.
+  int running(std::span<const Draft> drafts, int pass) const {
+    int n = 0;
+    while (n < int(order_.size()) && pass < std::min(drafts[size_t(order_[size_t(n)])].max_draft, kMaxChain)) ++n;
+    return n;
+  }
+  Rows step(std::span<const Draft> drafts, int n) {
+    steps_.begin();
+    for (int i = 0; i < n; ++i) {
+      const Draft& d = drafts[size_t(order_[size_t(i)])];
+      steps_.add({.slot = d.slot, .kv_len = d.position, .token = std::span(d.token).last(1), .out = Out::kLast, .mask = Mask::kPast, .pos = d.position});
+    }
+    const Step& s = steps_.finish();
+    return run_pass(t_.b, s, this, [&] { return mtp_step(t_.b, c_.body, w_, t_.m, t_.w, h_.view(n, t_.m.d_model), s, t_.kv, work_); });
+  }
+
+  TargetView<B> t_;
+  MtpCfg c_;
+  StepBuilder steps_;
+  std::vector<Slot> slots_;
+  std::vector<int> order_;
+  MtpW<B> w_;
+  MtpWork<B> work_;
+  Rows state_, h_;  // [slots, D] of committed tokens; [chains, D] of those in flight
+  typename B::Ids ids_{};
+  typename B::Scores log_prob_{};
+};
+
+}  // namespace facet

@@ -1,0 +1,35 @@
+#pragma once
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "backend/step.h"
+#include "spec/drafter.h"
+
+namespace facet {
+
+constexpr int kMaxDraftNodes = kMaxTreeNodes - 1;  // beside node 0
+
+// What the target verifies for one sequence in one step. Node 0 is the newest token. A node's parent comes before it;
+// siblings have different tokens.
+struct DraftTree {
+  std::vector<int32_t> token;
+  std::vector<int16_t> parent;  // parent[0] = -1
+  std::vector<int16_t> depth;   // depth[0] = 0
+  bool is_chain = true;         // parent[i] == i - 1
+
+  int size() const { return int(token.size()); }
+  void reset(int32_t node0);
+  int add(int32_t id, int at);  // the new node
+};
+
+// The draft's chain: at most n_node nodes after node 0.
+void chain_tree(const Draft& d, int n_node, DraftTree& out);
+
+// The n_node likeliest continuations as a tree (DDTree): a node's score is the sum of the log-probabilities of the
+// candidates on its path, each position judged on its own, and nodes come in the order of their scores. Ties: the
+// smaller depth, then the smaller rank, then the older parent. Candidates without an id or a finite
+// log-probability are passed over. d.n_top > 0, 1 <= n_node <= kMaxDraftNodes.
+void best_first_tree(const Draft& d, int n_node, DraftTree& out);
+
+}  // namespace facet
