@@ -37,14 +37,12 @@ struct BackendLimits {
 
   // What serves both: a drafter runs on its target's backend.
   BackendLimits with(const BackendLimits& o) const {
-    BackendLimits l = *this;
+    BackendLimits l;
     l.max_tok = std::max(max_tok, o.max_tok), l.max_rows = std::max(max_rows, o.max_rows), l.max_cols = std::max(max_cols, o.max_cols);
     l.n_group = std::max(n_group, o.n_group), l.n_q_head = std::max(n_q_head, o.n_q_head), l.head_dim = std::max(head_dim, o.head_dim);
     l.n_expert = std::max(n_expert, o.n_expert), l.n_expert_used = std::max(n_expert_used, o.n_expert_used);
     l.d_expert = std::max(d_expert, o.d_expert), l.n_cluster = std::max(n_cluster, o.n_cluster);
     return l;
-  }
-};
   }
 };
 

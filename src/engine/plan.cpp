@@ -8,6 +8,9 @@
 #include "backend/cpu/cpu_fast.h"
 #include "base/reserve.h"
 #include "base/threads.h"
+#if FACET_CUDA
+#include "backend/cuda/cuda.h"
+#endif
 #include "engine/engine_cuda.h"
 #include "model/gemma4_bind.h"
 

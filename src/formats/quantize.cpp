@@ -162,7 +162,7 @@ void quantize_row(DType t, const float* src, std::byte* dst, int64_t n) {
       quantise_blocks<BlockQ8_0>(src, dst, n);
       return;
     default:
-      CHECK(is_searched(t), "there is no encoder for {}", info.name);
+      CHECK(is_searched(t), "there is no encoder for {}", dtype_name(t));
       quantize_searched_row(t, src, dst, n);
   }
 }
