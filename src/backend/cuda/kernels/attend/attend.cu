@@ -58,7 +58,7 @@ bool attend_uses_warpgroups = true;
 size_t attend_scratch_bytes(const BackendLimits& limits, int n_q_head, int max_head_dim) {
   const size_t token = token_scratch(most_splits(0, limits.max_rows + kSmallT), n_q_head, max_head_dim);
   const size_t all = token * size_t(std::min(limits.max_tok, 1024));
-  return align_up(std::max(token, std::min(all, kMostScratch))) + 256;
+  return kAttendZeroed + align_up(std::max(token, std::min(all, kMostScratch))) + 256;
 }
 
 void attend(cudaStream_t stream, Mat o, Mat q, const KvLayer& kv, const Step& s, const AttnSpec& spec, AttendScratch scratch) {
@@ -81,16 +81,19 @@ void attend(cudaStream_t stream, Mat o, Mat q, const KvLayer& kv, const Step& s,
     p.n_split = most_splits(spec.window, s.shape.longest);
     const size_t token = token_scratch(p.n_split, spec.n_q_head, E);
     // As many tokens at a time as there is room for partial results; a row's bits do not depend on it.
-    const int room = int(std::min<size_t>((scratch.bytes - 256) / token, size_t(n_small)));
-    CHECK(room > 0, "attend needs bytes of scratch:", token + 256, "has", scratch.bytes);
+    const int room = int(std::min<size_t>((scratch.bytes - 256 - kAttendZeroed) / token, size_t(n_small)));
+    CHECK(room > 0, "attend needs bytes of scratch:", token + 256 + kAttendZeroed, "has", scratch.bytes);
     const int n_pass = (n_small + room - 1) / room, per_pass = (n_small + n_pass - 1) / n_pass;
-    p.part_ml = static_cast<float2*>(scratch.p);
-    p.part_o = reinterpret_cast<__half*>(static_cast<char*>(scratch.p) +
-                                         align_up(size_t(per_pass) * size_t(spec.n_q_head) * size_t(p.n_split) * sizeof(float2)));
+    char* partials = static_cast<char*>(scratch.p) + kAttendZeroed;
+    p.part_ml = reinterpret_cast<float2*>(partials);
+    p.part_o = reinterpret_cast<__half*>(partials + align_up(size_t(per_pass) * size_t(spec.n_q_head) * size_t(p.n_split) * sizeof(float2)));
+    // Windows have few splits: the last block of a head that arrives combines them, which saves a launch.
+    const bool by_last = spec.window > 0 && E == 256 && p.n_split <= 32 && size_t(s.shape.n_seq) * size_t(kv.n_head) * size_t(kSmallT) * size_t(p.group) / 8 * sizeof(unsigned) <= kAttendZeroed;
+    if (by_last) p.arrived = static_cast<unsigned*>(scratch.p);
     for (p.t_begin = 0; p.t_begin < n_small; p.t_begin = p.t_end) {
       p.t_end = std::min(n_small, p.t_begin + per_pass);
       decode(stream, p, std::min(most_tokens(s.shape), p.t_end - p.t_begin) * p.group);
-      attend_combine(stream, p);
+      if (!by_last) attend_combine(stream, p);
     }
   }
   p.t_begin = fast ? n_small : 0;
