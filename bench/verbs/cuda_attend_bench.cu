@@ -117,7 +117,6 @@ struct Bench {
     l.max_tok = 4096, l.max_rows = 262'144;
     scratch_bytes = cuda::attend_scratch_bytes(l, 32, 512);
     scratch = allocate(scratch_bytes);
-    FACET_CUDA_CHECK(cudaMemset(scratch, 0, cuda::kAttendZeroed));
     const size_t n = size_t(4096) * 32 * 512;
     q = reinterpret_cast<float*>(allocate(n * 4)), o = reinterpret_cast<float*>(allocate(n * 4));
     o_bf = reinterpret_cast<__nv_bfloat16*>(allocate(n * 2));
@@ -127,7 +126,7 @@ struct Bench {
     for (float& x : h) x = normal(rng);
     for (size_t at = 0; at < n; at += h.size()) FACET_CUDA_CHECK(cudaMemcpy(q + at, h.data(), h.size() * 4, cudaMemcpyHostToDevice));
     const size_t bytes = size_t(2) << 30;
-    uint4* out = reinterpret_cast<uint4*>(scratch + cuda::kAttendZeroed);
+    uint4* out = reinterpret_cast<uint4*>(scratch);
     const double us = time_us(stream, 4, [&](int i) {
       read_kernel<<<132 * 8, 512, 0, stream>>>(reinterpret_cast<const uint4*>(arena) + size_t(i % 2) * bytes / 16, bytes / 16, out);
     });

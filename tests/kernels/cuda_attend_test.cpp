@@ -267,7 +267,6 @@ struct Case {
     OnDevice<uint16_t> ob(q.size());
     const size_t bytes = cuda::attend_scratch_bytes(limits(int(batch.host.shape.longest)), spec.n_q_head, d.E);
     OnDevice<std::byte> scratch(bytes);
-    ok(cudaMemset(scratch.p(), 0, cuda::kAttendZeroed));
     cuda::Mat mo{.p = o.p(), .rows = T, .cols = cols, .stride = cols}, mq{.p = dq.p(), .rows = T, .cols = cols, .stride = cols};
     if (bf) mo.bf = reinterpret_cast<__nv_bfloat16*>(ob.p()), mo.bf_stride = cols;
     cuda::attend(nullptr, mo, mq, cache.dev, batch.dev, with, {scratch.p(), bytes});

@@ -121,7 +121,6 @@ void Cuda::reserve(const BackendLimits& l) {
   CUDA_OK(cudaMemset(counter_, 0, size_t(most_counters_ + 1) * sizeof(unsigned)));
   attend_.bytes = cuda::attend_scratch_bytes(limits_, limits_.n_q_head, limits_.head_dim);
   attend_.p = allocate(attend_.bytes);
-  CUDA_OK(cudaMemset(attend_.p, 0, cuda::kAttendZeroed));
   arrays_->create(*this, limits_.max_tok);
   if (limits_.max_tok > kSkinnyMost) gemm_->create(*this, most_panel_, int64_t(limits_.max_tok) * limits_.max_cols);
   if (limits_.n_cluster > 0) {

@@ -40,9 +40,7 @@ struct NormRopeAppend {
 };
 void norm_rope_append(cudaStream_t, const KvLayer&, Mat q, Mat k, Mat v, const Step&, const NormRopeAppend&);
 
-// Device memory that attend needs for partial results, allocated once; depends on the limits alone. Its first
-// kAttendZeroed bytes are zero before the first call; every call leaves them so.
-constexpr size_t kAttendZeroed = size_t(64) << 10;
+// Device memory that attend needs for partial results, allocated once; depends on the limits alone.
 struct AttendScratch {
   void* p = nullptr;
   size_t bytes = 0;

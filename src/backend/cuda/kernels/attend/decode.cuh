@@ -39,7 +39,7 @@ struct DecodeShape {
   static constexpr int kGroupWarps = E / 64, kWarps = G * kGroupWarps, kThreads = 32 * kWarps, kParts = E / 128, kCols = 8 * NT * G;
   static constexpr int kBytesK = kTileKeys * (KT::kStrideK + KT::kScales), kBytesV = kTileKeys * (VT::kStrideV + VT::kScales);
   static constexpr int kSlotBytes = kBytesK > kBytesV ? kBytesK : kBytesV;
-  static constexpr int kSlots = kSlotBytes > 32 * 1024 || (NT * G == 1 && kSlotBytes > 16 * 1024 && E == 512) ? 3 : 4;
+  static constexpr int kSlots = kSlotBytes > 32 * 1024 ? 3 : 4;
   static constexpr int kStrideS = kTileKeys + 4, kStrideP = kTileKeys + 8;
   static constexpr int kAtQ = kSlots * kSlotBytes;                          // B fragments of Q
   static constexpr int kAtS = kAtQ + kCols * E * 2;                         // [parts][cols][keys] f32
@@ -47,9 +47,9 @@ struct DecodeShape {
   static constexpr int kAtAlpha = kAtP + kCols * kStrideP * 2;              // [cols] f32
   static constexpr int kBytes = kAtAlpha + kCols * 4;
   static constexpr int kLoaders = kThreads / kTileKeys > 8 ? kThreads / kTileKeys : 8;  // threads that copy a row
-  // Few query rows: as many blocks as 80 registers a thread and shared memory allow, to hide each other's latencies.
-  static constexpr int kFit = 227 * 1024 / (kBytes + 1024), kMost = (G * NT == 1 ? 768 : 512) / kThreads;
-  static constexpr int kBlocksPerSm = kFit < kMost ? kFit : kMost;
+  // Blocks hide each other's latencies; 80 registers a thread do for Q4_0 and one block of query rows, and cost the other
+  // types more than a third block gives.
+  static constexpr int kBlocksPerSm = (G * NT == 1 && K == KvType::kQ4_0 ? 768 : 512) / kThreads;
 };
 
 template <KvType K, KvType V, int E, int NT, int G>
@@ -73,17 +73,7 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G>::kThreads, DecodeS
   const int n_col = (s.j1 - s.j0) * p.group - col_block * kCols;  // query rows of this block, or more
   const int split = split_of(windowed, s.first) + slot;
   const int lo = max(split_begin(windowed, split), s.first), hi = min(split_begin(windowed, split + 1), s.len + s.in_step);
-  if (s.begin >= p.t_end || n_col <= 0) return;
-  if (lo >= hi) {
-    if (p.arrived && slot == 0 && s.first >= s.len + s.in_step)  // nothing to see
-      for (int i = tid; i < min(n_col, kCols) * E; i += Shape::kThreads) {
-        const int at = col_block * kCols + i / E;
-        const int64_t t = s.begin + s.j0 + at / p.group, col = int64_t(head * p.group + at % p.group) * E + i % E;
-        p.o[t * p.o_stride + col] = 0;
-        if (p.o_bf) p.o_bf[t * p.o_bf_stride + col] = __float2bfloat16(0.f);
-      }
-    return;
-  }
+  if (s.begin >= p.t_end || n_col <= 0 || lo >= hi) return;
   const int row0 = lo / kTileKeys * kTileKeys;  // splits begin at multiples of the tile
   const int n_tile = (hi - row0 + kTileKeys - 1) / kTileKeys;
 
@@ -361,81 +351,35 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G>::kThreads, DecodeS
         *reinterpret_cast<uint2*>(to + v_value<V>(1, g)) = make_uint2(word[2], word[3]);
       }
     }
-  if (E != 256 || !p.arrived) return;
-
-  // The last block of the head combines the splits: a warp takes a query row, a lane eight values, splits in order. (What
-  // attend_combine does with many.) Splits beyond a row's own have weight zero and change nothing.
-  __threadfence();
-  __syncthreads();
-  const int n = split_of(windowed, s.len + s.in_step - 1) - split_of(windowed, s.first) + 1;
-  int* is_last = reinterpret_cast<int*>(shared);
-  if (tid == 0) {
-    unsigned* arrived = p.arrived + (seq * p.kv.n_head + head) * p.n_col_block + col_block;
-    *is_last = atomicAdd(arrived, 1u) == unsigned(n - 1);
-    if (*is_last) *arrived = 0;
-  }
-  __syncthreads();
-  if (!*is_last) return;
-  __threadfence();
-  for (int col = warp; col < min(n_col, kCols); col += kWarps) {
-    const int64_t at = part_at(col) - slot;
-    const float2 ml = lane < n ? __ldcg(p.part_ml + at + lane) : make_float2(-INFINITY, 0);
-    float most = ml.x;
-#pragma unroll
-    for (int m = 16; m > 0; m /= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, m));
-    const float own = __fmul_rn(ml.y, exp2_approx(__fsub_rn(ml.x, most == -INFINITY ? 0.f : most)));
-    float x[8] = {}, total = 0;
-    const uint4* from = reinterpret_cast<const uint4*>(p.part_o + at * E) + lane;
-#pragma unroll 6
-    for (int i = 0; i < n; ++i) {
-      const float w = __shfl_sync(~0u, own, i);
-      const uint4 u = __ldcg(from + i * (E / 8));
-      const uint32_t words[4] = {u.x, u.y, u.z, u.w};
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const float2 f = __half22float2(*reinterpret_cast<const __half2*>(&words[j]));
-        x[2 * j] = __fmaf_rn(w, f.x, x[2 * j]), x[2 * j + 1] = __fmaf_rn(w, f.y, x[2 * j + 1]);
-      }
-      total += w;
-    }
-    const float inv = total > 0 ? __fdiv_rn(1.f, total) : 0.f;
-#pragma unroll
-    for (float& e : x) e = __fmul_rn(e, inv);
-    if (planar_scaled(V)) warp_rotate<8>(x, lane, true);
-    const int q_row = col_block * kCols + col;
-    const int64_t t = s.begin + s.j0 + q_row / p.group, to = int64_t(head * p.group + q_row % p.group) * E + lane * 8;
-    float4* o = reinterpret_cast<float4*>(p.o + t * p.o_stride + to);
-    o[0] = make_float4(x[0], x[1], x[2], x[3]), o[1] = make_float4(x[4], x[5], x[6], x[7]);
-    if (p.o_bf) {
-      __nv_bfloat162* b = reinterpret_cast<__nv_bfloat162*>(p.o_bf + t * p.o_bf_stride + to);
-#pragma unroll
-      for (int j = 0; j < 4; ++j) b[j] = __floats2bfloat162_rn(x[2 * j], x[2 * j + 1]);
-    }
-  }
 }
 
+// False if a block needs more shared memory than the device has.
 template <KvType K, KvType V, int E, int NT, int G>
-void launch_decode(cudaStream_t stream, AttendParams p, int n_cols) {
+bool launch_decode(cudaStream_t stream, AttendParams p, int n_cols) {
   using Shape = DecodeShape<K, V, E, NT, G>;
+  if (Shape::kBytes > device().shared) return false;
   p.n_col_block = (n_cols + Shape::kCols - 1) / Shape::kCols;
   auto* kernel = attend_decode_kernel<K, V, E, NT, G>;
   static const bool asked = (allow_shared(kernel, size_t(Shape::kBytes)), true);
   (void)asked;
   launch(kernel, dim3(unsigned(p.n_col_block * p.kv.n_head * p.n_split), unsigned(p.step.shape.n_seq)), dim3(Shape::kThreads),
          size_t(Shape::kBytes), stream, p);
+  return true;
+}
+
+// The kernel for the most query rows at a time that fits; all of them give the same bits.
+template <KvType K, KvType V, int E>
+bool launch_decode(cudaStream_t stream, const AttendParams& p, int n_cols) {
+  if constexpr (E == 512)
+    if (n_cols > 32 && launch_decode<K, V, E, 4, 2>(stream, p, n_cols)) return true;
+  if (n_cols > 16 && launch_decode<K, V, E, 2, 2>(stream, p, n_cols)) return true;
+  if (n_cols > 8 && launch_decode<K, V, E, 1, 2>(stream, p, n_cols)) return true;
+  return launch_decode<K, V, E, 1, 1>(stream, p, n_cols);
 }
 
 template <KvType K, KvType V>
-void attend_decode(cudaStream_t stream, AttendParams p, int n_cols) {
-  if (p.kv.head_dim == 256) {
-    if (n_cols <= 8) return launch_decode<K, V, 256, 1, 1>(stream, p, n_cols);
-    if (n_cols <= 16) return launch_decode<K, V, 256, 1, 2>(stream, p, n_cols);
-    return launch_decode<K, V, 256, 2, 2>(stream, p, n_cols);
-  }
-  if (n_cols <= 8) return launch_decode<K, V, 512, 1, 1>(stream, p, n_cols);
-  if (n_cols <= 16) return launch_decode<K, V, 512, 1, 2>(stream, p, n_cols);
-  if (n_cols <= 32) return launch_decode<K, V, 512, 2, 2>(stream, p, n_cols);
-  return launch_decode<K, V, 512, 4, 2>(stream, p, n_cols);
+bool attend_decode(cudaStream_t stream, const AttendParams& p, int n_cols) {
+  return p.kv.head_dim == 256 ? launch_decode<K, V, 256>(stream, p, n_cols) : launch_decode<K, V, 512>(stream, p, n_cols);
 }
 
 }  // namespace facet::cuda

@@ -23,7 +23,6 @@ struct AttendParams {
   int n_split = 0, n_col_block = 0;
   __half* part_o = nullptr;      // [tokens, Hq, n_split, E], divided by its sum
   float2* part_ml = nullptr;     // [tokens, Hq, n_split]: maximum (of score * scale * log2 e) and sum
-  unsigned* arrived = nullptr;   // per (sequence, K/V head, block of query rows), zero between launches; nullptr: attend_combine
 };
 
 // A split is a range of rows whose softmax is computed alone. Its borders depend on the row numbers alone, never on

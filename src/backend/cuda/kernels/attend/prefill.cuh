@@ -262,7 +262,8 @@ __global__ void __launch_bounds__(256, 1) attend_prefill_kernel(const __grid_con
 
   // Warpgroup products run beside the expansion of the next operand: V while scores are made, the next K while values are
   // summed. Either raw row is loaded again as soon as it is expanded.
-  constexpr bool kBeside = W && Shape::kRaw;
+  // (V in TQ3_0 takes too many instructions to expand: its products would wait.)
+  constexpr bool kBeside = W && Shape::kRaw && V != KvType::kTQ3_0;
   if (kBeside) {
     copies_wait<0>();
     __syncthreads();
@@ -275,6 +276,7 @@ __global__ void __launch_bounds__(256, 1) attend_prefill_kernel(const __grid_con
     if constexpr (Shape::kRaw && !kBeside) {
       expand_rows<K, E, W, kKeys, kStride>(shared + Shape::kAtK, shared + Shape::kAtRawK);
       expand_rows<V, E, W, kKeys, kStride>(shared + Shape::kAtV, shared + Shape::kAtRawV);
+      if (W) publish_to_products();
       __syncthreads();
     }
     load(tile + 1, true, !kBeside);
@@ -485,9 +487,11 @@ bool is_built(Kernel* kernel) {
   return a.numRegs > 64;
 }
 
+// False if a block needs more shared memory than the device has.
 template <KvType K, KvType V, int E, bool W>
-void launch_prefill(cudaStream_t stream, const AttendParams& p) {
+bool launch_prefill(cudaStream_t stream, const AttendParams& p) {
   using Shape = PrefillShape<K, V, E, W>;
+  if (Shape::kBytes > device().shared) return false;
   static_assert(Shape::kBytes <= 227 * 1024, "shared memory of a block on sm_90");
   auto* kernel = attend_prefill_kernel<K, V, E, W>;
   static const bool asked = (allow_shared(kernel, size_t(Shape::kBytes)), true);
@@ -495,18 +499,18 @@ void launch_prefill(cudaStream_t stream, const AttendParams& p) {
   const int n_tok = p.t_end - p.t_begin, per_tile = Shape::kRows / p.group;
   const int n_tile = n_tok / per_tile + std::min(p.step.shape.n_seq, n_tok) + 1;
   launch(kernel, dim3(unsigned(n_tile), unsigned(p.kv.n_head)), dim3(Shape::kThreads), size_t(Shape::kBytes), stream, p);
+  return true;
 }
 
 template <KvType K, KvType V, int E>
-void attend_prefill(cudaStream_t stream, const AttendParams& p) {
+bool attend_prefill(cudaStream_t stream, const AttendParams& p) {
   static const bool warpgroups = is_built(attend_prefill_kernel<K, V, E, true>);
-  warpgroups && attend_uses_warpgroups ? launch_prefill<K, V, E, true>(stream, p) : launch_prefill<K, V, E, false>(stream, p);
+  return warpgroups && attend_uses_warpgroups ? launch_prefill<K, V, E, true>(stream, p) : launch_prefill<K, V, E, false>(stream, p);
 }
 
 template <KvType K, KvType V>
-void attend_prefill(cudaStream_t stream, const AttendParams& p) {
-  if (p.kv.head_dim == 256) return attend_prefill<K, V, 256>(stream, p);
-  attend_prefill<K, V, 512>(stream, p);
+bool attend_prefill(cudaStream_t stream, const AttendParams& p) {
+  return p.kv.head_dim == 256 ? attend_prefill<K, V, 256>(stream, p) : attend_prefill<K, V, 512>(stream, p);
 }
 
 }  // namespace facet::cuda
