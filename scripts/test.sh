@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Builds and runs every test.
-#   scripts/test.sh [--preset release|dev] [--fixtures DIR] [ctest arguments]
+#   scripts/test.sh [--preset release|dev] [--full] [--fixtures DIR] [ctest arguments]
+# --full           also every combination of drafting, cache type, model and prompt (minutes)
 # --fixtures DIR   also check every model of a folder of golden fixtures (dense/, moe/, edge/ with model-*.gguf)
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -11,7 +12,8 @@ while [ $# -gt 0 ]; do
   case $1 in
     --preset) preset=$2; shift 2 ;;
     --fixtures) fixtures=$(cd "$2" && pwd); shift 2 ;;
-    -h|--help) sed -n '2,5s/^# \{0,1\}//p' "$0"; exit 0 ;;
+    --full) export FACET_TEST_FULL=1; shift ;;
+    -h|--help) sed -n '2,6s/^# \{0,1\}//p' "$0"; exit 0 ;;
     *) break ;;
   esac
 done

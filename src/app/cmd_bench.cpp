@@ -67,7 +67,10 @@ void add_bench(CLI::App& app, int& rc) {
   cmd->add_option("--batches", o->bench.batches, "Sequences that decode together (cuda)")->delimiter(',')->check(CLI::Range(1, 64));
   cmd->add_option("--runs", o->bench.runs, "Measurements, after a warm-up; the median counts")->check(CLI::Range(1, 1000))->capture_default_str();
   cmd->add_flag("--explain", o->explain, "Also what every verb costs");
-  cmd->callback([o, &rc] { rc = run(*o); });
+  add_bench_spec(*cmd, rc);
+  cmd->callback([o, cmd, &rc] {
+    if (cmd->get_subcommands().empty()) rc = run(*o);
+  });
 }
 
 }  // namespace facet

@@ -31,6 +31,7 @@ constexpr const char* kHelp =
 
 struct Options {
   EngineConfig engine;
+  DraftOptions draft;
   Sampling sampling;
   bool seed_given = false, thinking = false;
   std::string system;
@@ -174,7 +175,7 @@ class Chat {
 
 int run(Options& o) {
   draw_seed(o.sampling, o.seed_given);
-  auto engine = open_engine(o.engine);
+  auto engine = open_engine(o.engine, o.draft);
   if (engine && !(*engine)->tokenizer())
     engine = Error{(*engine)->config().model, "tokenizer.ggml.model: expected a vocabulary, found no_vocab", "chat needs a model with a vocabulary; facet run --tokens works without"};
   if (!engine) {
@@ -205,6 +206,7 @@ void add_chat(CLI::App& app, int& rc) {
   auto o = std::make_shared<Options>();
   CLI::App* cmd = app.add_subcommand("chat", "Talk with the model in the terminal");
   add_engine_options(cmd, o->engine);
+  add_draft_options(cmd, o->draft, o->engine);
   add_sampling_options(cmd, o->sampling, o->seed_given);
   cmd->add_option("-s,--system", o->system, "System message");
   cmd->add_flag("--think", o->thinking, "Let the model think before it answers");

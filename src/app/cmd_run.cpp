@@ -16,6 +16,7 @@ namespace {
 
 struct Options {
   EngineConfig engine;
+  DraftOptions draft;
   Sampling sampling;
   bool seed_given = false, raw = false, ignore_eos = false, thinking = false;
   std::string prompt, tokens, out_tokens;
@@ -39,7 +40,7 @@ Result<std::vector<int32_t>> prompt_ids(const Options& o, const Engine& e) {
 
 int run(Options& o) {
   draw_seed(o.sampling, o.seed_given);
-  auto opened = open_engine(o.engine);
+  auto opened = open_engine(o.engine, o.draft);
   if (!opened) return report(opened.error());
   Engine& engine = **opened;
   auto ids = prompt_ids(o, engine);
@@ -87,6 +88,7 @@ void add_run(CLI::App& app, int& rc) {
   auto o = std::make_shared<Options>();
   CLI::App* cmd = app.add_subcommand("run", "Answer one prompt; the answer goes to stdout, statistics to stderr");
   add_engine_options(cmd, o->engine);
+  add_draft_options(cmd, o->draft, o->engine);
   add_sampling_options(cmd, o->sampling, o->seed_given);
   auto* prompt = cmd->add_option("-p,--prompt", o->prompt, "Text of one user turn");
   cmd->add_flag("--raw", o->raw, "The prompt is the text as it is, without turns")->needs(prompt);

@@ -19,6 +19,7 @@ namespace {
 
 struct Options {
   EngineConfig engine;
+  DraftOptions draft;
   ServiceConfig service;
   bool seed_given = false;
   std::string alias, key_file;
@@ -37,7 +38,7 @@ int run(Options& o) {
     if (auto ok = read_key(o.key_file, o.service.api_key); !ok) return report(ok.error());
   if (o.engine.max_seq > o.engine.chunk)
     return report({"--parallel", fmt::format("expected at most --chunk ({}), found {}", o.engine.chunk, o.engine.max_seq), "every running request takes a token of each step"});
-  auto opened = open_engine(o.engine);
+  auto opened = open_engine(o.engine, o.draft);
   if (!opened) return report(opened.error());
   Engine& engine = **opened;
   const Tokenizer* t = engine.tokenizer();
@@ -69,6 +70,7 @@ void add_serve(CLI::App& app, int& rc) {
   HttpConfig& h = o->service.http;
   ServiceConfig& s = o->service;
   add_engine_options(cmd, o->engine);
+  add_draft_options(cmd, o->draft, o->engine);
   add_sampling_options(cmd, s.defaults.sampling, o->seed_given);
   cmd->add_option("-n,--n-predict", s.defaults.max_tokens, "Tokens of an answer that names no limit; -1: until the context is full")->check(CLI::Range(-1, 1 << 24))->capture_default_str();
   cmd->add_flag("--think", s.defaults.thinking, "Let the model think unless a request says otherwise");

@@ -17,6 +17,8 @@ int main(int argc, char** argv) {
   facet::add_bench(app, rc);
   facet::add_plan(app, rc);
   facet::add_quantize(app, rc);
+  facet::add_convert(app, rc);
+  facet::add_compare(app, rc);
   facet::add_synth(app, rc);
   try {
     app.parse(argc, argv);

@@ -15,6 +15,8 @@
 namespace facet {
 namespace {
 
+constexpr int kMaxDraft = 63;  // nodes that a step's ancestor sets have room for, beside the newest token
+
 volatile std::sig_atomic_t g_interrupts = 0;  // the one thing a signal handler may touch
 extern "C" void on_interrupt(int) { g_interrupts = g_interrupts + 1; }
 
@@ -40,6 +42,32 @@ void add_engine_options(CLI::App* cmd, EngineConfig& c) {
   cmd->add_option("--memory", c.memory, "Bytes that may be used, with a suffix if you like (8GB); omitted: what is available")->transform(CLI::AsSizeValue(false));
 }
 
+void add_draft_options(CLI::App* cmd, DraftOptions& o, EngineConfig& c) {
+  cmd->add_option("--draft", o.sources, "Drafter that proposes tokens to verify: a path (repeatable); dflash or mtp, the one beside the model; auto, whatever is there; or none. It changes no text, only the speed")->option_text("PATH|auto|dflash|mtp|none [auto]");
+  cmd->add_option("--draft-max", c.draft.max, "Tokens of a draft at most; 0: 15, or what the drafter can")->check(CLI::Range(0, kMaxDraft))->capture_default_str();
+  cmd->add_option("--draft-min", c.draft.min, "Tokens of a draft at least; 0: none where plain steps are faster")->check(CLI::Range(0, kMaxDraft))->capture_default_str();
+  cmd->add_option("--draft-tree", c.draft.tree, "Verify a tree of this many tokens instead of a chain; 15 keeps a step within 16 rows, for which a GPU's logits are the same bits; 0: chains")->check(CLI::Range(0, kMaxDraft))->capture_default_str();
+}
+
+Result<std::vector<std::string>> draft_files(const std::string& model, const DraftOptions& o) {
+  std::vector<std::string> paths;
+  for (const std::string& s : o.sources) {
+    if (s != "none" && s != "auto" && s != "dflash" && s != "mtp") {
+      paths.push_back(s);
+      continue;
+    }
+    if (o.sources.size() > 1) return Error{"--draft", fmt::format("expected paths, or {} alone", s), "give one of them"};
+    if (s == "none") return paths;
+    for (const char* kind : {"dflash", "mtp"}) {
+      if (s != "auto" && s != kind) continue;
+      const std::string found = drafter_beside(model, kind);
+      if (!found.empty()) paths.push_back(found);
+      else if (s == kind) return Error{"--draft " + s, fmt::format("expected a drafter for {} beside it, named {}, found none", model, drafter_pattern(model, kind)), "give its path"};
+    }
+  }
+  return paths;
+}
+
 void add_sampling_options(CLI::App* cmd, Sampling& s, bool& seed_given) {
   cmd->add_option("--temp", s.temperature, "Temperature; 0 is greedy")->check(CLI::Range(0.f, 100.f))->capture_default_str();
   cmd->add_option("--top-k", s.top_k, "Keep the k likeliest tokens; 0: all")->check(CLI::Range(0, 1 << 24))->capture_default_str();
@@ -56,9 +84,15 @@ void draw_seed(Sampling& s, bool seed_given) {
   if (!seed_given) s.seed = std::random_device{}();
 }
 
-Result<std::unique_ptr<Engine>> open_engine(EngineConfig c) {
+Result<std::unique_ptr<Engine>> open_engine(EngineConfig c, const DraftOptions& draft) {
   if (c.model.empty()) c.model = default_model_path();
   if (c.model.empty()) return Error{"-m", "expected a model, found none given and none beside the program", "give the path of a GGUF file"};
+  auto files = draft_files(c.model, draft);
+  if (!files) return files.error();
+  c.draft.files = std::move(*files);
+  if (c.draft.min > c.draft.rows()) return Error{"--draft-min", fmt::format("expected at most --draft-max ({}), found {}", c.draft.rows(), c.draft.min), "raise --draft-max"};
+  for (const std::string& path : c.draft.files) fmt::print(stderr, "drafter: {}\n", path);
+  c.noted = [](const std::string& note) { fmt::print(stderr, "note: {}\n", note); };
   c.planned = [](const std::string& plan) { fmt::print(stderr, "memory: {}\n", plan); };
   auto engine = Engine::open(c);
   if (engine && (*engine)->tokenizer())
@@ -90,8 +124,21 @@ Status write_token_file(const std::string& path, std::span<const int32_t> ids) {
 std::string usage_line(const Usage& u, Stop why, const Sampling& s) {
   auto rate = [](int n, double seconds) { return seconds > 0 ? n / seconds : 0.0; };
   const std::string seed = s.temperature > 0 ? fmt::format("; seed {}", s.seed) : "";
-  return fmt::format("prompt {} tokens ({} cached), {:.1f} tok/s; answer {} tokens, {:.1f} tok/s; stop: {}{}", u.prompt, u.cached,
-                     rate(u.prompt - u.cached, u.prefill_s), u.generated, rate(u.generated, u.decode_s), stop_name(why), seed);
+  return fmt::format("prompt {} tokens ({} cached), {:.1f} tok/s; answer {} tokens, {:.1f} tok/s{}; stop: {}{}", u.prompt, u.cached,
+                     rate(u.prompt - u.cached, u.prefill_s), u.generated, rate(u.generated, u.decode_s), draft_line(u), stop_name(why), seed);
+}
+
+std::string draft_line(const Usage& u) {
+  std::string s;
+  if (u.rounds > 0) {
+    s = fmt::format(", {:.2f} a step", u.tokens_per_step());
+    for (size_t i = 0; i < u.methods.size(); ++i)
+      s += i == 0 ? " with " + u.methods[i].method : fmt::format(", {} from token {}", u.methods[i].method, u.methods[i].at);
+    s += fmt::format("; drafts {} of {} right, by place", u.accepted, u.drafted);
+    for (size_t k = 0; k < u.offered_at.size(); ++k) s += fmt::format(" {:.2f}", u.offered_at[k] > 0 ? double(u.accepted_at[k]) / u.offered_at[k] : 0.);
+  }
+  if (!u.draft_inactive_reason.empty()) s += "; " + u.draft_inactive_reason;
+  return s;
 }
 
 Interrupts::Interrupts() {

@@ -12,16 +12,25 @@
 
 namespace facet {
 
+// What --draft says: paths of drafters, or one of none, dflash, mtp, auto.
+struct DraftOptions {
+  std::vector<std::string> sources{"auto"};
+};
+
 // Options that several subcommands share, spelled as llama.cpp spells them.
 void add_model_option(CLI::App* cmd, std::string& path);                 // -m; omitted: the model that comes with the program
 void add_engine_options(CLI::App* cmd, EngineConfig& c);                 // -c, -t, --kv-k, --kv-v, --backend, --chunk, --memory
+void add_draft_options(CLI::App* cmd, DraftOptions& o, EngineConfig& c);  // --draft, --draft-max, --draft-min, --draft-tree
 void add_sampling_options(CLI::App* cmd, Sampling& s, bool& seed_given);  // --temp, --top-k, ...
 
 // A seed from the system when none was given. It is printed with the statistics, so that a run can be repeated.
 void draw_seed(Sampling& s, bool seed_given);
 
-// Opens what -m names, or the shipped model; prints the notes of the tokenizer's file.
-Result<std::unique_ptr<Engine>> open_engine(EngineConfig c);
+// Opens what -m names, or the shipped model, with the drafters that `draft` names; prints what there is to know about
+// the files.
+Result<std::unique_ptr<Engine>> open_engine(EngineConfig c, const DraftOptions& draft = {{"none"}});
+// The drafters' paths.
+Result<std::vector<std::string>> draft_files(const std::string& model, const DraftOptions& o);
 
 // Token ids from a file of int32, little endian, checked against the vocabulary.
 Result<std::vector<int32_t>> read_token_file(const std::string& path, int n_vocab);
@@ -29,6 +38,9 @@ Status write_token_file(const std::string& path, std::span<const int32_t> ids);
 
 // "prompt 31 tokens (12 cached), 812.4 tok/s; answer 48 tokens, 120.1 tok/s; stop: eos; seed 1"
 std::string usage_line(const Usage& u, Stop why, const Sampling& s);
+
+// Its part about drafting: ", 3.10 a step with mtp; drafts 80 of 120 right, by place 0.92 0.80 0.71"
+std::string draft_line(const Usage& u);
 
 // Set by Ctrl-C while a Interrupts object lives; Ctrl-C twice within a second ends the program.
 class Interrupts {

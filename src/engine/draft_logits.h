@@ -19,7 +19,7 @@ struct DraftLogitsConfig {
   int steps = 4;                            // MTP: passes of a greedy chain
   int window_extra = 0;                     // MTP: keys beyond the window of sliding layers
   BlockMask block_mask = BlockMask::kFile;  // DFlash
-  std::optional<KvType> kv;                 // empty: f32 on the reference backend, f16 elsewhere
+  std::optional<KvType> kv = {};            // empty: f32 on the reference backend, f16 elsewhere
   int chunk = 64;                           // tokens of one step of the target
   int n_threads = 0;                        // 0: one per physical core
 };

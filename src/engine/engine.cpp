@@ -4,7 +4,7 @@
 
 #include "backend/cpu/cpu_fast.h"
 #include "engine/engine_cuda.h"
-#include "engine/engine_impl.h"
+#include "engine/open_drafters.h"
 #include "model/gemma4_config.h"
 
 namespace facet {
@@ -18,6 +18,12 @@ const char* stop_name(Stop s) {
     case Stop::kError: return "error";
   }
   return "?";
+}
+
+Result<std::string> drafter_kind_of(const std::string& path) {
+  auto f = DrafterFile::open(path);
+  if (!f) return f.error();
+  return std::string(drafter_kind_name(f->kind()));
 }
 
 Result<LoadedModel> load_model(const std::string& path) {
@@ -43,6 +49,11 @@ Result<std::unique_ptr<Engine>> Engine::open(const EngineConfig& c) {
   auto loaded = load_model(c.model);
   if (!loaded) return loaded.error();
   LoadedModel& model = *loaded;
+  for (const std::string& path : c.draft.files) {
+    auto drafter = DrafterFile::open(path);
+    if (!drafter) return drafter.error();
+    model.drafters.push_back(std::move(*drafter));
+  }
   auto decided = resolve_config(model.file, model.cfg, c);
   if (!decided) return decided.error();
   if (c.planned) c.planned(plan_memory(model.file, model.cfg, *decided).line());
@@ -51,8 +62,8 @@ Result<std::unique_ptr<Engine>> Engine::open(const EngineConfig& c) {
 #if FACET_CUDA
   if (decided->backend == "cuda") return open_cuda_engine(std::move(model), *decided);
 #endif
-  if (decided->backend == "cpu") return EngineImpl<CpuFast>::create(std::move(model), *decided, {}, decided->n_threads, decided->cpu_isa);
-  if (decided->backend == "ref") return EngineImpl<CpuRef>::create(std::move(model), *decided, {}, decided->n_threads);
+  if (decided->backend == "cpu") return create_engine<CpuFast>(std::move(model), *decided, decided->n_threads, decided->cpu_isa);
+  if (decided->backend == "ref") return create_engine<CpuRef>(std::move(model), *decided, decided->n_threads);
   return Error{"--backend", fmt::format("expected cpu or ref, found {}", decided->backend), "this program was built without it"};
 }
 

@@ -45,6 +45,7 @@ struct EngineConfig {
   int max_out = 0;                 // rows of logits of one step; 0: one per sequence
   DraftConfig draft = {};
   std::function<void(const std::string&)> planned = {};  // told the memory plan before anything is allocated
+  std::function<void(const std::string&)> noted = {};    // told what a user should know about the files
   int64_t memory = 0;              // bytes that may be used; 0: what the system has available
 };
 
@@ -59,6 +60,7 @@ struct Usage {
 
   // Drafting; empty without a drafter.
   int decode_steps = 0, rounds = 0;              // steps after the prompt; of them, with a draft
+  int decoded = 0;                               // tokens of those steps, with the one that ends the answer
   std::vector<int> offered_at = {}, accepted_at = {};  // [k]: rounds that reached draft k + 1 of a path; it was right
   struct Change {
     int at = 0;                                  // tokens generated before
@@ -67,7 +69,7 @@ struct Usage {
   std::vector<Change> methods = {};              // the first one at 0
   double draft_s = 0, verify_s = 0, accept_s = 0;
   std::string draft_inactive_reason = {};        // why there was, or in the end is, no drafting
-  double tokens_per_step() const { return decode_steps > 0 ? double(generated - 1) / decode_steps : 0; }
+  double tokens_per_step() const { return decode_steps > 0 ? double(decoded) / decode_steps : 0; }
 };
 struct Request {
   std::vector<int32_t> prompt = {};
@@ -82,6 +84,9 @@ struct Sink {                       // called on the engine's thread; must not b
   std::function<void(RequestId, Stop, const Usage&, const std::string& error)> done;
   std::function<void(RequestId, int computed, int prompt)> prefill = {};  // after each step of a prompt
 };
+
+// "dflash" or "mtp".
+Result<std::string> drafter_kind_of(const std::string& path);
 
 // A loaded model and its scheduler. The server, the daemon, the CLI and the benches see this header
 // and nothing below it: no tensor, cache or device type appears here.

@@ -3,13 +3,13 @@
 #include <fmt/format.h>
 
 #include "cache/cuda_kv_cache.h"
-#include "engine/engine_impl.h"
+#include "engine/open_drafters.h"
 #include "model/gemma4_bind.h"
 
 namespace facet {
 
 Result<std::unique_ptr<Engine>> open_cuda_engine(LoadedModel model, const EngineConfig& c) {
-  return EngineImpl<Cuda>::create(std::move(model), c, {}, c.gpu);
+  return create_engine<Cuda>(std::move(model), c, c.gpu);
 }
 
 MemoryPlan plan_cuda_memory(const GgufFile& file, const ModelCfg& m, const EngineConfig& c, const KvPlan& kv, const KvBytes& b) {

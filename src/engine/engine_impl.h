@@ -11,6 +11,7 @@
 #include "backend/cpu/sampler.h"
 #include "base/check.h"
 #include "engine/engine.h"
+#include "model/drafter_file.h"
 #include "engine/plan.h"
 #include "engine/runner.h"
 #include "engine/scheduler.h"
@@ -23,9 +24,10 @@ namespace facet {
 template <Backend B>
 using DrafterFactory = std::function<Result<Drafters<B>>(const TargetView<B>&)>;
 
-// A model file with what is read from it once.
+// Files with what is read from them once.
 struct LoadedModel {
   GgufFile file;
+  std::vector<DrafterFile> drafters;
   ModelCfg cfg;
   std::optional<Tokenizer> tokenizer;
 };
@@ -34,6 +36,7 @@ Result<LoadedModel> load_model(const std::string& path);
 template <Backend B>
 class EngineImpl final : public Engine {
  public:
+  // open_drafters: null for plain decoding.
   template <class... BackendArgs>
   static Result<std::unique_ptr<Engine>> create(LoadedModel model, const EngineConfig& c, const DrafterFactory<B>& open_drafters, BackendArgs... args) {
     std::unique_ptr<EngineImpl> e(new EngineImpl(std::move(model), c));
@@ -263,7 +266,7 @@ class EngineImpl final : public Engine {
     if (requests.empty()) return;
     spec_->propose(requests);
     for (const DraftRequest& r : requests)
-      if (spec_->tree(r.slot).size() > 1) slots_[size_t(r.slot)].usage.draft_s += seconds(Clock::now() - start);
+      if (spec_->drafted(r.slot)) slots_[size_t(r.slot)].usage.draft_s += seconds(Clock::now() - start);
   }
 
   // Adds a sequence to the step: a piece of its prompt, or its newest token and drafts. Returns its tokens; 0: it failed.
@@ -367,7 +370,8 @@ class EngineImpl final : public Engine {
   // Tokens were drawn for slot s. They end where the answer does.
   void take(int s, std::span<const int32_t> drawn) {
     Slot& q = slots_[size_t(s)];
-    if (!q.decoding) {
+    const bool first = !q.decoding;
+    if (first) {
       q.decoding = true;
       q.first_token = Clock::now();
       cache().checkpoint(s);
@@ -386,6 +390,7 @@ class EngineImpl final : public Engine {
       if (q.usage.generated == q.request.max_tokens) why = Stop::kLength;
       else if (int(q.tokens.size()) >= cfg_.n_ctx) why = Stop::kContext;
     }
+    if (!first) q.usage.decoded += int(n) + (why == Stop::kEos);
     if (n > 0 && q.sink.tokens) q.sink.tokens(q.id, drawn.first(n));
     if (why) finish(s, *why, error);
   }

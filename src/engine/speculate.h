@@ -33,16 +33,21 @@ template <Backend B>
 class Speculator {
  public:
   Speculator(Runner<B>& r, const EngineConfig& c, int n_vocab, Drafters<B> drafters)
-      : r_(r), limits_{.min = c.draft.min, .max = c.draft.max > 0 ? c.draft.max : kUsualMax, .tree = c.draft.tree}, n_vocab_(n_vocab),
+      : r_(r), n_wait_(std::min(32, r.cache->plan().max_step)), limits_{.min = c.draft.min, .max = c.draft.max > 0 ? c.draft.max : kUsualMax, .tree = c.draft.tree}, n_vocab_(n_vocab), forced_(!c.draft.forced.empty()),
         drafters_(std::move(drafters)), step_times_(c.max_seq * (1 + c.draft.rows())), draft_times_(drafters_.size()), rounds_(size_t(c.max_seq)) {
     const KvPlan& kv = r_.cache->plan();
     for (auto& d : drafters_) {
       const auto layers = d->tap_layers();
       layer_.insert(layer_.end(), layers.begin(), layers.end());
-      taps_.push_back(layers.empty() ? Rows{} : r_.b.new_rows(kv.max_step, int(layers.size()) * r_.m.d_model));
+      const int cols = int(layers.size()) * r_.m.d_model;
+      taps_.push_back(layers.empty() ? Rows{} : r_.b.new_rows(kv.max_step, cols));
+      waiting_.push_back({.rows = layers.empty() ? Rows{} : r_.b.new_rows(kv.max_seq * n_wait_, cols), .n = std::vector<int>(size_t(kv.max_seq))});
       if (d->wants_final_hidden() && !final_hidden_) final_hidden_ = r_.b.new_rows(kv.max_step, r_.m.d_model);
       drafts_.emplace_back(size_t(c.max_seq));
     }
+    std::vector<int> most;
+    for (auto& d : drafters_) most.push_back(d->max_draft());
+    for (Round& round : rounds_) round.chooser = DraftChooser(most, limits_);
     if (!drafters_.empty()) measure_steps(1 + c.draft.rows());
   }
 
@@ -62,9 +67,7 @@ class Speculator {
 
   // A new request in the slot.
   void begin(SlotId s) {
-    std::vector<int> most;
-    for (auto& d : drafters_) most.push_back(d->max_draft());
-    rounds_[size_t(s)].chooser = DraftChooser(std::move(most), limits_);
+    rounds_[size_t(s)].chooser.next_request();
     rounds_[size_t(s)].choice = {};
   }
 
@@ -74,13 +77,19 @@ class Speculator {
     for (const DraftRequest& q : requests) {
       Round& round = rounds_[size_t(q.slot)];
       round.tree.reset(q.newest);
+      round.cut = false;
       round.asked = q.room > 0;
       round.choice = round.chooser.choose(step_times_, draft_times_, q.room, int(requests.size()));
       if (round.choice.method < 0) continue;
       const size_t m = size_t(round.choice.method);
+      flush(m, q.slot);
+      if (drafters_[m]->held(q.slot) != q.position) {  // it has given the sequence up
+        round.choice = {};
+        continue;
+      }
       Draft& d = drafts_[m][n[m]++];
       d.slot = q.slot, d.position = q.position, d.max_draft = round.choice.n;
-      d.n_top = limits_.tree > 0 ? std::min(kTreeTop, limits_.tree) : 0;
+      d.n_top = limits_.tree > 0 ? std::min(kTreeTop, limits_.tree) : 1;
       d.token.assign(1, q.newest);
       d.top.clear();
       d.top_log_prob.clear();
@@ -98,6 +107,8 @@ class Speculator {
   }
 
   const DraftTree& tree(SlotId s) const { return rounds_[size_t(s)].tree; }
+  // Some drafter was asked, though nothing of it may be worth verifying.
+  bool drafted(SlotId s) const { return rounds_[size_t(s)].choice.method >= 0; }
   // Tokens on the way from node 0, without it, to the node: what its row's penalties look at.
   std::span<const int32_t> path_to(SlotId s, int node) const {
     const Round& r = rounds_[size_t(s)];
@@ -113,7 +124,7 @@ class Speculator {
     if (drafters_.empty()) return r.accepted;
     if (r.asked) note_method(r, u, generated);
     const int offered = deepest(r), kept = r.accepted.n_draft();
-    r.chooser.observe(r.choice, offered, kept);
+    r.chooser.observe(r.choice, offered, kept, r.cut);
     if (r.tree.size() == 1) return r.accepted;
     ++u.rounds;
     u.drafted += r.tree.size() - 1;
@@ -137,21 +148,36 @@ class Speculator {
   void observe_step(int rows, double seconds) { step_times_.observe(rows, seconds); }
 
   void absorb(std::span<const Committed> rows) {
-    if (rows.empty()) return;
-    for (size_t d = 0; d < drafters_.size(); ++d)
-      drafters_[d]->absorb(rows, {.taps = taps_[d], .final_hidden = drafters_[d]->wants_final_hidden() ? final_hidden_ : Rows{}});
+    for (size_t d = 0; d < drafters_.size(); ++d) {
+      absorbed_.clear();
+      for (const Committed& c : rows) {
+        if (held(d, c.slot) != c.position) continue;  // it has given the sequence up
+        if (can_wait(d, c)) {
+          wait(d, c);
+          continue;
+        }
+        flush(d, c.slot);
+        absorbed_.push_back(c);
+      }
+      if (!absorbed_.empty())
+        drafters_[d]->absorb(absorbed_, {.taps = taps_[d], .final_hidden = drafters_[d]->wants_final_hidden() ? final_hidden_ : Rows{}});
+    }
   }
   // Rows of state that every drafter has after going back.
   int rewind(SlotId s, int len) {
     int least = len;
-    for (auto& d : drafters_) least = std::min(least, d->rewind(s, len));
+    for (size_t d = 0; d < drafters_.size(); ++d) {
+      int& waiting = waiting_[d].n[size_t(s)];
+      waiting = std::clamp(len - drafters_[d]->held(s), 0, waiting);
+      least = std::min(least, waiting > 0 ? held(d, s) : drafters_[d]->rewind(s, std::min(len, drafters_[d]->held(s))));
+    }
     return least;
   }
   void forget(SlotId s) {
-    for (auto& d : drafters_) d->forget(s);
+    for (size_t d = 0; d < drafters_.size(); ++d) waiting_[d].n[size_t(s)] = 0, drafters_[d]->forget(s);
   }
   void checkpoint(SlotId s) {
-    for (auto& d : drafters_) d->checkpoint(s);
+    for (size_t d = 0; d < drafters_.size(); ++d) flush(d, s), drafters_[d]->checkpoint(s);
   }
 
  private:
@@ -163,6 +189,7 @@ class Speculator {
     DraftChooser chooser;
     DraftChoice choice;
     bool asked = false;          // there was room for a draft
+    bool cut = false;            // a chain was not worth verifying to its end
     DraftTree tree;
     std::vector<int32_t> paths;  // [node][kMaxTreeNodes]: of a tree that is no chain
     Accepted accepted;
@@ -180,6 +207,8 @@ class Speculator {
     while (n < d.token.size() && n <= size_t(d.max_draft) && usable(d.token[n])) ++n;
     Round& r = rounds_[size_t(d.slot)];
     if (limits_.tree == 0) {
+      const int worth = worth_verifying(std::span(d.top_log_prob).first(std::min(n - 1, d.top_log_prob.size())), step_times_, int(requests.size()));
+      if (const size_t keep = size_t(1 + std::max(worth, limits_.min)); keep < n && !d.top_log_prob.empty() && !forced_) n = keep, r.cut = true;
       d.token.resize(n);
       chain_tree(d, d.max_draft, r.tree);
       return;
@@ -239,16 +268,44 @@ class Speculator {
     r_.cache->clear(0);
   }
 
+  // Features of a drafter that is not asked wait, so that it takes many rows in one go when it is, or when there are many.
+  struct Waiting {
+    Rows rows{};         // [slots * n_wait_, taps]
+    std::vector<int> n;  // per slot
+  };
+  void wait(size_t d, const Committed& c) {
+    Waiting& w = waiting_[d];
+    int& n = w.n[size_t(c.slot)];
+    for (int i = 0; i < c.n; ++i) r_.b.copy_rows(w.rows.rows_at(c.slot * n_wait_ + n++, 1), taps_[d].rows_at(c.at(i), 1));
+  }
+  void flush(size_t d, SlotId s) {
+    Waiting& w = waiting_[d];
+    const int n = std::exchange(w.n[size_t(s)], 0);
+    if (n == 0) return;
+    const Committed c{.slot = s, .position = drafters_[d]->held(s), .row = s * n_wait_, .n = n};
+    drafters_[d]->absorb({&c, 1}, {.taps = w.rows, .final_hidden = {}});
+  }
+  int held(size_t d, SlotId s) const { return drafters_[d]->held(s) + waiting_[d].n[size_t(s)]; }
+  // The drafter has no use for the rows in the next round, as far as one knows.
+  bool can_wait(size_t d, const Committed& c) const {
+    return !drafters_[d]->wants_final_hidden() && waiting_[d].rows && rounds_[size_t(c.slot)].choice.method != int(d) &&
+           waiting_[d].n[size_t(c.slot)] + c.n <= n_wait_;
+  }
+
   Runner<B>& r_;
+  const int n_wait_;
   DraftLimits limits_;
   int n_vocab_;
+  bool forced_;        // the drafter's own opinion means nothing
   Drafters<B> drafters_;
   StepTimes step_times_;
   std::vector<DraftTimes> draft_times_;
   std::vector<Round> rounds_;                  // per slot
   std::vector<std::vector<Draft>> drafts_;     // per drafter: of one round
+  std::vector<Committed> absorbed_;
   std::vector<int> layer_;                     // taps of all drafters
   std::vector<Rows> taps_, dst_;               // taps_: per drafter
+  std::vector<Waiting> waiting_;
   Rows final_hidden_{};
 };
 

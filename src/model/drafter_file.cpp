@@ -342,7 +342,11 @@ Result<DrafterMeta> mtp_meta_of(const json& root, const std::string& where) {
   for (const std::string& t : c.strings("layer_types")) {
     if (t != "sliding_attention" && t != "full_attention") c.fail("layer_types", "sliding_attention or full_attention");
     m.sliding.push_back(t == "sliding_attention");
-    if (kv) m.kv_heads.push_back(m.sliding.back() ? *kv : kv_full.value_or(*kv));
+    m.kv_heads.push_back(m.sliding.back() ? kv.value_or(0) : kv_full.value_or(0));
+    // Newer files say what differs from layer to layer in an object of its own.
+    JsonMeta layer = c.at("per_layer_config").at(std::to_string(m.kv_heads.size() - 1).c_str());
+    if (auto n = layer.integer("num_key_value_heads")) m.kv_heads.back() = *n;
+    if (layer.error()) return *layer.error();
   }
   for (const JsonMeta* j : {&top, &c, &rope, &full, &swa})
     if (j->error()) return *j->error();

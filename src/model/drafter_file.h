@@ -32,7 +32,7 @@ struct DrafterMeta {
   // MTP
   std::optional<int64_t> d_target, top_k;
   std::optional<bool> clustered;
-  std::vector<int64_t> kv_heads;           // of the donors, per layer
+  std::vector<int64_t> kv_heads;           // of the donors, per layer; 0: it does not say
 };
 
 // A drafter on disk, mapped: any GGUF dialect, or safetensors with a config.json beside it. Tensors have the names

@@ -143,7 +143,7 @@ Result<MtpCfg> mtp_config(const DrafterFile& f, const ModelCfg& target, int wind
     const LayerCfg& from = target.layer[size_t(donor)];
     check.fits(fmt::format("head width of layer {}, which reads layer {} of the target", l, donor), from.head_dim, layer.head_dim);
     check.ratio(fmt::format("query heads of layer {} over the {} K/V heads of layer {} of the target", l, from.n_kv_head, donor), n_q, from.n_kv_head);
-    if (meta.kv_heads.size() == size_t(*blocks)) check.fits(fmt::format("K/V heads of layer {}", l), from.n_kv_head, meta.kv_heads[size_t(l)]);
+    if (meta.kv_heads.size() == size_t(*blocks) && meta.kv_heads[size_t(l)] != 0) check.fits(fmt::format("K/V heads of layer {}", l), from.n_kv_head, meta.kv_heads[size_t(l)]);
     layer.n_kv_head = from.n_kv_head;
     layer.window = from.window > 0 ? from.window + window_extra : 0;  // the target's window: its cache holds the keys
     layer.query_only = true;

@@ -378,7 +378,16 @@ Json timings_json(const Usage& u) {
             {"predicted_ms", ms(u.decode_s)},
             {"predicted_per_token_ms", u.generated > 0 ? ms(u.decode_s / u.generated) : 0},
             {"predicted_per_second", rate(u.generated, u.decode_s)}};
-  if (u.drafted > 0) j["draft_n"] = u.drafted, j["draft_n_accepted"] = u.accepted;
+  if (u.drafted > 0) {
+    j["draft_n"] = u.drafted, j["draft_n_accepted"] = u.accepted;
+    j["draft_rounds"] = u.rounds;
+    j["draft_tokens_per_step"] = std::round(u.tokens_per_step() * 1e3) / 1e3;
+    Json& at = j["draft_accepted_at"] = Json::array();  // of the rounds that came to the k-th draft, the share where it was right
+    for (size_t k = 0; k < u.offered_at.size(); ++k) at.push_back(u.offered_at[k] > 0 ? std::round(1e3 * u.accepted_at[k] / u.offered_at[k]) / 1e3 : 0);
+    Json& methods = j["draft_methods"] = Json::array();
+    for (const Usage::Change& m : u.methods) methods.push_back({{"at", m.at}, {"method", m.method}});
+  }
+  if (!u.draft_inactive_reason.empty()) j["draft_inactive_reason"] = u.draft_inactive_reason;
   return j;
 }
 

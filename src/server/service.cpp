@@ -41,6 +41,14 @@ const Route* find_route(std::string_view path) {
 HttpResponse json_response(int status, const Json& body) { return {.status = status, .type = "application/json", .body = dump_json(body), .headers = {}}; }
 HttpResponse error_response(const ApiError& e) { return json_response(e.status, error_json(e)); }
 
+// " drafted=120 accepted=80 per_step=3.1 methods=mtp@0,none@96", or nothing.
+std::string draft_log(const Usage& u) {
+  if (u.methods.empty()) return "";
+  std::string s = fmt::format(" drafted={} accepted={} per_step={:.2f} methods=", u.drafted, u.accepted, u.tokens_per_step());
+  for (size_t i = 0; i < u.methods.size(); ++i) s += fmt::format("{}{}@{}", i ? "," : "", u.methods[i].method, u.methods[i].at);
+  return s;
+}
+
 // What the engine's thread keeps of a request.
 struct Generation {
   StreamDecoder decoder;
@@ -334,8 +342,8 @@ class ServiceImpl final : public Service, public HttpHandler {
     Job job = std::move(at->second);
     jobs_.erase(at);
     const char* stop = stopped ? "string" : job.gone ? job.gone : stop_name(why);
-    log_.info("request id={} kind={} stream={} prompt={} cached={} generated={} prefill_ms={:.1f} decode_ms={:.1f} stop={} seed={} running={}", id,
-              job.answer.kind == ApiKind::kChat ? "chat" : "completion", int(job.stream), u.prompt, u.cached, u.generated, u.prefill_s * 1e3, u.decode_s * 1e3, stop, job.seed, jobs_.size());
+    log_.info("request id={} kind={} stream={} prompt={} cached={} generated={} prefill_ms={:.1f} decode_ms={:.1f}{} stop={} seed={} running={}", id,
+              job.answer.kind == ApiKind::kChat ? "chat" : "completion", int(job.stream), u.prompt, u.cached, u.generated, u.prefill_s * 1e3, u.decode_s * 1e3, draft_log(u), stop, job.seed, jobs_.size());
     if (!job.reply) return;
     if (why == Stop::kError) {
       log_.error("request id={} error=\"{}\"", id, error);

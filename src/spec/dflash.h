@@ -13,12 +13,12 @@
 
 namespace facet {
 
-// The K/V plan of a DFlash drafter beside a target's: as many slots and rows. Its rings have room for a block in
-// flight.
+// The K/V plan of a DFlash drafter beside a target's: as many slots and rows. Its rings have room for a block in flight
+// beyond what the target can take back, so that a draft costs no rewind.
 inline KvPlan dflash_plan(const KvPlan& target, const DflashCfg& c) {
   KvPlan p = target;
   p.max_step = std::max(target.max_step, target.max_seq * c.block);
-  p.margin = std::max(target.margin, c.block);
+  p.margin = target.margin + c.block;
   return p;
 }
 
@@ -38,6 +38,7 @@ class Dflash final : public Drafter<B> {
   }
   static Result<std::unique_ptr<Dflash>> open(const DrafterFile& file, DflashCfg cfg, const TargetView<B>& t) {
     std::unique_ptr<Dflash> d(new Dflash(t, std::move(cfg)));
+    d->file_ = file;
     auto w = bind_dflash(t.b, file, d->c_);
     if (!w) return w.error();
     d->w_ = std::move(*w);
@@ -161,6 +162,7 @@ class Dflash final : public Drafter<B> {
   }
 
   TargetView<B> t_;
+  DrafterFile file_;  // its mapping: weights stay where they are
   DflashCfg c_;
   KvPlan plan_;
   StepBuilder steps_;

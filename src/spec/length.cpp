@@ -12,7 +12,7 @@ constexpr double kForget = .95;       // of a trial's weight, per trial after it
 constexpr double kPrior = .7, kPriorTrials = 2;
 constexpr double kBorrowed = 1;       // trials that a position borrows from the one before it
 constexpr int kTrials = 3, kTrialLength = 4;
-constexpr int kFirstGap = 24, kLastGap = 512;
+constexpr int kFirstGap = 24, kLastGap = 512, kRequestGap = 64;  // the last one: at the start of a request
 constexpr int kPlainGap = 16, kPlainGapClear = 128;  // rounds after which a plain step is timed again; where drafts clearly pay
 constexpr double kClear = 1.3;
 constexpr double kWorthIt = 1.02;     // gain for which plain decoding or the last choice is left
@@ -71,21 +71,38 @@ void Survival::observe(int offered, int accepted) {
   }
 }
 
-double Survival::conditional(int k) const {
-  // The first position starts from a guess that fades; the others borrow from the one before.
-  double p = kPrior;
-  for (int i = 1; i <= k && i < int(trial_.size()); ++i) {
-    const double t = trial_[size_t(i)], seen = (1 - std::min(1., t * (1 - kForget)));  // 1 at first, 0 in the end
-    const double w = i == 1 ? kPriorTrials * seen : kBorrowed;
-    p = t + w > 0 ? (hit_[size_t(i)] + w * p) / (t + w) : p;
-  }
-  return p;
+void Survival::soften() {
+  for (size_t k = 0; k < trial_.size(); ++k) hit_[k] *= .5, trial_[k] *= .5;
 }
 
-double Survival::tokens(int n) const {
-  double sum = 1, all = 1;
-  for (int k = 1; k <= n; ++k) sum += all *= conditional(k);
-  return sum;
+void Survival::expect(int n, std::vector<double>& tokens) const {
+  tokens.clear();
+  // p: of draft k when the ones before it are right. The first position starts from a guess that fades; the others
+  // borrow from the one before.
+  double p = kPrior, survival = 1, sum = 1;
+  for (int k = 1; k <= n; ++k) {
+    if (k < int(trial_.size())) {
+      const double t = trial_[size_t(k)], fading = 1 - std::min(1., t * (1 - kForget));
+      const double w = k == 1 ? kPriorTrials * fading : kBorrowed;
+      if (t + w > 0) p = (hit_[size_t(k)] + w * p) / (t + w);
+    }
+    survival *= p;
+    tokens.push_back(sum += survival);
+  }
+}
+
+int worth_verifying(std::span<const float> log_prob, const StepTimes& step, int n_seq) {
+  const double plain = step.at(n_seq);
+  if (plain <= 0) return int(log_prob.size());
+  int best = 0;
+  double survival = 1, tokens = 0, best_gain = 0;
+  for (int n = 1; n <= int(log_prob.size()); ++n) {
+    survival *= std::exp(std::min(0., double(log_prob[size_t(n) - 1])));
+    tokens += survival;
+    const double gain = tokens - (step.at(n_seq * (n + 1)) - plain) / plain;
+    if (gain > best_gain) best = n, best_gain = gain;
+  }
+  return best;
 }
 
 DraftChooser::DraftChooser(std::vector<int> max_draft, DraftLimits limits) : limits_(limits) {
@@ -106,8 +123,9 @@ DraftChoice DraftChooser::best(const StepTimes& step, std::span<const DraftTimes
   rate = limits_.min > 0 || plain <= 0 ? 0 : kWorthIt / plain;
   for (size_t m = 0; m < method_.size(); ++m) {
     const int most = std::min(method_[m].max, n_room);
+    method_[m].survival.expect(most, tokens_);
     for (int n = limits_.tree > 0 ? most : std::max(1, std::min(limits_.min, most)); n <= most; ++n) {
-      const double r = method_[m].survival.tokens(n) / std::max(1e-12, step.at(n_seq * rows(n)) + draft[m].at(n));
+      const double r = tokens_[size_t(n) - 1] / std::max(1e-12, step.at(n_seq * rows(n)) + draft[m].at(n));
       const bool again = DraftChoice{int(m), n} == last_;
       if (r * (again ? kWorthIt : 1) > rate) best = {int(m), n}, rate = r * (again ? kWorthIt : 1);
     }
@@ -126,8 +144,8 @@ DraftChoice DraftChooser::choose(const StepTimes& step, std::span<const DraftTim
     const int length = limits_.tree > 0 ? method_[m].max : std::max(limits_.min, kTrialLength);
     if (!fixed && method_[m].rounds < kTrials) return last_ = {int(m), limited(m, length)};
     if (!fixed && method_[m].idle > method_[m].gap) {
-      method_[m].gap = std::min(2 * method_[m].gap, kLastGap);
-      return {int(m), limited(m, limits_.tree > 0 ? length : std::max(limits_.min, 2))};  // not last_: a trial is no choice
+      method_[m].gap = std::clamp(2 * method_[m].gap, kFirstGap, kLastGap);
+      return {int(m), limited(m, length)};  // not last_: a trial is no choice
     }
   }
   double rate = 0;
@@ -140,13 +158,23 @@ DraftChoice DraftChooser::choose(const StepTimes& step, std::span<const DraftTim
   return {};
 }
 
-void DraftChooser::observe(DraftChoice made, int offered, int accepted) {
+void DraftChooser::observe(DraftChoice made, int offered, int accepted, bool cut) {
   if (made.method < 0) return;
   Method& m = method_[size_t(made.method)];
   ++m.rounds;
   m.idle = 0;
   if (accepted > 0 && made == last_) m.gap = kFirstGap;
-  m.survival.observe(offered, accepted);
+  // A trial that went well is followed by another one at once.
+  if (made != last_ && offered > 0 && accepted == offered) m.gap = 0;
+  // What was cut is as good as wrong: it brought nothing.
+  m.survival.observe(offered + (cut ? 1 : 0), accepted);
+}
+
+void DraftChooser::next_request() {
+  for (Method& m : method_) {
+    m.survival.soften();
+    m.gap = std::clamp(m.gap, kFirstGap, kRequestGap);
+  }
 }
 
 }  // namespace facet

@@ -25,16 +25,21 @@ class DraftTimes {
   double w_ = 0, n_ = 0, nn_ = 0, t_ = 0, nt_ = 0;
 };
 
-// How likely it is that the first k drafts are right, learned from verifications of one request.
+// How likely it is that the first k drafts are right, learned from verifications.
 class Survival {
  public:
   explicit Survival(int max_draft = 0) : hit_(size_t(max_draft) + 1), trial_(size_t(max_draft) + 1) {}
   void observe(int offered, int accepted);
-  double conditional(int k) const;  // of draft k when the ones before it are right, k = 1..
-  double tokens(int n) const;       // expected from a round of n drafts: 1 + the sum of survivals
+  void soften();  // what follows may be of another kind
+  // Tokens expected from rounds of 1 .. n drafts: 1 + the sum of the survivals. tokens[k - 1] is for k drafts.
+  void expect(int n, std::vector<double>& tokens) const;
  private:
   std::vector<double> hit_, trial_;
 };
+
+// Of a chain whose tokens have these log-probabilities under its drafter, how many are worth a row of the verification:
+// plain decoding would turn the time of the others into more tokens.
+int worth_verifying(std::span<const float> log_prob, const StepTimes& step, int n_seq);
 
 struct DraftLimits {
   int min = 0;         // drafts of a round; 0: a round may go without
@@ -47,8 +52,8 @@ struct DraftChoice {
   bool operator==(const DraftChoice&) const = default;
 };
 
-// Chooses method and length of every round of one request so that tokens come fastest, by its own acceptance and the
-// measured times. Every method is tried; one that loses to plain decoding is left, and tried again at growing
+// Chooses method and length of every round of a sequence so that tokens come fastest, by its own acceptance and the
+// measured times. A request starts with what the one before it in the same slot has taught. Every method is tried; one that loses to plain decoding is left, and tried again at growing
 // intervals. No clock and no random numbers in here.
 class DraftChooser {
  public:
@@ -57,7 +62,9 @@ class DraftChooser {
 
   // n_room: drafts for which there is room. n_seq: sequences that draft in this step.
   DraftChoice choose(const StepTimes& step, std::span<const DraftTimes> draft, int n_room, int n_seq);
-  void observe(DraftChoice made, int offered, int accepted);
+  // cut: the drafter had more to offer, which was not worth verifying.
+  void observe(DraftChoice made, int offered, int accepted, bool cut = false);
+  void next_request();  // what was learned counts less
   const Survival& survival(int method) const { return method_[size_t(method)].survival; }
 
  private:
@@ -72,6 +79,7 @@ class DraftChooser {
   DraftChoice best(const StepTimes& step, std::span<const DraftTimes> draft, int n_room, int n_seq, double& rate) const;
 
   std::vector<Method> method_;
+  mutable std::vector<double> tokens_;  // scratch of best()
   DraftLimits limits_;
   DraftChoice last_;
   int since_plain_ = 0;

@@ -28,6 +28,7 @@ class Mtp final : public Drafter<B> {
   }
   static Result<std::unique_ptr<Mtp>> open(const DrafterFile& file, MtpCfg cfg, const TargetView<B>& t) {
     std::unique_ptr<Mtp> d(new Mtp(t, std::move(cfg)));
+    d->file_ = file;
     auto w = bind_mtp(t.b, file, d->c_);
     if (!w) return w.error();
     d->w_ = std::move(*w);
@@ -136,6 +137,7 @@ class Mtp final : public Drafter<B> {
   }
 
   TargetView<B> t_;
+  DrafterFile file_;  // its mapping: weights stay where they are
   MtpCfg c_;
   StepBuilder steps_;
   std::vector<Slot> slots_;

@@ -56,7 +56,8 @@ class Script {
       h_.runner().forward({.layer = kScriptTaps, .dst = dst, .final_hidden = final_.view(int(n), D)});
       h_.cache().commit(0, int(n));
       for (size_t i = 0; i < n; ++i)
-        rows[hash_features<typename B::Rows>({.taps = taps_, .final_hidden = final_}, int(i))].push_back({int(sequences.size()) - 1, int(at + i)});
+        for (const Features<typename B::Rows>& f : {Features<typename B::Rows>{.taps = taps_, .final_hidden = final_}, {.taps = taps_, .final_hidden = {}}})
+          rows[hash_features(f, int(i))].push_back({int(sequences.size()) - 1, int(at + i)});
       at += n;
     }
   }
@@ -79,6 +80,7 @@ struct ScriptOptions {
   int n_vocab = 96;
   unsigned seed = 1;
   bool right_in_top = true; // a wrong token's right one is among the candidates
+  bool final_hidden = true; // wants it beside the taps
 };
 // What the drafter saw; outlives the engine.
 struct ScriptReport {
@@ -97,7 +99,7 @@ class ScriptedDrafter : public Drafter<B> {
   const char* name() const override { return "script"; }
   int max_draft() const override { return o_.max_draft; }
   std::span<const int> tap_layers() const override { return kScriptTaps; }
-  bool wants_final_hidden() const override { return true; }
+  bool wants_final_hidden() const override { return o_.final_hidden; }
 
   void absorb(std::span<const Committed> rows, const Features<Rows>& f) override {
     for (const Committed& c : rows) {
@@ -157,11 +159,12 @@ class ScriptedDrafter : public Drafter<B> {
   std::vector<std::vector<uint64_t>> held_;  // per slot: its rows
 };
 
+// Several options: as many drafters.
 template <class B, class Plain = B, class Scripted = ScriptedDrafter<B, Plain>>
-DrafterFactory<B> scripted(const Script<Plain>& script, ScriptOptions o, ScriptReport& report) {
-  return [&script, o, &report](const TargetView<B>& t) -> Result<Drafters<B>> {
+DrafterFactory<B> scripted(const Script<Plain>& script, std::vector<ScriptOptions> options, ScriptReport& report) {
+  return [&script, options, &report](const TargetView<B>& t) -> Result<Drafters<B>> {
     Drafters<B> d;
-    d.push_back(std::make_unique<Scripted>(script, o, report, t.plan.max_seq));
+    for (const ScriptOptions& o : options) d.push_back(std::make_unique<Scripted>(script, o, report, t.plan.max_seq));
     return d;
   };
 }

@@ -284,6 +284,18 @@ TEST(OpenAiAnswer, NoTimeGivesNoInfinity) {
   EXPECT_EQ(t["draft_n_accepted"], 2);
 }
 
+TEST(OpenAiAnswer, SaysHowDraftingWent) {
+  Usage u{.prompt = 3, .generated = 9, .drafted = 12, .accepted = 5, .decode_steps = 3, .rounds = 3, .decoded = 8, .offered_at = {3, 3, 2}, .accepted_at = {3, 2, 0}};
+  u.methods = {{0, "mtp"}, {8, "none"}};
+  u.draft_inactive_reason = "drafts did not pay and were given up";
+  const Json t = timings_json(u);
+  EXPECT_EQ(dump_json(t["draft_accepted_at"]), "[1.0,0.667,0.0]");
+  EXPECT_EQ(t["draft_tokens_per_step"], 2.667);
+  EXPECT_EQ(dump_json(t["draft_methods"]), R"([{"at":0,"method":"mtp"},{"at":8,"method":"none"}])");
+  EXPECT_EQ(t["draft_inactive_reason"], u.draft_inactive_reason);
+  EXPECT_FALSE(timings_json(kUsage).contains("draft_n"));
+}
+
 TEST(OpenAiAnswer, Stream) {
   const ApiAnswer a{.kind = ApiKind::kChat, .id = "chatcmpl-1", .model = "m", .created = 7};
   const std::string head = R"(data: {"id":"chatcmpl-1","object":"chat.completion.chunk","created":7,"model":"m","choices":[)";

@@ -198,6 +198,37 @@ TEST(DraftChooser, PicksTheBetterMethod) {
   const Play r = play(DraftChooser({15, 15}, {.max = 15}), {.3, .9}, .05, 400, 1, {.1, .1});
   EXPECT_GT(r.tokens / r.seconds, .9 * best_fixed(.9, .05, .1, 15));
 }
+TEST(DraftChooser, NextRequestsProfit) {  // short answers, to a drafter that is never right and to one that always is
+  for (const double p : {0., 1.}) {
+    DraftChooser c({15}, {.max = 15});
+    StepTimes step(64);
+    for (int n : {1, 2, 4, 8, 16}) step.observe(n, 1 + .2 * (n - 1));
+    std::vector<DraftTimes> times(1);
+    double seconds = 0;
+    int tokens = 0;
+    for (int r = 0; r < 60; ++r) {
+      c.next_request();
+      for (int round = 0; round < (p > 0 ? 4 : 20); ++round) {
+        const DraftChoice d = c.choose(step, times, 100, 1);
+        if (d.method >= 0) times[0].observe(d.n, .5);
+        c.observe(d, d.n, p > 0 ? d.n : 0);
+        if (r < 5) continue;
+        seconds += 1 + .2 * d.n + (d.method >= 0 ? .5 : 0);
+        tokens += 1 + (p > 0 ? d.n : 0);
+      }
+    }
+    EXPECT_GT(tokens / seconds, p > 0 ? .95 * 16 / 4.5 : .97);
+  }
+}
+TEST(WorthVerifying, StopsWhereARowBringsLessThanItTakes) {
+  StepTimes step(64);
+  for (int n : {1, 2, 4, 8, 16}) step.observe(n, 1 + .4 * (n - 1));
+  const float sure = -.01f, unsure = std::log(.5f), poor = std::log(.1f);
+  EXPECT_EQ(worth_verifying(std::vector<float>{sure, sure, poor, sure}, step, 1), 2);
+  EXPECT_EQ(worth_verifying(std::vector<float>{sure, unsure, unsure, unsure}, step, 1), 2);
+  EXPECT_EQ(worth_verifying(std::vector<float>{poor, sure, sure}, step, 1), 0);
+  EXPECT_EQ(worth_verifying(std::vector<float>{poor, sure}, StepTimes(4), 1), 2) << "nothing is known about times";
+}
 TEST(DraftChooser, KeepsToItsLimits) {
   DraftChooser c({15}, {.min = 3, .max = 3});
   const StepTimes step(64);

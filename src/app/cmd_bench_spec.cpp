@@ -1,0 +1,141 @@
+#include <fmt/format.h>
+
+#include <cstdio>
+#include <fstream>
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "app/commands.h"
+#include "app/console.h"
+#include "app/options.h"
+#include "app/paths.h"
+#include "engine/bench_spec.h"
+#include "engine/eval.h"
+#include "formats/gguf.h"
+#include "tokenizer/tokenizer.h"
+
+namespace facet {
+namespace {
+
+struct Options {
+  EngineConfig engine;
+  SpecBenchOptions bench;
+  std::vector<std::string> drafts{"auto"}, sets{"code", "json", "prose", "retrieval"};
+  std::string prompts, json;
+  int count = 12, random = 0;
+};
+
+const std::map<std::string, KvType> kTypes{{"f32", KvType::kF32}, {"f16", KvType::kF16}, {"q8_0", KvType::kQ8_0}, {"q4_0", KvType::kQ4_0}, {"tq3_0", KvType::kTQ3_0}};
+// What the shipped questions call it; other files name their kinds as they like.
+const std::map<std::string, std::vector<std::string>> kKinds{{"prose", {"prose", "remember", "thinking"}}};
+
+bool belongs(const std::string& set, const std::string& kind) {
+  const auto at = kKinds.find(set);
+  if (at == kKinds.end()) return kind.starts_with(set);
+  for (const std::string& k : at->second)
+    if (kind.starts_with(k)) return true;
+  return false;
+}
+
+// The prompts of every set: from the file of questions, or random tokens for a model without a vocabulary.
+Result<std::vector<PromptSet>> prompt_sets(const Options& o) {
+  auto file = GgufFile::open(o.engine.model);
+  if (!file) return file.error();
+  auto vocab = vocab_from_gguf(*file);
+  if (!vocab) return vocab.error();
+  if (vocab->empty() || o.random > 0) {
+    PromptSet s{"random", {}};
+    uint32_t state = 1;
+    for (int i = 0; i < std::min(o.count, 3); ++i) {
+      s.prompts.emplace_back(size_t(o.random > 0 ? o.random : 64));
+      for (int32_t& id : s.prompts.back()) id = int32_t((state = state * 1664525u + 1013904223u) >> 23);  // below 512
+    }
+    return std::vector<PromptSet>{std::move(s)};
+  }
+  auto tokenizer = Tokenizer::create(std::move(*vocab));
+  if (!tokenizer) return tokenizer.error();
+  const std::string path = o.prompts.empty() ? default_eval_path() : o.prompts;
+  auto docs = read_eval_set(path);
+  if (!docs) return docs.error();
+  std::vector<PromptSet> sets;
+  for (const std::string& name : o.sets) {
+    PromptSet s{name, {}};
+    for (const EvalDoc& d : *docs)
+      if (belongs(name, d.kind) && int(s.prompts.size()) < o.count) s.prompts.push_back(tokenizer->encode(d.context, /*add_bos=*/false, /*parse_special=*/true));
+    if (s.prompts.empty()) return Error{path, fmt::format("expected lines of kind {}, found none", name), "name the sets with --sets"};
+    sets.push_back(std::move(s));
+  }
+  return sets;
+}
+
+nlohmann::ordered_json to_json(const SpecLine& l, const Options& o) {
+  nlohmann::ordered_json j{{"set", l.set}, {"method", l.method}, {"length", l.length}, {"tree", l.tree}, {"kv", kv_type_name(l.kv)}, {"runs", l.runs},
+                           {"tokens_per_step", l.tokens_per_step}, {"tok_s", l.tok_s}, {"tok_s_sd", l.tok_s_sd}, {"speedup", l.speedup},
+                           {"drafted", l.drafted}, {"accepted", l.accepted}, {"right_at", l.right_at},
+                           {"draft_ms", l.draft_ms}, {"verify_ms", l.verify_ms}, {"accept_ms", l.accept_ms},
+                           {"forced", o.engine.draft.forced}, {"model", o.engine.model}, {"backend", o.engine.backend}, {"version", FACET_VERSION}};
+  return j;
+}
+
+std::string length_name(const SpecLine& l) {
+  if (l.method == "none") return "";
+  return (l.length > 0 ? std::to_string(l.length) : "auto") + (l.tree > 0 ? fmt::format(", tree {}", l.tree) : "");
+}
+
+int run(Options& o) {
+  if (o.engine.model.empty()) o.engine.model = default_model_path();
+  auto sets = prompt_sets(o);
+  if (!sets) return report(sets.error());
+  o.bench.sets = std::move(*sets);
+  o.bench.ignore_eos = o.bench.sets[0].name == "random" || !o.engine.draft.forced.empty();
+  // Each drafter on its own, then all of them, where the faster one is chosen as it goes.
+  auto files = draft_files(o.engine.model, {o.drafts});
+  if (!files) return report(files.error());
+  for (const std::string& f : *files) {
+    auto kind = drafter_kind_of(f);
+    if (!kind) return report(kind.error());
+    o.bench.methods.push_back({*kind, {f}});
+  }
+  if (files->size() > 1) o.bench.methods.push_back({"both", *files});
+  if (!o.engine.draft.forced.empty()) fmt::print("Forced acceptance: draft k is taken for right with probability {}. The text means nothing.\n\n", fmt::join(o.engine.draft.forced, ", "));
+  fmt::print("| set | method | length | kv | tokens a step | tok/s | +- | x plain | draft ms | verify ms | accept ms | right by place |\n"
+             "| --- | --- | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | --- |\n");
+  std::ofstream json;
+  if (!o.json.empty()) json.open(o.json);
+  const Status done = bench_spec(o.engine, o.bench, [&](const SpecLine& l) {
+    std::string places;
+    for (const double p : l.right_at) places += fmt::format("{:.2f} ", p);
+    fmt::print("| {} | {} | {} | {} | {:.2f} | {:.1f} | {:.1f} | {:.2f} | {:.3f} | {:.3f} | {:.3f} | {}|\n", l.set, l.method, length_name(l), kv_type_name(l.kv), l.tokens_per_step, l.tok_s,
+               l.tok_s_sd, l.speedup, l.draft_ms, l.verify_ms, l.accept_ms, places);
+    std::fflush(stdout);
+    if (json.is_open()) json << to_json(l, o).dump() << "\n";
+  });
+  if (!done) return report(done.error());
+  json.close();
+  if (!o.json.empty() && !json) return report({o.json, "cannot write", "check the folder and the space on the disk"});
+  return kExitOk;
+}
+
+}  // namespace
+
+void add_bench_spec(CLI::App& bench, int& rc) {
+  auto o = std::make_shared<Options>();
+  CLI::App* cmd = bench.add_subcommand("spec", "Measure drafting: tokens a step and tokens a second, a Markdown table to stdout");
+  add_engine_options(cmd, o->engine);
+  cmd->add_option("--draft", o->drafts, "Drafters, as elsewhere; each is measured alone, then all of them together")->option_text("PATH|auto|dflash|mtp [auto]");
+  cmd->add_option("--draft-tree", o->engine.draft.tree, "Trees of this many tokens instead of chains")->check(CLI::Range(0, 63))->capture_default_str();
+  cmd->add_option("--lengths", o->bench.lengths, "Tokens of a draft; 0: chosen as it goes")->delimiter(',')->check(CLI::Range(0, 63))->capture_default_str();
+  cmd->add_option("--kv", o->bench.kv, "Cache types")->delimiter(',')->transform(CLI::CheckedTransformer(kTypes, CLI::ignore_case))->option_text("TYPE,... [f16]");
+  cmd->add_option("--prompts", o->prompts, "JSON lines {kind, context, answer}; omitted: the questions that come with the model");
+  cmd->add_option("--sets", o->sets, "Kinds of prompts")->delimiter(',')->capture_default_str();
+  cmd->add_option("--count", o->count, "Prompts of a set at most")->check(CLI::Range(1, 1 << 20))->capture_default_str();
+  cmd->add_option("--random", o->random, "Instead, prompts of this many random tokens, as for a model without a vocabulary")->check(CLI::Range(0, 1 << 20))->capture_default_str();
+  cmd->add_option("--forced", o->engine.draft.forced, "Take draft k for right with the k-th of these probabilities: speeds of random models at an acceptance one would like to have")->delimiter(',')->check(CLI::Range(0.f, 1.f));
+  cmd->add_option("-n,--n-predict", o->bench.n_predict, "Tokens of an answer at most")->check(CLI::Range(2, 1 << 20))->capture_default_str();
+  cmd->add_option("--runs", o->bench.runs, "Measurements, after one that does not count")->check(CLI::Range(1, 1000))->capture_default_str();
+  cmd->add_option("--json", o->json, "Also write the rows as JSON lines to this file");
+  cmd->callback([o, &rc] { rc = run(*o); });
+}
+
+}  // namespace facet

@@ -1,0 +1,44 @@
+#pragma once
+#include <fmt/format.h>
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "engine/engine_impl.h"
+#include "spec/dflash.h"
+#include "spec/mtp.h"
+
+namespace facet {
+
+template <class D, Backend B>
+Status open_drafter(DrafterFile& file, const TargetView<B>& t, Drafters<B>& all) {
+  auto d = D::open(file, t);
+  if (!d) return d.error();
+  if constexpr (requires { (*d)->cfg().notes; })
+    for (const std::string& n : (*d)->cfg().notes) file.notes.push_back(n);
+  all.push_back(std::move(*d));
+  return Ok{};
+}
+
+// An engine on B with the drafters whose files were loaded with the model.
+template <Backend B, class... BackendArgs>
+Result<std::unique_ptr<Engine>> create_engine(LoadedModel model, const EngineConfig& c, BackendArgs... args) {
+  if (model.drafters.empty()) return EngineImpl<B>::create(std::move(model), c, {}, args...);
+  // The model's copies keep the files mapped as long as the engine lives.
+  std::vector<DrafterFile> files = model.drafters;
+  const DrafterFactory<B> open_all = [&files, &c](const TargetView<B>& t) -> Result<Drafters<B>> {
+    Drafters<B> all;
+    for (DrafterFile& f : files) {
+      const Status ok = f.kind() == DrafterKind::kDflash ? open_drafter<Dflash<B>>(f, t, all) : open_drafter<Mtp<B>>(f, t, all);
+      if (!ok) return ok.error();
+      if (c.noted)
+        for (const std::string& n : f.notes) c.noted(fmt::format("{}: {}", f.path(), n));
+    }
+    return all;
+  };
+  return EngineImpl<B>::create(std::move(model), c, open_all, args...);
+}
+
+}  // namespace facet
