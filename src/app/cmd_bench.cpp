@@ -9,6 +9,7 @@
 #include "app/options.h"
 #include "app/paths.h"
 #include "engine/bench.h"
+#include "facet_commit.h"
 
 namespace facet {
 namespace {
@@ -44,7 +45,7 @@ int run(Options& o) {
                                        {"kv_v", kv_type_name(*decided.kv_v)}, {"tok_s", l.tok_s}, {"ms_median", l.ms_median}, {"runs", l.runs},
                                        {"bytes", l.bytes}, {"gbps", l.gbps}, {"gbps_ceiling", machine.gbps_ceiling}, {"gflops", l.gflops},
                                        {"model", o.engine.model}, {"backend", decided.backend}, {"isa", machine.isa},
-                                       {"machine", {{"cpu", machine.cpu}, {"threads", machine.threads}}}, {"version", FACET_VERSION}};
+                                       {"machine", {{"cpu", machine.cpu}, {"threads", machine.threads}}}, {"version", FACET_VERSION}, {"commit", FACET_COMMIT}};
         fmt::print("{}\n", j.dump());
         std::fflush(stdout);
         fmt::print(stderr, "{:<8} {:>5} {:>6} {:>10.2f} {:>9.1f} {:>8.1f} {:>6.0f} {:>9.1f}\n", l.phase, l.n, l.depth, l.ms_median, l.tok_s, l.gbps,

@@ -19,4 +19,29 @@ void norm_rope_append(B& b, typename B::KvLayer kv, typename B::Rows q, typename
   }
 }
 
+// Both inputs of a mixture of experts: r = rms(x) * router_gain, e = rms(x) * expert_gain.
+template <Backend B>
+void moe_inputs(B& b, typename B::Rows r, typename B::Rows e, typename B::Rows x, typename B::Vec router_gain, typename B::Vec expert_gain, float eps) {
+  if constexpr (requires { b.moe_inputs(r, e, x, router_gain, expert_gain, eps); }) {
+    b.moe_inputs(r, e, x, router_gain, expert_gain, eps);
+  } else {
+    b.rms_norm(r, x, router_gain, eps);
+    b.rms_norm(e, x, expert_gain, eps);
+  }
+}
+
+// residual_norm of the branch rms(y) * y_gain + rms(o) * o_gain: the end of a layer with experts. y and o are lost.
+template <Backend B>
+void join_residual_norm(B& b, typename B::Rows x, typename B::Rows h, typename B::Rows y, typename B::Rows o, typename B::Vec y_gain,
+                        typename B::Vec o_gain, ResidualSpec<typename B::Vec> spec) {
+  if constexpr (requires { b.join_residual_norm(x, h, y, o, y_gain, o_gain, spec); }) {
+    b.join_residual_norm(x, h, y, o, y_gain, o_gain, spec);
+  } else {
+    b.rms_norm(y, y, y_gain, spec.eps);
+    b.rms_norm(o, o, o_gain, spec.eps);
+    b.add(y, y, o);
+    b.residual_norm(x, h, y, spec);
+  }
+}
+
 }  // namespace facet

@@ -6,7 +6,6 @@
 #include <chrono>
 #include <fstream>
 #include <memory>
-#include <numeric>
 
 #include "backend/cpu/cpu_fast.h"
 #include "backend/traced.h"
@@ -40,21 +39,21 @@ int64_t largest_cache() {
   return most;
 }
 
-// The best of five passes, each thread reading pieces of 1 MiB as matrix products do.
-double read_gbps(int n_threads) {
+// The best of five passes, each thread reading pieces of 1 MiB with the vectors that matrix products use.
+double read_gbps(int n_threads, const SimdKernels& simd) {
   int64_t bytes = std::max<int64_t>(int64_t(512) << 20, 2 * largest_cache());
   if (const int64_t free = int64_t(available_memory()); free > 0) bytes = std::min(bytes, free / 2);
-  const int64_t n = bytes / 8, piece = (1 << 20) / 8;
-  const std::unique_ptr<uint64_t[]> data(new uint64_t[size_t(n)]);
-  parallel_for(n / piece, n_threads, [&](int64_t p) { std::fill_n(data.get() + p * piece, piece, uint64_t(p)); });
-  std::vector<uint64_t> sum(size_t(n / piece));
+  const int64_t piece = (1 << 20) / 4, n = bytes / 4 / piece * piece;
+  const std::unique_ptr<float[]> data(new float[size_t(n)]);
+  parallel_for(n / piece, n_threads, [&](int64_t p) { std::fill_n(data.get() + p * piece, piece, 1.f); });
+  std::vector<float> sum(size_t(n / piece));
   double best = 0;
   for (int pass = 0; pass < 5; ++pass) {
     const auto start = Clock::now();
-    parallel_for(n / piece, n_threads, [&](int64_t p) { sum[size_t(p)] = std::accumulate(data.get() + p * piece, data.get() + (p + 1) * piece, uint64_t(0)); });
-    best = std::max(best, double(n / piece * piece * 8) / seconds_since(start) / 1e9);
+    parallel_for(n / piece, n_threads, [&](int64_t p) { sum[size_t(p)] = simd.sum_squares(data.get() + p * piece, piece); });
+    best = std::max(best, double(n * 4) / seconds_since(start) / 1e9);
   }
-  CHECK(sum.back() == uint64_t(n / piece - 1) * uint64_t(piece), "the buffer changed while it was read");
+  CHECK(std::all_of(sum.begin(), sum.end(), [&](float s) { return s == float(piece); }), "the buffer changed while it was read");
   return best;
 }
 
@@ -147,7 +146,7 @@ Status run_bench(const EngineConfig& given, const BenchOptions& o, const std::fu
   if (c.backend == "cuda") return bench_cuda(*file, *m, *decided, o, machine, line);
 #endif
   machine({.cpu = cpu_model(), .isa = c.backend == "cpu" ? simd_kernels(c.cpu_isa).name : "none", .threads = decided->n_threads,
-           .gbps_ceiling = read_gbps(decided->n_threads)},
+           .gbps_ceiling = read_gbps(decided->n_threads, simd_kernels(c.cpu_isa))},
           *decided);
   if (c.backend == "cpu") return bench<CpuFast>(*file, *m, *decided, o, line, decided->n_threads, c.cpu_isa);
   if (c.backend == "ref") return bench<CpuRef>(*file, *m, *decided, o, line, decided->n_threads);

@@ -207,10 +207,13 @@ std::optional<DType> dtype_from_name(std::string_view name) {
   return std::nullopt;
 }
 
-void dequantize_row(DType t, const std::byte* src, float* dst, int64_t n) {
+void check_whole_blocks(DType t, int64_t n) {
   const DTypeInfo& info = dtype_info(t);
-  CHECK(n % info.block == 0, "row of {} elements is not a multiple of the {} block of {}", n, info.name,
-        info.block);
+  CHECK(n % info.block == 0, "row of {} elements is not a multiple of the {} block of {}", n, info.name, info.block);
+}
+
+void dequantize_row(DType t, const std::byte* src, float* dst, int64_t n) {
+  check_whole_blocks(t, n);
   switch (t) {
     case DType::kF32:
       std::memcpy(dst, src, size_t(n) * sizeof(float));
@@ -258,7 +261,7 @@ void dequantize_row(DType t, const std::byte* src, float* dst, int64_t n) {
       dequantise_blocks<BlockIQ4_XS>(src, dst, n);
       return;
     default:
-      CHECK(false, "{} cannot be dequantised", info.name);
+      CHECK(false, "{} cannot be dequantised", dtype_name(t));
   }
 }
 

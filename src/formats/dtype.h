@@ -39,6 +39,8 @@ inline size_t row_bytes(DType t, int64_t n) {
   return size_t(n / i.block) * size_t(i.block_bytes);
 }
 
+void check_whole_blocks(DType t, int64_t n);
+
 // n elements (a multiple of the block) at src to f32. Only for types with matmul = true. src needs no
 // alignment.
 void dequantize_row(DType t, const std::byte* src, float* dst, int64_t n);

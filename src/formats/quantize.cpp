@@ -135,9 +135,7 @@ bool can_quantize(DType t) {
 }
 
 void quantize_row(DType t, const float* src, std::byte* dst, int64_t n) {
-  const DTypeInfo& info = dtype_info(t);
-  CHECK(n % info.block == 0, "row of {} elements is not a multiple of the {} block of {}", n, info.name,
-        info.block);
+  check_whole_blocks(t, n);
   switch (t) {
     case DType::kF32:
       std::memcpy(dst, src, size_t(n) * sizeof(float));
@@ -164,7 +162,7 @@ void quantize_row(DType t, const float* src, std::byte* dst, int64_t n) {
       quantise_blocks<BlockQ8_0>(src, dst, n);
       return;
     default:
-      CHECK(is_searched(t), "there is no encoder for {}", info.name);
+      CHECK(is_searched(t), "there is no encoder for {}", dtype_name(t));
       quantize_searched_row(t, src, dst, n);
   }
 }

@@ -168,6 +168,17 @@ struct ScaleFit {
   float scale[G] = {};  // whole numbers
 };
 
+// Lane by lane: the first trial, or one with a smaller error than the best so far.
+template <class L>
+FACET_LANES auto is_better(const typename L::F& error, const float* best, bool first) {
+  const typename L::F old = L::load(best);
+  return first ? old == old : error < old;
+}
+template <class L, class Mask>
+FACET_LANES void keep(const Mask& better, float* to, const typename L::F& v) {
+  L::store(to, better ? v : L::load(to));
+}
+
 // One scale for each group, with the sums that say how good it is and which step would suit it.
 template <int G>
 struct ScaleTrial {
@@ -186,15 +197,11 @@ FACET_LANES void try_scale(const typename L::F* x, const typename L::F& scale, f
     lx += level * x[i];
     error += rest * rest;
   }
-  const F old = L::load(best.error + at);
-  const auto better = first ? old == old : error < old;
-  const auto keep = [&](float* to, const F& v) __attribute__((always_inline)) {
-    L::store(to + at, better ? v : L::load(to + at));
-  };
-  keep(best.scale, scale);
-  keep(best.ll, ll);
-  keep(best.lx, lx);
-  keep(best.error, error);
+  const auto better = is_better<L>(error, best.error + at, first);
+  keep<L>(better, best.scale + at, scale);
+  keep<L>(better, best.ll + at, ll);
+  keep<L>(better, best.lx + at, lx);
+  keep<L>(better, best.error + at, error);
 }
 
 // Step 2, for group scales in [Lo, -Lo - 1].
@@ -320,17 +327,13 @@ FACET_LANES void try_scale_min(const typename L::F* x, const typename L::F& scal
     qx += q * x[i];
     error += rest * rest;
   }
-  const F old = L::load(best.error + at);
-  const auto better = first ? old == old : error < old;
-  const auto keep = [&](float* to, const F& v) __attribute__((always_inline)) {
-    L::store(to + at, better ? v : L::load(to + at));
-  };
-  keep(best.scale, scale);
-  keep(best.min, min);
-  keep(best.q1, q1);
-  keep(best.qq, qq);
-  keep(best.qx, qx);
-  keep(best.error, error);
+  const auto better = is_better<L>(error, best.error + at, first);
+  keep<L>(better, best.scale + at, scale);
+  keep<L>(better, best.min + at, min);
+  keep<L>(better, best.q1 + at, q1);
+  keep<L>(better, best.qq + at, qq);
+  keep<L>(better, best.qx + at, qx);
+  keep<L>(better, best.error + at, error);
 }
 
 // Step 2, for group scales and minima in [0, MostScale].

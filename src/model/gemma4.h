@@ -34,23 +34,20 @@ void attention(B& b, const LayerW<B>& L, const LayerCfg& c, const ModelCfg& m, t
   b.matmul(y, a, L.wo);
 }
 
-// y = FFN(h); in MoE layers y = norm(FFN(h)) + norm(experts(x)), both branches fed by the stream
+// y = FFN(h); in MoE layers that is the shared expert, and o = experts(x): both branches are fed by the stream
 template <Backend B>
 void feed_forward(B& b, const LayerW<B>& L, const LayerCfg& c, const ModelCfg& m, const Step& s, Work<B>& w) {
   const int T = s.shape.n_tok;
-  auto x = w.x.view(T, m.d_model), h = w.h.view(T, m.d_model), y = w.y.view(T, m.d_model);
+  auto h = w.h.view(T, m.d_model), y = w.y.view(T, m.d_model);
   auto g = w.g.view(T, c.d_ff);
   b.gate_up(g, h, L.gate, L.up, m.act);
   b.matmul(y, g, L.down);
   if (!c.moe) return;
 
   auto e = w.e.view(T, m.d_model), r = w.r.view(T, m.d_model), o = w.a.view(T, m.d_model);
-  b.rms_norm(y, y, L.shared_post, m.eps);
-  b.rms_norm(r, x, L.router_norm, m.eps);  // the router reads the stream; its 1/sqrt(D) is folded into this gain at load
-  b.rms_norm(e, x, L.routed_pre, m.eps);
+  // The router reads the stream, not the branch's input; its 1/sqrt(D) is folded into this gain at load.
+  moe_inputs(b, r, e, w.x.view(T, m.d_model), L.router_norm, L.routed_pre, m.eps);
   b.moe(o, e, r, L.experts, m.n_expert_used, m.act);
-  b.rms_norm(o, o, L.routed_post, m.eps);
-  b.add(y, y, o);
 }
 
 // y = Wproj (gelu(Wgate x) * the layer's slice of the per-layer embeddings)
@@ -73,14 +70,18 @@ void decoder_layer(B& b, const ModelW<B>& W, size_t l, const ModelCfg& m, std::s
 
   attention(b, L, c, m, kv[size_t(c.kv_source)], s, w);
   if (s.shape.staged && c.settles >= 0) b.kv_settle(kv[size_t(c.settles)], s);
-  b.residual_norm(x, h, y, {.post = L.attn_post, .next = L.ffn_norm, .eps = m.eps});
+  b.residual_norm(x, h, y, {.post = L.attn_post, .next = L.ffn_norm, .eps = m.eps});  // out_scale multiplies the whole stream, not the branch
   feed_forward(b, L, c, m, s, w);
-  if (m.d_ple > 0) {
-    b.residual_norm(x, h, y, {.post = L.ffn_post, .eps = m.eps});
-    per_layer_input(b, L, l, m, s, w);
-  }
-  b.residual_norm(x, h, y,  // out_scale multiplies the whole stream, not the branch
-                  {.post = m.d_ple > 0 ? L.ple_post : L.ffn_post, .next = W.norm_after(l), .out_scale = L.out_scale, .eps = m.eps});
+  const auto next = W.norm_after(l);
+  ResidualSpec<typename B::Vec> close{.post = L.ffn_post, .next = next, .out_scale = L.out_scale, .eps = m.eps};
+  if (m.d_ple > 0) close = {.post = L.ffn_post, .eps = m.eps};  // the layer goes on
+  if (c.moe)
+    join_residual_norm(b, x, h, y, w.a.view(T, m.d_model), L.shared_post, L.routed_post, close);
+  else
+    b.residual_norm(x, h, y, close);
+  if (m.d_ple == 0) return;
+  per_layer_input(b, L, l, m, s, w);
+  b.residual_norm(x, h, y, {.post = L.ple_post, .next = next, .out_scale = L.out_scale, .eps = m.eps});
 }
 
 // ple [T, L * P]: a row of the table and a projection of the scaled embedding, one slice a layer

@@ -7,7 +7,11 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <mutex>
 #include <random>
+#include <thread>
 #include <unordered_map>
 
 #include "tokenizer/tokenizer.h"
@@ -63,6 +67,59 @@ struct Job {
   const char* gone = nullptr;  // why nobody waits for the answer any more
 };
 
+// A request whose body is being read.
+struct Arrival {
+  ApiKind kind;
+  std::string body;
+  std::unique_ptr<HttpReply> reply;   // the server's thread alone looks at it
+  const char* gone = nullptr;         // likewise
+  std::optional<ApiError> error = {};
+  ApiRequest request = {};
+  std::vector<int32_t> ids = {};
+  bool in_thought = false;
+};
+
+// One thread that runs what it is given, in order. What it has not begun when it is destroyed is dropped.
+class Worker {
+ public:
+  Worker() : thread_([this] { loop(); }) {}
+  ~Worker() {
+    {
+      const std::lock_guard lock(mutex_);
+      stop_ = true;
+    }
+    wake_.notify_one();
+    thread_.join();
+  }
+  void push(std::function<void()> work) {
+    {
+      const std::lock_guard lock(mutex_);
+      queue_.push_back(std::move(work));
+    }
+    wake_.notify_one();
+  }
+
+ private:
+  void loop() {
+    for (;;) {
+      std::function<void()> work;
+      {
+        std::unique_lock lock(mutex_);
+        wake_.wait(lock, [this] { return stop_ || !queue_.empty(); });
+        if (stop_) return;
+        work = std::move(queue_.front());
+        queue_.pop_front();
+      }
+      work();
+    }
+  }
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  std::deque<std::function<void()>> queue_;
+  bool stop_ = false;
+  std::thread thread_;  // last: it uses the others
+};
+
 class ServiceImpl final : public Service, public HttpHandler {
  public:
   ServiceImpl(Engine& engine, ServiceConfig c) : engine_(engine), c_(std::move(c)), log_("server", std::make_shared<spdlog::sinks::stderr_sink_mt>()) {
@@ -99,12 +156,23 @@ class ServiceImpl final : public Service, public HttpHandler {
     if (target == Target::kHealth) return reply->send(json_response(200, {{"status", "ok"}}));
     if (target == Target::kModels) return reply->send(json_response(200, models()));
     if (target == Target::kProps) return reply->send(json_response(200, props()));
-    if (auto e = generate(target == Target::kChat ? ApiKind::kChat : ApiKind::kCompletion, r.body, reply)) {
-      HttpResponse answer = error_response(*e);
-      if (e->status == 503) answer.headers.emplace_back("Retry-After", kRetrySeconds);
-      log_.info("refused status={} running={}", e->status, jobs_.size());
-      reply->send(std::move(answer));
-    }
+    if (jobs_.size() + size_t(arriving_) >= size_t(engine_.config().max_seq) + size_t(c_.queue))
+      return refuse(*reply, {.status = 503, .message = "the queue is full", .param = "", .code = "queue_full"});
+    // A body of megabytes takes long to read: a thread of its own does it, so that no stream waits.
+    auto a = std::make_shared<Arrival>(Arrival{target == Target::kChat ? ApiKind::kChat : ApiKind::kCompletion, std::move(r.body), std::move(reply)});
+    a->reply->on_gone = [p = std::weak_ptr(a)](const char* why) {
+      if (const auto arrival = p.lock()) arrival->gone = why, arrival->reply = nullptr;
+    };
+    ++arriving_;
+    worker_.push([this, a] {
+      read(*a);
+      http_->post([this, a] {
+        --arriving_;
+        if (a->gone) return log_.info("dropped stop={} running={}", a->gone, jobs_.size());
+        if (!a->error) a->error = generate(*a);
+        if (a->error) refuse(*a->reply, *a->error);
+      });
+    });
   }
 
   HttpResponse refusal(int status, const std::string& what) override {
@@ -173,21 +241,35 @@ class ServiceImpl final : public Service, public HttpHandler {
     return engine_.tokenizer()->encode(text, /*add_bos=*/true, /*parse_special=*/true);
   }
 
-  std::optional<ApiError> generate(ApiKind kind, const std::string& body, std::unique_ptr<HttpReply>& reply) {
+  void refuse(HttpReply& reply, const ApiError& e) {
+    HttpResponse answer = error_response(e);
+    if (e.status == 503) answer.headers.emplace_back("Retry-After", kRetrySeconds);
+    log_.info("refused status={} running={}", e.status, jobs_.size());
+    reply.send(std::move(answer));
+  }
+
+  // On the worker's thread: text to a checked request and its tokens.
+  void read(Arrival& a) const {
     const int n_ctx = engine_.config().n_ctx;
-    if (jobs_.size() >= size_t(engine_.config().max_seq) + size_t(c_.queue)) return ApiError{.status = 503, .message = "the queue is full", .param = "", .code = "queue_full"};
-    auto json = parse_json(body, "");
-    if (!json) return api_error(json.error());
-    auto request = parse_api_request(kind, *json, c_.defaults);
-    if (!request) return api_error(request.error());
+    auto json = parse_json(std::exchange(a.body, {}), "");
+    if (!json) return void(a.error = api_error(json.error()));
+    auto request = parse_api_request(a.kind, *json, c_.defaults);
+    if (!request) return void(a.error = api_error(request.error()));
+    a.request = std::move(*request);
+    auto ids = prompt(a.request, a.in_thought);
+    if (!ids) return void(a.error = api_error(ids.error()));
+    if (ids->size() >= size_t(n_ctx))
+      a.error = {.status = 400, .message = fmt::format("the prompt has {} tokens or more; the context holds {}", ids->size(), n_ctx),
+                 .param = a.kind == ApiKind::kChat ? "messages" : "prompt", .code = "context_length_exceeded"};
+    a.ids = std::move(*ids);
+  }
+
+  std::optional<ApiError> generate(Arrival& a) {
+    const ApiKind kind = a.kind;
+    ApiRequest* const request = &a.request;
     if (!request->seed_given) request->sampling.seed = seeds_() >> 1;
     // A client without tools has no use for a call: the token that begins one is never drawn.
     if (kind == ApiKind::kChat && request->tools.empty()) request->sampling.logit_bias.emplace_back(engine_.tokenizer()->special().tool_call_open, -1e9f);
-    bool in_thought = false;
-    auto ids = prompt(*request, in_thought);
-    if (!ids) return api_error(ids.error());
-    if (ids->size() >= size_t(n_ctx))
-      return ApiError{.status = 400, .message = fmt::format("the prompt has {} tokens or more; the context holds {}", ids->size(), n_ctx), .param = kind == ApiKind::kChat ? "messages" : "prompt", .code = "context_length_exceeded"};
 
     Job job;
     job.answer = {.kind = kind, .id = fmt::format("{}-{:016x}", kind == ApiKind::kChat ? "chatcmpl" : "cmpl", seeds_()), .model = c_.model, .created = now()};
@@ -195,20 +277,20 @@ class ServiceImpl final : public Service, public HttpHandler {
     job.include_usage = request->include_usage;
     job.seed = request->sampling.seed;
     // shared_ptr: std::function copies what it holds.
-    auto g = std::make_shared<Generation>(Generation{StreamDecoder(*engine_.tokenizer()), AnswerText(kind, {.in_thought = in_thought}, std::move(request->stop)), 0, false});
+    auto g = std::make_shared<Generation>(Generation{StreamDecoder(*engine_.tokenizer()), AnswerText(kind, {.in_thought = a.in_thought}, std::move(request->stop)), 0, false});
     Sink sink{.tokens = [this, g](RequestId id, std::span<const int32_t> t) { on_tokens(*g, id, t); },
               .done = [this, g](RequestId id, Stop why, const Usage& u, const std::string& error) { on_done(*g, id, why, u, error); }};
-    auto id = engine_.submit({.prompt = std::move(*ids), .max_tokens = request->max_tokens, .sampling = std::move(request->sampling), .ignore_eos = request->ignore_eos}, std::move(sink));
+    auto id = engine_.submit({.prompt = std::move(a.ids), .max_tokens = request->max_tokens, .sampling = std::move(request->sampling), .ignore_eos = request->ignore_eos}, std::move(sink));
     if (!id) return api_error(id.error());
 
-    reply->on_gone = [this, id = *id](const char* why) {
+    a.reply->on_gone = [this, id = *id](const char* why) {
       const auto at = jobs_.find(id);
       if (at == jobs_.end()) return;
       at->second.gone = why;
       at->second.reply = nullptr;
       engine_.cancel(id);
     };
-    job.reply = std::move(reply);
+    job.reply = std::move(a.reply);
     if (job.stream) {
       job.reply->begin("text/event-stream");
       if (kind == ApiKind::kChat) job.reply->write(sse(chunk_role(job.answer)));
@@ -285,7 +367,9 @@ class ServiceImpl final : public Service, public HttpHandler {
   std::mt19937_64 seeds_;
   int64_t started_ = 0;
   std::unordered_map<RequestId, Job> jobs_;  // running and waiting
+  int arriving_ = 0;                         // being read
   std::unique_ptr<HttpServer> http_;
+  Worker worker_;                            // ends before what it uses
 };
 
 }  // namespace

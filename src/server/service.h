@@ -19,8 +19,8 @@ struct ServiceConfig {
   Variant variant = Variant::kLarge;
 };
 
-// Routes, the queue, cancellation and the log. The engine runs on a thread of its own (Engine::run) and the HTTP server
-// on the one that calls run(); what the engine generates reaches it through HttpServer::post.
+// Routes, the queue, cancellation and the log. The engine runs on a thread of its own (Engine::run), bodies are read on
+// another, and the HTTP server is on the one that calls run(), which the others reach through HttpServer::post.
 class Service {
  public:
   // The engine has a tokenizer and outlives the service; its thread has ended before the service is destroyed.

@@ -48,6 +48,18 @@ std::vector<float> read_f32(const fs::path& path) {
 
 class Fixture : public testing::TestWithParam<Case> {};
 
+// rms of our logits against llama.cpp's on the dequantised file. Three of these references are themselves further than
+// that from the weights' true logits: transformers, given the same dequantised weights, agrees with us to 1.5e-5..1.8e-5
+// rms and is as far from them as we are. In edge, llama.cpp rounds the input of per_layer_model_proj to bf16, because that
+// matrix stays BF16 in a dequantised file; in moe Q4_K_M its rounding of GELU gives one row another expert (8.2e-3 without
+// that row). For them the bound is the figure measured and explained so, plus 2 % for another compiler's sums.
+double plain_bound(const Case& c) {
+  if (c.folder == "edge" && c.type == "Q8_0") return 1.02 * 1.90e-2;
+  if (c.folder == "edge" && c.type == "Q4_K_M") return 1.02 * 2.14e-2;
+  if (c.folder == "moe" && c.type == "Q4_K_M") return 1.02 * 9.40e-2;
+  return c.folder == "moe" ? 6e-2 : 1.5e-2;
+}
+
 TEST_P(Fixture, LogitsAreTheOfficialOnes) {
   const Case& c = GetParam();
   const auto golden = must(SafetensorsFile::open(c.golden()));
@@ -66,13 +78,15 @@ TEST_P(Fixture, LogitsAreTheOfficialOnes) {
     EXPECT_EQ(d.same_top, d.rows);
     return;
   }
-  // llama.cpp on the dequantised file. Its own roundings are larger than ours, and a router near a tie can turn them
-  // into another expert for a whole row; so the bound is for the same roundings, and at most one such row is left out.
+  // llama.cpp on the dequantised file, with its own roundings (support/llama_rounding.h).
   const auto want = read_f32(fs::path(c.model).parent_path() / ("logits-" + c.type + ".f32"));
   ASSERT_EQ(got.size(), want.size());
   const Difference plain = compare(got, want, V);
   print("llama.cpp", plain);
   EXPECT_GE(plain.same_top, plain.rows - 3);
+  EXPECT_LE(plain.rms, plain_bound(c));
+  // With those roundings made here as well, what is left is small in every file. A router near a tie can still turn them
+  // into another expert for a whole row: at most one such row is left out.
   Harness<LlamaRounding> rounded(c.model);
   const auto like = rounded.logits(ids, {int(ids.size())});
   int flipped = 0;
@@ -135,32 +149,49 @@ TEST_P(Fixture, FastIsAsCloseAsLlama) {
   if (c.ours && !exact) return;  // no figure of llama.cpp's for these weights
   const auto golden = must(SafetensorsFile::open(c.golden()));
   const auto ids = tensor_values<int32_t>(golden, "ids");
-  Harness<CpuFast> h(c.model);
-  const auto got = h.logits(ids, {int(ids.size())});
   const auto want = exact ? tensor_values<float>(golden, "logits") : read_f32(fs::path(c.model).parent_path() / ("logits-" + c.type + ".f32"));
-  const Difference d = compare(got, want, h.cfg.n_vocab);
   const double bound = exact ? 1e-3 : 1.1 * llama_rms(c);
-  std::printf("| %s | %s | fast, %s | rms %.2e of %.2e | top-1 %d/%d |\n", c.folder.c_str(), c.type.c_str(), h.backend().isa(), d.rms, bound, d.same_top, d.rows);
-  EXPECT_LE(d.rms, bound);
+  std::vector<float> avx2;
+  for (const CpuIsa isa : {CpuIsa::kScalar, CpuIsa::kAvx2, CpuIsa::kAvx512}) {
+    if (!has_isa(isa)) {
+      std::printf("| %s | %s | fast, %s | not on this machine |\n", c.folder.c_str(), c.type.c_str(), isa == CpuIsa::kAvx2 ? "avx2" : "avx512");
+      continue;
+    }
+    Harness<CpuFast> h(c.model, Harness<CpuFast>::kExact, 0, 1, isa);
+    const auto got = h.logits(ids, {int(ids.size())});
+    const Difference d = compare(got, want, h.cfg.n_vocab);
+    if (isa == CpuIsa::kAvx2) avx2 = got;
+    if (isa == CpuIsa::kAvx512) {
+      EXPECT_TRUE(bitwise_equal(got, avx2)) << "machines with either give the same answers";
+    }
+    std::printf("| %s | %s | fast, %s | rms %.2e of %.2e | top-1 %d/%d |\n", c.folder.c_str(), c.type.c_str(), isa_name(isa), d.rms, bound, d.same_top, d.rows);
+    EXPECT_LE(d.rms, bound) << isa_name(isa);
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(All, Fixture, testing::ValuesIn(cases()), [](const auto& p) { return p.param.folder + "_" + (p.param.ours ? "data" : p.param.type); });
 
-// The shipped model: transformers' logits on its dequantised weights, windows and contexts crossed.
-TEST(Nano, LogitsAreTheOfficialOnes) {
-  const auto golden = must(SafetensorsFile::open(data_path("nano/golden.safetensors")));
+// The shipped models: logits on their dequantised weights, windows and contexts crossed. Of transformers for facet-nano,
+// of a numpy program in float64 for facet-nano-moe (tools/train/check_numpy.py).
+class Nano : public testing::TestWithParam<std::pair<const char*, const char*>> {};
+TEST_P(Nano, LogitsAreTheGoldenOnes) {
+  const auto& [name, type] = GetParam();
+  const auto golden = must(SafetensorsFile::open(data_path(std::string(name) + "/golden.safetensors")));
   const auto ids = tensor_values<int32_t>(golden, "ids"), rows = tensor_values<int32_t>(golden, "rows");
   const auto want = tensor_values<float>(golden, "logits");
-  Harness<CpuRef> h(std::string(FACET_SOURCE_DIR) + "/models/facet-nano-Q8_0.gguf", {.k = KvType::kF32, .v = KvType::kF32, .max_ctx = 512, .max_step = 128});
+  Harness<CpuRef> h(std::string(FACET_SOURCE_DIR) + "/models/facet-" + name + "-" + type + ".gguf", {.k = KvType::kF32, .v = KvType::kF32, .max_ctx = 512, .max_step = 128});
   const auto all = h.logits(ids, {128, 64, 100});
   const size_t V = size_t(h.cfg.n_vocab);
   std::vector<float> got;
   for (int32_t r : rows) got.insert(got.end(), all.begin() + ptrdiff_t(size_t(r) * V), all.begin() + ptrdiff_t(size_t(r + 1) * V));
   const Difference d = compare(got, want, int(V));
-  std::printf("| nano | Q8_0 | transformers | max %.2e | rms %.2e | top-1 %d/%d |\n", d.max, d.rms, d.same_top, d.rows);
+  std::printf("| %s | %s | golden | max %.2e | rms %.2e | top-1 %d/%d |\n", name, type, d.max, d.rms, d.same_top, d.rows);
   EXPECT_LE(d.max, 2e-3);
   EXPECT_LE(d.rms, 2e-4);
+  EXPECT_EQ(d.same_top, d.rows);
 }
+INSTANTIATE_TEST_SUITE_P(All, Nano, testing::Values(std::pair("nano", "Q8_0"), std::pair("nano-moe", "Q4_K_M")),
+                         [](const auto& p) { return std::string(p.param.first) == "nano" ? "dense" : "moe"; });
 
 }  // namespace
 }  // namespace facet::test

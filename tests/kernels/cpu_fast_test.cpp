@@ -100,7 +100,7 @@ std::vector<float> random_floats(size_t n, unsigned seed) {
 void check_matmul(DType type, int n_in, int n_out) {
   const Matrix m(type, n_in, n_out, unsigned(n_in + n_out));
   const bool quantised = dtype_info(type).block > 1 && type != DType::kQ2_K;
-  constexpr int kMax = 33;
+  constexpr int kMax = 64;
   const std::vector<float> x = random_floats(size_t(kMax) * size_t(n_in), 5);
   const Matrix floats = [&] {
     Matrix f(DType::kF32, n_in, 1, 1);
@@ -143,7 +143,7 @@ void check_matmul(DType type, int n_in, int n_out) {
         ASSERT_NEAR(got, want.row(t)[o], bound) << isa_name(isa) << " [" << n_out << " x " << n_in << "] token " << t << " output " << o;
       }
     }
-    for (const int T : {1, 2, 3, 4, 5, 7, 8, 16, 17, 33}) {
+    for (const int T : {1, 2, 3, 4, 5, 7, 8, 12, 16, 17, 33, 48, 49, 64}) {
       Guarded y(T, n_out);
       fast.matmul(y.rows(), xr.view(T, n_in), m.w);
       ASSERT_TRUE(y.intact()) << isa_name(isa) << " T " << T;
@@ -170,6 +170,51 @@ INSTANTIATE_TEST_SUITE_P(All, MatmulTypes,
                          testing::Values(DType::kF32, DType::kF16, DType::kBF16, DType::kQ4_0, DType::kQ4_1, DType::kQ5_0, DType::kQ5_1, DType::kQ8_0,
                                          DType::kQ2_K, DType::kQ3_K, DType::kQ4_K, DType::kQ5_K, DType::kQ6_K, DType::kIQ4_NL, DType::kIQ4_XS),
                          [](const auto& p) { return dtype_name(p.param); });
+
+// The law that every row's bits are its own, and two ways to break it that the check must see.
+struct WideStepsSumOtherwise : CpuFast {
+  using CpuFast::CpuFast;
+  void matmul(Rows y, Rows x, Weight w) {
+    CpuFast::matmul(y, x, w);
+    for (int t = 16; t < x.rows; ++t)  // as if the 17th row had a kernel that adds in another order
+      for (int o = 0; o < y.cols; ++o) y.row(t)[o] = (y.row(t)[o] - y.row(0)[o]) + y.row(0)[o];
+  }
+};
+struct RowsShareAScale : CpuFast {
+  using CpuFast::CpuFast;
+  void matmul(Rows y, Rows x, Weight w) {
+    Rows z = new_rows(x.rows, x.cols);
+    float most = 0;
+    for (int t = 0; t < x.rows; ++t) most = std::max(most, std::abs(x.row(t)[0]));
+    for (int t = 0; t < x.rows; ++t) std::copy_n(x.row(t), x.cols, z.row(t)), z.row(t)[0] = std::round(x.row(t)[0] / most * 127) * most / 127;
+    CpuFast::matmul(y, z, w);
+  }
+};
+// The first width of a step in which a row differs from that row alone; 0: none.
+template <class B>
+int first_width_that_differs(CpuIsa isa, int n_threads) {
+  constexpr int kIn = 704, kOut = 40, kMax = 64;
+  const Matrix m(DType::kQ5_0, kIn, kOut, 3);
+  B one(1, isa), b(n_threads, isa);
+  one.reserve(limits(kMax, kIn)), b.reserve(limits(kMax, kIn));
+  CpuRef::Rows x = one.new_rows(kMax, kIn), alone = one.new_rows(kMax, kOut), y = one.new_rows(kMax, kOut);
+  one.from_host(x, random_floats(size_t(kMax) * kIn, 8));
+  for (int t = 0; t < kMax; ++t) one.matmul({alone.row(t), 1, kOut, alone.stride}, {x.row(t), 1, kIn, x.stride}, m.w);
+  for (int T = 2; T <= kMax; ++T) {
+    b.matmul(y.view(T, kOut), x.view(T, kIn), m.w);
+    for (int t = 0; t < T; ++t)
+      if (!bitwise_equal({y.row(t), kOut}, {alone.row(t), kOut})) return T;
+  }
+  return 0;
+}
+TEST(Matmul, ARowIsItsOwnAtEveryWidth) {
+  for (const CpuIsa isa : isas())
+    for (const int n_threads : {1, 3}) {
+      EXPECT_EQ(first_width_that_differs<CpuFast>(isa, n_threads), 0) << isa_name(isa);
+      EXPECT_EQ(first_width_that_differs<WideStepsSumOtherwise>(isa, n_threads), 17) << isa_name(isa);
+      EXPECT_GT(first_width_that_differs<RowsShareAScale>(isa, n_threads), 0) << isa_name(isa);
+    }
+}
 
 // A matrix that reads past its rows would read these: NaN scales behind the last block.
 TEST(Matmul, ReadsNothingBehindItsRows) {

@@ -48,11 +48,14 @@ inline Difference compare(std::span<const float> got, std::span<const float> wan
 template <class B>
 class Harness {
  public:
-  Harness(const std::string& path, KvPlan kv, int max_out = 0, int n_threads = 1) : file_(must(GgufFile::open(path))), cfg(must(gemma4_config(file_))) {
+  // More arguments are the backend's, behind the number of threads.
+  template <class... Args>
+  Harness(const std::string& path, KvPlan kv, int max_out = 0, int n_threads = 1, Args... args) : file_(must(GgufFile::open(path))), cfg(must(gemma4_config(file_))) {
     kv.max_ctx = std::max(kv.max_ctx, 1);
-    runner_ = must(Runner<B>::open(file_, cfg, {.kv = kv, .max_out = max_out > 0 ? max_out : kv.max_step}, n_threads));
+    runner_ = must(Runner<B>::open(file_, cfg, {.kv = kv, .max_out = max_out > 0 ? max_out : kv.max_step}, n_threads, args...));
   }
-  explicit Harness(const std::string& path) : Harness(path, KvPlan{.k = KvType::kF32, .v = KvType::kF32, .max_ctx = 512, .max_step = 128, .margin = 16}) {}
+  static constexpr KvPlan kExact{.k = KvType::kF32, .v = KvType::kF32, .max_ctx = 512, .max_step = 128, .margin = 16};
+  explicit Harness(const std::string& path) : Harness(path, kExact) {}
 
   Runner<B>& runner() { return *runner_; }
   KvCache& cache() { return *runner_->cache; }

@@ -25,7 +25,7 @@ int64_t tile_floats(int64_t cols) { return padded(cols) * (4 + 1 + 1); }  // cod
 int64_t product_floats(const BackendLimits& l) {
   const int64_t rows = std::max<int64_t>(l.max_tok, int64_t(l.max_tok) * l.n_expert_used);
   return tile_floats(std::max(l.max_cols, l.d_expert)) + 2 * kTileRows * l.max_tok +
-         std::max(rows * kTileRows, int64_t(kPieceCols) * kGemvTok * std::max(1, l.n_expert_used)) + 1024;
+         std::max(rows * kTileRows, int64_t(kPieceCols) * kMaxGemvTok * std::max(1, l.n_expert_used)) + 1024;
 }
 int64_t head_floats(const BackendLimits& l) { return std::min(1024, l.max_cols); }
 int64_t attend_floats(const BackendLimits& l) {
@@ -52,16 +52,16 @@ CpuFast::Freqs CpuFast::upload(std::span<const double> freqs) {
   return f;
 }
 
-int64_t CpuFast::QuantBuffer::row_bytes(int64_t cols) { return round_up(padded(cols) * 11 / 8, 64); }
+int64_t CpuFast::QuantBuffer::row_bytes(int64_t cols) { return round_up(padded(cols) * 11 / 8, 64) + padded(cols) / kChunkCols * kRecordBytes; }
 void CpuFast::QuantBuffer::reserve(int64_t rows, int64_t cols) {
-  bytes.resize(size_t(rows * row_bytes(cols)));
+  bytes.resize(size_t(rows * row_bytes(cols)) + 64);
   row.resize(size_t(rows));
   f.resize(size_t(rows));
 }
 
 int64_t CpuFast::reserve_bytes(const BackendLimits& l, int n_threads) {
   const int64_t pairs = int64_t(l.max_tok) * l.n_expert_used;
-  return (thread_floats(l) * n_threads + partial_floats(l)) * int64_t(sizeof(float)) + l.max_tok * QuantBuffer::row_bytes(l.max_cols) +
+  return (thread_floats(l) * n_threads + partial_floats(l)) * int64_t(sizeof(float)) + l.max_tok * QuantBuffer::row_bytes(l.max_cols) + 128 +
          pairs * (QuantBuffer::row_bytes(l.d_expert) + int64_t(sizeof(float)) * l.d_expert) + rows_bytes(l.max_tok, 2 * head_floats(l) + l.n_cluster);
 }
 
@@ -98,15 +98,18 @@ CpuFast::Input CpuFast::prepare(QuantBuffer& to, Rows x, bool quantise) {
   for (int t = 0; t < x.rows; ++t) to.f[size_t(t)] = x.row(t);
   if (!quantise) return {x.rows, nullptr, to.f.data()};
   const int64_t n = padded(x.cols), bytes = QuantBuffer::row_bytes(x.cols);
-  CHECK(x.rows * bytes <= int64_t(to.bytes.size()), "{} columns, fewer planned", x.cols);
+  CHECK(x.rows * bytes + 64 <= int64_t(to.bytes.size()), "{} columns, fewer planned", x.cols);
+  std::byte* const base = reinterpret_cast<std::byte*>((reinterpret_cast<uintptr_t>(to.bytes.data()) + 63) / 64 * 64);
   parallel_for(x.rows, n_threads_, [&](int64_t t) {
-    std::byte* p = to.bytes.data() + t * bytes;
+    std::byte* p = base + t * bytes;
     QuantRow& r = to.row[size_t(t)];
     r.q = reinterpret_cast<int8_t*>(p);
     r.d = reinterpret_cast<float*>(p + n);
     r.ds = r.d + n / kGroupCols;
     r.sum16 = reinterpret_cast<int16_t*>(r.ds + n / kGroupCols);
+    r.record = p + round_up(n * 11 / 8, 64);
     simd_.quantize(x.row(t), x.cols, &r);
+    if (simd_.interleave) simd_.interleave(x.cols, &r);
   });
   return {x.rows, to.row.data(), to.f.data()};
 }
@@ -116,7 +119,7 @@ void CpuFast::product(float* y, int64_t stride, const Input& x, const Weight& w,
   const int64_t bytes = int64_t(row_bytes(w.type, w.n_in));
   const std::byte* from = w.row(stack, begin);
   if (simd_.gemv[type]) {
-    if (x.n_tok <= kGemvTok) return simd_.gemv[type](from, bytes, end - begin, w.n_in, x.n_tok, x.q, y, stride);
+    if (x.n_tok <= simd_.gemv_tok) return simd_.gemv[type](from, bytes, end - begin, w.n_in, x.n_tok, x.q, y, stride);
     const int64_t n = padded(w.n_in);
     float* p = aligned_scratch();
     const PackedTile tile{.code = reinterpret_cast<uint8_t*>(p), .w = p + 5 * n, .m = p + 5 * n + n / 2,
@@ -172,7 +175,7 @@ void CpuFast::gate_up_range(float* y, int64_t stride, const Input& x, const Weig
                             int64_t up_stack, int64_t begin, int64_t end, Act act) const {
   // Behind what product() uses: the packed tile and its result.
   float* other = aligned_scratch() + tile_floats(gate.n_in) + kTileRows * x.n_tok;
-  const int64_t width = x.n_tok <= kGemvTok ? kPieceCols : kTileRows;
+  const int64_t width = x.n_tok <= simd_.gemv_tok ? kPieceCols : kTileRows;
   for (int64_t o = begin; o < end; o += width) {
     const int64_t n = std::min(width, end - o);
     product(y + o - begin, stride, x, gate, gate_stack, o, o + n);
@@ -254,7 +257,7 @@ void CpuFast::moe(Rows y, Rows e, Rows r, MoeWeights<Weight, Vec> w, int n_used,
   });
 
   const Input mid = prepare(hidden_act_, hidden_.view(T * K, d_expert), quantised(w.down));
-  const int64_t width = T <= kGemvTok ? kPieceCols : kTileRows;
+  const int64_t width = T <= simd_.gemv_tok ? kPieceCols : kTileRows;
   parallel_for((y.cols + width - 1) / width, n_threads_, [&](int64_t piece) {
     const int64_t begin = piece * width, end = std::min<int64_t>(begin + width, y.cols);
     float* out = aligned_scratch() + tile_floats(d_expert) + kTileRows * T;  // [T K][width]

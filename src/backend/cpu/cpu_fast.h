@@ -6,8 +6,8 @@ namespace facet {
 
 // CpuRef's verbs for speed: quantised weights times 8-bit activations without dequantising, SIMD chosen at run time,
 // attention over decoded blocks. As there, a row's bits depend on that row alone: not on the tokens of the step, on how
-// a prompt was cut, or on the threads. Matrix products have the same bits on every instruction set (simd.h), the rest
-// of the forward pass does not.
+// a prompt was cut, or on the threads. AVX2 and AVX-512 give the same bits; the scalar kernels do for matrix products
+// (simd.h) and not for the rest, because they have no fused multiply-add.
 class CpuFast : public CpuRef {
  public:
   explicit CpuFast(int n_threads = 1, CpuIsa isa = CpuIsa::kAuto);

@@ -26,7 +26,8 @@ namespace facet {
 constexpr int kGroupCols = 32;   // columns that share an activation scale
 constexpr int kChunkCols = 256;  // columns of eight groups; quantised rows are padded with zeros to a multiple
 constexpr int kTileRows = 16;    // weight rows of a packed tile
-constexpr int kGemvTok = 4;      // up to here a row is multiplied as it lies, beyond it tiles are packed
+constexpr int kMaxGemvTok = 48;  // the largest SimdKernels::gemv_tok
+constexpr int kRecordBytes = 384;  // of QuantRow::record
 constexpr int kSplitRows = 256;  // cache rows of one pass of attention
 constexpr int kPartKeys = kSplitRows + 64;  // with the siblings of a tree
 
@@ -36,6 +37,9 @@ struct QuantRow {
   float* d;        // [n / 32] scales; NaN if the group holds one
   float* ds;       // [n / 32] scale times the sum of the group's codes
   int16_t* sum16;  // [n / 16] sums of codes
+  // [n / 256] chunks once more, for kernels with groups in their lanes: [8][8 groups][4] codes, four columns of each
+  // group at a time, then d, ds, int32 sums of codes and sum16, 32 bytes each.
+  std::byte* record;
 };
 
 // Sixteen weight rows, unpacked so that the rows lie in lanes. Group g = 8 c + j is at index i = j * n_chunk + c:
@@ -73,7 +77,10 @@ struct SimdKernels {
   const char* name;
 
   void (*quantize)(const float* x, int64_t n, const QuantRow* to);
-  // Quantised types; null: the type has no such kernel and rows are decoded to f32. gemv: up to kGemvTok tokens, y[t * stride + o].
+  void (*interleave)(int64_t n, const QuantRow* row);  // fills its records; null: gemv does not read them
+  // Quantised types; null: the type has no such kernel and rows are decoded to f32. gemv: up to gemv_tok tokens, weight
+  // rows as they lie, y[t * stride + o]; beyond that, tiles are packed first.
+  int gemv_tok;
   void (*gemv[kTypes])(const std::byte* w, int64_t row_bytes, int64_t n_row, int64_t n_in, int n_tok, const QuantRow* x, float* y, int64_t stride);
   void (*pack[kTypes])(const std::byte* w, int64_t row_bytes, int n_row, int64_t n_in, const PackedTile* to);
   void (*gemm[kTypes])(const PackedTile* w, int n_tok, const QuantRow* x, float* y);  // y [n_tok, 16]

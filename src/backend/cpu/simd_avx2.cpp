@@ -16,18 +16,54 @@ inline __m256i dot32(__m256i codes, __m256i x) {
 
 #include "backend/cpu/simd_ymm.h"
 
-constexpr int W = 8;
-typedef float vf __attribute__((vector_size(32)));
-typedef int32_t vi __attribute__((vector_size(32)));
-typedef uint16_t vh __attribute__((vector_size(16)));
-inline vf fma(vf a, vf b, vf c) { return (vf)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c); }
-inline vf load_f16(const std::byte* p) { return (vf)_mm256_cvtph_ps(load16(p)); }
+// Pairs of vectors, so that sums go as they do with AVX-512.
+constexpr int W = 16, kDotRows = 2, kDotTok = 2, kScoreRows = 4, kWide = 4;
+typedef float v8 __attribute__((vector_size(32)));
+typedef int32_t i8 __attribute__((vector_size(32)));
+struct vf {
+  v8 a, b;
+};
+inline vf load(const float* p) { return {(v8)_mm256_loadu_ps(p), (v8)_mm256_loadu_ps(p + 8)}; }
+inline void store(float* p, vf v) {
+  _mm256_storeu_ps(p, (__m256)v.a);
+  _mm256_storeu_ps(p + 8, (__m256)v.b);
+}
+inline vf splat(float x) { return {x - v8{}, x - v8{}}; }
+inline vf operator+(vf x, vf y) { return {x.a + y.a, x.b + y.b}; }
+inline vf operator-(vf x, vf y) { return {x.a - y.a, x.b - y.b}; }
+inline vf operator*(vf x, vf y) { return {x.a * y.a, x.b * y.b}; }
+inline vf operator-(vf x, float y) { return {x.a - y, x.b - y}; }
+inline vf operator+(vf x, float y) { return {x.a + y, x.b + y}; }
+inline vf operator*(vf x, float y) { return {x.a * y, x.b * y}; }
+inline vf operator+(float x, vf y) { return {x + y.a, x + y.b}; }
+inline vf operator-(float x, vf y) { return {x - y.a, x - y.b}; }
+inline vf operator*(float x, vf y) { return {x * y.a, x * y.b}; }
+inline vf operator/(float x, vf y) { return {x / y.a, x / y.b}; }
+inline vf operator-(vf x) { return {-x.a, -x.b}; }
+inline vf& operator+=(vf& x, vf y) { return x = x + y; }
+inline vf if_below(vf x, float c, vf a, vf b) { return {x.a < c ? a.a : b.a, x.b < c ? a.b : b.b}; }
+inline vf if_above(vf x, float c, vf a, vf b) { return {x.a > c ? a.a : b.a, x.b > c ? a.b : b.b}; }
+inline v8 two_to(v8 n) { return (v8)(((i8)n - 0x4B400000 + 127) << 23); }
+inline vf two_to(vf n) { return {two_to(n.a), two_to(n.b)}; }
+inline vf fma(vf a, vf b, vf c) {
+  return {(v8)_mm256_fmadd_ps((__m256)a.a, (__m256)b.a, (__m256)c.a), (v8)_mm256_fmadd_ps((__m256)a.b, (__m256)b.b, (__m256)c.b)};
+}
+inline vf load_f16(const std::byte* p) { return {(v8)_mm256_cvtph_ps(load16(p)), (v8)_mm256_cvtph_ps(load16(p + 16))}; }
+inline v8 bf16_at(const std::byte* p) { return (v8)_mm256_slli_epi32(_mm256_cvtepu16_epi32(load16(p)), 16); }
+inline vf load_bf16(const std::byte* p) { return {bf16_at(p), bf16_at(p + 16)}; }
+
+// Of each of four rows, the sum of a 128-bit lane, as (0 + 2) + (1 + 3).
+inline __m256 lane_sums(v8 a, v8 b, v8 c, v8 d) {
+  auto quarters = [](v8 x, v8 y) { return _mm256_castps_pd(_mm256_add_ps(_mm256_unpacklo_ps((__m256)x, (__m256)y), _mm256_unpackhi_ps((__m256)x, (__m256)y))); };
+  const __m256d x = quarters(a, b), y = quarters(c, d);
+  return _mm256_add_ps(_mm256_castpd_ps(_mm256_unpacklo_pd(x, y)), _mm256_castpd_ps(_mm256_unpackhi_pd(x, y)));
+}
+inline __m128 halves_sum(__m256 x) { return _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1)); }
+inline __m128 four_rows(const vf* r) {
+  return _mm_add_ps(halves_sum(lane_sums(r[0].a, r[1].a, r[2].a, r[3].a)), halves_sum(lane_sums(r[0].b, r[1].b, r[2].b, r[3].b)));
+}
 inline vf fold_rows(const vf* a) {
-  auto four = [&](int i) {
-    return _mm256_hadd_ps(_mm256_hadd_ps((__m256)a[i], (__m256)a[i + 1]), _mm256_hadd_ps((__m256)a[i + 2], (__m256)a[i + 3]));
-  };
-  const __m256 low = four(0), high = four(4);
-  return (vf)_mm256_add_ps(_mm256_permute2f128_ps(low, high, 0x20), _mm256_permute2f128_ps(low, high, 0x31));
+  return {(v8)_mm256_set_m128(four_rows(a + 4), four_rows(a)), (v8)_mm256_set_m128(four_rows(a + 12), four_rows(a + 8))};
 }
 
 #include "backend/cpu/simd_float.h"
@@ -100,11 +136,19 @@ void gemm(const PackedTile* w, int n_tok, const QuantRow* x, float* y) {
   }
 }
 
+template <class T>
+void gemv(const std::byte* w, int64_t row_bytes, int64_t n_row, int64_t n_in, int n_tok, const QuantRow* x, float* y, int64_t stride) {
+  if (n_tok == 1) gemv_tokens<T, 1>(w, row_bytes, n_row, n_in, x, y, stride);
+  if (n_tok == 2) gemv_tokens<T, 2>(w, row_bytes, n_row, n_in, x, y, stride);
+  if (n_tok == 3) gemv_tokens<T, 3>(w, row_bytes, n_row, n_in, x, y, stride);
+  if (n_tok == 4) gemv_tokens<T, 4>(w, row_bytes, n_row, n_in, x, y, stride);
+}
+
 #include "backend/cpu/simd_table.h"
 
 }  // namespace
 
-constinit const SimdKernels kAvx2Kernels = make_table("avx2");
+constinit const SimdKernels kAvx2Kernels = make_table("avx2", 4);
 
 }  // namespace facet
 #endif

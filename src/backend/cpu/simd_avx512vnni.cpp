@@ -12,10 +12,25 @@ inline __m256i dot32(__m256i codes, __m256i x) { return _mm256_dpbusd_epi32(_mm2
 
 #include "backend/cpu/simd_ymm.h"
 
-constexpr int W = 16;
+constexpr int W = 16, kDotRows = 4, kDotTok = 4, kScoreRows = 16, kWide = 8;
 typedef float vf __attribute__((vector_size(64)));
 typedef int32_t vi __attribute__((vector_size(64)));
 typedef uint16_t vh __attribute__((vector_size(32)));
+inline vf load(const float* p) {
+  vf v;
+  __builtin_memcpy(&v, p, sizeof v);
+  return v;
+}
+inline void store(float* p, vf v) { __builtin_memcpy(p, &v, sizeof v); }
+inline vf splat(float x) { return x - vf{}; }
+inline vf if_below(vf x, float c, vf a, vf b) { return x < c ? a : b; }
+inline vf if_above(vf x, float c, vf a, vf b) { return x > c ? a : b; }
+inline vf two_to(vf n) { return (vf)(((vi)n - 0x4B400000 + 127) << 23); }
+inline vf load_bf16(const std::byte* p) {
+  vh h;
+  __builtin_memcpy(&h, p, sizeof h);
+  return (vf)(__builtin_convertvector(h, vi) << 16);
+}
 inline vf fma(vf a, vf b, vf c) { return (vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c); }
 inline vf load_f16(const std::byte* p) { return (vf)_mm512_cvtph_ps(load32(p)); }
 
@@ -42,7 +57,123 @@ void to_f16(const float* x, std::byte* y, int64_t n) {
   for (int64_t i = 0; i < n; i += 16) store32(y + 2 * i, _mm512_cvtps_ph(_mm512_loadu_ps(x + i), _MM_FROUND_TO_NEAREST_INT));
 }
 
-// ---- N tokens, sixteen rows in the lanes
+// ---- few tokens: two weight rows at a time, group g of the first in lane g and of the second in lane 8 + g
+
+void interleave(int64_t n, const QuantRow* row) {
+  for (int64_t c = 0; c < (n + kChunkCols - 1) / kChunkCols; ++c) {
+    std::byte* to = row->record + kRecordBytes * c;
+    __m256i t[8];
+    transpose8(row->q + kChunkCols * c, t);
+    for (int k = 0; k < 8; ++k) store32(to + 32 * k, t[k]);
+    const __m256i sums = load32(row->sum16 + 16 * c);
+    store32(to + 256, load32(row->d + 8 * c));
+    store32(to + 288, load32(row->ds + 8 * c));
+    store32(to + 320, _mm256_madd_epi16(sums, _mm256_set1_epi16(1)));
+    store32(to + 352, sums);
+  }
+}
+
+inline __m512i both(__m256i a, __m256i b) { return _mm512_inserti64x4(_mm512_castsi256_si512(a), b, 1); }
+inline __m512i twice(const void* p) { return _mm512_broadcast_i64x4(load32(p)); }
+
+// A chunk of two rows: v[k] holds columns 4 k .. 4 k + 3 of each group.
+struct TwoRows {
+  __m512i v[8], wide, sub_a, sub_b;
+  __m512 w, m;
+};
+template <class T>
+inline void load_two(const std::byte* a, const std::byte* b, int n, TwoRows& r) {
+  __m256i va[8] = {}, vb[8] = {};
+  Scales ka{}, kb{};
+  T::codes(a, n, va), T::codes(b, n, vb);
+  T::scales(a, n, ka), T::scales(b, n, kb);
+  r.w = _mm512_insertf32x8(_mm512_castps256_ps512(ka.w), kb.w, 1);
+  if constexpr (T::kMin) r.m = _mm512_insertf32x8(_mm512_castps256_ps512(ka.m), kb.m, 1);
+  if constexpr (T::kSub) {
+    r.wide = both(_mm256_cvtepi8_epi16(ka.sub), _mm256_cvtepi8_epi16(kb.sub));
+    r.sub_a = _mm512_srai_epi32(_mm512_slli_epi32(r.wide, 16), 16), r.sub_b = _mm512_srai_epi32(r.wide, 16);
+  }
+  __m512i z[8], t[8];
+  for (int g = 0; g < 8; ++g) z[g] = both(va[g], vb[g]);
+  for (int i = 0; i < 8; i += 2) t[i] = _mm512_unpacklo_epi32(z[i], z[i + 1]), t[i + 1] = _mm512_unpackhi_epi32(z[i], z[i + 1]);
+  for (int i = 0; i < 8; i += 4) {
+    z[i] = _mm512_unpacklo_epi64(t[i], t[i + 2]), z[i + 1] = _mm512_unpackhi_epi64(t[i], t[i + 2]);
+    z[i + 2] = _mm512_unpacklo_epi64(t[i + 1], t[i + 3]), z[i + 3] = _mm512_unpackhi_epi64(t[i + 1], t[i + 3]);
+  }
+  const __m512i low = _mm512_setr_epi64(0, 1, 8, 9, 4, 5, 12, 13), high = _mm512_setr_epi64(2, 3, 10, 11, 6, 7, 14, 15);
+  for (int k = 0; k < 4; ++k)
+    r.v[k] = _mm512_permutex2var_epi64(z[k], low, z[k + 4]), r.v[k + 4] = _mm512_permutex2var_epi64(z[k], high, z[k + 4]);
+}
+
+// f += the products of one token's record with a chunk.
+template <class T>
+inline __m512 add_record(__m512 f, const TwoRows& r, const std::byte* x) {
+  const __m512i zero = _mm512_setzero_si512();
+  __m512i dot;
+  if constexpr (T::kSub) {
+    __m512i a = zero, b = zero;
+    for (int k = 0; k < 4; ++k) a = _mm512_dpbusd_epi32(a, r.v[k], twice(x + 32 * k)), b = _mm512_dpbusd_epi32(b, r.v[k + 4], twice(x + 32 * k + 128));
+    const __m512i excess = _mm512_madd_epi16(twice(x + 352), r.wide);
+    dot = _mm512_add_epi32(_mm512_mullo_epi32(a, r.sub_a), _mm512_mullo_epi32(b, r.sub_b));
+    dot = _mm512_sub_epi32(dot, _mm512_slli_epi32(excess, unsigned(shift_of(T::kOffset))));
+  } else {
+    dot = zero;
+    if constexpr (T::kOffset != 0) dot = _mm512_sub_epi32(zero, _mm512_slli_epi32(twice(x + 320), unsigned(shift_of(T::kOffset))));
+    for (int k = 0; k < 8; ++k) dot = _mm512_dpbusd_epi32(dot, r.v[k], twice(x + 32 * k));
+  }
+  f = _mm512_add_ps(f, _mm512_mul_ps(_mm512_cvtepi32_ps(dot), _mm512_mul_ps(r.w, _mm512_castsi512_ps(twice(x + 256)))));
+  if constexpr (T::kMin) f = _mm512_add_ps(f, _mm512_mul_ps(r.m, _mm512_castsi512_ps(twice(x + 288))));
+  return f;
+}
+
+template <class T, int N>
+void few_tokens(const std::byte* w, int64_t row_bytes, int64_t n_row, int64_t n_in, int n_tok, const QuantRow* x, float* y, int64_t stride) {
+  const std::byte* record[N];
+  for (int t = 0; t < N; ++t) record[t] = x[t < n_tok ? t : n_tok - 1].record;
+  const int64_t n_chunk = n_in / kChunkCols;
+  const int rest = int(n_in % kChunkCols / 32);
+  for (int64_t o = 0; o < n_row; o += 2) {
+    const std::byte *a = w + o * row_bytes, *b = o + 1 < n_row ? a + row_bytes : a;
+    __m512 f[N];
+    for (int t = 0; t < N; ++t) f[t] = _mm512_setzero_ps();
+    int64_t at = 0;
+    auto add = [&](int n) __attribute__((always_inline)) {
+      TwoRows r;
+      load_two<T>(a, b, n, r);
+#pragma GCC unroll 16
+      for (int t = 0; t < N; ++t) f[t] = add_record<T>(f[t], r, record[t] + at);
+    };
+    for (int64_t c = 0; c < n_chunk; ++c, a += chunk_bytes<T>(), b += chunk_bytes<T>(), at += kRecordBytes) {
+      // The next two rows. Only a hint: an address beyond the file is harmless.
+      for (int64_t i = 0; i < chunk_bytes<T>(); i += 64) {
+        _mm_prefetch((const char*)(uintptr_t(a) + uintptr_t(2 * row_bytes + i)), _MM_HINT_T0);
+        _mm_prefetch((const char*)(uintptr_t(b) + uintptr_t(2 * row_bytes + i)), _MM_HINT_T0);
+      }
+      add(8);
+    }
+    if (rest) add(rest);
+    for (int t = 0; t < n_tok; ++t) {
+      y[t * stride + o] = fold_lanes(_mm512_castps512_ps256(f[t]));
+      if (o + 1 < n_row) y[t * stride + o + 1] = fold_lanes(_mm512_extractf32x8_ps(f[t], 1));
+    }
+  }
+}
+
+template <class T>
+void gemv(const std::byte* w, int64_t row_bytes, int64_t n_row, int64_t n_in, int n_tok, const QuantRow* x, float* y, int64_t stride) {
+  if (n_tok == 1) return gemv_tokens<T, 1>(w, row_bytes, n_row, n_in, x, y, stride);
+  // What the registers hold at a time, over rows that stay in the cache between passes.
+  constexpr int kPass = 16, kRows = 32;
+  const int passes = (n_tok + kPass - 1) / kPass, each = (n_tok + passes - 1) / passes;
+  auto few = each <= 2 ? few_tokens<T, 2> : each <= 3 ? few_tokens<T, 3> : each <= 4 ? few_tokens<T, 4> : each <= 6 ? few_tokens<T, 6>
+             : each <= 8 ? few_tokens<T, 8> : each <= 12 ? few_tokens<T, 12> : few_tokens<T, kPass>;
+  for (int64_t o = 0; o < n_row; o += kRows)
+    for (int t = 0; t < n_tok; t += each)
+      few(w + o * row_bytes, row_bytes, n_row - o < kRows ? n_row - o : kRows, n_in, n_tok - t < each ? n_tok - t : each, x + t,
+          y + t * stride + o, stride);
+}
+
+// ---- many tokens: sixteen rows in the lanes
 
 template <class T, int N>
 void gemm_tokens(const PackedTile* w, const QuantRow* x, float* y) {
@@ -114,7 +245,7 @@ void gemm(const PackedTile* w, int n_tok, const QuantRow* x, float* y) {
 
 }  // namespace
 
-constinit const SimdKernels kAvx512Kernels = make_table("avx512");
+constinit const SimdKernels kAvx512Kernels = make_table("avx512", kMaxGemvTok, interleave);
 
 }  // namespace facet
 #endif

@@ -1,24 +1,20 @@
 // Included by simd_*.cpp only, inside their anonymous namespaces: the loops on floats, written once for vectors of W
 // lanes. The including file defines
-//   W, vf, vi           lanes, and vectors of W floats and of W int32
-//   fma(a, b, c)        a * b + c
-//   load_f16(p)         W halves as floats
-//   fold_rows(vf a[W])  lane i = sum of the lanes of a[i]
+//   W, vf                     lanes, and vectors of W floats with + - * / among themselves and with floats
+//   load, store, splat, fma(a, b, c) = a * b + c
+//   load_f16(p), load_bf16(p)            W halves as floats
+//   if_below(x, c, a, b), if_above       lane by lane x < c ? a : b
+//   two_to(n)                 2^k for n = k + 1.5 * 2^23
+//   fold_rows(vf a[W])        lane i = sum of the lanes of a[i]
+//   kDotRows, kDotTok, kScoreRows, kWide   how much the registers hold; no result depends on them
 // A vector's lanes are columns or cache rows by their absolute index mod W, so no result depends on how work is cut.
+// AVX2 and AVX-512 share W and the order of every sum: the same bits.
 
-vf load(const float* p) {
-  vf v;
-  __builtin_memcpy(&v, p, sizeof v);
-  return v;
-}
-void store(float* p, vf v) { __builtin_memcpy(p, &v, sizeof v); }
 vf load_part(const float* p, int64_t n) {
   float t[W] = {};
   for (int64_t i = 0; i < n; ++i) t[i] = p[i];
   return load(t);
 }
-vf splat(float x) { return x - vf{}; }
-vi bits(vf x) { return (vi)x; }
 
 float fold(vf v) {  // halves, until one is left
   float t[W];
@@ -42,12 +38,11 @@ vf exp_of(vf x) {
   p = fma(p, r, splat(1.6666665459e-1f));
   p = fma(p, r, splat(5.0000001201e-1f));
   p = fma(p, r * r, r) + 1.f;
-  const vi scale = ((bits(n) - 0x4B400000) + 127) << 23;
-  return x < -87.f ? vf{} : p * (vf)scale;
+  return if_below(x, -87.f, vf{}, p * two_to(n));
 }
 vf clamp(vf x, float low, float high) {
-  x = x < low ? splat(low) : x;
-  return x > high ? splat(high) : x;
+  x = if_below(x, low, splat(low), x);
+  return if_above(x, high, splat(high), x);
 }
 
 // 1 / (1 + exp(-x))
@@ -58,9 +53,9 @@ vf gelu(vf x) {  // x / 2 (1 + tanh(u)) = x sigmoid(2 u)
 }
 vf silu(vf x) { return x * sigmoid(x); }
 vf tanh_of(vf x) {  // of |x|, sign restored; good to an absolute 1e-7
-  const vf a = x < 0.f ? -x : x;
+  const vf a = if_below(x, 0.f, -x, x);
   const vf t = 1.f - 2.f / (1.f + exp_of(clamp(2.f * a, 0.f, 88.f)));
-  return x < 0.f ? -t : t;
+  return if_below(x, 0.f, -t, t);
 }
 
 template <class F>
@@ -140,11 +135,7 @@ struct LoadF16 {
 };
 struct LoadBF16 {
   static constexpr int kBytes = 2;
-  static vf at(const std::byte* p) {
-    vh h;
-    __builtin_memcpy(&h, p, sizeof h);
-    return (vf)(__builtin_convertvector(h, vi) << 16);
-  }
+  static vf at(const std::byte* p) { return load_bf16(p); }
 };
 template <class L>
 vf load_part_of(const std::byte* p, int64_t n) {
@@ -176,13 +167,13 @@ void dots_block(const std::byte* w, int64_t row_bytes, int64_t n, const float* c
 template <class L, int R>
 void dots_rows(const std::byte* w, int64_t row_bytes, int64_t n, int n_tok, const float* const* x, float* y, int64_t stride) {
   int t = 0;
-  for (; t + 4 <= n_tok; t += 4) dots_block<L, R, 4>(w, row_bytes, n, x + t, y + t * stride, stride);
+  for (; t + kDotTok <= n_tok; t += kDotTok) dots_block<L, R, kDotTok>(w, row_bytes, n, x + t, y + t * stride, stride);
   for (; t < n_tok; ++t) dots_block<L, R, 1>(w, row_bytes, n, x + t, y + t * stride, stride);
 }
 template <class L>
 void dots(const std::byte* w, int64_t row_bytes, int64_t n_row, int64_t n_in, int n_tok, const float* const* x, float* y, int64_t stride) {
   int64_t o = 0;
-  for (; o + 4 <= n_row; o += 4) dots_rows<L, 4>(w + o * row_bytes, row_bytes, n_in, n_tok, x, y + o, stride);
+  for (; o + kDotRows <= n_row; o += kDotRows) dots_rows<L, kDotRows>(w + o * row_bytes, row_bytes, n_in, n_tok, x, y + o, stride);
   for (; o < n_row; ++o) dots_rows<L, 1>(w + o * row_bytes, row_bytes, n_in, n_tok, x, y + o, stride);
 }
 
@@ -240,10 +231,14 @@ void attend(const AttendPart* p) {
     const float* k = decode_rows(p->k_type, p->k + b, rows, p->rows, E);
     for (int i = 0; i < n; ++i) {
       const float* q = p->query + int64_t(i) * E;
-      vf a[W] = {};
-      for (int e = 0; e < E; e += W) {
-        const vf qv = load(q + e);
-        for (int r = 0; r < W; ++r) a[r] = fma(qv, load(k + r * E + e), a[r]);
+      vf a[W];
+      for (int r0 = 0; r0 < W; r0 += kScoreRows) {
+        vf sum[kScoreRows] = {};
+        for (int e = 0; e < E; e += W) {
+          const vf qv = load(q + e);
+          for (int r = 0; r < kScoreRows; ++r) sum[r] = fma(qv, load(k + (r0 + r) * E + e), sum[r]);
+        }
+        for (int r = 0; r < kScoreRows; ++r) a[r0 + r] = sum[r];
       }
       store(p->score + i * kPartKeys + b, fold_rows(a) * p->scale);
     }
@@ -279,7 +274,6 @@ void attend(const AttendPart* p) {
     p->sum[i] = fold(sum);
     for (int e = 0; e < E; e += W) store(p->out + int64_t(i) * E + e, vf{});
   }
-  constexpr int kWide = 8;  // vectors of the output held in registers; E is at least 32 columns
   for (int b = 0; b < p->n_key; b += W) {
     const int rows = p->n_key - b < W ? p->n_key - b : W;
     if (!any_row(p->v + b, rows)) continue;

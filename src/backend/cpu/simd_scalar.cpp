@@ -6,10 +6,25 @@
 namespace facet {
 namespace {
 
-constexpr int W = 4;
+constexpr int W = 4, kDotRows = 4, kDotTok = 4, kScoreRows = 4, kWide = 8;
 typedef float vf __attribute__((vector_size(16)));
 typedef int32_t vi __attribute__((vector_size(16)));
 typedef uint16_t vh __attribute__((vector_size(8)));
+inline vf load(const float* p) {
+  vf v;
+  __builtin_memcpy(&v, p, sizeof v);
+  return v;
+}
+inline void store(float* p, vf v) { __builtin_memcpy(p, &v, sizeof v); }
+inline vf splat(float x) { return x - vf{}; }
+inline vf if_below(vf x, float c, vf a, vf b) { return x < c ? a : b; }
+inline vf if_above(vf x, float c, vf a, vf b) { return x > c ? a : b; }
+inline vf two_to(vf n) { return (vf)(((vi)n - 0x4B400000 + 127) << 23); }
+inline vf load_bf16(const std::byte* p) {
+  vh h;
+  __builtin_memcpy(&h, p, sizeof h);
+  return (vf)(__builtin_convertvector(h, vi) << 16);
+}
 inline vf fma(vf a, vf b, vf c) { return a * b + c; }
 inline float half_at(const std::byte* p) {
   uint16_t h;
@@ -169,7 +184,7 @@ float fold_lanes(const float* l) { return ((l[0] + l[4]) + (l[2] + l[6])) + ((l[
 template <class T>
 void gemv(const std::byte* w, int64_t row_bytes, int64_t n_row, int64_t n_in, int n_tok, const QuantRow* x, float* y, int64_t stride) {
   for (int64_t o = 0; o < n_row; ++o) {
-    float lane[kGemvTok][8] = {};
+    float lane[kMaxGemvTok][8] = {};
     for (int c = 0; c < int((n_in + 255) / 256); ++c) {
       Chunk k;
       read_chunk<T>(w + o * row_bytes, c, n_in, k);
@@ -226,6 +241,6 @@ void gemm(const PackedTile* w, int n_tok, const QuantRow* x, float* y) {
 
 }  // namespace
 
-constinit const SimdKernels kScalarKernels = make_table("scalar");
+constinit const SimdKernels kScalarKernels = make_table("scalar", 4);
 
 }  // namespace facet

@@ -6,9 +6,11 @@ constexpr void set_quantised(SimdKernels& k, DType type) {
   k.pack[int(type)] = pack<T>;
   k.gemm[int(type)] = gemm<T>;
 }
-constexpr SimdKernels make_table(const char* name) {
+constexpr SimdKernels make_table(const char* name, int gemv_tok, void (*interleave)(int64_t, const QuantRow*) = nullptr) {
   SimdKernels k{};
   k.name = name;
+  k.gemv_tok = gemv_tok;
+  k.interleave = interleave;
   k.quantize = quantize;
   set_quantised<Q8_0>(k, DType::kQ8_0);
   set_quantised<Q4_0>(k, DType::kQ4_0);

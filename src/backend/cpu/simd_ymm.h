@@ -260,15 +260,6 @@ void gemv_tokens(const std::byte* w, int64_t row_bytes, int64_t n_row, int64_t n
     for (int t = 0; t < N; ++t) y[t * stride + o] = fold_lanes(f[t]);
   }
 }
-template <class T>
-void gemv(const std::byte* w, int64_t row_bytes, int64_t n_row, int64_t n_in, int n_tok, const QuantRow* x, float* y, int64_t stride) {
-  static_assert(kGemvTok == 4);
-  if (n_tok == 1) gemv_tokens<T, 1>(w, row_bytes, n_row, n_in, x, y, stride);
-  if (n_tok == 2) gemv_tokens<T, 2>(w, row_bytes, n_row, n_in, x, y, stride);
-  if (n_tok == 3) gemv_tokens<T, 3>(w, row_bytes, n_row, n_in, x, y, stride);
-  if (n_tok == 4) gemv_tokens<T, 4>(w, row_bytes, n_row, n_in, x, y, stride);
-}
-
 // ---- packing
 
 // Rows of eight dwords, 32 bytes apart, to columns: out[j] holds dword j of the eight rows.

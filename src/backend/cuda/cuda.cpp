@@ -337,6 +337,13 @@ void Cuda::residual_norm(Rows x, Rows h, Rows y, ResidualSpec<Vec> spec) {
   const Mat in = mat(y, false);
   cuda::residual_norm(stream_, written(x, false), spec.next ? written(h, true) : mat(h, false), in, spec.post.p, spec.next.p, spec.out_scale, spec.eps);
 }
+void Cuda::moe_inputs(Rows r, Rows e, Rows x, Vec router_gain, Vec expert_gain, float eps) {
+  cuda::rms_norm_two(stream_, written(r, false), written(e, true), mat(x, false), router_gain.p, expert_gain.p, eps);
+}
+void Cuda::join_residual_norm(Rows x, Rows h, Rows y, Rows o, Vec y_gain, Vec o_gain, ResidualSpec<Vec> spec) {
+  cuda::moe_join(stream_, written(x, false), spec.next ? written(h, true) : mat(h, false), mat(y, false), mat(o, false),
+                 {.shared_post = y_gain.p, .routed_post = o_gain.p, .post = spec.post.p, .next = spec.next.p, .out_scale = spec.out_scale, .eps = spec.eps});
+}
 void Cuda::act_mul(Rows y, Rows g, Rows u, Act act) {
   const Mat a = mat(g, false), b = mat(u, false);
   cuda::act_mul(stream_, written(y, true), a, b, act);

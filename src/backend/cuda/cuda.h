@@ -153,6 +153,8 @@ class Cuda {
   void kv_settle(KvLayer kv, const Step& s);
   void attend(Rows o, Rows q, KvLayer kv, const Step& s, AttnSpec spec);
   void residual_norm(Rows x, Rows h, Rows y, ResidualSpec<Vec> spec);
+  void moe_inputs(Rows r, Rows e, Rows x, Vec router_gain, Vec expert_gain, float eps);
+  void join_residual_norm(Rows x, Rows h, Rows y, Rows o, Vec y_gain, Vec o_gain, ResidualSpec<Vec> spec);
   void gate_up(Rows y, Rows h, Weight gate, Weight up, Act act);
   void act_mul(Rows y, Rows g, Rows u, Act act);
   void ple_combine(Rows p, Rows c, Vec gain, float in_scale, float out_scale, float eps);

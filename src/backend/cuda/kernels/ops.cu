@@ -77,6 +77,19 @@ __global__ void __launch_bounds__(kThreads) rms_norm_kernel(Mat y, Mat x, const 
   store(r, y, int(blockIdx.x));
 }
 
+__global__ void __launch_bounds__(kThreads) rms_norm_two_kernel(Mat a, Mat b, Mat x, const float* gain_a, const float* gain_b, float eps) {
+  wait_for_previous();
+  let_next_start();
+  Row r, s;
+  load(r, x.p + blockIdx.x * x.stride, x.cols);
+  const float f = inv_rms(r, x.cols, eps);
+  s = r;
+  scale(r, f, gain_a, x.cols);
+  store(r, a, int(blockIdx.x));
+  scale(s, f, gain_b, x.cols);
+  store(s, b, int(blockIdx.x));
+}
+
 __global__ void __launch_bounds__(kThreads) residual_norm_kernel(Mat x, Mat h, Mat y, const float* post, const float* next, float out_scale, float eps) {
   wait_for_previous();
   let_next_start();
@@ -102,10 +115,11 @@ __global__ void __launch_bounds__(kThreads) moe_join_kernel(Mat x, Mat h, Mat y,
   scale(r, inv_rms(r, x.cols, m.eps), m.shared_post, x.cols);
   scale(s, inv_rms(s, x.cols, m.eps), m.routed_post, x.cols);
   add_to(r, s, 1.f);
-  scale(r, inv_rms(r, x.cols, m.eps), m.post, x.cols);
+  if (m.post) scale(r, inv_rms(r, x.cols, m.eps), m.post, x.cols);
   load(s, x.p + t * x.stride, x.cols);
   add_to(s, r, m.out_scale);
   store(s, x, t);
+  if (!m.next) return;
   scale(s, inv_rms(s, x.cols, m.eps), m.next, x.cols);
   store(s, h, t);
 }
@@ -175,6 +189,10 @@ void embed(cudaStream_t stream, Mat x, const TiledMatrix& table, const int32_t* 
 void rms_norm(cudaStream_t stream, Mat y, Mat x, const float* gain, float eps) {
   CHECK(x.cols % 4 == 0 && x.cols <= kThreads * kPer * 4, "{} columns", x.cols);
   launch(rms_norm_kernel, dim3(unsigned(x.rows)), dim3(kThreads), 0, stream, y, x, gain, eps);
+}
+void rms_norm_two(cudaStream_t stream, Mat a, Mat b, Mat x, const float* gain_a, const float* gain_b, float eps) {
+  CHECK(x.cols % 4 == 0 && x.cols <= kThreads * kPer * 4, "{} columns", x.cols);
+  launch(rms_norm_two_kernel, dim3(unsigned(x.rows)), dim3(kThreads), 0, stream, a, b, x, gain_a, gain_b, eps);
 }
 void residual_norm(cudaStream_t stream, Mat x, Mat h, Mat y, const float* post, const float* next, float out_scale, float eps) {
   CHECK(x.cols % 4 == 0 && x.cols <= kThreads * kPer * 4, "{} columns", x.cols);

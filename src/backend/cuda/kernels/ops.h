@@ -10,6 +10,7 @@ namespace facet::cuda {
 
 void embed(cudaStream_t, Mat x, const TiledMatrix& table, const int32_t* token, float scale);
 void rms_norm(cudaStream_t, Mat y, Mat x, const float* gain, float eps);
+void rms_norm_two(cudaStream_t, Mat a, Mat b, Mat x, const float* gain_a, const float* gain_b, float eps);
 void residual_norm(cudaStream_t, Mat x, Mat h, Mat y, const float* post, const float* next, float out_scale, float eps);
 void act_mul(cudaStream_t, Mat y, Mat g, Mat u, facet::Act act);
 void ple_combine(cudaStream_t, Mat p, Mat c, const float* gain, int n_gain, float in_scale, float out_scale, float eps);
@@ -19,7 +20,7 @@ void gather(cudaStream_t, Mat y, Mat x, const int32_t* row);                  //
 void softcap(cudaStream_t, Mat x, float cap);
 void to_bf16(cudaStream_t, Mat x);                                            // x.bf from x.p
 
-// The end of a MoE layer's feed-forward in one pass: x = (x + rms(rms(y) * shared_post + rms(o) * routed_post) * post) * out_scale, h = rms(x) * next.
+// residual_norm of the branch rms(y) * shared_post + rms(o) * routed_post.
 struct MoeJoin {
   const float *shared_post = nullptr, *routed_post = nullptr, *post = nullptr, *next = nullptr;
   float out_scale = 1.f, eps = 1e-6f;

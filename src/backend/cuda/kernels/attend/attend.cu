@@ -1,5 +1,5 @@
-// attend -- which kernels run for a step: short sequences in splits (decode.cuh, combine.cu), small heads and exact types
-// in the plain kernel (plain.cu)
+// attend -- which kernels run for a step: short sequences in splits (decode.cuh, combine.cu), long chunks in tiles
+// (prefill.cuh), small heads and exact types in the plain kernel (plain.cu)
 #include <algorithm>
 
 #include "backend/cuda/kernels/attend/params.cuh"
@@ -7,9 +7,16 @@
 
 namespace facet::cuda {
 
+// One file for each pair of types.
 template <KvType K, KvType V>
-void attend_decode(cudaStream_t, AttendParams, int n_cols);  // one file each
+void attend_decode(cudaStream_t, AttendParams, int n_cols);
+template <KvType K, KvType V>
+void attend_prefill(cudaStream_t, const AttendParams&);
 
+namespace {
+
+// Splits of short sequences, for head widths 256 and 512; n_cols: most query rows of a K/V head.
+using AttendDecode = void (*)(cudaStream_t, AttendParams, int n_cols);
 AttendDecode attend_decode_of(KvType k, KvType v) {
   using enum KvType;
   if (k == kF16 && v == kF16) return attend_decode<kF16, kF16>;
@@ -21,7 +28,16 @@ AttendDecode attend_decode_of(KvType k, KvType v) {
   return nullptr;
 }
 
-namespace {
+using Prefill = void (*)(cudaStream_t, const AttendParams&);
+Prefill attend_prefill_of(KvType k, KvType v) {
+  using enum KvType;
+  if (k == kF16 && v == kF16) return attend_prefill<kF16, kF16>;
+  if (k == kQ4_0 && v == kQ4_0) return attend_prefill<kQ4_0, kQ4_0>;
+  if (k == kTQ3_0 && v == kTQ3_0) return attend_prefill<kTQ3_0, kTQ3_0>;
+  if (k == kQ8_0 && v == kQ4_0) return attend_prefill<kQ8_0, kQ4_0>;
+  if (k == kQ8_0 && v == kTQ3_0) return attend_prefill<kQ8_0, kTQ3_0>;
+  return attend_prefill<kQ8_0, kQ8_0>;
+}
 
 constexpr size_t kMostScratch = size_t(256) << 20;
 constexpr size_t align_up(size_t n) { return (n + 255) / 256 * 256; }
@@ -36,6 +52,8 @@ int most_tokens(const StepShape& shape) {
 }
 
 }  // namespace
+
+bool attend_uses_warpgroups = true;
 
 size_t attend_scratch_bytes(const BackendLimits& limits, int n_q_head, int max_head_dim) {
   const size_t token = token_scratch(most_splits(0, limits.max_rows + kSmallT), n_q_head, max_head_dim);
@@ -77,7 +95,10 @@ void attend(cudaStream_t stream, Mat o, Mat q, const KvLayer& kv, const Step& s,
   }
   p.t_begin = fast ? n_small : 0;
   p.t_end = n_tok;
-  if (p.t_begin < p.t_end) attend_plain(stream, p);
+  if (p.t_begin >= p.t_end) return;
+  // Few rows after the short sequences are padding; tiles hold whole groups of query heads.
+  const bool chunk = p.t_end - p.t_begin > kSmallT && 64 % p.group == 0;
+  (fast && chunk ? attend_prefill_of(kv.k_type, kv.v_type) : attend_plain)(stream, p);
 }
 
 }  // namespace facet::cuda

@@ -30,6 +30,19 @@ __global__ void __launch_bounds__(kThreads) attend_combine_kernel(const __grid_c
   const int n = s.first < end ? split_of(windowed, end - 1) - split0 + 1 : 0;
   const int64_t at = (int64_t(t - p.t_begin) * p.n_q_head + hq) * p.n_split;
 
+  // The first two splits of the group are on their way while the maximum is found.
+  const int i0 = (group - split0 % kGroups + kGroups) % kGroups;
+  const __half* from = p.part_o + at * E + part * 128 + sub * 8;
+  float2 ml[2];
+  uint4 part_o[2];
+#pragma unroll
+  for (int j = 0; j < 2; ++j) {
+    ml[j] = make_float2(-INFINITY, 0), part_o[j] = make_uint4(0, 0, 0, 0);
+    if (i0 + j * kGroups < n) {
+      ml[j] = p.part_ml[at + i0 + j * kGroups];
+      part_o[j] = *reinterpret_cast<const uint4*>(from + int64_t(i0 + j * kGroups) * E);
+    }
+  }
   float top = -INFINITY;
   for (int i = tid; i < n; i += kThreads) top = fmaxf(top, p.part_ml[at + i].x);
   for (int m = 16; m > 0; m /= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, m));
@@ -39,11 +52,8 @@ __global__ void __launch_bounds__(kThreads) attend_combine_kernel(const __grid_c
   if (top == -INFINITY) top = 0;
 
   float sum[8] = {}, weight = 0;
-#pragma unroll 4
-  for (int i = (group - split0 % kGroups + kGroups) % kGroups; i < n; i += kGroups) {
-    const float2 ml = p.part_ml[at + i];
-    const uint4 u = *reinterpret_cast<const uint4*>(p.part_o + (at + i) * E + part * 128 + sub * 8);
-    const float w = __fmul_rn(ml.y, exp2_approx(__fsub_rn(ml.x, top)));
+  auto add = [&](float2 of, uint4 u) {
+    const float w = __fmul_rn(of.y, exp2_approx(__fsub_rn(of.x, top)));
     const uint32_t words[4] = {u.x, u.y, u.z, u.w};
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
@@ -51,7 +61,11 @@ __global__ void __launch_bounds__(kThreads) attend_combine_kernel(const __grid_c
       sum[2 * j] = __fmaf_rn(w, f.x, sum[2 * j]), sum[2 * j + 1] = __fmaf_rn(w, f.y, sum[2 * j + 1]);
     }
     weight += w;
-  }
+  };
+  if (i0 < n) add(ml[0], part_o[0]);
+  if (i0 + kGroups < n) add(ml[1], part_o[1]);
+#pragma unroll 4
+  for (int i = i0 + 2 * kGroups; i < n; i += kGroups) add(p.part_ml[at + i], *reinterpret_cast<const uint4*>(from + int64_t(i) * E));
 #pragma unroll
   for (int j = 0; j < 8; ++j) values[group][sub * 8 + j] = sum[j];
   if (sub == 0) weights[group] = weight;

@@ -3,8 +3,8 @@
 //   o[t] = softmax(q[t] . K * scale) V over the rows that t sees, one partial result per split of the rows
 //
 // Shapes     q [T, Hq * E] f32; K, V rows as cached (planar.cuh), E = 256 or 512; partials f16, divided by their sums
-// Bytes      each visible row of K and V once per block of 8 NT query rows (query heads of the K/V head x tokens)
-// Launch     E / 2 threads per (block of query rows, K/V head, split; sequence); geometry from the shape, surplus blocks
+// Bytes      each visible row of K and V once per block of 8 NT G query rows (query heads of the K/V head x tokens)
+// Launch     G E / 2 threads per (block of query rows, K/V head, split; sequence); geometry from the shape, surplus blocks
 //            leave. The longest splits start first
 // Order      split borders and the tiles of 32 rows inside are fixed row numbers; every query row is a column of its own
 //            in all products; so its bits depend on it, the rows it sees and nothing else. A tile in which it sees
@@ -16,6 +16,8 @@
 // written out, so that kernels for more query rows round as those for fewer do. Rows stream through a ring of shared-memory slots, K and V
 // tiles in turn, and are expanded from their codes as the fragments are made.
 #pragma once
+#include <type_traits>
+
 #include "backend/cuda/kernels/attend/fragments.cuh"
 #include "backend/cuda/kernels/attend/params.cuh"
 #include "backend/cuda/kernels/common/hadamard.cuh"
@@ -29,11 +31,12 @@ constexpr int kTileKeys = 32;
 template <KvType V>
 constexpr float kProbLog2 = V == KvType::kTQ3_0 ? 3.f : 6.f;
 
-template <KvType K, KvType V, int E, int NT>
+// G groups of warps share the tiles of K and V; each has NT blocks of eight query rows.
+template <KvType K, KvType V, int E, int NT, int G>
 struct DecodeShape {
   using KT = TileShape<K, E>;
   using VT = TileShape<V, E>;
-  static constexpr int kWarps = E / 64, kThreads = 32 * kWarps, kParts = E / 128, kCols = 8 * NT;
+  static constexpr int kGroupWarps = E / 64, kWarps = G * kGroupWarps, kThreads = 32 * kWarps, kParts = E / 128, kCols = 8 * NT * G;
   static constexpr int kBytesK = kTileKeys * (KT::kStrideK + KT::kScales), kBytesV = kTileKeys * (VT::kStrideV + VT::kScales);
   static constexpr int kSlotBytes = kBytesK > kBytesV ? kBytesK : kBytesV;
   static constexpr int kSlots = kSlotBytes > 32 * 1024 ? 3 : 4;
@@ -43,16 +46,17 @@ struct DecodeShape {
   static constexpr int kAtP = kAtS + kParts * kCols * kStrideS * 4;         // [cols][keys] f16
   static constexpr int kAtAlpha = kAtP + kCols * kStrideP * 2;              // [cols] f32
   static constexpr int kBytes = kAtAlpha + kCols * 4;
-  static constexpr int kBlocksPerSm = NT == 1 ? (E == 256 ? 4 : 2) : NT <= 4 && E == 256 ? 2 : 1;
+  static constexpr int kLoaders = kThreads / kTileKeys > 8 ? kThreads / kTileKeys : 8;  // threads that copy a row
+  static constexpr int kBlocksPerSm = 512 / kThreads;
 };
 
-template <KvType K, KvType V, int E, int NT>
-__global__ void __launch_bounds__(DecodeShape<K, V, E, NT>::kThreads, DecodeShape<K, V, E, NT>::kBlocksPerSm)
+template <KvType K, KvType V, int E, int NT, int G>
+__global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G>::kThreads, DecodeShape<K, V, E, NT, G>::kBlocksPerSm)
     attend_decode_kernel(const __grid_constant__ AttendParams p) {
-  using Shape = DecodeShape<K, V, E, NT>;
+  using Shape = DecodeShape<K, V, E, NT, G>;
   using KT = typename Shape::KT;
   using VT = typename Shape::VT;
-  constexpr int kSlots = Shape::kSlots, kCols = Shape::kCols, kWarps = Shape::kWarps;
+  constexpr int kSlots = Shape::kSlots, kCols = Shape::kCols, kWarps = Shape::kWarps, kLoaders = Shape::kLoaders;
   extern __shared__ __align__(128) char shared[];
   const int tid = threadIdx.x, lane = tid % 32, warp = tid / 32, g = lane / 4, c = lane % 4;
   const bool windowed = p.window > 0;
@@ -62,52 +66,57 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT>::kThreads, DecodeShap
   const int seq = blockIdx.y;
   const int col_block = blockIdx.x % p.n_col_block, head = blockIdx.x / p.n_col_block % p.kv.n_head;
   const int slot = p.n_split - 1 - int(blockIdx.x) / p.n_col_block / p.kv.n_head;
-  if (p.step.q_begin[seq] >= p.t_end) return;
+  const int cache_slot = p.step.slot[seq];
   const SeqRows s = seq_rows(p, seq);
   const int n_col = (s.j1 - s.j0) * p.group - col_block * kCols;  // query rows of this block, or more
   const int split = split_of(windowed, s.first) + slot;
   const int lo = max(split_begin(windowed, split), s.first), hi = min(split_begin(windowed, split + 1), s.len + s.in_step);
-  if (n_col <= 0 || lo >= hi) return;
+  if (s.begin >= p.t_end || n_col <= 0 || lo >= hi) return;
   const int row0 = lo / kTileKeys * kTileKeys;  // splits begin at multiples of the tile
   const int n_tile = (hi - row0 + kTileKeys - 1) / kTileKeys;
 
   // Loads. Eight threads share a row, so that a warp reads whole lines.
   const bool staged = kv_staged(p.kv, s.n);
-  const char* k_ring = reinterpret_cast<const char*>(p.kv.k + p.step.slot[seq] * p.kv.k_slot) + head * planar_bytes(K, E);
-  const char* v_ring = reinterpret_cast<const char*>(p.kv.v + p.step.slot[seq] * p.kv.v_slot) + head * planar_bytes(V, E);
+  const char* k_ring = reinterpret_cast<const char*>(p.kv.k + cache_slot * p.kv.k_slot) + head * planar_bytes(K, E);
+  const char* v_ring = reinterpret_cast<const char*>(p.kv.v + cache_slot * p.kv.v_slot) + head * planar_bytes(V, E);
   const char* k_stage = reinterpret_cast<const char*>(p.kv.k_stage) + head * planar_bytes(K, E);
   const char* v_stage = reinterpret_cast<const char*>(p.kv.v_stage) + head * planar_bytes(V, E);
-  auto load = [&](int item) {
-    const int tile = item / 2;
-    if (tile < n_tile) {
-      char* to = shared + item % kSlots * Shape::kSlotBytes;
-      for (int r = tid / 8; r < kTileKeys; r += Shape::kThreads / 8) {
-        const int row = row0 + tile * kTileKeys + r;
-        const bool there = row >= lo && row < hi;
-        const bool in_stage = staged && row >= s.len;
-        int64_t at = 0;
-        if (there) at = in_stage ? s.begin + row - s.len : p.kv.window > 0 ? int(unsigned(row) % unsigned(p.kv.cap)) : row;
-        auto copy = [&](auto shape, const char* from, int stride, bool is_k) {
-          using T = decltype(shape);
+  const int ring_cap = p.kv.window > 0 ? int(p.kv.cap) : INT_MAX;
+  const int place0 = p.kv.window > 0 ? int(unsigned(row0) % unsigned(ring_cap)) : row0;  // of row0; later rows follow it
+  auto load_rows = [&](auto type, auto shape, int stride, char* to, int tile, const char* ring, const char* stage, int64_t row_bytes) {
+    using T = decltype(shape);
+    constexpr bool kIsK = decltype(type)::value;
+    constexpr int kChunks = T::kCodes / 16;
+    if (tile >= n_tile) return;
 #pragma unroll
-          for (int i = 0; i < (T::kCodes / 16 + 7) / 8; ++i) {
-            const int chunk = tid % 8 + 8 * i;
-            if (T::kCodes / 16 % 8 == 0 || chunk < T::kCodes / 16)
-              copy16_async_or_zero(to + r * stride + 16 * (is_k ? k_chunk<K>(chunk, r) : chunk), from + 16 * chunk, there);
-          }
-          if (tid % 8 < T::kScales / 16)
-            copy16_async_or_zero(to + kTileKeys * stride + r * T::kScales + 16 * (tid % 8), from + T::kCodes + 16 * (tid % 8), there);
-        };
-        if (item % 2 == 0)
-          copy(KT{}, (in_stage ? k_stage : k_ring) + at * p.kv.k_row, KT::kStrideK, true);
-        else
-          copy(VT{}, (in_stage ? v_stage : v_ring) + at * p.kv.v_row, VT::kStrideV, false);
+    for (int i = 0; i < kTileKeys * kLoaders / Shape::kThreads; ++i) {
+      const int sub = tid % kLoaders, r = tid / kLoaders + i * (Shape::kThreads / kLoaders), after = tile * kTileKeys + r, row = row0 + after;
+      const bool there = row >= lo && row < hi;
+      int at = place0 + after;
+      if (at >= ring_cap) at = int(unsigned(at) % unsigned(ring_cap));
+      if (staged && row >= s.len) ring = stage, at = s.begin + row - s.len;
+      const char* from = ring + (there ? at : place0) * row_bytes + 16 * sub;
+      char* dst = to + r * stride;
+#pragma unroll
+      for (int j = 0; j < (kChunks + kLoaders - 1) / kLoaders; ++j) {
+        const int chunk = sub + kLoaders * j;
+        if (kChunks % kLoaders == 0 || chunk < kChunks) copy16_async_or_zero(dst + 16 * (kIsK ? k_chunk<K>(chunk, r) : chunk), from + 16 * kLoaders * j, there);
       }
+      if (T::kScales > 0 && sub < T::kScales / 16) copy16_async_or_zero(to + kTileKeys * stride + r * T::kScales + 16 * sub, from + T::kCodes, there);
     }
+  };
+  auto load_k = [&](int tile, int item) {
+    load_rows(std::true_type{}, KT{}, KT::kStrideK, shared + item % kSlots * Shape::kSlotBytes, tile, k_ring, k_stage, p.kv.k_row);
     copies_commit();
   };
-#pragma unroll
-  for (int i = 0; i < kSlots; ++i) load(i);
+  auto load_v = [&](int tile, int item) {
+    load_rows(std::false_type{}, VT{}, VT::kStrideV, shared + item % kSlots * Shape::kSlotBytes, tile, v_ring, v_stage, p.kv.v_row);
+    copies_commit();
+  };
+  load_k(0, 0);
+  load_v(0, 1);
+  load_k(1, 2);
+  if (kSlots == 4) load_v(1, 3);
 
   // Q as B fragments: [n tile][group of 64][pair of steps][lane][step, b0 b1]. Rotated if K is.
   for (int col = warp; col < kCols; col += kWarps) {
@@ -150,13 +159,18 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT>::kThreads, DecodeShap
   }
   const float scale = p.scale * 1.4426950408889634f / kOverscale<K>;
   float acc[4][NT][4] = {};
-  const int key_half = warp % 2, part = warp / 2;  // of S^T
+  const int of_group = warp % Shape::kGroupWarps, n0 = warp / Shape::kGroupWarps * NT;  // first block of query rows
+  const int key_half = of_group % 2, part = of_group / 2;                             // of S^T
 
   for (int tile = 0; tile < n_tile; ++tile) {
+    // Items (2 t: K of tile t, 2 t + 1: V) are loaded kSlots ahead, into the slot of the one used last.
     if (tile == 0) copies_wait<kSlots - 1>();
     else copies_wait<kSlots - 2>();
     __syncthreads();
-    if (tile > 0) load(2 * tile + kSlots - 1);
+    if (tile > 0) {
+      if constexpr (kSlots == 4) load_v(tile + 1, 2 * tile + 3);
+      else load_k(tile + 1, 2 * tile + 2);
+    }
 
     {
       const char* base = shared + 2 * tile % kSlots * Shape::kSlotBytes;
@@ -178,7 +192,7 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT>::kThreads, DecodeShap
         }
 #pragma unroll
         for (int nt = 0; nt < NT; ++nt) {
-          const uint4* b = reinterpret_cast<const uint4*>(shared + Shape::kAtQ) + (nt * (E / 64) + group) * 64 + lane;
+          const uint4* b = reinterpret_cast<const uint4*>(shared + Shape::kAtQ) + ((n0 + nt) * (E / 64) + group) * 64 + lane;
 #pragma unroll
           for (int h = 0; h < 2; ++h) {
             const uint4 q = b[32 * h];
@@ -198,13 +212,14 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT>::kThreads, DecodeShap
       float* to = reinterpret_cast<float*>(shared + Shape::kAtS) + part * kCols * Shape::kStrideS + 16 * key_half + g;
 #pragma unroll
       for (int nt = 0; nt < NT; ++nt) {
-        float* at = to + (8 * nt + 2 * c) * Shape::kStrideS;
+        float* at = to + (8 * (n0 + nt) + 2 * c) * Shape::kStrideS;
         at[0] = score[nt][0], at[Shape::kStrideS] = score[nt][1];
         at[8] = score[nt][2], at[Shape::kStrideS + 8] = score[nt][3];
       }
     }
     __syncthreads();
-    load(2 * tile + kSlots);
+    if constexpr (kSlots == 4) load_k(tile + 2, 2 * tile + 4);
+    else load_v(tile + 1, 2 * tile + 3);
 
     // A tile that every token sees whole needs no tests.
     const int tile_row = row0 + tile * kTileKeys;
@@ -252,7 +267,7 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT>::kThreads, DecodeShap
       const char* base = shared + (2 * tile + 1) % kSlots * Shape::kSlotBytes;
 #pragma unroll
       for (int nt = 0; nt < NT; ++nt) {
-        const float2 alpha = *reinterpret_cast<const float2*>(shared + Shape::kAtAlpha + (8 * nt + 2 * c) * 4);
+        const float2 alpha = *reinterpret_cast<const float2*>(shared + Shape::kAtAlpha + (8 * (n0 + nt) + 2 * c) * 4);
 #pragma unroll
         for (int m = 0; m < 4; ++m) {
           acc[m][nt][0] *= alpha.x, acc[m][nt][1] *= alpha.y;
@@ -264,10 +279,10 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT>::kThreads, DecodeShap
         const char* at = base + (16 * ks + 2 * c) * VT::kStrideV;
         const char* const rows[4] = {at, at + VT::kStrideV, at + 8 * VT::kStrideV, at + 9 * VT::kStrideV};
         uint32_t a[4][4];
-        v_fragments<V>(a, rows, warp, g);
+        v_fragments<V>(a, rows, of_group, g);
         uint32_t d[2][2];  // [block][b0, b1]: scales of the pairs of keys
         if constexpr (planar_scaled(V)) {
-          const char* scales = base + kTileKeys * VT::kStrideV + (16 * ks + 2 * c) * VT::kScales + warp * 4;
+          const char* scales = base + kTileKeys * VT::kStrideV + (16 * ks + 2 * c) * VT::kScales + of_group * 4;
 #pragma unroll
           for (int h = 0; h < 2; ++h) {
             const uint32_t x = *reinterpret_cast<const uint32_t*>(scales + 8 * h * VT::kScales);
@@ -277,7 +292,7 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT>::kThreads, DecodeShap
         }
 #pragma unroll
         for (int nt = 0; nt < NT; ++nt) {
-          const char* prob = shared + Shape::kAtP + ((8 * nt + g) * Shape::kStrideP + 16 * ks + 2 * c) * 2;
+          const char* prob = shared + Shape::kAtP + ((8 * (n0 + nt) + g) * Shape::kStrideP + 16 * ks + 2 * c) * 2;
           const uint32_t b0 = *reinterpret_cast<const uint32_t*>(prob), b1 = *reinterpret_cast<const uint32_t*>(prob + 16);
 #pragma unroll
           for (int h = 0; h < 2; ++h) {
@@ -317,10 +332,10 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT>::kThreads, DecodeShap
   for (int nt = 0; nt < NT; ++nt)
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
-      const int col = 8 * nt + 2 * c + e;
+      const int col = 8 * (n0 + nt) + 2 * c + e;
       if (col >= n_col) continue;
       const float inv = inverse[col];
-      __half* to = p.part_o + part_at(col) * E + warp * 64;
+      __half* to = p.part_o + part_at(col) * E + of_group * 64;
       uint32_t word[4];
 #pragma unroll
       for (int m = 0; m < 4; ++m) {
@@ -336,11 +351,11 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT>::kThreads, DecodeShap
     }
 }
 
-template <KvType K, KvType V, int E, int NT>
+template <KvType K, KvType V, int E, int NT, int G>
 void launch_decode(cudaStream_t stream, AttendParams p, int n_cols) {
-  using Shape = DecodeShape<K, V, E, NT>;
+  using Shape = DecodeShape<K, V, E, NT, G>;
   p.n_col_block = (n_cols + Shape::kCols - 1) / Shape::kCols;
-  auto* kernel = attend_decode_kernel<K, V, E, NT>;
+  auto* kernel = attend_decode_kernel<K, V, E, NT, G>;
   static const bool asked = (allow_shared(kernel, size_t(Shape::kBytes)), true);
   (void)asked;
   launch(kernel, dim3(unsigned(p.n_col_block * p.kv.n_head * p.n_split), unsigned(p.step.shape.n_seq)), dim3(Shape::kThreads),
@@ -350,12 +365,14 @@ void launch_decode(cudaStream_t stream, AttendParams p, int n_cols) {
 template <KvType K, KvType V>
 void attend_decode(cudaStream_t stream, AttendParams p, int n_cols) {
   if (p.kv.head_dim == 256) {
-    if (n_cols <= 8) return launch_decode<K, V, 256, 1>(stream, p, n_cols);
-    return launch_decode<K, V, 256, 4>(stream, p, n_cols);
+    if (n_cols <= 8) return launch_decode<K, V, 256, 1, 1>(stream, p, n_cols);
+    if (n_cols <= 16) return launch_decode<K, V, 256, 1, 2>(stream, p, n_cols);
+    return launch_decode<K, V, 256, 2, 2>(stream, p, n_cols);
   }
-  if (n_cols <= 8) return launch_decode<K, V, 512, 1>(stream, p, n_cols);
-  if (n_cols <= 32) return launch_decode<K, V, 512, 4>(stream, p, n_cols);
-  return launch_decode<K, V, 512, 8>(stream, p, n_cols);
+  if (n_cols <= 8) return launch_decode<K, V, 512, 1, 1>(stream, p, n_cols);
+  if (n_cols <= 16) return launch_decode<K, V, 512, 1, 2>(stream, p, n_cols);
+  if (n_cols <= 32) return launch_decode<K, V, 512, 2, 2>(stream, p, n_cols);
+  return launch_decode<K, V, 512, 4, 2>(stream, p, n_cols);
 }
 
 }  // namespace facet::cuda

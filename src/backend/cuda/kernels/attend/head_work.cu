@@ -176,6 +176,7 @@ template <int E>
 __global__ void __launch_bounds__(kWarps * 32) head_work_kernel(const __grid_constant__ HeadWork w) {
   constexpr int V = E / 32;
   __shared__ __align__(16) uint8_t codes[kWarps][E];
+  __shared__ __align__(16) float turns[kWarps][E];  // cosines, then sines, of the pairs
   wait_for_previous();
   let_next_start();
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -186,6 +187,9 @@ __global__ void __launch_bounds__(kWarps * 32) head_work_kernel(const __grid_con
   while (h >= w.part[which].n_head) h -= w.part[which++].n_head;
   const HeadPart& part = w.part[which];
   const bool append = w.append && which > 0;
+  float x[V];
+  float* p = part.p + t * part.stride + h * E + lane * V;
+  load_values<V>(x, p);
   int seq = 0;
   if (append) {
     seq = w.step.seq[t];
@@ -195,9 +199,18 @@ __global__ void __launch_bounds__(kWarps * 32) head_work_kernel(const __grid_con
     }
   }
 
-  float x[V];
-  float* p = part.p + t * part.stride + h * E + lane * V;
-  load_values<V>(x, p);
+  if (part.rope) {
+    // A lane finds the turns of every 32nd pair; where no pair of those turns, as in most of a full layer, nothing is left.
+    const double pos = double(w.step.pos[t]);
+#pragma unroll
+    for (int i = 0; i < E / 64; ++i) {
+      const double freq = w.freqs[32 * i + lane];
+      float c = 1, s = 0;
+      if (freq != 0) cos_sin(pos * freq, c, s);
+      turns[warp][32 * i + lane] = c, turns[warp][E / 2 + 32 * i + lane] = s;
+    }
+    __syncwarp();
+  }
   if (part.norm) {
     float sum = 0;
 #pragma unroll
@@ -213,14 +226,14 @@ __global__ void __launch_bounds__(kWarps * 32) head_work_kernel(const __grid_con
     for (int i = 0; i < V; ++i) x[i] *= gain[i];
   }
   if (part.rope) {
-    const double pos = double(w.step.pos[t]);
+    float c[V], s[V];
+    load_values<V>(c, &turns[warp][lane % 16 * V]);
+    load_values<V>(s, &turns[warp][E / 2 + lane % 16 * V]);
     const bool upper = lane >= 16;
 #pragma unroll
     for (int i = 0; i < V; ++i) {
       const float other = __shfl_xor_sync(~0u, x[i], 16);
-      float c, s;
-      cos_sin(pos * w.freqs[lane % 16 * V + i], c, s);
-      x[i] = upper ? x[i] * c + other * s : x[i] * c - other * s;
+      x[i] = upper ? x[i] * c[i] + other * s[i] : x[i] * c[i] - other * s[i];
     }
   }
   if (part.write) {

@@ -56,37 +56,38 @@ FACET_HD constexpr int most_splits(int window, int64_t longest) {
 }
 
 #if defined(__CUDACC__)
-// One sequence as a block sees it. Every lane of a warp calls it and gets the same.
+// One sequence as a block sees it. Every lane of a warp calls it and gets the same. Tokens that write rows have positions
+// of at least kv_len and below kv_len + n (chain, block: in order; tree: by depth); those that write none may have any.
 struct SeqRows {
   int begin, n;         // its tokens of the step
   int j0, j1;           // those of them in [t_begin, t_end)
   int len, in_step;     // committed rows, rows of this step
-  int first;            // first row any of them sees
-  int most_pos;         // largest position of them
+  int first;            // no row before it is seen by any of them
+  int most_pos;         // no position of them is larger
   Mask mask;
 };
 __device__ __forceinline__ SeqRows seq_rows(const AttendParams& p, int seq) {
   SeqRows s;
   s.begin = p.step.q_begin[seq];
   s.n = p.step.q_begin[seq + 1] - s.begin;
-  s.j0 = max(0, p.t_begin - s.begin);
-  s.j1 = min(s.n, p.t_end - s.begin);
   s.len = p.step.kv_len[seq];
   s.mask = p.step.mask[seq];
+  s.j0 = max(0, p.t_begin - s.begin);
+  s.j1 = min(s.n, p.t_end - s.begin);
   s.in_step = s.mask == Mask::kPast ? 0 : s.n;
-  const int lane = threadIdx.x % 32;
-  int least = INT_MAX, most = 0;
-  for (int j = s.j0 + lane; j < s.j1; j += 32) {
-    const int pos = p.step.pos[s.begin + j];
-    least = min(least, pos);
-    most = max(most, pos);
+  s.first = 0, s.most_pos = s.len + s.n - 1;
+  if (p.window > 0) {
+    int least = s.len;
+    if (s.mask == Mask::kPast && s.j0 < s.j1) {
+      least = p.step.pos[s.begin + min(s.j0 + int(threadIdx.x % 32), s.j1 - 1)];
+      s.most_pos = least;
+      for (int m = 16; m > 0; m /= 2) {
+        least = min(least, __shfl_xor_sync(~0u, least, m));
+        s.most_pos = max(s.most_pos, __shfl_xor_sync(~0u, s.most_pos, m));
+      }
+    }
+    s.first = max(0, min(s.len, least - p.window + 1));
   }
-  for (int m = 16; m > 0; m /= 2) {
-    least = min(least, __shfl_xor_sync(~0u, least, m));
-    most = max(most, __shfl_xor_sync(~0u, most, m));
-  }
-  s.most_pos = most;
-  s.first = p.window > 0 ? max(0, min(s.len, least - p.window + 1)) : 0;
   return s;
 }
 
@@ -108,8 +109,5 @@ __device__ __forceinline__ float exp2_approx(float x) {
 // Launchers of the parts; attend() chooses among them.
 void attend_plain(cudaStream_t, const AttendParams&);
 void attend_combine(cudaStream_t, const AttendParams&);
-// Splits of short sequences, for head widths 256 and 512; n_cols: most query rows of a K/V head.
-using AttendDecode = void (*)(cudaStream_t, AttendParams, int n_cols);
-AttendDecode attend_decode_of(KvType k, KvType v);  // nullptr: the pair is not built
 
 }  // namespace facet::cuda

@@ -31,6 +31,15 @@ FACET_HD constexpr int planar_code_bytes(KvType t, int E) {
 FACET_HD constexpr bool planar_scaled(KvType t) { return t != KvType::kF16 && t != KvType::kF32; }
 FACET_HD constexpr int planar_bytes(KvType t, int E) { return planar_code_bytes(t, E) + (planar_scaled(t) ? E / 16 : 0); }
 
+// Four adjacent codes; every word starts with such.
+FACET_HD inline uint32_t four_codes(const uint8_t* code) {
+#if defined(__CUDA_ARCH__)
+  return *reinterpret_cast<const uint32_t*>(code);
+#else
+  return uint32_t(code[0]) | uint32_t(code[1]) << 8 | uint32_t(code[2]) << 16 | uint32_t(code[3]) << 24;
+#endif
+}
+
 // Byte of value d's code (Q8_0).
 FACET_HD constexpr int q8_at(int d) {
   const int b = d / 32 % 2, a = d / 16 % 2, c = d / 4 % 4;
@@ -39,14 +48,14 @@ FACET_HD constexpr int q8_at(int d) {
 // The word w of codes, from a row's unpacked codes, one byte each.
 FACET_HD inline uint32_t q8_word(const uint8_t* code, int w) {
   const int group = w / 16, c = w % 16 / 4, b = w % 2, a = w % 4 / 2;
-  const uint8_t* at = code + group * 64 + 32 * b + 16 * a + 4 * c;
-  return uint32_t(at[0]) | uint32_t(at[1]) << 8 | uint32_t(at[2]) << 16 | uint32_t(at[3]) << 24;
+  return four_codes(code + group * 64 + 32 * b + 16 * a + 4 * c);
 }
 FACET_HD constexpr int q4_nibble(int d) { return d % 2 * 4 + d / 2 % 2 + d / 32 % 2 * 2; }
 FACET_HD inline uint32_t q4_word(const uint8_t* code, int w) {
   const uint8_t* at = code + w / 8 * 64 + w % 8 * 4;
+  const uint32_t lo = four_codes(at), hi = four_codes(at + 32);
   uint32_t word = 0;
-  for (int i = 0; i < 4; ++i) word |= uint32_t(at[i]) << (4 * q4_nibble(i)) | uint32_t(at[32 + i]) << (4 * q4_nibble(32 + i));
+  for (int i = 0; i < 4; ++i) word |= (lo >> (8 * i) & 15) << (4 * q4_nibble(i)) | (hi >> (8 * i) & 15) << (4 * q4_nibble(32 + i));
   return word;
 }
 FACET_HD inline uint32_t tq3_word(const uint8_t* code, int w, int E) {
@@ -54,7 +63,10 @@ FACET_HD inline uint32_t tq3_word(const uint8_t* code, int w, int E) {
   if (E >= 256) {
     const uint8_t* at = code + w / 24 * 256 + w % 24 / 3 * 8;
     const int j = w % 3;
-    for (int i = 0; i < 8; ++i) word |= (uint32_t(at[64 * j + i]) | (uint32_t(at[192 + i]) >> j & 1u) << 3) << (4 * i);
+    for (int half = 0; half < 2; ++half) {
+      const uint32_t own = four_codes(at + 64 * j + 4 * half), last = four_codes(at + 192 + 4 * half);
+      for (int i = 0; i < 4; ++i) word |= ((own >> (8 * i) & 7) | (last >> (8 * i + j) & 1) << 3) << (4 * (4 * half + i));
+    }
   } else {
     const uint8_t* at = code + w / 3 * 32;
     if (w % 3 < 2)

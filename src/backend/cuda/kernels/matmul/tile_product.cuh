@@ -9,7 +9,8 @@ namespace facet::cuda {
 
 // Activations of a range of columns in shared memory, N rows (1, 8 or 16).
 //   b    bf16, chunks of 8 columns: 16 bytes at (chunk * N + place(n, chunk)) * 16
-//   sum  f32 sums of 32 columns, [block][N]
+//   sum  -128 times the f32 sums of 32 columns: what a bias of 128 on every code comes to. [block][t], the four values
+//        that lane t starts its products from: columns 2 t and 2 t + 1, twice; with N = 1 the same one four times
 //   hl   the same as two bf16, high and low part, [block][N]
 template <int N>
 struct Acts {
@@ -25,9 +26,8 @@ struct Acts {
   __device__ uint2 load8(int n, int chunk, int half) const {
     return *reinterpret_cast<const uint2*>(b + (chunk * N + place(n, chunk)) * 16 + half * 8);
   }
-  __device__ float2 sums(int block, int t, int tile) const {
-    if (N == 1) return {sum[block], sum[block]};
-    return *reinterpret_cast<const float2*>(sum + block * N + tile * 8 + 2 * t);
+  __device__ float4 sums(int block, int t, int tile) const {
+    return *reinterpret_cast<const float4*>(sum + (N == 1 ? block * 4 : (block * (N / 2) + tile * 4 + t) * 4));
   }
   __device__ uint32_t high_low(int block, int g, int tile) const { return hl[N == 1 ? block : block * N + tile * 8 + g]; }
 };
@@ -35,21 +35,33 @@ struct Acts {
 __device__ __forceinline__ uint4 shared16(const uint8_t* p) { return *reinterpret_cast<const uint4*>(p); }
 
 constexpr uint32_t kBias = 0x43004300;  // two bf16 of 128: OR a code of at most 7 bits and have 128 + code
-__device__ __forceinline__ uint32_t codes4(uint32_t w, int pair) { return ((w >> (4 * pair)) & 0x000F000F) | kBias; }
+// (v & mask) | or, in one instruction: with constants in the source the compiler would make two of it.
+__device__ __forceinline__ uint32_t and_or(uint32_t v, uint32_t mask, uint32_t with) {
+  uint32_t d;
+  asm("lop3.b32 %0, %1, %2, %3, 0xEA;" : "=r"(d) : "r"(v), "r"(mask), "r"(with));
+  return d;
+}
+// w >> (4 pair) on the multipliers: the shifter and the logic unit share a pipe that is the bottleneck here.
+__device__ __forceinline__ uint32_t codes4(uint32_t w, int pair) {
+  uint32_t v = w;
+  if (pair > 0) asm("mul.hi.u32 %0, %1, %2;" : "=r"(v) : "r"(w), "r"(1u << (32 - 4 * pair)));
+  return and_or(v, 0x000F000F, kBias);
+}
 __device__ __forceinline__ uint32_t shifted(uint32_t w, int left) { return left >= 0 ? w << left : w >> -left; }
 
 // Byte i of w (0..255) as a float, biased by 2^23.
 constexpr float kByteBias = 8388608.f;
 __device__ __forceinline__ float biased_byte(uint32_t w, int i) { return __uint_as_float(__byte_perm(w, 0x4B000000u, 0x7440u | uint32_t(i))); }
 
-// c = 32 columns (two steps) of 16 rows times tile `tile` of rows, less bias times the columns' sum.
+// c = 32 columns (two steps) of 16 rows times tile `tile` of rows, less 128 * bias times the columns' sum.
 template <int N>
 __device__ __forceinline__ void half_product(float (&c)[4], const uint32_t (&a0)[4], const uint32_t (&a1)[4], const Acts<N>& x, int chunk, int g,
                                              int t, int tile, float bias) {
   const uint4 b = x.load16(g + 8 * tile, chunk + t);
   if (bias != 0.f) {
-    const float2 s = x.sums(chunk / 4, t, tile);
-    mma_bf16(c, a0, b.x, b.y, bias * s.x, bias * s.y, bias * s.x, bias * s.y);
+    float4 s = x.sums(chunk / 4, t, tile);
+    if (bias != 1.f) s.x *= bias, s.y *= bias, s.z *= bias, s.w *= bias;
+    mma_bf16(c, a0, b.x, b.y, s.x, s.y, s.z, s.w);
   } else {
     mma_bf16(c, a0, b.x, b.y, 0.f, 0.f, 0.f, 0.f);
   }
@@ -79,8 +91,8 @@ __device__ __forceinline__ void product_k45(const uint8_t* w, const Acts<N>& x, 
         a[p / 2][p % 2 * 2] = codes4(w0, p);
         a[p / 2][p % 2 * 2 + 1] = codes4(w1, p);
         if (kFifth) {
-          a[p / 2][p % 2 * 2] |= shifted(f, 4 - (8 * h + p)) & 0x00100010;
-          a[p / 2][p % 2 * 2 + 1] |= shifted(f, 4 - (8 * h + 4 + p)) & 0x00100010;
+          a[p / 2][p % 2 * 2] = and_or(shifted(f, 4 - (8 * h + p)), 0x00100010, a[p / 2][p % 2 * 2]);
+          a[p / 2][p % 2 * 2 + 1] = and_or(shifted(f, 4 - (8 * h + 4 + p)), 0x00100010, a[p / 2][p % 2 * 2 + 1]);
         }
       }
       const int sub = 2 * j + h;
@@ -88,7 +100,7 @@ __device__ __forceinline__ void product_k45(const uint8_t* w, const Acts<N>& x, 
 #pragma unroll
       for (int n = 0; n < Acts<N>::kTiles; ++n) {
         float c[4];
-        half_product<N>(c, a[0], a[1], x, chunk + 8 * j + 4 * h, g, t, n, -128.f);
+        half_product<N>(c, a[0], a[1], x, chunk + 8 * j + 4 * h, g, t, n, 1.f);
         part[n][0] += f0 * c[0], part[n][1] += f0 * c[1], part[n][2] += f1 * c[2], part[n][3] += f1 * c[3];
       }
     }
@@ -129,8 +141,8 @@ __device__ __forceinline__ void product_k6(const uint8_t* w, const Acts<N>& x, i
 #pragma unroll
         for (int p = 0; p < 2; ++p) {
           const int pair = 2 * k + p, left = 4 - (8 * h + 2 * pair);
-          a[2 * p] = as_word(__hsub2(as_bf16x2(codes4(w0, pair) | (shifted(top.x, left) & 0x00300030)), as_bf16x2(offset)));
-          a[2 * p + 1] = as_word(__hsub2(as_bf16x2(codes4(w1, pair) | (shifted(top.y, left) & 0x00300030)), as_bf16x2(offset)));
+          a[2 * p] = as_word(__hsub2(as_bf16x2(and_or(shifted(top.x, left), 0x00300030, codes4(w0, pair))), as_bf16x2(offset)));
+          a[2 * p + 1] = as_word(__hsub2(as_bf16x2(and_or(shifted(top.y, left), 0x00300030, codes4(w1, pair))), as_bf16x2(offset)));
         }
         const float f0 = biased_byte(sc0, 2 * h + k) - (kByteBias + 128.f), f1 = biased_byte(sc1, 2 * h + k) - (kByteBias + 128.f);
 #pragma unroll
@@ -170,15 +182,15 @@ __device__ __forceinline__ void product_45_0(const uint8_t* w, const Acts<N>& x,
       a[p / 2][p % 2 * 2] = codes4(w0, p);
       a[p / 2][p % 2 * 2 + 1] = codes4(w1, p);
       if (kFifth) {
-        a[p / 2][p % 2 * 2] |= shifted(f, 4 - (8 * h + p)) & 0x00100010;
-        a[p / 2][p % 2 * 2 + 1] |= shifted(f, 4 - (8 * h + 4 + p)) & 0x00100010;
+        a[p / 2][p % 2 * 2] = and_or(shifted(f, 4 - (8 * h + p)), 0x00100010, a[p / 2][p % 2 * 2]);
+        a[p / 2][p % 2 * 2 + 1] = and_or(shifted(f, 4 - (8 * h + 4 + p)), 0x00100010, a[p / 2][p % 2 * 2 + 1]);
       }
     }
     const float f0 = half_at(d0, h), f1 = half_at(d1, h);
 #pragma unroll
     for (int n = 0; n < Acts<N>::kTiles; ++n) {
       float c[4];
-      half_product<N>(c, a[0], a[1], x, chunk + 4 * h, g, t, n, kFifth ? -144.f : -136.f);
+      half_product<N>(c, a[0], a[1], x, chunk + 4 * h, g, t, n, kFifth ? 1.125f : 1.0625f);
       acc[n][0] += f0 * c[0], acc[n][1] += f0 * c[1], acc[n][2] += f1 * c[2], acc[n][3] += f1 * c[3];
     }
   }
@@ -280,13 +292,20 @@ __device__ __forceinline__ void stage_acts(uint8_t* b, float* sum, uint32_t* hl,
     s += __shfl_xor_sync(0xFu << (threadIdx.x % 32 / 4 * 4), s, 1);
     s += __shfl_xor_sync(0xFu << (threadIdx.x % 32 / 4 * 4), s, 2);
     if (chunk % 4 == 0) {
-      sum[chunk / 4 * N + n] = s;
+      const float biased = -128.f * s;
+      if (N == 1) {
+        *reinterpret_cast<float4*>(sum + chunk) = {biased, biased, biased, biased};
+      } else {
+        float* to = sum + (chunk / 4 * (N / 2) + n / 2) * 4 + n % 2;
+        to[0] = to[2] = biased;
+      }
       const float hi = __bfloat162float(__float2bfloat16_rn(s));
       hl[chunk / 4 * N + n] = pack_bf16(hi, s - hi);
     }
   }
 }
 // Bytes of shared memory behind an Acts<N> of that many columns, all three parts.
-FACET_HD constexpr int acts_bytes(int n, int cols) { return n * (cols * 2 + cols / 32 * 8); }
+FACET_HD constexpr int acts_sums(int n, int cols) { return cols / 32 * (n == 1 ? 4 : 2 * n); }
+FACET_HD constexpr int acts_bytes(int n, int cols) { return n * (cols * 2 + cols / 32 * 4) + acts_sums(n, cols) * 4; }
 
 }  // namespace facet::cuda

@@ -44,6 +44,33 @@ __device__ void choose(const Routing& o, const float* scale, int n_expert, int n
   }
 }
 
+// From the pairs of each expert: where they begin, and the list of experts that have some. The first warp does it.
+__device__ void list_active(const Routing& o, int n_expert, const int* count, int* begin) {
+  const int lane = int(threadIdx.x);
+  if (lane >= 32) return;
+  constexpr int kPer = kMaxExperts / 32;
+  int n = 0, sum = 0;  // of the lane's experts, lane * kPer..
+  for (int i = 0; i < kPer; ++i) {
+    const int e = lane * kPer + i, c = e < n_expert ? count[e] : 0;
+    n += c > 0, sum += c;
+  }
+  int n_before = n, sum_before = sum;
+  for (int m = 1; m < 32; m *= 2) {
+    const int a = __shfl_up_sync(~0u, n_before, m), b = __shfl_up_sync(~0u, sum_before, m);
+    if (lane >= m) n_before += a, sum_before += b;
+  }
+  n_before -= n, sum_before -= sum;
+  for (int i = 0; i < kPer; ++i) {
+    const int e = lane * kPer + i;
+    if (e >= n_expert) break;
+    begin[e] = sum_before;
+    if (count[e] == 0) continue;
+    o.active[n_before] = e, o.first[n_before] = sum_before;
+    ++n_before, sum_before += count[e];
+  }
+  if (lane == 31) o.active[n_expert] = n_before, o.first[n_before] = sum_before;
+}
+
 // One block sorts the pairs of n_tok tokens by expert.
 __device__ void sort_pairs(const Routing& o, int n_expert, int n_used, int n_tok) {
   __shared__ int count[kMaxExperts], begin[kMaxExperts + 1];
@@ -52,17 +79,7 @@ __device__ void sort_pairs(const Routing& o, int n_expert, int n_used, int n_tok
   __syncthreads();
   for (int i = thread; i < n_tok * n_used; i += int(blockDim.x)) atomicAdd(&count[__ldcg(o.expert + i)], 1);
   __syncthreads();
-  if (thread == 0) {
-    int n = 0, sum = 0;
-    for (int e = 0; e < n_expert; ++e) {
-      begin[e] = sum;
-      if (count[e] == 0) continue;
-      o.active[n] = e, o.first[n] = sum;
-      ++n, sum += count[e];
-    }
-    o.active[n_expert] = n;
-    o.first[n] = sum;
-  }
+  list_active(o, n_expert, count, begin);
   __syncthreads();
   // An expert's slots in ascending order: a thread an expert walks over all of them.
   for (int e = thread; e < n_expert; e += int(blockDim.x)) {
@@ -131,17 +148,7 @@ __global__ void __launch_bounds__(1024) sort_kernel(int n_expert, int n_used, in
   __syncthreads();
   for (int i = thread; i < n; i += 1024) atomicAdd(&count[o.expert[i]], 1);
   __syncthreads();
-  if (thread == 0) {
-    int k = 0, sum = 0;
-    for (int e = 0; e < n_expert; ++e) {
-      begin[e] = sum;
-      if (count[e] == 0) continue;
-      o.active[k] = e, o.first[k] = sum;
-      ++k, sum += count[e];
-    }
-    o.active[n_expert] = k;
-    o.first[k] = sum;
-  }
+  list_active(o, n_expert, count, begin);
   __syncthreads();
   for (int e = warp; e < n_expert; e += 32) {
     if (count[e] == 0) continue;

@@ -1,0 +1,254 @@
+// Times attention and its cache rows on one GPU at Gemma's shapes, one JSON object per line.
+//   facet_cuda_attend_bench [substring of the names to run [substring of those not to run]]
+// Each case is a graph of calls that walk over cache slots larger together than the L2, so that every call reads memory;
+// the time is the median of its replays over the calls. The read bandwidth they are compared with is measured first.
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <functional>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "backend/cuda/kernels/attend.h"
+#include "backend/cuda/kernels/common/launch.cuh"
+
+using namespace facet;
+
+namespace {
+
+std::byte* allocate(size_t bytes) {
+  void* p = nullptr;
+  FACET_CUDA_CHECK(cudaMalloc(&p, bytes));
+  return static_cast<std::byte*>(p);
+}
+template <class T>
+const T* uploaded(const std::vector<T>& v, std::vector<void*>& owned) {
+  std::byte* p = allocate(v.size() * sizeof(T));
+  owned.push_back(p);
+  FACET_CUDA_CHECK(cudaMemcpy(p, v.data(), v.size() * sizeof(T), cudaMemcpyHostToDevice));
+  return reinterpret_cast<const T*>(p);
+}
+
+__global__ void read_kernel(const uint4* p, size_t n, uint4* out) {
+  uint4 sum = {};
+  size_t i = size_t(blockIdx.x) * blockDim.x * 8 + threadIdx.x;
+  for (; i < n; i += size_t(gridDim.x) * blockDim.x * 8)
+    for (int j = 0; j < 8; ++j) {
+      const uint4 v = p[i + size_t(j) * blockDim.x];
+      sum.x ^= v.x, sum.y ^= v.y, sum.z ^= v.z, sum.w ^= v.w;
+    }
+  if ((sum.x ^ sum.y ^ sum.z ^ sum.w) == 0x12345u) *out = sum;
+}
+
+// Median microseconds of one of `calls` calls of f(i), captured as one graph.
+double time_us(cudaStream_t stream, int calls, const std::function<void(int)>& f, int replays = 9) {
+  cudaGraph_t graph;
+  cudaGraphExec_t exec;
+  f(0);
+  FACET_CUDA_CHECK(cudaStreamSynchronize(stream));
+  FACET_CUDA_CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+  for (int i = 0; i < calls; ++i) f(i);
+  FACET_CUDA_CHECK(cudaStreamEndCapture(stream, &graph));
+  FACET_CUDA_CHECK(cudaGraphInstantiate(&exec, graph, 0));
+  cudaEvent_t a, b;
+  cudaEventCreate(&a), cudaEventCreate(&b);
+  std::vector<double> us;
+  for (int i = 0; i < replays + 2; ++i) {
+    cudaEventRecord(a, stream);
+    FACET_CUDA_CHECK(cudaGraphLaunch(exec, stream));
+    cudaEventRecord(b, stream);
+    FACET_CUDA_CHECK(cudaEventSynchronize(b));
+    float ms = 0;
+    cudaEventElapsedTime(&ms, a, b);
+    if (i >= 2) us.push_back(ms * 1000. / calls);
+  }
+  cudaGraphExecDestroy(exec), cudaGraphDestroy(graph), cudaEventDestroy(a), cudaEventDestroy(b);
+  std::nth_element(us.begin(), us.begin() + long(us.size() / 2), us.end());
+  return us[us.size() / 2];
+}
+
+struct Steps {
+  std::vector<Step> step;
+  std::vector<void*> owned;
+  // Step i uses cache slots i * n_seq .. of n_slot.
+  Steps(int n_step, int n_slot, int n_seq, int n, int kv_len, bool staged) {
+    for (int i = 0; i < n_step; ++i) {
+      std::vector<int32_t> pos, seq, q_begin{0}, len, slot;
+      std::vector<Mask> mask(size_t(n_seq), Mask::kCausal);
+      std::vector<uint64_t> ancestor(size_t(n_seq) * size_t(n), 0);
+      for (int s = 0; s < n_seq; ++s) {
+        for (int j = 0; j < n; ++j) pos.push_back(kv_len + j), seq.push_back(s);
+        q_begin.push_back((s + 1) * n), len.push_back(kv_len), slot.push_back((i * n_seq + s) % n_slot);
+      }
+      Step st;
+      st.shape = {.n_tok = n_seq * n, .n_seq = n_seq, .n_small = n <= kSmallT ? n_seq * n : 0, .longest = kv_len + n, .staged = staged};
+      st.token = st.pos = uploaded(pos, owned), st.seq = uploaded(seq, owned), st.q_begin = uploaded(q_begin, owned);
+      st.kv_len = uploaded(len, owned), st.slot = uploaded(slot, owned), st.mask = uploaded(mask, owned), st.ancestor = uploaded(ancestor, owned);
+      step.push_back(st);
+    }
+  }
+  ~Steps() {
+    for (void* p : owned) cudaFree(p);
+  }
+};
+
+struct Model {
+  const char* name;
+  int n_q, kv_slide, kv_full;
+};
+constexpr Model k31{"31b", 32, 16, 4}, k26{"26b", 16, 8, 2};
+
+struct Bench {
+  cudaStream_t stream = nullptr;
+  std::string only, except;
+  double read_gbs = 0;
+  std::byte *arena = nullptr, *scratch = nullptr;
+  size_t arena_bytes = size_t(6) << 30, scratch_bytes = 0;
+  float *q = nullptr, *o = nullptr;
+  __nv_bfloat16* o_bf = nullptr;
+
+  void start() {
+    FACET_CUDA_CHECK(cudaStreamCreate(&stream));
+    arena = allocate(arena_bytes);
+    BackendLimits l;
+    l.max_tok = 4096, l.max_rows = 262'144;
+    scratch_bytes = cuda::attend_scratch_bytes(l, 32, 512);
+    scratch = allocate(scratch_bytes);
+    const size_t n = size_t(4096) * 32 * 512;
+    q = reinterpret_cast<float*>(allocate(n * 4)), o = reinterpret_cast<float*>(allocate(n * 4));
+    o_bf = reinterpret_cast<__nv_bfloat16*>(allocate(n * 2));
+    std::vector<float> h(1 << 20);
+    std::mt19937 rng(1);
+    std::normal_distribution<float> normal;
+    for (float& x : h) x = normal(rng);
+    for (size_t at = 0; at < n; at += h.size()) FACET_CUDA_CHECK(cudaMemcpy(q + at, h.data(), h.size() * 4, cudaMemcpyHostToDevice));
+    const size_t bytes = size_t(2) << 30;
+    uint4* out = reinterpret_cast<uint4*>(scratch);
+    const double us = time_us(stream, 4, [&](int i) {
+      read_kernel<<<132 * 8, 512, 0, stream>>>(reinterpret_cast<const uint4*>(arena) + size_t(i % 2) * bytes / 16, bytes / 16, out);
+    });
+    read_gbs = double(bytes) / us * 1e-3;
+    std::printf("{\"name\": \"read\", \"us\": %.2f, \"GB/s\": %.0f}\n", us, read_gbs);
+  }
+
+  bool wanted(const std::string& name) const { return name.find(only) != std::string::npos && (except.empty() || name.find(except) == std::string::npos); }
+
+  // Fills [at, at + bytes) with rows: normal values, encoded.
+  void fill(std::byte* at, size_t bytes, KvType t, int E) {
+    const size_t row = kv_row_bytes(t, E);
+    std::vector<std::byte> host(row * 256);
+    std::mt19937 rng(2);
+    std::normal_distribution<float> normal;
+    std::vector<float> x(static_cast<size_t>(E));
+    std::vector<std::byte> blocks(row);
+    for (size_t i = 0; i < 256; ++i) {
+      for (float& v : x) v = normal(rng);
+      kv_encode(t, x.data(), blocks.data(), E);
+      cuda::kv_planar_from_blocks(t, blocks.data(), host.data() + i * row, E);
+    }
+    size_t done = std::min(bytes, host.size());
+    FACET_CUDA_CHECK(cudaMemcpy(at, host.data(), done, cudaMemcpyHostToDevice));
+    while (done < bytes) {
+      const size_t n = std::min(done, bytes - done);
+      FACET_CUDA_CHECK(cudaMemcpy(at + done, at, n, cudaMemcpyDeviceToDevice));
+      done += n;
+    }
+  }
+
+  void attend(const Model& m, bool full, KvType kt, KvType vt, int rows, int n_seq, int n) {
+    const int E = full ? 512 : 256, n_kv = full ? m.kv_full : m.kv_slide, window = full ? 0 : 1024;
+    std::string name = std::string("attend ") + m.name + (full ? " full " : " sliding ") + kv_type_name(kt) + (kt == vt ? "" : std::string("/") + kv_type_name(vt)) +
+                       " rows " + std::to_string(rows) + " seqs " + std::to_string(n_seq) + " T " + std::to_string(n);
+    if (!wanted(name)) return;
+    KvLayer kv{.n_head = n_kv, .head_dim = E, .window = window, .margin = 16, .k_type = kt, .v_type = vt};
+    const bool chunk = n > kSmallT;
+    kv.cap = full ? rows + n : 1024 + 16;
+    kv.k_row = int64_t(kv_row_bytes(kt, E)) * n_kv, kv.v_row = int64_t(kv_row_bytes(vt, E)) * n_kv;
+    kv.k_slot = kv.cap * kv.k_row, kv.v_slot = kv.cap * kv.v_row;
+    const int64_t slot = kv.k_slot + kv.v_slot;
+    int n_slot = int(std::clamp<int64_t>((int64_t(400) << 20) / slot, n_seq, 64));
+    n_slot = std::max(n_slot, n_seq);
+    if (size_t(n_slot * slot) + (chunk ? size_t(n) * size_t(kv.k_row + kv.v_row) : 0) > arena_bytes) return;
+    kv.k = arena, kv.v = arena + n_slot * kv.k_slot;
+    kv.k_stage = kv.v + n_slot * kv.v_slot, kv.v_stage = kv.k_stage + n * kv.k_row;
+    fill(kv.k, size_t(n_slot * kv.k_slot), kt, E), fill(kv.v, size_t(n_slot * kv.v_slot), vt, E);
+    if (chunk) fill(kv.k_stage, size_t(n * kv.k_row), kt, E), fill(kv.v_stage, size_t(n * kv.v_row), vt, E);
+    const int calls = chunk ? 2 : std::max(2, std::min(48, n_slot / n_seq));
+    Steps steps(calls, n_slot, n_seq, n, rows, chunk);
+    const int cols = m.n_q * E, T = n_seq * n;
+    cuda::Mat mo{.p = o, .rows = T, .cols = cols, .stride = cols, .bf = o_bf, .bf_stride = cols}, mq{.p = q, .rows = T, .cols = cols, .stride = cols};
+    const AttnSpec spec{.n_q_head = m.n_q, .head_dim = E, .window = window, .scale = 0.0625f};
+    const double us = time_us(stream, calls, [&](int i) { cuda::attend(stream, mo, mq, kv, steps.step[size_t(i)], spec, {scratch, scratch_bytes}); }, chunk ? 3 : 9);
+    double pairs = 0;
+    for (int j = 0; j < n; ++j) pairs += window ? std::min(window, rows + j + 1) : rows + j + 1;
+    const double seen = window ? std::min(window + n - 1, rows + n) : rows + n;
+    const double bytes = n_seq * seen * double(kv.k_row + kv.v_row), flops = 4. * n_seq * pairs * cols;
+    std::printf("{\"name\": \"%s\", \"us\": %.2f, \"MB\": %.2f, \"GB/s\": %.0f, \"%%read\": %.1f, \"TFLOP/s\": %.1f}\n", name.c_str(), us, bytes * 1e-6,
+                bytes / us * 1e-3, 100 * bytes / us * 1e-3 / read_gbs, flops / us * 1e-6);
+    std::fflush(stdout);
+  }
+
+  void append(const Model& m, bool full, KvType t, int n) {
+    const int E = full ? 512 : 256, n_kv = full ? m.kv_full : m.kv_slide;
+    const std::string name = std::string("norm_rope_append ") + m.name + (full ? " full " : " sliding ") + kv_type_name(t) + " T " + std::to_string(n);
+    if (!wanted(name)) return;
+    KvLayer kv{.cap = 8192, .n_head = n_kv, .head_dim = E, .k_type = t, .v_type = t};
+    kv.k_row = kv.v_row = int64_t(kv_row_bytes(t, E)) * n_kv;
+    kv.k_slot = kv.v_slot = kv.cap * kv.k_row;
+    kv.k = arena, kv.v = arena + kv.k_slot;
+    Steps steps(1, 1, 1, n, 1000, false);
+    std::vector<void*> owned;
+    const float* gain = uploaded(std::vector<float>(size_t(E), 1.f), owned);
+    std::vector<double> f(size_t(E / 2));
+    for (size_t i = 0; i < f.size(); ++i) f[i] = full && i >= 64 ? 0 : std::pow(1e6, -double(2 * i) / E);
+    const double* freqs = uploaded(f, owned);
+    const int qc = m.n_q * E, kc = n_kv * E;
+    const cuda::Mat mq{.p = q, .rows = n, .cols = qc, .stride = qc}, mk{.p = o, .rows = n, .cols = kc, .stride = kc};
+    const double us = time_us(stream, 16, [&](int) { cuda::norm_rope_append(stream, kv, mq, mk, mk, steps.step[0], {.q_gain = gain, .k_gain = gain, .freqs = {freqs, E / 2}}); });
+    const double bytes = double(n) * (8. * qc + 8. * kc + double(kv.k_row + kv.v_row));
+    std::printf("{\"name\": \"%s\", \"us\": %.2f, \"GB/s\": %.0f, \"%%read\": %.1f}\n", name.c_str(), us, bytes / us * 1e-3, 100 * bytes / us * 1e-3 / read_gbs);
+    for (void* p : owned) cudaFree(p);
+  }
+};
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Bench b;
+  if (argc > 1) b.only = argv[1];
+  if (argc > 2) b.except = argv[2];
+  b.start();
+  using enum KvType;
+  struct Pair {
+    KvType k, v;
+  };
+  const Pair pairs[] = {{kF16, kF16}, {kQ8_0, kQ8_0}, {kQ4_0, kQ4_0}, {kTQ3_0, kTQ3_0}, {kQ8_0, kTQ3_0}};
+  for (const Pair& p : pairs) {
+    for (const Model* m : {&k31, &k26}) {
+      b.attend(*m, false, p.k, p.v, 40, 1, 1);
+      b.attend(*m, false, p.k, p.v, 4000, 1, 1);
+      b.attend(*m, false, p.k, p.v, 4000, 1, 16);
+      for (const int rows : {40, 1000, 4096, 32'768, 131'072}) b.attend(*m, true, p.k, p.v, rows, 1, 1);
+    }
+    for (const int T : {2, 4, 8, 16}) b.attend(k31, true, p.k, p.v, 32'768, 1, T);
+    for (const int T : {2, 4, 8}) b.attend(k31, false, p.k, p.v, 4000, 1, T);
+    b.attend(k31, true, p.k, p.v, 131'072, 1, 16);
+    b.attend(k26, true, p.k, p.v, 131'072, 1, 4);
+    b.attend(k31, false, p.k, p.v, 4000, 16, 1);
+    b.attend(k31, true, p.k, p.v, 4096, 16, 1);
+  }
+  for (const Pair& p : {pairs[0], pairs[1], pairs[3]}) {
+    b.attend(k31, false, p.k, p.v, 0, 1, 4096);
+    b.attend(k31, false, p.k, p.v, 28'672, 1, 4096);
+    b.attend(k31, true, p.k, p.v, 0, 1, 4096);
+    b.attend(k31, true, p.k, p.v, 28'672, 1, 4096);
+    b.attend(k26, false, p.k, p.v, 28'672, 1, 4096);
+    b.attend(k26, true, p.k, p.v, 28'672, 1, 4096);
+  }
+  for (const KvType t : {kF16, kQ8_0, kQ4_0, kTQ3_0})
+    for (const int n : {1, 16, 4096}) b.append(k31, false, t, n), b.append(k31, true, t, n);
+  return 0;
+}

@@ -1,0 +1,7 @@
+#include <algorithm>
+
+#include "backend/cuda/kernels/attend/prefill.cuh"
+
+namespace facet::cuda {
+template void attend_prefill<KvType::kTQ3_0, KvType::kTQ3_0>(cudaStream_t, const AttendParams&);
+}  // namespace facet::cuda

@@ -1,0 +1,65 @@
+#pragma once
+#include "backend/cuda/kernels/common/mma.cuh"
+
+namespace facet::cuda {
+
+// A warp's own pipeline from global into shared memory: tiles in, tiles out, in order. On sm_90 and later the copy engine
+// moves a tile with one instruction and an mbarrier says when it is there; before, every lane copies its pieces.
+// All lanes call everything. Sources and sizes are multiples of 16 bytes.
+class WarpRing {
+ public:
+  static constexpr int kMaxStages = 6;
+
+  __device__ WarpRing(uint8_t* base, uint64_t* bars, int n_stage, int slot, int lane) : base_(base), bars_(bars), n_stage_(n_stage), slot_(slot), lane_(lane) {
+#if __CUDA_ARCH__ >= 900
+    if (lane == 0)
+      for (int i = 0; i < n_stage; ++i)
+        asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(uint32_t(__cvta_generic_to_shared(bars + i))) : "memory");
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    __syncwarp();
+#endif
+  }
+
+  // Starts the copy of a tile; null: there is none (the pipeline drains). Call it n_stage - 1 times first, then once after
+  // every wait().
+  __device__ __forceinline__ void fill(const uint8_t* from, int bytes) {
+    uint8_t* to = base_ + in_ * slot_;
+#if __CUDA_ARCH__ >= 900
+    if (from && lane_ == 0) {
+      const uint32_t bar = uint32_t(__cvta_generic_to_shared(bars_ + in_)), at = uint32_t(__cvta_generic_to_shared(to));
+      asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
+      asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(at), "l"(from), "r"(bytes), "r"(bar) : "memory");
+    }
+#else
+    if (from)
+      for (int i = lane_ * 16; i < bytes; i += 512) copy16_async(to + i, from + i);
+    copies_commit();
+#endif
+    in_ = in_ + 1 == n_stage_ ? 0 : in_ + 1;
+  }
+
+  // The next tile, once it has arrived. It stays until the fill() after the next wait().
+  __device__ __forceinline__ const uint8_t* wait() {
+    const uint8_t* tile = base_ + out_ * slot_;
+#if __CUDA_ARCH__ >= 900
+    const uint32_t bar = uint32_t(__cvta_generic_to_shared(bars_ + out_));
+    asm volatile(
+        "{\n.reg .pred p;\nagain:\nmbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n@p bra done;\nbra again;\ndone:\n}" ::"r"(bar), "r"(phase_)
+        : "memory");
+#else
+    copies_wait(n_stage_ - 2);
+#endif
+    __syncwarp();
+    if (++out_ == n_stage_) out_ = 0, phase_ ^= 1;
+    return tile;
+  }
+
+ private:
+  uint8_t* base_;
+  uint64_t* bars_;
+  int n_stage_, slot_, lane_;
+  int in_ = 0, out_ = 0;
+  uint32_t phase_ = 0;
+};
+
+}  // namespace facet::cuda

@@ -1,0 +1,559 @@
+// The CUDA kernels around attention against CpuRef, and the law that a row of a short sequence has the same bits whatever
+// else is in the step. Every output is poisoned with NaN first, and so is every cache row that no token may see.
+#include <cuda_runtime.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <limits>
+#include <random>
+
+#include "backend/cpu/cpu_ref.h"
+#include "backend/cuda/kernels/attend.h"
+#include "base/half.h"
+
+namespace facet::test {
+namespace {
+
+bool have_gpu() {
+  int n = 0;
+  return cudaGetDeviceCount(&n) == cudaSuccess && n > 0;
+}
+#define NEEDS_GPU() \
+  if (!have_gpu()) GTEST_SKIP() << "no CUDA device"
+
+void ok(cudaError_t e) { ASSERT_EQ(e, cudaSuccess) << cudaGetErrorString(e); }
+
+template <class T>
+class OnDevice {
+ public:
+  explicit OnDevice(size_t n) : n_(n) {
+    ok(cudaMalloc(&p_, std::max<size_t>(1, n) * sizeof(T)));
+    ok(cudaMemset(p_, 0xFF, n * sizeof(T)));  // NaN in f32, f16 and bf16
+  }
+  explicit OnDevice(const std::vector<T>& v) : OnDevice(v.size()) { put(v); }
+  OnDevice(const OnDevice&) = delete;
+  ~OnDevice() { cudaFree(p_); }
+  void put(const std::vector<T>& v) { ok(cudaMemcpy(p_, v.data(), v.size() * sizeof(T), cudaMemcpyHostToDevice)); }
+  std::vector<T> get() const {
+    std::vector<T> v(n_);
+    ok(cudaDeviceSynchronize());
+    ok(cudaMemcpy(v.data(), p_, n_ * sizeof(T), cudaMemcpyDeviceToHost));
+    return v;
+  }
+  T* p() const { return p_; }
+
+ private:
+  T* p_ = nullptr;
+  size_t n_;
+};
+
+constexpr KvType kTypes[] = {KvType::kF16, KvType::kQ8_0, KvType::kQ4_0, KvType::kTQ3_0, KvType::kF32};
+
+struct Seq {
+  int kv_len = 0, n = 1;
+  Mask mask = Mask::kCausal;
+  std::vector<int> parent = {};  // kTree
+};
+struct Dims {
+  int E = 256, n_kv = 2, group = 2, window = 0, margin = 16;
+  KvType k = KvType::kF16, v = KvType::kF16;
+  int cap = 0;  // 0: of the longest sequence
+};
+
+// A step with its arrays, on the host and on the device.
+struct Batch {
+  std::vector<int32_t> token, pos, seq, q_begin{0}, kv_len, slot;
+  std::vector<Mask> mask;
+  std::vector<uint64_t> ancestor;
+  Step host, dev;
+  std::vector<std::unique_ptr<OnDevice<int32_t>>> ints;
+  std::unique_ptr<OnDevice<Mask>> dev_mask;
+  std::unique_ptr<OnDevice<uint64_t>> dev_ancestor;
+
+  // slots: which cache slot each sequence has; n_pad padding rows at the end.
+  Batch(const std::vector<Seq>& seqs, const std::vector<int>& slots, int n_pad, int margin, bool on_device = true) {
+    bool small = true;
+    for (size_t q = 0; q < seqs.size(); ++q) {
+      const int base = int(token.size());
+      for (int j = 0; j < seqs[q].n; ++j) {
+        token.push_back(1), seq.push_back(int(q));
+        uint64_t a = uint64_t(1) << (j % 64);
+        int at = seqs[q].kv_len + (seqs[q].mask == Mask::kPast ? 0 : j);
+        if (seqs[q].mask == Mask::kTree) {
+          const int parent = seqs[q].parent[size_t(j)];
+          at = parent < 0 ? seqs[q].kv_len : pos[size_t(base + parent)] + 1;
+          if (parent >= 0) a |= ancestor[size_t(base + parent)];
+        }
+        pos.push_back(at), ancestor.push_back(a);
+      }
+      q_begin.push_back(int(token.size()));
+      kv_len.push_back(seqs[q].kv_len), slot.push_back(slots[q]), mask.push_back(seqs[q].mask);
+      small &= seqs[q].n <= kSmallT;
+      if (small) host.shape.n_small = int(token.size());
+      host.shape.longest = std::max(host.shape.longest, seqs[q].kv_len + seqs[q].n);
+      host.shape.any_tree |= seqs[q].mask == Mask::kTree;
+      host.shape.staged |= seqs[q].mask != Mask::kPast && seqs[q].n > margin;
+    }
+    for (int i = 0; i < n_pad; ++i) token.push_back(0), pos.push_back(0), seq.push_back(-1), ancestor.push_back(0);
+    host.shape.n_tok = int(token.size()), host.shape.n_seq = int(seqs.size());
+    host.token = token.data(), host.pos = pos.data(), host.seq = seq.data(), host.q_begin = q_begin.data();
+    host.kv_len = kv_len.data(), host.slot = slot.data(), host.mask = mask.data(), host.ancestor = ancestor.data();
+    if (!on_device) return;
+    dev = host;
+    auto put = [&](const std::vector<int32_t>& v) {
+      ints.push_back(std::make_unique<OnDevice<int32_t>>(v));
+      return ints.back()->p();
+    };
+    dev.token = put(token), dev.pos = put(pos), dev.seq = put(seq), dev.q_begin = put(q_begin), dev.kv_len = put(kv_len), dev.slot = put(slot);
+    dev_mask = std::make_unique<OnDevice<Mask>>(mask), dev.mask = dev_mask->p();
+    dev_ancestor = std::make_unique<OnDevice<uint64_t>>(ancestor), dev.ancestor = dev_ancestor->p();
+  }
+};
+
+// One layer's cache: blocks on the host, planar rows on the device. Rows that were never written decode to NaN.
+struct Cache {
+  Dims d;
+  KvLayer host, dev;
+  std::vector<std::byte> k, v, ks, vs;
+  std::unique_ptr<OnDevice<std::byte>> dk, dv, dks, dvs;
+
+  Cache(Dims dims, int n_slot, int n_stage, int64_t cap) : d(dims) {
+    host.k_type = d.k, host.v_type = d.v, host.head_dim = d.E, host.n_head = d.n_kv, host.window = d.window, host.margin = d.margin;
+    host.cap = cap;
+    host.k_row = int64_t(kv_row_bytes(d.k, d.E)) * d.n_kv, host.v_row = int64_t(kv_row_bytes(d.v, d.E)) * d.n_kv;
+    host.k_slot = host.k_row * cap, host.v_slot = host.v_row * cap;
+    k.resize(size_t(host.k_slot) * size_t(n_slot)), v.resize(size_t(host.v_slot) * size_t(n_slot));
+    ks.resize(size_t(host.k_row) * size_t(n_stage)), vs.resize(size_t(host.v_row) * size_t(n_stage));
+    for (auto* b : {&k, &v, &ks, &vs}) std::fill(b->begin(), b->end(), std::byte(0xFF));
+    host.k = k.data(), host.v = v.data(), host.k_stage = ks.data(), host.v_stage = vs.data();
+  }
+  static std::vector<std::byte> convert(KvType t, int E, const std::vector<std::byte>& in, bool to_device) {
+    std::vector<std::byte> out(in.size());
+    const size_t row = kv_row_bytes(t, E);
+    for (size_t at = 0; at < in.size(); at += row)
+      to_device ? cuda::kv_planar_from_blocks(t, in.data() + at, out.data() + at, E) : cuda::kv_blocks_from_planar(t, in.data() + at, out.data() + at, E);
+    return out;
+  }
+  void upload() {
+    dk = std::make_unique<OnDevice<std::byte>>(convert(d.k, d.E, k, true)), dv = std::make_unique<OnDevice<std::byte>>(convert(d.v, d.E, v, true));
+    dks = std::make_unique<OnDevice<std::byte>>(convert(d.k, d.E, ks, true)), dvs = std::make_unique<OnDevice<std::byte>>(convert(d.v, d.E, vs, true));
+    dev = host;
+    dev.k = dk->p(), dev.v = dv->p(), dev.k_stage = dks->p(), dev.v_stage = dvs->p();
+  }
+};
+
+CpuRef::Rows rows_of(std::vector<float>& x, int n, int cols) { return {x.data(), n, cols, cols}; }
+
+// Normal deviates from a table: drawing them is most of a case's time otherwise.
+class Normal {
+ public:
+  float operator()(std::mt19937& rng) const { return table()[rng() % table().size()]; }
+
+ private:
+  static const std::vector<float>& table() {
+    static const std::vector<float> t = [] {
+      std::mt19937 rng(99);
+      std::normal_distribution<float> normal;
+      std::vector<float> v(100'003);
+      for (float& x : v) x = normal(rng);
+      return v;
+    }();
+    return t;
+  }
+};
+
+std::vector<float> random(size_t n, unsigned seed) {
+  std::mt19937 rng(seed);
+  std::vector<float> v(n);
+  for (float& x : v) x = Normal()(rng);
+  return v;
+}
+
+BackendLimits limits(int max_rows) {
+  BackendLimits l;
+  l.max_tok = 4096, l.max_rows = max_rows, l.max_cols = 16384, l.n_group = 16;
+  return l;
+}
+
+float sum4(const float* x, int n) {
+  double s = 0;
+  for (int i = 0; i < n; ++i) s += double(x[i]) * x[i] * x[i] * x[i];
+  return float(std::sqrt(std::sqrt(s)));
+}
+
+// A filled cache, a step with its own rows appended, and queries. The rows next to every border of visibility (the end, the
+// step's own rows, both ends of the window) are like the queries, so that a border that is off by one shows.
+struct Case {
+  Dims d;
+  std::vector<Seq> seqs;
+  Batch batch;
+  Cache cache;
+  CpuRef ref{4};
+  std::vector<float> q, want;
+  AttnSpec spec;
+  float bound = 0;
+
+  static int64_t cap_of(const Dims& d, const std::vector<Seq>& seqs) {
+    if (d.cap) return d.cap;
+    if (d.window) return d.window - 1 + d.margin;
+    int64_t n = 1;
+    for (const Seq& s : seqs) n = std::max<int64_t>(n, s.kv_len + s.n);
+    return n;
+  }
+  static std::vector<int> slots_of(size_t n) {
+    std::vector<int> v;
+    for (size_t i = 0; i < n; ++i) v.push_back(int(n - 1 - i));
+    return v;
+  }
+
+  Case(Dims dims, std::vector<Seq> s, int n_pad = 0, unsigned seed = 1)
+      : d(dims), seqs(s), batch(s, slots_of(s.size()), n_pad, dims.window ? dims.margin : 1 << 30),
+        cache(dims, int(s.size()), batch.host.shape.n_tok, cap_of(dims, s)) {
+    const int n_q = d.n_kv * d.group, T = batch.host.shape.n_tok, E = d.E;
+    spec = {.n_q_head = n_q, .head_dim = E, .window = d.window, .scale = 1.f / std::sqrt(float(E)), .causal_block = seed % 2 == 0};
+    ref.reserve(limits(int(batch.host.shape.longest)));
+    const std::vector<float> like = random(size_t(E), seed + 7);
+    std::mt19937 rng(seed);
+    const Normal normal;
+    float k4 = 0, most_v = 0;
+    std::vector<float> row(size_t(E) * size_t(d.n_kv)), back(row.size());
+    auto fill = [&](std::vector<float>& x, bool is_k, bool border) {
+      for (size_t i = 0; i < x.size(); ++i) x[i] = normal(rng) + (is_k && border ? 0.35f * like[i % size_t(E)] : 0.f);
+      // Values with outliers, as caches have.
+      for (int h = 0; h < d.n_kv; ++h) x[size_t(h * E + h % E)] *= 3;
+      for (int h = 0; h < d.n_kv; ++h) {
+        if (is_k) k4 = std::max(k4, sum4(x.data() + h * E, E));
+        else for (int e = 0; e < E; ++e) most_v = std::max(most_v, std::fabs(x[size_t(h * E + e)]));
+      }
+    };
+    auto encode = [&](KvType t, const std::vector<float>& x, std::byte* dst) {
+      for (int h = 0; h < d.n_kv; ++h) kv_encode(t, x.data() + h * E, dst + size_t(h) * kv_row_bytes(t, E), E);
+    };
+    for (size_t i = 0; i < seqs.size(); ++i) {
+      const int len = seqs[i].kv_len, n = seqs[i].n;
+      for (int64_t r = std::max<int64_t>(0, len - (d.window ? cache.host.cap : len)); r < len; ++r) {
+        const KvRow at = kv_ring_row(cache.host, batch.slot[i], r);
+        const bool border = r > len - 3 || (d.window && r < len - d.window + n + 2 && r > len - d.window - 3);
+        fill(row, true, border), encode(d.k, row, at.k);
+        fill(row, false, border), encode(d.v, row, at.v);
+      }
+    }
+    std::vector<float> k(size_t(T) * row.size()), v(k.size());
+    for (int t = 0; t < T; ++t) {
+      fill(row, true, true), std::copy(row.begin(), row.end(), k.begin() + t * long(row.size()));
+      fill(row, false, true), std::copy(row.begin(), row.end(), v.begin() + t * long(row.size()));
+    }
+    ref.kv_append(cache.host, rows_of(k, T, d.n_kv * E), rows_of(v, T, d.n_kv * E), batch.host);
+    cache.upload();
+    q = random(size_t(T) * size_t(n_q) * size_t(E), seed + 3);
+    float q4 = 0;
+    for (size_t i = 0; i < q.size(); ++i) q[i] = 0.8f * q[i] + like[i % size_t(E)];
+    for (size_t i = 0; i < q.size(); i += size_t(E)) q4 = std::max(q4, sum4(q.data() + i, E));
+    want.resize(q.size());
+    ref.attend(rows_of(want, T, n_q * E), rows_of(q, T, n_q * E), cache.host, batch.host, spec);
+    // q rounds to f16: a score moves by 2^-12 of its terms each, independently (|q o k| <= |q|_4 |k|_4; six deviations),
+    // and probabilities by twice that; probabilities, their product with a scale, and partial outputs round to f16 too
+    // (2^-11 each at most, with the reference's own f32 sums far below). A rotated output mixes 128 errors.
+    const float score = 6 * 0x1p-12f * q4 * k4 * spec.scale;
+    bound = (2 * score + 5 * 0x1p-11f) * most_v;
+    if (d.k == KvType::kF32 && d.v == KvType::kF32) bound = 1e-4f * most_v;
+  }
+
+  std::vector<float> run(AttnSpec with, std::vector<uint16_t>* bf = nullptr) const {
+    const int T = batch.host.shape.n_tok, cols = spec.n_q_head * d.E;
+    OnDevice<float> dq(q), o(q.size());
+    OnDevice<uint16_t> ob(q.size());
+    const size_t bytes = cuda::attend_scratch_bytes(limits(int(batch.host.shape.longest)), spec.n_q_head, d.E);
+    OnDevice<std::byte> scratch(bytes);
+    cuda::Mat mo{.p = o.p(), .rows = T, .cols = cols, .stride = cols}, mq{.p = dq.p(), .rows = T, .cols = cols, .stride = cols};
+    if (bf) mo.bf = reinterpret_cast<__nv_bfloat16*>(ob.p()), mo.bf_stride = cols;
+    cuda::attend(nullptr, mo, mq, cache.dev, batch.dev, with, {scratch.p(), bytes});
+    ok(cudaGetLastError());
+    auto got = o.get();
+    if (bf) *bf = ob.get();
+    return got;
+  }
+  std::vector<float> run() const { return run(spec); }
+
+  void check(const char* what) const {
+    std::vector<uint16_t> bf;
+    const auto got = run(spec, &bf);
+    size_t worst = 0;
+    float most = -1;
+    for (size_t i = 0; i < got.size(); ++i) {
+      const float e = std::fabs(got[i] - want[i]);
+      if (!(e <= most)) most = e, worst = i;
+      if (std::isnan(e)) break;
+    }
+    const int cols = spec.n_q_head * d.E;
+    EXPECT_LE(most, bound) << what << ": k " << kv_type_name(d.k) << " v " << kv_type_name(d.v) << " E " << d.E << " kv " << d.n_kv << " group " << d.group
+                           << " window " << d.window << " T " << batch.host.shape.n_tok << "; token " << int(worst) / cols << " head " << int(worst) % cols / d.E
+                           << " value " << int(worst) % d.E << ": " << got[worst] << ", expected " << want[worst];
+    for (size_t i = 0; i < got.size(); ++i)
+      if (bf[i] != f32_to_bf16(got[i])) {
+        ADD_FAILURE() << what << ": bf16 of value " << i;
+        break;
+      }
+  }
+};
+
+struct Pair {
+  KvType k, v;
+};
+constexpr Pair kPairs[] = {{KvType::kF16, KvType::kF16},   {KvType::kQ8_0, KvType::kQ8_0}, {KvType::kQ4_0, KvType::kQ4_0},
+                           {KvType::kTQ3_0, KvType::kTQ3_0}, {KvType::kQ8_0, KvType::kQ4_0}, {KvType::kQ8_0, KvType::kTQ3_0},
+                           {KvType::kF32, KvType::kF32}};
+
+TEST(CudaKvRows, BlocksToDeviceOrderAndBack) {
+  std::mt19937 rng(5);
+  for (const KvType t : kTypes)
+    for (const int E : {64, 128, 256, 512}) {
+      std::vector<std::byte> blocks(kv_row_bytes(t, E)), planar(blocks.size()), again(blocks.size(), std::byte(0xEE));
+      for (std::byte& b : blocks) b = std::byte(rng());
+      cuda::kv_planar_from_blocks(t, blocks.data(), planar.data(), E);
+      cuda::kv_blocks_from_planar(t, planar.data(), again.data(), E);
+      EXPECT_EQ(blocks, again) << kv_type_name(t) << " " << E;
+      if (t == KvType::kQ8_0) { EXPECT_NE(blocks, planar); }
+    }
+}
+
+TEST(CudaHeadWork, NormAndRopeAsReference) {
+  NEEDS_GPU();
+  for (const int E : {64, 128, 256, 512})
+    for (const int T : {1, 5, 16, 67}) {
+      const int n_head = 3, cols = n_head * E;
+      Batch b({{.kv_len = 999'900 + E, .n = T}}, {0}, 2, 16);
+      auto x = random(size_t(T + 2) * size_t(cols), unsigned(E + T)), gain = random(size_t(E), 3);
+      std::vector<double> freqs(size_t(E / 2));
+      for (size_t i = 0; i < freqs.size(); ++i) freqs[i] = i % 4 == 3 ? 0 : std::pow(1e4, -double(2 * i) / E);
+      CpuRef ref;
+      ref.reserve(limits(16));
+      auto want = x, normed = x;
+      ref.head_norm_rope(rows_of(want, T + 2, cols), ref.upload(gain), ref.upload(freqs), b.host, 1e-6f);
+      ref.head_norm(rows_of(normed, T + 2, cols), E, 1e-6f);
+      OnDevice<float> dx(x), dn(x), dg(gain);
+      OnDevice<double> df(freqs);
+      cuda::head_norm_rope(nullptr, {.p = dx.p(), .rows = T + 2, .cols = cols, .stride = cols}, dg.p(), {df.p(), E / 2}, b.dev, 1e-6f);
+      cuda::head_norm(nullptr, {.p = dn.p(), .rows = T + 2, .cols = cols, .stride = cols}, E, 1e-6f);
+      const auto got = dx.get(), got_n = dn.get();
+      for (size_t i = 0; i < got.size(); ++i) {
+        // Ten roundings of f32 between factors of at most |a| + |b| of the pair; 2^-20 of twelve covers them.
+        ASSERT_NEAR(got[i], want[i], 12 * 0x1p-20) << "E " << E << " T " << T << " value " << i;
+        ASSERT_NEAR(got_n[i], normed[i], 6 * 0x1p-21);
+      }
+    }
+}
+
+// Values of every row of a cache, decoded.
+std::vector<float> decoded(KvType t, int E, const std::vector<std::byte>& blocks) {
+  const size_t row = kv_row_bytes(t, E);
+  std::vector<float> v(blocks.size() / row * size_t(E));
+  for (size_t i = 0; i < blocks.size() / row; ++i) kv_decode(t, blocks.data() + i * row, v.data() + i * size_t(E), E);
+  return v;
+}
+
+// Rows written by the device decode to what the host's codec wrote. Rotations agree bit for bit; a code can still be the
+// neighbour where a value lies within rounding of a border, so a few values may be one step off. Rows nobody wrote stay.
+void expect_same_rows(KvType t, int E, const std::vector<std::byte>& host, const std::vector<std::byte>& dev, const char* what, float most_share) {
+  const auto a = decoded(t, E, host), b = decoded(t, E, dev);
+  size_t different = 0;
+  for (size_t i = 0; i < a.size(); ++i) {
+    if (std::isnan(a[i]) && std::isnan(b[i])) continue;
+    if (a[i] == b[i]) continue;
+    float most = 0;
+    const size_t block = i / 32 * 32;
+    for (size_t j = block; j < block + 32; ++j) most = std::max(most, std::fabs(a[j]));
+    const float step = t == KvType::kQ8_0 ? 1.1f / 127 : t == KvType::kQ4_0 ? 1.1f / 7 : t == KvType::kTQ3_0 ? 0.45f : t == KvType::kF16 ? 0x1p-10f : 1e-6f;
+    ASSERT_LE(std::fabs(a[i] - b[i]), step * most + 1e-7f) << what << " " << kv_type_name(t) << " E " << E << " value " << i << ": " << b[i] << ", expected " << a[i];
+    ++different;
+  }
+  EXPECT_LE(float(different), most_share * float(a.size()) + 2) << what << " " << kv_type_name(t) << " E " << E;
+}
+
+TEST(CudaKvAppend, EncodesAsTheCodec) {
+  NEEDS_GPU();
+  for (const KvType t : kTypes)
+    for (const int E : {64, 128, 256, 512})
+      for (const bool staged : {false, true}) {
+        const Dims d{.E = E, .n_kv = 3, .window = 8, .margin = staged ? 4 : 64, .k = t, .v = kTypes[(size_t(t) + 1) % 5]};
+        std::vector<Seq> seqs = {{.kv_len = 21, .n = 3}, {.kv_len = 2, .n = 2, .mask = Mask::kPast}, {.kv_len = 5, .n = 1}, {.kv_len = 30, .n = 23}};
+        Batch b(seqs, {3, 0, 1, 2}, 2, d.margin);
+        const int T = b.host.shape.n_tok, cols = d.n_kv * E;
+        Cache c(d, 4, T, d.window - 1 + d.margin);
+        c.upload();
+        auto k = random(size_t(T) * size_t(cols), 1), v = random(size_t(T) * size_t(cols), 2);
+        for (int h = 0; h < 3; ++h) k[size_t(h * E + 7)] = 40;
+        std::fill_n(v.begin(), E, 0.f);  // an all-zero vector
+        OnDevice<float> dk(k), dv(v);
+        CpuRef ref(2);
+        ref.reserve(limits(64));
+        ref.kv_append(c.host, rows_of(k, T, cols), rows_of(v, T, cols), b.host);
+        cuda::kv_append(nullptr, c.dev, {.p = dk.p(), .rows = T, .cols = cols, .stride = cols}, {.p = dv.p(), .rows = T, .cols = cols, .stride = cols}, b.dev);
+        auto compare = [&](const char* what) {
+          expect_same_rows(d.k, E, c.k, Cache::convert(d.k, E, c.dk->get(), false), what, 1e-3f);
+          expect_same_rows(d.v, E, c.v, Cache::convert(d.v, E, c.dv->get(), false), what, 1e-3f);
+          expect_same_rows(d.k, E, c.ks, Cache::convert(d.k, E, c.dks->get(), false), what, 1e-3f);
+          expect_same_rows(d.v, E, c.vs, Cache::convert(d.v, E, c.dvs->get(), false), what, 1e-3f);
+        };
+        compare(staged ? "staged" : "ring");
+        ref.kv_settle(c.host, b.host);
+        cuda::kv_settle(nullptr, c.dev, b.dev);
+        compare(staged ? "settled" : "nothing to settle");
+      }
+}
+
+TEST(CudaHeadWork, OneLaunchIsTheComposition) {
+  NEEDS_GPU();
+  for (const KvType t : kTypes)
+    for (const int E : {64, 128, 256, 512}) {
+      const Dims d{.E = E, .n_kv = 2, .group = 4, .k = t, .v = t};
+      std::vector<Seq> seqs = {{.kv_len = 9, .n = 5}, {.kv_len = 4, .n = 2, .mask = Mask::kPast}};
+      Batch b(seqs, {0, 1}, 1, 16);
+      const int T = b.host.shape.n_tok, kc = d.n_kv * E, qc = kc * d.group;
+      Cache one(d, 2, 0, 32), two(d, 2, 0, 32);
+      one.upload(), two.upload();
+      const auto q = random(size_t(T) * size_t(qc), 1), k = random(size_t(T) * size_t(kc), 2), gq = random(size_t(E), 4), gk = random(size_t(E), 5);
+      std::vector<double> freqs(size_t(E / 2));
+      for (size_t i = 0; i < freqs.size(); ++i) freqs[i] = std::pow(1e4, -double(2 * i) / E);
+      OnDevice<double> df(freqs);
+      OnDevice<float> q1(q), q2(q), k1(k), k2(k), v1(k), v2(k), g1(gq), g2(gk);
+      auto mat = [&](OnDevice<float>& x, int cols) { return cuda::Mat{.p = x.p(), .rows = T, .cols = cols, .stride = cols}; };
+      cuda::head_norm_rope(nullptr, mat(q1, qc), g1.p(), {df.p(), E / 2}, b.dev, 1e-6f);
+      cuda::head_norm_rope(nullptr, mat(k1, kc), g2.p(), {df.p(), E / 2}, b.dev, 1e-6f);
+      cuda::head_norm(nullptr, mat(v1, kc), E, 1e-6f);
+      cuda::kv_append(nullptr, one.dev, mat(k1, kc), mat(v1, kc), b.dev);
+      cuda::norm_rope_append(nullptr, two.dev, mat(q2, qc), mat(k2, kc), mat(v2, kc), b.dev,
+                             {.q_gain = g1.p(), .k_gain = g2.p(), .freqs = {df.p(), E / 2}, .norm_v = true, .eps = 1e-6f});
+      EXPECT_EQ(q1.get(), q2.get()) << kv_type_name(t) << " " << E;
+      EXPECT_EQ(one.dk->get(), two.dk->get()) << kv_type_name(t) << " " << E;
+      EXPECT_EQ(one.dv->get(), two.dv->get()) << kv_type_name(t) << " " << E;
+    }
+}
+
+std::vector<int> binary_tree(int n) {
+  std::vector<int> parent;
+  for (int i = 0; i < n; ++i) parent.push_back(i == 0 ? -1 : (i - 1) / 2);
+  return parent;
+}
+
+TEST(CudaAttend, ShortSequences) {
+  NEEDS_GPU();
+  unsigned seed = 1;
+  for (const Pair pair : kPairs)
+    for (const auto& [E, group] : {std::pair(64, 1), {64, 4}, {128, 2}, {128, 8}, {256, 1}, {256, 2}, {256, 8}, {512, 4}, {512, 8}})
+        for (const int window : {0, 8, 1024}) {
+          const Dims d{.E = E, .n_kv = group == 8 ? 1 : 2, .group = group, .window = window, .margin = 16, .k = pair.k, .v = pair.v};
+          ++seed;
+          Case(d, {{.kv_len = 0, .n = 1}}, 0, seed).check("first token");
+          Case(d, {{.kv_len = 1100, .n = 1}}, 1, seed).check("one token");
+          Case(d, {{.kv_len = 63, .n = 16}, {.kv_len = 300, .n = 3}, {.kv_len = 0, .n = 2}}, 2, seed).check("three sequences");
+          Case(d, {{.kv_len = 77, .n = 13, .mask = Mask::kTree, .parent = binary_tree(13)}, {.kv_len = 40, .n = 16, .mask = Mask::kBlock}, {.kv_len = 30, .n = 2, .mask = Mask::kPast}}, 1, seed)
+              .check("tree, block, past");
+        }
+}
+
+TEST(CudaAttend, LongContexts) {
+  NEEDS_GPU();
+  unsigned seed = 100;
+  for (const Pair pair : kPairs) {
+    if (pair.k == KvType::kF32) continue;
+    for (const int E : {256, 512})
+      for (const int n : {1, 9}) {
+        const Dims d{.E = E, .n_kv = 1, .group = 8, .k = pair.k, .v = pair.v};
+        Case(d, {{.kv_len = 18'000, .n = n}}, 0, ++seed).check("18,000 rows");
+      }
+    // Seven times around the ring.
+    const Dims d{.E = 256, .n_kv = 2, .group = 2, .window = 512, .margin = 16, .k = pair.k, .v = pair.v};
+    Case(d, {{.kv_len = 4000, .n = 16}, {.kv_len = 3777, .n = 1}}, 0, ++seed).check("ring");
+  }
+}
+
+class CudaLongChunks : public testing::TestWithParam<bool> {};
+INSTANTIATE_TEST_SUITE_P(Products, CudaLongChunks, testing::Bool(), [](const auto& i) { return i.param ? "Warpgroup" : "Warp"; });
+
+TEST_P(CudaLongChunks, AsReference) {
+  NEEDS_GPU();
+  cuda::attend_uses_warpgroups = GetParam();
+  unsigned seed = 200;
+  for (const Pair pair : kPairs)
+    for (const int E : {64, 128, 256, 512})
+      for (const int window : {0, 8, 100}) {
+        const Dims d{.E = E, .n_kv = 2, .group = E == 512 ? 8 : 2, .window = window, .margin = 16, .k = pair.k, .v = pair.v};
+        ++seed;
+        Case(d, {{.kv_len = 0, .n = 150}}, 3, seed).check("a prompt's first chunk");
+        Case(d, {{.kv_len = 120, .n = 2}, {.kv_len = 333, .n = 97}, {.kv_len = 3, .n = 40}, {.kv_len = 50, .n = 1}}, 2, seed).check("chunks beside others");
+        Case(d, {{.kv_len = 77, .n = 33, .mask = Mask::kTree, .parent = binary_tree(33)}, {.kv_len = 40, .n = 30, .mask = Mask::kBlock}}, 0, seed).check("long tree, long block");
+      }
+  for (const int window : {0, 1024}) {
+    const Dims d{.E = window ? 256 : 512, .n_kv = 1, .group = window ? 2 : 8, .window = window, .margin = 32, .k = KvType::kQ8_0, .v = KvType::kQ8_0};
+    Case(d, {{.kv_len = 2100, .n = 600}}, 0, ++seed).check("a later chunk");
+  }
+  cuda::attend_uses_warpgroups = true;
+}
+
+// Row j of a chain of T tokens, and the same row as the only one of its step: the earlier ones are committed.
+void expect_rows_alone(const Dims& d, int len, int T, bool* differs, int planted_window) {
+  const Case chain(d, {{.kv_len = len, .n = T}}, 0, 5);
+  AttnSpec spec = chain.spec;
+  if (planted_window) spec.window = planted_window;
+  const auto all = chain.run(spec);
+  const size_t cols = size_t(chain.spec.n_q_head) * size_t(d.E);
+  for (int j = 0; j < T; ++j) {
+    Case one = Case(d, {{.kv_len = len + j, .n = 1}}, 0, 5);
+    one.cache.dk->put(chain.cache.dk->get()), one.cache.dv->put(chain.cache.dv->get());  // of equal size: cap is given
+    one.q.assign(chain.q.begin() + long(size_t(j) * cols), chain.q.begin() + long(size_t(j + 1) * cols));
+    const auto alone = one.run();
+    const bool same = std::memcmp(alone.data(), all.data() + size_t(j) * cols, cols * 4) == 0;
+    if (differs) *differs |= !same;
+    else ASSERT_TRUE(same) << "row " << j << " of " << T << " after " << len << ", k " << kv_type_name(d.k) << ", E " << d.E << ", window " << d.window;
+  }
+}
+
+TEST(CudaAttend, ARowsBitsDependOnItAlone) {
+  NEEDS_GPU();
+  for (const Pair pair : kPairs)
+    for (const int E : {128, 256, 512})
+      for (const int window : {0, 300}) {
+        if (pair.k == KvType::kF32 && E > 128) continue;
+        for (const int T : {2, 5, 16}) {
+          const Dims d{.E = E, .n_kv = 1, .group = E == 512 ? 8 : 2, .window = window, .margin = 16, .k = pair.k, .v = pair.v, .cap = window ? 0 : 2600};
+          expect_rows_alone(d, 2040, T, nullptr, 0);
+        }
+      }
+}
+
+TEST(CudaAttend, TheLawHasTeeth) {
+  NEEDS_GPU();
+  // A window that never ends cuts rows as sliding layers do: splits that depend on the number of tokens, in effect.
+  bool differs = false;
+  const Dims d{.E = 512, .n_kv = 1, .group = 8, .k = KvType::kQ8_0, .v = KvType::kQ8_0, .cap = 2600};
+  expect_rows_alone(d, 2500, 3, &differs, 1 << 20);
+  EXPECT_TRUE(differs);
+}
+
+TEST(CudaAttend, NeighboursDoNotMatter) {
+  NEEDS_GPU();
+  for (const Pair pair : {kPairs[0], kPairs[1], kPairs[5]})
+    for (const int window : {0, 64}) {
+      Dims d{.E = 256, .n_kv = 2, .group = 2, .window = window, .margin = 16, .k = pair.k, .v = pair.v, .cap = window ? 0 : 900};
+      const Seq first{.kv_len = 300, .n = 4};
+      std::vector<Seq> many = {first};
+      for (int i = 0; i < 20; ++i) many.push_back({.kv_len = 17 * i, .n = 1 + i % 16});
+      many.push_back({.kv_len = 100, .n = 200});
+      const Case crowd(d, many, 5, 9);
+      Case alone(d, {first}, 0, 9);
+      const size_t slot_k = size_t(crowd.cache.host.k_slot), slot_v = size_t(crowd.cache.host.v_slot), at = size_t(crowd.batch.slot[0]);
+      auto part = [&](const std::vector<std::byte>& b, size_t n) { return std::vector<std::byte>(b.begin() + long(at * n), b.begin() + long((at + 1) * n)); };
+      alone.cache.dk->put(part(crowd.cache.dk->get(), slot_k)), alone.cache.dv->put(part(crowd.cache.dv->get(), slot_v));
+      alone.q.assign(crowd.q.begin(), crowd.q.begin() + long(alone.q.size()));
+      const auto a = alone.run(), b = crowd.run(), again = crowd.run();
+      EXPECT_EQ(std::memcmp(a.data(), b.data(), a.size() * 4), 0) << kv_type_name(d.k) << " window " << window;
+      const size_t n_small = size_t(crowd.batch.host.shape.n_small) * size_t(crowd.spec.n_q_head * d.E);
+      EXPECT_EQ(std::memcmp(b.data(), again.data(), n_small * 4), 0);
+    }
+}
+
+}  // namespace
+}  // namespace facet::test
