@@ -54,9 +54,9 @@ Result<std::unique_ptr<Engine>> Engine::open(const EngineConfig& c) {
     if (!drafter) return drafter.error();
     model.drafters.push_back(std::move(*drafter));
   }
-  auto decided = resolve_config(model.file, model.cfg, c);
+  auto decided = resolve_config(model.file, model.cfg, c, model.drafters);
   if (!decided) return decided.error();
-  if (c.planned) c.planned(plan_memory(model.file, model.cfg, *decided).line());
+  if (c.planned) c.planned(plan_memory(model.file, model.cfg, *decided, model.drafters).line());
 
   if (!has_isa(c.cpu_isa)) return Error{"--cpu-isa", fmt::format("this machine has no {}", isa_name(c.cpu_isa)), "leave it out: the best there is will be used"};
 #if FACET_CUDA

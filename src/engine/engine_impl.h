@@ -130,7 +130,7 @@ class EngineImpl final : public Engine {
   const Tokenizer* tokenizer() const override { return model_.tokenizer ? &*model_.tokenizer : nullptr; }
   const ModelCfg& model() const override { return model_.cfg; }
   const EngineConfig& config() const override { return cfg_; }
-  std::string memory_table() const override { return plan_memory(model_.file, model_.cfg, cfg_).table(); }
+  std::string memory_table() const override { return plan_memory(model_.file, model_.cfg, cfg_, model_.drafters).table(); }
 
  private:
   using Clock = std::chrono::steady_clock;

@@ -13,6 +13,7 @@
 #endif
 #include "engine/engine_cuda.h"
 #include "model/gemma4_bind.h"
+#include "spec/dflash.h"
 
 namespace facet {
 
@@ -24,7 +25,9 @@ KvPlan kv_plan(const EngineConfig& c) {
           .margin = c.margin + draft, .checkpoints = c.checkpoints};
 }
 
-MemoryPlan plan_memory(const GgufFile& file, const ModelCfg& m, const EngineConfig& c) {
+namespace {
+
+MemoryPlan plan_target(const GgufFile& file, const ModelCfg& m, const EngineConfig& c) {
   const KvPlan kv = kv_plan(c);
   const KvBytes b = kv_bytes(m, kv);
   int full = 0, sliding = 0, shared = 0;
@@ -54,6 +57,27 @@ MemoryPlan plan_memory(const GgufFile& file, const ModelCfg& m, const EngineConf
   return p;
 }
 
+// A drafter that does not fit the target has no K/V here; opening it says why.
+void add_drafter(MemoryPlan& p, const DrafterFile& f, const ModelCfg& m, const EngineConfig& c) {
+  const std::string name = drafter_kind_name(f.kind());
+  p.lines.push_back({name, fmt::format("{} tensors", f.tensors().size()), int64_t(f.file_bytes())});
+  if (f.kind() != DrafterKind::kDflash) return;
+  const auto cfg = dflash_config(f, m);
+  if (!cfg) return;
+  const KvPlan kv = dflash_plan(kv_plan(c), *cfg);
+  p.lines.push_back({name + " kv", fmt::format("{} layers, {} rows x {} slots", cfg->body.n_layer(), c.n_ctx, c.max_seq), kv_bytes(cfg->body, kv).total()});
+  const int64_t cols = int64_t(cfg->taps.size()) * m.d_model;
+  p.lines.push_back({name + " features", fmt::format("{} layers of {} tokens", cfg->taps.size(), kv.max_step), CpuRef::rows_bytes(2 * kv.max_step, cols)});
+}
+
+}  // namespace
+
+MemoryPlan plan_memory(const GgufFile& file, const ModelCfg& m, const EngineConfig& c, std::span<const DrafterFile> drafters) {
+  MemoryPlan p = plan_target(file, m, c);
+  for (const DrafterFile& f : drafters) add_drafter(p, f, m, c);
+  return p;
+}
+
 Result<std::string> resolve_backend(const std::string& asked, int gpu) {
 #if FACET_CUDA
   if (asked == "cuda")
@@ -67,7 +91,7 @@ Result<std::string> resolve_backend(const std::string& asked, int gpu) {
   return asked;
 }
 
-Result<EngineConfig> resolve_config(const GgufFile& file, const ModelCfg& m, EngineConfig c) {
+Result<EngineConfig> resolve_config(const GgufFile& file, const ModelCfg& m, EngineConfig c, std::span<const DrafterFile> drafters) {
   auto backend = resolve_backend(c.backend, c.gpu);
   if (!backend) return backend.error();
   c.backend = *backend;
@@ -77,10 +101,10 @@ Result<EngineConfig> resolve_config(const GgufFile& file, const ModelCfg& m, Eng
   if (c.max_out <= 0) c.max_out = c.max_seq * (c.draft.files.empty() ? 1 : 1 + c.draft.rows());
   const bool choose = c.n_ctx <= 0;
   if (choose) c.n_ctx = m.n_ctx_train;
-  MemoryPlan p = plan_memory(file, m, c);
+  MemoryPlan p = plan_memory(file, m, c, drafters);
   while (choose && p.available > 0 && p.total() > p.available && c.n_ctx > 2048) {
     c.n_ctx = std::max(2048, c.n_ctx / 2);
-    p = plan_memory(file, m, c);
+    p = plan_memory(file, m, c, drafters);
   }
   if (p.available == 0 || p.total() <= p.available) return c;
 
@@ -90,7 +114,7 @@ Result<EngineConfig> resolve_config(const GgufFile& file, const ModelCfg& m, Eng
   for (const KvType t : {*c.kv_k, KvType::kQ8_0, KvType::kQ4_0}) {
     smaller.kv_k = t, smaller.kv_v = t == c.kv_k ? c.kv_v : t;
     for (smaller.n_ctx = c.n_ctx; smaller.n_ctx >= 1024; smaller.n_ctx /= 2)
-      if (plan_memory(file, m, smaller).total() <= p.available) break;
+      if (plan_memory(file, m, smaller, drafters).total() <= p.available) break;
     if (smaller.n_ctx < 1024) continue;
     hint = fmt::format("-c {}{} would fit", smaller.n_ctx,
                        t == c.kv_k ? "" : fmt::format(" --kv-k {0} --kv-v {0}", kv_type_name(t)));

@@ -1,7 +1,10 @@
 #pragma once
+#include <span>
+
 #include "cache/kv_plan.h"
 #include "engine/engine.h"
 #include "formats/gguf.h"
+#include "model/drafter_file.h"
 #include "model/types.h"
 
 namespace facet {
@@ -10,12 +13,12 @@ namespace facet {
 KvPlan kv_plan(const EngineConfig& c);
 
 // Every byte the engine will hold, by purpose, before anything is allocated.
-MemoryPlan plan_memory(const GgufFile& file, const ModelCfg& m, const EngineConfig& c);
+MemoryPlan plan_memory(const GgufFile& file, const ModelCfg& m, const EngineConfig& c, std::span<const DrafterFile> drafters = {});
 
 // Decides what `c` left open (context, threads, logits rows) and checks that the plan fits in memory. When it does not,
 // the error holds the table and the option that would make it fit.
 // "auto" decided; an error when the backend that was asked for cannot run here.
 Result<std::string> resolve_backend(const std::string& asked, int gpu);
-Result<EngineConfig> resolve_config(const GgufFile& file, const ModelCfg& m, EngineConfig c);
+Result<EngineConfig> resolve_config(const GgufFile& file, const ModelCfg& m, EngineConfig c, std::span<const DrafterFile> drafters = {});
 
 }  // namespace facet

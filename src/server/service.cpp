@@ -304,7 +304,7 @@ class ServiceImpl final : public Service, public HttpHandler {
   void on_tokens(Generation& g, RequestId id, std::span<const int32_t> tokens) {
     std::vector<ParseEvent> events;
     for (const int32_t t : tokens) {
-      if (g.stopped) return;
+      if (g.stopped) break;  // a step may bring more tokens than the answer wants
       ++g.n;
       for (ParseEvent& e : g.text.push(g.decoder.push(t))) events.push_back(std::move(e));
       if (!g.text.stopped()) continue;

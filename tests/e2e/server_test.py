@@ -573,6 +573,41 @@ class Limits(unittest.TestCase):
         self.assertIn("cannot listen", err)
 
 
+class Drafting(unittest.TestCase):
+    """Answers with drafts are those without, also where a stop string or a limit ends them inside a draft."""
+
+    def test_answers_are_the_plain_ones(self):
+        drafters = sorted(MODEL.parent.glob("facet-nano-dflash*.gguf")) + sorted(MODEL.parent.glob("facet-nano-mtp*.gguf"))
+        if not drafters:
+            self.skipTest("no drafter beside the model")
+        ask = [dict(messages=user("Hello")), dict(messages=user("Hello"), stop=". How"), dict(messages=user("Hello"), stop="I"),
+               dict(messages=user("Count from 1 to 20."), max_tokens=17), dict(messages=user("Count from 1 to 20."), temperature=1, seed=3),
+               dict(messages=user("Count from 1 to 20."), presence_penalty=.5, logit_bias={"7": 2})]
+        plain = Server("--draft", "none")
+        try:
+            want = [plain.chat(**a) for a in ask]
+        finally:
+            plain.stop()
+        self.assertNotIn("draft_n", want[0]["timings"])
+        for drafter in drafters:
+            for flags in (["--draft-min", "4", "--draft-max", "4"], ["--draft-min", "1", "--draft-tree", "15"], []):
+                s = Server("--draft", str(drafter), *flags)
+                try:
+                    got = [s.chat(**a) for a in ask]
+                finally:
+                    s.stop()
+                for a, g, w in zip(ask, got, want):
+                    for key in ("message", "finish_reason"):
+                        self.assertEqual(g["choices"][0][key], w["choices"][0][key], (drafter.name, flags, a))
+                    self.assertEqual(g["usage"]["completion_tokens"], w["usage"]["completion_tokens"], (drafter.name, flags, a))
+                if flags:
+                    t = got[0]["timings"]
+                    self.assertGreater(t["draft_n"], 0)
+                    self.assertGreaterEqual(t["draft_n"], t["draft_n_accepted"])
+                    self.assertGreater(t["draft_tokens_per_step"], 1)
+                    self.assertIn("drafted=", s.ended_log)
+
+
 if __name__ == "__main__":
     if not MODEL.exists():
         print(f"skipped: {MODEL} is missing")

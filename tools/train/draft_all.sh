@@ -1,6 +1,6 @@
 #!/bin/bash
 # Trains the drafters of both shipped models side by side on one GPU, in about eight minutes:
-#   draft_all.sh OUT NANO.gguf MOE.gguf [SECONDS [more arguments of draft.py]]
+#   [KINDS="dflash mtp"] draft_all.sh OUT NANO.gguf MOE.gguf [SECONDS [more arguments of draft.py]]
 # The targets must be F32, BF16 or Q8_0 (facet quantize --allow-requantize makes a Q8_0 of the mixture of experts).
 # OUT/nano-dflash, nano-mtp, moe-dflash and moe-mtp get state, drafter.gguf and log.
 set -u
@@ -11,7 +11,7 @@ export OMP_NUM_THREADS=1 PYTHONUNBUFFERED=1 PYTORCH_CUDA_ALLOC_CONF=expandable_s
 mkdir -p "$out"; out=$(realpath "$out")
 cd "$here" || exit 1
 for model in nano moe; do
-  for kind in dflash mtp; do
+  for kind in ${KINDS:-dflash mtp}; do
     mkdir -p "$out/$model-$kind"
     python3 draft.py $kind "${!model}" --out "$out/$model-$kind" --seconds "$seconds" "$@" >"$out/$model-$kind/log" 2>&1 &
   done
