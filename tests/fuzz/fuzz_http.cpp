@@ -5,7 +5,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include <cstdlib>
+#include <cerrno>
+#include <cstring>
 #include <string>
 #include <thread>
 
@@ -57,7 +58,15 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   ::setsockopt(s, SOL_SOCKET, SO_LINGER, &reset, sizeof reset);
   const timeval limit{5, 0};
   ::setsockopt(s, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
-  CHECK(::connect(s, reinterpret_cast<const sockaddr*>(&to), sizeof to) == 0, "no connection");
+  static uint32_t connections = 0;  // a pair of ports is taken for a while after its connection: change addresses
+  sockaddr_in from{};
+  from.sin_family = AF_INET, from.sin_addr.s_addr = htonl(0x7F000002 + ++connections % 200);
+  CHECK(::bind(s, reinterpret_cast<const sockaddr*>(&from), sizeof from) == 0, "bind: {}", std::strerror(errno));
+  if (::connect(s, reinterpret_cast<const sockaddr*>(&to), sizeof to) != 0) {
+    CHECK(errno == EINTR, "connect: {}", std::strerror(errno));  // by the fuzzer's clock
+    ::close(s);
+    return 0;
+  }
   uint32_t cuts = data[0];
   for (size_t at = 1; at < size;) {
     cuts = cuts * 1664525u + 1013904223u;

@@ -7,16 +7,16 @@
 
 namespace facet::cuda {
 
-// One file for each pair of types.
+// One file for each pair of types. False: the device has too little shared memory for them.
 template <KvType K, KvType V>
-void attend_decode(cudaStream_t, AttendParams, int n_cols);
+bool attend_decode(cudaStream_t, const AttendParams&, int n_cols);
 template <KvType K, KvType V>
-void attend_prefill(cudaStream_t, const AttendParams&);
+bool attend_prefill(cudaStream_t, const AttendParams&);
 
 namespace {
 
 // Splits of short sequences, for head widths 256 and 512; n_cols: most query rows of a K/V head.
-using AttendDecode = void (*)(cudaStream_t, AttendParams, int n_cols);
+using AttendDecode = bool (*)(cudaStream_t, const AttendParams&, int n_cols);
 AttendDecode attend_decode_of(KvType k, KvType v) {
   using enum KvType;
   if (k == kF16 && v == kF16) return attend_decode<kF16, kF16>;
@@ -28,7 +28,7 @@ AttendDecode attend_decode_of(KvType k, KvType v) {
   return nullptr;
 }
 
-using Prefill = void (*)(cudaStream_t, const AttendParams&);
+using Prefill = bool (*)(cudaStream_t, const AttendParams&);
 Prefill attend_prefill_of(KvType k, KvType v) {
   using enum KvType;
   if (k == kF16 && v == kF16) return attend_prefill<kF16, kF16>;
@@ -84,13 +84,15 @@ void attend(cudaStream_t stream, Mat o, Mat q, const KvLayer& kv, const Step& s,
     const int room = int(std::min<size_t>((scratch.bytes - 256) / token, size_t(n_small)));
     CHECK(room > 0, "attend needs bytes of scratch:", token + 256, "has", scratch.bytes);
     const int n_pass = (n_small + room - 1) / room, per_pass = (n_small + n_pass - 1) / n_pass;
-    p.part_ml = static_cast<float2*>(scratch.p);
-    p.part_o = reinterpret_cast<__half*>(static_cast<char*>(scratch.p) +
-                                         align_up(size_t(per_pass) * size_t(spec.n_q_head) * size_t(p.n_split) * sizeof(float2)));
+    char* partials = static_cast<char*>(scratch.p);
+    p.part_ml = reinterpret_cast<float2*>(partials);
+    p.part_o = reinterpret_cast<__half*>(partials + align_up(size_t(per_pass) * size_t(spec.n_q_head) * size_t(p.n_split) * sizeof(float2)));
     for (p.t_begin = 0; p.t_begin < n_small; p.t_begin = p.t_end) {
       p.t_end = std::min(n_small, p.t_begin + per_pass);
-      decode(stream, p, std::min(most_tokens(s.shape), p.t_end - p.t_begin) * p.group);
-      attend_combine(stream, p);
+      if (decode(stream, p, std::min(most_tokens(s.shape), p.t_end - p.t_begin) * p.group))
+        attend_combine(stream, p);
+      else
+        attend_plain(stream, p);
     }
   }
   p.t_begin = fast ? n_small : 0;
@@ -98,7 +100,7 @@ void attend(cudaStream_t stream, Mat o, Mat q, const KvLayer& kv, const Step& s,
   if (p.t_begin >= p.t_end) return;
   // Few rows after the short sequences are padding; tiles hold whole groups of query heads.
   const bool chunk = p.t_end - p.t_begin > kSmallT && 64 % p.group == 0;
-  (fast && chunk ? attend_prefill_of(kv.k_type, kv.v_type) : attend_plain)(stream, p);
+  if (!(fast && chunk && attend_prefill_of(kv.k_type, kv.v_type)(stream, p))) attend_plain(stream, p);
 }
 
 }  // namespace facet::cuda

@@ -9,7 +9,7 @@
 // Order      split borders and the tiles of 32 rows inside are fixed row numbers; every query row is a column of its own
 //            in all products; so its bits depend on it, the rows it sees and nothing else. A tile in which it sees
 //            nothing changes nothing
-// Reference  CpuRef::attend    Test tests/kernels/cuda_attend_test.cpp    Bench bench/verbs/cuda_attend_bench.cpp
+// Reference  CpuRef::attend    Test tests/kernels/cuda_attend_test.cpp    Bench bench/verbs/cuda_attend_bench.cu
 //
 // A block runs over the tiles of its split: S^T = K Q^T (a warp: 16 keys, 128 values), partial sums and softmax through
 // shared memory, O^T += V^T P^T (a warp: 64 values, 32 keys). Products and sums that the compiler may fuse or not are
@@ -47,7 +47,9 @@ struct DecodeShape {
   static constexpr int kAtAlpha = kAtP + kCols * kStrideP * 2;              // [cols] f32
   static constexpr int kBytes = kAtAlpha + kCols * 4;
   static constexpr int kLoaders = kThreads / kTileKeys > 8 ? kThreads / kTileKeys : 8;  // threads that copy a row
-  static constexpr int kBlocksPerSm = 512 / kThreads;
+  // Blocks hide each other's latencies; 80 registers a thread do for Q4_0 and one block of query rows, and cost the other
+  // types more than a third block gives.
+  static constexpr int kBlocksPerSm = (G * NT == 1 && K == KvType::kQ4_0 ? 768 : 512) / kThreads;
 };
 
 template <KvType K, KvType V, int E, int NT, int G>
@@ -351,28 +353,33 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G>::kThreads, DecodeS
     }
 }
 
+// False if a block needs more shared memory than the device has.
 template <KvType K, KvType V, int E, int NT, int G>
-void launch_decode(cudaStream_t stream, AttendParams p, int n_cols) {
+bool launch_decode(cudaStream_t stream, AttendParams p, int n_cols) {
   using Shape = DecodeShape<K, V, E, NT, G>;
+  if (Shape::kBytes > device().shared) return false;
   p.n_col_block = (n_cols + Shape::kCols - 1) / Shape::kCols;
   auto* kernel = attend_decode_kernel<K, V, E, NT, G>;
   static const bool asked = (allow_shared(kernel, size_t(Shape::kBytes)), true);
   (void)asked;
   launch(kernel, dim3(unsigned(p.n_col_block * p.kv.n_head * p.n_split), unsigned(p.step.shape.n_seq)), dim3(Shape::kThreads),
          size_t(Shape::kBytes), stream, p);
+  return true;
+}
+
+// The kernel for the most query rows at a time that fits; all of them give the same bits.
+template <KvType K, KvType V, int E>
+bool launch_decode(cudaStream_t stream, const AttendParams& p, int n_cols) {
+  if constexpr (E == 512)
+    if (n_cols > 32 && launch_decode<K, V, E, 4, 2>(stream, p, n_cols)) return true;
+  if (n_cols > 16 && launch_decode<K, V, E, 2, 2>(stream, p, n_cols)) return true;
+  if (n_cols > 8 && launch_decode<K, V, E, 1, 2>(stream, p, n_cols)) return true;
+  return launch_decode<K, V, E, 1, 1>(stream, p, n_cols);
 }
 
 template <KvType K, KvType V>
-void attend_decode(cudaStream_t stream, AttendParams p, int n_cols) {
-  if (p.kv.head_dim == 256) {
-    if (n_cols <= 8) return launch_decode<K, V, 256, 1, 1>(stream, p, n_cols);
-    if (n_cols <= 16) return launch_decode<K, V, 256, 1, 2>(stream, p, n_cols);
-    return launch_decode<K, V, 256, 2, 2>(stream, p, n_cols);
-  }
-  if (n_cols <= 8) return launch_decode<K, V, 512, 1, 1>(stream, p, n_cols);
-  if (n_cols <= 16) return launch_decode<K, V, 512, 1, 2>(stream, p, n_cols);
-  if (n_cols <= 32) return launch_decode<K, V, 512, 2, 2>(stream, p, n_cols);
-  return launch_decode<K, V, 512, 4, 2>(stream, p, n_cols);
+bool attend_decode(cudaStream_t stream, const AttendParams& p, int n_cols) {
+  return p.kv.head_dim == 256 ? launch_decode<K, V, 256>(stream, p, n_cols) : launch_decode<K, V, 512>(stream, p, n_cols);
 }
 
 }  // namespace facet::cuda

@@ -1,5 +1,5 @@
 #include "backend/cuda/kernels/attend/decode.cuh"
 
 namespace facet::cuda {
-template void attend_decode<KvType::kQ4_0, KvType::kQ4_0>(cudaStream_t, AttendParams, int);
+template bool attend_decode<KvType::kQ4_0, KvType::kQ4_0>(cudaStream_t, const AttendParams&, int);
 }  // namespace facet::cuda

@@ -80,12 +80,18 @@ __device__ __forceinline__ uint32_t mul2(uint32_t a, uint32_t b) {
   asm("mul.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
   return d;
 }
+// (a & mask) | bits in one instruction, which takes one immediate: the compiler makes two of the expression.
+__device__ __forceinline__ uint32_t and_or(uint32_t a, uint32_t mask, uint32_t bits) {
+  uint32_t d;
+  asm("lop3.b32 %0, %1, %2, %3, 0xEA;" : "=r"(d) : "r"(a), "r"(mask), "r"(bits));
+  return d;
+}
 // Bytes 0, 1 or 2, 3 of w, biased by 128.
 __device__ __forceinline__ uint32_t bytes_lo(uint32_t w) { return sub(__byte_perm(w, 0x64646464, 0x4140), 0x64806480); }
 __device__ __forceinline__ uint32_t bytes_hi(uint32_t w) { return sub(__byte_perm(w, 0x64646464, 0x4342), 0x64806480); }
 // Nibbles 0 and 4, or 1 and 5, less 8.
-__device__ __forceinline__ uint32_t nibbles_lo(uint32_t w) { return sub((w & 0x000F000F) | 0x64006400, 0x64086408); }
-__device__ __forceinline__ uint32_t nibbles_hi(uint32_t w) { return fma2((w & 0x00F000F0) | 0x64006400, 0x2C002C00, 0xD480D480); }
+__device__ __forceinline__ uint32_t nibbles_lo(uint32_t w) { return sub(and_or(w, 0x000F000F, 0x64006400), 0x64086408); }
+__device__ __forceinline__ uint32_t nibbles_hi(uint32_t w) { return fma2(and_or(w, 0x00F000F0, 0x64006400), 0x2C002C00, 0xD480D480); }
 // TQ3_0: nibbles 0..3 of s are indices; 8 * codebook as f16, from tables of its low and high bytes.
 __device__ __forceinline__ void indices(uint32_t s, uint32_t& v01, uint32_t& v23) {
   const uint32_t lo = __byte_perm(0x7E358B1A, 0x1A8B357E, s), hi = __byte_perm(0xB1B8BBBE, 0x3E3B3831, s);

@@ -9,7 +9,7 @@
 // Order      a vector's bits depend on that vector alone. Angles are reduced in double: f32 angles are off by 0.06 rad
 //            at a million tokens
 // Reference  CpuRef::head_norm_rope, head_norm, kv_append    Test tests/kernels/cuda_attend_test.cpp
-// Bench      bench/verbs/cuda_attend_bench.cpp
+// Bench      bench/verbs/cuda_attend_bench.cu
 #include <cuda_fp16.h>
 
 #include "backend/cuda/kernels/attend.h"

@@ -187,7 +187,7 @@ __global__ void __launch_bounds__(256, 1) attend_prefill_kernel(const __grid_con
   const char* v_ring = reinterpret_cast<const char*>(p.kv.v + p.step.slot[seq] * p.kv.v_slot) + head * planar_bytes(V, E);
   const char* k_stage = reinterpret_cast<const char*>(p.kv.k_stage) + head * planar_bytes(K, E);
   const char* v_stage = reinterpret_cast<const char*>(p.kv.v_stage) + head * planar_bytes(V, E);
-  auto load = [&](int tile) {
+  auto load = [&](int tile, bool want_k, bool want_v) {
     if (tile < n_tile) {
 #pragma unroll
       for (int r = tid / 8; r < kKeys; r += 32) {
@@ -204,18 +204,18 @@ __global__ void __launch_bounds__(256, 1) attend_prefill_kernel(const __grid_con
 #pragma unroll
         for (int i = 0; i < (kRowK / 16 + 7) / 8; ++i) {
           const int byte = 16 * (tid % 8 + 8 * i);
-          if (byte < kRowK) copy16_async_or_zero(to_k + place(byte), k + byte, there);
+          if (want_k && byte < kRowK) copy16_async_or_zero(to_k + place(byte), k + byte, there);
         }
 #pragma unroll
         for (int i = 0; i < (kRowV / 16 + 7) / 8; ++i) {
           const int byte = 16 * (tid % 8 + 8 * i);
-          if (byte < kRowV) copy16_async_or_zero(to_v + place(byte), v + byte, there);
+          if (want_v && byte < kRowV) copy16_async_or_zero(to_v + place(byte), v + byte, there);
         }
       }
     }
     copies_commit();
   };
-  load(0);
+  load(0, true, true);
 
   // Q, in the places of K's values.
   constexpr int kPerLane = E / 32;
@@ -260,17 +260,26 @@ __global__ void __launch_bounds__(256, 1) attend_prefill_kernel(const __grid_con
   float out[kOutTiles][4] = {};
   float* maxima = reinterpret_cast<float*>(shared + Shape::kAtM);
 
+  // Warpgroup products run beside the expansion of the next operand: V while scores are made, the next K while values are
+  // summed. Either raw row is loaded again as soon as it is expanded.
+  // (V in TQ3_0 takes too many instructions to expand: its products would wait.)
+  constexpr bool kBeside = W && Shape::kRaw && V != KvType::kTQ3_0;
+  if (kBeside) {
+    copies_wait<0>();
+    __syncthreads();
+    expand_rows<K, E, W, kKeys, kStride>(shared + Shape::kAtK, shared + Shape::kAtRawK);
+  }
   for (int tile = 0; tile < n_tile; ++tile) {
     copies_wait<0>();
-    if (W && !Shape::kRaw) publish_to_products();  // the copies, and before the first tile Q
+    if (W) publish_to_products();  // the copies or expanded rows, and before the first tile Q
     __syncthreads();
-    if constexpr (Shape::kRaw) {
+    if constexpr (Shape::kRaw && !kBeside) {
       expand_rows<K, E, W, kKeys, kStride>(shared + Shape::kAtK, shared + Shape::kAtRawK);
       expand_rows<V, E, W, kKeys, kStride>(shared + Shape::kAtV, shared + Shape::kAtRawV);
       if (W) publish_to_products();
       __syncthreads();
     }
-    load(tile + 1);
+    load(tile + 1, true, !kBeside);
     const int stage = Shape::kRaw ? 0 : tile % 2;
     const char* keys = shared + Shape::kAtK + stage * kKeys * kStride;
     const char* values = shared + Shape::kAtV + stage * kKeys * kStride;
@@ -284,7 +293,9 @@ __global__ void __launch_bounds__(256, 1) attend_prefill_kernel(const __grid_con
 #pragma unroll
       for (int ks = 0; ks < E / 16; ++ks)
         wgmma_rows(score, a + (ks / 4 * kRows * 128 + ks % 4 * 32) / 16, b + (ks / 4 * kKeys * 128 + ks % 4 * 32) / 16, ks > 0);
-      wgmma_end();
+      wgmma_commit();
+      if (kBeside) expand_rows<V, E, W, kKeys, kStride>(shared + Shape::kAtV, shared + Shape::kAtRawV);
+      wgmma_wait(score);
 #endif
     } else {
       const char* a_at = shared + (strip + lane % 16) * kStride + lane / 16 * 16;
@@ -367,13 +378,14 @@ __global__ void __launch_bounds__(256, 1) attend_prefill_kernel(const __grid_con
 #pragma unroll
         for (int h = 0; h < 2; ++h)
           *reinterpret_cast<uint32_t*>(shared + Shape::kAtP + tile_at<W, Shape::kStrideP>(kRows, strip + g + 8 * h, (half * (kKeys / 2) + 8 * n + 2 * c) * 2)) = prob[n][h];
-      if constexpr (W) {
-        publish_to_products();
-        __syncthreads();
-      } else {
-        asm volatile("bar.sync %0, 64;" ::"r"(1 + strip / 16) : "memory");
-      }
+      if (!W) asm volatile("bar.sync %0, 64;" ::"r"(1 + strip / 16) : "memory");
     }
+    if (W && (kPair == 2 || kBeside)) {
+      if (kBeside) copies_wait<0>();
+      publish_to_products();
+      __syncthreads();
+    }
+    if (kBeside) load(tile + 1, false, true);
     if (__any_sync(~0u, moved)) {
 #pragma unroll
       for (int n = 0; n < kOutTiles; ++n) out[n][0] *= alpha[0], out[n][1] *= alpha[0], out[n][2] *= alpha[1], out[n][3] *= alpha[1];
@@ -391,7 +403,13 @@ __global__ void __launch_bounds__(256, 1) attend_prefill_kernel(const __grid_con
           wgmma_columns(out, a, b + ks * 2048 / 16, 1);
         }
       }
-      wgmma_end();
+      wgmma_commit();
+      if (kBeside && tile + 1 < n_tile) expand_rows<K, E, W, kKeys, kStride>(shared + Shape::kAtK, shared + Shape::kAtRawK);
+      wgmma_wait(out);
+      // The products read these registers until now.
+      if constexpr (kPair == 1)
+#pragma unroll
+        for (int n = 0; n < kScoreTiles; ++n) asm volatile("" ::"r"(prob[n][0]), "r"(prob[n][1]));
 #endif
     } else {
       const char* v_at = values + (lane / 8 % 2 * 8 + lane % 8) * kStride + (half * 256 + lane / 16 * 8) * 2;
@@ -469,9 +487,11 @@ bool is_built(Kernel* kernel) {
   return a.numRegs > 64;
 }
 
+// False if a block needs more shared memory than the device has.
 template <KvType K, KvType V, int E, bool W>
-void launch_prefill(cudaStream_t stream, const AttendParams& p) {
+bool launch_prefill(cudaStream_t stream, const AttendParams& p) {
   using Shape = PrefillShape<K, V, E, W>;
+  if (Shape::kBytes > device().shared) return false;
   static_assert(Shape::kBytes <= 227 * 1024, "shared memory of a block on sm_90");
   auto* kernel = attend_prefill_kernel<K, V, E, W>;
   static const bool asked = (allow_shared(kernel, size_t(Shape::kBytes)), true);
@@ -479,18 +499,18 @@ void launch_prefill(cudaStream_t stream, const AttendParams& p) {
   const int n_tok = p.t_end - p.t_begin, per_tile = Shape::kRows / p.group;
   const int n_tile = n_tok / per_tile + std::min(p.step.shape.n_seq, n_tok) + 1;
   launch(kernel, dim3(unsigned(n_tile), unsigned(p.kv.n_head)), dim3(Shape::kThreads), size_t(Shape::kBytes), stream, p);
+  return true;
 }
 
 template <KvType K, KvType V, int E>
-void attend_prefill(cudaStream_t stream, const AttendParams& p) {
+bool attend_prefill(cudaStream_t stream, const AttendParams& p) {
   static const bool warpgroups = is_built(attend_prefill_kernel<K, V, E, true>);
-  warpgroups && attend_uses_warpgroups ? launch_prefill<K, V, E, true>(stream, p) : launch_prefill<K, V, E, false>(stream, p);
+  return warpgroups && attend_uses_warpgroups ? launch_prefill<K, V, E, true>(stream, p) : launch_prefill<K, V, E, false>(stream, p);
 }
 
 template <KvType K, KvType V>
-void attend_prefill(cudaStream_t stream, const AttendParams& p) {
-  if (p.kv.head_dim == 256) return attend_prefill<K, V, 256>(stream, p);
-  attend_prefill<K, V, 512>(stream, p);
+bool attend_prefill(cudaStream_t stream, const AttendParams& p) {
+  return p.kv.head_dim == 256 ? attend_prefill<K, V, 256>(stream, p) : attend_prefill<K, V, 512>(stream, p);
 }
 
 }  // namespace facet::cuda

@@ -3,5 +3,5 @@
 #include "backend/cuda/kernels/attend/prefill.cuh"
 
 namespace facet::cuda {
-template void attend_prefill<KvType::kTQ3_0, KvType::kTQ3_0>(cudaStream_t, const AttendParams&);
+template bool attend_prefill<KvType::kTQ3_0, KvType::kTQ3_0>(cudaStream_t, const AttendParams&);
 }  // namespace facet::cuda

@@ -23,8 +23,13 @@ __device__ __forceinline__ uint64_t columns_operand(const void* p, int panel) {
   return at | uint64_t(panel >> 4) << 16 | uint64_t(1024 >> 4) << 32 | uint64_t(1) << 62;
 }
 __device__ __forceinline__ void wgmma_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-__device__ __forceinline__ void wgmma_end() {
-  asm volatile("wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 0;" ::: "memory");
+__device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+// Waits for all products. The accumulators are named, so that the compiler moves no use of them to before the wait.
+template <int N>
+__device__ __forceinline__ void wgmma_wait(float (&d)[N][4]) {
+  asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+#pragma unroll
+  for (int i = 0; i < N; ++i) asm volatile("" : "+f"(d[i][0]), "+f"(d[i][1]), "+f"(d[i][2]), "+f"(d[i][3])::"memory");
 }
 
 __device__ __forceinline__ void wgmma_rows(float (&d)[2][4], uint64_t a, uint64_t b, int add) {

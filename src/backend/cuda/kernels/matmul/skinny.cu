@@ -287,8 +287,8 @@ void run(cudaStream_t stream, SkinnyArgs& a) {
 
 template <int N>
 void run(cudaStream_t stream, SkinnyArgs& a) {
-  // Few strips: more warps on each. Depends on the matrices alone, as slices decide the order of sums.
-  a.n_job < kFewStrips ? run<N, 8>(stream, a) : run<N, 4>(stream, a);
+  // Few and short strips: more warps on each. Depends on the matrices alone, as slices decide the order of sums.
+  a.n_job < kFewStrips && a.n_part <= 2 ? run<N, 8>(stream, a) : run<N, 4>(stream, a);
 }
 
 }  // namespace

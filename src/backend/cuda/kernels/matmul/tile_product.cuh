@@ -41,12 +41,7 @@ __device__ __forceinline__ uint32_t and_or(uint32_t v, uint32_t mask, uint32_t w
   asm("lop3.b32 %0, %1, %2, %3, 0xEA;" : "=r"(d) : "r"(v), "r"(mask), "r"(with));
   return d;
 }
-// w >> (4 pair) on the multipliers: the shifter and the logic unit share a pipe that is the bottleneck here.
-__device__ __forceinline__ uint32_t codes4(uint32_t w, int pair) {
-  uint32_t v = w;
-  if (pair > 0) asm("mul.hi.u32 %0, %1, %2;" : "=r"(v) : "r"(w), "r"(1u << (32 - 4 * pair)));
-  return and_or(v, 0x000F000F, kBias);
-}
+__device__ __forceinline__ uint32_t codes4(uint32_t w, int pair) { return and_or(w >> (4 * pair), 0x000F000F, kBias); }
 __device__ __forceinline__ uint32_t shifted(uint32_t w, int left) { return left >= 0 ? w << left : w >> -left; }
 
 // Byte i of w (0..255) as a float, biased by 2^23.
