@@ -33,7 +33,7 @@ std::vector<std::byte> written_bytes(const TensorView& t, bool offsets) {
         std::memcpy(&w, t.data.data() + 4 * i, 4);
         v = w;
       }
-      if (t.name == "d2t" && offsets) v += i;
+      if (t.name == "d2t" && offsets) v = int64_t(uint64_t(v) + uint64_t(i));  // a stranger's number: may wrap
       const int32_t w = int32_t(v);
       if (is_ordering(t)) std::memcpy(out.data() + 4 * i, &w, 4);
       else std::memcpy(out.data() + 8 * i, &v, 8);

@@ -138,6 +138,7 @@ std::optional<Family> family_of(std::string_view arch) {
     return Family{DrafterKind::kMtp, ""};
   return std::nullopt;
 }
+constexpr int64_t kMaxTap = 1 << 20;  // so that counting from 0 or 1 cannot overflow; whether a target has the layer is checked later
 constexpr const char* kKnown =
     "known drafters: GGUF dflash, dflash-draft, gemma4-dflash-draft, gemma4-assistant, gemma4_assistant, gemma4_mtp; safetensors with a config.json of DFlashDraftModel, "
     "Gemma4AssistantForCausalLM or speculators";
@@ -273,12 +274,13 @@ Result<DrafterMeta> meta_of(const GgufFile& f, const std::string& arch, DrafterK
   m.target_depth = arch == "gemma4-dflash-draft" ? g.integer("dflash.n_target_layers") : g.integer("facet.dflash.target_depth");
   if (arch == "dflash") {  // numbers the layer whose input is captured
     m.taps = g.integers("target_layers");
-    for (int64_t& t : m.taps) t -= 1;
+    for (int64_t& t : m.taps) t = std::clamp<int64_t>(t, 0, kMaxTap) - 1;
   }
   if (arch == "gemma4-dflash-draft" && m.sliding.empty() && m.n_layer == 5) {  // all published files of the dialect
     m.sliding = {true, true, true, true, false};
     if (!m.window) m.window = 2048;
   }
+  for (int64_t& t : m.taps) t = std::clamp<int64_t>(t, -1, kMaxTap);
   if (g.error()) return *g.error();
   return m;
 }
@@ -306,8 +308,9 @@ Result<DrafterMeta> dflash_meta_of(const json& root, const std::string& where) {
   m.taps = d.integers("target_layer_ids");
   if (speculators) {  // numbers hidden states, of which the first is the embedding
     m.taps = top.integers("aux_hidden_state_layer_ids");
-    for (int64_t& t : m.taps) t -= 1;
+    for (int64_t& t : m.taps) t = std::clamp<int64_t>(t, 0, kMaxTap) - 1;
   }
+  for (int64_t& t : m.taps) t = std::clamp<int64_t>(t, -1, kMaxTap);
   m.target_depth = top.integer("num_target_layers");
   m.causal = top.find("is_causal") ? top.boolean("is_causal") : d.boolean("causal");
   m.window = d.find("swa_window_size") ? d.integer("swa_window_size") : c.integer("sliding_window");

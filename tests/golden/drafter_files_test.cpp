@@ -1,6 +1,7 @@
 // Drafter files: every dialect says the same, and what does not fit is refused with both values.
 #include <cstring>
 #include <functional>
+#include <random>
 #include <set>
 
 #include "formats/gguf.h"
@@ -253,6 +254,37 @@ TEST(DrafterFile, ContradictionsAreRefused) {
   EXPECT_REFUSED(data_path("fixtures/dense/model.gguf"), m, "expected a drafter", "gemma4", "-m");
   EXPECT_REFUSED(temp("nothing"), m, "no such file");
   EXPECT_REFUSED(data_path("tokenizer"), m, "found none", "name the file");
+}
+
+// Damaged files are refused or load; nothing else happens.
+TEST(DrafterFile, DamageIsNoCrash) {
+  const ModelCfg m = target();
+  std::mt19937 rng(7);
+  auto bytes_of = [](const std::string& path) {
+    std::ifstream in(path, std::ios::binary);
+    return std::string((std::istreambuf_iterator<char>(in)), {});
+  };
+  int loaded = 0, refused = 0;
+  for (const char* kind : {"dflash", "mtp"}) {
+    const std::string folder = data_path(std::string("drafters/") + kind);
+    const TempFile good("good.gguf"), bad("bad.gguf");
+    must(convert_drafter(must(DrafterFile::open(folder)), nullptr, good.path));
+    const std::string gguf = bytes_of(good.path), config = bytes_of(folder + "/config.json");
+    const Folder copy(folder);
+    for (int i = 0; i < 200; ++i) {
+      std::string a = gguf, b = config;
+      for (int n = 0; n < 3; ++n) {
+        a[rng() % 3000] = char(rng());  // header and infos
+        b[rng() % b.size()] = char(rng() % 96 + 32);
+      }
+      if (i % 10 == 0) a.resize(rng() % a.size());
+      std::ofstream(bad.path, std::ios::binary) << a;
+      std::ofstream(copy.path() + "/config.json", std::ios::binary) << b;
+      for (const std::string& path : {bad.path, copy.path()}) refusal(path, m).empty() ? ++loaded : ++refused;
+    }
+  }
+  EXPECT_GT(refused, 200);
+  EXPECT_GT(loaded, 20);  // some bytes mean nothing
 }
 
 TEST(MtpFile, OrderingsThatAreNone) {
