@@ -58,6 +58,9 @@ Result<std::unique_ptr<Engine>> Engine::open(const EngineConfig& c) {
   if (!decided) return decided.error();
   if (c.planned) c.planned(plan_memory(model.file, model.cfg, *decided, model.drafters).line());
 
+  if (decided->backend == "cuda" && !model.drafters.empty() && decided->draft.rows() > 15 && c.noted)
+    c.noted(fmt::format("drafts of {} tokens make steps of more than 16 rows: on a GPU their logits may round differently from plain decoding's", decided->draft.rows()));
+
   if (!has_isa(c.cpu_isa)) return Error{"--cpu-isa", fmt::format("this machine has no {}", isa_name(c.cpu_isa)), "leave it out: the best there is will be used"};
 #if FACET_CUDA
   if (decided->backend == "cuda") return open_cuda_engine(std::move(model), *decided);

@@ -236,7 +236,7 @@ class Speculator {
     return most;
   }
   void note_method(const Round& r, Usage& u, int generated) const {
-    const char* name = method_name(r.choice.method);
+    const char* name = method_name(r.chooser.decided().method);
     if (u.methods.empty() || u.methods.back().method != name) u.methods.push_back({u.methods.empty() ? 0 : generated, name});
   }
 

@@ -65,7 +65,7 @@ class DraftChooser {
   // cut: the drafter had more to offer, which was not worth verifying.
   void observe(DraftChoice made, int offered, int accepted, bool cut = false);
   void next_request();  // what was learned counts less
-  const Survival& survival(int method) const { return method_[size_t(method)].survival; }
+  DraftChoice decided() const { return last_; }  // without single rounds that only try something
 
  private:
   struct Method {
