@@ -371,7 +371,9 @@ struct Stubborn final : Drafter<B> {
   int max_draft() const override { return 2; }
   std::span<const int> tap_layers() const override { return {}; }
   bool wants_final_hidden() const override { return false; }
-  void absorb(std::span<const Committed>, const Features<typename B::Rows>&) override {}
+  void absorb(std::span<const Committed> rows, const Features<typename B::Rows>&) override {
+    for (const Committed& c : rows) held_[c.slot] = c.position + c.n;
+  }
   void propose(std::span<Draft> drafts) override {
     for (Draft& d : drafts)
       for (int i = 0; i < d.max_draft; ++i) {
@@ -382,10 +384,11 @@ struct Stubborn final : Drafter<B> {
         }
       }
   }
-  int held(SlotId) const override { return 0; }
-  int rewind(SlotId, int len) override { return len; }
-  void forget(SlotId) override {}
+  int held(SlotId s) const override { return held_.contains(s) ? held_.at(s) : 0; }
+  int rewind(SlotId s, int len) override { return held_[s] = len; }
+  void forget(SlotId s) override { held_[s] = 0; }
   std::vector<int32_t> likely_;
+  std::map<SlotId, int> held_;
 };
 
 double chi_square_p(double x, double df) {  // Wilson and Hilferty
