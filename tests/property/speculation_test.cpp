@@ -1,6 +1,7 @@
 // Drafting changes how fast an answer comes and nothing else: every way to draft gives the tokens of plain decoding.
 // The drafters are scripts that know those tokens and err on purpose; planted bugs must break the identity.
 #include <cstdlib>
+#include <map>
 #include <set>
 
 #include "backend/cpu/cpu_fast.h"
