@@ -30,6 +30,24 @@ __device__ __forceinline__ void let_next_start() {
 #endif
 }
 
+// What launches are sized by.
+struct DeviceSizes {
+  int n_sm = 0, shared = 0;  // multiprocessors; bytes of shared memory a block may have
+  int major = 0;             // of the compute capability
+};
+inline const DeviceSizes& device() {
+  static const DeviceSizes d = [] {
+    DeviceSizes v;
+    int id = 0;
+    FACET_CUDA_CHECK(cudaGetDevice(&id));
+    FACET_CUDA_CHECK(cudaDeviceGetAttribute(&v.n_sm, cudaDevAttrMultiProcessorCount, id));
+    FACET_CUDA_CHECK(cudaDeviceGetAttribute(&v.shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, id));
+    FACET_CUDA_CHECK(cudaDeviceGetAttribute(&v.major, cudaDevAttrComputeCapabilityMajor, id));
+    return v;
+  }();
+  return d;
+}
+
 // Launches kernel<<<grid, block, shared, stream>>>(args...) so that it may overlap the end of the one before it.
 template <class... Params, class... Args>
 void launch(void (*kernel)(Params...), dim3 grid, dim3 block, size_t shared, cudaStream_t stream, Args&&... args) {
@@ -42,24 +60,8 @@ void launch(void (*kernel)(Params...), dim3 grid, dim3 block, size_t shared, cud
   overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   overlap.val.programmaticStreamSerializationAllowed = 1;
   config.attrs = &overlap;
-  config.numAttrs = 1;
+  config.numAttrs = device().major >= 9 ? 1 : 0;
   FACET_CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, Params(args)...));
-}
-
-// What launches are sized by.
-struct DeviceSizes {
-  int n_sm = 0, shared = 0;  // multiprocessors; bytes of shared memory a block may have
-};
-inline const DeviceSizes& device() {
-  static const DeviceSizes d = [] {
-    DeviceSizes v;
-    int id = 0;
-    FACET_CUDA_CHECK(cudaGetDevice(&id));
-    FACET_CUDA_CHECK(cudaDeviceGetAttribute(&v.n_sm, cudaDevAttrMultiProcessorCount, id));
-    FACET_CUDA_CHECK(cudaDeviceGetAttribute(&v.shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, id));
-    return v;
-  }();
-  return d;
 }
 
 // Shared memory beyond 48 KB has to be asked for, once a kernel and device.

@@ -301,6 +301,18 @@ int64_t skinny_counters(int64_t n_out) { return (n_out + 15) / 16; }
 
 void skinny(cudaStream_t stream, const SkinnyMatrix* m, int n_matrix, bool glu, Act act, const __nv_bfloat16* x, int64_t x_stride, int n_tok,
             SkinnyWork work) {
+  constexpr int kHalf = 8, kRoomForAll = 160 * 1024;
+  if (n_tok > kHalf && device().shared < kRoomForAll) {  // 16 rows of activations do not fit beside the weights
+    SkinnyMatrix rest[3];
+    for (int i = 0; i < n_matrix; ++i) {
+      rest[i] = m[i];
+      if (m[i].y) rest[i].y += kHalf * m[i].y_stride;
+      if (m[i].y_also) rest[i].y_also += kHalf * m[i].y_stride;
+      if (m[i].y_bf) rest[i].y_bf += kHalf * m[i].y_bf_stride;
+    }
+    skinny(stream, m, n_matrix, glu, act, x, x_stride, kHalf, work);
+    return skinny(stream, rest, n_matrix, glu, act, x + kHalf * x_stride, x_stride, n_tok - kHalf, work);
+  }
   SkinnyArgs a{};
   a.n_matrix = glu ? 1 : n_matrix;
   a.n_sub = glu ? 2 : 1;
