@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cctype>
 #include <filesystem>
-#include <regex>
+#include <string>
 #include <system_error>
 #include <utility>
 #include <vector>
@@ -33,10 +33,30 @@ std::string lower(std::string s) {
   for (char& c : s) c = char(std::tolower(static_cast<unsigned char>(c)));
   return s;
 }
+bool all(const std::string& s, int (*is)(int)) {
+  return !s.empty() && std::all_of(s.begin(), s.end(), [&](char c) { return is(static_cast<unsigned char>(c)) != 0; });
+}
+// "-00001-of-00003"
+bool ends_in_part(const std::string& s) {
+  constexpr size_t kLength = 15;
+  if (s.size() < kLength) return false;
+  const std::string t = s.substr(s.size() - kLength);
+  return t[0] == '-' && all(t.substr(1, 5), std::isdigit) && t.substr(6, 4) == "-of-" && all(t.substr(10), std::isdigit);
+}
+// "Q8_0", "IQ4_XS", "BF16"
+bool is_quantisation(std::string s) {
+  s = lower(s);
+  if (s == "bf16" || s == "f16" || s == "f32") return true;
+  if (s.starts_with("i")) s.erase(0, 1);
+  return s.size() >= 2 && s[0] == 'q' && std::isdigit(static_cast<unsigned char>(s[1])) != 0 &&
+         std::all_of(s.begin(), s.end(), [](char c) { return c == '_' || std::isalnum(static_cast<unsigned char>(c)) != 0; });
+}
 // "facet-nano-Q8_0.gguf", "x-IQ4_XS-00001-of-00003.gguf": what is before the quantisation.
 std::string base_name(const std::string& model) {
-  static const std::regex tail(R"((-(I?Q[0-9][A-Za-z0-9_]*|BF16|F16|F32))?(-[0-9]{5}-of-[0-9]{5})?$)", std::regex::icase);
-  return std::regex_replace(std::filesystem::path(model).stem().string(), tail, "", std::regex_constants::format_first_only);
+  std::string s = std::filesystem::path(model).stem().string();
+  if (ends_in_part(lower(s))) s.resize(s.size() - 15);
+  if (const size_t dash = s.rfind('-'); dash != std::string::npos && is_quantisation(s.substr(dash + 1))) s.resize(dash);
+  return s;
 }
 
 }  // namespace
