@@ -16,7 +16,9 @@ std::vector<SeqGrant> schedule(std::span<const SeqDemand> demands, int budget) {
       budget -= n;
     }
   // Row-invariant kernels take the leading short sequences (StepShape::n_small).
-  std::stable_partition(grants.begin(), grants.end(), [](const SeqGrant& g) { return g.n <= kSmallT; });
+  auto small_end = grants.begin();
+  for (auto g = grants.begin(); g != grants.end(); ++g)
+    if (g->n <= kSmallT) std::rotate(small_end++, g, g + 1);
   return grants;
 }
 
