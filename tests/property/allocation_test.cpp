@@ -14,6 +14,10 @@ __attribute__((noinline)) void* operator new(size_t n) {
   if (void* p = std::malloc(n)) return p;
   throw std::bad_alloc();
 }
+__attribute__((noinline)) void* operator new(size_t n, const std::nothrow_t&) noexcept {  // the library's temporary buffers
+  ++g_allocations;
+  return std::malloc(n);
+}
 __attribute__((noinline)) void operator delete(void* p) noexcept { std::free(p); }
 __attribute__((noinline)) void operator delete(void* p, size_t) noexcept { std::free(p); }
 

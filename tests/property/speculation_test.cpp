@@ -469,7 +469,7 @@ TEST(SampledSpeculation, KeepsTheModelsLaw) {
 #endif
   for (const float t : {.7f, 1.f}) {
     EXPECT_GT(law_p<CpuFast>(chain(2), t, n), .01) << t;
-    EXPECT_LT(law_p<OneKeyPerStep<CpuFast>>(chain(2), t, full() ? n : n / 4), 1e-6) << t;
+    EXPECT_LT(law_p<OneKeyPerStep<CpuFast>>(chain(2), t, full() ? n : n / 2), 1e-6) << t;
     EXPECT_GT(law_p<CpuFast>(tree(6, 2), t, full() ? n : n / 4), .01) << t;
   }
 }
