@@ -117,8 +117,9 @@ void Cuda::wait_for_results() {
 void Cuda::reserve(const BackendLimits& l) {
   limits_ = limits_.with(l);
   partial_ = static_cast<float*>(allocate(size_t(most_partials_) * sizeof(float)));
-  counter_ = static_cast<unsigned*>(allocate(size_t(most_counters_ + 1) * sizeof(unsigned)));
-  CUDA_OK(cudaMemset(counter_, 0, size_t(most_counters_ + 1) * sizeof(unsigned)));
+  const size_t n_counter = size_t(cuda::skinny_counters());
+  counter_ = static_cast<unsigned*>(allocate((n_counter + 1) * sizeof(unsigned)));
+  CUDA_OK(cudaMemset(counter_, 0, (n_counter + 1) * sizeof(unsigned)));
   attend_.bytes = cuda::attend_scratch_bytes(limits_, limits_.n_q_head, limits_.head_dim);
   attend_.p = allocate(attend_.bytes);
   arrays_->create(*this, limits_.max_tok);
@@ -136,7 +137,7 @@ void Cuda::reserve(const BackendLimits& l) {
     r.active = static_cast<int32_t*>(allocate((n + 1) * 4));
     r.first = static_cast<int32_t*>(allocate((n + 2) * 4));
     r.pair = static_cast<int32_t*>(allocate(pairs * 4));
-    r.counter = counter_ + most_counters_;
+    r.counter = counter_ + n_counter;
     const size_t small = size_t(std::min(limits_.max_tok, cuda::kMoeRows)) * size_t(limits_.n_expert_used);
     moe_.hidden = static_cast<__nv_bfloat16*>(allocate(small * size_t(limits_.d_expert) * 2));
     moe_.out = static_cast<float*>(allocate(small * size_t(limits_.max_cols) * 4));
