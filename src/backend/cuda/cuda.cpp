@@ -120,6 +120,8 @@ void Cuda::reserve(const BackendLimits& l) {
   const size_t n_counter = size_t(cuda::skinny_counters());
   counter_ = static_cast<unsigned*>(allocate((n_counter + 1) * sizeof(unsigned)));
   CUDA_OK(cudaMemset(counter_, 0, (n_counter + 1) * sizeof(unsigned)));
+  image_ = static_cast<uint8_t*>(allocate(size_t(most_image_)));
+  CUDA_OK(cudaMemset(image_, 0, size_t(most_image_)));
   attend_.bytes = cuda::attend_scratch_bytes(limits_, limits_.n_q_head, limits_.head_dim);
   attend_.p = allocate(attend_.bytes);
   arrays_->create(*this, limits_.max_tok);
@@ -250,7 +252,7 @@ void Cuda::products(std::span<const Rows> y, const Rows& x, std::span<const Weig
       m[i].y = at.p, m[i].y_stride = at.stride, m[i].y_bf = at.bf, m[i].y_bf_stride = at.bf_stride;
       if (twin && i == 1) m[i].y_also = mat_at(*twin, row, n, false).p;
     }
-    cuda::skinny(stream_, m, int(w.size()), glu, act, in + row * stride, stride, n, {partial_, counter_});
+    cuda::skinny(stream_, m, int(w.size()), glu, act, in + row * stride, stride, n, {partial_, counter_, image_});
   }
   if (!long_gemm) return;
   const int n = rows - small;

@@ -215,9 +215,10 @@ class Cuda {
   std::unique_ptr<Gemm> gemm_;
   Step step_;                              // device pointers
   BackendLimits limits_;
-  int64_t most_partials_ = 0, most_panel_ = 0;  // over uploaded matrices
+  int64_t most_partials_ = 0, most_image_ = 0, most_panel_ = 0;  // over uploaded matrices
   float* partial_ = nullptr;
   unsigned* counter_ = nullptr;
+  uint8_t* image_ = nullptr;
   cuda::AttendScratch attend_;
   cuda::MoeBuffers moe_;
   Rows cluster_score_;                     // [T, N]

@@ -119,6 +119,7 @@ Cuda::Weight Cuda::upload(const TensorView& t) {
   w.m.p = to;
   if (w.n_stack == 1) {
     most_partials_ = std::max(most_partials_, 3 * cuda::skinny_partials(w.m));  // up to three in a launch
+    most_image_ = std::max(most_image_, cuda::skinny_image_bytes(w.n_in));
     if (w.n_out <= 65536) most_panel_ = std::max(most_panel_, w.n_out * w.n_in);
   }
 
