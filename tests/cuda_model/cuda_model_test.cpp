@@ -113,6 +113,20 @@ TEST(CudaModel, OneRowIsARowOfMany) {
   EXPECT_FALSE(one_row_is_a_row_of_many<DependsOnStep>(models()[0], KvType::kF16));
 }
 
+// Plans of few rows: what a step needs is rounded up in the same way as what was reserved for it.
+TEST(CudaModel, PlansOfAnySize) {
+  NEEDS_GPU();
+  for (const std::string& path : models()) {
+    Model<Cuda> usual(path, plan(KvType::kQ8_0));
+    const auto ids = usual.ids(40, 11);
+    const auto want = usual.logits(ids, 1);
+    for (const auto& [max_ctx, max_step] : std::vector<std::pair<int, int>>{{40, 1}, {48, 1}, {48, 8}, {1100, 1}, {1100, 2}, {3000, 16}}) {
+      Model<Cuda> m(path, {.k = KvType::kQ8_0, .v = KvType::kQ8_0, .max_seq = 1, .max_ctx = max_ctx, .max_step = max_step, .margin = 16, .checkpoints = 0});
+      EXPECT_TRUE(bitwise_equal(m.logits(ids, max_step), want)) << path << ": " << max_ctx << " rows, steps of " << max_step;
+    }
+  }
+}
+
 // A graph that is replayed and the same launches one by one.
 template <class B>
 bool replayed_is_eager(const std::string& path) {

@@ -114,12 +114,22 @@ void Cuda::wait_for_results() {
   sampler_->pending = false;
 }
 
+namespace {
+// Launch sizes follow the longest sequence in coarse steps, so that few graphs serve many lengths.
+int64_t row_bucket(int64_t rows) { return std::max<int64_t>(1024, int64_t(std::bit_ceil(uint64_t(rows)))); }
+// Scratch for the longest sequence as begin_step() rounds it.
+size_t attend_bytes(BackendLimits l) {
+  l.max_rows = row_bucket(l.max_rows);
+  return cuda::attend_scratch_bytes(l, l.n_q_head, l.head_dim);
+}
+}  // namespace
+
 void Cuda::reserve(const BackendLimits& l) {
   limits_ = limits_.with(l);
   partial_ = static_cast<float*>(allocate(size_t(most_partials_) * sizeof(float)));
   counter_ = static_cast<unsigned*>(allocate(size_t(most_counters_ + 1) * sizeof(unsigned)));
   CUDA_OK(cudaMemset(counter_, 0, size_t(most_counters_ + 1) * sizeof(unsigned)));
-  attend_.bytes = cuda::attend_scratch_bytes(limits_, limits_.n_q_head, limits_.head_dim);
+  attend_.bytes = attend_bytes(limits_);
   attend_.p = allocate(attend_.bytes);
   arrays_->create(*this, limits_.max_tok);
   if (limits_.max_tok > kSkinnyMost) gemm_->create(*this, most_panel_, int64_t(limits_.max_tok) * limits_.max_cols);
@@ -144,7 +154,7 @@ void Cuda::reserve(const BackendLimits& l) {
 }
 
 int64_t Cuda::reserve_bytes(const BackendLimits& l, int) {
-  int64_t n = int64_t(cuda::attend_scratch_bytes(l, l.n_q_head, l.head_dim)) + (int64_t(64) << 20);
+  int64_t n = int64_t(attend_bytes(l)) + (int64_t(64) << 20);
   if (l.max_tok > kSkinnyMost) n += int64_t(l.max_tok) * l.max_cols * 4 + int64_t(l.max_cols) * l.max_cols * 2 + Gemm::kWorkspace;
   if (l.n_expert > 0)
     n += int64_t(l.max_tok) * l.n_expert * 4 + int64_t(l.max_tok) * l.n_expert_used * 12 +
@@ -171,8 +181,7 @@ void Cuda::from_host(Rows x, std::span<const float> values) {
 void Cuda::begin_step(const Step& s) {
   forget_rounded();
   step_ = arrays_->upload(*this, s);
-  // Launch sizes follow the longest sequence in coarse steps, so that few graphs serve many lengths.
-  step_.shape.longest = std::max(1024, int(std::bit_ceil(unsigned(s.shape.longest))));
+  step_.shape.longest = int(row_bucket(s.shape.longest));
 }
 
 void Cuda::forget_rounded() {
