@@ -12,7 +12,7 @@ Result<std::unique_ptr<Engine>> open_cuda_engine(LoadedModel model, const Engine
   return create_engine<Cuda>(std::move(model), c, c.gpu);
 }
 
-MemoryPlan plan_cuda_memory(const GgufFile& file, const ModelCfg& m, const EngineConfig& c, const KvPlan& kv, const KvBytes& b) {
+MemoryPlan plan_cuda_memory(const GgufFile& file, const ModelCfg& m, const EngineConfig& c, const KvPlan& kv, const KvBytes& b, const BackendLimits& limits) {
   MemoryPlan p;
   const std::string types = fmt::format("{}/{}", kv_type_name(*c.kv_k), kv_type_name(*c.kv_v));
   p.lines.push_back({"weights", fmt::format("{} tensors on GPU {}", file.tensors().size(), c.gpu), int64_t(file.file_bytes())});
@@ -22,7 +22,7 @@ MemoryPlan plan_cuda_memory(const GgufFile& file, const ModelCfg& m, const Engin
   p.lines.push_back({"checkpoints", fmt::format("{} copies of the rings a slot", c.checkpoints), b.checkpoints});
   p.lines.push_back({"activations", fmt::format("{} tokens a step", kv.max_step), Cuda::rows_bytes(1, work_elements(m, kv.max_step, 0))});
   p.lines.push_back({"logits", fmt::format("{} rows of {}", c.max_out, m.n_vocab), Cuda::rows_bytes(c.max_out, m.d_model + int64_t(m.n_vocab))});
-  p.lines.push_back({"scratch", "partial sums, panels of weights for long prompts", Cuda::reserve_bytes(backend_limits(m, kv.max_step, c.n_ctx), 0)});
+  p.lines.push_back({"scratch", "partial sums, panels of weights for long prompts", Cuda::reserve_bytes(limits, 0)});
   if (c.memory > 0)
     p.available = c.memory;
   else if (auto free = Cuda::free_memory(c.gpu); free)

@@ -49,4 +49,13 @@ Result<DflashW<B>> bind_dflash(B& b, const DrafterFile& file, const DflashCfg& c
   return W;
 }
 
+// What the backend must be reserved for: n_tok tokens at once over caches of max_rows.
+inline BackendLimits dflash_limits(const DflashCfg& c, int d_target, int n_tok, int64_t max_rows) {
+  BackendLimits l = backend_limits(c.body, n_tok, max_rows);
+  const int feature_cols = int(c.taps.size()) * d_target;
+  l.max_cols = std::max(l.max_cols, feature_cols);
+  l.max_matrix = std::max(l.max_matrix, int64_t(feature_cols) * c.body.d_model);
+  return l;
+}
+
 }  // namespace facet

@@ -58,6 +58,7 @@ Result<MtpW<B>> bind_mtp(B& b, const DrafterFile& file, const MtpCfg& c) {
 inline BackendLimits mtp_limits(const MtpCfg& c, int n_tok, int64_t max_rows) {
   BackendLimits l = backend_limits(c.body, n_tok, max_rows);
   l.max_cols = std::max(l.max_cols, 2 * c.d_target);
+  l.max_matrix = std::max({l.max_matrix, int64_t(2) * c.d_target * c.body.d_model, int64_t(c.n_cluster) * c.body.d_model});
   l.n_cluster = c.n_cluster;
   return l;
 }

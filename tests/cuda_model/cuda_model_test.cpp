@@ -127,6 +127,22 @@ TEST(CudaModel, PlansOfAnySize) {
   }
 }
 
+// A drafter's limits beside the target's: only what is too small is allocated anew.
+TEST(CudaModel, ReserveGrowsWhatIsTooSmall) {
+  NEEDS_GPU();
+  Model<Cuda> m(models()[1], plan(KvType::kQ8_0));
+  const auto ids = m.ids(40, 12);
+  const auto want = m.logits(ids, 5);
+  const int64_t before = m.r->b.counters().allocations;
+  BackendLimits more = backend_limits(m.cfg, 64, 512);
+  m.r->b.reserve(more);
+  EXPECT_EQ(m.r->b.counters().allocations, before);
+  more.max_rows = 1 << 18;
+  m.r->b.reserve(more);
+  EXPECT_EQ(m.r->b.counters().allocations, before + 1) << "the scratch of attention";
+  EXPECT_TRUE(bitwise_equal(m.logits(ids, 5), want)) << "graphs know the old addresses";
+}
+
 // A graph that is replayed and the same launches one by one.
 template <class B>
 bool replayed_is_eager(const std::string& path) {

@@ -52,22 +52,32 @@ Cuda::Cuda(int gpu) : gpu_(gpu) {
 Cuda::~Cuda() {
   cudaSetDevice(gpu_);
   cudaStreamSynchronize(stream_);
-  for (Captured& c : captured_)
-    if (c.exec) cudaGraphExecDestroy(c.exec);
+  forget_graphs();
   gemm_.reset();
   loader_.reset();
   sampler_.reset();
   arrays_.reset();
-  for (void* p : memory_) cudaFree(p);
+  for (const auto& [p, bytes] : memory_) cudaFree(p);
   cudaStreamDestroy(stream_);
 }
 
 void* Cuda::allocate(size_t bytes) {
   void* p = nullptr;
   CUDA_OK(cudaMalloc(&p, std::max<size_t>(bytes, 16)));
-  memory_.push_back(p);
+  memory_.emplace(p, bytes);
   ++counters_.allocations;
   return p;
+}
+void Cuda::release(void* p) {
+  if (!p) return;
+  memory_.erase(p);
+  CUDA_OK(cudaFree(p));
+}
+bool Cuda::grow(void*& p, size_t bytes) {
+  if (const auto at = memory_.find(p); at != memory_.end() && at->second >= bytes) return false;
+  release(p);
+  p = allocate(bytes);
+  return true;
 }
 
 void Cuda::finish() { CUDA_OK(cudaStreamSynchronize(stream_)); }
@@ -124,38 +134,43 @@ size_t attend_bytes(BackendLimits l) {
 }
 }  // namespace
 
-void Cuda::reserve(const BackendLimits& l) {
-  limits_ = limits_.with(l);
-  partial_ = static_cast<float*>(allocate(size_t(most_partials_) * sizeof(float)));
-  counter_ = static_cast<unsigned*>(allocate(size_t(most_counters_ + 1) * sizeof(unsigned)));
-  CUDA_OK(cudaMemset(counter_, 0, size_t(most_counters_ + 1) * sizeof(unsigned)));
-  attend_.bytes = attend_bytes(limits_);
-  attend_.p = allocate(attend_.bytes);
-  arrays_->create(*this, limits_.max_tok);
-  if (limits_.max_tok > kSkinnyMost) gemm_->create(*this, most_panel_, int64_t(limits_.max_tok) * limits_.max_cols);
-  if (limits_.n_cluster > 0) {
-    cluster_score_ = new_rows(limits_.max_tok, limits_.n_cluster);
-    cluster_chosen_ = static_cast<uint8_t*>(allocate(size_t(limits_.max_tok) * size_t(limits_.n_cluster)));
+void Cuda::reserve(const BackendLimits& more) {
+  finish();
+  forget_graphs();  // they hold addresses of what may move
+  limits_ = limits_.with(more);
+  const BackendLimits& l = limits_;
+  const size_t rows = size_t(l.max_tok);
+  grow(partial_, size_t(most_partials_));
+  if (grow(counter_, size_t(most_counters_ + 1))) CUDA_OK(cudaMemset(counter_, 0, size_t(most_counters_ + 1) * sizeof(unsigned)));
+  attend_.bytes = attend_bytes(l);
+  grow(attend_.p, attend_.bytes);
+  arrays_->create(*this, l.max_tok);
+  if (l.max_tok > kSkinnyMost) gemm_->create(*this, l.max_matrix, int64_t(l.max_tok) * l.max_cols);
+  if (l.n_cluster > 0 && (cluster_score_.rows < l.max_tok || cluster_score_.cols < l.n_cluster)) {
+    if (cluster_score_) release(cluster_score_.buffer->p), release(cluster_score_.buffer->bf);
+    cluster_score_ = new_rows(l.max_tok, l.n_cluster);
+    grow(cluster_chosen_, rows * size_t(l.n_cluster));
   }
-  if (limits_.n_expert > 0) {
+  if (l.n_expert > 0) {
     cuda::Routing& r = moe_.routing;
-    const size_t pairs = size_t(limits_.max_tok) * size_t(limits_.n_expert_used), n = size_t(limits_.n_expert);
-    r.logits = static_cast<float*>(allocate(size_t(limits_.max_tok) * n * 4));
-    r.weight = static_cast<float*>(allocate(pairs * 4));
-    r.expert = static_cast<int32_t*>(allocate(pairs * 4));
-    r.active = static_cast<int32_t*>(allocate((n + 1) * 4));
-    r.first = static_cast<int32_t*>(allocate((n + 2) * 4));
-    r.pair = static_cast<int32_t*>(allocate(pairs * 4));
+    const size_t pairs = rows * size_t(l.n_expert_used), n = size_t(l.n_expert);
+    grow(r.logits, rows * n);
+    grow(r.weight, pairs);
+    grow(r.expert, pairs);
+    grow(r.active, n + 1);
+    grow(r.first, n + 2);
+    grow(r.pair, pairs);
     r.counter = counter_ + most_counters_;
-    const size_t small = size_t(std::min(limits_.max_tok, cuda::kMoeRows)) * size_t(limits_.n_expert_used);
-    moe_.hidden = static_cast<__nv_bfloat16*>(allocate(small * size_t(limits_.d_expert) * 2));
-    moe_.out = static_cast<float*>(allocate(small * size_t(limits_.max_cols) * 4));
+    const size_t small = size_t(std::min(l.max_tok, cuda::kMoeRows)) * size_t(l.n_expert_used);
+    grow(moe_.hidden, small * size_t(l.d_expert));
+    grow(moe_.out, small * size_t(l.max_cols));
   }
 }
 
 int64_t Cuda::reserve_bytes(const BackendLimits& l, int) {
-  int64_t n = int64_t(attend_bytes(l)) + (int64_t(64) << 20);
-  if (l.max_tok > kSkinnyMost) n += int64_t(l.max_tok) * l.max_cols * 4 + int64_t(l.max_cols) * l.max_cols * 2 + Gemm::kWorkspace;
+  int64_t n = int64_t(attend_bytes(l)) + int64_t(2 * Loader::kPiece);
+  if (l.max_tok > kSkinnyMost) n += int64_t(l.max_tok) * l.max_cols * 4 + l.max_matrix * 2 + Gemm::kWorkspace;
+  n += int64_t(l.max_tok) * l.n_cluster * 7;
   if (l.n_expert > 0)
     n += int64_t(l.max_tok) * l.n_expert * 4 + int64_t(l.max_tok) * l.n_expert_used * 12 +
          int64_t(cuda::kMoeRows) * l.n_expert_used * (l.d_expert * 2 + l.max_cols * 4);
@@ -186,6 +201,12 @@ void Cuda::begin_step(const Step& s) {
 
 void Cuda::forget_rounded() {
   for (Buffer& b : buffers_) b.fresh_rows = 0;
+}
+
+void Cuda::forget_graphs() {
+  for (Captured& c : captured_)
+    if (c.exec) cudaGraphExecDestroy(c.exec);
+  captured_.clear();
 }
 
 Cuda::Captured* Cuda::find(const void* key) {

@@ -2,6 +2,7 @@
 #include <cuda_runtime.h>
 
 #include <deque>
+#include <map>
 #include <memory>
 #include <span>
 #include <string>
@@ -108,7 +109,7 @@ class Cuda {
   Rows new_rows(int rows, int cols);
   Ids new_ids(int n) { return new_results<int32_t>(n); }
   Scores new_scores(int n) { return new_results<float>(n); }
-  void reserve(const BackendLimits& limits);
+  void reserve(const BackendLimits& limits);  // again for a drafter: the larger of both holds
   std::vector<float> to_host(Rows x);
   void from_host(Rows x, std::span<const float> values);
   static constexpr double kRound = 0x1p-9;  // of activations that enter a matrix product: bf16
@@ -193,6 +194,17 @@ class Cuda {
   void end_capture(Captured& c);
   void run(Captured& c);
   void* allocate(size_t bytes);
+  void release(void* p);                                   // null: nothing
+  // At least n elements at p. What is too small is freed first; its contents are lost. Returns whether p is new.
+  bool grow(void*& p, size_t bytes);
+  template <class T>
+  bool grow(T*& p, size_t n) {
+    void* q = p;
+    const bool fresh = grow(q, n * sizeof(T));
+    p = static_cast<T*>(q);
+    return fresh;
+  }
+  void forget_graphs();
   cuda::Mat mat(const Rows& x, bool bf) const;             // bf: the verb will write the bf16 too
   cuda::Mat mat_at(const Rows& x, int row, int n, bool bf) const;
   cuda::Mat written(const Rows& x, bool bf);               // as mat, for an output: the bf16 becomes fresh or stale
@@ -205,7 +217,7 @@ class Cuda {
   int gpu_ = 0;
   cudaStream_t stream_ = nullptr;
   bool graphs_ = true, capturing_ = false;
-  std::vector<void*> memory_;
+  std::map<void*, size_t> memory_;         // bytes by address
   std::deque<Buffer> buffers_;
   std::deque<std::string> names_;
   std::deque<Captured> captured_;
@@ -215,7 +227,7 @@ class Cuda {
   std::unique_ptr<Gemm> gemm_;
   Step step_;                              // device pointers
   BackendLimits limits_;
-  int64_t most_partials_ = 0, most_counters_ = 0, most_panel_ = 0;  // over uploaded matrices
+  int64_t most_partials_ = 0, most_counters_ = 0;  // over uploaded matrices
   float* partial_ = nullptr;
   unsigned* counter_ = nullptr;
   cuda::AttendScratch attend_;

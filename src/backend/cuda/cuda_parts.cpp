@@ -32,7 +32,7 @@ void Cuda::StepArrays::create(Cuda& c, int max_tok) {
       if (h) cudaFreeHost(h);
     p.cap = cap;
     const size_t bytes = Offsets(cap).end;
-    p.device = static_cast<std::byte*>(c.allocate(bytes));
+    c.grow(p.device, bytes);
     for (int i = 0; i < kRing; ++i) {
       CUDA_OK(cudaMallocHost(&p.host[size_t(i)], bytes));
       if (!p.copied[size_t(i)]) CUDA_OK(cudaEventCreateWithFlags(&p.copied[size_t(i)], cudaEventDisableTiming));
@@ -120,7 +120,6 @@ Cuda::Weight Cuda::upload(const TensorView& t) {
   if (w.n_stack == 1) {
     most_partials_ = std::max(most_partials_, 3 * cuda::skinny_partials(w.n_out, w.n_in));  // up to three in a launch
     most_counters_ = std::max(most_counters_, 3 * cuda::skinny_counters(w.n_out));
-    if (w.n_out <= 65536) most_panel_ = std::max(most_panel_, w.n_out * w.n_in);
   }
 
   const DType kept = as_is ? t.type : DType::kBF16;
@@ -171,8 +170,9 @@ void Cuda::Gemm::create(Cuda& c, int64_t panel_n, int64_t second_n) {
     CHECK(cublasLtCreate(&handle) == CUBLAS_STATUS_SUCCESS, "cublasLtCreate");
     workspace = c.allocate(size_t(kWorkspace));
   }
-  if (panel_n > panel_elements) panel = static_cast<__nv_bfloat16*>(c.allocate(size_t(panel_n) * 2)), panel_elements = panel_n;
-  second = static_cast<float*>(c.allocate(size_t(second_n) * 4));
+  c.grow(panel, size_t(panel_n));
+  panel_elements = panel_n;
+  c.grow(second, size_t(second_n));
 }
 Cuda::Gemm::~Gemm() {
   for (auto& [key, p] : plans) {
