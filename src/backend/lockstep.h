@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "backend/backend.h"
+#include "backend/pass.h"
 
 namespace facet {
 
@@ -74,6 +75,10 @@ class Lockstep {
   Ids new_ids(int n) { return a_.new_ids(n); }
   Scores new_scores(int n) { return a_.new_scores(n); }
   void reserve(const BackendLimits& l) { a_.reserve(l), r_.reserve(l); }
+  Status status() const {
+    const Status ok = memory_status(a_);
+    return ok ? memory_status(r_) : ok;
+  }
 
   void begin_step(const Step& s) {
     if constexpr (requires { a_.begin_step(s); }) a_.begin_step(s);

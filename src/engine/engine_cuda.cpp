@@ -2,11 +2,15 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "cache/cuda_kv_cache.h"
 #include "engine/open_drafters.h"
 #include "model/gemma4_bind.h"
 
 namespace facet {
+
+constexpr int64_t kDriverBytes = int64_t(256) << 20;  // that kernels and graphs take when they are first used
 
 Result<std::unique_ptr<Engine>> open_cuda_engine(LoadedModel model, const EngineConfig& c) {
   return create_engine<Cuda>(std::move(model), c, c.gpu);
@@ -26,7 +30,7 @@ MemoryPlan plan_cuda_memory(const GgufFile& file, const ModelCfg& m, const Engin
   if (c.memory > 0)
     p.available = c.memory;
   else if (auto free = Cuda::free_memory(c.gpu); free)
-    p.available = *free;
+    p.available = std::max<int64_t>(*free - kDriverBytes, 1);
   return p;
 }
 

@@ -51,6 +51,7 @@ class EngineImpl final : public Engine {
       drafters = std::move(*opened);
     }
     e->spec_ = std::make_unique<Speculator<B>>(run, c, e->model_.cfg.n_vocab, std::move(drafters));
+    if (auto ok = memory_status(run.b); !ok) return ok.error();
     e->slots_.resize(size_t(c.max_seq));
     return std::unique_ptr<Engine>(std::move(e));
   }

@@ -105,9 +105,11 @@ MemoryPlan plan_memory(const GgufFile& file, const ModelCfg& m, const EngineConf
 
 Result<std::string> resolve_backend(const std::string& asked, int gpu) {
 #if FACET_CUDA
-  if (asked == "cuda")
-    if (auto ok = Cuda::usable(gpu); !ok) return ok.error();
-  if (asked == "auto") return std::string(Cuda::usable(gpu) ? "cuda" : "cpu");
+  if (asked == "cuda" || (asked == "auto" && Cuda::usable(gpu))) {
+    if (auto free = Cuda::free_memory(gpu); !free) return free.error();
+    return std::string("cuda");
+  }
+  if (asked == "auto") return std::string("cpu");
 #else
   (void)gpu;
   if (asked == "cuda") return Error{"--backend", "cuda: this program was built without it", "build it with the cuda preset, or use --backend cpu"};

@@ -26,6 +26,7 @@ class Runner {
     std::unique_ptr<Runner> r(new Runner(m, o, std::forward<Args>(args)...));
     auto w = bind_gemma4(r->b, file, m);
     if (!w) return w.error();
+    if (auto ok = memory_status(r->b); !ok) return ok.error();
     r->w = std::move(*w);
     auto cache = CacheOf<B>::create(m, o.kv);
     if (!cache) return cache.error();
@@ -34,6 +35,7 @@ class Runner {
     r->b.reserve(backend_limits(m, o.kv.max_step, o.kv.max_ctx));
     r->work = make_work(r->b, m, o.kv.max_step, o.max_out);
     r->ids = r->b.new_ids(o.max_out);
+    if (auto ok = memory_status(r->b); !ok) return ok.error();
     return r;
   }
 

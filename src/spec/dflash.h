@@ -52,6 +52,7 @@ class Dflash final : public Drafter<B> {
     d->kept_ = t.b.new_rows(t.plan.max_step, d->feature_cols());
     d->ids_ = t.b.new_ids(rows * kMaxTop);
     d->log_prob_ = t.b.new_scores(rows * kMaxTop);
+    if (auto ok = memory_status(t.b); !ok) return ok.error();
     return d;
   }
 

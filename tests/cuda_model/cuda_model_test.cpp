@@ -143,6 +143,28 @@ TEST(CudaModel, ReserveGrowsWhatIsTooSmall) {
   EXPECT_TRUE(bitwise_equal(m.logits(ids, 5), want)) << "graphs know the old addresses";
 }
 
+// No memory at any point of opening a model: an error that says what for, and nothing is kept.
+TEST(CudaModel, OutOfMemoryIsAnError) {
+  NEEDS_GPU();
+  const GgufFile file = must(GgufFile::open(data_path("fixtures/moe/model.gguf")));
+  const ModelCfg cfg = must(gemma4_config(file));
+  const RunnerOptions options{.kv = plan(KvType::kQ8_0), .max_out = 8};
+  int failed = 0;
+  ASSERT_TRUE(Runner<Cuda>::open(file, cfg, options));  // what libraries keep once they are loaded
+  const int64_t before = must(Cuda::free_memory(0));
+  for (int64_t n = 0;; ++n) {
+    auto r = Runner<Cuda>::open(file, cfg, options, 0, n);
+    if (r) break;
+    ++failed;
+    EXPECT_NE(r.error().what.find("MiB of free memory, found"), std::string::npos) << n << ": " << r.error().message();
+  }
+  EXPECT_GT(failed, 30);
+  EXPECT_GE(must(Cuda::free_memory(0)), before - (int64_t(64) << 20));
+  KvPlan huge = plan(KvType::kF16);
+  huge.max_ctx = 1 << 30;
+  EXPECT_FALSE(Runner<Cuda>::open(file, cfg, {.kv = huge, .max_out = 8}));
+}
+
 // A graph that is replayed and the same launches one by one.
 template <class B>
 bool replayed_is_eager(const std::string& path) {

@@ -29,9 +29,11 @@ Status Cuda::usable(int gpu) {
 Result<int64_t> Cuda::free_memory(int gpu) {
   if (auto ok = usable(gpu); !ok) return ok.error();
   size_t free = 0, total = 0;
-  CUDA_OK(cudaSetDevice(gpu));
-  CUDA_OK(cudaMemGetInfo(&free, &total));
-  return int64_t(free);
+  cudaError_t e = cudaSetDevice(gpu);
+  if (e == cudaSuccess) e = cudaMemGetInfo(&free, &total);
+  if (e == cudaSuccess) return int64_t(free);
+  cudaGetLastError();
+  return Error{fmt::format("GPU {}", gpu), fmt::format("cannot be used: {}", cudaGetErrorString(e)), "end other programs on it (nvidia-smi lists them), or use --backend cpu"};
 }
 
 std::string Cuda::device_name(int gpu) {
@@ -40,7 +42,7 @@ std::string Cuda::device_name(int gpu) {
   return p.name;
 }
 
-Cuda::Cuda(int gpu) : gpu_(gpu) {
+Cuda::Cuda(int gpu, int64_t fail_at) : gpu_(gpu), fail_at_(fail_at) {
   CUDA_OK(cudaSetDevice(gpu));
   CUDA_OK(cudaStreamCreate(&stream_));
   arrays_ = std::make_unique<StepArrays>();
@@ -61,11 +63,41 @@ Cuda::~Cuda() {
   cudaStreamDestroy(stream_);
 }
 
-void* Cuda::allocate(size_t bytes) {
+Error Cuda::out_of_memory(std::string_view what, size_t bytes) {
+  int gpu = 0;
+  size_t free = 0, total = 0;
+  cudaGetDevice(&gpu);
+  cudaMemGetInfo(&free, &total);
+  constexpr double kMiB = 1 << 20;
+  return {fmt::format("GPU {}", gpu), fmt::format("{}: expected {:.1f} MiB of free memory, found {:.1f} of {:.1f} MiB", what, double(bytes) / kMiB, double(free) / kMiB, double(total) / kMiB),
+          "use a smaller -c, --kv-k q8_0 --kv-v q8_0 or a smaller model, or end other programs on this GPU (nvidia-smi lists them)"};
+}
+bool Cuda::may_allocate(size_t bytes, std::string_view what) {
+  if (n_allocation_++ == fail_at_ && !failed_) failed_ = out_of_memory(what, bytes);
+  return !failed_;
+}
+void* Cuda::allocate(size_t bytes, std::string_view what) {
+  if (!may_allocate(bytes, what)) return nullptr;
   void* p = nullptr;
-  CUDA_OK(cudaMalloc(&p, std::max<size_t>(bytes, 16)));
+  if (const cudaError_t e = cudaMalloc(&p, std::max<size_t>(bytes, 16)); e == cudaErrorMemoryAllocation) {
+    cudaGetLastError();  // it is not the device that failed
+    failed_ = out_of_memory(what, bytes);
+    return nullptr;
+  } else {
+    CUDA_OK(e);
+  }
   memory_.emplace(p, bytes);
   ++counters_.allocations;
+  return p;
+}
+void* Cuda::pinned(size_t bytes, std::string_view what) {
+  if (!may_allocate(bytes, what)) return nullptr;
+  void* p = nullptr;
+  if (const cudaError_t e = cudaMallocHost(&p, bytes); e != cudaSuccess) {
+    cudaGetLastError();
+    failed_ = Error{"memory", fmt::format("{}: {} bytes that a GPU can reach cannot be had: {}", what, bytes, cudaGetErrorString(e)), "end other programs, or raise the limit of locked memory (ulimit -l)"};
+    return nullptr;
+  }
   return p;
 }
 void Cuda::release(void* p) {
@@ -73,47 +105,41 @@ void Cuda::release(void* p) {
   memory_.erase(p);
   CUDA_OK(cudaFree(p));
 }
-bool Cuda::grow(void*& p, size_t bytes) {
+bool Cuda::grow(void*& p, size_t bytes, std::string_view what) {
   if (const auto at = memory_.find(p); at != memory_.end() && at->second >= bytes) return false;
   release(p);
-  p = allocate(bytes);
-  return true;
+  p = allocate(bytes, what);
+  return p != nullptr;
 }
 
 void Cuda::finish() { CUDA_OK(cudaStreamSynchronize(stream_)); }
 
-Cuda::Vec Cuda::upload(std::span<const float> gain) {
-  float* p = static_cast<float*>(allocate(gain.size_bytes()));
-  CUDA_OK(cudaMemcpy(p, gain.data(), gain.size_bytes(), cudaMemcpyHostToDevice));
-  return {p, int(gain.size())};
+template <class T>
+T* Cuda::copied(std::span<const T> values) {
+  T* p = static_cast<T*>(allocate(values.size_bytes(), "constants"));
+  if (p) CUDA_OK(cudaMemcpy(p, values.data(), values.size_bytes(), cudaMemcpyHostToDevice));
+  return p;
 }
-Cuda::Freqs Cuda::upload(std::span<const double> freqs) {
-  double* p = static_cast<double*>(allocate(freqs.size_bytes()));
-  CUDA_OK(cudaMemcpy(p, freqs.data(), freqs.size_bytes(), cudaMemcpyHostToDevice));
-  return {p, int(freqs.size())};
-}
+Cuda::Vec Cuda::upload(std::span<const float> gain) { return {copied(gain), int(gain.size())}; }
+Cuda::Freqs Cuda::upload(std::span<const double> freqs) { return {copied(freqs), int(freqs.size())}; }
+Cuda::Table Cuda::upload(std::span<const int32_t> values) { return {copied(values), int(values.size())}; }
 Cuda::Rows Cuda::new_rows(int rows, int cols) {
   Buffer b;
   b.rows = rows, b.cols = cols, b.stride = (cols + 7) / 8 * 8;
   const size_t n = size_t(rows) * size_t(b.stride);
-  b.p = static_cast<float*>(allocate(n * sizeof(float)));
-  b.bf = static_cast<__nv_bfloat16*>(allocate(n * sizeof(__nv_bfloat16)));
-  CUDA_OK(cudaMemset(b.p, 0, n * sizeof(float)));
+  b.p = static_cast<float*>(allocate(n * sizeof(float), "activations"));
+  b.bf = static_cast<__nv_bfloat16*>(allocate(n * sizeof(__nv_bfloat16), "activations"));
+  if (b.p) CUDA_OK(cudaMemset(b.p, 0, n * sizeof(float)));
   buffers_.push_back(b);
   return {&buffers_.back(), rows, cols, 0, 0};
-}
-Cuda::Table Cuda::upload(std::span<const int32_t> values) {
-  int32_t* p = static_cast<int32_t*>(allocate(values.size_bytes()));
-  CUDA_OK(cudaMemcpy(p, values.data(), values.size_bytes(), cudaMemcpyHostToDevice));
-  return {p, int(values.size())};
 }
 template <class T>
 Cuda::Results<T> Cuda::new_results(int n) {
   Results<T> r;
   r.owner_ = this, r.n_ = size_t(n);
-  CUDA_OK(cudaMallocHost(&r.host_, size_t(n) * sizeof(T)));
-  sampler_->pinned.push_back(r.host_);
-  r.device_ = static_cast<T*>(allocate(size_t(n) * sizeof(T)));
+  r.host_ = static_cast<T*>(pinned(size_t(n) * sizeof(T), "results"));
+  if (r.host_) sampler_->pinned.push_back(r.host_);
+  r.device_ = static_cast<T*>(allocate(size_t(n) * sizeof(T), "results"));
   return r;
 }
 template Cuda::Results<int32_t> Cuda::new_results<int32_t>(int n);

@@ -4,8 +4,10 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "backend/backend.h"
@@ -97,7 +99,8 @@ class Cuda {
   static Result<int64_t> free_memory(int gpu);
   static std::string device_name(int gpu);
 
-  explicit Cuda(int gpu = 0);
+  explicit Cuda(int gpu = 0) : Cuda(gpu, -1) {}
+  Cuda(int gpu, int64_t fail_at);  // fail_at: the allocation of this number fails, for tests
   ~Cuda();
   Cuda(const Cuda&) = delete;
   Cuda& operator=(const Cuda&) = delete;
@@ -115,6 +118,11 @@ class Cuda {
   static constexpr double kRound = 0x1p-9;  // of activations that enter a matrix product: bf16
   static int64_t rows_bytes(int64_t rows, int64_t cols) { return rows * cols * 6; }
   static int64_t reserve_bytes(const BackendLimits& limits, int n_threads);
+
+  // The first allocation that failed: nothing is allocated after it, and nothing may run.
+  Status status() const { return failed_ ? Status(*failed_) : Status(Ok{}); }
+  // What to tell a user when `bytes` for `what` cannot be had on the current GPU.
+  static Error out_of_memory(std::string_view what, size_t bytes);
 
   // Copies the step's arrays to the device; every verb until the next call works on this step.
   void begin_step(const Step& s);
@@ -185,6 +193,8 @@ class Cuda {
   struct Gemm;
 
   template <class T>
+  T* copied(std::span<const T> values);
+  template <class T>
   Results<T> new_results(int n);
   void wait_for_results();
   void reserve_draws(int n_row, int n_adjust, int n_vocab);
@@ -193,14 +203,17 @@ class Cuda {
   void begin_capture();
   void end_capture(Captured& c);
   void run(Captured& c);
-  void* allocate(size_t bytes);
+  // Null when there is no memory, or was none before: status() says what for.
+  void* allocate(size_t bytes, std::string_view what);
+  void* pinned(size_t bytes, std::string_view what);       // host memory that the caller frees
+  bool may_allocate(size_t bytes, std::string_view what);
   void release(void* p);                                   // null: nothing
-  // At least n elements at p. What is too small is freed first; its contents are lost. Returns whether p is new.
-  bool grow(void*& p, size_t bytes);
+  // At least n elements at p. What is too small is freed first; its contents are lost. True when p is new memory.
+  bool grow(void*& p, size_t bytes, std::string_view what = "scratch");
   template <class T>
-  bool grow(T*& p, size_t n) {
+  bool grow(T*& p, size_t n, std::string_view what = "scratch") {
     void* q = p;
-    const bool fresh = grow(q, n * sizeof(T));
+    const bool fresh = grow(q, n * sizeof(T), what);
     p = static_cast<T*>(q);
     return fresh;
   }
@@ -218,6 +231,8 @@ class Cuda {
   cudaStream_t stream_ = nullptr;
   bool graphs_ = true, capturing_ = false;
   std::map<void*, size_t> memory_;         // bytes by address
+  std::optional<Error> failed_;
+  int64_t fail_at_ = -1, n_allocation_ = 0;
   std::deque<Buffer> buffers_;
   std::deque<std::string> names_;
   std::deque<Captured> captured_;

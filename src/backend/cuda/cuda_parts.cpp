@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <utility>
 
 #include "base/threads.h"
 #include "formats/dtype.h"
@@ -28,13 +29,13 @@ struct Offsets {
 void Cuda::StepArrays::create(Cuda& c, int max_tok) {
   auto make = [&](Place& p, int cap) {
     if (p.cap >= cap) return;
-    for (std::byte* h : p.host)
-      if (h) cudaFreeHost(h);
+    for (std::byte*& h : p.host)
+      if (h) cudaFreeHost(std::exchange(h, nullptr));
     p.cap = cap;
     const size_t bytes = Offsets(cap).end;
-    c.grow(p.device, bytes);
+    c.grow(p.device, bytes, "arrays of a step");
     for (int i = 0; i < kRing; ++i) {
-      CUDA_OK(cudaMallocHost(&p.host[size_t(i)], bytes));
+      p.host[size_t(i)] = static_cast<std::byte*>(c.pinned(bytes, "arrays of a step"));
       if (!p.copied[size_t(i)]) CUDA_OK(cudaEventCreateWithFlags(&p.copied[size_t(i)], cudaEventDisableTiming));
     }
   };
@@ -99,7 +100,6 @@ uint16_t to_bf16_bits(float f) {
 Cuda::Loader::~Loader() {
   for (Buffer& b : buffer) {
     if (b.host) cudaFreeHost(b.host);
-    if (b.device) cudaFree(b.device);
     if (b.free) cudaEventDestroy(b.free);
   }
 }
@@ -109,14 +109,14 @@ Cuda::Weight Cuda::upload(const TensorView& t) {
   Weight w;
   w.type = t.type, w.n_in = t.ne[0], w.n_out = t.ne[1], w.n_stack = t.ne[2], w.name = names_.back().c_str();
   if (t.type == DType::kF32 && w.n_out <= 1024 && w.n_stack == 1) {  // a router
-    float* p = static_cast<float*>(allocate(t.data.size()));
-    CUDA_OK(cudaMemcpy(p, t.data.data(), t.data.size(), cudaMemcpyHostToDevice));
+    float* p = static_cast<float*>(allocate(t.data.size(), t.name));
+    if (p) CUDA_OK(cudaMemcpy(p, t.data.data(), t.data.size(), cudaMemcpyHostToDevice));
     w.f32 = p;
   }
   const auto [tile, as_is] = tile_of(t.type);
   w.m = {.p = nullptr, .tile = tile, .n_out = int(w.n_out), .n_in = int(w.n_in), .n_stack = int(w.n_stack)};
-  uint8_t* to = static_cast<uint8_t*>(allocate(size_t(w.m.matrix_bytes() * w.n_stack)));
-  w.m.p = to;
+  w.m.p = static_cast<uint8_t*>(allocate(size_t(w.m.matrix_bytes() * w.n_stack), t.name));
+  if (!w.m.p) return w;
   if (w.n_stack == 1) {
     most_partials_ = std::max(most_partials_, 3 * cuda::skinny_partials(w.n_out, w.n_in));  // up to three in a launch
     most_counters_ = std::max(most_counters_, 3 * cuda::skinny_counters(w.n_out));
@@ -132,8 +132,9 @@ Cuda::Weight Cuda::upload(const TensorView& t) {
       loader_->next ^= 1;
       const size_t bytes = size_t(std::max<int64_t>(rows * row, int64_t(Loader::kPiece)));
       if (!b.host) {
-        CUDA_OK(cudaMallocHost(&b.host, bytes));
-        CUDA_OK(cudaMalloc(&b.device, bytes));
+        b.host = static_cast<std::byte*>(pinned(bytes, "weights on their way"));
+        b.device = static_cast<uint8_t*>(allocate(bytes, "weights on their way"));
+        if (!b.device) return w;
         CUDA_OK(cudaEventCreateWithFlags(&b.free, cudaEventDisableTiming));
       }
       CHECK(size_t(n * row) <= std::max<size_t>(Loader::kPiece, size_t(cuda::kTileRows * row)), "{}: a row of {} bytes", w.name, row);
@@ -167,12 +168,12 @@ Cuda::Weight Cuda::upload(const TensorView& t) {
 
 void Cuda::Gemm::create(Cuda& c, int64_t panel_n, int64_t second_n) {
   if (!handle) {
-    CHECK(cublasLtCreate(&handle) == CUBLAS_STATUS_SUCCESS, "cublasLtCreate");
-    workspace = c.allocate(size_t(kWorkspace));
+    if (cublasLtCreate(&handle) != CUBLAS_STATUS_SUCCESS && !c.failed_) c.failed_ = out_of_memory("cuBLASLt", size_t(kWorkspace));
+    workspace = c.allocate(size_t(kWorkspace), "cuBLASLt");
   }
-  c.grow(panel, size_t(panel_n));
+  c.grow(panel, size_t(panel_n), "weights of a long product");
   panel_elements = panel_n;
-  c.grow(second, size_t(second_n));
+  c.grow(second, size_t(second_n), "results of a long product");
 }
 Cuda::Gemm::~Gemm() {
   for (auto& [key, p] : plans) {
@@ -263,12 +264,13 @@ void Cuda::reserve_draws(int n_row, int n_adjust, int n_vocab) {
   finish();
   s.max_row = std::max({s.max_row, n_row, 16}), s.max_adjust = std::max(s.max_adjust, 2 * n_adjust + 4096);
   const size_t bytes = size_t(s.max_row) * sizeof(cuda::DrawRow) + size_t(s.max_adjust) * sizeof(cuda::Adjust);
-  CUDA_OK(cudaMallocHost(&s.host, bytes));
-  s.pinned.push_back(s.host);
-  s.device = static_cast<std::byte*>(allocate(bytes));
+  s.host = static_cast<std::byte*>(pinned(bytes, "sampling"));
+  if (s.host) s.pinned.push_back(s.host);
+  grow(s.device, bytes, "sampling");
   s.n_candidate = std::max(s.n_candidate, cuda::draw_candidates(n_vocab) * s.max_row);
-  s.candidates = static_cast<uint64_t*>(allocate(size_t(s.n_candidate) * 8));
-  s.part_sums = static_cast<float2*>(allocate(size_t(s.n_candidate) / cuda::kMaxTopK * sizeof(float2)));
+  grow(s.candidates, size_t(s.n_candidate), "sampling");
+  grow(s.part_sums, size_t(s.n_candidate) / cuda::kMaxTopK, "sampling");
+  CHECK(!failed_, "{}", failed_->message());
   if (!s.copied) CUDA_OK(cudaEventCreateWithFlags(&s.copied, cudaEventDisableTiming));
 }
 
