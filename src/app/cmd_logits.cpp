@@ -13,6 +13,8 @@
 namespace facet {
 namespace {
 
+constexpr int kChunk = 64;  // every token of a step has its row of logits
+
 struct Options {
   EngineConfig engine;
   std::string tokens, out;
@@ -22,6 +24,7 @@ int run(Options& o) {
   std::error_code ec;
   const uintmax_t bytes = std::filesystem::file_size(o.tokens, ec);
   if (o.engine.n_ctx == 0 && !ec) o.engine.n_ctx = int(std::max<uintmax_t>(bytes / 4, 1));
+  if (o.engine.chunk == 0) o.engine.chunk = kChunk;
   o.engine.max_out = o.engine.chunk;
   o.engine.checkpoints = 0;
   auto opened = open_engine(o.engine);
@@ -46,7 +49,7 @@ int run(Options& o) {
 
 void add_logits(CLI::App& app, int& rc) {
   auto o = std::make_shared<Options>();
-  o->engine.chunk = 64;
+  o->engine.chunk = kChunk;
   CLI::App* cmd = app.add_subcommand("logits", "Write the logits of every position of a token sequence");
   add_engine_options(cmd, o->engine);
   cmd->add_option("--tokens", o->tokens, "Token ids (int32, little endian)")->required();

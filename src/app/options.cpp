@@ -38,7 +38,7 @@ void add_engine_options(CLI::App* cmd, EngineConfig& c) {
   cmd->add_option("--cpu-isa", c.cpu_isa, "Instruction set of the cpu backend: auto, scalar, avx2 or avx512")->transform(CLI::CheckedTransformer(kIsas, CLI::ignore_case))->option_text("TYPE");
   cmd->add_option("--kv-k", c.kv_k, "Type of cached keys: f32, f16, q8_0, q4_0 or tq3_0 (default: f16; f32 on ref)")->transform(CLI::CheckedTransformer(kKvTypes, CLI::ignore_case))->option_text("TYPE");
   cmd->add_option("--kv-v", c.kv_v, "Type of cached values, likewise")->transform(CLI::CheckedTransformer(kKvTypes, CLI::ignore_case))->option_text("TYPE");
-  cmd->add_option("--chunk", c.chunk, "Tokens of a prompt computed in one step")->check(CLI::Range(1, 65536))->capture_default_str();
+  cmd->add_option("--chunk", c.chunk, "Tokens of a prompt computed in one step; 0: 512, on a GPU up to 4096 as context and memory allow")->check(CLI::Range(0, 65536))->capture_default_str();
   cmd->add_option("--memory", c.memory, "Bytes that may be used, with a suffix if you like (8GB); omitted: what is available")->transform(CLI::AsSizeValue(false));
 }
 

@@ -132,7 +132,7 @@ Status run_bench(const EngineConfig& given, const BenchOptions& o, const std::fu
   if (!m) return m.error();
   const int widest = *std::max_element(o.widths.begin(), o.widths.end());
   const int deepest = *std::max_element(o.depths.begin(), o.depths.end());
-  c.chunk = std::max({c.chunk, o.prefill, widest});
+  c.chunk = std::max({c.chunk > 0 ? c.chunk : 512, o.prefill, widest});
   c.max_out = widest;
   for (int n : o.batches) c.max_seq = std::max(c.max_seq, n), c.max_out = std::max(c.max_out, n);
   c.margin = std::max(c.margin, widest);

@@ -37,7 +37,7 @@ struct EngineConfig {
   CpuIsa cpu_isa = CpuIsa::kAuto;  // instruction set of the cpu backend
   int n_ctx = 0;                   // rows per sequence; 0: the trained context, halved until the plan fits
   int max_seq = 1;                 // sequences served together
-  int chunk = 512;                 // tokens of one step
+  int chunk = 0;                   // tokens of one step; 0: usual_chunk(), less where memory is short
   int margin = 64;                 // see KvPlan
   int checkpoints = 1;
   std::optional<KvType> kv_k, kv_v;  // empty: f32 on the reference backend, f16 elsewhere

@@ -28,6 +28,8 @@ KvPlan kv_plan(const EngineConfig& c) {
 
 namespace {
 
+constexpr int kLeastChunk = 512, kMostChunk = 4096;
+
 // Activations as the backend keeps them.
 int64_t rows_bytes(const EngineConfig& c, int64_t rows, int64_t cols) {
 #if FACET_CUDA
@@ -94,6 +96,8 @@ void add_drafter(MemoryPlan& p, BackendLimits& limits, const DrafterFile& f, con
 
 }  // namespace
 
+int usual_chunk(const std::string& backend, int n_ctx) { return backend == "cuda" ? std::clamp(n_ctx, kLeastChunk, kMostChunk) : kLeastChunk; }
+
 MemoryPlan plan_memory(const GgufFile& file, const ModelCfg& m, const EngineConfig& c, std::span<const DrafterFile> drafters) {
   BackendLimits limits = backend_limits(m, kv_plan(c).max_step, c.n_ctx);
   MemoryPlan drafting;
@@ -126,11 +130,14 @@ Result<EngineConfig> resolve_config(const GgufFile& file, const ModelCfg& m, Eng
   const KvType usual = c.backend == "ref" ? KvType::kF32 : KvType::kF16;
   c.kv_k = c.kv_k.value_or(usual), c.kv_v = c.kv_v.value_or(usual);
   if (c.max_out <= 0) c.max_out = c.max_seq * (c.draft.files.empty() ? 1 : 1 + c.draft.rows());
-  const bool choose = c.n_ctx <= 0;
+  const bool choose = c.n_ctx <= 0, choose_chunk = c.chunk <= 0;
   if (choose) c.n_ctx = m.n_ctx_train;
+  if (choose_chunk) c.chunk = std::max(usual_chunk(c.backend, c.n_ctx), c.max_seq);
   MemoryPlan p = plan_memory(file, m, c, drafters);
-  while (choose && p.available > 0 && p.total() > p.available && c.n_ctx > 2048) {
-    c.n_ctx = std::max(2048, c.n_ctx / 2);
+  while (p.available > 0 && p.total() > p.available) {
+    if (const int least = std::max(kLeastChunk, c.max_seq); choose_chunk && c.chunk > least) c.chunk = std::max(least, c.chunk / 2);
+    else if (choose && c.n_ctx > 2048) c.n_ctx = std::max(2048, c.n_ctx / 2);
+    else break;
     p = plan_memory(file, m, c, drafters);
   }
   if (p.available == 0 || p.total() <= p.available) return c;
