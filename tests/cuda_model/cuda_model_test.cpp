@@ -184,6 +184,27 @@ TEST(CudaModel, ReplayedIsEager) {
   EXPECT_FALSE(replayed_is_eager<DependsOnStep>(models()[0]));
 }
 
+// More shapes than graphs are kept.
+TEST(CudaModel, GraphsAreCapped) {
+  NEEDS_GPU();
+  Model<Cuda> m(models()[0], plan(KvType::kQ8_0));
+  const auto ids = m.ids(64, 13);
+  const auto want = m.logits(ids, 4);
+  for (int n = 1; n <= 16; ++n)
+    for (int n_seq = 1; n_seq <= 4; ++n_seq)
+      for (Out out : {Out::kAll, Out::kLast, Out::kNone})
+        for (int run = 0; run < 3; ++run) {
+          m.r->steps.begin();
+          for (int s = 0; s < n_seq; ++s) m.r->cache->clear(s), m.add({.slot = s, .token = std::span(ids).first(size_t(n)), .out = out});
+          m.r->forward();
+        }
+  EXPECT_GT(m.r->b.counters().captures, 180);
+  EXPECT_EQ(m.r->b.graphs(), 128u);
+  const int64_t captures = m.r->b.counters().captures;
+  EXPECT_TRUE(bitwise_equal(m.logits(ids, 4), want));
+  EXPECT_EQ(m.r->b.counters().captures, captures + 1) << "its graph had given way";
+}
+
 // A short sequence alone, and beside other sequences, a long prompt chunk and a draft block.
 template <class B>
 bool neighbours_do_not_matter(const std::string& path) {

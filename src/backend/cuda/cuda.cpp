@@ -229,18 +229,14 @@ void Cuda::forget_rounded() {
   for (Buffer& b : buffers_) b.fresh_rows = 0;
 }
 
-void Cuda::forget_graphs() {
-  for (Captured& c : captured_)
-    if (c.exec) cudaGraphExecDestroy(c.exec);
-  captured_.clear();
+void Cuda::drop(Captured& c) {
+  if (c.exec) cudaGraphExecDestroy(c.exec);  // one that still runs goes when it is done
 }
+void Cuda::forget_graphs() { captured_.clear(drop); }
 
 Cuda::Captured* Cuda::find(const void* key) {
   if (!graphs_ || step_.shape.n_tok > kGraphRows || step_.shape.staged) return nullptr;
-  for (Captured& c : captured_)
-    if (c.key == key && c.shape == step_.shape) return &c;
-  captured_.push_back({.key = key, .shape = step_.shape, .seen = 0, .exec = nullptr, .out = {}});
-  return &captured_.back();
+  return &captured_.at({key, step_.shape}, drop);
 }
 void Cuda::begin_capture() {
   capturing_ = true;

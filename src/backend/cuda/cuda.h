@@ -15,6 +15,7 @@
 #include "backend/cuda/kernels/matmul/layout.h"
 #include "backend/cuda/kernels/moe/moe.h"
 #include "base/check.h"
+#include "base/recent.h"
 #include "base/result.h"
 
 namespace facet {
@@ -126,8 +127,8 @@ class Cuda {
 
   // Copies the step's arrays to the device; every verb until the next call works on this step.
   void begin_step(const Step& s);
-  // What pass() launches, as a graph from the second time on that it is asked for with this key. Passes of more than
-  // kGraphRows tokens are always launched one by one. pass() must launch the same things whenever `key` and the step's
+  // What pass() launches, as a graph from the second time on that it is asked for with this key, unless kMaxGraphs others
+  // came in between. Passes of more than kGraphRows tokens are always launched one by one. pass() must launch the same things whenever `key` and the step's
   // shape are equal.
   template <class Pass>
   Rows replay(const void* key, Pass&& pass) {
@@ -148,6 +149,7 @@ class Cuda {
     int64_t graph_launches = 0, captures = 0, allocations = 0, kernels_eager = 0;
   };
   const Counters& counters() const { return counters_; }
+  size_t graphs() const { return captured_.size(); }
   void use_graphs(bool on) { graphs_ = on; }
   cudaStream_t stream() const { return stream_; }
 
@@ -180,9 +182,13 @@ class Cuda {
  private:
   static constexpr int kGraphRows = 64;    // of a step that may be captured
   static constexpr int kSkinnyMost = 64;   // rows of a long chunk that still take the kernels for few rows
-  struct Captured {
-    const void* key;
+  static constexpr size_t kMaxGraphs = 128;
+  struct GraphKey {
+    const void* pass = nullptr;
     StepShape shape;
+    bool operator==(const GraphKey&) const = default;
+  };
+  struct Captured {
     int seen = 0;
     cudaGraphExec_t exec = nullptr;
     Rows out;
@@ -217,6 +223,7 @@ class Cuda {
     p = static_cast<T*>(q);
     return fresh;
   }
+  static void drop(Captured& c);
   void forget_graphs();
   cuda::Mat mat(const Rows& x, bool bf) const;             // bf: the verb will write the bf16 too
   cuda::Mat mat_at(const Rows& x, int row, int n, bool bf) const;
@@ -235,7 +242,7 @@ class Cuda {
   int64_t fail_at_ = -1, n_allocation_ = 0;
   std::deque<Buffer> buffers_;
   std::deque<std::string> names_;
-  std::deque<Captured> captured_;
+  Recent<GraphKey, Captured> captured_{kMaxGraphs};  // a server sees many shapes
   std::unique_ptr<StepArrays> arrays_;
   std::unique_ptr<Sampler> sampler_;
   std::unique_ptr<Loader> loader_;
