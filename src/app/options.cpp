@@ -9,6 +9,7 @@
 #include <random>
 
 #include "app/paths.h"
+#include "app/progress.h"
 #include "base/mmap.h"
 #include "tokenizer/tokenizer.h"
 
@@ -94,7 +95,14 @@ Result<std::unique_ptr<Engine>> open_engine(EngineConfig c, const DraftOptions& 
   for (const std::string& path : c.draft.files) fmt::print(stderr, "drafter: {}\n", path);
   c.noted = [](const std::string& note) { fmt::print(stderr, "note: {}\n", note); };
   c.planned = [](const std::string& plan) { fmt::print(stderr, "memory: {}\n", plan); };
+  // The engine keeps its configuration; the bar goes when the weights are there.
+  const auto bar = std::make_shared<std::unique_ptr<Progress>>(std::make_unique<Progress>("loading"));
+  c.loading = [bar](uint64_t done, uint64_t total) {
+    if (*bar) (*bar)->update(done, total);
+    if (done == total) bar->reset();
+  };
   auto engine = Engine::open(c);
+  bar->reset();
   if (engine && (*engine)->tokenizer())
     for (const std::string& note : (*engine)->tokenizer()->vocab().notes) fmt::print(stderr, "note: {}: {}\n", c.model, note);
   return engine;

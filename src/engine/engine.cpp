@@ -63,6 +63,13 @@ Result<std::unique_ptr<Engine>> Engine::open(const EngineConfig& c) {
 
   if (!has_isa(c.cpu_isa)) return Error{"--cpu-isa", fmt::format("this machine has no {}", isa_name(c.cpu_isa)), "leave it out: the best there is will be used"};
 #if FACET_CUDA
+  if (decided->backend == "cuda" && c.noted) {
+    for (const std::string& n : conversion_notes(model.file.path(), model.file.tensors())) c.noted(n);
+    for (const DrafterFile& d : model.drafters)
+      for (const std::string& n : conversion_notes(d.path(), d.tensors())) c.noted(n);
+  }
+#endif
+#if FACET_CUDA
   if (decided->backend == "cuda") return open_cuda_engine(std::move(model), *decided);
 #endif
   if (decided->backend == "cpu") return create_engine<CpuFast>(std::move(model), *decided, decided->n_threads, decided->cpu_isa);

@@ -46,6 +46,7 @@ struct EngineConfig {
   DraftConfig draft = {};
   std::function<void(const std::string&)> planned = {};  // told the memory plan before anything is allocated
   std::function<void(const std::string&)> noted = {};    // told what a user should know about the files
+  std::function<void(uint64_t done, uint64_t total)> loading = {};  // told of bytes of weights as they arrive
   int64_t memory = 0;              // bytes that may be used; 0: what the system has available
 };
 

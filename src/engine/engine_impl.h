@@ -40,7 +40,7 @@ class EngineImpl final : public Engine {
   template <class... BackendArgs>
   static Result<std::unique_ptr<Engine>> create(LoadedModel model, const EngineConfig& c, const DrafterFactory<B>& open_drafters, BackendArgs... args) {
     std::unique_ptr<EngineImpl> e(new EngineImpl(std::move(model), c));
-    auto r = Runner<B>::open(e->model_.file, e->model_.cfg, {.kv = kv_plan(c), .max_out = c.max_out}, args...);
+    auto r = Runner<B>::open(e->model_.file, e->model_.cfg, {.kv = kv_plan(c), .max_out = c.max_out, .loading = c.loading}, args...);
     if (!r) return r.error();
     e->runner_ = std::move(*r);
     Runner<B>& run = *e->runner_;

@@ -73,7 +73,11 @@ MemoryPlan plan_target(const GgufFile& file, const ModelCfg& m, const EngineConf
 // than its file here; opening it says why.
 void add_drafter(MemoryPlan& p, BackendLimits& limits, const DrafterFile& f, const ModelCfg& m, const EngineConfig& c) {
   const std::string name = drafter_kind_name(f.kind());
-  p.lines.push_back({name, fmt::format("{} tensors", f.tensors().size()), int64_t(f.file_bytes())});
+  int64_t weights = int64_t(f.file_bytes());
+#if FACET_CUDA
+  if (c.backend == "cuda") weights = cuda_weight_bytes(f.tensors());
+#endif
+  p.lines.push_back({name, fmt::format("{} tensors", f.tensors().size()), weights});
   const KvPlan target = kv_plan(c);
   const int S = c.max_seq;
   if (f.kind() == DrafterKind::kDflash) {

@@ -14,7 +14,8 @@ namespace facet {
 
 struct RunnerOptions {
   KvPlan kv;
-  int max_out = 1;  // rows of logits in one step
+  int max_out = 1;             // rows of logits in one step
+  LoadProgress loading = {};   // told of weights as they arrive
 };
 
 // A model bound to a backend, with its cache, scratch and step arrays: everything a forward pass needs.
@@ -24,7 +25,7 @@ class Runner {
   template <class... Args>
   static Result<std::unique_ptr<Runner>> open(const GgufFile& file, const ModelCfg& m, const RunnerOptions& o, Args&&... args) {
     std::unique_ptr<Runner> r(new Runner(m, o, std::forward<Args>(args)...));
-    auto w = bind_gemma4(r->b, file, m);
+    auto w = bind_gemma4(r->b, file, m, o.loading);
     if (!w) return w.error();
     if (auto ok = memory_status(r->b); !ok) return ok.error();
     r->w = std::move(*w);

@@ -2,6 +2,7 @@
 #include <cuda_runtime.h>
 
 #include "cache/cuda_kv_cache.h"
+#include "engine/engine_cuda.h"
 #include "support/harness.h"
 #include "support/tiny_model.h"
 
@@ -182,6 +183,30 @@ TEST(CudaModel, ReplayedIsEager) {
   NEEDS_GPU();
   for (const std::string& path : models()) EXPECT_TRUE(replayed_is_eager<Cuda>(path)) << path;
   EXPECT_FALSE(replayed_is_eager<DependsOnStep>(models()[0]));
+}
+
+// Runs without a GPU.
+TEST(CudaModel, ConvertedTypesAreSaid) {
+  auto tensor = [](std::string name, DType type, int64_t n_in, int64_t n_out) {
+    static const std::vector<std::byte> bytes(size_t(1) << 20);
+    TensorView t;
+    t.name = std::move(name), t.type = type, t.n_dims = n_out > 1 ? 2 : 1, t.ne = {n_in, n_out, 1, 1};
+    t.data = std::span(bytes).first(row_bytes(type, n_in) * size_t(n_out));
+    return t;
+  };
+  const std::vector<TensorView> kept{tensor("blk.0.attn_norm.weight", DType::kF32, 256, 1), tensor("blk.0.ffn_gate_inp.weight", DType::kF32, 256, 16),
+                                     tensor("blk.0.attn_q.weight", DType::kQ4_K, 256, 64), tensor("blk.0.attn_k.weight", DType::kQ8_0, 256, 64),
+                                     tensor("token_embd.weight", DType::kF16, 256, 64)};
+  EXPECT_TRUE(conversion_notes("m", kept).empty());
+  EXPECT_EQ(Cuda::weight_bytes(kept[2]), int64_t(kept[2].data.size())) << "the file's bytes, reordered";
+  EXPECT_EQ(Cuda::weight_bytes(kept[3]), int64_t(kept[3].data.size()));
+  for (DType t : {DType::kF32, DType::kQ4_1, DType::kQ5_1, DType::kQ2_K, DType::kQ3_K, DType::kIQ4_NL, DType::kIQ4_XS}) {
+    const std::vector<TensorView> other{kept[0], kept[2], tensor("a", t, 256, 64), tensor("b", t, 256, 64)};
+    const auto notes = conversion_notes("m.gguf", other);
+    ASSERT_EQ(notes.size(), 1u) << dtype_name(t);
+    EXPECT_NE(notes[0].find(fmt::format("m.gguf: 2 tensors of {} (", dtype_name(t))), std::string::npos) << notes[0];
+    EXPECT_NE(notes[0].find("become BF16 on the GPU (64.0 KiB)"), std::string::npos) << notes[0];
+  }
 }
 
 // More shapes than graphs are kept.

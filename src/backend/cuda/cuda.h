@@ -63,7 +63,7 @@ class Cuda {
   };
   struct Weight {
     cuda::TiledMatrix m;
-    const float* f32 = nullptr;  // routers stay as they are
+    const float* f32 = nullptr;  // a router: instead of tiles
     DType type = DType::kF32;    // in the file
     int64_t n_out = 0, n_in = 0, n_stack = 1;
     const char* name = "";
@@ -117,6 +117,9 @@ class Cuda {
   std::vector<float> to_host(Rows x);
   void from_host(Rows x, std::span<const float> values);
   static constexpr double kRound = 0x1p-9;  // of activations that enter a matrix product: bf16
+  static bool keeps(const TensorView& t);            // in its own type; others become BF16
+  static int64_t weight_bytes(const TensorView& t);  // on the device
+  static int64_t partial_bytes(std::span<const TensorView> tensors);  // of partial sums
   static int64_t rows_bytes(int64_t rows, int64_t cols) { return rows * cols * 6; }
   static int64_t reserve_bytes(const BackendLimits& limits, int n_threads);
 

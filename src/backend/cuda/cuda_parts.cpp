@@ -76,6 +76,8 @@ Step Cuda::StepArrays::upload(Cuda& c, const Step& s) {
 // --- weights
 
 namespace {
+constexpr int kMostFused = 3;  // matrices of a launch
+
 // The tile that holds a type as it is, or bf16 for what the kernels do not read.
 std::pair<cuda::Tile, bool> tile_of(DType t) {
   switch (t) {
@@ -90,12 +92,29 @@ std::pair<cuda::Tile, bool> tile_of(DType t) {
     default: return {cuda::Tile::kBF16, false};
   }
 }
+// Which experts are taken may hang on the last bits: in f32, without tiles.
+bool is_router(const TensorView& t) { return t.name.ends_with("ffn_gate_inp.weight"); }
+cuda::TiledMatrix tiles_of(const TensorView& t) {
+  return {.p = nullptr, .tile = tile_of(t.type).first, .n_out = int(t.ne[1]), .n_in = int(t.ne[0]), .n_stack = int(t.ne[2])};
+}
 uint16_t to_bf16_bits(float f) {
   uint32_t b;
   std::memcpy(&b, &f, 4);
   return uint16_t((b + 0x7FFF + ((b >> 16) & 1)) >> 16);
 }
 }  // namespace
+
+bool Cuda::keeps(const TensorView& t) { return t.n_dims < 2 || tile_of(t.type).second || is_router(t); }
+int64_t Cuda::weight_bytes(const TensorView& t) {
+  if (t.n_dims < 2) return int64_t(t.data.size());
+  return is_router(t) ? t.n_elements() * int64_t(sizeof(float)) : tiles_of(t).matrix_bytes() * t.ne[2];
+}
+int64_t Cuda::partial_bytes(std::span<const TensorView> tensors) {
+  int64_t most = 0;
+  for (const TensorView& t : tensors)
+    if (t.n_dims == 2) most = std::max(most, kMostFused * cuda::skinny_partials(t.ne[1], t.ne[0]) * int64_t(sizeof(float)));
+  return most;
+}
 
 Cuda::Loader::~Loader() {
   for (Buffer& b : buffer) {
@@ -108,18 +127,21 @@ Cuda::Weight Cuda::upload(const TensorView& t) {
   names_.push_back(t.name);
   Weight w;
   w.type = t.type, w.n_in = t.ne[0], w.n_out = t.ne[1], w.n_stack = t.ne[2], w.name = names_.back().c_str();
-  if (t.type == DType::kF32 && w.n_out <= 1024 && w.n_stack == 1) {  // a router
-    float* p = static_cast<float*>(allocate(t.data.size(), t.name));
-    if (p) CUDA_OK(cudaMemcpy(p, t.data.data(), t.data.size(), cudaMemcpyHostToDevice));
+  if (is_router(t)) {
+    std::vector<float> f(static_cast<size_t>(t.n_elements()));
+    dequantize_row(t.type, t.data.data(), f.data(), t.n_elements());
+    float* p = static_cast<float*>(allocate(f.size() * sizeof(float), t.name));
+    if (p) CUDA_OK(cudaMemcpy(p, f.data(), f.size() * sizeof(float), cudaMemcpyHostToDevice));
     w.f32 = p;
+    return w;
   }
-  const auto [tile, as_is] = tile_of(t.type);
-  w.m = {.p = nullptr, .tile = tile, .n_out = int(w.n_out), .n_in = int(w.n_in), .n_stack = int(w.n_stack)};
+  const bool as_is = tile_of(t.type).second;
+  w.m = tiles_of(t);
   w.m.p = static_cast<uint8_t*>(allocate(size_t(w.m.matrix_bytes() * w.n_stack), t.name));
   if (!w.m.p) return w;
   if (w.n_stack == 1) {
-    most_partials_ = std::max(most_partials_, 3 * cuda::skinny_partials(w.n_out, w.n_in));  // up to three in a launch
-    most_counters_ = std::max(most_counters_, 3 * cuda::skinny_counters(w.n_out));
+    most_partials_ = std::max(most_partials_, kMostFused * cuda::skinny_partials(w.n_out, w.n_in));
+    most_counters_ = std::max(most_counters_, kMostFused * cuda::skinny_counters(w.n_out));
   }
 
   const DType kept = as_is ? t.type : DType::kBF16;
