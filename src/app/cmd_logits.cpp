@@ -42,6 +42,7 @@ int run(Options& o) {
   f.close();
   if (!f) return report({o.out, "cannot write the logits", "check the folder and the space on the disk"});
   fmt::print(stderr, "{}: [{}, {}] float32\n", o.out, ids->size(), (*opened)->model().n_vocab);
+  if (auto verdict = lockstep_verdict(**opened); !verdict) return report(verdict.error());
   return kExitOk;
 }
 
@@ -54,6 +55,7 @@ void add_logits(CLI::App& app, int& rc) {
   add_engine_options(cmd, o->engine);
   cmd->add_option("--tokens", o->tokens, "Token ids (int32, little endian)")->required();
   cmd->add_option("--out", o->out, "File for the logits: float32, little endian, row-major [tokens, vocabulary]")->required();
+  add_lockstep_option(cmd, o->engine);
   cmd->callback([o, &rc] { rc = run(*o); });
 }
 

@@ -108,6 +108,20 @@ Result<std::unique_ptr<Engine>> open_engine(EngineConfig c, const DraftOptions& 
   return engine;
 }
 
+void add_lockstep_option(CLI::App* cmd, EngineConfig& c) {
+  cmd->add_flag("--lockstep", c.lockstep, "Run the reference beside the backend, compare every verb on equal inputs and print the worst error of each; exit code 1 when one is over its bound. Slow");
+}
+
+Status lockstep_verdict(const Engine& e) {
+  if (!e.config().lockstep) return Ok{};
+  const LockstepReport r = e.lockstep_report();
+  fmt::print(stderr, "{:<24} {:>9} {:>6} {:>11} {:>11} {:>9}\n", "verb", "compared", "over", "worst error", "bound", "of bound");
+  for (const LockstepReport::Verb& v : r.verbs)
+    fmt::print(stderr, "{:<24} {:>9} {:>6} {:>11.3g} {:>11.3g} {:>8.1f}%\n", v.name, v.compared, v.over, v.error, v.bound, 100 * v.error / v.bound);
+  if (r.first_over.empty()) return Ok{};
+  return Error{"--lockstep", r.first_over, "the first verb over its bound; those after it were judged on its result"};
+}
+
 Result<std::vector<int32_t>> read_token_file(const std::string& path, int n_vocab) {
   auto file = MappedFile::open(path);
   if (!file) return file.error();

@@ -29,6 +29,10 @@ void draw_seed(Sampling& s, bool seed_given);
 // Opens what -m names, or the shipped model, with the drafters that `draft` names; prints what there is to know about
 // the files.
 Result<std::unique_ptr<Engine>> open_engine(EngineConfig c, const DraftOptions& draft = {{"none"}});
+// --lockstep.
+void add_lockstep_option(CLI::App* cmd, EngineConfig& c);
+// With --lockstep: how far every verb was from the reference, to stderr; an error when one was beyond its bound.
+Status lockstep_verdict(const Engine& e);
 // The drafters' paths.
 Result<std::vector<std::string>> draft_files(const std::string& model, const DraftOptions& o);
 

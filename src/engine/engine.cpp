@@ -4,6 +4,7 @@
 
 #include "backend/cpu/cpu_fast.h"
 #include "engine/engine_cuda.h"
+#include "engine/engine_lockstep.h"
 #include "engine/open_drafters.h"
 #include "model/gemma4_config.h"
 
@@ -69,6 +70,7 @@ Result<std::unique_ptr<Engine>> Engine::open(const EngineConfig& c) {
       for (const std::string& n : conversion_notes(d.path(), d.tensors())) c.noted(n);
   }
 #endif
+  if (decided->lockstep) return open_lockstep_engine(std::move(model), *decided);
 #if FACET_CUDA
   if (decided->backend == "cuda") return open_cuda_engine(std::move(model), *decided);
 #endif

@@ -131,6 +131,10 @@ class EngineImpl final : public Engine {
   const Tokenizer* tokenizer() const override { return model_.tokenizer ? &*model_.tokenizer : nullptr; }
   const ModelCfg& model() const override { return model_.cfg; }
   const EngineConfig& config() const override { return cfg_; }
+  LockstepReport lockstep_report() const override {
+    if constexpr (requires { runner_->b.report(); }) return runner_->b.report();
+    else return {};
+  }
   std::string memory_table() const override { return plan_memory(model_.file, model_.cfg, cfg_, model_.drafters).table(); }
 
  private:

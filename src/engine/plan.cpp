@@ -108,6 +108,12 @@ MemoryPlan plan_memory(const GgufFile& file, const ModelCfg& m, const EngineConf
   for (const DrafterFile& f : drafters) add_drafter(drafting, limits, f, m, c);
   MemoryPlan p = plan_target(file, m, c, limits);
   p.lines.insert(p.lines.end(), drafting.lines.begin(), drafting.lines.end());
+  if (c.lockstep && c.backend != "cuda") {  // beside a GPU the reference's memory is the host's
+    EngineConfig ref = c;
+    ref.backend = "ref", ref.lockstep = false;
+    const MemoryPlan all = plan_memory(file, m, ref, drafters);
+    p.lines.push_back({"reference", "the same beside it, without weights", all.total() - all.lines.front().bytes});
+  }
   return p;
 }
 

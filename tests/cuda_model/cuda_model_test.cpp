@@ -1,6 +1,8 @@
 // The whole model on a GPU: verb by verb against the reference, and laws of its bits. Skips without a device.
 #include <cuda_runtime.h>
 
+#include <algorithm>
+
 #include "cache/cuda_kv_cache.h"
 #include "engine/engine_cuda.h"
 #include "support/harness.h"
@@ -52,18 +54,50 @@ struct Model {
   }
 };
 
-TEST(CudaModel, EveryVerbAsReference) {
-  NEEDS_GPU();
+// Verb by verb, where Cuda has one pass for several.
+class Unmerged : public Cuda {
+ public:
+  using Cuda::Cuda;
+  template <class... T>
+  void norm_rope_append(T...) = delete;
+  template <class... T>
+  void moe_inputs(T...) = delete;
+  template <class... T>
+  void join_residual_norm(T...) = delete;
+};
+}  // namespace
+}  // namespace facet::test
+namespace facet {
+template <>
+struct CacheOf<test::Unmerged> : CacheOf<Cuda> {};
+}  // namespace facet
+namespace facet::test {
+namespace {
+
+template <class B>
+void every_verb_as_reference(std::initializer_list<const char*> verbs) {
   for (const std::string& path : models())
     for (KvType t : {KvType::kF16, KvType::kQ8_0, KvType::kQ4_0, KvType::kTQ3_0}) {
-      Model<Lockstep<Cuda, CpuRef>> m(path, plan(t));
+      Model<Lockstep<B, CpuRef>> m(path, plan(t));
       const auto ids = m.ids(100, 3);
       m.logits(std::span(ids).first(30), 10);
       m.logits(std::span(ids), 90);  // the kernels of long chunks, staged rows
       EXPECT_GT(m.r->b.compared(), 0);
       const auto& over = m.r->b.differences();
       EXPECT_TRUE(over.empty()) << path << " " << kv_type_name(t) << ": " << over.size() << " of " << m.r->b.compared() << ", first: " << over.front().message();
+      for (const char* verb : verbs) {
+        const auto ran = m.r->b.report().verbs;
+        EXPECT_TRUE(std::any_of(ran.begin(), ran.end(), [&](const auto& v) { return v.name == verb; }) || m.cfg.n_expert == 0) << verb;
+      }
     }
+}
+TEST(CudaModel, EveryVerbAsReference) {
+  NEEDS_GPU();
+  every_verb_as_reference<Cuda>({"norm_rope_append", "moe_inputs.r", "join_residual_norm.x", "attend", "moe"});
+}
+TEST(CudaModel, EveryUnmergedVerbAsReference) {
+  NEEDS_GPU();
+  every_verb_as_reference<Unmerged>({"head_norm_rope", "head_norm", "rms_norm", "residual_norm.x", "add"});
 }
 
 // A backend whose bits depend on how many tokens a step has: every law below must notice.
