@@ -150,7 +150,7 @@ Status run_bench(const EngineConfig& given, const BenchOptions& o, const std::fu
           *decided);
   if (c.backend == "cpu") return bench<CpuFast>(*file, *m, *decided, o, line, decided->n_threads, c.cpu_isa);
   if (c.backend == "ref") return bench<CpuRef>(*file, *m, *decided, o, line, decided->n_threads);
-  return Error{"--backend", fmt::format("expected cpu or ref, found {}", c.backend), "this program was built without it"};
+  return Error{"--backend", fmt::format("expected cuda, cpu or ref, found {}", c.backend), "this program was built without it"};
 }
 
 }  // namespace facet

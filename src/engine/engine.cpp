@@ -76,7 +76,7 @@ Result<std::unique_ptr<Engine>> Engine::open(const EngineConfig& c) {
 #endif
   if (decided->backend == "cpu") return create_engine<CpuFast>(std::move(model), *decided, decided->n_threads, decided->cpu_isa);
   if (decided->backend == "ref") return create_engine<CpuRef>(std::move(model), *decided, decided->n_threads);
-  return Error{"--backend", fmt::format("expected cpu or ref, found {}", decided->backend), "this program was built without it"};
+  return Error{"--backend", fmt::format("expected cuda, cpu or ref, found {}", decided->backend), "this program was built without it"};
 }
 
 }  // namespace facet

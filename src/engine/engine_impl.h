@@ -11,11 +11,11 @@
 #include "backend/cpu/sampler.h"
 #include "base/check.h"
 #include "engine/engine.h"
-#include "model/drafter_file.h"
 #include "engine/plan.h"
 #include "engine/runner.h"
 #include "engine/scheduler.h"
 #include "engine/speculate.h"
+#include "model/drafter_file.h"
 #include "tokenizer/tokenizer.h"
 
 namespace facet {

@@ -239,7 +239,6 @@ Cuda::Captured* Cuda::find(const void* key) {
   return &captured_.at({key, step_.shape}, drop);
 }
 void Cuda::begin_capture() {
-  capturing_ = true;
   CUDA_OK(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal));
 }
 void Cuda::end_capture(Captured& c) {
@@ -248,7 +247,6 @@ void Cuda::end_capture(Captured& c) {
   CUDA_OK(cudaGraphInstantiate(&c.exec, graph, 0));
   CUDA_OK(cudaGraphDestroy(graph));
   ++counters_.captures;
-  capturing_ = false;
 }
 void Cuda::run(Captured& c) {
   CUDA_OK(cudaGraphLaunch(c.exec, stream_));

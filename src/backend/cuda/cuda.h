@@ -149,7 +149,7 @@ class Cuda {
   }
   void finish();  // waits for everything
   struct Counters {
-    int64_t graph_launches = 0, captures = 0, allocations = 0, kernels_eager = 0;
+    int64_t graph_launches = 0, captures = 0, allocations = 0;
   };
   const Counters& counters() const { return counters_; }
   size_t graphs() const { return captured_.size(); }
@@ -239,7 +239,7 @@ class Cuda {
 
   int gpu_ = 0;
   cudaStream_t stream_ = nullptr;
-  bool graphs_ = true, capturing_ = false;
+  bool graphs_ = true;
   std::map<void*, size_t> memory_;         // bytes by address
   std::optional<Error> failed_;
   int64_t fail_at_ = -1, n_allocation_ = 0;
