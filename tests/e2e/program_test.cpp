@@ -34,6 +34,17 @@ TEST(Program, AnswersWithExperts) {
   EXPECT_EQ(r.out, "17 + 25 = 42\n");
 }
 
+// What a user can do nothing about is no note.
+TEST(Program, StartsWithoutNotes) {
+  for (const char* kind : {"dflash", "mtp"})
+    for (const char* model : {"facet-nano-Q8_0.gguf", "facet-nano-moe-Q4_K_M.gguf"}) {
+      const Ran r = shell(std::string("run -m " FACET_SOURCE_DIR "/models/") + model + " -p Hello --temp 0 -n 4 -c 512 --draft " + kind, true);
+      EXPECT_EQ(r.rc, 0) << r.out;
+      EXPECT_TRUE(has(r.out, "drafter: ")) << r.out;
+      EXPECT_FALSE(has(r.out, "note: ")) << r.out;
+    }
+}
+
 TEST(Program, TheSameSeedGivesTheSameText) {
   const std::string args = "run -p 'Tell me a story' -c 1024 -n 40 --temp 1.5 --seed ";
   EXPECT_EQ(shell(args + "1").out, shell(args + "1 --chunk 3").out) << "steps were cut otherwise";
