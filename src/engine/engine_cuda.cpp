@@ -7,6 +7,7 @@
 
 #include "cache/cuda_kv_cache.h"
 #include "engine/open_drafters.h"
+#include "formats/widen.h"
 #include "model/gemma4_bind.h"
 
 namespace facet {
@@ -32,8 +33,8 @@ std::vector<std::string> conversion_notes(const std::string& path, std::span<con
   }
   std::vector<std::string> notes;
   for (const auto& [type, s] : converted)
-    notes.push_back(fmt::format("{}: {} tensor{} of {} ({}) become{} BF16 on the GPU ({}), which keeps Q4_K, Q5_K, Q6_K, Q4_0, Q5_0, Q8_0, F16 and BF16 as they are", path, s.n,
-                                s.n == 1 ? "" : "s", dtype_name(type), human_bytes(s.from), s.n == 1 ? "s" : "", human_bytes(s.to)));
+    notes.push_back(fmt::format("{}: {} tensor{} of {} ({}) become{} {} on the GPU ({}), which keeps Q4_K, Q5_K, Q6_K, Q4_0, Q5_0, Q8_0, F16 and BF16 as they are", path, s.n,
+                                s.n == 1 ? "" : "s", dtype_name(type), human_bytes(s.from), s.n == 1 ? "s" : "", dtype_name(wider_type(type)), human_bytes(s.to)));
   return notes;
 }
 

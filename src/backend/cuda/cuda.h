@@ -117,7 +117,7 @@ class Cuda {
   std::vector<float> to_host(Rows x);
   void from_host(Rows x, std::span<const float> values);
   static constexpr double kRound = 0x1p-9;  // of activations that enter a matrix product: bf16
-  static bool keeps(const TensorView& t);            // in its own type; others become BF16
+  static bool keeps(const TensorView& t);            // in its own type; of others, formats/widen.h
   static int64_t weight_bytes(const TensorView& t);  // on the device
   static int64_t partial_bytes(std::span<const TensorView> tensors);  // of partial sums
   static int64_t rows_bytes(int64_t rows, int64_t cols) { return rows * cols * 6; }

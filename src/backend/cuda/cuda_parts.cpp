@@ -3,10 +3,11 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <optional>
 #include <utility>
 
 #include "base/threads.h"
-#include "formats/dtype.h"
+#include "formats/widen.h"
 
 namespace facet {
 
@@ -78,33 +79,29 @@ Step Cuda::StepArrays::upload(Cuda& c, const Step& s) {
 namespace {
 constexpr int kMostFused = 3;  // matrices of a launch
 
-// The tile that holds a type as it is, or bf16 for what the kernels do not read.
-std::pair<cuda::Tile, bool> tile_of(DType t) {
+// The tile that holds a type as it is; none for what the kernels do not read.
+std::optional<cuda::Tile> tile_of(DType t) {
   switch (t) {
-    case DType::kQ4_K: return {cuda::Tile::kQ4_K, true};
-    case DType::kQ5_K: return {cuda::Tile::kQ5_K, true};
-    case DType::kQ6_K: return {cuda::Tile::kQ6_K, true};
-    case DType::kQ4_0: return {cuda::Tile::kQ4_0, true};
-    case DType::kQ5_0: return {cuda::Tile::kQ5_0, true};
-    case DType::kQ8_0: return {cuda::Tile::kQ8_0, true};
-    case DType::kF16: return {cuda::Tile::kF16, true};
-    case DType::kBF16: return {cuda::Tile::kBF16, true};
-    default: return {cuda::Tile::kBF16, false};
+    case DType::kQ4_K: return cuda::Tile::kQ4_K;
+    case DType::kQ5_K: return cuda::Tile::kQ5_K;
+    case DType::kQ6_K: return cuda::Tile::kQ6_K;
+    case DType::kQ4_0: return cuda::Tile::kQ4_0;
+    case DType::kQ5_0: return cuda::Tile::kQ5_0;
+    case DType::kQ8_0: return cuda::Tile::kQ8_0;
+    case DType::kF16: return cuda::Tile::kF16;
+    case DType::kBF16: return cuda::Tile::kBF16;
+    default: return std::nullopt;
   }
 }
+DType kept_type(DType t) { return tile_of(t) ? t : wider_type(t); }
 // Which experts are taken may hang on the last bits: in f32, without tiles.
 bool is_router(const TensorView& t) { return t.name.ends_with("ffn_gate_inp.weight"); }
 cuda::TiledMatrix tiles_of(const TensorView& t) {
-  return {.p = nullptr, .tile = tile_of(t.type).first, .n_out = int(t.ne[1]), .n_in = int(t.ne[0]), .n_stack = int(t.ne[2])};
-}
-uint16_t to_bf16_bits(float f) {
-  uint32_t b;
-  std::memcpy(&b, &f, 4);
-  return uint16_t((b + 0x7FFF + ((b >> 16) & 1)) >> 16);
+  return {.p = nullptr, .tile = *tile_of(kept_type(t.type)), .n_out = int(t.ne[1]), .n_in = int(t.ne[0]), .n_stack = int(t.ne[2])};
 }
 }  // namespace
 
-bool Cuda::keeps(const TensorView& t) { return t.n_dims < 2 || tile_of(t.type).second || is_router(t); }
+bool Cuda::keeps(const TensorView& t) { return t.n_dims < 2 || kept_type(t.type) == t.type || is_router(t); }
 int64_t Cuda::weight_bytes(const TensorView& t) {
   if (t.n_dims < 2) return int64_t(t.data.size());
   return is_router(t) ? t.n_elements() * int64_t(sizeof(float)) : tiles_of(t).matrix_bytes() * t.ne[2];
@@ -135,7 +132,7 @@ Cuda::Weight Cuda::upload(const TensorView& t) {
     w.f32 = p;
     return w;
   }
-  const bool as_is = tile_of(t.type).second;
+  const DType kept = kept_type(t.type);
   w.m = tiles_of(t);
   w.m.p = static_cast<uint8_t*>(allocate(size_t(w.m.matrix_bytes() * w.n_stack), t.name));
   if (!w.m.p) return w;
@@ -144,7 +141,6 @@ Cuda::Weight Cuda::upload(const TensorView& t) {
     most_counters_ = std::max(most_counters_, kMostFused * cuda::skinny_counters(w.n_out));
   }
 
-  const DType kept = as_is ? t.type : DType::kBF16;
   const int64_t from_row = int64_t(row_bytes(t.type, w.n_in)), row = int64_t(row_bytes(kept, w.n_in));
   const int64_t rows = std::max<int64_t>(int64_t(Loader::kPiece) / row / cuda::kTileRows, 1) * cuda::kTileRows;
   for (int64_t stack = 0; stack < w.n_stack; ++stack)
@@ -163,18 +159,13 @@ Cuda::Weight Cuda::upload(const TensorView& t) {
       CUDA_OK(cudaEventSynchronize(b.free));
       const std::byte* from = t.data.data() + (stack * w.n_out + first) * from_row;
       const int threads = physical_cores();
-      if (as_is) {
+      if (kept == t.type) {
         constexpr int64_t kCopy = 1 << 20;
         parallel_for((n * row + kCopy - 1) / kCopy, threads, [&](int64_t i) {
           std::memcpy(b.host + i * kCopy, from + i * kCopy, size_t(std::min(kCopy, n * row - i * kCopy)));
         });
       } else {
-        parallel_for(n, threads, [&](int64_t r) {
-          std::vector<float> f(static_cast<size_t>(w.n_in));
-          dequantize_row(t.type, from + r * from_row, f.data(), w.n_in);
-          uint16_t* out = reinterpret_cast<uint16_t*>(b.host + r * row);
-          for (size_t i = 0; i < f.size(); ++i) out[i] = to_bf16_bits(f[i]);
-        });
+        parallel_for(n, threads, [&](int64_t r) { widen_row(t.type, from + r * from_row, b.host + r * row, w.n_in); });
       }
       CUDA_OK(cudaMemcpyAsync(b.device, b.host, size_t(n * row), cudaMemcpyHostToDevice, stream_));
       cuda::TiledMatrix part = w.m;
