@@ -85,9 +85,14 @@ void draw_seed(Sampling& s, bool seed_given) {
   if (!seed_given) s.seed = std::random_device{}();
 }
 
+Status find_model(std::string& path) {
+  if (path.empty()) path = default_model_path();
+  if (path.empty()) return Error{"-m", "expected a model, found none given and none beside the program", "give the path of a GGUF file"};
+  return Ok{};
+}
+
 Result<std::unique_ptr<Engine>> open_engine(EngineConfig c, const DraftOptions& draft) {
-  if (c.model.empty()) c.model = default_model_path();
-  if (c.model.empty()) return Error{"-m", "expected a model, found none given and none beside the program", "give the path of a GGUF file"};
+  if (auto ok = find_model(c.model); !ok) return ok.error();
   auto files = draft_files(c.model, draft);
   if (!files) return files.error();
   c.draft.files = std::move(*files);

@@ -26,6 +26,9 @@ void add_sampling_options(CLI::App* cmd, Sampling& s, bool& seed_given);  // --t
 // A seed from the system when none was given. It is printed with the statistics, so that a run can be repeated.
 void draw_seed(Sampling& s, bool seed_given);
 
+// What -m says, or the shipped model.
+Status find_model(std::string& path);
+
 // Opens what -m names, or the shipped model, with the drafters that `draft` names; prints what there is to know about
 // the files.
 Result<std::unique_ptr<Engine>> open_engine(EngineConfig c, const DraftOptions& draft = {{"none"}});
