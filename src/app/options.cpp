@@ -1,7 +1,11 @@
 #include "app/options.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <poll.h>
+#include <unistd.h>
 
+#include <cerrno>
 #include <csignal>
 #include <cstring>
 #include <fstream>
@@ -18,8 +22,15 @@ namespace {
 
 constexpr int kMaxDraft = 63;  // nodes that a step's ancestor sets have room for, beside the newest token
 
-volatile std::sig_atomic_t g_interrupts = 0;  // the one thing a signal handler may touch
-extern "C" void on_interrupt(int) { g_interrupts = g_interrupts + 1; }
+// What a signal handler may touch: a counter, and a pipe that wakes whoever waits for input.
+volatile std::sig_atomic_t g_interrupts = 0;
+int g_wake[2] = {-1, -1};
+extern "C" void on_interrupt(int) {
+  const int kept = errno;
+  g_interrupts = g_interrupts + 1;
+  [[maybe_unused]] const ssize_t n = ::write(g_wake[1], "", 1);  // full: it wakes anyway
+  errno = kept;
+}
 
 const std::map<std::string, KvType> kKvTypes{{"f32", KvType::kF32}, {"f16", KvType::kF16}, {"q8_0", KvType::kQ8_0}, {"q4_0", KvType::kQ4_0}, {"tq3_0", KvType::kTQ3_0}};
 const std::map<std::string, CpuIsa> kIsas{{"auto", CpuIsa::kAuto}, {"scalar", CpuIsa::kScalar}, {"avx2", CpuIsa::kAvx2}, {"avx512", CpuIsa::kAvx512}};
@@ -169,12 +180,24 @@ std::string draft_line(const Usage& u) {
 }
 
 Interrupts::Interrupts() {
+  if (g_wake[0] < 0) [[maybe_unused]] const int made = ::pipe2(g_wake, O_CLOEXEC | O_NONBLOCK);
   struct sigaction a {};
-  a.sa_handler = on_interrupt;  // without SA_RESTART: a read at the prompt returns
+  a.sa_handler = on_interrupt;
+  a.sa_flags = SA_RESTART;
   ::sigaction(SIGINT, &a, nullptr);
 }
 Interrupts::~Interrupts() { ::signal(SIGINT, SIG_DFL); }
 bool Interrupts::pending() { return g_interrupts > 0; }
-void Interrupts::clear() { g_interrupts = 0; }
+void Interrupts::clear() {
+  g_interrupts = 0;
+  for (char bytes[64]; ::read(g_wake[0], bytes, sizeof bytes) > 0;) {}
+}
+bool Interrupts::wait_for_input(int fd) {
+  pollfd p[2] = {{fd, POLLIN, 0}, {g_wake[0], POLLIN, 0}};
+  while (!pending())
+    if (::poll(p, 2, -1) > 0 && p[0].revents != 0) return true;
+  clear();
+  return false;
+}
 
 }  // namespace facet

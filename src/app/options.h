@@ -49,13 +49,15 @@ std::string usage_line(const Usage& u, Stop why, const Sampling& s);
 // Its part about drafting: ", 3.10 a step with mtp; drafts 80 of 120 right, by place 0.92 0.80 0.71"
 std::string draft_line(const Usage& u);
 
-// Set by Ctrl-C while a Interrupts object lives; Ctrl-C twice within a second ends the program.
+// Set by Ctrl-C while an Interrupts object lives.
 class Interrupts {
  public:
   Interrupts();
   ~Interrupts();
   static bool pending();
   static void clear();
+  // Until there is something to read; false: Ctrl-C came first, whenever it did, and is cleared.
+  static bool wait_for_input(int fd);
 };
 
 }  // namespace facet
