@@ -167,7 +167,8 @@ void Cuda::reserve(const BackendLimits& more) {
   const BackendLimits& l = limits_;
   const size_t rows = size_t(l.max_tok);
   grow(partial_, size_t(most_partials_));
-  if (grow(counter_, size_t(most_counters_ + 1))) CUDA_OK(cudaMemset(counter_, 0, size_t(most_counters_ + 1) * sizeof(unsigned)));
+  const size_t n_counter = size_t(cuda::skinny_counters());
+  if (grow(counter_, n_counter + 1)) CUDA_OK(cudaMemset(counter_, 0, (n_counter + 1) * sizeof(unsigned)));
   attend_.bytes = attend_bytes(l);
   grow(attend_.p, attend_.bytes);
   arrays_->create(*this, l.max_tok);
@@ -186,7 +187,7 @@ void Cuda::reserve(const BackendLimits& more) {
     grow(r.active, n + 1);
     grow(r.first, n + 2);
     grow(r.pair, pairs);
-    r.counter = counter_ + most_counters_;
+    r.counter = counter_ + n_counter;
     const size_t small = size_t(std::min(l.max_tok, cuda::kMoeRows)) * size_t(l.n_expert_used);
     grow(moe_.hidden, small * size_t(l.d_expert));
     grow(moe_.out, small * size_t(l.max_cols));

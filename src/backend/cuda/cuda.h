@@ -116,7 +116,7 @@ class Cuda {
   void reserve(const BackendLimits& limits);  // again for a drafter: the larger of both holds
   std::vector<float> to_host(Rows x);
   void from_host(Rows x, std::span<const float> values);
-  static constexpr double kRound = 0x1p-9;  // of activations that enter a matrix product: bf16
+  static constexpr double kRound = 1.0 / 254;   // of activations that enter a matrix product, relative to the largest of their 64
   static bool keeps(const TensorView& t);            // in its own type; of others, formats/widen.h
   static int64_t weight_bytes(const TensorView& t);  // on the device
   static int64_t partial_bytes(std::span<const TensorView> tensors);  // of partial sums
@@ -252,7 +252,7 @@ class Cuda {
   std::unique_ptr<Gemm> gemm_;
   Step step_;                              // device pointers
   BackendLimits limits_;
-  int64_t most_partials_ = 0, most_counters_ = 0;  // over uploaded matrices
+  int64_t most_partials_ = 0;              // over uploaded matrices
   float* partial_ = nullptr;
   unsigned* counter_ = nullptr;
   cuda::AttendScratch attend_;

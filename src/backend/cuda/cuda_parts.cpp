@@ -109,7 +109,7 @@ int64_t Cuda::weight_bytes(const TensorView& t) {
 int64_t Cuda::partial_bytes(std::span<const TensorView> tensors) {
   int64_t most = 0;
   for (const TensorView& t : tensors)
-    if (t.n_dims == 2) most = std::max(most, kMostFused * cuda::skinny_partials(t.ne[1], t.ne[0]) * int64_t(sizeof(float)));
+    if (t.n_dims == 2) most = std::max(most, kMostFused * cuda::skinny_partials(tiles_of(t)) * int64_t(sizeof(float)));
   return most;
 }
 
@@ -137,8 +137,7 @@ Cuda::Weight Cuda::upload(const TensorView& t) {
   w.m.p = static_cast<uint8_t*>(allocate(size_t(w.m.matrix_bytes() * w.n_stack), t.name));
   if (!w.m.p) return w;
   if (w.n_stack == 1) {
-    most_partials_ = std::max(most_partials_, kMostFused * cuda::skinny_partials(w.n_out, w.n_in));
-    most_counters_ = std::max(most_counters_, kMostFused * cuda::skinny_counters(w.n_out));
+    most_partials_ = std::max(most_partials_, kMostFused * cuda::skinny_partials(w.m));
   }
 
   const int64_t from_row = int64_t(row_bytes(t.type, w.n_in)), row = int64_t(row_bytes(kept, w.n_in));
