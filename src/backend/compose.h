@@ -19,14 +19,16 @@ void norm_rope_append(B& b, typename B::KvLayer kv, typename B::Rows q, typename
   }
 }
 
-// Both inputs of a mixture of experts: r = rms(x) * router_gain, e = rms(x) * expert_gain.
+// residual_norm, then both inputs of a mixture of experts from the new x: r = rms(x) * router_gain, e = rms(x) * expert_gain.
 template <Backend B>
-void moe_inputs(B& b, typename B::Rows r, typename B::Rows e, typename B::Rows x, typename B::Vec router_gain, typename B::Vec expert_gain, float eps) {
-  if constexpr (requires { b.moe_inputs(r, e, x, router_gain, expert_gain, eps); }) {
-    b.moe_inputs(r, e, x, router_gain, expert_gain, eps);
+void residual_norm_moe(B& b, typename B::Rows x, typename B::Rows h, typename B::Rows y, ResidualSpec<typename B::Vec> spec, typename B::Rows r,
+                       typename B::Rows e, typename B::Vec router_gain, typename B::Vec expert_gain) {
+  if constexpr (requires { b.residual_norm_moe(x, h, y, spec, r, e, router_gain, expert_gain); }) {
+    b.residual_norm_moe(x, h, y, spec, r, e, router_gain, expert_gain);
   } else {
-    b.rms_norm(r, x, router_gain, eps);
-    b.rms_norm(e, x, expert_gain, eps);
+    b.residual_norm(x, h, y, spec);
+    b.rms_norm(r, x, router_gain, spec.eps);
+    b.rms_norm(e, x, expert_gain, spec.eps);
   }
 }
 

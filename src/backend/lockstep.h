@@ -101,12 +101,14 @@ class Lockstep {
     facet::norm_rope_append(r_, kv.r, q.r, k.r, v.r, q_gain.r, k_gain.r, f.r, norm_v, kv.r.head_dim, s, eps);
     compare("norm_rope_append", q, q.cols);
   }
-  void moe_inputs(Rows r, Rows e, Rows x, Vec router_gain, Vec expert_gain, float eps)
-    requires requires(A b) { b.moe_inputs(r.a, e.a, x.a, router_gain.a, expert_gain.a, eps); }
+  void residual_norm_moe(Rows x, Rows h, Rows y, ResidualSpec<Vec> p, Rows r, Rows e, Vec router_gain, Vec expert_gain)
+    requires requires(A b) { b.residual_norm_moe(x.a, h.a, y.a, ResidualSpec<typename A::Vec>{}, r.a, e.a, router_gain.a, expert_gain.a); }
   {
-    a_.moe_inputs(r.a, e.a, x.a, router_gain.a, expert_gain.a, eps);
-    facet::moe_inputs(r_, r.r, e.r, x.r, router_gain.r, expert_gain.r, eps);
-    compare("moe_inputs.r", r, x.cols), compare("moe_inputs.e", e, x.cols);
+    a_.residual_norm_moe(x.a, h.a, y.a, {p.post.a, p.next.a, p.out_scale, p.eps}, r.a, e.a, router_gain.a, expert_gain.a);
+    facet::residual_norm_moe(r_, x.r, h.r, y.r, ResidualSpec<typename R::Vec>{p.post.r, p.next.r, p.out_scale, p.eps}, r.r, e.r, router_gain.r,
+                             expert_gain.r);
+    compare("residual_norm_moe.x", x, x.cols), compare("residual_norm_moe.h", h, x.cols);
+    compare("residual_norm_moe.r", r, x.cols), compare("residual_norm_moe.e", e, x.cols);
   }
   void join_residual_norm(Rows x, Rows h, Rows y, Rows o, Vec y_gain, Vec o_gain, ResidualSpec<Vec> p)
     requires requires(A b) { b.join_residual_norm(x.a, h.a, y.a, o.a, y_gain.a, o_gain.a, ResidualSpec<typename A::Vec>{}); }

@@ -50,10 +50,10 @@ class Traced {
     timed("norm_rope_append", 2 * act(q) + act(k) + act(v) + double(s.shape.n_tok) * double(kv.k_row + kv.v_row), 0,
           [&] { inner_.norm_rope_append(kv, q, k, v, q_gain, k_gain, f, norm_v, s, eps); });
   }
-  void moe_inputs(Rows r, Rows e, Rows x, Vec router_gain, Vec expert_gain, float eps)
-    requires requires(B b) { b.moe_inputs(r, e, x, router_gain, expert_gain, eps); }
+  void residual_norm_moe(Rows x, Rows h, Rows y, ResidualSpec<Vec> spec, Rows r, Rows e, Vec router_gain, Vec expert_gain)
+    requires requires(B b) { b.residual_norm_moe(x, h, y, spec, r, e, router_gain, expert_gain); }
   {
-    timed("moe_inputs", 3 * act(x), 0, [&] { inner_.moe_inputs(r, e, x, router_gain, expert_gain, eps); });
+    timed("residual_norm_moe", 6 * act(x), 0, [&] { inner_.residual_norm_moe(x, h, y, spec, r, e, router_gain, expert_gain); });
   }
   void join_residual_norm(Rows x, Rows h, Rows y, Rows o, Vec y_gain, Vec o_gain, ResidualSpec<Vec> spec)
     requires requires(B b) { b.join_residual_norm(x, h, y, o, y_gain, o_gain, spec); }

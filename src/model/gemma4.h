@@ -34,7 +34,7 @@ void attention(B& b, const LayerW<B>& L, const LayerCfg& c, const ModelCfg& m, t
   b.matmul(y, a, L.wo);
 }
 
-// y = FFN(h); in MoE layers that is the shared expert, and o = experts(x): both branches are fed by the stream
+// y = FFN(h); in MoE layers that is the shared expert, and w.a = experts(w.e), routed on w.r
 template <Backend B>
 void feed_forward(B& b, const LayerW<B>& L, const LayerCfg& c, const ModelCfg& m, const Step& s, Work<B>& w) {
   const int T = s.shape.n_tok;
@@ -44,10 +44,7 @@ void feed_forward(B& b, const LayerW<B>& L, const LayerCfg& c, const ModelCfg& m
   b.matmul(y, g, L.down);
   if (!c.moe) return;
 
-  auto e = w.e.view(T, m.d_model), r = w.r.view(T, m.d_model), o = w.a.view(T, m.d_model);
-  // The router reads the stream, not the branch's input; its 1/sqrt(D) is folded into this gain at load.
-  moe_inputs(b, r, e, w.x.view(T, m.d_model), L.router_norm, L.routed_pre, m.eps);
-  b.moe(o, e, r, L.experts, m.n_expert_used, m.act);
+  b.moe(w.a.view(T, m.d_model), w.e.view(T, m.d_model), w.r.view(T, m.d_model), L.experts, m.n_expert_used, m.act);
 }
 
 // y = Wproj (gelu(Wgate x) * the layer's slice of the per-layer embeddings)
@@ -70,7 +67,11 @@ void decoder_layer(B& b, const ModelW<B>& W, size_t l, const ModelCfg& m, std::s
 
   attention(b, L, c, m, kv[size_t(c.kv_source)], s, w);
   if (s.shape.staged && c.settles >= 0) b.kv_settle(kv[size_t(c.settles)], s);
-  b.residual_norm(x, h, y, {.post = L.attn_post, .next = L.ffn_norm, .eps = m.eps});  // out_scale multiplies the whole stream, not the branch
+  const ResidualSpec<typename B::Vec> open{.post = L.attn_post, .next = L.ffn_norm, .eps = m.eps};  // out_scale multiplies the whole stream, not the branch
+  if (c.moe)  // both branches are fed by the stream: the router's 1/sqrt(D) is folded into its gain at load
+    residual_norm_moe(b, x, h, y, open, w.r.view(T, m.d_model), w.e.view(T, m.d_model), L.router_norm, L.routed_pre);
+  else
+    b.residual_norm(x, h, y, open);
   feed_forward(b, L, c, m, s, w);
   const auto next = W.norm_after(l);
   ResidualSpec<typename B::Vec> close{.post = L.ffn_post, .next = next, .out_scale = L.out_scale, .eps = m.eps};

@@ -62,7 +62,7 @@ class Unmerged : public Cuda {
   template <class... T>
   void norm_rope_append(T...) = delete;
   template <class... T>
-  void moe_inputs(T...) = delete;
+  void residual_norm_moe(T...) = delete;
   template <class... T>
   void join_residual_norm(T...) = delete;
 };
@@ -94,7 +94,7 @@ void every_verb_as_reference(std::initializer_list<const char*> verbs) {
 }
 TEST(CudaModel, EveryVerbAsReference) {
   NEEDS_GPU();
-  every_verb_as_reference<Cuda>({"norm_rope_append", "moe_inputs.r", "join_residual_norm.x", "attend", "moe"});
+  every_verb_as_reference<Cuda>({"norm_rope_append", "residual_norm_moe.r", "join_residual_norm.x", "attend", "moe"});
 }
 TEST(CudaModel, EveryUnmergedVerbAsReference) {
   NEEDS_GPU();

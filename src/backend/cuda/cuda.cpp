@@ -207,6 +207,7 @@ int64_t Cuda::reserve_bytes(const BackendLimits& l, int) {
 
 std::vector<float> Cuda::to_host(Rows x) {
   std::vector<float> v(size_t(x.rows) * size_t(x.cols));
+  if (uncombined_.to.buffer == x.buffer) combine();
   finish();
   CUDA_OK(cudaMemcpy2D(v.data(), size_t(x.cols) * 4, x.buffer->p + x.first * x.buffer->stride + x.begin, size_t(x.buffer->stride) * 4, size_t(x.cols) * 4, size_t(x.rows),
                        cudaMemcpyDeviceToHost));
@@ -258,8 +259,15 @@ void Cuda::run(Captured& c) {
 
 // --- activations
 
-Mat Cuda::mat(const Rows& x, bool bf) const { return mat_at(x, 0, x.rows, bf); }
-Mat Cuda::mat_at(const Rows& x, int row, int n, bool bf) const {
+// The experts' outputs are added up by the verb that reads them, or here.
+void Cuda::combine() {
+  const Rows to = uncombined_.to;
+  uncombined_.to = {};
+  cuda::moe_combine(stream_, mat(to, false), moe_.out, moe_.routing.weight, uncombined_.n_used);
+}
+Mat Cuda::mat(const Rows& x, bool bf) { return mat_at(x, 0, x.rows, bf); }
+Mat Cuda::mat_at(const Rows& x, int row, int n, bool bf) {
+  if (uncombined_.to.buffer == x.buffer) combine();
   const Buffer& b = *x.buffer;
   const int64_t at = (x.first + row) * b.stride + x.begin;
   return {.p = b.p + at, .rows = n, .cols = x.cols, .stride = b.stride, .bf = bf ? b.bf + at : nullptr, .bf_stride = b.stride};
@@ -358,7 +366,11 @@ void Cuda::moe(Rows y, Rows e, Rows r, MoeWeights<Weight, Vec> w, int n_used, Ac
   for (int row = 0; row < y.rows; row += cuda::kMoeRows) {
     const int n = std::min(cuda::kMoeRows, y.rows - row);
     cuda::route(stream_, m, mat_at(r, row, n, false), n, moe_.routing);
-    cuda::moe_small(stream_, m, mat_at(y, row, n, false), mat_at(e, row, n, true), n, moe_);
+    cuda::moe_small(stream_, m, mat_at(e, row, n, true), n, moe_);
+    if (y.rows <= cuda::kMoeRows)
+      uncombined_ = {.to = y, .n_used = n_used};
+    else
+      cuda::moe_combine(stream_, mat_at(y, row, n, false), moe_.out, moe_.routing.weight, n_used);
   }
 }
 
@@ -389,12 +401,19 @@ void Cuda::residual_norm(Rows x, Rows h, Rows y, ResidualSpec<Vec> spec) {
   const Mat in = mat(y, false);
   cuda::residual_norm(stream_, written(x, false), spec.next ? written(h, true) : mat(h, false), in, spec.post.p, spec.next.p, spec.out_scale, spec.eps);
 }
-void Cuda::moe_inputs(Rows r, Rows e, Rows x, Vec router_gain, Vec expert_gain, float eps) {
-  cuda::rms_norm_two(stream_, written(r, false), written(e, true), mat(x, false), router_gain.p, expert_gain.p, eps);
+void Cuda::residual_norm_moe(Rows x, Rows h, Rows y, ResidualSpec<Vec> spec, Rows r, Rows e, Vec router_gain, Vec expert_gain) {
+  const Mat in = mat(y, false);
+  cuda::residual_norm_moe(stream_, written(x, false), written(h, true), in, spec.post.p, spec.next.p, spec.out_scale, spec.eps,
+                          {.r = written(r, false), .e = written(e, true), .router_gain = router_gain.p, .expert_gain = expert_gain.p});
 }
 void Cuda::join_residual_norm(Rows x, Rows h, Rows y, Rows o, Vec y_gain, Vec o_gain, ResidualSpec<Vec> spec) {
+  cuda::MoeSlots slots;
+  if (uncombined_.to && uncombined_.to.buffer == o.buffer) {
+    slots = {.out = moe_.out, .weight = moe_.routing.weight, .n_used = uncombined_.n_used};
+    uncombined_.to = {};
+  }
   cuda::moe_join(stream_, written(x, false), spec.next ? written(h, true) : mat(h, false), mat(y, false), mat(o, false),
-                 {.shared_post = y_gain.p, .routed_post = o_gain.p, .post = spec.post.p, .next = spec.next.p, .out_scale = spec.out_scale, .eps = spec.eps});
+                 {.shared_post = y_gain.p, .routed_post = o_gain.p, .post = spec.post.p, .next = spec.next.p, .out_scale = spec.out_scale, .eps = spec.eps, .slots = slots});
 }
 void Cuda::act_mul(Rows y, Rows g, Rows u, Act act) {
   const Mat a = mat(g, false), b = mat(u, false);

@@ -167,7 +167,7 @@ class Cuda {
   void kv_settle(KvLayer kv, const Step& s);
   void attend(Rows o, Rows q, KvLayer kv, const Step& s, AttnSpec spec);
   void residual_norm(Rows x, Rows h, Rows y, ResidualSpec<Vec> spec);
-  void moe_inputs(Rows r, Rows e, Rows x, Vec router_gain, Vec expert_gain, float eps);
+  void residual_norm_moe(Rows x, Rows h, Rows y, ResidualSpec<Vec> spec, Rows r, Rows e, Vec router_gain, Vec expert_gain);
   void join_residual_norm(Rows x, Rows h, Rows y, Rows o, Vec y_gain, Vec o_gain, ResidualSpec<Vec> spec);
   void gate_up(Rows y, Rows h, Weight gate, Weight up, Act act);
   void act_mul(Rows y, Rows g, Rows u, Act act);
@@ -228,8 +228,9 @@ class Cuda {
   }
   static void drop(Captured& c);
   void forget_graphs();
-  cuda::Mat mat(const Rows& x, bool bf) const;             // bf: the verb will write the bf16 too
-  cuda::Mat mat_at(const Rows& x, int row, int n, bool bf) const;
+  cuda::Mat mat(const Rows& x, bool bf);                   // bf: the verb will write the bf16 too
+  cuda::Mat mat_at(const Rows& x, int row, int n, bool bf);
+  void combine();
   cuda::Mat written(const Rows& x, bool bf);               // as mat, for an output: the bf16 becomes fresh or stale
   const __nv_bfloat16* rounded(const Rows& x);             // the bf16 of x, made if it is stale
   int small_rows(int rows) const;                          // of the first rows: those of the leading short sequences
@@ -258,6 +259,10 @@ class Cuda {
   uint8_t* image_ = nullptr;
   cuda::AttendScratch attend_;
   cuda::MoeBuffers moe_;
+  struct {
+    Rows to;
+    int n_used = 0;
+  } uncombined_;                           // where the experts' outputs belong that have not been added up yet
   Rows cluster_score_;                     // [T, N]
   uint8_t* cluster_chosen_ = nullptr;      // [T, N]
   Counters counters_;

@@ -43,11 +43,22 @@ __device__ float inv_rms(const Row& r, int cols, float eps) {
   for (int i = 0; i < kPer; ++i) s += (r.v[i].x * r.v[i].x + r.v[i].y * r.v[i].y) + (r.v[i].z * r.v[i].z + r.v[i].w * r.v[i].w);
   return rsqrtf(block_sum(s) / float(cols) + eps);
 }
-__device__ void scale(Row& r, float f, const float* gain, int cols) {
+// A gain, or ones. Gains are read before the kernel waits for its input: they come from far away.
+__device__ Row gain_row(const float* p, int cols) {
+  Row r;
+#pragma unroll
+  for (int i = 0; i < kPer; ++i)
+    r.v[i] = p && Row::col(i) < cols ? __ldg(reinterpret_cast<const float4*>(p + Row::col(i))) : float4{1, 1, 1, 1};
+  return r;
+}
+__device__ void fetch_gain(const float* p, int cols) {  // into the L2
+  const int c = int(threadIdx.x) * 32;
+  if (p && c < cols) asm volatile("prefetch.global.L2 [%0];" ::"l"(p + c));
+}
+__device__ void scale(Row& r, float f, const Row& gain) {
 #pragma unroll
   for (int i = 0; i < kPer; ++i) {
-    if (Row::col(i) >= cols) continue;
-    const float4 g = gain ? *reinterpret_cast<const float4*>(gain + Row::col(i)) : float4{1, 1, 1, 1};
+    const float4 g = gain.v[i];
     r.v[i].x *= f * g.x, r.v[i].y *= f * g.y, r.v[i].z *= f * g.z, r.v[i].w *= f * g.w;
   }
 }
@@ -69,59 +80,71 @@ __device__ void store(const Row& r, const Mat& m, int t) {
 }
 
 __global__ void __launch_bounds__(kThreads) rms_norm_kernel(Mat y, Mat x, const float* gain, float eps) {
+  const Row g = gain_row(gain, x.cols);
   wait_for_previous();
   let_next_start();
   Row r;
   load(r, x.p + blockIdx.x * x.stride, x.cols);
-  scale(r, inv_rms(r, x.cols, eps), gain, x.cols);
+  scale(r, inv_rms(r, x.cols, eps), g);
   store(r, y, int(blockIdx.x));
 }
 
-__global__ void __launch_bounds__(kThreads) rms_norm_two_kernel(Mat a, Mat b, Mat x, const float* gain_a, const float* gain_b, float eps) {
-  wait_for_previous();
-  let_next_start();
-  Row r, s;
-  load(r, x.p + blockIdx.x * x.stride, x.cols);
-  const float f = inv_rms(r, x.cols, eps);
-  s = r;
-  scale(r, f, gain_a, x.cols);
-  store(r, a, int(blockIdx.x));
-  scale(s, f, gain_b, x.cols);
-  store(s, b, int(blockIdx.x));
+__device__ void store_scaled(const Row& r, float f, const Row& gain, const Mat& to, int t) {
+  Row s = r;
+  scale(s, f, gain);
+  store(s, to, t);
 }
 
-__global__ void __launch_bounds__(kThreads) residual_norm_kernel(Mat x, Mat h, Mat y, const float* post, const float* next, float out_scale, float eps) {
+template <bool kMoe>
+__global__ void __launch_bounds__(kThreads) residual_norm_kernel(Mat x, Mat h, Mat y, const float* post, const float* next, float out_scale, float eps, MoeInputs moe) {
+  const int t = int(blockIdx.x);
+  const Row g_post = gain_row(post, x.cols), g_next = gain_row(next, x.cols);
+  Row g_r, g_e;
+  if (kMoe) g_r = gain_row(moe.router_gain, x.cols), g_e = gain_row(moe.expert_gain, x.cols);
   wait_for_previous();
   let_next_start();
-  const int t = int(blockIdx.x);
   Row r, s;
   load(r, y.p + t * y.stride, x.cols);
   load(s, x.p + t * x.stride, x.cols);
-  if (post) scale(r, inv_rms(r, x.cols, eps), post, x.cols);
+  if (post) scale(r, inv_rms(r, x.cols, eps), g_post);
   add_to(s, r, out_scale);
   store(s, x, t);
   if (!next) return;
-  scale(s, inv_rms(s, x.cols, eps), next, x.cols);
-  store(s, h, t);
+  const float f = inv_rms(s, x.cols, eps);
+  store_scaled(s, f, g_next, h, t);
+  if (kMoe) store_scaled(s, f, g_r, moe.r, t), store_scaled(s, f, g_e, moe.e, t);
 }
 
 __global__ void __launch_bounds__(kThreads) moe_join_kernel(Mat x, Mat h, Mat y, Mat o, MoeJoin m) {
+  const int t = int(blockIdx.x);
+  const Row g_shared = gain_row(m.shared_post, x.cols), g_routed = gain_row(m.routed_post, x.cols);
+  fetch_gain(m.post, x.cols), fetch_gain(m.next, x.cols);  // registers do not hold four
   wait_for_previous();
   let_next_start();
-  const int t = int(blockIdx.x);
-  Row r, s;
+  Row r, s, stream;
   load(r, y.p + t * y.stride, x.cols);
-  load(s, o.p + t * o.stride, x.cols);
-  scale(r, inv_rms(r, x.cols, m.eps), m.shared_post, x.cols);
-  scale(s, inv_rms(s, x.cols, m.eps), m.routed_post, x.cols);
+  load(stream, x.p + t * x.stride, x.cols);
+  if (m.slots.out) {
+    // The experts' outputs have not been added up: in the order of ranks, as combine does.
+    s = Row{};
+    for (int k = 0; k < m.slots.n_used; ++k) {
+      const int64_t slot = int64_t(t) * m.slots.n_used + k;
+      Row v;
+      load(v, m.slots.out + slot * x.cols, x.cols);
+      const float w = m.slots.weight[slot];
+#pragma unroll
+      for (int i = 0; i < kPer; ++i) s.v[i].x += w * v.v[i].x, s.v[i].y += w * v.v[i].y, s.v[i].z += w * v.v[i].z, s.v[i].w += w * v.v[i].w;
+    }
+  } else {
+    load(s, o.p + t * o.stride, x.cols);
+  }
+  scale(r, inv_rms(r, x.cols, m.eps), g_shared);
+  scale(s, inv_rms(s, x.cols, m.eps), g_routed);
   add_to(r, s, 1.f);
-  if (m.post) scale(r, inv_rms(r, x.cols, m.eps), m.post, x.cols);
-  load(s, x.p + t * x.stride, x.cols);
-  add_to(s, r, m.out_scale);
-  store(s, x, t);
-  if (!m.next) return;
-  scale(s, inv_rms(s, x.cols, m.eps), m.next, x.cols);
-  store(s, h, t);
+  if (m.post) scale(r, inv_rms(r, x.cols, m.eps), gain_row(m.post, x.cols));
+  add_to(stream, r, m.out_scale);
+  store(stream, x, t);
+  if (m.next) store_scaled(stream, inv_rms(stream, x.cols, m.eps), gain_row(m.next, x.cols), h, t);
 }
 
 // Element-wise verbs: four columns a thread.
@@ -190,13 +213,13 @@ void rms_norm(cudaStream_t stream, Mat y, Mat x, const float* gain, float eps) {
   CHECK(x.cols % 4 == 0 && x.cols <= kThreads * kPer * 4, "{} columns", x.cols);
   launch(rms_norm_kernel, dim3(unsigned(x.rows)), dim3(kThreads), 0, stream, y, x, gain, eps);
 }
-void rms_norm_two(cudaStream_t stream, Mat a, Mat b, Mat x, const float* gain_a, const float* gain_b, float eps) {
-  CHECK(x.cols % 4 == 0 && x.cols <= kThreads * kPer * 4, "{} columns", x.cols);
-  launch(rms_norm_two_kernel, dim3(unsigned(x.rows)), dim3(kThreads), 0, stream, a, b, x, gain_a, gain_b, eps);
-}
 void residual_norm(cudaStream_t stream, Mat x, Mat h, Mat y, const float* post, const float* next, float out_scale, float eps) {
   CHECK(x.cols % 4 == 0 && x.cols <= kThreads * kPer * 4, "{} columns", x.cols);
-  launch(residual_norm_kernel, dim3(unsigned(x.rows)), dim3(kThreads), 0, stream, x, h, y, post, next, out_scale, eps);
+  launch(residual_norm_kernel<false>, dim3(unsigned(x.rows)), dim3(kThreads), 0, stream, x, h, y, post, next, out_scale, eps, MoeInputs{});
+}
+void residual_norm_moe(cudaStream_t stream, Mat x, Mat h, Mat y, const float* post, const float* next, float out_scale, float eps, const MoeInputs& moe) {
+  CHECK(x.cols % 4 == 0 && x.cols <= kThreads * kPer * 4 && next, "{} columns", x.cols);
+  launch(residual_norm_kernel<true>, dim3(unsigned(x.rows)), dim3(kThreads), 0, stream, x, h, y, post, next, out_scale, eps, moe);
 }
 void moe_join(cudaStream_t stream, Mat x, Mat h, Mat y, Mat o, const MoeJoin& m) {
   CHECK(x.cols % 4 == 0 && x.cols <= kThreads * kPer * 4, "{} columns", x.cols);

@@ -10,8 +10,13 @@ namespace facet::cuda {
 
 void embed(cudaStream_t, Mat x, const TiledMatrix& table, const int32_t* token, float scale);
 void rms_norm(cudaStream_t, Mat y, Mat x, const float* gain, float eps);
-void rms_norm_two(cudaStream_t, Mat a, Mat b, Mat x, const float* gain_a, const float* gain_b, float eps);
 void residual_norm(cudaStream_t, Mat x, Mat h, Mat y, const float* post, const float* next, float out_scale, float eps);
+// residual_norm, and both inputs of a mixture of experts from the new x: r = rms(x) * router_gain, e = rms(x) * expert_gain.
+struct MoeInputs {
+  Mat r, e;
+  const float *router_gain = nullptr, *expert_gain = nullptr;
+};
+void residual_norm_moe(cudaStream_t, Mat x, Mat h, Mat y, const float* post, const float* next, float out_scale, float eps, const MoeInputs&);
 void act_mul(cudaStream_t, Mat y, Mat g, Mat u, facet::Act act);
 void ple_combine(cudaStream_t, Mat p, Mat c, const float* gain, int n_gain, float in_scale, float out_scale, float eps);
 void add(cudaStream_t, Mat y, Mat a, Mat b);
@@ -20,10 +25,16 @@ void gather(cudaStream_t, Mat y, Mat x, const int32_t* row);                  //
 void softcap(cudaStream_t, Mat x, float cap);
 void to_bf16(cudaStream_t, Mat x);                                            // x.bf from x.p
 
-// residual_norm of the branch rms(y) * shared_post + rms(o) * routed_post.
+// residual_norm of the branch rms(y) * shared_post + rms(o) * routed_post. With slots.out, o is not read: it is the sum over
+// ranks of weight * out, [T n_used] rows.
+struct MoeSlots {
+  const float *out = nullptr, *weight = nullptr;
+  int n_used = 0;
+};
 struct MoeJoin {
   const float *shared_post = nullptr, *routed_post = nullptr, *post = nullptr, *next = nullptr;
   float out_scale = 1.f, eps = 1e-6f;
+  MoeSlots slots;
 };
 void moe_join(cudaStream_t, Mat x, Mat h, Mat y, Mat o, const MoeJoin&);
 

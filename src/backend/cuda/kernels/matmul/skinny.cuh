@@ -153,6 +153,7 @@ __global__ void __launch_bounds__(stream_warps(kShort) * 32, kShort ? 2 : 1)
   if (threadIdx.x == 0) a.counter[block] = 0;
 }
 
+constexpr int kAheadBytes = 32 * 1024;  // of a multiprocessor
 constexpr int kSkinnyOwnShared = 1536;  // bytes of shared memory that the kernel declares itself, at most
 
 template <int N, bool kFloat, bool kShort>
@@ -168,7 +169,8 @@ void launch_skinny(cudaStream_t stream, SkinnyArgs& a, int n_warp) {
   a.n_stage = std::min((kShort && (half - fixed) / stage >= 2 ? half - fixed : room - fixed) / stage,
                        WarpRing::kMaxStages);
   CHECK(a.n_stage >= 2, "{} bytes of shared memory are too few for {} columns", device().shared, a.set_cols);
-  if (!kShort && getenv("FV_STAGE")) a.n_stage = std::min(a.n_stage, atoi(getenv("FV_STAGE")));
+  // More bytes on their way than memory needs to be busy make it slower.
+  if (!kShort) a.n_stage = std::min(a.n_stage, std::max(2, 1 + (kAheadBytes + stage - 1) / stage));
   launch(skinny_kernel<N, kFloat, kShort>, dim3(unsigned(a.blocks * a.n_set)), dim3(unsigned(n_warp * 32)),
          size_t(fixed + n_warp * a.n_stage * a.slot), stream, a);
 }

@@ -36,7 +36,8 @@ struct MoeBuffers {
 
 // Chooses experts for n_tok rows of r: the n_used largest logits, lowest index on ties; softmax over the chosen.
 void route(cudaStream_t, const MoeSmall&, Mat r, int n_tok, const Routing&);
-// y[t] = sum over ranks of weight * expert(e[t]), in rank order; e in bf16. n_tok <= kMoeRows.
-void moe_small(cudaStream_t, const MoeSmall&, Mat y, Mat e, int n_tok, const MoeBuffers&);
+// out[slot] = expert(e[t]) of n_tok <= kMoeRows rows in bf16; then y[t] = sum over ranks of weight * out, in rank order.
+void moe_small(cudaStream_t, const MoeSmall&, Mat e, int n_tok, const MoeBuffers&);
+void moe_combine(cudaStream_t, Mat y, const float* out, const float* weight, int n_used);
 
 }  // namespace facet::cuda

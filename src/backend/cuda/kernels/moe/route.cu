@@ -4,6 +4,8 @@
 // Launch     a block an expert for the product; its last block to finish does the rest. T > 16: the rest in a second kernel
 // Order      a logit's sum depends on D only
 // Reference  CpuRef::moe    Test tests/kernels/cuda_moe_test.cpp
+#include <algorithm>
+
 #include "backend/cuda/kernels/common/launch.cuh"
 #include "backend/cuda/kernels/moe/moe.h"
 
@@ -13,7 +15,8 @@ namespace {
 constexpr int kThreads = 128, kMaxExperts = 256, kMaxUsed = 16;
 
 // A warp chooses for token t.
-__device__ void choose(const Routing& o, const float* scale, int n_expert, int n_used, int t, int lane) {
+// picked: where its experts go as well, or null.
+__device__ void choose(const Routing& o, const float* scale, int n_expert, int n_used, int t, int lane, int16_t* picked) {
   constexpr int kPer = kMaxExperts / 32;
   float v[kPer];
   for (int i = 0; i < kPer; ++i) v[i] = i * 32 + lane < n_expert ? __ldcg(o.logits + int64_t(t) * n_expert + i * 32 + lane) : -INFINITY;
@@ -41,6 +44,7 @@ __device__ void choose(const Routing& o, const float* scale, int n_expert, int n
   if (lane < n_used) {
     o.expert[t * n_used + lane] = mine_expert;
     o.weight[t * n_used + lane] = mine / sum * (scale ? scale[mine_expert] : 1.f);
+    if (picked) picked[t * n_used + lane] = int16_t(mine_expert);
   }
 }
 
@@ -72,12 +76,12 @@ __device__ void list_active(const Routing& o, int n_expert, const int* count, in
 }
 
 // One block sorts the pairs of n_tok tokens by expert.
-__device__ void sort_pairs(const Routing& o, int n_expert, int n_used, int n_tok) {
+__device__ void sort_pairs(const Routing& o, const int16_t* picked, int n_expert, int n_pair) {
   __shared__ int count[kMaxExperts], begin[kMaxExperts + 1];
   const int thread = int(threadIdx.x);
   for (int e = thread; e < n_expert; e += int(blockDim.x)) count[e] = 0;
   __syncthreads();
-  for (int i = thread; i < n_tok * n_used; i += int(blockDim.x)) atomicAdd(&count[__ldcg(o.expert + i)], 1);
+  for (int i = thread; i < n_pair; i += int(blockDim.x)) atomicAdd(&count[picked[i]], 1);
   __syncthreads();
   list_active(o, n_expert, count, begin);
   __syncthreads();
@@ -85,8 +89,8 @@ __device__ void sort_pairs(const Routing& o, int n_expert, int n_used, int n_tok
   for (int e = thread; e < n_expert; e += int(blockDim.x)) {
     if (count[e] == 0) continue;
     int at = begin[e];
-    for (int i = 0; i < n_tok * n_used; ++i)
-      if (__ldcg(o.expert + i) == e) o.pair[at++] = i;
+    for (int i = 0; i < n_pair; ++i)
+      if (picked[i] == e) o.pair[at++] = i;
   }
 }
 
@@ -125,10 +129,10 @@ __global__ void __launch_bounds__(kThreads) route_kernel(Mat r, const float* rou
   __syncthreads();
   if (!last) return;
   __threadfence();
-  for (int t = warp; t < n_tok; t += kThreads / 32) choose(o, scale, n_expert, n_used, t, lane);
-  __threadfence_block();
+  __shared__ int16_t picked[kMoeRows * kMaxUsed];
+  for (int t = warp; t < n_tok; t += kThreads / 32) choose(o, scale, n_expert, n_used, t, lane, picked);
   __syncthreads();
-  sort_pairs(o, n_expert, n_used, n_tok);
+  sort_pairs(o, picked, n_expert, n_tok * n_used);
   if (threadIdx.x == 0) *o.counter = 0;
 }
 
@@ -136,7 +140,7 @@ __global__ void __launch_bounds__(256) choose_kernel(const float* scale, int n_e
   wait_for_previous();
   let_next_start();
   const int t = int(blockIdx.x) * 8 + int(threadIdx.x) / 32;
-  if (t < n_tok) choose(o, scale, n_expert, n_used, t, int(threadIdx.x) % 32);
+  if (t < n_tok) choose(o, scale, n_expert, n_used, t, int(threadIdx.x) % 32, nullptr);
 }
 // Counting sort of many pairs: one block, a warp walks its experts' slots in order.
 __global__ void __launch_bounds__(1024) sort_kernel(int n_expert, int n_used, int n_tok, Routing o) {
@@ -167,7 +171,7 @@ __global__ void __launch_bounds__(1024) sort_kernel(int n_expert, int n_used, in
 void route(cudaStream_t stream, const MoeSmall& m, Mat r, int n_tok, const Routing& o) {
   CHECK(m.n_expert <= kMaxExperts && m.n_used <= kMaxUsed && r.cols % 4 == 0 && r.cols <= 4096, "{} experts, {} used, {} columns", m.n_expert, m.n_used, r.cols);
   const bool whole = n_tok <= kMoeRows;
-  launch(route_kernel, dim3(unsigned(m.n_expert), whole ? 1u : unsigned((n_tok + 63) / 64)), dim3(kThreads), 0, stream, r, m.router, m.scale, m.n_expert, m.n_used, n_tok, o, whole);
+  launch(route_kernel, dim3(unsigned(m.n_expert), whole ? unsigned(std::min(n_tok, 4)) : unsigned((n_tok + 63) / 64)), dim3(kThreads), 0, stream, r, m.router, m.scale, m.n_expert, m.n_used, n_tok, o, whole);
   if (whole) return;
   launch(choose_kernel, dim3(unsigned((n_tok + 7) / 8)), dim3(256), 0, stream, m.scale, m.n_expert, m.n_used, n_tok, o);
   launch(sort_kernel, dim3(1), dim3(1024), 0, stream, m.n_expert, m.n_used, n_tok, o);

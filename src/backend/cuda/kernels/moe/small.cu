@@ -42,6 +42,7 @@ struct ExpertArgs {
   int n_out;
   Act act;
   int slot, n_stage;  // of a warp's ring: bytes of a stage, stages
+  bool list_ready;    // the kernel before this one had waited for the routing before it let this one start
 };
 
 // The strips of one expert: a job is a strip, or one of each matrix.
@@ -72,8 +73,11 @@ __global__ void __launch_bounds__(kWarps * 32, N == 1 ? 2 : 1)
   WarpRing ring(reinterpret_cast<uint8_t*>(parts + n_warp * n_unit * kPart) + warp * a.n_stage * a.slot,
                 bars[warp], a.n_stage, a.slot, lane);
 
-  wait_for_previous();
-  let_next_start();
+  bool waited = !a.list_ready;
+  if (waited) {
+    wait_for_previous();
+    let_next_start();
+  }
   const int n_active = a.r.active[a.n_expert], grid = int(gridDim.x), all = n_active * a.n_strip;
   // A block has strips of one expert, unless an equal share of all strips takes clearly less time.
   const int blocks = grid / n_active, even = (all + grid - 1) / grid;
@@ -113,6 +117,11 @@ __global__ void __launch_bounds__(kWarps * 32, N == 1 ? 2 : 1)
       again = true;
       TileCursor<ExpertJobs> next(jobs, place_of(unit0), place_of(unit1));
       for (int i = 0; i + 1 < a.n_stage; ++i) next.fetch(ring);
+      if (!waited) {
+        waited = true;
+        wait_for_previous();
+        let_next_start();
+      }
       stage(
           x,
           [&](int n) {
@@ -237,9 +246,8 @@ void run_for(cudaStream_t stream, ExpertArgs a, int n_tok) {
 
 }  // namespace
 
-void moe_small(cudaStream_t stream, const MoeSmall& m, Mat y, Mat e, int n_tok, const MoeBuffers& b) {
-  CHECK(n_tok <= kMoeRows && y.cols == m.down.n_out && e.cols == m.gate.n_in, "{} tokens, {} columns", n_tok,
-        e.cols);
+void moe_small(cudaStream_t stream, const MoeSmall& m, Mat e, int n_tok, const MoeBuffers& b) {
+  CHECK(n_tok <= kMoeRows && e.cols == m.gate.n_in, "{} tokens, {} columns", n_tok, e.cols);
   ExpertArgs a{};
   a.w[0] = m.gate, a.w[1] = m.up;
   a.strip0[1] = m.up_strip;
@@ -252,11 +260,14 @@ void moe_small(cudaStream_t stream, const MoeSmall& m, Mat y, Mat e, int n_tok, 
   ExpertArgs d = a;
   d.w[0] = m.down, d.n_sub = 1, d.n_strip = m.down.n_strip();
   d.x = b.hidden, d.x_stride = m.d_expert, d.by_token = false;
-  d.out = b.out, d.n_out = y.cols;
+  d.out = b.out, d.n_out = m.down.n_out;
+  d.list_ready = true;
   run_for<kDownSlices>(stream, d, n_tok);
+}
 
-  launch(combine_kernel, dim3(unsigned((n_tok * (y.cols / 4) + 127) / 128)), dim3(128), 0, stream,
-         Mat{.p = y.p, .rows = n_tok, .cols = y.cols, .stride = y.stride}, b.out, b.routing.weight, m.n_used);
+void moe_combine(cudaStream_t stream, Mat y, const float* out, const float* weight, int n_used) {
+  launch(combine_kernel, dim3(unsigned((y.rows * (y.cols / 4) + 127) / 128)), dim3(128), 0, stream, y, out,
+         weight, n_used);
 }
 
 }  // namespace facet::cuda
