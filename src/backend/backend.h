@@ -32,7 +32,7 @@ struct BackendLimits {
   int max_cols = 0;        // widest row of a weight or an activation
   int n_group = 1;         // query heads per K/V head
   int n_q_head = 0, head_dim = 0;  // of the widest layer
-  int n_expert = 0, n_expert_used = 0, d_expert = 0;
+  int n_expert = 0, n_expert_used = 0, d_expert = 0, d_moe = 0;  // d_moe: columns that go into an expert and come out
   int n_cluster = 0;       // of a clustered head
 
   // What serves both: a drafter runs on its target's backend.
@@ -41,7 +41,7 @@ struct BackendLimits {
     l.max_tok = std::max(max_tok, o.max_tok), l.max_rows = std::max(max_rows, o.max_rows), l.max_cols = std::max(max_cols, o.max_cols);
     l.n_group = std::max(n_group, o.n_group), l.n_q_head = std::max(n_q_head, o.n_q_head), l.head_dim = std::max(head_dim, o.head_dim);
     l.n_expert = std::max(n_expert, o.n_expert), l.n_expert_used = std::max(n_expert_used, o.n_expert_used);
-    l.d_expert = std::max(d_expert, o.d_expert), l.n_cluster = std::max(n_cluster, o.n_cluster);
+    l.d_expert = std::max(d_expert, o.d_expert), l.d_moe = std::max(d_moe, o.d_moe), l.n_cluster = std::max(n_cluster, o.n_cluster);
     return l;
   }
 };

@@ -114,6 +114,23 @@ void Cuda::wait_for_results() {
   sampler_->pending = false;
 }
 
+namespace {
+cuda::MoeSizes moe_sizes(const BackendLimits& l) {
+  return {.d = l.d_moe, .d_expert = l.d_expert, .n_expert = l.n_expert, .n_used = l.n_expert_used, .n_tok = l.max_tok};
+}
+// Of the kernels for many tokens: all of it, and the panel of weights. GPUs with little memory hold a part of a layer's
+// experts at a time.
+struct MoeMemory {
+  int64_t bytes, panel_bytes;
+};
+MoeMemory moe_many_memory(const BackendLimits& l) {
+  size_t free = 0, total = 0;
+  const bool roomy = cudaMemGetInfo(&free, &total) == cudaSuccess && total >= size_t(40) << 30;
+  const int64_t panel = roomy ? int64_t(1) << 40 : int64_t(256) << 20;
+  return {cuda::moe_many_bytes(moe_sizes(l), panel), panel};
+}
+}  // namespace
+
 void Cuda::reserve(const BackendLimits& l) {
   limits_ = limits_.with(l);
   partial_ = static_cast<float*>(allocate(size_t(most_partials_) * sizeof(float)));
@@ -129,26 +146,26 @@ void Cuda::reserve(const BackendLimits& l) {
   }
   if (limits_.n_expert > 0) {
     cuda::Routing& r = moe_.routing;
-    const size_t pairs = size_t(limits_.max_tok) * size_t(limits_.n_expert_used), n = size_t(limits_.n_expert);
-    r.logits = static_cast<float*>(allocate(size_t(limits_.max_tok) * n * 4));
+    const size_t rows = size_t(std::min(limits_.max_tok, cuda::kMoeRows)), pairs = rows * size_t(limits_.n_expert_used), n = size_t(limits_.n_expert);
+    r.logits = static_cast<float*>(allocate(rows * n * 4));
     r.weight = static_cast<float*>(allocate(pairs * 4));
     r.expert = static_cast<int32_t*>(allocate(pairs * 4));
     r.active = static_cast<int32_t*>(allocate((n + 1) * 4));
     r.first = static_cast<int32_t*>(allocate((n + 2) * 4));
     r.pair = static_cast<int32_t*>(allocate(pairs * 4));
     r.counter = counter_ + most_counters_;
-    const size_t small = size_t(std::min(limits_.max_tok, cuda::kMoeRows)) * size_t(limits_.n_expert_used);
-    moe_.hidden = static_cast<__nv_bfloat16*>(allocate(small * size_t(limits_.d_expert) * 2));
-    moe_.out = static_cast<float*>(allocate(small * size_t(limits_.max_cols) * 4));
+    moe_.hidden = static_cast<__nv_bfloat16*>(allocate(pairs * size_t(limits_.d_expert) * 2));
+    moe_.out = static_cast<float*>(allocate(pairs * size_t(limits_.d_moe) * 4));
+    if (const auto [bytes, panel] = moe_many_memory(limits_); limits_.max_tok > kSkinnyMost && bytes > moe_many_bytes_)
+      moe_many_bytes_ = bytes, moe_many_ = cuda::moe_many_buffers(allocate(size_t(bytes)), moe_sizes(limits_), panel);
   }
 }
 
 int64_t Cuda::reserve_bytes(const BackendLimits& l, int) {
   int64_t n = int64_t(cuda::attend_scratch_bytes(l, l.n_q_head, l.head_dim)) + (int64_t(64) << 20);
   if (l.max_tok > kSkinnyMost) n += int64_t(l.max_tok) * l.max_cols * 4 + int64_t(l.max_cols) * l.max_cols * 2 + Gemm::kWorkspace;
-  if (l.n_expert > 0)
-    n += int64_t(l.max_tok) * l.n_expert * 4 + int64_t(l.max_tok) * l.n_expert_used * 12 +
-         int64_t(cuda::kMoeRows) * l.n_expert_used * (l.d_expert * 2 + l.max_cols * 4);
+  if (l.n_expert > 0) n += int64_t(cuda::kMoeRows) * l.n_expert_used * (l.d_expert * 2 + l.d_moe * 4);
+  if (l.n_expert > 0 && l.max_tok > kSkinnyMost) n += moe_many_memory(l).bytes;
   return n;
 }
 
@@ -291,7 +308,7 @@ void Cuda::gate_up(Rows y, Rows h, Weight gate, Weight up, Act act) {
 }
 
 void Cuda::moe(Rows y, Rows e, Rows r, MoeWeights<Weight, Vec> w, int n_used, Act act) {
-  cuda::MoeSmall m;
+  cuda::MoeExperts m;
   m.d_expert = int(w.down.n_in);
   if (w.gate_up)
     m.gate = m.up = w.gate_up.m, m.up_strip = m.d_expert / cuda::kTileRows;
@@ -303,11 +320,13 @@ void Cuda::moe(Rows y, Rows e, Rows r, MoeWeights<Weight, Vec> w, int n_used, Ac
   CHECK(m.router && m.d_expert % cuda::kTileRows == 0, "{}: a router in f32 and experts of a multiple of 16 rows", w.router.name);
   rounded(e);
   written(y, false);
-  for (int row = 0; row < y.rows; row += cuda::kMoeRows) {
-    const int n = std::min(cuda::kMoeRows, y.rows - row);
+  const int small = small_rows(y.rows), many = y.rows - small > kSkinnyMost ? y.rows - small : 0, last = y.rows - many;
+  for (int row = 0, n = 0; row < last; row += n) {
+    n = std::min(cuda::kMoeRows, last - row);
     cuda::route(stream_, m, mat_at(r, row, n, false), n, moe_.routing);
     cuda::moe_small(stream_, m, mat_at(y, row, n, false), mat_at(e, row, n, true), n, moe_);
   }
+  if (many > 0) cuda::moe_many(stream_, m, mat_at(y, last, many, false), mat_at(e, last, many, true), mat_at(r, last, many, false), moe_many_);
 }
 
 // --- attention

@@ -220,6 +220,8 @@ class Cuda {
   unsigned* counter_ = nullptr;
   cuda::AttendScratch attend_;
   cuda::MoeBuffers moe_;
+  cuda::MoeMany moe_many_;
+  int64_t moe_many_bytes_ = 0;
   Rows cluster_score_;                     // [T, N]
   uint8_t* cluster_chosen_ = nullptr;      // [T, N]
   Counters counters_;
