@@ -48,7 +48,7 @@ void moe_small(cudaStream_t, const MoeExperts&, Mat y, Mat e, int n_tok, const M
 constexpr int kMoeTile = 256;       // tokens of an N tile at most, in steps of 16
 constexpr int kMoeStrip = 128;      // weight rows of an M tile
 constexpr int kMoeSortTokens = 64;  // of a block in the sort by expert
-constexpr int kMoeRouterParts = 4;  // of a router row, summed apart
+constexpr int kMoeRouterParts = 8;  // of a router row, summed apart
 constexpr int kMoeManyTokens = 8192;  // of one pass; more take several
 
 struct MoeSizes {

@@ -138,10 +138,10 @@ __global__ void __launch_bounds__(kWarps * 32) panel_kernel(const PanelArgs a) {
       const uint4 w = {pack_bf16(v[0], v[1]), pack_bf16(v[2], v[3]), pack_bf16(v[4], v[5]), pack_bf16(v[6], v[7])};
       if (T == Tile::kQ6_K) {
         const int c = 32 * h + 4 * t;
-        *reinterpret_cast<uint2*>(line + ((c / 8) ^ (r % 8)) * 8 + c % 8) = {w.x, w.y};
-        *reinterpret_cast<uint2*>(line + ((c / 8 + 2) ^ (r % 8)) * 8 + c % 8) = {w.z, w.w};
+        __stcg(reinterpret_cast<uint2*>(line + ((c / 8) ^ (r % 8)) * 8 + c % 8), make_uint2(w.x, w.y));
+        __stcg(reinterpret_cast<uint2*>(line + ((c / 8 + 2) ^ (r % 8)) * 8 + c % 8), make_uint2(w.z, w.w));
       } else {
-        *reinterpret_cast<uint4*>(line + ((4 * h + t) ^ (r % 8)) * 8) = w;
+        __stcg(reinterpret_cast<uint4*>(line + ((4 * h + t) ^ (r % 8)) * 8), w);  // (an assignment becomes four stores)
       }
     };
     if (exists) {

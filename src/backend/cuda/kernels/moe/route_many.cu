@@ -1,9 +1,9 @@
 // route_many -- which experts many tokens use, and where their rows go in the panels of the grouped products
 //
 // Shapes     r [T, D] f32, router [N, D] f32, N <= 256, n_used <= 16
-// Launch     product: a block 64 tokens, 128 experts and a quarter of the columns; choose and place: a block 64 tokens;
+// Launch     product: a block 64 tokens, 128 experts and an eighth of the columns; choose and place: a block 64 tokens;
 //            between them one block makes the lists
-// Order      a logit is a sum of four parts, each from the left in f32; pairs by expert, then token
+// Order      a logit is a sum of eight parts, each from the left in f32; pairs by expert, then token
 // Reference  CpuRef::moe    Test tests/kernels/cuda_moe_test.cpp    Bench bench/verbs/cuda_moe_bench.cu
 #include "backend/cuda/kernels/common/launch.cuh"
 #include "backend/cuda/kernels/moe/choose.cuh"
@@ -12,7 +12,7 @@
 namespace facet::cuda {
 namespace {
 
-constexpr int kThreads = 256, kTokens = 64, kExperts = 128, kCols = 16;  // of a block of the product, and of a stage
+constexpr int kThreads = 256, kSortThreads = 1024, kTokens = 64, kExperts = 128, kCols = 16;  // of a block of the product, and of a stage
 
 __device__ __forceinline__ float4 as_float4(const float* p) { return *reinterpret_cast<const float4*>(p); }
 
@@ -66,20 +66,22 @@ __global__ void __launch_bounds__(kThreads, 2) product_kernel(Mat r, const float
 }
 
 // Chooses, and counts the pairs of every expert in the block.
-__global__ void __launch_bounds__(kThreads) choose_kernel(MoeMany o, const float* scale, int n_expert, int n_used, int n_tok) {
+__global__ void __launch_bounds__(kSortThreads) choose_kernel(MoeMany o, const float* scale, int n_expert, int n_used, int n_tok) {
   __shared__ int count[kMaxExperts];
   const int thread = int(threadIdx.x), lane = thread % 32, first = int(blockIdx.x) * kMoeSortTokens, last = min(first + kMoeSortTokens, n_tok);
-  count[thread] = 0;
+  if (thread < kMaxExperts) count[thread] = 0;
+  __syncthreads();
   wait_for_previous();
   let_next_start();
   const int64_t part = int64_t(n_tok) * n_expert;
-  for (int t = first + thread / 32; t < last; t += kThreads / 32)
+  for (int t = first + thread / 32; t < last; t += kSortThreads / 32) {
     choose(o.expert + t * n_used, o.weight + t * n_used, scale, n_expert, n_used, lane, [&](int e) {
       const float* l = o.logits + int64_t(t) * n_expert + e;
-      return (l[0] + l[part]) + (l[2 * part] + l[3 * part]);
+      return ((l[0] + l[part]) + (l[2 * part] + l[3 * part])) + ((l[4 * part] + l[5 * part]) + (l[6 * part] + l[7 * part]));
     });
-  __syncthreads();
-  for (int i = first * n_used + thread; i < last * n_used; i += kThreads) atomicAdd(&count[o.expert[i]], 1);
+    __syncwarp();
+    if (lane < n_used) atomicAdd(&count[o.expert[t * n_used + lane]], 1);
+  }
   __syncthreads();
   if (thread < n_expert) o.before[blockIdx.x * n_expert + thread] = count[thread];
 }
@@ -132,20 +134,23 @@ __global__ void __launch_bounds__(kThreads) list_kernel(MoeMany o, int n_expert,
   if (e == 0) o.tile_first[n_expert] = tile.y;
 }
 
-__global__ void __launch_bounds__(kThreads) place_kernel(MoeMany o, int n_expert, int n_used, int n_tok) {
-  __shared__ int expert[kMoeSortTokens * kMaxUsed];
+// A thread a pair counts the earlier ones of its expert.
+__global__ void __launch_bounds__(kSortThreads) place_kernel(MoeMany o, int n_expert, int n_used, int n_tok) {
+  __shared__ __align__(16) int expert[kMoeSortTokens * kMaxUsed];
+  static_assert(kMoeSortTokens * kMaxUsed <= kSortThreads);
   wait_for_previous();
   let_next_start();
-  const int first = int(blockIdx.x) * kMoeSortTokens, n = (min(first + kMoeSortTokens, n_tok) - first) * n_used;
-  for (int i = int(threadIdx.x); i < n; i += kThreads) expert[i] = o.expert[first * n_used + i];
+  const int first = int(blockIdx.x) * kMoeSortTokens, n = (min(first + kMoeSortTokens, n_tok) - first) * n_used, i = int(threadIdx.x);
+  if (i < n) expert[i] = o.expert[first * n_used + i];
   __syncthreads();
-  for (int i = int(threadIdx.x); i < n; i += kThreads) {
-    const int e = expert[i], tile = o.tile_first[e];
-    int at = o.before[blockIdx.x * n_expert + e];
-    for (int j = 0; j < i; ++j) at += expert[j] == e;
-    const int width = o.tile[tile].z;
-    o.place[first * n_used + i] = make_int2(tile + at / width, at % width);
+  if (i >= n) return;
+  const int e = expert[i], tile = o.tile_first[e], width = o.tile[tile].z;
+  int at = o.before[blockIdx.x * n_expert + e];
+  for (int j = 0; j < i; j += 4) {
+    const int4 v = *reinterpret_cast<const int4*>(expert + j);
+    at += (v.x == e) + (v.y == e && j + 1 < i) + (v.z == e && j + 2 < i) + (v.w == e && j + 3 < i);
   }
+  o.place[first * n_used + i] = make_int2(tile + at / width, at % width);
 }
 
 }  // namespace
@@ -154,15 +159,15 @@ void moe_route_many(cudaStream_t stream, const MoePass& p, Mat r) {
   const MoeExperts& m = p.w;
   CHECK(m.n_expert <= kMaxExperts && m.n_used <= kMaxUsed && r.cols % 4 == 0 && r.rows == p.n_tok, "{} experts, {} used, {} columns", m.n_expert, m.n_used,
         r.cols);
-  static_assert(kMoeRouterParts == 4 && kMaxExperts <= kThreads);
+  static_assert(kMoeRouterParts == 8 && kMaxExperts <= kThreads);
   const int part = (r.cols + kMoeRouterParts * kCols - 1) / (kMoeRouterParts * kCols) * kCols;
   const unsigned blocks = unsigned((p.n_tok + kTokens - 1) / kTokens);
   launch(product_kernel, dim3(blocks, unsigned((m.n_expert + kExperts - 1) / kExperts), kMoeRouterParts), dim3(kThreads), 0, stream, r, m.router, m.n_expert,
          part, p.b.logits);
   const int sort_blocks = (p.n_tok + kMoeSortTokens - 1) / kMoeSortTokens;
-  launch(choose_kernel, dim3(unsigned(sort_blocks)), dim3(kThreads), 0, stream, p.b, m.scale, m.n_expert, m.n_used, p.n_tok);
+  launch(choose_kernel, dim3(unsigned(sort_blocks)), dim3(kSortThreads), 0, stream, p.b, m.scale, m.n_expert, m.n_used, p.n_tok);
   launch(list_kernel, dim3(1), dim3(kThreads), 0, stream, p.b, m.n_expert, sort_blocks, p.tile);
-  launch(place_kernel, dim3(unsigned(sort_blocks)), dim3(kThreads), 0, stream, p.b, m.n_expert, m.n_used, p.n_tok);
+  launch(place_kernel, dim3(unsigned(sort_blocks)), dim3(kSortThreads), 0, stream, p.b, m.n_expert, m.n_used, p.n_tok);
 }
 
 }  // namespace facet::cuda
