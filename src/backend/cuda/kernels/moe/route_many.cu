@@ -18,25 +18,26 @@ __device__ __forceinline__ float4 as_float4(const float* p) { return *reinterpre
 
 // Warp w: tokens 8 w.. of the block, lane l: experts 4 l..
 __global__ void __launch_bounds__(kThreads, 2) product_kernel(Mat r, const float* router, int n_expert, int part_cols, float* logits) {
-  __shared__ __align__(16) float a[2][kCols][kTokens], b[2][kCols][kExperts];
+  __shared__ __align__(16) float a[2][kCols][kTokens + 4], b[2][kCols][kExperts + 4];  // (padded against bank conflicts)
   const int thread = int(threadIdx.x), lane = thread % 32, warp = thread / 32;
   const int t0 = int(blockIdx.x) * kTokens, e0 = int(blockIdx.y) * kExperts, part = int(blockIdx.z);
   const int begin = part * part_cols, end = min(begin + part_cols, r.cols);
-  // What the thread brings in: four columns of a token, and of two experts.
-  const float* from_a = r.p + int64_t(min(t0 + thread % kTokens, r.rows - 1)) * r.stride;
-  const int col_a = thread / kTokens * 4, expert_b = thread % kExperts, col_b = thread / kExperts * 8;
-  const float* from_b = router + int64_t(min(e0 + expert_b, n_expert - 1)) * r.cols;
+  // What the thread brings in: four columns of a token, and of two experts. Four lanes read 64 bytes of a row.
+  const int row = thread / 4, col = thread % 4 * 4;
+  const float* from_a = r.p + int64_t(min(t0 + row, r.rows - 1)) * r.stride;
+  const float* from_b[2] = {router + int64_t(min(e0 + row, n_expert - 1)) * r.cols, router + int64_t(min(e0 + 64 + row, n_expert - 1)) * r.cols};
   float4 va, vb[2];
   auto fetch = [&](int c) {
-    va = c + col_a < end ? as_float4(from_a + c + col_a) : float4{};
-    for (int i = 0; i < 2; ++i) vb[i] = c + col_b + 4 * i < end ? __ldg(reinterpret_cast<const float4*>(from_b + c + col_b + 4 * i)) : float4{};
+    const bool in = c + col < end;
+    va = in ? as_float4(from_a + c + col) : float4{};
+    for (int i = 0; i < 2; ++i) vb[i] = in ? __ldg(reinterpret_cast<const float4*>(from_b[i] + c + col)) : float4{};
   };
   auto put = [&](int s) {
     const float x[4] = {va.x, va.y, va.z, va.w};
-    for (int i = 0; i < 4; ++i) a[s][col_a + i][thread % kTokens] = x[i];
+    for (int i = 0; i < 4; ++i) a[s][col + i][row] = x[i];
     for (int j = 0; j < 2; ++j) {
       const float y[4] = {vb[j].x, vb[j].y, vb[j].z, vb[j].w};
-      for (int i = 0; i < 4; ++i) b[s][col_b + 4 * j + i][expert_b] = y[i];
+      for (int i = 0; i < 4; ++i) b[s][col + i][64 * j + row] = y[i];
     }
   };
   wait_for_previous();

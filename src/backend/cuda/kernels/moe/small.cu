@@ -196,7 +196,7 @@ void run_for(cudaStream_t stream, const ExpertArgs& a, int n_tok) {
 
 }  // namespace
 
-void moe_small(cudaStream_t stream, const MoeExperts& m, Mat y, Mat e, int n_tok, const MoeBuffers& b) {
+void moe_small(cudaStream_t stream, const MoeSmall& m, Mat y, Mat e, int n_tok, const MoeBuffers& b) {
   CHECK(n_tok <= kMoeRows && y.cols == m.down.n_out && e.cols == m.gate.n_in, "{} tokens, {} columns", n_tok, e.cols);
   ExpertArgs a{};
   a.w[0] = m.gate, a.w[1] = m.up;
