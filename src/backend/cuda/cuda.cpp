@@ -134,8 +134,9 @@ MoeMemory moe_many_memory(const BackendLimits& l) {
 void Cuda::reserve(const BackendLimits& l) {
   limits_ = limits_.with(l);
   partial_ = static_cast<float*>(allocate(size_t(most_partials_) * sizeof(float)));
-  counter_ = static_cast<unsigned*>(allocate(size_t(most_counters_ + 1) * sizeof(unsigned)));
-  CUDA_OK(cudaMemset(counter_, 0, size_t(most_counters_ + 1) * sizeof(unsigned)));
+  const size_t n_counter = size_t(cuda::skinny_counters());
+  counter_ = static_cast<unsigned*>(allocate((n_counter + 1) * sizeof(unsigned)));
+  CUDA_OK(cudaMemset(counter_, 0, (n_counter + 1) * sizeof(unsigned)));
   attend_.bytes = cuda::attend_scratch_bytes(limits_, limits_.n_q_head, limits_.head_dim);
   attend_.p = allocate(attend_.bytes);
   arrays_->create(*this, limits_.max_tok);
@@ -153,7 +154,7 @@ void Cuda::reserve(const BackendLimits& l) {
     r.active = static_cast<int32_t*>(allocate((n + 1) * 4));
     r.first = static_cast<int32_t*>(allocate((n + 2) * 4));
     r.pair = static_cast<int32_t*>(allocate(pairs * 4));
-    r.counter = counter_ + most_counters_;
+    r.counter = counter_ + n_counter;
     moe_.hidden = static_cast<__nv_bfloat16*>(allocate(pairs * size_t(limits_.d_expert) * 2));
     moe_.out = static_cast<float*>(allocate(pairs * size_t(limits_.d_moe) * 4));
     if (const auto [bytes, panel] = moe_many_memory(limits_); limits_.max_tok > kSkinnyMost && bytes > moe_many_bytes_)

@@ -111,7 +111,7 @@ class Cuda {
   void reserve(const BackendLimits& limits);
   std::vector<float> to_host(Rows x);
   void from_host(Rows x, std::span<const float> values);
-  static constexpr double kRound = 0x1p-9;  // of activations that enter a matrix product: bf16
+  static constexpr double kRound = 1.0 / 254;   // of activations that enter a matrix product, relative to the largest of their 64
   static int64_t rows_bytes(int64_t rows, int64_t cols) { return rows * cols * 6; }
   static int64_t reserve_bytes(const BackendLimits& limits, int n_threads);
 
@@ -215,7 +215,7 @@ class Cuda {
   std::unique_ptr<Gemm> gemm_;
   Step step_;                              // device pointers
   BackendLimits limits_;
-  int64_t most_partials_ = 0, most_counters_ = 0, most_panel_ = 0;  // over uploaded matrices
+  int64_t most_partials_ = 0, most_panel_ = 0;  // over uploaded matrices
   float* partial_ = nullptr;
   unsigned* counter_ = nullptr;
   cuda::AttendScratch attend_;

@@ -118,8 +118,7 @@ Cuda::Weight Cuda::upload(const TensorView& t) {
   uint8_t* to = static_cast<uint8_t*>(allocate(size_t(w.m.matrix_bytes() * w.n_stack)));
   w.m.p = to;
   if (w.n_stack == 1) {
-    most_partials_ = std::max(most_partials_, 3 * cuda::skinny_partials(w.n_out, w.n_in));  // up to three in a launch
-    most_counters_ = std::max(most_counters_, 3 * cuda::skinny_counters(w.n_out));
+    most_partials_ = std::max(most_partials_, 3 * cuda::skinny_partials(w.m));  // up to three in a launch
     if (w.n_out <= 65536) most_panel_ = std::max(most_panel_, w.n_out * w.n_in);
   }
 

@@ -33,6 +33,7 @@ __device__ __forceinline__ void let_next_start() {
 // What launches are sized by.
 struct DeviceSizes {
   int n_sm = 0, shared = 0;  // multiprocessors; bytes of shared memory a block may have
+  int shared_sm = 0;         // bytes of shared memory of a multiprocessor; each block there takes 1,024 more than it asks for
   int major = 0;             // of the compute capability
 };
 inline const DeviceSizes& device() {
@@ -42,6 +43,7 @@ inline const DeviceSizes& device() {
     FACET_CUDA_CHECK(cudaGetDevice(&id));
     FACET_CUDA_CHECK(cudaDeviceGetAttribute(&v.n_sm, cudaDevAttrMultiProcessorCount, id));
     FACET_CUDA_CHECK(cudaDeviceGetAttribute(&v.shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, id));
+    FACET_CUDA_CHECK(cudaDeviceGetAttribute(&v.shared_sm, cudaDevAttrMaxSharedMemoryPerMultiprocessor, id));
     FACET_CUDA_CHECK(cudaDeviceGetAttribute(&v.major, cudaDevAttrComputeCapabilityMajor, id));
     return v;
   }();

@@ -8,7 +8,7 @@ namespace facet::cuda {
 // All lanes call everything. Sources and sizes are multiples of 16 bytes.
 class WarpRing {
  public:
-  static constexpr int kMaxStages = 6;
+  static constexpr int kMaxStages = 5;
 
   __device__ WarpRing(uint8_t* base, uint64_t* bars, int n_stage, int slot, int lane) : base_(base), bars_(bars), n_stage_(n_stage), slot_(slot), lane_(lane) {
 #if __CUDA_ARCH__ >= 900
@@ -20,26 +20,25 @@ class WarpRing {
 #endif
   }
 
-  // Starts the copy of a tile; null: there is none (the pipeline drains). Call it n_stage - 1 times first, then once after
-  // every wait().
-  __device__ __forceinline__ void fill(const uint8_t* from, int bytes) {
+  // Starts the copy of a tile: at most n_stage - 1 may be on their way or held.
+  __device__ __forceinline__ void push(const uint8_t* from, int bytes) {
     uint8_t* to = base_ + in_ * slot_;
 #if __CUDA_ARCH__ >= 900
-    if (from && lane_ == 0) {
+    if (lane_ == 0) {
       const uint32_t bar = uint32_t(__cvta_generic_to_shared(bars_ + in_)), at = uint32_t(__cvta_generic_to_shared(to));
       asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
       asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(at), "l"(from), "r"(bytes), "r"(bar) : "memory");
     }
 #else
-    if (from)
-      for (int i = lane_ * 16; i < bytes; i += 512) copy16_async(to + i, from + i);
+    for (int i = lane_ * 16; i < bytes; i += 512) copy16_async(to + i, from + i);
     copies_commit();
+    ++pending_;
 #endif
     in_ = in_ + 1 == n_stage_ ? 0 : in_ + 1;
   }
 
-  // The next tile, once it has arrived. It stays until the fill() after the next wait().
-  __device__ __forceinline__ const uint8_t* wait() {
+  // The oldest tile that was pushed, once it has arrived. It stays until the push() after the next pop().
+  __device__ __forceinline__ const uint8_t* pop() {
     const uint8_t* tile = base_ + out_ * slot_;
 #if __CUDA_ARCH__ >= 900
     const uint32_t bar = uint32_t(__cvta_generic_to_shared(bars_ + out_));
@@ -47,18 +46,22 @@ class WarpRing {
         "{\n.reg .pred p;\nagain:\nmbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n@p bra done;\nbra again;\ndone:\n}" ::"r"(bar), "r"(phase_)
         : "memory");
 #else
-    copies_wait(n_stage_ - 2);
+    copies_wait(--pending_);
 #endif
     __syncwarp();
     if (++out_ == n_stage_) out_ = 0, phase_ ^= 1;
     return tile;
   }
+  __device__ int n_stage() const { return n_stage_; }
+  // The ring's memory, when nothing is on its way and nothing held.
+  __device__ float* memory() const { return reinterpret_cast<float*>(base_); }
 
  private:
   uint8_t* base_;
   uint64_t* bars_;
   int n_stage_, slot_, lane_;
   int in_ = 0, out_ = 0;
+  int pending_ = 0;
   uint32_t phase_ = 0;
 };
 

@@ -7,20 +7,22 @@
 // How weight matrices lie in device memory: tiles of 16 rows, in the order in which the lanes of a warp feed them to
 // tensor cores, with the same number of bytes as in the file. A strip is 16 rows, its tiles one after the other.
 //
-// Lane 4 g + t of a warp holds rows g and g + 8. In every 64 columns it has 8 of the first 32 and 8 of the second:
-// 32 h + 8 t + i (Q6_K, whose scales are for 16 columns: 32 h + 16 (i / 4) + 4 t + i % 4), i = 0..7. Codes of 4 bits
-// lie in one word a row and half, code i at bit 4 (i / 2) + 16 (i % 2), so that a shift, an AND and an OR give two
-// bf16 numbers 128 + code. j counts groups of 64 columns.
+// Lane 4 g + t of a warp holds rows g and g + 8. In every 64 columns it has 8 of the first 32 and 8 of the second, h: of
+// codes 32 h + 16 (i / 4) + 4 t + i % 4, i = 0..7, of bf16 and f16 32 h + 8 t + i. Codes lie in words of four columns,
+// which are operands of integer tensor cores once the bits are in place: word e of four is row g + 8 (e % 2), columns
+// 16 (e / 2) + 4 t.. A byte of a word of nibbles has the column of the first 32 in its low half, of the second in its
+// high half. j counts groups of 64 columns.
 //
-//   Q4_K  256 columns   codes [j][lane][h][row] words | row: d, dmin, M[4], S[8]
+//   Q4_K  256 columns   nibbles [j][lane][e] | row: d, dmin, M[4], S[8]
 //                       S[i] bits 0-5: scale i; M[i]: low nibbles of minima i (lo) and i + 4 (hi), their top bits in
 //                       S[i] and S[i + 4] bits 6-7
-//   Q5_K  256 columns   codes as Q4_K | fifth bits [lane][j] words, bit 8 h + 4 row + i / 2 + 16 (i % 2) | rows as Q4_K
-//   Q6_K  256 columns   low nibbles as Q4_K | top pairs [j / 2][lane][j % 2][row] words, at bit 8 h + 2 (i / 2) + 16 (i % 2)
-//                       | scales [row][16] | d [row]
-//   Q4_0  64 columns    codes [lane][h][row] words | d [row][h]
-//   Q5_0  64 columns    as Q4_0 | fifth bits [lane] words as Q5_K's | d [row][h]
-//   Q8_0  64 columns    codes [h][lane][row][i] bytes | d [row][h]
+//   Q5_K  256 columns   nibbles as Q4_K | fifth bits [lane][j] words, a byte a column: bit e first, bit 4 + e second half
+//                       | rows as Q4_K
+//   Q6_K  256 columns   nibbles as Q4_K | top pairs [j / 2][lane][j % 2][row] words, a byte a column, bits 2 s of columns 16 s..;
+//                       the upper bit inverted: the sign of code - 32 | scales [row][16] | d [row]
+//   Q4_0  64 columns    nibbles [lane][e], signed: code - 8 | d [row][h]
+//   Q5_0  64 columns    nibbles [lane][e] | fifth bits [lane] words as Q5_K's, inverted: the sign of code - 16 | d [row][h]
+//   Q8_0  64 columns    codes [h][lane][e] | d [row][h]
 //   BF16, F16 64 columns   [h][row][lane][i]
 //
 // Rows and columns beyond the matrix are zeros.

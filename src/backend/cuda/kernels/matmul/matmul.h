@@ -23,15 +23,14 @@ struct SkinnyMatrix {
   __nv_bfloat16* y_bf = nullptr;    // the same in bf16, if wanted
   int64_t y_bf_stride = 0;
 };
-struct SkinnyWork {                 // memory for partial sums, from skinny_work_bytes; counters are zero between launches
-  float* partial = nullptr;
-  unsigned* counter = nullptr;
+struct SkinnyWork {
+  float* partial = nullptr;         // sums of some of the columns
+  unsigned* counter = nullptr;      // zero between launches
 };
 constexpr int kSkinnyRows = 16;     // rows of one launch
-constexpr int kSkinnyCols = 2816;   // columns of one part of a row
-// Floats and counters for matrices of at most so many rows and columns.
-int64_t skinny_partials(int64_t n_out, int64_t n_in);
-int64_t skinny_counters(int64_t n_out);
+// Floats and counters of it for a product with one such matrix.
+int64_t skinny_partials(const TiledMatrix&);
+int skinny_counters();
 // y[t] = W x[t] for t < n_tok <= kSkinnyRows; x [n_tok, n_in] in bf16. A row's bits depend on that row alone.
 void skinny(cudaStream_t, const SkinnyMatrix* m, int n_matrix, bool glu, facet::Act act, const __nv_bfloat16* x, int64_t x_stride, int n_tok,
             SkinnyWork);

@@ -21,13 +21,12 @@ namespace {
 constexpr int kWarps = 8;
 constexpr int kBlockElements = kMoeStrip * 64;
 
-// Codes of four bits (and fifths, at bit 0 and 16) as bf16 numbers 128 + code, two to a word, then scale * code + offset.
-__device__ __forceinline__ void codes_to_values(float (&v)[8], uint32_t q, uint32_t fifth, bool five, float scale, float offset) {
+// scale * code + offset of four columns, the codes in a word's bytes, below 128.
+__device__ __forceinline__ void codes_to_values(float* v, uint32_t codes, float scale, float offset) {
   const float base = offset - 128.f * scale;
 #pragma unroll
-  for (int k = 0; k < 4; ++k) {
-    uint32_t w = ((q >> (4 * k)) & 0x000F000Fu) | 0x43004300u;
-    if (five) w |= ((fifth >> k) & 0x00010001u) << 4;
+  for (int k = 0; k < 2; ++k) {  // two at a time become bf16 numbers 128 + code
+    const uint32_t w = __byte_perm(codes, 0x43434343u, k == 0 ? 0x4140 : 0x4342);
     v[2 * k] = fmaf(scale, __uint_as_float(w << 16), base);
     v[2 * k + 1] = fmaf(scale, __uint_as_float(w & 0xFFFF0000u), base);
   }
@@ -37,8 +36,18 @@ __device__ __forceinline__ void codes_to_values(float (&v)[8], uint32_t q, uint3
 template <Tile T, class Put>
 __device__ __forceinline__ void each_value(const uint8_t* w, int lane, Put&& put) {
   auto words = [&](int at) { return __ldg(reinterpret_cast<const uint4*>(w + at)); };
+  auto word = [&](int at) { return __ldg(reinterpret_cast<const uint32_t*>(w + at)); };
   const int g = lane / 4;
   float v[8];
+  // Nibbles of a half, and their fifth bits.
+  auto nibbles = [&](uint4 q, uint32_t fifths, int h, int row, uint32_t flip, float scale, float offset) {
+#pragma unroll
+    for (int part = 0; part < 2; ++part) {
+      const uint32_t e = part == 0 ? (row == 0 ? q.x : q.y) : (row == 0 ? q.z : q.w);
+      const uint32_t codes = (((e >> (4 * h)) & 0x0F0F0F0Fu) | ((fifths >> (4 * h + 2 * part + row)) & 0x01010101u) << 4) ^ flip;
+      codes_to_values(v + 4 * part, codes, scale, offset);
+    }
+  };
   if constexpr (T == Tile::kQ4_K || T == Tile::kQ5_K) {
     constexpr bool five = T == Tile::kQ5_K;
     const uint4 fifths = five ? words(2048 + lane * 16) : uint4{};
@@ -54,24 +63,22 @@ __device__ __forceinline__ void each_value(const uint8_t* w, int lane, Put&& put
         for (int h = 0; h < 2; ++h) {
           const int sub = 2 * j + h;
           const uint32_t s = (sub < 4 ? head[row].z : head[row].w) >> (8 * (sub % 4)) & 255, m = head[row].y >> (8 * (sub % 4) + (sub < 4 ? 0 : 4)) & 15;
-          const uint32_t q = h == 0 ? (row == 0 ? codes[j].x : codes[j].y) : (row == 0 ? codes[j].z : codes[j].w);
           const uint32_t f = j == 0 ? fifths.x : j == 1 ? fifths.y : j == 2 ? fifths.z : fifths.w;
-          codes_to_values(v, q, f >> (8 * h + 4 * row), five, d * float(s & 63), -dmin * float(m | s >> 6 << 4));
+          nibbles(codes[j], f, h, row, 0, d * float(s & 63), -dmin * float(m | s >> 6 << 4));
           put(j, h, row, v);
         }
     }
   } else if constexpr (T == Tile::kQ4_0 || T == Tile::kQ5_0) {
     constexpr bool five = T == Tile::kQ5_0;
     const uint4 codes = words(lane * 16);
-    const uint32_t f = five ? __ldg(reinterpret_cast<const uint32_t*>(w + 512 + lane * 4)) : 0;
+    const uint32_t f = five ? word(512 + lane * 4) : 0;
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
-      const uint32_t d2 = __ldg(reinterpret_cast<const uint32_t*>(w + (five ? 640 : 512) + (g + 8 * row) * 4));
+      const uint32_t d2 = word((five ? 640 : 512) + (g + 8 * row) * 4);
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        const uint32_t q = h == 0 ? (row == 0 ? codes.x : codes.y) : (row == 0 ? codes.z : codes.w);
         const float d = half_at(d2, h);
-        codes_to_values(v, q, f >> (8 * h + 4 * row), five, d, d * (five ? -16.f : -8.f));
+        nibbles(codes, f, h, row, five ? 0x10101010u : 0x08080808u, d, d * (five ? -16.f : -8.f));
         put(0, h, row, v);
       }
     }
@@ -80,11 +87,11 @@ __device__ __forceinline__ void each_value(const uint8_t* w, int lane, Put&& put
     for (int h = 0; h < 2; ++h) codes[h] = words(h * 512 + lane * 16);
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
-      const uint32_t d2 = __ldg(reinterpret_cast<const uint32_t*>(w + 1024 + (g + 8 * row) * 4));
+      const uint32_t d2 = word(1024 + (g + 8 * row) * 4);
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         const float d = half_at(d2, h);
-        const uint32_t q[2] = {row == 0 ? codes[h].x : codes[h].z, row == 0 ? codes[h].y : codes[h].w};
+        const uint32_t q[2] = {row == 0 ? codes[h].x : codes[h].y, row == 0 ? codes[h].z : codes[h].w};
 #pragma unroll
         for (int i = 0; i < 8; ++i) v[i] = d * float(int8_t(q[i / 4] >> (8 * (i % 4))));
         put(0, h, row, v);
@@ -136,7 +143,7 @@ __global__ void __launch_bounds__(kWarps * 32) panel_kernel(const PanelArgs a) {
       const int r = row0 + row * apart + g;
       __nv_bfloat16* const line = to + block * kBlockElements + r * 64;
       const uint4 w = {pack_bf16(v[0], v[1]), pack_bf16(v[2], v[3]), pack_bf16(v[4], v[5]), pack_bf16(v[6], v[7])};
-      if (T == Tile::kQ6_K) {
+      if (T < Tile::kBF16) {  // four columns, and four 16 further
         const int c = 32 * h + 4 * t;
         __stcg(reinterpret_cast<uint2*>(line + ((c / 8) ^ (r % 8)) * 8 + c % 8), make_uint2(w.x, w.y));
         __stcg(reinterpret_cast<uint2*>(line + ((c / 8 + 2) ^ (r % 8)) * 8 + c % 8), make_uint2(w.z, w.w));

@@ -6,25 +6,27 @@
 //
 // Shapes     e [T, D] bf16; gate, up [N, F, D], down [N, D, F] tiled; y [T, D] f32
 // Bytes      the weights of the distinct experts, once
-// Launch     blocks walk over (active expert, some strips); how many there are is read from device memory, so the
-//            launch depends on shapes alone. A group of warps multiplies a strip with all the expert's tokens
-// Order      columns in kUpSlices or kDownSlices slices, tiles from the left; slices in order; experts in rank order. None of it depends
-//            on the other tokens: the same bits for T = 1 and 16
-// Reference  CpuRef::moe    Test tests/kernels/cuda_moe_test.cpp    Bench bench/verbs/cuda_matmul_bench.cpp
+// Launch     a block a multiprocessor; blocks share the strips of the active experts, warps a block's tiles.
+// How many experts
+//            there are is read from device memory, so the launch depends on shapes alone
+// Order      columns of a strip in kUpSlices or kDownSlices slices, tiles from the left; slices in order;
+// experts in rank
+//            order. None of it depends on the other tokens: the same bits for T = 1 and 16
+// Reference  CpuRef::moe    Test tests/kernels/cuda_moe_test.cpp    Bench bench/verbs/cuda_matmul_bench.cu
 #include <algorithm>
+#include <type_traits>
 
 #include "backend/cuda/kernels/common/activate.cuh"
 #include "backend/cuda/kernels/common/launch.cuh"
-#include "backend/cuda/kernels/common/ring.cuh"
-#include "backend/cuda/kernels/matmul/tile_product.cuh"
+#include "backend/cuda/kernels/matmul/stream.cuh"
 #include "backend/cuda/kernels/moe/moe.h"
 
 namespace facet::cuda {
 namespace {
 
-// Slices of gate and up are short, so that every multiprocessor's warps have some; down's rows are short already.
-constexpr int kUpSlices = 8, kDownSlices = 4;
-constexpr int warps_of(int n) { return n == 1 ? 24 : 16; }  // of a block; more rows need more registers
+constexpr int kUpSlices = 6, kDownSlices = 4;
+constexpr int kRows = 8;  // of an expert at a time, when there are several tokens
+constexpr int kWarps = 12;
 
 struct ExpertArgs {
   TiledMatrix w[2];
@@ -35,134 +37,165 @@ struct ExpertArgs {
   bool by_token;
   int n_used, n_expert;
   Routing r;
-  __nv_bfloat16* hidden;   // gate_up's output
-  float* out;              // down's
+  __nv_bfloat16* hidden;  // gate_up's output
+  float* out;             // down's
   int n_out;
   Act act;
-  int slot, n_stage;       // of a warp's ring: bytes of a stage, stages
-  int cols;                // a multiple of 64
+  int slot, n_stage;  // of a warp's ring: bytes of a stage, stages
 };
 
-struct Cursor {
-  int item, sub, tile, tile_end, bytes;
-  const uint8_t* p;
-};
-
-template <int kSlices>
-__device__ __forceinline__ void group_sync(int group) { asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "n"(kSlices * 32) : "memory"); }
-
-// Item i: an active expert and a strip block; the strip of this warp's group, or -1.
-template <int kGroups>
-__device__ __forceinline__ int strip_of(const ExpertArgs& a, int item, int group) {
-  const int s = item % ((a.n_strip + kGroups - 1) / kGroups) * kGroups + group;
-  return s < a.n_strip ? s : -1;
-}
-template <int kGroups>
-__device__ __forceinline__ int active_of(const ExpertArgs& a, int item) { return item / ((a.n_strip + kGroups - 1) / kGroups); }
-
-template <int kSlices, int kGroups>
-__device__ __forceinline__ void open_strip(Cursor& c, const ExpertArgs& a, int n_item, int group, int slice) {
-  c.tile = c.tile_end = 0;
-  if (c.item >= n_item) return;
-  const int strip = strip_of<kGroups>(a, c.item, group);
-  if (strip < 0) return;
-  const TiledMatrix& w = a.w[c.sub];
-  c.tile = w.n_tile() * slice / kSlices;
-  c.tile_end = w.n_tile() * (slice + 1) / kSlices;
-  c.bytes = tile_bytes(w.tile);
-  c.p = w.strip(a.r.active[active_of<kGroups>(a, c.item)], a.strip0[c.sub] + strip) + int64_t(c.tile) * c.bytes;
-}
-template <int kSlices, int kGroups>
-__device__ __forceinline__ void fetch(Cursor& c, const ExpertArgs& a, int n_item, int group, int slice, WarpRing& ring) {
-  while (c.item < n_item && c.tile == c.tile_end) {
-    if (++c.sub == a.n_sub) c.sub = 0, c.item += int(gridDim.x);
-    open_strip<kSlices, kGroups>(c, a, n_item, group, slice);
+// The strips of one expert: a job is a strip, or one of each matrix.
+struct ExpertJobs {
+  const ExpertArgs& a;
+  int expert;
+  __device__ int n_sub() const { return a.n_sub; }
+  __device__ Strip strip(int job, int sub) const {
+    const TiledMatrix& w = a.w[sub];
+    return {w.strip(expert, a.strip0[sub] + job), w.tile, w.n_tile()};
   }
-  ring.fill(c.item < n_item ? c.p : nullptr, c.bytes);
-  c.p += c.bytes;
-  ++c.tile;
-}
+};
 
-template <int N, int kSlices>
-__global__ void __launch_bounds__(warps_of(N) * 32, 1) expert_kernel(const __grid_constant__ ExpertArgs a) {
-  constexpr int kWarps = warps_of(N), kGroups = kWarps / kSlices;
+template <int N, bool kFloat>
+using ActsOf = std::conditional_t<kFloat, ActsBf16<N>, ActsInt<N>>;
+
+template <int N, int kSlices, bool kFloat>
+__global__ void __launch_bounds__(kWarps * 32, N == 1 ? 2 : 1)
+    expert_kernel(const __grid_constant__ ExpertArgs a) {
+  using Acts = ActsOf<N, kFloat>;
+  constexpr int kTiles = Acts::kTiles, kPart = kPartFloats<N>;
   extern __shared__ __align__(128) uint8_t shared[];
-  constexpr int kTiles = Acts<N>::kTiles, kOut = N == 1 ? 1 : kTiles * 8;
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, slice = warp % kSlices, group = warp / kSlices;
-  uint8_t* const b = shared;
-  float* const sum = reinterpret_cast<float*>(b + Acts<N>::bytes(a.cols));
-  uint32_t* const hl = reinterpret_cast<uint32_t*>(sum + acts_sums(N, a.cols));
-  float* const red = reinterpret_cast<float*>(hl + a.cols / 32 * N) + group * (2 * kSlices * 16 * kOut);
   __shared__ uint64_t bars[kWarps][WarpRing::kMaxStages];
-  WarpRing ring(shared + (acts_bytes(N, a.cols) + kWarps * 2 * 16 * kOut * 4 + 127) / 128 * 128 + warp * a.n_stage * a.slot, bars[warp], a.n_stage,
-                a.slot, lane);
-  const Acts<N> x{b, sum, hl};
+  const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32, n_warp = int(blockDim.x) / 32;
+  const int n_unit = a.n_sub * kSlices;  // of a job: slices of its strips
+  const Acts x{shared};
+  float* const parts = reinterpret_cast<float*>(shared + Acts::bytes(a.w[0].n_in));  // [warp][unit of a job]
+  WarpRing ring(reinterpret_cast<uint8_t*>(parts + n_warp * n_unit * kPart) + warp * a.n_stage * a.slot,
+                bars[warp], a.n_stage, a.slot, lane);
 
   wait_for_previous();
   let_next_start();
-  const int n_item = a.r.active[a.n_expert] * ((a.n_strip + kGroups - 1) / kGroups);
-  Cursor next{.item = int(blockIdx.x), .sub = 0, .tile = 0, .tile_end = 0, .bytes = 0, .p = nullptr};
-  open_strip<kSlices, kGroups>(next, a, n_item, group, slice);
-  for (int i = 0; i + 1 < a.n_stage; ++i) fetch<kSlices, kGroups>(next, a, n_item, group, slice, ring);
+  const int n_active = a.r.active[a.n_expert], grid = int(gridDim.x), all = n_active * a.n_strip;
+  // A block has strips of one expert, unless an equal share of all strips takes clearly less time.
+  const int blocks = grid / n_active, even = (all + grid - 1) / grid;
+  int job0, job1;
+  if (blocks > 0 && (a.n_strip + blocks - 1) / blocks <= even + 2) {
+    const int e = int(blockIdx.x) / blocks, i = int(blockIdx.x) % blocks;
+    if (e >= n_active) return;
+    job0 = e * a.n_strip + a.n_strip * i / blocks, job1 = e * a.n_strip + a.n_strip * (i + 1) / blocks;
+  } else {
+    job0 = int(int64_t(all) * int(blockIdx.x) / grid), job1 = int(int64_t(all) * int(blockIdx.x + 1) / grid);
+  }
 
-  int staged = -1;
-  for (int item = int(blockIdx.x); item < n_item; item += int(gridDim.x)) {
-    const int active = active_of<kGroups>(a, item), first = a.r.first[active], n_pair = a.r.first[active + 1] - first;
-    if (active != staged) {
-      __syncthreads();
-      stage_acts<N>(b, sum, hl,
-                    [&](int n) { return a.x + int64_t(a.by_token ? a.r.pair[first + n] / a.n_used : first + n) * a.x_stride; }, n_pair,
-                    a.w[0].n_in, 0, a.cols, int(threadIdx.x), int(blockDim.x));
-      __syncthreads();
-      staged = active;
-    }
-    const int strip = strip_of<kGroups>(a, item, group);
-    if (strip < 0) continue;
-    for (int sub = 0; sub < a.n_sub; ++sub) {
-      const TiledMatrix& w = a.w[sub];
-      const int end = w.n_tile() * (slice + 1) / kSlices, wide = tile_cols(w.tile) / 8;
-      float acc[kTiles][4] = {};
-      for (int tile = w.n_tile() * slice / kSlices; tile < end; ++tile) {
-        const uint8_t* weights = ring.wait();
-        fetch<kSlices, kGroups>(next, a, n_item, group, slice, ring);
-        tile_product<N>(w.tile, weights, x, tile * wide, lane, acc);
+  bool again = false;
+  for (int job = job0; job < job1;) {
+    const int active = job / a.n_strip, strip0 = job - active * a.n_strip,
+              strip1 = min(a.n_strip, strip0 + job1 - job);
+    job += strip1 - strip0;
+    const int first = a.r.first[active], n_all = a.r.first[active + 1] - first;
+    const ExpertJobs jobs{a, a.r.active[active]};
+    const int n_tile[2] = {a.w[0].n_tile(), a.w[1].n_tile()};
+    // Units are counted from the first of strip0; run w has units unit_at(w)..
+    const int units = (strip1 - strip0) * n_unit;
+    auto unit_at = [&](int w) { return units * w / n_warp; };
+    auto tile_of = [&](int in_job) {
+      return in_job < kSlices ? n_tile[0] * in_job / kSlices
+                              : n_tile[0] + n_tile[1] * (in_job - kSlices) / kSlices;
+    };
+    auto place_of = [&](int unit) { return TilePlace{strip0 + unit / n_unit, tile_of(unit % n_unit)}; };
+    const int unit0 = unit_at(warp), unit1 = unit_at(warp + 1);
+
+    for (int pair0 = 0; pair0 < n_all; pair0 += N) {
+      const int n_pair = min(N, n_all - pair0);
+      if (again) {  // shared memory is used again, by the copy engine as well
+        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+        __syncthreads();
       }
-      float* const r = red + (sub * kSlices + slice) * 16 * kOut;
-      const int g = lane / 4, t = lane % 4;
-      if (N == 1) {
-        if (t == 0) r[g] = acc[0][0], r[g + 8] = acc[0][2];
-      } else {
+      again = true;
+      TileCursor<ExpertJobs> next(jobs, place_of(unit0), place_of(unit1));
+      for (int i = 0; i + 1 < a.n_stage; ++i) next.fetch(ring);
+      stage(
+          x,
+          [&](int n) {
+            return a.x + int64_t(a.by_token ? a.r.pair[first + pair0 + n] / a.n_used : first + pair0 + n) *
+                             a.x_stride;
+          },
+          n_pair, a.w[0].n_in, 0, (a.w[0].n_in + 63) / 64 * 64, warp, n_warp, lane);
+      __syncthreads();
+
+      auto emit = [&](int strip, int r, int n, float v0, float v1) {
+        const int row = strip * 16 + r, p = first + pair0 + n;
+        if (n >= n_pair || row >= a.n_out) return;
+        if (a.n_sub == 2)
+          a.hidden[int64_t(p) * a.n_out + row] = __float2bfloat16_rn(activate(v0, a.act) * v1);
+        else
+          a.out[int64_t(a.r.pair[p]) * a.n_out + row] = v1;
+      };
+      float* const last = ring.memory();
+      float total[kTiles][4] = {},
+            other[kTiles][4] = {};  // of the strip at hand, of the one before it in the same job
+      for (int unit = unit0; unit < unit1; ++unit) {
+        const int in_job = unit % n_unit, sub = in_job / kSlices, strip = strip0 + unit / n_unit;
+        const int before = sub ? n_tile[0] : 0, i0 = tile_of(in_job) - before,
+                  i1 = (in_job + 1 == n_unit ? n_tile[0] + (a.n_sub == 2 ? n_tile[1] : 0)
+                                             : tile_of(in_job + 1)) -
+                       before;
+        float acc[kTiles][4] = {};
+        with_product<N>(a.w[sub].tile, x, lane, [&](auto&& product) {
+#pragma unroll 1
+          for (int i = i0; i < i1; ++i) {
+            const uint8_t* w = ring.pop();
+            next.fetch(ring);
+            product(w, i, acc);
+          }
+        });
+        if (unit - in_job < unit0) {  // another run has the strip's beginning
+          keep_part<N, Acts>(parts + (warp * n_unit + in_job) * kPart, acc, lane);
+          continue;
+        }
 #pragma unroll
-        for (int n = 0; n < kTiles; ++n) {
-          *reinterpret_cast<float2*>(r + g * kOut + n * 8 + 2 * t) = {acc[n][0], acc[n][1]};
-          *reinterpret_cast<float2*>(r + (g + 8) * kOut + n * 8 + 2 * t) = {acc[n][2], acc[n][3]};
+        for (int n = 0; n < kTiles; ++n)
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            if (in_job == kSlices) other[n][i] = total[n][i];
+            total[n][i] = in_job % kSlices == 0 ? acc[n][i] : total[n][i] + acc[n][i];
+          }
+        if (in_job + 1 == n_unit) {
+          const int g = lane / 4, t = lane % 4;
+#pragma unroll
+          for (int n = 0; n < kTiles; ++n)
+#pragma unroll
+            for (int i = 0; i < 4; ++i)
+              if (N > 1 || (t == 0 && i % 2 == 0))
+                emit(strip, g + i / 2 * 8, N == 1 ? 0 : 8 * n + 2 * t + i % 2, other[n][i], total[n][i]);
+        } else if (unit + 1 == unit1) {
+          keep_part<N, Acts>(last, total, lane);
+          keep_part<N, Acts>(last + kPart, other, lane);
         }
       }
+      __syncthreads();
+      // Jobs that several runs had units of: the run with the first unit adds up, in the order of units.
+      const int done = unit1 % n_unit;
+      if (unit0 == unit1 || done == 0 || unit1 - done < unit0) continue;
+      for (int i = lane; i < kPart; i += 32) {
+        float v = last[i], v0 = last[kPart + i];
+        int owner = warp + 1;
+        for (int in_job = done; in_job < n_unit; ++in_job) {
+          while (unit_at(owner + 1) <= unit1 - done + in_job) ++owner;
+          const float u = parts[(owner * n_unit + in_job) * kPart + i];
+          if (in_job == kSlices) v0 = v;
+          v = in_job % kSlices == 0 ? u : v + u;
+        }
+        emit(strip0 + unit1 / n_unit, i / N, i % N, v0, v);
+      }
     }
-    group_sync<kSlices>(group);
-    for (int i = slice * 32 + lane; i < 16 * kOut; i += kSlices * 32) {
-      const int row = strip * 16 + i / kOut, n = i % kOut;
-      if (n >= n_pair || row >= a.n_out) continue;
-      auto slices = [&](int sub) {
-        const float* r = red + sub * kSlices * 16 * kOut + i;
-        float v = r[0];
-#pragma unroll
-        for (int k = 1; k < kSlices; ++k) v += r[k * 16 * kOut];
-        return v;
-      };
-      if (a.n_sub == 2)
-        a.hidden[int64_t(first + n) * a.n_out + row] = __float2bfloat16_rn(activate(slices(0), a.act) * slices(1));
-      else
-        a.out[int64_t(a.r.pair[first + n]) * a.n_out + row] = slices(0);
-    }
-    group_sync<kSlices>(group);
   }
 }
 
 __global__ void combine_kernel(Mat y, const float* out, const float* weight, int n_used) {
   wait_for_previous();
   let_next_start();
-  const int per_row = y.cols / 4, i = int(blockIdx.x * blockDim.x + threadIdx.x), t = i / per_row, c = i % per_row * 4;
+  const int per_row = y.cols / 4, i = int(blockIdx.x * blockDim.x + threadIdx.x), t = i / per_row,
+            c = i % per_row * 4;
   if (t >= y.rows) return;
   float4 s = {};
   for (int k = 0; k < n_used; ++k) {
@@ -176,28 +209,37 @@ __global__ void combine_kernel(Mat y, const float* out, const float* weight, int
 
 constexpr int kOwnShared = 1536;  // bytes of shared memory that the kernel declares itself, at most
 
-template <int N, int kSlices>
-void run(cudaStream_t stream, ExpertArgs a, int n_expert_most) {
-  constexpr int kWarps = warps_of(N), kGroups = kWarps / kSlices;
-  const int out = N == 1 ? 1 : Acts<N>::kTiles * 8;
-  const int fixed = acts_bytes(N, a.cols) + kWarps * 2 * 16 * out * 4 + 128, stage = kWarps * a.slot;
-  a.n_stage = std::min((device().shared - kOwnShared - fixed) / stage, WarpRing::kMaxStages);
-  CHECK(a.n_stage >= 2, "{} bytes of shared memory are too few for {} columns", device().shared, a.cols);
-  static const bool once = (allow_shared(expert_kernel<N, kSlices>, size_t(device().shared - kOwnShared)), true);
+template <int N, int kSlices, bool kFloat>
+void run(cudaStream_t stream, ExpertArgs a) {
+  const int n_warp = device().shared >= 160 * 1024 ? kWarps : kWarps / 2, room = device().shared - kOwnShared;
+  const int fixed = ActsOf<N, kFloat>::bytes(a.w[0].n_in) + n_warp * a.n_sub * kSlices * kPartFloats<N> * 4;
+  const int stage = n_warp * a.slot, half = (device().shared_sm / 2 - 1024) - kOwnShared;
+  a.n_stage = std::min((N == 1 && (half - fixed) / stage >= 2 ? half - fixed : room - fixed) / stage,
+                       WarpRing::kMaxStages);
+  CHECK(a.n_stage >= 2, "{} bytes of shared memory are too few for {} columns", device().shared, a.w[0].n_in);
+  static const bool once = (allow_shared(expert_kernel<N, kSlices, kFloat>, size_t(room)), true);
   (void)once;
-  const int items = n_expert_most * ((a.n_strip + kGroups - 1) / kGroups);
-  launch(expert_kernel<N, kSlices>, dim3(unsigned(std::min(device().n_sm, items))), dim3(kWarps * 32), size_t(fixed + a.n_stage * stage), stream, a);
+  launch(expert_kernel<N, kSlices, kFloat>, dim3(unsigned(device().n_sm)), dim3(unsigned(n_warp * 32)),
+         size_t(fixed + n_warp * a.n_stage * a.slot), stream, a);
 }
 template <int kSlices>
-void run_for(cudaStream_t stream, const ExpertArgs& a, int n_tok) {
-  const int n = std::min(n_tok * a.n_used, a.n_expert);
-  n_tok == 1 ? run<1, kSlices>(stream, a, n) : n_tok <= 8 ? run<8, kSlices>(stream, a, n) : run<16, kSlices>(stream, a, n);
+void run_for(cudaStream_t stream, ExpertArgs a, int n_tok) {
+  a.slot = 1024;  // room for a part of two strips in two stages
+  for (int i = 0; i < a.n_sub; ++i) a.slot = std::max(a.slot, tile_bytes(a.w[i].tile));
+  const bool is_bf = a.w[0].tile >= Tile::kBF16;
+  CHECK(a.n_sub == 1 || (a.w[1].tile >= Tile::kBF16) == is_bf,
+        "gate and up of types that do not go together");
+  if (n_tok == 1)
+    is_bf ? run<1, kSlices, true>(stream, a) : run<1, kSlices, false>(stream, a);
+  else
+    is_bf ? run<kRows, kSlices, true>(stream, a) : run<kRows, kSlices, false>(stream, a);
 }
 
 }  // namespace
 
 void moe_small(cudaStream_t stream, const MoeSmall& m, Mat y, Mat e, int n_tok, const MoeBuffers& b) {
-  CHECK(n_tok <= kMoeRows && y.cols == m.down.n_out && e.cols == m.gate.n_in, "{} tokens, {} columns", n_tok, e.cols);
+  CHECK(n_tok <= kMoeRows && y.cols == m.down.n_out && e.cols == m.gate.n_in, "{} tokens, {} columns", n_tok,
+        e.cols);
   ExpertArgs a{};
   a.w[0] = m.gate, a.w[1] = m.up;
   a.strip0[1] = m.up_strip;
@@ -205,17 +247,16 @@ void moe_small(cudaStream_t stream, const MoeSmall& m, Mat y, Mat e, int n_tok, 
   a.x = e.bf, a.x_stride = e.bf_stride, a.by_token = true;
   a.n_used = m.n_used, a.n_expert = m.n_expert, a.r = b.routing;
   a.hidden = b.hidden, a.n_out = m.d_expert, a.act = m.act;
-  a.slot = std::max(tile_bytes(m.gate.tile), tile_bytes(m.up.tile)), a.cols = (e.cols + 63) / 64 * 64;
   run_for<kUpSlices>(stream, a, n_tok);
 
   ExpertArgs d = a;
   d.w[0] = m.down, d.n_sub = 1, d.n_strip = m.down.n_strip();
   d.x = b.hidden, d.x_stride = m.d_expert, d.by_token = false;
   d.out = b.out, d.n_out = y.cols;
-  d.slot = tile_bytes(m.down.tile), d.cols = (m.d_expert + 63) / 64 * 64;
   run_for<kDownSlices>(stream, d, n_tok);
 
-  launch(combine_kernel, dim3(unsigned((n_tok * (y.cols / 4) + 127) / 128)), dim3(128), 0, stream, Mat{.p = y.p, .rows = n_tok, .cols = y.cols, .stride = y.stride}, b.out, b.routing.weight, m.n_used);
+  launch(combine_kernel, dim3(unsigned((n_tok * (y.cols / 4) + 127) / 128)), dim3(128), 0, stream,
+         Mat{.p = y.p, .rows = n_tok, .cols = y.cols, .stride = y.stride}, b.out, b.routing.weight, m.n_used);
 }
 
 }  // namespace facet::cuda

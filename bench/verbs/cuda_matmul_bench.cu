@@ -1,0 +1,107 @@
+// Times matrix products with few rows on one GPU at Gemma's shapes, one JSON object per line.
+//   facet_cuda_matmul_bench [substring of the names to run]
+// Each case is a graph of calls that walk over copies of the weights larger together than the L2; the time is
+// the median of its replays over the calls. The read bandwidth they are compared with is measured first.
+#include <cstdio>
+#include <random>
+#include <string>
+
+#include "backend/cuda/kernels/matmul/matmul.h"
+#include "backend/cuda/kernels/probe.h"
+#include "cuda_bench.h"
+
+using namespace facet;
+using cuda::Tile;
+
+namespace {
+
+uint8_t* allocate(size_t bytes) {
+  void* p = nullptr;
+  FACET_CUDA_CHECK(cudaMalloc(&p, bytes));
+  return static_cast<uint8_t*>(p);
+}
+
+struct Case {
+  const char* name;
+  int n_in;
+  std::vector<std::pair<Tile, int>> w;  // types and rows
+  bool glu;
+};
+
+const std::vector<Case> kCases = {
+    {"31b qkv sliding", 5376, {{Tile::kQ4_K, 8192}, {Tile::kQ4_K, 4096}, {Tile::kQ6_K, 4096}}, false},
+    {"31b o sliding", 8192, {{Tile::kQ4_K, 5376}}, false},
+    {"31b gate_up", 5376, {{Tile::kQ4_K, 21504}, {Tile::kQ4_K, 21504}}, true},
+    {"31b down", 21504, {{Tile::kQ4_K, 5376}}, false},
+    {"31b down q6_k", 21504, {{Tile::kQ6_K, 5376}}, false},
+    {"31b lm_head", 5376, {{Tile::kQ6_K, 262144}}, false},
+    {"26b qkv sliding", 2816, {{Tile::kQ4_K, 4096}, {Tile::kQ4_K, 2048}, {Tile::kQ6_K, 2048}}, false},
+    {"26b o sliding", 4096, {{Tile::kQ4_K, 2816}}, false},
+    {"26b gate_up", 2816, {{Tile::kQ4_K, 2112}, {Tile::kQ4_K, 2112}}, true},
+    {"26b down", 2112, {{Tile::kQ8_0, 2816}}, false},
+    {"26b lm_head", 2816, {{Tile::kQ6_K, 262144}}, false},
+    {"12b q5_k gate_up", 3840, {{Tile::kQ5_K, 15360}, {Tile::kQ5_K, 15360}}, true},
+    {"q4_0 gate_up", 5376, {{Tile::kQ4_0, 21504}, {Tile::kQ4_0, 21504}}, true},
+    {"q8_0 gate_up", 5376, {{Tile::kQ8_0, 21504}, {Tile::kQ8_0, 21504}}, true},
+    {"bf16 gate_up", 2560, {{Tile::kBF16, 10240}, {Tile::kBF16, 10240}}, true},
+};
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const std::string only = argc > 1 ? argv[1] : "";
+  cudaStream_t stream;
+  FACET_CUDA_CHECK(cudaStreamCreate(&stream));
+  const size_t arena_bytes = size_t(3) << 30;
+  uint8_t* arena = allocate(arena_bytes);
+  {
+    std::vector<uint32_t> h(1 << 22);
+    std::mt19937 rng(1);
+    for (uint32_t& v : h) v = rng() & 0x3FFF3FFF;  // halves below 2: every scale is a number
+    for (size_t at = 0; at + h.size() * 4 <= arena_bytes; at += h.size() * 4)
+      FACET_CUDA_CHECK(cudaMemcpy(arena + at, h.data(), h.size() * 4, cudaMemcpyHostToDevice));
+  }
+  const double ceiling = cuda::read_gbps();
+  std::vector<__nv_bfloat16> x(16 * 21504);
+  std::mt19937 rng(2);
+  std::normal_distribution<float> normal;
+  for (auto& v : x) v = __float2bfloat16(normal(rng));
+  uint8_t* xd = allocate(x.size() * 2);
+  FACET_CUDA_CHECK(cudaMemcpy(xd, x.data(), x.size() * 2, cudaMemcpyHostToDevice));
+  float* y = reinterpret_cast<float*>(allocate(size_t(16) * 262144 * 4 * 3));
+  cuda::SkinnyWork work{.partial = reinterpret_cast<float*>(allocate(size_t(512) << 20)),
+                        .counter = reinterpret_cast<unsigned*>(allocate(65536))};
+  FACET_CUDA_CHECK(cudaMemset(work.counter, 0, 65536));
+
+  for (const Case& c : kCases) {
+    if (std::string(c.name).find(only) == std::string::npos) continue;
+    for (int n : {1, 4, 8, 16}) {
+      size_t bytes = 0;
+      for (auto [tile, rows] : c.w)
+        bytes += size_t(cuda::TiledMatrix{nullptr, tile, rows, c.n_in, 1}.matrix_bytes() + 127) / 128 * 128;
+      const int copies =
+          int(std::max<size_t>(1, std::min(arena_bytes / bytes, (size_t(400) << 20) / bytes + 2)));
+      auto call = [&](int i) {
+        cuda::SkinnyMatrix m[3];
+        const uint8_t* p = arena + size_t(i % copies) * bytes;
+        int64_t at = 0;
+        for (size_t k = 0; k < c.w.size(); ++k) {
+          m[k].w = {p, c.w[k].first, c.w[k].second, c.n_in, 1};
+          p += size_t(m[k].w.matrix_bytes() + 127) / 128 * 128;
+          m[k].y = y + at, m[k].y_stride = 262144;
+          at += c.w[k].second;
+        }
+        cuda::skinny(stream, m, int(c.w.size()), c.glu, Act::kGelu, reinterpret_cast<__nv_bfloat16*>(xd),
+                     c.n_in, n, work);
+      };
+      const double us = bench::time_us(stream, std::max(copies, 8), call);
+      std::printf(
+          "{\"kernel\": \"skinny\", \"case\": \"%s\", \"n\": %d, \"us\": %.2f, \"mb\": %.1f, \"gbps\": %.0f, "
+          "\"gbps_ceiling\": %.0f, \"share\": %.3f}\n",
+          c.name, n, us, double(bytes) / 1e6, double(bytes) / us / 1e3, ceiling,
+          double(bytes) / us / 1e3 / ceiling);
+      std::fflush(stdout);
+    }
+  }
+  return 0;
+}

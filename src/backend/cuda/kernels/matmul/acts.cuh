@@ -1,0 +1,133 @@
+#pragma once
+#include "backend/cuda/kernels/common/mma.cuh"
+#include "backend/cuda/kernels/matmul/layout.h"
+
+// Activations as the tile products (tile_product.cuh) read them: an image of N rows (1, 8 or 16), in shared
+// memory.
+namespace facet::cuda {
+
+constexpr int kActBlock = 256;  // columns that lie together
+
+// Rows in 8 bits: code = rint(x / scale), scale = largest |x| of 64 columns / 127. A block of 256 columns
+// after another:
+//   codes   [4 groups of 64][N][t][16 bytes]: columns 16 k + 4 t.. of the group for k = 0..3
+//   sums    [N][t][2] words: scale times the sum of the codes of columns 32 (t + 4 i).., i = 0, 1, as two
+//   bf16 that add up to it scales  [4 groups][N] f32
+template <int N>
+struct ActsInt {
+  static constexpr int kTiles = N == 16 ? 2 : 1;  // of 8 rows
+  static constexpr int kStride = N * (kActBlock + 32 + 16);
+  const uint8_t* p;
+
+  __device__ __forceinline__ static int row(int g, int tile) { return N == 1 ? 0 : g + 8 * tile; }
+  __device__ __forceinline__ uint4 codes(int group, int g, int t, int tile) const {
+    return *reinterpret_cast<const uint4*>(p + group / 4 * kStride +
+                                           ((group % 4 * N + row(g, tile)) * 4 + t) * 16);
+  }
+  __device__ __forceinline__ uint2 sums(int block, int g, int t, int tile) const {
+    return *reinterpret_cast<const uint2*>(p + block * kStride + N * kActBlock + (row(g, tile) * 4 + t) * 8);
+  }
+  // Of rows 2 t and 2 t + 1; with N = 1 both are row 0's.
+  __device__ __forceinline__ float2 scales(int group, int t, int tile) const {
+    const float* s =
+        reinterpret_cast<const float*>(p + group / 4 * kStride + N * (kActBlock + 32)) + group % 4 * N;
+    if (N == 1) return {s[0], s[0]};
+    return *reinterpret_cast<const float2*>(s + 8 * tile + 2 * t);
+  }
+  __host__ __device__ static constexpr int bytes(int cols) {
+    return (cols + kActBlock - 1) / kActBlock * kStride;
+  }
+};
+
+// A warp writes row n of a block of an image; v: the lane's eight columns in bf16.
+template <int N>
+__device__ __forceinline__ void quantize_block(uint8_t* block, uint4 v, int n, int lane) {
+  // The largest magnitude of eight lanes: bf16 without a sign compare as integers, and a NaN is above all.
+  uint32_t most =
+      __vmaxu2(__vmaxu2(v.x & 0x7FFF7FFF, v.y & 0x7FFF7FFF), __vmaxu2(v.z & 0x7FFF7FFF, v.w & 0x7FFF7FFF));
+  most = max(most << 16, most & 0xFFFF0000);
+#pragma unroll
+  for (int m = 1; m < 8; m *= 2) most = max(most, __shfl_xor_sync(~0u, most, m));
+  const float amax = __uint_as_float(most), inverse = most ? 127.f / amax : 0.f, scale = amax * (1.f / 127.f);
+  uint32_t q[2];
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    constexpr float kMagic = 12582912.f;  // 1.5 * 2^23: the sum's low bits are the integer
+    const float2 f0 = __bfloat1622float2(as_bf16x2(i ? v.z : v.x)),
+                 f1 = __bfloat1622float2(as_bf16x2(i ? v.w : v.y));
+    const uint32_t a = __float_as_uint(fmaf(f0.x, inverse, kMagic)),
+                   b = __float_as_uint(fmaf(f0.y, inverse, kMagic)),
+                   c = __float_as_uint(fmaf(f1.x, inverse, kMagic)),
+                   d = __float_as_uint(fmaf(f1.y, inverse, kMagic));
+    q[i] = __byte_perm(__byte_perm(a, b, 0x0040), __byte_perm(c, d, 0x0040), 0x5410);
+  }
+  int sum = __dp4a(int(q[0]), 0x01010101, __dp4a(int(q[1]), 0x01010101, 0));
+  sum += __shfl_xor_sync(~0u, sum, 1);
+  sum += __shfl_xor_sync(~0u, sum, 2);
+  const int j = lane / 8, k = lane % 8 / 2;
+  uint8_t* codes = block + ((j * N + n) * 4 + 2 * (lane % 2)) * 16 + k * 4;
+  *reinterpret_cast<uint32_t*>(codes) = q[0];
+  *reinterpret_cast<uint32_t*>(codes + 16) = q[1];
+  if (lane % 4 == 0) {
+    const float s = scale * float(sum), high = __bfloat162float(__float2bfloat16_rn(s));
+    *reinterpret_cast<uint32_t*>(block + N * kActBlock + (n * 4 + lane / 4 % 4) * 8 + lane / 16 * 4) =
+        pack_bf16(high, s - high);
+  }
+  if (lane % 8 == 0) *reinterpret_cast<float*>(block + N * (kActBlock + 32) + (j * N + n) * 4) = scale;
+}
+
+// Rows in bf16, for weights that are: chunks of 8 columns, 16 bytes at (chunk * N + place(n, chunk)) * 16.
+template <int N>
+struct ActsBf16 {
+  static constexpr int kTiles = N == 16 ? 2 : 1;
+  const uint8_t* p;
+  __host__ __device__ static constexpr int place(int n, int chunk) {
+    return N == 1 ? 0 : (n & 8) | ((n + 2 * (chunk & 3)) & 7);
+  }
+  __device__ __forceinline__ uint4 chunk(int i, int g, int tile) const {
+    return *reinterpret_cast<const uint4*>(p + (i * N + place(g + 8 * tile, i)) * 16);
+  }
+  __host__ __device__ static constexpr int bytes(int cols) {
+    return (cols + kActBlock - 1) / kActBlock * kActBlock * N * 2;
+  }
+};
+
+// Fills an image of N rows for columns [col0, col0 + cols) (both multiples of 256) of n_rows rows of n_in
+// columns; row(n) gives the n-th row's first element. All warps of the block take part; the caller
+// synchronises.
+template <int N, class RowOf>
+__device__ __forceinline__ void stage(ActsInt<N> to, RowOf&& row, int n_rows, int n_in, int col0, int cols,
+                                      int warp, int n_warp, int lane) {
+  constexpr int kAhead = N == 1 ? 2 : N == 8 ? 4 : 8;  // loads on their way: their latency is what this costs
+  const int n_block = (cols + kActBlock - 1) / kActBlock;
+  const int n_item = n_block * n_rows;
+  for (int first = warp; first < n_item; first += kAhead * n_warp) {
+    uint4 v[kAhead];
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      const int item = min(first + i * n_warp, n_item - 1), n = item / n_block,
+                col = col0 + (item - n * n_block) * kActBlock + lane * 8;
+      v[i] = col < n_in ? *reinterpret_cast<const uint4*>(row(n) + col) : uint4{};
+    }
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      const int item = min(first + i * n_warp, n_item - 1), n = item / n_block;
+      quantize_block<N>(const_cast<uint8_t*>(to.p) + (item - n * n_block) * ActsInt<N>::kStride, v[i], n,
+                        lane);
+    }
+  }
+}
+template <int N, class RowOf>
+__device__ __forceinline__ void stage(ActsBf16<N> to, RowOf&& row, int n_rows, int n_in, int col0, int cols,
+                                      int warp, int n_warp, int lane) {
+  const int n_chunk = cols / 8;
+  for (int i = warp * 32 + lane; i < n_chunk * N; i += n_warp * 32) {
+    const int n = i / n_chunk, chunk = i % n_chunk, col = col0 + chunk * 8;
+    uint4 v = {};
+    if (n < n_rows && col < n_in) v = *reinterpret_cast<const uint4*>(row(n) + col);
+    *reinterpret_cast<uint4*>(const_cast<uint8_t*>(to.p) + (chunk * N + ActsBf16<N>::place(n, chunk)) * 16) =
+        v;
+  }
+}
+
+}  // namespace facet::cuda

@@ -1,0 +1,31 @@
+#pragma once
+#include "backend/cuda/kernels/matmul/matmul.h"
+
+// What the launcher (skinny.cu) tells the kernels (skinny.cuh) of a product with few rows.
+namespace facet::cuda {
+
+constexpr int kMaxSets = 16, kMaxBlocks = 264;
+
+struct SkinnyArgs {
+  SkinnyMatrix m[3];
+  int64_t strip_bytes[3];
+  int first_job[4];  // of each matrix: a job is a strip, or with glu a strip of both
+  int n_job, n_matrix, n_sub;
+  int16_t set_tile[3][kMaxSets + 1];  // where the columns of each set begin, in tiles
+  int n_set, blocks;                  // sets of blocks that share the columns of a strip; blocks of a set
+  int block_job[kMaxBlocks + 1];      // where the jobs of each block of a set begin
+  facet::Act act;
+  const __nv_bfloat16* x;
+  int64_t x_stride;
+  int n_tok, n_in;
+  int set_cols;       // most columns of a set
+  int n_stage, slot;  // of a warp's ring
+  float* partial;     // [set][job][sub][16 N]
+  unsigned* counter;  // [block of a set]
+};
+
+// The kernel for N rows, with the shared memory that fits the arguments.
+template <int N, bool kFloat, bool kShort>
+void launch_skinny(cudaStream_t, SkinnyArgs&, int n_warp);
+
+}  // namespace facet::cuda

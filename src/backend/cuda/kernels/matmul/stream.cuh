@@ -1,0 +1,191 @@
+#pragma once
+#include "backend/cuda/kernels/common/ring.cuh"
+#include "backend/cuda/kernels/matmul/tile_product.cuh"
+
+// A block's share of matrix products with few rows: the tiles of some strips as one sequence, cut into runs
+// of equal cost, a run a warp. A warp adds up what it has of a strip; strips that several warps share are
+// added up at the end, in the order of their columns. Where runs begin follows from the matrices and the
+// number of warps alone: no bit of a result depends on how many rows of activations there are.
+namespace facet::cuda {
+
+// How many warps a block has, and blocks a multiprocessor. Two blocks leave room for the next kernel's, which
+// then starts while this one works: worth more than warps where a kernel is short.
+constexpr int kLongWarps = 16, kShortWarps = 8;
+constexpr int stream_warps(bool is_short) { return is_short ? kShortWarps : kLongWarps; }
+
+// The tiles of one strip in the columns at hand.
+struct Strip {
+  const uint8_t* p = nullptr;
+  Tile tile = Tile::kQ8_0;
+  int n_tile = 0;
+};
+struct TilePlace {
+  int job = 0, tile = 0;  // tiles of a job are counted through its strips
+  __device__ bool operator<(const TilePlace& o) const {
+    return job < o.job || (job == o.job && tile < o.tile);
+  }
+};
+FACET_HD constexpr int tile_cost(Tile t) { return tile_bytes(t) / 4; }
+
+// What a warp fetches, in order. Jobs: Strip strip(job, sub) with sub < n_sub.
+template <class Jobs>
+struct TileCursor {
+  const Jobs& jobs;
+  TilePlace at, end;
+  int sub = 0, left = 0, bytes = 0;  // tiles left of the strip
+  const uint8_t* p = nullptr;
+
+  __device__ TileCursor(const Jobs& j, TilePlace from, TilePlace to) : jobs(j), at(from), end(to) {
+    if (!(at < end)) return;
+    int skip = at.tile;
+    const int n = jobs.strip(at.job, 0).n_tile;
+    if (skip >= n) skip -= n, sub = 1;
+    open(skip);
+  }
+  __device__ void open(int skip) {
+    const Strip s = jobs.strip(at.job, sub);
+    bytes = tile_bytes(s.tile);
+    p = s.p + skip * bytes;
+    left = s.n_tile - skip;
+    if (at.job == end.job) left = min(left, end.tile - at.tile);
+  }
+  // The next tile goes into the ring, if there is one.
+  __device__ __forceinline__ void fetch(WarpRing& ring) {
+    if (left == 0) return;
+    ring.push(p, bytes);
+    p += bytes, ++at.tile;
+    if (--left == 0) advance();
+  }
+  __device__ void advance() {
+    if (++sub == jobs.n_sub()) sub = 0, ++at.job, at.tile = 0;
+    if (at < end) open(0);
+  }
+};
+
+// Floats of shared memory a warp keeps a part of a strip in.
+template <int N>
+constexpr int kPartFloats = 16 * (N == 1 ? 1 : N);
+
+template <int N, class Acts>
+__device__ __forceinline__ void keep_part(float* to, const float (&acc)[Acts::kTiles][4], int lane) {
+  const int g = lane / 4, t = lane % 4;
+  if (N == 1) {
+    if (t == 0) to[g] = acc[0][0], to[g + 8] = acc[0][2];
+  } else {
+#pragma unroll
+    for (int n = 0; n < Acts::kTiles; ++n) {
+      *reinterpret_cast<float2*>(to + g * N + n * 8 + 2 * t) = {acc[n][0], acc[n][1]};
+      *reinterpret_cast<float2*>(to + (g + 8) * N + n * 8 + 2 * t) = {acc[n][2], acc[n][3]};
+    }
+  }
+}
+
+// Multiplies the run [begin, end) of a warp. Whole jobs go to emit(job, row of the strip, n, v of the first
+// strip, v of the last); parts of jobs to part (the job that the run begins in) and to last (another that it
+// ends in).
+template <int N, class Acts, class Jobs, class Emit>
+__device__ __forceinline__ void run_tiles(const Jobs& jobs, TilePlace begin, TilePlace end,
+                                          TileCursor<Jobs>& next, WarpRing& ring, const Acts& x, float* part,
+                                          float* last, int lane, Emit&& emit) {
+  constexpr int kTiles = Acts::kTiles;
+  const int n_sub = jobs.n_sub();
+  for (TilePlace at = begin; at < end; ++at.job, at.tile = 0) {
+    float acc[kTiles][4], other[kTiles][4];
+    const int to = at.job == end.job ? end.tile : 1 << 30;
+    int before = 0;
+#pragma unroll 1
+    for (int sub = 0; sub < n_sub; ++sub) {
+      const Strip s = jobs.strip(at.job, sub);
+#pragma unroll
+      for (int n = 0; n < kTiles; ++n)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) other[n][i] = acc[n][i], acc[n][i] = 0.f;
+      const int first = max(at.tile - before, 0), past = min(to - before, s.n_tile);
+      before += s.n_tile;
+      with_product<N>(s.tile, x, lane, [&](auto&& product) {
+#pragma unroll 1
+        for (int i = first; i < past; ++i) {
+          const uint8_t* w = ring.pop();
+          next.fetch(ring);
+          product(w, i, acc);
+        }
+      });
+    }
+    if (at.tile == 0 && to >= before) {
+      const int g = lane / 4, t = lane % 4;
+      if (N == 1) {
+        if (t == 0)
+          emit(at.job, g, 0, n_sub == 2 ? other[0][0] : 0.f, acc[0][0]),
+              emit(at.job, g + 8, 0, n_sub == 2 ? other[0][2] : 0.f, acc[0][2]);
+      } else {
+#pragma unroll
+        for (int n = 0; n < kTiles; ++n)
+#pragma unroll
+          for (int i = 0; i < 4; ++i)
+            emit(at.job, g + i / 2 * 8, 8 * n + 2 * t + i % 2, n_sub == 2 ? other[n][i] : 0.f, acc[n][i]);
+      }
+    } else {
+      float* to_part = at.job == begin.job ? part : last;
+      keep_part<N, Acts>(to_part, acc, lane);
+      if (n_sub == 2) keep_part<N, Acts>(to_part + kPartFloats<N>, other, lane);
+    }
+  }
+}
+
+// After a barrier that follows run_tiles: adds up the jobs that several warps had parts of; a warp does the
+// one that begins in its run. place[w]: where run w begins; place[n_warp]: the end. part(w): what run w kept
+// of the job it began in.
+template <int N, class PartOf, class Emit>
+__device__ __forceinline__ void join_parts(const TilePlace* place, int warp, int n_warp, int n_sub,
+                                           PartOf&& part, const float* last, int lane, Emit&& emit) {
+  const TilePlace begin = place[warp], end = place[warp + 1];
+  if (!(begin < end) || end.tile == 0 || (end.job == begin.job && begin.tile > 0)) return;
+  const float* mine = end.job == begin.job ? part(warp) : last;
+  for (int i = lane; i < kPartFloats<N>; i += 32) {
+    float v = mine[i], other = n_sub == 2 ? mine[kPartFloats<N> + i] : 0.f;
+    for (int w = warp + 1; w < n_warp && place[w].job == end.job; ++w) {
+      if (!(place[w] < place[w + 1])) continue;
+      v += part(w)[i];
+      if (n_sub == 2) other += part(w)[kPartFloats<N> + i];
+    }
+    emit(end.job, i / N, i % N, other, v);
+  }
+}
+
+// Costs of jobs in order, up to three kinds one after the other, and the place at a cost.
+struct JobCosts {
+  int n_kind, n_job;
+  int first_job[3];
+  int n_tile[3][2], tile[3][2];  // of the strips of a job: tiles, and the cost of one
+
+  __device__ int job_cost(int k) const { return n_tile[k][0] * tile[k][0] + n_tile[k][1] * tile[k][1]; }
+  __device__ int jobs_of(int k) const { return (k + 1 < n_kind ? first_job[k + 1] : n_job) - first_job[k]; }
+  __device__ int before(int job) const {  // cost of all jobs before it
+    int c = 0;
+#pragma unroll
+    for (int k = 0; k < 3; ++k)
+      if (k < n_kind) c += min(max(job - first_job[k], 0), jobs_of(k)) * job_cost(k);
+    return c;
+  }
+  // The tile border nearest to cost c.
+  __device__ TilePlace at(int c) const {
+    int kind = 0, from = 0;
+#pragma unroll
+    for (int k = 0; k < 2; ++k) {
+      const int all = jobs_of(k) * job_cost(k);
+      if (k == kind && k + 1 < n_kind && c - from >= all) from += all, ++kind;
+    }
+    c -= from;
+    int n0 = n_tile[0][0], n1 = n_tile[0][1], c0 = tile[0][0], c1 = tile[0][1], first = first_job[0];
+#pragma unroll
+    for (int k = 1; k < 3; ++k)
+      if (k == kind)
+        n0 = n_tile[k][0], n1 = n_tile[k][1], c0 = tile[k][0], c1 = tile[k][1], first = first_job[k];
+    const int all = n0 * c0 + n1 * c1, job = c / all;
+    c -= job * all;
+    const int i = c < n0 * c0 || n1 == 0 ? (c + c0 / 2) / c0 : n0 + (c - n0 * c0 + c1 / 2) / c1;
+    return i >= n0 + n1 ? TilePlace{first + job + 1, 0} : TilePlace{first + job, i};
+  }
+};
+
+}  // namespace facet::cuda

@@ -1,0 +1,271 @@
+// Matrix products with few rows on the GPU: every tile type against products in f64 of the same codes, that
+// activations are rounded as acts.cuh says, and that a row's bits do not depend on how many rows there are.
+// Outputs are poisoned with NaN.
+#include <cuda_runtime.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <random>
+
+#include "backend/cuda/kernels/matmul/matmul.h"
+#include "formats/dtype.h"
+#include "formats/quantize.h"
+
+namespace facet::test {
+namespace {
+
+using cuda::Tile;
+
+#define NEEDS_GPU()                                                                                      \
+  if (int n_gpu = 0; cudaGetDeviceCount(&n_gpu) != cudaSuccess || n_gpu == 0) GTEST_SKIP() << "no CUDA " \
+                                                                                              "device"
+
+void ok(cudaError_t e) { ASSERT_EQ(e, cudaSuccess) << cudaGetErrorString(e); }
+
+// Device memory with the bytes of v, freed at the end.
+struct Arena {
+  std::vector<void*> owned;
+  ~Arena() {
+    for (void* p : owned) cudaFree(p);
+  }
+  template <class T>
+  T* poisoned(size_t n) {
+    void* p = nullptr;
+    ok(cudaMalloc(&p, n * sizeof(T)));
+    ok(cudaMemset(p, 0xFF, n * sizeof(T)));
+    owned.push_back(p);
+    return static_cast<T*>(p);
+  }
+  template <class T>
+  T* of(const std::vector<T>& v) {
+    T* p = poisoned<T>(v.size());
+    ok(cudaMemcpy(p, v.data(), v.size() * sizeof(T), cudaMemcpyHostToDevice));
+    return p;
+  }
+  template <class T>
+  std::vector<T> get(const T* p, size_t n) {
+    std::vector<T> v(n);
+    ok(cudaDeviceSynchronize());
+    ok(cudaMemcpy(v.data(), p, n * sizeof(T), cudaMemcpyDeviceToHost));
+    return v;
+  }
+};
+
+struct Type {
+  const char* name;
+  DType type;
+  Tile tile;
+};
+const Type kTypes[] = {{"Q4_K", DType::kQ4_K, Tile::kQ4_K}, {"Q5_K", DType::kQ5_K, Tile::kQ5_K},
+                       {"Q6_K", DType::kQ6_K, Tile::kQ6_K}, {"Q4_0", DType::kQ4_0, Tile::kQ4_0},
+                       {"Q5_0", DType::kQ5_0, Tile::kQ5_0}, {"Q8_0", DType::kQ8_0, Tile::kQ8_0},
+                       {"BF16", DType::kBF16, Tile::kBF16}, {"F16", DType::kF16, Tile::kF16}};
+
+// A random matrix in a file's bytes, its values, and its tiles on the device.
+struct Weights {
+  cuda::TiledMatrix m;
+  std::vector<float> value;
+  Weights(Arena& a, const Type& t, int n_out, int n_in, std::mt19937& rng) {
+    std::normal_distribution<float> normal(0.02f, 1.f);
+    std::vector<float> row(static_cast<size_t>(n_in));
+    const size_t bytes = size_t(row_bytes(t.type, n_in));
+    std::vector<uint8_t> raw(bytes * size_t(n_out));
+    value.resize(size_t(n_out) * size_t(n_in));
+    for (int r = 0; r < n_out; ++r) {
+      const float scale = std::exp2(float(rng() % 5) - 2);
+      for (float& v : row) v = normal(rng) * scale;
+      auto* to = reinterpret_cast<std::byte*>(raw.data() + size_t(r) * bytes);
+      quantize_row(t.type, row.data(), to, n_in);
+      dequantize_row(t.type, to, value.data() + size_t(r) * size_t(n_in), n_in);
+    }
+    m = {.p = nullptr, .tile = t.tile, .n_out = n_out, .n_in = n_in, .n_stack = 1};
+    m.p = a.poisoned<uint8_t>(size_t(m.matrix_bytes()));
+    cuda::repack(nullptr, m, a.of(raw), t.type);
+    ok(cudaDeviceSynchronize());
+  }
+};
+
+float bf16(float v) { return __bfloat162float(__float2bfloat16(v)); }
+
+// x as the kernels multiply it: rounded to bf16, and for quantised weights to 8 bits with a scale for 64
+// columns.
+std::vector<float> rounded(const std::vector<float>& x, int n_in, bool to_int) {
+  std::vector<float> y = x;
+  if (!to_int) return y;
+  for (size_t row = 0; row < x.size(); row += size_t(n_in))
+    for (int c = 0; c < n_in; c += 64) {
+      const int n = std::min(64, n_in - c);
+      float* v = y.data() + row + c;
+      float most = 0;
+      for (int i = 0; i < n; ++i) most = std::max(most, std::fabs(v[i]));
+      const float inverse = 127.f / most, scale = most * (1.f / 127.f);
+      for (int i = 0; i < n; ++i) v[i] = scale * (std::fmaf(v[i], inverse, 12582912.f) - 12582912.f);
+    }
+  return y;
+}
+
+struct Rows {
+  std::vector<float> value;
+  const __nv_bfloat16* p;
+  Rows(Arena& a, int n, int n_in, std::mt19937& rng) {
+    std::normal_distribution<float> normal;
+    std::vector<__nv_bfloat16> b;
+    for (int i = 0; i < n * n_in; ++i) {
+      value.push_back(bf16(normal(rng) * (i % 97 == 0 ? 8.f : 1.f)));
+      b.push_back(__float2bfloat16(value.back()));
+    }
+    p = a.of(b);
+  }
+};
+
+cuda::SkinnyWork work_of(Arena& a) {
+  cuda::SkinnyWork w{.partial = a.poisoned<float>(32 << 20), .counter = a.poisoned<unsigned>(4096)};
+  ok(cudaMemset(w.counter, 0, 4096 * sizeof(unsigned)));
+  return w;
+}
+
+// y = W x within the rounding of f32 sums: terms are grouped into at most a few hundred sums, each of which
+// rounds once a step. (2^-24 per addition of partial sums, over n_in / 32 additions at the most, of terms
+// that sum to `sum`.)
+double bound(int n_in, double sum) { return (double(n_in) / 32 + 16) * 0x1p-24 * sum; }
+
+TEST(CudaMatmul, SkinnyMultipliesEveryType) {
+  NEEDS_GPU();
+  std::mt19937 rng(3);
+  for (const Type& t : kTypes)
+    for (auto [n_out, n_in] : {std::pair{48, 256}, {100, 512}, {336, 5376}, {32, 21504}, {2816, 768}}) {
+      Arena a;
+      const Weights w(a, t, n_out, n_in, rng);
+      const bool to_int = t.tile < Tile::kBF16;
+      const cuda::SkinnyWork work = work_of(a);
+      std::vector<std::vector<float>> all;
+      const Rows x(a, 16, n_in, rng);
+      const std::vector<float> xr = rounded(x.value, n_in, to_int);
+      for (int n : {1, 2, 3, 8, 9, 16}) {
+        cuda::SkinnyMatrix m{.w = w.m};
+        float* y = a.poisoned<float>(size_t(n) * size_t(n_out));
+        m.y = y, m.y_stride = n_out;
+        cuda::skinny(nullptr, &m, 1, false, Act::kGelu, x.p, n_in, n, work);
+        all.push_back(a.get(y, size_t(n) * size_t(n_out)));
+      }
+      const std::vector<float>& most = all.back();
+      for (int k = 0; k < 16; ++k)
+        for (int r = 0; r < n_out; ++r) {
+          double want = 0, sum = 0;
+          for (int c = 0; c < n_in; ++c) {
+            const double term = double(w.value[size_t(r) * size_t(n_in) + size_t(c)]) *
+                                double(xr[size_t(k) * size_t(n_in) + size_t(c)]);
+            want += term, sum += std::fabs(term);
+          }
+          // K-quants: a code's value and its block's minimum are summed apart, and are larger than their
+          // difference.
+          const double slack = t.tile <= Tile::kQ6_K ? 8 : 1;
+          ASSERT_NEAR(most[size_t(k * n_out + r)], want,
+                      slack * bound(n_in, sum) + 0x1p-23 * std::fabs(want) * 4)
+              << t.name << " " << n_out << " x " << n_in << " row " << r << " of token " << k;
+        }
+      for (const std::vector<float>& y : all)
+        ASSERT_EQ(std::memcmp(y.data(), most.data(), y.size() * 4), 0)
+            << t.name << " " << n_out << " x " << n_in << ": " << y.size() / size_t(n_out) << " rows";
+    }
+}
+
+TEST(CudaMatmul, SeveralMatricesInOneLaunch) {
+  NEEDS_GPU();
+  std::mt19937 rng(4);
+  Arena a;
+  const cuda::SkinnyWork work = work_of(a);
+  const int n_in = 1024;
+  const Rows x(a, 5, n_in, rng);
+  // q, k, v of mixed types, one of them in bf16, as launches of their own and together.
+  for (const auto& kinds : {std::vector<int>{0, 0, 2}, {0, 5, 2}, {6, 6, 0}}) {
+    std::vector<Weights> w;
+    for (size_t i = 0; i < 3; ++i) w.emplace_back(a, kTypes[kinds[i]], i == 0 ? 512 : 208, n_in, rng);
+    for (int n : {1, 5}) {
+      cuda::SkinnyMatrix m[3];
+      float *y[3], *also[3];
+      __nv_bfloat16* bf = a.poisoned<__nv_bfloat16>(5 * 512);
+      for (int i = 0; i < 3; ++i) {
+        m[i].w = w[size_t(i)].m;
+        y[i] = a.poisoned<float>(5 * 512), also[i] = a.poisoned<float>(5 * 512);
+        m[i].y = y[i], m[i].y_stride = 512;
+      }
+      m[1].y_also = also[1];
+      m[0].y_bf = bf, m[0].y_bf_stride = 512;
+      cuda::skinny(nullptr, m, 3, false, Act::kGelu, x.p, n_in, n, work);
+      const std::vector<float> xr = rounded(x.value, n_in, true);
+      for (int i = 0; i < 3; ++i) {
+        const std::vector<float> got = a.get(y[i], 5 * 512);
+        const bool to_int = kTypes[kinds[size_t(i)]].tile < Tile::kBF16;
+        for (int k = 0; k < n; ++k)
+          for (int r = 0; r < w[size_t(i)].m.n_out; ++r) {
+            double want = 0, sum = 0;
+            for (int c = 0; c < n_in; ++c) {
+              const double term = double(w[size_t(i)].value[size_t(r * n_in + c)]) *
+                                  double((to_int ? xr : x.value)[size_t(k * n_in + c)]);
+              want += term, sum += std::fabs(term);
+            }
+            ASSERT_NEAR(got[size_t(k * 512 + r)], want, 8 * bound(n_in, sum))
+                << "matrix " << i << " row " << r << " token " << k;
+          }
+        if (i == 1) {
+          ASSERT_EQ(std::memcmp(a.get(also[1], size_t(n) * 512).data(), got.data(),
+                                (size_t(n - 1) * 512 + 208) * 4),
+                    0);
+        }
+      }
+      const auto rounded_y = a.get(bf, 512);
+      const auto y0 = a.get(y[0], 512);
+      for (size_t r = 0; r < 512; ++r) ASSERT_EQ(__bfloat162float(rounded_y[r]), bf16(y0[r]));
+    }
+  }
+}
+
+TEST(CudaMatmul, GateTimesUp) {
+  NEEDS_GPU();
+  std::mt19937 rng(5);
+  for (const Type& t : kTypes)
+    for (auto [n_out, n_in] : {std::pair{112, 768}, {2112, 2816}}) {
+      Arena a;
+      const cuda::SkinnyWork work = work_of(a);
+      const Weights gate(a, t, n_out, n_in, rng), up(a, t, n_out, n_in, rng);
+      const Rows x(a, 16, n_in, rng);
+      std::vector<float> last;
+      for (int n : {16, 8, 1}) {
+        cuda::SkinnyMatrix m[2] = {{.w = gate.m}, {.w = up.m}};
+        float* y = a.poisoned<float>(size_t(n) * size_t(n_out));
+        m[0].y = y, m[0].y_stride = n_out;
+        cuda::skinny(nullptr, m, 2, true, Act::kGelu, x.p, n_in, n, work);
+        const std::vector<float> got = a.get(y, size_t(n) * size_t(n_out));
+        if (n == 16) {
+          const std::vector<float> xr = rounded(x.value, n_in, t.tile < Tile::kBF16);
+          const double slack = t.tile <= Tile::kQ6_K ? 8 : 1;
+          for (int k = 0; k < 16; ++k)
+            for (int r = 0; r < n_out; ++r) {
+              double g = 0, u = 0, g_sum = 0, u_sum = 0;
+              for (int c = 0; c < n_in; ++c) {
+                const double xv = double(xr[size_t(k) * size_t(n_in) + size_t(c)]),
+                             gv = double(gate.value[size_t(r) * size_t(n_in) + size_t(c)]) * xv,
+                             uv = double(up.value[size_t(r) * size_t(n_in) + size_t(c)]) * xv;
+                g += gv, u += uv, g_sum += std::fabs(gv), u_sum += std::fabs(uv);
+              }
+              const double gelu = 0.5 * g * (1 + std::tanh(0.7978845608028654 * (g + 0.044715 * g * g * g)));
+              // The slope of gelu is below 1.13; its own arithmetic rounds a few times.
+              const double dg = 1.13 * slack * bound(n_in, g_sum) + 0x1p-20 * (1 + std::fabs(g)),
+                           du = slack * bound(n_in, u_sum);
+              ASSERT_NEAR(got[size_t(k * n_out + r)], gelu * u,
+                          dg * std::fabs(u) + du * std::fabs(gelu) + dg * du)
+                  << t.name << " row " << r << " token " << k;
+            }
+          last = got;
+        } else {
+          ASSERT_EQ(std::memcmp(got.data(), last.data(), got.size() * 4), 0)
+              << t.name << ": " << n << " rows";
+        }
+      }
+    }
+}
+
+}  // namespace
+}  // namespace facet::test
