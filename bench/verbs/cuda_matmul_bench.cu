@@ -70,7 +70,7 @@ int main(int argc, char** argv) {
   FACET_CUDA_CHECK(cudaMemcpy(xd, x.data(), x.size() * 2, cudaMemcpyHostToDevice));
   float* y = reinterpret_cast<float*>(allocate(size_t(16) * 262144 * 4 * 3));
   cuda::SkinnyWork work{.partial = reinterpret_cast<float*>(allocate(size_t(512) << 20)),
-                        .counter = reinterpret_cast<unsigned*>(allocate(65536))};
+                        .counter = reinterpret_cast<unsigned*>(allocate(65536)), .image = allocate(1 << 22)};
   FACET_CUDA_CHECK(cudaMemset(work.counter, 0, 65536));
 
   for (const Case& c : kCases) {

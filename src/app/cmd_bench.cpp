@@ -7,7 +7,6 @@
 #include "app/commands.h"
 #include "app/console.h"
 #include "app/options.h"
-#include "app/paths.h"
 #include "engine/bench.h"
 #include "facet_commit.h"
 
@@ -30,7 +29,7 @@ void explain_line(const BenchLine& l) {
 }
 
 int run(Options& o) {
-  if (o.engine.model.empty()) o.engine.model = default_model_path();
+  if (auto ok = find_model(o.engine.model); !ok) return report(ok.error());
   BenchMachine machine;
   EngineConfig decided;
   const Status done = run_bench(

@@ -84,7 +84,7 @@ std::string length_name(const SpecLine& l) {
 }
 
 int run(Options& o) {
-  if (o.engine.model.empty()) o.engine.model = default_model_path();
+  if (auto ok = find_model(o.engine.model); !ok) return report(ok.error());
   auto sets = prompt_sets(o);
   if (!sets) return report(sets.error());
   o.bench.sets = std::move(*sets);

@@ -1,8 +1,6 @@
 #include <fmt/format.h>
-#include <poll.h>
 #include <unistd.h>
 
-#include <cerrno>
 #include <cstdio>
 #include <memory>
 #include <optional>
@@ -48,15 +46,16 @@ class LineReader {
         held_.erase(0, end + 1);
         return line;
       }
+      if (!Interrupts::wait_for_input(STDIN_FILENO)) {
+        held_.clear();
+        fmt::print("\n(type /exit or press Ctrl-D to leave)\n> ");
+        std::fflush(stdout);
+        continue;
+      }
       char buffer[4096];
       const ssize_t n = ::read(STDIN_FILENO, buffer, sizeof buffer);
       if (n > 0) {
         held_.append(buffer, size_t(n));
-      } else if (n < 0 && errno == EINTR) {
-        Interrupts::clear();
-        held_.clear();
-        fmt::print("\n(type /exit or press Ctrl-D to leave)\n> ");
-        std::fflush(stdout);
       } else {
         if (held_.empty()) return std::nullopt;
         return std::exchange(held_, {});

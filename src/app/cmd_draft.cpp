@@ -7,7 +7,6 @@
 #include "app/commands.h"
 #include "app/console.h"
 #include "app/options.h"
-#include "app/paths.h"
 #include "engine/draft_logits.h"
 
 namespace facet {
@@ -19,7 +18,7 @@ struct Options {
 };
 
 int run(Options& o) {
-  if (o.draft.model.empty()) o.draft.model = default_model_path();
+  if (auto ok = find_model(o.draft.model); !ok) return report(ok.error());
   auto ids = read_token_file(o.tokens, 1 << 24);
   if (!ids) return report(ids.error());
   o.draft.ids = std::move(*ids);

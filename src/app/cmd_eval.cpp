@@ -72,7 +72,7 @@ int measure_text(Engine& e, const Options& o) {
 int run(Options& o) {
   const bool text = !o.text.empty();
   if (text) o.engine.n_ctx = o.window;
-  o.engine.max_out = text ? std::min(o.engine.chunk, o.window) : 64;
+  o.engine.max_out = text ? std::min(o.engine.chunk > 0 ? o.engine.chunk : 512, o.window) : 64;
   o.engine.checkpoints = 0;
   auto e = open_engine(o.engine);
   if (!e) return report(e.error());

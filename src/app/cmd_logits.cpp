@@ -13,6 +13,8 @@
 namespace facet {
 namespace {
 
+constexpr int kChunk = 64;  // every token of a step has its row of logits
+
 struct Options {
   EngineConfig engine;
   std::string tokens, out;
@@ -22,6 +24,7 @@ int run(Options& o) {
   std::error_code ec;
   const uintmax_t bytes = std::filesystem::file_size(o.tokens, ec);
   if (o.engine.n_ctx == 0 && !ec) o.engine.n_ctx = int(std::max<uintmax_t>(bytes / 4, 1));
+  if (o.engine.chunk == 0) o.engine.chunk = kChunk;
   o.engine.max_out = o.engine.chunk;
   o.engine.checkpoints = 0;
   auto opened = open_engine(o.engine);
@@ -39,6 +42,7 @@ int run(Options& o) {
   f.close();
   if (!f) return report({o.out, "cannot write the logits", "check the folder and the space on the disk"});
   fmt::print(stderr, "{}: [{}, {}] float32\n", o.out, ids->size(), (*opened)->model().n_vocab);
+  if (auto verdict = lockstep_verdict(**opened); !verdict) return report(verdict.error());
   return kExitOk;
 }
 
@@ -46,11 +50,12 @@ int run(Options& o) {
 
 void add_logits(CLI::App& app, int& rc) {
   auto o = std::make_shared<Options>();
-  o->engine.chunk = 64;
+  o->engine.chunk = kChunk;
   CLI::App* cmd = app.add_subcommand("logits", "Write the logits of every position of a token sequence");
   add_engine_options(cmd, o->engine);
   cmd->add_option("--tokens", o->tokens, "Token ids (int32, little endian)")->required();
   cmd->add_option("--out", o->out, "File for the logits: float32, little endian, row-major [tokens, vocabulary]")->required();
+  add_lockstep_option(cmd, o->engine);
   cmd->callback([o, &rc] { rc = run(*o); });
 }
 

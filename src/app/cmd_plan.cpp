@@ -5,16 +5,14 @@
 #include "app/commands.h"
 #include "app/console.h"
 #include "app/options.h"
-#include "app/paths.h"
 #include "engine/plan.h"
 #include "model/gemma4_config.h"
 
 namespace facet {
 namespace {
 
-
 int run(EngineConfig c) {
-  if (c.model.empty()) c.model = default_model_path();
+  if (auto ok = find_model(c.model); !ok) return report(ok.error());
   auto file = GgufFile::open(c.model);
   if (!file) return report(file.error());
   auto m = gemma4_config(*file);

@@ -79,6 +79,7 @@ int run(Options& o) {
   fmt::print(stderr, "{}\n", usage_line(usage, why, o.sampling));
   if (!o.out_tokens.empty())
     if (auto ok = write_token_file(o.out_tokens, out); !ok) return report(ok.error());
+  if (auto ok = lockstep_verdict(engine); !ok) return report(ok.error());
   return kExitOk;
 }
 
@@ -97,6 +98,7 @@ void add_run(CLI::App& app, int& rc) {
   cmd->add_option("-n,--n-predict", o->n, "Tokens to generate; -1: until the model stops or the context is full")->check(CLI::Range(-1, 1 << 24))->capture_default_str();
   cmd->add_flag("--ignore-eos", o->ignore_eos, "Go on after the end-of-generation token");
   cmd->add_option("--out-tokens", o->out_tokens, "Write the generated ids to this file (int32, little endian)");
+  add_lockstep_option(cmd, o->engine);
   cmd->callback([o, cmd, &rc] {
     if (cmd->count("-p") + cmd->count("--tokens") == 0) throw CLI::RequiredError("-p or --tokens");
     rc = run(*o);

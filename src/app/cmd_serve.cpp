@@ -36,7 +36,7 @@ Status read_key(const std::string& path, std::string& key) {
 int run(Options& o) {
   if (!o.key_file.empty())
     if (auto ok = read_key(o.key_file, o.service.api_key); !ok) return report(ok.error());
-  if (o.engine.max_seq > o.engine.chunk)
+  if (o.engine.chunk > 0 && o.engine.max_seq > o.engine.chunk)
     return report({"--parallel", fmt::format("expected at most --chunk ({}), found {}", o.engine.chunk, o.engine.max_seq), "every running request takes a token of each step"});
   auto opened = open_engine(o.engine, o.draft);
   if (!opened) return report(opened.error());

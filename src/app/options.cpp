@@ -1,7 +1,11 @@
 #include "app/options.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <poll.h>
+#include <unistd.h>
 
+#include <cerrno>
 #include <csignal>
 #include <cstring>
 #include <fstream>
@@ -9,6 +13,7 @@
 #include <random>
 
 #include "app/paths.h"
+#include "app/progress.h"
 #include "base/mmap.h"
 #include "tokenizer/tokenizer.h"
 
@@ -17,8 +22,15 @@ namespace {
 
 constexpr int kMaxDraft = 63;  // nodes that a step's ancestor sets have room for, beside the newest token
 
-volatile std::sig_atomic_t g_interrupts = 0;  // the one thing a signal handler may touch
-extern "C" void on_interrupt(int) { g_interrupts = g_interrupts + 1; }
+// What a signal handler may touch: a counter, and a pipe that wakes whoever waits for input.
+volatile std::sig_atomic_t g_interrupts = 0;
+int g_wake[2] = {-1, -1};
+extern "C" void on_interrupt(int) {
+  const int kept = errno;
+  g_interrupts = g_interrupts + 1;
+  [[maybe_unused]] const ssize_t n = ::write(g_wake[1], "", 1);  // full: it wakes anyway
+  errno = kept;
+}
 
 const std::map<std::string, KvType> kKvTypes{{"f32", KvType::kF32}, {"f16", KvType::kF16}, {"q8_0", KvType::kQ8_0}, {"q4_0", KvType::kQ4_0}, {"tq3_0", KvType::kTQ3_0}};
 const std::map<std::string, CpuIsa> kIsas{{"auto", CpuIsa::kAuto}, {"scalar", CpuIsa::kScalar}, {"avx2", CpuIsa::kAvx2}, {"avx512", CpuIsa::kAvx512}};
@@ -38,7 +50,7 @@ void add_engine_options(CLI::App* cmd, EngineConfig& c) {
   cmd->add_option("--cpu-isa", c.cpu_isa, "Instruction set of the cpu backend: auto, scalar, avx2 or avx512")->transform(CLI::CheckedTransformer(kIsas, CLI::ignore_case))->option_text("TYPE");
   cmd->add_option("--kv-k", c.kv_k, "Type of cached keys: f32, f16, q8_0, q4_0 or tq3_0 (default: f16; f32 on ref)")->transform(CLI::CheckedTransformer(kKvTypes, CLI::ignore_case))->option_text("TYPE");
   cmd->add_option("--kv-v", c.kv_v, "Type of cached values, likewise")->transform(CLI::CheckedTransformer(kKvTypes, CLI::ignore_case))->option_text("TYPE");
-  cmd->add_option("--chunk", c.chunk, "Tokens of a prompt computed in one step")->check(CLI::Range(1, 65536))->capture_default_str();
+  cmd->add_option("--chunk", c.chunk, "Tokens of a prompt computed in one step; 0: 512, on a GPU up to 4096 as context and memory allow")->check(CLI::Range(0, 65536))->capture_default_str();
   cmd->add_option("--memory", c.memory, "Bytes that may be used, with a suffix if you like (8GB); omitted: what is available")->transform(CLI::AsSizeValue(false));
 }
 
@@ -84,9 +96,14 @@ void draw_seed(Sampling& s, bool seed_given) {
   if (!seed_given) s.seed = std::random_device{}();
 }
 
+Status find_model(std::string& path) {
+  if (path.empty()) path = default_model_path();
+  if (path.empty()) return Error{"-m", "expected a model, found none given and none beside the program", "give the path of a GGUF file"};
+  return Ok{};
+}
+
 Result<std::unique_ptr<Engine>> open_engine(EngineConfig c, const DraftOptions& draft) {
-  if (c.model.empty()) c.model = default_model_path();
-  if (c.model.empty()) return Error{"-m", "expected a model, found none given and none beside the program", "give the path of a GGUF file"};
+  if (auto ok = find_model(c.model); !ok) return ok.error();
   auto files = draft_files(c.model, draft);
   if (!files) return files.error();
   c.draft.files = std::move(*files);
@@ -94,10 +111,31 @@ Result<std::unique_ptr<Engine>> open_engine(EngineConfig c, const DraftOptions& 
   for (const std::string& path : c.draft.files) fmt::print(stderr, "drafter: {}\n", path);
   c.noted = [](const std::string& note) { fmt::print(stderr, "note: {}\n", note); };
   c.planned = [](const std::string& plan) { fmt::print(stderr, "memory: {}\n", plan); };
+  // The engine keeps its configuration; the bar goes when the weights are there.
+  const auto bar = std::make_shared<std::unique_ptr<Progress>>(std::make_unique<Progress>("loading"));
+  c.loading = [bar](uint64_t done, uint64_t total) {
+    if (*bar) (*bar)->update(done, total);
+    if (done == total) bar->reset();
+  };
   auto engine = Engine::open(c);
+  bar->reset();
   if (engine && (*engine)->tokenizer())
     for (const std::string& note : (*engine)->tokenizer()->vocab().notes) fmt::print(stderr, "note: {}: {}\n", c.model, note);
   return engine;
+}
+
+void add_lockstep_option(CLI::App* cmd, EngineConfig& c) {
+  cmd->add_flag("--lockstep", c.lockstep, "Run the reference beside the backend, compare every verb on equal inputs and print the worst error of each; exit code 1 when one is over its bound. Slow");
+}
+
+Status lockstep_verdict(const Engine& e) {
+  if (!e.config().lockstep) return Ok{};
+  const LockstepReport r = e.lockstep_report();
+  fmt::print(stderr, "{:<24} {:>9} {:>6} {:>11} {:>11} {:>9}\n", "verb", "compared", "over", "worst error", "bound", "of bound");
+  for (const LockstepReport::Verb& v : r.verbs)
+    fmt::print(stderr, "{:<24} {:>9} {:>6} {:>11.3g} {:>11.3g} {:>8.1f}%\n", v.name, v.compared, v.over, v.error, v.bound, 100 * v.error / v.bound);
+  if (r.first_over.empty()) return Ok{};
+  return Error{"--lockstep", r.first_over, "the first verb over its bound; those after it were judged on its result"};
 }
 
 Result<std::vector<int32_t>> read_token_file(const std::string& path, int n_vocab) {
@@ -142,12 +180,24 @@ std::string draft_line(const Usage& u) {
 }
 
 Interrupts::Interrupts() {
+  if (g_wake[0] < 0) [[maybe_unused]] const int made = ::pipe2(g_wake, O_CLOEXEC | O_NONBLOCK);
   struct sigaction a {};
-  a.sa_handler = on_interrupt;  // without SA_RESTART: a read at the prompt returns
+  a.sa_handler = on_interrupt;
+  a.sa_flags = SA_RESTART;
   ::sigaction(SIGINT, &a, nullptr);
 }
 Interrupts::~Interrupts() { ::signal(SIGINT, SIG_DFL); }
 bool Interrupts::pending() { return g_interrupts > 0; }
-void Interrupts::clear() { g_interrupts = 0; }
+void Interrupts::clear() {
+  g_interrupts = 0;
+  for (char bytes[64]; ::read(g_wake[0], bytes, sizeof bytes) > 0;) {}
+}
+bool Interrupts::wait_for_input(int fd) {
+  pollfd p[2] = {{fd, POLLIN, 0}, {g_wake[0], POLLIN, 0}};
+  while (!pending())
+    if (::poll(p, 2, -1) > 0 && p[0].revents != 0) return true;
+  clear();
+  return false;
+}
 
 }  // namespace facet

@@ -26,9 +26,16 @@ void add_sampling_options(CLI::App* cmd, Sampling& s, bool& seed_given);  // --t
 // A seed from the system when none was given. It is printed with the statistics, so that a run can be repeated.
 void draw_seed(Sampling& s, bool seed_given);
 
+// What -m says, or the shipped model.
+Status find_model(std::string& path);
+
 // Opens what -m names, or the shipped model, with the drafters that `draft` names; prints what there is to know about
 // the files.
 Result<std::unique_ptr<Engine>> open_engine(EngineConfig c, const DraftOptions& draft = {{"none"}});
+// --lockstep.
+void add_lockstep_option(CLI::App* cmd, EngineConfig& c);
+// With --lockstep: how far every verb was from the reference, to stderr; an error when one was beyond its bound.
+Status lockstep_verdict(const Engine& e);
 // The drafters' paths.
 Result<std::vector<std::string>> draft_files(const std::string& model, const DraftOptions& o);
 
@@ -42,13 +49,15 @@ std::string usage_line(const Usage& u, Stop why, const Sampling& s);
 // Its part about drafting: ", 3.10 a step with mtp; drafts 80 of 120 right, by place 0.92 0.80 0.71"
 std::string draft_line(const Usage& u);
 
-// Set by Ctrl-C while a Interrupts object lives; Ctrl-C twice within a second ends the program.
+// Set by Ctrl-C while an Interrupts object lives.
 class Interrupts {
  public:
   Interrupts();
   ~Interrupts();
   static bool pending();
   static void clear();
+  // Until there is something to read; false: Ctrl-C came first, whenever it did, and is cleared.
+  static bool wait_for_input(int fd);
 };
 
 }  // namespace facet

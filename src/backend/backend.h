@@ -30,6 +30,7 @@ struct BackendLimits {
   int max_tok = 0;         // tokens of a step
   int64_t max_rows = 0;    // cache rows a token can see
   int max_cols = 0;        // widest row of a weight or an activation
+  int64_t max_matrix = 0;  // elements of the largest matrix that all rows of a long chunk are multiplied by
   int n_group = 1;         // query heads per K/V head
   int n_q_head = 0, head_dim = 0;  // of the widest layer
   int n_expert = 0, n_expert_used = 0, d_expert = 0, d_moe = 0;  // d_moe: columns that go into an expert and come out
@@ -39,6 +40,7 @@ struct BackendLimits {
   BackendLimits with(const BackendLimits& o) const {
     BackendLimits l;
     l.max_tok = std::max(max_tok, o.max_tok), l.max_rows = std::max(max_rows, o.max_rows), l.max_cols = std::max(max_cols, o.max_cols);
+    l.max_matrix = std::max(max_matrix, o.max_matrix);
     l.n_group = std::max(n_group, o.n_group), l.n_q_head = std::max(n_q_head, o.n_q_head), l.head_dim = std::max(head_dim, o.head_dim);
     l.n_expert = std::max(n_expert, o.n_expert), l.n_expert_used = std::max(n_expert_used, o.n_expert_used);
     l.d_expert = std::max(d_expert, o.d_expert), l.d_moe = std::max(d_moe, o.d_moe), l.n_cluster = std::max(n_cluster, o.n_cluster);

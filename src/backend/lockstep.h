@@ -3,10 +3,14 @@
 
 #include <cmath>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
 #include "backend/backend.h"
+#include "backend/compose.h"
+#include "backend/lockstep_report.h"
+#include "backend/pass.h"
 
 namespace facet {
 
@@ -14,13 +18,16 @@ namespace facet {
 struct VerbDifference {
   int64_t verb = 0;         // count since the start
   std::string name;
+  std::string near;         // the weight it used, or that the verbs before it used
+  int rows = 0, cols = 0;
   int row = 0, col = 0;     // of the worst element
   float got = 0, want = 0;
   double rms = 0;           // of the difference, over the rms of the reference's result
   double bound = 0;
   bool over() const { return !(rms <= bound); }  // a NaN is over
   std::string message() const {
-    return fmt::format("verb {} {}: relative rms error {:.3g} over its bound {:.3g}; worst at row {} column {}: {} against {}", verb, name, rms, bound, row, col, got, want);
+    return fmt::format("verb {} {} [{} x {}], by {}: relative rms error {:.3g} over its bound {:.3g}; worst at row {} column {}: {} against {}", verb, name, rows, cols,
+                       near.empty() ? "no weight" : near, rms, bound, row, col, got, want);
   }
 };
 
@@ -65,6 +72,9 @@ class Lockstep {
 
   template <class... Args>
   explicit Lockstep(const Args&... args) : a_(args...), r_(args...) {}
+  // Each with arguments of its own.
+  template <class... X, class... Y>
+  Lockstep(const std::tuple<X...>& a, const std::tuple<Y...>& r) : a_(std::make_from_tuple<A>(a)), r_(std::make_from_tuple<R>(r)) {}
 
   Weight upload(const TensorView& t) { return {a_.upload(t), r_.upload(t)}; }
   Vec upload(std::span<const float> v) { return {a_.upload(v), r_.upload(v)}; }
@@ -74,11 +84,40 @@ class Lockstep {
   Ids new_ids(int n) { return a_.new_ids(n); }
   Scores new_scores(int n) { return a_.new_scores(n); }
   void reserve(const BackendLimits& l) { a_.reserve(l), r_.reserve(l); }
+  std::vector<float> to_host(Rows x) { return a_.to_host(x.a); }
+  Status status() const {
+    const Status ok = memory_status(a_);
+    return ok ? memory_status(r_) : ok;
+  }
 
   void begin_step(const Step& s) {
     if constexpr (requires { a_.begin_step(s); }) a_.begin_step(s);
   }
+  // A's merged verbs against what they are made of.
+  void norm_rope_append(KvLayer kv, Rows q, Rows k, Rows v, Vec q_gain, Vec k_gain, Freqs f, bool norm_v, const Step& s, float eps)
+    requires requires(A b) { b.norm_rope_append(kv.a, q.a, k.a, v.a, q_gain.a, k_gain.a, f.a, norm_v, s, eps); }
+  {
+    a_.norm_rope_append(kv.a, q.a, k.a, v.a, q_gain.a, k_gain.a, f.a, norm_v, s, eps);
+    facet::norm_rope_append(r_, kv.r, q.r, k.r, v.r, q_gain.r, k_gain.r, f.r, norm_v, kv.r.head_dim, s, eps);
+    compare("norm_rope_append", q, q.cols);
+  }
+  void moe_inputs(Rows r, Rows e, Rows x, Vec router_gain, Vec expert_gain, float eps)
+    requires requires(A b) { b.moe_inputs(r.a, e.a, x.a, router_gain.a, expert_gain.a, eps); }
+  {
+    a_.moe_inputs(r.a, e.a, x.a, router_gain.a, expert_gain.a, eps);
+    facet::moe_inputs(r_, r.r, e.r, x.r, router_gain.r, expert_gain.r, eps);
+    compare("moe_inputs.r", r, x.cols), compare("moe_inputs.e", e, x.cols);
+  }
+  void join_residual_norm(Rows x, Rows h, Rows y, Rows o, Vec y_gain, Vec o_gain, ResidualSpec<Vec> p)
+    requires requires(A b) { b.join_residual_norm(x.a, h.a, y.a, o.a, y_gain.a, o_gain.a, ResidualSpec<typename A::Vec>{}); }
+  {
+    a_.join_residual_norm(x.a, h.a, y.a, o.a, y_gain.a, o_gain.a, {p.post.a, p.next.a, p.out_scale, p.eps});
+    facet::join_residual_norm(r_, x.r, h.r, y.r, o.r, y_gain.r, o_gain.r, ResidualSpec<typename R::Vec>{p.post.r, p.next.r, p.out_scale, p.eps});
+    compare("join_residual_norm.x", x, x.cols);
+    if (p.next) compare("join_residual_norm.h", h, x.cols);
+  }
   void embed(Rows x, Weight w, const Step& s, float scale) {
+    near_ = w.r.name;
     a_.embed(x.a, w.a, s, scale), r_.embed(x.r, w.r, s, scale);
     compare("embed", x, 1);
   }
@@ -87,10 +126,12 @@ class Lockstep {
     compare("rms_norm", y, x.cols);
   }
   void matmul(Rows y, Rows x, Weight w) {
+    near_ = w.r.name;
     a_.matmul(y.a, x.a, w.a), r_.matmul(y.r, x.r, w.r);
     compare("matmul", y, x.cols);
   }
   void qkv(Rows q, Rows k, Rows v, Rows h, Weight wq, Weight wk, Weight wv) {
+    near_ = wq.r.name;
     a_.qkv(q.a, k.a, v.a, h.a, wq.a, wk.a, wv.a), r_.qkv(q.r, k.r, v.r, h.r, wq.r, wk.r, wv.r);
     compare("qkv.q", q, h.cols), compare("qkv.k", k, h.cols), compare("qkv.v", v, h.cols);
   }
@@ -115,6 +156,7 @@ class Lockstep {
     if (p.next) compare("residual_norm.h", h, x.cols);
   }
   void gate_up(Rows y, Rows h, Weight g, Weight u, Act act) {
+    near_ = g.r.name;
     a_.gate_up(y.a, h.a, g.a, u.a, act), r_.gate_up(y.r, h.r, g.r, u.r, act);
     compare("gate_up", y, h.cols);
   }
@@ -127,6 +169,7 @@ class Lockstep {
     compare("ple_combine", p, p.cols);
   }
   void moe(Rows y, Rows e, Rows r, MoeWeights<Weight, Vec> w, int n_used, Act act) {
+    near_ = w.router.r.name;
     a_.moe(y.a, e.a, r.a, {w.router.a, w.gate_up.a, w.gate.a, w.up.a, w.down.a, w.scale.a}, n_used, act);
     r_.moe(y.r, e.r, r.r, {w.router.r, w.gate_up.r, w.gate.r, w.up.r, w.down.r, w.scale.r}, n_used, act);
     compare("moe", y, e.cols);
@@ -153,14 +196,20 @@ class Lockstep {
   }
   void sample(Ids ids, Rows x, std::span<const SampleRow> rows) { a_.sample(ids, x.a, rows); }
   void clustered_head(Rows y, Rows h, ClusteredHead<Weight, Table> w) {
+    near_ = w.head.r.name;
     a_.clustered_head(y.a, h.a, {w.head.a, w.centroid.a, w.order.a, w.top_k});
     r_.clustered_head(y.r, h.r, {w.head.r, w.centroid.r, w.order.r, w.top_k});
     compare("clustered_head", y, h.cols);
   }
   void top_k(Ids ids, Scores scores, Rows x, int k) { a_.top_k(ids, scores, x.a, k); }
 
-  const std::vector<VerbDifference>& differences() const { return differences_; }  // those over their bound
+  const std::vector<VerbDifference>& differences() const { return differences_; }  // the first ones over their bound
   int64_t compared() const { return compared_; }
+  LockstepReport report() const {
+    LockstepReport r{.verbs = verbs_, .first_over = {}};
+    if (!differences_.empty()) r.first_over = differences_.front().message();
+    return r;
+  }
 
  private:
   void compare(const char* name, const Rows& y, int64_t n_terms) {
@@ -176,19 +225,33 @@ class Lockstep {
     }
     VerbDifference v;
     v.verb = compared_++;
-    v.name = name;
+    v.name = name, v.near = near_;
+    v.rows = y.rows, v.cols = y.cols;
     v.rms = size > 0 ? std::sqrt(diff / size) : std::sqrt(diff);
     v.bound = 8 * A::kRound + 0x1p-23 * std::sqrt(double(n_terms));
     if (!want.empty()) {
       v.row = int(worst / size_t(y.cols)), v.col = int(worst % size_t(y.cols));
       v.got = got[worst], v.want = want[worst];
     }
-    if (v.over()) differences_.push_back(v);
+    if (v.over() && differences_.size() < 1000) differences_.push_back(v);
+    count(v);
     r_.from_host(y.r, got);
+  }
+
+  void count(const VerbDifference& v) {
+    LockstepReport::Verb* at = nullptr;
+    for (LockstepReport::Verb& x : verbs_)
+      if (x.name == v.name) at = &x;
+    if (!at) at = &verbs_.emplace_back(), at->name = v.name, at->bound = v.bound;
+    ++at->compared;
+    at->over += v.over();
+    if (!std::isnan(at->error) && !(v.rms / v.bound <= at->error / at->bound)) at->error = v.rms, at->bound = v.bound;  // a NaN is worse than any
   }
 
   A a_;
   R r_;
+  const char* near_ = "";
+  std::vector<LockstepReport::Verb> verbs_;
   std::vector<VerbDifference> differences_;
   int64_t compared_ = 0;
 };

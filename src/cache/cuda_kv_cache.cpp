@@ -13,10 +13,11 @@ void ok(cudaError_t e) { CHECK(e == cudaSuccess, "{}", cudaGetErrorString(e)); }
 
 Result<std::byte*> device_memory(int64_t bytes, const char* what) {
   void* p = nullptr;
-  if (const cudaError_t e = cudaMalloc(&p, size_t(std::max<int64_t>(bytes, 16))); e != cudaSuccess) {
+  if (const cudaError_t e = cudaMalloc(&p, size_t(std::max<int64_t>(bytes, 16))); e == cudaErrorMemoryAllocation) {
     cudaGetLastError();
-    return Error{"context", fmt::format("{}: {} of GPU memory cannot be had: {}", what, human_bytes(bytes), cudaGetErrorString(e)),
-                 "use a smaller -c, or --kv-k q8_0 --kv-v q8_0"};
+    return Cuda::out_of_memory(what, size_t(bytes));
+  } else {
+    ok(e);
   }
   ok(cudaMemset(p, 0, size_t(std::max<int64_t>(bytes, 16))));
   return static_cast<std::byte*>(p);
@@ -50,7 +51,9 @@ Result<std::unique_ptr<CudaKvCache>> CudaKvCache::create(const ModelCfg& m, cons
     if (k.window && stages) k.k_stage = stage, k.v_stage = stage + k_stage * p.max_step;
     owned.push_back(k);
   }
-  ok(cudaMalloc(&c->device_layers_, std::max<size_t>(owned.size(), 1) * sizeof(KvLayer)));
+  auto layers = device_memory(int64_t(owned.size() * sizeof(KvLayer)), "the list of layers");
+  if (!layers) return layers.error();
+  c->device_layers_ = reinterpret_cast<KvLayer*>(*layers);
   ok(cudaMemcpy(c->device_layers_, owned.data(), owned.size() * sizeof(KvLayer), cudaMemcpyHostToDevice));
   for (size_t l = 0; l < m.layer.size(); ++l)
     if (m.layer[l].query_only) c->layers_[l] = c->layers_[size_t(m.layer[l].kv_source)];

@@ -132,7 +132,7 @@ Status run_bench(const EngineConfig& given, const BenchOptions& o, const std::fu
   if (!m) return m.error();
   const int widest = *std::max_element(o.widths.begin(), o.widths.end());
   const int deepest = *std::max_element(o.depths.begin(), o.depths.end());
-  c.chunk = std::max({c.chunk, o.prefill, widest});
+  c.chunk = std::max({c.chunk > 0 ? c.chunk : 512, o.prefill, widest});
   c.max_out = widest;
   for (int n : o.batches) c.max_seq = std::max(c.max_seq, n), c.max_out = std::max(c.max_out, n);
   c.margin = std::max(c.margin, widest);
@@ -150,7 +150,7 @@ Status run_bench(const EngineConfig& given, const BenchOptions& o, const std::fu
           *decided);
   if (c.backend == "cpu") return bench<CpuFast>(*file, *m, *decided, o, line, decided->n_threads, c.cpu_isa);
   if (c.backend == "ref") return bench<CpuRef>(*file, *m, *decided, o, line, decided->n_threads);
-  return Error{"--backend", fmt::format("expected cpu or ref, found {}", c.backend), "this program was built without it"};
+  return Error{"--backend", fmt::format("expected cuda, cpu or ref, found {}", c.backend), "this program was built without it"};
 }
 
 }  // namespace facet

@@ -18,7 +18,7 @@ int32_t random_id(uint32_t& state, int n_vocab) {
 }
 
 // Bytes of weights that a step of n tokens must read at least once, and of cached rows.
-double step_bytes(const GgufFile& file, const ModelCfg& m, const KvCache& cache, int n, int n_seq, int depth, bool all_rows) {
+double step_bytes(const GgufFile& file, const ModelCfg& m, const KvCache& cache, int n, int n_seq, int depth) {
   double bytes = 0;
   for (const TensorView& t : file.tensors()) {
     if (t.name.find("rope_freqs") != std::string::npos || t.name == "per_layer_token_embd.weight") continue;
@@ -27,7 +27,6 @@ double step_bytes(const GgufFile& file, const ModelCfg& m, const KvCache& cache,
     if (t.name == "token_embd.weight" && file.find("output.weight")) continue;
     bytes += share * double(t.data.size());
   }
-  (void)all_rows;
   for (size_t l = 0; l < m.layer.size(); ++l) {
     const KvLayer& k = cache.layers()[l];
     const int64_t rows = k.window ? std::min<int64_t>(depth + n / n_seq, k.window - 1 + n / n_seq) : depth + n / n_seq;
@@ -80,7 +79,7 @@ Status bench_cuda(const GgufFile& file, const ModelCfg& m, const EngineConfig& c
     std::sort(ms.begin(), ms.end());
     BenchLine l;
     l.phase = phase, l.n = n * n_seq, l.depth = depth, l.runs = runs, l.ms_median = ms[ms.size() / 2];
-    l.bytes = step_bytes(file, m, cache, n * n_seq, n_seq, depth, out == Out::kAll);
+    l.bytes = step_bytes(file, m, cache, n * n_seq, n_seq, depth);
     l.tok_s = n * n_seq / l.ms_median * 1e3;
     l.gbps = l.bytes / l.ms_median / 1e6;
     line(l);

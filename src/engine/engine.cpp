@@ -4,6 +4,7 @@
 
 #include "backend/cpu/cpu_fast.h"
 #include "engine/engine_cuda.h"
+#include "engine/engine_lockstep.h"
 #include "engine/open_drafters.h"
 #include "model/gemma4_config.h"
 
@@ -63,11 +64,19 @@ Result<std::unique_ptr<Engine>> Engine::open(const EngineConfig& c) {
 
   if (!has_isa(c.cpu_isa)) return Error{"--cpu-isa", fmt::format("this machine has no {}", isa_name(c.cpu_isa)), "leave it out: the best there is will be used"};
 #if FACET_CUDA
+  if (decided->backend == "cuda" && c.noted) {
+    for (const std::string& n : conversion_notes(model.file.path(), model.file.tensors())) c.noted(n);
+    for (const DrafterFile& d : model.drafters)
+      for (const std::string& n : conversion_notes(d.path(), d.tensors())) c.noted(n);
+  }
+#endif
+  if (decided->lockstep) return open_lockstep_engine(std::move(model), *decided);
+#if FACET_CUDA
   if (decided->backend == "cuda") return open_cuda_engine(std::move(model), *decided);
 #endif
   if (decided->backend == "cpu") return create_engine<CpuFast>(std::move(model), *decided, decided->n_threads, decided->cpu_isa);
   if (decided->backend == "ref") return create_engine<CpuRef>(std::move(model), *decided, decided->n_threads);
-  return Error{"--backend", fmt::format("expected cpu or ref, found {}", decided->backend), "this program was built without it"};
+  return Error{"--backend", fmt::format("expected cuda, cpu or ref, found {}", decided->backend), "this program was built without it"};
 }
 
 }  // namespace facet

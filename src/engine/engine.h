@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "backend/cpu/isa.h"
+#include "backend/lockstep_report.h"
 #include "backend/sampling.h"
 #include "base/result.h"
 #include "formats/kv_codec.h"
@@ -37,7 +38,7 @@ struct EngineConfig {
   CpuIsa cpu_isa = CpuIsa::kAuto;  // instruction set of the cpu backend
   int n_ctx = 0;                   // rows per sequence; 0: the trained context, halved until the plan fits
   int max_seq = 1;                 // sequences served together
-  int chunk = 512;                 // tokens of one step
+  int chunk = 0;                   // tokens of one step; 0: usual_chunk(), less where memory is short
   int margin = 64;                 // see KvPlan
   int checkpoints = 1;
   std::optional<KvType> kv_k, kv_v;  // empty: f32 on the reference backend, f16 elsewhere
@@ -46,6 +47,8 @@ struct EngineConfig {
   DraftConfig draft = {};
   std::function<void(const std::string&)> planned = {};  // told the memory plan before anything is allocated
   std::function<void(const std::string&)> noted = {};    // told what a user should know about the files
+  std::function<void(uint64_t done, uint64_t total)> loading = {};  // told of bytes of weights as they arrive
+  bool lockstep = false;           // beside the reference, which judges every verb: slow, for finding a broken kernel
   int64_t memory = 0;              // bytes that may be used; 0: what the system has available
 };
 
@@ -109,6 +112,7 @@ class Engine {
   virtual const ModelCfg& model() const = 0;
   virtual const EngineConfig& config() const = 0;                    // with n_ctx, n_threads and the rest decided
   virtual std::string memory_table() const = 0;
+  virtual LockstepReport lockstep_report() const { return {}; }      // of EngineConfig::lockstep
 };
 
 }  // namespace facet

@@ -2,7 +2,11 @@
 #if FACET_CUDA
 #include <functional>
 #include <memory>
+#include <span>
+#include <string>
+#include <vector>
 
+#include "backend/backend.h"
 #include "engine/bench.h"
 #include "engine/engine.h"
 #include "engine/plan.h"
@@ -13,8 +17,13 @@ namespace facet {
 struct LoadedModel;
 Result<std::unique_ptr<Engine>> open_cuda_engine(LoadedModel model, const EngineConfig& decided);
 
-// As plan_memory: GPU memory.
-MemoryPlan plan_cuda_memory(const GgufFile& file, const ModelCfg& m, const EngineConfig& c, const KvPlan& kv, const KvBytes& b);
+// Of weights on the device: types that a GPU does not keep are larger there.
+int64_t cuda_weight_bytes(std::span<const TensorView> tensors);
+// What a user should know of a file whose types a GPU does not keep.
+std::vector<std::string> conversion_notes(const std::string& path, std::span<const TensorView> tensors);
+
+// The target's part of plan_memory: GPU memory. Scratch is that of `limits`.
+MemoryPlan plan_cuda_memory(const GgufFile& file, const ModelCfg& m, const EngineConfig& c, const KvPlan& kv, const KvBytes& b, const BackendLimits& limits);
 
 // As run_bench. Times are of the GPU, sampling included in decoding; caches are filled with random rows.
 Status bench_cuda(const GgufFile& file, const ModelCfg& m, const EngineConfig& decided, const BenchOptions& o,

@@ -11,11 +11,11 @@
 #include "backend/cpu/sampler.h"
 #include "base/check.h"
 #include "engine/engine.h"
-#include "model/drafter_file.h"
 #include "engine/plan.h"
 #include "engine/runner.h"
 #include "engine/scheduler.h"
 #include "engine/speculate.h"
+#include "model/drafter_file.h"
 #include "tokenizer/tokenizer.h"
 
 namespace facet {
@@ -40,7 +40,7 @@ class EngineImpl final : public Engine {
   template <class... BackendArgs>
   static Result<std::unique_ptr<Engine>> create(LoadedModel model, const EngineConfig& c, const DrafterFactory<B>& open_drafters, BackendArgs... args) {
     std::unique_ptr<EngineImpl> e(new EngineImpl(std::move(model), c));
-    auto r = Runner<B>::open(e->model_.file, e->model_.cfg, {.kv = kv_plan(c), .max_out = c.max_out}, args...);
+    auto r = Runner<B>::open(e->model_.file, e->model_.cfg, {.kv = kv_plan(c), .max_out = c.max_out, .loading = c.loading}, args...);
     if (!r) return r.error();
     e->runner_ = std::move(*r);
     Runner<B>& run = *e->runner_;
@@ -51,6 +51,7 @@ class EngineImpl final : public Engine {
       drafters = std::move(*opened);
     }
     e->spec_ = std::make_unique<Speculator<B>>(run, c, e->model_.cfg.n_vocab, std::move(drafters));
+    if (auto ok = memory_status(run.b); !ok) return ok.error();
     e->slots_.resize(size_t(c.max_seq));
     return std::unique_ptr<Engine>(std::move(e));
   }
@@ -130,6 +131,10 @@ class EngineImpl final : public Engine {
   const Tokenizer* tokenizer() const override { return model_.tokenizer ? &*model_.tokenizer : nullptr; }
   const ModelCfg& model() const override { return model_.cfg; }
   const EngineConfig& config() const override { return cfg_; }
+  LockstepReport lockstep_report() const override {
+    if constexpr (requires { runner_->b.report(); }) return runner_->b.report();
+    else return {};
+  }
   std::string memory_table() const override { return plan_memory(model_.file, model_.cfg, cfg_, model_.drafters).table(); }
 
  private:

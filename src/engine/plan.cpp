@@ -14,6 +14,7 @@
 #include "engine/engine_cuda.h"
 #include "model/gemma4_bind.h"
 #include "spec/dflash.h"
+#include "spec/mtp.h"
 
 namespace facet {
 
@@ -27,16 +28,27 @@ KvPlan kv_plan(const EngineConfig& c) {
 
 namespace {
 
-MemoryPlan plan_target(const GgufFile& file, const ModelCfg& m, const EngineConfig& c) {
+constexpr int kLeastChunk = 512, kMostChunk = 4096;
+
+// Activations as the backend keeps them.
+int64_t rows_bytes(const EngineConfig& c, int64_t rows, int64_t cols) {
+#if FACET_CUDA
+  if (c.backend == "cuda") return Cuda::rows_bytes(rows, cols);
+#endif
+  (void)c;
+  return CpuRef::rows_bytes(rows, cols);
+}
+
+// Scratch of `limits`, which are those of the target and its drafters.
+MemoryPlan plan_target(const GgufFile& file, const ModelCfg& m, const EngineConfig& c, const BackendLimits& limits) {
   const KvPlan kv = kv_plan(c);
   const KvBytes b = kv_bytes(m, kv);
   int full = 0, sliding = 0, shared = 0;
   for (const LayerCfg& l : m.layer) ++(l.query_only ? shared : l.window ? sliding : full);
   const std::string types = fmt::format("{}/{}", kv_type_name(*c.kv_k), kv_type_name(*c.kv_v));
 
-  const BackendLimits limits = backend_limits(m, kv.max_step, c.n_ctx);
 #if FACET_CUDA
-  if (c.backend == "cuda") return plan_cuda_memory(file, m, c, kv, b);
+  if (c.backend == "cuda") return plan_cuda_memory(file, m, c, kv, b, limits);
 #endif
   const int64_t scratch = c.backend == "ref" ? CpuRef::reserve_bytes(limits, c.n_threads) : CpuFast::reserve_bytes(limits, c.n_threads);
 
@@ -50,39 +62,68 @@ MemoryPlan plan_target(const GgufFile& file, const ModelCfg& m, const EngineConf
   if (shared > 0) p.lines.back().detail += fmt::format("; {} layers share", shared);
   p.lines.push_back({"kv staging", fmt::format("a chunk of {} tokens of one sliding layer", kv.max_step), b.staging});
   p.lines.push_back({"checkpoints", fmt::format("{} copies of the rings a slot", c.checkpoints), b.checkpoints});
-  p.lines.push_back({"activations", fmt::format("{} tokens a step", kv.max_step), CpuRef::rows_bytes(1, work_elements(m, kv.max_step, 0))});
-  p.lines.push_back({"logits", fmt::format("{} rows of {}", c.max_out, m.n_vocab), CpuRef::rows_bytes(c.max_out, m.d_model + int64_t(m.n_vocab))});
+  p.lines.push_back({"activations", fmt::format("{} tokens a step", kv.max_step), rows_bytes(c, 1, work_elements(m, kv.max_step, 0))});
+  p.lines.push_back({"logits", fmt::format("{} rows of {}", c.max_out, m.n_vocab), rows_bytes(c, c.max_out, m.d_model + int64_t(m.n_vocab))});
   p.lines.push_back({"scratch", fmt::format("{} threads", c.n_threads), scratch});
   p.available = c.memory > 0 ? c.memory : int64_t(available_memory());
   return p;
 }
 
-// A drafter that does not fit the target has no K/V here; opening it says why.
-void add_drafter(MemoryPlan& p, const DrafterFile& f, const ModelCfg& m, const EngineConfig& c) {
+// A drafter's own memory, and in `limits` what it asks of the backend. One that does not fit the target has no more
+// than its file here; opening it says why.
+void add_drafter(MemoryPlan& p, BackendLimits& limits, const DrafterFile& f, const ModelCfg& m, const EngineConfig& c) {
   const std::string name = drafter_kind_name(f.kind());
-  p.lines.push_back({name, fmt::format("{} tensors", f.tensors().size()), int64_t(f.file_bytes())});
-  if (f.kind() != DrafterKind::kDflash) return;
-  const auto cfg = dflash_config(f, m);
-  if (!cfg) return;
-  const KvPlan kv = dflash_plan(kv_plan(c), *cfg);
-  p.lines.push_back({name + " kv", fmt::format("{} layers, {} rows x {} slots", cfg->body.n_layer(), c.n_ctx, c.max_seq), kv_bytes(cfg->body, kv).total()});
-  const int64_t cols = int64_t(cfg->taps.size()) * m.d_model;
-  p.lines.push_back({name + " features", fmt::format("{} layers of {} tokens", cfg->taps.size(), kv.max_step), CpuRef::rows_bytes(2 * kv.max_step, cols)});
+  int64_t weights = int64_t(f.file_bytes());
+#if FACET_CUDA
+  if (c.backend == "cuda") weights = cuda_weight_bytes(f.tensors());
+#endif
+  p.lines.push_back({name, fmt::format("{} tensors", f.tensors().size()), weights});
+  const KvPlan target = kv_plan(c);
+  const int S = c.max_seq;
+  if (f.kind() == DrafterKind::kDflash) {
+    const auto cfg = dflash_config(f, m);
+    if (!cfg) return;
+    const KvPlan kv = dflash_plan(target, *cfg);
+    limits = limits.with(dflash_limits(*cfg, m.d_model, kv.max_step, kv.max_ctx));
+    p.lines.push_back({name + " kv", fmt::format("{} layers, {} rows x {} slots", cfg->body.n_layer(), c.n_ctx, S), kv_bytes(cfg->body, kv).total()});
+    const int64_t cols = int64_t(cfg->taps.size()) * m.d_model;
+    p.lines.push_back({name + " activations", fmt::format("{} tokens a step, with features of {} layers", kv.max_step, cfg->taps.size()),
+                       rows_bytes(c, 1, work_elements(cfg->body, kv.max_step, S * cfg->block)) + rows_bytes(c, 2 * target.max_step + 32 * S, cols)});
+  } else {
+    const auto cfg = mtp_config(f, m);
+    if (!cfg) return;
+    limits = limits.with(mtp_limits(*cfg, S, target.max_ctx));
+    p.lines.push_back({name + " activations", fmt::format("{} chains, hidden states of {} tokens", S, target.max_step),
+                       rows_bytes(c, 1, work_elements(cfg->body, S, S)) + rows_bytes(c, target.max_step + 5 * S, m.d_model)});
+  }
 }
 
 }  // namespace
 
+int usual_chunk(const std::string& backend, int n_ctx) { return backend == "cuda" ? std::clamp(n_ctx, kLeastChunk, kMostChunk) : kLeastChunk; }
+
 MemoryPlan plan_memory(const GgufFile& file, const ModelCfg& m, const EngineConfig& c, std::span<const DrafterFile> drafters) {
-  MemoryPlan p = plan_target(file, m, c);
-  for (const DrafterFile& f : drafters) add_drafter(p, f, m, c);
+  BackendLimits limits = backend_limits(m, kv_plan(c).max_step, c.n_ctx);
+  MemoryPlan drafting;
+  for (const DrafterFile& f : drafters) add_drafter(drafting, limits, f, m, c);
+  MemoryPlan p = plan_target(file, m, c, limits);
+  p.lines.insert(p.lines.end(), drafting.lines.begin(), drafting.lines.end());
+  if (c.lockstep && c.backend != "cuda") {  // beside a GPU the reference's memory is the host's
+    EngineConfig ref = c;
+    ref.backend = "ref", ref.lockstep = false;
+    const MemoryPlan all = plan_memory(file, m, ref, drafters);
+    p.lines.push_back({"reference", "the same beside it, without weights", all.total() - all.lines.front().bytes});
+  }
   return p;
 }
 
 Result<std::string> resolve_backend(const std::string& asked, int gpu) {
 #if FACET_CUDA
-  if (asked == "cuda")
-    if (auto ok = Cuda::usable(gpu); !ok) return ok.error();
-  if (asked == "auto") return std::string(Cuda::usable(gpu) ? "cuda" : "cpu");
+  if (asked == "cuda" || (asked == "auto" && Cuda::usable(gpu))) {
+    if (auto free = Cuda::free_memory(gpu); !free) return free.error();
+    return std::string("cuda");
+  }
+  if (asked == "auto") return std::string("cpu");
 #else
   (void)gpu;
   if (asked == "cuda") return Error{"--backend", "cuda: this program was built without it", "build it with the cuda preset, or use --backend cpu"};
@@ -99,11 +140,14 @@ Result<EngineConfig> resolve_config(const GgufFile& file, const ModelCfg& m, Eng
   const KvType usual = c.backend == "ref" ? KvType::kF32 : KvType::kF16;
   c.kv_k = c.kv_k.value_or(usual), c.kv_v = c.kv_v.value_or(usual);
   if (c.max_out <= 0) c.max_out = c.max_seq * (c.draft.files.empty() ? 1 : 1 + c.draft.rows());
-  const bool choose = c.n_ctx <= 0;
+  const bool choose = c.n_ctx <= 0, choose_chunk = c.chunk <= 0;
   if (choose) c.n_ctx = m.n_ctx_train;
+  if (choose_chunk) c.chunk = std::max(usual_chunk(c.backend, c.n_ctx), c.max_seq);
   MemoryPlan p = plan_memory(file, m, c, drafters);
-  while (choose && p.available > 0 && p.total() > p.available && c.n_ctx > 2048) {
-    c.n_ctx = std::max(2048, c.n_ctx / 2);
+  while (p.available > 0 && p.total() > p.available) {
+    if (const int least = std::max(kLeastChunk, c.max_seq); choose_chunk && c.chunk > least) c.chunk = std::max(least, c.chunk / 2);
+    else if (choose && c.n_ctx > 2048) c.n_ctx = std::max(2048, c.n_ctx / 2);
+    else break;
     p = plan_memory(file, m, c, drafters);
   }
   if (p.available == 0 || p.total() <= p.available) return c;

@@ -14,7 +14,8 @@ namespace facet {
 
 struct RunnerOptions {
   KvPlan kv;
-  int max_out = 1;  // rows of logits in one step
+  int max_out = 1;             // rows of logits in one step
+  LoadProgress loading = {};   // told of weights as they arrive
 };
 
 // A model bound to a backend, with its cache, scratch and step arrays: everything a forward pass needs.
@@ -24,8 +25,9 @@ class Runner {
   template <class... Args>
   static Result<std::unique_ptr<Runner>> open(const GgufFile& file, const ModelCfg& m, const RunnerOptions& o, Args&&... args) {
     std::unique_ptr<Runner> r(new Runner(m, o, std::forward<Args>(args)...));
-    auto w = bind_gemma4(r->b, file, m);
+    auto w = bind_gemma4(r->b, file, m, o.loading);
     if (!w) return w.error();
+    if (auto ok = memory_status(r->b); !ok) return ok.error();
     r->w = std::move(*w);
     auto cache = CacheOf<B>::create(m, o.kv);
     if (!cache) return cache.error();
@@ -34,6 +36,7 @@ class Runner {
     r->b.reserve(backend_limits(m, o.kv.max_step, o.kv.max_ctx));
     r->work = make_work(r->b, m, o.kv.max_step, o.max_out);
     r->ids = r->b.new_ids(o.max_out);
+    if (auto ok = memory_status(r->b); !ok) return ok.error();
     return r;
   }
 

@@ -48,7 +48,7 @@ class Speculator {
     std::vector<int> most;
     for (auto& d : drafters_) most.push_back(d->max_draft());
     for (Round& round : rounds_) round.chooser = DraftChooser(most, limits_);
-    if (!drafters_.empty()) measure_steps(1 + c.draft.rows());
+    if (!drafters_.empty() && memory_status(r_.b)) measure_steps(1 + c.draft.rows());
   }
 
   bool has_drafters() const { return !drafters_.empty(); }

@@ -128,30 +128,30 @@ FACET_LANES void pack_group_pairs(const uint8_t* codes, uint8_t* qs) {
       qs[32 * k + l] = uint8_t((codes[64 * k + l] & 15) | (codes[64 * k + 32 + l] & 15) << 4);
 }
 
-template <int W>
-FACET_LANES void encode(const float* src, BlockQ4_K& b) {
+// What Q4_K and Q5_K share: scales, minima and the low nibbles of codes in 0..Most. False: all zeros.
+template <int W, int Most, class Block>
+FACET_LANES bool encode_nibbles(const float* src, const RangeTrials& trials, Block& b, uint8_t* codes) {
   const Grouped<W, 8, 32> x(src);
-  if (x.unit.zero()) return;
-  const auto fit = fit_scales_mins<15, 63>(x, kTrialsQ4);
-  uint8_t codes[256];
-  store_codes<15>(x, fit, codes);
+  if (x.unit.zero()) return false;
+  const auto fit = fit_scales_mins<Most, 63>(x, trials);
+  store_codes<Most>(x, fit, codes);
   b.d = x.unit.stored(fit.d);
   b.dmin = x.unit.stored(fit.dmin);
   pack_k4_scales(fit, b.scales);
   pack_group_pairs(codes, b.qs);
+  return true;
+}
+
+template <int W>
+FACET_LANES void encode(const float* src, BlockQ4_K& b) {
+  uint8_t codes[256];
+  encode_nibbles<W, 15>(src, kTrialsQ4, b, codes);
 }
 
 template <int W>
 FACET_LANES void encode(const float* src, BlockQ5_K& b) {
-  const Grouped<W, 8, 32> x(src);
-  if (x.unit.zero()) return;
-  const auto fit = fit_scales_mins<31, 63>(x, kTrialsQ5);
   uint8_t codes[256];
-  store_codes<31>(x, fit, codes);
-  b.d = x.unit.stored(fit.d);
-  b.dmin = x.unit.stored(fit.dmin);
-  pack_k4_scales(fit, b.scales);
-  pack_group_pairs(codes, b.qs);
+  if (!encode_nibbles<W, 31>(src, kTrialsQ5, b, codes)) return;
   for (int g = 0; g < 8; ++g)
     for (int l = 0; l < 32; ++l) b.qh[l] |= uint8_t((codes[32 * g + l] >> 4) << g);
 }

@@ -9,22 +9,17 @@ namespace facet {
 template <Backend B>
 Result<DflashW<B>> bind_dflash(B& b, const DrafterFile& file, const DflashCfg& c) {
   TensorFinder find(file.path(), file.tensors());
-  auto weight = [&](const std::string& name, int64_t n_in, int64_t n_out, bool optional = false) {
-    const TensorView* t = find.matrix(name, n_in, n_out, 1, optional);
-    return t ? b.upload(*t) : typename B::Weight{};
-  };
-  auto gain = [&](const std::string& name, int64_t n) {
-    const std::vector<float> v = find.vector(name, n);
-    return v.empty() ? typename B::Vec{} : b.upload(std::span<const float>(v));
-  };
+  Uploader<B> up(b, find);
+  auto weight = [&](auto... args) { return up.weight(args...); };
+  auto gain = [&](auto... args) { return up.gain(args...); };
   const ModelCfg& m = c.body;
   const int64_t D = m.d_model;
   DflashW<B> W;
   W.fuse = weight("fc.weight", int64_t(c.taps.size()) * D, D);
   W.fuse_norm = gain("enc.output_norm.weight", D);
   W.body.out_norm = gain("output_norm.weight", D);
-  if (c.id_map.empty()) W.body.tok_embd = weight("token_embd.weight", D, m.n_vocab, /*optional=*/true);
-  W.body.head = weight("output.weight", D, m.n_vocab, true);
+  if (c.id_map.empty()) W.body.tok_embd = weight("token_embd.weight", D, m.n_vocab, 1, /*optional=*/true);
+  W.body.head = weight("output.weight", D, m.n_vocab, 1, /*optional=*/true);
   const typename B::Freqs freqs = b.upload(std::span<const double>(c.freqs));
   for (int l = 0; l < m.n_layer(); ++l) {
     const LayerCfg& L = m.layer[size_t(l)];
@@ -47,6 +42,15 @@ Result<DflashW<B>> bind_dflash(B& b, const DrafterFile& file, const DflashCfg& c
   }
   if (auto done = find.finish(); !done) return done.error();
   return W;
+}
+
+// What the backend must be reserved for: n_tok tokens at once over caches of max_rows.
+inline BackendLimits dflash_limits(const DflashCfg& c, int d_target, int n_tok, int64_t max_rows) {
+  BackendLimits l = backend_limits(c.body, n_tok, max_rows);
+  const int feature_cols = int(c.taps.size()) * d_target;
+  l.max_cols = std::max(l.max_cols, feature_cols);
+  l.max_matrix = std::max(l.max_matrix, int64_t(feature_cols) * c.body.d_model);
+  return l;
 }
 
 }  // namespace facet

@@ -72,6 +72,9 @@ BackendLimits backend_limits(const ModelCfg& m, int max_tok, int64_t max_rows) {
   l.max_tok = max_tok;
   l.max_rows = max_rows;
   l.max_cols = std::max({m.d_model, m.max_q_cols(), m.max_d_ff(), m.d_expert, m.n_layer() * m.d_ple});
+  // Of a vocabulary, only one that is small: a step has few rows of logits.
+  const int most_rows = std::max({m.max_q_cols(), m.max_kv_cols(), m.max_d_ff(), m.n_layer() * m.d_ple, m.n_vocab <= 65536 ? m.n_vocab : 0});
+  l.max_matrix = int64_t(most_rows) * m.d_model;
   l.n_q_head = m.n_q_head;
   for (const LayerCfg& c : m.layer) {
     l.n_group = std::max(l.n_group, m.n_q_head / c.n_kv_head);

@@ -2,9 +2,11 @@
 #include <fmt/format.h>
 
 #include <cmath>
+#include <functional>
 #include <map>
 #include <set>
 #include <string>
+#include <utility>
 
 #include "formats/gguf.h"
 #include "model/gemma4_config.h"
@@ -33,18 +35,39 @@ class TensorFinder {
   std::optional<Error> error_;
 };
 
+using LoadProgress = std::function<void(uint64_t done, uint64_t total)>;  // bytes of weights
+
+// Brings to a backend what a TensorFinder finds.
+template <Backend B>
+class Uploader {
+ public:
+  Uploader(B& b, TensorFinder& find, LoadProgress progress = {}, uint64_t total = 0) : b_(b), find_(find), progress_(std::move(progress)), total_(total) {}
+  typename B::Weight weight(const std::string& name, int64_t n_in, int64_t n_out, int64_t n_stack = 1, bool optional = false) {
+    const TensorView* t = find_.matrix(name, n_in, n_out, n_stack, optional);
+    if (!t) return {};
+    const auto w = b_.upload(*t);
+    if (progress_) progress_(done_ += t->data.size(), total_);
+    return w;
+  }
+  typename B::Vec gain(const std::string& name, int64_t n, bool optional = false) {
+    const std::vector<float> v = find_.vector(name, n, optional);
+    return v.empty() ? typename B::Vec{} : b_.upload(std::span<const float>(v));
+  }
+
+ private:
+  B& b_;
+  TensorFinder& find_;
+  LoadProgress progress_;
+  uint64_t done_ = 0, total_;
+};
+
 // Binds every tensor of a Gemma 4 text model. Folded here: the router's 1/sqrt(D) into router_norm.
 template <Backend B>
-Result<ModelW<B>> bind_gemma4(B& b, const GgufFile& file, const ModelCfg& m) {
+Result<ModelW<B>> bind_gemma4(B& b, const GgufFile& file, const ModelCfg& m, const LoadProgress& progress = {}) {
   TensorFinder find(file);
-  auto weight = [&](const std::string& name, int64_t n_in, int64_t n_out, int64_t n_stack = 1, bool optional = false) {
-    const TensorView* t = find.matrix(name, n_in, n_out, n_stack, optional);
-    return t ? b.upload(*t) : typename B::Weight{};
-  };
-  auto gain = [&](const std::string& name, int64_t n, bool optional = false) {
-    const std::vector<float> v = find.vector(name, n, optional);
-    return v.empty() ? typename B::Vec{} : b.upload(std::span<const float>(v));
-  };
+  Uploader<B> up(b, find, progress, file.file_bytes());
+  auto weight = [&](auto... args) { return up.weight(args...); };
+  auto gain = [&](auto... args) { return up.gain(args...); };
   const int64_t D = m.d_model, P = m.d_ple, L = m.n_layer();
 
   ModelW<B> W;
@@ -108,6 +131,7 @@ Result<ModelW<B>> bind_gemma4(B& b, const GgufFile& file, const ModelCfg& m) {
     W.layer.push_back(w);
   }
   if (auto done = find.finish(); !done) return done.error();
+  if (progress) progress(file.file_bytes(), file.file_bytes());
   return W;
 }
 

@@ -9,20 +9,15 @@ namespace facet {
 template <Backend B>
 Result<MtpW<B>> bind_mtp(B& b, const DrafterFile& file, const MtpCfg& c) {
   TensorFinder find(file.path(), file.tensors());
-  auto weight = [&](const std::string& name, int64_t n_in, int64_t n_out, bool optional = false) {
-    const TensorView* t = find.matrix(name, n_in, n_out, 1, optional);
-    return t ? b.upload(*t) : typename B::Weight{};
-  };
-  auto gain = [&](const std::string& name, int64_t n) {
-    const std::vector<float> v = find.vector(name, n);
-    return v.empty() ? typename B::Vec{} : b.upload(std::span<const float>(v));
-  };
+  Uploader<B> up(b, find);
+  auto weight = [&](auto... args) { return up.weight(args...); };
+  auto gain = [&](auto... args) { return up.gain(args...); };
   const ModelCfg& m = c.body;
   const int64_t D = m.d_model, DT = c.d_target, V = m.n_vocab;
   MtpW<B> W;
   W.pre = weight("nextn.pre_projection.weight", 2 * DT, D);
   W.post = weight("nextn.post_projection.weight", D, DT);
-  W.body.head = weight("output.weight", D, V, /*optional=*/true);
+  W.body.head = weight("output.weight", D, V, 1, /*optional=*/true);
   if (!W.body.head) W.body.head = weight("token_embd.weight", D, V);
   W.body.out_norm = gain("output_norm.weight", D);
   if (c.n_cluster > 0) {
@@ -58,6 +53,7 @@ Result<MtpW<B>> bind_mtp(B& b, const DrafterFile& file, const MtpCfg& c) {
 inline BackendLimits mtp_limits(const MtpCfg& c, int n_tok, int64_t max_rows) {
   BackendLimits l = backend_limits(c.body, n_tok, max_rows);
   l.max_cols = std::max(l.max_cols, 2 * c.d_target);
+  l.max_matrix = std::max({l.max_matrix, int64_t(2) * c.d_target * c.body.d_model, int64_t(c.n_cluster) * c.body.d_model});
   l.n_cluster = c.n_cluster;
   return l;
 }

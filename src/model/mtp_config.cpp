@@ -60,8 +60,8 @@ void read_order(DrafterCheck& check, const TensorView& t, int n_vocab, MtpCfg& c
 void read_head(DrafterCheck& check, const DrafterFile& f, MtpCfg& c) {
   const DrafterMeta& meta = f.meta();
   const TensorView *centroids = f.find("masked_embd_centroids.weight"), *order = f.find("masked_embd_ordering");
-  if (!centroids || !order) {  // llama.cpp's converter drops them and leaves no trace in the metadata
-    if (meta.clustered == true || f.dialect().starts_with("GGUF")) c.notes.push_back("no centroids in the file: the head scores every token");
+  if (!centroids || !order) {  // llama.cpp's converter drops them and leaves no trace in the metadata; only `false` says that there were none
+    if (meta.clustered == true || (!meta.clustered && f.dialect().starts_with("GGUF"))) c.notes.push_back("no centroids in the file: the head scores every token");
     return;
   }
   if (meta.clustered == false) return;

@@ -46,14 +46,13 @@ class Dflash final : public Drafter<B> {
     if (!cache) return cache.error();
     d->cache_ = std::move(*cache);
     d->kv_ = CacheOf<B>::views(*d->cache_);
-    BackendLimits limits = backend_limits(d->c_.body, d->plan_.max_step, d->plan_.max_ctx);
-    limits.max_cols = std::max(limits.max_cols, d->feature_cols());
-    t.b.reserve(limits);
+    t.b.reserve(dflash_limits(d->c_, t.m.d_model, d->plan_.max_step, d->plan_.max_ctx));
     const int rows = t.plan.max_seq * d->c_.block;
     d->work_ = make_work(t.b, d->c_.body, d->plan_.max_step, rows);
     d->kept_ = t.b.new_rows(t.plan.max_step, d->feature_cols());
     d->ids_ = t.b.new_ids(rows * kMaxTop);
     d->log_prob_ = t.b.new_scores(rows * kMaxTop);
+    if (auto ok = memory_status(t.b); !ok) return ok.error();
     return d;
   }
 

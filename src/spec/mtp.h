@@ -39,6 +39,7 @@ class Mtp final : public Drafter<B> {
     d->h_ = t.b.new_rows(S, D);
     d->ids_ = t.b.new_ids(S * kMaxTop);
     d->log_prob_ = t.b.new_scores(S * kMaxTop);
+    if (auto ok = memory_status(t.b); !ok) return ok.error();
     return d;
   }
 

@@ -1,7 +1,11 @@
 // The whole model on a GPU: verb by verb against the reference, and laws of its bits. Skips without a device.
 #include <cuda_runtime.h>
 
+#include <algorithm>
+
 #include "cache/cuda_kv_cache.h"
+#include "engine/engine_cuda.h"
+#include "formats/widen.h"
 #include "support/harness.h"
 #include "support/tiny_model.h"
 
@@ -51,18 +55,50 @@ struct Model {
   }
 };
 
-TEST(CudaModel, EveryVerbAsReference) {
-  NEEDS_GPU();
+// Verb by verb, where Cuda has one pass for several.
+class Unmerged : public Cuda {
+ public:
+  using Cuda::Cuda;
+  template <class... T>
+  void norm_rope_append(T...) = delete;
+  template <class... T>
+  void moe_inputs(T...) = delete;
+  template <class... T>
+  void join_residual_norm(T...) = delete;
+};
+}  // namespace
+}  // namespace facet::test
+namespace facet {
+template <>
+struct CacheOf<test::Unmerged> : CacheOf<Cuda> {};
+}  // namespace facet
+namespace facet::test {
+namespace {
+
+template <class B>
+void every_verb_as_reference(std::initializer_list<const char*> verbs) {
   for (const std::string& path : models())
     for (KvType t : {KvType::kF16, KvType::kQ8_0, KvType::kQ4_0, KvType::kTQ3_0}) {
-      Model<Lockstep<Cuda, CpuRef>> m(path, plan(t));
+      Model<Lockstep<B, CpuRef>> m(path, plan(t));
       const auto ids = m.ids(100, 3);
       m.logits(std::span(ids).first(30), 10);
       m.logits(std::span(ids), 90);  // the kernels of long chunks, staged rows
       EXPECT_GT(m.r->b.compared(), 0);
       const auto& over = m.r->b.differences();
       EXPECT_TRUE(over.empty()) << path << " " << kv_type_name(t) << ": " << over.size() << " of " << m.r->b.compared() << ", first: " << over.front().message();
+      for (const char* verb : verbs) {
+        const auto ran = m.r->b.report().verbs;
+        EXPECT_TRUE(std::any_of(ran.begin(), ran.end(), [&](const auto& v) { return v.name == verb; }) || m.cfg.n_expert == 0) << verb;
+      }
     }
+}
+TEST(CudaModel, EveryVerbAsReference) {
+  NEEDS_GPU();
+  every_verb_as_reference<Cuda>({"norm_rope_append", "moe_inputs.r", "join_residual_norm.x", "attend", "moe"});
+}
+TEST(CudaModel, EveryUnmergedVerbAsReference) {
+  NEEDS_GPU();
+  every_verb_as_reference<Unmerged>({"head_norm_rope", "head_norm", "rms_norm", "residual_norm.x", "add"});
 }
 
 // A backend whose bits depend on how many tokens a step has: every law below must notice.
@@ -113,6 +149,58 @@ TEST(CudaModel, OneRowIsARowOfMany) {
   EXPECT_FALSE(one_row_is_a_row_of_many<DependsOnStep>(models()[0], KvType::kF16));
 }
 
+// Plans of few rows: what a step needs is rounded up in the same way as what was reserved for it.
+TEST(CudaModel, PlansOfAnySize) {
+  NEEDS_GPU();
+  for (const std::string& path : models()) {
+    Model<Cuda> usual(path, plan(KvType::kQ8_0));
+    const auto ids = usual.ids(40, 11);
+    const auto want = usual.logits(ids, 1);
+    for (const auto& [max_ctx, max_step] : std::vector<std::pair<int, int>>{{40, 1}, {48, 1}, {48, 8}, {1100, 1}, {1100, 2}, {3000, 16}}) {
+      Model<Cuda> m(path, {.k = KvType::kQ8_0, .v = KvType::kQ8_0, .max_seq = 1, .max_ctx = max_ctx, .max_step = max_step, .margin = 16, .checkpoints = 0});
+      EXPECT_TRUE(bitwise_equal(m.logits(ids, max_step), want)) << path << ": " << max_ctx << " rows, steps of " << max_step;
+    }
+  }
+}
+
+// A drafter's limits beside the target's: only what is too small is allocated anew.
+TEST(CudaModel, ReserveGrowsWhatIsTooSmall) {
+  NEEDS_GPU();
+  Model<Cuda> m(models()[1], plan(KvType::kQ8_0));
+  const auto ids = m.ids(40, 12);
+  const auto want = m.logits(ids, 5);
+  const int64_t before = m.r->b.counters().allocations;
+  BackendLimits more = backend_limits(m.cfg, 64, 512);
+  m.r->b.reserve(more);
+  EXPECT_EQ(m.r->b.counters().allocations, before);
+  more.max_rows = 1 << 18;
+  m.r->b.reserve(more);
+  EXPECT_EQ(m.r->b.counters().allocations, before + 1) << "the scratch of attention";
+  EXPECT_TRUE(bitwise_equal(m.logits(ids, 5), want)) << "graphs know the old addresses";
+}
+
+// No memory at any point of opening a model: an error that says what for, and nothing is kept.
+TEST(CudaModel, OutOfMemoryIsAnError) {
+  NEEDS_GPU();
+  const GgufFile file = must(GgufFile::open(data_path("fixtures/moe/model.gguf")));
+  const ModelCfg cfg = must(gemma4_config(file));
+  const RunnerOptions options{.kv = plan(KvType::kQ8_0), .max_out = 8};
+  int failed = 0;
+  ASSERT_TRUE(Runner<Cuda>::open(file, cfg, options));  // what libraries keep once they are loaded
+  const int64_t before = must(Cuda::free_memory(0));
+  for (int64_t n = 0;; ++n) {
+    auto r = Runner<Cuda>::open(file, cfg, options, 0, n);
+    if (r) break;
+    ++failed;
+    EXPECT_NE(r.error().what.find("MiB of free memory, found"), std::string::npos) << n << ": " << r.error().message();
+  }
+  EXPECT_GT(failed, 30);
+  EXPECT_GE(must(Cuda::free_memory(0)), before - (int64_t(64) << 20));
+  KvPlan huge = plan(KvType::kF16);
+  huge.max_ctx = 1 << 30;
+  EXPECT_FALSE(Runner<Cuda>::open(file, cfg, {.kv = huge, .max_out = 8}));
+}
+
 // A graph that is replayed and the same launches one by one.
 template <class B>
 bool replayed_is_eager(const std::string& path) {
@@ -130,6 +218,52 @@ TEST(CudaModel, ReplayedIsEager) {
   NEEDS_GPU();
   for (const std::string& path : models()) EXPECT_TRUE(replayed_is_eager<Cuda>(path)) << path;
   EXPECT_FALSE(replayed_is_eager<DependsOnStep>(models()[0]));
+}
+
+// Runs without a GPU.
+TEST(CudaModel, ConvertedTypesAreSaid) {
+  auto tensor = [](std::string name, DType type, int64_t n_in, int64_t n_out) {
+    static const std::vector<std::byte> bytes(size_t(1) << 20);
+    TensorView t;
+    t.name = std::move(name), t.type = type, t.n_dims = n_out > 1 ? 2 : 1, t.ne = {n_in, n_out, 1, 1};
+    t.data = std::span(bytes).first(row_bytes(type, n_in) * size_t(n_out));
+    return t;
+  };
+  const std::vector<TensorView> kept{tensor("blk.0.attn_norm.weight", DType::kF32, 256, 1), tensor("blk.0.ffn_gate_inp.weight", DType::kF32, 256, 16),
+                                     tensor("blk.0.attn_q.weight", DType::kQ4_K, 256, 64), tensor("blk.0.attn_k.weight", DType::kQ8_0, 256, 64),
+                                     tensor("token_embd.weight", DType::kF16, 256, 64)};
+  EXPECT_TRUE(conversion_notes("m", kept).empty());
+  EXPECT_EQ(Cuda::weight_bytes(kept[2]), int64_t(kept[2].data.size())) << "the file's bytes, reordered";
+  EXPECT_EQ(Cuda::weight_bytes(kept[3]), int64_t(kept[3].data.size()));
+  for (DType t : {DType::kF32, DType::kQ4_1, DType::kQ5_1, DType::kQ2_K, DType::kQ3_K, DType::kIQ4_NL, DType::kIQ4_XS}) {
+    const std::vector<TensorView> other{kept[0], kept[2], tensor("a", t, 256, 64), tensor("b", t, 256, 64)};
+    const auto notes = conversion_notes("m.gguf", other);
+    ASSERT_EQ(notes.size(), 1u) << dtype_name(t);
+    EXPECT_NE(notes[0].find(fmt::format("m.gguf: 2 tensors of {} (", dtype_name(t))), std::string::npos) << notes[0];
+    const double bytes = 2. * 256 * 64 / 1024 * (t == DType::kQ3_K ? 210 / 256. : t == DType::kIQ4_NL || t == DType::kIQ4_XS ? 34 / 32. : 2);
+    EXPECT_NE(notes[0].find(fmt::format("become {} on the GPU ({:.1f} KiB)", dtype_name(wider_type(t)), bytes)), std::string::npos) << notes[0];
+  }
+}
+
+// More shapes than graphs are kept.
+TEST(CudaModel, GraphsAreCapped) {
+  NEEDS_GPU();
+  Model<Cuda> m(models()[0], plan(KvType::kQ8_0));
+  const auto ids = m.ids(64, 13);
+  const auto want = m.logits(ids, 4);
+  for (int n = 1; n <= 16; ++n)
+    for (int n_seq = 1; n_seq <= 4; ++n_seq)
+      for (Out out : {Out::kAll, Out::kLast, Out::kNone})
+        for (int run = 0; run < 3; ++run) {
+          m.r->steps.begin();
+          for (int s = 0; s < n_seq; ++s) m.r->cache->clear(s), m.add({.slot = s, .token = std::span(ids).first(size_t(n)), .out = out});
+          m.r->forward();
+        }
+  EXPECT_GT(m.r->b.counters().captures, 180);
+  EXPECT_EQ(m.r->b.graphs(), 128u);
+  const int64_t captures = m.r->b.counters().captures;
+  EXPECT_TRUE(bitwise_equal(m.logits(ids, 4), want));
+  EXPECT_EQ(m.r->b.counters().captures, captures + 1) << "its graph had given way";
 }
 
 // A short sequence alone, and beside other sequences, a long prompt chunk and a draft block.
@@ -156,6 +290,20 @@ TEST(CudaModel, NeighboursDoNotMatter) {
   NEEDS_GPU();
   for (const std::string& path : models()) EXPECT_TRUE(neighbours_do_not_matter<Cuda>(path)) << path;
   EXPECT_FALSE(neighbours_do_not_matter<DependsOnStep>(models()[0]));
+}
+
+// Files of types that become others at load.
+TEST(CudaModel, ConvertedTypesAsReference) {
+  NEEDS_GPU();
+  for (DType t : {DType::kF32, DType::kQ4_1, DType::kQ5_1, DType::kIQ4_NL, DType::kQ2_K, DType::kQ3_K, DType::kIQ4_XS})
+    for (bool moe : {false, true}) {
+      const TinyFile file({.moe = moe, .type = t});
+      Model<Lockstep<Cuda, CpuRef>> m(file.path(), plan(KvType::kF16));
+      m.logits(m.ids(40, 14), 10);
+      m.logits(m.ids(120, 15), 110);
+      const auto& over = m.r->b.differences();
+      EXPECT_TRUE(over.empty()) << dtype_name(t) << ": " << over.size() << " of " << m.r->b.compared() << ", first: " << over.front().message();
+    }
 }
 
 // Official logits of the fixtures in the tree. The bound is what llama.cpp's own kernels miss by on such files

@@ -1,36 +1,23 @@
 // `facet draft`, `convert` and `compare` as a user runs them.
 #include <gtest/gtest.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
-#include <array>
 #include <cstdint>
-#include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <string>
 #include <vector>
+
+#include "support/run_program.h"
 
 namespace facet {
 namespace {
 
 namespace fs = std::filesystem;
 
-struct Ran {
-  int rc = -1;
-  std::string out;  // stdout and stderr
-};
-Ran facet(const std::string& args) {
-  Ran r;
-  FILE* p = ::popen((std::string(FACET_PROGRAM) + " " + args + " 2>&1").c_str(), "r");
-  if (!p) return r;
-  std::array<char, 4096> buf;
-  for (size_t n; (n = std::fread(buf.data(), 1, buf.size(), p)) > 0;) r.out.append(buf.data(), n);
-  const int status = ::pclose(p);
-  r.rc = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-  return r;
-}
-bool has(const std::string& s, std::string_view part) { return s.find(part) != s.npos; }
+using test::has;
+using test::Ran;
+Ran facet(const std::string& args) { return test::run_program(args, test::Streams::kBoth); }
 
 class DrafterCommands : public testing::Test {
  protected:

@@ -1,34 +1,18 @@
 // `facet inspect` as a user runs it: output and exit codes.
 #include <gtest/gtest.h>
-#include <sys/wait.h>
 
-#include <array>
-#include <cstdio>
 #include <nlohmann/json.hpp>
 
 #include "formats/gguf.h"
 #include "support/bytes.h"
+#include "support/run_program.h"
 
 namespace facet {
 namespace {
 
-struct Ran {
-  int rc = -1;
-  std::string out;  // stdout and stderr
-};
-
-Ran run(const std::string& args) {
-  Ran r;
-  FILE* p = ::popen((std::string(FACET_PROGRAM) + " " + args + " 2>&1").c_str(), "r");
-  if (!p) return r;
-  std::array<char, 4096> buf;
-  for (size_t n; (n = std::fread(buf.data(), 1, buf.size(), p)) > 0;) r.out.append(buf.data(), n);
-  const int status = ::pclose(p);
-  r.rc = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-  return r;
-}
-
-bool has(const std::string& s, std::string_view part) { return s.find(part) != s.npos; }
+using test::has;
+using test::Ran;
+Ran run(const std::string& args) { return test::run_program(args, test::Streams::kBoth); }
 
 class Inspect : public testing::Test {
  protected:

@@ -12,40 +12,37 @@
 #include <string>
 
 #include "support/bytes.h"
+#include "support/run_program.h"
 #include "support/tiny_model.h"
 
 namespace facet::test {
 namespace {
 
-struct Result {
-  int code = -1;
-  std::string out;
-};
-// stdout, or with `both` stderr too.
-Result shell(const std::string& args, bool both = false) {
-  const std::string command = std::string("'") + FACET_PROGRAM + "' " + args + (both ? " 2>&1" : " 2>/dev/null");
-  FILE* p = ::popen(command.c_str(), "r");
-  Result r;
-  char buffer[4096];
-  for (size_t n; (n = std::fread(buffer, 1, sizeof buffer, p)) > 0;) r.out.append(buffer, n);
-  const int status = ::pclose(p);
-  r.code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-  return r;
-}
-bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+Ran shell(const std::string& args, bool both = false) { return run_program(args, both ? Streams::kBoth : Streams::kOut); }
 int lines(const std::string& s) { return int(std::count(s.begin(), s.end(), '\n')); }
 
 TEST(Program, AnswersAPrompt) {
-  const Result r = shell("run -p 'What is 17 + 25?' --temp 0 -c 1024");
-  EXPECT_EQ(r.code, 0);
+  const Ran r = shell("run -p 'What is 17 + 25?' --temp 0 -c 1024");
+  EXPECT_EQ(r.rc, 0);
   EXPECT_TRUE(has(r.out, "42")) << r.out;
   EXPECT_EQ(lines(r.out), 1) << "only the answer: " << r.out;
 }
 
 TEST(Program, AnswersWithExperts) {
-  const Result r = shell("run -m " FACET_SOURCE_DIR "/models/facet-nano-moe-Q4_K_M.gguf -p 'What is 17 + 25?' --temp 0 -c 1024");
-  EXPECT_EQ(r.code, 0);
+  const Ran r = shell("run -m " FACET_SOURCE_DIR "/models/facet-nano-moe-Q4_K_M.gguf -p 'What is 17 + 25?' --temp 0 -c 1024");
+  EXPECT_EQ(r.rc, 0);
   EXPECT_EQ(r.out, "17 + 25 = 42\n");
+}
+
+// What a user can do nothing about is no note.
+TEST(Program, StartsWithoutNotes) {
+  for (const char* kind : {"dflash", "mtp"})
+    for (const char* model : {"facet-nano-Q8_0.gguf", "facet-nano-moe-Q4_K_M.gguf"}) {
+      const Ran r = shell(std::string("run -m " FACET_SOURCE_DIR "/models/") + model + " -p Hello --temp 0 -n 4 -c 512 --draft " + kind, true);
+      EXPECT_EQ(r.rc, 0) << r.out;
+      EXPECT_TRUE(has(r.out, "drafter: ")) << r.out;
+      EXPECT_FALSE(has(r.out, "note: ")) << r.out;
+    }
 }
 
 TEST(Program, TheSameSeedGivesTheSameText) {
@@ -55,8 +52,8 @@ TEST(Program, TheSameSeedGivesTheSameText) {
 }
 
 TEST(Program, HoldsAConversation) {
-  const Result r = shell("chat --temp 0 -c 2048 --think <<'E'\nMy name is Mira.\nWhat is my name?\n/think off\nWhat is my name?\n/undo\n/stats\n/nonsense\n/exit\nE", true);
-  EXPECT_EQ(r.code, 0);
+  const Ran r = shell("chat --temp 0 -c 2048 --think <<'E'\nMy name is Mira.\nWhat is my name?\n/think off\nWhat is my name?\n/undo\n/stats\n/nonsense\n/exit\nE", true);
+  EXPECT_EQ(r.rc, 0);
   EXPECT_TRUE(has(r.out, "Mira")) << r.out;
   EXPECT_TRUE(has(r.out, "unknown command"));
   // The second turn computes only what is new, though the first answer's thought is gone from the prompt.
@@ -122,10 +119,10 @@ TEST(Program, CtrlCStopsTheAnswerAndNotTheProgram) {
 }
 
 TEST(Program, GradesTheShippedModel) {
-  const Result r = shell("eval --kind tools");
-  EXPECT_EQ(r.code, 0);
+  const Ran r = shell("eval --kind tools");
+  EXPECT_EQ(r.rc, 0);
   EXPECT_TRUE(has(r.out, "40/40")) << r.out;
-  EXPECT_EQ(shell("eval --set /nonexistent", true).code, 1);
+  EXPECT_EQ(shell("eval --set /nonexistent", true).rc, 1);
 }
 
 TEST(Program, TokensInTokensOut) {
@@ -134,15 +131,15 @@ TEST(Program, TokensInTokensOut) {
   const auto ids = random_ids(50, 96, 3);
   const std::string in = dir.path() + "/in.i32", out = dir.path() + "/out.i32", logits = dir.path() + "/l.f32";
   std::ofstream(in, std::ios::binary).write(reinterpret_cast<const char*>(ids.data()), 200);
-  EXPECT_EQ(shell("run -m " + file.path() + " --tokens " + in + " --temp 0 -n 12 --ignore-eos --out-tokens " + out).code, 0);
+  EXPECT_EQ(shell("run -m " + file.path() + " --tokens " + in + " --temp 0 -n 12 --ignore-eos --out-tokens " + out).rc, 0);
   EXPECT_EQ(std::filesystem::file_size(out), 48u);
   for (const char* chunk : {"1", "7", "50"}) {
-    EXPECT_EQ(shell("logits -m " + file.path() + " --tokens " + in + " --out " + logits + chunk + " --backend ref --chunk " + chunk).code, 0);
+    EXPECT_EQ(shell("logits -m " + file.path() + " --tokens " + in + " --out " + logits + chunk + " --backend ref --chunk " + chunk).rc, 0);
     EXPECT_EQ(std::filesystem::file_size(logits + chunk), 50u * 96 * 4);
   }
   EXPECT_EQ(system(("cmp -s " + logits + "1 " + logits + "7 && cmp -s " + logits + "1 " + logits + "50").c_str()), 0);
-  const Result text = shell("run -m " + file.path() + " -p hello", true);
-  EXPECT_EQ(text.code, 1);
+  const Ran text = shell("run -m " + file.path() + " -p hello", true);
+  EXPECT_EQ(text.rc, 1);
   EXPECT_TRUE(has(text.out, "no_vocab")) << text.out;
 }
 
@@ -165,13 +162,13 @@ TEST(Program, FailuresAreOneLineThatSaysWhatToDo) {
                {"plan -c 16000000 --memory 1GB", 1, "would fit"},
                {"run -p x -c 4", 1, "larger -c"}};
   for (const auto& c : cases) {
-    const Result r = shell(c.args, true);
-    EXPECT_EQ(r.code, c.code) << c.args << ": " << r.out;
+    const Ran r = shell(c.args, true);
+    EXPECT_EQ(r.rc, c.code) << c.args << ": " << r.out;
     EXPECT_TRUE(has(r.out, c.part)) << c.args << ": " << r.out;
   }
-  EXPECT_EQ(shell("--version").code, 0);
+  EXPECT_EQ(shell("--version").rc, 0);
   for (const char* sub : {"chat", "run", "logits", "plan", "inspect", "synth", "tokenize", "detokenize", "render", "parse"})
-    EXPECT_EQ(shell(std::string(sub) + " --help").code, 0) << sub;
+    EXPECT_EQ(shell(std::string(sub) + " --help").rc, 0) << sub;
 }
 
 }  // namespace

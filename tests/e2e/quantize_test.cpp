@@ -1,8 +1,6 @@
 // `facet quantize` as a user runs it, and its files against those of llama-quantize.
 #include <gtest/gtest.h>
-#include <sys/wait.h>
 
-#include <array>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -14,6 +12,7 @@
 #include "formats/synth.h"
 #include "support/bytes.h"
 #include "support/must.h"
+#include "support/run_program.h"
 #include "support/tiny_model.h"
 
 namespace facet {
@@ -21,25 +20,10 @@ namespace {
 
 using test::must;
 
-struct Ran {
-  int rc = -1;
-  std::string out;  // stdout and stderr
-};
-
-Ran shell(const std::string& command) {
-  Ran r;
-  FILE* p = ::popen((command + " 2>&1").c_str(), "r");
-  if (!p) return r;
-  std::array<char, 4096> buf;
-  for (size_t n; (n = std::fread(buf.data(), 1, buf.size(), p)) > 0;) r.out.append(buf.data(), n);
-  const int status = ::pclose(p);
-  r.rc = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-  return r;
-}
-
-Ran quantize(const std::string& args) { return shell(std::string(FACET_PROGRAM) + " quantize " + args); }
-
-bool has(const std::string& s, std::string_view part) { return s.find(part) != s.npos; }
+using test::has;
+using test::Ran;
+Ran shell(const std::string& command) { return test::run_command(command + " 2>&1"); }
+Ran quantize(const std::string& args) { return test::run_program("quantize " + args, test::Streams::kBoth); }
 
 std::string bytes_of(const std::string& path) {
   std::ifstream in(path, std::ios::binary);

@@ -120,7 +120,7 @@ struct Rows {
 };
 
 cuda::SkinnyWork work_of(Arena& a) {
-  cuda::SkinnyWork w{.partial = a.poisoned<float>(32 << 20), .counter = a.poisoned<unsigned>(4096)};
+  cuda::SkinnyWork w{.partial = a.poisoned<float>(32 << 20), .counter = a.poisoned<unsigned>(4096), .image = a.poisoned<uint8_t>(4 << 20)};
   ok(cudaMemset(w.counter, 0, 4096 * sizeof(unsigned)));
   return w;
 }

@@ -43,7 +43,7 @@ class ShippedDrafting : public testing::TestWithParam<std::tuple<std::string, st
 TEST_P(ShippedDrafting, GivesPlainText) {
   const auto& [name, kind] = GetParam();
   const std::string model = model_path(name), drafter = drafter_beside(model, kind);
-  if (drafter.empty()) GTEST_SKIP() << "no " << drafter_pattern(model, kind) << " in models/";
+  ASSERT_FALSE(drafter.empty()) << "no " << drafter_pattern(model, kind) << " in models/";
   const auto docs = must(read_eval_set(model_path("facet-nano-eval.jsonl")));
   const DraftConfig gamma[] = {{.max = 1, .min = 1}, {.max = 2, .min = 2}, {.max = 3, .min = 3}, {.max = 4, .min = 4}, {.max = 5, .min = 5}, {.max = 6, .min = 6},
                                {.max = 7, .min = 7}, {.max = 8, .min = 8}, {}, {.max = 7, .min = 1, .tree = 15}, {.max = 7, .min = 1, .tree = 63}};
@@ -85,7 +85,7 @@ TEST_P(ShippedDrafting, GivesPlainText) {
 TEST_P(ShippedDrafting, KeptRowsDraftAsWell) {
   const auto& [name, kind] = GetParam();
   const std::string model = model_path(name), drafter = drafter_beside(model, kind);
-  if (drafter.empty()) GTEST_SKIP() << "no " << drafter_pattern(model, kind) << " in models/";
+  ASSERT_FALSE(drafter.empty()) << "no " << drafter_pattern(model, kind) << " in models/";
   EngineConfig c = config(model, KvType::kF16, 1);
   c.draft = {.files = {drafter}, .max = 4, .min = 4};
   auto kept = must(Engine::open(c)), fresh = must(Engine::open(c));

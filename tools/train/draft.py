@@ -309,7 +309,7 @@ def export(state: str, out: str, target: str) -> None:
                (k + "rope.freq_base", g.F32, tc["theta_full"]), (k + "rope.freq_base_swa", g.F32, tc["theta"]),
                (k + "rope.dimension_count", g.U32, tc["hd_full"]), (k + "rope.dimension_count_swa", g.U32, tc["hd"]),
                (k + "embedding_length_out", g.U32, c["target_dim"]), (k + "nextn_predict_layers", g.U32, len(swa)),
-               (k + "embedding_length_per_layer_input", g.U32, 0)]
+               (k + "embedding_length_per_layer_input", g.U32, 0), (k + "use_ordered_embeddings", g.BOOL, False)]
         rf = np.full(tc["hd_full"] // 2, 1e30, np.float32)
         rf[:tc["hd_full"] // 8] = 1
         tensors["rope_freqs.weight"] = rf

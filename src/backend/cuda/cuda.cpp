@@ -29,9 +29,11 @@ Status Cuda::usable(int gpu) {
 Result<int64_t> Cuda::free_memory(int gpu) {
   if (auto ok = usable(gpu); !ok) return ok.error();
   size_t free = 0, total = 0;
-  CUDA_OK(cudaSetDevice(gpu));
-  CUDA_OK(cudaMemGetInfo(&free, &total));
-  return int64_t(free);
+  cudaError_t e = cudaSetDevice(gpu);
+  if (e == cudaSuccess) e = cudaMemGetInfo(&free, &total);
+  if (e == cudaSuccess) return int64_t(free);
+  cudaGetLastError();
+  return Error{fmt::format("GPU {}", gpu), fmt::format("cannot be used: {}", cudaGetErrorString(e)), "end other programs on it (nvidia-smi lists them), or use --backend cpu"};
 }
 
 std::string Cuda::device_name(int gpu) {
@@ -40,7 +42,7 @@ std::string Cuda::device_name(int gpu) {
   return p.name;
 }
 
-Cuda::Cuda(int gpu) : gpu_(gpu) {
+Cuda::Cuda(int gpu, int64_t fail_at) : gpu_(gpu), fail_at_(fail_at) {
   CUDA_OK(cudaSetDevice(gpu));
   CUDA_OK(cudaStreamCreate(&stream_));
   arrays_ = std::make_unique<StepArrays>();
@@ -52,58 +54,92 @@ Cuda::Cuda(int gpu) : gpu_(gpu) {
 Cuda::~Cuda() {
   cudaSetDevice(gpu_);
   cudaStreamSynchronize(stream_);
-  for (Captured& c : captured_)
-    if (c.exec) cudaGraphExecDestroy(c.exec);
+  forget_graphs();
   gemm_.reset();
   loader_.reset();
   sampler_.reset();
   arrays_.reset();
-  for (void* p : memory_) cudaFree(p);
+  for (const auto& [p, bytes] : memory_) cudaFree(p);
   cudaStreamDestroy(stream_);
 }
 
-void* Cuda::allocate(size_t bytes) {
+Error Cuda::out_of_memory(std::string_view what, size_t bytes) {
+  int gpu = 0;
+  size_t free = 0, total = 0;
+  cudaGetDevice(&gpu);
+  cudaMemGetInfo(&free, &total);
+  constexpr double kMiB = 1 << 20;
+  return {fmt::format("GPU {}", gpu), fmt::format("{}: expected {:.1f} MiB of free memory, found {:.1f} of {:.1f} MiB", what, double(bytes) / kMiB, double(free) / kMiB, double(total) / kMiB),
+          "use a smaller -c, --kv-k q8_0 --kv-v q8_0 or a smaller model, or end other programs on this GPU (nvidia-smi lists them)"};
+}
+bool Cuda::may_allocate(size_t bytes, std::string_view what) {
+  if (n_allocation_++ == fail_at_ && !failed_) failed_ = out_of_memory(what, bytes);
+  return !failed_;
+}
+void* Cuda::allocate(size_t bytes, std::string_view what) {
+  if (!may_allocate(bytes, what)) return nullptr;
   void* p = nullptr;
-  CUDA_OK(cudaMalloc(&p, std::max<size_t>(bytes, 16)));
-  memory_.push_back(p);
+  if (const cudaError_t e = cudaMalloc(&p, std::max<size_t>(bytes, 16)); e == cudaErrorMemoryAllocation) {
+    cudaGetLastError();  // it is not the device that failed
+    failed_ = out_of_memory(what, bytes);
+    return nullptr;
+  } else {
+    CUDA_OK(e);
+  }
+  memory_.emplace(p, bytes);
   ++counters_.allocations;
   return p;
+}
+void* Cuda::pinned(size_t bytes, std::string_view what) {
+  if (!may_allocate(bytes, what)) return nullptr;
+  void* p = nullptr;
+  if (const cudaError_t e = cudaMallocHost(&p, bytes); e != cudaSuccess) {
+    cudaGetLastError();
+    failed_ = Error{"memory", fmt::format("{}: {} bytes that a GPU can reach cannot be had: {}", what, bytes, cudaGetErrorString(e)), "end other programs, or raise the limit of locked memory (ulimit -l)"};
+    return nullptr;
+  }
+  return p;
+}
+void Cuda::release(void* p) {
+  if (!p) return;
+  memory_.erase(p);
+  CUDA_OK(cudaFree(p));
+}
+bool Cuda::grow(void*& p, size_t bytes, std::string_view what) {
+  if (const auto at = memory_.find(p); at != memory_.end() && at->second >= bytes) return false;
+  release(p);
+  p = allocate(bytes, what);
+  return p != nullptr;
 }
 
 void Cuda::finish() { CUDA_OK(cudaStreamSynchronize(stream_)); }
 
-Cuda::Vec Cuda::upload(std::span<const float> gain) {
-  float* p = static_cast<float*>(allocate(gain.size_bytes()));
-  CUDA_OK(cudaMemcpy(p, gain.data(), gain.size_bytes(), cudaMemcpyHostToDevice));
-  return {p, int(gain.size())};
+template <class T>
+T* Cuda::copied(std::span<const T> values) {
+  T* p = static_cast<T*>(allocate(values.size_bytes(), "constants"));
+  if (p) CUDA_OK(cudaMemcpy(p, values.data(), values.size_bytes(), cudaMemcpyHostToDevice));
+  return p;
 }
-Cuda::Freqs Cuda::upload(std::span<const double> freqs) {
-  double* p = static_cast<double*>(allocate(freqs.size_bytes()));
-  CUDA_OK(cudaMemcpy(p, freqs.data(), freqs.size_bytes(), cudaMemcpyHostToDevice));
-  return {p, int(freqs.size())};
-}
+Cuda::Vec Cuda::upload(std::span<const float> gain) { return {copied(gain), int(gain.size())}; }
+Cuda::Freqs Cuda::upload(std::span<const double> freqs) { return {copied(freqs), int(freqs.size())}; }
+Cuda::Table Cuda::upload(std::span<const int32_t> values) { return {copied(values), int(values.size())}; }
 Cuda::Rows Cuda::new_rows(int rows, int cols) {
   Buffer b;
   b.rows = rows, b.cols = cols, b.stride = (cols + 7) / 8 * 8;
   const size_t n = size_t(rows) * size_t(b.stride);
-  b.p = static_cast<float*>(allocate(n * sizeof(float)));
-  b.bf = static_cast<__nv_bfloat16*>(allocate(n * sizeof(__nv_bfloat16)));
-  CUDA_OK(cudaMemset(b.p, 0, n * sizeof(float)));
+  b.p = static_cast<float*>(allocate(n * sizeof(float), "activations"));
+  b.bf = static_cast<__nv_bfloat16*>(allocate(n * sizeof(__nv_bfloat16), "activations"));
+  if (b.p) CUDA_OK(cudaMemset(b.p, 0, n * sizeof(float)));
   buffers_.push_back(b);
   return {&buffers_.back(), rows, cols, 0, 0};
-}
-Cuda::Table Cuda::upload(std::span<const int32_t> values) {
-  int32_t* p = static_cast<int32_t*>(allocate(values.size_bytes()));
-  CUDA_OK(cudaMemcpy(p, values.data(), values.size_bytes(), cudaMemcpyHostToDevice));
-  return {p, int(values.size())};
 }
 template <class T>
 Cuda::Results<T> Cuda::new_results(int n) {
   Results<T> r;
   r.owner_ = this, r.n_ = size_t(n);
-  CUDA_OK(cudaMallocHost(&r.host_, size_t(n) * sizeof(T)));
-  sampler_->pinned.push_back(r.host_);
-  r.device_ = static_cast<T*>(allocate(size_t(n) * sizeof(T)));
+  r.host_ = static_cast<T*>(pinned(size_t(n) * sizeof(T), "results"));
+  if (r.host_) sampler_->pinned.push_back(r.host_);
+  r.device_ = static_cast<T*>(allocate(size_t(n) * sizeof(T), "results"));
   return r;
 }
 template Cuda::Results<int32_t> Cuda::new_results<int32_t>(int n);
@@ -129,42 +165,58 @@ MoeMemory moe_many_memory(const BackendLimits& l) {
   const int64_t panel = roomy ? int64_t(1) << 40 : int64_t(256) << 20;
   return {cuda::moe_many_bytes(moe_sizes(l), panel), panel};
 }
+// Launch sizes follow the longest sequence in coarse steps, so that few graphs serve many lengths.
+int64_t row_bucket(int64_t rows) { return std::max<int64_t>(1024, int64_t(std::bit_ceil(uint64_t(rows)))); }
+// Scratch for the longest sequence as begin_step() rounds it.
+size_t attend_bytes(BackendLimits l) {
+  l.max_rows = row_bucket(l.max_rows);
+  return cuda::attend_scratch_bytes(l, l.n_q_head, l.head_dim);
+}
 }  // namespace
 
-void Cuda::reserve(const BackendLimits& l) {
-  limits_ = limits_.with(l);
-  partial_ = static_cast<float*>(allocate(size_t(most_partials_) * sizeof(float)));
+void Cuda::reserve(const BackendLimits& more) {
+  finish();
+  forget_graphs();  // they hold addresses of what may move
+  limits_ = limits_.with(more);
+  const BackendLimits& l = limits_;
+  const size_t rows = size_t(l.max_tok);
+  grow(partial_, size_t(most_partials_));
   const size_t n_counter = size_t(cuda::skinny_counters());
-  counter_ = static_cast<unsigned*>(allocate((n_counter + 1) * sizeof(unsigned)));
-  CUDA_OK(cudaMemset(counter_, 0, (n_counter + 1) * sizeof(unsigned)));
-  attend_.bytes = cuda::attend_scratch_bytes(limits_, limits_.n_q_head, limits_.head_dim);
-  attend_.p = allocate(attend_.bytes);
-  arrays_->create(*this, limits_.max_tok);
-  if (limits_.max_tok > kSkinnyMost) gemm_->create(*this, most_panel_, int64_t(limits_.max_tok) * limits_.max_cols);
-  if (limits_.n_cluster > 0) {
-    cluster_score_ = new_rows(limits_.max_tok, limits_.n_cluster);
-    cluster_chosen_ = static_cast<uint8_t*>(allocate(size_t(limits_.max_tok) * size_t(limits_.n_cluster)));
+  if (grow(counter_, n_counter + 1)) CUDA_OK(cudaMemset(counter_, 0, (n_counter + 1) * sizeof(unsigned)));
+  if (grow(image_, size_t(most_image_))) CUDA_OK(cudaMemset(image_, 0, size_t(most_image_)));
+  attend_.bytes = attend_bytes(l);
+  grow(attend_.p, attend_.bytes);
+  arrays_->create(*this, l.max_tok);
+  if (l.max_tok > kSkinnyMost) gemm_->create(*this, l.max_matrix, int64_t(l.max_tok) * l.max_cols);
+  if (l.n_cluster > 0 && (cluster_score_.rows < l.max_tok || cluster_score_.cols < l.n_cluster)) {
+    if (cluster_score_) release(cluster_score_.buffer->p), release(cluster_score_.buffer->bf);
+    cluster_score_ = new_rows(l.max_tok, l.n_cluster);
+    grow(cluster_chosen_, rows * size_t(l.n_cluster));
   }
-  if (limits_.n_expert > 0) {
+  if (l.n_expert > 0) {
     cuda::Routing& r = moe_.routing;
-    const size_t rows = size_t(std::min(limits_.max_tok, cuda::kMoeRows)), pairs = rows * size_t(limits_.n_expert_used), n = size_t(limits_.n_expert);
-    r.logits = static_cast<float*>(allocate(rows * n * 4));
-    r.weight = static_cast<float*>(allocate(pairs * 4));
-    r.expert = static_cast<int32_t*>(allocate(pairs * 4));
-    r.active = static_cast<int32_t*>(allocate((n + 1) * 4));
-    r.first = static_cast<int32_t*>(allocate((n + 2) * 4));
-    r.pair = static_cast<int32_t*>(allocate(pairs * 4));
+    const size_t few = size_t(std::min(l.max_tok, cuda::kMoeRows)), pairs = few * size_t(l.n_expert_used), n = size_t(l.n_expert);
+    grow(r.logits, few * n);
+    grow(r.weight, pairs);
+    grow(r.expert, pairs);
+    grow(r.active, n + 1);
+    grow(r.first, n + 2);
+    grow(r.pair, pairs);
     r.counter = counter_ + n_counter;
-    moe_.hidden = static_cast<__nv_bfloat16*>(allocate(pairs * size_t(limits_.d_expert) * 2));
-    moe_.out = static_cast<float*>(allocate(pairs * size_t(limits_.d_moe) * 4));
-    if (const auto [bytes, panel] = moe_many_memory(limits_); limits_.max_tok > kSkinnyMost && bytes > moe_many_bytes_)
-      moe_many_bytes_ = bytes, moe_many_ = cuda::moe_many_buffers(allocate(size_t(bytes)), moe_sizes(limits_), panel);
+    grow(moe_.hidden, pairs * size_t(l.d_expert));
+    grow(moe_.out, pairs * size_t(l.d_moe));
+    if (l.max_tok > kSkinnyMost) {
+      const auto [bytes, panel] = moe_many_memory(l);
+      grow(moe_memory_, size_t(bytes));
+      moe_many_ = cuda::moe_many_buffers(moe_memory_, moe_sizes(l), panel);
+    }
   }
 }
 
 int64_t Cuda::reserve_bytes(const BackendLimits& l, int) {
-  int64_t n = int64_t(cuda::attend_scratch_bytes(l, l.n_q_head, l.head_dim)) + (int64_t(64) << 20);
-  if (l.max_tok > kSkinnyMost) n += int64_t(l.max_tok) * l.max_cols * 4 + int64_t(l.max_cols) * l.max_cols * 2 + Gemm::kWorkspace;
+  int64_t n = int64_t(attend_bytes(l)) + int64_t(2 * Loader::kPiece);
+  if (l.max_tok > kSkinnyMost) n += int64_t(l.max_tok) * l.max_cols * 4 + l.max_matrix * 2 + Gemm::kWorkspace;
+  n += int64_t(l.max_tok) * l.n_cluster * 7;
   if (l.n_expert > 0) n += int64_t(cuda::kMoeRows) * l.n_expert_used * (l.d_expert * 2 + l.d_moe * 4);
   if (l.n_expert > 0 && l.max_tok > kSkinnyMost) n += moe_many_memory(l).bytes;
   return n;
@@ -189,23 +241,23 @@ void Cuda::from_host(Rows x, std::span<const float> values) {
 void Cuda::begin_step(const Step& s) {
   forget_rounded();
   step_ = arrays_->upload(*this, s);
-  // Launch sizes follow the longest sequence in coarse steps, so that few graphs serve many lengths.
-  step_.shape.longest = std::max(1024, int(std::bit_ceil(unsigned(s.shape.longest))));
+  step_.shape.longest = int(row_bucket(s.shape.longest));
 }
 
 void Cuda::forget_rounded() {
   for (Buffer& b : buffers_) b.fresh_rows = 0;
 }
 
+void Cuda::drop(Captured& c) {
+  if (c.exec) cudaGraphExecDestroy(c.exec);  // one that still runs goes when it is done
+}
+void Cuda::forget_graphs() { captured_.clear(drop); }
+
 Cuda::Captured* Cuda::find(const void* key) {
   if (!graphs_ || step_.shape.n_tok > kGraphRows || step_.shape.staged) return nullptr;
-  for (Captured& c : captured_)
-    if (c.key == key && c.shape == step_.shape) return &c;
-  captured_.push_back({.key = key, .shape = step_.shape, .seen = 0, .exec = nullptr, .out = {}});
-  return &captured_.back();
+  return &captured_.at({key, step_.shape}, drop);
 }
 void Cuda::begin_capture() {
-  capturing_ = true;
   CUDA_OK(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal));
 }
 void Cuda::end_capture(Captured& c) {
@@ -214,7 +266,6 @@ void Cuda::end_capture(Captured& c) {
   CUDA_OK(cudaGraphInstantiate(&c.exec, graph, 0));
   CUDA_OK(cudaGraphDestroy(graph));
   ++counters_.captures;
-  capturing_ = false;
 }
 void Cuda::run(Captured& c) {
   CUDA_OK(cudaGraphLaunch(c.exec, stream_));
@@ -267,7 +318,7 @@ void Cuda::products(std::span<const Rows> y, const Rows& x, std::span<const Weig
       m[i].y = at.p, m[i].y_stride = at.stride, m[i].y_bf = at.bf, m[i].y_bf_stride = at.bf_stride;
       if (twin && i == 1) m[i].y_also = mat_at(*twin, row, n, false).p;
     }
-    cuda::skinny(stream_, m, int(w.size()), glu, act, in + row * stride, stride, n, {partial_, counter_});
+    cuda::skinny(stream_, m, int(w.size()), glu, act, in + row * stride, stride, n, {partial_, counter_, image_});
   }
   if (!long_gemm) return;
   const int n = rows - small;

@@ -2,9 +2,12 @@
 #include <cuda_runtime.h>
 
 #include <deque>
+#include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "backend/backend.h"
@@ -12,6 +15,7 @@
 #include "backend/cuda/kernels/matmul/layout.h"
 #include "backend/cuda/kernels/moe/moe.h"
 #include "base/check.h"
+#include "base/recent.h"
 #include "base/result.h"
 
 namespace facet {
@@ -59,7 +63,7 @@ class Cuda {
   };
   struct Weight {
     cuda::TiledMatrix m;
-    const float* f32 = nullptr;  // routers stay as they are
+    const float* f32 = nullptr;  // a router: instead of tiles
     DType type = DType::kF32;    // in the file
     int64_t n_out = 0, n_in = 0, n_stack = 1;
     const char* name = "";
@@ -96,7 +100,8 @@ class Cuda {
   static Result<int64_t> free_memory(int gpu);
   static std::string device_name(int gpu);
 
-  explicit Cuda(int gpu = 0);
+  explicit Cuda(int gpu = 0) : Cuda(gpu, -1) {}
+  Cuda(int gpu, int64_t fail_at);  // fail_at: the allocation of this number fails, for tests
   ~Cuda();
   Cuda(const Cuda&) = delete;
   Cuda& operator=(const Cuda&) = delete;
@@ -108,17 +113,25 @@ class Cuda {
   Rows new_rows(int rows, int cols);
   Ids new_ids(int n) { return new_results<int32_t>(n); }
   Scores new_scores(int n) { return new_results<float>(n); }
-  void reserve(const BackendLimits& limits);
+  void reserve(const BackendLimits& limits);  // again for a drafter: the larger of both holds
   std::vector<float> to_host(Rows x);
   void from_host(Rows x, std::span<const float> values);
   static constexpr double kRound = 1.0 / 254;   // of activations that enter a matrix product, relative to the largest of their 64
+  static bool keeps(const TensorView& t);            // in its own type; of others, formats/widen.h
+  static int64_t weight_bytes(const TensorView& t);  // on the device
+  static int64_t partial_bytes(std::span<const TensorView> tensors);  // of partial sums
   static int64_t rows_bytes(int64_t rows, int64_t cols) { return rows * cols * 6; }
   static int64_t reserve_bytes(const BackendLimits& limits, int n_threads);
 
+  // The first allocation that failed: nothing is allocated after it, and nothing may run.
+  Status status() const { return failed_ ? Status(*failed_) : Status(Ok{}); }
+  // What to tell a user when `bytes` for `what` cannot be had on the current GPU.
+  static Error out_of_memory(std::string_view what, size_t bytes);
+
   // Copies the step's arrays to the device; every verb until the next call works on this step.
   void begin_step(const Step& s);
-  // What pass() launches, as a graph from the second time on that it is asked for with this key. Passes of more than
-  // kGraphRows tokens are always launched one by one. pass() must launch the same things whenever `key` and the step's
+  // What pass() launches, as a graph from the second time on that it is asked for with this key, unless kMaxGraphs others
+  // came in between. Passes of more than kGraphRows tokens are always launched one by one. pass() must launch the same things whenever `key` and the step's
   // shape are equal.
   template <class Pass>
   Rows replay(const void* key, Pass&& pass) {
@@ -136,9 +149,10 @@ class Cuda {
   }
   void finish();  // waits for everything
   struct Counters {
-    int64_t graph_launches = 0, captures = 0, allocations = 0, kernels_eager = 0;
+    int64_t graph_launches = 0, captures = 0, allocations = 0;
   };
   const Counters& counters() const { return counters_; }
+  size_t graphs() const { return captured_.size(); }
   void use_graphs(bool on) { graphs_ = on; }
   cudaStream_t stream() const { return stream_; }
 
@@ -171,9 +185,13 @@ class Cuda {
  private:
   static constexpr int kGraphRows = 64;    // of a step that may be captured
   static constexpr int kSkinnyMost = 64;   // rows of a long chunk that still take the kernels for few rows
-  struct Captured {
-    const void* key;
+  static constexpr size_t kMaxGraphs = 128;
+  struct GraphKey {
+    const void* pass = nullptr;
     StepShape shape;
+    bool operator==(const GraphKey&) const = default;
+  };
+  struct Captured {
     int seen = 0;
     cudaGraphExec_t exec = nullptr;
     Rows out;
@@ -184,6 +202,8 @@ class Cuda {
   struct Gemm;
 
   template <class T>
+  T* copied(std::span<const T> values);
+  template <class T>
   Results<T> new_results(int n);
   void wait_for_results();
   void reserve_draws(int n_row, int n_adjust, int n_vocab);
@@ -192,7 +212,22 @@ class Cuda {
   void begin_capture();
   void end_capture(Captured& c);
   void run(Captured& c);
-  void* allocate(size_t bytes);
+  // Null when there is no memory, or was none before: status() says what for.
+  void* allocate(size_t bytes, std::string_view what);
+  void* pinned(size_t bytes, std::string_view what);       // host memory that the caller frees
+  bool may_allocate(size_t bytes, std::string_view what);
+  void release(void* p);                                   // null: nothing
+  // At least n elements at p. What is too small is freed first; its contents are lost. True when p is new memory.
+  bool grow(void*& p, size_t bytes, std::string_view what = "scratch");
+  template <class T>
+  bool grow(T*& p, size_t n, std::string_view what = "scratch") {
+    void* q = p;
+    const bool fresh = grow(q, n * sizeof(T), what);
+    p = static_cast<T*>(q);
+    return fresh;
+  }
+  static void drop(Captured& c);
+  void forget_graphs();
   cuda::Mat mat(const Rows& x, bool bf) const;             // bf: the verb will write the bf16 too
   cuda::Mat mat_at(const Rows& x, int row, int n, bool bf) const;
   cuda::Mat written(const Rows& x, bool bf);               // as mat, for an output: the bf16 becomes fresh or stale
@@ -204,24 +239,27 @@ class Cuda {
 
   int gpu_ = 0;
   cudaStream_t stream_ = nullptr;
-  bool graphs_ = true, capturing_ = false;
-  std::vector<void*> memory_;
+  bool graphs_ = true;
+  std::map<void*, size_t> memory_;         // bytes by address
+  std::optional<Error> failed_;
+  int64_t fail_at_ = -1, n_allocation_ = 0;
   std::deque<Buffer> buffers_;
   std::deque<std::string> names_;
-  std::deque<Captured> captured_;
+  Recent<GraphKey, Captured> captured_{kMaxGraphs};  // a server sees many shapes
   std::unique_ptr<StepArrays> arrays_;
   std::unique_ptr<Sampler> sampler_;
   std::unique_ptr<Loader> loader_;
   std::unique_ptr<Gemm> gemm_;
   Step step_;                              // device pointers
   BackendLimits limits_;
-  int64_t most_partials_ = 0, most_panel_ = 0;  // over uploaded matrices
+  int64_t most_partials_ = 0, most_image_ = 0;  // over uploaded matrices
   float* partial_ = nullptr;
   unsigned* counter_ = nullptr;
+  uint8_t* image_ = nullptr;
   cuda::AttendScratch attend_;
   cuda::MoeBuffers moe_;
   cuda::MoeMany moe_many_;
-  int64_t moe_many_bytes_ = 0;
+  uint8_t* moe_memory_ = nullptr;          // all of moe_many_
   Rows cluster_score_;                     // [T, N]
   uint8_t* cluster_chosen_ = nullptr;      // [T, N]
   Counters counters_;

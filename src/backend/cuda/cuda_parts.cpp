@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <optional>
+#include <utility>
 
 #include "base/threads.h"
-#include "formats/dtype.h"
+#include "formats/widen.h"
 
 namespace facet {
 
@@ -28,13 +30,13 @@ struct Offsets {
 void Cuda::StepArrays::create(Cuda& c, int max_tok) {
   auto make = [&](Place& p, int cap) {
     if (p.cap >= cap) return;
-    for (std::byte* h : p.host)
-      if (h) cudaFreeHost(h);
+    for (std::byte*& h : p.host)
+      if (h) cudaFreeHost(std::exchange(h, nullptr));
     p.cap = cap;
     const size_t bytes = Offsets(cap).end;
-    p.device = static_cast<std::byte*>(c.allocate(bytes));
+    c.grow(p.device, bytes, "arrays of a step");
     for (int i = 0; i < kRing; ++i) {
-      CUDA_OK(cudaMallocHost(&p.host[size_t(i)], bytes));
+      p.host[size_t(i)] = static_cast<std::byte*>(c.pinned(bytes, "arrays of a step"));
       if (!p.copied[size_t(i)]) CUDA_OK(cudaEventCreateWithFlags(&p.copied[size_t(i)], cudaEventDisableTiming));
     }
   };
@@ -75,31 +77,45 @@ Step Cuda::StepArrays::upload(Cuda& c, const Step& s) {
 // --- weights
 
 namespace {
-// The tile that holds a type as it is, or bf16 for what the kernels do not read.
-std::pair<cuda::Tile, bool> tile_of(DType t) {
+constexpr int kMostFused = 3;  // matrices of a launch
+
+// The tile that holds a type as it is; none for what the kernels do not read.
+std::optional<cuda::Tile> tile_of(DType t) {
   switch (t) {
-    case DType::kQ4_K: return {cuda::Tile::kQ4_K, true};
-    case DType::kQ5_K: return {cuda::Tile::kQ5_K, true};
-    case DType::kQ6_K: return {cuda::Tile::kQ6_K, true};
-    case DType::kQ4_0: return {cuda::Tile::kQ4_0, true};
-    case DType::kQ5_0: return {cuda::Tile::kQ5_0, true};
-    case DType::kQ8_0: return {cuda::Tile::kQ8_0, true};
-    case DType::kF16: return {cuda::Tile::kF16, true};
-    case DType::kBF16: return {cuda::Tile::kBF16, true};
-    default: return {cuda::Tile::kBF16, false};
+    case DType::kQ4_K: return cuda::Tile::kQ4_K;
+    case DType::kQ5_K: return cuda::Tile::kQ5_K;
+    case DType::kQ6_K: return cuda::Tile::kQ6_K;
+    case DType::kQ4_0: return cuda::Tile::kQ4_0;
+    case DType::kQ5_0: return cuda::Tile::kQ5_0;
+    case DType::kQ8_0: return cuda::Tile::kQ8_0;
+    case DType::kF16: return cuda::Tile::kF16;
+    case DType::kBF16: return cuda::Tile::kBF16;
+    default: return std::nullopt;
   }
 }
-uint16_t to_bf16_bits(float f) {
-  uint32_t b;
-  std::memcpy(&b, &f, 4);
-  return uint16_t((b + 0x7FFF + ((b >> 16) & 1)) >> 16);
+DType kept_type(DType t) { return tile_of(t) ? t : wider_type(t); }
+// Which experts are taken may hang on the last bits: in f32, without tiles.
+bool is_router(const TensorView& t) { return t.name.ends_with("ffn_gate_inp.weight"); }
+cuda::TiledMatrix tiles_of(const TensorView& t) {
+  return {.p = nullptr, .tile = *tile_of(kept_type(t.type)), .n_out = int(t.ne[1]), .n_in = int(t.ne[0]), .n_stack = int(t.ne[2])};
 }
 }  // namespace
+
+bool Cuda::keeps(const TensorView& t) { return t.n_dims < 2 || kept_type(t.type) == t.type || is_router(t); }
+int64_t Cuda::weight_bytes(const TensorView& t) {
+  if (t.n_dims < 2) return int64_t(t.data.size());
+  return is_router(t) ? t.n_elements() * int64_t(sizeof(float)) : tiles_of(t).matrix_bytes() * t.ne[2];
+}
+int64_t Cuda::partial_bytes(std::span<const TensorView> tensors) {
+  int64_t most = 0;
+  for (const TensorView& t : tensors)
+    if (t.n_dims == 2) most = std::max(most, kMostFused * cuda::skinny_partials(tiles_of(t)) * int64_t(sizeof(float)));
+  return most;
+}
 
 Cuda::Loader::~Loader() {
   for (Buffer& b : buffer) {
     if (b.host) cudaFreeHost(b.host);
-    if (b.device) cudaFree(b.device);
     if (b.free) cudaEventDestroy(b.free);
   }
 }
@@ -108,21 +124,23 @@ Cuda::Weight Cuda::upload(const TensorView& t) {
   names_.push_back(t.name);
   Weight w;
   w.type = t.type, w.n_in = t.ne[0], w.n_out = t.ne[1], w.n_stack = t.ne[2], w.name = names_.back().c_str();
-  if (t.type == DType::kF32 && w.n_out <= 1024 && w.n_stack == 1) {  // a router
-    float* p = static_cast<float*>(allocate(t.data.size()));
-    CUDA_OK(cudaMemcpy(p, t.data.data(), t.data.size(), cudaMemcpyHostToDevice));
+  if (is_router(t)) {
+    std::vector<float> f(static_cast<size_t>(t.n_elements()));
+    dequantize_row(t.type, t.data.data(), f.data(), t.n_elements());
+    float* p = static_cast<float*>(allocate(f.size() * sizeof(float), t.name));
+    if (p) CUDA_OK(cudaMemcpy(p, f.data(), f.size() * sizeof(float), cudaMemcpyHostToDevice));
     w.f32 = p;
+    return w;
   }
-  const auto [tile, as_is] = tile_of(t.type);
-  w.m = {.p = nullptr, .tile = tile, .n_out = int(w.n_out), .n_in = int(w.n_in), .n_stack = int(w.n_stack)};
-  uint8_t* to = static_cast<uint8_t*>(allocate(size_t(w.m.matrix_bytes() * w.n_stack)));
-  w.m.p = to;
+  const DType kept = kept_type(t.type);
+  w.m = tiles_of(t);
+  w.m.p = static_cast<uint8_t*>(allocate(size_t(w.m.matrix_bytes() * w.n_stack), t.name));
+  if (!w.m.p) return w;
   if (w.n_stack == 1) {
-    most_partials_ = std::max(most_partials_, 3 * cuda::skinny_partials(w.m));  // up to three in a launch
-    if (w.n_out <= 65536) most_panel_ = std::max(most_panel_, w.n_out * w.n_in);
+    most_partials_ = std::max(most_partials_, kMostFused * cuda::skinny_partials(w.m));
+    most_image_ = std::max(most_image_, cuda::skinny_image_bytes(w.n_in));
   }
 
-  const DType kept = as_is ? t.type : DType::kBF16;
   const int64_t from_row = int64_t(row_bytes(t.type, w.n_in)), row = int64_t(row_bytes(kept, w.n_in));
   const int64_t rows = std::max<int64_t>(int64_t(Loader::kPiece) / row / cuda::kTileRows, 1) * cuda::kTileRows;
   for (int64_t stack = 0; stack < w.n_stack; ++stack)
@@ -132,26 +150,22 @@ Cuda::Weight Cuda::upload(const TensorView& t) {
       loader_->next ^= 1;
       const size_t bytes = size_t(std::max<int64_t>(rows * row, int64_t(Loader::kPiece)));
       if (!b.host) {
-        CUDA_OK(cudaMallocHost(&b.host, bytes));
-        CUDA_OK(cudaMalloc(&b.device, bytes));
+        b.host = static_cast<std::byte*>(pinned(bytes, "weights on their way"));
+        b.device = static_cast<uint8_t*>(allocate(bytes, "weights on their way"));
+        if (!b.device) return w;
         CUDA_OK(cudaEventCreateWithFlags(&b.free, cudaEventDisableTiming));
       }
       CHECK(size_t(n * row) <= std::max<size_t>(Loader::kPiece, size_t(cuda::kTileRows * row)), "{}: a row of {} bytes", w.name, row);
       CUDA_OK(cudaEventSynchronize(b.free));
       const std::byte* from = t.data.data() + (stack * w.n_out + first) * from_row;
       const int threads = physical_cores();
-      if (as_is) {
+      if (kept == t.type) {
         constexpr int64_t kCopy = 1 << 20;
         parallel_for((n * row + kCopy - 1) / kCopy, threads, [&](int64_t i) {
           std::memcpy(b.host + i * kCopy, from + i * kCopy, size_t(std::min(kCopy, n * row - i * kCopy)));
         });
       } else {
-        parallel_for(n, threads, [&](int64_t r) {
-          std::vector<float> f(static_cast<size_t>(w.n_in));
-          dequantize_row(t.type, from + r * from_row, f.data(), w.n_in);
-          uint16_t* out = reinterpret_cast<uint16_t*>(b.host + r * row);
-          for (size_t i = 0; i < f.size(); ++i) out[i] = to_bf16_bits(f[i]);
-        });
+        parallel_for(n, threads, [&](int64_t r) { widen_row(t.type, from + r * from_row, b.host + r * row, w.n_in); });
       }
       CUDA_OK(cudaMemcpyAsync(b.device, b.host, size_t(n * row), cudaMemcpyHostToDevice, stream_));
       cuda::TiledMatrix part = w.m;
@@ -167,11 +181,12 @@ Cuda::Weight Cuda::upload(const TensorView& t) {
 
 void Cuda::Gemm::create(Cuda& c, int64_t panel_n, int64_t second_n) {
   if (!handle) {
-    CHECK(cublasLtCreate(&handle) == CUBLAS_STATUS_SUCCESS, "cublasLtCreate");
-    workspace = c.allocate(size_t(kWorkspace));
+    if (cublasLtCreate(&handle) != CUBLAS_STATUS_SUCCESS && !c.failed_) c.failed_ = out_of_memory("cuBLASLt", size_t(kWorkspace));
+    workspace = c.allocate(size_t(kWorkspace), "cuBLASLt");
   }
-  if (panel_n > panel_elements) panel = static_cast<__nv_bfloat16*>(c.allocate(size_t(panel_n) * 2)), panel_elements = panel_n;
-  second = static_cast<float*>(c.allocate(size_t(second_n) * 4));
+  c.grow(panel, size_t(panel_n), "weights of a long product");
+  panel_elements = panel_n;
+  c.grow(second, size_t(second_n), "results of a long product");
 }
 Cuda::Gemm::~Gemm() {
   for (auto& [key, p] : plans) {
@@ -262,12 +277,13 @@ void Cuda::reserve_draws(int n_row, int n_adjust, int n_vocab) {
   finish();
   s.max_row = std::max({s.max_row, n_row, 16}), s.max_adjust = std::max(s.max_adjust, 2 * n_adjust + 4096);
   const size_t bytes = size_t(s.max_row) * sizeof(cuda::DrawRow) + size_t(s.max_adjust) * sizeof(cuda::Adjust);
-  CUDA_OK(cudaMallocHost(&s.host, bytes));
-  s.pinned.push_back(s.host);
-  s.device = static_cast<std::byte*>(allocate(bytes));
+  s.host = static_cast<std::byte*>(pinned(bytes, "sampling"));
+  if (s.host) s.pinned.push_back(s.host);
+  grow(s.device, bytes, "sampling");
   s.n_candidate = std::max(s.n_candidate, cuda::draw_candidates(n_vocab) * s.max_row);
-  s.candidates = static_cast<uint64_t*>(allocate(size_t(s.n_candidate) * 8));
-  s.part_sums = static_cast<float2*>(allocate(size_t(s.n_candidate) / cuda::kMaxTopK * sizeof(float2)));
+  grow(s.candidates, size_t(s.n_candidate), "sampling");
+  grow(s.part_sums, size_t(s.n_candidate) / cuda::kMaxTopK, "sampling");
+  CHECK(!failed_, "{}", failed_->message());
   if (!s.copied) CUDA_OK(cudaEventCreateWithFlags(&s.copied, cudaEventDisableTiming));
 }
 

@@ -26,11 +26,13 @@ struct SkinnyMatrix {
 struct SkinnyWork {
   float* partial = nullptr;         // sums of some of the columns
   unsigned* counter = nullptr;      // zero between launches
+  uint8_t* image = nullptr;         // activations in 8 bits
 };
 constexpr int kSkinnyRows = 16;     // rows of one launch
-// Floats and counters of it for a product with one such matrix.
+// Floats, counters and bytes of it for a product with one such matrix.
 int64_t skinny_partials(const TiledMatrix&);
 int skinny_counters();
+int64_t skinny_image_bytes(int64_t n_in);
 // y[t] = W x[t] for t < n_tok <= kSkinnyRows; x [n_tok, n_in] in bf16. A row's bits depend on that row alone.
 void skinny(cudaStream_t, const SkinnyMatrix* m, int n_matrix, bool glu, facet::Act act, const __nv_bfloat16* x, int64_t x_stride, int n_tok,
             SkinnyWork);

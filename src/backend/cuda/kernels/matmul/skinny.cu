@@ -22,6 +22,20 @@
 namespace facet::cuda {
 namespace {
 
+constexpr int kQuantizeWarps = 4;
+
+template <int N>
+__global__ void __launch_bounds__(kQuantizeWarps * 32)
+    quantize_kernel(uint8_t* image, const __nv_bfloat16* x, int64_t x_stride, int n_tok, int n_in) {
+  wait_for_previous();
+  let_next_start();
+  const int i = int(blockIdx.x) * kQuantizeWarps + int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32;
+  const int block = i / n_tok, n = i % n_tok, col = block * kActBlock + lane * 8;
+  if (block >= (n_in + kActBlock - 1) / kActBlock) return;
+  const uint4 v = col < n_in ? *reinterpret_cast<const uint4*>(x + n * x_stride + col) : uint4{};
+  quantize_block<N>(image + int64_t(block) * ActsInt<N>::kStride, v, n, lane);
+}
+
 // What a block can hold: GPUs with about 100 KB of shared memory take fewer warps and columns, and eight rows
 // at a time.
 struct Room {
@@ -77,6 +91,7 @@ int64_t skinny_partials(const TiledMatrix& m) {
   return int64_t(kMaxSets) * m.n_strip() * 256;
 }
 int skinny_counters() { return device().n_sm; }
+int64_t skinny_image_bytes(int64_t n_in) { return int64_t(act_blocks(n_in)) * ActsInt<16>::kStride; }
 
 void skinny(cudaStream_t stream, const SkinnyMatrix* m, int n_matrix, bool glu, Act act,
             const __nv_bfloat16* x, int64_t x_stride, int n_tok, SkinnyWork work) {
@@ -129,6 +144,12 @@ void skinny(cudaStream_t stream, const SkinnyMatrix* m, int n_matrix, bool glu, 
   a.act = act;
   a.x = x, a.x_stride = x_stride, a.n_tok = n_tok;
   a.partial = work.partial, a.counter = work.counter;
+  if (!is_bf && n_tok > 8) {  // every block would round the same many rows
+    a.image = work.image;
+    const dim3 grid(unsigned((n_block * n_tok + kQuantizeWarps - 1) / kQuantizeWarps));
+    launch(quantize_kernel<16>, grid, dim3(kQuantizeWarps * 32), 0, stream, work.image, x, x_stride, n_tok,
+           a.n_in);
+  }
   // Blocks share the jobs by cost.
   CHECK(a.blocks <= kMaxBlocks, "{} blocks", a.blocks);
   auto job_cost = [&](int i) { return int64_t(m[i].w.n_tile()) * tile_bytes(m[i].w.tile); };

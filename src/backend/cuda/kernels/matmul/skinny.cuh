@@ -26,6 +26,31 @@ struct DenseJobs {
 template <int N, bool kFloat>
 using ActsOf = std::conditional_t<kFloat, ActsBf16<N>, ActsInt<N>>;
 
+// `bytes` of global into shared memory; every thread waits until they are there.
+__device__ __forceinline__ void copy_in(uint8_t* to, const uint8_t* from, int bytes, uint64_t* bar) {
+#if __CUDA_ARCH__ >= 900
+  const uint32_t b = uint32_t(__cvta_generic_to_shared(bar));
+  if (threadIdx.x == 0) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;\nfence.proxy.async.shared::cta;" ::"r"(b)
+                 : "memory");
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(b), "r"(bytes) : "memory");
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+            uint32_t(__cvta_generic_to_shared(to))),
+        "l"(from), "r"(bytes), "r"(b)
+        : "memory");
+  }
+  __syncthreads();
+  asm volatile(
+      "{\n.reg .pred p;\nagain:\nmbarrier.try_wait.parity.shared::cta.b64 p, [%0], 0;\n@p bra done;\nbra "
+      "again;\ndone:\n}" ::"r"(b)
+      : "memory");
+#else
+  for (int i = int(threadIdx.x) * 16; i < bytes; i += int(blockDim.x) * 16)
+    *reinterpret_cast<uint4*>(to + i) = *reinterpret_cast<const uint4*>(from + i);
+#endif
+}
+
 template <int N, bool kFloat, bool kShort>
 __global__ void __launch_bounds__(stream_warps(kShort) * 32, kShort ? 2 : 1)
     skinny_kernel(const __grid_constant__ SkinnyArgs a) {
@@ -34,6 +59,7 @@ __global__ void __launch_bounds__(stream_warps(kShort) * 32, kShort ? 2 : 1)
   __shared__ uint64_t bars[stream_warps(kShort)][WarpRing::kMaxStages];
   __shared__ TilePlace place[stream_warps(kShort) + 1];
   __shared__ bool is_last;
+  __shared__ uint64_t image_bar;
   constexpr int kPart = kPartFloats<N>;
   const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32, n_warp = int(blockDim.x) / 32;
   const int set = int(blockIdx.x) % a.n_set, block = int(blockIdx.x) / a.n_set;
@@ -54,28 +80,10 @@ __global__ void __launch_bounds__(stream_warps(kShort) * 32, kShort ? 2 : 1)
     costs.tile[i][0] = tile_cost(a.m[i].w.tile);
   }
   if (a.n_sub == 2) costs.n_tile[0][1] = costs.n_tile[1][0], costs.tile[0][1] = costs.tile[1][0];
-  const int job0 = a.block_job[block], job1 = a.block_job[block + 1];
-  const int cost0 = costs.before(job0), cost1 = costs.before(job1);
-  // Lane l: where run l begins.
-  TilePlace mark = lane >= n_warp ? TilePlace{job1, 0}
-                   : lane == 0    ? TilePlace{job0, 0}
-                               : costs.at(cost0 + int(float(cost1 - cost0) * (float(lane) / float(n_warp))));
-  if (warp == 0 && lane <= n_warp) place[lane] = mark;
-  const TilePlace begin{__shfl_sync(~0u, mark.job, warp), __shfl_sync(~0u, mark.tile, warp)};
-  const TilePlace end{__shfl_sync(~0u, mark.job, warp + 1), __shfl_sync(~0u, mark.tile, warp + 1)};
-
-  TileCursor<DenseJobs> next(jobs, begin, end);
-  for (int i = 0; i + 1 < a.n_stage; ++i) next.fetch(ring);
-
-  wait_for_previous();
-  let_next_start();
   // Sets begin at multiples of 256 columns.
   const int col0 = a.set_tile[0][set] * tile_cols(a.m[0].w.tile),
             cols = a.set_tile[0][set + 1] * tile_cols(a.m[0].w.tile) - col0;
   const Acts x{shared};
-  stage(
-      x, [&](int n) { return a.x + n * a.x_stride; }, a.n_tok, a.n_in, col0, cols, warp, n_warp, lane);
-  __syncthreads();
 
   auto store = [&](int job, int r, int n, float v0, float v1) {
     const int i = a.n_sub == 2 ? 0 : int(job >= a.first_job[1]) + int(job >= a.first_job[2]);
@@ -93,6 +101,34 @@ __global__ void __launch_bounds__(stream_warps(kShort) * 32, kShort ? 2 : 1)
     if (a.n_sub == 2) __stcg(to, v0), to += kPart;
     __stcg(to, v1);
   };
+
+  const int job0 = a.block_job[block], job1 = a.block_job[block + 1];
+  const int cost0 = costs.before(job0), cost1 = costs.before(job1);
+  // Lane l: where run l begins.
+  const TilePlace mark = lane >= n_warp ? TilePlace{job1, 0}
+                         : lane == 0
+                             ? TilePlace{job0, 0}
+                             : costs.at(cost0 + int(float(cost1 - cost0) * (float(lane) / float(n_warp))));
+  const TilePlace begin{__shfl_sync(~0u, mark.job, warp), __shfl_sync(~0u, mark.tile, warp)};
+  const TilePlace end{__shfl_sync(~0u, mark.job, warp + 1), __shfl_sync(~0u, mark.tile, warp + 1)};
+  if (warp == 0 && lane <= n_warp) place[lane] = mark;
+  TileCursor<DenseJobs> next(jobs, begin, end);
+  for (int i = 0; i + 1 < a.n_stage; ++i) next.fetch(ring);
+  wait_for_previous();
+  let_next_start();
+  auto stage_here = [&] {
+    stage(
+        x, [&](int n) { return a.x + n * a.x_stride; }, a.n_tok, a.n_in, col0, cols, warp, n_warp, lane);
+  };
+  if constexpr (!kFloat && N > 1) {
+    if (a.image)
+      copy_in(shared, a.image + int64_t(col0 / kActBlock) * Acts::kStride, Acts::bytes(cols), &image_bar);
+    else
+      stage_here();
+  } else {
+    stage_here();
+  }
+  __syncthreads();
   run_tiles<N>(jobs, begin, end, next, ring, x, part(warp), ring.memory(), lane, emit);
   __syncthreads();
   join_parts<N>(place, warp, n_warp, a.n_sub, part, ring.memory(), lane, emit);
@@ -132,6 +168,7 @@ void launch_skinny(cudaStream_t stream, SkinnyArgs& a, int n_warp) {
   a.n_stage = std::min((kShort && (half - fixed) / stage >= 2 ? half - fixed : room - fixed) / stage,
                        WarpRing::kMaxStages);
   CHECK(a.n_stage >= 2, "{} bytes of shared memory are too few for {} columns", device().shared, a.set_cols);
+  if (!kShort && getenv("FV_STAGE")) a.n_stage = std::min(a.n_stage, atoi(getenv("FV_STAGE")));
   launch(skinny_kernel<N, kFloat, kShort>, dim3(unsigned(a.blocks * a.n_set)), dim3(unsigned(n_warp * 32)),
          size_t(fixed + n_warp * a.n_stage * a.slot), stream, a);
 }

@@ -6,6 +6,7 @@ namespace facet::cuda {
 
 constexpr int kMaxSets = 16, kMaxBlocks = 264;
 
+
 struct SkinnyArgs {
   SkinnyMatrix m[3];
   int64_t strip_bytes[3];
@@ -13,10 +14,11 @@ struct SkinnyArgs {
   int n_job, n_matrix, n_sub;
   int16_t set_tile[3][kMaxSets + 1];  // where the columns of each set begin, in tiles
   int n_set, blocks;                  // sets of blocks that share the columns of a strip; blocks of a set
-  int block_job[kMaxBlocks + 1];      // where the jobs of each block of a set begin
+  int block_job[kMaxBlocks + 1];           // where the jobs of each block of a set begin
   facet::Act act;
   const __nv_bfloat16* x;
   int64_t x_stride;
+  const uint8_t* image;                // of x, if it is there already; only for several rows
   int n_tok, n_in;
   int set_cols;       // most columns of a set
   int n_stage, slot;  // of a warp's ring

@@ -1,0 +1,76 @@
+#include "engine/plan.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "backend/cpu/cpu_ref.h"
+#include "engine/runner.h"
+#include "model/gemma4_config.h"
+#include "support/must.h"
+
+namespace facet::test {
+namespace {
+
+const std::string kModels = std::string(FACET_SOURCE_DIR) + "/models/";
+
+EngineConfig config(const GgufFile& file) {
+  EngineConfig c;
+  c.model = file.path(), c.backend = "cpu", c.n_ctx = 2048;
+  return c;
+}
+
+TEST(Plan, ChunkFollowsBackendAndContext) {
+  EXPECT_EQ(usual_chunk("cpu", 131072), 512);
+  EXPECT_EQ(usual_chunk("ref", 100), 512);
+  EXPECT_EQ(usual_chunk("cuda", 131072), 4096);
+  EXPECT_EQ(usual_chunk("cuda", 1500), 1500);
+  EXPECT_EQ(usual_chunk("cuda", 100), 512);
+  const GgufFile file = must(GgufFile::open(kModels + "facet-nano-Q8_0.gguf"));
+  const ModelCfg m = must(gemma4_config(file));
+  EngineConfig c = config(file);
+  EXPECT_EQ(must(resolve_config(file, m, c)).chunk, 512);
+  c.max_seq = 700;
+  EXPECT_EQ(must(resolve_config(file, m, c)).chunk, 700) << "each running request takes a token of a step";
+  c.chunk = 900;
+  EXPECT_EQ(must(resolve_config(file, m, c)).chunk, 900);
+}
+
+// What a drafter holds and what it adds to the target's scratch are in the plan.
+TEST(Plan, CountsDrafters) {
+  const GgufFile file = must(GgufFile::open(kModels + "facet-nano-Q8_0.gguf"));
+  const ModelCfg m = must(gemma4_config(file));
+  EngineConfig c = config(file);
+  for (const std::string kind : {"dflash", "mtp"}) {
+    const std::vector<DrafterFile> drafters{must(DrafterFile::open(kModels + "facet-nano-" + kind + "-Q8_0.gguf"))};
+    c.draft.files = {drafters[0].path()};
+    c = must(resolve_config(file, m, c, drafters));
+    const MemoryPlan plan = plan_memory(file, m, c, drafters);
+    auto bytes = [&](const std::string& name) {
+      for (const MemoryLine& l : plan.lines)
+        if (l.name == name) return l.bytes;
+      return int64_t(-1);
+    };
+    EXPECT_EQ(bytes(kind), int64_t(drafters[0].file_bytes()));
+    EXPECT_GT(bytes(kind + " activations"), int64_t(c.chunk) * m.d_model * 4);
+    EXPECT_GE(bytes("scratch"), plan_memory(file, m, c, {}).lines.back().bytes);
+  }
+}
+
+TEST(Loading, TellsOfWeightsAsTheyArrive) {
+  const GgufFile file = must(GgufFile::open(kModels + "facet-nano-Q8_0.gguf"));
+  const ModelCfg m = must(gemma4_config(file));
+  std::vector<uint64_t> told;
+  const RunnerOptions o{.kv = {.max_ctx = 64, .max_step = 8}, .loading = [&](uint64_t done, uint64_t total) {
+                          EXPECT_EQ(total, file.file_bytes());
+                          told.push_back(done);
+                        }};
+  must(Runner<CpuRef>::open(file, m, o));
+  ASSERT_GT(told.size(), 20u);
+  EXPECT_TRUE(std::is_sorted(told.begin(), told.end()));
+  EXPECT_GT(told[told.size() - 2], file.file_bytes() / 2);
+  EXPECT_EQ(told.back(), file.file_bytes());
+}
+
+}  // namespace
+}  // namespace facet::test
