@@ -33,7 +33,7 @@ struct BackendLimits {
   int64_t max_matrix = 0;  // elements of the largest matrix that all rows of a long chunk are multiplied by
   int n_group = 1;         // query heads per K/V head
   int n_q_head = 0, head_dim = 0;  // of the widest layer
-  int n_expert = 0, n_expert_used = 0, d_expert = 0;
+  int n_expert = 0, n_expert_used = 0, d_expert = 0, d_moe = 0;  // d_moe: columns that go into an expert and come out
   int n_cluster = 0;       // of a clustered head
 
   // What serves both: a drafter runs on its target's backend.
@@ -43,7 +43,7 @@ struct BackendLimits {
     l.max_matrix = std::max(max_matrix, o.max_matrix);
     l.n_group = std::max(n_group, o.n_group), l.n_q_head = std::max(n_q_head, o.n_q_head), l.head_dim = std::max(head_dim, o.head_dim);
     l.n_expert = std::max(n_expert, o.n_expert), l.n_expert_used = std::max(n_expert_used, o.n_expert_used);
-    l.d_expert = std::max(d_expert, o.d_expert), l.n_cluster = std::max(n_cluster, o.n_cluster);
+    l.d_expert = std::max(d_expert, o.d_expert), l.d_moe = std::max(d_moe, o.d_moe), l.n_cluster = std::max(n_cluster, o.n_cluster);
     return l;
   }
 };

@@ -83,6 +83,7 @@ BackendLimits backend_limits(const ModelCfg& m, int max_tok, int64_t max_rows) {
   l.n_expert = m.n_expert;
   l.n_expert_used = m.n_expert_used;
   l.d_expert = m.d_expert;
+  l.d_moe = m.n_expert > 0 ? m.d_model : 0;
   return l;
 }
 

@@ -151,6 +151,20 @@ void Cuda::wait_for_results() {
 }
 
 namespace {
+cuda::MoeSizes moe_sizes(const BackendLimits& l) {
+  return {.d = l.d_moe, .d_expert = l.d_expert, .n_expert = l.n_expert, .n_used = l.n_expert_used, .n_tok = l.max_tok};
+}
+// Of the kernels for many tokens: all of it, and the panel of weights. GPUs with little memory hold a part of a layer's
+// experts at a time.
+struct MoeMemory {
+  int64_t bytes, panel_bytes;
+};
+MoeMemory moe_many_memory(const BackendLimits& l) {
+  size_t free = 0, total = 0;
+  const bool roomy = cudaMemGetInfo(&free, &total) == cudaSuccess && total >= size_t(40) << 30;
+  const int64_t panel = roomy ? int64_t(1) << 40 : int64_t(256) << 20;
+  return {cuda::moe_many_bytes(moe_sizes(l), panel), panel};
+}
 // Launch sizes follow the longest sequence in coarse steps, so that few graphs serve many lengths.
 int64_t row_bucket(int64_t rows) { return std::max<int64_t>(1024, int64_t(std::bit_ceil(uint64_t(rows)))); }
 // Scratch for the longest sequence as begin_step() rounds it.
@@ -181,17 +195,21 @@ void Cuda::reserve(const BackendLimits& more) {
   }
   if (l.n_expert > 0) {
     cuda::Routing& r = moe_.routing;
-    const size_t pairs = rows * size_t(l.n_expert_used), n = size_t(l.n_expert);
-    grow(r.logits, rows * n);
+    const size_t few = size_t(std::min(l.max_tok, cuda::kMoeRows)), pairs = few * size_t(l.n_expert_used), n = size_t(l.n_expert);
+    grow(r.logits, few * n);
     grow(r.weight, pairs);
     grow(r.expert, pairs);
     grow(r.active, n + 1);
     grow(r.first, n + 2);
     grow(r.pair, pairs);
     r.counter = counter_ + n_counter;
-    const size_t small = size_t(std::min(l.max_tok, cuda::kMoeRows)) * size_t(l.n_expert_used);
-    grow(moe_.hidden, small * size_t(l.d_expert));
-    grow(moe_.out, small * size_t(l.max_cols));
+    grow(moe_.hidden, pairs * size_t(l.d_expert));
+    grow(moe_.out, pairs * size_t(l.d_moe));
+    if (l.max_tok > kSkinnyMost) {
+      const auto [bytes, panel] = moe_many_memory(l);
+      grow(moe_memory_, size_t(bytes));
+      moe_many_ = cuda::moe_many_buffers(moe_memory_, moe_sizes(l), panel);
+    }
   }
 }
 
@@ -199,9 +217,8 @@ int64_t Cuda::reserve_bytes(const BackendLimits& l, int) {
   int64_t n = int64_t(attend_bytes(l)) + int64_t(2 * Loader::kPiece);
   if (l.max_tok > kSkinnyMost) n += int64_t(l.max_tok) * l.max_cols * 4 + l.max_matrix * 2 + Gemm::kWorkspace;
   n += int64_t(l.max_tok) * l.n_cluster * 7;
-  if (l.n_expert > 0)
-    n += int64_t(l.max_tok) * l.n_expert * 4 + int64_t(l.max_tok) * l.n_expert_used * 12 +
-         int64_t(cuda::kMoeRows) * l.n_expert_used * (l.d_expert * 2 + l.max_cols * 4);
+  if (l.n_expert > 0) n += int64_t(cuda::kMoeRows) * l.n_expert_used * (l.d_expert * 2 + l.d_moe * 4);
+  if (l.n_expert > 0 && l.max_tok > kSkinnyMost) n += moe_many_memory(l).bytes;
   return n;
 }
 
@@ -263,7 +280,7 @@ void Cuda::run(Captured& c) {
 void Cuda::combine() {
   const Rows to = uncombined_.to;
   uncombined_.to = {};
-  cuda::moe_combine(stream_, mat(to, false), moe_.out, moe_.routing.weight, uncombined_.n_used);
+  cuda::moe_small_combine(stream_, mat(to, false), moe_.out, moe_.routing.weight, uncombined_.n_used);
 }
 Mat Cuda::mat(const Rows& x, bool bf) { return mat_at(x, 0, x.rows, bf); }
 Mat Cuda::mat_at(const Rows& x, int row, int n, bool bf) {
@@ -351,7 +368,7 @@ void Cuda::gate_up(Rows y, Rows h, Weight gate, Weight up, Act act) {
 }
 
 void Cuda::moe(Rows y, Rows e, Rows r, MoeWeights<Weight, Vec> w, int n_used, Act act) {
-  cuda::MoeSmall m;
+  cuda::MoeExperts m;
   m.d_expert = int(w.down.n_in);
   if (w.gate_up)
     m.gate = m.up = w.gate_up.m, m.up_strip = m.d_expert / cuda::kTileRows;
@@ -363,15 +380,17 @@ void Cuda::moe(Rows y, Rows e, Rows r, MoeWeights<Weight, Vec> w, int n_used, Ac
   CHECK(m.router && m.d_expert % cuda::kTileRows == 0, "{}: a router in f32 and experts of a multiple of 16 rows", w.router.name);
   rounded(e);
   written(y, false);
-  for (int row = 0; row < y.rows; row += cuda::kMoeRows) {
-    const int n = std::min(cuda::kMoeRows, y.rows - row);
+  const int small = small_rows(y.rows), many = y.rows - small > kSkinnyMost ? y.rows - small : 0, last = y.rows - many;
+  for (int row = 0, n = 0; row < last; row += n) {
+    n = std::min(cuda::kMoeRows, last - row);
     cuda::route(stream_, m, mat_at(r, row, n, false), n, moe_.routing);
     cuda::moe_small(stream_, m, mat_at(e, row, n, true), n, moe_);
     if (y.rows <= cuda::kMoeRows)
       uncombined_ = {.to = y, .n_used = n_used};
     else
-      cuda::moe_combine(stream_, mat_at(y, row, n, false), moe_.out, moe_.routing.weight, n_used);
+      cuda::moe_small_combine(stream_, mat_at(y, row, n, false), moe_.out, moe_.routing.weight, n_used);
   }
+  if (many > 0) cuda::moe_many(stream_, m, mat_at(y, last, many, false), mat_at(e, last, many, true), mat_at(r, last, many, false), moe_many_);
 }
 
 // --- attention

@@ -263,6 +263,8 @@ class Cuda {
     Rows to;
     int n_used = 0;
   } uncombined_;                           // where the experts' outputs belong that have not been added up yet
+  cuda::MoeMany moe_many_;
+  uint8_t* moe_memory_ = nullptr;          // all of moe_many_
   Rows cluster_score_;                     // [T, N]
   uint8_t* cluster_chosen_ = nullptr;      // [T, N]
   Counters counters_;

@@ -9,7 +9,7 @@ namespace facet::cuda {
 
 constexpr int kMoeRows = 16;  // tokens of one launch of the small kernels
 
-// How tokens are spread over experts. A pair is a token and one of its experts; slot = token * n_used + rank.
+// How few tokens are spread over experts. A pair is a token and one of its experts; slot = token * n_used + rank.
 struct Routing {
   float* logits = nullptr;      // [T, N]
   float* weight = nullptr;      // [slot] of the expert's output
@@ -19,7 +19,7 @@ struct Routing {
   int32_t* pair = nullptr;      // [T n_used] slots, by expert, then token
   unsigned* counter = nullptr;  // zero between launches
 };
-struct MoeSmall {
+struct MoeExperts {
   TiledMatrix gate, up;         // stacks; up's strips start at up_strip (merged matrices: gate rows, then up rows)
   int up_strip = 0, d_expert = 0;
   TiledMatrix down;
@@ -28,16 +28,75 @@ struct MoeSmall {
   int n_expert = 0, n_used = 0;
   Act act = Act::kGelu;
 };
+using MoeSmall = MoeExperts;
 struct MoeBuffers {
   Routing routing;
   __nv_bfloat16* hidden = nullptr;  // [T n_used, d_expert], by place in `pair`
   float* out = nullptr;             // [slot, D]
 };
 
-// Chooses experts for n_tok rows of r: the n_used largest logits, lowest index on ties; softmax over the chosen.
-void route(cudaStream_t, const MoeSmall&, Mat r, int n_tok, const Routing&);
+// Chooses experts for n_tok <= kMoeRows rows of r: the n_used largest logits, lowest index on ties; softmax over the chosen.
+void route(cudaStream_t, const MoeExperts&, Mat r, int n_tok, const Routing&);
 // out[slot] = expert(e[t]) of n_tok <= kMoeRows rows in bf16; then y[t] = sum over ranks of weight * out, in rank order.
-void moe_small(cudaStream_t, const MoeSmall&, Mat e, int n_tok, const MoeBuffers&);
-void moe_combine(cudaStream_t, Mat y, const float* out, const float* weight, int n_used);
+void moe_small(cudaStream_t, const MoeExperts&, Mat e, int n_tok, const MoeBuffers&);
+void moe_small_combine(cudaStream_t, Mat y, const float* out, const float* weight, int n_used);
+
+// --- many tokens
+
+// Matrices become panels in bf16: blocks of [rows, 64 columns] in which a row is 128 bytes and its 16-byte chunks are
+// exchanged by chunk ^= row % 8, so that a block copied into shared memory as it is, is an operand of tensor cores. Columns
+// beyond the matrix are zeros. Expert weights: [expert, M tile of 128 rows, block]; gate and up share M tiles, eight rows
+// of either in turn. Activations: [N tile, block], where an N tile holds up to kMoeTile of one expert's tokens.
+constexpr int kMoeTile = 256;       // tokens of an N tile at most, in steps of 16
+constexpr int kMoeStrip = 128;      // weight rows of an M tile
+constexpr int kMoeSortTokens = 64;  // of a block in the sort by expert
+constexpr int kMoeRouterParts = 8;  // of a router row, summed apart
+constexpr int kMoeManyTokens = 8192;  // of one pass; more take several
+
+struct MoeSizes {
+  int d = 0, d_expert = 0, n_expert = 0, n_used = 0, n_tok = 0;  // at most
+};
+struct MoeMany {
+  float* logits = nullptr;       // [part, T, N]
+  float* weight = nullptr;       // [slot]
+  int32_t* expert = nullptr;     // [slot]
+  int2* place = nullptr;         // [slot] N tile, row in it
+  int32_t* before = nullptr;     // [T / kMoeSortTokens, N] pairs of an expert in earlier blocks of tokens
+  int4* tile = nullptr;          // [N tiles] expert, first row of all, rows, 0
+  int32_t* tile_first = nullptr; // [N + 1] of an expert
+  unsigned* next = nullptr;      // [launch] work items taken
+  __nv_bfloat16* rows = nullptr;    // panels: activations by N tile, then the experts' outputs
+  __nv_bfloat16* hidden = nullptr;
+  __nv_bfloat16* weights = nullptr; // of as many experts as fit
+  int n_resident = 0;               // experts whose gate and up fit into `weights`
+};
+// The panel of weights holds all of a layer's experts, or as many at a time as fit into panel_bytes (at least one).
+int64_t moe_many_bytes(const MoeSizes&, int64_t panel_bytes);
+MoeMany moe_many_buffers(void* memory, const MoeSizes&, int64_t panel_bytes);
+
+// As route and moe_small together for any number of tokens. Weights are unpacked once for up to kMoeManyTokens tokens.
+void moe_many(cudaStream_t, const MoeExperts&, Mat y, Mat e, Mat r, const MoeMany&);
+
+// Tests and benches: moe_many takes the kernel of older GPUs where this is false.
+extern bool moe_uses_warpgroups;
+
+// The steps of moe_many, for benches.
+struct MoePass {
+  MoeExperts w;
+  MoeMany b;
+  int n_tok = 0;
+  int tile = kMoeTile;  // tokens of an N tile at most, on this GPU
+  int d_blocks() const { return (w.down.n_out + 63) / 64; }
+  int f_blocks() const { return (w.d_expert + 63) / 64; }
+  int tiles_most() const { return w.n_expert + n_tok * w.n_used / tile; }
+};
+void moe_route_many(cudaStream_t, const MoePass&, Mat r);
+void moe_gather(cudaStream_t, const MoePass&, Mat e);
+void moe_unpack_up(cudaStream_t, const MoePass&, int expert0, int n);
+void moe_unpack_down(cudaStream_t, const MoePass&, int expert0, int n);
+void moe_grouped_up(cudaStream_t, const MoePass&, int expert0, int n, int launch);
+void moe_grouped_down(cudaStream_t, const MoePass&, int expert0, int n, int launch);
+void moe_combine(cudaStream_t, const MoePass&, Mat y);
+bool moe_has_warpgroups();
 
 }  // namespace facet::cuda

@@ -1,52 +1,19 @@
 // route -- which experts a token uses: router product, top-k, softmax over the chosen, and the pairs sorted by expert
 //
-// Shapes     r [T, D] f32, router [N, D] f32, N <= 256, n_used <= 16
-// Launch     a block an expert for the product; its last block to finish does the rest. T > 16: the rest in a second kernel
+// Shapes     r [T, D] f32, router [N, D] f32, N <= 256, n_used <= 16; T <= 16 (more: route_many.cu)
+// Launch     a block an expert, up to four of them for several tokens, for the product; the last block to finish does the rest
 // Order      a logit's sum depends on D only
 // Reference  CpuRef::moe    Test tests/kernels/cuda_moe_test.cpp
 #include <algorithm>
 
 #include "backend/cuda/kernels/common/launch.cuh"
+#include "backend/cuda/kernels/moe/choose.cuh"
 #include "backend/cuda/kernels/moe/moe.h"
 
 namespace facet::cuda {
 namespace {
 
-constexpr int kThreads = 128, kMaxExperts = 256, kMaxUsed = 16;
-
-// A warp chooses for token t.
-// picked: where its experts go as well, or null.
-__device__ void choose(const Routing& o, const float* scale, int n_expert, int n_used, int t, int lane, int16_t* picked) {
-  constexpr int kPer = kMaxExperts / 32;
-  float v[kPer];
-  for (int i = 0; i < kPer; ++i) v[i] = i * 32 + lane < n_expert ? __ldcg(o.logits + int64_t(t) * n_expert + i * 32 + lane) : -INFINITY;
-  float top = 0, sum = 0;
-  float mine = 0;
-  int mine_expert = 0;
-  for (int k = 0; k < n_used; ++k) {
-    float best = -INFINITY;
-    int at = n_expert;
-    for (int i = 0; i < kPer; ++i)
-      if (v[i] > best) best = v[i], at = i * 32 + lane;
-    for (int m = 16; m > 0; m /= 2) {
-      const float b = __shfl_xor_sync(~0u, best, m);
-      const int a = __shfl_xor_sync(~0u, at, m);
-      if (b > best || (b == best && a < at)) best = b, at = a;
-    }
-    if (at >= n_expert) at = k;  // no finite logit is left: any expert, so that indices stay in range
-    for (int i = 0; i < kPer; ++i)
-      if (i * 32 + lane == at) v[i] = -INFINITY;
-    if (k == 0) top = best;
-    const float p = __expf(best - top);
-    sum += p;
-    if (lane == k) mine = p, mine_expert = at;
-  }
-  if (lane < n_used) {
-    o.expert[t * n_used + lane] = mine_expert;
-    o.weight[t * n_used + lane] = mine / sum * (scale ? scale[mine_expert] : 1.f);
-    if (picked) picked[t * n_used + lane] = int16_t(mine_expert);
-  }
-}
+constexpr int kThreads = 128;
 
 // From the pairs of each expert: where they begin, and the list of experts that have some. The first warp does it.
 __device__ void list_active(const Routing& o, int n_expert, const int* count, int* begin) {
@@ -76,7 +43,7 @@ __device__ void list_active(const Routing& o, int n_expert, const int* count, in
 }
 
 // One block sorts the pairs of n_tok tokens by expert.
-__device__ void sort_pairs(const Routing& o, const int16_t* picked, int n_expert, int n_pair) {
+__device__ void sort_pairs(const Routing& o, const int32_t* picked, int n_expert, int n_pair) {
   __shared__ int count[kMaxExperts], begin[kMaxExperts + 1];
   const int thread = int(threadIdx.x);
   for (int e = thread; e < n_expert; e += int(blockDim.x)) count[e] = 0;
@@ -94,7 +61,7 @@ __device__ void sort_pairs(const Routing& o, const int16_t* picked, int n_expert
   }
 }
 
-__global__ void __launch_bounds__(kThreads) route_kernel(Mat r, const float* router, const float* scale, int n_expert, int n_used, int n_tok, Routing o, bool whole) {
+__global__ void __launch_bounds__(kThreads) route_kernel(Mat r, const float* router, const float* scale, int n_expert, int n_used, int n_tok, Routing o) {
   __shared__ float part[kThreads / 32];
   __shared__ bool last;
   const int e = int(blockIdx.x), lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32;
@@ -122,59 +89,27 @@ __global__ void __launch_bounds__(kThreads) route_kernel(Mat r, const float* rou
     __syncthreads();
     if (threadIdx.x == 0) __stcg(o.logits + int64_t(t) * n_expert + e, (part[0] + part[1]) + (part[2] + part[3]));
   }
-  if (!whole) return;
   __threadfence();
   __syncthreads();
   if (threadIdx.x == 0) last = atomicAdd(o.counter, 1u) == gridDim.x * gridDim.y - 1;
   __syncthreads();
   if (!last) return;
   __threadfence();
-  __shared__ int16_t picked[kMoeRows * kMaxUsed];
-  for (int t = warp; t < n_tok; t += kThreads / 32) choose(o, scale, n_expert, n_used, t, lane, picked);
+  __shared__ int32_t picked[kMoeRows * kMaxUsed];
+  for (int t = warp; t < n_tok; t += kThreads / 32)
+    choose(picked + t * n_used, o.weight + t * n_used, scale, n_expert, n_used, lane, [&](int i) { return __ldcg(o.logits + int64_t(t) * n_expert + i); });
   __syncthreads();
   sort_pairs(o, picked, n_expert, n_tok * n_used);
+  for (int i = int(threadIdx.x); i < n_tok * n_used; i += kThreads) o.expert[i] = picked[i];
   if (threadIdx.x == 0) *o.counter = 0;
-}
-
-__global__ void __launch_bounds__(256) choose_kernel(const float* scale, int n_expert, int n_used, int n_tok, Routing o) {
-  wait_for_previous();
-  let_next_start();
-  const int t = int(blockIdx.x) * 8 + int(threadIdx.x) / 32;
-  if (t < n_tok) choose(o, scale, n_expert, n_used, t, int(threadIdx.x) % 32, nullptr);
-}
-// Counting sort of many pairs: one block, a warp walks its experts' slots in order.
-__global__ void __launch_bounds__(1024) sort_kernel(int n_expert, int n_used, int n_tok, Routing o) {
-  __shared__ int count[kMaxExperts], begin[kMaxExperts];
-  wait_for_previous();
-  let_next_start();
-  const int thread = int(threadIdx.x), lane = thread % 32, warp = thread / 32, n = n_tok * n_used;
-  for (int e = thread; e < n_expert; e += 1024) count[e] = 0;
-  __syncthreads();
-  for (int i = thread; i < n; i += 1024) atomicAdd(&count[o.expert[i]], 1);
-  __syncthreads();
-  list_active(o, n_expert, count, begin);
-  __syncthreads();
-  for (int e = warp; e < n_expert; e += 32) {
-    if (count[e] == 0) continue;
-    int at = begin[e];
-    for (int base = 0; base < n; base += 32) {
-      const bool is = base + lane < n && o.expert[base + lane] == e;
-      const unsigned all = __ballot_sync(~0u, is);
-      if (is) o.pair[at + __popc(all & ((1u << lane) - 1))] = base + lane;
-      at += __popc(all);
-    }
-  }
 }
 
 }  // namespace
 
-void route(cudaStream_t stream, const MoeSmall& m, Mat r, int n_tok, const Routing& o) {
+void route(cudaStream_t stream, const MoeExperts& m, Mat r, int n_tok, const Routing& o) {
   CHECK(m.n_expert <= kMaxExperts && m.n_used <= kMaxUsed && r.cols % 4 == 0 && r.cols <= 4096, "{} experts, {} used, {} columns", m.n_expert, m.n_used, r.cols);
-  const bool whole = n_tok <= kMoeRows;
-  launch(route_kernel, dim3(unsigned(m.n_expert), whole ? unsigned(std::min(n_tok, 4)) : unsigned((n_tok + 63) / 64)), dim3(kThreads), 0, stream, r, m.router, m.scale, m.n_expert, m.n_used, n_tok, o, whole);
-  if (whole) return;
-  launch(choose_kernel, dim3(unsigned((n_tok + 7) / 8)), dim3(256), 0, stream, m.scale, m.n_expert, m.n_used, n_tok, o);
-  launch(sort_kernel, dim3(1), dim3(1024), 0, stream, m.n_expert, m.n_used, n_tok, o);
+  CHECK(n_tok <= kMoeRows, "{} tokens", n_tok);
+  launch(route_kernel, dim3(unsigned(m.n_expert), unsigned(std::min(n_tok, 4))), dim3(kThreads), 0, stream, r, m.router, m.scale, m.n_expert, m.n_used, n_tok, o);
 }
 
 }  // namespace facet::cuda

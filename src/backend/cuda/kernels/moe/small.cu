@@ -246,7 +246,7 @@ void run_for(cudaStream_t stream, ExpertArgs a, int n_tok) {
 
 }  // namespace
 
-void moe_small(cudaStream_t stream, const MoeSmall& m, Mat e, int n_tok, const MoeBuffers& b) {
+void moe_small(cudaStream_t stream, const MoeExperts& m, Mat e, int n_tok, const MoeBuffers& b) {
   CHECK(n_tok <= kMoeRows && e.cols == m.gate.n_in, "{} tokens, {} columns", n_tok, e.cols);
   ExpertArgs a{};
   a.w[0] = m.gate, a.w[1] = m.up;
@@ -265,7 +265,7 @@ void moe_small(cudaStream_t stream, const MoeSmall& m, Mat e, int n_tok, const M
   run_for<kDownSlices>(stream, d, n_tok);
 }
 
-void moe_combine(cudaStream_t stream, Mat y, const float* out, const float* weight, int n_used) {
+void moe_small_combine(cudaStream_t stream, Mat y, const float* out, const float* weight, int n_used) {
   launch(combine_kernel, dim3(unsigned((y.rows * (y.cols / 4) + 127) / 128)), dim3(128), 0, stream, y, out,
          weight, n_used);
 }

@@ -1,0 +1,44 @@
+#pragma once
+#include <cstdint>
+
+// The copy engine of sm_90 and later, one contiguous piece at a time, and the barriers it reports to. Addresses and sizes
+// are multiples of 16 bytes. One thread calls.
+namespace facet::cuda {
+
+#if __CUDA_ARCH__ >= 900
+__device__ __forceinline__ uint32_t shared_address(const void* p) { return uint32_t(__cvta_generic_to_shared(p)); }
+
+// A barrier completes a phase when `arrivals` arrived and the bytes they announced came in. Phases alternate, the first is 0.
+__device__ __forceinline__ void barrier_init(uint64_t* bar, unsigned arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(bar)), "r"(arrivals) : "memory");
+}
+// After the init()s, before the block's first __syncthreads().
+__device__ __forceinline__ void barriers_publish() { asm volatile("fence.mbarrier_init.release.cluster;\nfence.proxy.async.shared::cta;" ::: "memory"); }
+__device__ __forceinline__ void barrier_arrive(uint64_t* bar) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(bar)) : "memory");
+}
+__device__ __forceinline__ void barrier_arrive_expecting(uint64_t* bar, unsigned bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(bar)), "r"(bytes) : "memory");
+}
+__device__ __forceinline__ void barrier_wait(uint64_t* bar, uint32_t phase) {
+  asm volatile(
+      "{\n.reg .pred p;\nagain:\nmbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n@p bra done;\nbra again;\ndone:\n}" ::"r"(shared_address(bar)), "r"(phase)
+      : "memory");
+}
+
+__device__ __forceinline__ void bulk_load(void* shared, const void* global, unsigned bytes, uint64_t* bar) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared_address(shared)), "l"(global), "r"(bytes),
+               "r"(shared_address(bar))
+               : "memory");
+}
+// The shared memory was written by this thread, or published to the copy engine before a barrier (publish_to_products).
+__device__ __forceinline__ void bulk_store(void* global, const void* shared, unsigned bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;\ncp.async.bulk.commit_group;" ::"l"(global), "r"(shared_address(shared)), "r"(bytes)
+               : "memory");
+}
+// Shared memory of this thread's stores may be written again.
+__device__ __forceinline__ void bulk_stores_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+__device__ __forceinline__ void bulk_stores_done() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+#endif
+
+}  // namespace facet::cuda

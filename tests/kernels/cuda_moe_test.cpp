@@ -1,0 +1,274 @@
+// The experts' kernels against CpuRef::moe, for few tokens and for many. Everything the kernels write is poisoned with NaN
+// first. Routers and their inputs are small whole numbers, so that logits are exact in any order and ties are common.
+#include <cuda_runtime.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <random>
+
+#include "backend/cpu/cpu_ref.h"
+#include "backend/cuda/kernels/matmul/matmul.h"
+#include "backend/cuda/kernels/moe/moe.h"
+#include "base/half.h"
+#include "formats/dtype.h"
+
+namespace facet::test {
+namespace {
+
+bool have_gpu() {
+  int n = 0;
+  return cudaGetDeviceCount(&n) == cudaSuccess && n > 0;
+}
+#define NEEDS_GPU() \
+  if (!have_gpu()) GTEST_SKIP() << "no CUDA device"
+
+void ok(cudaError_t e) { ASSERT_EQ(e, cudaSuccess) << cudaGetErrorString(e); }
+
+template <class T>
+class OnDevice {
+ public:
+  explicit OnDevice(size_t n) : n_(n) {
+    ok(cudaMalloc(&p_, std::max<size_t>(1, n) * sizeof(T)));
+    ok(cudaMemset(p_, 0xFF, n * sizeof(T)));  // NaN in f32 and bf16
+  }
+  explicit OnDevice(const std::vector<T>& v) : OnDevice(v.size()) { ok(cudaMemcpy(p_, v.data(), v.size() * sizeof(T), cudaMemcpyHostToDevice)); }
+  OnDevice(const OnDevice&) = delete;
+  ~OnDevice() { cudaFree(p_); }
+  std::vector<T> get() const {
+    std::vector<T> v(n_);
+    ok(cudaDeviceSynchronize());
+    ok(cudaMemcpy(v.data(), p_, n_ * sizeof(T), cudaMemcpyDeviceToHost));
+    return v;
+  }
+  T* p() const { return p_; }
+
+ private:
+  T* p_ = nullptr;
+  size_t n_;
+};
+
+// Random blocks with scales that give values near 1 / sqrt(n_in).
+std::vector<std::byte> random_blocks(DType t, int64_t rows, int64_t n_in, std::mt19937& rng) {
+  std::vector<std::byte> v(size_t(rows) * row_bytes(t, n_in));
+  for (size_t i = 0; i + 4 <= v.size(); i += 4) {
+    const uint32_t r = rng();
+    std::memcpy(v.data() + i, &r, 4);
+  }
+  const float unit = 1.f / std::sqrt(float(n_in));
+  auto half = [&](size_t at, float f) {
+    const uint16_t h = f32_to_f16(f);
+    std::memcpy(v.data() + at, &h, 2);
+  };
+  auto each = [&](size_t block, auto&& f) {
+    for (size_t at = 0; at < v.size(); at += block) f(at, 0.5f + float(rng() % 1000) / 1000.f);
+  };
+  switch (t) {
+    case DType::kQ4_K: each(144, [&](size_t at, float s) { half(at, s * unit / 200.f), half(at + 2, s * unit / 30.f); }); break;
+    case DType::kQ6_K: each(210, [&](size_t at, float s) { half(at + 208, s * unit / 1200.f); }); break;
+    case DType::kQ5_0: each(22, [&](size_t at, float s) { half(at, s * unit / 9.f); }); break;
+    case DType::kQ8_0: each(34, [&](size_t at, float s) { half(at, s * unit / 73.f); }); break;
+    case DType::kBF16:
+      for (size_t i = 0; i < v.size(); i += 2) {
+        const uint16_t b = f32_to_bf16((float(rng() % 2001) / 1000.f - 1.f) * 1.7f * unit);
+        std::memcpy(v.data() + i, &b, 2);
+      }
+      break;
+    default: ADD_FAILURE();
+  }
+  return v;
+}
+
+enum class Routes { kAny, kUneven };  // kUneven: every token uses expert 1, none uses the last three
+struct Dims {
+  int D = 256, F = 128, N = 16, used = 4;
+  DType up = DType::kQ4_K, down = DType::kQ8_0;
+  bool merged = true;
+  Routes routes = Routes::kAny;
+  Act act = Act::kGelu;
+};
+
+struct Case {
+  Dims d;
+  int T;
+  std::vector<std::byte> gate_up, gate, up, down;
+  std::vector<float> router, scale, e, r, want;
+  std::vector<uint16_t> e_bf;
+  std::vector<std::unique_ptr<OnDevice<uint8_t>>> tiles;
+  std::unique_ptr<OnDevice<float>> dev_router, dev_scale, dev_r;
+  std::unique_ptr<OnDevice<uint16_t>> dev_e;
+  cuda::MoeExperts m;
+
+  Case(Dims dims, int n_tok, unsigned seed = 1) : d(dims), T(n_tok) {
+    std::mt19937 rng(seed);
+    auto whole = [&](size_t n, int most, float unit) {
+      std::vector<float> v(n);
+      for (float& x : v) x = float(int(rng() % unsigned(2 * most + 1)) - most) * unit;
+      return v;
+    };
+    router = whole(size_t(d.N * d.D), 2, 1.f / 32), r = whole(size_t(T * d.D), 3, 1.f);
+    if (d.routes == Routes::kUneven) {
+      for (int t = 0; t < T; ++t) r[size_t(t * d.D)] = 4;
+      for (int i = 0; i < d.N; ++i) router[size_t(i * d.D)] = i == 1 ? 16 : i >= d.N - 3 ? -16 : 0;
+    }
+    for (int i = 0; i < d.N; ++i) scale.push_back(0.5f + float(i % 5) / 4);
+    e.resize(size_t(T * d.D)), e_bf.resize(e.size());
+    std::normal_distribution<float> normal;
+    for (size_t i = 0; i < e.size(); ++i) e_bf[i] = f32_to_bf16(normal(rng)), e[i] = bf16_to_f32(e_bf[i]);
+
+    CpuRef ref(16);
+    BackendLimits l;
+    l.max_tok = T, l.max_rows = 1, l.max_cols = std::max(2 * d.F, d.D), l.n_expert = d.N, l.n_expert_used = d.used, l.d_expert = d.F, l.d_moe = d.D;
+    ref.reserve(l);
+    MoeWeights<CpuRef::Weight, CpuRef::Vec> w;
+    w.router = {reinterpret_cast<const std::byte*>(router.data()), DType::kF32, d.N, d.D, 1, "router"};
+    w.scale = {scale.data(), d.N};
+    auto stack = [&](std::vector<std::byte>& v, DType t, int n_out, int n_in, const char* name) {
+      v = random_blocks(t, int64_t(d.N) * n_out, n_in, rng);
+      return CpuRef::Weight{v.data(), t, n_out, n_in, d.N, name};
+    };
+    if (d.merged)
+      w.gate_up = stack(gate_up, d.up, 2 * d.F, d.D, "gate_up");
+    else
+      w.gate = stack(gate, d.up, d.F, d.D, "gate"), w.up = stack(up, d.up, d.F, d.D, "up");
+    w.down = stack(down, d.down, d.D, d.F, "down");
+    want.resize(e.size());
+    auto rows = [&](std::vector<float>& v) { return CpuRef::Rows{v.data(), T, d.D, d.D}; };
+    ref.moe(rows(want), rows(e), rows(r), w, d.used, d.act);
+    if (!have_gpu()) return;
+
+    m.d_expert = d.F;
+    if (d.merged)
+      m.gate = m.up = upload(w.gate_up), m.up_strip = d.F / cuda::kTileRows;
+    else
+      m.gate = upload(w.gate), m.up = upload(w.up);
+    m.down = upload(w.down);
+    dev_router = std::make_unique<OnDevice<float>>(router), dev_scale = std::make_unique<OnDevice<float>>(scale), dev_r = std::make_unique<OnDevice<float>>(r);
+    dev_e = std::make_unique<OnDevice<uint16_t>>(e_bf);
+    m.router = dev_router->p(), m.scale = dev_scale->p(), m.n_expert = d.N, m.n_used = d.used, m.act = d.act;
+  }
+  cuda::TiledMatrix upload(const CpuRef::Weight& w) {
+    const cuda::Tile tile = w.type == DType::kQ4_K   ? cuda::Tile::kQ4_K
+                            : w.type == DType::kQ6_K ? cuda::Tile::kQ6_K
+                            : w.type == DType::kQ5_0 ? cuda::Tile::kQ5_0
+                            : w.type == DType::kQ8_0 ? cuda::Tile::kQ8_0
+                                                     : cuda::Tile::kBF16;
+    cuda::TiledMatrix t{.p = nullptr, .tile = tile, .n_out = int(w.n_out), .n_in = int(w.n_in), .n_stack = int(w.n_stack)};
+    tiles.push_back(std::make_unique<OnDevice<uint8_t>>(size_t(t.matrix_bytes() * w.n_stack)));
+    t.p = tiles.back()->p();
+    std::vector<uint8_t> bytes(size_t(w.n_stack * w.n_out) * row_bytes(w.type, w.n_in));
+    std::memcpy(bytes.data(), w.p, bytes.size());
+    const OnDevice<uint8_t> raw(bytes);
+    cuda::repack(nullptr, t, raw.p(), w.type);
+    ok(cudaDeviceSynchronize());
+    return t;
+  }
+  cuda::Mat rows(const OnDevice<float>& f, int first, int n) const { return {.p = f.p() + int64_t(first) * d.D, .rows = n, .cols = d.D, .stride = d.D}; }
+  cuda::Mat input(int first, int n) const {
+    return {.p = nullptr, .rows = n, .cols = d.D, .stride = d.D, .bf = reinterpret_cast<__nv_bfloat16*>(dev_e->p()) + int64_t(first) * d.D, .bf_stride = d.D};
+  }
+
+  std::vector<float> many(int64_t panel_bytes = int64_t(1) << 40) const {
+    const cuda::MoeSizes s{.d = d.D, .d_expert = d.F, .n_expert = d.N, .n_used = d.used, .n_tok = T};
+    const OnDevice<uint8_t> memory(size_t(cuda::moe_many_bytes(s, panel_bytes)));
+    const OnDevice<float> y(want.size());
+    cuda::moe_many(nullptr, m, rows(y, 0, T), input(0, T), rows(*dev_r, 0, T), cuda::moe_many_buffers(memory.p(), s, panel_bytes));
+    ok(cudaGetLastError());
+    return y.get();
+  }
+  // Rows [first, first + n).
+  std::vector<float> few(int first, int n) const {
+    const size_t pairs = size_t(n * d.used);
+    const OnDevice<float> logits(size_t(n * d.N)), weight(pairs), out(pairs * size_t(d.D)), y(size_t(n * d.D));
+    const OnDevice<int32_t> expert(pairs), active(size_t(d.N + 1)), begin(size_t(d.N + 2)), pair(pairs);
+    const OnDevice<uint16_t> hidden(pairs * size_t(d.F));
+    const OnDevice<unsigned> counter(std::vector<unsigned>{0});
+    const cuda::MoeBuffers b{.routing = {logits.p(), weight.p(), expert.p(), active.p(), begin.p(), pair.p(), counter.p()},
+                             .hidden = reinterpret_cast<__nv_bfloat16*>(hidden.p()), .out = out.p()};
+    cuda::route(nullptr, m, rows(*dev_r, first, n), n, b.routing);
+    cuda::moe_small(nullptr, m, input(first, n), n, b);
+    cuda::moe_small_combine(nullptr, rows(y, 0, n), b.out, b.routing.weight, m.n_used);
+    ok(cudaGetLastError());
+    return y.get();
+  }
+
+  // Every rounding to bf16 moves a number by 2^-9 of it at most, evenly: 2^-9 / sqrt(3) in the mean. An output is a sum of
+  // many independent terms that were rounded as weights (twice), as hidden values (with the errors of gate and up, whose
+  // derivative is below 1.2) and as outputs: the square root of seven such errors. Outputs of a row differ in size as their
+  // weights do, so five deviations of the row's largest. The kernels for few tokens take inputs and hidden values in 8 bits:
+  // four errors of 1 / 254 of the largest of 64, which is four times their mean.
+  void check(const std::vector<float>& got, int first, int n, const char* what, bool few = false) const {
+    for (int t = 0; t < n; ++t) {
+      const float* w = want.data() + size_t((first + t) * d.D);
+      float most = 0;
+      for (int i = 0; i < d.D; ++i) most = std::max(most, std::fabs(w[i]));
+      const float bound = 5 * most * (few ? std::sqrt(4.f / 3.f) * 4 / 254 : std::sqrt(7.f / 3.f) * 0x1p-9f);
+      for (int i = 0; i < d.D; ++i) {
+        const float miss = std::fabs(got[size_t(t * d.D + i)] - w[i]);
+        if (miss <= bound) continue;
+        ADD_FAILURE() << what << ": D " << d.D << " F " << d.F << " N " << d.N << " used " << d.used << " T " << T << " types " << dtype_name(d.up) << " "
+                      << dtype_name(d.down) << (d.merged ? " merged" : "") << "; token " << first + t << " column " << i << ": " << got[size_t(t * d.D + i)]
+                      << ", expected " << w[i] << " within " << bound;
+        return;
+      }
+    }
+  }
+  void check_many() const {
+    const auto y = many();
+    check(y, 0, T, "warpgroups");
+    EXPECT_EQ(0, std::memcmp(y.data(), many().data(), y.size() * 4)) << "the same again";
+    EXPECT_EQ(0, std::memcmp(y.data(), many(1).data(), y.size() * 4)) << "an expert at a time";
+    cuda::moe_uses_warpgroups = false;
+    check(many(), 0, T, "mma");
+    cuda::moe_uses_warpgroups = true;
+  }
+};
+
+constexpr Dims kModels[] = {
+    {},
+    {.merged = false},
+    {.D = 512, .F = 64, .down = DType::kQ5_0, .act = Act::kSilu},
+    {.D = 256, .F = 256, .N = 8, .used = 2, .up = DType::kQ6_K, .down = DType::kQ6_K},
+    {.D = 288, .F = 96, .N = 12, .used = 3, .up = DType::kQ8_0, .down = DType::kQ5_0},
+    {.D = 160, .F = 48, .N = 4, .used = 1, .up = DType::kBF16, .down = DType::kBF16, .merged = false},
+    {.D = 256, .F = 80, .N = 20, .used = 5, .up = DType::kQ5_0, .down = DType::kBF16, .routes = Routes::kUneven},
+    {.D = 64, .F = 16, .N = 200, .used = 16, .up = DType::kBF16, .down = DType::kBF16},
+};
+
+TEST(CudaMoe, ManyTokensAsReference) {
+  NEEDS_GPU();
+  for (const Dims& d : kModels)
+    for (int T : {65, 300}) Case(d, T, unsigned(T)).check_many();
+}
+TEST(CudaMoe, ThousandsOfTokensAsReference) {
+  NEEDS_GPU();
+  Case({.D = 256, .F = 64, .N = 16, .used = 4, .down = DType::kQ5_0}, 4096).check_many();
+  Case({.D = 128, .F = 32, .N = 8, .used = 2, .up = DType::kQ8_0, .down = DType::kQ8_0, .routes = Routes::kUneven}, 4096).check_many();
+  Case({.D = 64, .F = 16, .N = 6, .used = 2, .up = DType::kBF16, .down = DType::kBF16}, cuda::kMoeManyTokens + 70).check_many();
+}
+TEST(CudaMoe, WidthsOf26B) {
+  NEEDS_GPU();
+  Case({.D = 2816, .F = 704, .N = 9, .used = 2, .down = DType::kQ5_0}, 190).check_many();
+}
+TEST(CudaMoe, FewTokensAsReference) {
+  NEEDS_GPU();
+  for (const Dims& d : kModels) {
+    const Case c(d, 16);
+    for (int n : {1, 2, 8, 9, 16}) c.check(c.few(16 - n, n), 16 - n, n, "few", true);
+  }
+}
+// A row's bits depend on that row alone.
+TEST(CudaMoe, OneTokenIsATokenOfSixteen) {
+  NEEDS_GPU();
+  for (const Dims& d : kModels) {
+    const Case c(d, 16);
+    const auto all = c.few(0, 16);
+    for (int t = 0; t < 16; ++t)
+      EXPECT_EQ(0, std::memcmp(c.few(t, 1).data(), all.data() + t * d.D, size_t(d.D) * 4)) << "D " << d.D << " token " << t;
+    EXPECT_EQ(0, std::memcmp(c.few(5, 7).data(), all.data() + 5 * d.D, size_t(7 * d.D) * 4)) << "D " << d.D;
+  }
+}
+
+}  // namespace
+}  // namespace facet::test
