@@ -52,6 +52,8 @@ struct DecodeShape {
   // Blocks hide each other's latencies; 80 registers a thread do for Q4_0 and one block of query rows, and cost the other
   // types more than a third block gives.
   static constexpr int kBlocksPerSm = (G * NT == 1 && K == KvType::kQ4_0 ? 768 : 512) / kThreads;
+  // Loads before the wait; not where they would cost registers that the loop needs.
+  static constexpr bool kEarly = NT < 4 && kBlocksPerSm * kThreads <= 512;
 };
 
 template <KvType K, KvType V, int E, int NT, int G>
@@ -67,6 +69,7 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G>::kThreads, DecodeS
 
   // Nothing before wait_for_previous() touches more than the step's arrays, which the host copied, and committed rows, which
   // an earlier step wrote.
+  if constexpr (!Shape::kEarly) wait_for_previous();
   let_next_start();
   const int seq = blockIdx.y;
   const int col_block = blockIdx.x % p.n_col_block, head = blockIdx.x / p.n_col_block % p.kv.n_head;
@@ -77,7 +80,7 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G>::kThreads, DecodeS
   const int split = split_of(windowed, s.first) + slot;
   const int lo = max(split_begin(windowed, split), s.first), hi = min(split_begin(windowed, split + 1), s.len + s.in_step);
   if (s.begin >= p.t_end || n_col <= 0 || lo >= hi) {
-    wait_for_previous();  // a grid of such blocks would let the next kernel run ahead
+    if constexpr (Shape::kEarly) wait_for_previous();  // a grid of such blocks would let the next kernel run ahead
     return;
   }
   const int row0 = lo / kTileKeys * kTileKeys;  // splits begin at multiples of the tile
@@ -103,8 +106,8 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G>::kThreads, DecodeS
       int at = place0 + after;
       if (at >= ring_cap) at = int(unsigned(at) % unsigned(ring_cap));
       if (staged && row >= s.len) ring = stage, at = s.begin + row - s.len;
-      const char* from = ring + (there ? at : place0) * row_bytes;
       if constexpr (Shape::kByLine) {
+        const char* from = ring + (there ? at : place0) * row_bytes;
         const int chunk = sub - (int(reinterpret_cast<uintptr_t>(from) >> 4) & (kLoaders - 1));
         from += 16 * chunk;
         char* const code = to + r * stride + 16 * (kIsK ? (chunk & ~7) + k_chunk<K>(chunk & 7, r) : chunk);
@@ -117,7 +120,7 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G>::kThreads, DecodeS
         }
         continue;
       }
-      from += 16 * sub;
+      const char* from = ring + (there ? at : place0) * row_bytes + 16 * sub;
       char* dst = to + r * stride;
 #pragma unroll
       for (int j = 0; j < (kChunks + kLoaders - 1) / kLoaders; ++j) {
@@ -137,31 +140,36 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G>::kThreads, DecodeS
   };
   // The first items are on their way before the wait if this step writes none of their rows.
   const auto load_first = [&](bool early) {
-    const bool early0 = row0 + kTileKeys <= s.len, early1 = row0 + 2 * kTileKeys <= s.len;
-    if (early0 == early) load_k(0, 0), load_v(0, 1);
-    if (early1 == early) {
+    const bool early0 = Shape::kEarly && row0 + kTileKeys <= s.len, early1 = Shape::kEarly && row0 + 2 * kTileKeys <= s.len;
+    if (!Shape::kEarly || early0 == early) load_k(0, 0), load_v(0, 1);
+    if (!Shape::kEarly || early1 == early) {
       load_k(1, 2);
       if (kSlots == 4) load_v(1, 3);
     }
   };
-  load_first(true);
+  if constexpr (Shape::kEarly) load_first(true);
 
   // Softmax works on four columns a warp, eight lanes each, four keys a lane.
   constexpr int kPasses = (kCols / 4 + kWarps - 1) / kWarps;
   float top[kPasses], sum[kPasses];
   int pos[kPasses], token[kPasses];
   uint64_t ancestor[kPasses];
+  auto find_columns = [&] {
 #pragma unroll
-  for (int i = 0; i < kPasses; ++i) {
-    const int col = (i * kWarps + warp) * 4 + lane / 8;
-    top[i] = -INFINITY, sum[i] = 0, pos[i] = 0, token[i] = -1, ancestor[i] = 0;
-    if (col < min(n_col, kCols)) {
-      token[i] = s.j0 + (col_block * kCols + col) / p.group;
-      pos[i] = p.step.pos[s.begin + token[i]];
-      if (s.mask == Mask::kTree) ancestor[i] = p.step.ancestor[s.begin + token[i]];
+    for (int i = 0; i < kPasses; ++i) {
+      const int col = (i * kWarps + warp) * 4 + lane / 8;
+      top[i] = -INFINITY, sum[i] = 0, pos[i] = 0, token[i] = -1, ancestor[i] = 0;
+      if (col < min(n_col, kCols)) {
+        token[i] = s.j0 + (col_block * kCols + col) / p.group;
+        pos[i] = p.step.pos[s.begin + token[i]];
+        if (s.mask == Mask::kTree) ancestor[i] = p.step.ancestor[s.begin + token[i]];
+      }
     }
+  };
+  if constexpr (Shape::kEarly) {
+    find_columns();
+    wait_for_previous();
   }
-  wait_for_previous();
   load_first(false);
 
   // Q as B fragments: [n tile][group of 64][pair of steps][lane][step, b0 b1]. Rotated if K is.
@@ -188,6 +196,7 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G>::kThreads, DecodeS
     }
   }
 
+  if constexpr (!Shape::kEarly) find_columns();
   const float scale = p.scale * 1.4426950408889634f / kOverscale<K>;
   float acc[4][NT][4] = {};
   const int of_group = warp % Shape::kGroupWarps, n0 = warp / Shape::kGroupWarps * NT;  // first block of query rows
