@@ -158,9 +158,10 @@ struct Bench {
     }
   }
 
-  void attend(const Model& m, bool full, KvType kt, KvType vt, int rows, int n_seq, int n) {
+  // layer: norm_rope_append before each attend, as layers have it.
+  void attend(const Model& m, bool full, KvType kt, KvType vt, int rows, int n_seq, int n, bool layer = false) {
     const int E = full ? 512 : 256, n_kv = full ? m.kv_full : m.kv_slide, window = full ? 0 : 1024;
-    std::string name = std::string("attend ") + m.name + (full ? " full " : " sliding ") + kv_type_name(kt) + (kt == vt ? "" : std::string("/") + kv_type_name(vt)) +
+    std::string name = std::string(layer ? "layer " : "attend ") + m.name + (full ? " full " : " sliding ") + kv_type_name(kt) + (kt == vt ? "" : std::string("/") + kv_type_name(vt)) +
                        " rows " + std::to_string(rows) + " seqs " + std::to_string(n_seq) + " T " + std::to_string(n);
     if (!wanted(name)) return;
     KvLayer kv{.n_head = n_kv, .head_dim = E, .window = window, .margin = 16, .k_type = kt, .v_type = vt};
@@ -181,7 +182,17 @@ struct Bench {
     const int cols = m.n_q * E, T = n_seq * n;
     cuda::Mat mo{.p = o, .rows = T, .cols = cols, .stride = cols, .bf = o_bf, .bf_stride = cols}, mq{.p = q, .rows = T, .cols = cols, .stride = cols};
     const AttnSpec spec{.n_q_head = m.n_q, .head_dim = E, .window = window, .scale = 0.0625f};
-    const double us = time_us(stream, calls, [&](int i) { cuda::attend(stream, mo, mq, kv, steps.step[size_t(i)], spec, {scratch, scratch_bytes}); }, chunk ? 3 : 9);
+    std::vector<void*> owned;
+    const float* gain = layer ? uploaded(std::vector<float>(size_t(E), 1.f), owned) : nullptr;
+    const double* freqs = layer ? rope_freqs(full, E, owned) : nullptr;
+    const size_t quarter = size_t(1024) * 32 * 512;
+    const cuda::Mat mk{.p = o + 2 * quarter, .rows = T, .cols = n_kv * E, .stride = n_kv * E}, mv{.p = o + 3 * quarter, .rows = T, .cols = n_kv * E, .stride = n_kv * E};
+    const double us = time_us(stream, calls, [&](int i) {
+      const Step& step = steps.step[size_t(i)];
+      if (layer) cuda::norm_rope_append(stream, kv, mq, mk, mv, step, {.q_gain = gain, .k_gain = gain, .freqs = {freqs, E / 2}});
+      cuda::attend(stream, mo, mq, kv, step, spec, {scratch, scratch_bytes});
+    }, chunk ? 3 : 9);
+    for (void* p : owned) cudaFree(p);
     double pairs = 0;
     for (int j = 0; j < n; ++j) pairs += window ? std::min(window, rows + j + 1) : rows + j + 1;
     const double seen = window ? std::min(window + n - 1, rows + n) : rows + n;
@@ -189,6 +200,12 @@ struct Bench {
     std::printf("{\"name\": \"%s\", \"us\": %.2f, \"MB\": %.2f, \"GB/s\": %.0f, \"%%read\": %.1f, \"TFLOP/s\": %.1f}\n", name.c_str(), us, bytes * 1e-6,
                 bytes / us * 1e-3, 100 * bytes / us * 1e-3 / read_gbs, flops / us * 1e-6);
     std::fflush(stdout);
+  }
+
+  static const double* rope_freqs(bool full, int E, std::vector<void*>& owned) {
+    std::vector<double> f(size_t(E / 2));
+    for (size_t i = 0; i < f.size(); ++i) f[i] = full && i >= 64 ? 0 : std::pow(1e6, -double(2 * i) / E);
+    return uploaded(f, owned);
   }
 
   void append(const Model& m, bool full, KvType t, int n) {
@@ -202,9 +219,7 @@ struct Bench {
     Steps steps(1, 1, 1, n, 1000, false);
     std::vector<void*> owned;
     const float* gain = uploaded(std::vector<float>(size_t(E), 1.f), owned);
-    std::vector<double> f(size_t(E / 2));
-    for (size_t i = 0; i < f.size(); ++i) f[i] = full && i >= 64 ? 0 : std::pow(1e6, -double(2 * i) / E);
-    const double* freqs = uploaded(f, owned);
+    const double* freqs = rope_freqs(full, E, owned);
     const int qc = m.n_q * E, kc = n_kv * E;
     const cuda::Mat mq{.p = q, .rows = n, .cols = qc, .stride = qc}, mk{.p = o, .rows = n, .cols = kc, .stride = kc};
     const double us = time_us(stream, 16, [&](int) { cuda::norm_rope_append(stream, kv, mq, mk, mk, steps.step[0], {.q_gain = gain, .k_gain = gain, .freqs = {freqs, E / 2}}); });
@@ -240,6 +255,12 @@ int main(int argc, char** argv) {
     b.attend(k31, false, p.k, p.v, 4000, 16, 1);
     b.attend(k31, true, p.k, p.v, 4096, 16, 1);
   }
+  for (const Pair& p : {pairs[0], pairs[1]})
+    for (const Model* m : {&k31, &k26})
+      for (const int T : {1, 4}) {
+        b.attend(*m, false, p.k, p.v, 4000, 1, T, true);
+        b.attend(*m, true, p.k, p.v, 32'768, 1, T, true);
+      }
   for (const Pair& p : {pairs[0], pairs[1], pairs[3]}) {
     b.attend(k31, false, p.k, p.v, 0, 1, 4096);
     b.attend(k31, false, p.k, p.v, 28'672, 1, 4096);

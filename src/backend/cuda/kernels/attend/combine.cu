@@ -19,7 +19,6 @@ constexpr int kThreads = 256, kGroups = 16;
 
 __global__ void __launch_bounds__(kThreads) attend_combine_kernel(const __grid_constant__ AttendParams p) {
   __shared__ float values[kGroups][128 + 8], weights[kGroups], tops[kThreads / 32];
-  wait_for_previous();
   let_next_start();
   const int E = p.kv.head_dim, part = blockIdx.x, hq = blockIdx.y, t = p.t_begin + blockIdx.z;
   const int tid = threadIdx.x, lane = tid % 32, group = tid / 16, sub = tid % 16;
@@ -35,6 +34,7 @@ __global__ void __launch_bounds__(kThreads) attend_combine_kernel(const __grid_c
   const __half* from = p.part_o + at * E + part * 128 + sub * 8;
   float2 ml[2];
   uint4 part_o[2];
+  wait_for_previous();
 #pragma unroll
   for (int j = 0; j < 2; ++j) {
     ml[j] = make_float2(-INFINITY, 0), part_o[j] = make_uint4(0, 0, 0, 0);

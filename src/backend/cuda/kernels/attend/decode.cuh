@@ -47,9 +47,13 @@ struct DecodeShape {
   static constexpr int kAtAlpha = kAtP + kCols * kStrideP * 2;              // [cols] f32
   static constexpr int kBytes = kAtAlpha + kCols * 4;
   static constexpr int kLoaders = kThreads / kTileKeys > 8 ? kThreads / kTileKeys : 8;  // threads that copy a row
+  // Rows of these begin anywhere in a line of 128 bytes, and lanes take them line by line.
+  static constexpr bool kByLine = K == KvType::kQ8_0 && V == KvType::kQ8_0 && NT == 1;
   // Blocks hide each other's latencies; 80 registers a thread do for Q4_0 and one block of query rows, and cost the other
   // types more than a third block gives.
   static constexpr int kBlocksPerSm = (G * NT == 1 && K == KvType::kQ4_0 ? 768 : 512) / kThreads;
+  // Loads before the wait; not where they would cost registers that the loop needs.
+  static constexpr bool kEarly = NT < 4 && kBlocksPerSm * kThreads <= 512;
 };
 
 template <KvType K, KvType V, int E, int NT, int G>
@@ -63,7 +67,9 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G>::kThreads, DecodeS
   const int tid = threadIdx.x, lane = tid % 32, warp = tid / 32, g = lane / 4, c = lane % 4;
   const bool windowed = p.window > 0;
 
-  wait_for_previous();
+  // Nothing before wait_for_previous() touches more than the step's arrays, which the host copied, and committed rows, which
+  // an earlier step wrote.
+  if constexpr (!Shape::kEarly) wait_for_previous();
   let_next_start();
   const int seq = blockIdx.y;
   const int col_block = blockIdx.x % p.n_col_block, head = blockIdx.x / p.n_col_block % p.kv.n_head;
@@ -73,7 +79,10 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G>::kThreads, DecodeS
   const int n_col = (s.j1 - s.j0) * p.group - col_block * kCols;  // query rows of this block, or more
   const int split = split_of(windowed, s.first) + slot;
   const int lo = max(split_begin(windowed, split), s.first), hi = min(split_begin(windowed, split + 1), s.len + s.in_step);
-  if (s.begin >= p.t_end || n_col <= 0 || lo >= hi) return;
+  if (s.begin >= p.t_end || n_col <= 0 || lo >= hi) {
+    if constexpr (Shape::kEarly) wait_for_previous();  // a grid of such blocks would let the next kernel run ahead
+    return;
+  }
   const int row0 = lo / kTileKeys * kTileKeys;  // splits begin at multiples of the tile
   const int n_tile = (hi - row0 + kTileKeys - 1) / kTileKeys;
 
@@ -88,7 +97,7 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G>::kThreads, DecodeS
   auto load_rows = [&](auto type, auto shape, int stride, char* to, int tile, const char* ring, const char* stage, int64_t row_bytes) {
     using T = decltype(shape);
     constexpr bool kIsK = decltype(type)::value;
-    constexpr int kChunks = T::kCodes / 16;
+    constexpr int kChunks = T::kCodes / 16, kAll = kChunks + T::kScales / 16;
     if (tile >= n_tile) return;
 #pragma unroll
     for (int i = 0; i < kTileKeys * kLoaders / Shape::kThreads; ++i) {
@@ -97,6 +106,20 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G>::kThreads, DecodeS
       int at = place0 + after;
       if (at >= ring_cap) at = int(unsigned(at) % unsigned(ring_cap));
       if (staged && row >= s.len) ring = stage, at = s.begin + row - s.len;
+      if constexpr (Shape::kByLine) {
+        const char* from = ring + (there ? at : place0) * row_bytes;
+        const int chunk = sub - (int(reinterpret_cast<uintptr_t>(from) >> 4) & (kLoaders - 1));
+        from += 16 * chunk;
+        char* const code = to + r * stride + 16 * (kIsK ? (chunk & ~7) + k_chunk<K>(chunk & 7, r) : chunk);
+        char* const scale = to + kTileKeys * stride + r * T::kScales + 16 * (chunk - kChunks);
+#pragma unroll
+        for (int j = 0; j < (kAll + 2 * kLoaders - 2) / kLoaders; ++j) {
+          const int n = chunk + kLoaders * j;
+          if (j > 0 && kLoaders * (j + 1) <= kChunks) copy16_async_or_zero(code + 16 * kLoaders * j, from + 16 * kLoaders * j, there);
+          else if (n >= 0 && n < kAll) copy16_async_or_zero((n < kChunks ? code : scale) + 16 * kLoaders * j, from + 16 * kLoaders * j, there);
+        }
+        continue;
+      }
       const char* from = ring + (there ? at : place0) * row_bytes + 16 * sub;
       char* dst = to + r * stride;
 #pragma unroll
@@ -115,10 +138,39 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G>::kThreads, DecodeS
     load_rows(std::false_type{}, VT{}, VT::kStrideV, shared + item % kSlots * Shape::kSlotBytes, tile, v_ring, v_stage, p.kv.v_row);
     copies_commit();
   };
-  load_k(0, 0);
-  load_v(0, 1);
-  load_k(1, 2);
-  if (kSlots == 4) load_v(1, 3);
+  // The first items are on their way before the wait if this step writes none of their rows.
+  const auto load_first = [&](bool early) {
+    const bool early0 = Shape::kEarly && row0 + kTileKeys <= s.len, early1 = Shape::kEarly && row0 + 2 * kTileKeys <= s.len;
+    if (!Shape::kEarly || early0 == early) load_k(0, 0), load_v(0, 1);
+    if (!Shape::kEarly || early1 == early) {
+      load_k(1, 2);
+      if (kSlots == 4) load_v(1, 3);
+    }
+  };
+  if constexpr (Shape::kEarly) load_first(true);
+
+  // Softmax works on four columns a warp, eight lanes each, four keys a lane.
+  constexpr int kPasses = (kCols / 4 + kWarps - 1) / kWarps;
+  float top[kPasses], sum[kPasses];
+  int pos[kPasses], token[kPasses];
+  uint64_t ancestor[kPasses];
+  auto find_columns = [&] {
+#pragma unroll
+    for (int i = 0; i < kPasses; ++i) {
+      const int col = (i * kWarps + warp) * 4 + lane / 8;
+      top[i] = -INFINITY, sum[i] = 0, pos[i] = 0, token[i] = -1, ancestor[i] = 0;
+      if (col < min(n_col, kCols)) {
+        token[i] = s.j0 + (col_block * kCols + col) / p.group;
+        pos[i] = p.step.pos[s.begin + token[i]];
+        if (s.mask == Mask::kTree) ancestor[i] = p.step.ancestor[s.begin + token[i]];
+      }
+    }
+  };
+  if constexpr (Shape::kEarly) {
+    find_columns();
+    wait_for_previous();
+  }
+  load_first(false);
 
   // Q as B fragments: [n tile][group of 64][pair of steps][lane][step, b0 b1]. Rotated if K is.
   for (int col = warp; col < kCols; col += kWarps) {
@@ -144,21 +196,7 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G>::kThreads, DecodeS
     }
   }
 
-  // Softmax works on four columns a warp, eight lanes each, four keys a lane.
-  constexpr int kPasses = (kCols / 4 + kWarps - 1) / kWarps;
-  float top[kPasses], sum[kPasses];
-  int pos[kPasses], token[kPasses];
-  uint64_t ancestor[kPasses];
-#pragma unroll
-  for (int i = 0; i < kPasses; ++i) {
-    const int col = (i * kWarps + warp) * 4 + lane / 8;
-    top[i] = -INFINITY, sum[i] = 0, pos[i] = 0, token[i] = -1, ancestor[i] = 0;
-    if (col < min(n_col, kCols)) {
-      token[i] = s.j0 + (col_block * kCols + col) / p.group;
-      pos[i] = p.step.pos[s.begin + token[i]];
-      if (s.mask == Mask::kTree) ancestor[i] = p.step.ancestor[s.begin + token[i]];
-    }
-  }
+  if constexpr (!Shape::kEarly) find_columns();
   const float scale = p.scale * 1.4426950408889634f / kOverscale<K>;
   float acc[4][NT][4] = {};
   const int of_group = warp % Shape::kGroupWarps, n0 = warp / Shape::kGroupWarps * NT;  // first block of query rows

@@ -177,7 +177,7 @@ __global__ void __launch_bounds__(kWarps * 32) head_work_kernel(const __grid_con
   constexpr int V = E / 32;
   __shared__ __align__(16) uint8_t codes[kWarps][E];
   __shared__ __align__(16) float turns[kWarps][E];  // cosines, then sines, of the pairs
-  wait_for_previous();
+  // The step's arrays, gains and frequencies are the host's: what depends on them alone is done before the wait.
   let_next_start();
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int n_head = w.part[0].n_head + w.part[1].n_head + w.part[2].n_head;
@@ -187,18 +187,21 @@ __global__ void __launch_bounds__(kWarps * 32) head_work_kernel(const __grid_con
   while (h >= w.part[which].n_head) h -= w.part[which++].n_head;
   const HeadPart& part = w.part[which];
   const bool append = w.append && which > 0;
-  float x[V];
-  float* p = part.p + t * part.stride + h * E + lane * V;
-  load_values<V>(x, p);
   int seq = 0;
+  std::byte* dst = nullptr;
+  const KvType type = which == 1 ? w.kv.k_type : w.kv.v_type;
   if (append) {
     seq = w.step.seq[t];
-    if (seq < 0 || w.step.mask[seq] == Mask::kPast) {
-      if (!part.write) return;
-      seq = -1;
+    if (seq >= 0 && w.step.mask[seq] == Mask::kPast) seq = -1;
+    if (seq >= 0) {
+      const KvRow to = kv_row(w.kv, w.step, seq, int64_t(w.step.kv_len[seq]) + t - w.step.q_begin[seq]);
+      dst = (which == 1 ? to.k : to.v) + h * planar_bytes(type, E);
     }
   }
-
+  float gain[V];
+#pragma unroll
+  for (float& e : gain) e = 1;
+  if (part.gain) load_values<V>(gain, part.gain + lane * V);
   if (part.rope) {
     // A lane finds the turns of every 32nd pair; where no pair of those turns, as in most of a full layer, nothing is left.
     const double pos = double(w.step.pos[t]);
@@ -211,6 +214,12 @@ __global__ void __launch_bounds__(kWarps * 32) head_work_kernel(const __grid_con
     }
     __syncwarp();
   }
+
+  wait_for_previous();
+  if (append && seq < 0 && !part.write) return;
+  float x[V];
+  float* p = part.p + t * part.stride + h * E + lane * V;
+  load_values<V>(x, p);
   if (part.norm) {
     float sum = 0;
 #pragma unroll
@@ -220,8 +229,6 @@ __global__ void __launch_bounds__(kWarps * 32) head_work_kernel(const __grid_con
     for (int i = 0; i < V; ++i) x[i] *= r;
   }
   if (part.gain) {
-    float gain[V];
-    load_values<V>(gain, part.gain + lane * V);
 #pragma unroll
     for (int i = 0; i < V; ++i) x[i] *= gain[i];
   }
@@ -244,12 +251,7 @@ __global__ void __launch_bounds__(kWarps * 32) head_work_kernel(const __grid_con
       for (int i = 0; i < V; i += 2) *reinterpret_cast<__nv_bfloat162*>(b + i) = __floats2bfloat162_rn(x[i], x[i + 1]);
     }
   }
-  if (append && seq >= 0) {
-    const KvRow to = kv_row(w.kv, w.step, seq, int64_t(w.step.kv_len[seq]) + t - w.step.q_begin[seq]);
-    const KvType type = which == 1 ? w.kv.k_type : w.kv.v_type;
-    std::byte* dst = (which == 1 ? to.k : to.v) + h * planar_bytes(type, E);
-    encode<E>(type, x, codes[warp], dst, lane);
-  }
+  if (append && seq >= 0) encode<E>(type, x, codes[warp], dst, lane);
 }
 
 void run(cudaStream_t stream, int E, const HeadWork& w) {

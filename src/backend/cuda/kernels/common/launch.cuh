@@ -16,14 +16,16 @@ using bf16 = __nv_bfloat16;
     CHECK(facet_error == cudaSuccess, "{}: {}", #expr, cudaGetErrorString(facet_error));                       \
   } while (0)
 
-// Every kernel calls this before it reads or writes anything that an earlier kernel of the stream touches (weights and
-// the like may be read before). Kernels are launched so that the next one starts while this one drains.
+// Every kernel calls this before it reads or writes anything that an earlier kernel of the step touches (weights, the step's
+// arrays and cache rows of earlier steps may be read before: the copy of the arrays waits for everything), and some block
+// before the last one ends. Kernels are launched so that the next one starts while this one drains.
 __device__ __forceinline__ void wait_for_previous() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
-// The next kernel of the stream may start (it waits for this one's end in wait_for_previous).
+// The next kernel of the stream may start (it waits for this one's end in wait_for_previous). Called before this kernel's own
+// wait, several kernels are under way at once.
 __device__ __forceinline__ void let_next_start() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
