@@ -247,6 +247,7 @@ void Cuda::begin_step(const Step& s) {
 
 void Cuda::forget_rounded() {
   for (Buffer& b : buffers_) b.fresh_rows = 0;
+  image_of_ = nullptr;
 }
 
 void Cuda::drop(Captured& c) {
@@ -291,12 +292,22 @@ Mat Cuda::mat_at(const Rows& x, int row, int n, bool bf) {
 }
 Mat Cuda::written(const Rows& x, bool bf) {
   Buffer& b = *x.buffer;
+  if (image_of_ == x.buffer) image_of_ = nullptr;
   bf = bf && x.first == 0;
   if (bf)
     b.fresh_rows = x.rows, b.fresh_begin = x.begin, b.fresh_end = x.begin + x.cols;
   else if (x.begin < b.fresh_end && x.begin + x.cols > b.fresh_begin)
     b.fresh_rows = 0;
   return mat(x, bf);
+}
+// As written(x, true) by a kernel that writes the rows in 8 bits too, if they are few.
+Mat Cuda::written_in_8_bits(const Rows& x) {
+  Mat m = written(x, true);
+  if (x.rows < 2 || x.rows > cuda::kSkinnyRows || x.first != 0 || x.begin != 0 || x.cols != x.buffer->cols) return m;
+  if (cuda::skinny_image_bytes(x.cols) > most_image_) return m;
+  m.image = image_;
+  image_of_ = x.buffer, image_rows_ = x.rows;
+  return m;
 }
 const __nv_bfloat16* Cuda::rounded(const Rows& x) {
   Buffer& b = *x.buffer;
@@ -326,7 +337,9 @@ void Cuda::products(std::span<const Rows> y, const Rows& x, std::span<const Weig
       m[i].y = at.p, m[i].y_stride = at.stride, m[i].y_bf = at.bf, m[i].y_bf_stride = at.bf_stride;
       if (twin && i == 1) m[i].y_also = mat_at(*twin, row, n, false).p;
     }
-    cuda::skinny(stream_, m, int(w.size()), glu, act, in + row * stride, stride, n, {partial_, counter_, image_});
+    const bool ready = image_of_ == x.buffer && n == rows && rows == image_rows_ && x.first == 0 && x.begin == 0 && x.cols == x.buffer->cols;
+    if (!ready) image_of_ = nullptr;
+    cuda::skinny(stream_, m, int(w.size()), glu, act, in + row * stride, stride, n, {partial_, counter_, image_, ready});
   }
   if (!long_gemm) return;
   const int n = rows - small;
@@ -418,11 +431,11 @@ void Cuda::rms_norm(Rows y, Rows x, Vec gain, float eps) {
 }
 void Cuda::residual_norm(Rows x, Rows h, Rows y, ResidualSpec<Vec> spec) {
   const Mat in = mat(y, false);
-  cuda::residual_norm(stream_, written(x, false), spec.next ? written(h, true) : mat(h, false), in, spec.post.p, spec.next.p, spec.out_scale, spec.eps);
+  cuda::residual_norm(stream_, written(x, false), spec.next ? written_in_8_bits(h) : mat(h, false), in, spec.post.p, spec.next.p, spec.out_scale, spec.eps);
 }
 void Cuda::residual_norm_moe(Rows x, Rows h, Rows y, ResidualSpec<Vec> spec, Rows r, Rows e, Vec router_gain, Vec expert_gain) {
   const Mat in = mat(y, false);
-  cuda::residual_norm_moe(stream_, written(x, false), written(h, true), in, spec.post.p, spec.next.p, spec.out_scale, spec.eps,
+  cuda::residual_norm_moe(stream_, written(x, false), written_in_8_bits(h), in, spec.post.p, spec.next.p, spec.out_scale, spec.eps,
                           {.r = written(r, false), .e = written(e, true), .router_gain = router_gain.p, .expert_gain = expert_gain.p});
 }
 void Cuda::join_residual_norm(Rows x, Rows h, Rows y, Rows o, Vec y_gain, Vec o_gain, ResidualSpec<Vec> spec) {
@@ -431,7 +444,7 @@ void Cuda::join_residual_norm(Rows x, Rows h, Rows y, Rows o, Vec y_gain, Vec o_
     slots = {.out = moe_.out, .weight = moe_.routing.weight, .n_used = uncombined_.n_used};
     uncombined_.to = {};
   }
-  cuda::moe_join(stream_, written(x, false), spec.next ? written(h, true) : mat(h, false), mat(y, false), mat(o, false),
+  cuda::moe_join(stream_, written(x, false), spec.next ? written_in_8_bits(h) : mat(h, false), mat(y, false), mat(o, false),
                  {.shared_post = y_gain.p, .routed_post = o_gain.p, .post = spec.post.p, .next = spec.next.p, .out_scale = spec.out_scale, .eps = spec.eps, .slots = slots});
 }
 void Cuda::act_mul(Rows y, Rows g, Rows u, Act act) {

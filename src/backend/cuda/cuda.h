@@ -232,6 +232,7 @@ class Cuda {
   cuda::Mat mat_at(const Rows& x, int row, int n, bool bf);
   void combine();
   cuda::Mat written(const Rows& x, bool bf);               // as mat, for an output: the bf16 becomes fresh or stale
+  cuda::Mat written_in_8_bits(const Rows& x);
   const __nv_bfloat16* rounded(const Rows& x);             // the bf16 of x, made if it is stale
   int small_rows(int rows) const;                          // of the first rows: those of the leading short sequences
   // y[i] = w[i] x; with glu y[0] = act(w[0] x) * (w[1] x); with twin, y[1] also goes to *twin.
@@ -256,7 +257,9 @@ class Cuda {
   int64_t most_partials_ = 0, most_image_ = 0;  // over uploaded matrices
   float* partial_ = nullptr;
   unsigned* counter_ = nullptr;
-  uint8_t* image_ = nullptr;
+  uint8_t* image_ = nullptr;               // activations in 8 bits, of image_of_'s first rows if that is not null
+  const Buffer* image_of_ = nullptr;
+  int image_rows_ = 0;
   cuda::AttendScratch attend_;
   cuda::MoeBuffers moe_;
   struct {

@@ -11,6 +11,7 @@
 
 #include "backend/cuda/kernels/common/activate.cuh"
 #include "backend/cuda/kernels/common/launch.cuh"
+#include "backend/cuda/kernels/matmul/acts.cuh"
 #include "backend/cuda/kernels/matmul/tile_values.cuh"
 
 namespace facet::cuda {
@@ -79,6 +80,20 @@ __device__ void store(const Row& r, const Mat& m, int t) {
   }
 }
 
+// Row t of m, which this block has just written in bf16, into the image of all its rows.
+__device__ void write_image(const Mat& m, int t) {
+  __syncthreads();
+  const int lane = int(threadIdx.x) % 32;
+  for (int block = int(threadIdx.x) / 32; block < (m.cols + kActBlock - 1) / kActBlock; block += kThreads / 32) {
+    const int col = block * kActBlock + lane * 8;
+    const uint4 v = col < m.cols ? __ldcg(reinterpret_cast<const uint4*>(m.bf + t * m.bf_stride + col)) : uint4{};
+    if (m.rows <= 8)
+      quantize_block<8>(m.image + int64_t(block) * ActsInt<8>::kStride, v, t, lane);
+    else
+      quantize_block<16>(m.image + int64_t(block) * ActsInt<16>::kStride, v, t, lane);
+  }
+}
+
 __global__ void __launch_bounds__(kThreads) rms_norm_kernel(Mat y, Mat x, const float* gain, float eps) {
   const Row g = gain_row(gain, x.cols);
   wait_for_previous();
@@ -112,6 +127,7 @@ __global__ void __launch_bounds__(kThreads) residual_norm_kernel(Mat x, Mat h, M
   if (!next) return;
   const float f = inv_rms(s, x.cols, eps);
   store_scaled(s, f, g_next, h, t);
+  if (h.image) write_image(h, t);
   if (kMoe) store_scaled(s, f, g_r, moe.r, t), store_scaled(s, f, g_e, moe.e, t);
 }
 
@@ -144,7 +160,9 @@ __global__ void __launch_bounds__(kThreads) moe_join_kernel(Mat x, Mat h, Mat y,
   if (m.post) scale(r, inv_rms(r, x.cols, m.eps), gain_row(m.post, x.cols));
   add_to(stream, r, m.out_scale);
   store(stream, x, t);
-  if (m.next) store_scaled(stream, inv_rms(stream, x.cols, m.eps), gain_row(m.next, x.cols), h, t);
+  if (!m.next) return;
+  store_scaled(stream, inv_rms(stream, x.cols, m.eps), gain_row(m.next, x.cols), h, t);
+  if (h.image) write_image(h, t);
 }
 
 // Element-wise verbs: four columns a thread.

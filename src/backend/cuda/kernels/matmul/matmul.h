@@ -26,7 +26,8 @@ struct SkinnyMatrix {
 struct SkinnyWork {
   float* partial = nullptr;         // sums of some of the columns
   unsigned* counter = nullptr;      // zero between launches
-  uint8_t* image = nullptr;         // activations in 8 bits
+  uint8_t* image = nullptr;         // activations in 8 bits: the kernel's own, or x's
+  bool image_ready = false;         // it is x's already: of these n_tok rows, all columns
 };
 constexpr int kSkinnyRows = 16;     // rows of one launch
 // Floats, counters and bytes of it for a product with one such matrix.

@@ -97,6 +97,7 @@ void skinny(cudaStream_t stream, const SkinnyMatrix* m, int n_matrix, bool glu, 
             const __nv_bfloat16* x, int64_t x_stride, int n_tok, SkinnyWork work) {
   const Room have = room();
   if (n_tok > have.rows) {
+    work.image_ready = false;  // its rows lie otherwise
     SkinnyMatrix rest[3];
     for (int i = 0; i < n_matrix; ++i) {
       rest[i] = m[i];
@@ -144,7 +145,9 @@ void skinny(cudaStream_t stream, const SkinnyMatrix* m, int n_matrix, bool glu, 
   a.act = act;
   a.x = x, a.x_stride = x_stride, a.n_tok = n_tok;
   a.partial = work.partial, a.counter = work.counter;
-  if (!is_bf && n_tok > 8) {  // every block would round the same many rows
+  if (!is_bf && n_tok > 1 && work.image_ready) {
+    a.image = work.image;
+  } else if (!is_bf && n_tok > 8) {  // every block would round the same many rows
     a.image = work.image;
     const dim3 grid(unsigned((n_block * n_tok + kQuantizeWarps - 1) / kQuantizeWarps));
     launch(quantize_kernel<16>, grid, dim3(kQuantizeWarps * 32), 0, stream, work.image, x, x_stride, n_tok,
