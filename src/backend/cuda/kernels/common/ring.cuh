@@ -52,9 +52,14 @@ class WarpRing {
     if (++out_ == n_stage_) out_ = 0, phase_ ^= 1;
     return tile;
   }
-  __device__ int n_stage() const { return n_stage_; }
-  // The ring's memory, when nothing is on its way and nothing held.
+  // The ring's memory, when nothing is on its way and nothing held. Whoever wrote to it calls release() and then
+  // synchronises before the ring is used again.
   __device__ float* memory() const { return reinterpret_cast<float*>(base_); }
+  __device__ static void release() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+  }
 
  private:
   uint8_t* base_;

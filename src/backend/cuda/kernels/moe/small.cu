@@ -111,7 +111,7 @@ __global__ void __launch_bounds__(kWarps * 32, N == 1 ? 2 : 1)
     for (int pair0 = 0; pair0 < n_all; pair0 += N) {
       const int n_pair = min(N, n_all - pair0);
       if (again) {  // shared memory is used again, by the copy engine as well
-        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+        WarpRing::release();
         __syncthreads();
       }
       again = true;
