@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Greedy text with drafts against plain text: check_drafting.py PROGRAM [--backend cuda] [--prompts 4] [--kv f16,q8_0,q4_0,tq3_0] [--jobs 1]
+"""Greedy text with drafts against plain text: check_drafting.py PROGRAM [--backend cuda] [--prompts 4] [--kv f16,q8_0,q4_0,tq3_0] [--ways chain,tree,auto] [--jobs 1]
 
 Runs `facet run` on prompts of the shipped questions, for both shipped models, each K/V type, each drafter beside the model, and
 drafts as chains, as trees and with lengths chosen as it goes, and compares the bytes of every answer with plain decoding's.
@@ -43,12 +43,13 @@ def main():
     p.add_argument("--backend", default="auto")
     p.add_argument("--prompts", type=int, default=4)
     p.add_argument("--kv", default="f16,q8_0,q4_0,tq3_0")
+    p.add_argument("--ways", default="chain,tree,auto", help="chain,auto: what is promised on a GPU")
     p.add_argument("-n", type=int, default=64, help="tokens of an answer")
     p.add_argument("--jobs", type=int, default=1)
     a = p.parse_args()
     questions = prompts(a.prompts)
     cases = [(m, kv, q) for m in SHIPPED for kv in a.kv.split(",") for q in range(len(questions))]
-    ways = [(d, w) for d in ("dflash", "mtp") for w in WAYS]
+    ways = [(d, w) for d in ("dflash", "mtp") for w in a.ways.split(",")]
     with concurrent.futures.ThreadPoolExecutor(a.jobs) as pool:
         def start(m, kv, q, extra):
             return pool.submit(run, a.program, a.backend, m, kv, questions[q][1], a.n, extra)
