@@ -9,7 +9,7 @@ namespace facet {
 namespace {
 
 constexpr bool kUnsigned = false;
-inline __m256i dot32(__m256i codes, __m256i x) {
+inline __m256i dot32(__m256i codes, __m256i x) {  // sums of four products each
   const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(codes), _mm256_sign_epi8(x, codes));
   return _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
 }
@@ -133,6 +133,52 @@ void gemm(const PackedTile* w, int n_tok, const QuantRow* x, float* y) {
     int t = 0;
     for (; t + 4 <= n_tok; t += 4) gemm_tokens<T, 4>(w, rows, x + t, y + 16 * t);
     for (; t < n_tok; ++t) gemm_tokens<T, 1>(w, rows, x + t, y + 16 * t);
+  }
+}
+
+// ---- few tokens
+
+// Adds to each token's f the products of chunk c, which has n groups: lane g is group g.
+template <class T, int N>
+inline __attribute__((always_inline)) void add_chunk(__m256* f, const std::byte* p, int n, const QuantRow* x, int64_t c) {
+  __m256i v[8];
+  Scales k{};
+  T::codes(p, n, v);
+  T::scales(p, n, k);
+  __m256i sub_a{}, sub_b{};
+  if constexpr (T::kSub) {
+    const __m128i sub = _mm_shuffle_epi8(k.sub, _mm_setr_epi8(0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15));
+    sub_a = _mm256_cvtepi8_epi32(sub), sub_b = _mm256_cvtepi8_epi32(_mm_srli_si128(sub, 8));
+  }
+  for (int t = 0; t < N; ++t) {
+    __m256i s[8];
+    for (int g = 0; g < 8; ++g) s[g] = g < n ? dot32(v[g], load32(x[t].q + 256 * c + 32 * g)) : _mm256_setzero_si256();
+    // Lanes of a: the first halves of groups 0..3, then their second halves; of b: groups 4..7.
+    __m256i a = _mm256_hadd_epi32(_mm256_hadd_epi32(s[0], s[1]), _mm256_hadd_epi32(s[2], s[3]));
+    __m256i b = _mm256_hadd_epi32(_mm256_hadd_epi32(s[4], s[5]), _mm256_hadd_epi32(s[6], s[7]));
+    if constexpr (T::kSub) a = _mm256_mullo_epi32(a, sub_a), b = _mm256_mullo_epi32(b, sub_b);
+    const __m256i dot = _mm256_add_epi32(_mm256_permute2x128_si256(a, b, 0x20), _mm256_permute2x128_si256(a, b, 0x31));
+    f[t] = _mm256_add_ps(f[t], _mm256_mul_ps(_mm256_cvtepi32_ps(dot), _mm256_mul_ps(k.w, _mm256_loadu_ps(x[t].d + 8 * c))));
+    if constexpr (T::kMin) f[t] = _mm256_add_ps(f[t], _mm256_mul_ps(k.m, _mm256_loadu_ps(x[t].ds + 8 * c)));
+  }
+}
+
+template <class T, int N>
+void gemv_tokens(const std::byte* w, int64_t row_bytes, int64_t n_row, int64_t n_in, const QuantRow* x, float* y, int64_t stride) {
+  const int64_t n_chunk = n_in / kChunkCols;
+  const int rest = int(n_in % kChunkCols / 32);
+  for (int64_t o = 0; o < n_row; ++o) {
+    const std::byte* p = w + o * row_bytes;
+    __m256 f[N];
+    for (int t = 0; t < N; ++t) f[t] = _mm256_setzero_ps();
+    int64_t c = 0;
+    for (; c < n_chunk; ++c, p += chunk_bytes<T>()) {
+      // The next rows follow in memory. Only a hint: an address beyond the file is harmless.
+      for (int64_t i = 0; i < chunk_bytes<T>(); i += 64) _mm_prefetch((const char*)(uintptr_t(p) + 1536 + uintptr_t(i)), _MM_HINT_T0);
+      add_chunk<T, N>(f, p, 8, x, c);
+    }
+    if (rest) add_chunk<T, N>(f, p, rest, x, c);
+    for (int t = 0; t < N; ++t) y[t * stride + o] = fold_lanes(f[t]);
   }
 }
 

@@ -8,7 +8,6 @@ namespace facet {
 namespace {
 
 constexpr bool kUnsigned = true;
-inline __m256i dot32(__m256i codes, __m256i x) { return _mm256_dpbusd_epi32(_mm256_setzero_si256(), codes, x); }
 
 #include "backend/cpu/simd_ymm.h"
 
@@ -57,7 +56,146 @@ void to_f16(const float* x, std::byte* y, int64_t n) {
   for (int64_t i = 0; i < n; i += 16) store32(y + 2 * i, _mm512_cvtps_ph(_mm512_loadu_ps(x + i), _MM_FROUND_TO_NEAREST_INT));
 }
 
-// ---- few tokens: two weight rows at a time, group g of the first in lane g and of the second in lane 8 + g
+// ---- one token: two weight rows at a time, group g of the first in lane g and of the second in lane 8 + g
+//
+// The forced inlining matters: as calls, which the compiler prefers, these pass their vectors through memory.
+
+constexpr int64_t kAhead = 2048;  // bytes from a weight to the one asked for meanwhile, at least
+
+inline __m512i both(__m256i a, __m256i b) { return _mm512_inserti64x4(_mm512_castsi256_si512(a), b, 1); }
+inline __m512i twice(const void* p) { return _mm512_broadcast_i64x4(load32(p)); }
+
+// Scales of a chunk of two rows.
+struct TwoScales {
+  __m512 w, m;
+  __m512i wide, sub_a, sub_b;  // of sixteen columns: all, of even sixteens, of odd ones
+};
+template <class T>
+inline __attribute__((always_inline)) void scales_of_two(const std::byte* a, const std::byte* b, int n, TwoScales& s) {
+  Scales ka{}, kb{};
+  T::scales(a, n, ka), T::scales(b, n, kb);
+  s.w = _mm512_insertf32x8(_mm512_castps256_ps512(ka.w), kb.w, 1);
+  if constexpr (T::kMin) s.m = _mm512_insertf32x8(_mm512_castps256_ps512(ka.m), kb.m, 1);
+  if constexpr (T::kSub) {
+    s.wide = both(_mm256_cvtepi8_epi16(ka.sub), _mm256_cvtepi8_epi16(kb.sub));
+    s.sub_a = _mm512_srai_epi32(_mm512_slli_epi32(s.wide, 16), 16), s.sub_b = _mm512_srai_epi32(s.wide, 16);
+  }
+}
+
+// The six-bit scales and minima of two Q4_K or Q5_K blocks: Q4_K::scales with a group in each dword.
+inline __attribute__((always_inline)) void k4_scales_of_two(const std::byte* a, const std::byte* b, TwoScales& s) {
+  const __m256i heads = _mm256_inserti128_si256(_mm256_castsi128_si256(load16(a)), load16(b), 1);  // d, dmin, 12 bytes of scales
+  const __m512i head = _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 1, 0, 1, 2, 3, 2, 3), _mm512_castsi256_si512(heads));
+  // Byte 0 of a dword holds the low bits, of groups 4 to 7 in a nibble; their high bits are bits 6 and 7 of byte 1.
+  auto dwords = [&](__m256i at) __attribute__((always_inline)) { return _mm512_shuffle_epi8(head, _mm512_broadcast_i64x4(at)); };
+  const __m512i scale = dwords(_mm256_setr_epi32(0xFFFFFF04, 0xFFFFFF05, 0xFFFFFF06, 0xFFFFFF07, 0xFFFF040C, 0xFFFF050D, 0xFFFF060E, 0xFFFF070F));
+  const __m512i least = dwords(_mm256_setr_epi32(0xFFFFFF08, 0xFFFFFF09, 0xFFFFFF0A, 0xFFFFFF0B, 0xFFFF080C, 0xFFFF090D, 0xFFFF0A0E, 0xFFFF0B0F));
+  const __m512i low_bits = _mm512_broadcast_i64x4(_mm256_setr_epi32(63, 63, 63, 63, 15, 15, 15, 15));
+  const __m512i nibble = _mm512_broadcast_i64x4(_mm256_setr_epi32(0, 0, 0, 0, 4, 4, 4, 4));
+  auto six_bits = [&](__m512i low, __m512i v) __attribute__((always_inline)) {
+    return _mm512_cvtepi32_ps(_mm512_or_si512(_mm512_and_si512(low, low_bits), _mm512_and_si512(_mm512_srli_epi32(v, 10), _mm512_set1_epi32(48))));
+  };
+  const __m256i d = _mm256_shuffle_epi8(heads, _mm256_set1_epi16(0x0100)), m = _mm256_shuffle_epi8(heads, _mm256_set1_epi16(0x0302));
+  s.w = _mm512_mul_ps(_mm512_cvtph_ps(d), six_bits(scale, scale));
+  s.m = _mm512_mul_ps(_mm512_cvtph_ps(_mm256_xor_si256(m, _mm256_set1_epi16(short(0x8000)))), six_bits(_mm512_srlv_epi32(least, nibble), least));
+}
+template <>
+inline __attribute__((always_inline)) void scales_of_two<Q4_K>(const std::byte* a, const std::byte* b, int, TwoScales& s) { k4_scales_of_two(a, b, s); }
+template <>
+inline __attribute__((always_inline)) void scales_of_two<Q5_K>(const std::byte* a, const std::byte* b, int, TwoScales& s) { k4_scales_of_two(a, b, s); }
+
+// Codes of a row's chunk: v[k] holds group k, then group k + 4.
+template <class T>
+inline __attribute__((always_inline)) void codes_of_one(const std::byte* p, int n, __m512i* v) {
+  __m256i c[8] = {};
+  T::codes(p, n, c);
+  for (int k = 0; k < 4; ++k) v[k] = both(c[k], c[k + 4]);
+}
+
+inline __m512i low_nibbles(__m512i b) { return _mm512_and_si512(b, _mm512_set1_epi8(15)); }
+inline __m512i high_nibbles(__m512i b) { return low_nibbles(_mm512_srli_epi16(b, 4)); }
+inline __m512i both_at(const std::byte* p, int off, int other) { return both(load32(p + off), load32(p + other)); }
+template <>
+inline __attribute__((always_inline)) void codes_of_one<Q4_K>(const std::byte* p, int, __m512i* v) {
+  for (int k = 0; k < 2; ++k) {
+    const __m512i b = both_at(p, 16 + 32 * k, 80 + 32 * k);
+    v[2 * k] = low_nibbles(b), v[2 * k + 1] = high_nibbles(b);
+  }
+}
+template <>
+inline __attribute__((always_inline)) void codes_of_one<Q5_K>(const std::byte* p, int, __m512i* v) {
+  codes_of_one<Q4_K>(p + 32, 8, v);
+  const __m256i h = load32(p + 16);
+  const __m512i fifth = both(_mm256_slli_epi16(h, 4), h);  // bit 4 + k of groups k and k + 4
+  for (int k = 0; k < 4; ++k) v[k] = _mm512_or_si512(v[k], _mm512_and_si512(_mm512_srli_epi16(fifth, unsigned(k)), _mm512_set1_epi8(16)));
+}
+template <>
+inline __attribute__((always_inline)) void codes_of_one<Q6_K>(const std::byte* p, int, __m512i* v) {
+  const __m512i a = both_at(p, 0, 64), b = both_at(p, 32, 96), h = _mm512_loadu_si512(p + 128), pair = _mm512_set1_epi8(48);
+  v[0] = _mm512_or_si512(low_nibbles(a), _mm512_and_si512(_mm512_slli_epi16(h, 4), pair));
+  v[1] = _mm512_or_si512(low_nibbles(b), _mm512_and_si512(_mm512_slli_epi16(h, 2), pair));
+  v[2] = _mm512_or_si512(high_nibbles(a), _mm512_and_si512(h, pair));
+  v[3] = _mm512_or_si512(high_nibbles(b), _mm512_and_si512(_mm512_srli_epi16(h, 2), pair));
+}
+
+// Per 128 bits: sums of pairs of a, then of b. No element is beyond +-kMost.
+template <int kMost>
+inline __m512i add_pairs(__m512i a, __m512i b) {
+  if constexpr (kMost <= 32767) return _mm512_madd_epi16(_mm512_packs_epi32(a, b), _mm512_set1_epi16(1));
+  return _mm512_add_epi32(_mm512_castps_si512(_mm512_shuffle_ps(_mm512_castsi512_ps(a), _mm512_castsi512_ps(b), 0x88)),
+                          _mm512_castps_si512(_mm512_shuffle_ps(_mm512_castsi512_ps(a), _mm512_castsi512_ps(b), 0xDD)));
+}
+// Sums of sixteen products: per 128 bits, one of each v[k] x[k].
+template <class T>
+inline __attribute__((always_inline)) __m512i dots_of_one(const __m512i* v, const __m512i* x) {
+  const __m512i zero = _mm512_setzero_si512();
+  constexpr int kFour = 4 * 127 * T::kMaxCode;
+  const __m512i low = add_pairs<kFour>(_mm512_dpbusd_epi32(zero, v[0], x[0]), _mm512_dpbusd_epi32(zero, v[1], x[1]));
+  const __m512i high = add_pairs<kFour>(_mm512_dpbusd_epi32(zero, v[2], x[2]), _mm512_dpbusd_epi32(zero, v[3], x[3]));
+  return add_pairs<2 * kFour>(low, high);
+}
+
+template <class T>
+void one_token(const std::byte* w, int64_t row_bytes, int64_t n_row, int64_t n_in, const QuantRow* x, float* y) {
+  const int64_t n_chunk = n_in / kChunkCols;
+  const int rest = int(n_in % kChunkCols / 32);
+  const int64_t ahead = (kAhead + 2 * row_bytes - 1) / (2 * row_bytes) * 2 * row_bytes;
+  for (int64_t o = 0; o < n_row; o += 2) {
+    const std::byte *a = w + o * row_bytes, *b = o + 1 < n_row ? a + row_bytes : a;
+    __m512 f = _mm512_setzero_ps();
+    auto add = [&](int64_t c, int n) __attribute__((always_inline)) {
+      __m512i va[4], vb[4], xs[4];
+      TwoScales s;
+      codes_of_one<T>(a, n, va), codes_of_one<T>(b, n, vb);
+      scales_of_two<T>(a, b, n, s);
+      for (int k = 0; k < 4; ++k) xs[k] = both(load32(x->q + 256 * c + 32 * k), load32(x->q + 256 * c + 32 * k + 128));
+      const __m512i da = dots_of_one<T>(va, xs), db = dots_of_one<T>(vb, xs);
+      __m512i even = _mm512_shuffle_i32x4(da, db, 0x88), odd = _mm512_shuffle_i32x4(da, db, 0xDD);
+      if constexpr (T::kSub) even = _mm512_mullo_epi32(even, s.sub_a), odd = _mm512_mullo_epi32(odd, s.sub_b);
+      __m512i dot = _mm512_add_epi32(even, odd);
+      if constexpr (T::kOffset != 0) {
+        const __m512i excess = _mm512_madd_epi16(twice(x->sum16 + 16 * c), T::kSub ? s.wide : _mm512_set1_epi16(1));
+        dot = _mm512_sub_epi32(dot, _mm512_slli_epi32(excess, unsigned(shift_of(T::kOffset))));
+      }
+      f = _mm512_add_ps(f, _mm512_mul_ps(_mm512_cvtepi32_ps(dot), _mm512_mul_ps(s.w, _mm512_castsi512_ps(twice(x->d + 8 * c)))));
+      if constexpr (T::kMin) f = _mm512_add_ps(f, _mm512_mul_ps(s.m, _mm512_castsi512_ps(twice(x->ds + 8 * c))));
+    };
+    int64_t c = 0;
+    for (; c < n_chunk; ++c, a += chunk_bytes<T>(), b += chunk_bytes<T>()) {
+      // Rows to come. Only a hint: an address beyond the file is harmless.
+      for (int64_t i = 0; i < chunk_bytes<T>(); i += 64) {
+        _mm_prefetch((const char*)(uintptr_t(a) + uintptr_t(ahead + i)), _MM_HINT_T0);
+        _mm_prefetch((const char*)(uintptr_t(b) + uintptr_t(ahead + i)), _MM_HINT_T0);
+      }
+      add(c, 8);
+    }
+    if (rest) add(c, rest);
+    y[o] = fold_lanes(_mm512_castps512_ps256(f));
+    if (o + 1 < n_row) y[o + 1] = fold_lanes(_mm512_extractf32x8_ps(f, 1));
+  }
+}
+
+// ---- few tokens: the same lanes, over columns of codes
 
 void interleave(int64_t n, const QuantRow* row) {
   for (int64_t c = 0; c < (n + kChunkCols - 1) / kChunkCols; ++c) {
@@ -73,26 +211,15 @@ void interleave(int64_t n, const QuantRow* row) {
   }
 }
 
-inline __m512i both(__m256i a, __m256i b) { return _mm512_inserti64x4(_mm512_castsi256_si512(a), b, 1); }
-inline __m512i twice(const void* p) { return _mm512_broadcast_i64x4(load32(p)); }
-
 // A chunk of two rows: v[k] holds columns 4 k .. 4 k + 3 of each group.
-struct TwoRows {
-  __m512i v[8], wide, sub_a, sub_b;
-  __m512 w, m;
+struct TwoRows : TwoScales {
+  __m512i v[8];
 };
 template <class T>
 inline void load_two(const std::byte* a, const std::byte* b, int n, TwoRows& r) {
   __m256i va[8] = {}, vb[8] = {};
-  Scales ka{}, kb{};
   T::codes(a, n, va), T::codes(b, n, vb);
-  T::scales(a, n, ka), T::scales(b, n, kb);
-  r.w = _mm512_insertf32x8(_mm512_castps256_ps512(ka.w), kb.w, 1);
-  if constexpr (T::kMin) r.m = _mm512_insertf32x8(_mm512_castps256_ps512(ka.m), kb.m, 1);
-  if constexpr (T::kSub) {
-    r.wide = both(_mm256_cvtepi8_epi16(ka.sub), _mm256_cvtepi8_epi16(kb.sub));
-    r.sub_a = _mm512_srai_epi32(_mm512_slli_epi32(r.wide, 16), 16), r.sub_b = _mm512_srai_epi32(r.wide, 16);
-  }
+  scales_of_two<T>(a, b, n, r);
   __m512i z[8], t[8];
   for (int g = 0; g < 8; ++g) z[g] = both(va[g], vb[g]);
   for (int i = 0; i < 8; i += 2) t[i] = _mm512_unpacklo_epi32(z[i], z[i + 1]), t[i + 1] = _mm512_unpackhi_epi32(z[i], z[i + 1]);
@@ -161,7 +288,7 @@ void few_tokens(const std::byte* w, int64_t row_bytes, int64_t n_row, int64_t n_
 
 template <class T>
 void gemv(const std::byte* w, int64_t row_bytes, int64_t n_row, int64_t n_in, int n_tok, const QuantRow* x, float* y, int64_t stride) {
-  if (n_tok == 1) return gemv_tokens<T, 1>(w, row_bytes, n_row, n_in, x, y, stride);
+  if (n_tok == 1) return one_token<T>(w, row_bytes, n_row, n_in, x, y);
   // What the registers hold at a time, over rows that stay in the cache between passes.
   constexpr int kPass = 16, kRows = 32;
   const int passes = (n_tok + kPass - 1) / kPass, each = (n_tok + passes - 1) / passes;

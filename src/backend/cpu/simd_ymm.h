@@ -1,9 +1,9 @@
 // Included by simd_avx2.cpp and simd_avx512vnni.cpp only, inside their anonymous namespaces: unpacking of quantised
-// rows with 256-bit vectors, the product with one token, and packing of tiles. The including file defines
+// rows with 256-bit vectors, and packing of tiles. The including file defines
 //   kUnsigned           codes are kept as unsigned bytes, code + kOffset; otherwise as signed bytes
-//   dot32(codes, x)     [8] int32, sums of four products each
 //
-// Types below describe a chunk of up to eight groups of 32 columns. kOffset is what the unsigned codes are too large by.
+// Types below describe a chunk of up to eight groups of 32 columns. kOffset is what the unsigned codes are too large by,
+// kMaxCode the largest of them.
 
 struct Scales {
   __m256 w, m;    // of the eight groups; zero beyond the last
@@ -60,7 +60,7 @@ __m128i k4_scales(const std::byte* p) {
 }
 
 struct Q8_0 {
-  static constexpr int kGroupBytes = 34, kOffset = 128;
+  static constexpr int kGroupBytes = 34, kOffset = 128, kMaxCode = 255;
   static constexpr bool kMin = false, kSub = false;
   static void codes(const std::byte* p, int n, __m256i* v) {
     for (int g = 0; g < n; ++g) {
@@ -71,7 +71,7 @@ struct Q8_0 {
   static void scales(const std::byte* p, int n, Scales& s) { s.w = halves(p, 34, n); }
 };
 struct Q4_0 {
-  static constexpr int kGroupBytes = 18, kOffset = 8;
+  static constexpr int kGroupBytes = 18, kOffset = 8, kMaxCode = 15;
   static constexpr bool kMin = false, kSub = false;
   static void codes(const std::byte* p, int n, __m256i* v) {
     for (int g = 0; g < n; ++g) v[g] = biased<8>(nibbles(load16(p + 18 * g + 2)));
@@ -79,7 +79,7 @@ struct Q4_0 {
   static void scales(const std::byte* p, int n, Scales& s) { s.w = halves(p, 18, n); }
 };
 struct Q4_1 {
-  static constexpr int kGroupBytes = 20, kOffset = 0;
+  static constexpr int kGroupBytes = 20, kOffset = 0, kMaxCode = 15;
   static constexpr bool kMin = true, kSub = false;
   static void codes(const std::byte* p, int n, __m256i* v) {
     for (int g = 0; g < n; ++g) v[g] = nibbles(load16(p + 20 * g + 4));
@@ -87,7 +87,7 @@ struct Q4_1 {
   static void scales(const std::byte* p, int n, Scales& s) { s.w = halves(p, 20, n), s.m = halves(p + 2, 20, n); }
 };
 struct Q5_0 {
-  static constexpr int kGroupBytes = 22, kOffset = 16;
+  static constexpr int kGroupBytes = 22, kOffset = 16, kMaxCode = 31;
   static constexpr bool kMin = false, kSub = false;
   static void codes(const std::byte* p, int n, __m256i* v) {
     for (int g = 0; g < n; ++g) v[g] = biased<16>(_mm256_or_si256(nibbles(load16(p + 22 * g + 6)), fifth_bits(p + 22 * g + 2)));
@@ -95,7 +95,7 @@ struct Q5_0 {
   static void scales(const std::byte* p, int n, Scales& s) { s.w = halves(p, 22, n); }
 };
 struct Q5_1 {
-  static constexpr int kGroupBytes = 24, kOffset = 0;
+  static constexpr int kGroupBytes = 24, kOffset = 0, kMaxCode = 31;
   static constexpr bool kMin = true, kSub = false;
   static void codes(const std::byte* p, int n, __m256i* v) {
     for (int g = 0; g < n; ++g) v[g] = _mm256_or_si256(nibbles(load16(p + 24 * g + 8)), fifth_bits(p + 24 * g + 4));
@@ -103,7 +103,7 @@ struct Q5_1 {
   static void scales(const std::byte* p, int n, Scales& s) { s.w = halves(p, 24, n), s.m = halves(p + 2, 24, n); }
 };
 struct IQ4_NL {
-  static constexpr int kGroupBytes = 18, kOffset = 128;
+  static constexpr int kGroupBytes = 18, kOffset = 128, kMaxCode = 255;
   static constexpr bool kMin = false, kSub = false;
   static void codes(const std::byte* p, int n, __m256i* v) {
     for (int g = 0; g < n; ++g) v[g] = iq4_codes(load16(p + 18 * g + 2));
@@ -112,7 +112,7 @@ struct IQ4_NL {
 };
 // Types of 256-column blocks: a chunk is a block, kGroupBytes an eighth of it only in name.
 struct IQ4_XS {
-  static constexpr int kBlockBytes = 136, kOffset = 128;
+  static constexpr int kBlockBytes = 136, kOffset = 128, kMaxCode = 255;
   static constexpr bool kMin = false, kSub = false;
   static void codes(const std::byte* p, int, __m256i* v) {
     for (int g = 0; g < 8; ++g) v[g] = iq4_codes(load16(p + 8 + 16 * g));
@@ -129,7 +129,7 @@ struct IQ4_XS {
   }
 };
 struct Q4_K {
-  static constexpr int kBlockBytes = 144, kOffset = 0;
+  static constexpr int kBlockBytes = 144, kOffset = 0, kMaxCode = 15;
   static constexpr bool kMin = true, kSub = false;
   static void codes(const std::byte* p, int, __m256i* v) {
     const __m256i low = _mm256_set1_epi8(15);
@@ -145,7 +145,7 @@ struct Q4_K {
   }
 };
 struct Q5_K {
-  static constexpr int kBlockBytes = 176, kOffset = 0;
+  static constexpr int kBlockBytes = 176, kOffset = 0, kMaxCode = 31;
   static constexpr bool kMin = true, kSub = false;
   static void codes(const std::byte* p, int, __m256i* v) {
     const __m256i low = _mm256_set1_epi8(15), fifth = _mm256_set1_epi8(16), h = load32(p + 16);
@@ -159,7 +159,7 @@ struct Q5_K {
   static void scales(const std::byte* p, int n, Scales& s) { Q4_K::scales(p, n, s); }
 };
 struct Q6_K {
-  static constexpr int kBlockBytes = 210, kOffset = 32;
+  static constexpr int kBlockBytes = 210, kOffset = 32, kMaxCode = 63;
   static constexpr bool kMin = false, kSub = true;
   static void codes(const std::byte* p, int, __m256i* v) {
     const __m256i low = _mm256_set1_epi8(15), pair = _mm256_set1_epi8(48);
@@ -178,7 +178,7 @@ struct Q6_K {
   }
 };
 struct Q3_K {
-  static constexpr int kBlockBytes = 110, kOffset = 4;
+  static constexpr int kBlockBytes = 110, kOffset = 4, kMaxCode = 7;
   static constexpr bool kMin = false, kSub = true;
   static void codes(const std::byte* p, int, __m256i* v) {
     const __m256i two = _mm256_set1_epi8(3), third = _mm256_set1_epi8(4), h = load32(p);
@@ -204,62 +204,12 @@ constexpr int64_t chunk_bytes() {
 }
 constexpr int shift_of(int offset) { return __builtin_ctz(unsigned(offset)); }
 
-// ---- few tokens
-
 float fold_lanes(__m256 f) {
   const __m128 a = _mm_add_ps(_mm256_castps256_ps128(f), _mm256_extractf128_ps(f, 1));
   const __m128 b = _mm_add_ps(a, _mm_movehl_ps(a, a));
   return _mm_cvtss_f32(_mm_add_ss(b, _mm_movehdup_ps(b)));
 }
 
-// Adds to each token's f the products of chunk c, which has n groups: lane g is group g.
-template <class T, int N>
-void add_chunk(__m256* f, const std::byte* p, int n, const QuantRow* x, int64_t c) {
-  __m256i v[8];
-  Scales k{};
-  T::codes(p, n, v);
-  T::scales(p, n, k);
-  __m256i sub_a{}, sub_b{}, wide{};
-  if constexpr (T::kSub) {
-    const __m128i sub = _mm_shuffle_epi8(k.sub, _mm_setr_epi8(0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15));
-    sub_a = _mm256_cvtepi8_epi32(sub), sub_b = _mm256_cvtepi8_epi32(_mm_srli_si128(sub, 8));
-    wide = _mm256_cvtepi8_epi16(k.sub);
-  }
-  for (int t = 0; t < N; ++t) {
-    __m256i s[8];
-    for (int g = 0; g < 8; ++g) s[g] = g < n ? dot32(v[g], load32(x[t].q + 256 * c + 32 * g)) : _mm256_setzero_si256();
-    // Lanes of a: the first halves of groups 0..3, then their second halves; of b: groups 4..7.
-    __m256i a = _mm256_hadd_epi32(_mm256_hadd_epi32(s[0], s[1]), _mm256_hadd_epi32(s[2], s[3]));
-    __m256i b = _mm256_hadd_epi32(_mm256_hadd_epi32(s[4], s[5]), _mm256_hadd_epi32(s[6], s[7]));
-    if constexpr (T::kSub) a = _mm256_mullo_epi32(a, sub_a), b = _mm256_mullo_epi32(b, sub_b);
-    __m256i dot = _mm256_add_epi32(_mm256_permute2x128_si256(a, b, 0x20), _mm256_permute2x128_si256(a, b, 0x31));
-    if constexpr (kUnsigned && T::kOffset != 0) {
-      const __m256i excess = _mm256_madd_epi16(load32(x[t].sum16 + 16 * c), T::kSub ? wide : _mm256_set1_epi16(1));
-      dot = _mm256_sub_epi32(dot, _mm256_slli_epi32(excess, shift_of(T::kOffset)));
-    }
-    f[t] = _mm256_add_ps(f[t], _mm256_mul_ps(_mm256_cvtepi32_ps(dot), _mm256_mul_ps(k.w, _mm256_loadu_ps(x[t].d + 8 * c))));
-    if constexpr (T::kMin) f[t] = _mm256_add_ps(f[t], _mm256_mul_ps(k.m, _mm256_loadu_ps(x[t].ds + 8 * c)));
-  }
-}
-
-template <class T, int N>
-void gemv_tokens(const std::byte* w, int64_t row_bytes, int64_t n_row, int64_t n_in, const QuantRow* x, float* y, int64_t stride) {
-  const int64_t n_chunk = n_in / kChunkCols;
-  const int rest = int(n_in % kChunkCols / 32);
-  for (int64_t o = 0; o < n_row; ++o) {
-    const std::byte* p = w + o * row_bytes;
-    __m256 f[N];
-    for (int t = 0; t < N; ++t) f[t] = _mm256_setzero_ps();
-    int64_t c = 0;
-    for (; c < n_chunk; ++c, p += chunk_bytes<T>()) {
-      // The next rows follow in memory. Only a hint: an address beyond the file is harmless.
-      for (int64_t i = 0; i < chunk_bytes<T>(); i += 64) _mm_prefetch((const char*)(uintptr_t(p) + 1536 + uintptr_t(i)), _MM_HINT_T0);
-      add_chunk<T, N>(f, p, 8, x, c);
-    }
-    if (rest) add_chunk<T, N>(f, p, rest, x, c);
-    for (int t = 0; t < N; ++t) y[t * stride + o] = fold_lanes(f[t]);
-  }
-}
 // ---- packing
 
 // Rows of eight dwords, 32 bytes apart, to columns: out[j] holds dword j of the eight rows.
