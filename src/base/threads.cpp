@@ -9,11 +9,11 @@
 namespace facet {
 namespace {
 
-// Idle threads of the pool spin for some 40 microseconds (a round is a pause instruction, some 40 ns), which outlasts
+// Idle threads of the pool spin for some 20 microseconds (a round is a pause instruction, some 40 ns), which mostly outlasts
 // the work of one thread between two parallel loops of a step, and then sleep: to wake one costs as much as a small
 // matrix. The library's own limit is milliseconds: beside any other program a step then waits for threads that burn the
 // cores it needs. Runs before the library reads its settings; a user's own setting wins.
-__attribute__((constructor(101))) void limit_spinning() { ::setenv("GOMP_SPINCOUNT", "1000", /*overwrite=*/0); }
+__attribute__((constructor(101))) void limit_spinning() { ::setenv("GOMP_SPINCOUNT", "500", /*overwrite=*/0); }
 
 }  // namespace
 
