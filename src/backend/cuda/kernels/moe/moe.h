@@ -28,7 +28,6 @@ struct MoeExperts {
   int n_expert = 0, n_used = 0;
   Act act = Act::kGelu;
 };
-using MoeSmall = MoeExperts;
 struct MoeBuffers {
   Routing routing;
   __nv_bfloat16* hidden = nullptr;  // [T n_used, d_expert], by place in `pair`
