@@ -117,6 +117,7 @@ class Cuda {
   std::vector<float> to_host(Rows x);
   void from_host(Rows x, std::span<const float> values);
   static constexpr double kRound = 1.0 / 254;   // of activations that enter a matrix product, relative to the largest of their 64
+  static constexpr double kRoundLight = 0x1p-9;    // of everything else: bf16, and f16 in attention
   static bool keeps(const TensorView& t);            // in its own type; of others, formats/widen.h
   static int64_t weight_bytes(const TensorView& t);  // on the device
   static int64_t partial_bytes(std::span<const TensorView> tensors);  // of partial sums
