@@ -214,7 +214,7 @@ void Cuda::reserve(const BackendLimits& more) {
 }
 
 int64_t Cuda::reserve_bytes(const BackendLimits& l, int) {
-  int64_t n = int64_t(attend_bytes(l)) + int64_t(2 * Loader::kPiece);
+  int64_t n = int64_t(attend_bytes(l)) + int64_t(2 * Loader::kPiece) + cuda::skinny_image_bytes(l.max_cols);
   if (l.max_tok > kSkinnyMost) n += int64_t(l.max_tok) * l.max_cols * 4 + l.max_matrix * 2 + Gemm::kWorkspace;
   n += int64_t(l.max_tok) * l.n_cluster * 7;
   if (l.n_expert > 0) n += int64_t(cuda::kMoeRows) * l.n_expert_used * (l.d_expert * 2 + l.d_moe * 4);
@@ -231,10 +231,12 @@ std::vector<float> Cuda::to_host(Rows x) {
   return v;
 }
 void Cuda::from_host(Rows x, std::span<const float> values) {
+  if (uncombined_.to.buffer == x.buffer) combine();
   finish();
   CUDA_OK(cudaMemcpy2D(x.buffer->p + x.first * x.buffer->stride + x.begin, size_t(x.buffer->stride) * 4, values.data(), size_t(x.cols) * 4, size_t(x.cols) * 4, size_t(x.rows),
                        cudaMemcpyHostToDevice));
   x.buffer->fresh_rows = 0;
+  if (image_of_ == x.buffer) image_of_ = nullptr;
 }
 
 // --- steps and graphs

@@ -1,4 +1,5 @@
 #pragma once
+#include "backend/cuda/kernels/common/bulk.cuh"
 #include "backend/cuda/kernels/common/mma.cuh"
 
 namespace facet::cuda {
@@ -13,9 +14,8 @@ class WarpRing {
   __device__ WarpRing(uint8_t* base, uint64_t* bars, int n_stage, int slot, int lane) : base_(base), bars_(bars), n_stage_(n_stage), slot_(slot), lane_(lane) {
 #if __CUDA_ARCH__ >= 900
     if (lane == 0)
-      for (int i = 0; i < n_stage; ++i)
-        asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(uint32_t(__cvta_generic_to_shared(bars + i))) : "memory");
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+      for (int i = 0; i < n_stage; ++i) barrier_init(bars + i, 1);
+    release();
     __syncwarp();
 #endif
   }
@@ -25,9 +25,8 @@ class WarpRing {
     uint8_t* to = base_ + in_ * slot_;
 #if __CUDA_ARCH__ >= 900
     if (lane_ == 0) {
-      const uint32_t bar = uint32_t(__cvta_generic_to_shared(bars_ + in_)), at = uint32_t(__cvta_generic_to_shared(to));
-      asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
-      asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(at), "l"(from), "r"(bytes), "r"(bar) : "memory");
+      barrier_arrive_expecting(bars_ + in_, unsigned(bytes));
+      bulk_load(to, from, unsigned(bytes), bars_ + in_);
     }
 #else
     for (int i = lane_ * 16; i < bytes; i += 512) copy16_async(to + i, from + i);
@@ -41,10 +40,7 @@ class WarpRing {
   __device__ __forceinline__ const uint8_t* pop() {
     const uint8_t* tile = base_ + out_ * slot_;
 #if __CUDA_ARCH__ >= 900
-    const uint32_t bar = uint32_t(__cvta_generic_to_shared(bars_ + out_));
-    asm volatile(
-        "{\n.reg .pred p;\nagain:\nmbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n@p bra done;\nbra again;\ndone:\n}" ::"r"(bar), "r"(phase_)
-        : "memory");
+    barrier_wait(bars_ + out_, phase_);
 #else
     copies_wait(--pending_);
 #endif

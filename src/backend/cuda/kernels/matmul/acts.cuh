@@ -1,4 +1,6 @@
 #pragma once
+#include <type_traits>
+
 #include "backend/cuda/kernels/common/mma.cuh"
 #include "backend/cuda/kernels/matmul/layout.h"
 
@@ -91,6 +93,9 @@ struct ActsBf16 {
     return (cols + kActBlock - 1) / kActBlock * kActBlock * N * 2;
   }
 };
+
+template <int N, bool kFloat>
+using ActsOf = std::conditional_t<kFloat, ActsBf16<N>, ActsInt<N>>;
 
 // Fills an image of N rows for columns [col0, col0 + cols) (both multiples of 256) of n_rows rows of n_in
 // columns; row(n) gives the n-th row's first element. All warps of the block take part; the caller

@@ -34,6 +34,8 @@ constexpr int kSkinnyRows = 16;     // rows of one launch
 int64_t skinny_partials(const TiledMatrix&);
 int skinny_counters();
 int64_t skinny_image_bytes(int64_t n_in);
+// Columns of a matrix at most, on this GPU: of bf16 and f16, or of quantised types.
+int64_t skinny_most_cols(bool is_bf);
 // y[t] = W x[t] for t < n_tok <= kSkinnyRows; x [n_tok, n_in] in bf16. A row's bits depend on that row alone.
 void skinny(cudaStream_t, const SkinnyMatrix* m, int n_matrix, bool glu, facet::Act act, const __nv_bfloat16* x, int64_t x_stride, int n_tok,
             SkinnyWork);

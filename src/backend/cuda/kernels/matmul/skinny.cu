@@ -42,8 +42,7 @@ struct Room {
   int long_warps, short_warps, int_cols, float_cols, rows;
 };
 Room room() {
-  constexpr int kMuch = 160 * 1024;
-  return device().shared >= kMuch ? Room{kLongWarps, kShortWarps, 5632, 2816, 16}
+  return device().shared >= kMuchShared ? Room{kLongWarps, kShortWarps, 5632, 2816, 16}
                                   : Room{kLongWarps / 2, kShortWarps, 2560, 1280, 8};
 }
 // Bytes of weights a multiprocessor, up to which a kernel is short.
@@ -52,19 +51,24 @@ constexpr int kShortShare = 96 * 1024;
 int64_t many_strips() { return 32 * device().n_sm; }
 int act_blocks(int64_t n_in) { return int((n_in + kActBlock - 1) / kActBlock); }
 
+// As many sets as the columns need, or up to kUsualSets where that divides better.
+constexpr int kUsualSets = 16;
+int most_act_blocks(bool is_bf) { return (is_bf ? room().float_cols : room().int_cols) / kActBlock; }
+int least_sets(int n_block, bool is_bf) { return (n_block + most_act_blocks(is_bf) - 1) / most_act_blocks(is_bf); }
+
 // Sets of blocks for so many jobs of n_block blocks of 256 columns: the least time of the slowest block, in
-// tiles. Adding up sets costs about as much as 30 tiles, and 4 a set.
-int choose_sets(int64_t n_job, int n_sub, int n_block, int most_blocks) {
+// tiles. Adding up sets is taken to cost as much as 30 tiles, and 4 a set.
+int choose_sets(int64_t n_job, int n_sub, int n_block, bool is_bf) {
   int best = 0;
   int64_t least = 0;
-  for (int s = (n_block + most_blocks - 1) / most_blocks; s <= std::min({kMaxSets, n_block, device().n_sm});
-       ++s) {
+  const int first = least_sets(n_block, is_bf);
+  for (int s = first; s <= std::max(first, std::min({kUsualSets, n_block, device().n_sm})); ++s) {
     const int64_t blocks = device().n_sm / s, jobs = (n_job + blocks - 1) / blocks;
     const int64_t time = jobs * n_sub * ((n_block + s - 1) / s) + (s > 1 ? 30 + 4 * s : 0);
     if (best == 0 || time < least) best = s, least = time;
     if (n_job > many_strips()) break;  // they divide well enough, and their partial sums would be large
   }
-  CHECK(best > 0, "{} columns in at most {} sets", n_block * kActBlock, kMaxSets);
+  CHECK(best <= kMaxSets && best <= device().n_sm, "{} columns in at most {} sets", n_block * kActBlock, kMaxSets);
   return best;
 }
 
@@ -84,12 +88,11 @@ void launch_for(cudaStream_t stream, SkinnyArgs& a, bool is_bf, int n_warp) {
 }  // namespace
 
 int64_t skinny_partials(const TiledMatrix& m) {
-  const int n_block = act_blocks(m.n_in),
-            most = (m.tile >= Tile::kBF16 ? room().float_cols : room().int_cols) / kActBlock;
-  const int least = (n_block + most - 1) / most;
+  const int least = least_sets(act_blocks(m.n_in), m.tile >= Tile::kBF16);
   if (m.n_strip() > many_strips()) return least == 1 ? 0 : int64_t(least) * m.n_strip() * 256;
-  return int64_t(kMaxSets) * m.n_strip() * 256;
+  return int64_t(std::max(least, kUsualSets)) * m.n_strip() * 256;
 }
+int64_t skinny_most_cols(bool is_bf) { return int64_t(std::min(kMaxSets, device().n_sm)) * most_act_blocks(is_bf) * kActBlock; }
 int skinny_counters() { return device().n_sm; }
 int64_t skinny_image_bytes(int64_t n_in) { return int64_t(act_blocks(n_in)) * ActsInt<16>::kStride; }
 
@@ -134,7 +137,7 @@ void skinny(cudaStream_t stream, const SkinnyMatrix* m, int n_matrix, bool glu, 
   a.n_job = a.first_job[a.n_matrix];
   for (int i = a.n_matrix; i < 4; ++i) a.first_job[i] = 1 << 30;  // no job belongs to what is not there
   const int n_block = act_blocks(a.n_in);
-  a.n_set = choose_sets(a.n_job, a.n_sub, n_block, (is_bf ? have.float_cols : have.int_cols) / kActBlock);
+  a.n_set = choose_sets(a.n_job, a.n_sub, n_block, is_bf);
   a.blocks = device().n_sm / a.n_set;
   for (int s = 0; s <= a.n_set; ++s) {
     const int col = n_block * s / a.n_set * kActBlock;

@@ -1,6 +1,5 @@
 #pragma once
 #include <algorithm>
-#include <type_traits>
 
 #include "backend/cuda/kernels/common/activate.cuh"
 #include "backend/cuda/kernels/common/launch.cuh"
@@ -23,28 +22,17 @@ struct DenseJobs {
   }
 };
 
-template <int N, bool kFloat>
-using ActsOf = std::conditional_t<kFloat, ActsBf16<N>, ActsInt<N>>;
-
 // `bytes` of global into shared memory; every thread waits until they are there.
 __device__ __forceinline__ void copy_in(uint8_t* to, const uint8_t* from, int bytes, uint64_t* bar) {
 #if __CUDA_ARCH__ >= 900
-  const uint32_t b = uint32_t(__cvta_generic_to_shared(bar));
   if (threadIdx.x == 0) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;\nfence.proxy.async.shared::cta;" ::"r"(b)
-                 : "memory");
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(b), "r"(bytes) : "memory");
-    asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-            uint32_t(__cvta_generic_to_shared(to))),
-        "l"(from), "r"(bytes), "r"(b)
-        : "memory");
+    barrier_init(bar, 1);
+    WarpRing::release();
+    barrier_arrive_expecting(bar, unsigned(bytes));
+    bulk_load(to, from, unsigned(bytes), bar);
   }
   __syncthreads();
-  asm volatile(
-      "{\n.reg .pred p;\nagain:\nmbarrier.try_wait.parity.shared::cta.b64 p, [%0], 0;\n@p bra done;\nbra "
-      "again;\ndone:\n}" ::"r"(b)
-      : "memory");
+  barrier_wait(bar, 0);
 #else
   for (int i = int(threadIdx.x) * 16; i < bytes; i += int(blockDim.x) * 16)
     *reinterpret_cast<uint4*>(to + i) = *reinterpret_cast<const uint4*>(from + i);
@@ -154,23 +142,18 @@ __global__ void __launch_bounds__(stream_warps(kShort) * 32, kShort ? 2 : 1)
 }
 
 constexpr int kAheadBytes = 32 * 1024;  // of a multiprocessor
-constexpr int kSkinnyOwnShared = 1536;  // bytes of shared memory that the kernel declares itself, at most
 
 template <int N, bool kFloat, bool kShort>
 void launch_skinny(cudaStream_t stream, SkinnyArgs& a, int n_warp) {
   static const bool once =
-      (allow_shared(skinny_kernel<N, kFloat, kShort>, size_t(device().shared - kSkinnyOwnShared)), true);
+      (allow_shared(skinny_kernel<N, kFloat, kShort>, size_t(device().shared - kOwnShared)), true);
   (void)once;
   const int fixed = ActsOf<N, kFloat>::bytes(a.set_cols) + n_warp * a.n_sub * kPartFloats<N> * 4,
             stage = n_warp * a.slot;
-  // Two stages are enough, if that leaves a place for the next kernel's block.
-  const int room = device().shared - kSkinnyOwnShared,
-            half = (device().shared_sm / 2 - 1024) - kSkinnyOwnShared;
-  a.n_stage = std::min((kShort && (half - fixed) / stage >= 2 ? half - fixed : room - fixed) / stage,
-                       WarpRing::kMaxStages);
-  CHECK(a.n_stage >= 2, "{} bytes of shared memory are too few for {} columns", device().shared, a.set_cols);
+  a.n_stage = ring_stages(fixed, stage, kShort);
   // More bytes on their way than memory needs to be busy make it slower.
   if (!kShort) a.n_stage = std::min(a.n_stage, std::max(2, 1 + (kAheadBytes + stage - 1) / stage));
+  CHECK(a.n_stage >= 2, "{} bytes of shared memory are too few for {} columns", device().shared, a.set_cols);
   launch(skinny_kernel<N, kFloat, kShort>, dim3(unsigned(a.blocks * a.n_set)), dim3(unsigned(n_warp * 32)),
          size_t(fixed + n_warp * a.n_stage * a.slot), stream, a);
 }

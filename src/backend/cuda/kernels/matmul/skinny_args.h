@@ -4,7 +4,7 @@
 // What the launcher (skinny.cu) tells the kernels (skinny.cuh) of a product with few rows.
 namespace facet::cuda {
 
-constexpr int kMaxSets = 16, kMaxBlocks = 264;
+constexpr int kMaxSets = 64, kMaxBlocks = 264;
 
 
 struct SkinnyArgs {

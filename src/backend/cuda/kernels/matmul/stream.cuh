@@ -1,4 +1,7 @@
 #pragma once
+#include <algorithm>
+
+#include "backend/cuda/kernels/common/launch.cuh"
 #include "backend/cuda/kernels/common/ring.cuh"
 #include "backend/cuda/kernels/matmul/tile_product.cuh"
 
@@ -12,6 +15,16 @@ namespace facet::cuda {
 // then starts while this one works: worth more than warps where a kernel is short.
 constexpr int kLongWarps = 16, kShortWarps = 8;
 constexpr int stream_warps(bool is_short) { return is_short ? kShortWarps : kLongWarps; }
+
+// GPUs with about 100 KB of shared memory a block take fewer warps, columns and rows.
+constexpr int kMuchShared = 160 * 1024;
+constexpr int kOwnShared = 1536;  // bytes of shared memory that these kernels declare themselves, at most
+// Stages of the rings of a block's warps beside `fixed` bytes; with leave_half, no more than half of a multiprocessor's
+// shared memory is taken if that holds two stages.
+inline int ring_stages(int fixed, int stage_bytes, bool leave_half) {
+  const int room = device().shared - kOwnShared - fixed, half = device().shared_sm / 2 - 1024 - kOwnShared - fixed;
+  return std::min((leave_half && half / stage_bytes >= 2 ? half : room) / stage_bytes, WarpRing::kMaxStages);
+}
 
 // The tiles of one strip in the columns at hand.
 struct Strip {

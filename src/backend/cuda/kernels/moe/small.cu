@@ -14,7 +14,6 @@
 //            order. None of it depends on the other tokens: the same bits for T = 1 and 16
 // Reference  CpuRef::moe    Test tests/kernels/cuda_moe_test.cpp    Bench bench/verbs/cuda_matmul_bench.cu
 #include <algorithm>
-#include <type_traits>
 
 #include "backend/cuda/kernels/common/activate.cuh"
 #include "backend/cuda/kernels/common/launch.cuh"
@@ -55,9 +54,6 @@ struct ExpertJobs {
     return {w.strip(expert, a.strip0[sub] + job), w.tile, w.n_tile()};
   }
 };
-
-template <int N, bool kFloat>
-using ActsOf = std::conditional_t<kFloat, ActsBf16<N>, ActsInt<N>>;
 
 template <int N, int kSlices, bool kFloat>
 __global__ void __launch_bounds__(kWarps * 32, N == 1 ? 2 : 1)
@@ -216,17 +212,13 @@ __global__ void combine_kernel(Mat y, const float* out, const float* weight, int
   *reinterpret_cast<float4*>(y.p + t * y.stride + c) = s;
 }
 
-constexpr int kOwnShared = 1536;  // bytes of shared memory that the kernel declares itself, at most
-
 template <int N, int kSlices, bool kFloat>
 void run(cudaStream_t stream, ExpertArgs a) {
-  const int n_warp = device().shared >= 160 * 1024 ? kWarps : kWarps / 2, room = device().shared - kOwnShared;
+  const int n_warp = device().shared >= kMuchShared ? kWarps : kWarps / 2;
   const int fixed = ActsOf<N, kFloat>::bytes(a.w[0].n_in) + n_warp * a.n_sub * kSlices * kPartFloats<N> * 4;
-  const int stage = n_warp * a.slot, half = (device().shared_sm / 2 - 1024) - kOwnShared;
-  a.n_stage = std::min((N == 1 && (half - fixed) / stage >= 2 ? half - fixed : room - fixed) / stage,
-                       WarpRing::kMaxStages);
+  a.n_stage = ring_stages(fixed, n_warp * a.slot, N == 1);
   CHECK(a.n_stage >= 2, "{} bytes of shared memory are too few for {} columns", device().shared, a.w[0].n_in);
-  static const bool once = (allow_shared(expert_kernel<N, kSlices, kFloat>, size_t(room)), true);
+  static const bool once = (allow_shared(expert_kernel<N, kSlices, kFloat>, size_t(device().shared - kOwnShared)), true);
   (void)once;
   launch(expert_kernel<N, kSlices, kFloat>, dim3(unsigned(device().n_sm)), dim3(unsigned(n_warp * 32)),
          size_t(fixed + n_warp * a.n_stage * a.slot), stream, a);
