@@ -14,22 +14,18 @@
 
 #include "backend/cuda/kernels/attend.h"
 #include "backend/cuda/kernels/common/launch.cuh"
+#include "cuda_bench.h"
 
 using namespace facet;
 
 namespace {
 
-std::byte* allocate(size_t bytes) {
-  void* p = nullptr;
-  FACET_CUDA_CHECK(cudaMalloc(&p, bytes));
-  return static_cast<std::byte*>(p);
-}
 template <class T>
 const T* uploaded(const std::vector<T>& v, std::vector<void*>& owned) {
-  std::byte* p = allocate(v.size() * sizeof(T));
+  T* p = bench::allocate<T>(v.size());
   owned.push_back(p);
   FACET_CUDA_CHECK(cudaMemcpy(p, v.data(), v.size() * sizeof(T), cudaMemcpyHostToDevice));
-  return reinterpret_cast<const T*>(p);
+  return p;
 }
 
 __global__ void read_kernel(const uint4* p, size_t n, uint4* out) {
@@ -41,33 +37,6 @@ __global__ void read_kernel(const uint4* p, size_t n, uint4* out) {
       sum.x ^= v.x, sum.y ^= v.y, sum.z ^= v.z, sum.w ^= v.w;
     }
   if ((sum.x ^ sum.y ^ sum.z ^ sum.w) == 0x12345u) *out = sum;
-}
-
-// Median microseconds of one of `calls` calls of f(i), captured as one graph.
-double time_us(cudaStream_t stream, int calls, const std::function<void(int)>& f, int replays = 9) {
-  cudaGraph_t graph;
-  cudaGraphExec_t exec;
-  f(0);
-  FACET_CUDA_CHECK(cudaStreamSynchronize(stream));
-  FACET_CUDA_CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-  for (int i = 0; i < calls; ++i) f(i);
-  FACET_CUDA_CHECK(cudaStreamEndCapture(stream, &graph));
-  FACET_CUDA_CHECK(cudaGraphInstantiate(&exec, graph, 0));
-  cudaEvent_t a, b;
-  cudaEventCreate(&a), cudaEventCreate(&b);
-  std::vector<double> us;
-  for (int i = 0; i < replays + 2; ++i) {
-    cudaEventRecord(a, stream);
-    FACET_CUDA_CHECK(cudaGraphLaunch(exec, stream));
-    cudaEventRecord(b, stream);
-    FACET_CUDA_CHECK(cudaEventSynchronize(b));
-    float ms = 0;
-    cudaEventElapsedTime(&ms, a, b);
-    if (i >= 2) us.push_back(ms * 1000. / calls);
-  }
-  cudaGraphExecDestroy(exec), cudaGraphDestroy(graph), cudaEventDestroy(a), cudaEventDestroy(b);
-  std::nth_element(us.begin(), us.begin() + long(us.size() / 2), us.end());
-  return us[us.size() / 2];
 }
 
 struct Steps {
@@ -112,14 +81,14 @@ struct Bench {
 
   void start() {
     FACET_CUDA_CHECK(cudaStreamCreate(&stream));
-    arena = allocate(arena_bytes);
+    arena = bench::allocate<std::byte>(arena_bytes);
     BackendLimits l;
     l.max_tok = 4096, l.max_rows = 262'144;
     scratch_bytes = cuda::attend_scratch_bytes(l, 32, 512);
-    scratch = allocate(scratch_bytes);
+    scratch = bench::allocate<std::byte>(scratch_bytes);
     const size_t n = size_t(4096) * 32 * 512;
-    q = reinterpret_cast<float*>(allocate(n * 4)), o = reinterpret_cast<float*>(allocate(n * 4));
-    o_bf = reinterpret_cast<__nv_bfloat16*>(allocate(n * 2));
+    q = bench::allocate<float>(n), o = bench::allocate<float>(n);
+    o_bf = bench::allocate<__nv_bfloat16>(n);
     std::vector<float> h(1 << 20);
     std::mt19937 rng(1);
     std::normal_distribution<float> normal;
@@ -127,7 +96,7 @@ struct Bench {
     for (size_t at = 0; at < n; at += h.size()) FACET_CUDA_CHECK(cudaMemcpy(q + at, h.data(), h.size() * 4, cudaMemcpyHostToDevice));
     const size_t bytes = size_t(2) << 30;
     uint4* out = reinterpret_cast<uint4*>(scratch);
-    const double us = time_us(stream, 4, [&](int i) {
+    const double us = bench::time_us(stream, 4, [&](int i) {
       read_kernel<<<132 * 8, 512, 0, stream>>>(reinterpret_cast<const uint4*>(arena) + size_t(i % 2) * bytes / 16, bytes / 16, out);
     });
     read_gbs = double(bytes) / us * 1e-3;
@@ -187,7 +156,7 @@ struct Bench {
     const double* freqs = layer ? rope_freqs(full, E, owned) : nullptr;
     const size_t quarter = size_t(1024) * 32 * 512;
     const cuda::Mat mk{.p = o + 2 * quarter, .rows = T, .cols = n_kv * E, .stride = n_kv * E}, mv{.p = o + 3 * quarter, .rows = T, .cols = n_kv * E, .stride = n_kv * E};
-    const double us = time_us(stream, calls, [&](int i) {
+    const double us = bench::time_us(stream, calls, [&](int i) {
       const Step& step = steps.step[size_t(i)];
       if (layer) cuda::norm_rope_append(stream, kv, mq, mk, mv, step, {.q_gain = gain, .k_gain = gain, .freqs = {freqs, E / 2}});
       cuda::attend(stream, mo, mq, kv, step, spec, {scratch, scratch_bytes});
@@ -222,7 +191,7 @@ struct Bench {
     const double* freqs = rope_freqs(full, E, owned);
     const int qc = m.n_q * E, kc = n_kv * E;
     const cuda::Mat mq{.p = q, .rows = n, .cols = qc, .stride = qc}, mk{.p = o, .rows = n, .cols = kc, .stride = kc};
-    const double us = time_us(stream, 16, [&](int) { cuda::norm_rope_append(stream, kv, mq, mk, mk, steps.step[0], {.q_gain = gain, .k_gain = gain, .freqs = {freqs, E / 2}}); });
+    const double us = bench::time_us(stream, 16, [&](int) { cuda::norm_rope_append(stream, kv, mq, mk, mk, steps.step[0], {.q_gain = gain, .k_gain = gain, .freqs = {freqs, E / 2}}); });
     const double bytes = double(n) * (8. * qc + 8. * kc + double(kv.k_row + kv.v_row));
     std::printf("{\"name\": \"%s\", \"us\": %.2f, \"GB/s\": %.0f, \"%%read\": %.1f}\n", name.c_str(), us, bytes / us * 1e-3, 100 * bytes / us * 1e-3 / read_gbs);
     for (void* p : owned) cudaFree(p);

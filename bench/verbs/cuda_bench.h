@@ -9,6 +9,14 @@
 
 namespace facet::bench {
 
+// Device memory for n values, kept until the program ends.
+template <class T>
+T* allocate(size_t n) {
+  void* p = nullptr;
+  FACET_CUDA_CHECK(cudaMalloc(&p, n * sizeof(T)));
+  return static_cast<T*>(p);
+}
+
 // Median microseconds of one of `calls` calls of f(i), captured as one graph.
 inline double time_us(cudaStream_t stream, int calls, const std::function<void(int)>& f, int replays = 9) {
   cudaGraph_t graph;

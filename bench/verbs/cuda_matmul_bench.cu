@@ -15,12 +15,6 @@ using cuda::Tile;
 
 namespace {
 
-uint8_t* allocate(size_t bytes) {
-  void* p = nullptr;
-  FACET_CUDA_CHECK(cudaMalloc(&p, bytes));
-  return static_cast<uint8_t*>(p);
-}
-
 struct Case {
   const char* name;
   int n_in;
@@ -53,7 +47,7 @@ int main(int argc, char** argv) {
   cudaStream_t stream;
   FACET_CUDA_CHECK(cudaStreamCreate(&stream));
   const size_t arena_bytes = size_t(3) << 30;
-  uint8_t* arena = allocate(arena_bytes);
+  uint8_t* arena = bench::allocate<uint8_t>(arena_bytes);
   {
     std::vector<uint32_t> h(1 << 22);
     std::mt19937 rng(1);
@@ -66,11 +60,11 @@ int main(int argc, char** argv) {
   std::mt19937 rng(2);
   std::normal_distribution<float> normal;
   for (auto& v : x) v = __float2bfloat16(normal(rng));
-  uint8_t* xd = allocate(x.size() * 2);
+  uint8_t* xd = bench::allocate<uint8_t>(x.size() * 2);
   FACET_CUDA_CHECK(cudaMemcpy(xd, x.data(), x.size() * 2, cudaMemcpyHostToDevice));
-  float* y = reinterpret_cast<float*>(allocate(size_t(16) * 262144 * 4 * 3));
-  cuda::SkinnyWork work{.partial = reinterpret_cast<float*>(allocate(size_t(512) << 20)),
-                        .counter = reinterpret_cast<unsigned*>(allocate(65536)), .image = allocate(1 << 22)};
+  float* y = bench::allocate<float>(size_t(16) * 262144 * 3);
+  cuda::SkinnyWork work{.partial = reinterpret_cast<float*>(bench::allocate<uint8_t>(size_t(512) << 20)),
+                        .counter = reinterpret_cast<unsigned*>(bench::allocate<uint8_t>(65536)), .image = bench::allocate<uint8_t>(1 << 22)};
   FACET_CUDA_CHECK(cudaMemset(work.counter, 0, 65536));
 
   for (const Case& c : kCases) {

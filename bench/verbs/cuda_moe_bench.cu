@@ -14,17 +14,11 @@
 
 #include "backend/cuda/kernels/common/launch.cuh"
 #include "backend/cuda/kernels/moe/moe.h"
+#include "cuda_bench.h"
 
 using namespace facet;
 
 namespace {
-
-template <class T>
-T* allocate(size_t n) {
-  void* p = nullptr;
-  FACET_CUDA_CHECK(cudaMalloc(&p, n * sizeof(T)));
-  return static_cast<T*>(p);
-}
 
 __device__ uint32_t mixed(uint32_t x) {
   x ^= x >> 16, x *= 0x7feb352d, x ^= x >> 15, x *= 0x846ca68b;
@@ -55,32 +49,6 @@ __global__ void random_tiles(uint8_t* p, cuda::Tile tile, size_t n_tile, uint32_
   }
 }
 
-double time_us(cudaStream_t stream, int calls, const std::function<void(int)>& f, int replays = 7) {
-  cudaGraph_t graph;
-  cudaGraphExec_t exec;
-  f(0);
-  FACET_CUDA_CHECK(cudaStreamSynchronize(stream));
-  FACET_CUDA_CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-  for (int i = 0; i < calls; ++i) f(i);
-  FACET_CUDA_CHECK(cudaStreamEndCapture(stream, &graph));
-  FACET_CUDA_CHECK(cudaGraphInstantiate(&exec, graph, 0));
-  cudaEvent_t a, b;
-  cudaEventCreate(&a), cudaEventCreate(&b);
-  std::vector<double> us;
-  for (int i = 0; i < replays + 2; ++i) {
-    cudaEventRecord(a, stream);
-    FACET_CUDA_CHECK(cudaGraphLaunch(exec, stream));
-    cudaEventRecord(b, stream);
-    FACET_CUDA_CHECK(cudaEventSynchronize(b));
-    float ms = 0;
-    cudaEventElapsedTime(&ms, a, b);
-    if (i >= 2) us.push_back(ms * 1000. / calls);
-  }
-  cudaGraphExecDestroy(exec), cudaGraphDestroy(graph), cudaEventDestroy(a), cudaEventDestroy(b);
-  std::nth_element(us.begin(), us.begin() + long(us.size() / 2), us.end());
-  return us[us.size() / 2];
-}
-
 constexpr int kD = 2816, kF = 704, kN = 128, kUsed = 8, kLayers = 3;
 
 struct Bench {
@@ -101,7 +69,7 @@ struct Bench {
   // TFLOP/s of y [rows, n] = x [rows, k] w [n, k]^T.
   double ceiling(int rows, int n, int k) {
     auto ok = [](cublasStatus_t s) { CHECK(s == CUBLAS_STATUS_SUCCESS, "cuBLASLt: status {}", int(s)); };
-    auto *x = allocate<__nv_bfloat16>(size_t(rows) * size_t(k)), *w = allocate<__nv_bfloat16>(size_t(n) * size_t(k)), *y = allocate<__nv_bfloat16>(size_t(rows) * size_t(n));
+    auto *x = bench::allocate<__nv_bfloat16>(size_t(rows) * size_t(k)), *w = bench::allocate<__nv_bfloat16>(size_t(n) * size_t(k)), *y = bench::allocate<__nv_bfloat16>(size_t(rows) * size_t(n));
     random_kernel<<<1024, 256, 0, stream>>>(nullptr, x, size_t(rows) * size_t(k), 1.f, 1);
     random_kernel<<<1024, 256, 0, stream>>>(nullptr, w, size_t(n) * size_t(k), 0.02f, 2);
     cublasLtMatmulDesc_t op;
@@ -120,7 +88,7 @@ struct Bench {
     int count = 0;
     ok(cublasLtMatmulAlgoGetHeuristic(blas, op, a, b, c, c, want, 1, &found, &count));
     const float one = 1, zero = 0;
-    const double us = time_us(stream, 6, [&](int) { ok(cublasLtMatmul(blas, op, &one, w, a, x, b, &zero, y, c, y, c, &found.algo, workspace, bytes, stream)); });
+    const double us = bench::time_us(stream, 6, [&](int) { ok(cublasLtMatmul(blas, op, &one, w, a, x, b, &zero, y, c, y, c, &found.algo, workspace, bytes, stream)); });
     cudaFree(x), cudaFree(w), cudaFree(y);
     return 2. * rows * n * k / us * 1e-6;
   }
@@ -128,7 +96,7 @@ struct Bench {
   cuda::TiledMatrix tiled(cuda::Tile tile, int n_out, int n_in, uint32_t seed) {
     cuda::TiledMatrix m{.p = nullptr, .tile = tile, .n_out = n_out, .n_in = n_in, .n_stack = kN};
     const size_t bytes = size_t(m.matrix_bytes()) * kN;
-    uint8_t* p = allocate<uint8_t>(bytes);
+    uint8_t* p = bench::allocate<uint8_t>(bytes);
     random_tiles<<<4096, 128, 0, stream>>>(p, tile, bytes / size_t(cuda::tile_bytes(tile)), seed);
     m.p = p;
     return m;
@@ -137,9 +105,9 @@ struct Bench {
   void run() {
     FACET_CUDA_CHECK(cudaStreamCreate(&stream));
     CHECK(cublasLtCreate(&blas) == CUBLAS_STATUS_SUCCESS, "cublasLtCreate");
-    workspace = allocate<uint8_t>(size_t(64) << 20);
+    workspace = bench::allocate<uint8_t>(size_t(64) << 20);
     std::vector<cuda::MoeExperts> layer;
-    float* router = allocate<float>(size_t(kN) * kD);
+    float* router = bench::allocate<float>(size_t(kN) * kD);
     random_kernel<<<256, 256, 0, stream>>>(router, nullptr, size_t(kN) * kD, 0.03f, 77);
     for (int i = 0; i < kLayers; ++i) {
       cuda::MoeExperts m;
@@ -152,11 +120,11 @@ struct Bench {
     for (int T : {128, 512, 2048, 4096, 8192}) {
       const std::string at = "T=" + std::to_string(T) + " ";
       const cuda::MoeSizes s{.d = kD, .d_expert = kF, .n_expert = kN, .n_used = kUsed, .n_tok = T};
-      uint8_t* memory = allocate<uint8_t>(size_t(cuda::moe_many_bytes(s, int64_t(1) << 40)));
+      uint8_t* memory = bench::allocate<uint8_t>(size_t(cuda::moe_many_bytes(s, int64_t(1) << 40)));
       const cuda::MoeMany b = cuda::moe_many_buffers(memory, s, int64_t(1) << 40);
       const size_t n = size_t(T) * kD;
-      float *r = allocate<float>(n), *y = allocate<float>(n);
-      auto* e = allocate<__nv_bfloat16>(n);
+      float *r = bench::allocate<float>(n), *y = bench::allocate<float>(n);
+      auto* e = bench::allocate<__nv_bfloat16>(n);
       random_kernel<<<1024, 256, 0, stream>>>(r, nullptr, n, 1.f, 5);
       random_kernel<<<1024, 256, 0, stream>>>(nullptr, e, n, 1.f, 9);
       const cuda::Mat mr{.p = r, .rows = T, .cols = kD, .stride = kD}, my{.p = y, .rows = T, .cols = kD, .stride = kD},
@@ -173,7 +141,7 @@ struct Bench {
         };
         auto one = [&](const char* what, double flop, double bytes, double most, const std::function<void(const cuda::MoePass&, int)>& f) {
           if ((name + what).find(only) == std::string::npos) return;
-          line(name + what, time_us(stream, 6, [&](int i) { f(pass(i), i); }), flop, bytes, most);
+          line(name + what, bench::time_us(stream, 6, [&](int i) { f(pass(i), i); }), flop, bytes, most);
         };
         cuda::moe_route_many(stream, pass(0), mr), cuda::moe_gather(stream, pass(0), me);
         one("route", 2. * T * kD * kN, 0, 0, [&](const cuda::MoePass& p, int) { cuda::moe_route_many(stream, p, mr); });

@@ -12,42 +12,10 @@
 #include "backend/cpu/cpu_ref.h"
 #include "backend/cuda/kernels/attend.h"
 #include "base/half.h"
+#include "support/on_device.h"
 
 namespace facet::test {
 namespace {
-
-bool have_gpu() {
-  int n = 0;
-  return cudaGetDeviceCount(&n) == cudaSuccess && n > 0;
-}
-#define NEEDS_GPU() \
-  if (!have_gpu()) GTEST_SKIP() << "no CUDA device"
-
-void ok(cudaError_t e) { ASSERT_EQ(e, cudaSuccess) << cudaGetErrorString(e); }
-
-template <class T>
-class OnDevice {
- public:
-  explicit OnDevice(size_t n) : n_(n) {
-    ok(cudaMalloc(&p_, std::max<size_t>(1, n) * sizeof(T)));
-    ok(cudaMemset(p_, 0xFF, n * sizeof(T)));  // NaN in f32, f16 and bf16
-  }
-  explicit OnDevice(const std::vector<T>& v) : OnDevice(v.size()) { put(v); }
-  OnDevice(const OnDevice&) = delete;
-  ~OnDevice() { cudaFree(p_); }
-  void put(const std::vector<T>& v) { ok(cudaMemcpy(p_, v.data(), v.size() * sizeof(T), cudaMemcpyHostToDevice)); }
-  std::vector<T> get() const {
-    std::vector<T> v(n_);
-    ok(cudaDeviceSynchronize());
-    ok(cudaMemcpy(v.data(), p_, n_ * sizeof(T), cudaMemcpyDeviceToHost));
-    return v;
-  }
-  T* p() const { return p_; }
-
- private:
-  T* p_ = nullptr;
-  size_t n_;
-};
 
 constexpr KvType kTypes[] = {KvType::kF16, KvType::kQ8_0, KvType::kQ4_0, KvType::kTQ3_0, KvType::kF32};
 

@@ -6,42 +6,33 @@
 
 #include <cmath>
 #include <cstring>
+#include <memory>
 #include <random>
 
 #include "backend/cuda/kernels/matmul/matmul.h"
 #include "formats/dtype.h"
 #include "formats/quantize.h"
+#include "support/on_device.h"
 
 namespace facet::test {
 namespace {
 
 using cuda::Tile;
 
-#define NEEDS_GPU()                                                                                      \
-  if (int n_gpu = 0; cudaGetDeviceCount(&n_gpu) != cudaSuccess || n_gpu == 0) GTEST_SKIP() << "no CUDA " \
-                                                                                              "device"
-
-void ok(cudaError_t e) { ASSERT_EQ(e, cudaSuccess) << cudaGetErrorString(e); }
-
 // Device memory with the bytes of v, freed at the end.
 struct Arena {
-  std::vector<void*> owned;
-  ~Arena() {
-    for (void* p : owned) cudaFree(p);
-  }
+  std::vector<std::shared_ptr<void>> owned;
   template <class T>
   T* poisoned(size_t n) {
-    void* p = nullptr;
-    ok(cudaMalloc(&p, n * sizeof(T)));
-    ok(cudaMemset(p, 0xFF, n * sizeof(T)));
+    auto p = std::make_shared<OnDevice<T>>(n);
     owned.push_back(p);
-    return static_cast<T*>(p);
+    return p->p();
   }
   template <class T>
   T* of(const std::vector<T>& v) {
-    T* p = poisoned<T>(v.size());
-    ok(cudaMemcpy(p, v.data(), v.size() * sizeof(T), cudaMemcpyHostToDevice));
-    return p;
+    auto p = std::make_shared<OnDevice<T>>(v);
+    owned.push_back(p);
+    return p->p();
   }
   template <class T>
   std::vector<T> get(const T* p, size_t n) {

@@ -13,41 +13,10 @@
 #include "backend/cuda/kernels/moe/moe.h"
 #include "base/half.h"
 #include "formats/dtype.h"
+#include "support/on_device.h"
 
 namespace facet::test {
 namespace {
-
-bool have_gpu() {
-  int n = 0;
-  return cudaGetDeviceCount(&n) == cudaSuccess && n > 0;
-}
-#define NEEDS_GPU() \
-  if (!have_gpu()) GTEST_SKIP() << "no CUDA device"
-
-void ok(cudaError_t e) { ASSERT_EQ(e, cudaSuccess) << cudaGetErrorString(e); }
-
-template <class T>
-class OnDevice {
- public:
-  explicit OnDevice(size_t n) : n_(n) {
-    ok(cudaMalloc(&p_, std::max<size_t>(1, n) * sizeof(T)));
-    ok(cudaMemset(p_, 0xFF, n * sizeof(T)));  // NaN in f32 and bf16
-  }
-  explicit OnDevice(const std::vector<T>& v) : OnDevice(v.size()) { ok(cudaMemcpy(p_, v.data(), v.size() * sizeof(T), cudaMemcpyHostToDevice)); }
-  OnDevice(const OnDevice&) = delete;
-  ~OnDevice() { cudaFree(p_); }
-  std::vector<T> get() const {
-    std::vector<T> v(n_);
-    ok(cudaDeviceSynchronize());
-    ok(cudaMemcpy(v.data(), p_, n_ * sizeof(T), cudaMemcpyDeviceToHost));
-    return v;
-  }
-  T* p() const { return p_; }
-
- private:
-  T* p_ = nullptr;
-  size_t n_;
-};
 
 // Random blocks with scales that give values near 1 / sqrt(n_in).
 std::vector<std::byte> random_blocks(DType t, int64_t rows, int64_t n_in, std::mt19937& rng) {
