@@ -14,6 +14,10 @@ namespace facet {
 
 constexpr int64_t kDriverBytes = int64_t(256) << 20;  // that kernels and graphs take when they are first used
 
+Status cuda_accepts(const std::string& path, std::span<const TensorView> tensors, int n_expert_used) {
+  return Cuda::accepts(path, tensors, n_expert_used, Cuda::most_cols(false), Cuda::most_cols(true));
+}
+
 int64_t cuda_weight_bytes(std::span<const TensorView> tensors) {
   int64_t n = 0;
   for (const TensorView& t : tensors) n += Cuda::weight_bytes(t);

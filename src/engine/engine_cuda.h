@@ -17,6 +17,8 @@ namespace facet {
 struct LoadedModel;
 Result<std::unique_ptr<Engine>> open_cuda_engine(LoadedModel model, const EngineConfig& decided);
 
+// An error of the model or drafter file that the GPU's kernels cannot take.
+Status cuda_accepts(const std::string& path, std::span<const TensorView> tensors, int n_expert_used);
 // Of weights on the device: types that a GPU does not keep are larger there.
 int64_t cuda_weight_bytes(std::span<const TensorView> tensors);
 // What a user should know of a file whose types a GPU does not keep.

@@ -136,6 +136,13 @@ Result<EngineConfig> resolve_config(const GgufFile& file, const ModelCfg& m, Eng
   auto backend = resolve_backend(c.backend, c.gpu);
   if (!backend) return backend.error();
   c.backend = *backend;
+#if FACET_CUDA
+  if (c.backend == "cuda") {
+    if (auto ok = cuda_accepts(file.path(), file.tensors(), m.n_expert_used); !ok) return ok.error();
+    for (const DrafterFile& f : drafters)
+      if (auto ok = cuda_accepts(f.path(), f.tensors(), 0); !ok) return ok.error();
+  }
+#endif
   if (c.n_threads <= 0) c.n_threads = physical_cores();
   const KvType usual = c.backend == "ref" ? KvType::kF32 : KvType::kF16;
   c.kv_k = c.kv_k.value_or(usual), c.kv_v = c.kv_v.value_or(usual);

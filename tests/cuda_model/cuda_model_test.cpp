@@ -221,14 +221,39 @@ TEST(CudaModel, ReplayedIsEager) {
 }
 
 // Runs without a GPU.
-TEST(CudaModel, ConvertedTypesAreSaid) {
-  auto tensor = [](std::string name, DType type, int64_t n_in, int64_t n_out) {
-    static const std::vector<std::byte> bytes(size_t(1) << 20);
-    TensorView t;
-    t.name = std::move(name), t.type = type, t.n_dims = n_out > 1 ? 2 : 1, t.ne = {n_in, n_out, 1, 1};
-    t.data = std::span(bytes).first(row_bytes(type, n_in) * size_t(n_out));
-    return t;
+TensorView tensor(std::string name, DType type, int64_t n_in, int64_t n_out) {
+  static const std::vector<std::byte> bytes(size_t(1) << 20);
+  TensorView t;
+  t.name = std::move(name), t.type = type, t.n_dims = n_out > 1 ? 2 : 1, t.ne = {n_in, n_out, 1, 1};
+  t.data = std::span(bytes).first(row_bytes(type, n_in) * size_t(n_out));
+  return t;
+}
+
+// Files of shapes and types that the kernels do not take are refused, not met by a CHECK.
+TEST(CudaModel, RefusesWhatItCannotMultiply) {
+  auto refusal = [](std::vector<TensorView> t, int used = 4) {
+    const Status s = Cuda::accepts("m.gguf", t, used, 1024, 512);
+    return s ? std::string() : s.error().message();
   };
+  auto says = [](const std::string& text, std::initializer_list<const char*> parts) {
+    for (const char* p : parts) EXPECT_NE(text.find(p), std::string::npos) << "no '" << p << "' in: " << text;
+  };
+  const auto router = [](int64_t n_in, int64_t n) { return tensor("blk.0.ffn_gate_inp.weight", DType::kF32, n_in, n); };
+  const TensorView gate = tensor("blk.1.ffn_gate.weight", DType::kQ4_K, 256, 64);
+  EXPECT_EQ(refusal({router(256, 16), gate, tensor("blk.1.ffn_up.weight", DType::kQ8_0, 256, 64), tensor("blk.0.ffn_gate_up_exps.weight", DType::kQ4_K, 256, 64),
+                     tensor("blk.0.ffn_down_exps.weight", DType::kQ8_0, 96, 64), tensor("a", DType::kQ8_0, 1024, 2), tensor("b", DType::kBF16, 512, 2)}),
+            "");
+  says(refusal({gate, tensor("blk.1.ffn_up.weight", DType::kBF16, 256, 64)}), {"m.gguf", "blk.1.ffn_up.weight", "Q4_K", "BF16", "--backend cpu"});
+  says(refusal({tensor("blk.1.ffn_gate_exps.weight", DType::kF16, 256, 64), tensor("blk.1.ffn_up_exps.weight", DType::kQ8_0, 256, 64)}), {"blk.1.ffn_up_exps.weight", "F16", "Q8_0"});
+  says(refusal({router(256, 300)}), {"ffn_gate_inp", "256", "300"});
+  says(refusal({router(256, 64)}, 17), {"16", "17"});
+  says(refusal({router(4104, 16)}), {"4096", "4104"});
+  says(refusal({tensor("blk.0.ffn_down_exps.weight", DType::kQ8_0, 72, 64)}), {"multiple of 16", "72"});
+  says(refusal({tensor("a", DType::kQ8_0, 1056, 2)}), {"1024", "1056"});
+  says(refusal({tensor("a", DType::kBF16, 520, 2)}), {"512", "520"});
+}
+
+TEST(CudaModel, ConvertedTypesAreSaid) {
   const std::vector<TensorView> kept{tensor("blk.0.attn_norm.weight", DType::kF32, 256, 1), tensor("blk.0.ffn_gate_inp.weight", DType::kF32, 256, 16),
                                      tensor("blk.0.attn_q.weight", DType::kQ4_K, 256, 64), tensor("blk.0.attn_k.weight", DType::kQ8_0, 256, 64),
                                      tensor("token_embd.weight", DType::kF16, 256, 64)};

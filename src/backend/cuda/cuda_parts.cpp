@@ -101,6 +101,36 @@ cuda::TiledMatrix tiles_of(const TensorView& t) {
 }
 }  // namespace
 
+int64_t Cuda::most_cols(bool is_bf) { return cuda::skinny_most_cols(is_bf); }
+
+Status Cuda::accepts(const std::string& file, std::span<const TensorView> tensors, int n_expert_used, int64_t most_int_cols, int64_t most_bf_cols) {
+  constexpr const char* kRemedy = "use --backend cpu";
+  auto refused = [&](const TensorView& t, const std::string& what) { return Error{file, fmt::format("{}: {}", t.name, what), kRemedy}; };
+  auto is_bf = [](const TensorView& t) { return tiles_of(t).tile >= cuda::Tile::kBF16; };
+  for (const TensorView& t : tensors) {
+    if (t.n_dims < 2) continue;
+    if (is_router(t)) {
+      if (t.ne[1] > cuda::kMaxExperts || n_expert_used > cuda::kMaxUsed)
+        return refused(t, fmt::format("expected at most {} experts, {} of them used, on a GPU; found {} and {}", cuda::kMaxExperts, cuda::kMaxUsed, t.ne[1], n_expert_used));
+      if (t.ne[0] > cuda::kMaxRouterCols || t.ne[0] % 8 != 0)
+        return refused(t, fmt::format("expected a multiple of 8 and at most {} columns on a GPU, found {}", cuda::kMaxRouterCols, t.ne[0]));
+      continue;
+    }
+    if (const int64_t most = is_bf(t) ? most_bf_cols : most_int_cols; t.ne[0] > most)
+      return refused(t, fmt::format("expected at most {} columns of {} on this GPU, found {}", most, dtype_name(kept_type(t.type)), t.ne[0]));
+    if (t.name.ends_with("ffn_down_exps.weight") && t.ne[0] % cuda::kTileRows != 0)
+      return refused(t, fmt::format("expected experts of a multiple of {} columns on a GPU, found {}", cuda::kTileRows, t.ne[0]));
+    // Gate and up are one product: both of bf16 or f16, or both quantised.
+    const size_t at = t.name.find("ffn_gate");
+    if (at == std::string::npos || t.name.find("ffn_gate_up") != std::string::npos) continue;
+    const std::string up = t.name.substr(0, at) + "ffn_up" + t.name.substr(at + 8);
+    for (const TensorView& u : tensors)
+      if (u.name == up && is_bf(u) != is_bf(t))
+        return refused(u, fmt::format("expected a type like {}'s ({}) on a GPU, found {}", t.name, dtype_name(t.type), dtype_name(u.type)));
+  }
+  return Ok{};
+}
+
 bool Cuda::keeps(const TensorView& t) { return t.n_dims < 2 || kept_type(t.type) == t.type || is_router(t); }
 int64_t Cuda::weight_bytes(const TensorView& t) {
   if (t.n_dims < 2) return int64_t(t.data.size());

@@ -3,9 +3,9 @@
 
 #include <cstdint>
 
-namespace facet::cuda {
+#include "backend/cuda/kernels/moe/moe.h"
 
-constexpr int kMaxExperts = 256, kMaxUsed = 16;
+namespace facet::cuda {
 
 // A warp chooses the experts of a token from logit(expert), and their weights: the n_used largest, lowest index on ties;
 // softmax over the chosen. expert and weight: of the token, by rank.

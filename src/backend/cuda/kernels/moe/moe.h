@@ -7,6 +7,7 @@
 // Launchers of the mixture-of-experts verb. Everything is device memory.
 namespace facet::cuda {
 
+constexpr int kMaxExperts = 256, kMaxUsed = 16, kMaxRouterCols = 4096;
 constexpr int kMoeRows = 16;  // tokens of one launch of the small kernels
 
 // How few tokens are spread over experts. A pair is a token and one of its experts; slot = token * n_used + rank.

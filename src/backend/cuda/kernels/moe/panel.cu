@@ -186,11 +186,11 @@ __device__ __forceinline__ int64_t chunk_at(int4 tile, int row, int n_block, int
   return (int64_t(tile.y) * n_block + c / 8 * tile.z + row) * 64 + ((c % 8) ^ (row % 8)) * 8;
 }
 
-constexpr int kRowThreads = 128, kMostUsed = 16;
+constexpr int kRowThreads = 128;
 
 __global__ void __launch_bounds__(kRowThreads) gather_kernel(Mat e, MoeMany b, int n_used, int n_block) {
-  __shared__ int4 tile[kMostUsed];
-  __shared__ int row[kMostUsed];
+  __shared__ int4 tile[kMaxUsed];
+  __shared__ int row[kMaxUsed];
   wait_for_previous();
   let_next_start();
   const int t = int(blockIdx.x), k = int(threadIdx.x);
@@ -206,9 +206,9 @@ __global__ void __launch_bounds__(kRowThreads) gather_kernel(Mat e, MoeMany b, i
 }
 
 __global__ void __launch_bounds__(kRowThreads) combine_kernel(Mat y, MoeMany b, int n_used, int n_block) {
-  __shared__ int4 tile[kMostUsed];
-  __shared__ int row[kMostUsed];
-  __shared__ float weight[kMostUsed];
+  __shared__ int4 tile[kMaxUsed];
+  __shared__ int row[kMaxUsed];
+  __shared__ float weight[kMaxUsed];
   wait_for_previous();
   let_next_start();
   const int t = int(blockIdx.x), k = int(threadIdx.x);

@@ -107,7 +107,7 @@ __global__ void __launch_bounds__(kThreads) route_kernel(Mat r, const float* rou
 }  // namespace
 
 void route(cudaStream_t stream, const MoeExperts& m, Mat r, int n_tok, const Routing& o) {
-  CHECK(m.n_expert <= kMaxExperts && m.n_used <= kMaxUsed && r.cols % 4 == 0 && r.cols <= 4096, "{} experts, {} used, {} columns", m.n_expert, m.n_used, r.cols);
+  CHECK(m.n_expert <= kMaxExperts && m.n_used <= kMaxUsed && r.cols % 4 == 0 && r.cols <= kMaxRouterCols, "{} experts, {} used, {} columns", m.n_expert, m.n_used, r.cols);
   CHECK(n_tok <= kMoeRows, "{} tokens", n_tok);
   launch(route_kernel, dim3(unsigned(m.n_expert), unsigned(std::min(n_tok, 4))), dim3(kThreads), 0, stream, r, m.router, m.scale, m.n_expert, m.n_used, n_tok, o);
 }

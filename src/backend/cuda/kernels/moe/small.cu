@@ -214,7 +214,7 @@ __global__ void combine_kernel(Mat y, const float* out, const float* weight, int
 
 template <int N, int kSlices, bool kFloat>
 void run(cudaStream_t stream, ExpertArgs a) {
-  const int n_warp = device().shared >= kMuchShared ? kWarps : kWarps / 2;
+  const int n_warp = device().shared >= kMuchShared ? kWarps : kWarps / 3;
   const int fixed = ActsOf<N, kFloat>::bytes(a.w[0].n_in) + n_warp * a.n_sub * kSlices * kPartFloats<N> * 4;
   a.n_stage = ring_stages(fixed, n_warp * a.slot, N == 1);
   CHECK(a.n_stage >= 2, "{} bytes of shared memory are too few for {} columns", device().shared, a.w[0].n_in);
