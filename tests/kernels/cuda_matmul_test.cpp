@@ -56,7 +56,7 @@ const Type kTypes[] = {{"Q4_K", DType::kQ4_K, Tile::kQ4_K}, {"Q5_K", DType::kQ5_
 // A random matrix in a file's bytes, its values, and its tiles on the device.
 struct Weights {
   cuda::TiledMatrix m;
-  std::vector<float> value;
+  std::vector<float> value, minimum;  // minimum: what Q4_K and Q5_K take from scale * code; else empty
   Weights(Arena& a, const Type& t, int n_out, int n_in, std::mt19937& rng) {
     std::normal_distribution<float> normal(0.02f, 1.f);
     std::vector<float> row(static_cast<size_t>(n_in));
@@ -69,6 +69,11 @@ struct Weights {
       auto* to = reinterpret_cast<std::byte*>(raw.data() + size_t(r) * bytes);
       quantize_row(t.type, row.data(), to, n_in);
       dequantize_row(t.type, to, value.data() + size_t(r) * size_t(n_in), n_in);
+      if (t.tile != Tile::kQ4_K && t.tile != Tile::kQ5_K) continue;
+      std::vector<std::byte> codes(to, to + bytes);
+      for (size_t at = 0; at < bytes; at += t.tile == Tile::kQ4_K ? 144 : 176) codes[at + 2] = codes[at + 3] = std::byte{0};  // dmin
+      dequantize_row(t.type, codes.data(), row.data(), n_in);
+      for (int c = 0; c < n_in; ++c) minimum.push_back(row[size_t(c)] - value[size_t(r) * size_t(n_in) + size_t(c)]);
     }
     m = {.p = nullptr, .tile = t.tile, .n_out = n_out, .n_in = n_in, .n_stack = 1};
     m.p = a.poisoned<uint8_t>(size_t(m.matrix_bytes()));
@@ -116,10 +121,26 @@ cuda::SkinnyWork work_of(Arena& a) {
   return w;
 }
 
-// y = W x within the rounding of f32 sums: terms are grouped into at most a few hundred sums, each of which
-// rounds once a step. (2^-24 per addition of partial sums, over n_in / 32 additions at the most, of terms
-// that sum to `sum`.)
-double bound(int n_in, double sum) { return (double(n_in) / 32 + 16) * 0x1p-24 * sum; }
+// Row r of W times x in f64, and how far f32 sums may be from it: 2^-24 per addition of partial sums, over n_in / 32
+// additions and a few more at the most, of terms that sum to `sum`. Minima are summed apart from codes, for 32 columns at a
+// time, their activations' sum as two bf16 that miss 2^-18 of it.
+struct Product {
+  double value = 0, bound = 0;
+  Product(const Weights& w, int r, const float* x, int n_in) {
+    double sum = 0, minima = 0;
+    for (int c0 = 0; c0 < n_in; c0 += 32) {
+      double block = 0;
+      for (int c = c0; c < std::min(c0 + 32, n_in); ++c) {
+        const size_t at = size_t(r) * size_t(n_in) + size_t(c);
+        value += double(w.value[at]) * double(x[c]);
+        sum += std::fabs((double(w.value[at]) + (w.minimum.empty() ? 0. : double(w.minimum[at]))) * double(x[c]));
+        block += double(x[c]);
+      }
+      if (!w.minimum.empty()) minima += std::fabs(double(w.minimum[size_t(r) * size_t(n_in) + size_t(c0)]) * block);
+    }
+    bound = (double(n_in) / 32 + 16) * 0x1p-24 * (sum + minima) + 0x1p-17 * minima;
+  }
+};
 
 TEST(CudaMatmul, SkinnyMultipliesEveryType) {
   NEEDS_GPU();
@@ -143,17 +164,8 @@ TEST(CudaMatmul, SkinnyMultipliesEveryType) {
       const std::vector<float>& most = all.back();
       for (int k : {0, 6, 15})
         for (int r = 0; r < n_out; ++r) {
-          double want = 0, sum = 0;
-          for (int c = 0; c < n_in; ++c) {
-            const double term = double(w.value[size_t(r) * size_t(n_in) + size_t(c)]) *
-                                double(xr[size_t(k) * size_t(n_in) + size_t(c)]);
-            want += term, sum += std::fabs(term);
-          }
-          // K-quants: a code's value and its block's minimum are summed apart, and are larger than their
-          // difference.
-          const double slack = t.tile <= Tile::kQ6_K ? 8 : 1;
-          ASSERT_NEAR(most[size_t(k * n_out + r)], want,
-                      slack * bound(n_in, sum) + 0x1p-23 * std::fabs(want) * 4)
+          const Product want(w, r, xr.data() + size_t(k) * size_t(n_in), n_in);
+          ASSERT_NEAR(most[size_t(k * n_out + r)], want.value, want.bound)
               << t.name << " " << n_out << " x " << n_in << " row " << r << " of token " << k;
         }
       for (const std::vector<float>& y : all)
@@ -191,13 +203,8 @@ TEST(CudaMatmul, SeveralMatricesInOneLaunch) {
         const bool to_int = kTypes[kinds[size_t(i)]].tile < Tile::kBF16;
         for (int k = 0; k < n; ++k)
           for (int r = 0; r < w[size_t(i)].m.n_out; ++r) {
-            double want = 0, sum = 0;
-            for (int c = 0; c < n_in; ++c) {
-              const double term = double(w[size_t(i)].value[size_t(r * n_in + c)]) *
-                                  double((to_int ? xr : x.value)[size_t(k * n_in + c)]);
-              want += term, sum += std::fabs(term);
-            }
-            ASSERT_NEAR(got[size_t(k * 512 + r)], want, 8 * bound(n_in, sum))
+            const Product want(w[size_t(i)], r, (to_int ? xr : x.value).data() + size_t(k) * size_t(n_in), n_in);
+            ASSERT_NEAR(got[size_t(k * 512 + r)], want.value, want.bound)
                 << "matrix " << i << " row " << r << " token " << k;
           }
         if (i == 1) {
@@ -231,20 +238,14 @@ TEST(CudaMatmul, GateTimesUp) {
         const std::vector<float> got = a.get(y, size_t(n) * size_t(n_out));
         if (n == 16) {
           const std::vector<float> xr = rounded(x.value, n_in, t.tile < Tile::kBF16);
-          const double slack = t.tile <= Tile::kQ6_K ? 8 : 1;
           for (int k : {0, 6, 15})
             for (int r = 0; r < n_out; ++r) {
-              double g = 0, u = 0, g_sum = 0, u_sum = 0;
-              for (int c = 0; c < n_in; ++c) {
-                const double xv = double(xr[size_t(k) * size_t(n_in) + size_t(c)]),
-                             gv = double(gate.value[size_t(r) * size_t(n_in) + size_t(c)]) * xv,
-                             uv = double(up.value[size_t(r) * size_t(n_in) + size_t(c)]) * xv;
-                g += gv, u += uv, g_sum += std::fabs(gv), u_sum += std::fabs(uv);
-              }
+              const float* row = xr.data() + size_t(k) * size_t(n_in);
+              const Product gp(gate, r, row, n_in), up_p(up, r, row, n_in);
+              const double g = gp.value, u = up_p.value;
               const double gelu = 0.5 * g * (1 + std::tanh(0.7978845608028654 * (g + 0.044715 * g * g * g)));
               // The slope of gelu is below 1.13; its own arithmetic rounds a few times.
-              const double dg = 1.13 * slack * bound(n_in, g_sum) + 0x1p-20 * (1 + std::fabs(g)),
-                           du = slack * bound(n_in, u_sum);
+              const double dg = 1.13 * gp.bound + 0x1p-20 * (1 + std::fabs(g)), du = up_p.bound;
               ASSERT_NEAR(got[size_t(k * n_out + r)], gelu * u,
                           dg * std::fabs(u) + du * std::fabs(gelu) + dg * du)
                   << t.name << " row " << r << " token " << k;
