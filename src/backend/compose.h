@@ -32,6 +32,20 @@ void residual_norm_moe(B& b, typename B::Rows x, typename B::Rows h, typename B:
   }
 }
 
+// Both branches of a layer with experts, which need nothing of each other: y = down g, g = act(gate h) * (up h), and o = moe(e, r).
+template <Backend B>
+void ffn_beside_moe(B& b, typename B::Rows y, typename B::Rows g, typename B::Rows h, typename B::Weight gate, typename B::Weight up,
+                    typename B::Weight down, typename B::Rows o, typename B::Rows e, typename B::Rows r,
+                    MoeWeights<typename B::Weight, typename B::Vec> w, int n_used, Act act) {
+  if constexpr (requires { b.ffn_beside_moe(y, g, h, gate, up, down, o, e, r, w, n_used, act); }) {
+    b.ffn_beside_moe(y, g, h, gate, up, down, o, e, r, w, n_used, act);
+  } else {
+    b.gate_up(g, h, gate, up, act);
+    b.matmul(y, g, down);
+    b.moe(o, e, r, w, n_used, act);
+  }
+}
+
 // residual_norm of the branch rms(y) * y_gain + rms(o) * o_gain: the end of a layer with experts. y and o are lost.
 template <Backend B>
 void join_residual_norm(B& b, typename B::Rows x, typename B::Rows h, typename B::Rows y, typename B::Rows o, typename B::Vec y_gain,

@@ -111,6 +111,16 @@ class Lockstep {
     compare("residual_norm_moe.x", x, x.cols), compare("residual_norm_moe.h", h, x.cols);
     compare("residual_norm_moe.r", r, x.cols), compare("residual_norm_moe.e", e, x.cols);
   }
+  void ffn_beside_moe(Rows y, Rows g, Rows h, Weight gate, Weight up, Weight down, Rows o, Rows e, Rows r, MoeWeights<Weight, Vec> w, int n_used, Act act)
+    requires requires(A b) {
+      b.ffn_beside_moe(y.a, g.a, h.a, gate.a, up.a, down.a, o.a, e.a, r.a, MoeWeights<typename A::Weight, typename A::Vec>{}, n_used, act);
+    }
+  {
+    near_ = gate.r.name;
+    a_.ffn_beside_moe(y.a, g.a, h.a, gate.a, up.a, down.a, o.a, e.a, r.a, of_a(w), n_used, act);
+    facet::ffn_beside_moe(r_, y.r, g.r, h.r, gate.r, up.r, down.r, o.r, e.r, r.r, of_r(w), n_used, act);
+    compare("ffn_beside_moe.y", y, g.cols), compare("ffn_beside_moe.o", o, e.cols);
+  }
   void join_residual_norm(Rows x, Rows h, Rows y, Rows o, Vec y_gain, Vec o_gain, ResidualSpec<Vec> p)
     requires requires(A b) { b.join_residual_norm(x.a, h.a, y.a, o.a, y_gain.a, o_gain.a, ResidualSpec<typename A::Vec>{}); }
   {
@@ -173,8 +183,8 @@ class Lockstep {
   }
   void moe(Rows y, Rows e, Rows r, MoeWeights<Weight, Vec> w, int n_used, Act act) {
     near_ = w.router.r.name;
-    a_.moe(y.a, e.a, r.a, {w.router.a, w.gate_up.a, w.gate.a, w.up.a, w.down.a, w.scale.a}, n_used, act);
-    r_.moe(y.r, e.r, r.r, {w.router.r, w.gate_up.r, w.gate.r, w.up.r, w.down.r, w.scale.r}, n_used, act);
+    a_.moe(y.a, e.a, r.a, of_a(w), n_used, act);
+    r_.moe(y.r, e.r, r.r, of_r(w), n_used, act);
     compare("moe", y, e.cols);
   }
   void add(Rows y, Rows a, Rows b) {
@@ -218,11 +228,17 @@ class Lockstep {
   // Of a matrix product's input; other verbs round less where A says so.
   static double round_of(std::string_view verb) {
     if constexpr (requires { A::kRoundLight; }) {
-      for (const char* product : {"matmul", "qkv.", "gate_up", "moe", "clustered_head"})
+      for (const char* product : {"matmul", "qkv.", "gate_up", "moe", "ffn_beside_moe", "clustered_head"})
         if (verb.starts_with(product)) return A::kRound;
       return A::kRoundLight;
     }
     return A::kRound;
+  }
+  static MoeWeights<typename A::Weight, typename A::Vec> of_a(const MoeWeights<Weight, Vec>& w) {
+    return {w.router.a, w.gate_up.a, w.gate.a, w.up.a, w.down.a, w.scale.a};
+  }
+  static MoeWeights<typename R::Weight, typename R::Vec> of_r(const MoeWeights<Weight, Vec>& w) {
+    return {w.router.r, w.gate_up.r, w.gate.r, w.up.r, w.down.r, w.scale.r};
   }
   void compare(const char* name, const Rows& y, int64_t n_terms) {
     const std::vector<float> got = a_.to_host(y.a), want = r_.to_host(y.r);

@@ -102,12 +102,14 @@ class Traced {
     timed("ple_combine", 3 * act(p), 0, [&] { inner_.ple_combine(p, c, g, in, out, eps); });
   }
   void moe(Rows y, Rows e, Rows r, MoeWeights<Weight, Vec> w, int n_used, Act a) {
-    // At most every expert once; at least what one token uses.
-    const double share = std::min(1.0, double(n_used) * y.rows / double(w.router.n_out));
-    const double experts = bytes(w.gate_up) + bytes(w.gate) + bytes(w.up) + bytes(w.down);
-    const double per_token = (flops(e, w.gate_up) + flops(e, w.gate) + flops(e, w.up) + 2.0 * double(w.down.n_in) * double(w.down.n_out) * e.rows) * n_used;
-    timed("moe", act(y) + act(e) + act(r) + bytes(w.router) + share * experts, flops(r, w.router) + per_token,
-          [&] { inner_.moe(y, e, r, w, n_used, a); });
+    timed("moe", moe_bytes(y, e, r, w, n_used), moe_flops(e, r, w, n_used), [&] { inner_.moe(y, e, r, w, n_used, a); });
+  }
+  void ffn_beside_moe(Rows y, Rows g, Rows h, Weight gate, Weight up, Weight down, Rows o, Rows e, Rows r, MoeWeights<Weight, Vec> w, int n_used, Act a)
+    requires requires(B b) { b.ffn_beside_moe(y, g, h, gate, up, down, o, e, r, w, n_used, a); }
+  {
+    timed("ffn_beside_moe", act(y) + 2 * act(g) + act(h) + bytes(gate) + bytes(up) + bytes(down) + moe_bytes(o, e, r, w, n_used),
+          flops(h, gate) + flops(h, up) + flops(g, down) + moe_flops(e, r, w, n_used),
+          [&] { inner_.ffn_beside_moe(y, g, h, gate, up, down, o, e, r, w, n_used, a); });
   }
   void add(Rows y, Rows a, Rows b) { timed("add", 3 * act(y), 0, [&] { inner_.add(y, a, b); }); }
   void concat(Rows y, Rows a, Rows b) { timed("concat", 2 * act(y), 0, [&] { inner_.concat(y, a, b); }); }
@@ -130,6 +132,15 @@ class Traced {
   static double act(const Rows& x) { return double(B::rows_bytes(x.rows, x.cols)); }
   static double bytes(const Weight& w) { return w ? double(w.n_stack * w.n_out) * double(row_bytes(w.type, w.n_in)) : 0; }
   static double flops(const Rows& x, const Weight& w) { return w ? 2.0 * x.rows * double(w.n_in) * double(w.n_out) : 0; }
+  // At most every expert once; at least what one token uses.
+  static double moe_bytes(const Rows& y, const Rows& e, const Rows& r, const MoeWeights<Weight, Vec>& w, int n_used) {
+    const double share = std::min(1.0, double(n_used) * y.rows / double(w.router.n_out));
+    return act(y) + act(e) + act(r) + bytes(w.router) + share * (bytes(w.gate_up) + bytes(w.gate) + bytes(w.up) + bytes(w.down));
+  }
+  static double moe_flops(const Rows& e, const Rows& r, const MoeWeights<Weight, Vec>& w, int n_used) {
+    const double per_token = flops(e, w.gate_up) + flops(e, w.gate) + flops(e, w.up) + 2.0 * double(w.down.n_in) * double(w.down.n_out) * e.rows;
+    return flops(r, w.router) + per_token * n_used;
+  }
   template <class F>
   void timed(const char* verb, double bytes, double flops, F&& f) {
     const auto start = std::chrono::steady_clock::now();

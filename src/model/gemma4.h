@@ -40,11 +40,11 @@ void feed_forward(B& b, const LayerW<B>& L, const LayerCfg& c, const ModelCfg& m
   const int T = s.shape.n_tok;
   auto h = w.h.view(T, m.d_model), y = w.y.view(T, m.d_model);
   auto g = w.g.view(T, c.d_ff);
+  if (c.moe)
+    return ffn_beside_moe(b, y, g, h, L.gate, L.up, L.down, w.a.view(T, m.d_model), w.e.view(T, m.d_model), w.r.view(T, m.d_model), L.experts,
+                          m.n_expert_used, m.act);
   b.gate_up(g, h, L.gate, L.up, m.act);
   b.matmul(y, g, L.down);
-  if (!c.moe) return;
-
-  b.moe(w.a.view(T, m.d_model), w.e.view(T, m.d_model), w.r.view(T, m.d_model), L.experts, m.n_expert_used, m.act);
 }
 
 // y = Wproj (gelu(Wgate x) * the layer's slice of the per-layer embeddings)

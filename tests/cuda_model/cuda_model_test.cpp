@@ -65,6 +65,8 @@ class Unmerged : public Cuda {
   void residual_norm_moe(T...) = delete;
   template <class... T>
   void join_residual_norm(T...) = delete;
+  template <class... T>
+  void ffn_beside_moe(T...) = delete;
 };
 }  // namespace
 }  // namespace facet::test
@@ -94,11 +96,11 @@ void every_verb_as_reference(std::initializer_list<const char*> verbs) {
 }
 TEST(CudaModel, EveryVerbAsReference) {
   NEEDS_GPU();
-  every_verb_as_reference<Cuda>({"norm_rope_append", "residual_norm_moe.r", "join_residual_norm.x", "attend", "moe"});
+  every_verb_as_reference<Cuda>({"norm_rope_append", "residual_norm_moe.r", "join_residual_norm.x", "attend", "ffn_beside_moe.o"});
 }
 TEST(CudaModel, EveryUnmergedVerbAsReference) {
   NEEDS_GPU();
-  every_verb_as_reference<Unmerged>({"head_norm_rope", "head_norm", "rms_norm", "residual_norm.x", "add"});
+  every_verb_as_reference<Unmerged>({"head_norm_rope", "head_norm", "rms_norm", "residual_norm.x", "add", "moe"});
 }
 
 // A backend whose bits depend on how many tokens a step has: every law below must notice.

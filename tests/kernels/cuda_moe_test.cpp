@@ -155,7 +155,7 @@ struct Case {
     const OnDevice<unsigned> counter(std::vector<unsigned>{0});
     const cuda::MoeBuffers b{.routing = {logits.p(), weight.p(), expert.p(), active.p(), begin.p(), pair.p(), counter.p()},
                              .hidden = reinterpret_cast<__nv_bfloat16*>(hidden.p()), .out = out.p()};
-    cuda::route(nullptr, m, rows(*dev_r, first, n), n, b.routing);
+    cuda::route(nullptr, cuda::route_job(m, rows(*dev_r, first, n), n, b.routing));
     cuda::moe_small(nullptr, m, input(first, n), n, b);
     cuda::moe_small_combine(nullptr, rows(y, 0, n), b.out, b.routing.weight, m.n_used);
     ok(cudaGetLastError());

@@ -321,7 +321,7 @@ int Cuda::small_rows(int rows) const { return rows == step_.shape.n_tok ? step_.
 
 // --- matrix products
 
-void Cuda::products(std::span<const Rows> y, const Rows& x, std::span<const Weight> w, bool glu, Act act, const Rows* twin) {
+void Cuda::products(std::span<const Rows> y, const Rows& x, std::span<const Weight> w, bool glu, Act act, const Rows* twin, cuda::SkinnyWork work) {
   const __nv_bfloat16* in = rounded(x);
   const int64_t stride = x.buffer->stride;
   const int rows = x.rows, small = small_rows(rows);
@@ -341,7 +341,9 @@ void Cuda::products(std::span<const Rows> y, const Rows& x, std::span<const Weig
     }
     const bool ready = image_of_ == x.buffer && n == rows && rows == image_rows_ && x.first == 0 && x.begin == 0 && x.cols == x.buffer->cols;
     if (!ready) image_of_ = nullptr;
-    cuda::skinny(stream_, m, int(w.size()), glu, act, in + row * stride, stride, n, {partial_, counter_, image_, ready});
+    work.partial = partial_, work.counter = counter_, work.image = image_, work.image_ready = ready;
+    cuda::skinny(stream_, m, int(w.size()), glu, act, in + row * stride, stride, n, work);
+    work.beside = nullptr;
   }
   if (!long_gemm) return;
   const int n = rows - small;
@@ -382,7 +384,8 @@ void Cuda::gate_up(Rows y, Rows h, Weight gate, Weight up, Act act) {
   products({&y, 1}, h, w, true, act, nullptr);
 }
 
-void Cuda::moe(Rows y, Rows e, Rows r, MoeWeights<Weight, Vec> w, int n_used, Act act) {
+namespace {
+cuda::MoeExperts experts_of(const MoeWeights<Cuda::Weight, Cuda::Vec>& w, int n_used, Act act) {
   cuda::MoeExperts m;
   m.d_expert = int(w.down.n_in);
   if (w.gate_up)
@@ -393,12 +396,18 @@ void Cuda::moe(Rows y, Rows e, Rows r, MoeWeights<Weight, Vec> w, int n_used, Ac
   m.router = w.router.f32, m.scale = w.scale.p;
   m.n_expert = int(w.router.n_out), m.n_used = n_used, m.act = act;
   CHECK(m.router && m.d_expert % cuda::kTileRows == 0, "{}: a router in f32 and experts of a multiple of 16 rows", w.router.name);
+  return m;
+}
+}  // namespace
+
+void Cuda::moe(Rows y, Rows e, Rows r, MoeWeights<Weight, Vec> w, int n_used, Act act) {
+  const cuda::MoeExperts m = experts_of(w, n_used, act);
   rounded(e);
   written(y, false);
   const int small = small_rows(y.rows), many = y.rows - small > kSkinnyMost ? y.rows - small : 0, last = y.rows - many;
   for (int row = 0, n = 0; row < last; row += n) {
     n = std::min(cuda::kMoeRows, last - row);
-    cuda::route(stream_, m, mat_at(r, row, n, false), n, moe_.routing);
+    cuda::route(stream_, cuda::route_job(m, mat_at(r, row, n, false), n, moe_.routing));
     cuda::moe_small(stream_, m, mat_at(e, row, n, true), n, moe_);
     if (y.rows <= cuda::kMoeRows)
       uncombined_ = {.to = y, .n_used = n_used};
@@ -406,6 +415,24 @@ void Cuda::moe(Rows y, Rows e, Rows r, MoeWeights<Weight, Vec> w, int n_used, Ac
       cuda::moe_small_combine(stream_, mat_at(y, row, n, false), moe_.out, moe_.routing.weight, n_used);
   }
   if (many > 0) cuda::moe_many(stream_, m, mat_at(y, last, many, false), mat_at(e, last, many, true), mat_at(r, last, many, false), moe_many_);
+}
+
+// Few tokens: the routing runs beside the product of gate and up, and the experts' weights are on their way before down ends.
+void Cuda::ffn_beside_moe(Rows y, Rows g, Rows h, Weight gate, Weight up, Weight down, Rows o, Rows e, Rows r, MoeWeights<Weight, Vec> w, int n_used, Act act) {
+  if (y.rows > cuda::kMoeRows) {
+    gate_up(g, h, gate, up, act);
+    matmul(y, g, down);
+    return moe(o, e, r, w, n_used, act);
+  }
+  const cuda::MoeExperts m = experts_of(w, n_used, act);
+  const cuda::RouteJob routing = cuda::route_job(m, mat(r, false), y.rows, moe_.routing);
+  rounded(e);
+  const Weight both[2] = {gate, up};
+  products({&g, 1}, h, both, true, act, nullptr, {.beside = &routing});
+  products({&y, 1}, g, {&down, 1}, false, act, nullptr);
+  written(o, false);
+  cuda::moe_small(stream_, m, mat(e, true), y.rows, moe_, true);
+  uncombined_ = {.to = o, .n_used = n_used};
 }
 
 // --- attention

@@ -12,7 +12,7 @@
 
 #include "backend/backend.h"
 #include "backend/cuda/kernels/attend.h"
-#include "backend/cuda/kernels/matmul/layout.h"
+#include "backend/cuda/kernels/matmul/matmul.h"
 #include "backend/cuda/kernels/moe/moe.h"
 #include "base/check.h"
 #include "base/recent.h"
@@ -178,6 +178,7 @@ class Cuda {
   void act_mul(Rows y, Rows g, Rows u, Act act);
   void ple_combine(Rows p, Rows c, Vec gain, float in_scale, float out_scale, float eps);
   void moe(Rows y, Rows e, Rows r, MoeWeights<Weight, Vec> w, int n_used, Act act);
+  void ffn_beside_moe(Rows y, Rows g, Rows h, Weight gate, Weight up, Weight down, Rows o, Rows e, Rows r, MoeWeights<Weight, Vec> w, int n_used, Act act);
   void add(Rows y, Rows a, Rows b);
   void concat(Rows y, Rows a, Rows b);
   void gather(Rows y, Rows x, const Step& s);
@@ -241,7 +242,7 @@ class Cuda {
   const __nv_bfloat16* rounded(const Rows& x);             // the bf16 of x, made if it is stale
   int small_rows(int rows) const;                          // of the first rows: those of the leading short sequences
   // y[i] = w[i] x; with glu y[0] = act(w[0] x) * (w[1] x); with twin, y[1] also goes to *twin.
-  void products(std::span<const Rows> y, const Rows& x, std::span<const Weight> w, bool glu, Act act, const Rows* twin);
+  void products(std::span<const Rows> y, const Rows& x, std::span<const Weight> w, bool glu, Act act, const Rows* twin, cuda::SkinnyWork work = {});
   void gemm(float* y, int64_t y_stride, const __nv_bfloat16* x, int64_t x_stride, int n_row, const Weight& w);
 
   int gpu_ = 0;

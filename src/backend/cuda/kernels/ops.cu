@@ -17,7 +17,7 @@
 namespace facet::cuda {
 namespace {
 
-constexpr int kThreads = 512, kPer = 4;  // a norm's row is kPer float4 a thread
+constexpr int kThreads = 512, kMostPer = 4;  // a norm's row is kPer float4 a thread: half of the most for up to 4,096 columns
 
 __device__ float block_sum(float v) {
   __shared__ float part[kThreads / 32];
@@ -30,40 +30,46 @@ __device__ float block_sum(float v) {
   return v;
 }
 
+template <int kPer>
 struct Row {
   float4 v[kPer];
-  __device__ static int col(int i) { return (i * kThreads + int(threadIdx.x)) * 4; }
 };
-__device__ void load(Row& r, const float* p, int cols) {
+__device__ int col_of(int i) { return (i * kThreads + int(threadIdx.x)) * 4; }
+template <int kPer>
+__device__ void load(Row<kPer>& r, const float* p, int cols) {
 #pragma unroll
-  for (int i = 0; i < kPer; ++i) r.v[i] = Row::col(i) < cols ? *reinterpret_cast<const float4*>(p + Row::col(i)) : float4{};
+  for (int i = 0; i < kPer; ++i) r.v[i] = col_of(i) < cols ? *reinterpret_cast<const float4*>(p + col_of(i)) : float4{};
 }
-__device__ float inv_rms(const Row& r, int cols, float eps) {
+template <int kPer>
+__device__ float inv_rms(const Row<kPer>& r, int cols, float eps) {
   float s = 0;
 #pragma unroll
   for (int i = 0; i < kPer; ++i) s += (r.v[i].x * r.v[i].x + r.v[i].y * r.v[i].y) + (r.v[i].z * r.v[i].z + r.v[i].w * r.v[i].w);
   return rsqrtf(block_sum(s) / float(cols) + eps);
 }
 // A gain, or ones. Gains are read before the kernel waits for its input: they come from far away.
-__device__ Row gain_row(const float* p, int cols) {
-  Row r;
+template <int kPer>
+__device__ Row<kPer> gain_row(const float* p, int cols) {
+  Row<kPer> r;
 #pragma unroll
   for (int i = 0; i < kPer; ++i)
-    r.v[i] = p && Row::col(i) < cols ? __ldg(reinterpret_cast<const float4*>(p + Row::col(i))) : float4{1, 1, 1, 1};
+    r.v[i] = p && col_of(i) < cols ? __ldg(reinterpret_cast<const float4*>(p + col_of(i))) : float4{1, 1, 1, 1};
   return r;
 }
 __device__ void fetch_gain(const float* p, int cols) {  // into the L2
   const int c = int(threadIdx.x) * 32;
   if (p && c < cols) asm volatile("prefetch.global.L2 [%0];" ::"l"(p + c));
 }
-__device__ void scale(Row& r, float f, const Row& gain) {
+template <int kPer>
+__device__ void scale(Row<kPer>& r, float f, const Row<kPer>& gain) {
 #pragma unroll
   for (int i = 0; i < kPer; ++i) {
     const float4 g = gain.v[i];
     r.v[i].x *= f * g.x, r.v[i].y *= f * g.y, r.v[i].z *= f * g.z, r.v[i].w *= f * g.w;
   }
 }
-__device__ void add_to(Row& r, const Row& o, float f) {
+template <int kPer>
+__device__ void add_to(Row<kPer>& r, const Row<kPer>& o, float f) {
 #pragma unroll
   for (int i = 0; i < kPer; ++i) {
     r.v[i].x = (r.v[i].x + o.v[i].x) * f, r.v[i].y = (r.v[i].y + o.v[i].y) * f;
@@ -71,12 +77,13 @@ __device__ void add_to(Row& r, const Row& o, float f) {
   }
 }
 __device__ void put_bf(__nv_bfloat16* p, float4 v) { *reinterpret_cast<uint2*>(p) = {pack_bf16(v.x, v.y), pack_bf16(v.z, v.w)}; }
-__device__ void store(const Row& r, const Mat& m, int t) {
+template <int kPer>
+__device__ void store(const Row<kPer>& r, const Mat& m, int t) {
 #pragma unroll
   for (int i = 0; i < kPer; ++i) {
-    if (Row::col(i) >= m.cols) continue;
-    if (m.p) *reinterpret_cast<float4*>(m.p + t * m.stride + Row::col(i)) = r.v[i];
-    if (m.bf) put_bf(m.bf + t * m.bf_stride + Row::col(i), r.v[i]);
+    if (col_of(i) >= m.cols) continue;
+    if (m.p) *reinterpret_cast<float4*>(m.p + t * m.stride + col_of(i)) = r.v[i];
+    if (m.bf) put_bf(m.bf + t * m.bf_stride + col_of(i), r.v[i]);
   }
 }
 
@@ -95,30 +102,31 @@ __device__ void write_image(const Mat& m, int t) {
 }
 
 __global__ void __launch_bounds__(kThreads) rms_norm_kernel(Mat y, Mat x, const float* gain, float eps) {
-  const Row g = gain_row(gain, x.cols);
+  const auto g = gain_row<kMostPer>(gain, x.cols);
   wait_for_previous();
   let_next_start();
-  Row r;
+  Row<kMostPer> r;
   load(r, x.p + blockIdx.x * x.stride, x.cols);
   scale(r, inv_rms(r, x.cols, eps), g);
   store(r, y, int(blockIdx.x));
 }
 
-__device__ void store_scaled(const Row& r, float f, const Row& gain, const Mat& to, int t) {
-  Row s = r;
+template <int kPer>
+__device__ void store_scaled(const Row<kPer>& r, float f, const Row<kPer>& gain, const Mat& to, int t) {
+  Row<kPer> s = r;
   scale(s, f, gain);
   store(s, to, t);
 }
 
-template <bool kMoe>
+template <int kPer, bool kMoe>
 __global__ void __launch_bounds__(kThreads) residual_norm_kernel(Mat x, Mat h, Mat y, const float* post, const float* next, float out_scale, float eps, MoeInputs moe) {
   const int t = int(blockIdx.x);
-  const Row g_post = gain_row(post, x.cols), g_next = gain_row(next, x.cols);
-  Row g_r, g_e;
-  if (kMoe) g_r = gain_row(moe.router_gain, x.cols), g_e = gain_row(moe.expert_gain, x.cols);
+  const auto g_post = gain_row<kPer>(post, x.cols), g_next = gain_row<kPer>(next, x.cols);
+  Row<kPer> g_r, g_e;
+  if (kMoe) g_r = gain_row<kPer>(moe.router_gain, x.cols), g_e = gain_row<kPer>(moe.expert_gain, x.cols);
   wait_for_previous();
   let_next_start();
-  Row r, s;
+  Row<kPer> r, s;
   load(r, y.p + t * y.stride, x.cols);
   load(s, x.p + t * x.stride, x.cols);
   if (post) scale(r, inv_rms(r, x.cols, eps), g_post);
@@ -131,25 +139,42 @@ __global__ void __launch_bounds__(kThreads) residual_norm_kernel(Mat x, Mat h, M
   if (kMoe) store_scaled(s, f, g_r, moe.r, t), store_scaled(s, f, g_e, moe.e, t);
 }
 
+// With few columns registers hold all gains, and several ranks' outputs are read at once: they come from far away, too.
+template <int kPer>
 __global__ void __launch_bounds__(kThreads) moe_join_kernel(Mat x, Mat h, Mat y, Mat o, MoeJoin m) {
+  constexpr bool kFew = kPer < kMostPer;
+  constexpr int kUsed = kFew ? 4 : 1;
   const int t = int(blockIdx.x);
-  const Row g_shared = gain_row(m.shared_post, x.cols), g_routed = gain_row(m.routed_post, x.cols);
-  fetch_gain(m.post, x.cols), fetch_gain(m.next, x.cols);  // registers do not hold four
+  Row<kPer> g_post{}, g_next{};
+  const auto g_shared = gain_row<kPer>(m.shared_post, x.cols), g_routed = gain_row<kPer>(m.routed_post, x.cols);
+  if constexpr (kFew)
+    g_post = gain_row<kPer>(m.post, x.cols), g_next = gain_row<kPer>(m.next, x.cols);
+  else
+    fetch_gain(m.post, x.cols), fetch_gain(m.next, x.cols);
   wait_for_previous();
   let_next_start();
-  Row r, s, stream;
+  Row<kPer> r, s, stream;
   load(r, y.p + t * y.stride, x.cols);
   load(stream, x.p + t * x.stride, x.cols);
   if (m.slots.out) {
     // The experts' outputs have not been added up: in the order of ranks, as combine does.
-    s = Row{};
-    for (int k = 0; k < m.slots.n_used; ++k) {
-      const int64_t slot = int64_t(t) * m.slots.n_used + k;
-      Row v;
-      load(v, m.slots.out + slot * x.cols, x.cols);
-      const float w = m.slots.weight[slot];
+    s = Row<kPer>{};
+    for (int k0 = 0; k0 < m.slots.n_used; k0 += kUsed) {
+      Row<kPer> v[kUsed];
+      float w[kUsed];
 #pragma unroll
-      for (int i = 0; i < kPer; ++i) s.v[i].x += w * v.v[i].x, s.v[i].y += w * v.v[i].y, s.v[i].z += w * v.v[i].z, s.v[i].w += w * v.v[i].w;
+      for (int k = 0; k < kUsed; ++k) {
+        const int64_t slot = int64_t(t) * m.slots.n_used + min(k0 + k, m.slots.n_used - 1);
+        load(v[k], m.slots.out + slot * x.cols, x.cols);
+        w[k] = m.slots.weight[slot];
+      }
+#pragma unroll
+      for (int k = 0; k < kUsed; ++k) {
+        if (k0 + k >= m.slots.n_used) break;
+#pragma unroll
+        for (int i = 0; i < kPer; ++i)
+          s.v[i].x += w[k] * v[k].v[i].x, s.v[i].y += w[k] * v[k].v[i].y, s.v[i].z += w[k] * v[k].v[i].z, s.v[i].w += w[k] * v[k].v[i].w;
+      }
     }
   } else {
     load(s, o.p + t * o.stride, x.cols);
@@ -157,11 +182,11 @@ __global__ void __launch_bounds__(kThreads) moe_join_kernel(Mat x, Mat h, Mat y,
   scale(r, inv_rms(r, x.cols, m.eps), g_shared);
   scale(s, inv_rms(s, x.cols, m.eps), g_routed);
   add_to(r, s, 1.f);
-  if (m.post) scale(r, inv_rms(r, x.cols, m.eps), gain_row(m.post, x.cols));
+  if (m.post) scale(r, inv_rms(r, x.cols, m.eps), kFew ? g_post : gain_row<kPer>(m.post, x.cols));
   add_to(stream, r, m.out_scale);
   store(stream, x, t);
   if (!m.next) return;
-  store_scaled(stream, inv_rms(stream, x.cols, m.eps), gain_row(m.next, x.cols), h, t);
+  store_scaled(stream, inv_rms(stream, x.cols, m.eps), kFew ? g_next : gain_row<kPer>(m.next, x.cols), h, t);
   if (h.image) write_image(h, t);
 }
 
@@ -222,26 +247,28 @@ __global__ void __launch_bounds__(128) ple_combine_kernel(Mat p, Mat c, const fl
   for (int i = lane; i < n; i += 32) pt[i] = (ct[i] * in_scale * r * gain[i] + pt[i]) * out_scale;
 }
 
+bool few_cols(const Mat& x) { return x.cols <= kThreads * kMostPer / 2 * 4; }
+
 }  // namespace
 
 void embed(cudaStream_t stream, Mat x, const TiledMatrix& table, const int32_t* token, float scale_by) {
   launch(embed_kernel, dim3(unsigned(x.rows)), dim3(256), 0, stream, x, table, token, scale_by);
 }
 void rms_norm(cudaStream_t stream, Mat y, Mat x, const float* gain, float eps) {
-  CHECK(x.cols % 4 == 0 && x.cols <= kThreads * kPer * 4, "{} columns", x.cols);
+  CHECK(x.cols % 4 == 0 && x.cols <= kThreads * kMostPer * 4, "{} columns", x.cols);
   launch(rms_norm_kernel, dim3(unsigned(x.rows)), dim3(kThreads), 0, stream, y, x, gain, eps);
 }
 void residual_norm(cudaStream_t stream, Mat x, Mat h, Mat y, const float* post, const float* next, float out_scale, float eps) {
-  CHECK(x.cols % 4 == 0 && x.cols <= kThreads * kPer * 4, "{} columns", x.cols);
-  launch(residual_norm_kernel<false>, dim3(unsigned(x.rows)), dim3(kThreads), 0, stream, x, h, y, post, next, out_scale, eps, MoeInputs{});
+  CHECK(x.cols % 4 == 0 && x.cols <= kThreads * kMostPer * 4, "{} columns", x.cols);
+  launch(few_cols(x) ? residual_norm_kernel<kMostPer / 2, false> : residual_norm_kernel<kMostPer, false>, dim3(unsigned(x.rows)), dim3(kThreads), 0, stream, x, h, y, post, next, out_scale, eps, MoeInputs{});
 }
 void residual_norm_moe(cudaStream_t stream, Mat x, Mat h, Mat y, const float* post, const float* next, float out_scale, float eps, const MoeInputs& moe) {
-  CHECK(x.cols % 4 == 0 && x.cols <= kThreads * kPer * 4 && next, "{} columns", x.cols);
-  launch(residual_norm_kernel<true>, dim3(unsigned(x.rows)), dim3(kThreads), 0, stream, x, h, y, post, next, out_scale, eps, moe);
+  CHECK(x.cols % 4 == 0 && x.cols <= kThreads * kMostPer * 4 && next, "{} columns", x.cols);
+  launch(few_cols(x) ? residual_norm_kernel<kMostPer / 2, true> : residual_norm_kernel<kMostPer, true>, dim3(unsigned(x.rows)), dim3(kThreads), 0, stream, x, h, y, post, next, out_scale, eps, moe);
 }
 void moe_join(cudaStream_t stream, Mat x, Mat h, Mat y, Mat o, const MoeJoin& m) {
-  CHECK(x.cols % 4 == 0 && x.cols <= kThreads * kPer * 4, "{} columns", x.cols);
-  launch(moe_join_kernel, dim3(unsigned(x.rows)), dim3(kThreads), 0, stream, x, h, y, o, m);
+  CHECK(x.cols % 4 == 0 && x.cols <= kThreads * kMostPer * 4, "{} columns", x.cols);
+  launch(few_cols(x) ? moe_join_kernel<kMostPer / 2> : moe_join_kernel<kMostPer>, dim3(unsigned(x.rows)), dim3(kThreads), 0, stream, x, h, y, o, m);
 }
 void act_mul(cudaStream_t stream, Mat y, Mat g, Mat u, Act act) {
   each4(stream, y.rows, y.cols, [=] __device__(int t, int c) {

@@ -3,6 +3,7 @@
 
 #include "backend/cuda/kernels/attend.h"
 #include "backend/cuda/kernels/matmul/layout.h"
+#include "backend/cuda/kernels/moe/moe.h"
 
 // Launchers of matrix products. Everything is device memory unless it says host.
 namespace facet::cuda {
@@ -28,6 +29,7 @@ struct SkinnyWork {
   unsigned* counter = nullptr;      // zero between launches
   uint8_t* image = nullptr;         // activations in 8 bits: the kernel's own, or x's
   bool image_ready = false;         // it is x's already: of these n_tok rows, all columns
+  const RouteJob* beside = nullptr; // a routing to be done meanwhile
 };
 constexpr int kSkinnyRows = 16;     // rows of one launch
 // Floats, counters and bytes of it for a product with one such matrix.

@@ -14,10 +14,12 @@
 // for T = 1 and 16 Reference  CpuRef::matmul, qkv, gate_up    Test tests/kernels/cuda_matmul_test.cpp Bench
 // bench/verbs/cuda_matmul_bench.cu
 #include <algorithm>
+#include <utility>
 
 #include "backend/cuda/kernels/common/launch.cuh"
 #include "backend/cuda/kernels/matmul/skinny_args.h"
 #include "backend/cuda/kernels/matmul/stream.cuh"
+#include "backend/cuda/kernels/moe/route.cuh"
 
 namespace facet::cuda {
 namespace {
@@ -43,7 +45,7 @@ struct Room {
 };
 Room room() {
   return device().shared >= kMuchShared ? Room{kLongWarps, kShortWarps, 5632, 2816, 16}
-                                  : Room{kLongWarps / 2, kShortWarps, 2560, 1280, 8};
+                                        : Room{kLongWarps / 2, kShortWarps, 2560, 1280, 8};
 }
 // Bytes of weights a multiprocessor, up to which a kernel is short.
 constexpr int kShortShare = 96 * 1024;
@@ -54,7 +56,9 @@ int act_blocks(int64_t n_in) { return int((n_in + kActBlock - 1) / kActBlock); }
 // As many sets as the columns need, or up to kUsualSets where that divides better.
 constexpr int kUsualSets = 16;
 int most_act_blocks(bool is_bf) { return (is_bf ? room().float_cols : room().int_cols) / kActBlock; }
-int least_sets(int n_block, bool is_bf) { return (n_block + most_act_blocks(is_bf) - 1) / most_act_blocks(is_bf); }
+int least_sets(int n_block, bool is_bf) {
+  return (n_block + most_act_blocks(is_bf) - 1) / most_act_blocks(is_bf);
+}
 
 // Sets of blocks for so many jobs of n_block blocks of 256 columns: the least time of the slowest block, in
 // tiles. Adding up sets is taken to cost as much as 30 tiles, and 4 a set.
@@ -68,7 +72,8 @@ int choose_sets(int64_t n_job, int n_sub, int n_block, bool is_bf) {
     if (best == 0 || time < least) best = s, least = time;
     if (n_job > many_strips()) break;  // they divide well enough, and their partial sums would be large
   }
-  CHECK(best <= kMaxSets && best <= device().n_sm, "{} columns in at most {} sets", n_block * kActBlock, kMaxSets);
+  CHECK(best <= kMaxSets && best <= device().n_sm, "{} columns in at most {} sets", n_block * kActBlock,
+        kMaxSets);
   return best;
 }
 
@@ -92,13 +97,21 @@ int64_t skinny_partials(const TiledMatrix& m) {
   if (m.n_strip() > many_strips()) return least == 1 ? 0 : int64_t(least) * m.n_strip() * 256;
   return int64_t(std::max(least, kUsualSets)) * m.n_strip() * 256;
 }
-int64_t skinny_most_cols(bool is_bf) { return int64_t(std::min(kMaxSets, device().n_sm)) * most_act_blocks(is_bf) * kActBlock; }
+int64_t skinny_most_cols(bool is_bf) {
+  return int64_t(std::min(kMaxSets, device().n_sm)) * most_act_blocks(is_bf) * kActBlock;
+}
 int skinny_counters() { return device().n_sm; }
 int64_t skinny_image_bytes(int64_t n_in) { return int64_t(act_blocks(n_in)) * ActsInt<16>::kStride; }
 
 void skinny(cudaStream_t stream, const SkinnyMatrix* m, int n_matrix, bool glu, Act act,
             const __nv_bfloat16* x, int64_t x_stride, int n_tok, SkinnyWork work) {
   const Room have = room();
+  int64_t all = 0;
+  for (int i = 0; i < n_matrix; ++i)
+    all += int64_t(m[i].w.n_tile()) * tile_bytes(m[i].w.tile) * m[i].w.n_strip();
+  const bool is_short = all <= int64_t(kShortShare) * device().n_sm;
+  if (work.beside && (!is_short || m[0].w.tile >= Tile::kBF16))
+    route(stream, *std::exchange(work.beside, nullptr));  // no room for other blocks
   if (n_tok > have.rows) {
     work.image_ready = false;  // its rows lie otherwise
     SkinnyMatrix rest[3];
@@ -109,6 +122,7 @@ void skinny(cudaStream_t stream, const SkinnyMatrix* m, int n_matrix, bool glu, 
       if (m[i].y_bf) rest[i].y_bf += have.rows * m[i].y_bf_stride;
     }
     skinny(stream, m, n_matrix, glu, act, x, x_stride, have.rows, work);
+    work.beside = nullptr;
     return skinny(stream, rest, n_matrix, glu, act, x + have.rows * x_stride, x_stride, n_tok - have.rows,
                   work);
   }
@@ -118,6 +132,7 @@ void skinny(cudaStream_t stream, const SkinnyMatrix* m, int n_matrix, bool glu, 
     for (int i = 1; i < n_matrix; ++i)
       if ((m[i].w.tile >= Tile::kBF16) != is_bf) {
         skinny(stream, m, i, glu, act, x, x_stride, n_tok, work);
+        work.beside = nullptr;
         return skinny(stream, m + i, n_matrix - i, glu, act, x, x_stride, n_tok, work);
       }
   SkinnyArgs a{};
@@ -159,8 +174,6 @@ void skinny(cudaStream_t stream, const SkinnyMatrix* m, int n_matrix, bool glu, 
   // Blocks share the jobs by cost.
   CHECK(a.blocks <= kMaxBlocks, "{} blocks", a.blocks);
   auto job_cost = [&](int i) { return int64_t(m[i].w.n_tile()) * tile_bytes(m[i].w.tile); };
-  int64_t all = 0;
-  for (int i = 0; i < n_matrix; ++i) all += job_cost(i) * m[i].w.n_strip();
   for (int b = 0; b < a.blocks; ++b) {
     int64_t c = all * b / a.blocks;
     for (int i = 0; i < a.n_matrix; ++i) {
@@ -171,7 +184,11 @@ void skinny(cudaStream_t stream, const SkinnyMatrix* m, int n_matrix, bool glu, 
     }
   }
   a.block_job[a.blocks] = a.n_job;
-  if (all <= int64_t(kShortShare) * device().n_sm)
+  if (is_short && work.beside) {
+    const int groups = have.short_warps * 32 / kRouteThreads;
+    a.beside = *work.beside, a.beside_blocks = (a.beside.n_expert + groups - 1) / groups;
+  }
+  if (is_short)
     launch_for<true>(stream, a, is_bf, have.short_warps);
   else
     launch_for<false>(stream, a, is_bf, have.long_warps);

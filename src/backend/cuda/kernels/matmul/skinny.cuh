@@ -5,6 +5,7 @@
 #include "backend/cuda/kernels/common/launch.cuh"
 #include "backend/cuda/kernels/matmul/skinny_args.h"
 #include "backend/cuda/kernels/matmul/stream.cuh"
+#include "backend/cuda/kernels/moe/route.cuh"
 
 // The kernel of skinny.cu; its instances are compiled apart from each other.
 namespace facet::cuda {
@@ -49,8 +50,14 @@ __global__ void __launch_bounds__(stream_warps(kShort) * 32, kShort ? 2 : 1)
   __shared__ bool is_last;
   __shared__ uint64_t image_bar;
   constexpr int kPart = kPartFloats<N>;
+  int at = int(blockIdx.x);
+  if constexpr (kShort && !kFloat) {
+    // The first blocks: what they read is on its way before the weights of the others.
+    if (at < a.beside_blocks) return route_block(a.beside, at, a.beside_blocks, 1, *reinterpret_cast<RouteScratch*>(shared));
+    at -= a.beside_blocks;
+  }
   const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32, n_warp = int(blockDim.x) / 32;
-  const int set = int(blockIdx.x) % a.n_set, block = int(blockIdx.x) / a.n_set;
+  const int set = at % a.n_set, block = at / a.n_set;
   const DenseJobs jobs{a, set};
   float* const parts = reinterpret_cast<float*>(shared + Acts::bytes(a.set_cols));
   uint8_t* const rings = reinterpret_cast<uint8_t*>(parts + n_warp * a.n_sub * kPart);
@@ -154,8 +161,8 @@ void launch_skinny(cudaStream_t stream, SkinnyArgs& a, int n_warp) {
   // More bytes on their way than memory needs to be busy make it slower.
   if (!kShort) a.n_stage = std::min(a.n_stage, std::max(2, 1 + (kAheadBytes + stage - 1) / stage));
   CHECK(a.n_stage >= 2, "{} bytes of shared memory are too few for {} columns", device().shared, a.set_cols);
-  launch(skinny_kernel<N, kFloat, kShort>, dim3(unsigned(a.blocks * a.n_set)), dim3(unsigned(n_warp * 32)),
-         size_t(fixed + n_warp * a.n_stage * a.slot), stream, a);
+  launch(skinny_kernel<N, kFloat, kShort>, dim3(unsigned(a.beside_blocks + a.blocks * a.n_set)), dim3(unsigned(n_warp * 32)),
+         std::max(size_t(fixed + n_warp * a.n_stage * a.slot), sizeof(RouteScratch)), stream, a);
 }
 
 }  // namespace facet::cuda

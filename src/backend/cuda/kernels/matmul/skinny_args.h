@@ -6,7 +6,6 @@ namespace facet::cuda {
 
 constexpr int kMaxSets = 64, kMaxBlocks = 264;
 
-
 struct SkinnyArgs {
   SkinnyMatrix m[3];
   int64_t strip_bytes[3];
@@ -14,7 +13,7 @@ struct SkinnyArgs {
   int n_job, n_matrix, n_sub;
   int16_t set_tile[3][kMaxSets + 1];  // where the columns of each set begin, in tiles
   int n_set, blocks;                  // sets of blocks that share the columns of a strip; blocks of a set
-  int block_job[kMaxBlocks + 1];           // where the jobs of each block of a set begin
+  int block_job[kMaxBlocks + 1];      // where the jobs of each block of a set begin
   facet::Act act;
   const __nv_bfloat16* x;
   int64_t x_stride;
@@ -24,6 +23,8 @@ struct SkinnyArgs {
   int n_stage, slot;  // of a warp's ring
   float* partial;     // [set][job][sub][16 N]
   unsigned* counter;  // [block of a set]
+  RouteJob beside;    // of the first beside_blocks blocks
+  int beside_blocks;
 };
 
 // The kernel for N rows, with the shared memory that fits the arguments.

@@ -36,9 +36,17 @@ struct MoeBuffers {
 };
 
 // Chooses experts for n_tok <= kMoeRows rows of r: the n_used largest logits, lowest index on ties; softmax over the chosen.
-void route(cudaStream_t, const MoeExperts&, Mat r, int n_tok, const Routing&);
+struct RouteJob {
+  const float *router = nullptr, *scale = nullptr;
+  int n_expert = 0, n_used = 0, n_tok = 0;
+  Mat r;
+  Routing o;
+};
+RouteJob route_job(const MoeExperts&, Mat r, int n_tok, const Routing&);
+void route(cudaStream_t, const RouteJob&);
 // out[slot] = expert(e[t]) of n_tok <= kMoeRows rows in bf16; then y[t] = sum over ranks of weight * out, in rank order.
-void moe_small(cudaStream_t, const MoeExperts&, Mat e, int n_tok, const MoeBuffers&);
+// routed: the kernel before this one was no part of the routing; so the routing has ended when this one starts.
+void moe_small(cudaStream_t, const MoeExperts&, Mat e, int n_tok, const MoeBuffers&, bool routed = false);
 void moe_small_combine(cudaStream_t, Mat y, const float* out, const float* weight, int n_used);
 
 // --- many tokens

@@ -238,7 +238,7 @@ void run_for(cudaStream_t stream, ExpertArgs a, int n_tok) {
 
 }  // namespace
 
-void moe_small(cudaStream_t stream, const MoeExperts& m, Mat e, int n_tok, const MoeBuffers& b) {
+void moe_small(cudaStream_t stream, const MoeExperts& m, Mat e, int n_tok, const MoeBuffers& b, bool routed) {
   CHECK(n_tok <= kMoeRows && e.cols == m.gate.n_in, "{} tokens, {} columns", n_tok, e.cols);
   ExpertArgs a{};
   a.w[0] = m.gate, a.w[1] = m.up;
@@ -247,6 +247,7 @@ void moe_small(cudaStream_t stream, const MoeExperts& m, Mat e, int n_tok, const
   a.x = e.bf, a.x_stride = e.bf_stride, a.by_token = true;
   a.n_used = m.n_used, a.n_expert = m.n_expert, a.r = b.routing;
   a.hidden = b.hidden, a.n_out = m.d_expert, a.act = m.act;
+  a.list_ready = routed;
   run_for<kUpSlices>(stream, a, n_tok);
 
   ExpertArgs d = a;
