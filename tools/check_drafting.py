@@ -43,7 +43,7 @@ def main():
     p.add_argument("--backend", default="auto")
     p.add_argument("--prompts", type=int, default=4)
     p.add_argument("--kv", default="f16,q8_0,q4_0,tq3_0")
-    p.add_argument("--ways", default="chain,tree,auto", help="chain,auto: what is promised on a GPU")
+    p.add_argument("--ways", default="chain,tree,auto")
     p.add_argument("-n", type=int, default=64, help="tokens of an answer")
     p.add_argument("--jobs", type=int, default=1)
     a = p.parse_args()

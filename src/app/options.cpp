@@ -58,7 +58,7 @@ void add_draft_options(CLI::App* cmd, DraftOptions& o, EngineConfig& c) {
   cmd->add_option("--draft", o.sources, "Drafter that proposes tokens to verify: a path (repeatable); dflash or mtp, the one beside the model; auto, whatever is there; or none. It changes no text, only the speed")->option_text("PATH|auto|dflash|mtp|none [auto]");
   cmd->add_option("--draft-max", c.draft.max, "Tokens of a draft at most; 0: 15, or what the drafter can")->check(CLI::Range(0, kMaxDraft))->capture_default_str();
   cmd->add_option("--draft-min", c.draft.min, "Tokens of a draft at least; 0: none where plain steps are faster")->check(CLI::Range(0, kMaxDraft))->capture_default_str();
-  cmd->add_option("--draft-tree", c.draft.tree, "Verify a tree of this many tokens instead of a chain; the text is plain decoding's bit for bit on a CPU, on a GPU with chains only; 0: chains")->check(CLI::Range(0, kMaxDraft))->capture_default_str();
+  cmd->add_option("--draft-tree", c.draft.tree, "Verify a tree of this many tokens instead of a chain; the text is plain decoding's bit for bit, on a GPU up to 15 tokens; 0: chains")->check(CLI::Range(0, kMaxDraft))->capture_default_str();
 }
 
 Result<std::vector<std::string>> draft_files(const std::string& model, const DraftOptions& o) {

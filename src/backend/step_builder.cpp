@@ -1,6 +1,7 @@
 #include "backend/step_builder.h"
 
 #include <algorithm>
+#include <bit>
 
 #include "base/check.h"
 
@@ -19,8 +20,7 @@ void StepBuilder::begin() {
   mask_.clear();
   ancestor_.clear();
   q_begin_.push_back(0);
-  longest_ = most_tok_ = n_small_ = 0;
-  any_tree_ = false;
+  longest_ = most_tok_ = n_small_ = n_path_ = 0;
 }
 
 void StepBuilder::add(const SeqStep& q) {
@@ -28,12 +28,14 @@ void StepBuilder::add(const SeqStep& q) {
   CHECK(n > 0 && token_.size() + size_t(n) <= max_tok_ && slot_.size() < max_seq_, "{} tokens after {} of {}", n, base, max_tok_);
   CHECK(q.out != Out::kGiven || q.out_row.size() == q.token.size(), "{} output rows for {} tokens", q.out_row.size(), n);
   CHECK(q.mask != Mask::kTree || (n <= kMaxTreeNodes && q.parent.size() == q.token.size()), "tree of {} nodes, {} parents", n, q.parent.size());
+  uint64_t inner = 0;  // nodes that are parents
   for (int j = 0; j < n; ++j) {
     uint64_t ancestor = 0;
     int pos = q.pos >= 0 ? q.pos : q.kv_len + j;
     if (q.mask == Mask::kTree) {
       const int parent = q.parent[size_t(j)];
       CHECK(parent < j && (parent >= 0) == (j > 0), "node {} has parent {}", j, parent);
+      if (j > 0) inner |= uint64_t(1) << parent;
       ancestor = uint64_t(1) << j | (j > 0 ? ancestor_[size_t(base + parent)] : 0);
       pos = j > 0 ? pos_[size_t(base + parent)] + 1 : q.kv_len;
     }
@@ -51,7 +53,7 @@ void StepBuilder::add(const SeqStep& q) {
   mask_.push_back(q.mask);
   longest_ = std::max(longest_, q.kv_len + n);
   if (q.mask != Mask::kPast) most_tok_ = std::max(most_tok_, n);
-  any_tree_ |= q.mask == Mask::kTree;
+  if (q.mask == Mask::kTree && n <= kSmallT) n_path_ = std::max(n_path_, n - std::popcount(inner));
 }
 
 void StepBuilder::pad_to(int n_tok) {
@@ -66,7 +68,7 @@ void StepBuilder::pad_to(int n_tok) {
 
 const Step& StepBuilder::finish() {
   step_.shape = {.n_tok = int(token_.size()), .n_seq = int(slot_.size()), .n_out = int(out_row_.size()), .n_small = n_small_,
-                 .longest = longest_, .any_tree = any_tree_, .staged = most_tok_ > margin_};
+                 .longest = longest_, .n_path = n_path_, .staged = most_tok_ > margin_};
   step_.token = token_.data();
   step_.pos = pos_.data();
   step_.seq = seq_.data();

@@ -40,8 +40,7 @@ class StepBuilder {
   std::vector<Mask> mask_;
   std::vector<uint64_t> ancestor_;
   Step step_;
-  int longest_ = 0, most_tok_ = 0, n_small_ = 0;
-  bool any_tree_ = false;
+  int longest_ = 0, most_tok_ = 0, n_small_ = 0, n_path_ = 0;
 };
 
 }  // namespace facet

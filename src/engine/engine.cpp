@@ -62,10 +62,6 @@ Result<std::unique_ptr<Engine>> Engine::open(const EngineConfig& c) {
   if (decided->backend == "cuda" && !model.drafters.empty() && decided->draft.rows() > 15 && c.noted)
     c.noted(fmt::format("drafts of {} tokens make steps of more than 16 rows: on a GPU their logits may round differently from plain decoding's", decided->draft.rows()));
 
-  if (decided->backend == "cuda" && !model.drafters.empty() && decided->draft.tree > 0 && c.noted)
-    c.noted("--draft-tree: on a GPU a token behind another than the first branch adds up the rows it sees in another order than plain decoding does, so its "
-            "logits may round differently; chains give the same bits");
-
   if (!has_isa(c.cpu_isa)) return Error{"--cpu-isa", fmt::format("this machine has no {}", isa_name(c.cpu_isa)), "leave it out: the best there is will be used"};
 #if FACET_CUDA
   if (decided->backend == "cuda" && c.noted) {

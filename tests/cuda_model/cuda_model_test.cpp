@@ -39,6 +39,9 @@ struct Model {
   // Logits of every token, in chunks of `chunk`.
   std::vector<float> logits(std::span<const int32_t> tokens, int chunk, int slot = 0) {
     r->cache->clear(slot);
+    return more_logits(tokens, chunk, slot);
+  }
+  std::vector<float> more_logits(std::span<const int32_t> tokens, int chunk, int slot) {
     std::vector<float> all;
     for (size_t at = 0; at < tokens.size(); at += size_t(chunk)) {
       const size_t n = std::min(size_t(chunk), tokens.size() - at);
@@ -317,6 +320,69 @@ TEST(CudaModel, NeighboursDoNotMatter) {
   NEEDS_GPU();
   for (const std::string& path : models()) EXPECT_TRUE(neighbours_do_not_matter<Cuda>(path)) << path;
   EXPECT_FALSE(neighbours_do_not_matter<DependsOnStep>(models()[0]));
+}
+
+// A backend that takes rows of a tree in the order in which the step stores them.
+class TreesAsStored : public Cuda {
+ public:
+  using Cuda::Cuda;
+  void begin_step(Step s) {
+    s.shape.n_path = 0;
+    Cuda::begin_step(s);
+  }
+};
+}  // namespace
+}  // namespace facet::test
+namespace facet {
+template <>
+struct CacheOf<test::TreesAsStored> : CacheOf<Cuda> {};
+}  // namespace facet
+namespace facet::test {
+namespace {
+
+// Every node of a tree has the logits of plain decoding along its path, and a committed path leaves plain decoding's cache.
+template <class B>
+bool trees_are_plain_decoding(const std::string& path, KvType t) {
+  const std::vector<std::vector<int16_t>> shapes = {{-1, 0, 1, 2, 3, 4, 5, 6, 0, 8, 9, 10, 3, 12, 13, 14},   // late branches
+                                                    {-1, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13},   // two chains in turn
+                                                    {-1, 0, 0, 0, 2, 2, 3, 5, 1, 8, 4, 6, 9, 7, 12, 13}};
+  Model<B> m(path, plan(t));
+  const size_t vocab = size_t(m.cfg.n_vocab);
+  const auto other = m.ids(24, 22);
+  auto text = m.ids(37, 21);  // what slot 0 has
+  m.logits(text, 16, 0);
+  m.r->cache->clear(2);
+  for (size_t round = 0; round < 6; ++round) {
+    const auto& parent = shapes[round % 3];
+    const auto tokens = m.ids(int(parent.size()), uint32_t(30 + round));
+    m.r->steps.begin();
+    m.add({.slot = 2, .token = std::span(other).subspan(4 * round, 4), .out = Out::kNone});
+    m.add({.slot = 0, .token = tokens, .out = Out::kAll, .mask = Mask::kTree, .parent = parent});
+    const auto got = m.r->b.to_host(m.r->forward());
+    m.r->cache->commit(2, 4);
+    std::vector<int16_t> nodes;
+    std::vector<int32_t> along;
+    for (int leaf = 0; leaf < int(parent.size()); ++leaf) {
+      if (std::find(parent.begin(), parent.end(), leaf) != parent.end()) continue;
+      nodes.clear(), along.clear();
+      for (int i = leaf; i >= 0; i = parent[size_t(i)]) nodes.insert(nodes.begin(), int16_t(i)), along.insert(along.begin(), tokens[size_t(i)]);
+      m.logits(text, 16, 1);
+      const auto plain = m.more_logits(along, 1, 1);
+      for (size_t i = 0; i < nodes.size(); ++i)
+        if (!bitwise_equal(std::span(got).subspan(size_t(nodes[i]) * vocab, vocab), std::span(plain).subspan(i * vocab, vocab))) return false;
+    }
+    m.r->cache->commit_path(0, nodes);  // the last leaf's: it lies behind other branches
+    text.insert(text.end(), along.begin(), along.end());
+  }
+  m.logits(text, 16, 1);
+  return bitwise_equal(m.more_logits(std::span(other).first(5), 1, 0), m.more_logits(std::span(other).first(5), 1, 1));
+}
+TEST(CudaModel, TreesArePlainDecoding) {
+  NEEDS_GPU();
+  for (const std::string& path : models())
+    for (KvType t : {KvType::kF16, KvType::kQ8_0, KvType::kQ4_0, KvType::kTQ3_0}) EXPECT_TRUE(trees_are_plain_decoding<Cuda>(path, t)) << path << kv_type_name(t);
+  EXPECT_FALSE(trees_are_plain_decoding<TreesAsStored>(models()[0], KvType::kF16));
+  EXPECT_FALSE(trees_are_plain_decoding<DependsOnStep>(models()[0], KvType::kF16));
 }
 
 // Files of types that become others at load.

@@ -8,6 +8,7 @@
 #include <functional>
 #include <limits>
 #include <random>
+#include <set>
 
 #include "backend/cpu/cpu_ref.h"
 #include "backend/cuda/kernels/attend.h"
@@ -61,7 +62,10 @@ struct Batch {
       small &= seqs[q].n <= kSmallT;
       if (small) host.shape.n_small = int(token.size());
       host.shape.longest = std::max(host.shape.longest, seqs[q].kv_len + seqs[q].n);
-      host.shape.any_tree |= seqs[q].mask == Mask::kTree;
+      if (seqs[q].mask == Mask::kTree && seqs[q].n <= kSmallT) {
+        const std::set<int> inner(seqs[q].parent.begin() + 1, seqs[q].parent.end());
+        host.shape.n_path = std::max(host.shape.n_path, seqs[q].n - int(inner.size()));
+      }
       host.shape.staged |= seqs[q].mask != Mask::kPast && seqs[q].n > margin;
     }
     for (int i = 0; i < n_pad; ++i) token.push_back(0), pos.push_back(0), seq.push_back(-1), ancestor.push_back(0);
@@ -151,6 +155,25 @@ float sum4(const float* x, int n) {
   return float(std::sqrt(std::sqrt(s)));
 }
 
+// room: tokens whose partial results fit; 0: all of them.
+std::vector<float> attend_on_device(const Batch& batch, const KvLayer& kv, const std::vector<float>& q, const AttnSpec& spec, std::vector<uint16_t>* bf = nullptr,
+                                    int room = 0) {
+  const int T = batch.host.shape.n_tok, cols = spec.n_q_head * spec.head_dim;
+  OnDevice<float> dq(q), o(q.size());
+  OnDevice<uint16_t> ob(q.size());
+  BackendLimits l = limits(int(batch.host.shape.longest));
+  l.max_tok = room > 0 ? room : T;
+  const size_t bytes = cuda::attend_scratch_bytes(l, spec.n_q_head, spec.head_dim);
+  OnDevice<std::byte> scratch(bytes);
+  cuda::Mat mo{.p = o.p(), .rows = T, .cols = cols, .stride = cols}, mq{.p = dq.p(), .rows = T, .cols = cols, .stride = cols};
+  if (bf) mo.bf = reinterpret_cast<__nv_bfloat16*>(ob.p()), mo.bf_stride = cols;
+  cuda::attend(nullptr, mo, mq, kv, batch.dev, spec, {scratch.p(), bytes});
+  ok(cudaGetLastError());
+  auto got = o.get();
+  if (bf) *bf = ob.get();
+  return got;
+}
+
 // A filled cache, a step with its own rows appended, and queries. The rows next to every border of visibility (the end, the
 // step's own rows, both ends of the window) are like the queries, so that a border that is off by one shows.
 struct Case {
@@ -229,20 +252,7 @@ struct Case {
     if (d.k == KvType::kF32 && d.v == KvType::kF32) bound = 1e-4f * most_v;
   }
 
-  std::vector<float> run(AttnSpec with, std::vector<uint16_t>* bf = nullptr) const {
-    const int T = batch.host.shape.n_tok, cols = spec.n_q_head * d.E;
-    OnDevice<float> dq(q), o(q.size());
-    OnDevice<uint16_t> ob(q.size());
-    const size_t bytes = cuda::attend_scratch_bytes(limits(int(batch.host.shape.longest)), spec.n_q_head, d.E);
-    OnDevice<std::byte> scratch(bytes);
-    cuda::Mat mo{.p = o.p(), .rows = T, .cols = cols, .stride = cols}, mq{.p = dq.p(), .rows = T, .cols = cols, .stride = cols};
-    if (bf) mo.bf = reinterpret_cast<__nv_bfloat16*>(ob.p()), mo.bf_stride = cols;
-    cuda::attend(nullptr, mo, mq, cache.dev, batch.dev, with, {scratch.p(), bytes});
-    ok(cudaGetLastError());
-    auto got = o.get();
-    if (bf) *bf = ob.get();
-    return got;
-  }
+  std::vector<float> run(AttnSpec with, std::vector<uint16_t>* bf = nullptr) const { return attend_on_device(batch, cache.dev, q, with, bf); }
   std::vector<float> run() const { return run(spec); }
 
   void check(const char* what) const {
@@ -520,6 +530,169 @@ TEST(CudaAttend, NeighboursDoNotMatter) {
       EXPECT_EQ(std::memcmp(a.data(), b.data(), a.size() * 4), 0) << kv_type_name(d.k) << " window " << window;
       const size_t n_small = size_t(crowd.batch.host.shape.n_small) * size_t(crowd.spec.n_q_head * d.E);
       EXPECT_EQ(std::memcmp(b.data(), again.data(), n_small * 4), 0);
+    }
+}
+
+// ---- trees
+
+struct TreeShape {
+  const char* name;
+  std::vector<int> parent;
+};
+std::vector<TreeShape> tree_shapes() {
+  auto made = [](int n, auto parent_of) {
+    std::vector<int> parent{-1};
+    for (int i = 1; i < n; ++i) parent.push_back(parent_of(i));
+    return parent;
+  };
+  std::mt19937 rng(3);
+  auto grown = [&](int most_back) { return [&rng, most_back](int i) { return std::max(0, i - 1 - int(rng() % unsigned(most_back))); }; };
+  return {{"pair", made(2, [](int) { return 0; })},
+          {"fork", made(3, [](int) { return 0; })},
+          {"chain", made(16, [](int i) { return i - 1; })},
+          {"binary", binary_tree(15)},
+          {"caterpillar", made(16, [](int i) { return i % 2 ? std::max(0, i - 2) : i - 1; })},
+          {"late branches", made(16, [](int i) { return i == 8 ? 0 : i == 12 ? 3 : i - 1; })},
+          {"two chains in turn", made(16, [](int i) { return std::max(0, i - 2); })},
+          {"broom", made(16, [](int i) { return std::min(i - 1, 6); })},
+          {"bush", made(16, [](int) { return 0; })},
+          {"deep", made(13, grown(3))},
+          {"wide", made(16, grown(12))}};
+}
+std::vector<int> parents_of(const Seq& s) {
+  std::vector<int> parent = s.parent;
+  for (int i = int(parent.size()); i < s.n; ++i) parent.push_back(i - 1);  // a chain
+  return parent;
+}
+// Tokens of the step in whose places plain decoding has committed rows when node j's turn comes, j included.
+std::vector<int> path_of(const std::vector<int>& parent, int j) {
+  std::vector<int> path;
+  for (; j >= 0; j = parent[size_t(j)]) path.insert(path.begin(), j);
+  return path;
+}
+std::vector<int> path_backwards(const std::vector<int>& parent, int j) {
+  std::vector<int> path = path_of(parent, j);
+  std::reverse(path.begin(), path.end());
+  return path;
+}
+
+// Every node of sequence i as the only token of its step, in a cache of its own: the committed rows and behind them those of
+// order(node), as commit_path moves them; NaN beyond. What the step itself gives for them must have the same bits.
+std::vector<float> nodes_alone(const Case& c, size_t i = 0, std::vector<int> (*order)(const std::vector<int>&, int) = path_of) {
+  const Seq& s = c.seqs[i];
+  const auto parent = parents_of(s);
+  std::vector<Seq> seqs;
+  std::vector<int> slots;
+  for (int j = 0; j < s.n; ++j) seqs.push_back({.kv_len = s.kv_len + int(order(parent, j).size()) - 1}), slots.push_back(j);
+  const Batch alone(seqs, slots, 0, c.d.margin);
+  KvLayer kv = c.cache.dev;
+  auto copies = [&](const std::vector<std::byte>& rings, const std::vector<std::byte>& stage, int64_t slot_bytes, int64_t row_bytes) {
+    const auto mine = rings.begin() + c.batch.slot[i] * slot_bytes;
+    auto place = [&](int at) { return kv_place(kv, s.kv_len + at) * row_bytes; };
+    std::vector<std::byte> all;
+    for (int j = 0; j < s.n; ++j) {
+      const auto rows = order(parent, j);
+      std::vector<std::byte> one(mine, mine + slot_bytes);
+      for (int at = 0; at < s.n; ++at)
+        if (kv.window == 0 || at < int(rows.size()) - 1 + kv.margin) std::fill_n(one.begin() + place(at), row_bytes, std::byte(0xFF));
+      for (int at = 0; at < int(rows.size()); ++at) {
+        const int t = rows[size_t(at)];
+        std::copy_n(kv_staged(kv, s.n) ? stage.begin() + (c.batch.q_begin[i] + t) * row_bytes : mine + place(t), row_bytes, one.begin() + place(at));
+      }
+      all.insert(all.end(), one.begin(), one.end());
+    }
+    return all;
+  };
+  const OnDevice<std::byte> k(copies(c.cache.dk->get(), c.cache.dks->get(), kv.k_slot, kv.k_row)), v(copies(c.cache.dv->get(), c.cache.dvs->get(), kv.v_slot, kv.v_row));
+  kv.k = k.p(), kv.v = v.p();
+  const auto q = c.q.begin() + long(c.batch.q_begin[i]) * c.spec.n_q_head * c.d.E;
+  return attend_on_device(alone, kv, {q, q + long(s.n) * c.spec.n_q_head * c.d.E}, c.spec);
+}
+// The node whose bits differ, -1: none.
+int first_difference(const Case& c, const std::vector<float>& all, const std::vector<float>& alone, size_t i = 0) {
+  const size_t cols = size_t(c.spec.n_q_head) * size_t(c.d.E), first = size_t(c.batch.q_begin[i]);
+  for (size_t j = 0; j < size_t(c.seqs[i].n); ++j)
+    if (std::memcmp(all.data() + (first + j) * cols, alone.data() + j * cols, cols * 4) != 0) return int(j);
+  return -1;
+}
+Seq tree_of(const TreeShape& shape, int kv_len) { return {.kv_len = kv_len, .n = int(shape.parent.size()), .mask = Mask::kTree, .parent = shape.parent}; }
+
+TEST(CudaAttend, ATreesRowsArePlainDecodings) {
+  NEEDS_GPU();
+  // Borders of tiles and splits, and rings that end inside the tree: of 23 and of 55 rows. Each shape takes two in turn.
+  constexpr int kLens[] = {0, 17, 31, 50, 60, 64, 128};
+  unsigned seed = 300;
+  for (const Pair pair : kPairs)
+    for (const int E : {64, 128, 256, 512})
+      for (const int window : {0, 8, 40})
+        for (const TreeShape& shape : tree_shapes())
+          for (int n = 0; n < 2; ++n) {
+            if (pair.k == KvType::kF32 && E == 512) continue;
+            const Dims d{.E = E, .n_kv = E == 512 ? 1 : 2, .group = E == 512 ? 8 : 2, .window = window, .margin = 16, .k = pair.k, .v = pair.v};
+            const int len = kLens[++seed % std::size(kLens)];
+            const Case c(d, {tree_of(shape, len)}, 0, seed);
+            const int node = first_difference(c, c.run(), nodes_alone(c));
+            ASSERT_EQ(node, -1) << shape.name << " after " << len << ", k " << kv_type_name(d.k) << " v " << kv_type_name(d.v) << ", E " << E << ", window " << window;
+          }
+}
+
+TEST(CudaAttend, TreesAfterLongContexts) {
+  NEEDS_GPU();
+  const auto shapes = tree_shapes();
+  unsigned seed = 400;
+  for (const Pair pair : kPairs)
+    for (const int E : {256, 512})
+      for (const int window : {0, 1024})
+        for (const TreeShape& shape : {shapes[5], shapes[8], shapes[10]}) {
+          if (pair.k == KvType::kF32) continue;
+          const Dims d{.E = E, .n_kv = 1, .group = E == 512 ? 8 : 2, .window = window, .margin = 16, .k = pair.k, .v = pair.v};
+          const Case c(d, {tree_of(shape, 2040)}, 0, ++seed);  // where splits become longer
+          ASSERT_EQ(first_difference(c, c.run(), nodes_alone(c)), -1) << shape.name << ", k " << kv_type_name(d.k) << ", E " << E << ", window " << window;
+        }
+}
+
+// Trees, chains, a block and a long prompt in one step; partial results of five tokens at a time; staged rows.
+TEST(CudaAttend, TreesBesideOthers) {
+  NEEDS_GPU();
+  unsigned seed = 500;
+  const auto shapes = tree_shapes();
+  for (const Pair pair : kPairs)
+    for (const int E : {128, 256, 512})
+      for (const int window : {0, 24})
+        for (const int margin : {16, 4}) {
+          if (pair.k == KvType::kF32 && E == 512) continue;
+          const Dims d{.E = E, .n_kv = 1, .group = E == 512 ? 8 : 2, .window = window, .margin = margin, .k = pair.k, .v = pair.v, .cap = window ? 0 : 200};
+          const std::vector<Seq> seqs = {tree_of(shapes[5], 57), {.kv_len = 90, .n = 11}, tree_of(shapes[10], 0), {.kv_len = 40, .n = 1}, tree_of(shapes[8], 126),
+                                         {.kv_len = 33, .n = 9, .mask = Mask::kBlock}, {.kv_len = 30, .n = 100}};
+          const Case c(d, seqs, 3, ++seed);
+          const auto all = c.run();
+          const size_t n_small = size_t(c.batch.host.shape.n_small) * size_t(c.spec.n_q_head * E);
+          for (size_t i = 0; i < 5; ++i)
+            EXPECT_EQ(first_difference(c, all, nodes_alone(c, i), i), -1) << "sequence " << i << ", k " << kv_type_name(d.k) << ", E " << E << ", window " << window << ", margin " << margin;
+          const auto in_passes = attend_on_device(c.batch, c.cache.dev, c.q, c.spec, nullptr, 5);
+          EXPECT_EQ(std::memcmp(all.data(), in_passes.data(), n_small * 4), 0) << "k " << kv_type_name(d.k) << ", E " << E << ", window " << window << ", margin " << margin;
+        }
+}
+
+TEST(CudaAttend, TheLawOfTreesHasTeeth) {
+  NEEDS_GPU();
+  const auto shapes = tree_shapes();
+  for (const Pair pair : kPairs)
+    for (const int E : {256, 512}) {
+      if (pair.k == KvType::kF32) continue;
+      const Dims d{.E = E, .n_kv = 1, .group = E == 512 ? 8 : 2, .k = pair.k, .v = pair.v};
+      Case c(d, {tree_of(shapes[5], 27)}, 0, 7);
+      const auto alone = nodes_alone(c);
+      ASSERT_EQ(first_difference(c, c.run(), alone), -1);
+      c.batch.dev.shape.n_path = 8;  // more than there are
+      EXPECT_EQ(first_difference(c, c.run(), alone), -1);
+      c.batch.dev.shape.n_path = 0;  // rows taken in the order in which the step stores them
+      EXPECT_EQ(first_difference(c, c.run(), alone), 8) << "the first node behind another branch";
+      // The same keys, summed in another order.
+      const Case chain(d, {tree_of(shapes[2], 27)}, 0, 7);
+      const auto all = chain.run();
+      EXPECT_EQ(first_difference(chain, all, nodes_alone(chain)), -1);
+      EXPECT_GE(first_difference(chain, all, nodes_alone(chain, 0, path_backwards)), 0) << kv_type_name(d.k) << " " << E;
     }
 }
 

@@ -29,7 +29,7 @@ TEST(StepBuilder, LaysOutAMixedStep) {
   b.add({.slot = 0, .kv_len = 5, .token = tree, .out = Out::kAll, .mask = Mask::kTree, .parent = parent});
   b.pad_to(8);
   const Step& s = b.finish();
-  EXPECT_EQ(s.shape, (StepShape{.n_tok = 8, .n_seq = 2, .n_out = 5, .n_small = 7, .longest = 13, .any_tree = true, .staged = false}));
+  EXPECT_EQ(s.shape, (StepShape{.n_tok = 8, .n_seq = 2, .n_out = 5, .n_small = 7, .longest = 13, .n_path = 2, .staged = false}));
   auto list = [](const int32_t* p, int n) { return std::vector<int32_t>(p, p + n); };
   EXPECT_EQ(list(s.pos, 7), (std::vector<int32_t>{10, 11, 12, 5, 6, 6, 7}));
   EXPECT_EQ(list(s.seq, 8), (std::vector<int32_t>{0, 0, 0, 1, 1, 1, 1, -1}));

@@ -245,6 +245,8 @@ void Cuda::begin_step(const Step& s) {
   forget_rounded();
   step_ = arrays_->upload(*this, s);
   step_.shape.longest = int(row_bucket(s.shape.longest));
+  // Powers of two: few graphs serve many trees.
+  if (s.shape.n_path > 0) step_.shape.n_path = int(std::bit_ceil(unsigned(s.shape.n_path)));
 }
 
 void Cuda::forget_rounded() {

@@ -72,7 +72,7 @@ void attend(cudaStream_t stream, Mat o, Mat q, const KvLayer& kv, const Step& s,
   if (n_tok == 0) return;
   AttendParams p{.o = o.p, .o_bf = o.bf, .q = q.p, .o_stride = o.stride, .o_bf_stride = o.bf_stride, .q_stride = q.stride, .kv = kv,
                  .step = s, .n_q_head = spec.n_q_head, .group = spec.n_q_head / kv.n_head, .window = spec.window, .scale = spec.scale,
-                 .causal_block = spec.causal_block};
+                 .causal_block = spec.causal_block, .n_path = s.shape.n_path};
   const AttendDecode decode = attend_decode_of(kv.k_type, kv.v_type);
   CHECK(decode || E < 256 || (kv.k_type == KvType::kF32 && kv.v_type == KvType::kF32),
         "K and V of equal types, or K in q8_0 and V in q4_0 or tq3_0; not", kv_type_name(kv.k_type), kv_type_name(kv.v_type));

@@ -5,8 +5,8 @@
 // Shapes     q [T, Hq * E] f32; K, V rows as cached (planar.cuh), E = 256 or 512; partials f16, divided by their sums
 // Bytes      each visible row of K and V once per block of 8 NT G query rows (query heads of the K/V head x tokens)
 // Launch     G E / 2 threads per (block of query rows, K/V head, split; sequence); geometry from the shape, surplus blocks
-//            leave. The longest splits start first
-// Order      split borders and the tiles of 32 rows inside are fixed row numbers; every query row is a column of its own
+//            leave. The longest splits start first; further paths of trees (tree.cuh) come last
+// Order      split borders and the tiles of 32 rows inside are fixed positions; every query row is a column of its own
 //            in all products; so its bits depend on it, the rows it sees and nothing else. A tile in which it sees
 //            nothing changes nothing
 // Reference  CpuRef::attend    Test tests/kernels/cuda_attend_test.cpp    Bench bench/verbs/cuda_attend_bench.cu
@@ -20,6 +20,7 @@
 
 #include "backend/cuda/kernels/attend/fragments.cuh"
 #include "backend/cuda/kernels/attend/params.cuh"
+#include "backend/cuda/kernels/attend/tree.cuh"
 #include "backend/cuda/kernels/common/hadamard.cuh"
 #include "backend/cuda/kernels/common/launch.cuh"
 
@@ -31,8 +32,8 @@ constexpr int kTileKeys = 32;
 template <KvType V>
 constexpr float kProbLog2 = V == KvType::kTQ3_0 ? 3.f : 6.f;
 
-// G groups of warps share the tiles of K and V; each has NT blocks of eight query rows.
-template <KvType K, KvType V, int E, int NT, int G>
+// G groups of warps share the tiles of K and V; each has NT blocks of eight query rows. kTrees: some sequence may be a tree.
+template <KvType K, KvType V, int E, int NT, int G, bool kTrees>
 struct DecodeShape {
   using KT = TileShape<K, E>;
   using VT = TileShape<V, E>;
@@ -45,21 +46,22 @@ struct DecodeShape {
   static constexpr int kAtS = kAtQ + kCols * E * 2;                         // [parts][cols][keys] f32
   static constexpr int kAtP = kAtS + kParts * kCols * kStrideS * 4;         // [cols][keys] f16
   static constexpr int kAtAlpha = kAtP + kCols * kStrideP * 2;              // [cols] f32
-  static constexpr int kBytes = kAtAlpha + kCols * 4;
+  static constexpr int kAtPath = kAtAlpha + kCols * 4;                      // TreePath::nodes
+  static constexpr int kBytes = kAtPath + (kTrees ? 8 : 0);
   static constexpr int kLoaders = kThreads / kTileKeys > 8 ? kThreads / kTileKeys : 8;  // threads that copy a row
   // Rows of these begin anywhere in a line of 128 bytes, and lanes take them line by line.
   static constexpr bool kByLine = K == KvType::kQ8_0 && V == KvType::kQ8_0 && NT == 1;
   // Blocks hide each other's latencies; 80 registers a thread do for Q4_0 and one block of query rows, and cost the other
   // types more than a third block gives.
-  static constexpr int kBlocksPerSm = (G * NT == 1 && K == KvType::kQ4_0 ? 768 : 512) / kThreads;
+  static constexpr int kBlocksPerSm = (G * NT == 1 && K == KvType::kQ4_0 && !kTrees ? 768 : 512) / kThreads;
   // Loads before the wait; not where they would cost registers that the loop needs.
   static constexpr bool kEarly = NT < 4 && kBlocksPerSm * kThreads <= 512;
 };
 
-template <KvType K, KvType V, int E, int NT, int G>
-__global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G>::kThreads, DecodeShape<K, V, E, NT, G>::kBlocksPerSm)
+template <KvType K, KvType V, int E, int NT, int G, bool kTrees>
+__global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G, kTrees>::kThreads, DecodeShape<K, V, E, NT, G, kTrees>::kBlocksPerSm)
     attend_decode_kernel(const __grid_constant__ AttendParams p) {
-  using Shape = DecodeShape<K, V, E, NT, G>;
+  using Shape = DecodeShape<K, V, E, NT, G, kTrees>;
   using KT = typename Shape::KT;
   using VT = typename Shape::VT;
   constexpr int kSlots = Shape::kSlots, kCols = Shape::kCols, kWarps = Shape::kWarps, kLoaders = Shape::kLoaders;
@@ -73,13 +75,28 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G>::kThreads, DecodeS
   let_next_start();
   const int seq = blockIdx.y;
   const int col_block = blockIdx.x % p.n_col_block, head = blockIdx.x / p.n_col_block % p.kv.n_head;
-  const int slot = p.n_split - 1 - int(blockIdx.x) / p.n_col_block / p.kv.n_head;
+  int slot = p.n_split - 1 - int(blockIdx.x) / p.n_col_block / p.kv.n_head, path_number = 0;
   const int cache_slot = p.step.slot[seq];
-  const SeqRows s = seq_rows(p, seq);
+  SeqRows s = seq_rows(p, seq);
   const int n_col = (s.j1 - s.j0) * p.group - col_block * kCols;  // query rows of this block, or more
-  const int split = split_of(windowed, s.first) + slot;
+  const int split0 = split_of(windowed, s.first);
+  if (kTrees && slot < 0) {
+    path_number = 1 + (-1 - slot) / kTailSplits;
+    slot = split_of(windowed, s.len) + (-1 - slot) % kTailSplits - split0;
+  }
+  const int split = split0 + slot;
+  auto token_of = [&](int col) { return s.j0 + (col_block * kCols + col) / p.group; };
+  uint32_t writes = path_number == 0 ? ~0u : 0;  // bit j: the block has the sequence's token j
+  if (kTrees && s.mask == Mask::kTree && n_col > 0 && split_begin(windowed, split + 1) > s.len) {
+    const TreePath path = tree_path(p.step, s.begin, s.n, path_number);
+    const int j = token_of(0), last = token_of(min(n_col, kCols) - 1);
+    writes = path.tokens & ((2u << last) - (1u << j));
+    s.in_step = path.n;
+    if (tid == 0) *reinterpret_cast<uint64_t*>(shared + Shape::kAtPath) = path.nodes;
+    __syncthreads();
+  }
   const int lo = max(split_begin(windowed, split), s.first), hi = min(split_begin(windowed, split + 1), s.len + s.in_step);
-  if (s.begin >= p.t_end || n_col <= 0 || lo >= hi) {
+  if (n_col <= 0 || writes == 0 || lo >= hi) {
     if constexpr (Shape::kEarly) wait_for_previous();  // a grid of such blocks would let the next kernel run ahead
     return;
   }
@@ -103,9 +120,11 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G>::kThreads, DecodeS
     for (int i = 0; i < kTileKeys * kLoaders / Shape::kThreads; ++i) {
       const int sub = tid % kLoaders, r = tid / kLoaders + i * (Shape::kThreads / kLoaders), after = tile * kTileKeys + r, row = row0 + after;
       const bool there = row >= lo && row < hi;
-      int at = place0 + after;
+      const bool elsewhere = kTrees && s.mask == Mask::kTree && row >= s.len;  // not in the order of positions
+      const int stored = elsewhere ? s.len - row0 + node_at(*reinterpret_cast<const uint64_t*>(shared + Shape::kAtPath), row - s.len) : after;
+      int at = place0 + stored;
       if (at >= ring_cap) at = int(unsigned(at) % unsigned(ring_cap));
-      if (staged && row >= s.len) ring = stage, at = s.begin + row - s.len;
+      if (staged && row >= s.len) ring = stage, at = s.begin + row0 + stored - s.len;
       if constexpr (Shape::kByLine) {
         const char* from = ring + (there ? at : place0) * row_bytes;
         const int chunk = sub - (int(reinterpret_cast<uintptr_t>(from) >> 4) & (kLoaders - 1));
@@ -152,18 +171,13 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G>::kThreads, DecodeS
   // Softmax works on four columns a warp, eight lanes each, four keys a lane.
   constexpr int kPasses = (kCols / 4 + kWarps - 1) / kWarps;
   float top[kPasses], sum[kPasses];
-  int pos[kPasses], token[kPasses];
-  uint64_t ancestor[kPasses];
+  int pos[kPasses];  // -1: no query row
   auto find_columns = [&] {
 #pragma unroll
     for (int i = 0; i < kPasses; ++i) {
       const int col = (i * kWarps + warp) * 4 + lane / 8;
-      top[i] = -INFINITY, sum[i] = 0, pos[i] = 0, token[i] = -1, ancestor[i] = 0;
-      if (col < min(n_col, kCols)) {
-        token[i] = s.j0 + (col_block * kCols + col) / p.group;
-        pos[i] = p.step.pos[s.begin + token[i]];
-        if (s.mask == Mask::kTree) ancestor[i] = p.step.ancestor[s.begin + token[i]];
-      }
+      top[i] = -INFINITY, sum[i] = 0, pos[i] = -1;
+      if (col < min(n_col, kCols) && (writes >> token_of(col) & 1)) pos[i] = p.step.pos[s.begin + token_of(col)];
     }
   };
   if constexpr (Shape::kEarly) {
@@ -275,14 +289,14 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G>::kThreads, DecodeS
         v.x += f.x, v.y += f.y, v.z += f.z, v.w += f.w;
       }
       float x[4] = {__fmul_rn(v.x, scale), __fmul_rn(v.y, scale), __fmul_rn(v.z, scale), __fmul_rn(v.w, scale)};
-      if (token[i] < 0) {
+      if (pos[i] < 0) {
 #pragma unroll
         for (float& e : x) e = -INFINITY;
       } else if (!whole) {
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
           const int row = tile_row + key + j;
-          if (row < lo || row >= hi || !sees_row(p, s, token[i], pos[i], ancestor[i], row)) x[j] = -INFINITY;
+          if (row < lo || row >= hi || !sees_position(p, s, pos[i], row)) x[j] = -INFINITY;
         }
       }
       float most = fmaxf(fmaxf(x[0], x[1]), fmaxf(x[2], x[3]));
@@ -363,8 +377,8 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G>::kThreads, DecodeS
 #pragma unroll
     for (int m = 1; m < 8; m *= 2) l += __shfl_xor_sync(~0u, l, m);
     if (lane % 8 == 0) {
-      inverse[col] = l > 0 ? 1.f / l / kOverscale<V> : 0.f;
-      if (token[i] >= 0) p.part_ml[part_at(col)] = make_float2(top[i], l);
+      inverse[col] = kTrees && pos[i] < 0 ? -1.f : l > 0 ? 1.f / l / kOverscale<V> : 0.f;
+      if (pos[i] >= 0) p.part_ml[part_at(col)] = make_float2(top[i], l);
     }
   }
   __syncthreads();
@@ -373,8 +387,8 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G>::kThreads, DecodeS
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
       const int col = 8 * (n0 + nt) + 2 * c + e;
-      if (col >= n_col) continue;
       const float inv = inverse[col];
+      if (kTrees ? inv < 0 : col >= n_col) continue;  // not this block's
       __half* to = p.part_o + part_at(col) * E + of_group * 64;
       uint32_t word[4];
 #pragma unroll
@@ -392,27 +406,32 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G>::kThreads, DecodeS
 }
 
 // False if a block needs more shared memory than the device has.
-template <KvType K, KvType V, int E, int NT, int G>
+template <KvType K, KvType V, int E, int NT, int G, bool kTrees>
 bool launch_decode(cudaStream_t stream, AttendParams p, int n_cols) {
-  using Shape = DecodeShape<K, V, E, NT, G>;
+  using Shape = DecodeShape<K, V, E, NT, G, kTrees>;
   if (Shape::kBytes > device().shared) return false;
   p.n_col_block = (n_cols + Shape::kCols - 1) / Shape::kCols;
-  auto* kernel = attend_decode_kernel<K, V, E, NT, G>;
+  auto* kernel = attend_decode_kernel<K, V, E, NT, G, kTrees>;
   static const bool asked = (allow_shared(kernel, size_t(Shape::kBytes)), true);
   (void)asked;
-  launch(kernel, dim3(unsigned(p.n_col_block * p.kv.n_head * p.n_split), unsigned(p.step.shape.n_seq)), dim3(Shape::kThreads),
-         size_t(Shape::kBytes), stream, p);
+  launch(kernel, dim3(unsigned(p.n_col_block * p.kv.n_head * (p.n_split + further_splits(p.n_path))), unsigned(p.step.shape.n_seq)),
+         dim3(Shape::kThreads), size_t(Shape::kBytes), stream, p);
   return true;
 }
 
 // The kernel for the most query rows at a time that fits; all of them give the same bits.
-template <KvType K, KvType V, int E>
+template <KvType K, KvType V, int E, bool kTrees>
 bool launch_decode(cudaStream_t stream, const AttendParams& p, int n_cols) {
   if constexpr (E == 512)
-    if (n_cols > 32 && launch_decode<K, V, E, 4, 2>(stream, p, n_cols)) return true;
-  if (n_cols > 16 && launch_decode<K, V, E, 2, 2>(stream, p, n_cols)) return true;
-  if (n_cols > 8 && launch_decode<K, V, E, 1, 2>(stream, p, n_cols)) return true;
-  return launch_decode<K, V, E, 1, 1>(stream, p, n_cols);
+    if (n_cols > 32 && launch_decode<K, V, E, 4, 2, kTrees>(stream, p, n_cols)) return true;
+  if (n_cols > 16 && launch_decode<K, V, E, 2, 2, kTrees>(stream, p, n_cols)) return true;
+  if (n_cols > 8 && launch_decode<K, V, E, 1, 2, kTrees>(stream, p, n_cols)) return true;
+  return launch_decode<K, V, E, 1, 1, kTrees>(stream, p, n_cols);
+}
+
+template <KvType K, KvType V, int E>
+bool launch_decode(cudaStream_t stream, const AttendParams& p, int n_cols) {
+  return p.n_path > 0 ? launch_decode<K, V, E, true>(stream, p, n_cols) : launch_decode<K, V, E, false>(stream, p, n_cols);
 }
 
 template <KvType K, KvType V>

@@ -21,6 +21,7 @@ struct AttendParams {
   float scale = 1.f;
   bool causal_block = false;
   int n_split = 0, n_col_block = 0;
+  int n_path = 0;                // StepShape's
   __half* part_o = nullptr;      // [tokens, Hq, n_split, E], divided by its sum
   float2* part_ml = nullptr;     // [tokens, Hq, n_split]: maximum (of score * scale * log2 e) and sum
 };
@@ -57,7 +58,7 @@ FACET_HD constexpr int most_splits(int window, int64_t longest) {
 
 #if defined(__CUDACC__)
 // One sequence as a block sees it. Every lane of a warp calls it and gets the same. Tokens that write rows have positions
-// of at least kv_len and below kv_len + n (chain, block: in order; tree: by depth); those that write none may have any.
+// of at least kv_len and below kv_len + n (chain, block: the row's number; tree: by depth); those that write none may have any.
 struct SeqRows {
   int begin, n;         // its tokens of the step
   int j0, j1;           // those of them in [t_begin, t_end)
@@ -91,7 +92,13 @@ __device__ __forceinline__ SeqRows seq_rows(const AttendParams& p, int seq) {
   return s;
 }
 
-// Whether token j of the sequence, at position pos, sees the row.
+// Whether a token at position pos sees the row at position `row`, one that is there; in a tree, on a path through the token.
+__device__ __forceinline__ bool sees_position(const AttendParams& p, const SeqRows& s, int pos, int row) {
+  if (p.window > 0 && pos - row >= p.window) return false;
+  return row < s.len || row <= pos || (s.mask == Mask::kBlock && !p.causal_block);
+}
+
+// Whether token j of the sequence, at position pos, sees the row with this number.
 __device__ __forceinline__ bool sees_row(const AttendParams& p, const SeqRows& s, int j, int pos, uint64_t ancestor, int row) {
   if (row < s.len) return p.window == 0 || pos - row < p.window;
   const int i = row - s.len;

@@ -5,10 +5,10 @@
 // Shapes     q [T, Hq * E] f32, E 64..512; K, V rows as cached (planar.cuh)
 // Bytes      each visible row once per query row: for small heads, and as the fast kernels' second opinion
 // Launch     one block of 128 threads per (query head, token); a padding row gets zeros
-// Order      warp w takes the rows r with r mod 4 = w in ascending order, the four are merged in order: a row's bits depend
-//            on it and the rows it sees alone
+// Order      warp w takes the positions r with r mod 4 = w in ascending order, the four are merged in order: a row's bits
+//            depend on it and the rows it sees alone
 // Reference  CpuRef::attend    Test tests/kernels/cuda_attend_test.cpp
-#include "backend/cuda/kernels/attend/params.cuh"
+#include "backend/cuda/kernels/attend/tree.cuh"
 #include "backend/cuda/kernels/common/hadamard.cuh"
 #include "backend/cuda/kernels/common/launch.cuh"
 
@@ -30,7 +30,8 @@ __device__ __noinline__ float planar_value(KvType t, const std::byte* p, int d, 
   return scale * (code < 4 ? -c : c);
 }
 
-__global__ void __launch_bounds__(kWarps * 32) attend_plain_kernel(const __grid_constant__ AttendParams p) {
+// Nine blocks a multiprocessor: 56 registers a thread.
+__global__ void __launch_bounds__(kWarps * 32, 9) attend_plain_kernel(const __grid_constant__ AttendParams p) {
   __shared__ float query[512], out[kWarps][512], tops[kWarps], sums[kWarps];
   wait_for_previous();
   let_next_start();
@@ -56,15 +57,15 @@ __global__ void __launch_bounds__(kWarps * 32) attend_plain_kernel(const __grid_
   s.len = p.step.kv_len[seq];
   s.mask = p.step.mask[seq];
   s.in_step = s.mask == Mask::kPast ? 0 : s.n;
-  const int j = t - s.begin, pos = p.step.pos[t];
-  const uint64_t ancestor = s.mask == Mask::kTree ? p.step.ancestor[t] : 0;
-  const int first = p.window > 0 ? max(0, min(s.len, pos - p.window + 1)) : 0, end = s.len + s.in_step;
+  const int pos = p.step.pos[t];
+  const bool tree = s.mask == Mask::kTree;
+  const int first = p.window > 0 ? max(0, min(s.len, pos - p.window + 1)) : 0, end = tree ? pos + 1 : s.len + s.in_step;
   const int k_head = planar_bytes(p.kv.k_type, E), v_head = planar_bytes(p.kv.v_type, E);
 
   float acc[kMostPerLane] = {}, top = -INFINITY, sum = 0;
   for (int row = first / kWarps * kWarps + warp; row < end; row += kWarps) {
-    if (row < first || !sees_row(p, s, j, pos, ancestor, row)) continue;
-    const KvRow at = kv_row(p.kv, p.step, seq, row);
+    if (row < first || !sees_position(p, s, pos, row)) continue;
+    const KvRow at = kv_row(p.kv, p.step, seq, tree && row >= s.len ? s.len + nth_bit(p.step.ancestor[t], row - s.len) : row);
     float dot = 0;
     for (int i = 0; i * 32 < E; ++i) dot += query[lane + 32 * i] * planar_value(p.kv.k_type, at.k + head * k_head, lane + 32 * i, E);
     for (int m = 16; m > 0; m /= 2) dot += __shfl_xor_sync(~0u, dot, m);
