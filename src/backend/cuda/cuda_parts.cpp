@@ -219,11 +219,12 @@ void Cuda::Gemm::create(Cuda& c, int64_t panel_n, int64_t second_n) {
   c.grow(second, size_t(second_n), "results of a long product");
 }
 Cuda::Gemm::~Gemm() {
-  for (auto& [key, p] : plans) {
-    cublasLtMatrixLayoutDestroy(p.a), cublasLtMatrixLayoutDestroy(p.b), cublasLtMatrixLayoutDestroy(p.c);
-    cublasLtMatmulDescDestroy(p.op);
-  }
+  plans.clear(drop);
   if (handle) cublasLtDestroy(handle);
+}
+void Cuda::Gemm::drop(Plan& p) {
+  cublasLtMatrixLayoutDestroy(p.a), cublasLtMatrixLayoutDestroy(p.b), cublasLtMatrixLayoutDestroy(p.c);
+  cublasLtMatmulDescDestroy(p.op);
 }
 bool Cuda::Gemm::fits(std::span<const Weight> w) const {
   for (const Weight& x : w)
@@ -232,9 +233,8 @@ bool Cuda::Gemm::fits(std::span<const Weight> w) const {
 }
 void Cuda::Gemm::multiply(cudaStream_t stream, float* y, int64_t y_stride, const __nv_bfloat16* x, int64_t x_stride, int n_row, int n_out, int n_in) {
   auto ok = [](cublasStatus_t s) { CHECK(s == CUBLAS_STATUS_SUCCESS, "cuBLASLt: status {}", int(s)); };
-  auto [it, fresh] = plans.try_emplace({n_row, n_out, n_in, y_stride, x_stride});
-  Plan& p = it->second;
-  if (fresh) {  // column-major: y^T [n_out, rows] = panel^T^T [n_out, n_in] x^T [n_in, rows]
+  Plan& p = plans.at({n_row, n_out, n_in, y_stride, x_stride}, drop);
+  if (!p.op) {  // column-major: y^T [n_out, rows] = panel^T^T [n_out, n_in] x^T [n_in, rows]
     ok(cublasLtMatmulDescCreate(&p.op, CUBLAS_COMPUTE_32F, CUDA_R_32F));
     const cublasOperation_t transpose = CUBLAS_OP_T;
     ok(cublasLtMatmulDescSetAttribute(p.op, CUBLASLT_MATMUL_DESC_TRANSA, &transpose, sizeof transpose));

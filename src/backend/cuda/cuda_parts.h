@@ -3,7 +3,6 @@
 #include <cuda_runtime.h>
 
 #include <array>
-#include <map>
 #include <tuple>
 #include <vector>
 
@@ -85,7 +84,9 @@ struct Cuda::Gemm {
     cublasLtMatrixLayout_t a = nullptr, b = nullptr, c = nullptr;
     cublasLtMatmulAlgo_t algo{};
   };
-  std::map<std::tuple<int, int, int, int64_t, int64_t>, Plan> plans;
+  static void drop(Plan& p);
+  // By rows, n_out, n_in and strides. A model has a handful of shapes; lengths of chunks are many.
+  Recent<std::tuple<int, int, int, int64_t, int64_t>, Plan> plans{128};
 };
 
 }  // namespace facet
