@@ -128,7 +128,7 @@ void gemm_tokens(const PackedTile* w, int rows, const QuantRow* x, float* y) {
 }
 
 template <class T>
-void gemm(const PackedTile* w, int n_tok, const QuantRow* x, float* y) {
+void gemm(const PackedTile* w, int n_tok, const QuantRow* x, const std::byte*, float* y) {
   for (int rows = 0; rows < kTileRows; rows += 8) {
     int t = 0;
     for (; t + 4 <= n_tok; t += 4) gemm_tokens<T, 4>(w, rows, x + t, y + 16 * t);

@@ -360,7 +360,7 @@ void gemm_tokens(const PackedTile* w, const QuantRow* x, float* y) {
 }
 
 template <class T>
-void gemm(const PackedTile* w, int n_tok, const QuantRow* x, float* y) {
+void gemm(const PackedTile* w, int n_tok, const QuantRow* x, const std::byte*, float* y) {
   int t = 0;
   for (; t + 8 <= n_tok; t += 8) gemm_tokens<T, 8>(w, x + t, y + 16 * t);
   if (t + 4 <= n_tok) gemm_tokens<T, 4>(w, x + t, y + 16 * t), t += 4;

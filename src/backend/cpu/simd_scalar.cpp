@@ -219,7 +219,7 @@ void pack(const std::byte* w, int64_t row_bytes, int n_row, int64_t n_in, const 
 }
 
 template <class T>
-void gemm(const PackedTile* w, int n_tok, const QuantRow* x, float* y) {
+void gemm(const PackedTile* w, int n_tok, const QuantRow* x, const std::byte*, float* y) {
   for (int t = 0; t < n_tok; ++t)
     for (int r = 0; r < kTileRows; ++r) {
       float lane[8] = {};

@@ -1,5 +1,5 @@
-// Included by simd_avx2.cpp and simd_avx512vnni.cpp only, inside their anonymous namespaces: unpacking of quantised
-// rows with 256-bit vectors, and packing of tiles. The including file defines
+// Included by simd_avx2.cpp, simd_avx512vnni.cpp and simd_amx.cpp only, inside their anonymous namespaces: unpacking of
+// quantised rows with 256-bit vectors, and packing of tiles. The including file defines
 //   kUnsigned           codes are kept as unsigned bytes, code + kOffset; otherwise as signed bytes
 //
 // Types below describe a chunk of up to eight groups of 32 columns. kOffset is what the unsigned codes are too large by,
@@ -204,7 +204,7 @@ constexpr int64_t chunk_bytes() {
 }
 constexpr int shift_of(int offset) { return __builtin_ctz(unsigned(offset)); }
 
-float fold_lanes(__m256 f) {
+inline float fold_lanes(__m256 f) {
   const __m128 a = _mm_add_ps(_mm256_castps256_ps128(f), _mm256_extractf128_ps(f, 1));
   const __m128 b = _mm_add_ps(a, _mm_movehl_ps(a, a));
   return _mm_cvtss_f32(_mm_add_ss(b, _mm_movehdup_ps(b)));
