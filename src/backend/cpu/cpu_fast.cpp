@@ -102,7 +102,7 @@ float* CpuFast::aligned_scratch() const {
 
 // ---- matrix products
 
-CpuFast::Input CpuFast::quantise(QuantBuffer& to, Rows x, bool wanted) {
+CpuFast::Input CpuFast::quantise(QuantBuffer& to, Rows x, bool wanted, bool for_few) {
   CHECK(x.rows <= int(to.row.size()), "{} rows, {} planned", x.rows, to.row.size());
   for (int t = 0; t < x.rows; ++t) to.f[size_t(t)] = x.row(t);
   if (!wanted) return {x.rows, nullptr, to.f.data()};
@@ -118,7 +118,7 @@ CpuFast::Input CpuFast::quantise(QuantBuffer& to, Rows x, bool wanted) {
     r.sum16 = reinterpret_cast<int16_t*>(r.ds + n / kGroupCols);
     r.record = p + round_up(n * 11 / 8, 64);
     simd_.quantize(x.row(t), x.cols, &r);
-    if (simd_.interleave) simd_.interleave(x.cols, &r);
+    if (for_few && simd_.interleave) simd_.interleave(x.cols, &r);
   });
   return {x.rows, to.row.data(), to.f.data()};
 }
@@ -129,8 +129,9 @@ std::byte* CpuFast::panel(int64_t i, int64_t cols) {
 }
 
 CpuFast::Input CpuFast::prepare(Rows x, bool wanted) {
-  Input in = quantise(act_, x, wanted);
-  if (!wanted || !simd_.panel || x.rows <= simd_.gemv_tok) return in;
+  const bool few = x.rows <= simd_.gemv_tok;
+  Input in = quantise(act_, x, wanted, few);
+  if (!wanted || few || !simd_.panel) return in;
   parallel_for((x.rows + kPanelRows - 1) / kPanelRows, n_threads_, [&](int64_t i) {
     const int t = int(i) * kPanelRows;
     simd_.panel(x.cols, std::min(kPanelRows, x.rows - t), in.q + t, panel(i, x.cols));
@@ -149,12 +150,13 @@ void CpuFast::product(float* y, int64_t stride, const Input& x, const Weight& w,
     float* p = aligned_scratch();
     const PackedTile tile{.code = reinterpret_cast<uint8_t*>(p), .w = p + 5 * n, .m = p + 5 * n + n / 2,
                           .sub = reinterpret_cast<int32_t*>(p + 4 * n), .n_chunk = int(n / kChunkCols)};
-    float* out = p + tile_floats(n);  // [T][16]
+    float* out = p + tile_floats(n);  // [T][16], of a last tile that is not whole
     for (int64_t o = begin; o < end; o += kTileRows) {
       const int rows = int(std::min<int64_t>(kTileRows, end - o));
       simd_.pack[type](w.row(stack, o), bytes, rows, w.n_in, &tile);
-      simd_.gemm[type](&tile, x.n_tok, x.q, x.panels, out);
-      for (int t = 0; t < x.n_tok; ++t) std::copy_n(out + kTileRows * t, rows, y + t * stride + o - begin);
+      const bool whole = rows == kTileRows;
+      simd_.gemm[type](&tile, x.n_tok, x.q, x.panels, whole ? y + o - begin : out, whole ? stride : kTileRows);
+      for (int t = 0; t < x.n_tok && !whole; ++t) std::copy_n(out + kTileRows * t, rows, y + t * stride + o - begin);
     }
     return;
   }
@@ -251,7 +253,7 @@ void CpuFast::moe(Rows y, Rows e, Rows r, MoeWeights<Weight, Vec> w, int n_used,
     h.n_out /= 2;
     return h;
   }();
-  const Input x = quantise(act_, e, quantised(w.gate_up) || quantised(w.gate) || quantised(w.up));
+  const Input x = quantise(act_, e, quantised(w.gate_up) || quantised(w.gate) || quantised(w.up), true);
   used_expert_.clear();
   for (int i = 0; i < n_expert; ++i) {
     if (cursor_[size_t(i) + 1] > 0) used_expert_.push_back(i);
@@ -301,7 +303,7 @@ void CpuFast::moe(Rows y, Rows e, Rows r, MoeWeights<Weight, Vec> w, int n_used,
                   fused ? 2 * expert + 1 : expert, begin, end, act);
   });
 
-  const Input mid = quantise(hidden_act_, hidden_.view(T * K, d_expert), quantised(w.down));
+  const Input mid = quantise(hidden_act_, hidden_.view(T * K, d_expert), quantised(w.down), true);
   fill_panels(mid.q, d_expert);
   const int64_t width = T <= simd_.gemv_tok ? kPieceCols : kTileRows;
   parallel_for((y.cols + width - 1) / width, n_threads_, [&](int64_t piece) {
@@ -427,7 +429,7 @@ void CpuFast::clustered_head(Rows logits, Rows h, ClusteredHead<Weight, Table> w
         "{} clusters of {} tokens, {} logits", w.centroid.n_out, size, logits.cols);
   const Rows scores = cluster_score_.view(h.rows, int(w.centroid.n_out));
   matmul(scores, h, w.centroid);
-  const Input x = quantise(act_, h, quantised(w.head));
+  const Input x = quantise(act_, h, quantised(w.head), true);
   parallel_for(h.rows, n_threads_, [&](int64_t t) {
     float* to = logits.row(t);
     const Input xt{1, x.q ? x.q + t : nullptr, x.f + t};

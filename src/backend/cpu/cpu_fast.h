@@ -6,7 +6,7 @@ namespace facet {
 
 // CpuRef's verbs for speed: quantised weights times 8-bit activations without dequantising, SIMD chosen at run time,
 // attention over decoded blocks. As there, a row's bits depend on that row alone: not on the tokens of the step, on how
-// a prompt was cut, or on the threads. AVX2 and AVX-512 give the same bits; the scalar kernels do for matrix products
+// a prompt was cut, or on the threads. AVX2, AVX-512 and AMX give the same bits; the scalar kernels do for matrix products
 // (simd.h) and not for the rest, because they have no fused multiply-add.
 class CpuFast : public CpuRef {
  public:
@@ -63,7 +63,7 @@ class CpuFast : public CpuRef {
     std::vector<float> value;  // [max_tok][2][n] cosines, then sines
   };
 
-  Input quantise(QuantBuffer& to, Rows x, bool wanted);
+  Input quantise(QuantBuffer& to, Rows x, bool wanted, bool for_few);  // for_few: gemv may be called
   Input prepare(Rows x, bool wanted);  // the input of whole steps, in panels too
   std::byte* panel(int64_t i, int64_t cols);
   bool quantised(const Weight& w) const { return w && simd_.gemv[int(w.type)]; }

@@ -88,7 +88,8 @@ struct SimdKernels {
   int gemv_tok;
   void (*gemv[kTypes])(const std::byte* w, int64_t row_bytes, int64_t n_row, int64_t n_in, int n_tok, const QuantRow* x, float* y, int64_t stride);
   void (*pack[kTypes])(const std::byte* w, int64_t row_bytes, int n_row, int64_t n_in, const PackedTile* to);
-  void (*gemm[kTypes])(const PackedTile* w, int n_tok, const QuantRow* x, const std::byte* panels, float* y);  // y [n_tok, 16]
+  void (*gemm[kTypes])(const PackedTile* w, int n_tok, const QuantRow* x, const std::byte* panels, float* y,
+                       int64_t stride);  // y[t * stride + 0 .. 15]
   // F32, F16, BF16: y[t * stride + o]
   void (*dots[kTypes])(const std::byte* w, int64_t row_bytes, int64_t n_row, int64_t n_in, int n_tok, const float* const* x,
                        float* y, int64_t stride);

@@ -18,18 +18,24 @@ constexpr bool kUnsigned = false;
 #include "backend/cpu/simd_ymm.h"
 
 void panel(int64_t n, int n_tok, const QuantRow* x, std::byte* to) {
-  const int n_chunk = int((n + kChunkCols - 1) / kChunkCols);
-  for (int j = 0; j < 8; ++j)
-    for (int c = 0; c < n_chunk; ++c, to += kPanelBytes) {
-      const int g = 8 * c + j;
-      for (int r = 0; r < kPanelRows; ++r) {
-        const bool is = r < n_tok;
-        store32(to + 32 * r, is ? load32(x[r].q + 32 * g) : _mm256_setzero_si256());
-        const float d = is ? x[r].d[g] : 0, ds = is ? x[r].ds[g] : 0;
-        __builtin_memcpy(to + 512 + 4 * r, &d, 4);
-        __builtin_memcpy(to + 576 + 4 * r, &ds, 4);
-      }
+  const int64_t n_chunk = (n + kChunkCols - 1) / kChunkCols;
+  for (int64_t c = 0; c < n_chunk; ++c) {
+    auto group = [&](int j) { return to + (j * n_chunk + c) * kPanelBytes; };
+    alignas(64) float d[kPanelRows][8] = {}, ds[kPanelRows][8] = {};
+    for (int r = 0; r < kPanelRows; ++r) {
+      const bool is = r < n_tok;
+      for (int j = 0; j < 8; ++j)
+        store32(group(j) + 32 * r, is ? load32(x[r].q + kChunkCols * c + 32 * j) : _mm256_setzero_si256());
+      if (is) store32(d[r], load32(x[r].d + 8 * c)), store32(ds[r], load32(x[r].ds + 8 * c));
     }
+    for (int h = 0; h < 2; ++h) {
+      __m256i t[8];
+      transpose8(d[8 * h], t);
+      for (int j = 0; j < 8; ++j) store32(group(j) + 512 + 32 * h, t[j]);
+      transpose8(ds[8 * h], t);
+      for (int j = 0; j < 8; ++j) store32(group(j) + 576 + 32 * h, t[j]);
+    }
+  }
 }
 
 // Tiles 0 and 1 hold integer sums, 2 and 3 codes of tokens, 4 and 5 of weights.
@@ -66,9 +72,9 @@ inline __attribute__((always_inline)) void multiply(const std::byte* x, const ui
   }
 }
 
-// y += the first n_tok of N tokens.
+// The first n_tok of N tokens.
 template <class T, int N>
-void gemm_tokens(const PackedTile* w, int n_tok, const std::byte* x, float* y) {
+void gemm_tokens(const PackedTile* w, int n_tok, const std::byte* x, float* y, int64_t stride) {
   constexpr int kAhead = 2, kRing = 4;  // products between a tile's store and its scaling
   alignas(64) int32_t dot[kRing][T::kSub ? 512 : 256];
   __m512 part[8][N];
@@ -105,18 +111,18 @@ void gemm_tokens(const PackedTile* w, int n_tok, const std::byte* x, float* y) {
   }
   for (int t = 0; t < n_tok; ++t) {
     auto sum4 = [&](int k) { return _mm512_add_ps(part[k][t], part[k + 4][t]); };
-    _mm512_storeu_ps(y + 16 * t,
+    _mm512_storeu_ps(y + t * stride,
                      _mm512_add_ps(_mm512_add_ps(sum4(0), sum4(2)), _mm512_add_ps(sum4(1), sum4(3))));
   }
 }
 
 template <class T>
-void gemm(const PackedTile* w, int n_tok, const QuantRow*, const std::byte* x, float* y) {
+void gemm(const PackedTile* w, int n_tok, const QuantRow*, const std::byte* x, float* y, int64_t stride) {
   const int64_t bytes = int64_t(8) * w->n_chunk * kPanelBytes;
   int t = 0;
   if (n_tok >= kPanelRows) configure<T>(kPanelRows);
   for (; t + kPanelRows <= n_tok; t += kPanelRows, x += bytes)
-    gemm_tokens<T, kPanelRows>(w, kPanelRows, x, y + 16 * t);
+    gemm_tokens<T, kPanelRows>(w, kPanelRows, x, y + t * stride, stride);
   if (const int left = n_tok - t) {
     const int n = (left + 3) / 4 * 4;
     configure<T>(n);
@@ -124,7 +130,7 @@ void gemm(const PackedTile* w, int n_tok, const QuantRow*, const std::byte* x, f
                 : n == 8  ? gemm_tokens<T, 8>
                 : n == 12 ? gemm_tokens<T, 12>
                           : gemm_tokens<T, 16>;
-    few(w, left, x, y + 16 * t);
+    few(w, left, x, y + t * stride, stride);
   }
   _tile_release();
 }
