@@ -152,7 +152,7 @@ void check_matmul(DType type, int n_in, int n_out) {
         ASSERT_NEAR(got, want.row(t)[o], bound) << isa_name(isa) << " [" << n_out << " x " << n_in << "] token " << t << " output " << o;
       }
     }
-    for (const int T : {1, 2, 3, 4, 5, 7, 8, 12, 16, 17, 23, 28, 31, 33, 48, 49, 64}) {
+    for (const int T : {1, 2, 3, 4, 5, 7, 8, 12, 16, 17, 23, 28, 31, 33, 40, 48, 49, 64}) {
       Guarded y(T, n_out);
       fast.matmul(y.rows(), xr.view(T, n_in), m.w);
       ASSERT_TRUE(y.intact()) << isa_name(isa) << " T " << T;

@@ -140,7 +140,7 @@ void gemm(const PackedTile* w, int n_tok, const QuantRow*, const std::byte* x, f
 constexpr SimdKernels make_table() {
   SimdKernels k{};
   k.name = "amx";
-  k.gemv_tok = 16;
+  k.gemv_tok = 24;  // where packing a tile pays, its rows read from memory
   k.panel = panel;
   each_quantised([&k]<class T>(DType type) {
     k.pack[int(type)] = pack<T>;

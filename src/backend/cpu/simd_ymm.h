@@ -238,6 +238,9 @@ void pack(const std::byte* w, int64_t row_bytes, int n_row, int64_t n_in, const 
     const int left = int(n_in / 32) - 8 * c, n = left < 8 ? left : 8;
     for (int r = 0; r < kTileRows; ++r) {
       const std::byte* p = w + (r < n_row ? r : n_row - 1) * row_bytes + c * chunk_bytes<T>();
+      // The next tile. Only a hint: an address beyond the file is harmless.
+      for (int64_t i = 0; i < chunk_bytes<T>(); i += 64)
+        _mm_prefetch((const char*)(uintptr_t(p) + uintptr_t(kTileRows * row_bytes + i)), _MM_HINT_T1);
       __m256i v[8] = {};
       Scales k{};
       if (n == 8) T::codes(p, 8, v), T::scales(p, 8, k);
