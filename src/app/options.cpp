@@ -33,7 +33,7 @@ extern "C" void on_interrupt(int) {
 }
 
 const std::map<std::string, KvType> kKvTypes{{"f32", KvType::kF32}, {"f16", KvType::kF16}, {"q8_0", KvType::kQ8_0}, {"q4_0", KvType::kQ4_0}, {"tq3_0", KvType::kTQ3_0}};
-const std::map<std::string, CpuIsa> kIsas{{"auto", CpuIsa::kAuto}, {"scalar", CpuIsa::kScalar}, {"avx2", CpuIsa::kAvx2}, {"avx512", CpuIsa::kAvx512}};
+const std::map<std::string, CpuIsa> kIsas{{"auto", CpuIsa::kAuto}, {"scalar", CpuIsa::kScalar}, {"avx2", CpuIsa::kAvx2}, {"avx512", CpuIsa::kAvx512}, {"amx", CpuIsa::kAmx}};
 
 }  // namespace
 
@@ -47,7 +47,7 @@ void add_engine_options(CLI::App* cmd, EngineConfig& c) {
   cmd->add_option("-t,--threads", c.n_threads, "Threads; 0: one per physical core")->check(CLI::Range(0, 1024))->capture_default_str();
   cmd->add_option("--backend", c.backend, "Where the model runs: auto (a GPU if there is one), cuda, cpu, or ref, the slow definition of what is right")->check(CLI::IsMember({"auto", "cuda", "cpu", "ref"}))->capture_default_str();
   cmd->add_option("--gpu", c.gpu, "Which GPU, as nvidia-smi numbers them")->check(CLI::Range(0, 63))->capture_default_str();
-  cmd->add_option("--cpu-isa", c.cpu_isa, "Instruction set of the cpu backend: auto, scalar, avx2 or avx512")->transform(CLI::CheckedTransformer(kIsas, CLI::ignore_case))->option_text("TYPE");
+  cmd->add_option("--cpu-isa", c.cpu_isa, "Instruction set of the cpu backend: auto, scalar, avx2, avx512 or amx")->transform(CLI::CheckedTransformer(kIsas, CLI::ignore_case))->option_text("TYPE");
   cmd->add_option("--kv-k", c.kv_k, "Type of cached keys: f32, f16, q8_0, q4_0 or tq3_0 (default: f16; f32 on ref)")->transform(CLI::CheckedTransformer(kKvTypes, CLI::ignore_case))->option_text("TYPE");
   cmd->add_option("--kv-v", c.kv_v, "Type of cached values, likewise")->transform(CLI::CheckedTransformer(kKvTypes, CLI::ignore_case))->option_text("TYPE");
   cmd->add_option("--chunk", c.chunk, "Tokens of a prompt computed in one step; 0: 512, on a GPU up to 4096 as context and memory allow")->check(CLI::Range(0, 65536))->capture_default_str();

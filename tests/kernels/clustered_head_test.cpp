@@ -91,7 +91,7 @@ TEST_P(ClusteredHeads, AreTheDenseHeadWhereTheyScore) {
   };
   CpuRef ref;
   check(ref);
-  for (const CpuIsa isa : {CpuIsa::kScalar, CpuIsa::kAvx2, CpuIsa::kAvx512})
+  for (const CpuIsa isa : {CpuIsa::kScalar, CpuIsa::kAvx2, CpuIsa::kAvx512, CpuIsa::kAmx})
     if (has_isa(isa)) {
       CpuFast fast(2, isa);
       check(fast);

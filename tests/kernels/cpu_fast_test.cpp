@@ -11,12 +11,21 @@
 namespace facet::test {
 namespace {
 
+constexpr CpuIsa kIsas[] = {CpuIsa::kScalar, CpuIsa::kAvx2, CpuIsa::kAvx512, CpuIsa::kAmx};
 std::vector<CpuIsa> isas() {
   std::vector<CpuIsa> v;
-  for (const CpuIsa i : {CpuIsa::kScalar, CpuIsa::kAvx2, CpuIsa::kAvx512})
+  for (const CpuIsa i : kIsas)
     if (has_isa(i)) v.push_back(i);
   return v;
 }
+
+// What isas() leaves out is said once.
+class Isa : public testing::TestWithParam<CpuIsa> {};
+TEST_P(Isa, IsOfThisMachine) {
+  if (!has_isa(GetParam())) GTEST_SKIP() << "this machine has no " << isa_name(GetParam()) << ": its kernels are not tested";
+  EXPECT_STREQ(CpuFast(1, GetParam()).isa(), isa_name(GetParam()));
+}
+INSTANTIATE_TEST_SUITE_P(All, Isa, testing::ValuesIn(kIsas), [](const auto& p) { return isa_name(p.param); });
 
 // A buffer whose neighbourhood is watched: writes beside the rows are found.
 class Guarded {
@@ -143,7 +152,7 @@ void check_matmul(DType type, int n_in, int n_out) {
         ASSERT_NEAR(got, want.row(t)[o], bound) << isa_name(isa) << " [" << n_out << " x " << n_in << "] token " << t << " output " << o;
       }
     }
-    for (const int T : {1, 2, 3, 4, 5, 7, 8, 12, 16, 17, 33, 48, 49, 64}) {
+    for (const int T : {1, 2, 3, 4, 5, 7, 8, 12, 16, 17, 23, 28, 31, 33, 40, 48, 49, 64}) {
       Guarded y(T, n_out);
       fast.matmul(y.rows(), xr.view(T, n_in), m.w);
       ASSERT_TRUE(y.intact()) << isa_name(isa) << " T " << T;
@@ -223,11 +232,11 @@ TEST(Matmul, ReadsNothingBehindItsRows) {
     m.bytes.shrink_to_fit();  // the sanitizers watch the end
     for (const CpuIsa isa : isas()) {
       CpuFast fast(1, isa);
-      fast.reserve(limits(4, 256));
-      const std::vector<float> x = random_floats(4 * 256, 1);
-      CpuRef::Rows xr = fast.new_rows(4, 256);
+      fast.reserve(limits(60, 256));
+      const std::vector<float> x = random_floats(60 * 256, 1);
+      CpuRef::Rows xr = fast.new_rows(60, 256);
       fast.from_host(xr, x);
-      for (const int T : {1, 4}) {
+      for (const int T : {1, 4, 19, 60}) {
         Guarded y(T, 17);
         fast.matmul(y.rows(), xr.view(T, 256), {m.bytes.data(), type, 17, 256, 1, "edge"});
         for (int t = 0; t < T; ++t)
@@ -241,19 +250,78 @@ TEST(Matmul, ReadsNothingBehindItsRows) {
 TEST(Matmul, NotANumberStaysInItsRow) {
   const Matrix m(DType::kQ8_0, 256, 20, 3);
   for (const CpuIsa isa : isas())
-    for (const float bad : {std::nanf(""), INFINITY, -INFINITY}) {
-      CpuFast fast(1, isa);
-      fast.reserve(limits(4, 256));
-      std::vector<float> x = random_floats(4 * 256, 1);
-      x[256 + 77] = bad;
-      CpuRef::Rows xr = fast.new_rows(4, 256), y = fast.new_rows(4, 20);
-      fast.from_host(xr, x);
-      fast.matmul(y, xr, m.w);
-      for (int o = 0; o < 20; ++o) {
-        EXPECT_FALSE(std::isfinite(y.row(1)[o]));
-        EXPECT_TRUE(std::isfinite(y.row(0)[o]) && std::isfinite(y.row(2)[o]));
+    for (const int T : {4, 60})
+      for (const float bad : {std::nanf(""), INFINITY, -INFINITY}) {
+        CpuFast fast(1, isa);
+        fast.reserve(limits(T, 256));
+        std::vector<float> x = random_floats(size_t(T) * 256, 1);
+        x[256 + 77] = bad;
+        CpuRef::Rows xr = fast.new_rows(T, 256), y = fast.new_rows(T, 20);
+        fast.from_host(xr, x);
+        fast.matmul(y, xr, m.w);
+        for (int o = 0; o < 20; ++o) {
+          EXPECT_FALSE(std::isfinite(y.row(1)[o]));
+          EXPECT_TRUE(std::isfinite(y.row(0)[o]) && std::isfinite(y.row(2)[o]));
+        }
       }
+}
+
+// The largest sums of a group that there are, 32 * 127 * 32 * 128 for Q6_K: no kernel may round or wrap one.
+TEST(Matmul, LargestSums) {
+  constexpr int kIn = 512, kOut = 17, kTok = 50;
+  for (const DType type : {DType::kQ8_0, DType::kQ6_K}) {
+    Matrix m(type, kIn, kOut, 3);
+    const bool k = type == DType::kQ6_K;  // codes -32 from zeros, sub-scales -128; or codes -128
+    const size_t block = size_t(dtype_info(type).block_bytes);
+    for (size_t i = 0; i < m.bytes.size(); ++i) {
+      const size_t at = i % block;
+      if (k ? at < 208 : at >= 2) m.bytes[i] = std::byte(k && at < 192 ? 0 : 0x80);
     }
+    std::vector<float> first;
+    for (const CpuIsa isa : isas()) {
+      CpuFast fast(1, isa);
+      fast.reserve(limits(kTok, kIn));
+      CpuRef::Rows x = fast.new_rows(kTok, kIn), y = fast.new_rows(kTok, kOut);
+      for (int t = 0; t < kTok; ++t) std::fill_n(x.row(t), kIn, t % 2 ? -1.f : 1.f);
+      fast.matmul(y, x, m.w);
+      const std::vector<float> wide(y.row(0), y.row(0) + kTok * kOut);
+      for (int t = 0; t < kTok; ++t) fast.matmul({y.row(t), 1, kOut, y.stride}, {x.row(t), 1, kIn, x.stride}, m.w);
+      EXPECT_TRUE(bitwise_equal({y.row(0), wide.size()}, wide)) << isa_name(isa);
+      if (first.empty()) first = wide;
+      EXPECT_TRUE(bitwise_equal(wide, first)) << isa_name(isa);
+    }
+  }
+}
+
+// Experts get from no row to all of them, in order of the experts.
+TEST(Moe, ARowIsItsOwnAtEveryWidth) {
+  constexpr int D = 288, F = 96, N = 5, kUsed = 2, kMax = 64;
+  for (const DType type : {DType::kQ5_0, DType::kQ8_0}) {
+    const Matrix gate_up(type, D, N * 2 * F, 1), down(type, F, N * D, 2), router(DType::kF32, D, N, 3);
+    MoeWeights<CpuFast::Weight, CpuFast::Vec> w;
+    w.router = router.w;
+    w.gate_up = gate_up.w, w.gate_up.n_out = 2 * F, w.gate_up.n_stack = N;
+    w.down = down.w, w.down.n_out = D, w.down.n_stack = N;
+    std::vector<float> x = random_floats(size_t(kMax) * D, 8);
+    for (size_t i = 0; i < x.size(); ++i) x[i] += router.values[i % D];  // the first expert is popular
+    for (const CpuIsa isa : isas())
+      for (const int n_threads : {1, 3}) {
+        CpuFast fast(n_threads, isa);
+        BackendLimits l = limits(kMax, D);
+        l.n_expert = N, l.n_expert_used = kUsed, l.d_expert = F, l.d_moe = D;
+        fast.reserve(l);
+        CpuRef::Rows xr = fast.new_rows(kMax, D), alone = fast.new_rows(kMax, D);
+        fast.from_host(xr, x);
+        auto row = [](CpuRef::Rows r, int t) { return CpuRef::Rows{r.row(t), 1, r.cols, r.stride}; };
+        for (int t = 0; t < kMax; ++t) fast.moe(row(alone, t), row(xr, t), row(xr, t), w, kUsed, Act::kGelu);
+        for (const int T : {2, 7, 16, 17, 33, 50, 64}) {
+          Guarded y(T, D);
+          fast.moe(y.rows(), xr.view(T, D), xr.view(T, D), w, kUsed, Act::kGelu);
+          ASSERT_TRUE(y.intact());
+          for (int t = 0; t < T; ++t) ASSERT_TRUE(bitwise_equal({y.rows().row(t), D}, {alone.row(t), D})) << isa_name(isa) << " row " << t << " of " << T;
+        }
+      }
+  }
 }
 
 TEST(Elementwise, ActivationsAndSoftcap) {

@@ -38,6 +38,13 @@ int64_t partial_floats(const BackendLimits& l) {
   return std::min<int64_t>((l.max_rows / kSplitRows + 2) * (l.max_cols + 2 * 128), int64_t(8) << 20);
 }
 
+// Panels of a step's rows, or of the experts that get enough of them; a last one may have room to spare.
+int64_t panel_bytes(int64_t cols) { return padded(cols) / kGroupCols * kPanelBytes; }
+int64_t panels_bytes(const BackendLimits& l) {
+  const int64_t pairs = int64_t(l.max_tok) * l.n_expert_used, of_experts = pairs / kPanelRows + std::min<int64_t>(pairs, l.n_expert);
+  return std::max(round_up(l.max_tok, kPanelRows) / kPanelRows * panel_bytes(l.max_cols), of_experts * panel_bytes(std::max(l.d_moe, l.d_expert))) + 64;
+}
+
 }  // namespace
 
 CpuFast::CpuFast(int n_threads, CpuIsa isa) : CpuRef(n_threads), simd_(simd_kernels(isa)) {
@@ -61,7 +68,7 @@ void CpuFast::QuantBuffer::reserve(int64_t rows, int64_t cols) {
 
 int64_t CpuFast::reserve_bytes(const BackendLimits& l, int n_threads) {
   const int64_t pairs = int64_t(l.max_tok) * l.n_expert_used;
-  return (thread_floats(l) * n_threads + partial_floats(l)) * int64_t(sizeof(float)) + l.max_tok * QuantBuffer::row_bytes(l.max_cols) + 128 +
+  return (thread_floats(l) * n_threads + partial_floats(l)) * int64_t(sizeof(float)) + l.max_tok * QuantBuffer::row_bytes(l.max_cols) + 128 + panels_bytes(l) +
          pairs * (QuantBuffer::row_bytes(l.d_expert) + int64_t(sizeof(float)) * l.d_expert) + rows_bytes(l.max_tok, 2 * head_floats(l) + l.n_cluster);
 }
 
@@ -69,6 +76,7 @@ void CpuFast::reserve(const BackendLimits& limits) {
   const BackendLimits l = limits_ = limits_.with(limits);
   scratch_.assign(size_t(n_threads_), std::vector<float>(size_t(thread_floats(l))));
   act_.reserve(l.max_tok, l.max_cols);
+  if (simd_.panel) panels_.resize(size_t(panels_bytes(l)));
   blocks_.reserve(size_t(l.max_tok));
   partial_.resize(size_t(partial_floats(l)));
   for (RopeTable& r : rope_) {
@@ -84,6 +92,7 @@ void CpuFast::reserve(const BackendLimits& limits) {
   chosen_.resize(pairs), pair_of_.resize(pairs), route_.resize(pairs), pair_q_.resize(pairs), pair_f_.resize(pairs);
   cursor_.resize(size_t(l.n_expert) + 1);
   used_expert_.reserve(size_t(l.n_expert));
+  panel_of_.resize(size_t(l.n_expert));
 }
 
 float* CpuFast::aligned_scratch() const {
@@ -93,10 +102,10 @@ float* CpuFast::aligned_scratch() const {
 
 // ---- matrix products
 
-CpuFast::Input CpuFast::prepare(QuantBuffer& to, Rows x, bool quantise) {
+CpuFast::Input CpuFast::quantise(QuantBuffer& to, Rows x, bool wanted, bool for_few) {
   CHECK(x.rows <= int(to.row.size()), "{} rows, {} planned", x.rows, to.row.size());
   for (int t = 0; t < x.rows; ++t) to.f[size_t(t)] = x.row(t);
-  if (!quantise) return {x.rows, nullptr, to.f.data()};
+  if (!wanted) return {x.rows, nullptr, to.f.data()};
   const int64_t n = padded(x.cols), bytes = QuantBuffer::row_bytes(x.cols);
   CHECK(x.rows * bytes + 64 <= int64_t(to.bytes.size()), "{} columns, fewer planned", x.cols);
   std::byte* const base = reinterpret_cast<std::byte*>((reinterpret_cast<uintptr_t>(to.bytes.data()) + 63) / 64 * 64);
@@ -109,9 +118,26 @@ CpuFast::Input CpuFast::prepare(QuantBuffer& to, Rows x, bool quantise) {
     r.sum16 = reinterpret_cast<int16_t*>(r.ds + n / kGroupCols);
     r.record = p + round_up(n * 11 / 8, 64);
     simd_.quantize(x.row(t), x.cols, &r);
-    if (simd_.interleave) simd_.interleave(x.cols, &r);
+    if (for_few && simd_.interleave) simd_.interleave(x.cols, &r);
   });
   return {x.rows, to.row.data(), to.f.data()};
+}
+
+std::byte* CpuFast::panel(int64_t i, int64_t cols) {
+  CHECK((i + 1) * panel_bytes(cols) + 64 <= int64_t(panels_.size()), "panel {} of {} columns, fewer planned", i, cols);
+  return reinterpret_cast<std::byte*>((reinterpret_cast<uintptr_t>(panels_.data()) + 63) / 64 * 64) + i * panel_bytes(cols);
+}
+
+CpuFast::Input CpuFast::prepare(Rows x, bool wanted) {
+  const bool few = x.rows <= simd_.gemv_tok;
+  Input in = quantise(act_, x, wanted, few);
+  if (!wanted || few || !simd_.panel) return in;
+  parallel_for((x.rows + kPanelRows - 1) / kPanelRows, n_threads_, [&](int64_t i) {
+    const int t = int(i) * kPanelRows;
+    simd_.panel(x.cols, std::min(kPanelRows, x.rows - t), in.q + t, panel(i, x.cols));
+  });
+  in.panels = panel(0, x.cols);
+  return in;
 }
 
 void CpuFast::product(float* y, int64_t stride, const Input& x, const Weight& w, int64_t stack, int64_t begin, int64_t end) const {
@@ -124,12 +150,13 @@ void CpuFast::product(float* y, int64_t stride, const Input& x, const Weight& w,
     float* p = aligned_scratch();
     const PackedTile tile{.code = reinterpret_cast<uint8_t*>(p), .w = p + 5 * n, .m = p + 5 * n + n / 2,
                           .sub = reinterpret_cast<int32_t*>(p + 4 * n), .n_chunk = int(n / kChunkCols)};
-    float* out = p + tile_floats(n);  // [T][16]
+    float* out = p + tile_floats(n);  // [T][16], of a last tile that is not whole
     for (int64_t o = begin; o < end; o += kTileRows) {
       const int rows = int(std::min<int64_t>(kTileRows, end - o));
       simd_.pack[type](w.row(stack, o), bytes, rows, w.n_in, &tile);
-      simd_.gemm[type](&tile, x.n_tok, x.q, out);
-      for (int t = 0; t < x.n_tok; ++t) std::copy_n(out + kTileRows * t, rows, y + t * stride + o - begin);
+      const bool whole = rows == kTileRows;
+      simd_.gemm[type](&tile, x.n_tok, x.q, x.panels, whole ? y + o - begin : out, whole ? stride : kTileRows);
+      for (int t = 0; t < x.n_tok && !whole; ++t) std::copy_n(out + kTileRows * t, rows, y + t * stride + o - begin);
     }
     return;
   }
@@ -153,12 +180,12 @@ void CpuFast::product_all(Rows y, const Input& x, const Weight& w) const {
 
 void CpuFast::matmul(Rows y, Rows x, Weight w) {
   CHECK(w.n_in == x.cols, "{}: [{} x {}] times [{}, {}]", w.name, w.n_out, w.n_in, x.rows, x.cols);
-  product_all(y, prepare(act_, x, quantised(w)), w);
+  product_all(y, prepare(x, quantised(w)), w);
 }
 
 void CpuFast::qkv(Rows q, Rows k, Rows v, Rows h, Weight wq, Weight wk, Weight wv) {
   CHECK(wq.n_in == h.cols && wk.n_in == h.cols && (!wv || wv.n_in == h.cols), "{}: {} columns times {}", wq.name, wq.n_in, h.cols);
-  const Input x = prepare(act_, h, quantised(wq) || quantised(wk) || quantised(wv));
+  const Input x = prepare(h, quantised(wq) || quantised(wk) || quantised(wv));
   product_all(q, x, wq);
   product_all(k, x, wk);
   if (wv)
@@ -190,7 +217,7 @@ void CpuFast::gate_up_range(float* y, int64_t stride, const Input& x, const Weig
 void CpuFast::gate_up(Rows y, Rows h, Weight gate, Weight up, Act act) {
   CHECK(gate.n_in == h.cols && up.n_in == h.cols && gate.n_out == y.cols && up.n_out == y.cols, "{}: [{} x {}] times [{}, {}] into [{}, {}]",
         gate.name, gate.n_out, gate.n_in, h.rows, h.cols, y.rows, y.cols);
-  const Input x = prepare(act_, h, quantised(gate) || quantised(up));
+  const Input x = prepare(h, quantised(gate) || quantised(up));
   parallel_ranges((gate.n_out + kTileRows - 1) / kTileRows, n_threads_, 1, [&](int64_t begin, int64_t end) {
     const int64_t o = begin * kTileRows;
     gate_up_range(y.p + o, y.stride, x, gate, 0, up, 0, o, std::min(end * kTileRows, gate.n_out), act);
@@ -226,7 +253,7 @@ void CpuFast::moe(Rows y, Rows e, Rows r, MoeWeights<Weight, Vec> w, int n_used,
     h.n_out /= 2;
     return h;
   }();
-  const Input x = prepare(act_, e, quantised(w.gate_up) || quantised(w.gate) || quantised(w.up));
+  const Input x = quantise(act_, e, quantised(w.gate_up) || quantised(w.gate) || quantised(w.up), true);
   used_expert_.clear();
   for (int i = 0; i < n_expert; ++i) {
     if (cursor_[size_t(i) + 1] > 0) used_expert_.push_back(i);
@@ -243,28 +270,47 @@ void CpuFast::moe(Rows y, Rows e, Rows r, MoeWeights<Weight, Vec> w, int n_used,
     const int begin = cursor_[size_t(used_expert_[u]) + 1];
     return std::pair(begin, u + 1 < used_expert_.size() ? cursor_[size_t(used_expert_[u + 1]) + 1] : T * K);
   };
+  auto in_panels = [&](int n_pair) { return simd_.panel && n_pair > simd_.gemv_tok; };
+  auto fill_panels = [&](const QuantRow* q, int64_t cols) {
+    if (!q) return;
+    int32_t n_panel = 0;
+    for (size_t u = 0; u < used_expert_.size(); ++u) {
+      const auto [p0, p1] = pairs_of(u);
+      panel_of_[u] = n_panel;
+      if (in_panels(p1 - p0)) n_panel += (p1 - p0 + kPanelRows - 1) / kPanelRows;
+    }
+    parallel_for(int64_t(used_expert_.size()), n_threads_, [&](int64_t u) {
+      const auto [p0, p1] = pairs_of(size_t(u));
+      for (int p = p0, i = panel_of_[size_t(u)]; in_panels(p1 - p0) && p < p1; p += kPanelRows, ++i)
+        simd_.panel(cols, std::min(kPanelRows, p1 - p), q + p, panel(i, cols));
+    });
+  };
+  auto input_of = [&](size_t u, const QuantRow* q, const float* const* f, int64_t cols) {
+    const auto [p0, p1] = pairs_of(u);
+    return Input{p1 - p0, q ? q + p0 : nullptr, f + p0, q && in_panels(p1 - p0) ? panel(panel_of_[u], cols) : nullptr};
+  };
 
+  fill_panels(x.q ? pair_q_.data() : nullptr, e.cols);
   const int64_t hidden_pieces = (d_expert + kPieceCols - 1) / kPieceCols;
   parallel_for(int64_t(used_expert_.size()) * hidden_pieces, n_threads_, [&](int64_t i) {
     const size_t u = size_t(i / hidden_pieces);
     const int64_t begin = i % hidden_pieces * kPieceCols, end = std::min<int64_t>(begin + kPieceCols, d_expert);
-    const auto [p0, p1] = pairs_of(u);
-    const Input in{p1 - p0, x.q ? pair_q_.data() + p0 : nullptr, pair_f_.data() + p0};
+    const int p0 = pairs_of(u).first;
+    const Input in = input_of(u, x.q ? pair_q_.data() : nullptr, pair_f_.data(), e.cols);
     const int expert = used_expert_[u];
     const bool fused = bool(w.gate_up);
     gate_up_range(hidden_.row(p0) + begin, hidden_.stride, in, fused ? half : w.gate, fused ? 2 * expert : expert, fused ? half : w.up,
                   fused ? 2 * expert + 1 : expert, begin, end, act);
   });
 
-  const Input mid = prepare(hidden_act_, hidden_.view(T * K, d_expert), quantised(w.down));
+  const Input mid = quantise(hidden_act_, hidden_.view(T * K, d_expert), quantised(w.down), true);
+  fill_panels(mid.q, d_expert);
   const int64_t width = T <= simd_.gemv_tok ? kPieceCols : kTileRows;
   parallel_for((y.cols + width - 1) / width, n_threads_, [&](int64_t piece) {
     const int64_t begin = piece * width, end = std::min<int64_t>(begin + width, y.cols);
     float* out = aligned_scratch() + tile_floats(d_expert) + kTileRows * T;  // [T K][width]
     for (size_t u = 0; u < used_expert_.size(); ++u) {
-      const auto [p0, p1] = pairs_of(u);
-      const Input in{p1 - p0, mid.q ? mid.q + p0 : nullptr, mid.f + p0};
-      product(out + p0 * width, width, in, w.down, used_expert_[u], begin, end);
+      product(out + pairs_of(u).first * width, width, input_of(u, mid.q, mid.f, d_expert), w.down, used_expert_[u], begin, end);
     }
     for (int t = 0; t < T; ++t)
       for (int64_t c = 0; c < end - begin; ++c) {
@@ -383,7 +429,7 @@ void CpuFast::clustered_head(Rows logits, Rows h, ClusteredHead<Weight, Table> w
         "{} clusters of {} tokens, {} logits", w.centroid.n_out, size, logits.cols);
   const Rows scores = cluster_score_.view(h.rows, int(w.centroid.n_out));
   matmul(scores, h, w.centroid);
-  const Input x = prepare(act_, h, quantised(w.head));
+  const Input x = quantise(act_, h, quantised(w.head), true);
   parallel_for(h.rows, n_threads_, [&](int64_t t) {
     float* to = logits.row(t);
     const Input xt{1, x.q ? x.q + t : nullptr, x.f + t};

@@ -6,7 +6,7 @@ namespace facet {
 
 // CpuRef's verbs for speed: quantised weights times 8-bit activations without dequantising, SIMD chosen at run time,
 // attention over decoded blocks. As there, a row's bits depend on that row alone: not on the tokens of the step, on how
-// a prompt was cut, or on the threads. AVX2 and AVX-512 give the same bits; the scalar kernels do for matrix products
+// a prompt was cut, or on the threads. AVX2, AVX-512 and AMX give the same bits; the scalar kernels do for matrix products
 // (simd.h) and not for the rest, because they have no fused multiply-add.
 class CpuFast : public CpuRef {
  public:
@@ -40,6 +40,7 @@ class CpuFast : public CpuRef {
     int n_tok = 0;
     const QuantRow* q = nullptr;
     const float* const* f = nullptr;
+    const std::byte* panels = nullptr;  // q as SimdKernels::panel arranges it, if gemm will be called and wants that
   };
   struct QuantBuffer {
     std::vector<std::byte> bytes;
@@ -62,7 +63,9 @@ class CpuFast : public CpuRef {
     std::vector<float> value;  // [max_tok][2][n] cosines, then sines
   };
 
-  Input prepare(QuantBuffer& to, Rows x, bool quantise);
+  Input quantise(QuantBuffer& to, Rows x, bool wanted, bool for_few);  // for_few: gemv may be called
+  Input prepare(Rows x, bool wanted);  // the input of whole steps, in panels too
+  std::byte* panel(int64_t i, int64_t cols);
   bool quantised(const Weight& w) const { return w && simd_.gemv[int(w.type)]; }
   // y[t * stride + o - begin] = row o of matrix `stack` of w times x[t]. Runs on the calling thread.
   void product(float* y, int64_t stride, const Input& x, const Weight& w, int64_t stack, int64_t begin, int64_t end) const;
@@ -79,11 +82,12 @@ class CpuFast : public CpuRef {
 
   const SimdKernels& simd_;
   QuantBuffer act_, hidden_act_;
+  std::vector<std::byte> panels_;
   std::vector<Block> blocks_;
   std::vector<float> partial_;
   std::deque<RopeTable> rope_;
   // MoE: pairs of token and expert, sorted by expert.
-  std::vector<int32_t> chosen_, pair_of_, cursor_, used_expert_;  // [T K], [T K], [N + 1], [N]
+  std::vector<int32_t> chosen_, pair_of_, cursor_, used_expert_, panel_of_;  // [T K], [T K], [N + 1], [N], [N]
   std::vector<float> route_;                                            // [T K] weights, by rank
   std::vector<QuantRow> pair_q_;
   std::vector<const float*> pair_f_;

@@ -28,6 +28,8 @@ constexpr int kChunkCols = 256;  // columns of eight groups; quantised rows are 
 constexpr int kTileRows = 16;    // weight rows of a packed tile
 constexpr int kMaxGemvTok = 48;  // the largest SimdKernels::gemv_tok
 constexpr int kRecordBytes = 384;  // of QuantRow::record
+constexpr int kPanelRows = 16;   // tokens of SimdKernels::panel
+constexpr int kPanelBytes = 640; // of one of its groups
 constexpr int kSplitRows = 256;  // cache rows of one pass of attention
 constexpr int kPartKeys = kSplitRows + 64;  // with the siblings of a tree
 
@@ -78,12 +80,16 @@ struct SimdKernels {
 
   void (*quantize)(const float* x, int64_t n, const QuantRow* to);
   void (*interleave)(int64_t n, const QuantRow* row);  // fills its records; null: gemv does not read them
+  // Up to sixteen rows once more, for kernels with tokens in the rows of a tile: [8 n_chunk] groups in the order of
+  // PackedTile, each [16][32] codes, then [16] d, then [16] ds; zeros beyond n_tok. Null: gemm does not read them.
+  void (*panel)(int64_t n, int n_tok, const QuantRow* x, std::byte* to);
   // Quantised types; null: the type has no such kernel and rows are decoded to f32. gemv: up to gemv_tok tokens, weight
   // rows as they lie, y[t * stride + o]; beyond that, tiles are packed first.
   int gemv_tok;
   void (*gemv[kTypes])(const std::byte* w, int64_t row_bytes, int64_t n_row, int64_t n_in, int n_tok, const QuantRow* x, float* y, int64_t stride);
   void (*pack[kTypes])(const std::byte* w, int64_t row_bytes, int n_row, int64_t n_in, const PackedTile* to);
-  void (*gemm[kTypes])(const PackedTile* w, int n_tok, const QuantRow* x, float* y);  // y [n_tok, 16]
+  void (*gemm[kTypes])(const PackedTile* w, int n_tok, const QuantRow* x, const std::byte* panels, float* y,
+                       int64_t stride);  // y[t * stride + 0 .. 15]
   // F32, F16, BF16: y[t * stride + o]
   void (*dots[kTypes])(const std::byte* w, int64_t row_bytes, int64_t n_row, int64_t n_in, int n_tok, const float* const* x,
                        float* y, int64_t stride);
@@ -102,6 +108,7 @@ extern const SimdKernels kScalarKernels;
 #if defined(__x86_64__)
 extern const SimdKernels kAvx2Kernels;
 extern const SimdKernels kAvx512Kernels;
+extern const SimdKernels kAmxKernels;  // pack, panel, gemm and gemv_tok only
 #endif
 
 }  // namespace facet

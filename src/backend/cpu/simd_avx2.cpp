@@ -76,7 +76,7 @@ void to_f16(const float* x, std::byte* y, int64_t n) {
 // ---- N tokens, eight of the sixteen rows in the lanes
 
 template <class T, int N>
-void gemm_tokens(const PackedTile* w, int rows, const QuantRow* x, float* y) {
+void gemm_tokens(const PackedTile* w, int rows, const QuantRow* x, float* y, int64_t stride) {
   __m256 part[8][N];
   for (int j = 0; j < 8; ++j) {
     __m256 f[N];
@@ -123,16 +123,16 @@ void gemm_tokens(const PackedTile* w, int rows, const QuantRow* x, float* y) {
   }
   for (int t = 0; t < N; ++t) {
     auto sum4 = [&](int i) { return _mm256_add_ps(part[i][t], part[i + 4][t]); };
-    _mm256_storeu_ps(y + 16 * t + rows, _mm256_add_ps(_mm256_add_ps(sum4(0), sum4(2)), _mm256_add_ps(sum4(1), sum4(3))));
+    _mm256_storeu_ps(y + t * stride + rows, _mm256_add_ps(_mm256_add_ps(sum4(0), sum4(2)), _mm256_add_ps(sum4(1), sum4(3))));
   }
 }
 
 template <class T>
-void gemm(const PackedTile* w, int n_tok, const QuantRow* x, float* y) {
+void gemm(const PackedTile* w, int n_tok, const QuantRow* x, const std::byte*, float* y, int64_t stride) {
   for (int rows = 0; rows < kTileRows; rows += 8) {
     int t = 0;
-    for (; t + 4 <= n_tok; t += 4) gemm_tokens<T, 4>(w, rows, x + t, y + 16 * t);
-    for (; t < n_tok; ++t) gemm_tokens<T, 1>(w, rows, x + t, y + 16 * t);
+    for (; t + 4 <= n_tok; t += 4) gemm_tokens<T, 4>(w, rows, x + t, y + t * stride, stride);
+    for (; t < n_tok; ++t) gemm_tokens<T, 1>(w, rows, x + t, y + t * stride, stride);
   }
 }
 

@@ -303,7 +303,7 @@ void gemv(const std::byte* w, int64_t row_bytes, int64_t n_row, int64_t n_in, in
 // ---- many tokens: sixteen rows in the lanes
 
 template <class T, int N>
-void gemm_tokens(const PackedTile* w, const QuantRow* x, float* y) {
+void gemm_tokens(const PackedTile* w, const QuantRow* x, float* y, int64_t stride) {
   __m512 part[8][N];
   for (int j = 0; j < 8; ++j) {
     __m512 f[N];
@@ -355,17 +355,17 @@ void gemm_tokens(const PackedTile* w, const QuantRow* x, float* y) {
   }
   for (int t = 0; t < N; ++t) {
     auto sum4 = [&](int i) { return _mm512_add_ps(part[i][t], part[i + 4][t]); };
-    _mm512_storeu_ps(y + 16 * t, _mm512_add_ps(_mm512_add_ps(sum4(0), sum4(2)), _mm512_add_ps(sum4(1), sum4(3))));
+    _mm512_storeu_ps(y + t * stride, _mm512_add_ps(_mm512_add_ps(sum4(0), sum4(2)), _mm512_add_ps(sum4(1), sum4(3))));
   }
 }
 
 template <class T>
-void gemm(const PackedTile* w, int n_tok, const QuantRow* x, float* y) {
+void gemm(const PackedTile* w, int n_tok, const QuantRow* x, const std::byte*, float* y, int64_t stride) {
   int t = 0;
-  for (; t + 8 <= n_tok; t += 8) gemm_tokens<T, 8>(w, x + t, y + 16 * t);
-  if (t + 4 <= n_tok) gemm_tokens<T, 4>(w, x + t, y + 16 * t), t += 4;
-  if (t + 2 <= n_tok) gemm_tokens<T, 2>(w, x + t, y + 16 * t), t += 2;
-  if (t < n_tok) gemm_tokens<T, 1>(w, x + t, y + 16 * t);
+  for (; t + 8 <= n_tok; t += 8) gemm_tokens<T, 8>(w, x + t, y + t * stride, stride);
+  if (t + 4 <= n_tok) gemm_tokens<T, 4>(w, x + t, y + t * stride, stride), t += 4;
+  if (t + 2 <= n_tok) gemm_tokens<T, 2>(w, x + t, y + t * stride, stride), t += 2;
+  if (t < n_tok) gemm_tokens<T, 1>(w, x + t, y + t * stride, stride);
 }
 
 #include "backend/cpu/simd_table.h"

@@ -219,7 +219,7 @@ void pack(const std::byte* w, int64_t row_bytes, int n_row, int64_t n_in, const 
 }
 
 template <class T>
-void gemm(const PackedTile* w, int n_tok, const QuantRow* x, float* y) {
+void gemm(const PackedTile* w, int n_tok, const QuantRow* x, const std::byte*, float* y, int64_t stride) {
   for (int t = 0; t < n_tok; ++t)
     for (int r = 0; r < kTileRows; ++r) {
       float lane[8] = {};
@@ -233,7 +233,7 @@ void gemm(const PackedTile* w, int n_tok, const QuantRow* x, float* y) {
           lane[j] += float(dot) * (w->w[at * 16 + r] * x[t].d[g]);
           if (T::kMin) lane[j] += w->m[at * 16 + r] * x[t].ds[g];
         }
-      y[16 * t + r] = fold_lanes(lane);
+      y[t * stride + r] = fold_lanes(lane);
     }
 }
 

@@ -1,5 +1,5 @@
-// Included by simd_avx2.cpp and simd_avx512vnni.cpp only, inside their anonymous namespaces: unpacking of quantised
-// rows with 256-bit vectors, and packing of tiles. The including file defines
+// Included by simd_avx2.cpp, simd_avx512vnni.cpp and simd_amx.cpp only, inside their anonymous namespaces: unpacking of
+// quantised rows with 256-bit vectors, and packing of tiles. The including file defines
 //   kUnsigned           codes are kept as unsigned bytes, code + kOffset; otherwise as signed bytes
 //
 // Types below describe a chunk of up to eight groups of 32 columns. kOffset is what the unsigned codes are too large by,
@@ -204,7 +204,7 @@ constexpr int64_t chunk_bytes() {
 }
 constexpr int shift_of(int offset) { return __builtin_ctz(unsigned(offset)); }
 
-float fold_lanes(__m256 f) {
+inline float fold_lanes(__m256 f) {
   const __m128 a = _mm_add_ps(_mm256_castps256_ps128(f), _mm256_extractf128_ps(f, 1));
   const __m128 b = _mm_add_ps(a, _mm_movehl_ps(a, a));
   return _mm_cvtss_f32(_mm_add_ss(b, _mm_movehdup_ps(b)));
@@ -238,6 +238,9 @@ void pack(const std::byte* w, int64_t row_bytes, int n_row, int64_t n_in, const 
     const int left = int(n_in / 32) - 8 * c, n = left < 8 ? left : 8;
     for (int r = 0; r < kTileRows; ++r) {
       const std::byte* p = w + (r < n_row ? r : n_row - 1) * row_bytes + c * chunk_bytes<T>();
+      // The next tile. Only a hint: an address beyond the file is harmless.
+      for (int64_t i = 0; i < chunk_bytes<T>(); i += 64)
+        _mm_prefetch((const char*)(uintptr_t(p) + uintptr_t(kTileRows * row_bytes + i)), _MM_HINT_T1);
       __m256i v[8] = {};
       Scales k{};
       if (n == 8) T::codes(p, 8, v), T::scales(p, 8, k);
