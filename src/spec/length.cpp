@@ -8,6 +8,7 @@ namespace {
 
 constexpr double kFollow = .2;  // share of a new step time in what is known
 constexpr double kDrift = .05;
+constexpr double kOutlier = 1.6;      // the most that one time counts over what is known: another program ran in between
 constexpr double kForget = .95;  // of a trial's weight, per trial after it: a memory of 20 rounds
 constexpr double kPrior = .7, kPriorTrials = 2;
 constexpr double kBorrowed = 1;  // trials that a position borrows from the one before it
@@ -30,9 +31,9 @@ void StepTimes::observe(int rows, double seconds) {
     k = seconds / drift_;
     return;
   }
-  const double ratio = std::clamp(seconds / (k * drift_), .25, 4.);
+  const double ratio = std::clamp(seconds / (k * drift_), 1 / kOutlier, kOutlier);
   drift_ *= 1 + kDrift * (ratio - 1);
-  k *= 1 + kFollow * (std::clamp(seconds / (k * drift_), .25, 4.) - 1);
+  k *= 1 + kFollow * (std::clamp(seconds / (k * drift_), 1 / kOutlier, kOutlier) - 1);
 }
 
 double StepTimes::at(int rows) const {
@@ -55,6 +56,10 @@ double StepTimes::at(int rows) const {
 }
 
 void DraftTimes::observe(int n, double seconds) {
+  if (seen_ > 0) seconds = std::min(seconds, (n == newest_ ? kOutlier : 4) * at(n));
+  newest_ = n;
+  // The first one found cold caches, and on a GPU nothing recorded: the second one says more.
+  if (++seen_ == 2 && n_ == n && seconds < t_) w_ = n_ = nn_ = t_ = nt_ = 0;
   for (double* x : {&w_, &n_, &nn_, &t_, &nt_}) *x *= kForget;
   w_ += 1, n_ += n, nn_ += double(n) * n, t_ += seconds, nt_ += n * seconds;
 }
@@ -168,8 +173,9 @@ DraftChoice DraftChooser::choose(const StepTimes& step, std::span<const DraftTim
                             limited(m, limits_.tree > 0 ? q.max : std::max(limits_.min, kTrialLength))};
     const bool could = could_pay(m, step, draft, n_room, n_seq, rate);
     if (could && q.rounds < kTrials) return last_ = trial;
-    const double extra = time(trial, step, draft, n_seq) - round;
-    const bool cheap = q.gap == 0 || extra <= kTrialShare / double(method_.size()) * q.idle * round;
+    q.survival.expect(trial.n, tokens_);
+    const double lost = rate > 0 ? time(trial, step, draft, n_seq) - tokens_.back() / rate : 0;
+    const bool cheap = q.gap == 0 || lost <= kTrialShare / double(method_.size()) * q.idle * round;
     if (q.idle > (could ? q.gap : std::max(q.gap, kLastGap)) && cheap) {
       q.gap = std::clamp(2 * q.gap, kFirstGap, kLastGap);
       return trial;  // not last_: a trial is no choice

@@ -24,6 +24,7 @@ class DraftTimes {
   double at(int n) const;
 
  private:
+  int seen_ = 0, newest_ = 0;
   double w_ = 0, n_ = 0, nn_ = 0, t_ = 0, nt_ = 0;
 };
 
