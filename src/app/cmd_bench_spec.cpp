@@ -128,7 +128,7 @@ nlohmann::ordered_json to_json(const ContextLine& l, const Options& o, int lengt
 void print_curve(const std::vector<SpecLine>& lines) {
   int most = 0;
   for (const SpecLine& l : lines) most = std::max(most, l.length + 1);
-  if (most == 0) return;
+  if (most <= 1) return;
   fmt::print(
       "\nTokens per second if every step brought so many tokens, from the times of a step: T_draft of n "
       "tokens, T_verify of n + 1 rows, T_accept.\n\n"

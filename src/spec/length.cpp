@@ -8,7 +8,8 @@ namespace {
 
 constexpr double kFollow = .2;  // share of a new step time in what is known
 constexpr double kDrift = .05;
-constexpr double kOutlier = 1.6;      // the most that one time counts over what is known: another program ran in between
+constexpr double kOutlier =
+    1.6;  // the most that one time counts over what is known: another program ran in between
 constexpr double kForget = .95;  // of a trial's weight, per trial after it: a memory of 20 rounds
 constexpr double kPrior = .7, kPriorTrials = 2;
 constexpr double kBorrowed = 1;  // trials that a position borrows from the one before it
