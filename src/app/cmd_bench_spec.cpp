@@ -23,10 +23,15 @@ struct Options {
   SpecBenchOptions bench;
   std::vector<std::string> drafts{"auto"}, sets{"code", "json", "prose", "retrieval"};
   std::string prompts, json;
+  std::vector<int> contexts;
   int count = 12, random = 0;
 };
 
-const std::map<std::string, KvType> kTypes{{"f32", KvType::kF32}, {"f16", KvType::kF16}, {"q8_0", KvType::kQ8_0}, {"q4_0", KvType::kQ4_0}, {"tq3_0", KvType::kTQ3_0}};
+const std::map<std::string, KvType> kTypes{{"f32", KvType::kF32},
+                                           {"f16", KvType::kF16},
+                                           {"q8_0", KvType::kQ8_0},
+                                           {"q4_0", KvType::kQ4_0},
+                                           {"tq3_0", KvType::kTQ3_0}};
 // What the shipped questions call it; other files name their kinds as they like.
 const std::map<std::string, std::vector<std::string>> kKinds{{"prose", {"prose", "remember", "thinking"}}};
 
@@ -36,6 +41,10 @@ bool belongs(const std::string& set, const std::string& kind) {
   for (const std::string& k : at->second)
     if (kind.starts_with(k)) return true;
   return false;
+}
+
+Result<std::vector<EvalDoc>> questions(const Options& o) {
+  return read_eval_set(o.prompts.empty() ? default_eval_path() : o.prompts);
 }
 
 // The prompts of every set: from the file of questions, or random tokens for a model without a vocabulary.
@@ -49,38 +58,152 @@ Result<std::vector<PromptSet>> prompt_sets(const Options& o) {
     uint32_t state = 1;
     for (int i = 0; i < std::min(o.count, 3); ++i) {
       s.prompts.emplace_back(size_t(o.random > 0 ? o.random : 64));
-      for (int32_t& id : s.prompts.back()) id = int32_t((state = state * 1664525u + 1013904223u) >> 23);  // below 512
+      for (int32_t& id : s.prompts.back())
+        id = int32_t((state = state * 1664525u + 1013904223u) >> 23);  // below 512
     }
     return std::vector<PromptSet>{std::move(s)};
   }
   auto tokenizer = Tokenizer::create(std::move(*vocab));
   if (!tokenizer) return tokenizer.error();
-  const std::string path = o.prompts.empty() ? default_eval_path() : o.prompts;
-  auto docs = read_eval_set(path);
+  auto docs = questions(o);
   if (!docs) return docs.error();
   std::vector<PromptSet> sets;
   for (const std::string& name : o.sets) {
     PromptSet s{name, {}};
     for (const EvalDoc& d : *docs)
-      if (belongs(name, d.kind) && int(s.prompts.size()) < o.count) s.prompts.push_back(tokenizer->encode(d.context, /*add_bos=*/false, /*parse_special=*/true));
-    if (s.prompts.empty()) return Error{path, fmt::format("expected lines of kind {}, found none", name), "name the sets with --sets"};
+      if (belongs(name, d.kind) && int(s.prompts.size()) < o.count)
+        s.prompts.push_back(tokenizer->encode(d.context, /*add_bos=*/false, /*parse_special=*/true));
+    if (s.prompts.empty())
+      return Error{o.prompts.empty() ? default_eval_path() : o.prompts,
+                   fmt::format("expected lines of kind {}, found none", name), "name the sets with --sets"};
     sets.push_back(std::move(s));
   }
   return sets;
 }
 
 nlohmann::ordered_json to_json(const SpecLine& l, const Options& o) {
-  nlohmann::ordered_json j{{"set", l.set}, {"method", l.method}, {"length", l.length}, {"tree", l.tree}, {"kv", kv_type_name(l.kv)}, {"runs", l.runs},
-                           {"tokens_per_step", l.tokens_per_step}, {"tok_s", l.tok_s}, {"tok_s_sd", l.tok_s_sd}, {"speedup", l.speedup},
-                           {"drafted", l.drafted}, {"accepted", l.accepted}, {"right_at", l.right_at},
-                           {"draft_ms", l.draft_ms}, {"verify_ms", l.verify_ms}, {"accept_ms", l.accept_ms},
-                           {"forced", o.engine.draft.forced}, {"model", o.engine.model}, {"backend", o.engine.backend}, {"version", FACET_VERSION}};
+  nlohmann::ordered_json j{{"set", l.set},
+                           {"method", l.method},
+                           {"length", l.length},
+                           {"tree", l.tree},
+                           {"kv", kv_type_name(l.kv)},
+                           {"runs", l.runs},
+                           {"tokens_per_step", l.tokens_per_step},
+                           {"tok_s", l.tok_s},
+                           {"tok_s_sd", l.tok_s_sd},
+                           {"speedup", l.speedup},
+                           {"drafted", l.drafted},
+                           {"accepted", l.accepted},
+                           {"right_at", l.right_at},
+                           {"draft_ms", l.draft_ms},
+                           {"verify_ms", l.verify_ms},
+                           {"accept_ms", l.accept_ms},
+                           {"skipped", o.bench.skip},
+                           {"in_turn", o.bench.in_turn},
+                           {"forced", o.engine.draft.forced},
+                           {"model", o.engine.model},
+                           {"backend", o.engine.backend},
+                           {"version", FACET_VERSION}};
+  if (l.length > 0)
+    for (int n = 1; n <= l.length + 1; ++n) j["tok_s_at"].push_back(l.tok_s_at(n));
   return j;
+}
+nlohmann::ordered_json to_json(const ContextLine& l, const Options& o, int length) {
+  return {{"set", l.set},
+          {"method", l.method},
+          {"length", length},
+          {"context", l.context},
+          {"prompts", l.prompts},
+          {"tokens", l.tokens},
+          {"tokens_per_step_kept", l.kept},
+          {"tokens_per_step_fresh", l.fresh},
+          {"error", l.error},
+          {"different", l.different},
+          {"model", o.engine.model},
+          {"backend", o.engine.backend},
+          {"version", FACET_VERSION}};
+}
+
+// What every length would give at every acceptance, from the times of its steps.
+void print_curve(const std::vector<SpecLine>& lines) {
+  int most = 0;
+  for (const SpecLine& l : lines) most = std::max(most, l.length + 1);
+  if (most <= 1) return;
+  fmt::print(
+      "\nTokens per second if every step brought so many tokens, from the times of a step: T_draft of n "
+      "tokens, T_verify of n + 1 rows, T_accept.\n\n"
+      "| set | method | n | kv | T_draft | T_verify | T_accept, ms | as plain at |");
+  for (int n = 1; n <= most; ++n) fmt::print(" {} |", n);
+  fmt::print("\n| --- | --- | ---: | --- | ---: | ---: | ---: | ---: |");
+  for (int n = 1; n <= most; ++n) fmt::print(" ---: |");
+  fmt::print("\n");
+  for (const SpecLine& l : lines) {
+    if (l.length == 0) continue;
+    double plain = 0;
+    for (const SpecLine& p : lines)
+      if (p.method == "none" && p.set == l.set && p.kv == l.kv) plain = p.tok_s;
+    fmt::print("| {} | {} | {} | {} | {:.3f} | {:.3f} | {:.3f} | {:.2f} |", l.set, l.method, l.length,
+               kv_type_name(l.kv), l.draft_ms, l.verify_ms, l.accept_ms,
+               plain / std::max(1e-9, l.tok_s_at(1)));
+    for (int n = 1; n <= most; ++n)
+      fmt::print(" {} |", n <= l.length + 1 ? fmt::format("{:.0f}", l.tok_s_at(n)) : "");
+    fmt::print("\n");
+  }
 }
 
 std::string length_name(const SpecLine& l) {
   if (l.method == "none") return "";
-  return (l.length > 0 ? std::to_string(l.length) : "auto") + (l.tree > 0 ? fmt::format(", tree {}", l.tree) : "");
+  return (l.length > 0 ? std::to_string(l.length) : "auto") +
+         (l.tree > 0 ? fmt::format(", tree {}", l.tree) : "");
+}
+
+// Second answers of conversations of several lengths.
+int run_contexts(const Options& o, std::ofstream& json) {
+  auto file = GgufFile::open(o.engine.model);
+  if (!file) return report(file.error());
+  auto vocab = vocab_from_gguf(*file);
+  if (!vocab) return report(vocab.error());
+  auto tokenizer = Tokenizer::create(std::move(*vocab));
+  if (!tokenizer) return report(tokenizer.error());
+  auto docs = questions(o);
+  if (!docs) return report(docs.error());
+  auto encode = [&](const std::string& s) {
+    return tokenizer->encode(s, /*add_bos=*/false, /*parse_special=*/true);
+  };
+  ContextBenchOptions b{.texts = {},
+                        .next_turn = encode("<turn|>\n"),
+                        .sets = o.bench.sets,
+                        .methods = o.bench.methods,
+                        .contexts = o.contexts,
+                        .n_predict = o.bench.n_predict};
+  size_t longest = 0;
+  for (const EvalDoc& d : *docs)
+    if (belongs("retrieval", d.kind)) {
+      b.texts.push_back(encode(d.context));
+      longest = std::max(longest, b.texts.back().size());
+    }
+  std::erase_if(b.texts, [&](const auto& t) { return t.size() < longest * 9 / 10; });
+  if (b.texts.empty())
+    return report(
+        {"--contexts", "expected questions of the kind retrieval, found none", "leave --prompts out"});
+  for (PromptSet& s : b.sets)
+    for (auto& p : s.prompts)
+      if (p[0] == tokenizer->bos()) p.erase(p.begin());
+  fmt::print(
+      "| set | method | length | context | tokens a step, kept rows | computed afresh | +- | tokens | other "
+      "text |\n| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |\n");
+  for (const int length : o.bench.lengths) {
+    if (length == 0) continue;  // times would choose
+    b.length = length;
+    const Status done = bench_context(o.engine, b, [&](const ContextLine& l) {
+      fmt::print("| {} | {} | {} | {} | {:.2f} | {:.2f} | {:.2f} | {} | {} of {} |\n", l.set, l.method,
+                 length, l.context, l.kept, l.fresh, l.error, l.tokens, l.different, l.prompts);
+      std::fflush(stdout);
+      if (json.is_open()) json << to_json(l, o, length).dump() << "\n";
+    });
+    if (!done) return report(done.error());
+  }
+  return kExitOk;
 }
 
 int run(Options& o) {
@@ -97,23 +220,34 @@ int run(Options& o) {
     if (!kind) return report(kind.error());
     o.bench.methods.push_back({*kind, {f}});
   }
-  if (files->size() > 1) o.bench.methods.push_back({"both", *files});
-  if (!o.engine.draft.forced.empty()) fmt::print("Forced acceptance: draft k is taken for right with probability {}. The text means nothing.\n\n", fmt::join(o.engine.draft.forced, ", "));
-  fmt::print("| set | method | length | kv | tokens a step | tok/s | +- | x plain | draft ms | verify ms | accept ms | right by place |\n"
-             "| --- | --- | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | --- |\n");
   std::ofstream json;
   if (!o.json.empty()) json.open(o.json);
+  if (!o.contexts.empty()) return run_contexts(o, json);
+  if (files->size() > 1) o.bench.methods.push_back({"both", *files});
+  if (!o.engine.draft.forced.empty())
+    fmt::print(
+        "Forced acceptance: draft k is taken for right with probability {}. The text means nothing.\n\n",
+        fmt::join(o.engine.draft.forced, ", "));
+  fmt::print(
+      "| set | method | length | kv | tokens a step | tok/s | +- | x plain | draft ms | verify ms | accept "
+      "ms | right by place |\n"
+      "| --- | --- | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | --- |\n");
+  std::vector<SpecLine> lines;
   const Status done = bench_spec(o.engine, o.bench, [&](const SpecLine& l) {
+    lines.push_back(l);
     std::string places;
     for (const double p : l.right_at) places += fmt::format("{:.2f} ", p);
-    fmt::print("| {} | {} | {} | {} | {:.2f} | {:.1f} | {:.1f} | {:.2f} | {:.3f} | {:.3f} | {:.3f} | {}|\n", l.set, l.method, length_name(l), kv_type_name(l.kv), l.tokens_per_step, l.tok_s,
-               l.tok_s_sd, l.speedup, l.draft_ms, l.verify_ms, l.accept_ms, places);
+    fmt::print("| {} | {} | {} | {} | {:.2f} | {:.1f} | {:.1f} | {:.2f} | {:.3f} | {:.3f} | {:.3f} | {}|\n",
+               l.set, l.method, length_name(l), kv_type_name(l.kv), l.tokens_per_step, l.tok_s, l.tok_s_sd,
+               l.speedup, l.draft_ms, l.verify_ms, l.accept_ms, places);
     std::fflush(stdout);
     if (json.is_open()) json << to_json(l, o).dump() << "\n";
   });
   if (!done) return report(done.error());
+  print_curve(lines);
   json.close();
-  if (!o.json.empty() && !json) return report({o.json, "cannot write", "check the folder and the space on the disk"});
+  if (!o.json.empty() && !json)
+    return report({o.json, "cannot write", "check the folder and the space on the disk"});
   return kExitOk;
 }
 
@@ -121,19 +255,54 @@ int run(Options& o) {
 
 void add_bench_spec(CLI::App& bench, int& rc) {
   auto o = std::make_shared<Options>();
-  CLI::App* cmd = bench.add_subcommand("spec", "Measure drafting: tokens a step and tokens a second, a Markdown table to stdout");
+  CLI::App* cmd = bench.add_subcommand(
+      "spec", "Measure drafting: tokens a step and tokens a second, a Markdown table to stdout");
   add_engine_options(cmd, o->engine);
-  cmd->add_option("--draft", o->drafts, "Drafters, as elsewhere; each is measured alone, then all of them together")->option_text("PATH|auto|dflash|mtp [auto]");
-  cmd->add_option("--draft-tree", o->engine.draft.tree, "Trees of this many tokens instead of chains")->check(CLI::Range(0, 63))->capture_default_str();
-  cmd->add_option("--lengths", o->bench.lengths, "Tokens of a draft; 0: chosen as it goes")->delimiter(',')->check(CLI::Range(0, 63))->capture_default_str();
-  cmd->add_option("--kv", o->bench.kv, "Cache types")->delimiter(',')->transform(CLI::CheckedTransformer(kTypes, CLI::ignore_case))->option_text("TYPE,... [f16]");
-  cmd->add_option("--prompts", o->prompts, "JSON lines {kind, context, answer}; omitted: the questions that come with the model");
+  cmd->add_option("--draft", o->drafts,
+                  "Drafters, as elsewhere; each is measured alone, then all of them together")
+      ->option_text("PATH|auto|dflash|mtp [auto]");
+  cmd->add_option("--draft-tree", o->engine.draft.tree, "Trees of this many tokens instead of chains")
+      ->check(CLI::Range(0, 63))
+      ->capture_default_str();
+  cmd->add_option("--lengths", o->bench.lengths, "Tokens of a draft; 0: chosen as it goes")
+      ->delimiter(',')
+      ->check(CLI::Range(0, 63))
+      ->capture_default_str();
+  cmd->add_option("--kv", o->bench.kv, "Cache types")
+      ->delimiter(',')
+      ->transform(CLI::CheckedTransformer(kTypes, CLI::ignore_case))
+      ->option_text("TYPE,... [f16]");
+  cmd->add_option("--prompts", o->prompts,
+                  "JSON lines {kind, context, answer}; omitted: the questions that come with the model");
   cmd->add_option("--sets", o->sets, "Kinds of prompts")->delimiter(',')->capture_default_str();
-  cmd->add_option("--count", o->count, "Prompts of a set at most")->check(CLI::Range(1, 1 << 20))->capture_default_str();
-  cmd->add_option("--random", o->random, "Instead, prompts of this many random tokens, as for a model without a vocabulary")->check(CLI::Range(0, 1 << 20))->capture_default_str();
-  cmd->add_option("--forced", o->engine.draft.forced, "Take draft k for right with the k-th of these probabilities: speeds of random models at an acceptance one would like to have")->delimiter(',')->check(CLI::Range(0.f, 1.f));
-  cmd->add_option("-n,--n-predict", o->bench.n_predict, "Tokens of an answer at most")->check(CLI::Range(2, 1 << 20))->capture_default_str();
-  cmd->add_option("--runs", o->bench.runs, "Measurements, after one that does not count")->check(CLI::Range(1, 1000))->capture_default_str();
+  cmd->add_option("--count", o->count, "Prompts of a set at most")
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
+  cmd->add_option("--random", o->random,
+                  "Instead, prompts of this many random tokens, as for a model without a vocabulary")
+      ->check(CLI::Range(0, 1 << 20))
+      ->capture_default_str();
+  cmd->add_option("--forced", o->engine.draft.forced,
+                  "Take draft k for right with the k-th of these probabilities: speeds of random models at "
+                  "an acceptance one would like to have")
+      ->delimiter(',')
+      ->check(CLI::Range(0.f, 1.f));
+  cmd->add_option("-n,--n-predict", o->bench.n_predict, "Tokens of an answer at most")
+      ->check(CLI::Range(2, 1 << 20))
+      ->capture_default_str();
+  cmd->add_option("--skip", o->bench.skip, "Tokens of an answer before its clock starts")
+      ->check(CLI::Range(0, 1 << 20))
+      ->capture_default_str();
+  cmd->add_flag("--in-turn", o->bench.in_turn,
+                "Measure plain decoding again beside each run; \"x plain\" is the median of the pairs");
+  cmd->add_option("--contexts", o->contexts,
+                  "Instead, tokens a step in the second answer of a conversation of so many tokens, with "
+                  "rows kept from the first one and computed afresh")
+      ->delimiter(',')
+      ->check(CLI::Range(32, 1 << 20));
+  cmd->add_option("--runs", o->bench.runs, "Measurements, after one that does not count")
+      ->check(CLI::Range(1, 1000))
+      ->capture_default_str();
   cmd->add_option("--json", o->json, "Also write the rows as JSON lines to this file");
   cmd->callback([o, &rc] { rc = run(*o); });
 }

@@ -1,63 +1,124 @@
 #include "engine/bench_spec.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <map>
 #include <memory>
+#include <utility>
+
+#include "base/check.h"
 
 namespace facet {
 namespace {
 
 struct Totals {
   int tokens = 0, steps = 0;  // of decoding
-  double decode_s = 0, draft_s = 0, verify_s = 0, accept_s = 0;
+  int timed = 0;              // of those tokens, the ones on the clock
+  double timed_s = 0, draft_s = 0, verify_s = 0, accept_s = 0;
   int64_t drafted = 0, accepted = 0;
   std::vector<int64_t> offered_at, accepted_at;
 };
 
 void add(Totals& t, const Usage& u) {
   t.tokens += u.decoded, t.steps += u.decode_steps;
-  t.decode_s += u.decode_s, t.draft_s += u.draft_s, t.verify_s += u.verify_s, t.accept_s += u.accept_s;
+  t.draft_s += u.draft_s, t.verify_s += u.verify_s, t.accept_s += u.accept_s;
   t.drafted += u.drafted, t.accepted += u.accepted;
   t.offered_at.resize(std::max(t.offered_at.size(), u.offered_at.size()));
   t.accepted_at.resize(t.offered_at.size());
-  for (size_t k = 0; k < u.offered_at.size(); ++k) t.offered_at[k] += u.offered_at[k], t.accepted_at[k] += u.accepted_at[k];
+  for (size_t k = 0; k < u.offered_at.size(); ++k)
+    t.offered_at[k] += u.offered_at[k], t.accepted_at[k] += u.accepted_at[k];
+}
+
+struct Answer {
+  std::vector<int32_t> tokens;
+  Usage usage;
+};
+using Clock = std::chrono::steady_clock;
+
+// skipped: seconds from the first token until `skip` more were there, and those tokens.
+Result<Answer> answer(Engine& e, Request r, int skip = 0, double* skipped_s = nullptr,
+                      int* skipped = nullptr) {
+  Answer a;
+  std::string error;
+  Clock::time_point first;
+  auto on_tokens = [&](RequestId, std::span<const int32_t> t) {
+    if (a.tokens.empty()) first = Clock::now();
+    const bool before = int(a.tokens.size()) <= skip;
+    a.tokens.insert(a.tokens.end(), t.begin(), t.end());
+    if (before && skipped && int(a.tokens.size()) > skip) {
+      *skipped = int(a.tokens.size()) - 1;
+      *skipped_s = std::chrono::duration<double>(Clock::now() - first).count();
+    }
+  };
+  auto id = e.submit(
+      std::move(r),
+      {.tokens = on_tokens, .done = [&](RequestId, Stop why, const Usage& u, const std::string& what) {
+         if (why == Stop::kError) error = what;
+         a.usage = u;
+       }});
+  if (!id) return id.error();
+  while (e.tick()) {
+  }
+  if (!error.empty()) return Error{"bench", error, ""};
+  return a;
 }
 
 Result<Totals> answer_all(Engine& e, const PromptSet& set, const SpecBenchOptions& o) {
   Totals t;
   for (size_t i = 0; i < set.prompts.size(); ++i) {
-    std::string error;
-    Request r{.prompt = set.prompts[i], .max_tokens = o.n_predict, .sampling = {.temperature = 0, .seed = i}, .ignore_eos = o.ignore_eos};
-    auto id = e.submit(std::move(r), {.tokens = {}, .done = [&](RequestId, Stop why, const Usage& u, const std::string& what) {
-                                                     if (why == Stop::kError) error = what;
-                                                     add(t, u);
-                                                   }});
-    if (!id) return id.error();
-    while (e.tick()) {}
-    if (!error.empty()) return Error{"bench", error, ""};
+    double skipped_s = 0;
+    int skipped = 0;
+    auto a = answer(e,
+                    {.prompt = set.prompts[i],
+                     .max_tokens = o.n_predict,
+                     .sampling = {.temperature = 0, .seed = i},
+                     .ignore_eos = o.ignore_eos},
+                    o.skip, &skipped_s, &skipped);
+    if (!a) return a.error();
+    add(t, a->usage);
+    t.timed += a->usage.decoded - skipped, t.timed_s += a->usage.decode_s - skipped_s;
   }
   return t;
 }
+double rate(const Totals& t) { return t.timed_s > 0 ? t.timed / t.timed_s : 0; }
 
-Result<SpecLine> measure(Engine& e, const PromptSet& set, const SpecBenchOptions& o) {
+double median(std::vector<double> v) {
+  std::sort(v.begin(), v.end());
+  return v.empty() ? 0 : (v[(v.size() - 1) / 2] + v[v.size() / 2]) / 2;
+}
+
+// plain: an engine to be measured in turn with this one, or null.
+Result<SpecLine> measure(Engine& e, Engine* plain, const PromptSet& set, const SpecBenchOptions& o) {
   SpecLine l;
   Totals all;
-  std::vector<double> rates;
+  std::vector<double> rates, ratios;
   for (int run = 0; run <= o.runs; ++run) {
+    double plain_rate = 0;
+    if (plain) {
+      auto t = answer_all(*plain, set, o);
+      if (!t) return t.error();
+      plain_rate = rate(*t);
+    }
     auto t = answer_all(e, set, o);
     if (!t) return t.error();
     if (run == 0) continue;
-    rates.push_back(t->decode_s > 0 ? t->tokens / t->decode_s : 0);
-    all.tokens += t->tokens, all.steps += t->steps, all.draft_s += t->draft_s, all.verify_s += t->verify_s, all.accept_s += t->accept_s;
-    all.drafted = t->drafted, all.accepted = t->accepted, all.offered_at = t->offered_at, all.accepted_at = t->accepted_at;
+    rates.push_back(rate(*t));
+    if (plain_rate > 0) ratios.push_back(rates.back() / plain_rate);
+    all.tokens += t->tokens, all.steps += t->steps, all.draft_s += t->draft_s, all.verify_s += t->verify_s,
+        all.accept_s += t->accept_s;
+    all.drafted = t->drafted, all.accepted = t->accepted, all.offered_at = t->offered_at,
+    all.accepted_at = t->accepted_at;
   }
   l.set = set.name, l.runs = o.runs;
+  l.speedup = median(ratios);
   l.drafted = all.drafted, l.accepted = all.accepted;
-  for (size_t k = 0; k < all.offered_at.size(); ++k) l.right_at.push_back(all.offered_at[k] > 0 ? double(all.accepted_at[k]) / double(all.offered_at[k]) : 0);
+  for (size_t k = 0; k < all.offered_at.size(); ++k)
+    l.right_at.push_back(all.offered_at[k] > 0 ? double(all.accepted_at[k]) / double(all.offered_at[k]) : 0);
   if (all.steps > 0) {
     l.tokens_per_step = double(all.tokens) / all.steps;
-    l.draft_ms = 1e3 * all.draft_s / all.steps, l.verify_ms = 1e3 * all.verify_s / all.steps, l.accept_ms = 1e3 * all.accept_s / all.steps;
+    l.draft_ms = 1e3 * all.draft_s / all.steps, l.verify_ms = 1e3 * all.verify_s / all.steps,
+    l.accept_ms = 1e3 * all.accept_s / all.steps;
   }
   for (const double r : rates) l.tok_s += r / double(rates.size());
   for (const double r : rates) l.tok_s_sd += (r - l.tok_s) * (r - l.tok_s);
@@ -67,9 +128,16 @@ Result<SpecLine> measure(Engine& e, const PromptSet& set, const SpecBenchOptions
 
 }  // namespace
 
-Status bench_spec(const EngineConfig& given, const SpecBenchOptions& o, const std::function<void(const SpecLine&)>& line) {
+double SpecLine::tok_s_at(double n) const {
+  const double ms = draft_ms + verify_ms + accept_ms;
+  return ms > 0 ? 1e3 * n / ms : 0;
+}
+
+Status bench_spec(const EngineConfig& given, const SpecBenchOptions& o,
+                  const std::function<void(const SpecLine&)>& line) {
   for (const KvType kv : o.kv) {
     std::map<std::string, double> plain;  // tok/s by set
+    std::unique_ptr<Engine> beside;
     std::vector<SpecMethod> methods{{"none", {}}};
     methods.insert(methods.end(), o.methods.begin(), o.methods.end());
     for (const SpecMethod& m : methods)
@@ -81,13 +149,82 @@ Status bench_spec(const EngineConfig& given, const SpecBenchOptions& o, const st
         auto e = Engine::open(c);
         if (!e) return e.error();
         for (const PromptSet& set : o.sets) {
-          auto l = measure(**e, set, o);
+          auto l = measure(**e, beside.get(), set, o);
           if (!l) return l.error();
           l->method = m.name, l->length = length, l->tree = m.files.empty() ? 0 : c.draft.tree, l->kv = kv;
           if (m.files.empty()) plain[set.name] = l->tok_s;
-          l->speedup = plain[set.name] > 0 ? l->tok_s / plain[set.name] : 0;
+          if (!beside) l->speedup = plain[set.name] > 0 ? l->tok_s / plain[set.name] : 0;
           line(*l);
         }
+        if (o.in_turn && m.files.empty()) beside = std::move(*e);
+      }
+  }
+  return Ok{};
+}
+
+namespace {
+
+double per_step(const Usage& u) { return u.decode_steps > 0 ? double(u.decoded) / u.decode_steps : 0; }
+
+// The beginning of a text and as much of its end as there is room for.
+std::vector<int32_t> cut(const std::vector<int32_t>& text, int n) {
+  constexpr int kHead = 4;  // <bos><|turn>user\n
+  if (int(text.size()) <= n) return text;
+  std::vector<int32_t> out(text.begin(), text.begin() + kHead);
+  out.insert(out.end(), text.end() - (n - kHead), text.end());
+  return out;
+}
+
+Result<ContextLine> measure_context(Engine& e, const PromptSet& set, const ContextBenchOptions& o,
+                                    int context) {
+  ContextLine l{.set = set.name, .method = {}, .context = context, .prompts = int(set.prompts.size())};
+  auto ask = [&](const std::vector<int32_t>& prompt, int n) {
+    return answer(e, {.prompt = prompt, .max_tokens = n, .sampling = {.temperature = 0}});
+  };
+  int kept_steps = 0, fresh_steps = 0, kept_tokens = 0;
+  double sum = 0, squares = 0;
+  for (size_t i = 0; i < set.prompts.size(); ++i) {
+    std::vector<int32_t> prompt =
+        cut(o.texts[i % o.texts.size()], std::max(32, context - int(set.prompts[i].size()) - o.n_predict));
+    auto first = ask(prompt, o.n_predict);
+    if (!first) return first.error();
+    for (const std::vector<int32_t>* part : {&std::as_const(first->tokens), &o.next_turn, &set.prompts[i]})
+      prompt.insert(prompt.end(), part->begin(), part->end());
+    auto kept = ask(prompt, o.n_predict);
+    if (!kept) return kept.error();
+    CHECK(kept->usage.cached >= 24, "{} of {} rows were kept", kept->usage.cached, prompt.size());
+    if (auto other = ask({0}, 1); !other) return other.error();  // the slot forgets
+    auto fresh = ask(prompt, o.n_predict);
+    if (!fresh) return fresh.error();
+    CHECK(fresh->usage.cached == 0, "{} rows of another conversation", fresh->usage.cached);
+    l.different += fresh->tokens != kept->tokens;
+    l.tokens += fresh->usage.decoded, fresh_steps += fresh->usage.decode_steps;
+    kept_tokens += kept->usage.decoded, kept_steps += kept->usage.decode_steps;
+    sum += per_step(fresh->usage), squares += per_step(fresh->usage) * per_step(fresh->usage);
+  }
+  const double n = l.prompts;
+  l.kept = kept_steps > 0 ? double(kept_tokens) / kept_steps : 0;
+  l.fresh = fresh_steps > 0 ? double(l.tokens) / fresh_steps : 0;
+  l.error = n > 1 ? std::sqrt(std::max(0., squares / n - sum / n * (sum / n)) / (n - 1)) : 0;
+  return l;
+}
+
+}  // namespace
+
+Status bench_context(const EngineConfig& given, const ContextBenchOptions& o,
+                     const std::function<void(const ContextLine&)>& line) {
+  for (const SpecMethod& m : o.methods) {
+    EngineConfig c = given;
+    c.draft.files = m.files;
+    c.draft.max = c.draft.min = o.length;
+    auto e = Engine::open(c);
+    if (!e) return e.error();
+    for (const PromptSet& set : o.sets)
+      for (const int context : o.contexts) {
+        auto l = measure_context(**e, set, o, context);
+        if (!l) return l.error();
+        l->method = m.name;
+        line(*l);
       }
   }
   return Ok{};

@@ -18,28 +18,55 @@ struct SpecMethod {
 };
 struct SpecBenchOptions {
   std::vector<PromptSet> sets;
-  std::vector<SpecMethod> methods;              // plain decoding is measured first in any case
-  std::vector<int> lengths{0, 4, 8};            // tokens of a draft; 0: chosen as it goes
+  std::vector<SpecMethod> methods;    // plain decoding is measured first in any case
+  std::vector<int> lengths{0, 4, 8};  // tokens of a draft; 0: chosen as it goes
   std::vector<KvType> kv{KvType::kF16};
-  int runs = 3;                                 // after one that does not count
-  int n_predict = 96;                           // of each answer
+  int runs = 3;        // after one that does not count
+  int n_predict = 96;  // of each answer
+  int skip = 0;        // tokens of each answer before its clock starts
   bool ignore_eos = false;
+  bool in_turn = false;  // each run beside one of plain decoding, for machines that do other things too
 };
 
 // One way of drafting on one set.
 struct SpecLine {
   std::string set, method;
-  int length = 0, tree = 0, runs = 0;           // length 0: chosen as it goes
+  int length = 0, tree = 0, runs = 0;  // length 0: chosen as it goes
   KvType kv = KvType::kF16;
-  double tokens_per_step = 0;                   // tokens of decoding steps, over those steps
-  double tok_s = 0, tok_s_sd = 0;               // tokens of a run over its seconds of decoding; over runs
-  double speedup = 1;                           // against plain decoding with the same cache
+  double tokens_per_step = 0;      // tokens of decoding steps, over those steps
+  double tok_s = 0, tok_s_sd = 0;  // tokens of a run over its seconds of decoding; over runs
+  double speedup = 1;  // against plain decoding with the same cache; in turn: the median of the runs
   int64_t drafted = 0, accepted = 0;
-  std::vector<double> right_at;                 // of the rounds that came to the k-th draft, the share where it was right
+  std::vector<double> right_at;  // of the rounds that came to the k-th draft, the share where it was right
   double draft_ms = 0, verify_ms = 0, accept_ms = 0;  // of a step
+  // Tokens per second if every step of this length brought so many tokens, from those times.
+  double tok_s_at(double tokens_per_step) const;
 };
 
 // Greedy answers to the prompts, one after the other.
-Status bench_spec(const EngineConfig& c, const SpecBenchOptions& o, const std::function<void(const SpecLine&)>& line);
+Status bench_spec(const EngineConfig& c, const SpecBenchOptions& o,
+                  const std::function<void(const SpecLine&)>& line);
+
+struct ContextBenchOptions {
+  std::vector<std::vector<int32_t>>
+      texts;                       // long first questions of conversations, cut to the context's length
+  std::vector<int32_t> next_turn;  // between an answer and the next question
+  std::vector<PromptSet> sets;     // second questions
+  std::vector<SpecMethod> methods;
+  std::vector<int> contexts{256, 512, 1024, 2048, 4096, 8192};
+  int length = 7;  // tokens of a draft
+  int n_predict = 96;
+};
+// Second answers of conversations of about `context` tokens.
+struct ContextLine {
+  std::string set, method;
+  int context = 0, prompts = 0;
+  int tokens = 0;              // of the answers
+  double kept = 0, fresh = 0;  // tokens a step: rows kept from the first answer; all of them computed
+  double error = 0;            // standard error of `fresh` by prompt
+  int different = 0;           // answers that are not the same with kept rows
+};
+Status bench_context(const EngineConfig& c, const ContextBenchOptions& o,
+                     const std::function<void(const ContextLine&)>& line);
 
 }  // namespace facet

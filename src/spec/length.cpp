@@ -6,16 +6,21 @@
 namespace facet {
 namespace {
 
-constexpr double kFollow = .2;        // share of a new step time in what is known
+constexpr double kFollow = .2;  // share of a new step time in what is known
 constexpr double kDrift = .05;
-constexpr double kForget = .95;       // of a trial's weight, per trial after it: a memory of 20 rounds
+constexpr double kOutlier =
+    1.6;  // the most that one time counts over what is known: another program ran in between
+constexpr double kForget = .95;  // of a trial's weight, per trial after it: a memory of 20 rounds
 constexpr double kPrior = .7, kPriorTrials = 2;
-constexpr double kBorrowed = 1;       // trials that a position borrows from the one before it
+constexpr double kBorrowed = 1;  // trials that a position borrows from the one before it
 constexpr int kTrials = 3, kTrialLength = 4;
 constexpr int kFirstGap = 24, kLastGap = 512, kRequestGap = 64;  // the last one: at the start of a request
-constexpr int kPlainGap = 16, kPlainGapClear = 128;  // rounds after which a plain step is timed again; where drafts clearly pay
+constexpr double kTrialShare = .01;  // of all time, for trying again what was given up
+constexpr int kPlainGap = 16,
+              kPlainGapClear =
+                  128;  // rounds after which a plain step is timed again; where drafts clearly pay
 constexpr double kClear = 1.3;
-constexpr double kWorthIt = 1.02;     // gain for which plain decoding or the last choice is left
+constexpr double kWorthIt = 1.02;  // gain for which plain decoding or the last choice is left
 
 }  // namespace
 
@@ -27,9 +32,9 @@ void StepTimes::observe(int rows, double seconds) {
     k = seconds / drift_;
     return;
   }
-  const double ratio = std::clamp(seconds / (k * drift_), .25, 4.);
+  const double ratio = std::clamp(seconds / (k * drift_), 1 / kOutlier, kOutlier);
   drift_ *= 1 + kDrift * (ratio - 1);
-  k *= 1 + kFollow * (std::clamp(seconds / (k * drift_), .25, 4.) - 1);
+  k *= 1 + kFollow * (std::clamp(seconds / (k * drift_), 1 / kOutlier, kOutlier) - 1);
 }
 
 double StepTimes::at(int rows) const {
@@ -46,11 +51,16 @@ double StepTimes::at(int rows) const {
     while (lo > 0 && known_[size_t(lo)] == 0) --lo;
     if (lo == 0) return known_[size_t(hi)] * drift_;
   }
-  const double a = known_[size_t(lo)], b = has_hi ? known_[size_t(hi)] : std::max(known_[size_t(hi)], known_[size_t(lo)]);
+  const double a = known_[size_t(lo)],
+               b = has_hi ? known_[size_t(hi)] : std::max(known_[size_t(hi)], known_[size_t(lo)]);
   return (a + (b - a) * double(r - lo) / double(hi - lo)) * drift_;
 }
 
 void DraftTimes::observe(int n, double seconds) {
+  if (seen_ > 0) seconds = std::min(seconds, (n == newest_ ? kOutlier : 4) * at(n));
+  newest_ = n;
+  // The first one found cold caches, and on a GPU nothing recorded: the second one says more.
+  if (++seen_ == 2 && n_ == n && seconds < t_) w_ = n_ = nn_ = t_ = nt_ = 0;
   for (double* x : {&w_, &n_, &nn_, &t_, &nt_}) *x *= kForget;
   w_ += 1, n_ += n, nn_ += double(n) * n, t_ += seconds, nt_ += n * seconds;
 }
@@ -77,8 +87,8 @@ void Survival::soften() {
 
 void Survival::expect(int n, std::vector<double>& tokens) const {
   tokens.clear();
-  // p: of draft k when the ones before it are right. The first position starts from a guess that fades; the others
-  // borrow from the one before.
+  // p: of draft k when the ones before it are right. The first position starts from a guess that fades; the
+  // others borrow from the one before.
   double p = kPrior, survival = 1, sum = 1;
   for (int k = 1; k <= n; ++k) {
     if (k < int(trial_.size())) {
@@ -117,7 +127,21 @@ DraftChooser::DraftChooser(std::vector<int> max_draft, DraftLimits limits) : lim
 
 int DraftChooser::rows(int n) const { return n == 0 ? 1 : 1 + std::max(n, limits_.tree); }
 
-DraftChoice DraftChooser::best(const StepTimes& step, std::span<const DraftTimes> draft, int n_room, int n_seq, double& rate) const {
+double DraftChooser::time(DraftChoice c, const StepTimes& step, std::span<const DraftTimes> draft,
+                          int n_seq) const {
+  const double plain = step.at(n_seq);
+  return c.method < 0 ? plain : std::max(plain, step.at(n_seq * rows(c.n))) + draft[size_t(c.method)].at(c.n);
+}
+
+bool DraftChooser::could_pay(size_t m, const StepTimes& step, std::span<const DraftTimes> draft, int n_room,
+                             int n_seq, double rate) const {
+  for (int n = 1; n <= std::min(method_[m].max, n_room); ++n)
+    if (n + 1 > rate * time({int(m), n}, step, draft, n_seq)) return true;
+  return false;
+}
+
+DraftChoice DraftChooser::best(const StepTimes& step, std::span<const DraftTimes> draft, int n_room,
+                               int n_seq, double& rate) const {
   const double plain = step.at(n_seq);
   DraftChoice best;
   rate = limits_.min > 0 || plain <= 0 ? 0 : kWorthIt / plain;
@@ -125,7 +149,7 @@ DraftChoice DraftChooser::best(const StepTimes& step, std::span<const DraftTimes
     const int most = std::min(method_[m].max, n_room);
     method_[m].survival.expect(most, tokens_);
     for (int n = limits_.tree > 0 ? most : std::max(1, std::min(limits_.min, most)); n <= most; ++n) {
-      const double r = tokens_[size_t(n) - 1] / std::max(1e-12, step.at(n_seq * rows(n)) + draft[m].at(n));
+      const double r = tokens_[size_t(n) - 1] / std::max(1e-12, time({int(m), n}, step, draft, n_seq));
       const bool again = DraftChoice{int(m), n} == last_;
       if (r * (again ? kWorthIt : 1) > rate) best = {int(m), n}, rate = r * (again ? kWorthIt : 1);
     }
@@ -133,23 +157,32 @@ DraftChoice DraftChooser::best(const StepTimes& step, std::span<const DraftTimes
   return best;
 }
 
-DraftChoice DraftChooser::choose(const StepTimes& step, std::span<const DraftTimes> draft, int n_room, int n_seq) {
+DraftChoice DraftChooser::choose(const StepTimes& step, std::span<const DraftTimes> draft, int n_room,
+                                 int n_seq) {
   if (n_room < 1 || method_.empty()) return {};
   auto limited = [&](size_t m, int n) { return std::min({n, method_[m].max, n_room}); };
   for (Method& m : method_) ++m.idle;
-  // Too little is known about a method, or known too long ago.
+  double rate = 0;
+  const DraftChoice now = best(step, draft, n_room, n_seq, rate);
+  const double round = time(now, step, draft, n_seq);
+  // Too little is known about a method, or known too long ago. What could not win if all of it were right is
+  // hardly tried, and nothing so often that it costs much.
   for (size_t m = 0; m < method_.size(); ++m) {
-    if (method_[m].max < 1) continue;
-    const bool fixed = limits_.min > 0 && method_.size() == 1;
-    const int length = limits_.tree > 0 ? method_[m].max : std::max(limits_.min, kTrialLength);
-    if (!fixed && method_[m].rounds < kTrials) return last_ = {int(m), limited(m, length)};
-    if (!fixed && method_[m].idle > method_[m].gap) {
-      method_[m].gap = std::clamp(2 * method_[m].gap, kFirstGap, kLastGap);
-      return {int(m), limited(m, length)};  // not last_: a trial is no choice
+    Method& q = method_[m];
+    if (q.max < 1 || (limits_.min > 0 && method_.size() == 1)) continue;
+    const DraftChoice trial{int(m),
+                            limited(m, limits_.tree > 0 ? q.max : std::max(limits_.min, kTrialLength))};
+    const bool could = could_pay(m, step, draft, n_room, n_seq, rate);
+    if (could && q.rounds < kTrials) return last_ = trial;
+    q.survival.expect(trial.n, tokens_);
+    const double lost = rate > 0 ? time(trial, step, draft, n_seq) - tokens_.back() / rate : 0;
+    const bool cheap = q.gap == 0 || lost <= kTrialShare / double(method_.size()) * q.idle * round;
+    if (q.idle > (could ? q.gap : std::max(q.gap, kLastGap)) && cheap) {
+      q.gap = std::clamp(2 * q.gap, kFirstGap, kLastGap);
+      return trial;  // not last_: a trial is no choice
     }
   }
-  double rate = 0;
-  last_ = best(step, draft, n_room, n_seq, rate);
+  last_ = now;
   // What drafts are compared with must not be a time of long ago.
   since_plain_ = last_.method < 0 ? 0 : since_plain_ + 1;
   const bool clear = rate * step.at(n_seq) > kClear;

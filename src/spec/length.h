@@ -5,7 +5,8 @@
 
 namespace facet {
 
-// How long a target step takes by the number of its rows, T(n): measured at start for a few n, followed as steps go by.
+// How long a target step takes by the number of its rows, T(n): measured at start for a few n, followed as
+// steps go by.
 class StepTimes {
  public:
   explicit StepTimes(int max_rows = 1) : known_(size_t(max_rows) + 1) {}
@@ -21,7 +22,9 @@ class DraftTimes {
  public:
   void observe(int n, double seconds);
   double at(int n) const;
+
  private:
+  int seen_ = 0, newest_ = 0;
   double w_ = 0, n_ = 0, nn_ = 0, t_ = 0, nt_ = 0;
 };
 
@@ -31,20 +34,22 @@ class Survival {
   explicit Survival(int max_draft = 0) : hit_(size_t(max_draft) + 1), trial_(size_t(max_draft) + 1) {}
   void observe(int offered, int accepted);
   void soften();  // what follows may be of another kind
-  // Tokens expected from rounds of 1 .. n drafts: 1 + the sum of the survivals. tokens[k - 1] is for k drafts.
+  // Tokens expected from rounds of 1 .. n drafts: 1 + the sum of the survivals. tokens[k - 1] is for k
+  // drafts.
   void expect(int n, std::vector<double>& tokens) const;
+
  private:
   std::vector<double> hit_, trial_;
 };
 
-// Of a chain whose tokens have these log-probabilities under its drafter, how many are worth a row of the verification:
-// plain decoding would turn the time of the others into more tokens.
+// Of a chain whose tokens have these log-probabilities under its drafter, how many are worth a row of the
+// verification: plain decoding would turn the time of the others into more tokens.
 int worth_verifying(std::span<const float> log_prob, const StepTimes& step, int n_seq);
 
 struct DraftLimits {
-  int min = 0;         // drafts of a round; 0: a round may go without
+  int min = 0;  // drafts of a round; 0: a round may go without
   int max = 0;
-  int tree = 0;        // nodes of a tree, instead of a chain; 0: chain
+  int tree = 0;  // nodes of a tree, instead of a chain; 0: chain
 };
 // What a round does: tokens drafted by a method; method -1: none, n 0.
 struct DraftChoice {
@@ -52,9 +57,10 @@ struct DraftChoice {
   bool operator==(const DraftChoice&) const = default;
 };
 
-// Chooses method and length of every round of a sequence so that tokens come fastest, by its own acceptance and the
-// measured times. A request starts with what the one before it in the same slot has taught. Every method is tried; one that loses to plain decoding is left, and tried again at growing
-// intervals. No clock and no random numbers in here.
+// Chooses method and length of every round of a sequence so that tokens come fastest, by its own acceptance
+// and the measured times. A request starts with what the one before it in the same slot has taught. Every
+// method is tried that could win; one that loses to plain decoding is left, and tried again at growing
+// intervals, for 1 % of the time at most. No clock and no random numbers in here.
 class DraftChooser {
  public:
   DraftChooser() = default;
@@ -64,7 +70,7 @@ class DraftChooser {
   DraftChoice choose(const StepTimes& step, std::span<const DraftTimes> draft, int n_room, int n_seq);
   // cut: the drafter had more to offer, which was not worth verifying.
   void observe(DraftChoice made, int offered, int accepted, bool cut = false);
-  void next_request();  // what was learned counts less
+  void next_request();                           // what was learned counts less
   DraftChoice decided() const { return last_; }  // without single rounds that only try something
 
  private:
@@ -72,11 +78,17 @@ class DraftChooser {
     int max = 0;
     Survival survival;
     int rounds = 0;
-    int idle = 0;   // rounds since it was last used
-    int gap = 0;    // rounds after which it is tried again
+    int idle = 0;  // rounds since it was last used
+    int gap = 0;   // rounds after which it is tried again
   };
-  int rows(int n) const;     // of one sequence in the verification of n drafts
-  DraftChoice best(const StepTimes& step, std::span<const DraftTimes> draft, int n_room, int n_seq, double& rate) const;
+  int rows(int n) const;  // of one sequence in the verification of n drafts
+  double time(DraftChoice c, const StepTimes& step, std::span<const DraftTimes> draft,
+              int n_seq) const;  // of a round
+  // Tokens of this method would come faster than at `rate` if all its drafts were right.
+  bool could_pay(size_t m, const StepTimes& step, std::span<const DraftTimes> draft, int n_room, int n_seq,
+                 double rate) const;
+  DraftChoice best(const StepTimes& step, std::span<const DraftTimes> draft, int n_room, int n_seq,
+                   double& rate) const;
 
   std::vector<Method> method_;
   mutable std::vector<double> tokens_;  // scratch of best()

@@ -1,5 +1,6 @@
 // Drafting changes how fast an answer comes and nothing else: every way to draft gives the tokens of plain decoding.
 // The drafters are scripts that know those tokens and err on purpose; planted bugs must break the identity.
+#include <chrono>
 #include <cstdlib>
 #include <map>
 #include <set>
@@ -252,6 +253,42 @@ TYPED_TEST(Speculation, SaysWhyNothingIsDrafted) {
   EXPECT_LT(a.usage.rounds, 150) << "of 199 steps; how soon depends on what they take";
   EXPECT_TRUE(std::any_of(a.usage.methods.begin(), a.usage.methods.end(), [](const Usage::Change& m) { return m.method == "none"; }));
   EXPECT_EQ(answers(*open_engine_with<TypeParam>(c, nullptr), {r})[0].usage.draft_inactive_reason, "");
+}
+// Never right, and it takes its time.
+template <class B>
+struct SlowAndWrong : ScriptedDrafter<B> {
+  using ScriptedDrafter<B>::ScriptedDrafter;
+  void propose(std::span<Draft> drafts) override {
+    const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(1);
+    while (std::chrono::steady_clock::now() < end) {}
+    ScriptedDrafter<B>::propose(drafts);
+  }
+};
+TYPED_TEST(Speculation, LeavesADrafterThatIsNeverRight) {
+  const TinyFile file;
+  const EngineConfig c = config(file);
+  Request r = request(20, 3);
+  r.max_tokens = 1 + 32 + 256;
+  const Answer plain = answers(*open_engine_with<TypeParam>(c, nullptr), {r})[0];
+  Script<TypeParam> script(c.model, *c.kv_k);
+  std::vector<int32_t> all = r.prompt;
+  all.insert(all.end(), plain.tokens.begin(), plain.tokens.end());
+  script.add(all);
+  ScriptReport report;
+  auto e = open_engine_with<TypeParam>(c, scripted<TypeParam, TypeParam, SlowAndWrong<TypeParam>>(script, {{.wrong = 1, .right_in_top = false}}, report));
+  Answer a;
+  Sink sink = into(a);
+  int early = 0;
+  sink.tokens = [&](RequestId, std::span<const int32_t> t) {
+    a.tokens.insert(a.tokens.end(), t.begin(), t.end());
+    if (a.tokens.size() <= 33) early = report.proposals;
+  };
+  must(e->submit(r, sink));
+  while (e->tick()) {}
+  EXPECT_EQ(a.tokens, plain.tokens);
+  EXPECT_EQ(a.usage.accepted, 0);
+  EXPECT_EQ(a.usage.decode_steps, 32 + 256);
+  EXPECT_LE(report.proposals - early, 16) << "of 256 steps after the first 32, " << early << " in those";
 }
 TYPED_TEST(Speculation, CountsWhatItDoes) {
   const TinyFile file;

@@ -147,7 +147,7 @@ TEST(DraftTimes, IsALine) {
 // Rounds of one request against a drafter that is right with probability p at each position.
 struct Play {
   double seconds = 0;
-  int tokens = 0, drafted_late = 0;  // drafted in the last half
+  int tokens = 0, asked = 0;  // asked: rounds with a draft
 };
 Play play(DraftChooser c, std::vector<double> p, double row_cost, int rounds, unsigned seed, std::vector<double> draft_cost) {
   std::mt19937 rng(seed);
@@ -166,7 +166,7 @@ Play play(DraftChooser c, std::vector<double> p, double row_cost, int rounds, un
     c.observe(d, d.n, right);
     out.seconds += draft_s + 1 + row_cost * d.n;
     out.tokens += 1 + right;
-    if (i >= rounds / 2) out.drafted_late += d.n;
+    out.asked += d.method >= 0;
   }
   return out;
 }
@@ -193,6 +193,27 @@ TEST(DraftChooser, LeavesADrafterThatIsNeverRight) {
     const Play start = play(c, {0}, row, 32, 1, {.05}), r = play(c, {0}, row, 1000, 1, {.05});
     EXPECT_LT((r.seconds - start.seconds) / (r.tokens - start.tokens), 1.03) << row;
   }
+}
+// After 32 rounds it is hardly asked any more, however dear, and costs less than 3 %.
+TEST(DraftChooser, HardlyAsksOneThatIsNeverRight) {
+  for (const double row : {.02, .1, .4})
+    for (const double draft : {.05, .5, 4.})
+      for (const int rounds : {288, 1056}) {
+        const DraftChooser one({15}, {.max = 15}), two({15, 7}, {.max = 15});
+        for (const bool both : {false, true}) {
+          const std::vector<double> p(both ? 2 : 1), cost(both ? 2 : 1, draft);
+          const DraftChooser& c = both ? two : one;
+          const Play start = play(c, p, row, 32, 1, cost), r = play(c, p, row, rounds, 1, cost);
+          const int steps = rounds - 32;
+          EXPECT_LT((r.seconds - start.seconds) / (r.tokens - start.tokens), 1.03) << row << " " << draft << " " << both;
+          EXPECT_LT(r.asked - start.asked, steps / 32) << row << " " << draft << " " << both;
+        }
+      }
+}
+// What loses even if all of it is right is not tried for long.
+TEST(DraftChooser, DoesNotTryWhatCannotPay) {
+  const Play r = play(DraftChooser({4}, {.max = 4}), {.9}, .1, 500, 1, {5.});
+  EXPECT_LE(r.asked, 2);
 }
 TEST(DraftChooser, PicksTheBetterMethod) {
   const Play r = play(DraftChooser({15, 15}, {.max = 15}), {.3, .9}, .05, 400, 1, {.1, .1});

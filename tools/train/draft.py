@@ -21,7 +21,8 @@ from corpus import Gen, encode
 from heldout import documents, question
 
 KINDS = {"code": 20, "json": 20, "talk": 14, "retrieval": 18, "arithmetic": 6, "thinking": 6, "tools": 8, "remember": 4, "misc": 4}
-ROWS = {1024: 0.72, 4096: 0.14, 8192: 0.14}  # share of steps by row length
+ROWS = {1024: 0.64, 4096: 0.18, 8192: 0.18}  # share of steps by row length
+LATER = {"code": 20, "json": 20, "talk": 14, "arithmetic": 6, "misc": 4}  # what a conversation goes on with after a long text
 
 
 def document(kind: str, g: Gen, tok, length: int):
@@ -64,11 +65,20 @@ def worker(seed: int, tokens: int, out) -> None:
     tok, g, rng = Tok(), Gen(seed), random.Random(seed)
 
     def docs(T):
-        if T > 1024:  # one long text, then short ones
-            yield encode(g.retrieval(tok, int(T * rng.uniform(0.5, 0.9))), tok)
+        def short(kinds):
+            return encode(document(rng.choices(list(kinds), list(kinds.values()))[0], g, tok, rng.randint(60, 420)), tok)
+
+        if T > 1024:  # one long text, then short ones, which half of the time are later turns of the same conversation
+            later = rng.random() < 0.5
+            ids, w = encode(g.retrieval(tok, int(T * (rng.uniform(0.1, 0.85) if later else rng.uniform(0.5, 0.9)))), tok)
+            while later:
+                x, v = short(LATER)
+                if len(ids) + len(x) > T:
+                    break
+                ids, w = ids + x[1:], w + v[1:]  # without <bos>
+            yield ids, w
         while True:
-            kind = rng.choices(list(KINDS), list(KINDS.values()))[0]
-            yield encode(document(kind, g, tok, rng.randint(60, 420)), tok)
+            yield short(KINDS)
 
     while True:
         T = rng.choices(list(ROWS), list(ROWS.values()))[0]

@@ -1,6 +1,7 @@
 #include "backend/cpu/sampler.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 
 namespace facet {
@@ -13,14 +14,17 @@ uint64_t mix(uint64_t x) {
   return x ^ (x >> 31);
 }
 
-bool before(const Candidate& a, const Candidate& b) { return a.logit > b.logit || (a.logit == b.logit && a.id < b.id); }
+bool before(const Candidate& a, const Candidate& b) {
+  return a.logit > b.logit || (a.logit == b.logit && a.id < b.id);
+}
 
 // The last n tokens of history followed by draft, sorted.
 void collect_recent(const SampleRow& row, int last_n, std::vector<int32_t>& recent) {
   recent.clear();
   const size_t total = row.history.size() + row.draft.size();
   size_t i = last_n < 0 ? 0 : total - std::min(total, size_t(last_n));
-  for (; i < total; ++i) recent.push_back(i < row.history.size() ? row.history[i] : row.draft[i - row.history.size()]);
+  for (; i < total; ++i)
+    recent.push_back(i < row.history.size() ? row.history[i] : row.draft[i - row.history.size()]);
   std::sort(recent.begin(), recent.end());
 }
 
@@ -60,6 +64,31 @@ void truncate(std::vector<Candidate>& c, const Sampling& s) {
   }
 }
 
+// exp(x) for x <= 0 within 2e-7 of it, by the exponent's bits and a polynomial of 2^f, |f| <= 1/2. The
+// compiler makes vectors of it.
+float exp_of(float x) {
+  constexpr float kRounds = 12582912;  // 1.5 * 2^23: the sum's last bits are the nearest integer
+  const float y = (x < -87.f ? -87.f : x) * 1.44269504f, at = y + kRounds, f = y - (at - kRounds);
+  const float p =
+      1.f + f * (.693147182f +
+                 f * (.240226462f +
+                      f * (.0555032687f + f * (.00961817801f + f * (.00133997729f + f * .00015469732f)))));
+  return std::bit_cast<float>(std::bit_cast<uint32_t>(p) + (std::bit_cast<uint32_t>(at) << 23));
+}
+double sum_of_exp(std::span<const float> x, float top) {
+  constexpr size_t kLanes = 16;
+  double total = 0;
+  size_t i = 0;
+  for (; i + kLanes <= x.size();) {
+    float part[kLanes] = {};
+    for (const size_t end = std::min(i + 64 * kLanes, x.size() - x.size() % kLanes); i < end; i += kLanes)
+      for (size_t k = 0; k < kLanes; ++k) part[k] += exp_of(x[i + k] - top);
+    for (const float p : part) total += double(p);
+  }
+  for (; i < x.size(); ++i) total += double(exp_of(x[i] - top));
+  return total;
+}
+
 }  // namespace
 
 double uniform_at(uint64_t seed, int64_t position) {
@@ -94,7 +123,8 @@ int32_t sample_row(std::span<const float> logits, const SampleRow& row, SamplerS
   return c.back().id;
 }
 
-void top_k_row(std::span<const float> logits, std::span<int32_t> ids, std::span<float> log_probs, SamplerScratch& scratch) {
+void top_k_row(std::span<const float> logits, std::span<int32_t> ids, std::span<float> log_probs,
+               SamplerScratch& scratch) {
   // A heap of the best so far, the worst of them in front: one pass, as few are wanted of many.
   std::vector<Candidate>& best = scratch.candidates;
   best.clear();
@@ -114,9 +144,7 @@ void top_k_row(std::span<const float> logits, std::span<int32_t> ids, std::span<
     std::push_heap(best.begin(), best.end(), before);
   }
   std::sort_heap(best.begin(), best.end(), before);
-  double total = 0;
-  for (const float l : logits) total += std::exp(double(l) - double(top));
-  const double log_total = double(top) + std::log(total);
+  const double log_total = double(top) + std::log(sum_of_exp(logits, top));
   for (size_t i = 0; i < ids.size(); ++i) {
     ids[i] = i < best.size() ? best[i].id : -1;
     log_probs[i] = i < best.size() ? float(double(best[i].logit) - log_total) : -INFINITY;
