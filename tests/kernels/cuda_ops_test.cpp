@@ -104,7 +104,7 @@ Results run(const Rows& in, Verb verb, int first, int n) {
     cuda::residual_norm_moe(nullptr, mat(x), mat(h, &h_bf), mat(y), gain[0]->p(), gain[1]->p(), .7f, kEps,
                             {.r = mat(r), .e = mat(e, &e_bf), .router_gain = gain[2]->p(), .expert_gain = gain[3]->p()});
   } else {
-    cuda::MoeJoin m{.shared_post = gain[2]->p(), .routed_post = gain[3]->p(), .post = gain[0]->p(), .next = gain[1]->p(), .out_scale = .7f, .eps = kEps};
+    cuda::MoeJoin m{.shared_post = gain[2]->p(), .routed_post = gain[3]->p(), .post = gain[0]->p(), .next = gain[1]->p(), .out_scale = .7f, .eps = kEps, .slots = {}};
     if (verb == Verb::kJoin) m.slots = {.out = out.p(), .weight = weight.p(), .n_used = kRanks};
     cuda::moe_join(nullptr, mat(x), mat(h, &h_bf), mat(y), mat(o), m);
   }
