@@ -53,7 +53,7 @@ __global__ void __launch_bounds__(stream_warps(kShort) * 32, kShort ? 2 : 1)
   int at = int(blockIdx.x);
   if constexpr (kShort && !kFloat) {
     // The first blocks: what they read is on its way before the weights of the others.
-    if (at < a.beside_blocks) return route_block(a.beside, at, a.beside_blocks, 1, *reinterpret_cast<RouteScratch*>(shared));
+    if (at < a.beside_blocks) return route_block(a.beside, at, 1, *reinterpret_cast<RouteScratch*>(shared));
     at -= a.beside_blocks;
   }
   const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32, n_warp = int(blockDim.x) / 32;

@@ -14,7 +14,7 @@ namespace {
 
 __global__ void __launch_bounds__(kRouteThreads) route_kernel(const __grid_constant__ RouteJob j, int n_share) {
   __shared__ RouteScratch scratch;
-  route_block(j, int(blockIdx.x), int(gridDim.x), n_share, scratch);
+  route_block(j, int(blockIdx.x), n_share, scratch);
 }
 
 }  // namespace

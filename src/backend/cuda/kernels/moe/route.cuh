@@ -60,8 +60,17 @@ __device__ inline void sort_pairs(const Routing& o, const int32_t* picked, int n
   }
 }
 
-// Block `block` of n_block, all threads. The blocks' groups share the experts, in n_share shares of the tokens.
-__device__ inline void route_block(const RouteJob& j, int block, int n_block, int n_share, RouteScratch& shared) {
+// One token: its experts are distinct. A warp.
+__device__ inline void sort_one(const Routing& o, const int32_t* picked, int n_expert, int n_used, int lane) {
+  const int mine = lane < n_used ? picked[lane] : 0;
+  int at = 0;
+  for (int k = 0; k < n_used; ++k) at += picked[k] < mine;
+  if (lane < n_used) o.active[at] = mine, o.first[at] = at, o.pair[at] = lane;
+  if (lane == 0) o.active[n_expert] = n_used, o.first[n_used] = n_used;
+}
+
+// Block `block` of those that do the job, all threads. The blocks' groups share the experts, in n_share shares of the tokens.
+__device__ inline void route_block(const RouteJob& j, int block, int n_share, RouteScratch& shared) {
   const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32, thread = int(threadIdx.x) % kRouteThreads, group = int(threadIdx.x) / kRouteThreads;
   const int share = block % n_share, e = block / n_share * (int(blockDim.x) / kRouteThreads) + group;
   const Routing& o = j.o;
@@ -74,6 +83,7 @@ __device__ inline void route_block(const RouteJob& j, int block, int n_block, in
     const int c = i * kRouteThreads + thread;
     keep[i] = c < n_col4 ? __ldg(w + c) : float4{};
   }
+  if (threadIdx.x == 0) shared.last = false;
   wait_for_previous();
   let_next_start();
   for (int t = share; t < j.n_tok; t += n_share) {
@@ -94,16 +104,20 @@ __device__ inline void route_block(const RouteJob& j, int block, int n_block, in
     const float* part = shared.part + 4 * group;
     if (thread == 0 && e < j.n_expert) __stcg(o.logits + int64_t(t) * j.n_expert + e, (part[0] + part[1]) + (part[2] + part[3]));
   }
-  __threadfence();
-  __syncthreads();
-  if (threadIdx.x == 0) shared.last = atomicAdd(o.counter, 1u) == unsigned(n_block - 1);
+  if (thread == 0 && e < j.n_expert) {  // who wrote the logits
+    __threadfence();
+    if (atomicAdd(o.counter, 1u) == unsigned(j.n_expert * n_share - 1)) shared.last = true;
+  }
   __syncthreads();
   if (!shared.last) return;
   __threadfence();
   for (int t = warp; t < j.n_tok; t += int(blockDim.x) / 32)
     choose(shared.picked + t * j.n_used, o.weight + t * j.n_used, j.scale, j.n_expert, j.n_used, lane, [&](int i) { return __ldcg(o.logits + int64_t(t) * j.n_expert + i); });
   __syncthreads();
-  sort_pairs(o, shared.picked, j.n_expert, j.n_tok * j.n_used, shared.count, shared.begin);
+  if (j.n_tok > 1)
+    sort_pairs(o, shared.picked, j.n_expert, j.n_tok * j.n_used, shared.count, shared.begin);
+  else if (warp == 0)
+    sort_one(o, shared.picked, j.n_expert, j.n_used, lane);
   for (int i = int(threadIdx.x); i < j.n_tok * j.n_used; i += int(blockDim.x)) o.expert[i] = shared.picked[i];
   if (threadIdx.x == 0) *o.counter = 0;
 }

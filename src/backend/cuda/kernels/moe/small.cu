@@ -24,13 +24,14 @@ namespace facet::cuda {
 namespace {
 
 constexpr int kUpSlices = 6, kDownSlices = 4;
+constexpr int sub_matrices(int slices) { return slices == kUpSlices ? 2 : 1; }
 constexpr int kRows = 8;  // of an expert at a time, when there are several tokens
 constexpr int kWarps = 12;
 
 struct ExpertArgs {
   TiledMatrix w[2];
   int strip0[2];           // of each sub-matrix in its stack's matrix
-  int n_sub, n_strip;      // strips of the output
+  int n_strip;             // strips of the output
   const __nv_bfloat16* x;  // gate_up: rows by token; down: by place in `pair`
   int64_t x_stride;
   bool by_token;
@@ -45,10 +46,11 @@ struct ExpertArgs {
 };
 
 // The strips of one expert: a job is a strip, or one of each matrix.
+template <int kSub>
 struct ExpertJobs {
   const ExpertArgs& a;
   int expert;
-  __device__ int n_sub() const { return a.n_sub; }
+  __device__ static constexpr int n_sub() { return kSub; }
   __device__ Strip strip(int job, int sub) const {
     const TiledMatrix& w = a.w[sub];
     return {w.strip(expert, a.strip0[sub] + job), w.tile, w.n_tile()};
@@ -60,13 +62,13 @@ __global__ void __launch_bounds__(kWarps * 32, N == 1 ? 2 : 1)
     expert_kernel(const __grid_constant__ ExpertArgs a) {
   using Acts = ActsOf<N, kFloat>;
   constexpr int kTiles = Acts::kTiles, kPart = kPartFloats<N>;
+  constexpr int kSub = sub_matrices(kSlices), kUnits = kSub * kSlices;  // of a job: slices of its strips
   extern __shared__ __align__(128) uint8_t shared[];
   __shared__ uint64_t bars[kWarps][WarpRing::kMaxStages];
   const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32, n_warp = int(blockDim.x) / 32;
-  const int n_unit = a.n_sub * kSlices;  // of a job: slices of its strips
   const Acts x{shared};
   float* const parts = reinterpret_cast<float*>(shared + Acts::bytes(a.w[0].n_in));  // [warp][unit of a job]
-  WarpRing ring(reinterpret_cast<uint8_t*>(parts + n_warp * n_unit * kPart) + warp * a.n_stage * a.slot,
+  WarpRing ring(reinterpret_cast<uint8_t*>(parts + n_warp * kUnits * kPart) + warp * a.n_stage * a.slot,
                 bars[warp], a.n_stage, a.slot, lane);
 
   bool waited = !a.list_ready;
@@ -92,16 +94,17 @@ __global__ void __launch_bounds__(kWarps * 32, N == 1 ? 2 : 1)
               strip1 = min(a.n_strip, strip0 + job1 - job);
     job += strip1 - strip0;
     const int first = a.r.first[active], n_all = a.r.first[active + 1] - first;
-    const ExpertJobs jobs{a, a.r.active[active]};
+    const ExpertJobs<kSub> jobs{a, a.r.active[active]};
     const int n_tile[2] = {a.w[0].n_tile(), a.w[1].n_tile()};
     // Units are counted from the first of strip0; run w has units unit_at(w)..
-    const int units = (strip1 - strip0) * n_unit;
-    auto unit_at = [&](int w) { return units * w / n_warp; };
+    const int units = (strip1 - strip0) * kUnits;
+    const int per_warp = units / n_warp, left = units - per_warp * n_warp;
+    auto unit_at = [&](int w) { return per_warp * w + left * w / n_warp; };
     auto tile_of = [&](int in_job) {
       return in_job < kSlices ? n_tile[0] * in_job / kSlices
                               : n_tile[0] + n_tile[1] * (in_job - kSlices) / kSlices;
     };
-    auto place_of = [&](int unit) { return TilePlace{strip0 + unit / n_unit, tile_of(unit % n_unit)}; };
+    auto place_of = [&](int unit) { return TilePlace{strip0 + unit / kUnits, tile_of(unit % kUnits)}; };
     const int unit0 = unit_at(warp), unit1 = unit_at(warp + 1);
 
     for (int pair0 = 0; pair0 < n_all; pair0 += N) {
@@ -111,7 +114,7 @@ __global__ void __launch_bounds__(kWarps * 32, N == 1 ? 2 : 1)
         __syncthreads();
       }
       again = true;
-      TileCursor<ExpertJobs> next(jobs, place_of(unit0), place_of(unit1));
+      TileCursor<ExpertJobs<kSub>> next(jobs, place_of(unit0), place_of(unit1));
       for (int i = 0; i + 1 < a.n_stage; ++i) next.fetch(ring);
       if (!waited) {
         waited = true;
@@ -130,7 +133,7 @@ __global__ void __launch_bounds__(kWarps * 32, N == 1 ? 2 : 1)
       auto emit = [&](int strip, int r, int n, float v0, float v1) {
         const int row = strip * 16 + r, p = first + pair0 + n;
         if (n >= n_pair || row >= a.n_out) return;
-        if (a.n_sub == 2)
+        if (kSub == 2)
           a.hidden[int64_t(p) * a.n_out + row] = __float2bfloat16_rn(activate(v0, a.act) * v1);
         else
           a.out[int64_t(a.r.pair[p]) * a.n_out + row] = v1;
@@ -139,9 +142,9 @@ __global__ void __launch_bounds__(kWarps * 32, N == 1 ? 2 : 1)
       float total[kTiles][4] = {},
             other[kTiles][4] = {};  // of the strip at hand, of the one before it in the same job
       for (int unit = unit0; unit < unit1; ++unit) {
-        const int in_job = unit % n_unit, sub = in_job / kSlices, strip = strip0 + unit / n_unit;
+        const int in_job = unit % kUnits, sub = in_job / kSlices, strip = strip0 + unit / kUnits;
         const int before = sub ? n_tile[0] : 0, i0 = tile_of(in_job) - before,
-                  i1 = (in_job + 1 == n_unit ? n_tile[0] + (a.n_sub == 2 ? n_tile[1] : 0)
+                  i1 = (in_job + 1 == kUnits ? n_tile[0] + (kSub == 2 ? n_tile[1] : 0)
                                              : tile_of(in_job + 1)) -
                        before;
         float acc[kTiles][4] = {};
@@ -154,7 +157,7 @@ __global__ void __launch_bounds__(kWarps * 32, N == 1 ? 2 : 1)
           }
         });
         if (unit - in_job < unit0) {  // another run has the strip's beginning
-          keep_part<N, Acts>(parts + (warp * n_unit + in_job) * kPart, acc, lane);
+          keep_part<N, Acts>(parts + (warp * kUnits + in_job) * kPart, acc, lane);
           continue;
         }
 #pragma unroll
@@ -164,7 +167,7 @@ __global__ void __launch_bounds__(kWarps * 32, N == 1 ? 2 : 1)
             if (in_job == kSlices) other[n][i] = total[n][i];
             total[n][i] = in_job % kSlices == 0 ? acc[n][i] : total[n][i] + acc[n][i];
           }
-        if (in_job + 1 == n_unit) {
+        if (in_job + 1 == kUnits) {
           const int g = lane / 4, t = lane % 4;
 #pragma unroll
           for (int n = 0; n < kTiles; ++n)
@@ -179,18 +182,21 @@ __global__ void __launch_bounds__(kWarps * 32, N == 1 ? 2 : 1)
       }
       __syncthreads();
       // Jobs that several runs had units of: the run with the first unit adds up, in the order of units.
-      const int done = unit1 % n_unit;
+      const int done = unit1 % kUnits;
       if (unit0 == unit1 || done == 0 || unit1 - done < unit0) continue;
       for (int i = lane; i < kPart; i += 32) {
         float v = last[i], v0 = last[kPart + i];
-        int owner = warp + 1;
-        for (int in_job = done; in_job < n_unit; ++in_job) {
-          while (unit_at(owner + 1) <= unit1 - done + in_job) ++owner;
-          const float u = parts[(owner * n_unit + in_job) * kPart + i];
+        int owner = warp + 1, owner_end = unit_at(owner + 1), rest = units * (owner + 1) - owner_end * n_warp;
+        for (int in_job = done; in_job < kUnits; ++in_job) {
+          while (owner_end <= unit1 - done + in_job) {
+            ++owner, owner_end += per_warp, rest += left;
+            if (rest >= n_warp) ++owner_end, rest -= n_warp;
+          }
+          const float u = parts[(owner * kUnits + in_job) * kPart + i];
           if (in_job == kSlices) v0 = v;
           v = in_job % kSlices == 0 ? u : v + u;
         }
-        emit(strip0 + unit1 / n_unit, i / N, i % N, v0, v);
+        emit(strip0 + unit1 / kUnits, i / N, i % N, v0, v);
       }
     }
   }
@@ -215,7 +221,7 @@ __global__ void combine_kernel(Mat y, const float* out, const float* weight, int
 template <int N, int kSlices, bool kFloat>
 void run(cudaStream_t stream, ExpertArgs a) {
   const int n_warp = device().shared >= kMuchShared ? kWarps : kWarps / 3;
-  const int fixed = ActsOf<N, kFloat>::bytes(a.w[0].n_in) + n_warp * a.n_sub * kSlices * kPartFloats<N> * 4;
+  const int fixed = ActsOf<N, kFloat>::bytes(a.w[0].n_in) + n_warp * sub_matrices(kSlices) * kSlices * kPartFloats<N> * 4;
   a.n_stage = ring_stages(fixed, n_warp * a.slot, N == 1);
   CHECK(a.n_stage >= 2, "{} bytes of shared memory are too few for {} columns", device().shared, a.w[0].n_in);
   static const bool once = (allow_shared(expert_kernel<N, kSlices, kFloat>, size_t(device().shared - kOwnShared)), true);
@@ -226,9 +232,9 @@ void run(cudaStream_t stream, ExpertArgs a) {
 template <int kSlices>
 void run_for(cudaStream_t stream, ExpertArgs a, int n_tok) {
   a.slot = 1024;  // room for a part of two strips in two stages
-  for (int i = 0; i < a.n_sub; ++i) a.slot = std::max(a.slot, tile_bytes(a.w[i].tile));
+  for (int i = 0; i < sub_matrices(kSlices); ++i) a.slot = std::max(a.slot, tile_bytes(a.w[i].tile));
   const bool is_bf = a.w[0].tile >= Tile::kBF16;
-  CHECK(a.n_sub == 1 || (a.w[1].tile >= Tile::kBF16) == is_bf,
+  CHECK(sub_matrices(kSlices) == 1 || (a.w[1].tile >= Tile::kBF16) == is_bf,
         "gate and up of types that do not go together");
   if (n_tok == 1)
     is_bf ? run<1, kSlices, true>(stream, a) : run<1, kSlices, false>(stream, a);
@@ -243,7 +249,7 @@ void moe_small(cudaStream_t stream, const MoeExperts& m, Mat e, int n_tok, const
   ExpertArgs a{};
   a.w[0] = m.gate, a.w[1] = m.up;
   a.strip0[1] = m.up_strip;
-  a.n_sub = 2, a.n_strip = m.d_expert / kTileRows;
+  a.n_strip = m.d_expert / kTileRows;
   a.x = e.bf, a.x_stride = e.bf_stride, a.by_token = true;
   a.n_used = m.n_used, a.n_expert = m.n_expert, a.r = b.routing;
   a.hidden = b.hidden, a.n_out = m.d_expert, a.act = m.act;
@@ -251,7 +257,7 @@ void moe_small(cudaStream_t stream, const MoeExperts& m, Mat e, int n_tok, const
   run_for<kUpSlices>(stream, a, n_tok);
 
   ExpertArgs d = a;
-  d.w[0] = m.down, d.n_sub = 1, d.n_strip = m.down.n_strip();
+  d.w[0] = m.down, d.n_strip = m.down.n_strip();
   d.x = b.hidden, d.x_stride = m.d_expert, d.by_token = false;
   d.out = b.out, d.n_out = m.down.n_out;
   d.list_ready = true;
