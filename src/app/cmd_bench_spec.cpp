@@ -1,5 +1,6 @@
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <fstream>
 #include <map>
@@ -157,6 +158,13 @@ std::string length_name(const SpecLine& l) {
          (l.tree > 0 ? fmt::format(", tree {}", l.tree) : "");
 }
 
+int written(const Options& o, std::ofstream& json) {
+  json.close();
+  if (!o.json.empty() && !json)
+    return report({o.json, "cannot write", "check the folder and the space on the disk"});
+  return kExitOk;
+}
+
 // Second answers of conversations of several lengths.
 int run_contexts(const Options& o, std::ofstream& json) {
   auto file = GgufFile::open(o.engine.model);
@@ -167,6 +175,10 @@ int run_contexts(const Options& o, std::ofstream& json) {
   if (!tokenizer) return report(tokenizer.error());
   auto docs = questions(o);
   if (!docs) return report(docs.error());
+  if (std::all_of(o.bench.lengths.begin(), o.bench.lengths.end(), [](int n) { return n == 0; }))
+    return report({"--lengths", "expected the length of a draft with --contexts, found 0: times would choose", "use --lengths 7"});
+  if (o.bench.methods.empty())
+    return report({"--draft", "expected a drafter with --contexts, found none", "name one: --draft PATH"});
   auto encode = [&](const std::string& s) {
     return tokenizer->encode(s, /*add_bos=*/false, /*parse_special=*/true);
   };
@@ -188,7 +200,7 @@ int run_contexts(const Options& o, std::ofstream& json) {
         {"--contexts", "expected questions of the kind retrieval, found none", "leave --prompts out"});
   for (PromptSet& s : b.sets)
     for (auto& p : s.prompts)
-      if (p[0] == tokenizer->bos()) p.erase(p.begin());
+      if (!p.empty() && p[0] == tokenizer->bos()) p.erase(p.begin());
   fmt::print(
       "| set | method | length | context | tokens a step, kept rows | computed afresh | +- | tokens | other "
       "text |\n| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |\n");
@@ -203,7 +215,7 @@ int run_contexts(const Options& o, std::ofstream& json) {
     });
     if (!done) return report(done.error());
   }
-  return kExitOk;
+  return written(o, json);
 }
 
 int run(Options& o) {
@@ -245,10 +257,7 @@ int run(Options& o) {
   });
   if (!done) return report(done.error());
   print_curve(lines);
-  json.close();
-  if (!o.json.empty() && !json)
-    return report({o.json, "cannot write", "check the folder and the space on the disk"});
-  return kExitOk;
+  return written(o, json);
 }
 
 }  // namespace

@@ -1,5 +1,7 @@
 #include "engine/bench_spec.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -192,7 +194,11 @@ Result<ContextLine> measure_context(Engine& e, const PromptSet& set, const Conte
       prompt.insert(prompt.end(), part->begin(), part->end());
     auto kept = ask(prompt, o.n_predict);
     if (!kept) return kept.error();
-    CHECK(kept->usage.cached >= 24, "{} of {} rows were kept", kept->usage.cached, prompt.size());
+    if (constexpr int kLeast = 24; kept->usage.cached < kLeast)
+      return Error{"--contexts",
+                   fmt::format("expected {} rows or more kept from the first answer of a conversation of {} tokens, found {}",
+                               kLeast, prompt.size(), kept->usage.cached),
+                   "use longer contexts"};
     if (auto other = ask({0}, 1); !other) return other.error();  // the slot forgets
     auto fresh = ask(prompt, o.n_predict);
     if (!fresh) return fresh.error();
@@ -213,6 +219,12 @@ Result<ContextLine> measure_context(Engine& e, const PromptSet& set, const Conte
 
 Status bench_context(const EngineConfig& given, const ContextBenchOptions& o,
                      const std::function<void(const ContextLine&)>& line) {
+  size_t shortest = o.texts.empty() ? 0 : o.texts[0].size();
+  for (const auto& t : o.texts) shortest = std::min(shortest, t.size());
+  for (const int context : o.contexts)
+    if (size_t(context) * 4 / 5 > shortest)
+      return Error{"--contexts", fmt::format("expected at most {} tokens, what the long texts have; found {}", shortest * 5 / 4, context),
+                   "use shorter contexts, or --prompts with longer questions of the kind retrieval"};
   for (const SpecMethod& m : o.methods) {
     EngineConfig c = given;
     c.draft.files = m.files;

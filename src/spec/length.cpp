@@ -8,17 +8,16 @@ namespace {
 
 constexpr double kFollow = .2;  // share of a new step time in what is known
 constexpr double kDrift = .05;
-constexpr double kOutlier =
-    1.6;  // the most that one time counts over what is known: another program ran in between
+// The most that one time counts over what is known: another program ran in between.
+constexpr double kOutlier = 1.6;
 constexpr double kForget = .95;  // of a trial's weight, per trial after it: a memory of 20 rounds
 constexpr double kPrior = .7, kPriorTrials = 2;
 constexpr double kBorrowed = 1;  // trials that a position borrows from the one before it
 constexpr int kTrials = 3, kTrialLength = 4;
 constexpr int kFirstGap = 24, kLastGap = 512, kRequestGap = 64;  // the last one: at the start of a request
 constexpr double kTrialShare = .01;  // of all time, for trying again what was given up
-constexpr int kPlainGap = 16,
-              kPlainGapClear =
-                  128;  // rounds after which a plain step is timed again; where drafts clearly pay
+// Rounds after which a plain step is timed again; where drafts clearly pay.
+constexpr int kPlainGap = 16, kPlainGapClear = 128;
 constexpr double kClear = 1.3;
 constexpr double kWorthIt = 1.02;  // gain for which plain decoding or the last choice is left
 

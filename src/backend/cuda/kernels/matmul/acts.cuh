@@ -13,8 +13,9 @@ constexpr int kActBlock = 256;  // columns that lie together
 // Rows in 8 bits: code = rint(x / scale), scale = largest |x| of 64 columns / 127. A block of 256 columns
 // after another:
 //   codes   [4 groups of 64][N][t][16 bytes]: columns 16 k + 4 t.. of the group for k = 0..3
-//   sums    [N][t][2] words: scale times the sum of the codes of columns 32 (t + 4 i).., i = 0, 1, as two
-//   bf16 that add up to it scales  [4 groups][N] f32
+//   sums    [N][t][2] words: scale times the sum of the codes of columns 32 (t + 4 i).., i = 0, 1, as two bf16
+//           that add up to it
+//   scales  [4 groups][N] f32
 template <int N>
 struct ActsInt {
   static constexpr int kTiles = N == 16 ? 2 : 1;  // of 8 rows

@@ -4,15 +4,15 @@
 //
 // Shapes     x [T, n_in] bf16, T <= 16; W tiled (layout.h); y [T, n_out] f32 and, if wanted, bf16
 // Bytes      the weights, once; activations live in shared memory, for quantised weights in 8 bits (acts.cuh)
-// Launch     one block a multiprocessor. A block has an equal share of the strips, its warps equal runs of
-// their tiles
-//            (stream.cuh); weights stream through a ring of shared memory a warp, and the ring is full before
-//            the kernel waits for its input. Where that divides better, or the columns do not fit, blocks
-//            form sets that each take some of the columns, and the last set to finish adds up. Depends on
-//            shapes alone
-// Order      a run's tiles from the left, runs in order, then sets. None of it depends on T: the same bits
-// for T = 1 and 16 Reference  CpuRef::matmul, qkv, gate_up    Test tests/kernels/cuda_matmul_test.cpp Bench
-// bench/verbs/cuda_matmul_bench.cu
+// Launch     one block a multiprocessor. A block has an equal share of the strips, its warps equal runs of their
+//            tiles (stream.cuh); weights stream through a ring of shared memory a warp, and the ring is full
+//            before the kernel waits for its input. Where that divides better, or the columns do not fit, blocks
+//            form sets that each take some of the columns, and the last set to finish adds up. Beside few weights
+//            there is room for blocks that route tokens to experts (route.cuh). Depends on shapes alone
+// Order      a run's tiles from the left, runs in order, then sets. None of it depends on T: the same bits for
+//            T = 1 and 16
+// Reference  CpuRef::matmul, qkv, gate_up    Test tests/kernels/cuda_matmul_test.cpp
+// Bench      bench/verbs/cuda_matmul_bench.cu
 #include <algorithm>
 #include <utility>
 

@@ -6,12 +6,10 @@
 //
 // Shapes     e [T, D] bf16; gate, up [N, F, D], down [N, D, F] tiled; y [T, D] f32
 // Bytes      the weights of the distinct experts, once
-// Launch     a block a multiprocessor; blocks share the strips of the active experts, warps a block's tiles.
-// How many experts
-//            there are is read from device memory, so the launch depends on shapes alone
-// Order      columns of a strip in kUpSlices or kDownSlices slices, tiles from the left; slices in order;
-// experts in rank
-//            order. None of it depends on the other tokens: the same bits for T = 1 and 16
+// Launch     a block a multiprocessor; blocks share the strips of the active experts, warps a block's tiles. How many
+//            experts there are is read from device memory, so the launch depends on shapes alone
+// Order      columns of a strip in kUpSlices or kDownSlices slices, tiles from the left; slices in order; experts in
+//            rank order. None of it depends on the other tokens: the same bits for T = 1 and 16
 // Reference  CpuRef::moe    Test tests/kernels/cuda_moe_test.cpp    Bench bench/verbs/cuda_matmul_bench.cu
 #include <algorithm>
 
