@@ -58,14 +58,17 @@ __device__ __forceinline__ void copy16_async_or_zero(void* shared, const void* g
 __device__ __forceinline__ void copies_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int N>
 __device__ __forceinline__ void copies_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
-// All but the newest `pending` (at most 4) groups of copies have arrived.
+// All but the newest `pending` (at most 7) groups of copies have arrived.
 __device__ __forceinline__ void copies_wait(int pending) {
   switch (pending) {
     case 0: return copies_wait<0>();
     case 1: return copies_wait<1>();
     case 2: return copies_wait<2>();
     case 3: return copies_wait<3>();
-    default: return copies_wait<4>();
+    case 4: return copies_wait<4>();
+    case 5: return copies_wait<5>();
+    case 6: return copies_wait<6>();
+    default: return copies_wait<7>();
   }
 }
 

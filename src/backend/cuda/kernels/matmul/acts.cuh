@@ -104,20 +104,21 @@ using ActsOf = std::conditional_t<kFloat, ActsBf16<N>, ActsInt<N>>;
 template <int N, class RowOf>
 __device__ __forceinline__ void stage(ActsInt<N> to, RowOf&& row, int n_rows, int n_in, int col0, int cols,
                                       int warp, int n_warp, int lane) {
-  constexpr int kAhead = N == 1 ? 2 : N == 8 ? 4 : 8;  // loads on their way: their latency is what this costs
+  constexpr int kAhead = N == 1 ? 2 : 8;  // loads on their way: their latency is what this costs
   const int n_block = (cols + kActBlock - 1) / kActBlock;
   const int n_item = n_block * n_rows;
   for (int first = warp; first < n_item; first += kAhead * n_warp) {
     uint4 v[kAhead];
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) {
-      const int item = min(first + i * n_warp, n_item - 1), n = item / n_block,
+      const int item = first + i * n_warp, n = item / n_block,
                 col = col0 + (item - n * n_block) * kActBlock + lane * 8;
-      v[i] = col < n_in ? *reinterpret_cast<const uint4*>(row(n) + col) : uint4{};
+      if (item < n_item) v[i] = col < n_in ? *reinterpret_cast<const uint4*>(row(n) + col) : uint4{};
     }
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) {
-      const int item = min(first + i * n_warp, n_item - 1), n = item / n_block;
+      const int item = first + i * n_warp, n = item / n_block;
+      if (item >= n_item) break;
       quantize_block<N>(const_cast<uint8_t*>(to.p) + (item - n * n_block) * ActsInt<N>::kStride, v[i], n,
                         lane);
     }

@@ -139,13 +139,17 @@ void skinny(cudaStream_t stream, const SkinnyMatrix* m, int n_matrix, bool glu, 
   a.n_matrix = glu ? 1 : n_matrix;
   a.n_sub = glu ? 2 : 1;
   a.n_in = m[0].w.n_in;
+  a.bytes = all;
   a.slot = 1024;  // with at least two stages room for a part of two strips of 16 rows
   for (int i = 0; i < n_matrix; ++i) {
     a.m[i] = m[i];
     CHECK(m[i].w.n_in == a.n_in && (m[i].w.tile >= Tile::kBF16) == is_bf,
           "{} and {} columns, types that do not go together", m[i].w.n_in, a.n_in);
     a.m[i].w.p = m[i].w.strip(m[i].stack, 0);
-    a.strip_bytes[i] = m[i].w.strip_bytes();
+    a.strip_bytes[i] = m[i].w.strip_bytes(), a.tile_bytes[i] = tile_bytes(m[i].w.tile);
+    auto aligned = [](const void* p, size_t to) { return reinterpret_cast<uintptr_t>(p) % to == 0; };
+    a.wide[i] = m[i].w.n_out % 4 == 0 && m[i].y_stride % 4 == 0 && m[i].y_bf_stride % 4 == 0 && aligned(m[i].y, 16) &&
+                aligned(m[i].y_also, 16) && aligned(m[i].y_bf, 8);
     a.slot = std::max(a.slot, tile_bytes(m[i].w.tile));
     if (!glu || i == 0) a.first_job[i + 1] = a.first_job[i] + m[i].w.n_strip();
   }

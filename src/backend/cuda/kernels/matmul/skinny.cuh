@@ -17,9 +17,8 @@ struct DenseJobs {
   __device__ Strip strip(int job, int sub) const {
     const int i = a.n_sub == 2 ? sub : int(job >= a.first_job[1]) + int(job >= a.first_job[2]);
     const int s = a.n_sub == 2 ? job : job - a.first_job[i];
-    const Tile tile = a.m[i].w.tile;
-    const int from = a.set_tile[i][set];
-    return {a.m[i].w.p + s * a.strip_bytes[i] + from * tile_bytes(tile), tile, a.set_tile[i][set + 1] - from};
+    const int from = a.set_tile[i][set], bytes = a.tile_bytes[i];
+    return {a.m[i].w.p + s * a.strip_bytes[i] + from * bytes, a.m[i].w.tile, a.set_tile[i][set + 1] - from, bytes};
   }
 };
 
@@ -60,8 +59,8 @@ __global__ void __launch_bounds__(stream_warps(kShort) * 32, kShort ? 2 : 1)
   const int set = at % a.n_set, block = at / a.n_set;
   const DenseJobs jobs{a, set};
   float* const parts = reinterpret_cast<float*>(shared + Acts::bytes(a.set_cols));
-  uint8_t* const rings = reinterpret_cast<uint8_t*>(parts + n_warp * a.n_sub * kPart);
-  WarpRing ring(rings + warp * a.n_stage * a.slot, bars[warp], a.n_stage, a.slot, lane);
+  uint8_t* const rings = shared + WarpRing::lines(Acts::bytes(a.set_cols) + n_warp * a.n_sub * kPart * 4);
+  WarpRing ring(rings + warp * a.n_stage * a.slot, bars[warp], a.n_stage, a.slot, lane, a.keep_place);
   auto part = [&](int w) { return parts + w * a.n_sub * kPart; };
 
   // A block has the same jobs in every set; its warps share the tiles of the set's columns.
@@ -90,11 +89,35 @@ __global__ void __launch_bounds__(stream_warps(kShort) * 32, kShort ? 2 : 1)
     if (m.y_also) m.y_also[n * m.y_stride + row] = v;
     if (m.y_bf) m.y_bf[n * m.y_bf_stride + row] = __float2bfloat16_rn(v);
   };
+  auto store4 = [&](int job, int r, int n, float4 v0, float4 v1) {
+    const int i = a.n_sub == 2 ? 0 : int(job >= a.first_job[1]) + int(job >= a.first_job[2]);
+    const SkinnyMatrix& m = a.m[i];
+    const int row = (a.n_sub == 2 ? job : job - a.first_job[i]) * 16 + r;
+    const float x0[4] = {v0.x, v0.y, v0.z, v0.w}, x1[4] = {v1.x, v1.y, v1.z, v1.w};
+    if (!a.wide[i]) {
+#pragma unroll
+      for (int k = 0; k < 4; ++k) store(job, r + k, n, x0[k], x1[k]);
+      return;
+    }
+    if (n >= a.n_tok || row >= m.w.n_out) return;
+    float v[4];
+#pragma unroll
+    for (int k = 0; k < 4; ++k) v[k] = a.n_sub == 2 ? activate(x0[k], a.act) * x1[k] : x1[k];
+    const float4 all = {v[0], v[1], v[2], v[3]};
+    if (m.y) *reinterpret_cast<float4*>(m.y + n * m.y_stride + row) = all;
+    if (m.y_also) *reinterpret_cast<float4*>(m.y_also + n * m.y_stride + row) = all;
+    if (m.y_bf) *reinterpret_cast<uint2*>(m.y_bf + n * m.y_bf_stride + row) = {pack_bf16(v[0], v[1]), pack_bf16(v[2], v[3])};
+  };
+  auto partial_of = [&](int job, int sub) { return a.partial + ((int64_t(set) * a.n_job + job) * a.n_sub + sub) * kPart; };
   auto emit = [&](int job, int r, int n, float v0, float v1) {
     if (a.n_set == 1) return store(job, r, n, v0, v1);
-    float* to = a.partial + (int64_t(set) * a.n_job + job) * a.n_sub * kPart + r * N + n;
-    if (a.n_sub == 2) __stcg(to, v0), to += kPart;
-    __stcg(to, v1);
+    if (a.n_sub == 2) __stcg(partial_of(job, 0) + n * 16 + r, v0);
+    __stcg(partial_of(job, a.n_sub - 1) + n * 16 + r, v1);
+  };
+  auto emit4 = [&](int job, int r, int n, float4 v0, float4 v1) {
+    if (a.n_set == 1) return store4(job, r, n, v0, v1);
+    if (a.n_sub == 2) __stcg(reinterpret_cast<float4*>(partial_of(job, 0) + n * 16 + r), v0);
+    __stcg(reinterpret_cast<float4*>(partial_of(job, a.n_sub - 1) + n * 16 + r), v1);
   };
 
   const int job0 = a.block_job[block], job1 = a.block_job[block + 1];
@@ -126,7 +149,12 @@ __global__ void __launch_bounds__(stream_warps(kShort) * 32, kShort ? 2 : 1)
   __syncthreads();
   run_tiles<N>(jobs, begin, end, next, ring, x, part(warp), ring.memory(), lane, emit);
   __syncthreads();
-  join_parts<N>(place, warp, n_warp, a.n_sub, part, ring.memory(), lane, emit);
+  auto last = [&](int w) { return reinterpret_cast<const float*>(rings + w * a.n_stage * a.slot); };
+  const PartsOfJobs<N, decltype(part), decltype(last)> joined{place, n_warp, a.n_sub, part, last};
+  if constexpr (N == 1)
+    join_column(joined, warp, lane, emit);
+  else
+    join_columns<N>(joined, warp, lane, a.n_tok, emit4);
   if (a.n_set == 1) return;
 
   // The last set to finish these jobs adds up, in the order of columns.
@@ -136,33 +164,45 @@ __global__ void __launch_bounds__(stream_warps(kShort) * 32, kShort ? 2 : 1)
   __syncthreads();
   if (!is_last) return;
   __threadfence();
-  for (int i = int(threadIdx.x); i < (job1 - job0) * kPart; i += int(blockDim.x)) {
-    const int job = job0 + i / kPart, at = i % kPart;
-    if (at % N >= a.n_tok) continue;
-    float v[2] = {};
+  constexpr int kRows = N == 1 ? 1 : 4;  // at a time
+  using V = std::conditional_t<N == 1, float, float4>;
+  const int each = 16 / kRows * a.n_tok;  // of a job
+  for (int i = int(threadIdx.x); i < (job1 - job0) * each; i += int(blockDim.x)) {
+    const int job = job0 + i / each, at = i % each * kRows;
+    V v[2] = {};
     for (int sub = 0; sub < a.n_sub; ++sub)
-      for (int s = 0; s < a.n_set; ++s)
-        v[sub] += __ldcg(a.partial + ((int64_t(s) * a.n_job + job) * a.n_sub + sub) * kPart + at);
-    store(job, at / N, at % N, v[0], a.n_sub == 2 ? v[1] : v[0]);
+#pragma unroll 4
+      for (int s = 0; s < a.n_set; ++s) {
+        const V u = __ldcg(reinterpret_cast<const V*>(a.partial + ((int64_t(s) * a.n_job + job) * a.n_sub + sub) * kPart + at));
+        if constexpr (N == 1) v[sub] += u;
+        else v[sub] = sum4(v[sub], u);
+      }
+    if constexpr (N == 1) store(job, at, 0, v[0], a.n_sub == 2 ? v[1] : v[0]);
+    else store4(job, at % 16, at / 16, v[0], a.n_sub == 2 ? v[1] : v[0]);
   }
   if (threadIdx.x == 0) a.counter[block] = 0;
 }
 
-constexpr int kAheadBytes = 32 * 1024;  // of a multiprocessor
+// Bytes on their way to a multiprocessor: more than memory needs to be busy make a product slower, the more so a brief one.
+constexpr int kAheadBytes = 48 * 1024, kAheadLong = 80 * 1024, kLongShare = 384 * 1024;
 
 template <int N, bool kFloat, bool kShort>
 void launch_skinny(cudaStream_t stream, SkinnyArgs& a, int n_warp) {
   static const bool once =
       (allow_shared(skinny_kernel<N, kFloat, kShort>, size_t(device().shared - kOwnShared)), true);
   (void)once;
-  const int fixed = ActsOf<N, kFloat>::bytes(a.set_cols) + n_warp * a.n_sub * kPartFloats<N> * 4,
-            stage = n_warp * a.slot;
-  a.n_stage = ring_stages(fixed, stage, kShort);
-  // More bytes on their way than memory needs to be busy make it slower.
-  if (!kShort) a.n_stage = std::min(a.n_stage, std::max(2, 1 + (kAheadBytes + stage - 1) / stage));
+  const int fixed = WarpRing::lines(ActsOf<N, kFloat>::bytes(a.set_cols) + n_warp * a.n_sub * kPartFloats<N> * 4);
+  const int tile = a.slot;
+  auto stages = [&](int slot) { return a.slot = slot, ring_stages(fixed, n_warp * slot, kShort); };
+  a.n_stage = stages(WarpRing::slot_for(tile));
+  a.keep_place = a.n_stage >= 2;
+  if (!a.keep_place) a.n_stage = stages(tile);
+  const int stage = n_warp * a.slot, ahead = a.bytes > int64_t(kLongShare) * device().n_sm ? kAheadLong : kAheadBytes;
+  if (!kShort) a.n_stage = std::min(a.n_stage, std::max(2, 1 + (ahead + stage - 1) / stage));
   CHECK(a.n_stage >= 2, "{} bytes of shared memory are too few for {} columns", device().shared, a.set_cols);
+  const size_t least = kShort ? sizeof(RouteScratch) : 0;
   launch(skinny_kernel<N, kFloat, kShort>, dim3(unsigned(a.beside_blocks + a.blocks * a.n_set)), dim3(unsigned(n_warp * 32)),
-         std::max(size_t(fixed + n_warp * a.n_stage * a.slot), sizeof(RouteScratch)), stream, a);
+         std::max(size_t(fixed + a.n_stage * stage), least), stream, a);
 }
 
 }  // namespace facet::cuda

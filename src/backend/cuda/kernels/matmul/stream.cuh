@@ -30,7 +30,7 @@ inline int ring_stages(int fixed, int stage_bytes, bool leave_half) {
 struct Strip {
   const uint8_t* p = nullptr;
   Tile tile = Tile::kQ8_0;
-  int n_tile = 0;
+  int n_tile = 0, bytes = 0;  // bytes: of a tile
 };
 struct TilePlace {
   int job = 0, tile = 0;  // tiles of a job are counted through its strips
@@ -57,7 +57,7 @@ struct TileCursor {
   }
   __device__ void open(int skip) {
     const Strip s = jobs.strip(at.job, sub);
-    bytes = tile_bytes(s.tile);
+    bytes = s.bytes;
     p = s.p + skip * bytes;
     left = s.n_tile - skip;
     if (at.job == end.job) left = min(left, end.tile - at.tile);
@@ -75,9 +75,11 @@ struct TileCursor {
   }
 };
 
-// Floats of shared memory a warp keeps a part of a strip in.
+// Floats of shared memory a warp keeps a part of a strip in, and where row r of column n is: rows side by side, so that the
+// halves of a warp that have them write no two values to a bank more than need be.
 template <int N>
 constexpr int kPartFloats = 16 * (N == 1 ? 1 : N);
+__device__ __forceinline__ int part_at(int n, int r) { return n * 16 + (r ^ (n & 2) * 4); }
 
 template <int N, class Acts>
 __device__ __forceinline__ void keep_part(float* to, const float (&acc)[Acts::kTiles][4], int lane) {
@@ -86,12 +88,12 @@ __device__ __forceinline__ void keep_part(float* to, const float (&acc)[Acts::kT
     if (t == 0) to[g] = acc[0][0], to[g + 8] = acc[0][2];
   } else {
 #pragma unroll
-    for (int n = 0; n < Acts::kTiles; ++n) {
-      *reinterpret_cast<float2*>(to + g * N + n * 8 + 2 * t) = {acc[n][0], acc[n][1]};
-      *reinterpret_cast<float2*>(to + (g + 8) * N + n * 8 + 2 * t) = {acc[n][2], acc[n][3]};
-    }
+    for (int n = 0; n < Acts::kTiles; ++n)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) to[part_at(8 * n + 2 * t + i % 2, g + i / 2 * 8)] = acc[n][i];
   }
 }
+__device__ __forceinline__ float4 sum4(float4 a, float4 b) { return {a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w}; }
 
 // Multiplies the run [begin, end) of a warp. Whole jobs go to emit(job, row of the strip, n, v of the first
 // strip, v of the last); parts of jobs to part (the job that the run begins in) and to last (another that it
@@ -115,10 +117,11 @@ __device__ __forceinline__ void run_tiles(const Jobs& jobs, TilePlace begin, Til
         for (int i = 0; i < 4; ++i) other[n][i] = acc[n][i], acc[n][i] = 0.f;
       const int first = max(at.tile - before, 0), past = min(to - before, s.n_tile);
       before += s.n_tile;
+      uint32_t from = uint32_t(reinterpret_cast<uintptr_t>(s.p)) + uint32_t(first * s.bytes);
       with_product<N>(s.tile, x, lane, [&](auto&& product) {
 #pragma unroll 1
-        for (int i = first; i < past; ++i) {
-          const uint8_t* w = ring.pop();
+        for (int i = first; i < past; ++i, from += uint32_t(s.bytes)) {
+          const uint8_t* w = ring.pop(from);
           next.fetch(ring);
           product(w, i, acc);
         }
@@ -145,23 +148,57 @@ __device__ __forceinline__ void run_tiles(const Jobs& jobs, TilePlace begin, Til
   }
 }
 
-// After a barrier that follows run_tiles: adds up the jobs that several warps had parts of; a warp does the
-// one that begins in its run. place[w]: where run w begins; place[n_warp]: the end. part(w): what run w kept
-// of the job it began in.
-template <int N, class PartOf, class Emit>
-__device__ __forceinline__ void join_parts(const TilePlace* place, int warp, int n_warp, int n_sub,
-                                           PartOf&& part, const float* last, int lane, Emit&& emit) {
-  const TilePlace begin = place[warp], end = place[warp + 1];
-  if (!(begin < end) || end.tile == 0 || (end.job == begin.job && begin.tile > 0)) return;
-  const float* mine = end.job == begin.job ? part(warp) : last;
-  for (int i = lane; i < kPartFloats<N>; i += 32) {
-    float v = mine[i], other = n_sub == 2 ? mine[kPartFloats<N> + i] : 0.f;
-    for (int w = warp + 1; w < n_warp && place[w].job == end.job; ++w) {
+// After a barrier that follows run_tiles: adds up the jobs that several runs had parts of, in the order of runs. place[w]: where
+// run w begins; place[n_warp]: the end. part(w): what run w kept of the job it began in, last(w): of the one it ended in.
+template <int N, class PartOf, class LastOf>
+struct PartsOfJobs {
+  const TilePlace* place;
+  int n_warp, n_sub;
+  PartOf part;
+  LastOf last;
+
+  // Run w has the beginning of a job and not its end.
+  __device__ bool begins(int w) const {
+    const TilePlace from = place[w], to = place[w + 1];
+    return from < to && to.tile > 0 && (to.job > from.job || from.tile == 0);
+  }
+  // One value, or four that lie together, of the job that run `first` ended in: sum of the first strip's, of the last's.
+  template <class V, class Add>
+  __device__ void sum(int first, int at, V& other, V& v, Add&& add) const {
+    const int job = place[first + 1].job;
+    auto of = [&](const float* p, int sub) { return *reinterpret_cast<const V*>(p + sub * kPartFloats<N> + at); };
+    const float* mine = job == place[first].job ? part(first) : last(first);
+    v = of(mine, 0), other = n_sub == 2 ? of(mine, 1) : V{};
+    for (int w = first + 1; w < n_warp && place[w].job == job; ++w) {
       if (!(place[w] < place[w + 1])) continue;
-      v += part(w)[i];
-      if (n_sub == 2) other += part(w)[kPartFloats<N> + i];
+      v = add(v, of(part(w), 0));
+      if (n_sub == 2) other = add(other, of(part(w), 1));
     }
-    emit(end.job, i / N, i % N, other, v);
+  }
+};
+
+// One column: the warp that has the beginning of a job adds up; a row a lane.
+template <class Parts, class Emit>
+__device__ __forceinline__ void join_column(const Parts& p, int warp, int lane, Emit&& emit) {
+  if (!p.begins(warp) || lane >= 16) return;
+  float v, other;
+  p.sum(warp, lane, other, v, [](float a, float b) { return a + b; });
+  emit(p.place[warp + 1].job, lane, 0, other, v);
+}
+// Several columns: all warps share the jobs; four rows a lane, of the first n_tok columns.
+template <int N, class Parts, class Emit>
+__device__ __forceinline__ void join_columns(const Parts& p, int warp, int lane, int n_tok, Emit&& emit4) {
+  constexpr int kQuads = kPartFloats<N> / 4, kPasses = (kQuads + 31) / 32;  // of a job
+  const unsigned begins = __ballot_sync(~0u, lane < p.n_warp && p.begins(min(lane, p.n_warp - 1)));
+  for (int item = warp; item < __popc(begins) * kPasses; item += p.n_warp) {
+    unsigned rest = begins;
+    for (int i = 0; i < item / kPasses; ++i) rest &= rest - 1;
+    const int first = __ffs(int(rest)) - 1;
+    const int quad = item % kPasses * 32 + lane, n = quad / 4, r = quad % 4 * 4;
+    if (n >= n_tok) continue;
+    float4 v, other;
+    p.sum(first, part_at(n, r), other, v, sum4);
+    emit4(p.place[first + 1].job, r, n, other, v);
   }
 }
 

@@ -29,6 +29,8 @@ constexpr int kWarps = 12;
 struct ExpertArgs {
   TiledMatrix w[2];
   int strip0[2];           // of each sub-matrix in its stack's matrix
+  int n_tile[2], tile_bytes[2], strip_bytes[2];
+  int64_t matrix_bytes[2];  // of an expert's
   int n_strip;             // strips of the output
   const __nv_bfloat16* x;  // gate_up: rows by token; down: by place in `pair`
   int64_t x_stride;
@@ -50,8 +52,7 @@ struct ExpertJobs {
   int expert;
   __device__ static constexpr int n_sub() { return kSub; }
   __device__ Strip strip(int job, int sub) const {
-    const TiledMatrix& w = a.w[sub];
-    return {w.strip(expert, a.strip0[sub] + job), w.tile, w.n_tile()};
+    return {a.w[sub].p + expert * a.matrix_bytes[sub] + int64_t(a.strip0[sub] + job) * a.strip_bytes[sub], a.w[sub].tile, a.n_tile[sub], a.tile_bytes[sub]};
   }
 };
 
@@ -66,8 +67,8 @@ __global__ void __launch_bounds__(kWarps * 32, N == 1 ? 2 : 1)
   const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32, n_warp = int(blockDim.x) / 32;
   const Acts x{shared};
   float* const parts = reinterpret_cast<float*>(shared + Acts::bytes(a.w[0].n_in));  // [warp][unit of a job]
-  WarpRing ring(reinterpret_cast<uint8_t*>(parts + n_warp * kUnits * kPart) + warp * a.n_stage * a.slot,
-                bars[warp], a.n_stage, a.slot, lane);
+  uint8_t* const rings = shared + WarpRing::lines(Acts::bytes(a.w[0].n_in) + n_warp * kUnits * kPart * 4);
+  WarpRing ring(rings + warp * a.n_stage * a.slot, bars[warp], a.n_stage, a.slot, lane, true);
 
   bool waited = !a.list_ready;
   if (waited) {
@@ -93,7 +94,7 @@ __global__ void __launch_bounds__(kWarps * 32, N == 1 ? 2 : 1)
     job += strip1 - strip0;
     const int first = a.r.first[active], n_all = a.r.first[active + 1] - first;
     const ExpertJobs<kSub> jobs{a, a.r.active[active]};
-    const int n_tile[2] = {a.w[0].n_tile(), a.w[1].n_tile()};
+    const int n_tile[2] = {a.n_tile[0], a.n_tile[1]};
     // Units are counted from the first of strip0; run w has units unit_at(w)..
     const int units = (strip1 - strip0) * kUnits;
     const int per_warp = units / n_warp, left = units - per_warp * n_warp;
@@ -146,10 +147,12 @@ __global__ void __launch_bounds__(kWarps * 32, N == 1 ? 2 : 1)
                                              : tile_of(in_job + 1)) -
                        before;
         float acc[kTiles][4] = {};
-        with_product<N>(a.w[sub].tile, x, lane, [&](auto&& product) {
+        const Strip s = jobs.strip(strip, sub);
+        uint32_t from = uint32_t(reinterpret_cast<uintptr_t>(s.p)) + uint32_t(i0 * s.bytes);
+        with_product<N>(s.tile, x, lane, [&](auto&& product) {
 #pragma unroll 1
-          for (int i = i0; i < i1; ++i) {
-            const uint8_t* w = ring.pop();
+          for (int i = i0; i < i1; ++i, from += uint32_t(s.bytes)) {
+            const uint8_t* w = ring.pop(from);
             next.fetch(ring);
             product(w, i, acc);
           }
@@ -183,18 +186,19 @@ __global__ void __launch_bounds__(kWarps * 32, N == 1 ? 2 : 1)
       const int done = unit1 % kUnits;
       if (unit0 == unit1 || done == 0 || unit1 - done < unit0) continue;
       for (int i = lane; i < kPart; i += 32) {
-        float v = last[i], v0 = last[kPart + i];
+        const int n = i / 16, at = part_at(n, i % 16);
+        float v = last[at], v0 = last[kPart + at];
         int owner = warp + 1, owner_end = unit_at(owner + 1), rest = units * (owner + 1) - owner_end * n_warp;
         for (int in_job = done; in_job < kUnits; ++in_job) {
           while (owner_end <= unit1 - done + in_job) {
             ++owner, owner_end += per_warp, rest += left;
             if (rest >= n_warp) ++owner_end, rest -= n_warp;
           }
-          const float u = parts[(owner * kUnits + in_job) * kPart + i];
+          const float u = parts[(owner * kUnits + in_job) * kPart + at];
           if (in_job == kSlices) v0 = v;
           v = in_job % kSlices == 0 ? u : v + u;
         }
-        emit(strip0 + unit1 / kUnits, i / N, i % N, v0, v);
+        emit(strip0 + unit1 / kUnits, i % 16, n, v0, v);
       }
     }
   }
@@ -219,7 +223,7 @@ __global__ void combine_kernel(Mat y, const float* out, const float* weight, int
 template <int N, int kSlices, bool kFloat>
 void run(cudaStream_t stream, ExpertArgs a) {
   const int n_warp = device().shared >= kMuchShared ? kWarps : kWarps / 3;
-  const int fixed = ActsOf<N, kFloat>::bytes(a.w[0].n_in) + n_warp * sub_matrices(kSlices) * kSlices * kPartFloats<N> * 4;
+  const int fixed = WarpRing::lines(ActsOf<N, kFloat>::bytes(a.w[0].n_in) + n_warp * sub_matrices(kSlices) * kSlices * kPartFloats<N> * 4);
   a.n_stage = ring_stages(fixed, n_warp * a.slot, N == 1);
   CHECK(a.n_stage >= 2, "{} bytes of shared memory are too few for {} columns", device().shared, a.w[0].n_in);
   static const bool once = (allow_shared(expert_kernel<N, kSlices, kFloat>, size_t(device().shared - kOwnShared)), true);
@@ -230,7 +234,9 @@ void run(cudaStream_t stream, ExpertArgs a) {
 template <int kSlices>
 void run_for(cudaStream_t stream, ExpertArgs a, int n_tok) {
   a.slot = 1024;  // room for a part of two strips in two stages
-  for (int i = 0; i < sub_matrices(kSlices); ++i) a.slot = std::max(a.slot, tile_bytes(a.w[i].tile));
+  for (int i = 0; i < 2; ++i)
+    a.n_tile[i] = a.w[i].n_tile(), a.tile_bytes[i] = tile_bytes(a.w[i].tile), a.strip_bytes[i] = int(a.w[i].strip_bytes()), a.matrix_bytes[i] = a.w[i].matrix_bytes();
+  for (int i = 0; i < sub_matrices(kSlices); ++i) a.slot = std::max(a.slot, WarpRing::slot_for(tile_bytes(a.w[i].tile)));
   const bool is_bf = a.w[0].tile >= Tile::kBF16;
   CHECK(sub_matrices(kSlices) == 1 || (a.w[1].tile >= Tile::kBF16) == is_bf,
         "gate and up of types that do not go together");
