@@ -145,8 +145,9 @@ void skinny(cudaStream_t stream, const SkinnyMatrix* m, int n_matrix, bool glu, 
     a.m[i] = m[i];
     CHECK(m[i].w.n_in == a.n_in && (m[i].w.tile >= Tile::kBF16) == is_bf,
           "{} and {} columns, types that do not go together", m[i].w.n_in, a.n_in);
-    a.m[i].w.p = m[i].w.strip(m[i].stack, 0);
-    a.strip_bytes[i] = m[i].w.strip_bytes(), a.tile_bytes[i] = tile_bytes(m[i].w.tile);
+    const Tile tile = m[i].w.tile;
+    a.tiles[i] = {.p = m[i].w.strip(m[i].stack, 0), .strip_bytes = int(m[i].w.strip_bytes()), .tile_bytes = tile_bytes(tile),
+                  .n_tile = m[i].w.n_tile(), .per_block = kActBlock / tile_cols(tile), .tile = tile};
     auto aligned = [](const void* p, size_t to) { return reinterpret_cast<uintptr_t>(p) % to == 0; };
     a.wide[i] = m[i].w.n_out % 4 == 0 && m[i].y_stride % 4 == 0 && m[i].y_bf_stride % 4 == 0 && aligned(m[i].y, 16) &&
                 aligned(m[i].y_also, 16) && aligned(m[i].y_bf, 8);
@@ -155,15 +156,12 @@ void skinny(cudaStream_t stream, const SkinnyMatrix* m, int n_matrix, bool glu, 
   }
   a.n_job = a.first_job[a.n_matrix];
   for (int i = a.n_matrix; i < 4; ++i) a.first_job[i] = 1 << 30;  // no job belongs to what is not there
-  const int n_block = act_blocks(a.n_in);
+  a.even = a.n_sub == 1 || m[0].w.tile == m[1].w.tile;
+  const int n_block = a.n_block = act_blocks(a.n_in);
   a.n_set = choose_sets(a.n_job, a.n_sub, n_block, is_bf);
   a.blocks = device().n_sm / a.n_set;
-  for (int s = 0; s <= a.n_set; ++s) {
-    const int col = n_block * s / a.n_set * kActBlock;
-    if (s > 0) a.set_cols = std::max(a.set_cols, col - n_block * (s - 1) / a.n_set * kActBlock);
-    for (int i = 0; i < n_matrix; ++i)
-      a.set_tile[i][s] = int16_t(std::min(col / tile_cols(m[i].w.tile), m[i].w.n_tile()));
-  }
+  for (int s = 0; s < a.n_set; ++s)
+    a.set_cols = std::max(a.set_cols, (n_block * (s + 1) / a.n_set - n_block * s / a.n_set) * kActBlock);
   a.act = act;
   a.x = x, a.x_stride = x_stride, a.n_tok = n_tok;
   a.partial = work.partial, a.counter = work.counter;
@@ -188,6 +186,11 @@ void skinny(cudaStream_t stream, const SkinnyMatrix* m, int n_matrix, bool glu, 
     }
   }
   a.block_job[a.blocks] = a.n_job;
+  for (int b = 0; b < a.blocks; ++b)
+    for (int i = 0; i < a.n_matrix; ++i)
+      CHECK(int64_t(a.block_job[b + 1] - a.block_job[b]) * m[i].w.n_tile() * a.n_sub * 32 < int64_t(1) << 31 &&
+                (a.block_job[b + 1] - a.block_job[b]) * m[i].w.n_tile() * a.n_sub < kQuickMost,
+            "{} jobs of {} tiles a block", a.block_job[b + 1] - a.block_job[b], m[i].w.n_tile());
   if (is_short && work.beside) {
     const int groups = have.short_warps * 32 / kRouteThreads;
     a.beside = *work.beside, a.beside_blocks = (a.beside.n_expert + groups - 1) / groups;

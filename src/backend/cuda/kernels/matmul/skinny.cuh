@@ -12,15 +12,40 @@ namespace facet::cuda {
 
 struct DenseJobs {
   const SkinnyArgs& a;
-  int set;
+  int block0, block1;  // of the set, in blocks of kActBlock columns
   __device__ int n_sub() const { return a.n_sub; }
+  __device__ int matrix(int job) const { return a.n_sub == 2 ? 0 : int(job >= a.first_job[1]) + int(job >= a.first_job[2]); }
+  __device__ int first_tile(int i) const { return min(block0 * a.tiles[i].per_block, a.tiles[i].n_tile); }
+  __device__ int n_tile(int i) const { return min(block1 * a.tiles[i].per_block, a.tiles[i].n_tile) - first_tile(i); }
   __device__ Strip strip(int job, int sub) const {
-    const int i = a.n_sub == 2 ? sub : int(job >= a.first_job[1]) + int(job >= a.first_job[2]);
-    const int s = a.n_sub == 2 ? job : job - a.first_job[i];
-    const int from = a.set_tile[i][set], bytes = a.tile_bytes[i];
-    return {a.m[i].w.p + s * a.strip_bytes[i] + from * bytes, a.m[i].w.tile, a.set_tile[i][set + 1] - from, bytes};
+    const int i = a.n_sub == 2 ? sub : matrix(job), s = a.n_sub == 2 ? job : job - a.first_job[i];
+    const SkinnyArgs::Tiles& w = a.tiles[i];
+    return {w.p + int64_t(s) * w.strip_bytes + first_tile(i) * w.tile_bytes, w.tile, n_tile(i), w.tile_bytes};
   }
 };
+
+// Lane l of a warp: where run l of n_warp of a block's jobs [job0, job1) begins; lanes from n_warp on: the end.
+__device__ __forceinline__ TilePlace run_begin(const DenseJobs& jobs, int job0, int job1, int n_warp, int lane) {
+  const SkinnyArgs& a = jobs.a;
+  if (lane >= n_warp) return {job1, 0};
+  const int i = jobs.matrix(job0);
+  if (a.even && i == jobs.matrix(job1 - 1)) {
+    const int each = jobs.n_tile(i) * a.n_sub, tile = (job1 - job0) * each * lane >> (31 - __clz(n_warp)), job = quick_div(tile, each);
+    return {job0 + job, tile - job * each};
+  }
+  JobCosts costs{};
+  costs.n_kind = a.n_sub == 2 ? 1 : a.n_matrix;
+  costs.n_job = a.n_job;
+#pragma unroll
+  for (int k = 0; k < 3; ++k) {
+    costs.first_job[k] = a.first_job[k];
+    costs.n_tile[k][0] = jobs.n_tile(k), costs.tile[k][0] = a.tiles[k].tile_bytes / 4;
+  }
+  if (a.n_sub == 2) costs.n_tile[0][1] = costs.n_tile[1][0], costs.tile[0][1] = costs.tile[1][0];
+  const int cost0 = costs.before(job0), cost1 = costs.before(job1);
+  if (lane == 0) return {job0, 0};
+  return costs.at(cost0 + int(float(cost1 - cost0) * (float(lane) / float(n_warp))));
+}
 
 // `bytes` of global into shared memory; every thread waits until they are there.
 __device__ __forceinline__ void copy_in(uint8_t* to, const uint8_t* from, int bytes, uint64_t* bar) {
@@ -56,31 +81,26 @@ __global__ void __launch_bounds__(stream_warps(kShort) * 32, kShort ? 2 : 1)
     at -= a.beside_blocks;
   }
   const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32, n_warp = int(blockDim.x) / 32;
-  const int set = at % a.n_set, block = at / a.n_set;
-  const DenseJobs jobs{a, set};
-  float* const parts = reinterpret_cast<float*>(shared + Acts::bytes(a.set_cols));
-  uint8_t* const rings = shared + WarpRing::lines(Acts::bytes(a.set_cols) + n_warp * a.n_sub * kPart * 4);
-  WarpRing ring(rings + warp * a.n_stage * a.slot, bars[warp], a.n_stage, a.slot, lane, a.keep_place);
-  auto part = [&](int w) { return parts + w * a.n_sub * kPart; };
-
+  const int block = quick_div(at, a.n_set), set = at - block * a.n_set;
   // A block has the same jobs in every set; its warps share the tiles of the set's columns.
-  JobCosts costs{};
-  costs.n_kind = a.n_sub == 2 ? 1 : a.n_matrix;
-  costs.n_job = a.n_job;
-#pragma unroll
-  for (int i = 0; i < 3; ++i) {
-    costs.first_job[i] = a.first_job[i];
-    costs.n_tile[i][0] = a.set_tile[i][set + 1] - a.set_tile[i][set],
-    costs.tile[i][0] = tile_cost(a.m[i].w.tile);
-  }
-  if (a.n_sub == 2) costs.n_tile[0][1] = costs.n_tile[1][0], costs.tile[0][1] = costs.tile[1][0];
-  // Sets begin at multiples of 256 columns.
-  const int col0 = a.set_tile[0][set] * tile_cols(a.m[0].w.tile),
-            cols = a.set_tile[0][set + 1] * tile_cols(a.m[0].w.tile) - col0;
+  const DenseJobs jobs{a, quick_div(a.n_block * set, a.n_set), quick_div(a.n_block * (set + 1), a.n_set)};
+  uint8_t* const rings = shared + a.at_rings;
+  WarpRing ring(rings + warp * a.n_stage * a.slot, bars[warp], a.n_stage, a.slot, lane, a.keep_place);
+  const int job0 = a.block_job[block], job1 = a.block_job[block + 1];
+  const TilePlace mark = run_begin(jobs, job0, job1, n_warp, lane);
+  const TilePlace begin{__shfl_sync(~0u, mark.job, warp), __shfl_sync(~0u, mark.tile, warp)};
+  const TilePlace end{__shfl_sync(~0u, mark.job, warp + 1), __shfl_sync(~0u, mark.tile, warp + 1)};
+  TileCursor<DenseJobs> next(jobs, begin, end);
+  for (int i = 0; i + 1 < a.n_stage; ++i) next.fetch(ring);
+
+  if (warp == 0 && lane <= n_warp) place[lane] = mark;
+  float* const parts = reinterpret_cast<float*>(shared + a.at_parts);
+  auto part = [&](int w) { return parts + w * a.n_sub * kPart; };
+  const int col0 = jobs.block0 * kActBlock, cols = (jobs.block1 - jobs.block0) * kActBlock;
   const Acts x{shared};
 
   auto store = [&](int job, int r, int n, float v0, float v1) {
-    const int i = a.n_sub == 2 ? 0 : int(job >= a.first_job[1]) + int(job >= a.first_job[2]);
+    const int i = jobs.matrix(job);
     const SkinnyMatrix& m = a.m[i];
     const int row = (a.n_sub == 2 ? job : job - a.first_job[i]) * 16 + r;
     if (n >= a.n_tok || row >= m.w.n_out) return;
@@ -90,7 +110,7 @@ __global__ void __launch_bounds__(stream_warps(kShort) * 32, kShort ? 2 : 1)
     if (m.y_bf) m.y_bf[n * m.y_bf_stride + row] = __float2bfloat16_rn(v);
   };
   auto store4 = [&](int job, int r, int n, float4 v0, float4 v1) {
-    const int i = a.n_sub == 2 ? 0 : int(job >= a.first_job[1]) + int(job >= a.first_job[2]);
+    const int i = jobs.matrix(job);
     const SkinnyMatrix& m = a.m[i];
     const int row = (a.n_sub == 2 ? job : job - a.first_job[i]) * 16 + r;
     const float x0[4] = {v0.x, v0.y, v0.z, v0.w}, x1[4] = {v1.x, v1.y, v1.z, v1.w};
@@ -120,18 +140,6 @@ __global__ void __launch_bounds__(stream_warps(kShort) * 32, kShort ? 2 : 1)
     __stcg(reinterpret_cast<float4*>(partial_of(job, a.n_sub - 1) + n * 16 + r), v1);
   };
 
-  const int job0 = a.block_job[block], job1 = a.block_job[block + 1];
-  const int cost0 = costs.before(job0), cost1 = costs.before(job1);
-  // Lane l: where run l begins.
-  const TilePlace mark = lane >= n_warp ? TilePlace{job1, 0}
-                         : lane == 0
-                             ? TilePlace{job0, 0}
-                             : costs.at(cost0 + int(float(cost1 - cost0) * (float(lane) / float(n_warp))));
-  const TilePlace begin{__shfl_sync(~0u, mark.job, warp), __shfl_sync(~0u, mark.tile, warp)};
-  const TilePlace end{__shfl_sync(~0u, mark.job, warp + 1), __shfl_sync(~0u, mark.tile, warp + 1)};
-  if (warp == 0 && lane <= n_warp) place[lane] = mark;
-  TileCursor<DenseJobs> next(jobs, begin, end);
-  for (int i = 0; i + 1 < a.n_stage; ++i) next.fetch(ring);
   wait_for_previous();
   let_next_start();
   auto stage_here = [&] {
@@ -191,9 +199,10 @@ void launch_skinny(cudaStream_t stream, SkinnyArgs& a, int n_warp) {
   static const bool once =
       (allow_shared(skinny_kernel<N, kFloat, kShort>, size_t(device().shared - kOwnShared)), true);
   (void)once;
-  const int fixed = WarpRing::lines(ActsOf<N, kFloat>::bytes(a.set_cols) + n_warp * a.n_sub * kPartFloats<N> * 4);
-  const int tile = a.slot;
-  auto stages = [&](int slot) { return a.slot = slot, ring_stages(fixed, n_warp * slot, kShort); };
+  a.at_parts = ActsOf<N, kFloat>::bytes(a.set_cols);
+  a.at_rings = WarpRing::lines(a.at_parts + n_warp * a.n_sub * kPartFloats<N> * 4);
+  const int fixed = a.at_rings, tile = a.slot;
+  auto stages = [&](int slot) { return a.slot = slot, ring_stages(fixed, n_warp * slot, kShort ? 1 : 3); };
   a.n_stage = stages(WarpRing::slot_for(tile));
   a.keep_place = a.n_stage >= 2;
   if (!a.keep_place) a.n_stage = stages(tile);

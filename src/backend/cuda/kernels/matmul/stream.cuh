@@ -19,12 +19,15 @@ constexpr int stream_warps(bool is_short) { return is_short ? kShortWarps : kLon
 // GPUs with about 100 KB of shared memory a block take fewer warps, columns and rows.
 constexpr int kMuchShared = 160 * 1024;
 constexpr int kOwnShared = 1536;  // bytes of shared memory that these kernels declare themselves, at most
-// Stages of the rings of a block's warps beside `fixed` bytes; with leave_half, no more than half of a multiprocessor's
-// shared memory is taken if that holds two stages.
-inline int ring_stages(int fixed, int stage_bytes, bool leave_half) {
-  const int room = device().shared - kOwnShared - fixed, half = device().shared_sm / 2 - 1024 - kOwnShared - fixed;
-  return std::min((leave_half && half / stage_bytes >= 2 ? half : room) / stage_bytes, WarpRing::kMaxStages);
+// Stages of the rings of a block's warps beside `fixed` bytes; no more than so many thirds of a multiprocessor's shared memory
+// are taken if those hold two stages. Kernels that follow one another and together take three thirds overlap.
+inline int ring_stages(int fixed, int stage_bytes, int thirds) {
+  const int room = device().shared - kOwnShared - fixed, some = device().shared_sm * thirds / 3 - 1024 - kOwnShared - fixed;
+  return std::min((some / stage_bytes >= 2 ? std::min(some, room) : room) / stage_bytes, WarpRing::kMaxStages);
 }
+// n / d for 0 <= n < 2^20 and 0 < d: floats divide faster.
+constexpr int kQuickMost = 1 << 20;
+__device__ __forceinline__ int quick_div(int n, int d) { return int(__fdividef(float(n) + .5f, float(d))); }
 
 // The tiles of one strip in the columns at hand.
 struct Strip {

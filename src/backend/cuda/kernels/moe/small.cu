@@ -12,6 +12,7 @@
 //            rank order. None of it depends on the other tokens: the same bits for T = 1 and 16
 // Reference  CpuRef::moe    Test tests/kernels/cuda_moe_test.cpp    Bench bench/verbs/cuda_matmul_bench.cu
 #include <algorithm>
+#include <initializer_list>
 
 #include "backend/cuda/kernels/common/activate.cuh"
 #include "backend/cuda/kernels/common/launch.cuh"
@@ -26,23 +27,27 @@ constexpr int sub_matrices(int slices) { return slices == kUpSlices ? 2 : 1; }
 constexpr int kRows = 8;  // of an expert at a time, when there are several tokens
 constexpr int kWarps = 12;
 
+// What a warp needs before its first tile is on its way comes first, as in SkinnyArgs.
 struct ExpertArgs {
-  TiledMatrix w[2];
-  int strip0[2];           // of each sub-matrix in its stack's matrix
-  int n_tile[2], tile_bytes[2], strip_bytes[2];
-  int64_t matrix_bytes[2];  // of an expert's
-  int n_strip;             // strips of the output
-  const __nv_bfloat16* x;  // gate_up: rows by token; down: by place in `pair`
+  struct Tiles {
+    const uint8_t* p;
+    int64_t matrix_bytes;  // of an expert's
+    int strip_bytes, tile_bytes, n_tile;
+    int strip0;            // of the sub-matrix in its stack's matrix
+    Tile tile;
+  } tiles[2];
+  const int32_t *active, *first, *pair;  // Routing's
+  int n_strip;                           // strips of the output
+  int n_expert, n_used, n_tok;
+  int at_parts, at_rings, slot, n_stage;  // in shared memory; of a warp's ring
+  bool list_ready;  // the kernel before this one had waited for the routing before it let this one start
+  bool by_token;    // gate_up: rows of x by token; down: by place in `pair`
+  Act act;
+  const __nv_bfloat16* x;
   int64_t x_stride;
-  bool by_token;
-  int n_used, n_expert;
-  Routing r;
   __nv_bfloat16* hidden;  // gate_up's output
   float* out;             // down's
-  int n_out;
-  Act act;
-  int slot, n_stage;  // of a warp's ring: bytes of a stage, stages
-  bool list_ready;    // the kernel before this one had waited for the routing before it let this one start
+  int n_in, n_out;
 };
 
 // The strips of one expert: a job is a strip, or one of each matrix.
@@ -52,7 +57,8 @@ struct ExpertJobs {
   int expert;
   __device__ static constexpr int n_sub() { return kSub; }
   __device__ Strip strip(int job, int sub) const {
-    return {a.w[sub].p + expert * a.matrix_bytes[sub] + int64_t(a.strip0[sub] + job) * a.strip_bytes[sub], a.w[sub].tile, a.n_tile[sub], a.tile_bytes[sub]};
+    const ExpertArgs::Tiles& w = a.tiles[sub];
+    return {w.p + expert * w.matrix_bytes + int64_t(w.strip0 + job) * w.strip_bytes, w.tile, w.n_tile, w.tile_bytes};
   }
 };
 
@@ -64,10 +70,11 @@ __global__ void __launch_bounds__(kWarps * 32, N == 1 ? 2 : 1)
   constexpr int kSub = sub_matrices(kSlices), kUnits = kSub * kSlices;  // of a job: slices of its strips
   extern __shared__ __align__(128) uint8_t shared[];
   __shared__ uint64_t bars[kWarps][WarpRing::kMaxStages];
+  __shared__ int32_t slots[N];  // of down's rows
   const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32, n_warp = int(blockDim.x) / 32;
   const Acts x{shared};
-  float* const parts = reinterpret_cast<float*>(shared + Acts::bytes(a.w[0].n_in));  // [warp][unit of a job]
-  uint8_t* const rings = shared + WarpRing::lines(Acts::bytes(a.w[0].n_in) + n_warp * kUnits * kPart * 4);
+  float* const parts = reinterpret_cast<float*>(shared + a.at_parts);  // [warp][unit of a job]
+  uint8_t* const rings = shared + a.at_rings;
   WarpRing ring(rings + warp * a.n_stage * a.slot, bars[warp], a.n_stage, a.slot, lane, true);
 
   bool waited = !a.list_ready;
@@ -75,30 +82,31 @@ __global__ void __launch_bounds__(kWarps * 32, N == 1 ? 2 : 1)
     wait_for_previous();
     let_next_start();
   }
-  const int n_active = a.r.active[a.n_expert], grid = int(gridDim.x), all = n_active * a.n_strip;
+  // One token's experts have one pair each.
+  const int n_active = a.n_tok == 1 ? a.n_used : a.active[a.n_expert], grid = int(gridDim.x), all = n_active * a.n_strip;
   // A block has strips of one expert, unless an equal share of all strips takes clearly less time.
-  const int blocks = grid / n_active, even = (all + grid - 1) / grid;
+  const int blocks = quick_div(grid, n_active), even = quick_div(all + grid - 1, grid);
   int job0, job1;
-  if (blocks > 0 && (a.n_strip + blocks - 1) / blocks <= even + 2) {
-    const int e = int(blockIdx.x) / blocks, i = int(blockIdx.x) % blocks;
+  if (blocks > 0 && quick_div(a.n_strip + blocks - 1, blocks) <= even + 2) {
+    const int e = quick_div(int(blockIdx.x), blocks), i = int(blockIdx.x) - e * blocks;
     if (e >= n_active) return;
-    job0 = e * a.n_strip + a.n_strip * i / blocks, job1 = e * a.n_strip + a.n_strip * (i + 1) / blocks;
+    job0 = e * a.n_strip + quick_div(a.n_strip * i, blocks), job1 = e * a.n_strip + quick_div(a.n_strip * (i + 1), blocks);
   } else {
     job0 = int(int64_t(all) * int(blockIdx.x) / grid), job1 = int(int64_t(all) * int(blockIdx.x + 1) / grid);
   }
 
   bool again = false;
   for (int job = job0; job < job1;) {
-    const int active = job / a.n_strip, strip0 = job - active * a.n_strip,
+    const int active = quick_div(job, a.n_strip), strip0 = job - active * a.n_strip,
               strip1 = min(a.n_strip, strip0 + job1 - job);
     job += strip1 - strip0;
-    const int first = a.r.first[active], n_all = a.r.first[active + 1] - first;
-    const ExpertJobs<kSub> jobs{a, a.r.active[active]};
-    const int n_tile[2] = {a.n_tile[0], a.n_tile[1]};
+    const int first = a.n_tok == 1 ? active : a.first[active], n_all = a.n_tok == 1 ? 1 : a.first[active + 1] - first;
+    const ExpertJobs<kSub> jobs{a, a.active[active]};
+    const int n_tile[2] = {a.tiles[0].n_tile, a.tiles[1].n_tile};
     // Units are counted from the first of strip0; run w has units unit_at(w)..
     const int units = (strip1 - strip0) * kUnits;
-    const int per_warp = units / n_warp, left = units - per_warp * n_warp;
-    auto unit_at = [&](int w) { return per_warp * w + left * w / n_warp; };
+    const int per_warp = quick_div(units, n_warp), left = units - per_warp * n_warp;
+    auto unit_at = [&](int w) { return per_warp * w + quick_div(left * w, n_warp); };
     auto tile_of = [&](int in_job) {
       return in_job < kSlices ? n_tile[0] * in_job / kSlices
                               : n_tile[0] + n_tile[1] * (in_job - kSlices) / kSlices;
@@ -120,13 +128,14 @@ __global__ void __launch_bounds__(kWarps * 32, N == 1 ? 2 : 1)
         wait_for_previous();
         let_next_start();
       }
+      if (kSub == 1 && int(threadIdx.x) < n_pair) slots[threadIdx.x] = a.pair[first + pair0 + int(threadIdx.x)];
       stage(
           x,
           [&](int n) {
-            return a.x + int64_t(a.by_token ? a.r.pair[first + pair0 + n] / a.n_used : first + pair0 + n) *
-                             a.x_stride;
+            const int row = !a.by_token ? first + pair0 + n : a.n_tok > 1 ? quick_div(a.pair[first + pair0 + n], a.n_used) : 0;
+            return a.x + row * a.x_stride;
           },
-          n_pair, a.w[0].n_in, 0, (a.w[0].n_in + 63) / 64 * 64, warp, n_warp, lane);
+          n_pair, a.n_in, 0, (a.n_in + 63) / 64 * 64, warp, n_warp, lane);
       __syncthreads();
 
       auto emit = [&](int strip, int r, int n, float v0, float v1) {
@@ -135,7 +144,7 @@ __global__ void __launch_bounds__(kWarps * 32, N == 1 ? 2 : 1)
         if (kSub == 2)
           a.hidden[int64_t(p) * a.n_out + row] = __float2bfloat16_rn(activate(v0, a.act) * v1);
         else
-          a.out[int64_t(a.r.pair[p]) * a.n_out + row] = v1;
+          a.out[int64_t(slots[n]) * a.n_out + row] = v1;
       };
       float* const last = ring.memory();
       float total[kTiles][4] = {},
@@ -222,25 +231,34 @@ __global__ void combine_kernel(Mat y, const float* out, const float* weight, int
 
 template <int N, int kSlices, bool kFloat>
 void run(cudaStream_t stream, ExpertArgs a) {
+  constexpr bool kUp = kSlices == kUpSlices;
   const int n_warp = device().shared >= kMuchShared ? kWarps : kWarps / 3;
-  const int fixed = WarpRing::lines(ActsOf<N, kFloat>::bytes(a.w[0].n_in) + n_warp * sub_matrices(kSlices) * kSlices * kPartFloats<N> * 4);
-  a.n_stage = ring_stages(fixed, n_warp * a.slot, N == 1);
-  CHECK(a.n_stage >= 2, "{} bytes of shared memory are too few for {} columns", device().shared, a.w[0].n_in);
+  a.at_parts = ActsOf<N, kFloat>::bytes(a.n_in);
+  a.at_rings = WarpRing::lines(a.at_parts + n_warp * sub_matrices(kSlices) * kSlices * kPartFloats<N> * 4);
+  // One token: short kernels one after another, of which up has most to fetch.
+  a.n_stage = ring_stages(a.at_rings, n_warp * a.slot, N > 1 ? 3 : kUp ? 2 : 1);
+  CHECK(a.n_stage >= 2, "{} bytes of shared memory are too few for {} columns", device().shared, a.n_in);
   static const bool once = (allow_shared(expert_kernel<N, kSlices, kFloat>, size_t(device().shared - kOwnShared)), true);
   (void)once;
   launch(expert_kernel<N, kSlices, kFloat>, dim3(unsigned(device().n_sm)), dim3(unsigned(n_warp * 32)),
-         size_t(fixed + n_warp * a.n_stage * a.slot), stream, a);
+         size_t(a.at_rings + n_warp * a.n_stage * a.slot), stream, a);
 }
+// w: gate and up, or down; strip0: where each begins in its stack's matrix.
 template <int kSlices>
-void run_for(cudaStream_t stream, ExpertArgs a, int n_tok) {
+void run_for(cudaStream_t stream, ExpertArgs a, std::initializer_list<TiledMatrix> w, int up_strip) {
   a.slot = 1024;  // room for a part of two strips in two stages
-  for (int i = 0; i < 2; ++i)
-    a.n_tile[i] = a.w[i].n_tile(), a.tile_bytes[i] = tile_bytes(a.w[i].tile), a.strip_bytes[i] = int(a.w[i].strip_bytes()), a.matrix_bytes[i] = a.w[i].matrix_bytes();
-  for (int i = 0; i < sub_matrices(kSlices); ++i) a.slot = std::max(a.slot, WarpRing::slot_for(tile_bytes(a.w[i].tile)));
-  const bool is_bf = a.w[0].tile >= Tile::kBF16;
-  CHECK(sub_matrices(kSlices) == 1 || (a.w[1].tile >= Tile::kBF16) == is_bf,
-        "gate and up of types that do not go together");
-  if (n_tok == 1)
+  a.n_in = w.begin()->n_in;
+  const bool is_bf = w.begin()->tile >= Tile::kBF16;
+  int i = 0;
+  for (const TiledMatrix& m : w) {
+    a.tiles[i] = {.p = m.p, .matrix_bytes = m.matrix_bytes(), .strip_bytes = int(m.strip_bytes()), .tile_bytes = tile_bytes(m.tile),
+                  .n_tile = m.n_tile(), .strip0 = i * up_strip, .tile = m.tile};
+    a.slot = std::max(a.slot, WarpRing::slot_for(tile_bytes(m.tile)));
+    CHECK((m.tile >= Tile::kBF16) == is_bf && m.n_in == a.n_in, "gate and up of types that do not go together");
+    ++i;
+  }
+  CHECK(i == sub_matrices(kSlices) && int64_t(a.n_expert) * a.n_strip < kQuickMost, "{} matrices, {} experts of {} strips", i, a.n_expert, a.n_strip);
+  if (a.n_tok == 1)
     is_bf ? run<1, kSlices, true>(stream, a) : run<1, kSlices, false>(stream, a);
   else
     is_bf ? run<kRows, kSlices, true>(stream, a) : run<kRows, kSlices, false>(stream, a);
@@ -251,21 +269,22 @@ void run_for(cudaStream_t stream, ExpertArgs a, int n_tok) {
 void moe_small(cudaStream_t stream, const MoeExperts& m, Mat e, int n_tok, const MoeBuffers& b, bool routed) {
   CHECK(n_tok <= kMoeRows && e.cols == m.gate.n_in, "{} tokens, {} columns", n_tok, e.cols);
   ExpertArgs a{};
-  a.w[0] = m.gate, a.w[1] = m.up;
-  a.strip0[1] = m.up_strip;
-  a.n_strip = m.d_expert / kTileRows;
-  a.x = e.bf, a.x_stride = e.bf_stride, a.by_token = true;
-  a.n_used = m.n_used, a.n_expert = m.n_expert, a.r = b.routing;
-  a.hidden = b.hidden, a.n_out = m.d_expert, a.act = m.act;
-  a.list_ready = routed;
-  run_for<kUpSlices>(stream, a, n_tok);
+  a.active = b.routing.active, a.first = b.routing.first, a.pair = b.routing.pair;
+  a.n_expert = m.n_expert, a.n_used = m.n_used, a.n_tok = n_tok;
+  a.act = m.act;
+  a.hidden = b.hidden, a.out = b.out;
 
-  ExpertArgs d = a;
-  d.w[0] = m.down, d.n_strip = m.down.n_strip();
-  d.x = b.hidden, d.x_stride = m.d_expert, d.by_token = false;
-  d.out = b.out, d.n_out = m.down.n_out;
-  d.list_ready = true;
-  run_for<kDownSlices>(stream, d, n_tok);
+  ExpertArgs up = a;
+  up.n_strip = m.d_expert / kTileRows, up.n_out = m.d_expert;
+  up.x = e.bf, up.x_stride = e.bf_stride, up.by_token = true;
+  up.list_ready = routed;
+  run_for<kUpSlices>(stream, up, {m.gate, m.up}, m.up_strip);
+
+  ExpertArgs down = a;
+  down.n_strip = m.down.n_strip(), down.n_out = m.down.n_out;
+  down.x = b.hidden, down.x_stride = m.d_expert, down.by_token = false;
+  down.list_ready = true;
+  run_for<kDownSlices>(stream, down, {m.down}, 0);
 }
 
 void moe_small_combine(cudaStream_t stream, Mat y, const float* out, const float* weight, int n_used) {
