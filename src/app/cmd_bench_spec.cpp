@@ -120,6 +120,9 @@ nlohmann::ordered_json to_json(const ContextLine& l, const Options& o, int lengt
           {"tokens_per_step_fresh", l.fresh},
           {"error", l.error},
           {"different", l.different},
+          {"same_as_first", l.same},
+          {"same_change", l.same_change},
+          {"same_error", l.same_error},
           {"model", o.engine.model},
           {"backend", o.engine.backend},
           {"version", FACET_VERSION}};
@@ -203,13 +206,15 @@ int run_contexts(const Options& o, std::ofstream& json) {
       if (!p.empty() && p[0] == tokenizer->bos()) p.erase(p.begin());
   fmt::print(
       "| set | method | length | context | tokens a step, kept rows | computed afresh | +- | tokens | other "
-      "text |\n| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |\n");
+      "text | text as at the first context: change |\n"
+      "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |\n");
   for (const int length : o.bench.lengths) {
     if (length == 0) continue;  // times would choose
     b.length = length;
     const Status done = bench_context(o.engine, b, [&](const ContextLine& l) {
-      fmt::print("| {} | {} | {} | {} | {:.2f} | {:.2f} | {:.2f} | {} | {} of {} |\n", l.set, l.method,
-                 length, l.context, l.kept, l.fresh, l.error, l.tokens, l.different, l.prompts);
+      fmt::print("| {} | {} | {} | {} | {:.2f} | {:.2f} | {:.2f} | {} | {} of {} | {}: {:+.2f} +- {:.2f} |\n", l.set,
+                 l.method, length, l.context, l.kept, l.fresh, l.error, l.tokens, l.different, l.prompts, l.same,
+                 l.same_change, l.same_error);
       std::fflush(stdout);
       if (json.is_open()) json << to_json(l, o, length).dump() << "\n";
     });

@@ -177,14 +177,23 @@ std::vector<int32_t> cut(const std::vector<int32_t>& text, int n) {
   return out;
 }
 
+struct Mean {
+  int n = 0;
+  double sum = 0, squares = 0;
+  void add(double x) { ++n, sum += x, squares += x * x; }
+  double value() const { return n > 0 ? sum / n : 0; }
+  double error() const { return n > 1 ? std::sqrt(std::max(0., squares / n - value() * value()) / (n - 1)) : 0; }
+};
+
+// before: the answers at the first context, empty there.
 Result<ContextLine> measure_context(Engine& e, const PromptSet& set, const ContextBenchOptions& o,
-                                    int context) {
+                                    int context, std::vector<Answer>& before) {
   ContextLine l{.set = set.name, .method = {}, .context = context, .prompts = int(set.prompts.size())};
   auto ask = [&](const std::vector<int32_t>& prompt, int n) {
     return answer(e, {.prompt = prompt, .max_tokens = n, .sampling = {.temperature = 0}});
   };
   int kept_steps = 0, fresh_steps = 0, kept_tokens = 0;
-  double sum = 0, squares = 0;
+  Mean rates, changes;
   for (size_t i = 0; i < set.prompts.size(); ++i) {
     std::vector<int32_t> prompt =
         cut(o.texts[i % o.texts.size()], std::max(32, context - int(set.prompts[i].size()) - o.n_predict));
@@ -206,12 +215,14 @@ Result<ContextLine> measure_context(Engine& e, const PromptSet& set, const Conte
     l.different += fresh->tokens != kept->tokens;
     l.tokens += fresh->usage.decoded, fresh_steps += fresh->usage.decode_steps;
     kept_tokens += kept->usage.decoded, kept_steps += kept->usage.decode_steps;
-    sum += per_step(fresh->usage), squares += per_step(fresh->usage) * per_step(fresh->usage);
+    rates.add(per_step(fresh->usage));
+    if (before.size() == i) before.push_back(*fresh);
+    if (fresh->tokens == before[i].tokens) changes.add(per_step(fresh->usage) - per_step(before[i].usage));
   }
-  const double n = l.prompts;
   l.kept = kept_steps > 0 ? double(kept_tokens) / kept_steps : 0;
   l.fresh = fresh_steps > 0 ? double(l.tokens) / fresh_steps : 0;
-  l.error = n > 1 ? std::sqrt(std::max(0., squares / n - sum / n * (sum / n)) / (n - 1)) : 0;
+  l.error = rates.error();
+  l.same = changes.n, l.same_change = changes.value(), l.same_error = changes.error();
   return l;
 }
 
@@ -231,13 +242,15 @@ Status bench_context(const EngineConfig& given, const ContextBenchOptions& o,
     c.draft.max = c.draft.min = o.length;
     auto e = Engine::open(c);
     if (!e) return e.error();
-    for (const PromptSet& set : o.sets)
+    for (const PromptSet& set : o.sets) {
+      std::vector<Answer> before;
       for (const int context : o.contexts) {
-        auto l = measure_context(**e, set, o, context);
+        auto l = measure_context(**e, set, o, context, before);
         if (!l) return l.error();
         l->method = m.name;
         line(*l);
       }
+    }
   }
   return Ok{};
 }

@@ -65,6 +65,10 @@ struct ContextLine {
   double kept = 0, fresh = 0;  // tokens a step: rows kept from the first answer; all of them computed
   double error = 0;            // standard error of `fresh` by prompt
   int different = 0;           // answers that are not the same with kept rows
+  // Of answers whose text is that of the first context: how many, and how many more tokens a step than there, by
+  // prompt. What else changes with the context is the target's.
+  int same = 0;
+  double same_change = 0, same_error = 0;
 };
 Status bench_context(const EngineConfig& c, const ContextBenchOptions& o,
                      const std::function<void(const ContextLine&)>& line);

@@ -33,7 +33,7 @@ template <Backend B>
 class Speculator {
  public:
   Speculator(Runner<B>& r, const EngineConfig& c, int n_vocab, Drafters<B> drafters)
-      : r_(r), n_wait_(std::min(32, r.cache->plan().max_step)), limits_{.min = c.draft.min, .max = c.draft.max > 0 ? c.draft.max : kUsualMax, .tree = c.draft.tree}, n_vocab_(n_vocab), forced_(!c.draft.forced.empty()),
+      : r_(r), n_wait_(std::min(kWaitingFeatures, r.cache->plan().max_step)), limits_{.min = c.draft.min, .max = c.draft.max > 0 ? c.draft.max : kUsualMax, .tree = c.draft.tree}, n_vocab_(n_vocab), forced_(!c.draft.forced.empty()),
         drafters_(std::move(drafters)), step_times_(c.max_seq * (1 + c.draft.rows())), draft_times_(drafters_.size()), rounds_(size_t(c.max_seq)) {
     const KvPlan& kv = r_.cache->plan();
     for (auto& d : drafters_) {
@@ -151,13 +151,11 @@ class Speculator {
     for (size_t d = 0; d < drafters_.size(); ++d) {
       absorbed_.clear();
       for (const Committed& c : rows) {
+        const bool later = can_wait(d, c);
+        if (!later || waiting_[d].n[size_t(c.slot)] + c.n > n_wait_) flush(d, c.slot);
         if (held(d, c.slot) != c.position) continue;  // it has given the sequence up
-        if (can_wait(d, c)) {
-          wait(d, c);
-          continue;
-        }
-        flush(d, c.slot);
-        absorbed_.push_back(c);
+        if (later) wait(d, c);
+        else absorbed_.push_back(c);
       }
       if (!absorbed_.empty())
         drafters_[d]->absorb(absorbed_, {.taps = taps_[d], .final_hidden = drafters_[d]->wants_final_hidden() ? final_hidden_ : Rows{}});
@@ -276,7 +274,8 @@ class Speculator {
   void wait(size_t d, const Committed& c) {
     Waiting& w = waiting_[d];
     int& n = w.n[size_t(c.slot)];
-    for (int i = 0; i < c.n; ++i) r_.b.copy_rows(w.rows.rows_at(c.slot * n_wait_ + n++, 1), taps_[d].rows_at(c.at(i), 1));
+    const int run = c.path.empty() ? c.n : 1;
+    for (int i = 0; i < c.n; i += run, n += run) r_.b.copy_rows(w.rows.rows_at(c.slot * n_wait_ + n, run), taps_[d].rows_at(c.at(i), run));
   }
   void flush(size_t d, SlotId s) {
     Waiting& w = waiting_[d];
@@ -288,8 +287,7 @@ class Speculator {
   int held(size_t d, SlotId s) const { return drafters_[d]->held(s) + waiting_[d].n[size_t(s)]; }
   // The drafter has no use for the rows in the next round, as far as one knows.
   bool can_wait(size_t d, const Committed& c) const {
-    return !drafters_[d]->wants_final_hidden() && waiting_[d].rows && rounds_[size_t(c.slot)].choice.method != int(d) &&
-           waiting_[d].n[size_t(c.slot)] + c.n <= n_wait_;
+    return !drafters_[d]->wants_final_hidden() && waiting_[d].rows && rounds_[size_t(c.slot)].choice.method != int(d) && c.n <= n_wait_;
   }
 
   Runner<B>& r_;

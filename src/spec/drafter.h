@@ -8,7 +8,8 @@
 
 namespace facet {
 
-constexpr int kMaxTop = 64;  // candidates a drafted position
+constexpr int kMaxTop = 64;           // candidates a drafted position
+constexpr int kWaitingFeatures = 64;  // rows of features that a slot keeps for a drafter that is not asked
 
 // One sequence's part of a round of drafting. The caller fills slot .. n_top and node 0, propose() the rest.
 //

@@ -155,6 +155,33 @@ TEST(DflashRuntime, NeighboursAndRepetitionChangeNothing) {
   }
 }
 
+// Features are taken one at a time or many at once, as it suits; the drafts are the same.
+template <class B>
+void pieces_of_any_size() {
+  const std::string dir = data_path("drafters/dflash");
+  const auto golden = must(SafetensorsFile::open(dir + "/golden.safetensors"));
+  const auto ids = tensor_values<int32_t>(golden, "ids");
+  KvPlan plan = exact_plan();
+  plan.max_step = kWaitingFeatures;
+  StandIn<B> t(golden, plan);
+  auto d = must(Dflash<B>::open(must(DrafterFile::open(dir)), t.view()));
+  const auto features = t.rows_of("features", 192);
+  auto logits_after = [&](int piece, int shift = 0) {
+    d->forget(0);
+    for (int from = 0; from < 40; from += piece) {
+      const Committed rows{.position = from, .row = from + shift, .n = std::min(piece, 40 - from)};
+      d->absorb({&rows, 1}, {.taps = features});
+    }
+    const Draft draft{.position = 40, .max_draft = 7, .token = {ids[40]}};
+    return t.b.to_host(d->logits({&draft, 1}));
+  };
+  const auto one_by_one = logits_after(1);
+  for (const int piece : {2, 7, 16, 32, 40}) EXPECT_EQ(logits_after(piece), one_by_one) << piece;
+  EXPECT_NE(logits_after(40, 1), one_by_one);
+}
+TEST(DflashRuntime, PiecesOfAnySizeGiveTheSameRows) { pieces_of_any_size<CpuRef>(); }
+TEST(DflashRuntime, PiecesOfAnySizeGiveTheSameRowsFast) { pieces_of_any_size<CpuFast>(); }
+
 // A tree's path and a chain of two sequences in one step give the rows that the plain order gives.
 TEST(DflashRuntime, RowsOfAPath) {
   const std::string dir = data_path("drafters/dflash");

@@ -255,13 +255,13 @@ TYPED_TEST(Speculation, SaysWhyNothingIsDrafted) {
   EXPECT_EQ(answers(*open_engine_with<TypeParam>(c, nullptr), {r})[0].usage.draft_inactive_reason, "");
 }
 // Never right, and it takes its time.
-template <class B>
-struct SlowAndWrong : ScriptedDrafter<B> {
-  using ScriptedDrafter<B>::ScriptedDrafter;
+template <class B, class Plain = B>
+struct SlowAndWrong : ScriptedDrafter<B, Plain> {
+  using ScriptedDrafter<B, Plain>::ScriptedDrafter;
   void propose(std::span<Draft> drafts) override {
     const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(1);
     while (std::chrono::steady_clock::now() < end) {}
-    ScriptedDrafter<B>::propose(drafts);
+    ScriptedDrafter<B, Plain>::propose(drafts);
   }
 };
 TYPED_TEST(Speculation, LeavesADrafterThatIsNeverRight) {
@@ -274,21 +274,85 @@ TYPED_TEST(Speculation, LeavesADrafterThatIsNeverRight) {
   std::vector<int32_t> all = r.prompt;
   all.insert(all.end(), plain.tokens.begin(), plain.tokens.end());
   script.add(all);
-  ScriptReport report;
-  auto e = open_engine_with<TypeParam>(c, scripted<TypeParam, TypeParam, SlowAndWrong<TypeParam>>(script, {{.wrong = 1, .right_in_top = false}}, report));
-  Answer a;
-  Sink sink = into(a);
-  int early = 0;
-  sink.tokens = [&](RequestId, std::span<const int32_t> t) {
-    a.tokens.insert(a.tokens.end(), t.begin(), t.end());
-    if (a.tokens.size() <= 33) early = report.proposals;
-  };
-  must(e->submit(r, sink));
-  while (e->tick()) {}
-  EXPECT_EQ(a.tokens, plain.tokens);
-  EXPECT_EQ(a.usage.accepted, 0);
-  EXPECT_EQ(a.usage.decode_steps, 32 + 256);
-  EXPECT_LE(report.proposals - early, 16) << "of 256 steps after the first 32, " << early << " in those";
+  for (const bool final_hidden : {true, false}) {
+    ScriptReport report, early;
+    const ScriptOptions never{.wrong = 1, .right_in_top = false, .final_hidden = final_hidden};
+    auto e = open_engine_with<TypeParam>(c, scripted<TypeParam, TypeParam, SlowAndWrong<TypeParam>>(script, {never}, report));
+    Answer a;
+    Sink sink = into(a);
+    sink.tokens = [&](RequestId, std::span<const int32_t> t) {
+      a.tokens.insert(a.tokens.end(), t.begin(), t.end());
+      if (a.tokens.size() <= 33) early = report;
+    };
+    must(e->submit(r, sink));
+    while (e->tick()) {}
+    EXPECT_EQ(a.tokens, plain.tokens);
+    EXPECT_EQ(a.usage.accepted, 0);
+    EXPECT_EQ(a.usage.decode_steps, 32 + 256);
+    const int asked = report.proposals - early.proposals, absorbs = report.absorbs - early.absorbs;
+    EXPECT_LE(asked, 16) << "of 256 steps after the first 32, " << early.proposals << " in those";
+    EXPECT_EQ(report.unknown + report.out_of_order + report.lost, 0);
+    if (final_hidden) continue;
+    EXPECT_LE(absorbs, 256 / 48 + 2 * asked) << "features wait until there are many, or it is asked: before that and after";
+    EXPECT_GE(report.absorbed, 20 + 32 + 256 - kWaitingFeatures);
+  }
+}
+
+// Features that wait are those of plain decoding, whatever comes in between: see EveryWay. These must not pass.
+bool waits(CpuRef::Rows y) { return y.cols == 64 * int(kScriptTaps.size()); }  // all taps of a row, not one
+template <class Base>
+struct LosesAWaitingRow : Base {  // another row stays in its place
+  using Base::Base;
+  using typename Base::Rows;
+  void copy_rows(Rows y, Rows x) {
+    if (waits(y) && ++copies % 5 == 0) return;
+    Base::copy_rows(y, x);
+  }
+  int copies = 0;
+};
+template <class Base>
+struct WaitsOneRowOff : Base {
+  using Base::Base;
+  using typename Base::Rows;
+  void copy_rows(Rows y, Rows x) {
+    if (waits(y)) x.p += x.stride;
+    Base::copy_rows(y, x);
+  }
+};
+template <class B, class Plain>
+Evidence waiting() {
+  const TinyFile file;
+  return compare_with_plain<B, Plain, SlowAndWrong<B, Plain>>(config(file), {request(33, 3)}, {}, {{.wrong = 1, .final_hidden = false}});
+}
+TYPED_TEST(Speculation, WaitingFeaturesBiteOnPlantedBugs) {
+  using B = TypeParam;
+  const Evidence right = waiting<B, B>(), lost = waiting<LosesAWaitingRow<B>, B>(), off = waiting<WaitsOneRowOff<B>, B>();
+  for (const Evidence* e : {&right, &lost, &off}) EXPECT_EQ(e->different, 0);
+  EXPECT_LT(right.report.absorbs, 2 * right.report.proposals + 8) << "of 64 steps";
+  EXPECT_EQ(right.report.unknown, 0);
+  EXPECT_GT(lost.report.unknown, 0);
+  EXPECT_GT(off.report.unknown, 0);
+}
+
+// A drafter that has no memory for a row gives the sequence up; text goes on without it.
+template <class B>
+struct RunsOutOfMemory : SlowAndWrong<B> {
+  using SlowAndWrong<B>::SlowAndWrong;
+  void absorb(std::span<const Committed> rows, const Features<typename B::Rows>& f) override {
+    SlowAndWrong<B>::absorb(rows, f);
+    for (const Committed& c : rows)
+      if (this->held(c.slot) > 60) this->forget(c.slot);
+  }
+};
+TYPED_TEST(Speculation, GoesOnWithoutADrafterThatGaveUp) {
+  const TinyFile file;
+  for (const bool final_hidden : {true, false}) {
+    const Evidence e = compare_with_plain<TypeParam, TypeParam, RunsOutOfMemory<TypeParam>>(config(file), {request(33, 3)}, {}, {{.wrong = 1, .final_hidden = final_hidden}});
+    EXPECT_EQ(e.different, 0);
+    EXPECT_EQ(e.report.unknown + e.report.out_of_order + e.report.lost, 0);
+    EXPECT_GT(e.report.absorbed, 60 - 33);
+    EXPECT_LT(e.report.absorbed, 33 + 64 - 1) << "it gave up before the end";
+  }
 }
 TYPED_TEST(Speculation, CountsWhatItDoes) {
   const TinyFile file;

@@ -84,6 +84,7 @@ struct ScriptOptions {
 };
 // What the drafter saw; outlives the engine.
 struct ScriptReport {
+  int absorbs = 0;                 // calls
   int absorbed = 0, unknown = 0;   // rows of features; those that no plain pass has at that position
   int proposals = 0, lost = 0;     // rounds; those where the script has nothing to say
   int out_of_order = 0;            // absorbs that do not go on where the state ends
@@ -102,6 +103,7 @@ class ScriptedDrafter : public Drafter<B> {
   bool wants_final_hidden() const override { return o_.final_hidden; }
 
   void absorb(std::span<const Committed> rows, const Features<Rows>& f) override {
+    ++report_.absorbs;
     for (const Committed& c : rows) {
       auto& held = held_[size_t(c.slot)];
       report_.out_of_order += c.position != int(held.size());
