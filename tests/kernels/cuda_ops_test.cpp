@@ -86,7 +86,7 @@ struct Results {
 enum class Verb { kNorm, kResidual, kResidualMoe, kJoin, kJoinOne };
 
 // The verb on rows [first, first + n).
-Results run(const Rows& in, Verb verb, int first, int n) {
+Results run(const Rows& in, Verb verb, int first, int n, cuda::Partials left = {}) {
   const size_t D = size_t(in.D), count = size_t(n) * D;
   auto part = [&](const std::vector<float>& v, size_t per) { return std::vector<float>(v.begin() + int64_t(size_t(first) * per), v.begin() + int64_t(size_t(first + n) * per)); };
   OnDevice<float> x(part(in.x, D)), y(part(in.y, D)), o(part(in.o, D)), out(part(in.out, D * kRanks)), weight(part(in.weight, kRanks)), h(count), r(count), e(count);
@@ -99,9 +99,9 @@ Results run(const Rows& in, Verb verb, int first, int n) {
   if (verb == Verb::kNorm) {
     cuda::rms_norm(nullptr, mat(h, &h_bf), mat(x), gain[0]->p(), kEps);
   } else if (verb == Verb::kResidual) {
-    cuda::residual_norm(nullptr, mat(x), mat(h, &h_bf), mat(y), gain[0]->p(), gain[1]->p(), .7f, kEps);
+    cuda::residual_norm(nullptr, mat(x), mat(h, &h_bf), mat(y), left, gain[0]->p(), gain[1]->p(), .7f, kEps);
   } else if (verb == Verb::kResidualMoe) {
-    cuda::residual_norm_moe(nullptr, mat(x), mat(h, &h_bf), mat(y), gain[0]->p(), gain[1]->p(), .7f, kEps,
+    cuda::residual_norm_moe(nullptr, mat(x), mat(h, &h_bf), mat(y), left, gain[0]->p(), gain[1]->p(), .7f, kEps,
                             {.r = mat(r), .e = mat(e, &e_bf), .router_gain = gain[2]->p(), .expert_gain = gain[3]->p()});
   } else {
     cuda::MoeJoin m{.shared_post = gain[2]->p(), .routed_post = gain[3]->p(), .post = gain[0]->p(), .next = gain[1]->p(), .out_scale = .7f, .eps = kEps, .slots = {}};
@@ -172,6 +172,41 @@ TEST_P(CudaOps, BitsOfARowAreItsOwn) {
     EXPECT_TRUE(equal(all.h, some.h)) << n;
     EXPECT_TRUE(verb != Verb::kResidualMoe || equal(all.e, some.e)) << n;
   }
+}
+
+// A norm that reads what a product has left, and sum_partials: the bits of sums over sets, in order.
+TEST(CudaNorms, AddsUpWhatAProductLeft) {
+  NEEDS_GPU();
+  constexpr int kSets = 3;
+  for (int D : {320, 2816, 5376})
+    for (int T : {1, 5, 16}) {
+      const int width = T == 1 ? 1 : T <= 8 ? 8 : 16, n_job = (D + 15) / 16;
+      Rows in(D, T);
+      std::vector<float> left(size_t(kSets * n_job * width * 16), NAN);  // columns beyond T are read by nobody
+      std::mt19937 rng(3);
+      std::normal_distribution<float> normal;
+      auto at = [&](int s, int t, int i) -> float& { return left[size_t(((s * n_job + i / 16) * width + t) * 16 + i % 16)]; };
+      std::vector<float> turned(size_t(T * D));
+      for (int t = 0; t < T; ++t)
+        for (int i = 0; i < D; ++i) {
+          for (int s = 0; s < kSets; ++s) at(s, t, i) = normal(rng);
+          in.y[size_t(t * D + i)] = (at(0, t, i) + at(1, t, i)) + at(2, t, i);
+          turned[size_t(t * D + i)] = (at(2, t, i) + at(1, t, i)) + at(0, t, i);
+        }
+      OnDevice<float> left_d(left), y(size_t(T * D));
+      const cuda::Partials partials{.p = left_d.p(), .n_set = kSets, .n_job = n_job, .width = width};
+      cuda::sum_partials(nullptr, {.p = y.p(), .rows = T, .cols = D, .stride = D}, partials);
+      EXPECT_EQ(y.get(), in.y);
+      EXPECT_NE(turned, in.y);  // another order would be seen
+      Rows unread = in;
+      std::fill(unread.y.begin(), unread.y.end(), NAN);
+      for (Verb verb : {Verb::kResidual, Verb::kResidualMoe}) {
+        const Results want = run(in, verb, 0, T), got = run(unread, verb, 0, T, partials);
+        EXPECT_EQ(got.x, want.x) << D << " columns, " << T << " rows";
+        EXPECT_EQ(got.h, want.h) << D << " columns, " << T << " rows";
+        EXPECT_TRUE(verb == Verb::kResidual || got.e == want.e) << D << " columns, " << T << " rows";
+      }
+    }
 }
 
 }  // namespace

@@ -224,14 +224,14 @@ int64_t Cuda::reserve_bytes(const BackendLimits& l, int) {
 
 std::vector<float> Cuda::to_host(Rows x) {
   std::vector<float> v(size_t(x.rows) * size_t(x.cols));
-  if (uncombined_.to.buffer == x.buffer) combine();
+  settle();
   finish();
   CUDA_OK(cudaMemcpy2D(v.data(), size_t(x.cols) * 4, x.buffer->p + x.first * x.buffer->stride + x.begin, size_t(x.buffer->stride) * 4, size_t(x.cols) * 4, size_t(x.rows),
                        cudaMemcpyDeviceToHost));
   return v;
 }
 void Cuda::from_host(Rows x, std::span<const float> values) {
-  if (uncombined_.to.buffer == x.buffer) combine();
+  settle();
   finish();
   CUDA_OK(cudaMemcpy2D(x.buffer->p + x.first * x.buffer->stride + x.begin, size_t(x.buffer->stride) * 4, values.data(), size_t(x.cols) * 4, size_t(x.cols) * 4, size_t(x.rows),
                        cudaMemcpyHostToDevice));
@@ -287,9 +287,28 @@ void Cuda::combine() {
   uncombined_.to = {};
   cuda::moe_small_combine(stream_, mat(to, false), moe_.out, moe_.routing.weight, uncombined_.n_used);
 }
+// A product's partial sums are added up by the norm that reads them, or here.
+void Cuda::sum_left() {
+  const Rows to = unsummed_.to;
+  unsummed_.to = {};
+  cuda::sum_partials(stream_, mat(to, false), unsummed_.left);
+}
+// Nothing is left to be added up.
+void Cuda::settle() {
+  if (uncombined_.to) combine();
+  if (unsummed_.to) sum_left();
+}
+// The partial sums of y, which the caller adds up; none if y has them all.
+cuda::Partials Cuda::take_left(const Rows& y) {
+  const Rows& to = unsummed_.to;
+  if (to.buffer != y.buffer || to.rows != y.rows || to.cols != y.cols || y.first != to.first || y.begin != to.begin) return {};
+  unsummed_.to = {};
+  return unsummed_.left;
+}
 Mat Cuda::mat(const Rows& x, bool bf) { return mat_at(x, 0, x.rows, bf); }
 Mat Cuda::mat_at(const Rows& x, int row, int n, bool bf) {
   if (uncombined_.to.buffer == x.buffer) combine();
+  if (unsummed_.to.buffer == x.buffer) sum_left();
   const Buffer& b = *x.buffer;
   const int64_t at = (x.first + row) * b.stride + x.begin;
   return {.p = b.p + at, .rows = n, .cols = x.cols, .stride = b.stride, .bf = bf ? b.bf + at : nullptr, .bf_stride = b.stride};
@@ -307,10 +326,10 @@ Mat Cuda::written(const Rows& x, bool bf) {
 // As written(x, true) by a kernel that writes the rows in 8 bits too, if they are few.
 Mat Cuda::written_in_8_bits(const Rows& x) {
   Mat m = written(x, true);
-  if (x.rows < 2 || x.rows > cuda::kSkinnyRows || x.first != 0 || x.begin != 0 || x.cols != x.buffer->cols) return m;
+  if (x.rows < 2 || x.rows > cuda::kSkinnyRows || x.first != 0 || x.begin != 0) return m;
   if (cuda::skinny_image_bytes(x.cols) > most_image_) return m;
   m.image = image_;
-  image_of_ = x.buffer, image_rows_ = x.rows;
+  image_of_ = x.buffer, image_rows_ = x.rows, image_cols_ = x.cols;
   return m;
 }
 const __nv_bfloat16* Cuda::rounded(const Rows& x) {
@@ -324,6 +343,7 @@ int Cuda::small_rows(int rows) const { return rows == step_.shape.n_tok ? step_.
 // --- matrix products
 
 void Cuda::products(std::span<const Rows> y, const Rows& x, std::span<const Weight> w, bool glu, Act act, const Rows* twin, cuda::SkinnyWork work) {
+  if (unsummed_.to) sum_left();  // their memory is used again
   const __nv_bfloat16* in = rounded(x);
   const int64_t stride = x.buffer->stride;
   const int rows = x.rows, small = small_rows(rows);
@@ -341,10 +361,12 @@ void Cuda::products(std::span<const Rows> y, const Rows& x, std::span<const Weig
       m[i].y = at.p, m[i].y_stride = at.stride, m[i].y_bf = at.bf, m[i].y_bf_stride = at.bf_stride;
       if (twin && i == 1) m[i].y_also = mat_at(*twin, row, n, false).p;
     }
-    const bool ready = image_of_ == x.buffer && n == rows && rows == image_rows_ && x.first == 0 && x.begin == 0 && x.cols == x.buffer->cols;
+    const bool ready = image_of_ == x.buffer && n == rows && rows == image_rows_ && x.first == 0 && x.begin == 0 && x.cols == image_cols_;
     if (!ready) image_of_ = nullptr;
     work.partial = partial_, work.counter = counter_, work.image = image_, work.image_ready = ready;
-    cuda::skinny(stream_, m, int(w.size()), glu, act, in + row * stride, stride, n, work);
+    work.leave = w.size() == 1 && n == y[0].rows && !twin;
+    const cuda::Partials left = cuda::skinny(stream_, m, int(w.size()), glu, act, in + row * stride, stride, n, work);
+    if (left.p) unsummed_ = {.to = y[0], .left = left};
     work.beside = nullptr;
   }
   if (!long_gemm) return;
@@ -430,8 +452,8 @@ void Cuda::ffn_beside_moe(Rows y, Rows g, Rows h, Weight gate, Weight up, Weight
   const cuda::RouteJob routing = cuda::route_job(m, mat(r, false), y.rows, moe_.routing);
   rounded(e);
   const Weight both[2] = {gate, up};
-  products({&g, 1}, h, both, true, act, nullptr, {.beside = &routing});
-  products({&y, 1}, g, {&down, 1}, false, act, nullptr);
+  products({&g, 1}, h, both, true, act, nullptr, {.beside = &routing, .thirds = 1});
+  products({&y, 1}, g, {&down, 1}, false, act, nullptr, {.thirds = 1});
   written(o, false);
   cuda::moe_small(stream_, m, mat(e, true), y.rows, moe_, true);
   uncombined_ = {.to = o, .n_used = n_used};
@@ -450,7 +472,8 @@ void Cuda::norm_rope_append(KvLayer kv, Rows q, Rows k, Rows v, Vec q_gain, Vec 
 }
 void Cuda::kv_settle(KvLayer kv, const Step&) { cuda::kv_settle(stream_, kv, step_); }
 void Cuda::attend(Rows o, Rows q, KvLayer kv, const Step&, AttnSpec spec) {
-  cuda::attend(stream_, written(o, true), mat(q, false), kv, step_, spec, attend_);
+  const Mat to = written_in_8_bits(o);
+  if (!cuda::attend(stream_, to, mat(q, false), kv, step_, spec, attend_)) image_of_ = nullptr;
 }
 
 // --- light verbs
@@ -461,12 +484,14 @@ void Cuda::rms_norm(Rows y, Rows x, Vec gain, float eps) {
   cuda::rms_norm(stream_, written(y, true), in, gain.p, eps);
 }
 void Cuda::residual_norm(Rows x, Rows h, Rows y, ResidualSpec<Vec> spec) {
+  const cuda::Partials left = take_left(y);
   const Mat in = mat(y, false);
-  cuda::residual_norm(stream_, written(x, false), spec.next ? written_in_8_bits(h) : mat(h, false), in, spec.post.p, spec.next.p, spec.out_scale, spec.eps);
+  cuda::residual_norm(stream_, written(x, false), spec.next ? written_in_8_bits(h) : mat(h, false), in, left, spec.post.p, spec.next.p, spec.out_scale, spec.eps);
 }
 void Cuda::residual_norm_moe(Rows x, Rows h, Rows y, ResidualSpec<Vec> spec, Rows r, Rows e, Vec router_gain, Vec expert_gain) {
+  const cuda::Partials left = take_left(y);
   const Mat in = mat(y, false);
-  cuda::residual_norm_moe(stream_, written(x, false), written_in_8_bits(h), in, spec.post.p, spec.next.p, spec.out_scale, spec.eps,
+  cuda::residual_norm_moe(stream_, written(x, false), written_in_8_bits(h), in, left, spec.post.p, spec.next.p, spec.out_scale, spec.eps,
                           {.r = written(r, false), .e = written(e, true), .router_gain = router_gain.p, .expert_gain = expert_gain.p});
 }
 void Cuda::join_residual_norm(Rows x, Rows h, Rows y, Rows o, Vec y_gain, Vec o_gain, ResidualSpec<Vec> spec) {

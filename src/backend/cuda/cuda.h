@@ -141,12 +141,18 @@ class Cuda {
   template <class Pass>
   Rows replay(const void* key, Pass&& pass) {
     forget_rounded();
+    settle();  // a graph's kernels know nothing of sums that are still to be made
+    auto whole = [&] {
+      const Rows out = pass();
+      settle();
+      return out;
+    };
     Captured* c = find(key);
-    if (!c) return pass();
+    if (!c) return whole();
     if (!c->exec) {
-      if (c->seen++ == 0) return pass();
+      if (c->seen++ == 0) return whole();
       begin_capture();
-      c->out = pass();
+      c->out = whole();
       end_capture(*c);
     }
     run(*c);
@@ -237,6 +243,9 @@ class Cuda {
   cuda::Mat mat(const Rows& x, bool bf);                   // bf: the verb will write the bf16 too
   cuda::Mat mat_at(const Rows& x, int row, int n, bool bf);
   void combine();
+  void sum_left();
+  void settle();
+  cuda::Partials take_left(const Rows& y);
   cuda::Mat written(const Rows& x, bool bf);               // as mat, for an output: the bf16 becomes fresh or stale
   cuda::Mat written_in_8_bits(const Rows& x);
   const __nv_bfloat16* rounded(const Rows& x);             // the bf16 of x, made if it is stale
@@ -265,13 +274,17 @@ class Cuda {
   unsigned* counter_ = nullptr;
   uint8_t* image_ = nullptr;               // activations in 8 bits, of image_of_'s first rows if that is not null
   const Buffer* image_of_ = nullptr;
-  int image_rows_ = 0;
+  int image_rows_ = 0, image_cols_ = 0;
   cuda::AttendScratch attend_;
   cuda::MoeBuffers moe_;
   struct {
     Rows to;
     int n_used = 0;
   } uncombined_;                           // where the experts' outputs belong that have not been added up yet
+  struct {
+    Rows to;
+    cuda::Partials left;
+  } unsummed_;                             // where partial sums in partial_ belong that have not been added up yet
   cuda::MoeMany moe_many_;
   uint8_t* moe_memory_ = nullptr;          // all of moe_many_
   Rows cluster_score_;                     // [T, N]

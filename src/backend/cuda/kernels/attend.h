@@ -48,8 +48,8 @@ struct AttendScratch {
 };
 size_t attend_scratch_bytes(const BackendLimits&, int n_q_head, int max_head_dim);
 // o [T, Hq * E], o.bf too when it is set. Tokens [0, n_small) of the step take kernels whose bits depend on the row
-// alone; the others may take prefill kernels.
-void attend(cudaStream_t, Mat o, Mat q, const KvLayer&, const Step&, const AttnSpec&, AttendScratch);
+// alone; the others may take prefill kernels. True: o.image was written, too.
+bool attend(cudaStream_t, Mat o, Mat q, const KvLayer&, const Step&, const AttnSpec&, AttendScratch);
 
 // Tests and benches: long chunks take the kernels of older GPUs where this is false.
 extern bool attend_uses_warpgroups;

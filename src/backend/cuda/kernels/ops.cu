@@ -40,6 +40,20 @@ __device__ void load(Row<kPer>& r, const float* p, int cols) {
 #pragma unroll
   for (int i = 0; i < kPer; ++i) r.v[i] = col_of(i) < cols ? *reinterpret_cast<const float4*>(p + col_of(i)) : float4{};
 }
+// Row t of what a product has left.
+template <int kPer>
+__device__ void load(Row<kPer>& r, const Partials& left, int t, int cols) {
+  r = Row<kPer>{};
+#pragma unroll 4
+  for (int s = 0; s < left.n_set; ++s)
+#pragma unroll
+    for (int i = 0; i < kPer; ++i) {
+      const int c = col_of(i);
+      if (c >= cols) continue;
+      const float4 v = *reinterpret_cast<const float4*>(left.p + ((int64_t(s) * left.n_job + c / kTileRows) * left.width + t) * kTileRows + c % kTileRows);
+      r.v[i].x += v.x, r.v[i].y += v.y, r.v[i].z += v.z, r.v[i].w += v.w;
+    }
+}
 template <int kPer>
 __device__ float inv_rms(const Row<kPer>& r, int cols, float eps) {
   float s = 0;
@@ -119,7 +133,7 @@ __device__ void store_scaled(const Row<kPer>& r, float f, const Row<kPer>& gain,
 }
 
 template <int kPer, bool kMoe>
-__global__ void __launch_bounds__(kThreads) residual_norm_kernel(Mat x, Mat h, Mat y, const float* post, const float* next, float out_scale, float eps, MoeInputs moe) {
+__global__ void __launch_bounds__(kThreads) residual_norm_kernel(Mat x, Mat h, Mat y, Partials left, const float* post, const float* next, float out_scale, float eps, MoeInputs moe) {
   const int t = int(blockIdx.x);
   const auto g_post = gain_row<kPer>(post, x.cols), g_next = gain_row<kPer>(next, x.cols);
   Row<kPer> g_r, g_e;
@@ -127,7 +141,10 @@ __global__ void __launch_bounds__(kThreads) residual_norm_kernel(Mat x, Mat h, M
   wait_for_previous();
   let_next_start();
   Row<kPer> r, s;
-  load(r, y.p + t * y.stride, x.cols);
+  if (left.p)
+    load(r, left, t, x.cols);
+  else
+    load(r, y.p + t * y.stride, x.cols);
   load(s, x.p + t * x.stride, x.cols);
   if (post) scale(r, inv_rms(r, x.cols, eps), g_post);
   add_to(s, r, out_scale);
@@ -258,17 +275,27 @@ void rms_norm(cudaStream_t stream, Mat y, Mat x, const float* gain, float eps) {
   CHECK(x.cols % 4 == 0 && x.cols <= kThreads * kMostPer * 4, "{} columns", x.cols);
   launch(rms_norm_kernel, dim3(unsigned(x.rows)), dim3(kThreads), 0, stream, y, x, gain, eps);
 }
-void residual_norm(cudaStream_t stream, Mat x, Mat h, Mat y, const float* post, const float* next, float out_scale, float eps) {
+void residual_norm(cudaStream_t stream, Mat x, Mat h, Mat y, Partials left, const float* post, const float* next, float out_scale, float eps) {
   CHECK(x.cols % 4 == 0 && x.cols <= kThreads * kMostPer * 4, "{} columns", x.cols);
-  launch(few_cols(x) ? residual_norm_kernel<kMostPer / 2, false> : residual_norm_kernel<kMostPer, false>, dim3(unsigned(x.rows)), dim3(kThreads), 0, stream, x, h, y, post, next, out_scale, eps, MoeInputs{});
+  launch(few_cols(x) ? residual_norm_kernel<kMostPer / 2, false> : residual_norm_kernel<kMostPer, false>, dim3(unsigned(x.rows)), dim3(kThreads), 0, stream, x, h, y, left, post, next, out_scale, eps, MoeInputs{});
 }
-void residual_norm_moe(cudaStream_t stream, Mat x, Mat h, Mat y, const float* post, const float* next, float out_scale, float eps, const MoeInputs& moe) {
+void residual_norm_moe(cudaStream_t stream, Mat x, Mat h, Mat y, Partials left, const float* post, const float* next, float out_scale, float eps, const MoeInputs& moe) {
   CHECK(x.cols % 4 == 0 && x.cols <= kThreads * kMostPer * 4 && next, "{} columns", x.cols);
-  launch(few_cols(x) ? residual_norm_kernel<kMostPer / 2, true> : residual_norm_kernel<kMostPer, true>, dim3(unsigned(x.rows)), dim3(kThreads), 0, stream, x, h, y, post, next, out_scale, eps, moe);
+  launch(few_cols(x) ? residual_norm_kernel<kMostPer / 2, true> : residual_norm_kernel<kMostPer, true>, dim3(unsigned(x.rows)), dim3(kThreads), 0, stream, x, h, y, left, post, next, out_scale, eps, moe);
 }
 void moe_join(cudaStream_t stream, Mat x, Mat h, Mat y, Mat o, const MoeJoin& m) {
   CHECK(x.cols % 4 == 0 && x.cols <= kThreads * kMostPer * 4, "{} columns", x.cols);
   launch(few_cols(x) ? moe_join_kernel<kMostPer / 2> : moe_join_kernel<kMostPer>, dim3(unsigned(x.rows)), dim3(kThreads), 0, stream, x, h, y, o, m);
+}
+void sum_partials(cudaStream_t stream, Mat y, Partials left) {
+  each4(stream, y.rows, y.cols, [=] __device__(int t, int c) {
+    float4 sum = {};
+    for (int s = 0; s < left.n_set; ++s) {
+      const float4 v = *reinterpret_cast<const float4*>(left.p + ((int64_t(s) * left.n_job + c / kTileRows) * left.width + t) * kTileRows + c % kTileRows);
+      sum.x += v.x, sum.y += v.y, sum.z += v.z, sum.w += v.w;
+    }
+    put(y, t, c, sum);
+  });
 }
 void act_mul(cudaStream_t stream, Mat y, Mat g, Mat u, Act act) {
   each4(stream, y.rows, y.cols, [=] __device__(int t, int c) {

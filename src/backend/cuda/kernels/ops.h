@@ -10,16 +10,18 @@ namespace facet::cuda {
 
 void embed(cudaStream_t, Mat x, const TiledMatrix& table, const int32_t* token, float scale);
 void rms_norm(cudaStream_t, Mat y, Mat x, const float* gain, float eps);
-void residual_norm(cudaStream_t, Mat x, Mat h, Mat y, const float* post, const float* next, float out_scale, float eps);
+// Where left.p is set, y is not read: it is what a product has left.
+void residual_norm(cudaStream_t, Mat x, Mat h, Mat y, Partials left, const float* post, const float* next, float out_scale, float eps);
 // residual_norm, and both inputs of a mixture of experts from the new x: r = rms(x) * router_gain, e = rms(x) * expert_gain.
 struct MoeInputs {
   Mat r, e;
   const float *router_gain = nullptr, *expert_gain = nullptr;
 };
-void residual_norm_moe(cudaStream_t, Mat x, Mat h, Mat y, const float* post, const float* next, float out_scale, float eps, const MoeInputs&);
+void residual_norm_moe(cudaStream_t, Mat x, Mat h, Mat y, Partials left, const float* post, const float* next, float out_scale, float eps, const MoeInputs&);
 void act_mul(cudaStream_t, Mat y, Mat g, Mat u, facet::Act act);
 void ple_combine(cudaStream_t, Mat p, Mat c, const float* gain, int n_gain, float in_scale, float out_scale, float eps);
 void add(cudaStream_t, Mat y, Mat a, Mat b);
+void sum_partials(cudaStream_t, Mat y, Partials left);
 void copy_cols(cudaStream_t, Mat y, int at, Mat x);                           // y[t][at + i] = x[t][i]
 void gather(cudaStream_t, Mat y, Mat x, const int32_t* row);                  // y[i] = x[row[i]]
 void softcap(cudaStream_t, Mat x, float cap);

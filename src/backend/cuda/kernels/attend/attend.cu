@@ -61,7 +61,7 @@ size_t attend_scratch_bytes(const BackendLimits& limits, int n_q_head, int max_h
   return align_up(std::max(token, std::min(all, kMostScratch))) + 256;
 }
 
-void attend(cudaStream_t stream, Mat o, Mat q, const KvLayer& kv, const Step& s, const AttnSpec& spec, AttendScratch scratch) {
+bool attend(cudaStream_t stream, Mat o, Mat q, const KvLayer& kv, const Step& s, const AttnSpec& spec, AttendScratch scratch) {
   const int E = kv.head_dim, n_small = s.shape.n_small, n_tok = s.shape.n_tok;
   CHECK(E == spec.head_dim && kv.n_head > 0 && spec.n_q_head % kv.n_head == 0, "query heads and width, K/V heads and width:", spec.n_q_head,
         spec.head_dim, kv.n_head, E);
@@ -69,7 +69,7 @@ void attend(cudaStream_t stream, Mat o, Mat q, const KvLayer& kv, const Step& s,
   CHECK(o.stride % 4 == 0 && q.stride % 4 == 0 && reinterpret_cast<uintptr_t>(o.p) % 16 == 0 && reinterpret_cast<uintptr_t>(q.p) % 16 == 0 &&
             (!o.bf || (o.bf_stride % 2 == 0 && reinterpret_cast<uintptr_t>(o.bf) % 4 == 0)),
         "rows of q and o that are not aligned to 16 bytes; strides", q.stride, o.stride, o.bf_stride);
-  if (n_tok == 0) return;
+  if (n_tok == 0) return false;
   AttendParams p{.o = o.p, .o_bf = o.bf, .q = q.p, .o_stride = o.stride, .o_bf_stride = o.bf_stride, .q_stride = q.stride, .kv = kv,
                  .step = s, .n_q_head = spec.n_q_head, .group = spec.n_q_head / kv.n_head, .window = spec.window, .scale = spec.scale,
                  .causal_block = spec.causal_block, .n_path = s.shape.n_path};
@@ -77,6 +77,8 @@ void attend(cudaStream_t stream, Mat o, Mat q, const KvLayer& kv, const Step& s,
   CHECK(decode || E < 256 || (kv.k_type == KvType::kF32 && kv.v_type == KvType::kF32),
         "K and V of equal types, or K in q8_0 and V in q4_0 or tq3_0; not", kv_type_name(kv.k_type), kv_type_name(kv.v_type));
   const bool fast = decode && E >= 256;
+  bool imaged = o.image && fast && n_small == n_tok;
+  if (imaged) p.o_image = o.image, p.n_image = n_tok;
   if (fast && n_small > 0) {
     p.n_split = most_splits(spec.window, s.shape.longest);
     const size_t token = token_scratch(p.n_split, spec.n_q_head, E);
@@ -92,15 +94,16 @@ void attend(cudaStream_t stream, Mat o, Mat q, const KvLayer& kv, const Step& s,
       if (decode(stream, p, std::min(most_tokens(s.shape), p.t_end - p.t_begin) * p.group))
         attend_combine(stream, p);
       else
-        attend_plain(stream, p);
+        attend_plain(stream, p), imaged = false;
     }
   }
   p.t_begin = fast ? n_small : 0;
   p.t_end = n_tok;
-  if (p.t_begin >= p.t_end) return;
+  if (p.t_begin >= p.t_end) return imaged;
   // Few rows after the short sequences are padding; tiles hold whole groups of query heads.
   const bool chunk = p.t_end - p.t_begin > kSmallT && 64 % p.group == 0;
   if (!(fast && chunk && attend_prefill_of(kv.k_type, kv.v_type)(stream, p))) attend_plain(stream, p);
+  return imaged;
 }
 
 }  // namespace facet::cuda

@@ -2,7 +2,7 @@
 //
 //   o[t, h] = sum_s w_s o_s / sum_s w_s,  w_s = l_s 2^(m_s - max m); rotated back if V is cached rotated
 //
-// Shapes     part_o [tokens, Hq, n_split, E] f16, part_ml [tokens, Hq, n_split]; o [T, Hq * E] f32 and, if wanted, bf16
+// Shapes     part_o [tokens, Hq, n_split, E] f16, part_ml [tokens, Hq, n_split]; o [T, Hq * E] f32 and, if wanted, bf16 and 8 bits
 // Bytes      the partials once
 // Launch     one block of 256 threads per (group of 128 values, query head, token)
 // Order      split s goes to thread group s mod 16 by its absolute number, in ascending order; groups are added in order:
@@ -11,6 +11,7 @@
 #include "backend/cuda/kernels/attend/params.cuh"
 #include "backend/cuda/kernels/common/hadamard.cuh"
 #include "backend/cuda/kernels/common/launch.cuh"
+#include "backend/cuda/kernels/matmul/acts.cuh"
 
 namespace facet::cuda {
 namespace {
@@ -88,6 +89,15 @@ __global__ void __launch_bounds__(kThreads) attend_combine_kernel(const __grid_c
     __nv_bfloat162* to = reinterpret_cast<__nv_bfloat162*>(p.o_bf + t * p.o_bf_stride + col);
     to[0] = __floats2bfloat162_rn(x[0], x[1]), to[1] = __floats2bfloat162_rn(x[2], x[3]);
   }
+  if (!p.o_image) return;
+  // Half of a block of the image: 16 lanes take eight columns each.
+  const uint32_t lo = pack_bf16(x[0], x[1]), hi = pack_bf16(x[2], x[3]);
+  const int pair = lane % 16 * 2, block = int(col - lane * 4) / kActBlock, as = part % 2 * 16 + lane % 16;
+  const uint4 v = {__shfl_sync(~0u, lo, pair), __shfl_sync(~0u, hi, pair), __shfl_sync(~0u, lo, pair + 1), __shfl_sync(~0u, hi, pair + 1)};
+  if (p.n_image <= 8)
+    quantize_block<8>(p.o_image + int64_t(block) * ActsInt<8>::kStride, v, t, as, lane < 16);
+  else
+    quantize_block<16>(p.o_image + int64_t(block) * ActsInt<16>::kStride, v, t, as, lane < 16);
 }
 
 }  // namespace

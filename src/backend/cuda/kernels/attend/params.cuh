@@ -11,6 +11,8 @@ namespace facet::cuda {
 struct AttendParams {
   float* o = nullptr;            // [T, Hq * E]
   __nv_bfloat16* o_bf = nullptr;
+  uint8_t* o_image = nullptr;    // of n_image rows (matmul/acts.cuh)
+  int n_image = 0;
   const float* q = nullptr;
   int64_t o_stride = 0, o_bf_stride = 0, q_stride = 0;
   KvLayer kv;

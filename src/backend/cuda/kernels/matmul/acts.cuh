@@ -42,9 +42,9 @@ struct ActsInt {
   }
 };
 
-// A warp writes row n of a block of an image; v: the lane's eight columns in bf16.
+// A warp writes row n of a block of an image; v: eight columns in bf16, those of lane `lane`. Lanes that do not write may have any.
 template <int N>
-__device__ __forceinline__ void quantize_block(uint8_t* block, uint4 v, int n, int lane) {
+__device__ __forceinline__ void quantize_block(uint8_t* block, uint4 v, int n, int lane, bool write = true) {
   // The largest magnitude of eight lanes: bf16 without a sign compare as integers, and a NaN is above all.
   uint32_t most =
       __vmaxu2(__vmaxu2(v.x & 0x7FFF7FFF, v.y & 0x7FFF7FFF), __vmaxu2(v.z & 0x7FFF7FFF, v.w & 0x7FFF7FFF));
@@ -67,6 +67,7 @@ __device__ __forceinline__ void quantize_block(uint8_t* block, uint4 v, int n, i
   int sum = __dp4a(int(q[0]), 0x01010101, __dp4a(int(q[1]), 0x01010101, 0));
   sum += __shfl_xor_sync(~0u, sum, 1);
   sum += __shfl_xor_sync(~0u, sum, 2);
+  if (!write) return;
   const int j = lane / 8, k = lane % 8 / 2;
   uint8_t* codes = block + ((j * N + n) * 4 + 2 * (lane % 2)) * 16 + k * 4;
   *reinterpret_cast<uint32_t*>(codes) = q[0];

@@ -58,4 +58,11 @@ struct TiledMatrix {
   FACET_HD const uint8_t* strip(int64_t stack, int s) const { return p + stack * matrix_bytes() + s * strip_bytes(); }
 };
 
+// What a product has left to whoever reads its output: y[t][16 j + r] is the sum over sets s, in order, of
+// p[((s * n_job + j) * width + t) * 16 + r].
+struct Partials {
+  const float* p = nullptr;
+  int n_set = 0, n_job = 0, width = 0;
+};
+
 }  // namespace facet::cuda

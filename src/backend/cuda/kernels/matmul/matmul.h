@@ -30,6 +30,8 @@ struct SkinnyWork {
   uint8_t* image = nullptr;         // activations in 8 bits: the kernel's own, or x's
   bool image_ready = false;         // it is x's already: of these n_tok rows, all columns
   const RouteJob* beside = nullptr; // a routing to be done meanwhile
+  bool leave = false;               // partial sums of one matrix are left to the reader of y, if there are any
+  int thirds = 2;                   // of a multiprocessor's shared memory, if few bytes are multiplied: what the next kernel leaves
 };
 constexpr int kSkinnyRows = 16;     // rows of one launch
 // Floats, counters and bytes of it for a product with one such matrix.
@@ -39,7 +41,8 @@ int64_t skinny_image_bytes(int64_t n_in);
 // Columns of a matrix at most, on this GPU: of bf16 and f16, or of quantised types.
 int64_t skinny_most_cols(bool is_bf);
 // y[t] = W x[t] for t < n_tok <= kSkinnyRows; x [n_tok, n_in] in bf16. A row's bits depend on that row alone.
-void skinny(cudaStream_t, const SkinnyMatrix* m, int n_matrix, bool glu, facet::Act act, const __nv_bfloat16* x, int64_t x_stride, int n_tok,
+// What is left of a sum: p is null where y has it all.
+Partials skinny(cudaStream_t, const SkinnyMatrix* m, int n_matrix, bool glu, facet::Act act, const __nv_bfloat16* x, int64_t x_stride, int n_tok,
             SkinnyWork);
 
 }  // namespace facet::cuda

@@ -61,14 +61,14 @@ int least_sets(int n_block, bool is_bf) {
 }
 
 // Sets of blocks for so many jobs of n_block blocks of 256 columns: the least time of the slowest block, in
-// tiles. Adding up sets is taken to cost as much as 30 tiles, and 4 a set.
-int choose_sets(int64_t n_job, int n_sub, int n_block, bool is_bf) {
+// tiles. Adding up sets is taken to cost as much as 30 tiles, and 4 a set; a third of that where whoever reads the output may do it.
+int choose_sets(int64_t n_job, int n_sub, int n_block, bool is_bf, bool one_matrix) {
   int best = 0;
   int64_t least = 0;
   const int first = least_sets(n_block, is_bf);
   for (int s = first; s <= std::max(first, std::min({kUsualSets, n_block, device().n_sm})); ++s) {
     const int64_t blocks = device().n_sm / s, jobs = (n_job + blocks - 1) / blocks;
-    const int64_t time = jobs * n_sub * ((n_block + s - 1) / s) + (s > 1 ? 30 + 4 * s : 0);
+    const int64_t time = jobs * n_sub * ((n_block + s - 1) / s) + (s == 1 ? 0 : one_matrix ? 10 + 2 * s : 30 + 4 * s);
     if (best == 0 || time < least) best = s, least = time;
     if (n_job > many_strips()) break;  // they divide well enough, and their partial sums would be large
   }
@@ -103,7 +103,7 @@ int64_t skinny_most_cols(bool is_bf) {
 int skinny_counters() { return device().n_sm; }
 int64_t skinny_image_bytes(int64_t n_in) { return int64_t(act_blocks(n_in)) * ActsInt<16>::kStride; }
 
-void skinny(cudaStream_t stream, const SkinnyMatrix* m, int n_matrix, bool glu, Act act,
+Partials skinny(cudaStream_t stream, const SkinnyMatrix* m, int n_matrix, bool glu, Act act,
             const __nv_bfloat16* x, int64_t x_stride, int n_tok, SkinnyWork work) {
   const Room have = room();
   int64_t all = 0;
@@ -113,7 +113,7 @@ void skinny(cudaStream_t stream, const SkinnyMatrix* m, int n_matrix, bool glu, 
   if (work.beside && (!is_short || m[0].w.tile >= Tile::kBF16))
     route(stream, *std::exchange(work.beside, nullptr));  // no room for other blocks
   if (n_tok > have.rows) {
-    work.image_ready = false;  // its rows lie otherwise
+    work.image_ready = work.leave = false;  // its rows lie otherwise
     SkinnyMatrix rest[3];
     for (int i = 0; i < n_matrix; ++i) {
       rest[i] = m[i];
@@ -158,12 +158,13 @@ void skinny(cudaStream_t stream, const SkinnyMatrix* m, int n_matrix, bool glu, 
   for (int i = a.n_matrix; i < 4; ++i) a.first_job[i] = 1 << 30;  // no job belongs to what is not there
   a.even = a.n_sub == 1 || m[0].w.tile == m[1].w.tile;
   const int n_block = a.n_block = act_blocks(a.n_in);
-  a.n_set = choose_sets(a.n_job, a.n_sub, n_block, is_bf);
+  a.n_set = choose_sets(a.n_job, a.n_sub, n_block, is_bf, n_matrix == 1);
   a.blocks = device().n_sm / a.n_set;
   for (int s = 0; s < a.n_set; ++s)
     a.set_cols = std::max(a.set_cols, (n_block * (s + 1) / a.n_set - n_block * s / a.n_set) * kActBlock);
   a.act = act;
   a.x = x, a.x_stride = x_stride, a.n_tok = n_tok;
+  a.leave = work.leave && a.n_set > 1 && n_matrix == 1;
   a.partial = work.partial, a.counter = work.counter;
   if (!is_bf && n_tok > 1 && work.image_ready) {
     a.image = work.image;
@@ -186,19 +187,20 @@ void skinny(cudaStream_t stream, const SkinnyMatrix* m, int n_matrix, bool glu, 
     }
   }
   a.block_job[a.blocks] = a.n_job;
-  for (int b = 0; b < a.blocks; ++b)
-    for (int i = 0; i < a.n_matrix; ++i)
-      CHECK(int64_t(a.block_job[b + 1] - a.block_job[b]) * m[i].w.n_tile() * a.n_sub * 32 < int64_t(1) << 31 &&
-                (a.block_job[b + 1] - a.block_job[b]) * m[i].w.n_tile() * a.n_sub < kQuickMost,
-            "{} jobs of {} tiles a block", a.block_job[b + 1] - a.block_job[b], m[i].w.n_tile());
+  int most_jobs = 0, most_tiles = 0;
+  for (int b = 0; b < a.blocks; ++b) most_jobs = std::max(most_jobs, a.block_job[b + 1] - a.block_job[b]);
+  for (int i = 0; i < n_matrix; ++i) most_tiles = std::max(most_tiles, m[i].w.n_tile());
+  CHECK(int64_t(most_jobs) * most_tiles * a.n_sub < kQuickMost, "{} jobs of {} tiles a block", most_jobs, most_tiles);
+  const int n_warp = is_short ? have.short_warps : have.long_warps;
+  a.run_tiles = (most_jobs * most_tiles * a.n_sub / a.n_set + n_warp - 1) / n_warp + 1;
+  a.thirds = work.thirds;
   if (is_short && work.beside) {
     const int groups = have.short_warps * 32 / kRouteThreads;
     a.beside = *work.beside, a.beside_blocks = (a.beside.n_expert + groups - 1) / groups;
   }
-  if (is_short)
-    launch_for<true>(stream, a, is_bf, have.short_warps);
-  else
-    launch_for<false>(stream, a, is_bf, have.long_warps);
+  is_short ? launch_for<true>(stream, a, is_bf, n_warp) : launch_for<false>(stream, a, is_bf, n_warp);
+  if (!a.leave) return {};
+  return {.p = a.partial, .n_set = a.n_set, .n_job = a.n_job, .width = n_tok == 1 ? 1 : n_tok <= 8 ? 8 : 16};
 }
 
 }  // namespace facet::cuda

@@ -163,7 +163,7 @@ __global__ void __launch_bounds__(stream_warps(kShort) * 32, kShort ? 2 : 1)
     join_column(joined, warp, lane, emit);
   else
     join_columns<N>(joined, warp, lane, a.n_tok, emit4);
-  if (a.n_set == 1) return;
+  if (a.n_set == 1 || a.leave) return;
 
   // The last set to finish these jobs adds up, in the order of columns.
   __threadfence();
@@ -202,10 +202,11 @@ void launch_skinny(cudaStream_t stream, SkinnyArgs& a, int n_warp) {
   a.at_parts = ActsOf<N, kFloat>::bytes(a.set_cols);
   a.at_rings = WarpRing::lines(a.at_parts + n_warp * a.n_sub * kPartFloats<N> * 4);
   const int fixed = a.at_rings, tile = a.slot;
-  auto stages = [&](int slot) { return a.slot = slot, ring_stages(fixed, n_warp * slot, kShort ? 1 : 3); };
+  auto stages = [&](int slot) { return a.slot = slot, ring_stages(fixed, n_warp * slot, kShort ? a.thirds : 3); };
   a.n_stage = stages(WarpRing::slot_for(tile));
   a.keep_place = a.n_stage >= 2;
   if (!a.keep_place) a.n_stage = stages(tile);
+  a.n_stage = std::min(a.n_stage, std::max(2, a.run_tiles + 1));  // one is at hand
   const int stage = n_warp * a.slot, ahead = a.bytes > int64_t(kLongShare) * device().n_sm ? kAheadLong : kAheadBytes;
   if (!kShort) a.n_stage = std::min(a.n_stage, std::max(2, 1 + (ahead + stage - 1) / stage));
   CHECK(a.n_stage >= 2, "{} bytes of shared memory are too few for {} columns", device().shared, a.set_cols);

@@ -20,6 +20,7 @@ struct SkinnyArgs {
   int at_parts, at_rings, n_stage, slot;  // in shared memory; of a warp's ring
   bool keep_place;       // the ring's slots have room for it
   bool even;             // tiles of a job are of one size
+  bool leave;            // the sets' sums are left as they are
   int beside_blocks;
   int block_job[kMaxBlocks + 1];  // where the jobs of each block of a set begin
   // --- read later
@@ -34,6 +35,7 @@ struct SkinnyArgs {
   int n_tok, n_in;
   int64_t bytes;         // of all weights
   int set_cols;          // most columns of a set
+  int run_tiles, thirds;  // most tiles of a warp; SkinnyWork's
   float* partial;        // [set][job][sub][N][16]
   unsigned* counter;     // [block of a set]
   RouteJob beside;       // of the first beside_blocks blocks
