@@ -12,8 +12,8 @@ __device__ __forceinline__ uint32_t shared_address(const void* p) { return uint3
 __device__ __forceinline__ void barrier_init(uint64_t* bar, unsigned arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(bar)), "r"(arrivals) : "memory");
 }
-// After the init()s, before the block's first __syncthreads().
-__device__ __forceinline__ void barriers_publish() { asm volatile("fence.mbarrier_init.release.cluster;\nfence.proxy.async.shared::cta;" ::: "memory"); }
+// After the init()s, by the thread that made them, before anybody else uses them.
+__device__ __forceinline__ void barriers_publish() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 __device__ __forceinline__ void barrier_arrive(uint64_t* bar) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(bar)) : "memory");
 }
