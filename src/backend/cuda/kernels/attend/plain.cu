@@ -1,12 +1,12 @@
-// attend, plain -- every head width, every pair of types, one row at a time
+// attend, plain -- every head width, every pair of types
 //
 //   o[t] = softmax(q[t] . K * scale) V over the rows that t sees
 //
 // Shapes     q [T, Hq * E] f32, E 64..512; K, V rows as cached (planar.cuh)
-// Bytes      each visible row once per query row: for small heads, and as the fast kernels' second opinion
+// Bytes      each visible row once per query row: for small heads (drafters'), and as the fast kernels' second opinion
 // Launch     one block of 128 threads per (query head, token); a padding row gets zeros
-// Order      warp w takes the positions r with r mod 4 = w in ascending order, the four are merged in order: a row's bits
-//            depend on it and the rows it sees alone
+// Order      E / 16 lanes are a group; group w of n takes the positions r with r mod n = w in ascending order, the groups are
+//            merged in order: a row's bits depend on it and the rows it sees alone
 // Reference  CpuRef::attend    Test tests/kernels/cuda_attend_test.cpp
 #include "backend/cuda/kernels/attend/tree.cuh"
 #include "backend/cuda/kernels/common/hadamard.cuh"
@@ -15,7 +15,7 @@
 namespace facet::cuda {
 namespace {
 
-constexpr int kWarps = 4, kMostPerLane = 16;
+constexpr int kWarps = 4, kDims = 16;  // kDims: of a lane, side by side
 
 // Value d of a head vector, in the rotated domain if its type is.
 __device__ __noinline__ float planar_value(KvType t, const std::byte* p, int d, int E) {
@@ -30,13 +30,39 @@ __device__ __noinline__ float planar_value(KvType t, const std::byte* p, int d, 
   return scale * (code < 4 ? -c : c);
 }
 
-// Nine blocks a multiprocessor: 56 registers a thread.
-__global__ void __launch_bounds__(kWarps * 32, 9) attend_plain_kernel(const __grid_constant__ AttendParams p) {
-  __shared__ float query[512], out[kWarps][512], tops[kWarps], sums[kWarps];
+// Values d.. d + 15 of a head vector; d is a multiple of 16.
+__device__ __forceinline__ void load_values(float (&v)[kDims], KvType t, const std::byte* p, int d, int E) {
+  if (t == KvType::kF16) {
+#pragma unroll
+    for (int i = 0; i < kDims; i += 8) {
+      const uint4 u = *reinterpret_cast<const uint4*>(p + 2 * (d + i));
+      const uint32_t w[4] = {u.x, u.y, u.z, u.w};
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const float2 f = __half22float2(*reinterpret_cast<const __half2*>(&w[j]));
+        v[i + 2 * j] = f.x, v[i + 2 * j + 1] = f.y;
+      }
+    }
+  } else if (t == KvType::kQ8_0) {
+    const float scale = __half2float(reinterpret_cast<const __half*>(p + planar_code_bytes(t, E))[d / 32]);
+#pragma unroll
+    for (int i = 0; i < kDims; i += 4) {
+      const uint32_t w = *reinterpret_cast<const uint32_t*>(p + q8_at(d + i));
+#pragma unroll
+      for (int j = 0; j < 4; ++j) v[i + j] = scale * float(int(w >> (8 * j) & 255) - 128);
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < kDims; ++i) v[i] = planar_value(t, p, d + i, E);
+  }
+}
+
+__global__ void __launch_bounds__(kWarps * 32, 5) attend_plain_kernel(const __grid_constant__ AttendParams p) {
+  __shared__ float query[512], out[kWarps * 512], tops[kWarps * 8], sums[kWarps * 8];
   wait_for_previous();
   let_next_start();
   const int E = p.kv.head_dim, hq = blockIdx.x, t = p.t_begin + blockIdx.y, head = hq / p.group;
-  const int tid = threadIdx.x, lane = tid % 32, warp = tid / 32, rotation = E < 128 ? E : 128;
+  const int tid = threadIdx.x, rotation = E < 128 ? E : 128;
   const int seq = p.step.seq[t];
   float* o = p.o + t * p.o_stride + int64_t(hq) * E;
   __nv_bfloat16* o_bf = p.o_bf ? p.o_bf + t * p.o_bf_stride + int64_t(hq) * E : nullptr;
@@ -62,43 +88,51 @@ __global__ void __launch_bounds__(kWarps * 32, 9) attend_plain_kernel(const __gr
   const int first = p.window > 0 ? max(0, min(s.len, pos - p.window + 1)) : 0, end = tree ? pos + 1 : s.len + s.in_step;
   const int k_head = planar_bytes(p.kv.k_type, E), v_head = planar_bytes(p.kv.v_type, E);
 
-  float acc[kMostPerLane] = {}, top = -INFINITY, sum = 0;
-  for (int row = first / kWarps * kWarps + warp; row < end; row += kWarps) {
-    if (row < first || !sees_position(p, s, pos, row)) continue;
-    const KvRow at = kv_row(p.kv, p.step, seq, tree && row >= s.len ? s.len + nth_bit(p.step.ancestor[t], row - s.len) : row);
-    float dot = 0;
-    for (int i = 0; i * 32 < E; ++i) dot += query[lane + 32 * i] * planar_value(p.kv.k_type, at.k + head * k_head, lane + 32 * i, E);
-    for (int m = 16; m > 0; m /= 2) dot += __shfl_xor_sync(~0u, dot, m);
-    const float x = dot * p.scale, next = fmaxf(top, x), alpha = expf(top - next), weight = expf(x - next);
-    sum = sum * alpha + weight;
+  const int lanes = E / kDims, groups = 32 / lanes * kWarps, group = tid / lanes, d = tid % lanes * kDims;
+  float q[kDims], acc[kDims] = {}, top = -INFINITY, sum = 0;
+#pragma unroll
+  for (int i = 0; i < kDims; ++i) q[i] = query[d + i];
+  for (int base = first / groups * groups; base < end; base += groups) {
+    const int row = base + group;
+    const bool sees = row >= first && row < end && sees_position(p, s, pos, row);
+    KvRow at{};
+    float x = 0;
+    if (sees) {
+      at = kv_row(p.kv, p.step, seq, tree && row >= s.len ? s.len + nth_bit(p.step.ancestor[t], row - s.len) : row);
+      float k[kDims];
+      load_values(k, p.kv.k_type, at.k + head * k_head, d, E);
+#pragma unroll
+      for (int i = 0; i < kDims; ++i) x = fmaf(q[i], k[i], x);
+    }
+    for (int m = lanes / 2; m > 0; m /= 2) x += __shfl_xor_sync(~0u, x, m);
+    if (!sees) continue;  // no shuffle follows in this round
+    x *= p.scale;
+    float v[kDims];
+    load_values(v, p.kv.v_type, at.v + head * v_head, d, E);
+    const float next = fmaxf(top, x), alpha = expf(top - next), weight = expf(x - next);
+    sum = fmaf(sum, alpha, weight);
     top = next;
 #pragma unroll
-    for (int i = 0; i < kMostPerLane; ++i)
-      if (i * 32 < E) acc[i] = acc[i] * alpha + weight * planar_value(p.kv.v_type, at.v + head * v_head, lane + 32 * i, E);
+    for (int i = 0; i < kDims; ++i) acc[i] = fmaf(weight, v[i], acc[i] * alpha);
   }
 #pragma unroll
-  for (int i = 0; i < kMostPerLane; ++i)
-    if (i * 32 < E) out[warp][lane + 32 * i] = acc[i];
-  if (lane == 0) tops[warp] = top, sums[warp] = sum;
+  for (int i = 0; i < kDims; ++i) out[group * E + d + i] = acc[i];
+  if (d == 0) tops[group] = top, sums[group] = sum;
   __syncthreads();
-  float most = -INFINITY, total = 0, w[kWarps];
-  for (int i = 0; i < kWarps; ++i) most = fmaxf(most, tops[i]);
-#pragma unroll
-  for (int i = 0; i < kWarps; ++i) {
-    w[i] = tops[i] == -INFINITY ? 0.f : expf(tops[i] - most);
-    total += w[i] * sums[i];
-  }
+  float most = -INFINITY, total = 0;
+  for (int i = 0; i < groups; ++i) most = fmaxf(most, tops[i]);
+  auto weight_of = [&](int i) { return tops[i] == -INFINITY ? 0.f : expf(tops[i] - most); };
+  for (int i = 0; i < groups; ++i) total += weight_of(i) * sums[i];
   const float inv = total > 0 ? 1.f / total : 0.f;
-  for (int d = tid; d < E; d += kWarps * 32) {
+  for (int j = tid; j < E; j += kWarps * 32) {
     float v = 0;
-#pragma unroll
-    for (int i = 0; i < kWarps; ++i) v += w[i] * out[i][d];
-    query[d] = v * inv;
+    for (int i = 0; i < groups; ++i) v += weight_of(i) * out[i * E + j];
+    query[j] = v * inv;
   }
   if (planar_scaled(p.kv.v_type)) block_rotate(query, E, rotation, true);
-  for (int d = tid; d < E; d += kWarps * 32) {
-    o[d] = query[d];
-    if (o_bf) o_bf[d] = __float2bfloat16(query[d]);
+  for (int j = tid; j < E; j += kWarps * 32) {
+    o[j] = query[j];
+    if (o_bf) o_bf[j] = __float2bfloat16(query[j]);
   }
 }
 
