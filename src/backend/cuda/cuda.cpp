@@ -139,7 +139,6 @@ Cuda::Results<T> Cuda::new_results(int n) {
   r.owner_ = this, r.n_ = size_t(n);
   r.host_ = static_cast<T*>(pinned(size_t(n) * sizeof(T), "results"));
   if (r.host_) sampler_->pinned.push_back(r.host_);
-  r.device_ = static_cast<T*>(allocate(size_t(n) * sizeof(T), "results"));
   return r;
 }
 template Cuda::Results<int32_t> Cuda::new_results<int32_t>(int n);

@@ -88,8 +88,7 @@ class Cuda {
    private:
     friend class Cuda;
     Cuda* owner_ = nullptr;
-    T* host_ = nullptr;
-    T* device_ = nullptr;
+    T* host_ = nullptr;  // page-locked: kernels write here
     size_t n_ = 0;
   };
   using Ids = Results<int32_t>;

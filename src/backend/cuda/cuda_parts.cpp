@@ -322,12 +322,13 @@ void Cuda::top_k(Ids ids, Scores log_probs, Rows logits, int k) {
   CHECK(k > 0 && k <= cuda::kMaxTopK && ids.size() >= need && log_probs.size() >= need, "{} candidates for {} rows", k, logits.rows);
   reserve_draws(logits.rows, 0, logits.cols);
   const cuda::Mat l = mat(logits, false);
-  cuda::top_k(stream_, ids.device_, log_probs.device_, l.p, l.stride, logits.cols, logits.rows, k, sampler_->candidates, sampler_->part_sums);
-  CUDA_OK(cudaMemcpyAsync(ids.host_, ids.device_, need * sizeof(int32_t), cudaMemcpyDeviceToHost, stream_));
-  CUDA_OK(cudaMemcpyAsync(log_probs.host_, log_probs.device_, need * sizeof(float), cudaMemcpyDeviceToHost, stream_));
+  cuda::top_k(stream_, ids.host_, log_probs.host_, l.p, l.stride, logits.cols, logits.rows, k, sampler_->candidates, sampler_->part_sums);
   sampler_->pending = true;
 }
 
+namespace {
+constexpr size_t kInPlace = 4;  // rows of parameters that a draw reads from the host's memory
+}
 void Cuda::sample(Ids ids, Rows logits, std::span<const SampleRow> rows) {
   CHECK(int(rows.size()) == logits.rows && ids.size() >= rows.size(), "{} rows for {} logits", rows.size(), logits.rows);
   Sampler& s = *sampler_;
@@ -351,12 +352,13 @@ void Cuda::sample(Ids ids, Rows logits, std::span<const SampleRow> rows) {
   CUDA_OK(cudaEventSynchronize(s.copied));
   const size_t row_part = size_t(s.max_row) * sizeof(cuda::DrawRow);
   std::memcpy(s.host, draw.data(), draw.size() * sizeof(cuda::DrawRow));
-  CUDA_OK(cudaMemcpyAsync(s.device, s.host, draw.size() * sizeof(cuda::DrawRow), cudaMemcpyHostToDevice, stream_));
+  // Few rows are read where they are: a copy would have to wait for the logits and be waited for.
+  const bool in_place = draw.size() <= kInPlace;
+  if (!in_place) CUDA_OK(cudaMemcpyAsync(s.device, s.host, draw.size() * sizeof(cuda::DrawRow), cudaMemcpyHostToDevice, stream_));
   if (!s.adjust.empty()) {
     std::memcpy(s.host + row_part, s.adjust.data(), s.adjust.size() * sizeof(cuda::Adjust));
     CUDA_OK(cudaMemcpyAsync(s.device + row_part, s.host + row_part, s.adjust.size() * sizeof(cuda::Adjust), cudaMemcpyHostToDevice, stream_));
   }
-  CUDA_OK(cudaEventRecord(s.copied, stream_));
   const cuda::Mat l = mat(logits, false);
   std::vector<std::pair<size_t, int32_t>> drawn;
   for (size_t i : on_host) {
@@ -365,9 +367,9 @@ void Cuda::sample(Ids ids, Rows logits, std::span<const SampleRow> rows) {
     CUDA_OK(cudaMemcpy(row.data(), l.p + int64_t(i) * l.stride, row.size() * 4, cudaMemcpyDeviceToHost));
     drawn.push_back({i, sample_row(row, rows[i], s.scratch)});
   }
-  cuda::draw(stream_, ids.device_, l.p, l.stride, logits.cols, int(rows.size()), reinterpret_cast<const cuda::DrawRow*>(s.device),
+  cuda::draw(stream_, ids.host_, l.p, l.stride, logits.cols, int(rows.size()), reinterpret_cast<const cuda::DrawRow*>(in_place ? s.host : s.device),
              reinterpret_cast<const cuda::Adjust*>(s.device + row_part), int(s.adjust.size()), greedy, s.candidates);
-  CUDA_OK(cudaMemcpyAsync(ids.host_, ids.device_, rows.size() * sizeof(int32_t), cudaMemcpyDeviceToHost, stream_));
+  CUDA_OK(cudaEventRecord(s.copied, stream_));
   s.pending = true;
   if (!drawn.empty()) finish(), s.pending = false;
   for (const auto& [i, id] : drawn) ids.host_[i] = id;

@@ -5,9 +5,9 @@
 //   pick:   the top_k of those, sorted; top-p, min-p, temperature, the draw
 //
 // Bytes      the logits, once
-// Launch     a block of 256 threads a part and row, then one a row
+// Launch     a block of 256 threads a part and row, then one a row, which may write to the host's memory
 // Order      keys are unique, so the result depends on the logits alone; sums in order of the sorted candidates
-// Reference  sample_row    Test tests/kernels/cuda_sample_test.cpp
+// Reference  sample_row, top_k_row    Test tests/kernels/cuda_sample_test.cpp
 #include "backend/cuda/kernels/sample.h"
 
 #include "backend/cuda/kernels/common/launch.cuh"
@@ -29,8 +29,32 @@ __device__ float logit_of(uint64_t key) {
 __device__ int id_of(uint64_t key) { return int(~uint32_t(key)); }
 constexpr uint64_t kNone = 0;  // below every key
 
-// The k largest of the block's keys (kPer a thread) to out[0..k), in no order; fewer are there: the rest are kNone.
+// The largest of the block's keys, kPer a thread: the first thread's result.
+__device__ uint64_t largest(const uint64_t (&key)[kPer]) {
+  __shared__ uint64_t best[kThreads / 32];
+  const int thread = int(threadIdx.x);
+  uint64_t m = key[0];
+#pragma unroll
+  for (int i = 1; i < kPer; ++i) m = key[i] > m ? key[i] : m;
+  for (int s = 16; s > 0; s /= 2) {
+    const uint64_t o = __shfl_xor_sync(~0u, m, s);
+    m = o > m ? o : m;
+  }
+  if (thread % 32 == 0) best[thread / 32] = m;
+  __syncthreads();
+  if (thread == 0)
+    for (int i = 1; i < kThreads / 32; ++i) m = best[i] > m ? best[i] : m;
+  return m;
+}
+
+// The k largest of the block's keys to out[0..k), in no order; fewer are there: the rest are kNone.
 __device__ void largest(const uint64_t (&key)[kPer], int k, uint64_t* out) {
+  if (k == 1) {
+    const uint64_t m = largest(key);
+    if (threadIdx.x == 0) out[0] = m;
+    __syncthreads();
+    return;
+  }
   __shared__ int hist[256];
   __shared__ int bucket, above, n_out;
   const int thread = int(threadIdx.x);
@@ -101,7 +125,6 @@ __global__ void adjust_kernel(float* logits, int64_t stride, int n_vocab, const 
 constexpr int kNaN = 1 << 30;  // in the id's place of a part's first candidate: the part holds a NaN
 
 __global__ void __launch_bounds__(kThreads) parts_kernel(const float* logits, int64_t stride, int n_vocab, const DrawRow* rows, bool greedy, uint64_t* candidates, int n_part) {
-  __shared__ uint64_t best[kThreads / 32];
   __shared__ int nan;
   wait_for_previous();
   let_next_start();
@@ -124,23 +147,7 @@ __global__ void __launch_bounds__(kThreads) parts_kernel(const float* logits, in
     return;
   }
   const int k = rows[row].top_k;
-  if (greedy || k == 1) {
-    uint64_t m = key[0];
-#pragma unroll
-    for (int i = 1; i < kPer; ++i) m = key[i] > m ? key[i] : m;
-    for (int s = 16; s > 0; s /= 2) {
-      const uint64_t o = __shfl_xor_sync(~0u, m, s);
-      m = o > m ? o : m;
-    }
-    if (thread % 32 == 0) best[thread / 32] = m;
-    __syncthreads();
-    if (thread == 0) {
-      for (int i = 1; i < kThreads / 32; ++i) m = best[i] > m ? best[i] : m;
-      out[0] = m;
-    }
-    return;
-  }
-  largest(key, k, out);
+  largest(key, greedy ? 1 : k, out);
 }
 
 // The k best of a row's parts to sorted[kMaxTopK], best first, kNone behind them. One block of kThreads.
@@ -148,15 +155,14 @@ __device__ void best_of_parts(const uint64_t* from, int n_part, int k, uint64_t*
   static_assert(kThreads == kMaxTopK);
   const int thread = int(threadIdx.x);
   // Rounds of kDrawPart candidates: the winners so far and as many new ones as fit.
-  const int64_t total = int64_t(n_part) * k;
+  const int total = n_part * k;
   sorted[thread] = kNone;
   __syncthreads();
-  for (int64_t base = 0; base < total; base += kDrawPart - kMaxTopK) {
+  for (int base = 0; base < total; base += kDrawPart - kMaxTopK) {
     uint64_t key[kPer];
 #pragma unroll
     for (int i = 0; i < kPer; ++i) {
-      const int at = i * kThreads + thread;
-      const int64_t c = base + at - kMaxTopK;
+      const int at = i * kThreads + thread, c = base + at - kMaxTopK;
       key[i] = at < kMaxTopK ? sorted[at] : c < total ? from[c / k * kMaxTopK + c % k] : kNone;
     }
     __syncthreads();
@@ -164,6 +170,7 @@ __device__ void best_of_parts(const uint64_t* from, int n_part, int k, uint64_t*
     for (int i = k + thread; i < kMaxTopK; i += kThreads) sorted[i] = kNone;
     __syncthreads();
   }
+  if (k == 1) return;
   for (int size = 2; size <= kMaxTopK; size *= 2)  // bitonic, largest first; one thread an element
     for (int step = size / 2; step > 0; step /= 2) {
       const int other = thread ^ step;
@@ -290,12 +297,14 @@ __global__ void __launch_bounds__(kThreads) top_pick_kernel(int32_t* ids, float*
   let_next_start();
   const int row = int(blockIdx.x), thread = int(threadIdx.x);
   best_of_parts(candidates + int64_t(row) * n_part * kMaxTopK, n_part, k, sorted);
-  if (thread == 0) {
+  if (thread < 32) {
     const float2* s = sums + int64_t(row) * n_part;
     float most = -INFINITY, total = 0;
-    for (int i = 0; i < n_part; ++i) most = fmaxf(most, s[i].x);
-    for (int i = 0; i < n_part; ++i) total += s[i].x > -INFINITY ? s[i].y * expf(s[i].x - most) : 0.f;
-    log_total = most + logf(total);
+    for (int i = thread; i < n_part; i += 32) most = fmaxf(most, s[i].x);
+    for (int m = 16; m > 0; m /= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, m));
+    for (int i = thread; i < n_part; i += 32) total += s[i].x > -INFINITY ? s[i].y * expf(s[i].x - most) : 0.f;
+    for (int m = 16; m > 0; m /= 2) total += __shfl_xor_sync(~0u, total, m);
+    if (thread == 0) log_total = most + logf(total);
   }
   __syncthreads();
   if (thread >= k) return;
