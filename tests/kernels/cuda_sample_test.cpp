@@ -1,0 +1,101 @@
+// Drawing and the best of all on a GPU against the CPU's definitions: the same tokens, and log-probabilities within a bound
+// from the number of terms.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <random>
+#include <vector>
+
+#include "backend/cpu/sampler.h"
+#include "backend/cuda/kernels/sample.h"
+#include "support/on_device.h"
+
+namespace facet::test {
+namespace {
+
+std::vector<float> logits_of(int n_row, int n_vocab, unsigned seed) {
+  std::vector<float> l(size_t(n_row) * size_t(n_vocab));
+  std::mt19937 rng(seed);
+  std::normal_distribution<float> normal;
+  for (float& v : l) v = std::round(normal(rng) * 300) / 100;  // many ties
+  return l;
+}
+
+TEST(CudaSample, DrawsWhatTheCpuDraws) {
+  NEEDS_GPU();
+  for (int n_vocab : {7, 4096, 4097, 50000, 262144})
+    for (int n_row : {1, 3}) {
+      const std::vector<float> l = logits_of(n_row, n_vocab, 11);
+      OnDevice<float> logits(l);
+      OnDevice<uint64_t> candidates(size_t(cuda::draw_candidates(n_vocab)) * size_t(n_row));
+      SamplerScratch scratch;
+      for (const Sampling& p : {Sampling{.temperature = 0.f}, Sampling{.seed = 5}, Sampling{.temperature = .7f, .top_k = 1, .seed = 6},
+                                Sampling{.temperature = 1.3f, .top_k = 256, .top_p = 1.f, .seed = 7}, Sampling{.top_k = 20, .top_p = .5f, .min_p = .1f, .seed = 8}})
+        for (int64_t position : {0, 1, 77}) {
+          std::vector<cuda::DrawRow> rows;
+          std::vector<int32_t> want;
+          for (int r = 0; r < n_row; ++r) {
+            rows.push_back({p.temperature, p.top_p, p.min_p, p.temperature <= 0 ? 1 : std::min(p.top_k, n_vocab), p.seed, position + r, 0, 0});
+            want.push_back(sample_row(std::span(l).subspan(size_t(r) * size_t(n_vocab), size_t(n_vocab)), {.sampling = &p, .position = position + r}, scratch));
+          }
+          OnDevice<cuda::DrawRow> on_device(rows);
+          OnDevice<int32_t> ids{size_t(n_row)};
+          cuda::draw(nullptr, ids.p(), logits.p(), n_vocab, n_vocab, n_row, on_device.p(), nullptr, 0, p.temperature <= 0, candidates.p());
+          EXPECT_EQ(ids.get(), want) << n_vocab << " tokens, top-k " << p.top_k << ", position " << position;
+        }
+    }
+}
+
+TEST(CudaSample, ARowThatIsNoDistributionGivesNoToken) {
+  NEEDS_GPU();
+  constexpr int kVocab = 9000;
+  std::vector<float> l = logits_of(2, kVocab, 3);
+  l[8500] = NAN;
+  std::fill(l.begin() + kVocab, l.end(), -INFINITY);
+  OnDevice<float> logits(l);
+  OnDevice<uint64_t> candidates(size_t(cuda::draw_candidates(kVocab)) * 2);
+  for (const int k : {1, 64}) {
+    OnDevice<cuda::DrawRow> rows(std::vector<cuda::DrawRow>(2, {1.f, .95f, 0.f, k, 1, 0, 0, 0}));
+    OnDevice<int32_t> ids(2);
+    cuda::draw(nullptr, ids.p(), logits.p(), kVocab, kVocab, 2, rows.p(), nullptr, 0, k == 1, candidates.p());
+    EXPECT_EQ(ids.get(), std::vector<int32_t>({-1, -1})) << k;
+  }
+}
+
+TEST(CudaSample, TopKAsTheCpu) {
+  NEEDS_GPU();
+  constexpr int kRows = 3;
+  for (int n_vocab : {5, 4097, 262144}) {
+    std::vector<float> l = logits_of(kRows, n_vocab, 23);
+    l[2] = -INFINITY;
+    OnDevice<float> logits(l);
+    OnDevice<uint64_t> candidates(size_t(cuda::draw_candidates(n_vocab)) * kRows);
+    OnDevice<float2> sums(size_t(cuda::draw_candidates(n_vocab)) * kRows / cuda::kMaxTopK);
+    SamplerScratch scratch;
+    for (int k : {1, 2, 7, 256}) {
+      OnDevice<int32_t> ids{size_t(kRows * k)};
+      OnDevice<float> log_probs{size_t(kRows * k)};
+      cuda::top_k(nullptr, ids.p(), log_probs.p(), logits.p(), n_vocab, n_vocab, kRows, k, candidates.p(), sums.p());
+      const std::vector<int32_t> got = ids.get();
+      const std::vector<float> got_log = log_probs.get();
+      for (int r = 0; r < kRows; ++r) {
+        std::vector<int32_t> want(static_cast<size_t>(k));
+        std::vector<float> want_log(static_cast<size_t>(k));
+        top_k_row(std::span(l).subspan(size_t(r) * size_t(n_vocab), size_t(n_vocab)), want, want_log, scratch);
+        // Sums of at most n_vocab positive terms, a tree of some 30 on the GPU and any order on the CPU; exp and log to 2 ulp.
+        const double bound = (64 + std::sqrt(double(n_vocab))) * 0x1p-24 + 16 * 0x1p-24;
+        for (int i = 0; i < k; ++i) {
+          const size_t at = size_t(r * k + i);
+          ASSERT_EQ(got[at], want[size_t(i)]) << n_vocab << " tokens, k " << k << ", row " << r << ", place " << i;
+          if (want[size_t(i)] < 0)
+            EXPECT_EQ(got_log[at], -INFINITY);
+          else
+            EXPECT_NEAR(got_log[at], want_log[size_t(i)], bound * (1 + std::abs(double(want_log[size_t(i)])))) << n_vocab << " tokens, k " << k;
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace facet::test
