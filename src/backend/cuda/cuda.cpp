@@ -241,6 +241,7 @@ void Cuda::from_host(Rows x, std::span<const float> values) {
 // --- steps and graphs
 
 void Cuda::begin_step(const Step& s) {
+  settle();  // that is of the step before
   forget_rounded();
   step_ = arrays_->upload(*this, s);
   step_.shape.longest = int(row_bucket(s.shape.longest));
@@ -292,8 +293,14 @@ void Cuda::sum_left() {
   unsummed_.to = {};
   cuda::sum_partials(stream_, mat(to, false), unsummed_.left);
 }
-// Nothing is left to be added up.
+// What comes between projections and attention is done by attend, or here.
+void Cuda::run_heads() {
+  heads_.of_q = nullptr;
+  cuda::run_heads(stream_, heads_.kv, heads_.q, step_, heads_.left);
+}
+// Nothing is left to be done.
 void Cuda::settle() {
+  if (heads_.of_q) run_heads();
   if (uncombined_.to) combine();
   if (unsummed_.to) sum_left();
 }
@@ -306,6 +313,7 @@ cuda::Partials Cuda::take_left(const Rows& y) {
 }
 Mat Cuda::mat(const Rows& x, bool bf) { return mat_at(x, 0, x.rows, bf); }
 Mat Cuda::mat_at(const Rows& x, int row, int n, bool bf) {
+  if (heads_.of_q && (heads_.of_q == x.buffer || heads_.of_k == x.buffer || heads_.of_v == x.buffer)) run_heads();
   if (uncombined_.to.buffer == x.buffer) combine();
   if (unsummed_.to.buffer == x.buffer) sum_left();
   const Buffer& b = *x.buffer;
@@ -461,18 +469,30 @@ void Cuda::ffn_beside_moe(Rows y, Rows g, Rows h, Weight gate, Weight up, Weight
 // --- attention
 
 void Cuda::head_norm_rope(Rows x, Vec gain, Freqs freqs, const Step&, float eps) {
-  cuda::head_norm_rope(stream_, written(x, false), gain.p, {freqs.p, freqs.n}, step_, eps);
+  if (heads_.of_q) run_heads();
+  const Mat q = written(x, false);
+  heads_ = {.of_q = x.buffer, .of_k = nullptr, .of_v = nullptr, .q = q, .kv = {}, .left = {.k = {}, .v = {}, .work = {.q_gain = gain.p, .freqs = {freqs.p, freqs.n}, .eps = eps}}};
 }
 void Cuda::head_norm(Rows x, int head_dim, float eps) { cuda::head_norm(stream_, written(x, false), head_dim, eps); }
 void Cuda::kv_append(KvLayer kv, Rows k, Rows v, const Step&) { cuda::kv_append(stream_, kv, mat(k, false), mat(v, false), step_); }
 void Cuda::norm_rope_append(KvLayer kv, Rows q, Rows k, Rows v, Vec q_gain, Vec k_gain, Freqs freqs, bool norm_v, const Step&, float eps) {
-  cuda::norm_rope_append(stream_, kv, written(q, false), written(k, false), written(v, false), step_,
-                         {.q_gain = q_gain.p, .k_gain = k_gain.p, .freqs = {freqs.p, freqs.n}, .norm_v = norm_v, .eps = eps});
+  if (heads_.of_q) run_heads();
+  const Mat mq = written(q, false), mk = written(k, false), mv = written(v, false);
+  heads_ = {.of_q = q.buffer, .of_k = k.buffer, .of_v = v.buffer, .q = mq, .kv = kv,
+            .left = {.k = mk, .v = mv,
+                     .work = {.q_gain = q_gain.p, .k_gain = k_gain.p, .freqs = {freqs.p, freqs.n}, .norm_v = norm_v, .eps = eps}}};
 }
-void Cuda::kv_settle(KvLayer kv, const Step&) { cuda::kv_settle(stream_, kv, step_); }
+void Cuda::kv_settle(KvLayer kv, const Step&) {
+  if (heads_.of_q) run_heads();
+  cuda::kv_settle(stream_, kv, step_);
+}
 void Cuda::attend(Rows o, Rows q, KvLayer kv, const Step&, AttnSpec spec) {
   const Mat to = written_in_8_bits(o);
-  if (!cuda::attend(stream_, to, mat(q, false), kv, step_, spec, attend_)) image_of_ = nullptr;
+  bool left = heads_.of_q != nullptr;
+  if (left && (heads_.of_q != q.buffer || heads_.q.rows != q.rows || heads_.q.cols != q.cols || (heads_.left.k.p && heads_.kv.k != kv.k))) run_heads(), left = false;
+  if (left) heads_.of_q = nullptr;
+  const Mat from = mat(q, false);
+  if (!cuda::attend(stream_, to, from, kv, step_, spec, attend_, left ? &heads_.left : nullptr)) image_of_ = nullptr;
 }
 
 // --- light verbs

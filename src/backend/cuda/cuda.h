@@ -242,6 +242,7 @@ class Cuda {
   cuda::Mat mat(const Rows& x, bool bf);                   // bf: the verb will write the bf16 too
   cuda::Mat mat_at(const Rows& x, int row, int n, bool bf);
   void combine();
+  void run_heads();
   void sum_left();
   void settle();
   cuda::Partials take_left(const Rows& y);
@@ -284,6 +285,12 @@ class Cuda {
     Rows to;
     cuda::Partials left;
   } unsummed_;                             // where partial sums in partial_ belong that have not been added up yet
+  struct {
+    const Buffer *of_q = nullptr, *of_k = nullptr, *of_v = nullptr;
+    cuda::Mat q;
+    KvLayer kv;
+    cuda::HeadsLeft left;
+  } heads_;                                // work on q, k and v that attend may do; of_q null: none
   cuda::MoeMany moe_many_;
   uint8_t* moe_memory_ = nullptr;          // all of moe_many_
   Rows cluster_score_;                     // [T, N]

@@ -1,6 +1,7 @@
 // attend -- which kernels run for a step: short sequences in splits (decode.cuh, combine.cu), long chunks in tiles
 // (prefill.cuh), small heads and exact types in the plain kernel (plain.cu)
 #include <algorithm>
+#include <utility>
 
 #include "backend/cuda/kernels/attend/params.cuh"
 #include "backend/cuda/kernels/common/launch.cuh"
@@ -51,9 +52,15 @@ int most_tokens(const StepShape& shape) {
   return std::clamp(all_short ? shape.n_small - shape.n_seq + 1 : shape.n_small, 1, kSmallT);
 }
 
+constexpr int kHeadsCols = 16;  // query rows of the kernels that do it (DecodeShape::kHeads)
 }  // namespace
 
 bool attend_uses_warpgroups = true;
+
+void run_heads(cudaStream_t stream, const KvLayer& kv, Mat q, const Step& s, const HeadsLeft& left) {
+  const NormRopeAppend& w = left.work;
+  left.k.p ? norm_rope_append(stream, kv, q, left.k, left.v, s, w) : head_norm_rope(stream, q, w.q_gain, w.freqs, s, w.eps);
+}
 
 size_t attend_scratch_bytes(const BackendLimits& limits, int n_q_head, int max_head_dim) {
   const size_t token = token_scratch(most_splits(0, limits.max_rows + kSmallT), n_q_head, max_head_dim);
@@ -61,7 +68,7 @@ size_t attend_scratch_bytes(const BackendLimits& limits, int n_q_head, int max_h
   return align_up(std::max(token, std::min(all, kMostScratch))) + 256;
 }
 
-bool attend(cudaStream_t stream, Mat o, Mat q, const KvLayer& kv, const Step& s, const AttnSpec& spec, AttendScratch scratch) {
+bool attend(cudaStream_t stream, Mat o, Mat q, const KvLayer& kv, const Step& s, const AttnSpec& spec, AttendScratch scratch, const HeadsLeft* left) {
   const int E = kv.head_dim, n_small = s.shape.n_small, n_tok = s.shape.n_tok;
   CHECK(E == spec.head_dim && kv.n_head > 0 && spec.n_q_head % kv.n_head == 0, "query heads and width, K/V heads and width:", spec.n_q_head,
         spec.head_dim, kv.n_head, E);
@@ -77,6 +84,15 @@ bool attend(cudaStream_t stream, Mat o, Mat q, const KvLayer& kv, const Step& s,
   CHECK(decode || E < 256 || (kv.k_type == KvType::kF32 && kv.v_type == KvType::kF32),
         "K and V of equal types, or K in q8_0 and V in q4_0 or tq3_0; not", kv_type_name(kv.k_type), kv_type_name(kv.v_type));
   const bool fast = decode && E >= 256;
+  // Where each sequence has one token, the kernels of short sequences do what comes before attention.
+  auto heads_first = [&] {
+    if (left) run_heads(stream, kv, q, s, *std::exchange(left, nullptr));
+    p.heads.on = false;
+  };
+  if (left && fast && n_small == n_tok && s.shape.n_path == 0 && most_tokens(s.shape) == 1 && p.group <= kHeadsCols)
+    p.heads = {.on = true, .k = left->k.p, .v = left->v.p, .k_stride = left->k.stride, .v_stride = left->v.stride, .work = left->work};
+  else
+    heads_first();
   bool imaged = o.image && fast && n_small == n_tok;
   if (imaged) p.o_image = o.image, p.n_image = n_tok;
   if (fast && n_small > 0) {
@@ -94,7 +110,7 @@ bool attend(cudaStream_t stream, Mat o, Mat q, const KvLayer& kv, const Step& s,
       if (decode(stream, p, std::min(most_tokens(s.shape), p.t_end - p.t_begin) * p.group))
         attend_combine(stream, p);
       else
-        attend_plain(stream, p), imaged = false;
+        heads_first(), attend_plain(stream, p), imaged = false;
     }
   }
   p.t_begin = fast ? n_small : 0;

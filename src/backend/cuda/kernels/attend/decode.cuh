@@ -19,9 +19,9 @@
 #include <type_traits>
 
 #include "backend/cuda/kernels/attend/fragments.cuh"
+#include "backend/cuda/kernels/attend/head_rows.cuh"
 #include "backend/cuda/kernels/attend/params.cuh"
 #include "backend/cuda/kernels/attend/tree.cuh"
-#include "backend/cuda/kernels/common/hadamard.cuh"
 #include "backend/cuda/kernels/common/launch.cuh"
 
 namespace facet::cuda {
@@ -44,6 +44,9 @@ struct DecodeShape {
   static constexpr int kStrideS = kTileKeys + 4, kStrideP = kTileKeys + 8;
   static constexpr int kAtQ = kSlots * kSlotBytes;                          // B fragments of Q
   static constexpr int kAtS = kAtQ + kCols * E * 2;                         // [parts][cols][keys] f32
+  // Before the first scores: turns [E] f32 of the token, then two rows' codes.
+  static constexpr bool kHeads = NT == 1 && !kTrees;
+  static_assert(!kHeads || 4 * E + 2 * E <= kParts * kCols * kStrideS * 4);
   static constexpr int kAtP = kAtS + kParts * kCols * kStrideS * 4;         // [cols][keys] f16
   static constexpr int kAtAlpha = kAtP + kCols * kStrideP * 2;              // [cols] f32
   static constexpr int kAtPath = kAtAlpha + kCols * 4;                      // TreePath::nodes
@@ -180,11 +183,34 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G, kTrees>::kThreads,
       if (col < min(n_col, kCols) && (writes >> token_of(col) & 1)) pos[i] = p.step.pos[s.begin + token_of(col)];
     }
   };
+  const bool heads = Shape::kHeads && p.heads.on;
+  float* const turns = reinterpret_cast<float*>(shared + Shape::kAtS);
   if constexpr (Shape::kEarly) {
     find_columns();
+    if (heads) {
+      for (int i = tid; i < E / 2; i += Shape::kThreads) find_turn<E>(turns, i, p.heads.work.freqs.p[i], p.step.pos[s.begin]);
+      __syncthreads();
+    }
     wait_for_previous();
+  } else if (heads) {
+    for (int i = tid; i < E / 2; i += Shape::kThreads) find_turn<E>(turns, i, p.heads.work.freqs.p[i], p.step.pos[s.begin]);
+    __syncthreads();
   }
-  load_first(false);
+  // The block of the split with the token's own row writes it first: a warp K, another V.
+  const bool appends = heads && p.heads.k && hi > s.len;
+  if (appends && warp >= kWarps - 2) {
+    constexpr int V_ = E / 32;
+    const bool is_k = warp == kWarps - 2;
+    const HeadsBefore& in = p.heads;
+    float x[V_];
+    if (is_k) make_head<E>(x, in.k + s.begin * in.k_stride + head * E, true, in.work.eps, in.work.k_gain, turns, lane);
+    else make_head<E>(x, in.v + s.begin * in.v_stride + head * E, in.work.norm_v, in.work.eps, nullptr, nullptr, lane);
+    const KvRow to = kv_row(p.kv, p.step, seq, s.len);
+    uint8_t* const codes = reinterpret_cast<uint8_t*>(turns + E);
+    if (is_k) encode<E>(K, x, codes, to.k + head * planar_bytes(K, E), lane);
+    else encode<E>(V, x, codes + E, to.v + head * planar_bytes(V, E), lane);
+  }
+  if (!appends) load_first(false);
 
   // Q as B fragments: [n tile][group of 64][pair of steps][lane][step, b0 b1]. Rotated if K is.
   for (int col = warp; col < kCols; col += kWarps) {
@@ -192,12 +218,9 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G, kTrees>::kThreads,
     float x[V_] = {};
     if (col < n_col) {
       const int at = col_block * kCols + col, t = s.begin + s.j0 + at / p.group;
-      const float4* from = reinterpret_cast<const float4*>(p.q + t * p.q_stride + (head * p.group + at % p.group) * E + lane * V_);
-#pragma unroll
-      for (int i = 0; i < V_ / 4; ++i) {
-        const float4 f = from[i];
-        x[4 * i] = f.x, x[4 * i + 1] = f.y, x[4 * i + 2] = f.z, x[4 * i + 3] = f.w;
-      }
+      const float* from = p.q + t * p.q_stride + (head * p.group + at % p.group) * E;
+      if (heads) make_head<E>(x, from, true, p.heads.work.eps, p.heads.work.q_gain, turns, lane);
+      else load_values<V_>(x, from + lane * V_);
       if (planar_scaled(K)) warp_rotate<V_>(x, lane, false);
     }
 #pragma unroll
@@ -210,6 +233,10 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G, kTrees>::kThreads,
     }
   }
 
+  if (appends) {
+    __syncthreads();
+    load_first(false);
+  }
   if constexpr (!Shape::kEarly) find_columns();
   const float scale = p.scale * 1.4426950408889634f / kOverscale<K>;
   float acc[4][NT][4] = {};

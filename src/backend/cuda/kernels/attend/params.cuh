@@ -7,6 +7,14 @@
 // What the kernels of attend share: their parameters, which rows a token sees, and how rows are cut into splits.
 namespace facet::cuda {
 
+// norm_rope_append inside of attend.
+struct HeadsBefore {
+  bool on = false;               // q, k and v are the projections'; every sequence has one token
+  const float *k = nullptr, *v = nullptr;  // [T, Hk * E]; null: nothing to append
+  int64_t k_stride = 0, v_stride = 0;
+  NormRopeAppend work;
+};
+
 // Tokens [t_begin, t_end) of a step; the kernels of short sequences leave one partial result per split.
 struct AttendParams {
   float* o = nullptr;            // [T, Hq * E]
@@ -24,6 +32,7 @@ struct AttendParams {
   bool causal_block = false;
   int n_split = 0, n_col_block = 0;
   int n_path = 0;                // StepShape's
+  HeadsBefore heads;
   __half* part_o = nullptr;      // [tokens, Hq, n_split, E], divided by its sum
   float2* part_ml = nullptr;     // [tokens, Hq, n_split]: maximum (of score * scale * log2 e) and sum
 };

@@ -1,0 +1,189 @@
+#pragma once
+#include <cuda_fp16.h>
+
+#include "backend/cuda/kernels/attend/planar.cuh"
+#include "backend/cuda/kernels/common/hadamard.cuh"
+
+// One head vector in a warp, lane l with the values l * E / 32 .. : norms, RoPE, cache rows. A kernel of its own (head_work.cu)
+// and attention's (decode.cuh) give the same bits: what the compiler may fuse or not is written out.
+namespace facet::cuda {
+
+__device__ __forceinline__ float warp_sum(float v) {
+#pragma unroll
+  for (int m = 16; m > 0; m /= 2) v += __shfl_xor_sync(~0u, v, m);
+  return v;
+}
+
+// cos and sin of a double angle, to f32 accuracy. The angle is reduced to r in [-pi/4, pi/4] in double; the part of r
+// beyond f32 enters to first order. Polynomials of Cephes' sinf and cosf.
+__device__ __forceinline__ void cos_sin(double angle, float& cosine, float& sine) {
+  const double n = rint(angle * 0.63661977236758134308);
+  const double r = fma(-n, 6.12323399573676603587e-17, fma(-n, 1.57079632679489655800, angle));
+  const float x = float(r), rest = float(r - double(x)), z = x * x;
+  const float s0 = fmaf(fmaf(fmaf(-1.9515295891e-4f, z, 8.3321608736e-3f), z, -1.6666654611e-1f) * z, x, x);
+  const float c0 = fmaf(fmaf(fmaf(2.443315711809948e-5f, z, -1.388731625493765e-3f), z, 4.166664568298827e-2f), z * z, fmaf(-0.5f, z, 1.f));
+  const float s = fmaf(rest, c0, s0), c = fmaf(-rest, s0, c0);
+  const int quarter = int(int64_t(n) & 3);
+  sine = (quarter & 1) ? c : s;
+  cosine = (quarter & 1) ? s : c;
+  if (quarter & 2) sine = -sine;
+  if (quarter == 1 || quarter == 2) cosine = -cosine;
+}
+
+template <int V>
+__device__ __forceinline__ void load_values(float (&x)[V], const float* p) {
+  if constexpr (V % 4 == 0) {
+#pragma unroll
+    for (int i = 0; i < V / 4; ++i) {
+      const float4 f = reinterpret_cast<const float4*>(p)[i];
+      x[4 * i] = f.x, x[4 * i + 1] = f.y, x[4 * i + 2] = f.z, x[4 * i + 3] = f.w;
+    }
+  } else {
+    const float2 f = *reinterpret_cast<const float2*>(p);
+    x[0] = f.x, x[1] = f.y;
+  }
+}
+template <int V>
+__device__ __forceinline__ void store_values(float* p, const float (&x)[V]) {
+  if constexpr (V % 4 == 0) {
+#pragma unroll
+    for (int i = 0; i < V / 4; ++i)
+      reinterpret_cast<float4*>(p)[i] = make_float4(x[4 * i], x[4 * i + 1], x[4 * i + 2], x[4 * i + 3]);
+  } else {
+    *reinterpret_cast<float2*>(p) = make_float2(x[0], x[1]);
+  }
+}
+
+// Codes as quantize.cpp's: truncation toward zero, NaN gives 0.
+__device__ __forceinline__ int code_of(float v, int most) { return v > 0.f ? (v < float(most) ? int(v) : most) : 0; }
+
+// x: the values lane * V .. of the vector; code: E bytes of shared memory of this warp.
+template <int E>
+__device__ void encode(KvType type, float (&x)[E / 32], uint8_t* code, std::byte* dst, int lane) {
+  constexpr int V = E / 32, kBlockLanes = 32 / V, kGroup = E < 128 ? E : 128, kGroupLanes = kGroup / V;
+  if (type == KvType::kF32) {
+    store_values<V>(reinterpret_cast<float*>(dst) + lane * V, x);
+    return;
+  }
+  if (type == KvType::kF16) {
+#pragma unroll
+    for (int i = 0; i < V; i += 2)
+      reinterpret_cast<__half2*>(dst)[(lane * V + i) / 2] = __floats2half2_rn(x[i], x[i + 1]);
+    return;
+  }
+  float norm = 0, id = 0;
+  bool zero = false;
+  if (type == KvType::kTQ3_0) {
+    float sum = 0;
+#pragma unroll
+    for (int i = 0; i < V; ++i) sum = __fmaf_rn(x[i], x[i], sum);
+#pragma unroll
+    for (int m = 1; m < kGroupLanes; m *= 2) sum += __shfl_xor_sync(~0u, sum, m);
+    norm = __fsqrt_rn(sum);
+    zero = norm <= 1e-10f;
+    const float scale = zero ? 0.f : __fdiv_rn(__fsqrt_rn(float(kGroup) / 128), norm);
+#pragma unroll
+    for (int i = 0; i < V; ++i) x[i] = zero ? 0.f : __fmul_rn(x[i], scale);
+  }
+  warp_rotate<V>(x, lane, false);
+  __half* scales = reinterpret_cast<__half*>(dst + planar_code_bytes(type, E));
+  if (type == KvType::kTQ3_0) {
+    const float mid[7] = {-0.154259f, -0.091775f, -0.043589f, 0.0f, 0.043589f, 0.091775f, 0.154259f};
+    const float magnitude[4] = {0.021460f, 0.065717f, 0.117832f, 0.190685f};
+    float length = 0;
+#pragma unroll
+    for (int i = 0; i < V; ++i) {
+      int index = 0;
+#pragma unroll
+      for (float m : mid) index += x[i] >= m ? 1 : 0;
+      const int at = index < 4 ? 3 - index : index - 4;
+      const float c = at == 0 ? magnitude[0] : at == 1 ? magnitude[1] : at == 2 ? magnitude[2] : magnitude[3];
+      length = __fmaf_rn(c, c, length);
+      code[lane * V + i] = uint8_t(index);
+    }
+#pragma unroll
+    for (int m = 1; m < kGroupLanes; m *= 2) length += __shfl_xor_sync(~0u, length, m);
+    const __half stored = zero ? __half(0.f) : __float2half_rn(__fdiv_rn(norm, __fsqrt_rn(length)));
+    if (lane % kBlockLanes == 0) scales[lane / kBlockLanes] = stored;
+  } else {
+    // The extreme of the block, the first one of equals, with its sign.
+    float most = 0, extreme = 0;
+#pragma unroll
+    for (int i = 0; i < V; ++i)
+      if (most < fabsf(x[i])) most = fabsf(x[i]), extreme = x[i];
+#pragma unroll
+    for (int m = 1; m < kBlockLanes; m *= 2) {
+      const float other = __shfl_xor_sync(~0u, extreme, m);
+      const bool later = (lane & m) == 0;
+      if (later ? fabsf(other) > fabsf(extreme) : fabsf(other) >= fabsf(extreme)) extreme = other;
+    }
+    const bool q8 = type == KvType::kQ8_0;
+    const float d = q8 ? __fdiv_rn(fabsf(extreme), 127.f) : __fdiv_rn(extreme, -8.f);
+    id = d != 0.f ? __fdiv_rn(1.f, d) : 0.f;
+#pragma unroll
+    for (int i = 0; i < V; ++i) {
+      const float v = __fmul_rn(x[i], id);
+      int q;
+      if (q8) {
+        const int t = v >= 0.f ? code_of(v, 127) : -code_of(-v, 127);
+        const float rest = v - float(t);
+        q = t + (rest >= 0.5f && t < 127 ? 1 : 0) - (rest <= -0.5f && t > -127 ? 1 : 0) + 128;
+      } else {
+        q = code_of(__fadd_rn(v, 8.5f), 15);
+      }
+      code[lane * V + i] = uint8_t(q);
+    }
+    if (lane % kBlockLanes == 0) scales[lane / kBlockLanes] = __float2half_rn(d);
+  }
+  __syncwarp();
+  const int n_word = planar_code_bytes(type, E) / 4;
+  for (int w = lane; w < n_word; w += 32) reinterpret_cast<uint32_t*>(dst)[w] = planar_word(type, code, w, E);
+}
+
+// x = rms(x), E values of a warp.
+template <int E>
+__device__ __forceinline__ void norm_head(float (&x)[E / 32], float eps) {
+  float sum = 0;
+#pragma unroll
+  for (float e : x) sum = __fmaf_rn(e, e, sum);
+  const float r = __fdiv_rn(1.f, __fsqrt_rn(__fmaf_rn(warp_sum(sum), 1.f / E, eps)));
+#pragma unroll
+  for (float& e : x) e *= r;
+}
+
+// turns [E]: cosines, then sines, of the pairs. Where no pair turns, as in most of a full layer, there is nothing to find.
+template <int E>
+__device__ __forceinline__ void find_turn(float* turns, int pair, double freq, int pos) {
+  float c = 1, s = 0;
+  if (freq != 0) cos_sin(double(pos) * freq, c, s);
+  turns[pair] = c, turns[E / 2 + pair] = s;
+}
+template <int E>
+__device__ __forceinline__ void rotate_head(float (&x)[E / 32], const float* turns, int lane) {
+  constexpr int V = E / 32;
+  float c[V], s[V];
+  load_values<V>(c, turns + lane % 16 * V);
+  load_values<V>(s, turns + E / 2 + lane % 16 * V);
+#pragma unroll
+  for (int i = 0; i < V; ++i) {
+    const float turned = __fmul_rn(__shfl_xor_sync(~0u, x[i], 16), lane >= 16 ? s[i] : -s[i]);
+    x[i] = __fmaf_rn(x[i], c[i], turned);
+  }
+}
+
+// x = rope(rms(row) * gain); no norm, gain [E] or turns where they are not asked for.
+template <int E>
+__device__ __forceinline__ void make_head(float (&x)[E / 32], const float* row, bool norm, float eps, const float* gain, const float* turns, int lane) {
+  constexpr int V = E / 32;
+  float g[V];
+  load_values<V>(x, row + lane * V);
+#pragma unroll
+  for (float& e : g) e = 1;
+  if (gain) load_values<V>(g, gain + lane * V);
+  if (norm) norm_head<E>(x, eps);
+#pragma unroll
+  for (int i = 0; i < V; ++i) x[i] *= g[i];
+  if (turns) rotate_head<E>(x, turns, lane);
+}
+
+}  // namespace facet::cuda
