@@ -437,10 +437,10 @@ TEST(CudaAttend, ShortSequences) {
 TEST(CudaAttend, HeadsInside) {
   NEEDS_GPU();
   for (const Pair pair : kPairs)
-    for (const auto& [E, group] : {std::pair(128, 2), {256, 1}, {256, 2}, {256, 8}, {256, 16}, {512, 4}, {512, 8}, {512, 16}})
-      for (const int window : {0, 8, 1024}) {
+    for (const auto& [E, group] : {std::pair(128, 2), {256, 2}, {256, 16}, {512, 4}, {512, 8}})
+      for (const int window : {0, 1024}) {
         const Dims d{.E = E, .n_kv = 2, .group = group, .window = window, .margin = 16, .k = pair.k, .v = pair.v};
-        Case c(d, {{.kv_len = 0}, {.kv_len = 31}, {.kv_len = 64}, {.kv_len = 1100}, {.kv_len = 95, .mask = Mask::kPast}, {.kv_len = 2047}}, 0, 7);
+        Case c(d, {{.kv_len = 0}, {.kv_len = 31}, {.kv_len = 64}, {.kv_len = 1100}, {.kv_len = 95, .mask = Mask::kPast}, {.kv_len = 1055}}, 0, 7);
         const int T = 6, qc = 2 * group * E, kc = 2 * E;
         const auto q = random(size_t(T * qc), 1), k = random(size_t(T * kc), 2), v = random(size_t(T * kc), 3), gq = random(size_t(E), 4), gk = random(size_t(E), 5);
         std::vector<double> freqs(size_t(E / 2));
