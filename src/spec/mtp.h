@@ -37,8 +37,8 @@ class Mtp final : public Drafter<B> {
     d->work_ = {make_work(t.b, d->c_.body, S, S), t.b.new_rows(S, D), t.b.new_rows(S, 2 * D)};
     d->state_ = t.b.new_rows(S, D);
     d->h_ = t.b.new_rows(S, D);
-    d->ids_ = t.b.new_ids(S * kMaxTop);
-    d->log_prob_ = t.b.new_scores(S * kMaxTop);
+    for (int pass = 0; pass < (ChainsPasses<B> ? kMaxChain : 1); ++pass)
+      d->chosen_.push_back({t.b.new_ids(S * kMaxTop), t.b.new_scores(S * kMaxTop)});
     if (auto ok = memory_status(t.b); !ok) return ok.error();
     return d;
   }
@@ -62,20 +62,17 @@ class Mtp final : public Drafter<B> {
     int k = 1;
     for (const Draft& d : drafts) k = std::max(k, d.n_top);
     CHECK(k <= kMaxTop, "{} candidates a position, at most {}", k, kMaxTop);
-    for (int pass = 0; true; ++pass) {
-      const int n = running(drafts, pass);
-      if (n == 0) return;
-      const Rows logits = step(drafts, n);
-      t_.b.top_k(ids_, log_prob_, logits, k);
-      for (int i = 0; i < n; ++i) {
-        Draft& d = drafts[size_t(order_[size_t(i)])];
-        const int32_t* id = &ids_[size_t(i) * size_t(k)];
-        if (id[0] < 0) return;  // no finite logit: the target decides alone
-        d.token.push_back(id[0]);
-        for (int j = 0; j < d.n_top; ++j) {
-          d.top.push_back(id[j]);
-          d.top_log_prob.push_back(log_prob_[size_t(i) * size_t(k) + size_t(j)]);
-        }
+    if constexpr (ChainsPasses<B>) {  // all passes, then what they chose
+      for (int pass = 0, n = 0; (n = running(drafts, pass)) > 0; ++pass) {
+        const Chosen& c = chosen_[size_t(pass)];
+        t_.b.next_tokens(c.id, c.log_prob, pass == 0 ? step(drafts, n) : next_step(drafts, n), k);
+      }
+      for (int pass = 0, n = 0; (n = running(drafts, pass)) > 0; ++pass)
+        if (!extend(drafts, n, chosen_[size_t(pass)], k)) return;
+    } else {
+      for (int pass = 0, n = 0; (n = running(drafts, pass)) > 0; ++pass) {
+        t_.b.top_k(chosen_[0].id, chosen_[0].log_prob, step(drafts, n), k);
+        if (!extend(drafts, n, chosen_[0], k)) return;
       }
     }
   }
@@ -102,6 +99,10 @@ class Mtp final : public Drafter<B> {
     int held = 0;
     bool state = false;  // state_ holds the row of token held - 1
   };
+  struct Chosen {  // by a pass: [chains, k]
+    typename B::Ids id{};
+    typename B::Scores log_prob{};
+  };
   Mtp(const TargetView<B>& t, MtpCfg cfg)
       : t_(t), c_(std::move(cfg)), steps_(t.plan.max_seq, t.plan.max_seq, t.plan.margin), slots_(size_t(t.plan.max_seq)) {
     order_.reserve(size_t(t.plan.max_seq));
@@ -127,14 +128,39 @@ class Mtp final : public Drafter<B> {
     while (n < int(order_.size()) && pass < std::min(drafts[size_t(order_[size_t(n)])].max_draft, kMaxChain)) ++n;
     return n;
   }
+  // The running chains go on with what a pass chose. False: a row had no finite logit, and the target decides alone.
+  bool extend(std::span<Draft> drafts, int n, const Chosen& c, int k) const {
+    for (int i = 0; i < n; ++i) {
+      Draft& d = drafts[size_t(order_[size_t(i)])];
+      const size_t first = size_t(i) * size_t(k);
+      if (c.id[first] < 0) return false;
+      d.token.push_back(c.id[first]);
+      for (size_t j = first; j < first + size_t(d.n_top); ++j) {
+        d.top.push_back(c.id[j]);
+        d.top_log_prob.push_back(c.log_prob[j]);
+      }
+    }
+    return true;
+  }
+  // Logits of a pass after the newest token of each chain; next_step: after the one that the pass before chose.
   Rows step(std::span<const Draft> drafts, int n) {
+    const Step& s = build(drafts, n);
+    return run_pass(t_.b, s, this, pass_over(s));
+  }
+  Rows next_step(std::span<const Draft> drafts, int n) {
+    const Step& s = build(drafts, n);
+    return run_next_pass(t_.b, s, this, pass_over(s));
+  }
+  auto pass_over(const Step& s) {
+    return [&] { return mtp_step(t_.b, c_.body, w_, t_.m, t_.w, h_.view(s.shape.n_tok, t_.m.d_model), s, t_.kv, work_); };
+  }
+  const Step& build(std::span<const Draft> drafts, int n) {
     steps_.begin();
     for (int i = 0; i < n; ++i) {
       const Draft& d = drafts[size_t(order_[size_t(i)])];
       steps_.add({.slot = d.slot, .kv_len = d.position, .token = std::span(d.token).last(1), .out = Out::kLast, .mask = Mask::kPast, .pos = d.position});
     }
-    const Step& s = steps_.finish();
-    return run_pass(t_.b, s, this, [&] { return mtp_step(t_.b, c_.body, w_, t_.m, t_.w, h_.view(n, t_.m.d_model), s, t_.kv, work_); });
+    return steps_.finish();
   }
 
   TargetView<B> t_;
@@ -146,8 +172,7 @@ class Mtp final : public Drafter<B> {
   MtpW<B> w_;
   MtpWork<B> work_;
   Rows state_, h_;  // [slots, D] of committed tokens; [chains, D] of those in flight
-  typename B::Ids ids_{};
-  typename B::Scores log_prob_{};
+  std::vector<Chosen> chosen_;
 };
 
 }  // namespace facet

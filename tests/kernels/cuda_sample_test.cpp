@@ -75,10 +75,12 @@ TEST(CudaSample, TopKAsTheCpu) {
     for (int k : {1, 2, 7, 256}) {
       OnDevice<int32_t> ids{size_t(kRows * k)};
       OnDevice<float> log_probs{size_t(kRows * k)};
-      cuda::top_k(nullptr, ids.p(), log_probs.p(), logits.p(), n_vocab, n_vocab, kRows, k, candidates.p(), sums.p());
+      OnDevice<int32_t> best(kRows);
+      cuda::top_k(nullptr, ids.p(), log_probs.p(), best.p(), logits.p(), n_vocab, n_vocab, kRows, k, candidates.p(), sums.p());
       const std::vector<int32_t> got = ids.get();
       const std::vector<float> got_log = log_probs.get();
       for (int r = 0; r < kRows; ++r) {
+        EXPECT_EQ(best.get()[size_t(r)], got[size_t(r * k)]);
         std::vector<int32_t> want(static_cast<size_t>(k));
         std::vector<float> want_log(static_cast<size_t>(k));
         top_k_row(std::span(l).subspan(size_t(r) * size_t(n_vocab), size_t(n_vocab)), want, want_log, scratch);
@@ -95,6 +97,21 @@ TEST(CudaSample, TopKAsTheCpu) {
       }
     }
   }
+}
+
+TEST(CudaSample, ARowOfNothingHasNoBest) {
+  NEEDS_GPU();
+  constexpr int kVocab = 5000, kRows = 2;
+  std::vector<float> l = logits_of(kRows, kVocab, 4);
+  std::fill(l.begin() + kVocab, l.end(), -INFINITY);
+  OnDevice<float> logits(l), log_probs(kRows);
+  OnDevice<uint64_t> candidates(size_t(cuda::draw_candidates(kVocab)) * kRows);
+  OnDevice<float2> sums(size_t(cuda::draw_candidates(kVocab)) * kRows / cuda::kMaxTopK);
+  OnDevice<int32_t> ids(kRows), best(kRows);
+  cuda::top_k(nullptr, ids.p(), log_probs.p(), best.p(), logits.p(), kVocab, kVocab, kRows, 1, candidates.p(), sums.p());
+  const int32_t first = ids.get()[0];
+  EXPECT_EQ(ids.get(), std::vector<int32_t>({first, -1}));
+  EXPECT_EQ(best.get(), std::vector<int32_t>({first, 0}));
 }
 
 }  // namespace

@@ -240,10 +240,15 @@ void Cuda::from_host(Rows x, std::span<const float> values) {
 
 // --- steps and graphs
 
-void Cuda::begin_step(const Step& s) {
+void Cuda::begin_step(const Step& s) { take_step(s, false); }
+void Cuda::next_step(const Step& s) {
+  CHECK(s.shape.n_tok <= step_.shape.n_tok, "{} rows after {}", s.shape.n_tok, step_.shape.n_tok);
+  if (s.shape.n_tok < step_.shape.n_tok) take_step(s, true);
+}
+void Cuda::take_step(const Step& s, bool keep_tokens) {
   settle();  // that is of the step before
   forget_rounded();
-  step_ = arrays_->upload(*this, s);
+  step_ = arrays_->upload(*this, s, keep_tokens);
   step_.shape.longest = int(row_bucket(s.shape.longest));
   // Powers of two: few graphs serve many trees.
   if (s.shape.n_path > 0) step_.shape.n_path = int(std::bit_ceil(unsigned(s.shape.n_path)));

@@ -16,11 +16,12 @@ namespace facet {
 namespace {
 // Offsets of the arrays for `cap` tokens and as many sequences; the last one is the size.
 struct Offsets {
-  size_t ancestor, token, pos, seq, out_row, q_begin, kv_len, slot, mask, end;
+  size_t token, ancestor, pos, seq, out_row, q_begin, kv_len, slot, mask, end;
   explicit Offsets(int cap) {
     const size_t n = size_t(cap), i = n * 4;
-    ancestor = 0;
-    token = n * 8, pos = token + i, seq = pos + i, out_row = seq + i, q_begin = out_row + i, kv_len = q_begin + i + 16, slot = kv_len + i;
+    token = 0;
+    ancestor = (i + 15) / 16 * 16;
+    pos = ancestor + n * 8, seq = pos + i, out_row = seq + i, q_begin = out_row + i, kv_len = q_begin + i + 16, slot = kv_len + i;
     mask = slot + i;
     end = (mask + n + 15) / 16 * 16;
   }
@@ -50,7 +51,7 @@ Cuda::StepArrays::~StepArrays() {
       if (p->copied[i]) cudaEventDestroy(p->copied[i]);
     }
 }
-Step Cuda::StepArrays::upload(Cuda& c, const Step& s) {
+Step Cuda::StepArrays::upload(Cuda& c, const Step& s, bool keep_tokens) {
   Place& p = s.shape.n_tok <= kSmall && s.shape.n_seq < kSmall ? small : large;
   CHECK(s.shape.n_tok <= p.cap && s.shape.n_seq <= p.cap, "a step of {} tokens, {} planned", s.shape.n_tok, p.cap);
   const Offsets o(p.cap);
@@ -63,12 +64,15 @@ Step Cuda::StepArrays::upload(Cuda& c, const Step& s) {
   if (s.ancestor) put(o.ancestor, s.ancestor, T * 8);
   put(o.token, s.token, T * 4), put(o.pos, s.pos, T * 4), put(o.seq, s.seq, T * 4), put(o.out_row, s.out_row, O * 4);
   put(o.q_begin, s.q_begin, (S + 1) * 4), put(o.kv_len, s.kv_len, S * 4), put(o.slot, s.slot, S * 4), put(o.mask, s.mask, S);
-  CUDA_OK(cudaMemcpyAsync(p.device, h, o.end, cudaMemcpyHostToDevice, c.stream_));
+  const size_t first = keep_tokens ? o.ancestor : 0;
+  CUDA_OK(cudaMemcpyAsync(p.device + first, h + first, o.end - first, cudaMemcpyHostToDevice, c.stream_));
   CUDA_OK(cudaEventRecord(p.copied[i], c.stream_));
   auto at = [&](size_t offset) { return reinterpret_cast<const int32_t*>(p.device + offset); };
   Step d = s;
   d.ancestor = reinterpret_cast<const uint64_t*>(p.device + o.ancestor);
-  d.token = at(o.token), d.pos = at(o.pos), d.seq = at(o.seq), d.out_row = at(o.out_row);
+  int32_t* const kept = std::exchange(token, reinterpret_cast<int32_t*>(p.device + o.token));
+  if (keep_tokens && kept != token) CUDA_OK(cudaMemcpyAsync(token, kept, T * 4, cudaMemcpyDeviceToDevice, c.stream_));
+  d.token = token, d.pos = at(o.pos), d.seq = at(o.seq), d.out_row = at(o.out_row);
   d.q_begin = at(o.q_begin), d.kv_len = at(o.kv_len), d.slot = at(o.slot);
   d.mask = reinterpret_cast<const Mask*>(p.device + o.mask);
   return d;
@@ -317,12 +321,17 @@ void Cuda::reserve_draws(int n_row, int n_adjust, int n_vocab) {
   if (!s.copied) CUDA_OK(cudaEventCreateWithFlags(&s.copied, cudaEventDisableTiming));
 }
 
-void Cuda::top_k(Ids ids, Scores log_probs, Rows logits, int k) {
+void Cuda::top_k(Ids ids, Scores log_probs, Rows logits, int k) { best_of(ids, log_probs, nullptr, logits, k); }
+void Cuda::next_tokens(Ids ids, Scores log_probs, Rows logits, int k) {
+  CHECK(logits.rows == step_.shape.n_tok, "{} rows for a step of {} tokens", logits.rows, step_.shape.n_tok);
+  best_of(ids, log_probs, arrays_->token, logits, k);
+}
+void Cuda::best_of(Ids ids, Scores log_probs, int32_t* best, Rows logits, int k) {
   const size_t need = size_t(logits.rows) * size_t(k);
   CHECK(k > 0 && k <= cuda::kMaxTopK && ids.size() >= need && log_probs.size() >= need, "{} candidates for {} rows", k, logits.rows);
   reserve_draws(logits.rows, 0, logits.cols);
   const cuda::Mat l = mat(logits, false);
-  cuda::top_k(stream_, ids.host_, log_probs.host_, l.p, l.stride, logits.cols, logits.rows, k, sampler_->candidates, sampler_->part_sums);
+  cuda::top_k(stream_, ids.host_, log_probs.host_, best, l.p, l.stride, logits.cols, logits.rows, k, sampler_->candidates, sampler_->part_sums);
   sampler_->pending = true;
 }
 

@@ -33,8 +33,9 @@ struct Cuda::StepArrays {
   };
   ~StepArrays();
   void create(Cuda& c, int max_tok);
-  Step upload(Cuda& c, const Step& s);
+  Step upload(Cuda& c, const Step& s, bool keep_tokens);  // keep_tokens: of the step before
   Place small, large;
+  int32_t* token = nullptr;  // of the newest step
 };
 
 struct Cuda::Sampler {

@@ -290,7 +290,7 @@ __global__ void __launch_bounds__(kThreads) top_parts_kernel(const float* logits
   largest(key, k, candidates + (int64_t(row) * n_part + at) * kMaxTopK);
 }
 
-__global__ void __launch_bounds__(kThreads) top_pick_kernel(int32_t* ids, float* log_probs, int k, uint64_t* candidates, const float2* sums, int n_part) {
+__global__ void __launch_bounds__(kThreads) top_pick_kernel(int32_t* ids, float* log_probs, int32_t* best, int k, uint64_t* candidates, const float2* sums, int n_part) {
   __shared__ uint64_t sorted[kMaxTopK];
   __shared__ float log_total;
   wait_for_previous();
@@ -307,6 +307,7 @@ __global__ void __launch_bounds__(kThreads) top_pick_kernel(int32_t* ids, float*
     if (thread == 0) log_total = most + logf(total);
   }
   __syncthreads();
+  if (thread == 0 && best) best[row] = sorted[0] == kNone ? 0 : id_of(sorted[0]);
   if (thread >= k) return;
   ids[row * k + thread] = sorted[thread] == kNone ? -1 : id_of(sorted[thread]);
   log_probs[row * k + thread] = sorted[thread] == kNone ? -INFINITY : logit_of(sorted[thread]) - log_total;
@@ -336,11 +337,11 @@ __global__ void keep_clusters_kernel(float* logits, int64_t stride, int n_vocab,
 
 }  // namespace
 
-void top_k(cudaStream_t stream, int32_t* ids, float* log_probs, const float* logits, int64_t stride, int n_vocab, int n_row, int k, uint64_t* candidates,
-           float2* part_sums) {
+void top_k(cudaStream_t stream, int32_t* ids, float* log_probs, int32_t* best, const float* logits, int64_t stride, int n_vocab, int n_row, int k,
+           uint64_t* candidates, float2* part_sums) {
   const int n_part = (n_vocab + kDrawPart - 1) / kDrawPart;
   launch(top_parts_kernel, dim3(unsigned(n_part), unsigned(n_row)), dim3(kThreads), 0, stream, logits, stride, n_vocab, k, candidates, part_sums, n_part);
-  launch(top_pick_kernel, dim3(unsigned(n_row)), dim3(kThreads), 0, stream, ids, log_probs, k, candidates, part_sums, n_part);
+  launch(top_pick_kernel, dim3(unsigned(n_row)), dim3(kThreads), 0, stream, ids, log_probs, best, k, candidates, part_sums, n_part);
 }
 
 void keep_clusters(cudaStream_t stream, float* logits, int64_t stride, int n_vocab, int n_row, const float* scores, int64_t score_stride, int n_cluster,

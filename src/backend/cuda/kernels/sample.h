@@ -28,9 +28,10 @@ void draw(cudaStream_t, int32_t* ids, float* logits, int64_t stride, int n_vocab
           bool greedy, uint64_t* candidates);
 
 // ids and log_probs [n_row, k]: the k largest of each row, best first, and their natural log-probabilities; -1 and -inf
-// where there are no more. part_sums: one a part and row.
-void top_k(cudaStream_t, int32_t* ids, float* log_probs, const float* logits, int64_t stride, int n_vocab, int n_row, int k, uint64_t* candidates,
-           float2* part_sums);
+// where there are no more. part_sums: one a part and row. best [n_row], if it is not null: the first of each row, 0 where
+// there is none.
+void top_k(cudaStream_t, int32_t* ids, float* log_probs, int32_t* best, const float* logits, int64_t stride, int n_vocab, int n_row, int k,
+           uint64_t* candidates, float2* part_sums);
 
 // logits of tokens outside the top_k best clusters become -inf. order [n_vocab]: tokens, cluster after cluster of equal
 // size; scores [n_row, n_cluster], n_cluster <= kDrawPart; chosen [n_row, n_cluster]: scratch.
