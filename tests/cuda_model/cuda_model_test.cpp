@@ -390,12 +390,14 @@ TEST(CudaModel, TreesArePlainDecoding) {
   EXPECT_TRUE(noticed);
 }
 
-// The host chooses every pass's tokens.
+// The host chooses every pass's tokens, and what goes into a pass is put together by two verbs.
 class PassByPass : public Cuda {
  public:
   using Cuda::Cuda;
   template <class... T>
   void next_tokens(T...) = delete;
+  template <class... T>
+  void embed_concat(T...) = delete;
 };
 }  // namespace
 }  // namespace facet::test

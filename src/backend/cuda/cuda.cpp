@@ -503,6 +503,11 @@ void Cuda::attend(Rows o, Rows q, KvLayer kv, const Step&, AttnSpec spec) {
 // --- light verbs
 
 void Cuda::embed(Rows x, Weight table, const Step&, float scale) { cuda::embed(stream_, written(x, true), table.m, step_.token, scale); }
+void Cuda::embed_concat(Rows y, Weight table, const Step&, float scale, Rows x) {
+  CHECK(y.cols == int(table.n_in) + x.cols && y.rows == x.rows, "[{}, {}] beside {} columns into [{}, {}]", x.rows, x.cols, table.n_in, y.rows, y.cols);
+  const Mat beside = mat(x, false);
+  cuda::embed_concat(stream_, written(y, true), table.m, step_.token, scale, beside);
+}
 void Cuda::rms_norm(Rows y, Rows x, Vec gain, float eps) {
   const Mat in = mat(x, false);
   cuda::rms_norm(stream_, written(y, true), in, gain.p, eps);

@@ -169,6 +169,7 @@ class Cuda {
   cudaStream_t stream() const { return stream_; }
 
   void embed(Rows x, Weight table, const Step& s, float scale);
+  void embed_concat(Rows y, Weight table, const Step& s, float scale, Rows x);
   void rms_norm(Rows y, Rows x, Vec gain, float eps);
   void matmul(Rows y, Rows x, Weight w);
   void qkv(Rows q, Rows k, Rows v, Rows h, Weight wq, Weight wk, Weight wv);

@@ -229,10 +229,15 @@ __device__ void put(const Mat& m, int t, int c, float4 v) {
   if (m.bf) put_bf(m.bf + t * m.bf_stride + c, v);
 }
 
-__global__ void embed_kernel(Mat x, TiledMatrix m, const int32_t* token, float scale_by) {
+// Rows of `beside`, if there are any, are put behind the embeddings by blocks of their own.
+__global__ void embed_kernel(Mat x, TiledMatrix m, const int32_t* token, float scale_by, Mat beside) {
   wait_for_previous();
   let_next_start();
   const int t = int(blockIdx.x);
+  if (blockIdx.y > 0) {
+    for (int c = int(threadIdx.x) * 4; c < beside.cols; c += int(blockDim.x) * 4) put(x, t, m.n_in + c, get(beside, t, c));
+    return;
+  }
   const int id = token[t];
   const int row = id % kTileRows, cols = tile_cols(m.tile), n_item = m.n_tile() * cols / 8;
   const uint8_t* strip = m.strip(0, id / kTileRows);
@@ -269,7 +274,11 @@ bool few_cols(const Mat& x) { return x.cols <= kThreads * kMostPer / 2 * 4; }
 }  // namespace
 
 void embed(cudaStream_t stream, Mat x, const TiledMatrix& table, const int32_t* token, float scale_by) {
-  launch(embed_kernel, dim3(unsigned(x.rows)), dim3(256), 0, stream, x, table, token, scale_by);
+  launch(embed_kernel, dim3(unsigned(x.rows)), dim3(256), 0, stream, x, table, token, scale_by, Mat{});
+}
+void embed_concat(cudaStream_t stream, Mat y, const TiledMatrix& table, const int32_t* token, float scale_by, Mat x) {
+  CHECK(table.n_in % 4 == 0 && x.cols % 4 == 0, "{} columns beside {}", x.cols, table.n_in);
+  launch(embed_kernel, dim3(unsigned(y.rows), 2), dim3(256), 0, stream, y, table, token, scale_by, x);
 }
 void rms_norm(cudaStream_t stream, Mat y, Mat x, const float* gain, float eps) {
   CHECK(x.cols % 4 == 0 && x.cols <= kThreads * kMostPer * 4, "{} columns", x.cols);
