@@ -14,6 +14,7 @@
 #include "backend/cuda/kernels/attend.h"
 #include "backend/cuda/kernels/matmul/matmul.h"
 #include "backend/cuda/kernels/moe/moe.h"
+#include "backend/cuda/kernels/sample.h"
 #include "base/check.h"
 #include "base/recent.h"
 #include "base/result.h"
@@ -222,6 +223,8 @@ class Cuda {
   template <class T>
   Results<T> new_results(int n);
   void wait_for_results();
+  void results_there();
+  cuda::Done next_results();
   void take_step(const Step& s, bool keep_tokens);
   void best_of(Ids ids, Scores log_probs, int32_t* best, Rows logits, int k);
   void reserve_draws(int n_row, int n_adjust, int n_vocab);

@@ -254,6 +254,12 @@ __global__ void embed_kernel(Mat x, TiledMatrix m, const int32_t* token, float s
   }
 }
 
+// Starts when everything before it is done, and is not overlapped by what waits for it.
+__global__ void fetch_kernel(uint4* to, const uint4* from, int n) {
+  const int i = int(blockIdx.x * blockDim.x + threadIdx.x);
+  if (i < n) to[i] = from[i];
+}
+
 __global__ void __launch_bounds__(128) ple_combine_kernel(Mat p, Mat c, const float* gain, int n, float in_scale, float out_scale, float eps) {
   wait_for_previous();
   let_next_start();
@@ -333,6 +339,12 @@ void softcap(cudaStream_t stream, Mat x, float cap) {
     const float4 v = get(x, t, c);
     put(x, t, c, {cap * tanhf(v.x / cap), cap * tanhf(v.y / cap), cap * tanhf(v.z / cap), cap * tanhf(v.w / cap)});
   });
+}
+void fetch(cudaStream_t stream, void* to, const void* host, size_t bytes) {
+  CHECK(bytes % 16 == 0, "{} bytes", bytes);
+  const int n = int(bytes / 16);
+  fetch_kernel<<<unsigned((n + 255) / 256), 256, 0, stream>>>(static_cast<uint4*>(to), static_cast<const uint4*>(host), n);
+  FACET_CUDA_CHECK(cudaGetLastError());
 }
 void to_bf16(cudaStream_t stream, Mat x) {
   each4(stream, x.rows, x.cols, [=] __device__(int t, int c) { put_bf(x.bf + t * x.bf_stride + c, get(x, t, c)); });

@@ -26,6 +26,7 @@ void sum_partials(cudaStream_t, Mat y, Partials left);
 void copy_cols(cudaStream_t, Mat y, int at, Mat x);                           // y[t][at + i] = x[t][i]
 void gather(cudaStream_t, Mat y, Mat x, const int32_t* row);                  // y[i] = x[row[i]]
 void softcap(cudaStream_t, Mat x, float cap);
+void fetch(cudaStream_t, void* to, const void* host, size_t bytes);           // a few KB of page-locked memory, by a kernel; whole 16 bytes
 void to_bf16(cudaStream_t, Mat x);                                            // x.bf from x.p
 
 // residual_norm of the branch rms(y) * shared_post + rms(o) * routed_post. With slots.out, o is not read: it is the sum over
