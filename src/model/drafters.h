@@ -74,11 +74,12 @@ struct MtpWork {
   typename B::Rows eh;           // [T, 2 * D_target]
 };
 
-// Tokens and hidden states h [T, D_target] -> logits of the step's out_rows; h becomes the next pass's. Mask::kPast,
-// `kv` the target's, one view a layer.
+// Tokens and hidden states h [T, D_target] -> logits of the step's out_rows; h becomes the next pass's, if there is one.
+// Mask::kPast, `kv` the target's, one view a layer.
 template <Backend B>
 typename B::Rows mtp_step(B& b, const ModelCfg& m, const MtpW<B>& W, const ModelCfg& tm, const ModelW<B>& target,
-                          typename B::Rows h_prev, const Step& s, std::span<const typename B::KvLayer> kv, MtpWork<B>& mw) {
+                          typename B::Rows h_prev, const Step& s, std::span<const typename B::KvLayer> kv, MtpWork<B>& mw,
+                          bool last = false) {
   Work<B>& w = mw.w;
   const int T = s.shape.n_tok;
   auto e = mw.e.view(T, tm.d_model), eh = mw.eh.view(T, 2 * tm.d_model);
@@ -87,7 +88,7 @@ typename B::Rows mtp_step(B& b, const ModelCfg& m, const MtpW<B>& W, const Model
   b.matmul(x, eh, W.pre);
   b.rms_norm(h, x, W.body.layer[0].attn_norm, m.eps);
   for (size_t l = 0; l < W.body.layer.size(); ++l) decoder_layer(b, W.body, l, m, kv, s, w);
-  b.matmul(h_prev, h, W.post);  // h is normalised already
+  if (!last) b.matmul(h_prev, h, W.post);  // h is normalised already
   if (!W.clusters.top_k) return output_head(b, W.body.head, m, s, w);
   auto logits = w.logits.view(s.shape.n_out, m.n_vocab);
   b.clustered_head(logits, output_rows(b, m, s, w), W.clusters);

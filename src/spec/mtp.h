@@ -62,26 +62,27 @@ class Mtp final : public Drafter<B> {
     int k = 1;
     for (const Draft& d : drafts) k = std::max(k, d.n_top);
     CHECK(k <= kMaxTop, "{} candidates a position, at most {}", k, kMaxTop);
-    if constexpr (ChainsPasses<B>) {  // all passes, then what they chose
-      for (int pass = 0, n = 0; (n = running(drafts, pass)) > 0; ++pass) {
-        const Chosen& c = chosen_[size_t(pass)];
-        t_.b.next_tokens(c.id, c.log_prob, pass == 0 ? step(drafts, n) : next_step(drafts, n), k);
-      }
-      for (int pass = 0, n = 0; (n = running(drafts, pass)) > 0; ++pass)
-        if (!extend(drafts, n, chosen_[size_t(pass)], k)) return;
-    } else {
-      for (int pass = 0, n = 0; (n = running(drafts, pass)) > 0; ++pass) {
-        t_.b.top_k(chosen_[0].id, chosen_[0].log_prob, step(drafts, n), k);
+    for (int pass = 0, n = running(drafts, 0); n > 0; ++pass) {
+      const int n_next = running(drafts, pass + 1);
+      const Rows logits = step(drafts, n, {.after_own = ChainsPasses<B> && pass > 0, .last = n_next == 0});
+      if constexpr (ChainsPasses<B>) {
+        t_.b.next_tokens(chosen_[size_t(pass)].id, chosen_[size_t(pass)].log_prob, logits, k);
+      } else {
+        t_.b.top_k(chosen_[0].id, chosen_[0].log_prob, logits, k);
         if (!extend(drafts, n, chosen_[0], k)) return;
       }
+      n = n_next;
     }
+    if constexpr (ChainsPasses<B>)  // the host has not waited until here
+      for (int pass = 0, n = 0; (n = running(drafts, pass)) > 0; ++pass)
+        if (!extend(drafts, n, chosen_[size_t(pass)], k)) return;
   }
 
   // The pass after the newest token of each draft: logits [drafts, V], for tests and tools. first: from the target's
   // state, else from that of the pass before.
   Rows logits(std::span<Draft> drafts, bool first) {
     if (first) begin_chains(drafts);
-    return step(drafts, int(drafts.size()));
+    return step(drafts, int(drafts.size()), {});
   }
 
   int held(SlotId s) const override { return slots_[size_t(s)].held; }
@@ -142,25 +143,23 @@ class Mtp final : public Drafter<B> {
     }
     return true;
   }
-  // Logits of a pass after the newest token of each chain; next_step: after the one that the pass before chose.
-  Rows step(std::span<const Draft> drafts, int n) {
-    const Step& s = build(drafts, n);
-    return run_pass(t_.b, s, this, pass_over(s));
-  }
-  Rows next_step(std::span<const Draft> drafts, int n) {
-    const Step& s = build(drafts, n);
-    return run_next_pass(t_.b, s, this, pass_over(s));
-  }
-  auto pass_over(const Step& s) {
-    return [&] { return mtp_step(t_.b, c_.body, w_, t_.m, t_.w, h_.view(s.shape.n_tok, t_.m.d_model), s, t_.kv, work_); };
-  }
-  const Step& build(std::span<const Draft> drafts, int n) {
+  struct How {
+    bool after_own = false;  // after the tokens that the pass before chose, which only the backend knows yet
+    bool last = false;       // no pass follows
+  };
+  // Logits of a pass after the newest token of each chain.
+  Rows step(std::span<const Draft> drafts, int n, How how) {
     steps_.begin();
     for (int i = 0; i < n; ++i) {
       const Draft& d = drafts[size_t(order_[size_t(i)])];
       steps_.add({.slot = d.slot, .kv_len = d.position, .token = std::span(d.token).last(1), .out = Out::kLast, .mask = Mask::kPast, .pos = d.position});
     }
-    return steps_.finish();
+    const Step& s = steps_.finish();
+    auto pass = [&] { return mtp_step(t_.b, c_.body, w_, t_.m, t_.w, h_.view(n, t_.m.d_model), s, t_.kv, work_, how.last); };
+    const void* key = reinterpret_cast<const char*>(this) + how.last;
+    if constexpr (ChainsPasses<B>)
+      if (how.after_own) return run_next_pass(t_.b, s, key, pass);
+    return run_pass(t_.b, s, key, pass);
   }
 
   TargetView<B> t_;
