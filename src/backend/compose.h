@@ -19,6 +19,17 @@ void norm_rope_append(B& b, typename B::KvLayer kv, typename B::Rows q, typename
   }
 }
 
+// y = [embed(e), x]: embeddings of the step's tokens, and rows beside them. e may be left as it is.
+template <Backend B>
+void embed_concat(B& b, typename B::Rows y, typename B::Rows e, typename B::Weight table, const Step& s, float scale, typename B::Rows x) {
+  if constexpr (requires { b.embed_concat(y, table, s, scale, x); }) {
+    b.embed_concat(y, table, s, scale, x);
+  } else {
+    b.embed(e, table, s, scale);
+    b.concat(y, e, x);
+  }
+}
+
 // residual_norm, then both inputs of a mixture of experts from the new x: r = rms(x) * router_gain, e = rms(x) * expert_gain.
 template <Backend B>
 void residual_norm_moe(B& b, typename B::Rows x, typename B::Rows h, typename B::Rows y, ResidualSpec<typename B::Vec> spec, typename B::Rows r,

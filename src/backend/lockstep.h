@@ -129,6 +129,15 @@ class Lockstep {
     compare("join_residual_norm.x", x, x.cols);
     if (p.next) compare("join_residual_norm.h", h, x.cols);
   }
+  void embed_concat(Rows y, Weight w, const Step& s, float scale, Rows x)
+    requires requires(A b) { b.embed_concat(y.a, w.a, s, scale, x.a); }
+  {
+    near_ = w.r.name;
+    a_.embed_concat(y.a, w.a, s, scale, x.a);
+    const int n = y.cols - x.cols;
+    r_.embed(y.r.cols_at(0, n), w.r, s, scale), r_.copy_rows(y.r.cols_at(n, x.cols), x.r);
+    compare("embed_concat", y, 1);
+  }
   void embed(Rows x, Weight w, const Step& s, float scale) {
     near_ = w.r.name;
     a_.embed(x.a, w.a, s, scale), r_.embed(x.r, w.r, s, scale);

@@ -13,15 +13,36 @@ Status memory_status(const B& b) {
     return Ok{};
 }
 
+template <Backend B, class Pass>
+typename B::Rows run_begun(B& b, const void* key, Pass&& pass) {
+  if constexpr (requires { b.replay(key, pass); })
+    return b.replay(key, pass);
+  else
+    return pass();
+}
+
 // Runs pass() on the step s, in the way the backend likes: a GPU first takes the step's arrays, and may replay what it
 // recorded under `key` for a step of this shape. Under one key, pass() must depend on the step's shape alone.
 template <Backend B, class Pass>
 typename B::Rows run_pass(B& b, const Step& s, const void* key, Pass&& pass) {
   if constexpr (requires { b.begin_step(s); }) b.begin_step(s);
-  if constexpr (requires { b.replay(key, pass); })
-    return b.replay(key, pass);
-  else
-    return pass();
+  return run_begun(b, key, pass);
+}
+
+// A backend that runs ahead of the host: what it chooses in one pass it takes as the tokens of the next by itself.
+//   next_tokens  top_k of a step with a row of logits a token, whose best ids become the step's tokens; 0 where a row has none
+//   next_step    the newest step again, or its first rows, with those tokens
+template <class B>
+concept ChainsPasses = Backend<B> && requires(B b, const Step& s, typename B::Ids ids, typename B::Scores scores, typename B::Rows x) {
+  b.next_tokens(ids, scores, x, 1);
+  b.next_step(s);
+};
+
+// run_pass on what next_tokens left. s.token is not read.
+template <ChainsPasses B, class Pass>
+typename B::Rows run_next_pass(B& b, const Step& s, const void* key, Pass&& pass) {
+  b.next_step(s);
+  return run_begun(b, key, pass);
 }
 
 }  // namespace facet

@@ -31,6 +31,7 @@ struct StepShape {
   int n_path = 0;                       // most paths from the root to a leaf of a tree of at most kSmallT tokens; 0: none
   bool staged = false;                  // some sequence brings more tokens than the rings' margin
   bool operator==(const StepShape&) const = default;
+  bool all_out() const { return n_out == n_tok; }  // the head runs for every token, in order (Out::kGiven aside)
 };
 
 // One forward pass over T tokens of S sequences, ragged. Prefill, decode, verify, tree verify

@@ -63,6 +63,11 @@ class Traced {
   void embed(Rows x, Weight w, const Step& s, float scale) {
     timed("embed", act(x) + double(x.rows) * double(row_bytes(w.type, w.n_in)), 0, [&] { inner_.embed(x, w, s, scale); });
   }
+  void embed_concat(Rows y, Weight w, const Step& s, float scale, Rows x)
+    requires requires(B b) { b.embed_concat(y, w, s, scale, x); }
+  {
+    timed("embed_concat", act(y) + act(x) + double(y.rows) * double(row_bytes(w.type, w.n_in)), 0, [&] { inner_.embed_concat(y, w, s, scale, x); });
+  }
   void rms_norm(Rows y, Rows x, Vec g, float eps) { timed("rms_norm", act(y) + act(x), 0, [&] { inner_.rms_norm(y, x, g, eps); }); }
   void matmul(Rows y, Rows x, Weight w) {
     timed("matmul", act(y) + act(x) + bytes(w), flops(x, w), [&] { inner_.matmul(y, x, w); });

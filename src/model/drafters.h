@@ -74,25 +74,24 @@ struct MtpWork {
   typename B::Rows eh;           // [T, 2 * D_target]
 };
 
-// Tokens and hidden states h [T, D_target] -> logits of the step's out_rows; h becomes the next pass's. Mask::kPast,
-// `kv` the target's, one view a layer.
+// Tokens and hidden states h [T, D_target] -> logits of the step's out_rows; h becomes the next pass's, if there is one.
+// Mask::kPast, `kv` the target's, one view a layer.
 template <Backend B>
 typename B::Rows mtp_step(B& b, const ModelCfg& m, const MtpW<B>& W, const ModelCfg& tm, const ModelW<B>& target,
-                          typename B::Rows h_prev, const Step& s, std::span<const typename B::KvLayer> kv, MtpWork<B>& mw) {
+                          typename B::Rows h_prev, const Step& s, std::span<const typename B::KvLayer> kv, MtpWork<B>& mw,
+                          bool last = false) {
   Work<B>& w = mw.w;
   const int T = s.shape.n_tok;
   auto e = mw.e.view(T, tm.d_model), eh = mw.eh.view(T, 2 * tm.d_model);
   auto x = w.x.view(T, m.d_model), h = w.h.view(T, m.d_model);
-  b.embed(e, target.tok_embd, s, tm.embed_scale);  // the target's width sets the scale, not the drafter's
-  b.concat(eh, e, h_prev);
+  embed_concat(b, eh, e, target.tok_embd, s, tm.embed_scale, h_prev);  // the target's width sets the scale, not the drafter's
   b.matmul(x, eh, W.pre);
   b.rms_norm(h, x, W.body.layer[0].attn_norm, m.eps);
   for (size_t l = 0; l < W.body.layer.size(); ++l) decoder_layer(b, W.body, l, m, kv, s, w);
-  b.matmul(h_prev, h, W.post);  // h is normalised already
+  if (!last) b.matmul(h_prev, h, W.post);  // h is normalised already
   if (!W.clusters.top_k) return output_head(b, W.body.head, m, s, w);
-  auto out = w.out.view(s.shape.n_out, m.d_model), logits = w.logits.view(s.shape.n_out, m.n_vocab);
-  b.gather(out, h, s);
-  b.clustered_head(logits, out, W.clusters);
+  auto logits = w.logits.view(s.shape.n_out, m.n_vocab);
+  b.clustered_head(logits, output_rows(b, m, s, w), W.clusters);
   return logits;
 }
 

@@ -95,12 +95,20 @@ void per_layer_embeddings(B& b, const ModelCfg& m, const ModelW<B>& W, const Ste
   b.ple_combine(p, c, W.ple_norm, 1.f / std::sqrt(float(m.d_model)), std::sqrt(.5f), m.eps);
 }
 
+// Rows of the step's out_rows from the final hidden state in w.h.
+template <Backend B>
+typename B::Rows output_rows(B& b, const ModelCfg& m, const Step& s, Work<B>& w) {
+  auto h = w.h.view(s.shape.n_tok, m.d_model), out = w.out.view(s.shape.n_out, m.d_model);
+  if (s.shape.all_out()) return h;
+  b.gather(out, h, s);
+  return out;
+}
+
 // Logits [O, V] of the step's out_rows from the final hidden state in w.h.
 template <Backend B>
 typename B::Rows output_head(B& b, typename B::Weight head, const ModelCfg& m, const Step& s, Work<B>& w) {
-  auto out = w.out.view(s.shape.n_out, m.d_model), logits = w.logits.view(s.shape.n_out, m.n_vocab);
-  b.gather(out, w.h.view(s.shape.n_tok, m.d_model), s);
-  b.matmul(logits, out, head);
+  auto logits = w.logits.view(s.shape.n_out, m.n_vocab);
+  b.matmul(logits, output_rows(b, m, s, w), head);
   b.softcap(logits, m.softcap);
   return logits;
 }

@@ -37,8 +37,8 @@ class Mtp final : public Drafter<B> {
     d->work_ = {make_work(t.b, d->c_.body, S, S), t.b.new_rows(S, D), t.b.new_rows(S, 2 * D)};
     d->state_ = t.b.new_rows(S, D);
     d->h_ = t.b.new_rows(S, D);
-    d->ids_ = t.b.new_ids(S * kMaxTop);
-    d->log_prob_ = t.b.new_scores(S * kMaxTop);
+    for (int pass = 0; pass < (ChainsPasses<B> ? kMaxChain : 1); ++pass)
+      d->chosen_.push_back({t.b.new_ids(S * kMaxTop), t.b.new_scores(S * kMaxTop)});
     if (auto ok = memory_status(t.b); !ok) return ok.error();
     return d;
   }
@@ -62,29 +62,27 @@ class Mtp final : public Drafter<B> {
     int k = 1;
     for (const Draft& d : drafts) k = std::max(k, d.n_top);
     CHECK(k <= kMaxTop, "{} candidates a position, at most {}", k, kMaxTop);
-    for (int pass = 0; true; ++pass) {
-      const int n = running(drafts, pass);
-      if (n == 0) return;
-      const Rows logits = step(drafts, n);
-      t_.b.top_k(ids_, log_prob_, logits, k);
-      for (int i = 0; i < n; ++i) {
-        Draft& d = drafts[size_t(order_[size_t(i)])];
-        const int32_t* id = &ids_[size_t(i) * size_t(k)];
-        if (id[0] < 0) return;  // no finite logit: the target decides alone
-        d.token.push_back(id[0]);
-        for (int j = 0; j < d.n_top; ++j) {
-          d.top.push_back(id[j]);
-          d.top_log_prob.push_back(log_prob_[size_t(i) * size_t(k) + size_t(j)]);
-        }
+    for (int pass = 0, n = running(drafts, 0); n > 0; ++pass) {
+      const int n_next = running(drafts, pass + 1);
+      const Rows logits = step(drafts, n, {.after_own = ChainsPasses<B> && pass > 0, .last = n_next == 0});
+      if constexpr (ChainsPasses<B>) {
+        t_.b.next_tokens(chosen_[size_t(pass)].id, chosen_[size_t(pass)].log_prob, logits, k);
+      } else {
+        t_.b.top_k(chosen_[0].id, chosen_[0].log_prob, logits, k);
+        if (!extend(drafts, n, chosen_[0], k)) return;
       }
+      n = n_next;
     }
+    if constexpr (ChainsPasses<B>)  // the host has not waited until here
+      for (int pass = 0, n = 0; (n = running(drafts, pass)) > 0; ++pass)
+        if (!extend(drafts, n, chosen_[size_t(pass)], k)) return;
   }
 
   // The pass after the newest token of each draft: logits [drafts, V], for tests and tools. first: from the target's
   // state, else from that of the pass before.
   Rows logits(std::span<Draft> drafts, bool first) {
     if (first) begin_chains(drafts);
-    return step(drafts, int(drafts.size()));
+    return step(drafts, int(drafts.size()), {});
   }
 
   int held(SlotId s) const override { return slots_[size_t(s)].held; }
@@ -101,6 +99,10 @@ class Mtp final : public Drafter<B> {
   struct Slot {
     int held = 0;
     bool state = false;  // state_ holds the row of token held - 1
+  };
+  struct Chosen {  // by a pass: [chains, k]
+    typename B::Ids id{};
+    typename B::Scores log_prob{};
   };
   Mtp(const TargetView<B>& t, MtpCfg cfg)
       : t_(t), c_(std::move(cfg)), steps_(t.plan.max_seq, t.plan.max_seq, t.plan.margin), slots_(size_t(t.plan.max_seq)) {
@@ -127,14 +129,37 @@ class Mtp final : public Drafter<B> {
     while (n < int(order_.size()) && pass < std::min(drafts[size_t(order_[size_t(n)])].max_draft, kMaxChain)) ++n;
     return n;
   }
-  Rows step(std::span<const Draft> drafts, int n) {
+  // The running chains go on with what a pass chose. False: a row had no finite logit, and the target decides alone.
+  bool extend(std::span<Draft> drafts, int n, const Chosen& c, int k) const {
+    for (int i = 0; i < n; ++i) {
+      Draft& d = drafts[size_t(order_[size_t(i)])];
+      const size_t first = size_t(i) * size_t(k);
+      if (c.id[first] < 0) return false;
+      d.token.push_back(c.id[first]);
+      for (size_t j = first; j < first + size_t(d.n_top); ++j) {
+        d.top.push_back(c.id[j]);
+        d.top_log_prob.push_back(c.log_prob[j]);
+      }
+    }
+    return true;
+  }
+  struct How {
+    bool after_own = false;  // after the tokens that the pass before chose, which only the backend knows yet
+    bool last = false;       // no pass follows
+  };
+  // Logits of a pass after the newest token of each chain.
+  Rows step(std::span<const Draft> drafts, int n, How how) {
     steps_.begin();
     for (int i = 0; i < n; ++i) {
       const Draft& d = drafts[size_t(order_[size_t(i)])];
       steps_.add({.slot = d.slot, .kv_len = d.position, .token = std::span(d.token).last(1), .out = Out::kLast, .mask = Mask::kPast, .pos = d.position});
     }
     const Step& s = steps_.finish();
-    return run_pass(t_.b, s, this, [&] { return mtp_step(t_.b, c_.body, w_, t_.m, t_.w, h_.view(n, t_.m.d_model), s, t_.kv, work_); });
+    auto pass = [&] { return mtp_step(t_.b, c_.body, w_, t_.m, t_.w, h_.view(n, t_.m.d_model), s, t_.kv, work_, how.last); };
+    const void* key = reinterpret_cast<const char*>(this) + how.last;
+    if constexpr (ChainsPasses<B>)
+      if (how.after_own) return run_next_pass(t_.b, s, key, pass);
+    return run_pass(t_.b, s, key, pass);
   }
 
   TargetView<B> t_;
@@ -146,8 +171,7 @@ class Mtp final : public Drafter<B> {
   MtpW<B> w_;
   MtpWork<B> work_;
   Rows state_, h_;  // [slots, D] of committed tokens; [chains, D] of those in flight
-  typename B::Ids ids_{};
-  typename B::Scores log_prob_{};
+  std::vector<Chosen> chosen_;
 };
 
 }  // namespace facet

@@ -5,6 +5,7 @@
 
 #include "cache/cuda_kv_cache.h"
 #include "engine/engine_cuda.h"
+#include "engine/open_drafters.h"
 #include "formats/widen.h"
 #include "support/harness.h"
 #include "support/tiny_model.h"
@@ -387,6 +388,99 @@ TEST(CudaModel, TreesArePlainDecoding) {
   for (const std::string& path : models())
     for (KvType t : {KvType::kF16, KvType::kQ8_0, KvType::kQ4_0, KvType::kTQ3_0}) noticed = noticed || !trees_are_plain_decoding<TreesAsStored>(path, t);
   EXPECT_TRUE(noticed);
+}
+
+// The host chooses every pass's tokens, and what goes into a pass is put together by two verbs.
+class PassByPass : public Cuda {
+ public:
+  using Cuda::Cuda;
+  template <class... T>
+  void next_tokens(T...) = delete;
+  template <class... T>
+  void embed_concat(T...) = delete;
+};
+}  // namespace
+}  // namespace facet::test
+namespace facet {
+template <>
+struct CacheOf<test::PassByPass> : CacheOf<Cuda> {};
+}  // namespace facet
+namespace facet::test {
+namespace {
+static_assert(ChainsPasses<Cuda> && !ChainsPasses<PassByPass>);
+
+// Drafts of four sequences of an MTP drafter: launched one by one, captured, replayed.
+template <class B>
+std::vector<Draft> mtp_drafts(const std::string& model, int n_top) {
+  Model<B> m(kModels + model + (model == "facet-nano" ? "-Q8_0.gguf" : "-Q4_K_M.gguf"), plan(KvType::kQ8_0));
+  Runner<B>& r = *m.r;
+  auto d = must(Mtp<B>::open(must(DrafterFile::open(kModels + model + "-mtp-Q8_0.gguf")), {.b = r.b, .m = r.m, .w = r.w, .kv = r.kv, .plan = r.cache->plan()}));
+  const auto hidden = r.b.new_rows(64, r.m.d_model);
+  std::vector<Draft> drafts;
+  for (int s = 0; s < 4; ++s) {
+    const auto ids = m.ids(20 + 9 * s, uint32_t(40 + s));
+    const int n = int(ids.size());
+    r.steps.begin();
+    m.add({.slot = s, .token = ids, .out = Out::kLast});
+    r.forward({.layer = {}, .dst = {}, .final_hidden = hidden.view(n, r.m.d_model)});
+    const Committed rows{.slot = s, .position = 0, .row = 0, .n = n};
+    d->absorb({&rows, 1}, {.taps = {}, .final_hidden = hidden});
+    r.cache->commit(s, n);
+    drafts.push_back({.slot = s, .position = n, .max_draft = std::vector{3, 7, 1, 7}[size_t(s)], .n_top = n_top, .token = {ids[0]}});
+  }
+  std::vector<Draft> all;
+  int64_t captures = 0;
+  for (int round = 0; round < 4; ++round) {
+    captures = r.b.counters().captures;
+    auto now = drafts;
+    d->propose(now);
+    all.insert(all.end(), now.begin(), now.end());
+  }
+  EXPECT_EQ(r.b.counters().captures, captures);
+  return all;
+}
+TEST(CudaModel, ChainsOnTheDeviceAreThoseOfTheHost) {
+  NEEDS_GPU();
+  for (const char* model : {"facet-nano", "facet-nano-moe"})
+    for (const int n_top : {1, 8}) {
+      const auto want = mtp_drafts<PassByPass>(model, n_top), got = mtp_drafts<Cuda>(model, n_top);
+      for (size_t i = 0; i < want.size(); ++i) {
+        EXPECT_EQ(want[i].n_draft(), want[i].max_draft) << model;
+        EXPECT_EQ(got[i].token, want[i].token) << model << ", draft " << i;
+        EXPECT_EQ(got[i].top, want[i].top) << model << ", draft " << i;
+        EXPECT_EQ(got[i].top_log_prob, want[i].top_log_prob) << model << ", draft " << i;
+        EXPECT_EQ(got[i].token, got[i % 4].token) << "the same every time";
+      }
+    }
+}
+
+// Greedy text of several requests at once, with and without drafts.
+TEST(CudaModel, DraftsGivePlainText) {
+  NEEDS_GPU();
+  for (const char* model : {"facet-nano", "facet-nano-moe"}) {
+    EngineConfig c;
+    c.model = kModels + model + (std::string(model) == "facet-nano" ? "-Q8_0.gguf" : "-Q4_K_M.gguf");
+    c.backend = "cuda";
+    c.n_ctx = 1024, c.max_seq = 3, c.chunk = 128;
+    auto answers = [&](Engine& e) {
+      std::vector<std::vector<int32_t>> all(3);
+      for (size_t i = 0; i < all.size(); ++i)
+        EXPECT_TRUE(e.submit({.prompt = random_ids(30 + 40 * int(i), e.model().n_vocab, uint32_t(60 + i)), .max_tokens = 80, .sampling = {.temperature = 0}, .ignore_eos = true},
+                             {.tokens = [&all, i](RequestId, std::span<const int32_t> t) { all[i].insert(all[i].end(), t.begin(), t.end()); },
+                              .done = {}}));
+      while (e.tick()) {
+      }
+      return all;
+    };
+    const auto want = answers(*must(Engine::open(c)));
+    for (const char* kind : {"-mtp-Q8_0.gguf", "-dflash-Q8_0.gguf"})
+      for (const int n : {1, 4, 7}) {
+        EngineConfig d = c;
+        d.draft.files = {kModels + model + kind};
+        d.draft.max = d.draft.min = n;
+        EXPECT_EQ(answers(*must(Engine::open(d))), want) << model << kind << ", " << n << " drafts";
+      }
+  }
 }
 
 // Files of types that become others at load.

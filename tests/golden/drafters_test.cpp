@@ -211,12 +211,14 @@ TEST(DflashRuntime, RowsOfAPath) {
   EXPECT_EQ(d->held(1), 0);
 }
 
-TEST(MtpRuntime, RaggedChainsAreEachTheirOwn) {
+// Chains of 2, 5 and 3 drafts together; each must be as it is alone.
+template <class B>
+std::vector<Draft> ragged_chains() {
   const std::string dir = data_path("drafters/mtp");
   const auto golden = must(SafetensorsFile::open(dir + "/golden.safetensors"));
   const auto ids = tensor_values<int32_t>(golden, "ids");
-  StandIn<CpuRef> t(golden, exact_plan(3));
-  auto d = must(Mtp<CpuRef>::open(must(DrafterFile::open(dir)), t.view()));
+  StandIn<B> t(golden, exact_plan(3));
+  auto d = must(Mtp<B>::open(must(DrafterFile::open(dir)), t.view()));
   const auto hidden = t.rows_of("final_hidden", 64);
   const std::vector<int> at{6, 40, 25}, length{2, 5, 3};
   for (int s = 0; s < 3; ++s) {
@@ -230,11 +232,43 @@ TEST(MtpRuntime, RaggedChainsAreEachTheirOwn) {
     d->propose(drafts);
     return drafts;
   };
-  for (const Draft& x : drafted({0, 1, 2})) {
+  const auto together = drafted({0, 1, 2});
+  for (const Draft& x : together) {
     EXPECT_EQ(x.n_draft(), length[size_t(x.slot)]);
     const Draft alone = drafted({x.slot})[0];
     EXPECT_EQ(alone.token, x.token);
     EXPECT_EQ(alone.top_log_prob, x.top_log_prob);
+  }
+  return together;
+}
+TEST(MtpRuntime, RaggedChainsAreEachTheirOwn) { ragged_chains<CpuRef>(); }
+
+// A backend that keeps the step's tokens, as a GPU does, and goes on with its own.
+class RunsAhead : public CpuRef {
+ public:
+  using CpuRef::CpuRef;
+  void begin_step(const Step& s) { token_.assign(s.token, s.token + s.shape.n_tok); }
+  void next_step(const Step& s) { token_.resize(size_t(s.shape.n_tok)); }
+  void next_tokens(Ids ids, Scores log_probs, Rows logits, int k) {
+    top_k(ids, log_probs, logits, k);
+    for (size_t t = 0; t < token_.size(); ++t) token_[t] = std::max(ids[t * size_t(k)], 0);
+  }
+  void embed(Rows x, Weight table, Step s, float scale) {
+    s.token = token_.data();
+    CpuRef::embed(x, table, s, scale);
+  }
+
+ private:
+  std::vector<int32_t> token_;
+};
+static_assert(ChainsPasses<RunsAhead> && !ChainsPasses<CpuRef>);
+
+TEST(MtpRuntime, PassesThatRunAheadOfTheHostDraftTheSame) {
+  const auto want = ragged_chains<CpuRef>(), got = ragged_chains<RunsAhead>();
+  for (size_t i = 0; i < want.size(); ++i) {
+    EXPECT_EQ(got[i].token, want[i].token);
+    EXPECT_EQ(got[i].top, want[i].top);
+    EXPECT_EQ(got[i].top_log_prob, want[i].top_log_prob);
   }
 }
 

@@ -2,6 +2,8 @@
 // from the number of terms.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <random>
 #include <vector>
@@ -75,10 +77,12 @@ TEST(CudaSample, TopKAsTheCpu) {
     for (int k : {1, 2, 7, 256}) {
       OnDevice<int32_t> ids{size_t(kRows * k)};
       OnDevice<float> log_probs{size_t(kRows * k)};
-      cuda::top_k(nullptr, ids.p(), log_probs.p(), logits.p(), n_vocab, n_vocab, kRows, k, candidates.p(), sums.p());
+      OnDevice<int32_t> best(kRows);
+      cuda::top_k(nullptr, ids.p(), log_probs.p(), best.p(), logits.p(), n_vocab, n_vocab, kRows, k, candidates.p(), sums.p());
       const std::vector<int32_t> got = ids.get();
       const std::vector<float> got_log = log_probs.get();
       for (int r = 0; r < kRows; ++r) {
+        EXPECT_EQ(best.get()[size_t(r)], got[size_t(r * k)]);
         std::vector<int32_t> want(static_cast<size_t>(k));
         std::vector<float> want_log(static_cast<size_t>(k));
         top_k_row(std::span(l).subspan(size_t(r) * size_t(n_vocab), size_t(n_vocab)), want, want_log, scratch);
@@ -95,6 +99,59 @@ TEST(CudaSample, TopKAsTheCpu) {
       }
     }
   }
+}
+
+// The host sees results when it is told of them, without waiting for the stream.
+TEST(CudaSample, SaysWhenResultsAreThere) {
+  NEEDS_GPU();
+  constexpr int kVocab = 30000, kRows = 5;
+  const std::vector<float> l = logits_of(kRows, kVocab, 17);
+  OnDevice<float> logits(l);
+  OnDevice<uint64_t> candidates(size_t(cuda::draw_candidates(kVocab)) * kRows);
+  OnDevice<float2> sums(size_t(cuda::draw_candidates(kVocab)) * kRows / cuda::kMaxTopK);
+  OnDevice<unsigned> n_row(std::vector<unsigned>{0});
+  OnDevice<cuda::DrawRow> rows(std::vector<cuda::DrawRow>(kRows, {0.f, 1.f, 0.f, 1, 1, 0, 0, 0}));
+  struct Host {
+    uint32_t flag;
+    int32_t ids[kRows];
+    float log_probs[kRows];
+  }* host = nullptr;
+  ok(cudaMallocHost(&host, sizeof(Host)));
+  *host = {};
+  std::vector<int32_t> want;
+  for (int r = 0; r < kRows; ++r) want.push_back(int32_t(std::max_element(l.begin() + r * kVocab, l.begin() + (r + 1) * kVocab) - (l.begin() + r * kVocab)));
+  for (uint32_t number = 1; number <= 200; ++number) {
+    std::fill_n(host->ids, kRows, -2);
+    std::fill_n(host->log_probs, kRows, 1.f);
+    const cuda::Done done{&host->flag, number, n_row.p()};
+    const int n = 1 + int(number) % kRows;
+    if (number % 2)
+      cuda::draw(nullptr, host->ids, logits.p(), kVocab, kVocab, n, rows.p(), nullptr, 0, true, candidates.p(), done);
+    else
+      cuda::top_k(nullptr, host->ids, host->log_probs, nullptr, logits.p(), kVocab, kVocab, n, 1, candidates.p(), sums.p(), done);
+    while (std::atomic_ref(host->flag).load(std::memory_order_acquire) != number) ASSERT_EQ(cudaGetLastError(), cudaSuccess);
+    for (int r = 0; r < n; ++r) {
+      ASSERT_EQ(host->ids[r], want[size_t(r)]) << number << ", row " << r;
+      ASSERT_LT(host->log_probs[r], number % 2 ? 2.f : 0.f);
+    }
+  }
+  ok(cudaDeviceSynchronize());
+  ok(cudaFreeHost(host));
+}
+
+TEST(CudaSample, ARowOfNothingHasNoBest) {
+  NEEDS_GPU();
+  constexpr int kVocab = 5000, kRows = 2;
+  std::vector<float> l = logits_of(kRows, kVocab, 4);
+  std::fill(l.begin() + kVocab, l.end(), -INFINITY);
+  OnDevice<float> logits(l), log_probs(kRows);
+  OnDevice<uint64_t> candidates(size_t(cuda::draw_candidates(kVocab)) * kRows);
+  OnDevice<float2> sums(size_t(cuda::draw_candidates(kVocab)) * kRows / cuda::kMaxTopK);
+  OnDevice<int32_t> ids(kRows), best(kRows);
+  cuda::top_k(nullptr, ids.p(), log_probs.p(), best.p(), logits.p(), kVocab, kVocab, kRows, 1, candidates.p(), sums.p());
+  const int32_t first = ids.get()[0];
+  EXPECT_EQ(ids.get(), std::vector<int32_t>({first, -1}));
+  EXPECT_EQ(best.get(), std::vector<int32_t>({first, 0}));
 }
 
 }  // namespace

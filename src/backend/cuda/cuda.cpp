@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <atomic>
 #include <bit>
 #include <cstring>
 
@@ -112,7 +113,15 @@ bool Cuda::grow(void*& p, size_t bytes, std::string_view what) {
   return p != nullptr;
 }
 
-void Cuda::finish() { CUDA_OK(cudaStreamSynchronize(stream_)); }
+void Cuda::finish() {
+  CUDA_OK(cudaStreamSynchronize(stream_));
+  arrays_->results_asked_for();
+  results_there();
+}
+void Cuda::results_there() {
+  arrays_->results_there();
+  sampler_->pending = sampler_->drawing = false;
+}
 
 template <class T>
 T* Cuda::copied(std::span<const T> values) {
@@ -139,14 +148,24 @@ Cuda::Results<T> Cuda::new_results(int n) {
   r.owner_ = this, r.n_ = size_t(n);
   r.host_ = static_cast<T*>(pinned(size_t(n) * sizeof(T), "results"));
   if (r.host_) sampler_->pinned.push_back(r.host_);
+  uint32_t*& flag = sampler_->done.flag;
+  if (!flag && (flag = static_cast<uint32_t*>(pinned(sizeof(uint32_t), "results")))) sampler_->pinned.push_back(flag), *flag = 0;
   return r;
 }
 template Cuda::Results<int32_t> Cuda::new_results<int32_t>(int n);
 template Cuda::Results<float> Cuda::new_results<float>(int n);
+// The kernel that writes results says when they are there, which is sooner than the end of the stream is known.
 void Cuda::wait_for_results() {
   if (!sampler_->pending) return;
-  finish();
-  sampler_->pending = false;
+  const cuda::Done& d = sampler_->done;
+  constexpr int kLooks = 1 << 14;  // between questions whether the device still works
+  for (int i = 1; std::atomic_ref(*d.flag).load(std::memory_order_acquire) != d.number; ++i) {
+    if (i % kLooks == 0 && cudaStreamQuery(stream_) != cudaErrorNotReady) return finish();
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#endif
+  }
+  results_there();
 }
 
 namespace {
@@ -240,10 +259,15 @@ void Cuda::from_host(Rows x, std::span<const float> values) {
 
 // --- steps and graphs
 
-void Cuda::begin_step(const Step& s) {
+void Cuda::begin_step(const Step& s) { take_step(s, false); }
+void Cuda::next_step(const Step& s) {
+  CHECK(s.shape.n_tok <= step_.shape.n_tok, "{} rows after {}", s.shape.n_tok, step_.shape.n_tok);
+  if (s.shape.n_tok < step_.shape.n_tok) take_step(s, true);
+}
+void Cuda::take_step(const Step& s, bool keep_tokens) {
   settle();  // that is of the step before
   forget_rounded();
-  step_ = arrays_->upload(*this, s);
+  step_ = arrays_->upload(*this, s, keep_tokens);
   step_.shape.longest = int(row_bucket(s.shape.longest));
   // Powers of two: few graphs serve many trees.
   if (s.shape.n_path > 0) step_.shape.n_path = int(std::bit_ceil(unsigned(s.shape.n_path)));
@@ -498,6 +522,11 @@ void Cuda::attend(Rows o, Rows q, KvLayer kv, const Step&, AttnSpec spec) {
 // --- light verbs
 
 void Cuda::embed(Rows x, Weight table, const Step&, float scale) { cuda::embed(stream_, written(x, true), table.m, step_.token, scale); }
+void Cuda::embed_concat(Rows y, Weight table, const Step&, float scale, Rows x) {
+  CHECK(y.cols == int(table.n_in) + x.cols && y.rows == x.rows, "[{}, {}] beside {} columns into [{}, {}]", x.rows, x.cols, table.n_in, y.rows, y.cols);
+  const Mat beside = mat(x, false);
+  cuda::embed_concat(stream_, written(y, true), table.m, step_.token, scale, beside);
+}
 void Cuda::rms_norm(Rows y, Rows x, Vec gain, float eps) {
   const Mat in = mat(x, false);
   cuda::rms_norm(stream_, written(y, true), in, gain.p, eps);

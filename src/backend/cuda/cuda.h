@@ -14,6 +14,7 @@
 #include "backend/cuda/kernels/attend.h"
 #include "backend/cuda/kernels/matmul/matmul.h"
 #include "backend/cuda/kernels/moe/moe.h"
+#include "backend/cuda/kernels/sample.h"
 #include "base/check.h"
 #include "base/recent.h"
 #include "base/result.h"
@@ -134,6 +135,8 @@ class Cuda {
 
   // Copies the step's arrays to the device; every verb until the next call works on this step.
   void begin_step(const Step& s);
+  // The newest step again, or its first rows, with the tokens that next_tokens has chosen.
+  void next_step(const Step& s);
   // What pass() launches, as a graph from the second time on that it is asked for with this key, unless kMaxGraphs others
   // came in between. Passes of more than kGraphRows tokens are always launched one by one. pass() must launch the same things whenever `key` and the step's
   // shape are equal.
@@ -167,6 +170,7 @@ class Cuda {
   cudaStream_t stream() const { return stream_; }
 
   void embed(Rows x, Weight table, const Step& s, float scale);
+  void embed_concat(Rows y, Weight table, const Step& s, float scale, Rows x);
   void rms_norm(Rows y, Rows x, Vec gain, float eps);
   void matmul(Rows y, Rows x, Weight w);
   void qkv(Rows q, Rows k, Rows v, Rows h, Weight wq, Weight wk, Weight wv);
@@ -191,6 +195,8 @@ class Cuda {
   void softcap(Rows x, float cap);
   void sample(Ids ids, Rows logits, std::span<const SampleRow> rows);
   void top_k(Ids ids, Scores log_probs, Rows logits, int k);
+  // top_k, and the best of row t becomes token t of the step (0 if there is none), without the host.
+  void next_tokens(Ids ids, Scores log_probs, Rows logits, int k);
   void clustered_head(Rows logits, Rows h, ClusteredHead<Weight, Table> w);
 
  private:
@@ -217,6 +223,10 @@ class Cuda {
   template <class T>
   Results<T> new_results(int n);
   void wait_for_results();
+  void results_there();
+  cuda::Done next_results();
+  void take_step(const Step& s, bool keep_tokens);
+  void best_of(Ids ids, Scores log_probs, int32_t* best, Rows logits, int k);
   void reserve_draws(int n_row, int n_adjust, int n_vocab);
   void forget_rounded();
   Captured* find(const void* key);

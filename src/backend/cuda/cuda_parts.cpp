@@ -6,6 +6,7 @@
 #include <optional>
 #include <utility>
 
+#include "backend/cuda/kernels/ops.h"
 #include "base/threads.h"
 #include "formats/widen.h"
 
@@ -16,11 +17,12 @@ namespace facet {
 namespace {
 // Offsets of the arrays for `cap` tokens and as many sequences; the last one is the size.
 struct Offsets {
-  size_t ancestor, token, pos, seq, out_row, q_begin, kv_len, slot, mask, end;
+  size_t token, ancestor, pos, seq, out_row, q_begin, kv_len, slot, mask, end;
   explicit Offsets(int cap) {
     const size_t n = size_t(cap), i = n * 4;
-    ancestor = 0;
-    token = n * 8, pos = token + i, seq = pos + i, out_row = seq + i, q_begin = out_row + i, kv_len = q_begin + i + 16, slot = kv_len + i;
+    token = 0;
+    ancestor = (i + 15) / 16 * 16;
+    pos = ancestor + n * 8, seq = pos + i, out_row = seq + i, q_begin = out_row + i, kv_len = q_begin + i + 16, slot = kv_len + i;
     mask = slot + i;
     end = (mask + n + 15) / 16 * 16;
   }
@@ -35,40 +37,40 @@ void Cuda::StepArrays::create(Cuda& c, int max_tok) {
     p.cap = cap;
     const size_t bytes = Offsets(cap).end;
     c.grow(p.device, bytes, "arrays of a step");
-    for (int i = 0; i < kRing; ++i) {
-      p.host[size_t(i)] = static_cast<std::byte*>(c.pinned(bytes, "arrays of a step"));
-      if (!p.copied[size_t(i)]) CUDA_OK(cudaEventCreateWithFlags(&p.copied[size_t(i)], cudaEventDisableTiming));
-    }
+    for (std::byte*& h : p.host) h = static_cast<std::byte*>(c.pinned(bytes, "arrays of a step"));
   };
   make(small, kSmall);
   if (max_tok > kSmall) make(large, max_tok);
 }
 Cuda::StepArrays::~StepArrays() {
   for (Place* p : {&small, &large})
-    for (size_t i = 0; i < kRing; ++i) {
-      if (p->host[i]) cudaFreeHost(p->host[i]);
-      if (p->copied[i]) cudaEventDestroy(p->copied[i]);
-    }
+    for (std::byte* h : p->host)
+      if (h) cudaFreeHost(h);
 }
-Step Cuda::StepArrays::upload(Cuda& c, const Step& s) {
+Step Cuda::StepArrays::upload(Cuda& c, const Step& s, bool keep_tokens) {
   Place& p = s.shape.n_tok <= kSmall && s.shape.n_seq < kSmall ? small : large;
   CHECK(s.shape.n_tok <= p.cap && s.shape.n_seq <= p.cap, "a step of {} tokens, {} planned", s.shape.n_tok, p.cap);
   const Offsets o(p.cap);
-  const size_t i = size_t(p.next);
+  if (p.unread == kRing) c.finish();
+  ++p.unread, ++p.later;
+  std::byte* h = p.host[size_t(p.next)];
   p.next = (p.next + 1) % kRing;
-  CUDA_OK(cudaEventSynchronize(p.copied[i]));  // done long ago, or never used
-  std::byte* h = p.host[i];
   const size_t T = size_t(s.shape.n_tok), S = size_t(s.shape.n_seq), O = size_t(s.shape.n_out);
   auto put = [&](size_t at, const void* from, size_t bytes) { std::memcpy(h + at, from, bytes); };
   if (s.ancestor) put(o.ancestor, s.ancestor, T * 8);
   put(o.token, s.token, T * 4), put(o.pos, s.pos, T * 4), put(o.seq, s.seq, T * 4), put(o.out_row, s.out_row, O * 4);
   put(o.q_begin, s.q_begin, (S + 1) * 4), put(o.kv_len, s.kv_len, S * 4), put(o.slot, s.slot, S * 4), put(o.mask, s.mask, S);
-  CUDA_OK(cudaMemcpyAsync(p.device, h, o.end, cudaMemcpyHostToDevice, c.stream_));
-  CUDA_OK(cudaEventRecord(p.copied[i], c.stream_));
+  const size_t first = keep_tokens ? o.ancestor : 0;
+  if (&p == &small)  // a copy would take longer to begin
+    cuda::fetch(c.stream_, p.device + first, h + first, o.end - first);
+  else
+    CUDA_OK(cudaMemcpyAsync(p.device + first, h + first, o.end - first, cudaMemcpyHostToDevice, c.stream_));
   auto at = [&](size_t offset) { return reinterpret_cast<const int32_t*>(p.device + offset); };
   Step d = s;
   d.ancestor = reinterpret_cast<const uint64_t*>(p.device + o.ancestor);
-  d.token = at(o.token), d.pos = at(o.pos), d.seq = at(o.seq), d.out_row = at(o.out_row);
+  int32_t* const kept = std::exchange(token, reinterpret_cast<int32_t*>(p.device + o.token));
+  if (keep_tokens && kept != token) CUDA_OK(cudaMemcpyAsync(token, kept, T * 4, cudaMemcpyDeviceToDevice, c.stream_));
+  d.token = token, d.pos = at(o.pos), d.seq = at(o.seq), d.out_row = at(o.out_row);
   d.q_begin = at(o.q_begin), d.kv_len = at(o.kv_len), d.slot = at(o.slot);
   d.mask = reinterpret_cast<const Mask*>(p.device + o.mask);
   return d;
@@ -260,7 +262,6 @@ void Cuda::Gemm::multiply(cudaStream_t stream, float* y, int64_t y_stride, const
 
 Cuda::Sampler::~Sampler() {
   for (void* p : pinned) cudaFreeHost(p);
-  if (copied) cudaEventDestroy(copied);
 }
 
 namespace {
@@ -313,17 +314,29 @@ void Cuda::reserve_draws(int n_row, int n_adjust, int n_vocab) {
   s.n_candidate = std::max(s.n_candidate, cuda::draw_candidates(n_vocab) * s.max_row);
   grow(s.candidates, size_t(s.n_candidate), "sampling");
   grow(s.part_sums, size_t(s.n_candidate) / cuda::kMaxTopK, "sampling");
+  if (grow(s.done.n_row, 1, "sampling")) CUDA_OK(cudaMemsetAsync(s.done.n_row, 0, sizeof(unsigned), stream_));
   CHECK(!failed_, "{}", failed_->message());
-  if (!s.copied) CUDA_OK(cudaEventCreateWithFlags(&s.copied, cudaEventDisableTiming));
+}
+// For the launch that comes next.
+cuda::Done Cuda::next_results() {
+  arrays_->results_asked_for();
+  sampler_->pending = true;
+  ++sampler_->done.number;
+  return sampler_->done;
 }
 
-void Cuda::top_k(Ids ids, Scores log_probs, Rows logits, int k) {
+void Cuda::top_k(Ids ids, Scores log_probs, Rows logits, int k) { best_of(ids, log_probs, nullptr, logits, k); }
+void Cuda::next_tokens(Ids ids, Scores log_probs, Rows logits, int k) {
+  CHECK(logits.rows == step_.shape.n_tok, "{} rows for a step of {} tokens", logits.rows, step_.shape.n_tok);
+  best_of(ids, log_probs, arrays_->token, logits, k);
+}
+void Cuda::best_of(Ids ids, Scores log_probs, int32_t* best, Rows logits, int k) {
   const size_t need = size_t(logits.rows) * size_t(k);
   CHECK(k > 0 && k <= cuda::kMaxTopK && ids.size() >= need && log_probs.size() >= need, "{} candidates for {} rows", k, logits.rows);
   reserve_draws(logits.rows, 0, logits.cols);
   const cuda::Mat l = mat(logits, false);
-  cuda::top_k(stream_, ids.host_, log_probs.host_, l.p, l.stride, logits.cols, logits.rows, k, sampler_->candidates, sampler_->part_sums);
-  sampler_->pending = true;
+  cuda::top_k(stream_, ids.host_, log_probs.host_, best, l.p, l.stride, logits.cols, logits.rows, k, sampler_->candidates, sampler_->part_sums,
+              next_results());
 }
 
 namespace {
@@ -349,7 +362,7 @@ void Cuda::sample(Ids ids, Rows logits, std::span<const SampleRow> rows) {
     draw[i] = {p.temperature, p.top_p, p.min_p, best || wide ? 1 : std::min(p.top_k, logits.cols), p.seed, rows[i].position, first, int(s.adjust.size()) - first};
   }
   reserve_draws(int(rows.size()), int(s.adjust.size()), logits.cols);
-  CUDA_OK(cudaEventSynchronize(s.copied));
+  if (s.drawing) wait_for_results();
   const size_t row_part = size_t(s.max_row) * sizeof(cuda::DrawRow);
   std::memcpy(s.host, draw.data(), draw.size() * sizeof(cuda::DrawRow));
   // Few rows are read where they are: a copy would have to wait for the logits and be waited for.
@@ -368,10 +381,9 @@ void Cuda::sample(Ids ids, Rows logits, std::span<const SampleRow> rows) {
     drawn.push_back({i, sample_row(row, rows[i], s.scratch)});
   }
   cuda::draw(stream_, ids.host_, l.p, l.stride, logits.cols, int(rows.size()), reinterpret_cast<const cuda::DrawRow*>(in_place ? s.host : s.device),
-             reinterpret_cast<const cuda::Adjust*>(s.device + row_part), int(s.adjust.size()), greedy, s.candidates);
-  CUDA_OK(cudaEventRecord(s.copied, stream_));
-  s.pending = true;
-  if (!drawn.empty()) finish(), s.pending = false;
+             reinterpret_cast<const cuda::Adjust*>(s.device + row_part), int(s.adjust.size()), greedy, s.candidates, next_results());
+  s.drawing = true;
+  if (!drawn.empty()) finish();
   for (const auto& [i, id] : drawn) ids.host_[i] = id;
 }
 

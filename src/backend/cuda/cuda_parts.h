@@ -28,22 +28,26 @@ struct Cuda::StepArrays {
     int cap = 0;
     std::byte* device = nullptr;
     std::array<std::byte*, kRing> host{};
-    std::array<cudaEvent_t, kRing> copied{};
     int next = 0;
+    int unread = 0, later = 0;  // of host that the device may still have to read; of those, since the newest results were asked for
   };
   ~StepArrays();
   void create(Cuda& c, int max_tok);
-  Step upload(Cuda& c, const Step& s);
+  Step upload(Cuda& c, const Step& s, bool keep_tokens);  // keep_tokens: of the step before
+  void results_asked_for() { small.later = large.later = 0; }
+  void results_there() { small.unread = small.later, large.unread = large.later; }
   Place small, large;
+  int32_t* token = nullptr;  // of the newest step
 };
 
 struct Cuda::Sampler {
   ~Sampler();
   std::vector<void*> pinned;
   bool pending = false;                       // ids are on their way to the host
+  bool drawing = false;                       // host may still be read
+  cuda::Done done;                            // of the newest results
   int max_row = 0, max_adjust = 0;
   std::byte *host = nullptr, *device = nullptr;  // rows, then adjustments
-  cudaEvent_t copied = nullptr;
   uint64_t* candidates = nullptr;
   int64_t n_candidate = 0;
   float2* part_sums = nullptr;                // of top_k: largest logit and sum of exponentials of a part

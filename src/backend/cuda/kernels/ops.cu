@@ -229,10 +229,15 @@ __device__ void put(const Mat& m, int t, int c, float4 v) {
   if (m.bf) put_bf(m.bf + t * m.bf_stride + c, v);
 }
 
-__global__ void embed_kernel(Mat x, TiledMatrix m, const int32_t* token, float scale_by) {
+// Rows of `beside`, if there are any, are put behind the embeddings by blocks of their own.
+__global__ void embed_kernel(Mat x, TiledMatrix m, const int32_t* token, float scale_by, Mat beside) {
   wait_for_previous();
   let_next_start();
   const int t = int(blockIdx.x);
+  if (blockIdx.y > 0) {
+    for (int c = int(threadIdx.x) * 4; c < beside.cols; c += int(blockDim.x) * 4) put(x, t, m.n_in + c, get(beside, t, c));
+    return;
+  }
   const int id = token[t];
   const int row = id % kTileRows, cols = tile_cols(m.tile), n_item = m.n_tile() * cols / 8;
   const uint8_t* strip = m.strip(0, id / kTileRows);
@@ -247,6 +252,12 @@ __global__ void embed_kernel(Mat x, TiledMatrix m, const int32_t* token, float s
       put(x, t, c, {v[k] * scale_by, v[k + 1] * scale_by, v[k + 2] * scale_by, v[k + 3] * scale_by});
     }
   }
+}
+
+// Starts when everything before it is done, and is not overlapped by what waits for it.
+__global__ void fetch_kernel(uint4* to, const uint4* from, int n) {
+  const int i = int(blockIdx.x * blockDim.x + threadIdx.x);
+  if (i < n) to[i] = from[i];
 }
 
 __global__ void __launch_bounds__(128) ple_combine_kernel(Mat p, Mat c, const float* gain, int n, float in_scale, float out_scale, float eps) {
@@ -269,7 +280,11 @@ bool few_cols(const Mat& x) { return x.cols <= kThreads * kMostPer / 2 * 4; }
 }  // namespace
 
 void embed(cudaStream_t stream, Mat x, const TiledMatrix& table, const int32_t* token, float scale_by) {
-  launch(embed_kernel, dim3(unsigned(x.rows)), dim3(256), 0, stream, x, table, token, scale_by);
+  launch(embed_kernel, dim3(unsigned(x.rows)), dim3(256), 0, stream, x, table, token, scale_by, Mat{});
+}
+void embed_concat(cudaStream_t stream, Mat y, const TiledMatrix& table, const int32_t* token, float scale_by, Mat x) {
+  CHECK(table.n_in % 4 == 0 && x.cols % 4 == 0, "{} columns beside {}", x.cols, table.n_in);
+  launch(embed_kernel, dim3(unsigned(y.rows), 2), dim3(256), 0, stream, y, table, token, scale_by, x);
 }
 void rms_norm(cudaStream_t stream, Mat y, Mat x, const float* gain, float eps) {
   CHECK(x.cols % 4 == 0 && x.cols <= kThreads * kMostPer * 4, "{} columns", x.cols);
@@ -324,6 +339,12 @@ void softcap(cudaStream_t stream, Mat x, float cap) {
     const float4 v = get(x, t, c);
     put(x, t, c, {cap * tanhf(v.x / cap), cap * tanhf(v.y / cap), cap * tanhf(v.z / cap), cap * tanhf(v.w / cap)});
   });
+}
+void fetch(cudaStream_t stream, void* to, const void* host, size_t bytes) {
+  CHECK(bytes % 16 == 0, "{} bytes", bytes);
+  const int n = int(bytes / 16);
+  fetch_kernel<<<unsigned((n + 255) / 256), 256, 0, stream>>>(static_cast<uint4*>(to), static_cast<const uint4*>(host), n);
+  FACET_CUDA_CHECK(cudaGetLastError());
 }
 void to_bf16(cudaStream_t stream, Mat x) {
   each4(stream, x.rows, x.cols, [=] __device__(int t, int c) { put_bf(x.bf + t * x.bf_stride + c, get(x, t, c)); });

@@ -9,6 +9,7 @@
 namespace facet::cuda {
 
 void embed(cudaStream_t, Mat x, const TiledMatrix& table, const int32_t* token, float scale);
+void embed_concat(cudaStream_t, Mat y, const TiledMatrix& table, const int32_t* token, float scale, Mat x);  // y[t] = [embed(t), x[t]]
 void rms_norm(cudaStream_t, Mat y, Mat x, const float* gain, float eps);
 // Where left.p is set, y is not read: it is what a product has left.
 void residual_norm(cudaStream_t, Mat x, Mat h, Mat y, Partials left, const float* post, const float* next, float out_scale, float eps);
@@ -25,6 +26,7 @@ void sum_partials(cudaStream_t, Mat y, Partials left);
 void copy_cols(cudaStream_t, Mat y, int at, Mat x);                           // y[t][at + i] = x[t][i]
 void gather(cudaStream_t, Mat y, Mat x, const int32_t* row);                  // y[i] = x[row[i]]
 void softcap(cudaStream_t, Mat x, float cap);
+void fetch(cudaStream_t, void* to, const void* host, size_t bytes);           // a few KB of page-locked memory, by a kernel; whole 16 bytes
 void to_bf16(cudaStream_t, Mat x);                                            // x.bf from x.p
 
 // residual_norm of the branch rms(y) * shared_post + rms(o) * routed_post. With slots.out, o is not read: it is the sum over

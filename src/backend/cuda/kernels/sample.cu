@@ -189,12 +189,25 @@ __device__ uint64_t mix(uint64_t x) {
   return x ^ (x >> 31);
 }
 
-__global__ void __launch_bounds__(kThreads) pick_kernel(int32_t* ids, const DrawRow* rows, bool greedy, uint64_t* candidates, int n_part) {
+// A row's results are written: the last row says so.
+__device__ void tell(const Done& d) {
+  if (!d.flag) return;
+  __threadfence_system();
+  __syncthreads();
+  if (threadIdx.x > 0) return;
+  if (gridDim.x > 1) {
+    if (atomicAdd(d.n_row, 1u) + 1 < gridDim.x) return;
+    *d.n_row = 0;
+    __threadfence_system();
+  }
+  *reinterpret_cast<volatile uint32_t*>(d.flag) = d.number;
+}
+
+// The token of a row, in the first thread.
+__device__ int32_t pick(const DrawRow* rows, bool greedy, const uint64_t* candidates, int n_part) {
   __shared__ uint64_t sorted[kMaxTopK];
   __shared__ double p[kMaxTopK];
   __shared__ int keep;
-  wait_for_previous();
-  let_next_start();
   const int row = int(blockIdx.x), thread = int(threadIdx.x);
   const DrawRow r = rows[row];
   const uint64_t* from = candidates + int64_t(row) * n_part * kMaxTopK;
@@ -205,20 +218,11 @@ __global__ void __launch_bounds__(kThreads) pick_kernel(int32_t* ids, const Draw
   __syncthreads();
   const bool broken = keep < 0;
   __syncthreads();
-  if (broken) {
-    if (thread == 0) ids[row] = -1;
-    return;
-  }
+  if (broken) return -1;
   best_of_parts(from, n_part, k, sorted);
   const double top = double(logit_of(sorted[0]));
-  if (!isfinite(top) || sorted[0] == kNone) {
-    if (thread == 0) ids[row] = -1;
-    return;
-  }
-  if (greedy || r.temperature <= 0.f || k == 1) {
-    if (thread == 0) ids[row] = id_of(sorted[0]);
-    return;
-  }
+  if (!isfinite(top) || sorted[0] == kNone) return -1;
+  if (greedy || r.temperature <= 0.f || k == 1) return id_of(sorted[0]);
   const double mine = sorted[thread] == kNone ? -INFINITY : double(logit_of(sorted[thread]));
   p[thread] = exp(mine - top);
   __syncthreads();
@@ -241,20 +245,22 @@ __global__ void __launch_bounds__(kThreads) pick_kernel(int32_t* ids, const Draw
   __syncthreads();
   p[thread] = exp((mine - top) / double(r.temperature));
   __syncthreads();
-  if (thread == 0) {
-    double all = 0;
-    for (int i = 0; i < keep; ++i) all += p[i];
-    double u = double(mix(mix(r.seed) ^ uint64_t(r.position)) >> 11) * 0x1p-53 * all;
-    int chosen = keep - 1;
-    for (int i = 0; i < keep; ++i) {
-      u -= p[i];
-      if (u < 0) {
-        chosen = i;
-        break;
-      }
-    }
-    ids[row] = id_of(sorted[chosen]);
+  if (thread > 0) return -1;
+  double all = 0;
+  for (int i = 0; i < keep; ++i) all += p[i];
+  double u = double(mix(mix(r.seed) ^ uint64_t(r.position)) >> 11) * 0x1p-53 * all;
+  for (int i = 0; i < keep; ++i) {
+    u -= p[i];
+    if (u < 0) return id_of(sorted[i]);
   }
+  return id_of(sorted[keep - 1]);
+}
+__global__ void __launch_bounds__(kThreads) pick_kernel(int32_t* ids, const DrawRow* rows, bool greedy, const uint64_t* candidates, int n_part, Done done) {
+  wait_for_previous();
+  let_next_start();
+  const int32_t id = pick(rows, greedy, candidates, n_part);
+  if (threadIdx.x == 0) ids[blockIdx.x] = id;
+  tell(done);
 }
 
 // A part's k best, its largest logit and the sum of exponentials below it.
@@ -290,7 +296,7 @@ __global__ void __launch_bounds__(kThreads) top_parts_kernel(const float* logits
   largest(key, k, candidates + (int64_t(row) * n_part + at) * kMaxTopK);
 }
 
-__global__ void __launch_bounds__(kThreads) top_pick_kernel(int32_t* ids, float* log_probs, int k, uint64_t* candidates, const float2* sums, int n_part) {
+__global__ void __launch_bounds__(kThreads) top_pick_kernel(int32_t* ids, float* log_probs, int32_t* best, int k, const uint64_t* candidates, const float2* sums, int n_part, Done done) {
   __shared__ uint64_t sorted[kMaxTopK];
   __shared__ float log_total;
   wait_for_previous();
@@ -307,9 +313,12 @@ __global__ void __launch_bounds__(kThreads) top_pick_kernel(int32_t* ids, float*
     if (thread == 0) log_total = most + logf(total);
   }
   __syncthreads();
-  if (thread >= k) return;
-  ids[row * k + thread] = sorted[thread] == kNone ? -1 : id_of(sorted[thread]);
-  log_probs[row * k + thread] = sorted[thread] == kNone ? -INFINITY : logit_of(sorted[thread]) - log_total;
+  if (thread == 0 && best) best[row] = sorted[0] == kNone ? 0 : id_of(sorted[0]);
+  if (thread < k) {
+    ids[row * k + thread] = sorted[thread] == kNone ? -1 : id_of(sorted[thread]);
+    log_probs[row * k + thread] = sorted[thread] == kNone ? -INFINITY : logit_of(sorted[thread]) - log_total;
+  }
+  tell(done);
 }
 
 __global__ void __launch_bounds__(kThreads) choose_clusters_kernel(const float* scores, int64_t stride, int n_cluster, int k, uint8_t* chosen) {
@@ -336,11 +345,11 @@ __global__ void keep_clusters_kernel(float* logits, int64_t stride, int n_vocab,
 
 }  // namespace
 
-void top_k(cudaStream_t stream, int32_t* ids, float* log_probs, const float* logits, int64_t stride, int n_vocab, int n_row, int k, uint64_t* candidates,
-           float2* part_sums) {
+void top_k(cudaStream_t stream, int32_t* ids, float* log_probs, int32_t* best, const float* logits, int64_t stride, int n_vocab, int n_row, int k,
+           uint64_t* candidates, float2* part_sums, Done done) {
   const int n_part = (n_vocab + kDrawPart - 1) / kDrawPart;
   launch(top_parts_kernel, dim3(unsigned(n_part), unsigned(n_row)), dim3(kThreads), 0, stream, logits, stride, n_vocab, k, candidates, part_sums, n_part);
-  launch(top_pick_kernel, dim3(unsigned(n_row)), dim3(kThreads), 0, stream, ids, log_probs, k, candidates, part_sums, n_part);
+  launch(top_pick_kernel, dim3(unsigned(n_row)), dim3(kThreads), 0, stream, ids, log_probs, best, k, candidates, part_sums, n_part, done);
 }
 
 void keep_clusters(cudaStream_t stream, float* logits, int64_t stride, int n_vocab, int n_row, const float* scores, int64_t score_stride, int n_cluster,
@@ -351,11 +360,11 @@ void keep_clusters(cudaStream_t stream, float* logits, int64_t stride, int n_voc
 }
 
 void draw(cudaStream_t stream, int32_t* ids, float* logits, int64_t stride, int n_vocab, int n_row, const DrawRow* rows, const Adjust* adjust, int n_adjust,
-          bool greedy, uint64_t* candidates) {
+          bool greedy, uint64_t* candidates, Done done) {
   const int n_part = (n_vocab + kDrawPart - 1) / kDrawPart;
   if (n_adjust > 0) launch(adjust_kernel, dim3(unsigned(n_row)), dim3(128), 0, stream, logits, stride, n_vocab, rows, adjust);
   launch(parts_kernel, dim3(unsigned(n_part), unsigned(n_row)), dim3(kThreads), 0, stream, logits, stride, n_vocab, rows, greedy, candidates, n_part);
-  launch(pick_kernel, dim3(unsigned(n_row)), dim3(kThreads), 0, stream, ids, rows, greedy, candidates, n_part);
+  launch(pick_kernel, dim3(unsigned(n_row)), dim3(kThreads), 0, stream, ids, rows, greedy, candidates, n_part, done);
 }
 
 }  // namespace facet::cuda

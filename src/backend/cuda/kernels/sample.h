@@ -18,6 +18,12 @@ struct Adjust {
   int32_t id;
   float bias, penalty, minus;    // bias -inf: suppressed
 };
+// Says in the host's memory that results are there: sooner than the end of the stream does.
+struct Done {
+  uint32_t* flag = nullptr;      // page-locked; null: nobody waits
+  uint32_t number = 0;           // what it becomes when all rows are written
+  unsigned* n_row = nullptr;     // device memory, zero between launches: rows written so far
+};
 constexpr int kMaxTopK = 256;
 constexpr int kDrawPart = 4096;  // logits of one block
 inline int64_t draw_candidates(int64_t n_vocab) { return (n_vocab + kDrawPart - 1) / kDrawPart * kMaxTopK; }  // 8 bytes each, a row
@@ -25,12 +31,13 @@ inline int64_t draw_candidates(int64_t n_vocab) { return (n_vocab + kDrawPart - 
 // ids[i] drawn from logits [n_row, n_vocab], which the adjustments change; -1 if a row holds a NaN or nothing finite.
 // rows, adjust: device memory. Keyed by (seed, position) as uniform_at; the same choice as sample_row.
 void draw(cudaStream_t, int32_t* ids, float* logits, int64_t stride, int n_vocab, int n_row, const DrawRow* rows, const Adjust* adjust, int n_adjust,
-          bool greedy, uint64_t* candidates);
+          bool greedy, uint64_t* candidates, Done done = {});
 
 // ids and log_probs [n_row, k]: the k largest of each row, best first, and their natural log-probabilities; -1 and -inf
-// where there are no more. part_sums: one a part and row.
-void top_k(cudaStream_t, int32_t* ids, float* log_probs, const float* logits, int64_t stride, int n_vocab, int n_row, int k, uint64_t* candidates,
-           float2* part_sums);
+// where there are no more. part_sums: one a part and row. best [n_row], if it is not null: the first of each row, 0 where
+// there is none.
+void top_k(cudaStream_t, int32_t* ids, float* log_probs, int32_t* best, const float* logits, int64_t stride, int n_vocab, int n_row, int k,
+           uint64_t* candidates, float2* part_sums, Done done = {});
 
 // logits of tokens outside the top_k best clusters become -inf. order [n_vocab]: tokens, cluster after cluster of equal
 // size; scores [n_row, n_cluster], n_cluster <= kDrawPart; chosen [n_row, n_cluster]: scratch.
