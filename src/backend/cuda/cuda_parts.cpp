@@ -340,7 +340,7 @@ void Cuda::best_of(Ids ids, Scores log_probs, int32_t* best, Rows logits, int k)
 }
 
 namespace {
-constexpr size_t kInPlace = 4;  // rows of parameters that a draw reads from the host's memory
+constexpr size_t kInPlace = 16;  // rows of parameters that a draw reads from the host's memory
 }
 void Cuda::sample(Ids ids, Rows logits, std::span<const SampleRow> rows) {
   CHECK(int(rows.size()) == logits.rows && ids.size() >= rows.size(), "{} rows for {} logits", rows.size(), logits.rows);
