@@ -1,6 +1,7 @@
-// Times the experts of many tokens on one GPU at 26B-A4B's shapes, step by step, one JSON object per line.
+// Times the experts of tokens on one GPU at 26B-A4B's shapes, one JSON object per line: of few tokens, by type of down, and of
+// many, step by step.
 //   facet_cuda_moe_bench [substring of the names to run]
-// Each case is a graph of calls over three layers' weights in turn; the time is the median of its replays over the calls.
+// Each case is a graph of calls over six layers' weights in turn; the time is the median of its replays over the calls.
 // The ceiling is cuBLASLt's bf16 product of as many rows with one matrix of an expert's size, bf16 out.
 #include <cublasLt.h>
 #include <cuda_runtime.h>
@@ -49,7 +50,7 @@ __global__ void random_tiles(uint8_t* p, cuda::Tile tile, size_t n_tile, uint32_
   }
 }
 
-constexpr int kD = 2816, kF = 704, kN = 128, kUsed = 8, kLayers = 3;
+constexpr int kD = 2816, kF = 704, kN = 128, kUsed = 8, kLayers = 6;
 
 struct Bench {
   cudaStream_t stream = nullptr;
@@ -102,6 +103,35 @@ struct Bench {
     return m;
   }
 
+  // Up and down of few tokens after one routing; gbs: of the weights of the experts in use.
+  void few(const std::vector<cuda::MoeExperts>& layer) {
+    for (int T : {1, 2, 4, 5, 8, 16}) {
+      const size_t n = size_t(T) * kD, pairs = size_t(T) * kUsed;
+      float* r = bench::allocate<float>(n);
+      auto* e = bench::allocate<__nv_bfloat16>(n);
+      random_kernel<<<256, 256, 0, stream>>>(r, e, n, 1.f, 5);
+      cuda::MoeBuffers b;
+      b.routing = {bench::allocate<float>(size_t(T) * kN), bench::allocate<float>(pairs), bench::allocate<int32_t>(pairs), bench::allocate<int32_t>(kN + 1),
+                   bench::allocate<int32_t>(kN + 2), bench::allocate<int32_t>(pairs), bench::allocate<unsigned>(1)};
+      b.hidden = bench::allocate<__nv_bfloat16>(pairs * kF), b.out = bench::allocate<float>(pairs * kD);
+      FACET_CUDA_CHECK(cudaMemsetAsync(b.routing.counter, 0, 4, stream));
+      cuda::route(stream, cuda::route_job(layer[0], {.p = r, .rows = T, .cols = kD, .stride = kD}, T, b.routing));
+      int32_t n_active = 0;
+      FACET_CUDA_CHECK(cudaMemcpyAsync(&n_active, b.routing.active + kN, 4, cudaMemcpyDefault, stream));
+      FACET_CUDA_CHECK(cudaStreamSynchronize(stream));
+      for (const cuda::Tile tile : {cuda::Tile::kQ5_0, cuda::Tile::kQ8_0}) {
+        std::vector<cuda::MoeExperts> w;
+        for (const cuda::MoeExperts& m : layer)
+          if (m.down.tile == tile) w.push_back(m);
+        const std::string name = "few T=" + std::to_string(T) + (tile == cuda::Tile::kQ5_0 ? " Q5_0" : " Q8_0");
+        if (name.find(only) == std::string::npos) continue;
+        line(name, bench::time_us(stream, 12, [&](int i) { cuda::moe_small(stream, w[size_t(i) % w.size()], {.p = nullptr, .rows = T, .cols = kD, .stride = kD, .bf = e, .bf_stride = kD}, T, b, true); }),
+             0, double(n_active) * double(w[0].gate.matrix_bytes() + w[0].down.matrix_bytes()), 0);
+      }
+      for (void* p : std::initializer_list<void*>{r, e, b.hidden, b.out}) cudaFree(p);
+    }
+  }
+
   void run() {
     FACET_CUDA_CHECK(cudaStreamCreate(&stream));
     CHECK(cublasLtCreate(&blas) == CUBLAS_STATUS_SUCCESS, "cublasLtCreate");
@@ -112,11 +142,13 @@ struct Bench {
     for (int i = 0; i < kLayers; ++i) {
       cuda::MoeExperts m;
       m.gate = m.up = tiled(cuda::Tile::kQ4_K, 2 * kF, kD, uint32_t(i)), m.up_strip = kF / cuda::kTileRows, m.d_expert = kF;
-      m.down = tiled(i == 0 ? cuda::Tile::kQ8_0 : cuda::Tile::kQ5_0, kD, kF, uint32_t(i) + 50);
+      m.down = tiled(i % 2 == 0 ? cuda::Tile::kQ8_0 : cuda::Tile::kQ5_0, kD, kF, uint32_t(i) + 50);
       m.router = router, m.n_expert = kN, m.n_used = kUsed;
       layer.push_back(m);
     }
-    const double up_bytes = double(layer[0].gate.matrix_bytes()) * kN, down_bytes = (double(layer[0].down.matrix_bytes()) + 2. * double(layer[1].down.matrix_bytes())) / 3 * kN;
+    const double up_bytes = double(layer[0].gate.matrix_bytes()) * kN, down_bytes = (double(layer[0].down.matrix_bytes()) + double(layer[1].down.matrix_bytes())) / 2 * kN;
+    few(layer);
+    if (only.starts_with("few")) return;
     for (int T : {128, 512, 2048, 4096, 8192}) {
       const std::string at = "T=" + std::to_string(T) + " ";
       const cuda::MoeSizes s{.d = kD, .d_expert = kF, .n_expert = kN, .n_used = kUsed, .n_tok = T};
@@ -141,7 +173,7 @@ struct Bench {
         };
         auto one = [&](const char* what, double flop, double bytes, double most, const std::function<void(const cuda::MoePass&, int)>& f) {
           if ((name + what).find(only) == std::string::npos) return;
-          line(name + what, bench::time_us(stream, 6, [&](int i) { f(pass(i), i); }), flop, bytes, most);
+          line(name + what, bench::time_us(stream, kLayers, [&](int i) { f(pass(i), i); }), flop, bytes, most);
         };
         cuda::moe_route_many(stream, pass(0), mr), cuda::moe_gather(stream, pass(0), me);
         one("route", 2. * T * kD * kN, 0, 0, [&](const cuda::MoePass& p, int) { cuda::moe_route_many(stream, p, mr); });

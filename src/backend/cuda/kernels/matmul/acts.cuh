@@ -18,12 +18,14 @@ constexpr int kActBlock = 256;  // columns that lie together
 //   scales  [4 groups][N] f32
 template <int N>
 struct ActsInt {
+  static constexpr bool kFloat = false;
+  static constexpr int kN = N;
   static constexpr int kTiles = N == 16 ? 2 : 1;  // of 8 rows
   static constexpr int kStride = N * (kActBlock + 32 + 16);
   const uint8_t* p;
 
   __device__ __forceinline__ static int row(int g, int tile) { return N == 1 ? 0 : g + 8 * tile; }
-  __device__ __forceinline__ uint4 codes(int group, int g, int t, int tile) const {
+  __device__ __forceinline__ uint4 codes(unsigned group, int g, int t, int tile) const {
     return *reinterpret_cast<const uint4*>(p + group / 4 * kStride +
                                            ((group % 4 * N + row(g, tile)) * 4 + t) * 16);
   }
@@ -31,7 +33,7 @@ struct ActsInt {
     return *reinterpret_cast<const uint2*>(p + block * kStride + N * kActBlock + (row(g, tile) * 4 + t) * 8);
   }
   // Of rows 2 t and 2 t + 1; with N = 1 both are row 0's.
-  __device__ __forceinline__ float2 scales(int group, int t, int tile) const {
+  __device__ __forceinline__ float2 scales(unsigned group, int t, int tile) const {
     const float* s =
         reinterpret_cast<const float*>(p + group / 4 * kStride + N * (kActBlock + 32)) + group % 4 * N;
     if (N == 1) return {s[0], s[0]};
@@ -83,6 +85,8 @@ __device__ __forceinline__ void quantize_block(uint8_t* block, uint4 v, int n, i
 // Rows in bf16, for weights that are: chunks of 8 columns, 16 bytes at (chunk * N + place(n, chunk)) * 16.
 template <int N>
 struct ActsBf16 {
+  static constexpr bool kFloat = true;
+  static constexpr int kN = N;
   static constexpr int kTiles = N == 16 ? 2 : 1;
   const uint8_t* p;
   __host__ __device__ static constexpr int place(int n, int chunk) {
@@ -99,6 +103,26 @@ struct ActsBf16 {
 template <int N, bool kFloat>
 using ActsOf = std::conditional_t<kFloat, ActsBf16<N>, ActsInt<N>>;
 
+// Rows first.. of an image of at most eight as rows 0..; those beyond its end have any values.
+template <int N>
+struct ActsIntFrom : ActsInt<N> {
+  int first;
+  __device__ __forceinline__ uint4 codes(unsigned group, int g, int t, int tile) const { return ActsInt<N>::codes(group, g + first, t, tile); }
+  __device__ __forceinline__ uint2 sums(int block, int g, int t, int tile) const { return ActsInt<N>::sums(block, g + first, t, tile); }
+  __device__ __forceinline__ float2 scales(unsigned group, int t, int tile) const {
+    if constexpr (N == 1) return ActsInt<N>::scales(group, t, tile);
+    const float* s = reinterpret_cast<const float*>(this->p + group / 4 * ActsInt<N>::kStride + N * (kActBlock + 32)) + group % 4 * N + 2 * t + first;
+    return {s[0], s[1]};
+  }
+};
+template <int N>
+struct ActsBf16From : ActsBf16<N> {
+  int first;
+  __device__ __forceinline__ uint4 chunk(int i, int g, int tile) const { return ActsBf16<N>::chunk(i, (g + first) % N, tile); }
+};
+template <int N, bool kFloat>
+using ActsFrom = std::conditional_t<kFloat, ActsBf16From<N>, ActsIntFrom<N>>;
+
 // Fills an image of N rows for columns [col0, col0 + cols) (both multiples of 256) of n_rows rows of n_in
 // columns; row(n) gives the n-th row's first element. All warps of the block take part; the caller
 // synchronises.
@@ -114,7 +138,10 @@ __device__ __forceinline__ void stage(ActsInt<N> to, RowOf&& row, int n_rows, in
     for (int i = 0; i < kAhead; ++i) {
       const int item = first + i * n_warp, n = item / n_block,
                 col = col0 + (item - n * n_block) * kActBlock + lane * 8;
-      if (item < n_item) v[i] = col < n_in ? *reinterpret_cast<const uint4*>(row(n) + col) : uint4{};
+      if (item < n_item) {
+        const __nv_bfloat16* from = row(n);  // by all lanes
+        v[i] = col < n_in ? *reinterpret_cast<const uint4*>(from + col) : uint4{};
+      }
     }
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) {

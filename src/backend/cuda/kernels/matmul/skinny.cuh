@@ -80,7 +80,10 @@ __global__ void __launch_bounds__(stream_warps(kShort) * 32, kShort ? 2 : 1)
     if (at < a.beside_blocks) return route_block(a.beside, at, 1, *reinterpret_cast<RouteScratch*>(shared));
     at -= a.beside_blocks;
   }
-  const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32, n_warp = int(blockDim.x) / 32;
+  // The shuffle tells the compiler that a warp's lanes agree: fewer registers. Long products and single rows are not faster.
+  const int lane = int(threadIdx.x) % 32,
+            warp = kShort && N > 1 ? __shfl_sync(~0u, int(threadIdx.x) / 32, 0) : int(threadIdx.x) / 32,
+            n_warp = int(blockDim.x) / 32;
   const int block = quick_div(at, a.n_set), set = at - block * a.n_set;
   // A block has the same jobs in every set; its warps share the tiles of the set's columns.
   const DenseJobs jobs{a, quick_div(a.n_block * set, a.n_set), quick_div(a.n_block * (set + 1), a.n_set)};

@@ -121,7 +121,7 @@ __device__ __forceinline__ void run_tiles(const Jobs& jobs, TilePlace begin, Til
       const int first = max(at.tile - before, 0), past = min(to - before, s.n_tile);
       before += s.n_tile;
       uint32_t from = uint32_t(reinterpret_cast<uintptr_t>(s.p)) + uint32_t(first * s.bytes);
-      with_product<N>(s.tile, x, lane, [&](auto&& product) {
+      with_product(s.tile, x, lane, [&](auto&& product, auto) {
 #pragma unroll 1
         for (int i = first; i < past; ++i, from += uint32_t(s.bytes)) {
           const uint8_t* w = ring.pop(from);

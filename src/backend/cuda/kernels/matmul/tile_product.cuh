@@ -1,4 +1,6 @@
 #pragma once
+#include <type_traits>
+
 #include "backend/cuda/kernels/common/mma.cuh"
 #include "backend/cuda/kernels/matmul/acts.cuh"
 #include "backend/cuda/kernels/matmul/layout.h"
@@ -31,16 +33,18 @@ __device__ __forceinline__ uint32_t word_of(uint4 v, int i) {
   return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
 }
 
-// Accumulators of rows g (0, 1) and g + 8 (2, 3); with N = 1 all columns of a product are the same, and 1 and
-// 3 are not kept.
-template <int N>
-constexpr int kColStep = N == 1 ? 2 : 1;
+// Accumulators of rows g (0, 1) and g + 8 (2, 3); with one row of activations all columns of a product are the same, and
+// 1 and 3 are not kept.
+template <class Acts>
+using AccOf = float[Acts::kTiles][4];
+template <class Acts>
+constexpr int kColStep = Acts::kN == 1 ? 2 : 1;
 
 // acc[tile] += weights times activations; block: the tile's place in x, in blocks of 256 columns.
-template <bool kFifth, int N>
-__device__ __forceinline__ void product_k45(const uint8_t* w, const ActsInt<N>& x, int block, int lane,
-                                            float (&acc)[ActsInt<N>::kTiles][4]) {
-  constexpr int kTiles = ActsInt<N>::kTiles, kRows = kFifth ? 2560 : 2048;
+template <bool kFifth, class Acts>
+__device__ __forceinline__ void product_k45(const uint8_t* w, const Acts& x, int block, int lane,
+                                            AccOf<Acts>& acc) {
+  constexpr int kTiles = Acts::kTiles, kRows = kFifth ? 2560 : 2048;
   const int g = lane / 4, t = lane % 4;
   const uint4 s0 = shared16(w + kRows + g * 16), s1 = shared16(w + kRows + (g + 8) * 16);
   uint4 fifth = {};
@@ -72,7 +76,7 @@ __device__ __forceinline__ void product_k45(const uint8_t* w, const ActsInt<N>& 
       mma_u8(c, a0, b.x, b.y);
       mma_u8(d, a1, b.z, b.w);
 #pragma unroll
-      for (int i = 0; i < 4; i += kColStep<N>)
+      for (int i = 0; i < 4; i += kColStep<Acts>)
         part[n][i] +=
             (i % 2 ? scale.y : scale.x) * float((i < 2 ? r0 : r1) * c[i] + (i < 2 ? u0 : u1) * d[i]);
     }
@@ -98,15 +102,15 @@ __device__ __forceinline__ void product_k45(const uint8_t* w, const ActsInt<N>& 
     float c[4];
     mma_bf16(c, m, b.x, b.y, 0.f, 0.f, 0.f, 0.f);
 #pragma unroll
-    for (int i = 0; i < 4; i += kColStep<N>)
+    for (int i = 0; i < 4; i += kColStep<Acts>)
       acc[n][i] += (i < 2 ? d0 : d1) * part[n][i] - (i < 2 ? min0 : min1) * c[i];
   }
 }
 
-template <int N>
-__device__ __forceinline__ void product_k6(const uint8_t* w, const ActsInt<N>& x, int block, int lane,
-                                           float (&acc)[ActsInt<N>::kTiles][4]) {
-  constexpr int kTiles = ActsInt<N>::kTiles;
+template <class Acts>
+__device__ __forceinline__ void product_k6(const uint8_t* w, const Acts& x, int block, int lane,
+                                           AccOf<Acts>& acc) {
+  constexpr int kTiles = Acts::kTiles;
   const int g = lane / 4, t = lane % 4;
   const uint4 s0 = shared16(w + 3072 + g * 16), s1 = shared16(w + 3072 + (g + 8) * 16);
   float part[kTiles][4] = {};
@@ -129,14 +133,14 @@ __device__ __forceinline__ void product_k6(const uint8_t* w, const ActsInt<N>& x
         int c[4];
         mma_s8(c, a0, a1, word_of(b[n], s));
 #pragma unroll
-        for (int i = 0; i < 4; i += kColStep<N>) sum[n][i] += (i < 2 ? r0 : r1) * c[i];
+        for (int i = 0; i < 4; i += kColStep<Acts>) sum[n][i] += (i < 2 ? r0 : r1) * c[i];
       }
     }
 #pragma unroll
     for (int n = 0; n < kTiles; ++n) {
       const float2 scale = x.scales(4 * block + j, t, n);
 #pragma unroll
-      for (int i = 0; i < 4; i += kColStep<N>) part[n][i] += (i % 2 ? scale.y : scale.x) * float(sum[n][i]);
+      for (int i = 0; i < 4; i += kColStep<Acts>) part[n][i] += (i % 2 ? scale.y : scale.x) * float(sum[n][i]);
     }
   }
   const uint16_t* d = reinterpret_cast<const uint16_t*>(w + 3328);
@@ -144,19 +148,19 @@ __device__ __forceinline__ void product_k6(const uint8_t* w, const ActsInt<N>& x
 #pragma unroll
   for (int n = 0; n < kTiles; ++n)
 #pragma unroll
-    for (int i = 0; i < 4; i += kColStep<N>) acc[n][i] += (i < 2 ? d0 : d1) * part[n][i];
+    for (int i = 0; i < 4; i += kColStep<Acts>) acc[n][i] += (i < 2 ? d0 : d1) * part[n][i];
 }
 
 // Types with one scale for 32 columns, in tiles of 64; group: the tile's place in x, in groups of 64 columns.
 // a[h]: the codes of each half, times 1 / unit.
-template <int N>
+template <class Acts>
 __device__ __forceinline__ void product_64(const uint32_t (&a)[2][4], uint32_t w0, uint32_t w1, float unit,
-                                           const ActsInt<N>& x, int group, int lane,
-                                           float (&acc)[ActsInt<N>::kTiles][4]) {
+                                           const Acts& x, int group, int lane,
+                                           AccOf<Acts>& acc) {
   const int g = lane / 4, t = lane % 4;
   const float d0[2] = {half_at(w0, 0), half_at(w0, 1)}, d1[2] = {half_at(w1, 0), half_at(w1, 1)};
 #pragma unroll
-  for (int n = 0; n < ActsInt<N>::kTiles; ++n) {
+  for (int n = 0; n < Acts::kTiles; ++n) {
     const uint4 b = x.codes(group, g, t, n);
     float2 scale = x.scales(group, t, n);
     if (unit != 1.f) scale.x *= unit, scale.y *= unit;
@@ -164,25 +168,25 @@ __device__ __forceinline__ void product_64(const uint32_t (&a)[2][4], uint32_t w
     mma_s8(c, a[0], b.x, b.y);
     mma_s8(d, a[1], b.z, b.w);
 #pragma unroll
-    for (int i = 0; i < 4; i += kColStep<N>)
+    for (int i = 0; i < 4; i += kColStep<Acts>)
       acc[n][i] += (i % 2 ? scale.y : scale.x) *
                    ((i < 2 ? d0[0] : d1[0]) * float(c[i]) + (i < 2 ? d0[1] : d1[1]) * float(d[i]));
   }
 }
-template <int N>
-__device__ __forceinline__ void product_4_0(const uint8_t* w, const ActsInt<N>& x, int group, int lane,
-                                            float (&acc)[ActsInt<N>::kTiles][4]) {
+template <class Acts>
+__device__ __forceinline__ void product_4_0(const uint8_t* w, const Acts& x, int group, int lane,
+                                            AccOf<Acts>& acc) {
   const uint4 q = shared16(w + lane * 16);
   const uint32_t* d = reinterpret_cast<const uint32_t*>(w + 512);
   uint32_t a[2][4];
 #pragma unroll
   for (int e = 0; e < 4; ++e)
     a[0][e] = (word_of(q, e) << 4) & 0xF0F0F0F0, a[1][e] = word_of(q, e) & 0xF0F0F0F0;
-  product_64<N>(a, d[lane / 4], d[lane / 4 + 8], 1.f / 16, x, group, lane, acc);
+  product_64(a, d[lane / 4], d[lane / 4 + 8], 1.f / 16, x, group, lane, acc);
 }
-template <int N>
-__device__ __forceinline__ void product_5_0(const uint8_t* w, const ActsInt<N>& x, int group, int lane,
-                                            float (&acc)[ActsInt<N>::kTiles][4]) {
+template <class Acts>
+__device__ __forceinline__ void product_5_0(const uint8_t* w, const Acts& x, int group, int lane,
+                                            AccOf<Acts>& acc) {
   const uint4 q = shared16(w + lane * 16);
   const uint32_t f = *reinterpret_cast<const uint32_t*>(w + 512 + lane * 4);
   const uint32_t* d = reinterpret_cast<const uint32_t*>(w + 640);
@@ -192,27 +196,27 @@ __device__ __forceinline__ void product_5_0(const uint8_t* w, const ActsInt<N>& 
     a[0][e] = and_or(f << (7 - e), 0x80808080, (word_of(q, e) << 3) & 0x78787878);
     a[1][e] = and_or(f << (3 - e), 0x80808080, (word_of(q, e) >> 1) & 0x78787878);
   }
-  product_64<N>(a, d[lane / 4], d[lane / 4 + 8], 1.f / 8, x, group, lane, acc);
+  product_64(a, d[lane / 4], d[lane / 4 + 8], 1.f / 8, x, group, lane, acc);
 }
-template <int N>
-__device__ __forceinline__ void product_8_0(const uint8_t* w, const ActsInt<N>& x, int group, int lane,
-                                            float (&acc)[ActsInt<N>::kTiles][4]) {
+template <class Acts>
+__device__ __forceinline__ void product_8_0(const uint8_t* w, const Acts& x, int group, int lane,
+                                            AccOf<Acts>& acc) {
   const uint4 q0 = shared16(w + lane * 16), q1 = shared16(w + 512 + lane * 16);
   const uint32_t* d = reinterpret_cast<const uint32_t*>(w + 1024);
   const uint32_t a[2][4] = {{q0.x, q0.y, q0.z, q0.w}, {q1.x, q1.y, q1.z, q1.w}};
-  product_64<N>(a, d[lane / 4], d[lane / 4 + 8], 1.f, x, group, lane, acc);
+  product_64(a, d[lane / 4], d[lane / 4 + 8], 1.f, x, group, lane, acc);
 }
 
-template <int N>
-__device__ __forceinline__ void product_bf16(const uint8_t* w, const ActsBf16<N>& x, int group, int lane,
-                                             float (&acc)[ActsBf16<N>::kTiles][4]) {
+template <class Acts>
+__device__ __forceinline__ void product_bf16(const uint8_t* w, const Acts& x, int group, int lane,
+                                             AccOf<Acts>& acc) {
   const int g = lane / 4, t = lane % 4;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const uint4 r0 = shared16(w + h * 1024 + lane * 16), r1 = shared16(w + h * 1024 + 512 + lane * 16);
     const uint32_t a0[4] = {r0.x, r1.x, r0.y, r1.y}, a1[4] = {r0.z, r1.z, r0.w, r1.w};
 #pragma unroll
-    for (int n = 0; n < ActsBf16<N>::kTiles; ++n) {
+    for (int n = 0; n < Acts::kTiles; ++n) {
       const uint4 b = x.chunk(8 * group + 4 * h + t, g, n);
       mma_bf16(acc[n], a0, b.x, b.y);
       mma_bf16(acc[n], a1, b.z, b.w);
@@ -221,9 +225,9 @@ __device__ __forceinline__ void product_bf16(const uint8_t* w, const ActsBf16<N>
 }
 
 // f16 has three more bits than bf16: a weight is the sum of two bf16.
-template <int N>
-__device__ __forceinline__ void product_f16(const uint8_t* w, const ActsBf16<N>& x, int group, int lane,
-                                            float (&acc)[ActsBf16<N>::kTiles][4]) {
+template <class Acts>
+__device__ __forceinline__ void product_f16(const uint8_t* w, const Acts& x, int group, int lane,
+                                            AccOf<Acts>& acc) {
   const int g = lane / 4, t = lane % 4;
   auto split = [](uint32_t v, uint32_t& hi, uint32_t& lo) {
     const float2 f = __half22float2(*reinterpret_cast<__half2*>(&v));
@@ -240,7 +244,7 @@ __device__ __forceinline__ void product_f16(const uint8_t* w, const ActsBf16<N>&
     split(r0.z, hi1[0], lo1[0]), split(r1.z, hi1[1], lo1[1]), split(r0.w, hi1[2], lo1[2]),
         split(r1.w, hi1[3], lo1[3]);
 #pragma unroll
-    for (int n = 0; n < ActsBf16<N>::kTiles; ++n) {
+    for (int n = 0; n < Acts::kTiles; ++n) {
       const uint4 b = x.chunk(8 * group + 4 * h + t, g, n);
       mma_bf16(acc[n], hi0, b.x, b.y);
       mma_bf16(acc[n], lo0, b.x, b.y);
@@ -250,33 +254,35 @@ __device__ __forceinline__ void product_f16(const uint8_t* w, const ActsBf16<N>&
   }
 }
 
-// What multiplies tiles of this kind: f(product, columns of a tile), where product(weights, place of the tile
-// in x in tiles, acc) does it. The kind is looked at once for many tiles.
-template <int N, class F>
-__device__ __forceinline__ void with_product(Tile tile, const ActsInt<N>& x, int lane, F&& f) {
-  using Acc = float[ActsInt<N>::kTiles][4];
-  switch (tile) {
-    case Tile::kQ4_K:
-      return f([&](const uint8_t* w, int at, Acc& acc) { product_k45<false, N>(w, x, at, lane, acc); });
-    case Tile::kQ5_K:
-      return f([&](const uint8_t* w, int at, Acc& acc) { product_k45<true, N>(w, x, at, lane, acc); });
-    case Tile::kQ6_K:
-      return f([&](const uint8_t* w, int at, Acc& acc) { product_k6<N>(w, x, at, lane, acc); });
-    case Tile::kQ4_0:
-      return f([&](const uint8_t* w, int at, Acc& acc) { product_4_0<N>(w, x, at, lane, acc); });
-    case Tile::kQ5_0:
-      return f([&](const uint8_t* w, int at, Acc& acc) { product_5_0<N>(w, x, at, lane, acc); });
-    default:
-      return f([&](const uint8_t* w, int at, Acc& acc) { product_8_0<N>(w, x, at, lane, acc); });
+constexpr bool is_float(Tile t) { return t >= Tile::kBF16; }
+template <Tile tile>
+using TileKind = std::integral_constant<Tile, tile>;
+
+// What multiplies tiles of this kind: f(product, kind), where product(weights, place of the tile in x in tiles, acc)
+// does it. The kind is looked at once for many tiles.
+template <class Acts, class F>
+__device__ __forceinline__ void with_product(Tile tile, const Acts& x, int lane, F&& f) {
+  using Acc = AccOf<Acts>;
+  if constexpr (Acts::kFloat) {
+    if (tile == Tile::kBF16)
+      return f([&](const uint8_t* w, int at, Acc& acc) { product_bf16(w, x, at, lane, acc); }, TileKind<Tile::kBF16>{});
+    return f([&](const uint8_t* w, int at, Acc& acc) { product_f16(w, x, at, lane, acc); }, TileKind<Tile::kF16>{});
+  } else {
+    switch (tile) {
+      case Tile::kQ4_K:
+        return f([&](const uint8_t* w, int at, Acc& acc) { product_k45<false>(w, x, at, lane, acc); }, TileKind<Tile::kQ4_K>{});
+      case Tile::kQ5_K:
+        return f([&](const uint8_t* w, int at, Acc& acc) { product_k45<true>(w, x, at, lane, acc); }, TileKind<Tile::kQ5_K>{});
+      case Tile::kQ6_K:
+        return f([&](const uint8_t* w, int at, Acc& acc) { product_k6(w, x, at, lane, acc); }, TileKind<Tile::kQ6_K>{});
+      case Tile::kQ4_0:
+        return f([&](const uint8_t* w, int at, Acc& acc) { product_4_0(w, x, at, lane, acc); }, TileKind<Tile::kQ4_0>{});
+      case Tile::kQ5_0:
+        return f([&](const uint8_t* w, int at, Acc& acc) { product_5_0(w, x, at, lane, acc); }, TileKind<Tile::kQ5_0>{});
+      default:
+        return f([&](const uint8_t* w, int at, Acc& acc) { product_8_0(w, x, at, lane, acc); }, TileKind<Tile::kQ8_0>{});
+    }
   }
 }
-template <int N, class F>
-__device__ __forceinline__ void with_product(Tile tile, const ActsBf16<N>& x, int lane, F&& f) {
-  using Acc = float[ActsBf16<N>::kTiles][4];
-  if (tile == Tile::kBF16)
-    return f([&](const uint8_t* w, int at, Acc& acc) { product_bf16<N>(w, x, at, lane, acc); });
-  return f([&](const uint8_t* w, int at, Acc& acc) { product_f16<N>(w, x, at, lane, acc); });
-}
-constexpr bool is_float(Tile t) { return t >= Tile::kBF16; }
 
 }  // namespace facet::cuda

@@ -7,10 +7,11 @@
 // Shapes     e [T, D] bf16; gate, up [N, F, D], down [N, D, F] tiled; y [T, D] f32
 // Bytes      the weights of the distinct experts, once
 // Launch     a block a multiprocessor; blocks share the strips of the active experts, warps a block's tiles. How many
-//            experts there are is read from device memory, so the launch depends on shapes alone
+//            experts there are is read from device memory, so the launch depends on shapes alone. A block's experts
+//            have their rows in one image where these are at most eight: weights stream on from one to the next
 // Order      columns of a strip in kUpSlices or kDownSlices slices, tiles from the left; slices in order; experts in
 //            rank order. None of it depends on the other tokens: the same bits for T = 1 and 16
-// Reference  CpuRef::moe    Test tests/kernels/cuda_moe_test.cpp    Bench bench/verbs/cuda_matmul_bench.cu
+// Reference  CpuRef::moe    Test tests/kernels/cuda_moe_test.cpp    Bench bench/verbs/cuda_moe_bench.cu
 #include <algorithm>
 #include <initializer_list>
 
@@ -22,18 +23,22 @@
 namespace facet::cuda {
 namespace {
 
-constexpr int kUpSlices = 6, kDownSlices = 4;
+constexpr int kUpSlices = 2, kDownSlices = 3;
 constexpr int sub_matrices(int slices) { return slices == kUpSlices ? 2 : 1; }
-constexpr int kRows = 8;  // of an expert at a time, when there are several tokens
+constexpr int kRows = 8;  // of a pass, when there are several tokens
 constexpr int kWarps = 12;
 
-// What a warp needs before its first tile is on its way comes first, as in SkinnyArgs.
+// Weights are fetched in pieces: small tiles several at a time, for what a piece costs beside arithmetic.
+constexpr int piece_tiles(Tile t) { return t == Tile::kQ4_0 || t == Tile::kQ5_0 ? 4 : t == Tile::kQ8_0 ? 2 : 1; }
+
+// What a warp needs before its first piece is on its way comes first, as in SkinnyArgs.
 struct ExpertArgs {
   struct Tiles {
     const uint8_t* p;
     int64_t matrix_bytes;  // of an expert's
-    int strip_bytes, tile_bytes, n_tile;
+    int strip_bytes, piece_bytes, n_piece;
     int strip0;            // of the sub-matrix in its stack's matrix
+    int n_tile;            // of a strip
     Tile tile;
   } tiles[2];
   const int32_t *active, *first, *pair;  // Routing's
@@ -50,32 +55,73 @@ struct ExpertArgs {
   int n_in, n_out;
 };
 
-// The strips of one expert: a job is a strip, or one of each matrix.
-template <int kSub>
-struct ExpertJobs {
+// Experts whose pairs fit into one pass, one after another; jobs are counted through all active experts. A job is a strip,
+// or one of each matrix. Every lane has an expert; all lanes call everything.
+struct PassExperts {
   const ExpertArgs& a;
-  int expert;
-  __device__ static constexpr int n_sub() { return kSub; }
-  __device__ Strip strip(int job, int sub) const {
+  int active0, expert, first;  // the first of them; the lane's: its number, its first pair
+
+  __device__ int place_of(int job) const { return quick_div(job, a.n_strip) - active0; }
+  __device__ int expert_of(int place) const { return __shfl_sync(~0u, expert, place); }
+  __device__ int first_of(int place) const { return __shfl_sync(~0u, first, place); }
+  __device__ const uint8_t* strip(int sub, int expert_at, int strip) const {
     const ExpertArgs::Tiles& w = a.tiles[sub];
-    return {w.p + expert * w.matrix_bytes + int64_t(w.strip0 + job) * w.strip_bytes, w.tile, w.n_tile, w.tile_bytes};
+    return w.p + expert_at * w.matrix_bytes + int64_t(w.strip0 + strip) * w.strip_bytes;
+  }
+};
+
+struct PiecePlace {
+  int job, piece;  // pieces of a job are counted through its strips
+};
+
+// The pieces of a run, in order, on their way into a warp's ring.
+template <int kSub>
+struct PieceCursor {
+  const PassExperts& e;
+  PiecePlace at, end;
+  int sub = 0, left = 0, bytes = 0, rest = 0;  // pieces of the strip left to the run; bytes of a piece, and to the strip's end
+  const uint8_t* p = nullptr;
+
+  __device__ PieceCursor(const PassExperts& experts, PiecePlace from, PiecePlace to) : e(experts), at(from), end(to) {
+    const int n = e.a.tiles[0].n_piece;
+    int skip = at.piece;
+    if (kSub == 2 && skip >= n) skip -= n, sub = 1;
+    open(skip);
+  }
+  __device__ void open(int skip) {
+    left = 0;
+    if (at.job > end.job || (at.job == end.job && at.piece >= end.piece)) return;
+    const ExpertArgs::Tiles& w = e.a.tiles[sub];
+    const int place = e.place_of(at.job);
+    bytes = w.piece_bytes, rest = w.strip_bytes - skip * bytes;
+    p = e.strip(sub, e.expert_of(place), at.job - (e.active0 + place) * e.a.n_strip) + skip * bytes;
+    left = w.n_piece - skip;
+    if (at.job == end.job) left = min(left, end.piece - at.piece);
+  }
+  __device__ __forceinline__ void fetch(WarpRing& ring) {
+    if (left == 0) return;
+    ring.push(p, min(bytes, rest));
+    p += bytes, rest -= bytes;
+    if (--left > 0) return;
+    at.piece = e.a.tiles[0].n_piece;
+    if (++sub == kSub) sub = 0, ++at.job, at.piece = 0;
+    open(0);
   }
 };
 
 template <int N, int kSlices, bool kFloat>
 __global__ void __launch_bounds__(kWarps * 32, N == 1 ? 2 : 1)
     expert_kernel(const __grid_constant__ ExpertArgs a) {
-  using Acts = ActsOf<N, kFloat>;
+  using Acts = ActsFrom<N, kFloat>;
   constexpr int kTiles = Acts::kTiles, kPart = kPartFloats<N>;
   constexpr int kSub = sub_matrices(kSlices), kUnits = kSub * kSlices;  // of a job: slices of its strips
   extern __shared__ __align__(128) uint8_t shared[];
   __shared__ uint64_t bars[kWarps][WarpRing::kMaxStages];
   __shared__ int32_t slots[N];  // of down's rows
-  const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32, n_warp = int(blockDim.x) / 32;
-  const Acts x{shared};
-  float* const parts = reinterpret_cast<float*>(shared + a.at_parts);  // [warp][unit of a job]
-  uint8_t* const rings = shared + a.at_rings;
-  WarpRing ring(rings + warp * a.n_stage * a.slot, bars[warp], a.n_stage, a.slot, lane, true);
+  // The shuffle tells the compiler that a warp's lanes agree: it counts in uniform registers.
+  const int lane = int(threadIdx.x) % 32, warp = __shfl_sync(~0u, int(threadIdx.x) / 32, 0), n_warp = int(blockDim.x) / 32;
+  float* const parts = reinterpret_cast<float*>(shared + a.at_parts);  // [warp][unit of a job but the first]
+  WarpRing ring(shared + a.at_rings + warp * a.n_stage * a.slot, bars[warp], a.n_stage, a.slot, lane, true);
 
   bool waited = !a.list_ready;
   if (waited) {
@@ -84,90 +130,115 @@ __global__ void __launch_bounds__(kWarps * 32, N == 1 ? 2 : 1)
   }
   // One token's experts have one pair each.
   const int n_active = a.n_tok == 1 ? a.n_used : a.active[a.n_expert], grid = int(gridDim.x), all = n_active * a.n_strip;
-  // A block has strips of one expert, unless an equal share of all strips takes clearly less time.
-  const int blocks = quick_div(grid, n_active), even = quick_div(all + grid - 1, grid);
+  // A block has strips of one expert, unless an equal share of all strips takes less time.
+  auto share = [](int n, int i, int of) {
+    const int each = quick_div(n, of);
+    return each * i + quick_div((n - each * of) * i, of);
+  };
+  const int blocks = quick_div(grid, n_active);
   int job0, job1;
-  if (blocks > 0 && quick_div(a.n_strip + blocks - 1, blocks) <= even + 2) {
+  if (blocks > 0 && quick_div(a.n_strip + blocks - 1, blocks) <= quick_div(all + grid - 1, grid)) {
     const int e = quick_div(int(blockIdx.x), blocks), i = int(blockIdx.x) - e * blocks;
     if (e >= n_active) return;
-    job0 = e * a.n_strip + quick_div(a.n_strip * i, blocks), job1 = e * a.n_strip + quick_div(a.n_strip * (i + 1), blocks);
+    job0 = e * a.n_strip + share(a.n_strip, i, blocks), job1 = e * a.n_strip + share(a.n_strip, i + 1, blocks);
   } else {
-    job0 = int(int64_t(all) * int(blockIdx.x) / grid), job1 = int(int64_t(all) * int(blockIdx.x + 1) / grid);
+    job0 = share(all, int(blockIdx.x), grid), job1 = share(all, int(blockIdx.x) + 1, grid);
   }
 
   bool again = false;
-  for (int job = job0; job < job1;) {
-    const int active = quick_div(job, a.n_strip), strip0 = job - active * a.n_strip,
-              strip1 = min(a.n_strip, strip0 + job1 - job);
-    job += strip1 - strip0;
-    const int first = a.n_tok == 1 ? active : a.first[active], n_all = a.n_tok == 1 ? 1 : a.first[active + 1] - first;
-    const ExpertJobs<kSub> jobs{a, a.active[active]};
-    const int n_tile[2] = {a.tiles[0].n_tile, a.tiles[1].n_tile};
-    // Units are counted from the first of strip0; run w has units unit_at(w)..
-    const int units = (strip1 - strip0) * kUnits;
+  while (job0 < job1) {
+    // As many experts as have N pairs together, or one of more.
+    const int active0 = quick_div(job0, a.n_strip), n_left = quick_div(job1 - 1, a.n_strip) + 1 - active0;
+    const int at = min(active0 + lane, n_active);
+    const PassExperts experts{a, active0, a.active[min(at, n_active - 1)], a.n_tok == 1 ? at : a.first[at]};
+    const int first = experts.first_of(0);
+    int n_fit = 1;
+    if constexpr (N > 1) n_fit = max(1, __popc(__ballot_sync(~0u, lane > 0 && lane <= n_left && experts.first - first <= N)));
+    const int n_all = experts.first_of(n_fit) - first, begin = job0, jobs = min(job1, (active0 + n_fit) * a.n_strip) - job0;
+    job0 += jobs;
+    // Units are counted from the first of job `begin`; run w has units unit_at(w)..
+    const int units = jobs * kUnits, n_piece = a.tiles[0].n_piece;
     const int per_warp = quick_div(units, n_warp), left = units - per_warp * n_warp;
     auto unit_at = [&](int w) { return per_warp * w + quick_div(left * w, n_warp); };
-    auto tile_of = [&](int in_job) {
-      return in_job < kSlices ? n_tile[0] * in_job / kSlices
-                              : n_tile[0] + n_tile[1] * (in_job - kSlices) / kSlices;
+    auto piece_of = [&](int in_job) {
+      return in_job < kSlices ? n_piece * in_job / kSlices : n_piece + a.tiles[kSub - 1].n_piece * (in_job - kSlices) / kSlices;
     };
-    auto place_of = [&](int unit) { return TilePlace{strip0 + unit / kUnits, tile_of(unit % kUnits)}; };
+    auto begin_of = [&](int unit) { return PiecePlace{begin + unit / kUnits, piece_of(unit % kUnits)}; };
     const int unit0 = unit_at(warp), unit1 = unit_at(warp + 1);
 
     for (int pair0 = 0; pair0 < n_all; pair0 += N) {
-      const int n_pair = min(N, n_all - pair0);
+      const int n_pair = min(N, n_all - pair0), row0 = first + pair0;
       if (again) {  // shared memory is used again, by the copy engine as well
         WarpRing::release();
         __syncthreads();
       }
       again = true;
-      TileCursor<ExpertJobs<kSub>> next(jobs, place_of(unit0), place_of(unit1));
+      PieceCursor<kSub> next(experts, begin_of(unit0), begin_of(unit1));
       for (int i = 0; i + 1 < a.n_stage; ++i) next.fetch(ring);
+      const int slot = N > 1 && lane < n_pair ? a.pair[row0 + lane] : 0;  // of the lane's row
       if (!waited) {
         waited = true;
         wait_for_previous();
         let_next_start();
       }
-      if (kSub == 1 && int(threadIdx.x) < n_pair) slots[threadIdx.x] = a.pair[first + pair0 + int(threadIdx.x)];
+      if (N > 1 && kSub == 1 && int(threadIdx.x) < n_pair) slots[threadIdx.x] = slot;
       stage(
-          x,
+          ActsOf<N, kFloat>{shared},
           [&](int n) {
-            const int row = !a.by_token ? first + pair0 + n : a.n_tok > 1 ? quick_div(a.pair[first + pair0 + n], a.n_used) : 0;
+            int row = row0 + n;
+            if (a.by_token) row = N == 1 ? 0 : quick_div(kFloat ? a.pair[row] : __shfl_sync(~0u, slot, n), a.n_used);
             return a.x + row * a.x_stride;
           },
           n_pair, a.n_in, 0, (a.n_in + 63) / 64 * 64, warp, n_warp, lane);
       __syncthreads();
 
-      auto emit = [&](int strip, int r, int n, float v0, float v1) {
-        const int row = strip * 16 + r, p = first + pair0 + n;
-        if (n >= n_pair || row >= a.n_out) return;
+      // The rows of a place's expert that this pass has.
+      struct Rows {
+        int begin, n;
+      };
+      auto rows_of = [&](int place) -> Rows {
+        if (n_fit == 1) return {0, n_pair};
+        const int from = experts.first_of(place);
+        return {from - first, experts.first_of(place + 1) - from};
+      };
+      auto emit = [&](int strip, Rows rows, int r, int n, float v0, float v1) {
+        const int row = strip * 16 + r, at = rows.begin + n;
+        if (n >= rows.n || row >= a.n_out) return;
         if (kSub == 2)
-          a.hidden[int64_t(p) * a.n_out + row] = __float2bfloat16_rn(activate(v0, a.act) * v1);
+          a.hidden[int64_t(row0 + at) * a.n_out + row] = __float2bfloat16_rn(activate(v0, a.act) * v1);
         else
-          a.out[int64_t(slots[n]) * a.n_out + row] = v1;
+          a.out[int64_t(N == 1 ? a.pair[row0] : slots[at]) * a.n_out + row] = v1;
       };
       float* const last = ring.memory();
       float total[kTiles][4] = {},
             other[kTiles][4] = {};  // of the strip at hand, of the one before it in the same job
       for (int unit = unit0; unit < unit1; ++unit) {
-        const int in_job = unit % kUnits, sub = in_job / kSlices, strip = strip0 + unit / kUnits;
-        const int before = sub ? n_tile[0] : 0, i0 = tile_of(in_job) - before,
-                  i1 = (in_job + 1 == kUnits ? n_tile[0] + (kSub == 2 ? n_tile[1] : 0)
-                                             : tile_of(in_job + 1)) -
-                       before;
+        const int in_job = unit % kUnits, sub = in_job / kSlices, job = begin + unit / kUnits;
+        const ExpertArgs::Tiles& w = a.tiles[sub];
+        const int place = experts.place_of(job), strip = job - (active0 + place) * a.n_strip;
+        const int i0 = w.n_piece * (in_job % kSlices) / kSlices, i1 = w.n_piece * (in_job % kSlices + 1) / kSlices;
+        const Rows rows = rows_of(place);
+        Acts x;
+        x.p = shared, x.first = rows.begin;
         float acc[kTiles][4] = {};
-        const Strip s = jobs.strip(strip, sub);
-        uint32_t from = uint32_t(reinterpret_cast<uintptr_t>(s.p)) + uint32_t(i0 * s.bytes);
-        with_product<N>(s.tile, x, lane, [&](auto&& product) {
+        uint32_t from = uint32_t(reinterpret_cast<uintptr_t>(experts.strip(sub, experts.expert_of(place), strip))) + uint32_t(i0 * w.piece_bytes);
+        with_product(w.tile, x, lane, [&](auto&& product, auto kind) {
+          constexpr int kEach = piece_tiles(kind()), kBytes = tile_bytes(kind());
 #pragma unroll 1
-          for (int i = i0; i < i1; ++i, from += uint32_t(s.bytes)) {
-            const uint8_t* w = ring.pop(from);
+          for (int i = i0; i < i1; ++i, from += uint32_t(kEach * kBytes)) {
+            const uint8_t* tile = ring.pop(from);
             next.fetch(ring);
-            product(w, i, acc);
+            if (kEach == 1 || (i + 1) * kEach <= w.n_tile) {
+#pragma unroll
+              for (int k = 0; k < kEach; ++k) product(tile + k * kBytes, i * kEach + k, acc);
+            } else {
+#pragma unroll 1
+              for (int k = 0; k < w.n_tile - i * kEach; ++k) product(tile + k * kBytes, i * kEach + k, acc);
+            }
           }
         });
         if (unit - in_job < unit0) {  // another run has the strip's beginning
-          keep_part<N, Acts>(parts + (warp * kUnits + in_job) * kPart, acc, lane);
+          keep_part<N, Acts>(parts + (warp * (kUnits - 1) + in_job - 1) * kPart, acc, lane);
           continue;
         }
 #pragma unroll
@@ -184,7 +255,7 @@ __global__ void __launch_bounds__(kWarps * 32, N == 1 ? 2 : 1)
 #pragma unroll
             for (int i = 0; i < 4; ++i)
               if (N > 1 || (t == 0 && i % 2 == 0))
-                emit(strip, g + i / 2 * 8, N == 1 ? 0 : 8 * n + 2 * t + i % 2, other[n][i], total[n][i]);
+                emit(strip, rows, g + i / 2 * 8, N == 1 ? 0 : 8 * n + 2 * t + i % 2, other[n][i], total[n][i]);
         } else if (unit + 1 == unit1) {
           keep_part<N, Acts>(last, total, lane);
           keep_part<N, Acts>(last + kPart, other, lane);
@@ -194,20 +265,19 @@ __global__ void __launch_bounds__(kWarps * 32, N == 1 ? 2 : 1)
       // Jobs that several runs had units of: the run with the first unit adds up, in the order of units.
       const int done = unit1 % kUnits;
       if (unit0 == unit1 || done == 0 || unit1 - done < unit0) continue;
-      for (int i = lane; i < kPart; i += 32) {
+      const int job = begin + unit1 / kUnits, place = experts.place_of(job);
+      const Rows rows = rows_of(place);
+      for (int i = lane; i < 16 * rows.n; i += 32) {
         const int n = i / 16, at = part_at(n, i % 16);
         float v = last[at], v0 = last[kPart + at];
-        int owner = warp + 1, owner_end = unit_at(owner + 1), rest = units * (owner + 1) - owner_end * n_warp;
+        int owner = warp + 1, owner_end = unit_at(owner + 1);
         for (int in_job = done; in_job < kUnits; ++in_job) {
-          while (owner_end <= unit1 - done + in_job) {
-            ++owner, owner_end += per_warp, rest += left;
-            if (rest >= n_warp) ++owner_end, rest -= n_warp;
-          }
-          const float u = parts[(owner * kUnits + in_job) * kPart + at];
+          while (owner_end <= unit1 - done + in_job) owner_end = unit_at(++owner + 1);
+          const float u = parts[(owner * (kUnits - 1) + in_job - 1) * kPart + at];
           if (in_job == kSlices) v0 = v;
           v = in_job % kSlices == 0 ? u : v + u;
         }
-        emit(strip0 + unit1 / kUnits, i % 16, n, v0, v);
+        emit(job - (active0 + place) * a.n_strip, rows, i % 16, n, v0, v);
       }
     }
   }
@@ -234,9 +304,9 @@ void run(cudaStream_t stream, ExpertArgs a) {
   constexpr bool kUp = kSlices == kUpSlices;
   const int n_warp = device().shared >= kMuchShared ? kWarps : kWarps / 3;
   a.at_parts = ActsOf<N, kFloat>::bytes(a.n_in);
-  a.at_rings = WarpRing::lines(a.at_parts + n_warp * sub_matrices(kSlices) * kSlices * kPartFloats<N> * 4);
-  // One token: short kernels one after another, of which up has most to fetch.
-  a.n_stage = ring_stages(a.at_rings, n_warp * a.slot, N > 1 ? 3 : kUp ? 2 : 1);
+  a.at_rings = WarpRing::lines(a.at_parts + n_warp * (sub_matrices(kSlices) * kSlices - 1) * kPartFloats<N> * 4);
+  // One token: up and down lie beside each other on a multiprocessor. Several: deeper rings are no faster.
+  a.n_stage = std::min(ring_stages(a.at_rings, n_warp * a.slot, 2), N > 1 ? WarpRing::kMaxStages : kUp ? 4 : 3);
   CHECK(a.n_stage >= 2, "{} bytes of shared memory are too few for {} columns", device().shared, a.n_in);
   static const bool once = (allow_shared(expert_kernel<N, kSlices, kFloat>, size_t(device().shared - kOwnShared)), true);
   (void)once;
@@ -246,14 +316,16 @@ void run(cudaStream_t stream, ExpertArgs a) {
 // w: gate and up, or down; strip0: where each begins in its stack's matrix.
 template <int kSlices>
 void run_for(cudaStream_t stream, ExpertArgs a, std::initializer_list<TiledMatrix> w, int up_strip) {
-  a.slot = 1024;  // room for a part of two strips in two stages
+  a.slot = 1024;  // room for a part of two strips
   a.n_in = w.begin()->n_in;
   const bool is_bf = w.begin()->tile >= Tile::kBF16;
   int i = 0;
   for (const TiledMatrix& m : w) {
-    a.tiles[i] = {.p = m.p, .matrix_bytes = m.matrix_bytes(), .strip_bytes = int(m.strip_bytes()), .tile_bytes = tile_bytes(m.tile),
-                  .n_tile = m.n_tile(), .strip0 = i * up_strip, .tile = m.tile};
-    a.slot = std::max(a.slot, WarpRing::slot_for(tile_bytes(m.tile)));
+    const int tiles = piece_tiles(m.tile), bytes = tiles * tile_bytes(m.tile);
+    a.tiles[i] = {.p = m.p, .matrix_bytes = m.matrix_bytes(), .strip_bytes = int(m.strip_bytes()), .piece_bytes = bytes,
+                  .n_piece = (m.n_tile() + tiles - 1) / tiles, .strip0 = i * up_strip, .n_tile = m.n_tile(), .tile = m.tile};
+    // Tiles of a piece lie anywhere in their lines.
+    a.slot = std::max(a.slot, tiles > 1 ? WarpRing::lines(bytes + WarpRing::kLine - 16) : WarpRing::slot_for(bytes));
     CHECK((m.tile >= Tile::kBF16) == is_bf && m.n_in == a.n_in, "gate and up of types that do not go together");
     ++i;
   }
