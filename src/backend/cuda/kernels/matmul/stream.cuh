@@ -145,6 +145,7 @@ __device__ __forceinline__ void run_tiles(const Jobs& jobs, TilePlace begin, Til
       }
     } else {
       float* to_part = at.job == begin.job ? part : last;
+      __syncwarp();  // `last` may lie in the ring, whose last tile all lanes have read
       keep_part<N, Acts>(to_part, acc, lane);
       if (n_sub == 2) keep_part<N, Acts>(to_part + kPartFloats<N>, other, lane);
     }

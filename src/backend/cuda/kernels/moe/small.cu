@@ -257,6 +257,7 @@ __global__ void __launch_bounds__(kWarps * 32, N == 1 ? 2 : 1)
               if (N > 1 || (t == 0 && i % 2 == 0))
                 emit(strip, rows, g + i / 2 * 8, N == 1 ? 0 : 8 * n + 2 * t + i % 2, other[n][i], total[n][i]);
         } else if (unit + 1 == unit1) {
+          __syncwarp();  // the ring's last piece has been read by all lanes
           keep_part<N, Acts>(last, total, lane);
           keep_part<N, Acts>(last + kPart, other, lane);
         }
