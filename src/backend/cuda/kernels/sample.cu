@@ -212,13 +212,9 @@ __device__ int32_t pick(const DrawRow* rows, bool greedy, const uint64_t* candid
   const DrawRow r = rows[row];
   const uint64_t* from = candidates + int64_t(row) * n_part * kMaxTopK;
   const int k = greedy ? 1 : r.top_k;
-  if (thread == 0) keep = 0;
-  for (int part = thread; part < n_part; part += kThreads)
-    if (from[int64_t(part) * kMaxTopK] >> 32 == 0xFFFFFFFFu) keep = -1;  // a NaN
-  __syncthreads();
-  const bool broken = keep < 0;
-  __syncthreads();
-  if (broken) return -1;
+  bool nan = false;
+  for (int part = thread; part < n_part; part += kThreads) nan |= from[int64_t(part) * kMaxTopK] >> 32 == 0xFFFFFFFFu;
+  if (__syncthreads_or(nan)) return -1;
   best_of_parts(from, n_part, k, sorted);
   const double top = double(logit_of(sorted[0]));
   if (!isfinite(top) || sorted[0] == kNone) return -1;
