@@ -15,6 +15,9 @@
 // shared memory, O^T += V^T P^T (a warp: 64 values, 32 keys). Products and sums that the compiler may fuse or not are
 // written out, so that kernels for more query rows round as those for fewer do. Rows stream through a ring of shared-memory slots, K and V
 // tiles in turn, and are expanded from their codes as the fragments are made.
+//
+// Where every sequence has one token, q, k and v may still be the projections': blocks norm and rotate their queries, and the
+// block of the split that the token's own row falls into writes that row first (head_rows.cuh).
 #pragma once
 #include <type_traits>
 
