@@ -97,13 +97,13 @@ __device__ __forceinline__ void consume(const GroupedArgs& a, char* shared, Turn
     wgmma_commit();
     if (kb > 0) {
       wgmma_wait_older();
-      if (thread % 128 == 0) barrier_arrive(empty + before);
+      if (lane == 0) barrier_arrive(empty + before);
     }
     before = turn.stage;
     turn.go_on(W::kStages);
   }
   wgmma_wait(d);
-  if (thread % 128 == 0) barrier_arrive(empty + before);
+  if (lane == 0) barrier_arrive(empty + before);
 
   // Through shared memory, as the blocks of the output: rows of 128 bytes by token.
   constexpr int kWriters = kUp ? 256 : 128;
@@ -144,7 +144,7 @@ __global__ void __launch_bounds__(Warpgroups<kUp>::kThreads, 1) grouped_kernel(c
   int4* const info = reinterpret_cast<int4*>(shared + W::kAtInfo);  // of a stage that begins an item: M tile, first row, width
   const int thread = int(threadIdx.x);
   if (thread == 0) {
-    for (int i = 0; i < W::kStages; ++i) barrier_init(full + i, 1), barrier_init(empty + i, 2);
+    for (int i = 0; i < W::kStages; ++i) barrier_init(full + i, 1), barrier_init(empty + i, 8);
     barriers_publish();
   }
   __syncthreads();
@@ -180,7 +180,10 @@ __global__ void __launch_bounds__(Warpgroups<kUp>::kThreads, 1) grouped_kernel(c
   }
   for (;;) {
     barrier_wait(full + turn.stage, turn.phase);
-    const int4 i = info[turn.stage];
+    // By the lane that gives the stage back.
+    int4 i{};
+    if (thread % 32 == 0) i = info[turn.stage];
+    i.x = __shfl_sync(~0u, i.x, 0), i.y = __shfl_sync(~0u, i.y, 0), i.z = __shfl_sync(~0u, i.z, 0);
     switch (i.z / 16) {
       case 0:
         if (thread % 128 == 0) bulk_stores_done();
