@@ -419,10 +419,12 @@ std::vector<int> binary_tree(int n) {
 
 TEST(CudaAttend, ShortSequences) {
   NEEDS_GPU();
+  Cases cases(7);
   unsigned seed = 1;
   for (const Pair pair : kPairs)
     for (const auto& [E, group] : {std::pair(64, 1), {64, 4}, {128, 2}, {128, 8}, {256, 1}, {256, 2}, {256, 8}, {512, 4}, {512, 8}})
         for (const int window : {0, 8, 1024}) {
+          if (cases.leave_out()) continue;
           const Dims d{.E = E, .n_kv = group == 8 ? 1 : 2, .group = group, .window = window, .margin = 16, .k = pair.k, .v = pair.v};
           ++seed;
           Case(d, {{.kv_len = 0, .n = 1}}, 0, seed).check("first token");
@@ -436,9 +438,11 @@ TEST(CudaAttend, ShortSequences) {
 // Norms, RoPE and cache rows inside of attention, where each sequence has one token: the bits of norm_rope_append before it.
 TEST(CudaAttend, HeadsInside) {
   NEEDS_GPU();
+  Cases cases(7);
   for (const Pair pair : kPairs)
     for (const auto& [E, group] : {std::pair(128, 2), {256, 2}, {256, 16}, {512, 4}, {512, 8}})
       for (const int window : {0, 1024}) {
+        if (cases.leave_out()) continue;
         const Dims d{.E = E, .n_kv = 2, .group = group, .window = window, .margin = 16, .k = pair.k, .v = pair.v};
         Case c(d, {{.kv_len = 0}, {.kv_len = 31}, {.kv_len = 64}, {.kv_len = 1100}, {.kv_len = 95, .mask = Mask::kPast}, {.kv_len = 1055}}, 0, 7);
         const int T = 6, qc = 2 * group * E, kc = 2 * E;
@@ -476,11 +480,13 @@ TEST(CudaAttend, HeadsInside) {
 
 TEST(CudaAttend, LongContexts) {
   NEEDS_GPU();
+  Cases cases(5);
   unsigned seed = 100;
   for (const Pair pair : kPairs) {
     if (pair.k == KvType::kF32) continue;
     for (const int E : {256, 512})
       for (const int n : {1, 9}) {
+        if (cases.leave_out()) continue;
         const Dims d{.E = E, .n_kv = 1, .group = 8, .k = pair.k, .v = pair.v};
         Case(d, {{.kv_len = 18'000, .n = n}}, 0, ++seed).check("18,000 rows");
       }
@@ -495,11 +501,13 @@ INSTANTIATE_TEST_SUITE_P(Products, CudaLongChunks, testing::Bool(), [](const aut
 
 TEST_P(CudaLongChunks, AsReference) {
   NEEDS_GPU();
+  Cases cases(7);
   cuda::attend_uses_warpgroups = GetParam();
   unsigned seed = 200;
   for (const Pair pair : kPairs)
     for (const int E : {64, 128, 256, 512})
       for (const int window : {0, 8, 100}) {
+        if (cases.leave_out()) continue;
         const Dims d{.E = E, .n_kv = 2, .group = E == 512 ? 8 : 2, .window = window, .margin = 16, .k = pair.k, .v = pair.v};
         ++seed;
         Case(d, {{.kv_len = 0, .n = 150}}, 3, seed).check("a prompt's first chunk");
@@ -533,11 +541,13 @@ void expect_rows_alone(const Dims& d, int len, int T, bool* differs, int planted
 
 TEST(CudaAttend, ARowsBitsDependOnItAlone) {
   NEEDS_GPU();
+  Cases cases(7);
   for (const Pair pair : kPairs)
     for (const int E : {128, 256, 512})
       for (const int window : {0, 300}) {
         if (pair.k == KvType::kF32 && E > 128) continue;
         for (const int T : {2, 5, 16}) {
+          if (cases.leave_out()) continue;
           const Dims d{.E = E, .n_kv = 1, .group = E == 512 ? 8 : 2, .window = window, .margin = 16, .k = pair.k, .v = pair.v, .cap = window ? 0 : 2600};
           expect_rows_alone(d, 2040, T, nullptr, 0);
         }
@@ -661,6 +671,7 @@ Seq tree_of(const TreeShape& shape, int kv_len) { return {.kv_len = kv_len, .n =
 
 TEST(CudaAttend, ATreesRowsArePlainDecodings) {
   NEEDS_GPU();
+  Cases cases(31);
   // Borders of tiles and splits, and rings that end inside the tree: of 23 and of 55 rows. Each shape takes two in turn.
   constexpr int kLens[] = {0, 17, 31, 50, 60, 64, 128};
   unsigned seed = 300;
@@ -669,6 +680,7 @@ TEST(CudaAttend, ATreesRowsArePlainDecodings) {
       for (const int window : {0, 8, 40})
         for (const TreeShape& shape : tree_shapes())
           for (int n = 0; n < 2; ++n) {
+            if (cases.leave_out()) continue;
             if (pair.k == KvType::kF32 && E == 512) continue;
             const Dims d{.E = E, .n_kv = E == 512 ? 1 : 2, .group = E == 512 ? 8 : 2, .window = window, .margin = 16, .k = pair.k, .v = pair.v};
             const int len = kLens[++seed % std::size(kLens)];
@@ -680,12 +692,14 @@ TEST(CudaAttend, ATreesRowsArePlainDecodings) {
 
 TEST(CudaAttend, TreesAfterLongContexts) {
   NEEDS_GPU();
+  Cases cases(7);
   const auto shapes = tree_shapes();
   unsigned seed = 400;
   for (const Pair pair : kPairs)
     for (const int E : {256, 512})
       for (const int window : {0, 1024})
         for (const TreeShape& shape : {shapes[5], shapes[8], shapes[10]}) {
+          if (cases.leave_out()) continue;
           if (pair.k == KvType::kF32) continue;
           const Dims d{.E = E, .n_kv = 1, .group = E == 512 ? 8 : 2, .window = window, .margin = 16, .k = pair.k, .v = pair.v};
           const Case c(d, {tree_of(shape, 2040)}, 0, ++seed);  // where splits become longer
@@ -696,12 +710,14 @@ TEST(CudaAttend, TreesAfterLongContexts) {
 // Trees, chains, a block and a long prompt in one step; partial results of five tokens at a time; staged rows.
 TEST(CudaAttend, TreesBesideOthers) {
   NEEDS_GPU();
+  Cases cases(7);
   unsigned seed = 500;
   const auto shapes = tree_shapes();
   for (const Pair pair : kPairs)
     for (const int E : {128, 256, 512})
       for (const int window : {0, 24})
         for (const int margin : {16, 4}) {
+          if (cases.leave_out()) continue;
           if (pair.k == KvType::kF32 && E == 512) continue;
           const Dims d{.E = E, .n_kv = 1, .group = E == 512 ? 8 : 2, .window = window, .margin = margin, .k = pair.k, .v = pair.v, .cap = window ? 0 : 200};
           const std::vector<Seq> seqs = {tree_of(shapes[5], 57), {.kv_len = 90, .n = 11}, tree_of(shapes[10], 0), {.kv_len = 40, .n = 1}, tree_of(shapes[8], 126),

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <vector>
 
 // What tests of CUDA kernels share.
@@ -14,6 +15,17 @@ inline bool have_gpu() {
 }
 #define NEEDS_GPU() \
   if (!have_gpu()) GTEST_SKIP() << "no CUDA device"
+
+// Sanitizers make kernels a hundred times slower: with FACET_TEST_LIGHT=1 tests of many cases take every step-th of them.
+inline bool light() { return std::getenv("FACET_TEST_LIGHT") != nullptr; }
+class Cases {
+ public:
+  explicit Cases(unsigned step) : step_(step) {}
+  bool leave_out() { return light() && n_++ % step_ != 0; }
+
+ private:
+  unsigned step_, n_ = 0;
+};
 
 inline void ok(cudaError_t e) { ASSERT_EQ(e, cudaSuccess) << cudaGetErrorString(e); }
 
