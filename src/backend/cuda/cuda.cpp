@@ -472,7 +472,7 @@ void Cuda::moe(Rows y, Rows e, Rows r, MoeWeights<Weight, Vec> w, int n_used, Ac
   if (many > 0) cuda::moe_many(stream_, m, mat_at(y, last, many, false), mat_at(e, last, many, true), mat_at(r, last, many, false), moe_many_);
 }
 
-// Few tokens: the routing runs beside the product of gate and up, and the experts' weights are on their way before down ends.
+// Few tokens: the routing runs beside the product of gate and up, and the first half of the experts beside down.
 void Cuda::ffn_beside_moe(Rows y, Rows g, Rows h, Weight gate, Weight up, Weight down, Rows o, Rows e, Rows r, MoeWeights<Weight, Vec> w, int n_used, Act act) {
   if (y.rows > cuda::kMoeRows) {
     gate_up(g, h, gate, up, act);

@@ -45,7 +45,7 @@ struct RouteJob {
 RouteJob route_job(const MoeExperts&, Mat r, int n_tok, const Routing&);
 void route(cudaStream_t, const RouteJob&);
 // out[slot] = expert(e[t]) of n_tok <= kMoeRows rows in bf16; then y[t] = sum over ranks of weight * out, in rank order.
-// routed: the kernel before this one had waited for the routing to end before it let this one start.
+// routed: the kernel before this one had waited for the routing and for e before it let this one start; this one runs beside it.
 void moe_small(cudaStream_t, const MoeExperts&, Mat e, int n_tok, const MoeBuffers&, bool routed = false);
 void moe_small_combine(cudaStream_t, Mat y, const float* out, const float* weight, int n_used);
 

@@ -46,6 +46,7 @@ struct ExpertArgs {
   int n_expert, n_used, n_tok;
   int at_parts, at_rings, slot, n_stage;  // in shared memory; of a warp's ring
   bool list_ready;  // the kernel before this one had waited for the routing before it let this one start
+  bool wait_late;   // nothing else of the kernel before this one is needed, so that the two run side by side
   bool by_token;    // gate_up: rows of x by token; down: by place in `pair`
   Act act;
   const __nv_bfloat16* x;
@@ -178,7 +179,7 @@ __global__ void __launch_bounds__(kWarps * 32, N == 1 ? 2 : 1)
       const int slot = N > 1 && lane < n_pair ? a.pair[row0 + lane] : 0;  // of the lane's row
       if (!waited) {
         waited = true;
-        wait_for_previous();
+        if (!a.wait_late) wait_for_previous();
         let_next_start();
       }
       if (N > 1 && kSub == 1 && int(threadIdx.x) < n_pair) slots[threadIdx.x] = slot;
@@ -282,6 +283,7 @@ __global__ void __launch_bounds__(kWarps * 32, N == 1 ? 2 : 1)
       }
     }
   }
+  if (a.wait_late) wait_for_previous();  // whoever waits for this kernel then waits for that one too
 }
 
 __global__ void combine_kernel(Mat y, const float* out, const float* weight, int n_used) {
@@ -350,7 +352,7 @@ void moe_small(cudaStream_t stream, const MoeExperts& m, Mat e, int n_tok, const
   ExpertArgs up = a;
   up.n_strip = m.d_expert / kTileRows, up.n_out = m.d_expert;
   up.x = e.bf, up.x_stride = e.bf_stride, up.by_token = true;
-  up.list_ready = routed;
+  up.list_ready = up.wait_late = routed;
   run_for<kUpSlices>(stream, up, {m.gate, m.up}, m.up_strip);
 
   ExpertArgs down = a;
