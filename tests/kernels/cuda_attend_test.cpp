@@ -435,47 +435,56 @@ TEST(CudaAttend, ShortSequences) {
         }
 }
 
-// Norms, RoPE and cache rows inside of attention, where each sequence has one token: the bits of norm_rope_append before it.
+// Norms, RoPE and cache rows inside of attention: the bits of norm_rope_append before it.
 TEST(CudaAttend, HeadsInside) {
   NEEDS_GPU();
   Cases cases(7);
+  int turn = 0;
+  // One token each; and in turn: several, on both sides of a split's border; a block; as many as there may be; more than the ring's margin.
+  const std::vector<Seq> steps[] = {
+      {{.kv_len = 0}, {.kv_len = 31}, {.kv_len = 64}, {.kv_len = 1100}, {.kv_len = 95, .mask = Mask::kPast}, {.kv_len = 1055}},
+      {{.kv_len = 62, .n = 5}, {.kv_len = 1100, .n = 2}, {.kv_len = 95, .mask = Mask::kPast}},
+      {{.kv_len = 0, .n = 3}, {.kv_len = 61, .n = 4, .mask = Mask::kBlock}},
+      {{.kv_len = 1083, .n = 16}},
+      {{.kv_len = 59, .n = 8}}};
   for (const Pair pair : kPairs)
     for (const auto& [E, group] : {std::pair(128, 2), {256, 2}, {256, 16}, {512, 4}, {512, 8}})
-      for (const int window : {0, 1024}) {
-        if (cases.leave_out()) continue;
-        const Dims d{.E = E, .n_kv = 2, .group = group, .window = window, .margin = 16, .k = pair.k, .v = pair.v};
-        Case c(d, {{.kv_len = 0}, {.kv_len = 31}, {.kv_len = 64}, {.kv_len = 1100}, {.kv_len = 95, .mask = Mask::kPast}, {.kv_len = 1055}}, 0, 7);
-        const int T = 6, qc = 2 * group * E, kc = 2 * E;
-        const auto q = random(size_t(T * qc), 1), k = random(size_t(T * kc), 2), v = random(size_t(T * kc), 3), gq = random(size_t(E), 4), gk = random(size_t(E), 5);
-        std::vector<double> freqs(size_t(E / 2));
-        for (size_t i = 0; i < freqs.size() / 2; ++i) freqs[i] = std::pow(1e4, -double(2 * i) / E);
-        OnDevice<double> df(freqs);
-        OnDevice<float> g1(gq), g2(gk);
-        const size_t bytes = cuda::attend_scratch_bytes(limits(2048), 2 * group, E);
-        OnDevice<std::byte> scratch(bytes);
-        struct Got {
-          std::vector<float> o;
-          std::vector<std::byte> k, v;
-          bool operator==(const Got&) const = default;
-        };
-        auto run = [&](bool inside, bool append, float eps) {
-          c.cache.upload();
-          OnDevice<float> dq(q), dk(k), dv(v), o(q.size());
-          auto mat = [&](OnDevice<float>& x, int cols) { return cuda::Mat{.p = x.p(), .rows = T, .cols = cols, .stride = cols}; };
-          const cuda::HeadsLeft left{.k = append ? mat(dk, kc) : cuda::Mat{}, .v = append ? mat(dv, kc) : cuda::Mat{},
-                                     .work = {.q_gain = g1.p(), .k_gain = g2.p(), .freqs = {df.p(), E / 2}, .norm_v = group != 4, .eps = eps}};
-          if (!inside) cuda::run_heads(nullptr, c.cache.dev, mat(dq, qc), c.batch.dev, left);
-          cuda::attend(nullptr, mat(o, qc), mat(dq, qc), c.cache.dev, c.batch.dev, c.spec, {scratch.p(), bytes}, inside ? &left : nullptr);
-          ok(cudaGetLastError());
-          return Got{o.get(), c.cache.dk->get(), c.cache.dv->get()};
-        };
-        const std::string what = fmt::format("k {} v {} E {} group {} window {}", kv_type_name(pair.k), kv_type_name(pair.v), E, group, window);
-        const Got apart = run(false, true, 1e-6f);
-        EXPECT_TRUE(run(true, true, 1e-6f) == apart) << what;
-        EXPECT_TRUE(run(true, false, 1e-6f) == run(false, false, 1e-6f)) << what << ", nothing appended";
-        EXPECT_FALSE(run(true, true, 1e-2f) == apart) << what << ", another epsilon";
-        EXPECT_FALSE(run(true, false, 1e-6f) == apart) << what << ", rows not appended";
-      }
+      for (const int window : {0, 1024})
+        for (const auto& seqs : {steps[0], steps[1 + turn++ * 3 / 2 % 4]}) {
+          if (cases.leave_out()) continue;
+          const Dims d{.E = E, .n_kv = 2, .group = group, .window = window, .margin = seqs[0].n == 8 ? 6 : 16, .k = pair.k, .v = pair.v};
+          Case c(d, seqs, 0, 7);
+          const int T = c.batch.host.shape.n_tok, qc = 2 * group * E, kc = 2 * E;
+          const auto q = random(size_t(T * qc), 1), k = random(size_t(T * kc), 2), v = random(size_t(T * kc), 3), gq = random(size_t(E), 4), gk = random(size_t(E), 5);
+          std::vector<double> freqs(size_t(E / 2));
+          for (size_t i = 0; i < freqs.size() / 2; ++i) freqs[i] = std::pow(1e4, -double(2 * i) / E);
+          OnDevice<double> df(freqs);
+          OnDevice<float> g1(gq), g2(gk);
+          const size_t bytes = cuda::attend_scratch_bytes(limits(2048), 2 * group, E);
+          OnDevice<std::byte> scratch(bytes);
+          struct Got {
+            std::vector<float> o;
+            std::vector<std::byte> k, v, ks, vs;
+            bool operator==(const Got&) const = default;
+          };
+          auto run = [&](bool inside, bool append, float eps) {
+            c.cache.upload();
+            OnDevice<float> dq(q), dk(k), dv(v), o(q.size());
+            auto mat = [&](OnDevice<float>& x, int cols) { return cuda::Mat{.p = x.p(), .rows = T, .cols = cols, .stride = cols}; };
+            const cuda::HeadsLeft left{.k = append ? mat(dk, kc) : cuda::Mat{}, .v = append ? mat(dv, kc) : cuda::Mat{},
+                                       .work = {.q_gain = g1.p(), .k_gain = g2.p(), .freqs = {df.p(), E / 2}, .norm_v = group != 4, .eps = eps}};
+            if (!inside) cuda::run_heads(nullptr, c.cache.dev, mat(dq, qc), c.batch.dev, left);
+            cuda::attend(nullptr, mat(o, qc), mat(dq, qc), c.cache.dev, c.batch.dev, c.spec, {scratch.p(), bytes}, inside ? &left : nullptr);
+            ok(cudaGetLastError());
+            return Got{o.get(), c.cache.dk->get(), c.cache.dv->get(), c.cache.dks->get(), c.cache.dvs->get()};
+          };
+          const std::string what = fmt::format("k {} v {} E {} group {} window {}, {} rows", kv_type_name(pair.k), kv_type_name(pair.v), E, group, window, T);
+          const Got apart = run(false, true, 1e-6f);
+          EXPECT_TRUE(run(true, true, 1e-6f) == apart) << what;
+          EXPECT_TRUE(run(true, false, 1e-6f) == run(false, false, 1e-6f)) << what << ", nothing appended";
+          EXPECT_FALSE(run(true, true, 1e-2f) == apart) << what << ", another epsilon";
+          EXPECT_FALSE(run(true, false, 1e-6f) == apart) << what << ", rows not appended";
+        }
 }
 
 TEST(CudaAttend, LongContexts) {

@@ -47,7 +47,7 @@ struct AttendScratch {
   size_t bytes = 0;
 };
 size_t attend_scratch_bytes(const BackendLimits&, int n_q_head, int max_head_dim);
-// What norm_rope_append would do, left to attend, which saves decoding a launch; k.p == nullptr: head_norm_rope of q.
+// What norm_rope_append would do, left to attend, which saves short steps a launch; k.p == nullptr: head_norm_rope of q.
 struct HeadsLeft {
   Mat k, v;
   NormRopeAppend work;

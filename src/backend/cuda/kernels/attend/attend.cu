@@ -52,7 +52,17 @@ int most_tokens(const StepShape& shape) {
   return std::clamp(all_short ? shape.n_small - shape.n_seq + 1 : shape.n_small, 1, kSmallT);
 }
 
-constexpr int kHeadsCols = 16;  // query rows of the kernels that do it (DecodeShape::kHeads)
+// Whether kernels of short sequences also do what comes before attention. Each block then norms and rotates its own queries: with
+// several tokens and many blocks that takes longer than a launch.
+constexpr int64_t kMostHeadsWork = 1000;
+bool takes_heads(const AttendParams& p) {
+  const StepShape& shape = p.step.shape;
+  if (shape.n_small != shape.n_tok || shape.n_path > 0) return false;
+  const int n = most_tokens(shape);
+  if (n == 1) return p.group <= 16;
+  return device().shared >= kMuchShared && n * p.group <= p.kv.head_dim / 8 &&
+         int64_t(shape.n_tok) * p.kv.n_head * most_splits(p.window, shape.longest) <= kMostHeadsWork;
+}
 }  // namespace
 
 bool attend_uses_warpgroups = true;
@@ -84,13 +94,12 @@ bool attend(cudaStream_t stream, Mat o, Mat q, const KvLayer& kv, const Step& s,
   CHECK(decode || E < 256 || (kv.k_type == KvType::kF32 && kv.v_type == KvType::kF32),
         "K and V of equal types, or K in q8_0 and V in q4_0 or tq3_0; not", kv_type_name(kv.k_type), kv_type_name(kv.v_type));
   const bool fast = decode && E >= 256;
-  // Where each sequence has one token, the kernels of short sequences do what comes before attention.
   auto heads_first = [&] {
     if (left) run_heads(stream, kv, q, s, *std::exchange(left, nullptr));
     p.heads.on = false;
   };
-  if (left && fast && n_small == n_tok && s.shape.n_path == 0 && most_tokens(s.shape) == 1 && p.group <= kHeadsCols)
-    p.heads = {.on = true, .k = left->k.p, .v = left->v.p, .k_stride = left->k.stride, .v_stride = left->v.stride, .work = left->work};
+  if (left && fast && takes_heads(p))
+    p.heads = {.on = true, .most_tok = most_tokens(s.shape), .k = left->k.p, .v = left->v.p, .k_stride = left->k.stride, .v_stride = left->v.stride, .work = left->work};
   else
     heads_first();
   bool imaged = o.image && fast && n_small == n_tok;

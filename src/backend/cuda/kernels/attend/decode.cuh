@@ -16,9 +16,10 @@
 // written out, so that kernels for more query rows round as those for fewer do. Rows stream through a ring of shared-memory slots, K and V
 // tiles in turn, and are expanded from their codes as the fragments are made.
 //
-// Where every sequence has one token, q, k and v may still be the projections': blocks norm and rotate their queries, and the
-// block of the split that the token's own row falls into writes that row first (head_rows.cuh).
+// q, k and v may still be the projections', where no sequence is a tree: blocks norm and rotate their queries, and a block whose
+// split rows of the step's own tokens fall into writes these first (head_rows.cuh).
 #pragma once
+#include <algorithm>
 #include <type_traits>
 
 #include "backend/cuda/kernels/attend/fragments.cuh"
@@ -47,9 +48,9 @@ struct DecodeShape {
   static constexpr int kStrideS = kTileKeys + 4, kStrideP = kTileKeys + 8;
   static constexpr int kAtQ = kSlots * kSlotBytes;                          // B fragments of Q
   static constexpr int kAtS = kAtQ + kCols * E * 2;                         // [parts][cols][keys] f32
-  // Before the first scores: turns [E] f32 of the token, then two rows' codes.
-  static constexpr bool kHeads = NT == 1 && !kTrees;
-  static_assert(!kHeads || 4 * E + 2 * E <= kParts * kCols * kStrideS * 4);
+  // Before the first scores: turns [E] f32 of the sequence's tokens, then a row's codes for each warp.
+  static constexpr bool kHeads = !kTrees;
+  static constexpr int heads_bytes(int n_tok) { return kAtS + n_tok * E * 4 + kWarps * E; }
   static constexpr int kAtP = kAtS + kParts * kCols * kStrideS * 4;         // [cols][keys] f16
   static constexpr int kAtAlpha = kAtP + kCols * kStrideP * 2;              // [cols] f32
   static constexpr int kAtPath = kAtAlpha + kCols * 4;                      // TreePath::nodes
@@ -188,30 +189,43 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G, kTrees>::kThreads,
   };
   const bool heads = Shape::kHeads && p.heads.on;
   float* const turns = reinterpret_cast<float*>(shared + Shape::kAtS);
-  if constexpr (Shape::kEarly) {
-    find_columns();
-    if (heads) {
-      for (int i = tid; i < E / 2; i += Shape::kThreads) find_turn<E>(turns, i, p.heads.work.freqs.p[i], p.step.pos[s.begin]);
+  auto find_turns = [&] {
+    if constexpr (Shape::kHeads) {
+      if (!heads) return;
+      for (int i = tid; i < s.n * (E / 2); i += Shape::kThreads) {
+        const int j = i / (E / 2), pair = i % (E / 2);
+        find_turn<E>(turns + j * E, pair, p.heads.work.freqs.p[pair], p.step.pos[s.begin + j]);
+      }
       __syncthreads();
     }
+  };
+  if constexpr (Shape::kEarly) {
+    find_columns();
+    find_turns();
     wait_for_previous();
-  } else if (heads) {
-    for (int i = tid; i < E / 2; i += Shape::kThreads) find_turn<E>(turns, i, p.heads.work.freqs.p[i], p.step.pos[s.begin]);
-    __syncthreads();
+  } else {
+    find_turns();
   }
-  // The block of the split with the token's own row writes it first: a warp K, another V.
+  // Rows of the step's tokens in this split are written first, K and V by a warp each. (Blocks of further query rows write the same.)
   const bool appends = heads && p.heads.k && hi > s.len;
-  if (appends && warp >= kWarps - 2) {
-    constexpr int V_ = E / 32;
-    const bool is_k = warp == kWarps - 2;
-    const HeadsBefore& in = p.heads;
-    float x[V_];
-    if (is_k) make_head<E>(x, in.k + s.begin * in.k_stride + head * E, true, in.work.eps, in.work.k_gain, turns, lane);
-    else make_head<E>(x, in.v + s.begin * in.v_stride + head * E, in.work.norm_v, in.work.eps, nullptr, nullptr, lane);
-    const KvRow to = kv_row(p.kv, p.step, seq, s.len);
-    uint8_t* const codes = reinterpret_cast<uint8_t*>(turns + E);
-    if (is_k) encode<E>(K, x, codes, to.k + head * planar_bytes(K, E), lane);
-    else encode<E>(V, x, codes + E, to.v + head * planar_bytes(V, E), lane);
+  if constexpr (Shape::kHeads) {
+    if (appends) {
+      constexpr int V_ = E / 32;
+      const HeadsBefore& in = p.heads;
+      uint8_t* const codes = reinterpret_cast<uint8_t*>(turns + s.n * E) + warp * E;
+      const int first = max(lo, s.len);
+      for (int job = kWarps - 1 - warp; job < 2 * (hi - first); job += kWarps) {
+        const int row = first + job / 2, j = row - s.len;
+        const bool is_k = job % 2;
+        float x[V_];
+        if (is_k) make_head<E>(x, in.k + (s.begin + j) * in.k_stride + head * E, true, in.work.eps, in.work.k_gain, turns + j * E, lane);
+        else make_head<E>(x, in.v + (s.begin + j) * in.v_stride + head * E, in.work.norm_v, in.work.eps, nullptr, nullptr, lane);
+        const KvRow to = kv_row(p.kv, p.step, seq, row);
+        if (is_k) encode<E>(K, x, codes, to.k + head * planar_bytes(K, E), lane);
+        else encode<E>(V, x, codes, to.v + head * planar_bytes(V, E), lane);
+        __syncwarp();  // the codes' place is used again
+      }
+    }
   }
   if (!appends) load_first(false);
 
@@ -222,7 +236,7 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G, kTrees>::kThreads,
     if (col < n_col) {
       const int at = col_block * kCols + col, t = s.begin + s.j0 + at / p.group;
       const float* from = p.q + t * p.q_stride + (head * p.group + at % p.group) * E;
-      if (heads) make_head<E>(x, from, true, p.heads.work.eps, p.heads.work.q_gain, turns, lane);
+      if (heads) make_head<E>(x, from, true, p.heads.work.eps, p.heads.work.q_gain, turns + (t - s.begin) * E, lane);
       else load_values<V_>(x, from + lane * V_);
       if (planar_scaled(K)) warp_rotate<V_>(x, lane, false);
     }
@@ -439,13 +453,14 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G, kTrees>::kThreads,
 template <KvType K, KvType V, int E, int NT, int G, bool kTrees>
 bool launch_decode(cudaStream_t stream, AttendParams p, int n_cols) {
   using Shape = DecodeShape<K, V, E, NT, G, kTrees>;
-  if (Shape::kBytes > device().shared) return false;
+  const int bytes = p.heads.on ? std::max(Shape::kBytes, Shape::heads_bytes(p.heads.most_tok)) : Shape::kBytes;
+  if (bytes > device().shared) return false;
   p.n_col_block = (n_cols + Shape::kCols - 1) / Shape::kCols;
   auto* kernel = attend_decode_kernel<K, V, E, NT, G, kTrees>;
-  static const bool asked = (allow_shared(kernel, size_t(Shape::kBytes)), true);
+  static const bool asked = (allow_shared(kernel, size_t(std::min(device().shared, std::max(Shape::kBytes, Shape::heads_bytes(kSmallT))))), true);
   (void)asked;
   launch(kernel, dim3(unsigned(p.n_col_block * p.kv.n_head * (p.n_split + further_splits(p.n_path))), unsigned(p.step.shape.n_seq)),
-         dim3(Shape::kThreads), size_t(Shape::kBytes), stream, p);
+         dim3(Shape::kThreads), size_t(bytes), stream, p);
   return true;
 }
 

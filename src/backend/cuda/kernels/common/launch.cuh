@@ -19,7 +19,8 @@ using bf16 = __nv_bfloat16;
 // Every kernel calls this before it reads or writes anything that an earlier kernel of the step touches (weights, the step's
 // arrays and cache rows of earlier steps may be read before: the copy of the arrays waits for everything; not its tokens, which
 // top_k may choose), and some block before the last one ends. A kernel that needs nothing of the one before it may call it last, if
-// that one lets it start after its own wait: the two run side by side, and whoever waits for the second waits for both. Kernels are launched so that the next one starts while this one drains.
+// that one lets it start after its own wait: the two run side by side, and whoever waits for the second waits for both. Kernels
+// are launched so that the next one starts while this one drains.
 __device__ __forceinline__ void wait_for_previous() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -40,6 +41,8 @@ struct DeviceSizes {
   int shared_sm = 0;         // bytes of shared memory of a multiprocessor; each block there takes 1,024 more than it asks for
   int major = 0;             // of the compute capability
 };
+// GPUs with less, about 100 KB a block, take fewer warps, columns and rows.
+constexpr int kMuchShared = 160 * 1024;
 inline const DeviceSizes& device() {
   static const DeviceSizes d = [] {
     DeviceSizes v;

@@ -16,8 +16,6 @@ namespace facet::cuda {
 constexpr int kLongWarps = 16, kShortWarps = 8;
 constexpr int stream_warps(bool is_short) { return is_short ? kShortWarps : kLongWarps; }
 
-// GPUs with about 100 KB of shared memory a block take fewer warps, columns and rows.
-constexpr int kMuchShared = 160 * 1024;
 constexpr int kOwnShared = 1536;  // bytes of shared memory that these kernels declare themselves, at most
 // Stages of the rings of a block's warps beside `fixed` bytes; no more than so many thirds of a multiprocessor's shared memory
 // are taken if those hold two stages. Kernels that follow one another and together take three thirds overlap.
