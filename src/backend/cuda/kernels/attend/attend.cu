@@ -52,16 +52,16 @@ int most_tokens(const StepShape& shape) {
   return std::clamp(all_short ? shape.n_small - shape.n_seq + 1 : shape.n_small, 1, kSmallT);
 }
 
-// Whether kernels of short sequences also do what comes before attention. Each block then norms and rotates its own queries: with
-// several tokens and many blocks that takes longer than a launch.
-constexpr int64_t kMostHeadsWork = 1000;
+// Whether kernels of short sequences also do what comes before attention (Also in decode.cuh). Each block then norms and rotates its
+// own queries: with several tokens and many blocks that takes longer than a launch.
+constexpr int kHeadsCols = 16, kMostHeadsWork = 1000;
 bool takes_heads(const AttendParams& p) {
   const StepShape& shape = p.step.shape;
   if (shape.n_small != shape.n_tok || shape.n_path > 0) return false;
   const int n = most_tokens(shape);
-  if (n == 1) return p.group <= 16;
-  return device().shared >= kMuchShared && n * p.group <= p.kv.head_dim / 8 &&
-         int64_t(shape.n_tok) * p.kv.n_head * most_splits(p.window, shape.longest) <= kMostHeadsWork;
+  if (n * p.group > kHeadsCols) return false;
+  return n == 1 || (p.kv.head_dim == 256 && device().shared >= kMuchShared &&
+                    int64_t(shape.n_tok) * p.kv.n_head * most_splits(p.window, shape.longest) <= kMostHeadsWork);
 }
 }  // namespace
 

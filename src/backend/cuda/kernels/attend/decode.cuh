@@ -31,14 +31,17 @@
 namespace facet::cuda {
 
 constexpr int kTileKeys = 32;
+// What a kernel can do beside attention: trees, or heads of sequences with one token, or with a few.
+enum class Also { kNothing, kTrees, kHeads, kHeadsOfFew };
 // Probabilities are kept as f16 multiples of 2^-6 of their size, so that the small ones keep their precision beside
 // scales; the sum has the same factor.
 template <KvType V>
 constexpr float kProbLog2 = V == KvType::kTQ3_0 ? 3.f : 6.f;
 
-// G groups of warps share the tiles of K and V; each has NT blocks of eight query rows. kTrees: some sequence may be a tree.
-template <KvType K, KvType V, int E, int NT, int G, bool kTrees>
+// G groups of warps share the tiles of K and V; each has NT blocks of eight query rows.
+template <KvType K, KvType V, int E, int NT, int G, Also kAlso>
 struct DecodeShape {
+  static constexpr bool kTrees = kAlso == Also::kTrees, kHeads = kAlso == Also::kHeads || kAlso == Also::kHeadsOfFew;
   using KT = TileShape<K, E>;
   using VT = TileShape<V, E>;
   static constexpr int kGroupWarps = E / 64, kWarps = G * kGroupWarps, kThreads = 32 * kWarps, kParts = E / 128, kCols = 8 * NT * G;
@@ -49,7 +52,6 @@ struct DecodeShape {
   static constexpr int kAtQ = kSlots * kSlotBytes;                          // B fragments of Q
   static constexpr int kAtS = kAtQ + kCols * E * 2;                         // [parts][cols][keys] f32
   // Before the first scores: turns [E] f32 of the sequence's tokens, then a row's codes for each warp.
-  static constexpr bool kHeads = !kTrees;
   static constexpr int heads_bytes(int n_tok) { return kAtS + n_tok * E * 4 + kWarps * E; }
   static constexpr int kAtP = kAtS + kParts * kCols * kStrideS * 4;         // [cols][keys] f16
   static constexpr int kAtAlpha = kAtP + kCols * kStrideP * 2;              // [cols] f32
@@ -65,12 +67,13 @@ struct DecodeShape {
   static constexpr bool kEarly = NT < 4 && kBlocksPerSm * kThreads <= 512;
 };
 
-template <KvType K, KvType V, int E, int NT, int G, bool kTrees>
-__global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G, kTrees>::kThreads, DecodeShape<K, V, E, NT, G, kTrees>::kBlocksPerSm)
+template <KvType K, KvType V, int E, int NT, int G, Also kAlso>
+__global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G, kAlso>::kThreads, DecodeShape<K, V, E, NT, G, kAlso>::kBlocksPerSm)
     attend_decode_kernel(const __grid_constant__ AttendParams p) {
-  using Shape = DecodeShape<K, V, E, NT, G, kTrees>;
+  using Shape = DecodeShape<K, V, E, NT, G, kAlso>;
   using KT = typename Shape::KT;
   using VT = typename Shape::VT;
+  constexpr bool kTrees = Shape::kTrees;
   constexpr int kSlots = Shape::kSlots, kCols = Shape::kCols, kWarps = Shape::kWarps, kLoaders = Shape::kLoaders;
   extern __shared__ __align__(128) char shared[];
   const int tid = threadIdx.x, lane = tid % 32, warp = tid / 32, g = lane / 4, c = lane % 4;
@@ -187,13 +190,13 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G, kTrees>::kThreads,
       if (col < min(n_col, kCols) && (writes >> token_of(col) & 1)) pos[i] = p.step.pos[s.begin + token_of(col)];
     }
   };
-  const bool heads = Shape::kHeads && p.heads.on;
+  // Turns of the tokens are found before the wait; of one token, the compiler knows that it is the only one.
   float* const turns = reinterpret_cast<float*>(shared + Shape::kAtS);
+  const int n_tok = kAlso == Also::kHeadsOfFew ? s.n : 1;
   auto find_turns = [&] {
     if constexpr (Shape::kHeads) {
-      if (!heads) return;
-      for (int i = tid; i < s.n * (E / 2); i += Shape::kThreads) {
-        const int j = i / (E / 2), pair = i % (E / 2);
+      for (int i = tid; i < n_tok * (E / 2); i += Shape::kThreads) {
+        const int j = kAlso == Also::kHeadsOfFew ? i / (E / 2) : 0, pair = i - j * (E / 2);
         find_turn<E>(turns + j * E, pair, p.heads.work.freqs.p[pair], p.step.pos[s.begin + j]);
       }
       __syncthreads();
@@ -207,22 +210,25 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G, kTrees>::kThreads,
     find_turns();
   }
   // Rows of the step's tokens in this split are written first, K and V by a warp each. (Blocks of further query rows write the same.)
-  const bool appends = heads && p.heads.k && hi > s.len;
+  const bool appends = Shape::kHeads && p.heads.k && hi > s.len;
   if constexpr (Shape::kHeads) {
-    if (appends) {
-      constexpr int V_ = E / 32;
-      const HeadsBefore& in = p.heads;
-      uint8_t* const codes = reinterpret_cast<uint8_t*>(turns + s.n * E) + warp * E;
-      const int first = max(lo, s.len);
+    const HeadsBefore& in = p.heads;
+    uint8_t* const codes = reinterpret_cast<uint8_t*>(turns + n_tok * E) + warp * E;
+    const int first = max(lo, s.len);
+    auto append = [&](int row, bool is_k) {
+      const int j = kAlso == Also::kHeadsOfFew ? row - s.len : 0;
+      float x[E / 32];
+      if (is_k) make_head<E>(x, in.k + (s.begin + j) * in.k_stride + head * E, true, in.work.eps, in.work.k_gain, turns + j * E, lane);
+      else make_head<E>(x, in.v + (s.begin + j) * in.v_stride + head * E, in.work.norm_v, in.work.eps, nullptr, nullptr, lane);
+      const KvRow to = kv_row(p.kv, p.step, seq, row);
+      if (is_k) encode<E>(K, x, codes, to.k + head * planar_bytes(K, E), lane);
+      else encode<E>(V, x, codes, to.v + head * planar_bytes(V, E), lane);
+    };
+    if constexpr (kAlso == Also::kHeads) {
+      if (appends && warp >= kWarps - 2) append(s.len, warp == kWarps - 2);
+    } else if (appends) {
       for (int job = kWarps - 1 - warp; job < 2 * (hi - first); job += kWarps) {
-        const int row = first + job / 2, j = row - s.len;
-        const bool is_k = job % 2;
-        float x[V_];
-        if (is_k) make_head<E>(x, in.k + (s.begin + j) * in.k_stride + head * E, true, in.work.eps, in.work.k_gain, turns + j * E, lane);
-        else make_head<E>(x, in.v + (s.begin + j) * in.v_stride + head * E, in.work.norm_v, in.work.eps, nullptr, nullptr, lane);
-        const KvRow to = kv_row(p.kv, p.step, seq, row);
-        if (is_k) encode<E>(K, x, codes, to.k + head * planar_bytes(K, E), lane);
-        else encode<E>(V, x, codes, to.v + head * planar_bytes(V, E), lane);
+        append(first + job / 2, job % 2);
         __syncwarp();  // the codes' place is used again
       }
     }
@@ -236,7 +242,7 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G, kTrees>::kThreads,
     if (col < n_col) {
       const int at = col_block * kCols + col, t = s.begin + s.j0 + at / p.group;
       const float* from = p.q + t * p.q_stride + (head * p.group + at % p.group) * E;
-      if (heads) make_head<E>(x, from, true, p.heads.work.eps, p.heads.work.q_gain, turns + (t - s.begin) * E, lane);
+      if (Shape::kHeads) make_head<E>(x, from, true, p.heads.work.eps, p.heads.work.q_gain, turns + (kAlso == Also::kHeadsOfFew ? t - s.begin : 0) * E, lane);
       else load_values<V_>(x, from + lane * V_);
       if (planar_scaled(K)) warp_rotate<V_>(x, lane, false);
     }
@@ -450,13 +456,13 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G, kTrees>::kThreads,
 }
 
 // False if a block needs more shared memory than the device has.
-template <KvType K, KvType V, int E, int NT, int G, bool kTrees>
+template <KvType K, KvType V, int E, int NT, int G, Also kAlso>
 bool launch_decode(cudaStream_t stream, AttendParams p, int n_cols) {
-  using Shape = DecodeShape<K, V, E, NT, G, kTrees>;
-  const int bytes = p.heads.on ? std::max(Shape::kBytes, Shape::heads_bytes(p.heads.most_tok)) : Shape::kBytes;
+  using Shape = DecodeShape<K, V, E, NT, G, kAlso>;
+  const int bytes = Shape::kHeads ? std::max(Shape::kBytes, Shape::heads_bytes(p.heads.most_tok)) : Shape::kBytes;
   if (bytes > device().shared) return false;
   p.n_col_block = (n_cols + Shape::kCols - 1) / Shape::kCols;
-  auto* kernel = attend_decode_kernel<K, V, E, NT, G, kTrees>;
+  auto* kernel = attend_decode_kernel<K, V, E, NT, G, kAlso>;
   static const bool asked = (allow_shared(kernel, size_t(std::min(device().shared, std::max(Shape::kBytes, Shape::heads_bytes(kSmallT))))), true);
   (void)asked;
   launch(kernel, dim3(unsigned(p.n_col_block * p.kv.n_head * (p.n_split + further_splits(p.n_path))), unsigned(p.step.shape.n_seq)),
@@ -465,18 +471,24 @@ bool launch_decode(cudaStream_t stream, AttendParams p, int n_cols) {
 }
 
 // The kernel for the most query rows at a time that fits; all of them give the same bits.
-template <KvType K, KvType V, int E, bool kTrees>
+template <KvType K, KvType V, int E, Also kAlso>
 bool launch_decode(cudaStream_t stream, const AttendParams& p, int n_cols) {
-  if constexpr (E == 512)
-    if (n_cols > 32 && launch_decode<K, V, E, 4, 2, kTrees>(stream, p, n_cols)) return true;
-  if (n_cols > 16 && launch_decode<K, V, E, 2, 2, kTrees>(stream, p, n_cols)) return true;
-  if (n_cols > 8 && launch_decode<K, V, E, 1, 2, kTrees>(stream, p, n_cols)) return true;
-  return launch_decode<K, V, E, 1, 1, kTrees>(stream, p, n_cols);
+  if constexpr (kAlso == Also::kNothing || kAlso == Also::kTrees) {
+    if constexpr (E == 512)
+      if (n_cols > 32 && launch_decode<K, V, E, 4, 2, kAlso>(stream, p, n_cols)) return true;
+    if (n_cols > 16 && launch_decode<K, V, E, 2, 2, kAlso>(stream, p, n_cols)) return true;
+  }
+  if (n_cols > 8 && launch_decode<K, V, E, 1, 2, kAlso>(stream, p, n_cols)) return true;
+  return launch_decode<K, V, E, 1, 1, kAlso>(stream, p, n_cols);
 }
 
 template <KvType K, KvType V, int E>
 bool launch_decode(cudaStream_t stream, const AttendParams& p, int n_cols) {
-  return p.n_path > 0 ? launch_decode<K, V, E, true>(stream, p, n_cols) : launch_decode<K, V, E, false>(stream, p, n_cols);
+  if (p.n_path > 0) return launch_decode<K, V, E, Also::kTrees>(stream, p, n_cols);
+  if (!p.heads.on) return launch_decode<K, V, E, Also::kNothing>(stream, p, n_cols);
+  if (p.heads.most_tok == 1) return launch_decode<K, V, E, Also::kHeads>(stream, p, n_cols);
+  if constexpr (E == 256) return launch_decode<K, V, E, Also::kHeadsOfFew>(stream, p, n_cols);
+  return false;
 }
 
 template <KvType K, KvType V>
