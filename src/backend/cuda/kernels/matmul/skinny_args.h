@@ -13,6 +13,7 @@ struct SkinnyArgs {
     int strip_bytes, tile_bytes, n_tile;  // n_tile: of a strip
     int per_block;                        // tiles of kActBlock columns
     Tile tile;
+    bool grouped;                         // group_tiles() of them count as one, here and in all that follows
   } tiles[3];
   int first_job[4];      // of each matrix: a job is a strip, or with glu a strip of both
   int n_set, n_sub;      // sets of blocks that share the columns of a strip
