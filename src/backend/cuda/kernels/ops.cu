@@ -127,6 +127,7 @@ __device__ void write_image(const Mat& m, int t) {
 
 template <int kPer>
 __global__ void __launch_bounds__(kThreads<kPer>) rms_norm_kernel(Mat y, Mat x, const float* gain, float eps) {
+  if (kPer == 1) let_next_start();
   const auto g = gain_row<kPer>(gain, x.cols);
   wait_for_previous();
   let_next_start();
@@ -145,6 +146,7 @@ __device__ void store_scaled(const Row<kPer>& r, float f, const Row<kPer>& gain,
 
 template <int kPer, bool kMoe>
 __global__ void __launch_bounds__(kThreads<kPer>) residual_norm_kernel(Mat x, Mat h, Mat y, Partials left, const float* post, const float* next, float out_scale, float eps, MoeInputs moe) {
+  if (kPer == 1) let_next_start();
   const int t = int(blockIdx.x);
   const auto g_post = gain_row<kPer>(post, x.cols), g_next = gain_row<kPer>(next, x.cols);
   Row<kPer> g_r, g_e;
@@ -242,6 +244,7 @@ __device__ void put(const Mat& m, int t, int c, float4 v) {
 
 // Rows of `beside`, if there are any, are put behind the embeddings by blocks of their own.
 __global__ void embed_kernel(Mat x, TiledMatrix m, const int32_t* token, float scale_by, Mat beside) {
+  if (beside.p) let_next_start();  // a drafter's: what comes next is narrow
   wait_for_previous();
   let_next_start();
   const int t = int(blockIdx.x);

@@ -18,6 +18,7 @@
 #include <utility>
 
 #include "backend/cuda/kernels/common/launch.cuh"
+#include "backend/cuda/kernels/common/narrow.h"
 #include "backend/cuda/kernels/matmul/skinny_args.h"
 #include "backend/cuda/kernels/matmul/stream.cuh"
 #include "backend/cuda/kernels/moe/route.cuh"
@@ -196,6 +197,7 @@ Partials skinny(cudaStream_t stream, const SkinnyMatrix* m, int n_matrix, bool g
   const int n_warp = is_short ? have.short_warps : have.long_warps;
   a.run_tiles = (most_jobs * most_tiles * a.n_sub / a.n_set + n_warp - 1) / n_warp + 1;
   a.thirds = work.thirds;
+  a.early = is_short && !work.in_turn && std::min(a.n_in, m[0].w.n_out) <= kNarrowCols;
   if (is_short && work.beside) {
     const int groups = have.short_warps * 32 / kRouteThreads;
     a.beside = *work.beside, a.beside_blocks = (a.beside.n_expert + groups - 1) / groups;

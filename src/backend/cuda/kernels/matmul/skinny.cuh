@@ -143,6 +143,7 @@ __global__ void __launch_bounds__(stream_warps(kShort) * 32, kShort ? 2 : 1)
     __stcg(reinterpret_cast<float4*>(partial_of(job, a.n_sub - 1) + n * 16 + r), v1);
   };
 
+  if (kShort && a.early) let_next_start();
   wait_for_previous();
   let_next_start();
   auto stage_here = [&] {
