@@ -484,7 +484,7 @@ void Cuda::ffn_beside_moe(Rows y, Rows g, Rows h, Weight gate, Weight up, Weight
   rounded(e);
   const Weight both[2] = {gate, up};
   products({&g, 1}, h, both, true, act, nullptr, {.beside = &routing, .thirds = 1});
-  products({&y, 1}, g, {&down, 1}, false, act, nullptr, {.thirds = 1});
+  products({&y, 1}, g, {&down, 1}, false, act, nullptr, {.in_turn = true, .thirds = 1});  // moe_small reads early what the routing wrote
   written(o, false);
   cuda::moe_small(stream_, m, mat(e, true), y.rows, moe_, true);
   uncombined_ = {.to = o, .n_used = n_used};

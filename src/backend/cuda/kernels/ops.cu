@@ -8,17 +8,23 @@
 #include "backend/cuda/kernels/ops.h"
 
 #include <algorithm>
+#include <type_traits>
 
 #include "backend/cuda/kernels/common/activate.cuh"
 #include "backend/cuda/kernels/common/launch.cuh"
+#include "backend/cuda/kernels/common/narrow.h"
 #include "backend/cuda/kernels/matmul/acts.cuh"
 #include "backend/cuda/kernels/matmul/tile_values.cuh"
 
 namespace facet::cuda {
 namespace {
 
-constexpr int kThreads = 512, kMostPer = 4;  // a norm's row is kPer float4 a thread: half of the most for up to 4,096 columns
+constexpr int kMostPer = 4;  // a norm's row is kPer float4 a thread: half of the most for up to 4,096 columns, one for narrow models
+template <int kPer>
+constexpr int kThreads = kPer == 1 ? kNarrowCols / 4 : 512;
 
+// The same bits whatever the number of threads: those beyond the row add zeros, behind the others.
+template <int kThreads>
 __device__ float block_sum(float v) {
   __shared__ float part[kThreads / 32];
   for (int m = 16; m > 0; m /= 2) v += __shfl_xor_sync(~0u, v, m);
@@ -34,11 +40,14 @@ template <int kPer>
 struct Row {
   float4 v[kPer];
 };
-__device__ int col_of(int i) { return (i * kThreads + int(threadIdx.x)) * 4; }
+template <int kPer>
+__device__ int col_of(int i) {
+  return (i * kThreads<kPer> + int(threadIdx.x)) * 4;
+}
 template <int kPer>
 __device__ void load(Row<kPer>& r, const float* p, int cols) {
 #pragma unroll
-  for (int i = 0; i < kPer; ++i) r.v[i] = col_of(i) < cols ? *reinterpret_cast<const float4*>(p + col_of(i)) : float4{};
+  for (int i = 0; i < kPer; ++i) r.v[i] = col_of<kPer>(i) < cols ? *reinterpret_cast<const float4*>(p + col_of<kPer>(i)) : float4{};
 }
 // Row t of what a product has left.
 template <int kPer>
@@ -48,7 +57,7 @@ __device__ void load(Row<kPer>& r, const Partials& left, int t, int cols) {
   for (int s = 0; s < left.n_set; ++s)
 #pragma unroll
     for (int i = 0; i < kPer; ++i) {
-      const int c = col_of(i);
+      const int c = col_of<kPer>(i);
       if (c >= cols) continue;
       const float4 v = *reinterpret_cast<const float4*>(left.p + ((int64_t(s) * left.n_job + c / kTileRows) * left.width + t) * kTileRows + c % kTileRows);
       r.v[i].x += v.x, r.v[i].y += v.y, r.v[i].z += v.z, r.v[i].w += v.w;
@@ -59,7 +68,7 @@ __device__ float inv_rms(const Row<kPer>& r, int cols, float eps) {
   float s = 0;
 #pragma unroll
   for (int i = 0; i < kPer; ++i) s += (r.v[i].x * r.v[i].x + r.v[i].y * r.v[i].y) + (r.v[i].z * r.v[i].z + r.v[i].w * r.v[i].w);
-  return rsqrtf(block_sum(s) / float(cols) + eps);
+  return rsqrtf(block_sum<kThreads<kPer>>(s) / float(cols) + eps);
 }
 // A gain, or ones. Gains are read before the kernel waits for its input: they come from far away.
 template <int kPer>
@@ -67,7 +76,7 @@ __device__ Row<kPer> gain_row(const float* p, int cols) {
   Row<kPer> r;
 #pragma unroll
   for (int i = 0; i < kPer; ++i)
-    r.v[i] = p && col_of(i) < cols ? __ldg(reinterpret_cast<const float4*>(p + col_of(i))) : float4{1, 1, 1, 1};
+    r.v[i] = p && col_of<kPer>(i) < cols ? __ldg(reinterpret_cast<const float4*>(p + col_of<kPer>(i))) : float4{1, 1, 1, 1};
   return r;
 }
 __device__ void fetch_gain(const float* p, int cols) {  // into the L2
@@ -95,13 +104,14 @@ template <int kPer>
 __device__ void store(const Row<kPer>& r, const Mat& m, int t) {
 #pragma unroll
   for (int i = 0; i < kPer; ++i) {
-    if (col_of(i) >= m.cols) continue;
-    if (m.p) *reinterpret_cast<float4*>(m.p + t * m.stride + col_of(i)) = r.v[i];
-    if (m.bf) put_bf(m.bf + t * m.bf_stride + col_of(i), r.v[i]);
+    if (col_of<kPer>(i) >= m.cols) continue;
+    if (m.p) *reinterpret_cast<float4*>(m.p + t * m.stride + col_of<kPer>(i)) = r.v[i];
+    if (m.bf) put_bf(m.bf + t * m.bf_stride + col_of<kPer>(i), r.v[i]);
   }
 }
 
 // Row t of m, which this block has just written in bf16, into the image of all its rows.
+template <int kThreads>
 __device__ void write_image(const Mat& m, int t) {
   __syncthreads();
   const int lane = int(threadIdx.x) % 32;
@@ -115,11 +125,13 @@ __device__ void write_image(const Mat& m, int t) {
   }
 }
 
-__global__ void __launch_bounds__(kThreads) rms_norm_kernel(Mat y, Mat x, const float* gain, float eps) {
-  const auto g = gain_row<kMostPer>(gain, x.cols);
+template <int kPer>
+__global__ void __launch_bounds__(kThreads<kPer>) rms_norm_kernel(Mat y, Mat x, const float* gain, float eps) {
+  if (kPer == 1) let_next_start();
+  const auto g = gain_row<kPer>(gain, x.cols);
   wait_for_previous();
   let_next_start();
-  Row<kMostPer> r;
+  Row<kPer> r;
   load(r, x.p + blockIdx.x * x.stride, x.cols);
   scale(r, inv_rms(r, x.cols, eps), g);
   store(r, y, int(blockIdx.x));
@@ -133,7 +145,8 @@ __device__ void store_scaled(const Row<kPer>& r, float f, const Row<kPer>& gain,
 }
 
 template <int kPer, bool kMoe>
-__global__ void __launch_bounds__(kThreads) residual_norm_kernel(Mat x, Mat h, Mat y, Partials left, const float* post, const float* next, float out_scale, float eps, MoeInputs moe) {
+__global__ void __launch_bounds__(kThreads<kPer>) residual_norm_kernel(Mat x, Mat h, Mat y, Partials left, const float* post, const float* next, float out_scale, float eps, MoeInputs moe) {
+  if (kPer == 1) let_next_start();
   const int t = int(blockIdx.x);
   const auto g_post = gain_row<kPer>(post, x.cols), g_next = gain_row<kPer>(next, x.cols);
   Row<kPer> g_r, g_e;
@@ -152,13 +165,13 @@ __global__ void __launch_bounds__(kThreads) residual_norm_kernel(Mat x, Mat h, M
   if (!next) return;
   const float f = inv_rms(s, x.cols, eps);
   store_scaled(s, f, g_next, h, t);
-  if (h.image) write_image(h, t);
+  if (h.image) write_image<kThreads<kPer>>(h, t);
   if (kMoe) store_scaled(s, f, g_r, moe.r, t), store_scaled(s, f, g_e, moe.e, t);
 }
 
 // With few columns registers hold all gains, and several ranks' outputs are read at once: they come from far away, too.
 template <int kPer>
-__global__ void __launch_bounds__(kThreads) moe_join_kernel(Mat x, Mat h, Mat y, Mat o, MoeJoin m) {
+__global__ void __launch_bounds__(kThreads<kPer>) moe_join_kernel(Mat x, Mat h, Mat y, Mat o, MoeJoin m) {
   constexpr bool kFew = kPer < kMostPer;
   constexpr int kUsed = kFew ? 4 : 1;
   const int t = int(blockIdx.x);
@@ -204,7 +217,7 @@ __global__ void __launch_bounds__(kThreads) moe_join_kernel(Mat x, Mat h, Mat y,
   store(stream, x, t);
   if (!m.next) return;
   store_scaled(stream, inv_rms(stream, x.cols, m.eps), kFew ? g_next : gain_row<kPer>(m.next, x.cols), h, t);
-  if (h.image) write_image(h, t);
+  if (h.image) write_image<kThreads<kPer>>(h, t);
 }
 
 // Element-wise verbs: four columns a thread.
@@ -231,6 +244,7 @@ __device__ void put(const Mat& m, int t, int c, float4 v) {
 
 // Rows of `beside`, if there are any, are put behind the embeddings by blocks of their own.
 __global__ void embed_kernel(Mat x, TiledMatrix m, const int32_t* token, float scale_by, Mat beside) {
+  if (beside.p) let_next_start();  // a drafter's: what comes next is narrow
   wait_for_previous();
   let_next_start();
   const int t = int(blockIdx.x);
@@ -275,7 +289,17 @@ __global__ void __launch_bounds__(128) ple_combine_kernel(Mat p, Mat c, const fl
   for (int i = lane; i < n; i += 32) pt[i] = (ct[i] * in_scale * r * gain[i] + pt[i]) * out_scale;
 }
 
-bool few_cols(const Mat& x) { return x.cols <= kThreads * kMostPer / 2 * 4; }
+// kPer for rows of x, as with_per(x, [](auto per) { kernel<per()> }).
+template <class F>
+void with_per(const Mat& x, F&& f) {
+  CHECK(x.cols % 4 == 0 && x.cols <= kThreads<kMostPer> * kMostPer * 4, "{} columns", x.cols);
+  if (x.cols <= kNarrowCols)
+    f(std::integral_constant<int, 1>{});
+  else if (x.cols <= kThreads<kMostPer> * kMostPer / 2 * 4)
+    f(std::integral_constant<int, kMostPer / 2>{});
+  else
+    f(std::integral_constant<int, kMostPer>{});
+}
 
 }  // namespace
 
@@ -287,20 +311,27 @@ void embed_concat(cudaStream_t stream, Mat y, const TiledMatrix& table, const in
   launch(embed_kernel, dim3(unsigned(y.rows), 2), dim3(256), 0, stream, y, table, token, scale_by, x);
 }
 void rms_norm(cudaStream_t stream, Mat y, Mat x, const float* gain, float eps) {
-  CHECK(x.cols % 4 == 0 && x.cols <= kThreads * kMostPer * 4, "{} columns", x.cols);
-  launch(rms_norm_kernel, dim3(unsigned(x.rows)), dim3(kThreads), 0, stream, y, x, gain, eps);
+  with_per(x, [&](auto per) {
+    constexpr int kPer = per() == 1 ? 1 : kMostPer;
+    launch(rms_norm_kernel<kPer>, dim3(unsigned(x.rows)), dim3(kThreads<kPer>), 0, stream, y, x, gain, eps);
+  });
 }
 void residual_norm(cudaStream_t stream, Mat x, Mat h, Mat y, Partials left, const float* post, const float* next, float out_scale, float eps) {
-  CHECK(x.cols % 4 == 0 && x.cols <= kThreads * kMostPer * 4, "{} columns", x.cols);
-  launch(few_cols(x) ? residual_norm_kernel<kMostPer / 2, false> : residual_norm_kernel<kMostPer, false>, dim3(unsigned(x.rows)), dim3(kThreads), 0, stream, x, h, y, left, post, next, out_scale, eps, MoeInputs{});
+  with_per(x, [&](auto per) {
+    launch(residual_norm_kernel<per(), false>, dim3(unsigned(x.rows)), dim3(kThreads<per()>), 0, stream, x, h, y, left, post, next, out_scale, eps, MoeInputs{});
+  });
 }
 void residual_norm_moe(cudaStream_t stream, Mat x, Mat h, Mat y, Partials left, const float* post, const float* next, float out_scale, float eps, const MoeInputs& moe) {
-  CHECK(x.cols % 4 == 0 && x.cols <= kThreads * kMostPer * 4 && next, "{} columns", x.cols);
-  launch(few_cols(x) ? residual_norm_kernel<kMostPer / 2, true> : residual_norm_kernel<kMostPer, true>, dim3(unsigned(x.rows)), dim3(kThreads), 0, stream, x, h, y, left, post, next, out_scale, eps, moe);
+  CHECK(next, "a layer with experts and no norm after attention: {}", x.cols);
+  with_per(x, [&](auto per) {
+    launch(residual_norm_kernel<per(), true>, dim3(unsigned(x.rows)), dim3(kThreads<per()>), 0, stream, x, h, y, left, post, next, out_scale, eps, moe);
+  });
 }
 void moe_join(cudaStream_t stream, Mat x, Mat h, Mat y, Mat o, const MoeJoin& m) {
-  CHECK(x.cols % 4 == 0 && x.cols <= kThreads * kMostPer * 4, "{} columns", x.cols);
-  launch(few_cols(x) ? moe_join_kernel<kMostPer / 2> : moe_join_kernel<kMostPer>, dim3(unsigned(x.rows)), dim3(kThreads), 0, stream, x, h, y, o, m);
+  with_per(x, [&](auto per) {
+    constexpr int kPer = per() == kMostPer ? kMostPer : kMostPer / 2;
+    launch(moe_join_kernel<kPer>, dim3(unsigned(x.rows)), dim3(kThreads<kPer>), 0, stream, x, h, y, o, m);
+  });
 }
 void sum_partials(cudaStream_t stream, Mat y, Partials left) {
   each4(stream, y.rows, y.cols, [=] __device__(int t, int c) {

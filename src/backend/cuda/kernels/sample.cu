@@ -262,8 +262,8 @@ __global__ void __launch_bounds__(kThreads) pick_kernel(int32_t* ids, const Draw
 // A part's k best, its largest logit and the sum of exponentials below it.
 __global__ void __launch_bounds__(kThreads) top_parts_kernel(const float* logits, int64_t stride, int n_vocab, int k, uint64_t* candidates, float2* sums, int n_part) {
   __shared__ float part[kThreads / 32];
-  wait_for_previous();
   let_next_start();
+  wait_for_previous();
   const int row = int(blockIdx.y), at = int(blockIdx.x), thread = int(threadIdx.x);
   const float* l = logits + row * stride;
   uint64_t key[kPer];
@@ -295,8 +295,8 @@ __global__ void __launch_bounds__(kThreads) top_parts_kernel(const float* logits
 __global__ void __launch_bounds__(kThreads) top_pick_kernel(int32_t* ids, float* log_probs, int32_t* best, int k, const uint64_t* candidates, const float2* sums, int n_part, Done done) {
   __shared__ uint64_t sorted[kMaxTopK];
   __shared__ float log_total;
-  wait_for_previous();
   let_next_start();
+  wait_for_previous();
   const int row = int(blockIdx.x), thread = int(threadIdx.x);
   best_of_parts(candidates + int64_t(row) * n_part * kMaxTopK, n_part, k, sorted);
   if (thread < 32) {

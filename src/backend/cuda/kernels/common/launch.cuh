@@ -27,8 +27,8 @@ __device__ __forceinline__ void wait_for_previous() {
 #endif
 }
 // The next kernel of the stream may start (it waits for this one's end in wait_for_previous). Called before this kernel's own
-// wait, several kernels are under way at once; called after it, the next one finds everything before this kernel ended. Matrix
-// products and norms call it after: weights that a third kernel fetches meanwhile come in the way of what the first two wait for.
+// wait, several kernels are under way at once; called after it, the next one finds everything before this kernel ended. Products
+// and norms that are not narrow (narrow.h) call it after: weights that a third kernel fetches come in the way of what two wait for.
 __device__ __forceinline__ void let_next_start() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");

@@ -46,6 +46,10 @@ FACET_HD constexpr int tile_bytes(Tile t) {
   return 0;
 }
 
+// Tiles of a strip that kernels for few rows fetch and multiply as one: a small tile costs more to fetch than to multiply. Their
+// bytes are whole lines of 128.
+FACET_HD constexpr int group_tiles(Tile t) { return t == Tile::kQ4_0 || t == Tile::kQ5_0 ? 4 : t == Tile::kQ8_0 ? 2 : 1; }
+
 // A matrix [n_out, n_in], or a stack of them, in tiles.
 struct TiledMatrix {
   const uint8_t* p = nullptr;

@@ -5,10 +5,11 @@
 // Shapes     x [T, n_in] bf16, T <= 16; W tiled (layout.h); y [T, n_out] f32 and, if wanted, bf16
 // Bytes      the weights, once; activations live in shared memory, for quantised weights in 8 bits (acts.cuh)
 // Launch     one block a multiprocessor. A block has an equal share of the strips, its warps equal runs of their
-//            tiles (stream.cuh); weights stream through a ring of shared memory a warp, and the ring is full
-//            before the kernel waits for its input. Where that divides better, or the columns do not fit, blocks
-//            form sets that each take some of the columns, and the last set to finish adds up. Beside few weights
-//            there is room for blocks that route tokens to experts (route.cuh). Depends on shapes alone
+//            tiles, small ones in groups (stream.cuh, layout.h); weights stream through a ring of shared memory a
+//            warp, and the ring is full before the kernel waits for its input. Where that divides better, or the
+//            columns do not fit, blocks form sets that each take some of the columns, and the last set to finish
+//            adds up. Beside few weights there is room for blocks that route tokens to experts (route.cuh).
+//            Depends on shapes alone
 // Order      a run's tiles from the left, runs in order, then sets. None of it depends on T: the same bits for
 //            T = 1 and 16
 // Reference  CpuRef::matmul, qkv, gate_up    Test tests/kernels/cuda_matmul_test.cpp
@@ -17,6 +18,7 @@
 #include <utility>
 
 #include "backend/cuda/kernels/common/launch.cuh"
+#include "backend/cuda/kernels/common/narrow.h"
 #include "backend/cuda/kernels/matmul/skinny_args.h"
 #include "backend/cuda/kernels/matmul/stream.cuh"
 #include "backend/cuda/kernels/moe/route.cuh"
@@ -146,12 +148,13 @@ Partials skinny(cudaStream_t stream, const SkinnyMatrix* m, int n_matrix, bool g
     CHECK(m[i].w.n_in == a.n_in && (m[i].w.tile >= Tile::kBF16) == is_bf,
           "{} and {} columns, types that do not go together", m[i].w.n_in, a.n_in);
     const Tile tile = m[i].w.tile;
-    a.tiles[i] = {.p = m[i].w.strip(m[i].stack, 0), .strip_bytes = int(m[i].w.strip_bytes()), .tile_bytes = tile_bytes(tile),
-                  .n_tile = m[i].w.n_tile(), .per_block = kActBlock / tile_cols(tile), .tile = tile};
+    const int group = m[i].w.n_tile() % group_tiles(tile) == 0 ? group_tiles(tile) : 1;
+    a.tiles[i] = {.p = m[i].w.strip(m[i].stack, 0), .strip_bytes = int(m[i].w.strip_bytes()), .tile_bytes = group * tile_bytes(tile),
+                  .n_tile = m[i].w.n_tile() / group, .per_block = kActBlock / (group * tile_cols(tile)), .tile = tile, .grouped = group > 1};
     auto aligned = [](const void* p, size_t to) { return reinterpret_cast<uintptr_t>(p) % to == 0; };
     a.wide[i] = m[i].w.n_out % 4 == 0 && m[i].y_stride % 4 == 0 && m[i].y_bf_stride % 4 == 0 && aligned(m[i].y, 16) &&
                 aligned(m[i].y_also, 16) && aligned(m[i].y_bf, 8);
-    a.slot = std::max(a.slot, tile_bytes(m[i].w.tile));
+    a.slot = std::max(a.slot, a.tiles[i].tile_bytes);
     if (!glu || i == 0) a.first_job[i + 1] = a.first_job[i] + m[i].w.n_strip();
   }
   a.n_job = a.first_job[a.n_matrix];
@@ -189,11 +192,12 @@ Partials skinny(cudaStream_t stream, const SkinnyMatrix* m, int n_matrix, bool g
   a.block_job[a.blocks] = a.n_job;
   int most_jobs = 0, most_tiles = 0;
   for (int b = 0; b < a.blocks; ++b) most_jobs = std::max(most_jobs, a.block_job[b + 1] - a.block_job[b]);
-  for (int i = 0; i < n_matrix; ++i) most_tiles = std::max(most_tiles, m[i].w.n_tile());
+  for (int i = 0; i < n_matrix; ++i) most_tiles = std::max(most_tiles, a.tiles[i].n_tile);
   CHECK(int64_t(most_jobs) * most_tiles * a.n_sub < kQuickMost, "{} jobs of {} tiles a block", most_jobs, most_tiles);
   const int n_warp = is_short ? have.short_warps : have.long_warps;
   a.run_tiles = (most_jobs * most_tiles * a.n_sub / a.n_set + n_warp - 1) / n_warp + 1;
   a.thirds = work.thirds;
+  a.early = is_short && !work.in_turn && std::min(a.n_in, m[0].w.n_out) <= kNarrowCols;
   if (is_short && work.beside) {
     const int groups = have.short_warps * 32 / kRouteThreads;
     a.beside = *work.beside, a.beside_blocks = (a.beside.n_expert + groups - 1) / groups;

@@ -20,7 +20,7 @@ struct DenseJobs {
   __device__ Strip strip(int job, int sub) const {
     const int i = a.n_sub == 2 ? sub : matrix(job), s = a.n_sub == 2 ? job : job - a.first_job[i];
     const SkinnyArgs::Tiles& w = a.tiles[i];
-    return {w.p + int64_t(s) * w.strip_bytes + first_tile(i) * w.tile_bytes, w.tile, n_tile(i), w.tile_bytes};
+    return {w.p + int64_t(s) * w.strip_bytes + first_tile(i) * w.tile_bytes, w.tile, n_tile(i), w.tile_bytes, w.grouped};
   }
 };
 
@@ -143,6 +143,7 @@ __global__ void __launch_bounds__(stream_warps(kShort) * 32, kShort ? 2 : 1)
     __stcg(reinterpret_cast<float4*>(partial_of(job, a.n_sub - 1) + n * 16 + r), v1);
   };
 
+  if (kShort && a.early) let_next_start();
   wait_for_previous();
   let_next_start();
   auto stage_here = [&] {

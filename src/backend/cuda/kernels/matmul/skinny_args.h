@@ -13,6 +13,7 @@ struct SkinnyArgs {
     int strip_bytes, tile_bytes, n_tile;  // n_tile: of a strip
     int per_block;                        // tiles of kActBlock columns
     Tile tile;
+    bool grouped;                         // group_tiles() of them count as one, here and in all that follows
   } tiles[3];
   int first_job[4];      // of each matrix: a job is a strip, or with glu a strip of both
   int n_set, n_sub;      // sets of blocks that share the columns of a strip
@@ -21,6 +22,7 @@ struct SkinnyArgs {
   bool keep_place;       // the ring's slots have room for it
   bool even;             // tiles of a job are of one size
   bool leave;            // the sets' sums are left as they are
+  bool early;            // the next kernel starts before this one's input is there
   int beside_blocks;
   int block_job[kMaxBlocks + 1];  // where the jobs of each block of a set begin
   // --- read later

@@ -32,6 +32,7 @@ struct Strip {
   const uint8_t* p = nullptr;
   Tile tile = Tile::kQ8_0;
   int n_tile = 0, bytes = 0;  // bytes: of a tile
+  bool grouped = false;       // tiles are groups
 };
 struct TilePlace {
   int job = 0, tile = 0;  // tiles of a job are counted through its strips
@@ -119,13 +120,20 @@ __device__ __forceinline__ void run_tiles(const Jobs& jobs, TilePlace begin, Til
       const int first = max(at.tile - before, 0), past = min(to - before, s.n_tile);
       before += s.n_tile;
       uint32_t from = uint32_t(reinterpret_cast<uintptr_t>(s.p)) + uint32_t(first * s.bytes);
-      with_product(s.tile, x, lane, [&](auto&& product, auto) {
+      with_product(s.tile, x, lane, [&](auto&& product, auto kind) {
+        constexpr Tile kTile = kind();
+        auto multiply = [&](auto group) {
 #pragma unroll 1
-        for (int i = first; i < past; ++i, from += uint32_t(s.bytes)) {
-          const uint8_t* w = ring.pop(from);
-          next.fetch(ring);
-          product(w, i, acc);
-        }
+          for (int i = first; i < past; ++i, from += uint32_t(s.bytes)) {
+            const uint8_t* w = ring.pop(from);
+            next.fetch(ring);
+#pragma unroll
+            for (int k = 0; k < group(); ++k) product(w + k * tile_bytes(kTile), i * group() + k, acc);
+          }
+        };
+        if constexpr (group_tiles(kTile) > 1)
+          if (s.grouped) return multiply(std::integral_constant<int, group_tiles(kTile)>{});
+        multiply(std::integral_constant<int, 1>{});
       });
     }
     if (at.tile == 0 && to >= before) {
