@@ -28,9 +28,6 @@ constexpr int sub_matrices(int slices) { return slices == kUpSlices ? 2 : 1; }
 constexpr int kRows = 8;  // of a pass, when there are several tokens
 constexpr int kWarps = 12;
 
-// Weights are fetched in pieces: small tiles several at a time, for what a piece costs beside arithmetic.
-constexpr int piece_tiles(Tile t) { return t == Tile::kQ4_0 || t == Tile::kQ5_0 ? 4 : t == Tile::kQ8_0 ? 2 : 1; }
-
 // What a warp needs before its first piece is on its way comes first, as in SkinnyArgs.
 struct ExpertArgs {
   struct Tiles {
@@ -224,7 +221,7 @@ __global__ void __launch_bounds__(kWarps * 32, N == 1 ? 2 : 1)
         float acc[kTiles][4] = {};
         uint32_t from = uint32_t(reinterpret_cast<uintptr_t>(experts.strip(sub, experts.expert_of(place), strip))) + uint32_t(i0 * w.piece_bytes);
         with_product(w.tile, x, lane, [&](auto&& product, auto kind) {
-          constexpr int kEach = piece_tiles(kind()), kBytes = tile_bytes(kind());
+          constexpr int kEach = group_tiles(kind()), kBytes = tile_bytes(kind());
 #pragma unroll 1
           for (int i = i0; i < i1; ++i, from += uint32_t(kEach * kBytes)) {
             const uint8_t* tile = ring.pop(from);
@@ -324,7 +321,7 @@ void run_for(cudaStream_t stream, ExpertArgs a, std::initializer_list<TiledMatri
   const bool is_bf = w.begin()->tile >= Tile::kBF16;
   int i = 0;
   for (const TiledMatrix& m : w) {
-    const int tiles = piece_tiles(m.tile), bytes = tiles * tile_bytes(m.tile);
+    const int tiles = group_tiles(m.tile), bytes = tiles * tile_bytes(m.tile);
     a.tiles[i] = {.p = m.p, .matrix_bytes = m.matrix_bytes(), .strip_bytes = int(m.strip_bytes()), .piece_bytes = bytes,
                   .n_piece = (m.n_tile() + tiles - 1) / tiles, .strip0 = i * up_strip, .n_tile = m.n_tile(), .tile = m.tile};
     // Tiles of a piece lie anywhere in their lines.
