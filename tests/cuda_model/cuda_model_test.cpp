@@ -247,7 +247,7 @@ TEST(CudaModel, RefusesWhatItCannotMultiply) {
   const auto router = [](int64_t n_in, int64_t n) { return tensor("blk.0.ffn_gate_inp.weight", DType::kF32, n_in, n); };
   const TensorView gate = tensor("blk.1.ffn_gate.weight", DType::kQ4_K, 256, 64);
   EXPECT_EQ(refusal({router(256, 16), gate, tensor("blk.1.ffn_up.weight", DType::kQ8_0, 256, 64), tensor("blk.0.ffn_gate_up_exps.weight", DType::kQ4_K, 256, 64),
-                     tensor("blk.0.ffn_down_exps.weight", DType::kQ8_0, 96, 64), tensor("a", DType::kQ8_0, 1024, 2), tensor("b", DType::kBF16, 512, 2)}),
+                     tensor("blk.0.ffn_down_exps.weight", DType::kQ8_0, 96, 64), tensor("a", DType::kQ6_K, 1024, 2), tensor("b", DType::kBF16, 512, 2), tensor("c", DType::kQ8_0, 512, 2)}),
             "");
   says(refusal({gate, tensor("blk.1.ffn_up.weight", DType::kBF16, 256, 64)}), {"m.gguf", "blk.1.ffn_up.weight", "Q4_K", "BF16", "--backend cpu"});
   says(refusal({tensor("blk.1.ffn_gate_exps.weight", DType::kF16, 256, 64), tensor("blk.1.ffn_up_exps.weight", DType::kQ8_0, 256, 64)}), {"blk.1.ffn_up_exps.weight", "F16", "Q8_0"});
@@ -255,7 +255,8 @@ TEST(CudaModel, RefusesWhatItCannotMultiply) {
   says(refusal({router(256, 64)}, 17), {"16", "17"});
   says(refusal({router(4104, 16)}), {"4096", "4104"});
   says(refusal({tensor("blk.0.ffn_down_exps.weight", DType::kQ8_0, 72, 64)}), {"multiple of 16", "72"});
-  says(refusal({tensor("a", DType::kQ8_0, 1056, 2)}), {"1024", "1056"});
+  says(refusal({tensor("a", DType::kQ6_K, 1280, 2)}), {"1024", "1280"});
+  says(refusal({tensor("a", DType::kQ8_0, 544, 2)}), {"512", "544"});
   says(refusal({tensor("a", DType::kBF16, 520, 2)}), {"512", "520"});
 }
 

@@ -17,7 +17,7 @@
 namespace facet::test {
 namespace {
 
-using cuda::Tile;
+using cuda::Input, cuda::Tile;
 
 // Device memory with the bytes of v, freed at the end.
 struct Arena {
@@ -84,11 +84,11 @@ struct Weights {
 
 float bf16(float v) { return __bfloat162float(__float2bfloat16(v)); }
 
-// x as the kernels multiply it: rounded to bf16, and for quantised weights to 8 bits with a scale for 64
-// columns.
-std::vector<float> rounded(const std::vector<float>& x, int n_in, bool to_int) {
+// x as the kernels multiply it: rounded to bf16, and for quantised weights to one or two codes of 8 bits with a scale for
+// 64 columns.
+std::vector<float> rounded(const std::vector<float>& x, int n_in, Input in) {
   std::vector<float> y = x;
-  if (!to_int) return y;
+  if (in == Input::kBf16) return y;
   for (size_t row = 0; row < x.size(); row += size_t(n_in))
     for (int c = 0; c < n_in; c += 64) {
       const int n = std::min(64, n_in - c);
@@ -96,7 +96,11 @@ std::vector<float> rounded(const std::vector<float>& x, int n_in, bool to_int) {
       float most = 0;
       for (int i = 0; i < n; ++i) most = std::max(most, std::fabs(v[i]));
       const float inverse = 127.f / most, scale = most * (1.f / 127.f);
-      for (int i = 0; i < n; ++i) v[i] = scale * (std::fmaf(v[i], inverse, 12582912.f) - 12582912.f);
+      auto code = [](float a, float b) { return std::fmaf(a, b, 12582912.f) - 12582912.f; };
+      for (int i = 0; i < n; ++i) {
+        const float first = code(v[i], inverse), rest = std::fmaf(v[i], inverse, -first);
+        v[i] = scale * (in == Input::kByte ? first : first + code(rest, 128.f) / 128);
+      }
     }
   return y;
 }
@@ -149,11 +153,10 @@ TEST(CudaMatmul, SkinnyMultipliesEveryType) {
     for (auto [n_out, n_in] : {std::pair{48, 256}, {100, 512}, {336, 5376}, {32, 21504}, {2816, 768}}) {
       Arena a;
       const Weights w(a, t, n_out, n_in, rng);
-      const bool to_int = t.tile < Tile::kBF16;
       const cuda::SkinnyWork work = work_of(a);
       std::vector<std::vector<float>> all;
       const Rows x(a, 16, n_in, rng);
-      const std::vector<float> xr = rounded(x.value, n_in, to_int);
+      const std::vector<float> xr = rounded(x.value, n_in, input_of(t.tile));
       for (int n : {1, 2, 3, 8, 9, 16}) {
         cuda::SkinnyMatrix m{.w = w.m};
         float* y = a.poisoned<float>(size_t(n) * size_t(n_out));
@@ -197,13 +200,11 @@ TEST(CudaMatmul, SeveralMatricesInOneLaunch) {
       m[1].y_also = also[1];
       m[0].y_bf = bf, m[0].y_bf_stride = 512;
       cuda::skinny(nullptr, m, 3, false, Act::kGelu, x.p, n_in, n, work);
-      const std::vector<float> xr = rounded(x.value, n_in, true);
       for (int i = 0; i < 3; ++i) {
-        const std::vector<float> got = a.get(y[i], 5 * 512);
-        const bool to_int = kTypes[kinds[size_t(i)]].tile < Tile::kBF16;
+        const std::vector<float> got = a.get(y[i], 5 * 512), xr = rounded(x.value, n_in, input_of(kTypes[kinds[size_t(i)]].tile));
         for (int k = 0; k < n; ++k)
           for (int r = 0; r < w[size_t(i)].m.n_out; ++r) {
-            const Product want(w[size_t(i)], r, (to_int ? xr : x.value).data() + size_t(k) * size_t(n_in), n_in);
+            const Product want(w[size_t(i)], r, xr.data() + size_t(k) * size_t(n_in), n_in);
             ASSERT_NEAR(got[size_t(k * 512 + r)], want.value, want.bound)
                 << "matrix " << i << " row " << r << " token " << k;
           }
@@ -237,7 +238,7 @@ TEST(CudaMatmul, GateTimesUp) {
         cuda::skinny(nullptr, m, 2, true, Act::kGelu, x.p, n_in, n, work);
         const std::vector<float> got = a.get(y, size_t(n) * size_t(n_out));
         if (n == 16) {
-          const std::vector<float> xr = rounded(x.value, n_in, t.tile < Tile::kBF16);
+          const std::vector<float> xr = rounded(x.value, n_in, input_of(t.tile));
           for (int k : {0, 6, 15})
             for (int r = 0; r < n_out; ++r) {
               const float* row = xr.data() + size_t(k) * size_t(n_in);

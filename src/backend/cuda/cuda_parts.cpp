@@ -103,9 +103,9 @@ cuda::TiledMatrix tiles_of(const TensorView& t) {
 }
 }  // namespace
 
-int64_t Cuda::most_cols(bool is_bf) { return cuda::skinny_most_cols(is_bf); }
+int64_t Cuda::most_cols(bool is_wide) { return cuda::skinny_most_cols(is_wide ? cuda::Input::kBf16 : cuda::Input::kByte); }
 
-Status Cuda::accepts(const std::string& file, std::span<const TensorView> tensors, int n_expert_used, int64_t most_int_cols, int64_t most_bf_cols) {
+Status Cuda::accepts(const std::string& file, std::span<const TensorView> tensors, int n_expert_used, int64_t most_byte_cols, int64_t most_wide_cols) {
   constexpr const char* kRemedy = "use --backend cpu";
   auto refused = [&](const TensorView& t, const std::string& what) { return Error{file, fmt::format("{}: {}", t.name, what), kRemedy}; };
   auto is_bf = [](const TensorView& t) { return tiles_of(t).tile >= cuda::Tile::kBF16; };
@@ -118,7 +118,7 @@ Status Cuda::accepts(const std::string& file, std::span<const TensorView> tensor
         return refused(t, fmt::format("expected a multiple of 8 and at most {} columns on a GPU, found {}", cuda::kMaxRouterCols, t.ne[0]));
       continue;
     }
-    if (const int64_t most = is_bf(t) ? most_bf_cols : most_int_cols; t.ne[0] > most)
+    if (const int64_t most = cuda::input_of(tiles_of(t).tile) == cuda::Input::kByte ? most_byte_cols : most_wide_cols; t.ne[0] > most)
       return refused(t, fmt::format("expected at most {} columns of {} on this GPU, found {}", most, dtype_name(kept_type(t.type)), t.ne[0]));
     if (t.name.ends_with("ffn_down_exps.weight") && t.ne[0] % cuda::kTileRows != 0)
       return refused(t, fmt::format("expected experts of a multiple of {} columns on a GPU, found {}", cuda::kTileRows, t.ne[0]));

@@ -46,6 +46,10 @@ FACET_HD constexpr int tile_bytes(Tile t) {
   return 0;
 }
 
+// How a product with few rows reads its input (acts.cuh): a byte a value, two, or bf16.
+enum class Input : uint8_t { kByte, kTwoBytes, kBf16 };
+FACET_HD constexpr Input input_of(Tile t) { return t <= Tile::kQ6_K ? Input::kByte : t <= Tile::kQ8_0 ? Input::kTwoBytes : Input::kBf16; }
+
 // A matrix [n_out, n_in], or a stack of them, in tiles.
 struct TiledMatrix {
   const uint8_t* p = nullptr;
