@@ -255,7 +255,8 @@ TEST(CudaModel, RefusesWhatItCannotMultiply) {
   says(refusal({router(256, 64)}, 17), {"16", "17"});
   says(refusal({router(4104, 16)}), {"4096", "4104"});
   says(refusal({tensor("blk.0.ffn_down_exps.weight", DType::kQ8_0, 72, 64)}), {"multiple of 16", "72"});
-  says(refusal({tensor("a", DType::kQ8_0, 1056, 2)}), {"1024", "1056"});
+  says(refusal({gate, tensor("a", DType::kQ8_0, 1056, 2)}), {"1024", "1056"});
+  says(refusal({tensor("a", DType::kQ8_0, 544, 2)}), {"512", "544"});
   says(refusal({tensor("a", DType::kBF16, 520, 2)}), {"512", "520"});
 }
 

@@ -17,7 +17,7 @@
 namespace facet::test {
 namespace {
 
-using cuda::Tile;
+using cuda::Input, cuda::Tile;
 
 // Device memory with the bytes of v, freed at the end.
 struct Arena {
@@ -82,13 +82,16 @@ struct Weights {
   }
 };
 
+// Of every type the ways in which products read their input.
+std::vector<bool> fineness(Tile t) { return cuda::may_be_fine(t) ? std::vector<bool>{false, true} : std::vector<bool>{false}; }
+
 float bf16(float v) { return __bfloat162float(__float2bfloat16(v)); }
 
-// x as the kernels multiply it: rounded to bf16, and for quantised weights to 8 bits with a scale for 64
-// columns.
-std::vector<float> rounded(const std::vector<float>& x, int n_in, bool to_int) {
+// x as the kernels multiply it: rounded to bf16, and for quantised weights to one or two codes of 8 bits with a scale for
+// 64 columns.
+std::vector<float> rounded(const std::vector<float>& x, int n_in, Input in) {
   std::vector<float> y = x;
-  if (!to_int) return y;
+  if (in == Input::kBf16) return y;
   for (size_t row = 0; row < x.size(); row += size_t(n_in))
     for (int c = 0; c < n_in; c += 64) {
       const int n = std::min(64, n_in - c);
@@ -96,7 +99,11 @@ std::vector<float> rounded(const std::vector<float>& x, int n_in, bool to_int) {
       float most = 0;
       for (int i = 0; i < n; ++i) most = std::max(most, std::fabs(v[i]));
       const float inverse = 127.f / most, scale = most * (1.f / 127.f);
-      for (int i = 0; i < n; ++i) v[i] = scale * (std::fmaf(v[i], inverse, 12582912.f) - 12582912.f);
+      auto code = [](float a, float b) { return std::fmaf(a, b, 12582912.f) - 12582912.f; };
+      for (int i = 0; i < n; ++i) {
+        const float first = code(v[i], inverse), rest = std::fmaf(v[i], inverse, -first);
+        v[i] = scale * (in == Input::kByte ? first : first + code(rest, 128.f) / 128);
+      }
     }
   return y;
 }
@@ -146,33 +153,34 @@ TEST(CudaMatmul, SkinnyMultipliesEveryType) {
   NEEDS_GPU();
   std::mt19937 rng(3);
   for (const Type& t : kTypes)
-    for (auto [n_out, n_in] : {std::pair{48, 256}, {100, 512}, {336, 5376}, {32, 21504}, {2816, 768}, {208, 320}}) {
-      if (n_in % cuda::tile_cols(t.tile) != 0) continue;
-      Arena a;
-      const Weights w(a, t, n_out, n_in, rng);
-      const bool to_int = t.tile < Tile::kBF16;
-      const cuda::SkinnyWork work = work_of(a);
-      std::vector<std::vector<float>> all;
-      const Rows x(a, 16, n_in, rng);
-      const std::vector<float> xr = rounded(x.value, n_in, to_int);
-      for (int n : {1, 2, 3, 8, 9, 16}) {
-        cuda::SkinnyMatrix m{.w = w.m};
-        float* y = a.poisoned<float>(size_t(n) * size_t(n_out));
-        m.y = y, m.y_stride = n_out;
-        cuda::skinny(nullptr, &m, 1, false, Act::kGelu, x.p, n_in, n, work);
-        all.push_back(a.get(y, size_t(n) * size_t(n_out)));
-      }
-      const std::vector<float>& most = all.back();
-      for (int k : {0, 6, 15})
-        for (int r = 0; r < n_out; ++r) {
-          const Product want(w, r, xr.data() + size_t(k) * size_t(n_in), n_in);
-          ASSERT_NEAR(most[size_t(k * n_out + r)], want.value, want.bound)
-              << t.name << " " << n_out << " x " << n_in << " row " << r << " of token " << k;
+    for (auto [n_out, n_in] : {std::pair{48, 256}, {100, 512}, {336, 5376}, {32, 21504}, {2816, 768}, {208, 320}})
+      for (const bool fine : fineness(t.tile)) {
+        if (n_in % cuda::tile_cols(t.tile) != 0) continue;
+        Arena a;
+        Weights w(a, t, n_out, n_in, rng);
+        w.m.fine = fine;
+        const cuda::SkinnyWork work = work_of(a);
+        std::vector<std::vector<float>> all;
+        const Rows x(a, 16, n_in, rng);
+        const std::vector<float> xr = rounded(x.value, n_in, input_of(w.m));
+        for (int n : {1, 2, 3, 8, 9, 16}) {
+          cuda::SkinnyMatrix m{.w = w.m};
+          float* y = a.poisoned<float>(size_t(n) * size_t(n_out));
+          m.y = y, m.y_stride = n_out;
+          cuda::skinny(nullptr, &m, 1, false, Act::kGelu, x.p, n_in, n, work);
+          all.push_back(a.get(y, size_t(n) * size_t(n_out)));
         }
-      for (const std::vector<float>& y : all)
-        ASSERT_EQ(std::memcmp(y.data(), most.data(), y.size() * 4), 0)
-            << t.name << " " << n_out << " x " << n_in << ": " << y.size() / size_t(n_out) << " rows";
-    }
+        const std::vector<float>& most = all.back();
+        for (int k : {0, 6, 15})
+          for (int r = 0; r < n_out; ++r) {
+            const Product want(w, r, xr.data() + size_t(k) * size_t(n_in), n_in);
+            ASSERT_NEAR(most[size_t(k * n_out + r)], want.value, want.bound)
+                << t.name << " " << n_out << " x " << n_in << " row " << r << " of token " << k;
+          }
+        for (const std::vector<float>& y : all)
+          ASSERT_EQ(std::memcmp(y.data(), most.data(), y.size() * 4), 0)
+              << t.name << " " << n_out << " x " << n_in << ": " << y.size() / size_t(n_out) << " rows";
+      }
 }
 
 TEST(CudaMatmul, SeveralMatricesInOneLaunch) {
@@ -183,9 +191,10 @@ TEST(CudaMatmul, SeveralMatricesInOneLaunch) {
   const int n_in = 1024;
   const Rows x(a, 5, n_in, rng);
   // q, k, v of mixed types, one of them in bf16, as launches of their own and together.
-  for (const auto& kinds : {std::vector<int>{0, 0, 2}, {0, 5, 2}, {6, 6, 0}}) {
+  for (const auto& kinds : {std::vector<int>{0, 0, 2}, {0, 5, 2}, {6, 6, 0}, {2, 5, 2}}) {
     std::vector<Weights> w;
     for (size_t i = 0; i < 3; ++i) w.emplace_back(a, kTypes[kinds[i]], i == 0 ? 512 : 208, n_in, rng);
+    for (Weights& x : w) x.m.fine = kinds[0] == 2 && cuda::may_be_fine(x.m.tile);
     for (int n : {1, 5}) {
       cuda::SkinnyMatrix m[3];
       float *y[3], *also[3];
@@ -198,13 +207,11 @@ TEST(CudaMatmul, SeveralMatricesInOneLaunch) {
       m[1].y_also = also[1];
       m[0].y_bf = bf, m[0].y_bf_stride = 512;
       cuda::skinny(nullptr, m, 3, false, Act::kGelu, x.p, n_in, n, work);
-      const std::vector<float> xr = rounded(x.value, n_in, true);
       for (int i = 0; i < 3; ++i) {
-        const std::vector<float> got = a.get(y[i], 5 * 512);
-        const bool to_int = kTypes[kinds[size_t(i)]].tile < Tile::kBF16;
+        const std::vector<float> got = a.get(y[i], 5 * 512), xr = rounded(x.value, n_in, input_of(w[size_t(i)].m));
         for (int k = 0; k < n; ++k)
           for (int r = 0; r < w[size_t(i)].m.n_out; ++r) {
-            const Product want(w[size_t(i)], r, (to_int ? xr : x.value).data() + size_t(k) * size_t(n_in), n_in);
+            const Product want(w[size_t(i)], r, xr.data() + size_t(k) * size_t(n_in), n_in);
             ASSERT_NEAR(got[size_t(k * 512 + r)], want.value, want.bound)
                 << "matrix " << i << " row " << r << " token " << k;
           }
@@ -225,39 +232,41 @@ TEST(CudaMatmul, GateTimesUp) {
   NEEDS_GPU();
   std::mt19937 rng(5);
   for (const Type& t : kTypes)
-    for (auto [n_out, n_in] : {std::pair{112, 768}, {2112, 2816}}) {
-      Arena a;
-      const cuda::SkinnyWork work = work_of(a);
-      const Weights gate(a, t, n_out, n_in, rng), up(a, t, n_out, n_in, rng);
-      const Rows x(a, 16, n_in, rng);
-      std::vector<float> last;
-      for (int n : {16, 8, 1}) {
-        cuda::SkinnyMatrix m[2] = {{.w = gate.m}, {.w = up.m}};
-        float* y = a.poisoned<float>(size_t(n) * size_t(n_out));
-        m[0].y = y, m[0].y_stride = n_out;
-        cuda::skinny(nullptr, m, 2, true, Act::kGelu, x.p, n_in, n, work);
-        const std::vector<float> got = a.get(y, size_t(n) * size_t(n_out));
-        if (n == 16) {
-          const std::vector<float> xr = rounded(x.value, n_in, t.tile < Tile::kBF16);
-          for (int k : {0, 6, 15})
-            for (int r = 0; r < n_out; ++r) {
-              const float* row = xr.data() + size_t(k) * size_t(n_in);
-              const Product gp(gate, r, row, n_in), up_p(up, r, row, n_in);
-              const double g = gp.value, u = up_p.value;
-              const double gelu = 0.5 * g * (1 + std::tanh(0.7978845608028654 * (g + 0.044715 * g * g * g)));
-              // The slope of gelu is below 1.13; its own arithmetic rounds a few times.
-              const double dg = 1.13 * gp.bound + 0x1p-20 * (1 + std::fabs(g)), du = up_p.bound;
-              ASSERT_NEAR(got[size_t(k * n_out + r)], gelu * u,
-                          dg * std::fabs(u) + du * std::fabs(gelu) + dg * du)
-                  << t.name << " row " << r << " token " << k;
-            }
-          last = got;
-        } else {
-          ASSERT_EQ(std::memcmp(got.data(), last.data(), got.size() * 4), 0)
-              << t.name << ": " << n << " rows";
+    for (auto [n_out, n_in] : {std::pair{112, 768}, {2112, 2816}})
+      for (const bool fine : fineness(t.tile)) {
+        Arena a;
+        const cuda::SkinnyWork work = work_of(a);
+        Weights gate(a, t, n_out, n_in, rng), up(a, t, n_out, n_in, rng);
+        gate.m.fine = up.m.fine = fine;
+        const Rows x(a, 16, n_in, rng);
+        std::vector<float> last;
+        for (int n : {16, 8, 1}) {
+          cuda::SkinnyMatrix m[2] = {{.w = gate.m}, {.w = up.m}};
+          float* y = a.poisoned<float>(size_t(n) * size_t(n_out));
+          m[0].y = y, m[0].y_stride = n_out;
+          cuda::skinny(nullptr, m, 2, true, Act::kGelu, x.p, n_in, n, work);
+          const std::vector<float> got = a.get(y, size_t(n) * size_t(n_out));
+          if (n == 16) {
+            const std::vector<float> xr = rounded(x.value, n_in, input_of(gate.m));
+            for (int k : {0, 6, 15})
+              for (int r = 0; r < n_out; ++r) {
+                const float* row = xr.data() + size_t(k) * size_t(n_in);
+                const Product gp(gate, r, row, n_in), up_p(up, r, row, n_in);
+                const double g = gp.value, u = up_p.value;
+                const double gelu = 0.5 * g * (1 + std::tanh(0.7978845608028654 * (g + 0.044715 * g * g * g)));
+                // The slope of gelu is below 1.13; its own arithmetic rounds a few times.
+                const double dg = 1.13 * gp.bound + 0x1p-20 * (1 + std::fabs(g)), du = up_p.bound;
+                ASSERT_NEAR(got[size_t(k * n_out + r)], gelu * u,
+                            dg * std::fabs(u) + du * std::fabs(gelu) + dg * du)
+                    << t.name << " row " << r << " token " << k;
+              }
+            last = got;
+          } else {
+            ASSERT_EQ(std::memcmp(got.data(), last.data(), got.size() * 4), 0)
+                << t.name << ": " << n << " rows";
+          }
         }
       }
-    }
 }
 
 }  // namespace

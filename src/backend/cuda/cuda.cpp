@@ -379,6 +379,7 @@ void Cuda::products(std::span<const Rows> y, const Rows& x, std::span<const Weig
   const int64_t stride = x.buffer->stride;
   const int rows = x.rows, small = small_rows(rows);
   const bool long_gemm = rows - small > kSkinnyMost && gemm_->fits(w);
+  const bool in_bytes = std::ranges::all_of(w, [](const Weight& m) { return cuda::input_of(m.m) == cuda::Input::kByte; });
   for (size_t i = 0; i < y.size(); ++i) written(y[i], glu);
   if (twin) written(*twin, false);
   const int last = long_gemm ? small : rows;
@@ -392,7 +393,7 @@ void Cuda::products(std::span<const Rows> y, const Rows& x, std::span<const Weig
       m[i].y = at.p, m[i].y_stride = at.stride, m[i].y_bf = at.bf, m[i].y_bf_stride = at.bf_stride;
       if (twin && i == 1) m[i].y_also = mat_at(*twin, row, n, false).p;
     }
-    const bool ready = image_of_ == x.buffer && n == rows && rows == image_rows_ && x.first == 0 && x.begin == 0 && x.cols == image_cols_;
+    const bool ready = in_bytes && image_of_ == x.buffer && n == rows && rows == image_rows_ && x.first == 0 && x.begin == 0 && x.cols == image_cols_;
     if (!ready) image_of_ = nullptr;
     work.partial = partial_, work.counter = counter_, work.image = image_, work.image_ready = ready;
     work.leave = w.size() == 1 && n == y[0].rows && !twin;

@@ -119,9 +119,13 @@ class Cuda {
   static constexpr double kRound = 1.0 / 254;   // of activations that enter a matrix product, relative to the largest of their 64
   static constexpr double kRoundLight = 0x1p-9;    // of everything else: bf16, and f16 in attention
   // What the kernels cannot multiply, as an error of the file: checked before anything is uploaded. Rows of a matrix may have
-  // most_cols(bf16 or f16) columns.
-  static Status accepts(const std::string& file, std::span<const TensorView> tensors, int n_expert_used, int64_t most_int_cols, int64_t most_bf_cols);
-  static int64_t most_cols(bool is_bf);
+  // most_cols(its products do not read a byte a value) columns.
+  static Status accepts(const std::string& file, std::span<const TensorView> tensors, int n_expert_used, int64_t most_byte_cols, int64_t most_wide_cols);
+  static int64_t most_cols(bool is_wide);
+  // Whether products with few rows read activations in two bytes: where most weights are so fine that one byte, not they, would be
+  // most of the error (Q6_K, Q8_0, Q5_0, Q4_0). take_file() says so before a model's tensors are uploaded; drafters follow it.
+  static bool is_fine(std::span<const TensorView> tensors);
+  void take_file(std::span<const TensorView> tensors) { fine_ = is_fine(tensors); }
   static bool keeps(const TensorView& t);            // in its own type; of others, formats/widen.h
   static int64_t weight_bytes(const TensorView& t);  // on the device
   static int64_t partial_bytes(std::span<const TensorView> tensors);  // of partial sums
@@ -266,7 +270,7 @@ class Cuda {
 
   int gpu_ = 0;
   cudaStream_t stream_ = nullptr;
-  bool graphs_ = true;
+  bool graphs_ = true, fine_ = false;
   std::map<void*, size_t> memory_;         // bytes by address
   std::optional<Error> failed_;
   int64_t fail_at_ = -1, n_allocation_ = 0;

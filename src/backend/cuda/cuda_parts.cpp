@@ -98,17 +98,30 @@ std::optional<cuda::Tile> tile_of(DType t) {
 DType kept_type(DType t) { return tile_of(t) ? t : wider_type(t); }
 // Which experts are taken may hang on the last bits: in f32, without tiles.
 bool is_router(const TensorView& t) { return t.name.ends_with("ffn_gate_inp.weight"); }
-cuda::TiledMatrix tiles_of(const TensorView& t) {
-  return {.p = nullptr, .tile = *tile_of(kept_type(t.type)), .n_out = int(t.ne[1]), .n_in = int(t.ne[0]), .n_stack = int(t.ne[2])};
+cuda::TiledMatrix tiles_of(const TensorView& t, bool fine) {
+  const cuda::Tile tile = *tile_of(kept_type(t.type));
+  return {.p = nullptr, .tile = tile, .n_out = int(t.ne[1]), .n_in = int(t.ne[0]), .n_stack = int(t.ne[2]), .fine = fine && cuda::may_be_fine(tile)};
 }
 }  // namespace
 
-int64_t Cuda::most_cols(bool is_bf) { return cuda::skinny_most_cols(is_bf); }
+// By elements: in files of K-quants of few bits other types fill in where columns do not divide.
+bool Cuda::is_fine(std::span<const TensorView> tensors) {
+  int64_t fine = 0, all = 0;
+  for (const TensorView& t : tensors) {
+    if (t.n_dims < 2 || is_router(t) || t.name.starts_with("token_embd") || t.name.starts_with("per_layer_token_embd") || t.name.starts_with("output.")) continue;
+    all += t.n_elements();
+    if (cuda::may_be_fine(tiles_of(t, false).tile)) fine += t.n_elements();
+  }
+  return 2 * fine > all;
+}
 
-Status Cuda::accepts(const std::string& file, std::span<const TensorView> tensors, int n_expert_used, int64_t most_int_cols, int64_t most_bf_cols) {
+int64_t Cuda::most_cols(bool is_wide) { return cuda::skinny_most_cols(is_wide ? cuda::Input::kBf16 : cuda::Input::kByte); }
+
+Status Cuda::accepts(const std::string& file, std::span<const TensorView> tensors, int n_expert_used, int64_t most_byte_cols, int64_t most_wide_cols) {
   constexpr const char* kRemedy = "use --backend cpu";
   auto refused = [&](const TensorView& t, const std::string& what) { return Error{file, fmt::format("{}: {}", t.name, what), kRemedy}; };
-  auto is_bf = [](const TensorView& t) { return tiles_of(t).tile >= cuda::Tile::kBF16; };
+  auto is_bf = [](const TensorView& t) { return tiles_of(t, false).tile >= cuda::Tile::kBF16; };
+  const bool fine = is_fine(tensors);
   for (const TensorView& t : tensors) {
     if (t.n_dims < 2) continue;
     if (is_router(t)) {
@@ -118,7 +131,7 @@ Status Cuda::accepts(const std::string& file, std::span<const TensorView> tensor
         return refused(t, fmt::format("expected a multiple of 8 and at most {} columns on a GPU, found {}", cuda::kMaxRouterCols, t.ne[0]));
       continue;
     }
-    if (const int64_t most = is_bf(t) ? most_bf_cols : most_int_cols; t.ne[0] > most)
+    if (const int64_t most = cuda::input_of(tiles_of(t, fine)) == cuda::Input::kByte ? most_byte_cols : most_wide_cols; t.ne[0] > most)
       return refused(t, fmt::format("expected at most {} columns of {} on this GPU, found {}", most, dtype_name(kept_type(t.type)), t.ne[0]));
     if (t.name.ends_with("ffn_down_exps.weight") && t.ne[0] % cuda::kTileRows != 0)
       return refused(t, fmt::format("expected experts of a multiple of {} columns on a GPU, found {}", cuda::kTileRows, t.ne[0]));
@@ -136,12 +149,13 @@ Status Cuda::accepts(const std::string& file, std::span<const TensorView> tensor
 bool Cuda::keeps(const TensorView& t) { return t.n_dims < 2 || kept_type(t.type) == t.type || is_router(t); }
 int64_t Cuda::weight_bytes(const TensorView& t) {
   if (t.n_dims < 2) return int64_t(t.data.size());
-  return is_router(t) ? t.n_elements() * int64_t(sizeof(float)) : tiles_of(t).matrix_bytes() * t.ne[2];
+  return is_router(t) ? t.n_elements() * int64_t(sizeof(float)) : tiles_of(t, false).matrix_bytes() * t.ne[2];
 }
 int64_t Cuda::partial_bytes(std::span<const TensorView> tensors) {
   int64_t most = 0;
+  const bool fine = is_fine(tensors);
   for (const TensorView& t : tensors)
-    if (t.n_dims == 2) most = std::max(most, kMostFused * cuda::skinny_partials(tiles_of(t)) * int64_t(sizeof(float)));
+    if (t.n_dims == 2) most = std::max(most, kMostFused * cuda::skinny_partials(tiles_of(t, fine)) * int64_t(sizeof(float)));
   return most;
 }
 
@@ -165,7 +179,7 @@ Cuda::Weight Cuda::upload(const TensorView& t) {
     return w;
   }
   const DType kept = kept_type(t.type);
-  w.m = tiles_of(t);
+  w.m = tiles_of(t, fine_);
   w.m.p = static_cast<uint8_t*>(allocate(size_t(w.m.matrix_bytes() * w.n_stack), t.name));
   if (!w.m.p) return w;
   if (w.n_stack == 1) {

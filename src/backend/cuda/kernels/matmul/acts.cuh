@@ -10,32 +10,33 @@ namespace facet::cuda {
 
 constexpr int kActBlock = 256;  // columns that lie together
 
-// Rows in 8 bits: code = rint(x / scale), scale = largest |x| of 64 columns / 127. A block of 256 columns
-// after another:
-//   codes   [4 groups of 64][N][t][16 bytes]: columns 16 k + 4 t.. of the group for k = 0..3
-//   sums    [N][t][2] words: scale times the sum of the codes of columns 32 (t + 4 i).., i = 0, 1, as two bf16
+// Rows in 8 bits: code = rint(x / scale), scale = largest |x| of 64 columns / 127; in two bytes there is a second code,
+// rint(128 (x / scale - code)). A block of 256 columns after another:
+//   codes   [4 groups of 64][first, second][N][t][16 bytes]: columns 16 k + 4 t.. of the group for k = 0..3
+//   sums    [N][t][2] words: scale times the sum of the first codes of columns 32 (t + 4 i).., i = 0, 1, as two bf16
 //           that add up to it
 //   scales  [4 groups][N] f32
-template <int N>
+template <int N, bool kTwo = false>
 struct ActsInt {
-  static constexpr bool kFloat = false;
+  static constexpr bool kFloat = false, kTwoBytes = kTwo;
   static constexpr int kN = N;
   static constexpr int kTiles = N == 16 ? 2 : 1;  // of 8 rows
-  static constexpr int kStride = N * (kActBlock + 32 + 16);
+  static constexpr int kParts = kTwo ? 2 : 1, kCodes = N * kActBlock * kParts;  // bytes of a block
+  static constexpr int kStride = kCodes + N * (32 + 16);
   const uint8_t* p;
 
   __device__ __forceinline__ static int row(int g, int tile) { return N == 1 ? 0 : g + 8 * tile; }
-  __device__ __forceinline__ uint4 codes(unsigned group, int g, int t, int tile) const {
+  __device__ __forceinline__ uint4 codes(unsigned group, int g, int t, int tile, int part = 0) const {
     return *reinterpret_cast<const uint4*>(p + group / 4 * kStride +
-                                           ((group % 4 * N + row(g, tile)) * 4 + t) * 16);
+                                           (((group % 4 * kParts + part) * N + row(g, tile)) * 4 + t) * 16);
   }
   __device__ __forceinline__ uint2 sums(int block, int g, int t, int tile) const {
-    return *reinterpret_cast<const uint2*>(p + block * kStride + N * kActBlock + (row(g, tile) * 4 + t) * 8);
+    return *reinterpret_cast<const uint2*>(p + block * kStride + kCodes + (row(g, tile) * 4 + t) * 8);
   }
   // Of rows 2 t and 2 t + 1; with N = 1 both are row 0's.
   __device__ __forceinline__ float2 scales(unsigned group, int t, int tile) const {
     const float* s =
-        reinterpret_cast<const float*>(p + group / 4 * kStride + N * (kActBlock + 32)) + group % 4 * N;
+        reinterpret_cast<const float*>(p + group / 4 * kStride + kCodes + N * 32) + group % 4 * N;
     if (N == 1) return {s[0], s[0]};
     return *reinterpret_cast<const float2*>(s + 8 * tile + 2 * t);
   }
@@ -44,8 +45,10 @@ struct ActsInt {
   }
 };
 
+constexpr int kSecond = 128;  // second codes count parts of the first
+
 // A warp writes row n of a block of an image; v: eight columns in bf16, those of lane `lane`. Lanes that do not write may have any.
-template <int N>
+template <int N, bool kTwo = false>
 __device__ __forceinline__ void quantize_block(uint8_t* block, uint4 v, int n, int lane, bool write = true) {
   // The largest magnitude of eight lanes: bf16 without a sign compare as integers, and a NaN is above all.
   uint32_t most =
@@ -54,32 +57,43 @@ __device__ __forceinline__ void quantize_block(uint8_t* block, uint4 v, int n, i
 #pragma unroll
   for (int m = 1; m < 8; m *= 2) most = max(most, __shfl_xor_sync(~0u, most, m));
   const float amax = __uint_as_float(most), inverse = most ? 127.f / amax : 0.f, scale = amax * (1.f / 127.f);
-  uint32_t q[2];
+  using Acts = ActsInt<N, kTwo>;
+  uint32_t q[2], second[2];
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     constexpr float kMagic = 12582912.f;  // 1.5 * 2^23: the sum's low bits are the integer
     const float2 f0 = __bfloat1622float2(as_bf16x2(i ? v.z : v.x)),
                  f1 = __bfloat1622float2(as_bf16x2(i ? v.w : v.y));
-    const uint32_t a = __float_as_uint(fmaf(f0.x, inverse, kMagic)),
-                   b = __float_as_uint(fmaf(f0.y, inverse, kMagic)),
-                   c = __float_as_uint(fmaf(f1.x, inverse, kMagic)),
-                   d = __float_as_uint(fmaf(f1.y, inverse, kMagic));
-    q[i] = __byte_perm(__byte_perm(a, b, 0x0040), __byte_perm(c, d, 0x0040), 0x5410);
+    const float x[4] = {f0.x, f0.y, f1.x, f1.y};
+    uint32_t a[4], b[4];
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      const float code = fmaf(x[k], inverse, kMagic);
+      a[k] = __float_as_uint(code);
+      if (kTwo) b[k] = __float_as_uint(fmaf(fmaf(x[k], inverse, kMagic - code), float(kSecond), kMagic));
+    }
+    auto pack = [](const uint32_t(&w)[4]) { return __byte_perm(__byte_perm(w[0], w[1], 0x0040), __byte_perm(w[2], w[3], 0x0040), 0x5410); };
+    q[i] = pack(a);
+    if (kTwo) second[i] = pack(b);
   }
   int sum = __dp4a(int(q[0]), 0x01010101, __dp4a(int(q[1]), 0x01010101, 0));
   sum += __shfl_xor_sync(~0u, sum, 1);
   sum += __shfl_xor_sync(~0u, sum, 2);
   if (!write) return;
   const int j = lane / 8, k = lane % 8 / 2;
-  uint8_t* codes = block + ((j * N + n) * 4 + 2 * (lane % 2)) * 16 + k * 4;
+  uint8_t* codes = block + ((j * Acts::kParts * N + n) * 4 + 2 * (lane % 2)) * 16 + k * 4;
   *reinterpret_cast<uint32_t*>(codes) = q[0];
   *reinterpret_cast<uint32_t*>(codes + 16) = q[1];
+  if (kTwo) {
+    *reinterpret_cast<uint32_t*>(codes + N * 64) = second[0];
+    *reinterpret_cast<uint32_t*>(codes + N * 64 + 16) = second[1];
+  }
   if (lane % 4 == 0) {
     const float s = scale * float(sum), high = __bfloat162float(__float2bfloat16_rn(s));
-    *reinterpret_cast<uint32_t*>(block + N * kActBlock + (n * 4 + lane / 4 % 4) * 8 + lane / 16 * 4) =
+    *reinterpret_cast<uint32_t*>(block + Acts::kCodes + (n * 4 + lane / 4 % 4) * 8 + lane / 16 * 4) =
         pack_bf16(high, s - high);
   }
-  if (lane % 8 == 0) *reinterpret_cast<float*>(block + N * (kActBlock + 32) + (j * N + n) * 4) = scale;
+  if (lane % 8 == 0) *reinterpret_cast<float*>(block + Acts::kCodes + N * 32 + (j * N + n) * 4) = scale;
 }
 
 // Rows in bf16, for weights that are: chunks of 8 columns, 16 bytes at (chunk * N + place(n, chunk)) * 16.
@@ -100,18 +114,19 @@ struct ActsBf16 {
   }
 };
 
-template <int N, bool kFloat>
-using ActsOf = std::conditional_t<kFloat, ActsBf16<N>, ActsInt<N>>;
+template <int N, Input in>
+using ActsOf = std::conditional_t<in == Input::kBf16, ActsBf16<N>, ActsInt<N, in == Input::kTwoBytes>>;
 
 // Rows first.. of an image of at most eight as rows 0..; those beyond its end have any values.
-template <int N>
-struct ActsIntFrom : ActsInt<N> {
+template <int N, bool kTwo>
+struct ActsIntFrom : ActsInt<N, kTwo> {
+  using All = ActsInt<N, kTwo>;
   int first;
-  __device__ __forceinline__ uint4 codes(unsigned group, int g, int t, int tile) const { return ActsInt<N>::codes(group, g + first, t, tile); }
-  __device__ __forceinline__ uint2 sums(int block, int g, int t, int tile) const { return ActsInt<N>::sums(block, g + first, t, tile); }
+  __device__ __forceinline__ uint4 codes(unsigned group, int g, int t, int tile, int part = 0) const { return All::codes(group, g + first, t, tile, part); }
+  __device__ __forceinline__ uint2 sums(int block, int g, int t, int tile) const { return All::sums(block, g + first, t, tile); }
   __device__ __forceinline__ float2 scales(unsigned group, int t, int tile) const {
-    if constexpr (N == 1) return ActsInt<N>::scales(group, t, tile);
-    const float* s = reinterpret_cast<const float*>(this->p + group / 4 * ActsInt<N>::kStride + N * (kActBlock + 32)) + group % 4 * N + 2 * t + first;
+    if constexpr (N == 1) return All::scales(group, t, tile);
+    const float* s = reinterpret_cast<const float*>(this->p + group / 4 * All::kStride + All::kCodes + N * 32) + group % 4 * N + 2 * t + first;
     return {s[0], s[1]};
   }
 };
@@ -120,14 +135,14 @@ struct ActsBf16From : ActsBf16<N> {
   int first;
   __device__ __forceinline__ uint4 chunk(int i, int g, int tile) const { return ActsBf16<N>::chunk(i, (g + first) % N, tile); }
 };
-template <int N, bool kFloat>
-using ActsFrom = std::conditional_t<kFloat, ActsBf16From<N>, ActsIntFrom<N>>;
+template <int N, Input in>
+using ActsFrom = std::conditional_t<in == Input::kBf16, ActsBf16From<N>, ActsIntFrom<N, in == Input::kTwoBytes>>;
 
 // Fills an image of N rows for columns [col0, col0 + cols) (both multiples of 256) of n_rows rows of n_in
 // columns; row(n) gives the n-th row's first element. All warps of the block take part; the caller
 // synchronises.
-template <int N, class RowOf>
-__device__ __forceinline__ void stage(ActsInt<N> to, RowOf&& row, int n_rows, int n_in, int col0, int cols,
+template <int N, bool kTwo, class RowOf>
+__device__ __forceinline__ void stage(ActsInt<N, kTwo> to, RowOf&& row, int n_rows, int n_in, int col0, int cols,
                                       int warp, int n_warp, int lane) {
   constexpr int kAhead = N == 1 ? 2 : 8;  // loads on their way: their latency is what this costs
   const int n_block = (cols + kActBlock - 1) / kActBlock;
@@ -147,8 +162,7 @@ __device__ __forceinline__ void stage(ActsInt<N> to, RowOf&& row, int n_rows, in
     for (int i = 0; i < kAhead; ++i) {
       const int item = first + i * n_warp, n = item / n_block;
       if (item >= n_item) break;
-      quantize_block<N>(const_cast<uint8_t*>(to.p) + (item - n * n_block) * ActsInt<N>::kStride, v[i], n,
-                        lane);
+      quantize_block<N, kTwo>(const_cast<uint8_t*>(to.p) + (item - n * n_block) * to.kStride, v[i], n, lane);
     }
   }
 }

@@ -50,17 +50,24 @@ FACET_HD constexpr int tile_bytes(Tile t) {
 // bytes are whole lines of 128.
 FACET_HD constexpr int group_tiles(Tile t) { return t == Tile::kQ4_0 || t == Tile::kQ5_0 ? 4 : t == Tile::kQ8_0 ? 2 : 1; }
 
+// How a product with few rows reads its input (acts.cuh): a byte a value, two, or bf16.
+enum class Input : uint8_t { kByte, kTwoBytes, kBf16 };
+FACET_HD constexpr bool may_be_fine(Tile t) { return t >= Tile::kQ6_K && t <= Tile::kQ8_0; }
+
 // A matrix [n_out, n_in], or a stack of them, in tiles.
 struct TiledMatrix {
   const uint8_t* p = nullptr;
   Tile tile = Tile::kBF16;
   int n_out = 0, n_in = 0, n_stack = 1;
+  bool fine = false;  // may_be_fine(tile), and products read two bytes a value
   FACET_HD int n_strip() const { return (n_out + kTileRows - 1) / kTileRows; }
   FACET_HD int n_tile() const { return (n_in + tile_cols(tile) - 1) / tile_cols(tile); }  // of a strip
   FACET_HD int64_t strip_bytes() const { return int64_t(n_tile()) * tile_bytes(tile); }
   FACET_HD int64_t matrix_bytes() const { return n_strip() * strip_bytes(); }
   FACET_HD const uint8_t* strip(int64_t stack, int s) const { return p + stack * matrix_bytes() + s * strip_bytes(); }
 };
+
+FACET_HD constexpr Input input_of(const TiledMatrix& m) { return m.tile >= Tile::kBF16 ? Input::kBf16 : m.fine ? Input::kTwoBytes : Input::kByte; }
 
 // What a product has left to whoever reads its output: y[t][16 j + r] is the sum over sets s, in order, of
 // p[((s * n_job + j) * width + t) * 16 + r].

@@ -27,8 +27,8 @@ struct SkinnyMatrix {
 struct SkinnyWork {
   float* partial = nullptr;         // sums of some of the columns
   unsigned* counter = nullptr;      // zero between launches
-  uint8_t* image = nullptr;         // activations in 8 bits: the kernel's own, or x's
-  bool image_ready = false;         // it is x's already: of these n_tok rows, all columns
+  uint8_t* image = nullptr;         // activations in one or two bytes: the kernel's own, or x's
+  bool image_ready = false;         // it is x's already, in one: of these n_tok rows, all columns; no matrix needs two
   const RouteJob* beside = nullptr; // a routing to be done meanwhile
   bool leave = false;               // partial sums of one matrix are left to the reader of y, if there are any
   bool in_turn = false;             // the next kernel starts when all before this one have ended
@@ -39,8 +39,8 @@ constexpr int kSkinnyRows = 16;     // rows of one launch
 int64_t skinny_partials(const TiledMatrix&);
 int skinny_counters();
 int64_t skinny_image_bytes(int64_t n_in);
-// Columns of a matrix at most, on this GPU: of bf16 and f16, or of quantised types.
-int64_t skinny_most_cols(bool is_bf);
+// Columns of a matrix at most, on this GPU.
+int64_t skinny_most_cols(Input);
 // y[t] = W x[t] for t < n_tok <= kSkinnyRows; x [n_tok, n_in] in bf16. A row's bits depend on that row alone.
 // What is left of a sum: p is null where y has it all.
 Partials skinny(cudaStream_t, const SkinnyMatrix* m, int n_matrix, bool glu, facet::Act act, const __nv_bfloat16* x, int64_t x_stride, int n_tok,

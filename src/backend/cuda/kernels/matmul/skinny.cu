@@ -3,7 +3,7 @@
 //   y[t] = W x[t], or act(W0 x[t]) * (W1 x[t])
 //
 // Shapes     x [T, n_in] bf16, T <= 16; W tiled (layout.h); y [T, n_out] f32 and, if wanted, bf16
-// Bytes      the weights, once; activations live in shared memory, for quantised weights in 8 bits (acts.cuh)
+// Bytes      the weights, once; activations live in shared memory, for quantised weights in one or two bytes (acts.cuh)
 // Launch     one block a multiprocessor. A block has an equal share of the strips, its warps equal runs of their
 //            tiles, small ones in groups (stream.cuh, layout.h); weights stream through a ring of shared memory a
 //            warp, and the ring is full before the kernel waits for its input. Where that divides better, or the
@@ -28,7 +28,7 @@ namespace {
 
 constexpr int kQuantizeWarps = 4;
 
-template <int N>
+template <int N, bool kTwo>
 __global__ void __launch_bounds__(kQuantizeWarps * 32)
     quantize_kernel(uint8_t* image, const __nv_bfloat16* x, int64_t x_stride, int n_tok, int n_in) {
   wait_for_previous();
@@ -37,13 +37,13 @@ __global__ void __launch_bounds__(kQuantizeWarps * 32)
   const int block = i / n_tok, n = i % n_tok, col = block * kActBlock + lane * 8;
   if (block >= (n_in + kActBlock - 1) / kActBlock) return;
   const uint4 v = col < n_in ? *reinterpret_cast<const uint4*>(x + n * x_stride + col) : uint4{};
-  quantize_block<N>(image + int64_t(block) * ActsInt<N>::kStride, v, n, lane);
+  quantize_block<N, kTwo>(image + int64_t(block) * ActsInt<N, kTwo>::kStride, v, n, lane);
 }
 
 // What a block can hold: GPUs with about 100 KB of shared memory take fewer warps and columns, and eight rows
 // at a time.
 struct Room {
-  int long_warps, short_warps, int_cols, float_cols, rows;
+  int long_warps, short_warps, byte_cols, wide_cols, rows;  // wide: of inputs in two bytes or bf16
 };
 Room room() {
   return device().shared >= kMuchShared ? Room{kLongWarps, kShortWarps, 5632, 2816, 16}
@@ -57,17 +57,17 @@ int act_blocks(int64_t n_in) { return int((n_in + kActBlock - 1) / kActBlock); }
 
 // As many sets as the columns need, or up to kUsualSets where that divides better.
 constexpr int kUsualSets = 16;
-int most_act_blocks(bool is_bf) { return (is_bf ? room().float_cols : room().int_cols) / kActBlock; }
-int least_sets(int n_block, bool is_bf) {
-  return (n_block + most_act_blocks(is_bf) - 1) / most_act_blocks(is_bf);
+int most_act_blocks(Input in) { return (in == Input::kByte ? room().byte_cols : room().wide_cols) / kActBlock; }
+int least_sets(int n_block, Input in) {
+  return (n_block + most_act_blocks(in) - 1) / most_act_blocks(in);
 }
 
 // Sets of blocks for so many jobs of n_block blocks of 256 columns: the least time of the slowest block, in
 // tiles. Adding up sets is taken to cost as much as 30 tiles, and 4 a set; a third of that where whoever reads the output may do it.
-int choose_sets(int64_t n_job, int n_sub, int n_block, bool is_bf, bool one_matrix) {
+int choose_sets(int64_t n_job, int n_sub, int n_block, Input in, bool one_matrix) {
   int best = 0;
   int64_t least = 0;
-  const int first = least_sets(n_block, is_bf);
+  const int first = least_sets(n_block, in);
   for (int s = first; s <= std::max(first, std::min({kUsualSets, n_block, device().n_sm})); ++s) {
     const int64_t blocks = device().n_sm / s, jobs = (n_job + blocks - 1) / blocks;
     const int64_t time = jobs * n_sub * ((n_block + s - 1) / s) + (s == 1 ? 0 : one_matrix ? 10 + 2 * s : 30 + 4 * s);
@@ -79,31 +79,33 @@ int choose_sets(int64_t n_job, int n_sub, int n_block, bool is_bf, bool one_matr
   return best;
 }
 
+template <Input in, bool kShort>
+void launch_for(cudaStream_t stream, SkinnyArgs& a, int n_warp) {
+  a.n_tok == 1   ? launch_skinny<1, in, kShort>(stream, a, n_warp)
+  : a.n_tok <= 8 ? launch_skinny<8, in, kShort>(stream, a, n_warp)
+                 : launch_skinny<16, in, kShort>(stream, a, n_warp);
+}
 template <bool kShort>
-void launch_for(cudaStream_t stream, SkinnyArgs& a, bool is_bf, int n_warp) {
-  if (a.n_tok == 1)
-    is_bf ? launch_skinny<1, true, kShort>(stream, a, n_warp)
-          : launch_skinny<1, false, kShort>(stream, a, n_warp);
-  else if (a.n_tok <= 8)
-    is_bf ? launch_skinny<8, true, kShort>(stream, a, n_warp)
-          : launch_skinny<8, false, kShort>(stream, a, n_warp);
-  else
-    is_bf ? launch_skinny<16, true, kShort>(stream, a, n_warp)
-          : launch_skinny<16, false, kShort>(stream, a, n_warp);
+void launch_for(cudaStream_t stream, SkinnyArgs& a, Input in, int n_warp) {
+  switch (in) {
+    case Input::kByte: return launch_for<Input::kByte, kShort>(stream, a, n_warp);
+    case Input::kTwoBytes: return launch_for<Input::kTwoBytes, kShort>(stream, a, n_warp);
+    case Input::kBf16: return launch_for<Input::kBf16, kShort>(stream, a, n_warp);
+  }
 }
 
 }  // namespace
 
 int64_t skinny_partials(const TiledMatrix& m) {
-  const int least = least_sets(act_blocks(m.n_in), m.tile >= Tile::kBF16);
+  const int least = least_sets(act_blocks(m.n_in), input_of(m));
   if (m.n_strip() > many_strips()) return least == 1 ? 0 : int64_t(least) * m.n_strip() * 256;
   return int64_t(std::max(least, kUsualSets)) * m.n_strip() * 256;
 }
-int64_t skinny_most_cols(bool is_bf) {
-  return int64_t(std::min(kMaxSets, device().n_sm)) * most_act_blocks(is_bf) * kActBlock;
+int64_t skinny_most_cols(Input in) {
+  return int64_t(std::min(kMaxSets, device().n_sm)) * most_act_blocks(in) * kActBlock;
 }
 int skinny_counters() { return device().n_sm; }
-int64_t skinny_image_bytes(int64_t n_in) { return int64_t(act_blocks(n_in)) * ActsInt<16>::kStride; }
+int64_t skinny_image_bytes(int64_t n_in) { return int64_t(act_blocks(n_in)) * ActsInt<16, true>::kStride; }
 
 Partials skinny(cudaStream_t stream, const SkinnyMatrix* m, int n_matrix, bool glu, Act act,
             const __nv_bfloat16* x, int64_t x_stride, int n_tok, SkinnyWork work) {
@@ -129,10 +131,11 @@ Partials skinny(cudaStream_t stream, const SkinnyMatrix* m, int n_matrix, bool g
                   work);
   }
   CHECK(n_tok >= 1 && n_tok <= kSkinnyRows, "{} rows", n_tok);
-  const bool is_bf = m[0].w.tile >= Tile::kBF16;
-  if (!glu)  // one launch multiplies either integers or floats
+  Input in = input_of(m[0].w);
+  if (glu) in = std::max(in, input_of(m[1].w));
+  if (!glu)  // the inputs of one launch are alike
     for (int i = 1; i < n_matrix; ++i)
-      if ((m[i].w.tile >= Tile::kBF16) != is_bf) {
+      if (input_of(m[i].w) != in) {
         skinny(stream, m, i, glu, act, x, x_stride, n_tok, work);
         work.beside = nullptr;
         return skinny(stream, m + i, n_matrix - i, glu, act, x, x_stride, n_tok, work);
@@ -145,7 +148,7 @@ Partials skinny(cudaStream_t stream, const SkinnyMatrix* m, int n_matrix, bool g
   a.slot = 1024;  // with at least two stages room for a part of two strips of 16 rows
   for (int i = 0; i < n_matrix; ++i) {
     a.m[i] = m[i];
-    CHECK(m[i].w.n_in == a.n_in && (m[i].w.tile >= Tile::kBF16) == is_bf,
+    CHECK(m[i].w.n_in == a.n_in && (m[i].w.tile >= Tile::kBF16) == (in == Input::kBf16),
           "{} and {} columns, types that do not go together", m[i].w.n_in, a.n_in);
     const Tile tile = m[i].w.tile;
     const int group = m[i].w.n_tile() % group_tiles(tile) == 0 ? group_tiles(tile) : 1;
@@ -161,7 +164,7 @@ Partials skinny(cudaStream_t stream, const SkinnyMatrix* m, int n_matrix, bool g
   for (int i = a.n_matrix; i < 4; ++i) a.first_job[i] = 1 << 30;  // no job belongs to what is not there
   a.even = a.n_sub == 1 || m[0].w.tile == m[1].w.tile;
   const int n_block = a.n_block = act_blocks(a.n_in);
-  a.n_set = choose_sets(a.n_job, a.n_sub, n_block, is_bf, n_matrix == 1);
+  a.n_set = choose_sets(a.n_job, a.n_sub, n_block, in, n_matrix == 1);
   a.blocks = device().n_sm / a.n_set;
   for (int s = 0; s < a.n_set; ++s)
     a.set_cols = std::max(a.set_cols, (n_block * (s + 1) / a.n_set - n_block * s / a.n_set) * kActBlock);
@@ -169,13 +172,13 @@ Partials skinny(cudaStream_t stream, const SkinnyMatrix* m, int n_matrix, bool g
   a.x = x, a.x_stride = x_stride, a.n_tok = n_tok;
   a.leave = work.leave && a.n_set > 1 && n_matrix == 1;
   a.partial = work.partial, a.counter = work.counter;
-  if (!is_bf && n_tok > 1 && work.image_ready) {
+  if (in == Input::kByte && n_tok > 1 && work.image_ready) {
     a.image = work.image;
-  } else if (!is_bf && n_tok > 8) {  // every block would round the same many rows
+  } else if (in != Input::kBf16 && n_tok > 8) {  // every block would round the same many rows
     a.image = work.image;
     const dim3 grid(unsigned((n_block * n_tok + kQuantizeWarps - 1) / kQuantizeWarps));
-    launch(quantize_kernel<16>, grid, dim3(kQuantizeWarps * 32), 0, stream, work.image, x, x_stride, n_tok,
-           a.n_in);
+    launch(in == Input::kByte ? quantize_kernel<16, false> : quantize_kernel<16, true>, grid, dim3(kQuantizeWarps * 32), 0,
+           stream, work.image, x, x_stride, n_tok, a.n_in);
   }
   // Blocks share the jobs by cost.
   CHECK(a.blocks <= kMaxBlocks, "{} blocks", a.blocks);
@@ -202,7 +205,7 @@ Partials skinny(cudaStream_t stream, const SkinnyMatrix* m, int n_matrix, bool g
     const int groups = have.short_warps * 32 / kRouteThreads;
     a.beside = *work.beside, a.beside_blocks = (a.beside.n_expert + groups - 1) / groups;
   }
-  is_short ? launch_for<true>(stream, a, is_bf, n_warp) : launch_for<false>(stream, a, is_bf, n_warp);
+  is_short ? launch_for<true>(stream, a, in, n_warp) : launch_for<false>(stream, a, in, n_warp);
   if (!a.leave) return {};
   return {.p = a.partial, .n_set = a.n_set, .n_job = a.n_job, .width = n_tok == 1 ? 1 : n_tok <= 8 ? 8 : 16};
 }

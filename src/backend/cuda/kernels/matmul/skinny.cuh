@@ -64,10 +64,10 @@ __device__ __forceinline__ void copy_in(uint8_t* to, const uint8_t* from, int by
 #endif
 }
 
-template <int N, bool kFloat, bool kShort>
+template <int N, Input in, bool kShort>
 __global__ void __launch_bounds__(stream_warps(kShort) * 32, kShort ? 2 : 1)
     skinny_kernel(const __grid_constant__ SkinnyArgs a) {
-  using Acts = ActsOf<N, kFloat>;
+  using Acts = ActsOf<N, in>;
   extern __shared__ __align__(128) uint8_t shared[];
   __shared__ uint64_t bars[stream_warps(kShort)][WarpRing::kMaxStages];
   __shared__ TilePlace place[stream_warps(kShort) + 1];
@@ -75,7 +75,7 @@ __global__ void __launch_bounds__(stream_warps(kShort) * 32, kShort ? 2 : 1)
   __shared__ uint64_t image_bar;
   constexpr int kPart = kPartFloats<N>;
   int at = int(blockIdx.x);
-  if constexpr (kShort && !kFloat) {
+  if constexpr (kShort && in != Input::kBf16) {
     // The first blocks: what they read is on its way before the weights of the others.
     if (at < a.beside_blocks) return route_block(a.beside, at, 1, *reinterpret_cast<RouteScratch*>(shared));
     at -= a.beside_blocks;
@@ -150,7 +150,7 @@ __global__ void __launch_bounds__(stream_warps(kShort) * 32, kShort ? 2 : 1)
     stage(
         x, [&](int n) { return a.x + n * a.x_stride; }, a.n_tok, a.n_in, col0, cols, warp, n_warp, lane);
   };
-  if constexpr (!kFloat && N > 1) {
+  if constexpr (in != Input::kBf16 && N > 1) {
     if (a.image)
       copy_in(shared, a.image + int64_t(col0 / kActBlock) * Acts::kStride, Acts::bytes(cols), &image_bar);
     else
@@ -198,12 +198,12 @@ __global__ void __launch_bounds__(stream_warps(kShort) * 32, kShort ? 2 : 1)
 // Bytes on their way to a multiprocessor: more than memory needs to be busy make a product slower, the more so a brief one.
 constexpr int kAheadBytes = 48 * 1024, kAheadLong = 80 * 1024, kLongShare = 384 * 1024;
 
-template <int N, bool kFloat, bool kShort>
+template <int N, Input in, bool kShort>
 void launch_skinny(cudaStream_t stream, SkinnyArgs& a, int n_warp) {
   static const bool once =
-      (allow_shared(skinny_kernel<N, kFloat, kShort>, size_t(device().shared - kOwnShared)), true);
+      (allow_shared(skinny_kernel<N, in, kShort>, size_t(device().shared - kOwnShared)), true);
   (void)once;
-  a.at_parts = ActsOf<N, kFloat>::bytes(a.set_cols);
+  a.at_parts = ActsOf<N, in>::bytes(a.set_cols);
   a.at_rings = WarpRing::lines(a.at_parts + n_warp * a.n_sub * kPartFloats<N> * 4);
   const int fixed = a.at_rings, tile = a.slot;
   auto stages = [&](int slot) { return a.slot = slot, ring_stages(fixed, n_warp * slot, kShort ? a.thirds : 3); };
@@ -215,7 +215,7 @@ void launch_skinny(cudaStream_t stream, SkinnyArgs& a, int n_warp) {
   if (!kShort) a.n_stage = std::min(a.n_stage, std::max(2, 1 + (ahead + stage - 1) / stage));
   CHECK(a.n_stage >= 2, "{} bytes of shared memory are too few for {} columns", device().shared, a.set_cols);
   const size_t least = kShort ? sizeof(RouteScratch) : 0;
-  launch(skinny_kernel<N, kFloat, kShort>, dim3(unsigned(a.beside_blocks + a.blocks * a.n_set)), dim3(unsigned(n_warp * 32)),
+  launch(skinny_kernel<N, in, kShort>, dim3(unsigned(a.beside_blocks + a.blocks * a.n_set)), dim3(unsigned(n_warp * 32)),
          std::max(size_t(fixed + a.n_stage * stage), least), stream, a);
 }
 

@@ -44,7 +44,7 @@ struct SkinnyArgs {
 };
 
 // The kernel for N rows, with the shared memory that fits the arguments.
-template <int N, bool kFloat, bool kShort>
+template <int N, Input in, bool kShort>
 void launch_skinny(cudaStream_t, SkinnyArgs&, int n_warp);
 
 }  // namespace facet::cuda

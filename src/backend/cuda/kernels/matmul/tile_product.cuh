@@ -110,6 +110,7 @@ __device__ __forceinline__ void product_k45(const uint8_t* w, const Acts& x, int
 template <class Acts>
 __device__ __forceinline__ void product_k6(const uint8_t* w, const Acts& x, int block, int lane,
                                            AccOf<Acts>& acc) {
+  constexpr bool kTwo = Acts::kTwoBytes, kBeside = kTwo && Acts::kN == 1;  // one row's two codes are two columns
   constexpr int kTiles = Acts::kTiles;
   const int g = lane / 4, t = lane % 4;
   const uint4 s0 = shared16(w + 3072 + g * 16), s1 = shared16(w + 3072 + (g + 8) * 16);
@@ -118,10 +119,13 @@ __device__ __forceinline__ void product_k6(const uint8_t* w, const Acts& x, int 
   for (int j = 0; j < 4; ++j) {
     const uint4 q = shared16(w + j * 512 + lane * 16);
     const uint2 top = *reinterpret_cast<const uint2*>(w + 2048 + (j / 2) * 512 + lane * 16 + (j % 2) * 8);
-    uint4 b[kTiles];
+    uint4 b[kTiles], b2[kTiles];
 #pragma unroll
-    for (int n = 0; n < kTiles; ++n) b[n] = x.codes(4 * block + j, g, t, n);
-    int sum[kTiles][4] = {};
+    for (int n = 0; n < kTiles; ++n) {
+      b[n] = x.codes(4 * block + j, g, t, n, kBeside ? g % 2 : 0);
+      if (kTwo && !kBeside) b2[n] = x.codes(4 * block + j, g, t, n, 1);
+    }
+    int sum[kTiles][4] = {}, sum2[kTiles][4] = {};
 #pragma unroll
     for (int s = 0; s < 4; ++s) {  // 16 columns with one scale; four times code - 32 is a signed byte
       const uint32_t v0 = s % 2 ? q.z : q.x, v1 = s % 2 ? q.w : q.y;
@@ -133,14 +137,23 @@ __device__ __forceinline__ void product_k6(const uint8_t* w, const Acts& x, int 
         int c[4];
         mma_s8(c, a0, a1, word_of(b[n], s));
 #pragma unroll
-        for (int i = 0; i < 4; i += kColStep<Acts>) sum[n][i] += (i < 2 ? r0 : r1) * c[i];
+        for (int i = 0; i < 4; i += kBeside ? 1 : kColStep<Acts>) sum[n][i] += (i < 2 ? r0 : r1) * c[i];
+        if constexpr (kTwo && !kBeside) {
+          mma_s8(c, a0, a1, word_of(b2[n], s));
+#pragma unroll
+          for (int i = 0; i < 4; ++i) sum2[n][i] += (i < 2 ? r0 : r1) * c[i];
+        }
       }
     }
 #pragma unroll
     for (int n = 0; n < kTiles; ++n) {
       const float2 scale = x.scales(4 * block + j, t, n);
 #pragma unroll
-      for (int i = 0; i < 4; i += kColStep<Acts>) part[n][i] += (i % 2 ? scale.y : scale.x) * float(sum[n][i]);
+      for (int i = 0; i < 4; i += kColStep<Acts>) {
+        float v = float(sum[n][i]);
+        if (kTwo) v = fmaf(float(kBeside ? sum[n][i + 1] : sum2[n][i]), 1.f / kSecond, v);
+        part[n][i] += (i % 2 ? scale.y : scale.x) * v;
+      }
     }
   }
   const uint16_t* d = reinterpret_cast<const uint16_t*>(w + 3328);
@@ -152,7 +165,7 @@ __device__ __forceinline__ void product_k6(const uint8_t* w, const Acts& x, int 
 }
 
 // Types with one scale for 32 columns, in tiles of 64; group: the tile's place in x, in groups of 64 columns.
-// a[h]: the codes of each half, times 1 / unit.
+// a[h]: the codes of each half, times 1 / unit. Where activations have two codes, those of one row are two columns of a product.
 template <class Acts>
 __device__ __forceinline__ void product_64(const uint32_t (&a)[2][4], uint32_t w0, uint32_t w1, float unit,
                                            const Acts& x, int group, int lane,
@@ -161,16 +174,24 @@ __device__ __forceinline__ void product_64(const uint32_t (&a)[2][4], uint32_t w
   const float d0[2] = {half_at(w0, 0), half_at(w0, 1)}, d1[2] = {half_at(w1, 0), half_at(w1, 1)};
 #pragma unroll
   for (int n = 0; n < Acts::kTiles; ++n) {
-    const uint4 b = x.codes(group, g, t, n);
+    constexpr bool kTwo = Acts::kTwoBytes, kBeside = kTwo && Acts::kN == 1;
+    constexpr int kFirst = kTwo ? kSecond : 1;
+    const uint4 b = x.codes(group, g, t, n, kBeside ? g % 2 : 0);
     float2 scale = x.scales(group, t, n);
-    if (unit != 1.f) scale.x *= unit, scale.y *= unit;
-    int c[4], d[4];
+    if (unit / kFirst != 1.f) scale.x *= unit / kFirst, scale.y *= unit / kFirst;
+    int c[4], d[4], c2[4] = {}, d2[4] = {};
     mma_s8(c, a[0], b.x, b.y);
     mma_s8(d, a[1], b.z, b.w);
+    if constexpr (kTwo && !kBeside) {
+      const uint4 second = x.codes(group, g, t, n, 1);
+      mma_s8(c2, a[0], second.x, second.y);
+      mma_s8(d2, a[1], second.z, second.w);
+    }
 #pragma unroll
-    for (int i = 0; i < 4; i += kColStep<Acts>)
-      acc[n][i] += (i % 2 ? scale.y : scale.x) *
-                   ((i < 2 ? d0[0] : d1[0]) * float(c[i]) + (i < 2 ? d0[1] : d1[1]) * float(d[i]));
+    for (int i = 0; i < 4; i += kColStep<Acts>) {
+      const int first = c[i] * kFirst + (kBeside ? c[i + 1] : c2[i]), last = d[i] * kFirst + (kBeside ? d[i + 1] : d2[i]);
+      acc[n][i] += (i % 2 ? scale.y : scale.x) * ((i < 2 ? d0[0] : d1[0]) * float(first) + (i < 2 ? d0[1] : d1[1]) * float(last));
+    }
   }
 }
 template <class Acts>
@@ -254,7 +275,6 @@ __device__ __forceinline__ void product_f16(const uint8_t* w, const Acts& x, int
   }
 }
 
-constexpr bool is_float(Tile t) { return t >= Tile::kBF16; }
 template <Tile tile>
 using TileKind = std::integral_constant<Tile, tile>;
 

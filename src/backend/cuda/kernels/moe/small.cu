@@ -107,10 +107,10 @@ struct PieceCursor {
   }
 };
 
-template <int N, int kSlices, bool kFloat>
+template <int N, int kSlices, Input in>
 __global__ void __launch_bounds__(kWarps * 32, N == 1 ? 2 : 1)
     expert_kernel(const __grid_constant__ ExpertArgs a) {
-  using Acts = ActsFrom<N, kFloat>;
+  using Acts = ActsFrom<N, in>;
   constexpr int kTiles = Acts::kTiles, kPart = kPartFloats<N>;
   constexpr int kSub = sub_matrices(kSlices), kUnits = kSub * kSlices;  // of a job: slices of its strips
   extern __shared__ __align__(128) uint8_t shared[];
@@ -181,10 +181,10 @@ __global__ void __launch_bounds__(kWarps * 32, N == 1 ? 2 : 1)
       }
       if (N > 1 && kSub == 1 && int(threadIdx.x) < n_pair) slots[threadIdx.x] = slot;
       stage(
-          ActsOf<N, kFloat>{shared},
+          ActsOf<N, in>{shared},
           [&](int n) {
             int row = row0 + n;
-            if (a.by_token) row = N == 1 ? 0 : quick_div(kFloat ? a.pair[row] : __shfl_sync(~0u, slot, n), a.n_used);
+            if (a.by_token) row = N == 1 ? 0 : quick_div(in == Input::kBf16 ? a.pair[row] : __shfl_sync(~0u, slot, n), a.n_used);
             return a.x + row * a.x_stride;
           },
           n_pair, a.n_in, 0, (a.n_in + 63) / 64 * 64, warp, n_warp, lane);
@@ -299,18 +299,18 @@ __global__ void combine_kernel(Mat y, const float* out, const float* weight, int
   *reinterpret_cast<float4*>(y.p + t * y.stride + c) = s;
 }
 
-template <int N, int kSlices, bool kFloat>
+template <int N, int kSlices, Input in>
 void run(cudaStream_t stream, ExpertArgs a) {
   constexpr bool kUp = kSlices == kUpSlices;
   const int n_warp = device().shared >= kMuchShared ? kWarps : kWarps / 3;
-  a.at_parts = ActsOf<N, kFloat>::bytes(a.n_in);
+  a.at_parts = ActsOf<N, in>::bytes(a.n_in);
   a.at_rings = WarpRing::lines(a.at_parts + n_warp * (sub_matrices(kSlices) * kSlices - 1) * kPartFloats<N> * 4);
   // One token: up and down lie beside each other on a multiprocessor. Several: deeper rings are no faster.
   a.n_stage = std::min(ring_stages(a.at_rings, n_warp * a.slot, 2), N > 1 ? WarpRing::kMaxStages : kUp ? 4 : 3);
   CHECK(a.n_stage >= 2, "{} bytes of shared memory are too few for {} columns", device().shared, a.n_in);
-  static const bool once = (allow_shared(expert_kernel<N, kSlices, kFloat>, size_t(device().shared - kOwnShared)), true);
+  static const bool once = (allow_shared(expert_kernel<N, kSlices, in>, size_t(device().shared - kOwnShared)), true);
   (void)once;
-  launch(expert_kernel<N, kSlices, kFloat>, dim3(unsigned(device().n_sm)), dim3(unsigned(n_warp * 32)),
+  launch(expert_kernel<N, kSlices, in>, dim3(unsigned(device().n_sm)), dim3(unsigned(n_warp * 32)),
          size_t(a.at_rings + n_warp * a.n_stage * a.slot), stream, a);
 }
 // w: gate and up, or down; strip0: where each begins in its stack's matrix.
@@ -318,7 +318,8 @@ template <int kSlices>
 void run_for(cudaStream_t stream, ExpertArgs a, std::initializer_list<TiledMatrix> w, int up_strip) {
   a.slot = 1024;  // room for a part of two strips
   a.n_in = w.begin()->n_in;
-  const bool is_bf = w.begin()->tile >= Tile::kBF16;
+  Input in = Input::kByte;
+  for (const TiledMatrix& m : w) in = std::max(in, input_of(m));
   int i = 0;
   for (const TiledMatrix& m : w) {
     const int tiles = group_tiles(m.tile), bytes = tiles * tile_bytes(m.tile);
@@ -326,14 +327,16 @@ void run_for(cudaStream_t stream, ExpertArgs a, std::initializer_list<TiledMatri
                   .n_piece = (m.n_tile() + tiles - 1) / tiles, .strip0 = i * up_strip, .n_tile = m.n_tile(), .tile = m.tile};
     // Tiles of a piece lie anywhere in their lines.
     a.slot = std::max(a.slot, tiles > 1 ? WarpRing::lines(bytes + WarpRing::kLine - 16) : WarpRing::slot_for(bytes));
-    CHECK((m.tile >= Tile::kBF16) == is_bf && m.n_in == a.n_in, "gate and up of types that do not go together");
+    CHECK((m.tile >= Tile::kBF16) == (in == Input::kBf16) && m.n_in == a.n_in, "gate and up of types that do not go together");
     ++i;
   }
   CHECK(i == sub_matrices(kSlices) && int64_t(a.n_expert) * a.n_strip < kQuickMost, "{} matrices, {} experts of {} strips", i, a.n_expert, a.n_strip);
-  if (a.n_tok == 1)
-    is_bf ? run<1, kSlices, true>(stream, a) : run<1, kSlices, false>(stream, a);
-  else
-    is_bf ? run<kRows, kSlices, true>(stream, a) : run<kRows, kSlices, false>(stream, a);
+  auto run_rows = [&](auto kind) { a.n_tok == 1 ? run<1, kSlices, kind()>(stream, a) : run<kRows, kSlices, kind()>(stream, a); };
+  switch (in) {
+    case Input::kByte: return run_rows(std::integral_constant<Input, Input::kByte>{});
+    case Input::kTwoBytes: return run_rows(std::integral_constant<Input, Input::kTwoBytes>{});
+    case Input::kBf16: return run_rows(std::integral_constant<Input, Input::kBf16>{});
+  }
 }
 
 }  // namespace
