@@ -194,7 +194,7 @@ TEST(CudaMatmul, SeveralMatricesInOneLaunch) {
   for (const auto& kinds : {std::vector<int>{0, 0, 2}, {0, 5, 2}, {6, 6, 0}, {2, 5, 2}}) {
     std::vector<Weights> w;
     for (size_t i = 0; i < 3; ++i) w.emplace_back(a, kTypes[kinds[i]], i == 0 ? 512 : 208, n_in, rng);
-    for (Weights& x : w) x.m.fine = kinds[0] == 2 && cuda::may_be_fine(x.m.tile);
+    for (Weights& each : w) each.m.fine = kinds[0] == 2 && cuda::may_be_fine(each.m.tile);
     for (int n : {1, 5}) {
       cuda::SkinnyMatrix m[3];
       float *y[3], *also[3];
