@@ -127,11 +127,11 @@ struct Bench {
     }
   }
 
-  // layer: norm_rope_append before each attend, as layers have it.
-  void attend(const Model& m, bool full, KvType kt, KvType vt, int rows, int n_seq, int n, bool layer = false) {
-    const int E = full ? 512 : 256, n_kv = full ? m.kv_full : m.kv_slide, window = full ? 0 : 1024;
+  // layer: norm_rope_append before each attend, as layers have it; width: of heads, if not the model's.
+  void attend(const Model& m, bool full, KvType kt, KvType vt, int rows, int n_seq, int n, bool layer = false, int width = 0) {
+    const int E = width > 0 ? width : full ? 512 : 256, n_kv = full ? m.kv_full : m.kv_slide, window = full ? 0 : 1024;
     std::string name = std::string(layer ? "layer " : "attend ") + m.name + (full ? " full " : " sliding ") + kv_type_name(kt) + (kt == vt ? "" : std::string("/") + kv_type_name(vt)) +
-                       " rows " + std::to_string(rows) + " seqs " + std::to_string(n_seq) + " T " + std::to_string(n);
+                       (width > 0 ? " E " + std::to_string(E) : "") + " rows " + std::to_string(rows) + " seqs " + std::to_string(n_seq) + " T " + std::to_string(n);
     if (!wanted(name)) return;
     KvLayer kv{.n_head = n_kv, .head_dim = E, .window = window, .margin = 16, .k_type = kt, .v_type = vt};
     const bool chunk = n > kSmallT;
@@ -230,6 +230,8 @@ int main(int argc, char** argv) {
         b.attend(*m, false, p.k, p.v, 4000, 1, T, true);
         b.attend(*m, true, p.k, p.v, 32'768, 1, T, true);
       }
+  for (const int width : {64, 128})
+    for (const int T : {1, 8}) b.attend(k26, false, kF16, kF16, 1000, 1, T, false, width), b.attend(k26, true, kF16, kF16, 4096, 1, T, false, width);
   for (const Pair& p : {pairs[0], pairs[1], pairs[3]}) {
     b.attend(k31, false, p.k, p.v, 0, 1, 4096);
     b.attend(k31, false, p.k, p.v, 28'672, 1, 4096);

@@ -4,7 +4,7 @@
 // Bytes      each row once in, once out; for few rows these live in L2 and the verbs are latency
 // Launch     a block a row (norms), or a grid over the elements; depends on shapes alone
 // Order      a row's sums depend on its columns only: the same bits whatever else is in the step
-// Reference  CpuRef's verbs    Test tests/kernels/cuda_ops_test.cpp
+// Reference  CpuRef's verbs    Test tests/kernels/cuda_ops_test.cpp    Bench bench/verbs/cuda_ops_bench.cu
 #include "backend/cuda/kernels/ops.h"
 
 #include <algorithm>

@@ -7,7 +7,7 @@
 // Bytes      the logits, once
 // Launch     a block of 256 threads a part and row, then one a row, which may write to the host's memory
 // Order      keys are unique, so the result depends on the logits alone; sums in order of the sorted candidates
-// Reference  sample_row, top_k_row    Test tests/kernels/cuda_sample_test.cpp
+// Reference  sample_row, top_k_row    Test tests/kernels/cuda_sample_test.cpp    Bench bench/verbs/cuda_ops_bench.cu
 #include "backend/cuda/kernels/sample.h"
 
 #include "backend/cuda/kernels/common/launch.cuh"

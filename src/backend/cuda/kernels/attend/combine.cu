@@ -7,7 +7,7 @@
 // Launch     one block of 256 threads per (group of 128 values, query head, token)
 // Order      split s goes to thread group s mod 16 by its absolute number, in ascending order; groups are added in order:
 //            a row's bits do not depend on how many splits the grid has
-// Reference  CpuRef::attend    Test tests/kernels/cuda_attend_test.cpp
+// Reference  CpuRef::attend    Test tests/kernels/cuda_attend_test.cpp    Bench bench/verbs/cuda_attend_bench.cu
 #include "backend/cuda/kernels/attend/params.cuh"
 #include "backend/cuda/kernels/common/hadamard.cuh"
 #include "backend/cuda/kernels/common/launch.cuh"

@@ -7,7 +7,7 @@
 // Launch     one block of 128 threads per (query head, token); a padding row gets zeros
 // Order      E / 16 lanes are a group; group w of n takes the positions r with r mod n = w in ascending order, the groups are
 //            merged in order: a row's bits depend on it and the rows it sees alone
-// Reference  CpuRef::attend    Test tests/kernels/cuda_attend_test.cpp
+// Reference  CpuRef::attend    Test tests/kernels/cuda_attend_test.cpp    Bench bench/verbs/cuda_attend_bench.cu
 #include "backend/cuda/kernels/attend/tree.cuh"
 #include "backend/cuda/kernels/common/hadamard.cuh"
 #include "backend/cuda/kernels/common/launch.cuh"

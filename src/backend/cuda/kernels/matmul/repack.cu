@@ -2,7 +2,7 @@
 //
 // Bytes      one read, one write
 // Launch     a warp a tile
-// Reference  dequantize_row    Test tests/kernels/cuda_matmul_test.cpp
+// Reference  dequantize_row    Test tests/kernels/cuda_matmul_test.cpp    Bench bench/verbs/cuda_ops_bench.cu
 #include "backend/cuda/kernels/common/launch.cuh"
 #include "backend/cuda/kernels/matmul/matmul.h"
 #include "backend/cuda/kernels/matmul/tile_values.cuh"

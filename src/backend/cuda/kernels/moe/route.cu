@@ -4,7 +4,7 @@
 // Launch     a block an expert, up to four of them for several tokens, for the product; the last block to finish does the rest.
 //            Or as blocks beside a matrix product that needs nothing of it (skinny.cuh)
 // Order      a logit's sum depends on D only
-// Reference  CpuRef::moe    Test tests/kernels/cuda_moe_test.cpp
+// Reference  CpuRef::moe    Test tests/kernels/cuda_moe_test.cpp    Bench bench/verbs/cuda_ops_bench.cu
 #include <algorithm>
 
 #include "backend/cuda/kernels/moe/route.cuh"
