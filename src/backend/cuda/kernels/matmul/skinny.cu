@@ -5,11 +5,11 @@
 // Shapes     x [T, n_in] bf16, T <= 16; W tiled (layout.h); y [T, n_out] f32 and, if wanted, bf16
 // Bytes      the weights, once; activations live in shared memory, for quantised weights in one or two bytes (acts.cuh)
 // Launch     one block a multiprocessor. A block has an equal share of the strips, its warps equal runs of their
-//            tiles, small ones in groups (stream.cuh, layout.h); weights stream through a ring of shared memory a
-//            warp, and the ring is full before the kernel waits for its input. Where that divides better, or the
-//            columns do not fit, blocks form sets that each take some of the columns, and the last set to finish
-//            adds up. Beside few weights there is room for blocks that route tokens to experts (route.cuh).
-//            Depends on shapes alone
+//            tiles (stream.cuh), small ones of narrow matrices in groups (layout.h); weights stream through a ring
+//            of shared memory a warp, and the ring is full before the kernel waits for its input. Where that divides
+//            better, or the columns do not fit, blocks form sets that each take some of the columns, and the last
+//            set to finish adds up. Beside few weights there is room for blocks that route tokens to experts
+//            (route.cuh). Depends on shapes alone
 // Order      a run's tiles from the left, runs in order, then sets. None of it depends on T: the same bits for
 //            T = 1 and 16
 // Reference  CpuRef::matmul, qkv, gate_up    Test tests/kernels/cuda_matmul_test.cpp
@@ -151,7 +151,7 @@ Partials skinny(cudaStream_t stream, const SkinnyMatrix* m, int n_matrix, bool g
     CHECK(m[i].w.n_in == a.n_in && (m[i].w.tile >= Tile::kBF16) == (in == Input::kBf16),
           "{} and {} columns, types that do not go together", m[i].w.n_in, a.n_in);
     const Tile tile = m[i].w.tile;
-    const int group = m[i].w.n_tile() % group_tiles(tile) == 0 ? group_tiles(tile) : 1;
+    const int group = is_narrow(m[i].w.n_in, m[i].w.n_out) && m[i].w.n_tile() % group_tiles(tile) == 0 ? group_tiles(tile) : 1;
     a.tiles[i] = {.p = m[i].w.strip(m[i].stack, 0), .strip_bytes = int(m[i].w.strip_bytes()), .tile_bytes = group * tile_bytes(tile),
                   .n_tile = m[i].w.n_tile() / group, .per_block = kActBlock / (group * tile_cols(tile)), .tile = tile, .grouped = group > 1};
     auto aligned = [](const void* p, size_t to) { return reinterpret_cast<uintptr_t>(p) % to == 0; };
@@ -200,7 +200,7 @@ Partials skinny(cudaStream_t stream, const SkinnyMatrix* m, int n_matrix, bool g
   const int n_warp = is_short ? have.short_warps : have.long_warps;
   a.run_tiles = (most_jobs * most_tiles * a.n_sub / a.n_set + n_warp - 1) / n_warp + 1;
   a.thirds = work.thirds;
-  a.early = is_short && !work.in_turn && std::min(a.n_in, m[0].w.n_out) <= kNarrowCols;
+  a.early = is_short && !work.in_turn && is_narrow(a.n_in, m[0].w.n_out);
   if (is_short && work.beside) {
     const int groups = have.short_warps * 32 / kRouteThreads;
     a.beside = *work.beside, a.beside_blocks = (a.beside.n_expert + groups - 1) / groups;
