@@ -111,10 +111,11 @@ struct Bench {
       auto* e = bench::allocate<__nv_bfloat16>(n);
       random_kernel<<<256, 256, 0, stream>>>(r, e, n, 1.f, 5);
       cuda::MoeBuffers b;
-      b.routing = {bench::allocate<float>(size_t(T) * kN), bench::allocate<float>(pairs), bench::allocate<int32_t>(pairs), bench::allocate<int32_t>(kN + 1),
+      b.routing = {bench::allocate<uint64_t>(size_t(T) * kN), bench::allocate<float>(pairs), bench::allocate<int32_t>(pairs), bench::allocate<int32_t>(kN + 1),
                    bench::allocate<int32_t>(kN + 2), bench::allocate<int32_t>(pairs), bench::allocate<unsigned>(1)};
+      FACET_CUDA_CHECK(cudaMemsetAsync(b.routing.logits, 0, size_t(T) * kN * 8, stream));
+      FACET_CUDA_CHECK(cudaMemsetAsync(b.routing.number, 0, 4, stream));
       b.hidden = bench::allocate<__nv_bfloat16>(pairs * kF), b.out = bench::allocate<float>(pairs * kD);
-      FACET_CUDA_CHECK(cudaMemsetAsync(b.routing.counter, 0, 4, stream));
       cuda::route(stream, cuda::route_job(layer[0], {.p = r, .rows = T, .cols = kD, .stride = kD}, T, b.routing));
       int32_t n_active = 0;
       FACET_CUDA_CHECK(cudaMemcpyAsync(&n_active, b.routing.active + kN, 4, cudaMemcpyDefault, stream));

@@ -207,9 +207,10 @@ struct Bench {
     constexpr int kN = 128, kUsed = 8, kD = 2816;
     cuda::MoeExperts m{};
     m.router = arena, m.n_expert = kN, m.n_used = kUsed;
-    cuda::Routing o{bench::allocate<float>(size_t(T) * kN), bench::allocate<float>(size_t(T) * kUsed), bench::allocate<int32_t>(size_t(T) * kUsed), bench::allocate<int32_t>(kN + 1),
+    cuda::Routing o{bench::allocate<uint64_t>(size_t(T) * kN), bench::allocate<float>(size_t(T) * kUsed), bench::allocate<int32_t>(size_t(T) * kUsed), bench::allocate<int32_t>(kN + 1),
                     bench::allocate<int32_t>(kN + 2), bench::allocate<int32_t>(size_t(T) * kUsed), bench::allocate<unsigned>(1)};
-    FACET_CUDA_CHECK(cudaMemset(o.counter, 0, 4));
+    FACET_CUDA_CHECK(cudaMemset(o.logits, 0, size_t(T) * kN * 8));
+    FACET_CUDA_CHECK(cudaMemset(o.number, 0, 4));
     verb("route N 128 D 2816 T " + std::to_string(T), [&] {
       cuda::route(stream, cuda::route_job(m, rows(T, kD), T, o));
       return 4. * kN * kD + 4. * T * kD;

@@ -151,11 +151,12 @@ struct Case {
   // Rows [first, first + n).
   std::vector<float> few(int first, int n) const {
     const size_t pairs = size_t(n * d.used);
-    const OnDevice<float> logits(size_t(n * d.N)), weight(pairs), out(pairs * size_t(d.D)), y(size_t(n * d.D));
+    const OnDevice<uint64_t> logits(size_t(n * d.N));
+    const OnDevice<float> weight(pairs), out(pairs * size_t(d.D)), y(size_t(n * d.D));
     const OnDevice<int32_t> expert(pairs), active(size_t(d.N + 1)), begin(size_t(d.N + 2)), pair(pairs);
     const OnDevice<uint16_t> hidden(pairs * size_t(d.F));
-    const OnDevice<unsigned> counter(std::vector<unsigned>{0});
-    const cuda::MoeBuffers b{.routing = {logits.p(), weight.p(), expert.p(), active.p(), begin.p(), pair.p(), counter.p()},
+    const OnDevice<unsigned> number(std::vector<unsigned>{0});
+    const cuda::MoeBuffers b{.routing = {logits.p(), weight.p(), expert.p(), active.p(), begin.p(), pair.p(), number.p()},
                              .hidden = reinterpret_cast<__nv_bfloat16*>(hidden.p()), .out = out.p()};
     cuda::route(nullptr, cuda::route_job(m, rows(*dev_r, first, n), n, b.routing));
     cuda::moe_small(nullptr, m, input(first, n), n, b);

@@ -214,13 +214,13 @@ void Cuda::reserve(const BackendLimits& more) {
   if (l.n_expert > 0) {
     cuda::Routing& r = moe_.routing;
     const size_t few = size_t(std::min(l.max_tok, cuda::kMoeRows)), pairs = few * size_t(l.n_expert_used), n = size_t(l.n_expert);
-    grow(r.logits, few * n);
+    if (grow(r.logits, few * n)) CUDA_OK(cudaMemset(r.logits, 0, few * n * sizeof(uint64_t)));
     grow(r.weight, pairs);
     grow(r.expert, pairs);
     grow(r.active, n + 1);
     grow(r.first, n + 2);
     grow(r.pair, pairs);
-    r.counter = counter_ + n_counter;
+    r.number = counter_ + n_counter;
     grow(moe_.hidden, pairs * size_t(l.d_expert));
     grow(moe_.out, pairs * size_t(l.d_moe));
     if (l.max_tok > kSkinnyMost) {

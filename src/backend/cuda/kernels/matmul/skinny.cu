@@ -202,8 +202,8 @@ Partials skinny(cudaStream_t stream, const SkinnyMatrix* m, int n_matrix, bool g
   a.thirds = work.thirds;
   a.early = is_short && !work.in_turn && is_narrow(a.n_in, m[0].w.n_out);
   if (is_short && work.beside) {
-    const int groups = have.short_warps * 32 / kRouteThreads;
-    a.beside = *work.beside, a.beside_blocks = (a.beside.n_expert + groups - 1) / groups;
+    static_assert(kShortWarps * 32 == kRouteThreads * kRouteGroups);
+    a.beside = *work.beside, a.beside_blocks = route_blocks(a.beside);
   }
   is_short ? launch_for<true>(stream, a, in, n_warp) : launch_for<false>(stream, a, in, n_warp);
   if (!a.leave) return {};

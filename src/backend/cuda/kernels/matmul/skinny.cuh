@@ -77,7 +77,7 @@ __global__ void __launch_bounds__(stream_warps(kShort) * 32, kShort ? 2 : 1)
   int at = int(blockIdx.x);
   if constexpr (kShort && in != Input::kBf16) {
     // The first blocks: what they read is on its way before the weights of the others.
-    if (at < a.beside_blocks) return route_block(a.beside, at, 1, *reinterpret_cast<RouteScratch*>(shared));
+    if (at < a.beside_blocks) return route_block(a.beside, at, shared, a.beside_rows);
     at -= a.beside_blocks;
   }
   // The shuffle tells the compiler that a warp's lanes agree: fewer registers. Long products and single rows are not faster.
@@ -214,9 +214,13 @@ void launch_skinny(cudaStream_t stream, SkinnyArgs& a, int n_warp) {
   const int stage = n_warp * a.slot, ahead = a.bytes > int64_t(kLongShare) * device().n_sm ? kAheadLong : kAheadBytes;
   if (!kShort) a.n_stage = std::min(a.n_stage, std::max(2, 1 + (ahead + stage - 1) / stage));
   CHECK(a.n_stage >= 2, "{} bytes of shared memory are too few for {} columns", device().shared, a.set_cols);
-  const size_t least = kShort ? sizeof(RouteScratch) : 0;
+  int bytes = fixed + a.n_stage * stage;
+  if (a.beside_blocks > 0) {
+    bytes = std::max(bytes, kRouteRowsAt + a.n_in * 4);
+    a.beside_rows = route_rows(bytes, a.n_in, a.n_tok);
+  }
   launch(skinny_kernel<N, in, kShort>, dim3(unsigned(a.beside_blocks + a.blocks * a.n_set)), dim3(unsigned(n_warp * 32)),
-         std::max(size_t(fixed + a.n_stage * stage), least), stream, a);
+         size_t(bytes), stream, a);
 }
 
 }  // namespace facet::cuda

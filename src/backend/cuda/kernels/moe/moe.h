@@ -12,13 +12,13 @@ constexpr int kMoeRows = 16;  // tokens of one launch of the small kernels
 
 // How few tokens are spread over experts. A pair is a token and one of its experts; slot = token * n_used + rank.
 struct Routing {
-  float* logits = nullptr;      // [T, N]
+  uint64_t* logits = nullptr;   // [T, N] bits of a logit, and above them the number of the routing that it is of
   float* weight = nullptr;      // [slot] of the expert's output
   int32_t* expert = nullptr;    // [slot]
   int32_t* active = nullptr;    // [N] experts that have pairs, ascending; [N]: their number
   int32_t* first = nullptr;     // [N + 1] of an active expert's pairs in `pair`, by its place in `active`
   int32_t* pair = nullptr;      // [T n_used] slots, by expert, then token
-  unsigned* counter = nullptr;  // zero between launches
+  unsigned* number = nullptr;   // of the last routing; logits of none have the next one's at the start
 };
 struct MoeExperts {
   TiledMatrix gate, up;         // stacks; up's strips start at up_strip (merged matrices: gate rows, then up rows)
@@ -43,6 +43,7 @@ struct RouteJob {
   Routing o;
 };
 RouteJob route_job(const MoeExperts&, Mat r, int n_tok, const Routing&);
+int route_blocks(const RouteJob&);
 void route(cudaStream_t, const RouteJob&);
 // out[slot] = expert(e[t]) of n_tok <= kMoeRows rows in bf16; then y[t] = sum over ranks of weight * out, in rank order.
 // routed: the kernel before this one had waited for the routing and for e before it let this one start; this one runs beside it.

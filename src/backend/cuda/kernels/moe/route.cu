@@ -1,8 +1,8 @@
 // route -- which experts a token uses: router product, top-k, softmax over the chosen, and the pairs sorted by expert
 //
 // Shapes     r [T, D] f32, router [N, D] f32, N <= 256, n_used <= 16; T <= 16 (more: route_many.cu)
-// Launch     a block an expert, up to four of them for several tokens, for the product; the last block to finish does the rest.
-//            Or as blocks beside a matrix product that needs nothing of it (skinny.cuh)
+// Launch     a block for two experts for the product; the first one does the rest. Or as blocks beside a matrix product that
+//            needs nothing of it (skinny.cuh)
 // Order      a logit's sum depends on D only
 // Reference  CpuRef::moe    Test tests/kernels/cuda_moe_test.cpp    Bench bench/verbs/cuda_ops_bench.cu
 #include <algorithm>
@@ -12,9 +12,9 @@
 namespace facet::cuda {
 namespace {
 
-__global__ void __launch_bounds__(kRouteThreads) route_kernel(const __grid_constant__ RouteJob j, int n_share) {
-  __shared__ RouteScratch scratch;
-  route_block(j, int(blockIdx.x), n_share, scratch);
+__global__ void __launch_bounds__(kRouteThreads * kRouteGroups) route_kernel(const __grid_constant__ RouteJob j, int n_row) {
+  extern __shared__ __align__(16) uint8_t shared[];
+  route_block(j, int(blockIdx.x), shared, n_row);
 }
 
 }  // namespace
@@ -24,9 +24,11 @@ RouteJob route_job(const MoeExperts& m, Mat r, int n_tok, const Routing& o) {
   CHECK(n_tok <= kMoeRows, "{} tokens", n_tok);
   return {.router = m.router, .scale = m.scale, .n_expert = m.n_expert, .n_used = m.n_used, .n_tok = n_tok, .r = r, .o = o};
 }
+int route_blocks(const RouteJob& j) { return (j.n_expert + kRouteGroups - 1) / kRouteGroups; }
 void route(cudaStream_t stream, const RouteJob& j) {
-  const int n_share = std::min(j.n_tok, 4);
-  launch(route_kernel, dim3(unsigned(j.n_expert * n_share)), dim3(kRouteThreads), 0, stream, j, n_share);
+  constexpr int kShared = 48 * 1024;
+  const int n_row = route_rows(kShared, j.r.cols, j.n_tok);
+  launch(route_kernel, dim3(unsigned(route_blocks(j))), dim3(kRouteThreads * kRouteGroups), size_t(kRouteRowsAt + n_row * j.r.cols * 4), stream, j, n_row);
 }
 
 }  // namespace facet::cuda
