@@ -15,10 +15,10 @@ __device__ __forceinline__ uint32_t ordered(float v) {
 __device__ __forceinline__ float of_ordered(uint32_t k) { return k > 1 ? __uint_as_float(k & 0x80000000u ? k ^ 0x80000000u : ~k) : -INFINITY; }
 
 // A warp chooses the experts of a token, and their weights: the n_used <= n_expert of the largest logits, lowest index on ties;
-// softmax over the chosen. logits(v): v[i] of expert lane * kPer + i, any value where there is none. expert and weight: of the
-// token, by rank; experts are distinct whatever the logits are.
-template <int kPer, class Logits>
-__device__ __forceinline__ void choose_of(int32_t* expert, float* weight, const float* scale, int n_expert, int n_used, int lane, Logits&& logits) {
+// softmax over the chosen. logits(v): v[i] of expert lane * kPer + i, any value where there is none. put(expert, weight) of rank
+// `lane` < n_used; experts are distinct whatever the logits are.
+template <int kPer, class Logits, class Put>
+__device__ __forceinline__ void choose_of(const float* scale, int n_expert, int n_used, int lane, Logits&& logits, Put&& put) {
   float v[kPer];
   logits(v);
   uint32_t key[kPer];  // of the lane's experts that are left, in descending order, then in theirs; 0: none
@@ -49,15 +49,12 @@ __device__ __forceinline__ void choose_of(int32_t* expert, float* weight, const 
     sum += p;
     if (lane == k) mine = p, mine_expert = at;
   }
-  if (lane < n_used) {
-    expert[lane] = mine_expert;
-    weight[lane] = mine / sum * (scale ? scale[mine_expert] : 1.f);
-  }
+  if (lane < n_used) put(mine_expert, mine / sum * (scale ? scale[mine_expert] : 1.f));
 }
-template <class Logits>
-__device__ __forceinline__ void choose(int32_t* expert, float* weight, const float* scale, int n_expert, int n_used, int lane, Logits&& logits) {
+template <class Logits, class Put>
+__device__ __forceinline__ void choose(const float* scale, int n_expert, int n_used, int lane, Logits&& logits, Put&& put) {
   static_assert(kMaxExperts == 8 * 32);
-  n_expert <= 4 * 32 ? choose_of<4>(expert, weight, scale, n_expert, n_used, lane, logits) : choose_of<8>(expert, weight, scale, n_expert, n_used, lane, logits);
+  n_expert <= 4 * 32 ? choose_of<4>(scale, n_expert, n_used, lane, logits, put) : choose_of<8>(scale, n_expert, n_used, lane, logits, put);
 }
 
 }  // namespace facet::cuda

@@ -15,7 +15,7 @@ struct Routing {
   uint64_t* logits = nullptr;   // [T, N] bits of a logit, and above them the number of the routing that it is of
   float* weight = nullptr;      // [slot] of the expert's output
   int32_t* expert = nullptr;    // [slot]
-  int32_t* active = nullptr;    // [N] experts that have pairs, ascending; [N]: their number
+  int32_t* active = nullptr;    // [N] experts that have pairs, ascending if there are several tokens; [N]: their number
   int32_t* first = nullptr;     // [N + 1] of an active expert's pairs in `pair`, by its place in `active`
   int32_t* pair = nullptr;      // [T n_used] slots, by expert, then token
   unsigned* number = nullptr;   // of the last routing; logits of none have the next one's at the start

@@ -1,7 +1,7 @@
 // route -- which experts a token uses: router product, top-k, softmax over the chosen, and the pairs sorted by expert
 //
 // Shapes     r [T, D] f32, router [N, D] f32, N <= 256, n_used <= 16; T <= 16 (more: route_many.cu)
-// Launch     a block for two experts for the product; the first one does the rest. Or as blocks beside a matrix product that
+// Launch     a block for two experts for the product, and one that chooses. Or as blocks beside a matrix product that
 //            needs nothing of it (skinny.cuh)
 // Order      a logit's sum depends on D only
 // Reference  CpuRef::moe    Test tests/kernels/cuda_moe_test.cpp    Bench bench/verbs/cuda_ops_bench.cu
@@ -24,7 +24,7 @@ RouteJob route_job(const MoeExperts& m, Mat r, int n_tok, const Routing& o) {
   CHECK(n_tok <= kMoeRows, "{} tokens", n_tok);
   return {.router = m.router, .scale = m.scale, .n_expert = m.n_expert, .n_used = m.n_used, .n_tok = n_tok, .r = r, .o = o};
 }
-int route_blocks(const RouteJob& j) { return (j.n_expert + kRouteGroups - 1) / kRouteGroups; }
+int route_blocks(const RouteJob& j) { return 1 + (j.n_expert + kRouteGroups - 1) / kRouteGroups; }
 void route(cudaStream_t stream, const RouteJob& j) {
   constexpr int kShared = 48 * 1024;
   const int n_row = route_rows(kShared, j.r.cols, j.n_tok);

@@ -15,20 +15,25 @@ constexpr int kRouteGroups = 2;     // of so many threads in a block: a group an
 static_assert(kRouteThreads * kRouteGroups == kMaxExperts, "a thread an expert when pairs are sorted");
 
 struct RouteScratch {
-  int32_t picked[kMoeRows * kMaxUsed];
   float part[kMoeRows][kRouteGroups * kRouteThreads / 32];
+  // Of the block that chooses.
+  float scale[kMaxExperts];
+  uint8_t rank[kMoeRows][kMaxExperts];  // of an expert for a token, from 1 on
   int before[kRouteGroups * kRouteThreads / 32];
+  // What it writes while it waits for the kernel before it.
+  float weight[kMoeRows * kMaxUsed];
+  int32_t expert[kMoeRows * kMaxUsed], active[kMaxExperts + 1], first[kMaxExperts + 2], pair[kMoeRows * kMaxUsed];
 };
 constexpr int kRouteRowsAt = (int(sizeof(RouteScratch)) + 15) / 16 * 16;  // in shared memory, the rows at hand
 // Rows that so many bytes of shared memory have room for, of n_tok.
 inline int route_rows(int64_t bytes, int cols, int n_tok) { return int(std::clamp<int64_t>((bytes - kRouteRowsAt) / (cols * 4), 1, n_tok)); }
 
-// One block sorts the pairs of several tokens by expert, an expert's slots in ascending order. A thread an expert.
-__device__ inline void sort_pairs(const Routing& o, RouteScratch& scratch, int n_expert, int n_pair) {
+// The pairs of all tokens by expert, an expert's slots in ascending order. A thread an expert.
+__device__ inline void sort_pairs(const Routing& o, RouteScratch& scratch, int n_expert, int n_tok, int n_used) {
   const int e = int(threadIdx.x), lane = e % 32, warp = e / 32;
   int n = 0;
-#pragma unroll 8
-  for (int i = 0; i < n_pair; ++i) n += scratch.picked[i] == e;
+#pragma unroll 4
+  for (int t = 0; t < n_tok; ++t) n += scratch.rank[t][e] > 0;
   int all = int(n > 0) << 16 | n;  // active experts up to this one, and their pairs
   for (int m = 1; m < 32; m *= 2) {
     const int v = __shfl_up_sync(~0u, all, m);
@@ -40,30 +45,74 @@ __device__ inline void sort_pairs(const Routing& o, RouteScratch& scratch, int n
   int at = (all & 0xFFFF) - n;
   if (n > 0) {
     o.active[(all >> 16) - 1] = e, o.first[(all >> 16) - 1] = at;
-#pragma unroll 8
-    for (int i = 0; i < n_pair; ++i)
-      if (scratch.picked[i] == e) o.pair[at++] = i;
+    for (int t = 0; t < n_tok; ++t)
+      if (const int r = scratch.rank[t][e]) o.pair[at++] = t * n_used + r - 1;
   }
   if (e == kMaxExperts - 1) o.active[n_expert] = all >> 16, o.first[all >> 16] = all & 0xFFFF;
 }
 
-// One token: its experts are distinct. A warp.
-__device__ inline void sort_one(const Routing& o, const int32_t* picked, int n_expert, int n_used, int lane) {
-  const int mine = lane < n_used ? picked[lane] : 0;
-  int at = 0;
-  for (int k = 0; k < n_used; ++k) at += picked[k] < mine;
-  if (lane < n_used) o.active[at] = mine, o.first[at] = at, o.pair[at] = lane;
-  if (lane == 0) o.active[n_expert] = n_used, o.first[n_used] = n_used;
+// The block that chooses looks at the logits until all are of this routing. What it does then it has done before the wait, with
+// logits of zero and for nobody: its instructions come from far away, and everybody waits for it.
+__device__ inline void choose_block(const RouteJob& j, RouteScratch& scratch) {
+  const int thread = int(threadIdx.x), lane = thread % 32, warp = thread / 32, n_warp = int(blockDim.x) / 32;
+  scratch.scale[thread] = j.scale && thread < j.n_expert ? __ldg(j.scale + thread) : 1.f;
+  Routing o{.logits = nullptr, .weight = scratch.weight, .expert = scratch.expert, .active = scratch.active, .first = scratch.first, .pair = scratch.pair, .number = nullptr};
+  unsigned number = 0;
+#pragma unroll 1
+  for (bool real = false;; real = true) {
+    if (real) {
+      wait_for_previous();
+      let_next_start();
+      o = j.o;
+      number = __ldcg(o.number) + 1;
+    }
+    for (int t = 0; t < j.n_tok; ++t) scratch.rank[t][thread] = 0;
+    __syncthreads();
+    for (int t = warp; t < j.n_tok; t += n_warp) {
+      auto logits = [&](auto& v) {
+        constexpr int kPer = std::extent_v<std::remove_reference_t<decltype(v)>>;
+        const volatile uint64_t* from = o.logits + int64_t(t) * j.n_expert;
+        for (bool there = false; !there;) {
+          uint64_t word[kPer] = {};
+          if (real) {
+#pragma unroll
+            for (int i = 0; i < kPer; ++i) word[i] = from[min(lane * kPer + i, j.n_expert - 1)];
+          }
+          there = true;
+#pragma unroll
+          for (int i = 0; i < kPer; ++i) there &= unsigned(word[i] >> 32) == number, v[i] = __uint_as_float(unsigned(word[i]));
+        }
+        __syncwarp();
+      };
+      choose(scratch.scale, j.n_expert, j.n_used, lane, logits, [&](int e, float weight) {
+        const int slot = t * j.n_used + lane;
+        o.expert[slot] = e, o.weight[slot] = weight;
+        if (j.n_tok == 1)
+          o.active[lane] = e, o.first[lane] = o.pair[lane] = lane;  // experts of one token are distinct
+        else
+          scratch.rank[t][e] = uint8_t(lane + 1);
+      });
+    }
+    if (j.n_tok > 1) {
+      __syncthreads();
+      sort_pairs(o, scratch, j.n_expert, j.n_tok, j.n_used);
+    } else if (thread == 0) {
+      o.active[j.n_expert] = o.first[j.n_used] = j.n_used;
+    }
+    if (!real) continue;
+    if (thread == 0) *o.number = number;
+    return;
+  }
 }
 
-// Block `block` of those that do the job, kRouteGroups experts each. shared: kRouteRowsAt bytes and n_row rows. The first block
-// looks at the logits until all are of this routing, and chooses: sooner there than by counting who is done.
+// Block `block` of those that do the job: the first one chooses, others have kRouteGroups experts each. shared: kRouteRowsAt bytes
+// and n_row rows.
 __device__ inline void route_block(const RouteJob& j, int block, uint8_t* shared, int n_row) {
   RouteScratch& scratch = *reinterpret_cast<RouteScratch*>(shared);
+  if (block == 0) return choose_block(j, scratch);
   float4* const rows = reinterpret_cast<float4*>(shared + kRouteRowsAt);
-  const int thread = int(threadIdx.x), lane = thread % 32, warp = thread / 32, n_warp = int(blockDim.x) / 32;
-  const int group = thread / kRouteThreads, of_group = thread % kRouteThreads, e = block * kRouteGroups + group;
-  const Routing& o = j.o;
+  const int thread = int(threadIdx.x), lane = thread % 32, warp = thread / 32;
+  const int group = thread / kRouteThreads, of_group = thread % kRouteThreads, e = (block - 1) * kRouteGroups + group;
   const int n_col4 = j.r.cols / 4;
   const float4* w = reinterpret_cast<const float4*>(j.router + int64_t(min(e, j.n_expert - 1)) * j.r.cols);
   constexpr int kKeep = kMaxRouterCols / 4 / kRouteThreads;  // the router's row stays in registers
@@ -75,7 +124,7 @@ __device__ inline void route_block(const RouteJob& j, int block, uint8_t* shared
   }
   wait_for_previous();
   let_next_start();
-  const unsigned number = __ldcg(o.number) + 1;
+  const unsigned number = __ldcg(j.o.number) + 1;
   for (int t0 = 0; t0 < j.n_tok; t0 += n_row) {
     const int n = min(n_row, j.n_tok - t0);
     if (t0 > 0) __syncthreads();
@@ -84,50 +133,33 @@ __device__ inline void route_block(const RouteJob& j, int block, uint8_t* shared
     copies_commit();
     copies_wait<0>();
     __syncthreads();
-    for (int k = 0; k < n; ++k) {
-      float s = 0;
+    constexpr int kTogether = 4;  // tokens whose sums hide each other's latency
+    for (int k0 = 0; k0 < n; k0 += kTogether) {
+      float s[kTogether] = {};
 #pragma unroll
       for (int i = 0; i < kKeep; ++i) {
         const int c = i * kRouteThreads + of_group;
         if (c >= n_col4) break;
-        const float4 a = rows[k * n_col4 + c];
-        s += (a.x * keep[i].x + a.y * keep[i].y) + (a.z * keep[i].z + a.w * keep[i].w);
+#pragma unroll
+        for (int k = 0; k < kTogether; ++k) {
+          const float4 a = rows[min(k0 + k, n - 1) * n_col4 + c];
+          s[k] += (a.x * keep[i].x + a.y * keep[i].y) + (a.z * keep[i].z + a.w * keep[i].w);
+        }
       }
-      for (int m = 16; m > 0; m /= 2) s += __shfl_xor_sync(~0u, s, m);
-      if (lane == 0) scratch.part[k][warp] = s;
+      for (int m = 16; m > 0; m /= 2)
+#pragma unroll
+        for (int k = 0; k < kTogether; ++k) s[k] += __shfl_xor_sync(~0u, s[k], m);
+#pragma unroll
+      for (int k = 0; k < kTogether; ++k)
+        if (lane == k && k0 + k < n) scratch.part[k0 + k][warp] = s[k];
     }
     __syncthreads();
     if (of_group < n && e < j.n_expert) {
       const float* part = scratch.part[of_group] + group * (kRouteThreads / 32);
       const uint64_t logit = __float_as_uint((part[0] + part[1]) + (part[2] + part[3]));
-      *const_cast<volatile uint64_t*>(o.logits + int64_t(t0 + of_group) * j.n_expert + e) = uint64_t(number) << 32 | logit;
+      *const_cast<volatile uint64_t*>(j.o.logits + int64_t(t0 + of_group) * j.n_expert + e) = uint64_t(number) << 32 | logit;
     }
   }
-  if (block > 0) return;
-  for (int t = warp; t < j.n_tok; t += n_warp)
-    choose(scratch.picked + t * j.n_used, o.weight + t * j.n_used, j.scale, j.n_expert, j.n_used, lane, [&](auto& v) {
-      constexpr int kPer = std::extent_v<std::remove_reference_t<decltype(v)>>;
-      const volatile uint64_t* from = o.logits + int64_t(t) * j.n_expert;
-      for (bool there = false; !there;) {
-        uint64_t word[kPer];
-#pragma unroll
-        for (int i = 0; i < kPer; ++i) word[i] = from[min(lane * kPer + i, j.n_expert - 1)];
-        there = true;
-#pragma unroll
-        for (int i = 0; i < kPer; ++i) there &= unsigned(word[i] >> 32) == number, v[i] = __uint_as_float(unsigned(word[i]));
-      }
-      __syncwarp();
-    });
-  if (j.n_tok > 1) {
-    __syncthreads();
-    sort_pairs(o, scratch, j.n_expert, j.n_tok * j.n_used);
-  } else if (warp == 0) {
-    __syncwarp();
-    sort_one(o, scratch.picked, j.n_expert, j.n_used, lane);
-  }
-  if (j.n_tok > 1 || warp == 0)
-    for (int i = thread; i < j.n_tok * j.n_used; i += j.n_tok > 1 ? int(blockDim.x) : 32) o.expert[i] = scratch.picked[i];
-  if (thread == 0) *o.number = number;
 }
 
 }  // namespace facet::cuda

@@ -76,16 +76,18 @@ __global__ void __launch_bounds__(kSortThreads) choose_kernel(MoeMany o, const f
   let_next_start();
   const int64_t part = int64_t(n_tok) * n_expert;
   for (int t = first + thread / 32; t < last; t += kSortThreads / 32) {
-    choose(o.expert + t * n_used, o.weight + t * n_used, scale, n_expert, n_used, lane, [&](auto& v) {
+    auto logits = [&](auto& v) {
       constexpr int kPer = std::extent_v<std::remove_reference_t<decltype(v)>>;
 #pragma unroll
       for (int i = 0; i < kPer; ++i) {
         const float* l = o.logits + int64_t(t) * n_expert + min(lane * kPer + i, n_expert - 1);
         v[i] = ((l[0] + l[part]) + (l[2 * part] + l[3 * part])) + ((l[4 * part] + l[5 * part]) + (l[6 * part] + l[7 * part]));
       }
+    };
+    choose(scale, n_expert, n_used, lane, logits, [&](int e, float weight) {
+      o.expert[t * n_used + lane] = e, o.weight[t * n_used + lane] = weight;
+      atomicAdd(&count[e], 1);
     });
-    __syncwarp();
-    if (lane < n_used) atomicAdd(&count[o.expert[t * n_used + lane]], 1);
   }
   __syncthreads();
   if (thread < n_expert) o.before[blockIdx.x * n_expert + thread] = count[thread];
