@@ -1,7 +1,7 @@
 // draw -- a token from each row of logits
 //
 //   adjust: suppressed tokens, bias and penalties, one thread a change
-//   parts:  the top_k largest of every 4,096 logits, by radix selection on keys (logit, lowest id first)
+//   parts:  the top_k largest of every 4,096 logits, of keys (logit, lowest id first) above a bound; by radix selection if these are many
 //   pick:   the top_k of those, sorted; top-p, min-p, temperature, the draw
 //
 // Bytes      the logits, once
@@ -47,14 +47,8 @@ __device__ uint64_t largest(const uint64_t (&key)[kPer]) {
   return m;
 }
 
-// The k largest of the block's keys to out[0..k), in no order; fewer are there: the rest are kNone.
-__device__ void largest(const uint64_t (&key)[kPer], int k, uint64_t* out) {
-  if (k == 1) {
-    const uint64_t m = largest(key);
-    if (threadIdx.x == 0) out[0] = m;
-    __syncthreads();
-    return;
-  }
+// The k largest of the block's keys to out[0..k) by radix selection, in no order; fewer are there: the rest are kNone.
+__device__ void largest_of_many(const uint64_t (&key)[kPer], int k, uint64_t* out) {
   __shared__ int hist[256];
   __shared__ int bucket, above, n_out;
   const int thread = int(threadIdx.x);
@@ -108,6 +102,56 @@ __device__ void largest(const uint64_t (&key)[kPer], int k, uint64_t* out) {
   __syncthreads();
 }
 
+// The k largest of the block's keys to out[0..k), the rest kNone. True: best first. The k-th of the threads' largest keys is not
+// above the k-th of all, and few keys are above it.
+__device__ bool largest(const uint64_t (&key)[kPer], int k, uint64_t* out) {
+  const int thread = int(threadIdx.x);
+  if (k == 1) {
+    const uint64_t m = largest(key);
+    if (thread == 0) out[0] = m;
+    __syncthreads();
+    return true;
+  }
+  __shared__ __align__(16) uint32_t high[kThreads];  // of the threads' largest
+  __shared__ uint64_t some[kThreads];
+  __shared__ uint32_t least;
+  __shared__ int n_some;
+  uint64_t m = key[0];
+#pragma unroll
+  for (int i = 1; i < kPer; ++i) m = key[i] > m ? key[i] : m;
+  const uint32_t own = uint32_t(m >> 32);
+  high[thread] = own;
+  if (thread == 0) n_some = 0;
+  __syncthreads();
+  int above = 0, same = 0;
+#pragma unroll 4
+  for (int i = 0; i < kThreads; i += 4) {
+    const uint4 o = *reinterpret_cast<const uint4*>(high + i);
+    above += (o.x > own) + (o.y > own) + (o.z > own) + (o.w > own);
+    same += (o.x == own) + (o.y == own) + (o.z == own) + (o.w == own);
+  }
+  if (above < k && above + same >= k) least = own;  // all that write it write the same
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < kPer; ++i)
+    if (key[i] != kNone && uint32_t(key[i] >> 32) >= least)
+      if (const int at = atomicAdd(&n_some, 1); at < kThreads) some[at] = key[i];
+  __syncthreads();
+  const int n = n_some;
+  if (n > kThreads) {
+    largest_of_many(key, k, out);
+    return false;
+  }
+  const uint64_t mine = thread < n ? some[thread] : kNone;
+  int rank = 0;
+#pragma unroll 4
+  for (int i = 0; i < n; ++i) rank += some[i] > mine;
+  if (thread < n && rank < k) out[rank] = mine;
+  if (thread >= n && thread < k) out[thread] = kNone;
+  __syncthreads();
+  return true;
+}
+
 __global__ void adjust_kernel(float* logits, int64_t stride, int n_vocab, const DrawRow* rows, const Adjust* adjust) {
   wait_for_previous();
   let_next_start();
@@ -154,23 +198,24 @@ __global__ void __launch_bounds__(kThreads) parts_kernel(const float* logits, in
 __device__ void best_of_parts(const uint64_t* from, int n_part, int k, uint64_t* sorted) {
   static_assert(kThreads == kMaxTopK);
   const int thread = int(threadIdx.x);
-  // Rounds of kDrawPart candidates: the winners so far and as many new ones as fit.
+  // Rounds of kDrawPart candidates: the winners so far, if there are any, and as many new ones as fit.
   const int total = n_part * k;
+  bool in_order = true;
   sorted[thread] = kNone;
   __syncthreads();
-  for (int base = 0; base < total; base += kDrawPart - kMaxTopK) {
+  for (int base = 0, kept = 0; base < total; base += kDrawPart - kept, kept = kMaxTopK) {
     uint64_t key[kPer];
 #pragma unroll
     for (int i = 0; i < kPer; ++i) {
-      const int at = i * kThreads + thread, c = base + at - kMaxTopK;
-      key[i] = at < kMaxTopK ? sorted[at] : c < total ? from[c / k * kMaxTopK + c % k] : kNone;
+      const int at = i * kThreads + thread, c = base + at - kept;
+      key[i] = at < kept ? sorted[at] : c < total ? from[c / k * kMaxTopK + c % k] : kNone;
     }
     __syncthreads();
-    largest(key, k, sorted);
+    in_order = largest(key, k, sorted);
     for (int i = k + thread; i < kMaxTopK; i += kThreads) sorted[i] = kNone;
     __syncthreads();
   }
-  if (k == 1) return;
+  if (in_order) return;
   for (int size = 2; size <= kMaxTopK; size *= 2)  // bitonic, largest first; one thread an element
     for (int step = size / 2; step > 0; step /= 2) {
       const int other = thread ^ step;
@@ -207,7 +252,6 @@ __device__ void tell(const Done& d) {
 __device__ int32_t pick(const DrawRow* rows, bool greedy, const uint64_t* candidates, int n_part) {
   __shared__ uint64_t sorted[kMaxTopK];
   __shared__ double p[kMaxTopK];
-  __shared__ int keep;
   const int row = int(blockIdx.x), thread = int(threadIdx.x);
   const DrawRow r = rows[row];
   const uint64_t* from = candidates + int64_t(row) * n_part * kMaxTopK;
@@ -220,36 +264,34 @@ __device__ int32_t pick(const DrawRow* rows, bool greedy, const uint64_t* candid
   if (!isfinite(top) || sorted[0] == kNone) return -1;
   if (greedy || r.temperature <= 0.f || k == 1) return id_of(sorted[0]);
   const double mine = sorted[thread] == kNone ? -INFINITY : double(logit_of(sorted[thread]));
-  p[thread] = exp(mine - top);
-  __syncthreads();
-  if (thread == 0) {
-    int n = 0;
-    while (n < k && sorted[n] != kNone) ++n;
-    if (r.top_p < 1.f) {
-      double all = 0, sum = 0;
-      for (int i = 0; i < n; ++i) all += p[i];
-      int m = 0;
-      while (m < n && (m == 0 || sum < double(r.top_p) * all)) sum += p[m++];
-      n = m;
+  // How many are kept: of the k best, those before the sum of probabilities reaches top_p, and none that min_p excludes.
+  int n = __syncthreads_count(thread < k && sorted[thread] != kNone);
+  if (r.top_p < 1.f) {
+    p[thread] = exp(mine - top);
+    __syncthreads();
+    if (thread == 0) {
+      double sum = 0;
+#pragma unroll 8
+      for (int i = 0; i < n; ++i) p[i] = sum += p[i];
     }
-    if (r.min_p > 0.f) {
-      const double floor = top + log(double(r.min_p));
-      while (n > 1 && double(logit_of(sorted[n - 1])) < floor) --n;
-    }
-    keep = n;
+    __syncthreads();
+    const double enough = double(r.top_p) * p[n - 1];
+    n = min(n, 1 + __syncthreads_count(thread < n && p[thread] < enough));
   }
+  if (r.min_p > 0.f) n = max(1, __syncthreads_count(thread < n && mine >= top + log(double(r.min_p))));
   __syncthreads();
   p[thread] = exp((mine - top) / double(r.temperature));
   __syncthreads();
   if (thread > 0) return -1;
   double all = 0;
-  for (int i = 0; i < keep; ++i) all += p[i];
+#pragma unroll 8
+  for (int i = 0; i < n; ++i) all += p[i];
   double u = double(mix(mix(r.seed) ^ uint64_t(r.position)) >> 11) * 0x1p-53 * all;
-  for (int i = 0; i < keep; ++i) {
+  for (int i = 0; i < n; ++i) {
     u -= p[i];
     if (u < 0) return id_of(sorted[i]);
   }
-  return id_of(sorted[keep - 1]);
+  return id_of(sorted[n - 1]);
 }
 __global__ void __launch_bounds__(kThreads) pick_kernel(int32_t* ids, const DrawRow* rows, bool greedy, const uint64_t* candidates, int n_part, Done done) {
   wait_for_previous();
