@@ -28,6 +28,16 @@ struct DraftRequest {
   const Tokenizer* stops = nullptr;  // where the answer ends; null: nowhere
 };
 
+// Why a request with drafters was, or in the end is, decoded plainly; empty: it is not. A few plain tokens before the end give up nothing.
+inline std::string plain_reason(bool wanted, const Usage& u) {
+  constexpr int kGivenUp = 16;  // tokens
+  if (!wanted) return "the request asks for plain decoding";
+  if (u.methods.empty()) return "the answer ended before a draft was due";
+  if (u.methods.back().method != "none") return "";
+  if (u.rounds == 0) return "drafts would not pay";
+  return u.generated - u.methods.back().at < kGivenUp ? "the last tokens came without drafts" : "drafts did not pay and were given up";
+}
+
 // Drafters beside an engine: which drafts a step verifies, the features it leaves, and what was learned from it.
 template <Backend B>
 class Speculator {
@@ -135,14 +145,7 @@ class Speculator {
     return r.accepted;
   }
 
-  // Why a request was, or in the end is, decoded plainly; empty: it is not, or nobody asked for anything else.
-  std::string inactive_reason(bool wanted, const Usage& u) const {
-    if (drafters_.empty()) return "";
-    if (!wanted) return "the request asks for plain decoding";
-    if (u.methods.empty()) return "the answer ended before a draft was due";
-    if (u.methods.back().method != "none") return "";
-    return u.rounds > 0 ? "drafts did not pay and were given up" : "drafts would not pay";
-  }
+  std::string inactive_reason(bool wanted, const Usage& u) const { return drafters_.empty() ? "" : plain_reason(wanted, u); }
 
   // A step of decoding sequences only took so long, from its forward pass to the drawn tokens.
   void observe_step(int rows, double seconds) { step_times_.observe(rows, seconds); }

@@ -254,6 +254,19 @@ TYPED_TEST(Speculation, SaysWhyNothingIsDrafted) {
   EXPECT_TRUE(std::any_of(a.usage.methods.begin(), a.usage.methods.end(), [](const Usage::Change& m) { return m.method == "none"; }));
   EXPECT_EQ(answers(*open_engine_with<TypeParam>(c, nullptr), {r})[0].usage.draft_inactive_reason, "");
 }
+TEST(PlainReason, DraftsAreGivenUpOnlyWhereTheAnswerGoesOn) {
+  Usage u;
+  EXPECT_EQ(plain_reason(true, u), "the answer ended before a draft was due");
+  u.generated = 9, u.rounds = 3, u.methods = {{0, "mtp"}, {9, "none"}};
+  EXPECT_EQ(plain_reason(true, u), "the last tokens came without drafts");
+  EXPECT_EQ(plain_reason(false, u), "the request asks for plain decoding");
+  u.generated = 25;
+  EXPECT_EQ(plain_reason(true, u), "drafts did not pay and were given up");
+  u.rounds = 0;
+  EXPECT_EQ(plain_reason(true, u), "drafts would not pay");
+  u.methods.push_back({20, "mtp"});
+  EXPECT_EQ(plain_reason(true, u), "");
+}
 // Never right, and it takes its time.
 template <class B, class Plain = B>
 struct SlowAndWrong : ScriptedDrafter<B, Plain> {
