@@ -18,7 +18,7 @@ struct Routing {
   int32_t* active = nullptr;    // [N] experts that have pairs, ascending if there are several tokens; [N]: their number
   int32_t* first = nullptr;     // [N + 1] of an active expert's pairs in `pair`, by its place in `active`
   int32_t* pair = nullptr;      // [T n_used] slots, by expert, then token
-  unsigned* number = nullptr;   // of the last routing; logits of none have the next one's at the start
+  unsigned* number = nullptr;   // of the last routing; whoever allocates sees to it that no word of logits has the next one's
 };
 struct MoeExperts {
   TiledMatrix gate, up;         // stacks; up's strips start at up_strip (merged matrices: gate rows, then up rows)
