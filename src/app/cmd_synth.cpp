@@ -13,10 +13,11 @@ namespace {
 struct Options {
   std::string preset, quant, out;
   uint64_t seed = 1;
+  bool pure = false;
 };
 
 int run(const Options& o) {
-  auto plan = synth_plan(o.preset, o.quant);
+  auto plan = synth_plan(o.preset, o.quant, o.pure);
   if (!plan) {
     fmt::print(stderr, "facet: {}\n", plan.error().message());
     return kExitFailure;
@@ -53,6 +54,7 @@ void add_synth(CLI::App& app, int& rc) {
   cmd->add_option("--quant", o->quant, "Mixture of types, as llama-quantize names them")
       ->required()
       ->check(CLI::IsMember(strings(synth_quants())));
+  cmd->add_flag("--pure", o->pure, "One type for all tensors that are quantised, as of facet quantize --pure");
   cmd->add_option("OUT", o->out, "File to write (.gguf)")->required();
   cmd->add_option("--seed", o->seed, "The same seed gives the same bytes")->capture_default_str();
   cmd->callback([o, &rc] { rc = run(*o); });

@@ -138,6 +138,11 @@ const Mixture* find_mixture(std::string_view name) {
   return m == std::end(kMixtures) ? nullptr : m;
 }
 
+Mixture pure(const Mixture& m) {
+  const Mixture::Rule base{MoreBits::kNever, m.base, m.base};
+  return {.name = m.name, .file_type = m.file_type, .base = m.base, .embedding = m.base, .attn_output = m.base, .attn_v = base, .ffn_down = base};
+}
+
 std::vector<DType> mixture_types(const Mixture& m, std::span<const MixtureTensor> tensors,
                                  const MixtureModel& model) {
   std::vector<int64_t> v_layers;  // that have an attn_v: its rank among them is i

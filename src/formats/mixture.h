@@ -37,6 +37,9 @@ std::span<const Mixture> mixtures();
 // By name, whatever its case; Q3_K, Q4_K and Q5_K mean the _M mixtures. Null if there is none.
 const Mixture* find_mixture(std::string_view name);
 
+// The same without more bits anywhere: one type for all that is quantised.
+Mixture pure(const Mixture&);
+
 // A tensor as the converter wrote it.
 struct MixtureTensor {
   std::string_view name;

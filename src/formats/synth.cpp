@@ -316,16 +316,17 @@ auto* named(Range& range, std::string_view name, std::string_view std::decay_t<d
 std::span<const std::string_view> synth_presets() { return kPresets; }
 std::span<const std::string_view> synth_quants() { return kQuantNames; }
 
-Result<SynthPlan> synth_plan(std::string_view preset, std::string_view quant) {
+Result<SynthPlan> synth_plan(std::string_view preset, std::string_view quant, bool is_pure) {
   const bool known =
       std::find(std::begin(kQuantNames), std::end(kQuantNames), quant) != std::end(kQuantNames);
   const Mixture* q = known ? find_mixture(quant) : nullptr;
   if (!q)
     return format_error("synth", "quant", fmt::format("one of {}", fmt::join(kQuantNames, ", ")),
                         fmt::format("'{}'", quant), "");
-  if (const auto* s = named(kTextShapes, preset, &TextShape::preset)) return text_plan(*s, *q);
-  if (const auto* s = named(kDflashShapes, preset, &DflashShape::preset)) return dflash_plan(*s, *q);
-  if (const auto* s = named(kMtpShapes, preset, &MtpShape::preset)) return mtp_plan(*s, *q);
+  const Mixture mixture = is_pure ? pure(*q) : *q;
+  if (const auto* s = named(kTextShapes, preset, &TextShape::preset)) return text_plan(*s, mixture);
+  if (const auto* s = named(kDflashShapes, preset, &DflashShape::preset)) return dflash_plan(*s, mixture);
+  if (const auto* s = named(kMtpShapes, preset, &MtpShape::preset)) return mtp_plan(*s, mixture);
   return format_error("synth", "preset", fmt::format("one of {}", fmt::join(kPresets, ", ")),
                       fmt::format("'{}'", preset), "");
 }

@@ -44,8 +44,8 @@ struct SynthPlan {
 std::span<const std::string_view> synth_presets();  // "31b", "31b-dflash", ...
 std::span<const std::string_view> synth_quants();   // "Q4_K_M", ...
 
-// An Error if the preset or quant is not one of the above.
-Result<SynthPlan> synth_plan(std::string_view preset, std::string_view quant);
+// is_pure: without the mixture's larger types. An Error if the preset or quant is not one of the above.
+Result<SynthPlan> synth_plan(std::string_view preset, std::string_view quant, bool is_pure = false);
 uint64_t synth_bytes(const SynthPlan& plan);  // of the finished file
 
 // Called with bytes done and in all, about every 32 MB.

@@ -96,6 +96,20 @@ TEST(Mixture, OnlyTheSmallModelsShareAKvHeadBetweenFourQueryHeads) {
   }
 }
 
+TEST(Mixture, PureGivesNothingMoreBits) {
+  const Model m = model("26b-a4b");
+  const auto all = mixture_types(pure(*find_mixture("Q4_K_M")), m.tensors, m.facts), mixed = types(m, "Q4_K_M");
+  Histogram h;
+  for (DType t : all) ++h[dtype_name(t)];
+  h.erase("F32");
+  EXPECT_EQ(h, (Histogram{{"Q4_K", 206}, {"Q5_0", 60}}));  // Q5_0: rows that a block of 256 does not divide
+  for (size_t i = 0; i < all.size(); ++i) {
+    if (mixed[i] == DType::kF32) {
+      EXPECT_EQ(all[i], DType::kF32) << m.tensors[i].name;  // what is never quantised is not
+    }
+  }
+}
+
 TEST(Mixture, WhatIsNeverQuantised) {
   const Model e = model("e4b"), moe = model("26b-a4b");
   for (const Mixture& m : mixtures()) {
