@@ -85,7 +85,7 @@ struct Bench {
     const double row = 4. * T * D;
     const float* gain = arena;
     verb("rms_norm" + at, [&] {
-      cuda::rms_norm(stream, rows(T, D, true), rows(T, D), gain, 1e-6f);
+      cuda::rms_norm(stream, rows(T, D, true), rows(T, D), {}, gain, 1e-6f);
       return 2.5 * row;
     });
     verb("residual_norm" + at, [&] {

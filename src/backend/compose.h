@@ -30,6 +30,17 @@ void embed_concat(B& b, typename B::Rows y, typename B::Rows e, typename B::Weig
   }
 }
 
+// Two products of the same rows: y = w x and z = u x, the first of them the longer one.
+template <Backend B>
+void matmul_beside(B& b, typename B::Rows y, typename B::Weight w, typename B::Rows z, typename B::Weight u, typename B::Rows x) {
+  if constexpr (requires { b.matmul_beside(y, w, z, u, x); }) {
+    b.matmul_beside(y, w, z, u, x);
+  } else {
+    b.matmul(y, x, w);
+    b.matmul(z, x, u);
+  }
+}
+
 // residual_norm, then both inputs of a mixture of experts from the new x: r = rms(x) * router_gain, e = rms(x) * expert_gain.
 template <Backend B>
 void residual_norm_moe(B& b, typename B::Rows x, typename B::Rows h, typename B::Rows y, ResidualSpec<typename B::Vec> spec, typename B::Rows r,

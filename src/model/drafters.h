@@ -88,7 +88,13 @@ typename B::Rows mtp_step(B& b, const ModelCfg& m, const MtpW<B>& W, const Model
   b.matmul(x, eh, W.pre);
   b.rms_norm(h, x, W.body.layer[0].attn_norm, m.eps);
   for (size_t l = 0; l < W.body.layer.size(); ++l) decoder_layer(b, W.body, l, m, kv, s, w);
-  if (!last) b.matmul(h_prev, h, W.post);  // h is normalised already
+  if (!last && !W.clusters.top_k && s.shape.all_out()) {
+    auto logits = w.logits.view(T, m.n_vocab);
+    matmul_beside(b, logits, W.body.head, h_prev, W.post, h);  // h is normalised already
+    b.softcap(logits, m.softcap);
+    return logits;
+  }
+  if (!last) b.matmul(h_prev, h, W.post);
   if (!W.clusters.top_k) return output_head(b, W.body.head, m, s, w);
   auto logits = w.logits.view(s.shape.n_out, m.n_vocab);
   b.clustered_head(logits, output_rows(b, m, s, w), W.clusters);

@@ -1,5 +1,6 @@
 #pragma once
 #include <algorithm>
+#include <list>
 #include <memory>
 #include <numeric>
 #include <vector>
@@ -62,27 +63,30 @@ class Mtp final : public Drafter<B> {
     int k = 1;
     for (const Draft& d : drafts) k = std::max(k, d.n_top);
     CHECK(k <= kMaxTop, "{} candidates a position, at most {}", k, kMaxTop);
-    for (int pass = 0, n = running(drafts, 0); n > 0; ++pass) {
-      const int n_next = running(drafts, pass + 1);
-      const Rows logits = step(drafts, n, {.after_own = ChainsPasses<B> && pass > 0, .last = n_next == 0});
-      if constexpr (ChainsPasses<B>) {
-        t_.b.next_tokens(chosen_[size_t(pass)].id, chosen_[size_t(pass)].log_prob, logits, k);
-      } else {
-        t_.b.top_k(chosen_[0].id, chosen_[0].log_prob, logits, k);
-        if (!extend(drafts, n, chosen_[0], k)) return;
+    if constexpr (ChainsPasses<B>) {  // the host waits after the last pass
+      for (int pass = 0, n = 0; (n = running(drafts, pass)) > 0;) {
+        Passes p{.first = pass, .n = 0, .k = k, .last = false};
+        while (running(drafts, pass) == n) ++p.n, ++pass;
+        p.last = running(drafts, pass) == 0;
+        run(drafts, n, p);
       }
-      n = n_next;
-    }
-    if constexpr (ChainsPasses<B>)  // the host has not waited until here
       for (int pass = 0, n = 0; (n = running(drafts, pass)) > 0; ++pass)
         if (!extend(drafts, n, chosen_[size_t(pass)], k)) return;
+    } else {
+      for (int pass = 0, n = running(drafts, 0); n > 0; ++pass) {
+        const int n_next = running(drafts, pass + 1);
+        t_.b.top_k(chosen_[0].id, chosen_[0].log_prob, step(drafts, n, n_next == 0), k);
+        if (!extend(drafts, n, chosen_[0], k)) return;
+        n = n_next;
+      }
+    }
   }
 
   // The pass after the newest token of each draft: logits [drafts, V], for tests and tools. first: from the target's
   // state, else from that of the pass before.
   Rows logits(std::span<Draft> drafts, bool first) {
     if (first) begin_chains(drafts);
-    return step(drafts, int(drafts.size()), {});
+    return step(drafts, int(drafts.size()), false);
   }
 
   int held(SlotId s) const override { return slots_[size_t(s)].held; }
@@ -143,23 +147,39 @@ class Mtp final : public Drafter<B> {
     }
     return true;
   }
-  struct How {
-    bool after_own = false;  // after the tokens that the pass before chose, which only the backend knows yet
-    bool last = false;       // no pass follows
+  // Passes of the same chains, one after another.
+  struct Passes {
+    int first, n, k;  // k: candidates that each chooses
+    bool last;        // none follows
+    bool operator==(const Passes&) const = default;
   };
-  // Logits of a pass after the newest token of each chain.
-  Rows step(std::span<const Draft> drafts, int n, How how) {
+  const Step& step_after(std::span<const Draft> drafts, int n) {
     steps_.begin();
     for (int i = 0; i < n; ++i) {
       const Draft& d = drafts[size_t(order_[size_t(i)])];
       steps_.add({.slot = d.slot, .kv_len = d.position, .token = std::span(d.token).last(1), .out = Out::kLast, .mask = Mask::kPast, .pos = d.position});
     }
-    const Step& s = steps_.finish();
-    auto pass = [&] { return mtp_step(t_.b, c_.body, w_, t_.m, t_.w, h_.view(n, t_.m.d_model), s, t_.kv, work_, how.last); };
-    const void* key = reinterpret_cast<const char*>(this) + how.last;
-    if constexpr (ChainsPasses<B>)
-      if (how.after_own) return run_next_pass(t_.b, s, key, pass);
-    return run_pass(t_.b, s, key, pass);
+    return steps_.finish();
+  }
+  // Logits of a pass after the newest token of each of the first n chains.
+  Rows pass_of(int n, const Step& s, bool last) { return mtp_step(t_.b, c_.body, w_, t_.m, t_.w, h_.view(n, t_.m.d_model), s, t_.kv, work_, last); }
+  Rows step(std::span<const Draft> drafts, int n, bool last) {
+    const Step& s = step_after(drafts, n);
+    return run_pass(t_.b, s, reinterpret_cast<const char*>(this) + last, [&] { return pass_of(n, s, last); });
+  }
+  // The first pass after the newest tokens or those that the pass before chose, the others each after its own.
+  void run(std::span<const Draft> drafts, int n, Passes p)
+    requires ChainsPasses<B>
+  {
+    const Step& s = step_after(drafts, n);
+    auto choose = [&](int pass, Rows logits) { t_.b.next_tokens(chosen_[size_t(pass)].id, chosen_[size_t(pass)].log_prob, logits, p.k); };
+    auto passes = [&] {
+      for (int i = 0; i + 1 < p.n; ++i) choose(p.first + i, pass_of(n, s, false));
+      return pass_of(n, s, p.last);
+    };
+    auto at = std::find(passes_.begin(), passes_.end(), p);
+    if (at == passes_.end()) at = passes_.insert(at, p);
+    choose(p.first + p.n - 1, p.first > 0 ? run_next_pass(t_.b, s, &*at, passes) : run_pass(t_.b, s, &*at, passes));
   }
 
   TargetView<B> t_;
@@ -172,6 +192,7 @@ class Mtp final : public Drafter<B> {
   MtpWork<B> work_;
   Rows state_, h_;  // [slots, D] of committed tokens; [chains, D] of those in flight
   std::vector<Chosen> chosen_;
+  std::list<Passes> passes_;  // that there have been: their addresses are the backend's keys
 };
 
 }  // namespace facet

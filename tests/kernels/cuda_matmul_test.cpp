@@ -228,6 +228,34 @@ TEST(CudaMatmul, SeveralMatricesInOneLaunch) {
   }
 }
 
+// A product beside the one before it, which reads the same rows: each has the bits it has alone.
+TEST(CudaMatmul, BesideTheOneBefore) {
+  NEEDS_GPU();
+  std::mt19937 rng(6);
+  Arena a;
+  const int n_in = 1024, n_long = 16384, n_brief = 2816;
+  const Weights head(a, kTypes[2], n_long, n_in, rng), post(a, kTypes[0], n_brief, n_in, rng);
+  const Rows x(a, 16, n_in, rng);
+  for (int n : {1, 5, 16}) {
+    std::vector<std::vector<float>> bits;
+    for (const bool late : {false, true, true}) {
+      cuda::SkinnyWork work = work_of(a);
+      float* y = a.poisoned<float>(size_t(n) * n_long);
+      float* z = a.poisoned<float>(size_t(n) * n_brief);
+      cuda::SkinnyMatrix first{.w = head.m}, second{.w = post.m};
+      first.y = y, first.y_stride = n_long, second.y = z, second.y_stride = n_brief;
+      work.in_turn = late;
+      cuda::skinny(nullptr, &first, 1, false, Act::kGelu, x.p, n_in, n, work);
+      work.in_turn = false, work.late = late;
+      cuda::skinny(nullptr, &second, 1, false, Act::kGelu, x.p, n_in, n, work);
+      bits.push_back(a.get(y, size_t(n) * n_long));
+      const std::vector<float> zs = a.get(z, size_t(n) * n_brief);
+      bits.back().insert(bits.back().end(), zs.begin(), zs.end());
+    }
+    for (size_t i = 1; i < bits.size(); ++i) EXPECT_EQ(std::memcmp(bits[i].data(), bits[0].data(), bits[0].size() * 4), 0) << n << " rows";
+  }
+}
+
 TEST(CudaMatmul, GateTimesUp) {
   NEEDS_GPU();
   std::mt19937 rng(5);

@@ -97,7 +97,7 @@ Results run(const Rows& in, Verb verb, int first, int n, cuda::Partials left = {
     return cuda::Mat{.p = m.p(), .rows = n, .cols = in.D, .stride = in.D, .bf = bf ? reinterpret_cast<__nv_bfloat16*>(bf->p()) : nullptr, .bf_stride = in.D};
   };
   if (verb == Verb::kNorm) {
-    cuda::rms_norm(nullptr, mat(h, &h_bf), mat(x), gain[0]->p(), kEps);
+    cuda::rms_norm(nullptr, mat(h, &h_bf), mat(x), left, gain[0]->p(), kEps);
   } else if (verb == Verb::kResidual) {
     cuda::residual_norm(nullptr, mat(x), mat(h, &h_bf), mat(y), left, gain[0]->p(), gain[1]->p(), .7f, kEps);
   } else if (verb == Verb::kResidualMoe) {
@@ -200,6 +200,11 @@ TEST(CudaNorms, AddsUpWhatAProductLeft) {
       EXPECT_NE(turned, in.y);  // another order would be seen
       Rows unread = in;
       std::fill(unread.y.begin(), unread.y.end(), NAN);
+      Rows sums = in;  // a norm alone keeps them: they are the stream
+      sums.x = in.y;
+      const Results stream = run(sums, Verb::kNorm, 0, T), kept = run(unread, Verb::kNorm, 0, T, partials);
+      EXPECT_EQ(kept.x, in.y) << D << " columns, " << T << " rows";
+      EXPECT_EQ(kept.h, stream.h) << D << " columns, " << T << " rows";
       for (Verb verb : {Verb::kResidual, Verb::kResidualMoe}) {
         const Results want = run(in, verb, 0, T), got = run(unread, verb, 0, T, partials);
         EXPECT_EQ(got.x, want.x) << D << " columns, " << T << " rows";

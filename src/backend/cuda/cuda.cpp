@@ -428,6 +428,11 @@ void Cuda::matmul(Rows y, Rows x, Weight w) {
   if (y.rows > 0) products({&y, 1}, x, {&w, 1}, false, Act::kGelu, nullptr);
 }
 
+void Cuda::matmul_beside(Rows y, Weight w, Rows z, Weight u, Rows x) {
+  products({&y, 1}, x, {&w, 1}, false, Act::kGelu, nullptr, {.in_turn = true});
+  products({&z, 1}, x, {&u, 1}, false, Act::kGelu, nullptr, {.late = true});
+}
+
 void Cuda::qkv(Rows q, Rows k, Rows v, Rows h, Weight wq, Weight wk, Weight wv) {
   const Rows y[3] = {q, k, v};
   const Weight w[3] = {wq, wk, wv};
@@ -529,8 +534,9 @@ void Cuda::embed_concat(Rows y, Weight table, const Step&, float scale, Rows x) 
   cuda::embed_concat(stream_, written(y, true), table.m, step_.token, scale, beside);
 }
 void Cuda::rms_norm(Rows y, Rows x, Vec gain, float eps) {
+  const cuda::Partials left = take_left(x);
   const Mat in = mat(x, false);
-  cuda::rms_norm(stream_, written(y, true), in, gain.p, eps);
+  cuda::rms_norm(stream_, written(y, true), in, left, gain.p, eps);
 }
 void Cuda::residual_norm(Rows x, Rows h, Rows y, ResidualSpec<Vec> spec) {
   const cuda::Partials left = take_left(y);

@@ -149,8 +149,10 @@ class Cuda {
     forget_rounded();
     settle();  // a graph's kernels know nothing of sums that are still to be made
     auto whole = [&] {
+      in_pass_ = true;
       const Rows out = pass();
       settle();
+      in_pass_ = false;
       return out;
     };
     Captured* c = find(key);
@@ -177,6 +179,7 @@ class Cuda {
   void embed_concat(Rows y, Weight table, const Step& s, float scale, Rows x);
   void rms_norm(Rows y, Rows x, Vec gain, float eps);
   void matmul(Rows y, Rows x, Weight w);
+  void matmul_beside(Rows y, Weight w, Rows z, Weight u, Rows x);  // z's blocks take what the multiprocessors that are done with y leave
   void qkv(Rows q, Rows k, Rows v, Rows h, Weight wq, Weight wk, Weight wv);
   void head_norm_rope(Rows x, Vec gain, Freqs freqs, const Step& s, float eps);
   void head_norm(Rows x, int head_dim, float eps);
@@ -199,7 +202,8 @@ class Cuda {
   void softcap(Rows x, float cap);
   void sample(Ids ids, Rows logits, std::span<const SampleRow> rows);
   void top_k(Ids ids, Scores log_probs, Rows logits, int k);
-  // top_k, and the best of row t becomes token t of the step (0 if there is none), without the host.
+  // top_k, and the best of row t becomes token t of the step (0 if there is none), without the host. In a pass that is replayed
+  // the host is not told when ids and log_probs are there.
   void next_tokens(Ids ids, Scores log_probs, Rows logits, int k);
   void clustered_head(Rows logits, Rows h, ClusteredHead<Weight, Table> w);
 
@@ -271,6 +275,7 @@ class Cuda {
   int gpu_ = 0;
   cudaStream_t stream_ = nullptr;
   bool graphs_ = true, fine_ = false;
+  bool in_pass_ = false;                   // what is launched may be launched again by replay
   std::map<void*, size_t> memory_;         // bytes by address
   std::optional<Error> failed_;
   int64_t fail_at_ = -1, n_allocation_ = 0;

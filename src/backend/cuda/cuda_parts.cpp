@@ -320,6 +320,7 @@ void Cuda::reserve_draws(int n_row, int n_adjust, int n_vocab) {
   const int64_t need = cuda::draw_candidates(n_vocab) * n_row;
   if (n_row <= s.max_row && n_adjust <= s.max_adjust && need <= s.n_candidate) return;
   finish();
+  forget_graphs();  // they hold addresses of what may move
   s.max_row = std::max({s.max_row, n_row, 16}), s.max_adjust = std::max(s.max_adjust, 2 * n_adjust + 4096);
   const size_t bytes = size_t(s.max_row) * sizeof(cuda::DrawRow) + size_t(s.max_adjust) * sizeof(cuda::Adjust);
   s.host = static_cast<std::byte*>(pinned(bytes, "sampling"));
@@ -350,7 +351,7 @@ void Cuda::best_of(Ids ids, Scores log_probs, int32_t* best, Rows logits, int k)
   reserve_draws(logits.rows, 0, logits.cols);
   const cuda::Mat l = mat(logits, false);
   cuda::top_k(stream_, ids.host_, log_probs.host_, best, l.p, l.stride, logits.cols, logits.rows, k, sampler_->candidates, sampler_->part_sums,
-              next_results());
+              in_pass_ ? cuda::Done{} : next_results());
 }
 
 namespace {

@@ -125,16 +125,32 @@ __device__ void write_image(const Mat& m, int t) {
   }
 }
 
+// Several wide rows come in the way of the product that they wait for.
 template <int kPer>
-__global__ void __launch_bounds__(kThreads<kPer>) rms_norm_kernel(Mat y, Mat x, const float* gain, float eps) {
+__device__ bool may_rehearse() {
+  return gridDim.x <= (kPer == 1 ? kRehearsedRows : 1);
+}
+// m, or nothing of it.
+__device__ Mat if_real(bool real, Mat m) {
+  if (!real) m.cols = 0;
+  return m;
+}
+
+template <int kPer>
+__global__ void __launch_bounds__(kThreads<kPer>) rms_norm_kernel(Mat y, Mat x, Partials left, const float* gain, float eps) {
   if (kPer == 1) let_next_start();
   const auto g = gain_row<kPer>(gain, x.cols);
-  wait_for_previous();
-  let_next_start();
-  Row<kPer> r;
-  load(r, x.p + blockIdx.x * x.stride, x.cols);
-  scale(r, inv_rms(r, x.cols, eps), g);
-  store(r, y, int(blockIdx.x));
+  rehearsed(may_rehearse<kPer>(), [&](bool real) {
+    Row<kPer> r;
+    if (left.p) {
+      load(r, left, int(blockIdx.x), real ? x.cols : 0);
+      if (x.p != y.p) store(r, if_real(real, x), int(blockIdx.x));
+    } else {
+      load(r, x.p + blockIdx.x * x.stride, real ? x.cols : 0);
+    }
+    scale(r, inv_rms(r, x.cols, eps), g);
+    store(r, if_real(real, y), int(blockIdx.x));
+  });
 }
 
 template <int kPer>
@@ -151,22 +167,23 @@ __global__ void __launch_bounds__(kThreads<kPer>) residual_norm_kernel(Mat x, Ma
   const auto g_post = gain_row<kPer>(post, x.cols), g_next = gain_row<kPer>(next, x.cols);
   Row<kPer> g_r, g_e;
   if (kMoe) g_r = gain_row<kPer>(moe.router_gain, x.cols), g_e = gain_row<kPer>(moe.expert_gain, x.cols);
-  wait_for_previous();
-  let_next_start();
-  Row<kPer> r, s;
-  if (left.p)
-    load(r, left, t, x.cols);
-  else
-    load(r, y.p + t * y.stride, x.cols);
-  load(s, x.p + t * x.stride, x.cols);
-  if (post) scale(r, inv_rms(r, x.cols, eps), g_post);
-  add_to(s, r, out_scale);
-  store(s, x, t);
-  if (!next) return;
-  const float f = inv_rms(s, x.cols, eps);
-  store_scaled(s, f, g_next, h, t);
-  if (h.image) write_image<kThreads<kPer>>(h, t);
-  if (kMoe) store_scaled(s, f, g_r, moe.r, t), store_scaled(s, f, g_e, moe.e, t);
+  rehearsed(!kMoe && may_rehearse<kPer>(), [&](bool real) {
+    const int cols = real ? x.cols : 0;
+    Row<kPer> r, s;
+    if (left.p)
+      load(r, left, t, cols);
+    else
+      load(r, y.p + t * y.stride, cols);
+    load(s, x.p + t * x.stride, cols);
+    if (post) scale(r, inv_rms(r, x.cols, eps), g_post);
+    add_to(s, r, out_scale);
+    store(s, if_real(real, x), t);
+    if (!next) return;
+    const float f = inv_rms(s, x.cols, eps);
+    store_scaled(s, f, g_next, if_real(real, h), t);
+    if (h.image) write_image<kThreads<kPer>>(if_real(real, h), t);
+    if (kMoe) store_scaled(s, f, g_r, if_real(real, moe.r), t), store_scaled(s, f, g_e, if_real(real, moe.e), t);
+  });
 }
 
 // With few columns registers hold all gains, and several ranks' outputs are read at once: they come from far away, too.
@@ -181,43 +198,44 @@ __global__ void __launch_bounds__(kThreads<kPer>) moe_join_kernel(Mat x, Mat h, 
     g_post = gain_row<kPer>(m.post, x.cols), g_next = gain_row<kPer>(m.next, x.cols);
   else
     fetch_gain(m.post, x.cols), fetch_gain(m.next, x.cols);
-  wait_for_previous();
-  let_next_start();
-  Row<kPer> r, s, stream;
-  load(r, y.p + t * y.stride, x.cols);
-  load(stream, x.p + t * x.stride, x.cols);
-  if (m.slots.out) {
-    // The experts' outputs have not been added up: in the order of ranks, as combine does.
-    s = Row<kPer>{};
-    for (int k0 = 0; k0 < m.slots.n_used; k0 += kUsed) {
-      Row<kPer> v[kUsed];
-      float w[kUsed];
+  rehearsed(kFew && may_rehearse<kPer>(), [&](bool real) {
+    const int cols = real ? x.cols : 0;
+    Row<kPer> r, s, stream;
+    load(r, y.p + t * y.stride, cols);
+    load(stream, x.p + t * x.stride, cols);
+    if (m.slots.out) {
+      // The experts' outputs have not been added up: in the order of ranks, as combine does.
+      s = Row<kPer>{};
+      for (int k0 = 0; k0 < m.slots.n_used; k0 += kUsed) {
+        Row<kPer> v[kUsed];
+        float w[kUsed];
 #pragma unroll
-      for (int k = 0; k < kUsed; ++k) {
-        const int64_t slot = int64_t(t) * m.slots.n_used + min(k0 + k, m.slots.n_used - 1);
-        load(v[k], m.slots.out + slot * x.cols, x.cols);
-        w[k] = m.slots.weight[slot];
+        for (int k = 0; k < kUsed; ++k) {
+          const int64_t slot = int64_t(t) * m.slots.n_used + min(k0 + k, m.slots.n_used - 1);
+          load(v[k], m.slots.out + slot * x.cols, cols);
+          w[k] = real ? m.slots.weight[slot] : 0.f;
+        }
+#pragma unroll
+        for (int k = 0; k < kUsed; ++k) {
+          if (k0 + k >= m.slots.n_used) break;
+#pragma unroll
+          for (int i = 0; i < kPer; ++i)
+            s.v[i].x += w[k] * v[k].v[i].x, s.v[i].y += w[k] * v[k].v[i].y, s.v[i].z += w[k] * v[k].v[i].z, s.v[i].w += w[k] * v[k].v[i].w;
+        }
       }
-#pragma unroll
-      for (int k = 0; k < kUsed; ++k) {
-        if (k0 + k >= m.slots.n_used) break;
-#pragma unroll
-        for (int i = 0; i < kPer; ++i)
-          s.v[i].x += w[k] * v[k].v[i].x, s.v[i].y += w[k] * v[k].v[i].y, s.v[i].z += w[k] * v[k].v[i].z, s.v[i].w += w[k] * v[k].v[i].w;
-      }
+    } else {
+      load(s, o.p + t * o.stride, cols);
     }
-  } else {
-    load(s, o.p + t * o.stride, x.cols);
-  }
-  scale(r, inv_rms(r, x.cols, m.eps), g_shared);
-  scale(s, inv_rms(s, x.cols, m.eps), g_routed);
-  add_to(r, s, 1.f);
-  if (m.post) scale(r, inv_rms(r, x.cols, m.eps), kFew ? g_post : gain_row<kPer>(m.post, x.cols));
-  add_to(stream, r, m.out_scale);
-  store(stream, x, t);
-  if (!m.next) return;
-  store_scaled(stream, inv_rms(stream, x.cols, m.eps), kFew ? g_next : gain_row<kPer>(m.next, x.cols), h, t);
-  if (h.image) write_image<kThreads<kPer>>(h, t);
+    scale(r, inv_rms(r, x.cols, m.eps), g_shared);
+    scale(s, inv_rms(s, x.cols, m.eps), g_routed);
+    add_to(r, s, 1.f);
+    if (m.post) scale(r, inv_rms(r, x.cols, m.eps), kFew ? g_post : gain_row<kPer>(m.post, x.cols));
+    add_to(stream, r, m.out_scale);
+    store(stream, if_real(real, x), t);
+    if (!m.next) return;
+    store_scaled(stream, inv_rms(stream, x.cols, m.eps), kFew ? g_next : gain_row<kPer>(m.next, x.cols), if_real(real, h), t);
+    if (h.image) write_image<kThreads<kPer>>(if_real(real, h), t);
+  });
 }
 
 // Element-wise verbs: four columns a thread.
@@ -310,10 +328,10 @@ void embed_concat(cudaStream_t stream, Mat y, const TiledMatrix& table, const in
   CHECK(table.n_in % 4 == 0 && x.cols % 4 == 0, "{} columns beside {}", x.cols, table.n_in);
   launch(embed_kernel, dim3(unsigned(y.rows), 2), dim3(256), 0, stream, y, table, token, scale_by, x);
 }
-void rms_norm(cudaStream_t stream, Mat y, Mat x, const float* gain, float eps) {
+void rms_norm(cudaStream_t stream, Mat y, Mat x, Partials left, const float* gain, float eps) {
   with_per(x, [&](auto per) {
     constexpr int kPer = per() == 1 ? 1 : kMostPer;
-    launch(rms_norm_kernel<kPer>, dim3(unsigned(x.rows)), dim3(kThreads<kPer>), 0, stream, y, x, gain, eps);
+    launch(rms_norm_kernel<kPer>, dim3(unsigned(x.rows)), dim3(kThreads<kPer>), 0, stream, y, x, left, gain, eps);
   });
 }
 void residual_norm(cudaStream_t stream, Mat x, Mat h, Mat y, Partials left, const float* post, const float* next, float out_scale, float eps) {

@@ -10,7 +10,7 @@ namespace facet::cuda {
 
 void embed(cudaStream_t, Mat x, const TiledMatrix& table, const int32_t* token, float scale);
 void embed_concat(cudaStream_t, Mat y, const TiledMatrix& table, const int32_t* token, float scale, Mat x);  // y[t] = [embed(t), x[t]]
-void rms_norm(cudaStream_t, Mat y, Mat x, const float* gain, float eps);
+void rms_norm(cudaStream_t, Mat y, Mat x, Partials left, const float* gain, float eps);
 // Where left.p is set, y is not read: it is what a product has left.
 void residual_norm(cudaStream_t, Mat x, Mat h, Mat y, Partials left, const float* post, const float* next, float out_scale, float eps);
 // residual_norm, and both inputs of a mixture of experts from the new x: r = rms(x) * router_gain, e = rms(x) * expert_gain.

@@ -170,32 +170,34 @@ constexpr int kNaN = 1 << 30;  // in the id's place of a part's first candidate:
 
 __global__ void __launch_bounds__(kThreads) parts_kernel(const float* logits, int64_t stride, int n_vocab, const DrawRow* rows, bool greedy, uint64_t* candidates, int n_part) {
   __shared__ int nan;
-  wait_for_previous();
-  let_next_start();
+  __shared__ uint64_t nowhere[kMaxTopK];
   const int row = int(blockIdx.y), part = int(blockIdx.x), thread = int(threadIdx.x);
   const float* l = logits + row * stride;
-  if (thread == 0) nan = 0;
-  __syncthreads();
-  uint64_t key[kPer];
+  const int k = greedy ? 1 : rows[row].top_k;  // the host wrote it before the launch
+  rehearsed(gridDim.y <= kRehearsedRows, [&](bool real) {
+    if (thread == 0) nan = 0;
+    __syncthreads();
+    uint64_t key[kPer];
 #pragma unroll
-  for (int i = 0; i < kPer; ++i) {
-    const int id = part * kDrawPart + i * kThreads + thread;
-    const float v = id < n_vocab ? l[id] : 0.f;
-    if (isnan(v)) nan = 1;
-    key[i] = id < n_vocab ? key_of(v, id) : kNone;
-  }
-  __syncthreads();
-  uint64_t* out = candidates + (int64_t(row) * n_part + part) * kMaxTopK;
-  if (nan) {
-    if (thread == 0) out[0] = uint64_t(~0u) << 32 | uint32_t(kNaN);  // above every number
-    return;
-  }
-  const int k = rows[row].top_k;
-  largest(key, greedy ? 1 : k, out);
+    for (int i = 0; i < kPer; ++i) {
+      const int id = part * kDrawPart + i * kThreads + thread;
+      const bool there = real && id < n_vocab;
+      const float v = there ? l[id] : 0.f;
+      if (isnan(v)) nan = 1;
+      key[i] = there ? key_of(v, id) : kNone;
+    }
+    __syncthreads();
+    uint64_t* out = real ? candidates + (int64_t(row) * n_part + part) * kMaxTopK : nowhere;
+    if (nan) {
+      if (thread == 0) out[0] = uint64_t(~0u) << 32 | uint32_t(kNaN);  // above every number
+      return;
+    }
+    largest(key, k, out);
+  });
 }
 
-// The k best of a row's parts to sorted[kMaxTopK], best first, kNone behind them. One block of kThreads.
-__device__ void best_of_parts(const uint64_t* from, int n_part, int k, uint64_t* sorted) {
+// The k best of a row's parts to sorted[kMaxTopK], best first, kNone behind them (everywhere, unless it is real). One block of kThreads.
+__device__ void best_of_parts(const uint64_t* from, int n_part, int k, uint64_t* sorted, bool real) {
   static_assert(kThreads == kMaxTopK);
   const int thread = int(threadIdx.x);
   // Rounds of kDrawPart candidates: the winners so far, if there are any, and as many new ones as fit.
@@ -208,7 +210,7 @@ __device__ void best_of_parts(const uint64_t* from, int n_part, int k, uint64_t*
 #pragma unroll
     for (int i = 0; i < kPer; ++i) {
       const int at = i * kThreads + thread, c = base + at - kept;
-      key[i] = at < kept ? sorted[at] : c < total ? from[c / k * kMaxTopK + c % k] : kNone;
+      key[i] = at < kept ? sorted[at] : c < total && real ? from[c / k * kMaxTopK + c % k] : kNone;
     }
     __syncthreads();
     in_order = largest(key, k, sorted);
@@ -249,17 +251,16 @@ __device__ void tell(const Done& d) {
 }
 
 // The token of a row, in the first thread.
-__device__ int32_t pick(const DrawRow* rows, bool greedy, const uint64_t* candidates, int n_part) {
+__device__ int32_t pick(const DrawRow& r, bool greedy, const uint64_t* candidates, int n_part, bool real) {
   __shared__ uint64_t sorted[kMaxTopK];
   __shared__ double p[kMaxTopK];
   const int row = int(blockIdx.x), thread = int(threadIdx.x);
-  const DrawRow r = rows[row];
   const uint64_t* from = candidates + int64_t(row) * n_part * kMaxTopK;
   const int k = greedy ? 1 : r.top_k;
   bool nan = false;
-  for (int part = thread; part < n_part; part += kThreads) nan |= from[int64_t(part) * kMaxTopK] >> 32 == 0xFFFFFFFFu;
+  for (int part = thread; real && part < n_part; part += kThreads) nan |= from[int64_t(part) * kMaxTopK] >> 32 == 0xFFFFFFFFu;
   if (__syncthreads_or(nan)) return -1;
-  best_of_parts(from, n_part, k, sorted);
+  best_of_parts(from, n_part, k, sorted, real);
   const double top = double(logit_of(sorted[0]));
   if (!isfinite(top) || sorted[0] == kNone) return -1;
   if (greedy || r.temperature <= 0.f || k == 1) return id_of(sorted[0]);
@@ -294,69 +295,76 @@ __device__ int32_t pick(const DrawRow* rows, bool greedy, const uint64_t* candid
   return id_of(sorted[n - 1]);
 }
 __global__ void __launch_bounds__(kThreads) pick_kernel(int32_t* ids, const DrawRow* rows, bool greedy, const uint64_t* candidates, int n_part, Done done) {
-  wait_for_previous();
-  let_next_start();
-  const int32_t id = pick(rows, greedy, candidates, n_part);
-  if (threadIdx.x == 0) ids[blockIdx.x] = id;
-  tell(done);
+  const DrawRow r = greedy ? DrawRow{} : rows[blockIdx.x];  // the host wrote it before the launch
+  rehearsed(gridDim.x <= kRehearsedRows, [&](bool real) {
+    const int32_t id = pick(r, greedy, candidates, n_part, real);
+    if (!real) return;
+    if (threadIdx.x == 0) ids[blockIdx.x] = id;
+    tell(done);
+  });
 }
 
 // A part's k best, its largest logit and the sum of exponentials below it.
 __global__ void __launch_bounds__(kThreads) top_parts_kernel(const float* logits, int64_t stride, int n_vocab, int k, uint64_t* candidates, float2* sums, int n_part) {
   __shared__ float part[kThreads / 32];
+  __shared__ uint64_t nowhere[kMaxTopK];
   let_next_start();
-  wait_for_previous();
   const int row = int(blockIdx.y), at = int(blockIdx.x), thread = int(threadIdx.x);
   const float* l = logits + row * stride;
-  uint64_t key[kPer];
-  float v[kPer], most = -INFINITY, sum = 0;
+  rehearsed(gridDim.y <= kRehearsedRows, [&](bool real) {
+    uint64_t key[kPer];
+    float v[kPer], most = -INFINITY, sum = 0;
 #pragma unroll
-  for (int i = 0; i < kPer; ++i) {
-    const int id = at * kDrawPart + i * kThreads + thread;
-    v[i] = id < n_vocab ? l[id] : -INFINITY;
-    key[i] = v[i] > -INFINITY ? key_of(v[i], id) : kNone;
-    most = fmaxf(most, v[i]);
-  }
-  for (int m = 16; m > 0; m /= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, m));
-  if (thread % 32 == 0) part[thread / 32] = most;
-  __syncthreads();
-  for (int i = 0; i < kThreads / 32; ++i) most = fmaxf(most, part[i]);
-  __syncthreads();
+    for (int i = 0; i < kPer; ++i) {
+      const int id = at * kDrawPart + i * kThreads + thread;
+      v[i] = real && id < n_vocab ? l[id] : -INFINITY;
+      key[i] = v[i] > -INFINITY ? key_of(v[i], id) : kNone;
+      most = fmaxf(most, v[i]);
+    }
+    for (int m = 16; m > 0; m /= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, m));
+    if (thread % 32 == 0) part[thread / 32] = most;
+    __syncthreads();
+    for (int i = 0; i < kThreads / 32; ++i) most = fmaxf(most, part[i]);
+    __syncthreads();
 #pragma unroll
-  for (int i = 0; i < kPer; ++i) sum += v[i] > -INFINITY ? expf(v[i] - most) : 0.f;
-  for (int m = 16; m > 0; m /= 2) sum += __shfl_xor_sync(~0u, sum, m);
-  if (thread % 32 == 0) part[thread / 32] = sum;
-  __syncthreads();
-  if (thread == 0) {
-    for (int i = 1; i < kThreads / 32; ++i) sum += part[i];
-    sums[int64_t(row) * n_part + at] = {most, sum};
-  }
-  largest(key, k, candidates + (int64_t(row) * n_part + at) * kMaxTopK);
+    for (int i = 0; i < kPer; ++i) sum += v[i] > -INFINITY ? expf(v[i] - most) : 0.f;
+    for (int m = 16; m > 0; m /= 2) sum += __shfl_xor_sync(~0u, sum, m);
+    if (thread % 32 == 0) part[thread / 32] = sum;
+    __syncthreads();
+    if (thread == 0) {
+      for (int i = 1; i < kThreads / 32; ++i) sum += part[i];
+      if (real) sums[int64_t(row) * n_part + at] = {most, sum};
+    }
+    largest(key, k, real ? candidates + (int64_t(row) * n_part + at) * kMaxTopK : nowhere);
+  });
 }
 
 __global__ void __launch_bounds__(kThreads) top_pick_kernel(int32_t* ids, float* log_probs, int32_t* best, int k, const uint64_t* candidates, const float2* sums, int n_part, Done done) {
   __shared__ uint64_t sorted[kMaxTopK];
   __shared__ float log_total;
   let_next_start();
-  wait_for_previous();
   const int row = int(blockIdx.x), thread = int(threadIdx.x);
-  best_of_parts(candidates + int64_t(row) * n_part * kMaxTopK, n_part, k, sorted);
-  if (thread < 32) {
-    const float2* s = sums + int64_t(row) * n_part;
-    float most = -INFINITY, total = 0;
-    for (int i = thread; i < n_part; i += 32) most = fmaxf(most, s[i].x);
-    for (int m = 16; m > 0; m /= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, m));
-    for (int i = thread; i < n_part; i += 32) total += s[i].x > -INFINITY ? s[i].y * expf(s[i].x - most) : 0.f;
-    for (int m = 16; m > 0; m /= 2) total += __shfl_xor_sync(~0u, total, m);
-    if (thread == 0) log_total = most + logf(total);
-  }
-  __syncthreads();
-  if (thread == 0 && best) best[row] = sorted[0] == kNone ? 0 : id_of(sorted[0]);
-  if (thread < k) {
-    ids[row * k + thread] = sorted[thread] == kNone ? -1 : id_of(sorted[thread]);
-    log_probs[row * k + thread] = sorted[thread] == kNone ? -INFINITY : logit_of(sorted[thread]) - log_total;
-  }
-  tell(done);
+  rehearsed(true, [&](bool real) {
+    best_of_parts(candidates + int64_t(row) * n_part * kMaxTopK, n_part, k, sorted, real);
+    if (thread < 32) {
+      const float2* s = sums + int64_t(row) * n_part;
+      const int n = real ? n_part : 0;
+      float most = -INFINITY, total = 0;
+      for (int i = thread; i < n; i += 32) most = fmaxf(most, s[i].x);
+      for (int m = 16; m > 0; m /= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, m));
+      for (int i = thread; i < n; i += 32) total += s[i].x > -INFINITY ? s[i].y * expf(s[i].x - most) : 0.f;
+      for (int m = 16; m > 0; m /= 2) total += __shfl_xor_sync(~0u, total, m);
+      if (thread == 0) log_total = most + logf(total);
+    }
+    __syncthreads();
+    if (!real) return;
+    if (thread == 0 && best) best[row] = sorted[0] == kNone ? 0 : id_of(sorted[0]);
+    if (thread < k) {
+      ids[row * k + thread] = sorted[thread] == kNone ? -1 : id_of(sorted[thread]);
+      log_probs[row * k + thread] = sorted[thread] == kNone ? -INFINITY : logit_of(sorted[thread]) - log_total;
+    }
+    tell(done);
+  });
 }
 
 __global__ void __launch_bounds__(kThreads) choose_clusters_kernel(const float* scores, int64_t stride, int n_cluster, int k, uint8_t* chosen) {

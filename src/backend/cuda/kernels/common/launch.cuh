@@ -35,6 +35,22 @@ __device__ __forceinline__ void let_next_start() {
 #endif
 }
 
+// Calls f(real): with real once the input is there, and before that, if `rehearse`, without: instructions come from far away, and
+// then they do while the kernel would only wait. f reads no input and writes nothing unless it is real.
+template <class F>
+__device__ __forceinline__ void rehearsed(bool rehearse, F&& f) {
+#pragma unroll 1
+  for (bool real = !rehearse;; real = true) {
+    if (real) {
+      wait_for_previous();
+      let_next_start();
+    }
+    f(real);
+    if (real) return;
+  }
+}
+constexpr int kRehearsedRows = 16;  // of more, blocks come in each other's way
+
 // What launches are sized by.
 struct DeviceSizes {
   int n_sm = 0, shared = 0;  // multiprocessors; bytes of shared memory a block may have

@@ -31,6 +31,7 @@ struct SkinnyWork {
   bool image_ready = false;         // it is x's already, in one: of these n_tok rows, all columns; no matrix needs two
   const RouteJob* beside = nullptr; // a routing to be done meanwhile
   bool leave = false;               // partial sums of one matrix are left to the reader of y, if there are any
+  bool late = false;                // beside the product before it, which is in_turn and has the same x: needs nothing that one writes, and no sets if one will do
   bool in_turn = false;             // the next kernel starts when all before this one have ended
   int thirds = 2;                   // of a multiprocessor's shared memory, if few bytes are multiplied: what the next kernel leaves
 };

@@ -63,14 +63,14 @@ int least_sets(int n_block, Input in) {
 }
 
 // Sets of blocks for so many jobs of n_block blocks of 256 columns: the least time of the slowest block, in
-// tiles. Adding up sets is taken to cost as much as 30 tiles, and 4 a set; a third of that where whoever reads the output may do it.
+// tiles. Adding up sets is taken to cost as much as 30 tiles, and 4 a set; 4 and 2 where whoever reads the output may do it.
 int choose_sets(int64_t n_job, int n_sub, int n_block, Input in, bool one_matrix) {
   int best = 0;
   int64_t least = 0;
   const int first = least_sets(n_block, in);
   for (int s = first; s <= std::max(first, std::min({kUsualSets, n_block, device().n_sm})); ++s) {
     const int64_t blocks = device().n_sm / s, jobs = (n_job + blocks - 1) / blocks;
-    const int64_t time = jobs * n_sub * ((n_block + s - 1) / s) + (s == 1 ? 0 : one_matrix ? 10 + 2 * s : 30 + 4 * s);
+    const int64_t time = jobs * n_sub * ((n_block + s - 1) / s) + (s == 1 ? 0 : one_matrix ? 4 + 2 * s : 30 + 4 * s);
     if (best == 0 || time < least) best = s, least = time;
     if (n_job > many_strips()) break;  // they divide well enough, and their partial sums would be large
   }
@@ -164,7 +164,9 @@ Partials skinny(cudaStream_t stream, const SkinnyMatrix* m, int n_matrix, bool g
   for (int i = a.n_matrix; i < 4; ++i) a.first_job[i] = 1 << 30;  // no job belongs to what is not there
   a.even = a.n_sub == 1 || m[0].w.tile == m[1].w.tile;
   const int n_block = a.n_block = act_blocks(a.n_in);
-  a.n_set = choose_sets(a.n_job, a.n_sub, n_block, in, n_matrix == 1);
+  const bool alone = work.late && least_sets(n_block, in) == 1;  // partial sums would need memory that the product before may use
+  a.n_set = alone ? 1 : choose_sets(a.n_job, a.n_sub, n_block, in, n_matrix == 1);
+  a.late = alone && n_tok <= 8;  // of more rows, an image comes first
   a.blocks = device().n_sm / a.n_set;
   for (int s = 0; s < a.n_set; ++s)
     a.set_cols = std::max(a.set_cols, (n_block * (s + 1) / a.n_set - n_block * s / a.n_set) * kActBlock);

@@ -144,7 +144,7 @@ __global__ void __launch_bounds__(stream_warps(kShort) * 32, kShort ? 2 : 1)
   };
 
   if (kShort && a.early) let_next_start();
-  wait_for_previous();
+  if (!a.late) wait_for_previous();
   let_next_start();
   auto stage_here = [&] {
     stage(
@@ -167,6 +167,7 @@ __global__ void __launch_bounds__(stream_warps(kShort) * 32, kShort ? 2 : 1)
     join_column(joined, warp, lane, emit);
   else
     join_columns<N>(joined, warp, lane, a.n_tok, emit4);
+  if (a.late) wait_for_previous();
   if (a.n_set == 1 || a.leave) return;
 
   // The last set to finish these jobs adds up, in the order of columns.

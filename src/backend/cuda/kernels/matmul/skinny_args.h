@@ -22,6 +22,7 @@ struct SkinnyArgs {
   bool keep_place;       // the ring's slots have room for it
   bool even;             // tiles of a job are of one size
   bool leave;            // the sets' sums are left as they are
+  bool late;             // the kernel before this one is waited for at the end
   bool early;            // the next kernel starts before this one's input is there
   int beside_blocks, beside_rows;  // rows of the routing's input in a block's shared memory
   int block_job[kMaxBlocks + 1];  // where the jobs of each block of a set begin
