@@ -183,9 +183,17 @@ struct Bench {
     for (const int k : {1, 8})
       verb("top_k " + std::to_string(k) + at, [&] {
         const cuda::Mat l = rows(T, kVocab);
-        cuda::top_k(stream, ids, probs, nullptr, l.p, l.stride, kVocab, T, k, candidates, sums);
+        cuda::top_k(stream, l.p, l.stride, kVocab, {.ids = ids, .log_probs = probs, .candidates = candidates, .part_sums = sums, .n_row = T, .k = k});
         return row;
       });
+    const cuda::TiledMatrix table{.p = reinterpret_cast<const uint8_t*>(arena), .tile = cuda::Tile::kQ8_0, .n_out = kVocab, .n_in = 2816};
+    verb("top_k_embed" + at, [&] {
+      const cuda::Mat l = rows(T, kVocab);
+      cuda::TopK to{.ids = ids, .log_probs = probs, .candidates = candidates, .part_sums = sums, .n_row = T, .k = 1};
+      cuda::top_k_parts(stream, l.p, l.stride, kVocab, to);
+      cuda::top_k_embed(stream, to, rows(T, 2 * 2816, true), table, 1.f, rows(T, 2816));
+      return row;
+    });
     verb("softcap" + at, [&] {
       cuda::softcap(stream, rows(T, kVocab), 30.f);
       return 2 * row;

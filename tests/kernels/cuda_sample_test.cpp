@@ -9,7 +9,10 @@
 #include <vector>
 
 #include "backend/cpu/sampler.h"
+#include "backend/cuda/kernels/matmul/matmul.h"
+#include "backend/cuda/kernels/ops.h"
 #include "backend/cuda/kernels/sample.h"
+#include "base/half.h"
 #include "support/on_device.h"
 
 namespace facet::test {
@@ -78,7 +81,7 @@ TEST(CudaSample, TopKAsTheCpu) {
       OnDevice<int32_t> ids{size_t(kRows * k)};
       OnDevice<float> log_probs{size_t(kRows * k)};
       OnDevice<int32_t> best(kRows);
-      cuda::top_k(nullptr, ids.p(), log_probs.p(), best.p(), logits.p(), n_vocab, n_vocab, kRows, k, candidates.p(), sums.p());
+      cuda::top_k(nullptr, logits.p(), n_vocab, n_vocab, {.ids = ids.p(), .log_probs = log_probs.p(), .best = best.p(), .candidates = candidates.p(), .part_sums = sums.p(), .n_row = kRows, .k = k});
       const std::vector<int32_t> got = ids.get();
       const std::vector<float> got_log = log_probs.get();
       for (int r = 0; r < kRows; ++r) {
@@ -99,6 +102,47 @@ TEST(CudaSample, TopKAsTheCpu) {
       }
     }
   }
+}
+
+// In one launch what top_k and embed_concat do in two.
+TEST(CudaSample, TopKThenItsEmbedding) {
+  NEEDS_GPU();
+  constexpr int kVocab = 5008, kRows = 5, kCols = 320, kBeside = 64;
+  std::vector<float> l = logits_of(kRows, kVocab, 29);
+  std::fill(l.begin() + kVocab, l.begin() + 2 * kVocab, -INFINITY);  // a row without a best: token 0
+  OnDevice<float> logits(l), beside(logits_of(kRows, kBeside, 3));
+  std::vector<uint16_t> weights;
+  for (float v : logits_of(kVocab, kCols, 7)) weights.push_back(f32_to_bf16(v));
+  OnDevice<uint16_t> raw(weights), tiles(weights.size());
+  const cuda::TiledMatrix table{.p = reinterpret_cast<const uint8_t*>(tiles.p()), .tile = cuda::Tile::kBF16, .n_out = kVocab, .n_in = kCols};
+  cuda::repack(nullptr, table, reinterpret_cast<const uint8_t*>(raw.p()), DType::kBF16);
+  OnDevice<uint64_t> candidates(size_t(cuda::draw_candidates(kVocab)) * kRows);
+  OnDevice<float2> sums(size_t(cuda::draw_candidates(kVocab)) * kRows / cuda::kMaxTopK);
+  for (int k : {1, 8})
+    for (int n : {1, kRows}) {
+      struct Got {
+        std::vector<float> y, log_probs;
+        std::vector<int32_t> ids, best;
+        bool operator==(const Got&) const = default;
+      } got[2];
+      for (const bool together : {false, true}) {
+        OnDevice<float> y(size_t(n) * (kCols + kBeside)), log_probs(size_t(n * k));
+        OnDevice<int32_t> ids(size_t(n * k)), best(static_cast<size_t>(n));
+        const cuda::Mat to{.p = y.p(), .rows = n, .cols = kCols + kBeside, .stride = kCols + kBeside}, from{.p = beside.p(), .rows = n, .cols = kBeside, .stride = kBeside};
+        cuda::TopK top{.ids = ids.p(), .log_probs = log_probs.p(), .best = best.p(), .candidates = candidates.p(), .part_sums = sums.p(), .n_row = n, .k = k};
+        cuda::top_k_parts(nullptr, logits.p(), kVocab, kVocab, top);
+        if (together) {
+          cuda::top_k_embed(nullptr, top, to, table, 1.5f, from);
+        } else {
+          cuda::top_k_pick(nullptr, top);
+          cuda::embed_concat(nullptr, to, table, best.p(), 1.5f, from);
+        }
+        got[together] = {y.get(), log_probs.get(), ids.get(), best.get()};
+      }
+      EXPECT_EQ(got[0], got[1]) << n << " rows, k " << k;
+      EXPECT_EQ(got[1].y[0], 1.5f * bf16_to_f32(weights[size_t(got[1].best[0]) * kCols]));
+      EXPECT_EQ(got[1].y[kCols], beside.get()[0]);
+    }
 }
 
 // The host sees results when it is told of them, without waiting for the stream.
@@ -128,7 +172,7 @@ TEST(CudaSample, SaysWhenResultsAreThere) {
     if (number % 2)
       cuda::draw(nullptr, host->ids, logits.p(), kVocab, kVocab, n, rows.p(), nullptr, 0, true, candidates.p(), done);
     else
-      cuda::top_k(nullptr, host->ids, host->log_probs, nullptr, logits.p(), kVocab, kVocab, n, 1, candidates.p(), sums.p(), done);
+      cuda::top_k(nullptr, logits.p(), kVocab, kVocab, {.ids = host->ids, .log_probs = host->log_probs, .candidates = candidates.p(), .part_sums = sums.p(), .n_row = n, .k = 1}, done);
     while (std::atomic_ref(host->flag).load(std::memory_order_acquire) != number) ASSERT_EQ(cudaGetLastError(), cudaSuccess);
     for (int r = 0; r < n; ++r) {
       ASSERT_EQ(host->ids[r], want[size_t(r)]) << number << ", row " << r;
@@ -148,7 +192,7 @@ TEST(CudaSample, ARowOfNothingHasNoBest) {
   OnDevice<uint64_t> candidates(size_t(cuda::draw_candidates(kVocab)) * kRows);
   OnDevice<float2> sums(size_t(cuda::draw_candidates(kVocab)) * kRows / cuda::kMaxTopK);
   OnDevice<int32_t> ids(kRows), best(kRows);
-  cuda::top_k(nullptr, ids.p(), log_probs.p(), best.p(), logits.p(), kVocab, kVocab, kRows, 1, candidates.p(), sums.p());
+  cuda::top_k(nullptr, logits.p(), kVocab, kVocab, {.ids = ids.p(), .log_probs = log_probs.p(), .best = best.p(), .candidates = candidates.p(), .part_sums = sums.p(), .n_row = kRows, .k = 1});
   const int32_t first = ids.get()[0];
   EXPECT_EQ(ids.get(), std::vector<int32_t>({first, -1}));
   EXPECT_EQ(best.get(), std::vector<int32_t>({first, 0}));

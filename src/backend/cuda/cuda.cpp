@@ -324,6 +324,7 @@ void Cuda::run_heads() {
 }
 // Nothing is left to be done.
 void Cuda::settle() {
+  pick_left();
   if (heads_.of_q) run_heads();
   if (uncombined_.to) combine();
   if (unsummed_.to) sum_left();
@@ -527,10 +528,16 @@ void Cuda::attend(Rows o, Rows q, KvLayer kv, const Step&, AttnSpec spec) {
 
 // --- light verbs
 
-void Cuda::embed(Rows x, Weight table, const Step&, float scale) { cuda::embed(stream_, written(x, true), table.m, step_.token, scale); }
+void Cuda::embed(Rows x, Weight table, const Step&, float scale) {
+  pick_left();
+  cuda::embed(stream_, written(x, true), table.m, step_.token, scale);
+}
 void Cuda::embed_concat(Rows y, Weight table, const Step&, float scale, Rows x) {
   CHECK(y.cols == int(table.n_in) + x.cols && y.rows == x.rows, "[{}, {}] beside {} columns into [{}, {}]", x.rows, x.cols, table.n_in, y.rows, y.cols);
   const Mat beside = mat(x, false);
+  if (sampler_->unpicked.n_row == y.rows && sampler_->unpicked.best == step_.token)
+    return cuda::top_k_embed(stream_, std::exchange(sampler_->unpicked, {}), written(y, true), table.m, scale, beside);
+  pick_left();
   cuda::embed_concat(stream_, written(y, true), table.m, step_.token, scale, beside);
 }
 void Cuda::rms_norm(Rows y, Rows x, Vec gain, float eps) {

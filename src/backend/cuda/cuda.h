@@ -234,6 +234,7 @@ class Cuda {
   void results_there();
   cuda::Done next_results();
   void take_step(const Step& s, bool keep_tokens);
+  void pick_left();                                        // what next_tokens has left to the verb that reads the tokens
   void best_of(Ids ids, Scores log_probs, int32_t* best, Rows logits, int k);
   void reserve_draws(int n_row, int n_adjust, int n_vocab);
   void forget_rounded();

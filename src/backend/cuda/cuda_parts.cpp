@@ -345,13 +345,21 @@ void Cuda::next_tokens(Ids ids, Scores log_probs, Rows logits, int k) {
   CHECK(logits.rows == step_.shape.n_tok, "{} rows for a step of {} tokens", logits.rows, step_.shape.n_tok);
   best_of(ids, log_probs, arrays_->token, logits, k);
 }
+void Cuda::pick_left() {
+  if (sampler_->unpicked.n_row > 0) cuda::top_k_pick(stream_, std::exchange(sampler_->unpicked, {}));
+}
 void Cuda::best_of(Ids ids, Scores log_probs, int32_t* best, Rows logits, int k) {
   const size_t need = size_t(logits.rows) * size_t(k);
   CHECK(k > 0 && k <= cuda::kMaxTopK && ids.size() >= need && log_probs.size() >= need, "{} candidates for {} rows", k, logits.rows);
+  pick_left();
   reserve_draws(logits.rows, 0, logits.cols);
   const cuda::Mat l = mat(logits, false);
-  cuda::top_k(stream_, ids.host_, log_probs.host_, best, l.p, l.stride, logits.cols, logits.rows, k, sampler_->candidates, sampler_->part_sums,
-              in_pass_ ? cuda::Done{} : next_results());
+  cuda::TopK to{.ids = ids.host_, .log_probs = log_probs.host_, .best = best, .candidates = sampler_->candidates, .part_sums = sampler_->part_sums, .n_row = logits.rows, .k = k};
+  cuda::top_k_parts(stream_, l.p, l.stride, logits.cols, to);
+  if (in_pass_ && best)
+    sampler_->unpicked = to;
+  else
+    cuda::top_k_pick(stream_, to, in_pass_ ? cuda::Done{} : next_results());
 }
 
 namespace {
@@ -359,6 +367,7 @@ constexpr size_t kInPlace = 16;  // rows of parameters that a draw reads from th
 }
 void Cuda::sample(Ids ids, Rows logits, std::span<const SampleRow> rows) {
   CHECK(int(rows.size()) == logits.rows && ids.size() >= rows.size(), "{} rows for {} logits", rows.size(), logits.rows);
+  pick_left();
   Sampler& s = *sampler_;
   s.adjust.clear();
   std::vector<cuda::DrawRow> draw(rows.size());

@@ -51,6 +51,7 @@ struct Cuda::Sampler {
   uint64_t* candidates = nullptr;
   int64_t n_candidate = 0;
   float2* part_sums = nullptr;                // of top_k: largest logit and sum of exponentials of a part
+  cuda::TopK unpicked;                        // parts of next_tokens' rows; n_row 0: none are left
   SamplerScratch scratch;
   std::vector<cuda::Adjust> adjust;
   std::vector<int32_t> recent;

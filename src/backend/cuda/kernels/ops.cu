@@ -13,8 +13,8 @@
 #include "backend/cuda/kernels/common/activate.cuh"
 #include "backend/cuda/kernels/common/launch.cuh"
 #include "backend/cuda/kernels/common/narrow.h"
+#include "backend/cuda/kernels/embed_row.cuh"
 #include "backend/cuda/kernels/matmul/acts.cuh"
-#include "backend/cuda/kernels/matmul/tile_values.cuh"
 
 namespace facet::cuda {
 namespace {
@@ -99,7 +99,6 @@ __device__ void add_to(Row<kPer>& r, const Row<kPer>& o, float f) {
     r.v[i].z = (r.v[i].z + o.v[i].z) * f, r.v[i].w = (r.v[i].w + o.v[i].w) * f;
   }
 }
-__device__ void put_bf(__nv_bfloat16* p, float4 v) { *reinterpret_cast<uint2*>(p) = {pack_bf16(v.x, v.y), pack_bf16(v.z, v.w)}; }
 template <int kPer>
 __device__ void store(const Row<kPer>& r, const Mat& m, int t) {
 #pragma unroll
@@ -128,7 +127,7 @@ __device__ void write_image(const Mat& m, int t) {
 // Several wide rows come in the way of the product that they wait for.
 template <int kPer>
 __device__ bool may_rehearse() {
-  return gridDim.x <= (kPer == 1 ? kRehearsedRows : 1);
+  return kPer == 1 ? is_small_grid() : gridDim.x == 1;
 }
 // m, or nothing of it.
 __device__ Mat if_real(bool real, Mat m) {
@@ -254,12 +253,6 @@ void each4(cudaStream_t stream, int rows, int cols, F f) {
   if (n == 0) return;
   launch(each4_kernel<F>, dim3(unsigned(std::min<int64_t>((n + 255) / 256, 4096))), dim3(256), 0, stream, rows, cols, f);
 }
-__device__ float4 get(const Mat& m, int t, int c) { return *reinterpret_cast<const float4*>(m.p + t * m.stride + c); }
-__device__ void put(const Mat& m, int t, int c, float4 v) {
-  if (m.p) *reinterpret_cast<float4*>(m.p + t * m.stride + c) = v;
-  if (m.bf) put_bf(m.bf + t * m.bf_stride + c, v);
-}
-
 // Rows of `beside`, if there are any, are put behind the embeddings by blocks of their own.
 __global__ void embed_kernel(Mat x, TiledMatrix m, const int32_t* token, float scale_by, Mat beside) {
   if (beside.p) let_next_start();  // a drafter's: what comes next is narrow
@@ -267,23 +260,9 @@ __global__ void embed_kernel(Mat x, TiledMatrix m, const int32_t* token, float s
   let_next_start();
   const int t = int(blockIdx.x);
   if (blockIdx.y > 0) {
-    for (int c = int(threadIdx.x) * 4; c < beside.cols; c += int(blockDim.x) * 4) put(x, t, m.n_in + c, get(beside, t, c));
-    return;
+    return copy_row(x, m.n_in, beside, t);
   }
-  const int id = token[t];
-  const int row = id % kTileRows, cols = tile_cols(m.tile), n_item = m.n_tile() * cols / 8;
-  const uint8_t* strip = m.strip(0, id / kTileRows);
-  // An item is eight columns: a lane's share of half a group.
-  for (int i = int(threadIdx.x); i < n_item; i += int(blockDim.x)) {
-    const int tile = i / (cols / 8), r = i % (cols / 8), j = r / 8, h = r / 4 % 2, lane_t = r % 4;
-    if (tile * cols + 64 * j + 32 * h >= m.n_in) continue;
-    float v[8];
-    tile_values(v, m.tile, strip + int64_t(tile) * tile_bytes(m.tile), row % 8 * 4 + lane_t, row / 8, j, h);
-    for (int k = 0; k < 8; k += 4) {
-      const int c = tile * cols + tile_column(m.tile, j, h, lane_t, k);
-      put(x, t, c, {v[k] * scale_by, v[k + 1] * scale_by, v[k + 2] * scale_by, v[k + 3] * scale_by});
-    }
-  }
+  embed_row(x, m, t, token[t], scale_by);
 }
 
 // Starts when everything before it is done, and is not overlapped by what waits for it.

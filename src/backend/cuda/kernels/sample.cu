@@ -11,6 +11,7 @@
 #include "backend/cuda/kernels/sample.h"
 
 #include "backend/cuda/kernels/common/launch.cuh"
+#include "backend/cuda/kernels/embed_row.cuh"
 
 namespace facet::cuda {
 namespace {
@@ -174,7 +175,7 @@ __global__ void __launch_bounds__(kThreads) parts_kernel(const float* logits, in
   const int row = int(blockIdx.y), part = int(blockIdx.x), thread = int(threadIdx.x);
   const float* l = logits + row * stride;
   const int k = greedy ? 1 : rows[row].top_k;  // the host wrote it before the launch
-  rehearsed(gridDim.y <= kRehearsedRows, [&](bool real) {
+  rehearsed(is_small_grid(), [&](bool real) {
     if (thread == 0) nan = 0;
     __syncthreads();
     uint64_t key[kPer];
@@ -296,7 +297,7 @@ __device__ int32_t pick(const DrawRow& r, bool greedy, const uint64_t* candidate
 }
 __global__ void __launch_bounds__(kThreads) pick_kernel(int32_t* ids, const DrawRow* rows, bool greedy, const uint64_t* candidates, int n_part, Done done) {
   const DrawRow r = greedy ? DrawRow{} : rows[blockIdx.x];  // the host wrote it before the launch
-  rehearsed(gridDim.x <= kRehearsedRows, [&](bool real) {
+  rehearsed(is_small_grid(), [&](bool real) {
     const int32_t id = pick(r, greedy, candidates, n_part, real);
     if (!real) return;
     if (threadIdx.x == 0) ids[blockIdx.x] = id;
@@ -311,7 +312,7 @@ __global__ void __launch_bounds__(kThreads) top_parts_kernel(const float* logits
   let_next_start();
   const int row = int(blockIdx.y), at = int(blockIdx.x), thread = int(threadIdx.x);
   const float* l = logits + row * stride;
-  rehearsed(gridDim.y <= kRehearsedRows, [&](bool real) {
+  rehearsed(is_small_grid(), [&](bool real) {
     uint64_t key[kPer];
     float v[kPer], most = -INFINITY, sum = 0;
 #pragma unroll
@@ -339,15 +340,15 @@ __global__ void __launch_bounds__(kThreads) top_parts_kernel(const float* logits
   });
 }
 
-__global__ void __launch_bounds__(kThreads) top_pick_kernel(int32_t* ids, float* log_probs, int32_t* best, int k, const uint64_t* candidates, const float2* sums, int n_part, Done done) {
+// The best of a row's parts: of a whole block, which all get the id of the first one, 0 if there is none.
+__device__ int32_t top_pick(const TopK& to, int row) {
   __shared__ uint64_t sorted[kMaxTopK];
   __shared__ float log_total;
-  let_next_start();
-  const int row = int(blockIdx.x), thread = int(threadIdx.x);
-  rehearsed(true, [&](bool real) {
-    best_of_parts(candidates + int64_t(row) * n_part * kMaxTopK, n_part, k, sorted, real);
+  const int thread = int(threadIdx.x), n_part = to.n_part, k = to.k;
+  rehearsed(is_small_grid(), [&](bool real) {
+    best_of_parts(to.candidates + int64_t(row) * n_part * kMaxTopK, n_part, k, sorted, real);
     if (thread < 32) {
-      const float2* s = sums + int64_t(row) * n_part;
+      const float2* s = to.part_sums + int64_t(row) * n_part;
       const int n = real ? n_part : 0;
       float most = -INFINITY, total = 0;
       for (int i = thread; i < n; i += 32) most = fmaxf(most, s[i].x);
@@ -357,14 +358,29 @@ __global__ void __launch_bounds__(kThreads) top_pick_kernel(int32_t* ids, float*
       if (thread == 0) log_total = most + logf(total);
     }
     __syncthreads();
-    if (!real) return;
-    if (thread == 0 && best) best[row] = sorted[0] == kNone ? 0 : id_of(sorted[0]);
-    if (thread < k) {
-      ids[row * k + thread] = sorted[thread] == kNone ? -1 : id_of(sorted[thread]);
-      log_probs[row * k + thread] = sorted[thread] == kNone ? -INFINITY : logit_of(sorted[thread]) - log_total;
-    }
-    tell(done);
   });
+  const int32_t id = sorted[0] == kNone ? 0 : id_of(sorted[0]);
+  if (thread == 0 && to.best) to.best[row] = id;
+  if (thread < k) {
+    to.ids[row * k + thread] = sorted[thread] == kNone ? -1 : id_of(sorted[thread]);
+    to.log_probs[row * k + thread] = sorted[thread] == kNone ? -INFINITY : logit_of(sorted[thread]) - log_total;
+  }
+  return id;
+}
+__global__ void __launch_bounds__(kThreads) top_pick_kernel(const __grid_constant__ TopK to, Done done) {
+  let_next_start();
+  top_pick(to, int(blockIdx.x));
+  tell(done);
+}
+// The same, then what follows in a drafter's chain: the token's embedding, and rows beside it by blocks of their own.
+__global__ void __launch_bounds__(kThreads) top_pick_embed_kernel(const __grid_constant__ TopK to, Mat y, TiledMatrix table, float scale_by, Mat beside) {
+  let_next_start();
+  const int row = int(blockIdx.x);
+  if (blockIdx.y > 0) {
+    wait_for_previous();
+    return copy_row(y, table.n_in, beside, row);
+  }
+  embed_row(y, table, row, top_pick(to, row), scale_by);
 }
 
 __global__ void __launch_bounds__(kThreads) choose_clusters_kernel(const float* scores, int64_t stride, int n_cluster, int k, uint8_t* chosen) {
@@ -391,11 +407,18 @@ __global__ void keep_clusters_kernel(float* logits, int64_t stride, int n_vocab,
 
 }  // namespace
 
-void top_k(cudaStream_t stream, int32_t* ids, float* log_probs, int32_t* best, const float* logits, int64_t stride, int n_vocab, int n_row, int k,
-           uint64_t* candidates, float2* part_sums, Done done) {
-  const int n_part = (n_vocab + kDrawPart - 1) / kDrawPart;
-  launch(top_parts_kernel, dim3(unsigned(n_part), unsigned(n_row)), dim3(kThreads), 0, stream, logits, stride, n_vocab, k, candidates, part_sums, n_part);
-  launch(top_pick_kernel, dim3(unsigned(n_row)), dim3(kThreads), 0, stream, ids, log_probs, best, k, candidates, part_sums, n_part, done);
+void top_k_parts(cudaStream_t stream, const float* logits, int64_t stride, int n_vocab, TopK& to) {
+  to.n_part = (n_vocab + kDrawPart - 1) / kDrawPart;
+  launch(top_parts_kernel, dim3(unsigned(to.n_part), unsigned(to.n_row)), dim3(kThreads), 0, stream, logits, stride, n_vocab, to.k, to.candidates, to.part_sums, to.n_part);
+}
+void top_k_pick(cudaStream_t stream, const TopK& to, Done done) { launch(top_pick_kernel, dim3(unsigned(to.n_row)), dim3(kThreads), 0, stream, to, done); }
+void top_k_embed(cudaStream_t stream, const TopK& to, Mat y, const TiledMatrix& table, float scale, Mat x) {
+  CHECK(table.n_in % 4 == 0 && x.cols % 4 == 0, "{} columns beside {}", x.cols, table.n_in);
+  launch(top_pick_embed_kernel, dim3(unsigned(to.n_row), 2), dim3(kThreads), 0, stream, to, y, table, scale, x);
+}
+void top_k(cudaStream_t stream, const float* logits, int64_t stride, int n_vocab, TopK to, Done done) {
+  top_k_parts(stream, logits, stride, n_vocab, to);
+  top_k_pick(stream, to, done);
 }
 
 void keep_clusters(cudaStream_t stream, float* logits, int64_t stride, int n_vocab, int n_row, const float* scores, int64_t score_stride, int n_cluster,

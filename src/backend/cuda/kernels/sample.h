@@ -3,6 +3,9 @@
 
 #include <cstdint>
 
+#include "backend/cuda/kernels/attend.h"
+#include "backend/cuda/kernels/matmul/layout.h"
+
 namespace facet::cuda {
 
 // One row to draw from, with what the host has worked out (backend/sampling.h).
@@ -34,10 +37,21 @@ void draw(cudaStream_t, int32_t* ids, float* logits, int64_t stride, int n_vocab
           bool greedy, uint64_t* candidates, Done done = {});
 
 // ids and log_probs [n_row, k]: the k largest of each row, best first, and their natural log-probabilities; -1 and -inf
-// where there are no more. part_sums: one a part and row. best [n_row], if it is not null: the first of each row, 0 where
-// there is none.
-void top_k(cudaStream_t, int32_t* ids, float* log_probs, int32_t* best, const float* logits, int64_t stride, int n_vocab, int n_row, int k,
-           uint64_t* candidates, float2* part_sums, Done done = {});
+// where there are no more. best [n_row], if it is not null: the first of each row, 0 where there is none.
+struct TopK {
+  int32_t* ids = nullptr;
+  float* log_probs = nullptr;
+  int32_t* best = nullptr;
+  uint64_t* candidates = nullptr;  // scratch: draw_candidates() a row
+  float2* part_sums = nullptr;     // scratch: one a part and row
+  int n_row = 0, k = 0, n_part = 0;
+};
+void top_k(cudaStream_t, const float* logits, int64_t stride, int n_vocab, TopK, Done done = {});
+// The same in two launches: after the first, candidates and part_sums are taken and logits read.
+void top_k_parts(cudaStream_t, const float* logits, int64_t stride, int n_vocab, TopK&);
+void top_k_pick(cudaStream_t, const TopK&, Done done = {});
+// top_k_pick, then y[t] = [table[best of row t] * scale, x[t]].
+void top_k_embed(cudaStream_t, const TopK&, Mat y, const TiledMatrix& table, float scale, Mat x);
 
 // logits of tokens outside the top_k best clusters become -inf. order [n_vocab]: tokens, cluster after cluster of equal
 // size; scores [n_row, n_cluster], n_cluster <= kDrawPart; chosen [n_row, n_cluster]: scratch.

@@ -31,7 +31,7 @@ __global__ void __launch_bounds__(kThreads) attend_combine_kernel(const __grid_c
   const int n_seen = s.first < end ? split_of(windowed, end - 1) - split0 + 1 : 0;
   const int64_t at = (int64_t(t - p.t_begin) * p.n_q_head + hq) * p.n_split;
 
-  rehearsed(gridDim.z <= kRehearsedRows, [&](bool real) {
+  rehearsed(is_small_grid(), [&](bool real) {
     const int n = real ? n_seen : 0;
     // The first two splits of the group are on their way while the maximum is found.
     const int i0 = (group - split0 % kGroups + kGroups) % kGroups;

@@ -36,7 +36,8 @@ __device__ __forceinline__ void let_next_start() {
 }
 
 // Calls f(real): with real once the input is there, and before that, if `rehearse`, without: instructions come from far away, and
-// then they do while the kernel would only wait. f reads no input and writes nothing unless it is real.
+// then they do while the kernel would only wait. f reads no input and writes nothing unless it is real. Not for grids of many blocks,
+// which start when nobody waits any more.
 template <class F>
 __device__ __forceinline__ void rehearsed(bool rehearse, F&& f) {
 #pragma unroll 1
@@ -49,7 +50,7 @@ __device__ __forceinline__ void rehearsed(bool rehearse, F&& f) {
     if (real) return;
   }
 }
-constexpr int kRehearsedRows = 16;  // of more, blocks come in each other's way
+__device__ __forceinline__ bool is_small_grid() { return gridDim.x * gridDim.y * gridDim.z <= 192; }
 
 // What launches are sized by.
 struct DeviceSizes {
