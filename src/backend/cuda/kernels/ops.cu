@@ -126,8 +126,8 @@ __device__ void write_image(const Mat& m, int t) {
 
 // Several wide rows come in the way of the product that they wait for.
 template <int kPer>
-__device__ bool may_rehearse() {
-  return kPer == 1 ? is_small_grid() : gridDim.x == 1;
+bool may_rehearse(int rows) {
+  return kPer == 1 ? is_small_grid(unsigned(rows)) : rows == 1;
 }
 // m, or nothing of it.
 __device__ Mat if_real(bool real, Mat m) {
@@ -135,11 +135,11 @@ __device__ Mat if_real(bool real, Mat m) {
   return m;
 }
 
-template <int kPer>
+template <int kPer, bool kRehearse>
 __global__ void __launch_bounds__(kThreads<kPer>) rms_norm_kernel(Mat y, Mat x, Partials left, const float* gain, float eps) {
   if (kPer == 1) let_next_start();
   const auto g = gain_row<kPer>(gain, x.cols);
-  rehearsed(may_rehearse<kPer>(), [&](bool real) {
+  rehearsed<kRehearse>([&](bool real) {
     Row<kPer> r;
     if (left.p) {
       load(r, left, int(blockIdx.x), real ? x.cols : 0);
@@ -159,14 +159,14 @@ __device__ void store_scaled(const Row<kPer>& r, float f, const Row<kPer>& gain,
   store(s, to, t);
 }
 
-template <int kPer, bool kMoe>
+template <int kPer, bool kMoe, bool kRehearse>
 __global__ void __launch_bounds__(kThreads<kPer>) residual_norm_kernel(Mat x, Mat h, Mat y, Partials left, const float* post, const float* next, float out_scale, float eps, MoeInputs moe) {
   if (kPer == 1) let_next_start();
   const int t = int(blockIdx.x);
   const auto g_post = gain_row<kPer>(post, x.cols), g_next = gain_row<kPer>(next, x.cols);
   Row<kPer> g_r, g_e;
   if (kMoe) g_r = gain_row<kPer>(moe.router_gain, x.cols), g_e = gain_row<kPer>(moe.expert_gain, x.cols);
-  rehearsed(!kMoe && may_rehearse<kPer>(), [&](bool real) {
+  rehearsed<kRehearse>([&](bool real) {
     const int cols = real ? x.cols : 0;
     Row<kPer> r, s;
     if (left.p)
@@ -186,7 +186,7 @@ __global__ void __launch_bounds__(kThreads<kPer>) residual_norm_kernel(Mat x, Ma
 }
 
 // With few columns registers hold all gains, and several ranks' outputs are read at once: they come from far away, too.
-template <int kPer>
+template <int kPer, bool kRehearse>
 __global__ void __launch_bounds__(kThreads<kPer>) moe_join_kernel(Mat x, Mat h, Mat y, Mat o, MoeJoin m) {
   constexpr bool kFew = kPer < kMostPer;
   constexpr int kUsed = kFew ? 4 : 1;
@@ -197,7 +197,7 @@ __global__ void __launch_bounds__(kThreads<kPer>) moe_join_kernel(Mat x, Mat h, 
     g_post = gain_row<kPer>(m.post, x.cols), g_next = gain_row<kPer>(m.next, x.cols);
   else
     fetch_gain(m.post, x.cols), fetch_gain(m.next, x.cols);
-  rehearsed(kFew && may_rehearse<kPer>(), [&](bool real) {
+  rehearsed<kRehearse>([&](bool real) {
     const int cols = real ? x.cols : 0;
     Row<kPer> r, s, stream;
     load(r, y.p + t * y.stride, cols);
@@ -310,24 +310,25 @@ void embed_concat(cudaStream_t stream, Mat y, const TiledMatrix& table, const in
 void rms_norm(cudaStream_t stream, Mat y, Mat x, Partials left, const float* gain, float eps) {
   with_per(x, [&](auto per) {
     constexpr int kPer = per() == 1 ? 1 : kMostPer;
-    launch(rms_norm_kernel<kPer>, dim3(unsigned(x.rows)), dim3(kThreads<kPer>), 0, stream, y, x, left, gain, eps);
+    launch(may_rehearse<kPer>(x.rows) ? rms_norm_kernel<kPer, true> : rms_norm_kernel<kPer, false>, dim3(unsigned(x.rows)), dim3(kThreads<kPer>), 0, stream, y, x, left, gain, eps);
   });
 }
 void residual_norm(cudaStream_t stream, Mat x, Mat h, Mat y, Partials left, const float* post, const float* next, float out_scale, float eps) {
   with_per(x, [&](auto per) {
-    launch(residual_norm_kernel<per(), false>, dim3(unsigned(x.rows)), dim3(kThreads<per()>), 0, stream, x, h, y, left, post, next, out_scale, eps, MoeInputs{});
+    launch(may_rehearse<per()>(x.rows) ? residual_norm_kernel<per(), false, true> : residual_norm_kernel<per(), false, false>, dim3(unsigned(x.rows)), dim3(kThreads<per()>), 0, stream, x, h, y, left, post, next, out_scale, eps, MoeInputs{});
   });
 }
 void residual_norm_moe(cudaStream_t stream, Mat x, Mat h, Mat y, Partials left, const float* post, const float* next, float out_scale, float eps, const MoeInputs& moe) {
   CHECK(next, "a layer with experts and no norm after attention: {}", x.cols);
   with_per(x, [&](auto per) {
-    launch(residual_norm_kernel<per(), true>, dim3(unsigned(x.rows)), dim3(kThreads<per()>), 0, stream, x, h, y, left, post, next, out_scale, eps, moe);
+    launch(residual_norm_kernel<per(), true, false>, dim3(unsigned(x.rows)), dim3(kThreads<per()>), 0, stream, x, h, y, left, post, next, out_scale, eps, moe);
   });
 }
 void moe_join(cudaStream_t stream, Mat x, Mat h, Mat y, Mat o, const MoeJoin& m) {
   with_per(x, [&](auto per) {
     constexpr int kPer = per() == kMostPer ? kMostPer : kMostPer / 2;
-    launch(moe_join_kernel<kPer>, dim3(unsigned(x.rows)), dim3(kThreads<kPer>), 0, stream, x, h, y, o, m);
+    constexpr bool kMay = kPer < kMostPer;
+    launch(kMay && may_rehearse<kPer>(x.rows) ? moe_join_kernel<kPer, kMay> : moe_join_kernel<kPer, false>, dim3(unsigned(x.rows)), dim3(kThreads<kPer>), 0, stream, x, h, y, o, m);
   });
 }
 void sum_partials(cudaStream_t stream, Mat y, Partials left) {

@@ -169,13 +169,14 @@ __global__ void adjust_kernel(float* logits, int64_t stride, int n_vocab, const 
 
 constexpr int kNaN = 1 << 30;  // in the id's place of a part's first candidate: the part holds a NaN
 
+template <bool kRehearse>
 __global__ void __launch_bounds__(kThreads) parts_kernel(const float* logits, int64_t stride, int n_vocab, const DrawRow* rows, bool greedy, uint64_t* candidates, int n_part) {
   __shared__ int nan;
   __shared__ uint64_t nowhere[kMaxTopK];
   const int row = int(blockIdx.y), part = int(blockIdx.x), thread = int(threadIdx.x);
   const float* l = logits + row * stride;
   const int k = greedy ? 1 : rows[row].top_k;  // the host wrote it before the launch
-  rehearsed(is_small_grid(), [&](bool real) {
+  rehearsed<kRehearse>([&](bool real) {
     if (thread == 0) nan = 0;
     __syncthreads();
     uint64_t key[kPer];
@@ -297,7 +298,7 @@ __device__ int32_t pick(const DrawRow& r, bool greedy, const uint64_t* candidate
 }
 __global__ void __launch_bounds__(kThreads) pick_kernel(int32_t* ids, const DrawRow* rows, bool greedy, const uint64_t* candidates, int n_part, Done done) {
   const DrawRow r = greedy ? DrawRow{} : rows[blockIdx.x];  // the host wrote it before the launch
-  rehearsed(is_small_grid(), [&](bool real) {
+  rehearsed<true>([&](bool real) {
     const int32_t id = pick(r, greedy, candidates, n_part, real);
     if (!real) return;
     if (threadIdx.x == 0) ids[blockIdx.x] = id;
@@ -306,13 +307,14 @@ __global__ void __launch_bounds__(kThreads) pick_kernel(int32_t* ids, const Draw
 }
 
 // A part's k best, its largest logit and the sum of exponentials below it.
+template <bool kRehearse>
 __global__ void __launch_bounds__(kThreads) top_parts_kernel(const float* logits, int64_t stride, int n_vocab, int k, uint64_t* candidates, float2* sums, int n_part) {
   __shared__ float part[kThreads / 32];
   __shared__ uint64_t nowhere[kMaxTopK];
   let_next_start();
   const int row = int(blockIdx.y), at = int(blockIdx.x), thread = int(threadIdx.x);
   const float* l = logits + row * stride;
-  rehearsed(is_small_grid(), [&](bool real) {
+  rehearsed<kRehearse>([&](bool real) {
     uint64_t key[kPer];
     float v[kPer], most = -INFINITY, sum = 0;
 #pragma unroll
@@ -345,7 +347,7 @@ __device__ int32_t top_pick(const TopK& to, int row) {
   __shared__ uint64_t sorted[kMaxTopK];
   __shared__ float log_total;
   const int thread = int(threadIdx.x), n_part = to.n_part, k = to.k;
-  rehearsed(is_small_grid(), [&](bool real) {
+  rehearsed<true>([&](bool real) {
     best_of_parts(to.candidates + int64_t(row) * n_part * kMaxTopK, n_part, k, sorted, real);
     if (thread < 32) {
       const float2* s = to.part_sums + int64_t(row) * n_part;
@@ -409,7 +411,8 @@ __global__ void keep_clusters_kernel(float* logits, int64_t stride, int n_vocab,
 
 void top_k_parts(cudaStream_t stream, const float* logits, int64_t stride, int n_vocab, TopK& to) {
   to.n_part = (n_vocab + kDrawPart - 1) / kDrawPart;
-  launch(top_parts_kernel, dim3(unsigned(to.n_part), unsigned(to.n_row)), dim3(kThreads), 0, stream, logits, stride, n_vocab, to.k, to.candidates, to.part_sums, to.n_part);
+  const dim3 grid{unsigned(to.n_part), unsigned(to.n_row)};
+  launch(is_small_grid(grid) ? top_parts_kernel<true> : top_parts_kernel<false>, grid, dim3(kThreads), 0, stream, logits, stride, n_vocab, to.k, to.candidates, to.part_sums, to.n_part);
 }
 void top_k_pick(cudaStream_t stream, const TopK& to, Done done) { launch(top_pick_kernel, dim3(unsigned(to.n_row)), dim3(kThreads), 0, stream, to, done); }
 void top_k_embed(cudaStream_t stream, const TopK& to, Mat y, const TiledMatrix& table, float scale, Mat x) {
@@ -432,7 +435,8 @@ void draw(cudaStream_t stream, int32_t* ids, float* logits, int64_t stride, int 
           bool greedy, uint64_t* candidates, Done done) {
   const int n_part = (n_vocab + kDrawPart - 1) / kDrawPart;
   if (n_adjust > 0) launch(adjust_kernel, dim3(unsigned(n_row)), dim3(128), 0, stream, logits, stride, n_vocab, rows, adjust);
-  launch(parts_kernel, dim3(unsigned(n_part), unsigned(n_row)), dim3(kThreads), 0, stream, logits, stride, n_vocab, rows, greedy, candidates, n_part);
+  const dim3 grid{unsigned(n_part), unsigned(n_row)};
+  launch(is_small_grid(grid) ? parts_kernel<true> : parts_kernel<false>, grid, dim3(kThreads), 0, stream, logits, stride, n_vocab, rows, greedy, candidates, n_part);
   launch(pick_kernel, dim3(unsigned(n_row)), dim3(kThreads), 0, stream, ids, rows, greedy, candidates, n_part, done);
 }
 

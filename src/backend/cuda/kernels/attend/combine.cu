@@ -18,6 +18,7 @@ namespace {
 
 constexpr int kThreads = 256, kGroups = 16;
 
+template <bool kRehearse>
 __global__ void __launch_bounds__(kThreads) attend_combine_kernel(const __grid_constant__ AttendParams p) {
   __shared__ float values[kGroups][128 + 8], weights[kGroups], tops[kThreads / 32];
   let_next_start();
@@ -31,7 +32,7 @@ __global__ void __launch_bounds__(kThreads) attend_combine_kernel(const __grid_c
   const int n_seen = s.first < end ? split_of(windowed, end - 1) - split0 + 1 : 0;
   const int64_t at = (int64_t(t - p.t_begin) * p.n_q_head + hq) * p.n_split;
 
-  rehearsed(is_small_grid(), [&](bool real) {
+  rehearsed<kRehearse>([&](bool real) {
     const int n = real ? n_seen : 0;
     // The first two splits of the group are on their way while the maximum is found.
     const int i0 = (group - split0 % kGroups + kGroups) % kGroups;
@@ -105,7 +106,8 @@ __global__ void __launch_bounds__(kThreads) attend_combine_kernel(const __grid_c
 }  // namespace
 
 void attend_combine(cudaStream_t stream, const AttendParams& p) {
-  launch(attend_combine_kernel, dim3(unsigned(p.kv.head_dim / 128), unsigned(p.n_q_head), unsigned(p.t_end - p.t_begin)), dim3(kThreads), 0, stream, p);
+  const dim3 grid(unsigned(p.kv.head_dim / 128), unsigned(p.n_q_head), unsigned(p.t_end - p.t_begin));
+  launch(is_small_grid(grid) ? attend_combine_kernel<true> : attend_combine_kernel<false>, grid, dim3(kThreads), 0, stream, p);
 }
 
 }  // namespace facet::cuda

@@ -35,22 +35,22 @@ __device__ __forceinline__ void let_next_start() {
 #endif
 }
 
-// Calls f(real): with real once the input is there, and before that, if `rehearse`, without: instructions come from far away, and
-// then they do while the kernel would only wait. f reads no input and writes nothing unless it is real. Not for grids of many blocks,
-// which start when nobody waits any more.
-template <class F>
-__device__ __forceinline__ void rehearsed(bool rehearse, F&& f) {
+// Calls f(real): with real once the input is there, and before that, if kRehearse, without: instructions come from far away, and
+// then they do while the kernel would only wait. f reads no input and writes nothing unless it is real. For small grids: blocks of
+// others start when nobody waits any more, and it takes registers.
+template <bool kRehearse, class F>
+__device__ __forceinline__ void rehearsed(F&& f) {
 #pragma unroll 1
-  for (bool real = !rehearse;; real = true) {
-    if (real) {
+  for (bool real = !kRehearse;; real = true) {
+    if (real || !kRehearse) {
       wait_for_previous();
       let_next_start();
     }
-    f(real);
-    if (real) return;
+    f(real || !kRehearse);
+    if (real || !kRehearse) return;
   }
 }
-__device__ __forceinline__ bool is_small_grid() { return gridDim.x * gridDim.y * gridDim.z <= 192; }
+inline bool is_small_grid(dim3 grid) { return uint64_t(grid.x) * grid.y * grid.z <= 192; }
 
 // What launches are sized by.
 struct DeviceSizes {
