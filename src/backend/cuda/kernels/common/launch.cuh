@@ -37,18 +37,25 @@ __device__ __forceinline__ void let_next_start() {
 
 // Calls f(real): with real once the input is there, and before that, if kRehearse, without: instructions come from far away, and
 // then they do while the kernel would only wait. f reads no input and writes nothing unless it is real. For small grids: blocks of
-// others start when nobody waits any more, and it takes registers.
+// others start when nobody waits any more, and it takes registers. Nor where kernels do not overlap.
 template <bool kRehearse, class F>
 __device__ __forceinline__ void rehearsed(F&& f) {
+#if __CUDA_ARCH__ >= 900
+  if constexpr (kRehearse) {
 #pragma unroll 1
-  for (bool real = !kRehearse;; real = true) {
-    if (real || !kRehearse) {
-      wait_for_previous();
-      let_next_start();
+    for (bool real = false;; real = true) {
+      if (real) {
+        wait_for_previous();
+        let_next_start();
+      }
+      f(real);
+      if (real) return;
     }
-    f(real || !kRehearse);
-    if (real || !kRehearse) return;
   }
+#endif
+  wait_for_previous();
+  let_next_start();
+  f(true);
 }
 inline bool is_small_grid(dim3 grid) { return uint64_t(grid.x) * grid.y * grid.z <= 192; }
 
