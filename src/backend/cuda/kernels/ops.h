@@ -10,6 +10,7 @@ namespace facet::cuda {
 
 void embed(cudaStream_t, Mat x, const TiledMatrix& table, const int32_t* token, float scale);
 void embed_concat(cudaStream_t, Mat y, const TiledMatrix& table, const int32_t* token, float scale, Mat x);  // y[t] = [embed(t), x[t]]
+// Where left.p is set, x is not read but written, unless it is y: it is what a product has left.
 void rms_norm(cudaStream_t, Mat y, Mat x, Partials left, const float* gain, float eps);
 // Where left.p is set, y is not read: it is what a product has left.
 void residual_norm(cudaStream_t, Mat x, Mat h, Mat y, Partials left, const float* post, const float* next, float out_scale, float eps);
