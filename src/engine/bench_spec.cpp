@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <list>
 #include <map>
 #include <memory>
 #include <utility>
@@ -32,56 +33,74 @@ void add(Totals& t, const Usage& u) {
     t.offered_at[k] += u.offered_at[k], t.accepted_at[k] += u.accepted_at[k];
 }
 
-struct Answer {
-  std::vector<int32_t> tokens;
-  Usage usage;
-};
-using Clock = std::chrono::steady_clock;
+// An answer on its way, step by step, on a clock of its own that starts after the first token and `skip` more.
+class Answering {
+ public:
+  Answering(Engine& e, int skip) : e_(e), skip_(skip) {}
+  Answering(const Answering&) = delete;
 
-// skipped: seconds from the first token until `skip` more were there, and those tokens.
-Result<Answer> answer(Engine& e, Request r, int skip = 0, double* skipped_s = nullptr,
-                      int* skipped = nullptr) {
-  Answer a;
-  std::string error;
-  Clock::time_point first;
-  auto on_tokens = [&](RequestId, std::span<const int32_t> t) {
-    if (a.tokens.empty()) first = Clock::now();
-    const bool before = int(a.tokens.size()) <= skip;
-    a.tokens.insert(a.tokens.end(), t.begin(), t.end());
-    if (before && skipped && int(a.tokens.size()) > skip) {
-      *skipped = int(a.tokens.size()) - 1;
-      *skipped_s = std::chrono::duration<double>(Clock::now() - first).count();
+  Status begin(Request r) {
+    auto id = e_.submit(std::move(r), {.tokens = [this](RequestId, std::span<const int32_t> t) { tokens_.insert(tokens_.end(), t.begin(), t.end()); },
+                                       .done = [this](RequestId, Stop why, const Usage& u, const std::string& what) {
+                                         if (why == Stop::kError) error_ = what;
+                                         usage_ = u;
+                                       }});
+    if (!id) return id.error();
+    return Ok{};
+  }
+  // Steps until so many tokens are there. False: the answer is complete.
+  bool go_on(size_t n_token) {
+    while (tokens_.size() < n_token) {
+      const bool timed = int(tokens_.size()) > skip_;
+      if (timed && untimed_ == 0) untimed_ = int(tokens_.size());
+      const auto start = Clock::now();
+      const bool more = e_.tick();
+      if (timed) timed_s_ += std::chrono::duration<double>(Clock::now() - start).count();
+      if (!more) return false;
     }
-  };
-  auto id = e.submit(
-      std::move(r),
-      {.tokens = on_tokens, .done = [&](RequestId, Stop why, const Usage& u, const std::string& what) {
-         if (why == Stop::kError) error = what;
-         a.usage = u;
-       }});
-  if (!id) return id.error();
-  while (e.tick()) {
+    return true;
   }
-  if (!error.empty()) return Error{"bench", error, ""};
-  return a;
-}
+  const std::vector<int32_t>& tokens() const { return tokens_; }
+  const Usage& usage() const { return usage_; }
+  const std::string& error() const { return error_; }
+  int timed() const { return untimed_ > 0 ? usage_.decoded + 1 - untimed_ : 0; }  // tokens; the first one is not decoded
+  double timed_s() const { return timed_s_; }
 
-Result<Totals> answer_all(Engine& e, const PromptSet& set, const SpecBenchOptions& o) {
-  Totals t;
+ private:
+  using Clock = std::chrono::steady_clock;
+  Engine& e_;
+  int skip_, untimed_ = 0;
+  std::vector<int32_t> tokens_;
+  Usage usage_;
+  std::string error_;
+  double timed_s_ = 0;
+};
+
+// What each engine answers. More than one take turns of some tokens, so that what else the machine does slows all alike.
+Result<std::vector<Totals>> answer_all(std::span<Engine* const> engines, const PromptSet& set, const SpecBenchOptions& o) {
+  constexpr size_t kTurn = 16;  // tokens
+  std::vector<Totals> totals(engines.size());
   for (size_t i = 0; i < set.prompts.size(); ++i) {
-    double skipped_s = 0;
-    int skipped = 0;
-    auto a = answer(e,
-                    {.prompt = set.prompts[i],
-                     .max_tokens = o.n_predict,
-                     .sampling = {.temperature = 0, .seed = i},
-                     .ignore_eos = o.ignore_eos},
-                    o.skip, &skipped_s, &skipped);
-    if (!a) return a.error();
-    add(t, a->usage);
-    t.timed += a->usage.decoded - skipped, t.timed_s += a->usage.decode_s - skipped_s;
+    std::list<Answering> answers;
+    for (Engine* e : engines) {
+      auto ok = answers.emplace_back(*e, o.skip).begin({.prompt = set.prompts[i],
+                                                        .max_tokens = o.n_predict,
+                                                        .sampling = {.temperature = 0, .seed = i},
+                                                        .ignore_eos = o.ignore_eos});
+      if (!ok) return ok.error();
+    }
+    bool more = true;
+    for (size_t n = kTurn; std::exchange(more, false); n += kTurn)
+      for (Answering& a : answers) more |= a.go_on(n);
+    Totals* t = totals.data();
+    for (const Answering& a : answers) {
+      if (!a.error().empty()) return Error{"bench", a.error(), ""};
+      add(*t, a.usage());
+      t->timed += a.timed(), t->timed_s += a.timed_s();
+      ++t;
+    }
   }
-  return t;
+  return totals;
 }
 double rate(const Totals& t) { return t.timed_s > 0 ? t.timed / t.timed_s : 0; }
 
@@ -95,18 +114,15 @@ Result<SpecLine> measure(Engine& e, Engine* plain, const PromptSet& set, const S
   SpecLine l;
   Totals all;
   std::vector<double> rates, ratios;
+  std::vector<Engine*> engines{&e};
+  if (plain) engines.insert(engines.begin(), plain);
   for (int run = 0; run <= o.runs; ++run) {
-    double plain_rate = 0;
-    if (plain) {
-      auto t = answer_all(*plain, set, o);
-      if (!t) return t.error();
-      plain_rate = rate(*t);
-    }
-    auto t = answer_all(e, set, o);
-    if (!t) return t.error();
+    auto totals = answer_all(engines, set, o);
+    if (!totals) return totals.error();
     if (run == 0) continue;
+    const Totals* t = &totals->back();
     rates.push_back(rate(*t));
-    if (plain_rate > 0) ratios.push_back(rates.back() / plain_rate);
+    if (plain) ratios.push_back(rates.back() / rate(totals->front()));
     all.tokens += t->tokens, all.steps += t->steps, all.draft_s += t->draft_s, all.verify_s += t->verify_s,
         all.accept_s += t->accept_s;
     all.drafted = t->drafted, all.accepted = t->accepted, all.offered_at = t->offered_at,
@@ -185,12 +201,22 @@ struct Mean {
   double error() const { return n > 1 ? std::sqrt(std::max(0., squares / n - value() * value()) / (n - 1)) : 0; }
 };
 
+struct Answer {
+  std::vector<int32_t> tokens;
+  Usage usage;
+};
+
 // before: the answers at the first context, empty there.
 Result<ContextLine> measure_context(Engine& e, const PromptSet& set, const ContextBenchOptions& o,
                                     int context, std::vector<Answer>& before) {
   ContextLine l{.set = set.name, .method = {}, .context = context, .prompts = int(set.prompts.size())};
-  auto ask = [&](const std::vector<int32_t>& prompt, int n) {
-    return answer(e, {.prompt = prompt, .max_tokens = n, .sampling = {.temperature = 0}});
+  auto ask = [&](const std::vector<int32_t>& prompt, int n) -> Result<Answer> {
+    Answering a(e, 0);
+    if (auto ok = a.begin({.prompt = prompt, .max_tokens = n, .sampling = {.temperature = 0}}); !ok) return ok.error();
+    while (a.go_on(size_t(n) + 1)) {
+    }
+    if (!a.error().empty()) return Error{"bench", a.error(), ""};
+    return Answer{a.tokens(), a.usage()};
   };
   int kept_steps = 0, fresh_steps = 0, kept_tokens = 0;
   Mean rates, changes;

@@ -88,7 +88,7 @@ void add_drafter(MemoryPlan& p, BackendLimits& limits, const DrafterFile& f, con
     p.lines.push_back({name + " kv", fmt::format("{} layers, {} rows x {} slots", cfg->body.n_layer(), c.n_ctx, S), kv_bytes(cfg->body, kv).total()});
     const int64_t cols = int64_t(cfg->taps.size()) * m.d_model;
     p.lines.push_back({name + " activations", fmt::format("{} tokens a step, with features of {} layers", kv.max_step, cfg->taps.size()),
-                       rows_bytes(c, 1, work_elements(cfg->body, kv.max_step, S * cfg->block)) + rows_bytes(c, 2 * target.max_step + kWaitingFeatures * S, cols)});
+                       rows_bytes(c, 1, work_elements(cfg->body, kv.max_step, S * cfg->block)) + rows_bytes(c, 2 * target.max_step + std::min(waiting_features(int(cols)), target.max_step) * S, cols)});
   } else {
     const auto cfg = mtp_config(f, m);
     if (!cfg) return;

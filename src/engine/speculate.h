@@ -43,7 +43,7 @@ template <Backend B>
 class Speculator {
  public:
   Speculator(Runner<B>& r, const EngineConfig& c, int n_vocab, Drafters<B> drafters)
-      : r_(r), n_wait_(std::min(kWaitingFeatures, r.cache->plan().max_step)), limits_{.min = c.draft.min, .max = c.draft.max > 0 ? c.draft.max : kUsualMax, .tree = c.draft.tree}, n_vocab_(n_vocab), forced_(!c.draft.forced.empty()),
+      : r_(r), limits_{.min = c.draft.min, .max = c.draft.max > 0 ? c.draft.max : kUsualMax, .tree = c.draft.tree}, n_vocab_(n_vocab), forced_(!c.draft.forced.empty()),
         drafters_(std::move(drafters)), step_times_(c.max_seq * (1 + c.draft.rows())), draft_times_(drafters_.size()), rounds_(size_t(c.max_seq)) {
     const KvPlan& kv = r_.cache->plan();
     for (auto& d : drafters_) {
@@ -51,7 +51,8 @@ class Speculator {
       layer_.insert(layer_.end(), layers.begin(), layers.end());
       const int cols = int(layers.size()) * r_.m.d_model;
       taps_.push_back(layers.empty() ? Rows{} : r_.b.new_rows(kv.max_step, cols));
-      waiting_.push_back({.rows = layers.empty() ? Rows{} : r_.b.new_rows(kv.max_seq * n_wait_, cols), .n = std::vector<int>(size_t(kv.max_seq))});
+      const int most = std::min(waiting_features(cols), kv.max_step);
+      waiting_.push_back({.rows = layers.empty() ? Rows{} : r_.b.new_rows(kv.max_seq * most, cols), .most = most, .n = std::vector<int>(size_t(kv.max_seq))});
       if (d->wants_final_hidden() && !final_hidden_) final_hidden_ = r_.b.new_rows(kv.max_step, r_.m.d_model);
       drafts_.emplace_back(size_t(c.max_seq));
     }
@@ -155,7 +156,7 @@ class Speculator {
       absorbed_.clear();
       for (const Committed& c : rows) {
         const bool later = can_wait(d, c);
-        if (!later || waiting_[d].n[size_t(c.slot)] + c.n > n_wait_) flush(d, c.slot);
+        if (!later || waiting_[d].n[size_t(c.slot)] + c.n > waiting_[d].most) flush(d, c.slot);
         if (held(d, c.slot) != c.position) continue;  // it has given the sequence up
         if (later) wait(d, c);
         else absorbed_.push_back(c);
@@ -271,30 +272,30 @@ class Speculator {
 
   // Features of a drafter that is not asked wait, so that it takes many rows in one go when it is, or when there are many.
   struct Waiting {
-    Rows rows{};         // [slots * n_wait_, taps]
+    Rows rows{};         // [slots * most, taps]
+    int most = 0;        // of a slot
     std::vector<int> n;  // per slot
   };
   void wait(size_t d, const Committed& c) {
     Waiting& w = waiting_[d];
     int& n = w.n[size_t(c.slot)];
     const int run = c.path.empty() ? c.n : 1;
-    for (int i = 0; i < c.n; i += run, n += run) r_.b.copy_rows(w.rows.rows_at(c.slot * n_wait_ + n, run), taps_[d].rows_at(c.at(i), run));
+    for (int i = 0; i < c.n; i += run, n += run) r_.b.copy_rows(w.rows.rows_at(c.slot * w.most + n, run), taps_[d].rows_at(c.at(i), run));
   }
   void flush(size_t d, SlotId s) {
     Waiting& w = waiting_[d];
     const int n = std::exchange(w.n[size_t(s)], 0);
     if (n == 0) return;
-    const Committed c{.slot = s, .position = drafters_[d]->held(s), .row = s * n_wait_, .n = n};
+    const Committed c{.slot = s, .position = drafters_[d]->held(s), .row = s * w.most, .n = n};
     drafters_[d]->absorb({&c, 1}, {.taps = w.rows, .final_hidden = {}});
   }
   int held(size_t d, SlotId s) const { return drafters_[d]->held(s) + waiting_[d].n[size_t(s)]; }
   // The drafter has no use for the rows in the next round, as far as one knows.
   bool can_wait(size_t d, const Committed& c) const {
-    return !drafters_[d]->wants_final_hidden() && waiting_[d].rows && rounds_[size_t(c.slot)].choice.method != int(d) && c.n <= n_wait_;
+    return !drafters_[d]->wants_final_hidden() && waiting_[d].rows && rounds_[size_t(c.slot)].choice.method != int(d) && c.n <= waiting_[d].most;
   }
 
   Runner<B>& r_;
-  const int n_wait_;
   DraftLimits limits_;
   int n_vocab_;
   bool forced_;        // the drafter's own opinion means nothing

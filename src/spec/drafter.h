@@ -1,4 +1,5 @@
 #pragma once
+#include <algorithm>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -9,7 +10,9 @@
 namespace facet {
 
 constexpr int kMaxTop = 64;           // candidates a drafted position
-constexpr int kWaitingFeatures = 64;  // rows of features that a slot keeps for a drafter that is not asked
+// Rows of features that a slot keeps for a drafter that is not asked: the more at once, the less each costs. 8 MB of
+// floats, where that is more than 64 rows.
+constexpr int waiting_features(int cols) { return std::clamp((2 << 20) / std::max(1, cols), 64, 256); }
 
 // One sequence's part of a round of drafting. The caller fills slot .. n_top and node 0, propose() the rest.
 //

@@ -6,16 +6,17 @@
 namespace facet {
 namespace {
 
-constexpr double kFollow = .2;  // share of a new step time in what is known
-constexpr double kDrift = .05;
+constexpr double kFollow = .15;  // share of a new step time in what is known
+constexpr double kDrift = .1;
 // The most that one time counts over what is known: another program ran in between.
 constexpr double kOutlier = 1.6;
 constexpr double kForget = .95;  // of a trial's weight, per trial after it: a memory of 20 rounds
 constexpr double kPrior = .7, kPriorTrials = 2;
 constexpr double kBorrowed = 1;  // trials that a position borrows from the one before it
-constexpr int kTrials = 3, kTrialLength = 4;
+// kProbe: of the first trial after a while. One row more costs little, and if it is right the next trial is a longer one.
+constexpr int kTrials = 3, kTrialLength = 4, kProbe = 1;
 constexpr int kFirstGap = 24, kLastGap = 512, kRequestGap = 64;  // the last one: at the start of a request
-constexpr double kTrialShare = .01;  // of all time, for trying again what was given up
+constexpr double kTrialShare = .005;  // of all time, for trying again what was given up
 // Rounds after which a plain step is timed again; where drafts clearly pay.
 constexpr int kPlainGap = 16, kPlainGapClear = 128;
 constexpr double kClear = 1.3;
@@ -169,15 +170,17 @@ DraftChoice DraftChooser::choose(const StepTimes& step, std::span<const DraftTim
   for (size_t m = 0; m < method_.size(); ++m) {
     Method& q = method_[m];
     if (q.max < 1 || (limits_.min > 0 && method_.size() == 1)) continue;
-    const DraftChoice trial{int(m),
-                            limited(m, limits_.tree > 0 ? q.max : std::max(limits_.min, kTrialLength))};
+    const int length = q.rounds < kTrials || q.again ? kTrialLength : kProbe;
+    const DraftChoice trial{int(m), limited(m, limits_.tree > 0 ? q.max : std::max(limits_.min, length))};
     const bool could = could_pay(m, step, draft, n_room, n_seq, rate);
     if (could && q.rounds < kTrials) return last_ = trial;
     q.survival.expect(trial.n, tokens_);
     const double lost = rate > 0 ? time(trial, step, draft, n_seq) - tokens_.back() / rate : 0;
-    const bool cheap = q.gap == 0 || lost <= kTrialShare / double(method_.size()) * q.idle * round;
-    if (q.idle > (could ? q.gap : std::max(q.gap, kLastGap)) && cheap) {
-      q.gap = std::clamp(2 * q.gap, kFirstGap, kLastGap);
+    const bool cheap = lost <= kTrialShare / double(method_.size()) * q.idle * round;
+    const bool due = q.idle > (could ? q.gap : std::max(q.gap, kLastGap)) && cheap;
+    if (q.again || due) {
+      if (!q.again) q.gap = std::clamp(2 * q.gap, kFirstGap, kLastGap);
+      q.again = false;
       return trial;  // not last_: a trial is no choice
     }
   }
@@ -196,8 +199,11 @@ void DraftChooser::observe(DraftChoice made, int offered, int accepted, bool cut
   ++m.rounds;
   m.idle = 0;
   if (accepted > 0 && made == last_) m.gap = kFirstGap;
-  // A trial that went well is followed by another one at once.
-  if (made != last_ && offered > 0 && accepted == offered) m.gap = 0;
+  // A trial that went well is followed by another one at once, and if that was a long one by more.
+  if (made != last_ && offered > 0 && accepted == offered) {
+    m.again = true;
+    if (offered > kProbe) m.gap = kFirstGap;
+  }
   // What was cut is as good as wrong: it brought nothing.
   m.survival.observe(offered + (cut ? 1 : 0), accepted);
 }
