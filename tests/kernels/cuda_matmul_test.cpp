@@ -191,7 +191,7 @@ TEST(CudaMatmul, SeveralMatricesInOneLaunch) {
   const int n_in = 1024;
   const Rows x(a, 5, n_in, rng);
   // q, k, v of mixed types, one of them in bf16, as launches of their own and together.
-  for (const auto& kinds : {std::vector<int>{0, 0, 2}, {0, 5, 2}, {6, 6, 0}, {2, 5, 2}}) {
+  for (const auto& kinds : {std::vector<int>{0, 0, 2}, {0, 5, 2}, {6, 6, 0}, {2, 5, 2}, {2, 0, 1}}) {
     std::vector<Weights> w;
     for (size_t i = 0; i < 3; ++i) w.emplace_back(a, kTypes[kinds[i]], i == 0 ? 512 : 208, n_in, rng);
     for (Weights& each : w) each.m.fine = kinds[0] == 2 && cuda::may_be_fine(each.m.tile);

@@ -208,6 +208,7 @@ constexpr Dims kModels[] = {
     {.D = 64, .F = 16, .N = 200, .used = 16, .up = DType::kBF16, .down = DType::kBF16},
     {.D = 256, .F = 256, .N = 8, .used = 2, .up = DType::kQ6_K, .down = DType::kQ6_K, .fine = true},
     {.D = 288, .F = 96, .N = 12, .used = 3, .up = DType::kQ8_0, .down = DType::kQ5_0, .merged = false, .fine = true},
+    {.D = 256, .F = 256, .N = 8, .used = 2, .down = DType::kQ4_K, .fine = true},
 };
 
 TEST(CudaMoe, ManyTokensAsReference) {

@@ -123,7 +123,8 @@ class Cuda {
   static Status accepts(const std::string& file, std::span<const TensorView> tensors, int n_expert_used, int64_t most_byte_cols, int64_t most_wide_cols);
   static int64_t most_cols(bool is_wide);
   // Whether products with few rows read activations in two bytes: where most weights are so fine that one byte, not they, would be
-  // most of the error (Q6_K, Q8_0, Q5_0, Q4_0). take_file() says so before a model's tensors are uploaded; drafters follow it.
+  // most of the error (Q6_K, Q8_0, Q5_0, Q4_0), and in models with embeddings for each layer. take_file() says so before a model's
+  // tensors are uploaded; drafters follow it.
   static bool is_fine(std::span<const TensorView> tensors);
   void take_file(std::span<const TensorView> tensors) { fine_ = is_fine(tensors); }
   static bool keeps(const TensorView& t);            // in its own type; of others, formats/widen.h

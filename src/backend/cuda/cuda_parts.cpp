@@ -104,13 +104,16 @@ cuda::TiledMatrix tiles_of(const TensorView& t, bool fine) {
 }
 }  // namespace
 
-// By elements: in files of K-quants of few bits other types fill in where columns do not divide.
+// Files of types whose own error is less than that of a byte, by elements: in files of K-quants of few bits other types
+// fill in where columns do not divide. And models with embeddings for each layer, whose many narrow products add up more of it.
 bool Cuda::is_fine(std::span<const TensorView> tensors) {
+  auto is_precise = [](cuda::Tile t) { return t >= cuda::Tile::kQ6_K && t <= cuda::Tile::kQ8_0; };
   int64_t fine = 0, all = 0;
   for (const TensorView& t : tensors) {
-    if (t.n_dims < 2 || is_router(t) || t.name.starts_with("token_embd") || t.name.starts_with("per_layer_token_embd") || t.name.starts_with("output.")) continue;
+    if (t.name.starts_with("per_layer_token_embd")) return true;
+    if (t.n_dims < 2 || is_router(t) || t.name.starts_with("token_embd") || t.name.starts_with("output.")) continue;
     all += t.n_elements();
-    if (cuda::may_be_fine(tiles_of(t, false).tile)) fine += t.n_elements();
+    if (is_precise(tiles_of(t, false).tile)) fine += t.n_elements();
   }
   return 2 * fine > all;
 }

@@ -13,8 +13,8 @@ constexpr int kActBlock = 256;  // columns that lie together
 // Rows in 8 bits: code = rint(x / scale), scale = largest |x| of 64 columns / 127; in two bytes there is a second code,
 // rint(128 (x / scale - code)). A block of 256 columns after another:
 //   codes   [4 groups of 64][first, second][N][t][16 bytes]: columns 16 k + 4 t.. of the group for k = 0..3
-//   sums    [N][t][2] words: scale times the sum of the first codes of columns 32 (t + 4 i).., i = 0, 1, as two bf16
-//           that add up to it
+//   sums    [N][t][2] words: scale times the sum of the codes of columns 32 (t + 4 i).., i = 0, 1, as two bf16 that add
+//           up to it; of second codes a 128th
 //   scales  [4 groups][N] f32
 template <int N, bool kTwo = false>
 struct ActsInt {
@@ -76,7 +76,9 @@ __device__ __forceinline__ void quantize_block(uint8_t* block, uint4 v, int n, i
     q[i] = pack(a);
     if (kTwo) second[i] = pack(b);
   }
-  int sum = __dp4a(int(q[0]), 0x01010101, __dp4a(int(q[1]), 0x01010101, 0));
+  auto sum_of = [](const uint32_t(&c)[2]) { return __dp4a(int(c[0]), 0x01010101, __dp4a(int(c[1]), 0x01010101, 0)); };
+  int sum = sum_of(q);
+  if (kTwo) sum = sum * kSecond + sum_of(second);
   sum += __shfl_xor_sync(~0u, sum, 1);
   sum += __shfl_xor_sync(~0u, sum, 2);
   if (!write) return;
@@ -89,7 +91,7 @@ __device__ __forceinline__ void quantize_block(uint8_t* block, uint4 v, int n, i
     *reinterpret_cast<uint32_t*>(codes + N * 64 + 16) = second[1];
   }
   if (lane % 4 == 0) {
-    const float s = scale * float(sum), high = __bfloat162float(__float2bfloat16_rn(s));
+    const float s = scale * float(sum) * (kTwo ? 1.f / kSecond : 1.f), high = __bfloat162float(__float2bfloat16_rn(s));
     *reinterpret_cast<uint32_t*>(block + Acts::kCodes + (n * 4 + lane / 4 % 4) * 8 + lane / 16 * 4) =
         pack_bf16(high, s - high);
   }

@@ -52,7 +52,7 @@ FACET_HD constexpr int group_tiles(Tile t) { return t == Tile::kQ4_0 || t == Til
 
 // How a product with few rows reads its input (acts.cuh): a byte a value, two, or bf16.
 enum class Input : uint8_t { kByte, kTwoBytes, kBf16 };
-FACET_HD constexpr bool may_be_fine(Tile t) { return t >= Tile::kQ6_K && t <= Tile::kQ8_0; }
+FACET_HD constexpr bool may_be_fine(Tile t) { return t < Tile::kBF16; }
 
 // A matrix [n_out, n_in], or a stack of them, in tiles.
 struct TiledMatrix {

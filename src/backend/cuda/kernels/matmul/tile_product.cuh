@@ -44,6 +44,7 @@ constexpr int kColStep = Acts::kN == 1 ? 2 : 1;
 template <bool kFifth, class Acts>
 __device__ __forceinline__ void product_k45(const uint8_t* w, const Acts& x, int block, int lane,
                                             AccOf<Acts>& acc) {
+  constexpr bool kTwo = Acts::kTwoBytes, kBeside = kTwo && Acts::kN == 1;  // one row's two codes are two columns
   constexpr int kTiles = Acts::kTiles, kRows = kFifth ? 2560 : 2048;
   const int g = lane / 4, t = lane % 4;
   const uint4 s0 = shared16(w + kRows + g * 16), s1 = shared16(w + kRows + (g + 8) * 16);
@@ -70,15 +71,23 @@ __device__ __forceinline__ void product_k45(const uint8_t* w, const Acts& x, int
     const int u0 = byte_of(scale0[j / 2], j % 2 * 2 + 1), u1 = byte_of(scale1[j / 2], j % 2 * 2 + 1);
 #pragma unroll
     for (int n = 0; n < kTiles; ++n) {
-      const uint4 b = x.codes(4 * block + j, g, t, n);
+      const uint4 b = x.codes(4 * block + j, g, t, n, kBeside ? g % 2 : 0);
       const float2 scale = x.scales(4 * block + j, t, n);
-      int c[4], d[4];
+      int c[4], d[4], c2[4] = {}, d2[4] = {};
       mma_u8(c, a0, b.x, b.y);
       mma_u8(d, a1, b.z, b.w);
+      if constexpr (kTwo && !kBeside) {
+        const uint4 second = x.codes(4 * block + j, g, t, n, 1);
+        mma_u8(c2, a0, second.x, second.y);
+        mma_u8(d2, a1, second.z, second.w);
+      }
 #pragma unroll
-      for (int i = 0; i < 4; i += kColStep<Acts>)
-        part[n][i] +=
-            (i % 2 ? scale.y : scale.x) * float((i < 2 ? r0 : r1) * c[i] + (i < 2 ? u0 : u1) * d[i]);
+      for (int i = 0; i < 4; i += kColStep<Acts>) {
+        const int r = i < 2 ? r0 : r1, u = i < 2 ? u0 : u1;
+        float v = float(r * c[i] + u * d[i]);
+        if (kTwo) v = fmaf(float(kBeside ? r * c[i + 1] + u * d[i + 1] : r * c2[i] + u * d2[i]), 1.f / kSecond, v);
+        part[n][i] += (i % 2 ? scale.y : scale.x) * v;
+      }
     }
   }
   // Minima, integers as well: that of sub-blocks t and t + 4 times their sums, a step of tensor cores for the
