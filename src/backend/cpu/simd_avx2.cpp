@@ -5,6 +5,8 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 
+#include <algorithm>
+
 namespace facet {
 namespace {
 
@@ -188,13 +190,18 @@ void gemv(const std::byte* w, int64_t row_bytes, int64_t n_row, int64_t n_in, in
   if (n_tok == 2) gemv_tokens<T, 2>(w, row_bytes, n_row, n_in, x, y, stride);
   if (n_tok == 3) gemv_tokens<T, 3>(w, row_bytes, n_row, n_in, x, y, stride);
   if (n_tok == 4) gemv_tokens<T, 4>(w, row_bytes, n_row, n_in, x, y, stride);
+  if (n_tok <= 4) return;
+  // Four tokens at a time; a few rows of weights stay in the first cache meanwhile.
+  constexpr int64_t kRows = 8;
+  for (int64_t o = 0; o < n_row; o += kRows)
+    for (int t = 0; t < n_tok; t += 4) gemv<T>(w + o * row_bytes, row_bytes, std::min(kRows, n_row - o), n_in, std::min(4, n_tok - t), x + t, y + t * stride + o, stride);
 }
 
 #include "backend/cpu/simd_table.h"
 
 }  // namespace
 
-constinit const SimdKernels kAvx2Kernels = make_table("avx2", 4);
+constinit const SimdKernels kAvx2Kernels = make_table("avx2", 8);
 
 }  // namespace facet
 #endif

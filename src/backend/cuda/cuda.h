@@ -122,11 +122,12 @@ class Cuda {
   // most_cols(its products do not read a byte a value) columns.
   static Status accepts(const std::string& file, std::span<const TensorView> tensors, int n_expert_used, int64_t most_byte_cols, int64_t most_wide_cols);
   static int64_t most_cols(bool is_wide);
-  // Whether products with few rows read activations in two bytes: where most weights are so fine that one byte, not they, would be
-  // most of the error (Q6_K, Q8_0, Q5_0, Q4_0), and in models with embeddings for each layer. take_file() says so before a model's
-  // tensors are uploaded; drafters follow it.
-  static bool is_fine(std::span<const TensorView> tensors);
-  void take_file(std::span<const TensorView> tensors) { fine_ = is_fine(tensors); }
+  // Which products with few rows read activations in two bytes: all where most weights are so fine that one byte, not they, would be
+  // most of the error (Q6_K, Q8_0, Q5_0, Q4_0), else those of attention in models with embeddings for each layer, whose narrow rows
+  // lose more. take_file() says so before a model's tensors are uploaded; drafters follow it.
+  enum class Fine : uint8_t { kNone, kAttention, kAll };
+  static Fine fineness(std::span<const TensorView> tensors);
+  void take_file(std::span<const TensorView> tensors) { fine_ = fineness(tensors); }
   static bool keeps(const TensorView& t);            // in its own type; of others, formats/widen.h
   static int64_t weight_bytes(const TensorView& t);  // on the device
   static int64_t partial_bytes(std::span<const TensorView> tensors);  // of partial sums
@@ -276,7 +277,8 @@ class Cuda {
 
   int gpu_ = 0;
   cudaStream_t stream_ = nullptr;
-  bool graphs_ = true, fine_ = false;
+  bool graphs_ = true;
+  Fine fine_ = Fine::kNone;
   bool in_pass_ = false;                   // what is launched may be launched again by replay
   std::map<void*, size_t> memory_;         // bytes by address
   std::optional<Error> failed_;

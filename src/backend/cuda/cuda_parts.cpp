@@ -98,24 +98,25 @@ std::optional<cuda::Tile> tile_of(DType t) {
 DType kept_type(DType t) { return tile_of(t) ? t : wider_type(t); }
 // Which experts are taken may hang on the last bits: in f32, without tiles.
 bool is_router(const TensorView& t) { return t.name.ends_with("ffn_gate_inp.weight"); }
-cuda::TiledMatrix tiles_of(const TensorView& t, bool fine) {
+cuda::TiledMatrix tiles_of(const TensorView& t, Cuda::Fine which = Cuda::Fine::kNone) {
   const cuda::Tile tile = *tile_of(kept_type(t.type));
+  const bool fine = which == Cuda::Fine::kAll || (which == Cuda::Fine::kAttention && t.name.find(".attn_") != std::string::npos);
   return {.p = nullptr, .tile = tile, .n_out = int(t.ne[1]), .n_in = int(t.ne[0]), .n_stack = int(t.ne[2]), .fine = fine && cuda::may_be_fine(tile)};
 }
 }  // namespace
 
-// Files of types whose own error is less than that of a byte, by elements: in files of K-quants of few bits other types
-// fill in where columns do not divide. And models with embeddings for each layer, whose many narrow products add up more of it.
-bool Cuda::is_fine(std::span<const TensorView> tensors) {
+// By elements: in files of K-quants of few bits other types fill in where columns do not divide.
+Cuda::Fine Cuda::fineness(std::span<const TensorView> tensors) {
   auto is_precise = [](cuda::Tile t) { return t >= cuda::Tile::kQ6_K && t <= cuda::Tile::kQ8_0; };
+  bool by_layer = false;
   int64_t fine = 0, all = 0;
   for (const TensorView& t : tensors) {
-    if (t.name.starts_with("per_layer_token_embd")) return true;
+    by_layer |= t.name.starts_with("per_layer_token_embd");
     if (t.n_dims < 2 || is_router(t) || t.name.starts_with("token_embd") || t.name.starts_with("output.")) continue;
     all += t.n_elements();
-    if (is_precise(tiles_of(t, false).tile)) fine += t.n_elements();
+    if (is_precise(tiles_of(t).tile)) fine += t.n_elements();
   }
-  return 2 * fine > all;
+  return 2 * fine > all ? Fine::kAll : by_layer ? Fine::kAttention : Fine::kNone;
 }
 
 int64_t Cuda::most_cols(bool is_wide) { return cuda::skinny_most_cols(is_wide ? cuda::Input::kBf16 : cuda::Input::kByte); }
@@ -123,8 +124,8 @@ int64_t Cuda::most_cols(bool is_wide) { return cuda::skinny_most_cols(is_wide ? 
 Status Cuda::accepts(const std::string& file, std::span<const TensorView> tensors, int n_expert_used, int64_t most_byte_cols, int64_t most_wide_cols) {
   constexpr const char* kRemedy = "use --backend cpu";
   auto refused = [&](const TensorView& t, const std::string& what) { return Error{file, fmt::format("{}: {}", t.name, what), kRemedy}; };
-  auto is_bf = [](const TensorView& t) { return tiles_of(t, false).tile >= cuda::Tile::kBF16; };
-  const bool fine = is_fine(tensors);
+  auto is_bf = [](const TensorView& t) { return tiles_of(t).tile >= cuda::Tile::kBF16; };
+  const Fine fine = fineness(tensors);
   for (const TensorView& t : tensors) {
     if (t.n_dims < 2) continue;
     if (is_router(t)) {
@@ -152,11 +153,11 @@ Status Cuda::accepts(const std::string& file, std::span<const TensorView> tensor
 bool Cuda::keeps(const TensorView& t) { return t.n_dims < 2 || kept_type(t.type) == t.type || is_router(t); }
 int64_t Cuda::weight_bytes(const TensorView& t) {
   if (t.n_dims < 2) return int64_t(t.data.size());
-  return is_router(t) ? t.n_elements() * int64_t(sizeof(float)) : tiles_of(t, false).matrix_bytes() * t.ne[2];
+  return is_router(t) ? t.n_elements() * int64_t(sizeof(float)) : tiles_of(t).matrix_bytes() * t.ne[2];
 }
 int64_t Cuda::partial_bytes(std::span<const TensorView> tensors) {
   int64_t most = 0;
-  const bool fine = is_fine(tensors);
+  const Fine fine = fineness(tensors);
   for (const TensorView& t : tensors)
     if (t.n_dims == 2) most = std::max(most, kMostFused * cuda::skinny_partials(tiles_of(t, fine)) * int64_t(sizeof(float)));
   return most;
