@@ -10,6 +10,8 @@ constexpr double kFollow = .15;  // share of a new step time in what is known
 constexpr double kDrift = .1;
 // The most that one time counts over what is known: another program ran in between.
 constexpr double kOutlier = 1.6;
+// One that is so much less says that what is known was taken while one ran.
+constexpr double kMuchLess = .75, kFollowDown = .8;
 constexpr double kForget = .95;  // of a trial's weight, per trial after it: a memory of 20 rounds
 constexpr double kPrior = .7, kPriorTrials = 2;
 constexpr double kBorrowed = 1;  // trials that a position borrows from the one before it
@@ -34,7 +36,8 @@ void StepTimes::observe(int rows, double seconds) {
   }
   const double ratio = std::clamp(seconds / (k * drift_), 1 / kOutlier, kOutlier);
   drift_ *= 1 + kDrift * (ratio - 1);
-  k *= 1 + kFollow * (std::clamp(seconds / (k * drift_), 1 / kOutlier, kOutlier) - 1);
+  const double rest = std::min(seconds / (k * drift_), kOutlier);
+  k *= 1 + (rest < kMuchLess ? kFollowDown : kFollow) * (rest - 1);
 }
 
 double StepTimes::at(int rows) const {

@@ -136,6 +136,14 @@ TEST(StepTimes, FollowsAndInterpolates) {
   EXPECT_NEAR(t.at(5), 4, .05);
   EXPECT_GT(t.at(1), 1.1) << "the others drift along";
 }
+TEST(StepTimes, ForgetsABurstOfAnotherProgram) {
+  StepTimes t(32);
+  t.observe(1, 1), t.observe(8, 3);
+  for (int i = 0; i < 20; ++i) t.observe(1, 4);
+  EXPECT_GT(t.at(1), 2.5);
+  for (int i = 0; i < 3; ++i) t.observe(1, 1);
+  EXPECT_NEAR(t.at(1), 1, .15);
+}
 TEST(DraftTimes, IsALine) {
   DraftTimes t;
   t.observe(4, .5);
