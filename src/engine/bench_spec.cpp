@@ -122,7 +122,7 @@ Result<SpecLine> measure(Engine& e, Engine* plain, const PromptSet& set, const S
     if (run == 0) continue;
     const Totals* t = &totals->back();
     rates.push_back(rate(*t));
-    if (plain) ratios.push_back(rates.back() / rate(totals->front()));
+    if (const double of_plain = rate(totals->front()); plain && of_plain > 0) ratios.push_back(rates.back() / of_plain);
     all.tokens += t->tokens, all.steps += t->steps, all.draft_s += t->draft_s, all.verify_s += t->verify_s,
         all.accept_s += t->accept_s;
     all.drafted = t->drafted, all.accepted = t->accepted, all.offered_at = t->offered_at,
