@@ -1,5 +1,7 @@
 #include "base/threads.h"
 
+#include <algorithm>
+#include <chrono>
 #include <cstdlib>
 #include <fstream>
 #include <set>
@@ -9,11 +11,24 @@
 namespace facet {
 namespace {
 
-// Idle threads of the pool spin for some 20 microseconds (a round is a pause instruction, some 40 ns), which mostly outlasts
-// the work of one thread between two parallel loops of a step, and then sleep: to wake one costs as much as a small
-// matrix. The library's own limit is milliseconds: beside any other program a step then waits for threads that burn the
-// cores it needs. Runs before the library reads its settings; a user's own setting wins.
-__attribute__((constructor(101))) void limit_spinning() { ::setenv("GOMP_SPINCOUNT", "500", /*overwrite=*/0); }
+constexpr std::chrono::microseconds kSpin{200};
+
+// Idle threads of the pool spin for kSpin and then sleep. The library counts rounds, of a pause instruction each, whose
+// length differs between processors by four times. Its own limit is milliseconds: beside any other program a step then
+// waits for threads that burn the cores it needs. Far less than the work of one thread between two parallel loops is as bad:
+// to wake a thread costs as much as a small matrix, and on a virtual machine up to a millisecond. Runs before the library
+// reads its settings; a user's own setting wins.
+__attribute__((constructor(101))) void limit_spinning() {
+  int rounds = 5000;
+#if defined(__x86_64__)
+  constexpr int kTrial = 256;
+  const auto start = std::chrono::steady_clock::now();
+  for (int i = 0; i < kTrial; ++i) __builtin_ia32_pause();
+  const std::chrono::duration<double> each = (std::chrono::steady_clock::now() - start) / double(kTrial);
+  rounds = int(std::clamp(kSpin / each, 1000., 50000.));
+#endif
+  ::setenv("GOMP_SPINCOUNT", std::to_string(rounds).c_str(), /*overwrite=*/0);
+}
 
 }  // namespace
 
