@@ -102,14 +102,15 @@ float* CpuFast::aligned_scratch() const {
 
 // ---- matrix products
 
-CpuFast::Input CpuFast::quantise(QuantBuffer& to, Rows x, bool wanted, bool for_few) {
+CpuFast::Input CpuFast::quantise(QuantBuffer& to, Rows x, bool wanted, bool with_records) {
   CHECK(x.rows <= int(to.row.size()), "{} rows, {} planned", x.rows, to.row.size());
   for (int t = 0; t < x.rows; ++t) to.f[size_t(t)] = x.row(t);
   if (!wanted) return {x.rows, nullptr, to.f.data()};
   const int64_t n = padded(x.cols), bytes = QuantBuffer::row_bytes(x.cols);
   CHECK(x.rows * bytes + 64 <= int64_t(to.bytes.size()), "{} columns, fewer planned", x.cols);
   std::byte* const base = reinterpret_cast<std::byte*>((reinterpret_cast<uintptr_t>(to.bytes.data()) + 63) / 64 * 64);
-  parallel_for(x.rows, n_threads_, [&](int64_t t) {
+  constexpr int64_t kAlone = 16384;  // values that one thread is done with before another one has begun
+  parallel_for(x.rows, x.rows * n <= kAlone ? 1 : n_threads_, [&](int64_t t) {
     std::byte* p = base + t * bytes;
     QuantRow& r = to.row[size_t(t)];
     r.q = reinterpret_cast<int8_t*>(p);
@@ -118,7 +119,7 @@ CpuFast::Input CpuFast::quantise(QuantBuffer& to, Rows x, bool wanted, bool for_
     r.sum16 = reinterpret_cast<int16_t*>(r.ds + n / kGroupCols);
     r.record = p + round_up(n * 11 / 8, 64);
     simd_.quantize(x.row(t), x.cols, &r);
-    if (for_few && simd_.interleave) simd_.interleave(x.cols, &r);
+    if (with_records && simd_.interleave) simd_.interleave(x.cols, &r);
   });
   return {x.rows, to.row.data(), to.f.data()};
 }
@@ -130,7 +131,7 @@ std::byte* CpuFast::panel(int64_t i, int64_t cols) {
 
 CpuFast::Input CpuFast::prepare(Rows x, bool wanted) {
   const bool few = x.rows <= simd_.gemv_tok;
-  Input in = quantise(act_, x, wanted, few);
+  Input in = quantise(act_, x, wanted, x.rows > 1 && (few || simd_.records_in_gemm));
   if (!wanted || few || !simd_.panel) return in;
   parallel_for((x.rows + kPanelRows - 1) / kPanelRows, n_threads_, [&](int64_t i) {
     const int t = int(i) * kPanelRows;
@@ -253,7 +254,7 @@ void CpuFast::moe(Rows y, Rows e, Rows r, MoeWeights<Weight, Vec> w, int n_used,
     h.n_out /= 2;
     return h;
   }();
-  const Input x = quantise(act_, e, quantised(w.gate_up) || quantised(w.gate) || quantised(w.up), true);
+  const Input x = quantise(act_, e, quantised(w.gate_up) || quantised(w.gate) || quantised(w.up), T > 1);
   used_expert_.clear();
   for (int i = 0; i < n_expert; ++i) {
     if (cursor_[size_t(i) + 1] > 0) used_expert_.push_back(i);
@@ -303,7 +304,7 @@ void CpuFast::moe(Rows y, Rows e, Rows r, MoeWeights<Weight, Vec> w, int n_used,
                   fused ? 2 * expert + 1 : expert, begin, end, act);
   });
 
-  const Input mid = quantise(hidden_act_, hidden_.view(T * K, d_expert), quantised(w.down), true);
+  const Input mid = quantise(hidden_act_, hidden_.view(T * K, d_expert), quantised(w.down), T > 1);
   fill_panels(mid.q, d_expert);
   const int64_t width = T <= simd_.gemv_tok ? kPieceCols : kTileRows;
   parallel_for((y.cols + width - 1) / width, n_threads_, [&](int64_t piece) {
@@ -485,7 +486,7 @@ CpuFast::AttendScratch CpuFast::attend_scratch(int E) const {
 // Queries must be in a.query. Ranges of places start at multiples of kSplitRows, wherever the sequence stands.
 void CpuFast::attend_part(const AttendScratch& a, const Block& b, int64_t split, int head, KvLayer kv, const Step& s, const AttnSpec& spec,
                           float* out, float* top, float* sum) const {
-  const int seq = s.seq[b.t0], base = s.q_begin[seq], len = s.kv_len[seq], group = spec.n_q_head / kv.n_head;
+  const int seq = s.seq[b.t0], base = s.q_begin[seq], len = s.kv_len[seq];
   const Mask mask = s.mask[seq];
   // The range's keys: committed rows, then the step's. In a tree those that have their place here, siblings included.
   const int64_t start = split * kSplitRows, stop = std::min(start + kSplitRows, b.end), committed = std::clamp<int64_t>(len, start, stop);
@@ -514,10 +515,32 @@ void CpuFast::attend_part(const AttendScratch& a, const Block& b, int64_t split,
     const KvRow row = any ? kv_row(kv, s, seq, i < n_old ? start + i : len + key_of[i]) : KvRow{nullptr, nullptr};
     a.k[i] = any ? row.k + k_at : nullptr, a.v[i] = any ? row.v + v_at : nullptr;
   }
-  const AttendPart part{.n_query = (b.t1 - b.t0) * group, .head_dim = kv.head_dim, .n_key = n_key, .group = group,
+  const AttendPart part{.n_query = b.n_query(), .head_dim = kv.head_dim, .n_key = n_key, .group = b.g1 - b.g0,
                         .place = mask == Mask::kTree ? a.place : nullptr, .scale = spec.scale, .k_type = kv.k_type, .v_type = kv.v_type,
                         .k = a.k, .v = a.v, .sees = a.sees, .query = a.query, .rows = a.rows, .score = a.score, .out = out, .top = top, .sum = sum};
   simd_.attend(&part);
+}
+
+// Into how many pieces a block is best cut, of its tokens or of one token's query heads, when ranges and pieces go to threads in turn.
+int CpuFast::pieces_of(const Block& b, int n_head) const {
+  constexpr int kDecode = 2;  // to decode a range costs about as much as two queries
+  const int units = b.t1 - b.t0 > 1 ? b.t1 - b.t0 : b.g1 - b.g0, each = b.n_query() / units;
+  std::vector<int64_t> load;
+  auto time = [&](int n) {
+    load.assign(size_t(n_threads_), 0);
+    for (int i = 0; i < n_head * n; ++i)
+      for (int64_t at = b.first; at < b.end;) {
+        const int64_t next = std::min(b.end, (at / kSplitRows + 1) * kSplitRows);
+        *std::min_element(load.begin(), load.end()) += (next - at) * (kDecode + (units + n - 1) / n * each);
+        at = next;
+      }
+    return *std::max_element(load.begin(), load.end());
+  };
+  int best = 1;
+  if (b.n_split() * n_head >= 4 * n_threads_) return best;
+  for (int n = 2; n <= std::min(units, n_threads_); ++n)
+    if (time(n) < time(best)) best = n;
+  return best;
 }
 
 void CpuFast::attend(Rows o, Rows q, KvLayer kv, const Step& s, AttnSpec spec) {
@@ -538,7 +561,7 @@ void CpuFast::attend(Rows o, Rows q, KvLayer kv, const Step& s, AttnSpec spec) {
       if (s.mask[seq] == Mask::kTree) end = *std::max_element(s.pos + s.q_begin[seq], s.pos + s.q_begin[seq + 1]) + 1;
       int64_t first = end;
       for (int i = t; i < next; ++i) first = std::min<int64_t>(first, spec.window ? std::max(0, s.pos[i] - spec.window + 1) : 0);
-      blocks_.push_back({t, next, first, end});
+      blocks_.push_back({t, next, 0, group, first, end});
       n_split += blocks_.back().n_split();
     } else {
       for (int i = t; i < next; ++i) std::fill_n(o.row(i), o.cols, 0.f);
@@ -546,9 +569,10 @@ void CpuFast::attend(Rows o, Rows q, KvLayer kv, const Step& s, AttnSpec spec) {
     t = next;
   }
 
+  auto head_of = [&](const Block& b, int head, int i) { return head * group + b.g0 + i % (b.g1 - b.g0); };
   auto load_queries = [&](const AttendScratch& a, const Block& b, int head) {
-    for (int i = 0; i < (b.t1 - b.t0) * group; ++i) {
-      std::copy_n(q.row(b.t0 + i / group) + (head * group + i % group) * E, E, a.query + int64_t(i) * E);
+    for (int i = 0; i < b.n_query(); ++i) {
+      std::copy_n(q.row(b.t0 + i / (b.g1 - b.g0)) + head_of(b, head, i) * E, E, a.query + int64_t(i) * E);
       if (kv_rotated(kv.k_type)) kv_rotate(a.query + int64_t(i) * E, E);
     }
   };
@@ -565,41 +589,57 @@ void CpuFast::attend(Rows o, Rows q, KvLayer kv, const Step& s, AttnSpec spec) {
     top = most, sum = sum * a + part_sum * b;
   };
   auto finish = [&](const Block& b, int head, int i, const float* out, float top, float sum) {
-    float* to = o.row(b.t0 + i / group) + (head * group + i % group) * E;
+    float* to = o.row(b.t0 + i / (b.g1 - b.g0)) + head_of(b, head, i) * E;
     const float inverse = top == kNone ? 0.f : 1.f / sum;
     for (int e = 0; e < E; ++e) to[e] = top == kNone ? 0.f : out[e] * inverse;
     if (kv_rotated(kv.v_type)) kv_unrotate(to, E);
   };
 
-  // One block of few heads leaves threads idle: its ranges are computed side by side, then merged in the same order.
-  const Block* only = blocks_.size() == 1 ? &blocks_[0] : nullptr;
-  const int64_t n_query = only ? int64_t(only->t1 - only->t0) * group : 0, each = n_query * (E + 2);
+  // One block of few heads leaves threads idle: its ranges, and pieces of it, are computed side by side, then merged in the
+  // same order.
   const int64_t n_item = int64_t(blocks_.size()) * kv.n_head;
-  if (only && n_item < 2 * n_threads_ && n_split > 1 && n_split * kv.n_head * each <= int64_t(partial_.size())) {
-    auto result = [&](int64_t head, int64_t split) { return partial_.data() + (head * n_split + split) * each; };
-    parallel_for(kv.n_head * n_split, n_threads_, [&](int64_t item) {
-      const int head = int(item / n_split);
-      const AttendScratch a = attend_scratch(E);
-      load_queries(a, *only, head);
-      float* to = result(head, item % n_split);
-      attend_part(a, *only, only->first / kSplitRows + item % n_split, head, kv, s, spec, to, to + n_query * E, to + n_query * (E + 1));
-    });
-    parallel_for(n_item, n_threads_, [&](int64_t head) {
-      const AttendScratch a = attend_scratch(E);
-      for (int64_t j = 0; j < n_query; ++j) {
-        float top = kNone, sum = 0;
-        for (int64_t i = 0; i < n_split; ++i) {
-          const float* from = result(head, i);
-          merge(a.out, top, sum, from + j * E, from[n_query * E + j], from[n_query * (E + 1) + j]);
+  if (blocks_.size() == 1 && n_item < 2 * n_threads_) {
+    const Block all = blocks_[0];
+    const int n_piece = pieces_of(all, kv.n_head), n_query = all.n_query();
+    const int64_t n_result = kv.n_head * n_split * n_query;
+    if (n_split * n_piece > 1 && n_result * (E + 2) <= int64_t(partial_.size())) {
+      auto cut = [&](int i) {
+        Block b = all;
+        int& from = all.t1 - all.t0 > 1 ? b.t0 : b.g0;
+        int& to = all.t1 - all.t0 > 1 ? b.t1 : b.g1;
+        const int begin = from, n = to - from;
+        from = begin + n * i / n_piece, to = begin + n * (i + 1) / n_piece;
+        return b;
+      };
+      float *const top = partial_.data() + n_result * E, *const sum = top + n_result;
+      auto result = [&](int64_t head, int64_t split, const Block& b) {  // of its first query
+        return (head * n_split + split) * n_query + int64_t(b.t0 - all.t0) * group + b.g0;
+      };
+      parallel_for(kv.n_head * n_piece * n_split, n_threads_, [&](int64_t item) {
+        const int head = int(item / n_split / n_piece);
+        const int64_t split = item % n_split;
+        const Block b = cut(int(item / n_split % n_piece));
+        const AttendScratch a = attend_scratch(E);
+        load_queries(a, b, head);
+        const int64_t i = result(head, split, b);
+        attend_part(a, b, all.first / kSplitRows + split, head, kv, s, spec, partial_.data() + i * E, top + i, sum + i);
+      });
+      parallel_for(kv.n_head * n_query, n_threads_, [&](int64_t item) {
+        const int head = int(item / n_query), i = int(item % n_query);
+        const AttendScratch a = attend_scratch(E);
+        float most = kNone, total = 0;
+        for (int64_t split = 0; split < n_split; ++split) {
+          const int64_t from = result(head, split, all) + i;
+          merge(a.out, most, total, partial_.data() + from * E, top[from], sum[from]);
         }
-        finish(*only, int(head), int(j), a.out, top, sum);
-      }
-    });
-    return;
+        finish(all, head, i, a.out, most, total);
+      });
+      return;
+    }
   }
   parallel_for(n_item, n_threads_, [&](int64_t item) {
     const Block& b = blocks_[size_t(item / kv.n_head)];
-    const int head = int(item % kv.n_head), n = (b.t1 - b.t0) * group;
+    const int head = int(item % kv.n_head), n = b.n_query();
     const AttendScratch a = attend_scratch(E);
     load_queries(a, b, head);
     std::fill_n(a.top, n, kNone);

@@ -49,11 +49,12 @@ class CpuFast : public CpuRef {
     void reserve(int64_t rows, int64_t cols);
     static int64_t row_bytes(int64_t cols);
   };
-  // The tokens of one sequence that share decoded K/V rows.
+  // The queries of one sequence that share decoded K/V rows: some tokens', of some query heads of each K/V head.
   struct Block {
-    int t0, t1;
+    int t0, t1, g0, g1;
     int64_t first, end;  // places of keys that one of them may see (simd.h)
     int64_t n_split() const { return end > first ? (end - 1) / kSplitRows - first / kSplitRows + 1 : 0; }
+    int n_query() const { return (t1 - t0) * (g1 - g0); }
   };
   struct AttendScratch;
   struct RopeTable {
@@ -63,7 +64,7 @@ class CpuFast : public CpuRef {
     std::vector<float> value;  // [max_tok][2][n] cosines, then sines
   };
 
-  Input quantise(QuantBuffer& to, Rows x, bool wanted, bool for_few);  // for_few: gemv may be called
+  Input quantise(QuantBuffer& to, Rows x, bool wanted, bool with_records);  // with_records: some product reads them
   Input prepare(Rows x, bool wanted);  // the input of whole steps, in panels too
   std::byte* panel(int64_t i, int64_t cols);
   bool quantised(const Weight& w) const { return w && simd_.gemv[int(w.type)]; }
@@ -77,6 +78,7 @@ class CpuFast : public CpuRef {
   const float* rope_table(Freqs freqs, const Step& s, int n_tok);
   float* aligned_scratch() const;
   AttendScratch attend_scratch(int head_dim) const;
+  int pieces_of(const Block& b, int n_head) const;
   void attend_part(const AttendScratch& a, const Block& b, int64_t split, int head, KvLayer kv, const Step& s, const AttnSpec& spec,
                    float* out, float* top, float* sum) const;
 

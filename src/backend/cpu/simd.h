@@ -27,7 +27,7 @@ constexpr int kGroupCols = 32;   // columns that share an activation scale
 constexpr int kChunkCols = 256;  // columns of eight groups; quantised rows are padded with zeros to a multiple
 constexpr int kTileRows = 16;    // weight rows of a packed tile
 constexpr int kMaxGemvTok = 48;  // the largest SimdKernels::gemv_tok
-constexpr int kRecordBytes = 384;  // of QuantRow::record
+constexpr int kRecordBytes = 512;  // of QuantRow::record, at most
 constexpr int kPanelRows = 16;   // tokens of SimdKernels::panel
 constexpr int kPanelBytes = 640; // of one of its groups
 constexpr int kSplitRows = 256;  // cache rows of one pass of attention
@@ -39,13 +39,13 @@ struct QuantRow {
   float* d;        // [n / 32] scales; NaN if the group holds one
   float* ds;       // [n / 32] scale times the sum of the group's codes
   int16_t* sum16;  // [n / 16] sums of codes
-  // [n / 256] chunks once more, for kernels with groups in their lanes: [8][8 groups][4] codes, four columns of each
-  // group at a time, then d, ds, int32 sums of codes and sum16, 32 bytes each.
+  // [n / 256] chunks once more, for kernels with groups in their lanes, as SimdKernels::interleave wrote them: four columns of
+  // each group at a time.
   std::byte* record;
 };
 
 // Sixteen weight rows, unpacked so that the rows lie in lanes. Group g = 8 c + j is at index i = j * n_chunk + c:
-// the groups of one lane of the sum follow each other.
+// the groups of one lane of the sum follow each other. A table's pack and gemm may agree on another order in the same room.
 struct PackedTile {
   uint8_t* code;  // [8 n_chunk][8][16 rows][4] bytes, four columns at a time
   float* w;       // [8 n_chunk][16 rows]
@@ -79,7 +79,8 @@ struct SimdKernels {
   const char* name;
 
   void (*quantize)(const float* x, int64_t n, const QuantRow* to);
-  void (*interleave)(int64_t n, const QuantRow* row);  // fills its records; null: gemv does not read them
+  void (*interleave)(int64_t n, const QuantRow* row);  // fills its records; null: no product reads them. One token's never does
+  bool records_in_gemm;                                // gemm reads them too
   // Up to sixteen rows once more, for kernels with tokens in the rows of a tile: [8 n_chunk] groups in the order of
   // PackedTile, each [16][32] codes, then [16] d, then [16] ds; zeros beyond n_tok. Null: gemm does not read them.
   void (*panel)(int64_t n, int n_tok, const QuantRow* x, std::byte* to);

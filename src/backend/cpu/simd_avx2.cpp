@@ -5,8 +5,6 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 
-#include <algorithm>
-
 namespace facet {
 namespace {
 
@@ -19,7 +17,7 @@ inline __m256i dot32(__m256i codes, __m256i x) {  // sums of four products each
 #include "backend/cpu/simd_ymm.h"
 
 // Pairs of vectors, so that sums go as they do with AVX-512.
-constexpr int W = 16, kDotRows = 2, kDotTok = 2, kScoreRows = 4, kWide = 4;
+constexpr int W = 16, kDotRows = 2, kDotTok = 2, kScoreRows = 4, kScoreQueries = 3, kWide = 2, kWideQueries = 3;
 typedef float v8 __attribute__((vector_size(32)));
 typedef int32_t i8 __attribute__((vector_size(32)));
 struct vf {
@@ -50,6 +48,12 @@ inline vf two_to(vf n) { return {two_to(n.a), two_to(n.b)}; }
 inline vf fma(vf a, vf b, vf c) {
   return {(v8)_mm256_fmadd_ps((__m256)a.a, (__m256)b.a, (__m256)c.a), (v8)_mm256_fmadd_ps((__m256)a.b, (__m256)b.b, (__m256)c.b)};
 }
+typedef v8 vpart;
+constexpr int kParts = 2;
+inline v8& part_of(vf& x, int i) { return i ? x.b : x.a; }
+inline v8 load_part_at(const float* p) { return (v8)_mm256_loadu_ps(p); }
+inline void store_part_at(float* p, v8 v) { _mm256_storeu_ps(p, (__m256)v); }
+inline v8 fma(v8 a, v8 b, v8 c) { return (v8)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c); }
 inline vf load_f16(const std::byte* p) { return {(v8)_mm256_cvtph_ps(load16(p)), (v8)_mm256_cvtph_ps(load16(p + 16))}; }
 inline v8 bf16_at(const std::byte* p) { return (v8)_mm256_slli_epi32(_mm256_cvtepu16_epi32(load16(p)), 16); }
 inline vf load_bf16(const std::byte* p) { return {bf16_at(p), bf16_at(p + 16)}; }
@@ -75,66 +79,25 @@ void to_f16(const float* x, std::byte* y, int64_t n) {
     _mm_storeu_si128((__m128i*)(y + 2 * i), _mm256_cvtps_ph(_mm256_loadu_ps(x + i), _MM_FROUND_TO_NEAREST_INT));
 }
 
-// ---- N tokens, eight of the sixteen rows in the lanes
+// ---- codes and activations of 16 bits, two products in a lane: without VNNI nothing is quicker for codes of eight bits
+//
+// A chunk's record: [8 k][2][8 groups][2] values, of each group columns 4k and 4k + 2, then 4k + 1 and 4k + 3, which is what
+// shifts by eight make of four codes in a dword.
 
-template <class T, int N>
-void gemm_tokens(const PackedTile* w, int rows, const QuantRow* x, float* y, int64_t stride) {
-  __m256 part[8][N];
-  for (int j = 0; j < 8; ++j) {
-    __m256 f[N];
-    for (int t = 0; t < N; ++t) f[t] = _mm256_setzero_ps();
-    for (int c = 0; c < w->n_chunk; ++c) {
-      const int64_t at = int64_t(j) * w->n_chunk + c;
-      const int g = 8 * c + j;
-      const uint8_t* code = w->code + at * 512 + 4 * rows;
-      __m256i s[N];
-      auto half = [&](int from, int to) {
-        for (int t = 0; t < N; ++t) s[t] = _mm256_setzero_si256();
-        for (int k = from; k < to; ++k) {
-          const __m256i v = load32(code + 64 * k);
-          for (int t = 0; t < N; ++t) {
-            int32_t four;
-            __builtin_memcpy(&four, x[t].q + 32 * g + 4 * k, 4);
-            s[t] = _mm256_add_epi32(s[t], dot32(v, _mm256_set1_epi32(four)));
-          }
-        }
-      };
-      if constexpr (T::kSub) {
-        __m256i sum[N];
-        for (int h = 0; h < 2; ++h) {
-          half(4 * h, 4 * h + 4);
-          const __m256i sub = load32(w->sub + at * 32 + 16 * h + rows);
-          for (int t = 0; t < N; ++t) {
-            const __m256i d = _mm256_mullo_epi32(s[t], sub);
-            sum[t] = h ? _mm256_add_epi32(sum[t], d) : d;
-          }
-        }
-        for (int t = 0; t < N; ++t) s[t] = sum[t];
-      } else {
-        half(0, 8);
-      }
-      const __m256 wv = _mm256_loadu_ps(w->w + at * 16 + rows);
-      for (int t = 0; t < N; ++t)
-        f[t] = _mm256_add_ps(f[t], _mm256_mul_ps(_mm256_cvtepi32_ps(s[t]), _mm256_mul_ps(wv, _mm256_set1_ps(x[t].d[g]))));
-      if constexpr (T::kMin) {
-        const __m256 mv = _mm256_loadu_ps(w->m + at * 16 + rows);
-        for (int t = 0; t < N; ++t) f[t] = _mm256_add_ps(f[t], _mm256_mul_ps(mv, _mm256_set1_ps(x[t].ds[g])));
-      }
+struct Pairs {
+  __m256i even, odd;
+};
+inline Pairs widen(__m256i four) { return {_mm256_srai_epi16(_mm256_slli_epi16(four, 8), 8), _mm256_srai_epi16(four, 8)}; }
+
+void interleave(int64_t n, const QuantRow* row) {
+  for (int64_t c = 0; c < (n + kChunkCols - 1) / kChunkCols; ++c) {
+    __m256i v[8];
+    transpose8(row->q + kChunkCols * c, v);
+    std::byte* to = row->record + kRecordBytes * c;
+    for (int k = 0; k < 8; ++k) {
+      const Pairs p = widen(v[k]);
+      store32(to + 64 * k, p.even), store32(to + 64 * k + 32, p.odd);
     }
-    for (int t = 0; t < N; ++t) part[j][t] = f[t];
-  }
-  for (int t = 0; t < N; ++t) {
-    auto sum4 = [&](int i) { return _mm256_add_ps(part[i][t], part[i + 4][t]); };
-    _mm256_storeu_ps(y + t * stride + rows, _mm256_add_ps(_mm256_add_ps(sum4(0), sum4(2)), _mm256_add_ps(sum4(1), sum4(3))));
-  }
-}
-
-template <class T>
-void gemm(const PackedTile* w, int n_tok, const QuantRow* x, const std::byte*, float* y, int64_t stride) {
-  for (int rows = 0; rows < kTileRows; rows += 8) {
-    int t = 0;
-    for (; t + 4 <= n_tok; t += 4) gemm_tokens<T, 4>(w, rows, x + t, y + t * stride, stride);
-    for (; t < n_tok; ++t) gemm_tokens<T, 1>(w, rows, x + t, y + t * stride, stride);
   }
 }
 
@@ -184,24 +147,158 @@ void gemv_tokens(const std::byte* w, int64_t row_bytes, int64_t n_row, int64_t n
   }
 }
 
+// A chunk with its groups in the lanes of the codes too.
+struct Columns {
+  __m256i v[8];     // v[k] holds columns 4 k .. 4 k + 3 of each group
+  __m256 w, m;
+  __m256i sub[2];   // scales of the first and the last sixteen columns
+};
+template <class T>
+inline __attribute__((always_inline)) void columns_of(const std::byte* p, int n, Columns& to) {
+  __m256i v[8] = {};
+  Scales k{};
+  T::codes(p, n, v);
+  T::scales(p, n, k);
+  transpose8(v, to.v);
+  to.w = k.w;
+  if constexpr (T::kMin) to.m = k.m;
+  if constexpr (T::kSub) {
+    const __m256i sub = _mm256_cvtepi8_epi16(k.sub);
+    to.sub[0] = _mm256_srai_epi32(_mm256_slli_epi32(sub, 16), 16), to.sub[1] = _mm256_srai_epi32(sub, 16);
+  }
+}
+
+// Adds to each token's f the products of chunk c: lane g is group g.
+template <class T, int N>
+inline __attribute__((always_inline)) void add_records(__m256* f, const Columns& k, const QuantRow* const* x, int64_t c) {
+  __m256i s[N], sum[N];
+  for (int t = 0; t < N; ++t) s[t] = _mm256_setzero_si256();
+  for (int i = 0; i < 8; ++i) {
+    const Pairs four = widen(k.v[i]);
+    for (int t = 0; t < N; ++t) s[t] = _mm256_add_epi32(s[t], _mm256_madd_epi16(four.even, load32(x[t]->record + kRecordBytes * c + 64 * i)));
+    for (int t = 0; t < N; ++t) s[t] = _mm256_add_epi32(s[t], _mm256_madd_epi16(four.odd, load32(x[t]->record + kRecordBytes * c + 64 * i + 32)));
+    if constexpr (T::kSub)
+      if (i == 3)
+        for (int t = 0; t < N; ++t) sum[t] = _mm256_mullo_epi32(s[t], k.sub[0]), s[t] = _mm256_setzero_si256();
+  }
+  for (int t = 0; t < N; ++t) {
+    if constexpr (T::kSub) s[t] = _mm256_add_epi32(sum[t], _mm256_mullo_epi32(s[t], k.sub[1]));
+    f[t] = _mm256_add_ps(f[t], _mm256_mul_ps(_mm256_cvtepi32_ps(s[t]), _mm256_mul_ps(k.w, _mm256_loadu_ps(x[t]->d + 8 * c))));
+    if constexpr (T::kMin) f[t] = _mm256_add_ps(f[t], _mm256_mul_ps(k.m, _mm256_loadu_ps(x[t]->ds + 8 * c)));
+  }
+}
+
+// fold_lanes of each of eight vectors.
+inline __m256 fold_eight(const __m256* f) {
+  auto quarters = [&](int i) { return _mm256_add_ps(_mm256_permute2f128_ps(f[i], f[i + 4], 0x20), _mm256_permute2f128_ps(f[i], f[i + 4], 0x31)); };
+  auto pairs = [](__m256 a, __m256 b) {
+    const __m256d x = _mm256_castps_pd(a), y = _mm256_castps_pd(b);
+    return _mm256_add_ps(_mm256_castpd_ps(_mm256_unpacklo_pd(x, y)), _mm256_castpd_ps(_mm256_unpackhi_pd(x, y)));
+  };
+  const __m256 a = pairs(quarters(0), quarters(1)), b = pairs(quarters(2), quarters(3));
+  return _mm256_add_ps(_mm256_shuffle_ps(a, b, 0x88), _mm256_shuffle_ps(a, b, 0xDD));
+}
+inline void store_sums(const __m256* f, int n_tok, float* y, int64_t stride) {
+  float sum[8];
+  _mm256_storeu_ps(sum, fold_eight(f));
+  for (int t = 0; t < n_tok; ++t) y[t * stride] = sum[t];
+}
+
+// Up to N tokens; what lies beyond n_tok is the last of them once more.
+template <int N>
+struct Tokens {
+  const QuantRow* row[N];
+  Tokens(const QuantRow* x, int n_tok) {
+    for (int t = 0; t < N; ++t) row[t] = x + (t < n_tok ? t : n_tok - 1);
+  }
+};
+template <class F>
+inline void with_width(int n_tok, F f) {
+  if (n_tok <= 4) return f.template operator()<4>();
+  if (n_tok <= 6) return f.template operator()<6>();
+  f.template operator()<8>();
+}
+
+template <class T, int N>
+void gemv_records(const std::byte* w, int64_t row_bytes, int64_t n_row, int64_t n_in, int n_tok, const QuantRow* x, float* y, int64_t stride) {
+  const Tokens<N> tokens(x, n_tok);
+  const int64_t n_chunk = n_in / kChunkCols;
+  const int rest = int(n_in % kChunkCols / 32);
+  Columns k;
+  for (int64_t o = 0; o < n_row; ++o) {
+    const std::byte* p = w + o * row_bytes;
+    __m256 f[8] = {};
+    int64_t c = 0;
+    for (; c < n_chunk; ++c, p += chunk_bytes<T>()) {
+      for (int64_t i = 0; i < chunk_bytes<T>(); i += 64) _mm_prefetch((const char*)(uintptr_t(p) + 1536 + uintptr_t(i)), _MM_HINT_T0);
+      columns_of<T>(p, 8, k);
+      add_records<T, N>(f, k, tokens.row, c);
+    }
+    if (rest) columns_of<T>(p, rest, k), add_records<T, N>(f, k, tokens.row, c);
+    store_sums(f, n_tok, y + o, stride);
+  }
+}
+
 template <class T>
 void gemv(const std::byte* w, int64_t row_bytes, int64_t n_row, int64_t n_in, int n_tok, const QuantRow* x, float* y, int64_t stride) {
   if (n_tok == 1) gemv_tokens<T, 1>(w, row_bytes, n_row, n_in, x, y, stride);
   if (n_tok == 2) gemv_tokens<T, 2>(w, row_bytes, n_row, n_in, x, y, stride);
-  if (n_tok == 3) gemv_tokens<T, 3>(w, row_bytes, n_row, n_in, x, y, stride);
-  if (n_tok == 4) gemv_tokens<T, 4>(w, row_bytes, n_row, n_in, x, y, stride);
-  if (n_tok <= 4) return;
-  // Four tokens at a time; a few rows of weights stay in the first cache meanwhile.
-  constexpr int64_t kRows = 8;
-  for (int64_t o = 0; o < n_row; o += kRows)
-    for (int t = 0; t < n_tok; t += 4) gemv<T>(w + o * row_bytes, row_bytes, std::min(kRows, n_row - o), n_in, std::min(4, n_tok - t), x + t, y + t * stride + o, stride);
+  if (n_tok > 2) with_width(n_tok, [&]<int N>() { gemv_records<T, N>(w, row_bytes, n_row, n_in, n_tok, x, y, stride); });
+}
+
+// ---- many tokens: rows of a tile lie one after the other, chunk c of row r at index r * n_chunk + c, each as Columns
+
+template <class T>
+void pack(const std::byte* w, int64_t row_bytes, int n_row, int64_t n_in, const PackedTile* to) {
+  Columns k;
+  for (int r = 0; r < kTileRows; ++r) {
+    const std::byte* p = w + (r < n_row ? r : n_row - 1) * row_bytes;
+    for (int c = 0; c < to->n_chunk; ++c, p += chunk_bytes<T>()) {
+      // The next tile. Only a hint: an address beyond the file is harmless.
+      for (int64_t i = 0; i < chunk_bytes<T>(); i += 64)
+        _mm_prefetch((const char*)(uintptr_t(p) + uintptr_t(kTileRows * row_bytes + i)), _MM_HINT_T1);
+      const int64_t left = n_in / 32 - 8 * c, at = int64_t(r) * to->n_chunk + c;
+      if (left >= 8) columns_of<T>(p, 8, k);
+      else columns_of<T>(p, int(left), k);
+      for (int i = 0; i < 8; ++i) store32(to->code + at * 256 + 32 * i, k.v[i]);
+      _mm256_storeu_ps(to->w + at * 8, k.w);
+      if constexpr (T::kMin) _mm256_storeu_ps(to->m + at * 8, k.m);
+      if constexpr (T::kSub) store32(to->sub + at * 16, k.sub[0]), store32(to->sub + at * 16 + 8, k.sub[1]);
+    }
+  }
+}
+
+template <class T, int N>
+void gemm_records(const PackedTile* w, int n_tok, const QuantRow* x, float* y, int64_t stride) {
+  const Tokens<N> tokens(x, n_tok);
+  Columns k;
+  for (int r = 0; r < kTileRows; ++r) {
+    __m256 f[8] = {};
+    for (int c = 0; c < w->n_chunk; ++c) {
+      const int64_t at = int64_t(r) * w->n_chunk + c;
+      for (int i = 0; i < 8; ++i) k.v[i] = load32(w->code + at * 256 + 32 * i);
+      k.w = _mm256_loadu_ps(w->w + at * 8);
+      if constexpr (T::kMin) k.m = _mm256_loadu_ps(w->m + at * 8);
+      if constexpr (T::kSub) k.sub[0] = load32(w->sub + at * 16), k.sub[1] = load32(w->sub + at * 16 + 8);
+      add_records<T, N>(f, k, tokens.row, c);
+    }
+    store_sums(f, n_tok, y + r, stride);
+  }
+}
+
+template <class T>
+void gemm(const PackedTile* w, int n_tok, const QuantRow* x, const std::byte*, float* y, int64_t stride) {
+  for (int t = 0; t < n_tok; t += 8) {
+    const int n = n_tok - t < 8 ? n_tok - t : 8;
+    with_width(n, [&]<int N>() { gemm_records<T, N>(w, n, x + t, y + t * stride, stride); });
+  }
 }
 
 #include "backend/cpu/simd_table.h"
 
 }  // namespace
 
-constinit const SimdKernels kAvx2Kernels = make_table("avx2", 8);
+constinit const SimdKernels kAvx2Kernels = make_table("avx2", 8, interleave, true);
 
 }  // namespace facet
 #endif

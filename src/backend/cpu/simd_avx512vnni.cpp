@@ -10,8 +10,9 @@ namespace {
 constexpr bool kUnsigned = true;
 
 #include "backend/cpu/simd_ymm.h"
+#include "backend/cpu/simd_pack.h"
 
-constexpr int W = 16, kDotRows = 4, kDotTok = 4, kScoreRows = 16, kWide = 8;
+constexpr int W = 16, kDotRows = 4, kDotTok = 4, kScoreRows = 16, kScoreQueries = 1, kWide = 8, kWideQueries = 1;
 typedef float vf __attribute__((vector_size(64)));
 typedef int32_t vi __attribute__((vector_size(64)));
 typedef uint16_t vh __attribute__((vector_size(32)));
@@ -31,6 +32,11 @@ inline vf load_bf16(const std::byte* p) {
   return (vf)(__builtin_convertvector(h, vi) << 16);
 }
 inline vf fma(vf a, vf b, vf c) { return (vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c); }
+typedef vf vpart;
+constexpr int kParts = 1;
+inline vf& part_of(vf& x, int) { return x; }
+inline vf load_part_at(const float* p) { return load(p); }
+inline void store_part_at(float* p, vf v) { store(p, v); }
 inline vf load_f16(const std::byte* p) { return (vf)_mm512_cvtph_ps(load32(p)); }
 
 inline __m512 quarters(__m512 a, __m512 b) {  // per 128 bits: sums of pairs of a and b, interleaved

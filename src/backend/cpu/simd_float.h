@@ -6,7 +6,8 @@
 //   if_below(x, c, a, b), if_above       lane by lane x < c ? a : b
 //   two_to(n)                 2^k for n = k + 1.5 * 2^23
 //   fold_rows(vf a[W])        lane i = sum of the lanes of a[i]
-//   kDotRows, kDotTok, kScoreRows, kWide   how much the registers hold; no result depends on them
+//   vpart, kParts             what a register holds of a vector, and how many make one; load_part_at(p, part), part_of(vf&, part)
+//   kDotRows, kDotTok, kScoreRows, kScoreQueries, kWide, kWideQueries   how much the registers hold; no result depends on them
 // A vector's lanes are columns or cache rows by their absolute index mod W, so no result depends on how work is cut.
 // AVX2 and AVX-512 share W and the order of every sum: the same bits.
 
@@ -87,40 +88,6 @@ float sum_squares(const float* x, int64_t n) {
     s = fma(v, v, s);
   }
   return fold(s);
-}
-
-// Groups of 32 to signed bytes, nearest even. A NaN is larger than anything as bits, so it becomes the scale.
-void quantize(const float* x, int64_t n, const QuantRow* to) {
-  const int64_t padded = (n + kChunkCols - 1) / kChunkCols * kChunkCols;
-  for (int64_t g = 0; g < padded / 32; ++g) {
-    float v[32] = {};
-    int8_t* q = to->q + 32 * g;
-    if (32 * g + 32 <= n) __builtin_memcpy(v, x + 32 * g, sizeof v);
-    int32_t top = 0;
-    for (int i = 0; i < 32; ++i) {
-      int32_t b;
-      __builtin_memcpy(&b, v + i, 4);
-      b &= 0x7FFFFFFF;
-      top = b > top ? b : top;
-    }
-    float amax;
-    __builtin_memcpy(&amax, &top, 4);
-    const bool tiny = amax < 1e-30f, finite = amax < 3e38f;
-    const float d = tiny ? 0.f : amax / 127.f, inverse = !tiny && finite ? 127.f / amax : 0.f;
-    int32_t c[32];
-    for (int i = 0; i < 32; ++i) {
-      const float r = v[i] * inverse + 12582912.f;
-      int32_t b;
-      __builtin_memcpy(&b, &r, 4);
-      c[i] = finite ? b - 0x4B400000 : 0;
-    }
-    int32_t low = 0, high = 0;
-    for (int i = 0; i < 16; ++i) low += c[i], high += c[i + 16];
-    for (int i = 0; i < 32; ++i) q[i] = int8_t(c[i]);
-    to->d[g] = d;
-    to->ds[g] = d * float(low + high);
-    to->sum16[2 * g] = int16_t(low), to->sum16[2 * g + 1] = int16_t(high);
-  }
 }
 
 // ---- rows of floats
@@ -219,6 +186,80 @@ bool any_row(const std::byte* const* row, int n) {
   return false;
 }
 
+// Dot products of Q queries with W decoded rows, times scale, to score + kPartKeys of each.
+template <int Q>
+void score_rows(const float* query, const float* k, int E, float scale, float* score) {
+  constexpr int R = kScoreRows;
+  vf a[Q][W];
+  for (int r0 = 0; r0 < W; r0 += R)
+    for (int part = 0; part < kParts; ++part) {
+      vpart sum[Q][R] = {};
+      for (int e = part * (W / kParts); e < E; e += W) {
+        vpart kv[R];
+        for (int r = 0; r < R; ++r) kv[r] = load_part_at(k + (r0 + r) * E + e);
+        for (int i = 0; i < Q; ++i) {
+          const vpart qv = load_part_at(query + i * E + e);
+          for (int r = 0; r < R; ++r) sum[i][r] = fma(qv, kv[r], sum[i][r]);
+        }
+      }
+      for (int i = 0; i < Q; ++i)
+        for (int r = 0; r < R; ++r) part_of(a[i][r0 + r], part) = sum[i][r];
+    }
+  for (int i = 0; i < Q; ++i) store(score + i * kPartKeys, fold_rows(a[i]) * scale);
+}
+
+// Adds to Q results the W decoded rows times score + kPartKeys of each, none of which is zero.
+template <int Q>
+void add_rows(const float* score, const float* v, int E, float* out) {
+  constexpr int P = kWide * kParts, L = W / kParts;
+  for (int e = 0; e < E; e += kWide * W) {
+    vpart a[Q][P];
+    for (int i = 0; i < Q; ++i)
+      for (int j = 0; j < P; ++j) a[i][j] = load_part_at(out + i * E + e + j * L);
+    for (int r = 0; r < W; ++r) {
+      vpart row[P];
+      for (int j = 0; j < P; ++j) row[j] = load_part_at(v + r * E + e + j * L);
+      for (int i = 0; i < Q; ++i) {
+        const vpart w = score[i * kPartKeys + r] - vpart{};
+        for (int j = 0; j < P; ++j) a[i][j] = fma(w, row[j], a[i][j]);
+      }
+    }
+    for (int i = 0; i < Q; ++i)
+      for (int j = 0; j < P; ++j) store_part_at(out + i * E + e + j * L, a[i][j]);
+  }
+}
+// The same for one query and up to W rows. A row it does not see must not touch it, whatever that holds.
+void add_seen_rows(const float* score, int n, const float* v, int E, float* out) {
+  constexpr int N = 4;
+  int e = 0;
+  for (; e + N * W <= E; e += N * W) {
+    vf a[N];
+    for (int j = 0; j < N; ++j) a[j] = load(out + e + j * W);
+    for (int r = 0; r < n; ++r) {
+      if (score[r] == 0.f) continue;
+      const vf w = splat(score[r]);
+      for (int j = 0; j < N; ++j) a[j] = fma(w, load(v + r * E + e + j * W), a[j]);
+    }
+    for (int j = 0; j < N; ++j) store(out + e + j * W, a[j]);
+  }
+  for (; e < E; e += W) {
+    vf a = load(out + e);
+    for (int r = 0; r < n; ++r)
+      if (score[r] != 0.f) a = fma(splat(score[r]), load(v + r * E + e), a);
+    store(out + e, a);
+  }
+}
+
+// Calls f.operator()<Q>(i) for i in [0, n) in steps of Q, up to Most at a time.
+template <int Most, class F>
+void in_groups(int n, F f) {
+  for (int i = 0; i < n;) {
+    if (Most >= 3 && n - i >= 3 && n - i != 4) f.template operator()<Most >= 3 ? 3 : 1>(i), i += 3;
+    else if (Most >= 2 && n - i >= 2) f.template operator()<Most >= 2 ? 2 : 1>(i), i += 2;
+    else f.template operator()<1>(i), i += 1;
+  }
+}
+
 void attend(const AttendPart* p) {
   const int E = p->head_dim, n = p->n_query;
   const float none = -__builtin_inff();
@@ -229,19 +270,7 @@ void attend(const AttendPart* p) {
       continue;
     }
     const float* k = decode_rows(p->k_type, p->k + b, rows, p->rows, E);
-    for (int i = 0; i < n; ++i) {
-      const float* q = p->query + int64_t(i) * E;
-      vf a[W];
-      for (int r0 = 0; r0 < W; r0 += kScoreRows) {
-        vf sum[kScoreRows] = {};
-        for (int e = 0; e < E; e += W) {
-          const vf qv = load(q + e);
-          for (int r = 0; r < kScoreRows; ++r) sum[r] = fma(qv, load(k + (r0 + r) * E + e), sum[r]);
-        }
-        for (int r = 0; r < kScoreRows; ++r) a[r0 + r] = sum[r];
-      }
-      store(p->score + i * kPartKeys + b, fold_rows(a) * p->scale);
-    }
+    in_groups<kScoreQueries>(n, [&]<int Q>(int i) { score_rows<Q>(p->query + int64_t(i) * E, k, E, p->scale, p->score + i * kPartKeys + b); });
   }
   for (int i = 0; i < n; ++i) {
     const uint8_t* sees = p->sees + int64_t(i / p->group) * kPartKeys;
@@ -278,27 +307,17 @@ void attend(const AttendPart* p) {
     const int rows = p->n_key - b < W ? p->n_key - b : W;
     if (!any_row(p->v + b, rows)) continue;
     const float* v = decode_rows(p->v_type, p->v + b, rows, p->rows, E);
-    for (int i = 0; i < n; ++i) {
-      if (p->top[i] == none) continue;
+    in_groups<kWideQueries>(n, [&]<int Q>(int i) {
       const float* s = p->score + i * kPartKeys + b;
       float* o = p->out + int64_t(i) * E;
-      int e = 0;
-      for (; e + kWide * W <= E; e += kWide * W) {
-        vf a[kWide];
-        for (int j = 0; j < kWide; ++j) a[j] = load(o + e + j * W);
-        for (int r = 0; r < rows; ++r) {
-          if (s[r] == 0.f) continue;  // also keeps what a row does not see from touching it, whatever it holds
-          const vf w = splat(s[r]);
-          for (int j = 0; j < kWide; ++j) a[j] = fma(w, load(v + r * E + e + j * W), a[j]);
-        }
-        for (int j = 0; j < kWide; ++j) store(o + e + j * W, a[j]);
+      bool all = rows == W && E % (kWide * W) == 0;
+      for (int j = 0; j < Q; ++j) {
+        all &= p->top[i + j] != none;
+        for (int r = 0; r < W; ++r) all &= s[j * kPartKeys + r] != 0.f;
       }
-      for (; e < E; e += W) {
-        vf a = load(o + e);
-        for (int r = 0; r < rows; ++r)
-          if (s[r] != 0.f) a = fma(splat(s[r]), load(v + r * E + e), a);
-        store(o + e, a);
-      }
-    }
+      if (all) return add_rows<Q>(s, v, E, o);
+      for (int j = 0; j < Q; ++j)
+        if (p->top[i + j] != none) add_seen_rows(s + j * kPartKeys, rows, v, E, o + int64_t(j) * E);
+    });
   }
 }

@@ -6,7 +6,7 @@
 namespace facet {
 namespace {
 
-constexpr int W = 4, kDotRows = 4, kDotTok = 4, kScoreRows = 4, kWide = 8;
+constexpr int W = 4, kDotRows = 4, kDotTok = 4, kScoreRows = 4, kScoreQueries = 1, kWide = 8, kWideQueries = 1;
 typedef float vf __attribute__((vector_size(16)));
 typedef int32_t vi __attribute__((vector_size(16)));
 typedef uint16_t vh __attribute__((vector_size(8)));
@@ -31,6 +31,11 @@ inline float half_at(const std::byte* p) {
   __builtin_memcpy(&h, p, 2);
   return f16_to_f32(h);
 }
+typedef vf vpart;
+constexpr int kParts = 1;
+inline vf& part_of(vf& x, int) { return x; }
+inline vf load_part_at(const float* p) { return load(p); }
+inline void store_part_at(float* p, vf v) { store(p, v); }
 inline vf load_f16(const std::byte* p) { return vf{half_at(p), half_at(p + 2), half_at(p + 4), half_at(p + 6)}; }
 inline vf fold_rows(const vf* a) {
   vf s;
@@ -39,6 +44,40 @@ inline vf fold_rows(const vf* a) {
 }
 
 #include "backend/cpu/simd_float.h"
+
+// Groups of 32 to signed bytes, nearest even. A NaN is larger than anything as bits, so it becomes the scale.
+void quantize(const float* x, int64_t n, const QuantRow* to) {
+  const int64_t padded = (n + kChunkCols - 1) / kChunkCols * kChunkCols;
+  for (int64_t g = 0; g < padded / 32; ++g) {
+    float v[32] = {};
+    int8_t* q = to->q + 32 * g;
+    if (32 * g + 32 <= n) __builtin_memcpy(v, x + 32 * g, sizeof v);
+    int32_t top = 0;
+    for (int i = 0; i < 32; ++i) {
+      int32_t b;
+      __builtin_memcpy(&b, v + i, 4);
+      b &= 0x7FFFFFFF;
+      top = b > top ? b : top;
+    }
+    float amax;
+    __builtin_memcpy(&amax, &top, 4);
+    const bool tiny = amax < 1e-30f, finite = amax < 3e38f;
+    const float d = tiny ? 0.f : amax / 127.f, inverse = !tiny && finite ? 127.f / amax : 0.f;
+    int32_t c[32];
+    for (int i = 0; i < 32; ++i) {
+      const float r = v[i] * inverse + 12582912.f;
+      int32_t b;
+      __builtin_memcpy(&b, &r, 4);
+      c[i] = finite ? b - 0x4B400000 : 0;
+    }
+    int32_t low = 0, high = 0;
+    for (int i = 0; i < 16; ++i) low += c[i], high += c[i + 16];
+    for (int i = 0; i < 32; ++i) q[i] = int8_t(c[i]);
+    to->d[g] = d;
+    to->ds[g] = d * float(low + high);
+    to->sum16[2 * g] = int16_t(low), to->sum16[2 * g + 1] = int16_t(high);
+  }
+}
 
 constexpr void (*to_f16)(const float*, std::byte*, int64_t) = nullptr;
 

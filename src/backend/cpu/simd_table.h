@@ -2,11 +2,12 @@
 
 #include "backend/cpu/simd_types.h"
 
-constexpr SimdKernels make_table(const char* name, int gemv_tok, void (*interleave)(int64_t, const QuantRow*) = nullptr) {
+constexpr SimdKernels make_table(const char* name, int gemv_tok, void (*interleave)(int64_t, const QuantRow*) = nullptr, bool records_in_gemm = false) {
   SimdKernels k{};
   k.name = name;
   k.gemv_tok = gemv_tok;
   k.interleave = interleave;
+  k.records_in_gemm = records_in_gemm;
   k.quantize = quantize;
   each_quantised([&k]<class T>(DType type) {
     k.gemv[int(type)] = gemv<T>;

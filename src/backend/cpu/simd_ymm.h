@@ -1,5 +1,5 @@
 // Included by simd_avx2.cpp, simd_avx512vnni.cpp and simd_amx.cpp only, inside their anonymous namespaces: unpacking of
-// quantised rows with 256-bit vectors, and packing of tiles. The including file defines
+// quantised rows with 256-bit vectors. The including file defines
 //   kUnsigned           codes are kept as unsigned bytes, code + kOffset; otherwise as signed bytes
 //
 // Types below describe a chunk of up to eight groups of 32 columns. kOffset is what the unsigned codes are too large by,
@@ -210,67 +210,56 @@ inline float fold_lanes(__m256 f) {
   return _mm_cvtss_f32(_mm_add_ss(b, _mm_movehdup_ps(b)));
 }
 
-// ---- packing
-
-// Rows of eight dwords, 32 bytes apart, to columns: out[j] holds dword j of the eight rows.
-void transpose8(const void* from, __m256i* out) {
-  const char* p = (const char*)from;
-  __m256i r[8], t[8];
-  for (int i = 0; i < 8; ++i) r[i] = load32(p + 32 * i);
+// Eight rows of eight dwords to columns: out[j] holds dword j of each. r is scratch, and may be out.
+inline __attribute__((always_inline)) void transpose8(__m256i* r, __m256i* out) {
+  __m256i t[8];
   for (int i = 0; i < 8; i += 2) t[i] = _mm256_unpacklo_epi32(r[i], r[i + 1]), t[i + 1] = _mm256_unpackhi_epi32(r[i], r[i + 1]);
   for (int i = 0; i < 8; i += 4) {
     r[i] = _mm256_unpacklo_epi64(t[i], t[i + 2]), r[i + 1] = _mm256_unpackhi_epi64(t[i], t[i + 2]);
     r[i + 2] = _mm256_unpacklo_epi64(t[i + 1], t[i + 3]), r[i + 3] = _mm256_unpackhi_epi64(t[i + 1], t[i + 3]);
   }
   for (int i = 0; i < 4; ++i) {
-    out[i] = _mm256_permute2x128_si256(r[i], r[i + 4], 0x20);
-    out[i + 4] = _mm256_permute2x128_si256(r[i], r[i + 4], 0x31);
+    const __m256i a = r[i], b = r[i + 4];
+    out[i] = _mm256_permute2x128_si256(a, b, 0x20), out[i + 4] = _mm256_permute2x128_si256(a, b, 0x31);
   }
+}
+inline void transpose8(const void* from, __m256i* out) {  // of rows 32 bytes apart
+  __m256i r[8];
+  for (int i = 0; i < 8; ++i) r[i] = load32((const char*)from + 32 * i);
+  transpose8(r, out);
 }
 void store32(void* p, __m256i v) { _mm256_storeu_si256((__m256i*)p, v); }
 
-template <class T>
-void pack(const std::byte* w, int64_t row_bytes, int n_row, int64_t n_in, const PackedTile* to) {
-  alignas(64) uint8_t code[8][kTileRows][32];  // a chunk of each row
-  alignas(64) float wv[kTileRows][8], mv[kTileRows][8];
-  alignas(64) int32_t sub[2][kTileRows][8];    // of even and odd sixteens
-  for (int c = 0; c < to->n_chunk; ++c) {
-    const int left = int(n_in / 32) - 8 * c, n = left < 8 ? left : 8;
-    for (int r = 0; r < kTileRows; ++r) {
-      const std::byte* p = w + (r < n_row ? r : n_row - 1) * row_bytes + c * chunk_bytes<T>();
-      // The next tile. Only a hint: an address beyond the file is harmless.
-      for (int64_t i = 0; i < chunk_bytes<T>(); i += 64)
-        _mm_prefetch((const char*)(uintptr_t(p) + uintptr_t(kTileRows * row_bytes + i)), _MM_HINT_T1);
-      __m256i v[8] = {};
-      Scales k{};
-      if (n == 8) T::codes(p, 8, v), T::scales(p, 8, k);
-      else T::codes(p, n, v), T::scales(p, n, k);
-      for (int g = 0; g < 8; ++g) store32(code[g][r], v[g]);
-      _mm256_storeu_ps(wv[r], k.w);
-      if constexpr (T::kMin) _mm256_storeu_ps(mv[r], k.m);
-      if constexpr (T::kSub) {
-        const __m256i wide = _mm256_cvtepi8_epi16(k.sub);
-        store32(sub[0][r], _mm256_srai_epi32(_mm256_slli_epi32(wide, 16), 16));
-        store32(sub[1][r], _mm256_srai_epi32(wide, 16));
-      }
+// Groups of 32 to signed bytes, nearest even. A NaN is larger than anything as bits, so it becomes the scale.
+inline void quantize(const float* x, int64_t n, const QuantRow* to) {
+  const int64_t padded = (n + kChunkCols - 1) / kChunkCols * kChunkCols;
+  const __m256 magic = _mm256_set1_ps(12582912.f);  // 1.5 * 2^23: adding it rounds to an integer
+  for (int64_t g = 0; g < padded / 32; ++g) {
+    __m256 v[4] = {};
+    __m256i top = _mm256_setzero_si256();
+    if (32 * g + 32 <= n)
+      for (int i = 0; i < 4; ++i) v[i] = _mm256_loadu_ps(x + 32 * g + 8 * i);
+    for (const __m256& f : v) top = _mm256_max_epi32(top, _mm256_and_si256(_mm256_castps_si256(f), _mm256_set1_epi32(0x7FFFFFFF)));
+    __m128i most = _mm_max_epi32(_mm256_castsi256_si128(top), _mm256_extracti128_si256(top, 1));
+    most = _mm_max_epi32(most, _mm_shuffle_epi32(most, 0x4E));
+    most = _mm_max_epi32(most, _mm_shuffle_epi32(most, 0xB1));
+    const float amax = _mm_cvtss_f32(_mm_castsi128_ps(most));
+    const bool tiny = amax < 1e-30f, finite = amax < 3e38f;
+    const float d = tiny ? 0.f : amax / 127.f, inverse = !tiny && finite ? 127.f / amax : 0.f;
+    __m256i c[4];
+    for (int i = 0; i < 4; ++i) {
+      const __m256 r = _mm256_add_ps(_mm256_mul_ps(v[i], _mm256_set1_ps(inverse)), magic);
+      c[i] = finite ? _mm256_sub_epi32(_mm256_castps_si256(r), _mm256_castps_si256(magic)) : _mm256_setzero_si256();
     }
-    for (int j = 0; j < 8; ++j) {
-      const int64_t at = int64_t(j) * to->n_chunk + c;
-      for (int h = 0; h < 2; ++h) {
-        __m256i t[8];
-        transpose8(code[j][8 * h], t);
-        for (int k = 0; k < 8; ++k) store32(to->code + at * 512 + 64 * k + 32 * h, t[k]);
-      }
-    }
-    auto by_group = [&](const void* from, auto* dst, int64_t each, int64_t off) {
-      for (int h = 0; h < 2; ++h) {
-        __m256i t[8];
-        transpose8((const char*)from + 256 * h, t);
-        for (int j = 0; j < 8; ++j) store32(dst + (int64_t(j) * to->n_chunk + c) * each + off + 8 * h, t[j]);
-      }
-    };
-    by_group(wv, to->w, 16, 0);
-    if constexpr (T::kMin) by_group(mv, to->m, 16, 0);
-    if constexpr (T::kSub) by_group(sub[0], to->sub, 32, 0), by_group(sub[1], to->sub, 32, 16);
+    const __m256i low = _mm256_add_epi32(c[0], c[1]), high = _mm256_add_epi32(c[2], c[3]);
+    const __m256i halves_of = _mm256_hadd_epi32(low, high);  // two of low, two of high, and so in each lane
+    __m128i sum = _mm_add_epi32(_mm256_castsi256_si128(halves_of), _mm256_extracti128_si256(halves_of, 1));
+    sum = _mm_hadd_epi32(sum, sum);
+    const __m256i words_a = _mm256_packs_epi32(c[0], c[1]), words_b = _mm256_packs_epi32(c[2], c[3]);
+    store32(to->q + 32 * g, _mm256_permutevar8x32_epi32(_mm256_packs_epi16(words_a, words_b), _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7)));
+    const int sum_low = _mm_cvtsi128_si32(sum), sum_high = _mm_extract_epi32(sum, 1);
+    to->d[g] = d;
+    to->ds[g] = d * float(sum_low + sum_high);
+    to->sum16[2 * g] = int16_t(sum_low), to->sum16[2 * g + 1] = int16_t(sum_high);
   }
 }
