@@ -79,10 +79,13 @@ void to_f16(const float* x, std::byte* y, int64_t n) {
     _mm_storeu_si128((__m128i*)(y + 2 * i), _mm256_cvtps_ph(_mm256_loadu_ps(x + i), _MM_FROUND_TO_NEAREST_INT));
 }
 
-// ---- codes and activations of 16 bits, two products in a lane: without VNNI nothing is quicker for codes of eight bits
+// ---- two ways to multiply columns of codes
 //
-// A chunk's record: [8 k][2][8 groups][2] values, of each group columns 4k and 4k + 2, then 4k + 1 and 4k + 3, which is what
-// shifts by eight make of four codes in a dword.
+// Codes and activations of 16 bits, two products in a lane: without VNNI nothing is quicker for codes of eight bits. Narrow
+// codes as unsigned bytes: pairs of products, and sums of a few of them, fit 16 bits.
+//
+// A chunk's record: [8 k][2][8 groups][2] activations of 16 bits, of each group columns 4k and 4k + 2, then 4k + 1 and 4k + 3,
+// which is what shifts by eight make of four codes in a dword; then [8 k][8 groups][4] of eight.
 
 struct Pairs {
   __m256i even, odd;
@@ -97,6 +100,7 @@ void interleave(int64_t n, const QuantRow* row) {
     for (int k = 0; k < 8; ++k) {
       const Pairs p = widen(v[k]);
       store32(to + 64 * k, p.even), store32(to + 64 * k + 32, p.odd);
+      store32(to + 512 + 32 * k, v[k]);
     }
   }
 }
@@ -153,12 +157,20 @@ struct Columns {
   __m256 w, m;
   __m256i sub[2];   // scales of the first and the last sixteen columns
 };
+// How many dwords of a group's codes times activations can be summed in 16 bits; below 2, 16 bits a factor are better.
+template <class T>
+constexpr int run_of() {
+  const int most = 32767 / (2 * 127 * T::kMaxCode);
+  return most >= 8 && !T::kSub ? 8 : most >= 4 ? 4 : most >= 2 ? 2 : 0;
+}
 template <class T>
 inline __attribute__((always_inline)) void columns_of(const std::byte* p, int n, Columns& to) {
   __m256i v[8] = {};
   Scales k{};
   T::codes(p, n, v);
   T::scales(p, n, k);
+  if constexpr (run_of<T>() > 0 && T::kOffset > 0)  // unsigned
+    for (__m256i& x : v) x = _mm256_add_epi8(x, _mm256_set1_epi8(T::kOffset));
   transpose8(v, to.v);
   to.w = k.w;
   if constexpr (T::kMin) to.m = k.m;
@@ -168,21 +180,53 @@ inline __attribute__((always_inline)) void columns_of(const std::byte* p, int n,
   }
 }
 
+// To s[t], kDwords dwords of codes from k.v[from] on times the activations of token t.
+template <class T, int N, int kDwords>
+inline __attribute__((always_inline)) void dots_of(__m256i* s, const Columns& k, int from, const QuantRow* const* x, int64_t c) {
+  constexpr int kRun = run_of<T>();
+  for (int t = 0; t < N; ++t) s[t] = _mm256_setzero_si256();
+  if constexpr (kRun > 0) {
+    for (int i = from; i < from + kDwords; i += kRun) {
+      __m256i few[N];
+      for (int r = 0; r < kRun; ++r)
+        for (int t = 0; t < N; ++t) {
+          const __m256i d = _mm256_maddubs_epi16(k.v[i + r], load32(x[t]->record + kRecordBytes * c + 512 + 32 * (i + r)));
+          few[t] = r ? _mm256_add_epi16(few[t], d) : d;
+        }
+      for (int t = 0; t < N; ++t) s[t] = _mm256_add_epi32(s[t], _mm256_madd_epi16(few[t], _mm256_set1_epi16(1)));
+    }
+  } else {
+    for (int i = from; i < from + kDwords; ++i) {
+      const Pairs four = widen(k.v[i]);
+      for (int t = 0; t < N; ++t) s[t] = _mm256_add_epi32(s[t], _mm256_madd_epi16(four.even, load32(x[t]->record + kRecordBytes * c + 64 * i)));
+      for (int t = 0; t < N; ++t) s[t] = _mm256_add_epi32(s[t], _mm256_madd_epi16(four.odd, load32(x[t]->record + kRecordBytes * c + 64 * i + 32)));
+    }
+  }
+}
+
 // Adds to each token's f the products of chunk c: lane g is group g.
 template <class T, int N>
 inline __attribute__((always_inline)) void add_records(__m256* f, const Columns& k, const QuantRow* const* x, int64_t c) {
-  __m256i s[N], sum[N];
-  for (int t = 0; t < N; ++t) s[t] = _mm256_setzero_si256();
-  for (int i = 0; i < 8; ++i) {
-    const Pairs four = widen(k.v[i]);
-    for (int t = 0; t < N; ++t) s[t] = _mm256_add_epi32(s[t], _mm256_madd_epi16(four.even, load32(x[t]->record + kRecordBytes * c + 64 * i)));
-    for (int t = 0; t < N; ++t) s[t] = _mm256_add_epi32(s[t], _mm256_madd_epi16(four.odd, load32(x[t]->record + kRecordBytes * c + 64 * i + 32)));
-    if constexpr (T::kSub)
-      if (i == 3)
-        for (int t = 0; t < N; ++t) sum[t] = _mm256_mullo_epi32(s[t], k.sub[0]), s[t] = _mm256_setzero_si256();
+  constexpr bool kTooLarge = run_of<T>() > 0 && T::kOffset > 0;
+  __m256i s[N];
+  if constexpr (T::kSub) {
+    __m256i second[N];
+    dots_of<T, N, 4>(s, k, 0, x, c), dots_of<T, N, 4>(second, k, 4, x, c);
+    for (int t = 0; t < N; ++t) {
+      if constexpr (kTooLarge) {
+        const __m256i sums = load32(x[t]->sum16 + 16 * c);
+        s[t] = _mm256_sub_epi32(s[t], _mm256_slli_epi32(_mm256_srai_epi32(_mm256_slli_epi32(sums, 16), 16), shift_of(T::kOffset)));
+        second[t] = _mm256_sub_epi32(second[t], _mm256_slli_epi32(_mm256_srai_epi32(sums, 16), shift_of(T::kOffset)));
+      }
+      s[t] = _mm256_add_epi32(_mm256_mullo_epi32(s[t], k.sub[0]), _mm256_mullo_epi32(second[t], k.sub[1]));
+    }
+  } else {
+    dots_of<T, N, 8>(s, k, 0, x, c);
+    if constexpr (kTooLarge)
+      for (int t = 0; t < N; ++t)
+        s[t] = _mm256_sub_epi32(s[t], _mm256_madd_epi16(load32(x[t]->sum16 + 16 * c), _mm256_set1_epi16(T::kOffset)));
   }
   for (int t = 0; t < N; ++t) {
-    if constexpr (T::kSub) s[t] = _mm256_add_epi32(sum[t], _mm256_mullo_epi32(s[t], k.sub[1]));
     f[t] = _mm256_add_ps(f[t], _mm256_mul_ps(_mm256_cvtepi32_ps(s[t]), _mm256_mul_ps(k.w, _mm256_loadu_ps(x[t]->d + 8 * c))));
     if constexpr (T::kMin) f[t] = _mm256_add_ps(f[t], _mm256_mul_ps(k.m, _mm256_loadu_ps(x[t]->ds + 8 * c)));
   }
