@@ -33,9 +33,9 @@ int64_t attend_floats(const BackendLimits& l) {
   return 3 * n * E + n * kPartKeys + 16 * E + 4 * n + kBlockTok * kPartKeys / 4 + 5 * kPartKeys + 1024;
 }
 int64_t thread_floats(const BackendLimits& l) { return std::max({product_floats(l), attend_floats(l), int64_t(2048)}); }
-// Results of all splits of one token.
+// Results of all splits of a block's tokens, or of as many of these as have room.
 int64_t partial_floats(const BackendLimits& l) {
-  return std::min<int64_t>((l.max_rows / kSplitRows + 2) * (l.max_cols + 2 * 128), int64_t(8) << 20);
+  return std::min<int64_t>((l.max_rows / kSplitRows + 2) * (l.max_cols + 2 * 128) * std::min(l.max_tok, kBlockTok), int64_t(8) << 20);
 }
 
 // Panels of a step's rows, or of the experts that get enough of them; a last one may have room to spare.
@@ -597,43 +597,52 @@ void CpuFast::attend(Rows o, Rows q, KvLayer kv, const Step& s, AttnSpec spec) {
 
   // One block of few heads leaves threads idle: its ranges, and pieces of it, are computed side by side, then merged in the
   // same order.
-  const int64_t n_item = int64_t(blocks_.size()) * kv.n_head;
-  if (blocks_.size() == 1 && n_item < 2 * n_threads_) {
-    const Block all = blocks_[0];
+  auto side_by_side = [&](const Block& all) {
     const int n_piece = pieces_of(all, kv.n_head), n_query = all.n_query();
     const int64_t n_result = kv.n_head * n_split * n_query;
-    if (n_split * n_piece > 1 && n_result * (E + 2) <= int64_t(partial_.size())) {
-      auto cut = [&](int i) {
-        Block b = all;
-        int& from = all.t1 - all.t0 > 1 ? b.t0 : b.g0;
-        int& to = all.t1 - all.t0 > 1 ? b.t1 : b.g1;
-        const int begin = from, n = to - from;
-        from = begin + n * i / n_piece, to = begin + n * (i + 1) / n_piece;
-        return b;
-      };
-      float *const top = partial_.data() + n_result * E, *const sum = top + n_result;
-      auto result = [&](int64_t head, int64_t split, const Block& b) {  // of its first query
-        return (head * n_split + split) * n_query + int64_t(b.t0 - all.t0) * group + b.g0;
-      };
-      parallel_for(kv.n_head * n_piece * n_split, n_threads_, [&](int64_t item) {
-        const int head = int(item / n_split / n_piece);
-        const int64_t split = item % n_split;
-        const Block b = cut(int(item / n_split % n_piece));
-        const AttendScratch a = attend_scratch(E);
-        load_queries(a, b, head);
-        const int64_t i = result(head, split, b);
-        attend_part(a, b, all.first / kSplitRows + split, head, kv, s, spec, partial_.data() + i * E, top + i, sum + i);
-      });
-      parallel_for(kv.n_head * n_query, n_threads_, [&](int64_t item) {
-        const int head = int(item / n_query), i = int(item % n_query);
-        const AttendScratch a = attend_scratch(E);
-        float most = kNone, total = 0;
-        for (int64_t split = 0; split < n_split; ++split) {
-          const int64_t from = result(head, split, all) + i;
-          merge(a.out, most, total, partial_.data() + from * E, top[from], sum[from]);
-        }
-        finish(all, head, i, a.out, most, total);
-      });
+    auto cut = [&](int i) {
+      Block b = all;
+      int& from = all.t1 - all.t0 > 1 ? b.t0 : b.g0;
+      int& to = all.t1 - all.t0 > 1 ? b.t1 : b.g1;
+      const int begin = from, n = to - from;
+      from = begin + n * i / n_piece, to = begin + n * (i + 1) / n_piece;
+      return b;
+    };
+    float *const top = partial_.data() + n_result * E, *const sum = top + n_result;
+    auto result = [&](int64_t head, int64_t split, const Block& b) {  // of its first query
+      return (head * n_split + split) * n_query + int64_t(b.t0 - all.t0) * group + b.g0;
+    };
+    parallel_for(kv.n_head * n_piece * n_split, n_threads_, [&](int64_t item) {
+      const int head = int(item / n_split / n_piece);
+      const int64_t split = item % n_split;
+      const Block b = cut(int(item / n_split % n_piece));
+      const AttendScratch a = attend_scratch(E);
+      load_queries(a, b, head);
+      const int64_t i = result(head, split, b);
+      attend_part(a, b, all.first / kSplitRows + split, head, kv, s, spec, partial_.data() + i * E, top + i, sum + i);
+    });
+    parallel_for(kv.n_head * n_query, n_threads_, [&](int64_t item) {
+      const int head = int(item / n_query), i = int(item % n_query);
+      const AttendScratch a = attend_scratch(E);
+      float most = kNone, total = 0;
+      for (int64_t split = 0; split < n_split; ++split) {
+        const int64_t from = result(head, split, all) + i;
+        merge(a.out, most, total, partial_.data() + from * E, top[from], sum[from]);
+      }
+      finish(all, head, i, a.out, most, total);
+    });
+  };
+  const int64_t n_item = int64_t(blocks_.size()) * kv.n_head;
+  if (blocks_.size() == 1 && n_split > 0 && n_item < 2 * n_threads_ && n_item % n_threads_ != 0) {
+    const int64_t n_fit = int64_t(partial_.size()) / (kv.n_head * n_split * group * (E + 2));  // tokens
+    if (n_fit > 0) {
+      const Block all = blocks_[0];
+      const int n_tok = all.t1 - all.t0, n_part = int((n_tok + n_fit - 1) / n_fit);
+      for (int i = 0; i < n_part; ++i) {
+        Block part = all;
+        part.t0 = all.t0 + n_tok * i / n_part, part.t1 = all.t0 + n_tok * (i + 1) / n_part;
+        side_by_side(part);
+      }
       return;
     }
   }

@@ -392,9 +392,14 @@ void CpuRef::softcap(Rows x, float cap) {
   });
 }
 
+// One thread is done with a few short rows before another one has begun.
+int CpuRef::threads_for_rows(Rows logits) const { return int64_t(logits.rows) * logits.cols > 65536 ? n_threads_ : 1; }
+
 void CpuRef::sample(Ids ids, Rows logits, std::span<const SampleRow> rows) {
   CHECK(int(rows.size()) == logits.rows && ids.size() >= rows.size(), "{} rows for {} logits", rows.size(), logits.rows);
-  for (size_t i = 0; i < rows.size(); ++i) ids[i] = sample_row({logits.row(int64_t(i)), size_t(logits.cols)}, rows[i], sampler_);
+  parallel_for(logits.rows, threads_for_rows(logits), [&](int64_t t) {
+    ids[size_t(t)] = sample_row({logits.row(t), size_t(logits.cols)}, rows[size_t(t)], sampler_[size_t(omp_get_thread_num())]);
+  });
 }
 
 void CpuRef::clustered_head(Rows logits, Rows h, ClusteredHead<Weight, Table> w) {
@@ -418,8 +423,10 @@ void CpuRef::clustered_head(Rows logits, Rows h, ClusteredHead<Weight, Table> w)
 void CpuRef::top_k(Ids ids, Scores log_probs, Rows logits, int k) {
   const size_t need = size_t(logits.rows) * size_t(k);
   CHECK(k > 0 && ids.size() >= need && log_probs.size() >= need, "{} candidates for {} rows", k, logits.rows);
-  for (int t = 0; t < logits.rows; ++t)
-    top_k_row({logits.row(t), size_t(logits.cols)}, ids.subspan(size_t(t) * size_t(k), size_t(k)), log_probs.subspan(size_t(t) * size_t(k), size_t(k)), sampler_);
+  parallel_for(logits.rows, threads_for_rows(logits), [&](int64_t t) {
+    const size_t first = size_t(t) * size_t(k), n = size_t(k);
+    top_k_row({logits.row(t), size_t(logits.cols)}, ids.subspan(first, n), log_probs.subspan(first, n), sampler_[size_t(omp_get_thread_num())]);
+  });
 }
 
 }  // namespace facet

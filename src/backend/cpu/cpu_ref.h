@@ -62,7 +62,7 @@ class CpuRef {
     explicit operator bool() const { return p != nullptr; }
   };
 
-  explicit CpuRef(int n_threads = 1) : n_threads_(n_threads) {}
+  explicit CpuRef(int n_threads = 1) : n_threads_(n_threads), sampler_(size_t(n_threads)) {}
   CpuRef(const CpuRef&) = delete;
   CpuRef& operator=(const CpuRef&) = delete;
 
@@ -106,6 +106,7 @@ class CpuRef {
 
  protected:
   float* scratch() const;  // of the calling thread
+  int threads_for_rows(Rows logits) const;
   void expert_matmul(Rows y, Rows x, Weight w, int expert);
   // The clusters with the w.top_k best of scores [N], lowest index on ties; f(cluster) for each.
   template <class F>
@@ -128,7 +129,7 @@ class CpuRef {
   std::deque<std::string> names_;
   BackendLimits limits_;
   std::vector<std::vector<float>> scratch_;  // per thread
-  SamplerScratch sampler_;
+  std::vector<SamplerScratch> sampler_;  // [n_threads]
   Rows router_, expert_hidden_, expert_up_, expert_out_;
   Rows cluster_score_;  // [T, N]
 };

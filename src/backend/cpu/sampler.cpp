@@ -18,6 +18,33 @@ bool before(const Candidate& a, const Candidate& b) {
   return a.logit > b.logit || (a.logit == b.logit && a.id < b.id);
 }
 
+struct Best {
+  int32_t id;  // the lowest with the largest logit; -1 if none is above minus infinity
+  bool nan;    // there is one among the logits
+};
+Best best_of(std::span<const float> x) {
+  constexpr size_t kLanes = 16;  // the compiler makes vectors of them
+  float top[kLanes];
+  int nan[kLanes] = {};
+  std::fill_n(top, kLanes, -INFINITY);
+  size_t i = 0;
+  for (; i + kLanes <= x.size(); i += kLanes)
+    for (size_t k = 0; k < kLanes; ++k) {
+      const float v = x[i + k];
+      top[k] = v > top[k] ? v : top[k];
+      nan[k] |= v != v;
+    }
+  for (; i < x.size(); ++i) {
+    top[0] = x[i] > top[0] ? x[i] : top[0];
+    nan[0] |= x[i] != x[i];
+  }
+  const float most = *std::max_element(top, top + kLanes);
+  const auto at = most > -INFINITY ? std::find(x.begin(), x.end(), most) : x.end();
+  return {at == x.end() ? -1 : int32_t(at - x.begin()), std::find_if(nan, nan + kLanes, [](int n) { return n != 0; }) != nan + kLanes};
+}
+
+bool has_penalties(const Sampling& s) { return s.repeat_penalty != 1.f || s.presence_penalty != 0.f || s.frequency_penalty != 0.f; }
+
 // The last n tokens of history followed by draft, sorted.
 void collect_recent(const SampleRow& row, int last_n, std::vector<int32_t>& recent) {
   recent.clear();
@@ -35,7 +62,7 @@ void penalise(SamplerScratch& scratch, const SampleRow& row) {
     if (id >= 0 && size_t(id) < c.size()) c[size_t(id)].logit = -INFINITY;
   for (const auto& [id, bias] : s.logit_bias)
     if (id >= 0 && size_t(id) < c.size()) c[size_t(id)].logit += bias;
-  if (s.repeat_penalty == 1.f && s.presence_penalty == 0.f && s.frequency_penalty == 0.f) return;
+  if (!has_penalties(s)) return;
   collect_recent(row, s.repeat_last_n, scratch.recent);
   for (auto first = scratch.recent.begin(); first != scratch.recent.end();) {
     const auto last = std::upper_bound(first, scratch.recent.end(), *first);
@@ -89,6 +116,24 @@ double sum_of_exp(std::span<const float> x, float top) {
   return total;
 }
 
+// The k best, best first. A heap of the best so far, the worst of them in front: one pass, as few are wanted of many.
+void best_few(std::span<const float> logits, size_t k, std::vector<Candidate>& best) {
+  for (size_t i = 0; i < logits.size(); ++i) {
+    const Candidate c{int32_t(i), logits[i]};
+    if (best.size() == k) {
+      if (!before(c, best.front())) continue;
+      std::pop_heap(best.begin(), best.end(), before);
+      best.back() = c;
+    } else if (c.logit > -INFINITY) {
+      best.push_back(c);
+    } else {
+      continue;
+    }
+    std::push_heap(best.begin(), best.end(), before);
+  }
+  std::sort_heap(best.begin(), best.end(), before);
+}
+
 }  // namespace
 
 double uniform_at(uint64_t seed, int64_t position) {
@@ -97,6 +142,11 @@ double uniform_at(uint64_t seed, int64_t position) {
 
 int32_t sample_row(std::span<const float> logits, const SampleRow& row, SamplerScratch& scratch) {
   const Sampling& s = *row.sampling;
+  if (s.temperature <= 0.f && s.logit_bias.empty() && !has_penalties(s)) {
+    const Best best = best_of(logits);
+    if (best.nan || best.id < 0 || !std::isfinite(logits[size_t(best.id)])) return -1;
+    if (std::find(row.suppressed.begin(), row.suppressed.end(), best.id) == row.suppressed.end()) return best.id;
+  }
   std::vector<Candidate>& c = scratch.candidates;
   c.resize(logits.size());
   for (size_t i = 0; i < logits.size(); ++i) {
@@ -125,25 +175,14 @@ int32_t sample_row(std::span<const float> logits, const SampleRow& row, SamplerS
 
 void top_k_row(std::span<const float> logits, std::span<int32_t> ids, std::span<float> log_probs,
                SamplerScratch& scratch) {
-  // A heap of the best so far, the worst of them in front: one pass, as few are wanted of many.
   std::vector<Candidate>& best = scratch.candidates;
   best.clear();
-  float top = -INFINITY;
-  for (size_t i = 0; i < logits.size(); ++i) {
-    const Candidate c{int32_t(i), logits[i]};
-    top = std::max(top, c.logit);
-    if (best.size() == ids.size()) {
-      if (!before(c, best.front())) continue;
-      std::pop_heap(best.begin(), best.end(), before);
-      best.back() = c;
-    } else if (c.logit > -INFINITY) {
-      best.push_back(c);
-    } else {
-      continue;
-    }
-    std::push_heap(best.begin(), best.end(), before);
+  if (ids.size() == 1) {
+    if (const int32_t id = best_of(logits).id; id >= 0) best.push_back({id, logits[size_t(id)]});
+  } else {
+    best_few(logits, ids.size(), best);
   }
-  std::sort_heap(best.begin(), best.end(), before);
+  const float top = best.empty() ? -INFINITY : best[0].logit;
   const double log_total = double(top) + std::log(sum_of_exp(logits, top));
   for (size_t i = 0; i < ids.size(); ++i) {
     ids[i] = i < best.size() ? best[i].id : -1;
