@@ -428,9 +428,11 @@ TEST(Attend, ThreadsChangeNoBit) {
   Layer layer(KvType::kF16, KvType::kF16, 0, 16, 128);
   StepBuilder steps(128, 1, 16);
   const std::vector<int32_t> ids(128, 0);
-  auto attend = [&](int n_threads, int from, int n) {
+  auto attend = [&](int n_threads, int from, int n, int max_rows = 1024) {
     CpuFast fast(n_threads);
-    fast.reserve(limits(128, kQ));
+    BackendLimits l = limits(128, kQ);
+    l.max_rows = max_rows;
+    fast.reserve(l);
     std::vector<float> out;
     const std::vector<float> q = random_floats(900 * kQ, 1), k = random_floats(900 * kHead * kHeads, 2), v = random_floats(900 * kHead * kHeads, 3);
     CpuRef::Rows o = fast.new_rows(128, kQ);
@@ -450,6 +452,8 @@ TEST(Attend, ThreadsChangeNoBit) {
   EXPECT_TRUE(bitwise_equal(attend(8, 700, 1), one));
   EXPECT_TRUE(bitwise_equal(attend(8, 600, 3), one));
   EXPECT_TRUE(bitwise_equal(attend(2, 0, 37), one));
+  EXPECT_TRUE(bitwise_equal(attend(3, 600, 8), one));
+  EXPECT_TRUE(bitwise_equal(attend(8, 600, 16, 0), one));  // with room for eleven of the sixteen tokens
 }
 
 }  // namespace
