@@ -167,6 +167,33 @@ void check_matmul(DType type, int n_in, int n_out) {
   }
 }
 
+// Sums of a few products in 16 bits, where a kernel makes them, are as large as they can be: largest codes, largest activations.
+// The bound is that of check_matmul without its activations' rounding; with minima apart, terms are up to three times the weight.
+void check_largest_codes(DType type) {
+  constexpr int kCols = 512, kMax = 16;
+  Matrix m(type, kCols, 1, 1);
+  const DTypeInfo& info = dtype_info(type);
+  const uint16_t one = f32_to_f16(1.f);
+  std::fill(m.bytes.begin(), m.bytes.end(), std::byte(0xFF));
+  for (size_t at = 0; at < m.bytes.size(); at += size_t(info.block_bytes))
+    for (const int offset : half_offsets(type)) std::memcpy(m.bytes.data() + at + size_t(offset), &one, 2);
+  dequantize_row(type, m.w.row(0, 0), m.values.data(), kCols);
+  double want = 0, size = 0;
+  for (const float w : m.values) want += double(w), size += std::abs(double(w));
+  for (const CpuIsa isa : isas())
+    for (const float x : {1.f, -1.f}) {  // codes of 127 and -127, without rounding
+      CpuFast fast(1, isa);
+      fast.reserve(limits(kMax, kCols));
+      CpuRef::Rows xr = fast.new_rows(kMax, kCols), y = fast.new_rows(kMax, 1);
+      fast.from_host(xr, std::vector<float>(size_t(kMax) * kCols, x));
+      for (const int T : {1, 4, 6, 8, 16}) {
+        fast.matmul(y.view(T, 1), xr.view(T, kCols), m.w);
+        for (int t = 0; t < T; ++t)
+          ASSERT_NEAR(y.row(t)[0], double(x) * want, 3 * size * 0x1p-24 * (kCols / 32 + 16)) << isa_name(isa) << " row " << t << " of " << T;
+      }
+    }
+}
+
 class MatmulTypes : public testing::TestWithParam<DType> {};
 TEST_P(MatmulTypes, WithinTheRoundingOfActivations) {
   const int block = dtype_info(GetParam()).block;
@@ -174,6 +201,9 @@ TEST_P(MatmulTypes, WithinTheRoundingOfActivations) {
     for (const int n_out : {1, 37})
       if (n_in % block == 0) check_matmul(GetParam(), n_in, n_out);
   if (block == 1) check_matmul(GetParam(), 83, 5);
+}
+TEST_P(MatmulTypes, LargestCodes) {
+  if (dtype_info(GetParam()).block > 1) check_largest_codes(GetParam());
 }
 INSTANTIATE_TEST_SUITE_P(All, MatmulTypes,
                          testing::Values(DType::kF32, DType::kF16, DType::kBF16, DType::kQ4_0, DType::kQ4_1, DType::kQ5_0, DType::kQ5_1, DType::kQ8_0,
