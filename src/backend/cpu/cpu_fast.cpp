@@ -47,7 +47,7 @@ int64_t panels_bytes(const BackendLimits& l) {
 
 }  // namespace
 
-CpuFast::CpuFast(int n_threads, CpuIsa isa) : CpuRef(n_threads), simd_(simd_kernels(isa)) {
+CpuFast::CpuFast(int n_threads, CpuIsa isa) : CpuRef(n_threads), simd_(simd_kernels(isa)), load_(size_t(n_threads)) {
   CHECK(has_isa(isa), "this machine has no {}", isa_name(isa));
 }
 
@@ -430,7 +430,7 @@ void CpuFast::clustered_head(Rows logits, Rows h, ClusteredHead<Weight, Table> w
         "{} clusters of {} tokens, {} logits", w.centroid.n_out, size, logits.cols);
   const Rows scores = cluster_score_.view(h.rows, int(w.centroid.n_out));
   matmul(scores, h, w.centroid);
-  const Input x = quantise(act_, h, quantised(w.head), true);
+  const Input x = quantise(act_, h, quantised(w.head), false);
   parallel_for(h.rows, n_threads_, [&](int64_t t) {
     float* to = logits.row(t);
     const Input xt{1, x.q ? x.q + t : nullptr, x.f + t};
@@ -522,24 +522,24 @@ void CpuFast::attend_part(const AttendScratch& a, const Block& b, int64_t split,
 }
 
 // Into how many pieces a block is best cut, of its tokens or of one token's query heads, when ranges and pieces go to threads in turn.
-int CpuFast::pieces_of(const Block& b, int n_head) const {
+// Four items a thread are balanced enough.
+int CpuFast::pieces_of(const Block& b, int n_head) {
   constexpr int kDecode = 2;  // to decode a range costs about as much as two queries
   const int units = b.t1 - b.t0 > 1 ? b.t1 - b.t0 : b.g1 - b.g0, each = b.n_query() / units;
-  std::vector<int64_t> load;
-  auto time = [&](int n) {
-    load.assign(size_t(n_threads_), 0);
+  const int64_t most = std::min<int64_t>({units, n_threads_, 4 * n_threads_ / (b.n_split() * n_head)});
+  int best = 1;
+  int64_t best_time = 0;
+  for (int n = 1; n <= most; ++n) {
+    std::fill(load_.begin(), load_.end(), 0);
     for (int i = 0; i < n_head * n; ++i)
       for (int64_t at = b.first; at < b.end;) {
         const int64_t next = std::min(b.end, (at / kSplitRows + 1) * kSplitRows);
-        *std::min_element(load.begin(), load.end()) += (next - at) * (kDecode + (units + n - 1) / n * each);
+        *std::min_element(load_.begin(), load_.end()) += (next - at) * (kDecode + (units + n - 1) / n * each);
         at = next;
       }
-    return *std::max_element(load.begin(), load.end());
-  };
-  int best = 1;
-  if (b.n_split() * n_head >= 4 * n_threads_) return best;
-  for (int n = 2; n <= std::min(units, n_threads_); ++n)
-    if (time(n) < time(best)) best = n;
+    const int64_t time = *std::max_element(load_.begin(), load_.end());
+    if (n == 1 || time < best_time) best = n, best_time = time;
+  }
   return best;
 }
 

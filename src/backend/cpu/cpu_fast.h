@@ -78,7 +78,7 @@ class CpuFast : public CpuRef {
   const float* rope_table(Freqs freqs, const Step& s, int n_tok);
   float* aligned_scratch() const;
   AttendScratch attend_scratch(int head_dim) const;
-  int pieces_of(const Block& b, int n_head) const;
+  int pieces_of(const Block& b, int n_head);
   void attend_part(const AttendScratch& a, const Block& b, int64_t split, int head, KvLayer kv, const Step& s, const AttnSpec& spec,
                    float* out, float* top, float* sum) const;
 
@@ -86,6 +86,7 @@ class CpuFast : public CpuRef {
   QuantBuffer act_, hidden_act_;
   std::vector<std::byte> panels_;
   std::vector<Block> blocks_;
+  std::vector<int64_t> load_;  // of each thread, while a block is cut
   std::vector<float> partial_;
   std::deque<RopeTable> rope_;
   // MoE: pairs of token and expert, sorted by expert.

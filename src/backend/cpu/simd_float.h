@@ -6,7 +6,7 @@
 //   if_below(x, c, a, b), if_above       lane by lane x < c ? a : b
 //   two_to(n)                 2^k for n = k + 1.5 * 2^23
 //   fold_rows(vf a[W])        lane i = sum of the lanes of a[i]
-//   vpart, kParts             what a register holds of a vector, and how many make one; load_part_at(p, part), part_of(vf&, part)
+//   vpart, kParts             what a register holds of a vector, and how many make one; part_of(vf&, i), load_part_at(p), store_part_at(p, v)
 //   kDotRows, kDotTok, kScoreRows, kScoreQueries, kWide, kWideQueries   how much the registers hold; no result depends on them
 // A vector's lanes are columns or cache rows by their absolute index mod W, so no result depends on how work is cut.
 // AVX2 and AVX-512 share W and the order of every sum: the same bits.
