@@ -487,6 +487,25 @@ TEST(CudaAttend, HeadsInside) {
         }
 }
 
+// A grid for longer sequences, as graphs have: blocks that find no split come first, or last if they are many, and change no bit.
+TEST(CudaAttend, SurplusBlocks) {
+  NEEDS_GPU();
+  Cases cases(5);
+  for (const Pair pair : kPairs)
+    for (const int E : {256, 512})
+      for (const int window : {0, 1024})
+        for (const auto& seqs : {std::vector<Seq>{{.kv_len = 0}}, {{.kv_len = 1100}}, {{.kv_len = 200, .n = 9}, {.kv_len = 900}}, {{.kv_len = 700, .n = 5, .mask = Mask::kTree, .parent = binary_tree(5)}}}) {
+          if (cases.leave_out()) continue;
+          Case c({.E = E, .n_kv = 2, .group = 4, .window = window, .k = pair.k, .v = pair.v}, seqs, 0, 5);
+          const auto fitting = c.run();
+          for (const int longest : {1500, 150'000}) {
+            c.batch.host.shape.longest = c.batch.dev.shape.longest = longest;
+            EXPECT_TRUE(c.run() == fitting) << kv_type_name(pair.k) << " E " << E << " window " << window << " after " << seqs[0].kv_len << ", grid for " << longest;
+            c.check("surplus blocks");
+          }
+        }
+}
+
 TEST(CudaAttend, LongContexts) {
   NEEDS_GPU();
   Cases cases(5);

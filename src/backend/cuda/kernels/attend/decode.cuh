@@ -5,7 +5,8 @@
 // Shapes     q [T, Hq * E] f32; K, V rows as cached (planar.cuh), E = 256 or 512; partials f16, divided by their sums
 // Bytes      each visible row of K and V once per block of 8 NT G query rows (query heads of the K/V head x tokens)
 // Launch     G E / 2 threads per (block of query rows, K/V head, split; sequence); geometry from the shape, surplus blocks
-//            leave. The longest splits start first; further paths of trees (tree.cuh) come last
+//            leave. They come first, or last where they would take a place on every multiprocessor before the others do. The
+//            longest splits start first; further paths of trees (tree.cuh) come last
 // Order      split borders and the tiles of 32 rows inside are fixed positions; every query row is a column of its own
 //            in all products; so its bits depend on it, the rows it sees and nothing else. A tile in which it sees
 //            nothing changes nothing
@@ -17,7 +18,7 @@
 // tiles in turn, and are expanded from their codes as the fragments are made.
 //
 // q, k and v may still be the projections', where no sequence is a tree: blocks norm and rotate their queries, and a block whose
-// split rows of the step's own tokens fall into writes these first (head_rows.cuh).
+// split rows of the step's own tokens fall into writes these first (head_rows.cuh), to the cache and to where it reads them itself.
 #pragma once
 #include <algorithm>
 #include <type_traits>
@@ -51,8 +52,10 @@ struct DecodeShape {
   static constexpr int kStrideS = kTileKeys + 4, kStrideP = kTileKeys + 8;
   static constexpr int kAtQ = kSlots * kSlotBytes;                          // B fragments of Q
   static constexpr int kAtS = kAtQ + kCols * E * 2;                         // [parts][cols][keys] f32
-  // Before the first scores: turns [E] f32 of the sequence's tokens, then a row's codes for each warp.
-  static constexpr int heads_bytes(int n_tok) { return kAtS + n_tok * E * 4 + kWarps * E; }
+  // Before the first scores: turns [E] f32 of the sequence's tokens, then for each warp a row's codes and the row as it is cached.
+  static constexpr int kRow = planar_bytes(K, E) > planar_bytes(V, E) ? planar_bytes(K, E) : planar_bytes(V, E);
+  static constexpr int heads_bytes(int n_tok) { return kAtS + n_tok * E * 4 + kWarps * (E + kRow); }
+  static constexpr int kFirstK = 2, kFirstV = kSlots == 4 ? 2 : 1;          // tiles whose copies start before the loop
   static constexpr int kAtP = kAtS + kParts * kCols * kStrideS * 4;         // [cols][keys] f16
   static constexpr int kAtAlpha = kAtP + kCols * kStrideP * 2;              // [cols] f32
   static constexpr int kAtPath = kAtAlpha + kCols * 4;                      // TreePath::nodes
@@ -88,6 +91,10 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G, kAlso>::kThreads, 
   int slot = p.n_split - 1 - int(blockIdx.x) / p.n_col_block / p.kv.n_head, path_number = 0;
   const int cache_slot = p.step.slot[seq];
   SeqRows s = seq_rows(p, seq);
+  if constexpr (!kTrees) {
+    const int more = p.n_split - 1 - (split_of(windowed, s.len + s.in_step - 1) - split_of(windowed, s.first));  // splits of the grid that are not there
+    if (more * p.n_col_block * p.kv.n_head >= p.n_sm) slot -= more;
+  }
   const int n_col = (s.j1 - s.j0) * p.group - col_block * kCols;  // query rows of this block, or more
   const int split0 = split_of(windowed, s.first);
   if (kTrees && slot < 0) {
@@ -106,12 +113,16 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G, kAlso>::kThreads, 
     __syncthreads();
   }
   const int lo = max(split_begin(windowed, split), s.first), hi = min(split_begin(windowed, split + 1), s.len + s.in_step);
-  if (n_col <= 0 || writes == 0 || lo >= hi) {
+  if (n_col <= 0 || writes == 0 || slot < 0 || lo >= hi) {
     if constexpr (Shape::kEarly) wait_for_previous();  // a grid of such blocks would let the next kernel run ahead
     return;
   }
   const int row0 = lo / kTileKeys * kTileKeys;  // splits begin at multiples of the tile
   const int n_tile = (hi - row0 + kTileKeys - 1) / kTileKeys;
+
+  // Rows of the step's tokens that this block writes; those of the first tiles go to the slots as they are made, the others are copied.
+  const bool appends = Shape::kHeads && p.heads.k && hi > s.len;
+  const int own0 = appends ? max(lo, s.len) : INT_MAX;
 
   // Loads. Eight threads share a row, so that a warp reads whole lines.
   const bool staged = kv_staged(p.kv, s.n);
@@ -130,6 +141,7 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G, kAlso>::kThreads, 
     for (int i = 0; i < kTileKeys * kLoaders / Shape::kThreads; ++i) {
       const int sub = tid % kLoaders, r = tid / kLoaders + i * (Shape::kThreads / kLoaders), after = tile * kTileKeys + r, row = row0 + after;
       const bool there = row >= lo && row < hi;
+      if (Shape::kHeads && there && row >= own0 && tile < (kIsK ? Shape::kFirstK : Shape::kFirstV)) continue;
       const bool elsewhere = kTrees && s.mask == Mask::kTree && row >= s.len;  // not in the order of positions
       const int stored = elsewhere ? s.len - row0 + node_at(*reinterpret_cast<const uint64_t*>(shared + Shape::kAtPath), row - s.len) : after;
       int at = place0 + stored;
@@ -205,35 +217,56 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G, kAlso>::kThreads, 
   if constexpr (Shape::kEarly) {
     find_columns();
     find_turns();
+    if constexpr (Shape::kHeads) {
+      const float* gain = warp == 0 ? p.heads.work.q_gain : appends && warp == 1 ? p.heads.work.k_gain : nullptr;
+      if (gain && lane < E / 32) asm volatile("prefetch.global.L1 [%0];" ::"l"(gain + lane * 32));
+    }
     wait_for_previous();
   } else {
     find_turns();
   }
   // Rows of the step's tokens in this split are written first, K and V by a warp each. (Blocks of further query rows write the same.)
-  const bool appends = Shape::kHeads && p.heads.k && hi > s.len;
   if constexpr (Shape::kHeads) {
     const HeadsBefore& in = p.heads;
-    uint8_t* const codes = reinterpret_cast<uint8_t*>(turns + n_tok * E) + warp * E;
-    const int first = max(lo, s.len);
+    uint8_t* const codes = reinterpret_cast<uint8_t*>(turns + n_tok * E) + warp * (E + Shape::kRow);
+    std::byte* const made = reinterpret_cast<std::byte*>(codes + E);
+    // The row that was made, to the cache, and to its place in the tile if that is one of the first.
+    auto put = [&](auto is_k, auto shape, int stride, std::byte* to, int row) {
+      using T = decltype(shape);
+      constexpr bool kIsK = decltype(is_k)::value;
+      const int tile = (row - row0) / kTileKeys, r = (row - row0) % kTileKeys;
+      const bool first = tile < (kIsK ? Shape::kFirstK : Shape::kFirstV);
+      char* const slot_at = shared + (2 * tile + !kIsK) % kSlots * Shape::kSlotBytes;
+      for (int chunk = lane; chunk < (T::kCodes + T::kScales) / 16; chunk += 32) {
+        const uint4 v = *reinterpret_cast<const uint4*>(made + 16 * chunk);
+        *reinterpret_cast<uint4*>(to + 16 * chunk) = v;
+        char* const code = slot_at + r * stride + 16 * (kIsK ? k_chunk<K>(chunk, r) : chunk);
+        char* const scale = slot_at + kTileKeys * stride + r * T::kScales + 16 * chunk - T::kCodes;
+        if (first) *reinterpret_cast<uint4*>(chunk < T::kCodes / 16 ? code : scale) = v;
+      }
+    };
     auto append = [&](int row, bool is_k) {
       const int j = kAlso == Also::kHeadsOfFew ? row - s.len : 0;
       float x[E / 32];
       if (is_k) make_head<E>(x, in.k + (s.begin + j) * in.k_stride + head * E, true, in.work.eps, in.work.k_gain, turns + j * E, lane);
       else make_head<E>(x, in.v + (s.begin + j) * in.v_stride + head * E, in.work.norm_v, in.work.eps, nullptr, nullptr, lane);
       const KvRow to = kv_row(p.kv, p.step, seq, row);
-      if (is_k) encode<E>(K, x, codes, to.k + head * planar_bytes(K, E), lane);
-      else encode<E>(V, x, codes, to.v + head * planar_bytes(V, E), lane);
+      if (is_k) encode<E>(K, x, codes, made, lane);
+      else encode<E>(V, x, codes, made, lane);
+      __syncwarp();
+      if (is_k) put(std::true_type{}, KT{}, KT::kStrideK, to.k + head * planar_bytes(K, E), row);
+      else put(std::false_type{}, VT{}, VT::kStrideV, to.v + head * planar_bytes(V, E), row);
     };
     if constexpr (kAlso == Also::kHeads) {
       if (appends && warp >= kWarps - 2) append(s.len, warp == kWarps - 2);
     } else if (appends) {
-      for (int job = kWarps - 1 - warp; job < 2 * (hi - first); job += kWarps) {
-        append(first + job / 2, job % 2);
-        __syncwarp();  // the codes' place is used again
+      for (int job = kWarps - 1 - warp; job < 2 * (hi - own0); job += kWarps) {
+        append(own0 + job / 2, job % 2);
+        __syncwarp();  // the row's place is used again
       }
     }
   }
-  if (!appends) load_first(false);
+  load_first(false);
 
   // Q as B fragments: [n tile][group of 64][pair of steps][lane][step, b0 b1]. Rotated if K is.
   for (int col = warp; col < kCols; col += kWarps) {
@@ -256,10 +289,6 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G, kAlso>::kThreads, 
     }
   }
 
-  if (appends) {
-    __syncthreads();
-    load_first(false);
-  }
   if constexpr (!Shape::kEarly) find_columns();
   const float scale = p.scale * 1.4426950408889634f / kOverscale<K>;
   float acc[4][NT][4] = {};
@@ -461,7 +490,7 @@ bool launch_decode(cudaStream_t stream, AttendParams p, int n_cols) {
   using Shape = DecodeShape<K, V, E, NT, G, kAlso>;
   const int bytes = Shape::kHeads ? std::max(Shape::kBytes, Shape::heads_bytes(p.heads.most_tok)) : Shape::kBytes;
   if (bytes > device().shared) return false;
-  p.n_col_block = (n_cols + Shape::kCols - 1) / Shape::kCols;
+  p.n_col_block = (n_cols + Shape::kCols - 1) / Shape::kCols, p.n_sm = device().n_sm;
   auto* kernel = attend_decode_kernel<K, V, E, NT, G, kAlso>;
   static const bool asked = (allow_shared(kernel, size_t(std::min(device().shared, std::max(Shape::kBytes, Shape::heads_bytes(kSmallT))))), true);
   (void)asked;

@@ -31,7 +31,7 @@ struct AttendParams {
   int window = 0;
   float scale = 1.f;
   bool causal_block = false;
-  int n_split = 0, n_col_block = 0;
+  int n_split = 0, n_col_block = 0, n_sm = 0;
   int n_path = 0;                // StepShape's
   HeadsBefore heads;
   __half* part_o = nullptr;      // [tokens, Hq, n_split, E], divided by its sum
