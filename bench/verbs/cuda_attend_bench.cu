@@ -14,6 +14,7 @@
 
 #include "backend/cuda/kernels/attend.h"
 #include "backend/cuda/kernels/common/launch.cuh"
+#include "backend/cuda/kernels/kv_move.h"
 #include "cuda_bench.h"
 
 using namespace facet;
@@ -127,7 +128,7 @@ struct Bench {
     }
   }
 
-  // layer: norm_rope_append before each attend, as layers have it; width: of heads, if not the model's.
+  // layer: what norm_rope_append does as well, as layers have it; width: of heads, if not the model's.
   void attend(const Model& m, bool full, KvType kt, KvType vt, int rows, int n_seq, int n, bool layer = false, int width = 0) {
     const int E = width > 0 ? width : full ? 512 : 256, n_kv = full ? m.kv_full : m.kv_slide, window = full ? 0 : 1024;
     std::string name = std::string(layer ? "layer " : "attend ") + m.name + (full ? " full " : " sliding ") + kv_type_name(kt) + (kt == vt ? "" : std::string("/") + kv_type_name(vt)) +
@@ -157,9 +158,8 @@ struct Bench {
     const size_t quarter = size_t(1024) * 32 * 512;
     const cuda::Mat mk{.p = o + 2 * quarter, .rows = T, .cols = n_kv * E, .stride = n_kv * E}, mv{.p = o + 3 * quarter, .rows = T, .cols = n_kv * E, .stride = n_kv * E};
     const double us = bench::time_us(stream, calls, [&](int i) {
-      const Step& step = steps.step[size_t(i)];
-      if (layer) cuda::norm_rope_append(stream, kv, mq, mk, mv, step, {.q_gain = gain, .k_gain = gain, .freqs = {freqs, E / 2}});
-      cuda::attend(stream, mo, mq, kv, step, spec, {scratch, scratch_bytes});
+      const cuda::HeadsLeft left{.k = mk, .v = mv, .work = {.q_gain = gain, .k_gain = gain, .freqs = {freqs, E / 2}}};
+      cuda::attend(stream, mo, mq, kv, steps.step[size_t(i)], spec, {scratch, scratch_bytes}, layer ? &left : nullptr);
     }, chunk ? 3 : 9);
     for (void* p : owned) cudaFree(p);
     double pairs = 0;
@@ -193,8 +193,61 @@ struct Bench {
     const cuda::Mat mq{.p = q, .rows = n, .cols = qc, .stride = qc}, mk{.p = o, .rows = n, .cols = kc, .stride = kc};
     const double us = bench::time_us(stream, 16, [&](int) { cuda::norm_rope_append(stream, kv, mq, mk, mk, steps.step[0], {.q_gain = gain, .k_gain = gain, .freqs = {freqs, E / 2}}); });
     const double bytes = double(n) * (8. * qc + 8. * kc + double(kv.k_row + kv.v_row));
-    std::printf("{\"name\": \"%s\", \"us\": %.2f, \"GB/s\": %.0f, \"%%read\": %.1f}\n", name.c_str(), us, bytes / us * 1e-3, 100 * bytes / us * 1e-3 / read_gbs);
+    line(name, us, bytes);
     for (void* p : owned) cudaFree(p);
+  }
+
+  // The last rows of a chunk of n tokens, from the staging area into a ring; bytes: read and written.
+  void settle(const Model& m, KvType t, int n) {
+    const std::string name = std::string("kv_settle ") + m.name + " " + kv_type_name(t) + " T " + std::to_string(n);
+    if (!wanted(name)) return;
+    KvLayer kv = ring(m, t);
+    kv.k_stage = kv.v + kv.v_slot * kSlots, kv.v_stage = kv.k_stage + n * kv.k_row;
+    Steps steps(kSlots, kSlots, 1, n, 4096, true);
+    const double us = bench::time_us(stream, kSlots, [&](int i) { cuda::kv_settle(stream, kv, steps.step[size_t(i)]); });
+    line(name, us, 2. * double(std::min<int64_t>(n, kv.cap)) * double(kv.k_row + kv.v_row));
+  }
+  // Rows of an accepted path in all 60 layers.
+  void move(const Model& m, KvType t, int n) {
+    const std::string name = std::string("kv_move ") + m.name + " " + kv_type_name(t) + " rows " + std::to_string(n);
+    if (!wanted(name)) return;
+    constexpr int kLayers = 60, kCalls = 64;
+    const KvLayer kv = ring(m, t);
+    std::vector<void*> owned;
+    const KvLayer* layers = uploaded(std::vector<KvLayer>(kLayers, kv), owned);
+    cuda::KvMoves moves{.n = n};
+    for (int i = 0; i < n; ++i) moves.from[i] = 500 + 2 * i, moves.to[i] = 500 + i;
+    std::vector<double> us;
+    for (int run = 0; run < 9; ++run) {
+      cudaEvent_t a, b;
+      cudaEventCreate(&a), cudaEventCreate(&b);
+      cudaEventRecord(a);
+      for (int i = 0; i < kCalls; ++i) cuda::kv_move(layers, kLayers, i % kSlots, moves);
+      cudaEventRecord(b);
+      FACET_CUDA_CHECK(cudaEventSynchronize(b));
+      float ms = 0;
+      cudaEventElapsedTime(&ms, a, b);
+      us.push_back(ms * 1000. / kCalls);
+      cudaEventDestroy(a), cudaEventDestroy(b);
+    }
+    std::sort(us.begin(), us.end());
+    line(name, us[us.size() / 2], 2. * kLayers * n * double(kv.k_row + kv.v_row));
+    for (void* p : owned) cudaFree(p);
+  }
+
+ private:
+  static constexpr int kSlots = 16;
+  // Rings of a sliding layer, kSlots of them.
+  KvLayer ring(const Model& m, KvType t) const {
+    KvLayer kv{.cap = 1024 + 15, .n_head = m.kv_slide, .head_dim = 256, .window = 1024, .margin = 16, .k_type = t, .v_type = t};
+    kv.k_row = kv.v_row = int64_t(kv_row_bytes(t, 256)) * kv.n_head;
+    kv.k_slot = kv.v_slot = kv.cap * kv.k_row;
+    kv.k = arena, kv.v = arena + kSlots * kv.k_slot;
+    return kv;
+  }
+  void line(const std::string& name, double us, double bytes) const {
+    std::printf("{\"name\": \"%s\", \"us\": %.2f, \"GB/s\": %.0f, \"%%read\": %.1f}\n", name.c_str(), us, bytes / us * 1e-3, 100 * bytes / us * 1e-3 / read_gbs);
+    std::fflush(stdout);
   }
 };
 
@@ -242,5 +295,6 @@ int main(int argc, char** argv) {
   }
   for (const KvType t : {kF16, kQ8_0, kQ4_0, kTQ3_0})
     for (const int n : {1, 16, 4096}) b.append(k31, false, t, n), b.append(k31, true, t, n);
+  for (const KvType t : {kF16, kQ8_0}) b.settle(k31, t, 4096), b.move(k31, t, 8);
   return 0;
 }

@@ -231,6 +231,17 @@ struct Bench {
     });
   }
 
+  // A step's arrays from the host's memory: what one launch and a turn on the bus take.
+  void fetched(int bytes) {
+    void *host = nullptr, *to = bench::allocate<uint4>(size_t(bytes) / 16);
+    FACET_CUDA_CHECK(cudaMallocHost(&host, size_t(bytes)));
+    verb("fetch " + std::to_string(bytes) + " bytes", [&] {
+      cuda::fetch(stream, to, host, size_t(bytes));
+      return double(bytes);
+    });
+    cudaFreeHost(host), cudaFree(to);
+  }
+
   void weights() {
     constexpr int kOut = 5376, kIn = 5376;
     auto* panel = bench::allocate<__nv_bfloat16>(size_t(kOut) * kIn);
@@ -271,5 +282,6 @@ int main(int argc, char** argv) {
     for (const int T : {1, 16, 4096}) b.light(D, T);
   for (const int T : {1, 16}) b.vocabulary(T), b.routing(T);
   b.weights();
+  b.fetched(2048);
   return 0;
 }
