@@ -55,7 +55,7 @@ struct DecodeShape {
   // Before the first scores: turns [E] f32 of the sequence's tokens, then for each warp a row's codes and the row as it is cached.
   static constexpr int kRow = planar_bytes(K, E) > planar_bytes(V, E) ? planar_bytes(K, E) : planar_bytes(V, E);
   static constexpr int heads_bytes(int n_tok) { return kAtS + n_tok * E * 4 + kWarps * (E + kRow); }
-  static constexpr int kFirstK = 2, kFirstV = kSlots == 4 ? 2 : 1;          // tiles whose copies start before the loop
+  static constexpr int first_tiles(bool is_k) { return (kSlots + is_k) / 2; }  // whose copies start before the loop
   static constexpr int kAtP = kAtS + kParts * kCols * kStrideS * 4;         // [cols][keys] f16
   static constexpr int kAtAlpha = kAtP + kCols * kStrideP * 2;              // [cols] f32
   static constexpr int kAtPath = kAtAlpha + kCols * 4;                      // TreePath::nodes
@@ -141,7 +141,7 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G, kAlso>::kThreads, 
     for (int i = 0; i < kTileKeys * kLoaders / Shape::kThreads; ++i) {
       const int sub = tid % kLoaders, r = tid / kLoaders + i * (Shape::kThreads / kLoaders), after = tile * kTileKeys + r, row = row0 + after;
       const bool there = row >= lo && row < hi;
-      if (Shape::kHeads && there && row >= own0 && tile < (kIsK ? Shape::kFirstK : Shape::kFirstV)) continue;
+      if (Shape::kHeads && there && row >= own0 && tile < Shape::first_tiles(kIsK)) continue;
       const bool elsewhere = kTrees && s.mask == Mask::kTree && row >= s.len;  // not in the order of positions
       const int stored = elsewhere ? s.len - row0 + node_at(*reinterpret_cast<const uint64_t*>(shared + Shape::kAtPath), row - s.len) : after;
       int at = place0 + stored;
@@ -235,7 +235,7 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G, kAlso>::kThreads, 
       using T = decltype(shape);
       constexpr bool kIsK = decltype(is_k)::value;
       const int tile = (row - row0) / kTileKeys, r = (row - row0) % kTileKeys;
-      const bool first = tile < (kIsK ? Shape::kFirstK : Shape::kFirstV);
+      const bool first = tile < Shape::first_tiles(kIsK);
       char* const slot_at = shared + (2 * tile + !kIsK) % kSlots * Shape::kSlotBytes;
       for (int chunk = lane; chunk < (T::kCodes + T::kScales) / 16; chunk += 32) {
         const uint4 v = *reinterpret_cast<const uint4*>(made + 16 * chunk);
