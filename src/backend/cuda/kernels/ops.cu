@@ -23,17 +23,31 @@ constexpr int kMostPer = 4;  // a norm's row is kPer float4 a thread: half of th
 template <int kPer>
 constexpr int kThreads = kPer == 1 ? kNarrowCols / 4 : 512;
 
-// The same bits whatever the number of threads: those beyond the row add zeros, behind the others.
-template <int kThreads>
-__device__ float block_sum(float v) {
-  __shared__ float part[kThreads / 32];
-  for (int m = 16; m > 0; m /= 2) v += __shfl_xor_sync(~0u, v, m);
-  __syncthreads();  // part is read no more by the call before
-  if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = v;
+// Sums over a block of n values at once. The same bits whatever the number of threads: those beyond the row add zeros, behind the
+// others. turn changes from call to call: a call's place is written again after the barrier of the next one.
+template <int kThreads, int n>
+__device__ void block_sums(float (&v)[n], int& turn) {
+  constexpr int kWarps = kThreads / 32;
+  static_assert(kWarps % 4 == 0 && n <= 2);
+  __shared__ __align__(16) float parts[2][2][kWarps];
+  turn ^= 1;
+#pragma unroll
+  for (int m = 16; m > 0; m /= 2)
+#pragma unroll
+    for (float& e : v) e += __shfl_xor_sync(~0u, e, m);
+#pragma unroll
+  for (int k = 0; k < n; ++k)
+    if (threadIdx.x % 32 == 0) parts[turn][k][threadIdx.x / 32] = v[k];
   __syncthreads();
-  v = 0;
-  for (int i = 0; i < kThreads / 32; ++i) v += part[i];
-  return v;
+#pragma unroll
+  for (int k = 0; k < n; ++k) {
+    v[k] = 0;
+#pragma unroll
+    for (int i = 0; i < kWarps; i += 4) {
+      const float4 p = *reinterpret_cast<const float4*>(parts[turn][k] + i);
+      v[k] += (p.x + p.y) + (p.z + p.w);
+    }
+  }
 }
 
 template <int kPer>
@@ -64,11 +78,24 @@ __device__ void load(Row<kPer>& r, const Partials& left, int t, int cols) {
     }
 }
 template <int kPer>
-__device__ float inv_rms(const Row<kPer>& r, int cols, float eps) {
+__device__ float own_squares(const Row<kPer>& r) {
   float s = 0;
 #pragma unroll
   for (int i = 0; i < kPer; ++i) s += (r.v[i].x * r.v[i].x + r.v[i].y * r.v[i].y) + (r.v[i].z * r.v[i].z + r.v[i].w * r.v[i].w);
-  return rsqrtf(block_sum<kThreads<kPer>>(s) / float(cols) + eps);
+  return s;
+}
+template <int kPer>
+__device__ float inv_rms(const Row<kPer>& r, int cols, float eps, int& turn) {
+  float s[1] = {own_squares(r)};
+  block_sums<kThreads<kPer>>(s, turn);
+  return rsqrtf(s[0] / float(cols) + eps);
+}
+// Of two rows behind one barrier.
+template <int kPer>
+__device__ float2 inv_rms(const Row<kPer>& r, const Row<kPer>& o, int cols, float eps, int& turn) {
+  float s[2] = {own_squares(r), own_squares(o)};
+  block_sums<kThreads<kPer>>(s, turn);
+  return {rsqrtf(s[0] / float(cols) + eps), rsqrtf(s[1] / float(cols) + eps)};
 }
 // A gain, or ones. Gains are read before the kernel waits for its input: they come from far away.
 template <int kPer>
@@ -139,6 +166,7 @@ template <int kPer, bool kRehearse>
 __global__ void __launch_bounds__(kThreads<kPer>) rms_norm_kernel(Mat y, Mat x, Partials left, const float* gain, float eps) {
   if (kPer == 1) let_next_start();
   const auto g = gain_row<kPer>(gain, x.cols);
+  int turn = 0;
   rehearsed<kRehearse>([&](bool real) {
     Row<kPer> r;
     if (left.p) {
@@ -147,7 +175,7 @@ __global__ void __launch_bounds__(kThreads<kPer>) rms_norm_kernel(Mat y, Mat x, 
     } else {
       load(r, x.p + blockIdx.x * x.stride, real ? x.cols : 0);
     }
-    scale(r, inv_rms(r, x.cols, eps), g);
+    scale(r, inv_rms(r, x.cols, eps, turn), g);
     store(r, if_real(real, y), int(blockIdx.x));
   });
 }
@@ -166,6 +194,7 @@ __global__ void __launch_bounds__(kThreads<kPer>) residual_norm_kernel(Mat x, Ma
   const auto g_post = gain_row<kPer>(post, x.cols), g_next = gain_row<kPer>(next, x.cols);
   Row<kPer> g_r, g_e;
   if (kMoe) g_r = gain_row<kPer>(moe.router_gain, x.cols), g_e = gain_row<kPer>(moe.expert_gain, x.cols);
+  int turn = 0;
   rehearsed<kRehearse>([&](bool real) {
     const int cols = real ? x.cols : 0;
     Row<kPer> r, s;
@@ -174,11 +203,11 @@ __global__ void __launch_bounds__(kThreads<kPer>) residual_norm_kernel(Mat x, Ma
     else
       load(r, y.p + t * y.stride, cols);
     load(s, x.p + t * x.stride, cols);
-    if (post) scale(r, inv_rms(r, x.cols, eps), g_post);
+    if (post) scale(r, inv_rms(r, x.cols, eps, turn), g_post);
     add_to(s, r, out_scale);
     store(s, if_real(real, x), t);
     if (!next) return;
-    const float f = inv_rms(s, x.cols, eps);
+    const float f = inv_rms(s, x.cols, eps, turn);
     store_scaled(s, f, g_next, if_real(real, h), t);
     if (h.image) write_image<kThreads<kPer>>(if_real(real, h), t);
     if (kMoe) store_scaled(s, f, g_r, if_real(real, moe.r), t), store_scaled(s, f, g_e, if_real(real, moe.e), t);
@@ -197,6 +226,7 @@ __global__ void __launch_bounds__(kThreads<kPer>) moe_join_kernel(Mat x, Mat h, 
     g_post = gain_row<kPer>(m.post, x.cols), g_next = gain_row<kPer>(m.next, x.cols);
   else
     fetch_gain(m.post, x.cols), fetch_gain(m.next, x.cols);
+  int turn = 0;
   rehearsed<kRehearse>([&](bool real) {
     const int cols = real ? x.cols : 0;
     Row<kPer> r, s, stream;
@@ -225,14 +255,14 @@ __global__ void __launch_bounds__(kThreads<kPer>) moe_join_kernel(Mat x, Mat h, 
     } else {
       load(s, o.p + t * o.stride, cols);
     }
-    scale(r, inv_rms(r, x.cols, m.eps), g_shared);
-    scale(s, inv_rms(s, x.cols, m.eps), g_routed);
+    const float2 both = inv_rms(r, s, x.cols, m.eps, turn);
+    scale(r, both.x, g_shared), scale(s, both.y, g_routed);
     add_to(r, s, 1.f);
-    if (m.post) scale(r, inv_rms(r, x.cols, m.eps), kFew ? g_post : gain_row<kPer>(m.post, x.cols));
+    if (m.post) scale(r, inv_rms(r, x.cols, m.eps, turn), kFew ? g_post : gain_row<kPer>(m.post, x.cols));
     add_to(stream, r, m.out_scale);
     store(stream, if_real(real, x), t);
     if (!m.next) return;
-    store_scaled(stream, inv_rms(stream, x.cols, m.eps), kFew ? g_next : gain_row<kPer>(m.next, x.cols), if_real(real, h), t);
+    store_scaled(stream, inv_rms(stream, x.cols, m.eps, turn), kFew ? g_next : gain_row<kPer>(m.next, x.cols), if_real(real, h), t);
     if (h.image) write_image<kThreads<kPer>>(if_real(real, h), t);
   });
 }
