@@ -26,29 +26,45 @@ std::vector<float> logits_of(int n_row, int n_vocab, unsigned seed) {
   return l;
 }
 
+// How logits lie: as they come; most of them equal, so that all groups have the same largest; a few that are not minus infinity; the
+// largest all in one group.
+enum class Lie { kAnyhow, kEqual, kFew, kTogether };
+std::vector<float> logits_that_lie(Lie lie, int n_row, int n_vocab, unsigned seed) {
+  std::vector<float> l = logits_of(n_row, n_vocab, seed);
+  for (size_t i = 0; i < l.size(); ++i) {
+    const size_t id = i % size_t(n_vocab);
+    if (lie == Lie::kEqual && id % 5 > 0) l[i] = 7.5f;
+    if (lie == Lie::kFew && id % 9001 != 6) l[i] = -INFINITY;
+    if (lie == Lie::kTogether && id / 100 == 3) l[i] += 20;
+  }
+  return l;
+}
+
 TEST(CudaSample, DrawsWhatTheCpuDraws) {
   NEEDS_GPU();
-  for (int n_vocab : {7, 4096, 4097, 50000, 262144})
-    for (int n_row : {1, 3}) {
-      const std::vector<float> l = logits_of(n_row, n_vocab, 11);
-      OnDevice<float> logits(l);
-      OnDevice<uint64_t> candidates(size_t(cuda::draw_candidates(n_vocab)) * size_t(n_row));
-      SamplerScratch scratch;
-      for (const Sampling& p : {Sampling{.temperature = 0.f}, Sampling{.seed = 5}, Sampling{.temperature = .7f, .top_k = 1, .seed = 6},
-                                Sampling{.temperature = 1.3f, .top_k = 256, .top_p = 1.f, .seed = 7}, Sampling{.top_k = 20, .top_p = .5f, .min_p = .1f, .seed = 8}})
-        for (int64_t position : {0, 1, 77}) {
-          std::vector<cuda::DrawRow> rows;
-          std::vector<int32_t> want;
-          for (int r = 0; r < n_row; ++r) {
-            rows.push_back({p.temperature, p.top_p, p.min_p, p.temperature <= 0 ? 1 : std::min(p.top_k, n_vocab), p.seed, position + r, 0, 0});
-            want.push_back(sample_row(std::span(l).subspan(size_t(r) * size_t(n_vocab), size_t(n_vocab)), {.sampling = &p, .position = position + r}, scratch));
+  for (const Lie lie : {Lie::kAnyhow, Lie::kEqual, Lie::kFew, Lie::kTogether})
+    for (int n_vocab : {7, 4096, 4097, 50000, 65537, 262144, 300000})
+      for (int n_row : {1, 3}) {
+        const std::vector<float> l = logits_that_lie(lie, n_row, n_vocab, 11);
+        OnDevice<float> logits(l);
+        OnDevice<uint64_t> candidates(size_t(cuda::draw_candidates(n_vocab)) * size_t(n_row));
+        SamplerScratch scratch;
+        for (const Sampling& p :
+             {Sampling{.temperature = 0.f}, Sampling{.seed = 5}, Sampling{.temperature = .7f, .top_k = 1, .seed = 6}, Sampling{.top_k = 2, .top_p = 1.f, .seed = 9},
+              Sampling{.temperature = 1.3f, .top_k = 256, .top_p = 1.f, .seed = 7}, Sampling{.temperature = 30.f, .top_k = 256, .seed = 4}, Sampling{.top_k = 20, .top_p = .5f, .min_p = .1f, .seed = 8}})
+          for (int64_t position : {0, 1, 77}) {
+            std::vector<cuda::DrawRow> rows;
+            std::vector<int32_t> want;
+            for (int r = 0; r < n_row; ++r) {
+              rows.push_back({p.temperature, p.top_p, p.min_p, p.temperature <= 0 ? 1 : std::min(p.top_k, n_vocab), p.seed, position + r, 0, 0});
+              want.push_back(sample_row(std::span(l).subspan(size_t(r) * size_t(n_vocab), size_t(n_vocab)), {.sampling = &p, .position = position + r}, scratch));
+            }
+            OnDevice<cuda::DrawRow> on_device(rows);
+            OnDevice<int32_t> ids{size_t(n_row)};
+            cuda::draw(nullptr, ids.p(), logits.p(), n_vocab, n_vocab, n_row, on_device.p(), nullptr, 0, p.temperature <= 0, candidates.p());
+            EXPECT_EQ(ids.get(), want) << n_vocab << " tokens that lie as " << int(lie) << ", top-k " << p.top_k << ", position " << position;
           }
-          OnDevice<cuda::DrawRow> on_device(rows);
-          OnDevice<int32_t> ids{size_t(n_row)};
-          cuda::draw(nullptr, ids.p(), logits.p(), n_vocab, n_vocab, n_row, on_device.p(), nullptr, 0, p.temperature <= 0, candidates.p());
-          EXPECT_EQ(ids.get(), want) << n_vocab << " tokens, top-k " << p.top_k << ", position " << position;
-        }
-    }
+      }
 }
 
 TEST(CudaSample, ARowThatIsNoDistributionGivesNoToken) {

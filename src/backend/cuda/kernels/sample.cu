@@ -1,34 +1,20 @@
-// draw -- a token from each row of logits
+// top_k -- the k largest of each row of logits, best first, and their log-probabilities; clusters of tokens that are kept
 //
-//   adjust: suppressed tokens, bias and penalties, one thread a change
 //   parts:  the top_k largest of every 4,096 logits, of keys (logit, lowest id first) above a bound; by radix selection if these are many
-//   pick:   the top_k of those, sorted; top-p, min-p, temperature, the draw
+//   pick:   the top_k of those, sorted
 //
 // Bytes      the logits, once
 // Launch     a block of 256 threads a part and row, then one a row, which may write to the host's memory
-// Order      keys are unique, so the result depends on the logits alone; sums in order of the sorted candidates
-// Reference  sample_row, top_k_row    Test tests/kernels/cuda_sample_test.cpp    Bench bench/verbs/cuda_ops_bench.cu
-#include "backend/cuda/kernels/sample.h"
-
+// Order      keys are unique, so the result depends on the logits alone
+// Reference  top_k_row    Test tests/kernels/cuda_sample_test.cpp    Bench bench/verbs/cuda_ops_bench.cu
 #include "backend/cuda/kernels/common/launch.cuh"
 #include "backend/cuda/kernels/embed_row.cuh"
+#include "backend/cuda/kernels/sample.cuh"
 
 namespace facet::cuda {
 namespace {
 
 constexpr int kThreads = 256, kPer = kDrawPart / kThreads;
-
-__device__ uint64_t key_of(float v, int id) {
-  const uint32_t b = __float_as_uint(v + 0.f);  // -0 is 0
-  const uint32_t ordered = b & 0x80000000u ? ~b : b | 0x80000000u;
-  return uint64_t(ordered) << 32 | uint32_t(~id);
-}
-__device__ float logit_of(uint64_t key) {
-  const uint32_t o = uint32_t(key >> 32);
-  return __uint_as_float(o & 0x80000000u ? o & 0x7FFFFFFFu : ~o);
-}
-__device__ int id_of(uint64_t key) { return int(~uint32_t(key)); }
-constexpr uint64_t kNone = 0;  // below every key
 
 // The largest of the block's keys, kPer a thread: the first thread's result.
 __device__ uint64_t largest(const uint64_t (&key)[kPer]) {
@@ -153,51 +139,6 @@ __device__ bool largest(const uint64_t (&key)[kPer], int k, uint64_t* out) {
   return true;
 }
 
-__global__ void adjust_kernel(float* logits, int64_t stride, int n_vocab, const DrawRow* rows, const Adjust* adjust) {
-  wait_for_previous();
-  let_next_start();
-  const DrawRow& r = rows[blockIdx.x];
-  float* l = logits + blockIdx.x * stride;
-  for (int i = int(threadIdx.x); i < r.n_adjust; i += int(blockDim.x)) {
-    const Adjust a = adjust[r.first_adjust + i];
-    if (a.id < 0 || a.id >= n_vocab) continue;
-    float v = l[a.id] + a.bias;
-    if (a.penalty != 1.f) v = v > 0 ? v / a.penalty : v * a.penalty;
-    l[a.id] = v - a.minus;
-  }
-}
-
-constexpr int kNaN = 1 << 30;  // in the id's place of a part's first candidate: the part holds a NaN
-
-template <bool kRehearse>
-__global__ void __launch_bounds__(kThreads) parts_kernel(const float* logits, int64_t stride, int n_vocab, const DrawRow* rows, bool greedy, uint64_t* candidates, int n_part) {
-  __shared__ int nan;
-  __shared__ uint64_t nowhere[kMaxTopK];
-  const int row = int(blockIdx.y), part = int(blockIdx.x), thread = int(threadIdx.x);
-  const float* l = logits + row * stride;
-  const int k = greedy ? 1 : rows[row].top_k;  // the host wrote it before the launch
-  rehearsed<kRehearse>([&](bool real) {
-    if (thread == 0) nan = 0;
-    __syncthreads();
-    uint64_t key[kPer];
-#pragma unroll
-    for (int i = 0; i < kPer; ++i) {
-      const int id = part * kDrawPart + i * kThreads + thread;
-      const bool there = real && id < n_vocab;
-      const float v = there ? l[id] : 0.f;
-      if (isnan(v)) nan = 1;
-      key[i] = there ? key_of(v, id) : kNone;
-    }
-    __syncthreads();
-    uint64_t* out = real ? candidates + (int64_t(row) * n_part + part) * kMaxTopK : nowhere;
-    if (nan) {
-      if (thread == 0) out[0] = uint64_t(~0u) << 32 | uint32_t(kNaN);  // above every number
-      return;
-    }
-    largest(key, k, out);
-  });
-}
-
 // The k best of a row's parts to sorted[kMaxTopK], best first, kNone behind them (everywhere, unless it is real). One block of kThreads.
 __device__ void best_of_parts(const uint64_t* from, int n_part, int k, uint64_t* sorted, bool real) {
   static_assert(kThreads == kMaxTopK);
@@ -229,81 +170,6 @@ __device__ void best_of_parts(const uint64_t* from, int n_part, int k, uint64_t*
       sorted[thread] = larger_here ? (a > b ? a : b) : (a > b ? b : a);
       __syncthreads();
     }
-}
-
-__device__ uint64_t mix(uint64_t x) {
-  x += 0x9E3779B97F4A7C15ull;
-  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ull;
-  x = (x ^ (x >> 27)) * 0x94D049BB133111EBull;
-  return x ^ (x >> 31);
-}
-
-// A row's results are written: the last row says so.
-__device__ void tell(const Done& d) {
-  if (!d.flag) return;
-  __threadfence_system();
-  __syncthreads();
-  if (threadIdx.x > 0) return;
-  if (gridDim.x > 1) {
-    if (atomicAdd(d.n_row, 1u) + 1 < gridDim.x) return;
-    *d.n_row = 0;
-    __threadfence_system();
-  }
-  *reinterpret_cast<volatile uint32_t*>(d.flag) = d.number;
-}
-
-// The token of a row, in the first thread.
-__device__ int32_t pick(const DrawRow& r, bool greedy, const uint64_t* candidates, int n_part, bool real) {
-  __shared__ uint64_t sorted[kMaxTopK];
-  __shared__ double p[kMaxTopK];
-  const int row = int(blockIdx.x), thread = int(threadIdx.x);
-  const uint64_t* from = candidates + int64_t(row) * n_part * kMaxTopK;
-  const int k = greedy ? 1 : r.top_k;
-  bool nan = false;
-  for (int part = thread; real && part < n_part; part += kThreads) nan |= from[int64_t(part) * kMaxTopK] >> 32 == 0xFFFFFFFFu;
-  if (__syncthreads_or(nan)) return -1;
-  best_of_parts(from, n_part, k, sorted, real);
-  const double top = double(logit_of(sorted[0]));
-  if (!isfinite(top) || sorted[0] == kNone) return -1;
-  if (greedy || r.temperature <= 0.f || k == 1) return id_of(sorted[0]);
-  const double mine = sorted[thread] == kNone ? -INFINITY : double(logit_of(sorted[thread]));
-  // How many are kept: of the k best, those before the sum of probabilities reaches top_p, and none that min_p excludes.
-  int n = __syncthreads_count(thread < k && sorted[thread] != kNone);
-  if (r.top_p < 1.f) {
-    p[thread] = exp(mine - top);
-    __syncthreads();
-    if (thread == 0) {
-      double sum = 0;
-#pragma unroll 8
-      for (int i = 0; i < n; ++i) p[i] = sum += p[i];
-    }
-    __syncthreads();
-    const double enough = double(r.top_p) * p[n - 1];
-    n = min(n, 1 + __syncthreads_count(thread < n && p[thread] < enough));
-  }
-  if (r.min_p > 0.f) n = max(1, __syncthreads_count(thread < n && mine >= top + log(double(r.min_p))));
-  __syncthreads();
-  p[thread] = exp((mine - top) / double(r.temperature));
-  __syncthreads();
-  if (thread > 0) return -1;
-  double all = 0;
-#pragma unroll 8
-  for (int i = 0; i < n; ++i) all += p[i];
-  double u = double(mix(mix(r.seed) ^ uint64_t(r.position)) >> 11) * 0x1p-53 * all;
-  for (int i = 0; i < n; ++i) {
-    u -= p[i];
-    if (u < 0) return id_of(sorted[i]);
-  }
-  return id_of(sorted[n - 1]);
-}
-__global__ void __launch_bounds__(kThreads) pick_kernel(int32_t* ids, const DrawRow* rows, bool greedy, const uint64_t* candidates, int n_part, Done done) {
-  const DrawRow r = greedy ? DrawRow{} : rows[blockIdx.x];  // the host wrote it before the launch
-  rehearsed<true>([&](bool real) {
-    const int32_t id = pick(r, greedy, candidates, n_part, real);
-    if (!real) return;
-    if (threadIdx.x == 0) ids[blockIdx.x] = id;
-    tell(done);
-  });
 }
 
 // A part's k best, its largest logit and the sum of exponentials below it.
@@ -429,15 +295,6 @@ void keep_clusters(cudaStream_t stream, float* logits, int64_t stride, int n_voc
   CHECK(n_cluster <= kDrawPart && k <= kMaxTopK && n_vocab % n_cluster == 0, "{} of {} clusters", k, n_cluster);
   launch(choose_clusters_kernel, dim3(unsigned(n_row)), dim3(kThreads), 0, stream, scores, score_stride, n_cluster, k, chosen);
   launch(keep_clusters_kernel, dim3(unsigned((n_vocab + 255) / 256), unsigned(n_row)), dim3(256), 0, stream, logits, stride, n_vocab, n_cluster, order, chosen);
-}
-
-void draw(cudaStream_t stream, int32_t* ids, float* logits, int64_t stride, int n_vocab, int n_row, const DrawRow* rows, const Adjust* adjust, int n_adjust,
-          bool greedy, uint64_t* candidates, Done done) {
-  const int n_part = (n_vocab + kDrawPart - 1) / kDrawPart;
-  if (n_adjust > 0) launch(adjust_kernel, dim3(unsigned(n_row)), dim3(128), 0, stream, logits, stride, n_vocab, rows, adjust);
-  const dim3 grid{unsigned(n_part), unsigned(n_row)};
-  launch(is_small_grid(grid) ? parts_kernel<true> : parts_kernel<false>, grid, dim3(kThreads), 0, stream, logits, stride, n_vocab, rows, greedy, candidates, n_part);
-  launch(pick_kernel, dim3(unsigned(n_row)), dim3(kThreads), 0, stream, ids, rows, greedy, candidates, n_part, done);
 }
 
 }  // namespace facet::cuda
