@@ -89,11 +89,13 @@ void launch(void (*kernel)(Params...), dim3 grid, dim3 block, size_t shared, cud
   config.blockDim = block;
   config.dynamicSmemBytes = shared;
   config.stream = stream;
-  cudaLaunchAttribute overlap{};
-  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  overlap.val.programmaticStreamSerializationAllowed = 1;
-  config.attrs = &overlap;
-  config.numAttrs = device().major >= 9 ? 1 : 0;
+  cudaLaunchAttribute attribute[2] = {};
+  attribute[0].id = cudaLaunchAttributePreferredSharedMemoryCarveout;
+  attribute[0].val.sharedMemCarveout = cudaSharedmemCarveoutMaxShared;
+  attribute[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute[1].val.programmaticStreamSerializationAllowed = 1;
+  config.attrs = attribute;
+  config.numAttrs = device().major >= 9 ? 2 : 1;
   FACET_CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, Params(args)...));
 }
 
