@@ -247,6 +247,25 @@ TEST(CudaMoe, OneTokenIsATokenOfSixteen) {
     EXPECT_EQ(0, std::memcmp(c.few(5, 7).data(), all.data() + 5 * d.D, size_t(7 * d.D) * 4)) << "D " << d.D;
   }
 }
+// One token has kernels of its own: widths of 26B-A4B in both types of its down matrices, more columns than a block's warps read at
+// once, and fewer strips than blocks.
+TEST(CudaMoe, OneTokenOfManyWidths) {
+  NEEDS_GPU();
+  constexpr Dims kShapes[] = {
+      {.D = 2816, .F = 704, .N = 9, .used = 8, .down = DType::kQ5_0},
+      {.D = 2816, .F = 704, .N = 9, .used = 8},
+      {.D = 2816, .F = 704, .N = 6, .used = 3, .up = DType::kQ6_K, .down = DType::kQ5_0, .merged = false, .fine = true},
+      {.D = 256, .F = 6400, .N = 3, .used = 2},
+      {.D = 160, .F = 64, .N = 20, .used = 16, .up = DType::kQ8_0, .down = DType::kQ5_0, .act = Act::kSilu},
+  };
+  for (const Dims& d : kShapes) {
+    const Case c(d, 3);
+    const auto all = c.few(0, 3);
+    c.check(all, 0, 3, "few", true);
+    for (int t = 0; t < 3; ++t)
+      EXPECT_EQ(0, std::memcmp(c.few(t, 1).data(), all.data() + t * d.D, size_t(d.D) * 4)) << "D " << d.D << " F " << d.F << " token " << t;
+  }
+}
 
 }  // namespace
 }  // namespace facet::test

@@ -1,4 +1,4 @@
-// moe_small -- the chosen experts of at most 16 tokens
+// moe_small -- the chosen experts of at most 16 tokens, here of at least two (one: one.cu)
 //
 //   hidden[p] = act(Wg e) * (Wu e)     p: pair of token and expert
 //   out[slot] = Wd hidden[p]
@@ -17,27 +17,16 @@
 
 #include "backend/cuda/kernels/common/activate.cuh"
 #include "backend/cuda/kernels/common/launch.cuh"
-#include "backend/cuda/kernels/matmul/stream.cuh"
-#include "backend/cuda/kernels/moe/moe.h"
+#include "backend/cuda/kernels/moe/experts.cuh"
 
 namespace facet::cuda {
 namespace {
 
-constexpr int kUpSlices = 2, kDownSlices = 3;
-constexpr int sub_matrices(int slices) { return slices == kUpSlices ? 2 : 1; }
-constexpr int kRows = 8;  // of a pass, when there are several tokens
-constexpr int kWarps = 12;
+constexpr int N = 8;  // rows of a pass
+constexpr int kWarps = kExpertWarps;
 
-// What a warp needs before its first piece is on its way comes first, as in SkinnyArgs.
 struct ExpertArgs {
-  struct Tiles {
-    const uint8_t* p;
-    int64_t matrix_bytes;  // of an expert's
-    int strip_bytes, piece_bytes, n_piece;
-    int strip0;            // of the sub-matrix in its stack's matrix
-    int n_tile;            // of a strip
-    Tile tile;
-  } tiles[2];
+  ExpertTiles tiles[2];
   const int32_t *active, *first, *pair;  // Routing's
   int n_strip;                           // strips of the output
   int n_expert, n_used, n_tok;
@@ -63,7 +52,7 @@ struct PassExperts {
   __device__ int expert_of(int place) const { return __shfl_sync(~0u, expert, place); }
   __device__ int first_of(int place) const { return __shfl_sync(~0u, first, place); }
   __device__ const uint8_t* strip(int sub, int expert_at, int strip) const {
-    const ExpertArgs::Tiles& w = a.tiles[sub];
+    const ExpertTiles& w = a.tiles[sub];
     return w.p + expert_at * w.matrix_bytes + int64_t(w.strip0 + strip) * w.strip_bytes;
   }
 };
@@ -89,7 +78,7 @@ struct PieceCursor {
   __device__ void open(int skip) {
     left = 0;
     if (at.job > end.job || (at.job == end.job && at.piece >= end.piece)) return;
-    const ExpertArgs::Tiles& w = e.a.tiles[sub];
+    const ExpertTiles& w = e.a.tiles[sub];
     const int place = e.place_of(at.job);
     bytes = w.piece_bytes, rest = w.strip_bytes - skip * bytes;
     p = e.strip(sub, e.expert_of(place), at.job - (e.active0 + place) * e.a.n_strip) + skip * bytes;
@@ -107,9 +96,8 @@ struct PieceCursor {
   }
 };
 
-template <int N, int kSlices, Input in>
-__global__ void __launch_bounds__(kWarps * 32, N == 1 ? 2 : 1)
-    expert_kernel(const __grid_constant__ ExpertArgs a) {
+template <int kSlices, Input in>
+__global__ void __launch_bounds__(kWarps * 32, 1) expert_kernel(const __grid_constant__ ExpertArgs a) {
   using Acts = ActsFrom<N, in>;
   constexpr int kTiles = Acts::kTiles, kPart = kPartFloats<N>;
   constexpr int kSub = sub_matrices(kSlices), kUnits = kSub * kSlices;  // of a job: slices of its strips
@@ -126,8 +114,7 @@ __global__ void __launch_bounds__(kWarps * 32, N == 1 ? 2 : 1)
     wait_for_previous();
     let_next_start();
   }
-  // One token's experts have one pair each.
-  const int n_active = a.n_tok == 1 ? a.n_used : a.active[a.n_expert], grid = int(gridDim.x), all = n_active * a.n_strip;
+  const int n_active = a.active[a.n_expert], grid = int(gridDim.x), all = n_active * a.n_strip;
   // A block has strips of one expert, unless an equal share of all strips takes less time.
   auto share = [](int n, int i, int of) {
     const int each = quick_div(n, of);
@@ -148,10 +135,9 @@ __global__ void __launch_bounds__(kWarps * 32, N == 1 ? 2 : 1)
     // As many experts as have N pairs together, or one of more.
     const int active0 = quick_div(job0, a.n_strip), n_left = quick_div(job1 - 1, a.n_strip) + 1 - active0;
     const int at = min(active0 + lane, n_active);
-    const PassExperts experts{a, active0, a.active[min(at, n_active - 1)], a.n_tok == 1 ? at : a.first[at]};
+    const PassExperts experts{a, active0, a.active[min(at, n_active - 1)], a.first[at]};
     const int first = experts.first_of(0);
-    int n_fit = 1;
-    if constexpr (N > 1) n_fit = max(1, __popc(__ballot_sync(~0u, lane > 0 && lane <= n_left && experts.first - first <= N)));
+    const int n_fit = max(1, __popc(__ballot_sync(~0u, lane > 0 && lane <= n_left && experts.first - first <= N)));
     const int n_all = experts.first_of(n_fit) - first, begin = job0, jobs = min(job1, (active0 + n_fit) * a.n_strip) - job0;
     job0 += jobs;
     // Units are counted from the first of job `begin`; run w has units unit_at(w)..
@@ -159,7 +145,7 @@ __global__ void __launch_bounds__(kWarps * 32, N == 1 ? 2 : 1)
     const int per_warp = quick_div(units, n_warp), left = units - per_warp * n_warp;
     auto unit_at = [&](int w) { return per_warp * w + quick_div(left * w, n_warp); };
     auto piece_of = [&](int in_job) {
-      return in_job < kSlices ? n_piece * in_job / kSlices : n_piece + a.tiles[kSub - 1].n_piece * (in_job - kSlices) / kSlices;
+      return in_job < kSlices ? slice_begin(n_piece, in_job, kSlices) : n_piece + slice_begin(a.tiles[kSub - 1].n_piece, in_job - kSlices, kSlices);
     };
     auto begin_of = [&](int unit) { return PiecePlace{begin + unit / kUnits, piece_of(unit % kUnits)}; };
     const int unit0 = unit_at(warp), unit1 = unit_at(warp + 1);
@@ -173,18 +159,18 @@ __global__ void __launch_bounds__(kWarps * 32, N == 1 ? 2 : 1)
       again = true;
       PieceCursor<kSub> next(experts, begin_of(unit0), begin_of(unit1));
       for (int i = 0; i + 1 < a.n_stage; ++i) next.fetch(ring);
-      const int slot = N > 1 && lane < n_pair ? a.pair[row0 + lane] : 0;  // of the lane's row
+      const int slot = lane < n_pair ? a.pair[row0 + lane] : 0;  // of the lane's row
       if (!waited) {
         waited = true;
         if (!a.wait_late) wait_for_previous();
         let_next_start();
       }
-      if (N > 1 && kSub == 1 && int(threadIdx.x) < n_pair) slots[threadIdx.x] = slot;
+      if (kSub == 1 && int(threadIdx.x) < n_pair) slots[threadIdx.x] = slot;
       stage(
           ActsOf<N, in>{shared},
           [&](int n) {
             int row = row0 + n;
-            if (a.by_token) row = N == 1 ? 0 : quick_div(in == Input::kBf16 ? a.pair[row] : __shfl_sync(~0u, slot, n), a.n_used);
+            if (a.by_token) row = quick_div(in == Input::kBf16 ? a.pair[row] : __shfl_sync(~0u, slot, n), a.n_used);
             return a.x + row * a.x_stride;
           },
           n_pair, a.n_in, 0, (a.n_in + 63) / 64 * 64, warp, n_warp, lane);
@@ -205,35 +191,26 @@ __global__ void __launch_bounds__(kWarps * 32, N == 1 ? 2 : 1)
         if (kSub == 2)
           a.hidden[int64_t(row0 + at) * a.n_out + row] = __float2bfloat16_rn(activate(v0, a.act) * v1);
         else
-          a.out[int64_t(N == 1 ? a.pair[row0] : slots[at]) * a.n_out + row] = v1;
+          a.out[int64_t(slots[at]) * a.n_out + row] = v1;
       };
       float* const last = ring.memory();
       float total[kTiles][4] = {},
             other[kTiles][4] = {};  // of the strip at hand, of the one before it in the same job
       for (int unit = unit0; unit < unit1; ++unit) {
         const int in_job = unit % kUnits, sub = in_job / kSlices, job = begin + unit / kUnits;
-        const ExpertArgs::Tiles& w = a.tiles[sub];
+        const ExpertTiles& w = a.tiles[sub];
         const int place = experts.place_of(job), strip = job - (active0 + place) * a.n_strip;
-        const int i0 = w.n_piece * (in_job % kSlices) / kSlices, i1 = w.n_piece * (in_job % kSlices + 1) / kSlices;
+        const int i0 = slice_begin(w.n_piece, in_job % kSlices, kSlices), i1 = slice_begin(w.n_piece, in_job % kSlices + 1, kSlices);
         const Rows rows = rows_of(place);
         Acts x;
         x.p = shared, x.first = rows.begin;
         float acc[kTiles][4] = {};
         uint32_t from = uint32_t(reinterpret_cast<uintptr_t>(experts.strip(sub, experts.expert_of(place), strip))) + uint32_t(i0 * w.piece_bytes);
-        with_product(w.tile, x, lane, [&](auto&& product, auto kind) {
-          constexpr int kEach = group_tiles(kind()), kBytes = tile_bytes(kind());
-#pragma unroll 1
-          for (int i = i0; i < i1; ++i, from += uint32_t(kEach * kBytes)) {
-            const uint8_t* tile = ring.pop(from);
-            next.fetch(ring);
-            if (kEach == 1 || (i + 1) * kEach <= w.n_tile) {
-#pragma unroll
-              for (int k = 0; k < kEach; ++k) product(tile + k * kBytes, i * kEach + k, acc);
-            } else {
-#pragma unroll 1
-              for (int k = 0; k < w.n_tile - i * kEach; ++k) product(tile + k * kBytes, i * kEach + k, acc);
-            }
-          }
+        multiply_pieces(w, x, lane, i0, i1, acc, [&] {
+          const uint8_t* piece = ring.pop(from);
+          from += uint32_t(w.piece_bytes);
+          next.fetch(ring);
+          return piece;
         });
         if (unit - in_job < unit0) {  // another run has the strip's beginning
           keep_part<N, Acts>(parts + (warp * (kUnits - 1) + in_job - 1) * kPart, acc, lane);
@@ -252,8 +229,7 @@ __global__ void __launch_bounds__(kWarps * 32, N == 1 ? 2 : 1)
           for (int n = 0; n < kTiles; ++n)
 #pragma unroll
             for (int i = 0; i < 4; ++i)
-              if (N > 1 || (t == 0 && i % 2 == 0))
-                emit(strip, rows, g + i / 2 * 8, N == 1 ? 0 : 8 * n + 2 * t + i % 2, other[n][i], total[n][i]);
+              emit(strip, rows, g + i / 2 * 8, 8 * n + 2 * t + i % 2, other[n][i], total[n][i]);
         } else if (unit + 1 == unit1) {
           __syncwarp();  // the ring's last piece has been read by all lanes
           keep_part<N, Acts>(last, total, lane);
@@ -299,43 +275,25 @@ __global__ void combine_kernel(Mat y, const float* out, const float* weight, int
   *reinterpret_cast<float4*>(y.p + t * y.stride + c) = s;
 }
 
-template <int N, int kSlices, Input in>
+template <int kSlices, Input in>
 void run(cudaStream_t stream, ExpertArgs a) {
-  constexpr bool kUp = kSlices == kUpSlices;
   const int n_warp = device().shared >= kMuchShared ? kWarps : kWarps / 3;
   a.at_parts = ActsOf<N, in>::bytes(a.n_in);
   a.at_rings = WarpRing::lines(a.at_parts + n_warp * (sub_matrices(kSlices) * kSlices - 1) * kPartFloats<N> * 4);
-  // One token: up and down lie beside each other on a multiprocessor. Several: deeper rings are no faster.
-  a.n_stage = std::min(ring_stages(a.at_rings, n_warp * a.slot, 2), N > 1 ? WarpRing::kMaxStages : kUp ? 4 : 3);
+  a.n_stage = ring_stages(a.at_rings, n_warp * a.slot, 2);
   CHECK(a.n_stage >= 2, "{} bytes of shared memory are too few for {} columns", device().shared, a.n_in);
-  static const bool once = (allow_shared(expert_kernel<N, kSlices, in>, size_t(device().shared - kOwnShared)), true);
+  static const bool once = (allow_shared(expert_kernel<kSlices, in>, size_t(device().shared - kOwnShared)), true);
   (void)once;
-  launch(expert_kernel<N, kSlices, in>, dim3(unsigned(device().n_sm)), dim3(unsigned(n_warp * 32)),
-         size_t(a.at_rings + n_warp * a.n_stage * a.slot), stream, a);
+  launch(expert_kernel<kSlices, in>, dim3(unsigned(device().n_sm)), dim3(unsigned(n_warp * 32)), size_t(a.at_rings + n_warp * a.n_stage * a.slot), stream, a);
 }
-// w: gate and up, or down; strip0: where each begins in its stack's matrix.
 template <int kSlices>
 void run_for(cudaStream_t stream, ExpertArgs a, std::initializer_list<TiledMatrix> w, int up_strip) {
-  a.slot = 1024;  // room for a part of two strips
   a.n_in = w.begin()->n_in;
-  Input in = Input::kByte;
-  for (const TiledMatrix& m : w) in = std::max(in, input_of(m));
-  int i = 0;
-  for (const TiledMatrix& m : w) {
-    const int tiles = group_tiles(m.tile), bytes = tiles * tile_bytes(m.tile);
-    a.tiles[i] = {.p = m.p, .matrix_bytes = m.matrix_bytes(), .strip_bytes = int(m.strip_bytes()), .piece_bytes = bytes,
-                  .n_piece = (m.n_tile() + tiles - 1) / tiles, .strip0 = i * up_strip, .n_tile = m.n_tile(), .tile = m.tile};
-    // Tiles of a piece lie anywhere in their lines.
-    a.slot = std::max(a.slot, tiles > 1 ? WarpRing::lines(bytes + WarpRing::kLine - 16) : WarpRing::slot_for(bytes));
-    CHECK((m.tile >= Tile::kBF16) == (in == Input::kBf16) && m.n_in == a.n_in, "gate and up of types that do not go together");
-    ++i;
-  }
-  CHECK(i == sub_matrices(kSlices) && int64_t(a.n_expert) * a.n_strip < kQuickMost, "{} matrices, {} experts of {} strips", i, a.n_expert, a.n_strip);
-  auto run_rows = [&](auto kind) { a.n_tok == 1 ? run<1, kSlices, kind()>(stream, a) : run<kRows, kSlices, kind()>(stream, a); };
-  switch (in) {
-    case Input::kByte: return run_rows(std::integral_constant<Input, Input::kByte>{});
-    case Input::kTwoBytes: return run_rows(std::integral_constant<Input, Input::kTwoBytes>{});
-    case Input::kBf16: return run_rows(std::integral_constant<Input, Input::kBf16>{});
+  CHECK(w.size() == sub_matrices(kSlices) && int64_t(a.n_expert) * a.n_strip < kQuickMost, "{} matrices, {} experts of {} strips", w.size(), a.n_expert, a.n_strip);
+  switch (take_tiles(a.tiles, a.slot, w, up_strip)) {
+    case Input::kByte: return run<kSlices, Input::kByte>(stream, a);
+    case Input::kTwoBytes: return run<kSlices, Input::kTwoBytes>(stream, a);
+    case Input::kBf16: return run<kSlices, Input::kBf16>(stream, a);
   }
 }
 
@@ -343,6 +301,7 @@ void run_for(cudaStream_t stream, ExpertArgs a, std::initializer_list<TiledMatri
 
 void moe_small(cudaStream_t stream, const MoeExperts& m, Mat e, int n_tok, const MoeBuffers& b, bool routed) {
   CHECK(n_tok <= kMoeRows && e.cols == m.gate.n_in, "{} tokens, {} columns", n_tok, e.cols);
+  if (n_tok == 1) return moe_one(stream, m, e, b, routed);
   ExpertArgs a{};
   a.active = b.routing.active, a.first = b.routing.first, a.pair = b.routing.pair;
   a.n_expert = m.n_expert, a.n_used = m.n_used, a.n_tok = n_tok;
