@@ -63,19 +63,30 @@ __device__ void load(Row<kPer>& r, const float* p, int cols) {
 #pragma unroll
   for (int i = 0; i < kPer; ++i) r.v[i] = col_of<kPer>(i) < cols ? *reinterpret_cast<const float4*>(p + col_of<kPer>(i)) : float4{};
 }
-// Row t of what a product has left.
+// Row t of what a product has left. Several sets are on their way at a time, however few there are.
 template <int kPer>
 __device__ void load(Row<kPer>& r, const Partials& left, int t, int cols) {
+  constexpr int kSets = kPer < kMostPer - 1 ? 4 : kPer < kMostPer ? 3 : 2;  // as many as registers hold
   r = Row<kPer>{};
-#pragma unroll 4
-  for (int s = 0; s < left.n_set; ++s)
+  for (int s0 = 0; s0 < left.n_set; s0 += kSets) {
+    Row<kPer> v[kSets];
 #pragma unroll
-    for (int i = 0; i < kPer; ++i) {
-      const int c = col_of<kPer>(i);
-      if (c >= cols) continue;
-      const float4 v = *reinterpret_cast<const float4*>(left.p + ((int64_t(s) * left.n_job + c / kTileRows) * left.width + t) * kTileRows + c % kTileRows);
-      r.v[i].x += v.x, r.v[i].y += v.y, r.v[i].z += v.z, r.v[i].w += v.w;
-    }
+    for (int k = 0; k < kSets; ++k)
+#pragma unroll
+      for (int i = 0; i < kPer; ++i) {
+        const int s = s0 + k, c = col_of<kPer>(i);
+        v[k].v[i] = s < left.n_set && c < cols
+                        ? *reinterpret_cast<const float4*>(left.p + ((int64_t(s) * left.n_job + c / kTileRows) * left.width + t) * kTileRows + c % kTileRows)
+                        : float4{};
+      }
+#pragma unroll
+    for (int k = 0; k < kSets; ++k)
+#pragma unroll
+      for (int i = 0; i < kPer; ++i) {
+        const float4 u = v[k].v[i];
+        r.v[i].x += u.x, r.v[i].y += u.y, r.v[i].z += u.z, r.v[i].w += u.w;
+      }
+  }
 }
 template <int kPer>
 __device__ float own_squares(const Row<kPer>& r) {
@@ -151,10 +162,10 @@ __device__ void write_image(const Mat& m, int t) {
   }
 }
 
-// Several wide rows come in the way of the product that they wait for.
+// Several wide rows come in the way of the product that they wait for; the widest take all registers as it is.
 template <int kPer>
 bool may_rehearse(int rows) {
-  return kPer == 1 ? is_small_grid(unsigned(rows)) : rows == 1;
+  return kPer == 1 ? is_small_grid(unsigned(rows)) : rows == 1 && kPer < kMostPer;
 }
 // m, or nothing of it.
 __device__ Mat if_real(bool real, Mat m) {
@@ -198,11 +209,11 @@ __global__ void __launch_bounds__(kThreads<kPer>) residual_norm_kernel(Mat x, Ma
   rehearsed<kRehearse>([&](bool real) {
     const int cols = real ? x.cols : 0;
     Row<kPer> r, s;
+    load(s, x.p + t * x.stride, cols);
     if (left.p)
       load(r, left, t, cols);
     else
       load(r, y.p + t * y.stride, cols);
-    load(s, x.p + t * x.stride, cols);
     if (post) scale(r, inv_rms(r, x.cols, eps, turn), g_post);
     add_to(s, r, out_scale);
     store(s, if_real(real, x), t);
@@ -324,6 +335,8 @@ void with_per(const Mat& x, F&& f) {
     f(std::integral_constant<int, 1>{});
   else if (x.cols <= kThreads<kMostPer> * kMostPer / 2 * 4)
     f(std::integral_constant<int, kMostPer / 2>{});
+  else if (x.cols <= kThreads<kMostPer> * (kMostPer - 1) * 4)
+    f(std::integral_constant<int, kMostPer - 1>{});
   else
     f(std::integral_constant<int, kMostPer>{});
 }
@@ -356,7 +369,7 @@ void residual_norm_moe(cudaStream_t stream, Mat x, Mat h, Mat y, Partials left, 
 }
 void moe_join(cudaStream_t stream, Mat x, Mat h, Mat y, Mat o, const MoeJoin& m) {
   with_per(x, [&](auto per) {
-    constexpr int kPer = per() == kMostPer ? kMostPer : kMostPer / 2;
+    constexpr int kPer = per() > kMostPer / 2 ? kMostPer : kMostPer / 2;
     constexpr bool kMay = kPer < kMostPer;
     launch(kMay && may_rehearse<kPer>(x.rows) ? moe_join_kernel<kPer, kMay> : moe_join_kernel<kPer, false>, dim3(unsigned(x.rows)), dim3(kThreads<kPer>), 0, stream, x, h, y, o, m);
   });
