@@ -23,8 +23,8 @@ constexpr int kMostPer = 4;  // a norm's row is kPer float4 a thread: half of th
 template <int kPer>
 constexpr int kThreads = kPer == 1 ? kNarrowCols / 4 : 512;
 
-// Sums over a block of n values at once. The same bits whatever the number of threads: those beyond the row add zeros, behind the
-// others. turn changes from call to call: a call's place is written again after the barrier of the next one.
+// Sums over a block of n values at once, warp after warp. The same bits whatever the number of threads: those beyond the row add
+// zeros, behind the others. turn changes from call to call: a call's place is written again after the barrier of the next one.
 template <int kThreads, int n>
 __device__ void block_sums(float (&v)[n], int& turn) {
   constexpr int kWarps = kThreads / 32;
@@ -45,7 +45,7 @@ __device__ void block_sums(float (&v)[n], int& turn) {
 #pragma unroll
     for (int i = 0; i < kWarps; i += 4) {
       const float4 p = *reinterpret_cast<const float4*>(parts[turn][k] + i);
-      v[k] += (p.x + p.y) + (p.z + p.w);
+      v[k] += p.x, v[k] += p.y, v[k] += p.z, v[k] += p.w;
     }
   }
 }
