@@ -19,7 +19,7 @@
 namespace facet::cuda {
 namespace {
 
-constexpr int kMostPer = 4;  // a norm's row is kPer float4 a thread: half of the most for up to 4,096 columns, one for narrow models
+constexpr int kMostPer = 4;  // a norm's row is kPer float4 a thread: two for up to 4,096 columns, three up to 6,144, one for narrow models
 template <int kPer>
 constexpr int kThreads = kPer == 1 ? kNarrowCols / 4 : 512;
 

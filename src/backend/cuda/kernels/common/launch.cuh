@@ -81,7 +81,8 @@ inline const DeviceSizes& device() {
   return d;
 }
 
-// Launches kernel<<<grid, block, shared, stream>>>(args...) so that it may overlap the end of the one before it.
+// Launches kernel<<<grid, block, shared, stream>>>(args...) so that it may overlap the end of the one before it. All kernels ask for
+// the most shared memory: those that want other splits of it and the L1 wait until a multiprocessor is empty.
 template <class... Params, class... Args>
 void launch(void (*kernel)(Params...), dim3 grid, dim3 block, size_t shared, cudaStream_t stream, Args&&... args) {
   cudaLaunchConfig_t config{};

@@ -2,8 +2,8 @@
 //
 // Shapes     e [D] bf16; gate, up [N, F, D], down [N, D, F] tiled; hidden [n_used, F] bf16, out [n_used, D] f32
 // Bytes      the weights of the chosen experts, once
-// Launch     as many blocks for each expert as there are multiprocessors; a block has some strips, and a warp an equal share of
-//            their slices
+// Launch     a block a multiprocessor, as many for each expert; a block has some of its strips, and a warp an equal share of their
+//            slices
 // Order      moe_small's: slices of a strip in order, a slice's tiles from the left. The same bits
 // Reference  CpuRef::moe    Test tests/kernels/cuda_moe_test.cpp    Bench bench/verbs/cuda_moe_bench.cu
 #include <algorithm>
