@@ -298,6 +298,7 @@ __global__ void __launch_bounds__(kThreads) pick_kernel(int32_t* ids, const Draw
 void draw(cudaStream_t stream, int32_t* ids, float* logits, int64_t stride, int n_vocab, int n_row, const DrawRow* rows, const Adjust* adjust, int n_adjust,
           bool greedy, uint64_t* candidates, Done done) {
   const int size = group_size(n_vocab), n_group = (n_vocab + size - 1) / size, per_block = kGroupWarps * kPerWarp;
+  CHECK(n_group <= kMostGroups && n_group <= draw_candidates(n_vocab), "{} groups of {} logits", n_group, n_vocab);
   if (n_adjust > 0) launch(adjust_kernel, dim3(unsigned(n_row)), dim3(128), 0, stream, logits, stride, n_vocab, rows, adjust);
   const dim3 grid{unsigned((n_group + per_block - 1) / per_block), unsigned(n_row)};
   launch(is_small_grid(grid) ? groups_kernel<true> : groups_kernel<false>, grid, dim3(kGroupWarps * 32), 0, stream, logits, stride, n_vocab, size, n_group, candidates);

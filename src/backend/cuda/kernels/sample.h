@@ -32,7 +32,7 @@ constexpr int kDrawPart = 4096;  // logits of one block
 inline int64_t draw_candidates(int64_t n_vocab) { return (n_vocab + kDrawPart - 1) / kDrawPart * kMaxTopK; }  // 8 bytes each, a row
 
 // ids[i] drawn from logits [n_row, n_vocab], which the adjustments change; -1 if a row holds a NaN or nothing finite.
-// rows, adjust: device memory. Keyed by (seed, position) as uniform_at; the same choice as sample_row.
+// rows, adjust: device memory; candidates: scratch, draw_candidates() a row. Keyed by (seed, position) as uniform_at; the same choice as sample_row.
 void draw(cudaStream_t, int32_t* ids, float* logits, int64_t stride, int n_vocab, int n_row, const DrawRow* rows, const Adjust* adjust, int n_adjust,
           bool greedy, uint64_t* candidates, Done done = {});
 
