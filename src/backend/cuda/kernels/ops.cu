@@ -242,7 +242,6 @@ __global__ void __launch_bounds__(kThreads<kPer>) moe_join_kernel(Mat x, Mat h, 
     const int cols = real ? x.cols : 0;
     Row<kPer> r, s, stream;
     load(r, y.p + t * y.stride, cols);
-    load(stream, x.p + t * x.stride, cols);
     if (m.slots.out) {
       // The experts' outputs have not been added up: in the order of ranks, as combine does.
       s = Row<kPer>{};
@@ -266,6 +265,7 @@ __global__ void __launch_bounds__(kThreads<kPer>) moe_join_kernel(Mat x, Mat h, 
     } else {
       load(s, o.p + t * o.stride, cols);
     }
+    load(stream, x.p + t * x.stride, cols);
     const float2 both = inv_rms(r, s, x.cols, m.eps, turn);
     scale(r, both.x, g_shared), scale(s, both.y, g_routed);
     add_to(r, s, 1.f);
