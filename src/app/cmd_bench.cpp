@@ -16,7 +16,6 @@ namespace {
 struct Options {
   EngineConfig engine;
   BenchOptions bench;
-  bool explain = false;
 };
 
 void explain_line(const BenchLine& l) {
@@ -49,7 +48,7 @@ int run(Options& o) {
         std::fflush(stdout);
         fmt::print(stderr, "{:<8} {:>5} {:>6} {:>10.2f} {:>9.1f} {:>8.1f} {:>6.0f} {:>9.1f}\n", l.phase, l.n, l.depth, l.ms_median, l.tok_s, l.gbps,
                    100 * l.gbps / machine.gbps_ceiling, l.gflops);
-        if (o.explain) explain_line(l);
+        if (o.bench.explain) explain_line(l);
       });
   return done ? int(kExitOk) : report(done.error());
 }
@@ -65,7 +64,7 @@ void add_bench(CLI::App& app, int& rc) {
   cmd->add_option("--widths", o->bench.widths, "Tokens of a step whose rows all get logits")->delimiter(',')->check(CLI::Range(1, 1024))->capture_default_str();
   cmd->add_option("--batches", o->bench.batches, "Sequences that decode together (cuda)")->delimiter(',')->check(CLI::Range(1, 64));
   cmd->add_option("--runs", o->bench.runs, "Measurements, after a warm-up; the median counts")->check(CLI::Range(1, 1000))->capture_default_str();
-  cmd->add_flag("--explain", o->explain, "Also what every verb costs");
+  cmd->add_flag("--explain", o->bench.explain, "Also what every verb costs, one after the other");
   add_bench_spec(*cmd, rc);
   cmd->callback([o, cmd, &rc] {
     if (cmd->get_subcommands().empty()) rc = run(*o);

@@ -1,10 +1,14 @@
 #pragma once
 #include <chrono>
+#include <concepts>
 #include <map>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "backend/backend.h"
+#include "base/check.h"
+#include "base/result.h"
 
 namespace facet {
 
@@ -15,7 +19,18 @@ struct VerbCost {
   double ms = 0, bytes = 0, flops = 0;
 };
 
-// A backend that prices every verb of another one. For devices that run behind the host, B::finish() must wait.
+// Devices that run behind the host time verbs by marks among their own work.
+//   hold   keeps the device busy while the host runs ahead, so that no verb waits for it
+//   laps   waits for everything; milliseconds between one mark since the last call and the next
+template <class B>
+concept MarksTime = requires(B b) {
+  b.mark();
+  b.hold();
+  { b.laps() } -> std::same_as<std::vector<double>>;
+};
+
+// A backend that prices every verb of another one: by the host's clock, or by marks while tracing is on. Marked verbs do not
+// overlap, as they may in a step that is not traced.
 template <class B>
 class Traced {
  public:
@@ -43,7 +58,42 @@ class Traced {
     requires requires(B b) { b.begin_step(s); }
   {
     inner_.begin_step(s);
+    if constexpr (MarksTime<B>)
+      if (tracing_) inner_.hold(), inner_.mark();
   }
+  // Nothing is replayed while tracing is on.
+  void trace(bool on)
+    requires MarksTime<B>
+  {
+    tracing_ = on;
+    inner_.use_graphs(!on);
+  }
+  // Once a step that was traced has been launched.
+  void take_laps()
+    requires MarksTime<B>
+  {
+    const std::vector<double> ms = inner_.laps();
+    CHECK(ms.size() == marked_.size(), "{} marked verbs, {} times", marked_.size(), ms.size());
+    for (size_t i = 0; i < ms.size(); ++i) marked_[i]->ms += ms[i];
+    marked_.clear();
+  }
+  template <class Pass>
+  Rows replay(const void* key, Pass&& pass)
+    requires requires(B b) { b.replay(key, pass); }
+  {
+    return inner_.replay(key, pass);
+  }
+  void take_file(std::span<const TensorView> tensors)
+    requires requires(B b) { b.take_file(tensors); }
+  {
+    inner_.take_file(tensors);
+  }
+  Status status() const
+    requires requires(const B b) { b.status(); }
+  {
+    return inner_.status();
+  }
+  B& inner() { return inner_; }
   void norm_rope_append(KvLayer kv, Rows q, Rows k, Rows v, Vec q_gain, Vec k_gain, Freqs f, bool norm_v, const Step& s, float eps)
     requires requires(B b) { b.norm_rope_append(kv, q, k, v, q_gain, k_gain, f, norm_v, s, eps); }
   {
@@ -148,17 +198,23 @@ class Traced {
   }
   template <class F>
   void timed(const char* verb, double bytes, double flops, F&& f) {
+    if constexpr (MarksTime<B>)
+      if (!tracing_) return f();
     const auto start = std::chrono::steady_clock::now();
     f();
-    if constexpr (requires { inner_.finish(); }) inner_.finish();
     VerbCost& c = costs_[verb];
+    if constexpr (MarksTime<B>)
+      inner_.mark(), marked_.push_back(&c);
+    else
+      c.ms += std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
     ++c.calls;
-    c.ms += std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
     c.bytes += bytes;
     c.flops += flops;
   }
   B inner_;
   std::map<std::string, VerbCost> costs_;
+  bool tracing_ = false;
+  std::vector<VerbCost*> marked_;  // by mark, of the step at hand; a map's elements stay where they are
 };
 
 }  // namespace facet

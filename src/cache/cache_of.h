@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "backend/lockstep.h"
+#include "backend/traced.h"
 #include "cache/kv_cache.h"
 
 namespace facet {
@@ -18,6 +19,8 @@ struct CacheOf {
   }
   static std::vector<typename B::KvLayer> views(const KvCache& c) { return {c.layers().begin(), c.layers().end()}; }
 };
+template <class B>
+struct CacheOf<Traced<B>> : CacheOf<B> {};
 template <class A, class R>
 struct CacheOf<Lockstep<A, R>> {
   static Result<std::unique_ptr<KvCache>> create(const ModelCfg& m, const KvPlan& p) {

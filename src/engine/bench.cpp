@@ -91,13 +91,9 @@ Status bench(const GgufFile& file, const ModelCfg& m, const EngineConfig& c, con
     std::sort(ms.begin(), ms.end());
     BenchLine l;
     l.phase = phase, l.n = n, l.depth = depth, l.runs = o.runs, l.ms_median = ms[ms.size() / 2];
-    double total = 0, flops = 0;
-    for (const auto& [name, v] : r.b.costs()) {
-      l.verbs.push_back({name, v.ms / o.runs, v.bytes / v.ms / 1e6, v.flops / v.ms / 1e6, v.ms});
-      total += v.ms, l.bytes += v.bytes / o.runs, flops += v.flops / o.runs;
-    }
-    for (BenchVerb& v : l.verbs) v.share /= total;
-    std::sort(l.verbs.begin(), l.verbs.end(), [](const BenchVerb& a, const BenchVerb& b) { return a.ms > b.ms; });
+    double flops = 0;
+    for (const auto& [name, v] : r.b.costs()) l.bytes += v.bytes / o.runs, flops += v.flops / o.runs;
+    l.verbs = bench_verbs(r.b.costs(), o.runs);
     l.tok_s = n / l.ms_median * 1e3;
     l.gbps = l.bytes / l.ms_median / 1e6, l.gflops = flops / l.ms_median / 1e6;
     line(l);
@@ -122,6 +118,18 @@ Status bench(const GgufFile& file, const ModelCfg& m, const EngineConfig& c, con
 }
 
 }  // namespace
+
+std::vector<BenchVerb> bench_verbs(const std::map<std::string, VerbCost>& costs, int runs) {
+  std::vector<BenchVerb> verbs;
+  double total = 0;
+  for (const auto& [name, v] : costs) {
+    verbs.push_back({name, v.ms / runs, v.bytes / v.ms / 1e6, v.flops / v.ms / 1e6, v.ms});
+    total += v.ms;
+  }
+  for (BenchVerb& v : verbs) v.share /= total;
+  std::sort(verbs.begin(), verbs.end(), [](const BenchVerb& a, const BenchVerb& b) { return a.ms > b.ms; });
+  return verbs;
+}
 
 Status run_bench(const EngineConfig& given, const BenchOptions& o, const std::function<void(const BenchMachine&, const EngineConfig&)>& machine,
                  const std::function<void(const BenchLine&)>& line) {

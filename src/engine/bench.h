@@ -1,8 +1,10 @@
 #pragma once
 #include <functional>
+#include <map>
 #include <string>
 #include <vector>
 
+#include "backend/traced.h"
 #include "base/result.h"
 #include "engine/engine.h"
 
@@ -13,6 +15,7 @@ struct BenchOptions {
   std::vector<int> depths{0, 4096};            // rows in the cache before the measured step
   std::vector<int> widths{1, 2, 4, 8, 16};     // tokens of a step whose rows all get logits: decoding, verification
   std::vector<int> batches{};                  // sequences that decode together (cuda)
+  bool explain = false;                        // on a GPU, where it takes steps of its own: also what verbs cost
   int runs = 5;                                // of which the median counts, after one that does not
 };
 
@@ -21,6 +24,9 @@ struct BenchVerb {
   std::string name;
   double ms = 0, gbps = 0, gflops = 0, share = 0;  // of one step; share of the step's time
 };
+// Largest first; the costs of `runs` steps.
+std::vector<BenchVerb> bench_verbs(const std::map<std::string, VerbCost>& costs, int runs);
+
 struct BenchLine {
   std::string phase;                           // prefill, decode, step
   int n = 0, depth = 0, runs = 0;

@@ -35,15 +35,15 @@ double step_bytes(const GgufFile& file, const ModelCfg& m, const KvCache& cache,
   return bytes;
 }
 
-}  // namespace
-
-Status bench_cuda(const GgufFile& file, const ModelCfg& m, const EngineConfig& c, const BenchOptions& o,
-                  const std::function<void(const BenchMachine&, const EngineConfig&)>& machine, const std::function<void(const BenchLine&)>& line) {
-  const double ceiling = cuda::read_gbps(), tflops = cuda::bf16_tflops();
-  machine({.cpu = Cuda::device_name(c.gpu), .isa = fmt::format("bf16 {:.0f} TFLOP/s", tflops), .threads = c.n_threads, .gbps_ceiling = ceiling}, c);
-  auto opened = Runner<Cuda>::open(file, m, {.kv = kv_plan(c), .max_out = c.max_out}, c.gpu);
+template <Backend B>
+Status bench_on(const GgufFile& file, const ModelCfg& m, const EngineConfig& c, const BenchOptions& o, const std::function<void(const BenchLine&)>& line) {
+  auto opened = Runner<B>::open(file, m, {.kv = kv_plan(c), .max_out = c.max_out}, c.gpu);
   if (!opened) return opened.error();
-  Runner<Cuda>& r = **opened;
+  Runner<B>& r = **opened;
+  auto device = [&]() -> Cuda& {
+    if constexpr (MarksTime<B>) return r.b;
+    else return r.b.inner();
+  };
   std::vector<int32_t> ids(size_t(std::max(c.chunk, c.max_out)));
   uint32_t state = 1;
   for (int32_t& id : ids) id = random_id(state, m.n_vocab);
@@ -64,7 +64,7 @@ Status bench_cuda(const GgufFile& file, const ModelCfg& m, const EngineConfig& c
       r.b.sample(r.ids, logits, std::span(rows).first(size_t(logits.rows)));
       (void)r.ids[0];  // the host waits for it, as an engine does
     } else {
-      r.b.finish();
+      device().finish();
     }
     return Ok{};
   };
@@ -82,6 +82,16 @@ Status bench_cuda(const GgufFile& file, const ModelCfg& m, const EngineConfig& c
     l.bytes = step_bytes(file, m, cache, n * n_seq, n_seq, depth);
     l.tok_s = n * n_seq / l.ms_median * 1e3;
     l.gbps = l.bytes / l.ms_median / 1e6;
+    if constexpr (!MarksTime<B>) {
+      r.b.trace(true);
+      for (int i = 0; i < warm + o.runs; ++i) {
+        if (i == warm) r.b.reset();
+        if (auto ok = step(n, n_seq, out, draw); !ok) return ok;
+        r.b.take_laps();
+      }
+      r.b.trace(false);
+      l.verbs = bench_verbs(r.b.costs(), o.runs);
+    }
     line(l);
     return Ok{};
   };
@@ -105,9 +115,18 @@ Status bench_cuda(const GgufFile& file, const ModelCfg& m, const EngineConfig& c
     if (o.prefill > 0)
       if (auto ok = measure("prefill", o.prefill, 1, depth, Out::kLast, false); !ok) return ok;
   }
-  const Cuda::Counters& k = r.b.counters();
+  const Cuda::Counters& k = device().counters();
   fmt::print(stderr, "{} graph launches, {} captures, {} allocations\n", k.graph_launches, k.captures, k.allocations);
   return Ok{};
+}
+
+}  // namespace
+
+Status bench_cuda(const GgufFile& file, const ModelCfg& m, const EngineConfig& c, const BenchOptions& o,
+                  const std::function<void(const BenchMachine&, const EngineConfig&)>& machine, const std::function<void(const BenchLine&)>& line) {
+  const double ceiling = cuda::read_gbps(), tflops = cuda::bf16_tflops();
+  machine({.cpu = Cuda::device_name(c.gpu), .isa = fmt::format("bf16 {:.0f} TFLOP/s", tflops), .threads = c.n_threads, .gbps_ceiling = ceiling}, c);
+  return o.explain ? bench_on<Traced<Cuda>>(file, m, c, o, line) : bench_on<Cuda>(file, m, c, o, line);
 }
 
 }  // namespace facet

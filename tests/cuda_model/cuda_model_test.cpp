@@ -2,7 +2,9 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <chrono>
 
+#include "backend/traced.h"
 #include "cache/cuda_kv_cache.h"
 #include "engine/engine_cuda.h"
 #include "engine/open_drafters.h"
@@ -236,6 +238,44 @@ TensorView tensor(std::string name, DType type, int64_t n_in, int64_t n_out) {
 }
 
 // Files of shapes and types that the kernels do not take are refused, not met by a CHECK.
+// Tracing changes no bit, and every verb's time is there.
+TEST(CudaModel, TracedVerbsHaveTimes) {
+  NEEDS_GPU();
+  using Clock = std::chrono::steady_clock;
+  for (const std::string& path : models()) {
+    Model<Traced<Cuda>> m(path, plan(KvType::kF16));
+    const auto ids = m.ids(40, 3);
+    auto step = [&](int n) {
+      m.r->steps.begin();
+      m.add({.slot = 0, .token = std::span(ids).first(size_t(n)), .out = Out::kAll});
+      return m.r->b.inner().to_host(m.r->forward());
+    };
+    for (int n : {1, 5, 40}) {
+      const auto plain = step(n);
+      step(n), step(n);  // replayed
+      EXPECT_TRUE(m.r->b.costs().empty());
+      m.r->b.trace(true);
+      EXPECT_EQ(step(n), plain);
+      m.r->b.take_laps();
+      const auto start = Clock::now();
+      EXPECT_EQ(step(n), plain);
+      const double whole = std::chrono::duration<double, std::milli>(Clock::now() - start).count();
+      m.r->b.take_laps();
+      m.r->b.trace(false);
+      double sum = 0;
+      for (const auto& [name, v] : m.r->b.costs()) {
+        EXPECT_GT(v.calls, 0) << name;
+        EXPECT_GE(v.ms, 0) << name;
+        sum += v.ms / 2;
+      }
+      EXPECT_EQ(m.r->b.costs().at("attend").calls, 2 * int64_t(m.cfg.layer.size()));
+      EXPECT_GT(sum, 0);
+      EXPECT_LT(sum, whole);
+      m.r->b.reset();
+    }
+  }
+}
+
 TEST(CudaModel, RefusesWhatItCannotMultiply) {
   auto refusal = [](std::vector<TensorView> t, int used = 4) {
     const Status s = Cuda::accepts("m.gguf", t, used, 1024, 512);

@@ -9,6 +9,7 @@
 
 #include "backend/cuda/cuda_parts.h"
 #include "backend/cuda/kernels/ops.h"
+#include "backend/cuda/kernels/probe.h"
 
 namespace facet {
 
@@ -60,6 +61,7 @@ Cuda::~Cuda() {
   loader_.reset();
   sampler_.reset();
   arrays_.reset();
+  for (const cudaEvent_t e : marks_) cudaEventDestroy(e);
   for (const auto& [p, bytes] : memory_) cudaFree(p);
   cudaStreamDestroy(stream_);
 }
@@ -301,6 +303,26 @@ void Cuda::run(Captured& c) {
   CUDA_OK(cudaGraphLaunch(c.exec, stream_));
   ++counters_.graph_launches;
   forget_rounded();
+}
+
+void Cuda::mark() {
+  if (n_mark_ == marks_.size()) CUDA_OK(cudaEventCreate(&marks_.emplace_back()));
+  CUDA_OK(cudaEventRecord(marks_[n_mark_++], stream_));
+}
+void Cuda::hold() {
+  constexpr double kMs = 4;  // in which a host launches what a queue holds
+  cuda::pass_time(stream_, kMs);
+}
+std::vector<double> Cuda::laps() {
+  finish();
+  std::vector<double> ms;
+  for (size_t i = 1; i < n_mark_; ++i) {
+    float t = 0;
+    CUDA_OK(cudaEventElapsedTime(&t, marks_[i - 1], marks_[i]));
+    ms.push_back(double(t));
+  }
+  n_mark_ = 0;
+  return ms;
 }
 
 // --- activations

@@ -175,6 +175,10 @@ class Cuda {
   const Counters& counters() const { return counters_; }
   size_t graphs() const { return captured_.size(); }
   void use_graphs(bool on) { graphs_ = on; }
+  // Times of a pass that is not replayed (backend/traced.h).
+  void mark();
+  void hold();
+  std::vector<double> laps();
   cudaStream_t stream() const { return stream_; }
 
   void embed(Rows x, Weight table, const Step& s, float scale);
@@ -319,6 +323,8 @@ class Cuda {
   Rows cluster_score_;                     // [T, N]
   uint8_t* cluster_chosen_ = nullptr;      // [T, N]
   Counters counters_;
+  std::vector<cudaEvent_t> marks_;
+  size_t n_mark_ = 0;                      // of those, since laps()
 };
 
 }  // namespace facet

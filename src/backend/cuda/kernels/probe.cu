@@ -18,6 +18,14 @@ __global__ void fill_kernel(uint32_t* p, int64_t n, uint32_t seed) {
   for (int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; i < n; i += int64_t(gridDim.x) * blockDim.x)
     p[i] = (hash(uint32_t(i) * 2654435761u + seed) & 0x83FF83FFu) | 0x30003000u;
 }
+__device__ int64_t now_ns() {
+  int64_t t;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t));
+  return t;
+}
+__global__ void pass_time_kernel(int64_t ns) {
+  for (const int64_t end = now_ns() + ns; now_ns() < end;) {}
+}
 __global__ void read_kernel(const uint4* p, int64_t n, unsigned* out) {
   unsigned s = 0;
   const int64_t step = int64_t(gridDim.x) * blockDim.x;
@@ -52,6 +60,11 @@ double best_ms(F&& f, int runs) {
 
 void fill_random_rows(void* p, int64_t bytes, uint32_t seed) {
   fill_kernel<<<1024, 256>>>(static_cast<uint32_t*>(p), bytes / 4, seed);
+  FACET_CUDA_CHECK(cudaGetLastError());
+}
+
+void pass_time(cudaStream_t stream, double ms) {
+  pass_time_kernel<<<1, 1, 0, stream>>>(int64_t(ms * 1e6));
   FACET_CUDA_CHECK(cudaGetLastError());
 }
 
