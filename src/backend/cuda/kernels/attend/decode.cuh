@@ -28,6 +28,7 @@
 #include "backend/cuda/kernels/attend/params.cuh"
 #include "backend/cuda/kernels/attend/tree.cuh"
 #include "backend/cuda/kernels/common/launch.cuh"
+#include "backend/cuda/kernels/common/quick_div.cuh"
 
 namespace facet::cuda {
 
@@ -87,8 +88,9 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G, kAlso>::kThreads, 
   if constexpr (!Shape::kEarly) wait_for_previous();
   let_next_start();
   const int seq = blockIdx.y;
-  const int col_block = blockIdx.x % p.n_col_block, head = blockIdx.x / p.n_col_block % p.kv.n_head;
-  int slot = p.n_split - 1 - int(blockIdx.x) / p.n_col_block / p.kv.n_head, path_number = 0;
+  const int at_head = quick_div(int(blockIdx.x), p.n_col_block), at_split = quick_div(at_head, p.kv.n_head);
+  const int col_block = int(blockIdx.x) - at_head * p.n_col_block, head = at_head - at_split * p.kv.n_head;
+  int slot = p.n_split - 1 - at_split, path_number = 0;
   const int cache_slot = p.step.slot[seq];
   SeqRows s = seq_rows(p, seq);
   if constexpr (!kTrees) {
@@ -102,7 +104,7 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G, kAlso>::kThreads, 
     slot = split_of(windowed, s.len) + (-1 - slot) % kTailSplits - split0;
   }
   const int split = split0 + slot;
-  auto token_of = [&](int col) { return s.j0 + (col_block * kCols + col) / p.group; };
+  auto token_of = [&](int col) { return s.j0 + quick_div(col_block * kCols + col, p.group); };
   uint32_t writes = path_number == 0 ? ~0u : 0;  // bit j: the block has the sequence's token j
   if (kTrees && s.mask == Mask::kTree && n_col > 0 && split_begin(windowed, split + 1) > s.len) {
     const TreePath path = tree_path(p.step, s.begin, s.n, path_number);
@@ -145,7 +147,7 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G, kAlso>::kThreads, 
       const bool elsewhere = kTrees && s.mask == Mask::kTree && row >= s.len;  // not in the order of positions
       const int stored = elsewhere ? s.len - row0 + node_at(*reinterpret_cast<const uint64_t*>(shared + Shape::kAtPath), row - s.len) : after;
       int at = place0 + stored;
-      if (at >= ring_cap) at = int(unsigned(at) % unsigned(ring_cap));
+      if (at >= ring_cap) at -= quick_div(at, ring_cap) * ring_cap;
       if (staged && row >= s.len) ring = stage, at = s.begin + row0 + stored - s.len;
       if constexpr (Shape::kByLine) {
         const char* from = ring + (there ? at : place0) * row_bytes;
@@ -273,8 +275,8 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G, kAlso>::kThreads, 
     constexpr int V_ = E / 32;
     float x[V_] = {};
     if (col < n_col) {
-      const int at = col_block * kCols + col, t = s.begin + s.j0 + at / p.group;
-      const float* from = p.q + t * p.q_stride + (head * p.group + at % p.group) * E;
+      const int at = col_block * kCols + col, j = quick_div(at, p.group), t = s.begin + s.j0 + j;
+      const float* from = p.q + t * p.q_stride + (head * p.group + at - j * p.group) * E;
       if (Shape::kHeads) make_head<E>(x, from, true, p.heads.work.eps, p.heads.work.q_gain, turns + (kAlso == Also::kHeadsOfFew ? t - s.begin : 0) * E, lane);
       else load_values<V_>(x, from + lane * V_);
       if (planar_scaled(K)) warp_rotate<V_>(x, lane, false);
@@ -444,9 +446,9 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G, kAlso>::kThreads, 
   __syncthreads();
   float* inverse = reinterpret_cast<float*>(shared + Shape::kAtAlpha);
   auto part_at = [&](int col) {
-    const int at = col_block * kCols + col;
-    const int64_t t = s.begin + s.j0 + at / p.group - p.t_begin;
-    return (t * p.n_q_head + head * p.group + at % p.group) * p.n_split + slot;
+    const int at = col_block * kCols + col, j = quick_div(at, p.group);
+    const int64_t t = s.begin + s.j0 + j - p.t_begin;
+    return (t * p.n_q_head + head * p.group + at - j * p.group) * p.n_split + slot;
   };
 #pragma unroll
   for (int i = 0; i < kPasses; ++i) {
@@ -488,6 +490,7 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G, kAlso>::kThreads, 
 template <KvType K, KvType V, int E, int NT, int G, Also kAlso>
 bool launch_decode(cudaStream_t stream, AttendParams p, int n_cols) {
   using Shape = DecodeShape<K, V, E, NT, G, kAlso>;
+  CHECK((p.kv.window == 0 || p.kv.cap < kQuickMost / 2) && n_cols < kQuickMost, "a ring of {} rows, {} query rows", p.kv.cap, n_cols);
   const int bytes = Shape::kHeads ? std::max(Shape::kBytes, Shape::heads_bytes(p.heads.most_tok)) : Shape::kBytes;
   if (bytes > device().shared) return false;
   p.n_col_block = (n_cols + Shape::kCols - 1) / Shape::kCols, p.n_sm = device().n_sm;

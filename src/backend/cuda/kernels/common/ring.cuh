@@ -18,8 +18,8 @@ class WarpRing {
   __device__ WarpRing(uint8_t* base, uint64_t* bars, int n_stage, int slot, int lane, bool keep_place)
       : base_(base), bars_(bars), n_stage_(n_stage), slot_(slot), lane_(lane), place_(keep_place ? kLine - 1 : 0) {
 #if __CUDA_ARCH__ >= 900
-    if (lane == 0) {
-      for (int i = 0; i < n_stage; ++i) barrier_init(bars + i, 1);
+    if (lane < n_stage) {
+      barrier_init(bars + lane, 1);
       barriers_publish();
     }
     __syncwarp();

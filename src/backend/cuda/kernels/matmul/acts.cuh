@@ -2,6 +2,7 @@
 #include <type_traits>
 
 #include "backend/cuda/kernels/common/mma.cuh"
+#include "backend/cuda/kernels/common/quick_div.cuh"
 #include "backend/cuda/kernels/matmul/layout.h"
 
 // Activations as the tile products (tile_product.cuh) read them: an image of N rows (1, 8 or 16), in shared
@@ -149,22 +150,30 @@ __device__ __forceinline__ void stage(ActsInt<N, kTwo> to, RowOf&& row, int n_ro
   constexpr int kAhead = N == 1 ? 2 : 8;  // loads on their way: their latency is what this costs
   const int n_block = (cols + kActBlock - 1) / kActBlock;
   const int n_item = n_block * n_rows;
+  auto row_of = [&](int item) { return N == 1 ? 0 : quick_div(item, n_block); };
+#pragma unroll 1
   for (int first = warp; first < n_item; first += kAhead * n_warp) {
     uint4 v[kAhead];
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) {
-      const int item = first + i * n_warp, n = item / n_block,
+      const int item = first + i * n_warp, n = row_of(item),
                 col = col0 + (item - n * n_block) * kActBlock + lane * 8;
       if (item < n_item) {
         const __nv_bfloat16* from = row(n);  // by all lanes
         v[i] = col < n_in ? *reinterpret_cast<const uint4*>(from + col) : uint4{};
       }
     }
+    auto round = [&](int i, uint4 u) {
+      const int item = first + i * n_warp, n = row_of(item);
+      if (item < n_item) quantize_block<N, kTwo>(const_cast<uint8_t*>(to.p) + (item - n * n_block) * to.kStride, u, n, lane);
+    };
+    if constexpr (N == 1) {  // instructions come from far away: no more of them than need be
+      static_assert(kAhead == 2);
+#pragma unroll 1
+      for (int i = 0; i < kAhead; ++i) round(i, i ? v[1] : v[0]);
+    } else {
 #pragma unroll
-    for (int i = 0; i < kAhead; ++i) {
-      const int item = first + i * n_warp, n = item / n_block;
-      if (item >= n_item) break;
-      quantize_block<N, kTwo>(const_cast<uint8_t*>(to.p) + (item - n * n_block) * to.kStride, v[i], n, lane);
+      for (int i = 0; i < kAhead; ++i) round(i, v[i]);
     }
   }
 }

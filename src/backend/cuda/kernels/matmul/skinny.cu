@@ -34,7 +34,7 @@ __global__ void __launch_bounds__(kQuantizeWarps * 32)
   wait_for_previous();
   let_next_start();
   const int i = int(blockIdx.x) * kQuantizeWarps + int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32;
-  const int block = i / n_tok, n = i % n_tok, col = block * kActBlock + lane * 8;
+  const int block = quick_div(i, n_tok), n = i - block * n_tok, col = block * kActBlock + lane * 8;
   if (block >= (n_in + kActBlock - 1) / kActBlock) return;
   const uint4 v = col < n_in ? *reinterpret_cast<const uint4*>(x + n * x_stride + col) : uint4{};
   quantize_block<N, kTwo>(image + int64_t(block) * ActsInt<N, kTwo>::kStride, v, n, lane);

@@ -94,6 +94,7 @@ __global__ void __launch_bounds__(stream_warps(kShort) * 32, kShort ? 2 : 1)
   const TilePlace begin{__shfl_sync(~0u, mark.job, warp), __shfl_sync(~0u, mark.tile, warp)};
   const TilePlace end{__shfl_sync(~0u, mark.job, warp + 1), __shfl_sync(~0u, mark.tile, warp + 1)};
   TileCursor<DenseJobs> next(jobs, begin, end);
+#pragma unroll 1
   for (int i = 0; i + 1 < a.n_stage; ++i) next.fetch(ring);
 
   if (warp == 0 && lane <= n_warp) place[lane] = mark;

@@ -23,9 +23,6 @@ inline int ring_stages(int fixed, int stage_bytes, int thirds) {
   const int room = device().shared - kOwnShared - fixed, some = device().shared_sm * thirds / 3 - 1024 - kOwnShared - fixed;
   return std::min((some / stage_bytes >= 2 ? std::min(some, room) : room) / stage_bytes, WarpRing::kMaxStages);
 }
-// n / d for 0 <= n < 2^20 and 0 < d: floats divide faster.
-constexpr int kQuickMost = 1 << 20;
-__device__ __forceinline__ int quick_div(int n, int d) { return int(__fdividef(float(n) + .5f, float(d))); }
 
 // The tiles of one strip in the columns at hand.
 struct Strip {
@@ -137,17 +134,15 @@ __device__ __forceinline__ void run_tiles(const Jobs& jobs, TilePlace begin, Til
       });
     }
     if (at.tile == 0 && to >= before) {
+      // One copy of what follows a value: instructions come from far away.
       const int g = lane / 4, t = lane % 4;
-      if (N == 1) {
-        if (t == 0)
-          emit(at.job, g, 0, n_sub == 2 ? other[0][0] : 0.f, acc[0][0]),
-              emit(at.job, g + 8, 0, n_sub == 2 ? other[0][2] : 0.f, acc[0][2]);
-      } else {
+#pragma unroll 1
+      for (int e = 0; e < kTiles * 4; e += kColStep<Acts>) {
+        float v = acc[0][0], u = other[0][0];
 #pragma unroll
-        for (int n = 0; n < kTiles; ++n)
-#pragma unroll
-          for (int i = 0; i < 4; ++i)
-            emit(at.job, g + i / 2 * 8, 8 * n + 2 * t + i % 2, n_sub == 2 ? other[n][i] : 0.f, acc[n][i]);
+        for (int k = 1; k < kTiles * 4; ++k)
+          if (k == e) v = acc[k / 4][k % 4], u = other[k / 4][k % 4];
+        if (N > 1 || t == 0) emit(at.job, g + e / 2 % 2 * 8, N == 1 ? 0 : e / 4 * 8 + 2 * t + e % 2, n_sub == 2 ? u : 0.f, v);
       }
     } else {
       float* to_part = at.job == begin.job ? part : last;

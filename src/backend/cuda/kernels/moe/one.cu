@@ -101,6 +101,7 @@ __global__ void __launch_bounds__(kExpertWarps * 32, 2) one_kernel(const __grid_
   const int strip0 = quick_div(a.n_strip * block, a.blocks), jobs = quick_div(a.n_strip * (block + 1), a.blocks) - strip0;
   const int units = jobs * kUnits, unit0 = quick_div(units * warp, n_warp), unit1 = quick_div(units * (warp + 1), n_warp);
   Cursor next(a, expert, strip0, unit0, unit1);
+#pragma unroll 1
   for (int i = 0; i + 1 < a.n_stage; ++i) next.fetch(ring);
   if (!there) wait_for_previous();
   if (a.list_ready) let_next_start();
@@ -108,9 +109,9 @@ __global__ void __launch_bounds__(kExpertWarps * 32, 2) one_kernel(const __grid_
   if constexpr (in == Input::kBf16) {
     stage(Acts{shared}, [&](int) { return x; }, 1, a.n_in, 0, n_block * kActBlock, warp, n_warp, lane);
   } else {
-#pragma unroll
+#pragma unroll 1
     for (int i = 0; i < kAhead; ++i)
-      if (const int b = warp + i * n_warp; b < n_block) quantize_block<1, Acts::kTwoBytes>(shared + b * Acts::kStride, early[i], 0, lane);
+      if (const int b = warp + i * n_warp; b < n_block) quantize_block<1, Acts::kTwoBytes>(shared + b * Acts::kStride, i ? early[1] : early[0], 0, lane);
     if (const int col0 = kAhead * n_warp * kActBlock; col0 < a.n_in)
       stage(Acts{shared + kAhead * n_warp * Acts::kStride}, [&](int) { return x; }, 1, a.n_in, col0, n_block * kActBlock - col0, warp, n_warp, lane);
   }

@@ -158,6 +158,7 @@ __global__ void __launch_bounds__(kWarps * 32, 1) expert_kernel(const __grid_con
       }
       again = true;
       PieceCursor<kSub> next(experts, begin_of(unit0), begin_of(unit1));
+#pragma unroll 1
       for (int i = 0; i + 1 < a.n_stage; ++i) next.fetch(ring);
       const int slot = lane < n_pair ? a.pair[row0 + lane] : 0;  // of the lane's row
       if (!waited) {
