@@ -63,9 +63,21 @@ __device__ void load(Row<kPer>& r, const float* p, int cols) {
 #pragma unroll
   for (int i = 0; i < kPer; ++i) r.v[i] = col_of<kPer>(i) < cols ? *reinterpret_cast<const float4*>(p + col_of<kPer>(i)) : float4{};
 }
-// Row t of what a product has left. Several sets are on their way at a time, however few there are.
+// Where a thread's columns of row t of what a product has left begin, in the first set.
 template <int kPer>
-__device__ void load(Row<kPer>& r, const Partials& left, int t, int cols) {
+struct LeftAt {
+  int at[kPer], stride;
+  __device__ LeftAt(const Partials& left, int t) : stride(left.n_job * left.width * kTileRows) {
+#pragma unroll
+    for (int i = 0; i < kPer; ++i) {
+      const int c = col_of<kPer>(i);
+      at[i] = (c / kTileRows * left.width + t) * kTileRows + c % kTileRows;
+    }
+  }
+};
+// Several sets are on their way at a time, however few there are.
+template <int kPer>
+__device__ void load(Row<kPer>& r, const Partials& left, const LeftAt<kPer>& place, int cols) {
   constexpr int kSets = kPer < kMostPer - 1 ? 4 : kPer < kMostPer ? 3 : 2;  // as many as registers hold
   r = Row<kPer>{};
   for (int s0 = 0; s0 < left.n_set; s0 += kSets) {
@@ -76,7 +88,7 @@ __device__ void load(Row<kPer>& r, const Partials& left, int t, int cols) {
       for (int i = 0; i < kPer; ++i) {
         const int s = s0 + k, c = col_of<kPer>(i);
         v[k].v[i] = s < left.n_set && c < cols
-                        ? *reinterpret_cast<const float4*>(left.p + ((int64_t(s) * left.n_job + c / kTileRows) * left.width + t) * kTileRows + c % kTileRows)
+                        ? *reinterpret_cast<const float4*>(left.p + int64_t(s) * place.stride + place.at[i])
                         : float4{};
       }
 #pragma unroll
@@ -147,18 +159,25 @@ __device__ void store(const Row<kPer>& r, const Mat& m, int t) {
   }
 }
 
-// Row t of m, which this block has just written in bf16, into the image of all its rows.
-template <int kThreads>
-__device__ void write_image(const Mat& m, int t) {
+// Shared memory of a kernel that writes an image; others leave it to the products beside them.
+size_t image_bytes(const Mat& m) {
+  CHECK(!m.image || m.cols % 8 == 0, "{} columns", m.cols);
+  return m.image ? size_t(m.cols) * 2 : 0;
+}
+// r into row t of the image of all rows of m.
+template <int kPer>
+__device__ void write_image(const Row<kPer>& r, const Mat& m, int t) {
+  extern __shared__ __align__(16) uint2 row[];  // image_bytes(), in bf16
+#pragma unroll
+  for (int i = 0; i < kPer; ++i)
+    if (col_of<kPer>(i) < m.cols) row[col_of<kPer>(i) / 4] = {pack_bf16(r.v[i].x, r.v[i].y), pack_bf16(r.v[i].z, r.v[i].w)};
   __syncthreads();
   const int lane = int(threadIdx.x) % 32;
-  for (int block = int(threadIdx.x) / 32; block < (m.cols + kActBlock - 1) / kActBlock; block += kThreads / 32) {
+#pragma unroll 1
+  for (int block = int(threadIdx.x) / 32; block < (m.cols + kActBlock - 1) / kActBlock; block += kThreads<kPer> / 32) {
     const int col = block * kActBlock + lane * 8;
-    const uint4 v = col < m.cols ? __ldcg(reinterpret_cast<const uint4*>(m.bf + t * m.bf_stride + col)) : uint4{};
-    if (m.rows <= 8)
-      quantize_block<8>(m.image + int64_t(block) * ActsInt<8>::kStride, v, t, lane);
-    else
-      quantize_block<16>(m.image + int64_t(block) * ActsInt<16>::kStride, v, t, lane);
+    const uint4 v = col < m.cols ? *reinterpret_cast<const uint4*>(row + col / 4) : uint4{};
+    quantize_block_among(m.rows, m.image, block, v, t, lane);
   }
 }
 
@@ -174,14 +193,15 @@ __device__ Mat if_real(bool real, Mat m) {
 }
 
 template <int kPer, bool kRehearse>
-__global__ void __launch_bounds__(kThreads<kPer>) rms_norm_kernel(Mat y, Mat x, Partials left, const float* gain, float eps) {
+__global__ void __launch_bounds__(kThreads<kPer>, 1) rms_norm_kernel(Mat y, Mat x, Partials left, const float* gain, float eps) {
   if (kPer == 1) let_next_start();
   const auto g = gain_row<kPer>(gain, x.cols);
+  const LeftAt<kPer> place(left, int(blockIdx.x));
   int turn = 0;
   rehearsed<kRehearse>([&](bool real) {
     Row<kPer> r;
     if (left.p) {
-      load(r, left, int(blockIdx.x), real ? x.cols : 0);
+      load(r, left, place, real ? x.cols : 0);
       if (x.p != y.p) store(r, if_real(real, x), int(blockIdx.x));
     } else {
       load(r, x.p + blockIdx.x * x.stride, real ? x.cols : 0);
@@ -191,27 +211,30 @@ __global__ void __launch_bounds__(kThreads<kPer>) rms_norm_kernel(Mat y, Mat x, 
   });
 }
 
-template <int kPer>
+template <bool kImage, int kPer>
 __device__ void store_scaled(const Row<kPer>& r, float f, const Row<kPer>& gain, const Mat& to, int t) {
   Row<kPer> s = r;
   scale(s, f, gain);
   store(s, to, t);
+  if constexpr (kImage)
+    if (to.image) write_image(s, to, t);
 }
 
 template <int kPer, bool kMoe, bool kRehearse>
-__global__ void __launch_bounds__(kThreads<kPer>) residual_norm_kernel(Mat x, Mat h, Mat y, Partials left, const float* post, const float* next, float out_scale, float eps, MoeInputs moe) {
+__global__ void __launch_bounds__(kThreads<kPer>, 1) residual_norm_kernel(Mat x, Mat h, Mat y, Partials left, const float* post, const float* next, float out_scale, float eps, MoeInputs moe) {
   if (kPer == 1) let_next_start();
   const int t = int(blockIdx.x);
   const auto g_post = gain_row<kPer>(post, x.cols), g_next = gain_row<kPer>(next, x.cols);
   Row<kPer> g_r, g_e;
   if (kMoe) g_r = gain_row<kPer>(moe.router_gain, x.cols), g_e = gain_row<kPer>(moe.expert_gain, x.cols);
+  const LeftAt<kPer> place(left, t);
   int turn = 0;
   rehearsed<kRehearse>([&](bool real) {
     const int cols = real ? x.cols : 0;
     Row<kPer> r, s;
     load(s, x.p + t * x.stride, cols);
     if (left.p)
-      load(r, left, t, cols);
+      load(r, left, place, cols);
     else
       load(r, y.p + t * y.stride, cols);
     if (post) scale(r, inv_rms(r, x.cols, eps, turn), g_post);
@@ -219,15 +242,14 @@ __global__ void __launch_bounds__(kThreads<kPer>) residual_norm_kernel(Mat x, Ma
     store(s, if_real(real, x), t);
     if (!next) return;
     const float f = inv_rms(s, x.cols, eps, turn);
-    store_scaled(s, f, g_next, if_real(real, h), t);
-    if (h.image) write_image<kThreads<kPer>>(if_real(real, h), t);
-    if (kMoe) store_scaled(s, f, g_r, if_real(real, moe.r), t), store_scaled(s, f, g_e, if_real(real, moe.e), t);
+    store_scaled<true>(s, f, g_next, if_real(real, h), t);
+    if (kMoe) store_scaled<false>(s, f, g_r, if_real(real, moe.r), t), store_scaled<false>(s, f, g_e, if_real(real, moe.e), t);
   });
 }
 
 // With few columns registers hold all gains, and several ranks' outputs are read at once: they come from far away, too.
 template <int kPer, bool kRehearse>
-__global__ void __launch_bounds__(kThreads<kPer>) moe_join_kernel(Mat x, Mat h, Mat y, Mat o, MoeJoin m) {
+__global__ void __launch_bounds__(kThreads<kPer>, 1) moe_join_kernel(Mat x, Mat h, Mat y, Mat o, MoeJoin m) {
   constexpr bool kFew = kPer < kMostPer;
   constexpr int kUsed = kFew ? 4 : 1;
   const int t = int(blockIdx.x);
@@ -273,8 +295,7 @@ __global__ void __launch_bounds__(kThreads<kPer>) moe_join_kernel(Mat x, Mat h, 
     add_to(stream, r, m.out_scale);
     store(stream, if_real(real, x), t);
     if (!m.next) return;
-    store_scaled(stream, inv_rms(stream, x.cols, m.eps, turn), kFew ? g_next : gain_row<kPer>(m.next, x.cols), if_real(real, h), t);
-    if (h.image) write_image<kThreads<kPer>>(if_real(real, h), t);
+    store_scaled<true>(stream, inv_rms(stream, x.cols, m.eps, turn), kFew ? g_next : gain_row<kPer>(m.next, x.cols), if_real(real, h), t);
   });
 }
 
@@ -358,20 +379,21 @@ void rms_norm(cudaStream_t stream, Mat y, Mat x, Partials left, const float* gai
 }
 void residual_norm(cudaStream_t stream, Mat x, Mat h, Mat y, Partials left, const float* post, const float* next, float out_scale, float eps) {
   with_per(x, [&](auto per) {
-    launch(may_rehearse<per()>(x.rows) ? residual_norm_kernel<per(), false, true> : residual_norm_kernel<per(), false, false>, dim3(unsigned(x.rows)), dim3(kThreads<per()>), 0, stream, x, h, y, left, post, next, out_scale, eps, MoeInputs{});
+    constexpr bool kMay = per() < kMostPer;
+    launch(kMay && may_rehearse<per()>(x.rows) ? residual_norm_kernel<per(), false, kMay> : residual_norm_kernel<per(), false, false>, dim3(unsigned(x.rows)), dim3(kThreads<per()>), image_bytes(h), stream, x, h, y, left, post, next, out_scale, eps, MoeInputs{});
   });
 }
 void residual_norm_moe(cudaStream_t stream, Mat x, Mat h, Mat y, Partials left, const float* post, const float* next, float out_scale, float eps, const MoeInputs& moe) {
   CHECK(next, "a layer with experts and no norm after attention: {}", x.cols);
   with_per(x, [&](auto per) {
-    launch(residual_norm_kernel<per(), true, false>, dim3(unsigned(x.rows)), dim3(kThreads<per()>), 0, stream, x, h, y, left, post, next, out_scale, eps, moe);
+    launch(residual_norm_kernel<per(), true, false>, dim3(unsigned(x.rows)), dim3(kThreads<per()>), image_bytes(h), stream, x, h, y, left, post, next, out_scale, eps, moe);
   });
 }
 void moe_join(cudaStream_t stream, Mat x, Mat h, Mat y, Mat o, const MoeJoin& m) {
   with_per(x, [&](auto per) {
     constexpr int kPer = per() > kMostPer / 2 ? kMostPer : kMostPer / 2;
     constexpr bool kMay = kPer < kMostPer;
-    launch(kMay && may_rehearse<kPer>(x.rows) ? moe_join_kernel<kPer, kMay> : moe_join_kernel<kPer, false>, dim3(unsigned(x.rows)), dim3(kThreads<kPer>), 0, stream, x, h, y, o, m);
+    launch(kMay && may_rehearse<kPer>(x.rows) ? moe_join_kernel<kPer, kMay> : moe_join_kernel<kPer, false>, dim3(unsigned(x.rows)), dim3(kThreads<kPer>), image_bytes(h), stream, x, h, y, o, m);
   });
 }
 void sum_partials(cudaStream_t stream, Mat y, Partials left) {

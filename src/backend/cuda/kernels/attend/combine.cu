@@ -96,10 +96,7 @@ __global__ void __launch_bounds__(kThreads) attend_combine_kernel(const __grid_c
     const uint32_t lo = pack_bf16(x[0], x[1]), hi = pack_bf16(x[2], x[3]);
     const int pair = lane % 16 * 2, block = int(col - lane * 4) / kActBlock, as = part % 2 * 16 + lane % 16;
     const uint4 v = {__shfl_sync(~0u, lo, pair), __shfl_sync(~0u, hi, pair), __shfl_sync(~0u, lo, pair + 1), __shfl_sync(~0u, hi, pair + 1)};
-    if (p.n_image <= 8)
-      quantize_block<8>(p.o_image + int64_t(block) * ActsInt<8>::kStride, v, t, as, lane < 16 && real);
-    else
-      quantize_block<16>(p.o_image + int64_t(block) * ActsInt<16>::kStride, v, t, as, lane < 16 && real);
+    quantize_block_among(p.n_image, p.o_image, block, v, t, as, lane < 16 && real);
   });
 }
 

@@ -181,13 +181,14 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G, kAlso>::kThreads, 
     load_rows(std::false_type{}, VT{}, VT::kStrideV, shared + item % kSlots * Shape::kSlotBytes, tile, v_ring, v_stage, p.kv.v_row);
     copies_commit();
   };
-  // The first items are on their way before the wait if this step writes none of their rows.
+  // The first items are on their way before the wait if this step writes none of their rows, or this block does.
+  const bool own_rows = Shape::kHeads && p.heads.k;
   const auto load_first = [&](bool early) {
-    const bool early0 = Shape::kEarly && row0 + kTileKeys <= s.len, early1 = Shape::kEarly && row0 + 2 * kTileKeys <= s.len;
-    if (!Shape::kEarly || early0 == early) load_k(0, 0), load_v(0, 1);
-    if (!Shape::kEarly || early1 == early) {
-      load_k(1, 2);
-      if (kSlots == 4) load_v(1, 3);
+#pragma unroll 1
+    for (int tile = 0; tile < 2; ++tile) {
+      if (Shape::kEarly && (own_rows || row0 + (tile + 1) * kTileKeys <= s.len) != early) continue;
+      load_k(tile, 2 * tile);
+      if (tile == 0 || kSlots == 4) load_v(tile, 2 * tile + 1);
     }
   };
   if constexpr (Shape::kEarly) load_first(true);
@@ -227,60 +228,73 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G, kAlso>::kThreads, 
   } else {
     find_turns();
   }
-  // Rows of the step's tokens in this split are written first, K and V by a warp each. (Blocks of further query rows write the same.)
-  if constexpr (Shape::kHeads) {
-    const HeadsBefore& in = p.heads;
-    uint8_t* const codes = reinterpret_cast<uint8_t*>(turns + n_tok * E) + warp * (E + Shape::kRow);
-    std::byte* const made = reinterpret_cast<std::byte*>(codes + E);
-    // The row that was made, to the cache, and to its place in the tile if that is one of the first.
-    auto put = [&](auto is_k, auto shape, int stride, std::byte* to, int row) {
-      using T = decltype(shape);
-      constexpr bool kIsK = decltype(is_k)::value;
-      const int tile = (row - row0) / kTileKeys, r = (row - row0) % kTileKeys;
-      const bool first = tile < Shape::first_tiles(kIsK);
-      char* const slot_at = shared + (2 * tile + !kIsK) % kSlots * Shape::kSlotBytes;
-      for (int chunk = lane; chunk < (T::kCodes + T::kScales) / 16; chunk += 32) {
-        const uint4 v = *reinterpret_cast<const uint4*>(made + 16 * chunk);
-        *reinterpret_cast<uint4*>(to + 16 * chunk) = v;
-        char* const code = slot_at + r * stride + 16 * (kIsK ? k_chunk<K>(chunk, r) : chunk);
-        char* const scale = slot_at + kTileKeys * stride + r * T::kScales + 16 * chunk - T::kCodes;
-        if (first) *reinterpret_cast<uint4*>(chunk < T::kCodes / 16 ? code : scale) = v;
-      }
-    };
-    auto append = [&](int row, bool is_k) {
-      const int j = kAlso == Also::kHeadsOfFew ? row - s.len : 0;
-      float x[E / 32];
-      if (is_k) make_head<E>(x, in.k + (s.begin + j) * in.k_stride + head * E, true, in.work.eps, in.work.k_gain, turns + j * E, lane);
-      else make_head<E>(x, in.v + (s.begin + j) * in.v_stride + head * E, in.work.norm_v, in.work.eps, nullptr, nullptr, lane);
-      const KvRow to = kv_row(p.kv, p.step, seq, row);
-      if (is_k) encode<E>(K, x, codes, made, lane);
-      else encode<E>(V, x, codes, made, lane);
-      __syncwarp();
-      if (is_k) put(std::true_type{}, KT{}, KT::kStrideK, to.k + head * planar_bytes(K, E), row);
-      else put(std::false_type{}, VT{}, VT::kStrideV, to.v + head * planar_bytes(V, E), row);
-    };
-    if constexpr (kAlso == Also::kHeads) {
-      if (appends && warp >= kWarps - 2) append(s.len, warp == kWarps - 2);
-    } else if (appends) {
-      for (int job = kWarps - 1 - warp; job < 2 * (hi - own0); job += kWarps) {
-        append(own0 + job / 2, job % 2);
-        __syncwarp();  // the row's place is used again
-      }
-    }
-  }
-  load_first(false);
+  if (!Shape::kEarly || !own_rows) load_first(false);
 
-  // Q as B fragments: [n tile][group of 64][pair of steps][lane][step, b0 b1]. Rotated if K is.
-  for (int col = warp; col < kCols; col += kWarps) {
+  // Heads, a warp each: rows of the step's tokens in this split, which go to the cache, K and V (blocks of further query rows write the
+  // same), then the queries. What they have in common is here once: its instructions come from far away.
+  uint8_t* const codes = reinterpret_cast<uint8_t*>(turns + n_tok * E) + warp * (E + Shape::kRow);
+  std::byte* const made = reinterpret_cast<std::byte*>(codes + E);
+  // x, as it is cached, to its row of the cache, and to its place in the tile if that is one of the first.
+  auto append = [&](auto type, const float (&x)[E / 32], float norm, bool is_k, int row) {
+    constexpr KvType kType = decltype(type)::value;
+    using T = TileShape<kType, E>;
+    if constexpr (planar_scaled(kType)) encode_rotated<E>(kType, x, norm, codes, made, lane);
+    else encode_plain<E>(kType, x, made, lane);
+    __syncwarp();
+    const KvRow cached = kv_row(p.kv, p.step, seq, row);
+    std::byte* const to = (is_k ? cached.k : cached.v) + head * planar_bytes(kType, E);
+    const int tile = (row - row0) / kTileKeys, r = (row - row0) % kTileKeys, stride = is_k ? T::kStrideK : T::kStrideV;
+    const bool first = tile < Shape::first_tiles(is_k);
+    char* const slot_at = shared + (2 * tile + !is_k) % kSlots * Shape::kSlotBytes;
+    for (int chunk = lane; chunk < (T::kCodes + T::kScales) / 16; chunk += 32) {
+      const uint4 v = *reinterpret_cast<const uint4*>(made + 16 * chunk);
+      *reinterpret_cast<uint4*>(to + 16 * chunk) = v;
+      char* const code = slot_at + r * stride + 16 * (is_k ? k_chunk<kType>(chunk, r) : chunk);
+      char* const scale = slot_at + kTileKeys * stride + r * T::kScales + 16 * chunk - T::kCodes;
+      if (first) *reinterpret_cast<uint4*>(chunk < T::kCodes / 16 ? code : scale) = v;
+    }
+    __syncwarp();  // the row's place is used again
+  };
+  const int n_row = appends ? 2 * (kAlso == Also::kHeadsOfFew ? hi - own0 : 1) : 0;
+#pragma unroll 1
+  for (int job = kWarps - 1 - warp; job < n_row + kCols; job += kWarps) {
     constexpr int V_ = E / 32;
+    const int col = job - n_row;
     float x[V_] = {};
-    if (col < n_col) {
+    if constexpr (Shape::kHeads) {
+      if (col < n_col) {
+        const HeadsBefore& in = p.heads;
+        const bool is_k = job % 2;
+        int j = kAlso == Also::kHeadsOfFew ? job / 2 + own0 - s.len : 0;  // of the sequence's tokens
+        const float *from, *gain;
+        if (col >= 0) {
+          const int at = col_block * kCols + col, of = quick_div(at, p.group);
+          j = s.j0 + of;
+          from = p.q + (s.begin + j) * p.q_stride + (head * p.group + at - of * p.group) * E, gain = in.work.q_gain;
+        } else {
+          from = (is_k ? in.k + (s.begin + j) * in.k_stride : in.v + (s.begin + j) * in.v_stride) + head * E, gain = is_k ? in.work.k_gain : nullptr;
+        }
+        const bool is_v = col < 0 && !is_k;
+        make_head<E>(x, from, !is_v || in.work.norm_v, in.work.eps, gain, is_v ? nullptr : turns + (kAlso == Also::kHeadsOfFew ? j : 0) * E, lane);
+        // K and V of one type, or both with scales.
+        static_assert(planar_scaled(K) == planar_scaled(V));
+        float norm = 0;
+        if (K == KvType::kTQ3_0 || V == KvType::kTQ3_0)
+          if (col < 0) norm = before_rotation<E>(is_k ? K : V, x);
+        if (planar_scaled(K)) warp_rotate<V_>(x, lane, false);
+        if (col < 0) {
+          const int row = s.len + j;
+          if (K == V || is_k) append(std::integral_constant<KvType, K>{}, x, norm, is_k, row);
+          else append(std::integral_constant<KvType, V>{}, x, norm, false, row);
+          continue;
+        }
+      }
+    } else if (col < n_col) {
       const int at = col_block * kCols + col, j = quick_div(at, p.group), t = s.begin + s.j0 + j;
-      const float* from = p.q + t * p.q_stride + (head * p.group + at - j * p.group) * E;
-      if (Shape::kHeads) make_head<E>(x, from, true, p.heads.work.eps, p.heads.work.q_gain, turns + (kAlso == Also::kHeadsOfFew ? t - s.begin : 0) * E, lane);
-      else load_values<V_>(x, from + lane * V_);
+      load_values<V_>(x, p.q + t * p.q_stride + (head * p.group + at - j * p.group) * E + lane * V_);
       if (planar_scaled(K)) warp_rotate<V_>(x, lane, false);
     }
+    // Q as B fragments: [n tile][group of 64][pair of steps][lane][step, b0 b1]. Rotated if K is.
 #pragma unroll
     for (int i = 0; i < V_; i += 4) {
       const int d = lane * V_ + i, r = d % 64, t = k_step<K>(r);

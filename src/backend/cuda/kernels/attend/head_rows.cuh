@@ -57,35 +57,42 @@ __device__ __forceinline__ void store_values(float* p, const float (&x)[V]) {
 // Codes as quantize.cpp's: truncation toward zero, NaN gives 0.
 __device__ __forceinline__ int code_of(float v, int most) { return v > 0.f ? (v < float(most) ? int(v) : most) : 0; }
 
-// x: the values lane * V .. of the vector; code: E bytes of shared memory of this warp.
+// A row on its way into the cache, x: the values lane * V .. of the vector. Types with scales take before_rotation(), warp_rotate()
+// and encode_rotated(), the others encode_plain().
+constexpr float kNothing = 1e-10f;  // a norm below which a group is zeros
 template <int E>
-__device__ void encode(KvType type, float (&x)[E / 32], uint8_t* code, std::byte* dst, int lane) {
-  constexpr int V = E / 32, kBlockLanes = 32 / V, kGroup = E < 128 ? E : 128, kGroupLanes = kGroup / V;
-  if (type == KvType::kF32) {
-    store_values<V>(reinterpret_cast<float*>(dst) + lane * V, x);
-    return;
-  }
-  if (type == KvType::kF16) {
+constexpr int kNormGroup = E < 128 ? E : 128;
+// The norm of the lane's group, by which x is divided; other types than TQ3_0 have none.
+template <int E>
+__device__ __forceinline__ float before_rotation(KvType type, float (&x)[E / 32]) {
+  constexpr int V = E / 32, kGroupLanes = kNormGroup<E> / V;
+  if (type != KvType::kTQ3_0) return 0;
+  float sum = 0;
 #pragma unroll
-    for (int i = 0; i < V; i += 2)
-      reinterpret_cast<__half2*>(dst)[(lane * V + i) / 2] = __floats2half2_rn(x[i], x[i + 1]);
-    return;
-  }
-  float norm = 0, id = 0;
-  bool zero = false;
-  if (type == KvType::kTQ3_0) {
-    float sum = 0;
+  for (int i = 0; i < V; ++i) sum = __fmaf_rn(x[i], x[i], sum);
 #pragma unroll
-    for (int i = 0; i < V; ++i) sum = __fmaf_rn(x[i], x[i], sum);
+  for (int m = 1; m < kGroupLanes; m *= 2) sum += __shfl_xor_sync(~0u, sum, m);
+  const float norm = __fsqrt_rn(sum);
+  const bool zero = norm <= kNothing;
+  const float scale = zero ? 0.f : __fdiv_rn(__fsqrt_rn(float(kNormGroup<E>) / 128), norm);
 #pragma unroll
-    for (int m = 1; m < kGroupLanes; m *= 2) sum += __shfl_xor_sync(~0u, sum, m);
-    norm = __fsqrt_rn(sum);
-    zero = norm <= 1e-10f;
-    const float scale = zero ? 0.f : __fdiv_rn(__fsqrt_rn(float(kGroup) / 128), norm);
+  for (int i = 0; i < V; ++i) x[i] = zero ? 0.f : __fmul_rn(x[i], scale);
+  return norm;
+}
+template <int E>
+__device__ __forceinline__ void encode_plain(KvType type, const float (&x)[E / 32], std::byte* dst, int lane) {
+  constexpr int V = E / 32;
+  if (type == KvType::kF32) return store_values<V>(reinterpret_cast<float*>(dst) + lane * V, x);
 #pragma unroll
-    for (int i = 0; i < V; ++i) x[i] = zero ? 0.f : __fmul_rn(x[i], scale);
-  }
-  warp_rotate<V>(x, lane, false);
+  for (int i = 0; i < V; i += 2)
+    reinterpret_cast<__half2*>(dst)[(lane * V + i) / 2] = __floats2half2_rn(x[i], x[i + 1]);
+}
+// code: E bytes of shared memory of this warp; norm: before_rotation()'s.
+template <int E>
+__device__ __forceinline__ void encode_rotated(KvType type, const float (&x)[E / 32], float norm, uint8_t* code, std::byte* dst, int lane) {
+  constexpr int V = E / 32, kBlockLanes = 32 / V, kGroupLanes = kNormGroup<E> / V;
+  float id = 0;
+  const bool zero = norm <= kNothing;
   __half* scales = reinterpret_cast<__half*>(dst + planar_code_bytes(type, E));
   if (type == KvType::kTQ3_0) {
     const float mid[7] = {-0.154259f, -0.091775f, -0.043589f, 0.0f, 0.043589f, 0.091775f, 0.154259f};
@@ -138,6 +145,13 @@ __device__ void encode(KvType type, float (&x)[E / 32], uint8_t* code, std::byte
   __syncwarp();
   const int n_word = planar_code_bytes(type, E) / 4;
   for (int w = lane; w < n_word; w += 32) reinterpret_cast<uint32_t*>(dst)[w] = planar_word(type, code, w, E);
+}
+template <int E>
+__device__ void encode(KvType type, float (&x)[E / 32], uint8_t* code, std::byte* dst, int lane) {
+  if (!planar_scaled(type)) return encode_plain<E>(type, x, dst, lane);
+  const float norm = before_rotation<E>(type, x);
+  warp_rotate<E / 32>(x, lane, false);
+  encode_rotated<E>(type, x, norm, code, dst, lane);
 }
 
 // x = rms(x), E values of a warp.

@@ -48,9 +48,9 @@ struct ActsInt {
 
 constexpr int kSecond = 128;  // second codes count parts of the first
 
-// A warp writes row n of a block of an image; v: eight columns in bf16, those of lane `lane`. Lanes that do not write may have any.
-template <int N, bool kTwo = false>
-__device__ __forceinline__ void quantize_block(uint8_t* block, uint4 v, int n, int lane, bool write = true) {
+// A warp writes row n of a block of an image of N rows; v: eight columns in bf16, those of lane `lane`. Lanes that do not write may have any.
+template <bool kTwo>
+__device__ __forceinline__ void quantize_block_of(int N, uint8_t* block, uint4 v, int n, int lane, bool write) {
   // The largest magnitude of eight lanes: bf16 without a sign compare as integers, and a NaN is above all.
   uint32_t most =
       __vmaxu2(__vmaxu2(v.x & 0x7FFF7FFF, v.y & 0x7FFF7FFF), __vmaxu2(v.z & 0x7FFF7FFF, v.w & 0x7FFF7FFF));
@@ -58,7 +58,8 @@ __device__ __forceinline__ void quantize_block(uint8_t* block, uint4 v, int n, i
 #pragma unroll
   for (int m = 1; m < 8; m *= 2) most = max(most, __shfl_xor_sync(~0u, most, m));
   const float amax = __uint_as_float(most), inverse = most ? 127.f / amax : 0.f, scale = amax * (1.f / 127.f);
-  using Acts = ActsInt<N, kTwo>;
+  constexpr int kParts = ActsInt<1, kTwo>::kParts;
+  const int n_code = N * kActBlock * kParts;
   uint32_t q[2], second[2];
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
@@ -84,7 +85,7 @@ __device__ __forceinline__ void quantize_block(uint8_t* block, uint4 v, int n, i
   sum += __shfl_xor_sync(~0u, sum, 2);
   if (!write) return;
   const int j = lane / 8, k = lane % 8 / 2;
-  uint8_t* codes = block + ((j * Acts::kParts * N + n) * 4 + 2 * (lane % 2)) * 16 + k * 4;
+  uint8_t* codes = block + ((j * kParts * N + n) * 4 + 2 * (lane % 2)) * 16 + k * 4;
   *reinterpret_cast<uint32_t*>(codes) = q[0];
   *reinterpret_cast<uint32_t*>(codes + 16) = q[1];
   if (kTwo) {
@@ -93,10 +94,19 @@ __device__ __forceinline__ void quantize_block(uint8_t* block, uint4 v, int n, i
   }
   if (lane % 4 == 0) {
     const float s = scale * float(sum) * (kTwo ? 1.f / kSecond : 1.f), high = __bfloat162float(__float2bfloat16_rn(s));
-    *reinterpret_cast<uint32_t*>(block + Acts::kCodes + (n * 4 + lane / 4 % 4) * 8 + lane / 16 * 4) =
+    *reinterpret_cast<uint32_t*>(block + n_code + (n * 4 + lane / 4 % 4) * 8 + lane / 16 * 4) =
         pack_bf16(high, s - high);
   }
-  if (lane % 8 == 0) *reinterpret_cast<float*>(block + Acts::kCodes + N * 32 + (j * N + n) * 4) = scale;
+  if (lane % 8 == 0) *reinterpret_cast<float*>(block + n_code + N * 32 + (j * N + n) * 4) = scale;
+}
+template <int N, bool kTwo = false>
+__device__ __forceinline__ void quantize_block(uint8_t* block, uint4 v, int n, int lane) {
+  quantize_block_of<kTwo>(N, block, v, n, lane, true);
+}
+// Of image i of eight rows or sixteen in a byte a value, by how many rows there are.
+__device__ __forceinline__ void quantize_block_among(int n_row, uint8_t* image, int i, uint4 v, int n, int lane, bool write = true) {
+  static_assert(ActsInt<16>::kStride == 2 * ActsInt<8>::kStride);
+  quantize_block_of<false>(n_row <= 8 ? 8 : 16, image + int64_t(i) * (n_row <= 8 ? ActsInt<8>::kStride : ActsInt<16>::kStride), v, n, lane, write);
 }
 
 // Rows in bf16, for weights that are: chunks of 8 columns, 16 bytes at (chunk * N + place(n, chunk)) * 16.
