@@ -6,7 +6,7 @@
 DIR has a README.md with a table of rms and rows with the same top token (`| dense | 0.051 (95) | ...`), and for each row a folder
 with golden.safetensors (`ids` [T] int32, `logits` [T, V] f32), model-TYPE.gguf and, but for BF16, logits-TYPE.f32. A file passes
 when its rms is at most 1.25 times the table's and no fewer rows have the reference's top token; a type that the row does not
-name takes the first row's figure. Exit code 1: a file that does not pass, 2: nothing to check.
+name takes the first row's figure. BF16 files want as many rows as the official implementation has in bf16. Exit code 1: a file that does not pass, 2: nothing to check.
 """
 import argparse
 import json
@@ -18,6 +18,10 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
+
+
+# Of 96, by folder: what tools/measure_bf16_noise.py says.
+BF16_ROWS = {"dense": 91, "moe": 73, "edge": 89}
 
 
 def tensors(path):
@@ -63,6 +67,8 @@ def main():
                 golden["ids"].astype("<i4").tofile(ids)
                 want = golden["logits"] if kind == "BF16" else np.fromfile(model.parent / f"logits-{kind}.f32", "<f4").reshape(golden["logits"].shape)
                 most, least = row.get(kind) or first[kind]
+                if kind == "BF16":
+                    least = BF16_ROWS.get(folder, least)
                 for chunk in args.chunks.split(","):
                     run = [args.facet, "logits", "-m", str(model), "--backend", args.backend, "--tokens", str(ids), "--out", str(out), "--chunk", chunk]
                     done = subprocess.run(run, capture_output=True, text=True)
