@@ -28,6 +28,12 @@ TEST(Program, AnswersAPrompt) {
   EXPECT_EQ(lines(r.out), 1) << "only the answer: " << r.out;
 }
 
+TEST(Program, BenchExplains) {
+  const Ran r = shell("bench --backend cpu -c 256 --depths 0 --widths 2 --prefill 0 --runs 1 --explain", true);
+  EXPECT_EQ(r.rc, 0);
+  for (const char* part : {"decode ", "gate_up", "attend", "all verbs", "the steps' median"}) EXPECT_TRUE(has(r.out, part)) << part << "\n" << r.out;
+}
+
 TEST(Program, AnswersWithExperts) {
   const Ran r = shell("run -m " FACET_SOURCE_DIR "/models/facet-nano-moe-Q4_K_M.gguf -p 'What is 17 + 25?' --temp 0 -c 1024");
   EXPECT_EQ(r.rc, 0);

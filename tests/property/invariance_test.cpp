@@ -213,6 +213,56 @@ TYPED_TEST(Property, DecoratorsChangeNothing) {
   EXPECT_GT(pair.backend().compared(), 5 * 6 * 8);
   EXPECT_TRUE(pair.backend().differences().empty());
 }
+// A device whose clock moves by one at every verb, and by a thousand while it is held.
+class Marks : public CpuRef {
+ public:
+  using CpuRef::CpuRef;
+  void use_graphs(bool on) { graphs = on; }
+  void mark() { marks.push_back(double(++now)); }
+  void hold() { now += 1000; }
+  std::vector<double> laps() {
+    std::vector<double> ms;
+    for (size_t i = 1; i < marks.size(); ++i) ms.push_back(marks[i] - marks[i - 1]);
+    marks.clear();
+    return ms;
+  }
+  void begin_step(const Step&) {}
+  bool graphs = true;
+  int now = 0;
+  std::vector<double> marks;
+};
+// Planted: a verb that takes a mark of its own.
+class MarksTwice : public Marks {
+ public:
+  using Marks::Marks;
+  void rms_norm(Rows y, Rows x, Vec gain, float eps) {
+    mark();
+    Marks::rms_norm(y, x, gain, eps);
+  }
+};
+TEST(Traced, VerbsOfADeviceHaveTheTimesBetweenTheirMarks) {
+  const TinyFile file(TinyModel{.moe = true});
+  const auto ids = random_ids(kTokens, 96, 7);
+  const auto plain = Harness<CpuRef>(file.path(), plan()).logits(ids, {kTokens});
+  Harness<Traced<Marks>> h(file.path(), plan());
+  EXPECT_TRUE(bitwise_equal(h.logits(ids, {kTokens}), plain));
+  EXPECT_TRUE(h.backend().costs().empty() && h.backend().inner().marks.empty()) << "nothing is marked until it is asked for";
+  h.cache().clear(0);
+  h.backend().trace(true);
+  EXPECT_FALSE(h.backend().inner().graphs);
+  EXPECT_TRUE(bitwise_equal(h.logits(ids, {kTokens}), plain));
+  h.backend().take_laps();
+  h.backend().trace(false);
+  EXPECT_TRUE(h.backend().inner().graphs);
+  EXPECT_EQ(h.backend().costs().at("attend").calls, 6);
+  for (const auto& [name, v] : h.backend().costs()) EXPECT_EQ(v.ms, double(v.calls)) << name;
+
+  Harness<Traced<MarksTwice>> wrong(file.path(), plan());
+  wrong.backend().trace(true);
+  wrong.logits(ids, {kTokens});
+  EXPECT_DEATH(wrong.backend().take_laps(), "marked verbs");
+}
+
 // Verb by verb on equal inputs, within the rounding of the activations.
 TEST(Lockstep, FastAgreesWithReference) {
   for (const DType type : {DType::kF32, DType::kQ8_0, DType::kQ4_0})
