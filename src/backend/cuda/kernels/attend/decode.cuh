@@ -504,15 +504,15 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G, kAlso>::kThreads, 
 template <KvType K, KvType V, int E, int NT, int G, Also kAlso>
 bool launch_decode(cudaStream_t stream, AttendParams p, int n_cols) {
   using Shape = DecodeShape<K, V, E, NT, G, kAlso>;
-  CHECK((p.kv.window == 0 || p.kv.cap < kQuickMost / 2) && n_cols < kQuickMost, "a ring of {} rows, {} query rows", p.kv.cap, n_cols);
   const int bytes = Shape::kHeads ? std::max(Shape::kBytes, Shape::heads_bytes(p.heads.most_tok)) : Shape::kBytes;
   if (bytes > device().shared) return false;
   p.n_col_block = (n_cols + Shape::kCols - 1) / Shape::kCols, p.n_sm = device().n_sm;
+  const int blocks = p.n_col_block * p.kv.n_head * (p.n_split + further_splits(p.n_path));
+  CHECK(blocks < kQuickMost && n_cols < kQuickMost && (p.kv.window == 0 || p.kv.cap < kQuickMost / 2), "{} blocks for {} query rows, a ring of {} rows", blocks, n_cols, p.kv.cap);
   auto* kernel = attend_decode_kernel<K, V, E, NT, G, kAlso>;
   static const bool asked = (allow_shared(kernel, size_t(std::min(device().shared, std::max(Shape::kBytes, Shape::heads_bytes(kSmallT))))), true);
   (void)asked;
-  launch(kernel, dim3(unsigned(p.n_col_block * p.kv.n_head * (p.n_split + further_splits(p.n_path))), unsigned(p.step.shape.n_seq)),
-         dim3(Shape::kThreads), size_t(bytes), stream, p);
+  launch(kernel, dim3(unsigned(blocks), unsigned(p.step.shape.n_seq)), dim3(Shape::kThreads), size_t(bytes), stream, p);
   return true;
 }
 
