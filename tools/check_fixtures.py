@@ -6,7 +6,7 @@
 DIR has a README.md with a table of rms and rows with the same top token (`| dense | 0.051 (95) | ...`), and for each row a folder
 with golden.safetensors (`ids` [T] int32, `logits` [T, V] f32), model-TYPE.gguf and, but for BF16, logits-TYPE.f32. A file passes
 when its rms is at most 1.25 times the table's and no fewer rows have the reference's top token; a type that the row does not
-name takes the first row's figure. BF16 files want as many rows as the official implementation has in bf16. Exit code 1: a file that does not pass, 2: nothing to check.
+name takes the first row's figure. Exit code 1: a file that does not pass, 2: nothing to check.
 """
 import argparse
 import json
@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 
-# Of 96, by folder: what tools/measure_bf16_noise.py says.
+# Rows of 96 that the official implementation itself has in bf16 (tools/measure_bf16_noise.py): said beside a BF16 file that has too few.
 BF16_ROWS = {"dense": 91, "moe": 73, "edge": 89}
 
 
@@ -67,8 +67,6 @@ def main():
                 golden["ids"].astype("<i4").tofile(ids)
                 want = golden["logits"] if kind == "BF16" else np.fromfile(model.parent / f"logits-{kind}.f32", "<f4").reshape(golden["logits"].shape)
                 most, least = row.get(kind) or first[kind]
-                if kind == "BF16":
-                    least = BF16_ROWS.get(folder, least)
                 for chunk in args.chunks.split(","):
                     run = [args.facet, "logits", "-m", str(model), "--backend", args.backend, "--tokens", str(ids), "--out", str(out), "--chunk", chunk]
                     done = subprocess.run(run, capture_output=True, text=True)
@@ -77,7 +75,9 @@ def main():
                     got = np.fromfile(out, "<f4").reshape(want.shape)
                     rms, top = float(np.sqrt(np.mean((got - want) ** 2))), int((got.argmax(1) == want.argmax(1)).sum())
                     ok = rms <= 1.25 * most and top >= least
-                    print(f"{folder + ' ' + kind:24} {chunk:>5} {rms:8.4f} {rms / most:8.3f} {top:6} {least:6} {'' if ok else 'MISSED'}", flush=True)
+                    bf16 = BF16_ROWS.get(folder) if kind == "BF16" and not ok else None
+                    noise = f"; the official implementation in bf16 has {bf16}" if bf16 else ""
+                    print(f"{folder + ' ' + kind:24} {chunk:>5} {rms:8.4f} {rms / most:8.3f} {top:6} {least:6} {'' if ok else 'MISSED'}{noise}", flush=True)
                     count += 1
                     failed += not ok
     print(f"{count - failed} of {count} pass")

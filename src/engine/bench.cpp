@@ -123,10 +123,11 @@ std::vector<BenchVerb> bench_verbs(const std::map<std::string, VerbCost>& costs,
   std::vector<BenchVerb> verbs;
   double total = 0;
   for (const auto& [name, v] : costs) {
-    verbs.push_back({name, v.ms / runs, v.bytes / v.ms / 1e6, v.flops / v.ms / 1e6, v.ms});
+    const double per_ms = v.ms > 0 ? 1e-6 / v.ms : 0;
+    verbs.push_back({name, v.ms / runs, v.bytes * per_ms, v.flops * per_ms, v.ms});
     total += v.ms;
   }
-  for (BenchVerb& v : verbs) v.share /= total;
+  for (BenchVerb& v : verbs) v.share = total > 0 ? v.share / total : 0;
   std::sort(verbs.begin(), verbs.end(), [](const BenchVerb& a, const BenchVerb& b) { return a.ms > b.ms; });
   return verbs;
 }

@@ -287,7 +287,7 @@ __global__ void __launch_bounds__(kThreads<kPer>, 1) moe_join_kernel(Mat x, Mat 
     } else {
       load(s, o.p + t * o.stride, cols);
     }
-    load(stream, x.p + t * x.stride, cols);
+    load(stream, x.p + t * x.stride, cols);  // now: beside the experts' outputs registers would not hold it
     const float2 both = inv_rms(r, s, x.cols, m.eps, turn);
     scale(r, both.x, g_shared), scale(s, both.y, g_routed);
     add_to(r, s, 1.f);
