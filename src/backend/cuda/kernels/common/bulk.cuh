@@ -31,6 +31,15 @@ __device__ __forceinline__ void bulk_load(void* shared, const void* global, unsi
                "r"(shared_address(bar))
                : "memory");
 }
+// Of what is read once a step, such as weights: its lines leave the L2 before all others, so that a step's code and activations
+// are still there when they are wanted again.
+__device__ __forceinline__ void bulk_load_once(void* shared, const void* global, unsigned bytes, uint64_t* bar) {
+  asm volatile(
+      "{\n.reg .b64 once;\ncreatepolicy.fractional.L2::evict_first.b64 once, 1.0;\n"
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], once;\n}" ::"r"(shared_address(shared)),
+      "l"(global), "r"(bytes), "r"(shared_address(bar))
+      : "memory");
+}
 // The shared memory was written by this thread, or published to the copy engine before a barrier (publish_to_products).
 __device__ __forceinline__ void bulk_store(void* global, const void* shared, unsigned bytes) {
   asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;\ncp.async.bulk.commit_group;" ::"l"(global), "r"(shared_address(shared)), "r"(bytes)

@@ -32,7 +32,7 @@ class WarpRing {
 #if __CUDA_ARCH__ >= 900
     if (lane_ == 0) {
       barrier_arrive_expecting(bars_ + in_, unsigned(bytes));
-      bulk_load(to, from, unsigned(bytes), bars_ + in_);
+      bulk_load_once(to, from, unsigned(bytes), bars_ + in_);
     }
 #else
     for (int i = lane_ * 16; i < bytes; i += 512) copy16_async(to + i, from + i);

@@ -177,10 +177,16 @@ __device__ __forceinline__ void stage(ActsInt<N, kTwo> to, RowOf&& row, int n_ro
       const int item = first + i * n_warp, n = row_of(item);
       if (item < n_item) quantize_block<N, kTwo>(const_cast<uint8_t*>(to.p) + (item - n * n_block) * to.kStride, u, n, lane);
     };
-    if constexpr (N == 1) {  // instructions come from far away: no more of them than need be
-      static_assert(kAhead == 2);
+    if constexpr (N <= 8) {  // instructions come from far away: one copy of them
 #pragma unroll 1
-      for (int i = 0; i < kAhead; ++i) round(i, i ? v[1] : v[0]);
+      for (int i = 0; i < kAhead; ++i) {
+        if (first + i * n_warp >= n_item) break;
+        uint4 u = v[0];
+#pragma unroll
+        for (int k = 1; k < kAhead; ++k)
+          if (k == i) u = v[k];
+        round(i, u);
+      }
     } else {
 #pragma unroll
       for (int i = 0; i < kAhead; ++i) round(i, v[i]);

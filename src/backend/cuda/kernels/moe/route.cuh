@@ -120,7 +120,7 @@ __device__ inline void route_block(const RouteJob& j, int block, uint8_t* shared
 #pragma unroll
   for (int i = 0; i < kKeep; ++i) {
     const int c = i * kRouteThreads + of_group;
-    keep[i] = c < n_col4 ? __ldg(w + c) : float4{};
+    keep[i] = c < n_col4 ? load_once(w + c) : float4{};
   }
   wait_for_previous();
   let_next_start();
