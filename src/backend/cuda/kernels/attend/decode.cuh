@@ -81,7 +81,7 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G, kAlso>::kThreads, 
   constexpr int kSlots = Shape::kSlots, kCols = Shape::kCols, kWarps = Shape::kWarps, kLoaders = Shape::kLoaders;
   extern __shared__ __align__(128) char shared[];
   const int tid = threadIdx.x, lane = tid % 32, warp = tid / 32, g = lane / 4, c = lane % 4;
-  const bool windowed = p.window > 0;
+  const Cut cut = cut_of(p.window, p.kv.n_head);
 
   // Nothing before wait_for_previous() touches more than the step's arrays, which the host copied, and committed rows, which
   // an earlier step wrote.
@@ -94,19 +94,19 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G, kAlso>::kThreads, 
   const int cache_slot = p.step.slot[seq];
   SeqRows s = seq_rows(p, seq);
   if constexpr (!kTrees) {
-    const int more = p.n_split - 1 - (split_of(windowed, s.len + s.in_step - 1) - split_of(windowed, s.first));  // splits of the grid that are not there
+    const int more = p.n_split - 1 - (split_of(cut, s.len + s.in_step - 1) - split_of(cut, s.first));  // splits of the grid that are not there
     if (more * p.n_col_block * p.kv.n_head >= p.n_sm) slot -= more;
   }
   const int n_col = (s.j1 - s.j0) * p.group - col_block * kCols;  // query rows of this block, or more
-  const int split0 = split_of(windowed, s.first);
+  const int split0 = split_of(cut, s.first);
   if (kTrees && slot < 0) {
     path_number = 1 + (-1 - slot) / kTailSplits;
-    slot = split_of(windowed, s.len) + (-1 - slot) % kTailSplits - split0;
+    slot = split_of(cut, s.len) + (-1 - slot) % kTailSplits - split0;
   }
   const int split = split0 + slot;
   auto token_of = [&](int col) { return s.j0 + quick_div(col_block * kCols + col, p.group); };
   uint32_t writes = path_number == 0 ? ~0u : 0;  // bit j: the block has the sequence's token j
-  if (kTrees && s.mask == Mask::kTree && n_col > 0 && split_begin(windowed, split + 1) > s.len) {
+  if (kTrees && s.mask == Mask::kTree && n_col > 0 && split_begin(cut, split + 1) > s.len) {
     const TreePath path = tree_path(p.step, s.begin, s.n, path_number);
     const int j = token_of(0), last = token_of(min(n_col, kCols) - 1);
     writes = path.tokens & ((2u << last) - (1u << j));
@@ -114,7 +114,7 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G, kAlso>::kThreads, 
     if (tid == 0) *reinterpret_cast<uint64_t*>(shared + Shape::kAtPath) = path.nodes;
     __syncthreads();
   }
-  const int lo = max(split_begin(windowed, split), s.first), hi = min(split_begin(windowed, split + 1), s.len + s.in_step);
+  const int lo = max(split_begin(cut, split), s.first), hi = min(split_begin(cut, split + 1), s.len + s.in_step);
   if (n_col <= 0 || writes == 0 || slot < 0 || lo >= hi) {
     if constexpr (Shape::kEarly) wait_for_previous();  // a grid of such blocks would let the next kernel run ahead
     return;
@@ -372,7 +372,7 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G, kAlso>::kThreads, 
 
     // A tile that every token sees whole needs no tests.
     const int tile_row = row0 + tile * kTileKeys;
-    const bool whole = tile_row >= lo && tile_row + kTileKeys <= min(hi, s.len) && (!windowed || s.most_pos - tile_row < p.window);
+    const bool whole = tile_row >= lo && tile_row + kTileKeys <= min(hi, s.len) && (cut != Cut::kWindow || s.most_pos - tile_row < p.window);
 #pragma unroll
     for (int i = 0; i < kPasses; ++i) {
       const int col = (i * kWarps + warp) * 4 + lane / 8, key = lane % 8 * 4;

@@ -38,32 +38,38 @@ struct AttendParams {
   float2* part_ml = nullptr;     // [tokens, Hq, n_split]: maximum (of score * scale * log2 e) and sum
 };
 
-// A split is a range of rows whose softmax is computed alone. Its borders depend on the row numbers alone, never on
+// A split is a range of rows whose softmax is computed alone. Its borders depend on the row numbers and the layer alone, never on
 // how much work there is, so the bits of a result do not depend on what else is in the step. Full layers cut the rows
-// of long contexts into longer splits; a window always has the same few rows, which short splits spread over the chip.
-constexpr int kWindowSplit = 64;
-FACET_HD constexpr int split_of(bool windowed, int row) {
-  if (windowed) return row / kWindowSplit;
+// of long contexts into longer splits, later where few K/V heads make few blocks of them; a window always has the same few rows,
+// which short splits spread over the chip.
+constexpr int kWindowSplit = 64, kFewHeads = 2;
+enum class Cut { kWindow, kFull, kFullOfFew };
+FACET_HD constexpr Cut cut_of(int window, int n_kv_head) { return window > 0 ? Cut::kWindow : n_kv_head <= kFewHeads ? Cut::kFullOfFew : Cut::kFull; }
+FACET_HD constexpr int row_of_512(Cut cut) { return cut == Cut::kFullOfFew ? 32768 : 16384; }  // where splits of 512 rows begin
+FACET_HD constexpr int split_of(Cut cut, int row) {
+  if (cut == Cut::kWindow) return row / kWindowSplit;
   if (row < 2048) return row / 64;
   if (row < 4096) return 32 + (row - 2048) / 128;
-  if (row < 16384) return 48 + (row - 4096) / 256;
-  if (row < 65536) return 96 + (row - 16384) / 512;
-  return 192 + (row - 65536) / 1024;
+  const int at = row_of_512(cut), first = 48 + (at - 4096) / 256, last = first + (65536 - at) / 512;
+  if (row < at) return 48 + (row - 4096) / 256;
+  if (row < 65536) return first + (row - at) / 512;
+  return last + (row - 65536) / 1024;
 }
-FACET_HD constexpr int split_begin(bool windowed, int split) {
-  if (windowed) return split * kWindowSplit;
+FACET_HD constexpr int split_begin(Cut cut, int split) {
+  if (cut == Cut::kWindow) return split * kWindowSplit;
   if (split < 32) return split * 64;
   if (split < 48) return 2048 + (split - 32) * 128;
-  if (split < 96) return 4096 + (split - 48) * 256;
-  if (split < 192) return 16384 + (split - 96) * 512;
-  return 65536 + (split - 192) * 1024;
+  const int at = row_of_512(cut), first = 48 + (at - 4096) / 256, last = first + (65536 - at) / 512;
+  if (split < first) return 4096 + (split - 48) * 256;
+  if (split < last) return at + (split - first) * 512;
+  return 65536 + (split - last) * 1024;
 }
 
 // Splits that the rows seen by the tokens of a short sequence can touch, for a longest sequence of `longest` rows.
-FACET_HD constexpr int most_splits(int window, int64_t longest) {
+FACET_HD constexpr int most_splits(Cut cut, int window, int64_t longest) {
   if (longest <= 0) return 1;
-  const int all = split_of(window > 0, int(longest - 1)) + 1;
-  if (window == 0) return all;
+  const int all = split_of(cut, int(longest - 1)) + 1;
+  if (cut != Cut::kWindow) return all;
   const int touched = (window + kSmallT + kWindowSplit - 2) / kWindowSplit + 1;
   return all < touched ? all : touched;
 }
