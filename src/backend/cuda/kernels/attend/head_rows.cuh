@@ -132,9 +132,10 @@ __device__ __forceinline__ void encode_rotated(KvType type, const float (&x)[E /
       const float v = __fmul_rn(x[i], id);
       int q;
       if (q8) {
-        const int t = v >= 0.f ? code_of(v, 127) : -code_of(-v, 127);
+        // quantize.cpp's: truncated, then away from zero by halves; NaN gives 0.
+        const int t = max(-127, min(127, __float2int_rz(v)));
         const float rest = v - float(t);
-        q = t + (rest >= 0.5f && t < 127 ? 1 : 0) - (rest <= -0.5f && t > -127 ? 1 : 0) + 128;
+        q = max(1, min(255, t + (rest >= 0.5f ? 1 : 0) - (rest <= -0.5f ? 1 : 0) + 128));
       } else {
         q = code_of(__fadd_rn(v, 8.5f), 15);
       }

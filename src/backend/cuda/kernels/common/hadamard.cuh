@@ -12,6 +12,9 @@ __device__ __forceinline__ uint32_t sign_word(bool second, int w) {
 }
 __device__ __forceinline__ float hadamard_scale(int group) { return group == 128 ? 0.08838834764831845f : 0.125f; }
 
+// x, with its sign changed if bit i of signs is set.
+__device__ __forceinline__ float sign_if(float x, uint32_t signs, int i) { return __uint_as_float(__float_as_uint(x) ^ (signs << (31 - i) & 0x80000000u)); }
+
 // A vector of 32 * V values held by a warp, values lane * V .. of it in each lane. inverse: R^-1.
 template <int V>
 __device__ __forceinline__ void warp_rotate(float (&x)[V], int lane, bool inverse) {
@@ -19,7 +22,7 @@ __device__ __forceinline__ void warp_rotate(float (&x)[V], int lane, bool invers
   const int d0 = lane * V % kGroup;
   const uint32_t first = sign_word(inverse, d0 / 32) >> (d0 % 32), last = sign_word(!inverse, d0 / 32) >> (d0 % 32);
 #pragma unroll
-  for (int i = 0; i < V; ++i) x[i] = (first >> i & 1) ? -x[i] : x[i];
+  for (int i = 0; i < V; ++i) x[i] = sign_if(x[i], first, i);
 #pragma unroll
   for (int stride = 1; stride < V; stride *= 2)
 #pragma unroll
@@ -29,8 +32,8 @@ __device__ __forceinline__ void warp_rotate(float (&x)[V], int lane, bool invers
         x[i] = __fadd_rn(a, b);
         x[i + stride] = __fsub_rn(a, b);
       }
-#pragma unroll
-  for (int m = 1; m * V < kGroup; m *= 2)
+#pragma unroll 1  // instructions come from far away: no more of them than need be
+  for (int m = 1; m < kGroup / V; m *= 2)
 #pragma unroll
     for (int i = 0; i < V; ++i) {
       const float other = __shfl_xor_sync(~0u, x[i], m);
@@ -39,8 +42,7 @@ __device__ __forceinline__ void warp_rotate(float (&x)[V], int lane, bool invers
   const float scale = hadamard_scale(kGroup);
 #pragma unroll
   for (int i = 0; i < V; ++i) {
-    x[i] = __fmul_rn(x[i], scale);
-    x[i] = (last >> i & 1) ? -x[i] : x[i];
+    x[i] = sign_if(__fmul_rn(x[i], scale), last, i);
   }
 }
 
