@@ -52,7 +52,7 @@ Status bench_on(const GgufFile& file, const ModelCfg& m, const EngineConfig& c, 
 
   const Sampling usual;  // the default sampling, as a user gets it
   std::vector<SampleRow> rows(size_t(c.max_out), SampleRow{.sampling = &usual});
-  // n tokens of each of n_seq sequences. A step is not committed, so every run starts from the same cache.
+  // n tokens of each of n_seq sequences, all at once. A step is not committed, so every run starts from the same cache.
   auto step = [&](int n, int n_seq, Out out, bool draw) -> Status {
     r.steps.begin();
     for (int s = 0; s < n_seq; ++s) {
@@ -68,14 +68,46 @@ Status bench_on(const GgufFile& file, const ModelCfg& m, const EngineConfig& c, 
     }
     return Ok{};
   };
+  auto grow_to = [&](int s, int depth) -> Status {  // rows are random already: only the lengths grow
+    while (cache.len(s) < depth) {
+      const int n = std::min(cache.plan().max_step, depth - cache.len(s));
+      if (auto ok = cache.prepare(s, n); !ok) return ok;
+      cache.commit(s, n);
+    }
+    return Ok{};
+  };
+  // One token more of each of n_seq sequences, as an engine decodes: the next step begins before the host has this one's tokens.
+  auto decode = [&](int n_seq, bool last) -> Status {
+    if constexpr (MarksTime<B>) {
+      r.steps.begin();
+      for (int s = 0; s < n_seq; ++s) {
+        if (auto ok = cache.prepare(s, 2); !ok) return ok;
+        r.add({.slot = s, .token = std::span(ids).subspan(size_t(s), 1), .out = Out::kLast});
+      }
+      r.b.sample(r.ids, r.forward(), std::span(rows).first(size_t(n_seq)), !last);
+      for (int s = 0; s < n_seq; ++s) {
+        ids[size_t(s)] = std::max(r.ids[size_t(s)], 0);
+        cache.commit(s, 1);
+      }
+      return Ok{};
+    } else {
+      return step(1, n_seq, Out::kLast, true);
+    }
+  };
   auto measure = [&](const char* phase, int n, int n_seq, int depth, Out out, bool draw) -> Status {
     std::vector<double> ms;
     const int runs = n * n_seq <= 64 ? std::max(o.runs, 30) : o.runs, warm = n * n_seq <= 64 ? 5 : 1;
+    const bool chained = n == 1 && out == Out::kLast && depth + warm + runs < cache.plan().max_ctx;
     for (int i = 0; i < warm + runs; ++i) {
       const auto start = Clock::now();
-      if (auto ok = step(n, n_seq, out, draw); !ok) return ok;
+      if (auto ok = chained ? decode(n_seq, i + 1 == warm + runs) : step(n, n_seq, out, draw); !ok) return ok;
       if (i >= warm) ms.push_back(std::chrono::duration<double, std::milli>(Clock::now() - start).count());
     }
+    for (int s = 0; s < n_seq; ++s)
+      if (cache.len(s) > depth) {
+        cache.clear(s);
+        if (auto ok = grow_to(s, depth); !ok) return ok;
+      }
     std::sort(ms.begin(), ms.end());
     BenchLine l;
     l.phase = phase, l.n = n * n_seq, l.depth = depth, l.runs = runs, l.ms_median = ms[ms.size() / 2];
@@ -101,12 +133,8 @@ Status bench_on(const GgufFile& file, const ModelCfg& m, const EngineConfig& c, 
   int widest_batch = 1;
   for (int n : o.batches) widest_batch = std::max(widest_batch, n);
   for (int depth : depths) {
-    for (int s = 0; s < widest_batch; ++s)  // rows are random already: only the lengths grow
-      while (cache.len(s) < depth) {
-        const int n = std::min(cache.plan().max_step, depth - cache.len(s));
-        if (auto ok = cache.prepare(s, n); !ok) return ok;
-        cache.commit(s, n);
-      }
+    for (int s = 0; s < widest_batch; ++s)
+      if (auto ok = grow_to(s, depth); !ok) return ok;
     if (auto ok = measure("decode", 1, 1, depth, Out::kLast, true); !ok) return ok;
     for (int n : o.widths)
       if (auto ok = measure("step", n, 1, depth, Out::kAll, true); !ok) return ok;
@@ -116,7 +144,7 @@ Status bench_on(const GgufFile& file, const ModelCfg& m, const EngineConfig& c, 
       if (auto ok = measure("prefill", o.prefill, 1, depth, Out::kLast, false); !ok) return ok;
   }
   const Cuda::Counters& k = device().counters();
-  fmt::print(stderr, "{} graph launches, {} captures, {} allocations\n", k.graph_launches, k.captures, k.allocations);
+  fmt::print(stderr, "{} graph launches ({} in vain), {} captures, {} allocations\n", k.graph_launches, k.in_vain, k.captures, k.allocations);
   return Ok{};
 }
 

@@ -252,7 +252,10 @@ class EngineImpl final : public Engine {
     const auto logits = runner_->forward(spec_->taps(runner_->steps.n_tok()));
     const std::vector<SampleRow> rows = sample_rows(run);
     if (!rows.empty()) {
-      runner_->b.sample(runner_->ids, logits, rows);
+      if constexpr (requires { runner_->b.sample(runner_->ids, logits, rows, true); })
+        runner_->b.sample(runner_->ids, logits, rows, !prompts && goes_on(run));
+      else
+        runner_->b.sample(runner_->ids, logits, rows);
       drawn_.resize(rows.size());
       for (size_t i = 0; i < rows.size(); ++i) drawn_[i] = runner_->ids[i];  // the one place where the host waits for the device
     }
@@ -294,6 +297,21 @@ class EngineImpl final : public Engine {
   }
 
   bool prompt_ends(const SeqGrant& g) { return cache().len(g.id) + g.n == int(slots_[size_t(g.id)].tokens.size()); }
+
+  // Whether the next step is likely to be this one's sequences again, each with the token that is drawn now. Then there is room for it.
+  bool goes_on(const std::vector<SeqGrant>& run) {
+    if (spec_->has_drafters()) return false;
+    {
+      std::lock_guard lock(mutex_);
+      if (stopping_ || !waiting_.empty() || !cancelled_.empty()) return false;
+    }
+    for (const SeqGrant& g : run) {
+      const Slot& q = slots_[size_t(g.id)];
+      if (q.usage.generated + 1 == q.request.max_tokens || int(q.tokens.size()) + 1 >= cfg_.n_ctx) return false;
+      if (!cache().prepare(g.id, g.n + 1)) return false;
+    }
+    return true;
+  }
 
   // One row per row of logits, in the order of the step.
   std::vector<SampleRow> sample_rows(const std::vector<SeqGrant>& run) {

@@ -228,6 +228,96 @@ TEST(CudaModel, ReplayedIsEager) {
   EXPECT_FALSE(replayed_is_eager<DependsOnStep>(models()[0]));
 }
 
+// Takes the tokens that were drawn, whatever the step has: what is launched before the host knows them must not be trusted.
+class TrustsDraws : public Cuda {
+ public:
+  using Cuda::Cuda;
+  using Cuda::sample;
+  void begin_step(const Step& s) {
+    Step t = s;
+    if (drawn_.size() == size_t(s.shape.n_tok)) t.token = drawn_.data();
+    drawn_.clear();
+    Cuda::begin_step(t);
+  }
+  void sample(Ids ids, Rows logits, std::span<const SampleRow> rows, bool go_on) {
+    Cuda::sample(ids, logits, rows, go_on);
+    if (go_on)
+      for (size_t i = 0; i < rows.size(); ++i) drawn_.push_back(ids[i]);
+  }
+
+ private:
+  std::vector<int32_t> drawn_;
+};
+}  // namespace
+}  // namespace facet::test
+namespace facet {
+template <>
+struct CacheOf<test::TrustsDraws> : CacheOf<Cuda> {};
+}  // namespace facet
+namespace facet::test {
+namespace {
+
+// Two sequences decode; now and then something else comes than what was to be expected. Steps that begin before the host has
+// their tokens give what steps one after another give, tokens and rows of the cache.
+template <class B>
+bool going_on_is_waiting(const std::string& path, bool penalties) {
+  constexpr int kSteps = 40, kInVain = 5;  // 15, 20, 25, 26 and 31 are not what was to be expected
+  Sampling sampling{.seed = 7};
+  if (penalties) sampling.repeat_penalty = 1.3f;
+  auto decode = [&](bool go_on, int64_t& launches) {
+    Model<B> m(path, plan(KvType::kQ8_0));
+    const auto prompt = m.ids(12, 21), other = m.ids(12, 22);
+    std::vector<std::vector<int32_t>> text = {prompt, other, {}};
+    std::vector<int32_t> all;
+    m.logits(std::span(prompt).first(11), 11, 0), m.logits(std::span(other).first(11), 11, 1);
+    const int64_t before = m.r->b.counters().graph_launches;
+    for (int i = 0; i < kSteps; ++i) {
+      std::vector<int> slots = {0, 1};
+      if (i == 15) text[0].back() = (text[0].back() + 1) % m.cfg.n_vocab;  // not what was drawn
+      if (i == 20) slots = {1};
+      if (i == 25) slots = {1, 0};
+      const bool again = i == 30;  // a step that was computed and not taken
+      m.r->steps.begin();
+      for (int s : slots) {
+        must(m.r->cache->prepare(s, 2));
+        m.r->add({.slot = s, .token = std::span(text[size_t(s)]).last(1), .out = Out::kLast});
+      }
+      std::vector<SampleRow> rows;
+      for (int s : slots) rows.push_back({.sampling = &sampling, .position = int64_t(text[size_t(s)].size()), .history = text[size_t(s)]});
+      const auto logits = m.r->forward();
+      m.r->b.sample(m.r->ids, logits, rows, go_on);
+      for (size_t j = 0; j < slots.size(); ++j) {
+        all.push_back(m.r->ids[j]);
+        if (again) continue;
+        m.r->cache->commit(slots[j], 1);
+        text[size_t(slots[j])].push_back(all.back());
+      }
+    }
+    const Cuda::Counters& k = m.r->b.counters();
+    launches = k.graph_launches - before;
+    if (std::is_same_v<B, Cuda>) {
+      EXPECT_EQ(k.in_vain, go_on ? kInVain : 0);
+    }
+    m.r->b.finish();
+    const auto rest = m.ids(3, 23);
+    std::vector<float> after = m.more_logits(rest, 3, 0), more = m.more_logits(rest, 3, 1);
+    after.insert(after.end(), more.begin(), more.end());
+    return std::pair(all, after);
+  };
+  int64_t waiting = 0, gone_on = 0;
+  const auto want = decode(false, waiting), is = decode(true, gone_on);
+  if (std::is_same_v<B, Cuda>) {
+    EXPECT_EQ(gone_on, waiting + kInVain + 1) << "a launch a step, and the one behind the last";
+  }
+  return want.first == is.first && bitwise_equal(want.second, is.second);
+}
+TEST(CudaModel, GoingOnIsWaiting) {
+  NEEDS_GPU();
+  for (const std::string& path : models())
+    for (bool penalties : {false, true}) EXPECT_TRUE(going_on_is_waiting<Cuda>(path, penalties)) << path << penalties;
+  EXPECT_FALSE(going_on_is_waiting<TrustsDraws>(models()[0], false));
+}
+
 // Runs without a GPU.
 TensorView tensor(std::string name, DType type, int64_t n_in, int64_t n_out) {
   static const std::vector<std::byte> bytes(size_t(1) << 20);

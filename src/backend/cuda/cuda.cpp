@@ -269,10 +269,40 @@ void Cuda::next_step(const Step& s) {
 void Cuda::take_step(const Step& s, bool keep_tokens) {
   settle();  // that is of the step before
   forget_rounded();
+  if (keep_tokens) ahead_.launched = false, ahead_.pos.clear();
+  else if (went_on(s)) return;
   step_ = arrays_->upload(*this, s, keep_tokens);
   step_.shape.longest = int(row_bucket(s.shape.longest));
   // Powers of two: few graphs serve many trees.
   if (s.shape.n_path > 0) step_.shape.n_path = int(std::bit_ceil(unsigned(s.shape.n_path)));
+}
+
+bool Cuda::went_on(const Step& s) {
+  auto& a = ahead_;
+  a.running = nullptr;
+  const StepShape& h = s.shape;
+  const size_t n = size_t(h.n_tok);
+  auto each = [&](auto&& f) {
+    for (size_t i = 0; i < n; ++i)
+      if (!f(i)) return false;
+    return true;
+  };
+  const bool single = h.n_tok <= kGraphRows && h.n_seq == h.n_tok && h.n_out == h.n_tok && h.n_small == h.n_tok && h.n_path == 0 && !h.staged &&
+                      each([&](size_t i) { return s.seq[i] == int(i) && s.out_row[i] == int(i) && s.pos[i] == s.kv_len[i] && s.mask[i] == Mask::kCausal; });
+  const bool launched = std::exchange(a.launched, false);
+  if (launched) wait_for_results();
+  const bool same = launched && single && n == a.pos.size() && row_bucket(h.longest) == step_.shape.longest &&
+                    each([&](size_t i) { return s.token[i] == a.ids[i] && s.pos[i] == a.pos[i] + 1 && s.kv_len[i] == a.kv_len[i] + 1 && s.slot[i] == a.slot[i]; });
+  counters_.in_vain += launched && !same;
+  a.longest = h.longest;
+  for (auto [to, from] : {std::pair(&a.pos, s.pos), {&a.kv_len, s.kv_len}, {&a.slot, s.slot}}) to->assign(from, from + (single ? n : 0));
+  if (same) a.running = newest_pass_;
+  return same;
+}
+Cuda::Captured* Cuda::next_graph(int n_row) {
+  if (ahead_.pos.empty() || size_t(n_row) != ahead_.pos.size() || row_bucket(ahead_.longest + 1) != step_.shape.longest) return nullptr;
+  Captured* c = find(newest_pass_);
+  return c && c->exec ? c : nullptr;
 }
 
 void Cuda::forget_rounded() {

@@ -158,6 +158,8 @@ class Cuda {
       return out;
     };
     Captured* c = find(key);
+    if (std::exchange(ahead_.running, nullptr) == key && c && c->exec) return c->out;
+    newest_pass_ = key;
     if (!c) return whole();
     if (!c->exec) {
       if (c->seen++ == 0) return whole();
@@ -171,6 +173,7 @@ class Cuda {
   void finish();  // waits for everything
   struct Counters {
     int64_t graph_launches = 0, captures = 0, allocations = 0;
+    int64_t in_vain = 0;  // of the launches
   };
   const Counters& counters() const { return counters_; }
   size_t graphs() const { return captured_.size(); }
@@ -206,7 +209,12 @@ class Cuda {
   void gather(Rows y, Rows x, const Step& s);
   void copy_rows(Rows y, Rows x);
   void softcap(Rows x, float cap);
-  void sample(Ids ids, Rows logits, std::span<const SampleRow> rows);
+  void sample(Ids ids, Rows logits, std::span<const SampleRow> rows) { sample(ids, logits, rows, false); }
+  // go_on: the next step is expected to be the newest one's sequences, each with the one token that is drawn here, and nothing else
+  // reads what this step has left. Where a graph of it is at hand it is launched now, before the host knows the tokens, and
+  // begin_step() and replay() find it under way. If they come with another step, it was in vain: it has written a row of K and V
+  // behind each sequence's end, for which there must be room.
+  void sample(Ids ids, Rows logits, std::span<const SampleRow> rows, bool go_on);
   void top_k(Ids ids, Scores log_probs, Rows logits, int k);
   // top_k, and the best of row t becomes token t of the step (0 if there is none), without the host. In a pass that is replayed
   // the host is not told when ids and log_probs are there.
@@ -240,6 +248,8 @@ class Cuda {
   void results_there();
   cuda::Done next_results();
   void take_step(const Step& s, bool keep_tokens);
+  bool went_on(const Step& s);                             // s is what sample() has gone on with; if it was another, that was in vain
+  Captured* next_graph(int n_row);                         // of the step that follows the newest one; null: none, or it has another shape
   void pick_left();                                        // what next_tokens has left to the verb that reads the tokens
   void best_of(Ids ids, Scores log_probs, int32_t* best, Rows logits, int k);
   void reserve_draws(int n_row, int n_adjust, int n_vocab);
@@ -295,6 +305,14 @@ class Cuda {
   std::unique_ptr<Loader> loader_;
   std::unique_ptr<Gemm> gemm_;
   Step step_;                              // device pointers
+  const void* newest_pass_ = nullptr;      // key of what replay ran last
+  struct {
+    bool launched = false;                 // begin_step has not been called since
+    const void* running = nullptr;         // key of the newest step's pass if it has been launched
+    int longest = 0;                       // rows of the newest step's longest sequence
+    const int32_t* ids = nullptr;          // the tokens it was launched with
+    std::vector<int32_t> pos, kv_len, slot;  // of the newest step's sequences if each has one token; else empty
+  } ahead_;
   BackendLimits limits_;
   int64_t most_partials_ = 0, most_image_ = 0;  // over uploaded matrices
   float* partial_ = nullptr;

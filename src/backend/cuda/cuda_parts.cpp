@@ -369,7 +369,7 @@ void Cuda::best_of(Ids ids, Scores log_probs, int32_t* best, Rows logits, int k)
 namespace {
 constexpr size_t kInPlace = 16;  // rows of parameters that a draw reads from the host's memory
 }
-void Cuda::sample(Ids ids, Rows logits, std::span<const SampleRow> rows) {
+void Cuda::sample(Ids ids, Rows logits, std::span<const SampleRow> rows, bool go_on) {
   CHECK(int(rows.size()) == logits.rows && ids.size() >= rows.size(), "{} rows for {} logits", rows.size(), logits.rows);
   pick_left();
   Sampler& s = *sampler_;
@@ -408,9 +408,16 @@ void Cuda::sample(Ids ids, Rows logits, std::span<const SampleRow> rows) {
     CUDA_OK(cudaMemcpy(row.data(), l.p + int64_t(i) * l.stride, row.size() * 4, cudaMemcpyDeviceToHost));
     drawn.push_back({i, sample_row(row, rows[i], s.scratch)});
   }
+  Captured* const next = go_on && drawn.empty() ? next_graph(logits.rows) : nullptr;
+  auto written = [](const int32_t* p) { return const_cast<int32_t*>(p); };  // by the device alone
+  const cuda::GoOn arrays = next ? cuda::GoOn{.token = written(step_.token), .pos = written(step_.pos), .kv_len = written(step_.kv_len)} : cuda::GoOn{};
   cuda::draw(stream_, ids.host_, l.p, l.stride, logits.cols, int(rows.size()), reinterpret_cast<const cuda::DrawRow*>(in_place ? s.host : s.device),
-             reinterpret_cast<const cuda::Adjust*>(s.device + row_part), int(s.adjust.size()), greedy, s.candidates, next_results());
+             reinterpret_cast<const cuda::Adjust*>(s.device + row_part), int(s.adjust.size()), greedy, s.candidates, next_results(), arrays);
   s.drawing = true;
+  if (next) {
+    run(*next);
+    ahead_.launched = true, ahead_.ids = ids.host_;
+  }
   if (!drawn.empty()) finish();
   for (const auto& [i, id] : drawn) ids.host_[i] = id;
 }

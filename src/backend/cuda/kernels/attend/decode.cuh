@@ -134,16 +134,16 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G, kAlso>::kThreads, 
   const char* v_stage = reinterpret_cast<const char*>(p.kv.v_stage) + head * planar_bytes(V, E);
   const int ring_cap = p.kv.window > 0 ? int(p.kv.cap) : INT_MAX;
   const int place0 = p.kv.window > 0 ? int(unsigned(row0) % unsigned(ring_cap)) : row0;  // of row0; later rows follow it
-  auto load_rows = [&](auto type, auto shape, int stride, char* to, int tile, const char* ring, const char* stage, int64_t row_bytes) {
+  auto load_rows = [&](auto is_k, auto at_once, auto shape, int stride, char* to, int tile, const char* ring, const char* stage, int64_t row_bytes) {
     using T = decltype(shape);
-    constexpr bool kIsK = decltype(type)::value;
+    constexpr int kTimes = kTileKeys * kLoaders / Shape::kThreads, kUnroll = at_once() ? kTimes : 1;
     constexpr int kChunks = T::kCodes / 16, kAll = kChunks + T::kScales / 16;
     if (tile >= n_tile) return;
-#pragma unroll
-    for (int i = 0; i < kTileKeys * kLoaders / Shape::kThreads; ++i) {
+#pragma unroll kUnroll
+    for (int i = 0; i < kTimes; ++i) {
       const int sub = tid % kLoaders, r = tid / kLoaders + i * (Shape::kThreads / kLoaders), after = tile * kTileKeys + r, row = row0 + after;
       const bool there = row >= lo && row < hi;
-      if (Shape::kHeads && there && row >= own0 && tile < Shape::first_tiles(kIsK)) continue;
+      if (Shape::kHeads && there && row >= own0 && tile < Shape::first_tiles(is_k)) continue;
       const bool elsewhere = kTrees && s.mask == Mask::kTree && row >= s.len;  // not in the order of positions
       const int stored = elsewhere ? s.len - row0 + node_at(*reinterpret_cast<const uint64_t*>(shared + Shape::kAtPath), row - s.len) : after;
       int at = place0 + stored;
@@ -153,7 +153,7 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G, kAlso>::kThreads, 
         const char* from = ring + (there ? at : place0) * row_bytes;
         const int chunk = sub - (int(reinterpret_cast<uintptr_t>(from) >> 4) & (kLoaders - 1));
         from += 16 * chunk;
-        char* const code = to + r * stride + 16 * (kIsK ? (chunk & ~7) + k_chunk<K>(chunk & 7, r) : chunk);
+        char* const code = to + r * stride + 16 * (is_k ? (chunk & ~7) + k_chunk<K>(chunk & 7, r) : chunk);
         char* const scale = to + kTileKeys * stride + r * T::kScales + 16 * (chunk - kChunks);
 #pragma unroll
         for (int j = 0; j < (kAll + 2 * kLoaders - 2) / kLoaders; ++j) {
@@ -168,27 +168,36 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G, kAlso>::kThreads, 
 #pragma unroll
       for (int j = 0; j < (kChunks + kLoaders - 1) / kLoaders; ++j) {
         const int chunk = sub + kLoaders * j;
-        if (kChunks % kLoaders == 0 || chunk < kChunks) copy16_async_or_zero(dst + 16 * (kIsK ? k_chunk<K>(chunk, r) : chunk), from + 16 * kLoaders * j, there);
+        if (kChunks % kLoaders == 0 || chunk < kChunks) copy16_async_or_zero(dst + 16 * (is_k ? k_chunk<K>(chunk, r) : chunk), from + 16 * kLoaders * j, there);
       }
       if (T::kScales > 0 && sub < T::kScales / 16) copy16_async_or_zero(to + kTileKeys * stride + r * T::kScales + 16 * sub, from + T::kCodes, there);
     }
   };
   auto load_k = [&](int tile, int item) {
-    load_rows(std::true_type{}, KT{}, KT::kStrideK, shared + item % kSlots * Shape::kSlotBytes, tile, k_ring, k_stage, p.kv.k_row);
+    load_rows(std::true_type{}, std::true_type{}, KT{}, KT::kStrideK, shared + item % kSlots * Shape::kSlotBytes, tile, k_ring, k_stage, p.kv.k_row);
     copies_commit();
   };
   auto load_v = [&](int tile, int item) {
-    load_rows(std::false_type{}, VT{}, VT::kStrideV, shared + item % kSlots * Shape::kSlotBytes, tile, v_ring, v_stage, p.kv.v_row);
+    load_rows(std::false_type{}, std::true_type{}, VT{}, VT::kStrideV, shared + item % kSlots * Shape::kSlotBytes, tile, v_ring, v_stage, p.kv.v_row);
     copies_commit();
   };
   // The first items are on their way before the wait if this step writes none of their rows, or this block does.
   const bool own_rows = Shape::kHeads && p.heads.k;
   const auto load_first = [&](bool early) {
 #pragma unroll 1
-    for (int tile = 0; tile < 2; ++tile) {
+    for (int item = 0; item < (kSlots == 4 ? 4 : 3); ++item) {
+      const int tile = item / 2;
       if (Shape::kEarly && (own_rows || row0 + (tile + 1) * kTileKeys <= s.len) != early) continue;
-      load_k(tile, 2 * tile);
-      if (tile == 0 || kSlots == 4) load_v(tile, 2 * tile + 1);
+      if constexpr (K == V && E == 256) {  // one copy of the code; in a large grid later blocks would wait longer for it
+        const bool is_k = item % 2 == 0;
+        load_rows(is_k, std::false_type{}, KT{}, is_k ? KT::kStrideK : KT::kStrideV, shared + item * Shape::kSlotBytes, tile, is_k ? k_ring : v_ring,
+                  is_k ? k_stage : v_stage, is_k ? p.kv.k_row : p.kv.v_row);
+        copies_commit();
+      } else if (item % 2 == 0) {
+        load_k(tile, item);
+      } else {
+        load_v(tile, item);
+      }
     }
   };
   if constexpr (Shape::kEarly) load_first(true);
@@ -210,6 +219,8 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G, kAlso>::kThreads, 
   const int n_tok = kAlso == Also::kHeadsOfFew ? s.n : 1;
   auto find_turns = [&] {
     if constexpr (Shape::kHeads) {
+      if (n_col < kCols)  // columns without a query
+        for (int i = tid; i < kCols * E / 8; i += Shape::kThreads) reinterpret_cast<uint4*>(shared + Shape::kAtQ)[i] = uint4{};
       for (int i = tid; i < n_tok * (E / 2); i += Shape::kThreads) {
         const int j = kAlso == Also::kHeadsOfFew ? i / (E / 2) : 0, pair = i - j * (E / 2);
         find_turn<E>(turns + j * E, pair, p.heads.work.freqs.p[pair], p.step.pos[s.begin + j]);
@@ -217,6 +228,14 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G, kAlso>::kThreads, 
       __syncthreads();
     }
   };
+  // The cache row of a sequence's only token that this warp makes: its first job.
+  std::byte* only_row = nullptr;
+  if constexpr (kAlso == Also::kHeads) {
+    if (appends && warp >= kWarps - 2) {
+      const KvRow cached = kv_row(p.kv, p.step, seq, s.len);
+      only_row = warp == kWarps - 2 ? cached.k + head * planar_bytes(K, E) : cached.v + head * planar_bytes(V, E);
+    }
+  }
   if constexpr (Shape::kEarly) {
     find_columns();
     find_turns();
@@ -241,11 +260,15 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G, kAlso>::kThreads, 
     if constexpr (planar_scaled(kType)) encode_rotated<E>(kType, x, norm, codes, made, lane);
     else encode_plain<E>(kType, x, made, lane);
     __syncwarp();
-    const KvRow cached = kv_row(p.kv, p.step, seq, row);
-    std::byte* const to = (is_k ? cached.k : cached.v) + head * planar_bytes(kType, E);
+    std::byte* to = only_row;
+    if constexpr (kAlso == Also::kHeadsOfFew) {
+      const KvRow cached = kv_row(p.kv, p.step, seq, row);
+      to = (is_k ? cached.k : cached.v) + head * planar_bytes(kType, E);
+    }
     const int tile = (row - row0) / kTileKeys, r = (row - row0) % kTileKeys, stride = is_k ? T::kStrideK : T::kStrideV;
     const bool first = tile < Shape::first_tiles(is_k);
     char* const slot_at = shared + (2 * tile + !is_k) % kSlots * Shape::kSlotBytes;
+#pragma unroll 1
     for (int chunk = lane; chunk < (T::kCodes + T::kScales) / 16; chunk += 32) {
       const uint4 v = *reinterpret_cast<const uint4*>(made + 16 * chunk);
       *reinterpret_cast<uint4*>(to + 16 * chunk) = v;
@@ -257,37 +280,35 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G, kAlso>::kThreads, 
   };
   const int n_row = appends ? 2 * (kAlso == Also::kHeadsOfFew ? hi - own0 : 1) : 0;
 #pragma unroll 1
-  for (int job = kWarps - 1 - warp; job < n_row + kCols; job += kWarps) {
+  for (int job = kWarps - 1 - warp; job < n_row + (Shape::kHeads ? min(n_col, kCols) : kCols); job += kWarps) {
     constexpr int V_ = E / 32;
     const int col = job - n_row;
     float x[V_] = {};
     if constexpr (Shape::kHeads) {
-      if (col < n_col) {
-        const HeadsBefore& in = p.heads;
-        const bool is_k = job % 2;
-        int j = kAlso == Also::kHeadsOfFew ? job / 2 + own0 - s.len : 0;  // of the sequence's tokens
-        const float *from, *gain;
-        if (col >= 0) {
-          const int at = col_block * kCols + col, of = quick_div(at, p.group);
-          j = s.j0 + of;
-          from = p.q + (s.begin + j) * p.q_stride + (head * p.group + at - of * p.group) * E, gain = in.work.q_gain;
-        } else {
-          from = (is_k ? in.k + (s.begin + j) * in.k_stride : in.v + (s.begin + j) * in.v_stride) + head * E, gain = is_k ? in.work.k_gain : nullptr;
-        }
-        const bool is_v = col < 0 && !is_k;
-        make_head<E>(x, from, !is_v || in.work.norm_v, in.work.eps, gain, is_v ? nullptr : turns + (kAlso == Also::kHeadsOfFew ? j : 0) * E, lane);
-        // K and V of one type, or both with scales.
-        static_assert(planar_scaled(K) == planar_scaled(V));
-        float norm = 0;
-        if (K == KvType::kTQ3_0 || V == KvType::kTQ3_0)
-          if (col < 0) norm = before_rotation<E>(is_k ? K : V, x);
-        if (planar_scaled(K)) warp_rotate<V_>(x, lane, false);
-        if (col < 0) {
-          const int row = s.len + j;
-          if (K == V || is_k) append(std::integral_constant<KvType, K>{}, x, norm, is_k, row);
-          else append(std::integral_constant<KvType, V>{}, x, norm, false, row);
-          continue;
-        }
+      const HeadsBefore& in = p.heads;
+      const bool is_k = job % 2;
+      int j = kAlso == Also::kHeadsOfFew ? job / 2 + own0 - s.len : 0;  // of the sequence's tokens
+      const float *from, *gain;
+      if (col >= 0) {
+        const int at = col_block * kCols + col, of = quick_div(at, p.group);
+        j = s.j0 + of;
+        from = p.q + (s.begin + j) * p.q_stride + (head * p.group + at - of * p.group) * E, gain = in.work.q_gain;
+      } else {
+        from = (is_k ? in.k + (s.begin + j) * in.k_stride : in.v + (s.begin + j) * in.v_stride) + head * E, gain = is_k ? in.work.k_gain : nullptr;
+      }
+      const bool is_v = col < 0 && !is_k;
+      make_head<E>(x, from, !is_v || in.work.norm_v, in.work.eps, gain, is_v ? nullptr : turns + (kAlso == Also::kHeadsOfFew ? j : 0) * E, lane);
+      // K and V of one type, or both with scales.
+      static_assert(planar_scaled(K) == planar_scaled(V));
+      float norm = 0;
+      if (K == KvType::kTQ3_0 || V == KvType::kTQ3_0)
+        if (col < 0) norm = before_rotation<E>(is_k ? K : V, x);
+      if (planar_scaled(K)) warp_rotate<V_>(x, lane, false);
+      if (col < 0) {
+        const int row = s.len + j;
+        if (K == V || is_k) append(std::integral_constant<KvType, K>{}, x, norm, is_k, row);
+        else append(std::integral_constant<KvType, V>{}, x, norm, false, row);
+        continue;
       }
     } else if (col < n_col) {
       const int at = col_block * kCols + col, j = quick_div(at, p.group), t = s.begin + s.j0 + j;

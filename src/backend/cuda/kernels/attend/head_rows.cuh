@@ -126,22 +126,25 @@ __device__ __forceinline__ void encode_rotated(KvType type, const float (&x)[E /
     }
     const bool q8 = type == KvType::kQ8_0;
     const float d = q8 ? __fdiv_rn(fabsf(extreme), 127.f) : __fdiv_rn(extreme, -8.f);
-    id = d != 0.f ? __fdiv_rn(1.f, d) : 0.f;
-#pragma unroll
-    for (int i = 0; i < V; ++i) {
-      const float v = __fmul_rn(x[i], id);
-      int q;
-      if (q8) {
-        // quantize.cpp's: truncated, then away from zero by halves; NaN gives 0.
-        const int t = max(-127, min(127, __float2int_rz(v)));
-        const float rest = v - float(t);
-        q = max(1, min(255, t + (rest >= 0.5f ? 1 : 0) - (rest <= -0.5f ? 1 : 0) + 128));
-      } else {
-        q = code_of(__fadd_rn(v, 8.5f), 15);
-      }
-      code[lane * V + i] = uint8_t(q);
-    }
+    id = d != 0.f ? __frcp_rn(d) : 0.f;
     if (lane % kBlockLanes == 0) scales[lane / kBlockLanes] = __float2half_rn(d);
+    // Truncated, then away from zero by halves, as quantize.cpp's; NaN gives 0.
+    auto q8_of = [&](float x_i) {
+      const float v = __fmul_rn(x_i, id);
+      const int t = max(-127, min(127, __float2int_rz(v)));
+      const float rest = v - float(t);
+      return uint32_t(max(1, min(255, t + (rest >= 0.5f ? 1 : 0) - (rest <= -0.5f ? 1 : 0) + 128)));
+    };
+    if constexpr (V % 4 == 0)
+      if (q8) {  // a lane has whole words
+#pragma unroll
+        for (int i = 0; i < V; i += 4)
+          *reinterpret_cast<uint32_t*>(dst + q8_at(lane * V + i)) =
+              __byte_perm(__byte_perm(q8_of(x[i]), q8_of(x[i + 1]), 0x40), __byte_perm(q8_of(x[i + 2]), q8_of(x[i + 3]), 0x40), 0x5410);
+        return;
+      }
+#pragma unroll
+    for (int i = 0; i < V; ++i) code[lane * V + i] = uint8_t(q8 ? q8_of(x[i]) : uint32_t(code_of(__fadd_rn(__fmul_rn(x[i], id), 8.5f), 15)));
   }
   __syncwarp();
   const int n_word = planar_code_bytes(type, E) / 4;
@@ -161,7 +164,7 @@ __device__ __forceinline__ void norm_head(float (&x)[E / 32], float eps) {
   float sum = 0;
 #pragma unroll
   for (float e : x) sum = __fmaf_rn(e, e, sum);
-  const float r = __fdiv_rn(1.f, __fsqrt_rn(__fmaf_rn(warp_sum(sum), 1.f / E, eps)));
+  const float r = __frcp_rn(__fsqrt_rn(__fmaf_rn(warp_sum(sum), 1.f / E, eps)));
 #pragma unroll
   for (float& e : x) e *= r;
 }
