@@ -533,7 +533,10 @@ bool launch_decode(cudaStream_t stream, AttendParams p, int n_cols) {
   auto* kernel = attend_decode_kernel<K, V, E, NT, G, kAlso>;
   static const bool asked = (allow_shared(kernel, size_t(std::min(device().shared, std::max(Shape::kBytes, Shape::heads_bytes(kSmallT))))), true);
   (void)asked;
-  launch(kernel, dim3(unsigned(blocks), unsigned(p.step.shape.n_seq)), dim3(Shape::kThreads), size_t(bytes), stream, p);
+  // A layer's V lies behind its K, for all slots (CudaKvCache); elsewhere they may lie anyhow.
+  const int64_t k_bytes = p.kv.v - p.kv.k, n_slot = p.kv.k_slot > 0 ? k_bytes / p.kv.k_slot : 0;
+  const ReadOnce rows = n_slot > 0 ? ReadOnce{p.kv.k, n_slot * (p.kv.k_slot + p.kv.v_slot)} : ReadOnce{};
+  launch_reading(rows, kernel, dim3(unsigned(blocks), unsigned(p.step.shape.n_seq)), dim3(Shape::kThreads), size_t(bytes), stream, p);
   return true;
 }
 

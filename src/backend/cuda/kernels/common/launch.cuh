@@ -2,7 +2,9 @@
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <cstdint>
+#include <utility>
 
 #include "base/check.h"
 
@@ -64,6 +66,7 @@ struct DeviceSizes {
   int n_sm = 0, shared = 0;  // multiprocessors; bytes of shared memory a block may have
   int shared_sm = 0;         // bytes of shared memory of a multiprocessor; each block there takes 1,024 more than it asks for
   int major = 0;             // of the compute capability
+  int window = 0;            // bytes of memory that a launch may have a policy for
 };
 // GPUs with less, about 100 KB a block, take fewer warps, columns and rows.
 constexpr int kMuchShared = 160 * 1024;
@@ -75,29 +78,48 @@ inline const DeviceSizes& device() {
     FACET_CUDA_CHECK(cudaDeviceGetAttribute(&v.n_sm, cudaDevAttrMultiProcessorCount, id));
     FACET_CUDA_CHECK(cudaDeviceGetAttribute(&v.shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, id));
     FACET_CUDA_CHECK(cudaDeviceGetAttribute(&v.shared_sm, cudaDevAttrMaxSharedMemoryPerMultiprocessor, id));
+    FACET_CUDA_CHECK(cudaDeviceGetAttribute(&v.window, cudaDevAttrMaxAccessPolicyWindowSize, id));
     FACET_CUDA_CHECK(cudaDeviceGetAttribute(&v.major, cudaDevAttrComputeCapabilityMajor, id));
     return v;
   }();
   return d;
 }
 
+// Memory that a kernel reads once a step (bulk_load_once), where its loads cannot say so themselves.
+struct ReadOnce {
+  void* p = nullptr;
+  int64_t bytes = 0;
+};
 // Launches kernel<<<grid, block, shared, stream>>>(args...) so that it may overlap the end of the one before it. All kernels ask for
 // the most shared memory: those that want other splits of it and the L1 wait until a multiprocessor is empty.
 template <class... Params, class... Args>
-void launch(void (*kernel)(Params...), dim3 grid, dim3 block, size_t shared, cudaStream_t stream, Args&&... args) {
+void launch_reading(ReadOnce once, void (*kernel)(Params...), dim3 grid, dim3 block, size_t shared, cudaStream_t stream, Args&&... args) {
   cudaLaunchConfig_t config{};
   config.gridDim = grid;
   config.blockDim = block;
   config.dynamicSmemBytes = shared;
   config.stream = stream;
-  cudaLaunchAttribute attribute[2] = {};
+  cudaLaunchAttribute attribute[3] = {};
   attribute[0].id = cudaLaunchAttributePreferredSharedMemoryCarveout;
   attribute[0].val.sharedMemCarveout = cudaSharedmemCarveoutMaxShared;
-  attribute[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute[1].val.programmaticStreamSerializationAllowed = 1;
   config.attrs = attribute;
-  config.numAttrs = device().major >= 9 ? 2 : 1;
+  config.numAttrs = 1;
+  if (device().major >= 9) {
+    attribute[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute[config.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
+  }
+  if (once.p && device().window > 0) {
+    cudaAccessPolicyWindow w{};
+    w.base_ptr = once.p, w.num_bytes = size_t(std::min<int64_t>(once.bytes, device().window));
+    w.hitRatio = 1, w.hitProp = cudaAccessPropertyStreaming, w.missProp = cudaAccessPropertyNormal;
+    attribute[config.numAttrs].id = cudaLaunchAttributeAccessPolicyWindow;
+    attribute[config.numAttrs++].val.accessPolicyWindow = w;
+  }
   FACET_CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, Params(args)...));
+}
+template <class... Params, class... Args>
+void launch(void (*kernel)(Params...), dim3 grid, dim3 block, size_t shared, cudaStream_t stream, Args&&... args) {
+  launch_reading({}, kernel, grid, block, shared, stream, std::forward<Args>(args)...);
 }
 
 // Shared memory beyond 48 KB has to be asked for, once a kernel and device.
