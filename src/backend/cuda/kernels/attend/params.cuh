@@ -44,8 +44,8 @@ struct AttendParams {
 // multiprocessor each); a window always has the same few rows, which short splits spread over the chip.
 constexpr int kWindowSplit = 64, kFewHeads = 2;
 enum class Cut { kWindow, kFull, kFullOfFew };
-FACET_HD constexpr Cut cut_of(const KvLayer& kv, int window) {
-  return window > 0 ? Cut::kWindow : kv.n_head <= kFewHeads && kv.k_type != KvType::kF16 ? Cut::kFullOfFew : Cut::kFull;
+FACET_HD constexpr Cut cut_of(KvType k, int window, int n_kv_head) {
+  return window > 0 ? Cut::kWindow : n_kv_head <= kFewHeads && k != KvType::kF16 ? Cut::kFullOfFew : Cut::kFull;
 }
 FACET_HD constexpr int row_of_512(Cut cut) { return cut == Cut::kFullOfFew ? 32768 : 16384; }  // where splits of 512 rows begin
 FACET_HD constexpr int split_of(Cut cut, int row) {
