@@ -16,6 +16,14 @@ bool attend_prefill(cudaStream_t, const AttendParams&);
 
 namespace {
 
+// Splits follow one another without a gap, at every border between lengths.
+constexpr bool splits_meet(Cut cut) {
+  for (int i = 0; i < 400; ++i)
+    if (split_of(cut, split_begin(cut, i)) != i || split_of(cut, split_begin(cut, i + 1) - 1) != i) return false;
+  return true;
+}
+static_assert(splits_meet(Cut::kWindow) && splits_meet(Cut::kFull) && splits_meet(Cut::kFullOfFew) && split_begin(Cut::kFull, 400) > 65536 && split_begin(Cut::kFullOfFew, 400) > 65536);
+
 // Splits of short sequences, for head widths 256 and 512; n_cols: most query rows of a K/V head.
 using AttendDecode = bool (*)(cudaStream_t, const AttendParams&, int n_cols);
 AttendDecode attend_decode_of(KvType k, KvType v) {
