@@ -69,7 +69,7 @@ bool takes_heads(const AttendParams& p) {
   const int n = most_tokens(shape);
   if (n * p.group > kHeadsCols) return false;
   return n == 1 || (p.kv.head_dim == 256 && device().shared >= kMuchShared &&
-                    int64_t(shape.n_tok) * p.kv.n_head * most_splits(cut_of(p.window, p.kv.n_head), p.window, shape.longest) <= kMostHeadsWork);
+                    int64_t(shape.n_tok) * p.kv.n_head * most_splits(cut_of(p.kv.k_type, p.window, p.kv.n_head), p.window, shape.longest) <= kMostHeadsWork);
 }
 }  // namespace
 
@@ -113,7 +113,7 @@ bool attend(cudaStream_t stream, Mat o, Mat q, const KvLayer& kv, const Step& s,
   bool imaged = o.image && fast && n_small == n_tok;
   if (imaged) p.o_image = o.image, p.n_image = n_tok;
   if (fast && n_small > 0) {
-    p.n_split = most_splits(cut_of(spec.window, kv.n_head), spec.window, s.shape.longest);
+    p.n_split = most_splits(cut_of(kv.k_type, spec.window, kv.n_head), spec.window, s.shape.longest);
     const size_t token = token_scratch(p.n_split, spec.n_q_head, E);
     // As many tokens at a time as there is room for partial results; a row's bits do not depend on it.
     const int room = int(std::min<size_t>((scratch.bytes - 256) / token, size_t(n_small)));

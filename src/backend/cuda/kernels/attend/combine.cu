@@ -26,7 +26,7 @@ __global__ void __launch_bounds__(kThreads) attend_combine_kernel(const __grid_c
   const int tid = threadIdx.x, lane = tid % 32, group = tid / 16, sub = tid % 16;
   const int seq = p.step.seq[t];
   const SeqRows s = seq_rows(p, seq);
-  const Cut cut = cut_of(p.window, p.kv.n_head);
+  const Cut cut = cut_of(p.kv.k_type, p.window, p.kv.n_head);
   // In a tree splits beyond the token's own position are computed for other paths only.
   const int end = s.mask == Mask::kTree ? p.step.pos[t] + 1 : s.len + s.in_step, split0 = split_of(cut, s.first);
   const int n_seen = s.first < end ? split_of(cut, end - 1) - split0 + 1 : 0;

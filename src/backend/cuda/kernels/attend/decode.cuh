@@ -81,7 +81,7 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G, kAlso>::kThreads, 
   constexpr int kSlots = Shape::kSlots, kCols = Shape::kCols, kWarps = Shape::kWarps, kLoaders = Shape::kLoaders;
   extern __shared__ __align__(128) char shared[];
   const int tid = threadIdx.x, lane = tid % 32, warp = tid / 32, g = lane / 4, c = lane % 4;
-  const Cut cut = cut_of(p.window, p.kv.n_head);
+  const Cut cut = cut_of(K, p.window, p.kv.n_head);
 
   // Nothing before wait_for_previous() touches more than the step's arrays, which the host copied, and committed rows, which
   // an earlier step wrote.

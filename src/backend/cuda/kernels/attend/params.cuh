@@ -40,11 +40,13 @@ struct AttendParams {
 
 // A split is a range of rows whose softmax is computed alone. Its borders depend on the row numbers and the layer alone, never on
 // how much work there is, so the bits of a result do not depend on what else is in the step. Full layers cut the rows
-// of long contexts into longer splits, later where few K/V heads make few blocks of them; a window always has the same few rows,
-// which short splits spread over the chip.
+// of long contexts into longer splits, later where few K/V heads make few blocks of them (not in F16, whose blocks have a
+// multiprocessor each); a window always has the same few rows, which short splits spread over the chip.
 constexpr int kWindowSplit = 64, kFewHeads = 2;
 enum class Cut { kWindow, kFull, kFullOfFew };
-FACET_HD constexpr Cut cut_of(int window, int n_kv_head) { return window > 0 ? Cut::kWindow : n_kv_head <= kFewHeads ? Cut::kFullOfFew : Cut::kFull; }
+FACET_HD constexpr Cut cut_of(KvType k, int window, int n_kv_head) {
+  return window > 0 ? Cut::kWindow : n_kv_head <= kFewHeads && k != KvType::kF16 ? Cut::kFullOfFew : Cut::kFull;
+}
 FACET_HD constexpr int row_of_512(Cut cut) { return cut == Cut::kFullOfFew ? 32768 : 16384; }  // where splits of 512 rows begin
 FACET_HD constexpr int split_of(Cut cut, int row) {
   if (cut == Cut::kWindow) return row / kWindowSplit;
