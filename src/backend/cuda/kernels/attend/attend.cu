@@ -92,7 +92,7 @@ bool attend(cudaStream_t stream, Mat o, Mat q, const KvLayer& kv, const Step& s,
         spec.head_dim, kv.n_head, E);
   CHECK(E == 64 || E == 128 || E == 256 || E == 512, "a head width of 64, 128, 256 or 512, not", E);
   CHECK(o.stride % 4 == 0 && q.stride % 4 == 0 && reinterpret_cast<uintptr_t>(o.p) % 16 == 0 && reinterpret_cast<uintptr_t>(q.p) % 16 == 0 &&
-            (!o.bf || (o.bf_stride % 2 == 0 && reinterpret_cast<uintptr_t>(o.bf) % 4 == 0)),
+            (!o.bf || (o.bf_stride % 4 == 0 && reinterpret_cast<uintptr_t>(o.bf) % 8 == 0)),
         "rows of q and o that are not aligned to 16 bytes; strides", q.stride, o.stride, o.bf_stride);
   if (n_tok == 0) return false;
   AttendParams p{.o = o.p, .o_bf = o.bf, .q = q.p, .o_stride = o.stride, .o_bf_stride = o.bf_stride, .q_stride = q.stride, .kv = kv,

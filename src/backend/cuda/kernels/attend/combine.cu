@@ -31,6 +31,13 @@ __global__ void __launch_bounds__(kThreads) attend_combine_kernel(const __grid_c
   const int end = s.mask == Mask::kTree ? p.step.pos[t] + 1 : s.len + s.in_step, split0 = split_of(cut, s.first);
   const int n_seen = s.first < end ? split_of(cut, end - 1) - split0 + 1 : 0;
   const int64_t at = (int64_t(t - p.t_begin) * p.n_q_head + hq) * p.n_split;
+  // Where the output goes is known before the wait: arguments come from far away.
+  const int first_col = hq * E + part * 128;
+  const bool rotated = planar_scaled(p.kv.v_type);
+  float* const to = p.o + t * p.o_stride + first_col + lane * 4;
+  __nv_bfloat16* const to_bf = p.o_bf ? p.o_bf + t * p.o_bf_stride + first_col + lane * 4 : nullptr;
+  uint8_t* const image = p.o_image;
+  const int n_image = p.n_image;
 
   rehearsed<kRehearse>([&](bool real) {
     const int n = real ? n_seen : 0;
@@ -81,22 +88,20 @@ __global__ void __launch_bounds__(kThreads) attend_combine_kernel(const __grid_c
 #pragma unroll
       for (int j = 0; j < 4; ++j) x[j] += values[i][lane * 4 + j];
     }
-    const float inv = total > 0 ? __fdiv_rn(1.f, total) : 0.f;
+    const float inv = total > 0 ? __fdividef(1.f, total) : 0.f;
 #pragma unroll
     for (float& e : x) e = __fmul_rn(e, inv);
-    if (planar_scaled(p.kv.v_type)) warp_rotate<4>(x, lane, true);
-    const int64_t col = int64_t(hq) * E + part * 128 + lane * 4;
-    if (real) *reinterpret_cast<float4*>(p.o + t * p.o_stride + col) = make_float4(x[0], x[1], x[2], x[3]);
-    if (p.o_bf && real) {
-      __nv_bfloat162* to = reinterpret_cast<__nv_bfloat162*>(p.o_bf + t * p.o_bf_stride + col);
-      to[0] = __floats2bfloat162_rn(x[0], x[1]), to[1] = __floats2bfloat162_rn(x[2], x[3]);
-    }
-    if (!p.o_image) return;
-    // Half of a block of the image: 16 lanes take eight columns each.
+    if (rotated) warp_rotate<4>(x, lane, true);
     const uint32_t lo = pack_bf16(x[0], x[1]), hi = pack_bf16(x[2], x[3]);
-    const int pair = lane % 16 * 2, block = int(col - lane * 4) / kActBlock, as = part % 2 * 16 + lane % 16;
+    if (real) {
+      *reinterpret_cast<float4*>(to) = make_float4(x[0], x[1], x[2], x[3]);
+      if (to_bf) *reinterpret_cast<uint2*>(to_bf) = make_uint2(lo, hi);
+    }
+    if (!image) return;
+    // Half of a block of the image: 16 lanes take eight columns each.
+    const int pair = lane % 16 * 2, block = first_col / kActBlock, as = part % 2 * 16 + lane % 16;
     const uint4 v = {__shfl_sync(~0u, lo, pair), __shfl_sync(~0u, hi, pair), __shfl_sync(~0u, lo, pair + 1), __shfl_sync(~0u, hi, pair + 1)};
-    quantize_block_among(p.n_image, p.o_image, block, v, t, as, lane < 16 && real);
+    quantize_block_among(n_image, image, block, v, t, as, lane < 16 && real);
   });
 }
 

@@ -48,39 +48,64 @@ struct ActsInt {
 
 constexpr int kSecond = 128;  // second codes count parts of the first
 
+// The larger magnitudes of two pairs in bf16, which compare as integers without their signs; a NaN is above all.
+__device__ __forceinline__ uint32_t most_of(uint32_t a, uint32_t b) { return __vmaxu2(a & 0x7FFF7FFF, b & 0x7FFF7FFF); }
+__device__ __forceinline__ uint32_t most_of(uint4 v) { return __vmaxu2(most_of(v.x, v.y), most_of(v.z, v.w)); }
+// How columns are rounded whose largest magnitude is `most`, as bits of a float. Below 2^-100 they count as zeros. The quotient is the
+// nearest float, as a division's, without the branch for operands that these are not.
+struct Rounding {
+  float scale, inverse = 0;
+  __device__ explicit Rounding(uint32_t most) {
+    constexpr uint32_t kLeast = uint32_t(127 - 100) << 23;
+    const float amax = __uint_as_float(most);
+    scale = amax * (1.f / 127.f);
+    if (most < kLeast) return;
+    float r;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(amax));
+    r = __fmaf_rn(r, __fmaf_rn(-amax, r, 1.f), r);
+    const float q = __fmul_rn(127.f, r);
+    inverse = __fmaf_rn(r, __fmaf_rn(-amax, q, 127.f), q);
+  }
+};
+// Four columns in bf16 as codes; second: with kTwo their second codes.
+template <bool kTwo>
+__device__ __forceinline__ uint32_t codes_of(uint32_t v0, uint32_t v1, float inverse, uint32_t& second) {
+  constexpr float kMagic = 12582912.f;  // 1.5 * 2^23: the sum's low bits are the integer
+  const float2 f0 = __bfloat1622float2(as_bf16x2(v0)), f1 = __bfloat1622float2(as_bf16x2(v1));
+  const float x[4] = {f0.x, f0.y, f1.x, f1.y};
+  uint32_t a[4], b[4];
+#pragma unroll
+  for (int k = 0; k < 4; ++k) {
+    const float code = fmaf(x[k], inverse, kMagic);
+    a[k] = __float_as_uint(code);
+    if (kTwo) b[k] = __float_as_uint(fmaf(fmaf(x[k], inverse, kMagic - code), float(kSecond), kMagic));
+  }
+  auto pack = [](const uint32_t(&w)[4]) { return __byte_perm(__byte_perm(w[0], w[1], 0x0040), __byte_perm(w[2], w[3], 0x0040), 0x5410); };
+  if (kTwo) second = pack(b);
+  return pack(a);
+}
+__device__ __forceinline__ int sum_of(uint32_t codes, int sum) { return __dp4a(int(codes), 0x01010101, sum); }
+// A word of an image's sums.
+template <bool kTwo>
+__device__ __forceinline__ uint32_t scaled_sum(float scale, int sum) {
+  const float s = scale * float(sum) * (kTwo ? 1.f / kSecond : 1.f), high = __bfloat162float(__float2bfloat16_rn(s));
+  return pack_bf16(high, s - high);
+}
+
 // A warp writes row n of a block of an image of N rows; v: eight columns in bf16, those of lane `lane`. Lanes that do not write may have any.
 template <bool kTwo>
 __device__ __forceinline__ void quantize_block_of(int N, uint8_t* block, uint4 v, int n, int lane, bool write) {
-  // The largest magnitude of eight lanes: bf16 without a sign compare as integers, and a NaN is above all.
-  uint32_t most =
-      __vmaxu2(__vmaxu2(v.x & 0x7FFF7FFF, v.y & 0x7FFF7FFF), __vmaxu2(v.z & 0x7FFF7FFF, v.w & 0x7FFF7FFF));
+  uint32_t most = most_of(v);
   most = max(most << 16, most & 0xFFFF0000);
 #pragma unroll
   for (int m = 1; m < 8; m *= 2) most = max(most, __shfl_xor_sync(~0u, most, m));
-  const float amax = __uint_as_float(most), inverse = most ? 127.f / amax : 0.f, scale = amax * (1.f / 127.f);
+  const Rounding by(most);
   constexpr int kParts = ActsInt<1, kTwo>::kParts;
   const int n_code = N * kActBlock * kParts;
-  uint32_t q[2], second[2];
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    constexpr float kMagic = 12582912.f;  // 1.5 * 2^23: the sum's low bits are the integer
-    const float2 f0 = __bfloat1622float2(as_bf16x2(i ? v.z : v.x)),
-                 f1 = __bfloat1622float2(as_bf16x2(i ? v.w : v.y));
-    const float x[4] = {f0.x, f0.y, f1.x, f1.y};
-    uint32_t a[4], b[4];
-#pragma unroll
-    for (int k = 0; k < 4; ++k) {
-      const float code = fmaf(x[k], inverse, kMagic);
-      a[k] = __float_as_uint(code);
-      if (kTwo) b[k] = __float_as_uint(fmaf(fmaf(x[k], inverse, kMagic - code), float(kSecond), kMagic));
-    }
-    auto pack = [](const uint32_t(&w)[4]) { return __byte_perm(__byte_perm(w[0], w[1], 0x0040), __byte_perm(w[2], w[3], 0x0040), 0x5410); };
-    q[i] = pack(a);
-    if (kTwo) second[i] = pack(b);
-  }
-  auto sum_of = [](const uint32_t(&c)[2]) { return __dp4a(int(c[0]), 0x01010101, __dp4a(int(c[1]), 0x01010101, 0)); };
-  int sum = sum_of(q);
-  if (kTwo) sum = sum * kSecond + sum_of(second);
+  uint32_t second[2] = {};
+  const uint32_t q[2] = {codes_of<kTwo>(v.x, v.y, by.inverse, second[0]), codes_of<kTwo>(v.z, v.w, by.inverse, second[1])};
+  int sum = sum_of(q[0], sum_of(q[1], 0));
+  if (kTwo) sum = sum * kSecond + sum_of(second[0], sum_of(second[1], 0));
   sum += __shfl_xor_sync(~0u, sum, 1);
   sum += __shfl_xor_sync(~0u, sum, 2);
   if (!write) return;
@@ -92,12 +117,8 @@ __device__ __forceinline__ void quantize_block_of(int N, uint8_t* block, uint4 v
     *reinterpret_cast<uint32_t*>(codes + N * 64) = second[0];
     *reinterpret_cast<uint32_t*>(codes + N * 64 + 16) = second[1];
   }
-  if (lane % 4 == 0) {
-    const float s = scale * float(sum) * (kTwo ? 1.f / kSecond : 1.f), high = __bfloat162float(__float2bfloat16_rn(s));
-    *reinterpret_cast<uint32_t*>(block + n_code + (n * 4 + lane / 4 % 4) * 8 + lane / 16 * 4) =
-        pack_bf16(high, s - high);
-  }
-  if (lane % 8 == 0) *reinterpret_cast<float*>(block + n_code + N * 32 + (j * N + n) * 4) = scale;
+  if (lane % 4 == 0) *reinterpret_cast<uint32_t*>(block + n_code + (n * 4 + lane / 4 % 4) * 8 + lane / 16 * 4) = scaled_sum<kTwo>(by.scale, sum);
+  if (lane % 8 == 0) *reinterpret_cast<float*>(block + n_code + N * 32 + (j * N + n) * 4) = by.scale;
 }
 template <int N, bool kTwo = false>
 __device__ __forceinline__ void quantize_block(uint8_t* block, uint4 v, int n, int lane) {
@@ -193,6 +214,63 @@ __device__ __forceinline__ void stage(ActsInt<N, kTwo> to, RowOf&& row, int n_ro
     }
   }
 }
+// The same for an only row, two blocks a warp at a time, 16 columns a lane: what can be known before the row is there is found when
+// this is made, load() asks for the first columns, and write() writes the image.
+template <bool kTwo>
+class RowStage {
+ public:
+  __device__ RowStage(const __nv_bfloat16* row, int n_in, int col0, int cols, int warp, int n_warp, int lane)
+      : lane_(lane), n_block_((cols + kActBlock - 1) / kActBlock), block_(2 * warp + lane / 16), step_(2 * n_warp) {
+    const int col = col0 + block_ * kActBlock + lane % 16 * 16;
+    from_ = row + col, left_ = n_in - col;
+    j_ = lane / 4 % 4 * kParts * 64 + lane % 4 * 4;
+  }
+  __device__ __forceinline__ void load() {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) v_[i] = left_ > 8 * i ? reinterpret_cast<const uint4*>(from_)[i] : uint4{};
+  }
+  __device__ __forceinline__ void write(uint8_t* image) {
+#pragma unroll 1
+    for (; block_ - lane_ / 16 < n_block_; block_ += step_) {
+      uint4 v[2] = {v_[0], v_[1]};
+      from_ += step_ * kActBlock, left_ -= step_ * kActBlock;
+      load();
+      uint32_t most = __vmaxu2(most_of(v[0]), most_of(v[1]));
+      most = max(most << 16, most & 0xFFFF0000);
+      most = max(most, __shfl_xor_sync(~0u, most, 1));
+      most = max(most, __shfl_xor_sync(~0u, most, 2));
+      const Rounding by(most);
+      uint32_t q[4], second[4] = {};
+#pragma unroll
+      for (int i = 0; i < 4; ++i) q[i] = codes_of<kTwo>(i % 2 ? v[i / 2].z : v[i / 2].x, i % 2 ? v[i / 2].w : v[i / 2].y, by.inverse, second[i]);
+      int sum = sum_of(q[0], sum_of(q[1], sum_of(q[2], sum_of(q[3], 0))));
+      if (kTwo) sum = sum * kSecond + sum_of(second[0], sum_of(second[1], sum_of(second[2], sum_of(second[3], 0))));
+      sum += __shfl_xor_sync(~0u, sum, 1);
+      if (block_ >= n_block_) continue;
+      uint8_t* const block = image + block_ * ActsInt<1, kTwo>::kStride;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        *reinterpret_cast<uint32_t*>(block + j_ + 16 * i) = q[i];
+        if (kTwo) *reinterpret_cast<uint32_t*>(block + j_ + 64 + 16 * i) = second[i];
+      }
+      uint8_t* const after = block + ActsInt<1, kTwo>::kCodes;
+      if (lane_ % 2 == 0) *reinterpret_cast<uint32_t*>(after + lane_ / 2 % 4 * 8 + lane_ / 8 % 2 * 4) = scaled_sum<kTwo>(by.scale, sum);
+      if (lane_ % 4 == 0) *reinterpret_cast<float*>(after + 32 + lane_ / 4 % 4 * 4) = by.scale;
+    }
+  }
+
+ private:
+  static constexpr int kParts = ActsInt<1, kTwo>::kParts;
+  int lane_, n_block_, block_, step_, left_, j_;
+  const __nv_bfloat16* from_;
+  uint4 v_[2];
+};
+
+// Where a row is not rounded.
+struct NoStage {
+  __device__ NoStage(const __nv_bfloat16*, int, int, int, int, int, int) {}
+};
+
 template <int N, class RowOf>
 __device__ __forceinline__ void stage(ActsBf16<N> to, RowOf&& row, int n_rows, int n_in, int col0, int cols,
                                       int warp, int n_warp, int lane) {

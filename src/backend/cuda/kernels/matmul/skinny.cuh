@@ -97,7 +97,7 @@ __global__ void __launch_bounds__(stream_warps(kShort) * 32, kShort ? 2 : 1)
 #pragma unroll 1
   for (int i = 0; i + 1 < a.n_stage; ++i) next.fetch(ring);
 
-  if (warp == 0 && lane <= n_warp) place[lane] = mark;
+  if (N > 1 && warp == 0 && lane <= n_warp) place[lane] = mark;
   float* const parts = reinterpret_cast<float*>(shared + a.at_parts);
   auto part = [&](int w) { return parts + w * a.n_sub * kPart; };
   const int col0 = jobs.block0 * kActBlock, cols = (jobs.block1 - jobs.block0) * kActBlock;
@@ -144,14 +144,46 @@ __global__ void __launch_bounds__(stream_warps(kShort) * 32, kShort ? 2 : 1)
     __stcg(reinterpret_cast<float4*>(partial_of(job, a.n_sub - 1) + n * 16 + r), v1);
   };
 
+  // Of one row, what can be known before it is there: which job the warp adds up, a row a lane (of the last strip; lanes from 16 on of
+  // the first), where that goes, and where its own columns of the input are.
+  struct {
+    bool adds = false, there = false;
+    JobParts parts;
+    float *y = nullptr, *also = nullptr;
+    __nv_bfloat16* bf = nullptr;
+  } only;
+  if constexpr (N == 1) {
+    const TilePlace mark_end{__shfl_down_sync(~0u, mark.job, 1), __shfl_down_sync(~0u, mark.tile, 1)};
+    only.adds = runs_that_add(mark, mark_end, n_warp, lane) >> warp & 1;
+    only.parts = parts_of(mark, mark_end, n_warp, warp, lane);
+    if (only.adds) {
+      const int job = only.parts.job, i = jobs.matrix(job), r = lane % 16;
+      if (a.n_set > 1) {
+        only.y = partial_of(job, lane < 16 ? a.n_sub - 1 : 0) + r, only.there = lane < 16 * a.n_sub;
+      } else {
+        const SkinnyMatrix& m = a.m[i];
+        const int row = (a.n_sub == 2 ? job : job - a.first_job[i]) * 16 + r;
+        only.there = lane < 16 && row < m.w.n_out;
+        if (m.y) only.y = m.y + row;
+        if (m.y_also) only.also = m.y_also + row;
+        if (m.y_bf) only.bf = m.y_bf + row;
+      }
+    }
+  }
+  using Early = std::conditional_t<N == 1 && in != Input::kBf16, RowStage<in == Input::kTwoBytes>, NoStage>;
+  Early early(a.x, a.n_in, col0, cols, warp, n_warp, lane);
+
   if (kShort && a.early) let_next_start();
   if (!a.late) wait_for_previous();
+  if constexpr (!std::is_same_v<Early, NoStage>) early.load();
   let_next_start();
   auto stage_here = [&] {
     stage(
         x, [&](int n) { return a.x + n * a.x_stride; }, a.n_tok, a.n_in, col0, cols, warp, n_warp, lane);
   };
-  if constexpr (in != Input::kBf16 && N > 1) {
+  if constexpr (!std::is_same_v<Early, NoStage>) {
+    early.write(shared);
+  } else if constexpr (in != Input::kBf16) {
     if (a.image)
       copy_in(shared, a.image + int64_t(col0 / kActBlock) * Acts::kStride, Acts::bytes(cols), &image_bar);
     else
@@ -163,11 +195,17 @@ __global__ void __launch_bounds__(stream_warps(kShort) * 32, kShort ? 2 : 1)
   run_tiles<N>(jobs, begin, end, next, ring, x, part(warp), ring.memory(), lane, emit);
   __syncthreads();
   auto last = [&](int w) { return reinterpret_cast<const float*>(rings + w * a.n_stage * a.slot); };
-  const PartsOfJobs<N, decltype(part), decltype(last)> joined{place, n_warp, a.n_sub, part, last};
-  if constexpr (N == 1)
-    join_column(joined, warp, lane, emit);
-  else
-    join_columns<N>(joined, warp, lane, a.n_tok, emit4);
+  if constexpr (N > 1) {
+    join_columns<N>(place, n_warp, a.n_sub, part, last, warp, lane, a.n_tok, emit4);
+  } else if (only.adds) {
+    float v = sum_parts<float>(only.parts, warp, lane, part, last, [](float p, float q) { return p + q; });
+    if (a.n_set == 1 && a.n_sub == 2) v = activate(__shfl_down_sync(~0u, v, 16), a.act) * v;
+    if (only.there) {
+      if (only.y) *only.y = v;
+      if (only.also) *only.also = v;
+      if (only.bf) *only.bf = __float2bfloat16_rn(v);
+    }
+  }
   if (a.late) wait_for_previous();
   if (a.n_set == 1 || a.leave) return;
 

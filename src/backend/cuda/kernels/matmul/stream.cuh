@@ -153,57 +153,66 @@ __device__ __forceinline__ void run_tiles(const Jobs& jobs, TilePlace begin, Til
   }
 }
 
-// After a barrier that follows run_tiles: adds up the jobs that several runs had parts of, in the order of runs. place[w]: where
-// run w begins; place[n_warp]: the end. part(w): what run w kept of the job it began in, last(w): of the one it ended in.
-template <int N, class PartOf, class LastOf>
-struct PartsOfJobs {
-  const TilePlace* place;
-  int n_warp, n_sub;
-  PartOf part;
-  LastOf last;
-
-  // Run w has the beginning of a job and not its end.
-  __device__ bool begins(int w) const {
-    const TilePlace from = place[w], to = place[w + 1];
-    return from < to && to.tile > 0 && (to.job > from.job || from.tile == 0);
-  }
-  // One value, or four that lie together, of the job that run `first` ended in: sum of the first strip's, of the last's.
-  template <class V, class Add>
-  __device__ void sum(int first, int at, V& other, V& v, Add&& add) const {
-    const int job = place[first + 1].job;
-    auto of = [&](const float* p, int sub) { return *reinterpret_cast<const V*>(p + sub * kPartFloats<N> + at); };
-    const float* mine = job == place[first].job ? part(first) : last(first);
-    v = of(mine, 0), other = n_sub == 2 ? of(mine, 1) : V{};
-    for (int w = first + 1; w < n_warp && place[w].job == job; ++w) {
-      if (!(place[w] < place[w + 1])) continue;
-      v = add(v, of(part(w), 0));
-      if (n_sub == 2) other = add(other, of(part(w), 1));
-    }
-  }
+// Of the job that a run ends in: its number, whether the run begins in it too, and which later runs have a part of it.
+struct JobParts {
+  int job;
+  bool whole_run;
+  unsigned later;
 };
-
-// One column: the warp that has the beginning of a job adds up; a row a lane.
-template <class Parts, class Emit>
-__device__ __forceinline__ void join_column(const Parts& p, int warp, int lane, Emit&& emit) {
-  if (!p.begins(warp) || lane >= 16) return;
-  float v, other;
-  p.sum(warp, lane, other, v, [](float a, float b) { return a + b; });
-  emit(p.place[warp + 1].job, lane, 0, other, v);
+// For a whole warp, lane l of which has the places where run l begins and ends. first: the run.
+__device__ __forceinline__ JobParts parts_of(TilePlace from, TilePlace to, int n_warp, int first, int lane) {
+  const int job = __shfl_sync(~0u, to.job, first), first_job = __shfl_sync(~0u, from.job, first);
+  return {job, job == first_job, __ballot_sync(~0u, lane > first && lane < n_warp && from.job == job && from < to)};
 }
-// Several columns: all warps share the jobs; four rows a lane, of the first n_tok columns.
-template <int N, class Parts, class Emit>
-__device__ __forceinline__ void join_columns(const Parts& p, int warp, int lane, int n_tok, Emit&& emit4) {
+// The runs that have the beginning of a job and not its end: they add up.
+__device__ __forceinline__ unsigned runs_that_add(TilePlace from, TilePlace to, int n_warp, int lane) {
+  return __ballot_sync(~0u, lane < n_warp && from < to && to.tile > 0 && (to.job > from.job || from.tile == 0));
+}
+
+// After a barrier that follows run_tiles: the job's sum over the runs, in their order, at `at` of what they kept: part(w) of the job
+// that run w begins in, last(w) of the one it ends in. V: a value, or four that lie together.
+template <class V, class PartOf, class LastOf, class Add>
+__device__ __forceinline__ V sum_parts(const JobParts& j, int first, int at, PartOf&& part, LastOf&& last, Add&& add) {
+  constexpr int kAhead = 4;
+  auto of = [&](const float* p) { return *reinterpret_cast<const V*>(p + at); };
+  V v = of(j.whole_run ? part(first) : last(first));
+#pragma unroll 1
+  for (unsigned rest = j.later; rest != 0;) {
+    V u[kAhead];
+    bool there[kAhead];
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      there[i] = rest != 0;
+      if (there[i]) u[i] = of(part(__ffs(int(rest)) - 1));
+      rest &= rest - 1;
+    }
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i)
+      if (there[i]) v = add(v, u[i]);
+  }
+  return v;
+}
+// Several columns: all warps share the jobs; four rows a lane, of the first n_tok columns. place[w]: where run w begins;
+// place[n_warp]: the end.
+template <int N, class PartOf, class LastOf, class Emit>
+__device__ __forceinline__ void join_columns(const TilePlace* place, int n_warp, int n_sub, PartOf&& part, LastOf&& last, int warp, int lane, int n_tok, Emit&& emit4) {
   constexpr int kQuads = kPartFloats<N> / 4, kPasses = (kQuads + 31) / 32;  // of a job
-  const unsigned begins = __ballot_sync(~0u, lane < p.n_warp && p.begins(min(lane, p.n_warp - 1)));
-  for (int item = warp; item < __popc(begins) * kPasses; item += p.n_warp) {
-    unsigned rest = begins;
+  const TilePlace from = place[min(lane, n_warp)], to = place[min(lane + 1, n_warp)];
+  const unsigned adding = runs_that_add(from, to, n_warp, lane);
+  for (int item = warp; item < __popc(adding) * kPasses; item += n_warp) {
+    unsigned rest = adding;
     for (int i = 0; i < item / kPasses; ++i) rest &= rest - 1;
     const int first = __ffs(int(rest)) - 1;
+    const JobParts j = parts_of(from, to, n_warp, first, lane);
     const int quad = item % kPasses * 32 + lane, n = quad / 4, r = quad % 4 * 4;
     if (n >= n_tok) continue;
-    float4 v, other;
-    p.sum(first, part_at(n, r), other, v, sum4);
-    emit4(p.place[first + 1].job, r, n, other, v);
+    float4 v{}, other{};  // of the last strip, of the first
+#pragma unroll 1
+    for (int sub = 0; sub < n_sub; ++sub) {
+      other = v;
+      v = sum_parts<float4>(j, first, (n_sub - 1 - sub) * kPartFloats<N> + part_at(n, r), part, last, sum4);
+    }
+    emit4(j.job, r, n, other, v);
   }
 }
 

@@ -81,19 +81,13 @@ __global__ void __launch_bounds__(kExpertWarps * 32, 2) one_kernel(const __grid_
   const int rank = quick_div(int(blockIdx.x), a.blocks), block = int(blockIdx.x) - rank * a.blocks;
   const int expert = a.active[rank];
 
-  // The input, 256 columns a warp at a time, is on its way before the weights if it is there.
-  constexpr int kAhead = 2;
+  // The input is on its way before the weights if it is there.
   const __nv_bfloat16* const x = a.x + rank * a.x_stride;
   const int n_block = (a.n_in + kActBlock - 1) / kActBlock;
-  uint4 early[kAhead] = {};
+  using Early = std::conditional_t<in != Input::kBf16, RowStage<in == Input::kTwoBytes>, NoStage>;
+  Early early(x, a.n_in, 0, n_block * kActBlock, warp, n_warp, lane);
   auto load = [&] {
-    if constexpr (in != Input::kBf16) {
-#pragma unroll
-      for (int i = 0; i < kAhead; ++i) {
-        const int col = (warp + i * n_warp) * kActBlock + lane * 8;
-        early[i] = col < a.n_in ? *reinterpret_cast<const uint4*>(x + col) : uint4{};
-      }
-    }
+    if constexpr (in != Input::kBf16) early.load();
   };
   const bool there = !a.list_ready || a.wait_late;
   if (there) load();
@@ -106,15 +100,10 @@ __global__ void __launch_bounds__(kExpertWarps * 32, 2) one_kernel(const __grid_
   if (!there) wait_for_previous();
   if (a.list_ready) let_next_start();
   if (!there) load();
-  if constexpr (in == Input::kBf16) {
+  if constexpr (in == Input::kBf16)
     stage(Acts{shared}, [&](int) { return x; }, 1, a.n_in, 0, n_block * kActBlock, warp, n_warp, lane);
-  } else {
-#pragma unroll 1
-    for (int i = 0; i < kAhead; ++i)
-      if (const int b = warp + i * n_warp; b < n_block) quantize_block<1, Acts::kTwoBytes>(shared + b * Acts::kStride, i ? early[1] : early[0], 0, lane);
-    if (const int col0 = kAhead * n_warp * kActBlock; col0 < a.n_in)
-      stage(Acts{shared + kAhead * n_warp * Acts::kStride}, [&](int) { return x; }, 1, a.n_in, col0, n_block * kActBlock - col0, warp, n_warp, lane);
-  }
+  else
+    early.write(shared);
   __syncthreads();
 
   const Acts acts{shared};
