@@ -16,7 +16,7 @@ class WarpRing {
 
   // keep_place: tiles lie in their lines as in memory; without, they begin at slots.
   __device__ WarpRing(uint8_t* base, uint64_t* bars, int n_stage, int slot, int lane, bool keep_place)
-      : base_(base), bars_(bars), n_stage_(n_stage), slot_(slot), lane_(lane), place_(keep_place ? kLine - 1 : 0) {
+      : base_(kept(base)), bars_(kept(bars)), n_stage_(n_stage), slot_(slot), lane_(lane), place_(keep_place ? kLine - 1 : 0) {
 #if __CUDA_ARCH__ >= 900
     if (lane < n_stage) {
       barrier_init(bars + lane, 1);

@@ -101,7 +101,7 @@ __global__ void __launch_bounds__(stream_warps(kShort) * 32, kShort ? 2 : 1)
   float* const parts = reinterpret_cast<float*>(shared + a.at_parts);
   auto part = [&](int w) { return parts + w * a.n_sub * kPart; };
   const int col0 = jobs.block0 * kActBlock, cols = (jobs.block1 - jobs.block0) * kActBlock;
-  const Acts x{shared};
+  const Acts x{kept(shared)};
 
   auto store = [&](int job, int r, int n, float v0, float v1) {
     const int i = jobs.matrix(job);
@@ -147,17 +147,23 @@ __global__ void __launch_bounds__(stream_warps(kShort) * 32, kShort ? 2 : 1)
   // Of one row, what can be known before it is there: which job the warp adds up, a row a lane (of the last strip; lanes from 16 on of
   // the first), where that goes, and where its own columns of the input are.
   struct {
-    bool adds = false, there = false;
-    JobParts parts;
+    bool adds = false, there = false, gated = false;
+    unsigned later = 0;                            // runs after this one that have a part, from the next one on
+    const float *mine = nullptr, *next = nullptr;  // this run's part, the next one's
     float *y = nullptr, *also = nullptr;
     __nv_bfloat16* bf = nullptr;
   } only;
+  auto last = [&](int w) { return reinterpret_cast<const float*>(rings + w * a.n_stage * a.slot); };
   if constexpr (N == 1) {
     const TilePlace mark_end{__shfl_down_sync(~0u, mark.job, 1), __shfl_down_sync(~0u, mark.tile, 1)};
     only.adds = runs_that_add(mark, mark_end, n_warp, lane) >> warp & 1;
-    only.parts = parts_of(mark, mark_end, n_warp, warp, lane);
+    const JobParts parts_of_job = parts_of(mark, mark_end, n_warp, warp, lane);
+    only.later = pinned(parts_of_job.later >> 1 >> warp);
+    only.mine = kept((parts_of_job.whole_run ? part(warp) : last(warp)) + lane);
+    only.next = kept(part(warp + 1) + lane);
+    only.gated = a.n_set == 1 && a.n_sub == 2;
     if (only.adds) {
-      const int job = only.parts.job, i = jobs.matrix(job), r = lane % 16;
+      const int job = parts_of_job.job, i = jobs.matrix(job), r = lane % 16;
       if (a.n_set > 1) {
         only.y = partial_of(job, lane < 16 ? a.n_sub - 1 : 0) + r, only.there = lane < 16 * a.n_sub;
       } else {
@@ -170,6 +176,8 @@ __global__ void __launch_bounds__(stream_warps(kShort) * 32, kShort ? 2 : 1)
       }
     }
   }
+  const StripPart head = first_part(jobs, begin, end);
+  const uint32_t after = pinned(uint32_t(a.late) | uint32_t(a.n_set > 1 && !a.leave) << 1);
   using Early = std::conditional_t<N == 1 && in != Input::kBf16, RowStage<in == Input::kTwoBytes>, NoStage>;
   Early early(a.x, a.n_in, col0, cols, warp, n_warp, lane);
 
@@ -192,22 +200,30 @@ __global__ void __launch_bounds__(stream_warps(kShort) * 32, kShort ? 2 : 1)
     stage_here();
   }
   __syncthreads();
-  run_tiles<N>(jobs, begin, end, next, ring, x, part(warp), ring.memory(), lane, emit);
+  run_tiles<N>(jobs, begin, end, head, next, ring, x, part(warp), ring.memory(), lane, emit);
   __syncthreads();
-  auto last = [&](int w) { return reinterpret_cast<const float*>(rings + w * a.n_stage * a.slot); };
   if constexpr (N > 1) {
     join_columns<N>(place, n_warp, a.n_sub, part, last, warp, lane, a.n_tok, emit4);
   } else if (only.adds) {
-    float v = sum_parts<float>(only.parts, warp, lane, part, last, [](float p, float q) { return p + q; });
-    if (a.n_set == 1 && a.n_sub == 2) v = activate(__shfl_down_sync(~0u, v, 16), a.act) * v;
+    float v = *only.mine;
+    const float* p = only.next;
+    const int each = a.n_sub * kPart;
+#pragma unroll 1
+    for (unsigned rest = only.later; rest != 0; rest >>= 4, p += 4 * each) {  // behind the last part there are the rings
+      const float u[4] = {p[0], p[each], p[2 * each], p[3 * each]};
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        if (rest >> i & 1) v += u[i];
+    }
+    if (only.gated) v = activate(__shfl_down_sync(~0u, v, 16), a.act) * v;
     if (only.there) {
       if (only.y) *only.y = v;
       if (only.also) *only.also = v;
       if (only.bf) *only.bf = __float2bfloat16_rn(v);
     }
   }
-  if (a.late) wait_for_previous();
-  if (a.n_set == 1 || a.leave) return;
+  if (after & 1) wait_for_previous();
+  if (!(after & 2)) return;
 
   // The last set to finish these jobs adds up, in the order of columns.
   __threadfence();

@@ -94,11 +94,36 @@ __device__ __forceinline__ void keep_part(float* to, const float (&acc)[Acts::kT
 }
 __device__ __forceinline__ float4 sum4(float4 a, float4 b) { return {a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w}; }
 
-// Multiplies the run [begin, end) of a warp. Whole jobs go to emit(job, row of the strip, n, v of the first
+// What a run has of a strip: tiles [first, past) of its n_tile, the first one at an address with these low bits.
+struct StripPart {
+  int first, past, n_tile, bytes;
+  uint32_t from;
+  Tile tile;
+  bool grouped;
+};
+// Of strip `sub` of job at.job, which `before` tiles of the job come before, in the run from `at` to `end`.
+template <class Jobs>
+__device__ __forceinline__ StripPart strip_part(const Jobs& jobs, TilePlace at, TilePlace end, int sub, int before) {
+  const Strip s = jobs.strip(at.job, sub);
+  const int to = at.job == end.job ? end.tile : 1 << 30, first = max(at.tile - before, 0);
+  return {.first = first, .past = min(to - before, s.n_tile), .n_tile = s.n_tile, .bytes = s.bytes,
+          .from = uint32_t(reinterpret_cast<uintptr_t>(s.p)) + uint32_t(first * s.bytes), .tile = s.tile, .grouped = s.grouped};
+}
+// What the run begins with, found before the input is there.
+template <class Jobs>
+__device__ __forceinline__ StripPart first_part(const Jobs& jobs, TilePlace begin, TilePlace end) {
+  StripPart p{};
+  if (begin < end) p = strip_part(jobs, begin, end, 0, 0);
+  const uint32_t kind = pinned(uint32_t(p.tile) | uint32_t(p.grouped) << 8);
+  return {.first = int(pinned(uint32_t(p.first))), .past = int(pinned(uint32_t(p.past))), .n_tile = int(pinned(uint32_t(p.n_tile))), .bytes = int(pinned(uint32_t(p.bytes))),
+          .from = pinned(p.from), .tile = Tile(kind & 255), .grouped = kind > 255};
+}
+
+// Multiplies the run [begin, end) of a warp, p: its first_part. Whole jobs go to emit(job, row of the strip, n, v of the first
 // strip, v of the last); parts of jobs to part (the job that the run begins in) and to last (another that it
 // ends in).
 template <int N, class Acts, class Jobs, class Emit>
-__device__ __forceinline__ void run_tiles(const Jobs& jobs, TilePlace begin, TilePlace end,
+__device__ __forceinline__ void run_tiles(const Jobs& jobs, TilePlace begin, TilePlace end, StripPart p,
                                           TileCursor<Jobs>& next, WarpRing& ring, const Acts& x, float* part,
                                           float* last, int lane, Emit&& emit) {
   constexpr int kTiles = Acts::kTiles;
@@ -109,27 +134,25 @@ __device__ __forceinline__ void run_tiles(const Jobs& jobs, TilePlace begin, Til
     int before = 0;
 #pragma unroll 1
     for (int sub = 0; sub < n_sub; ++sub) {
-      const Strip s = jobs.strip(at.job, sub);
+      if (sub > 0 || at.job != begin.job) p = strip_part(jobs, at, end, sub, before);
 #pragma unroll
       for (int n = 0; n < kTiles; ++n)
 #pragma unroll
         for (int i = 0; i < 4; ++i) other[n][i] = acc[n][i], acc[n][i] = 0.f;
-      const int first = max(at.tile - before, 0), past = min(to - before, s.n_tile);
-      before += s.n_tile;
-      uint32_t from = uint32_t(reinterpret_cast<uintptr_t>(s.p)) + uint32_t(first * s.bytes);
-      with_product(s.tile, x, lane, [&](auto&& product, auto kind) {
+      before += p.n_tile;
+      with_product(p.tile, x, lane, [&](auto&& product, auto kind) {
         constexpr Tile kTile = kind();
         auto multiply = [&](auto group) {
 #pragma unroll 1
-          for (int i = first; i < past; ++i, from += uint32_t(s.bytes)) {
-            const uint8_t* w = ring.pop(from);
+          for (int i = p.first; i < p.past; ++i, p.from += uint32_t(p.bytes)) {
+            const uint8_t* w = ring.pop(p.from);
             next.fetch(ring);
 #pragma unroll
             for (int k = 0; k < group(); ++k) product(w + k * tile_bytes(kTile), i * group() + k, acc);
           }
         };
         if constexpr (group_tiles(kTile) > 1)
-          if (s.grouped) return multiply(std::integral_constant<int, group_tiles(kTile)>{});
+          if (p.grouped) return multiply(std::integral_constant<int, group_tiles(kTile)>{});
         multiply(std::integral_constant<int, 1>{});
       });
     }

@@ -106,7 +106,7 @@ __global__ void __launch_bounds__(kExpertWarps * 32, 2) one_kernel(const __grid_
     early.write(shared);
   __syncthreads();
 
-  const Acts acts{shared};
+  const Acts acts{kept(shared)};
 #pragma unroll 1
   for (int unit = unit0; unit < unit1; ++unit) {
     const int slice = unit % kUnits % kSlices;

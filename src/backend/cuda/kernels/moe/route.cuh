@@ -124,13 +124,14 @@ __device__ inline void route_block(const RouteJob& j, int block, uint8_t* shared
   }
   wait_for_previous();
   let_next_start();
-  const unsigned number = __ldcg(j.o.number) + 1;
+  unsigned number = 0;
   for (int t0 = 0; t0 < j.n_tok; t0 += n_row) {
     const int n = min(n_row, j.n_tok - t0);
     if (t0 > 0) __syncthreads();
     for (int k = 0; k < n; ++k)
       for (int c = thread; c < n_col4; c += int(blockDim.x)) copy16_async(rows + k * n_col4 + c, j.r.p + (t0 + k) * j.r.stride + 4 * c);
     copies_commit();
+    if (t0 == 0) number = __ldcg(j.o.number) + 1;  // behind the rows: nothing needs it before they are there
     copies_wait<0>();
     __syncthreads();
     constexpr int kTogether = 4;  // tokens whose sums hide each other's latency
