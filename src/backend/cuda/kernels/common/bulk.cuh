@@ -1,20 +1,13 @@
 #pragma once
 #include <cstdint>
 
+#include "backend/cuda/kernels/common/pinned.cuh"
+
 // The copy engine of sm_90 and later, one contiguous piece at a time, and the barriers it reports to. Addresses and sizes
 // are multiples of 16 bytes. One thread calls.
 namespace facet::cuda {
 
-__device__ __forceinline__ uint32_t shared_address(const void* p) { return uint32_t(__cvta_generic_to_shared(p)); }
-// v in a register from here on, by all lanes: otherwise the compiler finds it where it is used, after a wait that it could have been
-// found before, or again and again (addresses of shared memory take a special register that takes long to read).
-__device__ __forceinline__ uint32_t pinned(uint32_t v) { return __shfl_sync(~0u, v, int(threadIdx.x) % 32); }
-// p is in shared memory.
-template <class T>
-__device__ __forceinline__ T* kept(T* p) { return static_cast<T*>(__cvta_shared_to_generic(pinned(shared_address(p)))); }
-
 #if __CUDA_ARCH__ >= 900
-
 // A barrier completes a phase when `arrivals` arrived and the bytes they announced came in. Phases alternate, the first is 0.
 __device__ __forceinline__ void barrier_init(uint64_t* bar, unsigned arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(bar)), "r"(arrivals) : "memory");
