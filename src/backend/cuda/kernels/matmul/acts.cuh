@@ -178,10 +178,11 @@ using ActsFrom = std::conditional_t<in == Input::kBf16, ActsBf16From<N>, ActsInt
 template <int N, bool kTwo, class RowOf>
 __device__ __forceinline__ void stage(ActsInt<N, kTwo> to, RowOf&& row, int n_rows, int n_in, int col0, int cols,
                                       int warp, int n_warp, int lane) {
-  constexpr int kAhead = N == 1 ? 2 : 8;  // loads on their way: their latency is what this costs
+  static_assert(N > 1, "an only row: RowStage");
+  constexpr int kAhead = 8;  // loads on their way: their latency is what this costs
   const int n_block = (cols + kActBlock - 1) / kActBlock;
   const int n_item = n_block * n_rows;
-  auto row_of = [&](int item) { return N == 1 ? 0 : quick_div(item, n_block); };
+  auto row_of = [&](int item) { return quick_div(item, n_block); };
 #pragma unroll 1
   for (int first = warp; first < n_item; first += kAhead * n_warp) {
     uint4 v[kAhead];

@@ -185,19 +185,14 @@ __global__ void __launch_bounds__(stream_warps(kShort) * 32, kShort ? 2 : 1)
   if (!a.late) wait_for_previous();
   if constexpr (!std::is_same_v<Early, NoStage>) early.load();
   let_next_start();
-  auto stage_here = [&] {
-    stage(
-        x, [&](int n) { return a.x + n * a.x_stride; }, a.n_tok, a.n_in, col0, cols, warp, n_warp, lane);
-  };
   if constexpr (!std::is_same_v<Early, NoStage>) {
     early.write(shared);
-  } else if constexpr (in != Input::kBf16) {
-    if (a.image)
-      copy_in(shared, a.image + int64_t(col0 / kActBlock) * Acts::kStride, Acts::bytes(cols), &image_bar);
-    else
-      stage_here();
   } else {
-    stage_here();
+    if (in != Input::kBf16 && a.image)
+      copy_in(shared, a.image + int64_t(col0 / kActBlock) * Acts::bytes(kActBlock), Acts::bytes(cols), &image_bar);
+    else
+      stage(
+          x, [&](int n) { return a.x + n * a.x_stride; }, a.n_tok, a.n_in, col0, cols, warp, n_warp, lane);
   }
   __syncthreads();
   run_tiles<N>(jobs, begin, end, head, next, ring, x, part(warp), ring.memory(), lane, emit);
