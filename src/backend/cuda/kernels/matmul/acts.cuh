@@ -51,8 +51,8 @@ constexpr int kSecond = 128;  // second codes count parts of the first
 // The larger magnitudes of two pairs in bf16, which compare as integers without their signs; a NaN is above all.
 __device__ __forceinline__ uint32_t most_of(uint32_t a, uint32_t b) { return __vmaxu2(a & 0x7FFF7FFF, b & 0x7FFF7FFF); }
 __device__ __forceinline__ uint32_t most_of(uint4 v) { return __vmaxu2(most_of(v.x, v.y), most_of(v.z, v.w)); }
-// How columns are rounded whose largest magnitude is `most`, as bits of a float. Below 2^-100 they count as zeros. The quotient is the
-// nearest float, as a division's, without the branch for operands that these are not.
+// How columns are rounded whose largest magnitude is `most`, as bits of a float. Below 2^-100 and, finite, above 2^126, whose
+// reciprocal is not normal, they count as zeros. Between, the quotient is the nearest float, as a division's, without its branch.
 struct Rounding {
   float scale, inverse = 0;
   __device__ explicit Rounding(uint32_t most) {

@@ -192,16 +192,16 @@ __device__ __forceinline__ unsigned runs_that_add(TilePlace from, TilePlace to, 
   return __ballot_sync(~0u, lane < n_warp && from < to && to.tile > 0 && (to.job > from.job || from.tile == 0));
 }
 
-// After a barrier that follows run_tiles: the job's sum over the runs, in their order, at `at` of what they kept: part(w) of the job
-// that run w begins in, last(w) of the one it ends in. V: a value, or four that lie together.
-template <class V, class PartOf, class LastOf, class Add>
-__device__ __forceinline__ V sum_parts(const JobParts& j, int first, int at, PartOf&& part, LastOf&& last, Add&& add) {
+// After a barrier that follows run_tiles: the job's sum over the runs, in their order, of the four values at `at` of what they kept:
+// part(w) of the job that run w begins in, last(w) of the one it ends in.
+template <class PartOf, class LastOf>
+__device__ __forceinline__ float4 sum_parts(const JobParts& j, int first, int at, PartOf&& part, LastOf&& last) {
   constexpr int kAhead = 4;
-  auto of = [&](const float* p) { return *reinterpret_cast<const V*>(p + at); };
-  V v = of(j.whole_run ? part(first) : last(first));
+  auto of = [&](const float* p) { return *reinterpret_cast<const float4*>(p + at); };
+  float4 v = of(j.whole_run ? part(first) : last(first));
 #pragma unroll 1
   for (unsigned rest = j.later; rest != 0;) {
-    V u[kAhead];
+    float4 u[kAhead];
     bool there[kAhead];
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) {
@@ -211,7 +211,7 @@ __device__ __forceinline__ V sum_parts(const JobParts& j, int first, int at, Par
     }
 #pragma unroll
     for (int i = 0; i < kAhead; ++i)
-      if (there[i]) v = add(v, u[i]);
+      if (there[i]) v = sum4(v, u[i]);
   }
   return v;
 }
@@ -233,7 +233,7 @@ __device__ __forceinline__ void join_columns(const TilePlace* place, int n_warp,
 #pragma unroll 1
     for (int sub = 0; sub < n_sub; ++sub) {
       other = v;
-      v = sum_parts<float4>(j, first, (n_sub - 1 - sub) * kPartFloats<N> + part_at(n, r), part, last, sum4);
+      v = sum_parts(j, first, (n_sub - 1 - sub) * kPartFloats<N> + part_at(n, r), part, last);
     }
     emit4(j.job, r, n, other, v);
   }
