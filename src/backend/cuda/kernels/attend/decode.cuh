@@ -85,8 +85,9 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G, kAlso>::kThreads, 
 
   // Nothing before wait_for_previous() touches more than the step's arrays, which the host copied, and committed rows, which
   // an earlier step wrote.
-  if constexpr (!Shape::kEarly) wait_for_previous();
-  let_next_start();
+  // The next kernel starts after the wait: before it, its blocks would gather where those of the product before are done, and
+  // later take the place of those behind them.
+  if constexpr (!Shape::kEarly) wait_for_previous(), let_next_start();
   const int seq = blockIdx.y;
   const int at_head = quick_div(int(blockIdx.x), p.n_col_block), at_split = quick_div(at_head, p.kv.n_head);
   const int col_block = int(blockIdx.x) - at_head * p.n_col_block, head = at_head - at_split * p.kv.n_head;
@@ -244,6 +245,7 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G, kAlso>::kThreads, 
       if (gain && lane < E / 32) asm volatile("prefetch.global.L1 [%0];" ::"l"(gain + lane * 32));
     }
     wait_for_previous();
+    let_next_start();
   } else {
     find_turns();
   }

@@ -206,6 +206,9 @@ Partials skinny(cudaStream_t stream, const SkinnyMatrix* m, int n_matrix, bool g
   if (is_short && work.beside) {
     static_assert(kShortWarps * 32 == kRouteThreads * kRouteGroups);
     a.beside = *work.beside, a.beside_blocks = route_blocks(a.beside);
+    // Behind the others beside one row: in front, some multiprocessors would have two of those, and blocks of the kernels that follow
+    // would gather where these have none. Rows to route take longer, and go first.
+    a.beside_at = n_tok == 1 ? a.blocks * a.n_set : 0;
   }
   is_short ? launch_for<true>(stream, a, in, n_warp) : launch_for<false>(stream, a, in, n_warp);
   if (!a.leave) return {};

@@ -76,9 +76,8 @@ __global__ void __launch_bounds__(stream_warps(kShort) * 32, kShort ? 2 : 1)
   constexpr int kPart = kPartFloats<N>;
   int at = int(blockIdx.x);
   if constexpr (kShort && in != Input::kBf16) {
-    // The first blocks: what they read is on its way before the weights of the others.
-    if (at < a.beside_blocks) return route_block(a.beside, at, shared, a.beside_rows);
-    at -= a.beside_blocks;
+    if (unsigned(at - a.beside_at) < unsigned(a.beside_blocks)) return route_block(a.beside, at - a.beside_at, shared, a.beside_rows);
+    if (a.beside_at == 0) at -= a.beside_blocks;
   }
   // The shuffle tells the compiler that a warp's lanes agree: fewer registers. Long products and single rows are not faster.
   const int lane = int(threadIdx.x) % 32,

@@ -24,7 +24,8 @@ struct SkinnyArgs {
   bool leave;            // the sets' sums are left as they are
   bool late;             // the kernel before this one is waited for at the end
   bool early;            // the next kernel starts before this one's input is there
-  int beside_blocks, beside_rows;  // rows of the routing's input in a block's shared memory
+  int beside_at, beside_blocks;  // the first block that routes, and how many do
+  int beside_rows;       // rows of the routing's input in a block's shared memory
   int block_job[kMaxBlocks + 1];  // where the jobs of each block of a set begin
   // --- read later
   SkinnyMatrix m[3];
@@ -41,7 +42,7 @@ struct SkinnyArgs {
   int run_tiles, thirds;  // most tiles of a warp; SkinnyWork's
   float* partial;        // [set][job][sub][N][16]
   unsigned* counter;     // [block of a set]
-  RouteJob beside;       // of the first beside_blocks blocks
+  RouteJob beside;       // of the blocks from beside_at on
 };
 
 // The kernel for N rows, with the shared memory that fits the arguments.
