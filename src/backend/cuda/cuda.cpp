@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "backend/cuda/cuda_parts.h"
+#include "backend/cuda/kernels/common/narrow.h"
 #include "backend/cuda/kernels/ops.h"
 #include "backend/cuda/kernels/probe.h"
 
@@ -539,11 +540,14 @@ void Cuda::ffn_beside_moe(Rows y, Rows g, Rows h, Weight gate, Weight up, Weight
     return moe(o, e, r, w, n_used, act);
   }
   const cuda::MoeExperts m = experts_of(w, n_used, act);
-  const cuda::RouteJob routing = cuda::route_job(m, mat(r, false), y.rows, moe_.routing);
+  // moe_small reads early what the routing writes; one token's experts are looked for until they are there.
+  const bool ahead = y.rows == 1 && h.cols > cuda::kNarrowCols;
+  cuda::RouteJob routing = cuda::route_job(m, mat(r, false), y.rows, moe_.routing);
+  routing.ahead = ahead;
   rounded(e);
   const Weight both[2] = {gate, up};
-  products({&g, 1}, h, both, true, act, nullptr, {.beside = &routing, .thirds = 1});
-  products({&y, 1}, g, {&down, 1}, false, act, nullptr, {.in_turn = true, .thirds = 1});  // moe_small reads early what the routing wrote
+  products({&g, 1}, h, both, true, act, nullptr, {.beside = &routing, .in_turn = ahead, .thirds = 1});
+  products({&y, 1}, g, {&down, 1}, false, act, nullptr, {.in_turn = !ahead, .ahead = ahead, .thirds = 1});
   written(o, false);
   cuda::moe_small(stream_, m, mat(e, true), y.rows, moe_, true);
   uncombined_ = {.to = o, .n_used = n_used};

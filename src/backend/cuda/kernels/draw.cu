@@ -46,6 +46,7 @@ template <bool kRehearse>
 __global__ void __launch_bounds__(kGroupWarps * 32) groups_kernel(const float* logits, int64_t stride, int n_vocab, int size, int n_group, uint64_t* best) {
   const int row = int(blockIdx.y), lane = int(threadIdx.x) % 32, group0 = (int(blockIdx.x) * kGroupWarps + int(threadIdx.x) / 32) * kPerWarp;
   const float* l = logits + row * stride;
+  let_next_start();
   rehearsed<kRehearse>([&](bool real) {
     float top[kPerWarp];
     int at[kPerWarp];
@@ -160,7 +161,7 @@ __device__ uint64_t largest(PickScratch& s, const uint64_t (&key)[kPer]) {
 }
 
 // The row's k largest to sorted, best first, kNone behind them. key: of the groups' largest, the thread's.
-__device__ void sort_best(PickScratch& s, const uint64_t (&key)[kPer], const float* l, int n_vocab, int size, int k, bool real) {
+__device__ void sort_best(PickScratch& s, const uint64_t (&key)[kPer], const float* l, int n_vocab, int size, int k) {
   const int thread = int(threadIdx.x), lane = thread % 32, warp = thread / 32;
   uint64_t bound = bound_of(s, k, kSlack, [&](auto&& f) {
 #pragma unroll
@@ -172,7 +173,7 @@ __device__ void sort_best(PickScratch& s, const uint64_t (&key)[kPer], const flo
   for (int i = 0; i < kPer; ++i)
     if (key[i] >= bound) s.list[atomicAdd(&s.n_list, 1)] = uint16_t(i * kThreads + thread);
   __syncthreads();
-  const int shift = __ffs(size / 32) - 1, n_item = (real ? s.n_list : 1) << shift;  // 32 logits each
+  const int shift = __ffs(size / 32) - 1, n_item = s.n_list << shift;  // 32 logits each
   auto each = [&](auto&& f) {
     constexpr int kAhead = 18;
     for (int i0 = warp; i0 < n_item; i0 += kAhead * kWarps) {
@@ -183,7 +184,7 @@ __device__ void sort_best(PickScratch& s, const uint64_t (&key)[kPer], const flo
         const int item = i0 + j * kWarps;
         id[j] = n_vocab;
         if (item < n_item) id[j] = s.list[item >> shift] * size + (item & ((1 << shift) - 1)) * 32 + lane;
-        v[j] = real && id[j] < n_vocab ? l[id[j]] : -INFINITY;
+        v[j] = id[j] < n_vocab ? l[id[j]] : -INFINITY;
       }
 #pragma unroll
       for (int j = 0; j < kAhead; ++j) f(v[j] > -INFINITY ? key_of(v[j], id[j]) : kNone);
@@ -215,15 +216,15 @@ __device__ void sort_best(PickScratch& s, const uint64_t (&key)[kPer], const flo
   __syncthreads();
 }
 
-// The token of a row, in the first thread. Without what is real, the same instructions on nothing.
-__device__ int32_t pick(PickScratch& s, const DrawRow& r, bool greedy, const float* l, int n_vocab, int size, int n_group, const uint64_t* best, bool real) {
+// The token of a row, in the first thread.
+__device__ int32_t pick(PickScratch& s, const DrawRow& r, bool greedy, const float* l, int n_vocab, int size, int n_group, const uint64_t* best) {
   const int thread = int(threadIdx.x), k = greedy ? 1 : r.top_k;
   uint64_t key[kPer];
   bool nan = false;
 #pragma unroll
   for (int i = 0; i < kPer; ++i) {
     const int g = i * kThreads + thread;
-    key[i] = real && g < n_group ? best[g] : kNone;
+    key[i] = g < n_group ? best[g] : kNone;
     nan |= key[i] >= kNaN;
   }
   if (k == 1) {
@@ -232,9 +233,9 @@ __device__ int32_t pick(PickScratch& s, const DrawRow& r, bool greedy, const flo
     return nan || m == kNone || !isfinite(logit_of(m)) ? -1 : id_of(m);
   }
   if (__syncthreads_or(nan)) return -1;
-  sort_best(s, key, l, n_vocab, size, k, real);
+  sort_best(s, key, l, n_vocab, size, k);
   const double top = double(logit_of(s.sorted[0]));
-  if (real && (s.sorted[0] == kNone || !isfinite(top))) return -1;
+  if (s.sorted[0] == kNone || !isfinite(top)) return -1;
   if (r.temperature <= 0.f) return id_of(s.sorted[0]);
   const uint64_t candidate = s.sorted[min(thread, kMaxTopK - 1)];
   const double mine = candidate == kNone ? -INFINITY : double(logit_of(candidate));
@@ -285,15 +286,14 @@ __global__ void __launch_bounds__(kThreads) pick_kernel(int32_t* ids, const Draw
   __shared__ PickScratch scratch;
   const int row = int(blockIdx.x);
   const DrawRow r = greedy ? DrawRow{} : rows[row];  // the host wrote it before the launch
-  rehearsed<true>([&](bool real) {
-    const int32_t id = pick(scratch, r, greedy, logits + row * stride, n_vocab, size, n_group, best + int64_t(row) * n_group, real);
-    if (!real) return __syncthreads();
-    if (threadIdx.x == 0) {
-      ids[row] = id;
-      if (go_on.token) go_on.token[row] = max(id, 0), ++go_on.pos[row], ++go_on.kv_len[row];
-    }
-    tell(done);
-  });
+  wait_for_previous();
+  let_next_start();
+  const int32_t id = pick(scratch, r, greedy, logits + row * stride, n_vocab, size, n_group, best + int64_t(row) * n_group);
+  if (threadIdx.x == 0) {
+    ids[row] = id;
+    if (go_on.token) go_on.token[row] = max(id, 0), ++go_on.pos[row], ++go_on.kv_len[row];
+  }
+  tell(done);
 }
 
 }  // namespace

@@ -33,6 +33,7 @@ struct SkinnyWork {
   bool leave = false;               // partial sums of one matrix are left to the reader of y, if there are any
   bool late = false;                // beside the product before it, which is in_turn and has the same x: needs nothing that one writes, and no sets if one will do
   bool in_turn = false;             // the next kernel starts when all before this one have ended
+  bool ahead = false;               // the next kernel starts with this one: what it reads first was there when this one started, or it looks for it
   int thirds = 2;                   // of a multiprocessor's shared memory, if few bytes are multiplied: what the next kernel leaves
 };
 constexpr int kSkinnyRows = 16;     // rows of one launch

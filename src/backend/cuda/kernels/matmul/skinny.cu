@@ -202,6 +202,7 @@ Partials skinny(cudaStream_t stream, const SkinnyMatrix* m, int n_matrix, bool g
   const int n_warp = is_short ? have.short_warps : have.long_warps;
   a.run_tiles = (most_jobs * most_tiles * a.n_sub / a.n_set + n_warp - 1) / n_warp + 1;
   a.thirds = work.thirds;
+  a.ahead = work.ahead;
   a.early = is_short && !work.in_turn && is_narrow(a.n_in, m[0].w.n_out);
   if (is_short && work.beside) {
     static_assert(kShortWarps * 32 == kRouteThreads * kRouteGroups);

@@ -74,9 +74,10 @@ __global__ void __launch_bounds__(stream_warps(kShort) * 32, kShort ? 2 : 1)
   __shared__ bool is_last;
   __shared__ uint64_t image_bar;
   constexpr int kPart = kPartFloats<N>;
+  if (kShort && a.ahead) let_next_start();
   int at = int(blockIdx.x);
   if constexpr (kShort && in != Input::kBf16) {
-    if (unsigned(at - a.beside_at) < unsigned(a.beside_blocks)) return route_block(a.beside, at - a.beside_at, shared, a.beside_rows);
+    if (unsigned(at - a.beside_at) < unsigned(a.beside_blocks)) return route_block<N == 1>(a.beside, at - a.beside_at, shared, a.beside_rows);
     if (a.beside_at == 0) at -= a.beside_blocks;
   }
   // The shuffle tells the compiler that a warp's lanes agree: fewer registers. Long products and single rows are not faster.

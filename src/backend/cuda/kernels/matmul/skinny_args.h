@@ -24,6 +24,7 @@ struct SkinnyArgs {
   bool leave;            // the sets' sums are left as they are
   bool late;             // the kernel before this one is waited for at the end
   bool early;            // the next kernel starts before this one's input is there
+  bool ahead;            // SkinnyWork's
   int beside_at, beside_blocks;  // the first block that routes, and how many do
   int beside_rows;       // rows of the routing's input in a block's shared memory
   int block_job[kMaxBlocks + 1];  // where the jobs of each block of a set begin

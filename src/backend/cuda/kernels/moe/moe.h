@@ -15,7 +15,7 @@ struct Routing {
   uint64_t* logits = nullptr;   // [T, N] bits of a logit, and above them the number of the routing that it is of
   float* weight = nullptr;      // [slot] of the expert's output
   int32_t* expert = nullptr;    // [slot]
-  int32_t* active = nullptr;    // [N] experts that have pairs, ascending if there are several tokens; [N]: their number
+  int32_t* active = nullptr;    // [N] experts that have pairs, ascending if there are several tokens; -1 while RouteJob::ahead chooses; [N]: their number
   int32_t* first = nullptr;     // [N + 1] of an active expert's pairs in `pair`, by its place in `active`
   int32_t* pair = nullptr;      // [T n_used] slots, by expert, then token
   unsigned* number = nullptr;   // of the last routing; whoever allocates sees to it that no word of logits has the next one's
@@ -39,6 +39,7 @@ struct MoeBuffers {
 struct RouteJob {
   const float *router = nullptr, *scale = nullptr;
   int n_expert = 0, n_used = 0, n_tok = 0;
+  bool ahead = false;  // one token's experts are looked for while they are chosen: when this kernel starts, nobody reads those before
   Mat r;
   Routing o;
 };
@@ -46,7 +47,8 @@ RouteJob route_job(const MoeExperts&, Mat r, int n_tok, const Routing&);
 int route_blocks(const RouteJob&);
 void route(cudaStream_t, const RouteJob&);
 // out[slot] = expert(e[t]) of n_tok <= kMoeRows rows in bf16; then y[t] = sum over ranks of weight * out, in rank order.
-// routed: the kernel before this one had waited for the routing and for e before it let this one start; this one runs beside it.
+// routed: e was there before the kernel before this one let it start, which it runs beside; so was what the routing writes, but for a
+// token's experts with RouteJob::ahead.
 void moe_small(cudaStream_t, const MoeExperts&, Mat e, int n_tok, const MoeBuffers&, bool routed = false);
 void moe_small_combine(cudaStream_t, Mat y, const float* out, const float* weight, int n_used);
 

@@ -21,7 +21,7 @@ struct OneArgs {
   const int32_t* active;  // Routing's
   int n_strip, blocks;    // of an expert
   int at_parts, at_rings, slot, n_stage;  // in shared memory; of a warp's ring
-  bool list_ready, wait_late;  // ExpertArgs'
+  bool routed, by_up;  // moe_small's: e is there, and the routing under way; the kernel before this one has the experts
   Act act;
   const __nv_bfloat16* x;
   int64_t x_stride;       // from an expert's input to the next one's
@@ -38,7 +38,12 @@ struct UnitCursor {
   int expert, strip0, unit, end, piece = 0, piece_end = 0, bytes = 0, rest = 0;  // rest: to the strip's end
   const uint8_t* p = nullptr;
 
-  __device__ UnitCursor(const OneArgs& args, int expert_at, int first_strip, int unit0, int unit1) : a(args), expert(expert_at), strip0(first_strip), unit(unit0), end(unit1) { open(); }
+  // Of expert 0, until of() says of which.
+  __device__ UnitCursor(const OneArgs& args, int first_strip, int unit0, int unit1) : a(args), expert(0), strip0(first_strip), unit(unit0), end(unit1) { open(); }
+  __device__ void of(int e) {
+    expert = e;
+    if (unit < end) p += e * a.tiles[unit % kUnits / kSlices].matrix_bytes;
+  }
   __device__ const uint8_t* first(int u) const {
     const int in_job = u % kUnits;
     const ExpertTiles& w = a.tiles[in_job / kSlices];
@@ -74,14 +79,16 @@ __global__ void __launch_bounds__(kExpertWarps * 32, 2) one_kernel(const __grid_
   const int lane = int(threadIdx.x) % 32, warp = __shfl_sync(~0u, int(threadIdx.x) / 32, 0), n_warp = int(blockDim.x) / 32;
   float* const parts = reinterpret_cast<float*>(shared + a.at_parts);  // [unit][16]
   WarpRing ring(shared + a.at_rings + warp * a.n_stage * a.slot, bars[warp], a.n_stage, a.slot, lane, true);
-  if (!a.list_ready) {
+  if (!a.routed && !a.by_up) {
     wait_for_previous();
     let_next_start();
   }
   const int rank = quick_div(int(blockIdx.x), a.blocks), block = int(blockIdx.x) - rank * a.blocks;
-  const int expert = a.active[rank];
+  const int strip0 = quick_div(a.n_strip * block, a.blocks), jobs = quick_div(a.n_strip * (block + 1), a.blocks) - strip0;
+  const int units = jobs * kUnits, unit0 = quick_div(units * warp, n_warp), unit1 = quick_div(units * (warp + 1), n_warp);
+  Cursor next(a, strip0, unit0, unit1);
 
-  // The input is on its way before the weights if it is there.
+  // The input is on its way before the expert is known if it is there.
   const __nv_bfloat16* const x = a.x + rank * a.x_stride;
   const int n_block = (a.n_in + kActBlock - 1) / kActBlock;
   using Early = std::conditional_t<in != Input::kBf16, RowStage<in == Input::kTwoBytes>, NoStage>;
@@ -89,17 +96,18 @@ __global__ void __launch_bounds__(kExpertWarps * 32, 2) one_kernel(const __grid_
   auto load = [&] {
     if constexpr (in != Input::kBf16) early.load();
   };
-  const bool there = !a.list_ready || a.wait_late;
-  if (there) load();
+  if (!a.by_up) load();
 
-  const int strip0 = quick_div(a.n_strip * block, a.blocks), jobs = quick_div(a.n_strip * (block + 1), a.blocks) - strip0;
-  const int units = jobs * kUnits, unit0 = quick_div(units * warp, n_warp), unit1 = quick_div(units * (warp + 1), n_warp);
-  Cursor next(a, expert, strip0, unit0, unit1);
+  // The routing may still be choosing.
+  const volatile int32_t* const chosen = a.active + rank;
+  int expert = *chosen;
+  while (expert < 0) expert = *chosen;
+  next.of(__shfl_sync(~0u, expert, 0));
 #pragma unroll 1
   for (int i = 0; i + 1 < a.n_stage; ++i) next.fetch(ring);
-  if (!there) wait_for_previous();
-  if (a.list_ready) let_next_start();
-  if (!there) load();
+  if (a.by_up) wait_for_previous();
+  if (a.routed || a.by_up) let_next_start();
+  if (a.by_up) load();
   if constexpr (in == Input::kBf16)
     stage(Acts{shared}, [&](int) { return x; }, 1, a.n_in, 0, n_block * kActBlock, warp, n_warp, lane);
   else
@@ -142,7 +150,7 @@ __global__ void __launch_bounds__(kExpertWarps * 32, 2) one_kernel(const __grid_
     else
       a.out[rank * a.n_out + row] = v[0];
   }
-  if (a.wait_late) wait_for_previous();  // whoever waits for this kernel then waits for that one too
+  if (a.routed) wait_for_previous();  // whoever waits for this kernel then waits for that one too
 }
 
 template <int kSlices, Input in>
@@ -157,7 +165,9 @@ void run(cudaStream_t stream, OneArgs a, int n_used) {
   CHECK(int64_t(a.n_strip) * a.blocks < kQuickMost && units * n_warp < kQuickMost, "{} strips in {} blocks", a.n_strip, a.blocks);
   static const bool once = (allow_shared(one_kernel<kSlices, in>, size_t(device().shared - kOwnShared)), true);
   (void)once;
-  launch(one_kernel<kSlices, in>, dim3(unsigned(a.blocks * n_used)), dim3(unsigned(n_warp * 32)), size_t(a.at_rings + n_warp * a.n_stage * a.slot), stream, a);
+  int bytes = a.at_rings + n_warp * a.n_stage * a.slot;
+  if (kSlices == kUpSlices) bytes = std::max(bytes, device().shared_sm / 2 - 1024 + WarpRing::kLine);  // a multiprocessor has room for one
+  launch(one_kernel<kSlices, in>, dim3(unsigned(a.blocks * n_used)), dim3(unsigned(n_warp * 32)), size_t(bytes), stream, a);
 }
 template <int kSlices>
 void run_for(cudaStream_t stream, OneArgs a, std::initializer_list<TiledMatrix> w, int up_strip, int n_used) {
@@ -180,7 +190,7 @@ void moe_one(cudaStream_t stream, const MoeExperts& m, Mat e, const MoeBuffers& 
   up.hidden = b.hidden;
   up.n_strip = m.d_expert / kTileRows, up.n_out = m.d_expert;
   up.x = e.bf, up.x_stride = 0;
-  up.list_ready = up.wait_late = routed;
+  up.routed = routed;
   run_for<kUpSlices>(stream, up, {m.gate, m.up}, m.up_strip, m.n_used);
 
   OneArgs down{};
@@ -188,7 +198,7 @@ void moe_one(cudaStream_t stream, const MoeExperts& m, Mat e, const MoeBuffers& 
   down.out = b.out;
   down.n_strip = m.down.n_strip(), down.n_out = m.down.n_out;
   down.x = b.hidden, down.x_stride = m.d_expert;
-  down.list_ready = true;
+  down.by_up = true;
   run_for<kDownSlices>(stream, down, {m.down}, 0, m.n_used);
 }
 

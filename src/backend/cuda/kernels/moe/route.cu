@@ -14,7 +14,7 @@ namespace {
 
 __global__ void __launch_bounds__(kRouteThreads * kRouteGroups) route_kernel(const __grid_constant__ RouteJob j, int n_row) {
   extern __shared__ __align__(16) uint8_t shared[];
-  route_block(j, int(blockIdx.x), shared, n_row);
+  route_block<false>(j, int(blockIdx.x), shared, n_row);
 }
 
 }  // namespace

@@ -51,18 +51,19 @@ __device__ inline void sort_pairs(const Routing& o, RouteScratch& scratch, int n
   if (e == kMaxExperts - 1) o.active[n_expert] = all >> 16, o.first[all >> 16] = all & 0xFFFF;
 }
 
-// The block that chooses looks at the logits until all are of this routing. What it does then it has done before the wait, with
-// logits of zero and for nobody: its instructions come from far away, and everybody waits for it.
-__device__ inline void choose_block(const RouteJob& j, RouteScratch& scratch) {
+// The block that chooses looks at the logits until all are of this routing. For several tokens it has done what it does then before the
+// wait, with logits of zero and for nobody: its instructions come from far away, and everybody waits for it.
+template <bool kOne>
+__device__ void choose_block(const RouteJob& j, RouteScratch& scratch) {
   const int thread = int(threadIdx.x), lane = thread % 32, warp = thread / 32, n_warp = int(blockDim.x) / 32;
+  let_next_start();  // other blocks see to it that nothing does before their wait
   scratch.scale[thread] = j.scale && thread < j.n_expert ? __ldg(j.scale + thread) : 1.f;
   Routing o{.logits = nullptr, .weight = scratch.weight, .expert = scratch.expert, .active = scratch.active, .first = scratch.first, .pair = scratch.pair, .number = nullptr};
   unsigned number = 0;
 #pragma unroll 1
-  for (bool real = false;; real = true) {
+  for (bool real = kOne;; real = true) {
     if (real) {
       wait_for_previous();
-      let_next_start();
       o = j.o;
       number = __ldcg(o.number) + 1;
     }
@@ -88,7 +89,7 @@ __device__ inline void choose_block(const RouteJob& j, RouteScratch& scratch) {
         const int slot = t * j.n_used + lane;
         o.expert[slot] = e, o.weight[slot] = weight;
         if (j.n_tok == 1)
-          o.active[lane] = e, o.first[lane] = o.pair[lane] = lane;  // experts of one token are distinct
+          *const_cast<volatile int32_t*>(o.active + lane) = e, o.first[lane] = o.pair[lane] = lane;  // experts of one token are distinct
         else
           scratch.rank[t][e] = uint8_t(lane + 1);
       });
@@ -106,10 +107,16 @@ __device__ inline void choose_block(const RouteJob& j, RouteScratch& scratch) {
 }
 
 // Block `block` of those that do the job: the first one chooses, others have kRouteGroups experts each. shared: kRouteRowsAt bytes
-// and n_row rows.
-__device__ inline void route_block(const RouteJob& j, int block, uint8_t* shared, int n_row) {
+// and n_row rows. kOne: there is one token.
+template <bool kOne>
+__device__ void route_block(const RouteJob& j, int block, uint8_t* shared, int n_row) {
   RouteScratch& scratch = *reinterpret_cast<RouteScratch*>(shared);
-  if (block == 0) return choose_block(j, scratch);
+  if (block == 0) return choose_block<kOne>(j, scratch);
+  if (kOne && j.ahead && block == 1 && threadIdx.x < 32) {  // whoever sees a logit of this block sees that no expert is chosen
+    if (int(threadIdx.x) < j.n_used) __stcg(j.o.active + threadIdx.x, -1);
+    __threadfence();
+    __syncwarp();
+  }
   float4* const rows = reinterpret_cast<float4*>(shared + kRouteRowsAt);
   const int thread = int(threadIdx.x), lane = thread % 32, warp = thread / 32;
   const int group = thread / kRouteThreads, of_group = thread % kRouteThreads, e = (block - 1) * kRouteGroups + group;
@@ -124,6 +131,28 @@ __device__ inline void route_block(const RouteJob& j, int block, uint8_t* shared
   }
   wait_for_previous();
   let_next_start();
+  auto put_logit = [&](int t, unsigned number, const float* part) {
+    const uint64_t logit = __float_as_uint((part[0] + part[1]) + (part[2] + part[3]));
+    *const_cast<volatile uint64_t*>(j.o.logits + int64_t(t) * j.n_expert + e) = uint64_t(number) << 32 | logit;
+  };
+  if constexpr (kOne) {
+    float4 a[kKeep];
+#pragma unroll
+    for (int i = 0; i < kKeep; ++i) {
+      const int c = i * kRouteThreads + of_group;
+      a[i] = c < n_col4 ? *reinterpret_cast<const float4*>(j.r.p + 4 * c) : float4{};
+    }
+    const unsigned number = __ldcg(j.o.number) + 1;
+    float s = 0;
+#pragma unroll
+    for (int i = 0; i < kKeep; ++i)
+      if (i * kRouteThreads + of_group < n_col4) s += (a[i].x * keep[i].x + a[i].y * keep[i].y) + (a[i].z * keep[i].z + a[i].w * keep[i].w);
+    for (int m = 16; m > 0; m /= 2) s += __shfl_xor_sync(~0u, s, m);
+    if (lane == 0) scratch.part[0][warp] = s;
+    __syncthreads();
+    if (of_group == 0 && e < j.n_expert) put_logit(0, number, scratch.part[0] + group * (kRouteThreads / 32));
+    return;
+  }
   unsigned number = 0;
   for (int t0 = 0; t0 < j.n_tok; t0 += n_row) {
     const int n = min(n_row, j.n_tok - t0);
@@ -156,9 +185,7 @@ __device__ inline void route_block(const RouteJob& j, int block, uint8_t* shared
     }
     __syncthreads();
     if (of_group < n && e < j.n_expert) {
-      const float* part = scratch.part[of_group] + group * (kRouteThreads / 32);
-      const uint64_t logit = __float_as_uint((part[0] + part[1]) + (part[2] + part[3]));
-      *const_cast<volatile uint64_t*>(j.o.logits + int64_t(t0 + of_group) * j.n_expert + e) = uint64_t(number) << 32 | logit;
+      put_logit(t0 + of_group, number, scratch.part[of_group] + group * (kRouteThreads / 32));
     }
   }
 }
