@@ -57,14 +57,14 @@ const Type kTypes[] = {{"Q4_K", DType::kQ4_K, Tile::kQ4_K}, {"Q5_K", DType::kQ5_
 struct Weights {
   cuda::TiledMatrix m;
   std::vector<float> value, minimum;  // minimum: what Q4_K and Q5_K take from scale * code; else empty
-  Weights(Arena& a, const Type& t, int n_out, int n_in, std::mt19937& rng) {
+  Weights(Arena& a, const Type& t, int n_out, int n_in, std::mt19937& rng, float size = 1) {
     std::normal_distribution<float> normal(0.02f, 1.f);
     std::vector<float> row(static_cast<size_t>(n_in));
     const size_t bytes = size_t(row_bytes(t.type, n_in));
     std::vector<uint8_t> raw(bytes * size_t(n_out));
     value.resize(size_t(n_out) * size_t(n_in));
     for (int r = 0; r < n_out; ++r) {
-      const float scale = std::exp2(float(rng() % 5) - 2);
+      const float scale = std::exp2(float(rng() % 5) - 2) * size;
       for (float& v : row) v = normal(rng) * scale;
       auto* to = reinterpret_cast<std::byte*>(raw.data() + size_t(r) * bytes);
       quantize_row(t.type, row.data(), to, n_in);
@@ -181,6 +181,40 @@ TEST(CudaMatmul, SkinnyMultipliesEveryType) {
           ASSERT_EQ(std::memcmp(y.data(), most.data(), y.size() * 4), 0)
               << t.name << " " << n_out << " x " << n_in << ": " << y.size() / size_t(n_out) << " rows";
       }
+}
+
+// Rows times a power of two have products times that, to the bit, from the least that counts to nearly the largest float; smaller rows
+// count as zeros.
+TEST(CudaMatmul, RowsOfAnySize) {
+  NEEDS_GPU();
+  std::mt19937 rng(7);
+  const int n_out = 112, n_in = 1024;
+  for (const Type& t : kTypes) {
+    if (t.tile >= Tile::kBF16) continue;
+    for (const bool fine : fineness(t.tile)) {
+      Arena a;
+      Weights w(a, t, n_out, n_in, rng, 0x1p-8f);
+      w.m.fine = fine;
+      const cuda::SkinnyWork work = work_of(a);
+      const Rows x(a, 16, n_in, rng);
+      auto product = [&](int exponent, int n) {
+        std::vector<__nv_bfloat16> scaled;
+        for (const float v : x.value) scaled.push_back(__float2bfloat16(std::ldexp(v, exponent)));
+        cuda::SkinnyMatrix m{.w = w.m};
+        m.y = a.poisoned<float>(size_t(n) * n_out), m.y_stride = n_out;
+        cuda::skinny(nullptr, &m, 1, false, Act::kGelu, a.of(scaled), n_in, n, work);
+        return a.get(m.y, size_t(n) * n_out);
+      };
+      for (const int n : {1, 16}) {
+        const std::vector<float> plain = product(0, n);
+        for (const int exponent : {-110, -80, 100, 122}) {
+          const std::vector<float> y = product(exponent, n);
+          for (size_t i = 0; i < y.size(); ++i)
+            ASSERT_EQ(y[i], exponent < -100 ? 0.f : std::ldexp(plain[i], exponent)) << t.name << (fine ? " fine" : "") << " times 2^" << exponent << ", " << n << " rows: " << i;
+        }
+      }
+    }
+  }
 }
 
 TEST(CudaMatmul, SeveralMatricesInOneLaunch) {

@@ -51,8 +51,8 @@ constexpr int kSecond = 128;  // second codes count parts of the first
 // The larger magnitudes of two pairs in bf16, which compare as integers without their signs; a NaN is above all.
 __device__ __forceinline__ uint32_t most_of(uint32_t a, uint32_t b) { return __vmaxu2(a & 0x7FFF7FFF, b & 0x7FFF7FFF); }
 __device__ __forceinline__ uint32_t most_of(uint4 v) { return __vmaxu2(most_of(v.x, v.y), most_of(v.z, v.w)); }
-// How columns are rounded whose largest magnitude is `most`, as bits of a float. Below 2^-100 and, finite, above 2^126, whose
-// reciprocal is not normal, they count as zeros. Between, the quotient is the nearest float, as a division's, without its branch.
+// How columns are rounded whose largest magnitude is `most`, as bits of a float: as zeros below 2^-100. The inverse is 127 over it, the
+// nearest float as a division's, without its branch; a quarter of it has a normal reciprocal.
 struct Rounding {
   float scale, inverse = 0;
   __device__ explicit Rounding(uint32_t most) {
@@ -60,11 +60,12 @@ struct Rounding {
     const float amax = __uint_as_float(most);
     scale = amax * (1.f / 127.f);
     if (most < kLeast) return;
+    const float quarter = amax * .25f;
     float r;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(amax));
-    r = __fmaf_rn(r, __fmaf_rn(-amax, r, 1.f), r);
-    const float q = __fmul_rn(127.f, r);
-    inverse = __fmaf_rn(r, __fmaf_rn(-amax, q, 127.f), q);
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(quarter));
+    r = __fmaf_rn(r, __fmaf_rn(-quarter, r, 1.f), r);
+    const float q = __fmul_rn(127.f / 4, r);
+    inverse = __fmaf_rn(r, __fmaf_rn(-quarter, q, 127.f / 4), q);
   }
 };
 // Four columns in bf16 as codes; second: with kTwo their second codes.
