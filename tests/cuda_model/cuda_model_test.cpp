@@ -24,6 +24,9 @@ std::vector<std::string> models() {
           kModels + "facet-nano-Q8_0.gguf", kModels + "facet-nano-moe-Q4_K_M.gguf"};
 }
 
+// Experts of one token are looked for while they are chosen where a model is this wide.
+TinyModel wide_moe() { return {.moe = true, .type = DType::kQ8_0, .width = 1280, .experts = 16, .used = 4, .d_expert = 64}; }
+
 KvPlan plan(KvType t) { return {.k = t, .v = t, .max_seq = 4, .max_ctx = 512, .max_step = 192, .margin = 16, .checkpoints = 1}; }
 
 template <class B>
@@ -154,6 +157,7 @@ TEST(CudaModel, OneRowIsARowOfMany) {
   NEEDS_GPU();
   for (const std::string& path : models())
     for (KvType t : {KvType::kF16, KvType::kQ8_0, KvType::kQ4_0, KvType::kTQ3_0}) EXPECT_TRUE(one_row_is_a_row_of_many<Cuda>(path, t)) << path << kv_type_name(t);
+  EXPECT_TRUE(one_row_is_a_row_of_many<Cuda>(TinyFile(wide_moe()).path(), KvType::kF16));
   EXPECT_FALSE(one_row_is_a_row_of_many<DependsOnStep>(models()[0], KvType::kF16));
 }
 
@@ -211,13 +215,13 @@ TEST(CudaModel, OutOfMemoryIsAnError) {
 
 // A graph that is replayed and the same launches one by one.
 template <class B>
-bool replayed_is_eager(const std::string& path) {
+bool replayed_is_eager(const std::string& path, int chunk = 4) {
   Model<B> m(path, plan(KvType::kQ8_0));
   const auto ids = m.ids(40, 6);
   m.r->b.use_graphs(false);
-  const auto eager = m.logits(ids, 4);
+  const auto eager = m.logits(ids, chunk);
   m.r->b.use_graphs(true);
-  const auto replayed = m.logits(ids, 4);
+  const auto replayed = m.logits(ids, chunk);
   EXPECT_GT(m.r->b.counters().graph_launches, 5);
   EXPECT_EQ(m.r->b.counters().captures, 1);
   return bitwise_equal(eager, replayed);
@@ -225,6 +229,7 @@ bool replayed_is_eager(const std::string& path) {
 TEST(CudaModel, ReplayedIsEager) {
   NEEDS_GPU();
   for (const std::string& path : models()) EXPECT_TRUE(replayed_is_eager<Cuda>(path)) << path;
+  EXPECT_TRUE(replayed_is_eager<Cuda>(TinyFile(wide_moe()).path(), 1));
   EXPECT_FALSE(replayed_is_eager<DependsOnStep>(models()[0]));
 }
 

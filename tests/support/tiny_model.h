@@ -21,10 +21,12 @@ struct TinyModel {
   int window = 16, vocab = 96;
   unsigned seed = 1;
   DType type = DType::kF32;  // of the matrices whose rows are whole blocks
+  int width = 64;
+  int experts = 6, used = 2, d_expert = 32;
 };
 
 inline std::string write_tiny_model(const TinyModel& o) {
-  const int D = 64, H = 4, F = 96, E_swa = 64, E_full = 128, experts = 6, used = 2, d_expert = 32, P = 16;
+  const int D = o.width, H = 4, F = 96, E_swa = 64, E_full = 128, experts = o.experts, used = o.used, d_expert = o.d_expert, P = 16;
   const int L = o.ple ? 10 : 6, every = o.ple ? 5 : 3, shared = o.ple ? 5 : 0;
   std::mt19937 rng(o.seed);
   std::normal_distribution<float> normal;
@@ -128,7 +130,7 @@ inline std::string write_tiny_model(const TinyModel& o) {
   }
   const std::string path = (std::filesystem::temp_directory_path() /
                             ("facet-tiny-" + std::to_string(getpid()) + "-" + std::to_string(o.moe) + std::to_string(o.split_experts) +
-                             std::to_string(o.ple) + "-" + std::to_string(o.window) + "-" + std::to_string(o.vocab) + "-" + std::to_string(o.seed) + "-" + dtype_name(o.type) + ".gguf")).string();
+                             std::to_string(o.ple) + "-" + std::to_string(o.window) + "-" + std::to_string(o.vocab) + "-" + std::to_string(o.seed) + "-" + std::to_string(o.width) + "-" + dtype_name(o.type) + ".gguf")).string();
   must(w.begin(path));
   for (const auto& v : data) must(w.write(v));
   must(w.finish());
