@@ -112,10 +112,11 @@ template <bool kOne>
 __device__ void route_block(const RouteJob& j, int block, uint8_t* shared, int n_row) {
   RouteScratch& scratch = *reinterpret_cast<RouteScratch*>(shared);
   if (block == 0) return choose_block<kOne>(j, scratch);
-  if (kOne && j.ahead && block == 1 && threadIdx.x < 32) {  // whoever sees a logit of this block sees that no expert is chosen
+  // Whoever sees a logit of this block, or starts after it let the next kernel start, sees that no expert is chosen.
+  const bool clears = kOne && j.ahead && block == 1;
+  if (clears && threadIdx.x < 32) {
     if (int(threadIdx.x) < j.n_used) __stcg(j.o.active + threadIdx.x, -1);
     __threadfence();
-    __syncwarp();
   }
   float4* const rows = reinterpret_cast<float4*>(shared + kRouteRowsAt);
   const int thread = int(threadIdx.x), lane = thread % 32, warp = thread / 32;
@@ -130,6 +131,7 @@ __device__ void route_block(const RouteJob& j, int block, uint8_t* shared, int n
     keep[i] = c < n_col4 ? load_once(w + c) : float4{};
   }
   wait_for_previous();
+  if (clears) __syncthreads();
   let_next_start();
   auto put_logit = [&](int t, unsigned number, const float* part) {
     const uint64_t logit = __float_as_uint((part[0] + part[1]) + (part[2] + part[3]));
