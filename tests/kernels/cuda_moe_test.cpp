@@ -239,7 +239,8 @@ struct Case {
     const auto y = many();
     check(y, 0, T, "warpgroups");
     EXPECT_EQ(0, std::memcmp(y.data(), many().data(), y.size() * 4)) << "the same again";
-    EXPECT_EQ(0, std::memcmp(y.data(), many(1).data(), y.size() * 4)) << "an expert at a time";
+    // One at a time, 200 experts are 600 launches, of which racecheck keeps more than 100 GB.
+    EXPECT_EQ(0, std::memcmp(y.data(), many(light() ? int64_t(1) << 20 : 1).data(), y.size() * 4)) << "few experts at a time";
     cuda::moe_uses_warpgroups = false;
     check(many(), 0, T, "mma");
     cuda::moe_uses_warpgroups = true;
