@@ -1,7 +1,8 @@
 // Times attention and its cache rows on one GPU at Gemma's shapes, one JSON object per line.
 //   facet_cuda_attend_bench [substring of the names to run [substring of those not to run]]
-// Each case is a graph of calls that walk over cache slots larger together than the L2, so that every call reads memory;
-// the time is the median of its replays over the calls. The read bandwidth they are compared with is measured first.
+// Each case is a graph of calls that walk over cache slots larger together than the L2, so that every call reads
+// memory; the time is the median of its replays over the calls. The read bandwidth they are compared with is measured
+// first.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -54,9 +55,14 @@ struct Steps {
         q_begin.push_back((s + 1) * n), len.push_back(kv_len), slot.push_back((i * n_seq + s) % n_slot);
       }
       Step st;
-      st.shape = {.n_tok = n_seq * n, .n_seq = n_seq, .n_small = n <= kSmallT ? n_seq * n : 0, .longest = kv_len + n, .staged = staged};
+      st.shape = {.n_tok = n_seq * n,
+                  .n_seq = n_seq,
+                  .n_small = n <= kSmallT ? n_seq * n : 0,
+                  .longest = kv_len + n,
+                  .staged = staged};
       st.token = st.pos = uploaded(pos, owned), st.seq = uploaded(seq, owned), st.q_begin = uploaded(q_begin, owned);
-      st.kv_len = uploaded(len, owned), st.slot = uploaded(slot, owned), st.mask = uploaded(mask, owned), st.ancestor = uploaded(ancestor, owned);
+      st.kv_len = uploaded(len, owned), st.slot = uploaded(slot, owned), st.mask = uploaded(mask, owned),
+      st.ancestor = uploaded(ancestor, owned);
       step.push_back(st);
     }
   }
@@ -94,17 +100,21 @@ struct Bench {
     std::mt19937 rng(1);
     std::normal_distribution<float> normal;
     for (float& x : h) x = normal(rng);
-    for (size_t at = 0; at < n; at += h.size()) FACET_CUDA_CHECK(cudaMemcpy(q + at, h.data(), h.size() * 4, cudaMemcpyHostToDevice));
+    for (size_t at = 0; at < n; at += h.size())
+      FACET_CUDA_CHECK(cudaMemcpy(q + at, h.data(), h.size() * 4, cudaMemcpyHostToDevice));
     const size_t bytes = size_t(2) << 30;
     uint4* out = reinterpret_cast<uint4*>(scratch);
     const double us = bench::time_us(stream, 4, [&](int i) {
-      read_kernel<<<132 * 8, 512, 0, stream>>>(reinterpret_cast<const uint4*>(arena) + size_t(i % 2) * bytes / 16, bytes / 16, out);
+      read_kernel<<<132 * 8, 512, 0, stream>>>(reinterpret_cast<const uint4*>(arena) + size_t(i % 2) * bytes / 16,
+                                               bytes / 16, out);
     });
     read_gbs = double(bytes) / us * 1e-3;
     std::printf("{\"name\": \"read\", \"us\": %.2f, \"GB/s\": %.0f}\n", us, read_gbs);
   }
 
-  bool wanted(const std::string& name) const { return name.find(only) != std::string::npos && (except.empty() || name.find(except) == std::string::npos); }
+  bool wanted(const std::string& name) const {
+    return name.find(only) != std::string::npos && (except.empty() || name.find(except) == std::string::npos);
+  }
 
   // Fills [at, at + bytes) with rows: normal values, encoded.
   void fill(std::byte* at, size_t bytes, KvType t, int E) {
@@ -129,10 +139,13 @@ struct Bench {
   }
 
   // layer: what norm_rope_append does as well, as layers have it; width: of heads, if not the model's.
-  void attend(const Model& m, bool full, KvType kt, KvType vt, int rows, int n_seq, int n, bool layer = false, int width = 0) {
+  void attend(const Model& m, bool full, KvType kt, KvType vt, int rows, int n_seq, int n, bool layer = false,
+              int width = 0) {
     const int E = width > 0 ? width : full ? 512 : 256, n_kv = full ? m.kv_full : m.kv_slide, window = full ? 0 : 1024;
-    std::string name = std::string(layer ? "layer " : "attend ") + m.name + (full ? " full " : " sliding ") + kv_type_name(kt) + (kt == vt ? "" : std::string("/") + kv_type_name(vt)) +
-                       (width > 0 ? " E " + std::to_string(E) : "") + " rows " + std::to_string(rows) + " seqs " + std::to_string(n_seq) + " T " + std::to_string(n);
+    std::string name = std::string(layer ? "layer " : "attend ") + m.name + (full ? " full " : " sliding ") +
+                       kv_type_name(kt) + (kt == vt ? "" : std::string("/") + kv_type_name(vt)) +
+                       (width > 0 ? " E " + std::to_string(E) : "") + " rows " + std::to_string(rows) + " seqs " +
+                       std::to_string(n_seq) + " T " + std::to_string(n);
     if (!wanted(name)) return;
     KvLayer kv{.n_head = n_kv, .head_dim = E, .window = window, .margin = 16, .k_type = kt, .v_type = vt};
     const bool chunk = n > kSmallT;
@@ -150,24 +163,32 @@ struct Bench {
     const int calls = chunk ? 2 : std::max(2, std::min(48, n_slot / n_seq));
     Steps steps(calls, n_slot, n_seq, n, rows, chunk);
     const int cols = m.n_q * E, T = n_seq * n;
-    cuda::Mat mo{.p = o, .rows = T, .cols = cols, .stride = cols, .bf = o_bf, .bf_stride = cols}, mq{.p = q, .rows = T, .cols = cols, .stride = cols};
+    cuda::Mat mo{.p = o, .rows = T, .cols = cols, .stride = cols, .bf = o_bf, .bf_stride = cols},
+        mq{.p = q, .rows = T, .cols = cols, .stride = cols};
     const AttnSpec spec{.n_q_head = m.n_q, .head_dim = E, .window = window, .scale = 0.0625f};
     std::vector<void*> owned;
     const float* gain = layer ? uploaded(std::vector<float>(size_t(E), 1.f), owned) : nullptr;
     const double* freqs = layer ? rope_freqs(full, E, owned) : nullptr;
     const size_t quarter = size_t(1024) * 32 * 512;
-    const cuda::Mat mk{.p = o + 2 * quarter, .rows = T, .cols = n_kv * E, .stride = n_kv * E}, mv{.p = o + 3 * quarter, .rows = T, .cols = n_kv * E, .stride = n_kv * E};
-    const double us = bench::time_us(stream, calls, [&](int i) {
-      const cuda::HeadsLeft left{.k = mk, .v = mv, .work = {.q_gain = gain, .k_gain = gain, .freqs = {freqs, E / 2}}};
-      cuda::attend(stream, mo, mq, kv, steps.step[size_t(i)], spec, {scratch, scratch_bytes}, layer ? &left : nullptr);
-    }, chunk ? 3 : 9);
+    const cuda::Mat mk{.p = o + 2 * quarter, .rows = T, .cols = n_kv * E, .stride = n_kv * E},
+        mv{.p = o + 3 * quarter, .rows = T, .cols = n_kv * E, .stride = n_kv * E};
+    const double us = bench::time_us(
+        stream, calls,
+        [&](int i) {
+          const cuda::HeadsLeft left{
+              .k = mk, .v = mv, .work = {.q_gain = gain, .k_gain = gain, .freqs = {freqs, E / 2}}};
+          cuda::attend(stream, mo, mq, kv, steps.step[size_t(i)], spec, {scratch, scratch_bytes},
+                       layer ? &left : nullptr);
+        },
+        chunk ? 3 : 9);
     for (void* p : owned) cudaFree(p);
     double pairs = 0;
     for (int j = 0; j < n; ++j) pairs += window ? std::min(window, rows + j + 1) : rows + j + 1;
     const double seen = window ? std::min(window + n - 1, rows + n) : rows + n;
     const double bytes = n_seq * seen * double(kv.k_row + kv.v_row), flops = 4. * n_seq * pairs * cols;
-    std::printf("{\"name\": \"%s\", \"us\": %.2f, \"MB\": %.2f, \"GB/s\": %.0f, \"%%read\": %.1f, \"TFLOP/s\": %.1f}\n", name.c_str(), us, bytes * 1e-6,
-                bytes / us * 1e-3, 100 * bytes / us * 1e-3 / read_gbs, flops / us * 1e-6);
+    std::printf("{\"name\": \"%s\", \"us\": %.2f, \"MB\": %.2f, \"GB/s\": %.0f, \"%%read\": %.1f, \"TFLOP/s\": %.1f}\n",
+                name.c_str(), us, bytes * 1e-6, bytes / us * 1e-3, 100 * bytes / us * 1e-3 / read_gbs,
+                flops / us * 1e-6);
     std::fflush(stdout);
   }
 
@@ -179,7 +200,8 @@ struct Bench {
 
   void append(const Model& m, bool full, KvType t, int n) {
     const int E = full ? 512 : 256, n_kv = full ? m.kv_full : m.kv_slide;
-    const std::string name = std::string("norm_rope_append ") + m.name + (full ? " full " : " sliding ") + kv_type_name(t) + " T " + std::to_string(n);
+    const std::string name = std::string("norm_rope_append ") + m.name + (full ? " full " : " sliding ") +
+                             kv_type_name(t) + " T " + std::to_string(n);
     if (!wanted(name)) return;
     KvLayer kv{.cap = 8192, .n_head = n_kv, .head_dim = E, .k_type = t, .v_type = t};
     kv.k_row = kv.v_row = int64_t(kv_row_bytes(t, E)) * n_kv;
@@ -191,7 +213,10 @@ struct Bench {
     const double* freqs = rope_freqs(full, E, owned);
     const int qc = m.n_q * E, kc = n_kv * E;
     const cuda::Mat mq{.p = q, .rows = n, .cols = qc, .stride = qc}, mk{.p = o, .rows = n, .cols = kc, .stride = kc};
-    const double us = bench::time_us(stream, 16, [&](int) { cuda::norm_rope_append(stream, kv, mq, mk, mk, steps.step[0], {.q_gain = gain, .k_gain = gain, .freqs = {freqs, E / 2}}); });
+    const double us = bench::time_us(stream, 16, [&](int) {
+      cuda::norm_rope_append(stream, kv, mq, mk, mk, steps.step[0],
+                             {.q_gain = gain, .k_gain = gain, .freqs = {freqs, E / 2}});
+    });
     const double bytes = double(n) * (8. * qc + 8. * kc + double(kv.k_row + kv.v_row));
     line(name, us, bytes);
     for (void* p : owned) cudaFree(p);
@@ -204,7 +229,8 @@ struct Bench {
     KvLayer kv = ring(m, t);
     kv.k_stage = kv.v + kv.v_slot * kSlots, kv.v_stage = kv.k_stage + n * kv.k_row;
     Steps steps(kSlots, kSlots, 1, n, 4096, true);
-    const double us = bench::time_us(stream, kSlots, [&](int i) { cuda::kv_settle(stream, kv, steps.step[size_t(i)]); });
+    const double us =
+        bench::time_us(stream, kSlots, [&](int i) { cuda::kv_settle(stream, kv, steps.step[size_t(i)]); });
     line(name, us, 2. * double(std::min<int64_t>(n, kv.cap)) * double(kv.k_row + kv.v_row));
   }
   // Rows of an accepted path in all 60 layers.
@@ -239,14 +265,21 @@ struct Bench {
   static constexpr int kSlots = 16;
   // Rings of a sliding layer, kSlots of them.
   KvLayer ring(const Model& m, KvType t) const {
-    KvLayer kv{.cap = 1024 + 15, .n_head = m.kv_slide, .head_dim = 256, .window = 1024, .margin = 16, .k_type = t, .v_type = t};
+    KvLayer kv{.cap = 1024 + 15,
+               .n_head = m.kv_slide,
+               .head_dim = 256,
+               .window = 1024,
+               .margin = 16,
+               .k_type = t,
+               .v_type = t};
     kv.k_row = kv.v_row = int64_t(kv_row_bytes(t, 256)) * kv.n_head;
     kv.k_slot = kv.v_slot = kv.cap * kv.k_row;
     kv.k = arena, kv.v = arena + kSlots * kv.k_slot;
     return kv;
   }
   void line(const std::string& name, double us, double bytes) const {
-    std::printf("{\"name\": \"%s\", \"us\": %.2f, \"GB/s\": %.0f, \"%%read\": %.1f}\n", name.c_str(), us, bytes / us * 1e-3, 100 * bytes / us * 1e-3 / read_gbs);
+    std::printf("{\"name\": \"%s\", \"us\": %.2f, \"GB/s\": %.0f, \"%%read\": %.1f}\n", name.c_str(), us,
+                bytes / us * 1e-3, 100 * bytes / us * 1e-3 / read_gbs);
     std::fflush(stdout);
   }
 };
@@ -284,7 +317,9 @@ int main(int argc, char** argv) {
         b.attend(*m, true, p.k, p.v, 32'768, 1, T, true);
       }
   for (const int width : {64, 128})
-    for (const int T : {1, 8}) b.attend(k26, false, kF16, kF16, 1000, 1, T, false, width), b.attend(k26, true, kF16, kF16, 4096, 1, T, false, width);
+    for (const int T : {1, 8})
+      b.attend(k26, false, kF16, kF16, 1000, 1, T, false, width),
+          b.attend(k26, true, kF16, kF16, 4096, 1, T, false, width);
   for (const Pair& p : {pairs[0], pairs[1], pairs[3]}) {
     b.attend(k31, false, p.k, p.v, 0, 1, 4096);
     b.attend(k31, false, p.k, p.v, 28'672, 1, 4096);

@@ -1,7 +1,8 @@
-// Times straight-line code on one GPU, warm and after other kernels ran: how much of it a multiprocessor keeps. One JSON object a line.
+// Times straight-line code on one GPU, warm and after other kernels ran: how much of it a multiprocessor keeps. One
+// JSON object a line.
 //   facet_cuda_code_bench
-// A kernel of so many KB runs in one block a multiprocessor, then `others` kernels of the same size, over and over; cycles are of one
-// warp, the median over multiprocessors and rounds.
+// A kernel of so many KB runs in one block a multiprocessor, then `others` kernels of the same size, over and over;
+// cycles are of one warp, the median over multiprocessors and rounds.
 #include <cstdio>
 #include <utility>
 #include <vector>
@@ -21,7 +22,8 @@ __global__ void __launch_bounds__(32) straight_kernel(float* out, long long* cyc
 #pragma unroll
   for (int i = 0; i < kInstructions / 4; ++i)
 #pragma unroll
-    for (int k = 0; k < 4; ++k) x[k] = fmaf(x[k], a, float(id * (7 + 2 * k) + i));  // constants of its own: no two kernels share code
+    for (int k = 0; k < 4; ++k)
+      x[k] = fmaf(x[k], a, float(id * (7 + 2 * k) + i));  // constants of its own: no two kernels share code
   const float sum = x[0] + x[1] + x[2] + x[3];
   if (sum == 12345.f) *out = sum;
   asm volatile("" ::"f"(sum) : "memory");
@@ -34,12 +36,14 @@ void measure(int n_sm, float* out, long long* cycles, std::integer_sequence<int,
   void (*const kernels[])(float*, long long*, float) = {straight_kernel<ids, kInstructions>...};
   for (int others : {0, 1, 2, 3, 4, 8}) {
     for (int round = 0; round < kRounds; ++round)
-      for (int k = 0; k <= others; ++k) kernels[k]<<<unsigned(n_sm), 32>>>(out, cycles + (k == 0 ? round : kRounds) * n_sm, 1.0001f);
+      for (int k = 0; k <= others; ++k)
+        kernels[k]<<<unsigned(n_sm), 32>>>(out, cycles + (k == 0 ? round : kRounds) * n_sm, 1.0001f);
     std::vector<long long> v(size_t(kRounds) * size_t(n_sm));
     FACET_CUDA_CHECK(cudaMemcpy(v.data(), cycles, v.size() * sizeof(long long), cudaMemcpyDeviceToHost));
     v.erase(v.begin(), v.begin() + kWarm * n_sm);
     std::sort(v.begin(), v.end());
-    std::printf("{\"kernel\": \"straight\", \"KB\": %d, \"instructions\": %d, \"others\": %d, \"cycles\": %lld}\n", kInstructions * 16 / 1024, kInstructions, others, v[v.size() / 2]);
+    std::printf("{\"kernel\": \"straight\", \"KB\": %d, \"instructions\": %d, \"others\": %d, \"cycles\": %lld}\n",
+                kInstructions * 16 / 1024, kInstructions, others, v[v.size() / 2]);
     std::fflush(stdout);
   }
 }

@@ -64,7 +64,8 @@ int main(int argc, char** argv) {
   FACET_CUDA_CHECK(cudaMemcpy(xd, x.data(), x.size() * 2, cudaMemcpyHostToDevice));
   float* y = bench::allocate<float>(size_t(16) * 262144 * 3);
   cuda::SkinnyWork work{.partial = reinterpret_cast<float*>(bench::allocate<uint8_t>(size_t(512) << 20)),
-                        .counter = reinterpret_cast<unsigned*>(bench::allocate<uint8_t>(65536)), .image = bench::allocate<uint8_t>(1 << 22)};
+                        .counter = reinterpret_cast<unsigned*>(bench::allocate<uint8_t>(65536)),
+                        .image = bench::allocate<uint8_t>(1 << 22)};
   FACET_CUDA_CHECK(cudaMemset(work.counter, 0, 65536));
 
   for (const Case& c : kCases) {
@@ -73,8 +74,7 @@ int main(int argc, char** argv) {
       size_t bytes = 0;
       for (auto [tile, rows] : c.w)
         bytes += size_t(cuda::TiledMatrix{nullptr, tile, rows, c.n_in, 1}.matrix_bytes() + 127) / 128 * 128;
-      const int copies =
-          int(std::max<size_t>(1, std::min(arena_bytes / bytes, (size_t(400) << 20) / bytes + 2)));
+      const int copies = int(std::max<size_t>(1, std::min(arena_bytes / bytes, (size_t(400) << 20) / bytes + 2)));
       auto call = [&](int i) {
         cuda::SkinnyMatrix m[3];
         const uint8_t* p = arena + size_t(i % copies) * bytes;
@@ -85,15 +85,14 @@ int main(int argc, char** argv) {
           m[k].y = y + at, m[k].y_stride = 262144;
           at += c.w[k].second;
         }
-        cuda::skinny(stream, m, int(c.w.size()), c.glu, Act::kGelu, reinterpret_cast<__nv_bfloat16*>(xd),
-                     c.n_in, n, work);
+        cuda::skinny(stream, m, int(c.w.size()), c.glu, Act::kGelu, reinterpret_cast<__nv_bfloat16*>(xd), c.n_in, n,
+                     work);
       };
       const double us = bench::time_us(stream, std::max(copies, 8), call);
       std::printf(
           "{\"kernel\": \"skinny\", \"case\": \"%s\", \"n\": %d, \"us\": %.2f, \"mb\": %.1f, \"gbps\": %.0f, "
           "\"gbps_ceiling\": %.0f, \"share\": %.3f}\n",
-          c.name, n, us, double(bytes) / 1e6, double(bytes) / us / 1e3, ceiling,
-          double(bytes) / us / 1e3 / ceiling);
+          c.name, n, us, double(bytes) / 1e6, double(bytes) / us / 1e3, ceiling, double(bytes) / us / 1e3 / ceiling);
       std::fflush(stdout);
     }
   }

@@ -1,5 +1,5 @@
-// Times the experts of tokens on one GPU at 26B-A4B's shapes, one JSON object per line: of few tokens, by type of down, and of
-// many, step by step.
+// Times the experts of tokens on one GPU at 26B-A4B's shapes, one JSON object per line: of few tokens, by type of down,
+// and of many, step by step.
 //   facet_cuda_moe_bench [substring of the names to run]
 // Each case is a graph of calls over six layers' weights in turn; the time is the median of its replays over the calls.
 // The ceiling is cuBLASLt's bf16 product of as many rows with one matrix of an expert's size, bf16 out.
@@ -70,7 +70,9 @@ struct Bench {
   // TFLOP/s of y [rows, n] = x [rows, k] w [n, k]^T.
   double ceiling(int rows, int n, int k) {
     auto ok = [](cublasStatus_t s) { CHECK(s == CUBLAS_STATUS_SUCCESS, "cuBLASLt: status {}", int(s)); };
-    auto *x = bench::allocate<__nv_bfloat16>(size_t(rows) * size_t(k)), *w = bench::allocate<__nv_bfloat16>(size_t(n) * size_t(k)), *y = bench::allocate<__nv_bfloat16>(size_t(rows) * size_t(n));
+    auto *x = bench::allocate<__nv_bfloat16>(size_t(rows) * size_t(k)),
+         *w = bench::allocate<__nv_bfloat16>(size_t(n) * size_t(k)),
+         *y = bench::allocate<__nv_bfloat16>(size_t(rows) * size_t(n));
     random_kernel<<<1024, 256, 0, stream>>>(nullptr, x, size_t(rows) * size_t(k), 1.f, 1);
     random_kernel<<<1024, 256, 0, stream>>>(nullptr, w, size_t(n) * size_t(k), 0.02f, 2);
     cublasLtMatmulDesc_t op;
@@ -89,7 +91,9 @@ struct Bench {
     int count = 0;
     ok(cublasLtMatmulAlgoGetHeuristic(blas, op, a, b, c, c, want, 1, &found, &count));
     const float one = 1, zero = 0;
-    const double us = bench::time_us(stream, 6, [&](int) { ok(cublasLtMatmul(blas, op, &one, w, a, x, b, &zero, y, c, y, c, &found.algo, workspace, bytes, stream)); });
+    const double us = bench::time_us(stream, 6, [&](int) {
+      ok(cublasLtMatmul(blas, op, &one, w, a, x, b, &zero, y, c, y, c, &found.algo, workspace, bytes, stream));
+    });
     cudaFree(x), cudaFree(w), cudaFree(y);
     return 2. * rows * n * k / us * 1e-6;
   }
@@ -111,8 +115,13 @@ struct Bench {
       auto* e = bench::allocate<__nv_bfloat16>(n);
       random_kernel<<<256, 256, 0, stream>>>(r, e, n, 1.f, 5);
       cuda::MoeBuffers b;
-      b.routing = {bench::allocate<uint64_t>(size_t(T) * kN), bench::allocate<float>(pairs), bench::allocate<int32_t>(pairs), bench::allocate<int32_t>(kN + 1),
-                   bench::allocate<int32_t>(kN + 2), bench::allocate<int32_t>(pairs), bench::allocate<unsigned>(1)};
+      b.routing = {bench::allocate<uint64_t>(size_t(T) * kN),
+                   bench::allocate<float>(pairs),
+                   bench::allocate<int32_t>(pairs),
+                   bench::allocate<int32_t>(kN + 1),
+                   bench::allocate<int32_t>(kN + 2),
+                   bench::allocate<int32_t>(pairs),
+                   bench::allocate<unsigned>(1)};
       FACET_CUDA_CHECK(cudaMemsetAsync(b.routing.logits, 0, size_t(T) * kN * 8, stream));
       FACET_CUDA_CHECK(cudaMemsetAsync(b.routing.number, 0, 4, stream));
       b.hidden = bench::allocate<__nv_bfloat16>(pairs * kF), b.out = bench::allocate<float>(pairs * kD);
@@ -126,7 +135,14 @@ struct Bench {
           if (m.down.tile == tile) w.push_back(m);
         const std::string name = "few T=" + std::to_string(T) + (tile == cuda::Tile::kQ5_0 ? " Q5_0" : " Q8_0");
         if (name.find(only) == std::string::npos) continue;
-        line(name, bench::time_us(stream, 12, [&](int i) { cuda::moe_small(stream, w[size_t(i) % w.size()], {.p = nullptr, .rows = T, .cols = kD, .stride = kD, .bf = e, .bf_stride = kD}, T, b, true); }),
+        line(name,
+             bench::time_us(stream, 12,
+                            [&](int i) {
+                              cuda::moe_small(
+                                  stream, w[size_t(i) % w.size()],
+                                  {.p = nullptr, .rows = T, .cols = kD, .stride = kD, .bf = e, .bf_stride = kD}, T, b,
+                                  true);
+                            }),
              0, double(n_active) * double(w[0].gate.matrix_bytes() + w[0].down.matrix_bytes()), 0);
       }
       for (void* p : std::initializer_list<void*>{r, e, b.hidden, b.out}) cudaFree(p);
@@ -142,12 +158,14 @@ struct Bench {
     random_kernel<<<256, 256, 0, stream>>>(router, nullptr, size_t(kN) * kD, 0.03f, 77);
     for (int i = 0; i < kLayers; ++i) {
       cuda::MoeExperts m;
-      m.gate = m.up = tiled(cuda::Tile::kQ4_K, 2 * kF, kD, uint32_t(i)), m.up_strip = kF / cuda::kTileRows, m.d_expert = kF;
+      m.gate = m.up = tiled(cuda::Tile::kQ4_K, 2 * kF, kD, uint32_t(i)), m.up_strip = kF / cuda::kTileRows,
+      m.d_expert = kF;
       m.down = tiled(i % 2 == 0 ? cuda::Tile::kQ8_0 : cuda::Tile::kQ5_0, kD, kF, uint32_t(i) + 50);
       m.router = router, m.n_expert = kN, m.n_used = kUsed;
       layer.push_back(m);
     }
-    const double up_bytes = double(layer[0].gate.matrix_bytes()) * kN, down_bytes = (double(layer[0].down.matrix_bytes()) + double(layer[1].down.matrix_bytes())) / 2 * kN;
+    const double up_bytes = double(layer[0].gate.matrix_bytes()) * kN,
+                 down_bytes = (double(layer[0].down.matrix_bytes()) + double(layer[1].down.matrix_bytes())) / 2 * kN;
     few(layer);
     if (only.starts_with("few")) return;
     for (int T : {128, 512, 2048, 4096, 8192}) {
@@ -162,30 +180,42 @@ struct Bench {
       random_kernel<<<1024, 256, 0, stream>>>(nullptr, e, n, 1.f, 9);
       const cuda::Mat mr{.p = r, .rows = T, .cols = kD, .stride = kD}, my{.p = y, .rows = T, .cols = kD, .stride = kD},
           me{.p = nullptr, .rows = T, .cols = kD, .stride = kD, .bf = e, .bf_stride = kD};
-      const double pairs = double(T) * kUsed, up_flop = pairs * 2. * kD * 2 * kF, down_flop = pairs * 2. * kD * kF, rows_bytes = 2. * T * kD * (kUsed + 1);
+      const double pairs = double(T) * kUsed, up_flop = pairs * 2. * kD * 2 * kF, down_flop = pairs * 2. * kD * kF,
+                   rows_bytes = 2. * T * kD * (kUsed + 1);
       const double up_most = ceiling(T * kUsed, 2 * kF, kD), down_most = ceiling(T * kUsed, kD, kF);
-      line(at + "ceiling up", up_flop / up_most * 1e-6, up_flop, 0, 0), line(at + "ceiling down", down_flop / down_most * 1e-6, down_flop, 0, 0);
+      line(at + "ceiling up", up_flop / up_most * 1e-6, up_flop, 0, 0),
+          line(at + "ceiling down", down_flop / down_most * 1e-6, down_flop, 0, 0);
       for (const bool warpgroups : {true, false}) {
         if (!warpgroups && T != 4096) continue;
         cuda::moe_uses_warpgroups = warpgroups;
         const std::string name = at + (cuda::moe_has_warpgroups() ? "" : "mma ");
         auto pass = [&](int i) {
-          return cuda::MoePass{.w = layer[size_t(i % kLayers)], .b = b, .n_tok = T, .tile = cuda::moe_has_warpgroups() ? cuda::kMoeTile : cuda::kMoeTile / 2};
+          return cuda::MoePass{.w = layer[size_t(i % kLayers)],
+                               .b = b,
+                               .n_tok = T,
+                               .tile = cuda::moe_has_warpgroups() ? cuda::kMoeTile : cuda::kMoeTile / 2};
         };
-        auto one = [&](const char* what, double flop, double bytes, double most, const std::function<void(const cuda::MoePass&, int)>& f) {
+        auto one = [&](const char* what, double flop, double bytes, double most,
+                       const std::function<void(const cuda::MoePass&, int)>& f) {
           if ((name + what).find(only) == std::string::npos) return;
           line(name + what, bench::time_us(stream, kLayers, [&](int i) { f(pass(i), i); }), flop, bytes, most);
         };
         cuda::moe_route_many(stream, pass(0), mr), cuda::moe_gather(stream, pass(0), me);
         one("route", 2. * T * kD * kN, 0, 0, [&](const cuda::MoePass& p, int) { cuda::moe_route_many(stream, p, mr); });
         one("gather", 0, rows_bytes, 0, [&](const cuda::MoePass& p, int) { cuda::moe_gather(stream, p, me); });
-        one("unpack up", 0, up_bytes + 4. * kN * kF * kD, 0, [&](const cuda::MoePass& p, int) { cuda::moe_unpack_up(stream, p, 0, kN); });
+        one("unpack up", 0, up_bytes + 4. * kN * kF * kD, 0,
+            [&](const cuda::MoePass& p, int) { cuda::moe_unpack_up(stream, p, 0, kN); });
         auto restart = [&] { FACET_CUDA_CHECK(cudaMemsetAsync(b.next, 0, 8, stream)); };
-        one("up", up_flop, 0, up_most, [&](const cuda::MoePass& p, int) { restart(), cuda::moe_grouped_up(stream, p, 0, kN, 0); });
-        one("unpack down", 0, down_bytes + 2. * kN * kF * kD, 0, [&](const cuda::MoePass& p, int) { cuda::moe_unpack_down(stream, p, 0, kN); });
-        one("down", down_flop, 0, down_most, [&](const cuda::MoePass& p, int) { restart(), cuda::moe_grouped_down(stream, p, 0, kN, 1); });
-        one("combine", 0, rows_bytes + 2. * T * kD, 0, [&](const cuda::MoePass& p, int) { cuda::moe_combine(stream, p, my); });
-        one("all", up_flop + down_flop, 0, 0, [&](const cuda::MoePass& p, int) { cuda::moe_many(stream, p.w, my, me, mr, b); });
+        one("up", up_flop, 0, up_most,
+            [&](const cuda::MoePass& p, int) { restart(), cuda::moe_grouped_up(stream, p, 0, kN, 0); });
+        one("unpack down", 0, down_bytes + 2. * kN * kF * kD, 0,
+            [&](const cuda::MoePass& p, int) { cuda::moe_unpack_down(stream, p, 0, kN); });
+        one("down", down_flop, 0, down_most,
+            [&](const cuda::MoePass& p, int) { restart(), cuda::moe_grouped_down(stream, p, 0, kN, 1); });
+        one("combine", 0, rows_bytes + 2. * T * kD, 0,
+            [&](const cuda::MoePass& p, int) { cuda::moe_combine(stream, p, my); });
+        one("all", up_flop + down_flop, 0, 0,
+            [&](const cuda::MoePass& p, int) { cuda::moe_many(stream, p.w, my, me, mr, b); });
         cuda::moe_uses_warpgroups = true;
       }
       cudaFree(memory), cudaFree(r), cudaFree(y), cudaFree(e);

@@ -1,7 +1,8 @@
 // Times the light verbs on one GPU at the widths of 31B (5,376 columns) and 26B-A4B (2,816), one JSON object per line.
 //   facet_cuda_ops_bench [substring of the names to run]
-// Each case is a graph of calls that walk over sets of rows larger together than the L2; the time is the median of its replays
-// over the calls. %read: bytes read and written, of the read bandwidth that is measured first. One row is a launch's time.
+// Each case is a graph of calls that walk over sets of rows larger together than the L2; the time is the median of its
+// replays over the calls. %read: bytes read and written, of the read bandwidth that is measured first. One row is a
+// launch's time.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -54,7 +55,9 @@ struct Bench {
     arena = bench::allocate<float>(kArena / 4);
     random_kernel<<<4096, 256, 0, stream>>>(arena, kArena / 4);
     uint4* out = bench::allocate<uint4>(1);
-    const double us = bench::time_us(stream, 4, [&](int) { read_kernel<<<132 * 16, 512, 0, stream>>>(reinterpret_cast<const uint4*>(arena), kArena / 16, out); });
+    const double us = bench::time_us(stream, 4, [&](int) {
+      read_kernel<<<132 * 16, 512, 0, stream>>>(reinterpret_cast<const uint4*>(arena), kArena / 16, out);
+    });
     read_gbs = double(kArena) / us * 1e-3;
     std::printf("{\"name\": \"read\", \"us\": %.2f, \"GB/s\": %.0f}\n", us, read_gbs);
   }
@@ -76,7 +79,8 @@ struct Bench {
     random_kernel<<<4096, 256, 0, stream>>>(arena, kArena / 4);  // what the verb before has left may be no numbers
     double bytes = 0;
     const double us = bench::time_us(stream, 24, [&](int) { bytes = call(); });
-    std::printf("{\"name\": \"%s\", \"us\": %.2f, \"GB/s\": %.0f, \"%%read\": %.1f}\n", name.c_str(), us, bytes / us * 1e-3, 100 * bytes / us * 1e-3 / read_gbs);
+    std::printf("{\"name\": \"%s\", \"us\": %.2f, \"GB/s\": %.0f, \"%%read\": %.1f}\n", name.c_str(), us,
+                bytes / us * 1e-3, 100 * bytes / us * 1e-3 / read_gbs);
     std::fflush(stdout);
   }
 
@@ -95,16 +99,23 @@ struct Bench {
     if (T <= 16) {
       const int width = T == 1 ? 1 : T <= 8 ? 8 : 16, n_job = (D + 15) / 16;
       verb("residual_norm of 3 sets" + at, [&] {
-        cuda::residual_norm(stream, rows(T, D), rows(T, D, true), rows(T, D), {.p = rows(1, 3 * n_job * width * 16).p, .n_set = 3, .n_job = n_job, .width = width}, gain, gain, 1.f, 1e-6f);
+        cuda::residual_norm(stream, rows(T, D), rows(T, D, true), rows(T, D),
+                            {.p = rows(1, 3 * n_job * width * 16).p, .n_set = 3, .n_job = n_job, .width = width}, gain,
+                            gain, 1.f, 1e-6f);
         return 6.5 * row;
       });
       verb("sum_partials of 3 sets" + at, [&] {
-        cuda::sum_partials(stream, rows(T, D), {.p = rows(1, 3 * n_job * width * 16).p, .n_set = 3, .n_job = n_job, .width = width});
+        cuda::sum_partials(stream, rows(T, D),
+                           {.p = rows(1, 3 * n_job * width * 16).p, .n_set = 3, .n_job = n_job, .width = width});
         return 4 * row;
       });
       verb("moe_join" + at, [&] {
-        cuda::moe_join(stream, rows(T, D), rows(T, D, true), rows(T, D), {}, {.shared_post = gain, .routed_post = gain, .post = gain, .next = gain,
-                       .slots = {.out = rows(8 * T, D).p, .weight = gain, .n_used = 8}});
+        cuda::moe_join(stream, rows(T, D), rows(T, D, true), rows(T, D), {},
+                       {.shared_post = gain,
+                        .routed_post = gain,
+                        .post = gain,
+                        .next = gain,
+                        .slots = {.out = rows(8 * T, D).p, .weight = gain, .n_used = 8}});
         return 12.5 * row;
       });
     }
@@ -114,7 +125,8 @@ struct Bench {
       return 7 * row;
     });
     verb("moe_join of sums" + at, [&] {
-      cuda::moe_join(stream, rows(T, D), rows(T, D, true), rows(T, D), rows(T, D), {.shared_post = gain, .routed_post = gain, .post = gain, .next = gain});
+      cuda::moe_join(stream, rows(T, D), rows(T, D, true), rows(T, D), rows(T, D),
+                     {.shared_post = gain, .routed_post = gain, .post = gain, .next = gain});
       return 5.5 * row;
     });
     verb("act_mul" + at, [&] {
@@ -150,15 +162,17 @@ struct Bench {
       return 2 * row;
     });
     // Scales of random bits would be anything; the time does not depend on them.
-    const cuda::TiledMatrix table{.p = reinterpret_cast<const uint8_t*>(arena), .tile = cuda::Tile::kQ8_0, .n_out = 8192, .n_in = D};
+    const cuda::TiledMatrix table{
+        .p = reinterpret_cast<const uint8_t*>(arena), .tile = cuda::Tile::kQ8_0, .n_out = 8192, .n_in = D};
     verb("embed Q8_0" + at, [&] {
       cuda::embed(stream, rows(T, D, true), table, id, 1.f);
       return (1.5 + 34. / 32 / 4) * row;
     });
-    if (T <= 16) verb("embed_concat Q8_0" + at, [&] {
-      cuda::embed_concat(stream, rows(T, 2 * D, true), table, id, 1.f, rows(T, D));
-      return (4 + 34. / 32 / 4) * row;
-    });
+    if (T <= 16)
+      verb("embed_concat Q8_0" + at, [&] {
+        cuda::embed_concat(stream, rows(T, 2 * D, true), table, id, 1.f, rows(T, D));
+        return (4 + 34. / 32 / 4) * row;
+      });
     FACET_CUDA_CHECK(cudaStreamSynchronize(stream));
     cudaFree(id);
   }
@@ -167,12 +181,19 @@ struct Bench {
     constexpr int kVocab = 262'144;
     const std::string at = " V 262144 T " + std::to_string(T);
     const double row = 4. * T * kVocab;
-    const std::vector<cuda::DrawRow> draws(size_t(T), {.temperature = 1, .top_p = 0.95f, .min_p = 0, .top_k = 64, .seed = 1, .position = 1, .first_adjust = 0, .n_adjust = 0});
+    const std::vector<cuda::DrawRow> draws(size_t(T), {.temperature = 1,
+                                                       .top_p = 0.95f,
+                                                       .min_p = 0,
+                                                       .top_k = 64,
+                                                       .seed = 1,
+                                                       .position = 1,
+                                                       .first_adjust = 0,
+                                                       .n_adjust = 0});
     auto* d = bench::allocate<cuda::DrawRow>(draws.size());
     FACET_CUDA_CHECK(cudaMemcpy(d, draws.data(), draws.size() * sizeof(cuda::DrawRow), cudaMemcpyHostToDevice));
-    auto *candidates = bench::allocate<uint64_t>(size_t(T) * size_t(cuda::draw_candidates(kVocab)));
-    auto *ids = bench::allocate<int32_t>(size_t(T) * 64);
-    auto *probs = bench::allocate<float>(size_t(T) * 64);
+    auto* candidates = bench::allocate<uint64_t>(size_t(T) * size_t(cuda::draw_candidates(kVocab)));
+    auto* ids = bench::allocate<int32_t>(size_t(T) * 64);
+    auto* probs = bench::allocate<float>(size_t(T) * 64);
     auto* sums = bench::allocate<float2>(size_t(T) * (kVocab / cuda::kDrawPart));
     for (const bool greedy : {true, false})
       verb((greedy ? "draw greedy" : "draw") + at, [&] {
@@ -183,10 +204,12 @@ struct Bench {
     for (const int k : {1, 8})
       verb("top_k " + std::to_string(k) + at, [&] {
         const cuda::Mat l = rows(T, kVocab);
-        cuda::top_k(stream, l.p, l.stride, kVocab, {.ids = ids, .log_probs = probs, .candidates = candidates, .part_sums = sums, .n_row = T, .k = k});
+        cuda::top_k(stream, l.p, l.stride, kVocab,
+                    {.ids = ids, .log_probs = probs, .candidates = candidates, .part_sums = sums, .n_row = T, .k = k});
         return row;
       });
-    const cuda::TiledMatrix table{.p = reinterpret_cast<const uint8_t*>(arena), .tile = cuda::Tile::kQ8_0, .n_out = kVocab, .n_in = 2816};
+    const cuda::TiledMatrix table{
+        .p = reinterpret_cast<const uint8_t*>(arena), .tile = cuda::Tile::kQ8_0, .n_out = kVocab, .n_in = 2816};
     verb("top_k_embed" + at, [&] {
       const cuda::Mat l = rows(T, kVocab);
       cuda::TopK to{.ids = ids, .log_probs = probs, .candidates = candidates, .part_sums = sums, .n_row = T, .k = 1};
@@ -216,8 +239,13 @@ struct Bench {
     constexpr int kN = 128, kUsed = 8, kD = 2816;
     cuda::MoeExperts m{};
     m.router = arena, m.n_expert = kN, m.n_used = kUsed;
-    cuda::Routing o{bench::allocate<uint64_t>(size_t(T) * kN), bench::allocate<float>(size_t(T) * kUsed), bench::allocate<int32_t>(size_t(T) * kUsed), bench::allocate<int32_t>(kN + 1),
-                    bench::allocate<int32_t>(kN + 2), bench::allocate<int32_t>(size_t(T) * kUsed), bench::allocate<unsigned>(1)};
+    cuda::Routing o{bench::allocate<uint64_t>(size_t(T) * kN),
+                    bench::allocate<float>(size_t(T) * kUsed),
+                    bench::allocate<int32_t>(size_t(T) * kUsed),
+                    bench::allocate<int32_t>(kN + 1),
+                    bench::allocate<int32_t>(kN + 2),
+                    bench::allocate<int32_t>(size_t(T) * kUsed),
+                    bench::allocate<unsigned>(1)};
     FACET_CUDA_CHECK(cudaMemset(o.logits, 0, size_t(T) * kN * 8));
     FACET_CUDA_CHECK(cudaMemset(o.number, 0, 4));
     verb("route N 128 D 2816 T " + std::to_string(T), [&] {
@@ -251,11 +279,15 @@ struct Bench {
       DType type;
       const char* name;
     };
-    for (const Kind& k : {Kind{cuda::Tile::kQ4_K, DType::kQ4_K, "Q4_K"}, {cuda::Tile::kQ6_K, DType::kQ6_K, "Q6_K"}, {cuda::Tile::kQ8_0, DType::kQ8_0, "Q8_0"}}) {
+    for (const Kind& k : {Kind{cuda::Tile::kQ4_K, DType::kQ4_K, "Q4_K"},
+                          {cuda::Tile::kQ6_K, DType::kQ6_K, "Q6_K"},
+                          {cuda::Tile::kQ8_0, DType::kQ8_0, "Q8_0"}}) {
       cuda::TiledMatrix m{.p = to, .tile = k.tile, .n_out = kOut, .n_in = kIn};
       const double bytes = double(m.matrix_bytes());
       size_t i = 0;
-      auto raw = [&] { return reinterpret_cast<const uint8_t*>(arena) + i++ % 24 * size_t(m.matrix_bytes() + 255) / 256 * 256; };
+      auto raw = [&] {
+        return reinterpret_cast<const uint8_t*>(arena) + i++ % 24 * size_t(m.matrix_bytes() + 255) / 256 * 256;
+      };
       verb(std::string("repack ") + k.name + " 5376 x 5376", [&] {
         cuda::repack(stream, m, raw(), k.type);
         return 2 * bytes;

@@ -59,8 +59,7 @@ Result<std::vector<PromptSet>> prompt_sets(const Options& o) {
     uint32_t state = 1;
     for (int i = 0; i < std::min(o.count, 3); ++i) {
       s.prompts.emplace_back(size_t(o.random > 0 ? o.random : 64));
-      for (int32_t& id : s.prompts.back())
-        id = int32_t((state = state * 1664525u + 1013904223u) >> 23);  // below 512
+      for (int32_t& id : s.prompts.back()) id = int32_t((state = state * 1664525u + 1013904223u) >> 23);  // below 512
     }
     return std::vector<PromptSet>{std::move(s)};
   }
@@ -147,24 +146,20 @@ void print_curve(const std::vector<SpecLine>& lines) {
     for (const SpecLine& p : lines)
       if (p.method == "none" && p.set == l.set && p.kv == l.kv) plain = p.tok_s;
     fmt::print("| {} | {} | {} | {} | {:.3f} | {:.3f} | {:.3f} | {:.2f} |", l.set, l.method, l.length,
-               kv_type_name(l.kv), l.draft_ms, l.verify_ms, l.accept_ms,
-               plain / std::max(1e-9, l.tok_s_at(1)));
-    for (int n = 1; n <= most; ++n)
-      fmt::print(" {} |", n <= l.length + 1 ? fmt::format("{:.0f}", l.tok_s_at(n)) : "");
+               kv_type_name(l.kv), l.draft_ms, l.verify_ms, l.accept_ms, plain / std::max(1e-9, l.tok_s_at(1)));
+    for (int n = 1; n <= most; ++n) fmt::print(" {} |", n <= l.length + 1 ? fmt::format("{:.0f}", l.tok_s_at(n)) : "");
     fmt::print("\n");
   }
 }
 
 std::string length_name(const SpecLine& l) {
   if (l.method == "none") return "";
-  return (l.length > 0 ? std::to_string(l.length) : "auto") +
-         (l.tree > 0 ? fmt::format(", tree {}", l.tree) : "");
+  return (l.length > 0 ? std::to_string(l.length) : "auto") + (l.tree > 0 ? fmt::format(", tree {}", l.tree) : "");
 }
 
 int written(const Options& o, std::ofstream& json) {
   json.close();
-  if (!o.json.empty() && !json)
-    return report({o.json, "cannot write", "check the folder and the space on the disk"});
+  if (!o.json.empty() && !json) return report({o.json, "cannot write", "check the folder and the space on the disk"});
   return kExitOk;
 }
 
@@ -179,12 +174,11 @@ int run_contexts(const Options& o, std::ofstream& json) {
   auto docs = questions(o);
   if (!docs) return report(docs.error());
   if (std::all_of(o.bench.lengths.begin(), o.bench.lengths.end(), [](int n) { return n == 0; }))
-    return report({"--lengths", "expected the length of a draft with --contexts, found 0: times would choose", "use --lengths 7"});
+    return report({"--lengths", "expected the length of a draft with --contexts, found 0: times would choose",
+                   "use --lengths 7"});
   if (o.bench.methods.empty())
     return report({"--draft", "expected a drafter with --contexts, found none", "name one: --draft PATH"});
-  auto encode = [&](const std::string& s) {
-    return tokenizer->encode(s, /*add_bos=*/false, /*parse_special=*/true);
-  };
+  auto encode = [&](const std::string& s) { return tokenizer->encode(s, /*add_bos=*/false, /*parse_special=*/true); };
   ContextBenchOptions b{.texts = {},
                         .next_turn = encode("<turn|>\n"),
                         .sets = o.bench.sets,
@@ -199,8 +193,7 @@ int run_contexts(const Options& o, std::ofstream& json) {
     }
   std::erase_if(b.texts, [&](const auto& t) { return t.size() < longest * 9 / 10; });
   if (b.texts.empty())
-    return report(
-        {"--contexts", "expected questions of the kind retrieval, found none", "leave --prompts out"});
+    return report({"--contexts", "expected questions of the kind retrieval, found none", "leave --prompts out"});
   for (PromptSet& s : b.sets)
     for (auto& p : s.prompts)
       if (!p.empty() && p[0] == tokenizer->bos()) p.erase(p.begin());
@@ -242,9 +235,8 @@ int run(Options& o) {
   if (!o.contexts.empty()) return run_contexts(o, json);
   if (files->size() > 1) o.bench.methods.push_back({"both", *files});
   if (!o.engine.draft.forced.empty())
-    fmt::print(
-        "Forced acceptance: draft k is taken for right with probability {}. The text means nothing.\n\n",
-        fmt::join(o.engine.draft.forced, ", "));
+    fmt::print("Forced acceptance: draft k is taken for right with probability {}. The text means nothing.\n\n",
+               fmt::join(o.engine.draft.forced, ", "));
   fmt::print(
       "| set | method | length | kv | tokens a step | tok/s | +- | x plain | draft ms | verify ms | accept "
       "ms | right by place |\n"
@@ -254,9 +246,9 @@ int run(Options& o) {
     lines.push_back(l);
     std::string places;
     for (const double p : l.right_at) places += fmt::format("{:.2f} ", p);
-    fmt::print("| {} | {} | {} | {} | {:.2f} | {:.1f} | {:.1f} | {:.2f} | {:.3f} | {:.3f} | {:.3f} | {}|\n",
-               l.set, l.method, length_name(l), kv_type_name(l.kv), l.tokens_per_step, l.tok_s, l.tok_s_sd,
-               l.speedup, l.draft_ms, l.verify_ms, l.accept_ms, places);
+    fmt::print("| {} | {} | {} | {} | {:.2f} | {:.1f} | {:.1f} | {:.2f} | {:.3f} | {:.3f} | {:.3f} | {}|\n", l.set,
+               l.method, length_name(l), kv_type_name(l.kv), l.tokens_per_step, l.tok_s, l.tok_s_sd, l.speedup,
+               l.draft_ms, l.verify_ms, l.accept_ms, places);
     std::fflush(stdout);
     if (json.is_open()) json << to_json(l, o).dump() << "\n";
   });
@@ -269,11 +261,10 @@ int run(Options& o) {
 
 void add_bench_spec(CLI::App& bench, int& rc) {
   auto o = std::make_shared<Options>();
-  CLI::App* cmd = bench.add_subcommand(
-      "spec", "Measure drafting: tokens a step and tokens a second, a Markdown table to stdout");
+  CLI::App* cmd =
+      bench.add_subcommand("spec", "Measure drafting: tokens a step and tokens a second, a Markdown table to stdout");
   add_engine_options(cmd, o->engine);
-  cmd->add_option("--draft", o->drafts,
-                  "Drafters, as elsewhere; each is measured alone, then all of them together")
+  cmd->add_option("--draft", o->drafts, "Drafters, as elsewhere; each is measured alone, then all of them together")
       ->option_text("PATH|auto|dflash|mtp [auto]");
   cmd->add_option("--draft-tree", o->engine.draft.tree, "Trees of this many tokens instead of chains")
       ->check(CLI::Range(0, 63))

@@ -81,13 +81,20 @@ class Chat {
     const size_t space = text.find(' ');
     const std::string name = text.substr(0, space), rest = space == std::string::npos ? "" : text.substr(space + 1);
     if (name == "/exit" || name == "/quit") return false;
-    if (name == "/help") fmt::print("{}", kHelp);
-    else if (name == "/clear") reset();
-    else if (name == "/stats") fmt::print("{}\n", stats_.empty() ? "no answer yet" : stats_);
-    else if (name == "/system") o_.system = rest, reset();
-    else if (name == "/think" && (rest == "on" || rest == "off")) o_.thinking = rest == "on";
-    else if (name == "/undo") undo();
-    else fmt::print("unknown command: {}\n{}", text, kHelp);
+    if (name == "/help")
+      fmt::print("{}", kHelp);
+    else if (name == "/clear")
+      reset();
+    else if (name == "/stats")
+      fmt::print("{}\n", stats_.empty() ? "no answer yet" : stats_);
+    else if (name == "/system")
+      o_.system = rest, reset();
+    else if (name == "/think" && (rest == "on" || rest == "off"))
+      o_.thinking = rest == "on";
+    else if (name == "/undo")
+      undo();
+    else
+      fmt::print("unknown command: {}\n{}", text, kHelp);
     return true;
   }
 
@@ -108,8 +115,10 @@ class Chat {
 
   void answer(const std::string& text) {
     add("user", text);
-    auto prompt = render_chat(messages_, {}, {.add_generation_prompt = true, .enable_thinking = o_.thinking,
-                                              .variant = chat_variant(t_.vocab().chat_template, engine_.model().d_ple > 0)});
+    auto prompt = render_chat(messages_, {},
+                              {.add_generation_prompt = true,
+                               .enable_thinking = o_.thinking,
+                               .variant = chat_variant(t_.vocab().chat_template, engine_.model().d_ple > 0)});
     if (!prompt) return failed(prompt.error());
     ChatParser parser({.in_thought = ends_in_thought(*prompt)});
     StreamDecoder decoder(t_);
@@ -118,12 +127,17 @@ class Chat {
     Usage usage;
     Request request{.prompt = t_.encode(*prompt, true, true), .max_tokens = o_.n, .sampling = o_.sampling};
     auto progress = std::make_unique<Progress>("prompt", Progress::Unit::kTokens);
-    auto id = engine_.submit(std::move(request), {.tokens = [&](RequestId, std::span<const int32_t> ids) {
-                                                    progress.reset();
-                                                    for (int32_t x : ids) show(parser.push(decoder.push(x)));
-                                                  },
-                                                  .done = [&](RequestId, Stop s, const Usage& u, const std::string& e) { why = s, usage = u, error = e; },
-                                                  .prefill = [&](RequestId, int n, int total) { if (progress) progress->update(uint64_t(n), uint64_t(total)); }});
+    auto id = engine_.submit(std::move(request), {.tokens =
+                                                      [&](RequestId, std::span<const int32_t> ids) {
+                                                        progress.reset();
+                                                        for (int32_t x : ids) show(parser.push(decoder.push(x)));
+                                                      },
+                                                  .done = [&](RequestId, Stop s, const Usage& u,
+                                                              const std::string& e) { why = s, usage = u, error = e; },
+                                                  .prefill =
+                                                      [&](RequestId, int n, int total) {
+                                                        if (progress) progress->update(uint64_t(n), uint64_t(total));
+                                                      }});
     if (!id) return failed(id.error());
     Interrupts::clear();
     while (engine_.tick())
@@ -140,7 +154,8 @@ class Chat {
     const ParsedMessage& m = parser.message();
     add("assistant", m.content);
     messages_.back().reasoning = m.reasoning;
-    for (const ParsedCall& c : m.tool_calls) fmt::print("(the model calls {} {}; chat has no tools)\n", c.name, c.arguments);
+    for (const ParsedCall& c : m.tool_calls)
+      fmt::print("(the model calls {} {}; chat has no tools)\n", c.name, c.arguments);
   }
 
   void show(const std::vector<ParseEvent>& events) {
@@ -176,7 +191,8 @@ int run(Options& o) {
   draw_seed(o.sampling, o.seed_given);
   auto engine = open_engine(o.engine, o.draft);
   if (engine && !(*engine)->tokenizer())
-    engine = Error{(*engine)->config().model, "tokenizer.ggml.model: expected a vocabulary, found no_vocab", "chat needs a model with a vocabulary; facet run --tokens works without"};
+    engine = Error{(*engine)->config().model, "tokenizer.ggml.model: expected a vocabulary, found no_vocab",
+                   "chat needs a model with a vocabulary; facet run --tokens works without"};
   if (!engine) {
     fmt::print(stderr, "facet: {}\n", engine.error().message());
     return kExitFailure;
@@ -209,7 +225,9 @@ void add_chat(CLI::App& app, int& rc) {
   add_sampling_options(cmd, o->sampling, o->seed_given);
   cmd->add_option("-s,--system", o->system, "System message");
   cmd->add_flag("--think", o->thinking, "Let the model think before it answers");
-  cmd->add_option("-n,--n-predict", o->n, "Tokens of an answer at most; -1: no limit")->check(CLI::Range(-1, 1 << 24))->capture_default_str();
+  cmd->add_option("-n,--n-predict", o->n, "Tokens of an answer at most; -1: no limit")
+      ->check(CLI::Range(-1, 1 << 24))
+      ->capture_default_str();
   cmd->callback([o, &rc] { rc = run(*o); });
 }
 

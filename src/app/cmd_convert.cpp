@@ -28,7 +28,8 @@ int convert(const Options& o) {
   }
   auto bytes = convert_drafter(*in, target ? &*target : nullptr, o.out);
   if (!bytes) return report(bytes.error());
-  fmt::print("{}: {} drafter from {}, {} tensors, {:.1f} MB\n", o.out, drafter_kind_name(in->kind()), in->dialect(), in->tensors().size(), double(*bytes) / 1e6);
+  fmt::print("{}: {} drafter from {}, {} tensors, {:.1f} MB\n", o.out, drafter_kind_name(in->kind()), in->dialect(),
+             in->tensors().size(), double(*bytes) / 1e6);
   return kExitOk;
 }
 
@@ -36,7 +37,9 @@ int convert(const Options& o) {
 struct Tensors {
   std::optional<GgufFile> gguf;
   std::optional<DrafterFile> drafter;
-  std::span<const TensorView> all() const { return drafter ? std::span(drafter->tensors()) : std::span(gguf->tensors()); }
+  std::span<const TensorView> all() const {
+    return drafter ? std::span(drafter->tensors()) : std::span(gguf->tensors());
+  }
 };
 Result<Tensors> open(const std::string& path) {
   Tensors t;
@@ -101,10 +104,14 @@ int compare(const Options& o) {
     }
     const TensorView& u = *at->second;
     if (const auto rms = relative_rms(t, u)) {
-      if (*rms == 0) ++same;
-      else lines.push_back({*rms, fmt::format("{} {}: {}, {}", t.name, shape_string(t), dtype_name(t.type), dtype_name(u.type))});
+      if (*rms == 0)
+        ++same;
+      else
+        lines.push_back(
+            {*rms, fmt::format("{} {}: {}, {}", t.name, shape_string(t), dtype_name(t.type), dtype_name(u.type))});
     } else {
-      fmt::print("{:>10}  {}: {} {} against {} {}\n", "-", t.name, dtype_name(t.type), shape_string(t), dtype_name(u.type), shape_string(u));
+      fmt::print("{:>10}  {}: {} {} against {} {}\n", "-", t.name, dtype_name(t.type), shape_string(t),
+                 dtype_name(u.type), shape_string(u));
       ++unlike;
     }
     others.erase(at);
@@ -112,7 +119,8 @@ int compare(const Options& o) {
   for (const auto& [name, t] : others) fmt::print("{:>10}  {}: only in {}\n", "-", name, o.out), ++alone;
   std::sort(lines.begin(), lines.end(), [](const auto& x, const auto& y) { return x.first > y.first; });
   for (const auto& [rms, text] : lines) fmt::print("{:>10.3e}  {}\n", rms, text);
-  fmt::print("{} tensors equal, {} differ, {} in one file only, {} of another shape\n", same, lines.size(), alone, unlike);
+  fmt::print("{} tensors equal, {} differ, {} in one file only, {} of another shape\n", same, lines.size(), alone,
+             unlike);
   return unlike == 0 ? kExitOk : kExitFailure;
 }
 
@@ -121,7 +129,8 @@ int compare(const Options& o) {
 void add_convert(CLI::App& app, int& rc) {
   auto o = std::make_shared<Options>();
   CLI::App* cmd = app.add_subcommand("convert", "Write a drafter as GGUF (then facet quantize makes it smaller)");
-  cmd->add_option("IN", o->in, "Drafter: safetensors with config.json, its folder, or a GGUF of any dialect")->required();
+  cmd->add_option("IN", o->in, "Drafter: safetensors with config.json, its folder, or a GGUF of any dialect")
+      ->required();
   cmd->add_option("OUT", o->out, "File to write (.gguf)")->required();
   cmd->add_option("-m,--model", o->target, "Its target: the vocabulary is copied, which other engines want");
   cmd->callback([o, &rc] { rc = convert(*o); });
@@ -129,7 +138,8 @@ void add_convert(CLI::App& app, int& rc) {
 
 void add_compare(CLI::App& app, int& rc) {
   auto o = std::make_shared<Options>();
-  CLI::App* cmd = app.add_subcommand("compare", "Compare the tensors of two files: relative rms of the difference, worst first");
+  CLI::App* cmd =
+      app.add_subcommand("compare", "Compare the tensors of two files: relative rms of the difference, worst first");
   cmd->add_option("A", o->in, "Model (GGUF), or drafter in any dialect")->required();
   cmd->add_option("B", o->out, "Another, with the same tensors")->required();
   cmd->callback([o, &rc] { rc = compare(*o); });

@@ -33,7 +33,8 @@ int run(Options& o) {
   return kExitOk;
 }
 
-const std::map<std::string, BlockMask> kMasks{{"file", BlockMask::kFile}, {"causal", BlockMask::kCausal}, {"bidir", BlockMask::kBidirectional}};
+const std::map<std::string, BlockMask> kMasks{
+    {"file", BlockMask::kFile}, {"causal", BlockMask::kCausal}, {"bidir", BlockMask::kBidirectional}};
 
 }  // namespace
 
@@ -42,15 +43,28 @@ void add_draft(CLI::App& app, int& rc) {
   CLI::App* cmd = app.add_subcommand("draft", "Write the logits of a drafter after a token sequence");
   DraftLogitsConfig& c = o->draft;
   add_model_option(cmd, c.model);
-  cmd->add_option("--draft", c.draft, "Drafter: a .gguf, a .safetensors with config.json beside it, or a folder")->required();
+  cmd->add_option("--draft", c.draft, "Drafter: a .gguf, a .safetensors with config.json beside it, or a folder")
+      ->required();
   cmd->add_option("--tokens", o->tokens, "Token ids (int32, little endian)")->required();
   cmd->add_option("--at", c.at, "The newest token, without K/V; those before it are committed")->required();
-  cmd->add_option("--out", o->out, "File for the logits: float32, little endian; DFlash [block, vocabulary], MTP [steps, vocabulary]")->required();
+  cmd->add_option("--out", o->out,
+                  "File for the logits: float32, little endian; DFlash [block, vocabulary], MTP [steps, vocabulary]")
+      ->required();
   cmd->add_option("--steps", c.steps, "MTP: passes of the chain")->check(CLI::Range(1, 64))->capture_default_str();
-  cmd->add_option("--block-mask", c.block_mask, "DFlash: what sliding layers see of the block: file (what the drafter says), causal or bidir")->transform(CLI::CheckedTransformer(kMasks, CLI::ignore_case))->option_text("TYPE");
-  cmd->add_option("--mtp-window-extra", c.window_extra, "MTP: keys seen beyond the window of sliding layers (transformers' eager masks: 2)")->check(CLI::Range(0, 64))->capture_default_str();
-  cmd->add_option("--backend", c.backend, "Where both run: cpu, or ref, the slow definition of what is right")->check(CLI::IsMember({"cpu", "ref"}))->capture_default_str();
-  cmd->add_option("-t,--threads", c.n_threads, "Threads; 0: one per physical core")->check(CLI::Range(0, 1024))->capture_default_str();
+  cmd->add_option("--block-mask", c.block_mask,
+                  "DFlash: what sliding layers see of the block: file (what the drafter says), causal or bidir")
+      ->transform(CLI::CheckedTransformer(kMasks, CLI::ignore_case))
+      ->option_text("TYPE");
+  cmd->add_option("--mtp-window-extra", c.window_extra,
+                  "MTP: keys seen beyond the window of sliding layers (transformers' eager masks: 2)")
+      ->check(CLI::Range(0, 64))
+      ->capture_default_str();
+  cmd->add_option("--backend", c.backend, "Where both run: cpu, or ref, the slow definition of what is right")
+      ->check(CLI::IsMember({"cpu", "ref"}))
+      ->capture_default_str();
+  cmd->add_option("-t,--threads", c.n_threads, "Threads; 0: one per physical core")
+      ->check(CLI::Range(0, 1024))
+      ->capture_default_str();
   cmd->callback([o, &rc] { rc = run(*o); });
 }
 

@@ -38,7 +38,8 @@ int grade_set(Engine& e, const Options& o) {
   int right = 0, of = 0;
   fmt::print("{:<16} {:>9} {:>8} {:>9}\n", "kind", "right", "exact", "majority");
   for (const EvalScore& s : *scores) {
-    fmt::print("{:<16} {:>4}/{:<4} {:>7.1f}% {:>8.1f}%\n", s.kind, s.right, s.of, 100. * s.right / s.of, 100. * s.majority / s.of);
+    fmt::print("{:<16} {:>4}/{:<4} {:>7.1f}% {:>8.1f}%\n", s.kind, s.right, s.of, 100. * s.right / s.of,
+               100. * s.majority / s.of);
     right += s.right, of += s.of;
   }
   if (of > 0) fmt::print("{:<16} {:>4}/{:<4} {:>7.1f}%\n", "all", right, of, 100. * right / of);
@@ -46,7 +47,9 @@ int grade_set(Engine& e, const Options& o) {
 }
 
 int measure_text(Engine& e, const Options& o) {
-  if (!e.tokenizer()) return report({e.config().model, "tokenizer.ggml.model: expected a vocabulary, found no_vocab", "give another model"});
+  if (!e.tokenizer())
+    return report(
+        {e.config().model, "tokenizer.ggml.model: expected a vocabulary, found no_vocab", "give another model"});
   std::ifstream f(o.text, std::ios::binary);
   if (!f) return report({o.text, "cannot open the text", "check the path"});
   const std::string text((std::istreambuf_iterator<char>(f)), {});
@@ -64,8 +67,8 @@ int measure_text(Engine& e, const Options& o) {
   if (!reference) return report(reference.error());
   auto d = divergence(**reference, e, ids, o.window);
   if (!d) return report(d.error());
-  fmt::print("KL mean {:.3g}, p99 {:.3g}, max {:.3g} nats; same top token {:.2f}% of {} positions, windows of {}\n", d->mean_kl, d->p99_kl, d->max_kl,
-             100. * double(d->same_top) / double(d->tokens), d->tokens, o.window);
+  fmt::print("KL mean {:.3g}, p99 {:.3g}, max {:.3g} nats; same top token {:.2f}% of {} positions, windows of {}\n",
+             d->mean_kl, d->p99_kl, d->max_kl, 100. * double(d->same_top) / double(d->tokens), d->tokens, o.window);
   return kExitOk;
 }
 
@@ -79,19 +82,31 @@ int run(Options& o) {
   return text ? measure_text(**e, o) : grade_set(**e, o);
 }
 
-const std::map<std::string, KvType> kTypes{{"f32", KvType::kF32}, {"f16", KvType::kF16}, {"q8_0", KvType::kQ8_0}, {"q4_0", KvType::kQ4_0}, {"tq3_0", KvType::kTQ3_0}};
+const std::map<std::string, KvType> kTypes{{"f32", KvType::kF32},
+                                           {"f16", KvType::kF16},
+                                           {"q8_0", KvType::kQ8_0},
+                                           {"q4_0", KvType::kQ4_0},
+                                           {"tq3_0", KvType::kTQ3_0}};
 
 }  // namespace
 
 void add_eval(CLI::App& app, int& rc) {
   auto o = std::make_shared<Options>();
-  CLI::App* cmd = app.add_subcommand("eval", "Grade a model on questions, or measure perplexity and divergence on a text");
+  CLI::App* cmd =
+      app.add_subcommand("eval", "Grade a model on questions, or measure perplexity and divergence on a text");
   add_engine_options(cmd, o->engine);
-  auto* set = cmd->add_option("--set", o->set, "Questions (JSON lines: kind, context, answer); omitted: those of the shipped model");
+  auto* set = cmd->add_option("--set", o->set,
+                              "Questions (JSON lines: kind, context, answer); omitted: those of the shipped model");
   auto* text = cmd->add_option("--text", o->text, "Measure on this text instead")->excludes(set);
   cmd->add_option("--kind", o->kind, "Only kinds that begin with this")->excludes(text);
-  cmd->add_option("--window", o->window, "Tokens of a window; its second half is measured")->check(CLI::Range(4, 1 << 20))->needs(text)->capture_default_str();
-  cmd->add_option("--against-kv", o->against_kv, "Divergence from the same model with this K/V type")->transform(CLI::CheckedTransformer(kTypes, CLI::ignore_case))->option_text("TYPE")->needs(text);
+  cmd->add_option("--window", o->window, "Tokens of a window; its second half is measured")
+      ->check(CLI::Range(4, 1 << 20))
+      ->needs(text)
+      ->capture_default_str();
+  cmd->add_option("--against-kv", o->against_kv, "Divergence from the same model with this K/V type")
+      ->transform(CLI::CheckedTransformer(kTypes, CLI::ignore_case))
+      ->option_text("TYPE")
+      ->needs(text);
   cmd->add_option("--against-model", o->against_model, "Divergence from this model file")->needs(text);
   cmd->callback([o, &rc] { rc = run(*o); });
 }

@@ -129,8 +129,7 @@ bool is_complete(const Part& p) { return !p.problem && p.bytes >= p.expected; }
 std::string state_of(const Part& p) {
   if (p.problem) return fmt::format("unreadable: {} ({})", p.problem->what, p.problem->hint);
   if (p.bytes < p.expected)
-    return fmt::format("truncated: {} bytes short of {} (download it again)", p.expected - p.bytes,
-                       p.expected);
+    return fmt::format("truncated: {} bytes short of {} (download it again)", p.expected - p.bytes, p.expected);
   return "complete";
 }
 
@@ -174,17 +173,15 @@ std::string shown(const ordered_json& v) {
 
 void print_text(const Report& r, const Options& o) {
   for (const Part& p : r.parts) fmt::print("{}: {}, {} bytes, {}\n", p.path, r.format, p.bytes, state_of(p));
-  if (std::all_of(r.parts.begin(), r.parts.end(), [](const Part& p) { return p.problem.has_value(); }))
-    return;
+  if (std::all_of(r.parts.begin(), r.parts.end(), [](const Part& p) { return p.problem.has_value(); })) return;
   fmt::print("\nmetadata ({} keys)\n", r.meta.size());
   for (const auto& [k, v] : r.meta) fmt::print("  {:<46} {}\n", printable(k), shown(v));
   const auto h = histogram(r);
   const TypeSum sum = total(h);
   fmt::print("\n{:<8} {:>8} {:>16} {:>16}\n", "type", "tensors", "elements", "bytes");
-  for (const auto& [name, s] : h)
-    fmt::print("{:<8} {:>8} {:>16} {:>16}\n", name, s.tensors, s.elements, s.bytes);
-  fmt::print("{:<8} {:>8} {:>16} {:>16}  {:.2f} GiB, {:.2f} bits per weight\n", "total", sum.tensors,
-             sum.elements, sum.bytes, double(sum.bytes) / double(1 << 30),
+  for (const auto& [name, s] : h) fmt::print("{:<8} {:>8} {:>16} {:>16}\n", name, s.tensors, s.elements, s.bytes);
+  fmt::print("{:<8} {:>8} {:>16} {:>16}  {:.2f} GiB, {:.2f} bits per weight\n", "total", sum.tensors, sum.elements,
+             sum.bytes, double(sum.bytes) / double(1 << 30),
              sum.elements ? 8.0 * double(sum.bytes) / double(sum.elements) : 0.0);
   if (!o.tensors) return;
   fmt::print("\n");

@@ -54,7 +54,8 @@ void add_logits(CLI::App& app, int& rc) {
   CLI::App* cmd = app.add_subcommand("logits", "Write the logits of every position of a token sequence");
   add_engine_options(cmd, o->engine);
   cmd->add_option("--tokens", o->tokens, "Token ids (int32, little endian)")->required();
-  cmd->add_option("--out", o->out, "File for the logits: float32, little endian, row-major [tokens, vocabulary]")->required();
+  cmd->add_option("--out", o->out, "File for the logits: float32, little endian, row-major [tokens, vocabulary]")
+      ->required();
   add_lockstep_option(cmd, o->engine);
   cmd->callback([o, &rc] { rc = run(*o); });
 }

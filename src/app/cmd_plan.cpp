@@ -20,8 +20,8 @@ int run(EngineConfig c) {
   auto decided = resolve_config(*file, *m, c);
   if (!decided) return report(decided.error());
   fmt::print("{}: {}, {} layers, width {}, vocabulary {}\n", c.model, m->name, m->n_layer(), m->d_model, m->n_vocab);
-  fmt::print("context {} of {} trained, {} slots, K {} V {}, backend {}\n", decided->n_ctx, m->n_ctx_train, decided->max_seq,
-             kv_type_name(*decided->kv_k), kv_type_name(*decided->kv_v), decided->backend);
+  fmt::print("context {} of {} trained, {} slots, K {} V {}, backend {}\n", decided->n_ctx, m->n_ctx_train,
+             decided->max_seq, kv_type_name(*decided->kv_k), kv_type_name(*decided->kv_v), decided->backend);
   if (decided->n_ctx > m->n_ctx_train) fmt::print("note: positions from {} on are extrapolation\n", m->n_ctx_train);
   fmt::print("{}", plan_memory(*file, *m, *decided).table());
   return kExitOk;
@@ -33,7 +33,9 @@ void add_plan(CLI::App& app, int& rc) {
   auto c = std::make_shared<EngineConfig>();
   CLI::App* cmd = app.add_subcommand("plan", "Print what a context would need in memory, before anything is allocated");
   add_engine_options(cmd, *c);
-  cmd->add_option("--parallel", c->max_seq, "Sequences served together")->check(CLI::Range(1, 1024))->capture_default_str();
+  cmd->add_option("--parallel", c->max_seq, "Sequences served together")
+      ->check(CLI::Range(1, 1024))
+      ->capture_default_str();
   cmd->callback([c, &rc] { rc = run(*c); });
 }
 

@@ -37,9 +37,8 @@ int run(Options o) {
   }();
   if (!done) return report(done.error());
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  fmt::print("{}: {}, {} tensors converted and {} copied, {:.1f} MB to {:.1f} MB in {:.1f} s\n", o.out,
-             mixture->name, done->converted, done->copied, double(done->bytes_in) / 1e6,
-             double(done->bytes_out) / 1e6, seconds);
+  fmt::print("{}: {}, {} tensors converted and {} copied, {:.1f} MB to {:.1f} MB in {:.1f} s\n", o.out, mixture->name,
+             done->converted, done->copied, double(done->bytes_in) / 1e6, double(done->bytes_out) / 1e6, seconds);
   return kExitOk;
 }
 
@@ -58,7 +57,8 @@ void add_quantize(CLI::App& app, int& rc) {
   cmd->add_option("-t,--threads", o->how.n_threads, "Threads; 0: one per physical core")
       ->check(CLI::Range(0, 1024))
       ->capture_default_str();
-  cmd->add_flag("--pure", o->pure, "One type for all tensors that are quantised: smaller, and a drafter with such a head drafts sooner");
+  cmd->add_flag("--pure", o->pure,
+                "One type for all tensors that are quantised: smaller, and a drafter with such a head drafts sooner");
   cmd->add_flag("--allow-requantize", o->how.allow_requantize, "Accept a source that is quantised already");
   cmd->callback([o, &rc] { rc = run(*o); });
 }

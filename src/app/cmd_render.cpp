@@ -34,8 +34,7 @@ Result<RenderRequest> request_from_json(const Json& j) {
                  : key == "preserve_thinking"   ? &r.options.preserve_thinking
                                                 : nullptr;
     if (flag) {
-      if (!it->is_boolean())
-        return Error{key, fmt::format("expected true or false, found {}", dump_json(*it)), ""};
+      if (!it->is_boolean()) return Error{key, fmt::format("expected true or false, found {}", dump_json(*it)), ""};
       *flag = it->get<bool>();
     } else if (key == "messages") {
       Result<std::vector<Message>> messages = messages_from_json(*it);
@@ -91,8 +90,7 @@ Result<int> parse(ParseOptions options) {
     rest.remove_suffix(end.size());
     break;
   }
-  if (Status s = write_stdout(dump_json(message_json(parse_chat(rest, options))) + "\n"); !s)
-    return s.error();
+  if (Status s = write_stdout(dump_json(message_json(parse_chat(rest, options))) + "\n"); !s) return s.error();
   return int(kExitOk);
 }
 

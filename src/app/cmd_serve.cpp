@@ -29,7 +29,9 @@ Status read_key(const std::string& path, std::string& key) {
   std::ifstream in(path);
   std::getline(in, key);
   while (!key.empty() && (key.back() == '\r' || key.back() == ' ')) key.pop_back();
-  if (key.empty()) return Error{path, "expected an API key in the first line, found none", "write one, and keep the file readable for you alone"};
+  if (key.empty())
+    return Error{path, "expected an API key in the first line, found none",
+                 "write one, and keep the file readable for you alone"};
   return Ok{};
 }
 
@@ -37,12 +39,16 @@ int run(Options& o) {
   if (!o.key_file.empty())
     if (auto ok = read_key(o.key_file, o.service.api_key); !ok) return report(ok.error());
   if (o.engine.chunk > 0 && o.engine.max_seq > o.engine.chunk)
-    return report({"--parallel", fmt::format("expected at most --chunk ({}), found {}", o.engine.chunk, o.engine.max_seq), "every running request takes a token of each step"});
+    return report({"--parallel",
+                   fmt::format("expected at most --chunk ({}), found {}", o.engine.chunk, o.engine.max_seq),
+                   "every running request takes a token of each step"});
   auto opened = open_engine(o.engine, o.draft);
   if (!opened) return report(opened.error());
   Engine& engine = **opened;
   const Tokenizer* t = engine.tokenizer();
-  if (!t) return report({engine.config().model, "tokenizer.ggml.model: expected a vocabulary, found no_vocab", "serve needs a model with a vocabulary"});
+  if (!t)
+    return report({engine.config().model, "tokenizer.ggml.model: expected a vocabulary, found no_vocab",
+                   "serve needs a model with a vocabulary"});
 
   ServiceConfig& s = o.service;
   s.defaults.seed_given = o.seed_given;
@@ -53,7 +59,8 @@ int run(Options& o) {
   auto service = Service::open(engine, s);
   if (!service) return report(service.error());
   std::thread thread([&] { engine.run(); });
-  fmt::print(stderr, "{}: context {} for each of {} requests at once, {} waiting; {} threads\n", s.model, engine.config().n_ctx, engine.config().max_seq, s.queue, engine.config().n_threads);
+  fmt::print(stderr, "{}: context {} for each of {} requests at once, {} waiting; {} threads\n", s.model,
+             engine.config().n_ctx, engine.config().max_seq, s.queue, engine.config().n_threads);
   fmt::print("listening on {}\n", (*service)->url());
   std::fflush(stdout);
   const Status ended = (*service)->run();
@@ -72,23 +79,48 @@ void add_serve(CLI::App& app, int& rc) {
   add_engine_options(cmd, o->engine);
   add_draft_options(cmd, o->draft, o->engine);
   add_sampling_options(cmd, s.defaults.sampling, o->seed_given);
-  cmd->add_option("-n,--n-predict", s.defaults.max_tokens, "Tokens of an answer that names no limit; -1: until the context is full")->check(CLI::Range(-1, 1 << 24))->capture_default_str();
+  cmd->add_option("-n,--n-predict", s.defaults.max_tokens,
+                  "Tokens of an answer that names no limit; -1: until the context is full")
+      ->check(CLI::Range(-1, 1 << 24))
+      ->capture_default_str();
   cmd->add_flag("--think", s.defaults.thinking, "Let the model think unless a request says otherwise");
-  cmd->add_option("--host", h.host, "Address to listen on; one that other machines reach needs an API key")->capture_default_str();
+  cmd->add_option("--host", h.host, "Address to listen on; one that other machines reach needs an API key")
+      ->capture_default_str();
   cmd->add_option("--port", h.port, "Port; 0: a free one, printed")->check(CLI::Range(0, 65535))->capture_default_str();
   cmd->add_option("-a,--alias", o->alias, "Name of the model in answers (default: the file's)");
   o->engine.max_seq = 4;
-  cmd->add_option("--parallel", o->engine.max_seq, "Requests that run at once; each has a context of its own")->check(CLI::Range(1, 256))->capture_default_str();
-  cmd->add_option("--queue", s.queue, "Requests that may wait; more are answered 503")->check(CLI::Range(0, 4096))->capture_default_str();
-  auto* key = cmd->add_option("--api-key", s.api_key, "Key that clients must send (others on this machine see it in the list of processes)");
+  cmd->add_option("--parallel", o->engine.max_seq, "Requests that run at once; each has a context of its own")
+      ->check(CLI::Range(1, 256))
+      ->capture_default_str();
+  cmd->add_option("--queue", s.queue, "Requests that may wait; more are answered 503")
+      ->check(CLI::Range(0, 4096))
+      ->capture_default_str();
+  auto* key = cmd->add_option("--api-key", s.api_key,
+                              "Key that clients must send (others on this machine see it in the list of processes)");
   cmd->add_option("--api-key-file", o->key_file, "File with the key in its first line")->excludes(key);
-  cmd->add_option("--max-body", h.max_body, "Bytes of a request's body")->transform(CLI::AsSizeValue(false))->check(CLI::Range(uint64_t(1), uint64_t(1) << 30))->default_str("8MB");
-  cmd->add_option("--max-connections", h.max_connections, "Clients connected at once")->check(CLI::Range(1, 4096))->capture_default_str();
-  cmd->add_option("--backlog", h.max_backlog, "Bytes of a stream that its reader may be behind before it is dropped")->transform(CLI::AsSizeValue(false))->check(CLI::Range(uint64_t(1024), uint64_t(1) << 30))->default_str("1MB");
-  cmd->add_option("--idle", h.idle_s, "Seconds that a connection may be without a request")->check(CLI::Range(1, 86400))->capture_default_str();
-  cmd->add_option("--request-time", h.request_s, "Seconds that a request may take to arrive")->check(CLI::Range(1, 86400))->capture_default_str();
-  cmd->add_option("--write-time", h.write_s, "Seconds that a client may take to read anything")->check(CLI::Range(1, 86400))->capture_default_str();
-  cmd->add_option("--drain", h.drain_s, "Seconds that running requests have to finish after SIGTERM")->check(CLI::Range(0, 86400))->capture_default_str();
+  cmd->add_option("--max-body", h.max_body, "Bytes of a request's body")
+      ->transform(CLI::AsSizeValue(false))
+      ->check(CLI::Range(uint64_t(1), uint64_t(1) << 30))
+      ->default_str("8MB");
+  cmd->add_option("--max-connections", h.max_connections, "Clients connected at once")
+      ->check(CLI::Range(1, 4096))
+      ->capture_default_str();
+  cmd->add_option("--backlog", h.max_backlog, "Bytes of a stream that its reader may be behind before it is dropped")
+      ->transform(CLI::AsSizeValue(false))
+      ->check(CLI::Range(uint64_t(1024), uint64_t(1) << 30))
+      ->default_str("1MB");
+  cmd->add_option("--idle", h.idle_s, "Seconds that a connection may be without a request")
+      ->check(CLI::Range(1, 86400))
+      ->capture_default_str();
+  cmd->add_option("--request-time", h.request_s, "Seconds that a request may take to arrive")
+      ->check(CLI::Range(1, 86400))
+      ->capture_default_str();
+  cmd->add_option("--write-time", h.write_s, "Seconds that a client may take to read anything")
+      ->check(CLI::Range(1, 86400))
+      ->capture_default_str();
+  cmd->add_option("--drain", h.drain_s, "Seconds that running requests have to finish after SIGTERM")
+      ->check(CLI::Range(0, 86400))
+      ->capture_default_str();
   cmd->callback([o, &rc] { rc = run(*o); });
 }
 

@@ -34,23 +34,19 @@ int run(const Options& o) {
   }
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   const double gb = double(synth_bytes(*plan)) / 1e9;
-  fmt::print("{}: {} tensors, {:.2f} GB in {:.1f} s ({:.2f} GB/s)\n", o.out, plan->tensors.size(), gb,
-             seconds, gb / seconds);
+  fmt::print("{}: {} tensors, {:.2f} GB in {:.1f} s ({:.2f} GB/s)\n", o.out, plan->tensors.size(), gb, seconds,
+             gb / seconds);
   return kExitOk;
 }
 
-std::vector<std::string> strings(std::span<const std::string_view> names) {
-  return {names.begin(), names.end()};
-}
+std::vector<std::string> strings(std::span<const std::string_view> names) { return {names.begin(), names.end()}; }
 
 }  // namespace
 
 void add_synth(CLI::App& app, int& rc) {
   auto o = std::make_shared<Options>();  // lives as long as the callback
   CLI::App* cmd = app.add_subcommand("synth", "Write a full-size model file with random weights");
-  cmd->add_option("--preset", o->preset, "Model shape")
-      ->required()
-      ->check(CLI::IsMember(strings(synth_presets())));
+  cmd->add_option("--preset", o->preset, "Model shape")->required()->check(CLI::IsMember(strings(synth_presets())));
   cmd->add_option("--quant", o->quant, "Mixture of types, as llama-quantize names them")
       ->required()
       ->check(CLI::IsMember(strings(synth_quants())));

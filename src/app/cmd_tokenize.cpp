@@ -22,8 +22,7 @@ struct TokenizeOptions {
 Result<Tokenizer> load_tokenizer(std::string path) {
   if (path.empty()) path = default_model_path();
   if (path.empty())
-    return Error{"--model", "no model is given and the program's own is not beside it",
-                 "give a GGUF file with -m"};
+    return Error{"--model", "no model is given and the program's own is not beside it", "give a GGUF file with -m"};
   Result<GgufFile> file = GgufFile::open(path);
   if (!file) return file.error();
   Result<Vocab> vocab = vocab_from_gguf(*file);
@@ -38,14 +37,12 @@ std::string escaped(std::string_view text) {
 
 // The published ids against the file's. Exit code 0 if all agree.
 Result<int> check(const Tokenizer& t) {
-  if (t.size() != kGemma4VocabSize || t.find("Hello") != 9259 || t.find("\n") != 107 ||
-      t.find("<0x00>") != 238)
+  if (t.size() != kGemma4VocabSize || t.find("Hello") != 9259 || t.find("\n") != 107 || t.find("<0x00>") != 238)
     return Error{
         t.vocab().where,
-        fmt::format(
-            "the known ids are those of the published Gemma 4 vocabulary ({} tokens, \"Hello\" is 9259); "
-            "this file has another one ({} tokens, \"Hello\" is {})",
-            kGemma4VocabSize, t.size(), t.find("Hello")),
+        fmt::format("the known ids are those of the published Gemma 4 vocabulary ({} tokens, \"Hello\" is 9259); "
+                    "this file has another one ({} tokens, \"Hello\" is {})",
+                    kGemma4VocabSize, t.size(), t.find("Hello")),
         "there is nothing to compare with; the file may still be fine"};
   std::string out;
   size_t passed = 0;
@@ -56,8 +53,7 @@ Result<int> check(const Tokenizer& t) {
     passed += same;
     out += fmt::format("{}  \"{}\"\n", same ? "pass" : "FAIL", escaped(row.text));
     if (!same)
-      out +=
-          fmt::format("      expected {}\n      found    {}\n", fmt::join(row.ids, " "), fmt::join(ids, " "));
+      out += fmt::format("      expected {}\n      found    {}\n", fmt::join(row.ids, " "), fmt::join(ids, " "));
   }
   for (const std::string& note : t.vocab().notes) out += fmt::format("note  {}\n", note);
   out += fmt::format("{} of {} rows pass\n", passed, known.size());
@@ -85,8 +81,7 @@ Result<std::vector<int32_t>> ids_from_json(const Json& j, const Tokenizer& t) {
   std::vector<int32_t> ids;
   for (const Json& id : list) {
     if (!id.is_number_integer() || !t.valid(id.get<int64_t>()))
-      return Error{"stdin", fmt::format("expected token ids 0..{}, found {}", t.size() - 1, dump_json(id)),
-                   ""};
+      return Error{"stdin", fmt::format("expected token ids 0..{}, found {}", t.size() - 1, dump_json(id)), ""};
     ids.push_back(id.get<int32_t>());
   }
   return ids;
@@ -112,19 +107,16 @@ void add_tokenize(CLI::App& app, int& rc) {
   const auto o = std::make_shared<TokenizeOptions>();
   const auto finish = [&rc](Result<int> result) { rc = result ? *result : report(result.error()); };
 
-  CLI::App* tokenize_cmd =
-      app.add_subcommand("tokenize", "text on stdin to {\"ids\": [...], \"tokens\": [...]}");
+  CLI::App* tokenize_cmd = app.add_subcommand("tokenize", "text on stdin to {\"ids\": [...], \"tokens\": [...]}");
   tokenize_cmd->add_option("-m,--model", o->model, "GGUF file; default: the model beside the program");
   tokenize_cmd->add_flag("--no-bos", o->no_bos, "do not begin with <bos>");
   tokenize_cmd->add_flag("--no-special", o->no_special, "control tokens spelled in the text are plain text");
-  tokenize_cmd->add_flag("--check", o->check,
-                         "compare the file's tokenizer with published ids; reads no stdin");
+  tokenize_cmd->add_flag("--check", o->check, "compare the file's tokenizer with published ids; reads no stdin");
   tokenize_cmd->callback([o, finish] { finish(tokenize(*o)); });
 
   CLI::App* detokenize_cmd = app.add_subcommand("detokenize", "[ids] or {\"ids\": [...]} on stdin to text");
   detokenize_cmd->add_option("-m,--model", o->model, "GGUF file; default: the model beside the program");
-  detokenize_cmd->add_flag("--show-special", o->show_special,
-                           "spell control tokens instead of dropping them");
+  detokenize_cmd->add_flag("--show-special", o->show_special, "spell control tokens instead of dropping them");
   detokenize_cmd->callback([o, finish] { finish(detokenize(*o)); });
 }
 

@@ -32,8 +32,16 @@ extern "C" void on_interrupt(int) {
   errno = kept;
 }
 
-const std::map<std::string, KvType> kKvTypes{{"f32", KvType::kF32}, {"f16", KvType::kF16}, {"q8_0", KvType::kQ8_0}, {"q4_0", KvType::kQ4_0}, {"tq3_0", KvType::kTQ3_0}};
-const std::map<std::string, CpuIsa> kIsas{{"auto", CpuIsa::kAuto}, {"scalar", CpuIsa::kScalar}, {"avx2", CpuIsa::kAvx2}, {"avx512", CpuIsa::kAvx512}, {"amx", CpuIsa::kAmx}};
+const std::map<std::string, KvType> kKvTypes{{"f32", KvType::kF32},
+                                             {"f16", KvType::kF16},
+                                             {"q8_0", KvType::kQ8_0},
+                                             {"q4_0", KvType::kQ4_0},
+                                             {"tq3_0", KvType::kTQ3_0}};
+const std::map<std::string, CpuIsa> kIsas{{"auto", CpuIsa::kAuto},
+                                          {"scalar", CpuIsa::kScalar},
+                                          {"avx2", CpuIsa::kAvx2},
+                                          {"avx512", CpuIsa::kAvx512},
+                                          {"amx", CpuIsa::kAmx}};
 
 }  // namespace
 
@@ -43,22 +51,54 @@ void add_model_option(CLI::App* cmd, std::string& path) {
 
 void add_engine_options(CLI::App* cmd, EngineConfig& c) {
   add_model_option(cmd, c.model);
-  cmd->add_option("-c,--ctx-size", c.n_ctx, "Context in tokens; 0: as trained, halved until it fits in memory")->check(CLI::Range(0, 1 << 24))->capture_default_str();
-  cmd->add_option("-t,--threads", c.n_threads, "Threads; 0: one per physical core")->check(CLI::Range(0, 1024))->capture_default_str();
-  cmd->add_option("--backend", c.backend, "Where the model runs: auto (a GPU if there is one), cuda, cpu, or ref, the slow definition of what is right")->check(CLI::IsMember({"auto", "cuda", "cpu", "ref"}))->capture_default_str();
-  cmd->add_option("--gpu", c.gpu, "Which GPU, as nvidia-smi numbers them")->check(CLI::Range(0, 63))->capture_default_str();
-  cmd->add_option("--cpu-isa", c.cpu_isa, "Instruction set of the cpu backend: auto, scalar, avx2, avx512 or amx")->transform(CLI::CheckedTransformer(kIsas, CLI::ignore_case))->option_text("TYPE");
-  cmd->add_option("--kv-k", c.kv_k, "Type of cached keys: f32, f16, q8_0, q4_0 or tq3_0 (default: f16; f32 on ref)")->transform(CLI::CheckedTransformer(kKvTypes, CLI::ignore_case))->option_text("TYPE");
-  cmd->add_option("--kv-v", c.kv_v, "Type of cached values, likewise")->transform(CLI::CheckedTransformer(kKvTypes, CLI::ignore_case))->option_text("TYPE");
-  cmd->add_option("--chunk", c.chunk, "Tokens of a prompt computed in one step; 0: 512, on a GPU up to 4096 as context and memory allow")->check(CLI::Range(0, 65536))->capture_default_str();
-  cmd->add_option("--memory", c.memory, "Bytes that may be used, with a suffix if you like (8GB); omitted: what is available")->transform(CLI::AsSizeValue(false));
+  cmd->add_option("-c,--ctx-size", c.n_ctx, "Context in tokens; 0: as trained, halved until it fits in memory")
+      ->check(CLI::Range(0, 1 << 24))
+      ->capture_default_str();
+  cmd->add_option("-t,--threads", c.n_threads, "Threads; 0: one per physical core")
+      ->check(CLI::Range(0, 1024))
+      ->capture_default_str();
+  cmd->add_option(
+         "--backend", c.backend,
+         "Where the model runs: auto (a GPU if there is one), cuda, cpu, or ref, the slow definition of what is right")
+      ->check(CLI::IsMember({"auto", "cuda", "cpu", "ref"}))
+      ->capture_default_str();
+  cmd->add_option("--gpu", c.gpu, "Which GPU, as nvidia-smi numbers them")
+      ->check(CLI::Range(0, 63))
+      ->capture_default_str();
+  cmd->add_option("--cpu-isa", c.cpu_isa, "Instruction set of the cpu backend: auto, scalar, avx2, avx512 or amx")
+      ->transform(CLI::CheckedTransformer(kIsas, CLI::ignore_case))
+      ->option_text("TYPE");
+  cmd->add_option("--kv-k", c.kv_k, "Type of cached keys: f32, f16, q8_0, q4_0 or tq3_0 (default: f16; f32 on ref)")
+      ->transform(CLI::CheckedTransformer(kKvTypes, CLI::ignore_case))
+      ->option_text("TYPE");
+  cmd->add_option("--kv-v", c.kv_v, "Type of cached values, likewise")
+      ->transform(CLI::CheckedTransformer(kKvTypes, CLI::ignore_case))
+      ->option_text("TYPE");
+  cmd->add_option("--chunk", c.chunk,
+                  "Tokens of a prompt computed in one step; 0: 512, on a GPU up to 4096 as context and memory allow")
+      ->check(CLI::Range(0, 65536))
+      ->capture_default_str();
+  cmd->add_option("--memory", c.memory,
+                  "Bytes that may be used, with a suffix if you like (8GB); omitted: what is available")
+      ->transform(CLI::AsSizeValue(false));
 }
 
 void add_draft_options(CLI::App* cmd, DraftOptions& o, EngineConfig& c) {
-  cmd->add_option("--draft", o.sources, "Drafter that proposes tokens to verify: a path (repeatable); dflash or mtp, the one beside the model; auto, whatever is there; or none. It changes no text, only the speed")->option_text("PATH|auto|dflash|mtp|none [auto]");
-  cmd->add_option("--draft-max", c.draft.max, "Tokens of a draft at most; 0: 15, or what the drafter can")->check(CLI::Range(0, kMaxDraft))->capture_default_str();
-  cmd->add_option("--draft-min", c.draft.min, "Tokens of a draft at least; 0: none where plain steps are faster")->check(CLI::Range(0, kMaxDraft))->capture_default_str();
-  cmd->add_option("--draft-tree", c.draft.tree, "Verify a tree of this many tokens instead of a chain; the text is plain decoding's bit for bit, on a GPU up to 15 tokens; 0: chains")->check(CLI::Range(0, kMaxDraft))->capture_default_str();
+  cmd->add_option("--draft", o.sources,
+                  "Drafter that proposes tokens to verify: a path (repeatable); dflash or mtp, the one beside the "
+                  "model; auto, whatever is there; or none. It changes no text, only the speed")
+      ->option_text("PATH|auto|dflash|mtp|none [auto]");
+  cmd->add_option("--draft-max", c.draft.max, "Tokens of a draft at most; 0: 15, or what the drafter can")
+      ->check(CLI::Range(0, kMaxDraft))
+      ->capture_default_str();
+  cmd->add_option("--draft-min", c.draft.min, "Tokens of a draft at least; 0: none where plain steps are faster")
+      ->check(CLI::Range(0, kMaxDraft))
+      ->capture_default_str();
+  cmd->add_option("--draft-tree", c.draft.tree,
+                  "Verify a tree of this many tokens instead of a chain; the text is plain decoding's bit for bit, on "
+                  "a GPU up to 15 tokens; 0: chains")
+      ->check(CLI::Range(0, kMaxDraft))
+      ->capture_default_str();
 }
 
 Result<std::vector<std::string>> draft_files(const std::string& model, const DraftOptions& o) {
@@ -68,28 +108,52 @@ Result<std::vector<std::string>> draft_files(const std::string& model, const Dra
       paths.push_back(s);
       continue;
     }
-    if (o.sources.size() > 1) return Error{"--draft", fmt::format("expected paths, or {} alone", s), "give one of them"};
+    if (o.sources.size() > 1)
+      return Error{"--draft", fmt::format("expected paths, or {} alone", s), "give one of them"};
     if (s == "none") return paths;
     for (const char* kind : {"dflash", "mtp"}) {
       if (s != "auto" && s != kind) continue;
       const std::string found = drafter_beside(model, kind);
-      if (!found.empty()) paths.push_back(found);
-      else if (s == kind) return Error{"--draft " + s, fmt::format("expected a drafter for {} beside it, named {}, found none", model, drafter_pattern(model, kind)), "give its path"};
+      if (!found.empty())
+        paths.push_back(found);
+      else if (s == kind)
+        return Error{"--draft " + s,
+                     fmt::format("expected a drafter for {} beside it, named {}, found none", model,
+                                 drafter_pattern(model, kind)),
+                     "give its path"};
     }
   }
   return paths;
 }
 
 void add_sampling_options(CLI::App* cmd, Sampling& s, bool& seed_given) {
-  cmd->add_option("--temp", s.temperature, "Temperature; 0 is greedy")->check(CLI::Range(0.f, 100.f))->capture_default_str();
-  cmd->add_option("--top-k", s.top_k, "Keep the k likeliest tokens; 0: all")->check(CLI::Range(0, 1 << 24))->capture_default_str();
-  cmd->add_option("--top-p", s.top_p, "Keep the likeliest tokens that make up this probability; 1: all")->check(CLI::Range(0.f, 1.f))->capture_default_str();
-  cmd->add_option("--min-p", s.min_p, "Keep tokens at least this likely, relative to the likeliest; 0: all")->check(CLI::Range(0.f, 1.f))->capture_default_str();
-  cmd->add_option("--repeat-penalty", s.repeat_penalty, "Divides the logits of recent tokens; 1: off")->check(CLI::Range(.01f, 100.f))->capture_default_str();
-  cmd->add_option("--repeat-last-n", s.repeat_last_n, "Recent tokens that penalties look at; -1: all")->check(CLI::Range(-1, 1 << 24))->capture_default_str();
-  cmd->add_option("--presence-penalty", s.presence_penalty, "Subtracted from the logits of recent tokens")->check(CLI::Range(-100.f, 100.f))->capture_default_str();
-  cmd->add_option("--frequency-penalty", s.frequency_penalty, "Subtracted once per occurrence")->check(CLI::Range(-100.f, 100.f))->capture_default_str();
-  cmd->add_option_function<uint64_t>("--seed", [&s, &seed_given](const uint64_t& v) { s.seed = v, seed_given = true; }, "The same seed gives the same text; omitted: drawn anew");
+  cmd->add_option("--temp", s.temperature, "Temperature; 0 is greedy")
+      ->check(CLI::Range(0.f, 100.f))
+      ->capture_default_str();
+  cmd->add_option("--top-k", s.top_k, "Keep the k likeliest tokens; 0: all")
+      ->check(CLI::Range(0, 1 << 24))
+      ->capture_default_str();
+  cmd->add_option("--top-p", s.top_p, "Keep the likeliest tokens that make up this probability; 1: all")
+      ->check(CLI::Range(0.f, 1.f))
+      ->capture_default_str();
+  cmd->add_option("--min-p", s.min_p, "Keep tokens at least this likely, relative to the likeliest; 0: all")
+      ->check(CLI::Range(0.f, 1.f))
+      ->capture_default_str();
+  cmd->add_option("--repeat-penalty", s.repeat_penalty, "Divides the logits of recent tokens; 1: off")
+      ->check(CLI::Range(.01f, 100.f))
+      ->capture_default_str();
+  cmd->add_option("--repeat-last-n", s.repeat_last_n, "Recent tokens that penalties look at; -1: all")
+      ->check(CLI::Range(-1, 1 << 24))
+      ->capture_default_str();
+  cmd->add_option("--presence-penalty", s.presence_penalty, "Subtracted from the logits of recent tokens")
+      ->check(CLI::Range(-100.f, 100.f))
+      ->capture_default_str();
+  cmd->add_option("--frequency-penalty", s.frequency_penalty, "Subtracted once per occurrence")
+      ->check(CLI::Range(-100.f, 100.f))
+      ->capture_default_str();
+  cmd->add_option_function<uint64_t>(
+      "--seed", [&s, &seed_given](const uint64_t& v) { s.seed = v, seed_given = true; },
+      "The same seed gives the same text; omitted: drawn anew");
 }
 
 void draw_seed(Sampling& s, bool seed_given) {
@@ -98,7 +162,9 @@ void draw_seed(Sampling& s, bool seed_given) {
 
 Status find_model(std::string& path) {
   if (path.empty()) path = default_model_path();
-  if (path.empty()) return Error{"-m", "expected a model, found none given and none beside the program", "give the path of a GGUF file"};
+  if (path.empty())
+    return Error{"-m", "expected a model, found none given and none beside the program",
+                 "give the path of a GGUF file"};
   return Ok{};
 }
 
@@ -107,7 +173,9 @@ Result<std::unique_ptr<Engine>> open_engine(EngineConfig c, const DraftOptions& 
   auto files = draft_files(c.model, draft);
   if (!files) return files.error();
   c.draft.files = std::move(*files);
-  if (c.draft.min > c.draft.rows()) return Error{"--draft-min", fmt::format("expected at most --draft-max ({}), found {}", c.draft.rows(), c.draft.min), "raise --draft-max"};
+  if (c.draft.min > c.draft.rows())
+    return Error{"--draft-min", fmt::format("expected at most --draft-max ({}), found {}", c.draft.rows(), c.draft.min),
+                 "raise --draft-max"};
   for (const std::string& path : c.draft.files) fmt::print(stderr, "drafter: {}\n", path);
   c.noted = [](const std::string& note) { fmt::print(stderr, "note: {}\n", note); };
   c.planned = [](const std::string& plan) { fmt::print(stderr, "memory: {}\n", plan); };
@@ -120,20 +188,25 @@ Result<std::unique_ptr<Engine>> open_engine(EngineConfig c, const DraftOptions& 
   auto engine = Engine::open(c);
   bar->reset();
   if (engine && (*engine)->tokenizer())
-    for (const std::string& note : (*engine)->tokenizer()->vocab().notes) fmt::print(stderr, "note: {}: {}\n", c.model, note);
+    for (const std::string& note : (*engine)->tokenizer()->vocab().notes)
+      fmt::print(stderr, "note: {}: {}\n", c.model, note);
   return engine;
 }
 
 void add_lockstep_option(CLI::App* cmd, EngineConfig& c) {
-  cmd->add_flag("--lockstep", c.lockstep, "Run the reference beside the backend, compare every verb on equal inputs and print the worst error of each; exit code 1 when one is over its bound. Slow");
+  cmd->add_flag("--lockstep", c.lockstep,
+                "Run the reference beside the backend, compare every verb on equal inputs and print the worst error of "
+                "each; exit code 1 when one is over its bound. Slow");
 }
 
 Status lockstep_verdict(const Engine& e) {
   if (!e.config().lockstep) return Ok{};
   const LockstepReport r = e.lockstep_report();
-  fmt::print(stderr, "{:<24} {:>9} {:>6} {:>11} {:>11} {:>9}\n", "verb", "compared", "over", "worst error", "bound", "of bound");
+  fmt::print(stderr, "{:<24} {:>9} {:>6} {:>11} {:>11} {:>9}\n", "verb", "compared", "over", "worst error", "bound",
+             "of bound");
   for (const LockstepReport::Verb& v : r.verbs)
-    fmt::print(stderr, "{:<24} {:>9} {:>6} {:>11.3g} {:>11.3g} {:>8.1f}%\n", v.name, v.compared, v.over, v.error, v.bound, 100 * v.error / v.bound);
+    fmt::print(stderr, "{:<24} {:>9} {:>6} {:>11.3g} {:>11.3g} {:>8.1f}%\n", v.name, v.compared, v.over, v.error,
+               v.bound, 100 * v.error / v.bound);
   if (r.first_over.empty()) return Ok{};
   return Error{"--lockstep", r.first_over, "the first verb over its bound; those after it were judged on its result"};
 }
@@ -143,11 +216,14 @@ Result<std::vector<int32_t>> read_token_file(const std::string& path, int n_voca
   if (!file) return file.error();
   const auto bytes = file->bytes();
   if (bytes.empty() || bytes.size() % 4 != 0)
-    return Error{path, fmt::format("expected int32 token ids, little endian, found {} bytes", bytes.size()), "write 4 bytes per token"};
+    return Error{path, fmt::format("expected int32 token ids, little endian, found {} bytes", bytes.size()),
+                 "write 4 bytes per token"};
   std::vector<int32_t> ids(bytes.size() / 4);
   std::memcpy(ids.data(), bytes.data(), bytes.size());
   for (size_t i = 0; i < ids.size(); ++i)
-    if (ids[i] < 0 || ids[i] >= n_vocab) return Error{path, fmt::format("token {}: expected an id in [0, {}), found {}", i, n_vocab, ids[i]), "the file belongs to another vocabulary"};
+    if (ids[i] < 0 || ids[i] >= n_vocab)
+      return Error{path, fmt::format("token {}: expected an id in [0, {}), found {}", i, n_vocab, ids[i]),
+                   "the file belongs to another vocabulary"};
   return ids;
 }
 
@@ -162,8 +238,9 @@ Status write_token_file(const std::string& path, std::span<const int32_t> ids) {
 std::string usage_line(const Usage& u, Stop why, const Sampling& s) {
   auto rate = [](int n, double seconds) { return seconds > 0 ? n / seconds : 0.0; };
   const std::string seed = s.temperature > 0 ? fmt::format("; seed {}", s.seed) : "";
-  return fmt::format("prompt {} tokens ({} cached), {:.1f} tok/s; answer {} tokens, {:.1f} tok/s{}; stop: {}{}", u.prompt, u.cached,
-                     rate(u.prompt - u.cached, u.prefill_s), u.generated, rate(u.generated, u.decode_s), draft_line(u), stop_name(why), seed);
+  return fmt::format("prompt {} tokens ({} cached), {:.1f} tok/s; answer {} tokens, {:.1f} tok/s{}; stop: {}{}",
+                     u.prompt, u.cached, rate(u.prompt - u.cached, u.prefill_s), u.generated,
+                     rate(u.generated, u.decode_s), draft_line(u), stop_name(why), seed);
 }
 
 std::string draft_line(const Usage& u) {
@@ -171,16 +248,19 @@ std::string draft_line(const Usage& u) {
   if (u.rounds > 0) {
     s = fmt::format(", {:.2f} a step", u.tokens_per_step());
     for (size_t i = 0; i < u.methods.size(); ++i)
-      s += i == 0 ? " with " + u.methods[i].method : fmt::format(", {} from token {}", u.methods[i].method, u.methods[i].at);
+      s += i == 0 ? " with " + u.methods[i].method
+                  : fmt::format(", {} from token {}", u.methods[i].method, u.methods[i].at);
     s += fmt::format("; drafts {} of {} right, by place", u.accepted, u.drafted);
-    for (size_t k = 0; k < u.offered_at.size(); ++k) s += fmt::format(" {:.2f}", u.offered_at[k] > 0 ? double(u.accepted_at[k]) / u.offered_at[k] : 0.);
+    for (size_t k = 0; k < u.offered_at.size(); ++k)
+      s += fmt::format(" {:.2f}", u.offered_at[k] > 0 ? double(u.accepted_at[k]) / u.offered_at[k] : 0.);
   }
   if (!u.draft_inactive_reason.empty()) s += "; " + u.draft_inactive_reason;
   return s;
 }
 
 Interrupts::Interrupts() {
-  if (g_wake[0] < 0) [[maybe_unused]] const int made = ::pipe2(g_wake, O_CLOEXEC | O_NONBLOCK);
+  if (g_wake[0] < 0) [[maybe_unused]]
+    const int made = ::pipe2(g_wake, O_CLOEXEC | O_NONBLOCK);
   struct sigaction a {};
   a.sa_handler = on_interrupt;
   a.sa_flags = SA_RESTART;
@@ -190,7 +270,8 @@ Interrupts::~Interrupts() { ::signal(SIGINT, SIG_DFL); }
 bool Interrupts::pending() { return g_interrupts > 0; }
 void Interrupts::clear() {
   g_interrupts = 0;
-  for (char bytes[64]; ::read(g_wake[0], bytes, sizeof bytes) > 0;) {}
+  for (char bytes[64]; ::read(g_wake[0], bytes, sizeof bytes) > 0;) {
+  }
 }
 bool Interrupts::wait_for_input(int fd) {
   pollfd p[2] = {{fd, POLLIN, 0}, {g_wake[0], POLLIN, 0}};

@@ -41,7 +41,8 @@ bool ends_in_part(const std::string& s) {
   constexpr size_t kLength = 15;
   if (s.size() < kLength) return false;
   const std::string t = s.substr(s.size() - kLength);
-  return t[0] == '-' && all(t.substr(1, 5), std::isdigit) && t.substr(6, 4) == "-of-" && all(t.substr(10), std::isdigit);
+  return t[0] == '-' && all(t.substr(1, 5), std::isdigit) && t.substr(6, 4) == "-of-" &&
+         all(t.substr(10), std::isdigit);
 }
 // "Q8_0", "IQ4_XS", "BF16"
 bool is_quantisation(std::string s) {
@@ -49,19 +50,23 @@ bool is_quantisation(std::string s) {
   if (s == "bf16" || s == "f16" || s == "f32") return true;
   if (s.starts_with("i")) s.erase(0, 1);
   return s.size() >= 2 && s[0] == 'q' && std::isdigit(static_cast<unsigned char>(s[1])) != 0 &&
-         std::all_of(s.begin(), s.end(), [](char c) { return c == '_' || std::isalnum(static_cast<unsigned char>(c)) != 0; });
+         std::all_of(s.begin(), s.end(),
+                     [](char c) { return c == '_' || std::isalnum(static_cast<unsigned char>(c)) != 0; });
 }
 // "facet-nano-Q8_0.gguf", "x-IQ4_XS-00001-of-00003.gguf": what is before the quantisation.
 std::string base_name(const std::string& model) {
   std::string s = std::filesystem::path(model).stem().string();
   if (ends_in_part(lower(s))) s.resize(s.size() - 15);
-  if (const size_t dash = s.rfind('-'); dash != std::string::npos && is_quantisation(s.substr(dash + 1))) s.resize(dash);
+  if (const size_t dash = s.rfind('-'); dash != std::string::npos && is_quantisation(s.substr(dash + 1)))
+    s.resize(dash);
   return s;
 }
 
 }  // namespace
 
-std::string drafter_pattern(const std::string& model, const std::string& kind) { return base_name(model) + "-" + kind + "*"; }
+std::string drafter_pattern(const std::string& model, const std::string& kind) {
+  return base_name(model) + "-" + kind + "*";
+}
 
 std::string drafter_beside(const std::string& model, const std::string& kind) {
   namespace fs = std::filesystem;

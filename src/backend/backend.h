@@ -27,30 +27,33 @@ namespace facet {
 
 // Largest sizes a backend is asked for; its scratch is allocated from them once, at open.
 struct BackendLimits {
-  int max_tok = 0;         // tokens of a step
-  int64_t max_rows = 0;    // cache rows a token can see
-  int max_cols = 0;        // widest row of a weight or an activation
-  int64_t max_matrix = 0;  // elements of the largest matrix that all rows of a long chunk are multiplied by
-  int n_group = 1;         // query heads per K/V head
+  int max_tok = 0;                 // tokens of a step
+  int64_t max_rows = 0;            // cache rows a token can see
+  int max_cols = 0;                // widest row of a weight or an activation
+  int64_t max_matrix = 0;          // elements of the largest matrix that all rows of a long chunk are multiplied by
+  int n_group = 1;                 // query heads per K/V head
   int n_q_head = 0, head_dim = 0;  // of the widest layer
   int n_expert = 0, n_expert_used = 0, d_expert = 0, d_moe = 0;  // d_moe: columns that go into an expert and come out
-  int n_cluster = 0;       // of a clustered head
+  int n_cluster = 0;                                             // of a clustered head
 
   // What serves both: a drafter runs on its target's backend.
   BackendLimits with(const BackendLimits& o) const {
     BackendLimits l;
-    l.max_tok = std::max(max_tok, o.max_tok), l.max_rows = std::max(max_rows, o.max_rows), l.max_cols = std::max(max_cols, o.max_cols);
+    l.max_tok = std::max(max_tok, o.max_tok), l.max_rows = std::max(max_rows, o.max_rows),
+    l.max_cols = std::max(max_cols, o.max_cols);
     l.max_matrix = std::max(max_matrix, o.max_matrix);
-    l.n_group = std::max(n_group, o.n_group), l.n_q_head = std::max(n_q_head, o.n_q_head), l.head_dim = std::max(head_dim, o.head_dim);
+    l.n_group = std::max(n_group, o.n_group), l.n_q_head = std::max(n_q_head, o.n_q_head),
+    l.head_dim = std::max(head_dim, o.head_dim);
     l.n_expert = std::max(n_expert, o.n_expert), l.n_expert_used = std::max(n_expert_used, o.n_expert_used);
-    l.d_expert = std::max(d_expert, o.d_expert), l.d_moe = std::max(d_moe, o.d_moe), l.n_cluster = std::max(n_cluster, o.n_cluster);
+    l.d_expert = std::max(d_expert, o.d_expert), l.d_moe = std::max(d_moe, o.d_moe),
+    l.n_cluster = std::max(n_cluster, o.n_cluster);
     return l;
   }
 };
 
 struct AttnSpec {
   int n_q_head = 0, head_dim = 0;
-  int window = 0;             // 0: full attention; else keys with pos_q - pos_k < window
+  int window = 0;  // 0: full attention; else keys with pos_q - pos_k < window
   float scale = 1.f;
   bool causal_block = false;  // a kBlock sequence is causal in this layer (DFlash sliding layers)
 };
@@ -66,11 +69,11 @@ struct ResidualSpec {
 
 template <class Weight, class Vec>
 struct MoeWeights {
-  Weight router{};           // [N, D], F32
-  Weight gate_up{};          // N x [2F, D]: gate rows, then up rows; or empty and
-  Weight gate{}, up{};       // N x [F, D] each
-  Weight down{};             // N x [D, F]
-  Vec scale{};               // [N] multiplies an expert's routing weight; empty: 1
+  Weight router{};      // [N, D], F32
+  Weight gate_up{};     // N x [2F, D]: gate rows, then up rows; or empty and
+  Weight gate{}, up{};  // N x [F, D] each
+  Weight down{};        // N x [D, F]
+  Vec scale{};          // [N] multiplies an expert's routing weight; empty: 1
 };
 
 constexpr int kMaxClusters = 256;  // chosen at once
@@ -78,18 +81,18 @@ constexpr int kMaxClusters = 256;  // chosen at once
 // A head that scores only some of the tokens: those of the clusters whose centroids score best.
 template <class Weight, class Table>
 struct ClusteredHead {
-  Weight head{};       // [V, D]
-  Weight centroid{};   // [N, D]
-  Table order{};       // [V] token ids, cluster after cluster, V / N each
-  int top_k = 0;       // clusters scored
+  Weight head{};      // [V, D]
+  Weight centroid{};  // [N, D]
+  Table order{};      // [V] token ids, cluster after cluster, V / N each
+  int top_k = 0;      // clusters scored
 };
 
 template <class B>
 concept Backend = requires(B b, const Step& s, typename B::Rows x, typename B::Weight w, typename B::Vec v,
-                           typename B::Freqs f, typename B::KvLayer kv, typename B::Ids ids, typename B::Scores scores, AttnSpec attn,
-                           ResidualSpec<typename B::Vec> res,
-                           MoeWeights<typename B::Weight, typename B::Vec> moe, Act act, std::span<const SampleRow> rows,
-                           ClusteredHead<typename B::Weight, typename B::Table> head) {
+                           typename B::Freqs f, typename B::KvLayer kv, typename B::Ids ids, typename B::Scores scores,
+                           AttnSpec attn, ResidualSpec<typename B::Vec> res,
+                           MoeWeights<typename B::Weight, typename B::Vec> moe, Act act,
+                           std::span<const SampleRow> rows, ClusteredHead<typename B::Weight, typename B::Table> head) {
   b.embed(x, w, s, 1.f);                // x[t] = scale * table[token[t]]
   b.rms_norm(x, x, v, 1e-6f);           // y = rms(x) * gain; empty gain: none
   b.matmul(x, x, w);                    // y[t] = W x[t]
@@ -99,19 +102,20 @@ concept Backend = requires(B b, const Step& s, typename B::Rows x, typename B::W
   b.kv_append(kv, x, x, s);             // encodes the step's rows; they are read back as they are stored
   b.kv_settle(kv, s);                   // after the layer's last reader: staged rows into the ring
   b.attend(x, x, kv, s, attn);
-  b.residual_norm(x, x, x, res);        // x = (x + rms(y) * post) * out_scale; h = rms(x) * next
-  b.gate_up(x, x, w, w, act);           // act(Wg h) * (Wu h)
-  b.act_mul(x, x, x, act);              // y = act(g) * u
-  b.ple_combine(x, x, v, 1.f, 1.f, 1e-6f);  // per slice of gain's length: p = (rms(c * in_scale) * gain + p) * out_scale
-  b.moe(x, x, x, moe, 1, act);          // y = sum of experts(e), routed on r
+  b.residual_norm(x, x, x, res);  // x = (x + rms(y) * post) * out_scale; h = rms(x) * next
+  b.gate_up(x, x, w, w, act);     // act(Wg h) * (Wu h)
+  b.act_mul(x, x, x, act);        // y = act(g) * u
+  b.ple_combine(x, x, v, 1.f, 1.f,
+                1e-6f);         // per slice of gain's length: p = (rms(c * in_scale) * gain + p) * out_scale
+  b.moe(x, x, x, moe, 1, act);  // y = sum of experts(e), routed on r
   b.add(x, x, x);
   b.concat(x, x, x);
-  b.gather(x, x, s);                    // rows out_row[] of x
-  b.copy_rows(x, x);                    // taps
-  b.softcap(x, 1.f);                    // cap * tanh(x / cap)
-  b.sample(ids, x, rows);               // one id per row; stays on the device
-  b.clustered_head(x, x, head);         // logits[t][id] = head[id] h[t] for tokens of the chosen clusters, else -inf
-  b.top_k(ids, scores, x, 1);           // per row the k largest, best first, and their natural log-probabilities
+  b.gather(x, x, s);             // rows out_row[] of x
+  b.copy_rows(x, x);             // taps
+  b.softcap(x, 1.f);             // cap * tanh(x / cap)
+  b.sample(ids, x, rows);        // one id per row; stays on the device
+  b.clustered_head(x, x, head);  // logits[t][id] = head[id] h[t] for tokens of the chosen clusters, else -inf
+  b.top_k(ids, scores, x, 1);    // per row the k largest, best first, and their natural log-probabilities
 };
 
 }  // namespace facet

@@ -4,11 +4,12 @@
 // Merged verbs: compositions of the backend's verbs, or its own single pass over memory where it has one.
 namespace facet {
 
-// All of a layer's work on q, k and v between projections and attention: q = rope(norm(q)), k = rope(norm(k)), v = norm(v)
-// if norm_v, and the step's rows of k and v appended to the cache. Afterwards only q may be read.
+// All of a layer's work on q, k and v between projections and attention: q = rope(norm(q)), k = rope(norm(k)), v =
+// norm(v) if norm_v, and the step's rows of k and v appended to the cache. Afterwards only q may be read.
 template <Backend B>
-void norm_rope_append(B& b, typename B::KvLayer kv, typename B::Rows q, typename B::Rows k, typename B::Rows v, typename B::Vec q_gain,
-                      typename B::Vec k_gain, typename B::Freqs freqs, bool norm_v, int head_dim, const Step& s, float eps) {
+void norm_rope_append(B& b, typename B::KvLayer kv, typename B::Rows q, typename B::Rows k, typename B::Rows v,
+                      typename B::Vec q_gain, typename B::Vec k_gain, typename B::Freqs freqs, bool norm_v,
+                      int head_dim, const Step& s, float eps) {
   if constexpr (requires { b.norm_rope_append(kv, q, k, v, q_gain, k_gain, freqs, norm_v, s, eps); }) {
     b.norm_rope_append(kv, q, k, v, q_gain, k_gain, freqs, norm_v, s, eps);
   } else {
@@ -21,7 +22,8 @@ void norm_rope_append(B& b, typename B::KvLayer kv, typename B::Rows q, typename
 
 // y = [embed(e), x]: embeddings of the step's tokens, and rows beside them. e may be left as it is.
 template <Backend B>
-void embed_concat(B& b, typename B::Rows y, typename B::Rows e, typename B::Weight table, const Step& s, float scale, typename B::Rows x) {
+void embed_concat(B& b, typename B::Rows y, typename B::Rows e, typename B::Weight table, const Step& s, float scale,
+                  typename B::Rows x) {
   if constexpr (requires { b.embed_concat(y, table, s, scale, x); }) {
     b.embed_concat(y, table, s, scale, x);
   } else {
@@ -32,7 +34,8 @@ void embed_concat(B& b, typename B::Rows y, typename B::Rows e, typename B::Weig
 
 // Two products of the same rows: y = w x and z = u x, the first of them the longer one.
 template <Backend B>
-void matmul_beside(B& b, typename B::Rows y, typename B::Weight w, typename B::Rows z, typename B::Weight u, typename B::Rows x) {
+void matmul_beside(B& b, typename B::Rows y, typename B::Weight w, typename B::Rows z, typename B::Weight u,
+                   typename B::Rows x) {
   if constexpr (requires { b.matmul_beside(y, w, z, u, x); }) {
     b.matmul_beside(y, w, z, u, x);
   } else {
@@ -41,10 +44,12 @@ void matmul_beside(B& b, typename B::Rows y, typename B::Weight w, typename B::R
   }
 }
 
-// residual_norm, then both inputs of a mixture of experts from the new x: r = rms(x) * router_gain, e = rms(x) * expert_gain.
+// residual_norm, then both inputs of a mixture of experts from the new x: r = rms(x) * router_gain, e = rms(x) *
+// expert_gain.
 template <Backend B>
-void residual_norm_moe(B& b, typename B::Rows x, typename B::Rows h, typename B::Rows y, ResidualSpec<typename B::Vec> spec, typename B::Rows r,
-                       typename B::Rows e, typename B::Vec router_gain, typename B::Vec expert_gain) {
+void residual_norm_moe(B& b, typename B::Rows x, typename B::Rows h, typename B::Rows y,
+                       ResidualSpec<typename B::Vec> spec, typename B::Rows r, typename B::Rows e,
+                       typename B::Vec router_gain, typename B::Vec expert_gain) {
   if constexpr (requires { b.residual_norm_moe(x, h, y, spec, r, e, router_gain, expert_gain); }) {
     b.residual_norm_moe(x, h, y, spec, r, e, router_gain, expert_gain);
   } else {
@@ -54,11 +59,12 @@ void residual_norm_moe(B& b, typename B::Rows x, typename B::Rows h, typename B:
   }
 }
 
-// Both branches of a layer with experts, which need nothing of each other: y = down g, g = act(gate h) * (up h), and o = moe(e, r).
+// Both branches of a layer with experts, which need nothing of each other: y = down g, g = act(gate h) * (up h), and o
+// = moe(e, r).
 template <Backend B>
-void ffn_beside_moe(B& b, typename B::Rows y, typename B::Rows g, typename B::Rows h, typename B::Weight gate, typename B::Weight up,
-                    typename B::Weight down, typename B::Rows o, typename B::Rows e, typename B::Rows r,
-                    MoeWeights<typename B::Weight, typename B::Vec> w, int n_used, Act act) {
+void ffn_beside_moe(B& b, typename B::Rows y, typename B::Rows g, typename B::Rows h, typename B::Weight gate,
+                    typename B::Weight up, typename B::Weight down, typename B::Rows o, typename B::Rows e,
+                    typename B::Rows r, MoeWeights<typename B::Weight, typename B::Vec> w, int n_used, Act act) {
   if constexpr (requires { b.ffn_beside_moe(y, g, h, gate, up, down, o, e, r, w, n_used, act); }) {
     b.ffn_beside_moe(y, g, h, gate, up, down, o, e, r, w, n_used, act);
   } else {
@@ -70,8 +76,8 @@ void ffn_beside_moe(B& b, typename B::Rows y, typename B::Rows g, typename B::Ro
 
 // residual_norm of the branch rms(y) * y_gain + rms(o) * o_gain: the end of a layer with experts. y and o are lost.
 template <Backend B>
-void join_residual_norm(B& b, typename B::Rows x, typename B::Rows h, typename B::Rows y, typename B::Rows o, typename B::Vec y_gain,
-                        typename B::Vec o_gain, ResidualSpec<typename B::Vec> spec) {
+void join_residual_norm(B& b, typename B::Rows x, typename B::Rows h, typename B::Rows y, typename B::Rows o,
+                        typename B::Vec y_gain, typename B::Vec o_gain, ResidualSpec<typename B::Vec> spec) {
   if constexpr (requires { b.join_residual_norm(x, h, y, o, y_gain, o_gain, spec); }) {
     b.join_residual_norm(x, h, y, o, y_gain, o_gain, spec);
   } else {

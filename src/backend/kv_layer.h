@@ -23,11 +23,11 @@ struct KvLayer {
   std::byte* v = nullptr;
   std::byte* k_stage = nullptr;
   std::byte* v_stage = nullptr;
-  int64_t cap = 0;                        // rows per sequence slot
-  int64_t k_row = 0, v_row = 0;           // bytes of a row
-  int64_t k_slot = 0, v_slot = 0;         // bytes between sequence slots
+  int64_t cap = 0;                 // rows per sequence slot
+  int64_t k_row = 0, v_row = 0;    // bytes of a row
+  int64_t k_slot = 0, v_slot = 0;  // bytes between sequence slots
   int n_head = 0, head_dim = 0;
-  int window = 0;                         // 0: full
+  int window = 0;  // 0: full
   int margin = 0;
   KvType k_type = KvType::kF16, v_type = KvType::kF16;
 };

@@ -17,18 +17,20 @@ namespace facet {
 
 // One verb's result compared with the reference's, on equal inputs.
 struct VerbDifference {
-  int64_t verb = 0;         // count since the start
+  int64_t verb = 0;  // count since the start
   std::string name;
-  std::string near;         // the weight it used, or that the verbs before it used
+  std::string near;  // the weight it used, or that the verbs before it used
   int rows = 0, cols = 0;
-  int row = 0, col = 0;     // of the worst element
+  int row = 0, col = 0;  // of the worst element
   float got = 0, want = 0;
-  double rms = 0;           // of the difference, over the rms of the reference's result
+  double rms = 0;  // of the difference, over the rms of the reference's result
   double bound = 0;
   bool over() const { return !(rms <= bound); }  // a NaN is over
   std::string message() const {
-    return fmt::format("verb {} {} [{} x {}], by {}: relative rms error {:.3g} over its bound {:.3g}; worst at row {} column {}: {} against {}", verb, name, rows, cols,
-                       near.empty() ? "no weight" : near, rms, bound, row, col, got, want);
+    return fmt::format(
+        "verb {} {} [{} x {}], by {}: relative rms error {:.3g} over its bound {:.3g}; worst at row {} column {}: {} "
+        "against {}",
+        verb, name, rows, cols, near.empty() ? "no weight" : near, rms, bound, row, col, got, want);
   }
 };
 
@@ -75,7 +77,8 @@ class Lockstep {
   explicit Lockstep(const Args&... args) : a_(args...), r_(args...) {}
   // Each with arguments of its own.
   template <class... X, class... Y>
-  Lockstep(const std::tuple<X...>& a, const std::tuple<Y...>& r) : a_(std::make_from_tuple<A>(a)), r_(std::make_from_tuple<R>(r)) {}
+  Lockstep(const std::tuple<X...>& a, const std::tuple<Y...>& r)
+      : a_(std::make_from_tuple<A>(a)), r_(std::make_from_tuple<R>(r)) {}
 
   Weight upload(const TensorView& t) { return {a_.upload(t), r_.upload(t)}; }
   Vec upload(std::span<const float> v) { return {a_.upload(v), r_.upload(v)}; }
@@ -95,42 +98,52 @@ class Lockstep {
     if constexpr (requires { a_.begin_step(s); }) a_.begin_step(s);
   }
   // A's merged verbs against what they are made of.
-  void norm_rope_append(KvLayer kv, Rows q, Rows k, Rows v, Vec q_gain, Vec k_gain, Freqs f, bool norm_v, const Step& s, float eps)
-    requires requires(A b) { b.norm_rope_append(kv.a, q.a, k.a, v.a, q_gain.a, k_gain.a, f.a, norm_v, s, eps); }
+  void norm_rope_append(KvLayer kv, Rows q, Rows k, Rows v, Vec q_gain, Vec k_gain, Freqs f, bool norm_v, const Step& s,
+                        float eps) requires requires(A b) {
+    b.norm_rope_append(kv.a, q.a, k.a, v.a, q_gain.a, k_gain.a, f.a, norm_v, s, eps);
+  }
   {
     a_.norm_rope_append(kv.a, q.a, k.a, v.a, q_gain.a, k_gain.a, f.a, norm_v, s, eps);
     facet::norm_rope_append(r_, kv.r, q.r, k.r, v.r, q_gain.r, k_gain.r, f.r, norm_v, kv.r.head_dim, s, eps);
     compare("norm_rope_append", q, q.cols);
   }
-  void residual_norm_moe(Rows x, Rows h, Rows y, ResidualSpec<Vec> p, Rows r, Rows e, Vec router_gain, Vec expert_gain)
-    requires requires(A b) { b.residual_norm_moe(x.a, h.a, y.a, ResidualSpec<typename A::Vec>{}, r.a, e.a, router_gain.a, expert_gain.a); }
+  void residual_norm_moe(Rows x, Rows h, Rows y, ResidualSpec<Vec> p, Rows r, Rows e, Vec router_gain,
+                         Vec expert_gain) requires requires(A b) {
+    b.residual_norm_moe(x.a, h.a, y.a, ResidualSpec<typename A::Vec>{}, r.a, e.a, router_gain.a, expert_gain.a);
+  }
   {
-    a_.residual_norm_moe(x.a, h.a, y.a, {p.post.a, p.next.a, p.out_scale, p.eps}, r.a, e.a, router_gain.a, expert_gain.a);
-    facet::residual_norm_moe(r_, x.r, h.r, y.r, ResidualSpec<typename R::Vec>{p.post.r, p.next.r, p.out_scale, p.eps}, r.r, e.r, router_gain.r,
-                             expert_gain.r);
+    a_.residual_norm_moe(x.a, h.a, y.a, {p.post.a, p.next.a, p.out_scale, p.eps}, r.a, e.a, router_gain.a,
+                         expert_gain.a);
+    facet::residual_norm_moe(r_, x.r, h.r, y.r, ResidualSpec<typename R::Vec>{p.post.r, p.next.r, p.out_scale, p.eps},
+                             r.r, e.r, router_gain.r, expert_gain.r);
     compare("residual_norm_moe.x", x, x.cols), compare("residual_norm_moe.h", h, x.cols);
     compare("residual_norm_moe.r", r, x.cols), compare("residual_norm_moe.e", e, x.cols);
   }
-  void ffn_beside_moe(Rows y, Rows g, Rows h, Weight gate, Weight up, Weight down, Rows o, Rows e, Rows r, MoeWeights<Weight, Vec> w, int n_used, Act act)
-    requires requires(A b) {
-      b.ffn_beside_moe(y.a, g.a, h.a, gate.a, up.a, down.a, o.a, e.a, r.a, MoeWeights<typename A::Weight, typename A::Vec>{}, n_used, act);
-    }
+  void ffn_beside_moe(Rows y, Rows g, Rows h, Weight gate, Weight up, Weight down, Rows o, Rows e, Rows r,
+                      MoeWeights<Weight, Vec> w, int n_used, Act act) requires requires(A b) {
+    b.ffn_beside_moe(y.a, g.a, h.a, gate.a, up.a, down.a, o.a, e.a, r.a,
+                     MoeWeights<typename A::Weight, typename A::Vec>{}, n_used, act);
+  }
   {
     near_ = gate.r.name;
     a_.ffn_beside_moe(y.a, g.a, h.a, gate.a, up.a, down.a, o.a, e.a, r.a, of_a(w), n_used, act);
     facet::ffn_beside_moe(r_, y.r, g.r, h.r, gate.r, up.r, down.r, o.r, e.r, r.r, of_r(w), n_used, act);
     compare("ffn_beside_moe.y", y, g.cols), compare("ffn_beside_moe.o", o, e.cols);
   }
-  void join_residual_norm(Rows x, Rows h, Rows y, Rows o, Vec y_gain, Vec o_gain, ResidualSpec<Vec> p)
-    requires requires(A b) { b.join_residual_norm(x.a, h.a, y.a, o.a, y_gain.a, o_gain.a, ResidualSpec<typename A::Vec>{}); }
+  void join_residual_norm(Rows x, Rows h, Rows y, Rows o, Vec y_gain, Vec o_gain, ResidualSpec<Vec> p) requires
+      requires(A b) {
+    b.join_residual_norm(x.a, h.a, y.a, o.a, y_gain.a, o_gain.a, ResidualSpec<typename A::Vec>{});
+  }
   {
     a_.join_residual_norm(x.a, h.a, y.a, o.a, y_gain.a, o_gain.a, {p.post.a, p.next.a, p.out_scale, p.eps});
-    facet::join_residual_norm(r_, x.r, h.r, y.r, o.r, y_gain.r, o_gain.r, ResidualSpec<typename R::Vec>{p.post.r, p.next.r, p.out_scale, p.eps});
+    facet::join_residual_norm(r_, x.r, h.r, y.r, o.r, y_gain.r, o_gain.r,
+                              ResidualSpec<typename R::Vec>{p.post.r, p.next.r, p.out_scale, p.eps});
     compare("join_residual_norm.x", x, x.cols);
     if (p.next) compare("join_residual_norm.h", h, x.cols);
   }
-  void embed_concat(Rows y, Weight w, const Step& s, float scale, Rows x)
-    requires requires(A b) { b.embed_concat(y.a, w.a, s, scale, x.a); }
+  void embed_concat(Rows y, Weight w, const Step& s, float scale, Rows x) requires requires(A b) {
+    b.embed_concat(y.a, w.a, s, scale, x.a);
+  }
   {
     near_ = w.r.name;
     a_.embed_concat(y.a, w.a, s, scale, x.a);
@@ -165,7 +178,9 @@ class Lockstep {
     a_.head_norm(x.a, e, eps), r_.head_norm(x.r, e, eps);
     compare("head_norm", x, e);
   }
-  void kv_append(KvLayer kv, Rows k, Rows v, const Step& s) { a_.kv_append(kv.a, k.a, v.a, s), r_.kv_append(kv.r, k.r, v.r, s); }
+  void kv_append(KvLayer kv, Rows k, Rows v, const Step& s) {
+    a_.kv_append(kv.a, k.a, v.a, s), r_.kv_append(kv.r, k.r, v.r, s);
+  }
   void kv_settle(KvLayer kv, const Step& s) { a_.kv_settle(kv.a, s), r_.kv_settle(kv.r, s); }
   void attend(Rows o, Rows q, KvLayer kv, const Step& s, AttnSpec spec) {
     a_.attend(o.a, q.a, kv.a, s, spec), r_.attend(o.r, q.r, kv.r, s, spec);
@@ -282,7 +297,8 @@ class Lockstep {
     if (!at) at = &verbs_.emplace_back(), at->name = v.name, at->bound = v.bound;
     ++at->compared;
     at->over += v.over();
-    if (!std::isnan(at->error) && !(v.rms / v.bound <= at->error / at->bound)) at->error = v.rms, at->bound = v.bound;  // a NaN is worse than any
+    if (!std::isnan(at->error) && !(v.rms / v.bound <= at->error / at->bound))
+      at->error = v.rms, at->bound = v.bound;  // a NaN is worse than any
   }
 
   A a_;

@@ -12,8 +12,8 @@ struct LockstepReport {
     int64_t compared = 0, over = 0;  // results; of them, beyond their bound
     double error = 0, bound = 0;     // relative rms error of the worst one, against its bound
   };
-  std::vector<Verb> verbs;           // in the order in which they first ran
-  std::string first_over;            // what the first verb beyond its bound did, and where; empty: none was
+  std::vector<Verb> verbs;  // in the order in which they first ran
+  std::string first_over;   // what the first verb beyond its bound did, and where; empty: none was
 };
 
 }  // namespace facet

@@ -14,7 +14,7 @@ struct Sampling {
   float top_p = .95f;       // >= 1: off
   float min_p = 0.f;        // <= 0: off
   float repeat_penalty = 1.f, presence_penalty = 0.f, frequency_penalty = 0.f;
-  int repeat_last_n = 64;   // tokens the penalties look back on; -1: all
+  int repeat_last_n = 64;  // tokens the penalties look back on; -1: all
   uint64_t seed = 0;
   std::vector<std::pair<int32_t, float>> logit_bias = {};
 };
@@ -23,10 +23,10 @@ struct Sampling {
 // the way steps were cut change a request's tokens.
 struct SampleRow {
   const Sampling* sampling = nullptr;
-  int64_t position = 0;                   // of the token that is drawn, in its sequence
-  std::span<const int32_t> history = {};  // tokens before the row, oldest first
-  std::span<const int32_t> draft = {};    // more of them: the draft path up to this row
-  std::span<const int32_t> suppressed = {};// never drawn
+  int64_t position = 0;                      // of the token that is drawn, in its sequence
+  std::span<const int32_t> history = {};     // tokens before the row, oldest first
+  std::span<const int32_t> draft = {};       // more of them: the draft path up to this row
+  std::span<const int32_t> suppressed = {};  // never drawn
 };
 
 }  // namespace facet

@@ -28,8 +28,8 @@ struct StepShape {
   int n_tok = 0, n_seq = 0, n_out = 0;  // padded to a bucket; padding rows have seq = -1
   int n_small = 0;                      // tokens of the leading sequences that have at most kSmallT each
   int longest = 0;                      // rows of the longest sequence after this step (kv_len + its tokens)
-  int n_path = 0;                       // most paths from the root to a leaf of a tree of at most kSmallT tokens; 0: none
-  bool staged = false;                  // some sequence brings more tokens than the rings' margin
+  int n_path = 0;       // most paths from the root to a leaf of a tree of at most kSmallT tokens; 0: none
+  bool staged = false;  // some sequence brings more tokens than the rings' margin
   bool operator==(const StepShape&) const = default;
   bool all_out() const { return n_out == n_tok; }  // the head runs for every token, in order (Out::kGiven aside)
 };
@@ -55,10 +55,14 @@ struct Step {
 // Whether token j of a sequence sees its token i of the same step, window aside.
 FACET_HD inline bool sees_in_step(Mask mask, uint64_t ancestor, int j, int i, bool causal_block) {
   switch (mask) {
-    case Mask::kCausal: return i <= j;
-    case Mask::kTree: return (ancestor >> i) & 1u;
-    case Mask::kBlock: return !causal_block || i <= j;
-    case Mask::kPast: return false;
+    case Mask::kCausal:
+      return i <= j;
+    case Mask::kTree:
+      return (ancestor >> i) & 1u;
+    case Mask::kBlock:
+      return !causal_block || i <= j;
+    case Mask::kPast:
+      return false;
   }
   return false;
 }

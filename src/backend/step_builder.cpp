@@ -25,9 +25,12 @@ void StepBuilder::begin() {
 
 void StepBuilder::add(const SeqStep& q) {
   const int n = int(q.token.size()), s = int(slot_.size()), base = int(token_.size());
-  CHECK(n > 0 && token_.size() + size_t(n) <= max_tok_ && slot_.size() < max_seq_, "{} tokens after {} of {}", n, base, max_tok_);
-  CHECK(q.out != Out::kGiven || q.out_row.size() == q.token.size(), "{} output rows for {} tokens", q.out_row.size(), n);
-  CHECK(q.mask != Mask::kTree || (n <= kMaxTreeNodes && q.parent.size() == q.token.size()), "tree of {} nodes, {} parents", n, q.parent.size());
+  CHECK(n > 0 && token_.size() + size_t(n) <= max_tok_ && slot_.size() < max_seq_, "{} tokens after {} of {}", n, base,
+        max_tok_);
+  CHECK(q.out != Out::kGiven || q.out_row.size() == q.token.size(), "{} output rows for {} tokens", q.out_row.size(),
+        n);
+  CHECK(q.mask != Mask::kTree || (n <= kMaxTreeNodes && q.parent.size() == q.token.size()),
+        "tree of {} nodes, {} parents", n, q.parent.size());
   uint64_t inner = 0;  // nodes that are parents
   for (int j = 0; j < n; ++j) {
     uint64_t ancestor = 0;
@@ -43,7 +46,8 @@ void StepBuilder::add(const SeqStep& q) {
     pos_.push_back(pos);
     seq_.push_back(s);
     ancestor_.push_back(ancestor);
-    if (q.out == Out::kAll || (q.out == Out::kLast && j == n - 1) || (q.out == Out::kButFirst && j > 0)) out_row_.push_back(base + j);
+    if (q.out == Out::kAll || (q.out == Out::kLast && j == n - 1) || (q.out == Out::kButFirst && j > 0))
+      out_row_.push_back(base + j);
     if (q.out == Out::kGiven) out_row_.push_back(q.out_row[size_t(j)]);
   }
   if (n <= kSmallT && n_small_ == base) n_small_ = base + n;
@@ -67,8 +71,13 @@ void StepBuilder::pad_to(int n_tok) {
 }
 
 const Step& StepBuilder::finish() {
-  step_.shape = {.n_tok = int(token_.size()), .n_seq = int(slot_.size()), .n_out = int(out_row_.size()), .n_small = n_small_,
-                 .longest = longest_, .n_path = n_path_, .staged = most_tok_ > margin_};
+  step_.shape = {.n_tok = int(token_.size()),
+                 .n_seq = int(slot_.size()),
+                 .n_out = int(out_row_.size()),
+                 .n_small = n_small_,
+                 .longest = longest_,
+                 .n_path = n_path_,
+                 .staged = most_tok_ > margin_};
   step_.token = token_.data();
   step_.pos = pos_.data();
   step_.seq = seq_.data();

@@ -17,18 +17,19 @@ struct SeqStep {
   std::span<const int32_t> token;
   Out out = Out::kNone;
   Mask mask = Mask::kCausal;
-  std::span<const int32_t> out_row = {}; // kGiven
-  std::span<const int16_t> parent = {};  // kTree: parent[i] < i, parent[0] = -1
-  int pos = -1;                     // position of all tokens (kPast heads); -1: kv_len + index, or + depth in a tree
+  std::span<const int32_t> out_row = {};  // kGiven
+  std::span<const int16_t> parent = {};   // kTree: parent[i] < i, parent[0] = -1
+  int pos = -1;  // position of all tokens (kPast heads); -1: kv_len + index, or + depth in a tree
 };
 
-// Fills the arrays of a Step: requests in, plain data out. Owns the arrays; the Step stays valid until the next begin().
+// Fills the arrays of a Step: requests in, plain data out. Owns the arrays; the Step stays valid until the next
+// begin().
 class StepBuilder {
  public:
   StepBuilder(int max_tok, int max_seq, int margin);  // margin: of the rings, for StepShape::staged
   void begin();
   void add(const SeqStep& q);  // those of at most kSmallT tokens first
-  void pad_to(int n_tok);   // padding rows, seq = -1
+  void pad_to(int n_tok);      // padding rows, seq = -1
   const Step& finish();
   int n_tok() const { return int(token_.size()); }
   int n_out() const { return int(out_row_.size()); }

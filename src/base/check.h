@@ -28,8 +28,8 @@ std::string check_message(const char* text, const Args&... args) {
 #else
 #define FACET_CHECK_MESSAGE(...) ::fmt::format(__VA_ARGS__)
 #endif
-#define CHECK(cond, ...)                                                                            \
-  do {                                                                                              \
-    if (!(cond)) [[unlikely]]                                                                       \
-      ::facet::check_failed(__FILE__, __LINE__, #cond, FACET_CHECK_MESSAGE(__VA_ARGS__));           \
+#define CHECK(cond, ...)                                                                  \
+  do {                                                                                    \
+    if (!(cond)) [[unlikely]]                                                             \
+      ::facet::check_failed(__FILE__, __LINE__, #cond, FACET_CHECK_MESSAGE(__VA_ARGS__)); \
   } while (0)

@@ -20,7 +20,8 @@ void release_pages(std::span<const std::byte> piece) {
 
 Result<MappedFile> MappedFile::open(const std::string& path) {
   const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (fd < 0) return Error{path, std::string("cannot open: ") + std::strerror(errno), "check the path and its permissions"};
+  if (fd < 0)
+    return Error{path, std::string("cannot open: ") + std::strerror(errno), "check the path and its permissions"};
   struct stat st {};
   if (::fstat(fd, &st) != 0 || !S_ISREG(st.st_mode)) {
     ::close(fd);
@@ -35,7 +36,8 @@ Result<MappedFile> MappedFile::open(const std::string& path) {
       const int e = errno;
       ::close(fd);
       f.size_ = 0;
-      return Error{path, std::string("cannot map: ") + std::strerror(e), "check that the file is on a local disk and that address space is not limited"};
+      return Error{path, std::string("cannot map: ") + std::strerror(e),
+                   "check that the file is on a local disk and that address space is not limited"};
     }
     f.data_ = static_cast<const std::byte*>(p);
   }

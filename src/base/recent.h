@@ -23,8 +23,10 @@ class Recent {
       }
       if (!oldest || e.used < oldest->used) oldest = &e;
     }
-    if (entries_.size() < most_) oldest = &entries_.emplace_back();
-    else replaced(oldest->value);
+    if (entries_.size() < most_)
+      oldest = &entries_.emplace_back();
+    else
+      replaced(oldest->value);
     *oldest = {key, Value{}, ++clock_};
     return oldest->value;
   }

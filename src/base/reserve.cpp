@@ -16,7 +16,8 @@ Result<ReservedMemory> ReservedMemory::create(size_t bytes) {
   if (bytes == 0) return m;
   void* p = ::mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (p == MAP_FAILED)
-    return Error{"memory", "cannot reserve " + std::to_string(bytes) + " bytes of address space: " + std::strerror(errno),
+    return Error{"memory",
+                 "cannot reserve " + std::to_string(bytes) + " bytes of address space: " + std::strerror(errno),
                  "lower the context (-c), or raise the address-space limit (ulimit -v)"};
   m.data_ = static_cast<std::byte*>(p);
   m.size_ = bytes;

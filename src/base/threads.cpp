@@ -15,9 +15,9 @@ constexpr std::chrono::microseconds kSpin{200};
 
 // Idle threads of the pool spin for kSpin and then sleep. The library counts rounds, of a pause instruction each, whose
 // length differs between processors by four times. Its own limit is milliseconds: beside any other program a step then
-// waits for threads that burn the cores it needs. Far less than the work of one thread between two parallel loops is as bad:
-// to wake a thread costs as much as a small matrix, and on a virtual machine up to a millisecond. Runs before the library
-// reads its settings; a user's own setting wins.
+// waits for threads that burn the cores it needs. Far less than the work of one thread between two parallel loops is as
+// bad: to wake a thread costs as much as a small matrix, and on a virtual machine up to a millisecond. Runs before the
+// library reads its settings; a user's own setting wins.
 __attribute__((constructor(101))) void limit_spinning() {
   int rounds = 5000;
 #if defined(__x86_64__)

@@ -16,8 +16,8 @@ void parallel_for(int64_t n, int n_threads, F&& f) {
     for (int64_t i = 0; i < n; ++i) f(i);
     return;
   }
-  // All of them, also for fewer calls: a smaller team would end the other threads, and the next larger one would have to
-  // make them again.
+  // All of them, also for fewer calls: a smaller team would end the other threads, and the next larger one would have
+  // to make them again.
 #pragma omp parallel for schedule(dynamic, 1) num_threads(n_threads)
   for (int64_t i = 0; i < n; ++i) f(i);
 }

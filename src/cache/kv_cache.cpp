@@ -46,7 +46,8 @@ Status KvCache::prepare(SlotId s, int n) {
   Sequence& q = seq_[size_t(s)];
   CHECK(n >= 0 && n <= plan_.max_step, "{} rows in a step planned for {}", n, plan_.max_step);
   if (q.len + n > plan_.max_ctx)
-    return Error{"context", fmt::format("full: {} rows and {} more exceed the context of {}", q.len, n, plan_.max_ctx), "start with a larger -c, or shorten the conversation"};
+    return Error{"context", fmt::format("full: {} rows and {} more exceed the context of {}", q.len, n, plan_.max_ctx),
+                 "start with a larger -c, or shorten the conversation"};
   const int want = std::min((q.len + n + kPresentRows - 1) / kPresentRows * kPresentRows, plan_.max_ctx);
   if (want > q.prepared) {
     if (auto ok = make_present(s, q.prepared, want); !ok) return ok;
@@ -122,7 +123,8 @@ Rewind KvCache::restore(SlotId s, int len) {
   int best = -1;
   for (size_t i = 0; i < q.saved.size(); ++i) {
     const Checkpoint& c = q.saved[i];
-    if (c.age > 0 && len <= c.len && window_held(len, c.high) && (best < 0 || c.age > q.saved[size_t(best)].age)) best = int(i);
+    if (c.age > 0 && len <= c.len && window_held(len, c.high) && (best < 0 || c.age > q.saved[size_t(best)].age))
+      best = int(i);
   }
   if (best < 0) return Rewind::kNeedsPrefill;
   copy_rings(s, best, false);

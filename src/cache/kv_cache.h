@@ -12,7 +12,10 @@
 namespace facet {
 
 using SlotId = int32_t;
-enum class Rewind : uint8_t { kDone, kNeedsPrefill };  // kNeedsPrefill: the ring no longer holds the window before `len`
+enum class Rewind : uint8_t {
+  kDone,
+  kNeedsPrefill
+};  // kNeedsPrefill: the ring no longer holds the window before `len`
 
 // K/V rows of every layer and sequence slot. A step writes rows [len, len + n) through kv_append; commit makes some
 // of them permanent and the rest never existed: rejecting a draft is free.
@@ -36,8 +39,8 @@ class KvCache {
   // Between steps, before rows [len, len + n) are written: makes their memory present. Fails when the context is
   // full or memory is out, with the cache as it was.
   Status prepare(SlotId s, int n);
-  void commit(SlotId s, int n);                                  // chain: the first n rows of the step
-  void commit_path(SlotId s, std::span<const int16_t> path);     // tree: moves the path's rows together; path[0] = 0
+  void commit(SlotId s, int n);                               // chain: the first n rows of the step
+  void commit_path(SlotId s, std::span<const int16_t> path);  // tree: moves the path's rows together; path[0] = 0
   Rewind rewind(SlotId s, int len);
   void clear(SlotId s);
 
@@ -53,14 +56,14 @@ class KvCache {
   };
   struct Sequence {
     int len = 0;
-    int high = 0;       // one past the newest row written to the rings
-    int prepared = 0;   // rows of full layers whose memory is present
+    int high = 0;      // one past the newest row written to the rings
+    int prepared = 0;  // rows of full layers whose memory is present
     std::vector<Checkpoint> saved;
   };
   KvCache(const ModelCfg& m, const KvPlan& p);
-  virtual Status make_present(SlotId s, int from, int to) = 0;                  // rows of full layers
-  virtual void move_row(int layer, SlotId s, int from, int to) = 0;             // between places of one slot
-  virtual void moves_done(SlotId) {}                                            // after the last move_row of a path
+  virtual Status make_present(SlotId s, int from, int to) = 0;       // rows of full layers
+  virtual void move_row(int layer, SlotId s, int from, int to) = 0;  // between places of one slot
+  virtual void moves_done(SlotId) {}                                 // after the last move_row of a path
   virtual void copy_rings(SlotId s, int checkpoint, bool save) = 0;
   bool window_held(int len, int high) const;
   static void go_back(Sequence& q, int len);
@@ -69,7 +72,7 @@ class KvCache {
   std::vector<KvLayer> layers_;
   std::vector<int> owners_;  // layers that own rows
   std::vector<Sequence> seq_;
-  int min_slack_ = 0;        // rows a ring holds beyond its window, over sliding layers
+  int min_slack_ = 0;  // rows a ring holds beyond its window, over sliding layers
   bool any_ring_ = false;
   uint64_t clock_ = 0;
   std::unique_ptr<KvCache> mirror_;

@@ -34,7 +34,8 @@ std::string MemoryPlan::table() const {
   size_t width = 9;
   for (const MemoryLine& l : lines) width = std::max(width, l.name.size());
   std::string s;
-  for (const MemoryLine& l : lines) s += fmt::format("  {:<{}} {:>12}  {}\n", l.name, width, human_bytes(l.bytes), l.detail);
+  for (const MemoryLine& l : lines)
+    s += fmt::format("  {:<{}} {:>12}  {}\n", l.name, width, human_bytes(l.bytes), l.detail);
   s += fmt::format("  {:<{}} {:>12}\n", "total", width, human_bytes(total()));
   if (available > 0) s += fmt::format("  {:<{}} {:>12}\n", "available", width, human_bytes(available));
   return s;
@@ -43,7 +44,8 @@ std::string MemoryPlan::table() const {
 std::string MemoryPlan::line() const {
   std::string s = human_bytes(total());
   if (available > 0) s += " of " + human_bytes(available);
-  for (size_t i = 0; i < lines.size(); ++i) s += fmt::format("{} {} {}", i ? "," : ":", lines[i].name, human_bytes(lines[i].bytes));
+  for (size_t i = 0; i < lines.size(); ++i)
+    s += fmt::format("{} {} {}", i ? "," : ":", lines[i].name, human_bytes(lines[i].bytes));
   return s;
 }
 

@@ -10,16 +10,18 @@ namespace facet {
 // How many rows a step may bring and the cache must hold.
 struct KvPlan {
   KvType k = KvType::kF16, v = KvType::kF16;
-  int max_seq = 1;         // sequence slots
-  int max_ctx = 4096;      // rows of a full layer per slot
-  int max_step = 512;      // tokens of one step; the staging area
-  int margin = 64;         // tokens of one sequence in a step that go straight to the rings, and rows that a
-                           // rewind can take back at any time; at least a verify chain or tree
-  int checkpoints = 1;     // copies of a slot's rings that are kept, for rewinds beyond the margin
+  int max_seq = 1;      // sequence slots
+  int max_ctx = 4096;   // rows of a full layer per slot
+  int max_step = 512;   // tokens of one step; the staging area
+  int margin = 64;      // tokens of one sequence in a step that go straight to the rings, and rows that a
+                        // rewind can take back at any time; at least a verify chain or tree
+  int checkpoints = 1;  // copies of a slot's rings that are kept, for rewinds beyond the margin
 };
 
 // Rows of a ring: a step of at most `margin` tokens never overwrites a row that one of its tokens can see.
-inline int64_t ring_rows(const LayerCfg& c, const KvPlan& p) { return std::min<int64_t>(p.max_ctx, c.window - 1 + p.margin); }
+inline int64_t ring_rows(const LayerCfg& c, const KvPlan& p) {
+  return std::min<int64_t>(p.max_ctx, c.window - 1 + p.margin);
+}
 
 // Bytes by purpose. Full layers are committed as a sequence grows; the figure is for max_ctx rows.
 struct KvBytes {

@@ -50,10 +50,12 @@ double read_gbps(int n_threads, const SimdKernels& simd) {
   double best = 0;
   for (int pass = 0; pass < 5; ++pass) {
     const auto start = Clock::now();
-    parallel_for(n / piece, n_threads, [&](int64_t p) { sum[size_t(p)] = simd.sum_squares(data.get() + p * piece, piece); });
+    parallel_for(n / piece, n_threads,
+                 [&](int64_t p) { sum[size_t(p)] = simd.sum_squares(data.get() + p * piece, piece); });
     best = std::max(best, double(n * 4) / seconds_since(start) / 1e9);
   }
-  CHECK(std::all_of(sum.begin(), sum.end(), [&](float s) { return s == float(piece); }), "the buffer changed while it was read");
+  CHECK(std::all_of(sum.begin(), sum.end(), [&](float s) { return s == float(piece); }),
+        "the buffer changed while it was read");
   return best;
 }
 
@@ -63,7 +65,8 @@ int32_t random_id(uint32_t& state, int n_vocab) {
 }
 
 template <Backend B, class... Args>
-Status bench(const GgufFile& file, const ModelCfg& m, const EngineConfig& c, const BenchOptions& o, const std::function<void(const BenchLine&)>& line, Args... args) {
+Status bench(const GgufFile& file, const ModelCfg& m, const EngineConfig& c, const BenchOptions& o,
+             const std::function<void(const BenchLine&)>& line, Args... args) {
   using Traced = facet::Traced<B>;
   auto opened = Runner<Traced>::open(file, m, {.kv = kv_plan(c), .max_out = c.max_out}, args...);
   if (!opened) return opened.error();
@@ -132,7 +135,8 @@ std::vector<BenchVerb> bench_verbs(const std::map<std::string, VerbCost>& costs,
   return verbs;
 }
 
-Status run_bench(const EngineConfig& given, const BenchOptions& o, const std::function<void(const BenchMachine&, const EngineConfig&)>& machine,
+Status run_bench(const EngineConfig& given, const BenchOptions& o,
+                 const std::function<void(const BenchMachine&, const EngineConfig&)>& machine,
                  const std::function<void(const BenchLine&)>& line) {
   EngineConfig c = given;
   auto file = GgufFile::open(c.model);
@@ -149,17 +153,22 @@ Status run_bench(const EngineConfig& given, const BenchOptions& o, const std::fu
   if (c.n_ctx == 0) c.n_ctx = deepest + c.chunk;
   auto decided = resolve_config(*file, *m, c);
   if (!decided) return decided.error();
-  if (!has_isa(c.cpu_isa)) return Error{"--cpu-isa", fmt::format("this machine has no {}", isa_name(c.cpu_isa)), "leave it out: the best there is will be used"};
+  if (!has_isa(c.cpu_isa))
+    return Error{"--cpu-isa", fmt::format("this machine has no {}", isa_name(c.cpu_isa)),
+                 "leave it out: the best there is will be used"};
   c.backend = decided->backend;
 #if FACET_CUDA
   if (c.backend == "cuda") return bench_cuda(*file, *m, *decided, o, machine, line);
 #endif
-  machine({.cpu = cpu_model(), .isa = c.backend == "cpu" ? simd_kernels(c.cpu_isa).name : "none", .threads = decided->n_threads,
+  machine({.cpu = cpu_model(),
+           .isa = c.backend == "cpu" ? simd_kernels(c.cpu_isa).name : "none",
+           .threads = decided->n_threads,
            .gbps_ceiling = read_gbps(decided->n_threads, simd_kernels(c.cpu_isa))},
           *decided);
   if (c.backend == "cpu") return bench<CpuFast>(*file, *m, *decided, o, line, decided->n_threads, c.cpu_isa);
   if (c.backend == "ref") return bench<CpuRef>(*file, *m, *decided, o, line, decided->n_threads);
-  return Error{"--backend", fmt::format("expected cuda, cpu or ref, found {}", c.backend), "this program was built without it"};
+  return Error{"--backend", fmt::format("expected cuda, cpu or ref, found {}", c.backend),
+               "this program was built without it"};
 }
 
 }  // namespace facet

@@ -36,13 +36,16 @@ double step_bytes(const GgufFile& file, const ModelCfg& m, const KvCache& cache,
 }
 
 template <Backend B>
-Status bench_on(const GgufFile& file, const ModelCfg& m, const EngineConfig& c, const BenchOptions& o, const std::function<void(const BenchLine&)>& line) {
+Status bench_on(const GgufFile& file, const ModelCfg& m, const EngineConfig& c, const BenchOptions& o,
+                const std::function<void(const BenchLine&)>& line) {
   auto opened = Runner<B>::open(file, m, {.kv = kv_plan(c), .max_out = c.max_out}, c.gpu);
   if (!opened) return opened.error();
   Runner<B>& r = **opened;
   auto device = [&]() -> Cuda& {
-    if constexpr (MarksTime<B>) return r.b;
-    else return r.b.inner();
+    if constexpr (MarksTime<B>)
+      return r.b;
+    else
+      return r.b.inner();
   };
   std::vector<int32_t> ids(size_t(std::max(c.chunk, c.max_out)));
   uint32_t state = 1;
@@ -76,7 +79,8 @@ Status bench_on(const GgufFile& file, const ModelCfg& m, const EngineConfig& c, 
     }
     return Ok{};
   };
-  // One token more of each of n_seq sequences, as an engine decodes: the next step begins before the host has this one's tokens.
+  // One token more of each of n_seq sequences, as an engine decodes: the next step begins before the host has this
+  // one's tokens.
   auto decode = [&](int n_seq, bool last) -> Status {
     if constexpr (MarksTime<B>) {
       r.steps.begin();
@@ -144,16 +148,22 @@ Status bench_on(const GgufFile& file, const ModelCfg& m, const EngineConfig& c, 
       if (auto ok = measure("prefill", o.prefill, 1, depth, Out::kLast, false); !ok) return ok;
   }
   const Cuda::Counters& k = device().counters();
-  fmt::print(stderr, "{} graph launches ({} in vain), {} captures, {} allocations\n", k.graph_launches, k.in_vain, k.captures, k.allocations);
+  fmt::print(stderr, "{} graph launches ({} in vain), {} captures, {} allocations\n", k.graph_launches, k.in_vain,
+             k.captures, k.allocations);
   return Ok{};
 }
 
 }  // namespace
 
 Status bench_cuda(const GgufFile& file, const ModelCfg& m, const EngineConfig& c, const BenchOptions& o,
-                  const std::function<void(const BenchMachine&, const EngineConfig&)>& machine, const std::function<void(const BenchLine&)>& line) {
+                  const std::function<void(const BenchMachine&, const EngineConfig&)>& machine,
+                  const std::function<void(const BenchLine&)>& line) {
   const double ceiling = cuda::read_gbps(), tflops = cuda::bf16_tflops();
-  machine({.cpu = Cuda::device_name(c.gpu), .isa = fmt::format("bf16 {:.0f} TFLOP/s", tflops), .threads = c.n_threads, .gbps_ceiling = ceiling}, c);
+  machine({.cpu = Cuda::device_name(c.gpu),
+           .isa = fmt::format("bf16 {:.0f} TFLOP/s", tflops),
+           .threads = c.n_threads,
+           .gbps_ceiling = ceiling},
+          c);
   return o.explain ? bench_on<Traced<Cuda>>(file, m, c, o, line) : bench_on<Cuda>(file, m, c, o, line);
 }
 

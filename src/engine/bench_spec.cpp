@@ -40,11 +40,14 @@ class Answering {
   Answering(const Answering&) = delete;
 
   Status begin(Request r) {
-    auto id = e_.submit(std::move(r), {.tokens = [this](RequestId, std::span<const int32_t> t) { tokens_.insert(tokens_.end(), t.begin(), t.end()); },
-                                       .done = [this](RequestId, Stop why, const Usage& u, const std::string& what) {
-                                         if (why == Stop::kError) error_ = what;
-                                         usage_ = u;
-                                       }});
+    auto id = e_.submit(
+        std::move(r),
+        {.tokens = [this](RequestId, std::span<const int32_t> t) { tokens_.insert(tokens_.end(), t.begin(), t.end()); },
+         .done =
+             [this](RequestId, Stop why, const Usage& u, const std::string& what) {
+               if (why == Stop::kError) error_ = what;
+               usage_ = u;
+             }});
     if (!id) return id.error();
     return Ok{};
   }
@@ -63,7 +66,9 @@ class Answering {
   const std::vector<int32_t>& tokens() const { return tokens_; }
   const Usage& usage() const { return usage_; }
   const std::string& error() const { return error_; }
-  int timed() const { return untimed_ > 0 ? usage_.decoded + 1 - untimed_ : 0; }  // tokens; the first one is not decoded
+  int timed() const {
+    return untimed_ > 0 ? usage_.decoded + 1 - untimed_ : 0;
+  }  // tokens; the first one is not decoded
   double timed_s() const { return timed_s_; }
 
  private:
@@ -76,17 +81,20 @@ class Answering {
   double timed_s_ = 0;
 };
 
-// What each engine answers. More than one take turns of some tokens, so that what else the machine does slows all alike.
-Result<std::vector<Totals>> answer_all(std::span<Engine* const> engines, const PromptSet& set, const SpecBenchOptions& o) {
+// What each engine answers. More than one take turns of some tokens, so that what else the machine does slows all
+// alike.
+Result<std::vector<Totals>> answer_all(std::span<Engine* const> engines, const PromptSet& set,
+                                       const SpecBenchOptions& o) {
   constexpr size_t kTurn = 16;  // tokens
   std::vector<Totals> totals(engines.size());
   for (size_t i = 0; i < set.prompts.size(); ++i) {
     std::list<Answering> answers;
     for (Engine* e : engines) {
-      auto ok = answers.emplace_back(*e, o.skip).begin({.prompt = set.prompts[i],
-                                                        .max_tokens = o.n_predict,
-                                                        .sampling = {.temperature = 0, .seed = i},
-                                                        .ignore_eos = o.ignore_eos});
+      auto ok = answers.emplace_back(*e, o.skip)
+                    .begin({.prompt = set.prompts[i],
+                            .max_tokens = o.n_predict,
+                            .sampling = {.temperature = 0, .seed = i},
+                            .ignore_eos = o.ignore_eos});
       if (!ok) return ok.error();
     }
     bool more = true;
@@ -207,8 +215,8 @@ struct Answer {
 };
 
 // before: the answers at the first context, empty there.
-Result<ContextLine> measure_context(Engine& e, const PromptSet& set, const ContextBenchOptions& o,
-                                    int context, std::vector<Answer>& before) {
+Result<ContextLine> measure_context(Engine& e, const PromptSet& set, const ContextBenchOptions& o, int context,
+                                    std::vector<Answer>& before) {
   ContextLine l{.set = set.name, .method = {}, .context = context, .prompts = int(set.prompts.size())};
   auto ask = [&](const std::vector<int32_t>& prompt, int n) -> Result<Answer> {
     Answering a(e, 0);
@@ -230,10 +238,11 @@ Result<ContextLine> measure_context(Engine& e, const PromptSet& set, const Conte
     auto kept = ask(prompt, o.n_predict);
     if (!kept) return kept.error();
     if (constexpr int kLeast = 24; kept->usage.cached < kLeast)
-      return Error{"--contexts",
-                   fmt::format("expected {} rows or more kept from the first answer of a conversation of {} tokens, found {}",
-                               kLeast, prompt.size(), kept->usage.cached),
-                   "use longer contexts"};
+      return Error{
+          "--contexts",
+          fmt::format("expected {} rows or more kept from the first answer of a conversation of {} tokens, found {}",
+                      kLeast, prompt.size(), kept->usage.cached),
+          "use longer contexts"};
     if (auto other = ask({0}, 1); !other) return other.error();  // the slot forgets
     auto fresh = ask(prompt, o.n_predict);
     if (!fresh) return fresh.error();
@@ -260,8 +269,10 @@ Status bench_context(const EngineConfig& given, const ContextBenchOptions& o,
   for (const auto& t : o.texts) shortest = std::min(shortest, t.size());
   for (const int context : o.contexts)
     if (size_t(context) * 4 / 5 > shortest)
-      return Error{"--contexts", fmt::format("expected at most {} tokens, what the long texts have; found {}", shortest * 5 / 4, context),
-                   "use shorter contexts, or --prompts with longer questions of the kind retrieval"};
+      return Error{
+          "--contexts",
+          fmt::format("expected at most {} tokens, what the long texts have; found {}", shortest * 5 / 4, context),
+          "use shorter contexts, or --prompts with longer questions of the kind retrieval"};
   for (const SpecMethod& m : o.methods) {
     EngineConfig c = given;
     c.draft.files = m.files;

@@ -25,7 +25,8 @@ struct SpecBenchOptions {
   int n_predict = 96;  // of each answer
   int skip = 0;        // tokens of each answer before its clock starts
   bool ignore_eos = false;
-  bool in_turn = false;  // each run in turn with plain decoding, some tokens each, for machines that do other things too
+  bool in_turn =
+      false;  // each run in turn with plain decoding, some tokens each, for machines that do other things too
 };
 
 // One way of drafting on one set.
@@ -35,7 +36,7 @@ struct SpecLine {
   KvType kv = KvType::kF16;
   double tokens_per_step = 0;      // tokens of decoding steps, over those steps
   double tok_s = 0, tok_s_sd = 0;  // tokens of a run over its seconds of decoding; over runs
-  double speedup = 1;  // against plain decoding with the same cache; in turn: the median of the runs
+  double speedup = 1;              // against plain decoding with the same cache; in turn: the median of the runs
   int64_t drafted = 0, accepted = 0;
   std::vector<double> right_at;  // of the rounds that came to the k-th draft, the share where it was right
   double draft_ms = 0, verify_ms = 0, accept_ms = 0;  // of a step
@@ -44,14 +45,12 @@ struct SpecLine {
 };
 
 // Greedy answers to the prompts, one after the other.
-Status bench_spec(const EngineConfig& c, const SpecBenchOptions& o,
-                  const std::function<void(const SpecLine&)>& line);
+Status bench_spec(const EngineConfig& c, const SpecBenchOptions& o, const std::function<void(const SpecLine&)>& line);
 
 struct ContextBenchOptions {
-  std::vector<std::vector<int32_t>>
-      texts;                       // long first questions of conversations, cut to the context's length
-  std::vector<int32_t> next_turn;  // between an answer and the next question
-  std::vector<PromptSet> sets;     // second questions
+  std::vector<std::vector<int32_t>> texts;  // long first questions of conversations, cut to the context's length
+  std::vector<int32_t> next_turn;           // between an answer and the next question
+  std::vector<PromptSet> sets;              // second questions
   std::vector<SpecMethod> methods;
   std::vector<int> contexts{256, 512, 1024, 2048, 4096, 8192};
   int length = 7;  // tokens of a draft

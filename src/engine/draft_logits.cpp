@@ -65,11 +65,13 @@ Result<std::vector<float>> dflash_logits(Target<B>& t, const DrafterFile& f, con
 
 // [steps, V]: a chain of greedy passes after ids[at].
 template <Backend B>
-Result<std::vector<float>> mtp_logits(Target<B>& t, const DrafterFile& f, const DraftLogitsConfig& o, std::vector<std::string>& notes) {
+Result<std::vector<float>> mtp_logits(Target<B>& t, const DrafterFile& f, const DraftLogitsConfig& o,
+                                      std::vector<std::string>& notes) {
   auto d = Mtp<B>::open(f, t.view(), o.window_extra);
   if (!d) return d.error();
   notes.insert(notes.end(), (*d)->cfg().notes.begin(), (*d)->cfg().notes.end());
-  if (auto ok = t.commit(o.at, **d, {}, t.runner->b.new_rows(t.runner->cache->plan().max_step, t.cfg.d_model)); !ok) return ok.error();
+  if (auto ok = t.commit(o.at, **d, {}, t.runner->b.new_rows(t.runner->cache->plan().max_step, t.cfg.d_model)); !ok)
+    return ok.error();
   std::vector<float> all;
   Draft draft{.position = o.at, .max_draft = o.steps, .token = {t.ids[size_t(o.at)]}};
   for (int i = 0; i < o.steps; ++i) {
@@ -91,18 +93,25 @@ Result<DraftLogits> run(const DraftLogitsConfig& c, KvType usual) {
   t.cfg = *cfg;
   t.ids = c.ids;
   for (int32_t id : t.ids)
-    if (id < 0 || id >= t.cfg.n_vocab) return Error{"tokens", fmt::format("expected ids in [0, {}), found {}", t.cfg.n_vocab, id), "the ids belong to another vocabulary"};
+    if (id < 0 || id >= t.cfg.n_vocab)
+      return Error{"tokens", fmt::format("expected ids in [0, {}), found {}", t.cfg.n_vocab, id),
+                   "the ids belong to another vocabulary"};
   if (c.at < 1 || c.at >= int(t.ids.size()))
-    return Error{"at", fmt::format("expected a position in [1, {}), found {}", t.ids.size(), c.at), "that token and all before it must be given"};
+    return Error{"at", fmt::format("expected a position in [1, {}), found {}", t.ids.size(), c.at),
+                 "that token and all before it must be given"};
   auto drafter = DrafterFile::open(c.draft);
   if (!drafter) return drafter.error();
   const KvType kv = c.kv.value_or(usual);
-  auto runner = Runner<B>::open(t.file, t.cfg, {.kv = {.k = kv, .v = kv, .max_ctx = int(t.ids.size()) + 64, .max_step = c.chunk, .checkpoints = 0}},
-                                c.n_threads > 0 ? c.n_threads : physical_cores());
+  auto runner = Runner<B>::open(
+      t.file, t.cfg,
+      {.kv = {.k = kv, .v = kv, .max_ctx = int(t.ids.size()) + 64, .max_step = c.chunk, .checkpoints = 0}},
+      c.n_threads > 0 ? c.n_threads : physical_cores());
   if (!runner) return runner.error();
   t.runner = std::move(*runner);
-  DraftLogits out{.logits = {}, .rows = 0, .n_vocab = t.cfg.n_vocab, .dialect = drafter->dialect(), .notes = drafter->notes};
-  auto logits = drafter->kind() == DrafterKind::kDflash ? dflash_logits(t, *drafter, c) : mtp_logits(t, *drafter, c, out.notes);
+  DraftLogits out{
+      .logits = {}, .rows = 0, .n_vocab = t.cfg.n_vocab, .dialect = drafter->dialect(), .notes = drafter->notes};
+  auto logits =
+      drafter->kind() == DrafterKind::kDflash ? dflash_logits(t, *drafter, c) : mtp_logits(t, *drafter, c, out.notes);
   if (!logits) return logits.error();
   out.logits = std::move(*logits);
   out.rows = int(out.logits.size()) / out.n_vocab;
@@ -114,7 +123,8 @@ Result<DraftLogits> run(const DraftLogitsConfig& c, KvType usual) {
 Result<DraftLogits> draft_logits(const DraftLogitsConfig& c) {
   if (c.backend == "ref") return run<CpuRef>(c, KvType::kF32);
   if (c.backend == "cpu") return run<CpuFast>(c, KvType::kF16);
-  return Error{"--backend", fmt::format("expected cpu or ref, found {}", c.backend), "this program was built without it"};
+  return Error{"--backend", fmt::format("expected cpu or ref, found {}", c.backend),
+               "this program was built without it"};
 }
 
 }  // namespace facet

@@ -24,10 +24,10 @@ struct DraftLogitsConfig {
   int n_threads = 0;                        // 0: one per physical core
 };
 struct DraftLogits {
-  std::vector<float> logits;                // [rows, n_vocab]: DFlash, every slot of the block; MTP, every pass
+  std::vector<float> logits;  // [rows, n_vocab]: DFlash, every slot of the block; MTP, every pass
   int rows = 0, n_vocab = 0;
   std::string dialect;
-  std::vector<std::string> notes;           // for the user
+  std::vector<std::string> notes;  // for the user
 };
 // Fails when a file does not load, the drafter does not fit, or ids or `at` are outside their range.
 Result<DraftLogits> draft_logits(const DraftLogitsConfig& c);

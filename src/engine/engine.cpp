@@ -12,11 +12,16 @@ namespace facet {
 
 const char* stop_name(Stop s) {
   switch (s) {
-    case Stop::kEos: return "eos";
-    case Stop::kLength: return "length";
-    case Stop::kContext: return "context";
-    case Stop::kCancelled: return "cancelled";
-    case Stop::kError: return "error";
+    case Stop::kEos:
+      return "eos";
+    case Stop::kLength:
+      return "length";
+    case Stop::kContext:
+      return "context";
+    case Stop::kCancelled:
+      return "cancelled";
+    case Stop::kError:
+      return "error";
   }
   return "?";
 }
@@ -39,7 +44,10 @@ Result<LoadedModel> load_model(const std::string& path) {
   if (!vocab) return vocab.error();
   if (vocab->empty()) return model;
   if (int(vocab->tokens.size()) != model.cfg.n_vocab)
-    return Error{path, fmt::format("tokenizer.ggml.tokens: expected {} tokens, the rows of token_embd.weight, found {}", model.cfg.n_vocab, vocab->tokens.size()), "convert the model again"};
+    return Error{path,
+                 fmt::format("tokenizer.ggml.tokens: expected {} tokens, the rows of token_embd.weight, found {}",
+                             model.cfg.n_vocab, vocab->tokens.size()),
+                 "convert the model again"};
   auto tokenizer = Tokenizer::create(std::move(*vocab));
   if (!tokenizer) return tokenizer.error();
   model.tokenizer.emplace(std::move(*tokenizer));
@@ -60,9 +68,14 @@ Result<std::unique_ptr<Engine>> Engine::open(const EngineConfig& c) {
   if (c.planned) c.planned(plan_memory(model.file, model.cfg, *decided, model.drafters).line());
 
   if (decided->backend == "cuda" && !model.drafters.empty() && decided->draft.rows() > 15 && c.noted)
-    c.noted(fmt::format("drafts of {} tokens make steps of more than 16 rows: on a GPU their logits may round differently from plain decoding's", decided->draft.rows()));
+    c.noted(
+        fmt::format("drafts of {} tokens make steps of more than 16 rows: on a GPU their logits may round differently "
+                    "from plain decoding's",
+                    decided->draft.rows()));
 
-  if (!has_isa(c.cpu_isa)) return Error{"--cpu-isa", fmt::format("this machine has no {}", isa_name(c.cpu_isa)), "leave it out: the best there is will be used"};
+  if (!has_isa(c.cpu_isa))
+    return Error{"--cpu-isa", fmt::format("this machine has no {}", isa_name(c.cpu_isa)),
+                 "leave it out: the best there is will be used"};
 #if FACET_CUDA
   if (decided->backend == "cuda" && c.noted) {
     for (const std::string& n : conversion_notes(model.file.path(), model.file.tensors())) c.noted(n);
@@ -74,9 +87,11 @@ Result<std::unique_ptr<Engine>> Engine::open(const EngineConfig& c) {
 #if FACET_CUDA
   if (decided->backend == "cuda") return open_cuda_engine(std::move(model), *decided);
 #endif
-  if (decided->backend == "cpu") return create_engine<CpuFast>(std::move(model), *decided, decided->n_threads, decided->cpu_isa);
+  if (decided->backend == "cpu")
+    return create_engine<CpuFast>(std::move(model), *decided, decided->n_threads, decided->cpu_isa);
   if (decided->backend == "ref") return create_engine<CpuRef>(std::move(model), *decided, decided->n_threads);
-  return Error{"--backend", fmt::format("expected cuda, cpu or ref, found {}", decided->backend), "this program was built without it"};
+  return Error{"--backend", fmt::format("expected cuda, cpu or ref, found {}", decided->backend),
+               "this program was built without it"};
 }
 
 }  // namespace facet

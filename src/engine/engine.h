@@ -32,8 +32,8 @@ struct DraftConfig {
 
 // The only way options reach the engine.
 struct EngineConfig {
-  std::string model;               // path of a GGUF, or of any part of a split one
-  std::string backend = "auto";    // cuda, cpu, ref; auto: cuda where a usable GPU is present, else cpu
+  std::string model;             // path of a GGUF, or of any part of a split one
+  std::string backend = "auto";  // cuda, cpu, ref; auto: cuda where a usable GPU is present, else cpu
   int gpu = 0;
   CpuIsa cpu_isa = CpuIsa::kAuto;  // instruction set of the cpu backend
   int n_ctx = 0;                   // rows per sequence; 0: the trained context, halved until the plan fits
@@ -42,14 +42,14 @@ struct EngineConfig {
   int margin = 64;                 // see KvPlan
   int checkpoints = 1;
   std::optional<KvType> kv_k, kv_v;  // empty: f32 on the reference backend, f16 elsewhere
-  int n_threads = 0;               // 0: one per physical core
-  int max_out = 0;                 // rows of logits of one step; 0: one per sequence
+  int n_threads = 0;                 // 0: one per physical core
+  int max_out = 0;                   // rows of logits of one step; 0: one per sequence
   DraftConfig draft = {};
-  std::function<void(const std::string&)> planned = {};  // told the memory plan before anything is allocated
-  std::function<void(const std::string&)> noted = {};    // told what a user should know about the files
+  std::function<void(const std::string&)> planned = {};             // told the memory plan before anything is allocated
+  std::function<void(const std::string&)> noted = {};               // told what a user should know about the files
   std::function<void(uint64_t done, uint64_t total)> loading = {};  // told of bytes of weights as they arrive
-  bool lockstep = false;           // beside the reference, which judges every verb: slow, for finding a broken kernel
-  int64_t memory = 0;              // bytes that may be used; 0: what the system has available
+  bool lockstep = false;  // beside the reference, which judges every verb: slow, for finding a broken kernel
+  int64_t memory = 0;     // bytes that may be used; 0: what the system has available
 };
 
 using RequestId = uint64_t;
@@ -57,32 +57,32 @@ enum class Stop : uint8_t { kEos, kLength, kContext, kCancelled, kError };
 const char* stop_name(Stop s);
 
 struct Usage {
-  int prompt = 0, cached = 0, generated = 0;     // tokens; cached: of the prompt, not computed again
+  int prompt = 0, cached = 0, generated = 0;  // tokens; cached: of the prompt, not computed again
   double prefill_s = 0, decode_s = 0;
-  int steps = 0, drafted = 0, accepted = 0;      // drafted: nodes verified; accepted: of them, tokens of the answer
+  int steps = 0, drafted = 0, accepted = 0;  // drafted: nodes verified; accepted: of them, tokens of the answer
 
   // Drafting; empty without a drafter.
-  int decode_steps = 0, rounds = 0;              // steps after the prompt; of them, with a draft
-  int decoded = 0;                               // tokens of those steps, with the one that ends the answer
+  int decode_steps = 0, rounds = 0;                    // steps after the prompt; of them, with a draft
+  int decoded = 0;                                     // tokens of those steps, with the one that ends the answer
   std::vector<int> offered_at = {}, accepted_at = {};  // [k]: rounds that reached draft k + 1 of a path; it was right
   struct Change {
-    int at = 0;                                  // tokens generated before
-    std::string method = {};                     // "dflash", "mtp", "none"
+    int at = 0;               // tokens generated before
+    std::string method = {};  // "dflash", "mtp", "none"
   };
-  std::vector<Change> methods = {};              // the first one at 0
+  std::vector<Change> methods = {};  // the first one at 0
   double draft_s = 0, verify_s = 0, accept_s = 0;
-  std::string draft_inactive_reason = {};        // why there was, or in the end is, no drafting
+  std::string draft_inactive_reason = {};  // why there was, or in the end is, no drafting
   double tokens_per_step() const { return decode_steps > 0 ? double(decoded) / decode_steps : 0; }
 };
 struct Request {
   std::vector<int32_t> prompt = {};
-  int max_tokens = -1;              // -1: until the context is full
+  int max_tokens = -1;  // -1: until the context is full
   Sampling sampling = {};
-  bool ignore_eos = false;          // an end-of-generation token is output like any other
-  bool suppress_special = true;     // never draw the placeholders of pictures and sound
-  bool draft = true;                // with the engine's drafters, if there are any
+  bool ignore_eos = false;       // an end-of-generation token is output like any other
+  bool suppress_special = true;  // never draw the placeholders of pictures and sound
+  bool draft = true;             // with the engine's drafters, if there are any
 };
-struct Sink {                       // called on the engine's thread; must not block
+struct Sink {  // called on the engine's thread; must not block
   std::function<void(RequestId, std::span<const int32_t>)> tokens;
   std::function<void(RequestId, Stop, const Usage&, const std::string& error)> done;
   std::function<void(RequestId, int computed, int prompt)> prefill = {};  // after each step of a prompt
@@ -98,21 +98,22 @@ class Engine {
   static Result<std::unique_ptr<Engine>> open(const EngineConfig&);  // everything is allocated here
   virtual ~Engine() = default;
 
-  virtual Result<RequestId> submit(Request, Sink) = 0;               // any thread
-  virtual void cancel(RequestId) = 0;                                // any thread
-  virtual bool tick() = 0;                                           // one step; false when there is nothing to do
-  virtual void run() = 0;                                            // tick until stop(), waiting when idle
-  virtual void stop() = 0;                                           // any thread
+  virtual Result<RequestId> submit(Request, Sink) = 0;  // any thread
+  virtual void cancel(RequestId) = 0;                   // any thread
+  virtual bool tick() = 0;                              // one step; false when there is nothing to do
+  virtual void run() = 0;                               // tick until stop(), waiting when idle
+  virtual void stop() = 0;                              // any thread
 
   // Logits of the positions of ids from `from` on, in pieces of at most config().max_out: f(first row, rows * n_vocab
   // floats). Fails when requests are running.
-  virtual Status score(std::span<const int32_t> ids, int from, const std::function<void(int, std::span<const float>)>& f) = 0;
+  virtual Status score(std::span<const int32_t> ids, int from,
+                       const std::function<void(int, std::span<const float>)>& f) = 0;
 
-  virtual const Tokenizer* tokenizer() const = 0;                    // null: the file has no vocabulary
+  virtual const Tokenizer* tokenizer() const = 0;  // null: the file has no vocabulary
   virtual const ModelCfg& model() const = 0;
-  virtual const EngineConfig& config() const = 0;                    // with n_ctx, n_threads and the rest decided
+  virtual const EngineConfig& config() const = 0;  // with n_ctx, n_threads and the rest decided
   virtual std::string memory_table() const = 0;
-  virtual LockstepReport lockstep_report() const { return {}; }      // of EngineConfig::lockstep
+  virtual LockstepReport lockstep_report() const { return {}; }  // of EngineConfig::lockstep
 };
 
 }  // namespace facet

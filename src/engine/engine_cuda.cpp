@@ -37,8 +37,11 @@ std::vector<std::string> conversion_notes(const std::string& path, std::span<con
   }
   std::vector<std::string> notes;
   for (const auto& [type, s] : converted)
-    notes.push_back(fmt::format("{}: {} tensor{} of {} ({}) become{} {} on the GPU ({}), which keeps Q4_K, Q5_K, Q6_K, Q4_0, Q5_0, Q8_0, F16 and BF16 as they are", path, s.n,
-                                s.n == 1 ? "" : "s", dtype_name(type), human_bytes(s.from), s.n == 1 ? "s" : "", dtype_name(wider_type(type)), human_bytes(s.to)));
+    notes.push_back(
+        fmt::format("{}: {} tensor{} of {} ({}) become{} {} on the GPU ({}), which keeps Q4_K, Q5_K, Q6_K, Q4_0, Q5_0, "
+                    "Q8_0, F16 and BF16 as they are",
+                    path, s.n, s.n == 1 ? "" : "s", dtype_name(type), human_bytes(s.from), s.n == 1 ? "s" : "",
+                    dtype_name(wider_type(type)), human_bytes(s.to)));
   return notes;
 }
 
@@ -46,17 +49,22 @@ Result<std::unique_ptr<Engine>> open_cuda_engine(LoadedModel model, const Engine
   return create_engine<Cuda>(std::move(model), c, c.gpu);
 }
 
-MemoryPlan plan_cuda_memory(const GgufFile& file, const ModelCfg& m, const EngineConfig& c, const KvPlan& kv, const KvBytes& b, const BackendLimits& limits) {
+MemoryPlan plan_cuda_memory(const GgufFile& file, const ModelCfg& m, const EngineConfig& c, const KvPlan& kv,
+                            const KvBytes& b, const BackendLimits& limits) {
   MemoryPlan p;
   const std::string types = fmt::format("{}/{}", kv_type_name(*c.kv_k), kv_type_name(*c.kv_v));
-  p.lines.push_back({"weights", fmt::format("{} tensors on GPU {}", file.tensors().size(), c.gpu), cuda_weight_bytes(file.tensors())});
+  p.lines.push_back({"weights", fmt::format("{} tensors on GPU {}", file.tensors().size(), c.gpu),
+                     cuda_weight_bytes(file.tensors())});
   p.lines.push_back({"kv full", fmt::format("{}, {} rows x {} slots", types, c.n_ctx, c.max_seq), b.full});
   p.lines.push_back({"kv rings", fmt::format("{} x {} slots", types, c.max_seq), b.rings});
   p.lines.push_back({"kv staging", fmt::format("a chunk of {} tokens of one sliding layer", kv.max_step), b.staging});
   p.lines.push_back({"checkpoints", fmt::format("{} copies of the rings a slot", c.checkpoints), b.checkpoints});
-  p.lines.push_back({"activations", fmt::format("{} tokens a step", kv.max_step), Cuda::rows_bytes(1, work_elements(m, kv.max_step, 0))});
-  p.lines.push_back({"logits", fmt::format("{} rows of {}", c.max_out, m.n_vocab), Cuda::rows_bytes(c.max_out, m.d_model + int64_t(m.n_vocab))});
-  p.lines.push_back({"scratch", "partial sums, panels of weights for long prompts", Cuda::reserve_bytes(limits, 0) + Cuda::partial_bytes(file.tensors())});
+  p.lines.push_back({"activations", fmt::format("{} tokens a step", kv.max_step),
+                     Cuda::rows_bytes(1, work_elements(m, kv.max_step, 0))});
+  p.lines.push_back({"logits", fmt::format("{} rows of {}", c.max_out, m.n_vocab),
+                     Cuda::rows_bytes(c.max_out, m.d_model + int64_t(m.n_vocab))});
+  p.lines.push_back({"scratch", "partial sums, panels of weights for long prompts",
+                     Cuda::reserve_bytes(limits, 0) + Cuda::partial_bytes(file.tensors())});
   if (c.memory > 0)
     p.available = c.memory;
   else if (auto free = Cuda::free_memory(c.gpu); free)

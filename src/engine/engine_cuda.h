@@ -25,11 +25,13 @@ int64_t cuda_weight_bytes(std::span<const TensorView> tensors);
 std::vector<std::string> conversion_notes(const std::string& path, std::span<const TensorView> tensors);
 
 // The target's part of plan_memory: GPU memory. Scratch is that of `limits`.
-MemoryPlan plan_cuda_memory(const GgufFile& file, const ModelCfg& m, const EngineConfig& c, const KvPlan& kv, const KvBytes& b, const BackendLimits& limits);
+MemoryPlan plan_cuda_memory(const GgufFile& file, const ModelCfg& m, const EngineConfig& c, const KvPlan& kv,
+                            const KvBytes& b, const BackendLimits& limits);
 
 // As run_bench. Times are of the GPU, sampling included in decoding; caches are filled with random rows.
 Status bench_cuda(const GgufFile& file, const ModelCfg& m, const EngineConfig& decided, const BenchOptions& o,
-                  const std::function<void(const BenchMachine&, const EngineConfig&)>& machine, const std::function<void(const BenchLine&)>& line);
+                  const std::function<void(const BenchMachine&, const EngineConfig&)>& machine,
+                  const std::function<void(const BenchLine&)>& line);
 
 }  // namespace facet
 #endif

@@ -38,9 +38,11 @@ class EngineImpl final : public Engine {
  public:
   // open_drafters: null for plain decoding.
   template <class... BackendArgs>
-  static Result<std::unique_ptr<Engine>> create(LoadedModel model, const EngineConfig& c, const DrafterFactory<B>& open_drafters, BackendArgs... args) {
+  static Result<std::unique_ptr<Engine>> create(LoadedModel model, const EngineConfig& c,
+                                                const DrafterFactory<B>& open_drafters, BackendArgs... args) {
     std::unique_ptr<EngineImpl> e(new EngineImpl(std::move(model), c));
-    auto r = Runner<B>::open(e->model_.file, e->model_.cfg, {.kv = kv_plan(c), .max_out = c.max_out, .loading = c.loading}, args...);
+    auto r = Runner<B>::open(e->model_.file, e->model_.cfg,
+                             {.kv = kv_plan(c), .max_out = c.max_out, .loading = c.loading}, args...);
     if (!r) return r.error();
     e->runner_ = std::move(*r);
     Runner<B>& run = *e->runner_;
@@ -60,9 +62,12 @@ class EngineImpl final : public Engine {
     if (r.prompt.empty()) return Error{"request", "prompt: expected at least one token, found none", "send some text"};
     for (int32_t id : r.prompt)
       if (id < 0 || id >= model_.cfg.n_vocab)
-        return Error{"request", fmt::format("prompt: expected token ids in [0, {}), found {}", model_.cfg.n_vocab, id), "the ids belong to another vocabulary"};
+        return Error{"request", fmt::format("prompt: expected token ids in [0, {}), found {}", model_.cfg.n_vocab, id),
+                     "the ids belong to another vocabulary"};
     if (int(r.prompt.size()) >= cfg_.n_ctx)
-      return Error{"request", fmt::format("prompt: expected fewer than {} tokens, found {}", cfg_.n_ctx, r.prompt.size()), "shorten it, or start with a larger -c"};
+      return Error{"request",
+                   fmt::format("prompt: expected fewer than {} tokens, found {}", cfg_.n_ctx, r.prompt.size()),
+                   "shorten it, or start with a larger -c"};
     std::lock_guard lock(mutex_);
     const RequestId id = ++last_id_;
     waiting_.push_back({id, std::move(r), std::move(sink)});
@@ -93,24 +98,28 @@ class EngineImpl final : public Engine {
     admit();
     std::vector<SeqDemand> demands;
     for (size_t s = 0; s < slots_.size(); ++s)
-      if (const Slot& q = slots_[s]; q.active) demands.push_back({int(s), int(q.tokens.size()) - cache().len(int(s)), q.decoding});
+      if (const Slot& q = slots_[s]; q.active)
+        demands.push_back({int(s), int(q.tokens.size()) - cache().len(int(s)), q.decoding});
     if (demands.empty()) return false;
     step(schedule(demands, cfg_.chunk));
     return true;
   }
 
-  Status score(std::span<const int32_t> ids, int from, const std::function<void(int, std::span<const float>)>& f) override {
+  Status score(std::span<const int32_t> ids, int from,
+               const std::function<void(int, std::span<const float>)>& f) override {
     for (const Slot& q : slots_)
       if (q.active) return Error{"score", "requests are running", "wait until they are done"};
     for (int32_t id : ids)
       if (id < 0 || id >= model_.cfg.n_vocab)
-        return Error{"tokens", fmt::format("expected ids in [0, {}), found {}", model_.cfg.n_vocab, id), "the ids belong to another vocabulary"};
+        return Error{"tokens", fmt::format("expected ids in [0, {}), found {}", model_.cfg.n_vocab, id),
+                     "the ids belong to another vocabulary"};
     cache().clear(0);
     spec_->forget(0);
     slots_[0].tokens.clear();
     for (int at = 0, total = int(ids.size()); at < total;) {
       const bool wanted = at >= from;
-      const int n = wanted ? std::min({cfg_.chunk, cfg_.max_out, total - at}) : std::min({cfg_.chunk, from - at, total - at});
+      const int n =
+          wanted ? std::min({cfg_.chunk, cfg_.max_out, total - at}) : std::min({cfg_.chunk, from - at, total - at});
       if (auto ok = cache().prepare(0, n); !ok) return ok;
       runner_->steps.begin();
       runner_->add({.slot = 0, .token = ids.subspan(size_t(at), size_t(n)), .out = wanted ? Out::kAll : Out::kNone});
@@ -132,10 +141,14 @@ class EngineImpl final : public Engine {
   const ModelCfg& model() const override { return model_.cfg; }
   const EngineConfig& config() const override { return cfg_; }
   LockstepReport lockstep_report() const override {
-    if constexpr (requires { runner_->b.report(); }) return runner_->b.report();
-    else return {};
+    if constexpr (requires { runner_->b.report(); })
+      return runner_->b.report();
+    else
+      return {};
   }
-  std::string memory_table() const override { return plan_memory(model_.file, model_.cfg, cfg_, model_.drafters).table(); }
+  std::string memory_table() const override {
+    return plan_memory(model_.file, model_.cfg, cfg_, model_.drafters).table();
+  }
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -257,7 +270,8 @@ class EngineImpl final : public Engine {
       else
         runner_->b.sample(runner_->ids, logits, rows);
       drawn_.resize(rows.size());
-      for (size_t i = 0; i < rows.size(); ++i) drawn_[i] = runner_->ids[i];  // the one place where the host waits for the device
+      for (size_t i = 0; i < rows.size(); ++i)
+        drawn_[i] = runner_->ids[i];  // the one place where the host waits for the device
     }
     const auto drawn = Clock::now();
     if (!prompts) spec_->observe_step(runner_->steps.n_tok(), seconds(drawn - start));
@@ -269,7 +283,10 @@ class EngineImpl final : public Engine {
     const auto start = Clock::now();
     for (const SeqGrant& g : grants)
       if (const Slot& q = slots_[size_t(g.id)]; q.decoding)
-        requests.push_back({.slot = g.id, .position = cache().len(g.id), .newest = q.tokens.back(), .room = draft_room(q),
+        requests.push_back({.slot = g.id,
+                            .position = cache().len(g.id),
+                            .newest = q.tokens.back(),
+                            .room = draft_room(q),
                             .stops = q.request.ignore_eos ? nullptr : tokenizer()});
     if (requests.empty()) return;
     spec_->propose(requests);
@@ -277,7 +294,8 @@ class EngineImpl final : public Engine {
       if (spec_->drafted(r.slot)) slots_[size_t(r.slot)].usage.draft_s += seconds(Clock::now() - start);
   }
 
-  // Adds a sequence to the step: a piece of its prompt, or its newest token and drafts. Returns its tokens; 0: it failed.
+  // Adds a sequence to the step: a piece of its prompt, or its newest token and drafts. Returns its tokens; 0: it
+  // failed.
   int add(const SeqGrant& g) {
     Slot& q = slots_[size_t(g.id)];
     const int n = q.decoding ? spec_->tree(g.id).size() : g.n;
@@ -287,18 +305,24 @@ class EngineImpl final : public Engine {
     }
     if (q.decoding) {
       const DraftTree& t = spec_->tree(g.id);
-      runner_->add({.slot = g.id, .token = t.token, .out = Out::kAll, .mask = t.is_chain ? Mask::kCausal : Mask::kTree, .parent = t.parent});
+      runner_->add({.slot = g.id,
+                    .token = t.token,
+                    .out = Out::kAll,
+                    .mask = t.is_chain ? Mask::kCausal : Mask::kTree,
+                    .parent = t.parent});
     } else {
       const size_t len = size_t(cache().len(g.id));
       const bool last = len + size_t(n) == q.tokens.size();
-      runner_->add({.slot = g.id, .token = std::span(q.tokens).subspan(len, size_t(n)), .out = last ? Out::kLast : Out::kNone});
+      runner_->add(
+          {.slot = g.id, .token = std::span(q.tokens).subspan(len, size_t(n)), .out = last ? Out::kLast : Out::kNone});
     }
     return n;
   }
 
   bool prompt_ends(const SeqGrant& g) { return cache().len(g.id) + g.n == int(slots_[size_t(g.id)].tokens.size()); }
 
-  // Whether the next step is likely to be this one's sequences again, each with the token that is drawn now. Then there is room for it.
+  // Whether the next step is likely to be this one's sequences again, each with the token that is drawn now. Then there
+  // is room for it.
   bool goes_on(const std::vector<SeqGrant>& run) {
     if (spec_->has_drafters()) return false;
     {
@@ -319,8 +343,12 @@ class EngineImpl final : public Engine {
     for (const SeqGrant& g : run) {
       const Slot& q = slots_[size_t(g.id)];
       if (!q.decoding && !prompt_ends(g)) continue;
-      SampleRow row{.sampling = &q.request.sampling, .position = int64_t(q.tokens.size()), .history = q.tokens, .draft = {},
-                    .suppressed = q.request.suppress_special && tokenizer() ? tokenizer()->suppressed() : std::span<const int32_t>{}};
+      SampleRow row{.sampling = &q.request.sampling,
+                    .position = int64_t(q.tokens.size()),
+                    .history = q.tokens,
+                    .draft = {},
+                    .suppressed = q.request.suppress_special && tokenizer() ? tokenizer()->suppressed()
+                                                                            : std::span<const int32_t>{}};
       for (int node = 0; node < (q.decoding ? g.n : 1); ++node) {
         row.draft = q.decoding ? spec_->path_to(g.id, node) : std::span<const int32_t>{};
         row.position = int64_t(q.tokens.size() + row.draft.size());
@@ -330,7 +358,8 @@ class EngineImpl final : public Engine {
     return rows;
   }
 
-  // Commits what the step leaves of every sequence, hands the features to the drafters, then the tokens to the requests.
+  // Commits what the step leaves of every sequence, hands the features to the drafters, then the tokens to the
+  // requests.
   void settle(const std::vector<SeqGrant>& run, double step_s) {
     const auto start = Clock::now();
     std::vector<Committed> committed;
@@ -373,8 +402,10 @@ class EngineImpl final : public Engine {
     const Accepted& a = spec_->verify(s, drawn, q.usage, q.usage.generated);
     for (size_t i = 1; i < a.path.size(); ++i) tokens.push_back(tree.token[size_t(a.path[i])]);
     tokens.push_back(a.next);
-    if (tree.is_chain) cache().commit(s, int(a.path.size()));
-    else cache().commit_path(s, a.path);
+    if (tree.is_chain)
+      cache().commit(s, int(a.path.size()));
+    else
+      cache().commit_path(s, a.path);
     return a.path;
   }
 
@@ -385,7 +416,8 @@ class EngineImpl final : public Engine {
     const Slot& q = slots_[size_t(s)];
     for (size_t i = 0; i + 1 < drawn.size(); ++i) {
       const int32_t draft = tree.token[i + 1];
-      const bool right = uniform_at(q.request.sampling.seed, int64_t(q.tokens.size() + i)) < double(p[std::min(i, p.size() - 1)]);
+      const bool right =
+          uniform_at(q.request.sampling.seed, int64_t(q.tokens.size() + i)) < double(p[std::min(i, p.size() - 1)]);
       drawn[i] = right ? draft : (draft + 1) % model_.cfg.n_vocab;
     }
   }
@@ -405,13 +437,19 @@ class EngineImpl final : public Engine {
     std::string error;
     for (; n < drawn.size() && !why; ++n) {
       const int32_t id = drawn[n];
-      if (id < 0) error = "logits hold no finite number; the model file or a kernel is broken (run with --backend ref to tell which)", why = Stop::kError;
-      else if (tokenizer() && tokenizer()->is_eog(id) && !q.request.ignore_eos) why = Stop::kEos;
+      if (id < 0)
+        error =
+            "logits hold no finite number; the model file or a kernel is broken (run with --backend ref to tell which)",
+        why = Stop::kError;
+      else if (tokenizer() && tokenizer()->is_eog(id) && !q.request.ignore_eos)
+        why = Stop::kEos;
       if (why) break;
       q.tokens.push_back(id);
       ++q.usage.generated;
-      if (q.usage.generated == q.request.max_tokens) why = Stop::kLength;
-      else if (int(q.tokens.size()) >= cfg_.n_ctx) why = Stop::kContext;
+      if (q.usage.generated == q.request.max_tokens)
+        why = Stop::kLength;
+      else if (int(q.tokens.size()) >= cfg_.n_ctx)
+        why = Stop::kContext;
     }
     if (!first) q.usage.decoded += int(n) + (why == Stop::kEos);
     if (n > 0 && q.sink.tokens) q.sink.tokens(q.id, drawn.first(n));
@@ -434,7 +472,7 @@ class EngineImpl final : public Engine {
   std::unique_ptr<Runner<B>> runner_;
   std::unique_ptr<Speculator<B>> spec_;
   std::vector<Slot> slots_;
-  std::vector<int32_t> drawn_;        // by row of the step's logits
+  std::vector<int32_t> drawn_;  // by row of the step's logits
   std::mutex mutex_;
   std::condition_variable wake_;
   std::deque<Waiting> waiting_;       // under mutex_

@@ -16,10 +16,13 @@ static_assert(Backend<Lockstep<CpuFast, CpuRef>>);
 Result<std::unique_ptr<Engine>> open_lockstep_engine(LoadedModel model, const EngineConfig& c) {
   const std::tuple reference(c.n_threads);
 #if FACET_CUDA
-  if (c.backend == "cuda") return create_engine<Lockstep<Cuda, CpuRef>>(std::move(model), c, std::tuple(c.gpu), reference);
+  if (c.backend == "cuda")
+    return create_engine<Lockstep<Cuda, CpuRef>>(std::move(model), c, std::tuple(c.gpu), reference);
 #endif
-  if (c.backend == "cpu") return create_engine<Lockstep<CpuFast, CpuRef>>(std::move(model), c, std::tuple(c.n_threads, c.cpu_isa), reference);
-  return Error{"--lockstep", fmt::format("expected a backend to compare with the reference, found {}", c.backend), "use --backend cpu or cuda"};
+  if (c.backend == "cpu")
+    return create_engine<Lockstep<CpuFast, CpuRef>>(std::move(model), c, std::tuple(c.n_threads, c.cpu_isa), reference);
+  return Error{"--lockstep", fmt::format("expected a backend to compare with the reference, found {}", c.backend),
+               "use --backend cpu or cuda"};
 }
 
 }  // namespace facet

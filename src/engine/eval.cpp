@@ -57,7 +57,8 @@ Result<std::vector<EvalDoc>> read_eval_set(const std::string& path) {
     EvalDoc d;
     for (const auto& [key, to] : {std::pair{"kind", &d.kind}, {"context", &d.context}, {"answer", &d.answer}}) {
       if (!j->is_object() || !j->contains(key) || !(*j)[key].is_string())
-        return Error{where, fmt::format("{}: expected a string, found none", key), "each line is {kind, length, context, answer}"};
+        return Error{where, fmt::format("{}: expected a string, found none", key),
+                     "each line is {kind, length, context, answer}"};
       *to = (*j)[key].get<std::string>();
     }
     if (j->contains("length") && (*j)["length"].is_number_integer() && (*j)["length"].get<int64_t>() > 0)
@@ -67,9 +68,11 @@ Result<std::vector<EvalDoc>> read_eval_set(const std::string& path) {
   return docs;
 }
 
-Result<std::vector<EvalScore>> grade(Engine& e, const std::vector<EvalDoc>& docs, const std::function<void(int, int)>& progress) {
+Result<std::vector<EvalScore>> grade(Engine& e, const std::vector<EvalDoc>& docs,
+                                     const std::function<void(int, int)>& progress) {
   const Tokenizer* t = e.tokenizer();
-  if (!t) return Error{e.config().model, "tokenizer.ggml.model: expected a vocabulary, found no_vocab", "grading needs text"};
+  if (!t)
+    return Error{e.config().model, "tokenizer.ggml.model: expected a vocabulary, found no_vocab", "grading needs text"};
   std::vector<EvalScore> scores;
   std::map<std::string, std::map<std::string, int>> answers;
   for (size_t i = 0; i < docs.size(); ++i) {
@@ -82,7 +85,8 @@ Result<std::vector<EvalScore>> grade(Engine& e, const std::vector<EvalDoc>& docs
     bool right = true;
     ids.pop_back();  // nothing follows the last token
     auto ok = e.score(ids, int(from) - 1, [&](int first, std::span<const float> rows) {
-      for (size_t r = 0; r * V < rows.size(); ++r) right &= top(rows.subspan(r * V, V)) == answer[size_t(first) + r + 1 - from];
+      for (size_t r = 0; r * V < rows.size(); ++r)
+        right &= top(rows.subspan(r * V, V)) == answer[size_t(first) + r + 1 - from];
     });
     if (!ok) return ok.error();
     auto at = std::find_if(scores.begin(), scores.end(), [&](const EvalScore& s) { return s.kind == d.kind; });
@@ -104,7 +108,9 @@ Result<Perplexity> perplexity(Engine& e, std::span<const int32_t> ids, int windo
     ++p.tokens;
   });
   if (!ok) return ok.error();
-  if (p.tokens == 0) return Error{"text", fmt::format("expected at least {} tokens, found {}", window - 1, ids.size()), "give a longer text or a smaller --window"};
+  if (p.tokens == 0)
+    return Error{"text", fmt::format("expected at least {} tokens, found {}", window - 1, ids.size()),
+                 "give a longer text or a smaller --window"};
   return p;
 }
 
@@ -114,20 +120,25 @@ Result<Divergence> divergence(Engine& reference, Engine& e, std::span<const int3
   const size_t step = size_t(window) - 1;
   for (size_t at = 0; at + step <= ids.size(); at += step) {  // one window of both at a time: logits are large
     std::vector<float> want;
-    auto ok = for_windows(reference, ids.subspan(at, step), window, [&](std::span<const float> row, int32_t) { want.insert(want.end(), row.begin(), row.end()); });
+    auto ok = for_windows(reference, ids.subspan(at, step), window, [&](std::span<const float> row, int32_t) {
+      want.insert(want.end(), row.begin(), row.end());
+    });
     if (!ok) return ok.error();
     size_t r = 0;
     ok = for_windows(e, ids.subspan(at, step), window, [&](std::span<const float> got, int32_t) {
       const auto ref = std::span(want).subspan(r++ * got.size(), got.size());
       const double a = log_total(ref), b = log_total(got);
       double sum = 0;
-      for (size_t i = 0; i < got.size(); ++i) sum += std::exp(double(ref[i]) - a) * ((double(ref[i]) - a) - (double(got[i]) - b));
+      for (size_t i = 0; i < got.size(); ++i)
+        sum += std::exp(double(ref[i]) - a) * ((double(ref[i]) - a) - (double(got[i]) - b));
       kl.push_back(std::max(0.0, sum));
       d.same_top += top(ref) == top(got);
     });
     if (!ok) return ok.error();
   }
-  if (kl.empty()) return Error{"text", fmt::format("expected at least {} tokens, found {}", step, ids.size()), "give a longer text or a smaller --window"};
+  if (kl.empty())
+    return Error{"text", fmt::format("expected at least {} tokens, found {}", step, ids.size()),
+                 "give a longer text or a smaller --window"};
   d.tokens = int64_t(kl.size());
   for (double x : kl) d.mean_kl += x / double(kl.size());
   std::sort(kl.begin(), kl.end());

@@ -23,7 +23,8 @@ struct EvalScore {
 };
 // Greedy decoding reproduces an answer exactly when the largest logit at every position, given the answer so far, is
 // the answer's next token: one pass grades a whole answer. progress(done, of).
-Result<std::vector<EvalScore>> grade(Engine& e, const std::vector<EvalDoc>& docs, const std::function<void(int, int)>& progress);
+Result<std::vector<EvalScore>> grade(Engine& e, const std::vector<EvalDoc>& docs,
+                                     const std::function<void(int, int)>& progress);
 
 struct Perplexity {
   double nll = 0;  // nats per token

@@ -31,7 +31,8 @@ Result<std::unique_ptr<Engine>> create_engine(LoadedModel model, const EngineCon
   const DrafterFactory<B> open_all = [&files, &c](const TargetView<B>& t) -> Result<Drafters<B>> {
     Drafters<B> all;
     for (DrafterFile& f : files) {
-      const Status ok = f.kind() == DrafterKind::kDflash ? open_drafter<Dflash<B>>(f, t, all) : open_drafter<Mtp<B>>(f, t, all);
+      const Status ok =
+          f.kind() == DrafterKind::kDflash ? open_drafter<Dflash<B>>(f, t, all) : open_drafter<Mtp<B>>(f, t, all);
       if (!ok) return ok.error();
       if (c.noted)
         for (const std::string& n : f.notes) c.noted(fmt::format("{}: {}", f.path(), n));

@@ -22,8 +22,13 @@ KvPlan kv_plan(const EngineConfig& c) {
   // Drafts come on top of a chunk, so that they never keep a prompt waiting, and on top
   // of the margin, so that a conversation can go back as far as without them.
   const int draft = c.draft.files.empty() ? 0 : c.draft.rows();
-  return {.k = *c.kv_k, .v = *c.kv_v, .max_seq = c.max_seq, .max_ctx = c.n_ctx, .max_step = std::max(c.chunk, c.max_seq) + c.max_seq * draft,
-          .margin = c.margin + draft, .checkpoints = c.checkpoints};
+  return {.k = *c.kv_k,
+          .v = *c.kv_v,
+          .max_seq = c.max_seq,
+          .max_ctx = c.n_ctx,
+          .max_step = std::max(c.chunk, c.max_seq) + c.max_seq * draft,
+          .margin = c.margin + draft,
+          .checkpoints = c.checkpoints};
 }
 
 namespace {
@@ -50,20 +55,28 @@ MemoryPlan plan_target(const GgufFile& file, const ModelCfg& m, const EngineConf
 #if FACET_CUDA
   if (c.backend == "cuda") return plan_cuda_memory(file, m, c, kv, b, limits);
 #endif
-  const int64_t scratch = c.backend == "ref" ? CpuRef::reserve_bytes(limits, c.n_threads) : CpuFast::reserve_bytes(limits, c.n_threads);
+  const int64_t scratch =
+      c.backend == "ref" ? CpuRef::reserve_bytes(limits, c.n_threads) : CpuFast::reserve_bytes(limits, c.n_threads);
 
   MemoryPlan p;
-  p.lines.push_back({"weights", fmt::format("{} tensors, mapped from the file", file.tensors().size()), int64_t(file.file_bytes())});
-  p.lines.push_back({"kv full", fmt::format("{} layers, {}, {} rows x {} slots, committed as they fill", full, types, c.n_ctx, c.max_seq), b.full});
+  p.lines.push_back(
+      {"weights", fmt::format("{} tensors, mapped from the file", file.tensors().size()), int64_t(file.file_bytes())});
+  p.lines.push_back(
+      {"kv full",
+       fmt::format("{} layers, {}, {} rows x {} slots, committed as they fill", full, types, c.n_ctx, c.max_seq),
+       b.full});
   int64_t rows = 0;
   for (const LayerCfg& l : m.layer)
     if (l.window && !l.query_only) rows = ring_rows(l, kv);
-  p.lines.push_back({"kv rings", fmt::format("{} sliding layers, {}, {} rows x {} slots", sliding, types, rows, c.max_seq), b.rings});
+  p.lines.push_back(
+      {"kv rings", fmt::format("{} sliding layers, {}, {} rows x {} slots", sliding, types, rows, c.max_seq), b.rings});
   if (shared > 0) p.lines.back().detail += fmt::format("; {} layers share", shared);
   p.lines.push_back({"kv staging", fmt::format("a chunk of {} tokens of one sliding layer", kv.max_step), b.staging});
   p.lines.push_back({"checkpoints", fmt::format("{} copies of the rings a slot", c.checkpoints), b.checkpoints});
-  p.lines.push_back({"activations", fmt::format("{} tokens a step", kv.max_step), rows_bytes(c, 1, work_elements(m, kv.max_step, 0))});
-  p.lines.push_back({"logits", fmt::format("{} rows of {}", c.max_out, m.n_vocab), rows_bytes(c, c.max_out, m.d_model + int64_t(m.n_vocab))});
+  p.lines.push_back({"activations", fmt::format("{} tokens a step", kv.max_step),
+                     rows_bytes(c, 1, work_elements(m, kv.max_step, 0))});
+  p.lines.push_back({"logits", fmt::format("{} rows of {}", c.max_out, m.n_vocab),
+                     rows_bytes(c, c.max_out, m.d_model + int64_t(m.n_vocab))});
   p.lines.push_back({"scratch", fmt::format("{} threads", c.n_threads), scratch});
   p.available = c.memory > 0 ? c.memory : int64_t(available_memory());
   return p;
@@ -85,24 +98,32 @@ void add_drafter(MemoryPlan& p, BackendLimits& limits, const DrafterFile& f, con
     if (!cfg) return;
     const KvPlan kv = dflash_plan(target, *cfg);
     limits = limits.with(dflash_limits(*cfg, m.d_model, kv.max_step, kv.max_ctx));
-    p.lines.push_back({name + " kv", fmt::format("{} layers, {} rows x {} slots", cfg->body.n_layer(), c.n_ctx, S), kv_bytes(cfg->body, kv).total()});
+    p.lines.push_back({name + " kv", fmt::format("{} layers, {} rows x {} slots", cfg->body.n_layer(), c.n_ctx, S),
+                       kv_bytes(cfg->body, kv).total()});
     const int64_t cols = int64_t(cfg->taps.size()) * m.d_model;
-    p.lines.push_back({name + " activations", fmt::format("{} tokens a step, with features of {} layers", kv.max_step, cfg->taps.size()),
-                       rows_bytes(c, 1, work_elements(cfg->body, kv.max_step, S * cfg->block)) + rows_bytes(c, 2 * target.max_step + std::min(waiting_features(int(cols)), target.max_step) * S, cols)});
+    p.lines.push_back(
+        {name + " activations",
+         fmt::format("{} tokens a step, with features of {} layers", kv.max_step, cfg->taps.size()),
+         rows_bytes(c, 1, work_elements(cfg->body, kv.max_step, S * cfg->block)) +
+             rows_bytes(c, 2 * target.max_step + std::min(waiting_features(int(cols)), target.max_step) * S, cols)});
   } else {
     const auto cfg = mtp_config(f, m);
     if (!cfg) return;
     limits = limits.with(mtp_limits(*cfg, S, target.max_ctx));
-    p.lines.push_back({name + " activations", fmt::format("{} chains, hidden states of {} tokens", S, target.max_step),
-                       rows_bytes(c, 1, work_elements(cfg->body, S, S)) + rows_bytes(c, target.max_step + 5 * S, m.d_model)});
+    p.lines.push_back(
+        {name + " activations", fmt::format("{} chains, hidden states of {} tokens", S, target.max_step),
+         rows_bytes(c, 1, work_elements(cfg->body, S, S)) + rows_bytes(c, target.max_step + 5 * S, m.d_model)});
   }
 }
 
 }  // namespace
 
-int usual_chunk(const std::string& backend, int n_ctx) { return backend == "cuda" ? std::clamp(n_ctx, kLeastChunk, kMostChunk) : kLeastChunk; }
+int usual_chunk(const std::string& backend, int n_ctx) {
+  return backend == "cuda" ? std::clamp(n_ctx, kLeastChunk, kMostChunk) : kLeastChunk;
+}
 
-MemoryPlan plan_memory(const GgufFile& file, const ModelCfg& m, const EngineConfig& c, std::span<const DrafterFile> drafters) {
+MemoryPlan plan_memory(const GgufFile& file, const ModelCfg& m, const EngineConfig& c,
+                       std::span<const DrafterFile> drafters) {
   BackendLimits limits = backend_limits(m, kv_plan(c).max_step, c.n_ctx);
   MemoryPlan drafting;
   for (const DrafterFile& f : drafters) add_drafter(drafting, limits, f, m, c);
@@ -126,13 +147,16 @@ Result<std::string> resolve_backend(const std::string& asked, int gpu) {
   if (asked == "auto") return std::string("cpu");
 #else
   (void)gpu;
-  if (asked == "cuda") return Error{"--backend", "cuda: this program was built without it", "build it with the cuda preset, or use --backend cpu"};
+  if (asked == "cuda")
+    return Error{"--backend", "cuda: this program was built without it",
+                 "build it with the cuda preset, or use --backend cpu"};
   if (asked == "auto") return std::string("cpu");
 #endif
   return asked;
 }
 
-Result<EngineConfig> resolve_config(const GgufFile& file, const ModelCfg& m, EngineConfig c, std::span<const DrafterFile> drafters) {
+Result<EngineConfig> resolve_config(const GgufFile& file, const ModelCfg& m, EngineConfig c,
+                                    std::span<const DrafterFile> drafters) {
   auto backend = resolve_backend(c.backend, c.gpu);
   if (!backend) return backend.error();
   c.backend = *backend;
@@ -152,9 +176,12 @@ Result<EngineConfig> resolve_config(const GgufFile& file, const ModelCfg& m, Eng
   if (choose_chunk) c.chunk = std::max(usual_chunk(c.backend, c.n_ctx), c.max_seq);
   MemoryPlan p = plan_memory(file, m, c, drafters);
   while (p.available > 0 && p.total() > p.available) {
-    if (const int least = std::max(kLeastChunk, c.max_seq); choose_chunk && c.chunk > least) c.chunk = std::max(least, c.chunk / 2);
-    else if (choose && c.n_ctx > 2048) c.n_ctx = std::max(2048, c.n_ctx / 2);
-    else break;
+    if (const int least = std::max(kLeastChunk, c.max_seq); choose_chunk && c.chunk > least)
+      c.chunk = std::max(least, c.chunk / 2);
+    else if (choose && c.n_ctx > 2048)
+      c.n_ctx = std::max(2048, c.n_ctx / 2);
+    else
+      break;
     p = plan_memory(file, m, c, drafters);
   }
   if (p.available == 0 || p.total() <= p.available) return c;
@@ -171,7 +198,10 @@ Result<EngineConfig> resolve_config(const GgufFile& file, const ModelCfg& m, Eng
                        t == c.kv_k ? "" : fmt::format(" --kv-k {0} --kv-v {0}", kv_type_name(t)));
     break;
   }
-  return Error{c.model, fmt::format("the memory plan needs {}, {} available\n{}", human_bytes(p.total()), human_bytes(p.available), p.table()), hint};
+  return Error{c.model,
+               fmt::format("the memory plan needs {}, {} available\n{}", human_bytes(p.total()),
+                           human_bytes(p.available), p.table()),
+               hint};
 }
 
 }  // namespace facet

@@ -12,17 +12,20 @@ namespace facet {
 // The cache that `c` asks for.
 KvPlan kv_plan(const EngineConfig& c);
 
-// Tokens of one step where nobody asked for a number: enough to keep a GPU's multiplications busy, if the context has them.
+// Tokens of one step where nobody asked for a number: enough to keep a GPU's multiplications busy, if the context has
+// them.
 int usual_chunk(const std::string& backend, int n_ctx);
 
 // Every byte the engine will hold, by purpose, before anything is allocated.
-MemoryPlan plan_memory(const GgufFile& file, const ModelCfg& m, const EngineConfig& c, std::span<const DrafterFile> drafters = {});
+MemoryPlan plan_memory(const GgufFile& file, const ModelCfg& m, const EngineConfig& c,
+                       std::span<const DrafterFile> drafters = {});
 
 // "auto" decided; an error when the backend that was asked for cannot run here.
 Result<std::string> resolve_backend(const std::string& asked, int gpu);
 
-// Decides what `c` left open (context, chunk, threads, logits rows) and checks that the plan fits in memory. When it does
-// not, the error holds the table and the option that would make it fit.
-Result<EngineConfig> resolve_config(const GgufFile& file, const ModelCfg& m, EngineConfig c, std::span<const DrafterFile> drafters = {});
+// Decides what `c` left open (context, chunk, threads, logits rows) and checks that the plan fits in memory. When it
+// does not, the error holds the table and the option that would make it fit.
+Result<EngineConfig> resolve_config(const GgufFile& file, const ModelCfg& m, EngineConfig c,
+                                    std::span<const DrafterFile> drafters = {});
 
 }  // namespace facet

@@ -14,8 +14,8 @@ namespace facet {
 
 struct RunnerOptions {
   KvPlan kv;
-  int max_out = 1;             // rows of logits in one step
-  LoadProgress loading = {};   // told of weights as they arrive
+  int max_out = 1;            // rows of logits in one step
+  LoadProgress loading = {};  // told of weights as they arrive
 };
 
 // A model bound to a backend, with its cache, scratch and step arrays: everything a forward pass needs.
@@ -23,7 +23,8 @@ template <Backend B>
 class Runner {
  public:
   template <class... Args>
-  static Result<std::unique_ptr<Runner>> open(const GgufFile& file, const ModelCfg& m, const RunnerOptions& o, Args&&... args) {
+  static Result<std::unique_ptr<Runner>> open(const GgufFile& file, const ModelCfg& m, const RunnerOptions& o,
+                                              Args&&... args) {
     std::unique_ptr<Runner> r(new Runner(m, o, std::forward<Args>(args)...));
     if constexpr (requires { r->b.take_file(file.tensors()); }) r->b.take_file(file.tensors());
     auto w = bind_gemma4(r->b, file, m, o.loading);
@@ -50,7 +51,8 @@ class Runner {
   typename B::Rows forward(const Taps<B>& taps = {}) {
     const Step& s = steps.finish();
     const char* key = reinterpret_cast<const char*>(this) + (taps.final_hidden || !taps.layer.empty() ? 1 : 0);
-    return run_pass(b, s, key, [&] { return gemma4_forward(b, m, w, s, std::span<const typename B::KvLayer>(kv), taps, work); });
+    return run_pass(b, s, key,
+                    [&] { return gemma4_forward(b, m, w, s, std::span<const typename B::KvLayer>(kv), taps, work); });
   }
 
   B b;

@@ -22,20 +22,22 @@ using Drafters = std::vector<std::unique_ptr<Drafter<B>>>;
 // A decoding sequence that takes part in the next step.
 struct DraftRequest {
   SlotId slot = 0;
-  int position = 0;            // rows in the cache; the newest token comes next
+  int position = 0;  // rows in the cache; the newest token comes next
   int32_t newest = 0;
-  int room = 0;                // drafts that can still become tokens of the answer
+  int room = 0;                      // drafts that can still become tokens of the answer
   const Tokenizer* stops = nullptr;  // where the answer ends; null: nowhere
 };
 
-// Why a request with drafters was, or in the end is, decoded plainly; empty: it is not. A few plain tokens before the end give up nothing.
+// Why a request with drafters was, or in the end is, decoded plainly; empty: it is not. A few plain tokens before the
+// end give up nothing.
 inline std::string plain_reason(bool wanted, const Usage& u) {
   constexpr int kGivenUp = 16;  // tokens
   if (!wanted) return "the request asks for plain decoding";
   if (u.methods.empty()) return "the answer ended before a draft was due";
   if (u.methods.back().method != "none") return "";
   if (u.rounds == 0) return "drafts would not pay";
-  return u.generated - u.methods.back().at < kGivenUp ? "the last tokens came without drafts" : "drafts did not pay and were given up";
+  return u.generated - u.methods.back().at < kGivenUp ? "the last tokens came without drafts"
+                                                      : "drafts did not pay and were given up";
 }
 
 // Drafters beside an engine: which drafts a step verifies, the features it leaves, and what was learned from it.
@@ -43,8 +45,14 @@ template <Backend B>
 class Speculator {
  public:
   Speculator(Runner<B>& r, const EngineConfig& c, int n_vocab, Drafters<B> drafters)
-      : r_(r), limits_{.min = c.draft.min, .max = c.draft.max > 0 ? c.draft.max : kUsualMax, .tree = c.draft.tree}, n_vocab_(n_vocab), forced_(!c.draft.forced.empty()),
-        drafters_(std::move(drafters)), step_times_(c.max_seq * (1 + c.draft.rows())), draft_times_(drafters_.size()), rounds_(size_t(c.max_seq)) {
+      : r_(r),
+        limits_{.min = c.draft.min, .max = c.draft.max > 0 ? c.draft.max : kUsualMax, .tree = c.draft.tree},
+        n_vocab_(n_vocab),
+        forced_(!c.draft.forced.empty()),
+        drafters_(std::move(drafters)),
+        step_times_(c.max_seq * (1 + c.draft.rows())),
+        draft_times_(drafters_.size()),
+        rounds_(size_t(c.max_seq)) {
     const KvPlan& kv = r_.cache->plan();
     for (auto& d : drafters_) {
       const auto layers = d->tap_layers();
@@ -52,7 +60,9 @@ class Speculator {
       const int cols = int(layers.size()) * r_.m.d_model;
       taps_.push_back(layers.empty() ? Rows{} : r_.b.new_rows(kv.max_step, cols));
       const int most = std::min(waiting_features(cols), kv.max_step);
-      waiting_.push_back({.rows = layers.empty() ? Rows{} : r_.b.new_rows(kv.max_seq * most, cols), .most = most, .n = std::vector<int>(size_t(kv.max_seq))});
+      waiting_.push_back({.rows = layers.empty() ? Rows{} : r_.b.new_rows(kv.max_seq * most, cols),
+                          .most = most,
+                          .n = std::vector<int>(size_t(kv.max_seq))});
       if (d->wants_final_hidden() && !final_hidden_) final_hidden_ = r_.b.new_rows(kv.max_step, r_.m.d_model);
       drafts_.emplace_back(size_t(c.max_seq));
     }
@@ -142,11 +152,14 @@ class Speculator {
     u.accepted += kept;
     u.offered_at.resize(std::max(u.offered_at.size(), size_t(offered)));
     u.accepted_at.resize(u.offered_at.size());
-    for (int k = 0; k < std::min(offered, kept + 1); ++k) ++u.offered_at[size_t(k)], u.accepted_at[size_t(k)] += k < kept;
+    for (int k = 0; k < std::min(offered, kept + 1); ++k)
+      ++u.offered_at[size_t(k)], u.accepted_at[size_t(k)] += k < kept;
     return r.accepted;
   }
 
-  std::string inactive_reason(bool wanted, const Usage& u) const { return drafters_.empty() ? "" : plain_reason(wanted, u); }
+  std::string inactive_reason(bool wanted, const Usage& u) const {
+    return drafters_.empty() ? "" : plain_reason(wanted, u);
+  }
 
   // A step of decoding sequences only took so long, from its forward pass to the drawn tokens.
   void observe_step(int rows, double seconds) { step_times_.observe(rows, seconds); }
@@ -158,11 +171,14 @@ class Speculator {
         const bool later = can_wait(d, c);
         if (!later || waiting_[d].n[size_t(c.slot)] + c.n > waiting_[d].most) flush(d, c.slot);
         if (held(d, c.slot) != c.position) continue;  // it has given the sequence up
-        if (later) wait(d, c);
-        else absorbed_.push_back(c);
+        if (later)
+          wait(d, c);
+        else
+          absorbed_.push_back(c);
       }
       if (!absorbed_.empty())
-        drafters_[d]->absorb(absorbed_, {.taps = taps_[d], .final_hidden = drafters_[d]->wants_final_hidden() ? final_hidden_ : Rows{}});
+        drafters_[d]->absorb(
+            absorbed_, {.taps = taps_[d], .final_hidden = drafters_[d]->wants_final_hidden() ? final_hidden_ : Rows{}});
     }
   }
   // Rows of state that every drafter has after going back.
@@ -190,8 +206,8 @@ class Speculator {
   struct Round {
     DraftChooser chooser;
     DraftChoice choice;
-    bool asked = false;          // there was room for a draft
-    bool cut = false;            // a chain was not worth verifying to its end
+    bool asked = false;  // there was room for a draft
+    bool cut = false;    // a chain was not worth verifying to its end
     DraftTree tree;
     std::vector<int32_t> paths;  // [node][kMaxTreeNodes]: of a tree that is no chain
     Accepted accepted;
@@ -209,8 +225,10 @@ class Speculator {
     while (n < d.token.size() && n <= size_t(d.max_draft) && usable(d.token[n])) ++n;
     Round& r = rounds_[size_t(d.slot)];
     if (limits_.tree == 0) {
-      const int worth = worth_verifying(std::span(d.top_log_prob).first(std::min(n - 1, d.top_log_prob.size())), step_times_, int(requests.size()));
-      if (const size_t keep = size_t(1 + std::max(worth, limits_.min)); keep < n && !d.top_log_prob.empty() && !forced_) n = keep, r.cut = true;
+      const int worth = worth_verifying(std::span(d.top_log_prob).first(std::min(n - 1, d.top_log_prob.size())),
+                                        step_times_, int(requests.size()));
+      if (const size_t keep = size_t(1 + std::max(worth, limits_.min)); keep < n && !d.top_log_prob.empty() && !forced_)
+        n = keep, r.cut = true;
       d.token.resize(n);
       chain_tree(d, d.max_draft, r.tree);
       return;
@@ -239,7 +257,8 @@ class Speculator {
   }
   void note_method(const Round& r, Usage& u, int generated) const {
     const char* name = method_name(r.chooser.decided().method);
-    if (u.methods.empty() || u.methods.back().method != name) u.methods.push_back({u.methods.empty() ? 0 : generated, name});
+    if (u.methods.empty() || u.methods.back().method != name)
+      u.methods.push_back({u.methods.empty() ? 0 : generated, name});
   }
 
   // T(n) for a few n, in slot 0, which is left empty. Slow models are not measured for long: steps tell in time.
@@ -270,7 +289,8 @@ class Speculator {
     r_.cache->clear(0);
   }
 
-  // Features of a drafter that is not asked wait, so that it takes many rows in one go when it is, or when there are many.
+  // Features of a drafter that is not asked wait, so that it takes many rows in one go when it is, or when there are
+  // many.
   struct Waiting {
     Rows rows{};         // [slots * most, taps]
     int most = 0;        // of a slot
@@ -280,7 +300,8 @@ class Speculator {
     Waiting& w = waiting_[d];
     int& n = w.n[size_t(c.slot)];
     const int run = c.path.empty() ? c.n : 1;
-    for (int i = 0; i < c.n; i += run, n += run) r_.b.copy_rows(w.rows.rows_at(c.slot * w.most + n, run), taps_[d].rows_at(c.at(i), run));
+    for (int i = 0; i < c.n; i += run, n += run)
+      r_.b.copy_rows(w.rows.rows_at(c.slot * w.most + n, run), taps_[d].rows_at(c.at(i), run));
   }
   void flush(size_t d, SlotId s) {
     Waiting& w = waiting_[d];
@@ -292,21 +313,22 @@ class Speculator {
   int held(size_t d, SlotId s) const { return drafters_[d]->held(s) + waiting_[d].n[size_t(s)]; }
   // The drafter has no use for the rows in the next round, as far as one knows.
   bool can_wait(size_t d, const Committed& c) const {
-    return !drafters_[d]->wants_final_hidden() && waiting_[d].rows && rounds_[size_t(c.slot)].choice.method != int(d) && c.n <= waiting_[d].most;
+    return !drafters_[d]->wants_final_hidden() && waiting_[d].rows && rounds_[size_t(c.slot)].choice.method != int(d) &&
+           c.n <= waiting_[d].most;
   }
 
   Runner<B>& r_;
   DraftLimits limits_;
   int n_vocab_;
-  bool forced_;        // the drafter's own opinion means nothing
+  bool forced_;  // the drafter's own opinion means nothing
   Drafters<B> drafters_;
   StepTimes step_times_;
   std::vector<DraftTimes> draft_times_;
-  std::vector<Round> rounds_;                  // per slot
-  std::vector<std::vector<Draft>> drafts_;     // per drafter: of one round
+  std::vector<Round> rounds_;               // per slot
+  std::vector<std::vector<Draft>> drafts_;  // per drafter: of one round
   std::vector<Committed> absorbed_;
-  std::vector<int> layer_;                     // taps of all drafters
-  std::vector<Rows> taps_, dst_;               // taps_: per drafter
+  std::vector<int> layer_;        // taps of all drafters
+  std::vector<Rows> taps_, dst_;  // taps_: per drafter
   std::vector<Waiting> waiting_;
   Rows final_hidden_{};
 };

@@ -9,10 +9,9 @@
 namespace facet {
 namespace {
 
-constexpr std::array kMatmulTypes = {DType::kF32,  DType::kF16,    DType::kBF16,  DType::kQ4_0,
-                                     DType::kQ4_1, DType::kQ5_0,   DType::kQ5_1,  DType::kQ8_0,
-                                     DType::kQ2_K, DType::kQ3_K,   DType::kQ4_K,  DType::kQ5_K,
-                                     DType::kQ6_K, DType::kIQ4_NL, DType::kIQ4_XS};
+constexpr std::array kMatmulTypes = {DType::kF32,  DType::kF16,  DType::kBF16, DType::kQ4_0,   DType::kQ4_1,
+                                     DType::kQ5_0, DType::kQ5_1, DType::kQ8_0, DType::kQ2_K,   DType::kQ3_K,
+                                     DType::kQ4_K, DType::kQ5_K, DType::kQ6_K, DType::kIQ4_NL, DType::kIQ4_XS};
 
 std::string type_list(std::span<const DType> types) {
   std::string s;
@@ -29,8 +28,7 @@ Result<TensorView> check(const TensorView* t, const std::string& where, std::str
   const std::string label = fmt::format("tensor '{}'", name);
   if (!t)
     return format_error(where, label, fmt::format("{} of type {}", shape_string(want), type_list(allowed)),
-                        "no such tensor",
-                        "download the model again, or convert it again with a current converter");
+                        "no such tensor", "download the model again, or convert it again with a current converter");
   if (t->ne != want.ne)
     return format_error(where, label, fmt::format("shape {}", shape_string(want)), shape_string(*t),
                         "the metadata and the tensors of the file disagree: convert it again");

@@ -148,8 +148,7 @@ struct BlockTQ3_0 {
 };
 static_assert(sizeof(BlockTQ3_0) == 14);
 
-inline constexpr int8_t kIQ4Values[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
-                                          1,    13,   25,  38,  53,  69,  89,  113};
+inline constexpr int8_t kIQ4Values[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
 
 // The six-bit scale and minimum of 32-element group j (0..7) of a Q4_K or Q5_K block.
 inline void k4_scale_min(int j, const uint8_t* s, uint8_t& scale, uint8_t& min) {

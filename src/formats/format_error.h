@@ -8,8 +8,8 @@
 namespace facet {
 
 // The one shape of message that the parsers print: what it is about, what must hold, what the file says.
-inline Error format_error(std::string where, std::string_view key, std::string_view expected,
-                          std::string_view found, std::string hint) {
+inline Error format_error(std::string where, std::string_view key, std::string_view expected, std::string_view found,
+                          std::string hint) {
   return {std::move(where), fmt::format("{}; expected {}, found {}", key, expected, found), std::move(hint)};
 }
 

@@ -98,11 +98,7 @@ class Cursor {
 class Parser {
  public:
   Parser(std::span<const std::byte> bytes, const std::string& where, bool allow_truncated)
-      : in_(bytes),
-        size_(bytes.size()),
-        base_(bytes.data()),
-        where_(where),
-        allow_truncated_(allow_truncated) {}
+      : in_(bytes), size_(bytes.size()), base_(bytes.data()), where_(where), allow_truncated_(allow_truncated) {}
 
   Result<GgufContents> run() {
     if (Status s = header(); !s) return s.error();
@@ -151,23 +147,19 @@ Status Parser::header() {
   if (std::memcmp(magic, "GGUF", 4) != 0) {
     const auto* m = reinterpret_cast<const unsigned char*>(magic);
     return format_error(where_, "magic", "\"GGUF\" (47 47 55 46)",
-                        fmt::format("{:02x} {:02x} {:02x} {:02x}", m[0], m[1], m[2], m[3]),
-                        "this is not a GGUF file");
+                        fmt::format("{:02x} {:02x} {:02x} {:02x}", m[0], m[1], m[2], m[3]), "this is not a GGUF file");
   }
   if (!in_.read(out_.version)) return cut("version", 4);
   if ((out_.version & 0xFFFFu) == 0 && out_.version != 0)
-    return format_error(where_, "version", "2 or 3, little endian",
-                        fmt::format("{:#010x}, big endian", out_.version),
+    return format_error(where_, "version", "2 or 3, little endian", fmt::format("{:#010x}, big endian", out_.version),
                         "convert the model to a little-endian file");
   if (out_.version != 2 && out_.version != 3)
-    return format_error(
-        where_, "version", "2 or 3", fmt::format("{}", out_.version),
-        out_.version == 1 ? "version 1 is obsolete: convert the model again" : "update this program");
+    return format_error(where_, "version", "2 or 3", fmt::format("{}", out_.version),
+                        out_.version == 1 ? "version 1 is obsolete: convert the model again" : "update this program");
   if (!in_.read(n_tensors_)) return cut("tensor count", 8);
   if (!in_.read(n_kv_)) return cut("metadata count", 8);
   if (n_kv_ > in_.left() / kMinKvBytes)
-    return format_error(where_, "metadata count",
-                        fmt::format("at most {} in the bytes left", in_.left() / kMinKvBytes),
+    return format_error(where_, "metadata count", fmt::format("at most {} in the bytes left", in_.left() / kMinKvBytes),
                         fmt::format("{}", n_kv_), kDownloadAgain);
   if (n_tensors_ > in_.left() / kMinTensorBytes)
     return format_error(where_, "tensor count",
@@ -248,10 +240,8 @@ Status Parser::read_array(const std::string& key, GgufValue& v) {
   uint64_t count = 0;
   if (!in_.read(v.gguf_type)) return cut(key, 4);
   if (!in_.read(count)) return cut(key, 8);
-  if (v.gguf_type == gguf_type::kArray)
-    return malformed(key, "an array of scalars or strings", "an array of arrays");
-  if (v.gguf_type > gguf_type::kF64)
-    return malformed(key, "an element type of 0..12", fmt::format("{}", v.gguf_type));
+  if (v.gguf_type == gguf_type::kArray) return malformed(key, "an array of scalars or strings", "an array of arrays");
+  if (v.gguf_type > gguf_type::kF64) return malformed(key, "an element type of 0..12", fmt::format("{}", v.gguf_type));
   const uint32_t each = kTypeBytes[v.gguf_type];
   if (count > in_.left() / each)
     return format_error(where_, key, fmt::format("an array of at most {} elements", in_.left() / each),
@@ -267,14 +257,12 @@ Status Parser::read_array(const std::string& key, GgufValue& v) {
   if (v.gguf_type == gguf_type::kF32 || v.gguf_type == gguf_type::kF64) {
     std::vector<double> a(count);
     const bool narrow = v.gguf_type == gguf_type::kF32;
-    for (uint64_t i = 0; i < count; ++i)
-      a[i] = narrow ? double(load<float>(p + 4 * i)) : load<double>(p + 8 * i);
+    for (uint64_t i = 0; i < count; ++i) a[i] = narrow ? double(load<float>(p + 4 * i)) : load<double>(p + 8 * i);
     v.v = std::move(a);
   } else if (v.gguf_type == gguf_type::kBool) {
     std::vector<bool> a(count);
     for (uint64_t i = 0; i < count; ++i) {
-      if (uint8_t(p[i]) > 1)
-        return malformed(key, "bools of 0 or 1", fmt::format("{} at index {}", uint8_t(p[i]), i));
+      if (uint8_t(p[i]) > 1) return malformed(key, "bools of 0 or 1", fmt::format("{} at index {}", uint8_t(p[i]), i));
       a[i] = p[i] != std::byte{0};
     }
     v.v = std::move(a);
@@ -289,8 +277,7 @@ Status Parser::read_array(const std::string& key, GgufValue& v) {
 
 Status Parser::read_value(const std::string& key, GgufValue& v) {
   if (!in_.read(v.gguf_type)) return cut(key, 4);
-  if (v.gguf_type > gguf_type::kF64)
-    return malformed(key, "a value type of 0..12", fmt::format("{}", v.gguf_type));
+  if (v.gguf_type > gguf_type::kF64) return malformed(key, "a value type of 0..12", fmt::format("{}", v.gguf_type));
   return v.gguf_type == gguf_type::kArray ? read_array(key, v) : read_scalar(key, v);
 }
 
@@ -330,8 +317,7 @@ Status Parser::tensor_type(const std::string& label, uint32_t ggml_id, TensorVie
   // Elements times block_bytes must fit with room to spare: the largest block has 8 bytes per element.
   uint64_t n = 1;
   for (int64_t d : t.ne) {
-    if (uint64_t(d) > (uint64_t(1) << 59) / n)
-      return malformed(label, "fewer than 2^59 elements", shape_string(t));
+    if (uint64_t(d) > (uint64_t(1) << 59) / n) return malformed(label, "fewer than 2^59 elements", shape_string(t));
     n *= uint64_t(d);
   }
   return Ok{};
@@ -339,12 +325,10 @@ Status Parser::tensor_type(const std::string& label, uint32_t ggml_id, TensorVie
 
 Status Parser::tensor_info(uint64_t index) {
   std::string_view name;
-  if (Status s = read_string(fmt::format("name of tensor {} of {}", index + 1, n_tensors_), name); !s)
-    return s;
+  if (Status s = read_string(fmt::format("name of tensor {} of {}", index + 1, n_tensors_), name); !s) return s;
   const std::string label = fmt::format("tensor '{}'", printable(name));
   if (name.size() > kMaxTensorName)
-    return malformed(label, fmt::format("a name of at most {} bytes", kMaxTensorName),
-                     fmt::format("{}", name.size()));
+    return malformed(label, fmt::format("a name of at most {} bytes", kMaxTensorName), fmt::format("{}", name.size()));
   if (!names_.insert(name).second) return malformed(label, "one tensor per name", "the name twice");
   TensorView t;
   t.name = std::string(name);
@@ -402,8 +386,7 @@ Status Parser::place_tensor(size_t i, uint64_t room) {
 Status Parser::check_overlap() const {
   std::vector<size_t> order(out_.tensors.size());
   for (size_t i = 0; i < order.size(); ++i) order[i] = i;
-  std::sort(order.begin(), order.end(),
-            [&](size_t a, size_t b) { return out_.offsets[a] < out_.offsets[b]; });
+  std::sort(order.begin(), order.end(), [&](size_t a, size_t b) { return out_.offsets[a] < out_.offsets[b]; });
   for (size_t k = 1; k < order.size(); ++k) {
     const TensorView &a = out_.tensors[order[k - 1]], &b = out_.tensors[order[k]];
     const uint64_t end = out_.offsets[order[k - 1]] + row_bytes(a.type, a.n_elements());
@@ -426,18 +409,14 @@ Status Parser::place_data() {
 }  // namespace
 
 const char* gguf_kind_name(GgufValue::Kind k) {
-  static constexpr const char* kNames[] = {
-      "integer",          "float",          "bool",          "string",
-      "array of integer", "array of float", "array of bool", "array of string"};
+  static constexpr const char* kNames[] = {"integer",          "float",          "bool",          "string",
+                                           "array of integer", "array of float", "array of bool", "array of string"};
   return kNames[size_t(k)];
 }
 
-const char* gguf_type_name(uint32_t type) {
-  return type < std::size(kTypeNames) ? kTypeNames[type] : "unknown";
-}
+const char* gguf_type_name(uint32_t type) { return type < std::size(kTypeNames) ? kTypeNames[type] : "unknown"; }
 
-Result<GgufContents> parse_gguf(std::span<const std::byte> bytes, const std::string& where,
-                                bool allow_truncated) {
+Result<GgufContents> parse_gguf(std::span<const std::byte> bytes, const std::string& where, bool allow_truncated) {
   return Parser(bytes, where, allow_truncated).run();
 }
 

@@ -19,18 +19,9 @@ namespace facet {
 // A metadata value. Integers of every width are int64 (u64 above 2^63 is refused), floats are double.
 // Arrays are homogeneous; string arrays keep views into the mapping.
 struct GgufValue {
-  enum class Kind : uint8_t {
-    kInt,
-    kFloat,
-    kBool,
-    kString,
-    kIntArray,
-    kFloatArray,
-    kBoolArray,
-    kStringArray
-  };
-  std::variant<int64_t, double, bool, std::string_view, std::vector<int64_t>, std::vector<double>,
-               std::vector<bool>, std::vector<std::string_view>>
+  enum class Kind : uint8_t { kInt, kFloat, kBool, kString, kIntArray, kFloatArray, kBoolArray, kStringArray };
+  std::variant<int64_t, double, bool, std::string_view, std::vector<int64_t>, std::vector<double>, std::vector<bool>,
+               std::vector<std::string_view>>
       v;
   uint32_t gguf_type = 0;  // as in the file; of the elements for arrays
   Kind kind() const { return Kind(v.index()); }
@@ -38,8 +29,8 @@ struct GgufValue {
 const char* gguf_kind_name(GgufValue::Kind k);
 // Value types of metadata, as numbered in files.
 namespace gguf_type {
-inline constexpr uint32_t kU8 = 0, kI8 = 1, kU16 = 2, kI16 = 3, kU32 = 4, kI32 = 5, kF32 = 6, kBool = 7,
-                          kString = 8, kArray = 9, kU64 = 10, kI64 = 11, kF64 = 12;
+inline constexpr uint32_t kU8 = 0, kI8 = 1, kU16 = 2, kI16 = 3, kU32 = 4, kI32 = 5, kF32 = 6, kBool = 7, kString = 8,
+                          kArray = 9, kU64 = 10, kI64 = 11, kF64 = 12;
 }
 const char* gguf_type_name(uint32_t gguf_type);  // "u32"; "unknown" beyond the list
 
@@ -51,7 +42,7 @@ struct GgufContents {
   std::vector<std::pair<std::string, GgufValue>> meta;  // in file order
   std::vector<TensorView> tensors;                      // in file order
   std::vector<uint64_t> offsets;                        // of each tensor, from data_offset
-  uint64_t data_end = 0;  // where the last tensor ends: the least size of a complete file
+  uint64_t data_end = 0;                                // where the last tensor ends: the least size of a complete file
 };
 
 // Parses bytes (fuzzed). Every count, offset and product is checked against bytes.size() before anything is
@@ -108,8 +99,7 @@ class GgufWriter {
   void add(std::string key, double v);                           // f32
   void add(std::string key, bool v);
   template <std::integral T>
-  requires(!std::same_as<T, bool> && !std::same_as<T, int64_t>) void add(std::string key, T v,
-                                                                         uint32_t gguf_type = 4) {
+  requires(!std::same_as<T, bool> && !std::same_as<T, int64_t>) void add(std::string key, T v, uint32_t gguf_type = 4) {
     add(std::move(key), int64_t(v), gguf_type);
   }
   void add(std::string key, std::string v);

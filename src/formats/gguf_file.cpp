@@ -54,22 +54,20 @@ std::string shown(std::optional<int64_t> v) { return v ? fmt::format("{}", *v) :
 
 // What the keys of one part say against its name. A file that is named as a part must be one, and the
 // reverse.
-Status check_part(const std::string& path, const GgufContents& c, const std::optional<SplitName>& name,
-                  int no) {
+Status check_part(const std::string& path, const GgufContents& c, const std::optional<SplitName>& name, int no) {
   const auto count = int_in(c, "split.count"), index = int_in(c, "split.no");
   if (!name) {
     if (count.value_or(1) <= 1) return Ok{};
-    return format_error(path, "file name",
-                        fmt::format("<base>-%05d-of-{:05d}.gguf, as split.count says", *count), path,
+    return format_error(path, "file name", fmt::format("<base>-%05d-of-{:05d}.gguf, as split.count says", *count), path,
                         "give the part its original name");
   }
   if (name->count == 1 && !count) return Ok{};
   if (count != name->count)
-    return format_error(path, "key 'split.count'", fmt::format("{}, as the file name says", name->count),
-                        shown(count), kFetchParts);
+    return format_error(path, "key 'split.count'", fmt::format("{}, as the file name says", name->count), shown(count),
+                        kFetchParts);
   if (index != no - 1)
-    return format_error(path, "key 'split.no'", fmt::format("{}, as the file name says", no - 1),
-                        shown(index), kFetchParts);
+    return format_error(path, "key 'split.no'", fmt::format("{}, as the file name says", no - 1), shown(index),
+                        kFetchParts);
   return Ok{};
 }
 
@@ -94,8 +92,7 @@ Result<GgufFile> GgufFile::open(const std::string& path) {
     auto map = MappedFile::open(part);
     if (!map) {
       if (n_parts == 1) return map.error();
-      return Error{part, fmt::format("part {} of {} is missing; {}", no, n_parts, map.error().what),
-                   kFetchParts};
+      return Error{part, fmt::format("part {} of {} is missing; {}", no, n_parts, map.error().what), kFetchParts};
     }
     auto contents = parse_gguf(map->bytes(), part);
     if (!contents) return contents.error();
@@ -114,8 +111,7 @@ Result<GgufFile> GgufFile::open(const std::string& path) {
     f.maps_.push_back(std::move(*map));
   }
   if (expected_tensors && *expected_tensors != int64_t(f.tensors_.size()))
-    return format_error(path, "key 'split.tensors.count'",
-                        fmt::format("{} tensors in all parts", *expected_tensors),
+    return format_error(path, "key 'split.tensors.count'", fmt::format("{} tensors in all parts", *expected_tensors),
                         fmt::format("{}", f.tensors_.size()), kFetchParts);
   for (size_t i = 0; i < f.meta_.size(); ++i) f.meta_by_name_.emplace(f.meta_[i].first, i);
   return f;
@@ -142,8 +138,7 @@ Error wrong_kind(const GgufFile& f, std::string_view key, std::string_view expec
 
 // An array of T, or a scalar repeated n times (once for n = 0), of n elements unless n = 0.
 template <class T>
-Result<std::vector<T>> get_array(const GgufFile& f, std::string_view key, size_t n,
-                                 std::string_view expected) {
+Result<std::vector<T>> get_array(const GgufFile& f, std::string_view key, size_t n, std::string_view expected) {
   const GgufValue* v = f.find_meta(key);
   if (!v) return absent(f, key, expected);
   if (const T* one = std::get_if<T>(&v->v)) return std::vector<T>(n ? n : 1, *one);
@@ -179,8 +174,7 @@ Result<bool> GgufFile::get_bool(std::string_view key) const {
   const auto* i = std::get_if<int64_t>(&v->v);
   if (!i) return wrong_kind(*this, key, "bool", *v);
   if (*i != 0 && *i != 1)
-    return format_error(path_, fmt::format("key '{}'", key), "bool, or 0 or 1", fmt::format("{}", *i),
-                        kWrongFile);
+    return format_error(path_, fmt::format("key '{}'", key), "bool, or 0 or 1", fmt::format("{}", *i), kWrongFile);
   return *i == 1;
 }
 

@@ -154,9 +154,7 @@ void GgufWriter::add_raw(std::string key, const GgufValue& v) {
   }
 }
 
-void GgufWriter::add(std::string key, int64_t v, uint32_t type) {
-  add_raw(std::move(key), value_of(v, type));
-}
+void GgufWriter::add(std::string key, int64_t v, uint32_t type) { add_raw(std::move(key), value_of(v, type)); }
 void GgufWriter::add(std::string key, double v) { add_raw(std::move(key), value_of(v, gguf_type::kF32)); }
 void GgufWriter::add(std::string key, bool v) { add_raw(std::move(key), value_of(v, gguf_type::kBool)); }
 void GgufWriter::add(std::string key, std::string v) {
@@ -180,8 +178,8 @@ void GgufWriter::add_tensor(std::string name, DType type, std::vector<int64_t> n
   CHECK(w.fd < 0, "tensor {} after begin()", name);
   CHECK(!ne.empty() && ne.size() <= 4, "tensor {} has {} dimensions", name, ne.size());
   CHECK(w.names.insert(name).second, "tensor {} added twice", name);
-  CHECK(ne[0] % dtype_info(type).block == 0, "tensor {}: ne[0] {} is no multiple of the {} block", name,
-        ne[0], dtype_name(type));
+  CHECK(ne[0] % dtype_info(type).block == 0, "tensor {}: ne[0] {} is no multiple of the {} block", name, ne[0],
+        dtype_name(type));
   int64_t n = 1;
   for (int64_t d : ne) n *= d;
   w.infos.push_back({std::move(name), type, std::move(ne), row_bytes(type, n)});
@@ -218,8 +216,7 @@ Status GgufWriter::Impl::write_out(std::span<const std::byte> bytes) {
     const ssize_t n = ::write(fd, bytes.data(), std::min(bytes.size(), size_t(1) << 30));
     if (n < 0 && errno == EINTR) continue;
     if (n < 0)
-      return Error{part(), std::string("cannot write: ") + std::strerror(errno),
-                   "check the free space of the disk"};
+      return Error{part(), std::string("cannot write: ") + std::strerror(errno), "check the free space of the disk"};
     bytes = bytes.subspan(size_t(n));
   }
   return Ok{};
@@ -267,8 +264,7 @@ Status GgufWriter::write(std::span<const std::byte> bytes) {
   CHECK(w.fd >= 0, "write() before begin()");
   CHECK(w.current < w.infos.size(), "{} bytes after the last tensor", bytes.size());
   const Impl::Info& t = w.infos[w.current];
-  CHECK(bytes.size() <= t.bytes - w.done, "tensor {}: {} bytes too many", t.name,
-        bytes.size() - (t.bytes - w.done));
+  CHECK(bytes.size() <= t.bytes - w.done, "tensor {}: {} bytes too many", t.name, bytes.size() - (t.bytes - w.done));
   if (Status s = w.put(bytes); !s) return s;
   w.done += bytes.size();
   return w.done == t.bytes ? w.end_tensor() : Status(Ok{});
@@ -294,14 +290,12 @@ Status check_room(const std::string& path, uint64_t need) {
   const auto folder = std::filesystem::absolute(path).parent_path();
   std::error_code ec;
   const auto space = std::filesystem::space(folder, ec);
-  if (ec)
-    return Error{folder.string(), "cannot read its free space: " + ec.message(),
-                 "check that the folder exists"};
+  if (ec) return Error{folder.string(), "cannot read its free space: " + ec.message(), "check that the folder exists"};
   if (space.available < need)
-    return Error{path,
-                 fmt::format("disk space; needed {:.2f} GB, free {:.2f} GB", double(need) / 1e9,
-                             double(space.available) / 1e9),
-                 "free some space or write to another disk"};
+    return Error{
+        path,
+        fmt::format("disk space; needed {:.2f} GB, free {:.2f} GB", double(need) / 1e9, double(space.available) / 1e9),
+        "free some space or write to another disk"};
   return Ok{};
 }
 

@@ -21,8 +21,7 @@ constexpr int kMaxGroup = 128;
 // TQ3_0 codebook for values of deviation 1/sqrt(128), and the midpoints that separate its entries.
 constexpr float kTq3Values[8] = {-0.190685f, -0.117832f, -0.065717f, -0.021460f,
                                  0.021460f,  0.065717f,  0.117832f,  0.190685f};
-constexpr float kTq3Midpoints[7] = {-0.154259f, -0.091775f, -0.043589f, 0.0f,
-                                    0.043589f,  0.091775f,  0.154259f};
+constexpr float kTq3Midpoints[7] = {-0.154259f, -0.091775f, -0.043589f, 0.0f, 0.043589f, 0.091775f, 0.154259f};
 constexpr float kTq3Tiny = 1e-10f;  // groups of this norm or less are stored as zero
 
 using Signs = std::array<float, kMaxGroup>;
@@ -165,8 +164,7 @@ void kv_unrotate(float* x, int n) { sandwich(kS2, kS1, x, n); }
 void kv_encode(KvType t, const float* x, std::byte* dst, int head_dim) {
   const int g = group_of(head_dim);
   if (t == KvType::kTQ3_0) {
-    for (int i = 0; i < head_dim; i += g)
-      encode_tq3_group(x + i, dst + kv_row_bytes(t, g) * size_t(i / g), g);
+    for (int i = 0; i < head_dim; i += g) encode_tq3_group(x + i, dst + kv_row_bytes(t, g) * size_t(i / g), g);
     return;
   }
   if (!kv_rotated(t)) return quantize_row(kInfos[size_t(t)].block, x, dst, head_dim);

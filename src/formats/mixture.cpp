@@ -29,28 +29,10 @@ constexpr Mixture kMixtures[] = {
     {"Q4_K_S", 14, kQ4_K, kQ6_K, kQ4_K, {MoreBits::kFirst4, kQ5_K, kQ4_K}, {MoreBits::kEighth, kQ5_K, kQ4_K}},
     plain("Q4_1", 3, kQ4_1, kQ6_K),
     plain("Q4_0", 2, kQ4_0, kQ6_K),
-    {"IQ4_NL",
-     25,
-     kIQ4_NL,
-     kQ6_K,
-     kIQ4_NL,
-     {MoreBits::kSharedKv, kQ5_K, kIQ4_NL},
-     {MoreBits::kEighth, kQ5_K, kIQ4_NL}},
-    {"IQ4_XS",
-     30,
-     kIQ4_XS,
-     kQ6_K,
-     kIQ4_XS,
-     {MoreBits::kSharedKv, kQ5_K, kIQ4_XS},
-     {MoreBits::kEighth, kQ5_K, kIQ4_XS}},
+    {"IQ4_NL", 25, kIQ4_NL, kQ6_K, kIQ4_NL, {MoreBits::kSharedKv, kQ5_K, kIQ4_NL}, {MoreBits::kEighth, kQ5_K, kIQ4_NL}},
+    {"IQ4_XS", 30, kIQ4_XS, kQ6_K, kIQ4_XS, {MoreBits::kSharedKv, kQ5_K, kIQ4_XS}, {MoreBits::kEighth, kQ5_K, kIQ4_XS}},
     {"Q3_K_L", 13, kQ3_K, kQ6_K, kQ5_K, always(kQ5_K), always(kQ5_K)},
-    {"Q3_K_M",
-     12,
-     kQ3_K,
-     kQ6_K,
-     kQ4_K,
-     {MoreBits::kFirst2, kQ5_K, kQ4_K},
-     {MoreBits::kSixteenth, kQ5_K, kQ4_K}},
+    {"Q3_K_M", 12, kQ3_K, kQ6_K, kQ4_K, {MoreBits::kFirst2, kQ5_K, kQ4_K}, {MoreBits::kSixteenth, kQ5_K, kQ4_K}},
     plain("Q3_K_S", 11, kQ3_K, kQ6_K),
     {"Q2_K", 10, kQ2_K, kQ6_K, kQ3_K, {MoreBits::kSharedKv, kQ4_K, kQ3_K}, always(kQ3_K)},
 };
@@ -109,11 +91,10 @@ DType fallback(DType t, int64_t ne0) {
 bool has(std::string_view name, std::string_view part) { return name.find(part) != name.npos; }
 
 bool stays(const MixtureTensor& t) {
-  const bool vector = std::all_of(t.ne.begin() + std::min<size_t>(1, t.ne.size()), t.ne.end(),
-                                  [](int64_t n) { return n == 1; });
+  const bool vector =
+      std::all_of(t.ne.begin() + std::min<size_t>(1, t.ne.size()), t.ne.end(), [](int64_t n) { return n == 1; });
   return vector || !t.name.ends_with("weight") || t.name.ends_with("_norm.weight") ||
-         has(t.name, "ffn_gate_inp.weight") || has(t.name, "per_layer_model_proj") ||
-         !dtype_info(t.type).matmul;
+         has(t.name, "ffn_gate_inp.weight") || has(t.name, "per_layer_model_proj") || !dtype_info(t.type).matmul;
 }
 
 // blk.<i>.
@@ -133,24 +114,29 @@ const Mixture* find_mixture(std::string_view name) {
   std::string wanted(name);
   std::transform(wanted.begin(), wanted.end(), wanted.begin(), upper);
   if (wanted == "Q3_K" || wanted == "Q4_K" || wanted == "Q5_K") wanted += "_M";
-  const auto* m = std::find_if(std::begin(kMixtures), std::end(kMixtures),
-                               [&](const Mixture& x) { return x.name == wanted; });
+  const auto* m =
+      std::find_if(std::begin(kMixtures), std::end(kMixtures), [&](const Mixture& x) { return x.name == wanted; });
   return m == std::end(kMixtures) ? nullptr : m;
 }
 
 Mixture pure(const Mixture& m) {
   const Mixture::Rule base{MoreBits::kNever, m.base, m.base};
-  return {.name = m.name, .file_type = m.file_type, .base = m.base, .embedding = m.base, .attn_output = m.base, .attn_v = base, .ffn_down = base};
+  return {.name = m.name,
+          .file_type = m.file_type,
+          .base = m.base,
+          .embedding = m.base,
+          .attn_output = m.base,
+          .attn_v = base,
+          .ffn_down = base};
 }
 
-std::vector<DType> mixture_types(const Mixture& m, std::span<const MixtureTensor> tensors,
-                                 const MixtureModel& model) {
+std::vector<DType> mixture_types(const Mixture& m, std::span<const MixtureTensor> tensors, const MixtureModel& model) {
   std::vector<int64_t> v_layers;  // that have an attn_v: its rank among them is i
   for (const MixtureTensor& t : tensors)
     if (is_attn_v(t)) v_layers.push_back(layer_of(t.name));
   std::sort(v_layers.begin(), v_layers.end());
-  const bool tied = std::none_of(tensors.begin(), tensors.end(),
-                                 [](const MixtureTensor& t) { return t.name == "output.weight"; });
+  const bool tied =
+      std::none_of(tensors.begin(), tensors.end(), [](const MixtureTensor& t) { return t.name == "output.weight"; });
 
   std::vector<DType> types;
   for (const MixtureTensor& t : tensors) {
@@ -162,8 +148,7 @@ std::vector<DType> mixture_types(const Mixture& m, std::span<const MixtureTensor
     if (t.name == "output.weight" || (tied && t.name.ends_with("token_embd.weight"))) {
       type = m.embedding;
     } else if (is_attn_v(t)) {
-      const auto rank =
-          std::lower_bound(v_layers.begin(), v_layers.end(), layer_of(t.name)) - v_layers.begin();
+      const auto rank = std::lower_bound(v_layers.begin(), v_layers.end(), layer_of(t.name)) - v_layers.begin();
       type = by_rule(m.attn_v, rank, int64_t(v_layers.size()), model);
     } else if (has(t.name, "ffn_down")) {
       type = by_rule(m.ffn_down, layer_of(t.name), model.n_layer, model);

@@ -55,7 +55,6 @@ struct MixtureModel {
 // The type of each tensor in the quantised file. Vectors, norms, the router, per_layer_model_proj and
 // whatever is no weight keep theirs. Rows that the block of a type does not divide get the fallback of that
 // type.
-std::vector<DType> mixture_types(const Mixture& m, std::span<const MixtureTensor> tensors,
-                                 const MixtureModel& model);
+std::vector<DType> mixture_types(const Mixture& m, std::span<const MixtureTensor> tensors, const MixtureModel& model);
 
 }  // namespace facet

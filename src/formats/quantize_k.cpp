@@ -45,8 +45,7 @@ FACET_LANES void store_codes(const Grouped<W, G, E>& b, const ScaleMinFit<G>& fi
   using L = Lanes<W>;
   store_codes<W, G, E>(
       codes, [&](int p, int i) __attribute__((always_inline)) {
-        const auto id = L::inverse(L::load(fit.scale + p * W) * fit.d),
-                   m = L::load(fit.min + p * W) * fit.dmin;
+        const auto id = L::inverse(L::load(fit.scale + p * W) * fit.d), m = L::load(fit.min + p * W) * fit.dmin;
         return L::nearest((b.x[p][i] + m) * id, 0, Most);
       });
 }
@@ -88,8 +87,7 @@ FACET_LANES void encode(const float* src, BlockQ3_K& b) {
   for (int half = 0; half < 2; ++half)
     for (int l = 0; l < 32; ++l) {
       b.qs[32 * half + l] = four_pairs(codes + 128 * half + l, 0);
-      for (int j = 0; j < 4; ++j)
-        b.hmask[l] |= uint8_t((codes[128 * half + 32 * j + l] >> 2) << (4 * half + j));
+      for (int j = 0; j < 4; ++j) b.hmask[l] |= uint8_t((codes[128 * half + 32 * j + l] >> 2) << (4 * half + j));
     }
 }
 
@@ -206,9 +204,8 @@ FACET_LANES void encode_iq4_nl(const float* src, std::byte* dst, int64_t n) {
     const auto id = L::inverse(scale);
     uint8_t codes[W * kElems];
     store_codes<W, W, kElems>(
-        codes, [&](int, int i) __attribute__((always_inline)) {
-          return Iq4Levels::code<L>(Iq4Levels::nearest<L>(x[i] * id));
-        });
+        codes, [&](int, int i)
+                   __attribute__((always_inline)) { return Iq4Levels::code<L>(Iq4Levels::nearest<L>(x[i] * id)); });
     for (int g = 0; g < blocks; ++g) {
       BlockIQ4_NL b;
       b.d = unit[g].stored(scale[g]);

@@ -286,8 +286,7 @@ FACET_LANES ScaleMin<L> fit_scale_min(const typename L::F* x, const RangeTrials&
     const auto bounded = (m < F{}) | (scale < F{});
     scale = bounded ? L::max(qx * L::inverse(qq), F{}) : scale;
     m = bounded ? F{} : m;
-    const F error =
-        xx - 2.0f * scale * qx + 2.0f * m * sx + scale * scale * qq - 2.0f * scale * m * q1 + kN * m * m;
+    const F error = xx - 2.0f * scale * qx + 2.0f * m * sx + scale * scale * qq - 2.0f * scale * m * q1 + kN * m * m;
     const auto better = error < best_error;
     best_error = better ? error : best_error;
     best.scale = better ? scale : best.scale;
@@ -310,9 +309,9 @@ struct ScaleMinTrial {
 
 // A group scale with the best minimum for it, which follows from the codes that the wanted minimum gives.
 template <class L, int E, int Most, int MostScale, int G>
-FACET_LANES void try_scale_min(const typename L::F* x, const typename L::F& scale,
-                               const typename L::F& wanted_min, float d, float dmin, const typename L::F& sx,
-                               bool first, int at, ScaleMinTrial<G>& best) {
+FACET_LANES void try_scale_min(const typename L::F* x, const typename L::F& scale, const typename L::F& wanted_min,
+                               float d, float dmin, const typename L::F& sx, bool first, int at,
+                               ScaleMinTrial<G>& best) {
   using F = typename L::F;
   const F ds = scale * d, id = L::inverse(ds);
   F q0{};
@@ -362,8 +361,8 @@ FACET_LANES ScaleMinFit<G> fit_scales_mins(const Grouped<W, G, E>& b, const Rang
       const F other = near + (target > near ? L::all(1.0f) : L::all(-1.0f));
       for (int second = 0; second < 2; ++second)
         try_scale_min<L, E, Most, MostScale>(b.x[p], second ? L::nearest(other, 0, MostScale) : near,
-                                             L::load(wanted_min + p * W), d, dmin, L::load(sx + p * W),
-                                             !second, p * W, t);
+                                             L::load(wanted_min + p * W), d, dmin, L::load(sx + p * W), !second, p * W,
+                                             t);
     }
     const float error = sum_groups(t.error);
     if (!(error < best_error)) break;
@@ -374,8 +373,7 @@ FACET_LANES ScaleMinFit<G> fit_scales_mins(const Grouped<W, G, E>& b, const Rang
     std::copy_n(t.min, G, best.min);
     // Both steps at once: x ~ d a - dmin b with a = scale * code and b = minimum.
     const float aa = sum_groups(t.scale, t.scale, t.qq), ab = sum_groups(t.scale, t.min, t.q1);
-    const float bb = float(E) * sum_groups(t.min, t.min), xa = sum_groups(t.scale, t.qx),
-                xb = sum_groups(t.min, sx);
+    const float bb = float(E) * sum_groups(t.min, t.min), xa = sum_groups(t.scale, t.qx), xb = sum_groups(t.min, sx);
     const float det = aa * bb - ab * ab;
     if (det > 1e-6f * aa * bb) {
       d = b.unit.storable(std::max((xa * bb - ab * xb) / det, 0.0f));

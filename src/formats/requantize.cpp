@@ -34,9 +34,8 @@ Result<MixtureModel> model_of(const GgufFile& in) {
   auto kv_heads = in.get_ints(*arch + ".attention.head_count_kv", 0);
   if (!kv_heads) return kv_heads.error();
   if (heads->empty() || kv_heads->empty() || kv_heads->front() < 1)
-    return format_error(in.path(), fmt::format("key '{}.attention.head_count_kv'", *arch),
-                        "at least 1 head in layer 0", "none",
-                        "check that this is the right model file, or convert it again");
+    return format_error(in.path(), fmt::format("key '{}.attention.head_count_kv'", *arch), "at least 1 head in layer 0",
+                        "none", "check that this is the right model file, or convert it again");
   return MixtureModel{*layers, heads->front() / kv_heads->front()};
 }
 
@@ -46,8 +45,7 @@ Status check_paths(const GgufFile& in, const std::string& out) {
     for (const std::string& written : {out, out + ".part"}) {  // the second until it is complete
       std::error_code ec;
       if (std::filesystem::equivalent(part, written, ec))
-        return Error{written, "OUT; expected a new file, found the model that is read",
-                     "give the result another name"};
+        return Error{written, "OUT; expected a new file, found the model that is read", "give the result another name"};
     }
   return Ok{};
 }
@@ -177,8 +175,7 @@ Result<RequantizeReport> requantize(const GgufFile& in, const std::string& out, 
   for (size_t i = 0; i < types->size(); ++i) {
     const TensorView& t = in.tensors()[i];
     const bool same = t.type == (*types)[i];
-    if (Status s = same ? converter.copy(t) : converter.convert(t, (*types)[i], in.path()); !s)
-      return s.error();
+    if (Status s = same ? converter.copy(t) : converter.convert(t, (*types)[i], in.path()); !s) return s.error();
     ++(same ? report.copied : report.converted);
   }
   if (Status s = w.finish(); !s) return s.error();

@@ -136,14 +136,12 @@ Status Parser::place(const std::string& label, const json& j, TensorView& t) {
   const auto it = j.find("data_offsets");
   if (it == j.end() || !it->is_array() || it->size() != 2 || !(*it)[0].is_number_unsigned() ||
       !(*it)[1].is_number_unsigned())
-    return malformed(
-        label, "'data_offsets' of two integers",
-        it == j.end() ? "none" : printable(it->dump(-1, ' ', true, json::error_handler_t::replace)));
+    return malformed(label, "'data_offsets' of two integers",
+                     it == j.end() ? "none" : printable(it->dump(-1, ' ', true, json::error_handler_t::replace)));
   const uint64_t begin = (*it)[0].get<uint64_t>(), end = (*it)[1].get<uint64_t>();
   const uint64_t bytes = row_bytes(t.type, t.n_elements());
   if (end < begin || end - begin != bytes)
-    return malformed(label,
-                     fmt::format("{} bytes of data for {} {}", bytes, dtype_name(t.type), shape_string(t)),
+    return malformed(label, fmt::format("{} bytes of data for {} {}", bytes, dtype_name(t.type), shape_string(t)),
                      fmt::format("data_offsets {}..{}", begin, end));
   const uint64_t room = bytes_.size() - out_.data_offset;
   if (end > UINT64_MAX - out_.data_offset)
@@ -201,15 +199,14 @@ Result<SafetensorsContents> parse_safetensors(std::span<const std::byte> bytes, 
   return Parser(bytes, where, allow_truncated).run();
 }
 
-Result<std::vector<std::pair<std::string, std::string>>> parse_safetensors_index(
-    std::span<const std::byte> bytes, const std::string& where) {
+Result<std::vector<std::pair<std::string, std::string>>> parse_safetensors_index(std::span<const std::byte> bytes,
+                                                                                 const std::string& where) {
   if (bytes.size() > kMaxHeaderBytes)
     return format_error(where, "index", fmt::format("at most {} bytes", kMaxHeaderBytes),
                         fmt::format("{}", bytes.size()), "this is not an index of safetensors files");
   std::string problem;
   const auto j = parse_json({reinterpret_cast<const char*>(bytes.data()), bytes.size()}, problem);
-  if (!j)
-    return format_error(where, "index", "a JSON object without duplicate keys", problem, kDownloadAgain);
+  if (!j) return format_error(where, "index", "a JSON object without duplicate keys", problem, kDownloadAgain);
   const auto map = j->find("weight_map");
   if (map == j->end() || !map->is_object())
     return format_error(where, "key 'weight_map'", "an object", map == j->end() ? "none" : map->type_name(),
@@ -308,9 +305,8 @@ Result<SafetensorsFile> SafetensorsFile::open(const std::string& path) {
   }
   for (const auto& [tensor, file] : weight_map)
     if (const auto it = home.find(tensor); it == home.end() || it->second != file)
-      return format_error(
-          *entry, fmt::format("weight_map of '{}'", printable(tensor)), fmt::format("it in {}", file),
-          it == home.end() ? "it in no file" : fmt::format("it in {}", it->second), kDownloadAgain);
+      return format_error(*entry, fmt::format("weight_map of '{}'", printable(tensor)), fmt::format("it in {}", file),
+                          it == home.end() ? "it in no file" : fmt::format("it in {}", it->second), kDownloadAgain);
   return f;
 }
 

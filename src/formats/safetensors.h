@@ -30,8 +30,8 @@ Result<SafetensorsContents> parse_safetensors(std::span<const std::byte> bytes, 
 
 // Which file each tensor is in: the weight_map of model.safetensors.index.json (fuzzed). File names are plain
 // names, never paths.
-Result<std::vector<std::pair<std::string, std::string>>> parse_safetensors_index(
-    std::span<const std::byte> bytes, const std::string& where);
+Result<std::vector<std::pair<std::string, std::string>>> parse_safetensors_index(std::span<const std::byte> bytes,
+                                                                                 const std::string& where);
 
 // The files of a checkpoint: path is a .safetensors file, an index .json, or a folder that holds either
 // model.safetensors.index.json or model.safetensors. Missing shards are not noticed here.

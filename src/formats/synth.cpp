@@ -58,8 +58,8 @@ constexpr MtpShape kMtpShapes[] = {
     {"26b-a4b-mtp", 2816, 16, 8, 2},
 };
 
-constexpr std::string_view kPresets[] = {
-    "31b", "26b-a4b", "12b", "e4b", "e2b", "tiny", "31b-dflash", "26b-a4b-dflash", "31b-mtp", "26b-a4b-mtp"};
+constexpr std::string_view kPresets[] = {"31b",        "26b-a4b",        "12b",     "e4b",        "e2b", "tiny",
+                                         "31b-dflash", "26b-a4b-dflash", "31b-mtp", "26b-a4b-mtp"};
 
 constexpr std::string_view kQuantNames[] = {"Q4_K_M", "Q5_K_M", "Q6_K", "Q8_0", "Q4_0", "BF16"};
 
@@ -86,20 +86,14 @@ void sort_tensors(std::vector<SynthTensor>& tensors) {
 // Collects tensors and keys under the prefixes that repeat.
 class Builder {
  public:
-  explicit Builder(std::string arch) : arch_(std::move(arch)) {
-    plan_.meta.push_back({"general.architecture", arch_});
-  }
+  explicit Builder(std::string arch) : arch_(std::move(arch)) { plan_.meta.push_back({"general.architecture", arch_}); }
   void block(int64_t i) { prefix_ = fmt::format("blk.{}.", i); }
-  void matrix(std::string_view name, std::vector<int64_t> ne) {
-    tensor(name, std::move(ne), SynthFill::kNormal);
-  }
+  void matrix(std::string_view name, std::vector<int64_t> ne) { tensor(name, std::move(ne), SynthFill::kNormal); }
   void norm(std::string_view name, int64_t n) { tensor(name, {n}, SynthFill::kUnit); }
   void tensor(std::string_view name, std::vector<int64_t> ne, SynthFill fill) {
     plan_.tensors.push_back({prefix_ + std::string(name), std::move(ne), fill, DType::kF32});
   }
-  void key(std::string_view name, auto v) {
-    plan_.meta.push_back({arch_ + "." + std::string(name), std::move(v)});
-  }
+  void key(std::string_view name, auto v) { plan_.meta.push_back({arch_ + "." + std::string(name), std::move(v)}); }
   void general(std::string_view preset, const Mixture& q) {
     plan_.meta.push_back({"general.type", std::string("model")});
     plan_.meta.push_back({"general.name", fmt::format("synthetic {} {}", preset, q.name)});
@@ -317,8 +311,7 @@ std::span<const std::string_view> synth_presets() { return kPresets; }
 std::span<const std::string_view> synth_quants() { return kQuantNames; }
 
 Result<SynthPlan> synth_plan(std::string_view preset, std::string_view quant, bool is_pure) {
-  const bool known =
-      std::find(std::begin(kQuantNames), std::end(kQuantNames), quant) != std::end(kQuantNames);
+  const bool known = std::find(std::begin(kQuantNames), std::end(kQuantNames), quant) != std::end(kQuantNames);
   const Mixture* q = known ? find_mixture(quant) : nullptr;
   if (!q)
     return format_error("synth", "quant", fmt::format("one of {}", fmt::join(kQuantNames, ", ")),

@@ -53,7 +53,6 @@ using SynthProgress = std::function<void(uint64_t done, uint64_t total)>;
 
 // Writes the file; the same seed gives the same bytes. Refuses before writing if the disk has too little
 // room.
-Status synth_write(const SynthPlan& plan, const std::string& path, uint64_t seed,
-                   const SynthProgress& progress);
+Status synth_write(const SynthPlan& plan, const std::string& path, uint64_t seed, const SynthProgress& progress);
 
 }  // namespace facet

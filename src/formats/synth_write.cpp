@@ -259,8 +259,7 @@ uint64_t synth_bytes(const SynthPlan& plan) {
   return w.total_bytes();
 }
 
-Status synth_write(const SynthPlan& plan, const std::string& path, uint64_t seed,
-                   const SynthProgress& progress) {
+Status synth_write(const SynthPlan& plan, const std::string& path, uint64_t seed, const SynthProgress& progress) {
   GgufWriter w;
   declare(plan, w);
   if (Status s = check_room(path, w.total_bytes()); !s) return s;

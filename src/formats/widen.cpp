@@ -54,19 +54,26 @@ void widen(const BlockQ3_K& b, BlockQ6_K* to) {
 
 DType wider_type(DType t) {
   switch (t) {
-    case DType::kQ3_K: return DType::kQ6_K;
+    case DType::kQ3_K:
+      return DType::kQ6_K;
     case DType::kIQ4_NL:
-    case DType::kIQ4_XS: return DType::kQ8_0;
-    default: return DType::kBF16;
+    case DType::kIQ4_XS:
+      return DType::kQ8_0;
+    default:
+      return DType::kBF16;
   }
 }
 
 void widen_row(DType t, const std::byte* src, std::byte* dst, int64_t n) {
   switch (t) {
-    case DType::kQ3_K: return each_block<BlockQ3_K, BlockQ6_K, 1>(src, dst, n, [](const auto& b, auto* to) { widen(b, to); });
-    case DType::kIQ4_NL: return each_block<BlockIQ4_NL, BlockQ8_0, 1>(src, dst, n, [](const auto& b, auto* to) { widen(b, to); });
-    case DType::kIQ4_XS: return each_block<BlockIQ4_XS, BlockQ8_0, 8>(src, dst, n, [](const auto& b, auto* to) { widen(b, to); });
-    default: break;
+    case DType::kQ3_K:
+      return each_block<BlockQ3_K, BlockQ6_K, 1>(src, dst, n, [](const auto& b, auto* to) { widen(b, to); });
+    case DType::kIQ4_NL:
+      return each_block<BlockIQ4_NL, BlockQ8_0, 1>(src, dst, n, [](const auto& b, auto* to) { widen(b, to); });
+    case DType::kIQ4_XS:
+      return each_block<BlockIQ4_XS, BlockQ8_0, 8>(src, dst, n, [](const auto& b, auto* to) { widen(b, to); });
+    default:
+      break;
   }
   std::vector<float> f(static_cast<size_t>(n));
   dequantize_row(t, src, f.data(), n);

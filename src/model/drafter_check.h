@@ -22,34 +22,44 @@ class DrafterCheck {
   }
   // A fact about the target.
   void fits(const std::string& key, int64_t target, int64_t found) {
-    if (target != found) fail(key, fmt::format("{}, as the target has", target), fmt::format("{}", found), "the drafter was made for another target");
+    if (target != found)
+      fail(key, fmt::format("{}, as the target has", target), fmt::format("{}", found),
+           "the drafter was made for another target");
   }
   // What metadata says beside what the tensors are.
   void agrees(const std::string& key, const std::optional<int64_t>& said, int64_t tensors) {
-    if (said && *said != tensors) fail(key, fmt::format("{}, as the tensors have", tensors), fmt::format("{}", *said), "metadata and tensors disagree; convert the drafter again");
+    if (said && *said != tensors)
+      fail(key, fmt::format("{}, as the tensors have", tensors), fmt::format("{}", *said),
+           "metadata and tensors disagree; convert the drafter again");
   }
   int64_t in(const std::string& key, const std::optional<int64_t>& v, int64_t min, int64_t max) {
     if (v && *v >= min && *v <= max) return *v;
-    fail(key, fmt::format("an integer in [{}, {}]", min, max), v ? fmt::format("{}", *v) : "none", "convert or download the drafter again");
+    fail(key, fmt::format("an integer in [{}, {}]", min, max), v ? fmt::format("{}", *v) : "none",
+         "convert or download the drafter again");
     return min;
   }
   double real_in(const std::string& key, const std::optional<double>& v, double min, double max) {
     if (v && *v >= min && *v <= max) return *v;
-    fail(key, fmt::format("a number in [{}, {}]", min, max), v ? fmt::format("{}", *v) : "none", "convert or download the drafter again");
+    fail(key, fmt::format("a number in [{}, {}]", min, max), v ? fmt::format("{}", *v) : "none",
+         "convert or download the drafter again");
     return min;
   }
   // Dimension d (0: contiguous) of a tensor, in [1, max].
   int64_t dim(const std::string& name, int d, int64_t max) {
     const TensorView* t = f_.find(name);
-    if (!t) return fail(name, "a tensor of this name", "none", "the file is incomplete; download or convert it again"), 1;
+    if (!t)
+      return fail(name, "a tensor of this name", "none", "the file is incomplete; download or convert it again"), 1;
     if (t->n_dims <= d || t->ne[size_t(d)] < 1 || t->ne[size_t(d)] > max)
-      return fail(name, fmt::format("at most {} in dimension {}", max, d), shape_string(*t), "the file is damaged or no drafter"), 1;
+      return fail(name, fmt::format("at most {} in dimension {}", max, d), shape_string(*t),
+                  "the file is damaged or no drafter"),
+             1;
     return t->ne[size_t(d)];
   }
   // a / b without remainder.
   int64_t ratio(const std::string& what, int64_t a, int64_t b) {
     if (b > 0 && a % b == 0 && a > 0) return a / b;
-    fail(what, fmt::format("a multiple of {}", b), fmt::format("{}", a), "the tensors of the file contradict each other");
+    fail(what, fmt::format("a multiple of {}", b), fmt::format("{}", a),
+         "the tensors of the file contradict each other");
     return 1;
   }
 

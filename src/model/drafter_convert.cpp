@@ -35,8 +35,10 @@ std::vector<std::byte> written_bytes(const TensorView& t, bool offsets) {
       }
       if (t.name == "d2t" && offsets) v = int64_t(uint64_t(v) + uint64_t(i));  // a stranger's number: may wrap
       const int32_t w = int32_t(v);
-      if (is_ordering(t)) std::memcpy(out.data() + 4 * i, &w, 4);
-      else std::memcpy(out.data() + 8 * i, &v, 8);
+      if (is_ordering(t))
+        std::memcpy(out.data() + 4 * i, &w, 4);
+      else
+        std::memcpy(out.data() + 8 * i, &v, 8);
     }
     return out;
   }
@@ -73,7 +75,8 @@ void add_dflash(GgufWriter& w, const DrafterFile& f, const Shape& s) {
 void add_mtp(GgufWriter& w, const DrafterFile& f, const Shape& s) {
   const DrafterMeta& m = f.meta();
   const std::string p = "gemma4-assistant.";
-  if (std::find(m.kv_heads.begin(), m.kv_heads.end(), 0) == m.kv_heads.end() && !m.kv_heads.empty()) w.add(p + "attention.head_count_kv", m.kv_heads);
+  if (std::find(m.kv_heads.begin(), m.kv_heads.end(), 0) == m.kv_heads.end() && !m.kv_heads.empty())
+    w.add(p + "attention.head_count_kv", m.kv_heads);
   w.add(p + "attention.key_length", s.full_dim);
   w.add(p + "attention.value_length", s.full_dim);
   w.add(p + "attention.key_length_swa", s.head_dim);
@@ -101,11 +104,14 @@ Result<uint64_t> convert_drafter(const DrafterFile& f, const GgufFile* target, c
   s.n_layer = *blocks;
   s.d = check.dim(flash ? "fc.weight" : "nextn.pre_projection.weight", 1, 1 << 17);
   s.head_dim = s.full_dim = check.dim("blk.0.attn_q_norm.weight", 0, 512);
-  for (int l = 1; l < *blocks; ++l) s.full_dim = std::max(s.full_dim, check.dim(fmt::format("blk.{}.attn_q_norm.weight", l), 0, 512));
+  for (int l = 1; l < *blocks; ++l)
+    s.full_dim = std::max(s.full_dim, check.dim(fmt::format("blk.{}.attn_q_norm.weight", l), 0, 512));
   s.n_head = check.ratio("rows of blk.0.attn_q.weight", check.dim("blk.0.attn_q.weight", 1, 1 << 20), s.head_dim);
   s.d_ff = check.dim("blk.0.ffn_gate.weight", 1, 1 << 20);
-  if (flash) check.dim("blk.0.attn_k.weight", 1, 1 << 20);
-  else check.dim("nextn.post_projection.weight", 1, 1 << 17);
+  if (flash)
+    check.dim("blk.0.attn_k.weight", 1, 1 << 20);
+  else
+    check.dim("nextn.post_projection.weight", 1, 1 << 17);
   if (!check) return *check.error();
 
   GgufWriter w;
@@ -120,8 +126,10 @@ Result<uint64_t> convert_drafter(const DrafterFile& f, const GgufFile* target, c
   w.add(p + "attention.layer_norm_rms_epsilon", m.eps.value_or(1e-6));
   if (m.window) w.add(p + "attention.sliding_window", *m.window);
   if (!m.sliding.empty()) w.add(p + "attention.sliding_window_pattern", m.sliding);
-  if (flash) add_dflash(w, f, s);
-  else add_mtp(w, f, s);
+  if (flash)
+    add_dflash(w, f, s);
+  else
+    add_mtp(w, f, s);
   if (target)
     for (const auto& [key, value] : target->meta())
       if ((key.starts_with("tokenizer.") && key != "tokenizer.ggml.mask_token_id") || key == "gemma4.context_length")
@@ -134,7 +142,8 @@ Result<uint64_t> convert_drafter(const DrafterFile& f, const GgufFile* target, c
     w.add_tensor("rope_freqs.weight", DType::kF32, {s.full_dim / 2});
   }
   for (const TensorView& t : f.tensors())
-    if (const auto type = written_type(t)) w.add_tensor(t.name, *type, {t.ne.begin(), t.ne.begin() + std::max(1, t.n_dims)});
+    if (const auto type = written_type(t))
+      w.add_tensor(t.name, *type, {t.ne.begin(), t.ne.begin() + std::max(1, t.n_dims)});
   if (auto ok = check_room(out, w.total_bytes()); !ok) return ok.error();
   if (auto ok = w.begin(out); !ok) return ok.error();
   if (!divisors.empty())

@@ -29,9 +29,15 @@ Result<int> count_blocks(const DrafterFile& f) {
   int n = 0;
   while (n <= kMax && f.find(fmt::format("blk.{}.attn_q.weight", n))) ++n;
   if (n == 0 || n > kMax)
-    return Error{f.path(), fmt::format("blk.N.attn_q.weight: expected 1 to {} layers, found {}", kMax, n > kMax ? "more" : "none"), "the file is incomplete or no drafter; download or convert it again"};
+    return Error{
+        f.path(),
+        fmt::format("blk.N.attn_q.weight: expected 1 to {} layers, found {}", kMax, n > kMax ? "more" : "none"),
+        "the file is incomplete or no drafter; download or convert it again"};
   if (f.meta().n_layer && *f.meta().n_layer != n && f.meta().exact_counts)
-    return Error{f.path(), fmt::format("number of layers: expected {}, as the metadata says, found tensors of {}", *f.meta().n_layer, n), "the file is incomplete; download or convert it again"};
+    return Error{
+        f.path(),
+        fmt::format("number of layers: expected {}, as the metadata says, found tensors of {}", *f.meta().n_layer, n),
+        "the file is incomplete; download or convert it again"};
   return n;
 }
 
@@ -115,7 +121,8 @@ std::string common_name(std::string_view name, DrafterKind kind) {
     const auto [l, rest] = *layer;
     // In a DFlash drafter this is the norm before the FFN; in an assistant, the one after attention.
     if (rest == "post_attention_layernorm.weight")
-      return fmt::format("blk.{}.{}", l, kind == DrafterKind::kDflash ? "ffn_norm.weight" : "post_attention_norm.weight");
+      return fmt::format("blk.{}.{}", l,
+                         kind == DrafterKind::kDflash ? "ffn_norm.weight" : "post_attention_norm.weight");
     return fmt::format("blk.{}.{}", l, lookup(kLayerNames, rest));
   }
   return std::string(lookup(kind == DrafterKind::kDflash ? Names(kDflashNames) : Names(kMtpNames), name));
@@ -129,28 +136,43 @@ struct Family {
 // By general.architecture, or a class name of config.json; empty for anything that is no drafter.
 std::optional<Family> family_of(std::string_view arch) {
   const std::string wrong_target = "it belongs to a Qwen target";
-  if (arch == "dflash" || arch == "dflash-draft" || arch == "gemma4-dflash-draft" || arch == "DFlashDraftModel") return Family{DrafterKind::kDflash, ""};
+  if (arch == "dflash" || arch == "dflash-draft" || arch == "gemma4-dflash-draft" || arch == "DFlashDraftModel")
+    return Family{DrafterKind::kDflash, ""};
   if (arch == "qwen35-dflash-draft") return Family{DrafterKind::kDflash, wrong_target};
-  if (arch == "dspark" || arch.find("DSpark") != arch.npos) return Family{DrafterKind::kDflash, "DSpark drafters sample from the anchor through a Markov head, which facet does not have"};
-  if (arch == "DFlash2DraftModel") return Family{DrafterKind::kDflash, "DFlash2 drafters have convolutions and a candidate selector, which facet does not have"};
+  if (arch == "dspark" || arch.find("DSpark") != arch.npos)
+    return Family{DrafterKind::kDflash,
+                  "DSpark drafters sample from the anchor through a Markov head, which facet does not have"};
+  if (arch == "DFlash2DraftModel")
+    return Family{DrafterKind::kDflash,
+                  "DFlash2 drafters have convolutions and a candidate selector, which facet does not have"};
   if (arch == "gemma4-assistant" || arch == "gemma4_assistant" || arch == "gemma4_mtp" || arch == "gemma4-mtp" ||
       arch == "Gemma4AssistantForCausalLM" || arch == "Gemma4UnifiedAssistantForCausalLM")
     return Family{DrafterKind::kMtp, ""};
   return std::nullopt;
 }
-constexpr int64_t kMaxTap = 1 << 20;  // so that counting from 0 or 1 cannot overflow; whether a target has the layer is checked later
+constexpr int64_t kMaxTap =
+    1 << 20;  // so that counting from 0 or 1 cannot overflow; whether a target has the layer is checked later
 constexpr const char* kKnown =
-    "known drafters: GGUF dflash, dflash-draft, gemma4-dflash-draft, gemma4-assistant, gemma4_assistant, gemma4_mtp; safetensors with a config.json of DFlashDraftModel, "
+    "known drafters: GGUF dflash, dflash-draft, gemma4-dflash-draft, gemma4-assistant, gemma4_assistant, gemma4_mtp; "
+    "safetensors with a config.json of DFlashDraftModel, "
     "Gemma4AssistantForCausalLM or speculators";
 
 // Reads values and remembers the first that has the wrong type, so that a list of reads needs one test at its end.
 class GgufMeta {
  public:
   GgufMeta(const GgufFile& f, std::string prefix) : f_(f), prefix_(std::move(prefix) + ".") {}
-  std::optional<int64_t> integer(const std::string& key) { return read(full(key), [&](const std::string& k) { return f_.get_int(k); }); }
-  std::optional<double> real(const std::string& key) { return read(full(key), [&](const std::string& k) { return f_.get_float(k); }); }
-  std::optional<bool> boolean(const std::string& key) { return read(full(key), [&](const std::string& k) { return f_.get_bool(k); }); }
-  std::optional<std::string> string(const std::string& key) { return read(full(key), [&](const std::string& k) { return f_.get_string(k); }); }
+  std::optional<int64_t> integer(const std::string& key) {
+    return read(full(key), [&](const std::string& k) { return f_.get_int(k); });
+  }
+  std::optional<double> real(const std::string& key) {
+    return read(full(key), [&](const std::string& k) { return f_.get_float(k); });
+  }
+  std::optional<bool> boolean(const std::string& key) {
+    return read(full(key), [&](const std::string& k) { return f_.get_bool(k); });
+  }
+  std::optional<std::string> string(const std::string& key) {
+    return read(full(key), [&](const std::string& k) { return f_.get_string(k); });
+  }
   std::vector<int64_t> integers(const std::string& key) {
     return read(full(key), [&](const std::string& k) { return f_.get_ints(k, 0); }).value_or(std::vector<int64_t>{});
   }
@@ -165,7 +187,10 @@ class GgufMeta {
   const std::optional<Error>& error() const { return error_; }
 
  private:
-  std::string full(const std::string& key) const { return key.starts_with("tokenizer.") || key.starts_with("general.") || key.starts_with("facet.") ? key : prefix_ + key; }
+  std::string full(const std::string& key) const {
+    return key.starts_with("tokenizer.") || key.starts_with("general.") || key.starts_with("facet.") ? key
+                                                                                                     : prefix_ + key;
+  }
   template <class F>
   auto read(const std::string& key, F&& get) -> std::optional<std::remove_cvref_t<decltype(*get(key))>> {
     if (!f_.find_meta(key)) return std::nullopt;
@@ -187,10 +212,20 @@ class JsonMeta {
     const auto at = j_->is_object() ? j_->find(key) : j_->end();
     return at == j_->end() || at->is_null() ? nullptr : &*at;
   }
-  std::optional<int64_t> integer(const char* key) { return read<int64_t>(key, "an integer", [](const json& v) { return v.is_number_integer() && !(v.is_number_unsigned() && v.get<uint64_t>() > INT64_MAX); }); }
-  std::optional<double> real(const char* key) { return read<double>(key, "a number", [](const json& v) { return v.is_number(); }); }
-  std::optional<bool> boolean(const char* key) { return read<bool>(key, "true or false", [](const json& v) { return v.is_boolean(); }); }
-  std::optional<std::string> string(const char* key) { return read<std::string>(key, "a string", [](const json& v) { return v.is_string(); }); }
+  std::optional<int64_t> integer(const char* key) {
+    return read<int64_t>(key, "an integer", [](const json& v) {
+      return v.is_number_integer() && !(v.is_number_unsigned() && v.get<uint64_t>() > INT64_MAX);
+    });
+  }
+  std::optional<double> real(const char* key) {
+    return read<double>(key, "a number", [](const json& v) { return v.is_number(); });
+  }
+  std::optional<bool> boolean(const char* key) {
+    return read<bool>(key, "true or false", [](const json& v) { return v.is_boolean(); });
+  }
+  std::optional<std::string> string(const char* key) {
+    return read<std::string>(key, "a string", [](const json& v) { return v.is_string(); });
+  }
   std::vector<int64_t> integers(const char* key) {
     std::vector<int64_t> out;
     if (const json* v = list(key))
@@ -219,7 +254,9 @@ class JsonMeta {
     return m;
   }
   void fail(const char* key, const char* expected) {
-    if (!error_) error_ = Error{where_, fmt::format("{}: expected {}", key, expected), "the configuration does not belong to these weights; download it again"};
+    if (!error_)
+      error_ = Error{where_, fmt::format("{}: expected {}", key, expected),
+                     "the configuration does not belong to these weights; download it again"};
   }
   const std::optional<Error>& error() const { return error_; }
 
@@ -271,7 +308,8 @@ Result<DrafterMeta> meta_of(const GgufFile& f, const std::string& arch, DrafterK
   if (!m.mask_id) m.mask_id = known_mask;
   m.causal = g.boolean("facet.dflash.is_causal");
   m.taps = g.integers("dflash.target_layer_ids");
-  m.target_depth = arch == "gemma4-dflash-draft" ? g.integer("dflash.n_target_layers") : g.integer("facet.dflash.target_depth");
+  m.target_depth =
+      arch == "gemma4-dflash-draft" ? g.integer("dflash.n_target_layers") : g.integer("facet.dflash.target_depth");
   if (arch == "dflash") {  // numbers the layer whose input is captured
     m.taps = g.integers("target_layers");
     for (int64_t& t : m.taps) t = std::clamp<int64_t>(t, 0, kMaxTap) - 1;
@@ -291,7 +329,8 @@ Result<DrafterMeta> dflash_meta_of(const json& root, const std::string& where) {
   JsonMeta c = speculators ? top.at("transformer_layer_config") : top;
   JsonMeta d = top.at("dflash_config"), rope = c.at("rope_parameters"), scaling = c.at("rope_scaling");
   DrafterMeta m;
-  m.n_layer = c.integer("num_hidden_layers"), m.d_model = c.integer("hidden_size"), m.n_head = c.integer("num_attention_heads");
+  m.n_layer = c.integer("num_hidden_layers"), m.d_model = c.integer("hidden_size"),
+  m.n_head = c.integer("num_attention_heads");
   m.d_ff = c.integer("intermediate_size"), m.n_vocab = c.integer("vocab_size");
   m.eps = c.real("rms_norm_eps");
   m.theta = c.find("rope_theta") ? c.real("rope_theta") : rope.real("rope_theta");
@@ -299,9 +338,11 @@ Result<DrafterMeta> dflash_meta_of(const json& root, const std::string& where) {
     for (const char* key : {"rope_type", "type"})
       if (auto s = r->string(key); s && *s != "default") m.rope_scaling = s;
   for (JsonMeta* r : {&c, &rope})
-    if (auto part = r->real("partial_rotary_factor"); part && *part != 1) m.rope_scaling = fmt::format("partial_rotary_factor {}", *part);
+    if (auto part = r->real("partial_rotary_factor"); part && *part != 1)
+      m.rope_scaling = fmt::format("partial_rotary_factor {}", *part);
   if (auto act = c.string("hidden_act"); act && *act != "silu") c.fail("hidden_act", "silu");
-  m.softcap = top.find("final_logit_softcapping") ? top.real("final_logit_softcapping") : d.real("final_logit_softcapping");
+  m.softcap =
+      top.find("final_logit_softcapping") ? top.real("final_logit_softcapping") : d.real("final_logit_softcapping");
   m.embed_scale = d.real("input_embedding_scale");
   m.block = top.find("block_size") ? top.integer("block_size") : d.integer("block_size");
   m.mask_id = d.find("mask_token_id") ? d.integer("mask_token_id") : top.integer("mask_token_id");
@@ -318,7 +359,8 @@ Result<DrafterMeta> dflash_meta_of(const json& root, const std::string& where) {
     if (t != "sliding_attention" && t != "full_attention") c.fail("layer_types", "sliding_attention or full_attention");
     m.sliding.push_back(t == "sliding_attention");
   }
-  if (d.boolean("use_swa").value_or(false)) m.sliding.assign(size_t(std::clamp<int64_t>(m.n_layer.value_or(0), 0, 64)), true);
+  if (d.boolean("use_swa").value_or(false))
+    m.sliding.assign(size_t(std::clamp<int64_t>(m.n_layer.value_or(0), 0, 64)), true);
   for (const JsonMeta* j : {&top, &c, &d, &rope, &scaling})
     if (j->error()) return *j->error();
   return m;
@@ -329,14 +371,16 @@ Result<DrafterMeta> mtp_meta_of(const json& root, const std::string& where) {
   JsonMeta c = top.at("text_config"), rope = c.at("rope_parameters");
   JsonMeta full = rope.at("full_attention"), swa = rope.at("sliding_attention");
   DrafterMeta m;
-  m.n_layer = c.integer("num_hidden_layers"), m.d_model = c.integer("hidden_size"), m.n_head = c.integer("num_attention_heads");
+  m.n_layer = c.integer("num_hidden_layers"), m.d_model = c.integer("hidden_size"),
+  m.n_head = c.integer("num_attention_heads");
   m.d_ff = c.integer("intermediate_size"), m.n_vocab = c.integer("vocab_size");
   m.window = c.integer("sliding_window");
   m.eps = c.real("rms_norm_eps");
   m.theta = full.real("rope_theta"), m.theta_swa = swa.real("rope_theta");
   if (auto s = full.string("rope_type"); s && *s != "proportional") m.rope_scaling = *s + " on full layers";
   if (auto s = swa.string("rope_type"); s && *s != "default") m.rope_scaling = *s + " on sliding layers";
-  if (auto part = full.real("partial_rotary_factor"); part && *part != .25) m.rope_scaling = fmt::format("partial_rotary_factor {}", *part);
+  if (auto part = full.real("partial_rotary_factor"); part && *part != .25)
+    m.rope_scaling = fmt::format("partial_rotary_factor {}", *part);
   m.softcap = c.real("final_logit_softcapping");
   m.d_target = top.integer("backbone_hidden_size");
   m.clustered = top.boolean("use_ordered_embeddings");
@@ -359,8 +403,12 @@ Result<DrafterMeta> mtp_meta_of(const json& root, const std::string& where) {
 Result<json> read_config(const std::string& path) {
   std::error_code ec;
   const auto bytes = fs::file_size(path, ec);
-  if (ec) return Error{path, "expected the configuration of the drafter, found no such file", "keep config.json beside the .safetensors file"};
-  if (bytes > (1 << 20)) return Error{path, fmt::format("expected a configuration of at most 1 MiB, found {} bytes", bytes), "download it again"};
+  if (ec)
+    return Error{path, "expected the configuration of the drafter, found no such file",
+                 "keep config.json beside the .safetensors file"};
+  if (bytes > (1 << 20))
+    return Error{path, fmt::format("expected a configuration of at most 1 MiB, found {} bytes", bytes),
+                 "download it again"};
   std::ifstream f(path, std::ios::binary);
   const std::string text((std::istreambuf_iterator<char>(f)), {});
   json j = json::parse(text, nullptr, /*allow_exceptions=*/false);
@@ -380,12 +428,15 @@ class DrafterReader {
     if (!arch) return arch.error();
     const auto family = family_of(*arch);
     if (!family)
-      return Error{path, fmt::format("general.architecture: expected a drafter, found {}", printable(*arch)), *arch == "gemma4" ? "this is a target: give it with -m" : kKnown};
+      return Error{path, fmt::format("general.architecture: expected a drafter, found {}", printable(*arch)),
+                   *arch == "gemma4" ? "this is a target: give it with -m" : kKnown};
     DrafterFile d;
     d.kind_ = family->kind;
     d.path_ = path;
     d.dialect_ = "GGUF " + *arch;
-    if (!family->refuse.empty()) return Error{path, fmt::format("expected a drafter for Gemma 4 that facet can run, found {}", d.dialect_), family->refuse};
+    if (!family->refuse.empty())
+      return Error{path, fmt::format("expected a drafter for Gemma 4 that facet can run, found {}", d.dialect_),
+                   family->refuse};
     auto meta = meta_of(*file, *arch, d.kind_);
     if (!meta) return meta.error();
     d.meta_ = std::move(*meta);
@@ -402,11 +453,19 @@ class DrafterReader {
     auto config = read_config(where);
     if (!config) return config.error();
     std::string cls;
-    if (const auto a = config->find("architectures"); a != config->end() && a->is_array() && !a->empty() && a->front().is_string()) cls = a->front();
-    if (const auto s = config->find("speculators_model_type"); s != config->end() && s->is_string()) cls = *s == "dflash" ? "DFlashDraftModel" : s->get<std::string>();
+    if (const auto a = config->find("architectures");
+        a != config->end() && a->is_array() && !a->empty() && a->front().is_string())
+      cls = a->front();
+    if (const auto s = config->find("speculators_model_type"); s != config->end() && s->is_string())
+      cls = *s == "dflash" ? "DFlashDraftModel" : s->get<std::string>();
     const auto family = family_of(cls);
-    if (!family) return Error{where, fmt::format("architectures: expected a drafter, found {}", cls.empty() ? "none" : printable(cls)), kKnown};
-    if (!family->refuse.empty()) return Error{where, fmt::format("expected a drafter for Gemma 4 that facet can run, found {}", printable(cls)), family->refuse};
+    if (!family)
+      return Error{where,
+                   fmt::format("architectures: expected a drafter, found {}", cls.empty() ? "none" : printable(cls)),
+                   kKnown};
+    if (!family->refuse.empty())
+      return Error{where, fmt::format("expected a drafter for Gemma 4 that facet can run, found {}", printable(cls)),
+                   family->refuse};
     auto opened = SafetensorsFile::open(path);
     if (!opened) return opened.error();
     auto file = std::make_shared<SafetensorsFile>(std::move(*opened));
@@ -436,11 +495,17 @@ class DrafterReader {
     if (ec) return Error{path, fmt::format("cannot list the folder: {}", ec.message()), "check its permissions"};
     if (drafters.size() > 1) {
       std::sort(drafters.begin(), drafters.end());
-      return Error{path, fmt::format("expected one drafter, found {} ({}, {}{})", drafters.size(), fs::path(drafters[0]).filename().string(),
-                                     fs::path(drafters[1]).filename().string(), drafters.size() > 2 ? ", ..." : ""), "name the file"};
+      return Error{path,
+                   fmt::format("expected one drafter, found {} ({}, {}{})", drafters.size(),
+                               fs::path(drafters[0]).filename().string(), fs::path(drafters[1]).filename().string(),
+                               drafters.size() > 2 ? ", ..." : ""),
+                   "name the file"};
     }
-    const bool weights = fs::exists(fs::path(path) / "model.safetensors") || fs::exists(fs::path(path) / "model.safetensors.index.json");
-    if (drafters.empty() && !weights) return Error{path, "expected a drafter (.gguf, or model.safetensors with config.json), found none", "name the file"};
+    const bool weights =
+        fs::exists(fs::path(path) / "model.safetensors") || fs::exists(fs::path(path) / "model.safetensors.index.json");
+    if (drafters.empty() && !weights)
+      return Error{path, "expected a drafter (.gguf, or model.safetensors with config.json), found none",
+                   "name the file"};
     if (drafters.empty()) return safetensors(path);
     auto d = gguf(drafters[0]);
     if (d && weights) d->notes.push_back(fmt::format("{} chosen, not the safetensors beside it", drafters[0]));
@@ -454,7 +519,10 @@ class DrafterReader {
       TensorView v = t;
       v.name = common_name(t.name, d.kind_);
       if (!d.by_name_.emplace(v.name, d.tensors_.size()).second)
-        return Error{d.path_, fmt::format("{}: expected one tensor of this meaning, found {} too", printable(t.name), printable(origin[v.name])), "the file mixes dialects; convert it again"};
+        return Error{d.path_,
+                     fmt::format("{}: expected one tensor of this meaning, found {} too", printable(t.name),
+                                 printable(origin[v.name])),
+                     "the file mixes dialects; convert it again"};
       origin[v.name] = t.name;
       d.tensors_.push_back(std::move(v));
     }
@@ -476,14 +544,18 @@ class DrafterReader {
     if (!tokens) return tokens.error();
     const auto at = std::find(tokens->begin(), tokens->end(), "<mask>");
     if (at == tokens->end() || at - tokens->begin() == *d.meta_.mask_id) return Ok{};
-    return Error{d.path_, fmt::format("mask token: expected {}, the id of <mask>, found {}", at - tokens->begin(), *d.meta_.mask_id), "convert the drafter again"};
+    return Error{
+        d.path_,
+        fmt::format("mask token: expected {}, the id of <mask>, found {}", at - tokens->begin(), *d.meta_.mask_id),
+        "convert the drafter again"};
   }
 };
 
 Result<DrafterFile> DrafterFile::open(const std::string& path) {
   std::error_code ec;
   if (fs::is_directory(path, ec)) return DrafterReader::folder(path);
-  if (!fs::exists(path, ec)) return Error{path, "expected a drafter, found no such file", "check the path given with --draft"};
+  if (!fs::exists(path, ec))
+    return Error{path, "expected a drafter, found no such file", "check the path given with --draft"};
   const std::string ext = fs::path(path).extension();
   return ext == ".safetensors" || ext == ".json" ? DrafterReader::safetensors(path) : DrafterReader::gguf(path);
 }

@@ -20,19 +20,19 @@ const char* drafter_kind_name(DrafterKind k);  // "dflash", "mtp"
 struct DrafterMeta {
   std::optional<int64_t> n_layer, d_model, n_head, d_ff, n_vocab;  // what tensors tell too
   std::optional<int64_t> window;
-  std::vector<bool> sliding;               // per layer
+  std::vector<bool> sliding;  // per layer
   std::optional<double> eps, softcap, embed_scale;
-  std::optional<double> theta, theta_swa;  // theta: of full layers, or of all
-  std::optional<std::string> rope_scaling; // a kind of scaling other than none
+  std::optional<double> theta, theta_swa;   // theta: of full layers, or of all
+  std::optional<std::string> rope_scaling;  // a kind of scaling other than none
   // DFlash
   std::optional<int64_t> block, mask_id, target_depth;
-  std::vector<int64_t> taps;               // target layers, counted from 0, whose output is tapped
-  std::optional<bool> causal;              // inside a block, in all layers
-  bool exact_counts = true;                // false: a dialect known to write wrong counts
+  std::vector<int64_t> taps;   // target layers, counted from 0, whose output is tapped
+  std::optional<bool> causal;  // inside a block, in all layers
+  bool exact_counts = true;    // false: a dialect known to write wrong counts
   // MTP
   std::optional<int64_t> d_target, top_k;
   std::optional<bool> clustered;
-  std::vector<int64_t> kv_heads;           // of the donors, per layer; 0: it does not say
+  std::vector<int64_t> kv_heads;  // of the donors, per layer; 0: it does not say
 };
 
 // A drafter on disk, mapped: any GGUF dialect, or safetensors with a config.json beside it. Tensors have the names
@@ -47,7 +47,7 @@ class DrafterFile {
   const std::string& dialect() const { return dialect_; }  // "GGUF dflash-draft", "safetensors DFlashDraftModel"
   const DrafterMeta& meta() const { return meta_; }
   const std::vector<TensorView>& tensors() const { return tensors_; }
-  const TensorView* find(std::string_view name) const;     // null if absent
+  const TensorView* find(std::string_view name) const;  // null if absent
   uint64_t file_bytes() const { return file_bytes_; }
 
   // Things a user should know: what was chosen, what was ignored. The loaders add theirs.

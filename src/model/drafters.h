@@ -14,9 +14,9 @@ namespace facet {
 
 template <class B>
 struct DflashW {
-  ModelW<B> body;                // tok_embd and head empty: the target's
-  typename B::Weight fuse{};     // [D, n_tap * D]
-  typename B::Vec fuse_norm{};   // [D]
+  ModelW<B> body;               // tok_embd and head empty: the target's
+  typename B::Weight fuse{};    // [D, n_tap * D]
+  typename B::Vec fuse_norm{};  // [D]
 };
 
 // Features of newly committed tokens, [T, n_tap * D] in the order of the step's tokens, to K/V rows. Each token once,
@@ -49,7 +49,8 @@ typename B::Rows dflash_draft(B& b, const ModelCfg& m, const DflashW<B>& W, cons
   b.embed(x, W.body.tok_embd ? W.body.tok_embd : target.tok_embd, s, m.embed_scale);  // the one place that scales
   b.rms_norm(h, x, W.body.layer[0].attn_norm, m.eps);
   for (size_t l = 0; l < W.body.layer.size(); ++l) decoder_layer(b, W.body, l, m, kv, s, w);
-  return output_head(b, W.body.head ? W.body.head : target.head, m, s, w);  // h has the drafter's norm, not the target's
+  return output_head(b, W.body.head ? W.body.head : target.head, m, s,
+                     w);  // h has the drafter's norm, not the target's
 }
 
 // ---- MTP: a few query-only layers that read the target's own K/V; drafts one token per pass.
@@ -61,30 +62,31 @@ typename B::Rows dflash_draft(B& b, const ModelCfg& m, const DflashW<B>& W, cons
 
 template <class B>
 struct MtpW {
-  ModelW<B> body;                // its tok_embd is the head; never an input
-  typename B::Weight pre{};      // [D, 2 * D_target]: embedding first, hidden state second
-  typename B::Weight post{};     // [D_target, D]
+  ModelW<B> body;             // its tok_embd is the head; never an input
+  typename B::Weight pre{};   // [D, 2 * D_target]: embedding first, hidden state second
+  typename B::Weight post{};  // [D_target, D]
   ClusteredHead<typename B::Weight, typename B::Table> clusters{};  // empty: every token is scored
 };
 
 template <class B>
 struct MtpWork {
   Work<B> w;
-  typename B::Rows e;            // [T, D_target]
-  typename B::Rows eh;           // [T, 2 * D_target]
+  typename B::Rows e;   // [T, D_target]
+  typename B::Rows eh;  // [T, 2 * D_target]
 };
 
-// Tokens and hidden states h [T, D_target] -> logits of the step's out_rows; h becomes the next pass's, if there is one.
-// Mask::kPast, `kv` the target's, one view a layer.
+// Tokens and hidden states h [T, D_target] -> logits of the step's out_rows; h becomes the next pass's, if there is
+// one. Mask::kPast, `kv` the target's, one view a layer.
 template <Backend B>
 typename B::Rows mtp_step(B& b, const ModelCfg& m, const MtpW<B>& W, const ModelCfg& tm, const ModelW<B>& target,
-                          typename B::Rows h_prev, const Step& s, std::span<const typename B::KvLayer> kv, MtpWork<B>& mw,
-                          bool last = false) {
+                          typename B::Rows h_prev, const Step& s, std::span<const typename B::KvLayer> kv,
+                          MtpWork<B>& mw, bool last = false) {
   Work<B>& w = mw.w;
   const int T = s.shape.n_tok;
   auto e = mw.e.view(T, tm.d_model), eh = mw.eh.view(T, 2 * tm.d_model);
   auto x = w.x.view(T, m.d_model), h = w.h.view(T, m.d_model);
-  embed_concat(b, eh, e, target.tok_embd, s, tm.embed_scale, h_prev);  // the target's width sets the scale, not the drafter's
+  embed_concat(b, eh, e, target.tok_embd, s, tm.embed_scale,
+               h_prev);  // the target's width sets the scale, not the drafter's
   b.matmul(x, eh, W.pre);
   b.rms_norm(h, x, W.body.layer[0].attn_norm, m.eps);
   for (size_t l = 0; l < W.body.layer.size(); ++l) decoder_layer(b, W.body, l, m, kv, s, w);

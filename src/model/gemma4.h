@@ -24,11 +24,14 @@ void attention(B& b, const LayerW<B>& L, const LayerCfg& c, const ModelCfg& m, t
   } else {
     auto k = w.k.view(T, c.n_kv_head * c.head_dim), v = w.v.view(T, c.n_kv_head * c.head_dim);
     b.qkv(q, k, v, h, L.wq, L.wk, L.wv);  // K=V layers have no wv: v is the raw k, before its norm and RoPE
-    // Gemma normalises V, without gain, and does not rotate it; full layers rotate a quarter of the pairs: freqs are 0 elsewhere.
+    // Gemma normalises V, without gain, and does not rotate it; full layers rotate a quarter of the pairs: freqs are 0
+    // elsewhere.
     norm_rope_append(b, kv, q, k, v, L.q_norm, L.k_norm, L.freqs, c.norm_v, c.head_dim, s, m.eps);
   }
   b.attend(a, q, kv, s,
-           {.n_q_head = m.n_q_head, .head_dim = c.head_dim, .window = c.window,
+           {.n_q_head = m.n_q_head,
+            .head_dim = c.head_dim,
+            .window = c.window,
             .scale = m.attn_scale,  // Gemma's is 1: q and k are normalised
             .causal_block = c.causal_block});
   b.matmul(y, a, L.wo);
@@ -41,8 +44,8 @@ void feed_forward(B& b, const LayerW<B>& L, const LayerCfg& c, const ModelCfg& m
   auto h = w.h.view(T, m.d_model), y = w.y.view(T, m.d_model);
   auto g = w.g.view(T, c.d_ff);
   if (c.moe)
-    return ffn_beside_moe(b, y, g, h, L.gate, L.up, L.down, w.a.view(T, m.d_model), w.e.view(T, m.d_model), w.r.view(T, m.d_model), L.experts,
-                          m.n_expert_used, m.act);
+    return ffn_beside_moe(b, y, g, h, L.gate, L.up, L.down, w.a.view(T, m.d_model), w.e.view(T, m.d_model),
+                          w.r.view(T, m.d_model), L.experts, m.n_expert_used, m.act);
   b.gate_up(g, h, L.gate, L.up, m.act);
   b.matmul(y, g, L.down);
 }
@@ -67,7 +70,8 @@ void decoder_layer(B& b, const ModelW<B>& W, size_t l, const ModelCfg& m, std::s
 
   attention(b, L, c, m, kv[size_t(c.kv_source)], s, w);
   if (s.shape.staged && c.settles >= 0) b.kv_settle(kv[size_t(c.settles)], s);
-  const ResidualSpec<typename B::Vec> open{.post = L.attn_post, .next = L.ffn_norm, .eps = m.eps};  // out_scale multiplies the whole stream, not the branch
+  const ResidualSpec<typename B::Vec> open{
+      .post = L.attn_post, .next = L.ffn_norm, .eps = m.eps};  // out_scale multiplies the whole stream, not the branch
   if (c.moe)  // both branches are fed by the stream: the router's 1/sqrt(D) is folded into its gain at load
     residual_norm_moe(b, x, h, y, open, w.r.view(T, m.d_model), w.e.view(T, m.d_model), L.router_norm, L.routed_pre);
   else

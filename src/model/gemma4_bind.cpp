@@ -13,13 +13,17 @@ void TensorFinder::fail(const std::string& what, const std::string& hint) {
   if (!error_) error_ = Error{path_, what, hint};
 }
 
-const TensorView* TensorFinder::matrix(const std::string& name, int64_t n_in, int64_t n_out, int64_t n_stack, bool optional) {
+const TensorView* TensorFinder::matrix(const std::string& name, int64_t n_in, int64_t n_out, int64_t n_stack,
+                                       bool optional) {
   taken_.insert(name);
   const auto at = tensors_.find(name);
   const TensorView* t = at == tensors_.end() ? nullptr : at->second;
-  const std::string shape = n_stack > 1 ? fmt::format("[{} x {} x {}]", n_in, n_out, n_stack) : fmt::format("[{} x {}]", n_in, n_out);
+  const std::string shape =
+      n_stack > 1 ? fmt::format("[{} x {} x {}]", n_in, n_out, n_stack) : fmt::format("[{} x {}]", n_in, n_out);
   if (!t) {
-    if (!optional) fail(fmt::format("{}: expected {}, found no such tensor", name, shape), "the file is incomplete; download or convert it again");
+    if (!optional)
+      fail(fmt::format("{}: expected {}, found no such tensor", name, shape),
+           "the file is incomplete; download or convert it again");
     return nullptr;
   }
   if (t->ne[0] != n_in || t->ne[1] != n_out || t->ne[2] != n_stack || t->ne[3] != 1) {
@@ -28,7 +32,8 @@ const TensorView* TensorFinder::matrix(const std::string& name, int64_t n_in, in
     return nullptr;
   }
   if (!dtype_info(t->type).matmul) {
-    fail(fmt::format("{}: expected a weight type, found {}", name, dtype_name(t->type)), "quantise the model to a supported type");
+    fail(fmt::format("{}: expected a weight type, found {}", name, dtype_name(t->type)),
+         "quantise the model to a supported type");
     return nullptr;
   }
   return t;
@@ -39,11 +44,14 @@ std::vector<float> TensorFinder::vector(const std::string& name, int64_t n, bool
   const auto at = tensors_.find(name);
   const TensorView* t = at == tensors_.end() ? nullptr : at->second;
   if (!t) {
-    if (!optional) fail(fmt::format("{}: expected [{}], found no such tensor", name, n), "the file is incomplete; download or convert it again");
+    if (!optional)
+      fail(fmt::format("{}: expected [{}], found no such tensor", name, n),
+           "the file is incomplete; download or convert it again");
     return {};
   }
   if (t->n_elements() != n || t->ne[0] != n || !dtype_info(t->type).matmul || dtype_info(t->type).block != 1) {
-    fail(fmt::format("{}: expected F32 [{}], found {} {}", name, n, dtype_name(t->type), shape_string(*t)), "convert the model again");
+    fail(fmt::format("{}: expected F32 [{}], found {} {}", name, n, dtype_name(t->type), shape_string(*t)),
+         "convert the model again");
     return {};
   }
   std::vector<float> v(static_cast<size_t>(n));
@@ -73,7 +81,8 @@ BackendLimits backend_limits(const ModelCfg& m, int max_tok, int64_t max_rows) {
   l.max_rows = max_rows;
   l.max_cols = std::max({m.d_model, m.max_q_cols(), m.max_d_ff(), m.d_expert, m.n_layer() * m.d_ple});
   // Of a vocabulary, only one that is small: a step has few rows of logits.
-  const int most_rows = std::max({m.max_q_cols(), m.max_kv_cols(), m.max_d_ff(), m.n_layer() * m.d_ple, m.n_vocab <= 65536 ? m.n_vocab : 0});
+  const int most_rows = std::max(
+      {m.max_q_cols(), m.max_kv_cols(), m.max_d_ff(), m.n_layer() * m.d_ple, m.n_vocab <= 65536 ? m.n_vocab : 0});
   l.max_matrix = int64_t(most_rows) * m.d_model;
   l.n_q_head = m.n_q_head;
   for (const LayerCfg& c : m.layer) {

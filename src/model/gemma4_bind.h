@@ -20,7 +20,8 @@ class TensorFinder {
   explicit TensorFinder(const GgufFile& f) : TensorFinder(f.path(), f.tensors()) {}
   TensorFinder(std::string path, std::span<const TensorView> tensors);
   // The tensor, or null: absent (an error unless optional), wrong shape or type (always an error).
-  const TensorView* matrix(const std::string& name, int64_t n_in, int64_t n_out, int64_t n_stack = 1, bool optional = false);
+  const TensorView* matrix(const std::string& name, int64_t n_in, int64_t n_out, int64_t n_stack = 1,
+                           bool optional = false);
   // F32 values of a vector of n elements; empty when absent.
   std::vector<float> vector(const std::string& name, int64_t n, bool optional = false);
   void ignore(const std::string& name) { taken_.insert(name); }
@@ -41,8 +42,10 @@ using LoadProgress = std::function<void(uint64_t done, uint64_t total)>;  // byt
 template <Backend B>
 class Uploader {
  public:
-  Uploader(B& b, TensorFinder& find, LoadProgress progress = {}, uint64_t total = 0) : b_(b), find_(find), progress_(std::move(progress)), total_(total) {}
-  typename B::Weight weight(const std::string& name, int64_t n_in, int64_t n_out, int64_t n_stack = 1, bool optional = false) {
+  Uploader(B& b, TensorFinder& find, LoadProgress progress = {}, uint64_t total = 0)
+      : b_(b), find_(find), progress_(std::move(progress)), total_(total) {}
+  typename B::Weight weight(const std::string& name, int64_t n_in, int64_t n_out, int64_t n_stack = 1,
+                            bool optional = false) {
     const TensorView* t = find_.matrix(name, n_in, n_out, n_stack, optional);
     if (!t) return {};
     const auto w = b_.upload(*t);
@@ -105,7 +108,8 @@ Result<ModelW<B>> bind_gemma4(B& b, const GgufFile& file, const ModelCfg& m, con
     w.gate = weight(name("ffn_gate.weight"), D, c.d_ff);
     w.up = weight(name("ffn_up.weight"), D, c.d_ff);
     w.down = weight(name("ffn_down.weight"), c.d_ff, D);
-    if (const std::vector<float> s = find.vector(name("layer_output_scale.weight"), 1, true); !s.empty()) w.out_scale = s[0];
+    if (const std::vector<float> s = find.vector(name("layer_output_scale.weight"), 1, true); !s.empty())
+      w.out_scale = s[0];
     if (c.moe) {
       const int64_t N = m.n_expert, F = m.d_expert;
       w.shared_post = gain(name("post_ffw_norm_1.weight"), D);

@@ -84,15 +84,20 @@ bool head_dim_ok(int e) { return e == 32 || e == 64 || e == 128 || e == 256 || e
 
 void read_layers(Reader& r, ModelCfg& m) {
   const size_t n = m.layer.size();
-  const std::vector<int> kv = r.integers("attention.head_count_kv", n, 1, 1024), ff = r.integers("feed_forward_length", n, 1, 1 << 20);
+  const std::vector<int> kv = r.integers("attention.head_count_kv", n, 1, 1024),
+                         ff = r.integers("feed_forward_length", n, 1, 1 << 20);
   const std::vector<bool> sliding = r.bools("attention.sliding_window_pattern", n);
   const int window = r.integer("attention.sliding_window", 1, 1 << 24);
-  const int full = r.integer("attention.key_length", 1, 512), swa = r.integer_or("attention.key_length_swa", full, 1, 512);
+  const int full = r.integer("attention.key_length", 1, 512),
+            swa = r.integer_or("attention.key_length_swa", full, 1, 512);
   const int shared = r.integer_or("attention.shared_kv_layers", 0, 0, int64_t(n));
-  for (const auto& [key, value] : {std::pair{"attention.value_length", full}, {"attention.value_length_swa", swa},
-                                   {"rope.dimension_count", full}, {"rope.dimension_count_swa", swa}})
+  for (const auto& [key, value] : {std::pair{"attention.value_length", full},
+                                   {"attention.value_length_swa", swa},
+                                   {"rope.dimension_count", full},
+                                   {"rope.dimension_count_swa", swa}})
     if (const int found = r.integer_or(key, value, 1, 1 << 20); found != value)
-      r.fail(fmt::format("gemma4.{}", key), fmt::format("{}, the key length of its layers", value), fmt::format("{}", found));
+      r.fail(fmt::format("gemma4.{}", key), fmt::format("{}, the key length of its layers", value),
+             fmt::format("{}", found));
 
   for (size_t l = 0; l < n; ++l) {
     LayerCfg& c = m.layer[l];
@@ -102,16 +107,20 @@ void read_layers(Reader& r, ModelCfg& m) {
     c.d_ff = ff[l];
     c.moe = m.n_expert > 0;
     c.kv_source = int(l);
-    if (!head_dim_ok(c.head_dim)) r.fail("gemma4.attention.key_length", "32, 64, 128, 256 or 512", fmt::format("{}", c.head_dim));
+    if (!head_dim_ok(c.head_dim))
+      r.fail("gemma4.attention.key_length", "32, 64, 128, 256 or 512", fmt::format("{}", c.head_dim));
     if (m.n_q_head % c.n_kv_head != 0)
-      r.fail("gemma4.attention.head_count_kv", fmt::format("a divisor of {} query heads", m.n_q_head), fmt::format("{} in layer {}", c.n_kv_head, l));
+      r.fail("gemma4.attention.head_count_kv", fmt::format("a divisor of {} query heads", m.n_q_head),
+             fmt::format("{} in layer {}", c.n_kv_head, l));
     if (l < n - size_t(shared)) continue;
     c.query_only = true;  // reads the last owner of the same kind, not the last owner
     c.kv_source = -1;
     for (size_t j = 0; j < n - size_t(shared); ++j)
       if ((m.layer[j].window > 0) == (c.window > 0)) c.kv_source = int(j);
     if (c.kv_source < 0) {
-      r.fail("gemma4.attention.shared_kv_layers", fmt::format("a {} layer with own K/V before layer {}", c.window ? "sliding" : "full", l), fmt::format("none, {} layers share", shared));
+      r.fail("gemma4.attention.shared_kv_layers",
+             fmt::format("a {} layer with own K/V before layer {}", c.window ? "sliding" : "full", l),
+             fmt::format("none, {} layers share", shared));
       c.kv_source = 0;
     }
   }
@@ -129,10 +138,13 @@ Result<ModelCfg> gemma4_config(const GgufFile& file) {
   if (!arch) return arch.error();
   if (*arch != "gemma4")
     return Error{file.path(), fmt::format("general.architecture: expected gemma4, found {}", *arch),
-                 arch->starts_with("gemma4") || *arch == "dflash" ? "this is a drafter: give it with --draft, beside its target" : "facet runs Gemma 4 text models only"};
+                 arch->starts_with("gemma4") || *arch == "dflash"
+                     ? "this is a drafter: give it with --draft, beside its target"
+                     : "facet runs Gemma 4 text models only"};
   const TensorView* embd = file.find("token_embd.weight");
   if (!embd)
-    return Error{file.path(), "token_embd.weight: expected the embedding matrix, found no such tensor", "give the first part of a split model, or download it again"};
+    return Error{file.path(), "token_embd.weight: expected the embedding matrix, found no such tensor",
+                 "give the first part of a split model, or download it again"};
 
   Reader r(file);
   ModelCfg m;
@@ -166,7 +178,9 @@ Result<std::vector<double>> gemma4_freqs(const GgufFile& file, const ModelCfg& m
   if (file.find_meta(key)) {
     auto v = file.get_float(key);
     if (!v) return v.error();
-    if (!(*v > 1 && *v < 1e12)) return Error{file.path(), fmt::format("{}: expected a number in (1, 1e12), found {}", key, *v), "convert the model again"};
+    if (!(*v > 1 && *v < 1e12))
+      return Error{file.path(), fmt::format("{}: expected a number in (1, 1e12), found {}", key, *v),
+                   "convert the model again"};
     theta = *v;
   }
   const int half = c.head_dim / 2;
@@ -180,12 +194,17 @@ Result<std::vector<double>> gemma4_freqs(const GgufFile& file, const ModelCfg& m
     return freqs;
   }
   if (factor->type != DType::kF32 || factor->n_elements() != half)
-    return Error{file.path(), fmt::format("rope_freqs.weight: expected F32 [{}], half the key length, found {} {}", half, dtype_name(factor->type), shape_string(*factor)),
+    return Error{file.path(),
+                 fmt::format("rope_freqs.weight: expected F32 [{}], half the key length, found {} {}", half,
+                             dtype_name(factor->type), shape_string(*factor)),
                  "convert the model again; a 16-bit copy of this tensor overflows"};
   std::vector<float> f(static_cast<size_t>(half));
   dequantize_row(DType::kF32, factor->data.data(), f.data(), half);
   for (int i = 0; i < half; ++i) {
-    if (!(f[size_t(i)] > 0)) return Error{file.path(), fmt::format("rope_freqs.weight[{}]: expected a positive divisor, found {}", i, f[size_t(i)]), "convert the model again"};
+    if (!(f[size_t(i)] > 0))
+      return Error{file.path(),
+                   fmt::format("rope_freqs.weight[{}]: expected a positive divisor, found {}", i, f[size_t(i)]),
+                   "convert the model again"};
     freqs[size_t(i)] = f[size_t(i)] > 1e20f ? 0.0 : freqs[size_t(i)] / double(f[size_t(i)]);
   }
   return freqs;

@@ -42,7 +42,8 @@ Result<MtpW<B>> bind_mtp(B& b, const DrafterFile& file, const MtpCfg& c) {
     w.gate = weight(name("ffn_gate.weight"), D, L.d_ff);
     w.up = weight(name("ffn_up.weight"), D, L.d_ff);
     w.down = weight(name("ffn_down.weight"), L.d_ff, D);
-    if (const std::vector<float> s = find.vector(name("layer_output_scale.weight"), 1, true); !s.empty()) w.out_scale = s[0];
+    if (const std::vector<float> s = find.vector(name("layer_output_scale.weight"), 1, true); !s.empty())
+      w.out_scale = s[0];
     W.body.layer.push_back(w);
   }
   if (auto done = find.finish(); !done) return done.error();
@@ -53,7 +54,8 @@ Result<MtpW<B>> bind_mtp(B& b, const DrafterFile& file, const MtpCfg& c) {
 inline BackendLimits mtp_limits(const MtpCfg& c, int n_tok, int64_t max_rows) {
   BackendLimits l = backend_limits(c.body, n_tok, max_rows);
   l.max_cols = std::max(l.max_cols, 2 * c.d_target);
-  l.max_matrix = std::max({l.max_matrix, int64_t(2) * c.d_target * c.body.d_model, int64_t(c.n_cluster) * c.body.d_model});
+  l.max_matrix =
+      std::max({l.max_matrix, int64_t(2) * c.d_target * c.body.d_model, int64_t(c.n_cluster) * c.body.d_model});
   l.n_cluster = c.n_cluster;
   return l;
 }

@@ -11,7 +11,7 @@ namespace facet {
 
 // An MTP assistant for one target.
 struct MtpCfg {
-  ModelCfg body;                           // every layer is query_only; kv_source: the donor, a layer of the target
+  ModelCfg body;  // every layer is query_only; kv_source: the donor, a layer of the target
   int d_target = 0;
   std::vector<std::vector<double>> freqs;  // RoPE of each layer, [head_dim / 2]
   int n_cluster = 0, top_k = 0;            // 0: a head over all tokens

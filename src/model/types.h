@@ -11,7 +11,7 @@ namespace facet {
 // Plain structs. An empty Vec or Weight means that the model has none.
 struct LayerCfg {
   int n_kv_head = 0, head_dim = 0, d_ff = 0;
-  int window = 0;             // 0: full attention
+  int window = 0;  // 0: full attention
   bool norm_v = true, moe = false;
   bool causal_block = false;  // causal inside a draft block (DFlash sliding layers)
   bool query_only = false;    // reads the rows of kv_source, appends nothing
@@ -29,7 +29,7 @@ struct ModelCfg {
   std::vector<LayerCfg> layer;
 
   int n_layer() const { return int(layer.size()); }
-  int max_q_cols() const;   // widest query row over layers
+  int max_q_cols() const;  // widest query row over layers
   int max_kv_cols() const;
   int max_d_ff() const;
 };
@@ -38,10 +38,10 @@ template <class B>
 struct LayerW {
   typename B::Vec attn_norm{}, q_norm{}, k_norm{}, attn_post{}, ffn_norm{}, ffn_post{};
   typename B::Freqs freqs{};
-  typename B::Weight wq{}, wk{}, wv{}, wo{}, gate{}, up{}, down{};        // empty wv: V comes from wk
+  typename B::Weight wq{}, wk{}, wv{}, wo{}, gate{}, up{}, down{};            // empty wv: V comes from wk
   typename B::Vec shared_post{}, routed_pre{}, routed_post{}, router_norm{};  // MoE layers only
   MoeWeights<typename B::Weight, typename B::Vec> experts{};
-  typename B::Weight ple_gate{}, ple_proj{};                              // per-layer embeddings only
+  typename B::Weight ple_gate{}, ple_proj{};  // per-layer embeddings only
   typename B::Vec ple_post{};
   float out_scale = 1.f;
 };
@@ -59,12 +59,12 @@ struct ModelW {
 // Scratch activations, sized once for the largest step; view() narrows them per use.
 template <class B>
 struct Work {
-  typename B::Rows x, h, y;        // [T, D]
-  typename B::Rows q, a, k, v;     // [T, heads * E]
-  typename B::Rows g;              // [T, F]
-  typename B::Rows e, r;           // [T, D] experts' input, router's input
-  typename B::Rows ple, ple_ctx;   // [T, L * P]
-  typename B::Rows out, logits;    // [O, D], [O, V]
+  typename B::Rows x, h, y;       // [T, D]
+  typename B::Rows q, a, k, v;    // [T, heads * E]
+  typename B::Rows g;             // [T, F]
+  typename B::Rows e, r;          // [T, D] experts' input, router's input
+  typename B::Rows ple, ple_ctx;  // [T, L * P]
+  typename B::Rows out, logits;   // [O, D], [O, V]
 };
 
 // Hidden states to keep: the residual stream after layer[i] into dst[i] (DFlash), and the final one, after the

@@ -18,9 +18,9 @@ namespace http = beast::http;
 using asio::ip::tcp;
 using boost::system::error_code;
 
-constexpr size_t kReadSize = 64 << 10;          // of one read
-constexpr size_t kMaxPipelined = 64 << 10;      // bytes of later requests that are taken while one is answered
-constexpr size_t kMaxLinger = 64 << 20;         // bytes of a refused request that are read and dropped
+constexpr size_t kReadSize = 64 << 10;      // of one read
+constexpr size_t kMaxPipelined = 64 << 10;  // bytes of later requests that are taken while one is answered
+constexpr size_t kMaxLinger = 64 << 20;     // bytes of a refused request that are read and dropped
 constexpr int kLingerSeconds = 2;
 
 class Server;
@@ -87,7 +87,8 @@ class Connection final : public std::enable_shared_from_this<Connection> {
   bool check_head();
   void answer();
   void refuse(int status, const std::string& what);
-  std::string head(int status, const std::string& type, const std::vector<std::pair<std::string, std::string>>& headers) const;
+  std::string head(int status, const std::string& type,
+                   const std::vector<std::pair<std::string, std::string>>& headers) const;
   void enqueue(std::string_view bytes);
   void flush();
   void flushed();
@@ -120,14 +121,18 @@ class Server final : public HttpServer {
   Status open() {
     error_code ec;
     const auto address = asio::ip::make_address(config.host == "localhost" ? "127.0.0.1" : config.host, ec);
-    if (ec) return Error{"--host", fmt::format("expected an IP address, found \"{}\"", config.host), "127.0.0.1 serves this machine, 0.0.0.0 the network"};
+    if (ec)
+      return Error{"--host", fmt::format("expected an IP address, found \"{}\"", config.host),
+                   "127.0.0.1 serves this machine, 0.0.0.0 the network"};
     const tcp::endpoint at(address, uint16_t(config.port));
     acceptor_.open(at.protocol(), ec);
     if (!ec) acceptor_.set_option(asio::socket_base::reuse_address(true), ec);
     if (!ec) acceptor_.bind(at, ec);
     if (!ec) acceptor_.listen(asio::socket_base::max_listen_connections, ec);
     if (!ec) local_ = acceptor_.local_endpoint(ec);
-    if (ec) return Error{fmt::format("{}:{}", config.host, config.port), "cannot listen: " + ec.message(), "choose another --port, or 0 for a free one"};
+    if (ec)
+      return Error{fmt::format("{}:{}", config.host, config.port), "cannot listen: " + ec.message(),
+                   "choose another --port, or 0 for a free one"};
     signals_.add(SIGINT, ec);
     if (!ec) signals_.add(SIGTERM, ec);
     if (ec) return Error{"signals", ec.message(), ""};
@@ -184,10 +189,13 @@ class Server final : public HttpServer {
         error_code ignored;
         socket.set_option(tcp::no_delay(true), ignored);
         // What the kernel holds for a slow reader counts, too.
-        socket.set_option(asio::socket_base::send_buffer_size(int(std::clamp<uint64_t>(config.max_backlog, 4096, 1 << 18))), ignored);
+        socket.set_option(
+            asio::socket_base::send_buffer_size(int(std::clamp<uint64_t>(config.max_backlog, 4096, 1 << 18))), ignored);
         auto c = std::make_shared<Connection>(std::move(socket), *this);
-        if (n < max) c->start();
-        else c->start_refused(503, "too many connections");
+        if (n < max)
+          c->start();
+        else
+          c->start_refused(503, "too many connections");
       }
       accept();
     });
@@ -245,7 +253,10 @@ void Reply::end() {
 // --- Connection
 
 Connection::Connection(tcp::socket socket, Server& server)
-    : socket_(std::move(socket)), timer_(socket_.get_executor()), server_(server), in_(std::max<size_t>(server.config.max_header, kMaxPipelined) + kReadSize) {
+    : socket_(std::move(socket)),
+      timer_(socket_.get_executor()),
+      server_(server),
+      in_(std::max<size_t>(server.config.max_header, kMaxPipelined) + kReadSize) {
   server_.connections.insert(this);
 }
 Connection::~Connection() {
@@ -278,8 +289,10 @@ void Connection::on_read(error_code ec, size_t n) {
   if (ec) {
     // A client may shut down its side once it has sent the request; one that is still waiting for an answer to be
     // computed counts as gone, because it cannot be told from one that closed.
-    if (ec == asio::error::eof && state_ == State::kAnswering && complete_) close_after_ = true;
-    else close("disconnect");
+    if (ec == asio::error::eof && state_ == State::kAnswering && complete_)
+      close_after_ = true;
+    else
+      close("disconnect");
     return;
   }
   if (state_ == State::kLinger) {
@@ -319,8 +332,10 @@ void Connection::parse() {
       if (in_.size() + kReadSize > in_.max_size()) refuse(400, "malformed request: a line is too long");
       return;
     }
-    if (ec == http::error::header_limit) return refuse(431, fmt::format("the header is larger than {} bytes", server_.config.max_header));
-    if (ec == http::error::body_limit) return refuse(413, fmt::format("the body is larger than {} bytes", server_.config.max_body));
+    if (ec == http::error::header_limit)
+      return refuse(431, fmt::format("the header is larger than {} bytes", server_.config.max_header));
+    if (ec == http::error::body_limit)
+      return refuse(413, fmt::format("the body is larger than {} bytes", server_.config.max_body));
     if (ec) return refuse(400, "malformed request: " + ec.message());
   }
   if (parser_->is_done()) answer();
@@ -356,7 +371,8 @@ bool Connection::check_head() {
     send(*refused);
     return false;
   }
-  if (!parser_->is_done() && beast::iequals(m[http::field::expect], "100-continue")) enqueue("HTTP/1.1 100 Continue\r\n\r\n");
+  if (!parser_->is_done() && beast::iequals(m[http::field::expect], "100-continue"))
+    enqueue("HTTP/1.1 100 Continue\r\n\r\n");
   return true;
 }
 
@@ -381,8 +397,10 @@ void Connection::refuse(int status, const std::string& what) {
   send(server_.handler->refusal(status, what));
 }
 
-std::string Connection::head(int status, const std::string& type, const std::vector<std::pair<std::string, std::string>>& headers) const {
-  std::string s = fmt::format("HTTP/1.1 {} {}\r\nContent-Type: {}\r\n", status, std::string(http::obsolete_reason(http::int_to_status(unsigned(status)))), type);
+std::string Connection::head(int status, const std::string& type,
+                             const std::vector<std::pair<std::string, std::string>>& headers) const {
+  std::string s = fmt::format("HTTP/1.1 {} {}\r\nContent-Type: {}\r\n", status,
+                              std::string(http::obsolete_reason(http::int_to_status(unsigned(status)))), type);
   for (const auto& [name, value] : headers) s += fmt::format("{}: {}\r\n", name, value);
   if (close_after_) s += "Connection: close\r\n";
   return s;
@@ -397,7 +415,8 @@ void Connection::send(const HttpResponse& r) {
 
 void Connection::begin(const std::string& type) {
   if (!chunked_) close_after_ = true;
-  enqueue(head(200, type, {{"Cache-Control", "no-cache"}}) + (chunked_ ? "Transfer-Encoding: chunked\r\n\r\n" : "\r\n"));
+  enqueue(head(200, type, {{"Cache-Control", "no-cache"}}) +
+          (chunked_ ? "Transfer-Encoding: chunked\r\n\r\n" : "\r\n"));
 }
 
 void Connection::write_stream(std::string_view text) {
@@ -426,13 +445,14 @@ void Connection::flush() {
   if (sending_.empty()) return flushed();
   writing_ = true;
   if (state_ == State::kAnswering) arm(server_.config.write_s);
-  socket_.async_write_some(asio::buffer(sending_.data() + sent_, sending_.size() - sent_), [self = shared_from_this()](error_code ec, size_t n) {
-    self->writing_ = false;
-    if (self->state_ == State::kClosed) return;
-    if (ec) return self->close("disconnect");
-    self->sent_ += n;
-    self->flush();
-  });
+  socket_.async_write_some(asio::buffer(sending_.data() + sent_, sending_.size() - sent_),
+                           [self = shared_from_this()](error_code ec, size_t n) {
+                             self->writing_ = false;
+                             if (self->state_ == State::kClosed) return;
+                             if (ec) return self->close("disconnect");
+                             self->sent_ += n;
+                             self->flush();
+                           });
 }
 
 // Everything queued has been handed to the kernel.
@@ -458,7 +478,8 @@ void Connection::arm(int seconds) {
 }
 
 void Connection::on_deadline() {
-  if (state_ == State::kReading) return refuse(408, fmt::format("the request took longer than {} s to arrive", server_.config.request_s));
+  if (state_ == State::kReading)
+    return refuse(408, fmt::format("the request took longer than {} s to arrive", server_.config.request_s));
   // In kAnswering the timer runs only while a write is pending.
   if (state_ != State::kAnswering || writing_) close(state_ == State::kAnswering ? "slow-reader" : "idle");
 }
@@ -481,7 +502,9 @@ Result<bool> is_loopback(const std::string& host) {
   if (host == "localhost") return true;
   error_code ec;
   const auto address = asio::ip::make_address(host, ec);
-  if (ec) return Error{"host", fmt::format("expected an IP address, found \"{}\"", host), "127.0.0.1 serves this machine, 0.0.0.0 the network"};
+  if (ec)
+    return Error{"host", fmt::format("expected an IP address, found \"{}\"", host),
+                 "127.0.0.1 serves this machine, 0.0.0.0 the network"};
   return address.is_loopback();
 }
 

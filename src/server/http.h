@@ -54,15 +54,15 @@ class HttpHandler {
 
 struct HttpConfig {
   std::string host = "127.0.0.1";
-  int port = 8080;                     // 0: a free one
-  uint32_t max_header = 32 << 10;      // bytes
-  uint64_t max_body = 8 << 20;         // bytes
+  int port = 8080;                 // 0: a free one
+  uint32_t max_header = 32 << 10;  // bytes
+  uint64_t max_body = 8 << 20;     // bytes
   int max_connections = 128;
-  uint64_t max_backlog = 1 << 20;      // bytes of a stream that its reader may be behind
-  int idle_s = 60;                     // a connection without a request
-  int request_s = 30;                  // from a request's first byte to its last
-  int write_s = 30;                    // a write without progress
-  int drain_s = 30;                    // from the signal to the end of the last answer
+  uint64_t max_backlog = 1 << 20;  // bytes of a stream that its reader may be behind
+  int idle_s = 60;                 // a connection without a request
+  int request_s = 30;              // from a request's first byte to its last
+  int write_s = 30;                // a write without progress
+  int drain_s = 30;                // from the signal to the end of the last answer
 };
 
 class HttpServer {
@@ -74,8 +74,8 @@ class HttpServer {
   // Serves until SIGTERM or SIGINT (or drain()), then finishes what is running, for at most drain_s; a second signal
   // ends it at once.
   virtual Status run(HttpHandler& handler) = 0;
-  virtual void drain() = 0;                            // any thread
-  virtual void post(std::function<void()> work) = 0;   // any thread
+  virtual void drain() = 0;                           // any thread
+  virtual void post(std::function<void()> work) = 0;  // any thread
 };
 
 // Whether an address can be reached from this machine only. An error if it is no address.

@@ -52,7 +52,8 @@ class Fields {
   void number(const char* key, double lo, double hi, float& out) {
     const Json* v = get(key);
     if (!v) return;
-    if (!v->is_number() || !(v->get<double>() >= lo && v->get<double>() <= hi)) return fail(key, fmt::format("expected a number in [{}, {}]", lo, hi), v);
+    if (!v->is_number() || !(v->get<double>() >= lo && v->get<double>() <= hi))
+      return fail(key, fmt::format("expected a number in [{}, {}]", lo, hi), v);
     out = float(v->get<double>());
   }
   void string(const char* key, std::string& out) {
@@ -70,13 +71,16 @@ class Fields {
 
   static std::optional<int64_t> whole(const Json& v, int64_t lo, int64_t hi) {
     if (!v.is_number_integer()) return std::nullopt;
-    if (v.is_number_unsigned() && v.get<uint64_t>() > uint64_t(std::numeric_limits<int64_t>::max())) return std::nullopt;
+    if (v.is_number_unsigned() && v.get<uint64_t>() > uint64_t(std::numeric_limits<int64_t>::max()))
+      return std::nullopt;
     const int64_t n = v.get<int64_t>();
     if (n < lo || n > hi) return std::nullopt;
     return n;
   }
 
-  std::string path(std::string_view key) const { return prefix_.empty() ? std::string(key) : key.empty() ? prefix_ : fmt::format("{}.{}", prefix_, key); }
+  std::string path(std::string_view key) const {
+    return prefix_.empty() ? std::string(key) : key.empty() ? prefix_ : fmt::format("{}.{}", prefix_, key);
+  }
   void fail(std::string_view key, std::string expected, const Json* found, std::string hint = "") {
     fail(Error{path(key), fmt::format("{}, found {}", expected, found ? shown(*found) : "nothing"), std::move(hint)});
   }
@@ -111,12 +115,14 @@ void read_stop(Fields& f, ApiRequest& r) {
   const Json* v = f.get("stop");
   if (!v) return;
   auto add = [&](const Json& s, const std::string& key) {
-    if (!s.is_string() || s.get_ref<const std::string&>().empty() || s.get_ref<const std::string&>().size() > kMaxStopBytes)
+    if (!s.is_string() || s.get_ref<const std::string&>().empty() ||
+        s.get_ref<const std::string&>().size() > kMaxStopBytes)
       return f.fail(key, fmt::format("expected a string of 1 to {} bytes", kMaxStopBytes), &s);
     r.stop.push_back(s.get<std::string>());
   };
   if (!v->is_array()) return add(*v, "stop");
-  if (v->size() > kMaxStops) return f.fail(Error{"stop", fmt::format("expected at most {} strings, found {}", kMaxStops, v->size()), ""});
+  if (v->size() > kMaxStops)
+    return f.fail(Error{"stop", fmt::format("expected at most {} strings, found {}", kMaxStops, v->size()), ""});
   for (size_t i = 0; i < v->size(); ++i) add((*v)[i], fmt::format("stop[{}]", i));
 }
 
@@ -124,15 +130,19 @@ void read_bias(Fields& f, ApiRequest& r, int n_vocab) {
   const Json* v = f.get("logit_bias");
   if (!v) return;
   if (!v->is_object()) return f.fail("logit_bias", "expected an object of token ids and numbers", v);
-  if (v->size() > kMaxBias) return f.fail(Error{"logit_bias", fmt::format("expected at most {} entries, found {}", kMaxBias, v->size()), ""});
+  if (v->size() > kMaxBias)
+    return f.fail(Error{"logit_bias", fmt::format("expected at most {} entries, found {}", kMaxBias, v->size()), ""});
   r.sampling.logit_bias.clear();
   for (auto it = v->begin(); it != v->end(); ++it) {
     int id = -1;
     const std::string& key = it.key();
     const auto [end, ec] = std::from_chars(key.data(), key.data() + key.size(), id);
     if (ec != std::errc() || end != key.data() + key.size() || id < 0 || id >= n_vocab)
-      return f.fail(Error{"logit_bias", fmt::format("expected token ids in [0, {}) as keys, found \"{}\"", n_vocab, key.substr(0, 40)), ""});
-    if (!it->is_number() || !(std::abs(it->get<double>()) <= 100)) return f.fail("logit_bias." + key, "expected a number in [-100, 100]", &*it);
+      return f.fail(
+          Error{"logit_bias",
+                fmt::format("expected token ids in [0, {}) as keys, found \"{}\"", n_vocab, key.substr(0, 40)), ""});
+    if (!it->is_number() || !(std::abs(it->get<double>()) <= 100))
+      return f.fail("logit_bias." + key, "expected a number in [-100, 100]", &*it);
     r.sampling.logit_bias.emplace_back(id, float(it->get<double>()));
   }
 }
@@ -144,7 +154,8 @@ void read_max_tokens(Fields& f, ApiRequest& r) {
     const Json* v = f.get(key);
     if (!v) continue;
     const auto n = Fields::whole(*v, -1, kMaxTokens);
-    if (!n || *n == 0) return f.fail(key, fmt::format("expected an integer in [1, {}], or -1 for no limit", kMaxTokens), v);
+    if (!n || *n == 0)
+      return f.fail(key, fmt::format("expected an integer in [1, {}], or -1 for no limit", kMaxTokens), v);
     if (given && *n != r.max_tokens) return f.fail(key, fmt::format("expected the same value as {}", given), v);
     r.max_tokens = int(*n);
     given = key;
@@ -178,18 +189,22 @@ void read_common(Fields& f, ApiRequest& r, const ApiDefaults& d) {
   f.integer("repeat_last_n", -1, kMaxTokens, s.repeat_last_n);
   if (const Json* v = f.get("seed")) {
     const auto n = Fields::whole(*v, -1, std::numeric_limits<int64_t>::max());
-    if (!n) f.fail("seed", "expected an integer from 0 on, or -1 for a random one", v);
-    else if ((r.seed_given = *n >= 0)) s.seed = uint64_t(*n);
+    if (!n)
+      f.fail("seed", "expected an integer from 0 on, or -1 for a random one", v);
+    else if ((r.seed_given = *n >= 0))
+      s.seed = uint64_t(*n);
   }
   read_stop(f, r);
   read_bias(f, r, d.n_vocab);
   f.boolean("ignore_eos", r.ignore_eos);
 
   f.only("n", "1", 1);
-  if (const Json* v = f.get("response_format"); v && !(v->is_object() && v->size() == 1 && v->value("type", Json()) == "text"))
+  if (const Json* v = f.get("response_format");
+      v && !(v->is_object() && v->size() == 1 && v->value("type", Json()) == "text"))
     f.fail("response_format", "expected {\"type\":\"text\"}", v, "not supported");
   // These change nothing here.
-  for (const char* key : {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"}) f.get(key);
+  for (const char* key : {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"})
+    f.get(key);
 }
 
 void read_thinking(Fields& f, ApiRequest& r, const ApiDefaults& d) {
@@ -202,14 +217,17 @@ void read_thinking(Fields& f, ApiRequest& r, const ApiDefaults& d) {
   k.boolean("enable_thinking", thinking);
   k.boolean("preserve_thinking", r.preserve_thinking);
   f.check(k.done());
-  if (f.has("enable_thinking") && thinking != r.thinking) f.fail(Error{"chat_template_kwargs.enable_thinking", "contradicts enable_thinking", "give one of them"});
+  if (f.has("enable_thinking") && thinking != r.thinking)
+    f.fail(Error{"chat_template_kwargs.enable_thinking", "contradicts enable_thinking", "give one of them"});
   r.thinking = thinking;
 }
 
 void read_messages(Fields& f, ApiRequest& r) {
   const Json* v = f.get("messages");
   if (!v || !v->is_array() || v->empty()) return f.fail("messages", "expected an array of at least one message", v);
-  if (v->size() > kMaxMessages) return f.fail(Error{"messages", fmt::format("expected at most {} messages, found {}", kMaxMessages, v->size()), ""});
+  if (v->size() > kMaxMessages)
+    return f.fail(
+        Error{"messages", fmt::format("expected at most {} messages, found {}", kMaxMessages, v->size()), ""});
   auto messages = messages_from_json(*v);
   if (!messages) return f.fail(messages.error());
   r.messages = std::move(*messages);
@@ -217,12 +235,14 @@ void read_messages(Fields& f, ApiRequest& r) {
     if (const auto* parts = std::get_if<std::vector<ContentPart>>(&r.messages[i].content))
       for (size_t p = 0; p < parts->size(); ++p)
         if ((*parts)[p].kind != ContentPart::Kind::kText)
-          return f.fail(Error{fmt::format("messages[{}].content[{}].type", i, p), "expected text, found a picture, sound or video", "not supported"});
+          return f.fail(Error{fmt::format("messages[{}].content[{}].type", i, p),
+                              "expected text, found a picture, sound or video", "not supported"});
 }
 
 void read_tools(Fields& f, ApiRequest& r) {
   if (const Json* v = f.get("tools")) {
-    if (v->is_array() && v->size() > kMaxTools) return f.fail(Error{"tools", fmt::format("expected at most {} tools, found {}", kMaxTools, v->size()), ""});
+    if (v->is_array() && v->size() > kMaxTools)
+      return f.fail(Error{"tools", fmt::format("expected at most {} tools, found {}", kMaxTools, v->size()), ""});
     auto tools = tools_from_json(*v);
     if (!tools) return f.fail(tools.error());
     r.tools = std::move(*tools);
@@ -239,17 +259,22 @@ void read_prompt(Fields& f, ApiRequest& r, int n_vocab) {
     r.prompt = v->get<std::string>();
     return;
   }
-  if (!v || !v->is_array() || v->empty()) return f.fail("prompt", "expected a string or an array of token ids", v, "one prompt a request");
+  if (!v || !v->is_array() || v->empty())
+    return f.fail("prompt", "expected a string or an array of token ids", v, "one prompt a request");
   r.prompt_ids.reserve(v->size());
   for (size_t i = 0; i < v->size(); ++i) {
     const auto id = Fields::whole((*v)[i], 0, n_vocab - 1);
-    if (!id) return f.fail(fmt::format("prompt[{}]", i), fmt::format("expected a token id in [0, {})", n_vocab), &(*v)[i], "one prompt a request");
+    if (!id)
+      return f.fail(fmt::format("prompt[{}]", i), fmt::format("expected a token id in [0, {})", n_vocab), &(*v)[i],
+                    "one prompt a request");
     r.prompt_ids.push_back(int32_t(*id));
   }
 }
 
 Json envelope(const ApiAnswer& a, bool chunk) {
-  const char* object = a.kind == ApiKind::kCompletion ? "text_completion" : chunk ? "chat.completion.chunk" : "chat.completion";
+  const char* object = a.kind == ApiKind::kCompletion ? "text_completion"
+                       : chunk                        ? "chat.completion.chunk"
+                                                      : "chat.completion";
   return {{"id", a.id}, {"object", object}, {"created", a.created}, {"model", a.model}};
 }
 
@@ -263,7 +288,9 @@ Json with_choice(const ApiAnswer& a, bool chunk, const char* key, Json value, Js
 // Ids of calls are unique among answers: clients match results to calls by them.
 Json call_json(const ApiAnswer& a, const ParsedCall& c) {
   const std::string answer = a.id.substr(a.id.find('-') + 1);
-  return {{"id", fmt::format("call_{}_{}", answer, c.id.substr(c.id.find('_') + 1))}, {"type", "function"}, {"function", {{"name", c.name}, {"arguments", c.arguments}}}};
+  return {{"id", fmt::format("call_{}_{}", answer, c.id.substr(c.id.find('_') + 1))},
+          {"type", "function"},
+          {"function", {{"name", c.name}, {"arguments", c.arguments}}}};
 }
 
 double ms(double seconds) { return std::round(seconds * 1e6) / 1e3; }
@@ -274,7 +301,8 @@ double rate(int n, double seconds) { return seconds > 0 ? std::round(n / seconds
 Result<ApiRequest> parse_api_request(ApiKind kind, const Json& body, const ApiDefaults& d) {
   ApiRequest r;
   r.kind = kind;
-  if (!body.is_object()) return Error{"", fmt::format("expected a JSON object as the body, found {}", body.type_name()), ""};
+  if (!body.is_object())
+    return Error{"", fmt::format("expected a JSON object as the body, found {}", body.type_name()), ""};
   Fields f(body);
   read_common(f, r, d);
   if (kind == ApiKind::kChat) {
@@ -283,7 +311,8 @@ Result<ApiRequest> parse_api_request(ApiKind kind, const Json& body, const ApiDe
     read_thinking(f, r, d);
     f.only("logprobs", "false", false);
     f.only("top_logprobs", "0", 0);
-    if (const Json* v = f.get("modalities"); v && *v != Json::array({"text"})) f.fail("modalities", "expected [\"text\"]", v, "not supported");
+    if (const Json* v = f.get("modalities"); v && *v != Json::array({"text"}))
+      f.fail("modalities", "expected [\"text\"]", v, "not supported");
   } else {
     read_prompt(f, r, d.n_vocab);
     f.only("echo", "false", false);
@@ -344,7 +373,8 @@ std::vector<ParseEvent> AnswerText::finish() {
   if (stopped()) return {};
   std::vector<ParseEvent> out;
   if (kind_ == ApiKind::kChat) out = filter(parser_.finish());
-  if (std::string held = stop_.finish(); !stopped() && !held.empty()) out.push_back({ParseEvent::Kind::kContent, std::move(held), {}});
+  if (std::string held = stop_.finish(); !stopped() && !held.empty())
+    out.push_back({ParseEvent::Kind::kContent, std::move(held), {}});
   return out;
 }
 
@@ -352,9 +382,15 @@ std::vector<ParseEvent> AnswerText::finish() {
 
 void add_event(ParsedMessage& m, const ParseEvent& e) {
   switch (e.kind) {
-    case ParseEvent::Kind::kContent: m.content += e.text; break;
-    case ParseEvent::Kind::kReasoning: m.reasoning += e.text; break;
-    case ParseEvent::Kind::kToolCall: m.tool_calls.push_back(e.call); break;
+    case ParseEvent::Kind::kContent:
+      m.content += e.text;
+      break;
+    case ParseEvent::Kind::kReasoning:
+      m.reasoning += e.text;
+      break;
+    case ParseEvent::Kind::kToolCall:
+      m.tool_calls.push_back(e.call);
+      break;
   }
 }
 
@@ -364,7 +400,10 @@ const char* finish_reason(Stop why, bool stop_string, bool tool_calls) {
 }
 
 Json usage_json(const Usage& u) {
-  return {{"prompt_tokens", u.prompt}, {"completion_tokens", u.generated}, {"total_tokens", u.prompt + u.generated}, {"prompt_tokens_details", {{"cached_tokens", u.cached}}}};
+  return {{"prompt_tokens", u.prompt},
+          {"completion_tokens", u.generated},
+          {"total_tokens", u.prompt + u.generated},
+          {"prompt_tokens_details", {{"cached_tokens", u.cached}}}};
 }
 
 Json timings_json(const Usage& u) {
@@ -382,8 +421,10 @@ Json timings_json(const Usage& u) {
     j["draft_n"] = u.drafted, j["draft_n_accepted"] = u.accepted;
     j["draft_rounds"] = u.rounds;
     j["draft_tokens_per_step"] = std::round(u.tokens_per_step() * 1e3) / 1e3;
-    Json& at = j["draft_accepted_at"] = Json::array();  // of the rounds that came to the k-th draft, the share where it was right
-    for (size_t k = 0; k < u.offered_at.size(); ++k) at.push_back(u.offered_at[k] > 0 ? std::round(1e3 * u.accepted_at[k] / u.offered_at[k]) / 1e3 : 0);
+    Json& at = j["draft_accepted_at"] =
+        Json::array();  // of the rounds that came to the k-th draft, the share where it was right
+    for (size_t k = 0; k < u.offered_at.size(); ++k)
+      at.push_back(u.offered_at[k] > 0 ? std::round(1e3 * u.accepted_at[k] / u.offered_at[k]) / 1e3 : 0);
     Json& methods = j["draft_methods"] = Json::array();
     for (const Usage::Change& m : u.methods) methods.push_back({{"at", m.at}, {"method", m.method}});
   }
@@ -396,7 +437,8 @@ Json api_response(const ApiAnswer& a, const ParsedMessage& m, const char* finish
   if (a.kind == ApiKind::kCompletion) {
     j = with_choice(a, false, "text", m.content, finish);
   } else {
-    Json message = {{"role", "assistant"}, {"content", m.content.empty() && !m.tool_calls.empty() ? Json() : Json(m.content)}};
+    Json message = {{"role", "assistant"},
+                    {"content", m.content.empty() && !m.tool_calls.empty() ? Json() : Json(m.content)}};
     if (!m.reasoning.empty()) message["reasoning_content"] = m.reasoning;
     for (const ParsedCall& c : m.tool_calls) message["tool_calls"].push_back(call_json(a, c));
     j = with_choice(a, false, "message", std::move(message), finish);
@@ -406,7 +448,9 @@ Json api_response(const ApiAnswer& a, const ParsedMessage& m, const char* finish
   return j;
 }
 
-Json chunk_role(const ApiAnswer& a) { return with_choice(a, true, "delta", {{"role", "assistant"}, {"content", ""}}, nullptr); }
+Json chunk_role(const ApiAnswer& a) {
+  return with_choice(a, true, "delta", {{"role", "assistant"}, {"content", ""}}, nullptr);
+}
 
 Json chunk_event(const ApiAnswer& a, const ParseEvent& e, int tool_index) {
   if (a.kind == ApiKind::kCompletion) return with_choice(a, true, "text", e.text, nullptr);
@@ -422,7 +466,8 @@ Json chunk_event(const ApiAnswer& a, const ParseEvent& e, int tool_index) {
 }
 
 Json chunk_finish(const ApiAnswer& a, const char* finish, const Usage& usage) {
-  Json j = a.kind == ApiKind::kCompletion ? with_choice(a, true, "text", "", finish) : with_choice(a, true, "delta", Json::object(), finish);
+  Json j = a.kind == ApiKind::kCompletion ? with_choice(a, true, "text", "", finish)
+                                          : with_choice(a, true, "delta", Json::object(), finish);
   j["timings"] = timings_json(usage);
   return j;
 }

@@ -26,13 +26,13 @@ enum class ApiKind { kChat, kCompletion };
 
 struct ApiRequest {
   ApiKind kind = ApiKind::kChat;
-  std::vector<Message> messages = {};    // of kChat
-  std::vector<Json> tools = {};          // none with tool_choice "none"
+  std::vector<Message> messages = {};  // of kChat
+  std::vector<Json> tools = {};        // none with tool_choice "none"
   bool thinking = false, preserve_thinking = false;
   std::string prompt = {};               // of kCompletion: this,
   std::vector<int32_t> prompt_ids = {};  // or these
   bool stream = false, include_usage = false, ignore_eos = false;
-  int max_tokens = -1;                   // -1: until the context is full
+  int max_tokens = -1;  // -1: until the context is full
   Sampling sampling = {};
   bool seed_given = false;
   std::vector<std::string> stop = {};
@@ -41,8 +41,8 @@ struct ApiRequest {
 // An error's `where` is the path of the field, as in messages[2].content.
 Result<ApiRequest> parse_api_request(ApiKind kind, const Json& body, const ApiDefaults& defaults);
 
-// Looks for stop strings in a text that comes in pieces. What may become one is held back; the result does not depend on
-// the cuts: the stop string that is complete first ends the text, before its first byte.
+// Looks for stop strings in a text that comes in pieces. What may become one is held back; the result does not depend
+// on the cuts: the stop string that is complete first ends the text, before its first byte.
 class StopMatcher {
  public:
   explicit StopMatcher(std::vector<std::string> stop) : stop_(std::move(stop)) {}
@@ -60,7 +60,8 @@ class StopMatcher {
 // tool calls.
 class AnswerText {
  public:
-  AnswerText(ApiKind kind, ParseOptions options, std::vector<std::string> stop) : kind_(kind), parser_(options), stop_(std::move(stop)) {}
+  AnswerText(ApiKind kind, ParseOptions options, std::vector<std::string> stop)
+      : kind_(kind), parser_(options), stop_(std::move(stop)) {}
   std::vector<ParseEvent> push(std::string_view text);
   std::vector<ParseEvent> finish();
   bool stopped() const { return stop_.stopped(); }
@@ -75,9 +76,9 @@ class AnswerText {
 // What all objects of one answer have in common.
 struct ApiAnswer {
   ApiKind kind = ApiKind::kChat;
-  std::string id = {};     // "chatcmpl-..." or "cmpl-..."
+  std::string id = {};  // "chatcmpl-..." or "cmpl-..."
   std::string model = {};
-  int64_t created = 0;     // seconds of Unix time
+  int64_t created = 0;  // seconds of Unix time
 };
 
 void add_event(ParsedMessage& message, const ParseEvent& event);

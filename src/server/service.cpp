@@ -38,14 +38,18 @@ const Route* find_route(std::string_view path) {
   return at == kRoutes.end() ? nullptr : &*at;
 }
 
-HttpResponse json_response(int status, const Json& body) { return {.status = status, .type = "application/json", .body = dump_json(body), .headers = {}}; }
+HttpResponse json_response(int status, const Json& body) {
+  return {.status = status, .type = "application/json", .body = dump_json(body), .headers = {}};
+}
 HttpResponse error_response(const ApiError& e) { return json_response(e.status, error_json(e)); }
 
 // " drafted=120 accepted=80 per_step=3.1 methods=mtp@0,none@96", or nothing.
 std::string draft_log(const Usage& u) {
   if (u.methods.empty()) return "";
-  std::string s = fmt::format(" drafted={} accepted={} per_step={:.2f} methods=", u.drafted, u.accepted, u.tokens_per_step());
-  for (size_t i = 0; i < u.methods.size(); ++i) s += fmt::format("{}{}@{}", i ? "," : "", u.methods[i].method, u.methods[i].at);
+  std::string s =
+      fmt::format(" drafted={} accepted={} per_step={:.2f} methods=", u.drafted, u.accepted, u.tokens_per_step());
+  for (size_t i = 0; i < u.methods.size(); ++i)
+    s += fmt::format("{}{}@{}", i ? "," : "", u.methods[i].method, u.methods[i].at);
   return s;
 }
 
@@ -53,8 +57,8 @@ std::string draft_log(const Usage& u) {
 struct Generation {
   StreamDecoder decoder;
   AnswerText text;
-  int n = 0;              // tokens up to the stop string
-  bool stopped = false;   // by a stop string
+  int n = 0;             // tokens up to the stop string
+  bool stopped = false;  // by a stop string
 };
 
 // What the server's thread keeps of it.
@@ -71,8 +75,8 @@ struct Job {
 struct Arrival {
   ApiKind kind;
   std::string body;
-  std::unique_ptr<HttpReply> reply;   // the server's thread alone looks at it
-  const char* gone = nullptr;         // likewise
+  std::unique_ptr<HttpReply> reply;  // the server's thread alone looks at it
+  const char* gone = nullptr;        // likewise
   std::optional<ApiError> error = {};
   ApiRequest request = {};
   std::vector<int32_t> ids = {};
@@ -122,10 +126,12 @@ class Worker {
 
 class ServiceImpl final : public Service, public HttpHandler {
  public:
-  ServiceImpl(Engine& engine, ServiceConfig c) : engine_(engine), c_(std::move(c)), log_("server", std::make_shared<spdlog::sinks::stderr_sink_mt>()) {
+  ServiceImpl(Engine& engine, ServiceConfig c)
+      : engine_(engine), c_(std::move(c)), log_("server", std::make_shared<spdlog::sinks::stderr_sink_mt>()) {
     log_.set_pattern("%H:%M:%S.%e %L %n %v");
     const Tokenizer& t = *engine_.tokenizer();
-    for (int32_t id = 0; id < t.size(); ++id) longest_piece_ = std::max(longest_piece_, std::max(t.text(id).size(), t.piece(id).size()));
+    for (int32_t id = 0; id < t.size(); ++id)
+      longest_piece_ = std::max(longest_piece_, std::max(t.text(id).size(), t.piece(id).size()));
     std::random_device random;
     seeds_.seed((uint64_t(random()) << 32) | random());
     started_ = now();
@@ -159,7 +165,8 @@ class ServiceImpl final : public Service, public HttpHandler {
     if (jobs_.size() + size_t(arriving_) >= size_t(engine_.config().max_seq) + size_t(c_.queue))
       return refuse(*reply, {.status = 503, .message = "the queue is full", .param = "", .code = "queue_full"});
     // A body of megabytes takes long to read: a thread of its own does it, so that no stream waits.
-    auto a = std::make_shared<Arrival>(Arrival{target == Target::kChat ? ApiKind::kChat : ApiKind::kCompletion, std::move(r.body), std::move(reply)});
+    auto a = std::make_shared<Arrival>(
+        Arrival{target == Target::kChat ? ApiKind::kChat : ApiKind::kCompletion, std::move(r.body), std::move(reply)});
     a->reply->on_gone = [p = std::weak_ptr(a)](const char* why) {
       if (const auto arrival = p.lock()) arrival->gone = why, arrival->reply = nullptr;
     };
@@ -183,7 +190,10 @@ class ServiceImpl final : public Service, public HttpHandler {
   }
 
  private:
-  static int64_t now() { return std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch()).count(); }
+  static int64_t now() {
+    return std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch())
+        .count();
+  }
 
   static bool is_local(std::string_view name) {
     const auto loopback = is_loopback(std::string(name));
@@ -196,29 +206,50 @@ class ServiceImpl final : public Service, public HttpHandler {
     if (c_.api_key.empty()) {
       for (const char* key : {"host", "origin"})
         if (const std::string_view value = head.header(key); !value.empty() && !is_local(host_name(value)))
-          return ApiError{.status = 403, .message = fmt::format("{}: expected a name of this machine (start the server with --api-key to allow others)", key), .param = "", .code = ""};
+          return ApiError{
+              .status = 403,
+              .message = fmt::format(
+                  "{}: expected a name of this machine (start the server with --api-key to allow others)", key),
+              .param = "",
+              .code = ""};
     }
     const Route* route = find_route(head.path);
     if (route && route->target == Target::kHealth && head.method == "GET") return std::nullopt;
     if (!c_.api_key.empty()) {
       std::string_view given = head.header("authorization");
-      if (given.starts_with("Bearer ") || given.starts_with("bearer ")) given.remove_prefix(7);
-      else given = head.header("x-api-key");
-      if (!same_key(given, c_.api_key)) return ApiError{.status = 401, .message = "expected the API key in the header: Authorization: Bearer KEY", .param = "", .code = "invalid_api_key"};
+      if (given.starts_with("Bearer ") || given.starts_with("bearer "))
+        given.remove_prefix(7);
+      else
+        given = head.header("x-api-key");
+      if (!same_key(given, c_.api_key))
+        return ApiError{.status = 401,
+                        .message = "expected the API key in the header: Authorization: Bearer KEY",
+                        .param = "",
+                        .code = "invalid_api_key"};
     }
-    if (!route) return ApiError{.status = 404, .message = "no such path (docs/server.md lists them)", .param = "", .code = ""};
-    if (head.method != route->method) return ApiError{.status = 405, .message = fmt::format("expected {}", route->method), .param = "", .code = ""};
+    if (!route)
+      return ApiError{.status = 404, .message = "no such path (docs/server.md lists them)", .param = "", .code = ""};
+    if (head.method != route->method)
+      return ApiError{.status = 405, .message = fmt::format("expected {}", route->method), .param = "", .code = ""};
     return std::nullopt;
   }
 
   Json models() const {
-    Json m = {{"id", c_.model}, {"object", "model"}, {"created", started_}, {"owned_by", "facet"}, {"meta", {{"n_ctx", engine_.config().n_ctx}, {"n_vocab", c_.defaults.n_vocab}}}};
+    Json m = {{"id", c_.model},
+              {"object", "model"},
+              {"created", started_},
+              {"owned_by", "facet"},
+              {"meta", {{"n_ctx", engine_.config().n_ctx}, {"n_vocab", c_.defaults.n_vocab}}}};
     return {{"object", "list"}, {"data", Json::array({std::move(m)})}};
   }
 
   Json props() const {
     const Sampling& s = c_.defaults.sampling;
-    Json params = {{"temperature", s.temperature}, {"top_k", s.top_k}, {"top_p", s.top_p}, {"min_p", s.min_p}, {"n_predict", c_.defaults.max_tokens}};
+    Json params = {{"temperature", s.temperature},
+                   {"top_k", s.top_k},
+                   {"top_p", s.top_p},
+                   {"min_p", s.min_p},
+                   {"n_predict", c_.defaults.max_tokens}};
     return {{"default_generation_settings", {{"n_ctx", engine_.config().n_ctx}, {"params", std::move(params)}}},
             {"total_slots", engine_.config().max_seq},
             {"model_alias", c_.model},
@@ -231,13 +262,18 @@ class ServiceImpl final : public Service, public HttpHandler {
     if (!r.prompt_ids.empty()) return std::move(r.prompt_ids);
     std::string text = std::move(r.prompt);
     if (r.kind == ApiKind::kChat) {
-      auto rendered = render_chat(r.messages, r.tools, {.add_generation_prompt = true, .enable_thinking = r.thinking, .preserve_thinking = r.preserve_thinking, .variant = c_.variant});
+      auto rendered = render_chat(r.messages, r.tools,
+                                  {.add_generation_prompt = true,
+                                   .enable_thinking = r.thinking,
+                                   .preserve_thinking = r.preserve_thinking,
+                                   .variant = c_.variant});
       if (!rendered) return rendered.error();
       text = std::move(*rendered);
       in_thought = ends_in_thought(text);
     }
     // Too long whatever its tokens are: not worth encoding.
-    if (text.size() / longest_piece_ > size_t(engine_.config().n_ctx)) return std::vector<int32_t>(text.size() / longest_piece_);
+    if (text.size() / longest_piece_ > size_t(engine_.config().n_ctx))
+      return std::vector<int32_t>(text.size() / longest_piece_);
     return engine_.tokenizer()->encode(text, /*add_bos=*/true, /*parse_special=*/true);
   }
 
@@ -259,8 +295,10 @@ class ServiceImpl final : public Service, public HttpHandler {
     auto ids = prompt(a.request, a.in_thought);
     if (!ids) return void(a.error = api_error(ids.error()));
     if (ids->size() >= size_t(n_ctx))
-      a.error = {.status = 400, .message = fmt::format("the prompt has {} tokens or more; the context holds {}", ids->size(), n_ctx),
-                 .param = a.kind == ApiKind::kChat ? "messages" : "prompt", .code = "context_length_exceeded"};
+      a.error = {.status = 400,
+                 .message = fmt::format("the prompt has {} tokens or more; the context holds {}", ids->size(), n_ctx),
+                 .param = a.kind == ApiKind::kChat ? "messages" : "prompt",
+                 .code = "context_length_exceeded"};
     a.ids = std::move(*ids);
   }
 
@@ -269,18 +307,29 @@ class ServiceImpl final : public Service, public HttpHandler {
     ApiRequest* const request = &a.request;
     if (!request->seed_given) request->sampling.seed = seeds_() >> 1;
     // A client without tools has no use for a call: the token that begins one is never drawn.
-    if (kind == ApiKind::kChat && request->tools.empty()) request->sampling.logit_bias.emplace_back(engine_.tokenizer()->special().tool_call_open, -1e9f);
+    if (kind == ApiKind::kChat && request->tools.empty())
+      request->sampling.logit_bias.emplace_back(engine_.tokenizer()->special().tool_call_open, -1e9f);
 
     Job job;
-    job.answer = {.kind = kind, .id = fmt::format("{}-{:016x}", kind == ApiKind::kChat ? "chatcmpl" : "cmpl", seeds_()), .model = c_.model, .created = now()};
+    job.answer = {.kind = kind,
+                  .id = fmt::format("{}-{:016x}", kind == ApiKind::kChat ? "chatcmpl" : "cmpl", seeds_()),
+                  .model = c_.model,
+                  .created = now()};
     job.stream = request->stream;
     job.include_usage = request->include_usage;
     job.seed = request->sampling.seed;
     // shared_ptr: std::function copies what it holds.
-    auto g = std::make_shared<Generation>(Generation{StreamDecoder(*engine_.tokenizer()), AnswerText(kind, {.in_thought = a.in_thought}, std::move(request->stop)), 0, false});
+    auto g = std::make_shared<Generation>(
+        Generation{StreamDecoder(*engine_.tokenizer()),
+                   AnswerText(kind, {.in_thought = a.in_thought}, std::move(request->stop)), 0, false});
     Sink sink{.tokens = [this, g](RequestId id, std::span<const int32_t> t) { on_tokens(*g, id, t); },
-              .done = [this, g](RequestId id, Stop why, const Usage& u, const std::string& error) { on_done(*g, id, why, u, error); }};
-    auto id = engine_.submit({.prompt = std::move(a.ids), .max_tokens = request->max_tokens, .sampling = std::move(request->sampling), .ignore_eos = request->ignore_eos}, std::move(sink));
+              .done = [this, g](RequestId id, Stop why, const Usage& u,
+                                const std::string& error) { on_done(*g, id, why, u, error); }};
+    auto id = engine_.submit({.prompt = std::move(a.ids),
+                              .max_tokens = request->max_tokens,
+                              .sampling = std::move(request->sampling),
+                              .ignore_eos = request->ignore_eos},
+                             std::move(sink));
     if (!id) return api_error(id.error());
 
     a.reply->on_gone = [this, id = *id](const char* why) {
@@ -342,8 +391,11 @@ class ServiceImpl final : public Service, public HttpHandler {
     Job job = std::move(at->second);
     jobs_.erase(at);
     const char* stop = stopped ? "string" : job.gone ? job.gone : stop_name(why);
-    log_.info("request id={} kind={} stream={} prompt={} cached={} generated={} prefill_ms={:.1f} decode_ms={:.1f}{} stop={} seed={} running={}", id,
-              job.answer.kind == ApiKind::kChat ? "chat" : "completion", int(job.stream), u.prompt, u.cached, u.generated, u.prefill_s * 1e3, u.decode_s * 1e3, draft_log(u), stop, job.seed, jobs_.size());
+    log_.info(
+        "request id={} kind={} stream={} prompt={} cached={} generated={} prefill_ms={:.1f} decode_ms={:.1f}{} stop={} "
+        "seed={} running={}",
+        id, job.answer.kind == ApiKind::kChat ? "chat" : "completion", int(job.stream), u.prompt, u.cached, u.generated,
+        u.prefill_s * 1e3, u.decode_s * 1e3, draft_log(u), stop, job.seed, jobs_.size());
     if (!job.reply) return;
     if (why == Stop::kError) {
       log_.error("request id={} error=\"{}\"", id, error);
@@ -369,14 +421,15 @@ class ServiceImpl final : public Service, public HttpHandler {
   std::unordered_map<RequestId, Job> jobs_;  // running and waiting
   int arriving_ = 0;                         // being read
   std::unique_ptr<HttpServer> http_;
-  Worker worker_;                            // ends before what it uses
+  Worker worker_;  // ends before what it uses
 };
 
 }  // namespace
 
 bool same_key(std::string_view given, std::string_view expected) {
   unsigned difference = given.size() != expected.size();
-  for (size_t i = 0; i < given.size(); ++i) difference |= unsigned(uint8_t(given[i]) ^ uint8_t(expected.empty() ? 1 : expected[i % expected.size()]));
+  for (size_t i = 0; i < given.size(); ++i)
+    difference |= unsigned(uint8_t(given[i]) ^ uint8_t(expected.empty() ? 1 : expected[i % expected.size()]));
   return difference == 0 && !expected.empty();
 }
 
@@ -384,7 +437,9 @@ Result<std::unique_ptr<Service>> Service::open(Engine& engine, ServiceConfig con
   auto loopback = is_loopback(config.http.host);
   if (!loopback) return Error{"--host", loopback.error().what, loopback.error().hint};
   if (!*loopback && config.api_key.empty())
-    return Error{"--host", fmt::format("{} can be reached from other machines, and there is no --api-key", config.http.host), "give --api-key or --api-key-file, or serve 127.0.0.1"};
+    return Error{"--host",
+                 fmt::format("{} can be reached from other machines, and there is no --api-key", config.http.host),
+                 "give --api-key or --api-key-file, or serve 127.0.0.1"};
   auto s = std::make_unique<ServiceImpl>(engine, std::move(config));
   if (auto ok = s->listen(); !ok) return ok.error();
   return std::unique_ptr<Service>(std::move(s));

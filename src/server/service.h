@@ -12,10 +12,10 @@ namespace facet {
 
 struct ServiceConfig {
   HttpConfig http = {};
-  std::string api_key = {};          // empty: none; then only this machine is served
-  int queue = 64;                    // requests that wait for one of the engine's sequences
+  std::string api_key = {};  // empty: none; then only this machine is served
+  int queue = 64;            // requests that wait for one of the engine's sequences
   ApiDefaults defaults = {};
-  std::string model = {};            // its name in answers
+  std::string model = {};  // its name in answers
   Variant variant = Variant::kLarge;
 };
 

@@ -67,7 +67,8 @@ class Dflash final : public Drafter<B> {
     bool in_place = true;  // the kept rows are the first rows of the features, in order
     int n_tok = 0;
     for (const Committed& c : rows) {
-      CHECK(c.n > 0 && c.position == cache_->len(c.slot), "{} rows from {} on for slot {} that holds {}", c.n, c.position, c.slot, cache_->len(c.slot));
+      CHECK(c.n > 0 && c.position == cache_->len(c.slot), "{} rows from {} on for slot {} that holds {}", c.n,
+            c.position, c.slot, cache_->len(c.slot));
       if (!cache_->prepare(c.slot, c.n)) {  // no memory for it: drafting of this sequence ends, its text goes on
         cache_->clear(c.slot);
         failed_.push_back(c.slot);
@@ -78,7 +79,11 @@ class Dflash final : public Drafter<B> {
         from_.push_back(c.at(i));
         in_place &= c.at(i) == n_tok++;
       }
-      steps_.add({.slot = c.slot, .kv_len = c.position, .token = std::span(no_token_).first(size_t(c.n)), .out = Out::kGiven, .out_row = from_});
+      steps_.add({.slot = c.slot,
+                  .kv_len = c.position,
+                  .token = std::span(no_token_).first(size_t(c.n)),
+                  .out = Out::kGiven,
+                  .out_row = from_});
     }
     if (n_tok == 0) return;
     const Step& s = steps_.finish();
@@ -134,8 +139,12 @@ class Dflash final : public Drafter<B> {
 
  private:
   Dflash(const TargetView<B>& t, DflashCfg cfg)
-      : t_(t), c_(std::move(cfg)), plan_(dflash_plan(t.plan, c_)), steps_(plan_.max_step, plan_.max_seq, plan_.margin),
-        no_token_(size_t(plan_.max_step), 0), block_(size_t(c_.block), c_.mask_id) {
+      : t_(t),
+        c_(std::move(cfg)),
+        plan_(dflash_plan(t.plan, c_)),
+        steps_(plan_.max_step, plan_.max_seq, plan_.margin),
+        no_token_(size_t(plan_.max_step), 0),
+        block_(size_t(c_.block), c_.mask_id) {
     from_.reserve(size_t(plan_.max_step));
     n_draft_.reserve(size_t(plan_.max_seq));
     failed_.reserve(size_t(plan_.max_seq));
@@ -149,15 +158,22 @@ class Dflash final : public Drafter<B> {
     n_draft_.clear();
     for (const Draft& d : drafts) {
       const int n = std::min({d.max_draft, max_draft(), plan_.max_ctx - d.position - 1});
-      CHECK(cache_->len(d.slot) == d.position, "a draft at {} for slot {} that holds {}", d.position, d.slot, cache_->len(d.slot));
+      CHECK(cache_->len(d.slot) == d.position, "a draft at {} for slot {} that holds {}", d.position, d.slot,
+            cache_->len(d.slot));
       n_draft_.push_back(n > 0 && cache_->prepare(d.slot, n + 1) ? n : 0);
       if (n_draft_.back() == 0) continue;
       block_[0] = d.token[0];
-      steps_.add({.slot = d.slot, .kv_len = d.position, .token = std::span(block_).first(size_t(n + 1)), .out = out, .mask = Mask::kBlock});
+      steps_.add({.slot = d.slot,
+                  .kv_len = d.position,
+                  .token = std::span(block_).first(size_t(n + 1)),
+                  .out = out,
+                  .mask = Mask::kBlock});
     }
     if (steps_.n_tok() == 0) return {};
     const Step& s = steps_.finish();
-    return run_pass(t_.b, s, this, [&] { return dflash_draft(t_.b, c_.body, w_, t_.w, s, std::span<const typename B::KvLayer>(kv_), work_); });
+    return run_pass(t_.b, s, this, [&] {
+      return dflash_draft(t_.b, c_.body, w_, t_.w, s, std::span<const typename B::KvLayer>(kv_), work_);
+    });
   }
 
   TargetView<B> t_;

@@ -9,7 +9,7 @@
 
 namespace facet {
 
-constexpr int kMaxTop = 64;           // candidates a drafted position
+constexpr int kMaxTop = 64;  // candidates a drafted position
 // Rows of features that a slot keeps for a drafter that is not asked: the more at once, the less each costs. 8 MB of
 // floats, where that is more than 64 rows.
 constexpr int waiting_features(int cols) { return std::clamp((2 << 20) / std::max(1, cols), 64, 256); }
@@ -20,10 +20,10 @@ constexpr int waiting_features(int cols) { return std::clamp((2 << 20) / std::ma
 // token[0..] in one target step at positions position, position + 1, ...
 struct Draft {
   SlotId slot = 0;
-  int position = 0;                  // of node 0: the rows in the target's cache
-  int max_draft = 0;                 // at most so many tokens after node 0; fewer is fine, 0 asks for none
-  int n_top = 0;                     // candidates wanted for every drafted position; 0: the chain alone
-  std::vector<int32_t> token = {};   // node 0, then the chain: token[i] is the guess for position + i
+  int position = 0;                 // of node 0: the rows in the target's cache
+  int max_draft = 0;                // at most so many tokens after node 0; fewer is fine, 0 asks for none
+  int n_top = 0;                    // candidates wanted for every drafted position; 0: the chain alone
+  std::vector<int32_t> token = {};  // node 0, then the chain: token[i] is the guess for position + i
 
   // n_top > 0: the candidates for position + 1 + d are [d * n_top, (d + 1) * n_top), best first, for
   // d < n_draft(), with their natural log-probabilities under the drafter. Id -1: there are no more.
@@ -77,7 +77,7 @@ class Drafter {
   // The sequence goes back to `len` rows. Returns how many rows of state are left: len, or fewer when state from
   // before `len` was lost to what came after; the target then computes those rows again, so that drafts stay as good.
   virtual int rewind(SlotId s, int len) = 0;
-  virtual void forget(SlotId s) = 0;                    // back to no rows
+  virtual void forget(SlotId s) = 0;  // back to no rows
   // The target keeps a copy of its rings at this moment, to which a rewind may return (end of a prompt).
   virtual void checkpoint(SlotId) {}
 };

@@ -15,10 +15,11 @@ constexpr double kMuchLess = .75, kFollowDown = .8;
 constexpr double kForget = .95;  // of a trial's weight, per trial after it: a memory of 20 rounds
 constexpr double kPrior = .7, kPriorTrials = 2;
 constexpr double kBorrowed = 1;  // trials that a position borrows from the one before it
-// kProbe: of the first trial after a while. One row more costs little, and if it is right the next trial is a longer one.
+// kProbe: of the first trial after a while. One row more costs little, and if it is right the next trial is a longer
+// one.
 constexpr int kTrials = 3, kTrialLength = 4, kProbe = 1;
 constexpr int kFirstGap = 24, kLastGap = 512, kRequestGap = 64;  // the last one: at the start of a request
-constexpr double kTrialShare = .005;  // of all time, for trying again what was given up
+constexpr double kTrialShare = .005;                             // of all time, for trying again what was given up
 // Rounds after which a plain step is timed again; where drafts clearly pay.
 constexpr int kPlainGap = 16, kPlainGapClear = 128;
 constexpr double kClear = 1.3;
@@ -130,21 +131,20 @@ DraftChooser::DraftChooser(std::vector<int> max_draft, DraftLimits limits) : lim
 
 int DraftChooser::rows(int n) const { return n == 0 ? 1 : 1 + std::max(n, limits_.tree); }
 
-double DraftChooser::time(DraftChoice c, const StepTimes& step, std::span<const DraftTimes> draft,
-                          int n_seq) const {
+double DraftChooser::time(DraftChoice c, const StepTimes& step, std::span<const DraftTimes> draft, int n_seq) const {
   const double plain = step.at(n_seq);
   return c.method < 0 ? plain : std::max(plain, step.at(n_seq * rows(c.n))) + draft[size_t(c.method)].at(c.n);
 }
 
-bool DraftChooser::could_pay(size_t m, const StepTimes& step, std::span<const DraftTimes> draft, int n_room,
-                             int n_seq, double rate) const {
+bool DraftChooser::could_pay(size_t m, const StepTimes& step, std::span<const DraftTimes> draft, int n_room, int n_seq,
+                             double rate) const {
   for (int n = 1; n <= std::min(method_[m].max, n_room); ++n)
     if (n + 1 > rate * time({int(m), n}, step, draft, n_seq)) return true;
   return false;
 }
 
-DraftChoice DraftChooser::best(const StepTimes& step, std::span<const DraftTimes> draft, int n_room,
-                               int n_seq, double& rate) const {
+DraftChoice DraftChooser::best(const StepTimes& step, std::span<const DraftTimes> draft, int n_room, int n_seq,
+                               double& rate) const {
   const double plain = step.at(n_seq);
   DraftChoice best;
   rate = limits_.min > 0 || plain <= 0 ? 0 : kWorthIt / plain;
@@ -160,8 +160,7 @@ DraftChoice DraftChooser::best(const StepTimes& step, std::span<const DraftTimes
   return best;
 }
 
-DraftChoice DraftChooser::choose(const StepTimes& step, std::span<const DraftTimes> draft, int n_room,
-                                 int n_seq) {
+DraftChoice DraftChooser::choose(const StepTimes& step, std::span<const DraftTimes> draft, int n_room, int n_seq) {
   if (n_room < 1 || method_.empty()) return {};
   auto limited = [&](size_t m, int n) { return std::min({n, method_[m].max, n_room}); };
   for (Method& m : method_) ++m.idle;

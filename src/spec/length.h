@@ -78,8 +78,8 @@ class DraftChooser {
     int max = 0;
     Survival survival;
     int rounds = 0;
-    int idle = 0;  // rounds since it was last used
-    int gap = 0;   // rounds after which it is tried again
+    int idle = 0;        // rounds since it was last used
+    int gap = 0;         // rounds after which it is tried again
     bool again = false;  // at once
   };
   int rows(int n) const;  // of one sequence in the verification of n drafts
@@ -88,8 +88,7 @@ class DraftChooser {
   // Tokens of this method would come faster than at `rate` if all its drafts were right.
   bool could_pay(size_t m, const StepTimes& step, std::span<const DraftTimes> draft, int n_room, int n_seq,
                  double rate) const;
-  DraftChoice best(const StepTimes& step, std::span<const DraftTimes> draft, int n_room, int n_seq,
-                   double& rate) const;
+  DraftChoice best(const StepTimes& step, std::span<const DraftTimes> draft, int n_room, int n_seq, double& rate) const;
 
   std::vector<Method> method_;
   mutable std::vector<double> tokens_;  // scratch of best()

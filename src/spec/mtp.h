@@ -52,7 +52,8 @@ class Mtp final : public Drafter<B> {
   void absorb(std::span<const Committed> rows, const Features<Rows>& f) override {
     for (const Committed& c : rows) {
       Slot& q = slots_[size_t(c.slot)];
-      CHECK(c.n > 0 && c.position == q.held, "{} rows from {} on for slot {} that holds {}", c.n, c.position, c.slot, q.held);
+      CHECK(c.n > 0 && c.position == q.held, "{} rows from {} on for slot {} that holds {}", c.n, c.position, c.slot,
+            q.held);
       t_.b.copy_rows(state_.rows_at(c.slot, 1), f.final_hidden.rows_at(c.at(c.n - 1), 1));
       q = {c.position + c.n, true};
     }
@@ -109,7 +110,10 @@ class Mtp final : public Drafter<B> {
     typename B::Scores log_prob{};
   };
   Mtp(const TargetView<B>& t, MtpCfg cfg)
-      : t_(t), c_(std::move(cfg)), steps_(t.plan.max_seq, t.plan.max_seq, t.plan.margin), slots_(size_t(t.plan.max_seq)) {
+      : t_(t),
+        c_(std::move(cfg)),
+        steps_(t.plan.max_seq, t.plan.max_seq, t.plan.margin),
+        slots_(size_t(t.plan.max_seq)) {
     order_.reserve(size_t(t.plan.max_seq));
   }
 
@@ -118,11 +122,14 @@ class Mtp final : public Drafter<B> {
     order_.resize(drafts.size());
     std::iota(order_.begin(), order_.end(), 0);
     std::sort(order_.begin(), order_.end(), [&](int a, int b) {
-      return drafts[size_t(a)].max_draft != drafts[size_t(b)].max_draft ? drafts[size_t(a)].max_draft > drafts[size_t(b)].max_draft : a < b;
+      return drafts[size_t(a)].max_draft != drafts[size_t(b)].max_draft
+                 ? drafts[size_t(a)].max_draft > drafts[size_t(b)].max_draft
+                 : a < b;
     });
     for (size_t i = 0; i < order_.size(); ++i) {
       const Draft& d = drafts[size_t(order_[i])];
-      CHECK(slots_[size_t(d.slot)].held == d.position, "a draft at {} for slot {} that holds {}", d.position, d.slot, slots_[size_t(d.slot)].held);
+      CHECK(slots_[size_t(d.slot)].held == d.position, "a draft at {} for slot {} that holds {}", d.position, d.slot,
+            slots_[size_t(d.slot)].held);
       CHECK(slots_[size_t(d.slot)].state, "a draft for slot {} without a row since its rewind", d.slot);
       t_.b.copy_rows(h_.rows_at(int(i), 1), state_.rows_at(d.slot, 1));
     }
@@ -157,22 +164,29 @@ class Mtp final : public Drafter<B> {
     steps_.begin();
     for (int i = 0; i < n; ++i) {
       const Draft& d = drafts[size_t(order_[size_t(i)])];
-      steps_.add({.slot = d.slot, .kv_len = d.position, .token = std::span(d.token).last(1), .out = Out::kLast, .mask = Mask::kPast, .pos = d.position});
+      steps_.add({.slot = d.slot,
+                  .kv_len = d.position,
+                  .token = std::span(d.token).last(1),
+                  .out = Out::kLast,
+                  .mask = Mask::kPast,
+                  .pos = d.position});
     }
     return steps_.finish();
   }
   // Logits of a pass after the newest token of each of the first n chains.
-  Rows pass_of(int n, const Step& s, bool last) { return mtp_step(t_.b, c_.body, w_, t_.m, t_.w, h_.view(n, t_.m.d_model), s, t_.kv, work_, last); }
+  Rows pass_of(int n, const Step& s, bool last) {
+    return mtp_step(t_.b, c_.body, w_, t_.m, t_.w, h_.view(n, t_.m.d_model), s, t_.kv, work_, last);
+  }
   Rows step(std::span<const Draft> drafts, int n, bool last) {
     const Step& s = step_after(drafts, n);
     return run_pass(t_.b, s, reinterpret_cast<const char*>(this) + last, [&] { return pass_of(n, s, last); });
   }
   // The first pass after the newest tokens or those that the pass before chose, the others each after its own.
-  void run(std::span<const Draft> drafts, int n, Passes p)
-    requires ChainsPasses<B>
-  {
+  void run(std::span<const Draft> drafts, int n, Passes p) requires ChainsPasses<B> {
     const Step& s = step_after(drafts, n);
-    auto choose = [&](int pass, Rows logits) { t_.b.next_tokens(chosen_[size_t(pass)].id, chosen_[size_t(pass)].log_prob, logits, p.k); };
+    auto choose = [&](int pass, Rows logits) {
+      t_.b.next_tokens(chosen_[size_t(pass)].id, chosen_[size_t(pass)].log_prob, logits, p.k);
+    };
     auto passes = [&] {
       for (int i = 0; i + 1 < p.n; ++i) choose(p.first + i, pass_of(n, s, false));
       return pass_of(n, s, p.last);

@@ -46,7 +46,8 @@ struct Next {
 }  // namespace
 
 void best_first_tree(const Draft& d, int n_node, DraftTree& out) {
-  CHECK(d.n_top > 0 && n_node >= 1 && n_node <= kMaxDraftNodes, "a tree of {} nodes from {} candidates", n_node, d.n_top);
+  CHECK(d.n_top > 0 && n_node >= 1 && n_node <= kMaxDraftNodes, "a tree of {} nodes from {} candidates", n_node,
+        d.n_top);
   const int depths = std::min(d.n_draft(), int(d.top.size()) / d.n_top);
   auto at = [&](int depth, int rank) { return size_t(depth - 1) * size_t(d.n_top) + size_t(rank); };
   std::priority_queue<Next> open;

@@ -17,8 +17,7 @@ namespace {
 // The code points that str.strip() removes.
 bool is_space(char32_t c) {
   return (c >= 9 && c <= 13) || (c >= 0x1C && c <= 0x20) || c == 0x85 || c == 0xA0 || c == 0x1680 ||
-         (c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029 || c == 0x202F || c == 0x205F ||
-         c == 0x3000;
+         (c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029 || c == 0x202F || c == 0x205F || c == 0x3000;
 }
 
 // Bytes of the whitespace character that s begins with, or 0.
@@ -121,10 +120,8 @@ using Fields = std::vector<std::pair<std::string_view, const Json*>>;
 // Jinja's dictsort: by key, ignoring case, stable. Case is ASCII's here; other letters sort by code point.
 Fields sorted_fields(const Json& object) {
   std::vector<std::pair<std::string, std::pair<std::string_view, const Json*>>> keyed;
-  for (auto it = object.begin(); it != object.end(); ++it)
-    keyed.push_back({lower(it.key()), {it.key(), &*it}});
-  std::stable_sort(keyed.begin(), keyed.end(),
-                   [](const auto& a, const auto& b) { return a.first < b.first; });
+  for (auto it = object.begin(); it != object.end(); ++it) keyed.push_back({lower(it.key()), {it.key(), &*it}});
+  std::stable_sort(keyed.begin(), keyed.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
   Fields fields;
   for (const auto& k : keyed) fields.push_back(k.second);
   return fields;
@@ -163,8 +160,7 @@ std::string format_fields(const Json& object) {
 std::string quoted_list(const Json& list) {
   std::string out;
   if (list.is_array())
-    for (const Json& item : list)
-      out += fmt::format("{}{}", out.empty() ? "" : ",", in_quotes(python_str(item)));
+    for (const Json& item : list) out += fmt::format("{}{}", out.empty() ? "" : ",", in_quotes(python_str(item)));
   return fmt::format("[{}]", out);
 }
 
@@ -196,8 +192,7 @@ std::string format_schema(const Json& schema) {
   const Json* type = member(schema, "type");
   const std::string type_name = type ? upper(python_str(*type)) : "";
   std::string out;
-  if (const Json* d = member(schema, "description"); truthy(d))
-    out += "description:" + in_quotes(python_str(*d)) + ',';
+  if (const Json* d = member(schema, "description"); truthy(d)) out += "description:" + in_quotes(python_str(*d)) + ',';
   if (type_name == "STRING") {
     if (const Json* values = member(schema, "enum"); truthy(values))
       out += "enum:" + format_value(*values, Keys::kQuoted) + ',';
@@ -209,8 +204,7 @@ std::string format_schema(const Json& schema) {
   if (type_name == "OBJECT") {
     const Json* properties = member(schema, "properties");
     const bool own = properties && properties->is_object();
-    out += "properties:{" + (own ? format_properties(*properties, false) : format_properties(schema, true)) +
-           "},";
+    out += "properties:{" + (own ? format_properties(*properties, false) : format_properties(schema, true)) + "},";
     if (const Json* required = member(schema, "required"); truthy(required))
       out += "required:" + quoted_list(*required) + ',';
   }
@@ -219,8 +213,7 @@ std::string format_schema(const Json& schema) {
 
 // schema_itself: an object without properties lists its other members as if they were properties.
 std::string format_properties(const Json& properties, bool schema_itself) {
-  constexpr std::array<std::string_view, 5> kStandard = {"description", "type", "properties", "required",
-                                                         "nullable"};
+  constexpr std::array<std::string_view, 5> kStandard = {"description", "type", "properties", "required", "nullable"};
   std::string out;
   for (const auto& [key, schema] : sorted_fields(properties)) {
     if (schema_itself && std::find(kStandard.begin(), kStandard.end(), key) != kStandard.end()) continue;
@@ -353,8 +346,7 @@ class Renderer {
 
   // Returns the index of the first message that is not part of it.
   size_t system_turn(const std::vector<Json>& tools) {
-    const bool system =
-        !messages_.empty() && (messages_[0].role == "system" || messages_[0].role == "developer");
+    const bool system = !messages_.empty() && (messages_[0].role == "system" || messages_[0].role == "developer");
     if (!options_.enable_thinking && tools.empty() && !system) return 0;
     out_ += "<|turn>system\n";
     if (options_.enable_thinking) out_ += "<|think|>\n";
@@ -430,8 +422,7 @@ class Renderer {
     const bool closed = out_.ends_with("<turn|>\n");
     if (last_ == Last::kText || closed) {
       out_ += "<|turn>model\n";
-      if (options_.variant == Variant::kLarge && !options_.enable_thinking)
-        out_ += "<|channel>thought\n<channel|>";
+      if (options_.variant == Variant::kLarge && !options_.enable_thinking) out_ += "<|channel>thought\n<channel|>";
     } else if (last_ == Last::kResponse && options_.enable_thinking) {
       out_ += "<|channel>thought\n";
     }
@@ -462,8 +453,7 @@ std::string python_number(double value) {
 
 Variant chat_variant(std::string_view chat_template, bool has_per_layer_embeddings) {
   const Variant by_architecture = has_per_layer_embeddings ? Variant::kSmall : Variant::kLarge;
-  if (chat_template.find("<|turn>") == std::string_view::npos)
-    return by_architecture;  // not a Gemma 4 template
+  if (chat_template.find("<|turn>") == std::string_view::npos) return by_architecture;  // not a Gemma 4 template
   // In the source the newline of the empty thought is an escape inside a Jinja string.
   return chat_template.find("<|channel>thought\\n<channel|>") != std::string_view::npos ? Variant::kLarge
                                                                                         : Variant::kSmall;

@@ -28,11 +28,10 @@ struct ToolResponse {
 struct Message {
   std::string role{};  // system, developer, user, assistant or tool
   Content content{};
-  std::string reasoning{};             // of assistant
-  std::vector<ToolCall> tool_calls{};  // of assistant
-  std::vector<ToolResponse>
-      tool_responses{};                // of assistant: results in place, instead of messages of role tool
-  std::string tool_call_id{}, name{};  // of tool
+  std::string reasoning{};                     // of assistant
+  std::vector<ToolCall> tool_calls{};          // of assistant
+  std::vector<ToolResponse> tool_responses{};  // of assistant: results in place, instead of messages of role tool
+  std::string tool_call_id{}, name{};          // of tool
 };
 
 // The templates of 31B, 26B and 12B open an empty thought when thinking is off; those of E4B and E2B do not.

@@ -46,9 +46,8 @@ Result<ContentPart> part_from_json(const Json& j, const std::string& where) {
   } else if (type == "video") {
     part.kind = ContentPart::Kind::kVideo;
   } else {
-    return Error{
-        where + ".type",
-        fmt::format("expected text, image, image_url, audio, input_audio or video, found \"{}\"", type), ""};
+    return Error{where + ".type",
+                 fmt::format("expected text, image, image_url, audio, input_audio or video, found \"{}\"", type), ""};
   }
   return part;
 }
@@ -102,8 +101,7 @@ Result<ToolResponse> response_from_json(const Json& j, const std::string& where)
 
 // An optional array, each element read by `read`.
 template <class T, class Read>
-Status read_array(const Json& object, const char* key, const std::string& where, std::vector<T>& out,
-                  Read read) {
+Status read_array(const Json& object, const char* key, const std::string& where, std::vector<T>& out, Read read) {
   const Json* list = member(object, key);
   if (!list || list->is_null()) return Ok{};
   const std::string at = fmt::format("{}.{}", where, key);
@@ -124,8 +122,7 @@ Result<Message> message_from_json(const Json& j, const std::string& where) {
   // The role becomes part of the prompt, so it is not free text.
   if (std::find(kRoles.begin(), kRoles.end(), m.role) == kRoles.end())
     return Error{where + ".role",
-                 fmt::format("expected system, developer, user, assistant or tool, found \"{}\"", m.role),
-                 ""};
+                 fmt::format("expected system, developer, user, assistant or tool, found \"{}\"", m.role), ""};
   Result<Content> content = content_from_json(member(j, "content"), where + ".content");
   if (!content) return content.error();
   m.content = std::move(*content);
@@ -135,8 +132,7 @@ Result<Message> message_from_json(const Json& j, const std::string& where) {
   if (Status s = read_string(j, "tool_call_id", where, m.tool_call_id); !s) return s.error();
   if (Status s = read_string(j, "name", where, m.name); !s) return s.error();
   if (Status s = read_array(j, "tool_calls", where, m.tool_calls, call_from_json); !s) return s.error();
-  if (Status s = read_array(j, "tool_responses", where, m.tool_responses, response_from_json); !s)
-    return s.error();
+  if (Status s = read_array(j, "tool_responses", where, m.tool_responses, response_from_json); !s) return s.error();
   return m;
 }
 

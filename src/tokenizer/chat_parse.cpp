@@ -9,10 +9,9 @@
 namespace facet {
 namespace {
 
-constexpr std::string_view kChannelOpen = "<|channel>", kChannelClose = "<channel|>",
-                           kCallOpen = "<|tool_call>", kCallClose = "<tool_call|>",
-                           kResponseOpen = "<|tool_response>", kQuote = "<|\"|>", kThoughtName = "thought",
-                           kSpace = " \t\r\n";
+constexpr std::string_view kChannelOpen = "<|channel>", kChannelClose = "<channel|>", kCallOpen = "<|tool_call>",
+                           kCallClose = "<tool_call|>", kResponseOpen = "<|tool_response>", kQuote = "<|\"|>",
+                           kThoughtName = "thought", kSpace = " \t\r\n";
 // The template writes a newline before the end of a thought; it is no part of the reasoning.
 constexpr std::string_view kThoughtEnd = "\n<channel|>";
 constexpr int kMaxDepth = 100;
@@ -170,9 +169,7 @@ bool parse_call(std::string_view text, ParsedCall& call) {
 
 }  // namespace
 
-bool parse_call_arguments(std::string_view text, std::string& json) {
-  return ArgumentReader(text).read(json);
-}
+bool parse_call_arguments(std::string_view text, std::string& json) { return ArgumentReader(text).read(json); }
 
 ChatParser::ChatParser(ParseOptions options) {
   if (!options.in_thought) return;
@@ -265,8 +262,7 @@ bool ChatParser::step(std::string_view& rest, std::vector<ParseEvent>& out) {
     return true;
   }
   const std::vector<std::string_view> all = markers();
-  for (size_t at = rest.find_first_of("<\n"); at != std::string_view::npos;
-       at = rest.find_first_of("<\n", at + 1)) {
+  for (size_t at = rest.find_first_of("<\n"); at != std::string_view::npos; at = rest.find_first_of("<\n", at + 1)) {
     const std::string_view from = rest.substr(at);
     for (const std::string_view m : all) {
       if (!from.starts_with(m) && !m.starts_with(from)) continue;

@@ -43,7 +43,8 @@ std::string too_much(std::string_view text) {
 }  // namespace
 
 Result<Json> parse_json(std::string_view text, const std::string& where) {
-  if (std::string problem = too_much(text); !problem.empty()) return Error{where, std::move(problem), "simplify the value"};
+  if (std::string problem = too_much(text); !problem.empty())
+    return Error{where, std::move(problem), "simplify the value"};
   try {
     return Json::parse(text);
   } catch (const Json::exception& e) {  // parse_error, and out_of_range for 1e999
@@ -54,8 +55,6 @@ Result<Json> parse_json(std::string_view text, const std::string& where) {
   }
 }
 
-std::string dump_json(const Json& value) {
-  return value.dump(-1, ' ', false, Json::error_handler_t::replace);
-}
+std::string dump_json(const Json& value) { return value.dump(-1, ' ', false, Json::error_handler_t::replace); }
 
 }  // namespace facet

@@ -21,8 +21,8 @@ constexpr std::string_view kSpace = "\xE2\x96\x81";  // U+2581, how the vocabula
 // otherwise.
 constexpr std::array<std::string_view, 5> kAlwaysControl = {"<pad>", "<eos>", "<bos>", "<unk>", "<mask>"};
 constexpr std::array<std::string_view, 3> kEndOfGeneration = {"<eos>", "<turn|>", "<|tool_response>"};
-constexpr std::array<std::string_view, 7> kMediaPlaceholders = {
-    "<|image>", "<|audio>", "<|image|>", "<|audio|>", "<image|>", "<audio|>", "<|video|>"};
+constexpr std::array<std::string_view, 7> kMediaPlaceholders = {"<|image>", "<|audio>", "<|image|>", "<|audio|>",
+                                                                "<image|>", "<audio|>", "<|video|>"};
 
 template <class List>
 bool contains(const List& list, std::string_view s) {
@@ -32,9 +32,7 @@ bool contains(const List& list, std::string_view s) {
 // The value of "<0x4F>", or -1.
 int byte_value(std::string_view text) {
   if (text.size() != 6 || !text.starts_with("<0x") || text[5] != '>') return -1;
-  const auto digit = [](char c) {
-    return c >= '0' && c <= '9' ? c - '0' : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
-  };
+  const auto digit = [](char c) { return c >= '0' && c <= '9' ? c - '0' : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1; };
   const int high = digit(text[3]), low = digit(text[4]);
   return high < 0 || low < 0 ? -1 : high * 16 + low;
 }
@@ -152,11 +150,10 @@ Status Tokenizer::build_merges() {
     const std::string_view line = vocab_.merges[rank];
     const size_t at = line.find(' ', 1);  // the left side has at least one byte, which may be a space
     if (at == std::string_view::npos || at + 1 == line.size())
-      return Error{
-          vocab_.where,
-          fmt::format("tokenizer.ggml.merges[{}]: expected two texts and a space between them, found \"{}\"",
-                      rank, utf8_sanitize(line)),
-          "convert the model again"};
+      return Error{vocab_.where,
+                   fmt::format("tokenizer.ggml.merges[{}]: expected two texts and a space between them, found \"{}\"",
+                               rank, utf8_sanitize(line)),
+                   "convert the model again"};
     pairs[rank] = {number(line.substr(0, at)), number(line.substr(at + 1))};
   }
   merges_.assign(std::bit_ceil(2 * n_merges + 1), {});
@@ -200,8 +197,7 @@ Status Tokenizer::build_specials() {
   for (int b = 0; b < 256; ++b) byte_ids_[b] = required(fmt::format("<0x{:02X}>", b));
   if (!missing.empty()) {
     const size_t shown = std::min<size_t>(missing.size(), 8);
-    const std::string rest =
-        missing.size() > shown ? fmt::format(" and {} more", missing.size() - shown) : "";
+    const std::string rest = missing.size() > shown ? fmt::format(" and {} more", missing.size() - shown) : "";
     return Error{vocab_.where,
                  fmt::format("tokenizer.ggml.tokens: a Gemma 4 vocabulary has {}{}, found none of them",
                              fmt::join(missing.begin(), missing.begin() + ptrdiff_t(shown), " "), rest),
@@ -223,11 +219,10 @@ Status Tokenizer::build_specials() {
     special_[i] = type == kControl || type == kUnknown || contains(kEndOfGeneration, text);
     const int byte = byte_value(text);
     if (type == kByte && byte < 0)
-      return Error{
-          vocab_.where,
-          fmt::format("tokenizer.ggml.tokens[{}]: expected <0x00>..<0xFF> for a byte token, found \"{}\"", i,
-                      utf8_sanitize(text)),
-          "convert the model again"};
+      return Error{vocab_.where,
+                   fmt::format("tokenizer.ggml.tokens[{}]: expected <0x00>..<0xFF> for a byte token, found \"{}\"", i,
+                               utf8_sanitize(text)),
+                   "convert the model again"};
     if (byte >= 0)
       pieces_[i] = std::string(1, char(byte));
     else if (special_[i] || type == kUserDefined)
@@ -242,12 +237,10 @@ Status Tokenizer::build_specials() {
   });
   for (const std::string_view text : kEndOfGeneration) eog_.push_back(find(text));
   for (const int32_t id : vocab_.suppress) {
-    if (!valid(id))
-      return Error{vocab_.where, fmt::format("suppressed token {}: expected an id below {}", id, n), ""};
+    if (!valid(id)) return Error{vocab_.where, fmt::format("suppressed token {}: expected an id below {}", id, n), ""};
     // Without an end the model talks until the context is full.
     if (is_eog(id))
-      vocab_.notes.push_back(
-          fmt::format("suppressed token {} {} ends a generation; it stays allowed", id, text(id)));
+      vocab_.notes.push_back(fmt::format("suppressed token {} {} ends a generation; it stays allowed", id, text(id)));
     else
       suppressed_.push_back(id);
   }
@@ -261,10 +254,10 @@ Result<Tokenizer> Tokenizer::create(Vocab vocab) {
     return Error{vocab.where, "the file has no vocabulary (tokenizer.ggml.model is no_vocab)",
                  "give a file with a tokenizer, for example the model this one was made for"};
   if (vocab.types.size() != vocab.tokens.size())
-    return Error{vocab.where,
-                 fmt::format("expected as many token types as tokens ({}), found {}", vocab.tokens.size(),
-                             vocab.types.size()),
-                 ""};
+    return Error{
+        vocab.where,
+        fmt::format("expected as many token types as tokens ({}), found {}", vocab.tokens.size(), vocab.types.size()),
+        ""};
   Tokenizer t;
   t.vocab_ = std::move(vocab);
   if (Status s = t.build_merges(); !s) return s.error();
@@ -296,8 +289,7 @@ std::vector<int32_t> Tokenizer::encode(std::string_view text, bool add_bos, bool
     split.clear();
     for (Fragment f : fragments) {
       if (f.id < 0) {
-        for (size_t at; (at = f.text.find(token)) != std::string_view::npos;
-             f.text.remove_prefix(at + token.size())) {
+        for (size_t at; (at = f.text.find(token)) != std::string_view::npos; f.text.remove_prefix(at + token.size())) {
           if (at > 0) split.push_back({f.text.substr(0, at)});
           split.push_back({{}, id});
         }

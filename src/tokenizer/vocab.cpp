@@ -23,8 +23,7 @@ Result<std::vector<int32_t>> optional_ids(const GgufFile& file, std::string_view
   if (!v) return v.error();
   for (const int64_t id : *v) {
     if (id < 0 || uint64_t(id) >= n_vocab)
-      return Error{file.path(), fmt::format("{}: expected ids below {}, found {}", key, n_vocab, id),
-                   kConvertHint};
+      return Error{file.path(), fmt::format("{}: expected ids below {}, found {}", key, n_vocab, id), kConvertHint};
     ids.push_back(int32_t(id));
   }
   return ids;
@@ -46,8 +45,7 @@ Result<Vocab> vocab_from_gguf(const GgufFile& file) {
     Result<std::string> pre = file.get_string("tokenizer.ggml.pre");
     if (!pre) return pre.error();
     if (*pre != "gemma4")
-      return Error{file.path(),
-                   fmt::format("tokenizer.ggml.pre: expected gemma4 or no such key, found {}", *pre),
+      return Error{file.path(), fmt::format("tokenizer.ggml.pre: expected gemma4 or no such key, found {}", *pre),
                    kConvertHint};
   }
 
@@ -66,11 +64,10 @@ Result<Vocab> vocab_from_gguf(const GgufFile& file) {
   Result<std::vector<int64_t>> types = file.get_ints("tokenizer.ggml.token_type", 0);
   if (!types) return types.error();
   if (types->size() != v.tokens.size())
-    return Error{
-        file.path(),
-        fmt::format("tokenizer.ggml.token_type: expected {} entries as in tokenizer.ggml.tokens, found {}",
-                    v.tokens.size(), types->size()),
-        kConvertHint};
+    return Error{file.path(),
+                 fmt::format("tokenizer.ggml.token_type: expected {} entries as in tokenizer.ggml.tokens, found {}",
+                             v.tokens.size(), types->size()),
+                 kConvertHint};
   v.types.reserve(types->size());
   for (size_t i = 0; i < types->size(); ++i) {
     const int64_t t = (*types)[i];
@@ -80,8 +77,7 @@ Result<Vocab> vocab_from_gguf(const GgufFile& file) {
     v.types.push_back(int(t));
   }
 
-  Result<std::vector<int32_t>> suppress =
-      optional_ids(file, "tokenizer.ggml.suppress_tokens", v.tokens.size());
+  Result<std::vector<int32_t>> suppress = optional_ids(file, "tokenizer.ggml.suppress_tokens", v.tokens.size());
   if (!suppress) return suppress.error();
   v.suppress = std::move(*suppress);
   Result<std::vector<int32_t>> eos_ids = optional_ids(file, "tokenizer.ggml.eos_token_ids", v.tokens.size());

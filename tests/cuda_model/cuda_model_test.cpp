@@ -15,19 +15,24 @@
 namespace facet::test {
 namespace {
 
-#define NEEDS_GPU()                                                              \
+#define NEEDS_GPU() \
   if (const Status ok = Cuda::usable(0); !ok) GTEST_SKIP() << ok.error().message()
 
 const std::string kModels = std::string(FACET_SOURCE_DIR) + "/models/";
 std::vector<std::string> models() {
-  return {data_path("fixtures/dense/model.gguf"), data_path("fixtures/moe/model.gguf"), data_path("fixtures/edge/model.gguf"),
-          kModels + "facet-nano-Q8_0.gguf", kModels + "facet-nano-moe-Q4_K_M.gguf"};
+  return {data_path("fixtures/dense/model.gguf"), data_path("fixtures/moe/model.gguf"),
+          data_path("fixtures/edge/model.gguf"), kModels + "facet-nano-Q8_0.gguf",
+          kModels + "facet-nano-moe-Q4_K_M.gguf"};
 }
 
 // Experts of one token are looked for while they are chosen where a model is this wide.
-TinyModel wide_moe() { return {.moe = true, .type = DType::kQ8_0, .width = 1280, .experts = 16, .used = 4, .d_expert = 64}; }
+TinyModel wide_moe() {
+  return {.moe = true, .type = DType::kQ8_0, .width = 1280, .experts = 16, .used = 4, .d_expert = 64};
+}
 
-KvPlan plan(KvType t) { return {.k = t, .v = t, .max_seq = 4, .max_ctx = 512, .max_step = 192, .margin = 16, .checkpoints = 1}; }
+KvPlan plan(KvType t) {
+  return {.k = t, .v = t, .max_seq = 4, .max_ctx = 512, .max_step = 192, .margin = 16, .checkpoints = 1};
+}
 
 template <class B>
 struct Model {
@@ -96,16 +101,20 @@ void every_verb_as_reference(std::initializer_list<const char*> verbs) {
       m.logits(std::span(ids), 90);  // the kernels of long chunks, staged rows
       EXPECT_GT(m.r->b.compared(), 0);
       const auto& over = m.r->b.differences();
-      EXPECT_TRUE(over.empty()) << path << " " << kv_type_name(t) << ": " << over.size() << " of " << m.r->b.compared() << ", first: " << over.front().message();
+      EXPECT_TRUE(over.empty()) << path << " " << kv_type_name(t) << ": " << over.size() << " of " << m.r->b.compared()
+                                << ", first: " << over.front().message();
       for (const char* verb : verbs) {
         const auto ran = m.r->b.report().verbs;
-        EXPECT_TRUE(std::any_of(ran.begin(), ran.end(), [&](const auto& v) { return v.name == verb; }) || m.cfg.n_expert == 0) << verb;
+        EXPECT_TRUE(std::any_of(ran.begin(), ran.end(), [&](const auto& v) { return v.name == verb; }) ||
+                    m.cfg.n_expert == 0)
+            << verb;
       }
     }
 }
 TEST(CudaModel, EveryVerbAsReference) {
   NEEDS_GPU();
-  every_verb_as_reference<Cuda>({"norm_rope_append", "residual_norm_moe.r", "join_residual_norm.x", "attend", "ffn_beside_moe.o"});
+  every_verb_as_reference<Cuda>(
+      {"norm_rope_append", "residual_norm_moe.r", "join_residual_norm.x", "attend", "ffn_beside_moe.o"});
 }
 TEST(CudaModel, EveryUnmergedVerbAsReference) {
   NEEDS_GPU();
@@ -156,7 +165,8 @@ bool one_row_is_a_row_of_many(const std::string& path, KvType t) {
 TEST(CudaModel, OneRowIsARowOfMany) {
   NEEDS_GPU();
   for (const std::string& path : models())
-    for (KvType t : {KvType::kF16, KvType::kQ8_0, KvType::kQ4_0, KvType::kTQ3_0}) EXPECT_TRUE(one_row_is_a_row_of_many<Cuda>(path, t)) << path << kv_type_name(t);
+    for (KvType t : {KvType::kF16, KvType::kQ8_0, KvType::kQ4_0, KvType::kTQ3_0})
+      EXPECT_TRUE(one_row_is_a_row_of_many<Cuda>(path, t)) << path << kv_type_name(t);
   EXPECT_TRUE(one_row_is_a_row_of_many<Cuda>(TinyFile(wide_moe()).path(), KvType::kF16));
   EXPECT_FALSE(one_row_is_a_row_of_many<DependsOnStep>(models()[0], KvType::kF16));
 }
@@ -168,9 +178,17 @@ TEST(CudaModel, PlansOfAnySize) {
     Model<Cuda> usual(path, plan(KvType::kQ8_0));
     const auto ids = usual.ids(40, 11);
     const auto want = usual.logits(ids, 1);
-    for (const auto& [max_ctx, max_step] : std::vector<std::pair<int, int>>{{40, 1}, {48, 1}, {48, 8}, {1100, 1}, {1100, 2}, {3000, 16}}) {
-      Model<Cuda> m(path, {.k = KvType::kQ8_0, .v = KvType::kQ8_0, .max_seq = 1, .max_ctx = max_ctx, .max_step = max_step, .margin = 16, .checkpoints = 0});
-      EXPECT_TRUE(bitwise_equal(m.logits(ids, max_step), want)) << path << ": " << max_ctx << " rows, steps of " << max_step;
+    for (const auto& [max_ctx, max_step] :
+         std::vector<std::pair<int, int>>{{40, 1}, {48, 1}, {48, 8}, {1100, 1}, {1100, 2}, {3000, 16}}) {
+      Model<Cuda> m(path, {.k = KvType::kQ8_0,
+                           .v = KvType::kQ8_0,
+                           .max_seq = 1,
+                           .max_ctx = max_ctx,
+                           .max_step = max_step,
+                           .margin = 16,
+                           .checkpoints = 0});
+      EXPECT_TRUE(bitwise_equal(m.logits(ids, max_step), want))
+          << path << ": " << max_ctx << " rows, steps of " << max_step;
     }
   }
 }
@@ -233,7 +251,8 @@ TEST(CudaModel, ReplayedIsEager) {
   EXPECT_FALSE(replayed_is_eager<DependsOnStep>(models()[0]));
 }
 
-// Takes the tokens that were drawn, whatever the step has: what is launched before the host knows them must not be trusted.
+// Takes the tokens that were drawn, whatever the step has: what is launched before the host knows them must not be
+// trusted.
 class TrustsDraws : public Cuda {
  public:
   using Cuda::Cuda;
@@ -262,8 +281,8 @@ struct CacheOf<test::TrustsDraws> : CacheOf<Cuda> {};
 namespace facet::test {
 namespace {
 
-// Two sequences decode; now and then something else comes than what was to be expected. Steps that begin before the host has
-// their tokens give what steps one after another give, tokens and rows of the cache.
+// Two sequences decode; now and then something else comes than what was to be expected. Steps that begin before the
+// host has their tokens give what steps one after another give, tokens and rows of the cache.
 template <class B>
 bool going_on_is_waiting(const std::string& path, bool penalties) {
   constexpr int kSteps = 40, kInVain = 5;  // 15, 20, 25, 26 and 31 are not what was to be expected
@@ -288,7 +307,9 @@ bool going_on_is_waiting(const std::string& path, bool penalties) {
         m.r->add({.slot = s, .token = std::span(text[size_t(s)]).last(1), .out = Out::kLast});
       }
       std::vector<SampleRow> rows;
-      for (int s : slots) rows.push_back({.sampling = &sampling, .position = int64_t(text[size_t(s)].size()), .history = text[size_t(s)]});
+      for (int s : slots)
+        rows.push_back(
+            {.sampling = &sampling, .position = int64_t(text[size_t(s)].size()), .history = text[size_t(s)]});
       const auto logits = m.r->forward();
       m.r->b.sample(m.r->ids, logits, rows, go_on);
       for (size_t j = 0; j < slots.size(); ++j) {
@@ -381,11 +402,16 @@ TEST(CudaModel, RefusesWhatItCannotMultiply) {
   };
   const auto router = [](int64_t n_in, int64_t n) { return tensor("blk.0.ffn_gate_inp.weight", DType::kF32, n_in, n); };
   const TensorView gate = tensor("blk.1.ffn_gate.weight", DType::kQ4_K, 256, 64);
-  EXPECT_EQ(refusal({router(256, 16), gate, tensor("blk.1.ffn_up.weight", DType::kQ8_0, 256, 64), tensor("blk.0.ffn_gate_up_exps.weight", DType::kQ4_K, 256, 64),
-                     tensor("blk.0.ffn_down_exps.weight", DType::kQ8_0, 96, 64), tensor("a", DType::kQ8_0, 1024, 2), tensor("b", DType::kBF16, 512, 2)}),
+  EXPECT_EQ(refusal({router(256, 16), gate, tensor("blk.1.ffn_up.weight", DType::kQ8_0, 256, 64),
+                     tensor("blk.0.ffn_gate_up_exps.weight", DType::kQ4_K, 256, 64),
+                     tensor("blk.0.ffn_down_exps.weight", DType::kQ8_0, 96, 64), tensor("a", DType::kQ8_0, 1024, 2),
+                     tensor("b", DType::kBF16, 512, 2)}),
             "");
-  says(refusal({gate, tensor("blk.1.ffn_up.weight", DType::kBF16, 256, 64)}), {"m.gguf", "blk.1.ffn_up.weight", "Q4_K", "BF16", "--backend cpu"});
-  says(refusal({tensor("blk.1.ffn_gate_exps.weight", DType::kF16, 256, 64), tensor("blk.1.ffn_up_exps.weight", DType::kQ8_0, 256, 64)}), {"blk.1.ffn_up_exps.weight", "F16", "Q8_0"});
+  says(refusal({gate, tensor("blk.1.ffn_up.weight", DType::kBF16, 256, 64)}),
+       {"m.gguf", "blk.1.ffn_up.weight", "Q4_K", "BF16", "--backend cpu"});
+  says(refusal({tensor("blk.1.ffn_gate_exps.weight", DType::kF16, 256, 64),
+                tensor("blk.1.ffn_up_exps.weight", DType::kQ8_0, 256, 64)}),
+       {"blk.1.ffn_up_exps.weight", "F16", "Q8_0"});
   says(refusal({router(256, 300)}), {"ffn_gate_inp", "256", "300"});
   says(refusal({router(256, 64)}, 17), {"16", "17"});
   says(refusal({router(4104, 16)}), {"4096", "4104"});
@@ -396,19 +422,26 @@ TEST(CudaModel, RefusesWhatItCannotMultiply) {
 }
 
 TEST(CudaModel, ConvertedTypesAreSaid) {
-  const std::vector<TensorView> kept{tensor("blk.0.attn_norm.weight", DType::kF32, 256, 1), tensor("blk.0.ffn_gate_inp.weight", DType::kF32, 256, 16),
-                                     tensor("blk.0.attn_q.weight", DType::kQ4_K, 256, 64), tensor("blk.0.attn_k.weight", DType::kQ8_0, 256, 64),
-                                     tensor("token_embd.weight", DType::kF16, 256, 64)};
+  const std::vector<TensorView> kept{
+      tensor("blk.0.attn_norm.weight", DType::kF32, 256, 1), tensor("blk.0.ffn_gate_inp.weight", DType::kF32, 256, 16),
+      tensor("blk.0.attn_q.weight", DType::kQ4_K, 256, 64), tensor("blk.0.attn_k.weight", DType::kQ8_0, 256, 64),
+      tensor("token_embd.weight", DType::kF16, 256, 64)};
   EXPECT_TRUE(conversion_notes("m", kept).empty());
   EXPECT_EQ(Cuda::weight_bytes(kept[2]), int64_t(kept[2].data.size())) << "the file's bytes, reordered";
   EXPECT_EQ(Cuda::weight_bytes(kept[3]), int64_t(kept[3].data.size()));
-  for (DType t : {DType::kF32, DType::kQ4_1, DType::kQ5_1, DType::kQ2_K, DType::kQ3_K, DType::kIQ4_NL, DType::kIQ4_XS}) {
+  for (DType t :
+       {DType::kF32, DType::kQ4_1, DType::kQ5_1, DType::kQ2_K, DType::kQ3_K, DType::kIQ4_NL, DType::kIQ4_XS}) {
     const std::vector<TensorView> other{kept[0], kept[2], tensor("a", t, 256, 64), tensor("b", t, 256, 64)};
     const auto notes = conversion_notes("m.gguf", other);
     ASSERT_EQ(notes.size(), 1u) << dtype_name(t);
     EXPECT_NE(notes[0].find(fmt::format("m.gguf: 2 tensors of {} (", dtype_name(t))), std::string::npos) << notes[0];
-    const double bytes = 2. * 256 * 64 / 1024 * (t == DType::kQ3_K ? 210 / 256. : t == DType::kIQ4_NL || t == DType::kIQ4_XS ? 34 / 32. : 2);
-    EXPECT_NE(notes[0].find(fmt::format("become {} on the GPU ({:.1f} KiB)", dtype_name(wider_type(t)), bytes)), std::string::npos) << notes[0];
+    const double bytes = 2. * 256 * 64 / 1024 *
+                         (t == DType::kQ3_K                            ? 210 / 256.
+                          : t == DType::kIQ4_NL || t == DType::kIQ4_XS ? 34 / 32.
+                                                                       : 2);
+    EXPECT_NE(notes[0].find(fmt::format("become {} on the GPU ({:.1f} KiB)", dtype_name(wider_type(t)), bytes)),
+              std::string::npos)
+        << notes[0];
   }
 }
 
@@ -423,7 +456,8 @@ TEST(CudaModel, GraphsAreCapped) {
       for (Out out : {Out::kAll, Out::kLast, Out::kNone})
         for (int run = 0; run < 3; ++run) {
           m.r->steps.begin();
-          for (int s = 0; s < n_seq; ++s) m.r->cache->clear(s), m.add({.slot = s, .token = std::span(ids).first(size_t(n)), .out = out});
+          for (int s = 0; s < n_seq; ++s)
+            m.r->cache->clear(s), m.add({.slot = s, .token = std::span(ids).first(size_t(n)), .out = out});
           m.r->forward();
         }
   EXPECT_GT(m.r->b.counters().captures, 180);
@@ -446,7 +480,8 @@ bool neighbours_do_not_matter(const std::string& path) {
     m.add({.slot = 1, .token = std::span(other).subspan(at, 3), .out = Out::kNone});
     m.add({.slot = 0, .token = std::span(ids).subspan(at, 6), .out = Out::kAll});
     m.add({.slot = 2, .token = std::span(other).subspan(at, 6), .out = Out::kLast, .mask = Mask::kBlock});
-    m.add({.slot = 3, .token = std::span(prompt).subspan(at * 12, 72), .out = Out::kNone});  // the kernels of long chunks
+    m.add(
+        {.slot = 3, .token = std::span(prompt).subspan(at * 12, 72), .out = Out::kNone});  // the kernels of long chunks
     const auto v = m.r->b.to_host(m.r->forward());
     beside.insert(beside.end(), v.begin(), v.begin() + ptrdiff_t(6) * m.cfg.n_vocab);
     m.r->cache->commit(1, 3), m.r->cache->commit(0, 6), m.r->cache->commit(3, 72);
@@ -477,12 +512,14 @@ struct CacheOf<test::TreesAsStored> : CacheOf<Cuda> {};
 namespace facet::test {
 namespace {
 
-// Every node of a tree has the logits of plain decoding along its path, and a committed path leaves plain decoding's cache.
+// Every node of a tree has the logits of plain decoding along its path, and a committed path leaves plain decoding's
+// cache.
 template <class B>
 bool trees_are_plain_decoding(const std::string& path, KvType t) {
-  const std::vector<std::vector<int16_t>> shapes = {{-1, 0, 1, 2, 3, 4, 5, 6, 0, 8, 9, 10, 3, 12, 13, 14},   // late branches
-                                                    {-1, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13},   // two chains in turn
-                                                    {-1, 0, 0, 0, 2, 2, 3, 5, 1, 8, 4, 6, 9, 7, 12, 13}};
+  const std::vector<std::vector<int16_t>> shapes = {
+      {-1, 0, 1, 2, 3, 4, 5, 6, 0, 8, 9, 10, 3, 12, 13, 14},  // late branches
+      {-1, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13},  // two chains in turn
+      {-1, 0, 0, 0, 2, 2, 3, 5, 1, 8, 4, 6, 9, 7, 12, 13}};
   Model<B> m(path, plan(t));
   const size_t vocab = size_t(m.cfg.n_vocab);
   const auto other = m.ids(24, 22);
@@ -502,11 +539,14 @@ bool trees_are_plain_decoding(const std::string& path, KvType t) {
     for (int leaf = 0; leaf < int(parent.size()); ++leaf) {
       if (std::find(parent.begin(), parent.end(), leaf) != parent.end()) continue;
       nodes.clear(), along.clear();
-      for (int i = leaf; i >= 0; i = parent[size_t(i)]) nodes.insert(nodes.begin(), int16_t(i)), along.insert(along.begin(), tokens[size_t(i)]);
+      for (int i = leaf; i >= 0; i = parent[size_t(i)])
+        nodes.insert(nodes.begin(), int16_t(i)), along.insert(along.begin(), tokens[size_t(i)]);
       m.logits(text, 16, 1);
       const auto plain = m.more_logits(along, 1, 1);
       for (size_t i = 0; i < nodes.size(); ++i)
-        if (!bitwise_equal(std::span(got).subspan(size_t(nodes[i]) * vocab, vocab), std::span(plain).subspan(i * vocab, vocab))) return false;
+        if (!bitwise_equal(std::span(got).subspan(size_t(nodes[i]) * vocab, vocab),
+                           std::span(plain).subspan(i * vocab, vocab)))
+          return false;
     }
     m.r->cache->commit_path(0, nodes);  // the last leaf's: it lies behind other branches
     text.insert(text.end(), along.begin(), along.end());
@@ -517,12 +557,15 @@ bool trees_are_plain_decoding(const std::string& path, KvType t) {
 TEST(CudaModel, TreesArePlainDecoding) {
   NEEDS_GPU();
   for (const std::string& path : models())
-    for (KvType t : {KvType::kF16, KvType::kQ8_0, KvType::kQ4_0, KvType::kTQ3_0}) EXPECT_TRUE(trees_are_plain_decoding<Cuda>(path, t)) << path << kv_type_name(t);
+    for (KvType t : {KvType::kF16, KvType::kQ8_0, KvType::kQ4_0, KvType::kTQ3_0})
+      EXPECT_TRUE(trees_are_plain_decoding<Cuda>(path, t)) << path << kv_type_name(t);
   EXPECT_FALSE(trees_are_plain_decoding<DependsOnStep>(models()[0], KvType::kF16));
-  // Sums in another order differ in their last bits, which rounding to 8 bits mostly hides: not on every model and type.
+  // Sums in another order differ in their last bits, which rounding to 8 bits mostly hides: not on every model and
+  // type.
   bool noticed = false;
   for (const std::string& path : models())
-    for (KvType t : {KvType::kF16, KvType::kQ8_0, KvType::kQ4_0, KvType::kTQ3_0}) noticed = noticed || !trees_are_plain_decoding<TreesAsStored>(path, t);
+    for (KvType t : {KvType::kF16, KvType::kQ8_0, KvType::kQ4_0, KvType::kTQ3_0})
+      noticed = noticed || !trees_are_plain_decoding<TreesAsStored>(path, t);
   EXPECT_TRUE(noticed);
 }
 
@@ -550,7 +593,8 @@ template <class B>
 std::vector<Draft> mtp_drafts(const std::string& model, int n_top) {
   Model<B> m(kModels + model + (model == "facet-nano" ? "-Q8_0.gguf" : "-Q4_K_M.gguf"), plan(KvType::kQ8_0));
   Runner<B>& r = *m.r;
-  auto d = must(Mtp<B>::open(must(DrafterFile::open(kModels + model + "-mtp-Q8_0.gguf")), {.b = r.b, .m = r.m, .w = r.w, .kv = r.kv, .plan = r.cache->plan()}));
+  auto d = must(Mtp<B>::open(must(DrafterFile::open(kModels + model + "-mtp-Q8_0.gguf")),
+                             {.b = r.b, .m = r.m, .w = r.w, .kv = r.kv, .plan = r.cache->plan()}));
   const auto hidden = r.b.new_rows(64, r.m.d_model);
   std::vector<Draft> drafts;
   for (int s = 0; s < 4; ++s) {
@@ -562,7 +606,8 @@ std::vector<Draft> mtp_drafts(const std::string& model, int n_top) {
     const Committed rows{.slot = s, .position = 0, .row = 0, .n = n};
     d->absorb({&rows, 1}, {.taps = {}, .final_hidden = hidden});
     r.cache->commit(s, n);
-    drafts.push_back({.slot = s, .position = n, .max_draft = std::vector{3, 7, 1, 7}[size_t(s)], .n_top = n_top, .token = {ids[0]}});
+    drafts.push_back(
+        {.slot = s, .position = n, .max_draft = std::vector{3, 7, 1, 7}[size_t(s)], .n_top = n_top, .token = {ids[0]}});
   }
   std::vector<Draft> all;
   int64_t captures = 0;
@@ -601,9 +646,14 @@ TEST(CudaModel, DraftsGivePlainText) {
     auto answers = [&](Engine& e) {
       std::vector<std::vector<int32_t>> all(3);
       for (size_t i = 0; i < all.size(); ++i)
-        EXPECT_TRUE(e.submit({.prompt = random_ids(30 + 40 * int(i), e.model().n_vocab, uint32_t(60 + i)), .max_tokens = 80, .sampling = {.temperature = 0}, .ignore_eos = true},
-                             {.tokens = [&all, i](RequestId, std::span<const int32_t> t) { all[i].insert(all[i].end(), t.begin(), t.end()); },
-                              .done = {}}));
+        EXPECT_TRUE(e.submit(
+            {.prompt = random_ids(30 + 40 * int(i), e.model().n_vocab, uint32_t(60 + i)),
+             .max_tokens = 80,
+             .sampling = {.temperature = 0},
+             .ignore_eos = true},
+            {.tokens = [&all, i](RequestId,
+                                 std::span<const int32_t> t) { all[i].insert(all[i].end(), t.begin(), t.end()); },
+             .done = {}}));
       while (e.tick()) {
       }
       return all;
@@ -629,7 +679,8 @@ TEST(CudaModel, ConvertedTypesAsReference) {
       m.logits(m.ids(40, 14), 10);
       m.logits(m.ids(120, 15), 110);
       const auto& over = m.r->b.differences();
-      EXPECT_TRUE(over.empty()) << dtype_name(t) << ": " << over.size() << " of " << m.r->b.compared() << ", first: " << over.front().message();
+      EXPECT_TRUE(over.empty()) << dtype_name(t) << ": " << over.size() << " of " << m.r->b.compared()
+                                << ", first: " << over.front().message();
     }
 }
 
@@ -643,14 +694,16 @@ TEST(CudaModel, OfficialLogits) {
   };
   for (const Case& c : {Case{"dense", 1.25 * .191}, Case{"moe", 1.25 * .676}, Case{"edge", 1.25 * .396}}) {
     Model<Cuda> m(data_path(std::string("fixtures/") + c.name + "/model.gguf"), plan(KvType::kF16));
-    const auto golden = must(SafetensorsFile::open(data_path(std::string("fixtures/") + c.name + "/golden.safetensors")));
+    const auto golden =
+        must(SafetensorsFile::open(data_path(std::string("fixtures/") + c.name + "/golden.safetensors")));
     const auto ids = tensor_values<int32_t>(golden, "ids");
     const auto want = tensor_values<float>(golden, "logits");
     for (int chunk : {1, 13, 96}) {
       const Difference d = compare(m.logits(ids, chunk), want, m.cfg.n_vocab);
       EXPECT_LE(d.rms, c.bound) << c.name << " in chunks of " << chunk;
       EXPECT_GE(d.same_top, d.rows - 6) << c.name;
-      fmt::print("| {} | cuda, chunks of {} | max {:.2e} | rms {:.2e} of {:.2e} | top-1 {}/{} |\n", c.name, chunk, d.max, d.rms, c.bound, d.same_top, d.rows);
+      fmt::print("| {} | cuda, chunks of {} | max {:.2e} | rms {:.2e} of {:.2e} | top-1 {}/{} |\n", c.name, chunk,
+                 d.max, d.rms, c.bound, d.same_top, d.rows);
     }
   }
 }

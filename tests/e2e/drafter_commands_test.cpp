@@ -21,7 +21,9 @@ Ran facet(const std::string& args) { return test::run_program(args, test::Stream
 
 class DrafterCommands : public testing::Test {
  protected:
-  DrafterCommands() : dir_(fs::temp_directory_path() / ("facet-drafter-commands-" + std::to_string(getpid()))) { fs::create_directories(dir_); }
+  DrafterCommands() : dir_(fs::temp_directory_path() / ("facet-drafter-commands-" + std::to_string(getpid()))) {
+    fs::create_directories(dir_);
+  }
   ~DrafterCommands() override { fs::remove_all(dir_); }
   std::string at(const std::string& name) const { return (dir_ / name).string(); }
   static std::string data(const std::string& name) { return std::string(FACET_TEST_DATA) + "/drafters/" + name; }
@@ -58,7 +60,8 @@ TEST_F(DrafterCommands, DraftOfTheShippedModel) {
   const std::string drafter = std::string(FACET_SOURCE_DIR) + "/models/facet-nano-dflash-Q8_0.gguf";
   std::vector<int32_t> ids;
   for (int i = 0; i < 40; ++i) ids.push_back(300 + 7 * i);
-  std::ofstream(at("ids.i32"), std::ios::binary).write(reinterpret_cast<const char*>(ids.data()), std::streamsize(4 * ids.size()));
+  std::ofstream(at("ids.i32"), std::ios::binary)
+      .write(reinterpret_cast<const char*>(ids.data()), std::streamsize(4 * ids.size()));
   const Ran r = facet("draft --draft " + drafter + " --tokens " + at("ids.i32") + " --at 39 --out " + at("l.f32"));
   EXPECT_EQ(r.rc, 0) << r.out;
   EXPECT_TRUE(has(r.out, "[8, 3072]")) << r.out;

@@ -18,9 +18,12 @@ TEST(LockstepCommand, NamesTheWorstOfEveryVerb) {
   const Ran r = facet("run -p 'What is 17 + 25?' --temp 0 -n 12 -c 512 --backend cpu --lockstep --draft none");
   EXPECT_EQ(r.rc, 0) << r.out;
   EXPECT_TRUE(has(r.out, "17 + 25 = 42")) << r.out;
-  for (const char* verb : {"embed ", "qkv.q ", "head_norm_rope ", "attend ", "matmul ", "gate_up ", "residual_norm.x "}) EXPECT_TRUE(has(r.out, verb)) << verb << r.out;
+  for (const char* verb : {"embed ", "qkv.q ", "head_norm_rope ", "attend ", "matmul ", "gate_up ", "residual_norm.x "})
+    EXPECT_TRUE(has(r.out, verb)) << verb << r.out;
   EXPECT_TRUE(has(r.out, "reference ")) << "its memory is in the plan: " << r.out;
-  const Ran experts = facet("run -m " FACET_SOURCE_DIR "/models/facet-nano-moe-Q4_K_M.gguf -p Hello --temp 0 -n 4 -c 512 --backend cpu --lockstep");
+  const Ran experts =
+      facet("run -m " FACET_SOURCE_DIR
+            "/models/facet-nano-moe-Q4_K_M.gguf -p Hello --temp 0 -n 4 -c 512 --backend cpu --lockstep");
   EXPECT_EQ(experts.rc, 0) << experts.out;
   EXPECT_TRUE(has(experts.out, "moe ")) << experts.out;
 }
@@ -41,10 +44,12 @@ TEST(LockstepCommand, NamesTheFirstVerbOverItsBound) {
   std::ofstream(broken, std::ios::binary) << bytes;
   const auto tokens = random_ids(20, 96, 3);
   std::ofstream(ids, std::ios::binary).write(reinterpret_cast<const char*>(tokens.data()), 80);
-  EXPECT_EQ(facet("logits -m " + file.path() + " --tokens " + ids + " --out " + out + " --backend cpu --lockstep").rc, 0);
+  EXPECT_EQ(facet("logits -m " + file.path() + " --tokens " + ids + " --out " + out + " --backend cpu --lockstep").rc,
+            0);
   const Ran r = facet("logits -m " + broken + " --tokens " + ids + " --out " + out + " --backend cpu --lockstep");
   EXPECT_EQ(r.rc, 1);
-  EXPECT_TRUE(has(r.out, " matmul [20 x 64], by blk.1.attn_output.weight: relative rms error nan over its bound")) << r.out;
+  EXPECT_TRUE(has(r.out, " matmul [20 x 64], by blk.1.attn_output.weight: relative rms error nan over its bound"))
+      << r.out;
 }
 
 TEST(LockstepCommand, TheReferenceIsNotComparedWithItself) {

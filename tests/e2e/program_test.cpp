@@ -18,7 +18,9 @@
 namespace facet::test {
 namespace {
 
-Ran shell(const std::string& args, bool both = false) { return run_program(args, both ? Streams::kBoth : Streams::kOut); }
+Ran shell(const std::string& args, bool both = false) {
+  return run_program(args, both ? Streams::kBoth : Streams::kOut);
+}
 int lines(const std::string& s) { return int(std::count(s.begin(), s.end(), '\n')); }
 
 TEST(Program, AnswersAPrompt) {
@@ -31,11 +33,13 @@ TEST(Program, AnswersAPrompt) {
 TEST(Program, BenchExplains) {
   const Ran r = shell("bench --backend cpu -c 256 --depths 0 --widths 2 --prefill 0 --runs 1 --explain", true);
   EXPECT_EQ(r.rc, 0);
-  for (const char* part : {"decode ", "gate_up", "attend", "all verbs", "the steps' median"}) EXPECT_TRUE(has(r.out, part)) << part << "\n" << r.out;
+  for (const char* part : {"decode ", "gate_up", "attend", "all verbs", "the steps' median"})
+    EXPECT_TRUE(has(r.out, part)) << part << "\n" << r.out;
 }
 
 TEST(Program, AnswersWithExperts) {
-  const Ran r = shell("run -m " FACET_SOURCE_DIR "/models/facet-nano-moe-Q4_K_M.gguf -p 'What is 17 + 25?' --temp 0 -c 1024");
+  const Ran r =
+      shell("run -m " FACET_SOURCE_DIR "/models/facet-nano-moe-Q4_K_M.gguf -p 'What is 17 + 25?' --temp 0 -c 1024");
   EXPECT_EQ(r.rc, 0);
   EXPECT_EQ(r.out, "17 + 25 = 42\n");
 }
@@ -44,7 +48,9 @@ TEST(Program, AnswersWithExperts) {
 TEST(Program, StartsWithoutNotes) {
   for (const char* kind : {"dflash", "mtp"})
     for (const char* model : {"facet-nano-Q8_0.gguf", "facet-nano-moe-Q4_K_M.gguf"}) {
-      const Ran r = shell(std::string("run -m " FACET_SOURCE_DIR "/models/") + model + " -p Hello --temp 0 -n 4 -c 512 --draft " + kind, true);
+      const Ran r = shell(
+          std::string("run -m " FACET_SOURCE_DIR "/models/") + model + " -p Hello --temp 0 -n 4 -c 512 --draft " + kind,
+          true);
       EXPECT_EQ(r.rc, 0) << r.out;
       EXPECT_TRUE(has(r.out, "drafter: ")) << r.out;
       EXPECT_FALSE(has(r.out, "note: ")) << r.out;
@@ -58,7 +64,10 @@ TEST(Program, TheSameSeedGivesTheSameText) {
 }
 
 TEST(Program, HoldsAConversation) {
-  const Ran r = shell("chat --temp 0 -c 2048 --think <<'E'\nMy name is Mira.\nWhat is my name?\n/think off\nWhat is my name?\n/undo\n/stats\n/nonsense\n/exit\nE", true);
+  const Ran r = shell(
+      "chat --temp 0 -c 2048 --think <<'E'\nMy name is Mira.\nWhat is my name?\n/think off\nWhat is my "
+      "name?\n/undo\n/stats\n/nonsense\n/exit\nE",
+      true);
   EXPECT_EQ(r.rc, 0);
   EXPECT_TRUE(has(r.out, "Mira")) << r.out;
   EXPECT_TRUE(has(r.out, "unknown command"));
@@ -137,10 +146,14 @@ TEST(Program, TokensInTokensOut) {
   const auto ids = random_ids(50, 96, 3);
   const std::string in = dir.path() + "/in.i32", out = dir.path() + "/out.i32", logits = dir.path() + "/l.f32";
   std::ofstream(in, std::ios::binary).write(reinterpret_cast<const char*>(ids.data()), 200);
-  EXPECT_EQ(shell("run -m " + file.path() + " --tokens " + in + " --temp 0 -n 12 --ignore-eos --out-tokens " + out).rc, 0);
+  EXPECT_EQ(shell("run -m " + file.path() + " --tokens " + in + " --temp 0 -n 12 --ignore-eos --out-tokens " + out).rc,
+            0);
   EXPECT_EQ(std::filesystem::file_size(out), 48u);
   for (const char* chunk : {"1", "7", "50"}) {
-    EXPECT_EQ(shell("logits -m " + file.path() + " --tokens " + in + " --out " + logits + chunk + " --backend ref --chunk " + chunk).rc, 0);
+    EXPECT_EQ(shell("logits -m " + file.path() + " --tokens " + in + " --out " + logits + chunk +
+                    " --backend ref --chunk " + chunk)
+                  .rc,
+              0);
     EXPECT_EQ(std::filesystem::file_size(logits + chunk), 50u * 96 * 4);
   }
   EXPECT_EQ(system(("cmp -s " + logits + "1 " + logits + "7 && cmp -s " + logits + "1 " + logits + "50").c_str()), 0);
@@ -173,7 +186,8 @@ TEST(Program, FailuresAreOneLineThatSaysWhatToDo) {
     EXPECT_TRUE(has(r.out, c.part)) << c.args << ": " << r.out;
   }
   EXPECT_EQ(shell("--version").rc, 0);
-  for (const char* sub : {"chat", "run", "logits", "plan", "inspect", "synth", "tokenize", "detokenize", "render", "parse"})
+  for (const char* sub :
+       {"chat", "run", "logits", "plan", "inspect", "synth", "tokenize", "detokenize", "render", "parse"})
     EXPECT_EQ(shell(std::string(sub) + " --help").rc, 0) << sub;
 }
 

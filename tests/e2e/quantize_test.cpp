@@ -119,8 +119,8 @@ TEST_F(Quantize, WeightsAreTheEncodersAndTheRestIsCopied) {
     const auto x = values(from);
     std::vector<std::byte> want(to.data.size());
     for (int64_t row = 0; row < to.n_elements() / to.ne[0]; ++row)
-      quantize_row(to.type, x.data() + row * to.ne[0],
-                   want.data() + size_t(row) * row_bytes(to.type, to.ne[0]), to.ne[0]);
+      quantize_row(to.type, x.data() + row * to.ne[0], want.data() + size_t(row) * row_bytes(to.type, to.ne[0]),
+                   to.ne[0]);
     EXPECT_TRUE(std::equal(want.begin(), want.end(), to.data.begin(), to.data.end())) << to.name;
   }
   EXPECT_EQ(f.meta().size(), source.meta().size() + 1);  // general.quantization_version
@@ -213,8 +213,7 @@ TEST_F(Quantize, RefusesToWriteOverItsSource) {
 TEST_F(Quantize, RefusesToWriteOverItsSourceOnTheWay) {
   const std::string source = dir_.file("x.gguf.part");
   std::filesystem::rename(in_, source);
-  expect_refused(source + " " + dir_.file("x.gguf") + " Q8_0",
-                 "expected a new file, found the model that is read");
+  expect_refused(source + " " + dir_.file("x.gguf") + " Q8_0", "expected a new file, found the model that is read");
   EXPECT_TRUE(std::filesystem::exists(source));
 }
 
@@ -270,13 +269,12 @@ TEST_F(Quantize, Failures) {
 TEST_F(Quantize, ThePythonPackageReadsTheFile) {
   if (shell("python3 -c 'import gguf'").rc != 0) GTEST_SKIP() << "python3 has no package gguf";
   const std::string script = dir_.file("read.py");
-  std::ofstream(script)
-      << "import sys, gguf\n"
-         "from gguf.quants import dequantize\n"
-         "r = gguf.GGUFReader(sys.argv[1])\n"
-         "for t in r.tensors:\n"
-         "    v = dequantize(t.data, t.tensor_type)\n"
-         "    print(t.name, t.tensor_type.name, '%.9e' % (v.astype('float64') ** 2).sum())\n";
+  std::ofstream(script) << "import sys, gguf\n"
+                           "from gguf.quants import dequantize\n"
+                           "r = gguf.GGUFReader(sys.argv[1])\n"
+                           "for t in r.tensors:\n"
+                           "    v = dequantize(t.data, t.tensor_type)\n"
+                           "    print(t.name, t.tensor_type.name, '%.9e' % (v.astype('float64') ** 2).sum())\n";
   for (const char* type : {"Q2_K", "Q3_K_M", "Q4_K_M", "Q5_K_M", "IQ4_XS"}) {
     const GgufFile f = quantised(type);
     const Ran r = shell("python3 " + script + " " + out_);
@@ -342,8 +340,8 @@ TEST_P(LlamaQuantize, TypesBytesAndErrors) {
     worst[t.type] = std::max(worst[t.type], ratio);
   }
   for (const auto& [dtype, ratio] : worst)
-    std::printf("| %s | %s | %s | worst squared error ratio %.4f |\n", folder.c_str(), type.c_str(),
-                dtype_name(dtype), ratio);
+    std::printf("| %s | %s | %s | worst squared error ratio %.4f |\n", folder.c_str(), type.c_str(), dtype_name(dtype),
+                ratio);
   for (const char* key : {"general.file_type", "general.quantization_version"})
     EXPECT_EQ(must(ours.get_int(key)), must(theirs.get_int(key))) << key;
   for (const auto& [key, value] : theirs.meta()) {
@@ -355,13 +353,11 @@ TEST_P(LlamaQuantize, TypesBytesAndErrors) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Fixtures, LlamaQuantize,
-                         testing::Values(Fixture{"dense", "Q8_0"}, Fixture{"dense", "Q6_K"},
-                                         Fixture{"dense", "Q5_K_M"}, Fixture{"dense", "Q4_K_M"},
-                                         Fixture{"dense", "Q5_0"}, Fixture{"dense", "Q4_0"},
+                         testing::Values(Fixture{"dense", "Q8_0"}, Fixture{"dense", "Q6_K"}, Fixture{"dense", "Q5_K_M"},
+                                         Fixture{"dense", "Q4_K_M"}, Fixture{"dense", "Q5_0"}, Fixture{"dense", "Q4_0"},
                                          Fixture{"dense", "Q3_K_M"}, Fixture{"dense", "Q2_K"},
-                                         Fixture{"dense", "IQ4_XS"}, Fixture{"moe", "Q8_0"},
-                                         Fixture{"moe", "Q4_K_M"}, Fixture{"edge", "Q8_0"},
-                                         Fixture{"edge", "Q4_K_M"}),
+                                         Fixture{"dense", "IQ4_XS"}, Fixture{"moe", "Q8_0"}, Fixture{"moe", "Q4_K_M"},
+                                         Fixture{"edge", "Q8_0"}, Fixture{"edge", "Q4_K_M"}),
                          [](const auto& p) { return p.param.folder + "_" + p.param.type; });
 
 }  // namespace

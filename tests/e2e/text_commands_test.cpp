@@ -40,9 +40,7 @@ class TextCommands : public testing::Test {
   }
   void TearDown() override { fs::remove_all(dir_); }
 
-  static const testing::TestInfo* test_info() {
-    return testing::UnitTest::GetInstance()->current_test_info();
-  }
+  static const testing::TestInfo* test_info() { return testing::UnitTest::GetInstance()->current_test_info(); }
 
   Output run(const std::string& args, const std::string& input) const {
     std::ofstream(dir_ / "in", std::ios::binary) << input;
@@ -75,8 +73,7 @@ TEST_F(TextCommands, TokenizeAndBack) {
   EXPECT_EQ(run("detokenize -m " + model_, ids.out).out, "Hello wörld\n\n  \xEF\xBF\xBD");
   EXPECT_EQ(run("detokenize --show-special -m " + model_, j["ids"].dump()).out,
             "<bos>Hello <turn|>wörld\n\n  \xEF\xBF\xBD");
-  const nlohmann::json plain =
-      nlohmann::json::parse(run("tokenize --no-bos --no-special -m " + model_, "<turn|>").out);
+  const nlohmann::json plain = nlohmann::json::parse(run("tokenize --no-bos --no-special -m " + model_, "<turn|>").out);
   EXPECT_GT(plain["ids"].size(), 1u);
 }
 
@@ -105,10 +102,9 @@ TEST_F(TextCommands, Render) {
       "enable_thinking":true,"variant":"small"})");
   EXPECT_EQ(o.code, 0) << o.err;
   EXPECT_EQ(o.out, "<bos><|turn>system\n<|think|>\n<turn|>\n<|turn>user\nHi<turn|>\n<|turn>model\n");
-  for (const std::string bad :
-       {R"({"messages":[{"role":"user"}],"max_tokens":5})", R"({"tools":[]})", R"([])",
-        R"({"messages":[{"role":"x"}]})", R"({"messages":[],"variant":"medium"})",
-        R"({"messages":[],"enable_thinking":1})", "{"}) {
+  for (const std::string bad : {R"({"messages":[{"role":"user"}],"max_tokens":5})", R"({"tools":[]})", R"([])",
+                                R"({"messages":[{"role":"x"}]})", R"({"messages":[],"variant":"medium"})",
+                                R"({"messages":[],"enable_thinking":1})", "{"}) {
     const Output e = run("render", bad);
     EXPECT_EQ(e.code, 1) << bad;
     EXPECT_EQ(lines(e.err), 1) << e.err;
@@ -120,16 +116,14 @@ TEST_F(TextCommands, Parse) {
                        "<|channel>thought\nR\n<channel|>Hi "
                        "\xFF<|tool_call>call:f{s:<|\"|>x<|\"|>}<tool_call|><|tool_response>");
   ASSERT_EQ(o.code, 0) << o.err;
-  EXPECT_EQ(
-      o.out,
-      "{\"role\":\"assistant\",\"content\":\"Hi \xEF\xBF\xBD\",\"reasoning_content\":\"R\",\"tool_calls\":"
-      "[{\"id\":\"call_0\",\"type\":\"function\",\"function\":{\"name\":\"f\",\"arguments\":\"{\\\"s\\\":"
-      "\\\"x\\\"}\"}}]}\n");
+  EXPECT_EQ(o.out,
+            "{\"role\":\"assistant\",\"content\":\"Hi \xEF\xBF\xBD\",\"reasoning_content\":\"R\",\"tool_calls\":"
+            "[{\"id\":\"call_0\",\"type\":\"function\",\"function\":{\"name\":\"f\",\"arguments\":\"{\\\"s\\\":"
+            "\\\"x\\\"}\"}}]}\n");
   EXPECT_EQ(run("parse", "Hello<turn|>\n").out, "{\"role\":\"assistant\",\"content\":\"Hello\"}\n");
   EXPECT_EQ(run("parse --in-thought", "R<channel|>C").out,
             "{\"role\":\"assistant\",\"content\":\"C\",\"reasoning_content\":\"R\"}\n");
-  EXPECT_TRUE(
-      nlohmann::json::parse(run("parse", "<|tool_call>call:f{}<tool_call|>").out)["content"].is_null());
+  EXPECT_TRUE(nlohmann::json::parse(run("parse", "<|tool_call>call:f{}<tool_call|>").out)["content"].is_null());
 }
 
 }  // namespace

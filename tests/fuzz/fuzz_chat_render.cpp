@@ -8,14 +8,12 @@
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (size == 0) return 0;
-  const facet::Result<facet::Json> j =
-      facet::parse_json({reinterpret_cast<const char*>(data) + 1, size - 1}, "input");
+  const facet::Result<facet::Json> j = facet::parse_json({reinterpret_cast<const char*>(data) + 1, size - 1}, "input");
   if (!j) return 0;
-  const facet::RenderOptions options{
-      .add_generation_prompt = (data[0] & 1) != 0,
-      .enable_thinking = (data[0] & 2) != 0,
-      .preserve_thinking = (data[0] & 4) != 0,
-      .variant = data[0] & 8 ? facet::Variant::kSmall : facet::Variant::kLarge};
+  const facet::RenderOptions options{.add_generation_prompt = (data[0] & 1) != 0,
+                                     .enable_thinking = (data[0] & 2) != 0,
+                                     .preserve_thinking = (data[0] & 4) != 0,
+                                     .variant = data[0] & 8 ? facet::Variant::kSmall : facet::Variant::kLarge};
   const bool both = j->is_object();
   const facet::Json empty = facet::Json::array();
   const facet::Json& messages = both ? (j->contains("messages") ? (*j)["messages"] : empty) : *j;

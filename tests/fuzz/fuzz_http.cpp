@@ -1,5 +1,6 @@
-// Input: what a client sends, in pieces whose lengths the first byte seeds. A server on a loopback port answers or refuses
-// and closes; what comes back is a sequence of HTTP answers, and no body larger than allowed reaches the handler.
+// Input: what a client sends, in pieces whose lengths the first byte seeds. A server on a loopback port answers or
+// refuses and closes; what comes back is a sequence of HTTP answers, and no body larger than allowed reaches the
+// handler.
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <sys/socket.h>

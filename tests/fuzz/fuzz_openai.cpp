@@ -10,7 +10,8 @@
 
 namespace {
 
-facet::ParsedMessage answer(facet::ApiKind kind, const std::vector<std::string>& stop, std::string_view text, size_t piece) {
+facet::ParsedMessage answer(facet::ApiKind kind, const std::vector<std::string>& stop, std::string_view text,
+                            size_t piece) {
   facet::AnswerText a(kind, {}, stop);
   facet::ParsedMessage m;
   for (; !text.empty(); text.remove_prefix(std::min(piece, text.size())))

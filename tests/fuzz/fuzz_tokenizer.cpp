@@ -13,9 +13,8 @@ namespace {
 
 const facet::Tokenizer& tokenizer() {
   static const facet::Tokenizer t = [] {
-    facet::Result<facet::Tokenizer> made = facet::Tokenizer::create(
-        facet::test::made_vocab({"a", "b", "▁", "\n", "\t", "\n\n", "▁▁", "▁▁▁▁", "aa", "ab", "ba", "aaaa",
-                                 "▁a", "the", "▁the", "é", "日本"}));
+    facet::Result<facet::Tokenizer> made = facet::Tokenizer::create(facet::test::made_vocab(
+        {"a", "b", "▁", "\n", "\t", "\n\n", "▁▁", "▁▁▁▁", "aa", "ab", "ba", "aaaa", "▁a", "the", "▁the", "é", "日本"}));
     CHECK(made, "{}", made.error().message());
     return std::move(*made);
   }();

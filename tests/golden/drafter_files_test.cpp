@@ -13,9 +13,13 @@
 namespace facet::test {
 namespace {
 
-ModelCfg target() { return StandIn<CpuRef>(must(SafetensorsFile::open(data_path("drafters/mtp/golden.safetensors"))), exact_plan()).m; }
+ModelCfg target() {
+  return StandIn<CpuRef>(must(SafetensorsFile::open(data_path("drafters/mtp/golden.safetensors"))), exact_plan()).m;
+}
 
-std::string temp(const std::string& name) { return (std::filesystem::temp_directory_path() / ("facet-" + std::to_string(getpid()) + "-" + name)).string(); }
+std::string temp(const std::string& name) {
+  return (std::filesystem::temp_directory_path() / ("facet-" + std::to_string(getpid()) + "-" + name)).string();
+}
 struct TempFile {
   std::string path;
   explicit TempFile(const std::string& name) : path(temp(name)) {}
@@ -23,14 +27,17 @@ struct TempFile {
 };
 
 // A GGUF again with other names and keys; an empty new name leaves a key out.
-void rewrite(const std::string& from, const std::string& to, const std::function<std::string(std::string)>& key, const std::function<std::string(std::string)>& tensor,
-             const std::function<void(GgufWriter&)>& more = {}, const std::function<std::vector<std::byte>(const TensorView&)>& data = {}) {
+void rewrite(const std::string& from, const std::string& to, const std::function<std::string(std::string)>& key,
+             const std::function<std::string(std::string)>& tensor, const std::function<void(GgufWriter&)>& more = {},
+             const std::function<std::vector<std::byte>(const TensorView&)>& data = {}) {
   const auto in = must(GgufFile::open(from));
   GgufWriter w;
   for (const auto& [k, v] : in.meta())
-    if (const std::string name = key(k); !name.empty()) name == "general.architecture" ? w.add(name, key("general.architecture=")) : w.add_raw(name, v);
+    if (const std::string name = key(k); !name.empty())
+      name == "general.architecture" ? w.add(name, key("general.architecture=")) : w.add_raw(name, v);
   if (more) more(w);
-  for (const TensorView& t : in.tensors()) w.add_tensor(tensor(t.name), t.type, {t.ne.begin(), t.ne.begin() + std::max(1, t.n_dims)});
+  for (const TensorView& t : in.tensors())
+    w.add_tensor(tensor(t.name), t.type, {t.ne.begin(), t.ne.begin() + std::max(1, t.n_dims)});
   must(w.begin(to));
   for (const TensorView& t : in.tensors()) {
     const auto bytes = data ? data(t) : std::vector<std::byte>(t.data.begin(), t.data.end());
@@ -85,7 +92,9 @@ TEST(DflashFile, EveryDialectSaysTheSame) {
   auto fork_key = [](const std::string& arch) {
     return [arch](std::string k) -> std::string {
       if (k == "general.architecture=") return arch;
-      if (k == "dflash.target_layers" || k == "dflash.block_size" || k == "dflash.mask_token_id" || k.starts_with("tokenizer.")) return "";
+      if (k == "dflash.target_layers" || k == "dflash.block_size" || k == "dflash.mask_token_id" ||
+          k.starts_with("tokenizer."))
+        return "";
       return k.starts_with("dflash.") ? arch + k.substr(6) : k;
     };
   };
@@ -94,16 +103,26 @@ TEST(DflashFile, EveryDialectSaysTheSame) {
       w.add(arch + ".dflash.target_layer_ids", std::vector<int64_t>{0, 2, 3});
       w.add(arch + ".dflash.block_size", int64_t(8));
       w.add(arch + ".dflash.mask_token_id", int64_t(4));
-      if (own) w.add(arch + ".dflash.n_target_layers", int64_t(6));
-      else w.add(arch + ".attention.causal", false);  // written into every such file; says nothing about the block
+      if (own)
+        w.add(arch + ".dflash.n_target_layers", int64_t(6));
+      else
+        w.add(arch + ".attention.causal", false);  // written into every such file; says nothing about the block
     };
   };
-  rewrite(u.path, d.path, fork_key("dflash-draft"), [](std::string n) {
-    return n == "fc.weight" ? "dflash_fc.weight" : n == "enc.output_norm.weight" ? "dflash_hidden_norm.weight" : replaced(n, "ffn_norm", "post_attention_norm");
-  }, fork_more("dflash-draft", false));
-  rewrite(u.path, g.path, fork_key("gemma4-dflash-draft"), [](std::string n) {
-    return n == "fc.weight" ? "dflash.fc.weight" : n == "enc.output_norm.weight" ? "dflash.hidden_norm.weight" : n;
-  }, fork_more("gemma4-dflash-draft", true));
+  rewrite(
+      u.path, d.path, fork_key("dflash-draft"),
+      [](std::string n) {
+        return n == "fc.weight"                ? "dflash_fc.weight"
+               : n == "enc.output_norm.weight" ? "dflash_hidden_norm.weight"
+                                               : replaced(n, "ffn_norm", "post_attention_norm");
+      },
+      fork_more("dflash-draft", false));
+  rewrite(
+      u.path, g.path, fork_key("gemma4-dflash-draft"),
+      [](std::string n) {
+        return n == "fc.weight" ? "dflash.fc.weight" : n == "enc.output_norm.weight" ? "dflash.hidden_norm.weight" : n;
+      },
+      fork_more("gemma4-dflash-draft", true));
   for (const std::string& path : {u.path, d.path, g.path}) {
     const auto file = must(DrafterFile::open(path));
     EXPECT_EQ(file.kind(), DrafterKind::kDflash);
@@ -130,21 +149,30 @@ TEST(MtpFile, EveryDialectSaysTheSame) {
     };
   };
   rewrite(a.path, b.path, key("gemma4_assistant", "n_embd_backbone"), [](std::string n) {
-    return n == "masked_embd_centroids.weight" ? "mtp.centroids.weight" : n == "masked_embd_ordering" ? "mtp.token_ordering.weight" : replaced(n, "nextn.", "mtp.");
+    return n == "masked_embd_centroids.weight" ? "mtp.centroids.weight"
+           : n == "masked_embd_ordering"       ? "mtp.token_ordering.weight"
+                                               : replaced(n, "nextn.", "mtp.");
   });
   // The last dialect holds the cluster of each token instead of the tokens of each cluster.
-  rewrite(a.path, c.path, key("gemma4_mtp", "backbone_embedding_length"), [](std::string n) {
-    return n == "masked_embd_centroids.weight" ? "mtp_centroids.weight" : n == "masked_embd_ordering" ? "mtp_token_ordering.weight"
-           : n == "nextn.pre_projection.weight" ? "mtp_pre_proj.weight" : n == "nextn.post_projection.weight" ? "mtp_post_proj.weight" : n;
-  }, {}, [&](const TensorView& t) {
-    std::vector<std::byte> out(t.data.begin(), t.data.end());
-    if (t.name == "masked_embd_ordering")
-      for (int i = 0; i < 128; ++i) {
-        const int32_t cluster = i / 8;
-        std::memcpy(out.data() + 4 * want.order[size_t(i)], &cluster, 4);
-      }
-    return out;
-  });
+  rewrite(
+      a.path, c.path, key("gemma4_mtp", "backbone_embedding_length"),
+      [](std::string n) {
+        return n == "masked_embd_centroids.weight"   ? "mtp_centroids.weight"
+               : n == "masked_embd_ordering"         ? "mtp_token_ordering.weight"
+               : n == "nextn.pre_projection.weight"  ? "mtp_pre_proj.weight"
+               : n == "nextn.post_projection.weight" ? "mtp_post_proj.weight"
+                                                     : n;
+      },
+      {},
+      [&](const TensorView& t) {
+        std::vector<std::byte> out(t.data.begin(), t.data.end());
+        if (t.name == "masked_embd_ordering")
+          for (int i = 0; i < 128; ++i) {
+            const int32_t cluster = i / 8;
+            std::memcpy(out.data() + 4 * want.order[size_t(i)], &cluster, 4);
+          }
+        return out;
+      });
   for (const std::string& path : {a.path, b.path, c.path}) {
     const auto file = must(DrafterFile::open(path));
     EXPECT_EQ(file.kind(), DrafterKind::kMtp);
@@ -152,7 +180,9 @@ TEST(MtpFile, EveryDialectSaysTheSame) {
     EXPECT_EQ(got.freqs, want.freqs);
     EXPECT_EQ(got.top_k, want.top_k);
     for (int n = 0; n < 16; ++n) {  // the order inside a cluster is free
-      auto set = [&](const MtpCfg& x) { return std::set<int32_t>(x.order.begin() + 8 * n, x.order.begin() + 8 * (n + 1)); };
+      auto set = [&](const MtpCfg& x) {
+        return std::set<int32_t>(x.order.begin() + 8 * n, x.order.begin() + 8 * (n + 1));
+      };
       EXPECT_EQ(set(got), set(want));
     }
     for (int l = 0; l < 4; ++l) EXPECT_EQ(got.body.layer[size_t(l)].kv_source, want.body.layer[size_t(l)].kv_source);
@@ -169,8 +199,10 @@ TEST(DrafterFile, QuantisedFilesLoad) {
       must(requantize(must(GgufFile::open(full.path)), small.path, *find_mixture(type), {}, {}));
       const auto file = must(DrafterFile::open(small.path));
       EXPECT_LT(file.file_bytes(), must(DrafterFile::open(full.path)).file_bytes());
-      if (file.kind() == DrafterKind::kDflash) must(dflash_config(file, m));
-      else EXPECT_EQ(must(mtp_config(file, m)).n_cluster, 16);
+      if (file.kind() == DrafterKind::kDflash)
+        must(dflash_config(file, m));
+      else
+        EXPECT_EQ(must(mtp_config(file, m)).n_cluster, 16);
     }
 }
 
@@ -190,10 +222,11 @@ std::string refusal(const std::string& path, const ModelCfg& m) {
   return w ? "" : w.error().message();
 }
 
-#define EXPECT_REFUSED(path, m, ...)                                                                                     \
-  do {                                                                                                                   \
-    const std::string message = refusal(path, m);                                                                        \
-    for (const char* part : {__VA_ARGS__}) EXPECT_NE(message.find(part), std::string::npos) << part << " in: " << message; \
+#define EXPECT_REFUSED(path, m, ...)                                                  \
+  do {                                                                                \
+    const std::string message = refusal(path, m);                                     \
+    for (const char* part : {__VA_ARGS__})                                            \
+      EXPECT_NE(message.find(part), std::string::npos) << part << " in: " << message; \
   } while (0)
 
 TEST(DrafterFile, AnotherTargetIsRefused) {
@@ -227,9 +260,18 @@ TEST(DrafterFile, ContradictionsAreRefused) {
     std::vector<const char*> said;
   };
   for (const Case& c : {
-           Case{dflash, "\"target_layer_ids\": [\n   0,\n   2,\n   3\n  ]", "\"target_layer_ids\": [0, 2, 5]", {"target_layer_ids", "[0, 5)", "5 at place 2"}},
-           {dflash, "\"target_layer_ids\": [\n   0,\n   2,\n   3\n  ]", "\"target_layer_ids\": [2, 0, 3]", {"ascending", "0 at place 1"}},
-           {dflash, "\"target_layer_ids\": [\n   0,\n   2,\n   3\n  ]", "\"target_layer_ids\": [0, 2]", {"3 layers", "found 2"}},
+           Case{dflash,
+                "\"target_layer_ids\": [\n   0,\n   2,\n   3\n  ]",
+                "\"target_layer_ids\": [0, 2, 5]",
+                {"target_layer_ids", "[0, 5)", "5 at place 2"}},
+           {dflash,
+            "\"target_layer_ids\": [\n   0,\n   2,\n   3\n  ]",
+            "\"target_layer_ids\": [2, 0, 3]",
+            {"ascending", "0 at place 1"}},
+           {dflash,
+            "\"target_layer_ids\": [\n   0,\n   2,\n   3\n  ]",
+            "\"target_layer_ids\": [0, 2]",
+            {"3 layers", "found 2"}},
            {dflash, "\"target_layer_ids\"", "\"other\"", {"target_layer_ids", "none"}},
            {dflash, "\"mask_token_id\": 4", "\"mask_token_id\": 128", {"mask_token_id", "[0, 127]", "128"}},
            {dflash, "\"block_size\": 8", "\"block_size\": 1", {"block_size", "[2, 64]"}},
@@ -242,7 +284,10 @@ TEST(DrafterFile, ContradictionsAreRefused) {
            {dflash, "DFlashDraftModel", "LlamaForCausalLM", {"expected a drafter", "LlamaForCausalLM"}},
            {dflash, "\"hidden_act\": \"silu\"", "\"hidden_act\": \"gelu\"", {"hidden_act", "silu"}},
            {mtp, "\"backbone_hidden_size\": 64", "\"backbone_hidden_size\": 65", {"64", "65"}},
-           {mtp, "\"centroid_intermediate_top_k\": 3", "\"centroid_intermediate_top_k\": 17", {"top_k", "[1, 16]", "17"}},
+           {mtp,
+            "\"centroid_intermediate_top_k\": 3",
+            "\"centroid_intermediate_top_k\": 17",
+            {"top_k", "[1, 16]", "17"}},
            {mtp, "\"num_attention_heads\": 4", "\"num_attention_heads\": 8", {"heads", "4", "8"}},
            {mtp, "\"rope_type\": \"proportional\"", "\"rope_type\": \"yarn\"", {"yarn"}},
            {mtp, "{", "[", {"JSON"}},
@@ -291,21 +336,24 @@ TEST(MtpFile, OrderingsThatAreNone) {
   const ModelCfg m = target();
   const TempFile a("a.gguf"), bad("bad.gguf");
   must(convert_drafter(must(DrafterFile::open(data_path("drafters/mtp"))), nullptr, a.path));
-  for (const auto& spoil : std::vector<std::function<int32_t(int, int32_t)>>{[](int, int32_t) { return 0; },                            // an empty buffer
-                                                                            [](int i, int32_t v) { return i == 5 ? v + 1 : v; },       // one twice
-                                                                            [](int i, int32_t v) { return i == 5 ? -1 : v; },
-                                                                            [](int i, int32_t v) { return i == 5 ? 1 << 30 : v; }}) {
-    rewrite(a.path, bad.path, [](std::string k) { return k == "general.architecture=" ? std::string("gemma4-assistant") : k; }, [](std::string n) { return n; }, {},
-            [&](const TensorView& t) {
-              std::vector<std::byte> out(t.data.begin(), t.data.end());
-              for (int i = 0; i < 128 && t.name == "masked_embd_ordering"; ++i) {
-                int32_t v;
-                std::memcpy(&v, out.data() + 4 * i, 4);
-                v = spoil(i, v);
-                std::memcpy(out.data() + 4 * i, &v, 4);
-              }
-              return out;
-            });
+  for (const auto& spoil : std::vector<std::function<int32_t(int, int32_t)>>{
+           [](int, int32_t) { return 0; },                       // an empty buffer
+           [](int i, int32_t v) { return i == 5 ? v + 1 : v; },  // one twice
+           [](int i, int32_t v) { return i == 5 ? -1 : v; }, [](int i, int32_t v) { return i == 5 ? 1 << 30 : v; }}) {
+    rewrite(
+        a.path, bad.path,
+        [](std::string k) { return k == "general.architecture=" ? std::string("gemma4-assistant") : k; },
+        [](std::string n) { return n; }, {},
+        [&](const TensorView& t) {
+          std::vector<std::byte> out(t.data.begin(), t.data.end());
+          for (int i = 0; i < 128 && t.name == "masked_embd_ordering"; ++i) {
+            int32_t v;
+            std::memcpy(&v, out.data() + 4 * i, 4);
+            v = spoil(i, v);
+            std::memcpy(out.data() + 4 * i, &v, 4);
+          }
+          return out;
+        });
     EXPECT_REFUSED(bad.path, m, "masked_embd_ordering", "neither");
   }
 }

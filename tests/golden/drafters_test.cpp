@@ -14,10 +14,10 @@ namespace {
 
 constexpr int V = 128;
 struct Spoil {
-  int shift = 0;                 // features of another token
-  float embed = 1;               // of the target's scale
-  bool before_norm = false;      // the hidden state before the target's output norm
-  int donor = 0;                 // layers before the right one of the kind
+  int shift = 0;             // features of another token
+  float embed = 1;           // of the target's scale
+  bool before_norm = false;  // the hidden state before the target's output norm
+  int donor = 0;             // layers before the right one of the kind
 };
 
 template <class B>
@@ -37,13 +37,15 @@ Difference dflash(int at, const std::string& mask, BlockMask how, Spoil spoil = 
     d->absorb({&rows, 1}, {.taps = features});
   }
   const Draft draft{.position = at, .max_draft = 7, .token = {ids[size_t(at)]}};
-  return compare(t.b.to_host(d->logits({&draft, 1})), tensor_values<float>(golden, "logits_" + mask + "_c" + std::to_string(at)), V);
+  return compare(t.b.to_host(d->logits({&draft, 1})),
+                 tensor_values<float>(golden, "logits_" + mask + "_c" + std::to_string(at)), V);
 }
 
 TEST(DflashGolden, EverySlotOfTheBlock) {
   for (const int at : {12, 40, 43})
     for (const bool causal : {true, false}) {
-      const Difference d = dflash<CpuRef>(at, causal ? "causal" : "bidir", causal ? BlockMask::kFile : BlockMask::kBidirectional);
+      const Difference d =
+          dflash<CpuRef>(at, causal ? "causal" : "bidir", causal ? BlockMask::kFile : BlockMask::kBidirectional);
       EXPECT_LE(d.max, 3e-3) << at;
       EXPECT_LE(d.rms, 4e-4) << at;
       EXPECT_EQ(d.same_top, 8);
@@ -51,15 +53,26 @@ TEST(DflashGolden, EverySlotOfTheBlock) {
 }
 TEST(DflashGolden, FastIsClose) { EXPECT_LE(dflash<CpuFast>(40, "causal", BlockMask::kFile).rms, 1e-3); }
 TEST(DflashGolden, ItsOwnRowsInEveryType) {
-  for (const auto& [type, bound] : {std::pair{KvType::kF16, .02}, {KvType::kQ8_0, .3}, {KvType::kQ4_0, 3.}, {KvType::kTQ3_0, 6.}})
+  for (const auto& [type, bound] :
+       {std::pair{KvType::kF16, .02}, {KvType::kQ8_0, .3}, {KvType::kQ4_0, 3.}, {KvType::kTQ3_0, 6.}})
     EXPECT_LE(dflash<CpuRef>(40, "causal", BlockMask::kFile, {}, type).rms, bound) << kv_type_name(type);
 }
 
-TEST(DflashPlantedBug, EmbeddingNotScaled) { EXPECT_GT(dflash<CpuRef>(40, "causal", BlockMask::kFile, {.embed = 1.f / 8}).max, .1); }
-TEST(DflashPlantedBug, EmbeddingScaledTwice) { EXPECT_GT(dflash<CpuRef>(40, "causal", BlockMask::kFile, {.embed = 8}).max, .1); }
-TEST(DflashPlantedBug, FeaturesShiftedByOne) { EXPECT_GT(dflash<CpuRef>(40, "causal", BlockMask::kFile, {.shift = 1}).max, .1); }
-TEST(DflashPlantedBug, WindowOneTooWide) { EXPECT_GT(dflash<WindowOneTooWide<CpuRef>>(40, "causal", BlockMask::kFile).max, .1); }
-TEST(DflashPlantedBug, SlidingLayersBidirectional) { EXPECT_GT(dflash<CpuRef>(40, "causal", BlockMask::kBidirectional).max, .1); }
+TEST(DflashPlantedBug, EmbeddingNotScaled) {
+  EXPECT_GT(dflash<CpuRef>(40, "causal", BlockMask::kFile, {.embed = 1.f / 8}).max, .1);
+}
+TEST(DflashPlantedBug, EmbeddingScaledTwice) {
+  EXPECT_GT(dflash<CpuRef>(40, "causal", BlockMask::kFile, {.embed = 8}).max, .1);
+}
+TEST(DflashPlantedBug, FeaturesShiftedByOne) {
+  EXPECT_GT(dflash<CpuRef>(40, "causal", BlockMask::kFile, {.shift = 1}).max, .1);
+}
+TEST(DflashPlantedBug, WindowOneTooWide) {
+  EXPECT_GT(dflash<WindowOneTooWide<CpuRef>>(40, "causal", BlockMask::kFile).max, .1);
+}
+TEST(DflashPlantedBug, SlidingLayersBidirectional) {
+  EXPECT_GT(dflash<CpuRef>(40, "causal", BlockMask::kBidirectional).max, .1);
+}
 
 // Where either has -inf, both must have it.
 Difference compare_scored(std::vector<float> got, std::vector<float> want) {
@@ -74,7 +87,8 @@ Difference compare_scored(std::vector<float> got, std::vector<float> want) {
 
 template <class B>
 Difference mtp(int P, const std::string& head, Spoil spoil = {}, KvType kv = KvType::kF32) {
-  const Folder dir(data_path("drafters/mtp"), "\"use_ordered_embeddings\": true", head == "dense" ? "\"use_ordered_embeddings\": false" : "\"use_ordered_embeddings\": true");
+  const Folder dir(data_path("drafters/mtp"), "\"use_ordered_embeddings\": true",
+                   head == "dense" ? "\"use_ordered_embeddings\": false" : "\"use_ordered_embeddings\": true");
   const auto golden = must(SafetensorsFile::open(dir.path() + "/golden.safetensors"));
   const auto ids = tensor_values<int32_t>(golden, "ids");
   KvPlan plan = exact_plan();
@@ -113,7 +127,8 @@ TEST(MtpGolden, FastIsClose) {
   EXPECT_LE(mtp<CpuFast>(40, "clustered").rms, 1e-3);
 }
 TEST(MtpGolden, DonorRowsInEveryType) {
-  for (const auto& [type, bound] : {std::pair{KvType::kF16, .02}, {KvType::kQ8_0, .3}, {KvType::kQ4_0, 3.}, {KvType::kTQ3_0, 6.}})
+  for (const auto& [type, bound] :
+       {std::pair{KvType::kF16, .02}, {KvType::kQ8_0, .3}, {KvType::kQ4_0, 3.}, {KvType::kTQ3_0, 6.}})
     EXPECT_LE(mtp<CpuRef>(6, "dense", {}, type).rms, bound) << kv_type_name(type);
 }
 
@@ -135,7 +150,12 @@ TEST(DflashRuntime, NeighboursAndRepetitionChangeNothing) {
   const std::vector<int> at{12, 40, 25};
   auto drafted = [&](std::vector<int> slots) {
     std::vector<Draft> drafts;
-    for (int s : slots) drafts.push_back({.slot = s, .position = at[size_t(s)], .max_draft = 7 - s, .n_top = 3, .token = {ids[size_t(at[size_t(s)])]}});
+    for (int s : slots)
+      drafts.push_back({.slot = s,
+                        .position = at[size_t(s)],
+                        .max_draft = 7 - s,
+                        .n_top = 3,
+                        .token = {ids[size_t(at[size_t(s)])]}});
     d->propose(drafts);
     return drafts;
   };
@@ -199,9 +219,11 @@ TEST(DflashRuntime, RowsOfAPath) {
     return r;
   };
   const std::vector<int16_t> path{0, 2, 4};
-  const std::vector<Committed> rows{{.slot = 1, .position = 0, .row = 0, .n = 3, .path = path}, {.slot = 0, .position = 0, .row = 5, .n = 3}};
+  const std::vector<Committed> rows{{.slot = 1, .position = 0, .row = 0, .n = 3, .path = path},
+                                    {.slot = 0, .position = 0, .row = 5, .n = 3}};
   d->absorb(rows, {.taps = step({0, 40, 1, 41, 2, 0, 1, 2})});
-  std::vector<Draft> drafts{{.slot = 0, .position = 3, .max_draft = 7, .token = {ids[3]}}, {.slot = 1, .position = 3, .max_draft = 7, .token = {ids[3]}}};
+  std::vector<Draft> drafts{{.slot = 0, .position = 3, .max_draft = 7, .token = {ids[3]}},
+                            {.slot = 1, .position = 3, .max_draft = 7, .token = {ids[3]}}};
   d->propose(drafts);
   EXPECT_EQ(drafts[0].token, drafts[1].token);
   EXPECT_EQ(d->held(0), 3);
@@ -228,7 +250,12 @@ std::vector<Draft> ragged_chains() {
   }
   auto drafted = [&](std::vector<int> slots) {
     std::vector<Draft> drafts;
-    for (int s : slots) drafts.push_back({.slot = s, .position = at[size_t(s)], .max_draft = length[size_t(s)], .n_top = 2, .token = {ids[size_t(at[size_t(s)])]}});
+    for (int s : slots)
+      drafts.push_back({.slot = s,
+                        .position = at[size_t(s)],
+                        .max_draft = length[size_t(s)],
+                        .n_top = 2,
+                        .token = {ids[size_t(at[size_t(s)])]}});
     d->propose(drafts);
     return drafts;
   };
@@ -289,14 +316,21 @@ TEST(OfficialDrafters, EndToEnd) {
   std::vector<Case> all;
   for (const int at : {12, 40, 43})
     for (const bool causal : {true, false})
-      all.push_back({"dflash", std::string("logits_") + (causal ? "causal" : "bidir") + "_c" + std::to_string(at), at, 0, causal ? BlockMask::kFile : BlockMask::kBidirectional});
+      all.push_back({"dflash", std::string("logits_") + (causal ? "causal" : "bidir") + "_c" + std::to_string(at), at,
+                     0, causal ? BlockMask::kFile : BlockMask::kBidirectional});
   for (const int at : {6, 10, 40})
-    for (const char* draft : {"mtp/model.safetensors", "mtp/model.gguf", "mtp-centroid/model.safetensors"}) all.push_back({draft, "", at, at > 6 ? 2 : 0});
+    for (const char* draft : {"mtp/model.safetensors", "mtp/model.gguf", "mtp-centroid/model.safetensors"})
+      all.push_back({draft, "", at, at > 6 ? 2 : 0});
   for (const Case& c : all) {
     const std::string folder = root + "/drafters-dense/" + c.draft.substr(0, c.draft.find('/'));
     const auto golden = must(SafetensorsFile::open(folder + "/golden.safetensors"));
-    const auto got = must(draft_logits({.model = root + "/dense/model-BF16.gguf", .draft = root + "/drafters-dense/" + c.draft, .backend = "ref",
-                                        .ids = tensor_values<int32_t>(golden, "ids"), .at = c.at, .window_extra = c.extra, .block_mask = c.mask}));
+    const auto got = must(draft_logits({.model = root + "/dense/model-BF16.gguf",
+                                        .draft = root + "/drafters-dense/" + c.draft,
+                                        .backend = "ref",
+                                        .ids = tensor_values<int32_t>(golden, "ids"),
+                                        .at = c.at,
+                                        .window_extra = c.extra,
+                                        .block_mask = c.mask}));
     std::vector<float> want;
     if (!c.golden.empty()) want = tensor_values<float>(golden, c.golden);
     for (int i = 0; i < 4 && c.golden.empty(); ++i) {
@@ -325,8 +359,11 @@ TEST(OfficialDrafters, CentroidsThatAConverterDropped) {
   const std::string root = fixtures();
   if (root.empty()) GTEST_SKIP() << "FACET_TEST_FIXTURES has no drafters-dense";
   const auto golden = must(SafetensorsFile::open(root + "/drafters-dense/mtp-centroid/golden.safetensors"));
-  const auto got = must(draft_logits({.model = root + "/dense/model-BF16.gguf", .draft = root + "/drafters-dense/mtp-centroid", .backend = "ref",
-                                      .ids = tensor_values<int32_t>(golden, "ids"), .at = 6}));
+  const auto got = must(draft_logits({.model = root + "/dense/model-BF16.gguf",
+                                      .draft = root + "/drafters-dense/mtp-centroid",
+                                      .backend = "ref",
+                                      .ids = tensor_values<int32_t>(golden, "ids"),
+                                      .at = 6}));
   ASSERT_EQ(got.notes.size(), 2u);  // the GGUF was chosen; no centroids
   EXPECT_NE(got.notes[0].find("not the safetensors"), std::string::npos);
   EXPECT_NE(got.notes[1].find("no centroids"), std::string::npos);

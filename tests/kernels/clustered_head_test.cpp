@@ -24,8 +24,10 @@ struct Head {
       std::vector<float> v(size_t(rows) * D);
       for (float& x : v) x = std::normal_distribution<float>()(rng) / 16;
       std::vector<std::byte> out(row_bytes(to, D) * size_t(rows));
-      if (to == DType::kF32) std::memcpy(out.data(), v.data(), out.size());
-      else quantize_row(to, v.data(), out.data(), int64_t(v.size()));
+      if (to == DType::kF32)
+        std::memcpy(out.data(), v.data(), out.size());
+      else
+        quantize_row(to, v.data(), out.data(), int64_t(v.size()));
       return out;
     };
     head = matrix(t, V), centroid = matrix(DType::kF32, N);
@@ -34,7 +36,8 @@ struct Head {
   }
   template <class B>
   ClusteredHead<typename B::Weight, typename B::Table> on(B& b, int top_k) const {
-    TensorView h{.name = "head", .type = type, .n_dims = 2, .ne = {D, V, 1, 1}, .data = head}, c{.name = "centroid", .type = DType::kF32, .n_dims = 2, .ne = {D, N, 1, 1}, .data = centroid};
+    TensorView h{.name = "head", .type = type, .n_dims = 2, .ne = {D, V, 1, 1}, .data = head},
+        c{.name = "centroid", .type = DType::kF32, .n_dims = 2, .ne = {D, N, 1, 1}, .data = centroid};
     return {b.upload(h), b.upload(c), b.upload(std::span<const int32_t>(order)), top_k};
   }
 };
@@ -97,7 +100,9 @@ TEST_P(ClusteredHeads, AreTheDenseHeadWhereTheyScore) {
       check(fast);
     }
 }
-INSTANTIATE_TEST_SUITE_P(All, ClusteredHeads, testing::Values(DType::kF32, DType::kF16, DType::kBF16, DType::kQ8_0, DType::kQ4_K, DType::kQ6_K),
+INSTANTIATE_TEST_SUITE_P(All, ClusteredHeads,
+                         testing::Values(DType::kF32, DType::kF16, DType::kBF16, DType::kQ8_0, DType::kQ4_K,
+                                         DType::kQ6_K),
                          [](const auto& p) { return dtype_name(p.param); });
 
 // The clusters are those whose centroids score best, the first of equals.

@@ -4,8 +4,8 @@
 #include <random>
 
 #include "backend/cpu/cpu_fast.h"
-#include "base/half.h"
 #include "backend/step_builder.h"
+#include "base/half.h"
 #include "support/harness.h"
 
 namespace facet::test {
@@ -22,7 +22,8 @@ std::vector<CpuIsa> isas() {
 // What isas() leaves out is said once.
 class Isa : public testing::TestWithParam<CpuIsa> {};
 TEST_P(Isa, IsOfThisMachine) {
-  if (!has_isa(GetParam())) GTEST_SKIP() << "this machine has no " << isa_name(GetParam()) << ": its kernels are not tested";
+  if (!has_isa(GetParam()))
+    GTEST_SKIP() << "this machine has no " << isa_name(GetParam()) << ": its kernels are not tested";
   EXPECT_STREQ(CpuFast(1, GetParam()).isa(), isa_name(GetParam()));
 }
 INSTANTIATE_TEST_SUITE_P(All, Isa, testing::ValuesIn(kIsas), [](const auto& p) { return isa_name(p.param); });
@@ -56,12 +57,25 @@ BackendLimits limits(int max_tok, int max_cols) {
 // Where a block's scales lie.
 std::vector<int> half_offsets(DType t) {
   switch (t) {
-    case DType::kQ4_0: case DType::kQ5_0: case DType::kQ8_0: case DType::kIQ4_NL: case DType::kIQ4_XS: return {0};
-    case DType::kQ4_1: case DType::kQ5_1: case DType::kQ4_K: case DType::kQ5_K: return {0, 2};
-    case DType::kQ2_K: return {80, 82};
-    case DType::kQ3_K: return {108};
-    case DType::kQ6_K: return {208};
-    default: return {};
+    case DType::kQ4_0:
+    case DType::kQ5_0:
+    case DType::kQ8_0:
+    case DType::kIQ4_NL:
+    case DType::kIQ4_XS:
+      return {0};
+    case DType::kQ4_1:
+    case DType::kQ5_1:
+    case DType::kQ4_K:
+    case DType::kQ5_K:
+      return {0, 2};
+    case DType::kQ2_K:
+      return {80, 82};
+    case DType::kQ3_K:
+      return {108};
+    case DType::kQ6_K:
+      return {208};
+    default:
+      return {};
   }
 }
 
@@ -78,8 +92,10 @@ struct Matrix {
       for (int64_t i = 0; i < int64_t(n_in) * n_out; ++i) {
         const float x = std::normal_distribution<float>()(rng);
         const uint16_t h = t == DType::kF16 ? f32_to_f16(x) : f32_to_bf16(x);
-        if (t == DType::kF32) std::memcpy(bytes.data() + 4 * i, &x, 4);
-        else std::memcpy(bytes.data() + 2 * i, &h, 2);
+        if (t == DType::kF32)
+          std::memcpy(bytes.data() + 4 * i, &x, 4);
+        else
+          std::memcpy(bytes.data() + 2 * i, &h, 2);
       }
     } else {
       for (std::byte& b : bytes) b = std::byte(rng());
@@ -137,7 +153,8 @@ void check_matmul(DType type, int n_in, int n_out) {
     }
     for (int t = 0; t < kMax; ++t) {
       std::vector<double> step(size_t(n_in) / 32 + 1);
-      for (int i = 0; i < n_in; ++i) step[size_t(i / 32)] = std::max(step[size_t(i / 32)], std::abs(double(xr.row(t)[i])) / 254);
+      for (int i = 0; i < n_in; ++i)
+        step[size_t(i / 32)] = std::max(step[size_t(i / 32)], std::abs(double(xr.row(t)[i])) / 254);
       for (int o = 0; o < n_out; ++o) {
         double bound = 0, size = 0, largest = 0;
         for (int i = 0; i < n_in; ++i) {
@@ -149,7 +166,8 @@ void check_matmul(DType type, int n_in, int n_out) {
         for (int i = 0; i < n_in && quantised; ++i) size += largest * std::abs(double(xr.row(t)[i]));
         bound += size * 0x1p-24 * (n_in / 32 + 16);
         const float got = alone[size_t(t) * size_t(n_out) + size_t(o)];
-        ASSERT_NEAR(got, want.row(t)[o], bound) << isa_name(isa) << " [" << n_out << " x " << n_in << "] token " << t << " output " << o;
+        ASSERT_NEAR(got, want.row(t)[o], bound)
+            << isa_name(isa) << " [" << n_out << " x " << n_in << "] token " << t << " output " << o;
       }
     }
     for (const int T : {1, 2, 3, 4, 5, 7, 8, 12, 16, 17, 23, 28, 31, 33, 40, 48, 49, 64}) {
@@ -157,7 +175,8 @@ void check_matmul(DType type, int n_in, int n_out) {
       fast.matmul(y.rows(), xr.view(T, n_in), m.w);
       ASSERT_TRUE(y.intact()) << isa_name(isa) << " T " << T;
       for (int t = 0; t < T; ++t)
-        ASSERT_TRUE(bitwise_equal({y.rows().row(t), size_t(n_out)}, std::span(alone).subspan(size_t(t) * size_t(n_out), size_t(n_out))))
+        ASSERT_TRUE(bitwise_equal({y.rows().row(t), size_t(n_out)},
+                                  std::span(alone).subspan(size_t(t) * size_t(n_out), size_t(n_out))))
             << isa_name(isa) << " [" << n_out << " x " << n_in << "] row " << t << " of " << T;
     }
     if (first.empty()) first = alone;
@@ -167,8 +186,9 @@ void check_matmul(DType type, int n_in, int n_out) {
   }
 }
 
-// Sums of a few products in 16 bits, where a kernel makes them, are as large as they can be: largest codes, largest activations.
-// The bound is that of check_matmul without its activations' rounding; with minima apart, terms are up to three times the weight.
+// Sums of a few products in 16 bits, where a kernel makes them, are as large as they can be: largest codes, largest
+// activations. The bound is that of check_matmul without its activations' rounding; with minima apart, terms are up to
+// three times the weight.
 void check_largest_codes(DType type) {
   constexpr int kCols = 512, kMax = 16;
   Matrix m(type, kCols, 1, 1);
@@ -189,7 +209,8 @@ void check_largest_codes(DType type) {
       for (const int T : {1, 4, 6, 8, 16}) {
         fast.matmul(y.view(T, 1), xr.view(T, kCols), m.w);
         for (int t = 0; t < T; ++t)
-          ASSERT_NEAR(y.row(t)[0], double(x) * want, 3 * size * 0x1p-24 * (kCols / 32 + 16)) << isa_name(isa) << " row " << t << " of " << T;
+          ASSERT_NEAR(y.row(t)[0], double(x) * want, 3 * size * 0x1p-24 * (kCols / 32 + 16))
+              << isa_name(isa) << " row " << t << " of " << T;
       }
     }
 }
@@ -206,8 +227,9 @@ TEST_P(MatmulTypes, LargestCodes) {
   if (dtype_info(GetParam()).block > 1) check_largest_codes(GetParam());
 }
 INSTANTIATE_TEST_SUITE_P(All, MatmulTypes,
-                         testing::Values(DType::kF32, DType::kF16, DType::kBF16, DType::kQ4_0, DType::kQ4_1, DType::kQ5_0, DType::kQ5_1, DType::kQ8_0,
-                                         DType::kQ2_K, DType::kQ3_K, DType::kQ4_K, DType::kQ5_K, DType::kQ6_K, DType::kIQ4_NL, DType::kIQ4_XS),
+                         testing::Values(DType::kF32, DType::kF16, DType::kBF16, DType::kQ4_0, DType::kQ4_1,
+                                         DType::kQ5_0, DType::kQ5_1, DType::kQ8_0, DType::kQ2_K, DType::kQ3_K,
+                                         DType::kQ4_K, DType::kQ5_K, DType::kQ6_K, DType::kIQ4_NL, DType::kIQ4_XS),
                          [](const auto& p) { return dtype_name(p.param); });
 
 // The law that every row's bits are its own, and two ways to break it that the check must see.
@@ -225,7 +247,8 @@ struct RowsShareAScale : CpuFast {
     Rows z = new_rows(x.rows, x.cols);
     float most = 0;
     for (int t = 0; t < x.rows; ++t) most = std::max(most, std::abs(x.row(t)[0]));
-    for (int t = 0; t < x.rows; ++t) std::copy_n(x.row(t), x.cols, z.row(t)), z.row(t)[0] = std::round(x.row(t)[0] / most * 127) * most / 127;
+    for (int t = 0; t < x.rows; ++t)
+      std::copy_n(x.row(t), x.cols, z.row(t)), z.row(t)[0] = std::round(x.row(t)[0] / most * 127) * most / 127;
     CpuFast::matmul(y, z, w);
   }
 };
@@ -348,7 +371,9 @@ TEST(Moe, ARowIsItsOwnAtEveryWidth) {
           Guarded y(T, D);
           fast.moe(y.rows(), xr.view(T, D), xr.view(T, D), w, kUsed, Act::kGelu);
           ASSERT_TRUE(y.intact());
-          for (int t = 0; t < T; ++t) ASSERT_TRUE(bitwise_equal({y.rows().row(t), D}, {alone.row(t), D})) << isa_name(isa) << " row " << t << " of " << T;
+          for (int t = 0; t < T; ++t)
+            ASSERT_TRUE(bitwise_equal({y.rows().row(t), D}, {alone.row(t), D}))
+                << isa_name(isa) << " row " << t << " of " << T;
         }
       }
   }
@@ -360,18 +385,22 @@ TEST(Elementwise, ActivationsAndSoftcap) {
   for (int i = 0; i < kCols; ++i) g[size_t(i)] = float(i - kCols / 2) * (i % 7 == 0 ? .3f : .005f);
   CpuRef ref;
   ref.reserve(limits(1, kCols));
-  CpuRef::Rows gr = ref.new_rows(1, kCols), ur = ref.new_rows(1, kCols), want = ref.new_rows(1, kCols), got = ref.new_rows(1, kCols);
+  CpuRef::Rows gr = ref.new_rows(1, kCols), ur = ref.new_rows(1, kCols), want = ref.new_rows(1, kCols),
+               got = ref.new_rows(1, kCols);
   for (const CpuIsa isa : isas()) {
     CpuFast fast(2, isa);
     fast.reserve(limits(1, kCols));
     for (const Act act : {Act::kGelu, Act::kSilu}) {
       ref.from_host(gr, g), ref.from_host(ur, u);
       ref.act_mul(want, gr, ur, act), fast.act_mul(got, gr, ur, act);
-      for (int i = 0; i < kCols; ++i) ASSERT_NEAR(got.row(0)[i], want.row(0)[i], 1e-6 + 1e-6 * std::abs(g[size_t(i)])) << isa_name(isa) << " at " << g[size_t(i)];
+      for (int i = 0; i < kCols; ++i)
+        ASSERT_NEAR(got.row(0)[i], want.row(0)[i], 1e-6 + 1e-6 * std::abs(g[size_t(i)]))
+            << isa_name(isa) << " at " << g[size_t(i)];
     }
     ref.from_host(want, g), ref.from_host(got, g);
     ref.softcap(want, 30.f), fast.softcap(got, 30.f);
-    for (int i = 0; i < kCols; ++i) ASSERT_NEAR(got.row(0)[i], want.row(0)[i], 1e-5) << isa_name(isa) << " at " << g[size_t(i)];
+    for (int i = 0; i < kCols; ++i)
+      ASSERT_NEAR(got.row(0)[i], want.row(0)[i], 1e-5) << isa_name(isa) << " at " << g[size_t(i)];
   }
 }
 
@@ -395,7 +424,8 @@ struct Layer {
 };
 
 void check_attend(CpuIsa isa, KvType kt, KvType vt, int window, int n_threads) {
-  SCOPED_TRACE(std::string(isa_name(isa)) + " " + kv_type_name(kt) + "/" + kv_type_name(vt) + " window " + std::to_string(window));
+  SCOPED_TRACE(std::string(isa_name(isa)) + " " + kv_type_name(kt) + "/" + kv_type_name(vt) + " window " +
+               std::to_string(window));
   constexpr int kStep = 128, kMargin = 16;
   Layer a(kt, vt, window, kMargin, kStep), b(kt, vt, window, kMargin, kStep);
   BackendLimits l = limits(kStep, kQ);
@@ -411,7 +441,8 @@ void check_attend(CpuIsa isa, KvType kt, KvType vt, int window, int n_threads) {
     if (padding) steps.pad_to(steps.n_tok() + padding);
     const Step& s = steps.finish();
     const int T = s.shape.n_tok;
-    CpuRef::Rows q = ref.new_rows(T, kQ), k = ref.new_rows(T, kHead * kHeads), v = ref.new_rows(T, kHead * kHeads), want = ref.new_rows(T, kQ);
+    CpuRef::Rows q = ref.new_rows(T, kQ), k = ref.new_rows(T, kHead * kHeads), v = ref.new_rows(T, kHead * kHeads),
+                 want = ref.new_rows(T, kQ);
     ref.from_host(q, random_floats(size_t(T) * kQ, unsigned(rng())));
     ref.from_host(k, random_floats(size_t(T) * kHead * kHeads, unsigned(rng())));
     ref.from_host(v, random_floats(size_t(T) * kHead * kHeads, unsigned(rng())));
@@ -424,9 +455,12 @@ void check_attend(CpuIsa isa, KvType kt, KvType vt, int window, int n_threads) {
     ASSERT_TRUE(got.intact());
     for (int t = 0; t < T; ++t) {
       double diff = 0, size = 0;
-      for (int i = 0; i < kQ; ++i) diff += std::pow(double(got.rows().row(t)[i]) - double(want.row(t)[i]), 2), size += std::pow(double(want.row(t)[i]), 2);
+      for (int i = 0; i < kQ; ++i)
+        diff += std::pow(double(got.rows().row(t)[i]) - double(want.row(t)[i]), 2),
+            size += std::pow(double(want.row(t)[i]), 2);
       // Sums of up to 700 rows in f32, exp to a unit in the last place of a score of up to some tens.
-      ASSERT_LE(std::sqrt(diff), 3e-5 * std::sqrt(size)) << "token " << t << " of " << T << " after " << len[0] << " rows";
+      ASSERT_LE(std::sqrt(diff), 3e-5 * std::sqrt(size))
+          << "token " << t << " of " << T << " after " << len[0] << " rows";
       ASSERT_TRUE(s.seq[t] >= 0 || size == 0);
     }
     ref.kv_settle(a.l, s), fast.kv_settle(b.l, s);
@@ -437,7 +471,8 @@ void check_attend(CpuIsa isa, KvType kt, KvType vt, int window, int n_threads) {
   auto some = [&](int n) { return std::span(ids).first(size_t(n)); };
   for (int n : {1, 5, 16, 17, 90, 1, 100, 16}) run({{.slot = 0, .token = some(n)}}, 0, {n});
   run({{.slot = 0, .token = some(8), .mask = Mask::kTree, .parent = parent}}, 3, {1});
-  run({{.slot = 1, .token = some(40)}, {.slot = 0, .token = some(8), .mask = Mask::kTree, .parent = parent}}, 0, {40, 1});
+  run({{.slot = 1, .token = some(40)}, {.slot = 0, .token = some(8), .mask = Mask::kTree, .parent = parent}}, 0,
+      {40, 1});
   run({{.slot = 0, .token = some(6), .mask = Mask::kBlock}, {.slot = 1, .token = some(1)}}, 2, {0, 1});
   run({{.slot = 0, .token = some(3), .mask = Mask::kPast, .pos = len[0]}}, 0, {0});
   for (int n : {1, 1, 2, 128, 128, 1, 60, 1}) run({{.slot = 0, .token = some(n)}}, 0, {n});
@@ -464,16 +499,20 @@ TEST(Attend, ThreadsChangeNoBit) {
     l.max_rows = max_rows;
     fast.reserve(l);
     std::vector<float> out;
-    const std::vector<float> q = random_floats(900 * kQ, 1), k = random_floats(900 * kHead * kHeads, 2), v = random_floats(900 * kHead * kHeads, 3);
+    const std::vector<float> q = random_floats(900 * kQ, 1), k = random_floats(900 * kHead * kHeads, 2),
+                             v = random_floats(900 * kHead * kHeads, 3);
     CpuRef::Rows o = fast.new_rows(128, kQ);
     for (int at = 0, step; at < 900; at += step) {
       step = std::min(at < from ? std::min(128, from - at) : n, 900 - at);
       steps.begin();
       steps.add({.slot = 0, .kv_len = at, .token = std::span(ids).first(size_t(step))});
       const Step& s = steps.finish();
-      auto rows = [&](const std::vector<float>& x, int cols) { return CpuRef::Rows{const_cast<float*>(x.data()) + at * cols, step, cols, cols}; };
+      auto rows = [&](const std::vector<float>& x, int cols) {
+        return CpuRef::Rows{const_cast<float*>(x.data()) + at * cols, step, cols, cols};
+      };
       fast.kv_append(layer.l, rows(k, kHead * kHeads), rows(v, kHead * kHeads), s);
-      fast.attend(o.view(step, kQ), rows(q, kQ), layer.l, s, {.n_q_head = kHeads * kGroup, .head_dim = kHead, .scale = .1f});
+      fast.attend(o.view(step, kQ), rows(q, kQ), layer.l, s,
+                  {.n_q_head = kHeads * kGroup, .head_dim = kHead, .scale = .1f});
       for (int t = 0; t < step; ++t) out.insert(out.end(), o.row(t), o.row(t) + kQ);
     }
     return out;

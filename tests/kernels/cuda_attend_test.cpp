@@ -1,5 +1,6 @@
-// The CUDA kernels around attention against CpuRef, and the law that a row of a short sequence has the same bits whatever
-// else is in the step. Every output is poisoned with NaN first, and so is every cache row that no token may see.
+// The CUDA kernels around attention against CpuRef, and the law that a row of a short sequence has the same bits
+// whatever else is in the step. Every output is poisoned with NaN first, and so is every cache row that no token may
+// see.
 #include <cuda_runtime.h>
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -79,7 +80,8 @@ struct Batch {
       ints.push_back(std::make_unique<OnDevice<int32_t>>(v));
       return ints.back()->p();
     };
-    dev.token = put(token), dev.pos = put(pos), dev.seq = put(seq), dev.q_begin = put(q_begin), dev.kv_len = put(kv_len), dev.slot = put(slot);
+    dev.token = put(token), dev.pos = put(pos), dev.seq = put(seq), dev.q_begin = put(q_begin),
+    dev.kv_len = put(kv_len), dev.slot = put(slot);
     dev_mask = std::make_unique<OnDevice<Mask>>(mask), dev.mask = dev_mask->p();
     dev_ancestor = std::make_unique<OnDevice<uint64_t>>(ancestor), dev.ancestor = dev_ancestor->p();
   }
@@ -93,7 +95,8 @@ struct Cache {
   std::unique_ptr<OnDevice<std::byte>> dk, dv, dks, dvs;
 
   Cache(Dims dims, int n_slot, int n_stage, int64_t cap) : d(dims) {
-    host.k_type = d.k, host.v_type = d.v, host.head_dim = d.E, host.n_head = d.n_kv, host.window = d.window, host.margin = d.margin;
+    host.k_type = d.k, host.v_type = d.v, host.head_dim = d.E, host.n_head = d.n_kv, host.window = d.window,
+    host.margin = d.margin;
     host.cap = cap;
     host.k_row = int64_t(kv_row_bytes(d.k, d.E)) * d.n_kv, host.v_row = int64_t(kv_row_bytes(d.v, d.E)) * d.n_kv;
     host.k_slot = host.k_row * cap, host.v_slot = host.v_row * cap;
@@ -106,12 +109,15 @@ struct Cache {
     std::vector<std::byte> out(in.size());
     const size_t row = kv_row_bytes(t, E);
     for (size_t at = 0; at < in.size(); at += row)
-      to_device ? cuda::kv_planar_from_blocks(t, in.data() + at, out.data() + at, E) : cuda::kv_blocks_from_planar(t, in.data() + at, out.data() + at, E);
+      to_device ? cuda::kv_planar_from_blocks(t, in.data() + at, out.data() + at, E)
+                : cuda::kv_blocks_from_planar(t, in.data() + at, out.data() + at, E);
     return out;
   }
   void upload() {
-    dk = std::make_unique<OnDevice<std::byte>>(convert(d.k, d.E, k, true)), dv = std::make_unique<OnDevice<std::byte>>(convert(d.v, d.E, v, true));
-    dks = std::make_unique<OnDevice<std::byte>>(convert(d.k, d.E, ks, true)), dvs = std::make_unique<OnDevice<std::byte>>(convert(d.v, d.E, vs, true));
+    dk = std::make_unique<OnDevice<std::byte>>(convert(d.k, d.E, k, true)),
+    dv = std::make_unique<OnDevice<std::byte>>(convert(d.v, d.E, v, true));
+    dks = std::make_unique<OnDevice<std::byte>>(convert(d.k, d.E, ks, true)),
+    dvs = std::make_unique<OnDevice<std::byte>>(convert(d.v, d.E, vs, true));
     dev = host;
     dev.k = dk->p(), dev.v = dv->p(), dev.k_stage = dks->p(), dev.v_stage = dvs->p();
   }
@@ -157,8 +163,8 @@ float sum4(const float* x, int n) {
 }
 
 // room: tokens whose partial results fit; 0: all of them.
-std::vector<float> attend_on_device(const Batch& batch, const KvLayer& kv, const std::vector<float>& q, const AttnSpec& spec, std::vector<uint16_t>* bf = nullptr,
-                                    int room = 0) {
+std::vector<float> attend_on_device(const Batch& batch, const KvLayer& kv, const std::vector<float>& q,
+                                    const AttnSpec& spec, std::vector<uint16_t>* bf = nullptr, int room = 0) {
   const int T = batch.host.shape.n_tok, cols = spec.n_q_head * spec.head_dim;
   OnDevice<float> dq(q), o(q.size());
   OnDevice<uint16_t> ob(q.size());
@@ -166,7 +172,8 @@ std::vector<float> attend_on_device(const Batch& batch, const KvLayer& kv, const
   l.max_tok = room > 0 ? room : T;
   const size_t bytes = cuda::attend_scratch_bytes(l, spec.n_q_head, spec.head_dim);
   OnDevice<std::byte> scratch(bytes);
-  cuda::Mat mo{.p = o.p(), .rows = T, .cols = cols, .stride = cols}, mq{.p = dq.p(), .rows = T, .cols = cols, .stride = cols};
+  cuda::Mat mo{.p = o.p(), .rows = T, .cols = cols, .stride = cols},
+      mq{.p = dq.p(), .rows = T, .cols = cols, .stride = cols};
   if (bf) mo.bf = reinterpret_cast<__nv_bfloat16*>(ob.p()), mo.bf_stride = cols;
   cuda::attend(nullptr, mo, mq, kv, batch.dev, spec, {scratch.p(), bytes});
   ok(cudaGetLastError());
@@ -175,8 +182,8 @@ std::vector<float> attend_on_device(const Batch& batch, const KvLayer& kv, const
   return got;
 }
 
-// A filled cache, a step with its own rows appended, and queries. The rows next to every border of visibility (the end, the
-// step's own rows, both ends of the window) are like the queries, so that a border that is off by one shows.
+// A filled cache, a step with its own rows appended, and queries. The rows next to every border of visibility (the end,
+// the step's own rows, both ends of the window) are like the queries, so that a border that is off by one shows.
 struct Case {
   Dims d;
   std::vector<Seq> seqs;
@@ -201,10 +208,16 @@ struct Case {
   }
 
   Case(Dims dims, std::vector<Seq> s, int n_pad = 0, unsigned seed = 1)
-      : d(dims), seqs(s), batch(s, slots_of(s.size()), n_pad, dims.window ? dims.margin : 1 << 30),
+      : d(dims),
+        seqs(s),
+        batch(s, slots_of(s.size()), n_pad, dims.window ? dims.margin : 1 << 30),
         cache(dims, int(s.size()), batch.host.shape.n_tok, cap_of(dims, s)) {
     const int n_q = d.n_kv * d.group, T = batch.host.shape.n_tok, E = d.E;
-    spec = {.n_q_head = n_q, .head_dim = E, .window = d.window, .scale = 1.f / std::sqrt(float(E)), .causal_block = seed % 2 == 0};
+    spec = {.n_q_head = n_q,
+            .head_dim = E,
+            .window = d.window,
+            .scale = 1.f / std::sqrt(float(E)),
+            .causal_block = seed % 2 == 0};
     ref.reserve(limits(int(batch.host.shape.longest)));
     const std::vector<float> like = random(size_t(E), seed + 7);
     std::mt19937 rng(seed);
@@ -216,8 +229,10 @@ struct Case {
       // Values with outliers, as caches have.
       for (int h = 0; h < d.n_kv; ++h) x[size_t(h * E + h % E)] *= 3;
       for (int h = 0; h < d.n_kv; ++h) {
-        if (is_k) k4 = std::max(k4, sum4(x.data() + h * E, E));
-        else for (int e = 0; e < E; ++e) most_v = std::max(most_v, std::fabs(x[size_t(h * E + e)]));
+        if (is_k)
+          k4 = std::max(k4, sum4(x.data() + h * E, E));
+        else
+          for (int e = 0; e < E; ++e) most_v = std::max(most_v, std::fabs(x[size_t(h * E + e)]));
       }
     };
     auto encode = [&](KvType t, const std::vector<float>& x, std::byte* dst) {
@@ -245,15 +260,18 @@ struct Case {
     for (size_t i = 0; i < q.size(); i += size_t(E)) q4 = std::max(q4, sum4(q.data() + i, E));
     want.resize(q.size());
     ref.attend(rows_of(want, T, n_q * E), rows_of(q, T, n_q * E), cache.host, batch.host, spec);
-    // q rounds to f16: a score moves by 2^-12 of its terms each, independently (|q o k| <= |q|_4 |k|_4; six deviations),
-    // and probabilities by twice that; probabilities, their product with a scale, and partial outputs round to f16 too
-    // (2^-11 each at most, with the reference's own f32 sums far below). A rotated output mixes 128 errors.
+    // q rounds to f16: a score moves by 2^-12 of its terms each, independently (|q o k| <= |q|_4 |k|_4; six
+    // deviations), and probabilities by twice that; probabilities, their product with a scale, and partial outputs
+    // round to f16 too (2^-11 each at most, with the reference's own f32 sums far below). A rotated output mixes 128
+    // errors.
     const float score = 6 * 0x1p-12f * q4 * k4 * spec.scale;
     bound = (2 * score + 5 * 0x1p-11f) * most_v;
     if (d.k == KvType::kF32 && d.v == KvType::kF32) bound = 1e-4f * most_v;
   }
 
-  std::vector<float> run(AttnSpec with, std::vector<uint16_t>* bf = nullptr) const { return attend_on_device(batch, cache.dev, q, with, bf); }
+  std::vector<float> run(AttnSpec with, std::vector<uint16_t>* bf = nullptr) const {
+    return attend_on_device(batch, cache.dev, q, with, bf);
+  }
   std::vector<float> run() const { return run(spec); }
 
   void check(const char* what) const {
@@ -267,9 +285,11 @@ struct Case {
       if (std::isnan(e)) break;
     }
     const int cols = spec.n_q_head * d.E;
-    EXPECT_LE(most, bound) << what << ": k " << kv_type_name(d.k) << " v " << kv_type_name(d.v) << " E " << d.E << " kv " << d.n_kv << " group " << d.group
-                           << " window " << d.window << " T " << batch.host.shape.n_tok << "; token " << int(worst) / cols << " head " << int(worst) % cols / d.E
-                           << " value " << int(worst) % d.E << ": " << got[worst] << ", expected " << want[worst];
+    EXPECT_LE(most, bound) << what << ": k " << kv_type_name(d.k) << " v " << kv_type_name(d.v) << " E " << d.E
+                           << " kv " << d.n_kv << " group " << d.group << " window " << d.window << " T "
+                           << batch.host.shape.n_tok << "; token " << int(worst) / cols << " head "
+                           << int(worst) % cols / d.E << " value " << int(worst) % d.E << ": " << got[worst]
+                           << ", expected " << want[worst];
     for (size_t i = 0; i < got.size(); ++i)
       if (bf[i] != f32_to_bf16(got[i])) {
         ADD_FAILURE() << what << ": bf16 of value " << i;
@@ -281,8 +301,9 @@ struct Case {
 struct Pair {
   KvType k, v;
 };
-constexpr Pair kPairs[] = {{KvType::kF16, KvType::kF16},   {KvType::kQ8_0, KvType::kQ8_0}, {KvType::kQ4_0, KvType::kQ4_0},
-                           {KvType::kTQ3_0, KvType::kTQ3_0}, {KvType::kQ8_0, KvType::kQ4_0}, {KvType::kQ8_0, KvType::kTQ3_0},
+constexpr Pair kPairs[] = {{KvType::kF16, KvType::kF16},   {KvType::kQ8_0, KvType::kQ8_0},
+                           {KvType::kQ4_0, KvType::kQ4_0}, {KvType::kTQ3_0, KvType::kTQ3_0},
+                           {KvType::kQ8_0, KvType::kQ4_0}, {KvType::kQ8_0, KvType::kTQ3_0},
                            {KvType::kF32, KvType::kF32}};
 
 TEST(CudaKvRows, BlocksToDeviceOrderAndBack) {
@@ -294,7 +315,9 @@ TEST(CudaKvRows, BlocksToDeviceOrderAndBack) {
       cuda::kv_planar_from_blocks(t, blocks.data(), planar.data(), E);
       cuda::kv_blocks_from_planar(t, planar.data(), again.data(), E);
       EXPECT_EQ(blocks, again) << kv_type_name(t) << " " << E;
-      if (t == KvType::kQ8_0) { EXPECT_NE(blocks, planar); }
+      if (t == KvType::kQ8_0) {
+        EXPECT_NE(blocks, planar);
+      }
     }
 }
 
@@ -314,7 +337,8 @@ TEST(CudaHeadWork, NormAndRopeAsReference) {
       ref.head_norm(rows_of(normed, T + 2, cols), E, 1e-6f);
       OnDevice<float> dx(x), dn(x), dg(gain);
       OnDevice<double> df(freqs);
-      cuda::head_norm_rope(nullptr, {.p = dx.p(), .rows = T + 2, .cols = cols, .stride = cols}, dg.p(), {df.p(), E / 2}, b.dev, 1e-6f);
+      cuda::head_norm_rope(nullptr, {.p = dx.p(), .rows = T + 2, .cols = cols, .stride = cols}, dg.p(), {df.p(), E / 2},
+                           b.dev, 1e-6f);
       cuda::head_norm(nullptr, {.p = dn.p(), .rows = T + 2, .cols = cols, .stride = cols}, E, 1e-6f);
       const auto got = dx.get(), got_n = dn.get();
       for (size_t i = 0; i < got.size(); ++i) {
@@ -333,9 +357,11 @@ std::vector<float> decoded(KvType t, int E, const std::vector<std::byte>& blocks
   return v;
 }
 
-// Rows written by the device decode to what the host's codec wrote. Rotations agree bit for bit; a code can still be the
-// neighbour where a value lies within rounding of a border, so a few values may be one step off. Rows nobody wrote stay.
-void expect_same_rows(KvType t, int E, const std::vector<std::byte>& host, const std::vector<std::byte>& dev, const char* what, float most_share) {
+// Rows written by the device decode to what the host's codec wrote. Rotations agree bit for bit; a code can still be
+// the neighbour where a value lies within rounding of a border, so a few values may be one step off. Rows nobody wrote
+// stay.
+void expect_same_rows(KvType t, int E, const std::vector<std::byte>& host, const std::vector<std::byte>& dev,
+                      const char* what, float most_share) {
   const auto a = decoded(t, E, host), b = decoded(t, E, dev);
   size_t different = 0;
   for (size_t i = 0; i < a.size(); ++i) {
@@ -344,8 +370,13 @@ void expect_same_rows(KvType t, int E, const std::vector<std::byte>& host, const
     float most = 0;
     const size_t block = i / 32 * 32;
     for (size_t j = block; j < block + 32; ++j) most = std::max(most, std::fabs(a[j]));
-    const float step = t == KvType::kQ8_0 ? 1.1f / 127 : t == KvType::kQ4_0 ? 1.1f / 7 : t == KvType::kTQ3_0 ? 0.45f : t == KvType::kF16 ? 0x1p-10f : 1e-6f;
-    ASSERT_LE(std::fabs(a[i] - b[i]), step * most + 1e-7f) << what << " " << kv_type_name(t) << " E " << E << " value " << i << ": " << b[i] << ", expected " << a[i];
+    const float step = t == KvType::kQ8_0    ? 1.1f / 127
+                       : t == KvType::kQ4_0  ? 1.1f / 7
+                       : t == KvType::kTQ3_0 ? 0.45f
+                       : t == KvType::kF16   ? 0x1p-10f
+                                             : 1e-6f;
+    ASSERT_LE(std::fabs(a[i] - b[i]), step * most + 1e-7f)
+        << what << " " << kv_type_name(t) << " E " << E << " value " << i << ": " << b[i] << ", expected " << a[i];
     ++different;
   }
   EXPECT_LE(float(different), most_share * float(a.size()) + 2) << what << " " << kv_type_name(t) << " E " << E;
@@ -356,8 +387,12 @@ TEST(CudaKvAppend, EncodesAsTheCodec) {
   for (const KvType t : kTypes)
     for (const int E : {64, 128, 256, 512})
       for (const bool staged : {false, true}) {
-        const Dims d{.E = E, .n_kv = 3, .window = 8, .margin = staged ? 4 : 64, .k = t, .v = kTypes[(size_t(t) + 1) % 5]};
-        std::vector<Seq> seqs = {{.kv_len = 21, .n = 3}, {.kv_len = 2, .n = 2, .mask = Mask::kPast}, {.kv_len = 5, .n = 1}, {.kv_len = 30, .n = 23}};
+        const Dims d{
+            .E = E, .n_kv = 3, .window = 8, .margin = staged ? 4 : 64, .k = t, .v = kTypes[(size_t(t) + 1) % 5]};
+        std::vector<Seq> seqs = {{.kv_len = 21, .n = 3},
+                                 {.kv_len = 2, .n = 2, .mask = Mask::kPast},
+                                 {.kv_len = 5, .n = 1},
+                                 {.kv_len = 30, .n = 23}};
         Batch b(seqs, {3, 0, 1, 2}, 2, d.margin);
         const int T = b.host.shape.n_tok, cols = d.n_kv * E;
         Cache c(d, 4, T, d.window - 1 + d.margin);
@@ -369,7 +404,8 @@ TEST(CudaKvAppend, EncodesAsTheCodec) {
         CpuRef ref(2);
         ref.reserve(limits(64));
         ref.kv_append(c.host, rows_of(k, T, cols), rows_of(v, T, cols), b.host);
-        cuda::kv_append(nullptr, c.dev, {.p = dk.p(), .rows = T, .cols = cols, .stride = cols}, {.p = dv.p(), .rows = T, .cols = cols, .stride = cols}, b.dev);
+        cuda::kv_append(nullptr, c.dev, {.p = dk.p(), .rows = T, .cols = cols, .stride = cols},
+                        {.p = dv.p(), .rows = T, .cols = cols, .stride = cols}, b.dev);
         auto compare = [&](const char* what) {
           expect_same_rows(d.k, E, c.k, Cache::convert(d.k, E, c.dk->get(), false), what, 1e-3f);
           expect_same_rows(d.v, E, c.v, Cache::convert(d.v, E, c.dv->get(), false), what, 1e-3f);
@@ -393,18 +429,22 @@ TEST(CudaHeadWork, OneLaunchIsTheComposition) {
       const int T = b.host.shape.n_tok, kc = d.n_kv * E, qc = kc * d.group;
       Cache one(d, 2, 0, 32), two(d, 2, 0, 32);
       one.upload(), two.upload();
-      const auto q = random(size_t(T) * size_t(qc), 1), k = random(size_t(T) * size_t(kc), 2), gq = random(size_t(E), 4), gk = random(size_t(E), 5);
+      const auto q = random(size_t(T) * size_t(qc), 1), k = random(size_t(T) * size_t(kc), 2),
+                 gq = random(size_t(E), 4), gk = random(size_t(E), 5);
       std::vector<double> freqs(size_t(E / 2));
       for (size_t i = 0; i < freqs.size(); ++i) freqs[i] = std::pow(1e4, -double(2 * i) / E);
       OnDevice<double> df(freqs);
       OnDevice<float> q1(q), q2(q), k1(k), k2(k), v1(k), v2(k), g1(gq), g2(gk);
-      auto mat = [&](OnDevice<float>& x, int cols) { return cuda::Mat{.p = x.p(), .rows = T, .cols = cols, .stride = cols}; };
+      auto mat = [&](OnDevice<float>& x, int cols) {
+        return cuda::Mat{.p = x.p(), .rows = T, .cols = cols, .stride = cols};
+      };
       cuda::head_norm_rope(nullptr, mat(q1, qc), g1.p(), {df.p(), E / 2}, b.dev, 1e-6f);
       cuda::head_norm_rope(nullptr, mat(k1, kc), g2.p(), {df.p(), E / 2}, b.dev, 1e-6f);
       cuda::head_norm(nullptr, mat(v1, kc), E, 1e-6f);
       cuda::kv_append(nullptr, one.dev, mat(k1, kc), mat(v1, kc), b.dev);
-      cuda::norm_rope_append(nullptr, two.dev, mat(q2, qc), mat(k2, kc), mat(v2, kc), b.dev,
-                             {.q_gain = g1.p(), .k_gain = g2.p(), .freqs = {df.p(), E / 2}, .norm_v = true, .eps = 1e-6f});
+      cuda::norm_rope_append(
+          nullptr, two.dev, mat(q2, qc), mat(k2, kc), mat(v2, kc), b.dev,
+          {.q_gain = g1.p(), .k_gain = g2.p(), .freqs = {df.p(), E / 2}, .norm_v = true, .eps = 1e-6f});
       EXPECT_EQ(q1.get(), q2.get()) << kv_type_name(t) << " " << E;
       EXPECT_EQ(one.dk->get(), two.dk->get()) << kv_type_name(t) << " " << E;
       EXPECT_EQ(one.dv->get(), two.dv->get()) << kv_type_name(t) << " " << E;
@@ -422,17 +462,29 @@ TEST(CudaAttend, ShortSequences) {
   Cases cases(7);
   unsigned seed = 1;
   for (const Pair pair : kPairs)
-    for (const auto& [E, group] : {std::pair(64, 1), {64, 4}, {128, 2}, {128, 8}, {256, 1}, {256, 2}, {256, 8}, {512, 4}, {512, 8}})
-        for (const int window : {0, 8, 1024}) {
-          if (cases.leave_out()) continue;
-          const Dims d{.E = E, .n_kv = group == 8 ? 1 : 2, .group = group, .window = window, .margin = 16, .k = pair.k, .v = pair.v};
-          ++seed;
-          Case(d, {{.kv_len = 0, .n = 1}}, 0, seed).check("first token");
-          Case(d, {{.kv_len = 1100, .n = 1}}, 1, seed).check("one token");
-          Case(d, {{.kv_len = 63, .n = 16}, {.kv_len = 300, .n = 3}, {.kv_len = 0, .n = 2}}, 2, seed).check("three sequences");
-          Case(d, {{.kv_len = 77, .n = 13, .mask = Mask::kTree, .parent = binary_tree(13)}, {.kv_len = 40, .n = 16, .mask = Mask::kBlock}, {.kv_len = 30, .n = 2, .mask = Mask::kPast}}, 1, seed)
-              .check("tree, block, past");
-        }
+    for (const auto& [E, group] :
+         {std::pair(64, 1), {64, 4}, {128, 2}, {128, 8}, {256, 1}, {256, 2}, {256, 8}, {512, 4}, {512, 8}})
+      for (const int window : {0, 8, 1024}) {
+        if (cases.leave_out()) continue;
+        const Dims d{.E = E,
+                     .n_kv = group == 8 ? 1 : 2,
+                     .group = group,
+                     .window = window,
+                     .margin = 16,
+                     .k = pair.k,
+                     .v = pair.v};
+        ++seed;
+        Case(d, {{.kv_len = 0, .n = 1}}, 0, seed).check("first token");
+        Case(d, {{.kv_len = 1100, .n = 1}}, 1, seed).check("one token");
+        Case(d, {{.kv_len = 63, .n = 16}, {.kv_len = 300, .n = 3}, {.kv_len = 0, .n = 2}}, 2, seed)
+            .check("three sequences");
+        Case(d,
+             {{.kv_len = 77, .n = 13, .mask = Mask::kTree, .parent = binary_tree(13)},
+              {.kv_len = 40, .n = 16, .mask = Mask::kBlock},
+              {.kv_len = 30, .n = 2, .mask = Mask::kPast}},
+             1, seed)
+            .check("tree, block, past");
+      }
 }
 
 // Norms, RoPE and cache rows inside of attention: the bits of norm_rope_append before it.
@@ -440,9 +492,15 @@ TEST(CudaAttend, HeadsInside) {
   NEEDS_GPU();
   Cases cases(7);
   int turn = 0;
-  // One token each; and in turn: several, on both sides of a split's border; a block; as many as there may be; more than the ring's margin.
+  // One token each; and in turn: several, on both sides of a split's border; a block; as many as there may be; more
+  // than the ring's margin.
   const std::vector<Seq> steps[] = {
-      {{.kv_len = 0}, {.kv_len = 31}, {.kv_len = 64}, {.kv_len = 1100}, {.kv_len = 95, .mask = Mask::kPast}, {.kv_len = 1055}},
+      {{.kv_len = 0},
+       {.kv_len = 31},
+       {.kv_len = 64},
+       {.kv_len = 1100},
+       {.kv_len = 95, .mask = Mask::kPast},
+       {.kv_len = 1055}},
       {{.kv_len = 62, .n = 5}, {.kv_len = 1100, .n = 2}, {.kv_len = 95, .mask = Mask::kPast}},
       {{.kv_len = 0, .n = 3}, {.kv_len = 61, .n = 4, .mask = Mask::kBlock}},
       {{.kv_len = 1083, .n = 16}},
@@ -452,10 +510,17 @@ TEST(CudaAttend, HeadsInside) {
       for (const int window : {0, 1024})
         for (const auto& seqs : {steps[0], steps[1 + turn++ * 3 / 2 % 4]}) {
           if (cases.leave_out()) continue;
-          const Dims d{.E = E, .n_kv = 2, .group = group, .window = window, .margin = seqs[0].n == 8 ? 6 : 16, .k = pair.k, .v = pair.v};
+          const Dims d{.E = E,
+                       .n_kv = 2,
+                       .group = group,
+                       .window = window,
+                       .margin = seqs[0].n == 8 ? 6 : 16,
+                       .k = pair.k,
+                       .v = pair.v};
           Case c(d, seqs, 0, 7);
           const int T = c.batch.host.shape.n_tok, qc = 2 * group * E, kc = 2 * E;
-          const auto q = random(size_t(T * qc), 1), k = random(size_t(T * kc), 2), v = random(size_t(T * kc), 3), gq = random(size_t(E), 4), gk = random(size_t(E), 5);
+          const auto q = random(size_t(T * qc), 1), k = random(size_t(T * kc), 2), v = random(size_t(T * kc), 3),
+                     gq = random(size_t(E), 4), gk = random(size_t(E), 5);
           std::vector<double> freqs(size_t(E / 2));
           for (size_t i = 0; i < freqs.size() / 2; ++i) freqs[i] = std::pow(1e4, -double(2 * i) / E);
           OnDevice<double> df(freqs);
@@ -470,15 +535,22 @@ TEST(CudaAttend, HeadsInside) {
           auto run = [&](bool inside, bool append, float eps) {
             c.cache.upload();
             OnDevice<float> dq(q), dk(k), dv(v), o(q.size());
-            auto mat = [&](OnDevice<float>& x, int cols) { return cuda::Mat{.p = x.p(), .rows = T, .cols = cols, .stride = cols}; };
-            const cuda::HeadsLeft left{.k = append ? mat(dk, kc) : cuda::Mat{}, .v = append ? mat(dv, kc) : cuda::Mat{},
-                                       .work = {.q_gain = g1.p(), .k_gain = g2.p(), .freqs = {df.p(), E / 2}, .norm_v = group != 4, .eps = eps}};
+            auto mat = [&](OnDevice<float>& x, int cols) {
+              return cuda::Mat{.p = x.p(), .rows = T, .cols = cols, .stride = cols};
+            };
+            const cuda::HeadsLeft left{
+                .k = append ? mat(dk, kc) : cuda::Mat{},
+                .v = append ? mat(dv, kc) : cuda::Mat{},
+                .work = {
+                    .q_gain = g1.p(), .k_gain = g2.p(), .freqs = {df.p(), E / 2}, .norm_v = group != 4, .eps = eps}};
             if (!inside) cuda::run_heads(nullptr, c.cache.dev, mat(dq, qc), c.batch.dev, left);
-            cuda::attend(nullptr, mat(o, qc), mat(dq, qc), c.cache.dev, c.batch.dev, c.spec, {scratch.p(), bytes}, inside ? &left : nullptr);
+            cuda::attend(nullptr, mat(o, qc), mat(dq, qc), c.cache.dev, c.batch.dev, c.spec, {scratch.p(), bytes},
+                         inside ? &left : nullptr);
             ok(cudaGetLastError());
             return Got{o.get(), c.cache.dk->get(), c.cache.dv->get(), c.cache.dks->get(), c.cache.dvs->get()};
           };
-          const std::string what = fmt::format("k {} v {} E {} group {} window {}, {} rows", kv_type_name(pair.k), kv_type_name(pair.v), E, group, window, T);
+          const std::string what = fmt::format("k {} v {} E {} group {} window {}, {} rows", kv_type_name(pair.k),
+                                               kv_type_name(pair.v), E, group, window, T);
           const Got apart = run(false, true, 1e-6f);
           EXPECT_TRUE(run(true, true, 1e-6f) == apart) << what;
           EXPECT_TRUE(run(true, false, 1e-6f) == run(false, false, 1e-6f)) << what << ", nothing appended";
@@ -487,20 +559,25 @@ TEST(CudaAttend, HeadsInside) {
         }
 }
 
-// A grid for longer sequences, as graphs have: blocks that find no split come first, or last if they are many, and change no bit.
+// A grid for longer sequences, as graphs have: blocks that find no split come first, or last if they are many, and
+// change no bit.
 TEST(CudaAttend, SurplusBlocks) {
   NEEDS_GPU();
   Cases cases(5);
   for (const Pair pair : kPairs)
     for (const int E : {256, 512})
       for (const int window : {0, 1024})
-        for (const auto& seqs : {std::vector<Seq>{{.kv_len = 0}}, {{.kv_len = 1100}}, {{.kv_len = 200, .n = 9}, {.kv_len = 900}}, {{.kv_len = 700, .n = 5, .mask = Mask::kTree, .parent = binary_tree(5)}}}) {
+        for (const auto& seqs : {std::vector<Seq>{{.kv_len = 0}},
+                                 {{.kv_len = 1100}},
+                                 {{.kv_len = 200, .n = 9}, {.kv_len = 900}},
+                                 {{.kv_len = 700, .n = 5, .mask = Mask::kTree, .parent = binary_tree(5)}}}) {
           if (cases.leave_out()) continue;
           Case c({.E = E, .n_kv = 2, .group = 4, .window = window, .k = pair.k, .v = pair.v}, seqs, 0, 5);
           const auto fitting = c.run();
           for (const int longest : {1500, 150'000}) {
             c.batch.host.shape.longest = c.batch.dev.shape.longest = longest;
-            EXPECT_TRUE(c.run() == fitting) << kv_type_name(pair.k) << " E " << E << " window " << window << " after " << seqs[0].kv_len << ", grid for " << longest;
+            EXPECT_TRUE(c.run() == fitting) << kv_type_name(pair.k) << " E " << E << " window " << window << " after "
+                                            << seqs[0].kv_len << ", grid for " << longest;
             c.check("surplus blocks");
           }
         }
@@ -525,7 +602,8 @@ TEST(CudaAttend, LongContexts) {
 }
 
 class CudaLongChunks : public testing::TestWithParam<bool> {};
-INSTANTIATE_TEST_SUITE_P(Products, CudaLongChunks, testing::Bool(), [](const auto& i) { return i.param ? "Warpgroup" : "Warp"; });
+INSTANTIATE_TEST_SUITE_P(Products, CudaLongChunks, testing::Bool(),
+                         [](const auto& i) { return i.param ? "Warpgroup" : "Warp"; });
 
 TEST_P(CudaLongChunks, AsReference) {
   NEEDS_GPU();
@@ -536,14 +614,27 @@ TEST_P(CudaLongChunks, AsReference) {
     for (const int E : {64, 128, 256, 512})
       for (const int window : {0, 8, 100}) {
         if (cases.leave_out()) continue;
-        const Dims d{.E = E, .n_kv = 2, .group = E == 512 ? 8 : 2, .window = window, .margin = 16, .k = pair.k, .v = pair.v};
+        const Dims d{
+            .E = E, .n_kv = 2, .group = E == 512 ? 8 : 2, .window = window, .margin = 16, .k = pair.k, .v = pair.v};
         ++seed;
         Case(d, {{.kv_len = 0, .n = 150}}, 3, seed).check("a prompt's first chunk");
-        Case(d, {{.kv_len = 120, .n = 2}, {.kv_len = 333, .n = 97}, {.kv_len = 3, .n = 40}, {.kv_len = 50, .n = 1}}, 2, seed).check("chunks beside others");
-        Case(d, {{.kv_len = 77, .n = 33, .mask = Mask::kTree, .parent = binary_tree(33)}, {.kv_len = 40, .n = 30, .mask = Mask::kBlock}}, 0, seed).check("long tree, long block");
+        Case(d, {{.kv_len = 120, .n = 2}, {.kv_len = 333, .n = 97}, {.kv_len = 3, .n = 40}, {.kv_len = 50, .n = 1}}, 2,
+             seed)
+            .check("chunks beside others");
+        Case(d,
+             {{.kv_len = 77, .n = 33, .mask = Mask::kTree, .parent = binary_tree(33)},
+              {.kv_len = 40, .n = 30, .mask = Mask::kBlock}},
+             0, seed)
+            .check("long tree, long block");
       }
   for (const int window : {0, 1024}) {
-    const Dims d{.E = window ? 256 : 512, .n_kv = 1, .group = window ? 2 : 8, .window = window, .margin = 32, .k = KvType::kQ8_0, .v = KvType::kQ8_0};
+    const Dims d{.E = window ? 256 : 512,
+                 .n_kv = 1,
+                 .group = window ? 2 : 8,
+                 .window = window,
+                 .margin = 32,
+                 .k = KvType::kQ8_0,
+                 .v = KvType::kQ8_0};
     Case(d, {{.kv_len = 2100, .n = 600}}, 0, ++seed).check("a later chunk");
   }
   cuda::attend_uses_warpgroups = true;
@@ -562,8 +653,11 @@ void expect_rows_alone(const Dims& d, int len, int T, bool* differs, int planted
     one.q.assign(chain.q.begin() + long(size_t(j) * cols), chain.q.begin() + long(size_t(j + 1) * cols));
     const auto alone = one.run();
     const bool same = std::memcmp(alone.data(), all.data() + size_t(j) * cols, cols * 4) == 0;
-    if (differs) *differs |= !same;
-    else ASSERT_TRUE(same) << "row " << j << " of " << T << " after " << len << ", k " << kv_type_name(d.k) << ", E " << d.E << ", window " << d.window;
+    if (differs)
+      *differs |= !same;
+    else
+      ASSERT_TRUE(same) << "row " << j << " of " << T << " after " << len << ", k " << kv_type_name(d.k) << ", E "
+                        << d.E << ", window " << d.window;
   }
 }
 
@@ -576,7 +670,14 @@ TEST(CudaAttend, ARowsBitsDependOnItAlone) {
         if (pair.k == KvType::kF32 && E > 128) continue;
         for (const int T : {2, 5, 16}) {
           if (cases.leave_out()) continue;
-          const Dims d{.E = E, .n_kv = 1, .group = E == 512 ? 8 : 2, .window = window, .margin = 16, .k = pair.k, .v = pair.v, .cap = window ? 0 : 2600};
+          const Dims d{.E = E,
+                       .n_kv = 1,
+                       .group = E == 512 ? 8 : 2,
+                       .window = window,
+                       .margin = 16,
+                       .k = pair.k,
+                       .v = pair.v,
+                       .cap = window ? 0 : 2600};
           expect_rows_alone(d, 2040, T, nullptr, 0);
         }
       }
@@ -595,16 +696,27 @@ TEST(CudaAttend, NeighboursDoNotMatter) {
   NEEDS_GPU();
   for (const Pair pair : {kPairs[0], kPairs[1], kPairs[5]})
     for (const int window : {0, 64}) {
-      Dims d{.E = 256, .n_kv = 2, .group = 2, .window = window, .margin = 16, .k = pair.k, .v = pair.v, .cap = window ? 0 : 900};
+      Dims d{.E = 256,
+             .n_kv = 2,
+             .group = 2,
+             .window = window,
+             .margin = 16,
+             .k = pair.k,
+             .v = pair.v,
+             .cap = window ? 0 : 900};
       const Seq first{.kv_len = 300, .n = 4};
       std::vector<Seq> many = {first};
       for (int i = 0; i < 20; ++i) many.push_back({.kv_len = 17 * i, .n = 1 + i % 16});
       many.push_back({.kv_len = 100, .n = 200});
       const Case crowd(d, many, 5, 9);
       Case alone(d, {first}, 0, 9);
-      const size_t slot_k = size_t(crowd.cache.host.k_slot), slot_v = size_t(crowd.cache.host.v_slot), at = size_t(crowd.batch.slot[0]);
-      auto part = [&](const std::vector<std::byte>& b, size_t n) { return std::vector<std::byte>(b.begin() + long(at * n), b.begin() + long((at + 1) * n)); };
-      alone.cache.dk->put(part(crowd.cache.dk->get(), slot_k)), alone.cache.dv->put(part(crowd.cache.dv->get(), slot_v));
+      const size_t slot_k = size_t(crowd.cache.host.k_slot), slot_v = size_t(crowd.cache.host.v_slot),
+                   at = size_t(crowd.batch.slot[0]);
+      auto part = [&](const std::vector<std::byte>& b, size_t n) {
+        return std::vector<std::byte>(b.begin() + long(at * n), b.begin() + long((at + 1) * n));
+      };
+      alone.cache.dk->put(part(crowd.cache.dk->get(), slot_k)),
+          alone.cache.dv->put(part(crowd.cache.dv->get(), slot_v));
       alone.q.assign(crowd.q.begin(), crowd.q.begin() + long(alone.q.size()));
       const auto a = alone.run(), b = crowd.run(), again = crowd.run();
       EXPECT_EQ(std::memcmp(a.data(), b.data(), a.size() * 4), 0) << kv_type_name(d.k) << " window " << window;
@@ -626,13 +738,17 @@ std::vector<TreeShape> tree_shapes() {
     return parent;
   };
   std::mt19937 rng(3);
-  auto grown = [&](int most_back) { return [&rng, most_back](int i) { return std::max(0, i - 1 - int(rng() % unsigned(most_back))); }; };
+  auto grown = [&](int most_back) {
+    return [&rng, most_back](int i) { return std::max(0, i - 1 - int(rng() % unsigned(most_back))); };
+  };
   return {{"pair", made(2, [](int) { return 0; })},
           {"fork", made(3, [](int) { return 0; })},
           {"chain", made(16, [](int i) { return i - 1; })},
           {"binary", binary_tree(15)},
           {"caterpillar", made(16, [](int i) { return i % 2 ? std::max(0, i - 2) : i - 1; })},
-          {"late branches", made(16, [](int i) { return i == 8 ? 0 : i == 12 ? 3 : i - 1; })},
+          {"late branches", made(16, [](int i) { return i == 8    ? 0
+                                                        : i == 12 ? 3
+                                                                  : i - 1; })},
           {"two chains in turn", made(16, [](int i) { return std::max(0, i - 2); })},
           {"broom", made(16, [](int i) { return std::min(i - 1, 6); })},
           {"bush", made(16, [](int) { return 0; })},
@@ -656,17 +772,21 @@ std::vector<int> path_backwards(const std::vector<int>& parent, int j) {
   return path;
 }
 
-// Every node of sequence i as the only token of its step, in a cache of its own: the committed rows and behind them those of
-// order(node), as commit_path moves them; NaN beyond. What the step itself gives for them must have the same bits.
-std::vector<float> nodes_alone(const Case& c, size_t i = 0, std::vector<int> (*order)(const std::vector<int>&, int) = path_of) {
+// Every node of sequence i as the only token of its step, in a cache of its own: the committed rows and behind them
+// those of order(node), as commit_path moves them; NaN beyond. What the step itself gives for them must have the same
+// bits.
+std::vector<float> nodes_alone(const Case& c, size_t i = 0,
+                               std::vector<int> (*order)(const std::vector<int>&, int) = path_of) {
   const Seq& s = c.seqs[i];
   const auto parent = parents_of(s);
   std::vector<Seq> seqs;
   std::vector<int> slots;
-  for (int j = 0; j < s.n; ++j) seqs.push_back({.kv_len = s.kv_len + int(order(parent, j).size()) - 1}), slots.push_back(j);
+  for (int j = 0; j < s.n; ++j)
+    seqs.push_back({.kv_len = s.kv_len + int(order(parent, j).size()) - 1}), slots.push_back(j);
   const Batch alone(seqs, slots, 0, c.d.margin);
   KvLayer kv = c.cache.dev;
-  auto copies = [&](const std::vector<std::byte>& rings, const std::vector<std::byte>& stage, int64_t slot_bytes, int64_t row_bytes) {
+  auto copies = [&](const std::vector<std::byte>& rings, const std::vector<std::byte>& stage, int64_t slot_bytes,
+                    int64_t row_bytes) {
     const auto mine = rings.begin() + c.batch.slot[i] * slot_bytes;
     auto place = [&](int at) { return kv_place(kv, s.kv_len + at) * row_bytes; };
     std::vector<std::byte> all;
@@ -674,16 +794,19 @@ std::vector<float> nodes_alone(const Case& c, size_t i = 0, std::vector<int> (*o
       const auto rows = order(parent, j);
       std::vector<std::byte> one(mine, mine + slot_bytes);
       for (int at = 0; at < s.n; ++at)
-        if (kv.window == 0 || at < int(rows.size()) - 1 + kv.margin) std::fill_n(one.begin() + place(at), row_bytes, std::byte(0xFF));
+        if (kv.window == 0 || at < int(rows.size()) - 1 + kv.margin)
+          std::fill_n(one.begin() + place(at), row_bytes, std::byte(0xFF));
       for (int at = 0; at < int(rows.size()); ++at) {
         const int t = rows[size_t(at)];
-        std::copy_n(kv_staged(kv, s.n) ? stage.begin() + (c.batch.q_begin[i] + t) * row_bytes : mine + place(t), row_bytes, one.begin() + place(at));
+        std::copy_n(kv_staged(kv, s.n) ? stage.begin() + (c.batch.q_begin[i] + t) * row_bytes : mine + place(t),
+                    row_bytes, one.begin() + place(at));
       }
       all.insert(all.end(), one.begin(), one.end());
     }
     return all;
   };
-  const OnDevice<std::byte> k(copies(c.cache.dk->get(), c.cache.dks->get(), kv.k_slot, kv.k_row)), v(copies(c.cache.dv->get(), c.cache.dvs->get(), kv.v_slot, kv.v_row));
+  const OnDevice<std::byte> k(copies(c.cache.dk->get(), c.cache.dks->get(), kv.k_slot, kv.k_row)),
+      v(copies(c.cache.dv->get(), c.cache.dvs->get(), kv.v_slot, kv.v_row));
   kv.k = k.p(), kv.v = v.p();
   const auto q = c.q.begin() + long(c.batch.q_begin[i]) * c.spec.n_q_head * c.d.E;
   return attend_on_device(alone, kv, {q, q + long(s.n) * c.spec.n_q_head * c.d.E}, c.spec);
@@ -695,12 +818,15 @@ int first_difference(const Case& c, const std::vector<float>& all, const std::ve
     if (std::memcmp(all.data() + (first + j) * cols, alone.data() + j * cols, cols * 4) != 0) return int(j);
   return -1;
 }
-Seq tree_of(const TreeShape& shape, int kv_len) { return {.kv_len = kv_len, .n = int(shape.parent.size()), .mask = Mask::kTree, .parent = shape.parent}; }
+Seq tree_of(const TreeShape& shape, int kv_len) {
+  return {.kv_len = kv_len, .n = int(shape.parent.size()), .mask = Mask::kTree, .parent = shape.parent};
+}
 
 TEST(CudaAttend, ATreesRowsArePlainDecodings) {
   NEEDS_GPU();
   Cases cases(31);
-  // Borders of tiles and splits, and rings that end inside the tree: of 23 and of 55 rows. Each shape takes two in turn.
+  // Borders of tiles and splits, and rings that end inside the tree: of 23 and of 55 rows. Each shape takes two in
+  // turn.
   constexpr int kLens[] = {0, 17, 31, 50, 60, 64, 128};
   unsigned seed = 300;
   for (const Pair pair : kPairs)
@@ -710,11 +836,18 @@ TEST(CudaAttend, ATreesRowsArePlainDecodings) {
           for (int n = 0; n < 2; ++n) {
             if (cases.leave_out()) continue;
             if (pair.k == KvType::kF32 && E == 512) continue;
-            const Dims d{.E = E, .n_kv = E == 512 ? 1 : 2, .group = E == 512 ? 8 : 2, .window = window, .margin = 16, .k = pair.k, .v = pair.v};
+            const Dims d{.E = E,
+                         .n_kv = E == 512 ? 1 : 2,
+                         .group = E == 512 ? 8 : 2,
+                         .window = window,
+                         .margin = 16,
+                         .k = pair.k,
+                         .v = pair.v};
             const int len = kLens[++seed % std::size(kLens)];
             const Case c(d, {tree_of(shape, len)}, 0, seed);
             const int node = first_difference(c, c.run(), nodes_alone(c));
-            ASSERT_EQ(node, -1) << shape.name << " after " << len << ", k " << kv_type_name(d.k) << " v " << kv_type_name(d.v) << ", E " << E << ", window " << window;
+            ASSERT_EQ(node, -1) << shape.name << " after " << len << ", k " << kv_type_name(d.k) << " v "
+                                << kv_type_name(d.v) << ", E " << E << ", window " << window;
           }
 }
 
@@ -729,9 +862,11 @@ TEST(CudaAttend, TreesAfterLongContexts) {
         for (const TreeShape& shape : {shapes[5], shapes[8], shapes[10]}) {
           if (cases.leave_out()) continue;
           if (pair.k == KvType::kF32) continue;
-          const Dims d{.E = E, .n_kv = 1, .group = E == 512 ? 8 : 2, .window = window, .margin = 16, .k = pair.k, .v = pair.v};
+          const Dims d{
+              .E = E, .n_kv = 1, .group = E == 512 ? 8 : 2, .window = window, .margin = 16, .k = pair.k, .v = pair.v};
           const Case c(d, {tree_of(shape, 2040)}, 0, ++seed);  // where splits become longer
-          ASSERT_EQ(first_difference(c, c.run(), nodes_alone(c)), -1) << shape.name << ", k " << kv_type_name(d.k) << ", E " << E << ", window " << window;
+          ASSERT_EQ(first_difference(c, c.run(), nodes_alone(c)), -1)
+              << shape.name << ", k " << kv_type_name(d.k) << ", E " << E << ", window " << window;
         }
 }
 
@@ -747,16 +882,28 @@ TEST(CudaAttend, TreesBesideOthers) {
         for (const int margin : {16, 4}) {
           if (cases.leave_out()) continue;
           if (pair.k == KvType::kF32 && E == 512) continue;
-          const Dims d{.E = E, .n_kv = 1, .group = E == 512 ? 8 : 2, .window = window, .margin = margin, .k = pair.k, .v = pair.v, .cap = window ? 0 : 200};
-          const std::vector<Seq> seqs = {tree_of(shapes[5], 57), {.kv_len = 90, .n = 11}, tree_of(shapes[10], 0), {.kv_len = 40, .n = 1}, tree_of(shapes[8], 126),
-                                         {.kv_len = 33, .n = 9, .mask = Mask::kBlock}, {.kv_len = 30, .n = 100}};
+          const Dims d{.E = E,
+                       .n_kv = 1,
+                       .group = E == 512 ? 8 : 2,
+                       .window = window,
+                       .margin = margin,
+                       .k = pair.k,
+                       .v = pair.v,
+                       .cap = window ? 0 : 200};
+          const std::vector<Seq> seqs = {tree_of(shapes[5], 57),  {.kv_len = 90, .n = 11},
+                                         tree_of(shapes[10], 0),  {.kv_len = 40, .n = 1},
+                                         tree_of(shapes[8], 126), {.kv_len = 33, .n = 9, .mask = Mask::kBlock},
+                                         {.kv_len = 30, .n = 100}};
           const Case c(d, seqs, 3, ++seed);
           const auto all = c.run();
           const size_t n_small = size_t(c.batch.host.shape.n_small) * size_t(c.spec.n_q_head * E);
           for (size_t i = 0; i < 5; ++i)
-            EXPECT_EQ(first_difference(c, all, nodes_alone(c, i), i), -1) << "sequence " << i << ", k " << kv_type_name(d.k) << ", E " << E << ", window " << window << ", margin " << margin;
+            EXPECT_EQ(first_difference(c, all, nodes_alone(c, i), i), -1)
+                << "sequence " << i << ", k " << kv_type_name(d.k) << ", E " << E << ", window " << window
+                << ", margin " << margin;
           const auto in_passes = attend_on_device(c.batch, c.cache.dev, c.q, c.spec, nullptr, 5);
-          EXPECT_EQ(std::memcmp(all.data(), in_passes.data(), n_small * 4), 0) << "k " << kv_type_name(d.k) << ", E " << E << ", window " << window << ", margin " << margin;
+          EXPECT_EQ(std::memcmp(all.data(), in_passes.data(), n_small * 4), 0)
+              << "k " << kv_type_name(d.k) << ", E " << E << ", window " << window << ", margin " << margin;
         }
 }
 
@@ -778,7 +925,8 @@ TEST(CudaAttend, TheLawOfTreesHasTeeth) {
       const Case chain(d, {tree_of(shapes[2], 27)}, 0, 7);
       const auto all = chain.run();
       EXPECT_EQ(first_difference(chain, all, nodes_alone(chain)), -1);
-      EXPECT_GE(first_difference(chain, all, nodes_alone(chain, 0, path_backwards)), 0) << kv_type_name(d.k) << " " << E;
+      EXPECT_GE(first_difference(chain, all, nodes_alone(chain, 0, path_backwards)), 0)
+          << kv_type_name(d.k) << " " << E;
     }
 }
 

@@ -71,7 +71,8 @@ struct Weights {
       dequantize_row(t.type, to, value.data() + size_t(r) * size_t(n_in), n_in);
       if (t.tile != Tile::kQ4_K && t.tile != Tile::kQ5_K) continue;
       std::vector<std::byte> codes(to, to + bytes);
-      for (size_t at = 0; at < bytes; at += t.tile == Tile::kQ4_K ? 144 : 176) codes[at + 2] = codes[at + 3] = std::byte{0};  // dmin
+      for (size_t at = 0; at < bytes; at += t.tile == Tile::kQ4_K ? 144 : 176)
+        codes[at + 2] = codes[at + 3] = std::byte{0};  // dmin
       dequantize_row(t.type, codes.data(), row.data(), n_in);
       for (int c = 0; c < n_in; ++c) minimum.push_back(row[size_t(c)] - value[size_t(r) * size_t(n_in) + size_t(c)]);
     }
@@ -83,12 +84,14 @@ struct Weights {
 };
 
 // Of every type the ways in which products read their input.
-std::vector<bool> fineness(Tile t) { return cuda::may_be_fine(t) ? std::vector<bool>{false, true} : std::vector<bool>{false}; }
+std::vector<bool> fineness(Tile t) {
+  return cuda::may_be_fine(t) ? std::vector<bool>{false, true} : std::vector<bool>{false};
+}
 
 float bf16(float v) { return __bfloat162float(__float2bfloat16(v)); }
 
-// x as the kernels multiply it: rounded to bf16, and for quantised weights to one or two codes of 8 bits with a scale for
-// 64 columns.
+// x as the kernels multiply it: rounded to bf16, and for quantised weights to one or two codes of 8 bits with a scale
+// for 64 columns.
 std::vector<float> rounded(const std::vector<float>& x, int n_in, Input in) {
   std::vector<float> y = x;
   if (in == Input::kBf16) return y;
@@ -123,14 +126,16 @@ struct Rows {
 };
 
 cuda::SkinnyWork work_of(Arena& a) {
-  cuda::SkinnyWork w{.partial = a.poisoned<float>(32 << 20), .counter = a.poisoned<unsigned>(4096), .image = a.poisoned<uint8_t>(4 << 20)};
+  cuda::SkinnyWork w{.partial = a.poisoned<float>(32 << 20),
+                     .counter = a.poisoned<unsigned>(4096),
+                     .image = a.poisoned<uint8_t>(4 << 20)};
   ok(cudaMemset(w.counter, 0, 4096 * sizeof(unsigned)));
   return w;
 }
 
 // Row r of W times x in f64, and how far f32 sums may be from it: 2^-24 per addition of partial sums, over n_in / 32
-// additions and a few more at the most, of terms that sum to `sum`. Minima are summed apart from codes, for 32 columns at a
-// time, their activations' sum as two bf16 that miss 2^-18 of it.
+// additions and a few more at the most, of terms that sum to `sum`. Minima are summed apart from codes, for 32 columns
+// at a time, their activations' sum as two bf16 that miss 2^-18 of it.
 struct Product {
   double value = 0, bound = 0;
   Product(const Weights& w, int r, const float* x, int n_in) {
@@ -183,8 +188,8 @@ TEST(CudaMatmul, SkinnyMultipliesEveryType) {
       }
 }
 
-// Rows times a power of two have products times that, to the bit; rows below the least that counts are zeros. Sums of blocks with scales
-// of their own are larger than products, and the largest rows are too large for them.
+// Rows times a power of two have products times that, to the bit; rows below the least that counts are zeros. Sums of
+// blocks with scales of their own are larger than products, and the largest rows are too large for them.
 TEST(CudaMatmul, RowsOfAnySize) {
   NEEDS_GPU();
   std::mt19937 rng(7);
@@ -211,7 +216,8 @@ TEST(CudaMatmul, RowsOfAnySize) {
           if (exponent > 100 && cuda::tile_cols(t.tile) > 64) continue;
           const std::vector<float> y = product(exponent, n);
           for (size_t i = 0; i < y.size(); ++i)
-            ASSERT_EQ(y[i], exponent < -100 ? 0.f : std::ldexp(plain[i], exponent)) << t.name << (fine ? " fine" : "") << " times 2^" << exponent << ", " << n << " rows: " << i;
+            ASSERT_EQ(y[i], exponent < -100 ? 0.f : std::ldexp(plain[i], exponent))
+                << t.name << (fine ? " fine" : "") << " times 2^" << exponent << ", " << n << " rows: " << i;
         }
       }
     }
@@ -251,8 +257,7 @@ TEST(CudaMatmul, SeveralMatricesInOneLaunch) {
                 << "matrix " << i << " row " << r << " token " << k;
           }
         if (i == 1) {
-          ASSERT_EQ(std::memcmp(a.get(also[1], size_t(n) * 512).data(), got.data(),
-                                (size_t(n - 1) * 512 + 208) * 4),
+          ASSERT_EQ(std::memcmp(a.get(also[1], size_t(n) * 512).data(), got.data(), (size_t(n - 1) * 512 + 208) * 4),
                     0);
         }
       }
@@ -287,7 +292,8 @@ TEST(CudaMatmul, BesideTheOneBefore) {
       const std::vector<float> zs = a.get(z, size_t(n) * n_brief);
       bits.back().insert(bits.back().end(), zs.begin(), zs.end());
     }
-    for (size_t i = 1; i < bits.size(); ++i) EXPECT_EQ(std::memcmp(bits[i].data(), bits[0].data(), bits[0].size() * 4), 0) << n << " rows";
+    for (size_t i = 1; i < bits.size(); ++i)
+      EXPECT_EQ(std::memcmp(bits[i].data(), bits[0].data(), bits[0].size() * 4), 0) << n << " rows";
   }
 }
 
@@ -319,14 +325,12 @@ TEST(CudaMatmul, GateTimesUp) {
                 const double gelu = 0.5 * g * (1 + std::tanh(0.7978845608028654 * (g + 0.044715 * g * g * g)));
                 // The slope of gelu is below 1.13; its own arithmetic rounds a few times.
                 const double dg = 1.13 * gp.bound + 0x1p-20 * (1 + std::fabs(g)), du = up_p.bound;
-                ASSERT_NEAR(got[size_t(k * n_out + r)], gelu * u,
-                            dg * std::fabs(u) + du * std::fabs(gelu) + dg * du)
+                ASSERT_NEAR(got[size_t(k * n_out + r)], gelu * u, dg * std::fabs(u) + du * std::fabs(gelu) + dg * du)
                     << t.name << " row " << r << " token " << k;
               }
             last = got;
           } else {
-            ASSERT_EQ(std::memcmp(got.data(), last.data(), got.size() * 4), 0)
-                << t.name << ": " << n << " rows";
+            ASSERT_EQ(std::memcmp(got.data(), last.data(), got.size() * 4), 0) << t.name << ": " << n << " rows";
           }
         }
       }

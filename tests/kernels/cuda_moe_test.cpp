@@ -1,5 +1,6 @@
-// The experts' kernels against CpuRef::moe, for few tokens and for many. Everything the kernels write is poisoned with NaN
-// first. Routers and their inputs are small whole numbers, so that logits are exact in any order and ties are common.
+// The experts' kernels against CpuRef::moe, for few tokens and for many. Everything the kernels write is poisoned with
+// NaN first. Routers and their inputs are small whole numbers, so that logits are exact in any order and ties are
+// common.
 #include <cuda_runtime.h>
 #include <gtest/gtest.h>
 
@@ -35,17 +36,26 @@ std::vector<std::byte> random_blocks(DType t, int64_t rows, int64_t n_in, std::m
     for (size_t at = 0; at < v.size(); at += block) f(at, 0.5f + float(rng() % 1000) / 1000.f);
   };
   switch (t) {
-    case DType::kQ4_K: each(144, [&](size_t at, float s) { half(at, s * unit / 200.f), half(at + 2, s * unit / 30.f); }); break;
-    case DType::kQ6_K: each(210, [&](size_t at, float s) { half(at + 208, s * unit / 1200.f); }); break;
-    case DType::kQ5_0: each(22, [&](size_t at, float s) { half(at, s * unit / 9.f); }); break;
-    case DType::kQ8_0: each(34, [&](size_t at, float s) { half(at, s * unit / 73.f); }); break;
+    case DType::kQ4_K:
+      each(144, [&](size_t at, float s) { half(at, s * unit / 200.f), half(at + 2, s * unit / 30.f); });
+      break;
+    case DType::kQ6_K:
+      each(210, [&](size_t at, float s) { half(at + 208, s * unit / 1200.f); });
+      break;
+    case DType::kQ5_0:
+      each(22, [&](size_t at, float s) { half(at, s * unit / 9.f); });
+      break;
+    case DType::kQ8_0:
+      each(34, [&](size_t at, float s) { half(at, s * unit / 73.f); });
+      break;
     case DType::kBF16:
       for (size_t i = 0; i < v.size(); i += 2) {
         const uint16_t b = f32_to_bf16((float(rng() % 2001) / 1000.f - 1.f) * 1.7f * unit);
         std::memcpy(v.data() + i, &b, 2);
       }
       break;
-    default: ADD_FAILURE();
+    default:
+      ADD_FAILURE();
   }
   return v;
 }
@@ -90,7 +100,8 @@ struct Case {
 
     CpuRef ref(16);
     BackendLimits l;
-    l.max_tok = T, l.max_rows = 1, l.max_cols = std::max(2 * d.F, d.D), l.n_expert = d.N, l.n_expert_used = d.used, l.d_expert = d.F, l.d_moe = d.D;
+    l.max_tok = T, l.max_rows = 1, l.max_cols = std::max(2 * d.F, d.D), l.n_expert = d.N, l.n_expert_used = d.used,
+    l.d_expert = d.F, l.d_moe = d.D;
     ref.reserve(l);
     MoeWeights<CpuRef::Weight, CpuRef::Vec> w;
     w.router = {reinterpret_cast<const std::byte*>(router.data()), DType::kF32, d.N, d.D, 1, "router"};
@@ -115,7 +126,8 @@ struct Case {
     else
       m.gate = upload(w.gate), m.up = upload(w.up);
     m.down = upload(w.down);
-    dev_router = std::make_unique<OnDevice<float>>(router), dev_scale = std::make_unique<OnDevice<float>>(scale), dev_r = std::make_unique<OnDevice<float>>(r);
+    dev_router = std::make_unique<OnDevice<float>>(router), dev_scale = std::make_unique<OnDevice<float>>(scale),
+    dev_r = std::make_unique<OnDevice<float>>(r);
     dev_e = std::make_unique<OnDevice<uint16_t>>(e_bf);
     m.router = dev_router->p(), m.scale = dev_scale->p(), m.n_expert = d.N, m.n_used = d.used, m.act = d.act;
   }
@@ -125,7 +137,8 @@ struct Case {
                             : w.type == DType::kQ5_0 ? cuda::Tile::kQ5_0
                             : w.type == DType::kQ8_0 ? cuda::Tile::kQ8_0
                                                      : cuda::Tile::kBF16;
-    cuda::TiledMatrix t{.p = nullptr, .tile = tile, .n_out = int(w.n_out), .n_in = int(w.n_in), .n_stack = int(w.n_stack)};
+    cuda::TiledMatrix t{
+        .p = nullptr, .tile = tile, .n_out = int(w.n_out), .n_in = int(w.n_in), .n_stack = int(w.n_stack)};
     t.fine = d.fine && cuda::may_be_fine(tile);
     tiles.push_back(std::make_unique<OnDevice<uint8_t>>(size_t(t.matrix_bytes() * w.n_stack)));
     t.p = tiles.back()->p();
@@ -136,16 +149,24 @@ struct Case {
     ok(cudaDeviceSynchronize());
     return t;
   }
-  cuda::Mat rows(const OnDevice<float>& f, int first, int n) const { return {.p = f.p() + int64_t(first) * d.D, .rows = n, .cols = d.D, .stride = d.D}; }
+  cuda::Mat rows(const OnDevice<float>& f, int first, int n) const {
+    return {.p = f.p() + int64_t(first) * d.D, .rows = n, .cols = d.D, .stride = d.D};
+  }
   cuda::Mat input(int first, int n) const {
-    return {.p = nullptr, .rows = n, .cols = d.D, .stride = d.D, .bf = reinterpret_cast<__nv_bfloat16*>(dev_e->p()) + int64_t(first) * d.D, .bf_stride = d.D};
+    return {.p = nullptr,
+            .rows = n,
+            .cols = d.D,
+            .stride = d.D,
+            .bf = reinterpret_cast<__nv_bfloat16*>(dev_e->p()) + int64_t(first) * d.D,
+            .bf_stride = d.D};
   }
 
   std::vector<float> many(int64_t panel_bytes = int64_t(1) << 40) const {
     const cuda::MoeSizes s{.d = d.D, .d_expert = d.F, .n_expert = d.N, .n_used = d.used, .n_tok = T};
     const OnDevice<uint8_t> memory(size_t(cuda::moe_many_bytes(s, panel_bytes)));
     const OnDevice<float> y(want.size());
-    cuda::moe_many(nullptr, m, rows(y, 0, T), input(0, T), rows(*dev_r, 0, T), cuda::moe_many_buffers(memory.p(), s, panel_bytes));
+    cuda::moe_many(nullptr, m, rows(y, 0, T), input(0, T), rows(*dev_r, 0, T),
+                   cuda::moe_many_buffers(memory.p(), s, panel_bytes));
     ok(cudaGetLastError());
     return y.get();
   }
@@ -157,8 +178,10 @@ struct Case {
     const OnDevice<int32_t> expert(pairs), active(size_t(d.N + 1)), begin(size_t(d.N + 2)), pair(pairs);
     const OnDevice<uint16_t> hidden(pairs * size_t(d.F));
     const OnDevice<unsigned> number(std::vector<unsigned>{0});
-    const cuda::MoeBuffers b{.routing = {logits.p(), weight.p(), expert.p(), active.p(), begin.p(), pair.p(), number.p()},
-                             .hidden = reinterpret_cast<__nv_bfloat16*>(hidden.p()), .out = out.p()};
+    const cuda::MoeBuffers b{
+        .routing = {logits.p(), weight.p(), expert.p(), active.p(), begin.p(), pair.p(), number.p()},
+        .hidden = reinterpret_cast<__nv_bfloat16*>(hidden.p()),
+        .out = out.p()};
     cuda::route(nullptr, cuda::route_job(m, rows(*dev_r, first, n), n, b.routing));
     cuda::moe_small(nullptr, m, input(first, n), n, b);
     cuda::moe_small_combine(nullptr, rows(y, 0, n), b.out, b.routing.weight, m.n_used);
@@ -166,8 +189,8 @@ struct Case {
     return y.get();
   }
 
-  // One token after another as a step of one row launches them: the routing beside a dense product, experts looked for while they are
-  // chosen, beside the dense product that follows. Every third token waits for its experts instead.
+  // One token after another as a step of one row launches them: the routing beside a dense product, experts looked for
+  // while they are chosen, beside the dense product that follows. Every third token waits for its experts instead.
   std::vector<std::vector<float>> beside_dense(const std::vector<int>& tokens, int dense_rows) {
     std::mt19937 rng(2);
     std::vector<std::byte> v;
@@ -175,18 +198,25 @@ struct Case {
       v = random_blocks(t, n_out, n_in, rng);
       return upload(CpuRef::Weight{v.data(), t, n_out, n_in, 1, "dense"});
     };
-    const cuda::TiledMatrix gate_w = dense(d.up, dense_rows, d.D), up_w = dense(d.up, dense_rows, d.D), down_w = dense(d.down, d.D, dense_rows);
+    const cuda::TiledMatrix gate_w = dense(d.up, dense_rows, d.D), up_w = dense(d.up, dense_rows, d.D),
+                            down_w = dense(d.down, d.D, dense_rows);
     const size_t pairs = size_t(d.used);
     const OnDevice<uint64_t> logits(size_t(d.N));
-    const OnDevice<float> weight(pairs), out(pairs * size_t(d.D)), g(static_cast<size_t>(dense_rows)), partial(size_t(4) << 20);
+    const OnDevice<float> weight(pairs), out(pairs * size_t(d.D)), g(static_cast<size_t>(dense_rows)),
+        partial(size_t(4) << 20);
     const OnDevice<int32_t> expert(pairs), active(size_t(d.N + 1)), begin(size_t(d.N + 2)), pair(pairs);
     const OnDevice<uint16_t> hidden(pairs * size_t(d.F)), g_bf(static_cast<size_t>(dense_rows));
-    const OnDevice<unsigned> number(std::vector<unsigned>{0}), counter(std::vector<unsigned>(size_t(cuda::skinny_counters()), 0));
+    const OnDevice<unsigned> number(std::vector<unsigned>{0}),
+        counter(std::vector<unsigned>(size_t(cuda::skinny_counters()), 0));
     const OnDevice<uint8_t> image(size_t(1) << 20);
-    const cuda::MoeBuffers b{.routing = {logits.p(), weight.p(), expert.p(), active.p(), begin.p(), pair.p(), number.p()},
-                             .hidden = reinterpret_cast<__nv_bfloat16*>(hidden.p()), .out = out.p()};
+    const cuda::MoeBuffers b{
+        .routing = {logits.p(), weight.p(), expert.p(), active.p(), begin.p(), pair.p(), number.p()},
+        .hidden = reinterpret_cast<__nv_bfloat16*>(hidden.p()),
+        .out = out.p()};
     std::vector<std::unique_ptr<OnDevice<float>>> y, dense_y;
-    for (size_t i = 0; i < tokens.size(); ++i) y.push_back(std::make_unique<OnDevice<float>>(size_t(d.D))), dense_y.push_back(std::make_unique<OnDevice<float>>(size_t(d.D)));
+    for (size_t i = 0; i < tokens.size(); ++i)
+      y.push_back(std::make_unique<OnDevice<float>>(size_t(d.D))),
+          dense_y.push_back(std::make_unique<OnDevice<float>>(size_t(d.D)));
     cuda::pass_time(nullptr, 20);  // in which all is launched: kernels follow one another as in a graph
     for (size_t i = 0; i < tokens.size(); ++i) {
       const bool ahead = i % 3 != 2;
@@ -194,9 +224,15 @@ struct Case {
       const cuda::Mat in = input(t, 1);
       cuda::RouteJob job = cuda::route_job(m, rows(*dev_r, t, 1), 1, b.routing);
       job.ahead = ahead;
-      cuda::SkinnyWork work{.partial = partial.p(), .counter = counter.p(), .image = image.p(), .beside = &job, .in_turn = ahead, .thirds = 1};
+      cuda::SkinnyWork work{.partial = partial.p(),
+                            .counter = counter.p(),
+                            .image = image.p(),
+                            .beside = &job,
+                            .in_turn = ahead,
+                            .thirds = 1};
       cuda::SkinnyMatrix both[2] = {{.w = gate_w}, {.w = up_w}}, last{.w = down_w};
-      both[0].y = g.p(), both[0].y_stride = dense_rows, both[0].y_bf = reinterpret_cast<__nv_bfloat16*>(g_bf.p()), both[0].y_bf_stride = dense_rows;
+      both[0].y = g.p(), both[0].y_stride = dense_rows, both[0].y_bf = reinterpret_cast<__nv_bfloat16*>(g_bf.p()),
+      both[0].y_bf_stride = dense_rows;
       last.y = dense_y[i]->p(), last.y_stride = d.D;
       cuda::skinny(nullptr, both, 2, true, d.act, in.bf, d.D, 1, work);
       work.beside = nullptr, work.in_turn = !ahead, work.ahead = ahead;
@@ -214,11 +250,12 @@ struct Case {
     return all;
   }
 
-  // Every rounding to bf16 moves a number by 2^-9 of it at most, evenly: 2^-9 / sqrt(3) in the mean. An output is a sum of
-  // many independent terms that were rounded as weights (twice), as hidden values (with the errors of gate and up, whose
-  // derivative is below 1.2) and as outputs: the square root of seven such errors. Outputs of a row differ in size as their
-  // weights do, so five deviations of the row's largest. The kernels for few tokens take inputs and hidden values in 8 bits:
-  // four errors of 1 / 254 of the largest of 64, which is four times their mean. In two bytes inputs miss next to nothing, and the bound is that of many tokens.
+  // Every rounding to bf16 moves a number by 2^-9 of it at most, evenly: 2^-9 / sqrt(3) in the mean. An output is a sum
+  // of many independent terms that were rounded as weights (twice), as hidden values (with the errors of gate and up,
+  // whose derivative is below 1.2) and as outputs: the square root of seven such errors. Outputs of a row differ in
+  // size as their weights do, so five deviations of the row's largest. The kernels for few tokens take inputs and
+  // hidden values in 8 bits: four errors of 1 / 254 of the largest of 64, which is four times their mean. In two bytes
+  // inputs miss next to nothing, and the bound is that of many tokens.
   void check(const std::vector<float>& got, int first, int n, const char* what, bool few = false) const {
     for (int t = 0; t < n; ++t) {
       const float* w = want.data() + size_t((first + t) * d.D);
@@ -228,9 +265,10 @@ struct Case {
       for (int i = 0; i < d.D; ++i) {
         const float miss = std::fabs(got[size_t(t * d.D + i)] - w[i]);
         if (miss <= bound) continue;
-        ADD_FAILURE() << what << ": D " << d.D << " F " << d.F << " N " << d.N << " used " << d.used << " T " << T << " types " << dtype_name(d.up) << " "
-                      << dtype_name(d.down) << (d.merged ? " merged" : "") << "; token " << first + t << " column " << i << ": " << got[size_t(t * d.D + i)]
-                      << ", expected " << w[i] << " within " << bound;
+        ADD_FAILURE() << what << ": D " << d.D << " F " << d.F << " N " << d.N << " used " << d.used << " T " << T
+                      << " types " << dtype_name(d.up) << " " << dtype_name(d.down) << (d.merged ? " merged" : "")
+                      << "; token " << first + t << " column " << i << ": " << got[size_t(t * d.D + i)] << ", expected "
+                      << w[i] << " within " << bound;
         return;
       }
     }
@@ -240,7 +278,8 @@ struct Case {
     check(y, 0, T, "warpgroups");
     EXPECT_EQ(0, std::memcmp(y.data(), many().data(), y.size() * 4)) << "the same again";
     // One at a time, 200 experts are 600 launches, of which racecheck keeps more than 100 GB.
-    EXPECT_EQ(0, std::memcmp(y.data(), many(light() ? int64_t(1) << 20 : 1).data(), y.size() * 4)) << "few experts at a time";
+    EXPECT_EQ(0, std::memcmp(y.data(), many(light() ? int64_t(1) << 20 : 1).data(), y.size() * 4))
+        << "few experts at a time";
     cuda::moe_uses_warpgroups = false;
     check(many(), 0, T, "mma");
     cuda::moe_uses_warpgroups = true;
@@ -270,10 +309,14 @@ TEST(CudaMoe, ManyTokensAsReference) {
 }
 TEST(CudaMoe, ThousandsOfTokensAsReference) {
   NEEDS_GPU();
-  if (light()) return Case({.D = 64, .F = 16, .N = 6, .used = 2, .up = DType::kBF16, .down = DType::kBF16}, 1100).check_many();
+  if (light())
+    return Case({.D = 64, .F = 16, .N = 6, .used = 2, .up = DType::kBF16, .down = DType::kBF16}, 1100).check_many();
   Case({.D = 256, .F = 64, .N = 16, .used = 4, .down = DType::kQ5_0}, 4096).check_many();
-  Case({.D = 128, .F = 32, .N = 8, .used = 2, .up = DType::kQ8_0, .down = DType::kQ8_0, .routes = Routes::kUneven}, 4096).check_many();
-  Case({.D = 64, .F = 16, .N = 6, .used = 2, .up = DType::kBF16, .down = DType::kBF16}, cuda::kMoeManyTokens + 70).check_many();
+  Case({.D = 128, .F = 32, .N = 8, .used = 2, .up = DType::kQ8_0, .down = DType::kQ8_0, .routes = Routes::kUneven},
+       4096)
+      .check_many();
+  Case({.D = 64, .F = 16, .N = 6, .used = 2, .up = DType::kBF16, .down = DType::kBF16}, cuda::kMoeManyTokens + 70)
+      .check_many();
 }
 TEST(CudaMoe, WidthsOf26B) {
   NEEDS_GPU();
@@ -293,12 +336,13 @@ TEST(CudaMoe, OneTokenIsATokenOfSixteen) {
     const Case c(d, 16);
     const auto all = c.few(0, 16);
     for (int t = 0; t < 16; ++t)
-      EXPECT_EQ(0, std::memcmp(c.few(t, 1).data(), all.data() + t * d.D, size_t(d.D) * 4)) << "D " << d.D << " token " << t;
+      EXPECT_EQ(0, std::memcmp(c.few(t, 1).data(), all.data() + t * d.D, size_t(d.D) * 4))
+          << "D " << d.D << " token " << t;
     EXPECT_EQ(0, std::memcmp(c.few(5, 7).data(), all.data() + 5 * d.D, size_t(7 * d.D) * 4)) << "D " << d.D;
   }
 }
-// One token has kernels of its own: widths of 26B-A4B in both types of its down matrices, more columns than a block's warps read at
-// once, and fewer strips than blocks.
+// One token has kernels of its own: widths of 26B-A4B in both types of its down matrices, more columns than a block's
+// warps read at once, and fewer strips than blocks.
 TEST(CudaMoe, OneTokenOfManyWidths) {
   NEEDS_GPU();
   constexpr Dims kShapes[] = {
@@ -313,11 +357,13 @@ TEST(CudaMoe, OneTokenOfManyWidths) {
     const auto all = c.few(0, 3);
     c.check(all, 0, 3, "few", true);
     for (int t = 0; t < 3; ++t)
-      EXPECT_EQ(0, std::memcmp(c.few(t, 1).data(), all.data() + t * d.D, size_t(d.D) * 4)) << "D " << d.D << " F " << d.F << " token " << t;
+      EXPECT_EQ(0, std::memcmp(c.few(t, 1).data(), all.data() + t * d.D, size_t(d.D) * 4))
+          << "D " << d.D << " F " << d.F << " token " << t;
   }
 }
 
-// A token's experts are not those of the token before, wherever they are looked for, and nothing beside them changes a bit.
+// A token's experts are not those of the token before, wherever they are looked for, and nothing beside them changes a
+// bit.
 TEST(CudaMoe, ExpertsLookedForWhileTheyAreChosen) {
   NEEDS_GPU();
   constexpr Dims kShapes[] = {
@@ -335,10 +381,12 @@ TEST(CudaMoe, ExpertsLookedForWhileTheyAreChosen) {
     std::vector<const float*> dense(12, nullptr);
     for (size_t i = 0; i < tokens.size(); ++i) {
       const size_t t = size_t(tokens[i]);
-      ASSERT_EQ(0, std::memcmp(all[i].data(), alone[t].data(), size_t(d.D) * 4)) << "D " << d.D << " token " << t << " at " << i;
+      ASSERT_EQ(0, std::memcmp(all[i].data(), alone[t].data(), size_t(d.D) * 4))
+          << "D " << d.D << " token " << t << " at " << i;
       const float* y = all[i].data() + d.D;
       if (!dense[t]) dense[t] = y;
-      ASSERT_EQ(0, std::memcmp(y, dense[t], size_t(d.D) * 4)) << "D " << d.D << ", the dense product beside token " << t << " at " << i;
+      ASSERT_EQ(0, std::memcmp(y, dense[t], size_t(d.D) * 4))
+          << "D " << d.D << ", the dense product beside token " << t << " at " << i;
     }
   }
 }

@@ -1,5 +1,5 @@
-// Norms and residuals on the device against the same in double precision; a row's bits do not depend on the rows beside it.
-// Everything the kernels write is poisoned with NaN first.
+// Norms and residuals on the device against the same in double precision; a row's bits do not depend on the rows beside
+// it. Everything the kernels write is poisoned with NaN first.
 #include "backend/cuda/kernels/ops.h"
 
 #include <cuda_runtime.h>
@@ -28,7 +28,8 @@ constexpr double kFactor = (4 + 2 + 5 + 16) / 2.0 + 4;
 std::vector<Near> normed(const std::vector<Near>& x, const float* gain) {
   double sum = 0, err = 0;
   for (const Near& e : x) sum += e.v * e.v, err += 2 * std::abs(e.v) * e.err;
-  const double n = double(x.size()), f = 1 / std::sqrt(sum / n + kEps), relative = kFactor * kUlp + err / std::max(sum, 1e-30);
+  const double n = double(x.size()), f = 1 / std::sqrt(sum / n + kEps),
+               relative = kFactor * kUlp + err / std::max(sum, 1e-30);
   std::vector<Near> y(x.size());
   for (size_t i = 0; i < x.size(); ++i) {
     const double g = gain ? gain[i] : 1;
@@ -57,7 +58,8 @@ struct Rows {
       for (float& e : v) e = normal(rng) * size;
     };
     const size_t n = size_t(D) * size_t(T);
-    fill(x, n, 3.f), fill(y, n, .2f), fill(o, n, 20.f), fill(out, n * kRanks, 1.f), fill(weight, size_t(T * kRanks), .3f);
+    fill(x, n, 3.f), fill(y, n, .2f), fill(o, n, 20.f), fill(out, n * kRanks, 1.f),
+        fill(weight, size_t(T * kRanks), .3f);
     for (auto& g : gain) fill(g, size_t(D), 1.f);
   }
   std::vector<Near> row(const std::vector<float>& v, int t) const {
@@ -70,7 +72,8 @@ struct Rows {
     for (int i = 0; i < D; ++i) {
       double size = 0;
       for (int k = 0; k < kRanks; ++k) {
-        const double term = double(weight[size_t(t * kRanks + k)]) * out[(size_t(t * kRanks + k)) * size_t(D) + size_t(i)];
+        const double term =
+            double(weight[size_t(t * kRanks + k)]) * out[(size_t(t * kRanks + k)) * size_t(D) + size_t(i)];
         r[size_t(i)].v += term, size += std::abs(term);
       }
       r[size_t(i)].err = size * (kRanks + 1) * kUlp;
@@ -88,23 +91,38 @@ enum class Verb { kNorm, kResidual, kResidualMoe, kJoin, kJoinOne };
 // The verb on rows [first, first + n).
 Results run(const Rows& in, Verb verb, int first, int n, cuda::Partials left = {}) {
   const size_t D = size_t(in.D), count = size_t(n) * D;
-  auto part = [&](const std::vector<float>& v, size_t per) { return std::vector<float>(v.begin() + int64_t(size_t(first) * per), v.begin() + int64_t(size_t(first + n) * per)); };
-  OnDevice<float> x(part(in.x, D)), y(part(in.y, D)), o(part(in.o, D)), out(part(in.out, D * kRanks)), weight(part(in.weight, kRanks)), h(count), r(count), e(count);
+  auto part = [&](const std::vector<float>& v, size_t per) {
+    return std::vector<float>(v.begin() + int64_t(size_t(first) * per), v.begin() + int64_t(size_t(first + n) * per));
+  };
+  OnDevice<float> x(part(in.x, D)), y(part(in.y, D)), o(part(in.o, D)), out(part(in.out, D * kRanks)),
+      weight(part(in.weight, kRanks)), h(count), r(count), e(count);
   OnDevice<uint16_t> h_bf(count), e_bf(count);
   std::vector<std::unique_ptr<OnDevice<float>>> gain;
   for (const auto& g : in.gain) gain.push_back(std::make_unique<OnDevice<float>>(g));
   auto mat = [&](OnDevice<float>& m, OnDevice<uint16_t>* bf = nullptr) {
-    return cuda::Mat{.p = m.p(), .rows = n, .cols = in.D, .stride = in.D, .bf = bf ? reinterpret_cast<__nv_bfloat16*>(bf->p()) : nullptr, .bf_stride = in.D};
+    return cuda::Mat{.p = m.p(),
+                     .rows = n,
+                     .cols = in.D,
+                     .stride = in.D,
+                     .bf = bf ? reinterpret_cast<__nv_bfloat16*>(bf->p()) : nullptr,
+                     .bf_stride = in.D};
   };
   if (verb == Verb::kNorm) {
     cuda::rms_norm(nullptr, mat(h, &h_bf), mat(x), left, gain[0]->p(), kEps);
   } else if (verb == Verb::kResidual) {
     cuda::residual_norm(nullptr, mat(x), mat(h, &h_bf), mat(y), left, gain[0]->p(), gain[1]->p(), .7f, kEps);
   } else if (verb == Verb::kResidualMoe) {
-    cuda::residual_norm_moe(nullptr, mat(x), mat(h, &h_bf), mat(y), left, gain[0]->p(), gain[1]->p(), .7f, kEps,
-                            {.r = mat(r), .e = mat(e, &e_bf), .router_gain = gain[2]->p(), .expert_gain = gain[3]->p()});
+    cuda::residual_norm_moe(
+        nullptr, mat(x), mat(h, &h_bf), mat(y), left, gain[0]->p(), gain[1]->p(), .7f, kEps,
+        {.r = mat(r), .e = mat(e, &e_bf), .router_gain = gain[2]->p(), .expert_gain = gain[3]->p()});
   } else {
-    cuda::MoeJoin m{.shared_post = gain[2]->p(), .routed_post = gain[3]->p(), .post = gain[0]->p(), .next = gain[1]->p(), .out_scale = .7f, .eps = kEps, .slots = {}};
+    cuda::MoeJoin m{.shared_post = gain[2]->p(),
+                    .routed_post = gain[3]->p(),
+                    .post = gain[0]->p(),
+                    .next = gain[1]->p(),
+                    .out_scale = .7f,
+                    .eps = kEps,
+                    .slots = {}};
     if (verb == Verb::kJoin) m.slots = {.out = out.p(), .weight = weight.p(), .n_used = kRanks};
     cuda::moe_join(nullptr, mat(x), mat(h, &h_bf), mat(y), mat(o), m);
   }
@@ -128,13 +146,15 @@ Wanted wanted(const Rows& in, Verb verb, int t) {
 }
 int wrong(const std::vector<float>& got, const std::vector<Near>& want, int t, int D) {
   int n = 0;
-  for (size_t i = 0; i < want.size(); ++i) n += !(std::abs(double(got[size_t(t) * size_t(D) + i]) - want[i].v) <= want[i].err);
+  for (size_t i = 0; i < want.size(); ++i)
+    n += !(std::abs(double(got[size_t(t) * size_t(D) + i]) - want[i].v) <= want[i].err);
   return n;
 }
 
 class CudaOps : public ::testing::TestWithParam<std::tuple<Verb, int>> {};
 INSTANTIATE_TEST_SUITE_P(Norms, CudaOps,
-                         ::testing::Combine(::testing::Values(Verb::kNorm, Verb::kResidual, Verb::kResidualMoe, Verb::kJoin, Verb::kJoinOne),
+                         ::testing::Combine(::testing::Values(Verb::kNorm, Verb::kResidual, Verb::kResidualMoe,
+                                                              Verb::kJoin, Verb::kJoinOne),
                                             ::testing::Values(64, 320, 2816, 4096, 4160, 5376, 8192)));
 
 TEST_P(CudaOps, AsInDoublePrecision) {
@@ -167,7 +187,9 @@ TEST_P(CudaOps, BitsOfARowAreItsOwn) {
   const Results all = run(in, verb, 0, 70);
   for (auto [first, n] : {std::pair{0, 1}, {3, 16}, {69, 1}, {6, 64}}) {
     const Results some = run(in, verb, first, n);
-    auto equal = [&](const auto& a, const auto& b) { return std::memcmp(a.data() + size_t(first) * size_t(D), b.data(), b.size() * sizeof(b[0])) == 0; };
+    auto equal = [&](const auto& a, const auto& b) {
+      return std::memcmp(a.data() + size_t(first) * size_t(D), b.data(), b.size() * sizeof(b[0])) == 0;
+    };
     EXPECT_TRUE(equal(all.x, some.x)) << n;
     EXPECT_TRUE(equal(all.h, some.h)) << n;
     EXPECT_TRUE(verb != Verb::kResidualMoe || equal(all.e, some.e)) << n;
@@ -185,7 +207,9 @@ TEST(CudaNorms, AddsUpWhatAProductLeft) {
       std::vector<float> left(size_t(kSets * n_job * width * 16), NAN);  // columns beyond T are read by nobody
       std::mt19937 rng(3);
       std::normal_distribution<float> normal;
-      auto at = [&](int s, int t, int i) -> float& { return left[size_t(((s * n_job + i / 16) * width + t) * 16 + i % 16)]; };
+      auto at = [&](int s, int t, int i) -> float& {
+        return left[size_t(((s * n_job + i / 16) * width + t) * 16 + i % 16)];
+      };
       std::vector<float> turned(size_t(T * D));
       for (int t = 0; t < T; ++t)
         for (int i = 0; i < D; ++i) {

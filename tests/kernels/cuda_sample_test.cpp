@@ -1,5 +1,5 @@
-// Drawing and the best of all on a GPU against the CPU's definitions: the same tokens, and log-probabilities within a bound
-// from the number of terms.
+// Drawing and the best of all on a GPU against the CPU's definitions: the same tokens, and log-probabilities within a
+// bound from the number of terms.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -26,8 +26,8 @@ std::vector<float> logits_of(int n_row, int n_vocab, unsigned seed) {
   return l;
 }
 
-// How logits lie: as they come; most of them equal, so that all groups have the same largest; a few that are not minus infinity; the
-// largest all in one group.
+// How logits lie: as they come; most of them equal, so that all groups have the same largest; a few that are not minus
+// infinity; the largest all in one group.
 enum class Lie { kAnyhow, kEqual, kFew, kTogether };
 std::vector<float> logits_that_lie(Lie lie, int n_row, int n_vocab, unsigned seed) {
   std::vector<float> l = logits_of(n_row, n_vocab, seed);
@@ -51,20 +51,27 @@ TEST(CudaSample, DrawsWhatTheCpuDraws) {
         OnDevice<uint64_t> candidates(size_t(cuda::draw_candidates(n_vocab)) * size_t(n_row));
         SamplerScratch scratch;
         for (const Sampling& p :
-             {Sampling{.temperature = 0.f}, Sampling{.seed = 5}, Sampling{.temperature = .7f, .top_k = 1, .seed = 6}, Sampling{.top_k = 2, .top_p = 1.f, .seed = 9},
-              Sampling{.temperature = 1.3f, .top_k = 256, .top_p = 1.f, .seed = 7}, Sampling{.temperature = 30.f, .top_k = 256, .seed = 4}, Sampling{.top_k = 20, .top_p = .5f, .min_p = .1f, .seed = 8}})
+             {Sampling{.temperature = 0.f}, Sampling{.seed = 5}, Sampling{.temperature = .7f, .top_k = 1, .seed = 6},
+              Sampling{.top_k = 2, .top_p = 1.f, .seed = 9},
+              Sampling{.temperature = 1.3f, .top_k = 256, .top_p = 1.f, .seed = 7},
+              Sampling{.temperature = 30.f, .top_k = 256, .seed = 4},
+              Sampling{.top_k = 20, .top_p = .5f, .min_p = .1f, .seed = 8}})
           for (int64_t position : {0, 1, 77}) {
             if (cases.leave_out()) continue;
             std::vector<cuda::DrawRow> rows;
             std::vector<int32_t> want;
             for (int r = 0; r < n_row; ++r) {
-              rows.push_back({p.temperature, p.top_p, p.min_p, p.temperature <= 0 ? 1 : std::min(p.top_k, n_vocab), p.seed, position + r, 0, 0});
-              want.push_back(sample_row(std::span(l).subspan(size_t(r) * size_t(n_vocab), size_t(n_vocab)), {.sampling = &p, .position = position + r}, scratch));
+              rows.push_back({p.temperature, p.top_p, p.min_p, p.temperature <= 0 ? 1 : std::min(p.top_k, n_vocab),
+                              p.seed, position + r, 0, 0});
+              want.push_back(sample_row(std::span(l).subspan(size_t(r) * size_t(n_vocab), size_t(n_vocab)),
+                                        {.sampling = &p, .position = position + r}, scratch));
             }
             OnDevice<cuda::DrawRow> on_device(rows);
             OnDevice<int32_t> ids{size_t(n_row)};
-            cuda::draw(nullptr, ids.p(), logits.p(), n_vocab, n_vocab, n_row, on_device.p(), nullptr, 0, p.temperature <= 0, candidates.p());
-            EXPECT_EQ(ids.get(), want) << n_vocab << " tokens that lie as " << int(lie) << ", top-k " << p.top_k << ", position " << position;
+            cuda::draw(nullptr, ids.p(), logits.p(), n_vocab, n_vocab, n_row, on_device.p(), nullptr, 0,
+                       p.temperature <= 0, candidates.p());
+            EXPECT_EQ(ids.get(), want) << n_vocab << " tokens that lie as " << int(lie) << ", top-k " << p.top_k
+                                       << ", position " << position;
           }
       }
 }
@@ -99,7 +106,14 @@ TEST(CudaSample, TopKAsTheCpu) {
       OnDevice<int32_t> ids{size_t(kRows * k)};
       OnDevice<float> log_probs{size_t(kRows * k)};
       OnDevice<int32_t> best(kRows);
-      cuda::top_k(nullptr, logits.p(), n_vocab, n_vocab, {.ids = ids.p(), .log_probs = log_probs.p(), .best = best.p(), .candidates = candidates.p(), .part_sums = sums.p(), .n_row = kRows, .k = k});
+      cuda::top_k(nullptr, logits.p(), n_vocab, n_vocab,
+                  {.ids = ids.p(),
+                   .log_probs = log_probs.p(),
+                   .best = best.p(),
+                   .candidates = candidates.p(),
+                   .part_sums = sums.p(),
+                   .n_row = kRows,
+                   .k = k});
       const std::vector<int32_t> got = ids.get();
       const std::vector<float> got_log = log_probs.get();
       for (int r = 0; r < kRows; ++r) {
@@ -107,7 +121,8 @@ TEST(CudaSample, TopKAsTheCpu) {
         std::vector<int32_t> want(static_cast<size_t>(k));
         std::vector<float> want_log(static_cast<size_t>(k));
         top_k_row(std::span(l).subspan(size_t(r) * size_t(n_vocab), size_t(n_vocab)), want, want_log, scratch);
-        // Sums of at most n_vocab positive terms, a tree of some 30 on the GPU and any order on the CPU; exp and log to 2 ulp.
+        // Sums of at most n_vocab positive terms, a tree of some 30 on the GPU and any order on the CPU; exp and log to
+        // 2 ulp.
         const double bound = (64 + std::sqrt(double(n_vocab))) * 0x1p-24 + 16 * 0x1p-24;
         for (int i = 0; i < k; ++i) {
           const size_t at = size_t(r * k + i);
@@ -115,7 +130,8 @@ TEST(CudaSample, TopKAsTheCpu) {
           if (want[size_t(i)] < 0)
             EXPECT_EQ(got_log[at], -INFINITY);
           else
-            EXPECT_NEAR(got_log[at], want_log[size_t(i)], bound * (1 + std::abs(double(want_log[size_t(i)])))) << n_vocab << " tokens, k " << k;
+            EXPECT_NEAR(got_log[at], want_log[size_t(i)], bound * (1 + std::abs(double(want_log[size_t(i)]))))
+                << n_vocab << " tokens, k " << k;
         }
       }
     }
@@ -132,7 +148,8 @@ TEST(CudaSample, TopKThenItsEmbedding) {
   std::vector<uint16_t> weights;
   for (float v : logits_of(kVocab, kCols, 7)) weights.push_back(f32_to_bf16(v));
   OnDevice<uint16_t> raw(weights), tiles(weights.size());
-  const cuda::TiledMatrix table{.p = reinterpret_cast<const uint8_t*>(tiles.p()), .tile = cuda::Tile::kBF16, .n_out = kVocab, .n_in = kCols};
+  const cuda::TiledMatrix table{
+      .p = reinterpret_cast<const uint8_t*>(tiles.p()), .tile = cuda::Tile::kBF16, .n_out = kVocab, .n_in = kCols};
   cuda::repack(nullptr, table, reinterpret_cast<const uint8_t*>(raw.p()), DType::kBF16);
   OnDevice<uint64_t> candidates(size_t(cuda::draw_candidates(kVocab)) * kRows);
   OnDevice<float2> sums(size_t(cuda::draw_candidates(kVocab)) * kRows / cuda::kMaxTopK);
@@ -146,8 +163,15 @@ TEST(CudaSample, TopKThenItsEmbedding) {
       for (const bool together : {false, true}) {
         OnDevice<float> y(size_t(n) * (kCols + kBeside)), log_probs(size_t(n * k));
         OnDevice<int32_t> ids(size_t(n * k)), best(static_cast<size_t>(n));
-        const cuda::Mat to{.p = y.p(), .rows = n, .cols = kCols + kBeside, .stride = kCols + kBeside}, from{.p = beside.p(), .rows = n, .cols = kBeside, .stride = kBeside};
-        cuda::TopK top{.ids = ids.p(), .log_probs = log_probs.p(), .best = best.p(), .candidates = candidates.p(), .part_sums = sums.p(), .n_row = n, .k = k};
+        const cuda::Mat to{.p = y.p(), .rows = n, .cols = kCols + kBeside, .stride = kCols + kBeside},
+            from{.p = beside.p(), .rows = n, .cols = kBeside, .stride = kBeside};
+        cuda::TopK top{.ids = ids.p(),
+                       .log_probs = log_probs.p(),
+                       .best = best.p(),
+                       .candidates = candidates.p(),
+                       .part_sums = sums.p(),
+                       .n_row = n,
+                       .k = k};
         cuda::top_k_parts(nullptr, logits.p(), kVocab, kVocab, top);
         if (together) {
           cuda::top_k_embed(nullptr, top, to, table, 1.5f, from);
@@ -181,7 +205,9 @@ TEST(CudaSample, SaysWhenResultsAreThere) {
   ok(cudaMallocHost(&host, sizeof(Host)));
   *host = {};
   std::vector<int32_t> want;
-  for (int r = 0; r < kRows; ++r) want.push_back(int32_t(std::max_element(l.begin() + r * kVocab, l.begin() + (r + 1) * kVocab) - (l.begin() + r * kVocab)));
+  for (int r = 0; r < kRows; ++r)
+    want.push_back(
+        int32_t(std::max_element(l.begin() + r * kVocab, l.begin() + (r + 1) * kVocab) - (l.begin() + r * kVocab)));
   for (uint32_t number = 1; number <= 200; ++number) {
     std::fill_n(host->ids, kRows, -2);
     std::fill_n(host->log_probs, kRows, 1.f);
@@ -190,8 +216,16 @@ TEST(CudaSample, SaysWhenResultsAreThere) {
     if (number % 2)
       cuda::draw(nullptr, host->ids, logits.p(), kVocab, kVocab, n, rows.p(), nullptr, 0, true, candidates.p(), done);
     else
-      cuda::top_k(nullptr, logits.p(), kVocab, kVocab, {.ids = host->ids, .log_probs = host->log_probs, .candidates = candidates.p(), .part_sums = sums.p(), .n_row = n, .k = 1}, done);
-    while (std::atomic_ref(host->flag).load(std::memory_order_acquire) != number) ASSERT_EQ(cudaGetLastError(), cudaSuccess);
+      cuda::top_k(nullptr, logits.p(), kVocab, kVocab,
+                  {.ids = host->ids,
+                   .log_probs = host->log_probs,
+                   .candidates = candidates.p(),
+                   .part_sums = sums.p(),
+                   .n_row = n,
+                   .k = 1},
+                  done);
+    while (std::atomic_ref(host->flag).load(std::memory_order_acquire) != number)
+      ASSERT_EQ(cudaGetLastError(), cudaSuccess);
     for (int r = 0; r < n; ++r) {
       ASSERT_EQ(host->ids[r], want[size_t(r)]) << number << ", row " << r;
       ASSERT_LT(host->log_probs[r], number % 2 ? 2.f : 0.f);
@@ -210,7 +244,14 @@ TEST(CudaSample, ARowOfNothingHasNoBest) {
   OnDevice<uint64_t> candidates(size_t(cuda::draw_candidates(kVocab)) * kRows);
   OnDevice<float2> sums(size_t(cuda::draw_candidates(kVocab)) * kRows / cuda::kMaxTopK);
   OnDevice<int32_t> ids(kRows), best(kRows);
-  cuda::top_k(nullptr, logits.p(), kVocab, kVocab, {.ids = ids.p(), .log_probs = log_probs.p(), .best = best.p(), .candidates = candidates.p(), .part_sums = sums.p(), .n_row = kRows, .k = 1});
+  cuda::top_k(nullptr, logits.p(), kVocab, kVocab,
+              {.ids = ids.p(),
+               .log_probs = log_probs.p(),
+               .best = best.p(),
+               .candidates = candidates.p(),
+               .part_sums = sums.p(),
+               .n_row = kRows,
+               .k = 1});
   const int32_t first = ids.get()[0];
   EXPECT_EQ(ids.get(), std::vector<int32_t>({first, -1}));
   EXPECT_EQ(best.get(), std::vector<int32_t>({first, 0}));

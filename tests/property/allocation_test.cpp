@@ -14,7 +14,8 @@ __attribute__((noinline)) void* operator new(size_t n) {
   if (void* p = std::malloc(n)) return p;
   throw std::bad_alloc();
 }
-__attribute__((noinline)) void* operator new(size_t n, const std::nothrow_t&) noexcept {  // the library's temporary buffers
+__attribute__((noinline)) void* operator new(size_t n,
+                                             const std::nothrow_t&) noexcept {  // the library's temporary buffers
   ++g_allocations;
   return std::malloc(n);
 }
@@ -27,7 +28,9 @@ namespace {
 TEST(Allocation, NoStepAllocates) {
   for (const TinyModel& m : {TinyModel{}, TinyModel{.moe = true}, TinyModel{.ple = true}}) {
     const TinyFile file(m);
-    Harness<CpuRef> h(file.path(), {.k = KvType::kTQ3_0, .v = KvType::kTQ3_0, .max_seq = 2, .max_ctx = 512, .max_step = 64, .margin = 16}, 0, 2);
+    Harness<CpuRef> h(
+        file.path(),
+        {.k = KvType::kTQ3_0, .v = KvType::kTQ3_0, .max_seq = 2, .max_ctx = 512, .max_step = 64, .margin = 16}, 0, 2);
     const auto ids = random_ids(64, 96, 3);
     const Sampling sampling{.repeat_penalty = 1.1f};
     auto step = [&](int n) {
@@ -36,7 +39,8 @@ TEST(Allocation, NoStepAllocates) {
       h.add({.slot = 1, .token = std::span(ids).first(1), .out = Out::kLast});
       const int64_t before = g_allocations;
       const auto logits = h.runner().forward();
-      const SampleRow rows[] = {{.sampling = &sampling, .position = 1, .history = ids}, {.sampling = &sampling, .position = 2, .history = ids}};
+      const SampleRow rows[] = {{.sampling = &sampling, .position = 1, .history = ids},
+                                {.sampling = &sampling, .position = 2, .history = ids}};
       h.backend().sample(h.runner().ids, logits, rows);
       const int64_t made = g_allocations - before;
       h.cache().commit(0, n);

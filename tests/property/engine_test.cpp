@@ -1,4 +1,5 @@
-// The engine on the tiny model: what a request gets does not depend on what else runs, what came before, or how steps were cut.
+// The engine on the tiny model: what a request gets does not depend on what else runs, what came before, or how steps
+// were cut.
 #include <filesystem>
 
 #include "engine/engine.h"
@@ -16,8 +17,9 @@ struct Answer {
   std::string error;
 };
 Sink into(Answer& a) {
-  return {.tokens = [&a](RequestId, std::span<const int32_t> t) { a.tokens.insert(a.tokens.end(), t.begin(), t.end()); },
-          .done = [&a](RequestId, Stop s, const Usage& u, const std::string& e) { a.why = s, a.usage = u, a.error = e; }};
+  return {
+      .tokens = [&a](RequestId, std::span<const int32_t> t) { a.tokens.insert(a.tokens.end(), t.begin(), t.end()); },
+      .done = [&a](RequestId, Stop s, const Usage& u, const std::string& e) { a.why = s, a.usage = u, a.error = e; }};
 }
 EngineConfig config(const TinyFile& f) {
   EngineConfig c;
@@ -30,13 +32,16 @@ EngineConfig config(const TinyFile& f) {
   return c;
 }
 Request request(int seed, int n_prompt, int n_out) {
-  return {.prompt = random_ids(n_prompt, 96, unsigned(seed)), .max_tokens = n_out, .sampling = {.temperature = 1, .top_k = 20, .seed = uint64_t(seed)}};
+  return {.prompt = random_ids(n_prompt, 96, unsigned(seed)),
+          .max_tokens = n_out,
+          .sampling = {.temperature = 1, .top_k = 20, .seed = uint64_t(seed)}};
 }
 Answer solo(const EngineConfig& c, Request r) {
   auto e = must(Engine::open(c));
   Answer a;
   must(e->submit(std::move(r), into(a)));
-  while (e->tick()) {}
+  while (e->tick()) {
+  }
   return a;
 }
 
@@ -46,7 +51,8 @@ TEST(Engine, RequestsTogetherEqualRequestsAlone) {
   auto e = must(Engine::open(c));
   std::vector<Answer> got(7);
   for (int i = 0; i < 7; ++i) must(e->submit(request(i, 5 + 17 * i, 20 + i), into(got[size_t(i)])));
-  while (e->tick()) {}
+  while (e->tick()) {
+  }
   for (int i = 0; i < 7; ++i) {
     const Answer want = solo(c, request(i, 5 + 17 * i, 20 + i));
     EXPECT_EQ(got[size_t(i)].tokens, want.tokens) << i;
@@ -73,13 +79,15 @@ TEST(Engine, ContinuesFromTheSharedPrefix) {
   auto e = must(Engine::open(c));
   Answer first, second, third;
   must(e->submit(request(1, 80, 60), into(first)));
-  while (e->tick()) {}
+  while (e->tick()) {
+  }
   Request r = request(1, 80, 10);
   r.prompt.insert(r.prompt.end(), first.tokens.begin(), first.tokens.end());
   r.prompt.push_back(5);
   const Request copy = r;
   must(e->submit(std::move(r), into(second)));
-  while (e->tick()) {}
+  while (e->tick()) {
+  }
   EXPECT_EQ(second.usage.cached, 80 + 59) << "all but the token that was drawn last";
   EXPECT_EQ(second.tokens, solo(c, copy).tokens);
 
@@ -88,7 +96,8 @@ TEST(Engine, ContinuesFromTheSharedPrefix) {
   changed.prompt.push_back(7);
   const Request changed_copy = changed;
   must(e->submit(std::move(changed), into(third)));
-  while (e->tick()) {}
+  while (e->tick()) {
+  }
   EXPECT_EQ(third.usage.cached, 0) << "the second prompt's checkpoint has replaced the first's";
   EXPECT_EQ(third.tokens, solo(c, changed_copy).tokens);
 }
@@ -99,13 +108,15 @@ TEST(Engine, GoesBackThroughACheckpoint) {
   auto e = must(Engine::open(c));
   Answer first, second;
   must(e->submit(request(1, 80, 60), into(first)));
-  while (e->tick()) {}
+  while (e->tick()) {
+  }
   Request r = request(1, 80, 10);
   r.prompt.resize(76);
   r.prompt.push_back(7);
   const Request copy = r;
   must(e->submit(std::move(r), into(second)));
-  while (e->tick()) {}
+  while (e->tick()) {
+  }
   EXPECT_EQ(second.usage.cached, 76);
   EXPECT_EQ(second.tokens, solo(c, copy).tokens);
 }
@@ -132,7 +143,8 @@ TEST(Engine, StopsWhereItMust) {
   f->cancel(id);
   f->cancel(queued);
   f->cancel(999);
-  while (f->tick()) {}
+  while (f->tick()) {
+  }
   EXPECT_EQ(cancelled.why, Stop::kCancelled);
   EXPECT_EQ(waiting.why, Stop::kCancelled);
   EXPECT_EQ(cancelled.tokens.size(), 5u);

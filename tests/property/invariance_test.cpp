@@ -42,9 +42,11 @@ bool chunking_changes_nothing(const std::string& model, KvType t) {
 }
 
 TYPED_TEST(Property, ChunkingChangesNothing) {
-  for (const TinyModel& m : {TinyModel{}, TinyModel{.moe = true}, TinyModel{.moe = true, .split_experts = true}, TinyModel{.ple = true}}) {
+  for (const TinyModel& m :
+       {TinyModel{}, TinyModel{.moe = true}, TinyModel{.moe = true, .split_experts = true}, TinyModel{.ple = true}}) {
     const TinyFile file(suited<TypeParam>(m));
-    for (KvType t : kTypes) EXPECT_TRUE(chunking_changes_nothing<TypeParam>(file.path(), t)) << m.moe << m.ple << kv_type_name(t);
+    for (KvType t : kTypes)
+      EXPECT_TRUE(chunking_changes_nothing<TypeParam>(file.path(), t)) << m.moe << m.ple << kv_type_name(t);
   }
 }
 TYPED_TEST(Property, ChunkingBitesOnARingOneRowShort) {
@@ -56,7 +58,8 @@ TYPED_TEST(Property, ChunkingBitesOnARingOneRowShort) {
 template <class B>
 bool neighbours_change_nothing(const std::string& model) {
   Harness<B> h(model, plan());
-  const auto ids = random_ids(kTokens, h.cfg.n_vocab, 7), other = random_ids(60, h.cfg.n_vocab, 8), third = random_ids(40, h.cfg.n_vocab, 9);
+  const auto ids = random_ids(kTokens, h.cfg.n_vocab, 7), other = random_ids(60, h.cfg.n_vocab, 8),
+             third = random_ids(40, h.cfg.n_vocab, 9);
   const auto alone = h.logits(ids, {30});
   for (int s = 0; s < 3; ++s) h.cache().clear(s);
   std::vector<float> together;
@@ -139,7 +142,8 @@ TYPED_TEST(Property, TreesEqualChains) {
       const auto got = h.forward();
       size_t row = at;
       for (const size_t node : {0u, 2u, 3u, 6u})
-        EXPECT_TRUE(bitwise_equal(rows(got, h.cfg.n_vocab, node, 1), rows(plain, h.cfg.n_vocab, row++, 1))) << kv_type_name(t) << " at " << at;
+        EXPECT_TRUE(bitwise_equal(rows(got, h.cfg.n_vocab, node, 1), rows(plain, h.cfg.n_vocab, row++, 1)))
+            << kv_type_name(t) << " at " << at;
       const int16_t path[] = {0, 2, 3, 6};
       h.cache().commit_path(0, path);
     }
@@ -160,10 +164,12 @@ TYPED_TEST(Property, RewindAndCheckpoint) {
   h.more_logits(other, {13});
   EXPECT_EQ(h.cache().rewind(0, 50), Rewind::kNeedsPrefill) << "the rings hold a margin of 16 rows, 80 were written";
   ASSERT_EQ(h.cache().restore(0, 44), Rewind::kDone) << "the checkpoint has a margin of its own";
-  EXPECT_TRUE(bitwise_equal(h.more_logits(std::span(ids).subspan(44), {9}), rows(plain, h.cfg.n_vocab, 44, kTokens - 44)));
+  EXPECT_TRUE(
+      bitwise_equal(h.more_logits(std::span(ids).subspan(44), {9}), rows(plain, h.cfg.n_vocab, 44, kTokens - 44)));
   ASSERT_EQ(h.cache().rewind(0, 80), Rewind::kDone);
   EXPECT_TRUE(bitwise_equal(h.more_logits(std::span(ids).subspan(80), {10}), rows(plain, h.cfg.n_vocab, 80, 10)));
-  EXPECT_EQ(h.cache().restore(0, 48), Rewind::kNeedsPrefill) << "rows from 44 on are other tokens' now, as far as the checkpoint knows";
+  EXPECT_EQ(h.cache().restore(0, 48), Rewind::kNeedsPrefill)
+      << "rows from 44 on are other tokens' now, as far as the checkpoint knows";
   EXPECT_EQ(h.cache().rewind(0, 0), Rewind::kDone);
   EXPECT_TRUE(bitwise_equal(h.more_logits(ids, {90}), plain));
 }
@@ -172,7 +178,8 @@ TYPED_TEST(Property, ThreadsChangeNothing) {
   const TinyFile file(suited<TypeParam>({.moe = true}));
   const auto ids = random_ids(kTokens, 96, 7);
   const auto one = Harness<TypeParam>(file.path(), plan(), 0, 1).logits(ids, {30});
-  for (int n : {2, 3}) EXPECT_TRUE(bitwise_equal(Harness<TypeParam>(file.path(), plan(), 0, n).logits(ids, {30}), one)) << n;
+  for (int n : {2, 3})
+    EXPECT_TRUE(bitwise_equal(Harness<TypeParam>(file.path(), plan(), 0, n).logits(ids, {30}), one)) << n;
 }
 
 TYPED_TEST(Property, LaterTokensDoNotChangeEarlierRows) {
@@ -246,7 +253,8 @@ TEST(Traced, VerbsOfADeviceHaveTheTimesBetweenTheirMarks) {
   const auto plain = Harness<CpuRef>(file.path(), plan()).logits(ids, {kTokens});
   Harness<Traced<Marks>> h(file.path(), plan());
   EXPECT_TRUE(bitwise_equal(h.logits(ids, {kTokens}), plain));
-  EXPECT_TRUE(h.backend().costs().empty() && h.backend().inner().marks.empty()) << "nothing is marked until it is asked for";
+  EXPECT_TRUE(h.backend().costs().empty() && h.backend().inner().marks.empty())
+      << "nothing is marked until it is asked for";
   h.cache().clear(0);
   h.backend().trace(true);
   EXPECT_FALSE(h.backend().inner().graphs);
@@ -266,12 +274,14 @@ TEST(Traced, VerbsOfADeviceHaveTheTimesBetweenTheirMarks) {
 // Verb by verb on equal inputs, within the rounding of the activations.
 TEST(Lockstep, FastAgreesWithReference) {
   for (const DType type : {DType::kF32, DType::kQ8_0, DType::kQ4_0})
-    for (TinyModel m : {TinyModel{}, TinyModel{.moe = true}, TinyModel{.moe = true, .split_experts = true}, TinyModel{.ple = true}}) {
+    for (TinyModel m :
+         {TinyModel{}, TinyModel{.moe = true}, TinyModel{.moe = true, .split_experts = true}, TinyModel{.ple = true}}) {
       m.type = type;
       const TinyFile file(m);
       Harness<Lockstep<CpuFast, CpuRef>> h(file.path(), plan());
       h.logits(random_ids(kTokens, h.cfg.n_vocab, 7), {30, 1, 20});
-      for (const VerbDifference& d : h.backend().differences()) ADD_FAILURE() << dtype_name(type) << m.moe << m.ple << " " << d.message();
+      for (const VerbDifference& d : h.backend().differences())
+        ADD_FAILURE() << dtype_name(type) << m.moe << m.ple << " " << d.message();
     }
 }
 TYPED_TEST(Property, LockstepNamesTheVerbThatDiffers) {

@@ -1,4 +1,5 @@
-// The shipped models with the drafters beside them: every way to draft gives plain text, and drafts are worth something.
+// The shipped models with the drafters beside them: every way to draft gives plain text, and drafts are worth
+// something.
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>
@@ -45,14 +46,24 @@ TEST_P(ShippedDrafting, GivesPlainText) {
   const std::string model = model_path(name), drafter = drafter_beside(model, kind);
   ASSERT_FALSE(drafter.empty()) << "no " << drafter_pattern(model, kind) << " in models/";
   const auto docs = must(read_eval_set(model_path("facet-nano-eval.jsonl")));
-  const DraftConfig gamma[] = {{.max = 1, .min = 1}, {.max = 2, .min = 2}, {.max = 3, .min = 3}, {.max = 4, .min = 4}, {.max = 5, .min = 5}, {.max = 6, .min = 6},
-                               {.max = 7, .min = 7}, {.max = 8, .min = 8}, {}, {.max = 7, .min = 1, .tree = 15}, {.max = 7, .min = 1, .tree = 63}};
+  const DraftConfig gamma[] = {{.max = 1, .min = 1},
+                               {.max = 2, .min = 2},
+                               {.max = 3, .min = 3},
+                               {.max = 4, .min = 4},
+                               {.max = 5, .min = 5},
+                               {.max = 6, .min = 6},
+                               {.max = 7, .min = 7},
+                               {.max = 8, .min = 8},
+                               {},
+                               {.max = 7, .min = 1, .tree = 15},
+                               {.max = 7, .min = 1, .tree = 63}};
   const KvType types[] = {KvType::kF16, KvType::kQ8_0, KvType::kQ4_0, KvType::kTQ3_0, KvType::kF32};
   std::vector<ShippedWay> ways;
   for (size_t i = 0; i < std::size(gamma); ++i)
     for (size_t k = 0; k < std::size(types); ++k)
       for (const int n_seq : {1, 4})
-        if (full() || (7 * i + 3 * k + size_t(n_seq)) % kPart == 3) ways.push_back({gamma[i], types[k], n_seq, (i + k) % 3 == 2 ? 1.f : 0.f});
+        if (full() || (7 * i + 3 * k + size_t(n_seq)) % kPart == 3)
+          ways.push_back({gamma[i], types[k], n_seq, (i + k) % 3 == 2 ? 1.f : 0.f});
   int answers_given = 0, counted = 0;
   for (const ShippedWay& w : ways) {
     const EngineConfig c = config(model, w.kv, w.n_seq);
@@ -70,14 +81,16 @@ TEST_P(ShippedDrafting, GivesPlainText) {
     }
     const auto want = answers(*plain, requests), got = answers(*drafting, requests);
     for (size_t i = 0; i < want.size(); ++i) {
-      EXPECT_EQ(got[i].tokens, want[i].tokens) << kv_type_name(w.kv) << " max " << w.draft.max << " tree " << w.draft.tree << ", " << w.n_seq << " at once, prompt " << i;
+      EXPECT_EQ(got[i].tokens, want[i].tokens) << kv_type_name(w.kv) << " max " << w.draft.max << " tree "
+                                               << w.draft.tree << ", " << w.n_seq << " at once, prompt " << i;
       const std::set<int32_t> distinct(got[i].tokens.begin(), got[i].tokens.end());
       const Usage& u = got[i].usage;
       ++answers_given;
       counted += distinct.size() >= 16 && u.accepted > 0 && u.accepted < u.drafted;
     }
   }
-  std::printf("%zu cases, %d answers, %d of them with 16 distinct tokens and drafts both right and wrong\n", ways.size(), answers_given, counted);
+  std::printf("%zu cases, %d answers, %d of them with 16 distinct tokens and drafts both right and wrong\n",
+              ways.size(), answers_given, counted);
   EXPECT_GT(3 * counted, answers_given);
 }
 
@@ -89,11 +102,18 @@ TEST_P(ShippedDrafting, KeptRowsDraftAsWell) {
   EngineConfig c = config(model, KvType::kF16, 1);
   c.draft = {.files = {drafter}, .max = 4, .min = 4};
   auto kept = must(Engine::open(c)), fresh = must(Engine::open(c));
-  Request r{.prompt = kept->tokenizer()->encode("<bos><|turn>user\nWrite name and age as JSON. Anna is 23 years old. Theo is 31 years old.<turn|>\n<|turn>model\n<|channel>thought\n<channel|>", false, true),
-            .max_tokens = 80, .sampling = {.temperature = 0}};
+  Request r{
+      .prompt = kept->tokenizer()->encode("<bos><|turn>user\nWrite name and age as JSON. Anna is 23 years old. Theo is "
+                                          "31 years old.<turn|>\n<|turn>model\n<|channel>thought\n<channel|>",
+                                          false, true),
+      .max_tokens = 80,
+      .sampling = {.temperature = 0}};
   const Answer first = answers(*kept, {r})[0];
   r.prompt.insert(r.prompt.end(), first.tokens.begin(), first.tokens.end());
-  const auto more = kept->tokenizer()->encode("<turn|>\n<|turn>user\nThe teacher Maria is 40 years old and lives in Jekburg. Write job, age, name and city as JSON.<turn|>\n<|turn>model\n<|channel>thought\n<channel|>", false, true);
+  const auto more = kept->tokenizer()->encode(
+      "<turn|>\n<|turn>user\nThe teacher Maria is 40 years old and lives in Jekburg. Write job, age, name and city as "
+      "JSON.<turn|>\n<|turn>model\n<|channel>thought\n<channel|>",
+      false, true);
   r.prompt.insert(r.prompt.end(), more.begin(), more.end());
   const Answer a = answers(*kept, {r})[0], b = answers(*fresh, {r})[0];
   EXPECT_EQ(a.tokens, b.tokens);
@@ -103,8 +123,13 @@ TEST_P(ShippedDrafting, KeptRowsDraftAsWell) {
   EXPECT_EQ(a.usage.rounds, b.usage.rounds);
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, ShippedDrafting, testing::Combine(testing::Values("facet-nano-Q8_0.gguf", "facet-nano-moe-Q4_K_M.gguf"), testing::Values("dflash", "mtp")),
-                         [](const auto& p) { return std::string(std::get<0>(p.param).find("moe") == std::string::npos ? "Dense" : "Moe") + "_" + std::get<1>(p.param); });
+INSTANTIATE_TEST_SUITE_P(Models, ShippedDrafting,
+                         testing::Combine(testing::Values("facet-nano-Q8_0.gguf", "facet-nano-moe-Q4_K_M.gguf"),
+                                          testing::Values("dflash", "mtp")),
+                         [](const auto& p) {
+                           return std::string(std::get<0>(p.param).find("moe") == std::string::npos ? "Dense" : "Moe") +
+                                  "_" + std::get<1>(p.param);
+                         });
 
 }  // namespace
 }  // namespace facet::test

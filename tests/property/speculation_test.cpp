@@ -39,7 +39,11 @@ EngineConfig config(const TinyFile& f, KvType kv = KvType::kF16, int n_seq = 1) 
 }
 Request request(int n_prompt, unsigned seed, float temperature = 0) {
   Request r{.prompt = random_ids(n_prompt, 96, seed), .max_tokens = 64};
-  r.sampling = {.temperature = temperature, .top_k = 20, .presence_penalty = 12, .repeat_last_n = 24, .seed = seed};  // or it would repeat a few tokens
+  r.sampling = {.temperature = temperature,
+                .top_k = 20,
+                .presence_penalty = 12,
+                .repeat_last_n = 24,
+                .seed = seed};  // or it would repeat a few tokens
   return r;
 }
 
@@ -60,7 +64,8 @@ struct Evidence {
 
 // Answers with drafts on B, compared with plain ones on Plain (the same backend without a planted bug).
 template <class B, class Plain = B, class Scripted = ScriptedDrafter<B, Plain>>
-Evidence compare_with_plain(EngineConfig c, const std::vector<Request>& requests, DraftConfig draft, const std::vector<ScriptOptions>& o = {{}}) {
+Evidence compare_with_plain(EngineConfig c, const std::vector<Request>& requests, DraftConfig draft,
+                            const std::vector<ScriptOptions>& o = {{}}) {
   Script<Plain> script(c.model, *c.kv_k);
   std::vector<Answer> want;
   for (const Request& r : requests) {
@@ -87,18 +92,36 @@ Evidence compare_with_plain(EngineConfig c, const std::vector<Request>& requests
 void expect_plain(const Evidence& e, int answers, const Way& way, const std::string& what) {
   EXPECT_EQ(e.different, 0) << what;
   const bool timed = way.draft.min == 0;  // time decides how much is drafted
-  EXPECT_GT(2 * e.counted + (timed ? answers + 1 : 0), answers) << what << ": answers are dull, or drafts were all right or all wrong";
-  EXPECT_EQ(e.report.unknown, 0) << what << ": features of " << e.report.unknown << " of " << e.report.absorbed << " rows";
+  EXPECT_GT(2 * e.counted + (timed ? answers + 1 : 0), answers)
+      << what << ": answers are dull, or drafts were all right or all wrong";
+  EXPECT_EQ(e.report.unknown, 0) << what << ": features of " << e.report.unknown << " of " << e.report.absorbed
+                                 << " rows";
   EXPECT_EQ(e.report.out_of_order, 0) << what;
   EXPECT_EQ(e.report.lost, 0) << what;
 }
 
 const std::vector<Way>& ways() {
-  static const std::vector<Way> all{{"chain 1", chain(1)}, {"chain 2", chain(2)}, {"chain 3", chain(3)}, {"chain 4", chain(4)}, {"chain 5", chain(5)}, {"chain 6", chain(6)},
-                                    {"chain 7", chain(7)}, {"chain 8", chain(8)}, {"chain 15", chain(15)}, {"tree 2", tree(2)}, {"tree 7", tree(7)}, {"tree 15", tree(15)},
-                                    {"tree 63", tree(63, 15)}, {"auto", {}}, {"auto tree", {.max = 6, .tree = 15}},
-                                    {"auto of taps", {}, {{.final_hidden = false}}}, {"auto of a bad one", {}, {{.wrong = .7, .final_hidden = false}}},
-                                    {"auto of three", {}, {{.wrong = .9, .final_hidden = false}, {.wrong = .2}, {.wrong = .5, .final_hidden = false}}}};
+  static const std::vector<Way> all{
+      {"chain 1", chain(1)},
+      {"chain 2", chain(2)},
+      {"chain 3", chain(3)},
+      {"chain 4", chain(4)},
+      {"chain 5", chain(5)},
+      {"chain 6", chain(6)},
+      {"chain 7", chain(7)},
+      {"chain 8", chain(8)},
+      {"chain 15", chain(15)},
+      {"tree 2", tree(2)},
+      {"tree 7", tree(7)},
+      {"tree 15", tree(15)},
+      {"tree 63", tree(63, 15)},
+      {"auto", {}},
+      {"auto tree", {.max = 6, .tree = 15}},
+      {"auto of taps", {}, {{.final_hidden = false}}},
+      {"auto of a bad one", {}, {{.wrong = .7, .final_hidden = false}}},
+      {"auto of three",
+       {},
+       {{.wrong = .9, .final_hidden = false}, {.wrong = .2}, {.wrong = .5, .final_hidden = false}}}};
   return all;
 }
 constexpr KvType kTypes[] = {KvType::kF32, KvType::kF16, KvType::kQ8_0, KvType::kQ4_0, KvType::kTQ3_0};
@@ -116,15 +139,19 @@ void every_way_gives_plain_text(const TinyModel& m) {
         ++at;
         if (!full() && (at / 2 + n_seq) % kPart != 0) continue;
         std::vector<Request> requests;
-        for (int i = 0; i < n_seq; ++i) requests.push_back(request(kPrompts[(at + i) % 3], unsigned(at + i), i % 2 ? .8f : 0.f));
+        for (int i = 0; i < n_seq; ++i)
+          requests.push_back(request(kPrompts[(at + i) % 3], unsigned(at + i), i % 2 ? .8f : 0.f));
         if (n_seq == 1 && at % 3 == 0) requests[0].sampling.temperature = 1;
         const Evidence e = compare_with_plain<B>(config(file, kv, n_seq), requests, way.draft, way.drafters);
         expect_plain(e, n_seq, way, fmt::format("{} {} {} sequences, case {}", way.name, kv_type_name(kv), n_seq, at));
         ++cases, given += n_seq, counted += e.counted;
       }
-  std::printf("%d cases, %d answers, %d of them with 16 distinct tokens and drafts both right and wrong\n", cases, given, counted);
+  std::printf("%d cases, %d answers, %d of them with 16 distinct tokens and drafts both right and wrong\n", cases,
+              given, counted);
 }
-TYPED_TEST(Speculation, EveryWayGivesPlainTextDense) { every_way_gives_plain_text<TypeParam>({.type = std::is_same_v<TypeParam, CpuFast> ? DType::kQ8_0 : DType::kF32}); }
+TYPED_TEST(Speculation, EveryWayGivesPlainTextDense) {
+  every_way_gives_plain_text<TypeParam>({.type = std::is_same_v<TypeParam, CpuFast> ? DType::kQ8_0 : DType::kF32});
+}
 TYPED_TEST(Speculation, EveryWayGivesPlainTextMoe) {
   if (full()) every_way_gives_plain_text<TypeParam>({.moe = true});
 }
@@ -164,7 +191,8 @@ TYPED_TEST(Speculation, AnswersEndAtTheRightToken) {
         if (int(a.tokens.size()) >= stop_at) e->cancel(id);
       };
       id = must(e->submit(r, sink));
-      while (e->tick()) {}
+      while (e->tick()) {
+      }
       EXPECT_EQ(a.why, Stop::kCancelled);
       ASSERT_LT(a.tokens.size(), size_t(stop_at) + 7) << "the rest of a step";
       EXPECT_TRUE(std::equal(a.tokens.begin(), a.tokens.end(), plain.tokens.begin()));
@@ -175,7 +203,8 @@ TYPED_TEST(Speculation, AnswersEndAtTheRightToken) {
     small.n_ctx = 40;
     Request endless = r;
     endless.max_tokens = -1;
-    const Answer a = answers(*open_engine_with<TypeParam>(small, scripted<TypeParam>(script, {{.wrong = .15}}, report)), {endless})[0];
+    const Answer a = answers(*open_engine_with<TypeParam>(small, scripted<TypeParam>(script, {{.wrong = .15}}, report)),
+                             {endless})[0];
     EXPECT_EQ(a.why, Stop::kContext);
     EXPECT_EQ(a.tokens, std::vector<int32_t>(plain.tokens.begin(), plain.tokens.begin() + 20));
   }
@@ -191,7 +220,9 @@ struct LosesRows : ScriptedDrafter<B> {
     lost = false;
     ScriptedDrafter<B>::absorb(rows, f);
   }
-  int rewind(SlotId s, int len) override { return ScriptedDrafter<B>::rewind(s, std::exchange(lost, true) ? len : std::max(0, len - 7)); }
+  int rewind(SlotId s, int len) override {
+    return ScriptedDrafter<B>::rewind(s, std::exchange(lost, true) ? len : std::max(0, len - 7));
+  }
   bool lost = false;
 };
 
@@ -216,7 +247,8 @@ void continues(int rows_lost) {
     auto e = open_engine_with<B>(c, scripted<B, B, Scripted>(script, {{}}, report));
     EXPECT_EQ(answers(*e, {first})[0].tokens, plain.tokens);
     const Answer kept = answers(*e, {second})[0];
-    const Answer fresh = answers(*open_engine_with<B>(c, scripted<B, B, Scripted>(script, {{}}, fresh_report)), {second})[0];
+    const Answer fresh =
+        answers(*open_engine_with<B>(c, scripted<B, B, Scripted>(script, {{}}, fresh_report)), {second})[0];
     EXPECT_EQ(kept.tokens, plain_second.tokens);
     EXPECT_GE(kept.usage.cached, 143 - rows_lost);
     EXPECT_EQ(kept.usage.accepted, fresh.usage.accepted) << "a cache hit costs no acceptance";
@@ -251,7 +283,8 @@ TYPED_TEST(Speculation, SaysWhyNothingIsDrafted) {
   EXPECT_EQ(a.tokens, plain.tokens);
   EXPECT_EQ(a.usage.accepted, 0);
   EXPECT_LT(a.usage.rounds, 150) << "of 199 steps; how soon depends on what they take";
-  EXPECT_TRUE(std::any_of(a.usage.methods.begin(), a.usage.methods.end(), [](const Usage::Change& m) { return m.method == "none"; }));
+  EXPECT_TRUE(std::any_of(a.usage.methods.begin(), a.usage.methods.end(),
+                          [](const Usage::Change& m) { return m.method == "none"; }));
   EXPECT_EQ(answers(*open_engine_with<TypeParam>(c, nullptr), {r})[0].usage.draft_inactive_reason, "");
 }
 TEST(PlainReason, DraftsAreGivenUpOnlyWhereTheAnswerGoesOn) {
@@ -273,7 +306,8 @@ struct SlowAndWrong : ScriptedDrafter<B, Plain> {
   using ScriptedDrafter<B, Plain>::ScriptedDrafter;
   void propose(std::span<Draft> drafts) override {
     const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(1);
-    while (std::chrono::steady_clock::now() < end) {}
+    while (std::chrono::steady_clock::now() < end) {
+    }
     ScriptedDrafter<B, Plain>::propose(drafts);
   }
 };
@@ -290,7 +324,8 @@ TYPED_TEST(Speculation, LeavesADrafterThatIsNeverRight) {
   for (const bool final_hidden : {true, false}) {
     ScriptReport report, early;
     const ScriptOptions never{.wrong = 1, .right_in_top = false, .final_hidden = final_hidden};
-    auto e = open_engine_with<TypeParam>(c, scripted<TypeParam, TypeParam, SlowAndWrong<TypeParam>>(script, {never}, report));
+    auto e = open_engine_with<TypeParam>(
+        c, scripted<TypeParam, TypeParam, SlowAndWrong<TypeParam>>(script, {never}, report));
     Answer a;
     Sink sink = into(a);
     sink.tokens = [&](RequestId, std::span<const int32_t> t) {
@@ -298,7 +333,8 @@ TYPED_TEST(Speculation, LeavesADrafterThatIsNeverRight) {
       if (a.tokens.size() <= 33) early = report;
     };
     must(e->submit(r, sink));
-    while (e->tick()) {}
+    while (e->tick()) {
+    }
     EXPECT_EQ(a.tokens, plain.tokens);
     EXPECT_EQ(a.usage.accepted, 0);
     EXPECT_EQ(a.usage.decode_steps, 32 + 256);
@@ -306,10 +342,12 @@ TYPED_TEST(Speculation, LeavesADrafterThatIsNeverRight) {
     EXPECT_LE(asked, 16) << "of 256 steps after the first 32, " << early.proposals << " in those";
     EXPECT_EQ(report.unknown + report.out_of_order + report.lost, 0);
     if (final_hidden) continue;
-    EXPECT_LE(absorbs, 256 / 48 + 2 * asked) << "features wait until there are many, or it is asked: before that and after";
+    EXPECT_LE(absorbs, 256 / 48 + 2 * asked)
+        << "features wait until there are many, or it is asked: before that and after";
     EngineConfig with = c;
     with.draft.files = {"script"};
-    EXPECT_GE(report.absorbed, 20 + 32 + 256 - std::min(waiting_features(64 * int(kScriptTaps.size())), kv_plan(with).max_step));
+    EXPECT_GE(report.absorbed,
+              20 + 32 + 256 - std::min(waiting_features(64 * int(kScriptTaps.size())), kv_plan(with).max_step));
   }
 }
 
@@ -337,11 +375,13 @@ struct WaitsOneRowOff : Base {
 template <class B, class Plain>
 Evidence waiting() {
   const TinyFile file;
-  return compare_with_plain<B, Plain, SlowAndWrong<B, Plain>>(config(file), {request(33, 3)}, {}, {{.wrong = 1, .final_hidden = false}});
+  return compare_with_plain<B, Plain, SlowAndWrong<B, Plain>>(config(file), {request(33, 3)}, {},
+                                                              {{.wrong = 1, .final_hidden = false}});
 }
 TYPED_TEST(Speculation, WaitingFeaturesBiteOnPlantedBugs) {
   using B = TypeParam;
-  const Evidence right = waiting<B, B>(), lost = waiting<LosesAWaitingRow<B>, B>(), off = waiting<WaitsOneRowOff<B>, B>();
+  const Evidence right = waiting<B, B>(), lost = waiting<LosesAWaitingRow<B>, B>(),
+                 off = waiting<WaitsOneRowOff<B>, B>();
   for (const Evidence* e : {&right, &lost, &off}) EXPECT_EQ(e->different, 0);
   EXPECT_LT(right.report.absorbs, 2 * right.report.proposals + 8) << "of 64 steps";
   EXPECT_EQ(right.report.unknown, 0);
@@ -362,7 +402,8 @@ struct RunsOutOfMemory : SlowAndWrong<B> {
 TYPED_TEST(Speculation, GoesOnWithoutADrafterThatGaveUp) {
   const TinyFile file;
   for (const bool final_hidden : {true, false}) {
-    const Evidence e = compare_with_plain<TypeParam, TypeParam, RunsOutOfMemory<TypeParam>>(config(file), {request(33, 3)}, {}, {{.wrong = 1, .final_hidden = final_hidden}});
+    const Evidence e = compare_with_plain<TypeParam, TypeParam, RunsOutOfMemory<TypeParam>>(
+        config(file), {request(33, 3)}, {}, {{.wrong = 1, .final_hidden = final_hidden}});
     EXPECT_EQ(e.different, 0);
     EXPECT_EQ(e.report.unknown + e.report.out_of_order + e.report.lost, 0);
     EXPECT_GT(e.report.absorbed, 60 - 33);
@@ -424,7 +465,10 @@ struct PenaltiesForgetThePath : Base {
 template <class B, class Plain>
 int differences(const DraftConfig& draft, float temperature) {
   const TinyFile file({.type = std::is_same_v<Plain, CpuFast> ? DType::kQ8_0 : DType::kF32});
-  return compare_with_plain<B, Plain>(config(file, KvType::kF16, 3), {request(33, 1, temperature), request(60, 2, temperature), request(150, 3, temperature)}, draft).different;
+  return compare_with_plain<B, Plain>(
+             config(file, KvType::kF16, 3),
+             {request(33, 1, temperature), request(60, 2, temperature), request(150, 3, temperature)}, draft)
+      .different;
 }
 TYPED_TEST(Speculation, BitesOnPlantedBugs) {
   using B = TypeParam;
@@ -513,8 +557,8 @@ double chi_square_p(double x, double df) {  // Wilson and Hilferty
   return .5 * std::erfc(z / std::sqrt(2.));
 }
 
-// Draws n times four tokens after a prompt, with drafts for the second and third, and compares the joint counts of those
-// two with the model's own probabilities.
+// Draws n times four tokens after a prompt, with drafts for the second and third, and compares the joint counts of
+// those two with the model's own probabilities.
 template <class B>
 double law_p(const DraftConfig& draft, float temperature, int n) {
   const TinyFile file({.vocab = 16});
@@ -561,7 +605,10 @@ double law_p(const DraftConfig& draft, float temperature, int n) {
   std::vector<int> count(256);
   for (int i = 0; i < n; i += 4) {
     std::vector<Request> r;
-    for (int k = 0; k < 4; ++k) r.push_back({.prompt = prompt, .max_tokens = 4, .sampling = {.temperature = temperature, .top_k = 0, .top_p = 1, .seed = uint64_t(i + k)}});
+    for (int k = 0; k < 4; ++k)
+      r.push_back({.prompt = prompt,
+                   .max_tokens = 4,
+                   .sampling = {.temperature = temperature, .top_k = 0, .top_p = 1, .seed = uint64_t(i + k)}});
     for (const Answer& a : answers(*e, r)) ++count[size_t(a.tokens[1] * 16 + a.tokens[2])];
   }
   double chi = 0, rest = 0, rest_want = 0;

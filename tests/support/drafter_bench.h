@@ -71,13 +71,17 @@ class StandIn {
   TensorView embedding_;
 };
 
-inline KvPlan exact_plan(int max_seq = 1) { return {.k = KvType::kF32, .v = KvType::kF32, .max_seq = max_seq, .max_ctx = 256, .max_step = 16, .margin = 8}; }
+inline KvPlan exact_plan(int max_seq = 1) {
+  return {.k = KvType::kF32, .v = KvType::kF32, .max_seq = max_seq, .max_ctx = 256, .max_step = 16, .margin = 8};
+}
 
 // A copy of a drafter's folder with some text of its config.json replaced.
 class Folder {
  public:
   Folder(const std::string& from, const std::string& find = "", const std::string& put = "") {
-    path_ = (std::filesystem::temp_directory_path() / ("facet-drafter-" + std::to_string(getpid()) + "-" + std::to_string(count_++))).string();
+    path_ = (std::filesystem::temp_directory_path() /
+             ("facet-drafter-" + std::to_string(getpid()) + "-" + std::to_string(count_++)))
+                .string();
     std::filesystem::copy(from, path_, std::filesystem::copy_options::recursive);
     if (!find.empty()) edit("config.json", find, put);
   }

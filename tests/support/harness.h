@@ -38,7 +38,9 @@ inline Difference compare(std::span<const float> got, std::span<const float> wan
   d.rms = std::sqrt(sum / double(want.size()));
   d.rows = int(want.size()) / cols;
   for (int r = 0; r < d.rows; ++r) {
-    auto top = [&](std::span<const float> v) { return std::max_element(v.begin() + r * cols, v.begin() + (r + 1) * cols) - v.begin(); };
+    auto top = [&](std::span<const float> v) {
+      return std::max_element(v.begin() + r * cols, v.begin() + (r + 1) * cols) - v.begin();
+    };
     d.same_top += top(got) == top(want);
   }
   return d;
@@ -50,9 +52,11 @@ class Harness {
  public:
   // More arguments are the backend's, behind the number of threads.
   template <class... Args>
-  Harness(const std::string& path, KvPlan kv, int max_out = 0, int n_threads = 1, Args... args) : file_(must(GgufFile::open(path))), cfg(must(gemma4_config(file_))) {
+  Harness(const std::string& path, KvPlan kv, int max_out = 0, int n_threads = 1, Args... args)
+      : file_(must(GgufFile::open(path))), cfg(must(gemma4_config(file_))) {
     kv.max_ctx = std::max(kv.max_ctx, 1);
-    runner_ = must(Runner<B>::open(file_, cfg, {.kv = kv, .max_out = max_out > 0 ? max_out : kv.max_step}, n_threads, args...));
+    runner_ = must(
+        Runner<B>::open(file_, cfg, {.kv = kv, .max_out = max_out > 0 ? max_out : kv.max_step}, n_threads, args...));
   }
   static constexpr KvPlan kExact{.k = KvType::kF32, .v = KvType::kF32, .max_ctx = 512, .max_step = 128, .margin = 16};
   explicit Harness(const std::string& path) : Harness(path, kExact) {}
@@ -95,8 +99,10 @@ class Harness {
  private:
   template <class R>
   static const float* row(const R& r, int t) {
-    if constexpr (requires { r.a; }) return r.a.row(t);
-    else return r.row(t);
+    if constexpr (requires { r.a; })
+      return r.a.row(t);
+    else
+      return r.row(t);
   }
   GgufFile file_;
 

@@ -16,7 +16,8 @@ inline bool have_gpu() {
 #define NEEDS_GPU() \
   if (!have_gpu()) GTEST_SKIP() << "no CUDA device"
 
-// Sanitizers make kernels a hundred times slower: with FACET_TEST_LIGHT=1 tests of many cases take every step-th of them.
+// Sanitizers make kernels a hundred times slower: with FACET_TEST_LIGHT=1 tests of many cases take every step-th of
+// them.
 inline bool light() { return std::getenv("FACET_TEST_LIGHT") != nullptr; }
 class Cases {
  public:

@@ -39,7 +39,8 @@ class Script {
     int sequence, position;
   };
 
-  Script(const std::string& model, KvType kv) : h_(model, {.k = kv, .v = kv, .max_seq = 1, .max_ctx = 1024, .max_step = 64, .margin = 16}) {
+  Script(const std::string& model, KvType kv)
+      : h_(model, {.k = kv, .v = kv, .max_seq = 1, .max_ctx = 1024, .max_step = 64, .margin = 16}) {
     taps_ = h_.backend().new_rows(64, int(kScriptTaps.size()) * h_.cfg.d_model);
     final_ = h_.backend().new_rows(64, h_.cfg.d_model);
   }
@@ -52,11 +53,13 @@ class Script {
       h_.begin();
       h_.add({.slot = 0, .token = ids.subspan(at, n)});
       std::vector<typename B::Rows> dst;
-      for (size_t i = 0; i < kScriptTaps.size(); ++i) dst.push_back(taps_.view(int(n), taps_.cols).cols_at(int(i) * D, D));
+      for (size_t i = 0; i < kScriptTaps.size(); ++i)
+        dst.push_back(taps_.view(int(n), taps_.cols).cols_at(int(i) * D, D));
       h_.runner().forward({.layer = kScriptTaps, .dst = dst, .final_hidden = final_.view(int(n), D)});
       h_.cache().commit(0, int(n));
       for (size_t i = 0; i < n; ++i)
-        for (const Features<typename B::Rows>& f : {Features<typename B::Rows>{.taps = taps_, .final_hidden = final_}, {.taps = taps_, .final_hidden = {}}})
+        for (const Features<typename B::Rows>& f :
+             {Features<typename B::Rows>{.taps = taps_, .final_hidden = final_}, {.taps = taps_, .final_hidden = {}}})
           rows[hash_features(f, int(i))].push_back({int(sequences.size()) - 1, int(at + i)});
       at += n;
     }
@@ -75,19 +78,19 @@ class Script {
 };
 
 struct ScriptOptions {
-  double wrong = .3;        // probability that a drafted token is not the one that comes
+  double wrong = .3;  // probability that a drafted token is not the one that comes
   int max_draft = 15;
   int n_vocab = 96;
   unsigned seed = 1;
-  bool right_in_top = true; // a wrong token's right one is among the candidates
-  bool final_hidden = true; // wants it beside the taps
+  bool right_in_top = true;  // a wrong token's right one is among the candidates
+  bool final_hidden = true;  // wants it beside the taps
 };
 // What the drafter saw; outlives the engine.
 struct ScriptReport {
-  int absorbs = 0;                 // calls
-  int absorbed = 0, unknown = 0;   // rows of features; those that no plain pass has at that position
-  int proposals = 0, lost = 0;     // rounds; those where the script has nothing to say
-  int out_of_order = 0;            // absorbs that do not go on where the state ends
+  int absorbs = 0;                // calls
+  int absorbed = 0, unknown = 0;  // rows of features; those that no plain pass has at that position
+  int proposals = 0, lost = 0;    // rounds; those where the script has nothing to say
+  int out_of_order = 0;           // absorbs that do not go on where the state ends
 };
 
 // Plain: the backend of the script, whose rows B has too (a planted bug on top of it).
@@ -95,7 +98,8 @@ template <class B, class Plain = B>
 class ScriptedDrafter : public Drafter<B> {
  public:
   using Rows = typename B::Rows;
-  ScriptedDrafter(const Script<Plain>& script, ScriptOptions o, ScriptReport& report, int n_slot) : script_(script), o_(o), report_(report), held_(size_t(n_slot)) {}
+  ScriptedDrafter(const Script<Plain>& script, ScriptOptions o, ScriptReport& report, int n_slot)
+      : script_(script), o_(o), report_(report), held_(size_t(n_slot)) {}
 
   const char* name() const override { return "script"; }
   int max_draft() const override { return o_.max_draft; }
@@ -111,7 +115,8 @@ class ScriptedDrafter : public Drafter<B> {
         const uint64_t h = hash_features(f, c.at(i));
         ++report_.absorbed;
         const auto* at = script_.find(h);
-        const bool known = at && std::any_of(at->begin(), at->end(), [&](const auto& a) { return a.position == c.position + i; });
+        const bool known =
+            at && std::any_of(at->begin(), at->end(), [&](const auto& a) { return a.position == c.position + i; });
         report_.unknown += !known;
         held.push_back(h);
       }
@@ -126,7 +131,9 @@ class ScriptedDrafter : public Drafter<B> {
         if (const auto* at = script_.find(held.back()))
           for (const auto& a : *at) {
             const auto& s = script_.sequences[size_t(a.sequence)];
-            if (a.position == d.position - 1 && a.position + 1 < int(s.size()) && s[size_t(a.position) + 1] == d.token[0]) says = &s;
+            if (a.position == d.position - 1 && a.position + 1 < int(s.size()) &&
+                s[size_t(a.position) + 1] == d.token[0])
+              says = &s;
           }
       report_.lost += says == nullptr;
       for (int i = 0; i < d.max_draft; ++i) {
@@ -187,14 +194,16 @@ struct Answer {
   std::string error;
 };
 inline Sink into(Answer& a) {
-  return {.tokens = [&a](RequestId, std::span<const int32_t> t) { a.tokens.insert(a.tokens.end(), t.begin(), t.end()); },
-          .done = [&a](RequestId, Stop s, const Usage& u, const std::string& e) { a.why = s, a.usage = u, a.error = e; }};
+  return {
+      .tokens = [&a](RequestId, std::span<const int32_t> t) { a.tokens.insert(a.tokens.end(), t.begin(), t.end()); },
+      .done = [&a](RequestId, Stop s, const Usage& u, const std::string& e) { a.why = s, a.usage = u, a.error = e; }};
 }
 // Answers of requests that are submitted together.
 inline std::vector<Answer> answers(Engine& e, const std::vector<Request>& requests) {
   std::vector<Answer> a(requests.size());
   for (size_t i = 0; i < requests.size(); ++i) must(e.submit(requests[i], into(a[i])));
-  while (e.tick()) {}
+  while (e.tick()) {
+  }
   return a;
 }
 

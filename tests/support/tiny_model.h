@@ -26,7 +26,8 @@ struct TinyModel {
 };
 
 inline std::string write_tiny_model(const TinyModel& o) {
-  const int D = o.width, H = 4, F = 96, E_swa = 64, E_full = 128, experts = o.experts, used = o.used, d_expert = o.d_expert, P = 16;
+  const int D = o.width, H = 4, F = 96, E_swa = 64, E_full = 128, experts = o.experts, used = o.used,
+            d_expert = o.d_expert, P = 16;
   const int L = o.ple ? 10 : 6, every = o.ple ? 5 : 3, shared = o.ple ? 5 : 0;
   std::mt19937 rng(o.seed);
   std::normal_distribution<float> normal;
@@ -40,8 +41,10 @@ inline std::string write_tiny_model(const TinyModel& o) {
     if (ne[0] % dtype_info(type).block != 0) type = DType::kF32;
     w.add_tensor(name, type, ne);
     data.emplace_back(row_bytes(type, n));
-    if (type == DType::kF32) std::memcpy(data.back().data(), v.data(), data.back().size());
-    else quantize_row(type, v.data(), data.back().data(), n);
+    if (type == DType::kF32)
+      std::memcpy(data.back().data(), v.data(), data.back().size());
+    else
+      quantize_row(type, v.data(), data.back().data(), n);
   };
   auto matrix = [&](const std::string& name, int n_in, int n_out, int stack = 0) {
     std::vector<int64_t> ne{n_in, n_out};
@@ -110,7 +113,8 @@ inline std::string write_tiny_model(const TinyModel& o) {
     matrix(b + "ffn_down.weight", Fl, D);
     tensor(b + "layer_output_scale.weight", {1}, .8f, .05f);
     if (o.moe) {
-      for (const char* n : {"post_ffw_norm_1.weight", "pre_ffw_norm_2.weight", "post_ffw_norm_2.weight"}) gain(b + n, D);
+      for (const char* n : {"post_ffw_norm_1.weight", "pre_ffw_norm_2.weight", "post_ffw_norm_2.weight"})
+        gain(b + n, D);
       tensor(b + "ffn_gate_inp.weight", {D, experts}, 0, 2);
       gain(b + "ffn_gate_inp.scale", D);
       if (o.split_experts) {
@@ -128,9 +132,12 @@ inline std::string write_tiny_model(const TinyModel& o) {
       gain(b + "post_norm.weight", D);
     }
   }
-  const std::string path = (std::filesystem::temp_directory_path() /
-                            ("facet-tiny-" + std::to_string(getpid()) + "-" + std::to_string(o.moe) + std::to_string(o.split_experts) +
-                             std::to_string(o.ple) + "-" + std::to_string(o.window) + "-" + std::to_string(o.vocab) + "-" + std::to_string(o.seed) + "-" + std::to_string(o.width) + "-" + dtype_name(o.type) + ".gguf")).string();
+  const std::string path =
+      (std::filesystem::temp_directory_path() /
+       ("facet-tiny-" + std::to_string(getpid()) + "-" + std::to_string(o.moe) + std::to_string(o.split_experts) +
+        std::to_string(o.ple) + "-" + std::to_string(o.window) + "-" + std::to_string(o.vocab) + "-" +
+        std::to_string(o.seed) + "-" + std::to_string(o.width) + "-" + dtype_name(o.type) + ".gguf"))
+          .string();
   must(w.begin(path));
   for (const auto& v : data) must(w.write(v));
   must(w.finish());

@@ -63,35 +63,16 @@ inline std::vector<std::string> naive_merge(std::vector<std::string> symbols, co
   }
 }
 
-inline constexpr std::string_view kSpecialTexts[] = {"<pad>",
-                                                     "<eos>",
-                                                     "<bos>",
-                                                     "<unk>",
-                                                     "<mask>",
-                                                     "<|tool>",
-                                                     "<tool|>",
-                                                     "<|tool_call>",
-                                                     "<tool_call|>",
-                                                     "<|\"|>",
-                                                     "<|think|>",
-                                                     "<|tool_response>",
-                                                     "<tool_response|>",
-                                                     "<|channel>",
-                                                     "<channel|>",
-                                                     "<|turn>",
-                                                     "<turn|>",
-                                                     "<|image>",
-                                                     "<|audio>",
-                                                     "<|image|>",
-                                                     "<|audio|>",
-                                                     "<image|>",
-                                                     "<audio|>",
-                                                     "<|video|>"};
+inline constexpr std::string_view kSpecialTexts[] = {
+    "<pad>",        "<eos>",        "<bos>",    "<unk>",     "<mask>",           "<|tool>",          "<tool|>",
+    "<|tool_call>", "<tool_call|>", "<|\"|>",   "<|think|>", "<|tool_response>", "<tool_response|>", "<|channel>",
+    "<channel|>",   "<|turn>",      "<turn|>",  "<|image>",  "<|audio>",         "<|image|>",        "<|audio|>",
+    "<image|>",     "<audio|>",     "<|video|>"};
 
 inline int special_type(std::string_view text) {
   if (text == "<unk>") return kUnknown;
-  for (const std::string_view user : {"<|tool_call>", "<tool_call|>", "<|tool_response>", "<tool_response|>",
-                                      "<|\"|>", "<|channel>", "<channel|>"})
+  for (const std::string_view user :
+       {"<|tool_call>", "<tool_call|>", "<|tool_response>", "<tool_response|>", "<|\"|>", "<|channel>", "<channel|>"})
     if (text == user) return kUserDefined;
   return kControl;
 }
@@ -116,8 +97,7 @@ inline Vocab made_vocab(const std::vector<std::string>& words) {
   }
   for (const std::string& word : words) {
     // One merge at a time: with "! !" added, "!!!!!!" is three pairs and not a pair and four.
-    for (std::vector<std::string> parts;
-         (parts = naive_merge(code_points(word), ranks_of(v.merges))).size() > 1;)
+    for (std::vector<std::string> parts; (parts = naive_merge(code_points(word), ranks_of(v.merges))).size() > 1;)
       v.merges.push_back(parts[0] + " " + parts[1]);
     add(word, kNormal);
   }

@@ -165,8 +165,7 @@ TEST(ChatParse, CutsDoNotMatter) {
     const Outcome whole = outcome_of(c.text, {}, options);
     const size_t n = c.text.size();
     for (size_t a = 0; a <= n; ++a)
-      for (size_t b = a; b <= n; ++b)
-        ASSERT_EQ(outcome_of(c.text, {a, b}, options), whole) << c.text << a << ' ' << b;
+      for (size_t b = a; b <= n; ++b) ASSERT_EQ(outcome_of(c.text, {a, b}, options), whole) << c.text << a << ' ' << b;
     std::vector<size_t> every;
     for (size_t a = 1; a < n; ++a) every.push_back(a);
     ASSERT_EQ(outcome_of(c.text, every, options), whole) << c.text;
@@ -235,8 +234,7 @@ TEST(ChatParse, TextIsNotHeldBackLongerThanNeeded) {
   EXPECT_EQ(parser.push("x"), (std::vector<ParseEvent>{{Kind::kContent, "<|x", {}}}));
   EXPECT_TRUE(parser.push("<|tool_call>call:f{a:").empty());
   EXPECT_TRUE(parser.push("1}<tool_call").empty());
-  EXPECT_EQ(parser.push("|>"),
-            (std::vector<ParseEvent>{{Kind::kToolCall, "", {"call_0", "f", "{\"a\":1}"}}}));
+  EXPECT_EQ(parser.push("|>"), (std::vector<ParseEvent>{{Kind::kToolCall, "", {"call_0", "f", "{\"a\":1}"}}}));
   EXPECT_TRUE(parser.finish().empty());
 }
 

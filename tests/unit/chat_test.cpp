@@ -53,9 +53,8 @@ TEST(Chat, PlainTurns) {
 }
 
 TEST(Chat, System) {
-  EXPECT_EQ(
-      render(R"([{"role":"system","content":"Be brief."},{"role":"user","content":"Hi"}])", kGpThinking),
-      "<bos><|turn>system\n<|think|>\nBe brief.<turn|>\n<|turn>user\nHi<turn|>\n<|turn>model\n");
+  EXPECT_EQ(render(R"([{"role":"system","content":"Be brief."},{"role":"user","content":"Hi"}])", kGpThinking),
+            "<bos><|turn>system\n<|think|>\nBe brief.<turn|>\n<|turn>user\nHi<turn|>\n<|turn>model\n");
   EXPECT_EQ(render(R"([{"role":"developer","content":"dev"},{"role":"user","content":"q"},
                        {"role":"system","content":"mid"},{"role":"user","content":"r"}])"),
             "<bos><|turn>system\ndev<turn|>\n<|turn>user\nq<turn|>\n<|turn>system\nmid<turn|>\n<|turn>"
@@ -70,32 +69,27 @@ TEST(Chat, Parts) {
 }
 
 TEST(Chat, ThoughtsOfTheModel) {
-  EXPECT_EQ(
-      render(R"([{"role":"user","content":"Hi"},
+  EXPECT_EQ(render(R"([{"role":"user","content":"Hi"},
                        {"role":"assistant","content":"<|channel>thought\nhmm\n<channel|>Hello!"},
                        {"role":"user","content":"2+2?"}])",
-             kGp),
-      "<bos><|turn>user\nHi<turn|>\n<|turn>model\nHello!<turn|>\n<|turn>user\n2+2?<turn|>\n<|turn>model\n");
-  EXPECT_EQ(
-      render(R"([{"role":"user","content":"a"},{"role":"assistant","content":"b","reasoning_content":"R1"},
+                   kGp),
+            "<bos><|turn>user\nHi<turn|>\n<|turn>model\nHello!<turn|>\n<|turn>user\n2+2?<turn|>\n<|turn>model\n");
+  EXPECT_EQ(render(R"([{"role":"user","content":"a"},{"role":"assistant","content":"b","reasoning_content":"R1"},
                        {"role":"user","content":"c"},{"role":"assistant","content":"d","reasoning":"R2"}])"),
-      "<bos><|turn>user\na<turn|>\n<|turn>model\nb<turn|>\n<|turn>user\nc<turn|>\n<|turn>model\n"
-      "<|channel>thought\nR2\n<channel|>d<turn|>\n");
+            "<bos><|turn>user\na<turn|>\n<|turn>model\nb<turn|>\n<|turn>user\nc<turn|>\n<|turn>model\n"
+            "<|channel>thought\nR2\n<channel|>d<turn|>\n");
   // preserve_thinking keeps an earlier thought only where there are tool calls.
   const std::string both = R"([{"role":"user","content":"a"},
       {"role":"assistant","content":"b","reasoning":"R1"},{"role":"user","content":"c"},
       {"role":"assistant","reasoning":"R2","tool_calls":[{"id":"x","function":{"name":"f"}}]},
       {"role":"tool","tool_call_id":"x","content":"1"},{"role":"user","content":"d"}])";
-  EXPECT_EQ(
-      render(both, {.preserve = true}),
-      "<bos><|turn>user\na<turn|>\n<|turn>model\nb<turn|>\n<|turn>user\nc<turn|>\n<|turn>model\n"
-      "<|channel>thought\nR2\n<channel|><|tool_call>call:f{}<tool_call|>"
-      "<|tool_response>response:f{value:<|\"|>1<|\"|>}<tool_response|><turn|>\n<|turn>user\nd<turn|>\n");
+  EXPECT_EQ(render(both, {.preserve = true}),
+            "<bos><|turn>user\na<turn|>\n<|turn>model\nb<turn|>\n<|turn>user\nc<turn|>\n<|turn>model\n"
+            "<|channel>thought\nR2\n<channel|><|tool_call>call:f{}<tool_call|>"
+            "<|tool_response>response:f{value:<|\"|>1<|\"|>}<tool_response|><turn|>\n<|turn>user\nd<turn|>\n");
   EXPECT_EQ(render(both).find("R2"), std::string::npos);
-  EXPECT_EQ(
-      render(
-          R"([{"role":"assistant","content":"x<|channel>thought\nA<channel|>y<channel|>z<|channel>tail"}])"),
-      "<bos><|turn>model\nxyz<turn|>\n");
+  EXPECT_EQ(render(R"([{"role":"assistant","content":"x<|channel>thought\nA<channel|>y<channel|>z<|channel>tail"}])"),
+            "<bos><|turn>model\nxyz<turn|>\n");
 }
 
 TEST(Chat, ConsecutiveAssistantMessagesAreOneTurn) {
@@ -104,20 +98,18 @@ TEST(Chat, ConsecutiveAssistantMessagesAreOneTurn) {
                    kGp),
             "<bos><|turn>user\na<turn|>\n<|turn>model\nbc<turn|>\n<|turn>user\nd<turn|>\n<|turn>model\n");
   EXPECT_EQ(
-      render(
-          R"([{"role":"user","content":"a"},{"role":"assistant","content":""},{"role":"user","content":"b"}])"),
+      render(R"([{"role":"user","content":"a"},{"role":"assistant","content":""},{"role":"user","content":"b"}])"),
       "<bos><|turn>user\na<turn|>\n<|turn>model\n<turn|>\n<|turn>user\nb<turn|>\n");
 }
 
 TEST(Chat, ToolDeclarations) {
   const std::string user = R"([{"role":"user","content":"Weather?"}])";
   EXPECT_EQ(render(user, kGp, kWeatherTool),
-            "<bos><|turn>system\n<|tool>" + kWeather +
-                "<tool|><turn|>\n<|turn>user\nWeather?<turn|>\n<|turn>model\n");
-  EXPECT_EQ(render(R"([{"role":"system","content":"Sys."},{"role":"user","content":"Weather?"}])",
-                   kGpThinking, kWeatherTool),
-            "<bos><|turn>system\n<|think|>\nSys.<|tool>" + kWeather +
-                "<tool|><turn|>\n<|turn>user\nWeather?<turn|>\n<|turn>model\n");
+            "<bos><|turn>system\n<|tool>" + kWeather + "<tool|><turn|>\n<|turn>user\nWeather?<turn|>\n<|turn>model\n");
+  EXPECT_EQ(
+      render(R"([{"role":"system","content":"Sys."},{"role":"user","content":"Weather?"}])", kGpThinking, kWeatherTool),
+      "<bos><|turn>system\n<|think|>\nSys.<|tool>" + kWeather +
+          "<tool|><turn|>\n<|turn>user\nWeather?<turn|>\n<|turn>model\n");
 
   const auto declaration = [&](const std::string& function) {
     const std::string text = render("[]", {}, "[" + function + "]");
@@ -126,8 +118,7 @@ TEST(Chat, ToolDeclarations) {
     return text.substr(head.size(), text.size() - head.size() - tail.size());
   };
   const auto property = [&](const std::string& schema) {
-    const std::string text =
-        declaration(R"({"name":"f","parameters":{"type":"object","properties":)" + schema + "}}");
+    const std::string text = declaration(R"({"name":"f","parameters":{"type":"object","properties":)" + schema + "}}");
     const std::string head = "declaration:f{description:<|\"|><|\"|>,parameters:{properties:{";
     const std::string tail = "},type:<|\"|>OBJECT<|\"|>}}";
     if (!text.starts_with(head) || !text.ends_with(tail)) return text;
@@ -137,9 +128,8 @@ TEST(Chat, ToolDeclarations) {
   EXPECT_EQ(declaration(R"({"name":"f","description":"D","parameters":{"type":"object","properties":{}}})"),
             R"(declaration:f{description:<|"|>D<|"|>,parameters:{type:<|"|>OBJECT<|"|>}})");
   EXPECT_EQ(declaration(R"({"name":"f"})"), R"(declaration:f{description:<|"|><|"|>})");
-  EXPECT_EQ(
-      declaration(R"({"name":"f","response":{"description":"r","type":"object"}})"),
-      R"(declaration:f{description:<|"|><|"|>,response:{description:<|"|>r<|"|>,type:<|"|>OBJECT<|"|>}})");
+  EXPECT_EQ(declaration(R"({"name":"f","response":{"description":"r","type":"object"}})"),
+            R"(declaration:f{description:<|"|><|"|>,response:{description:<|"|>r<|"|>,type:<|"|>OBJECT<|"|>}})");
   EXPECT_EQ(
       property(R"({"o":{"type":"object","description":"obj","required":["b"],
                  "properties":{"b":{"type":"integer"},"A":{"type":"number","nullable":true}}}})"),
@@ -159,9 +149,7 @@ TEST(Chat, ToolDeclarations) {
             R"(l:{items:{default:{<|"|>k<|"|>:1}},type:<|"|>ARRAY<|"|>})");
 }
 
-std::string conversation(const std::string& rest) {
-  return R"([{"role":"user","content":"Weather?"},)" + rest + "]";
-}
+std::string conversation(const std::string& rest) { return R"([{"role":"user","content":"Weather?"},)" + rest + "]"; }
 const std::string kAsked = "<bos><|turn>user\nWeather?<turn|>\n<|turn>model\n";
 
 TEST(Chat, OpenCall) {
@@ -182,9 +170,8 @@ const std::string kAnswered =
 
 TEST(Chat, ToolResults) {
   EXPECT_EQ(render(conversation(kCall + "," + kResult), kGp), kAnswered);
-  EXPECT_EQ(render(conversation(
-                       kCall + "," + kResult +
-                       R"(,{"role":"assistant","content":"It is 20."},{"role":"user","content":"Thanks"})"),
+  EXPECT_EQ(render(conversation(kCall + "," + kResult +
+                                R"(,{"role":"assistant","content":"It is 20."},{"role":"user","content":"Thanks"})"),
                    kGp),
             kAnswered + "It is 20.<turn|>\n<|turn>user\nThanks<turn|>\n<|turn>model\n");
   // A structured result, in the model's own form.
@@ -227,8 +214,7 @@ TEST(Chat, ParallelCallsWithThought) {
 }
 
 TEST(Chat, ContentOfACallComesAfterItsResult) {
-  const std::string call_with_content =
-      R"({"role":"assistant","content":"Let me check.",)" + kCall.substr(20);
+  const std::string call_with_content = R"({"role":"assistant","content":"Let me check.",)" + kCall.substr(20);
   const std::string messages = conversation(call_with_content + "," + kResult);
   EXPECT_EQ(render(messages), kAnswered + "Let me check.<turn|>\n");
   // The template would leave the model outside of any turn.
@@ -254,8 +240,8 @@ TEST(Chat, Numbers) {
 
 TEST(Chat, KeysSortIgnoringCaseAndStably) {
   const auto keys = [](const std::string& object) {
-    const std::string text = render(
-        R"([{"role":"assistant","tool_calls":[{"function":{"name":"f","arguments":)" + object + "}}]}]");
+    const std::string text =
+        render(R"([{"role":"assistant","tool_calls":[{"function":{"name":"f","arguments":)" + object + "}}]}]");
     const size_t begin = text.find('{') + 1;
     return text.substr(begin, text.find('}') - begin);
   };
@@ -269,22 +255,17 @@ TEST(Chat, ErrorsNameTheMessage) {
     EXPECT_TRUE(text.starts_with("error: ") && text.find(part) != std::string::npos) << text;
   };
   const std::string u = R"({"role":"user","content":"x"},)";
-  contains(
-      render("[" + u + R"({"role":"assistant","tool_calls":[{"function":{"name":"f","arguments":"[1]"}}]}])"),
-      "messages[1].tool_calls[0].function.arguments");
-  contains(
-      render("[" + u + R"({"role":"assistant","tool_calls":[{"function":{"name":"f","arguments":"{"}}]}])"),
-      "messages[1].tool_calls[0].function.arguments");
-  contains(
-      render("[" + u + R"({"role":"assistant","tool_calls":[{"function":{"name":"f","arguments":3}}]}])"),
-      "messages[1].tool_calls[0].function.arguments");
-  contains(render("[" + u + R"({"role":"assistant","tool_calls":[{"function":{}}]}])"),
-           "messages[1].tool_calls[0]");
+  contains(render("[" + u + R"({"role":"assistant","tool_calls":[{"function":{"name":"f","arguments":"[1]"}}]}])"),
+           "messages[1].tool_calls[0].function.arguments");
+  contains(render("[" + u + R"({"role":"assistant","tool_calls":[{"function":{"name":"f","arguments":"{"}}]}])"),
+           "messages[1].tool_calls[0].function.arguments");
+  contains(render("[" + u + R"({"role":"assistant","tool_calls":[{"function":{"name":"f","arguments":3}}]}])"),
+           "messages[1].tool_calls[0].function.arguments");
+  contains(render("[" + u + R"({"role":"assistant","tool_calls":[{"function":{}}]}])"), "messages[1].tool_calls[0]");
   contains(render("[" + u + R"({"role":"robot","content":"x"}])"), "messages[1].role");
   contains(render("[" + u + R"({"content":"x"}])"), "messages[1].role");
   contains(render("[" + u + R"({"role":"tool","content":{"a":1}}])"), "messages[1].content");
-  contains(render("[" + u + R"({"role":"user","content":[{"type":"text"}]}])"),
-           "messages[1].content[0].text");
+  contains(render("[" + u + R"({"role":"user","content":[{"type":"text"}]}])"), "messages[1].content[0].text");
   contains(render("[" + u + R"({"role":"user","content":[{"type":"smell"}]}])"), "smell");
   contains(render("[" + u + R"({"role":"assistant","reasoning":5}])"), "messages[1].reasoning");
   contains(render("[1]"), "messages[0]");
@@ -305,11 +286,9 @@ TEST(Chat, VariantOfATemplate) {
   EXPECT_EQ(chat_variant("", false), Variant::kLarge);
   EXPECT_EQ(chat_variant("", true), Variant::kSmall);
   EXPECT_EQ(chat_variant("{{ messages }}", true), Variant::kSmall);
-  EXPECT_EQ(chat_variant(R"({{- '<|turn>model\n' -}} {{- '<|channel>thought\n<channel|>' -}})", true),
-            Variant::kLarge);
-  EXPECT_EQ(
-      chat_variant(R"({{- '<|turn>model\n' -}} {{- '<|channel>thought\n' + t + '\n<channel|>' -}})", false),
-      Variant::kSmall);
+  EXPECT_EQ(chat_variant(R"({{- '<|turn>model\n' -}} {{- '<|channel>thought\n<channel|>' -}})", true), Variant::kLarge);
+  EXPECT_EQ(chat_variant(R"({{- '<|turn>model\n' -}} {{- '<|channel>thought\n' + t + '\n<channel|>' -}})", false),
+            Variant::kSmall);
 }
 
 // What the model wrote and a client sends back is what the next prompt contains, token for token.
@@ -319,8 +298,7 @@ TEST(Chat, ParsedTextRendersBack) {
       "\"x\"\n<|\"|>,days:[1,2.5,true,null],o:{k:<|\"|>v<|\"|>}}<tool_call|><|tool_call>call:b{}<tool_call|>";
   const ParsedMessage parsed = parse_chat(text);
   Message m{.role = "assistant", .content = parsed.content, .reasoning = parsed.reasoning};
-  for (const ParsedCall& c : parsed.tool_calls)
-    m.tool_calls.push_back({c.id, c.name, Json::parse(c.arguments)});
+  for (const ParsedCall& c : parsed.tool_calls) m.tool_calls.push_back({c.id, c.name, Json::parse(c.arguments)});
   const Result<std::string> prompt = render_chat({{.role = "user", .content = "q"}, m}, {}, {});
   ASSERT_TRUE(prompt);
   EXPECT_EQ(*prompt, "<bos><|turn>user\nq<turn|>\n<|turn>model\n" + text + "<|tool_response>");

@@ -64,8 +64,7 @@ TEST_P(Quantise, EveryByteEqualsTheReference) {
   quantize_row(GetParam(), x.data(), got.data(), int64_t(x.size()));
   const int per_block = dtype_info(GetParam()).block_bytes;
   for (size_t i = 0; i < got.size(); ++i)
-    ASSERT_EQ(got[i], want.data[i]) << name << " block " << i / size_t(per_block) << " byte "
-                                    << i % size_t(per_block);
+    ASSERT_EQ(got[i], want.data[i]) << name << " block " << i / size_t(per_block) << " byte " << i % size_t(per_block);
 }
 
 TEST_P(Quantise, NonFiniteInputIsHarmless) {

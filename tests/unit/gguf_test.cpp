@@ -139,14 +139,12 @@ TEST(Gguf, LookupErrorsNameKeyAndKinds) {
   EXPECT_NE(f->get_int("a.string").error().what.find("key 'a.string'; expected integer, found string"),
             std::string::npos);
   EXPECT_NE(f->get_string("a.u32").error().what.find("expected string, found integer"), std::string::npos);
-  EXPECT_NE(f->get_float("a.bools").error().what.find("expected float, found array of bool"),
-            std::string::npos);
+  EXPECT_NE(f->get_float("a.bools").error().what.find("expected float, found array of bool"), std::string::npos);
   EXPECT_NE(f->get_bool("a.u32").error().what.find("expected bool, or 0 or 1, found 7"), std::string::npos);
   EXPECT_NE(f->get_ints("a.ints", 4).error().what.find("key 'a.ints'; expected 4 elements, found 3"),
             std::string::npos);
   EXPECT_NE(f->get_bools("a.ints", 3).error().what.find("found array of integer"), std::string::npos);
-  EXPECT_NE(f->get_strings("a.f32").error().what.find("expected array of string, found float"),
-            std::string::npos);
+  EXPECT_NE(f->get_strings("a.f32").error().what.find("expected array of string, found float"), std::string::npos);
   EXPECT_EQ(f->get_int("no.key").error().where, f->path());
 }
 
@@ -174,22 +172,16 @@ std::vector<Bad> bad_headers() {
 }
 
 std::vector<Bad> bad_metadata() {
-  const auto with = [](uint32_t type, const std::function<void(Bytes&)>& v) {
-    return Raw().key("k", type, v).bytes();
-  };
+  const auto with = [](uint32_t type, const std::function<void(Bytes&)>& v) { return Raw().key("k", type, v).bytes(); };
   return {
       {"duplicate key",
        Raw().u32("k", 1).u32("k", 2).bytes(),
        {"key 'k'; expected one value per key, found the key twice"}},
-      {"value type",
-       with(13, [](Bytes& b) { b.u64(0); }),
-       {"key 'k'; expected a value type of 0..12, found 13"}},
+      {"value type", with(13, [](Bytes& b) { b.u64(0); }), {"key 'k'; expected a value type of 0..12, found 13"}},
       {"nested array",
        with(9, [](Bytes& b) { b.u32(9).u64(1).u32(4).u64(0); }),
        {"key 'k'", "found an array of arrays"}},
-      {"element type",
-       with(9, [](Bytes& b) { b.u32(77).u64(1); }),
-       {"expected an element type of 0..12, found 77"}},
+      {"element type", with(9, [](Bytes& b) { b.u32(77).u64(1); }), {"expected an element type of 0..12, found 77"}},
       {"long array",
        with(9, [](Bytes& b) { b.u32(4).u64(1 << 30).u32(0); }),
        {"key 'k'; expected an array of at most", "found 1073741824 of u32"}},
@@ -207,9 +199,7 @@ std::vector<Bad> bad_metadata() {
        Raw().u32("general.alignment", 48).bytes(),
        {"'general.alignment'; expected a power of two", "found 48"}},
       {"alignment zero", Raw().u32("general.alignment", 0).bytes(), {"'general.alignment'", "found 0"}},
-      {"alignment type",
-       Raw().key("general.alignment", 8, [](Bytes& b) { b.str("32"); }).bytes(),
-       {"found string"}},
+      {"alignment type", Raw().key("general.alignment", 8, [](Bytes& b) { b.str("32"); }).bytes(), {"found string"}},
   };
 }
 
@@ -233,22 +223,16 @@ std::vector<Bad> bad_tensors() {
       {"overflow",
        with({big, big}, kF32Id, 0, 32),
        {"expected fewer than 2^59 elements, found [1099511627776 x 1099511627776]"}},
-      {"block",
-       with({100}, kQ4KId, 0, 144),
-       {"expected ne[0] to be a multiple of 256, the Q4_K block, found 100"}},
+      {"block", with({100}, kQ4KId, 0, 144), {"expected ne[0] to be a multiple of 256, the Q4_K block, found 100"}},
       {"unsupported",
        with({256}, 16, 0, 66),
        {"tensor 't.weight'; expected a supported block type, found type id 16 (IQ2_XXS)"}},
       {"unknown", with({256}, 42, 0, 66), {"tensor 't.weight'", "found type id 42 (unknown)"}},
-      {"alignment",
-       with({8}, kF32Id, 16, 64),
-       {"expected an offset that is a multiple of the alignment 32, found 16"}},
+      {"alignment", with({8}, kF32Id, 16, 64), {"expected an offset that is a multiple of the alignment 32, found 16"}},
       {"beyond",
        with({32}, kF32Id, 0, 100),
        {"tensor 't.weight'; expected 128 bytes of data, up to offset", "found a file of", "download"}},
-      {"far offset",
-       with({8}, kF32Id, ~uint64_t(31), 64),
-       {"tensor 't.weight'; expected an offset inside the file"}},
+      {"far offset", with({8}, kF32Id, ~uint64_t(31), 64), {"tensor 't.weight'; expected an offset inside the file"}},
       {"long name",
        Raw().tensor(std::string(64, 'n'), {8}, kF32Id, 0).data(32).bytes(),
        {"a name of at most 63 bytes, found 64"}},
@@ -415,8 +399,7 @@ TEST(GgufSplit, Errors) {
     return f ? std::string() : f.error().message();
   };
   const auto has = [](const std::string& m, std::string_view s) { return m.find(s) != m.npos; };
-  std::string m =
-      error_of([](const TempDir& d) { d.write(part_name(1, 2), part(1, 2, 2, "a")); }, part_name(1, 2));
+  std::string m = error_of([](const TempDir& d) { d.write(part_name(1, 2), part(1, 2, 2, "a")); }, part_name(1, 2));
   EXPECT_TRUE(has(m, "m-00002-of-00002.gguf: part 2 of 2 is missing")) << m;
   m = error_of(
       [](const TempDir& d) {

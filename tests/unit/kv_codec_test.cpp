@@ -188,8 +188,7 @@ TEST(KvCodec, F16IsPlain) {
 
 TEST(KvCodec, NonFiniteRowsAreHarmless) {
   for (KvType t : kAll)
-    for (float bad :
-         {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN(), 1e30f, 3e38f}) {
+    for (float bad : {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN(), 1e30f, 3e38f}) {
       auto x = gaussian(128, 4);
       x[17] = bad;
       decode(t, encode(t, x), x.size());

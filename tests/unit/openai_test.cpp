@@ -19,10 +19,13 @@ Json json(const std::string& text) {
 
 // A chat request with one more field, {"key": value}.
 Result<ApiRequest> chat(const std::string& field) {
-  return parse_api_request(ApiKind::kChat, json(R"({"messages":[{"role":"user","content":"Hi"}])" + (field.empty() ? "" : "," + field) + "}"), kDefaults);
+  return parse_api_request(
+      ApiKind::kChat,
+      json(R"({"messages":[{"role":"user","content":"Hi"}])" + (field.empty() ? "" : "," + field) + "}"), kDefaults);
 }
 Result<ApiRequest> completion(const std::string& field) {
-  return parse_api_request(ApiKind::kCompletion, json(R"({"prompt":"Hi")" + (field.empty() ? "" : "," + field) + "}"), kDefaults);
+  return parse_api_request(ApiKind::kCompletion, json(R"({"prompt":"Hi")" + (field.empty() ? "" : "," + field) + "}"),
+                           kDefaults);
 }
 
 TEST(OpenAiRequest, Defaults) {
@@ -37,7 +40,8 @@ TEST(OpenAiRequest, Defaults) {
 }
 
 TEST(OpenAiRequest, ReadsEveryField) {
-  const auto r = chat(R"("stream":true,"stream_options":{"include_usage":true},"max_tokens":7,"temperature":0.5,"top_p":0.25,"top_k":3,
+  const auto r = chat(
+      R"("stream":true,"stream_options":{"include_usage":true},"max_tokens":7,"temperature":0.5,"top_p":0.25,"top_k":3,
     "min_p":0.125,"seed":9007199254740993,"stop":["a","bc"],"presence_penalty":0.5,"frequency_penalty":-0.5,"repeat_penalty":1.5,
     "repeat_last_n":12,"logit_bias":{"5":-100,"99":2.5},"chat_template_kwargs":{"enable_thinking":true,"preserve_thinking":true},
     "ignore_eos":true,"model":"any","tools":[{"type":"function","function":{"name":"f","parameters":{"type":"object"}}}],"tool_choice":"auto")");
@@ -60,14 +64,19 @@ TEST(OpenAiRequest, ReadsEveryField) {
 }
 
 TEST(OpenAiRequest, Accepts) {
-  for (const char* f : {R"("max_completion_tokens":5)", R"("n_predict":-1)", R"("max_tokens":5,"n_predict":5)", R"("seed":-1)", R"("seed":0)", R"("stop":"x")", R"("stop":[])",
-                        R"("stop":null)", R"("n":1)", R"("response_format":{"type":"text"})", R"("tool_choice":"none")", R"("user":"u")", R"("metadata":{"a":"b"})",
-                        R"("store":true)", R"("service_tier":"auto")", R"("safety_identifier":"x")", R"("prompt_cache_key":"x")", R"("temperature":null)"})
+  for (const char* f : {R"("max_completion_tokens":5)", R"("n_predict":-1)", R"("max_tokens":5,"n_predict":5)",
+                        R"("seed":-1)", R"("seed":0)", R"("stop":"x")", R"("stop":[])", R"("stop":null)", R"("n":1)",
+                        R"("response_format":{"type":"text"})", R"("tool_choice":"none")", R"("user":"u")",
+                        R"("metadata":{"a":"b"})", R"("store":true)", R"("service_tier":"auto")",
+                        R"("safety_identifier":"x")", R"("prompt_cache_key":"x")", R"("temperature":null)"})
     EXPECT_TRUE(bool(completion(f)) || bool(chat(f))) << f;
-  for (const char* f : {R"("parallel_tool_calls":true)", R"("logprobs":false)", R"("top_logprobs":0)", R"("modalities":["text"])", R"("tools":null)", R"("tools":[])",
-                        R"("enable_thinking":true)", R"("enable_thinking":true,"chat_template_kwargs":{"enable_thinking":true})"})
+  for (const char* f : {R"("parallel_tool_calls":true)", R"("logprobs":false)", R"("top_logprobs":0)",
+                        R"("modalities":["text"])", R"("tools":null)", R"("tools":[])", R"("enable_thinking":true)",
+                        R"("enable_thinking":true,"chat_template_kwargs":{"enable_thinking":true})"})
     EXPECT_TRUE(bool(chat(f))) << f;
-  for (const char* f : {R"("echo":false)", R"("best_of":1)", R"("suffix":"")", R"("suffix":null)", R"("logprobs":null)"}) EXPECT_TRUE(bool(completion(f))) << f;
+  for (const char* f :
+       {R"("echo":false)", R"("best_of":1)", R"("suffix":"")", R"("suffix":null)", R"("logprobs":null)"})
+    EXPECT_TRUE(bool(completion(f))) << f;
 }
 
 TEST(OpenAiRequest, RefusesNamingTheField) {
@@ -118,7 +127,8 @@ TEST(OpenAiRequest, RefusesNamingTheField) {
       {R"("modalities":["audio"])", "modalities"},
       {R"("enable_thinking":"yes")", "enable_thinking"},
       {R"("chat_template_kwargs":{"x":1})", "chat_template_kwargs.x"},
-      {R"("enable_thinking":false,"chat_template_kwargs":{"enable_thinking":true})", "chat_template_kwargs.enable_thinking"},
+      {R"("enable_thinking":false,"chat_template_kwargs":{"enable_thinking":true})",
+       "chat_template_kwargs.enable_thinking"},
       {R"("tools":7)", "tools"},
       {R"("tools":[{}])", "tools[0].name"},
   };
@@ -141,7 +151,9 @@ TEST(OpenAiRequest, Messages) {
   EXPECT_EQ(where(R"([{"role":"bad","content":"x"}])"), "messages[0].role");
   EXPECT_EQ(where(R"([{"role":"user","content":7}])"), "messages[0].content");
   EXPECT_EQ(where(R"([{"role":"user","content":[{"type":"text","text":"a"}]}])"), "accepted");
-  EXPECT_EQ(where(R"([{"role":"user","content":[{"type":"text","text":"a"},{"type":"image_url","image_url":{"url":"x"}}]}])"), "messages[0].content[1].type");
+  EXPECT_EQ(
+      where(R"([{"role":"user","content":[{"type":"text","text":"a"},{"type":"image_url","image_url":{"url":"x"}}]}])"),
+      "messages[0].content[1].type");
   std::string many = "[";
   for (int i = 0; i < 1025; ++i) many += R"({"role":"user","content":"x"},)";
   many.back() = ']';
@@ -155,7 +167,9 @@ TEST(OpenAiRequest, ToolChoiceNoneLeavesTheToolsOut) {
 }
 
 TEST(OpenAiRequest, Prompts) {
-  auto parse = [](const std::string& prompt) { return parse_api_request(ApiKind::kCompletion, json(R"({"prompt":)" + prompt + "}"), kDefaults); };
+  auto parse = [](const std::string& prompt) {
+    return parse_api_request(ApiKind::kCompletion, json(R"({"prompt":)" + prompt + "}"), kDefaults);
+  };
   EXPECT_EQ(parse(R"("abc")")->prompt, "abc");
   EXPECT_EQ(parse(R"(["abc"])")->prompt, "abc");
   EXPECT_EQ(parse("[1,2,99]")->prompt_ids, (std::vector<int32_t>{1, 2, 99}));
@@ -205,8 +219,8 @@ TEST(StopStrings, AreFoundWhereverTheTextIsCut) {
       {{"STOP"}, "some text STOP and more"},
       {{"STOP"}, "STSTOSTOP"},
       {{"STOP"}, "no such text STO"},
-      {{"abcd", "bc"}, "xabcd"},      // the one that is complete first
-      {{"bc", "abc"}, "xxabc"},       // both at once: the longer
+      {{"abcd", "bc"}, "xabcd"},  // the one that is complete first
+      {{"bc", "abc"}, "xxabc"},   // both at once: the longer
       {{"aab"}, "aaaaab"},
       {{"\n\n", "é!"}, "línea é é! x"},
       {{"x"}, "x"},
@@ -218,7 +232,9 @@ TEST(StopStrings, AreFoundWhereverTheTextIsCut) {
     for (const char c : text) bytes.emplace_back(1, c);
     EXPECT_EQ(match(stop, bytes), whole) << text;
     for (size_t i = 0; i <= text.size(); ++i)
-      for (size_t j = i; j <= text.size(); ++j) EXPECT_EQ(match(stop, {text.substr(0, i), text.substr(i, j - i), text.substr(j)}), whole) << text << " cut at " << i << ", " << j;
+      for (size_t j = i; j <= text.size(); ++j)
+        EXPECT_EQ(match(stop, {text.substr(0, i), text.substr(i, j - i), text.substr(j)}), whole)
+            << text << " cut at " << i << ", " << j;
   }
   EXPECT_EQ(match({"STOP"}, {"some text STOP and more"}), (Cut{"some text ", true}));
   EXPECT_EQ(match({"STOP"}, {"no such text STO"}), (Cut{"no such text STO", false}));
@@ -244,7 +260,8 @@ ParsedMessage answer(ApiKind kind, const std::vector<std::string>& stop, const s
 }
 
 TEST(AnswerText, StopsInContentOnly) {
-  const std::string text = "<|channel>thought\nan END of it\n<channel|>before END after<|tool_call>call:f{}<tool_call|>";
+  const std::string text =
+      "<|channel>thought\nan END of it\n<channel|>before END after<|tool_call>call:f{}<tool_call|>";
   for (size_t piece = 1; piece <= text.size(); ++piece) {
     const ParsedMessage m = answer(ApiKind::kChat, {"END"}, text, piece);
     EXPECT_EQ(m.reasoning, "an END of it");
@@ -259,33 +276,58 @@ TEST(AnswerText, StopsInContentOnly) {
 
 // --- answers
 
-const Usage kUsage{.prompt = 10, .cached = 4, .generated = 5, .prefill_s = .5, .decode_s = .25, .steps = 6, .drafted = 0, .accepted = 0};
+const Usage kUsage{.prompt = 10,
+                   .cached = 4,
+                   .generated = 5,
+                   .prefill_s = .5,
+                   .decode_s = .25,
+                   .steps = 6,
+                   .drafted = 0,
+                   .accepted = 0};
 
 TEST(OpenAiAnswer, Whole) {
   const ApiAnswer a{.kind = ApiKind::kChat, .id = "chatcmpl-12ab", .model = "m", .created = 7};
   ParsedMessage m{.content = "text", .reasoning = "why", .tool_calls = {}};
-  EXPECT_EQ(dump_json(api_response(a, m, "stop", kUsage)),
-            R"({"id":"chatcmpl-12ab","object":"chat.completion","created":7,"model":"m","choices":[{"index":0,"message":{"role":"assistant","content":"text","reasoning_content":"why"},"logprobs":null,"finish_reason":"stop"}],)"
-            R"("usage":{"prompt_tokens":10,"completion_tokens":5,"total_tokens":15,"prompt_tokens_details":{"cached_tokens":4}},)"
-            R"("timings":{"cache_n":4,"prompt_n":6,"prompt_ms":500.0,"prompt_per_token_ms":83.333,"prompt_per_second":12.0,"predicted_n":5,"predicted_ms":250.0,"predicted_per_token_ms":50.0,"predicted_per_second":20.0}})");
+  EXPECT_EQ(
+      dump_json(api_response(a, m, "stop", kUsage)),
+      R"({"id":"chatcmpl-12ab","object":"chat.completion","created":7,"model":"m","choices":[{"index":0,"message":{"role":"assistant","content":"text","reasoning_content":"why"},"logprobs":null,"finish_reason":"stop"}],)"
+      R"("usage":{"prompt_tokens":10,"completion_tokens":5,"total_tokens":15,"prompt_tokens_details":{"cached_tokens":4}},)"
+      R"("timings":{"cache_n":4,"prompt_n":6,"prompt_ms":500.0,"prompt_per_token_ms":83.333,"prompt_per_second":12.0,"predicted_n":5,"predicted_ms":250.0,"predicted_per_token_ms":50.0,"predicted_per_second":20.0}})");
   m = {.content = "", .reasoning = "", .tool_calls = {{"call_0", "f", "{}"}}};
   const Json j = api_response(a, m, "tool_calls", kUsage)["choices"][0]["message"];
   EXPECT_TRUE(j["content"].is_null());
-  EXPECT_EQ(dump_json(j["tool_calls"]), R"([{"id":"call_12ab_0","type":"function","function":{"name":"f","arguments":"{}"}}])");
-  const Json text = api_response({.kind = ApiKind::kCompletion, .id = "cmpl-1", .model = "m", .created = 7}, {.content = "t", .reasoning = "", .tool_calls = {}}, "length", kUsage);
+  EXPECT_EQ(dump_json(j["tool_calls"]),
+            R"([{"id":"call_12ab_0","type":"function","function":{"name":"f","arguments":"{}"}}])");
+  const Json text = api_response({.kind = ApiKind::kCompletion, .id = "cmpl-1", .model = "m", .created = 7},
+                                 {.content = "t", .reasoning = "", .tool_calls = {}}, "length", kUsage);
   EXPECT_EQ(text["object"], "text_completion");
   EXPECT_EQ(text["choices"][0]["text"], "t");
 }
 
 TEST(OpenAiAnswer, NoTimeGivesNoInfinity) {
-  const Json t = timings_json({.prompt = 3, .cached = 3, .generated = 0, .prefill_s = 0, .decode_s = 0, .steps = 0, .drafted = 8, .accepted = 2});
+  const Json t = timings_json({.prompt = 3,
+                               .cached = 3,
+                               .generated = 0,
+                               .prefill_s = 0,
+                               .decode_s = 0,
+                               .steps = 0,
+                               .drafted = 8,
+                               .accepted = 2});
   EXPECT_EQ(t["prompt_per_second"], 0);
   EXPECT_EQ(t["predicted_per_second"], 0);
   EXPECT_EQ(t["draft_n_accepted"], 2);
 }
 
 TEST(OpenAiAnswer, SaysHowDraftingWent) {
-  Usage u{.prompt = 3, .generated = 9, .drafted = 12, .accepted = 5, .decode_steps = 3, .rounds = 3, .decoded = 8, .offered_at = {3, 3, 2}, .accepted_at = {3, 2, 0}};
+  Usage u{.prompt = 3,
+          .generated = 9,
+          .drafted = 12,
+          .accepted = 5,
+          .decode_steps = 3,
+          .rounds = 3,
+          .decoded = 8,
+          .offered_at = {3, 3, 2},
+          .accepted_at = {3, 2, 0}};
   u.methods = {{0, "mtp"}, {8, "none"}};
   u.draft_inactive_reason = "drafts did not pay and were given up";
   const Json t = timings_json(u);
@@ -298,12 +340,21 @@ TEST(OpenAiAnswer, SaysHowDraftingWent) {
 
 TEST(OpenAiAnswer, Stream) {
   const ApiAnswer a{.kind = ApiKind::kChat, .id = "chatcmpl-1", .model = "m", .created = 7};
-  const std::string head = R"(data: {"id":"chatcmpl-1","object":"chat.completion.chunk","created":7,"model":"m","choices":[)";
-  EXPECT_EQ(sse(chunk_role(a)), head + R"({"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]})" "\n\n");
-  EXPECT_EQ(sse(chunk_event(a, {ParseEvent::Kind::kContent, "a\nb\xff", {}}, 0)), head + R"({"index":0,"delta":{"content":"a\nb)" "\xEF\xBF\xBD" R"("},"logprobs":null,"finish_reason":null}]})" "\n\n");
-  EXPECT_EQ(chunk_event(a, {ParseEvent::Kind::kReasoning, "r", {}}, 0)["choices"][0]["delta"], Json({{"reasoning_content", "r"}}));
-  EXPECT_EQ(dump_json(chunk_event(a, {ParseEvent::Kind::kToolCall, "", {"call_1", "f", "{}"}}, 1)["choices"][0]["delta"]),
-            R"({"tool_calls":[{"index":1,"id":"call_1_1","type":"function","function":{"name":"f","arguments":"{}"}}]})");
+  const std::string head =
+      R"(data: {"id":"chatcmpl-1","object":"chat.completion.chunk","created":7,"model":"m","choices":[)";
+  EXPECT_EQ(sse(chunk_role(a)),
+            head + R"({"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]})"
+                   "\n\n");
+  EXPECT_EQ(sse(chunk_event(a, {ParseEvent::Kind::kContent, "a\nb\xff", {}}, 0)),
+            head + R"({"index":0,"delta":{"content":"a\nb)"
+                   "\xEF\xBF\xBD"
+                   R"("},"logprobs":null,"finish_reason":null}]})"
+                   "\n\n");
+  EXPECT_EQ(chunk_event(a, {ParseEvent::Kind::kReasoning, "r", {}}, 0)["choices"][0]["delta"],
+            Json({{"reasoning_content", "r"}}));
+  EXPECT_EQ(
+      dump_json(chunk_event(a, {ParseEvent::Kind::kToolCall, "", {"call_1", "f", "{}"}}, 1)["choices"][0]["delta"]),
+      R"({"tool_calls":[{"index":1,"id":"call_1_1","type":"function","function":{"name":"f","arguments":"{}"}}]})");
   const Json finish = chunk_finish(a, "stop", kUsage);
   EXPECT_EQ(finish["choices"][0]["finish_reason"], "stop");
   EXPECT_TRUE(finish.contains("timings"));
@@ -324,14 +375,18 @@ TEST(OpenAiAnswer, FinishReason) {
 
 TEST(OpenAiAnswer, Errors) {
   const Json e = error_json(api_error({"stop[0]", "expected a string", "hint"}));
-  EXPECT_EQ(dump_json(e), R"_({"error":{"message":"stop[0]: expected a string (hint)","type":"invalid_request_error","param":"stop[0]","code":null}})_");
-  EXPECT_EQ(error_json({.status = 401, .message = "m", .param = "", .code = "invalid_api_key"})["error"]["type"], "authentication_error");
+  EXPECT_EQ(
+      dump_json(e),
+      R"_({"error":{"message":"stop[0]: expected a string (hint)","type":"invalid_request_error","param":"stop[0]","code":null}})_");
+  EXPECT_EQ(error_json({.status = 401, .message = "m", .param = "", .code = "invalid_api_key"})["error"]["type"],
+            "authentication_error");
   EXPECT_EQ(error_json({.status = 503, .message = "m", .param = "", .code = ""})["error"]["type"], "unavailable_error");
 }
 
 TEST(Server, ComparesKeys) {
   EXPECT_TRUE(same_key("secret", "secret"));
-  for (const char* k : {"", "secre", "secret ", "Secret", "secretsecret", "xecret", "secrex"}) EXPECT_FALSE(same_key(k, "secret")) << k;
+  for (const char* k : {"", "secre", "secret ", "Secret", "secretsecret", "xecret", "secrex"})
+    EXPECT_FALSE(same_key(k, "secret")) << k;
   EXPECT_FALSE(same_key("", ""));
 }
 

@@ -30,9 +30,7 @@ std::vector<float> decode(DType t, const std::vector<std::byte>& b, size_t n) {
   return y;
 }
 
-std::vector<float> round_trip(DType t, const std::vector<float>& x) {
-  return decode(t, encode(t, x), x.size());
-}
+std::vector<float> round_trip(DType t, const std::vector<float>& x) { return decode(t, encode(t, x), x.size()); }
 
 double squared_error(const std::vector<float>& x, const std::vector<float>& y) {
   double e = 0.0;
@@ -96,10 +94,8 @@ TEST_P(Searched, ABlockDependsOnItselfAlone) {
   const auto row = encode(type(), x);
   const size_t bytes = row.size() / 9;
   for (size_t i = 0; i < 9; ++i) {
-    const auto one =
-        encode(type(), {x.begin() + ptrdiff_t(i * block()), x.begin() + ptrdiff_t((i + 1) * block())});
-    EXPECT_EQ(0, std::memcmp(one.data(), row.data() + i * bytes, bytes))
-        << dtype_name(type()) << " block " << i;
+    const auto one = encode(type(), {x.begin() + ptrdiff_t(i * block()), x.begin() + ptrdiff_t((i + 1) * block())});
+    EXPECT_EQ(0, std::memcmp(one.data(), row.data() + i * bytes, bytes)) << dtype_name(type()) << " block " << i;
   }
 }
 
@@ -132,8 +128,7 @@ TEST_P(Searched, OneValueAloneIsKept) {
       const auto y = round_trip(type(), x);
       // IQ4 has no level for 0; the nearest is 1 of 113 or 127.
       const float bound = dtype_name(type())[0] == 'I' ? 0.009f : 0.002f;
-      for (size_t i = 0; i < y.size(); ++i)
-        ASSERT_NEAR(y[i], x[i], bound) << dtype_name(type()) << " element " << i;
+      for (size_t i = 0; i < y.size(); ++i) ASSERT_NEAR(y[i], x[i], bound) << dtype_name(type()) << " element " << i;
     }
 }
 
@@ -157,8 +152,7 @@ TEST_P(Searched, HugeValues) {
   for (float deviation : {1e4f, 1e6f, 1e20f, 1e38f}) {
     const auto x = gaussian(block() * 4, deviation, 8);
     const auto y = round_trip(type(), x);
-    for (size_t i = 0; i < x.size(); ++i)
-      ASSERT_TRUE(std::isfinite(y[i])) << dtype_name(type()) << " " << deviation;
+    for (size_t i = 0; i < x.size(); ++i) ASSERT_TRUE(std::isfinite(y[i])) << dtype_name(type()) << " " << deviation;
     if (deviation < 1e5f) {
       EXPECT_LE(relative_error(type(), x), 2 * GetParam().gaussian) << dtype_name(type());
     }
@@ -173,8 +167,7 @@ TEST_P(Searched, TinyValues) {
     const auto y = round_trip(type(), x);
     for (size_t i = 0; i < x.size(); ++i)
       ASSERT_LE(std::fabs(y[i]), 8 * deviation + 0x1p-24f) << dtype_name(type()) << " " << deviation;
-    EXPECT_LE(squared_error(x, y), 1.001 * squared_error(x, std::vector<float>(x.size())))
-        << dtype_name(type());
+    EXPECT_LE(squared_error(x, y), 1.001 * squared_error(x, std::vector<float>(x.size()))) << dtype_name(type());
   }
 }
 
@@ -194,8 +187,7 @@ TEST(SearchedQ4K, NoOtherCodeIsNearer) {
         if (q < 0 || q > 15) continue;
         auto changed = b;
         changed[at] = std::byte((int(b[at]) & (shift ? 15 : 240)) | q << shift);
-        ASSERT_GE(squared_error(x, decode(DType::kQ4_K, changed, x.size())), best * (1 - 1e-6))
-            << "byte " << at;
+        ASSERT_GE(squared_error(x, decode(DType::kQ4_K, changed, x.size())), best * (1 - 1e-6)) << "byte " << at;
       }
   }
 }

@@ -9,10 +9,12 @@
 namespace facet::test {
 namespace {
 
-int32_t draw(const std::vector<float>& logits, const Sampling& s, int64_t position = 0, std::vector<int32_t> history = {},
-             std::vector<int32_t> draft = {}, std::vector<int32_t> suppressed = {}) {
+int32_t draw(const std::vector<float>& logits, const Sampling& s, int64_t position = 0,
+             std::vector<int32_t> history = {}, std::vector<int32_t> draft = {}, std::vector<int32_t> suppressed = {}) {
   SamplerScratch scratch;
-  return sample_row(logits, {.sampling = &s, .position = position, .history = history, .draft = draft, .suppressed = suppressed}, scratch);
+  return sample_row(
+      logits, {.sampling = &s, .position = position, .history = history, .draft = draft, .suppressed = suppressed},
+      scratch);
 }
 
 TEST(Sampler, GreedyTakesTheLargestAndTheLowestIdOnTies) {
@@ -99,7 +101,8 @@ TEST(Sampler, DrawsFollowTheDistribution) {
   const std::vector<bool> all(16, true);
   EXPECT_GT(chi_square_p({.temperature = 1, .top_k = 0, .top_p = 1, .seed = 3}, logits, all, 1), .01);
   EXPECT_GT(chi_square_p({.temperature = .7f, .top_k = 0, .top_p = 1, .seed = 4}, logits, all, .7), .01);
-  EXPECT_LT(chi_square_p({.temperature = .75f, .top_k = 0, .top_p = 1, .seed = 4}, logits, all, .7), 1e-6) << "a wrong temperature must show";
+  EXPECT_LT(chi_square_p({.temperature = .75f, .top_k = 0, .top_p = 1, .seed = 4}, logits, all, .7), 1e-6)
+      << "a wrong temperature must show";
   std::vector<bool> top4(16, false);
   std::vector<size_t> order(16);
   for (size_t i = 0; i < 16; ++i) order[i] = i;

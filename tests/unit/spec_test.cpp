@@ -116,7 +116,8 @@ TEST(Accept, TreeFollowsTheDraws) {
     for (bool more = true; more;) {
       more = false;
       for (int i = 1; i < t.size() && !more; ++i)
-        if (t.parent[size_t(i)] == want.back() && t.token[size_t(i)] == drawn[size_t(want.back())]) want.push_back(int16_t(i)), more = true;
+        if (t.parent[size_t(i)] == want.back() && t.token[size_t(i)] == drawn[size_t(want.back())])
+          want.push_back(int16_t(i)), more = true;
     }
     Accepted a;
     accept(t, drawn, a);
@@ -157,7 +158,8 @@ struct Play {
   double seconds = 0;
   int tokens = 0, asked = 0;  // asked: rounds with a draft
 };
-Play play(DraftChooser c, std::vector<double> p, double row_cost, int rounds, unsigned seed, std::vector<double> draft_cost) {
+Play play(DraftChooser c, std::vector<double> p, double row_cost, int rounds, unsigned seed,
+          std::vector<double> draft_cost) {
   std::mt19937 rng(seed);
   std::uniform_real_distribution<double> uniform;
   StepTimes step(64);
@@ -213,7 +215,8 @@ TEST(DraftChooser, HardlyAsksOneThatIsNeverRight) {
           const DraftChooser& c = both ? two : one;
           const Play start = play(c, p, row, 32, 1, cost), r = play(c, p, row, rounds, 1, cost);
           const int steps = rounds - 32;
-          EXPECT_LT((r.seconds - start.seconds) / (r.tokens - start.tokens), 1.03) << row << " " << draft << " " << both;
+          EXPECT_LT((r.seconds - start.seconds) / (r.tokens - start.tokens), 1.03)
+              << row << " " << draft << " " << both;
           EXPECT_LT(r.asked - start.asked, steps / 32) << row << " " << draft << " " << both;
         }
       }

@@ -1,7 +1,7 @@
 #include <gtest/gtest.h>
 
-#include "engine/scheduler.h"
 #include "backend/step_builder.h"
+#include "engine/scheduler.h"
 
 namespace facet::test {
 namespace {
@@ -14,7 +14,8 @@ std::vector<std::pair<int, int>> grants(std::vector<SeqDemand> d, int budget) {
 using Grants = std::vector<std::pair<int, int>>;
 
 TEST(Scheduler, DecodesFirstThenPromptsInOrder) {
-  EXPECT_EQ(grants({{0, 900, false}, {1, 1, true}, {2, 50, false}, {3, 1, true}}, 512), (Grants{{1, 1}, {3, 1}, {0, 510}}));
+  EXPECT_EQ(grants({{0, 900, false}, {1, 1, true}, {2, 50, false}, {3, 1, true}}, 512),
+            (Grants{{1, 1}, {3, 1}, {0, 510}}));
   EXPECT_EQ(grants({{0, 90, false}, {1, 1, true}, {2, 50, false}}, 512), (Grants{{1, 1}, {0, 90}, {2, 50}}));
   EXPECT_EQ(grants({{0, 0, false}, {1, 0, true}}, 512), Grants{});
   EXPECT_EQ(grants({{0, 5, false}, {1, 1, true}, {2, 1, true}}, 1), (Grants{{1, 1}}));
@@ -29,7 +30,8 @@ TEST(StepBuilder, LaysOutAMixedStep) {
   b.add({.slot = 0, .kv_len = 5, .token = tree, .out = Out::kAll, .mask = Mask::kTree, .parent = parent});
   b.pad_to(8);
   const Step& s = b.finish();
-  EXPECT_EQ(s.shape, (StepShape{.n_tok = 8, .n_seq = 2, .n_out = 5, .n_small = 7, .longest = 13, .n_path = 2, .staged = false}));
+  EXPECT_EQ(s.shape,
+            (StepShape{.n_tok = 8, .n_seq = 2, .n_out = 5, .n_small = 7, .longest = 13, .n_path = 2, .staged = false}));
   auto list = [](const int32_t* p, int n) { return std::vector<int32_t>(p, p + n); };
   EXPECT_EQ(list(s.pos, 7), (std::vector<int32_t>{10, 11, 12, 5, 6, 6, 7}));
   EXPECT_EQ(list(s.seq, 8), (std::vector<int32_t>{0, 0, 0, 1, 1, 1, 1, -1}));

@@ -131,18 +131,16 @@ TEST(SynthPlan, Drafters) {
 TEST(SynthPlan, TinyIsTiny) { EXPECT_NEAR(double(synth_bytes(plan("tiny", "Q4_K_M"))), 400e6, 20e6); }
 
 TEST(SynthPlan, UnknownNamesAreErrors) {
-  EXPECT_NE(synth_plan("7b", "Q8_0").error().message().find("preset; expected one of 31b"),
-            std::string::npos);
-  EXPECT_NE(synth_plan("31b", "Q9").error().message().find("quant; expected one of Q4_K_M"),
-            std::string::npos);
+  EXPECT_NE(synth_plan("7b", "Q8_0").error().message().find("preset; expected one of 31b"), std::string::npos);
+  EXPECT_NE(synth_plan("31b", "Q9").error().message().find("quant; expected one of Q4_K_M"), std::string::npos);
 }
 
 // A small plan with every fill and every type that can be generated.
 SynthPlan small() {
   SynthPlan p;
   p.meta = {{"general.architecture", std::string("gemma4")}, {"x.flags", std::vector<bool>{true, false}}};
-  for (DType t : {DType::kF32, DType::kBF16, DType::kQ4_0, DType::kQ5_0, DType::kQ5_1, DType::kQ8_0,
-                  DType::kQ4_K, DType::kQ5_K, DType::kQ6_K})
+  for (DType t : {DType::kF32, DType::kBF16, DType::kQ4_0, DType::kQ5_0, DType::kQ5_1, DType::kQ8_0, DType::kQ4_K,
+                  DType::kQ5_K, DType::kQ6_K})
     p.tensors.push_back({std::string("w.") + dtype_name(t), {1024, 64}, SynthFill::kNormal, t});
   p.tensors.push_back({"norm", {300}, SynthFill::kUnit, DType::kF32});
   p.tensors.push_back({"router", {64, 16}, SynthFill::kRouter, DType::kF32});

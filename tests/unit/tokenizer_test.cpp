@@ -255,8 +255,7 @@ TEST(Tokenizer, HeapMergesAsTheNaiveLoop) {
     ASSERT_EQ(split(made, s), naive_split(made, s)) << s;
   }
   for (int i = 0; i < 60; ++i) {
-    const std::string s =
-        random_text(rng, {"the", " ", "self", "in", "e", "er", "re", " ", "s", "t", "é", "0"}, 40);
+    const std::string s = random_text(rng, {"the", " ", "self", "in", "e", "er", "re", " ", "s", "t", "é", "0"}, 40);
     ASSERT_EQ(split(tiny, s), naive_split(tiny, s)) << s;
   }
 }
@@ -295,10 +294,8 @@ TEST(Tokenizer, StreamedPiecesAreTheWhole) {
     Ids ids;
     for (int i = 0; i < 40; ++i) {
       // Half of the ids are bytes that can form sequences.
-      const int byte =
-          std::array{0xE2, 0x96, 0x81, 0xF0, 0x9F, 0xA6, 0x99, 0xC3, 0xA9, 0xED, 0x41}[rng() % 11];
-      ids.push_back(rng() % 2 ? int32_t(rng() % uint32_t(t.size()))
-                              : t.find(fmt::format("<0x{:02X}>", byte)));
+      const int byte = std::array{0xE2, 0x96, 0x81, 0xF0, 0x9F, 0xA6, 0x99, 0xC3, 0xA9, 0xED, 0x41}[rng() % 11];
+      ids.push_back(rng() % 2 ? int32_t(rng() % uint32_t(t.size())) : t.find(fmt::format("<0x{:02X}>", byte)));
     }
     for (const bool show : {false, true}) {
       StreamDecoder stream(t, show);
@@ -358,13 +355,11 @@ TEST(Tokenizer, ControlTokensOfTypeNormalAreCorrected) {
 
 TEST(Tokenizer, SuppressedTokens) {
   Vocab v = made_vocab({"a"});
-  const int32_t turn_close =
-      int32_t(std::find(v.tokens.begin(), v.tokens.end(), "<turn|>") - v.tokens.begin());
+  const int32_t turn_close = int32_t(std::find(v.tokens.begin(), v.tokens.end(), "<turn|>") - v.tokens.begin());
   v.suppress = {0, 0, turn_close};
   const Tokenizer t = make(std::move(v));
   Ids expected = {0};
-  for (const char* text :
-       {"<|image>", "<|audio>", "<|image|>", "<|audio|>", "<image|>", "<audio|>", "<|video|>"})
+  for (const char* text : {"<|image>", "<|audio>", "<|image|>", "<|audio|>", "<image|>", "<audio|>", "<|video|>"})
     expected.push_back(t.find(text));
   std::sort(expected.begin(), expected.end());
   EXPECT_EQ(t.suppressed(), expected);  // never a token that ends a generation
@@ -379,8 +374,7 @@ TEST(Tokenizer, ErrorsNameWhatIsMissing) {
     const Result<Tokenizer> t = Tokenizer::create(std::move(v));
     return t ? std::string() : t.error().message();
   };
-  for (const char* text :
-       {"<bos>", "<eos>", "<|turn>", "<turn|>", "<|channel>", "<0x00>", "<0xFF>", "<|\"|>"})
+  for (const char* text : {"<bos>", "<eos>", "<|turn>", "<turn|>", "<|channel>", "<0x00>", "<0xFF>", "<|\"|>"})
     EXPECT_NE(error_without(text).find(text), std::string::npos) << text;
   EXPECT_EQ(error_without("<mask>"), "");
   EXPECT_FALSE(Tokenizer::create(Vocab{}));

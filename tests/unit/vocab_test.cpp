@@ -23,8 +23,7 @@ struct File {
   Result<Vocab> read() const {
     const std::string path =
         (std::filesystem::temp_directory_path() /
-         ("facet_vocab_" + std::string(testing::UnitTest::GetInstance()->current_test_info()->name()) +
-          ".gguf"))
+         ("facet_vocab_" + std::string(testing::UnitTest::GetInstance()->current_test_info()->name()) + ".gguf"))
             .string();
     GgufWriter w;
     w.add("general.architecture", "gemma4");

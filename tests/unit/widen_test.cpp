@@ -27,12 +27,15 @@ double error_of(DType t) {
   std::vector<float> x(kN);
   for (float& v : x) v = normal(rng);
   std::vector<std::byte> bytes(row_bytes(t, kN)), wide(row_bytes(wider_type(t), kN));
-  if (t == DType::kF32) std::memcpy(bytes.data(), x.data(), bytes.size());
-  else quantize_row(t, x.data(), bytes.data(), kN);
+  if (t == DType::kF32)
+    std::memcpy(bytes.data(), x.data(), bytes.size());
+  else
+    quantize_row(t, x.data(), bytes.data(), kN);
   widen_row(t, bytes.data(), wide.data(), kN);
   const auto want = values(t, bytes), got = values(wider_type(t), wide);
   double most = 0;
-  for (size_t i = 0; i < want.size(); ++i) most = std::max(most, want[i] == got[i] ? 0 : std::abs(double(got[i]) / double(want[i]) - 1));
+  for (size_t i = 0; i < want.size(); ++i)
+    most = std::max(most, want[i] == got[i] ? 0 : std::abs(double(got[i]) / double(want[i]) - 1));
   return most;
 }
 
@@ -40,11 +43,13 @@ TEST(Widen, LosesNoMoreThanItSays) {
   for (DType t : {DType::kQ3_K, DType::kIQ4_NL}) EXPECT_EQ(error_of(t), 0) << dtype_name(t);
   EXPECT_LE(error_of(DType::kIQ4_XS), 0x1p-11);
   EXPECT_GT(error_of(DType::kIQ4_XS), 0);
-  for (DType t : {DType::kF32, DType::kQ2_K, DType::kQ4_1, DType::kQ5_1}) EXPECT_LE(error_of(t), 0x1p-8) << dtype_name(t);
+  for (DType t : {DType::kF32, DType::kQ2_K, DType::kQ4_1, DType::kQ5_1})
+    EXPECT_LE(error_of(t), 0x1p-8) << dtype_name(t);
 }
 
 TEST(Widen, TakesNoMoreThanItMust) {
-  for (DType t : {DType::kQ3_K, DType::kIQ4_NL, DType::kIQ4_XS}) EXPECT_LT(row_bytes(wider_type(t), kN), row_bytes(DType::kBF16, kN));
+  for (DType t : {DType::kQ3_K, DType::kIQ4_NL, DType::kIQ4_XS})
+    EXPECT_LT(row_bytes(wider_type(t), kN), row_bytes(DType::kBF16, kN));
 }
 
 }  // namespace

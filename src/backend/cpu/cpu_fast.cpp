@@ -13,8 +13,8 @@
 namespace facet {
 namespace {
 
-constexpr int kBlockTok = 16;  // tokens that share one decoding of K and V
-constexpr int kPieceCols = 64;   // output columns of one piece when few tokens take part
+constexpr int kBlockTok = 16;   // tokens that share one decoding of K and V
+constexpr int kPieceCols = 64;  // output columns of one piece when few tokens take part
 constexpr float kNone = -std::numeric_limits<float>::infinity();
 
 int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
@@ -35,14 +35,18 @@ int64_t attend_floats(const BackendLimits& l) {
 int64_t thread_floats(const BackendLimits& l) { return std::max({product_floats(l), attend_floats(l), int64_t(2048)}); }
 // Results of all splits of a block's tokens, or of as many of these as have room.
 int64_t partial_floats(const BackendLimits& l) {
-  return std::min<int64_t>((l.max_rows / kSplitRows + 2) * (l.max_cols + 2 * 128) * std::min(l.max_tok, kBlockTok), int64_t(8) << 20);
+  return std::min<int64_t>((l.max_rows / kSplitRows + 2) * (l.max_cols + 2 * 128) * std::min(l.max_tok, kBlockTok),
+                           int64_t(8) << 20);
 }
 
 // Panels of a step's rows, or of the experts that get enough of them; a last one may have room to spare.
 int64_t panel_bytes(int64_t cols) { return padded(cols) / kGroupCols * kPanelBytes; }
 int64_t panels_bytes(const BackendLimits& l) {
-  const int64_t pairs = int64_t(l.max_tok) * l.n_expert_used, of_experts = pairs / kPanelRows + std::min<int64_t>(pairs, l.n_expert);
-  return std::max(round_up(l.max_tok, kPanelRows) / kPanelRows * panel_bytes(l.max_cols), of_experts * panel_bytes(std::max(l.d_moe, l.d_expert))) + 64;
+  const int64_t pairs = int64_t(l.max_tok) * l.n_expert_used,
+                of_experts = pairs / kPanelRows + std::min<int64_t>(pairs, l.n_expert);
+  return std::max(round_up(l.max_tok, kPanelRows) / kPanelRows * panel_bytes(l.max_cols),
+                  of_experts * panel_bytes(std::max(l.d_moe, l.d_expert))) +
+         64;
 }
 
 }  // namespace
@@ -59,7 +63,9 @@ CpuFast::Freqs CpuFast::upload(std::span<const double> freqs) {
   return f;
 }
 
-int64_t CpuFast::QuantBuffer::row_bytes(int64_t cols) { return round_up(padded(cols) * 11 / 8, 64) + padded(cols) / kChunkCols * kRecordBytes; }
+int64_t CpuFast::QuantBuffer::row_bytes(int64_t cols) {
+  return round_up(padded(cols) * 11 / 8, 64) + padded(cols) / kChunkCols * kRecordBytes;
+}
 void CpuFast::QuantBuffer::reserve(int64_t rows, int64_t cols) {
   bytes.resize(size_t(rows * row_bytes(cols)) + 64);
   row.resize(size_t(rows));
@@ -68,8 +74,10 @@ void CpuFast::QuantBuffer::reserve(int64_t rows, int64_t cols) {
 
 int64_t CpuFast::reserve_bytes(const BackendLimits& l, int n_threads) {
   const int64_t pairs = int64_t(l.max_tok) * l.n_expert_used;
-  return (thread_floats(l) * n_threads + partial_floats(l)) * int64_t(sizeof(float)) + l.max_tok * QuantBuffer::row_bytes(l.max_cols) + 128 + panels_bytes(l) +
-         pairs * (QuantBuffer::row_bytes(l.d_expert) + int64_t(sizeof(float)) * l.d_expert) + rows_bytes(l.max_tok, 2 * head_floats(l) + l.n_cluster);
+  return (thread_floats(l) * n_threads + partial_floats(l)) * int64_t(sizeof(float)) +
+         l.max_tok * QuantBuffer::row_bytes(l.max_cols) + 128 + panels_bytes(l) +
+         pairs * (QuantBuffer::row_bytes(l.d_expert) + int64_t(sizeof(float)) * l.d_expert) +
+         rows_bytes(l.max_tok, 2 * head_floats(l) + l.n_cluster);
 }
 
 void CpuFast::reserve(const BackendLimits& limits) {
@@ -126,7 +134,8 @@ CpuFast::Input CpuFast::quantise(QuantBuffer& to, Rows x, bool wanted, bool with
 
 std::byte* CpuFast::panel(int64_t i, int64_t cols) {
   CHECK((i + 1) * panel_bytes(cols) + 64 <= int64_t(panels_.size()), "panel {} of {} columns, fewer planned", i, cols);
-  return reinterpret_cast<std::byte*>((reinterpret_cast<uintptr_t>(panels_.data()) + 63) / 64 * 64) + i * panel_bytes(cols);
+  return reinterpret_cast<std::byte*>((reinterpret_cast<uintptr_t>(panels_.data()) + 63) / 64 * 64) +
+         i * panel_bytes(cols);
 }
 
 CpuFast::Input CpuFast::prepare(Rows x, bool wanted) {
@@ -141,7 +150,8 @@ CpuFast::Input CpuFast::prepare(Rows x, bool wanted) {
   return in;
 }
 
-void CpuFast::product(float* y, int64_t stride, const Input& x, const Weight& w, int64_t stack, int64_t begin, int64_t end) const {
+void CpuFast::product(float* y, int64_t stride, const Input& x, const Weight& w, int64_t stack, int64_t begin,
+                      int64_t end) const {
   const int type = int(w.type);
   const int64_t bytes = int64_t(row_bytes(w.type, w.n_in));
   const std::byte* from = w.row(stack, begin);
@@ -149,8 +159,11 @@ void CpuFast::product(float* y, int64_t stride, const Input& x, const Weight& w,
     if (x.n_tok <= simd_.gemv_tok) return simd_.gemv[type](from, bytes, end - begin, w.n_in, x.n_tok, x.q, y, stride);
     const int64_t n = padded(w.n_in);
     float* p = aligned_scratch();
-    const PackedTile tile{.code = reinterpret_cast<uint8_t*>(p), .w = p + 5 * n, .m = p + 5 * n + n / 2,
-                          .sub = reinterpret_cast<int32_t*>(p + 4 * n), .n_chunk = int(n / kChunkCols)};
+    const PackedTile tile{.code = reinterpret_cast<uint8_t*>(p),
+                          .w = p + 5 * n,
+                          .m = p + 5 * n + n / 2,
+                          .sub = reinterpret_cast<int32_t*>(p + 4 * n),
+                          .n_chunk = int(n / kChunkCols)};
     float* out = p + tile_floats(n);  // [T][16], of a last tile that is not whole
     for (int64_t o = begin; o < end; o += kTileRows) {
       const int rows = int(std::min<int64_t>(kTileRows, end - o));
@@ -162,11 +175,13 @@ void CpuFast::product(float* y, int64_t stride, const Input& x, const Weight& w,
     return;
   }
   if (simd_.dots[type]) return simd_.dots[type](from, bytes, end - begin, w.n_in, x.n_tok, x.f, y, stride);
-  float* row = aligned_scratch();  // a type without a kernel of its own: four rows at a time as floats, which a tile has room for
+  float* row = aligned_scratch();  // a type without a kernel of its own: four rows at a time as floats, which a tile
+                                   // has room for
   for (int64_t o = begin; o < end; o += 4) {
     const int64_t rows = std::min<int64_t>(4, end - o);
     for (int64_t r = 0; r < rows; ++r) dequantize_row(w.type, w.row(stack, o + r), row + r * w.n_in, w.n_in);
-    simd_.dots[int(DType::kF32)](reinterpret_cast<const std::byte*>(row), w.n_in * 4, rows, w.n_in, x.n_tok, x.f, y + o - begin, stride);
+    simd_.dots[int(DType::kF32)](reinterpret_cast<const std::byte*>(row), w.n_in * 4, rows, w.n_in, x.n_tok, x.f,
+                                 y + o - begin, stride);
   }
 }
 
@@ -185,7 +200,8 @@ void CpuFast::matmul(Rows y, Rows x, Weight w) {
 }
 
 void CpuFast::qkv(Rows q, Rows k, Rows v, Rows h, Weight wq, Weight wk, Weight wv) {
-  CHECK(wq.n_in == h.cols && wk.n_in == h.cols && (!wv || wv.n_in == h.cols), "{}: {} columns times {}", wq.name, wq.n_in, h.cols);
+  CHECK(wq.n_in == h.cols && wk.n_in == h.cols && (!wv || wv.n_in == h.cols), "{}: {} columns times {}", wq.name,
+        wq.n_in, h.cols);
   const Input x = prepare(h, quantised(wq) || quantised(wk) || quantised(wv));
   product_all(q, x, wq);
   product_all(k, x, wk);
@@ -199,8 +215,8 @@ void CpuFast::activate(float* y, const float* g, const float* u, int64_t n, Act 
   (act == Act::kSilu ? simd_.silu_mul : simd_.gelu_mul)(g, u, y, n);
 }
 
-void CpuFast::gate_up_range(float* y, int64_t stride, const Input& x, const Weight& gate, int64_t gate_stack, const Weight& up,
-                            int64_t up_stack, int64_t begin, int64_t end, Act act) const {
+void CpuFast::gate_up_range(float* y, int64_t stride, const Input& x, const Weight& gate, int64_t gate_stack,
+                            const Weight& up, int64_t up_stack, int64_t begin, int64_t end, Act act) const {
   // Behind what product() uses: the packed tile and its result.
   float* other = aligned_scratch() + tile_floats(gate.n_in) + kTileRows * x.n_tok;
   const int64_t width = x.n_tok <= simd_.gemv_tok ? kPieceCols : kTileRows;
@@ -216,8 +232,8 @@ void CpuFast::gate_up_range(float* y, int64_t stride, const Input& x, const Weig
 }
 
 void CpuFast::gate_up(Rows y, Rows h, Weight gate, Weight up, Act act) {
-  CHECK(gate.n_in == h.cols && up.n_in == h.cols && gate.n_out == y.cols && up.n_out == y.cols, "{}: [{} x {}] times [{}, {}] into [{}, {}]",
-        gate.name, gate.n_out, gate.n_in, h.rows, h.cols, y.rows, y.cols);
+  CHECK(gate.n_in == h.cols && up.n_in == h.cols && gate.n_out == y.cols && up.n_out == y.cols,
+        "{}: [{} x {}] times [{}, {}] into [{}, {}]", gate.name, gate.n_out, gate.n_in, h.rows, h.cols, y.rows, y.cols);
   const Input x = prepare(h, quantised(gate) || quantised(up));
   parallel_ranges((gate.n_out + kTileRows - 1) / kTileRows, n_threads_, 1, [&](int64_t begin, int64_t end) {
     const int64_t o = begin * kTileRows;
@@ -228,8 +244,8 @@ void CpuFast::gate_up(Rows y, Rows h, Weight gate, Weight up, Act act) {
 void CpuFast::moe(Rows y, Rows e, Rows r, MoeWeights<Weight, Vec> w, int n_used, Act act) {
   const int n_expert = int(w.router.n_out), K = n_used, T = y.rows;
   const int d_expert = int(w.gate_up ? w.gate_up.n_out / 2 : w.gate.n_out);
-  CHECK(n_used <= limits_.n_expert_used && n_expert <= limits_.n_expert && d_expert <= limits_.d_expert, "{} of {} experts of {}", n_used,
-        n_expert, d_expert);
+  CHECK(n_used <= limits_.n_expert_used && n_expert <= limits_.n_expert && d_expert <= limits_.d_expert,
+        "{} of {} experts of {}", n_used, n_expert, d_expert);
   const Rows logits = router_.view(T, n_expert);
   matmul(logits, r, w.router);
   std::fill(cursor_.begin(), cursor_.end(), 0);
@@ -300,8 +316,8 @@ void CpuFast::moe(Rows y, Rows e, Rows r, MoeWeights<Weight, Vec> w, int n_used,
     const Input in = input_of(u, x.q ? pair_q_.data() : nullptr, pair_f_.data(), e.cols);
     const int expert = used_expert_[u];
     const bool fused = bool(w.gate_up);
-    gate_up_range(hidden_.row(p0) + begin, hidden_.stride, in, fused ? half : w.gate, fused ? 2 * expert : expert, fused ? half : w.up,
-                  fused ? 2 * expert + 1 : expert, begin, end, act);
+    gate_up_range(hidden_.row(p0) + begin, hidden_.stride, in, fused ? half : w.gate, fused ? 2 * expert : expert,
+                  fused ? half : w.up, fused ? 2 * expert + 1 : expert, begin, end, act);
   });
 
   const Input mid = quantise(hidden_act_, hidden_.view(T * K, d_expert), quantised(w.down), T > 1);
@@ -311,7 +327,8 @@ void CpuFast::moe(Rows y, Rows e, Rows r, MoeWeights<Weight, Vec> w, int n_used,
     const int64_t begin = piece * width, end = std::min<int64_t>(begin + width, y.cols);
     float* out = aligned_scratch() + tile_floats(d_expert) + kTileRows * T;  // [T K][width]
     for (size_t u = 0; u < used_expert_.size(); ++u) {
-      product(out + pairs_of(u).first * width, width, input_of(u, mid.q, mid.f, d_expert), w.down, used_expert_[u], begin, end);
+      product(out + pairs_of(u).first * width, width, input_of(u, mid.q, mid.f, d_expert), w.down, used_expert_[u],
+              begin, end);
     }
     for (int t = 0; t < T; ++t)
       for (int64_t c = 0; c < end - begin; ++c) {
@@ -359,7 +376,8 @@ void CpuFast::residual_norm(Rows x, Rows h, Rows y, ResidualSpec<Vec> spec) {
 
 const float* CpuFast::rope_table(Freqs freqs, const Step& s, int n_tok) {
   const auto at = std::find_if(rope_.begin(), rope_.end(), [&](const RopeTable& r) { return r.freqs == freqs.p; });
-  CHECK(at != rope_.end() && size_t(n_tok) * 2 * size_t(freqs.n) <= at->value.size(), "{} tokens, angles that were never uploaded", n_tok);
+  CHECK(at != rope_.end() && size_t(n_tok) * 2 * size_t(freqs.n) <= at->value.size(),
+        "{} tokens, angles that were never uploaded", n_tok);
   RopeTable& r = *at;
   if (int(r.pos.size()) == n_tok && std::equal(r.pos.begin(), r.pos.end(), s.pos)) return r.value.data();
   r.pos.assign(s.pos, s.pos + n_tok);
@@ -426,7 +444,8 @@ void CpuFast::softcap(Rows x, float cap) {
 
 void CpuFast::clustered_head(Rows logits, Rows h, ClusteredHead<Weight, Table> w) {
   const int64_t size = w.head.n_out / w.centroid.n_out;
-  CHECK(w.head.n_out == logits.cols && w.order.n == logits.cols && size * w.centroid.n_out == logits.cols && w.top_k <= kMaxClusters,
+  CHECK(w.head.n_out == logits.cols && w.order.n == logits.cols && size * w.centroid.n_out == logits.cols &&
+            w.top_k <= kMaxClusters,
         "{} clusters of {} tokens, {} logits", w.centroid.n_out, size, logits.cols);
   const Rows scores = cluster_score_.view(h.rows, int(w.centroid.n_out));
   matmul(scores, h, w.centroid);
@@ -436,7 +455,8 @@ void CpuFast::clustered_head(Rows logits, Rows h, ClusteredHead<Weight, Table> w
     const Input xt{1, x.q ? x.q + t : nullptr, x.f + t};
     std::fill_n(to, logits.cols, kNone);
     each_chosen_cluster(scores.row(t), w, [&](int cluster) {
-      for (int64_t i = cluster * size; i < (cluster + 1) * size; ++i) product(to + w.order.p[i], 1, xt, w.head, 0, w.order.p[i], w.order.p[i] + 1);
+      for (int64_t i = cluster * size; i < (cluster + 1) * size; ++i)
+        product(to + w.order.p[i], 1, xt, w.head, 0, w.order.p[i], w.order.p[i] + 1);
     });
   });
 }
@@ -447,8 +467,10 @@ void CpuFast::kv_append(KvLayer kv, Rows k, Rows v, const Step& s) {
   const int E = kv.head_dim;
   const int64_t k_head = int64_t(kv_row_bytes(kv.k_type, E)), v_head = int64_t(kv_row_bytes(kv.v_type, E));
   auto encode = [&](KvType type, const float* x, std::byte* to) {
-    if (type == KvType::kF16 && simd_.to_f16) simd_.to_f16(x, to, E);
-    else kv_encode(type, x, to, E);
+    if (type == KvType::kF16 && simd_.to_f16)
+      simd_.to_f16(x, to, E);
+    else
+      kv_encode(type, x, to, E);
   };
   parallel_for(s.shape.n_tok, n_threads_, [&](int64_t t) {
     const int q = s.seq[t];
@@ -462,11 +484,11 @@ void CpuFast::kv_append(KvLayer kv, Rows k, Rows v, const Step& s) {
 }
 
 struct CpuFast::AttendScratch {
-  float *query, *score, *part, *out, *rows;           // [n, E], [n, kPartKeys], [n, E], [n, E], [16, E]
-  float *part_top, *part_sum, *top, *sum;             // [n]
-  uint8_t* sees;                                      // [kBlockTok, kPartKeys]
-  const std::byte **k, **v;                           // [kPartKeys]
-  int16_t* place;                                     // [kPartKeys]
+  float *query, *score, *part, *out, *rows;  // [n, E], [n, kPartKeys], [n, E], [n, E], [16, E]
+  float *part_top, *part_sum, *top, *sum;    // [n]
+  uint8_t* sees;                             // [kBlockTok, kPartKeys]
+  const std::byte **k, **v;                  // [kPartKeys]
+  int16_t* place;                            // [kPartKeys]
 };
 
 CpuFast::AttendScratch CpuFast::attend_scratch(int E) const {
@@ -478,51 +500,70 @@ CpuFast::AttendScratch CpuFast::attend_scratch(int E) const {
   a.score = take(n * kPartKeys);
   a.part_top = take(n), a.part_sum = take(n), a.top = take(n), a.sum = take(n);
   a.sees = reinterpret_cast<uint8_t*>(take(kBlockTok * kPartKeys / 4));
-  a.k = reinterpret_cast<const std::byte**>(take(2 * kPartKeys)), a.v = reinterpret_cast<const std::byte**>(take(2 * kPartKeys));
+  a.k = reinterpret_cast<const std::byte**>(take(2 * kPartKeys)),
+  a.v = reinterpret_cast<const std::byte**>(take(2 * kPartKeys));
   a.place = reinterpret_cast<int16_t*>(take(kPartKeys / 2));
   return a;
 }
 
 // Queries must be in a.query. Ranges of places start at multiples of kSplitRows, wherever the sequence stands.
-void CpuFast::attend_part(const AttendScratch& a, const Block& b, int64_t split, int head, KvLayer kv, const Step& s, const AttnSpec& spec,
-                          float* out, float* top, float* sum) const {
+void CpuFast::attend_part(const AttendScratch& a, const Block& b, int64_t split, int head, KvLayer kv, const Step& s,
+                          const AttnSpec& spec, float* out, float* top, float* sum) const {
   const int seq = s.seq[b.t0], base = s.q_begin[seq], len = s.kv_len[seq];
   const Mask mask = s.mask[seq];
   // The range's keys: committed rows, then the step's. In a tree those that have their place here, siblings included.
-  const int64_t start = split * kSplitRows, stop = std::min(start + kSplitRows, b.end), committed = std::clamp<int64_t>(len, start, stop);
+  const int64_t start = split * kSplitRows, stop = std::min(start + kSplitRows, b.end),
+                committed = std::clamp<int64_t>(len, start, stop);
   const int n_old = int(committed - start);
   int n_key = 0, key_of[kPartKeys];  // of the step's keys: the index in the step
   for (; n_key < n_old; ++n_key) a.place[n_key] = int16_t(n_key);
   if (mask == Mask::kTree) {
     for (int key = 0; key < s.q_begin[seq + 1] - base; ++key)
-      if (const int64_t at = s.pos[base + key]; at >= start && at < stop) key_of[n_key] = key, a.place[n_key++] = int16_t(at - start);
+      if (const int64_t at = s.pos[base + key]; at >= start && at < stop)
+        key_of[n_key] = key, a.place[n_key++] = int16_t(at - start);
   } else {
     for (int64_t r = committed; r < stop; ++r) key_of[n_key++] = int(r - len);
   }
   for (int t = b.t0; t < b.t1; ++t) {
     uint8_t* sees = a.sees + (t - b.t0) * kPartKeys;
-    const int64_t low = spec.window ? std::clamp<int64_t>(int64_t(s.pos[t]) - spec.window + 1, start, committed) : start;
+    const int64_t low =
+        spec.window ? std::clamp<int64_t>(int64_t(s.pos[t]) - spec.window + 1, start, committed) : start;
     std::memset(sees, 0, size_t(low - start));
     std::memset(sees + (low - start), 1, size_t(committed - low));
     for (int i = n_old; i < n_key; ++i)
       sees[i] = sees_in_step(mask, mask == Mask::kTree ? s.ancestor[t] : 0, t - base, key_of[i], spec.causal_block) &&
                 (spec.window == 0 || s.pos[t] - s.pos[base + key_of[i]] < spec.window);
   }
-  const int64_t k_at = head * int64_t(kv_row_bytes(kv.k_type, kv.head_dim)), v_at = head * int64_t(kv_row_bytes(kv.v_type, kv.head_dim));
+  const int64_t k_at = head * int64_t(kv_row_bytes(kv.k_type, kv.head_dim)),
+                v_at = head * int64_t(kv_row_bytes(kv.v_type, kv.head_dim));
   for (int i = 0; i < n_key; ++i) {
     bool any = false;
     for (int t = 0; t < b.t1 - b.t0; ++t) any |= a.sees[t * kPartKeys + i] != 0;
     const KvRow row = any ? kv_row(kv, s, seq, i < n_old ? start + i : len + key_of[i]) : KvRow{nullptr, nullptr};
     a.k[i] = any ? row.k + k_at : nullptr, a.v[i] = any ? row.v + v_at : nullptr;
   }
-  const AttendPart part{.n_query = b.n_query(), .head_dim = kv.head_dim, .n_key = n_key, .group = b.g1 - b.g0,
-                        .place = mask == Mask::kTree ? a.place : nullptr, .scale = spec.scale, .k_type = kv.k_type, .v_type = kv.v_type,
-                        .k = a.k, .v = a.v, .sees = a.sees, .query = a.query, .rows = a.rows, .score = a.score, .out = out, .top = top, .sum = sum};
+  const AttendPart part{.n_query = b.n_query(),
+                        .head_dim = kv.head_dim,
+                        .n_key = n_key,
+                        .group = b.g1 - b.g0,
+                        .place = mask == Mask::kTree ? a.place : nullptr,
+                        .scale = spec.scale,
+                        .k_type = kv.k_type,
+                        .v_type = kv.v_type,
+                        .k = a.k,
+                        .v = a.v,
+                        .sees = a.sees,
+                        .query = a.query,
+                        .rows = a.rows,
+                        .score = a.score,
+                        .out = out,
+                        .top = top,
+                        .sum = sum};
   simd_.attend(&part);
 }
 
-// Into how many pieces a block is best cut, of its tokens or of one token's query heads, when ranges and pieces go to threads in turn.
-// Four items a thread are balanced enough.
+// Into how many pieces a block is best cut, of its tokens or of one token's query heads, when ranges and pieces go to
+// threads in turn. Four items a thread are balanced enough.
 int CpuFast::pieces_of(const Block& b, int n_head) {
   constexpr int kDecode = 2;  // to decode a range costs about as much as two queries
   const int units = b.t1 - b.t0 > 1 ? b.t1 - b.t0 : b.g1 - b.g0, each = b.n_query() / units;
@@ -545,9 +586,10 @@ int CpuFast::pieces_of(const Block& b, int n_head) {
 
 void CpuFast::attend(Rows o, Rows q, KvLayer kv, const Step& s, AttnSpec spec) {
   const int E = kv.head_dim, group = spec.n_q_head / kv.n_head;
-  CHECK(E == spec.head_dim && spec.n_q_head % kv.n_head == 0, "{} query heads of {} over {} K/V heads of {}", spec.n_q_head, spec.head_dim,
-        kv.n_head, E);
-  CHECK(group <= limits_.n_group && E <= head_floats(limits_), "{} query heads a K/V head, heads of {}: more than planned", group, E);
+  CHECK(E == spec.head_dim && spec.n_q_head % kv.n_head == 0, "{} query heads of {} over {} K/V heads of {}",
+        spec.n_q_head, spec.head_dim, kv.n_head, E);
+  CHECK(group <= limits_.n_group && E <= head_floats(limits_),
+        "{} query heads a K/V head, heads of {}: more than planned", group, E);
 
   blocks_.clear();
   int64_t n_split = 0;
@@ -560,7 +602,8 @@ void CpuFast::attend(Rows o, Rows q, KvLayer kv, const Step& s, AttnSpec spec) {
       int64_t end = s.kv_len[seq] + n;
       if (s.mask[seq] == Mask::kTree) end = *std::max_element(s.pos + s.q_begin[seq], s.pos + s.q_begin[seq + 1]) + 1;
       int64_t first = end;
-      for (int i = t; i < next; ++i) first = std::min<int64_t>(first, spec.window ? std::max(0, s.pos[i] - spec.window + 1) : 0);
+      for (int i = t; i < next; ++i)
+        first = std::min<int64_t>(first, spec.window ? std::max(0, s.pos[i] - spec.window + 1) : 0);
       blocks_.push_back({t, next, 0, group, first, end});
       n_split += blocks_.back().n_split();
     } else {
@@ -595,8 +638,8 @@ void CpuFast::attend(Rows o, Rows q, KvLayer kv, const Step& s, AttnSpec spec) {
     if (kv_rotated(kv.v_type)) kv_unrotate(to, E);
   };
 
-  // One block of few heads leaves threads idle: its ranges, and pieces of it, are computed side by side, then merged in the
-  // same order.
+  // One block of few heads leaves threads idle: its ranges, and pieces of it, are computed side by side, then merged in
+  // the same order.
   auto side_by_side = [&](const Block& all) {
     const int n_piece = pieces_of(all, kv.n_head), n_query = all.n_query();
     const int64_t n_result = kv.n_head * n_split * n_query;
@@ -654,7 +697,8 @@ void CpuFast::attend(Rows o, Rows q, KvLayer kv, const Step& s, AttnSpec spec) {
     std::fill_n(a.top, n, kNone);
     for (int64_t i = 0; i < b.n_split(); ++i) {
       attend_part(a, b, b.first / kSplitRows + i, head, kv, s, spec, a.part, a.part_top, a.part_sum);
-      for (int j = 0; j < n; ++j) merge(a.out + int64_t(j) * E, a.top[j], a.sum[j], a.part + int64_t(j) * E, a.part_top[j], a.part_sum[j]);
+      for (int j = 0; j < n; ++j)
+        merge(a.out + int64_t(j) * E, a.top[j], a.sum[j], a.part + int64_t(j) * E, a.part_top[j], a.part_sum[j]);
     }
     for (int j = 0; j < n; ++j) finish(b, head, j, a.out + int64_t(j) * E, a.top[j], a.sum[j]);
   });

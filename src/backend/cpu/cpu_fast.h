@@ -6,8 +6,8 @@ namespace facet {
 
 // CpuRef's verbs for speed: quantised weights times 8-bit activations without dequantising, SIMD chosen at run time,
 // attention over decoded blocks. As there, a row's bits depend on that row alone: not on the tokens of the step, on how
-// a prompt was cut, or on the threads. AVX2, AVX-512 and AMX give the same bits; the scalar kernels do for matrix products
-// (simd.h) and not for the rest, because they have no fused multiply-add.
+// a prompt was cut, or on the threads. AVX2, AVX-512 and AMX give the same bits; the scalar kernels do for matrix
+// products (simd.h) and not for the rest, because they have no fused multiply-add.
 class CpuFast : public CpuRef {
  public:
   explicit CpuFast(int n_threads = 1, CpuIsa isa = CpuIsa::kAuto);
@@ -15,7 +15,7 @@ class CpuFast : public CpuRef {
   using CpuRef::upload;
   Freqs upload(std::span<const double> freqs);  // equal ones are kept once
   void reserve(const BackendLimits& limits);
-  static constexpr double kRound = 1.0 / 254;   // of activations, relative to the largest of their group of 32
+  static constexpr double kRound = 1.0 / 254;  // of activations, relative to the largest of their group of 32
   static int64_t reserve_bytes(const BackendLimits& limits, int n_threads);
   const char* isa() const { return simd_.name; }
 
@@ -65,22 +65,23 @@ class CpuFast : public CpuRef {
   };
 
   Input quantise(QuantBuffer& to, Rows x, bool wanted, bool with_records);  // with_records: some product reads them
-  Input prepare(Rows x, bool wanted);  // the input of whole steps, in panels too
+  Input prepare(Rows x, bool wanted);                                       // the input of whole steps, in panels too
   std::byte* panel(int64_t i, int64_t cols);
   bool quantised(const Weight& w) const { return w && simd_.gemv[int(w.type)]; }
   // y[t * stride + o - begin] = row o of matrix `stack` of w times x[t]. Runs on the calling thread.
-  void product(float* y, int64_t stride, const Input& x, const Weight& w, int64_t stack, int64_t begin, int64_t end) const;
+  void product(float* y, int64_t stride, const Input& x, const Weight& w, int64_t stack, int64_t begin,
+               int64_t end) const;
   void product_all(Rows y, const Input& x, const Weight& w) const;
-  void gate_up_range(float* y, int64_t stride, const Input& x, const Weight& gate, int64_t gate_stack, const Weight& up, int64_t up_stack,
-                     int64_t begin, int64_t end, Act act) const;
+  void gate_up_range(float* y, int64_t stride, const Input& x, const Weight& gate, int64_t gate_stack, const Weight& up,
+                     int64_t up_stack, int64_t begin, int64_t end, Act act) const;
   void activate(float* y, const float* g, const float* u, int64_t n, Act act) const;
   float inv_rms(const float* x, int64_t n, float eps) const;
   const float* rope_table(Freqs freqs, const Step& s, int n_tok);
   float* aligned_scratch() const;
   AttendScratch attend_scratch(int head_dim) const;
   int pieces_of(const Block& b, int n_head);
-  void attend_part(const AttendScratch& a, const Block& b, int64_t split, int head, KvLayer kv, const Step& s, const AttnSpec& spec,
-                   float* out, float* top, float* sum) const;
+  void attend_part(const AttendScratch& a, const Block& b, int64_t split, int head, KvLayer kv, const Step& s,
+                   const AttnSpec& spec, float* out, float* top, float* sum) const;
 
   const SimdKernels& simd_;
   QuantBuffer act_, hidden_act_;
@@ -91,7 +92,7 @@ class CpuFast : public CpuRef {
   std::deque<RopeTable> rope_;
   // MoE: pairs of token and expert, sorted by expert.
   std::vector<int32_t> chosen_, pair_of_, cursor_, used_expert_, panel_of_;  // [T K], [T K], [N + 1], [N], [N]
-  std::vector<float> route_;                                            // [T K] weights, by rank
+  std::vector<float> route_;                                                 // [T K] weights, by rank
   std::vector<QuantRow> pair_q_;
   std::vector<const float*> pair_f_;
   Rows hidden_;

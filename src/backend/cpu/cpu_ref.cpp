@@ -180,7 +180,8 @@ void CpuRef::head_norm(Rows x, int head_dim, float eps) {
 }
 
 void CpuRef::kv_append(KvLayer kv, Rows k, Rows v, const Step& s) {
-  const int64_t k_head = int64_t(kv_row_bytes(kv.k_type, kv.head_dim)), v_head = int64_t(kv_row_bytes(kv.v_type, kv.head_dim));
+  const int64_t k_head = int64_t(kv_row_bytes(kv.k_type, kv.head_dim)),
+                v_head = int64_t(kv_row_bytes(kv.v_type, kv.head_dim));
   parallel_for(s.shape.n_tok, n_threads_, [&](int64_t t) {
     const int q = s.seq[t];
     if (q < 0 || s.mask[q] == Mask::kPast) return;
@@ -217,12 +218,13 @@ void CpuRef::attend(Rows o, Rows q, KvLayer kv, const Step& s, AttnSpec spec) {
     const Mask mask = s.mask[seq];
     const int in_step = mask == Mask::kPast ? 0 : s.q_begin[seq + 1] - base;
     int64_t first = len;
-    for (int t = t0; t < t1; ++t) first = std::min<int64_t>(first, spec.window ? std::max(0, s.pos[t] - spec.window + 1) : 0);
+    for (int t = t0; t < t1; ++t)
+      first = std::min<int64_t>(first, spec.window ? std::max(0, s.pos[t] - spec.window + 1) : 0);
     const int64_t rows = len + in_step - first;
     CHECK(rows <= limits_.max_rows + 2048 && group <= limits_.n_group, "{} rows, {} planned", rows, limits_.max_rows);
 
-    float* row = scratch();              // [E] a decoded K or V row
-    float* query = row + 1024;           // [n, E] rotated if K is
+    float* row = scratch();                                                // [E] a decoded K or V row
+    float* query = row + 1024;                                             // [n, E] rotated if K is
     float* score = query + int64_t(kTokenBlock) * limits_.n_group * 1024;  // [n, rows]; -inf: not seen
     const float none = -std::numeric_limits<float>::infinity();
 
@@ -326,14 +328,15 @@ void CpuRef::ple_combine(Rows p, Rows c, Vec gain, float in_scale, float out_sca
 void CpuRef::moe(Rows y, Rows e, Rows r, MoeWeights<Weight, Vec> w, int n_used, Act act) {
   const int n_expert = int(w.router.n_out);
   const int d_expert = int(w.gate_up ? w.gate_up.n_out / 2 : w.gate.n_out);
-  CHECK(n_used <= n_expert && n_expert <= limits_.n_expert && d_expert <= limits_.d_expert, "{} of {} experts of {}", n_used,
-        n_expert, d_expert);
+  CHECK(n_used <= n_expert && n_expert <= limits_.n_expert && d_expert <= limits_.d_expert, "{} of {} experts of {}",
+        n_used, n_expert, d_expert);
   const Rows logits = router_.view(r.rows, n_expert);
   matmul(logits, r, w.router);
   for (int t = 0; t < y.rows; ++t) {
     const float* l = logits.row(t);
     const Rows et{e.row(t), 1, e.cols, e.stride};
-    const Rows hidden = expert_hidden_.view(1, d_expert), up = expert_up_.view(1, d_expert), out = expert_out_.view(1, y.cols);
+    const Rows hidden = expert_hidden_.view(1, d_expert), up = expert_up_.view(1, d_expert),
+               out = expert_out_.view(1, y.cols);
     std::fill_n(y.row(t), y.cols, 0.f);
 
     int chosen[64];
@@ -344,7 +347,8 @@ void CpuRef::moe(Rows y, Rows e, Rows r, MoeWeights<Weight, Vec> w, int n_used, 
       for (int i = 0; i < n_expert; ++i)
         if (std::find(chosen, chosen + k, i) == chosen + k && (best < 0 || l[i] > l[best])) best = i;
       chosen[k] = best;
-      sum += std::exp(l[best] - l[chosen[0]]);  // softmax over all, renormalised over the chosen, is softmax over the chosen
+      sum += std::exp(l[best] -
+                      l[chosen[0]]);  // softmax over all, renormalised over the chosen, is softmax over the chosen
     }
     for (int k = 0; k < n_used; ++k) {
       const int expert = chosen[k];
@@ -396,15 +400,18 @@ void CpuRef::softcap(Rows x, float cap) {
 int CpuRef::threads_for_rows(Rows logits) const { return int64_t(logits.rows) * logits.cols > 65536 ? n_threads_ : 1; }
 
 void CpuRef::sample(Ids ids, Rows logits, std::span<const SampleRow> rows) {
-  CHECK(int(rows.size()) == logits.rows && ids.size() >= rows.size(), "{} rows for {} logits", rows.size(), logits.rows);
+  CHECK(int(rows.size()) == logits.rows && ids.size() >= rows.size(), "{} rows for {} logits", rows.size(),
+        logits.rows);
   parallel_for(logits.rows, threads_for_rows(logits), [&](int64_t t) {
-    ids[size_t(t)] = sample_row({logits.row(t), size_t(logits.cols)}, rows[size_t(t)], sampler_[size_t(omp_get_thread_num())]);
+    ids[size_t(t)] =
+        sample_row({logits.row(t), size_t(logits.cols)}, rows[size_t(t)], sampler_[size_t(omp_get_thread_num())]);
   });
 }
 
 void CpuRef::clustered_head(Rows logits, Rows h, ClusteredHead<Weight, Table> w) {
   const int64_t size = w.head.n_out / w.centroid.n_out;
-  CHECK(w.head.n_out == logits.cols && w.order.n == logits.cols && size * w.centroid.n_out == logits.cols && w.top_k <= kMaxClusters,
+  CHECK(w.head.n_out == logits.cols && w.order.n == logits.cols && size * w.centroid.n_out == logits.cols &&
+            w.top_k <= kMaxClusters,
         "{} clusters of {} tokens, {} logits", w.centroid.n_out, size, logits.cols);
   const Rows scores = cluster_score_.view(h.rows, int(w.centroid.n_out));
   matmul(scores, h, w.centroid);
@@ -425,7 +432,8 @@ void CpuRef::top_k(Ids ids, Scores log_probs, Rows logits, int k) {
   CHECK(k > 0 && ids.size() >= need && log_probs.size() >= need, "{} candidates for {} rows", k, logits.rows);
   parallel_for(logits.rows, threads_for_rows(logits), [&](int64_t t) {
     const size_t first = size_t(t) * size_t(k), n = size_t(k);
-    top_k_row({logits.row(t), size_t(logits.cols)}, ids.subspan(first, n), log_probs.subspan(first, n), sampler_[size_t(omp_get_thread_num())]);
+    top_k_row({logits.row(t), size_t(logits.cols)}, ids.subspan(first, n), log_probs.subspan(first, n),
+              sampler_[size_t(omp_get_thread_num())]);
   });
 }
 

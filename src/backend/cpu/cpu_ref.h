@@ -74,10 +74,10 @@ class CpuRef {
   Rows new_rows(int rows, int cols);
   Ids new_ids(int n);
   Scores new_scores(int n);
-  void reserve(const BackendLimits& limits);                // again for a drafter: the larger of both holds
-  std::vector<float> to_host(Rows x) const;                 // [rows, cols], for comparison
+  void reserve(const BackendLimits& limits);  // again for a drafter: the larger of both holds
+  std::vector<float> to_host(Rows x) const;   // [rows, cols], for comparison
   void from_host(Rows x, std::span<const float> values);
-  static constexpr double kRound = 0x1p-24;                 // of activations and products
+  static constexpr double kRound = 0x1p-24;  // of activations and products
   static int64_t rows_bytes(int64_t rows, int64_t cols) { return rows * cols * int64_t(sizeof(float)); }
   static int64_t reserve_bytes(const BackendLimits& limits, int n_threads);
 
@@ -129,7 +129,7 @@ class CpuRef {
   std::deque<std::string> names_;
   BackendLimits limits_;
   std::vector<std::vector<float>> scratch_;  // per thread
-  std::vector<SamplerScratch> sampler_;  // [n_threads]
+  std::vector<SamplerScratch> sampler_;      // [n_threads]
   Rows router_, expert_hidden_, expert_up_, expert_out_;
   Rows cluster_score_;  // [T, N]
 };

@@ -14,9 +14,7 @@ uint64_t mix(uint64_t x) {
   return x ^ (x >> 31);
 }
 
-bool before(const Candidate& a, const Candidate& b) {
-  return a.logit > b.logit || (a.logit == b.logit && a.id < b.id);
-}
+bool before(const Candidate& a, const Candidate& b) { return a.logit > b.logit || (a.logit == b.logit && a.id < b.id); }
 
 struct Best {
   int32_t id;  // the lowest with the largest logit; -1 if none is above minus infinity
@@ -40,18 +38,20 @@ Best best_of(std::span<const float> x) {
   }
   const float most = *std::max_element(top, top + kLanes);
   const auto at = most > -INFINITY ? std::find(x.begin(), x.end(), most) : x.end();
-  return {at == x.end() ? -1 : int32_t(at - x.begin()), std::find_if(nan, nan + kLanes, [](int n) { return n != 0; }) != nan + kLanes};
+  return {at == x.end() ? -1 : int32_t(at - x.begin()),
+          std::find_if(nan, nan + kLanes, [](int n) { return n != 0; }) != nan + kLanes};
 }
 
-bool has_penalties(const Sampling& s) { return s.repeat_penalty != 1.f || s.presence_penalty != 0.f || s.frequency_penalty != 0.f; }
+bool has_penalties(const Sampling& s) {
+  return s.repeat_penalty != 1.f || s.presence_penalty != 0.f || s.frequency_penalty != 0.f;
+}
 
 // The last n tokens of history followed by draft, sorted.
 void collect_recent(const SampleRow& row, int last_n, std::vector<int32_t>& recent) {
   recent.clear();
   const size_t total = row.history.size() + row.draft.size();
   size_t i = last_n < 0 ? 0 : total - std::min(total, size_t(last_n));
-  for (; i < total; ++i)
-    recent.push_back(i < row.history.size() ? row.history[i] : row.draft[i - row.history.size()]);
+  for (; i < total; ++i) recent.push_back(i < row.history.size() ? row.history[i] : row.draft[i - row.history.size()]);
   std::sort(recent.begin(), recent.end());
 }
 
@@ -97,9 +97,8 @@ float exp_of(float x) {
   constexpr float kRounds = 12582912;  // 1.5 * 2^23: the sum's last bits are the nearest integer
   const float y = (x < -87.f ? -87.f : x) * 1.44269504f, at = y + kRounds, f = y - (at - kRounds);
   const float p =
-      1.f + f * (.693147182f +
-                 f * (.240226462f +
-                      f * (.0555032687f + f * (.00961817801f + f * (.00133997729f + f * .00015469732f)))));
+      1.f + f * (.693147182f + f * (.240226462f + f * (.0555032687f +
+                                                       f * (.00961817801f + f * (.00133997729f + f * .00015469732f)))));
   return std::bit_cast<float>(std::bit_cast<uint32_t>(p) + (std::bit_cast<uint32_t>(at) << 23));
 }
 double sum_of_exp(std::span<const float> x, float top) {

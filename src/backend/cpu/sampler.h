@@ -26,6 +26,7 @@ int32_t sample_row(std::span<const float> logits, const SampleRow& row, SamplerS
 
 // The meaning of the verb `top_k` for one row: the ids.size() largest of logits [V], lowest id first on ties, and their
 // natural log-probabilities under the softmax of all. Where there are no more: id -1 and minus infinity.
-void top_k_row(std::span<const float> logits, std::span<int32_t> ids, std::span<float> log_probs, SamplerScratch& scratch);
+void top_k_row(std::span<const float> logits, std::span<int32_t> ids, std::span<float> log_probs,
+               SamplerScratch& scratch);
 
 }  // namespace facet

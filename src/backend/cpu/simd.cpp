@@ -37,8 +37,7 @@ SimdKernels with_amx() {
   k.name = kAmxKernels.name;
   k.gemv_tok = kAmxKernels.gemv_tok;
   k.panel = kAmxKernels.panel;
-  for (int t = 0; t < SimdKernels::kTypes; ++t)
-    k.pack[t] = kAmxKernels.pack[t], k.gemm[t] = kAmxKernels.gemm[t];
+  for (int t = 0; t < SimdKernels::kTypes; ++t) k.pack[t] = kAmxKernels.pack[t], k.gemm[t] = kAmxKernels.gemm[t];
   return k;
 }
 #endif
@@ -48,8 +47,7 @@ SimdKernels with_amx() {
 bool has_isa(CpuIsa isa) {
   if (isa == CpuIsa::kAuto || isa == CpuIsa::kScalar) return true;
 #if defined(__x86_64__)
-  const bool avx2 =
-      __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
   if (isa == CpuIsa::kAvx2) return avx2;
   const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
@@ -79,8 +77,7 @@ const SimdKernels& simd_kernels(CpuIsa isa) {
   if (isa == CpuIsa::kAvx512) return kAvx512Kernels;
   if (isa == CpuIsa::kAmx) return amx;
 #endif
-  CHECK(isa == CpuIsa::kAuto || isa == CpuIsa::kScalar, "instruction set {} is not in this program",
-        int(isa));
+  CHECK(isa == CpuIsa::kAuto || isa == CpuIsa::kScalar, "instruction set {} is not in this program", int(isa));
   return kScalarKernels;
 }
 

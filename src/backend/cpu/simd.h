@@ -23,14 +23,14 @@
 // nothing with external linkage but their table, and call no inline function of another header.
 namespace facet {
 
-constexpr int kGroupCols = 32;   // columns that share an activation scale
-constexpr int kChunkCols = 256;  // columns of eight groups; quantised rows are padded with zeros to a multiple
-constexpr int kTileRows = 16;    // weight rows of a packed tile
-constexpr int kMaxGemvTok = 48;  // the largest SimdKernels::gemv_tok
+constexpr int kGroupCols = 32;     // columns that share an activation scale
+constexpr int kChunkCols = 256;    // columns of eight groups; quantised rows are padded with zeros to a multiple
+constexpr int kTileRows = 16;      // weight rows of a packed tile
+constexpr int kMaxGemvTok = 48;    // the largest SimdKernels::gemv_tok
 constexpr int kRecordBytes = 768;  // of QuantRow::record, at most
-constexpr int kPanelRows = 16;   // tokens of SimdKernels::panel
-constexpr int kPanelBytes = 640; // of one of its groups
-constexpr int kSplitRows = 256;  // cache rows of one pass of attention
+constexpr int kPanelRows = 16;     // tokens of SimdKernels::panel
+constexpr int kPanelBytes = 640;   // of one of its groups
+constexpr int kSplitRows = 256;    // cache rows of one pass of attention
 constexpr int kPartKeys = kSplitRows + 64;  // with the siblings of a tree
 
 // One quantised activation row of n columns, padded.
@@ -39,13 +39,14 @@ struct QuantRow {
   float* d;        // [n / 32] scales; NaN if the group holds one
   float* ds;       // [n / 32] scale times the sum of the group's codes
   int16_t* sum16;  // [n / 16] sums of codes
-  // [n / 256] chunks once more, for kernels with groups in their lanes, as SimdKernels::interleave wrote them: four columns of
-  // each group at a time.
+  // [n / 256] chunks once more, for kernels with groups in their lanes, as SimdKernels::interleave wrote them: four
+  // columns of each group at a time.
   std::byte* record;
 };
 
 // Sixteen weight rows, unpacked so that the rows lie in lanes. Group g = 8 c + j is at index i = j * n_chunk + c:
-// the groups of one lane of the sum follow each other. A table's pack and gemm may agree on another order in the same room.
+// the groups of one lane of the sum follow each other. A table's pack and gemm may agree on another order in the same
+// room.
 struct PackedTile {
   uint8_t* code;  // [8 n_chunk][8][16 rows][4] bytes, four columns at a time
   float* w;       // [8 n_chunk][16 rows]
@@ -59,19 +60,19 @@ struct PackedTile {
 // path is committed. Sums go by places, so that a path through a tree has the bits of a chain.
 struct AttendPart {
   int n_query, head_dim, n_key;
-  int group;                           // queries i / group belong to one token
-  const int16_t* place;                // [n_key] from the start of the range, ascending along a path; null: 0, 1, ...
+  int group;             // queries i / group belong to one token
+  const int16_t* place;  // [n_key] from the start of the range, ascending along a path; null: 0, 1, ...
   float scale;
   KvType k_type, v_type;
-  const std::byte* const* k;           // [n_key] encoded head vectors; null: no query sees the key
+  const std::byte* const* k;  // [n_key] encoded head vectors; null: no query sees the key
   const std::byte* const* v;
-  const uint8_t* sees;                 // [n_query / group][kPartKeys]
-  const float* query;                  // [n_query, head_dim]
-  float* rows;                         // [16, head_dim] scratch
-  float* score;                        // [n_query, kPartKeys] scratch
-  float* out;                          // [n_query, head_dim] sum of exp(score - top) v; not written where top is -inf
-  float* top;                          // [n_query] largest score, -inf when no row is seen
-  float* sum;                          // [n_query] of exp(score - top)
+  const uint8_t* sees;  // [n_query / group][kPartKeys]
+  const float* query;   // [n_query, head_dim]
+  float* rows;          // [16, head_dim] scratch
+  float* score;         // [n_query, kPartKeys] scratch
+  float* out;           // [n_query, head_dim] sum of exp(score - top) v; not written where top is -inf
+  float* top;           // [n_query] largest score, -inf when no row is seen
+  float* sum;           // [n_query] of exp(score - top)
 };
 
 struct SimdKernels {
@@ -79,28 +80,30 @@ struct SimdKernels {
   const char* name;
 
   void (*quantize)(const float* x, int64_t n, const QuantRow* to);
-  void (*interleave)(int64_t n, const QuantRow* row);  // fills its records; null: no product reads them. One token's never does
-  bool records_in_gemm;                                // gemm reads them too
+  void (*interleave)(int64_t n,
+                     const QuantRow* row);  // fills its records; null: no product reads them. One token's never does
+  bool records_in_gemm;                     // gemm reads them too
   // Up to sixteen rows once more, for kernels with tokens in the rows of a tile: [8 n_chunk] groups in the order of
   // PackedTile, each [16][32] codes, then [16] d, then [16] ds; zeros beyond n_tok. Null: gemm does not read them.
   void (*panel)(int64_t n, int n_tok, const QuantRow* x, std::byte* to);
   // Quantised types; null: the type has no such kernel and rows are decoded to f32. gemv: up to gemv_tok tokens, weight
   // rows as they lie, y[t * stride + o]; beyond that, tiles are packed first.
   int gemv_tok;
-  void (*gemv[kTypes])(const std::byte* w, int64_t row_bytes, int64_t n_row, int64_t n_in, int n_tok, const QuantRow* x, float* y, int64_t stride);
+  void (*gemv[kTypes])(const std::byte* w, int64_t row_bytes, int64_t n_row, int64_t n_in, int n_tok, const QuantRow* x,
+                       float* y, int64_t stride);
   void (*pack[kTypes])(const std::byte* w, int64_t row_bytes, int n_row, int64_t n_in, const PackedTile* to);
   void (*gemm[kTypes])(const PackedTile* w, int n_tok, const QuantRow* x, const std::byte* panels, float* y,
                        int64_t stride);  // y[t * stride + 0 .. 15]
   // F32, F16, BF16: y[t * stride + o]
-  void (*dots[kTypes])(const std::byte* w, int64_t row_bytes, int64_t n_row, int64_t n_in, int n_tok, const float* const* x,
-                       float* y, int64_t stride);
+  void (*dots[kTypes])(const std::byte* w, int64_t row_bytes, int64_t n_row, int64_t n_in, int n_tok,
+                       const float* const* x, float* y, int64_t stride);
 
   void (*attend)(const AttendPart* p);
   float (*sum_squares)(const float* x, int64_t n);
   void (*gelu_mul)(const float* g, const float* u, float* y, int64_t n);  // y = gelu(g) * u, the tanh form
   void (*silu_mul)(const float* g, const float* u, float* y, int64_t n);
-  void (*softcap)(float* x, float cap, int64_t n);                        // cap * tanh(x / cap)
-  void (*to_f16)(const float* x, std::byte* y, int64_t n);                // null: no faster than kv_encode
+  void (*softcap)(float* x, float cap, int64_t n);          // cap * tanh(x / cap)
+  void (*to_f16)(const float* x, std::byte* y, int64_t n);  // null: no faster than kv_encode
 };
 
 const SimdKernels& simd_kernels(CpuIsa isa);  // kAuto: the best there is

@@ -15,8 +15,8 @@ namespace {
 
 constexpr bool kUnsigned = false;
 
-#include "backend/cpu/simd_ymm.h"
 #include "backend/cpu/simd_pack.h"
+#include "backend/cpu/simd_ymm.h"
 
 void panel(int64_t n, int n_tok, const QuantRow* x, std::byte* to) {
   const int64_t n_chunk = (n + kChunkCols - 1) / kChunkCols;
@@ -80,8 +80,7 @@ void gemm_tokens(const PackedTile* w, int n_tok, const std::byte* x, float* y, i
   alignas(64) int32_t dot[kRing][T::kSub ? 512 : 256];
   __m512 part[8][N];
   const int n = 8 * w->n_chunk;
-  for (int i = 0; i < kAhead && i < n; ++i)
-    multiply<T>(x + i * kPanelBytes, w->code + i * 512, dot[i % kRing]);
+  for (int i = 0; i < kAhead && i < n; ++i) multiply<T>(x + i * kPanelBytes, w->code + i * 512, dot[i % kRing]);
   int i = 0;
   for (int j = 0; j < 8; ++j) {
     __m512 f[N];
@@ -102,8 +101,7 @@ void gemm_tokens(const PackedTile* w, int n_tok, const std::byte* x, float* y, i
       for (int t = 0; t < N; ++t) {
         __m512 v = _mm512_cvtepi32_ps(_mm512_load_si512(s + 16 * t));
         if constexpr (T::kSub)  // exact: the sum is below 2^24, so this is the integer that others convert
-          v = _mm512_fmadd_ps(v, sub_a,
-                              _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_load_si512(s + 256 + 16 * t)), sub_b));
+          v = _mm512_fmadd_ps(v, sub_a, _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_load_si512(s + 256 + 16 * t)), sub_b));
         f[t] = _mm512_add_ps(f[t], _mm512_mul_ps(v, _mm512_mul_ps(wv, _mm512_set1_ps(d[t]))));
         if constexpr (T::kMin) f[t] = _mm512_add_ps(f[t], _mm512_mul_ps(mv, _mm512_set1_ps(d[16 + t])));
       }
@@ -112,8 +110,7 @@ void gemm_tokens(const PackedTile* w, int n_tok, const std::byte* x, float* y, i
   }
   for (int t = 0; t < n_tok; ++t) {
     auto sum4 = [&](int k) { return _mm512_add_ps(part[k][t], part[k + 4][t]); };
-    _mm512_storeu_ps(y + t * stride,
-                     _mm512_add_ps(_mm512_add_ps(sum4(0), sum4(2)), _mm512_add_ps(sum4(1), sum4(3))));
+    _mm512_storeu_ps(y + t * stride, _mm512_add_ps(_mm512_add_ps(sum4(0), sum4(2)), _mm512_add_ps(sum4(1), sum4(3))));
   }
 }
 

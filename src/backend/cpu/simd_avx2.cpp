@@ -46,7 +46,8 @@ inline vf if_above(vf x, float c, vf a, vf b) { return {x.a > c ? a.a : b.a, x.b
 inline v8 two_to(v8 n) { return (v8)(((i8)n - 0x4B400000 + 127) << 23); }
 inline vf two_to(vf n) { return {two_to(n.a), two_to(n.b)}; }
 inline vf fma(vf a, vf b, vf c) {
-  return {(v8)_mm256_fmadd_ps((__m256)a.a, (__m256)b.a, (__m256)c.a), (v8)_mm256_fmadd_ps((__m256)a.b, (__m256)b.b, (__m256)c.b)};
+  return {(v8)_mm256_fmadd_ps((__m256)a.a, (__m256)b.a, (__m256)c.a),
+          (v8)_mm256_fmadd_ps((__m256)a.b, (__m256)b.b, (__m256)c.b)};
 }
 typedef v8 vpart;
 constexpr int kParts = 2;
@@ -60,16 +61,21 @@ inline vf load_bf16(const std::byte* p) { return {bf16_at(p), bf16_at(p + 16)}; 
 
 // Of each of four rows, the sum of a 128-bit lane, as (0 + 2) + (1 + 3).
 inline __m256 lane_sums(v8 a, v8 b, v8 c, v8 d) {
-  auto quarters = [](v8 x, v8 y) { return _mm256_castps_pd(_mm256_add_ps(_mm256_unpacklo_ps((__m256)x, (__m256)y), _mm256_unpackhi_ps((__m256)x, (__m256)y))); };
+  auto quarters = [](v8 x, v8 y) {
+    return _mm256_castps_pd(
+        _mm256_add_ps(_mm256_unpacklo_ps((__m256)x, (__m256)y), _mm256_unpackhi_ps((__m256)x, (__m256)y)));
+  };
   const __m256d x = quarters(a, b), y = quarters(c, d);
   return _mm256_add_ps(_mm256_castpd_ps(_mm256_unpacklo_pd(x, y)), _mm256_castpd_ps(_mm256_unpackhi_pd(x, y)));
 }
 inline __m128 halves_sum(__m256 x) { return _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1)); }
 inline __m128 four_rows(const vf* r) {
-  return _mm_add_ps(halves_sum(lane_sums(r[0].a, r[1].a, r[2].a, r[3].a)), halves_sum(lane_sums(r[0].b, r[1].b, r[2].b, r[3].b)));
+  return _mm_add_ps(halves_sum(lane_sums(r[0].a, r[1].a, r[2].a, r[3].a)),
+                    halves_sum(lane_sums(r[0].b, r[1].b, r[2].b, r[3].b)));
 }
 inline vf fold_rows(const vf* a) {
-  return {(v8)_mm256_set_m128(four_rows(a + 4), four_rows(a)), (v8)_mm256_set_m128(four_rows(a + 12), four_rows(a + 8))};
+  return {(v8)_mm256_set_m128(four_rows(a + 4), four_rows(a)),
+          (v8)_mm256_set_m128(four_rows(a + 12), four_rows(a + 8))};
 }
 
 #include "backend/cpu/simd_float.h"
@@ -81,16 +87,18 @@ void to_f16(const float* x, std::byte* y, int64_t n) {
 
 // ---- two ways to multiply columns of codes
 //
-// Codes and activations of 16 bits, two products in a lane: without VNNI nothing is quicker for codes of eight bits. Narrow
-// codes as unsigned bytes: pairs of products, and sums of a few of them, fit 16 bits.
+// Codes and activations of 16 bits, two products in a lane: without VNNI nothing is quicker for codes of eight bits.
+// Narrow codes as unsigned bytes: pairs of products, and sums of a few of them, fit 16 bits.
 //
-// A chunk's record: [8 k][2][8 groups][2] activations of 16 bits, of each group columns 4k and 4k + 2, then 4k + 1 and 4k + 3,
-// which is what shifts by eight make of four codes in a dword; then [8 k][8 groups][4] of eight.
+// A chunk's record: [8 k][2][8 groups][2] activations of 16 bits, of each group columns 4k and 4k + 2, then 4k + 1 and
+// 4k + 3, which is what shifts by eight make of four codes in a dword; then [8 k][8 groups][4] of eight.
 
 struct Pairs {
   __m256i even, odd;
 };
-inline Pairs widen(__m256i four) { return {_mm256_srai_epi16(_mm256_slli_epi16(four, 8), 8), _mm256_srai_epi16(four, 8)}; }
+inline Pairs widen(__m256i four) {
+  return {_mm256_srai_epi16(_mm256_slli_epi16(four, 8), 8), _mm256_srai_epi16(four, 8)};
+}
 
 void interleave(int64_t n, const QuantRow* row) {
   for (int64_t c = 0; c < (n + kChunkCols - 1) / kChunkCols; ++c) {
@@ -109,7 +117,8 @@ void interleave(int64_t n, const QuantRow* row) {
 
 // Adds to each token's f the products of chunk c, which has n groups: lane g is group g.
 template <class T, int N>
-inline __attribute__((always_inline)) void add_chunk(__m256* f, const std::byte* p, int n, const QuantRow* x, int64_t c) {
+inline __attribute__((always_inline)) void add_chunk(__m256* f, const std::byte* p, int n, const QuantRow* x,
+                                                     int64_t c) {
   __m256i v[8];
   Scales k{};
   T::codes(p, n, v);
@@ -127,13 +136,15 @@ inline __attribute__((always_inline)) void add_chunk(__m256* f, const std::byte*
     __m256i b = _mm256_hadd_epi32(_mm256_hadd_epi32(s[4], s[5]), _mm256_hadd_epi32(s[6], s[7]));
     if constexpr (T::kSub) a = _mm256_mullo_epi32(a, sub_a), b = _mm256_mullo_epi32(b, sub_b);
     const __m256i dot = _mm256_add_epi32(_mm256_permute2x128_si256(a, b, 0x20), _mm256_permute2x128_si256(a, b, 0x31));
-    f[t] = _mm256_add_ps(f[t], _mm256_mul_ps(_mm256_cvtepi32_ps(dot), _mm256_mul_ps(k.w, _mm256_loadu_ps(x[t].d + 8 * c))));
+    f[t] = _mm256_add_ps(f[t],
+                         _mm256_mul_ps(_mm256_cvtepi32_ps(dot), _mm256_mul_ps(k.w, _mm256_loadu_ps(x[t].d + 8 * c))));
     if constexpr (T::kMin) f[t] = _mm256_add_ps(f[t], _mm256_mul_ps(k.m, _mm256_loadu_ps(x[t].ds + 8 * c)));
   }
 }
 
 template <class T, int N>
-void gemv_tokens(const std::byte* w, int64_t row_bytes, int64_t n_row, int64_t n_in, const QuantRow* x, float* y, int64_t stride) {
+void gemv_tokens(const std::byte* w, int64_t row_bytes, int64_t n_row, int64_t n_in, const QuantRow* x, float* y,
+                 int64_t stride) {
   const int64_t n_chunk = n_in / kChunkCols;
   const int rest = int(n_in % kChunkCols / 32);
   for (int64_t o = 0; o < n_row; ++o) {
@@ -143,7 +154,8 @@ void gemv_tokens(const std::byte* w, int64_t row_bytes, int64_t n_row, int64_t n
     int64_t c = 0;
     for (; c < n_chunk; ++c, p += chunk_bytes<T>()) {
       // The next rows follow in memory. Only a hint: an address beyond the file is harmless.
-      for (int64_t i = 0; i < chunk_bytes<T>(); i += 64) _mm_prefetch((const char*)(uintptr_t(p) + 1536 + uintptr_t(i)), _MM_HINT_T0);
+      for (int64_t i = 0; i < chunk_bytes<T>(); i += 64)
+        _mm_prefetch((const char*)(uintptr_t(p) + 1536 + uintptr_t(i)), _MM_HINT_T0);
       add_chunk<T, N>(f, p, 8, x, c);
     }
     if (rest) add_chunk<T, N>(f, p, rest, x, c);
@@ -153,9 +165,9 @@ void gemv_tokens(const std::byte* w, int64_t row_bytes, int64_t n_row, int64_t n
 
 // A chunk with its groups in the lanes of the codes too.
 struct Columns {
-  __m256i v[8];     // v[k] holds columns 4 k .. 4 k + 3 of each group
+  __m256i v[8];  // v[k] holds columns 4 k .. 4 k + 3 of each group
   __m256 w, m;
-  __m256i sub[2];   // scales of the first and the last sixteen columns
+  __m256i sub[2];  // scales of the first and the last sixteen columns
 };
 // How many dwords of a group's codes times activations can be summed in 16 bits; below 2, 16 bits a factor are better.
 template <class T>
@@ -182,7 +194,8 @@ inline __attribute__((always_inline)) void columns_of(const std::byte* p, int n,
 
 // To s[t], kDwords dwords of codes from k.v[from] on times the activations of token t.
 template <class T, int N, int kDwords>
-inline __attribute__((always_inline)) void dots_of(__m256i* s, const Columns& k, int from, const QuantRow* const* x, int64_t c) {
+inline __attribute__((always_inline)) void dots_of(__m256i* s, const Columns& k, int from, const QuantRow* const* x,
+                                                   int64_t c) {
   constexpr int kRun = run_of<T>();
   for (int t = 0; t < N; ++t) s[t] = _mm256_setzero_si256();
   if constexpr (kRun > 0) {
@@ -190,7 +203,8 @@ inline __attribute__((always_inline)) void dots_of(__m256i* s, const Columns& k,
       __m256i few[N];
       for (int r = 0; r < kRun; ++r)
         for (int t = 0; t < N; ++t) {
-          const __m256i d = _mm256_maddubs_epi16(k.v[i + r], load32(x[t]->record + kRecordBytes * c + 512 + 32 * (i + r)));
+          const __m256i d =
+              _mm256_maddubs_epi16(k.v[i + r], load32(x[t]->record + kRecordBytes * c + 512 + 32 * (i + r)));
           few[t] = r ? _mm256_add_epi16(few[t], d) : d;
         }
       for (int t = 0; t < N; ++t) s[t] = _mm256_add_epi32(s[t], _mm256_madd_epi16(few[t], _mm256_set1_epi16(1)));
@@ -198,15 +212,19 @@ inline __attribute__((always_inline)) void dots_of(__m256i* s, const Columns& k,
   } else {
     for (int i = from; i < from + kDwords; ++i) {
       const Pairs four = widen(k.v[i]);
-      for (int t = 0; t < N; ++t) s[t] = _mm256_add_epi32(s[t], _mm256_madd_epi16(four.even, load32(x[t]->record + kRecordBytes * c + 64 * i)));
-      for (int t = 0; t < N; ++t) s[t] = _mm256_add_epi32(s[t], _mm256_madd_epi16(four.odd, load32(x[t]->record + kRecordBytes * c + 64 * i + 32)));
+      for (int t = 0; t < N; ++t)
+        s[t] = _mm256_add_epi32(s[t], _mm256_madd_epi16(four.even, load32(x[t]->record + kRecordBytes * c + 64 * i)));
+      for (int t = 0; t < N; ++t)
+        s[t] =
+            _mm256_add_epi32(s[t], _mm256_madd_epi16(four.odd, load32(x[t]->record + kRecordBytes * c + 64 * i + 32)));
     }
   }
 }
 
 // Adds to each token's f the products of chunk c: lane g is group g.
 template <class T, int N>
-inline __attribute__((always_inline)) void add_records(__m256* f, const Columns& k, const QuantRow* const* x, int64_t c) {
+inline __attribute__((always_inline)) void add_records(__m256* f, const Columns& k, const QuantRow* const* x,
+                                                       int64_t c) {
   constexpr bool kTooLarge = run_of<T>() > 0 && T::kOffset > 0;
   __m256i s[N];
   if constexpr (T::kSub) {
@@ -215,7 +233,8 @@ inline __attribute__((always_inline)) void add_records(__m256* f, const Columns&
     for (int t = 0; t < N; ++t) {
       if constexpr (kTooLarge) {
         const __m256i sums = load32(x[t]->sum16 + 16 * c);
-        s[t] = _mm256_sub_epi32(s[t], _mm256_slli_epi32(_mm256_srai_epi32(_mm256_slli_epi32(sums, 16), 16), shift_of(T::kOffset)));
+        s[t] = _mm256_sub_epi32(
+            s[t], _mm256_slli_epi32(_mm256_srai_epi32(_mm256_slli_epi32(sums, 16), 16), shift_of(T::kOffset)));
         second[t] = _mm256_sub_epi32(second[t], _mm256_slli_epi32(_mm256_srai_epi32(sums, 16), shift_of(T::kOffset)));
       }
       s[t] = _mm256_add_epi32(_mm256_mullo_epi32(s[t], k.sub[0]), _mm256_mullo_epi32(second[t], k.sub[1]));
@@ -227,14 +246,17 @@ inline __attribute__((always_inline)) void add_records(__m256* f, const Columns&
         s[t] = _mm256_sub_epi32(s[t], _mm256_madd_epi16(load32(x[t]->sum16 + 16 * c), _mm256_set1_epi16(T::kOffset)));
   }
   for (int t = 0; t < N; ++t) {
-    f[t] = _mm256_add_ps(f[t], _mm256_mul_ps(_mm256_cvtepi32_ps(s[t]), _mm256_mul_ps(k.w, _mm256_loadu_ps(x[t]->d + 8 * c))));
+    f[t] = _mm256_add_ps(f[t],
+                         _mm256_mul_ps(_mm256_cvtepi32_ps(s[t]), _mm256_mul_ps(k.w, _mm256_loadu_ps(x[t]->d + 8 * c))));
     if constexpr (T::kMin) f[t] = _mm256_add_ps(f[t], _mm256_mul_ps(k.m, _mm256_loadu_ps(x[t]->ds + 8 * c)));
   }
 }
 
 // fold_lanes of each of eight vectors.
 inline __m256 fold_eight(const __m256* f) {
-  auto quarters = [&](int i) { return _mm256_add_ps(_mm256_permute2f128_ps(f[i], f[i + 4], 0x20), _mm256_permute2f128_ps(f[i], f[i + 4], 0x31)); };
+  auto quarters = [&](int i) {
+    return _mm256_add_ps(_mm256_permute2f128_ps(f[i], f[i + 4], 0x20), _mm256_permute2f128_ps(f[i], f[i + 4], 0x31));
+  };
   auto pairs = [](__m256 a, __m256 b) {
     const __m256d x = _mm256_castps_pd(a), y = _mm256_castps_pd(b);
     return _mm256_add_ps(_mm256_castpd_ps(_mm256_unpacklo_pd(x, y)), _mm256_castpd_ps(_mm256_unpackhi_pd(x, y)));
@@ -264,7 +286,8 @@ inline void with_width(int n_tok, F f) {
 }
 
 template <class T, int N>
-void gemv_records(const std::byte* w, int64_t row_bytes, int64_t n_row, int64_t n_in, int n_tok, const QuantRow* x, float* y, int64_t stride) {
+void gemv_records(const std::byte* w, int64_t row_bytes, int64_t n_row, int64_t n_in, int n_tok, const QuantRow* x,
+                  float* y, int64_t stride) {
   const Tokens<N> tokens(x, n_tok);
   const int64_t n_chunk = n_in / kChunkCols;
   const int rest = int(n_in % kChunkCols / 32);
@@ -274,7 +297,8 @@ void gemv_records(const std::byte* w, int64_t row_bytes, int64_t n_row, int64_t 
     __m256 f[8] = {};
     int64_t c = 0;
     for (; c < n_chunk; ++c, p += chunk_bytes<T>()) {
-      for (int64_t i = 0; i < chunk_bytes<T>(); i += 64) _mm_prefetch((const char*)(uintptr_t(p) + 1536 + uintptr_t(i)), _MM_HINT_T0);
+      for (int64_t i = 0; i < chunk_bytes<T>(); i += 64)
+        _mm_prefetch((const char*)(uintptr_t(p) + 1536 + uintptr_t(i)), _MM_HINT_T0);
       columns_of<T>(p, 8, k);
       add_records<T, N>(f, k, tokens.row, c);
     }
@@ -284,10 +308,12 @@ void gemv_records(const std::byte* w, int64_t row_bytes, int64_t n_row, int64_t 
 }
 
 template <class T>
-void gemv(const std::byte* w, int64_t row_bytes, int64_t n_row, int64_t n_in, int n_tok, const QuantRow* x, float* y, int64_t stride) {
+void gemv(const std::byte* w, int64_t row_bytes, int64_t n_row, int64_t n_in, int n_tok, const QuantRow* x, float* y,
+          int64_t stride) {
   if (n_tok == 1) gemv_tokens<T, 1>(w, row_bytes, n_row, n_in, x, y, stride);
   if (n_tok == 2) gemv_tokens<T, 2>(w, row_bytes, n_row, n_in, x, y, stride);
-  if (n_tok > 2) with_width(n_tok, [&]<int N>() { gemv_records<T, N>(w, row_bytes, n_row, n_in, n_tok, x, y, stride); });
+  if (n_tok > 2)
+    with_width(n_tok, [&]<int N>() { gemv_records<T, N>(w, row_bytes, n_row, n_in, n_tok, x, y, stride); });
 }
 
 // ---- many tokens: rows of a tile lie one after the other, chunk c of row r at index r * n_chunk + c, each as Columns
@@ -302,8 +328,10 @@ void pack(const std::byte* w, int64_t row_bytes, int n_row, int64_t n_in, const 
       for (int64_t i = 0; i < chunk_bytes<T>(); i += 64)
         _mm_prefetch((const char*)(uintptr_t(p) + uintptr_t(kTileRows * row_bytes + i)), _MM_HINT_T1);
       const int64_t left = n_in / 32 - 8 * c, at = int64_t(r) * to->n_chunk + c;
-      if (left >= 8) columns_of<T>(p, 8, k);
-      else columns_of<T>(p, int(left), k);
+      if (left >= 8)
+        columns_of<T>(p, 8, k);
+      else
+        columns_of<T>(p, int(left), k);
       for (int i = 0; i < 8; ++i) store32(to->code + at * 256 + 32 * i, k.v[i]);
       _mm256_storeu_ps(to->w + at * 8, k.w);
       if constexpr (T::kMin) _mm256_storeu_ps(to->m + at * 8, k.m);

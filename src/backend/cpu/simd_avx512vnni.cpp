@@ -9,8 +9,8 @@ namespace {
 
 constexpr bool kUnsigned = true;
 
-#include "backend/cpu/simd_ymm.h"
 #include "backend/cpu/simd_pack.h"
+#include "backend/cpu/simd_ymm.h"
 
 constexpr int W = 16, kDotRows = 4, kDotTok = 4, kScoreRows = 16, kScoreQueries = 1, kWide = 8, kWideQueries = 1;
 typedef float vf __attribute__((vector_size(64)));
@@ -52,14 +52,16 @@ inline __m512 halves_of(__m512 a, __m512 b) {
 inline vf fold_rows(const vf* a) {
   __m512 t[4];
   for (int i = 0; i < 4; ++i)
-    t[i] = pairs(quarters((__m512)a[4 * i], (__m512)a[4 * i + 1]), quarters((__m512)a[4 * i + 2], (__m512)a[4 * i + 3]));
+    t[i] =
+        pairs(quarters((__m512)a[4 * i], (__m512)a[4 * i + 1]), quarters((__m512)a[4 * i + 2], (__m512)a[4 * i + 3]));
   return (vf)halves_of(halves_of(t[0], t[1]), halves_of(t[2], t[3]));
 }
 
 #include "backend/cpu/simd_float.h"
 
 void to_f16(const float* x, std::byte* y, int64_t n) {
-  for (int64_t i = 0; i < n; i += 16) store32(y + 2 * i, _mm512_cvtps_ph(_mm512_loadu_ps(x + i), _MM_FROUND_TO_NEAREST_INT));
+  for (int64_t i = 0; i < n; i += 16)
+    store32(y + 2 * i, _mm512_cvtps_ph(_mm512_loadu_ps(x + i), _MM_FROUND_TO_NEAREST_INT));
 }
 
 // ---- one token: two weight rows at a time, group g of the first in lane g and of the second in lane 8 + g
@@ -90,25 +92,40 @@ inline __attribute__((always_inline)) void scales_of_two(const std::byte* a, con
 
 // The six-bit scales and minima of two Q4_K or Q5_K blocks: Q4_K::scales with a group in each dword.
 inline __attribute__((always_inline)) void k4_scales_of_two(const std::byte* a, const std::byte* b, TwoScales& s) {
-  const __m256i heads = _mm256_inserti128_si256(_mm256_castsi128_si256(load16(a)), load16(b), 1);  // d, dmin, 12 bytes of scales
-  const __m512i head = _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 1, 0, 1, 2, 3, 2, 3), _mm512_castsi256_si512(heads));
+  const __m256i heads =
+      _mm256_inserti128_si256(_mm256_castsi128_si256(load16(a)), load16(b), 1);  // d, dmin, 12 bytes of scales
+  const __m512i head =
+      _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 1, 0, 1, 2, 3, 2, 3), _mm512_castsi256_si512(heads));
   // Byte 0 of a dword holds the low bits, of groups 4 to 7 in a nibble; their high bits are bits 6 and 7 of byte 1.
-  auto dwords = [&](__m256i at) __attribute__((always_inline)) { return _mm512_shuffle_epi8(head, _mm512_broadcast_i64x4(at)); };
-  const __m512i scale = dwords(_mm256_setr_epi32(0xFFFFFF04, 0xFFFFFF05, 0xFFFFFF06, 0xFFFFFF07, 0xFFFF040C, 0xFFFF050D, 0xFFFF060E, 0xFFFF070F));
-  const __m512i least = dwords(_mm256_setr_epi32(0xFFFFFF08, 0xFFFFFF09, 0xFFFFFF0A, 0xFFFFFF0B, 0xFFFF080C, 0xFFFF090D, 0xFFFF0A0E, 0xFFFF0B0F));
+  auto dwords = [&](__m256i at) __attribute__((always_inline)) {
+    return _mm512_shuffle_epi8(head, _mm512_broadcast_i64x4(at));
+  };
+  const __m512i scale = dwords(_mm256_setr_epi32(0xFFFFFF04, 0xFFFFFF05, 0xFFFFFF06, 0xFFFFFF07, 0xFFFF040C, 0xFFFF050D,
+                                                 0xFFFF060E, 0xFFFF070F));
+  const __m512i least = dwords(_mm256_setr_epi32(0xFFFFFF08, 0xFFFFFF09, 0xFFFFFF0A, 0xFFFFFF0B, 0xFFFF080C, 0xFFFF090D,
+                                                 0xFFFF0A0E, 0xFFFF0B0F));
   const __m512i low_bits = _mm512_broadcast_i64x4(_mm256_setr_epi32(63, 63, 63, 63, 15, 15, 15, 15));
   const __m512i nibble = _mm512_broadcast_i64x4(_mm256_setr_epi32(0, 0, 0, 0, 4, 4, 4, 4));
   auto six_bits = [&](__m512i low, __m512i v) __attribute__((always_inline)) {
-    return _mm512_cvtepi32_ps(_mm512_or_si512(_mm512_and_si512(low, low_bits), _mm512_and_si512(_mm512_srli_epi32(v, 10), _mm512_set1_epi32(48))));
+    return _mm512_cvtepi32_ps(_mm512_or_si512(_mm512_and_si512(low, low_bits),
+                                              _mm512_and_si512(_mm512_srli_epi32(v, 10), _mm512_set1_epi32(48))));
   };
-  const __m256i d = _mm256_shuffle_epi8(heads, _mm256_set1_epi16(0x0100)), m = _mm256_shuffle_epi8(heads, _mm256_set1_epi16(0x0302));
+  const __m256i d = _mm256_shuffle_epi8(heads, _mm256_set1_epi16(0x0100)),
+                m = _mm256_shuffle_epi8(heads, _mm256_set1_epi16(0x0302));
   s.w = _mm512_mul_ps(_mm512_cvtph_ps(d), six_bits(scale, scale));
-  s.m = _mm512_mul_ps(_mm512_cvtph_ps(_mm256_xor_si256(m, _mm256_set1_epi16(short(0x8000)))), six_bits(_mm512_srlv_epi32(least, nibble), least));
+  s.m = _mm512_mul_ps(_mm512_cvtph_ps(_mm256_xor_si256(m, _mm256_set1_epi16(short(0x8000)))),
+                      six_bits(_mm512_srlv_epi32(least, nibble), least));
 }
 template <>
-inline __attribute__((always_inline)) void scales_of_two<Q4_K>(const std::byte* a, const std::byte* b, int, TwoScales& s) { k4_scales_of_two(a, b, s); }
+inline __attribute__((always_inline)) void scales_of_two<Q4_K>(const std::byte* a, const std::byte* b, int,
+                                                               TwoScales& s) {
+  k4_scales_of_two(a, b, s);
+}
 template <>
-inline __attribute__((always_inline)) void scales_of_two<Q5_K>(const std::byte* a, const std::byte* b, int, TwoScales& s) { k4_scales_of_two(a, b, s); }
+inline __attribute__((always_inline)) void scales_of_two<Q5_K>(const std::byte* a, const std::byte* b, int,
+                                                               TwoScales& s) {
+  k4_scales_of_two(a, b, s);
+}
 
 // Codes of a row's chunk: v[k] holds group k, then group k + 4.
 template <class T>
@@ -133,11 +150,13 @@ inline __attribute__((always_inline)) void codes_of_one<Q5_K>(const std::byte* p
   codes_of_one<Q4_K>(p + 32, 8, v);
   const __m256i h = load32(p + 16);
   const __m512i fifth = both(_mm256_slli_epi16(h, 4), h);  // bit 4 + k of groups k and k + 4
-  for (int k = 0; k < 4; ++k) v[k] = _mm512_or_si512(v[k], _mm512_and_si512(_mm512_srli_epi16(fifth, unsigned(k)), _mm512_set1_epi8(16)));
+  for (int k = 0; k < 4; ++k)
+    v[k] = _mm512_or_si512(v[k], _mm512_and_si512(_mm512_srli_epi16(fifth, unsigned(k)), _mm512_set1_epi8(16)));
 }
 template <>
 inline __attribute__((always_inline)) void codes_of_one<Q6_K>(const std::byte* p, int, __m512i* v) {
-  const __m512i a = both_at(p, 0, 64), b = both_at(p, 32, 96), h = _mm512_loadu_si512(p + 128), pair = _mm512_set1_epi8(48);
+  const __m512i a = both_at(p, 0, 64), b = both_at(p, 32, 96), h = _mm512_loadu_si512(p + 128),
+                pair = _mm512_set1_epi8(48);
   v[0] = _mm512_or_si512(low_nibbles(a), _mm512_and_si512(_mm512_slli_epi16(h, 4), pair));
   v[1] = _mm512_or_si512(low_nibbles(b), _mm512_and_si512(_mm512_slli_epi16(h, 2), pair));
   v[2] = _mm512_or_si512(high_nibbles(a), _mm512_and_si512(h, pair));
@@ -183,7 +202,8 @@ void one_token(const std::byte* w, int64_t row_bytes, int64_t n_row, int64_t n_i
         const __m512i excess = _mm512_madd_epi16(twice(x->sum16 + 16 * c), T::kSub ? s.wide : _mm512_set1_epi16(1));
         dot = _mm512_sub_epi32(dot, _mm512_slli_epi32(excess, unsigned(shift_of(T::kOffset))));
       }
-      f = _mm512_add_ps(f, _mm512_mul_ps(_mm512_cvtepi32_ps(dot), _mm512_mul_ps(s.w, _mm512_castsi512_ps(twice(x->d + 8 * c)))));
+      f = _mm512_add_ps(
+          f, _mm512_mul_ps(_mm512_cvtepi32_ps(dot), _mm512_mul_ps(s.w, _mm512_castsi512_ps(twice(x->d + 8 * c)))));
       if constexpr (T::kMin) f = _mm512_add_ps(f, _mm512_mul_ps(s.m, _mm512_castsi512_ps(twice(x->ds + 8 * c))));
     };
     int64_t c = 0;
@@ -228,14 +248,16 @@ inline void load_two(const std::byte* a, const std::byte* b, int n, TwoRows& r) 
   scales_of_two<T>(a, b, n, r);
   __m512i z[8], t[8];
   for (int g = 0; g < 8; ++g) z[g] = both(va[g], vb[g]);
-  for (int i = 0; i < 8; i += 2) t[i] = _mm512_unpacklo_epi32(z[i], z[i + 1]), t[i + 1] = _mm512_unpackhi_epi32(z[i], z[i + 1]);
+  for (int i = 0; i < 8; i += 2)
+    t[i] = _mm512_unpacklo_epi32(z[i], z[i + 1]), t[i + 1] = _mm512_unpackhi_epi32(z[i], z[i + 1]);
   for (int i = 0; i < 8; i += 4) {
     z[i] = _mm512_unpacklo_epi64(t[i], t[i + 2]), z[i + 1] = _mm512_unpackhi_epi64(t[i], t[i + 2]);
     z[i + 2] = _mm512_unpacklo_epi64(t[i + 1], t[i + 3]), z[i + 3] = _mm512_unpackhi_epi64(t[i + 1], t[i + 3]);
   }
   const __m512i low = _mm512_setr_epi64(0, 1, 8, 9, 4, 5, 12, 13), high = _mm512_setr_epi64(2, 3, 10, 11, 6, 7, 14, 15);
   for (int k = 0; k < 4; ++k)
-    r.v[k] = _mm512_permutex2var_epi64(z[k], low, z[k + 4]), r.v[k + 4] = _mm512_permutex2var_epi64(z[k], high, z[k + 4]);
+    r.v[k] = _mm512_permutex2var_epi64(z[k], low, z[k + 4]),
+    r.v[k + 4] = _mm512_permutex2var_epi64(z[k], high, z[k + 4]);
 }
 
 // f += the products of one token's record with a chunk.
@@ -245,13 +267,16 @@ inline __m512 add_record(__m512 f, const TwoRows& r, const std::byte* x) {
   __m512i dot;
   if constexpr (T::kSub) {
     __m512i a = zero, b = zero;
-    for (int k = 0; k < 4; ++k) a = _mm512_dpbusd_epi32(a, r.v[k], twice(x + 32 * k)), b = _mm512_dpbusd_epi32(b, r.v[k + 4], twice(x + 32 * k + 128));
+    for (int k = 0; k < 4; ++k)
+      a = _mm512_dpbusd_epi32(a, r.v[k], twice(x + 32 * k)),
+      b = _mm512_dpbusd_epi32(b, r.v[k + 4], twice(x + 32 * k + 128));
     const __m512i excess = _mm512_madd_epi16(twice(x + 352), r.wide);
     dot = _mm512_add_epi32(_mm512_mullo_epi32(a, r.sub_a), _mm512_mullo_epi32(b, r.sub_b));
     dot = _mm512_sub_epi32(dot, _mm512_slli_epi32(excess, unsigned(shift_of(T::kOffset))));
   } else {
     dot = zero;
-    if constexpr (T::kOffset != 0) dot = _mm512_sub_epi32(zero, _mm512_slli_epi32(twice(x + 320), unsigned(shift_of(T::kOffset))));
+    if constexpr (T::kOffset != 0)
+      dot = _mm512_sub_epi32(zero, _mm512_slli_epi32(twice(x + 320), unsigned(shift_of(T::kOffset))));
     for (int k = 0; k < 8; ++k) dot = _mm512_dpbusd_epi32(dot, r.v[k], twice(x + 32 * k));
   }
   f = _mm512_add_ps(f, _mm512_mul_ps(_mm512_cvtepi32_ps(dot), _mm512_mul_ps(r.w, _mm512_castsi512_ps(twice(x + 256)))));
@@ -260,7 +285,8 @@ inline __m512 add_record(__m512 f, const TwoRows& r, const std::byte* x) {
 }
 
 template <class T, int N>
-void few_tokens(const std::byte* w, int64_t row_bytes, int64_t n_row, int64_t n_in, int n_tok, const QuantRow* x, float* y, int64_t stride) {
+void few_tokens(const std::byte* w, int64_t row_bytes, int64_t n_row, int64_t n_in, int n_tok, const QuantRow* x,
+                float* y, int64_t stride) {
   const std::byte* record[N];
   for (int t = 0; t < N; ++t) record[t] = x[t < n_tok ? t : n_tok - 1].record;
   const int64_t n_chunk = n_in / kChunkCols;
@@ -293,17 +319,23 @@ void few_tokens(const std::byte* w, int64_t row_bytes, int64_t n_row, int64_t n_
 }
 
 template <class T>
-void gemv(const std::byte* w, int64_t row_bytes, int64_t n_row, int64_t n_in, int n_tok, const QuantRow* x, float* y, int64_t stride) {
+void gemv(const std::byte* w, int64_t row_bytes, int64_t n_row, int64_t n_in, int n_tok, const QuantRow* x, float* y,
+          int64_t stride) {
   if (n_tok == 1) return one_token<T>(w, row_bytes, n_row, n_in, x, y);
   // What the registers hold at a time, over rows that stay in the cache between passes.
   constexpr int kPass = 16, kRows = 32;
   const int passes = (n_tok + kPass - 1) / kPass, each = (n_tok + passes - 1) / passes;
-  auto few = each <= 2 ? few_tokens<T, 2> : each <= 3 ? few_tokens<T, 3> : each <= 4 ? few_tokens<T, 4> : each <= 6 ? few_tokens<T, 6>
-             : each <= 8 ? few_tokens<T, 8> : each <= 12 ? few_tokens<T, 12> : few_tokens<T, kPass>;
+  auto few = each <= 2    ? few_tokens<T, 2>
+             : each <= 3  ? few_tokens<T, 3>
+             : each <= 4  ? few_tokens<T, 4>
+             : each <= 6  ? few_tokens<T, 6>
+             : each <= 8  ? few_tokens<T, 8>
+             : each <= 12 ? few_tokens<T, 12>
+                          : few_tokens<T, kPass>;
   for (int64_t o = 0; o < n_row; o += kRows)
     for (int t = 0; t < n_tok; t += each)
-      few(w + o * row_bytes, row_bytes, n_row - o < kRows ? n_row - o : kRows, n_in, n_tok - t < each ? n_tok - t : each, x + t,
-          y + t * stride + o, stride);
+      few(w + o * row_bytes, row_bytes, n_row - o < kRows ? n_row - o : kRows, n_in,
+          n_tok - t < each ? n_tok - t : each, x + t, y + t * stride + o, stride);
 }
 
 // ---- many tokens: sixteen rows in the lanes
@@ -338,7 +370,8 @@ void gemm_tokens(const PackedTile* w, const QuantRow* x, float* y, int64_t strid
           half(4 * h, 4 * h + 4);
           const __m512i sub = _mm512_loadu_si512(w->sub + at * 32 + 16 * h);
           for (int t = 0; t < N; ++t) {
-            const __m512i d = _mm512_mullo_epi32(_mm512_sub_epi32(s[t], _mm512_set1_epi32(T::kOffset * x[t].sum16[2 * g + h])), sub);
+            const __m512i d =
+                _mm512_mullo_epi32(_mm512_sub_epi32(s[t], _mm512_set1_epi32(T::kOffset * x[t].sum16[2 * g + h])), sub);
             sum[t] = h ? _mm512_add_epi32(sum[t], d) : d;
           }
         }
@@ -351,7 +384,8 @@ void gemm_tokens(const PackedTile* w, const QuantRow* x, float* y, int64_t strid
       }
       const __m512 wv = _mm512_loadu_ps(w->w + at * 16);
       for (int t = 0; t < N; ++t)
-        f[t] = _mm512_add_ps(f[t], _mm512_mul_ps(_mm512_cvtepi32_ps(s[t]), _mm512_mul_ps(wv, _mm512_set1_ps(x[t].d[g]))));
+        f[t] =
+            _mm512_add_ps(f[t], _mm512_mul_ps(_mm512_cvtepi32_ps(s[t]), _mm512_mul_ps(wv, _mm512_set1_ps(x[t].d[g]))));
       if constexpr (T::kMin) {
         const __m512 mv = _mm512_loadu_ps(w->m + at * 16);
         for (int t = 0; t < N; ++t) f[t] = _mm512_add_ps(f[t], _mm512_mul_ps(mv, _mm512_set1_ps(x[t].ds[g])));

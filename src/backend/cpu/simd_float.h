@@ -6,8 +6,9 @@
 //   if_below(x, c, a, b), if_above       lane by lane x < c ? a : b
 //   two_to(n)                 2^k for n = k + 1.5 * 2^23
 //   fold_rows(vf a[W])        lane i = sum of the lanes of a[i]
-//   vpart, kParts             what a register holds of a vector, and how many make one; part_of(vf&, i), load_part_at(p), store_part_at(p, v)
-//   kDotRows, kDotTok, kScoreRows, kScoreQueries, kWide, kWideQueries   how much the registers hold; no result depends on them
+//   vpart, kParts             what a register holds of a vector, and how many make one; part_of(vf&, i),
+//   load_part_at(p), store_part_at(p, v) kDotRows, kDotTok, kScoreRows, kScoreQueries, kWide, kWideQueries   how much
+//   the registers hold; no result depends on them
 // A vector's lanes are columns or cache rows by their absolute index mod W, so no result depends on how work is cut.
 // AVX2 and AVX-512 share W and the order of every sum: the same bits.
 
@@ -132,15 +133,18 @@ void dots_block(const std::byte* w, int64_t row_bytes, int64_t n, const float* c
     for (int t = 0; t < T; ++t) y[t * stride + r] = fold(a[r][t]);
 }
 template <class L, int R>
-void dots_rows(const std::byte* w, int64_t row_bytes, int64_t n, int n_tok, const float* const* x, float* y, int64_t stride) {
+void dots_rows(const std::byte* w, int64_t row_bytes, int64_t n, int n_tok, const float* const* x, float* y,
+               int64_t stride) {
   int t = 0;
   for (; t + kDotTok <= n_tok; t += kDotTok) dots_block<L, R, kDotTok>(w, row_bytes, n, x + t, y + t * stride, stride);
   for (; t < n_tok; ++t) dots_block<L, R, 1>(w, row_bytes, n, x + t, y + t * stride, stride);
 }
 template <class L>
-void dots(const std::byte* w, int64_t row_bytes, int64_t n_row, int64_t n_in, int n_tok, const float* const* x, float* y, int64_t stride) {
+void dots(const std::byte* w, int64_t row_bytes, int64_t n_row, int64_t n_in, int n_tok, const float* const* x,
+          float* y, int64_t stride) {
   int64_t o = 0;
-  for (; o + kDotRows <= n_row; o += kDotRows) dots_rows<L, kDotRows>(w + o * row_bytes, row_bytes, n_in, n_tok, x, y + o, stride);
+  for (; o + kDotRows <= n_row; o += kDotRows)
+    dots_rows<L, kDotRows>(w + o * row_bytes, row_bytes, n_in, n_tok, x, y + o, stride);
   for (; o < n_row; ++o) dots_rows<L, 1>(w + o * row_bytes, row_bytes, n_in, n_tok, x, y + o, stride);
 }
 
@@ -163,7 +167,8 @@ void decode_head(KvType type, const std::byte* p, float* y, int n) {
       const float d = half_at(block);
       uint8_t q[16];
       __builtin_memcpy(q, block + 2, 16);
-      for (int i = 0; i < 16; ++i) y[32 * g + i] = float((q[i] & 15) - 8) * d, y[32 * g + 16 + i] = float((q[i] >> 4) - 8) * d;
+      for (int i = 0; i < 16; ++i)
+        y[32 * g + i] = float((q[i] & 15) - 8) * d, y[32 * g + 16 + i] = float((q[i] >> 4) - 8) * d;
     }
   } else {
     kv_decode(type, p, y, n);
@@ -254,9 +259,12 @@ void add_seen_rows(const float* score, int n, const float* v, int E, float* out)
 template <int Most, class F>
 void in_groups(int n, F f) {
   for (int i = 0; i < n;) {
-    if (Most >= 3 && n - i >= 3 && n - i != 4) f.template operator()<Most >= 3 ? 3 : 1>(i), i += 3;
-    else if (Most >= 2 && n - i >= 2) f.template operator()<Most >= 2 ? 2 : 1>(i), i += 2;
-    else f.template operator()<1>(i), i += 1;
+    if (Most >= 3 && n - i >= 3 && n - i != 4)
+      f.template operator()<Most >= 3 ? 3 : 1>(i), i += 3;
+    else if (Most >= 2 && n - i >= 2)
+      f.template operator()<Most >= 2 ? 2 : 1>(i), i += 2;
+    else
+      f.template operator()<1>(i), i += 1;
   }
 }
 
@@ -270,7 +278,9 @@ void attend(const AttendPart* p) {
       continue;
     }
     const float* k = decode_rows(p->k_type, p->k + b, rows, p->rows, E);
-    in_groups<kScoreQueries>(n, [&]<int Q>(int i) { score_rows<Q>(p->query + int64_t(i) * E, k, E, p->scale, p->score + i * kPartKeys + b); });
+    in_groups<kScoreQueries>(n, [&]<int Q>(int i) {
+      score_rows<Q>(p->query + int64_t(i) * E, k, E, p->scale, p->score + i * kPartKeys + b);
+    });
   }
   for (int i = 0; i < n; ++i) {
     const uint8_t* sees = p->sees + int64_t(i / p->group) * kPartKeys;

@@ -1,11 +1,11 @@
-// Included by simd_avx512vnni.cpp and simd_amx.cpp only, after simd_ymm.h, inside their anonymous namespaces: tiles with
-// their rows in lanes, in the order that PackedTile gives.
+// Included by simd_avx512vnni.cpp and simd_amx.cpp only, after simd_ymm.h, inside their anonymous namespaces: tiles
+// with their rows in lanes, in the order that PackedTile gives.
 
 template <class T>
 void pack(const std::byte* w, int64_t row_bytes, int n_row, int64_t n_in, const PackedTile* to) {
   alignas(64) uint8_t code[8][kTileRows][32];  // a chunk of each row
   alignas(64) float wv[kTileRows][8], mv[kTileRows][8];
-  alignas(64) int32_t sub[2][kTileRows][8];    // of even and odd sixteens
+  alignas(64) int32_t sub[2][kTileRows][8];  // of even and odd sixteens
   for (int c = 0; c < to->n_chunk; ++c) {
     const int left = int(n_in / 32) - 8 * c, n = left < 8 ? left : 8;
     for (int r = 0; r < kTileRows; ++r) {
@@ -15,8 +15,10 @@ void pack(const std::byte* w, int64_t row_bytes, int n_row, int64_t n_in, const 
         _mm_prefetch((const char*)(uintptr_t(p) + uintptr_t(kTileRows * row_bytes + i)), _MM_HINT_T1);
       __m256i v[8] = {};
       Scales k{};
-      if (n == 8) T::codes(p, 8, v), T::scales(p, 8, k);
-      else T::codes(p, n, v), T::scales(p, n, k);
+      if (n == 8)
+        T::codes(p, 8, v), T::scales(p, 8, k);
+      else
+        T::codes(p, n, v), T::scales(p, n, k);
       for (int g = 0; g < 8; ++g) store32(code[g][r], v[g]);
       _mm256_storeu_ps(wv[r], k.w);
       if constexpr (T::kMin) _mm256_storeu_ps(mv[r], k.m);

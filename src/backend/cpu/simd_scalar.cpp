@@ -185,7 +185,8 @@ struct Q5_K : SmallMin {
     const auto b = block_at<BlockQ5_K>(p);
     k4_scales(b, c);
     for (int i = 0; i < 256; ++i)
-      c.code[i] = int8_t(((b.qs[i / 64 * 32 + i % 32] >> (i / 32 % 2 * 4)) & 15) | (((b.qh[i % 32] >> (i / 32)) & 1) << 4));
+      c.code[i] =
+          int8_t(((b.qs[i / 64 * 32 + i % 32] >> (i / 32 % 2 * 4)) & 15) | (((b.qh[i % 32] >> (i / 32)) & 1) << 4));
   }
 };
 struct Q6_K : Sixteens {
@@ -194,7 +195,8 @@ struct Q6_K : Sixteens {
     const auto b = block_at<BlockQ6_K>(p);
     for (int i = 0; i < 256; ++i) {
       const int half = i / 128, quarter = i / 32 % 4, l = i % 32;
-      const int low = b.ql[64 * half + 32 * (quarter % 2) + l] >> (4 * (quarter / 2)), high = b.qh[32 * half + l] >> (2 * quarter);
+      const int low = b.ql[64 * half + 32 * (quarter % 2) + l] >> (4 * (quarter / 2)),
+                high = b.qh[32 * half + l] >> (2 * quarter);
       c.code[i] = int8_t(((low & 15) | ((high & 3) << 4)) - 32);
     }
     for (int g = 0; g < 8; ++g) c.w[g] = f16_to_f32(b.d);
@@ -206,7 +208,8 @@ struct Q3_K : Sixteens {
   static void read(const std::byte* p, int, Chunk& c) {
     const auto b = block_at<BlockQ3_K>(p);
     for (int i = 0; i < 256; ++i)
-      c.code[i] = int8_t(((b.qs[i / 128 * 32 + i % 32] >> (i / 32 % 4 * 2)) & 3) - (((b.hmask[i % 32] >> (i / 32)) & 1) ? 0 : 4));
+      c.code[i] = int8_t(((b.qs[i / 128 * 32 + i % 32] >> (i / 32 % 4 * 2)) & 3) -
+                         (((b.hmask[i % 32] >> (i / 32)) & 1) ? 0 : 4));
     for (int g = 0; g < 8; ++g) c.w[g] = f16_to_f32(b.d);
     for (int i = 0; i < 16; ++i) c.sub[i] = k3_scale(i, b.scales);
   }
@@ -221,7 +224,8 @@ void read_chunk(const std::byte* row, int c, int64_t n_in, Chunk& k) {
 float fold_lanes(const float* l) { return ((l[0] + l[4]) + (l[2] + l[6])) + ((l[1] + l[5]) + (l[3] + l[7])); }
 
 template <class T>
-void gemv(const std::byte* w, int64_t row_bytes, int64_t n_row, int64_t n_in, int n_tok, const QuantRow* x, float* y, int64_t stride) {
+void gemv(const std::byte* w, int64_t row_bytes, int64_t n_row, int64_t n_in, int n_tok, const QuantRow* x, float* y,
+          int64_t stride) {
   for (int64_t o = 0; o < n_row; ++o) {
     float lane[kMaxGemvTok][8] = {};
     for (int c = 0; c < int((n_in + 255) / 256); ++c) {
@@ -267,8 +271,10 @@ void gemm(const PackedTile* w, int n_tok, const QuantRow* x, const std::byte*, f
           const int64_t at = int64_t(j) * w->n_chunk + c;
           const int g = 8 * c + j;
           int part[2] = {};
-          for (int i = 0; i < 32; ++i) part[i / 16] += int8_t(w->code[at * 512 + i / 4 * 64 + r * 4 + i % 4]) * x[t].q[32 * g + i];
-          const int dot = T::kSub ? part[0] * w->sub[at * 32 + r] + part[1] * w->sub[at * 32 + 16 + r] : part[0] + part[1];
+          for (int i = 0; i < 32; ++i)
+            part[i / 16] += int8_t(w->code[at * 512 + i / 4 * 64 + r * 4 + i % 4]) * x[t].q[32 * g + i];
+          const int dot =
+              T::kSub ? part[0] * w->sub[at * 32 + r] + part[1] * w->sub[at * 32 + 16 + r] : part[0] + part[1];
           lane[j] += float(dot) * (w->w[at * 16 + r] * x[t].d[g]);
           if (T::kMin) lane[j] += w->m[at * 16 + r] * x[t].ds[g];
         }

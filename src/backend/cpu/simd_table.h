@@ -2,7 +2,8 @@
 
 #include "backend/cpu/simd_types.h"
 
-constexpr SimdKernels make_table(const char* name, int gemv_tok, void (*interleave)(int64_t, const QuantRow*) = nullptr, bool records_in_gemm = false) {
+constexpr SimdKernels make_table(const char* name, int gemv_tok, void (*interleave)(int64_t, const QuantRow*) = nullptr,
+                                 bool records_in_gemm = false) {
   SimdKernels k{};
   k.name = name;
   k.gemv_tok = gemv_tok;

@@ -2,12 +2,12 @@
 // quantised rows with 256-bit vectors. The including file defines
 //   kUnsigned           codes are kept as unsigned bytes, code + kOffset; otherwise as signed bytes
 //
-// Types below describe a chunk of up to eight groups of 32 columns. kOffset is what the unsigned codes are too large by,
-// kMaxCode the largest of them.
+// Types below describe a chunk of up to eight groups of 32 columns. kOffset is what the unsigned codes are too large
+// by, kMaxCode the largest of them.
 
 struct Scales {
-  __m256 w, m;    // of the eight groups; zero beyond the last
-  __m128i sub;    // sixteen signed sub-scales
+  __m256 w, m;  // of the eight groups; zero beyond the last
+  __m128i sub;  // sixteen signed sub-scales
 };
 
 __m128i load16(const std::byte* p) { return _mm_loadu_si128((const __m128i*)p); }
@@ -16,7 +16,9 @@ __m256i nibbles(__m128i b) {  // low nibbles, then high ones
   return _mm256_and_si256(_mm256_set_m128i(_mm_srli_epi16(b, 4), b), _mm256_set1_epi8(15));
 }
 template <int kOffset>
-__m256i biased(__m256i raw) { return kUnsigned ? raw : _mm256_sub_epi8(raw, _mm256_set1_epi8(kOffset)); }
+__m256i biased(__m256i raw) {
+  return kUnsigned ? raw : _mm256_sub_epi8(raw, _mm256_set1_epi8(kOffset));
+}
 
 uint16_t u16_at(const std::byte* p) {
   uint16_t v;
@@ -40,9 +42,11 @@ __m256 floats_of(__m128i bytes) { return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32
 __m256i fifth_bits(const std::byte* p) {
   int32_t word;
   __builtin_memcpy(&word, p, 4);
-  const __m256i byte = _mm256_shuffle_epi8(_mm256_set1_epi32(word), _mm256_set_epi64x(0x0303030303030303, 0x0202020202020202, 0x0101010101010101, 0));
+  const __m256i byte = _mm256_shuffle_epi8(
+      _mm256_set1_epi32(word), _mm256_set_epi64x(0x0303030303030303, 0x0202020202020202, 0x0101010101010101, 0));
   const __m256i other_bits = _mm256_set1_epi64x(0x7fbfdfeff7fbfdfe);
-  return _mm256_and_si256(_mm256_cmpeq_epi8(_mm256_or_si256(byte, other_bits), _mm256_set1_epi8(-1)), _mm256_set1_epi8(16));
+  return _mm256_and_si256(_mm256_cmpeq_epi8(_mm256_or_si256(byte, other_bits), _mm256_set1_epi8(-1)),
+                          _mm256_set1_epi8(16));
 }
 
 __m256i iq4_codes(__m128i b) {
@@ -55,7 +59,8 @@ __m256i iq4_codes(__m128i b) {
 __m128i k4_scales(const std::byte* p) {
   uint32_t a, b, c;
   __builtin_memcpy(&a, p, 4), __builtin_memcpy(&b, p + 4, 4), __builtin_memcpy(&c, p + 8, 4);
-  const uint32_t scale_high = (c & 0x0f0f0f0f) | ((a >> 6 & 0x03030303) << 4), min_high = (c >> 4 & 0x0f0f0f0f) | ((b >> 6 & 0x03030303) << 4);
+  const uint32_t scale_high = (c & 0x0f0f0f0f) | ((a >> 6 & 0x03030303) << 4),
+                 min_high = (c >> 4 & 0x0f0f0f0f) | ((b >> 6 & 0x03030303) << 4);
   return _mm_set_epi32(int(min_high), int(b & 0x3f3f3f3f), int(scale_high), int(a & 0x3f3f3f3f));
 }
 
@@ -90,7 +95,8 @@ struct Q5_0 {
   static constexpr int kGroupBytes = 22, kOffset = 16, kMaxCode = 31;
   static constexpr bool kMin = false, kSub = false;
   static void codes(const std::byte* p, int n, __m256i* v) {
-    for (int g = 0; g < n; ++g) v[g] = biased<16>(_mm256_or_si256(nibbles(load16(p + 22 * g + 6)), fifth_bits(p + 22 * g + 2)));
+    for (int g = 0; g < n; ++g)
+      v[g] = biased<16>(_mm256_or_si256(nibbles(load16(p + 22 * g + 6)), fifth_bits(p + 22 * g + 2)));
   }
   static void scales(const std::byte* p, int n, Scales& s) { s.w = halves(p, 22, n); }
 };
@@ -121,7 +127,8 @@ struct IQ4_XS {
     uint32_t low;
     __builtin_memcpy(&low, p + 4, 4);
     const uint32_t high = u16_at(p + 2);
-    const __m256i shift4 = _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28), shift2 = _mm256_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14);
+    const __m256i shift4 = _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28),
+                  shift2 = _mm256_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14);
     const __m256i l = _mm256_and_si256(_mm256_srlv_epi32(_mm256_set1_epi32(int(low)), shift4), _mm256_set1_epi32(15));
     const __m256i h = _mm256_and_si256(_mm256_srlv_epi32(_mm256_set1_epi32(int(high)), shift2), _mm256_set1_epi32(3));
     const __m256i scale = _mm256_sub_epi32(_mm256_or_si256(l, _mm256_slli_epi32(h, 4)), _mm256_set1_epi32(32));
@@ -154,7 +161,8 @@ struct Q5_K {
       v[2 * k] = _mm256_and_si256(b, low), v[2 * k + 1] = _mm256_and_si256(_mm256_srli_epi16(b, 4), low);
     }
     for (int g = 0; g < 8; ++g)
-      v[g] = _mm256_or_si256(v[g], _mm256_and_si256(g < 4 ? _mm256_slli_epi16(h, 4 - g) : _mm256_srli_epi16(h, g - 4), fifth));
+      v[g] = _mm256_or_si256(
+          v[g], _mm256_and_si256(g < 4 ? _mm256_slli_epi16(h, 4 - g) : _mm256_srli_epi16(h, g - 4), fifth));
   }
   static void scales(const std::byte* p, int n, Scales& s) { Q4_K::scales(p, n, s); }
 };
@@ -169,7 +177,8 @@ struct Q6_K {
       o[0] = biased<32>(_mm256_or_si256(_mm256_and_si256(a, low), _mm256_and_si256(_mm256_slli_epi16(h, 4), pair)));
       o[1] = biased<32>(_mm256_or_si256(_mm256_and_si256(b, low), _mm256_and_si256(_mm256_slli_epi16(h, 2), pair)));
       o[2] = biased<32>(_mm256_or_si256(_mm256_and_si256(_mm256_srli_epi16(a, 4), low), _mm256_and_si256(h, pair)));
-      o[3] = biased<32>(_mm256_or_si256(_mm256_and_si256(_mm256_srli_epi16(b, 4), low), _mm256_and_si256(_mm256_srli_epi16(h, 2), pair)));
+      o[3] = biased<32>(_mm256_or_si256(_mm256_and_si256(_mm256_srli_epi16(b, 4), low),
+                                        _mm256_and_si256(_mm256_srli_epi16(h, 2), pair)));
     }
   }
   static void scales(const std::byte* p, int, Scales& s) {
@@ -191,7 +200,8 @@ struct Q3_K {
   static void scales(const std::byte* p, int, Scales& s) {
     const uint8_t* b = (const uint8_t*)p + 96;
     int8_t k[16];
-    for (int i = 0; i < 16; ++i) k[i] = int8_t(((i < 8 ? b[i] & 15 : b[i - 8] >> 4) | ((b[8 + (i & 3)] >> (2 * (i >> 2))) & 3) << 4) - 32);
+    for (int i = 0; i < 16; ++i)
+      k[i] = int8_t(((i < 8 ? b[i] & 15 : b[i - 8] >> 4) | ((b[8 + (i & 3)] >> (2 * (i >> 2))) & 3) << 4) - 32);
     s.w = _mm256_set1_ps(half_at(p + 108));
     s.sub = _mm_loadu_si128((const __m128i*)k);
   }
@@ -199,8 +209,10 @@ struct Q3_K {
 
 template <class T>
 constexpr int64_t chunk_bytes() {
-  if constexpr (requires { T::kBlockBytes; }) return T::kBlockBytes;
-  else return 8 * T::kGroupBytes;
+  if constexpr (requires { T::kBlockBytes; })
+    return T::kBlockBytes;
+  else
+    return 8 * T::kGroupBytes;
 }
 constexpr int shift_of(int offset) { return __builtin_ctz(unsigned(offset)); }
 
@@ -213,7 +225,8 @@ inline float fold_lanes(__m256 f) {
 // Eight rows of eight dwords to columns: out[j] holds dword j of each. r is scratch, and may be out.
 inline __attribute__((always_inline)) void transpose8(__m256i* r, __m256i* out) {
   __m256i t[8];
-  for (int i = 0; i < 8; i += 2) t[i] = _mm256_unpacklo_epi32(r[i], r[i + 1]), t[i + 1] = _mm256_unpackhi_epi32(r[i], r[i + 1]);
+  for (int i = 0; i < 8; i += 2)
+    t[i] = _mm256_unpacklo_epi32(r[i], r[i + 1]), t[i + 1] = _mm256_unpackhi_epi32(r[i], r[i + 1]);
   for (int i = 0; i < 8; i += 4) {
     r[i] = _mm256_unpacklo_epi64(t[i], t[i + 2]), r[i + 1] = _mm256_unpackhi_epi64(t[i], t[i + 2]);
     r[i + 2] = _mm256_unpacklo_epi64(t[i + 1], t[i + 3]), r[i + 3] = _mm256_unpackhi_epi64(t[i + 1], t[i + 3]);
@@ -239,7 +252,8 @@ inline void quantize(const float* x, int64_t n, const QuantRow* to) {
     __m256i top = _mm256_setzero_si256();
     if (32 * g + 32 <= n)
       for (int i = 0; i < 4; ++i) v[i] = _mm256_loadu_ps(x + 32 * g + 8 * i);
-    for (const __m256& f : v) top = _mm256_max_epi32(top, _mm256_and_si256(_mm256_castps_si256(f), _mm256_set1_epi32(0x7FFFFFFF)));
+    for (const __m256& f : v)
+      top = _mm256_max_epi32(top, _mm256_and_si256(_mm256_castps_si256(f), _mm256_set1_epi32(0x7FFFFFFF)));
     __m128i most = _mm_max_epi32(_mm256_castsi256_si128(top), _mm256_extracti128_si256(top, 1));
     most = _mm_max_epi32(most, _mm_shuffle_epi32(most, 0x4E));
     most = _mm_max_epi32(most, _mm_shuffle_epi32(most, 0xB1));
@@ -256,7 +270,8 @@ inline void quantize(const float* x, int64_t n, const QuantRow* to) {
     __m128i sum = _mm_add_epi32(_mm256_castsi256_si128(halves_of), _mm256_extracti128_si256(halves_of, 1));
     sum = _mm_hadd_epi32(sum, sum);
     const __m256i words_a = _mm256_packs_epi32(c[0], c[1]), words_b = _mm256_packs_epi32(c[2], c[3]);
-    store32(to->q + 32 * g, _mm256_permutevar8x32_epi32(_mm256_packs_epi16(words_a, words_b), _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7)));
+    store32(to->q + 32 * g, _mm256_permutevar8x32_epi32(_mm256_packs_epi16(words_a, words_b),
+                                                        _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7)));
     const int sum_low = _mm_cvtsi128_si32(sum), sum_high = _mm_extract_epi32(sum, 1);
     to->d[g] = d;
     to->ds[g] = d * float(sum_low + sum_high);

@@ -19,13 +19,17 @@ using cuda::Mat;
 Status Cuda::usable(int gpu) {
   int n = 0;
   if (const cudaError_t e = cudaGetDeviceCount(&n); e != cudaSuccess || n == 0)
-    return Error{"--backend cuda", fmt::format("no NVIDIA GPU can be used: {}", e != cudaSuccess ? cudaGetErrorString(e) : "none found"),
+    return Error{"--backend cuda",
+                 fmt::format("no NVIDIA GPU can be used: {}", e != cudaSuccess ? cudaGetErrorString(e) : "none found"),
                  "install a driver for CUDA 12.8 or newer, or use --backend cpu"};
-  if (gpu < 0 || gpu >= n) return Error{"--gpu", fmt::format("expected 0 to {}, found {}", n - 1, gpu), "nvidia-smi lists them"};
+  if (gpu < 0 || gpu >= n)
+    return Error{"--gpu", fmt::format("expected 0 to {}, found {}", n - 1, gpu), "nvidia-smi lists them"};
   cudaDeviceProp p;
   CUDA_OK(cudaGetDeviceProperties(&p, gpu));
   if (p.major < 8)
-    return Error{"--gpu", fmt::format("{}: expected compute capability 8.0 or newer, found {}.{}", p.name, p.major, p.minor), "use --backend cpu"};
+    return Error{"--gpu",
+                 fmt::format("{}: expected compute capability 8.0 or newer, found {}.{}", p.name, p.major, p.minor),
+                 "use --backend cpu"};
   return Ok{};
 }
 
@@ -36,7 +40,8 @@ Result<int64_t> Cuda::free_memory(int gpu) {
   if (e == cudaSuccess) e = cudaMemGetInfo(&free, &total);
   if (e == cudaSuccess) return int64_t(free);
   cudaGetLastError();
-  return Error{fmt::format("GPU {}", gpu), fmt::format("cannot be used: {}", cudaGetErrorString(e)), "end other programs on it (nvidia-smi lists them), or use --backend cpu"};
+  return Error{fmt::format("GPU {}", gpu), fmt::format("cannot be used: {}", cudaGetErrorString(e)),
+               "end other programs on it (nvidia-smi lists them), or use --backend cpu"};
 }
 
 std::string Cuda::device_name(int gpu) {
@@ -73,8 +78,11 @@ Error Cuda::out_of_memory(std::string_view what, size_t bytes) {
   cudaGetDevice(&gpu);
   cudaMemGetInfo(&free, &total);
   constexpr double kMiB = 1 << 20;
-  return {fmt::format("GPU {}", gpu), fmt::format("{}: expected {:.1f} MiB of free memory, found {:.1f} of {:.1f} MiB", what, double(bytes) / kMiB, double(free) / kMiB, double(total) / kMiB),
-          "use a smaller -c, --kv-k q8_0 --kv-v q8_0 or a smaller model, or end other programs on this GPU (nvidia-smi lists them)"};
+  return {fmt::format("GPU {}", gpu),
+          fmt::format("{}: expected {:.1f} MiB of free memory, found {:.1f} of {:.1f} MiB", what, double(bytes) / kMiB,
+                      double(free) / kMiB, double(total) / kMiB),
+          "use a smaller -c, --kv-k q8_0 --kv-v q8_0 or a smaller model, or end other programs on this GPU (nvidia-smi "
+          "lists them)"};
 }
 bool Cuda::may_allocate(size_t bytes, std::string_view what) {
   if (n_allocation_++ == fail_at_ && !failed_) failed_ = out_of_memory(what, bytes);
@@ -99,7 +107,10 @@ void* Cuda::pinned(size_t bytes, std::string_view what) {
   void* p = nullptr;
   if (const cudaError_t e = cudaMallocHost(&p, bytes); e != cudaSuccess) {
     cudaGetLastError();
-    failed_ = Error{"memory", fmt::format("{}: {} bytes that a GPU can reach cannot be had: {}", what, bytes, cudaGetErrorString(e)), "end other programs, or raise the limit of locked memory (ulimit -l)"};
+    failed_ =
+        Error{"memory",
+              fmt::format("{}: {} bytes that a GPU can reach cannot be had: {}", what, bytes, cudaGetErrorString(e)),
+              "end other programs, or raise the limit of locked memory (ulimit -l)"};
     return nullptr;
   }
   return p;
@@ -152,7 +163,8 @@ Cuda::Results<T> Cuda::new_results(int n) {
   r.host_ = static_cast<T*>(pinned(size_t(n) * sizeof(T), "results"));
   if (r.host_) sampler_->pinned.push_back(r.host_);
   uint32_t*& flag = sampler_->done.flag;
-  if (!flag && (flag = static_cast<uint32_t*>(pinned(sizeof(uint32_t), "results")))) sampler_->pinned.push_back(flag), *flag = 0;
+  if (!flag && (flag = static_cast<uint32_t*>(pinned(sizeof(uint32_t), "results"))))
+    sampler_->pinned.push_back(flag), *flag = 0;
   return r;
 }
 template Cuda::Results<int32_t> Cuda::new_results<int32_t>(int n);
@@ -216,7 +228,8 @@ void Cuda::reserve(const BackendLimits& more) {
   }
   if (l.n_expert > 0) {
     cuda::Routing& r = moe_.routing;
-    const size_t few = size_t(std::min(l.max_tok, cuda::kMoeRows)), pairs = few * size_t(l.n_expert_used), n = size_t(l.n_expert);
+    const size_t few = size_t(std::min(l.max_tok, cuda::kMoeRows)), pairs = few * size_t(l.n_expert_used),
+                 n = size_t(l.n_expert);
     if (grow(r.logits, few * n)) CUDA_OK(cudaMemset(r.logits, 0, few * n * sizeof(uint64_t)));
     grow(r.weight, pairs);
     grow(r.expert, pairs);
@@ -247,15 +260,15 @@ std::vector<float> Cuda::to_host(Rows x) {
   std::vector<float> v(size_t(x.rows) * size_t(x.cols));
   settle();
   finish();
-  CUDA_OK(cudaMemcpy2D(v.data(), size_t(x.cols) * 4, x.buffer->p + x.first * x.buffer->stride + x.begin, size_t(x.buffer->stride) * 4, size_t(x.cols) * 4, size_t(x.rows),
-                       cudaMemcpyDeviceToHost));
+  CUDA_OK(cudaMemcpy2D(v.data(), size_t(x.cols) * 4, x.buffer->p + x.first * x.buffer->stride + x.begin,
+                       size_t(x.buffer->stride) * 4, size_t(x.cols) * 4, size_t(x.rows), cudaMemcpyDeviceToHost));
   return v;
 }
 void Cuda::from_host(Rows x, std::span<const float> values) {
   settle();
   finish();
-  CUDA_OK(cudaMemcpy2D(x.buffer->p + x.first * x.buffer->stride + x.begin, size_t(x.buffer->stride) * 4, values.data(), size_t(x.cols) * 4, size_t(x.cols) * 4, size_t(x.rows),
-                       cudaMemcpyHostToDevice));
+  CUDA_OK(cudaMemcpy2D(x.buffer->p + x.first * x.buffer->stride + x.begin, size_t(x.buffer->stride) * 4, values.data(),
+                       size_t(x.cols) * 4, size_t(x.cols) * 4, size_t(x.rows), cudaMemcpyHostToDevice));
   x.buffer->fresh_rows = 0;
   if (image_of_ == x.buffer) image_of_ = nullptr;
 }
@@ -270,8 +283,10 @@ void Cuda::next_step(const Step& s) {
 void Cuda::take_step(const Step& s, bool keep_tokens) {
   settle();  // that is of the step before
   forget_rounded();
-  if (keep_tokens) ahead_.launched = false, ahead_.pos.clear();
-  else if (went_on(s)) return;
+  if (keep_tokens)
+    ahead_.launched = false, ahead_.pos.clear();
+  else if (went_on(s))
+    return;
   step_ = arrays_->upload(*this, s, keep_tokens);
   step_.shape.longest = int(row_bucket(s.shape.longest));
   // Powers of two: few graphs serve many trees.
@@ -288,20 +303,28 @@ bool Cuda::went_on(const Step& s) {
       if (!f(i)) return false;
     return true;
   };
-  const bool single = h.n_tok <= kGraphRows && h.n_seq == h.n_tok && h.n_out == h.n_tok && h.n_small == h.n_tok && h.n_path == 0 && !h.staged &&
-                      each([&](size_t i) { return s.seq[i] == int(i) && s.out_row[i] == int(i) && s.pos[i] == s.kv_len[i] && s.mask[i] == Mask::kCausal; });
+  const bool single =
+      h.n_tok <= kGraphRows && h.n_seq == h.n_tok && h.n_out == h.n_tok && h.n_small == h.n_tok && h.n_path == 0 &&
+      !h.staged && each([&](size_t i) {
+        return s.seq[i] == int(i) && s.out_row[i] == int(i) && s.pos[i] == s.kv_len[i] && s.mask[i] == Mask::kCausal;
+      });
   const bool launched = std::exchange(a.launched, false);
   if (launched) wait_for_results();
-  const bool same = launched && single && n == a.pos.size() && row_bucket(h.longest) == step_.shape.longest &&
-                    each([&](size_t i) { return s.token[i] == a.ids[i] && s.pos[i] == a.pos[i] + 1 && s.kv_len[i] == a.kv_len[i] + 1 && s.slot[i] == a.slot[i]; });
+  const bool same =
+      launched && single && n == a.pos.size() && row_bucket(h.longest) == step_.shape.longest && each([&](size_t i) {
+        return s.token[i] == a.ids[i] && s.pos[i] == a.pos[i] + 1 && s.kv_len[i] == a.kv_len[i] + 1 &&
+               s.slot[i] == a.slot[i];
+      });
   counters_.in_vain += launched && !same;
   a.longest = h.longest;
-  for (auto [to, from] : {std::pair(&a.pos, s.pos), {&a.kv_len, s.kv_len}, {&a.slot, s.slot}}) to->assign(from, from + (single ? n : 0));
+  for (auto [to, from] : {std::pair(&a.pos, s.pos), {&a.kv_len, s.kv_len}, {&a.slot, s.slot}})
+    to->assign(from, from + (single ? n : 0));
   if (same) a.running = newest_pass_;
   return same;
 }
 Cuda::Captured* Cuda::next_graph(int n_row) {
-  if (ahead_.pos.empty() || size_t(n_row) != ahead_.pos.size() || row_bucket(ahead_.longest + 1) != step_.shape.longest) return nullptr;
+  if (ahead_.pos.empty() || size_t(n_row) != ahead_.pos.size() || row_bucket(ahead_.longest + 1) != step_.shape.longest)
+    return nullptr;
   Captured* c = find(newest_pass_);
   return c && c->exec ? c : nullptr;
 }
@@ -320,9 +343,7 @@ Cuda::Captured* Cuda::find(const void* key) {
   if (!graphs_ || step_.shape.n_tok > kGraphRows || step_.shape.staged) return nullptr;
   return &captured_.at({key, step_.shape}, drop);
 }
-void Cuda::begin_capture() {
-  CUDA_OK(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal));
-}
+void Cuda::begin_capture() { CUDA_OK(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal)); }
 void Cuda::end_capture(Captured& c) {
   cudaGraph_t graph = nullptr;
   CUDA_OK(cudaStreamEndCapture(stream_, &graph));
@@ -385,7 +406,8 @@ void Cuda::settle() {
 // The partial sums of y, which the caller adds up; none if y has them all.
 cuda::Partials Cuda::take_left(const Rows& y) {
   const Rows& to = unsummed_.to;
-  if (to.buffer != y.buffer || to.rows != y.rows || to.cols != y.cols || y.first != to.first || y.begin != to.begin) return {};
+  if (to.buffer != y.buffer || to.rows != y.rows || to.cols != y.cols || y.first != to.first || y.begin != to.begin)
+    return {};
   unsummed_.to = {};
   return unsummed_.left;
 }
@@ -396,7 +418,12 @@ Mat Cuda::mat_at(const Rows& x, int row, int n, bool bf) {
   if (unsummed_.to.buffer == x.buffer) sum_left();
   const Buffer& b = *x.buffer;
   const int64_t at = (x.first + row) * b.stride + x.begin;
-  return {.p = b.p + at, .rows = n, .cols = x.cols, .stride = b.stride, .bf = bf ? b.bf + at : nullptr, .bf_stride = b.stride};
+  return {.p = b.p + at,
+          .rows = n,
+          .cols = x.cols,
+          .stride = b.stride,
+          .bf = bf ? b.bf + at : nullptr,
+          .bf_stride = b.stride};
 }
 Mat Cuda::written(const Rows& x, bool bf) {
   Buffer& b = *x.buffer;
@@ -427,13 +454,15 @@ int Cuda::small_rows(int rows) const { return rows == step_.shape.n_tok ? step_.
 
 // --- matrix products
 
-void Cuda::products(std::span<const Rows> y, const Rows& x, std::span<const Weight> w, bool glu, Act act, const Rows* twin, cuda::SkinnyWork work) {
+void Cuda::products(std::span<const Rows> y, const Rows& x, std::span<const Weight> w, bool glu, Act act,
+                    const Rows* twin, cuda::SkinnyWork work) {
   if (unsummed_.to) sum_left();  // their memory is used again
   const __nv_bfloat16* in = rounded(x);
   const int64_t stride = x.buffer->stride;
   const int rows = x.rows, small = small_rows(rows);
   const bool long_gemm = rows - small > kSkinnyMost && gemm_->fits(w);
-  const bool in_bytes = std::ranges::all_of(w, [](const Weight& m) { return cuda::input_of(m.m) == cuda::Input::kByte; });
+  const bool in_bytes =
+      std::ranges::all_of(w, [](const Weight& m) { return cuda::input_of(m.m) == cuda::Input::kByte; });
   for (size_t i = 0; i < y.size(); ++i) written(y[i], glu);
   if (twin) written(*twin, false);
   const int last = long_gemm ? small : rows;
@@ -447,7 +476,8 @@ void Cuda::products(std::span<const Rows> y, const Rows& x, std::span<const Weig
       m[i].y = at.p, m[i].y_stride = at.stride, m[i].y_bf = at.bf, m[i].y_bf_stride = at.bf_stride;
       if (twin && i == 1) m[i].y_also = mat_at(*twin, row, n, false).p;
     }
-    const bool ready = in_bytes && image_of_ == x.buffer && n == rows && rows == image_rows_ && x.first == 0 && x.begin == 0 && x.cols == image_cols_;
+    const bool ready = in_bytes && image_of_ == x.buffer && n == rows && rows == image_rows_ && x.first == 0 &&
+                       x.begin == 0 && x.cols == image_cols_;
     if (!ready) image_of_ = nullptr;
     work.partial = partial_, work.counter = counter_, work.image = image_, work.image_ready = ready;
     work.leave = w.size() == 1 && n == y[0].rows && !twin;
@@ -477,8 +507,8 @@ void Cuda::gemm(float* y, int64_t y_stride, const __nv_bfloat16* x, int64_t x_st
 }
 
 void Cuda::matmul(Rows y, Rows x, Weight w) {
-  CHECK(w.n_in == x.cols && w.n_out == y.cols && x.rows == y.rows, "{}: [{} x {}] times [{}, {}] into [{}, {}]", w.name, w.n_out, w.n_in, x.rows,
-        x.cols, y.rows, y.cols);
+  CHECK(w.n_in == x.cols && w.n_out == y.cols && x.rows == y.rows, "{}: [{} x {}] times [{}, {}] into [{}, {}]", w.name,
+        w.n_out, w.n_in, x.rows, x.cols, y.rows, y.cols);
   if (y.rows > 0) products({&y, 1}, x, {&w, 1}, false, Act::kGelu, nullptr);
 }
 
@@ -510,7 +540,8 @@ cuda::MoeExperts experts_of(const MoeWeights<Cuda::Weight, Cuda::Vec>& w, int n_
   m.down = w.down.m;
   m.router = w.router.f32, m.scale = w.scale.p;
   m.n_expert = int(w.router.n_out), m.n_used = n_used, m.act = act;
-  CHECK(m.router && m.d_expert % cuda::kTileRows == 0, "{}: a router in f32 and experts of a multiple of 16 rows", w.router.name);
+  CHECK(m.router && m.d_expert % cuda::kTileRows == 0, "{}: a router in f32 and experts of a multiple of 16 rows",
+        w.router.name);
   return m;
 }
 }  // namespace
@@ -529,11 +560,14 @@ void Cuda::moe(Rows y, Rows e, Rows r, MoeWeights<Weight, Vec> w, int n_used, Ac
     else
       cuda::moe_small_combine(stream_, mat_at(y, row, n, false), moe_.out, moe_.routing.weight, n_used);
   }
-  if (many > 0) cuda::moe_many(stream_, m, mat_at(y, last, many, false), mat_at(e, last, many, true), mat_at(r, last, many, false), moe_many_);
+  if (many > 0)
+    cuda::moe_many(stream_, m, mat_at(y, last, many, false), mat_at(e, last, many, true), mat_at(r, last, many, false),
+                   moe_many_);
 }
 
 // Few tokens: the routing runs beside the product of gate and up, and the first half of the experts beside down.
-void Cuda::ffn_beside_moe(Rows y, Rows g, Rows h, Weight gate, Weight up, Weight down, Rows o, Rows e, Rows r, MoeWeights<Weight, Vec> w, int n_used, Act act) {
+void Cuda::ffn_beside_moe(Rows y, Rows g, Rows h, Weight gate, Weight up, Weight down, Rows o, Rows e, Rows r,
+                          MoeWeights<Weight, Vec> w, int n_used, Act act) {
   if (y.rows > cuda::kMoeRows) {
     gate_up(g, h, gate, up, act);
     matmul(y, g, down);
@@ -558,16 +592,31 @@ void Cuda::ffn_beside_moe(Rows y, Rows g, Rows h, Weight gate, Weight up, Weight
 void Cuda::head_norm_rope(Rows x, Vec gain, Freqs freqs, const Step&, float eps) {
   if (heads_.of_q) run_heads();
   const Mat q = written(x, false);
-  heads_ = {.of_q = x.buffer, .of_k = nullptr, .of_v = nullptr, .q = q, .kv = {}, .left = {.k = {}, .v = {}, .work = {.q_gain = gain.p, .freqs = {freqs.p, freqs.n}, .eps = eps}}};
+  heads_ = {.of_q = x.buffer,
+            .of_k = nullptr,
+            .of_v = nullptr,
+            .q = q,
+            .kv = {},
+            .left = {.k = {}, .v = {}, .work = {.q_gain = gain.p, .freqs = {freqs.p, freqs.n}, .eps = eps}}};
 }
 void Cuda::head_norm(Rows x, int head_dim, float eps) { cuda::head_norm(stream_, written(x, false), head_dim, eps); }
-void Cuda::kv_append(KvLayer kv, Rows k, Rows v, const Step&) { cuda::kv_append(stream_, kv, mat(k, false), mat(v, false), step_); }
-void Cuda::norm_rope_append(KvLayer kv, Rows q, Rows k, Rows v, Vec q_gain, Vec k_gain, Freqs freqs, bool norm_v, const Step&, float eps) {
+void Cuda::kv_append(KvLayer kv, Rows k, Rows v, const Step&) {
+  cuda::kv_append(stream_, kv, mat(k, false), mat(v, false), step_);
+}
+void Cuda::norm_rope_append(KvLayer kv, Rows q, Rows k, Rows v, Vec q_gain, Vec k_gain, Freqs freqs, bool norm_v,
+                            const Step&, float eps) {
   if (heads_.of_q) run_heads();
   const Mat mq = written(q, false), mk = written(k, false), mv = written(v, false);
-  heads_ = {.of_q = q.buffer, .of_k = k.buffer, .of_v = v.buffer, .q = mq, .kv = kv,
-            .left = {.k = mk, .v = mv,
-                     .work = {.q_gain = q_gain.p, .k_gain = k_gain.p, .freqs = {freqs.p, freqs.n}, .norm_v = norm_v, .eps = eps}}};
+  heads_ = {
+      .of_q = q.buffer,
+      .of_k = k.buffer,
+      .of_v = v.buffer,
+      .q = mq,
+      .kv = kv,
+      .left = {
+          .k = mk,
+          .v = mv,
+          .work = {.q_gain = q_gain.p, .k_gain = k_gain.p, .freqs = {freqs.p, freqs.n}, .norm_v = norm_v, .eps = eps}}};
 }
 void Cuda::kv_settle(KvLayer kv, const Step&) {
   if (heads_.of_q) run_heads();
@@ -576,7 +625,9 @@ void Cuda::kv_settle(KvLayer kv, const Step&) {
 void Cuda::attend(Rows o, Rows q, KvLayer kv, const Step&, AttnSpec spec) {
   const Mat to = written_in_8_bits(o);
   bool left = heads_.of_q != nullptr;
-  if (left && (heads_.of_q != q.buffer || heads_.q.rows != q.rows || heads_.q.cols != q.cols || (heads_.left.k.p && heads_.kv.k != kv.k))) run_heads(), left = false;
+  if (left && (heads_.of_q != q.buffer || heads_.q.rows != q.rows || heads_.q.cols != q.cols ||
+               (heads_.left.k.p && heads_.kv.k != kv.k)))
+    run_heads(), left = false;
   if (left) heads_.of_q = nullptr;
   const Mat from = mat(q, false);
   if (!cuda::attend(stream_, to, from, kv, step_, spec, attend_, left ? &heads_.left : nullptr)) image_of_ = nullptr;
@@ -589,7 +640,8 @@ void Cuda::embed(Rows x, Weight table, const Step&, float scale) {
   cuda::embed(stream_, written(x, true), table.m, step_.token, scale);
 }
 void Cuda::embed_concat(Rows y, Weight table, const Step&, float scale, Rows x) {
-  CHECK(y.cols == int(table.n_in) + x.cols && y.rows == x.rows, "[{}, {}] beside {} columns into [{}, {}]", x.rows, x.cols, table.n_in, y.rows, y.cols);
+  CHECK(y.cols == int(table.n_in) + x.cols && y.rows == x.rows, "[{}, {}] beside {} columns into [{}, {}]", x.rows,
+        x.cols, table.n_in, y.rows, y.cols);
   const Mat beside = mat(x, false);
   if (sampler_->unpicked.n_row == y.rows && sampler_->unpicked.best == step_.token)
     return cuda::top_k_embed(stream_, std::exchange(sampler_->unpicked, {}), written(y, true), table.m, scale, beside);
@@ -604,13 +656,16 @@ void Cuda::rms_norm(Rows y, Rows x, Vec gain, float eps) {
 void Cuda::residual_norm(Rows x, Rows h, Rows y, ResidualSpec<Vec> spec) {
   const cuda::Partials left = take_left(y);
   const Mat in = mat(y, false);
-  cuda::residual_norm(stream_, written(x, false), spec.next ? written_in_8_bits(h) : mat(h, false), in, left, spec.post.p, spec.next.p, spec.out_scale, spec.eps);
+  cuda::residual_norm(stream_, written(x, false), spec.next ? written_in_8_bits(h) : mat(h, false), in, left,
+                      spec.post.p, spec.next.p, spec.out_scale, spec.eps);
 }
-void Cuda::residual_norm_moe(Rows x, Rows h, Rows y, ResidualSpec<Vec> spec, Rows r, Rows e, Vec router_gain, Vec expert_gain) {
+void Cuda::residual_norm_moe(Rows x, Rows h, Rows y, ResidualSpec<Vec> spec, Rows r, Rows e, Vec router_gain,
+                             Vec expert_gain) {
   const cuda::Partials left = take_left(y);
   const Mat in = mat(y, false);
-  cuda::residual_norm_moe(stream_, written(x, false), written_in_8_bits(h), in, left, spec.post.p, spec.next.p, spec.out_scale, spec.eps,
-                          {.r = written(r, false), .e = written(e, true), .router_gain = router_gain.p, .expert_gain = expert_gain.p});
+  cuda::residual_norm_moe(
+      stream_, written(x, false), written_in_8_bits(h), in, left, spec.post.p, spec.next.p, spec.out_scale, spec.eps,
+      {.r = written(r, false), .e = written(e, true), .router_gain = router_gain.p, .expert_gain = expert_gain.p});
 }
 void Cuda::join_residual_norm(Rows x, Rows h, Rows y, Rows o, Vec y_gain, Vec o_gain, ResidualSpec<Vec> spec) {
   cuda::MoeSlots slots;
@@ -618,8 +673,15 @@ void Cuda::join_residual_norm(Rows x, Rows h, Rows y, Rows o, Vec y_gain, Vec o_
     slots = {.out = moe_.out, .weight = moe_.routing.weight, .n_used = uncombined_.n_used};
     uncombined_.to = {};
   }
-  cuda::moe_join(stream_, written(x, false), spec.next ? written_in_8_bits(h) : mat(h, false), mat(y, false), mat(o, false),
-                 {.shared_post = y_gain.p, .routed_post = o_gain.p, .post = spec.post.p, .next = spec.next.p, .out_scale = spec.out_scale, .eps = spec.eps, .slots = slots});
+  cuda::moe_join(stream_, written(x, false), spec.next ? written_in_8_bits(h) : mat(h, false), mat(y, false),
+                 mat(o, false),
+                 {.shared_post = y_gain.p,
+                  .routed_post = o_gain.p,
+                  .post = spec.post.p,
+                  .next = spec.next.p,
+                  .out_scale = spec.out_scale,
+                  .eps = spec.eps,
+                  .slots = slots});
 }
 void Cuda::act_mul(Rows y, Rows g, Rows u, Act act) {
   const Mat a = mat(g, false), b = mat(u, false);
@@ -655,7 +717,8 @@ void Cuda::clustered_head(Rows logits, Rows h, ClusteredHead<Weight, Table> w) {
   matmul(scores, h, w.centroid);
   matmul(logits, h, w.head);
   const Mat s = mat(scores, false), l = mat(logits, false);
-  cuda::keep_clusters(stream_, l.p, l.stride, logits.cols, logits.rows, s.p, s.stride, n, w.top_k, w.order.p, cluster_chosen_);
+  cuda::keep_clusters(stream_, l.p, l.stride, logits.cols, logits.rows, s.p, s.stride, n, w.top_k, w.order.p,
+                      cluster_chosen_);
 }
 
 static_assert(Backend<Cuda>);

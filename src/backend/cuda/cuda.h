@@ -21,8 +21,9 @@
 
 namespace facet {
 
-// One NVIDIA GPU. Activations are f32; what goes into a matrix product is rounded to bf16 once, by the verb that made it
-// where that is free, and for quantised weights and few rows from there to 8 bits. Weights keep the file's bytes, reordered (kernels/matmul/layout.h).
+// One NVIDIA GPU. Activations are f32; what goes into a matrix product is rounded to bf16 once, by the verb that made
+// it where that is free, and for quantised weights and few rows from there to 8 bits. Weights keep the file's bytes,
+// reordered (kernels/matmul/layout.h).
 //
 // Rows of the step's leading short sequences (StepShape::n_small) take kernels in which a row's bits depend on that row
 // alone; rows of longer chunks may take others.
@@ -40,7 +41,8 @@ class Cuda {
     Buffer* buffer = nullptr;
     int rows = 0, cols = 0, begin = 0, first = 0;  // columns [begin, begin + cols), rows [first, first + rows)
     Rows view(int r, int c) const {
-      CHECK(first + r <= buffer->rows && begin + c <= buffer->cols, "view [{}, {}] of rows [{}, {}]", r, c, buffer->rows, buffer->cols);
+      CHECK(first + r <= buffer->rows && begin + c <= buffer->cols, "view [{}, {}] of rows [{}, {}]", r, c,
+            buffer->rows, buffer->cols);
       return {buffer, r, c, begin, first};
     }
     Rows cols_at(int at, int n) const {
@@ -116,20 +118,23 @@ class Cuda {
   void reserve(const BackendLimits& limits);  // again for a drafter: the larger of both holds
   std::vector<float> to_host(Rows x);
   void from_host(Rows x, std::span<const float> values);
-  static constexpr double kRound = 1.0 / 254;   // of activations that enter a matrix product, relative to the largest of their 64
-  static constexpr double kRoundLight = 0x1p-9;    // of everything else: bf16, and f16 in attention
-  // What the kernels cannot multiply, as an error of the file: checked before anything is uploaded. Rows of a matrix may have
-  // most_cols(its products do not read a byte a value) columns.
-  static Status accepts(const std::string& file, std::span<const TensorView> tensors, int n_expert_used, int64_t most_byte_cols, int64_t most_wide_cols);
+  static constexpr double kRound =
+      1.0 / 254;  // of activations that enter a matrix product, relative to the largest of their 64
+  static constexpr double kRoundLight = 0x1p-9;  // of everything else: bf16, and f16 in attention
+  // What the kernels cannot multiply, as an error of the file: checked before anything is uploaded. Rows of a matrix
+  // may have most_cols(its products do not read a byte a value) columns.
+  static Status accepts(const std::string& file, std::span<const TensorView> tensors, int n_expert_used,
+                        int64_t most_byte_cols, int64_t most_wide_cols);
   static int64_t most_cols(bool is_wide);
-  // Which products with few rows read activations in two bytes: all where most weights are so fine that one byte, not they, would be
-  // most of the error (Q6_K, Q8_0, Q5_0, Q4_0), else those of attention in models with embeddings for each layer, whose narrow rows
-  // lose more. take_file() says so before a model's tensors are uploaded; drafters follow it.
+  // Which products with few rows read activations in two bytes: all where most weights are so fine that one byte, not
+  // they, would be most of the error (Q6_K, Q8_0, Q5_0, Q4_0), else those of attention in models with embeddings for
+  // each layer, whose narrow rows lose more. take_file() says so before a model's tensors are uploaded; drafters follow
+  // it.
   enum class Fine : uint8_t { kNone, kAttention, kAll };
   static Fine fineness(std::span<const TensorView> tensors);
   void take_file(std::span<const TensorView> tensors) { fine_ = fineness(tensors); }
-  static bool keeps(const TensorView& t);            // in its own type; of others, formats/widen.h
-  static int64_t weight_bytes(const TensorView& t);  // on the device
+  static bool keeps(const TensorView& t);                             // in its own type; of others, formats/widen.h
+  static int64_t weight_bytes(const TensorView& t);                   // on the device
   static int64_t partial_bytes(std::span<const TensorView> tensors);  // of partial sums
   static int64_t rows_bytes(int64_t rows, int64_t cols) { return rows * cols * 6; }
   static int64_t reserve_bytes(const BackendLimits& limits, int n_threads);
@@ -143,9 +148,9 @@ class Cuda {
   void begin_step(const Step& s);
   // The newest step again, or its first rows, with the tokens that next_tokens has chosen.
   void next_step(const Step& s);
-  // What pass() launches, as a graph from the second time on that it is asked for with this key, unless kMaxGraphs others
-  // came in between. Passes of more than kGraphRows tokens are always launched one by one. pass() must launch the same things whenever `key` and the step's
-  // shape are equal.
+  // What pass() launches, as a graph from the second time on that it is asked for with this key, unless kMaxGraphs
+  // others came in between. Passes of more than kGraphRows tokens are always launched one by one. pass() must launch
+  // the same things whenever `key` and the step's shape are equal.
   template <class Pass>
   Rows replay(const void* key, Pass&& pass) {
     forget_rounded();
@@ -188,42 +193,46 @@ class Cuda {
   void embed_concat(Rows y, Weight table, const Step& s, float scale, Rows x);
   void rms_norm(Rows y, Rows x, Vec gain, float eps);
   void matmul(Rows y, Rows x, Weight w);
-  void matmul_beside(Rows y, Weight w, Rows z, Weight u, Rows x);  // z's blocks take what the multiprocessors that are done with y leave
+  void matmul_beside(Rows y, Weight w, Rows z, Weight u,
+                     Rows x);  // z's blocks take what the multiprocessors that are done with y leave
   void qkv(Rows q, Rows k, Rows v, Rows h, Weight wq, Weight wk, Weight wv);
   void head_norm_rope(Rows x, Vec gain, Freqs freqs, const Step& s, float eps);
   void head_norm(Rows x, int head_dim, float eps);
   void kv_append(KvLayer kv, Rows k, Rows v, const Step& s);
-  void norm_rope_append(KvLayer kv, Rows q, Rows k, Rows v, Vec q_gain, Vec k_gain, Freqs freqs, bool norm_v, const Step& s, float eps);
+  void norm_rope_append(KvLayer kv, Rows q, Rows k, Rows v, Vec q_gain, Vec k_gain, Freqs freqs, bool norm_v,
+                        const Step& s, float eps);
   void kv_settle(KvLayer kv, const Step& s);
   void attend(Rows o, Rows q, KvLayer kv, const Step& s, AttnSpec spec);
   void residual_norm(Rows x, Rows h, Rows y, ResidualSpec<Vec> spec);
-  void residual_norm_moe(Rows x, Rows h, Rows y, ResidualSpec<Vec> spec, Rows r, Rows e, Vec router_gain, Vec expert_gain);
+  void residual_norm_moe(Rows x, Rows h, Rows y, ResidualSpec<Vec> spec, Rows r, Rows e, Vec router_gain,
+                         Vec expert_gain);
   void join_residual_norm(Rows x, Rows h, Rows y, Rows o, Vec y_gain, Vec o_gain, ResidualSpec<Vec> spec);
   void gate_up(Rows y, Rows h, Weight gate, Weight up, Act act);
   void act_mul(Rows y, Rows g, Rows u, Act act);
   void ple_combine(Rows p, Rows c, Vec gain, float in_scale, float out_scale, float eps);
   void moe(Rows y, Rows e, Rows r, MoeWeights<Weight, Vec> w, int n_used, Act act);
-  void ffn_beside_moe(Rows y, Rows g, Rows h, Weight gate, Weight up, Weight down, Rows o, Rows e, Rows r, MoeWeights<Weight, Vec> w, int n_used, Act act);
+  void ffn_beside_moe(Rows y, Rows g, Rows h, Weight gate, Weight up, Weight down, Rows o, Rows e, Rows r,
+                      MoeWeights<Weight, Vec> w, int n_used, Act act);
   void add(Rows y, Rows a, Rows b);
   void concat(Rows y, Rows a, Rows b);
   void gather(Rows y, Rows x, const Step& s);
   void copy_rows(Rows y, Rows x);
   void softcap(Rows x, float cap);
   void sample(Ids ids, Rows logits, std::span<const SampleRow> rows) { sample(ids, logits, rows, false); }
-  // go_on: the next step is expected to be the newest one's sequences, each with the one token that is drawn here, and nothing else
-  // reads what this step has left. Where a graph of it is at hand it is launched now, before the host knows the tokens, and
-  // begin_step() and replay() find it under way. If they come with another step, it was in vain: it has written a row of K and V
-  // behind each sequence's end, for which there must be room.
+  // go_on: the next step is expected to be the newest one's sequences, each with the one token that is drawn here, and
+  // nothing else reads what this step has left. Where a graph of it is at hand it is launched now, before the host
+  // knows the tokens, and begin_step() and replay() find it under way. If they come with another step, it was in vain:
+  // it has written a row of K and V behind each sequence's end, for which there must be room.
   void sample(Ids ids, Rows logits, std::span<const SampleRow> rows, bool go_on);
   void top_k(Ids ids, Scores log_probs, Rows logits, int k);
-  // top_k, and the best of row t becomes token t of the step (0 if there is none), without the host. In a pass that is replayed
-  // the host is not told when ids and log_probs are there.
+  // top_k, and the best of row t becomes token t of the step (0 if there is none), without the host. In a pass that is
+  // replayed the host is not told when ids and log_probs are there.
   void next_tokens(Ids ids, Scores log_probs, Rows logits, int k);
   void clustered_head(Rows logits, Rows h, ClusteredHead<Weight, Table> w);
 
  private:
-  static constexpr int kGraphRows = 64;    // of a step that may be captured
-  static constexpr int kSkinnyMost = 64;   // rows of a long chunk that still take the kernels for few rows
+  static constexpr int kGraphRows = 64;   // of a step that may be captured
+  static constexpr int kSkinnyMost = 64;  // rows of a long chunk that still take the kernels for few rows
   static constexpr size_t kMaxGraphs = 128;
   struct GraphKey {
     const void* pass = nullptr;
@@ -248,9 +257,9 @@ class Cuda {
   void results_there();
   cuda::Done next_results();
   void take_step(const Step& s, bool keep_tokens);
-  bool went_on(const Step& s);                             // s is what sample() has gone on with; if it was another, that was in vain
-  Captured* next_graph(int n_row);                         // of the step that follows the newest one; null: none, or it has another shape
-  void pick_left();                                        // what next_tokens has left to the verb that reads the tokens
+  bool went_on(const Step& s);      // s is what sample() has gone on with; if it was another, that was in vain
+  Captured* next_graph(int n_row);  // of the step that follows the newest one; null: none, or it has another shape
+  void pick_left();                 // what next_tokens has left to the verb that reads the tokens
   void best_of(Ids ids, Scores log_probs, int32_t* best, Rows logits, int k);
   void reserve_draws(int n_row, int n_adjust, int n_vocab);
   void forget_rounded();
@@ -260,9 +269,9 @@ class Cuda {
   void run(Captured& c);
   // Null when there is no memory, or was none before: status() says what for.
   void* allocate(size_t bytes, std::string_view what);
-  void* pinned(size_t bytes, std::string_view what);       // host memory that the caller frees
+  void* pinned(size_t bytes, std::string_view what);  // host memory that the caller frees
   bool may_allocate(size_t bytes, std::string_view what);
-  void release(void* p);                                   // null: nothing
+  void release(void* p);  // null: nothing
   // At least n elements at p. What is too small is freed first; its contents are lost. True when p is new memory.
   bool grow(void*& p, size_t bytes, std::string_view what = "scratch");
   template <class T>
@@ -274,27 +283,28 @@ class Cuda {
   }
   static void drop(Captured& c);
   void forget_graphs();
-  cuda::Mat mat(const Rows& x, bool bf);                   // bf: the verb will write the bf16 too
+  cuda::Mat mat(const Rows& x, bool bf);  // bf: the verb will write the bf16 too
   cuda::Mat mat_at(const Rows& x, int row, int n, bool bf);
   void combine();
   void run_heads();
   void sum_left();
   void settle();
   cuda::Partials take_left(const Rows& y);
-  cuda::Mat written(const Rows& x, bool bf);               // as mat, for an output: the bf16 becomes fresh or stale
+  cuda::Mat written(const Rows& x, bool bf);  // as mat, for an output: the bf16 becomes fresh or stale
   cuda::Mat written_in_8_bits(const Rows& x);
-  const __nv_bfloat16* rounded(const Rows& x);             // the bf16 of x, made if it is stale
-  int small_rows(int rows) const;                          // of the first rows: those of the leading short sequences
+  const __nv_bfloat16* rounded(const Rows& x);  // the bf16 of x, made if it is stale
+  int small_rows(int rows) const;               // of the first rows: those of the leading short sequences
   // y[i] = w[i] x; with glu y[0] = act(w[0] x) * (w[1] x); with twin, y[1] also goes to *twin.
-  void products(std::span<const Rows> y, const Rows& x, std::span<const Weight> w, bool glu, Act act, const Rows* twin, cuda::SkinnyWork work = {});
+  void products(std::span<const Rows> y, const Rows& x, std::span<const Weight> w, bool glu, Act act, const Rows* twin,
+                cuda::SkinnyWork work = {});
   void gemm(float* y, int64_t y_stride, const __nv_bfloat16* x, int64_t x_stride, int n_row, const Weight& w);
 
   int gpu_ = 0;
   cudaStream_t stream_ = nullptr;
   bool graphs_ = true;
   Fine fine_ = Fine::kNone;
-  bool in_pass_ = false;                   // what is launched may be launched again by replay
-  std::map<void*, size_t> memory_;         // bytes by address
+  bool in_pass_ = false;            // what is launched may be launched again by replay
+  std::map<void*, size_t> memory_;  // bytes by address
   std::optional<Error> failed_;
   int64_t fail_at_ = -1, n_allocation_ = 0;
   std::deque<Buffer> buffers_;
@@ -304,20 +314,20 @@ class Cuda {
   std::unique_ptr<Sampler> sampler_;
   std::unique_ptr<Loader> loader_;
   std::unique_ptr<Gemm> gemm_;
-  Step step_;                              // device pointers
-  const void* newest_pass_ = nullptr;      // key of what replay ran last
+  Step step_;                          // device pointers
+  const void* newest_pass_ = nullptr;  // key of what replay ran last
   struct {
-    bool launched = false;                 // begin_step has not been called since
-    const void* running = nullptr;         // key of the newest step's pass if it has been launched
-    int longest = 0;                       // rows of the newest step's longest sequence
-    const int32_t* ids = nullptr;          // the tokens it was launched with
+    bool launched = false;                   // begin_step has not been called since
+    const void* running = nullptr;           // key of the newest step's pass if it has been launched
+    int longest = 0;                         // rows of the newest step's longest sequence
+    const int32_t* ids = nullptr;            // the tokens it was launched with
     std::vector<int32_t> pos, kv_len, slot;  // of the newest step's sequences if each has one token; else empty
   } ahead_;
   BackendLimits limits_;
   int64_t most_partials_ = 0, most_image_ = 0;  // over uploaded matrices
   float* partial_ = nullptr;
   unsigned* counter_ = nullptr;
-  uint8_t* image_ = nullptr;               // activations in 8 bits, of image_of_'s first rows if that is not null
+  uint8_t* image_ = nullptr;  // activations in 8 bits, of image_of_'s first rows if that is not null
   const Buffer* image_of_ = nullptr;
   int image_rows_ = 0, image_cols_ = 0;
   cuda::AttendScratch attend_;
@@ -325,24 +335,24 @@ class Cuda {
   struct {
     Rows to;
     int n_used = 0;
-  } uncombined_;                           // where the experts' outputs belong that have not been added up yet
+  } uncombined_;  // where the experts' outputs belong that have not been added up yet
   struct {
     Rows to;
     cuda::Partials left;
-  } unsummed_;                             // where partial sums in partial_ belong that have not been added up yet
+  } unsummed_;  // where partial sums in partial_ belong that have not been added up yet
   struct {
     const Buffer *of_q = nullptr, *of_k = nullptr, *of_v = nullptr;
     cuda::Mat q;
     KvLayer kv;
     cuda::HeadsLeft left;
-  } heads_;                                // work on q, k and v that attend may do; of_q null: none
+  } heads_;  // work on q, k and v that attend may do; of_q null: none
   cuda::MoeMany moe_many_;
-  uint8_t* moe_memory_ = nullptr;          // all of moe_many_
-  Rows cluster_score_;                     // [T, N]
-  uint8_t* cluster_chosen_ = nullptr;      // [T, N]
+  uint8_t* moe_memory_ = nullptr;      // all of moe_many_
+  Rows cluster_score_;                 // [T, N]
+  uint8_t* cluster_chosen_ = nullptr;  // [T, N]
   Counters counters_;
   std::vector<cudaEvent_t> marks_;
-  size_t n_mark_ = 0;                      // of those, since laps()
+  size_t n_mark_ = 0;  // of those, since laps()
 };
 
 }  // namespace facet

@@ -22,7 +22,8 @@ struct Offsets {
     const size_t n = size_t(cap), i = n * 4;
     token = 0;
     ancestor = (i + 15) / 16 * 16;
-    pos = ancestor + n * 8, seq = pos + i, out_row = seq + i, q_begin = out_row + i, kv_len = q_begin + i + 16, slot = kv_len + i;
+    pos = ancestor + n * 8, seq = pos + i, out_row = seq + i, q_begin = out_row + i, kv_len = q_begin + i + 16,
+    slot = kv_len + i;
     mask = slot + i;
     end = (mask + n + 15) / 16 * 16;
   }
@@ -59,7 +60,8 @@ Step Cuda::StepArrays::upload(Cuda& c, const Step& s, bool keep_tokens) {
   auto put = [&](size_t at, const void* from, size_t bytes) { std::memcpy(h + at, from, bytes); };
   if (s.ancestor) put(o.ancestor, s.ancestor, T * 8);
   put(o.token, s.token, T * 4), put(o.pos, s.pos, T * 4), put(o.seq, s.seq, T * 4), put(o.out_row, s.out_row, O * 4);
-  put(o.q_begin, s.q_begin, (S + 1) * 4), put(o.kv_len, s.kv_len, S * 4), put(o.slot, s.slot, S * 4), put(o.mask, s.mask, S);
+  put(o.q_begin, s.q_begin, (S + 1) * 4), put(o.kv_len, s.kv_len, S * 4), put(o.slot, s.slot, S * 4),
+      put(o.mask, s.mask, S);
   const size_t first = keep_tokens ? o.ancestor : 0;
   if (&p == &small)  // a copy would take longer to begin
     cuda::fetch(c.stream_, p.device + first, h + first, o.end - first);
@@ -84,15 +86,24 @@ constexpr int kMostFused = 3;  // matrices of a launch
 // The tile that holds a type as it is; none for what the kernels do not read.
 std::optional<cuda::Tile> tile_of(DType t) {
   switch (t) {
-    case DType::kQ4_K: return cuda::Tile::kQ4_K;
-    case DType::kQ5_K: return cuda::Tile::kQ5_K;
-    case DType::kQ6_K: return cuda::Tile::kQ6_K;
-    case DType::kQ4_0: return cuda::Tile::kQ4_0;
-    case DType::kQ5_0: return cuda::Tile::kQ5_0;
-    case DType::kQ8_0: return cuda::Tile::kQ8_0;
-    case DType::kF16: return cuda::Tile::kF16;
-    case DType::kBF16: return cuda::Tile::kBF16;
-    default: return std::nullopt;
+    case DType::kQ4_K:
+      return cuda::Tile::kQ4_K;
+    case DType::kQ5_K:
+      return cuda::Tile::kQ5_K;
+    case DType::kQ6_K:
+      return cuda::Tile::kQ6_K;
+    case DType::kQ4_0:
+      return cuda::Tile::kQ4_0;
+    case DType::kQ5_0:
+      return cuda::Tile::kQ5_0;
+    case DType::kQ8_0:
+      return cuda::Tile::kQ8_0;
+    case DType::kF16:
+      return cuda::Tile::kF16;
+    case DType::kBF16:
+      return cuda::Tile::kBF16;
+    default:
+      return std::nullopt;
   }
 }
 DType kept_type(DType t) { return tile_of(t) ? t : wider_type(t); }
@@ -100,8 +111,14 @@ DType kept_type(DType t) { return tile_of(t) ? t : wider_type(t); }
 bool is_router(const TensorView& t) { return t.name.ends_with("ffn_gate_inp.weight"); }
 cuda::TiledMatrix tiles_of(const TensorView& t, Cuda::Fine which = Cuda::Fine::kNone) {
   const cuda::Tile tile = *tile_of(kept_type(t.type));
-  const bool fine = which == Cuda::Fine::kAll || (which == Cuda::Fine::kAttention && t.name.find(".attn_") != std::string::npos);
-  return {.p = nullptr, .tile = tile, .n_out = int(t.ne[1]), .n_in = int(t.ne[0]), .n_stack = int(t.ne[2]), .fine = fine && cuda::may_be_fine(tile)};
+  const bool fine =
+      which == Cuda::Fine::kAll || (which == Cuda::Fine::kAttention && t.name.find(".attn_") != std::string::npos);
+  return {.p = nullptr,
+          .tile = tile,
+          .n_out = int(t.ne[1]),
+          .n_in = int(t.ne[0]),
+          .n_stack = int(t.ne[2]),
+          .fine = fine && cuda::may_be_fine(tile)};
 }
 }  // namespace
 
@@ -119,33 +136,44 @@ Cuda::Fine Cuda::fineness(std::span<const TensorView> tensors) {
   return 2 * fine > all ? Fine::kAll : by_layer ? Fine::kAttention : Fine::kNone;
 }
 
-int64_t Cuda::most_cols(bool is_wide) { return cuda::skinny_most_cols(is_wide ? cuda::Input::kBf16 : cuda::Input::kByte); }
+int64_t Cuda::most_cols(bool is_wide) {
+  return cuda::skinny_most_cols(is_wide ? cuda::Input::kBf16 : cuda::Input::kByte);
+}
 
-Status Cuda::accepts(const std::string& file, std::span<const TensorView> tensors, int n_expert_used, int64_t most_byte_cols, int64_t most_wide_cols) {
+Status Cuda::accepts(const std::string& file, std::span<const TensorView> tensors, int n_expert_used,
+                     int64_t most_byte_cols, int64_t most_wide_cols) {
   constexpr const char* kRemedy = "use --backend cpu";
-  auto refused = [&](const TensorView& t, const std::string& what) { return Error{file, fmt::format("{}: {}", t.name, what), kRemedy}; };
+  auto refused = [&](const TensorView& t, const std::string& what) {
+    return Error{file, fmt::format("{}: {}", t.name, what), kRemedy};
+  };
   auto is_bf = [](const TensorView& t) { return tiles_of(t).tile >= cuda::Tile::kBF16; };
   const Fine fine = fineness(tensors);
   for (const TensorView& t : tensors) {
     if (t.n_dims < 2) continue;
     if (is_router(t)) {
       if (t.ne[1] > cuda::kMaxExperts || n_expert_used > cuda::kMaxUsed)
-        return refused(t, fmt::format("expected at most {} experts, {} of them used, on a GPU; found {} and {}", cuda::kMaxExperts, cuda::kMaxUsed, t.ne[1], n_expert_used));
+        return refused(t, fmt::format("expected at most {} experts, {} of them used, on a GPU; found {} and {}",
+                                      cuda::kMaxExperts, cuda::kMaxUsed, t.ne[1], n_expert_used));
       if (t.ne[0] > cuda::kMaxRouterCols || t.ne[0] % 8 != 0)
-        return refused(t, fmt::format("expected a multiple of 8 and at most {} columns on a GPU, found {}", cuda::kMaxRouterCols, t.ne[0]));
+        return refused(t, fmt::format("expected a multiple of 8 and at most {} columns on a GPU, found {}",
+                                      cuda::kMaxRouterCols, t.ne[0]));
       continue;
     }
-    if (const int64_t most = cuda::input_of(tiles_of(t, fine)) == cuda::Input::kByte ? most_byte_cols : most_wide_cols; t.ne[0] > most)
-      return refused(t, fmt::format("expected at most {} columns of {} on this GPU, found {}", most, dtype_name(kept_type(t.type)), t.ne[0]));
+    if (const int64_t most = cuda::input_of(tiles_of(t, fine)) == cuda::Input::kByte ? most_byte_cols : most_wide_cols;
+        t.ne[0] > most)
+      return refused(t, fmt::format("expected at most {} columns of {} on this GPU, found {}", most,
+                                    dtype_name(kept_type(t.type)), t.ne[0]));
     if (t.name.ends_with("ffn_down_exps.weight") && t.ne[0] % cuda::kTileRows != 0)
-      return refused(t, fmt::format("expected experts of a multiple of {} columns on a GPU, found {}", cuda::kTileRows, t.ne[0]));
+      return refused(
+          t, fmt::format("expected experts of a multiple of {} columns on a GPU, found {}", cuda::kTileRows, t.ne[0]));
     // Gate and up are one product: both of bf16 or f16, or both quantised.
     const size_t at = t.name.find("ffn_gate");
     if (at == std::string::npos || t.name.find("ffn_gate_up") != std::string::npos) continue;
     const std::string up = t.name.substr(0, at) + "ffn_up" + t.name.substr(at + 8);
     for (const TensorView& u : tensors)
       if (u.name == up && is_bf(u) != is_bf(t))
-        return refused(u, fmt::format("expected a type like {}'s ({}) on a GPU, found {}", t.name, dtype_name(t.type), dtype_name(u.type)));
+        return refused(u, fmt::format("expected a type like {}'s ({}) on a GPU, found {}", t.name, dtype_name(t.type),
+                                      dtype_name(u.type)));
   }
   return Ok{};
 }
@@ -159,7 +187,8 @@ int64_t Cuda::partial_bytes(std::span<const TensorView> tensors) {
   int64_t most = 0;
   const Fine fine = fineness(tensors);
   for (const TensorView& t : tensors)
-    if (t.n_dims == 2) most = std::max(most, kMostFused * cuda::skinny_partials(tiles_of(t, fine)) * int64_t(sizeof(float)));
+    if (t.n_dims == 2)
+      most = std::max(most, kMostFused * cuda::skinny_partials(tiles_of(t, fine)) * int64_t(sizeof(float)));
   return most;
 }
 
@@ -205,7 +234,8 @@ Cuda::Weight Cuda::upload(const TensorView& t) {
         if (!b.device) return w;
         CUDA_OK(cudaEventCreateWithFlags(&b.free, cudaEventDisableTiming));
       }
-      CHECK(size_t(n * row) <= std::max<size_t>(Loader::kPiece, size_t(cuda::kTileRows * row)), "{}: a row of {} bytes", w.name, row);
+      CHECK(size_t(n * row) <= std::max<size_t>(Loader::kPiece, size_t(cuda::kTileRows * row)), "{}: a row of {} bytes",
+            w.name, row);
       CUDA_OK(cudaEventSynchronize(b.free));
       const std::byte* from = t.data.data() + (stack * w.n_out + first) * from_row;
       const int threads = physical_cores();
@@ -231,7 +261,8 @@ Cuda::Weight Cuda::upload(const TensorView& t) {
 
 void Cuda::Gemm::create(Cuda& c, int64_t panel_n, int64_t second_n) {
   if (!handle) {
-    if (cublasLtCreate(&handle) != CUBLAS_STATUS_SUCCESS && !c.failed_) c.failed_ = out_of_memory("cuBLASLt", size_t(kWorkspace));
+    if (cublasLtCreate(&handle) != CUBLAS_STATUS_SUCCESS && !c.failed_)
+      c.failed_ = out_of_memory("cuBLASLt", size_t(kWorkspace));
     workspace = c.allocate(size_t(kWorkspace), "cuBLASLt");
   }
   c.grow(panel, size_t(panel_n), "weights of a long product");
@@ -251,7 +282,8 @@ bool Cuda::Gemm::fits(std::span<const Weight> w) const {
     if (x.n_out * x.n_in > panel_elements) return false;
   return panel != nullptr;
 }
-void Cuda::Gemm::multiply(cudaStream_t stream, float* y, int64_t y_stride, const __nv_bfloat16* x, int64_t x_stride, int n_row, int n_out, int n_in) {
+void Cuda::Gemm::multiply(cudaStream_t stream, float* y, int64_t y_stride, const __nv_bfloat16* x, int64_t x_stride,
+                          int n_row, int n_out, int n_in) {
   auto ok = [](cublasStatus_t s) { CHECK(s == CUBLAS_STATUS_SUCCESS, "cuBLASLt: status {}", int(s)); };
   Plan& p = plans.at({n_row, n_out, n_in, y_stride, x_stride}, drop);
   if (!p.op) {  // column-major: y^T [n_out, rows] = panel^T^T [n_out, n_in] x^T [n_in, rows]
@@ -273,7 +305,8 @@ void Cuda::Gemm::multiply(cudaStream_t stream, float* y, int64_t y_stride, const
     cublasLtMatmulPreferenceDestroy(want);
   }
   const float one = 1, zero = 0;
-  ok(cublasLtMatmul(handle, p.op, &one, panel, p.a, x, p.b, &zero, y, p.c, y, p.c, &p.algo, workspace, size_t(kWorkspace), stream));
+  ok(cublasLtMatmul(handle, p.op, &one, panel, p.a, x, p.b, &zero, y, p.c, y, p.c, &p.algo, workspace,
+                    size_t(kWorkspace), stream));
 }
 
 // --- sampling
@@ -304,7 +337,8 @@ void collect_adjust(const SampleRow& row, std::vector<cuda::Adjust>& to, std::ve
     }
   }
   // One change an id: a thread applies each.
-  std::stable_sort(to.begin() + ptrdiff_t(first), to.end(), [](const cuda::Adjust& a, const cuda::Adjust& b) { return a.id < b.id; });
+  std::stable_sort(to.begin() + ptrdiff_t(first), to.end(),
+                   [](const cuda::Adjust& a, const cuda::Adjust& b) { return a.id < b.id; });
   size_t n = first;
   for (size_t i = first; i < to.size(); ++i) {
     if (n > first && to[n - 1].id == to[i].id) {
@@ -354,11 +388,18 @@ void Cuda::pick_left() {
 }
 void Cuda::best_of(Ids ids, Scores log_probs, int32_t* best, Rows logits, int k) {
   const size_t need = size_t(logits.rows) * size_t(k);
-  CHECK(k > 0 && k <= cuda::kMaxTopK && ids.size() >= need && log_probs.size() >= need, "{} candidates for {} rows", k, logits.rows);
+  CHECK(k > 0 && k <= cuda::kMaxTopK && ids.size() >= need && log_probs.size() >= need, "{} candidates for {} rows", k,
+        logits.rows);
   pick_left();
   reserve_draws(logits.rows, 0, logits.cols);
   const cuda::Mat l = mat(logits, false);
-  cuda::TopK to{.ids = ids.host_, .log_probs = log_probs.host_, .best = best, .candidates = sampler_->candidates, .part_sums = sampler_->part_sums, .n_row = logits.rows, .k = k};
+  cuda::TopK to{.ids = ids.host_,
+                .log_probs = log_probs.host_,
+                .best = best,
+                .candidates = sampler_->candidates,
+                .part_sums = sampler_->part_sums,
+                .n_row = logits.rows,
+                .k = k};
   cuda::top_k_parts(stream_, l.p, l.stride, logits.cols, to);
   if (in_pass_ && best)
     sampler_->unpicked = to;
@@ -370,7 +411,8 @@ namespace {
 constexpr size_t kInPlace = 16;  // rows of parameters that a draw reads from the host's memory
 }
 void Cuda::sample(Ids ids, Rows logits, std::span<const SampleRow> rows, bool go_on) {
-  CHECK(int(rows.size()) == logits.rows && ids.size() >= rows.size(), "{} rows for {} logits", rows.size(), logits.rows);
+  CHECK(int(rows.size()) == logits.rows && ids.size() >= rows.size(), "{} rows for {} logits", rows.size(),
+        logits.rows);
   pick_left();
   Sampler& s = *sampler_;
   s.adjust.clear();
@@ -387,7 +429,8 @@ void Cuda::sample(Ids ids, Rows logits, std::span<const SampleRow> rows, bool go
       on_host.push_back(i);
     else
       collect_adjust(rows[i], s.adjust, s.recent);
-    draw[i] = {p.temperature, p.top_p, p.min_p, best || wide ? 1 : std::min(p.top_k, logits.cols), p.seed, rows[i].position, first, int(s.adjust.size()) - first};
+    draw[i] = {p.temperature, p.top_p,          p.min_p, best || wide ? 1 : std::min(p.top_k, logits.cols),
+               p.seed,        rows[i].position, first,   int(s.adjust.size()) - first};
   }
   reserve_draws(int(rows.size()), int(s.adjust.size()), logits.cols);
   if (s.drawing) wait_for_results();
@@ -395,10 +438,12 @@ void Cuda::sample(Ids ids, Rows logits, std::span<const SampleRow> rows, bool go
   std::memcpy(s.host, draw.data(), draw.size() * sizeof(cuda::DrawRow));
   // Few rows are read where they are: a copy would have to wait for the logits and be waited for.
   const bool in_place = draw.size() <= kInPlace;
-  if (!in_place) CUDA_OK(cudaMemcpyAsync(s.device, s.host, draw.size() * sizeof(cuda::DrawRow), cudaMemcpyHostToDevice, stream_));
+  if (!in_place)
+    CUDA_OK(cudaMemcpyAsync(s.device, s.host, draw.size() * sizeof(cuda::DrawRow), cudaMemcpyHostToDevice, stream_));
   if (!s.adjust.empty()) {
     std::memcpy(s.host + row_part, s.adjust.data(), s.adjust.size() * sizeof(cuda::Adjust));
-    CUDA_OK(cudaMemcpyAsync(s.device + row_part, s.host + row_part, s.adjust.size() * sizeof(cuda::Adjust), cudaMemcpyHostToDevice, stream_));
+    CUDA_OK(cudaMemcpyAsync(s.device + row_part, s.host + row_part, s.adjust.size() * sizeof(cuda::Adjust),
+                            cudaMemcpyHostToDevice, stream_));
   }
   const cuda::Mat l = mat(logits, false);
   std::vector<std::pair<size_t, int32_t>> drawn;
@@ -410,9 +455,13 @@ void Cuda::sample(Ids ids, Rows logits, std::span<const SampleRow> rows, bool go
   }
   Captured* const next = go_on && drawn.empty() ? next_graph(logits.rows) : nullptr;
   auto written = [](const int32_t* p) { return const_cast<int32_t*>(p); };  // by the device alone
-  const cuda::GoOn arrays = next ? cuda::GoOn{.token = written(step_.token), .pos = written(step_.pos), .kv_len = written(step_.kv_len)} : cuda::GoOn{};
-  cuda::draw(stream_, ids.host_, l.p, l.stride, logits.cols, int(rows.size()), reinterpret_cast<const cuda::DrawRow*>(in_place ? s.host : s.device),
-             reinterpret_cast<const cuda::Adjust*>(s.device + row_part), int(s.adjust.size()), greedy, s.candidates, next_results(), arrays);
+  const cuda::GoOn arrays =
+      next ? cuda::GoOn{.token = written(step_.token), .pos = written(step_.pos), .kv_len = written(step_.kv_len)}
+           : cuda::GoOn{};
+  cuda::draw(stream_, ids.host_, l.p, l.stride, logits.cols, int(rows.size()),
+             reinterpret_cast<const cuda::DrawRow*>(in_place ? s.host : s.device),
+             reinterpret_cast<const cuda::Adjust*>(s.device + row_part), int(s.adjust.size()), greedy, s.candidates,
+             next_results(), arrays);
   s.drawing = true;
   if (next) {
     run(*next);

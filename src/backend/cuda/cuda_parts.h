@@ -12,10 +12,10 @@
 #include "backend/cuda/kernels/sample.h"
 
 // Parts of the Cuda backend that its header does not show.
-#define CUDA_OK(expr)                                                                                  \
-  do {                                                                                                 \
-    const cudaError_t facet_error = (expr);                                                            \
-    CHECK(facet_error == cudaSuccess, "{}: {}", #expr, cudaGetErrorString(facet_error));               \
+#define CUDA_OK(expr)                                                                    \
+  do {                                                                                   \
+    const cudaError_t facet_error = (expr);                                              \
+    CHECK(facet_error == cudaSuccess, "{}: {}", #expr, cudaGetErrorString(facet_error)); \
   } while (0)
 
 namespace facet {
@@ -29,7 +29,8 @@ struct Cuda::StepArrays {
     std::byte* device = nullptr;
     std::array<std::byte*, kRing> host{};
     int next = 0;
-    int unread = 0, later = 0;  // of host that the device may still have to read; of those, since the newest results were asked for
+    int unread = 0,
+        later = 0;  // of host that the device may still have to read; of those, since the newest results were asked for
   };
   ~StepArrays();
   void create(Cuda& c, int max_tok);
@@ -43,15 +44,15 @@ struct Cuda::StepArrays {
 struct Cuda::Sampler {
   ~Sampler();
   std::vector<void*> pinned;
-  bool pending = false;                       // ids are on their way to the host
-  bool drawing = false;                       // host may still be read
-  cuda::Done done;                            // of the newest results
+  bool pending = false;  // ids are on their way to the host
+  bool drawing = false;  // host may still be read
+  cuda::Done done;       // of the newest results
   int max_row = 0, max_adjust = 0;
   std::byte *host = nullptr, *device = nullptr;  // rows, then adjustments
   uint64_t* candidates = nullptr;
   int64_t n_candidate = 0;
-  float2* part_sums = nullptr;                // of top_k: largest logit and sum of exponentials of a part
-  cuda::TopK unpicked;                        // parts of next_tokens' rows; n_row 0: none are left
+  float2* part_sums = nullptr;  // of top_k: largest logit and sum of exponentials of a part
+  cuda::TopK unpicked;          // parts of next_tokens' rows; n_row 0: none are left
   SamplerScratch scratch;
   std::vector<cuda::Adjust> adjust;
   std::vector<int32_t> recent;
@@ -78,11 +79,12 @@ struct Cuda::Gemm {
   void create(Cuda& c, int64_t panel_elements, int64_t second_elements);
   bool fits(std::span<const Weight> w) const;
   // y[t] = panel x[t]: panel [n_out, n_in], f32 sums.
-  void multiply(cudaStream_t, float* y, int64_t y_stride, const __nv_bfloat16* x, int64_t x_stride, int n_row, int n_out, int n_in);
+  void multiply(cudaStream_t, float* y, int64_t y_stride, const __nv_bfloat16* x, int64_t x_stride, int n_row,
+                int n_out, int n_in);
   cublasLtHandle_t handle = nullptr;
   void* workspace = nullptr;
   __nv_bfloat16* panel = nullptr;
-  float* second = nullptr;                    // the up projection of gated FFNs
+  float* second = nullptr;  // the up projection of gated FFNs
   int64_t panel_elements = 0;
   struct Plan {
     cublasLtMatmulDesc_t op = nullptr;

@@ -47,7 +47,8 @@ struct AttendScratch {
   size_t bytes = 0;
 };
 size_t attend_scratch_bytes(const BackendLimits&, int n_q_head, int max_head_dim);
-// What norm_rope_append would do, left to attend, which saves short steps a launch; k.p == nullptr: head_norm_rope of q.
+// What norm_rope_append would do, left to attend, which saves short steps a launch; k.p == nullptr: head_norm_rope of
+// q.
 struct HeadsLeft {
   Mat k, v;
   NormRopeAppend work;
@@ -57,7 +58,8 @@ void run_heads(cudaStream_t, const KvLayer&, Mat q, const Step&, const HeadsLeft
 // o [T, Hq * E], o.bf too when it is set. Tokens [0, n_small) of the step take kernels whose bits depend on the row
 // alone; the others may take prefill kernels. With `left`, q, k and v are the projections' and undefined afterwards.
 // True: o.image was written, too.
-bool attend(cudaStream_t, Mat o, Mat q, const KvLayer&, const Step&, const AttnSpec&, AttendScratch, const HeadsLeft* left = nullptr);
+bool attend(cudaStream_t, Mat o, Mat q, const KvLayer&, const Step&, const AttnSpec&, AttendScratch,
+            const HeadsLeft* left = nullptr);
 
 // Tests and benches: long chunks take the kernels of older GPUs where this is false.
 extern bool attend_uses_warpgroups;

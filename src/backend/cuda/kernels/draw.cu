@@ -2,7 +2,8 @@
 //
 //   adjust: suppressed tokens, bias and penalties, one thread a change
 //   groups: the largest of every group of logits, of which a row has at most 2,048
-//   pick:   the k-th largest of these is no larger than the k-th of all: what is not below it is read again from its groups, and
+//   pick:   the k-th largest of these is no larger than the k-th of all: what is not below it is read again from its
+//   groups, and
 //           sorted; top-p, min-p, temperature, the draw
 //
 // Bytes      the logits, once, and some k groups of them again
@@ -17,9 +18,9 @@ namespace {
 
 constexpr int kMostGroups = 2048, kGroupWarps = 8, kPerWarp = 2;
 constexpr int kThreads = 512, kWarps = kThreads / 32, kPer = kMostGroups / kThreads;  // of pick
-constexpr int kSome = 512;                    // candidates that are sorted
-constexpr int kSlack = 32;                    // that may be more than k
-constexpr uint64_t kNaN = uint64_t(~0u) << 32;  // above the key of every number
+constexpr int kSome = 512;                                                            // candidates that are sorted
+constexpr int kSlack = 32;                                                            // that may be more than k
+constexpr uint64_t kNaN = uint64_t(~0u) << 32;                                        // above the key of every number
 
 // Logits of a group, a power of two.
 constexpr int group_size(int n_vocab) {
@@ -43,8 +44,10 @@ __global__ void adjust_kernel(float* logits, int64_t stride, int n_vocab, const 
 }
 
 template <bool kRehearse>
-__global__ void __launch_bounds__(kGroupWarps * 32) groups_kernel(const float* logits, int64_t stride, int n_vocab, int size, int n_group, uint64_t* best) {
-  const int row = int(blockIdx.y), lane = int(threadIdx.x) % 32, group0 = (int(blockIdx.x) * kGroupWarps + int(threadIdx.x) / 32) * kPerWarp;
+__global__ void __launch_bounds__(kGroupWarps * 32)
+    groups_kernel(const float* logits, int64_t stride, int n_vocab, int size, int n_group, uint64_t* best) {
+  const int row = int(blockIdx.y), lane = int(threadIdx.x) % 32,
+            group0 = (int(blockIdx.x) * kGroupWarps + int(threadIdx.x) / 32) * kPerWarp;
   const float* l = logits + row * stride;
   let_next_start();
   rehearsed<kRehearse>([&](bool real) {
@@ -74,8 +77,10 @@ __global__ void __launch_bounds__(kGroupWarps * 32) groups_kernel(const float* l
 #pragma unroll
     for (int j = 0; j < kPerWarp; ++j) {
       const uint64_t key = top[j] > -INFINITY ? key_of(top[j], at[j]) : kNone;
-      const uint32_t high = __reduce_max_sync(~0u, uint32_t(key >> 32)), low = __reduce_max_sync(~0u, uint32_t(key >> 32) == high ? uint32_t(key) : 0u);
-      if (lane == 0 && real && group0 + j < n_group) best[int64_t(row) * n_group + group0 + j] = nan ? kNaN : uint64_t(high) << 32 | low;
+      const uint32_t high = __reduce_max_sync(~0u, uint32_t(key >> 32)),
+                     low = __reduce_max_sync(~0u, uint32_t(key >> 32) == high ? uint32_t(key) : 0u);
+      if (lane == 0 && real && group0 + j < n_group)
+        best[int64_t(row) * n_group + group0 + j] = nan ? kNaN : uint64_t(high) << 32 | low;
     }
   });
 }
@@ -89,8 +94,8 @@ struct PickScratch {
   uint16_t list[kMostGroups];
 };
 
-// A bound that at least k of the block's keys are not below, and at most k + slack; 1 if there are fewer than k. each(f) calls f for
-// the thread's keys, which are unique but for kNone. By radix, eight bits at a time.
+// A bound that at least k of the block's keys are not below, and at most k + slack; 1 if there are fewer than k.
+// each(f) calls f for the thread's keys, which are unique but for kNone. By radix, eight bits at a time.
 template <class Each>
 __device__ uint64_t bound_of(PickScratch& s, int k, int slack, Each&& each) {
   const int thread = int(threadIdx.x);
@@ -217,7 +222,8 @@ __device__ void sort_best(PickScratch& s, const uint64_t (&key)[kPer], const flo
 }
 
 // The token of a row, in the first thread.
-__device__ int32_t pick(PickScratch& s, const DrawRow& r, bool greedy, const float* l, int n_vocab, int size, int n_group, const uint64_t* best) {
+__device__ int32_t pick(PickScratch& s, const DrawRow& r, bool greedy, const float* l, int n_vocab, int size,
+                        int n_group, const uint64_t* best) {
   const int thread = int(threadIdx.x), k = greedy ? 1 : r.top_k;
   uint64_t key[kPer];
   bool nan = false;
@@ -239,7 +245,8 @@ __device__ int32_t pick(PickScratch& s, const DrawRow& r, bool greedy, const flo
   if (r.temperature <= 0.f) return id_of(s.sorted[0]);
   const uint64_t candidate = s.sorted[min(thread, kMaxTopK - 1)];
   const double mine = candidate == kNone ? -INFINITY : double(logit_of(candidate));
-  // How many are kept: of the k best, those before the sum of probabilities reaches top_p, and none that min_p excludes.
+  // How many are kept: of the k best, those before the sum of probabilities reaches top_p, and none that min_p
+  // excludes.
   int n = max(1, __syncthreads_count(thread < k && candidate != kNone));
   const bool cut = r.top_p < 1.f;
   if (cut) {
@@ -281,14 +288,16 @@ __device__ int32_t pick(PickScratch& s, const DrawRow& r, bool greedy, const flo
   }
   return id_of(s.sorted[n - 1]);
 }
-__global__ void __launch_bounds__(kThreads) pick_kernel(int32_t* ids, const DrawRow* rows, bool greedy, const float* logits, int64_t stride, int n_vocab, int size, int n_group,
-                                                        const uint64_t* best, Done done, GoOn go_on) {
+__global__ void __launch_bounds__(kThreads)
+    pick_kernel(int32_t* ids, const DrawRow* rows, bool greedy, const float* logits, int64_t stride, int n_vocab,
+                int size, int n_group, const uint64_t* best, Done done, GoOn go_on) {
   __shared__ PickScratch scratch;
   const int row = int(blockIdx.x);
   const DrawRow r = greedy ? DrawRow{} : rows[row];  // the host wrote it before the launch
   wait_for_previous();
   let_next_start();
-  const int32_t id = pick(scratch, r, greedy, logits + row * stride, n_vocab, size, n_group, best + int64_t(row) * n_group);
+  const int32_t id =
+      pick(scratch, r, greedy, logits + row * stride, n_vocab, size, n_group, best + int64_t(row) * n_group);
   if (threadIdx.x == 0) {
     ids[row] = id;
     if (go_on.token) go_on.token[row] = max(id, 0), ++go_on.pos[row], ++go_on.kv_len[row];
@@ -298,14 +307,17 @@ __global__ void __launch_bounds__(kThreads) pick_kernel(int32_t* ids, const Draw
 
 }  // namespace
 
-void draw(cudaStream_t stream, int32_t* ids, float* logits, int64_t stride, int n_vocab, int n_row, const DrawRow* rows, const Adjust* adjust, int n_adjust,
-          bool greedy, uint64_t* candidates, Done done, GoOn go_on) {
+void draw(cudaStream_t stream, int32_t* ids, float* logits, int64_t stride, int n_vocab, int n_row, const DrawRow* rows,
+          const Adjust* adjust, int n_adjust, bool greedy, uint64_t* candidates, Done done, GoOn go_on) {
   const int size = group_size(n_vocab), n_group = (n_vocab + size - 1) / size, per_block = kGroupWarps * kPerWarp;
   CHECK(n_group <= kMostGroups && n_group <= draw_candidates(n_vocab), "{} groups of {} logits", n_group, n_vocab);
-  if (n_adjust > 0) launch(adjust_kernel, dim3(unsigned(n_row)), dim3(128), 0, stream, logits, stride, n_vocab, rows, adjust);
+  if (n_adjust > 0)
+    launch(adjust_kernel, dim3(unsigned(n_row)), dim3(128), 0, stream, logits, stride, n_vocab, rows, adjust);
   const dim3 grid{unsigned((n_group + per_block - 1) / per_block), unsigned(n_row)};
-  launch(is_small_grid(grid) ? groups_kernel<true> : groups_kernel<false>, grid, dim3(kGroupWarps * 32), 0, stream, logits, stride, n_vocab, size, n_group, candidates);
-  launch(pick_kernel, dim3(unsigned(n_row)), dim3(kThreads), 0, stream, ids, rows, greedy, logits, stride, n_vocab, size, n_group, candidates, done, go_on);
+  launch(is_small_grid(grid) ? groups_kernel<true> : groups_kernel<false>, grid, dim3(kGroupWarps * 32), 0, stream,
+         logits, stride, n_vocab, size, n_group, candidates);
+  launch(pick_kernel, dim3(unsigned(n_row)), dim3(kThreads), 0, stream, ids, rows, greedy, logits, stride, n_vocab,
+         size, n_group, candidates, done, go_on);
 }
 
 }  // namespace facet::cuda

@@ -6,8 +6,12 @@
 // A row of an embedding table, and rows beside it, by all threads of a block; also four columns of a row.
 namespace facet::cuda {
 
-__device__ __forceinline__ void put_bf(__nv_bfloat16* p, float4 v) { *reinterpret_cast<uint2*>(p) = {pack_bf16(v.x, v.y), pack_bf16(v.z, v.w)}; }
-__device__ __forceinline__ float4 get(const Mat& m, int t, int c) { return *reinterpret_cast<const float4*>(m.p + t * m.stride + c); }
+__device__ __forceinline__ void put_bf(__nv_bfloat16* p, float4 v) {
+  *reinterpret_cast<uint2*>(p) = {pack_bf16(v.x, v.y), pack_bf16(v.z, v.w)};
+}
+__device__ __forceinline__ float4 get(const Mat& m, int t, int c) {
+  return *reinterpret_cast<const float4*>(m.p + t * m.stride + c);
+}
 __device__ __forceinline__ void put(const Mat& m, int t, int c, float4 v) {
   if (m.p) *reinterpret_cast<float4*>(m.p + t * m.stride + c) = v;
   if (m.bf) put_bf(m.bf + t * m.bf_stride + c, v);

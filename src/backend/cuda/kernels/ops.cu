@@ -1,10 +1,10 @@
 // ops -- the verbs that are one light pass over activations: embed, norms, residuals, sums, copies
 //
-// Shapes     rows of f32, a multiple of 4 columns, 16-byte aligned; norms of at most 8,192 columns, which stay in registers
-// Bytes      each row once in, once out; for few rows these live in L2 and the verbs are latency
-// Launch     a block a row (norms), or a grid over the elements; depends on shapes alone
-// Order      a row's sums depend on its columns only: the same bits whatever else is in the step
-// Reference  CpuRef's verbs    Test tests/kernels/cuda_ops_test.cpp    Bench bench/verbs/cuda_ops_bench.cu
+// Shapes     rows of f32, a multiple of 4 columns, 16-byte aligned; norms of at most 8,192 columns, which stay in
+// registers Bytes      each row once in, once out; for few rows these live in L2 and the verbs are latency Launch     a
+// block a row (norms), or a grid over the elements; depends on shapes alone Order      a row's sums depend on its
+// columns only: the same bits whatever else is in the step Reference  CpuRef's verbs    Test
+// tests/kernels/cuda_ops_test.cpp    Bench bench/verbs/cuda_ops_bench.cu
 #include "backend/cuda/kernels/ops.h"
 
 #include <algorithm>
@@ -19,12 +19,14 @@
 namespace facet::cuda {
 namespace {
 
-constexpr int kMostPer = 4;  // a norm's row is kPer float4 a thread: two for up to 4,096 columns, three up to 6,144, one for narrow models
+constexpr int kMostPer =
+    4;  // a norm's row is kPer float4 a thread: two for up to 4,096 columns, three up to 6,144, one for narrow models
 template <int kPer>
 constexpr int kThreads = kPer == 1 ? kNarrowCols / 4 : 512;
 
-// Sums over a block of n values at once, warp after warp. The same bits whatever the number of threads: those beyond the row add
-// zeros, behind the others. turn changes from call to call: a call's place is written again after the barrier of the next one.
+// Sums over a block of n values at once, warp after warp. The same bits whatever the number of threads: those beyond
+// the row add zeros, behind the others. turn changes from call to call: a call's place is written again after the
+// barrier of the next one.
 template <int kThreads, int n>
 __device__ void block_sums(float (&v)[n], int& turn) {
   constexpr int kWarps = kThreads / 32;
@@ -61,7 +63,8 @@ __device__ int col_of(int i) {
 template <int kPer>
 __device__ void load(Row<kPer>& r, const float* p, int cols) {
 #pragma unroll
-  for (int i = 0; i < kPer; ++i) r.v[i] = col_of<kPer>(i) < cols ? *reinterpret_cast<const float4*>(p + col_of<kPer>(i)) : float4{};
+  for (int i = 0; i < kPer; ++i)
+    r.v[i] = col_of<kPer>(i) < cols ? *reinterpret_cast<const float4*>(p + col_of<kPer>(i)) : float4{};
 }
 // Where a thread's columns of row t of what a product has left begin, in the first set.
 template <int kPer>
@@ -104,7 +107,8 @@ template <int kPer>
 __device__ float own_squares(const Row<kPer>& r) {
   float s = 0;
 #pragma unroll
-  for (int i = 0; i < kPer; ++i) s += (r.v[i].x * r.v[i].x + r.v[i].y * r.v[i].y) + (r.v[i].z * r.v[i].z + r.v[i].w * r.v[i].w);
+  for (int i = 0; i < kPer; ++i)
+    s += (r.v[i].x * r.v[i].x + r.v[i].y * r.v[i].y) + (r.v[i].z * r.v[i].z + r.v[i].w * r.v[i].w);
   return s;
 }
 template <int kPer>
@@ -126,7 +130,8 @@ __device__ Row<kPer> gain_row(const float* p, int cols) {
   Row<kPer> r;
 #pragma unroll
   for (int i = 0; i < kPer; ++i)
-    r.v[i] = p && col_of<kPer>(i) < cols ? __ldg(reinterpret_cast<const float4*>(p + col_of<kPer>(i))) : float4{1, 1, 1, 1};
+    r.v[i] =
+        p && col_of<kPer>(i) < cols ? __ldg(reinterpret_cast<const float4*>(p + col_of<kPer>(i))) : float4{1, 1, 1, 1};
   return r;
 }
 __device__ void fetch_gain(const float* p, int cols) {  // into the L2
@@ -170,7 +175,8 @@ __device__ void write_image(const Row<kPer>& r, const Mat& m, int t) {
   extern __shared__ __align__(16) uint2 row[];  // image_bytes(), in bf16
 #pragma unroll
   for (int i = 0; i < kPer; ++i)
-    if (col_of<kPer>(i) < m.cols) row[col_of<kPer>(i) / 4] = {pack_bf16(r.v[i].x, r.v[i].y), pack_bf16(r.v[i].z, r.v[i].w)};
+    if (col_of<kPer>(i) < m.cols)
+      row[col_of<kPer>(i) / 4] = {pack_bf16(r.v[i].x, r.v[i].y), pack_bf16(r.v[i].z, r.v[i].w)};
   __syncthreads();
   const int lane = int(threadIdx.x) % 32;
 #pragma unroll 1
@@ -193,7 +199,8 @@ __device__ Mat if_real(bool real, Mat m) {
 }
 
 template <int kPer, bool kRehearse>
-__global__ void __launch_bounds__(kThreads<kPer>, 1) rms_norm_kernel(Mat y, Mat x, Partials left, const float* gain, float eps) {
+__global__ void __launch_bounds__(kThreads<kPer>, 1)
+    rms_norm_kernel(Mat y, Mat x, Partials left, const float* gain, float eps) {
   if (kPer == 1) let_next_start();
   const auto g = gain_row<kPer>(gain, x.cols);
   const LeftAt<kPer> place(left, int(blockIdx.x));
@@ -221,7 +228,9 @@ __device__ void store_scaled(const Row<kPer>& r, float f, const Row<kPer>& gain,
 }
 
 template <int kPer, bool kMoe, bool kRehearse>
-__global__ void __launch_bounds__(kThreads<kPer>, 1) residual_norm_kernel(Mat x, Mat h, Mat y, Partials left, const float* post, const float* next, float out_scale, float eps, MoeInputs moe) {
+__global__ void __launch_bounds__(kThreads<kPer>, 1)
+    residual_norm_kernel(Mat x, Mat h, Mat y, Partials left, const float* post, const float* next, float out_scale,
+                         float eps, MoeInputs moe) {
   if (kPer == 1) let_next_start();
   const int t = int(blockIdx.x);
   const auto g_post = gain_row<kPer>(post, x.cols), g_next = gain_row<kPer>(next, x.cols);
@@ -243,7 +252,8 @@ __global__ void __launch_bounds__(kThreads<kPer>, 1) residual_norm_kernel(Mat x,
     if (!next) return;
     const float f = inv_rms(s, x.cols, eps, turn);
     store_scaled<true>(s, f, g_next, if_real(real, h), t);
-    if (kMoe) store_scaled<false>(s, f, g_r, if_real(real, moe.r), t), store_scaled<false>(s, f, g_e, if_real(real, moe.e), t);
+    if (kMoe)
+      store_scaled<false>(s, f, g_r, if_real(real, moe.r), t), store_scaled<false>(s, f, g_e, if_real(real, moe.e), t);
   });
 }
 
@@ -281,7 +291,8 @@ __global__ void __launch_bounds__(kThreads<kPer>, 1) moe_join_kernel(Mat x, Mat 
           if (k0 + k >= m.slots.n_used) break;
 #pragma unroll
           for (int i = 0; i < kPer; ++i)
-            s.v[i].x += w[k] * v[k].v[i].x, s.v[i].y += w[k] * v[k].v[i].y, s.v[i].z += w[k] * v[k].v[i].z, s.v[i].w += w[k] * v[k].v[i].w;
+            s.v[i].x += w[k] * v[k].v[i].x, s.v[i].y += w[k] * v[k].v[i].y, s.v[i].z += w[k] * v[k].v[i].z,
+                s.v[i].w += w[k] * v[k].v[i].w;
         }
       }
     } else {
@@ -295,7 +306,8 @@ __global__ void __launch_bounds__(kThreads<kPer>, 1) moe_join_kernel(Mat x, Mat 
     add_to(stream, r, m.out_scale);
     store(stream, if_real(real, x), t);
     if (!m.next) return;
-    store_scaled<true>(stream, inv_rms(stream, x.cols, m.eps, turn), kFew ? g_next : gain_row<kPer>(m.next, x.cols), if_real(real, h), t);
+    store_scaled<true>(stream, inv_rms(stream, x.cols, m.eps, turn), kFew ? g_next : gain_row<kPer>(m.next, x.cols),
+                       if_real(real, h), t);
   });
 }
 
@@ -305,7 +317,8 @@ __global__ void each4_kernel(int rows, int cols, F f) {
   wait_for_previous();
   let_next_start();
   const int per_row = cols / 4;
-  for (int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; i < int64_t(rows) * per_row; i += int64_t(gridDim.x) * blockDim.x)
+  for (int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; i < int64_t(rows) * per_row;
+       i += int64_t(gridDim.x) * blockDim.x)
     f(int(i / per_row), int(i % per_row) * 4);
 }
 template <class F>
@@ -313,7 +326,8 @@ void each4(cudaStream_t stream, int rows, int cols, F f) {
   CHECK(cols % 4 == 0, "{} columns", cols);
   const int64_t n = int64_t(rows) * cols / 4;
   if (n == 0) return;
-  launch(each4_kernel<F>, dim3(unsigned(std::min<int64_t>((n + 255) / 256, 4096))), dim3(256), 0, stream, rows, cols, f);
+  launch(each4_kernel<F>, dim3(unsigned(std::min<int64_t>((n + 255) / 256, 4096))), dim3(256), 0, stream, rows, cols,
+         f);
 }
 // Rows of `beside`, if there are any, are put behind the embeddings by blocks of their own.
 __global__ void embed_kernel(Mat x, TiledMatrix m, const int32_t* token, float scale_by, Mat beside) {
@@ -333,7 +347,8 @@ __global__ void fetch_kernel(uint4* to, const uint4* from, int n) {
   if (i < n) to[i] = from[i];
 }
 
-__global__ void __launch_bounds__(128) ple_combine_kernel(Mat p, Mat c, const float* gain, int n, float in_scale, float out_scale, float eps) {
+__global__ void __launch_bounds__(128)
+    ple_combine_kernel(Mat p, Mat c, const float* gain, int n, float in_scale, float out_scale, float eps) {
   wait_for_previous();
   let_next_start();
   const int slice = int(blockIdx.x) * 4 + int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32, per_row = p.cols / n;
@@ -374,33 +389,42 @@ void embed_concat(cudaStream_t stream, Mat y, const TiledMatrix& table, const in
 void rms_norm(cudaStream_t stream, Mat y, Mat x, Partials left, const float* gain, float eps) {
   with_per(x, [&](auto per) {
     constexpr int kPer = per() == 1 ? 1 : kMostPer;
-    launch(may_rehearse<kPer>(x.rows) ? rms_norm_kernel<kPer, true> : rms_norm_kernel<kPer, false>, dim3(unsigned(x.rows)), dim3(kThreads<kPer>), 0, stream, y, x, left, gain, eps);
+    launch(may_rehearse<kPer>(x.rows) ? rms_norm_kernel<kPer, true> : rms_norm_kernel<kPer, false>,
+           dim3(unsigned(x.rows)), dim3(kThreads<kPer>), 0, stream, y, x, left, gain, eps);
   });
 }
-void residual_norm(cudaStream_t stream, Mat x, Mat h, Mat y, Partials left, const float* post, const float* next, float out_scale, float eps) {
+void residual_norm(cudaStream_t stream, Mat x, Mat h, Mat y, Partials left, const float* post, const float* next,
+                   float out_scale, float eps) {
   with_per(x, [&](auto per) {
     constexpr bool kMay = per() < kMostPer;
-    launch(kMay && may_rehearse<per()>(x.rows) ? residual_norm_kernel<per(), false, kMay> : residual_norm_kernel<per(), false, false>, dim3(unsigned(x.rows)), dim3(kThreads<per()>), image_bytes(h), stream, x, h, y, left, post, next, out_scale, eps, MoeInputs{});
+    launch(kMay && may_rehearse<per()>(x.rows) ? residual_norm_kernel<per(), false, kMay>
+                                               : residual_norm_kernel<per(), false, false>,
+           dim3(unsigned(x.rows)), dim3(kThreads<per()>), image_bytes(h), stream, x, h, y, left, post, next, out_scale,
+           eps, MoeInputs{});
   });
 }
-void residual_norm_moe(cudaStream_t stream, Mat x, Mat h, Mat y, Partials left, const float* post, const float* next, float out_scale, float eps, const MoeInputs& moe) {
+void residual_norm_moe(cudaStream_t stream, Mat x, Mat h, Mat y, Partials left, const float* post, const float* next,
+                       float out_scale, float eps, const MoeInputs& moe) {
   CHECK(next, "a layer with experts and no norm after attention: {}", x.cols);
   with_per(x, [&](auto per) {
-    launch(residual_norm_kernel<per(), true, false>, dim3(unsigned(x.rows)), dim3(kThreads<per()>), image_bytes(h), stream, x, h, y, left, post, next, out_scale, eps, moe);
+    launch(residual_norm_kernel<per(), true, false>, dim3(unsigned(x.rows)), dim3(kThreads<per()>), image_bytes(h),
+           stream, x, h, y, left, post, next, out_scale, eps, moe);
   });
 }
 void moe_join(cudaStream_t stream, Mat x, Mat h, Mat y, Mat o, const MoeJoin& m) {
   with_per(x, [&](auto per) {
     constexpr int kPer = per() > kMostPer / 2 ? kMostPer : kMostPer / 2;
     constexpr bool kMay = kPer < kMostPer;
-    launch(kMay && may_rehearse<kPer>(x.rows) ? moe_join_kernel<kPer, kMay> : moe_join_kernel<kPer, false>, dim3(unsigned(x.rows)), dim3(kThreads<kPer>), image_bytes(h), stream, x, h, y, o, m);
+    launch(kMay && may_rehearse<kPer>(x.rows) ? moe_join_kernel<kPer, kMay> : moe_join_kernel<kPer, false>,
+           dim3(unsigned(x.rows)), dim3(kThreads<kPer>), image_bytes(h), stream, x, h, y, o, m);
   });
 }
 void sum_partials(cudaStream_t stream, Mat y, Partials left) {
   each4(stream, y.rows, y.cols, [=] __device__(int t, int c) {
     float4 sum = {};
     for (int s = 0; s < left.n_set; ++s) {
-      const float4 v = *reinterpret_cast<const float4*>(left.p + ((int64_t(s) * left.n_job + c / kTileRows) * left.width + t) * kTileRows + c % kTileRows);
+      const float4 v = *reinterpret_cast<const float4*>(
+          left.p + ((int64_t(s) * left.n_job + c / kTileRows) * left.width + t) * kTileRows + c % kTileRows);
       sum.x += v.x, sum.y += v.y, sum.z += v.z, sum.w += v.w;
     }
     put(y, t, c, sum);
@@ -409,12 +433,15 @@ void sum_partials(cudaStream_t stream, Mat y, Partials left) {
 void act_mul(cudaStream_t stream, Mat y, Mat g, Mat u, Act act) {
   each4(stream, y.rows, y.cols, [=] __device__(int t, int c) {
     const float4 a = get(g, t, c), b = get(u, t, c);
-    put(y, t, c, {activate(a.x, act) * b.x, activate(a.y, act) * b.y, activate(a.z, act) * b.z, activate(a.w, act) * b.w});
+    put(y, t, c,
+        {activate(a.x, act) * b.x, activate(a.y, act) * b.y, activate(a.z, act) * b.z, activate(a.w, act) * b.w});
   });
 }
-void ple_combine(cudaStream_t stream, Mat p, Mat c, const float* gain, int n_gain, float in_scale, float out_scale, float eps) {
+void ple_combine(cudaStream_t stream, Mat p, Mat c, const float* gain, int n_gain, float in_scale, float out_scale,
+                 float eps) {
   const int slices = p.rows * (p.cols / n_gain);
-  launch(ple_combine_kernel, dim3(unsigned((slices + 3) / 4)), dim3(128), 0, stream, p, c, gain, n_gain, in_scale, out_scale, eps);
+  launch(ple_combine_kernel, dim3(unsigned((slices + 3) / 4)), dim3(128), 0, stream, p, c, gain, n_gain, in_scale,
+         out_scale, eps);
 }
 void add(cudaStream_t stream, Mat y, Mat a, Mat b) {
   each4(stream, y.rows, y.cols, [=] __device__(int t, int c) {
@@ -437,7 +464,8 @@ void softcap(cudaStream_t stream, Mat x, float cap) {
 void fetch(cudaStream_t stream, void* to, const void* host, size_t bytes) {
   CHECK(bytes % 16 == 0, "{} bytes", bytes);
   const int n = int(bytes / 16);
-  fetch_kernel<<<unsigned((n + 255) / 256), 256, 0, stream>>>(static_cast<uint4*>(to), static_cast<const uint4*>(host), n);
+  fetch_kernel<<<unsigned((n + 255) / 256), 256, 0, stream>>>(static_cast<uint4*>(to), static_cast<const uint4*>(host),
+                                                              n);
   FACET_CUDA_CHECK(cudaGetLastError());
 }
 void to_bf16(cudaStream_t stream, Mat x) {

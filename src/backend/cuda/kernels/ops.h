@@ -9,29 +9,34 @@
 namespace facet::cuda {
 
 void embed(cudaStream_t, Mat x, const TiledMatrix& table, const int32_t* token, float scale);
-void embed_concat(cudaStream_t, Mat y, const TiledMatrix& table, const int32_t* token, float scale, Mat x);  // y[t] = [embed(t), x[t]]
+void embed_concat(cudaStream_t, Mat y, const TiledMatrix& table, const int32_t* token, float scale,
+                  Mat x);  // y[t] = [embed(t), x[t]]
 // Where left.p is set, x is not read but written, unless it is y: it is what a product has left.
 void rms_norm(cudaStream_t, Mat y, Mat x, Partials left, const float* gain, float eps);
 // Where left.p is set, y is not read: it is what a product has left.
-void residual_norm(cudaStream_t, Mat x, Mat h, Mat y, Partials left, const float* post, const float* next, float out_scale, float eps);
-// residual_norm, and both inputs of a mixture of experts from the new x: r = rms(x) * router_gain, e = rms(x) * expert_gain.
+void residual_norm(cudaStream_t, Mat x, Mat h, Mat y, Partials left, const float* post, const float* next,
+                   float out_scale, float eps);
+// residual_norm, and both inputs of a mixture of experts from the new x: r = rms(x) * router_gain, e = rms(x) *
+// expert_gain.
 struct MoeInputs {
   Mat r, e;
   const float *router_gain = nullptr, *expert_gain = nullptr;
 };
-void residual_norm_moe(cudaStream_t, Mat x, Mat h, Mat y, Partials left, const float* post, const float* next, float out_scale, float eps, const MoeInputs&);
+void residual_norm_moe(cudaStream_t, Mat x, Mat h, Mat y, Partials left, const float* post, const float* next,
+                       float out_scale, float eps, const MoeInputs&);
 void act_mul(cudaStream_t, Mat y, Mat g, Mat u, facet::Act act);
 void ple_combine(cudaStream_t, Mat p, Mat c, const float* gain, int n_gain, float in_scale, float out_scale, float eps);
 void add(cudaStream_t, Mat y, Mat a, Mat b);
 void sum_partials(cudaStream_t, Mat y, Partials left);
-void copy_cols(cudaStream_t, Mat y, int at, Mat x);                           // y[t][at + i] = x[t][i]
-void gather(cudaStream_t, Mat y, Mat x, const int32_t* row);                  // y[i] = x[row[i]]
+void copy_cols(cudaStream_t, Mat y, int at, Mat x);           // y[t][at + i] = x[t][i]
+void gather(cudaStream_t, Mat y, Mat x, const int32_t* row);  // y[i] = x[row[i]]
 void softcap(cudaStream_t, Mat x, float cap);
-void fetch(cudaStream_t, void* to, const void* host, size_t bytes);           // a few KB of page-locked memory, by a kernel; whole 16 bytes
-void to_bf16(cudaStream_t, Mat x);                                            // x.bf from x.p
+void fetch(cudaStream_t, void* to, const void* host,
+           size_t bytes);           // a few KB of page-locked memory, by a kernel; whole 16 bytes
+void to_bf16(cudaStream_t, Mat x);  // x.bf from x.p
 
-// residual_norm of the branch rms(y) * shared_post + rms(o) * routed_post. With slots.out, o is not read: it is the sum over
-// ranks of weight * out, [T n_used] rows.
+// residual_norm of the branch rms(y) * shared_post + rms(o) * routed_post. With slots.out, o is not read: it is the sum
+// over ranks of weight * out, [T n_used] rows.
 struct MoeSlots {
   const float *out = nullptr, *weight = nullptr;
   int n_used = 0;

@@ -24,7 +24,8 @@ __device__ int64_t now_ns() {
   return t;
 }
 __global__ void pass_time_kernel(int64_t ns) {
-  for (const int64_t end = now_ns() + ns; now_ns() < end;) {}
+  for (const int64_t end = now_ns() + ns; now_ns() < end;) {
+  }
 }
 __global__ void read_kernel(const uint4* p, int64_t n, unsigned* out) {
   unsigned s = 0;
@@ -80,7 +81,10 @@ double read_gbps() {
   double best = 1e30;
   for (int per_sm : {2, 4, 8, 16})
     for (int threads : {256, 512})
-      best = std::min(best, best_ms([&] { read_kernel<<<device().n_sm * per_sm, threads>>>(static_cast<uint4*>(p), bytes / 16, out); }, 4));
+      best = std::min(
+          best,
+          best_ms([&] { read_kernel<<<device().n_sm * per_sm, threads>>>(static_cast<uint4*>(p), bytes / 16, out); },
+                  4));
   cudaFree(p), cudaFree(out);
   return double(bytes) / best / 1e6;
 }
@@ -110,8 +114,13 @@ double bf16_tflops() {
   cublasLtMatmulHeuristicResult_t found{};
   int n_found = 0;
   ok(cublasLtMatmulAlgoGetHeuristic(handle, op, la, la, la, la, want, 1, &found, &n_found));
-  const double ms = best_ms([&] { ok(cublasLtMatmul(handle, op, &one, a, la, b, la, &zero, c, la, c, la, &found.algo, work, kWork, nullptr)); }, 8);
-  cublasLtMatmulPreferenceDestroy(want), cublasLtMatrixLayoutDestroy(la), cublasLtMatmulDescDestroy(op), cublasLtDestroy(handle);
+  const double ms = best_ms(
+      [&] {
+        ok(cublasLtMatmul(handle, op, &one, a, la, b, la, &zero, c, la, c, la, &found.algo, work, kWork, nullptr));
+      },
+      8);
+  cublasLtMatmulPreferenceDestroy(want), cublasLtMatrixLayoutDestroy(la), cublasLtMatmulDescDestroy(op),
+      cublasLtDestroy(handle);
   cudaFree(a), cudaFree(b), cudaFree(c), cudaFree(work);
   return 2.0 * n * double(n) * n / ms / 1e9;
 }

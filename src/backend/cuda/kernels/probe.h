@@ -6,8 +6,8 @@
 // What the GPU at hand can do, measured: the ceilings that benches print beside their figures.
 namespace facet::cuda {
 
-double read_gbps();      // a stream of 4 GiB (less on small cards), the best of several launch shapes
-double bf16_tflops();    // an 8192^3 product of random numbers, cuBLASLt
+double read_gbps();    // a stream of 4 GiB (less on small cards), the best of several launch shapes
+double bf16_tflops();  // an 8192^3 product of random numbers, cuBLASLt
 // Random rows for a cache: any bytes are codes, and the 16-bit words are f16 of magnitude 1/8 to 1/4.
 void fill_random_rows(void* p, int64_t bytes, uint32_t seed);
 void pass_time(cudaStream_t, double ms);  // what follows in the stream starts so much later

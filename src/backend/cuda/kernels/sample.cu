@@ -1,7 +1,8 @@
-// top_k -- the k largest of each row of logits, best first, and their log-probabilities; clusters of tokens that are kept
+// top_k -- the k largest of each row of logits, best first, and their log-probabilities; clusters of tokens that are
+// kept
 //
-//   parts:  the top_k largest of every 4,096 logits, of keys (logit, lowest id first) above a bound; by radix selection if these are many
-//   pick:   the top_k of those, sorted
+//   parts:  the top_k largest of every 4,096 logits, of keys (logit, lowest id first) above a bound; by radix selection
+//   if these are many pick:   the top_k of those, sorted
 //
 // Bytes      the logits, once
 // Launch     a block of 256 threads a part and row, then one a row, which may write to the host's memory
@@ -89,8 +90,8 @@ __device__ void largest_of_many(const uint64_t (&key)[kPer], int k, uint64_t* ou
   __syncthreads();
 }
 
-// The k largest of the block's keys to out[0..k), the rest kNone. True: best first. The k-th of the threads' largest keys is not
-// above the k-th of all, and few keys are above it.
+// The k largest of the block's keys to out[0..k), the rest kNone. True: best first. The k-th of the threads' largest
+// keys is not above the k-th of all, and few keys are above it.
 __device__ bool largest(const uint64_t (&key)[kPer], int k, uint64_t* out) {
   const int thread = int(threadIdx.x);
   if (k == 1) {
@@ -139,7 +140,8 @@ __device__ bool largest(const uint64_t (&key)[kPer], int k, uint64_t* out) {
   return true;
 }
 
-// The k best of a row's parts to sorted[kMaxTopK], best first, kNone behind them (everywhere, unless it is real). One block of kThreads.
+// The k best of a row's parts to sorted[kMaxTopK], best first, kNone behind them (everywhere, unless it is real). One
+// block of kThreads.
 __device__ void best_of_parts(const uint64_t* from, int n_part, int k, uint64_t* sorted, bool real) {
   static_assert(kThreads == kMaxTopK);
   const int thread = int(threadIdx.x);
@@ -174,7 +176,8 @@ __device__ void best_of_parts(const uint64_t* from, int n_part, int k, uint64_t*
 
 // A part's k best, its largest logit and the sum of exponentials below it.
 template <bool kRehearse>
-__global__ void __launch_bounds__(kThreads) top_parts_kernel(const float* logits, int64_t stride, int n_vocab, int k, uint64_t* candidates, float2* sums, int n_part) {
+__global__ void __launch_bounds__(kThreads) top_parts_kernel(const float* logits, int64_t stride, int n_vocab, int k,
+                                                             uint64_t* candidates, float2* sums, int n_part) {
   __shared__ float part[kThreads / 32];
   __shared__ uint64_t nowhere[kMaxTopK];
   let_next_start();
@@ -241,7 +244,8 @@ __global__ void __launch_bounds__(kThreads) top_pick_kernel(const __grid_constan
   tell(done);
 }
 // The same, then what follows in a drafter's chain: the token's embedding, and rows beside it by blocks of their own.
-__global__ void __launch_bounds__(kThreads) top_pick_embed_kernel(const __grid_constant__ TopK to, Mat y, TiledMatrix table, float scale_by, Mat beside) {
+__global__ void __launch_bounds__(kThreads)
+    top_pick_embed_kernel(const __grid_constant__ TopK to, Mat y, TiledMatrix table, float scale_by, Mat beside) {
   let_next_start();
   const int row = int(blockIdx.x);
   if (blockIdx.y > 0) {
@@ -251,7 +255,8 @@ __global__ void __launch_bounds__(kThreads) top_pick_embed_kernel(const __grid_c
   embed_row(y, table, row, top_pick(to, row), scale_by);
 }
 
-__global__ void __launch_bounds__(kThreads) choose_clusters_kernel(const float* scores, int64_t stride, int n_cluster, int k, uint8_t* chosen) {
+__global__ void __launch_bounds__(kThreads)
+    choose_clusters_kernel(const float* scores, int64_t stride, int n_cluster, int k, uint8_t* chosen) {
   __shared__ uint64_t best[kMaxTopK];
   wait_for_previous();
   let_next_start();
@@ -266,11 +271,13 @@ __global__ void __launch_bounds__(kThreads) choose_clusters_kernel(const float* 
   largest(key, k, best);
   if (thread < k && best[thread] != kNone) chosen[int64_t(row) * n_cluster + id_of(best[thread])] = 1;
 }
-__global__ void keep_clusters_kernel(float* logits, int64_t stride, int n_vocab, int n_cluster, const int32_t* order, const uint8_t* chosen) {
+__global__ void keep_clusters_kernel(float* logits, int64_t stride, int n_vocab, int n_cluster, const int32_t* order,
+                                     const uint8_t* chosen) {
   wait_for_previous();
   let_next_start();
   const int i = int(blockIdx.x * blockDim.x + threadIdx.x), row = int(blockIdx.y);
-  if (i < n_vocab && !chosen[int64_t(row) * n_cluster + i / (n_vocab / n_cluster)]) logits[row * stride + order[i]] = -INFINITY;
+  if (i < n_vocab && !chosen[int64_t(row) * n_cluster + i / (n_vocab / n_cluster)])
+    logits[row * stride + order[i]] = -INFINITY;
 }
 
 }  // namespace
@@ -278,9 +285,12 @@ __global__ void keep_clusters_kernel(float* logits, int64_t stride, int n_vocab,
 void top_k_parts(cudaStream_t stream, const float* logits, int64_t stride, int n_vocab, TopK& to) {
   to.n_part = (n_vocab + kDrawPart - 1) / kDrawPart;
   const dim3 grid{unsigned(to.n_part), unsigned(to.n_row)};
-  launch(is_small_grid(grid) ? top_parts_kernel<true> : top_parts_kernel<false>, grid, dim3(kThreads), 0, stream, logits, stride, n_vocab, to.k, to.candidates, to.part_sums, to.n_part);
+  launch(is_small_grid(grid) ? top_parts_kernel<true> : top_parts_kernel<false>, grid, dim3(kThreads), 0, stream,
+         logits, stride, n_vocab, to.k, to.candidates, to.part_sums, to.n_part);
 }
-void top_k_pick(cudaStream_t stream, const TopK& to, Done done) { launch(top_pick_kernel, dim3(unsigned(to.n_row)), dim3(kThreads), 0, stream, to, done); }
+void top_k_pick(cudaStream_t stream, const TopK& to, Done done) {
+  launch(top_pick_kernel, dim3(unsigned(to.n_row)), dim3(kThreads), 0, stream, to, done);
+}
 void top_k_embed(cudaStream_t stream, const TopK& to, Mat y, const TiledMatrix& table, float scale, Mat x) {
   CHECK(table.n_in % 4 == 0 && x.cols % 4 == 0, "{} columns beside {}", x.cols, table.n_in);
   launch(top_pick_embed_kernel, dim3(unsigned(to.n_row), 2), dim3(kThreads), 0, stream, to, y, table, scale, x);
@@ -290,11 +300,13 @@ void top_k(cudaStream_t stream, const float* logits, int64_t stride, int n_vocab
   top_k_pick(stream, to, done);
 }
 
-void keep_clusters(cudaStream_t stream, float* logits, int64_t stride, int n_vocab, int n_row, const float* scores, int64_t score_stride, int n_cluster,
-                   int k, const int32_t* order, uint8_t* chosen) {
+void keep_clusters(cudaStream_t stream, float* logits, int64_t stride, int n_vocab, int n_row, const float* scores,
+                   int64_t score_stride, int n_cluster, int k, const int32_t* order, uint8_t* chosen) {
   CHECK(n_cluster <= kDrawPart && k <= kMaxTopK && n_vocab % n_cluster == 0, "{} of {} clusters", k, n_cluster);
-  launch(choose_clusters_kernel, dim3(unsigned(n_row)), dim3(kThreads), 0, stream, scores, score_stride, n_cluster, k, chosen);
-  launch(keep_clusters_kernel, dim3(unsigned((n_vocab + 255) / 256), unsigned(n_row)), dim3(256), 0, stream, logits, stride, n_vocab, n_cluster, order, chosen);
+  launch(choose_clusters_kernel, dim3(unsigned(n_row)), dim3(kThreads), 0, stream, scores, score_stride, n_cluster, k,
+         chosen);
+  launch(keep_clusters_kernel, dim3(unsigned((n_vocab + 255) / 256), unsigned(n_row)), dim3(256), 0, stream, logits,
+         stride, n_vocab, n_cluster, order, chosen);
 }
 
 }  // namespace facet::cuda

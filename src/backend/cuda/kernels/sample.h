@@ -11,7 +11,7 @@ namespace facet::cuda {
 // One row to draw from, with what the host has worked out (backend/sampling.h).
 struct DrawRow {
   float temperature, top_p, min_p;
-  int32_t top_k;                 // 1..kMaxTopK
+  int32_t top_k;  // 1..kMaxTopK
   uint64_t seed;
   int64_t position;
   int32_t first_adjust, n_adjust;
@@ -19,13 +19,13 @@ struct DrawRow {
 // A change of one logit: l + bias, then divided or multiplied by the penalty, then less `minus`.
 struct Adjust {
   int32_t id;
-  float bias, penalty, minus;    // bias -inf: suppressed
+  float bias, penalty, minus;  // bias -inf: suppressed
 };
 // Says in the host's memory that results are there: sooner than the end of the stream does.
 struct Done {
-  uint32_t* flag = nullptr;      // page-locked; null: nobody waits
-  uint32_t number = 0;           // what it becomes when all rows are written
-  unsigned* n_row = nullptr;     // device memory, zero between launches: rows written so far
+  uint32_t* flag = nullptr;   // page-locked; null: nobody waits
+  uint32_t number = 0;        // what it becomes when all rows are written
+  unsigned* n_row = nullptr;  // device memory, zero between launches: rows written so far
 };
 // A step's arrays, of whose sequence i, which has token i alone, row i is drawn: they become those of the next step.
 struct GoOn {
@@ -33,12 +33,15 @@ struct GoOn {
 };
 constexpr int kMaxTopK = 256;
 constexpr int kDrawPart = 4096;  // logits of one block
-inline int64_t draw_candidates(int64_t n_vocab) { return (n_vocab + kDrawPart - 1) / kDrawPart * kMaxTopK; }  // 8 bytes each, a row
+inline int64_t draw_candidates(int64_t n_vocab) {
+  return (n_vocab + kDrawPart - 1) / kDrawPart * kMaxTopK;
+}  // 8 bytes each, a row
 
 // ids[i] drawn from logits [n_row, n_vocab], which the adjustments change; -1 if a row holds a NaN or nothing finite.
-// rows, adjust: device memory; candidates: scratch, draw_candidates() a row. Keyed by (seed, position) as uniform_at; the same choice as sample_row.
-void draw(cudaStream_t, int32_t* ids, float* logits, int64_t stride, int n_vocab, int n_row, const DrawRow* rows, const Adjust* adjust, int n_adjust,
-          bool greedy, uint64_t* candidates, Done done = {}, GoOn go_on = {});
+// rows, adjust: device memory; candidates: scratch, draw_candidates() a row. Keyed by (seed, position) as uniform_at;
+// the same choice as sample_row.
+void draw(cudaStream_t, int32_t* ids, float* logits, int64_t stride, int n_vocab, int n_row, const DrawRow* rows,
+          const Adjust* adjust, int n_adjust, bool greedy, uint64_t* candidates, Done done = {}, GoOn go_on = {});
 
 // ids and log_probs [n_row, k]: the k largest of each row, best first, and their natural log-probabilities; -1 and -inf
 // where there are no more. best [n_row], if it is not null: the first of each row, 0 where there is none.
@@ -59,7 +62,7 @@ void top_k_embed(cudaStream_t, const TopK&, Mat y, const TiledMatrix& table, flo
 
 // logits of tokens outside the top_k best clusters become -inf. order [n_vocab]: tokens, cluster after cluster of equal
 // size; scores [n_row, n_cluster], n_cluster <= kDrawPart; chosen [n_row, n_cluster]: scratch.
-void keep_clusters(cudaStream_t, float* logits, int64_t stride, int n_vocab, int n_row, const float* scores, int64_t score_stride, int n_cluster,
-                   int top_k, const int32_t* order, uint8_t* chosen);
+void keep_clusters(cudaStream_t, float* logits, int64_t stride, int n_vocab, int n_row, const float* scores,
+                   int64_t score_stride, int n_cluster, int top_k, const int32_t* order, uint8_t* chosen);
 
 }  // namespace facet::cuda

@@ -22,7 +22,8 @@ constexpr bool splits_meet(Cut cut) {
     if (split_of(cut, split_begin(cut, i)) != i || split_of(cut, split_begin(cut, i + 1) - 1) != i) return false;
   return true;
 }
-static_assert(splits_meet(Cut::kWindow) && splits_meet(Cut::kFull) && splits_meet(Cut::kFullOfFew) && split_begin(Cut::kFull, 400) > 65536 && split_begin(Cut::kFullOfFew, 400) > 65536);
+static_assert(splits_meet(Cut::kWindow) && splits_meet(Cut::kFull) && splits_meet(Cut::kFullOfFew) &&
+              split_begin(Cut::kFull, 400) > 65536 && split_begin(Cut::kFullOfFew, 400) > 65536);
 
 // Splits of short sequences, for head widths 256 and 512; n_cols: most query rows of a K/V head.
 using AttendDecode = bool (*)(cudaStream_t, const AttendParams&, int n_cols);
@@ -52,16 +53,19 @@ constexpr size_t kMostScratch = size_t(256) << 20;
 constexpr size_t align_up(size_t n) { return (n + 255) / 256 * 256; }
 
 // Bytes of the partial results of one token.
-size_t token_scratch(int n_split, int n_q_head, int E) { return size_t(n_split) * size_t(n_q_head) * (size_t(E) * sizeof(__half) + sizeof(float2)); }
+size_t token_scratch(int n_split, int n_q_head, int E) {
+  return size_t(n_split) * size_t(n_q_head) * (size_t(E) * sizeof(__half) + sizeof(float2));
+}
 
 // Most tokens of a sequence among the step's leading short ones, as far as the shape tells.
 int most_tokens(const StepShape& shape) {
-  const bool all_short = shape.n_tok - shape.n_small <= kSmallT;  // the rest is padding: a long sequence has more tokens
+  const bool all_short =
+      shape.n_tok - shape.n_small <= kSmallT;  // the rest is padding: a long sequence has more tokens
   return std::clamp(all_short ? shape.n_small - shape.n_seq + 1 : shape.n_small, 1, kSmallT);
 }
 
-// Whether kernels of short sequences also do what comes before attention (Also in decode.cuh). Each block then norms and rotates its
-// own queries: with several tokens and many blocks that takes longer than a launch.
+// Whether kernels of short sequences also do what comes before attention (Also in decode.cuh). Each block then norms
+// and rotates its own queries: with several tokens and many blocks that takes longer than a launch.
 constexpr int kHeadsCols = 16, kMostHeadsWork = 1000;
 bool takes_heads(const AttendParams& p) {
   const StepShape& shape = p.step.shape;
@@ -69,7 +73,9 @@ bool takes_heads(const AttendParams& p) {
   const int n = most_tokens(shape);
   if (n * p.group > kHeadsCols) return false;
   return n == 1 || (p.kv.head_dim == 256 && device().shared >= kMuchShared &&
-                    int64_t(shape.n_tok) * p.kv.n_head * most_splits(cut_of(p.kv.k_type, p.window, p.kv.n_head), p.window, shape.longest) <= kMostHeadsWork);
+                    int64_t(shape.n_tok) * p.kv.n_head *
+                            most_splits(cut_of(p.kv.k_type, p.window, p.kv.n_head), p.window, shape.longest) <=
+                        kMostHeadsWork);
 }
 }  // namespace
 
@@ -77,37 +83,59 @@ bool attend_uses_warpgroups = true;
 
 void run_heads(cudaStream_t stream, const KvLayer& kv, Mat q, const Step& s, const HeadsLeft& left) {
   const NormRopeAppend& w = left.work;
-  left.k.p ? norm_rope_append(stream, kv, q, left.k, left.v, s, w) : head_norm_rope(stream, q, w.q_gain, w.freqs, s, w.eps);
+  left.k.p ? norm_rope_append(stream, kv, q, left.k, left.v, s, w)
+           : head_norm_rope(stream, q, w.q_gain, w.freqs, s, w.eps);
 }
 
 size_t attend_scratch_bytes(const BackendLimits& limits, int n_q_head, int max_head_dim) {
-  const size_t token = token_scratch(most_splits(Cut::kFullOfFew, 0, limits.max_rows + kSmallT), n_q_head, max_head_dim);
+  const size_t token =
+      token_scratch(most_splits(Cut::kFullOfFew, 0, limits.max_rows + kSmallT), n_q_head, max_head_dim);
   const size_t all = token * size_t(std::min(limits.max_tok, 1024));
   return align_up(std::max(token, std::min(all, kMostScratch))) + 256;
 }
 
-bool attend(cudaStream_t stream, Mat o, Mat q, const KvLayer& kv, const Step& s, const AttnSpec& spec, AttendScratch scratch, const HeadsLeft* left) {
+bool attend(cudaStream_t stream, Mat o, Mat q, const KvLayer& kv, const Step& s, const AttnSpec& spec,
+            AttendScratch scratch, const HeadsLeft* left) {
   const int E = kv.head_dim, n_small = s.shape.n_small, n_tok = s.shape.n_tok;
-  CHECK(E == spec.head_dim && kv.n_head > 0 && spec.n_q_head % kv.n_head == 0, "query heads and width, K/V heads and width:", spec.n_q_head,
-        spec.head_dim, kv.n_head, E);
+  CHECK(E == spec.head_dim && kv.n_head > 0 && spec.n_q_head % kv.n_head == 0,
+        "query heads and width, K/V heads and width:", spec.n_q_head, spec.head_dim, kv.n_head, E);
   CHECK(E == 64 || E == 128 || E == 256 || E == 512, "a head width of 64, 128, 256 or 512, not", E);
-  CHECK(o.stride % 4 == 0 && q.stride % 4 == 0 && reinterpret_cast<uintptr_t>(o.p) % 16 == 0 && reinterpret_cast<uintptr_t>(q.p) % 16 == 0 &&
+  CHECK(o.stride % 4 == 0 && q.stride % 4 == 0 && reinterpret_cast<uintptr_t>(o.p) % 16 == 0 &&
+            reinterpret_cast<uintptr_t>(q.p) % 16 == 0 &&
             (!o.bf || (o.bf_stride % 4 == 0 && reinterpret_cast<uintptr_t>(o.bf) % 8 == 0)),
         "rows of q and o that are not aligned to 16 bytes; strides", q.stride, o.stride, o.bf_stride);
   if (n_tok == 0) return false;
-  AttendParams p{.o = o.p, .o_bf = o.bf, .q = q.p, .o_stride = o.stride, .o_bf_stride = o.bf_stride, .q_stride = q.stride, .kv = kv,
-                 .step = s, .n_q_head = spec.n_q_head, .group = spec.n_q_head / kv.n_head, .window = spec.window, .scale = spec.scale,
-                 .causal_block = spec.causal_block, .n_path = s.shape.n_path};
+  AttendParams p{.o = o.p,
+                 .o_bf = o.bf,
+                 .q = q.p,
+                 .o_stride = o.stride,
+                 .o_bf_stride = o.bf_stride,
+                 .q_stride = q.stride,
+                 .kv = kv,
+                 .step = s,
+                 .n_q_head = spec.n_q_head,
+                 .group = spec.n_q_head / kv.n_head,
+                 .window = spec.window,
+                 .scale = spec.scale,
+                 .causal_block = spec.causal_block,
+                 .n_path = s.shape.n_path};
   const AttendDecode decode = attend_decode_of(kv.k_type, kv.v_type);
   CHECK(decode || E < 256 || (kv.k_type == KvType::kF32 && kv.v_type == KvType::kF32),
-        "K and V of equal types, or K in q8_0 and V in q4_0 or tq3_0; not", kv_type_name(kv.k_type), kv_type_name(kv.v_type));
+        "K and V of equal types, or K in q8_0 and V in q4_0 or tq3_0; not", kv_type_name(kv.k_type),
+        kv_type_name(kv.v_type));
   const bool fast = decode && E >= 256;
   auto heads_first = [&] {
     if (left) run_heads(stream, kv, q, s, *std::exchange(left, nullptr));
     p.heads.on = false;
   };
   if (left && fast && takes_heads(p))
-    p.heads = {.on = true, .most_tok = most_tokens(s.shape), .k = left->k.p, .v = left->v.p, .k_stride = left->k.stride, .v_stride = left->v.stride, .work = left->work};
+    p.heads = {.on = true,
+               .most_tok = most_tokens(s.shape),
+               .k = left->k.p,
+               .v = left->v.p,
+               .k_stride = left->k.stride,
+               .v_stride = left->v.stride,
+               .work = left->work};
   else
     heads_first();
   bool imaged = o.image && fast && n_small == n_tok;
@@ -121,7 +149,8 @@ bool attend(cudaStream_t stream, Mat o, Mat q, const KvLayer& kv, const Step& s,
     const int n_pass = (n_small + room - 1) / room, per_pass = (n_small + n_pass - 1) / n_pass;
     char* partials = static_cast<char*>(scratch.p);
     p.part_ml = reinterpret_cast<float2*>(partials);
-    p.part_o = reinterpret_cast<__half*>(partials + align_up(size_t(per_pass) * size_t(spec.n_q_head) * size_t(p.n_split) * sizeof(float2)));
+    p.part_o = reinterpret_cast<__half*>(
+        partials + align_up(size_t(per_pass) * size_t(spec.n_q_head) * size_t(p.n_split) * sizeof(float2)));
     for (p.t_begin = 0; p.t_begin < n_small; p.t_begin = p.t_end) {
       p.t_end = std::min(n_small, p.t_begin + per_pass);
       if (decode(stream, p, std::min(most_tokens(s.shape), p.t_end - p.t_begin) * p.group))

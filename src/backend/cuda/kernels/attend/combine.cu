@@ -2,10 +2,10 @@
 //
 //   o[t, h] = sum_s w_s o_s / sum_s w_s,  w_s = l_s 2^(m_s - max m); rotated back if V is cached rotated
 //
-// Shapes     part_o [tokens, Hq, n_split, E] f16, part_ml [tokens, Hq, n_split]; o [T, Hq * E] f32 and, if wanted, bf16 and 8 bits
-// Bytes      the partials once
-// Launch     one block of 256 threads per (group of 128 values, query head, token)
-// Order      split s goes to thread group s mod 16 by its absolute number, in ascending order; groups are added in order:
+// Shapes     part_o [tokens, Hq, n_split, E] f16, part_ml [tokens, Hq, n_split]; o [T, Hq * E] f32 and, if wanted, bf16
+// and 8 bits Bytes      the partials once Launch     one block of 256 threads per (group of 128 values, query head,
+// token) Order      split s goes to thread group s mod 16 by its absolute number, in ascending order; groups are added
+// in order:
 //            a row's bits do not depend on how many splits the grid has
 // Reference  CpuRef::attend    Test tests/kernels/cuda_attend_test.cpp    Bench bench/verbs/cuda_attend_bench.cu
 #include "backend/cuda/kernels/attend/params.cuh"
@@ -76,7 +76,8 @@ __global__ void __launch_bounds__(kThreads) attend_combine_kernel(const __grid_c
     if (i0 < n) add(ml[0], part_o[0]);
     if (i0 + kGroups < n) add(ml[1], part_o[1]);
 #pragma unroll 4
-    for (int i = i0 + 2 * kGroups; i < n; i += kGroups) add(p.part_ml[at + i], *reinterpret_cast<const uint4*>(from + int64_t(i) * E));
+    for (int i = i0 + 2 * kGroups; i < n; i += kGroups)
+      add(p.part_ml[at + i], *reinterpret_cast<const uint4*>(from + int64_t(i) * E));
 #pragma unroll
     for (int j = 0; j < 8; ++j) values[group][sub * 8 + j] = sum[j];
     if (sub == 0) weights[group] = weight;
@@ -100,7 +101,8 @@ __global__ void __launch_bounds__(kThreads) attend_combine_kernel(const __grid_c
     if (!image) return;
     // Half of a block of the image: 16 lanes take eight columns each.
     const int pair = lane % 16 * 2, block = first_col / kActBlock, as = part % 2 * 16 + lane % 16;
-    const uint4 v = {__shfl_sync(~0u, lo, pair), __shfl_sync(~0u, hi, pair), __shfl_sync(~0u, lo, pair + 1), __shfl_sync(~0u, hi, pair + 1)};
+    const uint4 v = {__shfl_sync(~0u, lo, pair), __shfl_sync(~0u, hi, pair), __shfl_sync(~0u, lo, pair + 1),
+                     __shfl_sync(~0u, hi, pair + 1)};
     quantize_block_among(n_image, image, block, v, t, as, lane < 16 && real);
   });
 }
@@ -109,7 +111,8 @@ __global__ void __launch_bounds__(kThreads) attend_combine_kernel(const __grid_c
 
 void attend_combine(cudaStream_t stream, const AttendParams& p) {
   const dim3 grid(unsigned(p.kv.head_dim / 128), unsigned(p.n_q_head), unsigned(p.t_end - p.t_begin));
-  launch(is_small_grid(grid) ? attend_combine_kernel<true> : attend_combine_kernel<false>, grid, dim3(kThreads), 0, stream, p);
+  launch(is_small_grid(grid) ? attend_combine_kernel<true> : attend_combine_kernel<false>, grid, dim3(kThreads), 0,
+         stream, p);
 }
 
 }  // namespace facet::cuda

@@ -4,9 +4,10 @@
 //
 // Shapes     q [T, Hq * E] f32; K, V rows as cached (planar.cuh), E = 256 or 512; partials f16, divided by their sums
 // Bytes      each visible row of K and V once per block of 8 NT G query rows (query heads of the K/V head x tokens)
-// Launch     G E / 2 threads per (block of query rows, K/V head, split; sequence); geometry from the shape, surplus blocks
-//            leave. They come first, or last where they would take a place on every multiprocessor before the others do. The
-//            longest splits start first; further paths of trees (tree.cuh) come last
+// Launch     G E / 2 threads per (block of query rows, K/V head, split; sequence); geometry from the shape, surplus
+// blocks
+//            leave. They come first, or last where they would take a place on every multiprocessor before the others
+//            do. The longest splits start first; further paths of trees (tree.cuh) come last
 // Order      split borders and the tiles of 32 rows inside are fixed positions; every query row is a column of its own
 //            in all products; so its bits depend on it, the rows it sees and nothing else. A tile in which it sees
 //            nothing changes nothing
@@ -14,11 +15,12 @@
 //
 // A block runs over the tiles of its split: S^T = K Q^T (a warp: 16 keys, 128 values), partial sums and softmax through
 // shared memory, O^T += V^T P^T (a warp: 64 values, 32 keys). Products and sums that the compiler may fuse or not are
-// written out, so that kernels for more query rows round as those for fewer do. Rows stream through a ring of shared-memory slots, K and V
-// tiles in turn, and are expanded from their codes as the fragments are made.
+// written out, so that kernels for more query rows round as those for fewer do. Rows stream through a ring of
+// shared-memory slots, K and V tiles in turn, and are expanded from their codes as the fragments are made.
 //
-// q, k and v may still be the projections', where no sequence is a tree: blocks norm and rotate their queries, and a block whose
-// split rows of the step's own tokens fall into writes these first (head_rows.cuh), to the cache and to where it reads them itself.
+// q, k and v may still be the projections', where no sequence is a tree: blocks norm and rotate their queries, and a
+// block whose split rows of the step's own tokens fall into writes these first (head_rows.cuh), to the cache and to
+// where it reads them itself.
 #pragma once
 #include <algorithm>
 #include <type_traits>
@@ -46,33 +48,37 @@ struct DecodeShape {
   static constexpr bool kTrees = kAlso == Also::kTrees, kHeads = kAlso == Also::kHeads || kAlso == Also::kHeadsOfFew;
   using KT = TileShape<K, E>;
   using VT = TileShape<V, E>;
-  static constexpr int kGroupWarps = E / 64, kWarps = G * kGroupWarps, kThreads = 32 * kWarps, kParts = E / 128, kCols = 8 * NT * G;
-  static constexpr int kBytesK = kTileKeys * (KT::kStrideK + KT::kScales), kBytesV = kTileKeys * (VT::kStrideV + VT::kScales);
+  static constexpr int kGroupWarps = E / 64, kWarps = G * kGroupWarps, kThreads = 32 * kWarps, kParts = E / 128,
+                       kCols = 8 * NT * G;
+  static constexpr int kBytesK = kTileKeys * (KT::kStrideK + KT::kScales),
+                       kBytesV = kTileKeys * (VT::kStrideV + VT::kScales);
   static constexpr int kSlotBytes = kBytesK > kBytesV ? kBytesK : kBytesV;
   static constexpr int kSlots = kSlotBytes > 32 * 1024 ? 3 : 4;
   static constexpr int kStrideS = kTileKeys + 4, kStrideP = kTileKeys + 8;
-  static constexpr int kAtQ = kSlots * kSlotBytes;                          // B fragments of Q
-  static constexpr int kAtS = kAtQ + kCols * E * 2;                         // [parts][cols][keys] f32
-  // Before the first scores: turns [E] f32 of the sequence's tokens, then for each warp a row's codes and the row as it is cached.
+  static constexpr int kAtQ = kSlots * kSlotBytes;   // B fragments of Q
+  static constexpr int kAtS = kAtQ + kCols * E * 2;  // [parts][cols][keys] f32
+  // Before the first scores: turns [E] f32 of the sequence's tokens, then for each warp a row's codes and the row as it
+  // is cached.
   static constexpr int kRow = planar_bytes(K, E) > planar_bytes(V, E) ? planar_bytes(K, E) : planar_bytes(V, E);
   static constexpr int heads_bytes(int n_tok) { return kAtS + n_tok * E * 4 + kWarps * (E + kRow); }
   static constexpr int first_tiles(bool is_k) { return (kSlots + is_k) / 2; }  // whose copies start before the loop
-  static constexpr int kAtP = kAtS + kParts * kCols * kStrideS * 4;         // [cols][keys] f16
-  static constexpr int kAtAlpha = kAtP + kCols * kStrideP * 2;              // [cols] f32
-  static constexpr int kAtPath = kAtAlpha + kCols * 4;                      // TreePath::nodes
+  static constexpr int kAtP = kAtS + kParts * kCols * kStrideS * 4;            // [cols][keys] f16
+  static constexpr int kAtAlpha = kAtP + kCols * kStrideP * 2;                 // [cols] f32
+  static constexpr int kAtPath = kAtAlpha + kCols * 4;                         // TreePath::nodes
   static constexpr int kBytes = kAtPath + (kTrees ? 8 : 0);
   static constexpr int kLoaders = kThreads / kTileKeys > 8 ? kThreads / kTileKeys : 8;  // threads that copy a row
   // Rows of these begin anywhere in a line of 128 bytes, and lanes take them line by line.
   static constexpr bool kByLine = K == KvType::kQ8_0 && V == KvType::kQ8_0 && NT == 1;
-  // Blocks hide each other's latencies; 80 registers a thread do for Q4_0 and one block of query rows, and cost the other
-  // types more than a third block gives.
+  // Blocks hide each other's latencies; 80 registers a thread do for Q4_0 and one block of query rows, and cost the
+  // other types more than a third block gives.
   static constexpr int kBlocksPerSm = (G * NT == 1 && K == KvType::kQ4_0 && !kTrees ? 768 : 512) / kThreads;
   // Loads before the wait; not where they would cost registers that the loop needs.
   static constexpr bool kEarly = NT < 4 && kBlocksPerSm * kThreads <= 512;
 };
 
 template <KvType K, KvType V, int E, int NT, int G, Also kAlso>
-__global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G, kAlso>::kThreads, DecodeShape<K, V, E, NT, G, kAlso>::kBlocksPerSm)
+__global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G, kAlso>::kThreads,
+                                  DecodeShape<K, V, E, NT, G, kAlso>::kBlocksPerSm)
     attend_decode_kernel(const __grid_constant__ AttendParams p) {
   using Shape = DecodeShape<K, V, E, NT, G, kAlso>;
   using KT = typename Shape::KT;
@@ -83,10 +89,9 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G, kAlso>::kThreads, 
   const int tid = threadIdx.x, lane = tid % 32, warp = tid / 32, g = lane / 4, c = lane % 4;
   const Cut cut = cut_of(K, p.window, p.kv.n_head);
 
-  // Nothing before wait_for_previous() touches more than the step's arrays, which the host copied, and committed rows, which
-  // an earlier step wrote.
-  // The next kernel starts after the wait: before it, its blocks would gather where those of the product before are done, and
-  // later take the place of those behind them.
+  // Nothing before wait_for_previous() touches more than the step's arrays, which the host copied, and committed rows,
+  // which an earlier step wrote. The next kernel starts after the wait: before it, its blocks would gather where those
+  // of the product before are done, and later take the place of those behind them.
   if constexpr (!Shape::kEarly) wait_for_previous(), let_next_start();
   const int seq = blockIdx.y;
   const int at_head = quick_div(int(blockIdx.x), p.n_col_block), at_split = quick_div(at_head, p.kv.n_head);
@@ -95,7 +100,9 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G, kAlso>::kThreads, 
   const int cache_slot = p.step.slot[seq];
   SeqRows s = seq_rows(p, seq);
   if constexpr (!kTrees) {
-    const int more = p.n_split - 1 - (split_of(cut, s.len + s.in_step - 1) - split_of(cut, s.first));  // splits of the grid that are not there
+    const int more =
+        p.n_split - 1 -
+        (split_of(cut, s.len + s.in_step - 1) - split_of(cut, s.first));  // splits of the grid that are not there
     if (more * p.n_col_block * p.kv.n_head >= p.n_sm) slot -= more;
   }
   const int n_col = (s.j1 - s.j0) * p.group - col_block * kCols;  // query rows of this block, or more
@@ -123,7 +130,8 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G, kAlso>::kThreads, 
   const int row0 = lo / kTileKeys * kTileKeys;  // splits begin at multiples of the tile
   const int n_tile = (hi - row0 + kTileKeys - 1) / kTileKeys;
 
-  // Rows of the step's tokens that this block writes; those of the first tiles go to the slots as they are made, the others are copied.
+  // Rows of the step's tokens that this block writes; those of the first tiles go to the slots as they are made, the
+  // others are copied.
   const bool appends = Shape::kHeads && p.heads.k && hi > s.len;
   const int own0 = appends ? max(lo, s.len) : INT_MAX;
 
@@ -134,19 +142,24 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G, kAlso>::kThreads, 
   const char* k_stage = reinterpret_cast<const char*>(p.kv.k_stage) + head * planar_bytes(K, E);
   const char* v_stage = reinterpret_cast<const char*>(p.kv.v_stage) + head * planar_bytes(V, E);
   const int ring_cap = p.kv.window > 0 ? int(p.kv.cap) : INT_MAX;
-  const int place0 = p.kv.window > 0 ? int(unsigned(row0) % unsigned(ring_cap)) : row0;  // of row0; later rows follow it
-  auto load_rows = [&](auto is_k, auto at_once, auto shape, int stride, char* to, int tile, const char* ring, const char* stage, int64_t row_bytes) {
+  const int place0 =
+      p.kv.window > 0 ? int(unsigned(row0) % unsigned(ring_cap)) : row0;  // of row0; later rows follow it
+  auto load_rows = [&](auto is_k, auto at_once, auto shape, int stride, char* to, int tile, const char* ring,
+                       const char* stage, int64_t row_bytes) {
     using T = decltype(shape);
     constexpr int kTimes = kTileKeys * kLoaders / Shape::kThreads, kUnroll = at_once() ? kTimes : 1;
     constexpr int kChunks = T::kCodes / 16, kAll = kChunks + T::kScales / 16;
     if (tile >= n_tile) return;
 #pragma unroll kUnroll
     for (int i = 0; i < kTimes; ++i) {
-      const int sub = tid % kLoaders, r = tid / kLoaders + i * (Shape::kThreads / kLoaders), after = tile * kTileKeys + r, row = row0 + after;
+      const int sub = tid % kLoaders, r = tid / kLoaders + i * (Shape::kThreads / kLoaders),
+                after = tile * kTileKeys + r, row = row0 + after;
       const bool there = row >= lo && row < hi;
       if (Shape::kHeads && there && row >= own0 && tile < Shape::first_tiles(is_k)) continue;
       const bool elsewhere = kTrees && s.mask == Mask::kTree && row >= s.len;  // not in the order of positions
-      const int stored = elsewhere ? s.len - row0 + node_at(*reinterpret_cast<const uint64_t*>(shared + Shape::kAtPath), row - s.len) : after;
+      const int stored =
+          elsewhere ? s.len - row0 + node_at(*reinterpret_cast<const uint64_t*>(shared + Shape::kAtPath), row - s.len)
+                    : after;
       int at = place0 + stored;
       if (at >= ring_cap) at -= quick_div(at, ring_cap) * ring_cap;
       if (staged && row >= s.len) ring = stage, at = s.begin + row0 + stored - s.len;
@@ -159,8 +172,10 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G, kAlso>::kThreads, 
 #pragma unroll
         for (int j = 0; j < (kAll + 2 * kLoaders - 2) / kLoaders; ++j) {
           const int n = chunk + kLoaders * j;
-          if (j > 0 && kLoaders * (j + 1) <= kChunks) copy16_async_or_zero(code + 16 * kLoaders * j, from + 16 * kLoaders * j, there);
-          else if (n >= 0 && n < kAll) copy16_async_or_zero((n < kChunks ? code : scale) + 16 * kLoaders * j, from + 16 * kLoaders * j, there);
+          if (j > 0 && kLoaders * (j + 1) <= kChunks)
+            copy16_async_or_zero(code + 16 * kLoaders * j, from + 16 * kLoaders * j, there);
+          else if (n >= 0 && n < kAll)
+            copy16_async_or_zero((n < kChunks ? code : scale) + 16 * kLoaders * j, from + 16 * kLoaders * j, there);
         }
         continue;
       }
@@ -169,17 +184,21 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G, kAlso>::kThreads, 
 #pragma unroll
       for (int j = 0; j < (kChunks + kLoaders - 1) / kLoaders; ++j) {
         const int chunk = sub + kLoaders * j;
-        if (kChunks % kLoaders == 0 || chunk < kChunks) copy16_async_or_zero(dst + 16 * (is_k ? k_chunk<K>(chunk, r) : chunk), from + 16 * kLoaders * j, there);
+        if (kChunks % kLoaders == 0 || chunk < kChunks)
+          copy16_async_or_zero(dst + 16 * (is_k ? k_chunk<K>(chunk, r) : chunk), from + 16 * kLoaders * j, there);
       }
-      if (T::kScales > 0 && sub < T::kScales / 16) copy16_async_or_zero(to + kTileKeys * stride + r * T::kScales + 16 * sub, from + T::kCodes, there);
+      if (T::kScales > 0 && sub < T::kScales / 16)
+        copy16_async_or_zero(to + kTileKeys * stride + r * T::kScales + 16 * sub, from + T::kCodes, there);
     }
   };
   auto load_k = [&](int tile, int item) {
-    load_rows(std::true_type{}, std::true_type{}, KT{}, KT::kStrideK, shared + item % kSlots * Shape::kSlotBytes, tile, k_ring, k_stage, p.kv.k_row);
+    load_rows(std::true_type{}, std::true_type{}, KT{}, KT::kStrideK, shared + item % kSlots * Shape::kSlotBytes, tile,
+              k_ring, k_stage, p.kv.k_row);
     copies_commit();
   };
   auto load_v = [&](int tile, int item) {
-    load_rows(std::false_type{}, std::true_type{}, VT{}, VT::kStrideV, shared + item % kSlots * Shape::kSlotBytes, tile, v_ring, v_stage, p.kv.v_row);
+    load_rows(std::false_type{}, std::true_type{}, VT{}, VT::kStrideV, shared + item % kSlots * Shape::kSlotBytes, tile,
+              v_ring, v_stage, p.kv.v_row);
     copies_commit();
   };
   // The first items are on their way before the wait if this step writes none of their rows, or this block does.
@@ -189,10 +208,11 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G, kAlso>::kThreads, 
     for (int item = 0; item < (kSlots == 4 ? 4 : 3); ++item) {
       const int tile = item / 2;
       if (Shape::kEarly && (own_rows || row0 + (tile + 1) * kTileKeys <= s.len) != early) continue;
-      if constexpr (K == V && E == 256) {  // one copy of the code; in a large grid later blocks would wait longer for it
+      if constexpr (K == V &&
+                    E == 256) {  // one copy of the code; in a large grid later blocks would wait longer for it
         const bool is_k = item % 2 == 0;
-        load_rows(is_k, std::false_type{}, KT{}, is_k ? KT::kStrideK : KT::kStrideV, shared + item * Shape::kSlotBytes, tile, is_k ? k_ring : v_ring,
-                  is_k ? k_stage : v_stage, is_k ? p.kv.k_row : p.kv.v_row);
+        load_rows(is_k, std::false_type{}, KT{}, is_k ? KT::kStrideK : KT::kStrideV, shared + item * Shape::kSlotBytes,
+                  tile, is_k ? k_ring : v_ring, is_k ? k_stage : v_stage, is_k ? p.kv.k_row : p.kv.v_row);
         copies_commit();
       } else if (item % 2 == 0) {
         load_k(tile, item);
@@ -221,7 +241,8 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G, kAlso>::kThreads, 
   auto find_turns = [&] {
     if constexpr (Shape::kHeads) {
       if (n_col < kCols)  // columns without a query
-        for (int i = tid; i < kCols * E / 8; i += Shape::kThreads) reinterpret_cast<uint4*>(shared + Shape::kAtQ)[i] = uint4{};
+        for (int i = tid; i < kCols * E / 8; i += Shape::kThreads)
+          reinterpret_cast<uint4*>(shared + Shape::kAtQ)[i] = uint4{};
       for (int i = tid; i < n_tok * (E / 2); i += Shape::kThreads) {
         const int j = kAlso == Also::kHeadsOfFew ? i / (E / 2) : 0, pair = i - j * (E / 2);
         find_turn<E>(turns + j * E, pair, p.heads.work.freqs.p[pair], p.step.pos[s.begin + j]);
@@ -251,16 +272,19 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G, kAlso>::kThreads, 
   }
   if (!Shape::kEarly || !own_rows) load_first(false);
 
-  // Heads, a warp each: rows of the step's tokens in this split, which go to the cache, K and V (blocks of further query rows write the
-  // same), then the queries. What they have in common is here once: its instructions come from far away.
+  // Heads, a warp each: rows of the step's tokens in this split, which go to the cache, K and V (blocks of further
+  // query rows write the same), then the queries. What they have in common is here once: its instructions come from far
+  // away.
   uint8_t* const codes = reinterpret_cast<uint8_t*>(turns + n_tok * E) + warp * (E + Shape::kRow);
   std::byte* const made = reinterpret_cast<std::byte*>(codes + E);
   // x, as it is cached, to its row of the cache, and to its place in the tile if that is one of the first.
-  auto append = [&](auto type, const float (&x)[E / 32], float norm, bool is_k, int row) {
+  auto append = [&](auto type, const float(&x)[E / 32], float norm, bool is_k, int row) {
     constexpr KvType kType = decltype(type)::value;
     using T = TileShape<kType, E>;
-    if constexpr (planar_scaled(kType)) encode_rotated<E>(kType, x, norm, codes, made, lane);
-    else encode_plain<E>(kType, x, made, lane);
+    if constexpr (planar_scaled(kType))
+      encode_rotated<E>(kType, x, norm, codes, made, lane);
+    else
+      encode_plain<E>(kType, x, made, lane);
     __syncwarp();
     std::byte* to = only_row;
     if constexpr (kAlso == Also::kHeadsOfFew) {
@@ -296,10 +320,12 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G, kAlso>::kThreads, 
         j = s.j0 + of;
         from = p.q + (s.begin + j) * p.q_stride + (head * p.group + at - of * p.group) * E, gain = in.work.q_gain;
       } else {
-        from = (is_k ? in.k + (s.begin + j) * in.k_stride : in.v + (s.begin + j) * in.v_stride) + head * E, gain = is_k ? in.work.k_gain : nullptr;
+        from = (is_k ? in.k + (s.begin + j) * in.k_stride : in.v + (s.begin + j) * in.v_stride) + head * E,
+        gain = is_k ? in.work.k_gain : nullptr;
       }
       const bool is_v = col < 0 && !is_k;
-      make_head<E>(x, from, !is_v || in.work.norm_v, in.work.eps, gain, is_v ? nullptr : turns + (kAlso == Also::kHeadsOfFew ? j : 0) * E, lane);
+      make_head<E>(x, from, !is_v || in.work.norm_v, in.work.eps, gain,
+                   is_v ? nullptr : turns + (kAlso == Also::kHeadsOfFew ? j : 0) * E, lane);
       // K and V of one type, or both with scales.
       static_assert(planar_scaled(K) == planar_scaled(V));
       float norm = 0;
@@ -308,8 +334,10 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G, kAlso>::kThreads, 
       if (planar_scaled(K)) warp_rotate<V_>(x, lane, false);
       if (col < 0) {
         const int row = s.len + j;
-        if (K == V || is_k) append(std::integral_constant<KvType, K>{}, x, norm, is_k, row);
-        else append(std::integral_constant<KvType, V>{}, x, norm, false, row);
+        if (K == V || is_k)
+          append(std::integral_constant<KvType, K>{}, x, norm, is_k, row);
+        else
+          append(std::integral_constant<KvType, V>{}, x, norm, false, row);
         continue;
       }
     } else if (col < n_col) {
@@ -323,7 +351,8 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G, kAlso>::kThreads, 
       const int d = lane * V_ + i, r = d % 64, t = k_step<K>(r);
       const int to_lane = col % 8 * 4 + k_lane<K>(r);
       const __half2 lo2 = __floats2half2_rn(x[i], x[i + 1]), hi2 = __floats2half2_rn(x[i + 2], x[i + 3]);
-      *reinterpret_cast<uint2*>(shared + Shape::kAtQ + (((col / 8 * (E / 64) + d / 64) * 2 + t / 2) * 32 + to_lane) * 16 + t % 2 * 8) =
+      *reinterpret_cast<uint2*>(shared + Shape::kAtQ +
+                                (((col / 8 * (E / 64) + d / 64) * 2 + t / 2) * 32 + to_lane) * 16 + t % 2 * 8) =
           make_uint2(*reinterpret_cast<const uint32_t*>(&lo2), *reinterpret_cast<const uint32_t*>(&hi2));
     }
   }
@@ -332,16 +361,20 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G, kAlso>::kThreads, 
   const float scale = p.scale * 1.4426950408889634f / kOverscale<K>;
   float acc[4][NT][4] = {};
   const int of_group = warp % Shape::kGroupWarps, n0 = warp / Shape::kGroupWarps * NT;  // first block of query rows
-  const int key_half = of_group % 2, part = of_group / 2;                             // of S^T
+  const int key_half = of_group % 2, part = of_group / 2;                               // of S^T
 
   for (int tile = 0; tile < n_tile; ++tile) {
     // Items (2 t: K of tile t, 2 t + 1: V) are loaded kSlots ahead, into the slot of the one used last.
-    if (tile == 0) copies_wait<kSlots - 1>();
-    else copies_wait<kSlots - 2>();
+    if (tile == 0)
+      copies_wait<kSlots - 1>();
+    else
+      copies_wait<kSlots - 2>();
     __syncthreads();
     if (tile > 0) {
-      if constexpr (kSlots == 4) load_v(tile + 1, 2 * tile + 3);
-      else load_k(tile + 1, 2 * tile + 2);
+      if constexpr (kSlots == 4)
+        load_v(tile + 1, 2 * tile + 3);
+      else
+        load_k(tile + 1, 2 * tile + 2);
     }
 
     {
@@ -364,7 +397,8 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G, kAlso>::kThreads, 
         }
 #pragma unroll
         for (int nt = 0; nt < NT; ++nt) {
-          const uint4* b = reinterpret_cast<const uint4*>(shared + Shape::kAtQ) + ((n0 + nt) * (E / 64) + group) * 64 + lane;
+          const uint4* b =
+              reinterpret_cast<const uint4*>(shared + Shape::kAtQ) + ((n0 + nt) * (E / 64) + group) * 64 + lane;
 #pragma unroll
           for (int h = 0; h < 2; ++h) {
             const uint4 q = b[32 * h];
@@ -390,12 +424,15 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G, kAlso>::kThreads, 
       }
     }
     __syncthreads();
-    if constexpr (kSlots == 4) load_k(tile + 2, 2 * tile + 4);
-    else load_v(tile + 1, 2 * tile + 3);
+    if constexpr (kSlots == 4)
+      load_k(tile + 2, 2 * tile + 4);
+    else
+      load_v(tile + 1, 2 * tile + 3);
 
     // A tile that every token sees whole needs no tests.
     const int tile_row = row0 + tile * kTileKeys;
-    const bool whole = tile_row >= lo && tile_row + kTileKeys <= min(hi, s.len) && (cut != Cut::kWindow || s.most_pos - tile_row < p.window);
+    const bool whole = tile_row >= lo && tile_row + kTileKeys <= min(hi, s.len) &&
+                       (cut != Cut::kWindow || s.most_pos - tile_row < p.window);
 #pragma unroll
     for (int i = 0; i < kPasses; ++i) {
       const int col = (i * kWarps + warp) * 4 + lane / 8, key = lane % 8 * 4;
@@ -403,7 +440,8 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G, kAlso>::kThreads, 
       float4 v = make_float4(0, 0, 0, 0);
 #pragma unroll
       for (int j = 0; j < Shape::kParts; ++j) {
-        const float4 f = *reinterpret_cast<const float4*>(shared + Shape::kAtS + ((j * kCols + col) * Shape::kStrideS + key) * 4);
+        const float4 f =
+            *reinterpret_cast<const float4*>(shared + Shape::kAtS + ((j * kCols + col) * Shape::kStrideS + key) * 4);
         v.x += f.x, v.y += f.y, v.z += f.z, v.w += f.w;
       }
       float x[4] = {__fmul_rn(v.x, scale), __fmul_rn(v.y, scale), __fmul_rn(v.z, scale), __fmul_rn(v.w, scale)};
@@ -465,7 +503,8 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G, kAlso>::kThreads, 
 #pragma unroll
         for (int nt = 0; nt < NT; ++nt) {
           const char* prob = shared + Shape::kAtP + ((8 * (n0 + nt) + g) * Shape::kStrideP + 16 * ks + 2 * c) * 2;
-          const uint32_t b0 = *reinterpret_cast<const uint32_t*>(prob), b1 = *reinterpret_cast<const uint32_t*>(prob + 16);
+          const uint32_t b0 = *reinterpret_cast<const uint32_t*>(prob),
+                         b1 = *reinterpret_cast<const uint32_t*>(prob + 16);
 #pragma unroll
           for (int h = 0; h < 2; ++h) {
             uint32_t s0 = b0, s1 = b1;
@@ -531,14 +570,18 @@ bool launch_decode(cudaStream_t stream, AttendParams p, int n_cols) {
   if (bytes > device().shared) return false;
   p.n_col_block = (n_cols + Shape::kCols - 1) / Shape::kCols, p.n_sm = device().n_sm;
   const int blocks = p.n_col_block * p.kv.n_head * (p.n_split + further_splits(p.n_path));
-  CHECK(blocks < kQuickMost && n_cols < kQuickMost && (p.kv.window == 0 || p.kv.cap < kQuickMost / 2), "{} blocks for {} query rows, a ring of {} rows", blocks, n_cols, p.kv.cap);
+  CHECK(blocks < kQuickMost && n_cols < kQuickMost && (p.kv.window == 0 || p.kv.cap < kQuickMost / 2),
+        "{} blocks for {} query rows, a ring of {} rows", blocks, n_cols, p.kv.cap);
   auto* kernel = attend_decode_kernel<K, V, E, NT, G, kAlso>;
-  static const bool asked = (allow_shared(kernel, size_t(std::min(device().shared, std::max(Shape::kBytes, Shape::heads_bytes(kSmallT))))), true);
+  static const bool asked =
+      (allow_shared(kernel, size_t(std::min(device().shared, std::max(Shape::kBytes, Shape::heads_bytes(kSmallT))))),
+       true);
   (void)asked;
   // A layer's V lies behind its K, for all slots (CudaKvCache); elsewhere they may lie anyhow.
   const int64_t k_bytes = p.kv.v - p.kv.k, n_slot = p.kv.k_slot > 0 ? k_bytes / p.kv.k_slot : 0;
   const ReadOnce rows = n_slot > 0 ? ReadOnce{p.kv.k, n_slot * (p.kv.k_slot + p.kv.v_slot)} : ReadOnce{};
-  launch_reading(rows, kernel, dim3(unsigned(blocks), unsigned(p.step.shape.n_seq)), dim3(Shape::kThreads), size_t(bytes), stream, p);
+  launch_reading(rows, kernel, dim3(unsigned(blocks), unsigned(p.step.shape.n_seq)), dim3(Shape::kThreads),
+                 size_t(bytes), stream, p);
   return true;
 }
 
@@ -565,7 +608,8 @@ bool launch_decode(cudaStream_t stream, const AttendParams& p, int n_cols) {
 
 template <KvType K, KvType V>
 bool attend_decode(cudaStream_t stream, const AttendParams& p, int n_cols) {
-  return p.kv.head_dim == 256 ? launch_decode<K, V, 256>(stream, p, n_cols) : launch_decode<K, V, 512>(stream, p, n_cols);
+  return p.kv.head_dim == 256 ? launch_decode<K, V, 256>(stream, p, n_cols)
+                              : launch_decode<K, V, 512>(stream, p, n_cols);
 }
 
 }  // namespace facet::cuda

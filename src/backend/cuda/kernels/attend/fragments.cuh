@@ -11,8 +11,8 @@
 //   V^T rows are 16 values, columns 16 keys: tile m = 0..3 of a group of 64 values
 //
 // Which value is which row or column of a fragment is free, and chosen so that a lane reads the codes it needs with one
-// load per group: k_value and v_value say it. Q is stored to match, and the output is read to match. Integer codes become
-// exact f16 integers; block scales multiply partial sums (K) or probabilities (V).
+// load per group: k_value and v_value say it. Q is stored to match, and the output is read to match. Integer codes
+// become exact f16 integers; block scales multiply partial sums (K) or probabilities (V).
 namespace facet::cuda {
 
 __device__ __forceinline__ void mma_f16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
@@ -39,10 +39,14 @@ __device__ __forceinline__ int k_chunk(int chunk, int row) {
 template <KvType T>
 __device__ __forceinline__ int k_step(int r) {
   switch (T) {
-    case KvType::kF16: return r / 32 * 2 + r % 8 / 4;
-    case KvType::kQ8_0: return r / 32 * 2 + r % 32 / 16;
-    case KvType::kQ4_0: return r / 32 * 2 + r % 8 / 4;
-    default: return r / 32 * 2 + r % 8 / 4;
+    case KvType::kF16:
+      return r / 32 * 2 + r % 8 / 4;
+    case KvType::kQ8_0:
+      return r / 32 * 2 + r % 32 / 16;
+    case KvType::kQ4_0:
+      return r / 32 * 2 + r % 8 / 4;
+    default:
+      return r / 32 * 2 + r % 8 / 4;
   }
 }
 template <KvType T>
@@ -53,9 +57,12 @@ __device__ __forceinline__ int k_lane(int r) {
 template <KvType T>
 __device__ __forceinline__ int v_value(int half, int g) {
   switch (T) {
-    case KvType::kQ8_0: return 32 * half + 16 * (g & 1) + 4 * (g >> 1);
-    case KvType::kQ4_0: return 32 * half + 4 * g;
-    default: return 8 * g + 4 * half;
+    case KvType::kQ8_0:
+      return 32 * half + 16 * (g & 1) + 4 * (g >> 1);
+    case KvType::kQ4_0:
+      return 32 * half + 4 * g;
+    default:
+      return 8 * g + 4 * half;
   }
 }
 
@@ -90,8 +97,12 @@ __device__ __forceinline__ uint32_t and_or(uint32_t a, uint32_t mask, uint32_t b
 __device__ __forceinline__ uint32_t bytes_lo(uint32_t w) { return sub(__byte_perm(w, 0x64646464, 0x4140), 0x64806480); }
 __device__ __forceinline__ uint32_t bytes_hi(uint32_t w) { return sub(__byte_perm(w, 0x64646464, 0x4342), 0x64806480); }
 // Nibbles 0 and 4, or 1 and 5, less 8.
-__device__ __forceinline__ uint32_t nibbles_lo(uint32_t w) { return sub(and_or(w, 0x000F000F, 0x64006400), 0x64086408); }
-__device__ __forceinline__ uint32_t nibbles_hi(uint32_t w) { return fma2(and_or(w, 0x00F000F0, 0x64006400), 0x2C002C00, 0xD480D480); }
+__device__ __forceinline__ uint32_t nibbles_lo(uint32_t w) {
+  return sub(and_or(w, 0x000F000F, 0x64006400), 0x64086408);
+}
+__device__ __forceinline__ uint32_t nibbles_hi(uint32_t w) {
+  return fma2(and_or(w, 0x00F000F0, 0x64006400), 0x2C002C00, 0xD480D480);
+}
 // TQ3_0: nibbles 0..3 of s are indices; 8 * codebook as f16, from tables of its low and high bytes.
 __device__ __forceinline__ void indices(uint32_t s, uint32_t& v01, uint32_t& v23) {
   const uint32_t lo = __byte_perm(0x7E358B1A, 0x1A8B357E, s), hi = __byte_perm(0xB1B8BBBE, 0x3E3B3831, s);
@@ -109,7 +120,8 @@ __device__ __forceinline__ uint32_t index_set(const char* unit, int set) {
 
 // Fragments of the four steps of group `group`. row: shared memory of row g of the sixteen; below: row g + 8.
 template <KvType T>
-__device__ __forceinline__ void k_fragments(uint32_t (&a)[4][4], const char* row, const char* below, int group, int c, bool odd) {
+__device__ __forceinline__ void k_fragments(uint32_t (&a)[4][4], const char* row, const char* below, int group, int c,
+                                            bool odd) {
   const char* rows[2] = {row, below};
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
@@ -144,7 +156,8 @@ __device__ __forceinline__ void k_fragments(uint32_t (&a)[4][4], const char* row
   }
 }
 
-// Fragments of the four tiles of group `group` for sixteen keys. rows: those of the keys 2 c, 2 c + 1, 2 c + 8, 2 c + 9.
+// Fragments of the four tiles of group `group` for sixteen keys. rows: those of the keys 2 c, 2 c + 1, 2 c + 8, 2 c
+// + 9.
 template <KvType T>
 __device__ __forceinline__ void v_fragments(uint32_t (&a)[4][4], const char* const (&rows)[4], int group, int g) {
 #pragma unroll

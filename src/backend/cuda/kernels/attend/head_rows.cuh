@@ -4,8 +4,8 @@
 #include "backend/cuda/kernels/attend/planar.cuh"
 #include "backend/cuda/kernels/common/hadamard.cuh"
 
-// One head vector in a warp, lane l with the values l * E / 32 .. : norms, RoPE, cache rows. A kernel of its own (head_work.cu)
-// and attention's (decode.cuh) give the same bits: what the compiler may fuse or not is written out.
+// One head vector in a warp, lane l with the values l * E / 32 .. : norms, RoPE, cache rows. A kernel of its own
+// (head_work.cu) and attention's (decode.cuh) give the same bits: what the compiler may fuse or not is written out.
 namespace facet::cuda {
 
 __device__ __forceinline__ float warp_sum(float v) {
@@ -21,7 +21,8 @@ __device__ __forceinline__ void cos_sin(double angle, float& cosine, float& sine
   const double r = fma(-n, 6.12323399573676603587e-17, fma(-n, 1.57079632679489655800, angle));
   const float x = float(r), rest = float(r - double(x)), z = x * x;
   const float s0 = fmaf(fmaf(fmaf(-1.9515295891e-4f, z, 8.3321608736e-3f), z, -1.6666654611e-1f) * z, x, x);
-  const float c0 = fmaf(fmaf(fmaf(2.443315711809948e-5f, z, -1.388731625493765e-3f), z, 4.166664568298827e-2f), z * z, fmaf(-0.5f, z, 1.f));
+  const float c0 = fmaf(fmaf(fmaf(2.443315711809948e-5f, z, -1.388731625493765e-3f), z, 4.166664568298827e-2f), z * z,
+                        fmaf(-0.5f, z, 1.f));
   const float s = fmaf(rest, c0, s0), c = fmaf(-rest, s0, c0);
   const int quarter = int(int64_t(n) & 3);
   sine = (quarter & 1) ? c : s;
@@ -57,8 +58,8 @@ __device__ __forceinline__ void store_values(float* p, const float (&x)[V]) {
 // Codes as quantize.cpp's: truncation toward zero, NaN gives 0.
 __device__ __forceinline__ int code_of(float v, int most) { return v > 0.f ? (v < float(most) ? int(v) : most) : 0; }
 
-// A row on its way into the cache, x: the values lane * V .. of the vector. Types with scales take before_rotation(), warp_rotate()
-// and encode_rotated(), the others encode_plain().
+// A row on its way into the cache, x: the values lane * V .. of the vector. Types with scales take before_rotation(),
+// warp_rotate() and encode_rotated(), the others encode_plain().
 constexpr float kNothing = 1e-10f;  // a norm below which a group is zeros
 template <int E>
 constexpr int kNormGroup = E < 128 ? E : 128;
@@ -89,7 +90,8 @@ __device__ __forceinline__ void encode_plain(KvType type, const float (&x)[E / 3
 }
 // code: E bytes of shared memory of this warp; norm: before_rotation()'s.
 template <int E>
-__device__ __forceinline__ void encode_rotated(KvType type, const float (&x)[E / 32], float norm, uint8_t* code, std::byte* dst, int lane) {
+__device__ __forceinline__ void encode_rotated(KvType type, const float (&x)[E / 32], float norm, uint8_t* code,
+                                               std::byte* dst, int lane) {
   constexpr int V = E / 32, kBlockLanes = 32 / V, kGroupLanes = kNormGroup<E> / V;
   float id = 0;
   const bool zero = norm <= kNothing;
@@ -140,11 +142,13 @@ __device__ __forceinline__ void encode_rotated(KvType type, const float (&x)[E /
 #pragma unroll
         for (int i = 0; i < V; i += 4)
           *reinterpret_cast<uint32_t*>(dst + q8_at(lane * V + i)) =
-              __byte_perm(__byte_perm(q8_of(x[i]), q8_of(x[i + 1]), 0x40), __byte_perm(q8_of(x[i + 2]), q8_of(x[i + 3]), 0x40), 0x5410);
+              __byte_perm(__byte_perm(q8_of(x[i]), q8_of(x[i + 1]), 0x40),
+                          __byte_perm(q8_of(x[i + 2]), q8_of(x[i + 3]), 0x40), 0x5410);
         return;
       }
 #pragma unroll
-    for (int i = 0; i < V; ++i) code[lane * V + i] = uint8_t(q8 ? q8_of(x[i]) : uint32_t(code_of(__fadd_rn(__fmul_rn(x[i], id), 8.5f), 15)));
+    for (int i = 0; i < V; ++i)
+      code[lane * V + i] = uint8_t(q8 ? q8_of(x[i]) : uint32_t(code_of(__fadd_rn(__fmul_rn(x[i], id), 8.5f), 15)));
   }
   __syncwarp();
   const int n_word = planar_code_bytes(type, E) / 4;
@@ -169,7 +173,8 @@ __device__ __forceinline__ void norm_head(float (&x)[E / 32], float eps) {
   for (float& e : x) e *= r;
 }
 
-// turns [E]: cosines, then sines, of the pairs. Where no pair turns, as in most of a full layer, there is nothing to find.
+// turns [E]: cosines, then sines, of the pairs. Where no pair turns, as in most of a full layer, there is nothing to
+// find.
 template <int E>
 __device__ __forceinline__ void find_turn(float* turns, int pair, double freq, int pos) {
   float c = 1, s = 0;
@@ -191,7 +196,8 @@ __device__ __forceinline__ void rotate_head(float (&x)[E / 32], const float* tur
 
 // x = rope(rms(row) * gain); no norm, gain [E] or turns where they are not asked for.
 template <int E>
-__device__ __forceinline__ void make_head(float (&x)[E / 32], const float* row, bool norm, float eps, const float* gain, const float* turns, int lane) {
+__device__ __forceinline__ void make_head(float (&x)[E / 32], const float* row, bool norm, float eps, const float* gain,
+                                          const float* turns, int lane) {
   constexpr int V = E / 32;
   float g[V];
   load_values<V>(x, row + lane * V);

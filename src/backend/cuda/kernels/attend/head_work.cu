@@ -101,13 +101,17 @@ void run(cudaStream_t stream, int E, const HeadWork& w) {
   if (n_job == 0) return;
   const dim3 grid(unsigned((n_job + kWarps - 1) / kWarps)), block(kWarps * 32);
   for (const HeadPart& part : w.part)
-    CHECK(part.n_head == 0 || (part.stride % 4 == 0 && reinterpret_cast<uintptr_t>(part.p) % 16 == 0), "rows of stride {} at {}",
-          part.stride, static_cast<const void*>(part.p));
+    CHECK(part.n_head == 0 || (part.stride % 4 == 0 && reinterpret_cast<uintptr_t>(part.p) % 16 == 0),
+          "rows of stride {} at {}", part.stride, static_cast<const void*>(part.p));
   switch (E) {
-    case 64: return launch(head_work_kernel<64>, grid, block, 0, stream, w);
-    case 128: return launch(head_work_kernel<128>, grid, block, 0, stream, w);
-    case 256: return launch(head_work_kernel<256>, grid, block, 0, stream, w);
-    case 512: return launch(head_work_kernel<512>, grid, block, 0, stream, w);
+    case 64:
+      return launch(head_work_kernel<64>, grid, block, 0, stream, w);
+    case 128:
+      return launch(head_work_kernel<128>, grid, block, 0, stream, w);
+    case 256:
+      return launch(head_work_kernel<256>, grid, block, 0, stream, w);
+    case 512:
+      return launch(head_work_kernel<512>, grid, block, 0, stream, w);
   }
   CHECK(false, "a head width of {}; 64, 128, 256 and 512 are built", E);
 }
@@ -125,7 +129,8 @@ void check_layer(const KvLayer& kv) {
 }
 
 // The last rows of a staged sequence, from the staging area to the ring. One block per token of the step.
-__global__ void __launch_bounds__(256) kv_settle_kernel(const __grid_constant__ KvLayer kv, const __grid_constant__ Step s) {
+__global__ void __launch_bounds__(256)
+    kv_settle_kernel(const __grid_constant__ KvLayer kv, const __grid_constant__ Step s) {
   wait_for_previous();
   let_next_start();
   const int t = blockIdx.x, q = s.seq[t];
@@ -167,7 +172,8 @@ void kv_append(cudaStream_t stream, const KvLayer& kv, Mat k, Mat v, const Step&
   run(stream, kv.head_dim, w);
 }
 
-void norm_rope_append(cudaStream_t stream, const KvLayer& kv, Mat q, Mat k, Mat v, const Step& s, const NormRopeAppend& a) {
+void norm_rope_append(cudaStream_t stream, const KvLayer& kv, Mat q, Mat k, Mat v, const Step& s,
+                      const NormRopeAppend& a) {
   check_layer(kv);
   CHECK(2 * a.freqs.n == kv.head_dim, "{} pairs for a head width of {}", a.freqs.n, kv.head_dim);
   HeadWork w{.step = s, .kv = kv, .freqs = a.freqs.p, .eps = a.eps, .n_row = s.shape.n_tok, .append = true};

@@ -9,8 +9,8 @@ namespace facet::cuda {
 
 // norm_rope_append inside of attend.
 struct HeadsBefore {
-  bool on = false;               // q, k and v are the projections'
-  int most_tok = 0;              // tokens of a sequence at most
+  bool on = false;                         // q, k and v are the projections'
+  int most_tok = 0;                        // tokens of a sequence at most
   const float *k = nullptr, *v = nullptr;  // [T, Hk * E]; null: nothing to append
   int64_t k_stride = 0, v_stride = 0;
   NormRopeAppend work;
@@ -18,36 +18,39 @@ struct HeadsBefore {
 
 // Tokens [t_begin, t_end) of a step; the kernels of short sequences leave one partial result per split.
 struct AttendParams {
-  float* o = nullptr;            // [T, Hq * E]
+  float* o = nullptr;  // [T, Hq * E]
   __nv_bfloat16* o_bf = nullptr;
-  uint8_t* o_image = nullptr;    // of n_image rows (matmul/acts.cuh)
+  uint8_t* o_image = nullptr;  // of n_image rows (matmul/acts.cuh)
   int n_image = 0;
   const float* q = nullptr;
   int64_t o_stride = 0, o_bf_stride = 0, q_stride = 0;
   KvLayer kv;
   Step step;
   int t_begin = 0, t_end = 0;
-  int n_q_head = 0, group = 0;   // group: query heads per K/V head
+  int n_q_head = 0, group = 0;  // group: query heads per K/V head
   int window = 0;
   float scale = 1.f;
   bool causal_block = false;
   int n_split = 0, n_col_block = 0, n_sm = 0;
-  int n_path = 0;                // StepShape's
+  int n_path = 0;  // StepShape's
   HeadsBefore heads;
-  __half* part_o = nullptr;      // [tokens, Hq, n_split, E], divided by its sum
-  float2* part_ml = nullptr;     // [tokens, Hq, n_split]: maximum (of score * scale * log2 e) and sum
+  __half* part_o = nullptr;   // [tokens, Hq, n_split, E], divided by its sum
+  float2* part_ml = nullptr;  // [tokens, Hq, n_split]: maximum (of score * scale * log2 e) and sum
 };
 
-// A split is a range of rows whose softmax is computed alone. Its borders depend on the row numbers and the layer alone, never on
-// how much work there is, so the bits of a result do not depend on what else is in the step. Full layers cut the rows
-// of long contexts into longer splits, later where few K/V heads make few blocks of them (not in F16, whose blocks have a
-// multiprocessor each); a window always has the same few rows, which short splits spread over the chip.
+// A split is a range of rows whose softmax is computed alone. Its borders depend on the row numbers and the layer
+// alone, never on how much work there is, so the bits of a result do not depend on what else is in the step. Full
+// layers cut the rows of long contexts into longer splits, later where few K/V heads make few blocks of them (not in
+// F16, whose blocks have a multiprocessor each); a window always has the same few rows, which short splits spread over
+// the chip.
 constexpr int kWindowSplit = 64, kFewHeads = 2;
 enum class Cut { kWindow, kFull, kFullOfFew };
 FACET_HD constexpr Cut cut_of(KvType k, int window, int n_kv_head) {
   return window > 0 ? Cut::kWindow : n_kv_head <= kFewHeads && k != KvType::kF16 ? Cut::kFullOfFew : Cut::kFull;
 }
-FACET_HD constexpr int row_of_512(Cut cut) { return cut == Cut::kFullOfFew ? 32768 : 16384; }  // where splits of 512 rows begin
+FACET_HD constexpr int row_of_512(Cut cut) {
+  return cut == Cut::kFullOfFew ? 32768 : 16384;
+}  // where splits of 512 rows begin
 FACET_HD constexpr int split_of(Cut cut, int row) {
   if (cut == Cut::kWindow) return row / kWindowSplit;
   if (row < 2048) return row / 64;
@@ -77,14 +80,15 @@ FACET_HD constexpr int most_splits(Cut cut, int window, int64_t longest) {
 }
 
 #if defined(__CUDACC__)
-// One sequence as a block sees it. Every lane of a warp calls it and gets the same. Tokens that write rows have positions
-// of at least kv_len and below kv_len + n (chain, block: the row's number; tree: by depth); those that write none may have any.
+// One sequence as a block sees it. Every lane of a warp calls it and gets the same. Tokens that write rows have
+// positions of at least kv_len and below kv_len + n (chain, block: the row's number; tree: by depth); those that write
+// none may have any.
 struct SeqRows {
-  int begin, n;         // its tokens of the step
-  int j0, j1;           // those of them in [t_begin, t_end)
-  int len, in_step;     // committed rows, rows of this step
-  int first;            // no row before it is seen by any of them
-  int most_pos;         // no position of them is larger
+  int begin, n;      // its tokens of the step
+  int j0, j1;        // those of them in [t_begin, t_end)
+  int len, in_step;  // committed rows, rows of this step
+  int first;         // no row before it is seen by any of them
+  int most_pos;      // no position of them is larger
   Mask mask;
 };
 __device__ __forceinline__ SeqRows seq_rows(const AttendParams& p, int seq) {
@@ -112,14 +116,16 @@ __device__ __forceinline__ SeqRows seq_rows(const AttendParams& p, int seq) {
   return s;
 }
 
-// Whether a token at position pos sees the row at position `row`, one that is there; in a tree, on a path through the token.
+// Whether a token at position pos sees the row at position `row`, one that is there; in a tree, on a path through the
+// token.
 __device__ __forceinline__ bool sees_position(const AttendParams& p, const SeqRows& s, int pos, int row) {
   if (p.window > 0 && pos - row >= p.window) return false;
   return row < s.len || row <= pos || (s.mask == Mask::kBlock && !p.causal_block);
 }
 
 // Whether token j of the sequence, at position pos, sees the row with this number.
-__device__ __forceinline__ bool sees_row(const AttendParams& p, const SeqRows& s, int j, int pos, uint64_t ancestor, int row) {
+__device__ __forceinline__ bool sees_row(const AttendParams& p, const SeqRows& s, int j, int pos, uint64_t ancestor,
+                                         int row) {
   if (row < s.len) return p.window == 0 || pos - row < p.window;
   const int i = row - s.len;
   if (i >= s.in_step || !sees_in_step(s.mask, ancestor, j, i, p.causal_block)) return false;

@@ -5,7 +5,8 @@
 // Shapes     q [T, Hq * E] f32, E 64..512; K, V rows as cached (planar.cuh)
 // Bytes      each visible row once per query row: for small heads (drafters'), and as the fast kernels' second opinion
 // Launch     one block of 128 threads per (query head, token); a padding row gets zeros
-// Order      E / 16 lanes are a group; group w of n takes the positions r with r mod n = w in ascending order, the groups are
+// Order      E / 16 lanes are a group; group w of n takes the positions r with r mod n = w in ascending order, the
+// groups are
 //            merged in order: a row's bits depend on it and the rows it sees alone
 // Reference  CpuRef::attend    Test tests/kernels/cuda_attend_test.cpp    Bench bench/verbs/cuda_attend_bench.cu
 #include "backend/cuda/kernels/attend/tree.cuh"
@@ -139,7 +140,8 @@ __global__ void __launch_bounds__(kWarps * 32, 5) attend_plain_kernel(const __gr
 }  // namespace
 
 void attend_plain(cudaStream_t stream, const AttendParams& p) {
-  launch(attend_plain_kernel, dim3(unsigned(p.n_q_head), unsigned(p.t_end - p.t_begin)), dim3(kWarps * 32), 0, stream, p);
+  launch(attend_plain_kernel, dim3(unsigned(p.n_q_head), unsigned(p.t_end - p.t_begin)), dim3(kWarps * 32), 0, stream,
+         p);
 }
 
 }  // namespace facet::cuda

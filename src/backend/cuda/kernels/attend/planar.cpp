@@ -30,9 +30,11 @@ Row unpack(const std::byte* src, int E, Get get) {
 
 Row from_blocks(KvType t, const std::byte* src, int E) {
   switch (t) {
-    case KvType::kQ8_0: return unpack<BlockQ8_0>(src, E, [](const BlockQ8_0& b, int i) { return uint8_t(b.qs[i] + 128); });
+    case KvType::kQ8_0:
+      return unpack<BlockQ8_0>(src, E, [](const BlockQ8_0& b, int i) { return uint8_t(b.qs[i] + 128); });
     case KvType::kQ4_0:
-      return unpack<BlockQ4_0>(src, E, [](const BlockQ4_0& b, int i) { return uint8_t(b.qs[i % 16] >> (i / 16 * 4) & 15); });
+      return unpack<BlockQ4_0>(src, E,
+                               [](const BlockQ4_0& b, int i) { return uint8_t(b.qs[i % 16] >> (i / 16 * 4) & 15); });
     default:
       return unpack<BlockTQ3_0>(src, E, [](const BlockTQ3_0& b, int i) {
         return uint8_t((b.low[i / 4] >> (2 * (i % 4)) & 3) | (b.high[i / 8] >> (i % 8) & 1) << 2);
@@ -74,12 +76,15 @@ void kv_blocks_from_planar(KvType t, const std::byte* planar, std::byte* blocks,
     return;
   }
   Row row{std::vector<uint8_t>(size_t(E)), std::vector<uint16_t>(size_t(E) / 32)};
-  for (int d = 0; d < E; ++d) row.code[size_t(d)] = uint8_t(planar_code(t, reinterpret_cast<const uint8_t*>(planar), d, E));
+  for (int d = 0; d < E; ++d)
+    row.code[size_t(d)] = uint8_t(planar_code(t, reinterpret_cast<const uint8_t*>(planar), d, E));
   std::memcpy(row.scale.data(), planar + planar_code_bytes(t, E), row.scale.size() * 2);
   switch (t) {
-    case KvType::kQ8_0: return pack<BlockQ8_0>(row, blocks, [](BlockQ8_0& b, int i, uint8_t q) { b.qs[i] = int8_t(int(q) - 128); });
+    case KvType::kQ8_0:
+      return pack<BlockQ8_0>(row, blocks, [](BlockQ8_0& b, int i, uint8_t q) { b.qs[i] = int8_t(int(q) - 128); });
     case KvType::kQ4_0:
-      return pack<BlockQ4_0>(row, blocks, [](BlockQ4_0& b, int i, uint8_t q) { b.qs[i % 16] |= uint8_t(q << (i / 16 * 4)); });
+      return pack<BlockQ4_0>(row, blocks,
+                             [](BlockQ4_0& b, int i, uint8_t q) { b.qs[i % 16] |= uint8_t(q << (i / 16 * 4)); });
     default:
       return pack<BlockTQ3_0>(row, blocks, [](BlockTQ3_0& b, int i, uint8_t q) {
         b.low[i / 4] |= uint8_t((q & 3) << (2 * (i % 4)));

@@ -20,16 +20,23 @@ namespace facet::cuda {
 
 FACET_HD constexpr int planar_code_bytes(KvType t, int E) {
   switch (t) {
-    case KvType::kF32: return 4 * E;
-    case KvType::kF16: return 2 * E;
-    case KvType::kQ8_0: return E;
-    case KvType::kQ4_0: return E / 2;
-    case KvType::kTQ3_0: return E / 8 * 3;
+    case KvType::kF32:
+      return 4 * E;
+    case KvType::kF16:
+      return 2 * E;
+    case KvType::kQ8_0:
+      return E;
+    case KvType::kQ4_0:
+      return E / 2;
+    case KvType::kTQ3_0:
+      return E / 8 * 3;
   }
   return 0;
 }
 FACET_HD constexpr bool planar_scaled(KvType t) { return t != KvType::kF16 && t != KvType::kF32; }
-FACET_HD constexpr int planar_bytes(KvType t, int E) { return planar_code_bytes(t, E) + (planar_scaled(t) ? E / 16 : 0); }
+FACET_HD constexpr int planar_bytes(KvType t, int E) {
+  return planar_code_bytes(t, E) + (planar_scaled(t) ? E / 16 : 0);
+}
 
 // Four adjacent codes; every word starts with such.
 FACET_HD inline uint32_t four_codes(const uint8_t* code) {
@@ -55,7 +62,8 @@ FACET_HD inline uint32_t q4_word(const uint8_t* code, int w) {
   const uint8_t* at = code + w / 8 * 64 + w % 8 * 4;
   const uint32_t lo = four_codes(at), hi = four_codes(at + 32);
   uint32_t word = 0;
-  for (int i = 0; i < 4; ++i) word |= (lo >> (8 * i) & 15) << (4 * q4_nibble(i)) | (hi >> (8 * i) & 15) << (4 * q4_nibble(32 + i));
+  for (int i = 0; i < 4; ++i)
+    word |= (lo >> (8 * i) & 15) << (4 * q4_nibble(i)) | (hi >> (8 * i) & 15) << (4 * q4_nibble(32 + i));
   return word;
 }
 FACET_HD inline uint32_t tq3_word(const uint8_t* code, int w, int E) {
@@ -65,7 +73,8 @@ FACET_HD inline uint32_t tq3_word(const uint8_t* code, int w, int E) {
     const int j = w % 3;
     for (int half = 0; half < 2; ++half) {
       const uint32_t own = four_codes(at + 64 * j + 4 * half), last = four_codes(at + 192 + 4 * half);
-      for (int i = 0; i < 4; ++i) word |= ((own >> (8 * i) & 7) | (last >> (8 * i + j) & 1) << 3) << (4 * (4 * half + i));
+      for (int i = 0; i < 4; ++i)
+        word |= ((own >> (8 * i) & 7) | (last >> (8 * i + j) & 1) << 3) << (4 * (4 * half + i));
     }
   } else {
     const uint8_t* at = code + w / 3 * 32;

@@ -3,46 +3,55 @@
 
 #include "backend/cuda/kernels/common/pinned.cuh"
 
-// The copy engine of sm_90 and later, one contiguous piece at a time, and the barriers it reports to. Addresses and sizes
-// are multiples of 16 bytes. One thread calls.
+// The copy engine of sm_90 and later, one contiguous piece at a time, and the barriers it reports to. Addresses and
+// sizes are multiples of 16 bytes. One thread calls.
 namespace facet::cuda {
 
 #if __CUDA_ARCH__ >= 900
-// A barrier completes a phase when `arrivals` arrived and the bytes they announced came in. Phases alternate, the first is 0.
+// A barrier completes a phase when `arrivals` arrived and the bytes they announced came in. Phases alternate, the first
+// is 0.
 __device__ __forceinline__ void barrier_init(uint64_t* bar, unsigned arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(bar)), "r"(arrivals) : "memory");
 }
 // After the init()s, by the thread that made them, before anybody else uses them.
-__device__ __forceinline__ void barriers_publish() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+__device__ __forceinline__ void barriers_publish() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
 __device__ __forceinline__ void barrier_arrive(uint64_t* bar) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(bar)) : "memory");
 }
 __device__ __forceinline__ void barrier_arrive_expecting(uint64_t* bar, unsigned bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(bar)), "r"(bytes) : "memory");
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(bar)), "r"(bytes)
+               : "memory");
 }
 __device__ __forceinline__ void barrier_wait(uint64_t* bar, uint32_t phase) {
   asm volatile(
-      "{\n.reg .pred p;\nagain:\nmbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n@p bra done;\nbra again;\ndone:\n}" ::"r"(shared_address(bar)), "r"(phase)
+      "{\n.reg .pred p;\nagain:\nmbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n@p bra done;\nbra "
+      "again;\ndone:\n}" ::"r"(shared_address(bar)),
+      "r"(phase)
       : "memory");
 }
 
 __device__ __forceinline__ void bulk_load(void* shared, const void* global, unsigned bytes, uint64_t* bar) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared_address(shared)), "l"(global), "r"(bytes),
-               "r"(shared_address(bar))
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                   shared_address(shared)),
+               "l"(global), "r"(bytes), "r"(shared_address(bar))
                : "memory");
 }
-// Of what is read once a step, such as weights: its lines leave the L2 before all others, so that a step's code and activations
-// are still there when they are wanted again.
+// Of what is read once a step, such as weights: its lines leave the L2 before all others, so that a step's code and
+// activations are still there when they are wanted again.
 __device__ __forceinline__ void bulk_load_once(void* shared, const void* global, unsigned bytes, uint64_t* bar) {
   asm volatile(
       "{\n.reg .b64 once;\ncreatepolicy.fractional.L2::evict_first.b64 once, 1.0;\n"
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], once;\n}" ::"r"(shared_address(shared)),
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], "
+      "once;\n}" ::"r"(shared_address(shared)),
       "l"(global), "r"(bytes), "r"(shared_address(bar))
       : "memory");
 }
 // The shared memory was written by this thread, or published to the copy engine before a barrier (publish_to_products).
 __device__ __forceinline__ void bulk_store(void* global, const void* shared, unsigned bytes) {
-  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;\ncp.async.bulk.commit_group;" ::"l"(global), "r"(shared_address(shared)), "r"(bytes)
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;\ncp.async.bulk.commit_group;" ::"l"(global),
+               "r"(shared_address(shared)), "r"(bytes)
                : "memory");
 }
 // Shared memory of this thread's stores may be written again.

@@ -13,7 +13,9 @@ __device__ __forceinline__ uint32_t sign_word(bool second, int w) {
 __device__ __forceinline__ float hadamard_scale(int group) { return group == 128 ? 0.08838834764831845f : 0.125f; }
 
 // x, with its sign changed if bit i of signs is set.
-__device__ __forceinline__ float sign_if(float x, uint32_t signs, int i) { return __uint_as_float(__float_as_uint(x) ^ (signs << (31 - i) & 0x80000000u)); }
+__device__ __forceinline__ float sign_if(float x, uint32_t signs, int i) {
+  return __uint_as_float(__float_as_uint(x) ^ (signs << (31 - i) & 0x80000000u));
+}
 
 // A vector of 32 * V values held by a warp, values lane * V .. of it in each lane. inverse: R^-1.
 template <int V>

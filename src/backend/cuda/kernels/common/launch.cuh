@@ -12,34 +12,36 @@ namespace facet::cuda {
 
 using bf16 = __nv_bfloat16;
 
-#define FACET_CUDA_CHECK(expr)                                                                                 \
-  do {                                                                                                         \
-    const cudaError_t facet_error = (expr);                                                                    \
-    CHECK(facet_error == cudaSuccess, "{}: {}", #expr, cudaGetErrorString(facet_error));                       \
+#define FACET_CUDA_CHECK(expr)                                                           \
+  do {                                                                                   \
+    const cudaError_t facet_error = (expr);                                              \
+    CHECK(facet_error == cudaSuccess, "{}: {}", #expr, cudaGetErrorString(facet_error)); \
   } while (0)
 
-// Every kernel calls this before it reads or writes anything that an earlier kernel of the step touches (weights, the step's
-// arrays and cache rows of earlier steps may be read before: the copy of the arrays waits for everything; not its tokens, which
-// top_k may choose), and some block before the last one ends. A kernel that needs nothing of the one before it may call it last, if
-// that one lets it start after its own wait: the two run side by side, and whoever waits for the second waits for both. Kernels
-// are launched so that the next one starts while this one drains.
+// Every kernel calls this before it reads or writes anything that an earlier kernel of the step touches (weights, the
+// step's arrays and cache rows of earlier steps may be read before: the copy of the arrays waits for everything; not
+// its tokens, which top_k may choose), and some block before the last one ends. A kernel that needs nothing of the one
+// before it may call it last, if that one lets it start after its own wait: the two run side by side, and whoever waits
+// for the second waits for both. Kernels are launched so that the next one starts while this one drains.
 __device__ __forceinline__ void wait_for_previous() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
-// The next kernel of the stream may start (it waits for this one's end in wait_for_previous). Called before this kernel's own
-// wait, several kernels are under way at once; called after it, the next one finds everything before this kernel ended. Products
-// and norms that are not narrow (narrow.h) call it after: weights that a third kernel fetches come in the way of what two wait for.
+// The next kernel of the stream may start (it waits for this one's end in wait_for_previous). Called before this
+// kernel's own wait, several kernels are under way at once; called after it, the next one finds everything before this
+// kernel ended. Products and norms that are not narrow (narrow.h) call it after: weights that a third kernel fetches
+// come in the way of what two wait for.
 __device__ __forceinline__ void let_next_start() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
 
-// Calls f(real): with real once the input is there, and before that, if kRehearse, without: instructions come from far away, and
-// then they do while the kernel would only wait. f reads no input and writes nothing unless it is real. For small grids: blocks of
-// others start when nobody waits any more, and it takes registers. Nor where kernels do not overlap.
+// Calls f(real): with real once the input is there, and before that, if kRehearse, without: instructions come from far
+// away, and then they do while the kernel would only wait. f reads no input and writes nothing unless it is real. For
+// small grids: blocks of others start when nobody waits any more, and it takes registers. Nor where kernels do not
+// overlap.
 template <bool kRehearse, class F>
 __device__ __forceinline__ void rehearsed(F&& f) {
 #if __CUDA_ARCH__ >= 900
@@ -64,9 +66,9 @@ inline bool is_small_grid(dim3 grid) { return uint64_t(grid.x) * grid.y * grid.z
 // What launches are sized by.
 struct DeviceSizes {
   int n_sm = 0, shared = 0;  // multiprocessors; bytes of shared memory a block may have
-  int shared_sm = 0;         // bytes of shared memory of a multiprocessor; each block there takes 1,024 more than it asks for
-  int major = 0;             // of the compute capability
-  int window = 0;            // bytes of memory that a launch may have a policy for
+  int shared_sm = 0;  // bytes of shared memory of a multiprocessor; each block there takes 1,024 more than it asks for
+  int major = 0;      // of the compute capability
+  int window = 0;     // bytes of memory that a launch may have a policy for
 };
 // GPUs with less, about 100 KB a block, take fewer warps, columns and rows.
 constexpr int kMuchShared = 160 * 1024;
@@ -90,10 +92,12 @@ struct ReadOnce {
   void* p = nullptr;
   int64_t bytes = 0;
 };
-// Launches kernel<<<grid, block, shared, stream>>>(args...) so that it may overlap the end of the one before it. All kernels ask for
-// the most shared memory: those that want other splits of it and the L1 wait until a multiprocessor is empty.
+// Launches kernel<<<grid, block, shared, stream>>>(args...) so that it may overlap the end of the one before it. All
+// kernels ask for the most shared memory: those that want other splits of it and the L1 wait until a multiprocessor is
+// empty.
 template <class... Params, class... Args>
-void launch_reading(ReadOnce once, void (*kernel)(Params...), dim3 grid, dim3 block, size_t shared, cudaStream_t stream, Args&&... args) {
+void launch_reading(ReadOnce once, void (*kernel)(Params...), dim3 grid, dim3 block, size_t shared, cudaStream_t stream,
+                    Args&&... args) {
   cudaLaunchConfig_t config{};
   config.gridDim = grid;
   config.blockDim = block;
@@ -125,7 +129,8 @@ void launch(void (*kernel)(Params...), dim3 grid, dim3 block, size_t shared, cud
 // Shared memory beyond 48 KB has to be asked for, once a kernel and device.
 template <class K>
 void allow_shared(K* kernel, size_t bytes) {
-  if (bytes > 48 * 1024) FACET_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(bytes)));
+  if (bytes > 48 * 1024)
+    FACET_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(bytes)));
 }
 
 }  // namespace facet::cuda

@@ -6,12 +6,15 @@
 
 namespace facet::cuda {
 
-// d = a b + c: m16n8k16, bf16 times bf16 in f32. Lane 4 g + t: a = rows g, g + 8, g, g + 8 and columns 2 t, 2 t, 2 t + 8,
-// 2 t + 8 (pairs); b = rows 2 t, 2 t + 8 (pairs) of column g; c and d = (g, 2 t), (g, 2 t + 1), (g + 8, 2 t), (g + 8, 2 t + 1).
-__device__ __forceinline__ void mma_bf16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, float c0, float c1, float c2, float c3) {
-  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%11,%12,%13};"
-               : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(c0), "f"(c1), "f"(c2), "f"(c3));
+// d = a b + c: m16n8k16, bf16 times bf16 in f32. Lane 4 g + t: a = rows g, g + 8, g, g + 8 and columns 2 t, 2 t, 2 t +
+// 8, 2 t + 8 (pairs); b = rows 2 t, 2 t + 8 (pairs) of column g; c and d = (g, 2 t), (g, 2 t + 1), (g + 8, 2 t), (g +
+// 8, 2 t + 1).
+__device__ __forceinline__ void mma_bf16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, float c0,
+                                         float c1, float c2, float c3) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%11,%12,%13};"
+      : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(c0), "f"(c1), "f"(c2), "f"(c3));
 }
 __device__ __forceinline__ void mma_bf16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   mma_bf16(d, a, b0, b1, d[0], d[1], d[2], d[3]);
@@ -66,18 +69,28 @@ __device__ __forceinline__ float4 load_once(const float4* p) {
 }
 __device__ __forceinline__ void copies_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int N>
-__device__ __forceinline__ void copies_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
+__device__ __forceinline__ void copies_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
 // All but the newest `pending` (at most 7) groups of copies have arrived.
 __device__ __forceinline__ void copies_wait(int pending) {
   switch (pending) {
-    case 0: return copies_wait<0>();
-    case 1: return copies_wait<1>();
-    case 2: return copies_wait<2>();
-    case 3: return copies_wait<3>();
-    case 4: return copies_wait<4>();
-    case 5: return copies_wait<5>();
-    case 6: return copies_wait<6>();
-    default: return copies_wait<7>();
+    case 0:
+      return copies_wait<0>();
+    case 1:
+      return copies_wait<1>();
+    case 2:
+      return copies_wait<2>();
+    case 3:
+      return copies_wait<3>();
+    case 4:
+      return copies_wait<4>();
+    case 5:
+      return copies_wait<5>();
+    case 6:
+      return copies_wait<6>();
+    default:
+      return copies_wait<7>();
   }
 }
 

@@ -5,11 +5,14 @@
 namespace facet::cuda {
 
 __device__ __forceinline__ uint32_t shared_address(const void* p) { return uint32_t(__cvta_generic_to_shared(p)); }
-// v in a register from here on, by all lanes: otherwise the compiler finds it where it is used, after a wait that it could have been
-// found before, or again and again (addresses of shared memory take a special register that takes long to read).
+// v in a register from here on, by all lanes: otherwise the compiler finds it where it is used, after a wait that it
+// could have been found before, or again and again (addresses of shared memory take a special register that takes long
+// to read).
 __device__ __forceinline__ uint32_t pinned(uint32_t v) { return __shfl_sync(~0u, v, int(threadIdx.x) % 32); }
 // p is in shared memory.
 template <class T>
-__device__ __forceinline__ T* kept(T* p) { return static_cast<T*>(__cvta_shared_to_generic(pinned(shared_address(p)))); }
+__device__ __forceinline__ T* kept(T* p) {
+  return static_cast<T*>(__cvta_shared_to_generic(pinned(shared_address(p))));
+}
 
 }  // namespace facet::cuda

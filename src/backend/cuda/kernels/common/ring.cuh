@@ -4,19 +4,26 @@
 
 namespace facet::cuda {
 
-// A warp's own pipeline from global into shared memory: tiles in, tiles out, in order. On sm_90 and later the copy engine
-// moves a tile with one instruction and an mbarrier says when it is there; before, every lane copies its pieces.
-// All lanes call everything. Sources and sizes are multiples of 16 bytes. Copies are fastest where a tile lies in its line of
-// 128 bytes as it does in memory: base is a multiple of kLine, and slot one of slot_for(the largest tile).
+// A warp's own pipeline from global into shared memory: tiles in, tiles out, in order. On sm_90 and later the copy
+// engine moves a tile with one instruction and an mbarrier says when it is there; before, every lane copies its pieces.
+// All lanes call everything. Sources and sizes are multiples of 16 bytes. Copies are fastest where a tile lies in its
+// line of 128 bytes as it does in memory: base is a multiple of kLine, and slot one of slot_for(the largest tile).
 class WarpRing {
  public:
   static constexpr int kMaxStages = 8, kLine = 128;
   __host__ __device__ static constexpr int lines(int bytes) { return (bytes + kLine - 1) / kLine * kLine; }
-  __host__ __device__ static constexpr int slot_for(int tile) { return tile % kLine == 0 ? tile : lines(tile + kLine - 16); }
+  __host__ __device__ static constexpr int slot_for(int tile) {
+    return tile % kLine == 0 ? tile : lines(tile + kLine - 16);
+  }
 
   // keep_place: tiles lie in their lines as in memory; without, they begin at slots.
   __device__ WarpRing(uint8_t* base, uint64_t* bars, int n_stage, int slot, int lane, bool keep_place)
-      : base_(kept(base)), bars_(kept(bars)), n_stage_(n_stage), slot_(slot), lane_(lane), place_(keep_place ? kLine - 1 : 0) {
+      : base_(kept(base)),
+        bars_(kept(bars)),
+        n_stage_(n_stage),
+        slot_(slot),
+        lane_(lane),
+        place_(keep_place ? kLine - 1 : 0) {
 #if __CUDA_ARCH__ >= 900
     if (lane < n_stage) {
       barrier_init(bars + lane, 1);
@@ -42,8 +49,8 @@ class WarpRing {
     in_ = in_ + 1 == n_stage_ ? 0 : in_ + 1;
   }
 
-  // The oldest tile that was pushed, from an address with these low bits, once it has arrived. It stays until the push()
-  // after the next pop().
+  // The oldest tile that was pushed, from an address with these low bits, once it has arrived. It stays until the
+  // push() after the next pop().
   __device__ __forceinline__ const uint8_t* pop(uint32_t from) {
     const uint8_t* tile = base_ + out_ * slot_ + (from & place_);
 #if __CUDA_ARCH__ >= 900

@@ -24,7 +24,9 @@ namespace facet::cuda {
 #define FACET_N13 "%104, %105, %106, %107, %108, %109, %110, %111"
 #define FACET_N14 "%112, %113, %114, %115, %116, %117, %118, %119"
 #define FACET_N15 "%120, %121, %122, %123, %124, %125, %126, %127"
-#define FACET_D(i) "+f"(d[2 * i][0]), "+f"(d[2 * i][1]), "+f"(d[2 * i][2]), "+f"(d[2 * i][3]), "+f"(d[2 * i + 1][0]), "+f"(d[2 * i + 1][1]), "+f"(d[2 * i + 1][2]), "+f"(d[2 * i + 1][3])
+#define FACET_D(i)                                                                                   \
+  "+f"(d[2 * i][0]), "+f"(d[2 * i][1]), "+f"(d[2 * i][2]), "+f"(d[2 * i][3]), "+f"(d[2 * i + 1][0]), \
+      "+f"(d[2 * i + 1][1]), "+f"(d[2 * i + 1][2]), "+f"(d[2 * i + 1][3])
 // The first n sixteens.
 #define FACET_N_1 FACET_N0
 #define FACET_D_1 FACET_D(0)
@@ -59,12 +61,12 @@ namespace facet::cuda {
 #define FACET_N_16 FACET_N_15 ", " FACET_N15
 #define FACET_D_16 FACET_D_15, FACET_D(15)
 
-#define FACET_WGMMA_BF16(sixteens, n, a_at, b_at, add_at)                                                                                       \
-  __device__ __forceinline__ void wgmma_bf16(float (&d)[2 * sixteens][4], uint64_t a, uint64_t b, int add) {                                  \
-    asm volatile("{ .reg .pred p; setp.ne.b32 p, %" #add_at ", 0; wgmma.mma_async.sync.aligned.m64n" #n "k16.f32.bf16.bf16 {"                 \
-                 FACET_N_##sixteens "}, %" #a_at ", %" #b_at ", p, 1, 1, 0, 0; }"                                                             \
-                 : FACET_D_##sixteens                                                                                                         \
-                 : "l"(a), "l"(b), "r"(add));                                                                                                 \
+#define FACET_WGMMA_BF16(sixteens, n, a_at, b_at, add_at)                                                   \
+  __device__ __forceinline__ void wgmma_bf16(float(&d)[2 * sixteens][4], uint64_t a, uint64_t b, int add) { \
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, %" #add_at ", 0; wgmma.mma_async.sync.aligned.m64n" #n     \
+                 "k16.f32.bf16.bf16 {" FACET_N_##sixteens "}, %" #a_at ", %" #b_at ", p, 1, 1, 0, 0; }"     \
+                 : FACET_D_##sixteens                                                                       \
+                 : "l"(a), "l"(b), "r"(add));                                                               \
   }
 FACET_WGMMA_BF16(1, 16, 8, 9, 10)
 FACET_WGMMA_BF16(2, 32, 16, 17, 18)

@@ -21,7 +21,7 @@ template <int N, bool kTwo = false>
 struct ActsInt {
   static constexpr bool kFloat = false, kTwoBytes = kTwo;
   static constexpr int kN = N;
-  static constexpr int kTiles = N == 16 ? 2 : 1;  // of 8 rows
+  static constexpr int kTiles = N == 16 ? 2 : 1;                                // of 8 rows
   static constexpr int kParts = kTwo ? 2 : 1, kCodes = N * kActBlock * kParts;  // bytes of a block
   static constexpr int kStride = kCodes + N * (32 + 16);
   const uint8_t* p;
@@ -36,14 +36,11 @@ struct ActsInt {
   }
   // Of rows 2 t and 2 t + 1; with N = 1 both are row 0's.
   __device__ __forceinline__ float2 scales(unsigned group, int t, int tile) const {
-    const float* s =
-        reinterpret_cast<const float*>(p + group / 4 * kStride + kCodes + N * 32) + group % 4 * N;
+    const float* s = reinterpret_cast<const float*>(p + group / 4 * kStride + kCodes + N * 32) + group % 4 * N;
     if (N == 1) return {s[0], s[0]};
     return *reinterpret_cast<const float2*>(s + 8 * tile + 2 * t);
   }
-  __host__ __device__ static constexpr int bytes(int cols) {
-    return (cols + kActBlock - 1) / kActBlock * kStride;
-  }
+  __host__ __device__ static constexpr int bytes(int cols) { return (cols + kActBlock - 1) / kActBlock * kStride; }
 };
 
 constexpr int kSecond = 128;  // second codes count parts of the first
@@ -51,8 +48,8 @@ constexpr int kSecond = 128;  // second codes count parts of the first
 // The larger magnitudes of two pairs in bf16, which compare as integers without their signs; a NaN is above all.
 __device__ __forceinline__ uint32_t most_of(uint32_t a, uint32_t b) { return __vmaxu2(a & 0x7FFF7FFF, b & 0x7FFF7FFF); }
 __device__ __forceinline__ uint32_t most_of(uint4 v) { return __vmaxu2(most_of(v.x, v.y), most_of(v.z, v.w)); }
-// How columns are rounded whose largest magnitude is `most`, as bits of a float: as zeros below 2^-100. The inverse is 127 over it, the
-// nearest float as a division's, without its branch; a quarter of it has a normal reciprocal.
+// How columns are rounded whose largest magnitude is `most`, as bits of a float: as zeros below 2^-100. The inverse is
+// 127 over it, the nearest float as a division's, without its branch; a quarter of it has a normal reciprocal.
 struct Rounding {
   float scale, inverse = 0;
   __device__ explicit Rounding(uint32_t most) {
@@ -81,7 +78,9 @@ __device__ __forceinline__ uint32_t codes_of(uint32_t v0, uint32_t v1, float inv
     a[k] = __float_as_uint(code);
     if (kTwo) b[k] = __float_as_uint(fmaf(fmaf(x[k], inverse, kMagic - code), float(kSecond), kMagic));
   }
-  auto pack = [](const uint32_t(&w)[4]) { return __byte_perm(__byte_perm(w[0], w[1], 0x0040), __byte_perm(w[2], w[3], 0x0040), 0x5410); };
+  auto pack = [](const uint32_t(&w)[4]) {
+    return __byte_perm(__byte_perm(w[0], w[1], 0x0040), __byte_perm(w[2], w[3], 0x0040), 0x5410);
+  };
   if (kTwo) second = pack(b);
   return pack(a);
 }
@@ -93,7 +92,8 @@ __device__ __forceinline__ uint32_t scaled_sum(float scale, int sum) {
   return pack_bf16(high, s - high);
 }
 
-// A warp writes row n of a block of an image of N rows; v: eight columns in bf16, those of lane `lane`. Lanes that do not write may have any.
+// A warp writes row n of a block of an image of N rows; v: eight columns in bf16, those of lane `lane`. Lanes that do
+// not write may have any.
 template <bool kTwo>
 __device__ __forceinline__ void quantize_block_of(int N, uint8_t* block, uint4 v, int n, int lane, bool write) {
   uint32_t most = most_of(v);
@@ -104,7 +104,8 @@ __device__ __forceinline__ void quantize_block_of(int N, uint8_t* block, uint4 v
   constexpr int kParts = ActsInt<1, kTwo>::kParts;
   const int n_code = N * kActBlock * kParts;
   uint32_t second[2] = {};
-  const uint32_t q[2] = {codes_of<kTwo>(v.x, v.y, by.inverse, second[0]), codes_of<kTwo>(v.z, v.w, by.inverse, second[1])};
+  const uint32_t q[2] = {codes_of<kTwo>(v.x, v.y, by.inverse, second[0]),
+                         codes_of<kTwo>(v.z, v.w, by.inverse, second[1])};
   int sum = sum_of(q[0], sum_of(q[1], 0));
   if (kTwo) sum = sum * kSecond + sum_of(second[0], sum_of(second[1], 0));
   sum += __shfl_xor_sync(~0u, sum, 1);
@@ -118,7 +119,9 @@ __device__ __forceinline__ void quantize_block_of(int N, uint8_t* block, uint4 v
     *reinterpret_cast<uint32_t*>(codes + N * 64) = second[0];
     *reinterpret_cast<uint32_t*>(codes + N * 64 + 16) = second[1];
   }
-  if (lane % 4 == 0) *reinterpret_cast<uint32_t*>(block + n_code + (n * 4 + lane / 4 % 4) * 8 + lane / 16 * 4) = scaled_sum<kTwo>(by.scale, sum);
+  if (lane % 4 == 0)
+    *reinterpret_cast<uint32_t*>(block + n_code + (n * 4 + lane / 4 % 4) * 8 + lane / 16 * 4) =
+        scaled_sum<kTwo>(by.scale, sum);
   if (lane % 8 == 0) *reinterpret_cast<float*>(block + n_code + N * 32 + (j * N + n) * 4) = by.scale;
 }
 template <int N, bool kTwo = false>
@@ -126,9 +129,12 @@ __device__ __forceinline__ void quantize_block(uint8_t* block, uint4 v, int n, i
   quantize_block_of<kTwo>(N, block, v, n, lane, true);
 }
 // Of image i of eight rows or sixteen in a byte a value, by how many rows there are.
-__device__ __forceinline__ void quantize_block_among(int n_row, uint8_t* image, int i, uint4 v, int n, int lane, bool write = true) {
+__device__ __forceinline__ void quantize_block_among(int n_row, uint8_t* image, int i, uint4 v, int n, int lane,
+                                                     bool write = true) {
   static_assert(ActsInt<16>::kStride == 2 * ActsInt<8>::kStride);
-  quantize_block_of<false>(n_row <= 8 ? 8 : 16, image + int64_t(i) * (n_row <= 8 ? ActsInt<8>::kStride : ActsInt<16>::kStride), v, n, lane, write);
+  quantize_block_of<false>(n_row <= 8 ? 8 : 16,
+                           image + int64_t(i) * (n_row <= 8 ? ActsInt<8>::kStride : ActsInt<16>::kStride), v, n, lane,
+                           write);
 }
 
 // Rows in bf16, for weights that are: chunks of 8 columns, 16 bytes at (chunk * N + place(n, chunk)) * 16.
@@ -157,18 +163,25 @@ template <int N, bool kTwo>
 struct ActsIntFrom : ActsInt<N, kTwo> {
   using All = ActsInt<N, kTwo>;
   int first;
-  __device__ __forceinline__ uint4 codes(unsigned group, int g, int t, int tile, int part = 0) const { return All::codes(group, g + first, t, tile, part); }
-  __device__ __forceinline__ uint2 sums(int block, int g, int t, int tile) const { return All::sums(block, g + first, t, tile); }
+  __device__ __forceinline__ uint4 codes(unsigned group, int g, int t, int tile, int part = 0) const {
+    return All::codes(group, g + first, t, tile, part);
+  }
+  __device__ __forceinline__ uint2 sums(int block, int g, int t, int tile) const {
+    return All::sums(block, g + first, t, tile);
+  }
   __device__ __forceinline__ float2 scales(unsigned group, int t, int tile) const {
     if constexpr (N == 1) return All::scales(group, t, tile);
-    const float* s = reinterpret_cast<const float*>(this->p + group / 4 * All::kStride + All::kCodes + N * 32) + group % 4 * N + 2 * t + first;
+    const float* s = reinterpret_cast<const float*>(this->p + group / 4 * All::kStride + All::kCodes + N * 32) +
+                     group % 4 * N + 2 * t + first;
     return {s[0], s[1]};
   }
 };
 template <int N>
 struct ActsBf16From : ActsBf16<N> {
   int first;
-  __device__ __forceinline__ uint4 chunk(int i, int g, int tile) const { return ActsBf16<N>::chunk(i, (g + first) % N, tile); }
+  __device__ __forceinline__ uint4 chunk(int i, int g, int tile) const {
+    return ActsBf16<N>::chunk(i, (g + first) % N, tile);
+  }
 };
 template <int N, Input in>
 using ActsFrom = std::conditional_t<in == Input::kBf16, ActsBf16From<N>, ActsIntFrom<N, in == Input::kTwoBytes>>;
@@ -189,8 +202,7 @@ __device__ __forceinline__ void stage(ActsInt<N, kTwo> to, RowOf&& row, int n_ro
     uint4 v[kAhead];
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) {
-      const int item = first + i * n_warp, n = row_of(item),
-                col = col0 + (item - n * n_block) * kActBlock + lane * 8;
+      const int item = first + i * n_warp, n = row_of(item), col = col0 + (item - n * n_block) * kActBlock + lane * 8;
       if (item < n_item) {
         const __nv_bfloat16* from = row(n);  // by all lanes
         v[i] = col < n_in ? *reinterpret_cast<const uint4*>(from + col) : uint4{};
@@ -198,7 +210,8 @@ __device__ __forceinline__ void stage(ActsInt<N, kTwo> to, RowOf&& row, int n_ro
     }
     auto round = [&](int i, uint4 u) {
       const int item = first + i * n_warp, n = row_of(item);
-      if (item < n_item) quantize_block<N, kTwo>(const_cast<uint8_t*>(to.p) + (item - n * n_block) * to.kStride, u, n, lane);
+      if (item < n_item)
+        quantize_block<N, kTwo>(const_cast<uint8_t*>(to.p) + (item - n * n_block) * to.kStride, u, n, lane);
     };
     if constexpr (N <= 8) {  // instructions come from far away: one copy of them
 #pragma unroll 1
@@ -216,8 +229,8 @@ __device__ __forceinline__ void stage(ActsInt<N, kTwo> to, RowOf&& row, int n_ro
     }
   }
 }
-// The same for an only row, two blocks a warp at a time, 16 columns a lane: what can be known before the row is there is found when
-// this is made, load() asks for the first columns, and write() writes the image.
+// The same for an only row, two blocks a warp at a time, 16 columns a lane: what can be known before the row is there
+// is found when this is made, load() asks for the first columns, and write() writes the image.
 template <bool kTwo>
 class RowStage {
  public:
@@ -244,7 +257,8 @@ class RowStage {
       const Rounding by(most);
       uint32_t q[4], second[4] = {};
 #pragma unroll
-      for (int i = 0; i < 4; ++i) q[i] = codes_of<kTwo>(i % 2 ? v[i / 2].z : v[i / 2].x, i % 2 ? v[i / 2].w : v[i / 2].y, by.inverse, second[i]);
+      for (int i = 0; i < 4; ++i)
+        q[i] = codes_of<kTwo>(i % 2 ? v[i / 2].z : v[i / 2].x, i % 2 ? v[i / 2].w : v[i / 2].y, by.inverse, second[i]);
       int sum = sum_of(q[0], sum_of(q[1], sum_of(q[2], sum_of(q[3], 0))));
       if (kTwo) sum = sum * kSecond + sum_of(second[0], sum_of(second[1], sum_of(second[2], sum_of(second[3], 0))));
       sum += __shfl_xor_sync(~0u, sum, 1);
@@ -256,7 +270,8 @@ class RowStage {
         if (kTwo) *reinterpret_cast<uint32_t*>(block + j_ + 64 + 16 * i) = second[i];
       }
       uint8_t* const after = block + ActsInt<1, kTwo>::kCodes;
-      if (lane_ % 2 == 0) *reinterpret_cast<uint32_t*>(after + lane_ / 2 % 4 * 8 + lane_ / 8 % 2 * 4) = scaled_sum<kTwo>(by.scale, sum);
+      if (lane_ % 2 == 0)
+        *reinterpret_cast<uint32_t*>(after + lane_ / 2 % 4 * 8 + lane_ / 8 % 2 * 4) = scaled_sum<kTwo>(by.scale, sum);
       if (lane_ % 4 == 0) *reinterpret_cast<float*>(after + 32 + lane_ / 4 % 4 * 4) = by.scale;
     }
   }
@@ -274,15 +289,14 @@ struct NoStage {
 };
 
 template <int N, class RowOf>
-__device__ __forceinline__ void stage(ActsBf16<N> to, RowOf&& row, int n_rows, int n_in, int col0, int cols,
-                                      int warp, int n_warp, int lane) {
+__device__ __forceinline__ void stage(ActsBf16<N> to, RowOf&& row, int n_rows, int n_in, int col0, int cols, int warp,
+                                      int n_warp, int lane) {
   const int n_chunk = cols / 8;
   for (int i = warp * 32 + lane; i < n_chunk * N; i += n_warp * 32) {
     const int n = i / n_chunk, chunk = i % n_chunk, col = col0 + chunk * 8;
     uint4 v = {};
     if (n < n_rows && col < n_in) v = *reinterpret_cast<const uint4*>(row(n) + col);
-    *reinterpret_cast<uint4*>(const_cast<uint8_t*>(to.p) + (chunk * N + ActsBf16<N>::place(n, chunk)) * 16) =
-        v;
+    *reinterpret_cast<uint4*>(const_cast<uint8_t*>(to.p) + (chunk * N + ActsBf16<N>::place(n, chunk)) * 16) = v;
   }
 }
 

@@ -18,25 +18,27 @@ void unpack_bf16(cudaStream_t, __nv_bfloat16* to, const TiledMatrix& w, int64_t 
 struct SkinnyMatrix {
   TiledMatrix w;
   int64_t stack = 0;
-  float* y = nullptr;               // [T, n_out]
+  float* y = nullptr;  // [T, n_out]
   int64_t y_stride = 0;
-  float* y_also = nullptr;          // a second copy, with the same stride, if wanted
-  __nv_bfloat16* y_bf = nullptr;    // the same in bf16, if wanted
+  float* y_also = nullptr;        // a second copy, with the same stride, if wanted
+  __nv_bfloat16* y_bf = nullptr;  // the same in bf16, if wanted
   int64_t y_bf_stride = 0;
 };
 struct SkinnyWork {
-  float* partial = nullptr;         // sums of some of the columns
-  unsigned* counter = nullptr;      // zero between launches
-  uint8_t* image = nullptr;         // activations in one or two bytes: the kernel's own, or x's
-  bool image_ready = false;         // it is x's already, in one: of these n_tok rows, all columns; no matrix needs two
-  const RouteJob* beside = nullptr; // a routing to be done meanwhile
-  bool leave = false;               // partial sums of one matrix are left to the reader of y, if there are any
-  bool late = false;                // beside the product before it, which is in_turn and has the same x: needs nothing that one writes, and no sets if one will do
-  bool in_turn = false;             // the next kernel starts when all before this one have ended
-  bool ahead = false;               // the next kernel starts with this one: what it reads first was there when this one started, or it looks for it
-  int thirds = 2;                   // of a multiprocessor's shared memory, if few bytes are multiplied: what the next kernel leaves
+  float* partial = nullptr;          // sums of some of the columns
+  unsigned* counter = nullptr;       // zero between launches
+  uint8_t* image = nullptr;          // activations in one or two bytes: the kernel's own, or x's
+  bool image_ready = false;          // it is x's already, in one: of these n_tok rows, all columns; no matrix needs two
+  const RouteJob* beside = nullptr;  // a routing to be done meanwhile
+  bool leave = false;                // partial sums of one matrix are left to the reader of y, if there are any
+  bool late = false;     // beside the product before it, which is in_turn and has the same x: needs nothing that one
+                         // writes, and no sets if one will do
+  bool in_turn = false;  // the next kernel starts when all before this one have ended
+  bool ahead = false;  // the next kernel starts with this one: what it reads first was there when this one started, or
+                       // it looks for it
+  int thirds = 2;      // of a multiprocessor's shared memory, if few bytes are multiplied: what the next kernel leaves
 };
-constexpr int kSkinnyRows = 16;     // rows of one launch
+constexpr int kSkinnyRows = 16;  // rows of one launch
 // Floats, counters and bytes of it for a product with one such matrix.
 int64_t skinny_partials(const TiledMatrix&);
 int skinny_counters();
@@ -45,7 +47,7 @@ int64_t skinny_image_bytes(int64_t n_in);
 int64_t skinny_most_cols(Input);
 // y[t] = W x[t] for t < n_tok <= kSkinnyRows; x [n_tok, n_in] in bf16. A row's bits depend on that row alone.
 // What is left of a sum: p is null where y has it all.
-Partials skinny(cudaStream_t, const SkinnyMatrix* m, int n_matrix, bool glu, facet::Act act, const __nv_bfloat16* x, int64_t x_stride, int n_tok,
-            SkinnyWork);
+Partials skinny(cudaStream_t, const SkinnyMatrix* m, int n_matrix, bool glu, facet::Act act, const __nv_bfloat16* x,
+                int64_t x_stride, int n_tok, SkinnyWork);
 
 }  // namespace facet::cuda

@@ -14,8 +14,8 @@ __device__ int code_half(const uint8_t* qs, int i) { return (qs[i % 16] >> (i / 
 __device__ uint16_t u16(const uint8_t* p) { return uint16_t(p[0] | p[1] << 8); }
 
 // A tile whose 16 rows start at raw, row_bytes apart; n_row of them exist, and n_col of its columns.
-__device__ void repack_tile(uint8_t* to, Tile tile, const uint8_t* raw, int64_t row_bytes, int n_row,
-                            int n_col, int lane) {
+__device__ void repack_tile(uint8_t* to, Tile tile, const uint8_t* raw, int64_t row_bytes, int n_row, int n_col,
+                            int lane) {
   const int g = lane / 4, t = lane % 4;
   auto row = [&](int r) { return raw + r * row_bytes; };
   auto put = [&](int at, uint32_t v) { *reinterpret_cast<uint32_t*>(to + at) = v; };
@@ -35,13 +35,10 @@ __device__ void repack_tile(uint8_t* to, Tile tile, const uint8_t* raw, int64_t 
       for (int j = 0; j < 4; ++j) {
         uint32_t f = 0;
         for (int e = 0; e < 4; ++e) {
-          put(j * 512 + lane * 16 + e * 4,
-              bytes(e, [&](const uint8_t* b, int c) { return b[qs + 32 * j + c]; }));
+          put(j * 512 + lane * 16 + e * 4, bytes(e, [&](const uint8_t* b, int c) { return b[qs + 32 * j + c]; }));
           if (five)
-            f |= bytes(e,
-                       [&](const uint8_t* b, int c) {
-                         return ((b[16 + c] >> (2 * j)) & 1) | ((b[16 + c] >> (2 * j + 1)) & 1) << 4;
-                       })
+            f |= bytes(e, [&](const uint8_t* b,
+                              int c) { return ((b[16 + c] >> (2 * j)) & 1) | ((b[16 + c] >> (2 * j + 1)) & 1) << 4; })
                  << e;
         }
         if (five) put(2048 + lane * 16 + j * 4, f);
@@ -78,8 +75,7 @@ __device__ void repack_tile(uint8_t* to, Tile tile, const uint8_t* raw, int64_t 
         for (int rr = 0; rr < 2; ++rr) {
           uint32_t top = 0;
           for (int s = 0; s < 4; ++s)
-            top |= bytes(rr, [&](const uint8_t* b, int c) { return code(b, 64 * j + 16 * s + c) >> 4 ^ 2; })
-                   << (2 * s);
+            top |= bytes(rr, [&](const uint8_t* b, int c) { return code(b, 64 * j + 16 * s + c) >> 4 ^ 2; }) << (2 * s);
           put(2048 + (j / 2) * 512 + lane * 16 + (j % 2) * 8 + rr * 4, top);
         }
       }
@@ -98,8 +94,7 @@ __device__ void repack_tile(uint8_t* to, Tile tile, const uint8_t* raw, int64_t 
         put(lane * 16 + e * 4, bytes(e, [&](const uint8_t* b, int c) {
               int v = 0;
               for (int h = 0; h < 2; ++h)
-                if (32 * h < n_col)
-                  v |= (code_half(b + h * block + (five ? 6 : 2), c) ^ (five ? 0 : 8)) << (4 * h);
+                if (32 * h < n_col) v |= (code_half(b + h * block + (five ? 6 : 2), c) ^ (five ? 0 : 8)) << (4 * h);
               return v;
             }));
         if (five)
@@ -150,8 +145,7 @@ __global__ void repack_kernel(TiledMatrix m, const uint8_t* raw, int64_t row_byt
   const int tile = int(i % n_tile), strip = int(i / n_tile % n_strip);
   const int64_t stack = i / n_tile / n_strip;
   uint8_t* to = const_cast<uint8_t*>(m.strip(stack, strip)) + int64_t(tile) * tile_bytes(m.tile);
-  const uint8_t* from =
-      raw + (stack * m.n_out + strip * kTileRows) * row_bytes + int64_t(tile) * tile_row_bytes;
+  const uint8_t* from = raw + (stack * m.n_out + strip * kTileRows) * row_bytes + int64_t(tile) * tile_row_bytes;
   repack_tile(to, m.tile, from, row_bytes, m.n_out - strip * kTileRows, m.n_in - tile * tile_cols(m.tile),
               threadIdx.x % 32);
 }
@@ -169,8 +163,7 @@ __global__ void __launch_bounds__(kWarps * 32)
     for (int h = 0; h < 2; ++h)
       for (int rr = 0; rr < 2; ++rr) {
         const int r = g + 8 * rr;
-        if ((first_strip + strip) * kTileRows + r >= m.n_out || tile * cols + 64 * j + 32 * h >= m.n_in)
-          continue;
+        if ((first_strip + strip) * kTileRows + r >= m.n_out || tile * cols + 64 * j + 32 * h >= m.n_in) continue;
         float v[8];
         tile_values(v, m.tile, w, lane, rr, j, h);
         __nv_bfloat16* out = to + (int64_t(strip) * kTileRows + r) * m.n_in + tile * cols;
@@ -191,12 +184,11 @@ void repack(cudaStream_t stream, const TiledMatrix& to, const uint8_t* raw, DTyp
          int64_t(row_bytes(type, to.n_in)), int(row_bytes(type, tile_cols(to.tile))));
 }
 
-void unpack_bf16(cudaStream_t stream, __nv_bfloat16* to, const TiledMatrix& w, int64_t stack, int first,
-                 int n) {
+void unpack_bf16(cudaStream_t stream, __nv_bfloat16* to, const TiledMatrix& w, int64_t stack, int first, int n) {
   CHECK(first % kTileRows == 0 && w.n_in % 4 == 0, "rows from {}, {} columns", first, w.n_in);
   const int strips = (n + kTileRows - 1) / kTileRows;
-  launch(unpack_kernel, dim3(blocks_of(int64_t(w.n_tile()) * strips)), dim3(kWarps * 32), 0, stream, to, w,
-         stack, first / kTileRows, strips);
+  launch(unpack_kernel, dim3(blocks_of(int64_t(w.n_tile()) * strips)), dim3(kWarps * 32), 0, stream, to, w, stack,
+         first / kTileRows, strips);
 }
 
 }  // namespace facet::cuda

@@ -58,12 +58,11 @@ int act_blocks(int64_t n_in) { return int((n_in + kActBlock - 1) / kActBlock); }
 // As many sets as the columns need, or up to kUsualSets where that divides better.
 constexpr int kUsualSets = 16;
 int most_act_blocks(Input in) { return (in == Input::kByte ? room().byte_cols : room().wide_cols) / kActBlock; }
-int least_sets(int n_block, Input in) {
-  return (n_block + most_act_blocks(in) - 1) / most_act_blocks(in);
-}
+int least_sets(int n_block, Input in) { return (n_block + most_act_blocks(in) - 1) / most_act_blocks(in); }
 
 // Sets of blocks for so many jobs of n_block blocks of 256 columns: the least time of the slowest block, in
-// tiles. Adding up sets is taken to cost as much as 30 tiles, and 4 a set; 4 and 2 where whoever reads the output may do it.
+// tiles. Adding up sets is taken to cost as much as 30 tiles, and 4 a set; 4 and 2 where whoever reads the output may
+// do it.
 int choose_sets(int64_t n_job, int n_sub, int n_block, Input in, bool one_matrix) {
   int best = 0;
   int64_t least = 0;
@@ -74,8 +73,7 @@ int choose_sets(int64_t n_job, int n_sub, int n_block, Input in, bool one_matrix
     if (best == 0 || time < least) best = s, least = time;
     if (n_job > many_strips()) break;  // they divide well enough, and their partial sums would be large
   }
-  CHECK(best <= kMaxSets && best <= device().n_sm, "{} columns in at most {} sets", n_block * kActBlock,
-        kMaxSets);
+  CHECK(best <= kMaxSets && best <= device().n_sm, "{} columns in at most {} sets", n_block * kActBlock, kMaxSets);
   return best;
 }
 
@@ -88,9 +86,12 @@ void launch_for(cudaStream_t stream, SkinnyArgs& a, int n_warp) {
 template <bool kShort>
 void launch_for(cudaStream_t stream, SkinnyArgs& a, Input in, int n_warp) {
   switch (in) {
-    case Input::kByte: return launch_for<Input::kByte, kShort>(stream, a, n_warp);
-    case Input::kTwoBytes: return launch_for<Input::kTwoBytes, kShort>(stream, a, n_warp);
-    case Input::kBf16: return launch_for<Input::kBf16, kShort>(stream, a, n_warp);
+    case Input::kByte:
+      return launch_for<Input::kByte, kShort>(stream, a, n_warp);
+    case Input::kTwoBytes:
+      return launch_for<Input::kTwoBytes, kShort>(stream, a, n_warp);
+    case Input::kBf16:
+      return launch_for<Input::kBf16, kShort>(stream, a, n_warp);
   }
 }
 
@@ -107,12 +108,11 @@ int64_t skinny_most_cols(Input in) {
 int skinny_counters() { return device().n_sm; }
 int64_t skinny_image_bytes(int64_t n_in) { return int64_t(act_blocks(n_in)) * ActsInt<16, true>::kStride; }
 
-Partials skinny(cudaStream_t stream, const SkinnyMatrix* m, int n_matrix, bool glu, Act act,
-            const __nv_bfloat16* x, int64_t x_stride, int n_tok, SkinnyWork work) {
+Partials skinny(cudaStream_t stream, const SkinnyMatrix* m, int n_matrix, bool glu, Act act, const __nv_bfloat16* x,
+                int64_t x_stride, int n_tok, SkinnyWork work) {
   const Room have = room();
   int64_t all = 0;
-  for (int i = 0; i < n_matrix; ++i)
-    all += int64_t(m[i].w.n_tile()) * tile_bytes(m[i].w.tile) * m[i].w.n_strip();
+  for (int i = 0; i < n_matrix; ++i) all += int64_t(m[i].w.n_tile()) * tile_bytes(m[i].w.tile) * m[i].w.n_strip();
   const bool is_short = all <= int64_t(kShortShare) * device().n_sm;
   if (work.beside && (!is_short || m[0].w.tile >= Tile::kBF16))
     route(stream, *std::exchange(work.beside, nullptr));  // no room for other blocks
@@ -127,8 +127,7 @@ Partials skinny(cudaStream_t stream, const SkinnyMatrix* m, int n_matrix, bool g
     }
     skinny(stream, m, n_matrix, glu, act, x, x_stride, have.rows, work);
     work.beside = nullptr;
-    return skinny(stream, rest, n_matrix, glu, act, x + have.rows * x_stride, x_stride, n_tok - have.rows,
-                  work);
+    return skinny(stream, rest, n_matrix, glu, act, x + have.rows * x_stride, x_stride, n_tok - have.rows, work);
   }
   CHECK(n_tok >= 1 && n_tok <= kSkinnyRows, "{} rows", n_tok);
   Input in = input_of(m[0].w);
@@ -151,9 +150,15 @@ Partials skinny(cudaStream_t stream, const SkinnyMatrix* m, int n_matrix, bool g
     CHECK(m[i].w.n_in == a.n_in && (m[i].w.tile >= Tile::kBF16) == (in == Input::kBf16),
           "{} and {} columns, types that do not go together", m[i].w.n_in, a.n_in);
     const Tile tile = m[i].w.tile;
-    const int group = is_narrow(m[i].w.n_in, m[i].w.n_out) && m[i].w.n_tile() % group_tiles(tile) == 0 ? group_tiles(tile) : 1;
-    a.tiles[i] = {.p = m[i].w.strip(m[i].stack, 0), .strip_bytes = int(m[i].w.strip_bytes()), .tile_bytes = group * tile_bytes(tile),
-                  .n_tile = m[i].w.n_tile() / group, .per_block = kActBlock / (group * tile_cols(tile)), .tile = tile, .grouped = group > 1};
+    const int group =
+        is_narrow(m[i].w.n_in, m[i].w.n_out) && m[i].w.n_tile() % group_tiles(tile) == 0 ? group_tiles(tile) : 1;
+    a.tiles[i] = {.p = m[i].w.strip(m[i].stack, 0),
+                  .strip_bytes = int(m[i].w.strip_bytes()),
+                  .tile_bytes = group * tile_bytes(tile),
+                  .n_tile = m[i].w.n_tile() / group,
+                  .per_block = kActBlock / (group * tile_cols(tile)),
+                  .tile = tile,
+                  .grouped = group > 1};
     auto aligned = [](const void* p, size_t to) { return reinterpret_cast<uintptr_t>(p) % to == 0; };
     a.wide[i] = m[i].w.n_out % 4 == 0 && m[i].y_stride % 4 == 0 && m[i].y_bf_stride % 4 == 0 && aligned(m[i].y, 16) &&
                 aligned(m[i].y_also, 16) && aligned(m[i].y_bf, 8);
@@ -164,7 +169,8 @@ Partials skinny(cudaStream_t stream, const SkinnyMatrix* m, int n_matrix, bool g
   for (int i = a.n_matrix; i < 4; ++i) a.first_job[i] = 1 << 30;  // no job belongs to what is not there
   a.even = a.n_sub == 1 || m[0].w.tile == m[1].w.tile;
   const int n_block = a.n_block = act_blocks(a.n_in);
-  const bool alone = work.late && least_sets(n_block, in) == 1;  // partial sums would need memory that the product before may use
+  const bool alone =
+      work.late && least_sets(n_block, in) == 1;  // partial sums would need memory that the product before may use
   a.n_set = alone ? 1 : choose_sets(a.n_job, a.n_sub, n_block, in, n_matrix == 1);
   a.late = alone && n_tok <= 8;  // of more rows, an image comes first
   a.blocks = device().n_sm / a.n_set;
@@ -179,8 +185,8 @@ Partials skinny(cudaStream_t stream, const SkinnyMatrix* m, int n_matrix, bool g
   } else if (in != Input::kBf16 && n_tok > 8) {  // every block would round the same many rows
     a.image = work.image;
     const dim3 grid(unsigned((n_block * n_tok + kQuantizeWarps - 1) / kQuantizeWarps));
-    launch(in == Input::kByte ? quantize_kernel<16, false> : quantize_kernel<16, true>, grid, dim3(kQuantizeWarps * 32), 0,
-           stream, work.image, x, x_stride, n_tok, a.n_in);
+    launch(in == Input::kByte ? quantize_kernel<16, false> : quantize_kernel<16, true>, grid, dim3(kQuantizeWarps * 32),
+           0, stream, work.image, x, x_stride, n_tok, a.n_in);
   }
   // Blocks share the jobs by cost.
   CHECK(a.blocks <= kMaxBlocks, "{} blocks", a.blocks);
@@ -207,8 +213,8 @@ Partials skinny(cudaStream_t stream, const SkinnyMatrix* m, int n_matrix, bool g
   if (is_short && work.beside) {
     static_assert(kShortWarps * 32 == kRouteThreads * kRouteGroups);
     a.beside = *work.beside, a.beside_blocks = route_blocks(a.beside);
-    // Behind the others beside one row: in front, some multiprocessors would have two of those, and blocks of the kernels that follow
-    // would gather where these have none. Rows to route take longer, and go first.
+    // Behind the others beside one row: in front, some multiprocessors would have two of those, and blocks of the
+    // kernels that follow would gather where these have none. Rows to route take longer, and go first.
     a.beside_at = n_tok == 1 ? a.blocks * a.n_set : 0;
   }
   is_short ? launch_for<true>(stream, a, in, n_warp) : launch_for<false>(stream, a, in, n_warp);

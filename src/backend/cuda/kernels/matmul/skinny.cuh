@@ -14,13 +14,16 @@ struct DenseJobs {
   const SkinnyArgs& a;
   int block0, block1;  // of the set, in blocks of kActBlock columns
   __device__ int n_sub() const { return a.n_sub; }
-  __device__ int matrix(int job) const { return a.n_sub == 2 ? 0 : int(job >= a.first_job[1]) + int(job >= a.first_job[2]); }
+  __device__ int matrix(int job) const {
+    return a.n_sub == 2 ? 0 : int(job >= a.first_job[1]) + int(job >= a.first_job[2]);
+  }
   __device__ int first_tile(int i) const { return min(block0 * a.tiles[i].per_block, a.tiles[i].n_tile); }
   __device__ int n_tile(int i) const { return min(block1 * a.tiles[i].per_block, a.tiles[i].n_tile) - first_tile(i); }
   __device__ Strip strip(int job, int sub) const {
     const int i = a.n_sub == 2 ? sub : matrix(job), s = a.n_sub == 2 ? job : job - a.first_job[i];
     const SkinnyArgs::Tiles& w = a.tiles[i];
-    return {w.p + int64_t(s) * w.strip_bytes + first_tile(i) * w.tile_bytes, w.tile, n_tile(i), w.tile_bytes, w.grouped};
+    return {w.p + int64_t(s) * w.strip_bytes + first_tile(i) * w.tile_bytes, w.tile, n_tile(i), w.tile_bytes,
+            w.grouped};
   }
 };
 
@@ -30,7 +33,8 @@ __device__ __forceinline__ TilePlace run_begin(const DenseJobs& jobs, int job0, 
   if (lane >= n_warp) return {job1, 0};
   const int i = jobs.matrix(job0);
   if (a.even && i == jobs.matrix(job1 - 1)) {
-    const int each = jobs.n_tile(i) * a.n_sub, tile = (job1 - job0) * each * lane >> (31 - __clz(n_warp)), job = quick_div(tile, each);
+    const int each = jobs.n_tile(i) * a.n_sub, tile = (job1 - job0) * each * lane >> (31 - __clz(n_warp)),
+              job = quick_div(tile, each);
     return {job0 + job, tile - job * each};
   }
   JobCosts costs{};
@@ -77,10 +81,12 @@ __global__ void __launch_bounds__(stream_warps(kShort) * 32, kShort ? 2 : 1)
   if (kShort && a.ahead) let_next_start();
   int at = int(blockIdx.x);
   if constexpr (kShort && in != Input::kBf16) {
-    if (unsigned(at - a.beside_at) < unsigned(a.beside_blocks)) return route_block<N == 1>(a.beside, at - a.beside_at, shared, a.beside_rows);
+    if (unsigned(at - a.beside_at) < unsigned(a.beside_blocks))
+      return route_block<N == 1>(a.beside, at - a.beside_at, shared, a.beside_rows);
     if (a.beside_at == 0) at -= a.beside_blocks;
   }
-  // The shuffle tells the compiler that a warp's lanes agree: fewer registers. Long products and single rows are not faster.
+  // The shuffle tells the compiler that a warp's lanes agree: fewer registers. Long products and single rows are not
+  // faster.
   const int lane = int(threadIdx.x) % 32,
             warp = kShort && N > 1 ? __shfl_sync(~0u, int(threadIdx.x) / 32, 0) : int(threadIdx.x) / 32,
             n_warp = int(blockDim.x) / 32;
@@ -130,9 +136,12 @@ __global__ void __launch_bounds__(stream_warps(kShort) * 32, kShort ? 2 : 1)
     const float4 all = {v[0], v[1], v[2], v[3]};
     if (m.y) *reinterpret_cast<float4*>(m.y + n * m.y_stride + row) = all;
     if (m.y_also) *reinterpret_cast<float4*>(m.y_also + n * m.y_stride + row) = all;
-    if (m.y_bf) *reinterpret_cast<uint2*>(m.y_bf + n * m.y_bf_stride + row) = {pack_bf16(v[0], v[1]), pack_bf16(v[2], v[3])};
+    if (m.y_bf)
+      *reinterpret_cast<uint2*>(m.y_bf + n * m.y_bf_stride + row) = {pack_bf16(v[0], v[1]), pack_bf16(v[2], v[3])};
   };
-  auto partial_of = [&](int job, int sub) { return a.partial + ((int64_t(set) * a.n_job + job) * a.n_sub + sub) * kPart; };
+  auto partial_of = [&](int job, int sub) {
+    return a.partial + ((int64_t(set) * a.n_job + job) * a.n_sub + sub) * kPart;
+  };
   auto emit = [&](int job, int r, int n, float v0, float v1) {
     if (a.n_set == 1) return store(job, r, n, v0, v1);
     if (a.n_sub == 2) __stcg(partial_of(job, 0) + n * 16 + r, v0);
@@ -144,8 +153,8 @@ __global__ void __launch_bounds__(stream_warps(kShort) * 32, kShort ? 2 : 1)
     __stcg(reinterpret_cast<float4*>(partial_of(job, a.n_sub - 1) + n * 16 + r), v1);
   };
 
-  // Of one row, what can be known before it is there: which job the warp adds up, a row a lane (of the last strip; lanes from 16 on of
-  // the first), where that goes, and where its own columns of the input are.
+  // Of one row, what can be known before it is there: which job the warp adds up, a row a lane (of the last strip;
+  // lanes from 16 on of the first), where that goes, and where its own columns of the input are.
   struct {
     bool adds = false, there = false, gated = false;
     unsigned later = 0;                            // runs after this one that have a part, from the next one on
@@ -204,7 +213,8 @@ __global__ void __launch_bounds__(stream_warps(kShort) * 32, kShort ? 2 : 1)
     const float* p = only.next;
     const int each = a.n_sub * kPart;
 #pragma unroll 1
-    for (unsigned rest = only.later; rest != 0; rest >>= 4, p += 4 * each) {  // behind the last part there are the rings
+    for (unsigned rest = only.later; rest != 0;
+         rest >>= 4, p += 4 * each) {  // behind the last part there are the rings
       const float u[4] = {p[0], p[each], p[2 * each], p[3 * each]};
 #pragma unroll
       for (int i = 0; i < 4; ++i)
@@ -236,23 +246,28 @@ __global__ void __launch_bounds__(stream_warps(kShort) * 32, kShort ? 2 : 1)
     for (int sub = 0; sub < a.n_sub; ++sub)
 #pragma unroll 4
       for (int s = 0; s < a.n_set; ++s) {
-        const V u = __ldcg(reinterpret_cast<const V*>(a.partial + ((int64_t(s) * a.n_job + job) * a.n_sub + sub) * kPart + at));
-        if constexpr (N == 1) v[sub] += u;
-        else v[sub] = sum4(v[sub], u);
+        const V u =
+            __ldcg(reinterpret_cast<const V*>(a.partial + ((int64_t(s) * a.n_job + job) * a.n_sub + sub) * kPart + at));
+        if constexpr (N == 1)
+          v[sub] += u;
+        else
+          v[sub] = sum4(v[sub], u);
       }
-    if constexpr (N == 1) store(job, at, 0, v[0], a.n_sub == 2 ? v[1] : v[0]);
-    else store4(job, at % 16, at / 16, v[0], a.n_sub == 2 ? v[1] : v[0]);
+    if constexpr (N == 1)
+      store(job, at, 0, v[0], a.n_sub == 2 ? v[1] : v[0]);
+    else
+      store4(job, at % 16, at / 16, v[0], a.n_sub == 2 ? v[1] : v[0]);
   }
   if (threadIdx.x == 0) a.counter[block] = 0;
 }
 
-// Bytes on their way to a multiprocessor: more than memory needs to be busy make a product slower, the more so a brief one.
+// Bytes on their way to a multiprocessor: more than memory needs to be busy make a product slower, the more so a brief
+// one.
 constexpr int kAheadBytes = 48 * 1024, kAheadLong = 80 * 1024, kLongShare = 384 * 1024;
 
 template <int N, Input in, bool kShort>
 void launch_skinny(cudaStream_t stream, SkinnyArgs& a, int n_warp) {
-  static const bool once =
-      (allow_shared(skinny_kernel<N, in, kShort>, size_t(device().shared - kOwnShared)), true);
+  static const bool once = (allow_shared(skinny_kernel<N, in, kShort>, size_t(device().shared - kOwnShared)), true);
   (void)once;
   a.at_parts = ActsOf<N, in>::bytes(a.set_cols);
   a.at_rings = WarpRing::lines(a.at_parts + n_warp * a.n_sub * kPartFloats<N> * 4);
@@ -270,8 +285,8 @@ void launch_skinny(cudaStream_t stream, SkinnyArgs& a, int n_warp) {
     bytes = std::max(bytes, kRouteRowsAt + a.n_in * 4);
     a.beside_rows = route_rows(bytes, a.n_in, a.n_tok);
   }
-  launch(skinny_kernel<N, in, kShort>, dim3(unsigned(a.beside_blocks + a.blocks * a.n_set)), dim3(unsigned(n_warp * 32)),
-         size_t(bytes), stream, a);
+  launch(skinny_kernel<N, in, kShort>, dim3(unsigned(a.beside_blocks + a.blocks * a.n_set)),
+         dim3(unsigned(n_warp * 32)), size_t(bytes), stream, a);
 }
 
 }  // namespace facet::cuda

@@ -17,10 +17,11 @@ constexpr int kLongWarps = 16, kShortWarps = 8;
 constexpr int stream_warps(bool is_short) { return is_short ? kShortWarps : kLongWarps; }
 
 constexpr int kOwnShared = 1536;  // bytes of shared memory that these kernels declare themselves, at most
-// Stages of the rings of a block's warps beside `fixed` bytes; no more than so many thirds of a multiprocessor's shared memory
-// are taken if those hold two stages. Kernels that follow one another and together take three thirds overlap.
+// Stages of the rings of a block's warps beside `fixed` bytes; no more than so many thirds of a multiprocessor's shared
+// memory are taken if those hold two stages. Kernels that follow one another and together take three thirds overlap.
 inline int ring_stages(int fixed, int stage_bytes, int thirds) {
-  const int room = device().shared - kOwnShared - fixed, some = device().shared_sm * thirds / 3 - 1024 - kOwnShared - fixed;
+  const int room = device().shared - kOwnShared - fixed,
+            some = device().shared_sm * thirds / 3 - 1024 - kOwnShared - fixed;
   return std::min((some / stage_bytes >= 2 ? std::min(some, room) : room) / stage_bytes, WarpRing::kMaxStages);
 }
 
@@ -33,9 +34,7 @@ struct Strip {
 };
 struct TilePlace {
   int job = 0, tile = 0;  // tiles of a job are counted through its strips
-  __device__ bool operator<(const TilePlace& o) const {
-    return job < o.job || (job == o.job && tile < o.tile);
-  }
+  __device__ bool operator<(const TilePlace& o) const { return job < o.job || (job == o.job && tile < o.tile); }
 };
 FACET_HD constexpr int tile_cost(Tile t) { return tile_bytes(t) / 4; }
 
@@ -74,8 +73,8 @@ struct TileCursor {
   }
 };
 
-// Floats of shared memory a warp keeps a part of a strip in, and where row r of column n is: rows side by side, so that the
-// halves of a warp that have them write no two values to a bank more than need be.
+// Floats of shared memory a warp keeps a part of a strip in, and where row r of column n is: rows side by side, so that
+// the halves of a warp that have them write no two values to a bank more than need be.
 template <int N>
 constexpr int kPartFloats = 16 * (N == 1 ? 1 : N);
 __device__ __forceinline__ int part_at(int n, int r) { return n * 16 + (r ^ (n & 2) * 4); }
@@ -106,8 +105,13 @@ template <class Jobs>
 __device__ __forceinline__ StripPart strip_part(const Jobs& jobs, TilePlace at, TilePlace end, int sub, int before) {
   const Strip s = jobs.strip(at.job, sub);
   const int to = at.job == end.job ? end.tile : 1 << 30, first = max(at.tile - before, 0);
-  return {.first = first, .past = min(to - before, s.n_tile), .n_tile = s.n_tile, .bytes = s.bytes,
-          .from = uint32_t(reinterpret_cast<uintptr_t>(s.p)) + uint32_t(first * s.bytes), .tile = s.tile, .grouped = s.grouped};
+  return {.first = first,
+          .past = min(to - before, s.n_tile),
+          .n_tile = s.n_tile,
+          .bytes = s.bytes,
+          .from = uint32_t(reinterpret_cast<uintptr_t>(s.p)) + uint32_t(first * s.bytes),
+          .tile = s.tile,
+          .grouped = s.grouped};
 }
 // What the run begins with, found before the input is there.
 template <class Jobs>
@@ -115,12 +119,17 @@ __device__ __forceinline__ StripPart first_part(const Jobs& jobs, TilePlace begi
   StripPart p{};
   if (begin < end) p = strip_part(jobs, begin, end, 0, 0);
   const uint32_t kind = pinned(uint32_t(p.tile) | uint32_t(p.grouped) << 8);
-  return {.first = int(pinned(uint32_t(p.first))), .past = int(pinned(uint32_t(p.past))), .n_tile = int(pinned(uint32_t(p.n_tile))), .bytes = int(pinned(uint32_t(p.bytes))),
-          .from = pinned(p.from), .tile = Tile(kind & 255), .grouped = kind > 255};
+  return {.first = int(pinned(uint32_t(p.first))),
+          .past = int(pinned(uint32_t(p.past))),
+          .n_tile = int(pinned(uint32_t(p.n_tile))),
+          .bytes = int(pinned(uint32_t(p.bytes))),
+          .from = pinned(p.from),
+          .tile = Tile(kind & 255),
+          .grouped = kind > 255};
 }
 
-// Multiplies the run [begin, end) of a warp, p: its first_part. Whole jobs go to emit(job, row of the strip, n, v of the first
-// strip, v of the last); parts of jobs to part (the job that the run begins in) and to last (another that it
+// Multiplies the run [begin, end) of a warp, p: its first_part. Whole jobs go to emit(job, row of the strip, n, v of
+// the first strip, v of the last); parts of jobs to part (the job that the run begins in) and to last (another that it
 // ends in).
 template <int N, class Acts, class Jobs, class Emit>
 __device__ __forceinline__ void run_tiles(const Jobs& jobs, TilePlace begin, TilePlace end, StripPart p,
@@ -165,7 +174,8 @@ __device__ __forceinline__ void run_tiles(const Jobs& jobs, TilePlace begin, Til
 #pragma unroll
         for (int k = 1; k < kTiles * 4; ++k)
           if (k == e) v = acc[k / 4][k % 4], u = other[k / 4][k % 4];
-        if (N > 1 || t == 0) emit(at.job, g + e / 2 % 2 * 8, N == 1 ? 0 : e / 4 * 8 + 2 * t + e % 2, n_sub == 2 ? u : 0.f, v);
+        if (N > 1 || t == 0)
+          emit(at.job, g + e / 2 % 2 * 8, N == 1 ? 0 : e / 4 * 8 + 2 * t + e % 2, n_sub == 2 ? u : 0.f, v);
       }
     } else {
       float* to_part = at.job == begin.job ? part : last;
@@ -192,8 +202,8 @@ __device__ __forceinline__ unsigned runs_that_add(TilePlace from, TilePlace to, 
   return __ballot_sync(~0u, lane < n_warp && from < to && to.tile > 0 && (to.job > from.job || from.tile == 0));
 }
 
-// After a barrier that follows run_tiles: the job's sum over the runs, in their order, of the four values at `at` of what they kept:
-// part(w) of the job that run w begins in, last(w) of the one it ends in.
+// After a barrier that follows run_tiles: the job's sum over the runs, in their order, of the four values at `at` of
+// what they kept: part(w) of the job that run w begins in, last(w) of the one it ends in.
 template <class PartOf, class LastOf>
 __device__ __forceinline__ float4 sum_parts(const JobParts& j, int first, int at, PartOf&& part, LastOf&& last) {
   constexpr int kAhead = 4;
@@ -215,10 +225,11 @@ __device__ __forceinline__ float4 sum_parts(const JobParts& j, int first, int at
   }
   return v;
 }
-// Several columns: all warps share the jobs; four rows a lane, of the first n_tok columns. place[w]: where run w begins;
-// place[n_warp]: the end.
+// Several columns: all warps share the jobs; four rows a lane, of the first n_tok columns. place[w]: where run w
+// begins; place[n_warp]: the end.
 template <int N, class PartOf, class LastOf, class Emit>
-__device__ __forceinline__ void join_columns(const TilePlace* place, int n_warp, int n_sub, PartOf&& part, LastOf&& last, int warp, int lane, int n_tok, Emit&& emit4) {
+__device__ __forceinline__ void join_columns(const TilePlace* place, int n_warp, int n_sub, PartOf&& part,
+                                             LastOf&& last, int warp, int lane, int n_tok, Emit&& emit4) {
   constexpr int kQuads = kPartFloats<N> / 4, kPasses = (kQuads + 31) / 32;  // of a job
   const TilePlace from = place[min(lane, n_warp)], to = place[min(lane + 1, n_warp)];
   const unsigned adding = runs_that_add(from, to, n_warp, lane);
@@ -266,8 +277,7 @@ struct JobCosts {
     int n0 = n_tile[0][0], n1 = n_tile[0][1], c0 = tile[0][0], c1 = tile[0][1], first = first_job[0];
 #pragma unroll
     for (int k = 1; k < 3; ++k)
-      if (k == kind)
-        n0 = n_tile[k][0], n1 = n_tile[k][1], c0 = tile[k][0], c1 = tile[k][1], first = first_job[k];
+      if (k == kind) n0 = n_tile[k][0], n1 = n_tile[k][1], c0 = tile[k][0], c1 = tile[k][1], first = first_job[k];
     const int all = n0 * c0 + n1 * c1, job = c / all;
     c -= job * all;
     const int i = c < n0 * c0 || n1 == 0 ? (c + c0 / 2) / c0 : n0 + (c - n0 * c0 + c1 / 2) / c1;

@@ -18,23 +18,17 @@ __device__ __forceinline__ uint32_t and_or(uint32_t v, uint32_t mask, uint32_t w
   asm("lop3.b32 %0, %1, %2, %3, 0xEA;" : "=r"(d) : "r"(v), "r"(mask), "r"(with));
   return d;
 }
-__device__ __forceinline__ uint32_t shifted(uint32_t w, int left) {
-  return left >= 0 ? w << left : w >> -left;
-}
-__device__ __forceinline__ int byte_of(uint32_t w, int i) {
-  return int(__byte_perm(w, 0, 0x4440u | uint32_t(i)));
-}
+__device__ __forceinline__ uint32_t shifted(uint32_t w, int left) { return left >= 0 ? w << left : w >> -left; }
+__device__ __forceinline__ int byte_of(uint32_t w, int i) { return int(__byte_perm(w, 0, 0x4440u | uint32_t(i))); }
 __device__ __forceinline__ int signed_byte_of(uint32_t w, int i) {
   int d;
   asm("prmt.b32 %0, %1, 0, %2;" : "=r"(d) : "r"(w), "r"(0x8880 | i * 0x1111));  // the sign three times
   return d;
 }
-__device__ __forceinline__ uint32_t word_of(uint4 v, int i) {
-  return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
-}
+__device__ __forceinline__ uint32_t word_of(uint4 v, int i) { return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w; }
 
-// Accumulators of rows g (0, 1) and g + 8 (2, 3); with one row of activations all columns of a product are the same, and
-// 1 and 3 are not kept.
+// Accumulators of rows g (0, 1) and g + 8 (2, 3); with one row of activations all columns of a product are the same,
+// and 1 and 3 are not kept.
 template <class Acts>
 using AccOf = float[Acts::kTiles][4];
 template <class Acts>
@@ -42,16 +36,14 @@ constexpr int kColStep = Acts::kN == 1 ? 2 : 1;
 
 // acc[tile] += weights times activations; block: the tile's place in x, in blocks of 256 columns.
 template <bool kFifth, class Acts>
-__device__ __forceinline__ void product_k45(const uint8_t* w, const Acts& x, int block, int lane,
-                                            AccOf<Acts>& acc) {
+__device__ __forceinline__ void product_k45(const uint8_t* w, const Acts& x, int block, int lane, AccOf<Acts>& acc) {
   constexpr bool kTwo = Acts::kTwoBytes, kBeside = kTwo && Acts::kN == 1;  // one row's two codes are two columns
   constexpr int kTiles = Acts::kTiles, kRows = kFifth ? 2560 : 2048;
   const int g = lane / 4, t = lane % 4;
   const uint4 s0 = shared16(w + kRows + g * 16), s1 = shared16(w + kRows + (g + 8) * 16);
   uint4 fifth = {};
   if (kFifth) fifth = shared16(w + 2048 + lane * 16);
-  const uint32_t scale0[2] = {s0.z & 0x3F3F3F3F, s0.w & 0x3F3F3F3F},
-                 scale1[2] = {s1.z & 0x3F3F3F3F, s1.w & 0x3F3F3F3F};
+  const uint32_t scale0[2] = {s0.z & 0x3F3F3F3F, s0.w & 0x3F3F3F3F}, scale1[2] = {s1.z & 0x3F3F3F3F, s1.w & 0x3F3F3F3F};
   float part[kTiles][4] = {};
 #pragma unroll
   for (int j = 0; j < 4; ++j) {
@@ -63,8 +55,7 @@ __device__ __forceinline__ void product_k45(const uint8_t* w, const Acts& x, int
     for (int e = 0; e < 4; ++e) {
       const uint32_t v = word_of(q, e);
       a0[e] = v & 0x0F0F0F0F, a1[e] = v & 0xF0F0F0F0;
-      if (kFifth)
-        a0[e] = and_or(shifted(f, 4 - e), 0x10101010, a0[e]), a1[e] = and_or(f >> e, 0x10101010, a1[e] >> 4);
+      if (kFifth) a0[e] = and_or(shifted(f, 4 - e), 0x10101010, a0[e]), a1[e] = and_or(f >> e, 0x10101010, a1[e] >> 4);
     }
     constexpr int kUnit = kFifth ? 1 : 16;
     const int r0 = byte_of(scale0[j / 2], j % 2 * 2) * kUnit, r1 = byte_of(scale1[j / 2], j % 2 * 2) * kUnit;
@@ -117,8 +108,7 @@ __device__ __forceinline__ void product_k45(const uint8_t* w, const Acts& x, int
 }
 
 template <class Acts>
-__device__ __forceinline__ void product_k6(const uint8_t* w, const Acts& x, int block, int lane,
-                                           AccOf<Acts>& acc) {
+__device__ __forceinline__ void product_k6(const uint8_t* w, const Acts& x, int block, int lane, AccOf<Acts>& acc) {
   constexpr bool kTwo = Acts::kTwoBytes, kBeside = kTwo && Acts::kN == 1;  // one row's two codes are two columns
   constexpr int kTiles = Acts::kTiles;
   const int g = lane / 4, t = lane % 4;
@@ -174,11 +164,11 @@ __device__ __forceinline__ void product_k6(const uint8_t* w, const Acts& x, int 
 }
 
 // Types with one scale for 32 columns, in tiles of 64; group: the tile's place in x, in groups of 64 columns.
-// a[h]: the codes of each half, times 1 / unit. Where activations have two codes, those of one row are two columns of a product.
+// a[h]: the codes of each half, times 1 / unit. Where activations have two codes, those of one row are two columns of a
+// product.
 template <class Acts>
 __device__ __forceinline__ void product_64(const uint32_t (&a)[2][4], uint32_t w0, uint32_t w1, float unit,
-                                           const Acts& x, int group, int lane,
-                                           AccOf<Acts>& acc) {
+                                           const Acts& x, int group, int lane, AccOf<Acts>& acc) {
   const int g = lane / 4, t = lane % 4;
   const float d0[2] = {half_at(w0, 0), half_at(w0, 1)}, d1[2] = {half_at(w1, 0), half_at(w1, 1)};
 #pragma unroll
@@ -198,25 +188,24 @@ __device__ __forceinline__ void product_64(const uint32_t (&a)[2][4], uint32_t w
     }
 #pragma unroll
     for (int i = 0; i < 4; i += kColStep<Acts>) {
-      const int first = c[i] * kFirst + (kBeside ? c[i + 1] : c2[i]), last = d[i] * kFirst + (kBeside ? d[i + 1] : d2[i]);
-      acc[n][i] += (i % 2 ? scale.y : scale.x) * ((i < 2 ? d0[0] : d1[0]) * float(first) + (i < 2 ? d0[1] : d1[1]) * float(last));
+      const int first = c[i] * kFirst + (kBeside ? c[i + 1] : c2[i]),
+                last = d[i] * kFirst + (kBeside ? d[i + 1] : d2[i]);
+      acc[n][i] += (i % 2 ? scale.y : scale.x) *
+                   ((i < 2 ? d0[0] : d1[0]) * float(first) + (i < 2 ? d0[1] : d1[1]) * float(last));
     }
   }
 }
 template <class Acts>
-__device__ __forceinline__ void product_4_0(const uint8_t* w, const Acts& x, int group, int lane,
-                                            AccOf<Acts>& acc) {
+__device__ __forceinline__ void product_4_0(const uint8_t* w, const Acts& x, int group, int lane, AccOf<Acts>& acc) {
   const uint4 q = shared16(w + lane * 16);
   const uint32_t* d = reinterpret_cast<const uint32_t*>(w + 512);
   uint32_t a[2][4];
 #pragma unroll
-  for (int e = 0; e < 4; ++e)
-    a[0][e] = (word_of(q, e) << 4) & 0xF0F0F0F0, a[1][e] = word_of(q, e) & 0xF0F0F0F0;
+  for (int e = 0; e < 4; ++e) a[0][e] = (word_of(q, e) << 4) & 0xF0F0F0F0, a[1][e] = word_of(q, e) & 0xF0F0F0F0;
   product_64(a, d[lane / 4], d[lane / 4 + 8], 1.f / 16, x, group, lane, acc);
 }
 template <class Acts>
-__device__ __forceinline__ void product_5_0(const uint8_t* w, const Acts& x, int group, int lane,
-                                            AccOf<Acts>& acc) {
+__device__ __forceinline__ void product_5_0(const uint8_t* w, const Acts& x, int group, int lane, AccOf<Acts>& acc) {
   const uint4 q = shared16(w + lane * 16);
   const uint32_t f = *reinterpret_cast<const uint32_t*>(w + 512 + lane * 4);
   const uint32_t* d = reinterpret_cast<const uint32_t*>(w + 640);
@@ -229,8 +218,7 @@ __device__ __forceinline__ void product_5_0(const uint8_t* w, const Acts& x, int
   product_64(a, d[lane / 4], d[lane / 4 + 8], 1.f / 8, x, group, lane, acc);
 }
 template <class Acts>
-__device__ __forceinline__ void product_8_0(const uint8_t* w, const Acts& x, int group, int lane,
-                                            AccOf<Acts>& acc) {
+__device__ __forceinline__ void product_8_0(const uint8_t* w, const Acts& x, int group, int lane, AccOf<Acts>& acc) {
   const uint4 q0 = shared16(w + lane * 16), q1 = shared16(w + 512 + lane * 16);
   const uint32_t* d = reinterpret_cast<const uint32_t*>(w + 1024);
   const uint32_t a[2][4] = {{q0.x, q0.y, q0.z, q0.w}, {q1.x, q1.y, q1.z, q1.w}};
@@ -238,8 +226,7 @@ __device__ __forceinline__ void product_8_0(const uint8_t* w, const Acts& x, int
 }
 
 template <class Acts>
-__device__ __forceinline__ void product_bf16(const uint8_t* w, const Acts& x, int group, int lane,
-                                             AccOf<Acts>& acc) {
+__device__ __forceinline__ void product_bf16(const uint8_t* w, const Acts& x, int group, int lane, AccOf<Acts>& acc) {
   const int g = lane / 4, t = lane % 4;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
@@ -256,8 +243,7 @@ __device__ __forceinline__ void product_bf16(const uint8_t* w, const Acts& x, in
 
 // f16 has three more bits than bf16: a weight is the sum of two bf16.
 template <class Acts>
-__device__ __forceinline__ void product_f16(const uint8_t* w, const Acts& x, int group, int lane,
-                                            AccOf<Acts>& acc) {
+__device__ __forceinline__ void product_f16(const uint8_t* w, const Acts& x, int group, int lane, AccOf<Acts>& acc) {
   const int g = lane / 4, t = lane % 4;
   auto split = [](uint32_t v, uint32_t& hi, uint32_t& lo) {
     const float2 f = __half22float2(*reinterpret_cast<__half2*>(&v));
@@ -269,10 +255,8 @@ __device__ __forceinline__ void product_f16(const uint8_t* w, const Acts& x, int
   for (int h = 0; h < 2; ++h) {
     const uint4 r0 = shared16(w + h * 1024 + lane * 16), r1 = shared16(w + h * 1024 + 512 + lane * 16);
     uint32_t hi0[4], lo0[4], hi1[4], lo1[4];
-    split(r0.x, hi0[0], lo0[0]), split(r1.x, hi0[1], lo0[1]), split(r0.y, hi0[2], lo0[2]),
-        split(r1.y, hi0[3], lo0[3]);
-    split(r0.z, hi1[0], lo1[0]), split(r1.z, hi1[1], lo1[1]), split(r0.w, hi1[2], lo1[2]),
-        split(r1.w, hi1[3], lo1[3]);
+    split(r0.x, hi0[0], lo0[0]), split(r1.x, hi0[1], lo0[1]), split(r0.y, hi0[2], lo0[2]), split(r1.y, hi0[3], lo0[3]);
+    split(r0.z, hi1[0], lo1[0]), split(r1.z, hi1[1], lo1[1]), split(r0.w, hi1[2], lo1[2]), split(r1.w, hi1[3], lo1[3]);
 #pragma unroll
     for (int n = 0; n < Acts::kTiles; ++n) {
       const uint4 b = x.chunk(8 * group + 4 * h + t, g, n);
@@ -299,17 +283,22 @@ __device__ __forceinline__ void with_product(Tile tile, const Acts& x, int lane,
   } else {
     switch (tile) {
       case Tile::kQ4_K:
-        return f([&](const uint8_t* w, int at, Acc& acc) { product_k45<false>(w, x, at, lane, acc); }, TileKind<Tile::kQ4_K>{});
+        return f([&](const uint8_t* w, int at, Acc& acc) { product_k45<false>(w, x, at, lane, acc); },
+                 TileKind<Tile::kQ4_K>{});
       case Tile::kQ5_K:
-        return f([&](const uint8_t* w, int at, Acc& acc) { product_k45<true>(w, x, at, lane, acc); }, TileKind<Tile::kQ5_K>{});
+        return f([&](const uint8_t* w, int at, Acc& acc) { product_k45<true>(w, x, at, lane, acc); },
+                 TileKind<Tile::kQ5_K>{});
       case Tile::kQ6_K:
         return f([&](const uint8_t* w, int at, Acc& acc) { product_k6(w, x, at, lane, acc); }, TileKind<Tile::kQ6_K>{});
       case Tile::kQ4_0:
-        return f([&](const uint8_t* w, int at, Acc& acc) { product_4_0(w, x, at, lane, acc); }, TileKind<Tile::kQ4_0>{});
+        return f([&](const uint8_t* w, int at, Acc& acc) { product_4_0(w, x, at, lane, acc); },
+                 TileKind<Tile::kQ4_0>{});
       case Tile::kQ5_0:
-        return f([&](const uint8_t* w, int at, Acc& acc) { product_5_0(w, x, at, lane, acc); }, TileKind<Tile::kQ5_0>{});
+        return f([&](const uint8_t* w, int at, Acc& acc) { product_5_0(w, x, at, lane, acc); },
+                 TileKind<Tile::kQ5_0>{});
       default:
-        return f([&](const uint8_t* w, int at, Acc& acc) { product_8_0(w, x, at, lane, acc); }, TileKind<Tile::kQ8_0>{});
+        return f([&](const uint8_t* w, int at, Acc& acc) { product_8_0(w, x, at, lane, acc); },
+                 TileKind<Tile::kQ8_0>{});
     }
   }
 }

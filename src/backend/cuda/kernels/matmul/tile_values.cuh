@@ -9,8 +9,8 @@ namespace facet::cuda {
 __device__ __forceinline__ int tile_column(Tile tile, int j, int h, int t, int i) {
   return 64 * j + 32 * h + (tile < Tile::kBF16 ? 16 * (i / 4) + 4 * t + i % 4 : 8 * t + i);
 }
-__device__ __forceinline__ void tile_values(float (&v)[8], Tile tile, const uint8_t* w, int lane, int row,
-                                            int j, int h) {
+__device__ __forceinline__ void tile_values(float (&v)[8], Tile tile, const uint8_t* w, int lane, int row, int j,
+                                            int h) {
   const int r = lane / 4 + 8 * row;
   auto byte = [&](int at, int i) { return int(w[at + lane * 16 + (2 * (i / 4) + row) * 4 + i % 4]); };
   auto nibble = [&](int at, int i) { return (byte(at, i) >> (4 * h)) & 15; };
@@ -25,8 +25,7 @@ __device__ __forceinline__ void tile_values(float (&v)[8], Tile tile, const uint
       const int sub = 2 * j + h;
       const uint32_t dm = *reinterpret_cast<const uint32_t*>(s);
       const float scale = half_at(dm, 0) * float(s[8 + sub] & 63);
-      const float min =
-          half_at(dm, 1) * float(((s[4 + sub % 4] >> (sub < 4 ? 0 : 4)) & 15) | (s[8 + sub] >> 6) << 4);
+      const float min = half_at(dm, 1) * float(((s[4 + sub % 4] >> (sub < 4 ? 0 : 4)) & 15) | (s[8 + sub] >> 6) << 4);
       for (int i = 0; i < 8; ++i) v[i] = scale * float(nibble(j * 512, i) | fifth(f, i) << 4) - min;
       return;
     }
@@ -35,10 +34,8 @@ __device__ __forceinline__ void tile_values(float (&v)[8], Tile tile, const uint
       const float d = half_at(*reinterpret_cast<const uint16_t*>(w + 3328 + r * 2), 0);
       const int8_t* s = reinterpret_cast<const int8_t*>(w + 3072 + r * 16) + 4 * j + 2 * h;
       for (int i = 0; i < 8; ++i)
-        v[i] =
-            d * float(s[i / 4]) *
-            float(((nibble(j * 512, i) | int((top >> (8 * (i % 4) + 4 * h + 2 * (i / 4))) & 3) << 4) ^ 32) -
-                  32);
+        v[i] = d * float(s[i / 4]) *
+               float(((nibble(j * 512, i) | int((top >> (8 * (i % 4) + 4 * h + 2 * (i / 4))) & 3) << 4) ^ 32) - 32);
       return;
     }
     case Tile::kQ4_0: {

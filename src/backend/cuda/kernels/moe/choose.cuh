@@ -12,13 +12,16 @@ __device__ __forceinline__ uint32_t ordered(float v) {
   const uint32_t u = __float_as_uint(v + 0.f);
   return v == v ? u ^ (uint32_t(int32_t(u) >> 31) | 0x80000000u) : 1u;
 }
-__device__ __forceinline__ float of_ordered(uint32_t k) { return k > 1 ? __uint_as_float(k & 0x80000000u ? k ^ 0x80000000u : ~k) : -INFINITY; }
+__device__ __forceinline__ float of_ordered(uint32_t k) {
+  return k > 1 ? __uint_as_float(k & 0x80000000u ? k ^ 0x80000000u : ~k) : -INFINITY;
+}
 
-// A warp chooses the experts of a token, and their weights: the n_used <= n_expert of the largest logits, lowest index on ties;
-// softmax over the chosen. logits(v): v[i] of expert lane * kPer + i, any value where there is none. put(expert, weight) of rank
-// `lane` < n_used; experts are distinct whatever the logits are.
+// A warp chooses the experts of a token, and their weights: the n_used <= n_expert of the largest logits, lowest index
+// on ties; softmax over the chosen. logits(v): v[i] of expert lane * kPer + i, any value where there is none.
+// put(expert, weight) of rank `lane` < n_used; experts are distinct whatever the logits are.
 template <int kPer, class Logits, class Put>
-__device__ __forceinline__ void choose_of(const float* scale, int n_expert, int n_used, int lane, Logits&& logits, Put&& put) {
+__device__ __forceinline__ void choose_of(const float* scale, int n_expert, int n_used, int lane, Logits&& logits,
+                                          Put&& put) {
   float v[kPer];
   logits(v);
   uint32_t key[kPer];  // of the lane's experts that are left, in descending order, then in theirs; 0: none
@@ -52,9 +55,11 @@ __device__ __forceinline__ void choose_of(const float* scale, int n_expert, int 
   if (lane < n_used) put(mine_expert, mine / sum * (scale ? scale[mine_expert] : 1.f));
 }
 template <class Logits, class Put>
-__device__ __forceinline__ void choose(const float* scale, int n_expert, int n_used, int lane, Logits&& logits, Put&& put) {
+__device__ __forceinline__ void choose(const float* scale, int n_expert, int n_used, int lane, Logits&& logits,
+                                       Put&& put) {
   static_assert(kMaxExperts == 8 * 32);
-  n_expert <= 4 * 32 ? choose_of<4>(scale, n_expert, n_used, lane, logits, put) : choose_of<8>(scale, n_expert, n_used, lane, logits, put);
+  n_expert <= 4 * 32 ? choose_of<4>(scale, n_expert, n_used, lane, logits, put)
+                     : choose_of<8>(scale, n_expert, n_used, lane, logits, put);
 }
 
 }  // namespace facet::cuda

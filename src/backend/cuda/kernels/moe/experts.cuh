@@ -5,7 +5,8 @@
 #include "backend/cuda/kernels/matmul/stream.cuh"
 #include "backend/cuda/kernels/moe/moe.h"
 
-// What the kernels of few tokens and of one share: how they read a stack of experts' matrices, and in which order they add.
+// What the kernels of few tokens and of one share: how they read a stack of experts' matrices, and in which order they
+// add.
 namespace facet::cuda {
 
 constexpr int kExpertWarps = 12;  // of a block
@@ -31,11 +32,18 @@ inline Input take_tiles(ExpertTiles* to, int& slot, std::initializer_list<TiledM
   int i = 0;
   for (const TiledMatrix& m : w) {
     const int tiles = group_tiles(m.tile), bytes = tiles * tile_bytes(m.tile);
-    to[i] = {.p = m.p, .matrix_bytes = m.matrix_bytes(), .strip_bytes = int(m.strip_bytes()), .piece_bytes = bytes,
-             .n_piece = (m.n_tile() + tiles - 1) / tiles, .strip0 = i * up_strip, .n_tile = m.n_tile(), .tile = m.tile};
+    to[i] = {.p = m.p,
+             .matrix_bytes = m.matrix_bytes(),
+             .strip_bytes = int(m.strip_bytes()),
+             .piece_bytes = bytes,
+             .n_piece = (m.n_tile() + tiles - 1) / tiles,
+             .strip0 = i * up_strip,
+             .n_tile = m.n_tile(),
+             .tile = m.tile};
     // Tiles of a piece lie anywhere in their lines.
     slot = std::max(slot, tiles > 1 ? WarpRing::lines(bytes + WarpRing::kLine - 16) : WarpRing::slot_for(bytes));
-    CHECK((m.tile >= Tile::kBF16) == (in == Input::kBf16) && m.n_in == w.begin()->n_in, "gate and up of types that do not go together");
+    CHECK((m.tile >= Tile::kBF16) == (in == Input::kBf16) && m.n_in == w.begin()->n_in,
+          "gate and up of types that do not go together");
     ++i;
   }
   return in;
@@ -43,7 +51,8 @@ inline Input take_tiles(ExpertTiles* to, int& slot, std::initializer_list<TiledM
 
 // acc += pieces [i0, i1) of a strip times x; pop gives the next one.
 template <class Acts, class Pop>
-__device__ __forceinline__ void multiply_pieces(const ExpertTiles& w, const Acts& x, int lane, int i0, int i1, float (&acc)[Acts::kTiles][4], Pop&& pop) {
+__device__ __forceinline__ void multiply_pieces(const ExpertTiles& w, const Acts& x, int lane, int i0, int i1,
+                                                float (&acc)[Acts::kTiles][4], Pop&& pop) {
   with_product(w.tile, x, lane, [&](auto&& product, auto kind) {
     constexpr int kEach = group_tiles(kind()), kBytes = tile_bytes(kind());
 #pragma unroll 1

@@ -3,9 +3,9 @@
 //   up    hidden = act(gate rows) * (up rows)      M tiles of 64 gate and 64 up rows
 //   down  out    = down hidden                     M tiles of 128 rows
 //
-// Shapes     weights [expert, M tile, block of 64 columns][128, 64]; in and out [N tile, block][width, 64], width <= 256
-// Bytes      weights once an N tile, rows once an M tile, mostly from L2
-// Launch     a block a multiprocessor takes items (N tile, M tile) from a counter; the lists are in device memory, so the
+// Shapes     weights [expert, M tile, block of 64 columns][128, 64]; in and out [N tile, block][width, 64], width <=
+// 256 Bytes      weights once an N tile, rows once an M tile, mostly from L2 Launch     a block a multiprocessor takes
+// items (N tile, M tile) from a counter; the lists are in device memory, so the
 //            launch depends on shapes alone. sm_90a: a warp brings panels in by copy engine, two warpgroups multiply.
 //            Elsewhere: eight warps, mma.sync, N tiles of 128
 // Order      columns from the left, f32 sums; bf16 out
@@ -31,9 +31,9 @@ struct GroupedArgs {
   const int4* tile;           // of tiles: expert, first row, width
   const int32_t* tile_first;  // of experts
   unsigned* next;
-  int expert0, n_expert;      // in the panel of weights
-  int n_m, n_block;           // M tiles, blocks of 64 columns of the inner dimension
-  int n_out_block;            // blocks of 64 columns of the output
+  int expert0, n_expert;  // in the panel of weights
+  int n_m, n_block;       // M tiles, blocks of 64 columns of the inner dimension
+  int n_out_block;        // blocks of 64 columns of the output
   Act act;
 };
 
@@ -62,13 +62,17 @@ struct Warpgroups {
 #if defined(FACET_WGMMA)
 // Four 8 x 8 matrices from registers, transposed; lane l gives the address of row l % 8 of matrix l / 8.
 __device__ __forceinline__ void store_transposed4(uint32_t at, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(a), "r"(b),
+               "r"(c), "r"(d)
+               : "memory");
 }
 __device__ __forceinline__ void store_transposed2(uint32_t at, uint32_t a, uint32_t b) {
   asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(at), "r"(a), "r"(b) : "memory");
 }
 template <int kCount>
-__device__ __forceinline__ void sync_some(int id) { asm volatile("bar.sync %0, %1;" ::"r"(id), "n"(kCount) : "memory"); }
+__device__ __forceinline__ void sync_some(int id) {
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "n"(kCount) : "memory");
+}
 
 struct Turn {
   int stage = 0;
@@ -117,20 +121,24 @@ __device__ __forceinline__ void consume(const GroupedArgs& a, char* shared, Turn
 #pragma unroll
   for (int half = 0; half < kHalves; ++half) {
     auto value = [&](int n) {
-      return kUp ? pack_bf16(gated(d[n][0], d[n][2], a.act), gated(d[n][1], d[n][3], a.act)) : pack_bf16(d[n][2 * half], d[n][2 * half + 1]);
+      return kUp ? pack_bf16(gated(d[n][0], d[n][2], a.act), gated(d[n][1], d[n][3], a.act))
+                 : pack_bf16(d[n][2 * half], d[n][2 * half + 1]);
     };
     const int chunk = kUp ? warp : 2 * (warp % 4) + half;
     const uint32_t to = base + uint32_t(lane * 128 + ((chunk ^ (lane % 8)) * 16));
 #pragma unroll
-    for (int n = 0; n + 4 <= 2 * kSixteens; n += 4) store_transposed4(to + n * 1024, value(n), value(n + 1), value(n + 2), value(n + 3));
+    for (int n = 0; n + 4 <= 2 * kSixteens; n += 4)
+      store_transposed4(to + n * 1024, value(n), value(n + 1), value(n + 2), value(n + 3));
     if (kSixteens % 2)
-      store_transposed2(base + uint32_t((kSixteens / 2 * 32 + lane % 16) * 128 + ((chunk ^ (lane % 8)) * 16)), value(2 * kSixteens - 2), value(2 * kSixteens - 1));
+      store_transposed2(base + uint32_t((kSixteens / 2 * 32 + lane % 16) * 128 + ((chunk ^ (lane % 8)) * 16)),
+                        value(2 * kSixteens - 2), value(2 * kSixteens - 1));
   }
   publish_to_products();
   sync_some<kWriters>(bar);
   const int block = kUp ? m : 2 * m + group;
   if (writes && block < a.n_out_block)
-    bulk_store(a.out + (int64_t(first_row) * a.n_out_block + block * 16 * kSixteens) * 64, staged, 16 * kSixteens * 128);
+    bulk_store(a.out + (int64_t(first_row) * a.n_out_block + block * 16 * kSixteens) * 64, staged,
+               16 * kSixteens * 128);
 }
 #endif
 
@@ -141,7 +149,8 @@ __global__ void __launch_bounds__(Warpgroups<kUp>::kThreads, 1) grouped_kernel(c
   extern __shared__ __align__(1024) char shared[];
   uint64_t* const full = reinterpret_cast<uint64_t*>(shared + W::kAtBars);
   uint64_t* const empty = full + W::kStages;
-  int4* const info = reinterpret_cast<int4*>(shared + W::kAtInfo);  // of a stage that begins an item: M tile, first row, width
+  int4* const info =
+      reinterpret_cast<int4*>(shared + W::kAtInfo);  // of a stage that begins an item: M tile, first row, width
   const int thread = int(threadIdx.x);
   if (thread == 0) {
     for (int i = 0; i < W::kStages; ++i) barrier_init(full + i, 1), barrier_init(empty + i, 8);
@@ -188,11 +197,15 @@ __global__ void __launch_bounds__(Warpgroups<kUp>::kThreads, 1) grouped_kernel(c
       case 0:
         if (thread % 128 == 0) bulk_stores_done();
         return;
+// clang-format off
 #define FACET_WIDTH(n) \
-  case n: consume<kUp, n>(a, shared, turn, i.x, i.y); break;
-      FACET_WIDTH(1) FACET_WIDTH(2) FACET_WIDTH(3) FACET_WIDTH(4) FACET_WIDTH(5) FACET_WIDTH(6) FACET_WIDTH(7) FACET_WIDTH(8)
-      FACET_WIDTH(9) FACET_WIDTH(10) FACET_WIDTH(11) FACET_WIDTH(12) FACET_WIDTH(13) FACET_WIDTH(14) FACET_WIDTH(15) FACET_WIDTH(16)
+  case n: \
+    consume<kUp, n>(a, shared, turn, i.x, i.y); \
+    break;
+        FACET_WIDTH(1) FACET_WIDTH(2) FACET_WIDTH(3) FACET_WIDTH(4) FACET_WIDTH(5) FACET_WIDTH(6) FACET_WIDTH(7) FACET_WIDTH(8)
+        FACET_WIDTH(9) FACET_WIDTH(10) FACET_WIDTH(11) FACET_WIDTH(12) FACET_WIDTH(13) FACET_WIDTH(14) FACET_WIDTH(15) FACET_WIDTH(16)
 #undef FACET_WIDTH
+        // clang-format on
     }
   }
 #endif
@@ -221,7 +234,8 @@ __global__ void __launch_bounds__(kMmaThreads) grouped_mma_kernel(const __grid_c
   __shared__ int taken;
   wait_for_previous();
   let_next_start();
-  const int thread = int(threadIdx.x), warp = thread / 32, lane = thread % 32, strip = warp / 2 * 32, token0 = warp % 2 * 64;
+  const int thread = int(threadIdx.x), warp = thread / 32, lane = thread % 32, strip = warp / 2 * 32,
+            token0 = warp % 2 * 64;
   const int tile0 = a.tile_first[a.expert0], n_item = (a.tile_first[a.expert0 + a.n_expert] - tile0) * a.n_m;
   for (;;) {
     __syncthreads();
@@ -231,13 +245,16 @@ __global__ void __launch_bounds__(kMmaThreads) grouped_mma_kernel(const __grid_c
     if (item >= n_item) return;
     const int4 tile = a.tile[tile0 + item / a.n_m];
     const int m = item % a.n_m, width = tile.z;
-    const char* w = reinterpret_cast<const char*>(a.weights + (int64_t(tile.x - a.expert0) * a.n_m + m) * a.n_block * kStripElements);
+    const char* w = reinterpret_cast<const char*>(a.weights + (int64_t(tile.x - a.expert0) * a.n_m + m) * a.n_block *
+                                                                  kStripElements);
     const char* x = reinterpret_cast<const char*>(a.in + int64_t(tile.y) * a.n_block * 64);
     auto load = [&](int kb) {
       if (kb < a.n_block) {
         char* const at = shared + kb % kMmaStages * kMmaStage;
-        for (int i = thread * 16; i < kStripBytes; i += kMmaThreads * 16) copy16_async(at + i, w + int64_t(kb) * kStripBytes + i);
-        for (int i = thread * 16; i < width * 128; i += kMmaThreads * 16) copy16_async(at + kStripBytes + i, x + int64_t(kb) * width * 128 + i);
+        for (int i = thread * 16; i < kStripBytes; i += kMmaThreads * 16)
+          copy16_async(at + i, w + int64_t(kb) * kStripBytes + i);
+        for (int i = thread * 16; i < width * 128; i += kMmaThreads * 16)
+          copy16_async(at + kStripBytes + i, x + int64_t(kb) * width * 128 + i);
       }
       copies_commit();
     };
@@ -273,13 +290,15 @@ __global__ void __launch_bounds__(kMmaThreads) grouped_mma_kernel(const __grid_c
     // Blocks of the output, as in memory.
     const int t = lane % 4;
     auto put = [&](int block, int chunk, int token, uint32_t v) {
-      *reinterpret_cast<uint32_t*>(shared + (block * kMmaTile + token) * 128 + ((chunk ^ (token % 8)) * 16) + 4 * t) = transposed(v);
+      *reinterpret_cast<uint32_t*>(shared + (block * kMmaTile + token) * 128 + ((chunk ^ (token % 8)) * 16) + 4 * t) =
+          transposed(v);
     };
 #pragma unroll
     for (int i = 0; i < 2; ++i)
 #pragma unroll
       for (int n = 0; n < 8; ++n) {
-        const int token = token0 + n * 8 + lane / 4, s = strip / 16 + i;  // 16 rows: chunk s of gated rows, or two chunks
+        const int token = token0 + n * 8 + lane / 4,
+                  s = strip / 16 + i;  // 16 rows: chunk s of gated rows, or two chunks
         const float(&v)[4] = d[i][n];
         if (kUp) {
           put(0, s, token, pack_bf16(gated(v[0], v[2], a.act), gated(v[1], v[3], a.act)));
@@ -291,7 +310,8 @@ __global__ void __launch_bounds__(kMmaThreads) grouped_mma_kernel(const __grid_c
     __syncthreads();
     constexpr int kBlocks = kUp ? 1 : 2;
     for (int block = 0; block < kBlocks && kBlocks * m + block < a.n_out_block; ++block) {
-      char* const to = reinterpret_cast<char*>(a.out + (int64_t(tile.y) * a.n_out_block + (kBlocks * m + block) * width) * 64);
+      char* const to =
+          reinterpret_cast<char*>(a.out + (int64_t(tile.y) * a.n_out_block + (kBlocks * m + block) * width) * 64);
       for (int i = thread * 16; i < width * 128; i += kMmaThreads * 16)
         *reinterpret_cast<uint4*>(to + i) = *reinterpret_cast<const uint4*>(shared + block * kMmaTile * 128 + i);
     }
@@ -329,13 +349,33 @@ bool moe_has_warpgroups() {
 }
 
 void moe_grouped_up(cudaStream_t stream, const MoePass& p, int expert0, int n, int launch_index) {
-  const GroupedArgs a{.weights = p.b.weights, .in = p.b.rows, .out = p.b.hidden, .tile = p.b.tile, .tile_first = p.b.tile_first, .next = p.b.next + launch_index,
-                      .expert0 = expert0, .n_expert = n, .n_m = p.f_blocks(), .n_block = p.d_blocks(), .n_out_block = p.f_blocks(), .act = p.w.act};
+  const GroupedArgs a{.weights = p.b.weights,
+                      .in = p.b.rows,
+                      .out = p.b.hidden,
+                      .tile = p.b.tile,
+                      .tile_first = p.b.tile_first,
+                      .next = p.b.next + launch_index,
+                      .expert0 = expert0,
+                      .n_expert = n,
+                      .n_m = p.f_blocks(),
+                      .n_block = p.d_blocks(),
+                      .n_out_block = p.f_blocks(),
+                      .act = p.w.act};
   grouped<true>(stream, a, p.tiles_most() * a.n_m, takes_warpgroups(p));
 }
 void moe_grouped_down(cudaStream_t stream, const MoePass& p, int expert0, int n, int launch_index) {
-  const GroupedArgs a{.weights = p.b.weights, .in = p.b.hidden, .out = p.b.rows, .tile = p.b.tile, .tile_first = p.b.tile_first, .next = p.b.next + launch_index,
-                      .expert0 = expert0, .n_expert = n, .n_m = (p.d_blocks() + 1) / 2, .n_block = p.f_blocks(), .n_out_block = p.d_blocks(), .act = p.w.act};
+  const GroupedArgs a{.weights = p.b.weights,
+                      .in = p.b.hidden,
+                      .out = p.b.rows,
+                      .tile = p.b.tile,
+                      .tile_first = p.b.tile_first,
+                      .next = p.b.next + launch_index,
+                      .expert0 = expert0,
+                      .n_expert = n,
+                      .n_m = (p.d_blocks() + 1) / 2,
+                      .n_block = p.f_blocks(),
+                      .n_out_block = p.d_blocks(),
+                      .act = p.w.act};
   grouped<false>(stream, a, p.tiles_most() * a.n_m, takes_warpgroups(p));
 }
 

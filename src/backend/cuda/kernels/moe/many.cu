@@ -29,7 +29,8 @@ struct Layout {
       end += (bytes + 1023) / 1024 * 1024;
       return at;
     };
-    logits = take(kMoeRouterParts * n_tok * n * 4), weight = take(pairs * 4), expert = take(pairs * 4), place = take(pairs * 8);
+    logits = take(kMoeRouterParts * n_tok * n * 4), weight = take(pairs * 4), expert = take(pairs * 4),
+    place = take(pairs * 8);
     before = take(sort_blocks * n * 4), tile = take(tiles * 16), tile_first = take((n + 1) * 4), next = take(2 * n * 4);
     rows = take(most_rows * d * 2), hidden = take(most_rows * f * 2), weights = take(n_resident * expert_bytes);
   }
@@ -43,8 +44,10 @@ MoeMany moe_many_buffers(void* memory, const MoeSizes& s, int64_t panel_bytes) {
   const Layout l(s, panel_bytes);
   char* const p = static_cast<char*>(memory);
   MoeMany b;
-  b.logits = reinterpret_cast<float*>(p + l.logits), b.weight = reinterpret_cast<float*>(p + l.weight), b.expert = reinterpret_cast<int32_t*>(p + l.expert);
-  b.place = reinterpret_cast<int2*>(p + l.place), b.before = reinterpret_cast<int32_t*>(p + l.before), b.tile = reinterpret_cast<int4*>(p + l.tile);
+  b.logits = reinterpret_cast<float*>(p + l.logits), b.weight = reinterpret_cast<float*>(p + l.weight),
+  b.expert = reinterpret_cast<int32_t*>(p + l.expert);
+  b.place = reinterpret_cast<int2*>(p + l.place), b.before = reinterpret_cast<int32_t*>(p + l.before),
+  b.tile = reinterpret_cast<int4*>(p + l.tile);
   b.tile_first = reinterpret_cast<int32_t*>(p + l.tile_first), b.next = reinterpret_cast<unsigned*>(p + l.next);
   b.rows = reinterpret_cast<__nv_bfloat16*>(p + l.rows), b.hidden = reinterpret_cast<__nv_bfloat16*>(p + l.hidden);
   b.weights = reinterpret_cast<__nv_bfloat16*>(p + l.weights), b.n_resident = l.n_resident;
@@ -52,7 +55,8 @@ MoeMany moe_many_buffers(void* memory, const MoeSizes& s, int64_t panel_bytes) {
 }
 
 void moe_many(cudaStream_t stream, const MoeExperts& m, Mat y, Mat e, Mat r, const MoeMany& b) {
-  CHECK(y.cols == m.down.n_out && e.cols == m.gate.n_in && e.rows == y.rows && r.rows == y.rows, "{} rows of {} columns", e.rows, e.cols);
+  CHECK(y.cols == m.down.n_out && e.cols == m.gate.n_in && e.rows == y.rows && r.rows == y.rows,
+        "{} rows of {} columns", e.rows, e.cols);
   auto part = [](Mat x, int row, int n) {
     x.p += row * x.stride, x.rows = n;
     if (x.bf) x.bf += row * x.bf_stride;

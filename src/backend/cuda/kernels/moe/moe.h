@@ -12,16 +12,18 @@ constexpr int kMoeRows = 16;  // tokens of one launch of the small kernels
 
 // How few tokens are spread over experts. A pair is a token and one of its experts; slot = token * n_used + rank.
 struct Routing {
-  uint64_t* logits = nullptr;   // [T, N] bits of a logit, and above them the number of the routing that it is of
-  float* weight = nullptr;      // [slot] of the expert's output
-  int32_t* expert = nullptr;    // [slot]
-  int32_t* active = nullptr;    // [N] experts that have pairs, ascending if there are several tokens; -1 while RouteJob::ahead chooses; [N]: their number
-  int32_t* first = nullptr;     // [N + 1] of an active expert's pairs in `pair`, by its place in `active`
-  int32_t* pair = nullptr;      // [T n_used] slots, by expert, then token
-  unsigned* number = nullptr;   // of the last routing; whoever allocates sees to it that no word of logits has the next one's
+  uint64_t* logits = nullptr;  // [T, N] bits of a logit, and above them the number of the routing that it is of
+  float* weight = nullptr;     // [slot] of the expert's output
+  int32_t* expert = nullptr;   // [slot]
+  int32_t* active = nullptr;   // [N] experts that have pairs, ascending if there are several tokens; -1 while
+                               // RouteJob::ahead chooses; [N]: their number
+  int32_t* first = nullptr;    // [N + 1] of an active expert's pairs in `pair`, by its place in `active`
+  int32_t* pair = nullptr;     // [T n_used] slots, by expert, then token
+  unsigned* number =
+      nullptr;  // of the last routing; whoever allocates sees to it that no word of logits has the next one's
 };
 struct MoeExperts {
-  TiledMatrix gate, up;         // stacks; up's strips start at up_strip (merged matrices: gate rows, then up rows)
+  TiledMatrix gate, up;  // stacks; up's strips start at up_strip (merged matrices: gate rows, then up rows)
   int up_strip = 0, d_expert = 0;
   TiledMatrix down;
   const float* router = nullptr;  // [N, D]
@@ -35,51 +37,54 @@ struct MoeBuffers {
   float* out = nullptr;             // [slot, D]
 };
 
-// Chooses experts for n_tok <= kMoeRows rows of r: the n_used largest logits, lowest index on ties; softmax over the chosen.
+// Chooses experts for n_tok <= kMoeRows rows of r: the n_used largest logits, lowest index on ties; softmax over the
+// chosen.
 struct RouteJob {
   const float *router = nullptr, *scale = nullptr;
   int n_expert = 0, n_used = 0, n_tok = 0;
-  bool ahead = false;  // one token's experts are looked for while they are chosen: when this kernel starts, nobody reads those before
+  bool ahead = false;  // one token's experts are looked for while they are chosen: when this kernel starts, nobody
+                       // reads those before
   Mat r;
   Routing o;
 };
 RouteJob route_job(const MoeExperts&, Mat r, int n_tok, const Routing&);
 int route_blocks(const RouteJob&);
 void route(cudaStream_t, const RouteJob&);
-// out[slot] = expert(e[t]) of n_tok <= kMoeRows rows in bf16; then y[t] = sum over ranks of weight * out, in rank order.
-// routed: e was there before the kernel before this one let it start, which it runs beside; so was what the routing writes, but for a
-// token's experts with RouteJob::ahead.
+// out[slot] = expert(e[t]) of n_tok <= kMoeRows rows in bf16; then y[t] = sum over ranks of weight * out, in rank
+// order. routed: e was there before the kernel before this one let it start, which it runs beside; so was what the
+// routing writes, but for a token's experts with RouteJob::ahead.
 void moe_small(cudaStream_t, const MoeExperts&, Mat e, int n_tok, const MoeBuffers&, bool routed = false);
 void moe_small_combine(cudaStream_t, Mat y, const float* out, const float* weight, int n_used);
 
 // --- many tokens
 
 // Matrices become panels in bf16: blocks of [rows, 64 columns] in which a row is 128 bytes and its 16-byte chunks are
-// exchanged by chunk ^= row % 8, so that a block copied into shared memory as it is, is an operand of tensor cores. Columns
-// beyond the matrix are zeros. Expert weights: [expert, M tile of 128 rows, block]; gate and up share M tiles, eight rows
-// of either in turn. Activations: [N tile, block], where an N tile holds up to kMoeTile of one expert's tokens.
-constexpr int kMoeTile = 256;       // tokens of an N tile at most, in steps of 16
-constexpr int kMoeStrip = 128;      // weight rows of an M tile
-constexpr int kMoeSortTokens = 64;  // of a block in the sort by expert
-constexpr int kMoeRouterParts = 8;  // of a router row, summed apart
+// exchanged by chunk ^= row % 8, so that a block copied into shared memory as it is, is an operand of tensor cores.
+// Columns beyond the matrix are zeros. Expert weights: [expert, M tile of 128 rows, block]; gate and up share M tiles,
+// eight rows of either in turn. Activations: [N tile, block], where an N tile holds up to kMoeTile of one expert's
+// tokens.
+constexpr int kMoeTile = 256;         // tokens of an N tile at most, in steps of 16
+constexpr int kMoeStrip = 128;        // weight rows of an M tile
+constexpr int kMoeSortTokens = 64;    // of a block in the sort by expert
+constexpr int kMoeRouterParts = 8;    // of a router row, summed apart
 constexpr int kMoeManyTokens = 8192;  // of one pass; more take several
 
 struct MoeSizes {
   int d = 0, d_expert = 0, n_expert = 0, n_used = 0, n_tok = 0;  // at most
 };
 struct MoeMany {
-  float* logits = nullptr;       // [part, T, N]
-  float* weight = nullptr;       // [slot]
-  int32_t* expert = nullptr;     // [slot]
-  int2* place = nullptr;         // [slot] N tile, row in it
-  int32_t* before = nullptr;     // [T / kMoeSortTokens, N] pairs of an expert in earlier blocks of tokens
-  int4* tile = nullptr;          // [N tiles] expert, first row of all, rows, 0
-  int32_t* tile_first = nullptr; // [N + 1] of an expert
-  unsigned* next = nullptr;      // [launch] work items taken
-  __nv_bfloat16* rows = nullptr;    // panels: activations by N tile, then the experts' outputs
+  float* logits = nullptr;        // [part, T, N]
+  float* weight = nullptr;        // [slot]
+  int32_t* expert = nullptr;      // [slot]
+  int2* place = nullptr;          // [slot] N tile, row in it
+  int32_t* before = nullptr;      // [T / kMoeSortTokens, N] pairs of an expert in earlier blocks of tokens
+  int4* tile = nullptr;           // [N tiles] expert, first row of all, rows, 0
+  int32_t* tile_first = nullptr;  // [N + 1] of an expert
+  unsigned* next = nullptr;       // [launch] work items taken
+  __nv_bfloat16* rows = nullptr;  // panels: activations by N tile, then the experts' outputs
   __nv_bfloat16* hidden = nullptr;
-  __nv_bfloat16* weights = nullptr; // of as many experts as fit
-  int n_resident = 0;               // experts whose gate and up fit into `weights`
+  __nv_bfloat16* weights = nullptr;  // of as many experts as fit
+  int n_resident = 0;                // experts whose gate and up fit into `weights`
 };
 // The panel of weights holds all of a layer's experts, or as many at a time as fit into panel_bytes (at least one).
 int64_t moe_many_bytes(const MoeSizes&, int64_t panel_bytes);

@@ -2,7 +2,8 @@
 //
 // Shapes     e [D] bf16; gate, up [N, F, D], down [N, D, F] tiled; hidden [n_used, F] bf16, out [n_used, D] f32
 // Bytes      the weights of the chosen experts, once
-// Launch     a block a multiprocessor, as many for each expert; a block has some of its strips, and a warp an equal share of their
+// Launch     a block a multiprocessor, as many for each expert; a block has some of its strips, and a warp an equal
+// share of their
 //            slices
 // Order      moe_small's: slices of a strip in order, a slice's tiles from the left. The same bits
 // Reference  CpuRef::moe    Test tests/kernels/cuda_moe_test.cpp    Bench bench/verbs/cuda_moe_bench.cu
@@ -18,8 +19,8 @@ namespace {
 
 struct OneArgs {
   ExpertTiles tiles[2];
-  const int32_t* active;  // Routing's
-  int n_strip, blocks;    // of an expert
+  const int32_t* active;                  // Routing's
+  int n_strip, blocks;                    // of an expert
   int at_parts, at_rings, slot, n_stage;  // in shared memory; of a warp's ring
   bool routed, by_up;  // moe_small's: e is there, and the routing under way; the kernel before this one has the experts
   Act act;
@@ -39,7 +40,10 @@ struct UnitCursor {
   const uint8_t* p = nullptr;
 
   // Of expert 0, until of() says of which.
-  __device__ UnitCursor(const OneArgs& args, int first_strip, int unit0, int unit1) : a(args), expert(0), strip0(first_strip), unit(unit0), end(unit1) { open(); }
+  __device__ UnitCursor(const OneArgs& args, int first_strip, int unit0, int unit1)
+      : a(args), expert(0), strip0(first_strip), unit(unit0), end(unit1) {
+    open();
+  }
   __device__ void of(int e) {
     expert = e;
     if (unit < end) p += e * a.tiles[unit % kUnits / kSlices].matrix_bytes;
@@ -47,7 +51,8 @@ struct UnitCursor {
   __device__ const uint8_t* first(int u) const {
     const int in_job = u % kUnits;
     const ExpertTiles& w = a.tiles[in_job / kSlices];
-    return w.p + expert * w.matrix_bytes + int64_t(w.strip0 + strip0 + u / kUnits) * w.strip_bytes + slice_begin(w.n_piece, in_job % kSlices, kSlices) * w.piece_bytes;
+    return w.p + expert * w.matrix_bytes + int64_t(w.strip0 + strip0 + u / kUnits) * w.strip_bytes +
+           slice_begin(w.n_piece, in_job % kSlices, kSlices) * w.piece_bytes;
   }
   __device__ void open() {
     for (; unit < end; ++unit) {
@@ -76,7 +81,8 @@ __global__ void __launch_bounds__(kExpertWarps * 32, 2) one_kernel(const __grid_
   extern __shared__ __align__(128) uint8_t shared[];
   __shared__ uint64_t bars[kExpertWarps][WarpRing::kMaxStages];
   // The shuffle tells the compiler that a warp's lanes agree: it counts in uniform registers.
-  const int lane = int(threadIdx.x) % 32, warp = __shfl_sync(~0u, int(threadIdx.x) / 32, 0), n_warp = int(blockDim.x) / 32;
+  const int lane = int(threadIdx.x) % 32, warp = __shfl_sync(~0u, int(threadIdx.x) / 32, 0),
+            n_warp = int(blockDim.x) / 32;
   float* const parts = reinterpret_cast<float*>(shared + a.at_parts);  // [unit][16]
   WarpRing ring(shared + a.at_rings + warp * a.n_stage * a.slot, bars[warp], a.n_stage, a.slot, lane, true);
   if (!a.routed && !a.by_up) {
@@ -84,8 +90,10 @@ __global__ void __launch_bounds__(kExpertWarps * 32, 2) one_kernel(const __grid_
     let_next_start();
   }
   const int rank = quick_div(int(blockIdx.x), a.blocks), block = int(blockIdx.x) - rank * a.blocks;
-  const int strip0 = quick_div(a.n_strip * block, a.blocks), jobs = quick_div(a.n_strip * (block + 1), a.blocks) - strip0;
-  const int units = jobs * kUnits, unit0 = quick_div(units * warp, n_warp), unit1 = quick_div(units * (warp + 1), n_warp);
+  const int strip0 = quick_div(a.n_strip * block, a.blocks),
+            jobs = quick_div(a.n_strip * (block + 1), a.blocks) - strip0;
+  const int units = jobs * kUnits, unit0 = quick_div(units * warp, n_warp),
+            unit1 = quick_div(units * (warp + 1), n_warp);
   Cursor next(a, strip0, unit0, unit1);
 
   // The input is on its way before the expert is known if it is there.
@@ -109,7 +117,8 @@ __global__ void __launch_bounds__(kExpertWarps * 32, 2) one_kernel(const __grid_
   if (a.routed || a.by_up) let_next_start();
   if (a.by_up) load();
   if constexpr (in == Input::kBf16)
-    stage(Acts{shared}, [&](int) { return x; }, 1, a.n_in, 0, n_block * kActBlock, warp, n_warp, lane);
+    stage(
+        Acts{shared}, [&](int) { return x; }, 1, a.n_in, 0, n_block * kActBlock, warp, n_warp, lane);
   else
     early.write(shared);
   __syncthreads();
@@ -162,12 +171,15 @@ void run(cudaStream_t stream, OneArgs a, int n_used) {
   // Up and down lie beside each other on a multiprocessor.
   a.n_stage = std::min(ring_stages(a.at_rings, n_warp * a.slot, 2), kSlices == kUpSlices ? 4 : 3);
   CHECK(a.n_stage >= 2, "{} bytes of shared memory are too few for {} columns", device().shared, a.n_in);
-  CHECK(int64_t(a.n_strip) * a.blocks < kQuickMost && units * n_warp < kQuickMost, "{} strips in {} blocks", a.n_strip, a.blocks);
+  CHECK(int64_t(a.n_strip) * a.blocks < kQuickMost && units * n_warp < kQuickMost, "{} strips in {} blocks", a.n_strip,
+        a.blocks);
   static const bool once = (allow_shared(one_kernel<kSlices, in>, size_t(device().shared - kOwnShared)), true);
   (void)once;
   int bytes = a.at_rings + n_warp * a.n_stage * a.slot;
-  if (kSlices == kUpSlices) bytes = std::max(bytes, device().shared_sm / 2 - 1024 + WarpRing::kLine);  // a multiprocessor has room for one
-  launch(one_kernel<kSlices, in>, dim3(unsigned(a.blocks * n_used)), dim3(unsigned(n_warp * 32)), size_t(bytes), stream, a);
+  if (kSlices == kUpSlices)
+    bytes = std::max(bytes, device().shared_sm / 2 - 1024 + WarpRing::kLine);  // a multiprocessor has room for one
+  launch(one_kernel<kSlices, in>, dim3(unsigned(a.blocks * n_used)), dim3(unsigned(n_warp * 32)), size_t(bytes), stream,
+         a);
 }
 template <int kSlices>
 void run_for(cudaStream_t stream, OneArgs a, std::initializer_list<TiledMatrix> w, int up_strip, int n_used) {
@@ -175,9 +187,12 @@ void run_for(cudaStream_t stream, OneArgs a, std::initializer_list<TiledMatrix> 
   a.n_in = w.begin()->n_in;
   const Input in = take_tiles(a.tiles, a.slot, w, up_strip);
   switch (in) {
-    case Input::kByte: return run<kSlices, Input::kByte>(stream, a, n_used);
-    case Input::kTwoBytes: return run<kSlices, Input::kTwoBytes>(stream, a, n_used);
-    case Input::kBf16: return run<kSlices, Input::kBf16>(stream, a, n_used);
+    case Input::kByte:
+      return run<kSlices, Input::kByte>(stream, a, n_used);
+    case Input::kTwoBytes:
+      return run<kSlices, Input::kTwoBytes>(stream, a, n_used);
+    case Input::kBf16:
+      return run<kSlices, Input::kBf16>(stream, a, n_used);
   }
 }
 

@@ -1,12 +1,12 @@
-// panel -- operands of the grouped products (moe.h): experts' weights in bf16, tokens' rows by expert; and their outputs
-// back by token
+// panel -- operands of the grouped products (moe.h): experts' weights in bf16, tokens' rows by expert; and their
+// outputs back by token
 //
-//   weights  block [128 rows, 64 columns] of M tile m: for gate and up rows 16 s + i (+ 8 for up) are rows 64 m + 8 s + i
-//   rows     N tile's block [width, 64 columns]: row p is the row of a token
-//   combine  y[t] = sum over ranks of weight * out, in rank order
+//   weights  block [128 rows, 64 columns] of M tile m: for gate and up rows 16 s + i (+ 8 for up) are rows 64 m + 8 s +
+//   i rows     N tile's block [width, 64 columns]: row p is the row of a token combine  y[t] = sum over ranks of weight
+//   * out, in rank order
 //
-// Bytes      weights: the tiles once, two bytes a weight written. gather: D * 2 * (n_used + 1) a token. combine: as gather
-// Launch     weights: a warp a tile of 256 columns, or four of 64; experts without tokens return at once.
+// Bytes      weights: the tiles once, two bytes a weight written. gather: D * 2 * (n_used + 1) a token. combine: as
+// gather Launch     weights: a warp a tile of 256 columns, or four of 64; experts without tokens return at once.
 //            gather, combine: a block a token
 // Reference  CpuRef::moe    Test tests/kernels/cuda_moe_test.cpp    Bench bench/verbs/cuda_moe_bench.cu
 #include <algorithm>
@@ -44,7 +44,8 @@ __device__ __forceinline__ void each_value(const uint8_t* w, int lane, Put&& put
 #pragma unroll
     for (int part = 0; part < 2; ++part) {
       const uint32_t e = part == 0 ? (row == 0 ? q.x : q.y) : (row == 0 ? q.z : q.w);
-      const uint32_t codes = (((e >> (4 * h)) & 0x0F0F0F0Fu) | ((fifths >> (4 * h + 2 * part + row)) & 0x01010101u) << 4) ^ flip;
+      const uint32_t codes =
+          (((e >> (4 * h)) & 0x0F0F0F0Fu) | ((fifths >> (4 * h + 2 * part + row)) & 0x01010101u) << 4) ^ flip;
       codes_to_values(v + 4 * part, codes, scale, offset);
     }
   };
@@ -62,7 +63,8 @@ __device__ __forceinline__ void each_value(const uint8_t* w, int lane, Put&& put
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
           const int sub = 2 * j + h;
-          const uint32_t s = (sub < 4 ? head[row].z : head[row].w) >> (8 * (sub % 4)) & 255, m = head[row].y >> (8 * (sub % 4) + (sub < 4 ? 0 : 4)) & 15;
+          const uint32_t s = (sub < 4 ? head[row].z : head[row].w) >> (8 * (sub % 4)) & 255,
+                         m = head[row].y >> (8 * (sub % 4) + (sub < 4 ? 0 : 4)) & 15;
           const uint32_t f = j == 0 ? fifths.x : j == 1 ? fifths.y : j == 2 ? fifths.z : fifths.w;
           nibbles(codes[j], f, h, row, 0, d * float(s & 63), -dmin * float(m | s >> 6 << 4));
           put(j, h, row, v);
@@ -110,9 +112,9 @@ __device__ __forceinline__ void each_value(const uint8_t* w, int lane, Put&& put
 struct PanelArgs {
   __nv_bfloat16* to;
   TiledMatrix w;
-  int strip0, n_row;   // the sub-matrix's strips and rows
-  bool paired, second; // paired: gate or (second) up
-  int n_m, n_block;    // M tiles of an expert, blocks of 64 columns
+  int strip0, n_row;    // the sub-matrix's strips and rows
+  bool paired, second;  // paired: gate or (second) up
+  int n_m, n_block;     // M tiles of an expert, blocks of 64 columns
   int expert0;
   const int32_t* tile_first;
 };
@@ -125,7 +127,8 @@ __global__ void __launch_bounds__(kWarps * 32) panel_kernel(const PanelArgs a) {
   if (a.tile_first[expert] == a.tile_first[expert + 1]) return;
   constexpr int kTiles = tile_cols(T) == 64 ? 4 : 1;  // of a warp
   const int n_tile = a.w.n_tile(), groups = (n_tile + kTiles - 1) / kTiles;
-  const int i = int(blockIdx.x) * kWarps + int(threadIdx.x) / 32, strip = i / groups, lane = int(threadIdx.x) % 32, g = lane / 4, t = lane % 4;
+  const int i = int(blockIdx.x) * kWarps + int(threadIdx.x) / 32, strip = i / groups, lane = int(threadIdx.x) % 32,
+            g = lane / 4, t = lane % 4;
   if (strip * kTileRows >= a.n_m * (a.paired ? kMoeStrip / 2 : kMoeStrip)) return;
   // Rows 16 strip.. are rows `row0`.. of M tile `m`; the second eight come `apart` later.
   const int per_m = (a.paired ? kMoeStrip / 2 : kMoeStrip) / kTileRows, m = strip / per_m, apart = a.paired ? 16 : 8;
@@ -137,7 +140,7 @@ __global__ void __launch_bounds__(kWarps * 32) panel_kernel(const PanelArgs a) {
   for (int k = 0; k < kTiles; ++k) {
     const int tile = i % groups * kTiles + k;
     if (tile >= n_tile) break;
-    auto put = [&](int j, int h, int row, const float (&v)[8]) {
+    auto put = [&](int j, int h, int row, const float(&v)[8]) {
       const int block = tile * (tile_cols(T) / 64) + j;
       if (tile_cols(T) > 64 && block >= a.n_block) return;
       const int r = row0 + row * apart + g;
@@ -166,18 +169,27 @@ void unpack(cudaStream_t stream, const PanelArgs& a, int n_expert) {
   constexpr int kTiles = tile_cols(T) == 64 ? 4 : 1;
   const int strips = a.n_m * (a.paired ? kMoeStrip / 2 : kMoeStrip) / kTileRows;
   const int warps = strips * ((a.w.n_tile() + kTiles - 1) / kTiles);
-  launch(panel_kernel<T>, dim3(unsigned((warps + kWarps - 1) / kWarps), unsigned(n_expert)), dim3(kWarps * 32), 0, stream, a);
+  launch(panel_kernel<T>, dim3(unsigned((warps + kWarps - 1) / kWarps), unsigned(n_expert)), dim3(kWarps * 32), 0,
+         stream, a);
 }
 void unpack(cudaStream_t stream, const PanelArgs& a, int n_expert) {
   switch (a.w.tile) {
-    case Tile::kQ4_K: return unpack<Tile::kQ4_K>(stream, a, n_expert);
-    case Tile::kQ5_K: return unpack<Tile::kQ5_K>(stream, a, n_expert);
-    case Tile::kQ6_K: return unpack<Tile::kQ6_K>(stream, a, n_expert);
-    case Tile::kQ4_0: return unpack<Tile::kQ4_0>(stream, a, n_expert);
-    case Tile::kQ5_0: return unpack<Tile::kQ5_0>(stream, a, n_expert);
-    case Tile::kQ8_0: return unpack<Tile::kQ8_0>(stream, a, n_expert);
-    case Tile::kBF16: return unpack<Tile::kBF16>(stream, a, n_expert);
-    case Tile::kF16: return unpack<Tile::kF16>(stream, a, n_expert);
+    case Tile::kQ4_K:
+      return unpack<Tile::kQ4_K>(stream, a, n_expert);
+    case Tile::kQ5_K:
+      return unpack<Tile::kQ5_K>(stream, a, n_expert);
+    case Tile::kQ6_K:
+      return unpack<Tile::kQ6_K>(stream, a, n_expert);
+    case Tile::kQ4_0:
+      return unpack<Tile::kQ4_0>(stream, a, n_expert);
+    case Tile::kQ5_0:
+      return unpack<Tile::kQ5_0>(stream, a, n_expert);
+    case Tile::kQ8_0:
+      return unpack<Tile::kQ8_0>(stream, a, n_expert);
+    case Tile::kBF16:
+      return unpack<Tile::kBF16>(stream, a, n_expert);
+    case Tile::kF16:
+      return unpack<Tile::kF16>(stream, a, n_expert);
   }
 }
 
@@ -240,15 +252,31 @@ void moe_unpack_up(cudaStream_t stream, const MoePass& p, int expert0, int n) {
   for (int second = 0; second < 2; ++second) {
     const TiledMatrix& w = second ? p.w.up : p.w.gate;
     unpack(stream,
-           {.to = p.b.weights, .w = w, .strip0 = second ? p.w.up_strip : 0, .n_row = p.w.d_expert, .paired = true, .second = second == 1, .n_m = p.f_blocks(),
-            .n_block = p.d_blocks(), .expert0 = expert0, .tile_first = p.b.tile_first},
+           {.to = p.b.weights,
+            .w = w,
+            .strip0 = second ? p.w.up_strip : 0,
+            .n_row = p.w.d_expert,
+            .paired = true,
+            .second = second == 1,
+            .n_m = p.f_blocks(),
+            .n_block = p.d_blocks(),
+            .expert0 = expert0,
+            .tile_first = p.b.tile_first},
            n);
   }
 }
 void moe_unpack_down(cudaStream_t stream, const MoePass& p, int expert0, int n) {
   unpack(stream,
-         {.to = p.b.weights, .w = p.w.down, .strip0 = 0, .n_row = p.w.down.n_out, .paired = false, .second = false, .n_m = (p.d_blocks() + 1) / 2,
-          .n_block = p.f_blocks(), .expert0 = expert0, .tile_first = p.b.tile_first},
+         {.to = p.b.weights,
+          .w = p.w.down,
+          .strip0 = 0,
+          .n_row = p.w.down.n_out,
+          .paired = false,
+          .second = false,
+          .n_m = (p.d_blocks() + 1) / 2,
+          .n_block = p.f_blocks(),
+          .expert0 = expert0,
+          .tile_first = p.b.tile_first},
          n);
 }
 void moe_gather(cudaStream_t stream, const MoePass& p, Mat e) {

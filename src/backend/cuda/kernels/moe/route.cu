@@ -12,7 +12,8 @@
 namespace facet::cuda {
 namespace {
 
-__global__ void __launch_bounds__(kRouteThreads * kRouteGroups) route_kernel(const __grid_constant__ RouteJob j, int n_row) {
+__global__ void __launch_bounds__(kRouteThreads* kRouteGroups)
+    route_kernel(const __grid_constant__ RouteJob j, int n_row) {
   extern __shared__ __align__(16) uint8_t shared[];
   route_block<false>(j, int(blockIdx.x), shared, n_row);
 }
@@ -20,15 +21,18 @@ __global__ void __launch_bounds__(kRouteThreads * kRouteGroups) route_kernel(con
 }  // namespace
 
 RouteJob route_job(const MoeExperts& m, Mat r, int n_tok, const Routing& o) {
-  CHECK(m.n_expert <= kMaxExperts && m.n_used <= kMaxUsed && r.cols % 4 == 0 && r.cols <= kMaxRouterCols, "{} experts, {} used, {} columns", m.n_expert, m.n_used, r.cols);
+  CHECK(m.n_expert <= kMaxExperts && m.n_used <= kMaxUsed && r.cols % 4 == 0 && r.cols <= kMaxRouterCols,
+        "{} experts, {} used, {} columns", m.n_expert, m.n_used, r.cols);
   CHECK(n_tok <= kMoeRows, "{} tokens", n_tok);
-  return {.router = m.router, .scale = m.scale, .n_expert = m.n_expert, .n_used = m.n_used, .n_tok = n_tok, .r = r, .o = o};
+  return {
+      .router = m.router, .scale = m.scale, .n_expert = m.n_expert, .n_used = m.n_used, .n_tok = n_tok, .r = r, .o = o};
 }
 int route_blocks(const RouteJob& j) { return 1 + (j.n_expert + kRouteGroups - 1) / kRouteGroups; }
 void route(cudaStream_t stream, const RouteJob& j) {
   constexpr int kShared = 48 * 1024;
   const int n_row = route_rows(kShared, j.r.cols, j.n_tok);
-  launch(route_kernel, dim3(unsigned(route_blocks(j))), dim3(kRouteThreads * kRouteGroups), size_t(kRouteRowsAt + n_row * j.r.cols * 4), stream, j, n_row);
+  launch(route_kernel, dim3(unsigned(route_blocks(j))), dim3(kRouteThreads * kRouteGroups),
+         size_t(kRouteRowsAt + n_row * j.r.cols * 4), stream, j, n_row);
 }
 
 }  // namespace facet::cuda

@@ -26,7 +26,9 @@ struct RouteScratch {
 };
 constexpr int kRouteRowsAt = (int(sizeof(RouteScratch)) + 15) / 16 * 16;  // in shared memory, the rows at hand
 // Rows that so many bytes of shared memory have room for, of n_tok.
-inline int route_rows(int64_t bytes, int cols, int n_tok) { return int(std::clamp<int64_t>((bytes - kRouteRowsAt) / (cols * 4), 1, n_tok)); }
+inline int route_rows(int64_t bytes, int cols, int n_tok) {
+  return int(std::clamp<int64_t>((bytes - kRouteRowsAt) / (cols * 4), 1, n_tok));
+}
 
 // The pairs of all tokens by expert, an expert's slots in ascending order. A thread an expert.
 __device__ inline void sort_pairs(const Routing& o, RouteScratch& scratch, int n_expert, int n_tok, int n_used) {
@@ -51,14 +53,21 @@ __device__ inline void sort_pairs(const Routing& o, RouteScratch& scratch, int n
   if (e == kMaxExperts - 1) o.active[n_expert] = all >> 16, o.first[all >> 16] = all & 0xFFFF;
 }
 
-// The block that chooses looks at the logits until all are of this routing. For several tokens it has done what it does then before the
-// wait, with logits of zero and for nobody: its instructions come from far away, and everybody waits for it.
+// The block that chooses looks at the logits until all are of this routing. For several tokens it has done what it does
+// then before the wait, with logits of zero and for nobody: its instructions come from far away, and everybody waits
+// for it.
 template <bool kOne>
 __device__ void choose_block(const RouteJob& j, RouteScratch& scratch) {
   const int thread = int(threadIdx.x), lane = thread % 32, warp = thread / 32, n_warp = int(blockDim.x) / 32;
   let_next_start();  // other blocks see to it that nothing does before their wait
   scratch.scale[thread] = j.scale && thread < j.n_expert ? __ldg(j.scale + thread) : 1.f;
-  Routing o{.logits = nullptr, .weight = scratch.weight, .expert = scratch.expert, .active = scratch.active, .first = scratch.first, .pair = scratch.pair, .number = nullptr};
+  Routing o{.logits = nullptr,
+            .weight = scratch.weight,
+            .expert = scratch.expert,
+            .active = scratch.active,
+            .first = scratch.first,
+            .pair = scratch.pair,
+            .number = nullptr};
   unsigned number = 0;
 #pragma unroll 1
   for (bool real = kOne;; real = true) {
@@ -81,7 +90,8 @@ __device__ void choose_block(const RouteJob& j, RouteScratch& scratch) {
           }
           there = true;
 #pragma unroll
-          for (int i = 0; i < kPer; ++i) there &= unsigned(word[i] >> 32) == number, v[i] = __uint_as_float(unsigned(word[i]));
+          for (int i = 0; i < kPer; ++i)
+            there &= unsigned(word[i] >> 32) == number, v[i] = __uint_as_float(unsigned(word[i]));
         }
         __syncwarp();
       };
@@ -89,7 +99,8 @@ __device__ void choose_block(const RouteJob& j, RouteScratch& scratch) {
         const int slot = t * j.n_used + lane;
         o.expert[slot] = e, o.weight[slot] = weight;
         if (j.n_tok == 1)
-          *const_cast<volatile int32_t*>(o.active + lane) = e, o.first[lane] = o.pair[lane] = lane;  // experts of one token are distinct
+          *const_cast<volatile int32_t*>(o.active + lane) = e, o.first[lane] = o.pair[lane] =
+                                                                   lane;  // experts of one token are distinct
         else
           scratch.rank[t][e] = uint8_t(lane + 1);
       });
@@ -106,8 +117,8 @@ __device__ void choose_block(const RouteJob& j, RouteScratch& scratch) {
   }
 }
 
-// Block `block` of those that do the job: the first one chooses, others have kRouteGroups experts each. shared: kRouteRowsAt bytes
-// and n_row rows. kOne: there is one token.
+// Block `block` of those that do the job: the first one chooses, others have kRouteGroups experts each. shared:
+// kRouteRowsAt bytes and n_row rows. kOne: there is one token.
 template <bool kOne>
 __device__ void route_block(const RouteJob& j, int block, uint8_t* shared, int n_row) {
   RouteScratch& scratch = *reinterpret_cast<RouteScratch*>(shared);
@@ -148,7 +159,8 @@ __device__ void route_block(const RouteJob& j, int block, uint8_t* shared, int n
     float s = 0;
 #pragma unroll
     for (int i = 0; i < kKeep; ++i)
-      if (i * kRouteThreads + of_group < n_col4) s += (a[i].x * keep[i].x + a[i].y * keep[i].y) + (a[i].z * keep[i].z + a[i].w * keep[i].w);
+      if (i * kRouteThreads + of_group < n_col4)
+        s += (a[i].x * keep[i].x + a[i].y * keep[i].y) + (a[i].z * keep[i].z + a[i].w * keep[i].w);
     for (int m = 16; m > 0; m /= 2) s += __shfl_xor_sync(~0u, s, m);
     if (lane == 0) scratch.part[0][warp] = s;
     __syncthreads();
@@ -160,7 +172,8 @@ __device__ void route_block(const RouteJob& j, int block, uint8_t* shared, int n
     const int n = min(n_row, j.n_tok - t0);
     if (t0 > 0) __syncthreads();
     for (int k = 0; k < n; ++k)
-      for (int c = thread; c < n_col4; c += int(blockDim.x)) copy16_async(rows + k * n_col4 + c, j.r.p + (t0 + k) * j.r.stride + 4 * c);
+      for (int c = thread; c < n_col4; c += int(blockDim.x))
+        copy16_async(rows + k * n_col4 + c, j.r.p + (t0 + k) * j.r.stride + 4 * c);
     copies_commit();
     if (t0 == 0) number = __ldcg(j.o.number) + 1;  // behind the rows: nothing needs it before they are there
     copies_wait<0>();

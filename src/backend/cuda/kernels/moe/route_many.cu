@@ -12,20 +12,24 @@
 namespace facet::cuda {
 namespace {
 
-constexpr int kThreads = 256, kSortThreads = 1024, kTokens = 64, kExperts = 128, kCols = 16;  // of a block of the product, and of a stage
+constexpr int kThreads = 256, kSortThreads = 1024, kTokens = 64, kExperts = 128,
+              kCols = 16;  // of a block of the product, and of a stage
 
 __device__ __forceinline__ float4 as_float4(const float* p) { return *reinterpret_cast<const float4*>(p); }
 
 // Warp w: tokens 8 w.. of the block, lane l: experts 4 l..
-__global__ void __launch_bounds__(kThreads, 2) product_kernel(Mat r, const float* router, int n_expert, int part_cols, float* logits) {
-  __shared__ __align__(16) float a[2][kCols][kTokens + 4], b[2][kCols][kExperts + 4];  // (padded against bank conflicts)
+__global__ void __launch_bounds__(kThreads, 2)
+    product_kernel(Mat r, const float* router, int n_expert, int part_cols, float* logits) {
+  __shared__ __align__(16) float a[2][kCols][kTokens + 4],
+      b[2][kCols][kExperts + 4];  // (padded against bank conflicts)
   const int thread = int(threadIdx.x), lane = thread % 32, warp = thread / 32;
   const int t0 = int(blockIdx.x) * kTokens, e0 = int(blockIdx.y) * kExperts, part = int(blockIdx.z);
   const int begin = part * part_cols, end = min(begin + part_cols, r.cols);
   // What the thread brings in: four columns of a token, and of two experts. Four lanes read 64 bytes of a row.
   const int row = thread / 4, col = thread % 4 * 4;
   const float* from_a = r.p + int64_t(min(t0 + row, r.rows - 1)) * r.stride;
-  const float* from_b[2] = {router + int64_t(min(e0 + row, n_expert - 1)) * r.cols, router + int64_t(min(e0 + 64 + row, n_expert - 1)) * r.cols};
+  const float* from_b[2] = {router + int64_t(min(e0 + row, n_expert - 1)) * r.cols,
+                            router + int64_t(min(e0 + 64 + row, n_expert - 1)) * r.cols};
   float4 va, vb[2];
   auto fetch = [&](int c) {
     const bool in = c + col < end;
@@ -50,10 +54,12 @@ __global__ void __launch_bounds__(kThreads, 2) product_kernel(Mat r, const float
     if (c + kCols < end) fetch(c + kCols);
 #pragma unroll
     for (int k = 0; k < kCols; ++k) {
-      const float4 y = as_float4(&b[stage][k][4 * lane]), x0 = as_float4(&a[stage][k][8 * warp]), x1 = as_float4(&a[stage][k][8 * warp + 4]);
+      const float4 y = as_float4(&b[stage][k][4 * lane]), x0 = as_float4(&a[stage][k][8 * warp]),
+                   x1 = as_float4(&a[stage][k][8 * warp + 4]);
       const float x[8] = {x0.x, x0.y, x0.z, x0.w, x1.x, x1.y, x1.z, x1.w};
 #pragma unroll
-      for (int i = 0; i < 8; ++i) sum[i][0] += x[i] * y.x, sum[i][1] += x[i] * y.y, sum[i][2] += x[i] * y.z, sum[i][3] += x[i] * y.w;
+      for (int i = 0; i < 8; ++i)
+        sum[i][0] += x[i] * y.x, sum[i][1] += x[i] * y.y, sum[i][2] += x[i] * y.z, sum[i][3] += x[i] * y.w;
     }
     if (c + kCols < end) put(stage ^ 1);
     __syncthreads();
@@ -67,9 +73,11 @@ __global__ void __launch_bounds__(kThreads, 2) product_kernel(Mat r, const float
 }
 
 // Chooses, and counts the pairs of every expert in the block.
-__global__ void __launch_bounds__(kSortThreads) choose_kernel(MoeMany o, const float* scale, int n_expert, int n_used, int n_tok) {
+__global__ void __launch_bounds__(kSortThreads)
+    choose_kernel(MoeMany o, const float* scale, int n_expert, int n_used, int n_tok) {
   __shared__ int count[kMaxExperts];
-  const int thread = int(threadIdx.x), lane = thread % 32, first = int(blockIdx.x) * kMoeSortTokens, last = min(first + kMoeSortTokens, n_tok);
+  const int thread = int(threadIdx.x), lane = thread % 32, first = int(blockIdx.x) * kMoeSortTokens,
+            last = min(first + kMoeSortTokens, n_tok);
   if (thread < kMaxExperts) count[thread] = 0;
   __syncthreads();
   wait_for_previous();
@@ -81,7 +89,8 @@ __global__ void __launch_bounds__(kSortThreads) choose_kernel(MoeMany o, const f
 #pragma unroll
       for (int i = 0; i < kPer; ++i) {
         const float* l = o.logits + int64_t(t) * n_expert + min(lane * kPer + i, n_expert - 1);
-        v[i] = ((l[0] + l[part]) + (l[2 * part] + l[3 * part])) + ((l[4 * part] + l[5 * part]) + (l[6 * part] + l[7 * part]));
+        v[i] = ((l[0] + l[part]) + (l[2 * part] + l[3 * part])) +
+               ((l[4 * part] + l[5 * part]) + (l[6 * part] + l[7 * part]));
       }
     };
     choose(scale, n_expert, n_used, lane, logits, [&](int e, float weight) {
@@ -147,7 +156,8 @@ __global__ void __launch_bounds__(kSortThreads) place_kernel(MoeMany o, int n_ex
   static_assert(kMoeSortTokens * kMaxUsed <= kSortThreads);
   wait_for_previous();
   let_next_start();
-  const int first = int(blockIdx.x) * kMoeSortTokens, n = (min(first + kMoeSortTokens, n_tok) - first) * n_used, i = int(threadIdx.x);
+  const int first = int(blockIdx.x) * kMoeSortTokens, n = (min(first + kMoeSortTokens, n_tok) - first) * n_used,
+            i = int(threadIdx.x);
   if (i < n) expert[i] = o.expert[first * n_used + i];
   __syncthreads();
   if (i >= n) return;
@@ -164,15 +174,16 @@ __global__ void __launch_bounds__(kSortThreads) place_kernel(MoeMany o, int n_ex
 
 void moe_route_many(cudaStream_t stream, const MoePass& p, Mat r) {
   const MoeExperts& m = p.w;
-  CHECK(m.n_expert <= kMaxExperts && m.n_used <= kMaxUsed && r.cols % 4 == 0 && r.rows == p.n_tok, "{} experts, {} used, {} columns", m.n_expert, m.n_used,
-        r.cols);
+  CHECK(m.n_expert <= kMaxExperts && m.n_used <= kMaxUsed && r.cols % 4 == 0 && r.rows == p.n_tok,
+        "{} experts, {} used, {} columns", m.n_expert, m.n_used, r.cols);
   static_assert(kMoeRouterParts == 8 && kMaxExperts <= kThreads);
   const int part = (r.cols + kMoeRouterParts * kCols - 1) / (kMoeRouterParts * kCols) * kCols;
   const unsigned blocks = unsigned((p.n_tok + kTokens - 1) / kTokens);
-  launch(product_kernel, dim3(blocks, unsigned((m.n_expert + kExperts - 1) / kExperts), kMoeRouterParts), dim3(kThreads), 0, stream, r, m.router, m.n_expert,
-         part, p.b.logits);
+  launch(product_kernel, dim3(blocks, unsigned((m.n_expert + kExperts - 1) / kExperts), kMoeRouterParts),
+         dim3(kThreads), 0, stream, r, m.router, m.n_expert, part, p.b.logits);
   const int sort_blocks = (p.n_tok + kMoeSortTokens - 1) / kMoeSortTokens;
-  launch(choose_kernel, dim3(unsigned(sort_blocks)), dim3(kSortThreads), 0, stream, p.b, m.scale, m.n_expert, m.n_used, p.n_tok);
+  launch(choose_kernel, dim3(unsigned(sort_blocks)), dim3(kSortThreads), 0, stream, p.b, m.scale, m.n_expert, m.n_used,
+         p.n_tok);
   launch(list_kernel, dim3(1), dim3(kThreads), 0, stream, p.b, m.n_expert, sort_blocks, p.tile);
   launch(place_kernel, dim3(unsigned(sort_blocks)), dim3(kSortThreads), 0, stream, p.b, m.n_expert, m.n_used, p.n_tok);
 }

@@ -42,8 +42,8 @@ struct ExpertArgs {
   int n_in, n_out;
 };
 
-// Experts whose pairs fit into one pass, one after another; jobs are counted through all active experts. A job is a strip,
-// or one of each matrix. Every lane has an expert; all lanes call everything.
+// Experts whose pairs fit into one pass, one after another; jobs are counted through all active experts. A job is a
+// strip, or one of each matrix. Every lane has an expert; all lanes call everything.
 struct PassExperts {
   const ExpertArgs& a;
   int active0, expert, first;  // the first of them; the lane's: its number, its first pair
@@ -66,7 +66,8 @@ template <int kSub>
 struct PieceCursor {
   const PassExperts& e;
   PiecePlace at, end;
-  int sub = 0, left = 0, bytes = 0, rest = 0;  // pieces of the strip left to the run; bytes of a piece, and to the strip's end
+  int sub = 0, left = 0, bytes = 0,
+      rest = 0;  // pieces of the strip left to the run; bytes of a piece, and to the strip's end
   const uint8_t* p = nullptr;
 
   __device__ PieceCursor(const PassExperts& experts, PiecePlace from, PiecePlace to) : e(experts), at(from), end(to) {
@@ -105,7 +106,8 @@ __global__ void __launch_bounds__(kWarps * 32, 1) expert_kernel(const __grid_con
   __shared__ uint64_t bars[kWarps][WarpRing::kMaxStages];
   __shared__ int32_t slots[N];  // of down's rows
   // The shuffle tells the compiler that a warp's lanes agree: it counts in uniform registers.
-  const int lane = int(threadIdx.x) % 32, warp = __shfl_sync(~0u, int(threadIdx.x) / 32, 0), n_warp = int(blockDim.x) / 32;
+  const int lane = int(threadIdx.x) % 32, warp = __shfl_sync(~0u, int(threadIdx.x) / 32, 0),
+            n_warp = int(blockDim.x) / 32;
   float* const parts = reinterpret_cast<float*>(shared + a.at_parts);  // [warp][unit of a job but the first]
   WarpRing ring(shared + a.at_rings + warp * a.n_stage * a.slot, bars[warp], a.n_stage, a.slot, lane, true);
 
@@ -138,14 +140,16 @@ __global__ void __launch_bounds__(kWarps * 32, 1) expert_kernel(const __grid_con
     const PassExperts experts{a, active0, a.active[min(at, n_active - 1)], a.first[at]};
     const int first = experts.first_of(0);
     const int n_fit = max(1, __popc(__ballot_sync(~0u, lane > 0 && lane <= n_left && experts.first - first <= N)));
-    const int n_all = experts.first_of(n_fit) - first, begin = job0, jobs = min(job1, (active0 + n_fit) * a.n_strip) - job0;
+    const int n_all = experts.first_of(n_fit) - first, begin = job0,
+              jobs = min(job1, (active0 + n_fit) * a.n_strip) - job0;
     job0 += jobs;
     // Units are counted from the first of job `begin`; run w has units unit_at(w)..
     const int units = jobs * kUnits, n_piece = a.tiles[0].n_piece;
     const int per_warp = quick_div(units, n_warp), left = units - per_warp * n_warp;
     auto unit_at = [&](int w) { return per_warp * w + quick_div(left * w, n_warp); };
     auto piece_of = [&](int in_job) {
-      return in_job < kSlices ? slice_begin(n_piece, in_job, kSlices) : n_piece + slice_begin(a.tiles[kSub - 1].n_piece, in_job - kSlices, kSlices);
+      return in_job < kSlices ? slice_begin(n_piece, in_job, kSlices)
+                              : n_piece + slice_begin(a.tiles[kSub - 1].n_piece, in_job - kSlices, kSlices);
     };
     auto begin_of = [&](int unit) { return PiecePlace{begin + unit / kUnits, piece_of(unit % kUnits)}; };
     const int unit0 = unit_at(warp), unit1 = unit_at(warp + 1);
@@ -195,18 +199,19 @@ __global__ void __launch_bounds__(kWarps * 32, 1) expert_kernel(const __grid_con
           a.out[int64_t(slots[at]) * a.n_out + row] = v1;
       };
       float* const last = ring.memory();
-      float total[kTiles][4] = {},
-            other[kTiles][4] = {};  // of the strip at hand, of the one before it in the same job
+      float total[kTiles][4] = {}, other[kTiles][4] = {};  // of the strip at hand, of the one before it in the same job
       for (int unit = unit0; unit < unit1; ++unit) {
         const int in_job = unit % kUnits, sub = in_job / kSlices, job = begin + unit / kUnits;
         const ExpertTiles& w = a.tiles[sub];
         const int place = experts.place_of(job), strip = job - (active0 + place) * a.n_strip;
-        const int i0 = slice_begin(w.n_piece, in_job % kSlices, kSlices), i1 = slice_begin(w.n_piece, in_job % kSlices + 1, kSlices);
+        const int i0 = slice_begin(w.n_piece, in_job % kSlices, kSlices),
+                  i1 = slice_begin(w.n_piece, in_job % kSlices + 1, kSlices);
         const Rows rows = rows_of(place);
         Acts x;
         x.p = shared, x.first = rows.begin;
         float acc[kTiles][4] = {};
-        uint32_t from = uint32_t(reinterpret_cast<uintptr_t>(experts.strip(sub, experts.expert_of(place), strip))) + uint32_t(i0 * w.piece_bytes);
+        uint32_t from = uint32_t(reinterpret_cast<uintptr_t>(experts.strip(sub, experts.expert_of(place), strip))) +
+                        uint32_t(i0 * w.piece_bytes);
         multiply_pieces(w, x, lane, i0, i1, acc, [&] {
           const uint8_t* piece = ring.pop(from);
           from += uint32_t(w.piece_bytes);
@@ -263,8 +268,7 @@ __global__ void __launch_bounds__(kWarps * 32, 1) expert_kernel(const __grid_con
 __global__ void combine_kernel(Mat y, const float* out, const float* weight, int n_used) {
   wait_for_previous();
   let_next_start();
-  const int per_row = y.cols / 4, i = int(blockIdx.x * blockDim.x + threadIdx.x), t = i / per_row,
-            c = i % per_row * 4;
+  const int per_row = y.cols / 4, i = int(blockIdx.x * blockDim.x + threadIdx.x), t = i / per_row, c = i % per_row * 4;
   if (t >= y.rows) return;
   float4 s = {};
   for (int k = 0; k < n_used; ++k) {
@@ -285,16 +289,21 @@ void run(cudaStream_t stream, ExpertArgs a) {
   CHECK(a.n_stage >= 2, "{} bytes of shared memory are too few for {} columns", device().shared, a.n_in);
   static const bool once = (allow_shared(expert_kernel<kSlices, in>, size_t(device().shared - kOwnShared)), true);
   (void)once;
-  launch(expert_kernel<kSlices, in>, dim3(unsigned(device().n_sm)), dim3(unsigned(n_warp * 32)), size_t(a.at_rings + n_warp * a.n_stage * a.slot), stream, a);
+  launch(expert_kernel<kSlices, in>, dim3(unsigned(device().n_sm)), dim3(unsigned(n_warp * 32)),
+         size_t(a.at_rings + n_warp * a.n_stage * a.slot), stream, a);
 }
 template <int kSlices>
 void run_for(cudaStream_t stream, ExpertArgs a, std::initializer_list<TiledMatrix> w, int up_strip) {
   a.n_in = w.begin()->n_in;
-  CHECK(w.size() == sub_matrices(kSlices) && int64_t(a.n_expert) * a.n_strip < kQuickMost, "{} matrices, {} experts of {} strips", w.size(), a.n_expert, a.n_strip);
+  CHECK(w.size() == sub_matrices(kSlices) && int64_t(a.n_expert) * a.n_strip < kQuickMost,
+        "{} matrices, {} experts of {} strips", w.size(), a.n_expert, a.n_strip);
   switch (take_tiles(a.tiles, a.slot, w, up_strip)) {
-    case Input::kByte: return run<kSlices, Input::kByte>(stream, a);
-    case Input::kTwoBytes: return run<kSlices, Input::kTwoBytes>(stream, a);
-    case Input::kBf16: return run<kSlices, Input::kBf16>(stream, a);
+    case Input::kByte:
+      return run<kSlices, Input::kByte>(stream, a);
+    case Input::kTwoBytes:
+      return run<kSlices, Input::kTwoBytes>(stream, a);
+    case Input::kBf16:
+      return run<kSlices, Input::kBf16>(stream, a);
   }
 }
 
@@ -323,8 +332,8 @@ void moe_small(cudaStream_t stream, const MoeExperts& m, Mat e, int n_tok, const
 }
 
 void moe_small_combine(cudaStream_t stream, Mat y, const float* out, const float* weight, int n_used) {
-  launch(combine_kernel, dim3(unsigned((y.rows * (y.cols / 4) + 127) / 128)), dim3(128), 0, stream, y, out,
-         weight, n_used);
+  launch(combine_kernel, dim3(unsigned((y.rows * (y.cols / 4) + 127) / 128)), dim3(128), 0, stream, y, out, weight,
+         n_used);
 }
 
 }  // namespace facet::cuda
