@@ -15,8 +15,9 @@ namespace {
 
 constexpr bool kUnsigned = false;
 
-#include "backend/cpu/simd_pack.h"
 #include "backend/cpu/simd_ymm.h"
+// Uses the vectors above.
+#include "backend/cpu/simd_pack.h"
 
 void panel(int64_t n, int n_tok, const QuantRow* x, std::byte* to) {
   const int64_t n_chunk = (n + kChunkCols - 1) / kChunkCols;

@@ -9,8 +9,9 @@ namespace {
 
 constexpr bool kUnsigned = true;
 
-#include "backend/cpu/simd_pack.h"
 #include "backend/cpu/simd_ymm.h"
+// Uses the vectors above.
+#include "backend/cpu/simd_pack.h"
 
 constexpr int W = 16, kDotRows = 4, kDotTok = 4, kScoreRows = 16, kScoreQueries = 1, kWide = 8, kWideQueries = 1;
 typedef float vf __attribute__((vector_size(64)));
