@@ -92,6 +92,11 @@ void add_serve(CLI::App& app, int& rc) {
   cmd->add_option("--parallel", o->engine.max_seq, "Requests that run at once; each has a context of its own")
       ->check(CLI::Range(1, 256))
       ->capture_default_str();
+  cmd->add_option_function<double>(
+         "--max-stall", [o](double ms) { o->engine.max_stall = ms / 1e3; },
+         "Milliseconds that a prompt's tokens may make a step take while answers are read; 0: any")
+      ->check(CLI::Range(0., 60000.))
+      ->default_str("50");
   cmd->add_option("--queue", s.queue, "Requests that may wait; more are answered 503")
       ->check(CLI::Range(0, 4096))
       ->capture_default_str();

@@ -89,6 +89,7 @@ class Lockstep {
   Scores new_scores(int n) { return a_.new_scores(n); }
   void reserve(const BackendLimits& l) { a_.reserve(l), r_.reserve(l); }
   std::vector<float> to_host(Rows x) { return a_.to_host(x.a); }
+  void from_host(Rows x, std::span<const float> values) { a_.from_host(x.a, values), r_.from_host(x.r, values); }
   Status status() const {
     const Status ok = memory_status(a_);
     return ok ? memory_status(r_) : ok;

@@ -52,6 +52,8 @@ class Traced {
     return inner_.upload(t);
   }
   Rows new_rows(int rows, int cols) { return inner_.new_rows(rows, cols); }
+  std::vector<float> to_host(Rows x) { return inner_.to_host(x); }
+  void from_host(Rows x, std::span<const float> values) { inner_.from_host(x, values); }
   Ids new_ids(int n) { return inner_.new_ids(n); }
   Scores new_scores(int n) { return inner_.new_scores(n); }
   void reserve(const BackendLimits& l) { inner_.reserve(l); }

@@ -9,11 +9,18 @@
 
 namespace facet {
 
-// The cache of a backend, and its layers as that backend sees them.
+// The cache of a backend, the pool of its memory, and its layers as that backend sees them.
 template <class B>
 struct CacheOf {
-  static Result<std::unique_ptr<KvCache>> create(const ModelCfg& m, const KvPlan& p) {
-    auto c = HostKvCache::create(m, p);
+  static Result<std::unique_ptr<PagePool>> pool(const ModelCfg& m, const KvPlan& p, int64_t more) {
+    const int64_t page = host_page_bytes(m, p);
+    auto pool = HostPagePool::create(pool_bytes(m, p, page, 0) + more, page);
+    if (!pool) return pool.error();
+    return std::unique_ptr<PagePool>(std::move(*pool));
+  }
+  // pool: null for one of its own.
+  static Result<std::unique_ptr<KvCache>> create(const ModelCfg& m, const KvPlan& p, PagePool* pool = nullptr) {
+    auto c = HostKvCache::create(m, p, pool);
     if (!c) return c.error();
     return std::unique_ptr<KvCache>(std::move(*c));
   }
@@ -23,10 +30,18 @@ template <class B>
 struct CacheOf<Traced<B>> : CacheOf<B> {};
 template <class A, class R>
 struct CacheOf<Lockstep<A, R>> {
-  static Result<std::unique_ptr<KvCache>> create(const ModelCfg& m, const KvPlan& p) {
-    auto a = CacheOf<A>::create(m, p);
+  static Result<std::unique_ptr<PagePool>> pool(const ModelCfg& m, const KvPlan& p, int64_t more) {
+    auto a = CacheOf<A>::pool(m, p, more);
     if (!a) return a.error();
-    auto r = CacheOf<R>::create(m, p);
+    auto r = CacheOf<R>::pool(m, p, more);
+    if (!r) return r.error();
+    (*a)->mirror(std::move(*r));
+    return a;
+  }
+  static Result<std::unique_ptr<KvCache>> create(const ModelCfg& m, const KvPlan& p, PagePool* pool = nullptr) {
+    auto a = CacheOf<A>::create(m, p, pool);
+    if (!a) return a.error();
+    auto r = CacheOf<R>::create(m, p, pool ? pool->mirrored() : nullptr);
     if (!r) return r.error();
     (*a)->mirror(std::move(*r));
     return a;

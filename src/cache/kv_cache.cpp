@@ -5,19 +5,17 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
+#include <utility>
 
 #include "base/check.h"
 
 namespace facet {
 namespace {
-constexpr int kPresentRows = 256;  // rows of full layers that become present together
-constexpr size_t kAlign = 4096;    // a page: slots of a full layer are committed on their own
-
-int64_t align_up(int64_t n) { return (n + int64_t(kAlign) - 1) / int64_t(kAlign) * int64_t(kAlign); }
+int64_t align_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 }  // namespace
 
-KvCache::KvCache(const ModelCfg& m, const KvPlan& p) : plan_(p), layers_(m.layer.size()), seq_(size_t(p.max_seq)) {
-  min_slack_ = std::numeric_limits<int>::max();
+KvCache::KvCache(const ModelCfg& m, const KvPlan& p) : plan_(p), layers_(m.layer.size()), seq_(size_t(p.resident())) {
+  min_slack_ = min_ring_ = std::numeric_limits<int>::max();
   for (size_t l = 0; l < m.layer.size(); ++l) {
     const LayerCfg& c = m.layer[l];
     if (c.query_only) continue;
@@ -31,15 +29,145 @@ KvCache::KvCache(const ModelCfg& m, const KvPlan& p) : plan_(p), layers_(m.layer
     k.k_row = c.n_kv_head * int64_t(kv_row_bytes(p.k, c.head_dim));
     k.v_row = c.n_kv_head * int64_t(kv_row_bytes(p.v, c.head_dim));
     k.cap = c.window ? ring_rows(c, p) : p.max_ctx;
-    k.k_slot = align_up(k.cap * k.k_row);
-    k.v_slot = align_up(k.cap * k.v_row);
     owners_.push_back(int(l));
     if (c.window == 0) continue;
-    any_ring_ = true;
+    min_ring_ = std::min(min_ring_, int(k.cap));
     // A ring as long as the context never wraps.
     if (k.cap < p.max_ctx) min_slack_ = std::min(min_slack_, int(k.cap) - (c.window - 1));
   }
-  for (Sequence& s : seq_) s.saved.resize(size_t(p.checkpoints));
+}
+
+Status KvCache::allocate(const ModelCfg& m, PagePool* shared, std::unique_ptr<PagePool> own) {
+  own_pool_ = std::move(own);
+  pool_ = shared ? shared : own_pool_.get();
+  const int64_t page = pool_->page_bytes(), slots = plan_.resident();
+  int64_t rings = 0, k_stage = 0, v_stage = 0;
+  for (int l : owners_) {
+    KvLayer& k = layers_[size_t(l)];
+    const std::pair<std::byte**, int64_t*> part[] = {{&k.k, &k.k_slot}, {&k.v, &k.v_slot}};
+    for (size_t i = 0; i < 2; ++i) {
+      const int64_t row = i ? k.v_row : k.k_row;
+      if (k.window) {
+        ring_parts_.push_back({.offset = rings, .row = row, .cap = k.cap});
+        rings = align_up(rings + k.cap * row, 256);
+        continue;
+      }
+      FullPart f{.row = row, .pages = std::vector<std::vector<PageId>>(size_t(slots))};
+      f.stride = align_up(k.cap * row + pool_->rows_read_beyond() * row, page);
+      auto at = pool_->reserve(f.stride * slots);
+      if (!at) return at.error();
+      *part[i].first = f.base = *at, *part[i].second = f.stride;
+      full_.push_back(std::move(f));
+    }
+    if (k.window) k_stage = std::max(k_stage, k.k_row), v_stage = std::max(v_stage, k.v_row);
+  }
+  ring_stride_ = align_up(rings, page);
+  const int64_t stage = plan_.max_step > plan_.margin ? align_up((k_stage + v_stage) * plan_.max_step, page) : 0;
+  auto ring_base = pool_->reserve(ring_stride_ * slots), stage_base = pool_->reserve(stage),
+       window = pool_->reserve(page);
+  if (!ring_base) return ring_base.error();
+  if (!stage_base) return stage_base.error();
+  if (!window) return window.error();
+  ring_base_ = *ring_base, copy_window_ = *window;
+  auto stage_pages = take(stage / page);
+  if (!stage_pages) return stage_pages.error();
+  if (auto ok = pool_->map(*stage_base, *stage_pages); !ok) return ok;
+  size_t i = 0;
+  for (int l : owners_) {
+    KvLayer& k = layers_[size_t(l)];
+    if (k.window == 0) continue;
+    k.k = ring_base_ + ring_parts_[i++].offset, k.v = ring_base_ + ring_parts_[i++].offset;
+    k.k_slot = k.v_slot = ring_stride_;
+    // One staging area for all sliding layers: a layer's staged rows are settled before the next layer appends.
+    if (stage > 0) k.k_stage = *stage_base, k.v_stage = *stage_base + k_stage * plan_.max_step;
+  }
+  for (size_t l = 0; l < m.layer.size(); ++l)
+    if (m.layer[l].query_only) layers_[l] = layers_[size_t(m.layer[l].kv_source)];
+  return Ok{};
+}
+
+Result<std::vector<PageId>> KvCache::take(int64_t n) {
+  std::vector<PageId> pages;
+  while (int64_t(pages.size()) < n) {
+    auto p = pool_->take();
+    if (!p) {
+      drop(pages);
+      return p.error();
+    }
+    pages.push_back(*p);
+  }
+  return pages;
+}
+
+void KvCache::drop(std::vector<PageId>& pages) {
+  for (const PageId p : pages) pool_->drop(p);
+  pages.clear();
+}
+
+int64_t KvCache::pages_for(const FullPart& p, int rows) const {
+  if (rows == 0) return 0;
+  const int64_t bytes = std::min((rows + pool_->rows_read_beyond()) * p.row, p.stride);
+  return (bytes + pool_->page_bytes() - 1) / pool_->page_bytes();
+}
+
+Status KvCache::take_rings(SlotId s) {
+  Sequence& q = seq_[size_t(s)];
+  if (!q.rings.empty() || ring_stride_ == 0) return Ok{};
+  auto pages = take(ring_stride_ / pool_->page_bytes());
+  if (!pages) return pages.error();
+  if (auto ok = pool_->map(ring_base_ + s * ring_stride_, *pages); !ok) {
+    drop(*pages);
+    return ok;
+  }
+  q.rings = std::move(*pages);
+  return Ok{};
+}
+
+// Memory for the first `rows` rows of full layers.
+Status KvCache::grow(SlotId s, int rows) {
+  Sequence& q = seq_[size_t(s)];
+  if (rows <= q.prepared) return Ok{};
+  for (FullPart& f : full_) {
+    std::vector<PageId>& have = f.pages[size_t(s)];
+    const int64_t more = pages_for(f, rows) - int64_t(have.size());
+    if (more <= 0) continue;
+    auto pages = take(more);
+    if (!pages) return pages.error();
+    if (auto ok = pool_->map(f.base + s * f.stride + int64_t(have.size()) * pool_->page_bytes(), *pages); !ok) {
+      drop(*pages);
+      return ok;
+    }
+    have.insert(have.end(), pages->begin(), pages->end());
+  }
+  q.prepared = rows;
+  return Ok{};
+}
+
+// Pages that hold rows [from, to) become the slot's alone: those that are shared are copied.
+Status KvCache::own(SlotId s, int from, int to) {
+  const int64_t page = pool_->page_bytes();
+  for (FullPart& f : full_) {
+    std::vector<PageId>& have = f.pages[size_t(s)];
+    const int64_t last = std::min((to * f.row + page - 1) / page, int64_t(have.size()));
+    for (int64_t i = from * f.row / page; i < last; ++i) {
+      PageId& p = have[size_t(i)];
+      if (pool_->refs(p) == 1) continue;
+      auto fresh = pool_->take();
+      if (!fresh) return fresh.error();
+      std::byte* at = f.base + s * f.stride + i * page;
+      if (auto ok = pool_->map(copy_window_, {&*fresh, 1}); !ok) {
+        pool_->drop(*fresh);
+        return ok;
+      }
+      pool_->copy(copy_window_, at, page);
+      pool_->wait();
+      pool_->unmap(copy_window_, 1);
+      pool_->unmap(at, 1);
+      pool_->drop(std::exchange(p, *fresh));
+      if (auto ok = pool_->map(at, {&p, 1}); !ok) return ok;
+    }
+  }
+  return Ok{};
 }
 
 Status KvCache::prepare(SlotId s, int n) {
@@ -48,10 +176,10 @@ Status KvCache::prepare(SlotId s, int n) {
   if (q.len + n > plan_.max_ctx)
     return Error{"context", fmt::format("full: {} rows and {} more exceed the context of {}", q.len, n, plan_.max_ctx),
                  "start with a larger -c, or shorten the conversation"};
-  const int want = std::min((q.len + n + kPresentRows - 1) / kPresentRows * kPresentRows, plan_.max_ctx);
-  if (want > q.prepared) {
-    if (auto ok = make_present(s, q.prepared, want); !ok) return ok;
-    q.prepared = want;
+  if (auto ok = take_rings(s); !ok) return ok;
+  if (auto ok = grow(s, q.len + n); !ok) return ok;
+  if (q.len < q.shared_below) {
+    if (auto ok = own(s, q.len, q.len + n); !ok) return ok;
   }
   if (mirror_)
     if (auto ok = mirror_->prepare(s, n); !ok) return ok;
@@ -81,20 +209,22 @@ void KvCache::commit_path(SlotId s, std::span<const int16_t> path) {
   commit(s, int(path.size()));
 }
 
-// Whether rings that hold rows up to `high` still have the window that a token at position `len` sees.
-bool KvCache::window_held(int len, int high) const { return !any_ring_ || high - len <= min_slack_ || len == 0; }
+// Whether rings that hold rows up to `high` still have the window that a token at position `len` sees. Before they have
+// wrapped they hold everything.
+bool KvCache::window_held(int len, int high) const {
+  return ring_parts_.empty() || high <= min_ring_ || high - len <= min_slack_ || len == 0;
+}
 
-// Rows after `len` will be written anew, with other tokens: checkpoints hold true only up to there.
-void KvCache::go_back(Sequence& q, int len) {
-  q.len = len;
-  for (Checkpoint& c : q.saved) c.len = std::min(c.len, len);
+bool KvCache::reaches(SlotId s, int len) const {
+  const Sequence& q = seq_[size_t(s)];
+  return len <= q.len && window_held(len, q.high);
 }
 
 Rewind KvCache::rewind(SlotId s, int len) {
   Sequence& q = seq_[size_t(s)];
   CHECK(len >= 0 && len <= q.len, "rewind from {} to {}", q.len, len);
   if (!window_held(len, q.high)) return Rewind::kNeedsPrefill;
-  go_back(q, len);
+  q.len = len;
   if (len == 0) q.high = 0;
   if (mirror_) CHECK(mirror_->rewind(s, len) == Rewind::kDone, "mirrored rewind to {}", len);
   return Rewind::kDone;
@@ -103,84 +233,116 @@ Rewind KvCache::rewind(SlotId s, int len) {
 void KvCache::clear(SlotId s) {
   Sequence& q = seq_[size_t(s)];
   q.len = q.high = 0;
-  for (Checkpoint& c : q.saved) c = {};
   if (mirror_) mirror_->clear(s);
 }
 
-void KvCache::checkpoint(SlotId s) {
+void KvCache::release(SlotId s) {
   Sequence& q = seq_[size_t(s)];
-  if (q.saved.empty() || !any_ring_) return;
-  size_t at = 0;
-  for (size_t i = 0; i < q.saved.size(); ++i)
-    if (q.saved[i].age < q.saved[at].age) at = i;
-  q.saved[at] = {q.len, q.high, ++clock_};
-  copy_rings(s, int(at), true);
-  if (mirror_) mirror_->checkpoint(s);
+  if (mirror_) mirror_->release(s);
+  bool any = !q.rings.empty();
+  for (FullPart& f : full_) any |= !f.pages[size_t(s)].empty();
+  if (any) {
+    pool_->wait();
+    for (FullPart& f : full_) {
+      std::vector<PageId>& pages = f.pages[size_t(s)];
+      pool_->unmap(f.base + s * f.stride, int64_t(pages.size()));
+      drop(pages);
+    }
+    pool_->unmap(ring_base_ + s * ring_stride_, int64_t(q.rings.size()));
+    drop(q.rings);
+  }
+  q = {};
 }
 
-Rewind KvCache::restore(SlotId s, int len) {
-  Sequence& q = seq_[size_t(s)];
-  int best = -1;
-  for (size_t i = 0; i < q.saved.size(); ++i) {
-    const Checkpoint& c = q.saved[i];
-    if (c.age > 0 && len <= c.len && window_held(len, c.high) && (best < 0 || c.age > q.saved[size_t(best)].age))
-      best = int(i);
+Status KvCache::fork(SlotId from, SlotId to) {
+  Sequence &a = seq_[size_t(from)], &b = seq_[size_t(to)];
+  CHECK(from != to && b.prepared == 0 && b.rings.empty(), "slot {} is to become a fork of {} and holds memory", to,
+        from);
+  auto fail = [&](const Error& e) {
+    release(to);
+    return Status(e);
+  };
+  if (mirror_)
+    if (auto ok = mirror_->fork(from, to); !ok) return fail(ok.error());
+  const int64_t page = pool_->page_bytes();
+  for (FullPart& f : full_) {
+    const int64_t bytes = a.len * f.row, whole = bytes / page;
+    std::vector<PageId>& pages = f.pages[size_t(to)];
+    const std::vector<PageId>& source = f.pages[size_t(from)];
+    for (int64_t i = 0; i < whole; ++i) pool_->share(source[size_t(i)]);
+    std::vector<PageId> shared(source.begin(), source.begin() + whole);
+    if (auto ok = pool_->map(f.base + to * f.stride, shared); !ok) {
+      drop(shared);
+      return fail(ok.error());
+    }
+    pages = std::move(shared);
   }
-  if (best < 0) return Rewind::kNeedsPrefill;
-  copy_rings(s, best, false);
-  go_back(q, len);
-  q.high = q.saved[size_t(best)].high;
-  if (mirror_) CHECK(mirror_->restore(s, len) == Rewind::kDone, "mirrored restore to {}", len);
-  return Rewind::kDone;
-}
-
-Result<std::unique_ptr<HostKvCache>> HostKvCache::create(const ModelCfg& m, const KvPlan& p) {
-  std::unique_ptr<HostKvCache> c(new HostKvCache(m, p));
-  int64_t full = 0, rings = 0, saved = 0, k_stage = 0, v_stage = 0;
-  for (int l : c->owners_) {
-    const KvLayer& k = c->layers_[size_t(l)];
-    (k.window ? rings : full) += (k.k_slot + k.v_slot) * p.max_seq;
-    if (k.window == 0) continue;
-    saved += k.cap * (k.k_row + k.v_row);
-    k_stage = std::max(k_stage, k.k_row), v_stage = std::max(v_stage, k.v_row);
+  b.shared_below = a.len;
+  a.shared_below = std::max(a.shared_below, a.len);
+  if (auto ok = grow(to, a.len); !ok) return fail(ok.error());
+  if (a.high > 0)
+    if (auto ok = take_rings(to); !ok) return fail(ok.error());
+  for (FullPart& f : full_) {
+    const int64_t bytes = a.len * f.row, whole = bytes / page * page;
+    if (bytes > whole) pool_->copy(f.base + to * f.stride + whole, f.base + from * f.stride + whole, bytes - whole);
   }
-  const bool stages = p.max_step > p.margin;
-  const int64_t stage_bytes = stages ? (k_stage + v_stage) * p.max_step : 0;
-  auto full_mem = ReservedMemory::create(size_t(full));
-  auto ring_mem = ReservedMemory::create(size_t(rings + stage_bytes));
-  auto saved_mem = ReservedMemory::create(size_t(saved * p.max_seq * p.checkpoints));
-  if (!full_mem) return full_mem.error();
-  if (!ring_mem) return ring_mem.error();
-  if (!saved_mem) return saved_mem.error();
-  c->full_ = std::move(*full_mem), c->rings_ = std::move(*ring_mem), c->saved_ = std::move(*saved_mem);
-  c->saved_slot_ = saved;
-  if (auto ok = c->rings_.commit(0, c->rings_.size()); !ok) return ok.error();
-  if (auto ok = c->saved_.commit(0, c->saved_.size()); !ok) return ok.error();
-
-  std::byte *at_full = c->full_.data(), *at_ring = c->rings_.data();
-  std::byte* stage = c->rings_.data() + rings;
-  for (int l : c->owners_) {
-    KvLayer& k = c->layers_[size_t(l)];
-    std::byte*& at = k.window ? at_ring : at_full;
-    k.k = at, at += k.k_slot * p.max_seq;
-    k.v = at, at += k.v_slot * p.max_seq;
-    // One staging area for all sliding layers: a layer's staged rows are settled before the next layer appends.
-    if (k.window && stages) k.k_stage = stage, k.v_stage = stage + k_stage * p.max_step;
-  }
-  for (size_t l = 0; l < m.layer.size(); ++l)
-    if (m.layer[l].query_only) c->layers_[l] = c->layers_[size_t(m.layer[l].kv_source)];
-  return c;
-}
-
-Status HostKvCache::make_present(SlotId s, int from, int to) {
-  for (int l : owners_) {
-    const KvLayer& k = layers_[size_t(l)];
-    if (k.window) continue;
-    const size_t k0 = size_t(k.k - full_.data() + s * k.k_slot), v0 = size_t(k.v - full_.data() + s * k.v_slot);
-    if (auto ok = full_.commit(k0 + size_t(from * k.k_row), k0 + size_t(to * k.k_row)); !ok) return ok;
-    if (auto ok = full_.commit(v0 + size_t(from * k.v_row), v0 + size_t(to * k.v_row)); !ok) return ok;
-  }
+  if (a.high > 0 && ring_stride_ > 0)
+    pool_->copy(ring_base_ + to * ring_stride_, ring_base_ + from * ring_stride_,
+                ring_parts_.back().offset + ring_parts_.back().cap * ring_parts_.back().row);
+  b.len = a.len, b.high = a.high;
   return Ok{};
+}
+
+int64_t KvCache::pages(int rows) const {
+  int64_t n = ring_stride_ / pool_->page_bytes();
+  for (const FullPart& f : full_) n += pages_for(f, rows);
+  return n;
+}
+
+int64_t KvCache::owned_pages(SlotId s) const {
+  int64_t n = int64_t(seq_[size_t(s)].rings.size());
+  for (const FullPart& f : full_)
+    for (const PageId p : f.pages[size_t(s)]) n += pool_->refs(p) == 1;
+  return n;
+}
+
+std::vector<KvCache::Part> KvCache::parts(SlotId s) const {
+  const Sequence& q = seq_[size_t(s)];
+  std::vector<Part> v;
+  for (const FullPart& f : full_) v.push_back({f.base + s * f.stride, q.len * f.row});
+  for (const RingPart& r : ring_parts_)
+    v.push_back({ring_base_ + s * ring_stride_ + r.offset, std::min<int64_t>(q.high, r.cap) * r.row});
+  return v;
+}
+
+Status KvCache::restore(SlotId s, KvState state) {
+  Sequence& q = seq_[size_t(s)];
+  CHECK(q.prepared == 0 && q.rings.empty(), "slot {} is to be restored and holds memory", s);
+  if (state.len < 0 || state.high < state.len || state.len > plan_.max_ctx || state.high > plan_.max_ctx)
+    return Error{"saved rows",
+                 fmt::format("expected lengths up to {}, found {} and {}", plan_.max_ctx, state.len, state.high),
+                 "they belong to a server with a larger -c"};
+  Status ok = take_rings(s);
+  if (ok) ok = grow(s, state.len);
+  if (!ok) {
+    release(s);
+    return ok;
+  }
+  q.len = state.len, q.high = state.high;
+  return Ok{};
+}
+
+Result<std::unique_ptr<HostKvCache>> HostKvCache::create(const ModelCfg& m, const KvPlan& p, PagePool* pool) {
+  std::unique_ptr<HostKvCache> c(new HostKvCache(m, p));
+  std::unique_ptr<PagePool> own;
+  if (!pool) {
+    const int64_t page = host_page_bytes(m, p);
+    auto made = HostPagePool::create(pool_bytes(m, p, page, 0), page);
+    if (!made) return made.error();
+    own = std::move(*made);
+  }
+  if (auto ok = c->allocate(m, pool, std::move(own)); !ok) return ok.error();
+  return c;
 }
 
 void HostKvCache::move_row(int layer, SlotId s, int from, int to) {
@@ -188,20 +350,6 @@ void HostKvCache::move_row(int layer, SlotId s, int from, int to) {
   const KvRow a = kv_ring_row(k, s, from), b = kv_ring_row(k, s, to);
   std::memcpy(b.k, a.k, size_t(k.k_row));
   std::memcpy(b.v, a.v, size_t(k.v_row));
-}
-
-void HostKvCache::copy_rings(SlotId s, int checkpoint, bool save) {
-  std::byte* at = saved_.data() + (int64_t(s) * plan_.checkpoints + checkpoint) * saved_slot_;
-  auto copy = [&](std::byte* ring, int64_t bytes) {
-    save ? std::memcpy(at, ring, size_t(bytes)) : std::memcpy(ring, at, size_t(bytes));
-    at += bytes;
-  };
-  for (int l : owners_) {
-    const KvLayer& k = layers_[size_t(l)];
-    if (k.window == 0) continue;
-    copy(k.k + s * k.k_slot, k.cap * k.k_row);
-    copy(k.v + s * k.v_slot, k.cap * k.v_row);
-  }
 }
 
 }  // namespace facet

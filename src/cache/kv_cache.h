@@ -5,9 +5,9 @@
 #include <span>
 #include <vector>
 
-#include "base/reserve.h"
 #include "base/result.h"
 #include "cache/kv_plan.h"
+#include "cache/page_pool.h"
 
 namespace facet {
 
@@ -17,13 +17,22 @@ enum class Rewind : uint8_t {
   kNeedsPrefill
 };  // kNeedsPrefill: the ring no longer holds the window before `len`
 
-// K/V rows of every layer and sequence slot. A step writes rows [len, len + n) through kv_append; commit makes some
+// How far a sequence's rows go; with its parts, all that a copy of them needs.
+struct KvState {
+  int len = 0;   // committed rows
+  int high = 0;  // one past the newest row written to the rings
+  bool operator==(const KvState&) const = default;
+};
+
+// K/V rows of every layer and resident sequence. A step writes rows [len, len + n) through kv_append; commit makes some
 // of them permanent and the rest never existed: rejecting a draft is free.
 //
 // Invariant: the rings hold every row in [high - cap, high), where high is one past the newest row ever written, so a
 // sequence may go back to any length whose window lies in there.
 //
-// Book-keeping is here; one subclass per device memory moves bytes.
+// Memory is taken from a PagePool as rows are written. Full layers have an address range a slot and K or V part; its
+// pages may be shared with forks, and a page that is shared is never written. The rings of a slot lie side by side in
+// one range.
 class KvCache {
  public:
   virtual ~KvCache() = default;
@@ -31,66 +40,93 @@ class KvCache {
   // One view per model layer; a layer that shares K/V has its source's.
   std::span<const KvLayer> layers() const { return layers_; }
   const KvPlan& plan() const { return plan_; }
+  PagePool& pool() const { return *pool_; }
   // A second cache that does whatever this one does (lockstep of two backends).
   void mirror(std::unique_ptr<KvCache> other) { mirror_ = std::move(other); }
   KvCache* mirrored() const { return mirror_.get(); }
   int len(SlotId s) const { return seq_[size_t(s)].len; }
 
-  // Between steps, before rows [len, len + n) are written: makes their memory present. Fails when the context is
-  // full or memory is out, with the cache as it was.
+  // Between steps, before rows [len, len + n) are written: takes memory for them, alone owned. Fails when the context
+  // is full or memory is out, with the rows as they were.
   Status prepare(SlotId s, int n);
   void commit(SlotId s, int n);                               // chain: the first n rows of the step
   void commit_path(SlotId s, std::span<const int16_t> path);  // tree: moves the path's rows together; path[0] = 0
   Rewind rewind(SlotId s, int len);
-  void clear(SlotId s);
+  bool reaches(SlotId s, int len) const;  // whether rewind can go back to `len`
+  void clear(SlotId s);                   // no rows; its memory stays
+  void release(SlotId s);                 // no rows and no memory
 
-  // Keeps a copy of the slot's rings as they are now, replacing the oldest of plan().checkpoints.
-  void checkpoint(SlotId s);
-  // Goes back to `len` through the latest checkpoint from which it can be reached.
-  Rewind restore(SlotId s, int len);
+  // `to`, which has been released, holds what `from` holds, and from then on they are apart. Rows of full layers are
+  // shared, rings are copied. On failure `to` is released.
+  Status fork(SlotId from, SlotId to);
+  int64_t pages(int rows) const;        // of a sequence with so many rows of its own
+  int64_t owned_pages(SlotId s) const;  // of the slot alone: what release would give back
+
+  // The bytes of a sequence's rows, for copies in other memory. The same state on a cache of the same plan has parts of
+  // the same sizes in the same order.
+  struct Part {
+    std::byte* at = nullptr;  // in the pool's memory
+    int64_t bytes = 0;
+  };
+  KvState state(SlotId s) const { return {seq_[size_t(s)].len, seq_[size_t(s)].high}; }
+  std::vector<Part> parts(SlotId s) const;
+  // A released slot gets this state and memory for its parts, which the caller fills. On failure it is released.
+  Status restore(SlotId s, KvState state);
 
  protected:
-  struct Checkpoint {
-    int len = 0, high = 0;
-    uint64_t age = 0;  // 0: empty
-  };
-  struct Sequence {
-    int len = 0;
-    int high = 0;      // one past the newest row written to the rings
-    int prepared = 0;  // rows of full layers whose memory is present
-    std::vector<Checkpoint> saved;
-  };
   KvCache(const ModelCfg& m, const KvPlan& p);
-  virtual Status make_present(SlotId s, int from, int to) = 0;       // rows of full layers
+  // Lays the layers out in the pool's memory: a pool of its own, as large as the plan can become, where `shared` is
+  // null.
+  Status allocate(const ModelCfg& m, PagePool* shared, std::unique_ptr<PagePool> own);
   virtual void move_row(int layer, SlotId s, int from, int to) = 0;  // between places of one slot
   virtual void moves_done(SlotId) {}                                 // after the last move_row of a path
-  virtual void copy_rings(SlotId s, int checkpoint, bool save) = 0;
+
+  struct Sequence {
+    int len = 0, high = 0;
+    int prepared = 0;      // rows for which full layers have memory
+    int shared_below = 0;  // rows below may lie in shared pages
+    std::vector<PageId> rings;
+  };
+  struct FullPart {
+    std::byte* base = nullptr;
+    int64_t stride = 0, row = 0;             // bytes between slots, of a row
+    std::vector<std::vector<PageId>> pages;  // by slot
+  };
   bool window_held(int len, int high) const;
-  static void go_back(Sequence& q, int len);
+  Status take_rings(SlotId s);
+  Status grow(SlotId s, int rows);
+  Status own(SlotId s, int from, int to);
+  Result<std::vector<PageId>> take(int64_t n);
+  void drop(std::vector<PageId>& pages);
+  int64_t pages_for(const FullPart& p, int rows) const;
 
   KvPlan plan_;
   std::vector<KvLayer> layers_;
   std::vector<int> owners_;  // layers that own rows
   std::vector<Sequence> seq_;
+  std::vector<FullPart> full_;
+  struct RingPart {
+    int64_t offset = 0, row = 0, cap = 0;
+  };
+  std::vector<RingPart> ring_parts_;
+  std::byte* ring_base_ = nullptr;
+  int64_t ring_stride_ = 0;  // bytes of a slot's rings, whole pages
+  std::byte* copy_window_ = nullptr;
   int min_slack_ = 0;  // rows a ring holds beyond its window, over sliding layers
-  bool any_ring_ = false;
-  uint64_t clock_ = 0;
+  int min_ring_ = 0;   // rows of the shortest ring
+  std::unique_ptr<PagePool> own_pool_;
+  PagePool* pool_ = nullptr;
   std::unique_ptr<KvCache> mirror_;
 };
 
 // In host memory.
 class HostKvCache final : public KvCache {
  public:
-  static Result<std::unique_ptr<HostKvCache>> create(const ModelCfg& m, const KvPlan& p);
+  static Result<std::unique_ptr<HostKvCache>> create(const ModelCfg& m, const KvPlan& p, PagePool* pool = nullptr);
 
  private:
   HostKvCache(const ModelCfg& m, const KvPlan& p) : KvCache(m, p) {}
-  Status make_present(SlotId s, int from, int to) override;
   void move_row(int layer, SlotId s, int from, int to) override;
-  void copy_rings(SlotId s, int checkpoint, bool save) override;
-
-  ReservedMemory full_, rings_, saved_;
-  int64_t saved_slot_ = 0;  // bytes of one checkpoint
 };
 
 }  // namespace facet

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <bit>
 
 namespace facet {
 
@@ -16,12 +17,40 @@ KvBytes kv_bytes(const ModelCfg& m, const KvPlan& p) {
       b.full += row * p.max_ctx * p.max_seq;
     } else {
       b.rings += row * ring_rows(c, p) * p.max_seq;
-      b.checkpoints += row * ring_rows(c, p) * p.max_seq * p.checkpoints;
+      b.snapshots += row * ring_rows(c, p) * p.snapshots;
       widest = std::max(widest, row);
     }
   }
   b.staging = p.max_step > p.margin ? widest * p.max_step : 0;
   return b;
+}
+
+int64_t host_page_bytes(const ModelCfg& m, const KvPlan& p) {
+  int64_t most = 0;
+  for (const LayerCfg& c : m.layer)
+    if (c.window == 0 && !c.query_only)
+      most = std::max(most, 64 * c.n_kv_head * int64_t(kv_row_bytes(p.k, c.head_dim)));
+  return std::clamp<int64_t>(int64_t(std::bit_ceil(uint64_t(std::max<int64_t>(most, 1)))), 4096, 1 << 18);
+}
+
+int64_t pool_bytes(const ModelCfg& m, const KvPlan& p, int64_t page, int64_t beyond) {
+  auto whole = [&](int64_t n) { return (n + page - 1) / page * page; };
+  int64_t full = 0, rings = 0, parts = 0, k_stage = 0, v_stage = 0;
+  for (const LayerCfg& c : m.layer) {
+    if (c.query_only) continue;
+    for (const KvType t : {p.k, p.v}) {
+      const int64_t row = c.n_kv_head * int64_t(kv_row_bytes(t, c.head_dim));
+      if (c.window == 0)
+        full += whole((p.max_ctx + beyond) * row), ++parts;
+      else
+        rings += (ring_rows(c, p) * row + 255) / 256 * 256;
+    }
+    if (c.window == 0) continue;
+    k_stage = std::max(k_stage, c.n_kv_head * int64_t(kv_row_bytes(p.k, c.head_dim)));
+    v_stage = std::max(v_stage, c.n_kv_head * int64_t(kv_row_bytes(p.v, c.head_dim)));
+  }
+  const int64_t stage = p.max_step > p.margin ? whole((k_stage + v_stage) * p.max_step) : 0;
+  return p.max_seq * full + p.resident() * whole(rings) + p.snapshots * parts * page + stage;
 }
 
 int64_t MemoryPlan::total() const {

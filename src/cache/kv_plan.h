@@ -10,12 +10,13 @@ namespace facet {
 // How many rows a step may bring and the cache must hold.
 struct KvPlan {
   KvType k = KvType::kF16, v = KvType::kF16;
-  int max_seq = 1;      // sequence slots
-  int max_ctx = 4096;   // rows of a full layer per slot
-  int max_step = 512;   // tokens of one step; the staging area
-  int margin = 64;      // tokens of one sequence in a step that go straight to the rings, and rows that a
-                        // rewind can take back at any time; at least a verify chain or tree
-  int checkpoints = 1;  // copies of a slot's rings that are kept, for rewinds beyond the margin
+  int max_seq = 1;     // sequences of one step
+  int max_ctx = 4096;  // rows of a full layer per sequence
+  int max_step = 512;  // tokens of one step; the staging area
+  int margin = 64;     // tokens of one sequence in a step that go straight to the rings, and rows that a
+                       // rewind can take back at any time; at least a verify chain or tree
+  int snapshots = 0;   // sequences that are kept beside those of a step, to go on from
+  int resident() const { return max_seq + snapshots; }  // slots
 };
 
 // Rows of a ring: a step of at most `margin` tokens never overwrites a row that one of its tokens can see.
@@ -23,12 +24,18 @@ inline int64_t ring_rows(const LayerCfg& c, const KvPlan& p) {
   return std::min<int64_t>(p.max_ctx, c.window - 1 + p.margin);
 }
 
-// Bytes by purpose. Full layers are committed as a sequence grows; the figure is for max_ctx rows.
+// Bytes by purpose. All but staging is taken from a pool of pages as rows are written; the figures are for sequences
+// that are as long as they may be, `full` and `rings` of those of a step, `snapshots` of the rings of the others, whose
+// rows of full layers are mostly shared.
 struct KvBytes {
-  int64_t full = 0, rings = 0, staging = 0, checkpoints = 0;
-  int64_t total() const { return full + rings + staging + checkpoints; }
+  int64_t full = 0, rings = 0, staging = 0, snapshots = 0;
+  int64_t total() const { return full + rings + staging + snapshots; }
 };
 KvBytes kv_bytes(const ModelCfg& m, const KvPlan& p);
+// Pages of host memory: some 64 rows of a full layer, so that little is copied where sequences part.
+int64_t host_page_bytes(const ModelCfg& m, const KvPlan& p);
+// The same in whole pages, with the rows that kernels may read beyond a sequence's end.
+int64_t pool_bytes(const ModelCfg& m, const KvPlan& p, int64_t page_bytes, int64_t rows_read_beyond);
 
 // One line of a memory table.
 struct MemoryLine {

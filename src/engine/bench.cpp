@@ -149,7 +149,7 @@ Status run_bench(const EngineConfig& given, const BenchOptions& o,
   c.max_out = widest;
   for (int n : o.batches) c.max_seq = std::max(c.max_seq, n), c.max_out = std::max(c.max_out, n);
   c.margin = std::max(c.margin, widest);
-  c.checkpoints = 0;
+  c.snapshots = 0;
   if (c.n_ctx == 0) c.n_ctx = deepest + c.chunk;
   auto decided = resolve_config(*file, *m, c);
   if (!decided) return decided.error();

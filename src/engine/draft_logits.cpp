@@ -102,10 +102,9 @@ Result<DraftLogits> run(const DraftLogitsConfig& c, KvType usual) {
   auto drafter = DrafterFile::open(c.draft);
   if (!drafter) return drafter.error();
   const KvType kv = c.kv.value_or(usual);
-  auto runner = Runner<B>::open(
-      t.file, t.cfg,
-      {.kv = {.k = kv, .v = kv, .max_ctx = int(t.ids.size()) + 64, .max_step = c.chunk, .checkpoints = 0}},
-      c.n_threads > 0 ? c.n_threads : physical_cores());
+  auto runner =
+      Runner<B>::open(t.file, t.cfg, {.kv = {.k = kv, .v = kv, .max_ctx = int(t.ids.size()) + 64, .max_step = c.chunk}},
+                      c.n_threads > 0 ? c.n_threads : physical_cores());
   if (!runner) return runner.error();
   t.runner = std::move(*runner);
   DraftLogits out{

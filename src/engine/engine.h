@@ -39,8 +39,10 @@ struct EngineConfig {
   int n_ctx = 0;                   // rows per sequence; 0: the trained context, halved until the plan fits
   int max_seq = 1;                 // sequences served together
   int chunk = 0;                   // tokens of one step; 0: usual_chunk(), less where memory is short
-  int margin = 64;                 // see KvPlan
-  int checkpoints = 1;
+  double max_stall = .05;  // seconds of a step that reads a prompt beside answers, as far as its tokens decide; 0: any
+  int margin = 64;         // see KvPlan
+  int snapshots = -1;  // sequences kept beside the running ones, to go on from; -1: 3 each, less where memory is short
+  int snapshot_every = 8192;         // tokens of a long prompt after which one is taken; 0: never
   std::optional<KvType> kv_k, kv_v;  // empty: f32 on the reference backend, f16 elsewhere
   int n_threads = 0;                 // 0: one per physical core
   int max_out = 0;                   // rows of logits of one step; 0: one per sequence
@@ -58,6 +60,7 @@ const char* stop_name(Stop s);
 
 struct Usage {
   int prompt = 0, cached = 0, generated = 0;  // tokens; cached: of the prompt, not computed again
+  int parked = 0;                             // times that it had to wait in the middle, for memory
   double prefill_s = 0, decode_s = 0;
   int steps = 0, drafted = 0, accepted = 0;  // drafted: nodes verified; accepted: of them, tokens of the answer
 
@@ -81,6 +84,8 @@ struct Request {
   bool ignore_eos = false;       // an end-of-generation token is output like any other
   bool suppress_special = true;  // never draw the placeholders of pictures and sound
   bool draft = true;             // with the engine's drafters, if there are any
+  bool cache = true;             // goes on from what was computed before, and leaves its rows for others
+  std::string cache_salt = {};   // requests with another one share nothing with it
 };
 struct Sink {  // called on the engine's thread; must not block
   std::function<void(RequestId, std::span<const int32_t>)> tokens;

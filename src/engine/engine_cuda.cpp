@@ -58,7 +58,7 @@ MemoryPlan plan_cuda_memory(const GgufFile& file, const ModelCfg& m, const Engin
   p.lines.push_back({"kv full", fmt::format("{}, {} rows x {} slots", types, c.n_ctx, c.max_seq), b.full});
   p.lines.push_back({"kv rings", fmt::format("{} x {} slots", types, c.max_seq), b.rings});
   p.lines.push_back({"kv staging", fmt::format("a chunk of {} tokens of one sliding layer", kv.max_step), b.staging});
-  p.lines.push_back({"checkpoints", fmt::format("{} copies of the rings a slot", c.checkpoints), b.checkpoints});
+  p.lines.push_back({"kv snapshots", fmt::format("rings of {} sequences to go on from", kv.snapshots), b.snapshots});
   p.lines.push_back({"activations", fmt::format("{} tokens a step", kv.max_step),
                      Cuda::rows_bytes(1, work_elements(m, kv.max_step, 0))});
   p.lines.push_back({"logits", fmt::format("{} rows of {}", c.max_out, m.n_vocab),

@@ -10,6 +10,7 @@
 #include "base/threads.h"
 #if FACET_CUDA
 #include "backend/cuda/cuda.h"
+#include "cache/cuda_page_pool.h"
 #endif
 #include "engine/engine_cuda.h"
 #include "model/gemma4_bind.h"
@@ -28,7 +29,25 @@ KvPlan kv_plan(const EngineConfig& c) {
           .max_ctx = c.n_ctx,
           .max_step = std::max(c.chunk, c.max_seq) + c.max_seq * draft,
           .margin = c.margin + draft,
-          .checkpoints = c.checkpoints};
+          .snapshots = std::max(0, c.snapshots)};
+}
+
+int64_t drafter_pool_bytes(const ModelCfg& m, const EngineConfig& c, std::span<const DrafterFile> drafters) {
+  int64_t n = 0;
+  for (const DrafterFile& f : drafters) {
+    if (f.kind() != DrafterKind::kDflash) continue;
+    const auto cfg = dflash_config(f, m);
+    if (!cfg) continue;
+    const KvPlan kv = dflash_plan(kv_plan(c), *cfg);
+#if FACET_CUDA
+    if (c.backend == "cuda") {
+      n += pool_bytes(cfg->body, kv, CudaPagePool::kPage, CudaPagePool::kReadBeyond);
+      continue;
+    }
+#endif
+    n += pool_bytes(cfg->body, kv, host_page_bytes(m, kv_plan(c)), 0);
+  }
+  return n;
 }
 
 namespace {
@@ -72,7 +91,7 @@ MemoryPlan plan_target(const GgufFile& file, const ModelCfg& m, const EngineConf
       {"kv rings", fmt::format("{} sliding layers, {}, {} rows x {} slots", sliding, types, rows, c.max_seq), b.rings});
   if (shared > 0) p.lines.back().detail += fmt::format("; {} layers share", shared);
   p.lines.push_back({"kv staging", fmt::format("a chunk of {} tokens of one sliding layer", kv.max_step), b.staging});
-  p.lines.push_back({"checkpoints", fmt::format("{} copies of the rings a slot", c.checkpoints), b.checkpoints});
+  p.lines.push_back({"kv snapshots", fmt::format("rings of {} sequences to go on from", kv.snapshots), b.snapshots});
   p.lines.push_back({"activations", fmt::format("{} tokens a step", kv.max_step),
                      rows_bytes(c, 1, work_elements(m, kv.max_step, 0))});
   p.lines.push_back({"logits", fmt::format("{} rows of {}", c.max_out, m.n_vocab),
@@ -173,10 +192,14 @@ Result<EngineConfig> resolve_config(const GgufFile& file, const ModelCfg& m, Eng
   if (c.max_out <= 0) c.max_out = c.max_seq * (c.draft.files.empty() ? 1 : 1 + c.draft.rows());
   const bool choose = c.n_ctx <= 0, choose_chunk = c.chunk <= 0;
   if (choose) c.n_ctx = m.n_ctx_train;
+  const bool choose_snapshots = c.snapshots < 0;
+  if (choose_snapshots) c.snapshots = 3 * c.max_seq;
   if (choose_chunk) c.chunk = std::max(usual_chunk(c.backend, c.n_ctx), c.max_seq);
   MemoryPlan p = plan_memory(file, m, c, drafters);
   while (p.available > 0 && p.total() > p.available) {
-    if (const int least = std::max(kLeastChunk, c.max_seq); choose_chunk && c.chunk > least)
+    if (choose_snapshots && c.snapshots > 1)
+      c.snapshots = std::max(1, c.snapshots * 2 / 3);
+    else if (const int least = std::max(kLeastChunk, c.max_seq); choose_chunk && c.chunk > least)
       c.chunk = std::max(least, c.chunk / 2);
     else if (choose && c.n_ctx > 2048)
       c.n_ctx = std::max(2048, c.n_ctx / 2);

@@ -12,6 +12,9 @@ namespace facet {
 // The cache that `c` asks for.
 KvPlan kv_plan(const EngineConfig& c);
 
+// Bytes of the page pool for rows of drafters.
+int64_t drafter_pool_bytes(const ModelCfg& m, const EngineConfig& c, std::span<const DrafterFile> drafters);
+
 // Tokens of one step where nobody asked for a number: enough to keep a GPU's multiplications busy, if the context has
 // them.
 int usual_chunk(const std::string& backend, int n_ctx);

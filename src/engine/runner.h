@@ -15,6 +15,7 @@ namespace facet {
 struct RunnerOptions {
   KvPlan kv;
   int max_out = 1;            // rows of logits in one step
+  int64_t more_pages = 0;     // bytes of the page pool for drafters' rows
   LoadProgress loading = {};  // told of weights as they arrive
 };
 
@@ -31,7 +32,10 @@ class Runner {
     if (!w) return w.error();
     if (auto ok = memory_status(r->b); !ok) return ok.error();
     r->w = std::move(*w);
-    auto cache = CacheOf<B>::create(m, o.kv);
+    auto pool = CacheOf<B>::pool(m, o.kv, o.more_pages);
+    if (!pool) return pool.error();
+    r->pool = std::move(*pool);
+    auto cache = CacheOf<B>::create(m, o.kv, r->pool.get());
     if (!cache) return cache.error();
     r->cache = std::move(*cache);
     r->kv = CacheOf<B>::views(*r->cache);
@@ -58,6 +62,7 @@ class Runner {
   B b;
   ModelCfg m;
   ModelW<B> w;
+  std::unique_ptr<PagePool> pool;  // of the rows of the model and its drafters
   std::unique_ptr<KvCache> cache;
   std::vector<typename B::KvLayer> kv;
   Work<B> work;

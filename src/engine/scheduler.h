@@ -1,4 +1,6 @@
 #pragma once
+#include <cstdint>
+#include <map>
 #include <span>
 #include <vector>
 
@@ -9,14 +11,56 @@ struct SeqDemand {
   int id = 0;
   int pending = 0;        // tokens not yet in the cache: the rest of the prompt, or the one just drawn
   bool decoding = false;  // its prompt is done
+  uint64_t arrival = 0;   // requests that came earlier have smaller ones; no two sequences have the same
 };
 struct SeqGrant {
   int id = 0;
   int n = 0;  // of its pending tokens, from the first
 };
 
-// Fills a step of at most `budget` tokens: one token for every decoding sequence first, so that a long prompt never
-// stalls an answer, then prompts in order of arrival, each as much as fits.
-std::vector<SeqGrant> schedule(std::span<const SeqDemand> demands, int budget);
+// How long steps with prompt tokens take: a line through what was measured, newest first.
+class PromptTimes {
+ public:
+  void observe(int n_prompt, double seconds);
+  // Prompt tokens of a step that takes at most so long; at most twice as many as were last measured, because the line
+  // says little about what lies beyond. 0: nothing is known.
+  int fit(double seconds) const;
+
+ private:
+  double w_ = 0, n_ = 0, nn_ = 0, t_ = 0, nt_ = 0;
+  int newest_ = 0;
+};
+
+// Divides a step among the sequences (chunked prefill).
+//
+// Decoding sequences come first, with one token each. What is left of the step goes to prompts: the one with the fewest
+// tokens left first, so that a short question does not wait behind long prompts, and several in one step if they fit.
+// A prompt that is passed over ages: the tokens that later requests were given before it count as if it had fewer left.
+// So a prompt of n tokens waits for no more than n tokens of later prompts, and for what is ahead of it by the same
+// rule.
+//
+// A step is at most `chunk` tokens. Beside decoding sequences it is also at most as long as max_stall allows by the
+// times of the last such steps, and at least kLeastPrompt prompt tokens: chunks shrink beside readers and grow when
+// alone.
+class Scheduler {
+ public:
+  static constexpr int kLeastPrompt = 16;  // tokens, so that prompts go on whatever a step takes
+  static constexpr int kFirstPrompt = 64;  // before anything is known
+  Scheduler(int chunk, double max_stall) : chunk_(chunk), max_stall_(max_stall) {}  // seconds; 0: no bound
+
+  // The sequences of the next step, those of few tokens first (StepShape::n_small).
+  std::vector<SeqGrant> schedule(std::span<const SeqDemand> demands);
+  // A step with so many prompt tokens took so long, from its start to the drawn tokens.
+  void observe(int n_prompt, double seconds) { times_.observe(n_prompt, seconds); }
+
+ private:
+  int prompt_budget(int n_decoding) const;
+  int64_t passed(uint64_t arrival) const;
+
+  int chunk_;
+  double max_stall_;
+  PromptTimes times_;
+  std::map<uint64_t, int64_t> passed_;  // of waiting prompts: tokens given to later ones
+};
 
 }  // namespace facet

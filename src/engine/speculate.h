@@ -52,7 +52,9 @@ class Speculator {
         drafters_(std::move(drafters)),
         step_times_(c.max_seq * (1 + c.draft.rows())),
         draft_times_(drafters_.size()),
-        rounds_(size_t(c.max_seq)) {
+        rounds_(size_t(r.cache->plan().resident())),
+        lane_(rounds_.size(), -1),
+        lane_taken_(size_t(c.max_seq)) {
     const KvPlan& kv = r_.cache->plan();
     for (auto& d : drafters_) {
       const auto layers = d->tap_layers();
@@ -62,7 +64,7 @@ class Speculator {
       const int most = std::min(waiting_features(cols), kv.max_step);
       waiting_.push_back({.rows = layers.empty() ? Rows{} : r_.b.new_rows(kv.max_seq * most, cols),
                           .most = most,
-                          .n = std::vector<int>(size_t(kv.max_seq))});
+                          .n = std::vector<int>(rounds_.size())});
       if (d->wants_final_hidden() && !final_hidden_) final_hidden_ = r_.b.new_rows(kv.max_step, r_.m.d_model);
       drafts_.emplace_back(size_t(c.max_seq));
     }
@@ -86,10 +88,18 @@ class Speculator {
     return t;
   }
 
-  // A new request in the slot.
+  // A request runs in the slot, until end().
   void begin(SlotId s) {
     rounds_[size_t(s)].chooser.next_request();
     rounds_[size_t(s)].choice = {};
+    const auto lane = std::find(lane_taken_.begin(), lane_taken_.end(), false);
+    CHECK(lane != lane_taken_.end() && lane_[size_t(s)] < 0, "slot {} begins, and {} run", s, lane_taken_.size());
+    *lane = true;
+    lane_[size_t(s)] = int(lane - lane_taken_.begin());
+  }
+  void end(SlotId s) {
+    for (size_t d = 0; d < drafters_.size(); ++d) flush(d, s);
+    lane_taken_[size_t(std::exchange(lane_[size_t(s)], -1))] = false;
   }
 
   // Fills tree(slot) of every sequence; node 0 alone where nothing is drafted.
@@ -194,8 +204,33 @@ class Speculator {
   void forget(SlotId s) {
     for (size_t d = 0; d < drafters_.size(); ++d) waiting_[d].n[size_t(s)] = 0, drafters_[d]->forget(s);
   }
-  void checkpoint(SlotId s) {
-    for (size_t d = 0; d < drafters_.size(); ++d) flush(d, s), drafters_[d]->checkpoint(s);
+  // `to`, which holds nothing, gets the state of `from`, with all features that wait.
+  Status fork(SlotId from, SlotId to) {
+    for (size_t d = 0; d < drafters_.size(); ++d) {
+      flush(d, from);
+      if (auto ok = drafters_[d]->fork(from, to); !ok) return ok;
+    }
+    rounds_[size_t(to)].chooser = rounds_[size_t(from)].chooser;
+    return Ok{};
+  }
+  std::span<const std::unique_ptr<Drafter<B>>> drafters() const { return drafters_; }
+  bool reaches(SlotId s, int len) const {
+    for (const auto& d : drafters_)
+      if (KvCache* c = d->rows(); c && c->len(s) > len && !c->reaches(s, len)) return false;
+    return true;
+  }
+  // Pages of the pool, of a sequence with so many rows, and those that forget() would give back.
+  int64_t pages(int rows) const {
+    int64_t n = 0;
+    for (const auto& d : drafters_)
+      if (KvCache* c = d->rows()) n += c->pages(rows);
+    return n;
+  }
+  int64_t owned_pages(SlotId s) const {
+    int64_t n = 0;
+    for (const auto& d : drafters_)
+      if (KvCache* c = d->rows()) n += c->owned_pages(s);
+    return n;
   }
 
  private:
@@ -286,14 +321,14 @@ class Speculator {
       step_times_.observe(n, best);
       if (n == most || seconds_since(begun) > kBudget) break;
     }
-    r_.cache->clear(0);
+    r_.cache->release(0);
   }
 
   // Features of a drafter that is not asked wait, so that it takes many rows in one go when it is, or when there are
   // many.
   struct Waiting {
-    Rows rows{};         // [slots * most, taps]
-    int most = 0;        // of a slot
+    Rows rows{};         // [lanes * most, taps]: a running sequence has a lane
+    int most = 0;        // of a lane
     std::vector<int> n;  // per slot
   };
   void wait(size_t d, const Committed& c) {
@@ -301,20 +336,20 @@ class Speculator {
     int& n = w.n[size_t(c.slot)];
     const int run = c.path.empty() ? c.n : 1;
     for (int i = 0; i < c.n; i += run, n += run)
-      r_.b.copy_rows(w.rows.rows_at(c.slot * w.most + n, run), taps_[d].rows_at(c.at(i), run));
+      r_.b.copy_rows(w.rows.rows_at(lane_[size_t(c.slot)] * w.most + n, run), taps_[d].rows_at(c.at(i), run));
   }
   void flush(size_t d, SlotId s) {
     Waiting& w = waiting_[d];
     const int n = std::exchange(w.n[size_t(s)], 0);
     if (n == 0) return;
-    const Committed c{.slot = s, .position = drafters_[d]->held(s), .row = s * w.most, .n = n};
+    const Committed c{.slot = s, .position = drafters_[d]->held(s), .row = lane_[size_t(s)] * w.most, .n = n};
     drafters_[d]->absorb({&c, 1}, {.taps = w.rows, .final_hidden = {}});
   }
   int held(size_t d, SlotId s) const { return drafters_[d]->held(s) + waiting_[d].n[size_t(s)]; }
   // The drafter has no use for the rows in the next round, as far as one knows.
   bool can_wait(size_t d, const Committed& c) const {
     return !drafters_[d]->wants_final_hidden() && waiting_[d].rows && rounds_[size_t(c.slot)].choice.method != int(d) &&
-           c.n <= waiting_[d].most;
+           c.n <= waiting_[d].most && lane_[size_t(c.slot)] >= 0;
   }
 
   Runner<B>& r_;
@@ -324,7 +359,9 @@ class Speculator {
   Drafters<B> drafters_;
   StepTimes step_times_;
   std::vector<DraftTimes> draft_times_;
-  std::vector<Round> rounds_;               // per slot
+  std::vector<Round> rounds_;  // per slot
+  std::vector<int> lane_;      // per slot; -1: nothing runs there
+  std::vector<bool> lane_taken_;
   std::vector<std::vector<Draft>> drafts_;  // per drafter: of one round
   std::vector<Committed> absorbed_;
   std::vector<int> layer_;        // taps of all drafters

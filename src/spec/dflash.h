@@ -42,7 +42,7 @@ class Dflash final : public Drafter<B> {
     auto w = bind_dflash(t.b, file, d->c_);
     if (!w) return w.error();
     d->w_ = std::move(*w);
-    auto cache = CacheOf<B>::create(d->c_.body, d->plan_);
+    auto cache = CacheOf<B>::create(d->c_.body, d->plan_, t.pool);
     if (!cache) return cache.error();
     d->cache_ = std::move(*cache);
     d->kv_ = CacheOf<B>::views(*d->cache_);
@@ -127,12 +127,16 @@ class Dflash final : public Drafter<B> {
 
   int held(SlotId s) const override { return cache_->len(s); }
   int rewind(SlotId s, int len) override {
-    if (cache_->rewind(s, len) == Rewind::kDone || cache_->restore(s, len) == Rewind::kDone) return len;
+    if (cache_->rewind(s, len) == Rewind::kDone) return len;
     cache_->clear(s);
     return 0;
   }
-  void forget(SlotId s) override { cache_->clear(s); }
-  void checkpoint(SlotId s) override { cache_->checkpoint(s); }
+  void forget(SlotId s) override { cache_->release(s); }
+  Status fork(SlotId from, SlotId to) override { return cache_->fork(from, to); }
+  KvCache* rows() override { return cache_.get(); }
+  bool load(SlotId s, int held, std::span<const float> beside) override {
+    return beside.empty() && cache_->len(s) <= held;
+  }
 
   const DflashCfg& cfg() const { return c_; }
   const KvPlan& plan() const { return plan_; }

@@ -77,9 +77,15 @@ class Drafter {
   // The sequence goes back to `len` rows. Returns how many rows of state are left: len, or fewer when state from
   // before `len` was lost to what came after; the target then computes those rows again, so that drafts stay as good.
   virtual int rewind(SlotId s, int len) = 0;
-  virtual void forget(SlotId s) = 0;  // back to no rows
-  // The target keeps a copy of its rings at this moment, to which a rewind may return (end of a prompt).
-  virtual void checkpoint(SlotId) {}
+  virtual void forget(SlotId s) = 0;  // back to no rows and no memory
+  // `to`, which holds nothing, gets the state of `from`.
+  virtual Status fork(SlotId from, SlotId to) = 0;
+
+  // A copy of the state in other memory: the rows of its own cache, if it has one, and what it has beside them.
+  virtual KvCache* rows() { return nullptr; }
+  virtual std::vector<float> save(SlotId) { return {}; }
+  // held: the rows of the sequence. False: this is no state of this drafter.
+  virtual bool load(SlotId s, int held, std::span<const float> beside) = 0;
 };
 
 // What a drafter may use of its target. Everything outlives the drafter.
@@ -90,6 +96,7 @@ struct TargetView {
   const ModelW<B>& w;
   std::span<const typename B::KvLayer> kv;  // one view per layer, for drafters that read the target's rows
   KvPlan plan;                              // slots, context, tokens of a step, margin
+  PagePool* pool = nullptr;                 // memory for rows; null: the drafter's own
 };
 
 }  // namespace facet

@@ -36,7 +36,7 @@ class Mtp final : public Drafter<B> {
     const int S = t.plan.max_seq, D = t.m.d_model;
     t.b.reserve(mtp_limits(d->c_, S, t.plan.max_ctx));
     d->work_ = {make_work(t.b, d->c_.body, S, S), t.b.new_rows(S, D), t.b.new_rows(S, 2 * D)};
-    d->state_ = t.b.new_rows(S, D);
+    d->state_ = t.b.new_rows(t.plan.resident(), D);
     d->h_ = t.b.new_rows(S, D);
     for (int pass = 0; pass < (ChainsPasses<B> ? kMaxChain : 1); ++pass)
       d->chosen_.push_back({t.b.new_ids(S * kMaxTop), t.b.new_scores(S * kMaxTop)});
@@ -97,6 +97,20 @@ class Mtp final : public Drafter<B> {
     return len;
   }
   void forget(SlotId s) override { slots_[size_t(s)] = {}; }
+  Status fork(SlotId from, SlotId to) override {
+    if (slots_[size_t(from)].state) t_.b.copy_rows(state_.rows_at(to, 1), state_.rows_at(from, 1));
+    slots_[size_t(to)] = slots_[size_t(from)];
+    return Ok{};
+  }
+  std::vector<float> save(SlotId s) override {
+    return slots_[size_t(s)].state ? t_.b.to_host(state_.rows_at(s, 1)) : std::vector<float>{};
+  }
+  bool load(SlotId s, int held, std::span<const float> beside) override {
+    if (!beside.empty() && beside.size() != size_t(t_.m.d_model)) return false;
+    if (!beside.empty()) t_.b.from_host(state_.rows_at(s, 1), beside);
+    slots_[size_t(s)] = {held, !beside.empty()};
+    return true;
+  }
 
   const MtpCfg& cfg() const { return c_; }
 
@@ -113,7 +127,7 @@ class Mtp final : public Drafter<B> {
       : t_(t),
         c_(std::move(cfg)),
         steps_(t.plan.max_seq, t.plan.max_seq, t.plan.margin),
-        slots_(size_t(t.plan.max_seq)) {
+        slots_(size_t(t.plan.resident())) {
     order_.reserve(size_t(t.plan.max_seq));
   }
 
@@ -204,7 +218,7 @@ class Mtp final : public Drafter<B> {
   std::vector<int> order_;
   MtpW<B> w_;
   MtpWork<B> work_;
-  Rows state_, h_;  // [slots, D] of committed tokens; [chains, D] of those in flight
+  Rows state_, h_;  // [resident, D] of committed tokens; [chains, D] of those in flight
   std::vector<Chosen> chosen_;
   std::list<Passes> passes_;  // that there have been: their addresses are the backend's keys
 };

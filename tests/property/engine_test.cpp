@@ -98,7 +98,7 @@ TEST(Engine, ContinuesFromTheSharedPrefix) {
   must(e->submit(std::move(changed), into(third)));
   while (e->tick()) {
   }
-  EXPECT_EQ(third.usage.cached, 0) << "the second prompt's checkpoint has replaced the first's";
+  EXPECT_EQ(third.usage.cached, 76) << "from the snapshot at the end of the first prompt";
   EXPECT_EQ(third.tokens, solo(c, changed_copy).tokens);
 }
 TEST(Engine, GoesBackThroughACheckpoint) {
@@ -119,6 +119,54 @@ TEST(Engine, GoesBackThroughACheckpoint) {
   }
   EXPECT_EQ(second.usage.cached, 76);
   EXPECT_EQ(second.tokens, solo(c, copy).tokens);
+}
+
+// A new conversation takes nothing from an idle one while there is room, though both begin alike.
+TEST(Engine, AlternatingConversationsKeepTheirCache) {
+  const TinyFile file;
+  for (const int common : {3, 30})
+    for (const int n : {2, 3, 4}) {
+      EngineConfig c = config(file);
+      c.n_ctx = 400;
+      c.max_seq = 4;
+      auto e = must(Engine::open(c));
+      std::vector<std::vector<int32_t>> talk(static_cast<size_t>(n));
+      int known = 0, cached = 0;
+      for (int turn = 0; turn < 4; ++turn)
+        for (int i = 0; i < n; ++i) {
+          std::vector<int32_t>& t = talk[size_t(i)];
+          const size_t before = t.size();
+          if (turn == 0) t = random_ids(common, 96, 1);
+          for (int32_t id : random_ids(60, 96, unsigned(100 + 10 * turn + i))) t.push_back(id);
+          Answer a;
+          must(e->submit({.prompt = t, .max_tokens = 12, .sampling = {.temperature = 0}}, into(a)));
+          while (e->tick()) {
+          }
+          if (turn > 0) known += int(before), cached += a.usage.cached;
+          t.insert(t.end(), a.tokens.begin(), a.tokens.end());
+        }
+      EXPECT_GE(cached, known * 95 / 100) << n << " conversations, " << common << " tokens in common";
+    }
+}
+// With every sequence taken, the one that was used least recently goes.
+TEST(Engine, TheLeastRecentlyUsedConversationGoes) {
+  const TinyFile file;
+  EngineConfig c = config(file);
+  c.max_seq = 2;
+  c.snapshots = 0;
+  auto e = must(Engine::open(c));
+  auto ask = [&](unsigned who, int n) {
+    Answer a;
+    must(e->submit({.prompt = random_ids(n, 96, who), .max_tokens = 2, .sampling = {.temperature = 0}}, into(a)));
+    while (e->tick()) {
+    }
+    return a.usage.cached;
+  };
+  ask(1, 50), ask(2, 50);
+  EXPECT_EQ(ask(1, 60), 50);
+  ask(3, 50);  // takes 2's
+  EXPECT_EQ(ask(1, 70), 60);
+  EXPECT_EQ(ask(2, 60), 0);
 }
 
 TEST(Engine, StopsWhereItMust) {

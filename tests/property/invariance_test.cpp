@@ -12,7 +12,7 @@ constexpr int kTokens = 90;
 constexpr KvType kTypes[] = {KvType::kF32, KvType::kF16, KvType::kQ8_0, KvType::kQ4_0, KvType::kTQ3_0};
 
 KvPlan plan(KvType t = KvType::kQ8_0) {
-  return {.k = t, .v = t, .max_seq = 3, .max_ctx = 256, .max_step = 96, .margin = 16, .checkpoints = 2};
+  return {.k = t, .v = t, .max_seq = 3, .max_ctx = 256, .max_step = 96, .margin = 16};
 }
 std::vector<float> rows(const std::vector<float>& logits, int vocab, size_t from, size_t n) {
   return {logits.begin() + ptrdiff_t(from) * vocab, logits.begin() + ptrdiff_t(from + n) * vocab};
@@ -152,26 +152,92 @@ TYPED_TEST(Property, TreesEqualChains) {
   }
 }
 
-// Going back and doing it again is never having left.
-TYPED_TEST(Property, RewindAndCheckpoint) {
+// Going back and doing it again is never having left; a fork and what it was taken of go on apart.
+TYPED_TEST(Property, RewindAndFork) {
   const TinyFile file(suited<TypeParam>());
-  Harness<TypeParam> h(file.path(), plan());
-  const auto ids = random_ids(kTokens, h.cfg.n_vocab, 7), other = random_ids(80, h.cfg.n_vocab, 8);
-  const auto plain = h.logits(ids, {1});
-  h.cache().clear(0);
-  h.more_logits(std::span(ids).first(50), {50});
-  h.cache().checkpoint(0);
-  h.more_logits(other, {13});
-  EXPECT_EQ(h.cache().rewind(0, 50), Rewind::kNeedsPrefill) << "the rings hold a margin of 16 rows, 80 were written";
-  ASSERT_EQ(h.cache().restore(0, 44), Rewind::kDone) << "the checkpoint has a margin of its own";
-  EXPECT_TRUE(
-      bitwise_equal(h.more_logits(std::span(ids).subspan(44), {9}), rows(plain, h.cfg.n_vocab, 44, kTokens - 44)));
-  ASSERT_EQ(h.cache().rewind(0, 80), Rewind::kDone);
-  EXPECT_TRUE(bitwise_equal(h.more_logits(std::span(ids).subspan(80), {10}), rows(plain, h.cfg.n_vocab, 80, 10)));
-  EXPECT_EQ(h.cache().restore(0, 48), Rewind::kNeedsPrefill)
-      << "rows from 44 on are other tokens' now, as far as the checkpoint knows";
-  EXPECT_EQ(h.cache().rewind(0, 0), Rewind::kDone);
-  EXPECT_TRUE(bitwise_equal(h.more_logits(ids, {90}), plain));
+  for (const KvType t : {KvType::kF32, KvType::kQ8_0}) {
+    Harness<TypeParam> h(file.path(), plan(t));
+    const auto ids = random_ids(kTokens, h.cfg.n_vocab, 7), other = random_ids(80, h.cfg.n_vocab, 8);
+    const auto plain = h.logits(ids, {1});
+    auto mixed = std::vector(ids.begin(), ids.begin() + 50);
+    mixed.insert(mixed.end(), other.begin(), other.end());
+    const auto plain_mixed = h.logits(mixed, {1});
+    h.cache().clear(0);
+    h.more_logits(std::span(ids).first(50), {50});
+    must(h.cache().fork(0, 1));
+    h.more_logits(std::span(other).first(40), {13});
+    EXPECT_EQ(h.cache().rewind(0, 50), Rewind::kNeedsPrefill) << "the rings hold a margin of 16 rows, 40 were written";
+    ASSERT_TRUE(h.cache().reaches(1, 44));
+    EXPECT_FALSE(h.cache().reaches(1, 30));
+    must(h.cache().fork(1, 2));
+    ASSERT_EQ(h.cache().rewind(1, 44), Rewind::kDone) << "the fork has a margin of its own";
+    EXPECT_TRUE(
+        bitwise_equal(h.more_logits(std::span(ids).subspan(44), {9}, 1), rows(plain, h.cfg.n_vocab, 44, kTokens - 44)));
+    EXPECT_TRUE(
+        bitwise_equal(h.more_logits(std::span(mixed).subspan(90), {7}), rows(plain_mixed, h.cfg.n_vocab, 90, 40)));
+    EXPECT_TRUE(bitwise_equal(h.more_logits(std::span(ids).subspan(50), {11}, 2),
+                              rows(plain, h.cfg.n_vocab, 50, kTokens - 50)));
+    h.cache().release(0);
+    ASSERT_EQ(h.cache().rewind(1, 80), Rewind::kDone);
+    EXPECT_TRUE(bitwise_equal(h.more_logits(std::span(ids).subspan(80), {10}, 1), rows(plain, h.cfg.n_vocab, 80, 10)));
+    EXPECT_EQ(h.cache().rewind(1, 0), Rewind::kDone);
+    EXPECT_TRUE(bitwise_equal(h.more_logits(ids, {90}, 1), plain));
+  }
+}
+
+// Forks share the pages of full layers until one of them writes there.
+TYPED_TEST(Property, ForksShareWholePages) {
+  const TinyFile file(suited<TypeParam>());
+  KvPlan p = plan(KvType::kF32);
+  p.max_ctx = 1024;
+  Harness<TypeParam> h(file.path(), p);
+  const auto ids = random_ids(400, h.cfg.n_vocab, 7);
+  const auto plain = h.logits(ids, {90});
+  PagePool& pool = h.cache().pool();
+  const int64_t before = pool.used(), one = h.cache().pages(400), alone = h.cache().owned_pages(0);
+  EXPECT_EQ(one, alone);
+  must(h.cache().fork(0, 1));
+  EXPECT_LT(pool.used() - before, one) << "some pages are shared";
+  EXPECT_LT(h.cache().owned_pages(0), alone);
+  // Rows of shared pages are written by both: each gets its own.
+  ASSERT_EQ(h.cache().rewind(1, 390), Rewind::kDone);
+  const auto other = random_ids(60, h.cfg.n_vocab, 9);
+  h.more_logits(other, {16}, 1);
+  h.cache().clear(1);
+  h.more_logits(other, {16}, 1);
+  EXPECT_TRUE(bitwise_equal(h.more_logits(std::span(ids).first(0), {1}, 0), std::vector<float>{}));
+  ASSERT_EQ(h.cache().rewind(0, 390), Rewind::kDone);
+  EXPECT_TRUE(bitwise_equal(h.more_logits(std::span(ids).subspan(390), {10}), rows(plain, h.cfg.n_vocab, 390, 10)));
+  h.cache().release(0);
+  h.cache().release(1);
+  EXPECT_LT(pool.used(), before) << "all is given back";
+}
+
+// A copy of a sequence's parts goes on like the sequence.
+TYPED_TEST(Property, PartsAreAllThereIs) {
+  const TinyFile file(suited<TypeParam>());
+  for (const int n : {9, 50, 90}) {
+    Harness<TypeParam> h(file.path(), plan());
+    const auto ids = random_ids(kTokens + 20, h.cfg.n_vocab, 7);
+    const auto plain = h.logits(ids, {1});
+    h.cache().clear(0);
+    h.more_logits(std::span(ids).first(size_t(n)), {30});
+    KvCache& c = h.cache();
+    std::vector<std::byte> saved;
+    const KvState state = c.state(0);
+    for (const KvCache::Part& part : c.parts(0)) saved.insert(saved.end(), part.at, part.at + part.bytes);
+    c.release(0);
+    must(c.restore(2, state));
+    size_t at = 0;
+    for (const KvCache::Part& part : c.parts(2)) {
+      std::memcpy(part.at, saved.data() + at, size_t(part.bytes));
+      at += size_t(part.bytes);
+    }
+    EXPECT_EQ(at, saved.size());
+    EXPECT_TRUE(bitwise_equal(h.more_logits(std::span(ids).subspan(size_t(n)), {6}, 2),
+                              rows(plain, h.cfg.n_vocab, n, kTokens + 20 - n)))
+        << n;
+  }
 }
 
 TYPED_TEST(Property, ThreadsChangeNothing) {
@@ -199,9 +265,10 @@ TYPED_TEST(Property, PoisonedMemoryIsNeverRead) {
   const auto plain = h.logits(ids, {20});
   h.cache().clear(0);
   for (const KvLayer& l : h.cache().layers()) {
+    const size_t rows = l.window ? size_t(l.cap) : ids.size();
+    std::memset(l.k, 0xFF, rows * size_t(l.k_row));
+    std::memset(l.v, 0xFF, rows * size_t(l.v_row));
     if (l.window == 0) continue;
-    std::memset(l.k, 0xFF, size_t(l.k_slot) * 3);
-    std::memset(l.v, 0xFF, size_t(l.v_slot) * 3);
     std::memset(l.k_stage, 0xFF, size_t(l.k_row) * 96);
     std::memset(l.v_stage, 0xFF, size_t(l.v_row) * 96);
   }

@@ -548,6 +548,11 @@ struct Stubborn final : Drafter<B> {
   int held(SlotId s) const override { return held_.contains(s) ? held_.at(s) : 0; }
   int rewind(SlotId s, int len) override { return held_[s] = len; }
   void forget(SlotId s) override { held_[s] = 0; }
+  Status fork(SlotId from, SlotId to) override {
+    held_[to] = held_[from];
+    return Ok{};
+  }
+  bool load(SlotId, int, std::span<const float>) override { return false; }
   std::vector<int32_t> likely_;
   std::map<SlotId, int> held_;
 };

@@ -160,6 +160,11 @@ class ScriptedDrafter : public Drafter<B> {
     return int(held.size());
   }
   void forget(SlotId s) override { held_[size_t(s)].clear(); }
+  Status fork(SlotId from, SlotId to) override {
+    held_[size_t(to)] = held_[size_t(from)];
+    return Ok{};
+  }
+  bool load(SlotId, int, std::span<const float>) override { return false; }
 
  protected:
   const Script<Plain>& script_;
@@ -173,7 +178,8 @@ template <class B, class Plain = B, class Scripted = ScriptedDrafter<B, Plain>>
 DrafterFactory<B> scripted(const Script<Plain>& script, std::vector<ScriptOptions> options, ScriptReport& report) {
   return [&script, options, &report](const TargetView<B>& t) -> Result<Drafters<B>> {
     Drafters<B> d;
-    for (const ScriptOptions& o : options) d.push_back(std::make_unique<Scripted>(script, o, report, t.plan.max_seq));
+    for (const ScriptOptions& o : options)
+      d.push_back(std::make_unique<Scripted>(script, o, report, t.plan.resident()));
     return d;
   };
 }

@@ -1,25 +1,9 @@
 #include <gtest/gtest.h>
 
 #include "backend/step_builder.h"
-#include "engine/scheduler.h"
 
 namespace facet::test {
 namespace {
-
-std::vector<std::pair<int, int>> grants(std::vector<SeqDemand> d, int budget) {
-  std::vector<std::pair<int, int>> v;
-  for (const SeqGrant& g : schedule(d, budget)) v.emplace_back(g.id, g.n);
-  return v;
-}
-using Grants = std::vector<std::pair<int, int>>;
-
-TEST(Scheduler, DecodesFirstThenPromptsInOrder) {
-  EXPECT_EQ(grants({{0, 900, false}, {1, 1, true}, {2, 50, false}, {3, 1, true}}, 512),
-            (Grants{{1, 1}, {3, 1}, {0, 510}}));
-  EXPECT_EQ(grants({{0, 90, false}, {1, 1, true}, {2, 50, false}}, 512), (Grants{{1, 1}, {0, 90}, {2, 50}}));
-  EXPECT_EQ(grants({{0, 0, false}, {1, 0, true}}, 512), Grants{});
-  EXPECT_EQ(grants({{0, 5, false}, {1, 1, true}, {2, 1, true}}, 1), (Grants{{1, 1}}));
-}
 
 TEST(StepBuilder, LaysOutAMixedStep) {
   StepBuilder b(32, 4, 8);

@@ -1,0 +1,95 @@
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "base/result.h"
+
+namespace facet {
+
+using PageId = int32_t;
+
+// Physical memory in pages of one size, counted by reference, and the address ranges into which pages are mapped. One
+// page may be mapped into several ranges: sequences share rows that way, and kernels see contiguous rows all the same
+// (vAttention, arXiv 2405.04437). A page that is taken anew is zero.
+//
+// Who maps a page holds a reference to it. Nothing here is safe for several threads.
+class PagePool {
+ public:
+  virtual ~PagePool() = default;
+  PagePool(const PagePool&) = delete;
+  PagePool& operator=(const PagePool&) = delete;
+
+  int64_t page_bytes() const { return page_bytes_; }
+  int64_t budget() const { return budget_; }  // pages that may be in use at once
+  int64_t used() const { return used_; }
+  int64_t peak() const { return peak_; }
+  int refs(PageId p) const { return refs_[size_t(p)]; }
+
+  // Address space, with nothing in it; it lasts as long as the pool.
+  virtual Result<std::byte*> reserve(int64_t bytes) = 0;
+
+  Result<PageId> take();  // one reference; fails when the budget is spent
+  void share(PageId p) { ++refs_[size_t(p)]; }
+  void drop(PageId p);
+
+  // Maps pages one after another from `at` on. `unmap` takes whole mappings, after wait().
+  virtual Status map(std::byte* at, std::span<const PageId> pages) = 0;
+  virtual void unmap(std::byte* at, int64_t n_pages) = 0;
+  // In the order of the steps; `wait` until all that was given to the device before is done.
+  virtual void copy(std::byte* to, const std::byte* from, int64_t bytes) = 0;
+  virtual void to_host(std::byte* to, const std::byte* from, int64_t bytes) = 0;    // done after wait()
+  virtual void from_host(std::byte* to, const std::byte* from, int64_t bytes) = 0;  // `from` must last until wait()
+  virtual void wait() = 0;
+  // Bytes beyond a sequence's rows that kernels may read, whatever is there.
+  virtual int64_t rows_read_beyond() const { return 0; }
+
+  // Of the second cache of a lockstep run.
+  PagePool* mirrored() const { return mirror_.get(); }
+  void mirror(std::unique_ptr<PagePool> other) { mirror_ = std::move(other); }
+
+ protected:
+  PagePool(int64_t page_bytes, int64_t budget) : page_bytes_(page_bytes), budget_(budget) {}
+  virtual Status make(PageId p) = 0;  // p was never made, or was given up
+  virtual void give_up(PageId p) = 0;
+
+ private:
+  int64_t page_bytes_, budget_;
+  int64_t used_ = 0, peak_ = 0;
+  std::vector<int> refs_;
+  std::vector<PageId> free_;
+  std::unique_ptr<PagePool> mirror_;
+};
+
+// Pages of anonymous shared memory (memfd_create), mapped with mmap.
+class HostPagePool final : public PagePool {
+ public:
+  // budget: bytes that pages may take together. page_bytes: a power of two, at least the system's.
+  static Result<std::unique_ptr<HostPagePool>> create(int64_t budget, int64_t page_bytes);
+  ~HostPagePool() override;
+
+  Result<std::byte*> reserve(int64_t bytes) override;
+  Status map(std::byte* at, std::span<const PageId> pages) override;
+  void unmap(std::byte* at, int64_t n_pages) override;
+  void copy(std::byte* to, const std::byte* from, int64_t bytes) override;
+  void to_host(std::byte* to, const std::byte* from, int64_t bytes) override { copy(to, from, bytes); }
+  void from_host(std::byte* to, const std::byte* from, int64_t bytes) override { copy(to, from, bytes); }
+  void wait() override {}
+
+ private:
+  HostPagePool(int fd, int64_t page_bytes, int64_t budget) : PagePool(page_bytes, budget), fd_(fd) {}
+  Status make(PageId p) override;
+  void give_up(PageId p) override;
+
+  int fd_;
+  int64_t made_ = 0;  // pages in the file
+  struct Range {
+    std::byte* p;
+    int64_t bytes;
+  };
+  std::vector<Range> ranges_;
+};
+
+}  // namespace facet

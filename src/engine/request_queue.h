@@ -1,0 +1,57 @@
+#pragma once
+#include <atomic>
+#include <condition_variable>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "engine/session_store.h"
+
+namespace facet {
+
+// Where other threads hand requests and cancellations to the engine's.
+class RequestQueue {
+ public:
+  RequestId add(Request r, Sink sink) {
+    std::lock_guard lock(mutex_);
+    Job w{.id = ++last_id_, .request = std::move(r), .sink = std::move(sink)};
+    w.tokens = w.request.prompt;
+    w.usage.prompt = int(w.tokens.size());
+    arrived_.push_back(std::move(w));
+    wake_.notify_one();
+    return last_id_;
+  }
+  void cancel(RequestId id) {
+    std::lock_guard lock(mutex_);
+    cancelled_.push_back(id);
+    wake_.notify_one();
+  }
+  void stop() {
+    std::lock_guard lock(mutex_);
+    stopping_ = true;
+    wake_.notify_all();
+  }
+  bool stopping() const { return stopping_; }
+  bool quiet() {  // nothing for the engine's thread
+    std::lock_guard lock(mutex_);
+    return !stopping_ && arrived_.empty() && cancelled_.empty();
+  }
+  void wait() {
+    std::unique_lock lock(mutex_);
+    wake_.wait(lock, [&] { return stopping_ || !arrived_.empty() || !cancelled_.empty(); });
+  }
+  std::pair<std::vector<Job>, std::vector<RequestId>> take() {
+    std::lock_guard lock(mutex_);
+    return {std::exchange(arrived_, {}), std::exchange(cancelled_, {})};
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  std::vector<Job> arrived_;
+  std::vector<RequestId> cancelled_;
+  RequestId last_id_ = 0;
+  std::atomic<bool> stopping_ = false;
+};
+
+}  // namespace facet

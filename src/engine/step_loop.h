@@ -1,0 +1,298 @@
+#pragma once
+#include <algorithm>
+#include <chrono>
+#include <functional>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "backend/cpu/sampler.h"
+#include "engine/runner.h"
+#include "engine/scheduler.h"
+#include "engine/session_store.h"
+#include "engine/speculate.h"
+#include "tokenizer/tokenizer.h"
+
+namespace facet {
+
+// What a step asks of the engine around it.
+struct StepHooks {
+  std::function<void(SlotId, Stop, const std::string& error)> finish;
+  std::function<bool(SlotId)> make_room;  // for one more page of this session: something else was given up
+  std::function<bool()> quiet;            // no request waits
+};
+
+// One step: proposes drafts, runs the target once over prompts, newest tokens and drafts, keeps what it agrees with,
+// and hands tokens to the requests.
+template <Backend B>
+class StepLoop {
+ public:
+  StepLoop(Runner<B>& runner, Speculator<B>& spec, SessionStore& sessions, const EngineConfig& c,
+           const Tokenizer* tokenizer, int n_vocab, StepHooks hooks)
+      : runner_(runner),
+        spec_(spec),
+        sessions_(sessions),
+        cfg_(c),
+        tokenizer_(tokenizer),
+        n_vocab_(n_vocab),
+        hooks_(std::move(hooks)),
+        scheduler_(c.chunk, c.max_stall) {}
+
+  // False: no session runs.
+  bool step() {
+    std::vector<SeqDemand> demands;
+    for (SlotId s = 0; s < sessions_.size(); ++s)
+      if (const Session& q = sessions_.at(s); q.use == Session::Use::kRunning) {
+        const int pending = int(q.tokens.size()) - cache().len(s);
+        demands.push_back({s, q.decoding ? pending : sessions_.limit(s, pending), q.decoding, q.work.id});
+      }
+    if (demands.empty()) return false;
+    run(scheduler_.schedule(demands));
+    return true;
+  }
+
+ private:
+  using Clock = Job::Clock;
+  static double seconds(Clock::duration d) { return std::chrono::duration<double>(d).count(); }
+  KvCache& cache() const { return *runner_.cache; }
+  Session& at(SlotId s) const { return sessions_.at(s); }
+
+  void run(const std::vector<SeqGrant>& grants) {
+    propose(grants);
+    const auto start = Clock::now();
+    std::vector<SeqGrant> run;
+    for (const SeqGrant& g : grants)
+      if (const int n = prepare(g); n > 0) run.push_back({g.id, n});
+    // Making room for one may have parked another.
+    std::erase_if(run, [&](const SeqGrant& g) { return at(g.id).use != Session::Use::kRunning; });
+    if (run.empty()) return;
+    runner_.steps.begin();
+    int prompts = 0;
+    for (const SeqGrant& g : run) {
+      add(g);
+      if (!at(g.id).decoding) prompts += g.n;
+    }
+    const auto logits = runner_.forward(spec_.taps(runner_.steps.n_tok()));
+    const std::vector<SampleRow> rows = sample_rows(run);
+    if (!rows.empty()) {
+      if constexpr (requires { runner_.b.sample(runner_.ids, logits, rows, true); })
+        runner_.b.sample(runner_.ids, logits, rows, prompts == 0 && goes_on(run));
+      else
+        runner_.b.sample(runner_.ids, logits, rows);
+      drawn_.resize(rows.size());
+      for (size_t i = 0; i < rows.size(); ++i)
+        drawn_[i] = runner_.ids[i];  // the one place where the host waits for the device
+    }
+    const auto drawn = Clock::now();
+    if (prompts == 0)
+      spec_.observe_step(runner_.steps.n_tok(), seconds(drawn - start));
+    else if (!rows.empty() && waited_)  // else it says how long launching took, or what the steps before left
+      scheduler_.observe(prompts, seconds(drawn - start));
+    waited_ = !rows.empty();
+    settle(run, seconds(drawn - start));
+  }
+
+  void propose(const std::vector<SeqGrant>& grants) {
+    std::vector<DraftRequest> requests;
+    const auto start = Clock::now();
+    for (const SeqGrant& g : grants)
+      if (const Session& q = at(g.id); q.decoding)
+        requests.push_back({.slot = g.id,
+                            .position = cache().len(g.id),
+                            .newest = q.tokens.back(),
+                            .room = draft_room(q),
+                            .stops = q.work.request.ignore_eos ? nullptr : tokenizer_});
+    if (requests.empty()) return;
+    spec_.propose(requests);
+    for (const DraftRequest& r : requests)
+      if (spec_.drafted(r.slot)) at(r.slot).work.usage.draft_s += seconds(Clock::now() - start);
+  }
+
+  // Drafts that could still become tokens of the answer, and have room in the context.
+  int draft_room(const Session& q) const {
+    const Job& w = q.work;
+    if (!spec_.has_drafters() || !w.request.draft) return 0;
+    const int room = cfg_.n_ctx - int(q.tokens.size()) - 1;
+    return w.request.max_tokens < 0 ? room : std::min(room, w.request.max_tokens - w.usage.generated - 1);
+  }
+
+  // Memory for a piece of a sequence's prompt, or for its newest token and drafts. Returns their number; 0: the
+  // sequence runs no more.
+  int prepare(const SeqGrant& g) {
+    Session& q = at(g.id);
+    while (q.use == Session::Use::kRunning) {
+      const int n = q.decoding ? spec_.tree(g.id).size() : g.n;
+      const auto ok = cache().prepare(g.id, n);
+      if (ok) return n;
+      const bool context = cache().len(g.id) + n > cfg_.n_ctx;
+      if (context || !hooks_.make_room(g.id)) hooks_.finish(g.id, Stop::kError, ok.error().message());
+    }
+    return 0;
+  }
+
+  void add(const SeqGrant& g) {
+    const Session& q = at(g.id);
+    if (q.decoding) {
+      const DraftTree& t = spec_.tree(g.id);
+      runner_.add({.slot = g.id,
+                   .token = t.token,
+                   .out = Out::kAll,
+                   .mask = t.is_chain ? Mask::kCausal : Mask::kTree,
+                   .parent = t.parent});
+    } else {
+      runner_.add({.slot = g.id,
+                   .token = std::span(q.tokens).subspan(size_t(cache().len(g.id)), size_t(g.n)),
+                   .out = prompt_ends(g) ? Out::kLast : Out::kNone});
+    }
+  }
+
+  bool prompt_ends(const SeqGrant& g) const { return cache().len(g.id) + g.n == int(at(g.id).tokens.size()); }
+
+  // Whether the next step is likely to be this one's sequences again, each with the token that is drawn now. Then there
+  // is room for it.
+  bool goes_on(const std::vector<SeqGrant>& run) {
+    if (spec_.has_drafters() || !hooks_.quiet()) return false;
+    for (const SeqGrant& g : run) {
+      const Session& q = at(g.id);
+      if (q.work.usage.generated + 1 == q.work.request.max_tokens || int(q.tokens.size()) + 1 >= cfg_.n_ctx)
+        return false;
+      if (!cache().prepare(g.id, g.n + 1)) return false;
+    }
+    return true;
+  }
+
+  // One row per row of logits, in the order of the step.
+  std::vector<SampleRow> sample_rows(const std::vector<SeqGrant>& run) const {
+    std::vector<SampleRow> rows;
+    for (const SeqGrant& g : run) {
+      const Session& q = at(g.id);
+      if (!q.decoding && !prompt_ends(g)) continue;
+      SampleRow row{.sampling = &q.work.request.sampling,
+                    .position = int64_t(q.tokens.size()),
+                    .history = q.tokens,
+                    .draft = {},
+                    .suppressed = q.work.request.suppress_special && tokenizer_ ? tokenizer_->suppressed()
+                                                                                : std::span<const int32_t>{}};
+      for (int node = 0; node < (q.decoding ? g.n : 1); ++node) {
+        row.draft = q.decoding ? spec_.path_to(g.id, node) : std::span<const int32_t>{};
+        row.position = int64_t(q.tokens.size() + row.draft.size());
+        rows.push_back(row);
+      }
+    }
+    return rows;
+  }
+
+  // Commits what the step leaves of every sequence, hands the features to the drafters, takes the snapshots that are
+  // due, then hands the tokens to the requests.
+  void settle(const std::vector<SeqGrant>& run, double step_s) {
+    const auto start = Clock::now();
+    std::vector<Committed> committed;
+    std::vector<std::pair<SlotId, std::vector<int32_t>>> fresh;  // tokens drawn, by slot
+    int row = 0;
+    size_t out = 0;
+    for (const SeqGrant& g : run) {
+      Session& q = at(g.id);
+      Committed c{.slot = g.id, .position = cache().len(g.id), .row = row, .n = g.n};
+      row += g.n;
+      ++q.work.usage.steps;
+      if (q.decoding) {
+        auto& tokens = fresh.emplace_back(g.id, std::vector<int32_t>{}).second;
+        c.path = keep(g.id, std::span(drawn_).subspan(out, size_t(g.n)), tokens);
+        c.n = int(c.path.size());
+        out += size_t(g.n);
+        q.work.usage.verify_s += step_s;
+      } else {
+        const bool last = prompt_ends(g);
+        cache().commit(g.id, g.n);
+        if (q.work.sink.prefill) q.work.sink.prefill(q.work.id, cache().len(g.id), int(q.tokens.size()));
+        if (last) fresh.emplace_back(g.id, std::vector<int32_t>{drawn_[out++]});
+      }
+      committed.push_back(c);
+    }
+    spec_.absorb(committed);
+    for (const SeqGrant& g : run)
+      if (at(g.id).use == Session::Use::kRunning && !at(g.id).decoding) sessions_.snapshot_if_due(g.id);
+    const double settled = seconds(Clock::now() - start);
+    for (auto& [s, tokens] : fresh) {
+      if (at(s).decoding) at(s).work.usage.accept_s += settled;
+      take(s, tokens);
+    }
+  }
+
+  // Accepts and commits drafts of a session given the target's tokens after each node. Fills the tokens that the answer
+  // goes on with; returns the nodes whose rows are kept.
+  std::span<const int16_t> keep(SlotId s, std::span<int32_t> drawn, std::vector<int32_t>& tokens) {
+    Job& w = at(s).work;
+    const DraftTree& tree = spec_.tree(s);
+    if (!cfg_.draft.forced.empty()) force(s, drawn);
+    const Accepted& a = spec_.verify(s, drawn, w.usage, w.usage.generated);
+    for (size_t i = 1; i < a.path.size(); ++i) tokens.push_back(tree.token[size_t(a.path[i])]);
+    tokens.push_back(a.next);
+    if (tree.is_chain)
+      cache().commit(s, int(a.path.size()));
+    else
+      cache().commit_path(s, a.path);
+    return a.path;
+  }
+
+  // DraftConfig::forced: a chain's drafts are right with given probabilities. The same seed, the same script.
+  void force(SlotId s, std::span<int32_t> drawn) const {
+    const std::vector<float>& p = cfg_.draft.forced;
+    const DraftTree& tree = spec_.tree(s);
+    const Session& q = at(s);
+    for (size_t i = 0; i + 1 < drawn.size(); ++i) {
+      const int32_t draft = tree.token[i + 1];
+      const bool right =
+          uniform_at(q.work.request.sampling.seed, int64_t(q.tokens.size() + i)) < double(p[std::min(i, p.size() - 1)]);
+      drawn[i] = right ? draft : (draft + 1) % n_vocab_;
+    }
+  }
+
+  // Tokens were drawn for a session. They end where the answer does.
+  void take(SlotId s, std::span<const int32_t> drawn) {
+    Session& q = at(s);
+    Job& w = q.work;
+    const bool prompt_done = !q.decoding;
+    if (prompt_done) {
+      q.decoding = true;
+      if (!w.answered) w.first_token = Clock::now();
+      w.answered = true;
+      sessions_.snapshot(s);
+    }
+    size_t n = 0;
+    std::optional<Stop> why;
+    std::string error;
+    for (; n < drawn.size() && !why; ++n) {
+      const int32_t id = drawn[n];
+      if (id < 0)
+        error =
+            "logits hold no finite number; the model file or a kernel is broken (run with --backend ref to tell which)",
+        why = Stop::kError;
+      else if (tokenizer_ && tokenizer_->is_eog(id) && !w.request.ignore_eos)
+        why = Stop::kEos;
+      if (why) break;
+      q.tokens.push_back(id);
+      ++w.usage.generated;
+      if (w.usage.generated == w.request.max_tokens)
+        why = Stop::kLength;
+      else if (int(q.tokens.size()) >= cfg_.n_ctx)
+        why = Stop::kContext;
+    }
+    if (!prompt_done) w.usage.decoded += int(n) + (why == Stop::kEos);
+    if (n > 0 && w.sink.tokens) w.sink.tokens(w.id, drawn.first(n));
+    if (why) hooks_.finish(s, *why, error);
+  }
+
+  Runner<B>& runner_;
+  Speculator<B>& spec_;
+  SessionStore& sessions_;
+  const EngineConfig& cfg_;
+  const Tokenizer* tokenizer_;
+  int n_vocab_;
+  StepHooks hooks_;
+  Scheduler scheduler_;
+  std::vector<int32_t> drawn_;  // by row of the step's logits
+  bool waited_ = true;          // the host waited for the last step
+};
+
+}  // namespace facet
