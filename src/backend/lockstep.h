@@ -89,6 +89,9 @@ class Lockstep {
   Scores new_scores(int n) { return a_.new_scores(n); }
   void reserve(const BackendLimits& l) { a_.reserve(l), r_.reserve(l); }
   std::vector<float> to_host(Rows x) { return a_.to_host(x.a); }
+  A& tested() { return a_; }
+  R& reference() { return r_; }
+  void make_current() { facet::make_current(a_), facet::make_current(r_); }
   Status status() const {
     const Status ok = memory_status(a_);
     return ok ? memory_status(r_) : ok;

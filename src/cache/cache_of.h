@@ -12,7 +12,7 @@ namespace facet {
 // The cache of a backend, and its layers as that backend sees them.
 template <class B>
 struct CacheOf {
-  static Result<std::unique_ptr<KvCache>> create(const ModelCfg& m, const KvPlan& p) {
+  static Result<std::unique_ptr<KvCache>> create(B&, const ModelCfg& m, const KvPlan& p) {
     auto c = HostKvCache::create(m, p);
     if (!c) return c.error();
     return std::unique_ptr<KvCache>(std::move(*c));
@@ -20,13 +20,17 @@ struct CacheOf {
   static std::vector<typename B::KvLayer> views(const KvCache& c) { return {c.layers().begin(), c.layers().end()}; }
 };
 template <class B>
-struct CacheOf<Traced<B>> : CacheOf<B> {};
+struct CacheOf<Traced<B>> : CacheOf<B> {
+  static Result<std::unique_ptr<KvCache>> create(Traced<B>& b, const ModelCfg& m, const KvPlan& p) {
+    return CacheOf<B>::create(b.inner(), m, p);
+  }
+};
 template <class A, class R>
 struct CacheOf<Lockstep<A, R>> {
-  static Result<std::unique_ptr<KvCache>> create(const ModelCfg& m, const KvPlan& p) {
-    auto a = CacheOf<A>::create(m, p);
+  static Result<std::unique_ptr<KvCache>> create(Lockstep<A, R>& b, const ModelCfg& m, const KvPlan& p) {
+    auto a = CacheOf<A>::create(b.tested(), m, p);
     if (!a) return a.error();
-    auto r = CacheOf<R>::create(m, p);
+    auto r = CacheOf<R>::create(b.reference(), m, p);
     if (!r) return r.error();
     (*a)->mirror(std::move(*r));
     return a;

@@ -9,17 +9,20 @@ namespace facet {
 // K/V rows in the memory of a GPU, in device order (kernels/attend.h). All of the plan is allocated at once.
 class CudaKvCache final : public KvCache {
  public:
-  static Result<std::unique_ptr<CudaKvCache>> create(const ModelCfg& m, const KvPlan& p);
+  // The device outlives the cache.
+  static Result<std::unique_ptr<CudaKvCache>> create(cuda::Device& d, const ModelCfg& m, const KvPlan& p);
   ~CudaKvCache() override;
   void fill_random();  // for benches
 
  private:
-  CudaKvCache(const ModelCfg& m, const KvPlan& p) : KvCache(m, p) {}
+  CudaKvCache(cuda::Device& d, const ModelCfg& m, const KvPlan& p) : KvCache(m, p), device_(d) {}
+  std::byte* zeroed(int64_t bytes, const char* what);
   Status make_present(SlotId, int, int) override { return Ok{}; }
   void move_row(int layer, SlotId s, int from, int to) override;
   void moves_done(SlotId s) override;
   void copy_rings(SlotId s, int checkpoint, bool save) override;
 
+  cuda::Device& device_;
   std::byte* memory_ = nullptr;
   int64_t bytes_ = 0;
   std::byte* saved_ = nullptr;
@@ -30,8 +33,8 @@ class CudaKvCache final : public KvCache {
 
 template <>
 struct CacheOf<Cuda> {
-  static Result<std::unique_ptr<KvCache>> create(const ModelCfg& m, const KvPlan& p) {
-    auto c = CudaKvCache::create(m, p);
+  static Result<std::unique_ptr<KvCache>> create(Cuda& b, const ModelCfg& m, const KvPlan& p) {
+    auto c = CudaKvCache::create(b.device(), m, p);
     if (!c) return c.error();
     return std::unique_ptr<KvCache>(std::move(*c));
   }

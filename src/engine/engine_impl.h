@@ -58,6 +58,10 @@ class EngineImpl final : public Engine {
     return std::unique_ptr<Engine>(std::move(e));
   }
 
+  ~EngineImpl() override {
+    if (runner_) make_current(runner_->b);
+  }
+
   Result<RequestId> submit(Request r, Sink sink) override {
     if (r.prompt.empty()) return Error{"request", "prompt: expected at least one token, found none", "send some text"};
     for (int32_t id : r.prompt)
@@ -95,6 +99,7 @@ class EngineImpl final : public Engine {
   }
 
   bool tick() override {
+    make_current(runner_->b);
     admit();
     std::vector<SeqDemand> demands;
     for (size_t s = 0; s < slots_.size(); ++s)
@@ -113,6 +118,7 @@ class EngineImpl final : public Engine {
       if (id < 0 || id >= model_.cfg.n_vocab)
         return Error{"tokens", fmt::format("expected ids in [0, {}), found {}", model_.cfg.n_vocab, id),
                      "the ids belong to another vocabulary"};
+    make_current(runner_->b);
     cache().clear(0);
     spec_->forget(0);
     slots_[0].tokens.clear();

@@ -31,7 +31,7 @@ class Runner {
     if (!w) return w.error();
     if (auto ok = memory_status(r->b); !ok) return ok.error();
     r->w = std::move(*w);
-    auto cache = CacheOf<B>::create(m, o.kv);
+    auto cache = CacheOf<B>::create(r->b, m, o.kv);
     if (!cache) return cache.error();
     r->cache = std::move(*cache);
     r->kv = CacheOf<B>::views(*r->cache);
