@@ -118,6 +118,7 @@ Status bench_on(const GgufFile& file, const ModelCfg& m, const EngineConfig& c, 
   auto measure = [&](const char* phase, int n, int n_seq, int depth, Out out, bool draw) -> Status {
     std::vector<double> ms;
     const bool in_chunks = n > c.chunk;
+    const std::string what = bench_what(phase, n, n_seq, depth);
     const int runs = n * n_seq <= 64 ? std::max(o.runs, 30) : o.runs, warm = n * n_seq <= 64 ? 5 : 1;
     const bool chained = n == 1 && out == Out::kLast && depth + warm + runs < cache.plan().max_ctx;
     auto go_back = [&]() -> Status {
@@ -129,7 +130,7 @@ Status bench_on(const GgufFile& file, const ModelCfg& m, const EngineConfig& c, 
       return Ok{};
     };
     for (int i = 0; i < warm + runs; ++i) {
-      if (o.progress) o.progress(bench_what(phase, n, n_seq, depth), uint64_t(i), uint64_t(warm + runs));
+      if (o.progress) o.progress(what, uint64_t(i), uint64_t(warm + runs));
       const auto start = Clock::now();
       if (auto ok = chained     ? decode(n_seq, i + 1 == warm + runs)
                     : in_chunks ? read(n, out)

@@ -35,10 +35,12 @@ Status Cuda::usable(int gpu) {
 
 Result<int64_t> Cuda::free_memory(int gpu) {
   if (auto ok = usable(gpu); !ok) return ok.error();
+  int before = gpu;
+  cudaGetDevice(&before);
   size_t free = 0, total = 0;
   cudaError_t e = cudaSetDevice(gpu);
   if (e == cudaSuccess) e = cudaMemGetInfo(&free, &total);
-  if (cuda::Device::is_any_current()) cuda::Device::current().make_current();
+  if (before != gpu && cuda::Device::is_any_current()) cudaSetDevice(before);
   if (e == cudaSuccess) return int64_t(free);
   cudaGetLastError();
   return Error{fmt::format("GPU {}", gpu), fmt::format("cannot be used: {}", cudaGetErrorString(e)),
