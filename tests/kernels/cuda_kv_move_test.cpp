@@ -38,7 +38,7 @@ TEST(CudaKvMove, AsRowsOfTheHost) {
     host.push_back(std::move(side));
   }
   cuda::KvMoves moves;
-  for (const auto [from, to] : {std::pair(41, 40), {43, 41}, {41, 42}, {47, 43}, {48, 44}})
+  for (const auto& [from, to] : {std::pair(41, 40), {43, 41}, {41, 42}, {47, 43}, {48, 44}})
     moves.from[moves.n] = from, moves.to[moves.n++] = to;
   const int slot = 1;
   const OnDevice<KvLayer> views(layers);
