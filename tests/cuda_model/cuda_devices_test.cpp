@@ -23,7 +23,7 @@ int n_gpu() {
 using Answers = std::vector<std::vector<int32_t>>;
 
 EngineConfig config(int gpu, const std::string& model, const std::string& drafter = "") {
-  const std::string models = std::string(FACET_SOURCE_DIR) + "/models/";
+  const std::string models = FACET_SOURCE_DIR "/models/";
   EngineConfig c;
   c.model = models + model;
   c.backend = "cuda";
