@@ -248,7 +248,7 @@ struct Bench {
       cudaEvent_t a, b;
       cudaEventCreate(&a), cudaEventCreate(&b);
       cudaEventRecord(a);
-      for (int i = 0; i < kCalls; ++i) cuda::kv_move(layers, kLayers, i % kSlots, moves);
+      for (int i = 0; i < kCalls; ++i) cuda::kv_move(nullptr, layers, kLayers, i % kSlots, moves);
       cudaEventRecord(b);
       FACET_CUDA_CHECK(cudaEventSynchronize(b));
       float ms = 0;
