@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Reports every #include that goes up or sideways between the folders of src/ (see docs/architecture.md)."""
+"""Reports every #include that goes up or sideways between the folders of src/ (see docs/architecture.md), and every
+file that the header of a kernel names after Test, Bench or Reference and that does not exist."""
 import pathlib
 import re
 import sys
@@ -20,6 +21,16 @@ BELOW = {
 # Headers that no CUDA source may reach, in whatever way.
 FORBIDDEN_IN_CU = re.compile(r"boost/|nlohmann/|CLI/")
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', re.M)
+# "// Reference  CpuRef::moe    Test tests/kernels/cuda_moe_test.cpp    Bench bench/verbs/cuda_moe_bench.cu"
+NAMED_FILE = re.compile(r"\b(?:Test|Bench|Reference)\s+((?:src|tests|bench|tools|docs)/[\w./-]+)")
+
+
+def named_files(path):
+    """Paths that the comment at the top of a file names."""
+    for line in path.read_text().splitlines():
+        if not line.startswith(("//", "#pragma")):
+            return
+        yield from NAMED_FILE.findall(line)
 
 
 def includes(path):
@@ -36,7 +47,8 @@ def reached(path, src, seen):
 
 
 def main():
-    src = pathlib.Path(__file__).resolve().parent.parent / "src"
+    root = pathlib.Path(__file__).resolve().parent.parent
+    src = root / "src"
     bad = []
     for path in sorted(src.rglob("*")):
         if path.suffix not in (".h", ".cpp", ".cu", ".cuh"):
@@ -49,6 +61,8 @@ def main():
         if path.suffix in (".cu", ".cuh"):
             bad += [f"{path.relative_to(src)}: reaches {name} through {at.relative_to(src)}"
                     for at, name in reached(path, src, {path}) if FORBIDDEN_IN_CU.match(name)]
+        bad += [f"{path.relative_to(src)}: names {name}, which does not exist"
+                for name in named_files(path) if not (root / name).exists()]
     for line in bad:
         print(line)
     print(f"layers: {len(bad)} violations")

@@ -248,7 +248,7 @@ struct Bench {
       cudaEvent_t a, b;
       cudaEventCreate(&a), cudaEventCreate(&b);
       cudaEventRecord(a);
-      for (int i = 0; i < kCalls; ++i) cuda::kv_move(layers, kLayers, i % kSlots, moves);
+      for (int i = 0; i < kCalls; ++i) cuda::kv_move(nullptr, layers, kLayers, i % kSlots, moves);
       cudaEventRecord(b);
       FACET_CUDA_CHECK(cudaEventSynchronize(b));
       float ms = 0;
@@ -287,6 +287,7 @@ struct Bench {
 }  // namespace
 
 int main(int argc, char** argv) {
+  const facet::cuda::Device device(0);
   Bench b;
   if (argc > 1) b.only = argv[1];
   if (argc > 2) b.except = argv[2];

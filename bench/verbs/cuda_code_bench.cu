@@ -51,6 +51,7 @@ void measure(int n_sm, float* out, long long* cycles, std::integer_sequence<int,
 }  // namespace
 
 int main() {
+  const facet::cuda::Device device(0);
   const int n_sm = cuda::device().n_sm;
   float* out = bench::allocate<float>(1);
   long long* cycles = bench::allocate<long long>(size_t(kRounds + 1) * size_t(n_sm));

@@ -43,6 +43,7 @@ const std::vector<Case> kCases = {
 }  // namespace
 
 int main(int argc, char** argv) {
+  const facet::cuda::Device device(0);
   const std::string only = argc > 1 ? argv[1] : "";
   cudaStream_t stream;
   FACET_CUDA_CHECK(cudaStreamCreate(&stream));

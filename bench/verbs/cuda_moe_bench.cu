@@ -187,7 +187,7 @@ struct Bench {
           line(at + "ceiling down", down_flop / down_most * 1e-6, down_flop, 0, 0);
       for (const bool warpgroups : {true, false}) {
         if (!warpgroups && T != 4096) continue;
-        cuda::moe_uses_warpgroups = warpgroups;
+        cuda::Device::current().use_wgmma(warpgroups);
         const std::string name = at + (cuda::moe_has_warpgroups() ? "" : "mma ");
         auto pass = [&](int i) {
           return cuda::MoePass{.w = layer[size_t(i % kLayers)],
@@ -216,7 +216,7 @@ struct Bench {
             [&](const cuda::MoePass& p, int) { cuda::moe_combine(stream, p, my); });
         one("all", up_flop + down_flop, 0, 0,
             [&](const cuda::MoePass& p, int) { cuda::moe_many(stream, p.w, my, me, mr, b); });
-        cuda::moe_uses_warpgroups = true;
+        cuda::Device::current().use_wgmma(true);
       }
       cudaFree(memory), cudaFree(r), cudaFree(y), cudaFree(e);
     }
@@ -226,6 +226,7 @@ struct Bench {
 }  // namespace
 
 int main(int argc, char** argv) {
+  const facet::cuda::Device device(0);
   Bench b;
   if (argc > 1) b.only = argv[1];
   b.run();

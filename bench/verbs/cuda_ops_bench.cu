@@ -307,6 +307,7 @@ struct Bench {
 }  // namespace
 
 int main(int argc, char** argv) {
+  const facet::cuda::Device device(0);
   Bench b;
   if (argc > 1) b.only = argv[1];
   b.start();

@@ -1,12 +1,16 @@
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <cstdio>
+#include <fstream>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "app/commands.h"
 #include "app/console.h"
 #include "app/options.h"
+#include "app/progress.h"
 #include "engine/bench.h"
 #include "facet_commit.h"
 
@@ -16,56 +20,107 @@ namespace {
 struct Options {
   EngineConfig engine;
   BenchOptions bench;
+  std::string json;
 };
 
-void explain_line(const BenchLine& l) {
-  double sum = 0;
-  for (const BenchVerb& v : l.verbs) {
-    fmt::print(stderr, "    {:<16} {:>9.3f} ms {:>7.1f} GB/s {:>8.1f} GFLOP/s {:>5.1f} %\n", v.name, v.ms, v.gbps,
-               v.gflops, 100 * v.share);
-    sum += v.ms;
-  }
-  fmt::print(stderr, "    {:<16} {:>9.3f} ms, mean; the steps' median is {:.3f} ms\n", "all verbs", sum, l.ms_median);
+nlohmann::ordered_json to_json(const BenchLine& l, const BenchMachine& machine, const Options& o,
+                               const std::string& backend) {
+  return {{"phase", l.phase},
+          {"n", l.n},
+          {"depth", l.depth},
+          {"kv_k", kv_type_name(l.kv_k)},
+          {"kv_v", kv_type_name(l.kv_v)},
+          {"tok_s", l.tok_s},
+          {"ms_median", l.ms_median},
+          {"runs", l.runs},
+          {"bytes", l.bytes},
+          {"gbps", l.gbps},
+          {"gbps_ceiling", machine.gbps_ceiling},
+          {"gflops", l.gflops},
+          {"model", o.engine.model},
+          {"backend", backend},
+          {"isa", machine.isa},
+          {"machine", {{"cpu", machine.cpu}, {"threads", machine.threads}}},
+          {"version", FACET_VERSION},
+          {"commit", FACET_COMMIT}};
 }
+
+// Where rows go: a table on a terminal, JSON lines to a file or to whoever reads standard output. With JSON lines on
+// standard output the table is for whoever watches.
+class Report {
+ public:
+  explicit Report(const Options& o)
+      : o_(o),
+        lines_on_stdout_(o.json.empty() && ::isatty(STDOUT_FILENO) == 0),
+        table_(lines_on_stdout_ ? stderr : stdout) {}
+  Status open() {
+    if (o_.json.empty()) return Ok{};
+    file_.open(o_.json);
+    return file_ ? Status(Ok{}) : cannot_write();
+  }
+  void begin(const BenchMachine& m, const EngineConfig& c) {
+    progress_.reset();
+    machine_ = m, backend_ = c.backend;
+    fmt::print(table_, "{}, {} threads, {}; reads {:.1f} GB/s\n", m.cpu, m.threads, m.isa, m.gbps_ceiling);
+    fmt::print(table_, "{:<8} {:>6} {:>6} {:>11} {:>10} {:>9} {:>8} {:>6} {:>9}\n", "phase", "n", "depth", "kv", "ms",
+               "tok/s", "GB/s", "% read", "GFLOP/s");
+  }
+  void row(const BenchLine& l) {
+    progress_.reset();
+    const std::string json = to_json(l, machine_, o_, backend_).dump();
+    if (file_.is_open()) file_ << json << "\n" << std::flush;
+    if (lines_on_stdout_) fmt::print("{}\n", json);
+    const std::string kv =
+        l.kv_k == l.kv_v ? kv_type_name(l.kv_k) : fmt::format("{}/{}", kv_type_name(l.kv_k), kv_type_name(l.kv_v));
+    fmt::print(table_, "{:<8} {:>6} {:>6} {:>11} {:>10.2f} {:>9.1f} {:>8.1f} {:>6.0f} {:>9.1f}\n", l.phase, l.n,
+               l.depth, kv, l.ms_median, l.tok_s, l.gbps, 100 * l.gbps / machine_.gbps_ceiling, l.gflops);
+    if (o_.bench.explain) explain(l);
+    std::fflush(stdout);
+  }
+  void progress(const std::string& what, uint64_t done, uint64_t total) {
+    if (what != doing_ || !progress_)
+      progress_.emplace(what, what == "loading" ? Progress::Unit::kBytes : Progress::Unit::kRuns), doing_ = what;
+    progress_->update(done, total);
+  }
+  Status close() {
+    progress_.reset();
+    if (!file_.is_open()) return Ok{};
+    file_.close();
+    return file_ ? Status(Ok{}) : cannot_write();
+  }
+
+ private:
+  Error cannot_write() const { return {o_.json, "cannot write", "check the folder and the space on the disk"}; }
+  void explain(const BenchLine& l) const {
+    double sum = 0;
+    for (const BenchVerb& v : l.verbs) {
+      fmt::print(table_, "    {:<16} {:>9.3f} ms {:>7.1f} GB/s {:>8.1f} GFLOP/s {:>5.1f} %\n", v.name, v.ms, v.gbps,
+                 v.gflops, 100 * v.share);
+      sum += v.ms;
+    }
+    fmt::print(table_, "    {:<16} {:>9.3f} ms, mean; the steps' median is {:.3f} ms\n", "all verbs", sum, l.ms_median);
+  }
+
+  const Options& o_;
+  bool lines_on_stdout_;
+  std::FILE* table_;
+  std::ofstream file_;
+  BenchMachine machine_;
+  std::string backend_, doing_;
+  std::optional<Progress> progress_;
+};
 
 int run(Options& o) {
   if (auto ok = find_model(o.engine.model); !ok) return report(ok.error());
-  BenchMachine machine;
-  EngineConfig decided;
+  Report to(o);
+  if (auto ok = to.open(); !ok) return report(ok.error());
+  o.bench.progress = [&](const std::string& what, uint64_t done, uint64_t total) { to.progress(what, done, total); };
   const Status done = run_bench(
-      o.engine, o.bench,
-      [&](const BenchMachine& m, const EngineConfig& c) {
-        machine = m, decided = c;
-        fmt::print(stderr, "{}, {} threads, {}; reads {:.1f} GB/s\n", m.cpu, m.threads, m.isa, m.gbps_ceiling);
-        fmt::print(stderr, "{:<8} {:>5} {:>6} {:>10} {:>9} {:>8} {:>6} {:>9}\n", "phase", "n", "depth", "ms", "tok/s",
-                   "GB/s", "% read", "GFLOP/s");
-      },
-      [&](const BenchLine& l) {
-        const nlohmann::ordered_json j{{"phase", l.phase},
-                                       {"n", l.n},
-                                       {"depth", l.depth},
-                                       {"kv_k", kv_type_name(*decided.kv_k)},
-                                       {"kv_v", kv_type_name(*decided.kv_v)},
-                                       {"tok_s", l.tok_s},
-                                       {"ms_median", l.ms_median},
-                                       {"runs", l.runs},
-                                       {"bytes", l.bytes},
-                                       {"gbps", l.gbps},
-                                       {"gbps_ceiling", machine.gbps_ceiling},
-                                       {"gflops", l.gflops},
-                                       {"model", o.engine.model},
-                                       {"backend", decided.backend},
-                                       {"isa", machine.isa},
-                                       {"machine", {{"cpu", machine.cpu}, {"threads", machine.threads}}},
-                                       {"version", FACET_VERSION},
-                                       {"commit", FACET_COMMIT}};
-        fmt::print("{}\n", j.dump());
-        std::fflush(stdout);
-        fmt::print(stderr, "{:<8} {:>5} {:>6} {:>10.2f} {:>9.1f} {:>8.1f} {:>6.0f} {:>9.1f}\n", l.phase, l.n, l.depth,
-                   l.ms_median, l.tok_s, l.gbps, 100 * l.gbps / machine.gbps_ceiling, l.gflops);
-        if (o.bench.explain) explain_line(l);
-      });
-  return done ? int(kExitOk) : report(done.error());
+      o.engine, o.bench, [&](const BenchMachine& m, const EngineConfig& c) { to.begin(m, c); },
+      [&](const BenchLine& l) { to.row(l); });
+  const Status closed = to.close();
+  if (!done) return report(done.error());
+  return closed ? int(kExitOk) : report(closed.error());
 }
 
 }  // namespace
@@ -73,10 +128,10 @@ int run(Options& o) {
 void add_bench(CLI::App& app, int& rc) {
   auto o = std::make_shared<Options>();
   CLI::App* cmd = app.add_subcommand(
-      "bench", "Measure prefill, decoding and verification; JSON lines to stdout, a table to stderr");
+      "bench", "Measure prefill, decoding and verification; a table, and JSON lines where stdout is no terminal");
   add_engine_options(cmd, o->engine);
-  cmd->add_option("--prefill", o->bench.prefill, "Tokens of the prefill step; 0: none")
-      ->check(CLI::Range(0, 65536))
+  cmd->add_option("--prefill", o->bench.prefill, "Tokens of a prompt, read in chunks (--chunk); 0: none")
+      ->check(CLI::Range(0, 1 << 24))
       ->capture_default_str();
   cmd->add_option("--depths", o->bench.depths, "Rows in the cache before a step is measured")
       ->delimiter(',')
@@ -86,13 +141,15 @@ void add_bench(CLI::App& app, int& rc) {
       ->delimiter(',')
       ->check(CLI::Range(1, 1024))
       ->capture_default_str();
-  cmd->add_option("--batches", o->bench.batches, "Sequences that decode together (cuda)")
+  cmd->add_option("--batches", o->bench.batches,
+                  "Sequences that decode together (cuda), with the cache type that fits: f16, else q8_0, else q4_0")
       ->delimiter(',')
-      ->check(CLI::Range(1, 64));
+      ->check(CLI::Range(1, 256));
   cmd->add_option("--runs", o->bench.runs, "Measurements, after a warm-up; the median counts")
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();
   cmd->add_flag("--explain", o->bench.explain, "Also what every verb costs, one after the other");
+  cmd->add_option("--json", o->json, "JSON lines to this file, and the table to stdout");
   add_bench_spec(*cmd, rc);
   cmd->callback([o, cmd, &rc] {
     if (cmd->get_subcommands().empty()) rc = run(*o);

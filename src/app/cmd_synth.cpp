@@ -4,6 +4,8 @@
 #include <memory>
 
 #include "app/commands.h"
+#include "app/console.h"
+#include "app/options.h"
 #include "app/progress.h"
 #include "formats/synth.h"
 
@@ -13,14 +15,18 @@ namespace {
 struct Options {
   std::string preset, quant, out;
   uint64_t seed = 1;
-  bool pure = false;
+  bool pure = false, vocab = false;
 };
 
 int run(const Options& o) {
   auto plan = synth_plan(o.preset, o.quant, o.pure);
-  if (!plan) {
-    fmt::print(stderr, "facet: {}\n", plan.error().message());
-    return kExitFailure;
+  if (!plan) return report(plan.error());
+  if (o.vocab) {
+    std::string model;
+    if (auto ok = find_model(model); !ok) return report(ok.error());
+    auto from = GgufFile::open(model);
+    if (!from) return report(from.error());
+    if (auto ok = synth_add_vocab(*plan, *from); !ok) return report(ok.error());
   }
   const auto start = std::chrono::steady_clock::now();
   Status done = Ok{};
@@ -28,10 +34,7 @@ int run(const Options& o) {
     Progress progress("writing " + o.out);
     done = synth_write(*plan, o.out, o.seed, [&](uint64_t n, uint64_t total) { progress.update(n, total); });
   }
-  if (!done) {
-    fmt::print(stderr, "facet: {}\n", done.error().message());
-    return kExitFailure;
-  }
+  if (!done) return report(done.error());
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   const double gb = double(synth_bytes(*plan)) / 1e9;
   fmt::print("{}: {} tensors, {:.2f} GB in {:.1f} s ({:.2f} GB/s)\n", o.out, plan->tensors.size(), gb, seconds,
@@ -51,6 +54,9 @@ void add_synth(CLI::App& app, int& rc) {
       ->required()
       ->check(CLI::IsMember(strings(synth_quants())));
   cmd->add_flag("--pure", o->pure, "One type for all tensors that are quantised, as of facet quantize --pure");
+  cmd->add_flag(
+      "--vocab", o->vocab,
+      "With the tokenizer of the shipped model, filled up to the preset's number of tokens: for run and serve");
   cmd->add_option("OUT", o->out, "File to write (.gguf)")->required();
   cmd->add_option("--seed", o->seed, "The same seed gives the same bytes")->capture_default_str();
   cmd->callback([o, &rc] { rc = run(*o); });

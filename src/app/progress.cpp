@@ -30,9 +30,10 @@ void Progress::update(uint64_t done, uint64_t total) {
   const double part = total ? std::min(1.0, double(done) / double(total)) : 1.0;
   const double seconds = std::chrono::duration<double>(now - start_).count(), rate = double(done) / seconds;
   const int filled = int(part * kWidth);
-  const std::string amount = unit_ == Unit::kBytes ? fmt::format("{:.1f}/{:.1f} GB  {:.2f} GB/s", double(done) / 1e9,
-                                                                 double(total) / 1e9, rate / 1e9)
-                                                   : fmt::format("{}/{} tokens  {:.0f} tok/s", done, total, rate);
+  const std::string amount = unit_ == Unit::kBytes  ? fmt::format("{:.1f}/{:.1f} GB  {:.2f} GB/s", double(done) / 1e9,
+                                                                  double(total) / 1e9, rate / 1e9)
+                             : unit_ == Unit::kRuns ? fmt::format("{}/{}", done, total)
+                                                    : fmt::format("{}/{} tokens  {:.0f} tok/s", done, total, rate);
   fmt::print(stderr, "\r\033[K{} [{}{}] {:3.0f}%  {}  {:.0f} s left", label_, std::string(size_t(filled), '#'),
              std::string(size_t(kWidth - filled), '.'), part * 100, amount,
              rate > 0 ? double(total - std::min(done, total)) / rate : 0.0);

@@ -8,7 +8,7 @@ namespace facet {
 // A progress line on stderr for work that takes more than a second, if stderr is a terminal.
 class Progress {
  public:
-  enum class Unit { kBytes, kTokens };
+  enum class Unit { kBytes, kTokens, kRuns };
   explicit Progress(std::string label, Unit unit = Unit::kBytes);
   ~Progress();  // clears the line
   Progress(const Progress&) = delete;

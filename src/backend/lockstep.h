@@ -90,6 +90,9 @@ class Lockstep {
   void reserve(const BackendLimits& l) { a_.reserve(l), r_.reserve(l); }
   std::vector<float> to_host(Rows x) { return a_.to_host(x.a); }
   void from_host(Rows x, std::span<const float> values) { a_.from_host(x.a, values), r_.from_host(x.r, values); }
+  A& tested() { return a_; }
+  R& reference() { return r_; }
+  void make_current() { facet::make_current(a_), facet::make_current(r_); }
   Status status() const {
     const Status ok = memory_status(a_);
     return ok ? memory_status(r_) : ok;

@@ -13,6 +13,12 @@ Status memory_status(const B& b) {
     return Ok{};
 }
 
+// Before work on a thread: a GPU is current by thread.
+template <class B>
+void make_current(B& b) {
+  if constexpr (requires { b.make_current(); }) b.make_current();
+}
+
 template <Backend B, class Pass>
 typename B::Rows run_begun(B& b, const void* key, Pass&& pass) {
   if constexpr (requires { b.replay(key, pass); })

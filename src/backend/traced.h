@@ -85,6 +85,8 @@ class Traced {
   { inner_.take_file(tensors); }
   Status status() const requires requires(const B b) { b.status(); }
   { return inner_.status(); }
+  void make_current() requires requires(B b) { b.make_current(); }
+  { inner_.make_current(); }
   B& inner() { return inner_; }
   void norm_rope_append(KvLayer kv, Rows q, Rows k, Rows v, Vec q_gain, Vec k_gain, Freqs f, bool norm_v, const Step& s,
                         float eps) requires requires(B b) {

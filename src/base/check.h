@@ -10,16 +10,29 @@ namespace facet {
 // Prints "file:line: CHECK(cond) failed: message" to stderr and aborts.
 [[noreturn]] void check_failed(const char* file, int line, const char* cond, const std::string& message);
 
-#if defined(__CUDACC__)
-// nvcc cannot read every fmt: the message's text, then its values.
+// What nvcc uses instead of fmt, which it cannot always read: the text with each {} or {:...} as the next value.
 template <class... Args>
 std::string check_message(const char* text, const Args&... args) {
   std::ostringstream s;
-  s << text;
-  ((s << ' ' << args), ...);
+  // Up to the next place for a value, which is left out. False: there is none.
+  auto to_place = [&] {
+    for (; *text; ++text) {
+      if (*text != '{' && *text != '}') {
+        s << *text;
+      } else if (text[1] == *text) {
+        s << *text++;  // {{ or }}
+      } else if (*text == '{') {
+        while (*text && *text != '}') ++text;
+        if (*text) ++text;
+        return true;
+      }
+    }
+    return false;
+  };
+  ((to_place() ? s << args : s << ' ' << args), ...);
+  to_place();
   return s.str();
 }
-#endif
 }  // namespace facet
 
 // A programmer's error. On in release builds; never inside an inner loop.

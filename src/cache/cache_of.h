@@ -12,14 +12,14 @@ namespace facet {
 // The cache of a backend, the pool of its memory, and its layers as that backend sees them.
 template <class B>
 struct CacheOf {
-  static Result<std::unique_ptr<PagePool>> pool(const ModelCfg& m, const KvPlan& p, int64_t more) {
+  static Result<std::unique_ptr<PagePool>> pool(B&, const ModelCfg& m, const KvPlan& p, int64_t more) {
     const int64_t page = host_page_bytes(m, p);
     auto pool = HostPagePool::create(pool_bytes(m, p, page, 0) + more, page);
     if (!pool) return pool.error();
     return std::unique_ptr<PagePool>(std::move(*pool));
   }
   // pool: null for one of its own.
-  static Result<std::unique_ptr<KvCache>> create(const ModelCfg& m, const KvPlan& p, PagePool* pool = nullptr) {
+  static Result<std::unique_ptr<KvCache>> create(B&, const ModelCfg& m, const KvPlan& p, PagePool* pool = nullptr) {
     auto c = HostKvCache::create(m, p, pool);
     if (!c) return c.error();
     return std::unique_ptr<KvCache>(std::move(*c));
@@ -27,21 +27,30 @@ struct CacheOf {
   static std::vector<typename B::KvLayer> views(const KvCache& c) { return {c.layers().begin(), c.layers().end()}; }
 };
 template <class B>
-struct CacheOf<Traced<B>> : CacheOf<B> {};
+struct CacheOf<Traced<B>> : CacheOf<B> {
+  static Result<std::unique_ptr<PagePool>> pool(Traced<B>& b, const ModelCfg& m, const KvPlan& p, int64_t more) {
+    return CacheOf<B>::pool(b.inner(), m, p, more);
+  }
+  static Result<std::unique_ptr<KvCache>> create(Traced<B>& b, const ModelCfg& m, const KvPlan& p,
+                                                 PagePool* pool = nullptr) {
+    return CacheOf<B>::create(b.inner(), m, p, pool);
+  }
+};
 template <class A, class R>
 struct CacheOf<Lockstep<A, R>> {
-  static Result<std::unique_ptr<PagePool>> pool(const ModelCfg& m, const KvPlan& p, int64_t more) {
-    auto a = CacheOf<A>::pool(m, p, more);
+  static Result<std::unique_ptr<PagePool>> pool(Lockstep<A, R>& b, const ModelCfg& m, const KvPlan& p, int64_t more) {
+    auto a = CacheOf<A>::pool(b.tested(), m, p, more);
     if (!a) return a.error();
-    auto r = CacheOf<R>::pool(m, p, more);
+    auto r = CacheOf<R>::pool(b.reference(), m, p, more);
     if (!r) return r.error();
     (*a)->mirror(std::move(*r));
     return a;
   }
-  static Result<std::unique_ptr<KvCache>> create(const ModelCfg& m, const KvPlan& p, PagePool* pool = nullptr) {
-    auto a = CacheOf<A>::create(m, p, pool);
+  static Result<std::unique_ptr<KvCache>> create(Lockstep<A, R>& b, const ModelCfg& m, const KvPlan& p,
+                                                 PagePool* pool = nullptr) {
+    auto a = CacheOf<A>::create(b.tested(), m, p, pool);
     if (!a) return a.error();
-    auto r = CacheOf<R>::create(m, p, pool ? pool->mirrored() : nullptr);
+    auto r = CacheOf<R>::create(b.reference(), m, p, pool ? pool->mirrored() : nullptr);
     if (!r) return r.error();
     (*a)->mirror(std::move(*r));
     return a;

@@ -2,36 +2,42 @@
 #include "backend/cuda/cuda.h"
 #include "backend/cuda/kernels/kv_move.h"
 #include "cache/cache_of.h"
+#include "cache/cuda_page_pool.h"
 #include "cache/kv_cache.h"
 
 namespace facet {
 
-// K/V rows in the memory of a GPU, in device order (kernels/attend.h). All of the plan is allocated at once.
+// K/V rows in the memory of a GPU, in device order (kernels/attend.h).
 class CudaKvCache final : public KvCache {
  public:
-  static Result<std::unique_ptr<CudaKvCache>> create(const ModelCfg& m, const KvPlan& p);
+  // The device outlives the cache, and so does the pool.
+  static Result<std::unique_ptr<CudaKvCache>> create(cuda::Device& d, const ModelCfg& m, const KvPlan& p,
+                                                     PagePool* pool = nullptr);
   ~CudaKvCache() override;
-  void fill_random();  // for benches
+  // Benches: rows are random where nothing was written, from now on.
+  void fill_random() { static_cast<CudaPagePool*>(pool_)->fill_random(); }
 
  private:
-  CudaKvCache(const ModelCfg& m, const KvPlan& p) : KvCache(m, p) {}
-  Status make_present(SlotId, int, int) override { return Ok{}; }
+  CudaKvCache(cuda::Device& d, const ModelCfg& m, const KvPlan& p) : KvCache(m, p), device_(d) {}
   void move_row(int layer, SlotId s, int from, int to) override;
   void moves_done(SlotId s) override;
-  void copy_rings(SlotId s, int checkpoint, bool save) override;
 
-  std::byte* memory_ = nullptr;
-  int64_t bytes_ = 0;
-  std::byte* saved_ = nullptr;
-  int64_t saved_slot_ = 0;
+  cuda::Device& device_;
   KvLayer* device_layers_ = nullptr;  // those that own rows
   cuda::KvMoves moves_;
 };
 
 template <>
 struct CacheOf<Cuda> {
-  static Result<std::unique_ptr<KvCache>> create(const ModelCfg& m, const KvPlan& p) {
-    auto c = CudaKvCache::create(m, p);
+  static Result<std::unique_ptr<PagePool>> pool(Cuda& b, const ModelCfg& m, const KvPlan& p, int64_t more) {
+    auto pool =
+        CudaPagePool::create(b.device(), pool_bytes(m, p, CudaPagePool::kPage, CudaPagePool::kReadBeyond) + more);
+    if (!pool) return pool.error();
+    return std::unique_ptr<PagePool>(std::move(*pool));
+  }
+  static Result<std::unique_ptr<KvCache>> create(Cuda& b, const ModelCfg& m, const KvPlan& p,
+                                                 PagePool* pool = nullptr) {
+    auto c = CudaKvCache::create(b.device(), m, p, pool);
     if (!c) return c.error();
     return std::unique_ptr<KvCache>(std::move(*c));
   }

@@ -71,7 +71,12 @@ Status KvCache::allocate(const ModelCfg& m, PagePool* shared, std::unique_ptr<Pa
   ring_base_ = *ring_base, copy_window_ = *window;
   auto stage_pages = take(stage / page);
   if (!stage_pages) return stage_pages.error();
-  if (auto ok = pool_->map(*stage_base, *stage_pages); !ok) return ok;
+  stage_pages_ = std::move(*stage_pages), stage_base_ = *stage_base;
+  if (auto ok = pool_->map(stage_base_, stage_pages_); !ok) {
+    drop(stage_pages_);
+    return ok;
+  }
+  if (stage > 0) pool_->fresh(stage_base_, stage);
   size_t i = 0;
   for (int l : owners_) {
     KvLayer& k = layers_[size_t(l)];
@@ -84,6 +89,14 @@ Status KvCache::allocate(const ModelCfg& m, PagePool* shared, std::unique_ptr<Pa
   for (size_t l = 0; l < m.layer.size(); ++l)
     if (m.layer[l].query_only) layers_[l] = layers_[size_t(m.layer[l].kv_source)];
   return Ok{};
+}
+
+void KvCache::release_all() {
+  if (!pool_) return;
+  for (SlotId s = 0; s < SlotId(seq_.size()); ++s) release(s);
+  pool_->wait();
+  pool_->unmap(stage_base_, int64_t(stage_pages_.size()));
+  drop(stage_pages_);
 }
 
 Result<std::vector<PageId>> KvCache::take(int64_t n) {
@@ -119,6 +132,7 @@ Status KvCache::take_rings(SlotId s) {
     drop(*pages);
     return ok;
   }
+  pool_->fresh(ring_base_ + s * ring_stride_, ring_stride_);
   q.rings = std::move(*pages);
   return Ok{};
 }
@@ -133,10 +147,12 @@ Status KvCache::grow(SlotId s, int rows) {
     if (more <= 0) continue;
     auto pages = take(more);
     if (!pages) return pages.error();
-    if (auto ok = pool_->map(f.base + s * f.stride + int64_t(have.size()) * pool_->page_bytes(), *pages); !ok) {
+    std::byte* at = f.base + s * f.stride + int64_t(have.size()) * pool_->page_bytes();
+    if (auto ok = pool_->map(at, *pages); !ok) {
       drop(*pages);
       return ok;
     }
+    pool_->fresh(at, more * pool_->page_bytes());
     have.insert(have.end(), pages->begin(), pages->end());
   }
   q.prepared = rows;
@@ -344,6 +360,8 @@ Result<std::unique_ptr<HostKvCache>> HostKvCache::create(const ModelCfg& m, cons
   if (auto ok = c->allocate(m, pool, std::move(own)); !ok) return ok.error();
   return c;
 }
+
+HostKvCache::~HostKvCache() { release_all(); }
 
 void HostKvCache::move_row(int layer, SlotId s, int from, int to) {
   const KvLayer& k = layers_[size_t(layer)];

@@ -92,6 +92,7 @@ class KvCache {
     int64_t stride = 0, row = 0;             // bytes between slots, of a row
     std::vector<std::vector<PageId>> pages;  // by slot
   };
+  void release_all();  // at the end
   bool window_held(int len, int high) const;
   Status take_rings(SlotId s);
   Status grow(SlotId s, int rows);
@@ -112,6 +113,8 @@ class KvCache {
   std::byte* ring_base_ = nullptr;
   int64_t ring_stride_ = 0;  // bytes of a slot's rings, whole pages
   std::byte* copy_window_ = nullptr;
+  std::byte* stage_base_ = nullptr;
+  std::vector<PageId> stage_pages_;
   int min_slack_ = 0;  // rows a ring holds beyond its window, over sliding layers
   int min_ring_ = 0;   // rows of the shortest ring
   std::unique_ptr<PagePool> own_pool_;
@@ -123,6 +126,7 @@ class KvCache {
 class HostKvCache final : public KvCache {
  public:
   static Result<std::unique_ptr<HostKvCache>> create(const ModelCfg& m, const KvPlan& p, PagePool* pool = nullptr);
+  ~HostKvCache() override;
 
  private:
   HostKvCache(const ModelCfg& m, const KvPlan& p) : KvCache(m, p) {}

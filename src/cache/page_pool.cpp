@@ -27,9 +27,10 @@ Result<PageId> PagePool::take() {
   } else {
     p = free_.back();
     free_.pop_back();
+    kept_ = std::max<int64_t>(0, kept_ - 1);
   }
   if (auto ok = make(p); !ok) {
-    free_.push_back(p);
+    free_.push_front(p);
     return ok.error();
   }
   refs_[size_t(p)] = 1;
@@ -40,9 +41,14 @@ Result<PageId> PagePool::take() {
 void PagePool::drop(PageId p) {
   CHECK(refs_[size_t(p)] > 0, "page {} has no reference", p);
   if (--refs_[size_t(p)] > 0) return;
-  give_up(p);
-  free_.push_back(p);
   --used_;
+  if ((kept_ + 1) * page_bytes_ <= kKeep) {
+    free_.push_back(p);
+    ++kept_;
+  } else {
+    give_up(p);
+    free_.push_front(p);
+  }
 }
 
 Result<std::unique_ptr<HostPagePool>> HostPagePool::create(int64_t budget, int64_t page_bytes) {

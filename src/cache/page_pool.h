@@ -1,6 +1,7 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <span>
 #include <vector>
@@ -13,7 +14,7 @@ using PageId = int32_t;
 
 // Physical memory in pages of one size, counted by reference, and the address ranges into which pages are mapped. One
 // page may be mapped into several ranges: sequences share rows that way, and kernels see contiguous rows all the same
-// (vAttention, arXiv 2405.04437). A page that is taken anew is zero.
+// (vAttention, arXiv 2405.04437).
 //
 // Who maps a page holds a reference to it. Nothing here is safe for several threads.
 class PagePool {
@@ -38,6 +39,8 @@ class PagePool {
   // Maps pages one after another from `at` on. `unmap` takes whole mappings, after wait().
   virtual Status map(std::byte* at, std::span<const PageId> pages) = 0;
   virtual void unmap(std::byte* at, int64_t n_pages) = 0;
+  // Pages were taken and mapped here: makes them zero, where they are not.
+  virtual void fresh(std::byte*, int64_t) {}
   // In the order of the steps; `wait` until all that was given to the device before is done.
   virtual void copy(std::byte* to, const std::byte* from, int64_t bytes) = 0;
   virtual void to_host(std::byte* to, const std::byte* from, int64_t bytes) = 0;    // done after wait()
@@ -52,14 +55,16 @@ class PagePool {
 
  protected:
   PagePool(int64_t page_bytes, int64_t budget) : page_bytes_(page_bytes), budget_(budget) {}
-  virtual Status make(PageId p) = 0;  // p was never made, or was given up
-  virtual void give_up(PageId p) = 0;
+  virtual Status make(PageId p) = 0;          // p was never made, or was given up
+  virtual void give_up(PageId p) = 0;         // its memory goes back to the system
+  static constexpr int64_t kKeep = 64 << 20;  // bytes of free pages that keep their memory, for whoever comes next
 
  private:
   int64_t page_bytes_, budget_;
   int64_t used_ = 0, peak_ = 0;
   std::vector<int> refs_;
-  std::vector<PageId> free_;
+  std::deque<PageId> free_;  // behind those that were given up, `kept_` that still have their memory
+  int64_t kept_ = 0;
   std::unique_ptr<PagePool> mirror_;
 };
 

@@ -68,7 +68,8 @@ template <Backend B, class... Args>
 Status bench(const GgufFile& file, const ModelCfg& m, const EngineConfig& c, const BenchOptions& o,
              const std::function<void(const BenchLine&)>& line, Args... args) {
   using Traced = facet::Traced<B>;
-  auto opened = Runner<Traced>::open(file, m, {.kv = kv_plan(c), .max_out = c.max_out}, args...);
+  auto opened =
+      Runner<Traced>::open(file, m, {.kv = kv_plan(c), .max_out = c.max_out, .loading = bench_loading(o)}, args...);
   if (!opened) return opened.error();
   Runner<Traced>& r = **opened;
   std::vector<int32_t> ids(size_t(std::max(c.chunk, c.max_out)));
@@ -83,17 +84,40 @@ Status bench(const GgufFile& file, const ModelCfg& m, const EngineConfig& c, con
     r.forward();
     return Ok{};
   };
+  // A prompt in chunks, which are committed if there are several.
+  auto read = [&](int n, Out out) -> Status {
+    for (int at = 0; at < n;) {
+      const int piece = std::min(c.chunk, n - at);
+      at += piece;
+      if (auto ok = step(piece, at < n ? Out::kNone : out); !ok) return ok;
+      if (n > c.chunk) r.cache->commit(0, piece);
+    }
+    return Ok{};
+  };
+  // As before a prompt that was committed. Rows hold what they held, or later ones: lengths decide what a step costs.
+  auto go_back = [&](int depth) -> Status {
+    if (r.cache->len(0) > depth) r.cache->clear(0);
+    while (r.cache->len(0) < depth) {
+      const int n = std::min(c.chunk, depth - r.cache->len(0));
+      if (auto ok = r.cache->prepare(0, n); !ok) return ok;
+      r.cache->commit(0, n);
+    }
+    return Ok{};
+  };
   auto measure = [&](const char* phase, int n, int depth, Out out) -> Status {
     std::vector<double> ms;
     for (int i = 0; i <= o.runs; ++i) {
       if (i == 1) r.b.reset();
+      if (o.progress) o.progress(bench_what(phase, n, 1, depth), uint64_t(i), uint64_t(o.runs) + 1);
       const auto start = Clock::now();
-      if (auto ok = step(n, out); !ok) return ok;
+      if (auto ok = read(n, out); !ok) return ok;
       if (i > 0) ms.push_back(1e3 * seconds_since(start));
+      if (auto ok = go_back(depth); !ok) return ok;
     }
     std::sort(ms.begin(), ms.end());
     BenchLine l;
-    l.phase = phase, l.n = n, l.depth = depth, l.runs = o.runs, l.ms_median = ms[ms.size() / 2];
+    l.phase = phase, l.n = n, l.depth = depth, l.runs = o.runs, l.kv_k = *c.kv_k, l.kv_v = *c.kv_v;
+    l.ms_median = ms[ms.size() / 2];
     double flops = 0;
     for (const auto& [name, v] : r.b.costs()) l.bytes += v.bytes / o.runs, flops += v.flops / o.runs;
     l.verbs = bench_verbs(r.b.costs(), o.runs);
@@ -107,6 +131,7 @@ Status bench(const GgufFile& file, const ModelCfg& m, const EngineConfig& c, con
   std::sort(depths.begin(), depths.end());
   for (int depth : depths) {
     while (r.cache->len(0) < depth) {
+      if (o.progress) o.progress(fmt::format("filling {} rows", depth), uint64_t(r.cache->len(0)), uint64_t(depth));
       const int n = std::min(c.chunk, depth - r.cache->len(0));
       if (auto ok = step(n, Out::kNone); !ok) return ok;
       r.cache->commit(0, n);
@@ -121,6 +146,15 @@ Status bench(const GgufFile& file, const ModelCfg& m, const EngineConfig& c, con
 }
 
 }  // namespace
+
+std::string bench_what(const char* phase, int n, int n_seq, int depth) {
+  return n_seq > 1 ? fmt::format("{} of {} sequences after {}", phase, n_seq, depth)
+                   : fmt::format("{} of {} after {}", phase, n, depth);
+}
+LoadProgress bench_loading(const BenchOptions& o) {
+  if (!o.progress) return {};
+  return [&o](uint64_t done, uint64_t total) { o.progress("loading", done, total); };
+}
 
 std::vector<BenchVerb> bench_verbs(const std::map<std::string, VerbCost>& costs, int runs) {
   std::vector<BenchVerb> verbs;
@@ -143,30 +177,27 @@ Status run_bench(const EngineConfig& given, const BenchOptions& o,
   if (!file) return file.error();
   auto m = gemma4_config(*file);
   if (!m) return m.error();
-  const int widest = *std::max_element(o.widths.begin(), o.widths.end());
-  const int deepest = *std::max_element(o.depths.begin(), o.depths.end());
-  c.chunk = std::max({c.chunk > 0 ? c.chunk : 512, o.prefill, widest});
-  c.max_out = widest;
-  for (int n : o.batches) c.max_seq = std::max(c.max_seq, n), c.max_out = std::max(c.max_out, n);
-  c.margin = std::max(c.margin, widest);
-  c.snapshots = 0;
-  if (c.n_ctx == 0) c.n_ctx = deepest + c.chunk;
-  auto decided = resolve_config(*file, *m, c);
-  if (!decided) return decided.error();
   if (!has_isa(c.cpu_isa))
     return Error{"--cpu-isa", fmt::format("this machine has no {}", isa_name(c.cpu_isa)),
                  "leave it out: the best there is will be used"};
-  c.backend = decided->backend;
+  auto backend = resolve_backend(c.backend, c.gpu);
+  if (!backend) return backend.error();
+  c.backend = *backend;
+  BenchOptions asked = o;
+  if (c.backend != "cuda") asked.batches.clear();
+  auto groups = bench_groups(c, asked, [&](const EngineConfig& x) { return resolve_config(*file, *m, x); });
+  if (!groups) return groups.error();
 #if FACET_CUDA
-  if (c.backend == "cuda") return bench_cuda(*file, *m, *decided, o, machine, line);
+  if (c.backend == "cuda") return bench_cuda(*file, *m, *groups, machine, line);
 #endif
+  const EngineConfig* decided = &groups->front().config;
   machine({.cpu = cpu_model(),
            .isa = c.backend == "cpu" ? simd_kernels(c.cpu_isa).name : "none",
            .threads = decided->n_threads,
            .gbps_ceiling = read_gbps(decided->n_threads, simd_kernels(c.cpu_isa))},
           *decided);
-  if (c.backend == "cpu") return bench<CpuFast>(*file, *m, *decided, o, line, decided->n_threads, c.cpu_isa);
-  if (c.backend == "ref") return bench<CpuRef>(*file, *m, *decided, o, line, decided->n_threads);
+  if (c.backend == "cpu") return bench<CpuFast>(*file, *m, *decided, asked, line, decided->n_threads, c.cpu_isa);
+  if (c.backend == "ref") return bench<CpuRef>(*file, *m, *decided, asked, line, decided->n_threads);
   return Error{"--backend", fmt::format("expected cuda, cpu or ref, found {}", c.backend),
                "this program was built without it"};
 }

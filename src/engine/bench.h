@@ -7,17 +7,25 @@
 #include "backend/traced.h"
 #include "base/result.h"
 #include "engine/engine.h"
+#include "model/gemma4_bind.h"
 
 namespace facet {
 
 struct BenchOptions {
-  int prefill = 512;                        // tokens of a prefill measurement; 0: none
+  int prefill = 512;  // tokens of a prefill measurement, in steps of a chunk as an engine takes them; 0: none
   std::vector<int> depths{0, 4096};         // rows in the cache before the measured step
   std::vector<int> widths{1, 2, 4, 8, 16};  // tokens of a step whose rows all get logits: decoding, verification
   std::vector<int> batches{};               // sequences that decode together (cuda)
+  bool alone = true;                        // also one sequence that decodes
   bool explain = false;                     // on a GPU, where it takes steps of its own: also what verbs cost
   int runs = 5;                             // of which the median counts, after one that does not
+  // Told of what takes time: "prefill of 4096 after 0", parts done and in all.
+  std::function<void(const std::string& what, uint64_t done, uint64_t total)> progress = {};
 };
+
+// How progress names a measurement, and the loading of a model.
+std::string bench_what(const char* phase, int n, int n_seq, int depth);
+LoadProgress bench_loading(const BenchOptions& o);
 
 // One verb's share of the steps that were measured.
 struct BenchVerb {
@@ -30,6 +38,7 @@ std::vector<BenchVerb> bench_verbs(const std::map<std::string, VerbCost>& costs,
 struct BenchLine {
   std::string phase;  // prefill, decode, step
   int n = 0, depth = 0, runs = 0;
+  KvType kv_k = KvType::kF16, kv_v = KvType::kF16;
   double ms_median = 0, tok_s = 0;
   double bytes = 0, gbps = 0, gflops = 0;  // bytes a step must move at least (backend/traced.h)
   std::vector<BenchVerb> verbs;            // largest first
@@ -39,6 +48,17 @@ struct BenchMachine {
   int threads = 0;
   double gbps_ceiling = 0;  // reading a buffer that no cache holds, all threads
 };
+
+// What is measured with one cache: all but the batches, with those that fit beside it; then batches that need a smaller
+// type, on their own.
+struct BenchGroup {
+  EngineConfig config;
+  BenchOptions options;
+};
+// `fits` decides on a configuration. The cache type is f16, else q8_0, else q4_0, where none was asked for. An error
+// where not even the first group, or a batch alone, fits.
+Result<std::vector<BenchGroup>> bench_groups(const EngineConfig& c, const BenchOptions& o,
+                                             const std::function<Result<EngineConfig>(const EngineConfig&)>& fits);
 
 // Measures steps of a model on random tokens. `machine` is called first, `line` after each measurement.
 Status run_bench(const EngineConfig& c, const BenchOptions& o,

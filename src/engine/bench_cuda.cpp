@@ -38,7 +38,7 @@ double step_bytes(const GgufFile& file, const ModelCfg& m, const KvCache& cache,
 template <Backend B>
 Status bench_on(const GgufFile& file, const ModelCfg& m, const EngineConfig& c, const BenchOptions& o,
                 const std::function<void(const BenchLine&)>& line) {
-  auto opened = Runner<B>::open(file, m, {.kv = kv_plan(c), .max_out = c.max_out}, c.gpu);
+  auto opened = Runner<B>::open(file, m, {.kv = kv_plan(c), .max_out = c.max_out, .loading = bench_loading(o)}, c.gpu);
   if (!opened) return opened.error();
   Runner<B>& r = **opened;
   auto device = [&]() -> Cuda& {
@@ -71,6 +71,13 @@ Status bench_on(const GgufFile& file, const ModelCfg& m, const EngineConfig& c, 
     }
     return Ok{};
   };
+  auto launch = [&](int n, Out out) -> Status {
+    if (auto ok = cache.prepare(0, n); !ok) return ok;
+    r.steps.begin();
+    r.add({.slot = 0, .token = std::span(ids).first(size_t(n)), .out = out});
+    r.forward();
+    return Ok{};
+  };
   auto grow_to = [&](int s, int depth) -> Status {  // rows are random already: only the lengths grow
     while (cache.len(s) < depth) {
       const int n = std::min(cache.plan().max_step, depth - cache.len(s));
@@ -98,31 +105,56 @@ Status bench_on(const GgufFile& file, const ModelCfg& m, const EngineConfig& c, 
       return step(1, n_seq, Out::kLast, true);
     }
   };
+  // A prompt in chunks that are committed, as an engine reads it; the host waits at the end.
+  auto read = [&](int n, Out out) -> Status {
+    for (int at = 0; at < n;) {
+      const int piece = std::min(c.chunk, n - at);
+      at += piece;
+      if (auto ok = at < n ? launch(piece, Out::kNone) : step(piece, 1, out, false); !ok) return ok;
+      cache.commit(0, piece);
+    }
+    return Ok{};
+  };
   auto measure = [&](const char* phase, int n, int n_seq, int depth, Out out, bool draw) -> Status {
     std::vector<double> ms;
+    const bool in_chunks = n > c.chunk;
+    const std::string what = bench_what(phase, n, n_seq, depth);
     const int runs = n * n_seq <= 64 ? std::max(o.runs, 30) : o.runs, warm = n * n_seq <= 64 ? 5 : 1;
     const bool chained = n == 1 && out == Out::kLast && depth + warm + runs < cache.plan().max_ctx;
+    auto go_back = [&]() -> Status {
+      for (int s = 0; s < n_seq; ++s)
+        if (cache.len(s) > depth) {
+          cache.clear(s);
+          if (auto ok = grow_to(s, depth); !ok) return ok;
+        }
+      return Ok{};
+    };
     for (int i = 0; i < warm + runs; ++i) {
+      if (o.progress) o.progress(what, uint64_t(i), uint64_t(warm + runs));
       const auto start = Clock::now();
-      if (auto ok = chained ? decode(n_seq, i + 1 == warm + runs) : step(n, n_seq, out, draw); !ok) return ok;
+      if (auto ok = chained     ? decode(n_seq, i + 1 == warm + runs)
+                    : in_chunks ? read(n, out)
+                                : step(n, n_seq, out, draw);
+          !ok)
+        return ok;
       if (i >= warm) ms.push_back(std::chrono::duration<double, std::milli>(Clock::now() - start).count());
+      if (in_chunks)
+        if (auto ok = go_back(); !ok) return ok;
     }
-    for (int s = 0; s < n_seq; ++s)
-      if (cache.len(s) > depth) {
-        cache.clear(s);
-        if (auto ok = grow_to(s, depth); !ok) return ok;
-      }
+    if (auto ok = go_back(); !ok) return ok;
     std::sort(ms.begin(), ms.end());
     BenchLine l;
     l.phase = phase, l.n = n * n_seq, l.depth = depth, l.runs = runs, l.ms_median = ms[ms.size() / 2];
-    l.bytes = step_bytes(file, m, cache, n * n_seq, n_seq, depth);
+    l.kv_k = *c.kv_k, l.kv_v = *c.kv_v;
+    for (int at = 0; at < n; at += c.chunk)
+      l.bytes += step_bytes(file, m, cache, std::min(c.chunk, n - at) * n_seq, n_seq, depth + at);
     l.tok_s = n * n_seq / l.ms_median * 1e3;
     l.gbps = l.bytes / l.ms_median / 1e6;
     if constexpr (!MarksTime<B>) {
       r.b.trace(true);
       for (int i = 0; i < warm + o.runs; ++i) {
         if (i == warm) r.b.reset();
-        if (auto ok = step(n, n_seq, out, draw); !ok) return ok;
+        if (auto ok = step(in_chunks ? c.chunk : n, n_seq, out, draw); !ok) return ok;  // of a prompt its first chunk
         r.b.take_laps();
       }
       r.b.trace(false);
@@ -139,7 +171,8 @@ Status bench_on(const GgufFile& file, const ModelCfg& m, const EngineConfig& c, 
   for (int depth : depths) {
     for (int s = 0; s < widest_batch; ++s)
       if (auto ok = grow_to(s, depth); !ok) return ok;
-    if (auto ok = measure("decode", 1, 1, depth, Out::kLast, true); !ok) return ok;
+    if (o.alone)
+      if (auto ok = measure("decode", 1, 1, depth, Out::kLast, true); !ok) return ok;
     for (int n : o.widths)
       if (auto ok = measure("step", n, 1, depth, Out::kAll, true); !ok) return ok;
     for (int n : o.batches)
@@ -147,7 +180,7 @@ Status bench_on(const GgufFile& file, const ModelCfg& m, const EngineConfig& c, 
     if (o.prefill > 0)
       if (auto ok = measure("prefill", o.prefill, 1, depth, Out::kLast, false); !ok) return ok;
   }
-  const Cuda::Counters& k = device().counters();
+  const Cuda::Counters k = device().counters();
   fmt::print(stderr, "{} graph launches ({} in vain), {} captures, {} allocations\n", k.graph_launches, k.in_vain,
              k.captures, k.allocations);
   return Ok{};
@@ -155,16 +188,27 @@ Status bench_on(const GgufFile& file, const ModelCfg& m, const EngineConfig& c, 
 
 }  // namespace
 
-Status bench_cuda(const GgufFile& file, const ModelCfg& m, const EngineConfig& c, const BenchOptions& o,
+Status bench_cuda(const GgufFile& file, const ModelCfg& m, const std::vector<BenchGroup>& groups,
                   const std::function<void(const BenchMachine&, const EngineConfig&)>& machine,
                   const std::function<void(const BenchLine&)>& line) {
-  const double ceiling = cuda::read_gbps(), tflops = cuda::bf16_tflops();
-  machine({.cpu = Cuda::device_name(c.gpu),
-           .isa = fmt::format("bf16 {:.0f} TFLOP/s", tflops),
+  const EngineConfig& c = groups.front().config;
+  double ceiling = 0, tflops = 0;
+  std::string name;
+  {
+    const cuda::Device d(c.gpu);
+    ceiling = cuda::read_gbps(), tflops = cuda::bf16_tflops(), name = d.info().name;
+  }
+  machine({.cpu = name,
+           .isa = tflops > 0 ? fmt::format("bf16 {:.0f} TFLOP/s", tflops) : "bf16 rate not measured",
            .threads = c.n_threads,
            .gbps_ceiling = ceiling},
           c);
-  return o.explain ? bench_on<Traced<Cuda>>(file, m, c, o, line) : bench_on<Cuda>(file, m, c, o, line);
+  for (const BenchGroup& g : groups) {
+    const Status ok = g.options.explain ? bench_on<Traced<Cuda>>(file, m, g.config, g.options, line)
+                                        : bench_on<Cuda>(file, m, g.config, g.options, line);
+    if (!ok) return ok;
+  }
+  return Ok{};
 }
 
 }  // namespace facet

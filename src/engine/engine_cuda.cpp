@@ -14,8 +14,10 @@ namespace facet {
 
 constexpr int64_t kDriverBytes = int64_t(256) << 20;  // that kernels and graphs take when they are first used
 
-Status cuda_accepts(const std::string& path, std::span<const TensorView> tensors, int n_expert_used) {
-  return Cuda::accepts(path, tensors, n_expert_used, Cuda::most_cols(false), Cuda::most_cols(true));
+Status cuda_accepts(int gpu, const std::string& path, std::span<const TensorView> tensors, int n_expert_used) {
+  const auto d = cuda::device_info(gpu);
+  if (!d) return d.error();
+  return Cuda::accepts(path, tensors, n_expert_used, Cuda::most_cols(*d, false), Cuda::most_cols(*d, true));
 }
 
 int64_t cuda_weight_bytes(std::span<const TensorView> tensors) {
@@ -51,6 +53,8 @@ Result<std::unique_ptr<Engine>> open_cuda_engine(LoadedModel model, const Engine
 
 MemoryPlan plan_cuda_memory(const GgufFile& file, const ModelCfg& m, const EngineConfig& c, const KvPlan& kv,
                             const KvBytes& b, const BackendLimits& limits) {
+  const auto d = cuda::device_info(c.gpu);
+  CHECK(bool(d), "{}", d.error().message());  // resolve_backend() has asked
   MemoryPlan p;
   const std::string types = fmt::format("{}/{}", kv_type_name(*c.kv_k), kv_type_name(*c.kv_v));
   p.lines.push_back({"weights", fmt::format("{} tensors on GPU {}", file.tensors().size(), c.gpu),
@@ -59,12 +63,15 @@ MemoryPlan plan_cuda_memory(const GgufFile& file, const ModelCfg& m, const Engin
   p.lines.push_back({"kv rings", fmt::format("{} x {} slots", types, c.max_seq), b.rings});
   p.lines.push_back({"kv staging", fmt::format("a chunk of {} tokens of one sliding layer", kv.max_step), b.staging});
   p.lines.push_back({"kv snapshots", fmt::format("rings of {} sequences to go on from", kv.snapshots), b.snapshots});
+  const int64_t pages = pool_bytes(m, kv, CudaPagePool::kPage, CudaPagePool::kReadBeyond);
+  p.lines.push_back(
+      {"kv pages", "what whole pages of 2 MiB take beyond that", std::max<int64_t>(0, pages - b.total())});
   p.lines.push_back({"activations", fmt::format("{} tokens a step", kv.max_step),
                      Cuda::rows_bytes(1, work_elements(m, kv.max_step, 0))});
   p.lines.push_back({"logits", fmt::format("{} rows of {}", c.max_out, m.n_vocab),
                      Cuda::rows_bytes(c.max_out, m.d_model + int64_t(m.n_vocab))});
   p.lines.push_back({"scratch", "partial sums, panels of weights for long prompts",
-                     Cuda::reserve_bytes(limits, 0) + Cuda::partial_bytes(file.tensors())});
+                     Cuda::reserve_bytes(*d, limits) + Cuda::partial_bytes(*d, file.tensors())});
   if (c.memory > 0)
     p.available = c.memory;
   else if (auto free = Cuda::free_memory(c.gpu); free)

@@ -17,8 +17,8 @@ namespace facet {
 struct LoadedModel;
 Result<std::unique_ptr<Engine>> open_cuda_engine(LoadedModel model, const EngineConfig& decided);
 
-// An error of the model or drafter file that the GPU's kernels cannot take.
-Status cuda_accepts(const std::string& path, std::span<const TensorView> tensors, int n_expert_used);
+// An error of the model or drafter file that the kernels cannot take on this GPU.
+Status cuda_accepts(int gpu, const std::string& path, std::span<const TensorView> tensors, int n_expert_used);
 // Of weights on the device: types that a GPU does not keep are larger there.
 int64_t cuda_weight_bytes(std::span<const TensorView> tensors);
 // What a user should know of a file whose types a GPU does not keep.
@@ -29,7 +29,7 @@ MemoryPlan plan_cuda_memory(const GgufFile& file, const ModelCfg& m, const Engin
                             const KvBytes& b, const BackendLimits& limits);
 
 // As run_bench. Times are of the GPU, sampling included in decoding; caches are filled with random rows.
-Status bench_cuda(const GgufFile& file, const ModelCfg& m, const EngineConfig& decided, const BenchOptions& o,
+Status bench_cuda(const GgufFile& file, const ModelCfg& m, const std::vector<BenchGroup>& groups,
                   const std::function<void(const BenchMachine&, const EngineConfig&)>& machine,
                   const std::function<void(const BenchLine&)>& line);
 

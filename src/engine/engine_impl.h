@@ -57,6 +57,10 @@ class EngineImpl final : public Engine, SessionMemory {
     return std::unique_ptr<Engine>(std::move(e));
   }
 
+  ~EngineImpl() override {
+    if (runner_) make_current(runner_->b);
+  }
+
   Result<RequestId> submit(Request r, Sink sink) override {
     if (r.prompt.empty()) return Error{"request", "prompt: expected at least one token, found none", "send some text"};
     for (int32_t id : r.prompt)
@@ -76,6 +80,7 @@ class EngineImpl final : public Engine, SessionMemory {
   }
   void stop() override { queue_.stop(); }
   bool tick() override {
+    make_current(runner_->b);
     admit();
     return steps_->step();
   }
@@ -87,6 +92,7 @@ class EngineImpl final : public Engine, SessionMemory {
       if (id < 0 || id >= model_.cfg.n_vocab)
         return Error{"tokens", fmt::format("expected ids in [0, {}), found {}", model_.cfg.n_vocab, id),
                      "the ids belong to another vocabulary"};
+    make_current(runner_->b);
     const SlotId slot = sessions_->free_slot();
     for (int at = 0, total = int(ids.size()); at < total;) {
       const bool wanted = at >= from;

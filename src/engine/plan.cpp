@@ -181,9 +181,9 @@ Result<EngineConfig> resolve_config(const GgufFile& file, const ModelCfg& m, Eng
   c.backend = *backend;
 #if FACET_CUDA
   if (c.backend == "cuda") {
-    if (auto ok = cuda_accepts(file.path(), file.tensors(), m.n_expert_used); !ok) return ok.error();
+    if (auto ok = cuda_accepts(c.gpu, file.path(), file.tensors(), m.n_expert_used); !ok) return ok.error();
     for (const DrafterFile& f : drafters)
-      if (auto ok = cuda_accepts(f.path(), f.tensors(), 0); !ok) return ok.error();
+      if (auto ok = cuda_accepts(c.gpu, f.path(), f.tensors(), 0); !ok) return ok.error();
   }
 #endif
   if (c.n_threads <= 0) c.n_threads = physical_cores();

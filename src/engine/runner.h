@@ -32,10 +32,10 @@ class Runner {
     if (!w) return w.error();
     if (auto ok = memory_status(r->b); !ok) return ok.error();
     r->w = std::move(*w);
-    auto pool = CacheOf<B>::pool(m, o.kv, o.more_pages);
+    auto pool = CacheOf<B>::pool(r->b, m, o.kv, o.more_pages);
     if (!pool) return pool.error();
     r->pool = std::move(*pool);
-    auto cache = CacheOf<B>::create(m, o.kv, r->pool.get());
+    auto cache = CacheOf<B>::create(r->b, m, o.kv, r->pool.get());
     if (!cache) return cache.error();
     r->cache = std::move(*cache);
     r->kv = CacheOf<B>::views(*r->cache);

@@ -35,7 +35,7 @@ struct Session {
   uint64_t used = 0;           // clock of its last use
   bool decoding = false;       // running: its prompt is computed
   std::vector<int> cuts = {};  // running: lengths at which a snapshot is taken, ascending
-  Job work = {};              // running
+  Job work = {};               // running
 };
 
 // What sessions are made of; the engine's model, cache and drafters.

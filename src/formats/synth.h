@@ -32,7 +32,9 @@ struct SynthTensor {
 
 struct SynthMeta {
   std::string key;
-  std::variant<int64_t, double, bool, std::string, std::vector<int64_t>, std::vector<bool>> v;
+  std::variant<int64_t, double, bool, std::string, std::vector<int64_t>, std::vector<double>, std::vector<bool>,
+               std::vector<std::string>>
+      v;
 };
 
 // Everything of the file but the weights, in file order.
@@ -46,6 +48,10 @@ std::span<const std::string_view> synth_quants();   // "Q4_K_M", ...
 
 // is_pure: without the mixture's larger types. An Error if the preset or quant is not one of the above.
 Result<SynthPlan> synth_plan(std::string_view preset, std::string_view quant, bool is_pure = false);
+// Gives the plan the vocabulary of another model, filled up to the plan's number of tokens with ones whose text,
+// <unused0> and so on, is no other token's and that no merge leads to: they are drawn and read, but no text becomes
+// them. An Error if the plan is a drafter's, which has its model's, or `from` has no vocabulary or a larger one.
+Status synth_add_vocab(SynthPlan& plan, const GgufFile& from);
 uint64_t synth_bytes(const SynthPlan& plan);  // of the finished file
 
 // Called with bytes done and in all, about every 32 MB.

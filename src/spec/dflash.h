@@ -42,7 +42,7 @@ class Dflash final : public Drafter<B> {
     auto w = bind_dflash(t.b, file, d->c_);
     if (!w) return w.error();
     d->w_ = std::move(*w);
-    auto cache = CacheOf<B>::create(d->c_.body, d->plan_, t.pool);
+    auto cache = CacheOf<B>::create(t.b, d->c_.body, d->plan_, t.pool);
     if (!cache) return cache.error();
     d->cache_ = std::move(*cache);
     d->kv_ = CacheOf<B>::views(*d->cache_);

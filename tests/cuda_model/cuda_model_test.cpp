@@ -30,9 +30,7 @@ TinyModel wide_moe() {
   return {.moe = true, .type = DType::kQ8_0, .width = 1280, .experts = 16, .used = 4, .d_expert = 64};
 }
 
-KvPlan plan(KvType t) {
-  return {.k = t, .v = t, .max_seq = 4, .max_ctx = 512, .max_step = 192, .margin = 16, .checkpoints = 1};
-}
+KvPlan plan(KvType t) { return {.k = t, .v = t, .max_seq = 4, .max_ctx = 512, .max_step = 192, .margin = 16}; }
 
 template <class B>
 struct Model {
@@ -185,8 +183,7 @@ TEST(CudaModel, PlansOfAnySize) {
                            .max_seq = 1,
                            .max_ctx = max_ctx,
                            .max_step = max_step,
-                           .margin = 16,
-                           .checkpoints = 0});
+                           .margin = 16});
       EXPECT_TRUE(bitwise_equal(m.logits(ids, max_step), want))
           << path << ": " << max_ctx << " rows, steps of " << max_step;
     }

@@ -37,6 +37,27 @@ TEST(Program, BenchExplains) {
     EXPECT_TRUE(has(r.out, part)) << part << "\n" << r.out;
 }
 
+// A prompt longer than a chunk; the table on standard output, lines of JSON in a file.
+TEST(Program, BenchReadsPromptsInChunks) {
+  const TempDir dir;
+  const Ran r = shell("bench --backend cpu --depths 30 --widths 2 --prefill 300 --chunk 128 --runs 1 --json " +
+                      dir.file("rows.jsonl"));
+  EXPECT_EQ(r.rc, 0);
+  EXPECT_TRUE(has(r.out, "prefill     300     30         f16 ")) << r.out;
+  EXPECT_FALSE(has(r.out, "{")) << r.out;
+  std::ifstream in(dir.file("rows.jsonl"));
+  const std::string rows(std::istreambuf_iterator<char>(in), {});
+  EXPECT_EQ(lines(rows), 3) << rows;
+  EXPECT_TRUE(has(rows, "{\"phase\":\"prefill\",\"n\":300,\"depth\":30,\"kv_k\":\"f16\"")) << rows;
+  // Without a file the lines go to whoever reads standard output.
+  const Ran piped = shell("bench --backend cpu -c 64 --depths 0 --widths 2 --prefill 0 --runs 1");
+  EXPECT_EQ(lines(piped.out), 2) << piped.out;
+  EXPECT_TRUE(has(piped.out, "{\"phase\":\"decode\",\"n\":1,")) << piped.out;
+  const Ran small = shell("bench --backend cpu -c 256 --depths 0 --prefill 257 --runs 1", true);
+  EXPECT_EQ(small.rc, 1);
+  EXPECT_TRUE(has(small.out, "-c: expected at least 257 rows")) << small.out;
+}
+
 TEST(Program, AnswersWithExperts) {
   const Ran r =
       shell("run -m " FACET_SOURCE_DIR "/models/facet-nano-moe-Q4_K_M.gguf -p 'What is 17 + 25?' --temp 0 -c 1024");

@@ -608,7 +608,7 @@ INSTANTIATE_TEST_SUITE_P(Products, CudaLongChunks, testing::Bool(),
 TEST_P(CudaLongChunks, AsReference) {
   NEEDS_GPU();
   Cases cases(7);
-  cuda::attend_uses_warpgroups = GetParam();
+  gpu().use_wgmma(GetParam());
   unsigned seed = 200;
   for (const Pair pair : kPairs)
     for (const int E : {64, 128, 256, 512})
@@ -637,7 +637,7 @@ TEST_P(CudaLongChunks, AsReference) {
                  .v = KvType::kQ8_0};
     Case(d, {{.kv_len = 2100, .n = 600}}, 0, ++seed).check("a later chunk");
   }
-  cuda::attend_uses_warpgroups = true;
+  gpu().use_wgmma(true);
 }
 
 // Row j of a chain of T tokens, and the same row as the only one of its step: the earlier ones are committed.

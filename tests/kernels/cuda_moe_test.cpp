@@ -207,7 +207,7 @@ struct Case {
     const OnDevice<int32_t> expert(pairs), active(size_t(d.N + 1)), begin(size_t(d.N + 2)), pair(pairs);
     const OnDevice<uint16_t> hidden(pairs * size_t(d.F)), g_bf(static_cast<size_t>(dense_rows));
     const OnDevice<unsigned> number(std::vector<unsigned>{0}),
-        counter(std::vector<unsigned>(size_t(cuda::skinny_counters()), 0));
+        counter(std::vector<unsigned>(size_t(cuda::skinny_counters(cuda::device())), 0));
     const OnDevice<uint8_t> image(size_t(1) << 20);
     const cuda::MoeBuffers b{
         .routing = {logits.p(), weight.p(), expert.p(), active.p(), begin.p(), pair.p(), number.p()},
@@ -280,9 +280,9 @@ struct Case {
     // One at a time, 200 experts are 600 launches, of which racecheck keeps more than 100 GB.
     EXPECT_EQ(0, std::memcmp(y.data(), many(light() ? int64_t(1) << 20 : 1).data(), y.size() * 4))
         << "few experts at a time";
-    cuda::moe_uses_warpgroups = false;
+    gpu().use_wgmma(false);
     check(many(), 0, T, "mma");
-    cuda::moe_uses_warpgroups = true;
+    gpu().use_wgmma(true);
   }
 };
 

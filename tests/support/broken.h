@@ -64,15 +64,18 @@ struct KeepsRejected : Base {  // takes every row ever written for a committed o
   void attend(Rows o, Rows q, KvLayer kv, const Step& s, AttnSpec a) {
     std::vector<int32_t> len(s.kv_len, s.kv_len + s.shape.n_seq);
     for (int i = 0; i < s.shape.n_seq; ++i) {
-      int& high = written[{kv.k, s.slot[i]}];
-      if (s.kv_len[i] > 0) len[size_t(i)] = std::max(len[size_t(i)], high);
-      high = s.kv_len[i] + s.q_begin[i + 1] - s.q_begin[i];
+      auto& [len_before, high] = written[{kv.k, s.slot[i]}];
+      const int n = s.q_begin[i + 1] - s.q_begin[i];
+      const int there = (s.kv_len[i] + n + 63) / 64 * 64;  // rows that have memory: whole pages of at least 64
+      if (s.kv_len[i] > len_before && s.kv_len[i] <= high && high + n <= there)
+        len[size_t(i)] = high;  // the same sequence's next step
+      len_before = s.kv_len[i], high = s.kv_len[i] + n;
     }
     Step wrong = s;
     wrong.kv_len = len.data();
     Base::attend(o, q, kv, wrong, a);
   }
-  std::map<std::pair<std::byte*, int>, int> written;
+  std::map<std::pair<std::byte*, int>, std::pair<int, int>> written;
 };
 
 }  // namespace facet::test

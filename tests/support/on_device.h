@@ -6,6 +6,8 @@
 #include <cstdlib>
 #include <vector>
 
+#include "backend/cuda/device.h"
+
 // What tests of CUDA kernels share.
 namespace facet::test {
 
@@ -13,8 +15,15 @@ inline bool have_gpu() {
   int n = 0;
   return cudaGetDeviceCount(&n) == cudaSuccess && n > 0;
 }
-#define NEEDS_GPU() \
-  if (!have_gpu()) GTEST_SKIP() << "no CUDA device"
+// The first GPU, current on the thread that calls: kernels are launched without a backend here.
+inline cuda::Device& gpu() {
+  static cuda::Device device(0);
+  device.make_current();
+  return device;
+}
+#define NEEDS_GPU()                                  \
+  if (!have_gpu()) GTEST_SKIP() << "no CUDA device"; \
+  gpu()
 
 // Sanitizers make kernels a hundred times slower: with FACET_TEST_LIGHT=1 tests of many cases take every step-th of
 // them.

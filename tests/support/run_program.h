@@ -26,8 +26,10 @@ inline Ran run_command(const std::string& command) {
 }
 enum class Streams { kOut, kBoth };  // kBoth: stderr too
 inline Ran run_program(const std::string& args, Streams streams) {
-  return run_command(std::string("'") + FACET_PROGRAM + "' " + args +
-                     (streams == Streams::kBoth ? " 2>&1" : " 2>/dev/null"));
+  std::string command = "'" FACET_PROGRAM "' ";  // not one sum: GCC 12 warns of it
+  command += args;
+  command += streams == Streams::kBoth ? " 2>&1" : " 2>/dev/null";
+  return run_command(command);
 }
 
 inline bool has(std::string_view text, std::string_view part) { return text.find(part) != text.npos; }

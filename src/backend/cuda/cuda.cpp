@@ -35,24 +35,19 @@ Status Cuda::usable(int gpu) {
 
 Result<int64_t> Cuda::free_memory(int gpu) {
   if (auto ok = usable(gpu); !ok) return ok.error();
+  int before = gpu;
+  cudaGetDevice(&before);
   size_t free = 0, total = 0;
   cudaError_t e = cudaSetDevice(gpu);
   if (e == cudaSuccess) e = cudaMemGetInfo(&free, &total);
+  if (before != gpu && cuda::Device::is_any_current()) cudaSetDevice(before);
   if (e == cudaSuccess) return int64_t(free);
   cudaGetLastError();
   return Error{fmt::format("GPU {}", gpu), fmt::format("cannot be used: {}", cudaGetErrorString(e)),
                "end other programs on it (nvidia-smi lists them), or use --backend cpu"};
 }
 
-std::string Cuda::device_name(int gpu) {
-  cudaDeviceProp p;
-  CUDA_OK(cudaGetDeviceProperties(&p, gpu));
-  return p.name;
-}
-
-Cuda::Cuda(int gpu, int64_t fail_at) : gpu_(gpu), fail_at_(fail_at) {
-  CUDA_OK(cudaSetDevice(gpu));
-  CUDA_OK(cudaStreamCreate(&stream_));
+Cuda::Cuda(int gpu, int64_t fail_at) : device_(gpu, fail_at) {
   arrays_ = std::make_unique<StepArrays>();
   sampler_ = std::make_unique<Sampler>();
   loader_ = std::make_unique<Loader>();
@@ -60,7 +55,7 @@ Cuda::Cuda(int gpu, int64_t fail_at) : gpu_(gpu), fail_at_(fail_at) {
 }
 
 Cuda::~Cuda() {
-  cudaSetDevice(gpu_);
+  make_current();
   cudaStreamSynchronize(stream_);
   forget_graphs();
   gemm_.reset();
@@ -68,63 +63,6 @@ Cuda::~Cuda() {
   sampler_.reset();
   arrays_.reset();
   for (const cudaEvent_t e : marks_) cudaEventDestroy(e);
-  for (const auto& [p, bytes] : memory_) cudaFree(p);
-  cudaStreamDestroy(stream_);
-}
-
-Error Cuda::out_of_memory(std::string_view what, size_t bytes) {
-  int gpu = 0;
-  size_t free = 0, total = 0;
-  cudaGetDevice(&gpu);
-  cudaMemGetInfo(&free, &total);
-  constexpr double kMiB = 1 << 20;
-  return {fmt::format("GPU {}", gpu),
-          fmt::format("{}: expected {:.1f} MiB of free memory, found {:.1f} of {:.1f} MiB", what, double(bytes) / kMiB,
-                      double(free) / kMiB, double(total) / kMiB),
-          "use a smaller -c, --kv-k q8_0 --kv-v q8_0 or a smaller model, or end other programs on this GPU (nvidia-smi "
-          "lists them)"};
-}
-bool Cuda::may_allocate(size_t bytes, std::string_view what) {
-  if (n_allocation_++ == fail_at_ && !failed_) failed_ = out_of_memory(what, bytes);
-  return !failed_;
-}
-void* Cuda::allocate(size_t bytes, std::string_view what) {
-  if (!may_allocate(bytes, what)) return nullptr;
-  void* p = nullptr;
-  if (const cudaError_t e = cudaMalloc(&p, std::max<size_t>(bytes, 16)); e == cudaErrorMemoryAllocation) {
-    cudaGetLastError();  // it is not the device that failed
-    failed_ = out_of_memory(what, bytes);
-    return nullptr;
-  } else {
-    CUDA_OK(e);
-  }
-  memory_.emplace(p, bytes);
-  ++counters_.allocations;
-  return p;
-}
-void* Cuda::pinned(size_t bytes, std::string_view what) {
-  if (!may_allocate(bytes, what)) return nullptr;
-  void* p = nullptr;
-  if (const cudaError_t e = cudaMallocHost(&p, bytes); e != cudaSuccess) {
-    cudaGetLastError();
-    failed_ =
-        Error{"memory",
-              fmt::format("{}: {} bytes that a GPU can reach cannot be had: {}", what, bytes, cudaGetErrorString(e)),
-              "end other programs, or raise the limit of locked memory (ulimit -l)"};
-    return nullptr;
-  }
-  return p;
-}
-void Cuda::release(void* p) {
-  if (!p) return;
-  memory_.erase(p);
-  CUDA_OK(cudaFree(p));
-}
-bool Cuda::grow(void*& p, size_t bytes, std::string_view what) {
-  if (const auto at = memory_.find(p); at != memory_.end() && at->second >= bytes) return false;
-  release(p);
-  p = allocate(bytes, what);
-  return p != nullptr;
 }
 
 void Cuda::finish() {
@@ -139,8 +77,8 @@ void Cuda::results_there() {
 
 template <class T>
 T* Cuda::copied(std::span<const T> values) {
-  T* p = static_cast<T*>(allocate(values.size_bytes(), "constants"));
-  if (p) CUDA_OK(cudaMemcpy(p, values.data(), values.size_bytes(), cudaMemcpyHostToDevice));
+  T* p = static_cast<T*>(device_.allocate(values.size_bytes(), "constants"));
+  if (p) CUDA_OK(cudaMemcpyAsync(p, values.data(), values.size_bytes(), cudaMemcpyHostToDevice, stream_));
   return p;
 }
 Cuda::Vec Cuda::upload(std::span<const float> gain) { return {copied(gain), int(gain.size())}; }
@@ -150,9 +88,9 @@ Cuda::Rows Cuda::new_rows(int rows, int cols) {
   Buffer b;
   b.rows = rows, b.cols = cols, b.stride = (cols + 7) / 8 * 8;
   const size_t n = size_t(rows) * size_t(b.stride);
-  b.p = static_cast<float*>(allocate(n * sizeof(float), "activations"));
-  b.bf = static_cast<__nv_bfloat16*>(allocate(n * sizeof(__nv_bfloat16), "activations"));
-  if (b.p) CUDA_OK(cudaMemset(b.p, 0, n * sizeof(float)));
+  b.p = static_cast<float*>(device_.allocate(n * sizeof(float), "activations"));
+  b.bf = static_cast<__nv_bfloat16*>(device_.allocate(n * sizeof(__nv_bfloat16), "activations"));
+  if (b.p) CUDA_OK(cudaMemsetAsync(b.p, 0, n * sizeof(float), stream_));
   buffers_.push_back(b);
   return {&buffers_.back(), rows, cols, 0, 0};
 }
@@ -160,10 +98,10 @@ template <class T>
 Cuda::Results<T> Cuda::new_results(int n) {
   Results<T> r;
   r.owner_ = this, r.n_ = size_t(n);
-  r.host_ = static_cast<T*>(pinned(size_t(n) * sizeof(T), "results"));
+  r.host_ = static_cast<T*>(device_.pinned(size_t(n) * sizeof(T), "results"));
   if (r.host_) sampler_->pinned.push_back(r.host_);
   uint32_t*& flag = sampler_->done.flag;
-  if (!flag && (flag = static_cast<uint32_t*>(pinned(sizeof(uint32_t), "results"))))
+  if (!flag && (flag = static_cast<uint32_t*>(device_.pinned(sizeof(uint32_t), "results"))))
     sampler_->pinned.push_back(flag), *flag = 0;
   return r;
 }
@@ -192,9 +130,8 @@ cuda::MoeSizes moe_sizes(const BackendLimits& l) {
 struct MoeMemory {
   int64_t bytes, panel_bytes;
 };
-MoeMemory moe_many_memory(const BackendLimits& l) {
-  size_t free = 0, total = 0;
-  const bool roomy = cudaMemGetInfo(&free, &total) == cudaSuccess && total >= size_t(40) << 30;
+MoeMemory moe_many_memory(const cuda::DeviceInfo& d, const BackendLimits& l) {
+  const bool roomy = d.memory >= int64_t(40) << 30;
   const int64_t panel = roomy ? int64_t(1) << 40 : int64_t(256) << 20;
   return {cuda::moe_many_bytes(moe_sizes(l), panel), panel};
 }
@@ -212,17 +149,18 @@ void Cuda::reserve(const BackendLimits& more) {
   forget_graphs();  // they hold addresses of what may move
   limits_ = limits_.with(more);
   const BackendLimits& l = limits_;
+  const cuda::DeviceInfo& d = device_.info();
   const size_t rows = size_t(l.max_tok);
   grow(partial_, size_t(most_partials_));
-  const size_t n_counter = size_t(cuda::skinny_counters());
-  if (grow(counter_, n_counter + 1)) CUDA_OK(cudaMemset(counter_, 0, (n_counter + 1) * sizeof(unsigned)));
-  if (grow(image_, size_t(most_image_))) CUDA_OK(cudaMemset(image_, 0, size_t(most_image_)));
+  const size_t n_counter = size_t(cuda::skinny_counters(d));
+  if (grow(counter_, n_counter + 1)) CUDA_OK(cudaMemsetAsync(counter_, 0, (n_counter + 1) * sizeof(unsigned), stream_));
+  if (grow(image_, size_t(most_image_))) CUDA_OK(cudaMemsetAsync(image_, 0, size_t(most_image_), stream_));
   attend_.bytes = attend_bytes(l);
-  grow(attend_.p, attend_.bytes);
+  device_.grow(attend_.p, attend_.bytes, "scratch");
   arrays_->create(*this, l.max_tok);
-  if (l.max_tok > kSkinnyMost) gemm_->create(*this, l.max_matrix, int64_t(l.max_tok) * l.max_cols);
+  if (l.max_tok > kSkinnyMost && d.cublaslt) gemm_->create(*this, l.max_matrix, int64_t(l.max_tok) * l.max_cols);
   if (l.n_cluster > 0 && (cluster_score_.rows < l.max_tok || cluster_score_.cols < l.n_cluster)) {
-    if (cluster_score_) release(cluster_score_.buffer->p), release(cluster_score_.buffer->bf);
+    if (cluster_score_) device_.release(cluster_score_.buffer->p), device_.release(cluster_score_.buffer->bf);
     cluster_score_ = new_rows(l.max_tok, l.n_cluster);
     grow(cluster_chosen_, rows * size_t(l.n_cluster));
   }
@@ -230,7 +168,7 @@ void Cuda::reserve(const BackendLimits& more) {
     cuda::Routing& r = moe_.routing;
     const size_t few = size_t(std::min(l.max_tok, cuda::kMoeRows)), pairs = few * size_t(l.n_expert_used),
                  n = size_t(l.n_expert);
-    if (grow(r.logits, few * n)) CUDA_OK(cudaMemset(r.logits, 0, few * n * sizeof(uint64_t)));
+    if (grow(r.logits, few * n)) CUDA_OK(cudaMemsetAsync(r.logits, 0, few * n * sizeof(uint64_t), stream_));
     grow(r.weight, pairs);
     grow(r.expert, pairs);
     grow(r.active, n + 1);
@@ -240,19 +178,20 @@ void Cuda::reserve(const BackendLimits& more) {
     grow(moe_.hidden, pairs * size_t(l.d_expert));
     grow(moe_.out, pairs * size_t(l.d_moe));
     if (l.max_tok > kSkinnyMost) {
-      const auto [bytes, panel] = moe_many_memory(l);
+      const auto [bytes, panel] = moe_many_memory(d, l);
       grow(moe_memory_, size_t(bytes));
       moe_many_ = cuda::moe_many_buffers(moe_memory_, moe_sizes(l), panel);
     }
   }
 }
 
-int64_t Cuda::reserve_bytes(const BackendLimits& l, int) {
+int64_t Cuda::reserve_bytes(const cuda::DeviceInfo& d, const BackendLimits& l) {
   int64_t n = int64_t(attend_bytes(l)) + int64_t(2 * Loader::kPiece) + cuda::skinny_image_bytes(l.max_cols);
-  if (l.max_tok > kSkinnyMost) n += int64_t(l.max_tok) * l.max_cols * 4 + l.max_matrix * 2 + Gemm::kWorkspace;
+  if (l.max_tok > kSkinnyMost && d.cublaslt)
+    n += int64_t(l.max_tok) * l.max_cols * 4 + l.max_matrix * 2 + Gemm::kWorkspace;
   n += int64_t(l.max_tok) * l.n_cluster * 7;
   if (l.n_expert > 0) n += int64_t(cuda::kMoeRows) * l.n_expert_used * (l.d_expert * 2 + l.d_moe * 4);
-  if (l.n_expert > 0 && l.max_tok > kSkinnyMost) n += moe_many_memory(l).bytes;
+  if (l.n_expert > 0 && l.max_tok > kSkinnyMost) n += moe_many_memory(d, l).bytes;
   return n;
 }
 
@@ -260,15 +199,19 @@ std::vector<float> Cuda::to_host(Rows x) {
   std::vector<float> v(size_t(x.rows) * size_t(x.cols));
   settle();
   finish();
-  CUDA_OK(cudaMemcpy2D(v.data(), size_t(x.cols) * 4, x.buffer->p + x.first * x.buffer->stride + x.begin,
-                       size_t(x.buffer->stride) * 4, size_t(x.cols) * 4, size_t(x.rows), cudaMemcpyDeviceToHost));
+  CUDA_OK(cudaMemcpy2DAsync(v.data(), size_t(x.cols) * 4, x.buffer->p + x.first * x.buffer->stride + x.begin,
+                            size_t(x.buffer->stride) * 4, size_t(x.cols) * 4, size_t(x.rows), cudaMemcpyDeviceToHost,
+                            stream_));
+  CUDA_OK(cudaStreamSynchronize(stream_));
   return v;
 }
 void Cuda::from_host(Rows x, std::span<const float> values) {
   settle();
   finish();
-  CUDA_OK(cudaMemcpy2D(x.buffer->p + x.first * x.buffer->stride + x.begin, size_t(x.buffer->stride) * 4, values.data(),
-                       size_t(x.cols) * 4, size_t(x.cols) * 4, size_t(x.rows), cudaMemcpyHostToDevice));
+  CUDA_OK(cudaMemcpy2DAsync(x.buffer->p + x.first * x.buffer->stride + x.begin, size_t(x.buffer->stride) * 4,
+                            values.data(), size_t(x.cols) * 4, size_t(x.cols) * 4, size_t(x.rows),
+                            cudaMemcpyHostToDevice, stream_));
+  CUDA_OK(cudaStreamSynchronize(stream_));
   x.buffer->fresh_rows = 0;
   if (image_of_ == x.buffer) image_of_ = nullptr;
 }

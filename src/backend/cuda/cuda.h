@@ -2,15 +2,14 @@
 #include <cuda_runtime.h>
 
 #include <deque>
-#include <map>
 #include <memory>
-#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "backend/backend.h"
+#include "backend/cuda/device.h"
 #include "backend/cuda/kernels/attend.h"
 #include "backend/cuda/kernels/matmul/matmul.h"
 #include "backend/cuda/kernels/moe/moe.h"
@@ -100,7 +99,6 @@ class Cuda {
   // Fails when there is no such GPU, or it is older than compute capability 8.0.
   static Status usable(int gpu);
   static Result<int64_t> free_memory(int gpu);
-  static std::string device_name(int gpu);
 
   explicit Cuda(int gpu = 0) : Cuda(gpu, -1) {}
   Cuda(int gpu, int64_t fail_at);  // fail_at: the allocation of this number fails, for tests
@@ -125,7 +123,7 @@ class Cuda {
   // may have most_cols(its products do not read a byte a value) columns.
   static Status accepts(const std::string& file, std::span<const TensorView> tensors, int n_expert_used,
                         int64_t most_byte_cols, int64_t most_wide_cols);
-  static int64_t most_cols(bool is_wide);
+  static int64_t most_cols(const cuda::DeviceInfo&, bool is_wide);
   // Which products with few rows read activations in two bytes: all where most weights are so fine that one byte, not
   // they, would be most of the error (Q6_K, Q8_0, Q5_0, Q4_0), else those of attention in models with embeddings for
   // each layer, whose narrow rows lose more. take_file() says so before a model's tensors are uploaded; drafters follow
@@ -133,16 +131,17 @@ class Cuda {
   enum class Fine : uint8_t { kNone, kAttention, kAll };
   static Fine fineness(std::span<const TensorView> tensors);
   void take_file(std::span<const TensorView> tensors) { fine_ = fineness(tensors); }
-  static bool keeps(const TensorView& t);                             // in its own type; of others, formats/widen.h
-  static int64_t weight_bytes(const TensorView& t);                   // on the device
-  static int64_t partial_bytes(std::span<const TensorView> tensors);  // of partial sums
+  static bool keeps(const TensorView& t);            // in its own type; of others, formats/widen.h
+  static int64_t weight_bytes(const TensorView& t);  // on the device
+  static int64_t partial_bytes(const cuda::DeviceInfo&, std::span<const TensorView> tensors);  // of partial sums
   static int64_t rows_bytes(int64_t rows, int64_t cols) { return rows * cols * 6; }
-  static int64_t reserve_bytes(const BackendLimits& limits, int n_threads);
+  static int64_t reserve_bytes(const cuda::DeviceInfo&, const BackendLimits& limits);
 
+  // Before work on a thread, or after work on another GPU there. The thread that constructs has it current.
+  void make_current() { device_.make_current(); }
+  cuda::Device& device() { return device_; }
   // The first allocation that failed: nothing is allocated after it, and nothing may run.
-  Status status() const { return failed_ ? Status(*failed_) : Status(Ok{}); }
-  // What to tell a user when `bytes` for `what` cannot be had on the current GPU.
-  static Error out_of_memory(std::string_view what, size_t bytes);
+  Status status() const { return device_.status(); }
 
   // Copies the step's arrays to the device; every verb until the next call works on this step.
   void begin_step(const Step& s);
@@ -180,14 +179,17 @@ class Cuda {
     int64_t graph_launches = 0, captures = 0, allocations = 0;
     int64_t in_vain = 0;  // of the launches
   };
-  const Counters& counters() const { return counters_; }
+  Counters counters() const {
+    Counters c = counters_;
+    c.allocations = device_.allocations();
+    return c;
+  }
   size_t graphs() const { return captured_.size(); }
   void use_graphs(bool on) { graphs_ = on; }
   // Times of a pass that is not replayed (backend/traced.h).
   void mark();
   void hold();
   std::vector<double> laps();
-  cudaStream_t stream() const { return stream_; }
 
   void embed(Rows x, Weight table, const Step& s, float scale);
   void embed_concat(Rows y, Weight table, const Step& s, float scale, Rows x);
@@ -267,17 +269,11 @@ class Cuda {
   void begin_capture();
   void end_capture(Captured& c);
   void run(Captured& c);
-  // Null when there is no memory, or was none before: status() says what for.
-  void* allocate(size_t bytes, std::string_view what);
-  void* pinned(size_t bytes, std::string_view what);  // host memory that the caller frees
-  bool may_allocate(size_t bytes, std::string_view what);
-  void release(void* p);  // null: nothing
-  // At least n elements at p. What is too small is freed first; its contents are lost. True when p is new memory.
-  bool grow(void*& p, size_t bytes, std::string_view what = "scratch");
+  // Of n elements (Device::grow).
   template <class T>
   bool grow(T*& p, size_t n, std::string_view what = "scratch") {
     void* q = p;
-    const bool fresh = grow(q, n * sizeof(T), what);
+    const bool fresh = device_.grow(q, n * sizeof(T), what);
     p = static_cast<T*>(q);
     return fresh;
   }
@@ -299,14 +295,11 @@ class Cuda {
                 cuda::SkinnyWork work = {});
   void gemm(float* y, int64_t y_stride, const __nv_bfloat16* x, int64_t x_stride, int n_row, const Weight& w);
 
-  int gpu_ = 0;
-  cudaStream_t stream_ = nullptr;
+  cuda::Device device_;  // ends last
+  const cudaStream_t stream_ = device_.stream();
   bool graphs_ = true;
   Fine fine_ = Fine::kNone;
-  bool in_pass_ = false;            // what is launched may be launched again by replay
-  std::map<void*, size_t> memory_;  // bytes by address
-  std::optional<Error> failed_;
-  int64_t fail_at_ = -1, n_allocation_ = 0;
+  bool in_pass_ = false;  // what is launched may be launched again by replay
   std::deque<Buffer> buffers_;
   std::deque<std::string> names_;
   Recent<GraphKey, Captured> captured_{kMaxGraphs};  // a server sees many shapes

@@ -38,7 +38,7 @@ void Cuda::StepArrays::create(Cuda& c, int max_tok) {
     p.cap = cap;
     const size_t bytes = Offsets(cap).end;
     c.grow(p.device, bytes, "arrays of a step");
-    for (std::byte*& h : p.host) h = static_cast<std::byte*>(c.pinned(bytes, "arrays of a step"));
+    for (std::byte*& h : p.host) h = static_cast<std::byte*>(c.device_.pinned(bytes, "arrays of a step"));
   };
   make(small, kSmall);
   if (max_tok > kSmall) make(large, max_tok);
@@ -136,8 +136,8 @@ Cuda::Fine Cuda::fineness(std::span<const TensorView> tensors) {
   return 2 * fine > all ? Fine::kAll : by_layer ? Fine::kAttention : Fine::kNone;
 }
 
-int64_t Cuda::most_cols(bool is_wide) {
-  return cuda::skinny_most_cols(is_wide ? cuda::Input::kBf16 : cuda::Input::kByte);
+int64_t Cuda::most_cols(const cuda::DeviceInfo& d, bool is_wide) {
+  return cuda::skinny_most_cols(d, is_wide ? cuda::Input::kBf16 : cuda::Input::kByte);
 }
 
 Status Cuda::accepts(const std::string& file, std::span<const TensorView> tensors, int n_expert_used,
@@ -183,12 +183,12 @@ int64_t Cuda::weight_bytes(const TensorView& t) {
   if (t.n_dims < 2) return int64_t(t.data.size());
   return is_router(t) ? t.n_elements() * int64_t(sizeof(float)) : tiles_of(t).matrix_bytes() * t.ne[2];
 }
-int64_t Cuda::partial_bytes(std::span<const TensorView> tensors) {
+int64_t Cuda::partial_bytes(const cuda::DeviceInfo& d, std::span<const TensorView> tensors) {
   int64_t most = 0;
   const Fine fine = fineness(tensors);
   for (const TensorView& t : tensors)
     if (t.n_dims == 2)
-      most = std::max(most, kMostFused * cuda::skinny_partials(tiles_of(t, fine)) * int64_t(sizeof(float)));
+      most = std::max(most, kMostFused * cuda::skinny_partials(d, tiles_of(t, fine)) * int64_t(sizeof(float)));
   return most;
 }
 
@@ -206,17 +206,17 @@ Cuda::Weight Cuda::upload(const TensorView& t) {
   if (is_router(t)) {
     std::vector<float> f(static_cast<size_t>(t.n_elements()));
     dequantize_row(t.type, t.data.data(), f.data(), t.n_elements());
-    float* p = static_cast<float*>(allocate(f.size() * sizeof(float), t.name));
-    if (p) CUDA_OK(cudaMemcpy(p, f.data(), f.size() * sizeof(float), cudaMemcpyHostToDevice));
+    float* p = static_cast<float*>(device_.allocate(f.size() * sizeof(float), t.name));
+    if (p) CUDA_OK(cudaMemcpyAsync(p, f.data(), f.size() * sizeof(float), cudaMemcpyHostToDevice, stream_));
     w.f32 = p;
     return w;
   }
   const DType kept = kept_type(t.type);
   w.m = tiles_of(t, fine_);
-  w.m.p = static_cast<uint8_t*>(allocate(size_t(w.m.matrix_bytes() * w.n_stack), t.name));
+  w.m.p = static_cast<uint8_t*>(device_.allocate(size_t(w.m.matrix_bytes() * w.n_stack), t.name));
   if (!w.m.p) return w;
   if (w.n_stack == 1) {
-    most_partials_ = std::max(most_partials_, kMostFused * cuda::skinny_partials(w.m));
+    most_partials_ = std::max(most_partials_, kMostFused * cuda::skinny_partials(device_.info(), w.m));
     most_image_ = std::max(most_image_, cuda::skinny_image_bytes(w.n_in));
   }
 
@@ -229,8 +229,8 @@ Cuda::Weight Cuda::upload(const TensorView& t) {
       loader_->next ^= 1;
       const size_t bytes = size_t(std::max<int64_t>(rows * row, int64_t(Loader::kPiece)));
       if (!b.host) {
-        b.host = static_cast<std::byte*>(pinned(bytes, "weights on their way"));
-        b.device = static_cast<uint8_t*>(allocate(bytes, "weights on their way"));
+        b.host = static_cast<std::byte*>(device_.pinned(bytes, "weights on their way"));
+        b.device = static_cast<uint8_t*>(device_.allocate(bytes, "weights on their way"));
         if (!b.device) return w;
         CUDA_OK(cudaEventCreateWithFlags(&b.free, cudaEventDisableTiming));
       }
@@ -261,9 +261,8 @@ Cuda::Weight Cuda::upload(const TensorView& t) {
 
 void Cuda::Gemm::create(Cuda& c, int64_t panel_n, int64_t second_n) {
   if (!handle) {
-    if (cublasLtCreate(&handle) != CUBLAS_STATUS_SUCCESS && !c.failed_)
-      c.failed_ = out_of_memory("cuBLASLt", size_t(kWorkspace));
-    workspace = c.allocate(size_t(kWorkspace), "cuBLASLt");
+    if (cublasLtCreate(&handle) != CUBLAS_STATUS_SUCCESS) c.device_.fail("cuBLASLt", size_t(kWorkspace));
+    workspace = c.device_.allocate(size_t(kWorkspace), "cuBLASLt");
   }
   c.grow(panel, size_t(panel_n), "weights of a long product");
   panel_elements = panel_n;
@@ -361,14 +360,14 @@ void Cuda::reserve_draws(int n_row, int n_adjust, int n_vocab) {
   forget_graphs();  // they hold addresses of what may move
   s.max_row = std::max({s.max_row, n_row, 16}), s.max_adjust = std::max(s.max_adjust, 2 * n_adjust + 4096);
   const size_t bytes = size_t(s.max_row) * sizeof(cuda::DrawRow) + size_t(s.max_adjust) * sizeof(cuda::Adjust);
-  s.host = static_cast<std::byte*>(pinned(bytes, "sampling"));
+  s.host = static_cast<std::byte*>(device_.pinned(bytes, "sampling"));
   if (s.host) s.pinned.push_back(s.host);
   grow(s.device, bytes, "sampling");
   s.n_candidate = std::max(s.n_candidate, cuda::draw_candidates(n_vocab) * s.max_row);
   grow(s.candidates, size_t(s.n_candidate), "sampling");
   grow(s.part_sums, size_t(s.n_candidate) / cuda::kMaxTopK, "sampling");
   if (grow(s.done.n_row, 1, "sampling")) CUDA_OK(cudaMemsetAsync(s.done.n_row, 0, sizeof(unsigned), stream_));
-  CHECK(!failed_, "{}", failed_->message());
+  if (const Status had = status(); !had) CHECK(false, "{}", had.error().message());
 }
 // For the launch that comes next.
 cuda::Done Cuda::next_results() {
@@ -450,7 +449,8 @@ void Cuda::sample(Ids ids, Rows logits, std::span<const SampleRow> rows, bool go
   for (size_t i : on_host) {
     finish();
     std::vector<float> row(static_cast<size_t>(logits.cols));
-    CUDA_OK(cudaMemcpy(row.data(), l.p + int64_t(i) * l.stride, row.size() * 4, cudaMemcpyDeviceToHost));
+    CUDA_OK(cudaMemcpyAsync(row.data(), l.p + int64_t(i) * l.stride, row.size() * 4, cudaMemcpyDeviceToHost, stream_));
+    CUDA_OK(cudaStreamSynchronize(stream_));
     drawn.push_back({i, sample_row(row, rows[i], s.scratch)});
   }
   Captured* const next = go_on && drawn.empty() ? next_graph(logits.rows) : nullptr;

@@ -12,11 +12,7 @@
 #include "backend/cuda/kernels/sample.h"
 
 // Parts of the Cuda backend that its header does not show.
-#define CUDA_OK(expr)                                                                    \
-  do {                                                                                   \
-    const cudaError_t facet_error = (expr);                                              \
-    CHECK(facet_error == cudaSuccess, "{}: {}", #expr, cudaGetErrorString(facet_error)); \
-  } while (0)
+#define CUDA_OK(expr) FACET_CUDA_CHECK(expr)
 
 namespace facet {
 

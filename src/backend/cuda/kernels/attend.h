@@ -61,9 +61,6 @@ void run_heads(cudaStream_t, const KvLayer&, Mat q, const Step&, const HeadsLeft
 bool attend(cudaStream_t, Mat o, Mat q, const KvLayer&, const Step&, const AttnSpec&, AttendScratch,
             const HeadsLeft* left = nullptr);
 
-// Tests and benches: long chunks take the kernels of older GPUs where this is false.
-extern bool attend_uses_warpgroups;
-
 // Bytes of one head vector as the device keeps it, the same number as kv_row_bytes: the codes first, then the scales
 // of its blocks. Host conversions, for tests and for caches saved to disk.
 void kv_planar_from_blocks(KvType, const std::byte* blocks, std::byte* planar, int head_dim);

@@ -2,7 +2,7 @@
 //
 // Bytes      two rows a move, layer and side
 // Launch     a block a layer and side; moves one after the other, since a row may be read before it is written over
-// Reference  HostKvCache::move_row    Test tests/kernels/cuda_cache_test.cpp
+// Reference  HostKvCache::move_row    Test tests/kernels/cuda_kv_move_test.cpp
 #include "backend/cuda/kernels/kv_move.h"
 
 #include "backend/cuda/kernels/common/launch.cuh"
@@ -25,8 +25,8 @@ __global__ void kv_move_kernel(const KvLayer* layers, int slot, KvMoves m) {
 
 }  // namespace
 
-void kv_move(const KvLayer* layers, int n_layer, int slot, const KvMoves& moves) {
-  kv_move_kernel<<<dim3(unsigned(n_layer), 2), 256>>>(layers, slot, moves);
+void kv_move(cudaStream_t stream, const KvLayer* layers, int n_layer, int slot, const KvMoves& moves) {
+  kv_move_kernel<<<dim3(unsigned(n_layer), 2), 256, 0, stream>>>(layers, slot, moves);
   FACET_CUDA_CHECK(cudaGetLastError());
 }
 

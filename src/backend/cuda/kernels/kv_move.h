@@ -1,4 +1,6 @@
 #pragma once
+#include <cuda_runtime.h>
+
 #include <cstdint>
 
 #include "backend/kv_layer.h"
@@ -10,7 +12,7 @@ struct KvMoves {
   int n = 0;
   int32_t from[kMaxMoves], to[kMaxMoves];  // rows; done in this order
 };
-// Moves rows of one slot in n_layer layers (views in device memory), after all work that was given to the GPU before.
-void kv_move(const KvLayer* layers, int n_layer, int slot, const KvMoves& moves);
+// Moves rows of one slot in n_layer layers (views in device memory), in the order of the stream.
+void kv_move(cudaStream_t, const KvLayer* layers, int n_layer, int slot, const KvMoves& moves);
 
 }  // namespace facet::cuda

@@ -59,8 +59,15 @@ double best_ms(F&& f, int runs) {
 
 }  // namespace
 
-void fill_random_rows(void* p, int64_t bytes, uint32_t seed) {
-  fill_kernel<<<1024, 256>>>(static_cast<uint32_t*>(p), bytes / 4, seed);
+int code_version() {
+  cudaFuncAttributes a{};
+  if (cudaFuncGetAttributes(&a, fill_kernel) == cudaSuccess) return a.ptxVersion;
+  cudaGetLastError();
+  return 0;
+}
+
+void fill_random_rows(cudaStream_t stream, void* p, int64_t bytes, uint32_t seed) {
+  fill_kernel<<<1024, 256, 0, stream>>>(static_cast<uint32_t*>(p), bytes / 4, seed);
   FACET_CUDA_CHECK(cudaGetLastError());
 }
 
@@ -77,7 +84,7 @@ double read_gbps() {
   unsigned* out = nullptr;
   FACET_CUDA_CHECK(cudaMalloc(&p, size_t(bytes)));
   FACET_CUDA_CHECK(cudaMalloc(&out, 4));
-  fill_random_rows(p, bytes, 1);
+  fill_random_rows(nullptr, p, bytes, 1);
   double best = 1e30;
   for (int per_sm : {2, 4, 8, 16})
     for (int threads : {256, 512})
@@ -90,6 +97,7 @@ double read_gbps() {
 }
 
 double bf16_tflops() {
+  if (!device().cublaslt) return 0;
   constexpr int n = 8192;
   void *a = nullptr, *b = nullptr, *c = nullptr, *work = nullptr;
   constexpr size_t kWork = size_t(64) << 20;
@@ -97,7 +105,7 @@ double bf16_tflops() {
   FACET_CUDA_CHECK(cudaMalloc(&b, size_t(n) * n * 2));
   FACET_CUDA_CHECK(cudaMalloc(&c, size_t(n) * n * 2));
   FACET_CUDA_CHECK(cudaMalloc(&work, kWork));
-  fill_random_rows(a, int64_t(n) * n * 2, 2), fill_random_rows(b, int64_t(n) * n * 2, 3);
+  fill_random_rows(nullptr, a, int64_t(n) * n * 2, 2), fill_random_rows(nullptr, b, int64_t(n) * n * 2, 3);
   cublasLtHandle_t handle = nullptr;
   cublasLtMatmulDesc_t op = nullptr;
   cublasLtMatrixLayout_t la = nullptr;

@@ -79,8 +79,6 @@ bool takes_heads(const AttendParams& p) {
 }
 }  // namespace
 
-bool attend_uses_warpgroups = true;
-
 void run_heads(cudaStream_t stream, const KvLayer& kv, Mat q, const Step& s, const HeadsLeft& left) {
   const NormRopeAppend& w = left.work;
   left.k.p ? norm_rope_append(stream, kv, q, left.k, left.v, s, w)

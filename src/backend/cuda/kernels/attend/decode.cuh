@@ -573,10 +573,7 @@ bool launch_decode(cudaStream_t stream, AttendParams p, int n_cols) {
   CHECK(blocks < kQuickMost && n_cols < kQuickMost && (p.kv.window == 0 || p.kv.cap < kQuickMost / 2),
         "{} blocks for {} query rows, a ring of {} rows", blocks, n_cols, p.kv.cap);
   auto* kernel = attend_decode_kernel<K, V, E, NT, G, kAlso>;
-  static const bool asked =
-      (allow_shared(kernel, size_t(std::min(device().shared, std::max(Shape::kBytes, Shape::heads_bytes(kSmallT))))),
-       true);
-  (void)asked;
+  allow_shared(kernel, size_t(std::min(device().shared, std::max(Shape::kBytes, Shape::heads_bytes(kSmallT)))));
   // A layer's V lies behind its K, for all slots (CudaKvCache); elsewhere they may lie anyhow.
   const int64_t k_bytes = p.kv.v - p.kv.k, n_slot = p.kv.k_slot > 0 ? k_bytes / p.kv.k_slot : 0;
   const ReadOnce rows = n_slot > 0 ? ReadOnce{p.kv.k, n_slot * (p.kv.k_slot + p.kv.v_slot)} : ReadOnce{};

@@ -504,14 +504,6 @@ __global__ void __launch_bounds__(256, 1) attend_prefill_kernel(const __grid_con
 #endif
 }
 
-// Whether the kernel with warpgroup products has a body in the machine code of this device.
-template <class Kernel>
-bool is_built(Kernel* kernel) {
-  cudaFuncAttributes a{};
-  FACET_CUDA_CHECK(cudaFuncGetAttributes(&a, kernel));
-  return a.numRegs > 64;
-}
-
 // False if a block needs more shared memory than the device has.
 template <KvType K, KvType V, int E, bool W>
 bool launch_prefill(cudaStream_t stream, const AttendParams& p) {
@@ -519,8 +511,7 @@ bool launch_prefill(cudaStream_t stream, const AttendParams& p) {
   if (Shape::kBytes > device().shared) return false;
   static_assert(Shape::kBytes <= 227 * 1024, "shared memory of a block on sm_90");
   auto* kernel = attend_prefill_kernel<K, V, E, W>;
-  static const bool asked = (allow_shared(kernel, size_t(Shape::kBytes)), true);
-  (void)asked;
+  allow_shared(kernel, size_t(Shape::kBytes));
   const int n_tok = p.t_end - p.t_begin, per_tile = Shape::kRows / p.group;
   const int n_tile = n_tok / per_tile + std::min(p.step.shape.n_seq, n_tok) + 1;
   launch(kernel, dim3(unsigned(n_tile), unsigned(p.kv.n_head)), dim3(Shape::kThreads), size_t(Shape::kBytes), stream,
@@ -530,9 +521,8 @@ bool launch_prefill(cudaStream_t stream, const AttendParams& p) {
 
 template <KvType K, KvType V, int E>
 bool attend_prefill(cudaStream_t stream, const AttendParams& p) {
-  static const bool warpgroups = is_built(attend_prefill_kernel<K, V, E, true>);
-  return warpgroups && attend_uses_warpgroups ? launch_prefill<K, V, E, true>(stream, p)
-                                              : launch_prefill<K, V, E, false>(stream, p);
+  return has_warpgroups(attend_prefill_kernel<K, V, E, true>) ? launch_prefill<K, V, E, true>(stream, p)
+                                                              : launch_prefill<K, V, E, false>(stream, p);
 }
 
 template <KvType K, KvType V>

@@ -6,17 +6,12 @@
 #include <cstdint>
 #include <utility>
 
+#include "backend/cuda/device.h"
 #include "base/check.h"
 
 namespace facet::cuda {
 
 using bf16 = __nv_bfloat16;
-
-#define FACET_CUDA_CHECK(expr)                                                           \
-  do {                                                                                   \
-    const cudaError_t facet_error = (expr);                                              \
-    CHECK(facet_error == cudaSuccess, "{}: {}", #expr, cudaGetErrorString(facet_error)); \
-  } while (0)
 
 // Every kernel calls this before it reads or writes anything that an earlier kernel of the step touches (weights, the
 // step's arrays and cache rows of earlier steps may be read before: the copy of the arrays waits for everything; not
@@ -63,30 +58,6 @@ __device__ __forceinline__ void rehearsed(F&& f) {
 }
 inline bool is_small_grid(dim3 grid) { return uint64_t(grid.x) * grid.y * grid.z <= 192; }
 
-// What launches are sized by.
-struct DeviceSizes {
-  int n_sm = 0, shared = 0;  // multiprocessors; bytes of shared memory a block may have
-  int shared_sm = 0;  // bytes of shared memory of a multiprocessor; each block there takes 1,024 more than it asks for
-  int major = 0;      // of the compute capability
-  int window = 0;     // bytes of memory that a launch may have a policy for
-};
-// GPUs with less, about 100 KB a block, take fewer warps, columns and rows.
-constexpr int kMuchShared = 160 * 1024;
-inline const DeviceSizes& device() {
-  static const DeviceSizes d = [] {
-    DeviceSizes v;
-    int id = 0;
-    FACET_CUDA_CHECK(cudaGetDevice(&id));
-    FACET_CUDA_CHECK(cudaDeviceGetAttribute(&v.n_sm, cudaDevAttrMultiProcessorCount, id));
-    FACET_CUDA_CHECK(cudaDeviceGetAttribute(&v.shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, id));
-    FACET_CUDA_CHECK(cudaDeviceGetAttribute(&v.shared_sm, cudaDevAttrMaxSharedMemoryPerMultiprocessor, id));
-    FACET_CUDA_CHECK(cudaDeviceGetAttribute(&v.window, cudaDevAttrMaxAccessPolicyWindowSize, id));
-    FACET_CUDA_CHECK(cudaDeviceGetAttribute(&v.major, cudaDevAttrComputeCapabilityMajor, id));
-    return v;
-  }();
-  return d;
-}
-
 // Memory that a kernel reads once a step (bulk_load_once), where its loads cannot say so themselves.
 struct ReadOnce {
   void* p = nullptr;
@@ -108,7 +79,7 @@ void launch_reading(ReadOnce once, void (*kernel)(Params...), dim3 grid, dim3 bl
   attribute[0].val.sharedMemCarveout = cudaSharedmemCarveoutMaxShared;
   config.attrs = attribute;
   config.numAttrs = 1;
-  if (device().major >= 9) {
+  if (device().pdl) {
     attribute[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attribute[config.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
   }
@@ -127,10 +98,14 @@ void launch(void (*kernel)(Params...), dim3 grid, dim3 block, size_t shared, cud
 }
 
 // Shared memory beyond 48 KB has to be asked for, once a kernel and device.
-template <class K>
-void allow_shared(K* kernel, size_t bytes) {
-  if (bytes > 48 * 1024)
-    FACET_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(bytes)));
+template <class... Params>
+void allow_shared(void (*kernel)(Params...), size_t bytes) {
+  if (bytes > 48 * 1024) Device::current().allow_shared(reinterpret_cast<const void*>(kernel), bytes);
+}
+// Whether a kernel with warpgroup products may run: the device has them, and the kernel a body in its machine code.
+template <class... Params>
+bool has_warpgroups(void (*kernel)(Params...)) {
+  return device().wgmma && Device::current().registers(reinterpret_cast<const void*>(kernel)) > 64;
 }
 
 }  // namespace facet::cuda

@@ -1,6 +1,7 @@
 #pragma once
 #include <cuda_runtime.h>
 
+#include "backend/cuda/device.h"
 #include "backend/cuda/kernels/attend.h"
 #include "backend/cuda/kernels/matmul/layout.h"
 #include "backend/cuda/kernels/moe/moe.h"
@@ -40,11 +41,11 @@ struct SkinnyWork {
 };
 constexpr int kSkinnyRows = 16;  // rows of one launch
 // Floats, counters and bytes of it for a product with one such matrix.
-int64_t skinny_partials(const TiledMatrix&);
-int skinny_counters();
+int64_t skinny_partials(const DeviceInfo&, const TiledMatrix&);
+int skinny_counters(const DeviceInfo&);
 int64_t skinny_image_bytes(int64_t n_in);
-// Columns of a matrix at most, on this GPU.
-int64_t skinny_most_cols(Input);
+// Columns of a matrix at most.
+int64_t skinny_most_cols(const DeviceInfo&, Input);
 // y[t] = W x[t] for t < n_tok <= kSkinnyRows; x [n_tok, n_in] in bf16. A row's bits depend on that row alone.
 // What is left of a sum: p is null where y has it all.
 Partials skinny(cudaStream_t, const SkinnyMatrix* m, int n_matrix, bool glu, facet::Act act, const __nv_bfloat16* x,

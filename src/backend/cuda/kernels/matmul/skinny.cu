@@ -45,35 +45,39 @@ __global__ void __launch_bounds__(kQuantizeWarps * 32)
 struct Room {
   int long_warps, short_warps, byte_cols, wide_cols, rows;  // wide: of inputs in two bytes or bf16
 };
-Room room() {
-  return device().shared >= kMuchShared ? Room{kLongWarps, kShortWarps, 5632, 2816, 16}
-                                        : Room{kLongWarps / 2, kShortWarps, 2560, 1280, 8};
+Room room(const DeviceInfo& d) {
+  return d.shared >= kMuchShared ? Room{kLongWarps, kShortWarps, 5632, 2816, 16}
+                                 : Room{kLongWarps / 2, kShortWarps, 2560, 1280, 8};
 }
 // Bytes of weights a multiprocessor, up to which a kernel is short.
 constexpr int kShortShare = 96 * 1024;
 
-int64_t many_strips() { return 32 * device().n_sm; }
+int64_t many_strips(const DeviceInfo& d) { return 32 * d.n_sm; }
 int act_blocks(int64_t n_in) { return int((n_in + kActBlock - 1) / kActBlock); }
 
 // As many sets as the columns need, or up to kUsualSets where that divides better.
 constexpr int kUsualSets = 16;
-int most_act_blocks(Input in) { return (in == Input::kByte ? room().byte_cols : room().wide_cols) / kActBlock; }
-int least_sets(int n_block, Input in) { return (n_block + most_act_blocks(in) - 1) / most_act_blocks(in); }
+int most_act_blocks(const DeviceInfo& d, Input in) {
+  return (in == Input::kByte ? room(d).byte_cols : room(d).wide_cols) / kActBlock;
+}
+int least_sets(const DeviceInfo& d, int n_block, Input in) {
+  return (n_block + most_act_blocks(d, in) - 1) / most_act_blocks(d, in);
+}
 
 // Sets of blocks for so many jobs of n_block blocks of 256 columns: the least time of the slowest block, in
 // tiles. Adding up sets is taken to cost as much as 30 tiles, and 4 a set; 4 and 2 where whoever reads the output may
 // do it.
-int choose_sets(int64_t n_job, int n_sub, int n_block, Input in, bool one_matrix) {
+int choose_sets(const DeviceInfo& d, int64_t n_job, int n_sub, int n_block, Input in, bool one_matrix) {
   int best = 0;
   int64_t least = 0;
-  const int first = least_sets(n_block, in);
-  for (int s = first; s <= std::max(first, std::min({kUsualSets, n_block, device().n_sm})); ++s) {
-    const int64_t blocks = device().n_sm / s, jobs = (n_job + blocks - 1) / blocks;
+  const int first = least_sets(d, n_block, in);
+  for (int s = first; s <= std::max(first, std::min({kUsualSets, n_block, d.n_sm})); ++s) {
+    const int64_t blocks = d.n_sm / s, jobs = (n_job + blocks - 1) / blocks;
     const int64_t time = jobs * n_sub * ((n_block + s - 1) / s) + (s == 1 ? 0 : one_matrix ? 4 + 2 * s : 30 + 4 * s);
     if (best == 0 || time < least) best = s, least = time;
-    if (n_job > many_strips()) break;  // they divide well enough, and their partial sums would be large
+    if (n_job > many_strips(d)) break;  // they divide well enough, and their partial sums would be large
   }
-  CHECK(best <= kMaxSets && best <= device().n_sm, "{} columns in at most {} sets", n_block * kActBlock, kMaxSets);
+  CHECK(best <= kMaxSets && best <= d.n_sm, "{} columns in at most {} sets", n_block * kActBlock, kMaxSets);
   return best;
 }
 
@@ -97,23 +101,24 @@ void launch_for(cudaStream_t stream, SkinnyArgs& a, Input in, int n_warp) {
 
 }  // namespace
 
-int64_t skinny_partials(const TiledMatrix& m) {
-  const int least = least_sets(act_blocks(m.n_in), input_of(m));
-  if (m.n_strip() > many_strips()) return least == 1 ? 0 : int64_t(least) * m.n_strip() * 256;
+int64_t skinny_partials(const DeviceInfo& d, const TiledMatrix& m) {
+  const int least = least_sets(d, act_blocks(m.n_in), input_of(m));
+  if (m.n_strip() > many_strips(d)) return least == 1 ? 0 : int64_t(least) * m.n_strip() * 256;
   return int64_t(std::max(least, kUsualSets)) * m.n_strip() * 256;
 }
-int64_t skinny_most_cols(Input in) {
-  return int64_t(std::min(kMaxSets, device().n_sm)) * most_act_blocks(in) * kActBlock;
+int64_t skinny_most_cols(const DeviceInfo& d, Input in) {
+  return int64_t(std::min(kMaxSets, d.n_sm)) * most_act_blocks(d, in) * kActBlock;
 }
-int skinny_counters() { return device().n_sm; }
+int skinny_counters(const DeviceInfo& d) { return d.n_sm; }
 int64_t skinny_image_bytes(int64_t n_in) { return int64_t(act_blocks(n_in)) * ActsInt<16, true>::kStride; }
 
 Partials skinny(cudaStream_t stream, const SkinnyMatrix* m, int n_matrix, bool glu, Act act, const __nv_bfloat16* x,
                 int64_t x_stride, int n_tok, SkinnyWork work) {
-  const Room have = room();
+  const DeviceInfo& d = device();
+  const Room have = room(d);
   int64_t all = 0;
   for (int i = 0; i < n_matrix; ++i) all += int64_t(m[i].w.n_tile()) * tile_bytes(m[i].w.tile) * m[i].w.n_strip();
-  const bool is_short = all <= int64_t(kShortShare) * device().n_sm;
+  const bool is_short = all <= int64_t(kShortShare) * d.n_sm;
   if (work.beside && (!is_short || m[0].w.tile >= Tile::kBF16))
     route(stream, *std::exchange(work.beside, nullptr));  // no room for other blocks
   if (n_tok > have.rows) {
@@ -170,10 +175,10 @@ Partials skinny(cudaStream_t stream, const SkinnyMatrix* m, int n_matrix, bool g
   a.even = a.n_sub == 1 || m[0].w.tile == m[1].w.tile;
   const int n_block = a.n_block = act_blocks(a.n_in);
   const bool alone =
-      work.late && least_sets(n_block, in) == 1;  // partial sums would need memory that the product before may use
-  a.n_set = alone ? 1 : choose_sets(a.n_job, a.n_sub, n_block, in, n_matrix == 1);
+      work.late && least_sets(d, n_block, in) == 1;  // partial sums would need memory that the product before may use
+  a.n_set = alone ? 1 : choose_sets(d, a.n_job, a.n_sub, n_block, in, n_matrix == 1);
   a.late = alone && n_tok <= 8;  // of more rows, an image comes first
-  a.blocks = device().n_sm / a.n_set;
+  a.blocks = d.n_sm / a.n_set;
   for (int s = 0; s < a.n_set; ++s)
     a.set_cols = std::max(a.set_cols, (n_block * (s + 1) / a.n_set - n_block * s / a.n_set) * kActBlock);
   a.act = act;

@@ -267,8 +267,7 @@ constexpr int kAheadBytes = 48 * 1024, kAheadLong = 80 * 1024, kLongShare = 384 
 
 template <int N, Input in, bool kShort>
 void launch_skinny(cudaStream_t stream, SkinnyArgs& a, int n_warp) {
-  static const bool once = (allow_shared(skinny_kernel<N, in, kShort>, size_t(device().shared - kOwnShared)), true);
-  (void)once;
+  allow_shared(skinny_kernel<N, in, kShort>, size_t(device().shared - kOwnShared));
   a.at_parts = ActsOf<N, in>::bytes(a.set_cols);
   a.at_rings = WarpRing::lines(a.at_parts + n_warp * a.n_sub * kPartFloats<N> * 4);
   const int fixed = a.at_rings, tile = a.slot;

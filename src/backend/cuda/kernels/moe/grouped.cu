@@ -21,8 +21,6 @@
 
 namespace facet::cuda {
 
-bool moe_uses_warpgroups = true;
-
 namespace {
 
 struct GroupedArgs {
@@ -323,13 +321,11 @@ void grouped(cudaStream_t stream, const GroupedArgs& a, int items, bool warpgrou
   const dim3 grid = dim3(unsigned(std::max(1, std::min(device().n_sm, items))));
   if (warpgroups) {
     using W = Warpgroups<kUp>;
-    static const bool asked = (allow_shared(grouped_kernel<kUp>, size_t(W::kBytes)), true);
-    (void)asked;
+    allow_shared(grouped_kernel<kUp>, size_t(W::kBytes));
     launch(grouped_kernel<kUp>, grid, dim3(W::kThreads), size_t(W::kBytes), stream, a);
   } else {
     constexpr size_t kBytes = size_t(kMmaStages) * kMmaStage;
-    static const bool asked = (allow_shared(grouped_mma_kernel<kUp>, kBytes), true);
-    (void)asked;
+    allow_shared(grouped_mma_kernel<kUp>, kBytes);
     launch(grouped_mma_kernel<kUp>, grid, dim3(kMmaThreads), kBytes, stream, a);
   }
 }
@@ -338,15 +334,7 @@ bool takes_warpgroups(const MoePass& p) { return p.tile > kMmaTile; }
 
 }  // namespace
 
-// Whether the kernel with warpgroup products has a body in the machine code of this device.
-bool moe_has_warpgroups() {
-  static const bool has = [] {
-    cudaFuncAttributes f{};
-    FACET_CUDA_CHECK(cudaFuncGetAttributes(&f, grouped_kernel<true>));
-    return f.numRegs > 64;
-  }();
-  return has && moe_uses_warpgroups;
-}
+bool moe_has_warpgroups() { return has_warpgroups(grouped_kernel<true>); }
 
 void moe_grouped_up(cudaStream_t stream, const MoePass& p, int expert0, int n, int launch_index) {
   const GroupedArgs a{.weights = p.b.weights,

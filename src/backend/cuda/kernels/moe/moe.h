@@ -93,9 +93,6 @@ MoeMany moe_many_buffers(void* memory, const MoeSizes&, int64_t panel_bytes);
 // As route and moe_small together for any number of tokens. Weights are unpacked once for up to kMoeManyTokens tokens.
 void moe_many(cudaStream_t, const MoeExperts&, Mat y, Mat e, Mat r, const MoeMany&);
 
-// Tests and benches: moe_many takes the kernel of older GPUs where this is false.
-extern bool moe_uses_warpgroups;
-
 // The steps of moe_many, for benches.
 struct MoePass {
   MoeExperts w;

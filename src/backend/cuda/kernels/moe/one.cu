@@ -173,8 +173,7 @@ void run(cudaStream_t stream, OneArgs a, int n_used) {
   CHECK(a.n_stage >= 2, "{} bytes of shared memory are too few for {} columns", device().shared, a.n_in);
   CHECK(int64_t(a.n_strip) * a.blocks < kQuickMost && units * n_warp < kQuickMost, "{} strips in {} blocks", a.n_strip,
         a.blocks);
-  static const bool once = (allow_shared(one_kernel<kSlices, in>, size_t(device().shared - kOwnShared)), true);
-  (void)once;
+  allow_shared(one_kernel<kSlices, in>, size_t(device().shared - kOwnShared));
   int bytes = a.at_rings + n_warp * a.n_stage * a.slot;
   if (kSlices == kUpSlices)
     bytes = std::max(bytes, device().shared_sm / 2 - 1024 + WarpRing::kLine);  // a multiprocessor has room for one

@@ -287,8 +287,7 @@ void run(cudaStream_t stream, ExpertArgs a) {
   a.at_rings = WarpRing::lines(a.at_parts + n_warp * (sub_matrices(kSlices) * kSlices - 1) * kPartFloats<N> * 4);
   a.n_stage = ring_stages(a.at_rings, n_warp * a.slot, 2);
   CHECK(a.n_stage >= 2, "{} bytes of shared memory are too few for {} columns", device().shared, a.n_in);
-  static const bool once = (allow_shared(expert_kernel<kSlices, in>, size_t(device().shared - kOwnShared)), true);
-  (void)once;
+  allow_shared(expert_kernel<kSlices, in>, size_t(device().shared - kOwnShared));
   launch(expert_kernel<kSlices, in>, dim3(unsigned(device().n_sm)), dim3(unsigned(n_warp * 32)),
          size_t(a.at_rings + n_warp * a.n_stage * a.slot), stream, a);
 }
