@@ -312,7 +312,7 @@ class Api(Shared):
                 (400, "messages", post({})),
                 (400, "messages[0].role", post({"messages": [{"role": "x", "content": "y"}]})),
                 (400, "n", post({**ok, "n": 2})),
-                (400, "made_up", post({**ok, "made_up": 1})),
+                (400, "grammar", post({**ok, "grammar": "root ::= x"})),
                 (400, "temperature", post({**ok, "temperature": -1})),
                 (400, "response_format", post({**ok, "response_format": {"type": "json_object"}})),
                 (400, "logprobs", post({**ok, "logprobs": True})),
@@ -350,18 +350,18 @@ class Api(Shared):
             self.assertIn(b"200 OK", c.recv(65536))
 
     def test_malformed_http(self):
-        for status, data in ((400, b"\r\n\r\n\r\n\r\n"), (400, b"nonsense\r\n\r\n"), (400, b"GET nothing HTTP/1.1\r\n\r\n"), (400, b"GET / HTTP/9.9\r\n\r\n"),
+        for status, data in ((400, b"\r\n\r\n\r\n\r\n"), (400, b"nonsense\r\n\r\n"), (400, b"GET nothing HTTP/1.1\r\nHost: localhost\r\n\r\n"), (400, b"GET / HTTP/9.9\r\n\r\n"),
                              (400, b"GET / HTTP/1.1\r\nbad header\r\n\r\n"), (400, b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(100)),
                              (400, b"POST /v1/completions HTTP/1.1\r\nContent-Length: -5\r\n\r\n"),
                              (400, b"POST /v1/completions HTTP/1.1\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n"),
-                             (400, b"POST /v1/completions HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nxyz\r\n"),
+                             (400, b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nxyz\r\n"),
                              (431, b"GET / HTTP/1.1\r\nX: " + b"y" * 40000 + b"\r\n\r\n"),
-                             (413, b"POST /v1/completions HTTP/1.1\r\nContent-Length: 99999999999\r\n\r\n")):
+                             (413, b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999999\r\n\r\n")):
             out = self.s.raw(data)
             self.assertTrue(out.startswith(b"HTTP/1.1 %d " % status), (data[:60], out[:100]))
         # An endless line of chunk sizes.
         with self.s.connect() as c:
-            c.sendall(b"POST /v1/completions HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n5;")
+            c.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n5;")
             try:
                 for _ in range(100):
                     c.sendall(b"x" * 10000)
