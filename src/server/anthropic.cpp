@@ -8,7 +8,9 @@ namespace facet {
 namespace {
 
 // Fields that change nothing here.
-constexpr const char* kUnused[] = {"metadata", "service_tier", "context_management", "inference_geo", "betas", "speed"};
+constexpr const char* kUnused[] = {"metadata",        "service_tier", "context_management", "inference_geo",
+                                   "betas",           "speed",        "cache_control",      "diagnostics",
+                                   "user_profile_id", "workspace_id"};
 
 const std::string* string_of(const Json& object, const char* key) {
   const auto it = object.find(key);

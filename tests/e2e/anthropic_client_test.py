@@ -18,7 +18,7 @@ TOOL = {"name": "get_time", "description": "Get the local time",
 
 
 def check(client):
-    ask = dict(model="any", max_tokens=200, temperature=0)
+    ask = dict(model="any", max_tokens=200, extra_body={"temperature": 0})
     hello = [{"role": "user", "content": "Hello"}]
     m = client.messages.create(**ask, messages=hello, metadata={"user_id": "u"})
     assert m.content[0].text == HELLO and m.stop_reason == "end_turn" and m.usage.output_tokens > 5, m
@@ -48,7 +48,7 @@ def check(client):
     m = client.messages.create(**ask, messages=talk, tools=[TOOL], tool_choice={"type": "auto", "disable_parallel_tool_use": True})
     assert "14:35" in m.content[0].text, m
 
-    m = client.messages.create(model="any", max_tokens=2000, temperature=0, messages=[{"role": "user", "content": "What is 12 + 30?"}],
+    m = client.messages.create(model="any", max_tokens=2000, extra_body={"temperature": 0}, messages=[{"role": "user", "content": "What is 12 + 30?"}],
                                thinking={"type": "enabled", "budget_tokens": 1024})
     assert [b.type for b in m.content] == ["thinking", "text"] and "42" in m.content[1].text, m
     for kind, call in ((anthropic.BadRequestError, lambda: client.messages.create(**ask, messages=[])),

@@ -424,7 +424,7 @@ class Soak(Shared):
             lambda i: self.s.stream("/v1/chat/completions", {"messages": user(f"What is {i} + 2?"), "max_tokens": 8}),
             lambda i: self.s.completion([2, 5 + i % 9, 9], max_tokens=4, ignore_eos=True),
             lambda i: self.s.request("POST", "/v1/chat/completions", "{" * (i % 90)),
-            lambda i: self.s.request("POST", "/v1/chat/completions", {"messages": user("x" * (i * 997 % 60000)), "made_up": 1}),
+            lambda i: self.s.request("POST", "/v1/chat/completions", {"messages": user("x" * (i * 997 % 60000)), "grammar": "x"}),
             lambda i: self.s.request("POST", "/v1/chat/completions", {"messages": user("word " * 20000)}),
             lambda i: self.s.raw(b"GET / HTTP/1.1\r\nbad header\r\n\r\n"),
             lambda i: self.cut(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(ok) + ok, i),
