@@ -69,4 +69,10 @@ const char* refused_field(std::string_view name) {
   return nullptr;
 }
 
+std::vector<std::string_view> refused_fields() {
+  std::vector<std::string_view> names;
+  for (const Refused& r : kRefused) names.emplace_back(r.name);
+  return names;
+}
+
 }  // namespace facet

@@ -8,6 +8,7 @@
 #include <set>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "base/result.h"
 #include "tokenizer/json.h"
@@ -19,6 +20,7 @@ namespace facet {
 // one is refused, not answered otherwise than asked. Null: the name is not of these. Else the JSON text of a value that
 // changes nothing and is accepted, or "".
 const char* refused_field(std::string_view name);
+std::vector<std::string_view> refused_fields();
 
 // A value as an error quotes it.
 inline std::string shown(const Json& v) {

@@ -113,7 +113,8 @@ class Paths(Shared):
         self.assertEqual([t["id"] for t in pieces], ids)
         self.assertEqual(b"".join(t["piece"].encode() if isinstance(t["piece"], str) else bytes(t["piece"]) for t in pieces).decode(), text)
         for path, body, param in (("/tokenize", {}, "content"), ("/tokenize", {"content": 7}, "content"), ("/tokenize", {"content": "x" * ((1 << 20) + 1)}, "content"),
-                                  ("/detokenize", {}, "tokens"), ("/detokenize", {"tokens": [-1]}, "tokens[0]"), ("/detokenize", {"tokens": [1 << 40]}, "tokens[0]")):
+                                  ("/detokenize", {}, "tokens"), ("/detokenize", {"tokens": [-1]}, "tokens[0]"), ("/detokenize", {"tokens": [1 << 40]}, "tokens[0]"),
+                                  ("/detokenize", {"tokens": [5] * ((1 << 20) + 1)}, "tokens")):
             status, _, answer = self.s.request("POST", path, body)
             self.assertEqual((status, answer["error"]["param"]), (400, param))
 

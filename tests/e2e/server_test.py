@@ -31,6 +31,15 @@ def user(text):
     return [{"role": "user", "content": text}]
 
 
+# Every path that streams, with a request of some hundred tokens.
+STREAMS = (("/v1/chat/completions", {"messages": user("Hello"), "max_tokens": 400, "return_progress": True}),
+           ("/v1/completions", {"prompt": "Hello", "max_tokens": 400}),
+           ("/completion", {"prompt": "Hello", "n_predict": 400, "timings_per_token": True}),
+           ("/v1/messages", {"messages": user("Hello"), "max_tokens": 400}),
+           ("/api/chat", {"messages": user("Hello"), "options": {"num_predict": 400}}),
+           ("/api/generate", {"prompt": "Hello", "options": {"num_predict": 400}}))
+
+
 class Server:
     def __init__(self, *flags):
         self.log = tempfile.TemporaryFile("w+")
@@ -371,8 +380,9 @@ class Api(Shared):
 
     def test_disconnects_at_random_bytes(self):
         rng = random.Random(7)
-        for i in range(200):
-            data = post_bytes("/v1/chat/completions", {"messages": user("Hello"), "stream": rng.random() < .7, "max_tokens": 400, "ignore_eos": True})
+        for i in range(240):
+            path, fields = STREAMS[i % len(STREAMS)]
+            data = post_bytes(path, {**fields, "stream": rng.random() < .7, "ignore_eos": True})
             with self.s.connect() as c:
                 if i % 2:
                     c.sendall(data[:rng.randrange(len(data))])
@@ -427,6 +437,8 @@ class Soak(Shared):
             lambda i: self.s.request("POST", "/v1/chat/completions", {"messages": user("x" * (i * 997 % 60000)), "grammar": "x"}),
             lambda i: self.s.request("POST", "/v1/chat/completions", {"messages": user("word " * 20000)}),
             lambda i: self.s.raw(b"GET / HTTP/1.1\r\nbad header\r\n\r\n"),
+            lambda i: self.s.request("POST", "/tokenize", {"content": f"some text {i}", "with_pieces": True}),
+            lambda i: self.s.request("POST", STREAMS[i % 6][0], {**STREAMS[i % 6][1], **({"options": {"num_predict": 6}} if "options" in STREAMS[i % 6][1] else {("n_predict" if i % 6 == 2 else "max_tokens"): 6}), "stream": i % 2 > 0}),
             lambda i: self.cut(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(ok) + ok, i),
         ]
         left = list(range(first, first + n))

@@ -3,6 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdio>
+#include <fstream>
+
 #include "server/routes.h"
 
 namespace facet {
@@ -37,6 +40,12 @@ TEST(ApiKeys, Files) {
   EXPECT_FALSE(bool(read_api_keys("/no/such/file")));
   EXPECT_FALSE(bool(read_api_keys("/dev/zero")));
   EXPECT_FALSE(bool(read_api_keys("/tmp")));
+  const std::string path = ::testing::TempDir() + "facet_api_keys";
+  for (const size_t comment : {size_t(1 << 20) - 4, size_t(1 << 20)}) {
+    std::ofstream(path) << "k\n#" << std::string(comment, 'x');
+    EXPECT_EQ(bool(read_api_keys(path)), comment < size_t(1 << 20)) << comment;
+  }
+  std::remove(path.c_str());
 }
 
 TEST(Access, Keys) {

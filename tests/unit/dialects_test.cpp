@@ -195,6 +195,19 @@ TEST(Native, Answers) {
   EXPECT_EQ(last["stopping_word"], "w");
 }
 
+TEST(Native, Fields) {
+  auto at = [](const std::string& field) {
+    return where(parse_api_request(ApiKind::kNative, json(R"({"prompt":"x",)" + field + "}"), kDefaults));
+  };
+  std::string many = R"("response_fields":["a")";
+  for (int i = 0; i < 16; ++i) many += R"(,"a")";
+  EXPECT_EQ(at(many + "]"), "response_fields");
+  EXPECT_EQ(at(R"("response_fields":[1])"), "response_fields");
+  EXPECT_EQ(at(R"("return_tokens":1)"), "return_tokens");
+  EXPECT_EQ(at(R"("n_probs":0,"id_slot":1,"cache_prompt":true,"samplers":null)"), "accepted");
+  EXPECT_EQ(at(R"("n_probs":2)"), "n_probs");
+}
+
 TEST(Ollama, RequestsAndAnswers) {
   auto chat = [](const std::string& fields) {
     return parse_ollama_request(ApiKind::kOllamaChat, json("{" + fields + "}"), kDefaults);

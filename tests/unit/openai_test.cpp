@@ -3,7 +3,11 @@
 
 #include <gtest/gtest.h>
 
+#include <cctype>
+#include <fstream>
+
 #include "server/access.h"
+#include "server/api_fields.h"
 #include "server/http.h"
 #include "server/writer.h"
 
@@ -202,6 +206,26 @@ TEST(OpenAiRequest, UnknownFields) {
     EXPECT_EQ(where(R"("xtc_probability":0)", d), "accepted");
     EXPECT_EQ(where(R"("json_schema":{})", d), "json_schema");
   }
+}
+
+TEST(OpenAiRequest, TheDocumentListsWhatIsRefused) {
+  std::ifstream in(FACET_SOURCE_DIR "/docs/server.md");
+  const std::string text((std::istreambuf_iterator<char>(in)), {});
+  const size_t begin = text.find("### Fields that are refused"), end = text.find("\n###", begin + 1);
+  ASSERT_LT(begin, end);
+  std::string table = text.substr(begin, end - begin);
+  for (const std::string_view name : refused_fields()) {
+    std::string shown = fmt::format("`{}`", name);
+    const char* neutral = refused_field(name);
+    if (*neutral)
+      shown += std::isdigit(uint8_t(neutral[0])) || neutral[0] == '-' || std::isalpha(uint8_t(neutral[0]))
+                   ? fmt::format(" ({})", neutral)
+                   : fmt::format(" (`{}`)", neutral);
+    const size_t at = table.find(shown);
+    EXPECT_NE(at, std::string::npos) << shown;
+    if (at != std::string::npos) table.erase(at, shown.size());
+  }
+  EXPECT_EQ(table.find('`'), std::string::npos) << table;  // and no others
 }
 
 // Nothing of a client comes back longer than this, whatever it sent.
