@@ -48,7 +48,8 @@ Result<ContentPart> part_from_json(const Json& j, const std::string& where) {
     part.kind = ContentPart::Kind::kVideo;
   } else {
     return Error{where + ".type",
-                 fmt::format("expected text, image, image_url, audio, input_audio or video, found \"{}\"", cut(type)), ""};
+                 fmt::format("expected text, image, image_url, audio, input_audio or video, found \"{}\"", cut(type)),
+                 ""};
   }
   return part;
 }

@@ -380,7 +380,7 @@ class Api(Shared):
 
     def test_disconnects_at_random_bytes(self):
         rng = random.Random(7)
-        for i in range(240):
+        for i in range(1000):
             path, fields = STREAMS[i % len(STREAMS)]
             data = post_bytes(path, {**fields, "stream": rng.random() < .7, "ignore_eos": True})
             with self.s.connect() as c:
