@@ -94,7 +94,7 @@ class NativeWriter final : public AnswerWriter {
             {"generation_settings", settings_json(c_)},
             {"prompt", c_.prompt},
             {"has_new_line", new_line_},
-            {"truncated", false},
+            {"truncated", !e.stopped && e.why == Stop::kContext},
             {"stop_type", e.stopped             ? "word"
                           : limit               ? "limit"
                           : e.why == Stop::kEos ? "eos"

@@ -12,26 +12,66 @@
 namespace facet {
 namespace {
 
-void read_bias(Fields& f, ApiRequest& r, int n_vocab) {
-  const Json* v = f.get("logit_bias");
-  if (!v) return;
-  if (!v->is_object()) return f.fail("logit_bias", "expected an object of token ids and numbers", v);
-  if (v->size() > kMaxBias)
-    return f.fail(Error{"logit_bias", fmt::format("expected at most {} entries, found {}", kMaxBias, v->size()), ""});
-  r.sampling.logit_bias.clear();
-  for (auto it = v->begin(); it != v->end(); ++it) {
-    int id = -1;
-    const std::string& key = it.key();
-    const auto [end, ec] = std::from_chars(key.data(), key.data() + key.size(), id);
-    if (ec != std::errc() || end != key.data() + key.size() || id < 0 || id >= n_vocab)
-      return f.fail(
-          Error{"logit_bias",
-                fmt::format("expected token ids in [0, {}) as keys, found \"{}\"", n_vocab, key.substr(0, 40)), ""});
-    if (!it->is_number() || !(std::abs(it->get<double>()) <= 100))
-      return f.fail("logit_bias." + key, "expected a number in [-100, 100]", &*it);
-    r.sampling.logit_bias.emplace_back(id, float(it->get<double>()));
+// OpenAI's object of ids, or llama-server's array of pairs. What is no id is text: each of its tokens is meant.
+class BiasReader {
+ public:
+  BiasReader(Fields& f, ApiRequest& r, const ApiDefaults& d) : f_(f), d_(d), out_(r.sampling.logit_bias) {}
+
+  void read() {
+    const Json* v = f_.get("logit_bias");
+    if (!v) return;
+    if (!v->is_object() && !v->is_array())
+      return f_.fail("logit_bias", "expected an object of token ids and numbers", v);
+    if (v->size() > kMaxBias) return too_many(v->size());
+    out_.clear();
+    if (v->is_object()) {
+      for (auto it = v->begin(); it != v->end(); ++it) entry(it.key(), it.value(), "logit_bias." + it.key());
+      return;
+    }
+    for (size_t i = 0; i < v->size(); ++i) {
+      const Json& pair = (*v)[i];
+      const std::string at = fmt::format("logit_bias[{}]", i);
+      if (!pair.is_array() || pair.size() != 2 || !(pair[0].is_string() || pair[0].is_number()))
+        return f_.fail(at, "expected [token id or text, number]", &pair);
+      if (pair[0].is_string()) {
+        entry(pair[0].get_ref<const std::string&>(), pair[1], at);
+      } else if (const auto id = Fields::whole(pair[0], 0, d_.n_vocab - 1)) {
+        add({int32_t(*id)}, pair[1], at);
+      } else {
+        return f_.fail(at, fmt::format("expected a token id in [0, {})", d_.n_vocab), &pair[0]);
+      }
+    }
   }
-}
+
+ private:
+  void too_many(size_t n) {
+    f_.fail(Error{"logit_bias", fmt::format("expected at most {} entries, found {}", kMaxBias, n), ""});
+  }
+  void entry(const std::string& key, const Json& value, const std::string& at) {
+    int id = -1;
+    const auto [end, ec] = std::from_chars(key.data(), key.data() + key.size(), id);
+    if (ec == std::errc() && end == key.data() + key.size() && id >= 0 && id < d_.n_vocab) return add({id}, value, at);
+    const bool number = key.empty() || key.find_first_not_of("-0123456789") == std::string::npos;
+    if (number || !d_.tokenize || key.size() > kMaxStopBytes)
+      return f_.fail(
+          Error{"logit_bias",
+                fmt::format("expected token ids in [0, {}) or text of at most {} bytes as keys, found \"{}\"",
+                            d_.n_vocab, kMaxStopBytes, cut(key, 40)),
+                ""});
+    add(d_.tokenize(key), value, at);
+  }
+  void add(const std::vector<int32_t>& ids, const Json& value, const std::string& at) {
+    const bool never = value == false;  // llama-server's way to forbid a token
+    if (!never && (!value.is_number() || !(std::abs(value.get<double>()) <= 100)))
+      return f_.fail(at, "expected a number in [-100, 100]", &value);
+    if (out_.size() + ids.size() > kMaxBias) return too_many(out_.size() + ids.size());
+    for (const int32_t id : ids) out_.emplace_back(id, never ? -1e9f : float(value.get<double>()));
+  }
+
+  Fields& f_;
+  const ApiDefaults& d_;
+  std::vector<std::pair<int32_t, float>>& out_;
+};
 
 // Fields of OpenAI's and of llama-server that change nothing here.
 constexpr const char* kUnused[] = {"user",         "metadata",          "store",    "service_tier",
@@ -223,7 +263,7 @@ void read_sampling(Fields& f, ApiRequest& r, const ApiDefaults& d) {
     else if ((r.seed_given = *n >= 0))
       s.seed = uint64_t(*n);
   }
-  read_bias(f, r, d.n_vocab);
+  BiasReader(f, r, d).read();
 }
 
 Status settle_continuation(ApiRequest& r, bool said) {

@@ -1,5 +1,6 @@
 #pragma once
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <string_view>
 #include <variant>
@@ -22,7 +23,8 @@ struct ApiDefaults {
   int max_tokens = -1;
   bool thinking = false;
   int n_vocab = 0;
-  bool strict = false;  // every unknown field is refused
+  bool strict = false;                                                  // every unknown field is refused
+  std::function<std::vector<int32_t>(std::string_view)> tokenize = {};  // for a logit_bias that names text
 };
 
 // Whose request and answer it is: OpenAI's chat and completions, llama-server's own completion, Anthropic's messages,

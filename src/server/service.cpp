@@ -97,6 +97,7 @@ class ServiceImpl final : public Service, public HttpHandler {
     std::random_device random;
     seeds_.seed((uint64_t(random()) << 32) | random());
     access_.origins = c_.cors_origins;
+    c_.defaults.tokenize = [&t](std::string_view text) { return t.encode(text, false, false); };
     info_ = {.model = c_.model,
              .file = c_.model_file,
              .chat_template = t.vocab().chat_template,
@@ -290,10 +291,14 @@ class ServiceImpl final : public Service, public HttpHandler {
     auto ids = prompt(a.request, a.in_thought);
     if (!ids) return void(a.error = api_error(ids.error()));
     if (ids->size() >= size_t(n_ctx))
-      a.error = {.status = 400,
-                 .message = fmt::format("the prompt has {} tokens or more; the context holds {}", ids->size(), n_ctx),
-                 .param = a.request.chat() ? "messages" : "prompt",
-                 .code = "context_length_exceeded"};
+      a.error = {
+          .status = 400,
+          .message = fmt::format("the prompt of {} tokens or more exceeds the available context size of {} tokens",
+                                 ids->size(), n_ctx),
+          .param = a.request.chat() ? "messages" : "prompt",
+          .code = "context_length_exceeded",
+          .n_prompt = ids->size(),
+          .n_ctx = size_t(n_ctx)};
     else if (a.route->target == Target::kCountTokens)
       a.answer = Json{{"input_tokens", ids->size()}};
     a.ids = std::move(*ids);

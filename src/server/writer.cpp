@@ -60,8 +60,13 @@ Json error_json(Dialect dialect, const ApiError& e) {
   if (dialect == Dialect::kAnthropic)
     return {{"type", "error"}, {"error", {{"type", anthropic_type(e.status)}, {"message", message}}}};
   auto text = [](const std::string& s) { return s.empty() ? Json() : Json(cut(s)); };
-  return {{"error",
-           {{"message", message}, {"type", openai_type(e.status)}, {"param", text(e.param)}, {"code", text(e.code)}}}};
+  Json j = {{"message", message}, {"type", openai_type(e.status)}, {"param", text(e.param)}, {"code", text(e.code)}};
+  if (e.n_ctx > 0) {  // as llama-server says it
+    j["type"] = "exceed_context_size_error";
+    j["n_prompt_tokens"] = e.n_prompt;
+    j["n_ctx"] = e.n_ctx;
+  }
+  return {{"error", std::move(j)}};
 }
 
 HttpResponse json_response(int status, const Json& body) {

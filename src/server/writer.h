@@ -11,8 +11,9 @@ namespace facet {
 struct ApiError {
   int status = 400;
   std::string message = {};
-  std::string param = {};  // empty: null
-  std::string code = {};   // likewise
+  std::string param = {};          // empty: null
+  std::string code = {};           // likewise
+  size_t n_prompt = 0, n_ctx = 0;  // of a prompt that is longer than the context
 };
 ApiError api_error(const Error& e);
 

@@ -193,6 +193,7 @@ TEST(Native, Answers) {
   EXPECT_EQ(last["stop"], true);
   EXPECT_EQ(last["stop_type"], "word");
   EXPECT_EQ(last["stopping_word"], "w");
+  EXPECT_EQ(make_writer(a, {})->whole({}, {}, {.why = Stop::kContext, .usage = kUsage})["truncated"], true);
 }
 
 TEST(Native, Fields) {

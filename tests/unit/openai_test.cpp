@@ -164,7 +164,11 @@ TEST(OpenAiRequest, RefusesNamingTheField) {
       {R"("stop":[1])", "stop[0]"},
       {R"("stop":["a",""])", "stop[1]"},
       {R"("stop":["1","2","3","4","5","6","7","8","9","10","11","12","13","14","15","16","17"])", "stop"},
-      {R"("logit_bias":[])", "logit_bias"},
+      {R"("logit_bias":7)", "logit_bias"},
+      {R"("logit_bias":[7])", "logit_bias[0]"},
+      {R"("logit_bias":[[100,1]])", "logit_bias[0]"},
+      {R"("logit_bias":[[1,1],[2,"x"]])", "logit_bias[1]"},
+      {R"("logit_bias":{"text":1})", "logit_bias"},
       {R"("logit_bias":{"100":1})", "logit_bias"},
       {R"("logit_bias":{"-1":1})", "logit_bias"},
       {R"("logit_bias":{"1x":1})", "logit_bias"},
@@ -272,6 +276,24 @@ TEST(OpenAiRequest, IntegersWrittenAsFloats) {
   EXPECT_EQ(chat(R"("top_k":2.0)")->sampling.top_k, 2);
   EXPECT_EQ(chat(R"("seed":3.0)")->sampling.seed, 3u);
   EXPECT_EQ(chat(R"("repeat_last_n":-1.0)")->sampling.repeat_last_n, -1);
+}
+
+TEST(OpenAiRequest, BiasOfText) {
+  ApiDefaults d = kDefaults;
+  d.tokenize = [](std::string_view text) { return std::vector<int32_t>(text.size(), 7); };
+  auto parse = [&](const std::string& bias) {
+    return parse_api_request(ApiKind::kNative, json(R"({"prompt":"x","logit_bias":)" + bias + "}"), d);
+  };
+  using Bias = std::vector<std::pair<int32_t, float>>;
+  EXPECT_EQ(parse(R"([[5,1],["ab",-2.5],["6",3],[8,false]])")->sampling.logit_bias,
+            (Bias{{5, 1.f}, {7, -2.5f}, {7, -2.5f}, {6, 3.f}, {8, -1e9f}}));
+  EXPECT_EQ(parse(R"({"ab":1,"5":2})")->sampling.logit_bias, (Bias{{7, 1.f}, {7, 1.f}, {5, 2.f}}));
+  EXPECT_EQ(parse(R"({"500":1})").error().where, "logit_bias");  // meant as an id
+  EXPECT_EQ(parse("{\"" + std::string(257, 'x') + "\":1}").error().where, "logit_bias");
+  std::string many = "[";  // few entries of many tokens
+  for (int i = 0; i < 5; ++i) many += "[\"" + std::string(250, char('a' + i)) + "\",1],";
+  many.back() = ']';
+  EXPECT_EQ(parse(many).error().where, "logit_bias");
 }
 
 TEST(OpenAiRequest, Continuation) {
@@ -553,6 +575,13 @@ TEST(OpenAiAnswer, Errors) {
             "authentication_error");
   EXPECT_EQ(error_json(Dialect::kOpenAi, {.status = 503, .message = "m", .param = "", .code = ""})["error"]["type"],
             "unavailable_error");
+}
+
+TEST(OpenAiAnswer, APromptThatIsTooLong) {
+  const Json e = error_json(Dialect::kOpenAi, {.code = "context_length_exceeded", .n_prompt = 9, .n_ctx = 8})["error"];
+  EXPECT_EQ(e["type"], "exceed_context_size_error");
+  EXPECT_EQ(e["n_prompt_tokens"], 9);
+  EXPECT_EQ(e["n_ctx"], 8);
 }
 
 TEST(Server, ComparesKeys) {
