@@ -3,7 +3,6 @@
 #include <csignal>
 #include <cstdio>
 #include <filesystem>
-#include <fstream>
 #include <memory>
 #include <thread>
 
@@ -22,22 +21,10 @@ struct Options {
   DraftOptions draft;
   ServiceConfig service;
   bool seed_given = false;
-  std::string alias, key_file;
+  std::string alias;
 };
 
-Status read_key(const std::string& path, std::string& key) {
-  std::ifstream in(path);
-  std::getline(in, key);
-  while (!key.empty() && (key.back() == '\r' || key.back() == ' ')) key.pop_back();
-  if (key.empty())
-    return Error{path, "expected an API key in the first line, found none",
-                 "write one, and keep the file readable for you alone"};
-  return Ok{};
-}
-
 int run(Options& o) {
-  if (!o.key_file.empty())
-    if (auto ok = read_key(o.key_file, o.service.api_key); !ok) return report(ok.error());
   if (o.engine.chunk > 0 && o.engine.max_seq > o.engine.chunk)
     return report({"--parallel",
                    fmt::format("expected at most --chunk ({}), found {}", o.engine.chunk, o.engine.max_seq),
@@ -54,6 +41,7 @@ int run(Options& o) {
   s.defaults.seed_given = o.seed_given;
   s.defaults.n_vocab = engine.model().n_vocab;
   s.variant = chat_variant(t->vocab().chat_template, engine.model().d_ple > 0);
+  s.model_file = std::filesystem::path(engine.config().model).filename().string();
   s.model = !o.alias.empty() ? o.alias : std::filesystem::path(engine.config().model).stem().string();
   std::signal(SIGPIPE, SIG_IGN);
   auto service = Service::open(engine, s);
@@ -102,7 +90,17 @@ void add_serve(CLI::App& app, int& rc) {
       ->capture_default_str();
   auto* key = cmd->add_option("--api-key", s.api_key,
                               "Key that clients must send (others on this machine see it in the list of processes)");
-  cmd->add_option("--api-key-file", o->key_file, "File with the key in its first line")->excludes(key);
+  cmd->add_option("--api-key-file", s.api_key_file,
+                  "File of keys, one a line, each perhaps with a name for the log; read again on SIGHUP")
+      ->excludes(key);
+  cmd->add_option("--cors-origin", s.cors_origins,
+                  "Origin whose pages may read answers (https://chat.example); may be repeated; *: every one")
+      ->expected(1)
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+  cmd->add_flag("--strict", s.defaults.strict, "Refuse every unknown field of a request");
+  cmd->add_option("--ping", h.ping_s, "Seconds of silence in a stream before a keep-alive is sent")
+      ->check(CLI::Range(1, 86400))
+      ->capture_default_str();
   cmd->add_option("--max-body", h.max_body, "Bytes of a request's body")
       ->transform(CLI::AsSizeValue(false))
       ->check(CLI::Range(uint64_t(1), uint64_t(1) << 30))

@@ -34,7 +34,8 @@ class HttpReply {
  public:
   virtual ~HttpReply() = default;  // a reply that was not completed closes its connection
   virtual void send(HttpResponse response) = 0;
-  virtual void begin(const std::string& type) = 0;
+  // keep_alive is written whenever nothing else was for HttpConfig::ping_s.
+  virtual void begin(const std::string& type, const std::string& keep_alive = "") = 0;
   virtual void write(std::string_view text) = 0;
   virtual void end() = 0;
   // Called at most once, never from inside another method of the reply: the client disconnected, reads too slowly, or
@@ -50,6 +51,9 @@ class HttpHandler {
   virtual void request(HttpRequest request, std::unique_ptr<HttpReply> reply) = 0;
   // The answer to a request that HTTP itself refuses: malformed, too large, too slow, too many.
   virtual HttpResponse refusal(int status, const std::string& what) = 0;
+  // Headers that every answer to a request gets.
+  virtual std::vector<std::pair<std::string, std::string>> answer_headers(const HttpRequest&) { return {}; }
+  virtual void hangup() {}  // SIGHUP
 };
 
 struct HttpConfig {
@@ -61,8 +65,10 @@ struct HttpConfig {
   uint64_t max_backlog = 1 << 20;  // bytes of a stream that its reader may be behind
   int idle_s = 60;                 // a connection without a request
   int request_s = 30;              // from a request's first byte to its last
-  int write_s = 30;                // a write without progress
+  int write_s = 30;                // a reader that takes nothing of what waits for it
+  int ping_s = 15;                 // silence of a stream before a keep-alive
   int drain_s = 30;                // from the signal to the end of the last answer
+  bool catch_hangup = false;       // SIGHUP calls HttpHandler::hangup(); else it ends the process
 };
 
 class HttpServer {

@@ -6,146 +6,78 @@
 #include <charconv>
 #include <cmath>
 #include <limits>
-#include <optional>
-#include <set>
+
+#include "server/api_fields.h"
 
 namespace facet {
 namespace {
 
-constexpr size_t kMaxMessages = 1024, kMaxTools = 256, kMaxStops = 16, kMaxStopBytes = 256, kMaxBias = 1024;
-constexpr int kMaxTokens = 1 << 24;
-
-std::string shown(const Json& v) {
-  std::string s = dump_json(v);
-  if (s.size() <= 40) return s;
-  return v.type_name();
-}
-
-// The fields of an object, each read once with its type and range. The first error stays; null counts as absent.
-class Fields {
+// OpenAI's object of ids, or llama-server's array of pairs. What is no id is text: each of its tokens is meant.
+class BiasReader {
  public:
-  explicit Fields(const Json& object, std::string prefix = "") : object_(object), prefix_(std::move(prefix)) {
-    if (!object.is_object()) fail("", "expected an object", &object);
-  }
+  BiasReader(Fields& f, ApiRequest& r, const ApiDefaults& d) : f_(f), d_(d), out_(r.sampling.logit_bias) {}
 
-  const Json* get(const char* key) {
-    known_.insert(key);
-    if (error_ || !object_.is_object()) return nullptr;
-    const auto it = object_.find(key);
-    return it == object_.end() || it->is_null() ? nullptr : &*it;
-  }
-  bool has(const char* key) { return get(key) != nullptr; }
-
-  void boolean(const char* key, bool& out) {
-    const Json* v = get(key);
+  void read() {
+    const Json* v = f_.get("logit_bias");
     if (!v) return;
-    if (!v->is_boolean()) return fail(key, "expected true or false", v);
-    out = v->get<bool>();
-  }
-  void integer(const char* key, int lo, int hi, int& out) {
-    const Json* v = get(key);
-    if (!v) return;
-    const auto n = whole(*v, lo, hi);
-    if (!n) return fail(key, fmt::format("expected an integer in [{}, {}]", lo, hi), v);
-    out = int(*n);
-  }
-  void number(const char* key, double lo, double hi, float& out) {
-    const Json* v = get(key);
-    if (!v) return;
-    if (!v->is_number() || !(v->get<double>() >= lo && v->get<double>() <= hi))
-      return fail(key, fmt::format("expected a number in [{}, {}]", lo, hi), v);
-    out = float(v->get<double>());
-  }
-  void string(const char* key, std::string& out) {
-    const Json* v = get(key);
-    if (!v) return;
-    if (!v->is_string()) return fail(key, "expected a string", v);
-    out = v->get<std::string>();
-  }
-  // A field of which only values that change nothing are supported.
-  template <class... T>
-  void only(const char* key, const char* expected, T... values) {
-    const Json* v = get(key);
-    if (v && !((*v == Json(values)) || ...)) fail(key, fmt::format("expected {}", expected), v, "not supported");
-  }
-
-  static std::optional<int64_t> whole(const Json& v, int64_t lo, int64_t hi) {
-    if (!v.is_number_integer()) return std::nullopt;
-    if (v.is_number_unsigned() && v.get<uint64_t>() > uint64_t(std::numeric_limits<int64_t>::max()))
-      return std::nullopt;
-    const int64_t n = v.get<int64_t>();
-    if (n < lo || n > hi) return std::nullopt;
-    return n;
-  }
-
-  std::string path(std::string_view key) const {
-    return prefix_.empty() ? std::string(key) : key.empty() ? prefix_ : fmt::format("{}.{}", prefix_, key);
-  }
-  void fail(std::string_view key, std::string expected, const Json* found, std::string hint = "") {
-    fail(Error{path(key), fmt::format("{}, found {}", expected, found ? shown(*found) : "nothing"), std::move(hint)});
-  }
-  void fail(Error e) {
-    if (!error_) error_ = std::move(e);
-  }
-  void check(const Status& s) {
-    if (!s) fail(s.error());
-  }
-  bool failed() const { return error_.has_value(); }
-
-  // To be called last: what nobody asked for is unknown.
-  Status done() {
-    if (!error_)
-      for (auto it = object_.begin(); it != object_.end(); ++it)
-        if (!known_.count(it.key())) {
-          fail(Error{path(it.key().substr(0, 64)), "not supported", "docs/server.md lists the fields"});
-          break;
-        }
-    if (error_) return *error_;
-    return Ok{};
+    if (!v->is_object() && !v->is_array())
+      return f_.fail("logit_bias", "expected an object of token ids and numbers", v);
+    if (v->size() > kMaxBias) return too_many(v->size());
+    out_.clear();
+    if (v->is_object()) {
+      for (auto it = v->begin(); it != v->end(); ++it) entry(it.key(), it.value(), "logit_bias." + it.key());
+      return;
+    }
+    for (size_t i = 0; i < v->size(); ++i) {
+      const Json& pair = (*v)[i];
+      const std::string at = fmt::format("logit_bias[{}]", i);
+      if (!pair.is_array() || pair.size() != 2 || !(pair[0].is_string() || pair[0].is_number()))
+        return f_.fail(at, "expected [token id or text, number]", &pair);
+      if (pair[0].is_string()) {
+        entry(pair[0].get_ref<const std::string&>(), pair[1], at);
+      } else if (const auto id = Fields::whole(pair[0], 0, d_.n_vocab - 1)) {
+        add({int32_t(*id)}, pair[1], at);
+      } else {
+        return f_.fail(at, fmt::format("expected a token id in [0, {})", d_.n_vocab), &pair[0]);
+      }
+    }
   }
 
  private:
-  const Json& object_;
-  std::string prefix_;
-  std::set<std::string, std::less<>> known_;
-  std::optional<Error> error_;
+  void too_many(size_t n) {
+    f_.fail(Error{"logit_bias", fmt::format("expected at most {} entries, found {}", kMaxBias, n), ""});
+  }
+  void entry(const std::string& key, const Json& value, const std::string& at) {
+    int id = -1;
+    const auto [end, ec] = std::from_chars(key.data(), key.data() + key.size(), id);
+    if (ec == std::errc() && end == key.data() + key.size() && id >= 0 && id < d_.n_vocab) return add({id}, value, at);
+    const bool number = key.empty() || key.find_first_not_of("-0123456789") == std::string::npos;
+    if (number || !d_.tokenize || key.size() > kMaxStopBytes)
+      return f_.fail(
+          Error{"logit_bias",
+                fmt::format("expected token ids in [0, {}) or text of at most {} bytes as keys, found \"{}\"",
+                            d_.n_vocab, kMaxStopBytes, cut(key, 40)),
+                ""});
+    add(d_.tokenize(key), value, at);
+  }
+  void add(const std::vector<int32_t>& ids, const Json& value, const std::string& at) {
+    const bool never = value == false;  // llama-server's way to forbid a token
+    if (!never && (!value.is_number() || !(std::abs(value.get<double>()) <= 100)))
+      return f_.fail(at, "expected a number in [-100, 100]", &value);
+    if (out_.size() + ids.size() > kMaxBias) return too_many(out_.size() + ids.size());
+    for (const int32_t id : ids) out_.emplace_back(id, never ? -1e9f : float(value.get<double>()));
+  }
+
+  Fields& f_;
+  const ApiDefaults& d_;
+  std::vector<std::pair<int32_t, float>>& out_;
 };
 
-void read_stop(Fields& f, ApiRequest& r) {
-  const Json* v = f.get("stop");
-  if (!v) return;
-  auto add = [&](const Json& s, const std::string& key) {
-    if (!s.is_string() || s.get_ref<const std::string&>().empty() ||
-        s.get_ref<const std::string&>().size() > kMaxStopBytes)
-      return f.fail(key, fmt::format("expected a string of 1 to {} bytes", kMaxStopBytes), &s);
-    r.stop.push_back(s.get<std::string>());
-  };
-  if (!v->is_array()) return add(*v, "stop");
-  if (v->size() > kMaxStops)
-    return f.fail(Error{"stop", fmt::format("expected at most {} strings, found {}", kMaxStops, v->size()), ""});
-  for (size_t i = 0; i < v->size(); ++i) add((*v)[i], fmt::format("stop[{}]", i));
-}
-
-void read_bias(Fields& f, ApiRequest& r, int n_vocab) {
-  const Json* v = f.get("logit_bias");
-  if (!v) return;
-  if (!v->is_object()) return f.fail("logit_bias", "expected an object of token ids and numbers", v);
-  if (v->size() > kMaxBias)
-    return f.fail(Error{"logit_bias", fmt::format("expected at most {} entries, found {}", kMaxBias, v->size()), ""});
-  r.sampling.logit_bias.clear();
-  for (auto it = v->begin(); it != v->end(); ++it) {
-    int id = -1;
-    const std::string& key = it.key();
-    const auto [end, ec] = std::from_chars(key.data(), key.data() + key.size(), id);
-    if (ec != std::errc() || end != key.data() + key.size() || id < 0 || id >= n_vocab)
-      return f.fail(
-          Error{"logit_bias",
-                fmt::format("expected token ids in [0, {}) as keys, found \"{}\"", n_vocab, key.substr(0, 40)), ""});
-    if (!it->is_number() || !(std::abs(it->get<double>()) <= 100))
-      return f.fail("logit_bias." + key, "expected a number in [-100, 100]", &*it);
-    r.sampling.logit_bias.emplace_back(id, float(it->get<double>()));
-  }
-}
+// Fields of OpenAI's and of llama-server that change nothing here.
+constexpr const char* kUnused[] = {"user",         "metadata",          "store",    "service_tier",
+                                   "cache_prompt", "prompt_cache_key",  "id_slot",  "prompt_cache_retention",
+                                   "cache_salt",   "safety_identifier", "priority", "verbosity",
+                                   "prediction",   "request_id"};
 
 // One limit under three names.
 void read_max_tokens(Fields& f, ApiRequest& r) {
@@ -163,62 +95,54 @@ void read_max_tokens(Fields& f, ApiRequest& r) {
 }
 
 void read_common(Fields& f, ApiRequest& r, const ApiDefaults& d) {
-  r.sampling = d.sampling;
-  r.seed_given = d.seed_given;
   r.max_tokens = d.max_tokens;
-
   std::string ignored;
   f.string("model", ignored);
   f.boolean("stream", r.stream);
   if (const Json* v = f.get("stream_options")) {
-    Fields o(*v, "stream_options");
+    Fields o(*v, d.strict, "stream_options");
     o.boolean("include_usage", r.include_usage);
+    o.boolean("continuous_usage_stats", r.continuous_usage);
     o.get("include_obfuscation");
     f.check(o.done());
     if (!r.stream) f.fail(Error{"stream_options", "expected only with stream: true", ""});
   }
   read_max_tokens(f, r);
-  Sampling& s = r.sampling;
-  f.number("temperature", 0, 100, s.temperature);
-  f.number("top_p", 0, 1, s.top_p);
-  f.number("min_p", 0, 1, s.min_p);
-  f.integer("top_k", -1, kMaxTokens, s.top_k);
-  f.number("presence_penalty", -100, 100, s.presence_penalty);
-  f.number("frequency_penalty", -100, 100, s.frequency_penalty);
-  f.number("repeat_penalty", .01, 100, s.repeat_penalty);
-  f.integer("repeat_last_n", -1, kMaxTokens, s.repeat_last_n);
-  if (const Json* v = f.get("seed")) {
-    const auto n = Fields::whole(*v, -1, std::numeric_limits<int64_t>::max());
-    if (!n)
-      f.fail("seed", "expected an integer from 0 on, or -1 for a random one", v);
-    else if ((r.seed_given = *n >= 0))
-      s.seed = uint64_t(*n);
-  }
-  read_stop(f, r);
-  read_bias(f, r, d.n_vocab);
+  read_sampling(f, r, d);
+  read_stop(f, r, "stop");
   f.boolean("ignore_eos", r.ignore_eos);
 
   f.only("n", "1", 1);
   if (const Json* v = f.get("response_format");
       v && !(v->is_object() && v->size() == 1 && v->value("type", Json()) == "text"))
     f.fail("response_format", "expected {\"type\":\"text\"}", v, "not supported");
-  // These change nothing here.
-  for (const char* key : {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"})
-    f.get(key);
+  f.boolean("timings_per_token", r.timings_per_token);
+  f.boolean("return_progress", r.return_progress);
+  for (const char* key : kUnused) f.get(key);
 }
 
 void read_thinking(Fields& f, ApiRequest& r, const ApiDefaults& d) {
   r.thinking = d.thinking;
   f.boolean("enable_thinking", r.thinking);
+  if (const Json* v = f.get("reasoning_effort")) {
+    bool known = false;
+    for (const char* e : {"none", "minimal", "low", "medium", "high", "xhigh"}) known = known || *v == e;
+    if (!known) return f.fail("reasoning_effort", "expected none, minimal, low, medium, high or xhigh", v);
+    const bool thinking = *v != "none";
+    if (f.has("enable_thinking") && thinking != r.thinking)
+      return f.fail(Error{"reasoning_effort", "contradicts enable_thinking", "give one of them"});
+    r.thinking = thinking;
+  }
   const Json* v = f.get("chat_template_kwargs");
   if (!v) return;
-  Fields k(*v, "chat_template_kwargs");
+  Fields k(*v, d.strict, "chat_template_kwargs");
   bool thinking = r.thinking;
   k.boolean("enable_thinking", thinking);
   k.boolean("preserve_thinking", r.preserve_thinking);
   f.check(k.done());
-  if (f.has("enable_thinking") && thinking != r.thinking)
-    f.fail(Error{"chat_template_kwargs.enable_thinking", "contradicts enable_thinking", "give one of them"});
+  if ((f.has("enable_thinking") || f.has("reasoning_effort")) && thinking != r.thinking)
+    f.fail(Error{"chat_template_kwargs.enable_thinking", "contradicts enable_thinking or reasoning_effort",
+                 "give one of them"});
   r.thinking = thinking;
 }
 
@@ -249,66 +173,145 @@ void read_tools(Fields& f, ApiRequest& r) {
   }
   f.only("tool_choice", "\"auto\" or \"none\"", "auto", "none");
   if (const Json* v = f.get("tool_choice"); v && *v == "none") r.tools.clear();
-  f.only("parallel_tool_calls", "true", true);
+  bool parallel = true;
+  f.boolean("parallel_tool_calls", parallel);
+  r.one_call = !parallel;
 }
 
+void read_native(Fields& f, ApiRequest& r) {
+  f.boolean("return_tokens", r.return_tokens);
+  const Json* v = f.get("response_fields");
+  if (!v) return;
+  if (!v->is_array() || v->size() > kMaxStops)
+    return f.fail("response_fields", fmt::format("expected an array of at most {} names", kMaxStops), v);
+  for (const Json& name : *v) {
+    if (!name.is_string()) return f.fail("response_fields", "expected strings", &name);
+    r.response_fields.push_back(name.get<std::string>());
+  }
+}
+
+// Text, ids, or both in turn, as llama-server takes them: [2, "some text", 7].
 void read_prompt(Fields& f, ApiRequest& r, int n_vocab) {
   const Json* v = f.get("prompt");
-  if (v && v->is_array() && v->size() == 1 && (*v)[0].is_string()) v = &(*v)[0];
-  if (v && v->is_string()) {
-    r.prompt = v->get<std::string>();
-    return;
-  }
+  if (v && v->is_array() && v->size() == 1 && ((*v)[0].is_string() || (*v)[0].is_array())) v = &(*v)[0];
+  if (v && v->is_string()) return void(r.prompt.emplace_back(v->get<std::string>()));
+  constexpr const char* kOne = "one prompt a request";
   if (!v || !v->is_array() || v->empty())
-    return f.fail("prompt", "expected a string or an array of token ids", v, "one prompt a request");
-  r.prompt_ids.reserve(v->size());
+    return f.fail("prompt", "expected a string or an array of token ids", v, kOne);
+  bool ids = false;
   for (size_t i = 0; i < v->size(); ++i) {
-    const auto id = Fields::whole((*v)[i], 0, n_vocab - 1);
+    const Json& item = (*v)[i];
+    if (item.is_string() && (ids || (i + 1 < v->size() && !(*v)[i + 1].is_string()))) {
+      r.prompt.emplace_back(item.get<std::string>());
+      ids = true;  // texts that follow belong to this prompt
+      continue;
+    }
+    const auto id = Fields::whole(item, 0, n_vocab - 1);
     if (!id)
-      return f.fail(fmt::format("prompt[{}]", i), fmt::format("expected a token id in [0, {})", n_vocab), &(*v)[i],
-                    "one prompt a request");
-    r.prompt_ids.push_back(int32_t(*id));
+      return f.fail(fmt::format("prompt[{}]", i), fmt::format("expected a token id in [0, {})", n_vocab), &item, kOne);
+    ids = true;
+    if (r.prompt.empty() || r.prompt.back().index() == 0) r.prompt.emplace_back(std::vector<int32_t>{});
+    std::get<1>(r.prompt.back()).push_back(int32_t(*id));
   }
 }
 
-Json envelope(const ApiAnswer& a, bool chunk) {
-  const char* object = a.kind == ApiKind::kCompletion ? "text_completion"
-                       : chunk                        ? "chat.completion.chunk"
-                                                      : "chat.completion";
-  return {{"id", a.id}, {"object", object}, {"created", a.created}, {"model", a.model}};
+void read_continuation(Fields& f, ApiRequest& r) {
+  const bool said = f.has("continue_final_message");
+  f.boolean("continue_final_message", r.continue_last);
+  f.boolean("add_generation_prompt", r.add_generation_prompt);
+  if (f.failed()) return;
+  if (r.continue_last && f.has("add_generation_prompt") && r.add_generation_prompt)
+    return f.fail(Error{"continue_final_message", "contradicts add_generation_prompt", "give one of them"});
+  if (!r.continue_last && !r.add_generation_prompt) return;
+  f.check(settle_continuation(r, said));
 }
-
-Json with_choice(const ApiAnswer& a, bool chunk, const char* key, Json value, Json finish) {
-  Json j = envelope(a, chunk);
-  Json choice = {{"index", 0}, {key, std::move(value)}, {"logprobs", nullptr}, {"finish_reason", std::move(finish)}};
-  j["choices"] = Json::array({std::move(choice)});
-  return j;
-}
-
-// Ids of calls are unique among answers: clients match results to calls by them.
-Json call_json(const ApiAnswer& a, const ParsedCall& c) {
-  const std::string answer = a.id.substr(a.id.find('-') + 1);
-  return {{"id", fmt::format("call_{}_{}", answer, c.id.substr(c.id.find('_') + 1))},
-          {"type", "function"},
-          {"function", {{"name", c.name}, {"arguments", c.arguments}}}};
-}
-
-double ms(double seconds) { return std::round(seconds * 1e6) / 1e3; }
-double rate(int n, double seconds) { return seconds > 0 ? std::round(n / seconds * 1e3) / 1e3 : 0; }
 
 }  // namespace
+
+void read_stop(Fields& f, ApiRequest& r, const char* key) {
+  const Json* v = f.get(key);
+  if (!v) return;
+  auto add = [&](const Json& s, const std::string& at) {
+    if (!s.is_string() || s.get_ref<const std::string&>().empty() ||
+        s.get_ref<const std::string&>().size() > kMaxStopBytes)
+      return f.fail(at, fmt::format("expected a string of 1 to {} bytes", kMaxStopBytes), &s);
+    r.stop.push_back(s.get<std::string>());
+  };
+  if (!v->is_array()) return add(*v, key);
+  if (v->size() > kMaxStops)
+    return f.fail(Error{key, fmt::format("expected at most {} strings, found {}", kMaxStops, v->size()), ""});
+  for (size_t i = 0; i < v->size(); ++i) add((*v)[i], fmt::format("{}[{}]", key, i));
+}
+
+void read_sampling(Fields& f, ApiRequest& r, const ApiDefaults& d) {
+  r.sampling = d.sampling;
+  r.seed_given = d.seed_given;
+  Sampling& s = r.sampling;
+  f.number("temperature", 0, 100, s.temperature);
+  f.number("top_p", 0, 1, s.top_p);
+  f.number("min_p", 0, 1, s.min_p);
+  f.integer("top_k", -1, kMaxTokens, s.top_k);
+  f.number("presence_penalty", -100, 100, s.presence_penalty);
+  f.number("frequency_penalty", -100, 100, s.frequency_penalty);
+  for (const char* key : {"repeat_penalty", "repetition_penalty"})  // llama-server's name and vLLM's
+    f.number(key, .01, 100, s.repeat_penalty);
+  f.integer("repeat_last_n", -1, kMaxTokens, s.repeat_last_n);
+  if (const Json* v = f.get("seed")) {
+    const auto n = Fields::whole(*v, -1, std::numeric_limits<int64_t>::max());
+    if (!n)
+      f.fail("seed", "expected an integer from 0 on, or -1 for a random one", v);
+    else if ((r.seed_given = *n >= 0))
+      s.seed = uint64_t(*n);
+  }
+  BiasReader(f, r, d).read();
+}
+
+Status settle_continuation(ApiRequest& r, bool said) {
+  const auto open = [&](size_t from_end) {
+    if (r.messages.size() < from_end) return false;
+    const Message& m = r.messages[r.messages.size() - from_end];
+    return m.role == "assistant" && m.tool_calls.empty() && m.tool_responses.empty();
+  };
+  if (said && r.continue_last && !open(1))
+    return Error{"continue_final_message", "expected a last message of the assistant without tool calls", ""};
+  if (!said) r.continue_last = open(1);
+  if (r.continue_last && open(2))
+    return Error{fmt::format("messages[{}]", r.messages.size() - 1),
+                 "expected one message of the assistant at the end, found two",
+                 "the answer continues the last one; join them"};
+  return Ok{};
+}
+
+const char* kind_name(ApiKind kind) {
+  switch (kind) {
+    case ApiKind::kChat:
+      return "chat";
+    case ApiKind::kCompletion:
+      return "completion";
+    case ApiKind::kNative:
+      return "native";
+    case ApiKind::kMessages:
+      return "messages";
+    case ApiKind::kOllamaChat:
+      return "ollama-chat";
+    case ApiKind::kOllamaGenerate:
+      return "ollama-generate";
+  }
+  return "";
+}
 
 Result<ApiRequest> parse_api_request(ApiKind kind, const Json& body, const ApiDefaults& d) {
   ApiRequest r;
   r.kind = kind;
   if (!body.is_object())
     return Error{"", fmt::format("expected a JSON object as the body, found {}", body.type_name()), ""};
-  Fields f(body);
+  Fields f(body, d.strict);
   read_common(f, r, d);
   if (kind == ApiKind::kChat) {
     read_messages(f, r);
     read_tools(f, r);
     read_thinking(f, r, d);
+    read_continuation(f, r);
     f.only("logprobs", "false", false);
     f.only("top_logprobs", "0", 0);
     if (const Json* v = f.get("modalities"); v && *v != Json::array({"text"}))
@@ -318,182 +321,11 @@ Result<ApiRequest> parse_api_request(ApiKind kind, const Json& body, const ApiDe
     f.only("echo", "false", false);
     f.only("best_of", "1", 1);
     f.only("suffix", "null or \"\"", "");
-    f.only("logprobs", "null", nullptr);
+    if (kind == ApiKind::kCompletion) f.only("logprobs", "null", nullptr);
+    if (kind == ApiKind::kNative) read_native(f, r);
   }
   if (auto ok = f.done(); !ok) return ok.error();
   return r;
-}
-
-// --- stop strings
-
-std::string StopMatcher::push(std::string_view text) {
-  if (stopped_) return "";
-  held_ += text;
-  if (stop_.empty()) return std::exchange(held_, {});
-  size_t end = std::string::npos, begin = 0;
-  for (const std::string& s : stop_) {
-    const size_t at = held_.find(s);
-    if (at == std::string::npos) continue;
-    if (at + s.size() < end || (at + s.size() == end && at < begin)) end = at + s.size(), begin = at;
-  }
-  if (end != std::string::npos) {
-    stopped_ = true;
-    held_.resize(begin);
-    return std::exchange(held_, {});
-  }
-  // The longest end that begins a stop string stays.
-  size_t keep = 0;
-  for (const std::string& s : stop_)
-    for (size_t n = std::min(s.size() - 1, held_.size()); n > keep; --n)
-      if (std::string_view(held_).ends_with(std::string_view(s).substr(0, n))) keep = n;
-  std::string out = held_.substr(0, held_.size() - keep);
-  held_.erase(0, out.size());
-  return out;
-}
-
-std::string StopMatcher::finish() { return std::exchange(held_, {}); }
-
-std::vector<ParseEvent> AnswerText::filter(std::vector<ParseEvent> events) {
-  std::vector<ParseEvent> out;
-  for (ParseEvent& e : events) {
-    if (stopped()) break;
-    if (e.kind == ParseEvent::Kind::kContent) e.text = stop_.push(e.text);
-    if (e.kind == ParseEvent::Kind::kToolCall || !e.text.empty()) out.push_back(std::move(e));
-  }
-  return out;
-}
-
-std::vector<ParseEvent> AnswerText::push(std::string_view text) {
-  if (stopped() || text.empty()) return {};
-  if (kind_ == ApiKind::kChat) return filter(parser_.push(text));
-  return filter({{ParseEvent::Kind::kContent, std::string(text), {}}});
-}
-
-std::vector<ParseEvent> AnswerText::finish() {
-  if (stopped()) return {};
-  std::vector<ParseEvent> out;
-  if (kind_ == ApiKind::kChat) out = filter(parser_.finish());
-  if (std::string held = stop_.finish(); !stopped() && !held.empty())
-    out.push_back({ParseEvent::Kind::kContent, std::move(held), {}});
-  return out;
-}
-
-// --- answers
-
-void add_event(ParsedMessage& m, const ParseEvent& e) {
-  switch (e.kind) {
-    case ParseEvent::Kind::kContent:
-      m.content += e.text;
-      break;
-    case ParseEvent::Kind::kReasoning:
-      m.reasoning += e.text;
-      break;
-    case ParseEvent::Kind::kToolCall:
-      m.tool_calls.push_back(e.call);
-      break;
-  }
-}
-
-const char* finish_reason(Stop why, bool stop_string, bool tool_calls) {
-  if (!stop_string && (why == Stop::kLength || why == Stop::kContext)) return "length";
-  return tool_calls ? "tool_calls" : "stop";
-}
-
-Json usage_json(const Usage& u) {
-  return {{"prompt_tokens", u.prompt},
-          {"completion_tokens", u.generated},
-          {"total_tokens", u.prompt + u.generated},
-          {"prompt_tokens_details", {{"cached_tokens", u.cached}}}};
-}
-
-Json timings_json(const Usage& u) {
-  const int n = u.prompt - u.cached;
-  Json j = {{"cache_n", u.cached},
-            {"prompt_n", n},
-            {"prompt_ms", ms(u.prefill_s)},
-            {"prompt_per_token_ms", n > 0 ? ms(u.prefill_s / n) : 0},
-            {"prompt_per_second", rate(n, u.prefill_s)},
-            {"predicted_n", u.generated},
-            {"predicted_ms", ms(u.decode_s)},
-            {"predicted_per_token_ms", u.generated > 0 ? ms(u.decode_s / u.generated) : 0},
-            {"predicted_per_second", rate(u.generated, u.decode_s)}};
-  if (u.drafted > 0) {
-    j["draft_n"] = u.drafted, j["draft_n_accepted"] = u.accepted;
-    j["draft_rounds"] = u.rounds;
-    j["draft_tokens_per_step"] = std::round(u.tokens_per_step() * 1e3) / 1e3;
-    Json& at = j["draft_accepted_at"] =
-        Json::array();  // of the rounds that came to the k-th draft, the share where it was right
-    for (size_t k = 0; k < u.offered_at.size(); ++k)
-      at.push_back(u.offered_at[k] > 0 ? std::round(1e3 * u.accepted_at[k] / u.offered_at[k]) / 1e3 : 0);
-    Json& methods = j["draft_methods"] = Json::array();
-    for (const Usage::Change& m : u.methods) methods.push_back({{"at", m.at}, {"method", m.method}});
-  }
-  if (!u.draft_inactive_reason.empty()) j["draft_inactive_reason"] = u.draft_inactive_reason;
-  return j;
-}
-
-Json api_response(const ApiAnswer& a, const ParsedMessage& m, const char* finish, const Usage& usage) {
-  Json j;
-  if (a.kind == ApiKind::kCompletion) {
-    j = with_choice(a, false, "text", m.content, finish);
-  } else {
-    Json message = {{"role", "assistant"},
-                    {"content", m.content.empty() && !m.tool_calls.empty() ? Json() : Json(m.content)}};
-    if (!m.reasoning.empty()) message["reasoning_content"] = m.reasoning;
-    for (const ParsedCall& c : m.tool_calls) message["tool_calls"].push_back(call_json(a, c));
-    j = with_choice(a, false, "message", std::move(message), finish);
-  }
-  j["usage"] = usage_json(usage);
-  j["timings"] = timings_json(usage);
-  return j;
-}
-
-Json chunk_role(const ApiAnswer& a) {
-  return with_choice(a, true, "delta", {{"role", "assistant"}, {"content", ""}}, nullptr);
-}
-
-Json chunk_event(const ApiAnswer& a, const ParseEvent& e, int tool_index) {
-  if (a.kind == ApiKind::kCompletion) return with_choice(a, true, "text", e.text, nullptr);
-  Json delta = Json::object();
-  if (e.kind == ParseEvent::Kind::kToolCall) {
-    Json call = {{"index", tool_index}};
-    call.update(call_json(a, e.call));
-    delta["tool_calls"] = Json::array({std::move(call)});
-  } else {
-    delta[e.kind == ParseEvent::Kind::kReasoning ? "reasoning_content" : "content"] = e.text;
-  }
-  return with_choice(a, true, "delta", std::move(delta), nullptr);
-}
-
-Json chunk_finish(const ApiAnswer& a, const char* finish, const Usage& usage) {
-  Json j = a.kind == ApiKind::kCompletion ? with_choice(a, true, "text", "", finish)
-                                          : with_choice(a, true, "delta", Json::object(), finish);
-  j["timings"] = timings_json(usage);
-  return j;
-}
-
-Json chunk_usage(const ApiAnswer& a, const Usage& usage) {
-  Json j = envelope(a, true);
-  j["choices"] = Json::array();
-  j["usage"] = usage_json(usage);
-  return j;
-}
-
-std::string sse(const Json& chunk) { return "data: " + dump_json(chunk) + "\n\n"; }
-
-// --- errors
-
-ApiError api_error(const Error& e) { return {.status = 400, .message = e.message(), .param = e.where, .code = ""}; }
-
-Json error_json(const ApiError& e) {
-  const char* type = e.status == 401   ? "authentication_error"
-                     : e.status == 403 ? "permission_error"
-                     : e.status == 404 ? "not_found_error"
-                     : e.status == 503 ? "unavailable_error"
-                     : e.status >= 500 ? "server_error"
-                                       : "invalid_request_error";
-  auto text = [](const std::string& s) { return s.empty() ? Json() : Json(s); };
-  return {{"error", {{"message", e.message}, {"type", type}, {"param", text(e.param)}, {"code", text(e.code)}}}};
 }
 
 }  // namespace facet

@@ -1,11 +1,14 @@
 #pragma once
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <string_view>
+#include <variant>
 #include <vector>
 
 #include "base/result.h"
 #include "engine/engine.h"
+#include "server/answer_text.h"
 #include "tokenizer/chat.h"
 #include "tokenizer/chat_parse.h"
 #include "tokenizer/json.h"
@@ -20,68 +23,64 @@ struct ApiDefaults {
   int max_tokens = -1;
   bool thinking = false;
   int n_vocab = 0;
+  bool strict = false;                                                  // every unknown field is refused
+  std::function<std::vector<int32_t>(std::string_view)> tokenize = {};  // for a logit_bias that names text
 };
 
-enum class ApiKind { kChat, kCompletion };
+// Whose request and answer it is: OpenAI's chat and completions, llama-server's own completion, Anthropic's messages,
+// Ollama's chat and generate.
+enum class ApiKind { kChat, kCompletion, kNative, kMessages, kOllamaChat, kOllamaGenerate };
+const char* kind_name(ApiKind kind);  // "chat", ...
+
+// A prompt as text, ids, or both in turn.
+using PromptPart = std::variant<std::string, std::vector<int32_t>>;
 
 struct ApiRequest {
   ApiKind kind = ApiKind::kChat;
-  std::vector<Message> messages = {};  // of kChat
+  std::vector<Message> messages = {};  // of a chat
   std::vector<Json> tools = {};        // none with tool_choice "none"
   bool thinking = false, preserve_thinking = false;
-  std::string prompt = {};               // of kCompletion: this,
-  std::vector<int32_t> prompt_ids = {};  // or these
+  bool one_call = false;                // the answer ends with its first tool call
+  bool add_generation_prompt = true;    // begin the model's turn
+  bool continue_last = false;           // the last message is the beginning of the answer
+  std::vector<PromptPart> prompt = {};  // of a completion
   bool stream = false, include_usage = false, ignore_eos = false;
-  int max_tokens = -1;  // -1: until the context is full
+  bool continuous_usage = false;                  // usage with every chunk
+  bool timings_per_token = false;                 // timings with every chunk
+  bool return_progress = false;                   // chunks that tell how much of the prompt is read
+  bool return_tokens = false;                     // of kNative: ids in the answer
+  std::vector<std::string> response_fields = {};  // of kNative: nothing but these
+  int max_tokens = -1;                            // -1: until the context is full
   Sampling sampling = {};
   bool seed_given = false;
   std::vector<std::string> stop = {};
+  bool chat() const { return !messages.empty(); }
 };
 
-// An error's `where` is the path of the field, as in messages[2].content.
+// An error's `where` is the path of the field, as in messages[2].content. Every kind but kMessages and Ollama's.
 Result<ApiRequest> parse_api_request(ApiKind kind, const Json& body, const ApiDefaults& defaults);
 
-// Looks for stop strings in a text that comes in pieces. What may become one is held back; the result does not depend
-// on the cuts: the stop string that is complete first ends the text, before its first byte.
-class StopMatcher {
- public:
-  explicit StopMatcher(std::vector<std::string> stop) : stop_(std::move(stop)) {}
-  std::string push(std::string_view text);  // what can be delivered; nothing after stopped()
-  std::string finish();                     // what was held back
-  bool stopped() const { return stopped_; }
+// What continue_last means for a request that does not say: a last message of the assistant is the beginning of the
+// answer.
+Status settle_continuation(ApiRequest& request, bool said);
 
- private:
-  std::vector<std::string> stop_;
-  std::string held_;
-  bool stopped_ = false;
-};
+inline constexpr size_t kMaxMessages = 1024, kMaxTools = 256, kMaxStops = 16, kMaxStopBytes = 256, kMaxBias = 1024;
+inline constexpr int kMaxTokens = 1 << 24;
 
-// The model's text to what a client sees. Stop strings end the content; they are not looked for in reasoning and in
-// tool calls.
-class AnswerText {
- public:
-  AnswerText(ApiKind kind, ParseOptions options, std::vector<std::string> stop)
-      : kind_(kind), parser_(options), stop_(std::move(stop)) {}
-  std::vector<ParseEvent> push(std::string_view text);
-  std::vector<ParseEvent> finish();
-  bool stopped() const { return stop_.stopped(); }
-
- private:
-  std::vector<ParseEvent> filter(std::vector<ParseEvent> events);
-  ApiKind kind_;
-  ChatParser parser_;
-  StopMatcher stop_;
-};
+class Fields;
+// Parts of a request that several dialects share.
+void read_stop(Fields& f, ApiRequest& r, const char* key);
+void read_sampling(Fields& f, ApiRequest& r, const ApiDefaults& d);  // temperature, top_p, ..., seed, logit_bias
 
 // What all objects of one answer have in common.
 struct ApiAnswer {
   ApiKind kind = ApiKind::kChat;
-  std::string id = {};  // "chatcmpl-..." or "cmpl-..."
+  std::string id = {};  // "chatcmpl-...", "cmpl-...", "msg_..."
   std::string model = {};
-  int64_t created = 0;  // seconds of Unix time
+  int64_t created = 0;           // seconds of Unix time
+  std::string fingerprint = {};  // of the program; left out if empty
 };
 
-void add_event(ParsedMessage& message, const ParseEvent& event);
 const char* finish_reason(Stop why, bool stop_string, bool tool_calls);
 Json usage_json(const Usage& usage);
 Json timings_json(const Usage& usage);
@@ -93,16 +92,8 @@ Json chunk_role(const ApiAnswer& a);  // of kChat
 Json chunk_event(const ApiAnswer& a, const ParseEvent& event, int tool_index);
 Json chunk_finish(const ApiAnswer& a, const char* finish, const Usage& usage);
 Json chunk_usage(const ApiAnswer& a, const Usage& usage);
+Json chunk_progress(const ApiAnswer& a, const Json& progress);
 std::string sse(const Json& chunk);
 inline constexpr std::string_view kSseDone = "data: [DONE]\n\n";
-
-struct ApiError {
-  int status = 400;
-  std::string message = {};
-  std::string param = {};  // empty: null
-  std::string code = {};   // likewise
-};
-ApiError api_error(const Error& e);
-Json error_json(const ApiError& e);
 
 }  // namespace facet

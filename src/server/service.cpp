@@ -5,43 +5,29 @@
 #include <spdlog/sinks/stdout_sinks.h>
 
 #include <algorithm>
-#include <array>
 #include <chrono>
-#include <condition_variable>
-#include <deque>
-#include <mutex>
 #include <random>
-#include <thread>
 #include <unordered_map>
 
+#include "server/access.h"
+#include "server/anthropic.h"
+#include "server/chat_prompt.h"
+#include "server/info.h"
+#include "server/ollama.h"
+#include "server/routes.h"
+#include "server/text_api.h"
+#include "server/worker.h"
+#include "server/writer.h"
 #include "tokenizer/tokenizer.h"
 
 namespace facet {
 namespace {
 
-constexpr const char* kRetrySeconds = "1";
-
-enum class Target { kHealth, kModels, kProps, kChat, kCompletion };
-struct Route {
-  std::string_view path, method;
-  Target target;
-};
-constexpr std::array<Route, 6> kRoutes = {{{"/health", "GET", Target::kHealth},
-                                           {"/v1/health", "GET", Target::kHealth},
-                                           {"/v1/models", "GET", Target::kModels},
-                                           {"/props", "GET", Target::kProps},
-                                           {"/v1/chat/completions", "POST", Target::kChat},
-                                           {"/v1/completions", "POST", Target::kCompletion}}};
-
-const Route* find_route(std::string_view path) {
-  const auto at = std::find_if(kRoutes.begin(), kRoutes.end(), [&](const Route& r) { return r.path == path; });
-  return at == kRoutes.end() ? nullptr : &*at;
+// The writer behind a request, and what its dialect calls an answer.
+std::string answer_id(ApiKind kind, uint64_t number) {
+  const char* prefix = kind == ApiKind::kChat ? "chatcmpl-" : kind == ApiKind::kMessages ? "msg_" : "cmpl-";
+  return fmt::format("{}{:016x}", prefix, number);
 }
-
-HttpResponse json_response(int status, const Json& body) {
-  return {.status = status, .type = "application/json", .body = dump_json(body), .headers = {}};
-}
-HttpResponse error_response(const ApiError& e) { return json_response(e.status, error_json(e)); }
 
 // " drafted=120 accepted=80 per_step=3.1 methods=mtp@0,none@96", or nothing.
 std::string draft_log(const Usage& u) {
@@ -53,75 +39,51 @@ std::string draft_log(const Usage& u) {
   return s;
 }
 
+using Clock = std::chrono::steady_clock;
+double seconds(Clock::duration d) { return std::chrono::duration<double>(d).count(); }
+
 // What the engine's thread keeps of a request.
 struct Generation {
   StreamDecoder decoder;
   AnswerText text;
-  int n = 0;             // tokens up to the stop string
-  bool stopped = false;  // by a stop string
+  int prompt = 0;
+  Clock::time_point start = Clock::now(), first = {};
+  int n = 0;                         // tokens up to the stop string
+  bool stopped = false;              // by a stop string
+  std::vector<int32_t> tokens = {};  // that no piece has told of yet
+
+  Usage so_far() const {
+    Usage u{.prompt = prompt, .generated = n};
+    u.prefill_s = seconds(first - start);
+    u.decode_s = seconds(Clock::now() - first);
+    return u;
+  }
 };
 
 // What the server's thread keeps of it.
 struct Job {
   std::unique_ptr<HttpReply> reply;
-  ApiAnswer answer;
+  std::unique_ptr<AnswerWriter> writer;
+  ApiKind kind = ApiKind::kChat;
   ParsedMessage message;
-  bool stream = false, include_usage = false;
+  std::vector<int32_t> tokens;  // of the answer, where it repeats them
+  bool stream = false, return_tokens = false;
   uint64_t seed = 0;
+  std::string key;             // name of the client's
   const char* gone = nullptr;  // why nobody waits for the answer any more
 };
 
 // A request whose body is being read.
 struct Arrival {
-  ApiKind kind;
-  std::string body;
+  const Route* route;
+  std::string body, key;
   std::unique_ptr<HttpReply> reply;  // the server's thread alone looks at it
   const char* gone = nullptr;        // likewise
   std::optional<ApiError> error = {};
+  std::optional<Json> answer = {};  // of what needs no model
   ApiRequest request = {};
   std::vector<int32_t> ids = {};
   bool in_thought = false;
-};
-
-// One thread that runs what it is given, in order. What it has not begun when it is destroyed is dropped.
-class Worker {
- public:
-  Worker() : thread_([this] { loop(); }) {}
-  ~Worker() {
-    {
-      const std::lock_guard lock(mutex_);
-      stop_ = true;
-    }
-    wake_.notify_one();
-    thread_.join();
-  }
-  void push(std::function<void()> work) {
-    {
-      const std::lock_guard lock(mutex_);
-      queue_.push_back(std::move(work));
-    }
-    wake_.notify_one();
-  }
-
- private:
-  void loop() {
-    for (;;) {
-      std::function<void()> work;
-      {
-        std::unique_lock lock(mutex_);
-        wake_.wait(lock, [this] { return stop_ || !queue_.empty(); });
-        if (stop_) return;
-        work = std::move(queue_.front());
-        queue_.pop_front();
-      }
-      work();
-    }
-  }
-  std::mutex mutex_;
-  std::condition_variable wake_;
-  std::deque<std::function<void()>> queue_;
-  bool stop_ = false;
-  std::thread thread_;  // last: it uses the others
 };
 
 class ServiceImpl final : public Service, public HttpHandler {
@@ -134,9 +96,33 @@ class ServiceImpl final : public Service, public HttpHandler {
       longest_piece_ = std::max(longest_piece_, std::max(t.text(id).size(), t.piece(id).size()));
     std::random_device random;
     seeds_.seed((uint64_t(random()) << 32) | random());
-    started_ = now();
+    access_.origins = c_.cors_origins;
+    c_.defaults.tokenize = [&t](std::string_view text) { return t.encode(text, false, false); };
+    info_ = {.model = c_.model,
+             .file = c_.model_file,
+             .chat_template = t.vocab().chat_template,
+             .bos = t.text(t.bos()),
+             .eos = t.text(t.special().eos),
+             .version = FACET_VERSION,
+             .started = now(),
+             .n_ctx = engine_.config().n_ctx,
+             .n_vocab = c_.defaults.n_vocab,
+             .n_seq = engine_.config().max_seq,
+             .max_tokens = c_.defaults.max_tokens,
+             .sampling = c_.defaults.sampling};
   }
 
+  Status load_keys() {
+    std::vector<ApiKey> keys;
+    if (!c_.api_key.empty()) keys.push_back({c_.api_key, "key"});
+    if (!c_.api_key_file.empty()) {
+      auto more = read_api_keys(c_.api_key_file);
+      if (!more) return more.error();
+      keys.insert(keys.end(), more->begin(), more->end());
+    }
+    access_.keys = std::move(keys);
+    return Ok{};
+  }
   Status listen() {
     auto http = HttpServer::listen(c_.http);
     if (!http) return http.error();
@@ -146,27 +132,32 @@ class ServiceImpl final : public Service, public HttpHandler {
   std::string url() const override { return http_->url(); }
   Status run() override { return http_->run(*this); }
 
+  std::vector<std::pair<std::string, std::string>> answer_headers(const HttpRequest& head) override {
+    return access_.cors_headers(head);
+  }
+
   std::optional<HttpResponse> gate(const HttpRequest& head) override {
-    if (auto e = refused(head)) {
-      HttpResponse r = error_response(*e);
-      if (e->status == 401) r.headers.emplace_back("WWW-Authenticate", "Bearer");
-      if (e->status == 405) r.headers.emplace_back("Allow", find_route(head.path)->method);
-      log_.info("refused status={}", e->status);
-      return r;
+    const auto e = access_.refusal(head);
+    if (!e) {
+      if (access_.preflight(head)) return HttpResponse{.status = 200, .type = "text/plain"};
+      return std::nullopt;
     }
-    return std::nullopt;
+    HttpResponse r = error_response(dialect_of_path(head.path), *e);
+    if (e->status == 401) r.headers.emplace_back("WWW-Authenticate", "Bearer");
+    if (e->status == 405) r.headers.emplace_back("Allow", allowed(*find_route(head.path)));
+    log_.info("refused status={}", e->status);
+    return r;
   }
 
   void request(HttpRequest r, std::unique_ptr<HttpReply> reply) override {
-    const Target target = find_route(r.path)->target;
-    if (target == Target::kHealth) return reply->send(json_response(200, {{"status", "ok"}}));
-    if (target == Target::kModels) return reply->send(json_response(200, models()));
-    if (target == Target::kProps) return reply->send(json_response(200, props()));
+    const Route* route = find_route(r.path);
+    if (auto answer = immediate(*route, r)) return reply->send(std::move(*answer));
     if (jobs_.size() + size_t(arriving_) >= size_t(engine_.config().max_seq) + size_t(c_.queue))
-      return refuse(*reply, {.status = 503, .message = "the queue is full", .param = "", .code = "queue_full"});
+      return refuse(*reply, dialect_of_path(r.path),
+                    {.status = 503, .message = "the queue is full", .param = "", .code = "queue_full"});
     // A body of megabytes takes long to read: a thread of its own does it, so that no stream waits.
     auto a = std::make_shared<Arrival>(
-        Arrival{target == Target::kChat ? ApiKind::kChat : ApiKind::kCompletion, std::move(r.body), std::move(reply)});
+        Arrival{route, std::move(r.body), std::string(access_.key_name(r)), std::move(reply)});
     a->reply->on_gone = [p = std::weak_ptr(a)](const char* why) {
       if (const auto arrival = p.lock()) arrival->gone = why, arrival->reply = nullptr;
     };
@@ -176,17 +167,23 @@ class ServiceImpl final : public Service, public HttpHandler {
       http_->post([this, a] {
         --arriving_;
         if (a->gone) return log_.info("dropped stop={} running={}", a->gone, jobs_.size());
+        if (!a->error && a->answer) return a->reply->send(json_response(200, *a->answer));
         if (!a->error) a->error = generate(*a);
-        if (a->error) refuse(*a->reply, *a->error);
+        if (a->error) refuse(*a->reply, dialect_of_path(a->route->path), *a->error);
       });
     });
   }
 
   HttpResponse refusal(int status, const std::string& what) override {
     log_.info("refused status={}", status);
-    HttpResponse r = error_response({.status = status, .message = what, .param = "", .code = ""});
-    if (status == 503) r.headers.emplace_back("Retry-After", kRetrySeconds);
-    return r;
+    return error_response(Dialect::kOpenAi, {.status = status, .message = what, .param = "", .code = ""});
+  }
+
+  void hangup() override {
+    if (auto ok = load_keys(); !ok)
+      log_.warn("the keys stay as they were: {}", ok.error().message());
+    else
+      log_.info("read {} keys", access_.keys.size());
   }
 
  private:
@@ -195,140 +192,163 @@ class ServiceImpl final : public Service, public HttpHandler {
         .count();
   }
 
-  static bool is_local(std::string_view name) {
-    const auto loopback = is_loopback(std::string(name));
-    return loopback && *loopback;
-  }
-
-  std::optional<ApiError> refused(const HttpRequest& head) const {
-    // Pages of other sites reach this machine's ports through the user's browser: by their origin, or by a name of
-    // theirs that resolves to this machine. A key keeps them out; without one, names do.
-    if (c_.api_key.empty()) {
-      for (const char* key : {"host", "origin"})
-        if (const std::string_view value = head.header(key); !value.empty() && !is_local(host_name(value)))
-          return ApiError{
-              .status = 403,
-              .message = fmt::format(
-                  "{}: expected a name of this machine (start the server with --api-key to allow others)", key),
-              .param = "",
-              .code = ""};
+  // The answer of what needs neither a body nor the model.
+  std::optional<HttpResponse> immediate(const Route& route, const HttpRequest& r) const {
+    switch (route.target) {
+      case Target::kHealth:
+        return json_response(200, {{"status", "ok"}});
+      case Target::kModels:
+        return json_response(200, models_json(info_));
+      case Target::kModel:
+        if (percent_decoded(std::string_view(r.path).substr(route.path.size())) == c_.model)
+          return json_response(200, model_json(info_));
+        return error_response(Dialect::kOpenAi, {.status = 404,
+                                                 .message = "no such model (GET /v1/models lists the one there is)",
+                                                 .param = "model",
+                                                 .code = "model_not_found"});
+      case Target::kProps:
+        return json_response(200, props_json(info_));
+      case Target::kEmbeddings:
+        return error_response(Dialect::kOpenAi, {.status = 501,
+                                                 .message = "embeddings are no capability of a Gemma 4 text model",
+                                                 .param = "",
+                                                 .code = "not_supported"});
+      case Target::kVersion:
+        return json_response(200, {{"version", FACET_VERSION}});
+      case Target::kTags:
+        return json_response(200, ollama_tags(ollama_model()));
+      case Target::kShow:
+        return json_response(200, ollama_show(ollama_model()));
+      default:
+        return std::nullopt;
     }
-    const Route* route = find_route(head.path);
-    if (route && route->target == Target::kHealth && head.method == "GET") return std::nullopt;
-    if (!c_.api_key.empty()) {
-      std::string_view given = head.header("authorization");
-      if (given.starts_with("Bearer ") || given.starts_with("bearer "))
-        given.remove_prefix(7);
-      else
-        given = head.header("x-api-key");
-      if (!same_key(given, c_.api_key))
-        return ApiError{.status = 401,
-                        .message = "expected the API key in the header: Authorization: Bearer KEY",
-                        .param = "",
-                        .code = "invalid_api_key"};
-    }
-    if (!route)
-      return ApiError{.status = 404, .message = "no such path (docs/server.md lists them)", .param = "", .code = ""};
-    if (head.method != route->method)
-      return ApiError{.status = 405, .message = fmt::format("expected {}", route->method), .param = "", .code = ""};
-    return std::nullopt;
   }
-
-  Json models() const {
-    Json m = {{"id", c_.model},
-              {"object", "model"},
-              {"created", started_},
-              {"owned_by", "facet"},
-              {"meta", {{"n_ctx", engine_.config().n_ctx}, {"n_vocab", c_.defaults.n_vocab}}}};
-    return {{"object", "list"}, {"data", Json::array({std::move(m)})}};
-  }
-
-  Json props() const {
-    const Sampling& s = c_.defaults.sampling;
-    Json params = {{"temperature", s.temperature},
-                   {"top_k", s.top_k},
-                   {"top_p", s.top_p},
-                   {"min_p", s.min_p},
-                   {"n_predict", c_.defaults.max_tokens}};
-    return {{"default_generation_settings", {{"n_ctx", engine_.config().n_ctx}, {"params", std::move(params)}}},
-            {"total_slots", engine_.config().max_seq},
-            {"model_alias", c_.model},
-            {"modalities", {{"vision", false}, {"audio", false}}},
-            {"build_info", "facet " FACET_VERSION}};
-  }
+  OllamaModel ollama_model() const { return {c_.model, info_.chat_template, info_.started, info_.n_ctx}; }
 
   // The prompt's ids, or an error; in_thought is where the answer begins.
   Result<std::vector<int32_t>> prompt(ApiRequest& r, bool& in_thought) const {
-    if (!r.prompt_ids.empty()) return std::move(r.prompt_ids);
-    std::string text = std::move(r.prompt);
-    if (r.kind == ApiKind::kChat) {
-      auto rendered = render_chat(r.messages, r.tools,
-                                  {.add_generation_prompt = true,
-                                   .enable_thinking = r.thinking,
-                                   .preserve_thinking = r.preserve_thinking,
-                                   .variant = c_.variant});
+    if (r.chat()) {
+      auto rendered = chat_prompt(r, c_.variant);
       if (!rendered) return rendered.error();
-      text = std::move(*rendered);
-      in_thought = ends_in_thought(text);
+      in_thought = rendered->in_thought;
+      r.prompt = {std::move(rendered->text)};
     }
     // Too long whatever its tokens are: not worth encoding.
-    if (text.size() / longest_piece_ > size_t(engine_.config().n_ctx))
-      return std::vector<int32_t>(text.size() / longest_piece_);
-    return engine_.tokenizer()->encode(text, /*add_bos=*/true, /*parse_special=*/true);
+    size_t least = 0;
+    for (const PromptPart& p : r.prompt)
+      least += p.index() == 0 ? std::get<0>(p).size() / longest_piece_ : std::get<1>(p).size();
+    if (least > size_t(engine_.config().n_ctx)) return std::vector<int32_t>(least);
+    return encode_prompt(r.prompt, *engine_.tokenizer());
   }
 
-  void refuse(HttpReply& reply, const ApiError& e) {
-    HttpResponse answer = error_response(e);
-    if (e.status == 503) answer.headers.emplace_back("Retry-After", kRetrySeconds);
+  void refuse(HttpReply& reply, Dialect dialect, const ApiError& e) {
     log_.info("refused status={} running={}", e.status, jobs_.size());
-    reply.send(std::move(answer));
+    reply.send(error_response(dialect, e));
+  }
+
+  Result<ApiRequest> parse(const Route& route, const Json& json) const {
+    switch (route.kind) {
+      case ApiKind::kMessages:
+        return parse_anthropic_request(json, c_.defaults);
+      case ApiKind::kOllamaChat:
+      case ApiKind::kOllamaGenerate:
+        return parse_ollama_request(route.kind, json, c_.defaults);
+      default:
+        return parse_api_request(route.kind, json, c_.defaults);
+    }
   }
 
   // On the worker's thread: text to a checked request and its tokens.
   void read(Arrival& a) const {
-    const int n_ctx = engine_.config().n_ctx;
     auto json = parse_json(std::exchange(a.body, {}), "");
     if (!json) return void(a.error = api_error(json.error()));
-    auto request = parse_api_request(a.kind, *json, c_.defaults);
+    if (a.route->target == Target::kTokenize || a.route->target == Target::kDetokenize) {
+      const bool encode = a.route->target == Target::kTokenize;
+      const Tokenizer& t = *engine_.tokenizer();
+      auto answer =
+          encode ? tokenize_json(*json, t, c_.defaults.strict) : detokenize_json(*json, t, c_.defaults.strict);
+      if (answer)
+        a.answer = std::move(*answer);
+      else
+        a.error = api_error(answer.error());
+      return;
+    }
+    auto request = parse(*a.route, *json);
     if (!request) return void(a.error = api_error(request.error()));
     a.request = std::move(*request);
+    if (a.route->target == Target::kTemplate) {
+      auto text = chat_prompt(a.request, c_.variant);
+      if (!text) return void(a.error = api_error(text.error()));
+      return void(a.answer = Json{{"prompt", std::move(text->text)}});
+    }
+    if (!a.request.chat() && a.request.prompt.empty())  // Ollama's way to load a model
+      return void(a.answer = ollama_loaded({.kind = a.request.kind, .model = c_.model, .created = now()}));
+    read_prompt(a);
+  }
+
+  void read_prompt(Arrival& a) const {
+    const int n_ctx = engine_.config().n_ctx;
     auto ids = prompt(a.request, a.in_thought);
     if (!ids) return void(a.error = api_error(ids.error()));
     if (ids->size() >= size_t(n_ctx))
-      a.error = {.status = 400,
-                 .message = fmt::format("the prompt has {} tokens or more; the context holds {}", ids->size(), n_ctx),
-                 .param = a.kind == ApiKind::kChat ? "messages" : "prompt",
-                 .code = "context_length_exceeded"};
+      a.error = {
+          .status = 400,
+          .message = fmt::format("the prompt of {} tokens or more exceeds the available context size of {} tokens",
+                                 ids->size(), n_ctx),
+          .param = a.request.chat() ? "messages" : "prompt",
+          .code = "context_length_exceeded",
+          .n_prompt = ids->size(),
+          .n_ctx = size_t(n_ctx)};
+    else if (a.route->target == Target::kCountTokens)
+      a.answer = Json{{"input_tokens", ids->size()}};
     a.ids = std::move(*ids);
   }
 
+  // What the answer's writer repeats of the request.
+  WriterContext context_of(Arrival& a) const {
+    WriterContext w{.request = {}, .prompt = {}, .n_ctx = engine_.config().n_ctx};
+    if (a.request.kind == ApiKind::kNative) w.prompt = engine_.tokenizer()->decode(a.ids, /*show_special=*/true);
+    a.request.messages.clear();
+    a.request.tools.clear();
+    a.request.prompt.clear();
+    w.request = a.request;
+    return w;
+  }
+
   std::optional<ApiError> generate(Arrival& a) {
-    const ApiKind kind = a.kind;
-    ApiRequest* const request = &a.request;
-    if (!request->seed_given) request->sampling.seed = seeds_() >> 1;
+    ApiRequest& request = a.request;
+    const bool chat = request.chat();
+    if (!request.seed_given) request.sampling.seed = seeds_() >> 1;
+    const bool without_tools = chat && request.tools.empty();
+    WriterContext context = context_of(a);
     // A client without tools has no use for a call: the token that begins one is never drawn.
-    if (kind == ApiKind::kChat && request->tools.empty())
-      request->sampling.logit_bias.emplace_back(engine_.tokenizer()->special().tool_call_open, -1e9f);
+    if (without_tools) request.sampling.logit_bias.emplace_back(engine_.tokenizer()->special().tool_call_open, -1e9f);
 
     Job job;
-    job.answer = {.kind = kind,
-                  .id = fmt::format("{}-{:016x}", kind == ApiKind::kChat ? "chatcmpl" : "cmpl", seeds_()),
-                  .model = c_.model,
-                  .created = now()};
-    job.stream = request->stream;
-    job.include_usage = request->include_usage;
-    job.seed = request->sampling.seed;
+    job.writer = make_writer({.kind = request.kind,
+                              .id = answer_id(request.kind, seeds_()),
+                              .model = c_.model,
+                              .created = now(),
+                              .fingerprint = "b" FACET_VERSION "-facet"},
+                             std::move(context));
+    job.kind = request.kind;
+    job.stream = request.stream;
+    job.return_tokens = request.return_tokens;
+    job.seed = request.sampling.seed;
+    job.key = std::move(a.key);
     // shared_ptr: std::function copies what it holds.
-    auto g = std::make_shared<Generation>(
-        Generation{StreamDecoder(*engine_.tokenizer()),
-                   AnswerText(kind, {.in_thought = a.in_thought}, std::move(request->stop)), 0, false});
+    auto g = std::make_shared<Generation>(Generation{
+        StreamDecoder(*engine_.tokenizer()),
+        AnswerText(chat, {.in_thought = a.in_thought}, std::move(request.stop), request.one_call), int(a.ids.size())});
     Sink sink{.tokens = [this, g](RequestId id, std::span<const int32_t> t) { on_tokens(*g, id, t); },
               .done = [this, g](RequestId id, Stop why, const Usage& u,
                                 const std::string& error) { on_done(*g, id, why, u, error); }};
+    if (request.stream && request.return_progress)
+      sink.prefill = [this, g](RequestId id, int computed, int all) { on_prefill(*g, id, computed, all); };
     auto id = engine_.submit({.prompt = std::move(a.ids),
-                              .max_tokens = request->max_tokens,
-                              .sampling = std::move(request->sampling),
-                              .ignore_eos = request->ignore_eos},
+                              .max_tokens = request.max_tokens,
+                              .sampling = std::move(request.sampling),
+                              .ignore_eos = request.ignore_eos},
                              std::move(sink));
     if (!id) return api_error(id.error());
 
@@ -340,9 +360,10 @@ class ServiceImpl final : public Service, public HttpHandler {
       engine_.cancel(id);
     };
     job.reply = std::move(a.reply);
+    const std::string begin = job.writer->begin(g->prompt);
     if (job.stream) {
-      job.reply->begin("text/event-stream");
-      if (kind == ApiKind::kChat) job.reply->write(sse(chunk_role(job.answer)));
+      job.reply->begin(job.writer->stream_type(), job.writer->keep_alive());
+      job.reply->write(begin);
     }
     jobs_.emplace(*id, std::move(job));
     return std::nullopt;
@@ -350,65 +371,86 @@ class ServiceImpl final : public Service, public HttpHandler {
 
   // --- on the engine's thread
 
+  void on_prefill(Generation& g, RequestId id, int computed, int all) {
+    Json p = {{"total", all}, {"processed", computed}, {"time_ms", int64_t(seconds(Clock::now() - g.start) * 1e3)}};
+    http_->post([this, id, p = std::move(p)] {
+      const auto at = jobs_.find(id);
+      if (at != jobs_.end() && at->second.reply) at->second.reply->write(at->second.writer->progress(p));
+    });
+  }
+
   void on_tokens(Generation& g, RequestId id, std::span<const int32_t> tokens) {
-    std::vector<ParseEvent> events;
+    if (g.n == 0) g.first = Clock::now();
+    std::vector<AnswerPiece> pieces;
     for (const int32_t t : tokens) {
       if (g.stopped) break;  // a step may bring more tokens than the answer wants
       ++g.n;
-      for (ParseEvent& e : g.text.push(g.decoder.push(t))) events.push_back(std::move(e));
+      g.tokens.push_back(t);
+      for (ParseEvent& e : g.text.push(g.decoder.push(t)))
+        pieces.push_back({std::move(e), std::exchange(g.tokens, {}), g.so_far()});
       if (!g.text.stopped()) continue;
       g.stopped = true;
       engine_.cancel(id);  // takes effect before the next step
     }
-    if (!events.empty()) http_->post([this, id, events = std::move(events)] { deliver(id, events); });
+    if (!pieces.empty()) http_->post([this, id, pieces = std::move(pieces)] { deliver(id, pieces); });
   }
 
   void on_done(Generation& g, RequestId id, Stop why, Usage u, const std::string& error) {
-    std::vector<ParseEvent> events = g.text.push(g.decoder.finish());
-    for (ParseEvent& e : g.text.finish()) events.push_back(std::move(e));
+    std::vector<AnswerPiece> pieces;
+    for (bool last : {false, true})
+      for (ParseEvent& e : last ? g.text.finish() : g.text.push(g.decoder.finish()))
+        pieces.push_back({std::move(e), std::exchange(g.tokens, {}), g.so_far()});
     u.generated = g.n;
-    http_->post([this, id, why, u, error, stopped = g.text.stopped(), events = std::move(events)] {
-      deliver(id, events);
-      complete(id, why, u, error, stopped);
+    AnswerEnd end{.why = why, .stopped = g.text.stopped(), .stop_word = g.text.stop_word(), .usage = std::move(u)};
+    http_->post([this, id, error, end = std::move(end), pieces = std::move(pieces), rest = std::move(g.tokens)] {
+      deliver(id, pieces);
+      complete(id, end, rest, error);
     });
   }
 
   // --- on the server's
 
-  void deliver(RequestId id, const std::vector<ParseEvent>& events) {
+  void deliver(RequestId id, const std::vector<AnswerPiece>& pieces) {
     const auto at = jobs_.find(id);
     if (at == jobs_.end() || !at->second.reply) return;
     Job& job = at->second;
-    for (const ParseEvent& e : events) {
-      if (job.stream) job.reply->write(sse(chunk_event(job.answer, e, int(job.message.tool_calls.size()))));
-      add_event(job.message, e);
+    for (const AnswerPiece& p : pieces) {
+      if (job.stream) {
+        job.reply->write(job.writer->piece(p));
+        continue;
+      }
+      add_event(job.message, p.event);
+      if (job.return_tokens) job.tokens.insert(job.tokens.end(), p.tokens.begin(), p.tokens.end());
     }
   }
 
-  void complete(RequestId id, Stop why, const Usage& u, const std::string& error, bool stopped) {
+  void complete(RequestId id, const AnswerEnd& end, const std::vector<int32_t>& rest, const std::string& error) {
     const auto at = jobs_.find(id);
     if (at == jobs_.end()) return;
     Job job = std::move(at->second);
     jobs_.erase(at);
-    const char* stop = stopped ? "string" : job.gone ? job.gone : stop_name(why);
+    const Usage& u = end.usage;
+    const char* stop = end.stopped ? (end.stop_word.empty() ? "call" : "string")
+                       : job.gone  ? job.gone
+                                   : stop_name(end.why);
     log_.info(
-        "request id={} kind={} stream={} prompt={} cached={} generated={} prefill_ms={:.1f} decode_ms={:.1f}{} stop={} "
-        "seed={} running={}",
-        id, job.answer.kind == ApiKind::kChat ? "chat" : "completion", int(job.stream), u.prompt, u.cached, u.generated,
-        u.prefill_s * 1e3, u.decode_s * 1e3, draft_log(u), stop, job.seed, jobs_.size());
+        "request id={} kind={} stream={}{}{} prompt={} cached={} generated={} prefill_ms={:.1f} decode_ms={:.1f}{} "
+        "stop={} seed={} running={}",
+        id, kind_name(job.kind), int(job.stream), job.key.empty() ? "" : " key=", job.key, u.prompt, u.cached,
+        u.generated, u.prefill_s * 1e3, u.decode_s * 1e3, draft_log(u), stop, job.seed, jobs_.size());
     if (!job.reply) return;
-    if (why == Stop::kError) {
+    if (end.why == Stop::kError) {
       log_.error("request id={} error=\"{}\"", id, error);
       const ApiError e{.status = 500, .message = error, .param = "", .code = ""};
-      if (!job.stream) return job.reply->send(error_response(e));
-      job.reply->write(sse(error_json(e)));
+      if (!job.stream) return job.reply->send(error_response(dialect_of(job.kind), e));
+      job.reply->write(job.writer->error(e));
       return job.reply->end();
     }
-    const char* reason = finish_reason(why, stopped, !job.message.tool_calls.empty());
-    if (!job.stream) return job.reply->send(json_response(200, api_response(job.answer, job.message, reason, u)));
-    std::string last = sse(chunk_finish(job.answer, reason, u));
-    if (job.include_usage) last += sse(chunk_usage(job.answer, u));
-    job.reply->write(last.append(kSseDone));
+    if (!job.stream) {
+      if (job.return_tokens) job.tokens.insert(job.tokens.end(), rest.begin(), rest.end());
+      return job.reply->send(json_response(200, job.writer->whole(job.message, job.tokens, end)));
+    }
+    job.reply->write(job.writer->end(end));
     job.reply->end();
   }
 
@@ -417,7 +459,8 @@ class ServiceImpl final : public Service, public HttpHandler {
   spdlog::logger log_;
   size_t longest_piece_ = 1;
   std::mt19937_64 seeds_;
-  int64_t started_ = 0;
+  Access access_;
+  ServerInfo info_;
   std::unordered_map<RequestId, Job> jobs_;  // running and waiting
   int arriving_ = 0;                         // being read
   std::unique_ptr<HttpServer> http_;
@@ -426,21 +469,21 @@ class ServiceImpl final : public Service, public HttpHandler {
 
 }  // namespace
 
-bool same_key(std::string_view given, std::string_view expected) {
-  unsigned difference = given.size() != expected.size();
-  for (size_t i = 0; i < given.size(); ++i)
-    difference |= unsigned(uint8_t(given[i]) ^ uint8_t(expected.empty() ? 1 : expected[i % expected.size()]));
-  return difference == 0 && !expected.empty();
-}
-
 Result<std::unique_ptr<Service>> Service::open(Engine& engine, ServiceConfig config) {
   auto loopback = is_loopback(config.http.host);
   if (!loopback) return Error{"--host", loopback.error().what, loopback.error().hint};
-  if (!*loopback && config.api_key.empty())
+  const bool keys = !config.api_key.empty() || !config.api_key_file.empty();
+  if (!*loopback && !keys)
     return Error{"--host",
                  fmt::format("{} can be reached from other machines, and there is no --api-key", config.http.host),
                  "give --api-key or --api-key-file, or serve 127.0.0.1"};
+  if (!keys && std::count(config.cors_origins.begin(), config.cors_origins.end(), "*") > 0)
+    return Error{"--cors-origin",
+                 "* lets every page in a browser on this machine use the server, and there is no --api-key",
+                 "give --api-key or --api-key-file, or name the origins"};
+  config.http.catch_hangup = !config.api_key_file.empty();
   auto s = std::make_unique<ServiceImpl>(engine, std::move(config));
+  if (auto ok = s->load_keys(); !ok) return ok.error();
   if (auto ok = s->listen(); !ok) return ok.error();
   return std::unique_ptr<Service>(std::move(s));
 }

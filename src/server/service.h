@@ -1,6 +1,7 @@
 #pragma once
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "base/result.h"
 #include "engine/engine.h"
@@ -12,10 +13,13 @@ namespace facet {
 
 struct ServiceConfig {
   HttpConfig http = {};
-  std::string api_key = {};  // empty: none; then only this machine is served
-  int queue = 64;            // requests that wait for one of the engine's sequences
+  std::string api_key = {};                    // empty: none; without a key of either kind only this machine is served
+  std::string api_key_file = {};               // more of them (access.h); read again on SIGHUP
+  std::vector<std::string> cors_origins = {};  // whose pages may read answers
+  int queue = 64;                              // requests that wait for one of the engine's sequences
   ApiDefaults defaults = {};
-  std::string model = {};  // its name in answers
+  std::string model = {};       // its name in answers
+  std::string model_file = {};  // without its folder
   Variant variant = Variant::kLarge;
 };
 
@@ -29,8 +33,5 @@ class Service {
   virtual std::string url() const = 0;
   virtual Status run() = 0;  // until a signal has ended it
 };
-
-// Compares in a time that depends on the length of `given` only.
-bool same_key(std::string_view given, std::string_view expected);
 
 }  // namespace facet

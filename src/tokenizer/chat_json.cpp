@@ -4,6 +4,7 @@
 #include <array>
 
 #include "tokenizer/chat.h"
+#include "tokenizer/utf8.h"
 
 // OpenAI-style JSON to messages and tools. Every error names the path of the value, as in
 // messages[2].content.
@@ -47,7 +48,8 @@ Result<ContentPart> part_from_json(const Json& j, const std::string& where) {
     part.kind = ContentPart::Kind::kVideo;
   } else {
     return Error{where + ".type",
-                 fmt::format("expected text, image, image_url, audio, input_audio or video, found \"{}\"", type), ""};
+                 fmt::format("expected text, image, image_url, audio, input_audio or video, found \"{}\"", cut(type)),
+                 ""};
   }
   return part;
 }
@@ -122,7 +124,7 @@ Result<Message> message_from_json(const Json& j, const std::string& where) {
   // The role becomes part of the prompt, so it is not free text.
   if (std::find(kRoles.begin(), kRoles.end(), m.role) == kRoles.end())
     return Error{where + ".role",
-                 fmt::format("expected system, developer, user, assistant or tool, found \"{}\"", m.role), ""};
+                 fmt::format("expected system, developer, user, assistant or tool, found \"{}\"", cut(m.role)), ""};
   Result<Content> content = content_from_json(member(j, "content"), where + ".content");
   if (!content) return content.error();
   m.content = std::move(*content);

@@ -4,6 +4,8 @@
 
 #include <vector>
 
+#include "tokenizer/utf8.h"
+
 namespace facet {
 namespace {
 
@@ -51,7 +53,7 @@ Result<Json> parse_json(std::string_view text, const std::string& where) {
     // "[json.exception.parse_error.101] parse error at line 1, column 2: ..."
     std::string_view what = e.what();
     if (const size_t at = what.find("] "); at != std::string_view::npos) what.remove_prefix(at + 2);
-    return Error{where, fmt::format("expected JSON: {}", what), ""};
+    return Error{where, fmt::format("expected JSON: {}", cut(what)), ""};  // it quotes what it read last
   }
 }
 

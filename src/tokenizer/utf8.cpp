@@ -31,4 +31,11 @@ std::string utf8_sanitize(std::string_view s) {
   return out;
 }
 
+std::string cut(std::string_view s, size_t max) {
+  if (s.size() <= max) return std::string(s);
+  size_t n = max - 3;
+  while (n > 0 && (uint8_t(s[n]) & 0xC0) == 0x80) --n;
+  return std::string(s.substr(0, n)) + "...";
+}
+
 }  // namespace facet

@@ -27,4 +27,7 @@ Utf8Head utf8_head(std::string_view s);  // s is not empty
 // Every maximal ill-formed part becomes one U+FFFD.
 std::string utf8_sanitize(std::string_view s);
 
+// At most so many bytes of a text that comes from outside, for a message; what is left out is "...".
+std::string cut(std::string_view s, size_t max = 200);
+
 }  // namespace facet

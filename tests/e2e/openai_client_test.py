@@ -21,13 +21,15 @@ TOOL = {"type": "function", "function": {
 
 def check(client):
     model = client.models.list().data[0].id
+    assert client.models.retrieve(model).id == model
     ask = [{"role": "user", "content": "Hello"}]
     r = client.chat.completions.create(model=model, messages=ask, temperature=0, seed=1, user="u")
     assert r.choices[0].message.content == HELLO and r.choices[0].finish_reason == "stop", r
     assert r.usage.total_tokens == r.usage.prompt_tokens + r.usage.completion_tokens
 
     text, usage = "", None
-    for c in client.chat.completions.create(model=model, messages=ask, temperature=0, stream=True, stream_options={"include_usage": True}):
+    for c in client.chat.completions.create(model=model, messages=ask, temperature=0, stream=True, stream_options={"include_usage": True}, store=False,
+                                                     metadata={"a": "b"}, service_tier="auto", extra_body={"a_new_field": 1}):
         text += c.choices[0].delta.content or "" if c.choices else ""
         usage = c.usage or usage
     assert text == HELLO and usage.completion_tokens == r.usage.completion_tokens and usage.prompt_tokens_details.cached_tokens > 0, (text, usage)
@@ -35,6 +37,8 @@ def check(client):
     talk = [{"role": "user", "content": "What time is it in Paris?"}]
     m = client.chat.completions.create(model=model, messages=talk, tools=[TOOL], temperature=0).choices[0].message
     assert m.tool_calls[0].function.name == "get_time" and json.loads(m.tool_calls[0].function.arguments) == {"city": "Paris"}, m
+    one = client.chat.completions.create(model=model, messages=talk, tools=[TOOL], temperature=0, parallel_tool_calls=False).choices[0]
+    assert one.finish_reason == "tool_calls" and len(one.message.tool_calls) == 1, one
     talk += [m, {"role": "tool", "tool_call_id": m.tool_calls[0].id, "content": "14:35"}]
     answer = client.chat.completions.create(model=model, messages=talk, tools=[TOOL], temperature=0).choices[0].message.content
     assert "14:35" in answer, answer
@@ -45,7 +49,8 @@ def check(client):
     r = client.completions.create(model=model, prompt="Hello", max_tokens=4, temperature=0)
     assert r.usage.completion_tokens <= 4
     for kind, call in ((openai.BadRequestError, lambda: client.chat.completions.create(model=model, messages=ask, n=2)),
-                       (openai.NotFoundError, lambda: client.embeddings.create(model=model, input="x")),
+                       (openai.NotFoundError, lambda: client.models.retrieve("other")),
+                       (openai.InternalServerError, lambda: client.embeddings.create(model=model, input="x")),
                        (openai.AuthenticationError, lambda: client.with_options(api_key="wrong").models.list())):
         try:
             call()

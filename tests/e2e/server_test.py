@@ -31,6 +31,15 @@ def user(text):
     return [{"role": "user", "content": text}]
 
 
+# Every path that streams, with a request of some hundred tokens.
+STREAMS = (("/v1/chat/completions", {"messages": user("Hello"), "max_tokens": 400, "return_progress": True}),
+           ("/v1/completions", {"prompt": "Hello", "max_tokens": 400}),
+           ("/completion", {"prompt": "Hello", "n_predict": 400, "timings_per_token": True}),
+           ("/v1/messages", {"messages": user("Hello"), "max_tokens": 400}),
+           ("/api/chat", {"messages": user("Hello"), "options": {"num_predict": 400}}),
+           ("/api/generate", {"prompt": "Hello", "options": {"num_predict": 400}}))
+
+
 class Server:
     def __init__(self, *flags):
         self.log = tempfile.TemporaryFile("w+")
@@ -312,7 +321,7 @@ class Api(Shared):
                 (400, "messages", post({})),
                 (400, "messages[0].role", post({"messages": [{"role": "x", "content": "y"}]})),
                 (400, "n", post({**ok, "n": 2})),
-                (400, "made_up", post({**ok, "made_up": 1})),
+                (400, "grammar", post({**ok, "grammar": "root ::= x"})),
                 (400, "temperature", post({**ok, "temperature": -1})),
                 (400, "response_format", post({**ok, "response_format": {"type": "json_object"}})),
                 (400, "logprobs", post({**ok, "logprobs": True})),
@@ -350,18 +359,18 @@ class Api(Shared):
             self.assertIn(b"200 OK", c.recv(65536))
 
     def test_malformed_http(self):
-        for status, data in ((400, b"\r\n\r\n\r\n\r\n"), (400, b"nonsense\r\n\r\n"), (400, b"GET nothing HTTP/1.1\r\n\r\n"), (400, b"GET / HTTP/9.9\r\n\r\n"),
+        for status, data in ((400, b"\r\n\r\n\r\n\r\n"), (400, b"nonsense\r\n\r\n"), (400, b"GET nothing HTTP/1.1\r\nHost: localhost\r\n\r\n"), (400, b"GET / HTTP/9.9\r\n\r\n"),
                              (400, b"GET / HTTP/1.1\r\nbad header\r\n\r\n"), (400, b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(100)),
                              (400, b"POST /v1/completions HTTP/1.1\r\nContent-Length: -5\r\n\r\n"),
                              (400, b"POST /v1/completions HTTP/1.1\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n"),
-                             (400, b"POST /v1/completions HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nxyz\r\n"),
+                             (400, b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nxyz\r\n"),
                              (431, b"GET / HTTP/1.1\r\nX: " + b"y" * 40000 + b"\r\n\r\n"),
-                             (413, b"POST /v1/completions HTTP/1.1\r\nContent-Length: 99999999999\r\n\r\n")):
+                             (413, b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999999\r\n\r\n")):
             out = self.s.raw(data)
             self.assertTrue(out.startswith(b"HTTP/1.1 %d " % status), (data[:60], out[:100]))
         # An endless line of chunk sizes.
         with self.s.connect() as c:
-            c.sendall(b"POST /v1/completions HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n5;")
+            c.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n5;")
             try:
                 for _ in range(100):
                     c.sendall(b"x" * 10000)
@@ -371,8 +380,9 @@ class Api(Shared):
 
     def test_disconnects_at_random_bytes(self):
         rng = random.Random(7)
-        for i in range(200):
-            data = post_bytes("/v1/chat/completions", {"messages": user("Hello"), "stream": rng.random() < .7, "max_tokens": 400, "ignore_eos": True})
+        for i in range(1000):
+            path, fields = STREAMS[i % len(STREAMS)]
+            data = post_bytes(path, {**fields, "stream": rng.random() < .7, "ignore_eos": True})
             with self.s.connect() as c:
                 if i % 2:
                     c.sendall(data[:rng.randrange(len(data))])
@@ -424,9 +434,11 @@ class Soak(Shared):
             lambda i: self.s.stream("/v1/chat/completions", {"messages": user(f"What is {i} + 2?"), "max_tokens": 8}),
             lambda i: self.s.completion([2, 5 + i % 9, 9], max_tokens=4, ignore_eos=True),
             lambda i: self.s.request("POST", "/v1/chat/completions", "{" * (i % 90)),
-            lambda i: self.s.request("POST", "/v1/chat/completions", {"messages": user("x" * (i * 997 % 60000)), "made_up": 1}),
+            lambda i: self.s.request("POST", "/v1/chat/completions", {"messages": user("x" * (i * 997 % 60000)), "grammar": "x"}),
             lambda i: self.s.request("POST", "/v1/chat/completions", {"messages": user("word " * 20000)}),
             lambda i: self.s.raw(b"GET / HTTP/1.1\r\nbad header\r\n\r\n"),
+            lambda i: self.s.request("POST", "/tokenize", {"content": f"some text {i}", "with_pieces": True}),
+            lambda i: self.s.request("POST", STREAMS[i % 6][0], {**STREAMS[i % 6][1], **({"options": {"num_predict": 6}} if "options" in STREAMS[i % 6][1] else {("n_predict" if i % 6 == 2 else "max_tokens"): 6}), "stream": i % 2 > 0}),
             lambda i: self.cut(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(ok) + ok, i),
         ]
         left = list(range(first, first + n))

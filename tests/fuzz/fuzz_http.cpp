@@ -12,7 +12,7 @@
 #include <thread>
 
 #include "base/check.h"
-#include "server/http.h"
+#include "server/http_head.h"
 
 namespace {
 
@@ -25,6 +25,12 @@ struct Handler : facet::HttpHandler {
   }
   void request(facet::HttpRequest r, std::unique_ptr<facet::HttpReply> reply) override {
     CHECK(r.body.size() <= kMaxBody && r.path.starts_with('/'), "a request that should have been refused");
+    // A body is there because its header said so, in one way.
+    size_t lengths = 0, codings = 0, hosts = 0;
+    for (const auto& [name, value] : r.headers)
+      lengths += name == "content-length", codings += name == "transfer-encoding", hosts += name == "host";
+    CHECK(hosts <= 1 && lengths + codings <= 1 && codings == size_t(facet::is_chunked(r)), "ambiguous framing");
+    CHECK(r.body.empty() || lengths + codings == 1, "a body out of nothing");
     if (r.path != "/stream") return reply->send({.body = r.body});
     reply->begin("text/event-stream");
     reply->write(r.body);

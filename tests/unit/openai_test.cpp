@@ -3,8 +3,13 @@
 
 #include <gtest/gtest.h>
 
+#include <cctype>
+#include <fstream>
+
+#include "server/access.h"
+#include "server/api_fields.h"
 #include "server/http.h"
-#include "server/service.h"
+#include "server/writer.h"
 
 namespace facet {
 namespace {
@@ -64,15 +69,43 @@ TEST(OpenAiRequest, ReadsEveryField) {
 }
 
 TEST(OpenAiRequest, Accepts) {
-  for (const char* f : {R"("max_completion_tokens":5)", R"("n_predict":-1)", R"("max_tokens":5,"n_predict":5)",
-                        R"("seed":-1)", R"("seed":0)", R"("stop":"x")", R"("stop":[])", R"("stop":null)", R"("n":1)",
-                        R"("response_format":{"type":"text"})", R"("tool_choice":"none")", R"("user":"u")",
-                        R"("metadata":{"a":"b"})", R"("store":true)", R"("service_tier":"auto")",
-                        R"("safety_identifier":"x")", R"("prompt_cache_key":"x")", R"("temperature":null)"})
+  for (const char* f : {R"("max_completion_tokens":5)",
+                        R"("n_predict":-1)",
+                        R"("max_tokens":5,"n_predict":5)",
+                        R"("seed":-1)",
+                        R"("seed":0)",
+                        R"("stop":"x")",
+                        R"("stop":[])",
+                        R"("stop":null)",
+                        R"("n":1)",
+                        R"("response_format":{"type":"text"})",
+                        R"("tool_choice":"none")",
+                        R"("user":"u")",
+                        R"("metadata":{"a":"b"})",
+                        R"("store":true)",
+                        R"("service_tier":"auto")",
+                        R"("safety_identifier":"x")",
+                        R"("prompt_cache_key":"x")",
+                        R"("temperature":null)",
+                        R"("cache_prompt":false)",
+                        R"("id_slot":3)",
+                        R"("made_up":1)",
+                        R"("max_tokens":10.0)",
+                        R"("top_k":2.0)",
+                        R"("repetition_penalty":1.1)",
+                        R"("timings_per_token":true)",
+                        R"("return_progress":true)",
+                        R"("grammar":"")",
+                        R"("mirostat":0)",
+                        R"("typical_p":1.0)",
+                        R"("stream":true,"stream_options":{"x":1,"continuous_usage_stats":true})"})
     EXPECT_TRUE(bool(completion(f)) || bool(chat(f))) << f;
-  for (const char* f : {R"("parallel_tool_calls":true)", R"("logprobs":false)", R"("top_logprobs":0)",
-                        R"("modalities":["text"])", R"("tools":null)", R"("tools":[])", R"("enable_thinking":true)",
-                        R"("enable_thinking":true,"chat_template_kwargs":{"enable_thinking":true})"})
+  for (const char* f :
+       {R"("parallel_tool_calls":true)", R"("logprobs":false)", R"("top_logprobs":0)", R"("modalities":["text"])",
+        R"("tools":null)", R"("tools":[])", R"("enable_thinking":true)",
+        R"("enable_thinking":true,"chat_template_kwargs":{"enable_thinking":true})", R"("parallel_tool_calls":false)",
+        R"("chat_template_kwargs":{"x":1})", R"("reasoning_effort":"none")",
+        R"("reasoning_effort":"high","enable_thinking":true)", R"("add_generation_prompt":false)"})
     EXPECT_TRUE(bool(chat(f))) << f;
   for (const char* f :
        {R"("echo":false)", R"("best_of":1)", R"("suffix":"")", R"("suffix":null)", R"("logprobs":null)"})
@@ -86,18 +119,30 @@ TEST(OpenAiRequest, RefusesNamingTheField) {
       {R"("response_format":"text")", "response_format"},
       {R"("logprobs":true)", "logprobs"},
       {R"("top_logprobs":3)", "top_logprobs"},
-      {R"("parallel_tool_calls":false)", "parallel_tool_calls"},
+      {R"("parallel_tool_calls":1)", "parallel_tool_calls"},
       {R"("tool_choice":"required")", "tool_choice"},
       {R"("tool_choice":{"type":"function","function":{"name":"f"}})", "tool_choice"},
       {R"("functions":[])", "functions"},
-      {R"("made_up":1)", "made_up"},
+      {R"("grammar":"root ::= x")", "grammar"},
+      {R"("mirostat":2)", "mirostat"},
+      {R"("n_probs":1)", "n_probs"},
+      {R"("reasoning_effort":"much")", "reasoning_effort"},
+      {R"("reasoning_effort":"high","enable_thinking":false)", "reasoning_effort"},
+      {R"("continue_final_message":true)", "continue_final_message"},
+      {R"("return_progress":1)", "return_progress"},
       {R"("stream":1)", "stream"},
       {R"("stream_options":{"include_usage":true})", "stream_options"},
-      {R"("stream":true,"stream_options":{"x":1})", "stream_options.x"},
+      {R"("stream":true,"stream_options":{"continuous_usage_stats":1})", "stream_options.continuous_usage_stats"},
       {R"("stream":true,"stream_options":7)", "stream_options"},
       {R"("max_tokens":0)", "max_tokens"},
       {R"("max_tokens":-2)", "max_tokens"},
       {R"("max_tokens":1.5)", "max_tokens"},
+      {R"("max_tokens":0.0)", "max_tokens"},
+      {R"("max_tokens":1e300)", "max_tokens"},
+      {R"("max_tokens":16777217.0)", "max_tokens"},
+      {R"("max_tokens":-1e15)", "max_tokens"},
+      {R"("temperature":1e300)", "temperature"},
+      {R"("seed":1e18)", "seed"},
       {R"("max_tokens":99999999999999999999)", "max_tokens"},
       {R"("max_tokens":5,"max_completion_tokens":6)", "max_completion_tokens"},
       {R"("temperature":-0.1)", "temperature"},
@@ -106,7 +151,8 @@ TEST(OpenAiRequest, RefusesNamingTheField) {
       {R"("top_p":1.5)", "top_p"},
       {R"("min_p":-1)", "min_p"},
       {R"("top_k":-2)", "top_k"},
-      {R"("top_k":2.0)", "top_k"},
+      {R"("top_k":2.5)", "top_k"},
+      {R"("repetition_penalty":0)", "repetition_penalty"},
       {R"("seed":-2)", "seed"},
       {R"("seed":"1")", "seed"},
       {R"("seed":18446744073709551615)", "seed"},
@@ -118,7 +164,11 @@ TEST(OpenAiRequest, RefusesNamingTheField) {
       {R"("stop":[1])", "stop[0]"},
       {R"("stop":["a",""])", "stop[1]"},
       {R"("stop":["1","2","3","4","5","6","7","8","9","10","11","12","13","14","15","16","17"])", "stop"},
-      {R"("logit_bias":[])", "logit_bias"},
+      {R"("logit_bias":7)", "logit_bias"},
+      {R"("logit_bias":[7])", "logit_bias[0]"},
+      {R"("logit_bias":[[100,1]])", "logit_bias[0]"},
+      {R"("logit_bias":[[1,1],[2,"x"]])", "logit_bias[1]"},
+      {R"("logit_bias":{"text":1})", "logit_bias"},
       {R"("logit_bias":{"100":1})", "logit_bias"},
       {R"("logit_bias":{"-1":1})", "logit_bias"},
       {R"("logit_bias":{"1x":1})", "logit_bias"},
@@ -126,7 +176,7 @@ TEST(OpenAiRequest, RefusesNamingTheField) {
       {R"("model":7)", "model"},
       {R"("modalities":["audio"])", "modalities"},
       {R"("enable_thinking":"yes")", "enable_thinking"},
-      {R"("chat_template_kwargs":{"x":1})", "chat_template_kwargs.x"},
+      {R"("chat_template_kwargs":7)", "chat_template_kwargs"},
       {R"("enable_thinking":false,"chat_template_kwargs":{"enable_thinking":true})",
        "chat_template_kwargs.enable_thinking"},
       {R"("tools":7)", "tools"},
@@ -138,6 +188,130 @@ TEST(OpenAiRequest, RefusesNamingTheField) {
     EXPECT_EQ(r.error().where, param) << field << ": " << r.error().message();
   }
   EXPECT_EQ(chat("\"stop\":\"" + std::string(257, 'x') + "\"").error().where, "stop");
+}
+
+TEST(OpenAiRequest, UnknownFields) {
+  ApiDefaults strict = kDefaults;
+  strict.strict = true;
+  auto where = [](const char* field, const ApiDefaults& d) {
+    const auto r = parse_api_request(
+        ApiKind::kChat, json(R"({"messages":[{"role":"user","content":"Hi"}],)" + std::string(field) + "}"), d);
+    return r ? std::string("accepted") : r.error().where;
+  };
+  EXPECT_EQ(where(R"("made_up":1)", kDefaults), "accepted");
+  EXPECT_EQ(where(R"("made_up":1)", strict), "made_up");
+  EXPECT_EQ(where(R"("made_up":null)", strict), "accepted");
+  EXPECT_EQ(where(R"("chat_template_kwargs":{"x":1})", strict), "chat_template_kwargs.x");
+  EXPECT_EQ(where(R"("stream":true,"stream_options":{"x":1})", strict), "stream_options.x");
+  EXPECT_EQ(where(R"("user":"u","store":true,"cache_prompt":true)", strict), "accepted");
+  // What would change the answer is refused in either case, unless it says that it does not.
+  for (const ApiDefaults& d : {kDefaults, strict}) {
+    EXPECT_EQ(where(R"("xtc_probability":0.5)", d), "xtc_probability");
+    EXPECT_EQ(where(R"("xtc_probability":0)", d), "accepted");
+    EXPECT_EQ(where(R"("json_schema":{})", d), "json_schema");
+  }
+}
+
+TEST(OpenAiRequest, TheDocumentListsWhatIsRefused) {
+  std::ifstream in(FACET_SOURCE_DIR "/docs/server.md");
+  const std::string text((std::istreambuf_iterator<char>(in)), {});
+  const size_t begin = text.find("### Fields that are refused"), end = text.find("\n###", begin + 1);
+  ASSERT_LT(begin, end);
+  std::string table = text.substr(begin, end - begin);
+  for (const std::string_view name : refused_fields()) {
+    std::string shown = fmt::format("`{}`", name);
+    const char* neutral = refused_field(name);
+    if (*neutral)
+      shown += std::isdigit(uint8_t(neutral[0])) || neutral[0] == '-' || std::isalpha(uint8_t(neutral[0]))
+                   ? fmt::format(" ({})", neutral)
+                   : fmt::format(" (`{}`)", neutral);
+    const size_t at = table.find(shown);
+    EXPECT_NE(at, std::string::npos) << shown;
+    if (at != std::string::npos) table.erase(at, shown.size());
+  }
+  EXPECT_EQ(table.find('`'), std::string::npos) << table;  // and no others
+}
+
+// Nothing of a client comes back longer than this, whatever it sent.
+TEST(OpenAiRequest, ErrorsQuoteLittle) {
+  const std::string big(100000, '7'), many(100000, 'x');
+  std::vector<Error> errors;
+  for (const std::string& field :
+       {"\"max_tokens\":\"" + many + "\"", "\"tool_choice\":\"" + many + "\"", "\"logit_bias\":{\"" + big + "\":1}",
+        "\"logit_bias\":{\"" + std::string(100000, '0') + "5\":101}", "\"response_format\":{\"" + many + "\":1}",
+        "\"messages\":[{\"role\":\"" + many + "\"}]",
+        "\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"" + many + "\"}]}]"}) {
+    const auto r = parse_api_request(ApiKind::kChat, json("{" + field + "}"), kDefaults);
+    ASSERT_FALSE(bool(r));
+    errors.push_back(r.error());
+    const auto last = chat(field);
+    if (!last) errors.push_back(last.error());
+  }
+  ApiDefaults strict = kDefaults;
+  strict.strict = true;
+  const auto unknown = parse_api_request(
+      ApiKind::kChat, json(R"({"messages":[{"role":"user","content":"Hi"}],")" + many + "\":1}"), strict);
+  ASSERT_FALSE(bool(unknown));
+  errors.push_back(unknown.error());
+  for (const std::string& text : {"{\"max_tokens\":" + big + "}", "{\"a\":\"" + many, "{\"a\":1e" + big + "}", many})
+    if (const auto j = parse_json(text, ""); !j) errors.push_back(j.error());
+  for (const Error& e : errors) {
+    const std::string body = dump_json(error_json(Dialect::kOpenAi, api_error(e)));
+    EXPECT_LT(body.size(), 800u) << body.substr(0, 300);
+    EXPECT_EQ(body.find(std::string(201, 'x')), std::string::npos);
+    EXPECT_EQ(body.find(std::string(201, '7')), std::string::npos);
+    EXPECT_EQ(body.find(std::string(201, '0')), std::string::npos);
+  }
+}
+
+TEST(OpenAiRequest, NumbersThatAreNone) {
+  for (const char* text : {R"({"temperature":NaN})", R"({"temperature":Infinity})", R"({"temperature":-Infinity})",
+                           R"({"temperature":nan})", R"({"temperature":1e999})", R"({"max_tokens":-1e999})"})
+    EXPECT_FALSE(bool(parse_json(text, ""))) << text;
+}
+
+TEST(OpenAiRequest, IntegersWrittenAsFloats) {
+  EXPECT_EQ(chat(R"("max_tokens":10.0)")->max_tokens, 10);
+  EXPECT_EQ(chat(R"("max_tokens":1e1)")->max_tokens, 10);
+  EXPECT_EQ(chat(R"("top_k":2.0)")->sampling.top_k, 2);
+  EXPECT_EQ(chat(R"("seed":3.0)")->sampling.seed, 3u);
+  EXPECT_EQ(chat(R"("repeat_last_n":-1.0)")->sampling.repeat_last_n, -1);
+}
+
+TEST(OpenAiRequest, BiasOfText) {
+  ApiDefaults d = kDefaults;
+  d.tokenize = [](std::string_view text) { return std::vector<int32_t>(text.size(), 7); };
+  auto parse = [&](const std::string& bias) {
+    return parse_api_request(ApiKind::kNative, json(R"({"prompt":"x","logit_bias":)" + bias + "}"), d);
+  };
+  using Bias = std::vector<std::pair<int32_t, float>>;
+  EXPECT_EQ(parse(R"([[5,1],["ab",-2.5],["6",3],[8,false]])")->sampling.logit_bias,
+            (Bias{{5, 1.f}, {7, -2.5f}, {7, -2.5f}, {6, 3.f}, {8, -1e9f}}));
+  EXPECT_EQ(parse(R"({"ab":1,"5":2})")->sampling.logit_bias, (Bias{{7, 1.f}, {7, 1.f}, {5, 2.f}}));
+  EXPECT_EQ(parse(R"({"500":1})").error().where, "logit_bias");  // meant as an id
+  EXPECT_EQ(parse("{\"" + std::string(257, 'x') + "\":1}").error().where, "logit_bias");
+  std::string many = "[";  // few entries of many tokens
+  for (int i = 0; i < 5; ++i) many += "[\"" + std::string(250, char('a' + i)) + "\",1],";
+  many.back() = ']';
+  EXPECT_EQ(parse(many).error().where, "logit_bias");
+}
+
+TEST(OpenAiRequest, Continuation) {
+  auto parse = [](const std::string& fields) {
+    return parse_api_request(ApiKind::kChat, json("{" + fields + "}"), kDefaults);
+  };
+  const std::string u = R"({"role":"user","content":"u"})", a = R"({"role":"assistant","content":"a"})";
+  EXPECT_FALSE(parse("\"messages\":[" + u + "]")->continue_last);
+  EXPECT_TRUE(parse("\"messages\":[" + u + "," + a + "]")->continue_last);
+  EXPECT_FALSE(parse("\"messages\":[" + u + "," + a + R"(],"continue_final_message":false)")->continue_last);
+  EXPECT_TRUE(parse("\"messages\":[" + u + "," + a + R"(],"continue_final_message":true,"add_generation_prompt":false)")
+                  ->continue_last);
+  EXPECT_EQ(parse("\"messages\":[" + u + "," + a + R"(],"continue_final_message":true,"add_generation_prompt":true)")
+                .error()
+                .where,
+            "continue_final_message");
+  EXPECT_EQ(parse("\"messages\":[" + u + "," + a + "," + a + "]").error().where, "messages[2]");
+  EXPECT_TRUE(bool(parse("\"messages\":[" + u + "," + a + "," + a + "," + u + "]")));
 }
 
 TEST(OpenAiRequest, Messages) {
@@ -170,15 +344,21 @@ TEST(OpenAiRequest, Prompts) {
   auto parse = [](const std::string& prompt) {
     return parse_api_request(ApiKind::kCompletion, json(R"({"prompt":)" + prompt + "}"), kDefaults);
   };
-  EXPECT_EQ(parse(R"("abc")")->prompt, "abc");
-  EXPECT_EQ(parse(R"(["abc"])")->prompt, "abc");
-  EXPECT_EQ(parse("[1,2,99]")->prompt_ids, (std::vector<int32_t>{1, 2, 99}));
+  using Ids = std::vector<int32_t>;
+  using Parts = std::vector<PromptPart>;
+  EXPECT_EQ(parse(R"("abc")")->prompt, (Parts{"abc"}));
+  EXPECT_EQ(parse(R"(["abc"])")->prompt, (Parts{"abc"}));
+  EXPECT_EQ(parse("[1,2,99]")->prompt, (Parts{Ids{1, 2, 99}}));
+  EXPECT_EQ(parse("[[1,2.0]]")->prompt, (Parts{Ids{1, 2}}));
+  EXPECT_EQ(parse(R"(["a",1,2,"b",3])")->prompt, (Parts{"a", Ids{1, 2}, "b", Ids{3}}));
+  EXPECT_EQ(parse(R"([1,"a","b"])")->prompt, (Parts{Ids{1}, "a", "b"}));
+  EXPECT_EQ(parse("[[1],[2]]").error().where, "prompt[0]");
+  EXPECT_EQ(parse("[1,2.5]").error().where, "prompt[1]");
   EXPECT_EQ(parse("[]").error().where, "prompt");
   EXPECT_EQ(parse("null").error().where, "prompt");
   EXPECT_EQ(parse("[1,100]").error().where, "prompt[1]");
   EXPECT_EQ(parse("[1,-1]").error().where, "prompt[1]");
   EXPECT_EQ(parse(R"(["a","b"])").error().where, "prompt[0]");
-  EXPECT_EQ(completion(R"("messages":[])").error().where, "messages");
   EXPECT_EQ(completion(R"("echo":true)").error().where, "echo");
   EXPECT_EQ(completion(R"("logprobs":0)").error().where, "logprobs");
   EXPECT_FALSE(bool(parse_api_request(ApiKind::kChat, json("[]"), kDefaults)));
@@ -250,8 +430,9 @@ TEST(StopStrings, HoldBackNoMoreThanNeeded) {
   EXPECT_EQ(m.push("x"), "STx");
 }
 
-ParsedMessage answer(ApiKind kind, const std::vector<std::string>& stop, const std::string& text, size_t piece) {
-  AnswerText a(kind, {}, stop);
+ParsedMessage answer(bool chat, const std::vector<std::string>& stop, const std::string& text, size_t piece,
+                     bool one_call = false) {
+  AnswerText a(chat, {}, stop, one_call);
   ParsedMessage m;
   for (size_t i = 0; i < text.size(); i += piece)
     for (const ParseEvent& e : a.push(text.substr(i, piece))) add_event(m, e);
@@ -263,14 +444,25 @@ TEST(AnswerText, StopsInContentOnly) {
   const std::string text =
       "<|channel>thought\nan END of it\n<channel|>before END after<|tool_call>call:f{}<tool_call|>";
   for (size_t piece = 1; piece <= text.size(); ++piece) {
-    const ParsedMessage m = answer(ApiKind::kChat, {"END"}, text, piece);
+    const ParsedMessage m = answer(true, {"END"}, text, piece);
     EXPECT_EQ(m.reasoning, "an END of it");
     EXPECT_EQ(m.content, "before ");
     EXPECT_TRUE(m.tool_calls.empty());
-    const ParsedMessage all = answer(ApiKind::kChat, {"nowhere"}, text, piece);
+    const ParsedMessage all = answer(true, {"nowhere"}, text, piece);
     EXPECT_EQ(all.content, "before END after");
     ASSERT_EQ(all.tool_calls.size(), 1u);
-    EXPECT_EQ(answer(ApiKind::kCompletion, {"END"}, text, piece).content, "<|channel>thought\nan ");
+    EXPECT_EQ(answer(false, {"END"}, text, piece).content, "<|channel>thought\nan ");
+  }
+}
+
+TEST(AnswerText, EndsWithTheFirstCall) {
+  const std::string text = "so<|tool_call>call:f{}<tool_call|><|tool_call>call:g{}<tool_call|>and";
+  for (size_t piece = 1; piece <= text.size(); ++piece) {
+    const ParsedMessage m = answer(true, {"soX"}, text, piece, /*one_call=*/true);
+    EXPECT_EQ(m.content, "so");
+    ASSERT_EQ(m.tool_calls.size(), 1u);
+    EXPECT_EQ(m.tool_calls[0].name, "f");
+    EXPECT_EQ(answer(true, {}, text, piece).tool_calls.size(), 2u);
   }
 }
 
@@ -343,7 +535,7 @@ TEST(OpenAiAnswer, Stream) {
   const std::string head =
       R"(data: {"id":"chatcmpl-1","object":"chat.completion.chunk","created":7,"model":"m","choices":[)";
   EXPECT_EQ(sse(chunk_role(a)),
-            head + R"({"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]})"
+            head + R"({"index":0,"delta":{"role":"assistant","content":null},"logprobs":null,"finish_reason":null}]})"
                    "\n\n");
   EXPECT_EQ(sse(chunk_event(a, {ParseEvent::Kind::kContent, "a\nb\xff", {}}, 0)),
             head + R"({"index":0,"delta":{"content":"a\nb)"
@@ -374,13 +566,22 @@ TEST(OpenAiAnswer, FinishReason) {
 }
 
 TEST(OpenAiAnswer, Errors) {
-  const Json e = error_json(api_error({"stop[0]", "expected a string", "hint"}));
+  const Json e = error_json(Dialect::kOpenAi, api_error({"stop[0]", "expected a string", "hint"}));
   EXPECT_EQ(
       dump_json(e),
       R"_({"error":{"message":"stop[0]: expected a string (hint)","type":"invalid_request_error","param":"stop[0]","code":null}})_");
-  EXPECT_EQ(error_json({.status = 401, .message = "m", .param = "", .code = "invalid_api_key"})["error"]["type"],
+  EXPECT_EQ(error_json(Dialect::kOpenAi,
+                       {.status = 401, .message = "m", .param = "", .code = "invalid_api_key"})["error"]["type"],
             "authentication_error");
-  EXPECT_EQ(error_json({.status = 503, .message = "m", .param = "", .code = ""})["error"]["type"], "unavailable_error");
+  EXPECT_EQ(error_json(Dialect::kOpenAi, {.status = 503, .message = "m", .param = "", .code = ""})["error"]["type"],
+            "unavailable_error");
+}
+
+TEST(OpenAiAnswer, APromptThatIsTooLong) {
+  const Json e = error_json(Dialect::kOpenAi, {.code = "context_length_exceeded", .n_prompt = 9, .n_ctx = 8})["error"];
+  EXPECT_EQ(e["type"], "exceed_context_size_error");
+  EXPECT_EQ(e["n_prompt_tokens"], 9);
+  EXPECT_EQ(e["n_ctx"], 8);
 }
 
 TEST(Server, ComparesKeys) {

@@ -1,0 +1,143 @@
+#include "server/access.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+
+#include "server/routes.h"
+
+namespace facet {
+namespace {
+
+constexpr size_t kMaxKeyFile = 1 << 20, kMaxKeys = 1024, kMaxKey = 512, kMaxName = 64, kMaxAsked = 1024;
+
+bool visible(std::string_view s) {
+  return std::all_of(s.begin(), s.end(), [](char c) { return c > ' ' && c <= '~'; });
+}
+
+bool is_local(std::string_view name) {
+  const auto loopback = is_loopback(std::string(name));
+  return loopback && *loopback;
+}
+
+std::string_view given_key(const HttpRequest& head) {
+  std::string_view given = head.header("authorization");
+  if (given.starts_with("Bearer ") || given.starts_with("bearer ")) return given.substr(7);
+  return head.header("x-api-key");
+}
+
+}  // namespace
+
+bool same_key(std::string_view given, std::string_view expected) {
+  unsigned difference = given.size() != expected.size();
+  for (size_t i = 0; i < given.size(); ++i)
+    difference |= unsigned(uint8_t(given[i]) ^ uint8_t(expected.empty() ? 1 : expected[i % expected.size()]));
+  return difference == 0 && !expected.empty();
+}
+
+Result<std::vector<ApiKey>> parse_api_keys(std::string_view text, const std::string& where) {
+  std::vector<ApiKey> keys;
+  for (size_t line = 1; !text.empty(); ++line) {
+    const size_t end = std::min(text.find('\n'), text.size());
+    std::string_view s = text.substr(0, end);
+    text.remove_prefix(std::min(end + 1, text.size()));
+    const auto blank = [](char c) { return c == ' ' || c == '\t' || c == '\r'; };
+    while (!s.empty() && blank(s.back())) s.remove_suffix(1);
+    while (!s.empty() && blank(s.front())) s.remove_prefix(1);
+    if (s.empty() || s[0] == '#') continue;
+    const size_t cut_at = std::min(s.find_first_of(" \t"), s.size());
+    std::string_view key = s.substr(0, cut_at), name = s.substr(cut_at);
+    while (!name.empty() && blank(name.front())) name.remove_prefix(1);
+    // The line itself is not quoted: it holds a key.
+    if (key.size() > kMaxKey || !visible(key) || name.size() > kMaxName || !visible(name))
+      return Error{
+          where,
+          fmt::format(
+              "line {}: expected a key of at most {} visible characters and perhaps a name of {} without spaces", line,
+              kMaxKey, kMaxName),
+          ""};
+    if (keys.size() == kMaxKeys) return Error{where, fmt::format("expected at most {} keys", kMaxKeys), ""};
+    keys.push_back({std::string(key), name.empty() ? fmt::format("key{}", keys.size() + 1) : std::string(name)});
+  }
+  if (keys.empty())
+    return Error{where, "expected an API key in the first line, found none",
+                 "write one, and keep the file readable for you alone"};
+  return keys;
+}
+
+Result<std::vector<ApiKey>> read_api_keys(const std::string& path) {
+  std::error_code ec;
+  if (!std::filesystem::is_regular_file(path, ec)) return Error{path, "expected a regular file with API keys", ""};
+  std::ifstream in(path, std::ios::binary);
+  std::string text(kMaxKeyFile + 1, '\0');
+  in.read(text.data(), std::streamsize(text.size()));
+  if (in.bad() || (!in && !in.eof())) return Error{path, "cannot be read", ""};
+  text.resize(size_t(in.gcount()));
+  if (text.size() > kMaxKeyFile) return Error{path, fmt::format("expected at most {} bytes", kMaxKeyFile), ""};
+  return parse_api_keys(text, path);
+}
+
+bool Access::shares(std::string_view origin) const {
+  return !origin.empty() &&
+         std::any_of(origins.begin(), origins.end(), [&](const std::string& o) { return o == "*" || o == origin; });
+}
+
+std::string_view Access::key_name(const HttpRequest& head) const {
+  const std::string_view given = given_key(head);
+  std::string_view name;
+  for (const ApiKey& k : keys)  // all of them: the time says nothing about which
+    if (same_key(given, k.key)) name = k.name;
+  return name;
+}
+
+bool Access::preflight(const HttpRequest& head) const {
+  return head.method == "OPTIONS" && shares(head.header("origin")) && find_route(head.path);
+}
+
+std::vector<std::pair<std::string, std::string>> Access::cors_headers(const HttpRequest& head) const {
+  if (origins.empty()) return {};
+  std::vector<std::pair<std::string, std::string>> out = {{"Vary", "Origin"}};
+  const std::string_view origin = head.header("origin");
+  if (!shares(origin) || !visible(origin)) return out;
+  out.emplace_back("Access-Control-Allow-Origin", origin);
+  out.emplace_back("Access-Control-Allow-Credentials", "true");
+  if (head.method != "OPTIONS") return out;
+  out.emplace_back("Access-Control-Allow-Methods", "GET, POST");
+  // By name: "*" does not stand for Authorization.
+  std::string_view asked = head.header("access-control-request-headers");
+  const bool plain =
+      asked.size() <= kMaxAsked && std::all_of(asked.begin(), asked.end(), [](char c) { return c >= ' ' && c <= '~'; });
+  out.emplace_back("Access-Control-Allow-Headers", asked.empty() || !plain ? "*" : asked);
+  out.emplace_back("Access-Control-Max-Age", "600");
+  return out;
+}
+
+std::optional<ApiError> Access::refusal(const HttpRequest& head) const {
+  // Pages of other sites reach this machine's ports through the user's browser: by their origin, or by a name of
+  // theirs that resolves to this machine. A key keeps them out; without one, names do.
+  if (keys.empty()) {
+    for (const std::string_view key : {"host", "origin"}) {
+      const std::string_view value = head.header(key);
+      if (value.empty() || is_local(host_name(value)) || (key == "origin" && shares(value))) continue;
+      return ApiError{.status = 403,
+                      .message = fmt::format("{}: expected a name of this machine (start the server with --api-key or "
+                                             "--cors-origin to allow others)",
+                                             key)};
+    }
+  }
+  if (preflight(head)) return std::nullopt;
+  const Route* route = find_route(head.path);
+  if (route && route->target == Target::kHealth && allows(*route, head.method)) return std::nullopt;
+  if (!keys.empty() && key_name(head).empty())
+    return ApiError{.status = 401,
+                    .message = "expected the API key in the header: Authorization: Bearer KEY, or X-Api-Key: KEY",
+                    .code = "invalid_api_key"};
+  if (!route) return ApiError{.status = 404, .message = "no such path (docs/server.md lists them)"};
+  if (!allows(*route, head.method))
+    return ApiError{.status = 405, .message = fmt::format("expected {}", allowed(*route))};
+  return std::nullopt;
+}
+
+}  // namespace facet

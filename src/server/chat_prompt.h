@@ -1,0 +1,14 @@
+#pragma once
+#include "server/openai.h"
+
+namespace facet {
+
+struct ChatPrompt {
+  std::string text = {};
+  bool in_thought = false;  // the answer begins inside a thought
+};
+
+// A chat as the model reads it. With continue_last, the last message is the beginning of the answer: nothing closes it.
+Result<ChatPrompt> chat_prompt(const ApiRequest& request, Variant variant);
+
+}  // namespace facet

@@ -1,0 +1,118 @@
+#pragma once
+#include <utility>  // before Asio, which forgets it
+
+#include <boost/asio.hpp>
+#include <boost/beast/core/flat_buffer.hpp>
+#include <boost/beast/http.hpp>
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <string>
+#include <unordered_set>
+#include <vector>
+
+#include "server/http.h"
+
+// One client of the HTTP server; http.cpp alone includes this.
+namespace facet {
+
+class Connection;
+class Reply;
+
+// What the connections of one server have in common.
+struct HttpShared {
+  explicit HttpShared(const HttpConfig& c) : config(c) {}
+  void forget(Connection* c) {
+    connections.erase(c);
+    if (draining && connections.empty()) io.stop();
+  }
+  boost::asio::io_context io{1};
+  HttpConfig config;
+  HttpHandler* handler = nullptr;
+  std::unordered_set<Connection*> connections;
+  bool draining = false;
+};
+
+// One client. shared_ptr: each pending operation of Asio keeps its connection alive.
+class Connection final : public std::enable_shared_from_this<Connection> {
+ public:
+  Connection(boost::asio::ip::tcp::socket socket, HttpShared& shared);
+  ~Connection();
+
+  void start() {
+    next_request();
+    read();
+  }
+  void start_refused(int status, const std::string& what) {
+    state_ = State::kAnswering;
+    refuse(status, what);
+    read();
+  }
+  // The server is about to end: an idle connection closes now, any other after its answer.
+  void drain() {
+    if (state_ == State::kIdle) return close("shutdown");
+    close_after_ = true;
+  }
+  void close(const char* why);
+
+  // What a Reply does, while it belongs to the current request.
+  bool current(uint64_t serial) const { return state_ == State::kAnswering && serial == serial_ && !complete_; }
+  void send(const HttpResponse& r);
+  void begin(const std::string& type, const std::string& keep_alive);
+  void write_stream(std::string_view text);
+  void end();
+
+ private:
+  enum class State {
+    kIdle,       // no byte of a request yet
+    kReading,    // some of one
+    kAnswering,  // from its last byte until the last byte of the answer is sent
+    kLinger,     // answered and shut down for sending: what the client still sends is dropped, so that it can
+                 // read the answer
+    kClosed,
+  };
+  using Parser = boost::beast::http::request_parser<boost::beast::http::string_body>;
+
+  void read();
+  void on_read(boost::system::error_code ec, size_t n);
+  void next_request();
+  void parse();
+  bool check_head();
+  void answer();
+  void refuse(int status, const std::string& what);
+  std::string head(int status, const std::string& type,
+                   const std::vector<std::pair<std::string, std::string>>& headers) const;
+  void enqueue(std::string_view bytes);
+  void flush();
+  void flushed();
+  void arm(std::chrono::milliseconds time);
+  void disarm();
+  void on_deadline();
+  void watch_reader();
+  void wait_ping();
+  uint64_t unread();
+
+  boost::asio::ip::tcp::socket socket_;
+  boost::asio::steady_timer timer_, ping_timer_;
+  std::string ping_;  // of the current stream
+  std::chrono::steady_clock::time_point wrote_at_;
+  HttpShared& shared_;
+  State state_ = State::kIdle;
+  boost::beast::flat_buffer in_;
+  std::optional<Parser> parser_;
+  bool head_checked_ = false, reading_ = false, writing_ = false;
+  std::string out_, sending_;  // queued, and being written from sent_ on
+  size_t sent_ = 0, lingered_ = 0;
+  uint64_t handed_ = 0, taken_ = 0;  // bytes given to the kernel; of them, taken by the client's when last seen
+  std::chrono::steady_clock::time_point taken_at_;
+  bool watching_ = false;
+  HttpRequest head_;  // of the current request
+  std::vector<std::pair<std::string, std::string>> extra_headers_;
+  uint64_t serial_ = 0;
+  Reply* reply_ = nullptr;  // of the current request; clears itself
+  bool complete_ = false;   // the answer is in the queue as a whole
+  bool close_after_ = false, head_only_ = false, chunked_ = false;
+  friend class Reply;
+};
+
+}  // namespace facet

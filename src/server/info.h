@@ -1,0 +1,26 @@
+#pragma once
+#include <string>
+
+#include "server/openai.h"
+
+// What the server says about itself and its model. Pure functions.
+namespace facet {
+
+struct ServerInfo {
+  std::string model = {};  // its name in answers
+  std::string file = {};   // of the model, without its folder
+  std::string chat_template = {}, bos = {}, eos = {};
+  std::string version = {};
+  int64_t started = 0;  // seconds of Unix time
+  int n_ctx = 0, n_vocab = 0, n_seq = 0, max_tokens = -1;
+  Sampling sampling = {};
+};
+
+Json model_json(const ServerInfo& s);
+Json models_json(const ServerInfo& s);
+Json props_json(const ServerInfo& s);  // in llama-server's shape
+
+// "a%2Fb" to "a/b"; what is no escape stays.
+std::string percent_decoded(std::string_view s);
+
+}  // namespace facet

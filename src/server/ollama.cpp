@@ -1,0 +1,154 @@
+#include "server/ollama.h"
+
+#include <fmt/format.h>
+
+#include "server/api_fields.h"
+#include "server/writer.h"
+
+namespace facet {
+namespace {
+
+void read_options(Fields& f, ApiRequest& r, const ApiDefaults& d) {
+  r.sampling = d.sampling;
+  r.seed_given = d.seed_given;
+  r.max_tokens = d.max_tokens;
+  const Json* v = f.get("options");
+  if (!v) return;
+  Fields o(*v, d.strict, "options");
+  read_sampling(o, r, d);
+  read_stop(o, r, "stop");
+  if (const Json* n = o.get("num_predict")) {
+    const auto value = Fields::whole(*n, -2, kMaxTokens);  // -1: no limit; -2: until the context is full
+    if (!value || *value == 0)
+      o.fail("num_predict", fmt::format("expected an integer in [1, {}], -1 or -2", kMaxTokens), n);
+    else
+      r.max_tokens = *value < 0 ? -1 : int(*value);
+  }
+  // How the model is loaded is the server's business.
+  for (const char* key : {"num_ctx", "num_batch", "num_gpu", "main_gpu", "use_mmap", "num_thread", "num_keep", "numa"})
+    o.get(key);
+  for (const auto& [key, off] : {std::pair{"typical_p", 1.0}, {"tfs_z", 1.0}, {"mirostat", 0.0}})
+    if (const Json* n = o.get(key); n && *n != off) o.fail(key, fmt::format("expected {}", off), n, "not supported");
+  f.check(o.done());
+}
+
+void read_think(Fields& f, ApiRequest& r, const ApiDefaults& d) {
+  r.thinking = d.thinking;
+  const Json* v = f.get("think");
+  if (!v) return;
+  if (v->is_boolean())
+    r.thinking = v->get<bool>();
+  else if (*v == "low" || *v == "medium" || *v == "high")
+    r.thinking = true;
+  else
+    f.fail("think", "expected true, false, low, medium or high", v);
+}
+
+void no_pictures(Fields& f, const Json& object, const std::string& where) {
+  if (const auto it = object.find("images"); it != object.end() && !it->is_null() && !it->empty())
+    f.fail(Error{where + "images", "expected none", "not supported"});
+}
+
+// As OpenAI's messages, but for the thought's name, arguments as objects, and results that name their tool.
+void read_messages(Fields& f, ApiRequest& r) {
+  const Json* v = f.get("messages");
+  if (!v || (v->is_array() && v->empty())) return;
+  if (!v->is_array()) return f.fail("messages", "expected an array", v);
+  if (v->size() > kMaxMessages)
+    return f.fail(
+        Error{"messages", fmt::format("expected at most {} messages, found {}", kMaxMessages, v->size()), ""});
+  for (size_t i = 0; i < v->size(); ++i)
+    if ((*v)[i].is_object()) no_pictures(f, (*v)[i], fmt::format("messages[{}].", i));
+  Json copy = *v;
+  for (Json& m : copy) {
+    if (!m.is_object()) continue;
+    if (const auto it = m.find("thinking"); it != m.end()) m["reasoning"] = Json(*it);
+    if (const auto it = m.find("tool_name"); it != m.end()) m["name"] = Json(*it);
+  }
+  auto messages = messages_from_json(copy);
+  if (!messages) return f.fail(messages.error());
+  r.messages = std::move(*messages);
+  for (size_t i = 0; i < r.messages.size(); ++i)
+    if (const auto* parts = std::get_if<std::vector<ContentPart>>(&r.messages[i].content))
+      for (const ContentPart& p : *parts)
+        if (p.kind != ContentPart::Kind::kText)
+          return f.fail(Error{fmt::format("messages[{}].content", i), "expected text", "not supported"});
+}
+
+void read_prompt(Fields& f, ApiRequest& r) {
+  std::string prompt, system;
+  bool raw = false;
+  f.string("prompt", prompt);
+  f.string("system", system);
+  f.boolean("raw", raw);
+  no_pictures(f, f.object(), "");
+  f.only("suffix", "\"\"", "");
+  f.only("template", "\"\"", "");
+  f.only("context", "[]", Json::array());
+  if (prompt.empty()) return;
+  if (raw) return void(r.prompt.emplace_back(std::move(prompt)));
+  if (!system.empty()) r.messages.push_back({.role = "system", .content = std::move(system)});
+  r.messages.push_back({.role = "user", .content = std::move(prompt)});
+}
+
+}  // namespace
+
+Result<ApiRequest> parse_ollama_request(ApiKind kind, const Json& body, const ApiDefaults& d) {
+  ApiRequest r;
+  r.kind = kind;
+  r.stream = true;
+  if (!body.is_object())
+    return Error{"", fmt::format("expected a JSON object as the body, found {}", body.type_name()), ""};
+  Fields f(body, d.strict);
+  std::string model;
+  f.string("model", model);
+  f.boolean("stream", r.stream);
+  read_options(f, r, d);
+  read_think(f, r, d);
+  f.only("format", "\"\"", "");
+  f.get("keep_alive");
+  if (kind == ApiKind::kOllamaChat) {
+    read_messages(f, r);
+    if (const Json* v = f.get("tools")) {
+      if (v->is_array() && v->size() > kMaxTools)
+        f.fail(Error{"tools", fmt::format("expected at most {} tools, found {}", kMaxTools, v->size()), ""});
+      auto tools = tools_from_json(*v);
+      if (!tools)
+        f.fail(tools.error());
+      else
+        r.tools = std::move(*tools);
+    }
+  } else {
+    read_prompt(f, r);
+  }
+  if (auto ok = f.done(); !ok) return ok.error();
+  if (r.chat())
+    if (auto ok = settle_continuation(r, false); !ok) return ok.error();
+  return r;
+}
+
+Json ollama_tags(const OllamaModel& m) {
+  const Json details = {{"format", "gguf"},
+                        {"family", "gemma4"},
+                        {"families", Json::array({"gemma4"})},
+                        {"parameter_size", ""},
+                        {"quantization_level", ""}};
+  return {{"models", Json::array({{{"name", m.name},
+                                   {"model", m.name},
+                                   {"modified_at", rfc3339(m.created)},
+                                   {"size", 0},
+                                   {"digest", ""},
+                                   {"details", details}}})}};
+}
+
+Json ollama_show(const OllamaModel& m) {
+  return {{"modelfile", ""},
+          {"parameters", ""},
+          {"template", m.chat_template},
+          {"modified_at", rfc3339(m.created)},
+          {"details", ollama_tags(m)["models"][0]["details"]},
+          {"model_info", {{"general.architecture", "gemma4"}, {"gemma4.context_length", m.n_ctx}}},
+          {"capabilities", Json::array({"completion", "tools", "thinking"})}};
+}
+
+}  // namespace facet

@@ -1,0 +1,179 @@
+#include <fmt/format.h>
+
+#include <cmath>
+
+#include "server/openai.h"
+#include "server/writers.h"
+
+namespace facet {
+namespace {
+
+Json envelope(const ApiAnswer& a, bool chunk) {
+  const char* object = a.kind == ApiKind::kCompletion ? "text_completion"
+                       : chunk                        ? "chat.completion.chunk"
+                                                      : "chat.completion";
+  Json j = {{"id", a.id}, {"object", object}, {"created", a.created}, {"model", a.model}};
+  if (!a.fingerprint.empty()) j["system_fingerprint"] = a.fingerprint;
+  return j;
+}
+
+Json with_choice(const ApiAnswer& a, bool chunk, const char* key, Json value, Json finish) {
+  Json j = envelope(a, chunk);
+  Json choice = {{"index", 0}, {key, std::move(value)}, {"logprobs", nullptr}, {"finish_reason", std::move(finish)}};
+  j["choices"] = Json::array({std::move(choice)});
+  return j;
+}
+
+Json call_json(const ApiAnswer& a, const ParsedCall& c) {
+  return {{"id", call_id("call_", a, c)},
+          {"type", "function"},
+          {"function", {{"name", c.name}, {"arguments", c.arguments}}}};
+}
+
+double ms(double seconds) { return std::round(seconds * 1e6) / 1e3; }
+double rate(int n, double seconds) { return seconds > 0 ? std::round(n / seconds * 1e3) / 1e3 : 0; }
+
+}  // namespace
+
+// --- answers
+
+const char* finish_reason(Stop why, bool stop_string, bool tool_calls) {
+  if (!stop_string && (why == Stop::kLength || why == Stop::kContext)) return "length";
+  return tool_calls ? "tool_calls" : "stop";
+}
+
+Json usage_json(const Usage& u) {
+  return {{"prompt_tokens", u.prompt},
+          {"completion_tokens", u.generated},
+          {"total_tokens", u.prompt + u.generated},
+          {"prompt_tokens_details", {{"cached_tokens", u.cached}}}};
+}
+
+Json timings_json(const Usage& u) {
+  const int n = u.prompt - u.cached;
+  Json j = {{"cache_n", u.cached},
+            {"prompt_n", n},
+            {"prompt_ms", ms(u.prefill_s)},
+            {"prompt_per_token_ms", n > 0 ? ms(u.prefill_s / n) : 0},
+            {"prompt_per_second", rate(n, u.prefill_s)},
+            {"predicted_n", u.generated},
+            {"predicted_ms", ms(u.decode_s)},
+            {"predicted_per_token_ms", u.generated > 0 ? ms(u.decode_s / u.generated) : 0},
+            {"predicted_per_second", rate(u.generated, u.decode_s)}};
+  if (u.drafted > 0) {
+    j["draft_n"] = u.drafted, j["draft_n_accepted"] = u.accepted;
+    j["draft_rounds"] = u.rounds;
+    j["draft_tokens_per_step"] = std::round(u.tokens_per_step() * 1e3) / 1e3;
+    Json& at = j["draft_accepted_at"] =
+        Json::array();  // of the rounds that came to the k-th draft, the share where it was right
+    for (size_t k = 0; k < u.offered_at.size(); ++k)
+      at.push_back(u.offered_at[k] > 0 ? std::round(1e3 * u.accepted_at[k] / u.offered_at[k]) / 1e3 : 0);
+    Json& methods = j["draft_methods"] = Json::array();
+    for (const Usage::Change& m : u.methods) methods.push_back({{"at", m.at}, {"method", m.method}});
+  }
+  if (!u.draft_inactive_reason.empty()) j["draft_inactive_reason"] = u.draft_inactive_reason;
+  return j;
+}
+
+Json api_response(const ApiAnswer& a, const ParsedMessage& m, const char* finish, const Usage& usage) {
+  Json j;
+  if (a.kind == ApiKind::kCompletion) {
+    j = with_choice(a, false, "text", m.content, finish);
+  } else {
+    Json message = {{"role", "assistant"},
+                    {"content", m.content.empty() && !m.tool_calls.empty() ? Json() : Json(m.content)}};
+    if (!m.reasoning.empty()) message["reasoning_content"] = m.reasoning;
+    for (const ParsedCall& c : m.tool_calls) message["tool_calls"].push_back(call_json(a, c));
+    j = with_choice(a, false, "message", std::move(message), finish);
+  }
+  j["usage"] = usage_json(usage);
+  j["timings"] = timings_json(usage);
+  return j;
+}
+
+Json chunk_role(const ApiAnswer& a) {
+  return with_choice(a, true, "delta", {{"role", "assistant"}, {"content", nullptr}}, nullptr);
+}
+
+Json chunk_event(const ApiAnswer& a, const ParseEvent& e, int tool_index) {
+  if (a.kind == ApiKind::kCompletion) return with_choice(a, true, "text", e.text, nullptr);
+  Json delta = Json::object();
+  if (e.kind == ParseEvent::Kind::kToolCall) {
+    Json call = {{"index", tool_index}};
+    call.update(call_json(a, e.call));
+    delta["tool_calls"] = Json::array({std::move(call)});
+  } else {
+    delta[e.kind == ParseEvent::Kind::kReasoning ? "reasoning_content" : "content"] = e.text;
+  }
+  return with_choice(a, true, "delta", std::move(delta), nullptr);
+}
+
+Json chunk_finish(const ApiAnswer& a, const char* finish, const Usage& usage) {
+  Json j = a.kind == ApiKind::kCompletion ? with_choice(a, true, "text", "", finish)
+                                          : with_choice(a, true, "delta", Json::object(), finish);
+  j["timings"] = timings_json(usage);
+  return j;
+}
+
+Json chunk_usage(const ApiAnswer& a, const Usage& usage) {
+  Json j = envelope(a, true);
+  j["choices"] = Json::array();
+  j["usage"] = usage_json(usage);
+  j["timings"] = timings_json(usage);
+  return j;
+}
+
+std::string sse(const Json& chunk) { return "data: " + dump_json(chunk) + "\n\n"; }
+
+Json chunk_progress(const ApiAnswer& a, const Json& progress) {
+  Json j = a.kind == ApiKind::kCompletion ? with_choice(a, true, "text", "", nullptr)
+                                          : with_choice(a, true, "delta", Json::object(), nullptr);
+  j["prompt_progress"] = progress;
+  return j;
+}
+
+// --- the stream as a whole
+
+namespace {
+
+class OpenAiWriter final : public AnswerWriter {
+ public:
+  OpenAiWriter(ApiAnswer a, const ApiRequest& r)
+      : a_(std::move(a)),
+        include_usage_(r.include_usage),
+        continuous_(r.continuous_usage),
+        timings_(r.timings_per_token) {}
+  std::string begin(int) override { return a_.kind == ApiKind::kChat ? sse(chunk_role(a_)) : ""; }
+  std::string progress(const Json& p) override { return sse(chunk_progress(a_, p)); }
+  std::string piece(const AnswerPiece& p) override {
+    Json j = chunk_event(a_, p.event, calls_);
+    calls_ += p.event.kind == ParseEvent::Kind::kToolCall;
+    if (continuous_) j["usage"] = usage_json(p.usage);
+    if (timings_) j["timings"] = timings_json(p.usage);
+    return sse(j);
+  }
+  std::string end(const AnswerEnd& e) override {
+    Json j = chunk_finish(a_, finish_reason(e.why, e.stopped, calls_ > 0), e.usage);
+    if (continuous_) j["usage"] = usage_json(e.usage);
+    std::string out = sse(j);
+    if (include_usage_) out += sse(chunk_usage(a_, e.usage));
+    return out.append(kSseDone);
+  }
+  std::string error(const ApiError& e) override { return sse(error_json(Dialect::kOpenAi, e)); }
+  Json whole(const ParsedMessage& m, const std::vector<int32_t>&, const AnswerEnd& e) override {
+    return api_response(a_, m, finish_reason(e.why, e.stopped, !m.tool_calls.empty()), e.usage);
+  }
+
+ private:
+  ApiAnswer a_;
+  bool include_usage_, continuous_, timings_;
+  int calls_ = 0;
+};
+
+}  // namespace
+
+std::unique_ptr<AnswerWriter> make_openai_writer(ApiAnswer a, const ApiRequest& r) {
+  return std::make_unique<OpenAiWriter>(std::move(a), r);
+}
+
+}  // namespace facet

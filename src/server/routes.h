@@ -1,0 +1,36 @@
+#pragma once
+#include <string_view>
+
+#include "server/writer.h"
+
+namespace facet {
+
+enum class Target {
+  kHealth,
+  kModels,
+  kModel,  // one of them, by its name in the path
+  kProps,
+  kEmbeddings,  // refused
+  kTokenize,
+  kDetokenize,
+  kTemplate,
+  kCountTokens,
+  kGenerate,  // Route::kind says what
+  kVersion,
+  kTags,
+  kShow,
+};
+
+struct Route {
+  std::string_view path, method;
+  Target target;
+  ApiKind kind = ApiKind::kChat;
+};
+
+// Null: no such path. A path that ends in / stands for everything below it.
+const Route* find_route(std::string_view path);
+bool allows(const Route& route, std::string_view method);  // HEAD is allowed where GET is
+std::string_view allowed(const Route& route);              // as the header Allow has it
+Dialect dialect_of_path(std::string_view path);
+
+}  // namespace facet

@@ -1,0 +1,75 @@
+#include "server/text_api.h"
+
+#include <fmt/format.h>
+
+#include "server/api_fields.h"
+#include "tokenizer/utf8.h"
+
+namespace facet {
+namespace {
+
+constexpr size_t kMaxIds = 1 << 20;
+
+// A token's bytes: as text where they are text, else as numbers.
+Json piece_json(std::string_view piece) {
+  if (utf8_sanitize(piece) == piece) return Json(std::string(piece));
+  Json bytes = Json::array();
+  for (const char c : piece) bytes.push_back(int(uint8_t(c)));
+  return bytes;
+}
+
+}  // namespace
+
+Result<Json> tokenize_json(const Json& body, const Tokenizer& t, bool strict) {
+  Fields f(body, strict);
+  std::string content;
+  bool add_special = false, parse_special = true, with_pieces = false;
+  if (!f.has("content")) f.fail("content", "expected a string", nullptr);
+  f.string("content", content);
+  f.boolean("add_special", add_special);
+  f.boolean("parse_special", parse_special);
+  f.boolean("with_pieces", with_pieces);
+  if (content.size() > kMaxTokenizeBytes)
+    f.fail(Error{"content", fmt::format("expected at most {} bytes, found {}", kMaxTokenizeBytes, content.size()), ""});
+  if (auto ok = f.done(); !ok) return ok.error();
+  const std::vector<int32_t> ids = t.encode(content, add_special, parse_special);
+  if (!with_pieces) return Json{{"tokens", ids}};
+  Json tokens = Json::array();
+  for (const int32_t id : ids)
+    tokens.push_back(
+        {{"id", id}, {"piece", piece_json(t.is_special(id) ? std::string_view(t.text(id)) : t.piece(id))}});
+  return Json{{"tokens", std::move(tokens)}};
+}
+
+Result<Json> detokenize_json(const Json& body, const Tokenizer& t, bool strict) {
+  Fields f(body, strict);
+  const Json* v = f.get("tokens");
+  if (!v || !v->is_array() || v->size() > kMaxIds)
+    f.fail("tokens", fmt::format("expected an array of at most {} token ids", kMaxIds), v);
+  std::vector<int32_t> ids;
+  if (!f.failed()) {
+    for (size_t i = 0; i < v->size(); ++i) {
+      const auto id = Fields::whole((*v)[i], 0, t.size() - 1);
+      if (!id) {
+        f.fail(fmt::format("tokens[{}]", i), fmt::format("expected a token id in [0, {})", t.size()), &(*v)[i]);
+        break;
+      }
+      ids.push_back(int32_t(*id));
+    }
+  }
+  if (auto ok = f.done(); !ok) return ok.error();
+  return Json{{"content", t.decode(ids, /*show_special=*/true)}};
+}
+
+std::vector<int32_t> encode_prompt(const std::vector<PromptPart>& parts, const Tokenizer& t) {
+  std::vector<int32_t> ids;
+  for (const PromptPart& p : parts) {
+    const auto* text = std::get_if<std::string>(&p);
+    const std::vector<int32_t> more =
+        text ? t.encode(*text, /*add_bos=*/ids.empty(), /*parse_special=*/true) : std::get<1>(p);
+    ids.insert(ids.end(), more.begin(), more.end());
+  }
+  return ids;
+}
+
+}  // namespace facet

@@ -1,0 +1,106 @@
+#include "server/writer.h"
+
+#include <fmt/chrono.h>
+#include <fmt/format.h>
+
+#include "server/writers.h"
+#include "tokenizer/utf8.h"
+
+namespace facet {
+namespace {
+
+constexpr size_t kMaxMessage = 1000;  // bytes; each part that comes from a client is cut shorter where it is quoted
+
+const char* openai_type(int status) {
+  switch (status) {
+    case 401:
+      return "authentication_error";
+    case 403:
+      return "permission_error";
+    case 404:
+      return "not_found_error";
+    case 501:
+      return "not_supported_error";
+    case 503:
+      return "unavailable_error";
+    default:
+      return status >= 500 ? "server_error" : "invalid_request_error";
+  }
+}
+
+const char* anthropic_type(int status) {
+  switch (status) {
+    case 401:
+      return "authentication_error";
+    case 403:
+      return "permission_error";
+    case 404:
+      return "not_found_error";
+    case 413:
+      return "request_too_large";
+    case 503:
+      return "overloaded_error";
+    default:
+      return status >= 500 ? "api_error" : "invalid_request_error";
+  }
+}
+
+}  // namespace
+
+ApiError api_error(const Error& e) { return {.status = 400, .message = e.message(), .param = e.where, .code = ""}; }
+
+Dialect dialect_of(ApiKind kind) {
+  if (kind == ApiKind::kMessages) return Dialect::kAnthropic;
+  return kind == ApiKind::kOllamaChat || kind == ApiKind::kOllamaGenerate ? Dialect::kOllama : Dialect::kOpenAi;
+}
+
+Json error_json(Dialect dialect, const ApiError& e) {
+  const std::string message = cut(e.message, kMaxMessage);
+  if (dialect == Dialect::kOllama) return {{"error", message}};
+  if (dialect == Dialect::kAnthropic)
+    return {{"type", "error"}, {"error", {{"type", anthropic_type(e.status)}, {"message", message}}}};
+  auto text = [](const std::string& s) { return s.empty() ? Json() : Json(cut(s)); };
+  Json j = {{"message", message}, {"type", openai_type(e.status)}, {"param", text(e.param)}, {"code", text(e.code)}};
+  if (e.n_ctx > 0) {  // as llama-server says it
+    j["type"] = "exceed_context_size_error";
+    j["n_prompt_tokens"] = e.n_prompt;
+    j["n_ctx"] = e.n_ctx;
+  }
+  return {{"error", std::move(j)}};
+}
+
+HttpResponse json_response(int status, const Json& body) {
+  return {.status = status, .type = "application/json", .body = dump_json(body), .headers = {}};
+}
+
+HttpResponse error_response(Dialect dialect, const ApiError& e) {
+  HttpResponse r = json_response(e.status, error_json(dialect, e));
+  if (e.status == 503) r.headers.emplace_back("Retry-After", "1");
+  if (e.status == 501) r.headers.emplace_back("X-Should-Retry", "false");  // OpenAI's clients retry after a 5xx
+  return r;
+}
+
+std::string call_id(const char* prefix, const ApiAnswer& a, const ParsedCall& c) {
+  const std::string answer = a.id.substr(a.id.find_first_of("-_") + 1);
+  return fmt::format("{}{}_{}", prefix, answer, c.id.substr(c.id.find('_') + 1));
+}
+
+std::string rfc3339(int64_t unix_seconds) {
+  return fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(std::time_t(unix_seconds)));
+}
+
+std::unique_ptr<AnswerWriter> make_writer(ApiAnswer a, WriterContext c) {
+  switch (a.kind) {
+    case ApiKind::kNative:
+      return make_native_writer(std::move(a), std::move(c));
+    case ApiKind::kMessages:
+      return make_anthropic_writer(std::move(a));
+    case ApiKind::kOllamaChat:
+    case ApiKind::kOllamaGenerate:
+      return make_ollama_writer(std::move(a));
+    default:
+      return make_openai_writer(std::move(a), c.request);
+  }
+}
+
+}  // namespace facet

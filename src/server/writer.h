@@ -1,0 +1,68 @@
+#pragma once
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "server/http.h"
+#include "server/openai.h"
+
+namespace facet {
+
+struct ApiError {
+  int status = 400;
+  std::string message = {};
+  std::string param = {};          // empty: null
+  std::string code = {};           // likewise
+  size_t n_prompt = 0, n_ctx = 0;  // of a prompt that is longer than the context
+};
+ApiError api_error(const Error& e);
+
+// Whose shape an error has.
+enum class Dialect { kOpenAi, kAnthropic, kOllama };
+Dialect dialect_of(ApiKind kind);
+Json error_json(Dialect dialect, const ApiError& e);
+HttpResponse json_response(int status, const Json& body);
+HttpResponse error_response(Dialect dialect, const ApiError& e);
+
+// Part of an answer: what one or more tokens became.
+struct AnswerPiece {
+  ParseEvent event = {};
+  std::vector<int32_t> tokens = {};  // since the piece before
+  Usage usage = {};                  // so far: prompt, generated and the times
+};
+
+struct AnswerEnd {
+  Stop why = Stop::kEos;
+  bool stopped = false;        // by a stop string, or by one_call
+  std::string stop_word = {};  // the string
+  Usage usage = {};
+};
+
+// One answer in its dialect: a stream of begin, progress, piece and end, or whole() alone. Pure: no socket, no clock.
+class AnswerWriter {
+ public:
+  virtual ~AnswerWriter() = default;
+  virtual const char* stream_type() const { return "text/event-stream"; }
+  virtual const char* keep_alive() const { return ": keep-alive\n\n"; }  // written when there is nothing to say
+  virtual std::string begin(int prompt_tokens) = 0;
+  virtual std::string progress(const Json&) { return ""; }  // of return_progress
+  virtual std::string piece(const AnswerPiece& piece) = 0;
+  virtual std::string end(const AnswerEnd& end) = 0;
+  virtual std::string error(const ApiError& e) = 0;  // of a stream that cannot go on
+  virtual Json whole(const ParsedMessage& message, const std::vector<int32_t>& tokens, const AnswerEnd& end) = 0;
+};
+
+// The request's prompt as text and its sampling are needed where an answer repeats them.
+struct WriterContext {
+  ApiRequest request = {};  // without messages
+  std::string prompt = {};  // of kNative
+  int n_ctx = 0;
+};
+std::unique_ptr<AnswerWriter> make_writer(ApiAnswer answer, WriterContext context);
+
+// A tool call's id: unique among answers, because clients match results to calls by it.
+std::string call_id(const char* prefix, const ApiAnswer& a, const ParsedCall& c);
+
+std::string rfc3339(int64_t unix_seconds);  // 2026-01-31T12:00:00Z
+
+}  // namespace facet
