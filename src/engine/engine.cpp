@@ -33,7 +33,7 @@ Result<std::string> drafter_kind_of(const std::string& path) {
 }
 
 Result<LoadedModel> load_model(const std::string& path) {
-  auto file = GgufFile::open(path);
+  auto file = open_gemma4(path);
   if (!file) return file.error();
   LoadedModel model;
   model.file = std::move(*file);
