@@ -64,9 +64,9 @@ TEST_F(Inspect, ReadsTypesThatCannotBeRun) {
     test::Bytes b;
     b.text("GGUF").u32(3).u64(3).u64(1);
     b.str("general.architecture").u32(8).str("gemma4");
-    b.str("a.weight").u32(1).u64(32).u32(8).u64(0);                // Q8_0
-    b.str("b.weight").u32(2).u64(256).u64(3).u32(16).u64(64);      // IQ2_XXS
-    b.str("c.weight").u32(1).u64(7).u32(4711).u64(288);            // nobody knows
+    b.str("a.weight").u32(1).u64(32).u32(8).u64(0);            // Q8_0
+    b.str("b.weight").u32(2).u64(256).u64(3).u32(16).u64(64);  // IQ2_XXS
+    b.str("c.weight").u32(1).u64(7).u32(4711).u64(288);        // nobody knows
     b.align(32);
     return dir_.write("foreign.gguf", b.fill(data));
   };

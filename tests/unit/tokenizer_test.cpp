@@ -370,8 +370,10 @@ TEST(Tokenizer, MarkersAreWhatTheyAreByText) {
           v.tokens[i] == "<|think|>" || v.types[i] == kByte)
         v.types[i] = v.types[i] == kByte ? int(kNormal) : type;
     const Tokenizer t = make(std::move(v));
-    const std::string text = "<|turn>a<|channel>a<channel|><|tool_call>a<|\"|><tool_call|><tool_response|><|think|><turn|>\xFF";
-    for (const bool special : {false, true}) EXPECT_EQ(t.encode(text, true, special), expected.encode(text, true, special));
+    const std::string text =
+        "<|turn>a<|channel>a<channel|><|tool_call>a<|\"|><tool_call|><tool_response|><|think|><turn|>\xFF";
+    for (const bool special : {false, true})
+      EXPECT_EQ(t.encode(text, true, special), expected.encode(text, true, special));
     const Ids ids = expected.encode(text, true, true);
     EXPECT_EQ(t.decode(ids, false), expected.decode(ids, false));
     EXPECT_NE(t.decode(ids, false).find("<|channel>a<channel|><|tool_call>a<|\"|><tool_call|>"), std::string::npos);
