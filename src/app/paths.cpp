@@ -1,5 +1,7 @@
 #include "app/paths.h"
 
+#include <sys/auxv.h>
+
 #include <algorithm>
 #include <cctype>
 #include <filesystem>
@@ -15,8 +17,13 @@ namespace {
 std::string shipped(const char* name) {
   namespace fs = std::filesystem;
   std::error_code ec;
-  const fs::path exe = fs::read_symlink("/proc/self/exe", ec);
-  if (ec) return "";
+  fs::path exe = fs::read_symlink("/proc/self/exe", ec);
+  if (ec) {  // a system without /proc: what the kernel was told to run
+    const auto* name = reinterpret_cast<const char*>(::getauxval(AT_EXECFN));
+    if (!name) return "";
+    exe = fs::canonical(name, ec);
+    if (ec) return "";
+  }
   // A build folder of the source tree, an unpacked archive, an installation with bin/ and share/.
   for (const char* models : {"../../models", "models", "../share/facet/models"}) {
     const fs::path path = (exe.parent_path() / models / name).lexically_normal();

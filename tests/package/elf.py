@@ -14,7 +14,8 @@ LIBRARIES = {"libc.so.6", "libm.so.6", "libpthread.so.0", "libdl.so.2", "librt.s
 
 def needs(path):
     """Libraries, and {library: {version, ...}}."""
-    data = open(path, "rb").read()
+    with open(path, "rb") as f:
+        data = f.read()
     if data[:4] != b"\x7fELF" or data[4] != 2 or data[5] != 1:
         raise ValueError(f"{path}: expected a 64-bit little-endian ELF file")
     section_offset, = struct.unpack_from("<Q", data, 0x28)

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <fstream>
 #include <string>
@@ -42,16 +43,27 @@ std::string names_of(const CLI::Option& o) {
   return names.empty() ? o.get_name(true) : fmt::format("{}", fmt::join(names, ", "));
 }
 
+// The words that may follow an option, if they are a list: "{auto,cpu}", or "{f16->1,...}" with what they stand for.
+std::vector<std::string> choices_of(const CLI::Option& o) {
+  const std::string type = o.get_type_name();
+  const size_t open = type.find('{'), close = type.find('}');
+  std::vector<std::string> words;
+  if (open == type.npos || close == type.npos || close < open) return words;
+  std::string rest = type.substr(open + 1, close - open - 1) + ",";
+  for (size_t at; (at = rest.find(',')) != rest.npos; rest.erase(0, at + 1)) {
+    std::string word = rest.substr(0, std::min(at, rest.find("->")));
+    if (!word.empty()) words.push_back(std::move(word));
+  }
+  return words;
+}
+
 // What comes behind the name: "INT [0]", "TYPE", nothing for a flag.
 std::string value_of(const CLI::Option& o) {
   if (!o.get_option_text().empty()) return o.get_option_text();
+  const auto choices = choices_of(o);
   std::string type = o.get_type_name();
-  if (const size_t colon = type.find(':'); colon != type.npos && type[colon + 1] == '{')
-    type = type.substr(colon + 1);  // the names that are allowed
-  else if (colon != type.npos)
-    type = type.substr(0, colon);
-  if (type.empty()) return "";
-  return o.get_default_str().empty() ? type : fmt::format("{} [{}]", type, o.get_default_str());
+  type = choices.empty() ? type.substr(0, type.find(':')) : fmt::format("{}", fmt::join(choices, ", "));
+  return type.empty() || o.get_default_str().empty() ? type : fmt::format("{} [{}]", type, o.get_default_str());
 }
 
 void write_options(std::string& out, const CLI::App& cmd) {
@@ -88,17 +100,6 @@ std::string manual(const CLI::App& app) {
   return out + ".fi\n";
 }
 
-// The words that may follow an option, if they are a list.
-std::string choices_of(const CLI::Option& o) {
-  const std::string type = o.get_type_name();
-  const size_t open = type.find('{'), close = type.find('}');
-  if (open == type.npos || close == type.npos || close < open) return "";
-  std::string words = type.substr(open + 1, close - open - 1);
-  for (char& c : words)
-    if (c == ',') c = ' ';
-  return words;
-}
-
 struct Completion {
   std::string options, values;  // branches of the two case statements
 };
@@ -111,10 +112,10 @@ void complete_command(Completion& c, const CLI::App& cmd, const std::string& nam
     for (const std::string& s : o->get_snames()) names.push_back("-" + s);
     for (const std::string& s : o->get_lnames()) names.push_back("--" + s);
     words.insert(words.end(), names.begin(), names.end());
-    const std::string choices = choices_of(*o);
+    const auto choices = choices_of(*o);
     if (choices.empty() || names.empty()) continue;
     for (std::string& n : names) n = fmt::format("'{}:{}'", name, n);
-    c.values += fmt::format("    {}) words=\"{}\" ;;\n", fmt::join(names, "|"), choices);
+    c.values += fmt::format("    {}) words=\"{}\" ;;\n", fmt::join(names, "|"), fmt::join(choices, " "));
   }
   c.options += fmt::format("    '{}') words=\"{}\" ;;\n", name, fmt::join(words, " "));
   for (const CLI::App* sub : commands_of(cmd))
