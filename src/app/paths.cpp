@@ -19,9 +19,9 @@ std::string shipped(const char* name) {
   std::error_code ec;
   fs::path exe = fs::read_symlink("/proc/self/exe", ec);
   if (ec) {  // a system without /proc: what the kernel was told to run
-    const auto* name = reinterpret_cast<const char*>(::getauxval(AT_EXECFN));
-    if (!name) return "";
-    exe = fs::canonical(name, ec);
+    const auto* run_as = reinterpret_cast<const char*>(::getauxval(AT_EXECFN));
+    if (!run_as) return "";
+    exe = fs::canonical(run_as, ec);
     if (ec) return "";
   }
   // A build folder of the source tree, an unpacked archive, an installation with bin/ and share/.
