@@ -207,9 +207,10 @@ void print_text(const Report& r, const Options& o) {
              sum.bytes, double(sum.bytes) / double(1 << 30),
              sum.elements ? 8.0 * double(sum.bytes) / double(sum.elements) : 0.0);
   if (!r.foreign.empty())
-    fmt::print("facet cannot run this file: it has tensors of type {} (use one quantised to Q2_K..Q8_0, IQ4_NL, IQ4_XS, "
-               "BF16, F16 or F32)\n",
-               fmt::join(foreign_types(r), ", "));
+    fmt::print(
+        "facet cannot run this file: it has tensors of type {} (use one quantised to Q2_K..Q8_0, IQ4_NL, IQ4_XS, "
+        "BF16, F16 or F32)\n",
+        fmt::join(foreign_types(r), ", "));
   if (!o.tensors) return;
   fmt::print("\n");
   for (const TensorView& t : r.tensors)
@@ -241,7 +242,8 @@ void print_json(const Report& r, const Options& o) {
   j["cannot_run"] = foreign_types(r);
   if (o.tensors) {
     for (const TensorView& t : r.tensors) j["tensors"].push_back(tensor_json(t, dtype_name(t.type)));
-    for (const ForeignTensor& t : r.foreign) j["tensors"].push_back(tensor_json(shape_of(t), foreign_type_name(t.ggml_id)));
+    for (const ForeignTensor& t : r.foreign)
+      j["tensors"].push_back(tensor_json(shape_of(t), foreign_type_name(t.ggml_id)));
   }
   fmt::print("{}\n", dump(j, 2));
 }

@@ -23,8 +23,8 @@ constexpr std::array<std::string_view, 5> kAlwaysControl = {"<pad>", "<eos>", "<
 constexpr std::array<std::string_view, 3> kEndOfGeneration = {"<eos>", "<turn|>", "<|tool_response>"};
 // Printed, and parsed behind that: thoughts and calls are in the text between them. Ollama's converter types them as
 // control tokens, so their text decides.
-constexpr std::array<std::string_view, 7> kPrintedMarkers = {"<|channel>",       "<channel|>",       "<|tool_call>", "<tool_call|>",
-                                                             "<|tool_response>", "<tool_response|>", "<|\"|>"};
+constexpr std::array<std::string_view, 7> kPrintedMarkers = {
+    "<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>", "<|tool_response>", "<tool_response|>", "<|\"|>"};
 // Never printed, and found where a prompt spells them.
 constexpr std::array<std::string_view, 5> kHiddenMarkers = {"<|turn>", "<turn|>", "<|think|>", "<|tool>", "<tool|>"};
 constexpr std::array<std::string_view, 7> kMediaPlaceholders = {"<|image>", "<|audio>", "<|image|>", "<|audio|>",
@@ -264,9 +264,10 @@ void Tokenizer::find_ends() {
   for (const int32_t id : vocab_.eos_ids) {
     if (!valid(id) || is_eog(id) || byte_value(text(id)) >= 0) continue;
     eog_.push_back(id);
-    vocab_.notes.push_back(fmt::format("token {} {} is declared as an end of generation and honoured as one; Gemma 4 "
-                                       "has no such end",
-                                       id, utf8_sanitize(text(id))));
+    vocab_.notes.push_back(
+        fmt::format("token {} {} is declared as an end of generation and honoured as one; Gemma 4 "
+                    "has no such end",
+                    id, utf8_sanitize(text(id))));
   }
 }
 
