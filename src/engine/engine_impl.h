@@ -465,6 +465,10 @@ class EngineImpl final : public Engine {
     q.usage.draft_inactive_reason = spec_->inactive_reason(q.request.draft, q.usage);
     q.tokens.resize(size_t(std::min(int(q.tokens.size()), cache().len(s))));  // what a later request can share
     if (q.sink.done) q.sink.done(q.id, why, q.usage, error);
+    if (const int m = spec_->never_right(); m >= 0 && cfg_.noted && cfg_.draft.forced.empty())
+      cfg_.noted(
+          fmt::format("{}: none of its drafts was right so far; it seems to be made for another model",
+                      size_t(m) < cfg_.draft.files.size() ? cfg_.draft.files[size_t(m)] : spec_->method_name(m)));
   }
 
   LoadedModel model_;
