@@ -225,7 +225,8 @@ int run(Options& o) {
   // Each drafter on its own, then all of them, where the faster one is chosen as it goes.
   auto files = draft_files(o.engine.model, {o.drafts});
   if (!files) return report(files.error());
-  for (const std::string& f : *files) {
+  for (const std::string& note : files->notes) fmt::print(stderr, "note: {}\n", note);
+  for (const std::string& f : files->paths) {
     auto kind = drafter_kind_of(f);
     if (!kind) return report(kind.error());
     o.bench.methods.push_back({*kind, {f}});
@@ -233,7 +234,7 @@ int run(Options& o) {
   std::ofstream json;
   if (!o.json.empty()) json.open(o.json);
   if (!o.contexts.empty()) return run_contexts(o, json);
-  if (files->size() > 1) o.bench.methods.push_back({"both", *files});
+  if (files->paths.size() > 1) o.bench.methods.push_back({"both", files->paths});
   if (!o.engine.draft.forced.empty())
     fmt::print("Forced acceptance: draft k is taken for right with probability {}. The text means nothing.\n\n",
                fmt::join(o.engine.draft.forced, ", "));

@@ -1,10 +1,12 @@
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <set>
 
 #include "app/commands.h"
 #include "base/mmap.h"
@@ -36,6 +38,7 @@ struct Report {
   std::vector<Part> parts;
   std::vector<std::pair<std::string, ordered_json>> meta;  // arrays abbreviated to {count, first}
   std::vector<TensorView> tensors;                         // data is not to be touched
+  std::vector<ForeignTensor> foreign;                      // of types that facet cannot run
 };
 
 ordered_json array_json(size_t count, const auto& element) {
@@ -77,12 +80,13 @@ void read_part(Report& r, const std::string& path) {
     part.problem = map.error();
   } else if (r.format == "GGUF") {
     part.bytes = map->bytes().size();
-    auto c = parse_gguf(map->bytes(), path, /*allow_truncated=*/true);
+    auto c = parse_gguf(map->bytes(), path, /*inspecting=*/true);
     if (c) {
       part.expected = c->data_end;
       if (r.parts.empty())
         for (const auto& [k, v] : c->meta) r.meta.emplace_back(k, value_json(v));
       take_tensors(r, *c);
+      r.foreign.insert(r.foreign.end(), c->foreign.begin(), c->foreign.end());
     } else {
       part.problem = c.error();
     }
@@ -145,7 +149,26 @@ std::map<std::string, TypeSum> histogram(const Report& r) {
     s.elements += uint64_t(t.n_elements());
     s.bytes += row_bytes(t.type, t.n_elements());
   }
+  for (const ForeignTensor& t : r.foreign) {
+    TypeSum& s = h[foreign_type_name(t.ggml_id)];
+    ++s.tensors;
+    s.elements += uint64_t(t.ne[0] * t.ne[1] * t.ne[2] * t.ne[3]);
+    s.bytes += t.bytes;
+  }
   return h;
+}
+
+// The types that make the file one that facet cannot run, in order.
+std::vector<std::string> foreign_types(const Report& r) {
+  std::set<std::string> names;
+  for (const ForeignTensor& t : r.foreign) names.insert(foreign_type_name(t.ggml_id));
+  return {names.begin(), names.end()};
+}
+
+TensorView shape_of(const ForeignTensor& t) {
+  TensorView v;
+  v.name = t.name, v.n_dims = t.n_dims, v.ne = t.ne;
+  return v;
 }
 
 TypeSum total(const std::map<std::string, TypeSum>& h) {
@@ -183,10 +206,23 @@ void print_text(const Report& r, const Options& o) {
   fmt::print("{:<8} {:>8} {:>16} {:>16}  {:.2f} GiB, {:.2f} bits per weight\n", "total", sum.tensors, sum.elements,
              sum.bytes, double(sum.bytes) / double(1 << 30),
              sum.elements ? 8.0 * double(sum.bytes) / double(sum.elements) : 0.0);
+  if (!r.foreign.empty())
+    fmt::print(
+        "facet cannot run this file: it has tensors of type {} (use one quantised to Q2_K..Q8_0, IQ4_NL, IQ4_XS, "
+        "BF16, F16 or F32)\n",
+        fmt::join(foreign_types(r), ", "));
   if (!o.tensors) return;
   fmt::print("\n");
   for (const TensorView& t : r.tensors)
     fmt::print("{:<48} {:<7} {}\n", printable(t.name), dtype_name(t.type), shape_string(t));
+  for (const ForeignTensor& t : r.foreign)
+    fmt::print("{:<48} {:<7} {}\n", printable(t.name), foreign_type_name(t.ggml_id), shape_string(shape_of(t)));
+}
+
+ordered_json tensor_json(const TensorView& t, const std::string& type) {
+  ordered_json ne = ordered_json::array();
+  for (int d = 0; d < t.n_dims; ++d) ne.push_back(t.ne[size_t(d)]);
+  return {{"name", t.name}, {"type", type}, {"ne", std::move(ne)}};
 }
 
 void print_json(const Report& r, const Options& o) {
@@ -203,12 +239,12 @@ void print_json(const Report& r, const Options& o) {
   for (const auto& [name, s] : h)
     j["types"][name] = {{"tensors", s.tensors}, {"elements", s.elements}, {"bytes", s.bytes}};
   j["total"] = {{"tensors", sum.tensors}, {"elements", sum.elements}, {"bytes", sum.bytes}};
-  if (o.tensors)
-    for (const TensorView& t : r.tensors) {
-      ordered_json ne = ordered_json::array();
-      for (int d = 0; d < t.n_dims; ++d) ne.push_back(t.ne[size_t(d)]);
-      j["tensors"].push_back({{"name", t.name}, {"type", dtype_name(t.type)}, {"ne", std::move(ne)}});
-    }
+  j["cannot_run"] = foreign_types(r);
+  if (o.tensors) {
+    for (const TensorView& t : r.tensors) j["tensors"].push_back(tensor_json(t, dtype_name(t.type)));
+    for (const ForeignTensor& t : r.foreign)
+      j["tensors"].push_back(tensor_json(shape_of(t), foreign_type_name(t.ggml_id)));
+  }
   fmt::print("{}\n", dump(j, 2));
 }
 

@@ -13,7 +13,7 @@ namespace {
 
 int run(EngineConfig c) {
   if (auto ok = find_model(c.model); !ok) return report(ok.error());
-  auto file = GgufFile::open(c.model);
+  auto file = open_gemma4(c.model);
   if (!file) return report(file.error());
   auto m = gemma4_config(*file);
   if (!m) return report(m.error());

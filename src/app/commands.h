@@ -6,6 +6,9 @@ namespace facet {
 // Exit codes of the program: 0 success, 1 failure, 2 usage.
 enum Exit : int { kExitOk = 0, kExitFailure = 1, kExitUsage = 2 };
 
+// All subcommands, as the program and its manual have them.
+void add_commands(CLI::App& app, int& rc);
+
 // Each adds one subcommand to the program, with its options; its callback stores the exit code in rc.
 // One subcommand a file (cmd_<name>.cpp). Sorted as --help prints them.
 void add_chat(CLI::App& app, int& rc);

@@ -101,31 +101,6 @@ void add_draft_options(CLI::App* cmd, DraftOptions& o, EngineConfig& c) {
       ->capture_default_str();
 }
 
-Result<std::vector<std::string>> draft_files(const std::string& model, const DraftOptions& o) {
-  std::vector<std::string> paths;
-  for (const std::string& s : o.sources) {
-    if (s != "none" && s != "auto" && s != "dflash" && s != "mtp") {
-      paths.push_back(s);
-      continue;
-    }
-    if (o.sources.size() > 1)
-      return Error{"--draft", fmt::format("expected paths, or {} alone", s), "give one of them"};
-    if (s == "none") return paths;
-    for (const char* kind : {"dflash", "mtp"}) {
-      if (s != "auto" && s != kind) continue;
-      const std::string found = drafter_beside(model, kind);
-      if (!found.empty())
-        paths.push_back(found);
-      else if (s == kind)
-        return Error{"--draft " + s,
-                     fmt::format("expected a drafter for {} beside it, named {}, found none", model,
-                                 drafter_pattern(model, kind)),
-                     "give its path"};
-    }
-  }
-  return paths;
-}
-
 void add_sampling_options(CLI::App* cmd, Sampling& s, bool& seed_given) {
   cmd->add_option("--temp", s.temperature, "Temperature; 0 is greedy")
       ->check(CLI::Range(0.f, 100.f))
@@ -172,7 +147,9 @@ Result<std::unique_ptr<Engine>> open_engine(EngineConfig c, const DraftOptions& 
   if (auto ok = find_model(c.model); !ok) return ok.error();
   auto files = draft_files(c.model, draft);
   if (!files) return files.error();
-  c.draft.files = std::move(*files);
+  for (const std::string& note : files->notes) fmt::print(stderr, "note: {}\n", note);
+  c.draft.files = std::move(files->paths);
+  c.draft.optional = files->optional;
   if (c.draft.min > c.draft.rows())
     return Error{"--draft-min", fmt::format("expected at most --draft-max ({}), found {}", c.draft.rows(), c.draft.min),
                  "raise --draft-max"};

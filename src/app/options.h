@@ -37,8 +37,12 @@ Result<std::unique_ptr<Engine>> open_engine(EngineConfig c, const DraftOptions& 
 void add_lockstep_option(CLI::App* cmd, EngineConfig& c);
 // With --lockstep: how far every verb was from the reference, to stderr; an error when one was beyond its bound.
 Status lockstep_verdict(const Engine& e);
-// The drafters' paths.
-Result<std::vector<std::string>> draft_files(const std::string& model, const DraftOptions& o);
+// The drafters' paths, and what a user should know of how they were chosen.
+struct DraftFiles {
+  std::vector<std::string> paths = {}, notes = {};
+  bool optional = false;  // nobody asked for them: a broken one does not keep the model from starting
+};
+Result<DraftFiles> draft_files(const std::string& model, const DraftOptions& o);
 
 // Token ids from a file of int32, little endian, checked against the vocabulary.
 Result<std::vector<int32_t>> read_token_file(const std::string& path, int n_vocab);

@@ -1,5 +1,7 @@
 #include "app/paths.h"
 
+#include <sys/auxv.h>
+
 #include <algorithm>
 #include <cctype>
 #include <filesystem>
@@ -15,8 +17,13 @@ namespace {
 std::string shipped(const char* name) {
   namespace fs = std::filesystem;
   std::error_code ec;
-  const fs::path exe = fs::read_symlink("/proc/self/exe", ec);
-  if (ec) return "";
+  fs::path exe = fs::read_symlink("/proc/self/exe", ec);
+  if (ec) {  // a system without /proc: what the kernel was told to run
+    const auto* run_as = reinterpret_cast<const char*>(::getauxval(AT_EXECFN));
+    if (!run_as) return "";
+    exe = fs::canonical(run_as, ec);
+    if (ec) return "";
+  }
   // A build folder of the source tree, an unpacked archive, an installation with bin/ and share/.
   for (const char* models : {"../../models", "models", "../share/facet/models"}) {
     const fs::path path = (exe.parent_path() / models / name).lexically_normal();
@@ -66,23 +73,6 @@ std::string base_name(const std::string& model) {
 
 std::string drafter_pattern(const std::string& model, const std::string& kind) {
   return base_name(model) + "-" + kind + "*";
-}
-
-std::string drafter_beside(const std::string& model, const std::string& kind) {
-  namespace fs = std::filesystem;
-  std::vector<std::string> starts{lower(base_name(model) + "-" + kind)};
-  if (kind == "mtp") starts.push_back(lower(base_name(model) + "-assistant"));
-  std::string best;
-  std::error_code ec;
-  const fs::path folder = fs::path(model).parent_path();
-  for (const fs::directory_entry& f : fs::directory_iterator(folder.empty() ? "." : folder, ec)) {
-    const std::string name = lower(f.path().filename().string()), path = f.path().string();
-    if (std::none_of(starts.begin(), starts.end(), [&](const std::string& s) { return name.starts_with(s); })) continue;
-    if (!f.is_directory(ec) && !name.ends_with(".gguf") && !name.ends_with(".safetensors")) continue;
-    auto rank = [](const std::string& p) { return std::pair(!lower(p).ends_with(".gguf"), p); };
-    if (best.empty() || rank(path) < rank(best)) best = path;
-  }
-  return best;
 }
 
 std::string default_model_path() { return shipped("facet-nano-Q8_0.gguf"); }

@@ -173,7 +173,7 @@ Status run_bench(const EngineConfig& given, const BenchOptions& o,
                  const std::function<void(const BenchMachine&, const EngineConfig&)>& machine,
                  const std::function<void(const BenchLine&)>& line) {
   EngineConfig c = given;
-  auto file = GgufFile::open(c.model);
+  auto file = open_gemma4(c.model);
   if (!file) return file.error();
   auto m = gemma4_config(*file);
   if (!m) return m.error();

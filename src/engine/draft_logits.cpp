@@ -85,7 +85,7 @@ Result<std::vector<float>> mtp_logits(Target<B>& t, const DrafterFile& f, const 
 template <Backend B>
 Result<DraftLogits> run(const DraftLogitsConfig& c, KvType usual) {
   Target<B> t;
-  auto file = GgufFile::open(c.model);
+  auto file = open_gemma4(c.model);
   if (!file) return file.error();
   t.file = std::move(*file);
   auto cfg = gemma4_config(t.file);

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "backend/cpu/cpu_fast.h"
 #include "engine/engine_cuda.h"
 #include "engine/engine_lockstep.h"
@@ -33,7 +35,7 @@ Result<std::string> drafter_kind_of(const std::string& path) {
 }
 
 Result<LoadedModel> load_model(const std::string& path) {
-  auto file = GgufFile::open(path);
+  auto file = open_gemma4(path);
   if (!file) return file.error();
   LoadedModel model;
   model.file = std::move(*file);
@@ -54,7 +56,9 @@ Result<LoadedModel> load_model(const std::string& path) {
   return model;
 }
 
-Result<std::unique_ptr<Engine>> Engine::open(const EngineConfig& c) {
+namespace {
+
+Result<std::unique_ptr<Engine>> open_with(const EngineConfig& c) {
   auto loaded = load_model(c.model);
   if (!loaded) return loaded.error();
   LoadedModel& model = *loaded;
@@ -92,6 +96,26 @@ Result<std::unique_ptr<Engine>> Engine::open(const EngineConfig& c) {
   if (decided->backend == "ref") return create_engine<CpuRef>(std::move(model), *decided, decided->n_threads);
   return Error{"--backend", fmt::format("expected cuda, cpu or ref, found {}", decided->backend),
                "this program was built without it"};
+}
+
+// The drafter that an error is about, or the end.
+auto blamed(std::vector<std::string>& files, const Error& e) {
+  return std::find_if(files.begin(), files.end(),
+                      [&](const std::string& f) { return e.where == f || e.where.starts_with(f + "/"); });
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Engine>> Engine::open(const EngineConfig& asked) {
+  EngineConfig c = asked;
+  while (true) {
+    auto engine = open_with(c);
+    if (engine || !c.draft.optional) return engine;
+    const auto at = blamed(c.draft.files, engine.error());
+    if (at == c.draft.files.end()) return engine;
+    if (c.noted) c.noted(fmt::format("the model runs without this drafter: {}", engine.error().message()));
+    c.draft.files.erase(at);
+  }
 }
 
 }  // namespace facet

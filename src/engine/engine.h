@@ -27,6 +27,7 @@ struct DraftConfig {
   // Measuring only, of random models: draft k of a chain is taken for right with probability forced[k - 1], and the
   // text is whatever comes out.
   std::vector<float> forced = {};
+  bool optional = false;  // a drafter that cannot be used is left out, and a note says why
   int rows() const { return tree > 0 ? tree : max > 0 ? max : 15; }  // beside the newest token in a step
 };
 

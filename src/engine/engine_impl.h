@@ -211,6 +211,10 @@ class EngineImpl final : public Engine, SessionMemory {
     spec_->end(s);
     sessions_->close(s);
     if (done.sink.done) done.sink.done(done.id, why, done.usage, error);
+    if (const int m = spec_->never_right(); m >= 0 && cfg_.noted && cfg_.draft.forced.empty())
+      cfg_.noted(
+          fmt::format("{}: none of its drafts was right so far; it seems to be made for another model",
+                      size_t(m) < cfg_.draft.files.size() ? cfg_.draft.files[size_t(m)] : spec_->method_name(m)));
   }
 
   // --- SessionMemory

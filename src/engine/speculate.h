@@ -52,6 +52,7 @@ class Speculator {
         drafters_(std::move(drafters)),
         step_times_(c.max_seq * (1 + c.draft.rows())),
         draft_times_(drafters_.size()),
+        tried_(drafters_.size()),
         rounds_(size_t(r.cache->plan().resident())),
         lane_(rounds_.size(), -1),
         lane_taken_(size_t(c.max_seq)) {
@@ -157,6 +158,10 @@ class Speculator {
     const int offered = deepest(r), kept = r.accepted.n_draft();
     r.chooser.observe(r.choice, offered, kept, r.cut);
     if (r.tree.size() == 1) return r.accepted;
+    if (r.choice.method >= 0) {
+      Tried& t = tried_[size_t(r.choice.method)];
+      ++t.rounds, t.right += kept;
+    }
     ++u.rounds;
     u.drafted += r.tree.size() - 1;
     u.accepted += kept;
@@ -169,6 +174,14 @@ class Speculator {
 
   std::string inactive_reason(bool wanted, const Usage& u) const {
     return drafters_.empty() ? "" : plain_reason(wanted, u);
+  }
+
+  // A drafter that was tried often and never right, each told once; -1: none.
+  int never_right() {
+    for (size_t m = 0; m < tried_.size(); ++m)
+      if (tried_[m].rounds >= kNeverRight && tried_[m].right == 0 && !std::exchange(tried_[m].told, true))
+        return int(m);
+    return -1;
   }
 
   // A step of decoding sequences only took so long, from its forward pass to the drawn tokens.
@@ -238,6 +251,11 @@ class Speculator {
   using Rows = typename B::Rows;
   static constexpr int kUsualMax = 15;  // with node 0 a step of 16 rows
   static constexpr int kTreeTop = 8;
+  static constexpr int kNeverRight = 12;  // rounds; one that is right in three of ten has a bad dozen once in seventy
+  struct Tried {
+    int64_t rounds = 0, right = 0;  // of the engine's life
+    bool told = false;
+  };
   struct Round {
     DraftChooser chooser;
     DraftChoice choice;
@@ -359,6 +377,7 @@ class Speculator {
   Drafters<B> drafters_;
   StepTimes step_times_;
   std::vector<DraftTimes> draft_times_;
+  std::vector<Tried> tried_;   // per drafter
   std::vector<Round> rounds_;  // per slot
   std::vector<int> lane_;      // per slot; -1: nothing runs there
   std::vector<bool> lane_taken_;

@@ -30,38 +30,22 @@ const char* const kTypeNames[] = {"u8",   "i8",     "u16",   "i16", "u32", "i32"
                                   "bool", "string", "array", "u64", "i64", "f64"};
 constexpr uint32_t kTypeBytes[] = {1, 1, 2, 2, 4, 4, 4, 1, 8, 12, 8, 8, 8};  // least bytes of a value
 
-// Types that ggml defines and this program does not read, for a message with a name in it.
-const char* foreign_type_name(uint32_t ggml_id) {
-  switch (ggml_id) {
-    case 9:
-      return "Q8_1";
-    case 15:
-      return "Q8_K";
-    case 16:
-      return "IQ2_XXS";
-    case 17:
-      return "IQ2_XS";
-    case 18:
-      return "IQ3_XXS";
-    case 19:
-      return "IQ1_S";
-    case 21:
-      return "IQ3_S";
-    case 22:
-      return "IQ2_S";
-    case 29:
-      return "IQ1_M";
-    case 34:
-      return "TQ1_0";
-    case 35:
-      return "TQ2_0";
-    case 39:
-      return "MXFP4";
-    case 40:
-      return "NVFP4";
-    default:
-      return "unknown";
-  }
+// Types that ggml defines and this program does not decode.
+struct ForeignType {
+  uint32_t ggml_id;
+  const char* name;
+  uint16_t block, block_bytes;
+};
+constexpr ForeignType kForeignTypes[] = {
+    {9, "Q8_1", 32, 36},      {15, "Q8_K", 256, 292}, {16, "IQ2_XXS", 256, 66}, {17, "IQ2_XS", 256, 74},
+    {18, "IQ3_XXS", 256, 98}, {19, "IQ1_S", 256, 50}, {21, "IQ3_S", 256, 110},  {22, "IQ2_S", 256, 82},
+    {29, "IQ1_M", 256, 56},   {34, "TQ1_0", 256, 54}, {35, "TQ2_0", 256, 66},   {39, "MXFP4", 32, 17},
+    {40, "NVFP4", 64, 36},
+};
+const ForeignType* foreign_type(uint32_t ggml_id) {
+  for (const ForeignType& t : kForeignTypes)
+    if (t.ggml_id == ggml_id) return &t;
+  return nullptr;
 }
 
 template <class T>
@@ -97,8 +81,8 @@ class Cursor {
 
 class Parser {
  public:
-  Parser(std::span<const std::byte> bytes, const std::string& where, bool allow_truncated)
-      : in_(bytes), size_(bytes.size()), base_(bytes.data()), where_(where), allow_truncated_(allow_truncated) {}
+  Parser(std::span<const std::byte> bytes, const std::string& where, bool inspecting)
+      : in_(bytes), size_(bytes.size()), base_(bytes.data()), where_(where), inspecting_(inspecting) {}
 
   Result<GgufContents> run() {
     if (Status s = header(); !s) return s.error();
@@ -122,6 +106,9 @@ class Parser {
   Status tensor_infos();
   Status tensor_info(uint64_t index);
   Status tensor_type(const std::string& label, uint32_t ggml_id, TensorView& t);
+  Status whole_blocks(const std::string& label, const TensorView& t, int block, const char* type) const;
+  Status add_foreign(const std::string& label, uint32_t ggml_id, const TensorView& t, uint64_t offset);
+  Status read_offset(const std::string& label, uint64_t& offset);
   Status place_data();
   Status place_tensor(size_t i, uint64_t room);
   Status check_overlap() const;
@@ -135,7 +122,8 @@ class Parser {
   uint64_t size_;
   const std::byte* base_;
   std::string where_;
-  bool allow_truncated_;
+  bool inspecting_;
+  uint64_t foreign_end_ = 0;  // where the last of them ends, from the start of the data
   uint64_t n_tensors_ = 0, n_kv_ = 0;
   std::unordered_set<std::string_view> names_;  // views into the file
   GgufContents out_;
@@ -305,14 +293,20 @@ Status Parser::metadata() {
 
 Status Parser::tensor_type(const std::string& label, uint32_t ggml_id, TensorView& t) {
   const auto type = dtype_from_ggml(ggml_id);
-  if (!type)
+  if (!type) {
+    const ForeignType* foreign = foreign_type(ggml_id);
     return format_error(where_, label, "a supported block type",
-                        fmt::format("type id {} ({})", ggml_id, foreign_type_name(ggml_id)),
+                        fmt::format("type id {} ({})", ggml_id, foreign ? foreign->name : "unknown"),
                         "use a file quantised to Q2_K..Q8_0, IQ4_NL, IQ4_XS, BF16, F16 or F32");
+  }
   t.type = *type;
   const DTypeInfo& info = dtype_info(t.type);
-  if (t.ne[0] % info.block != 0)
-    return malformed(label, fmt::format("ne[0] to be a multiple of {}, the {} block", info.block, info.name),
+  return whole_blocks(label, t, info.block, info.name);
+}
+
+Status Parser::whole_blocks(const std::string& label, const TensorView& t, int block, const char* type) const {
+  if (t.ne[0] % block != 0)
+    return malformed(label, fmt::format("ne[0] to be a multiple of {}, the {} block", block, type),
                      fmt::format("{}", t.ne[0]));
   // Elements times block_bytes must fit with room to spare: the largest block has 8 bytes per element.
   uint64_t n = 1;
@@ -320,6 +314,26 @@ Status Parser::tensor_type(const std::string& label, uint32_t ggml_id, TensorVie
     if (uint64_t(d) > (uint64_t(1) << 59) / n) return malformed(label, "fewer than 2^59 elements", shape_string(t));
     n *= uint64_t(d);
   }
+  return Ok{};
+}
+
+Status Parser::read_offset(const std::string& label, uint64_t& offset) {
+  if (!in_.read(offset)) return cut(label, 8);
+  if (offset % out_.alignment != 0)
+    return malformed(label, fmt::format("an offset that is a multiple of the alignment {}", out_.alignment),
+                     fmt::format("{}", offset));
+  return Ok{};
+}
+
+// Data of an unknown type is taken to have at least one byte.
+Status Parser::add_foreign(const std::string& label, uint32_t ggml_id, const TensorView& t, uint64_t offset) {
+  const ForeignType* type = foreign_type(ggml_id);
+  const int block = type ? type->block : 1;
+  if (Status s = whole_blocks(label, t, block, type ? type->name : "unknown"); !s) return s;
+  const uint64_t bytes = type ? uint64_t(t.n_elements()) / type->block * type->block_bytes : 0;
+  if (offset > (uint64_t(1) << 62)) return malformed(label, "an offset inside the file", fmt::format("{}", offset));
+  foreign_end_ = std::max(foreign_end_, offset + std::max<uint64_t>(bytes, 1));
+  out_.foreign.push_back({t.name, ggml_id, t.n_dims, t.ne, bytes});
   return Ok{};
 }
 
@@ -341,12 +355,13 @@ Status Parser::tensor_info(uint64_t index) {
     if (t.ne[d] <= 0) return malformed(label, fmt::format("ne[{}] > 0", d), fmt::format("{}", t.ne[d]));
   }
   if (!in_.read(ggml_id)) return cut(label, 4);
-  if (Status s = tensor_type(label, ggml_id, t); !s) return s;
   uint64_t offset = 0;
-  if (!in_.read(offset)) return cut(label, 8);
-  if (offset % out_.alignment != 0)
-    return malformed(label, fmt::format("an offset that is a multiple of the alignment {}", out_.alignment),
-                     fmt::format("{}", offset));
+  if (inspecting_ && !dtype_from_ggml(ggml_id)) {
+    if (Status s = read_offset(label, offset); !s) return s;
+    return add_foreign(label, ggml_id, t, offset);
+  }
+  if (Status s = tensor_type(label, ggml_id, t); !s) return s;
+  if (Status s = read_offset(label, offset); !s) return s;
   out_.tensors.push_back(std::move(t));
   out_.offsets.push_back(offset);
   return Ok{};
@@ -376,7 +391,7 @@ Status Parser::place_tensor(size_t i, uint64_t room) {
   out_.data_end = std::max(out_.data_end, end);
   if (offset <= room && bytes <= room - offset) {
     t.data = {base_ + out_.data_offset + offset, size_t(bytes)};
-  } else if (!allow_truncated_) {
+  } else if (!inspecting_) {
     return format_error(where_, label, fmt::format("{} bytes of data, up to offset {}", bytes, end),
                         fmt::format("a file of {} bytes", size_), kDownloadAgain);
   }
@@ -401,6 +416,7 @@ Status Parser::check_overlap() const {
 Status Parser::place_data() {
   const uint64_t room = size_ > out_.data_offset ? size_ - out_.data_offset : 0;
   out_.data_end = in_.pos();
+  if (foreign_end_ > 0) out_.data_end = std::max(out_.data_end, out_.data_offset + foreign_end_);
   for (size_t i = 0; i < out_.tensors.size(); ++i)
     if (Status s = place_tensor(i, room); !s) return s;
   return check_overlap();
@@ -416,8 +432,13 @@ const char* gguf_kind_name(GgufValue::Kind k) {
 
 const char* gguf_type_name(uint32_t type) { return type < std::size(kTypeNames) ? kTypeNames[type] : "unknown"; }
 
-Result<GgufContents> parse_gguf(std::span<const std::byte> bytes, const std::string& where, bool allow_truncated) {
-  return Parser(bytes, where, allow_truncated).run();
+std::string foreign_type_name(uint32_t ggml_id) {
+  const ForeignType* t = foreign_type(ggml_id);
+  return t ? t->name : fmt::format("type {}", ggml_id);
+}
+
+Result<GgufContents> parse_gguf(std::span<const std::byte> bytes, const std::string& where, bool inspecting) {
+  return Parser(bytes, where, inspecting).run();
 }
 
 }  // namespace facet

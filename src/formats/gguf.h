@@ -1,6 +1,7 @@
 #pragma once
 #include <concepts>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -34,6 +35,16 @@ inline constexpr uint32_t kU8 = 0, kI8 = 1, kU16 = 2, kI16 = 3, kU32 = 4, kI32 =
 }
 const char* gguf_type_name(uint32_t gguf_type);  // "u32"; "unknown" beyond the list
 
+// A tensor of a type that dtype.h does not have, which nothing here can decode.
+struct ForeignTensor {
+  std::string name;
+  uint32_t ggml_id = 0;
+  int n_dims = 0;
+  std::array<int64_t, 4> ne{1, 1, 1, 1};
+  uint64_t bytes = 0;  // 0: of a type whose blocks are not known either
+};
+std::string foreign_type_name(uint32_t ggml_id);  // "IQ2_XXS"; "type 77" for one without a known name
+
 // What one file says; views point into the bytes that were parsed.
 struct GgufContents {
   uint32_t version = 0;
@@ -42,14 +53,14 @@ struct GgufContents {
   std::vector<std::pair<std::string, GgufValue>> meta;  // in file order
   std::vector<TensorView> tensors;                      // in file order
   std::vector<uint64_t> offsets;                        // of each tensor, from data_offset
+  std::vector<ForeignTensor> foreign;                   // only when inspecting; not among the tensors
   uint64_t data_end = 0;                                // where the last tensor ends: the least size of a complete file
 };
 
 // Parses bytes (fuzzed). Every count, offset and product is checked against bytes.size() before anything is
-// allocated for it. With allow_truncated, tensor data beyond the end is accepted as empty spans (for
-// inspect).
-Result<GgufContents> parse_gguf(std::span<const std::byte> bytes, const std::string& where,
-                                bool allow_truncated = false);
+// allocated for it. When inspecting, tensor data beyond the end is accepted as empty spans, and so are tensors of
+// types that cannot be decoded.
+Result<GgufContents> parse_gguf(std::span<const std::byte> bytes, const std::string& where, bool inspecting = false);
 
 // Every part of the split file that path is a part of (-00001-of-0000N.gguf), in order; path alone for any
 // other name. Looks at the name only.
@@ -77,6 +88,9 @@ class GgufFile {
   Result<std::vector<bool>> get_bools(std::string_view key, size_t n) const;
   Result<std::vector<std::string_view>> get_strings(std::string_view key) const;
   uint64_t file_bytes() const { return file_bytes_; }
+
+  // As if these tensors and their bytes were not in the file.
+  void leave_out(const std::function<bool(const TensorView&)>& which);
 
  private:
   std::string path_;

@@ -117,6 +117,18 @@ Result<GgufFile> GgufFile::open(const std::string& path) {
   return f;
 }
 
+void GgufFile::leave_out(const std::function<bool(const TensorView&)>& which) {
+  std::vector<TensorView> kept;
+  for (TensorView& t : tensors_)
+    if (which(t))
+      file_bytes_ -= t.data.size();
+    else
+      kept.push_back(std::move(t));
+  tensors_ = std::move(kept);
+  by_name_.clear();
+  for (size_t i = 0; i < tensors_.size(); ++i) by_name_.emplace(tensors_[i].name, i);
+}
+
 const TensorView* GgufFile::find(std::string_view name) const {
   const auto it = by_name_.find(std::string(name));
   return it == by_name_.end() ? nullptr : &tensors_[it->second];

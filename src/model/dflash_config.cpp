@@ -3,10 +3,25 @@
 #include <algorithm>
 #include <cstring>
 
+#include "formats/format_error.h"
 #include "model/drafter_check.h"
 
 namespace facet {
 namespace {
+
+Error not_dflash(const DrafterFile& f, const std::string& key, const char* what) {
+  return Error{f.path(), fmt::format("{}: expected a plain DFlash drafter, found {}", printable(key), what),
+               "facet does not run this kind of drafter"};
+}
+
+// Outside the layers. t2d is the inverse of d2t, rope_freqs repeats what rope_theta says, and a verifier is the target.
+bool is_known(const std::string& name) {
+  for (const char* known :
+       {"fc.weight", "enc.output_norm.weight", "output_norm.weight", "token_embd.weight", "output.weight", "d2t", "t2d",
+        "rope_freqs.weight", "verifier_norm.weight", "verifier_lm_head.weight"})
+    if (name == known) return true;
+  return name.ends_with(".input_scale");
+}
 
 // Parts of related drafters. Running without them would give bad drafts in silence.
 Status refuse_unknown_parts(const DrafterFile& f) {
@@ -20,9 +35,18 @@ Status refuse_unknown_parts(const DrafterFile& f) {
                         {"markov_w1.weight", "the Markov head of DSpark"},
                         {"blk.0.attn_sinks", "attention sinks"},
                         {"blk.0.post_ffw_norm.weight", "Gemma layers (DSpark)"}})
-    if (f.find(p.name))
-      return Error{f.path(), fmt::format("{}: expected the tensors of a DFlash drafter, found {}", p.name, p.what),
-                   "facet does not run this kind of drafter"};
+    if (f.find(p.name)) return not_dflash(f, p.name, p.what);
+  const std::string& head = f.meta().other_head;
+  if (!head.empty()) return not_dflash(f, head, head.find("domino") != head.npos ? "a Domino head" : "a DSpark head");
+  for (const TensorView& t : f.tensors()) {
+    auto says = [&](const char* part) { return t.name.find(part) != t.name.npos; };
+    if (says("domino")) return not_dflash(f, t.name, "a Domino head");
+    if (says("dspark") || says("markov") || says("confidence") || says("conf_proj"))
+      return not_dflash(f, t.name, "a DSpark head");
+    // Layers are looked at where they are bound.
+    if (!t.name.starts_with("blk.") && !is_known(t.name))
+      return not_dflash(f, t.name, "a part that facet does not know");
+  }
   return Ok{};
 }
 

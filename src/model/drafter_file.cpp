@@ -278,6 +278,20 @@ class JsonMeta {
   std::optional<Error> error_;
 };
 
+// The first key that declares a DSpark or Domino head beside a DFlash backbone; empty if none does. 0 and false mean
+// that there is none.
+std::string other_head(const GgufFile& f) {
+  for (const auto& [key, v] : f.meta()) {
+    if (key.find(".dspark.") == key.npos && key.find(".domino.") == key.npos && !key.ends_with(".markov_rank") &&
+        !key.ends_with(".sample_from_anchor"))
+      continue;
+    const auto* i = std::get_if<int64_t>(&v.v);
+    const auto* b = std::get_if<bool>(&v.v);
+    if (!(i && *i == 0) && !(b && !*b)) return key;
+  }
+  return "";
+}
+
 Result<DrafterMeta> meta_of(const GgufFile& f, const std::string& arch, DrafterKind kind) {
   GgufMeta g(f, arch);
   DrafterMeta m;
@@ -298,6 +312,7 @@ Result<DrafterMeta> meta_of(const GgufFile& f, const std::string& arch, DrafterK
     if (g.error()) return *g.error();
     return m;
   }
+  m.other_head = other_head(f);
   m.exact_counts = arch != "gemma4-dflash-draft";
   if (m.exact_counts) m.n_head = g.integer("attention.head_count"), m.d_ff = g.integer("feed_forward_length");
   m.softcap = g.real("final_logit_softcapping");

@@ -29,6 +29,7 @@ struct DrafterMeta {
   std::vector<int64_t> taps;   // target layers, counted from 0, whose output is tapped
   std::optional<bool> causal;  // inside a block, in all layers
   bool exact_counts = true;    // false: a dialect known to write wrong counts
+  std::string other_head;      // a key that declares the head of a relative of DFlash
   // MTP
   std::optional<int64_t> d_target, top_k;
   std::optional<bool> clustered;

@@ -25,6 +25,7 @@ class TensorFinder {
   // F32 values of a vector of n elements; empty when absent.
   std::vector<float> vector(const std::string& name, int64_t n, bool optional = false);
   void ignore(const std::string& name) { taken_.insert(name); }
+  bool has(const std::string& name) const { return tensors_.contains(name); }
   // Layer tensors nobody asked for would make the model run wrongly in silence.
   Status finish();
 
@@ -125,7 +126,8 @@ Result<ModelW<B>> bind_gemma4(B& b, const GgufFile& file, const ModelCfg& m, con
         w.experts.up = weight(name("ffn_up_exps.weight"), D, F, N);
       }
       w.experts.down = weight(name("ffn_down_exps.weight"), F, D, N);
-      w.experts.scale = gain(name("ffn_down_exps.scale"), N, true);
+      const std::string other = name("ffn_gate_inp.per_expert_scale");  // of some converters
+      w.experts.scale = gain(find.has(other) ? other : name("ffn_down_exps.scale"), N, true);
     }
     if (P > 0) {
       w.ple_gate = weight(name("inp_gate.weight"), D, P);

@@ -3,7 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
+
+#include "formats/format_error.h"
 
 namespace facet {
 
@@ -131,7 +134,29 @@ void read_layers(Reader& r, ModelCfg& m) {
   }
 }
 
+// A layer that the metadata does not count would be left out in silence.
+void check_layer_names(Reader& r, const GgufFile& file, int n_layer) {
+  for (const TensorView& t : file.tensors()) {
+    if (!t.name.starts_with("blk.")) continue;
+    int64_t l = -1;
+    const char *begin = t.name.data() + 4, *end = t.name.data() + t.name.size();
+    const auto [at, ec] = std::from_chars(begin, end, l);
+    if (ec == std::errc{} && at != end && *at == '.' && l >= 0 && l < n_layer) continue;
+    return r.fail("gemma4.block_count", fmt::format("every layer that has tensors, 0 to {}", n_layer - 1),
+                  fmt::format("the tensor {}", printable(t.name)));
+  }
+}
+
 }  // namespace
+
+Result<GgufFile> open_gemma4(const std::string& path) {
+  auto file = GgufFile::open(path);
+  if (file)
+    file->leave_out([](const TensorView& t) {
+      return t.name.starts_with("v.") || t.name.starts_with("a.") || t.name.starts_with("mm.");
+    });
+  return file;
+}
 
 Result<ModelCfg> gemma4_config(const GgufFile& file) {
   auto arch = file.get_string("general.architecture");
@@ -150,6 +175,7 @@ Result<ModelCfg> gemma4_config(const GgufFile& file) {
   ModelCfg m;
   if (auto name = file.get_string("general.name")) m.name = *name;
   m.layer.resize(size_t(r.integer("block_count", 1, 1024)));
+  if (!r.error()) check_layer_names(r, file, m.n_layer());
   m.d_model = r.integer("embedding_length", 1, 1 << 17);
   m.n_q_head = r.integer("attention.head_count", 1, 1024);
   m.n_ctx_train = r.integer("context_length", 1, 1 << 30);

@@ -5,6 +5,9 @@
 
 namespace facet {
 
+// A model's file without the encoders of pictures and sound that some converters put beside the text model.
+Result<GgufFile> open_gemma4(const std::string& path);
+
 // Metadata of a Gemma 4 text GGUF -> ModelCfg, every value checked against bounds, against each other and against
 // the shapes of the tensors. Errors name file, key, expected and found.
 Result<ModelCfg> gemma4_config(const GgufFile& file);

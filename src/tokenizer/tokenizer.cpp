@@ -21,6 +21,12 @@ constexpr std::string_view kSpace = "\xE2\x96\x81";  // U+2581, how the vocabula
 // otherwise.
 constexpr std::array<std::string_view, 5> kAlwaysControl = {"<pad>", "<eos>", "<bos>", "<unk>", "<mask>"};
 constexpr std::array<std::string_view, 3> kEndOfGeneration = {"<eos>", "<turn|>", "<|tool_response>"};
+// Printed, and parsed behind that: thoughts and calls are in the text between them. Ollama's converter types them as
+// control tokens, so their text decides.
+constexpr std::array<std::string_view, 7> kPrintedMarkers = {
+    "<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>", "<|tool_response>", "<tool_response|>", "<|\"|>"};
+// Never printed, and found where a prompt spells them.
+constexpr std::array<std::string_view, 5> kHiddenMarkers = {"<|turn>", "<turn|>", "<|think|>", "<|tool>", "<tool|>"};
 constexpr std::array<std::string_view, 7> kMediaPlaceholders = {"<|image>", "<|audio>", "<|image|>", "<|audio|>",
                                                                 "<image|>", "<audio|>", "<|video|>"};
 
@@ -205,6 +211,7 @@ Status Tokenizer::build_specials() {
   }
 
   const size_t n = vocab_.tokens.size();
+  find_ends();
   pieces_.resize(n);
   special_.assign(n, false);
   for (size_t i = 0; i < n; ++i) {
@@ -214,9 +221,11 @@ Status Tokenizer::build_specials() {
       type = kControl;
       vocab_.notes.push_back(fmt::format("token {} {} has type NORMAL; it is a control token", i, text));
     }
+    if (contains(kPrintedMarkers, text)) type = kUserDefined;
+    if (contains(kHiddenMarkers, text)) type = kControl;
     // llama.cpp makes every end-of-generation token a control token, <|tool_response>, user-defined in the
     // file, included.
-    special_[i] = type == kControl || type == kUnknown || contains(kEndOfGeneration, text);
+    special_[i] = type == kControl || type == kUnknown || is_eog(int32_t(i));
     const int byte = byte_value(text);
     if (type == kByte && byte < 0)
       return Error{vocab_.where,
@@ -235,7 +244,6 @@ Status Tokenizer::build_specials() {
   std::stable_sort(partition_.begin(), partition_.end(), [&](int32_t a, int32_t b) {
     return vocab_.tokens[size_t(a)].size() > vocab_.tokens[size_t(b)].size();
   });
-  for (const std::string_view text : kEndOfGeneration) eog_.push_back(find(text));
   for (const int32_t id : vocab_.suppress) {
     if (!valid(id)) return Error{vocab_.where, fmt::format("suppressed token {}: expected an id below {}", id, n), ""};
     // Without an end the model talks until the context is full.
@@ -247,6 +255,20 @@ Status Tokenizer::build_specials() {
   std::sort(suppressed_.begin(), suppressed_.end());
   suppressed_.erase(std::unique(suppressed_.begin(), suppressed_.end()), suppressed_.end());
   return Ok{};
+}
+
+// The known ends by their text, and what the file declares beside them: a fine-tune may end its turns with a token of
+// its own. A byte is none: such ids belong to another vocabulary.
+void Tokenizer::find_ends() {
+  for (const std::string_view text : kEndOfGeneration) eog_.push_back(find(text));
+  for (const int32_t id : vocab_.eos_ids) {
+    if (!valid(id) || is_eog(id) || byte_value(text(id)) >= 0) continue;
+    eog_.push_back(id);
+    vocab_.notes.push_back(
+        fmt::format("token {} {} is declared as an end of generation and honoured as one; Gemma 4 "
+                    "has no such end",
+                    id, utf8_sanitize(text(id))));
+  }
 }
 
 Result<Tokenizer> Tokenizer::create(Vocab vocab) {

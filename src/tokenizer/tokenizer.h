@@ -38,7 +38,7 @@ class Tokenizer {
   int size() const { return int(vocab_.tokens.size()); }
   bool valid(int64_t id) const { return id >= 0 && id < size(); }
 
-  // Tokens that end a generation: <eos>, <turn|> and <|tool_response>, whatever eos ids the file declares.
+  // Tokens that end a generation: <eos>, <turn|> and <|tool_response>, and others that the file declares.
   const std::vector<int32_t>& eog() const { return eog_; }
   bool is_eog(int32_t id) const;
   // Tokens that must never be sampled: the file's suppress_tokens and the placeholders of image, audio and
@@ -84,6 +84,7 @@ class Tokenizer {
   const Merge* find_merge(int32_t left, int32_t right) const;
   Status build_merges();
   Status build_specials();
+  void find_ends();
 
   Vocab vocab_;
   std::vector<std::string> pieces_;

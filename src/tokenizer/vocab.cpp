@@ -37,17 +37,21 @@ Result<Vocab> vocab_from_gguf(const GgufFile& file) {
   Result<std::string> model = file.get_string("tokenizer.ggml.model");
   if (!model) return model.error();
   if (*model == "no_vocab") return v;
-  if (*model != "gemma4")
-    return Error{file.path(), fmt::format("tokenizer.ggml.model: expected gemma4, found {}", *model),
-                 *model == "llama" ? "this is the tokenizer of Gemma 3 and older; facet runs Gemma 4"
-                                   : "facet runs Gemma 4 models"};
+  std::string pre;
   if (file.find_meta("tokenizer.ggml.pre")) {
-    Result<std::string> pre = file.get_string("tokenizer.ggml.pre");
-    if (!pre) return pre.error();
-    if (*pre != "gemma4")
-      return Error{file.path(), fmt::format("tokenizer.ggml.pre: expected gemma4 or no such key, found {}", *pre),
-                   kConvertHint};
+    Result<std::string> found = file.get_string("tokenizer.ggml.pre");
+    if (!found) return found.error();
+    pre = std::move(*found);
   }
+  // Ollama's converter writes "llama", the name of another algorithm, and says what it means in the second key.
+  if (*model != "gemma4" && !(*model == "llama" && pre == "gemma4"))
+    return Error{file.path(), fmt::format("tokenizer.ggml.model: expected gemma4, found {}", *model),
+                 *model == "llama" ? "without tokenizer.ggml.pre = gemma4 this is the tokenizer of Gemma 3 and older; "
+                                     "facet runs Gemma 4"
+                                   : "facet runs Gemma 4 models"};
+  if (!pre.empty() && pre != "gemma4")
+    return Error{file.path(), fmt::format("tokenizer.ggml.pre: expected gemma4 or no such key, found {}", pre),
+                 kConvertHint};
 
   Result<std::vector<std::string>> tokens = strings(file, "tokenizer.ggml.tokens");
   if (!tokens) return tokens.error();
@@ -83,11 +87,18 @@ Result<Vocab> vocab_from_gguf(const GgufFile& file) {
   Result<std::vector<int32_t>> eos_ids = optional_ids(file, "tokenizer.ggml.eos_token_ids", v.tokens.size());
   if (!eos_ids) return eos_ids.error();
   v.eos_ids = std::move(*eos_ids);
+  Result<std::vector<int32_t>> eos = optional_ids(file, "tokenizer.ggml.eos_token_id", v.tokens.size());
+  if (!eos) return eos.error();
+  v.eos_ids.insert(v.eos_ids.end(), eos->begin(), eos->end());
 
   if (file.find_meta("tokenizer.chat_template")) {
     Result<std::string> source = file.get_string("tokenizer.chat_template");
     if (!source) return source.error();
     v.chat_template = std::move(*source);
+    if (v.chat_template.find("<|turn>") == std::string::npos)
+      v.notes.push_back(
+          "tokenizer.chat_template has no <|turn>, so it is not Gemma 4's; prompts are written in Gemma 4's format all "
+          "the same, and a model trained on another format may answer badly");
   }
   bool add_bos = false;
   if (file.find_meta("tokenizer.ggml.add_bos_token")) {

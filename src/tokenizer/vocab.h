@@ -25,7 +25,7 @@ struct Vocab {
   std::vector<int> types;           // TokenType by id
   std::vector<std::string> merges;  // "left right", best first
   std::vector<int32_t> suppress;    // ids that must not be generated (tokenizer.ggml.suppress_tokens)
-  std::vector<int32_t> eos_ids;     // tokenizer.ggml.eos_token_ids; informational, see Tokenizer::eog()
+  std::vector<int32_t> eos_ids;     // tokenizer.ggml.eos_token_id and eos_token_ids, see Tokenizer::eog()
   std::string chat_template;        // Jinja source; empty if the file has none
   std::string where;                // file, for messages
   std::vector<std::string> notes;   // deviations that are understood and corrected, one sentence each

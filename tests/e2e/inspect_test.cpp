@@ -58,6 +58,36 @@ TEST_F(Inspect, SaysByHowMuchAFileIsShort) {
   EXPECT_TRUE(has(r.out, "truncated: 5 bytes short of")) << r.out;
 }
 
+// Types that cannot be run do not keep a file from being looked at: one that is known, one that is not.
+TEST_F(Inspect, ReadsTypesThatCannotBeRun) {
+  const auto file = [&](uint64_t data) {
+    test::Bytes b;
+    b.text("GGUF").u32(3).u64(3).u64(1);
+    b.str("general.architecture").u32(8).str("gemma4");
+    b.str("a.weight").u32(1).u64(32).u32(8).u64(0);            // Q8_0
+    b.str("b.weight").u32(2).u64(256).u64(3).u32(16).u64(64);  // IQ2_XXS
+    b.str("c.weight").u32(1).u64(7).u32(4711).u64(288);        // nobody knows
+    b.align(32);
+    return dir_.write("foreign.gguf", b.fill(data));
+  };
+  const std::string path = file(289);
+  const Ran r = run("inspect --tensors " + path);
+  EXPECT_EQ(r.rc, 0) << r.out;
+  for (const char* part : {"complete", "cannot run this file", "IQ2_XXS, type 4711", "[256 x 3]", "a.weight"})
+    EXPECT_TRUE(has(r.out, part)) << part << "\n" << r.out;
+  const auto j = nlohmann::json::parse(run("inspect --json --tensors " + path).out, nullptr, false);
+  ASSERT_FALSE(j.is_discarded());
+  EXPECT_EQ(j["cannot_run"], (std::vector<std::string>{"IQ2_XXS", "type 4711"}));
+  EXPECT_EQ(j["types"]["IQ2_XXS"]["bytes"], 198);
+  EXPECT_EQ(j["tensors"][2]["name"], "c.weight");
+  const Ran run_it = run("run -p x -m " + path);
+  EXPECT_EQ(run_it.rc, 1);
+  EXPECT_TRUE(has(run_it.out, "expected a supported block type, found type id 16 (IQ2_XXS)")) << run_it.out;
+  const Ran cut = run("inspect " + file(230));
+  EXPECT_EQ(cut.rc, 1);
+  EXPECT_TRUE(has(cut.out, "truncated: 59 bytes short of")) << cut.out;
+}
+
 TEST_F(Inspect, Failures) {
   EXPECT_EQ(run("inspect").rc, 2);
   const Ran r = run("inspect " + dir_.file("none.gguf"));

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <set>
 
+#include "app/find_drafter.h"
 #include "app/paths.h"
 #include "engine/eval.h"
 #include "support/scripted_drafter.h"
@@ -43,7 +44,7 @@ class ShippedDrafting : public testing::TestWithParam<std::tuple<std::string, st
 
 TEST_P(ShippedDrafting, GivesPlainText) {
   const auto& [name, kind] = GetParam();
-  const std::string model = model_path(name), drafter = drafter_beside(model, kind);
+  const std::string model = model_path(name), drafter = find_drafter_beside(model, kind).path;
   ASSERT_FALSE(drafter.empty()) << "no " << drafter_pattern(model, kind) << " in models/";
   const auto docs = must(read_eval_set(model_path("facet-nano-eval.jsonl")));
   const DraftConfig gamma[] = {{.max = 1, .min = 1},
@@ -97,7 +98,7 @@ TEST_P(ShippedDrafting, GivesPlainText) {
 // Acceptance does not depend on whether the prompt was kept or computed.
 TEST_P(ShippedDrafting, KeptRowsDraftAsWell) {
   const auto& [name, kind] = GetParam();
-  const std::string model = model_path(name), drafter = drafter_beside(model, kind);
+  const std::string model = model_path(name), drafter = find_drafter_beside(model, kind).path;
   ASSERT_FALSE(drafter.empty()) << "no " << drafter_pattern(model, kind) << " in models/";
   EngineConfig c = config(model, KvType::kF16, 1);
   c.draft = {.files = {drafter}, .max = 4, .min = 4};

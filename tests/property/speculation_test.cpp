@@ -300,6 +300,32 @@ TEST(PlainReason, DraftsAreGivenUpOnlyWhereTheAnswerGoesOn) {
   u.methods.push_back({20, "mtp"});
   EXPECT_EQ(plain_reason(true, u), "");
 }
+// A drafter of another model looks like one of this model's and costs time.
+TYPED_TEST(Speculation, SaysThatADrafterIsNeverRight) {
+  const TinyFile file;
+  EngineConfig c = config(file);
+  c.draft.max = c.draft.min = 4;
+  std::vector<std::string> notes;
+  c.noted = [&](const std::string& n) { notes.push_back(n); };
+  Request r = request(20, 3);
+  r.max_tokens = 11;
+  Script<TypeParam> script(c.model, *c.kv_k);
+  std::vector<int32_t> all = r.prompt;
+  const Answer plain = answers(*open_engine_with<TypeParam>(c, nullptr), {r})[0];
+  all.insert(all.end(), plain.tokens.begin(), plain.tokens.end());
+  script.add(all);
+  for (const float wrong : {1.f, 0.f}) {
+    ScriptReport report;
+    const ScriptOptions options{.wrong = wrong, .right_in_top = false};
+    auto e = open_engine_with<TypeParam>(c, scripted<TypeParam, TypeParam>(script, {options}, report));
+    notes.clear();
+    EXPECT_EQ(answers(*e, {r})[0].tokens, plain.tokens);
+    EXPECT_TRUE(notes.empty()) << "ten rounds";
+    for (int i = 0; i < 3; ++i) answers(*e, {r});
+    ASSERT_EQ(notes.size(), wrong > 0 ? 1u : 0u);
+    for (const std::string& n : notes) EXPECT_TRUE(n.starts_with("script: none of its drafts was right")) << n;
+  }
+}
 // Never right, and it takes its time.
 template <class B, class Plain = B>
 struct SlowAndWrong : ScriptedDrafter<B, Plain> {

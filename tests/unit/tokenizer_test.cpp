@@ -17,6 +17,7 @@ namespace {
 
 using test::made_vocab;
 using test::naive_merge;
+using test::special_type;
 using test::tiny_vocab;
 using Ids = std::vector<int32_t>;
 using Texts = std::vector<std::string>;
@@ -183,7 +184,7 @@ TEST(Tokenizer, ParseSpecialPartition) {
     ASSERT_GE(id, 0) << text;
     EXPECT_EQ(t.encode(text, false, true), Ids{id}) << text;
     // Only user-defined tokens are found in plain text; <|tool_response>, which ends a generation, is not.
-    const bool always = test::special_type(text) == kUserDefined && text != "<|tool_response>";
+    const bool always = special_type(text) == kUserDefined && text != "<|tool_response>";
     EXPECT_EQ(t.encode(text, false, false) == Ids{id}, always) << text;
     EXPECT_EQ(t.decode(Ids{id}, false), always ? std::string(text) : "");
     EXPECT_EQ(t.decode(Ids{id}, true), text);
@@ -341,6 +342,43 @@ TEST(Tokenizer, EndOfGenerationByText) {
   EXPECT_FALSE(t.is_eog(t.find("</s>")));
   EXPECT_FALSE(t.is_eog(106));
   EXPECT_EQ(t.decode(Ids{t.find("</s>")}, false), "</s>");
+}
+
+// A fine-tune's own end of a turn. Bytes are none, as above.
+TEST(Tokenizer, ADeclaredEndIsHonoured) {
+  Vocab v = made_vocab({"a", "<|im_end|>"});
+  const int32_t id = int32_t(v.tokens.size()) - 1;
+  v.eos_ids = {1, 30, id, id};
+  for (const int type : {int(kNormal), int(kControl), int(kUserDefined)}) {
+    v.types[size_t(id)] = type;
+    const Tokenizer t = make(v);
+    EXPECT_EQ(texts_of(t, t.eog()), (Texts{"<eos>", "<turn|>", "<|tool_response>", "<|im_end|>"}));
+    EXPECT_EQ(t.decode(Ids{t.find("a"), id}, false), "a");
+    ASSERT_EQ(t.vocab().notes.size(), 1u);
+    EXPECT_NE(t.vocab().notes[0].find("<|im_end|>"), std::string::npos);
+  }
+}
+
+// Ollama's converter makes all added tokens control tokens, and bytes normal ones.
+TEST(Tokenizer, MarkersAreWhatTheyAreByText) {
+  const Vocab right = made_vocab({"a"});
+  const Tokenizer expected = make(right);
+  for (const int type : {int(kControl), int(kUserDefined), int(kNormal)}) {
+    Vocab v = right;
+    for (size_t i = 0; i < v.tokens.size(); ++i)
+      if (special_type(v.tokens[i]) == kUserDefined || v.tokens[i].find("turn") != std::string::npos ||
+          v.tokens[i] == "<|think|>" || v.types[i] == kByte)
+        v.types[i] = v.types[i] == kByte ? int(kNormal) : type;
+    const Tokenizer t = make(std::move(v));
+    const std::string text =
+        "<|turn>a<|channel>a<channel|><|tool_call>a<|\"|><tool_call|><tool_response|><|think|><turn|>\xFF";
+    for (const bool special : {false, true})
+      EXPECT_EQ(t.encode(text, true, special), expected.encode(text, true, special));
+    const Ids ids = expected.encode(text, true, true);
+    EXPECT_EQ(t.decode(ids, false), expected.decode(ids, false));
+    EXPECT_NE(t.decode(ids, false).find("<|channel>a<channel|><|tool_call>a<|\"|><tool_call|>"), std::string::npos);
+    EXPECT_TRUE(t.vocab().notes.empty());
+  }
 }
 
 TEST(Tokenizer, ControlTokensOfTypeNormalAreCorrected) {

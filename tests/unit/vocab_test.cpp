@@ -57,7 +57,7 @@ TEST(Vocab, ReadsAFile) {
     w.add("tokenizer.ggml.eos_token_ids", std::vector<int64_t>{1, 106, 50});
     w.add("tokenizer.ggml.suppress_tokens", std::vector<int64_t>{4});
     w.add("tokenizer.ggml.pre", "gemma4");
-    w.add("tokenizer.chat_template", "{{ x }}");
+    w.add("tokenizer.chat_template", "{{ '<|turn>' }}");
   };
   Result<Vocab> v = f.read();
   ASSERT_TRUE(v) << v.error().message();
@@ -65,8 +65,8 @@ TEST(Vocab, ReadsAFile) {
   EXPECT_EQ(v->types, f.vocab.types);
   EXPECT_EQ(v->merges, f.vocab.merges);
   EXPECT_EQ(v->suppress, std::vector<int32_t>{4});
-  EXPECT_EQ(v->eos_ids, (std::vector<int32_t>{1, 106, 50}));
-  EXPECT_EQ(v->chat_template, "{{ x }}");
+  EXPECT_EQ(v->eos_ids, (std::vector<int32_t>{1, 106, 50, 106}));
+  EXPECT_EQ(v->chat_template, "{{ '<|turn>' }}");
   EXPECT_TRUE(v->notes.empty());
   Result<Tokenizer> t = Tokenizer::create(std::move(*v));
   ASSERT_TRUE(t) << t.error().message();
@@ -97,10 +97,37 @@ TEST(Vocab, MissingAddBosIsNoted) {
   EXPECT_TRUE(f.read());
 }
 
+// Files of Ollama's converter: another name for the same tokenizer.
+TEST(Vocab, ReadsOllamasFiles) {
+  File f;
+  f.model = "llama";
+  f.extra = [](GgufWriter& w) { w.add("tokenizer.ggml.pre", "gemma4"); };
+  const Result<Vocab> v = f.read();
+  ASSERT_TRUE(v) << v.error().message();
+  EXPECT_EQ(v->merges, f.vocab.merges);
+  EXPECT_TRUE(v->notes.empty());
+}
+
+TEST(Vocab, ATemplateOfAnotherFormatIsNoted) {
+  for (const char* source : {"{{ '<|im_start|>' }}", "{{ '<start_of_turn>' }}"}) {
+    File f;
+    f.extra = [&](GgufWriter& w) { w.add("tokenizer.chat_template", source); };
+    const Result<Vocab> v = f.read();
+    ASSERT_TRUE(v) << v.error().message();
+    ASSERT_EQ(v->notes.size(), 1u);
+    EXPECT_NE(v->notes[0].find("<|turn>"), std::string::npos);
+  }
+}
+
 TEST(Vocab, Errors) {
   File f;
   f.model = "llama";
   EXPECT_NE(error_of(f).find("expected gemma4, found llama"), std::string::npos);
+  f = {};
+  f.extra = [](GgufWriter& w) { w.add("tokenizer.ggml.eos_token_id", int64_t(1024)); };
+  EXPECT_NE(error_of(f).find("eos_token_id"), std::string::npos);
+  f = {};
+  f.model = "llama";
   f = {};
   f.with_tokens = false;
   EXPECT_NE(error_of(f).find("tokenizer.ggml.tokens"), std::string::npos);

@@ -1,0 +1,23 @@
+#include "app/commands.h"
+
+namespace facet {
+
+void add_commands(CLI::App& app, int& rc) {
+  add_chat(app, rc);
+  add_run(app, rc);
+  add_serve(app, rc);
+  add_logits(app, rc);
+  add_draft(app, rc);
+  add_eval(app, rc);
+  add_tokenize(app, rc);
+  add_render(app, rc);
+  add_inspect(app, rc);
+  add_bench(app, rc);
+  add_plan(app, rc);
+  add_quantize(app, rc);
+  add_convert(app, rc);
+  add_compare(app, rc);
+  add_synth(app, rc);
+}
+
+}  // namespace facet
