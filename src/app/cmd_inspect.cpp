@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "app/commands.h"
+#include "app/option_checks.h"
 #include "base/mmap.h"
 #include "formats/format_error.h"
 #include "formats/gguf.h"
@@ -230,7 +231,9 @@ int run(const Options& o) {
 void add_inspect(CLI::App& app, int& rc) {
   auto o = std::make_shared<Options>();  // lives as long as the callback
   CLI::App* cmd = app.add_subcommand("inspect", "Show what a model file holds and whether it is complete");
-  cmd->add_option("FILE", o->path, "GGUF file or part, safetensors file, index or folder")->required();
+  cmd->add_option("FILE", o->path, "GGUF file or part, safetensors file, index or folder")
+      ->required()
+      ->check(not_empty());
   cmd->add_flag("--json", o->json, "Print JSON");
   cmd->add_flag("--tensors", o->tensors, "List every tensor");
   cmd->callback([o, &rc] { rc = run(*o); });

@@ -3,13 +3,15 @@
 #include <csignal>
 #include <cstdio>
 #include <filesystem>
-#include <fstream>
 #include <memory>
 #include <thread>
 
 #include "app/commands.h"
 #include "app/console.h"
+#include "app/option_checks.h"
 #include "app/options.h"
+#include "base/files.h"
+#include "base/print.h"
 #include "model/types.h"
 #include "server/service.h"
 #include "tokenizer/tokenizer.h"
@@ -26,8 +28,10 @@ struct Options {
 };
 
 Status read_key(const std::string& path, std::string& key) {
-  std::ifstream in(path);
-  std::getline(in, key);
+  constexpr uint64_t kMost = 4096;
+  auto text = read_file(path, kMost);
+  if (!text) return text.error();
+  key = text->substr(0, text->find('\n'));
   while (!key.empty() && (key.back() == '\r' || key.back() == ' ')) key.pop_back();
   if (key.empty())
     return Error{path, "expected an API key in the first line, found none",
@@ -96,8 +100,11 @@ void add_serve(CLI::App& app, int& rc) {
       ->check(CLI::Range(0, 4096))
       ->capture_default_str();
   auto* key = cmd->add_option("--api-key", s.api_key,
-                              "Key that clients must send (others on this machine see it in the list of processes)");
-  cmd->add_option("--api-key-file", o->key_file, "File with the key in its first line")->excludes(key);
+                              "Key that clients must send (others on this machine see it in the list of processes)")
+                  ->check(not_empty());
+  cmd->add_option("--api-key-file", o->key_file, "File with the key in its first line")
+      ->check(not_empty())
+      ->excludes(key);
   cmd->add_option("--max-body", h.max_body, "Bytes of a request's body")
       ->transform(CLI::AsSizeValue(false))
       ->check(CLI::Range(uint64_t(1), uint64_t(1) << 30))

@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "app/commands.h"
+#include "app/option_checks.h"
 #include "app/progress.h"
 #include "formats/synth.h"
 
@@ -51,8 +52,10 @@ void add_synth(CLI::App& app, int& rc) {
       ->required()
       ->check(CLI::IsMember(strings(synth_quants())));
   cmd->add_flag("--pure", o->pure, "One type for all tensors that are quantised, as of facet quantize --pure");
-  cmd->add_option("OUT", o->out, "File to write (.gguf)")->required();
-  cmd->add_option("--seed", o->seed, "The same seed gives the same bytes")->capture_default_str();
+  cmd->add_option("OUT", o->out, "File to write (.gguf)")->required()->check(not_empty());
+  cmd->add_option("--seed", o->seed, "The same seed gives the same bytes")
+      ->check(whole_number())
+      ->capture_default_str();
   cmd->callback([o, &rc] { rc = run(*o); });
 }
 

@@ -3,8 +3,8 @@
 
 namespace facet {
 
-// Exit codes of the program: 0 success, 1 failure, 2 usage.
-enum Exit : int { kExitOk = 0, kExitFailure = 1, kExitUsage = 2 };
+// Exit codes of the program: 0 success, 1 failure, 2 usage, 130 ended by Ctrl-C.
+enum Exit : int { kExitOk = 0, kExitFailure = 1, kExitUsage = 2, kExitInterrupted = 130 };
 
 // Each adds one subcommand to the program, with its options; its callback stores the exit code in rc.
 // One subcommand a file (cmd_<name>.cpp). Sorted as --help prints them.

@@ -431,6 +431,7 @@ class EngineImpl final : public Engine {
       q.first_token = Clock::now();
       cache().checkpoint(s);
       spec_->checkpoint(s);
+      if (q.request.max_tokens == 0) return finish(s, Stop::kLength);  // the prompt was all that was wanted
     }
     size_t n = 0;
     std::optional<Stop> why;
