@@ -175,7 +175,7 @@ std::string what_would_fit(const GgufFile& file, const ModelCfg& m, EngineConfig
     }
   }
   if (!drafters.empty()) return "leave the drafter out (--draft none), or use a smaller model or quantisation";
-  return "use a smaller model or quantisation: the weights alone leave too little";
+  return "use a smaller model or quantisation, or make room";
 }
 
 }  // namespace
