@@ -119,6 +119,7 @@ class Chat {
   std::vector<Message> messages_;
   std::string stats_;
   bool in_thought_ = false;
+  Usage drafted_;        // of all answers, its drafts alone
   bool warned_ = false;  // of a drafter that is of no use
   bool dim_ = takes_escapes(STDOUT_FILENO);
 };
@@ -167,7 +168,8 @@ void Chat::answer(const std::string& text) {
   stats_ = long_usage_line(usage, why, o_.sampling);
   if (!o_.voice.quiet) {
     print_err("[{}]\n", o_.voice.verbose ? stats_ : usage_line(usage, why));
-    if (const std::string warning = draft_warning(usage); !warning.empty() && !std::exchange(warned_, true))
+    drafted_.rounds += usage.rounds, drafted_.drafted += usage.drafted, drafted_.accepted += usage.accepted;
+    if (const std::string warning = draft_warning(drafted_); !warning.empty() && !std::exchange(warned_, true))
       print_err("note: {}\n", warning);
   }
   if (why == Stop::kContext) put_out("(the context is full: /undo forgets the last exchange, /clear all of it)\n");

@@ -39,6 +39,22 @@ Status read_key(const std::string& path, std::string& key) {
   return Ok{};
 }
 
+// The engine on a thread of its own, which ends before this does, whatever happens between.
+class Running {
+ public:
+  explicit Running(Engine& engine) : engine_(engine), thread_([&engine] { engine.run(); }) {}
+  ~Running() {
+    engine_.stop();
+    thread_.join();
+  }
+  Running(const Running&) = delete;
+  Running& operator=(const Running&) = delete;
+
+ private:
+  Engine& engine_;
+  std::thread thread_;
+};
+
 int run(Options& o) {
   if (!o.key_file.empty())
     if (auto ok = read_key(o.key_file, o.service.api_key); !ok) return report(ok.error());
@@ -62,14 +78,12 @@ int run(Options& o) {
   std::signal(SIGPIPE, SIG_IGN);
   auto service = Service::open(engine, s);
   if (!service) return report(service.error());
-  std::thread thread([&] { engine.run(); });
-  fmt::print(stderr, "{}: context {} for each of {} requests at once, {} waiting; {} threads\n", s.model,
-             engine.config().n_ctx, engine.config().max_seq, s.queue, engine.config().n_threads);
-  fmt::print("listening on {}\n", (*service)->url());
-  std::fflush(stdout);
+  const Running running(engine);
+  print_err("{}: context {} for each of {} requests at once, {} waiting; {} threads\n", s.model, engine.config().n_ctx,
+            engine.config().max_seq, s.queue, engine.config().n_threads);
+  print_out("listening on {}\n", (*service)->url());
+  flush_out();
   const Status ended = (*service)->run();
-  engine.stop();
-  thread.join();
   return ended ? int(kExitOk) : report(ended.error());
 }
 
