@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""Reports every #include that goes up or sideways between the folders of src/ (see docs/architecture.md), and every
-file that the header of a kernel names after Test, Bench or Reference and that does not exist."""
+"""Reports every #include that goes up or sideways between the folders of src/ (see docs/architecture.md), every file that
+is opened past base/files.h, and every file that the header of a kernel names after Test, Bench or Reference and that
+does not exist."""
 import pathlib
 import re
 import sys
@@ -20,6 +21,9 @@ BELOW = {
 }
 # Headers that no CUDA source may reach, in whatever way.
 FORBIDDEN_IN_CU = re.compile(r"boost/|nlohmann/|CLI/")
+# Files that somebody names are opened in base/files.cpp alone. Below: what the system says about itself.
+OPENS = re.compile(r"\b[io]?fstream\b|\bfopen\(|::open\([^)]*O_|\bmkstemp\(")
+MAY_OPEN = {"base/files.cpp", "base/reserve.cpp", "base/threads.cpp", "engine/bench.cpp", "base/print.cpp", "app/line_input.cpp"}
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', re.M)
 # "// Reference  CpuRef::moe    Test tests/kernels/cuda_moe_test.cpp    Bench bench/verbs/cuda_moe_bench.cu"
 NAMED_FILE = re.compile(r"\b(?:Test|Bench|Reference)\s+((?:src|tests|bench|tools|docs)/[\w./-]+)")
@@ -58,6 +62,8 @@ def main():
             other = name.split("/")[0]
             if other in BELOW and other != layer and other not in BELOW[layer]:
                 bad.append(f"{path.relative_to(src)}: {layer} must not include {name}")
+        if OPENS.search(path.read_text()) and str(path.relative_to(src)) not in MAY_OPEN:
+            bad.append(f"{path.relative_to(src)}: opens a file; use base/files.h")
         if path.suffix in (".cu", ".cuh"):
             bad += [f"{path.relative_to(src)}: reaches {name} through {at.relative_to(src)}"
                     for at, name in reached(path, src, {path}) if FORBIDDEN_IN_CU.match(name)]

@@ -2,7 +2,6 @@
 #include <unistd.h>
 
 #include <cstdio>
-#include <fstream>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -11,6 +10,8 @@
 #include "app/console.h"
 #include "app/options.h"
 #include "app/progress.h"
+#include "base/files.h"
+#include "base/print.h"
 #include "engine/bench.h"
 #include "facet_commit.h"
 
@@ -49,33 +50,32 @@ nlohmann::ordered_json to_json(const BenchLine& l, const BenchMachine& machine, 
 // standard output the table is for whoever watches.
 class Report {
  public:
-  explicit Report(const Options& o)
-      : o_(o),
-        lines_on_stdout_(o.json.empty() && ::isatty(STDOUT_FILENO) == 0),
-        table_(lines_on_stdout_ ? stderr : stdout) {}
+  explicit Report(const Options& o) : o_(o), lines_on_stdout_(o.json.empty() && ::isatty(STDOUT_FILENO) == 0) {}
   Status open() {
     if (o_.json.empty()) return Ok{};
-    file_.open(o_.json);
-    return file_ ? Status(Ok{}) : cannot_write();
+    auto file = OutputFile::create(o_.json);
+    if (!file) return file.error();
+    file_ = std::move(*file);
+    return Ok{};
   }
   void begin(const BenchMachine& m, const EngineConfig& c) {
     progress_.reset();
     machine_ = m, backend_ = c.backend;
-    fmt::print(table_, "{}, {} threads, {}; reads {:.1f} GB/s\n", m.cpu, m.threads, m.isa, m.gbps_ceiling);
-    fmt::print(table_, "{:<8} {:>6} {:>6} {:>11} {:>10} {:>9} {:>8} {:>6} {:>9}\n", "phase", "n", "depth", "kv", "ms",
-               "tok/s", "GB/s", "% read", "GFLOP/s");
+    table("{}, {} threads, {}; reads {:.1f} GB/s\n", m.cpu, m.threads, m.isa, m.gbps_ceiling);
+    table("{:<8} {:>6} {:>6} {:>11} {:>10} {:>9} {:>8} {:>6} {:>9}\n", "phase", "n", "depth", "kv", "ms", "tok/s",
+          "GB/s", "% read", "GFLOP/s");
   }
   void row(const BenchLine& l) {
     progress_.reset();
     const std::string json = to_json(l, machine_, o_, backend_).dump();
-    if (file_.is_open()) file_ << json << "\n" << std::flush;
-    if (lines_on_stdout_) fmt::print("{}\n", json);
+    if (file_.is_open()) (void)file_.write(json + "\n");  // finish() tells
+    if (lines_on_stdout_) print_out("{}\n", json);
     const std::string kv =
         l.kv_k == l.kv_v ? kv_type_name(l.kv_k) : fmt::format("{}/{}", kv_type_name(l.kv_k), kv_type_name(l.kv_v));
-    fmt::print(table_, "{:<8} {:>6} {:>6} {:>11} {:>10.2f} {:>9.1f} {:>8.1f} {:>6.0f} {:>9.1f}\n", l.phase, l.n,
-               l.depth, kv, l.ms_median, l.tok_s, l.gbps, 100 * l.gbps / machine_.gbps_ceiling, l.gflops);
+    table("{:<8} {:>6} {:>6} {:>11} {:>10.2f} {:>9.1f} {:>8.1f} {:>6.0f} {:>9.1f}\n", l.phase, l.n, l.depth, kv,
+          l.ms_median, l.tok_s, l.gbps, 100 * l.gbps / machine_.gbps_ceiling, l.gflops);
     if (o_.bench.explain) explain(l);
-    std::fflush(stdout);
+    flush_out();
   }
   void progress(const std::string& what, uint64_t done, uint64_t total) {
     if (what != doing_ || !progress_)
@@ -85,26 +85,28 @@ class Report {
   Status close() {
     progress_.reset();
     if (!file_.is_open()) return Ok{};
-    file_.close();
-    return file_ ? Status(Ok{}) : cannot_write();
+    return file_.finish();
   }
 
  private:
-  Error cannot_write() const { return {o_.json, "cannot write", "check the folder and the space on the disk"}; }
+  template <class... Args>
+  void table(fmt::format_string<Args...> f, Args&&... args) const {
+    const std::string text = fmt::format(f, std::forward<Args>(args)...);
+    lines_on_stdout_ ? put_err(text) : put_out(text);
+  }
   void explain(const BenchLine& l) const {
     double sum = 0;
     for (const BenchVerb& v : l.verbs) {
-      fmt::print(table_, "    {:<16} {:>9.3f} ms {:>7.1f} GB/s {:>8.1f} GFLOP/s {:>5.1f} %\n", v.name, v.ms, v.gbps,
-                 v.gflops, 100 * v.share);
+      table("    {:<16} {:>9.3f} ms {:>7.1f} GB/s {:>8.1f} GFLOP/s {:>5.1f} %\n", v.name, v.ms, v.gbps, v.gflops,
+            100 * v.share);
       sum += v.ms;
     }
-    fmt::print(table_, "    {:<16} {:>9.3f} ms, mean; the steps' median is {:.3f} ms\n", "all verbs", sum, l.ms_median);
+    table("    {:<16} {:>9.3f} ms, mean; the steps' median is {:.3f} ms\n", "all verbs", sum, l.ms_median);
   }
 
   const Options& o_;
   bool lines_on_stdout_;
-  std::FILE* table_;
-  std::ofstream file_;
+  OutputFile file_;
   BenchMachine machine_;
   std::string backend_, doing_;
   std::optional<Progress> progress_;

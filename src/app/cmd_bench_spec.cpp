@@ -2,15 +2,17 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <fstream>
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 
 #include "app/commands.h"
 #include "app/console.h"
+#include "app/option_checks.h"
 #include "app/options.h"
 #include "app/paths.h"
+#include "base/files.h"
+#include "base/print.h"
 #include "engine/bench_spec.h"
 #include "engine/eval.h"
 #include "formats/gguf.h"
@@ -28,11 +30,6 @@ struct Options {
   int count = 12, random = 0;
 };
 
-const std::map<std::string, KvType> kTypes{{"f32", KvType::kF32},
-                                           {"f16", KvType::kF16},
-                                           {"q8_0", KvType::kQ8_0},
-                                           {"q4_0", KvType::kQ4_0},
-                                           {"tq3_0", KvType::kTQ3_0}};
 // What the shipped questions call it; other files name their kinds as they like.
 const std::map<std::string, std::vector<std::string>> kKinds{{"prose", {"prose", "remember", "thinking"}}};
 
@@ -132,23 +129,23 @@ void print_curve(const std::vector<SpecLine>& lines) {
   int most = 0;
   for (const SpecLine& l : lines) most = std::max(most, l.length + 1);
   if (most <= 1) return;
-  fmt::print(
+  print_out(
       "\nTokens per second if every step brought so many tokens, from the times of a step: T_draft of n "
       "tokens, T_verify of n + 1 rows, T_accept.\n\n"
       "| set | method | n | kv | T_draft | T_verify | T_accept, ms | as plain at |");
-  for (int n = 1; n <= most; ++n) fmt::print(" {} |", n);
-  fmt::print("\n| --- | --- | ---: | --- | ---: | ---: | ---: | ---: |");
-  for (int n = 1; n <= most; ++n) fmt::print(" ---: |");
-  fmt::print("\n");
+  for (int n = 1; n <= most; ++n) print_out(" {} |", n);
+  print_out("\n| --- | --- | ---: | --- | ---: | ---: | ---: | ---: |");
+  for (int n = 1; n <= most; ++n) print_out(" ---: |");
+  print_out("\n");
   for (const SpecLine& l : lines) {
     if (l.length == 0) continue;
     double plain = 0;
     for (const SpecLine& p : lines)
       if (p.method == "none" && p.set == l.set && p.kv == l.kv) plain = p.tok_s;
-    fmt::print("| {} | {} | {} | {} | {:.3f} | {:.3f} | {:.3f} | {:.2f} |", l.set, l.method, l.length,
-               kv_type_name(l.kv), l.draft_ms, l.verify_ms, l.accept_ms, plain / std::max(1e-9, l.tok_s_at(1)));
-    for (int n = 1; n <= most; ++n) fmt::print(" {} |", n <= l.length + 1 ? fmt::format("{:.0f}", l.tok_s_at(n)) : "");
-    fmt::print("\n");
+    print_out("| {} | {} | {} | {} | {:.3f} | {:.3f} | {:.3f} | {:.2f} |", l.set, l.method, l.length,
+              kv_type_name(l.kv), l.draft_ms, l.verify_ms, l.accept_ms, plain / std::max(1e-9, l.tok_s_at(1)));
+    for (int n = 1; n <= most; ++n) print_out(" {} |", n <= l.length + 1 ? fmt::format("{:.0f}", l.tok_s_at(n)) : "");
+    print_out("\n");
   }
 }
 
@@ -157,14 +154,14 @@ std::string length_name(const SpecLine& l) {
   return (l.length > 0 ? std::to_string(l.length) : "auto") + (l.tree > 0 ? fmt::format(", tree {}", l.tree) : "");
 }
 
-int written(const Options& o, std::ofstream& json) {
-  json.close();
-  if (!o.json.empty() && !json) return report({o.json, "cannot write", "check the folder and the space on the disk"});
-  return kExitOk;
+int written(const Options& o, OutputFile& json) {
+  if (o.json.empty()) return kExitOk;
+  const Status ok = json.finish();
+  return ok ? int(kExitOk) : report(ok.error());
 }
 
 // Second answers of conversations of several lengths.
-int run_contexts(const Options& o, std::ofstream& json) {
+int run_contexts(const Options& o, OutputFile& json) {
   auto file = GgufFile::open(o.engine.model);
   if (!file) return report(file.error());
   auto vocab = vocab_from_gguf(*file);
@@ -197,7 +194,7 @@ int run_contexts(const Options& o, std::ofstream& json) {
   for (PromptSet& s : b.sets)
     for (auto& p : s.prompts)
       if (!p.empty() && p[0] == tokenizer->bos()) p.erase(p.begin());
-  fmt::print(
+  print_out(
       "| set | method | length | context | tokens a step, kept rows | computed afresh | +- | tokens | other "
       "text | text as at the first context: change |\n"
       "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |\n");
@@ -205,11 +202,11 @@ int run_contexts(const Options& o, std::ofstream& json) {
     if (length == 0) continue;  // times would choose
     b.length = length;
     const Status done = bench_context(o.engine, b, [&](const ContextLine& l) {
-      fmt::print("| {} | {} | {} | {} | {:.2f} | {:.2f} | {:.2f} | {} | {} of {} | {}: {:+.2f} +- {:.2f} |\n", l.set,
-                 l.method, length, l.context, l.kept, l.fresh, l.error, l.tokens, l.different, l.prompts, l.same,
-                 l.same_change, l.same_error);
-      std::fflush(stdout);
-      if (json.is_open()) json << to_json(l, o, length).dump() << "\n";
+      print_out("| {} | {} | {} | {} | {:.2f} | {:.2f} | {:.2f} | {} | {} of {} | {}: {:+.2f} +- {:.2f} |\n", l.set,
+                l.method, length, l.context, l.kept, l.fresh, l.error, l.tokens, l.different, l.prompts, l.same,
+                l.same_change, l.same_error);
+      flush_out();
+      if (json.is_open()) (void)json.write(to_json(l, o, length).dump() + "\n");  // finish() tells of failures
     });
     if (!done) return report(done.error());
   }
@@ -225,20 +222,24 @@ int run(Options& o) {
   // Each drafter on its own, then all of them, where the faster one is chosen as it goes.
   auto files = draft_files(o.engine.model, {o.drafts});
   if (!files) return report(files.error());
-  for (const std::string& note : files->notes) fmt::print(stderr, "note: {}\n", note);
+  for (const std::string& note : files->notes) print_err("note: {}\n", note);
   for (const std::string& f : files->paths) {
     auto kind = drafter_kind_of(f);
     if (!kind) return report(kind.error());
     o.bench.methods.push_back({*kind, {f}});
   }
-  std::ofstream json;
-  if (!o.json.empty()) json.open(o.json);
+  OutputFile json;
+  if (!o.json.empty()) {
+    auto file = OutputFile::create(o.json, std::vector{o.engine.model});
+    if (!file) return report(file.error());
+    json = std::move(*file);
+  }
   if (!o.contexts.empty()) return run_contexts(o, json);
   if (files->paths.size() > 1) o.bench.methods.push_back({"both", files->paths});
   if (!o.engine.draft.forced.empty())
-    fmt::print("Forced acceptance: draft k is taken for right with probability {}. The text means nothing.\n\n",
-               fmt::join(o.engine.draft.forced, ", "));
-  fmt::print(
+    print_out("Forced acceptance: draft k is taken for right with probability {}. The text means nothing.\n\n",
+              fmt::join(o.engine.draft.forced, ", "));
+  print_out(
       "| set | method | length | kv | tokens a step | tok/s | +- | x plain | draft ms | verify ms | accept "
       "ms | right by place |\n"
       "| --- | --- | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | --- |\n");
@@ -247,11 +248,11 @@ int run(Options& o) {
     lines.push_back(l);
     std::string places;
     for (const double p : l.right_at) places += fmt::format("{:.2f} ", p);
-    fmt::print("| {} | {} | {} | {} | {:.2f} | {:.1f} | {:.1f} | {:.2f} | {:.3f} | {:.3f} | {:.3f} | {}|\n", l.set,
-               l.method, length_name(l), kv_type_name(l.kv), l.tokens_per_step, l.tok_s, l.tok_s_sd, l.speedup,
-               l.draft_ms, l.verify_ms, l.accept_ms, places);
-    std::fflush(stdout);
-    if (json.is_open()) json << to_json(l, o).dump() << "\n";
+    print_out("| {} | {} | {} | {} | {:.2f} | {:.1f} | {:.1f} | {:.2f} | {:.3f} | {:.3f} | {:.3f} | {}|\n", l.set,
+              l.method, length_name(l), kv_type_name(l.kv), l.tokens_per_step, l.tok_s, l.tok_s_sd, l.speedup,
+              l.draft_ms, l.verify_ms, l.accept_ms, places);
+    flush_out();
+    if (json.is_open()) (void)json.write(to_json(l, o).dump() + "\n");  // finish() tells of failures
   });
   if (!done) return report(done.error());
   print_curve(lines);
@@ -274,9 +275,15 @@ void add_bench_spec(CLI::App& bench, int& rc) {
       ->delimiter(',')
       ->check(CLI::Range(0, 63))
       ->capture_default_str();
-  cmd->add_option("--kv", o->bench.kv, "Cache types")
+  cmd->add_option_function<std::vector<std::string>>(
+         "--kv",
+         [o](const std::vector<std::string>& names) {
+           o->bench.kv.clear();
+           for (const std::string& name : names) o->bench.kv.push_back(kv_types().at(name));
+         },
+         "Cache types")
       ->delimiter(',')
-      ->transform(CLI::CheckedTransformer(kTypes, CLI::ignore_case))
+      ->transform(name_among(names_of(kv_types())))
       ->option_text("TYPE,... [f16]");
   cmd->add_option("--prompts", o->prompts,
                   "JSON lines {kind, context, answer}; omitted: the questions that come with the model");
@@ -292,7 +299,7 @@ void add_bench_spec(CLI::App& bench, int& rc) {
                   "Take draft k for right with the k-th of these probabilities: speeds of random models at "
                   "an acceptance one would like to have")
       ->delimiter(',')
-      ->check(CLI::Range(0.f, 1.f));
+      ->check(number_in(0, 1));
   cmd->add_option("-n,--n-predict", o->bench.n_predict, "Tokens of an answer at most")
       ->check(CLI::Range(2, 1 << 20))
       ->capture_default_str();

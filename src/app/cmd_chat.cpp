@@ -1,14 +1,17 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
-#include <cstdio>
 #include <memory>
 #include <optional>
+#include <string_view>
 #include <utility>
 
 #include "app/commands.h"
+#include "app/console.h"
+#include "app/line_input.h"
 #include "app/options.h"
 #include "app/progress.h"
+#include "base/print.h"
 #include "model/types.h"
 #include "tokenizer/chat.h"
 #include "tokenizer/chat_parse.h"
@@ -20,51 +23,23 @@ namespace {
 constexpr const char* kHelp =
     "/help          this list\n"
     "/think on|off  let the model think before it answers\n"
-    "/system TEXT   set the system message and start anew\n"
+    "/system TEXT   set the system message and start anew; without TEXT: none\n"
     "/undo          forget the last exchange\n"
     "/clear         forget the conversation\n"
-    "/stats         speed of the last answer\n"
+    "/stats         all there is to say about the last answer's speed\n"
     "/exit          leave (so does Ctrl-D)\n"
+    "//...          a text that begins with /\n"
+    "\"\"\"            begins and ends a text of several lines (Alt-Enter puts a line break into one)\n"
     "Ctrl-C stops an answer, not the program.\n";
 
 struct Options {
   EngineConfig engine;
   DraftOptions draft;
   Sampling sampling;
+  Voice voice;
   bool seed_given = false, thinking = false;
   std::string system;
   int n = -1;
-};
-
-// Lines of standard input. Ctrl-C at the prompt drops the line, the end of the input ends the chat.
-class LineReader {
- public:
-  std::optional<std::string> next() {
-    while (true) {
-      if (const size_t end = held_.find('\n'); end != std::string::npos) {
-        std::string line = held_.substr(0, end);
-        held_.erase(0, end + 1);
-        return line;
-      }
-      if (!Interrupts::wait_for_input(STDIN_FILENO)) {
-        held_.clear();
-        fmt::print("\n(type /exit or press Ctrl-D to leave)\n> ");
-        std::fflush(stdout);
-        continue;
-      }
-      char buffer[4096];
-      const ssize_t n = ::read(STDIN_FILENO, buffer, sizeof buffer);
-      if (n > 0) {
-        held_.append(buffer, size_t(n));
-      } else {
-        if (held_.empty()) return std::nullopt;
-        return std::exchange(held_, {});
-      }
-    }
-  }
-
- private:
-  std::string held_;
 };
 
 class Chat {
@@ -72,40 +47,45 @@ class Chat {
   Chat(Engine& engine, Options o) : engine_(engine), o_(std::move(o)), t_(*engine.tokenizer()) { reset(); }
 
   // False when the user leaves.
-  bool line(const std::string& text) {
-    if (text.empty()) return true;
-    if (text[0] != '/') {
-      answer(text);
-      return true;
-    }
+  bool command(const std::string& text) {
     const size_t space = text.find(' ');
     const std::string name = text.substr(0, space), rest = space == std::string::npos ? "" : text.substr(space + 1);
     if (name == "/exit" || name == "/quit") return false;
-    if (name == "/help")
-      fmt::print("{}", kHelp);
-    else if (name == "/clear")
+    if (name == "/help") {
+      put_out(kHelp);
+    } else if (name == "/clear") {
       reset();
-    else if (name == "/stats")
-      fmt::print("{}\n", stats_.empty() ? "no answer yet" : stats_);
-    else if (name == "/system")
-      o_.system = rest, reset();
-    else if (name == "/think" && (rest == "on" || rest == "off"))
-      o_.thinking = rest == "on";
-    else if (name == "/undo")
-      undo();
-    else
-      fmt::print("unknown command: {}\n{}", text, kHelp);
+      put_out("The conversation is forgotten.\n");
+    } else if (name == "/stats") {
+      print_out("{}\n", stats_.empty() ? "There is no answer yet." : stats_);
+    } else if (name == "/system") {
+      o_.system = rest;
+      reset();
+      print_out("{} The conversation starts anew.\n",
+                rest.empty() ? "There is no system message now." : "The system message is set.");
+    } else if (name == "/think" && (rest == "on" || rest == "off" || rest.empty())) {
+      if (!rest.empty()) o_.thinking = rest == "on";
+      print_out("Thinking is {}.\n", o_.thinking ? "on" : "off");
+    } else if (name == "/undo") {
+      put_out(undo() ? "The last exchange is forgotten.\n" : "There is nothing to forget.\n");
+    } else {
+      print_out("unknown command: {} (// sends a text that begins with /)\n{}", on_one_line(text), kHelp);
+    }
     return true;
   }
+
+  void answer(const std::string& text);
 
  private:
   void reset() {
     messages_.clear();
     if (!o_.system.empty()) add("system", o_.system);
   }
-  void undo() {
+  bool undo() {
+    const size_t before = messages_.size();
     while (!messages_.empty() && messages_.back().role == "assistant") messages_.pop_back();
     if (!messages_.empty() && messages_.back().role == "user") messages_.pop_back();
+    return messages_.size() < before;
   }
   void add(const char* role, const std::string& content) {
     messages_.push_back({});
@@ -113,68 +93,23 @@ class Chat {
     messages_.back().content = content;
   }
 
-  void answer(const std::string& text) {
-    add("user", text);
-    auto prompt = render_chat(messages_, {},
-                              {.add_generation_prompt = true,
-                               .enable_thinking = o_.thinking,
-                               .variant = chat_variant(t_.vocab().chat_template, engine_.model().d_ple > 0)});
-    if (!prompt) return failed(prompt.error());
-    ChatParser parser({.in_thought = ends_in_thought(*prompt)});
-    StreamDecoder decoder(t_);
-    std::string error;
-    Stop why = Stop::kError;
-    Usage usage;
-    Request request{.prompt = t_.encode(*prompt, true, true), .max_tokens = o_.n, .sampling = o_.sampling};
-    auto progress = std::make_unique<Progress>("prompt", Progress::Unit::kTokens);
-    auto id = engine_.submit(std::move(request), {.tokens =
-                                                      [&](RequestId, std::span<const int32_t> ids) {
-                                                        progress.reset();
-                                                        for (int32_t x : ids) show(parser.push(decoder.push(x)));
-                                                      },
-                                                  .done = [&](RequestId, Stop s, const Usage& u,
-                                                              const std::string& e) { why = s, usage = u, error = e; },
-                                                  .prefill =
-                                                      [&](RequestId, int n, int total) {
-                                                        if (progress) progress->update(uint64_t(n), uint64_t(total));
-                                                      }});
-    if (!id) return failed(id.error());
-    Interrupts::clear();
-    while (engine_.tick())
-      if (Interrupts::pending()) engine_.cancel(*id), Interrupts::clear();
-    progress.reset();
-    show(parser.push(decoder.finish()));
-    show(parser.finish());
-    end_thought();
-    fmt::print("\n");
-    if (why == Stop::kError) return failed({"chat", error, "/clear starts anew"});
-    std::fflush(stdout);
-    stats_ = usage_line(usage, why, o_.sampling);
-    fmt::print(stderr, "[{}]\n", stats_);
-    const ParsedMessage& m = parser.message();
-    add("assistant", m.content);
-    messages_.back().reasoning = m.reasoning;
-    for (const ParsedCall& c : m.tool_calls)
-      fmt::print("(the model calls {} {}; chat has no tools)\n", c.name, c.arguments);
-  }
-
   void show(const std::vector<ParseEvent>& events) {
     for (const ParseEvent& e : events) {
       if (e.kind == ParseEvent::Kind::kReasoning) {
-        if (!std::exchange(in_thought_, true)) fmt::print("{}", dim_ ? "\033[2m" : "(thinking) ");
-        fmt::print("{}", e.text);
+        if (!std::exchange(in_thought_, true)) print_out("{}", dim_ ? "\033[2m" : "(thinking) ");
+        print_out("{}", e.text);
       } else if (e.kind == ParseEvent::Kind::kContent) {
         end_thought();
-        fmt::print("{}", e.text);
+        print_out("{}", e.text);
       }
     }
-    std::fflush(stdout);
+    flush_out();
   }
   void end_thought() {
-    if (std::exchange(in_thought_, false)) fmt::print("{}\n", dim_ ? "\033[0m" : "");
+    if (std::exchange(in_thought_, false)) print_out("{}\n", dim_ ? "\033[0m" : "");
   }
   void failed(const Error& e) {
-    fmt::print(stderr, "facet: {}\n", e.message());
+    report(e);
     undo();
   }
 
@@ -184,35 +119,113 @@ class Chat {
   std::vector<Message> messages_;
   std::string stats_;
   bool in_thought_ = false;
-  bool dim_ = ::isatty(STDOUT_FILENO) != 0;
+  Usage drafted_;        // of all answers, its drafts alone
+  bool warned_ = false;  // of a drafter that is of no use
+  bool dim_ = takes_escapes(STDOUT_FILENO);
 };
+
+void Chat::answer(const std::string& text) {
+  add("user", text);
+  auto prompt = render_chat(messages_, {},
+                            {.add_generation_prompt = true,
+                             .enable_thinking = o_.thinking,
+                             .variant = chat_variant(t_.vocab().chat_template, engine_.model().d_ple > 0)});
+  if (!prompt) return failed(prompt.error());
+  ChatParser parser({.in_thought = ends_in_thought(*prompt)});
+  StreamDecoder decoder(t_);
+  std::string error;
+  Stop why = Stop::kError;
+  Usage usage;
+  Request request{.prompt = t_.encode(*prompt, true, true), .max_tokens = o_.n, .sampling = o_.sampling};
+  if (int(request.prompt.size()) >= engine_.config().n_ctx)
+    return failed({"chat",
+                   fmt::format("the conversation has {} tokens now and the context {}", request.prompt.size(),
+                               engine_.config().n_ctx),
+                   "/undo forgets the last exchange, /clear all of it; -c makes the context larger"});
+  auto progress = std::make_unique<Progress>("prompt", Progress::Unit::kTokens);
+  auto id = engine_.submit(std::move(request), {.tokens =
+                                                    [&](RequestId, std::span<const int32_t> ids) {
+                                                      progress.reset();
+                                                      for (int32_t x : ids) show(parser.push(decoder.push(x)));
+                                                    },
+                                                .done = [&](RequestId, Stop s, const Usage& u,
+                                                            const std::string& e) { why = s, usage = u, error = e; },
+                                                .prefill =
+                                                    [&](RequestId, int n, int total) {
+                                                      if (progress) progress->update(uint64_t(n), uint64_t(total));
+                                                    }});
+  if (!id) return failed(id.error());
+  Interrupts::clear();
+  while (engine_.tick())
+    if (Interrupts::pending() || out_failed()) engine_.cancel(*id), Interrupts::clear();
+  progress.reset();
+  show(parser.push(decoder.finish()));
+  show(parser.finish());
+  end_thought();
+  print_out("\n");
+  if (why == Stop::kError) return failed({"chat", error, "/clear starts anew"});
+  flush_out();
+  stats_ = long_usage_line(usage, why, o_.sampling);
+  if (!o_.voice.quiet) {
+    print_err("[{}]\n", o_.voice.verbose ? stats_ : usage_line(usage, why));
+    drafted_.rounds += usage.rounds, drafted_.drafted += usage.drafted, drafted_.accepted += usage.accepted;
+    if (const std::string warning = draft_warning(drafted_); !warning.empty() && !std::exchange(warned_, true))
+      print_err("note: {}\n", warning);
+  }
+  if (why == Stop::kContext) put_out("(the context is full: /undo forgets the last exchange, /clear all of it)\n");
+  const ParsedMessage& m = parser.message();
+  add("assistant", m.content);
+  messages_.back().reasoning = m.reasoning;
+  for (const ParsedCall& c : m.tool_calls)
+    print_out("(the model calls {} {}; chat has no tools)\n", c.name, c.arguments);
+}
+
+// Lines up to one that ends with three quotes; `first` is what follows those that began it.
+std::string quoted(LineInput& lines, std::string first, bool tell) {
+  constexpr std::string_view kQuotes = "\"\"\"";
+  std::string text;
+  std::optional<std::string> line = std::move(first);
+  while (true) {
+    const bool last = line->ends_with(kQuotes);
+    if (last) line->resize(line->size() - kQuotes.size());
+    if (!line->empty() || (!last && !text.empty())) text += (text.empty() ? "" : "\n") + *line;
+    if (last) return text;
+    line = lines.next("| ");
+    if (!line) return text;  // the input ended: what there is counts
+    if (tell) print_out("{}\n", *line);
+  }
+}
+
+int talk(Engine& engine, const Options& o) {
+  Chat chat(engine, o);
+  Interrupts interrupts;
+  LineInput lines;
+  while (auto line = lines.next("> ")) {
+    if (!lines.echoes()) print_out("{}\n", *line);
+    if (line->starts_with("\"\"\""))
+      line = quoted(lines, line->substr(3), !lines.echoes());
+    else if (line->starts_with("//"))
+      line->erase(0, 1);
+    else if (line->starts_with("/")) {
+      if (!chat.command(*line)) break;
+      continue;
+    }
+    if (line->find_first_not_of(" \t\r\n") != std::string::npos) chat.answer(*line);
+  }
+  put_out("\n");
+  return kExitOk;
+}
 
 int run(Options& o) {
   draw_seed(o.sampling, o.seed_given);
-  auto engine = open_engine(o.engine, o.draft);
-  if (engine && !(*engine)->tokenizer())
-    engine = Error{(*engine)->config().model, "tokenizer.ggml.model: expected a vocabulary, found no_vocab",
-                   "chat needs a model with a vocabulary; facet run --tokens works without"};
-  if (!engine) {
-    fmt::print(stderr, "facet: {}\n", engine.error().message());
-    return kExitFailure;
-  }
+  auto engine = open_engine(o.engine, o.draft, o.voice);
+  if (!engine) return report(engine.error());
+  if (!(*engine)->tokenizer())
+    return report({(*engine)->config().model, "tokenizer.ggml.model: expected a vocabulary, found no_vocab",
+                   "chat needs a model with a vocabulary; facet run --tokens works without"});
   const EngineConfig& c = (*engine)->config();
-  fmt::print("{}, context {}, {} threads. /help lists commands.\n", (*engine)->model().name, c.n_ctx, c.n_threads);
-  Chat chat(**engine, o);
-  Interrupts interrupts;
-  LineReader lines;
-  const bool echo = ::isatty(STDIN_FILENO) == 0;
-  while (true) {
-    fmt::print("> ");
-    std::fflush(stdout);
-    const auto line = lines.next();
-    if (!line) break;
-    if (echo) fmt::print("{}\n", *line);
-    if (!chat.line(*line)) break;
-  }
-  fmt::print("\n");
-  return kExitOk;
+  print_out("{}, context {}, {} threads. /help lists commands.\n", (*engine)->model().name, c.n_ctx, c.n_threads);
+  return talk(**engine, o);
 }
 
 }  // namespace
@@ -225,9 +238,10 @@ void add_chat(CLI::App& app, int& rc) {
   add_sampling_options(cmd, o->sampling, o->seed_given);
   cmd->add_option("-s,--system", o->system, "System message");
   cmd->add_flag("--think", o->thinking, "Let the model think before it answers");
-  cmd->add_option("-n,--n-predict", o->n, "Tokens of an answer at most; -1: no limit")
+  cmd->add_option("-n,--n-predict", o->n, "Tokens of an answer at most; 0: none, -1: no limit")
       ->check(CLI::Range(-1, 1 << 24))
       ->capture_default_str();
+  add_voice_options(cmd, o->voice);
   cmd->callback([o, &rc] { rc = run(*o); });
 }
 

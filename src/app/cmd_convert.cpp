@@ -2,11 +2,14 @@
 
 #include <cmath>
 #include <cstring>
+#include <filesystem>
 #include <map>
 #include <memory>
 
 #include "app/commands.h"
 #include "app/console.h"
+#include "app/option_checks.h"
+#include "base/print.h"
 #include "model/drafter_convert.h"
 
 namespace facet {
@@ -19,7 +22,7 @@ struct Options {
 int convert(const Options& o) {
   auto in = DrafterFile::open(o.in);
   if (!in) return report(in.error());
-  for (const std::string& note : in->notes) fmt::print(stderr, "{}\n", note);
+  for (const std::string& note : in->notes) print_err("{}\n", note);
   std::optional<GgufFile> target;
   if (!o.target.empty()) {
     auto t = GgufFile::open(o.target);
@@ -28,8 +31,8 @@ int convert(const Options& o) {
   }
   auto bytes = convert_drafter(*in, target ? &*target : nullptr, o.out);
   if (!bytes) return report(bytes.error());
-  fmt::print("{}: {} drafter from {}, {} tensors, {:.1f} MB\n", o.out, drafter_kind_name(in->kind()), in->dialect(),
-             in->tensors().size(), double(*bytes) / 1e6);
+  print_out("{}: {} drafter from {}, {} tensors, {:.1f} MB\n", o.out, drafter_kind_name(in->kind()), in->dialect(),
+            in->tensors().size(), double(*bytes) / 1e6);
   return kExitOk;
 }
 
@@ -42,6 +45,9 @@ struct Tensors {
   }
 };
 Result<Tensors> open(const std::string& path) {
+  std::error_code ec;
+  if (!std::filesystem::exists(path, ec))
+    return Error{path, "expected a model or a drafter, found no such file", "check the path"};
   Tensors t;
   if (path.ends_with(".gguf")) {
     auto f = GgufFile::open(path);
@@ -98,7 +104,7 @@ int compare(const Options& o) {
   for (const TensorView& t : a->all()) {
     const auto at = others.find(t.name);
     if (at == others.end()) {
-      fmt::print("{:>10}  {}: only in {}\n", "-", t.name, o.in);
+      print_out("{:>10}  {}: only in {}\n", "-", t.name, o.in);
       ++alone;
       continue;
     }
@@ -110,17 +116,17 @@ int compare(const Options& o) {
         lines.push_back(
             {*rms, fmt::format("{} {}: {}, {}", t.name, shape_string(t), dtype_name(t.type), dtype_name(u.type))});
     } else {
-      fmt::print("{:>10}  {}: {} {} against {} {}\n", "-", t.name, dtype_name(t.type), shape_string(t),
-                 dtype_name(u.type), shape_string(u));
+      print_out("{:>10}  {}: {} {} against {} {}\n", "-", t.name, dtype_name(t.type), shape_string(t),
+                dtype_name(u.type), shape_string(u));
       ++unlike;
     }
     others.erase(at);
   }
-  for (const auto& [name, t] : others) fmt::print("{:>10}  {}: only in {}\n", "-", name, o.out), ++alone;
+  for (const auto& [name, t] : others) print_out("{:>10}  {}: only in {}\n", "-", name, o.out), ++alone;
   std::sort(lines.begin(), lines.end(), [](const auto& x, const auto& y) { return x.first > y.first; });
-  for (const auto& [rms, text] : lines) fmt::print("{:>10.3e}  {}\n", rms, text);
-  fmt::print("{} tensors equal, {} differ, {} in one file only, {} of another shape\n", same, lines.size(), alone,
-             unlike);
+  for (const auto& [rms, text] : lines) print_out("{:>10.3e}  {}\n", rms, text);
+  print_out("{} tensors equal, {} differ, {} in one file only, {} of another shape\n", same, lines.size(), alone,
+            unlike);
   return unlike == 0 ? kExitOk : kExitFailure;
 }
 
@@ -130,9 +136,11 @@ void add_convert(CLI::App& app, int& rc) {
   auto o = std::make_shared<Options>();
   CLI::App* cmd = app.add_subcommand("convert", "Write a drafter as GGUF (then facet quantize makes it smaller)");
   cmd->add_option("IN", o->in, "Drafter: safetensors with config.json, its folder, or a GGUF of any dialect")
-      ->required();
-  cmd->add_option("OUT", o->out, "File to write (.gguf)")->required();
-  cmd->add_option("-m,--model", o->target, "Its target: the vocabulary is copied, which other engines want");
+      ->required()
+      ->check(not_empty());
+  cmd->add_option("OUT", o->out, "File to write (.gguf)")->required()->check(not_empty());
+  cmd->add_option("-m,--model", o->target, "Its target: the vocabulary is copied, which other engines want")
+      ->check(not_empty());
   cmd->callback([o, &rc] { rc = convert(*o); });
 }
 
@@ -140,8 +148,8 @@ void add_compare(CLI::App& app, int& rc) {
   auto o = std::make_shared<Options>();
   CLI::App* cmd =
       app.add_subcommand("compare", "Compare the tensors of two files: relative rms of the difference, worst first");
-  cmd->add_option("A", o->in, "Model (GGUF), or drafter in any dialect")->required();
-  cmd->add_option("B", o->out, "Another, with the same tensors")->required();
+  cmd->add_option("A", o->in, "Model (GGUF), or drafter in any dialect")->required()->check(not_empty());
+  cmd->add_option("B", o->out, "Another, with the same tensors")->required()->check(not_empty());
   cmd->callback([o, &rc] { rc = compare(*o); });
 }
 

@@ -1,12 +1,14 @@
 #include <fmt/format.h>
 
-#include <fstream>
 #include <map>
 #include <memory>
 
 #include "app/commands.h"
 #include "app/console.h"
+#include "app/option_checks.h"
 #include "app/options.h"
+#include "base/files.h"
+#include "base/print.h"
 #include "engine/draft_logits.h"
 
 namespace facet {
@@ -19,17 +21,19 @@ struct Options {
 
 int run(Options& o) {
   if (auto ok = find_model(o.draft.model); !ok) return report(ok.error());
+  const std::vector<std::string> inputs = files_of(o.draft.model, {o.draft.draft, o.tokens});
+  if (auto ok = check_output(o.out, inputs); !ok) return report(ok.error());
   auto ids = read_token_file(o.tokens, 1 << 24);
   if (!ids) return report(ids.error());
   o.draft.ids = std::move(*ids);
   auto d = draft_logits(o.draft);
   if (!d) return report(d.error());
-  for (const std::string& note : d->notes) fmt::print(stderr, "{}: {}\n", o.draft.draft, note);
-  std::ofstream f(o.out, std::ios::binary);
-  f.write(reinterpret_cast<const char*>(d->logits.data()), std::streamsize(d->logits.size() * sizeof(float)));
-  f.close();
-  if (!f) return report({o.out, "cannot write the logits", "check the folder and the space on the disk"});
-  fmt::print(stderr, "{}: {}, [{}, {}] float32\n", o.out, d->dialect, d->rows, d->n_vocab);
+  for (const std::string& note : d->notes) print_err("{}: {}\n", o.draft.draft, note);
+  auto f = OutputFile::create(o.out, inputs);
+  if (!f) return report(f.error());
+  if (auto ok = f->write(std::as_bytes(std::span(d->logits))); !ok) return report(ok.error());
+  if (auto ok = f->finish(); !ok) return report(ok.error());
+  print_err("{}: {}, [{}, {}] float32\n", o.out, d->dialect, d->rows, d->n_vocab);
   return kExitOk;
 }
 
@@ -44,17 +48,17 @@ void add_draft(CLI::App& app, int& rc) {
   DraftLogitsConfig& c = o->draft;
   add_model_option(cmd, c.model);
   cmd->add_option("--draft", c.draft, "Drafter: a .gguf, a .safetensors with config.json beside it, or a folder")
-      ->required();
-  cmd->add_option("--tokens", o->tokens, "Token ids (int32, little endian)")->required();
+      ->required()
+      ->check(not_empty());
+  cmd->add_option("--tokens", o->tokens, "Token ids (int32, little endian)")->required()->check(not_empty());
   cmd->add_option("--at", c.at, "The newest token, without K/V; those before it are committed")->required();
   cmd->add_option("--out", o->out,
                   "File for the logits: float32, little endian; DFlash [block, vocabulary], MTP [steps, vocabulary]")
-      ->required();
+      ->required()
+      ->check(not_empty());
   cmd->add_option("--steps", c.steps, "MTP: passes of the chain")->check(CLI::Range(1, 64))->capture_default_str();
-  cmd->add_option("--block-mask", c.block_mask,
-                  "DFlash: what sliding layers see of the block: file (what the drafter says), causal or bidir")
-      ->transform(CLI::CheckedTransformer(kMasks, CLI::ignore_case))
-      ->option_text("TYPE");
+  add_named(cmd, "--block-mask", c.block_mask, kMasks,
+            "DFlash: what sliding layers see of the block: file (what the drafter says), causal or bidir");
   cmd->add_option("--mtp-window-extra", c.window_extra,
                   "MTP: keys seen beyond the window of sliding layers (transformers' eager masks: 2)")
       ->check(CLI::Range(0, 64))

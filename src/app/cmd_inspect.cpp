@@ -9,7 +9,9 @@
 #include <set>
 
 #include "app/commands.h"
+#include "app/option_checks.h"
 #include "base/mmap.h"
+#include "base/print.h"
 #include "formats/format_error.h"
 #include "formats/gguf.h"
 #include "formats/safetensors.h"
@@ -251,13 +253,13 @@ void print_json(const Report& r, const Options& o) {
 int run(const Options& o) {
   auto report = read_report(o.path);
   if (!report) {
-    fmt::print(stderr, "facet: {}\n", report.error().message());
+    print_err("facet: {}\n", report.error().message());
     return kExitFailure;
   }
   o.json ? print_json(*report, o) : print_text(*report, o);
   std::fflush(stdout);
   for (const Part& p : report->parts)
-    if (!is_complete(p)) fmt::print(stderr, "facet: {}: {}\n", p.path, state_of(p));
+    if (!is_complete(p)) print_err("facet: {}: {}\n", p.path, state_of(p));
   return std::all_of(report->parts.begin(), report->parts.end(), is_complete) ? kExitOk : kExitFailure;
 }
 
@@ -266,7 +268,9 @@ int run(const Options& o) {
 void add_inspect(CLI::App& app, int& rc) {
   auto o = std::make_shared<Options>();  // lives as long as the callback
   CLI::App* cmd = app.add_subcommand("inspect", "Show what a model file holds and whether it is complete");
-  cmd->add_option("FILE", o->path, "GGUF file or part, safetensors file, index or folder")->required();
+  cmd->add_option("FILE", o->path, "GGUF file or part, safetensors file, index or folder")
+      ->required()
+      ->check(not_empty());
   cmd->add_flag("--json", o->json, "Print JSON");
   cmd->add_flag("--tensors", o->tensors, "List every tensor");
   cmd->callback([o, &rc] { rc = run(*o); });

@@ -5,6 +5,7 @@
 #include "app/commands.h"
 #include "app/console.h"
 #include "app/options.h"
+#include "base/print.h"
 #include "engine/plan.h"
 #include "model/gemma4_config.h"
 
@@ -19,11 +20,11 @@ int run(EngineConfig c) {
   if (!m) return report(m.error());
   auto decided = resolve_config(*file, *m, c);
   if (!decided) return report(decided.error());
-  fmt::print("{}: {}, {} layers, width {}, vocabulary {}\n", c.model, m->name, m->n_layer(), m->d_model, m->n_vocab);
-  fmt::print("context {} of {} trained, {} slots, K {} V {}, backend {}\n", decided->n_ctx, m->n_ctx_train,
-             decided->max_seq, kv_type_name(*decided->kv_k), kv_type_name(*decided->kv_v), decided->backend);
-  if (decided->n_ctx > m->n_ctx_train) fmt::print("note: positions from {} on are extrapolation\n", m->n_ctx_train);
-  fmt::print("{}", plan_memory(*file, *m, *decided).table());
+  print_out("{}: {}, {} layers, width {}, vocabulary {}\n", c.model, m->name, m->n_layer(), m->d_model, m->n_vocab);
+  print_out("context {} of {} trained, {} slots, K {} V {}, backend {}\n", decided->n_ctx, m->n_ctx_train,
+            decided->max_seq, kv_type_name(*decided->kv_k), kv_type_name(*decided->kv_v), decided->backend);
+  if (decided->n_ctx > m->n_ctx_train) print_out("note: positions from {} on are extrapolation\n", m->n_ctx_train);
+  print_out("{}", plan_memory(*file, *m, *decided).table());
   return kExitOk;
 }
 

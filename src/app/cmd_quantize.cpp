@@ -5,7 +5,9 @@
 
 #include "app/commands.h"
 #include "app/console.h"
+#include "app/option_checks.h"
 #include "app/progress.h"
+#include "base/print.h"
 #include "base/threads.h"
 #include "formats/requantize.h"
 
@@ -37,8 +39,8 @@ int run(Options o) {
   }();
   if (!done) return report(done.error());
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  fmt::print("{}: {}, {} tensors converted and {} copied, {:.1f} MB to {:.1f} MB in {:.1f} s\n", o.out, mixture->name,
-             done->converted, done->copied, double(done->bytes_in) / 1e6, double(done->bytes_out) / 1e6, seconds);
+  print_out("{}: {}, {} tensors converted and {} copied, {:.1f} MB to {:.1f} MB in {:.1f} s\n", o.out, mixture->name,
+            done->converted, done->copied, double(done->bytes_in) / 1e6, double(done->bytes_out) / 1e6, seconds);
   return kExitOk;
 }
 
@@ -47,8 +49,10 @@ int run(Options o) {
 void add_quantize(CLI::App& app, int& rc) {
   auto o = std::make_shared<Options>();  // lives as long as the callback
   CLI::App* cmd = app.add_subcommand("quantize", "Write a model file again with smaller types");
-  cmd->add_option("IN", o->in, "GGUF file, or any part of a split one, in F32, F16 or BF16")->required();
-  cmd->add_option("OUT", o->out, "File to write (.gguf)")->required();
+  cmd->add_option("IN", o->in, "GGUF file, or any part of a split one, in F32, F16 or BF16")
+      ->required()
+      ->check(not_empty());
+  cmd->add_option("OUT", o->out, "File to write (.gguf)")->required()->check(not_empty());
   cmd->add_option("TYPE", o->type, "Type or mixture, as llama-quantize names them: " + type_names())
       ->required()
       ->check([](const std::string& name) {

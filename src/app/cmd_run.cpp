@@ -1,14 +1,20 @@
 #include <fmt/format.h>
+#include <unistd.h>
 
-#include <cstdio>
 #include <memory>
+#include <optional>
+#include <utility>
 
 #include "app/commands.h"
 #include "app/console.h"
+#include "app/option_checks.h"
 #include "app/options.h"
 #include "app/progress.h"
+#include "base/files.h"
+#include "base/print.h"
 #include "model/types.h"
 #include "tokenizer/chat.h"
+#include "tokenizer/chat_parse.h"
 #include "tokenizer/tokenizer.h"
 
 namespace facet {
@@ -18,12 +24,14 @@ struct Options {
   EngineConfig engine;
   DraftOptions draft;
   Sampling sampling;
+  Voice voice;
   bool seed_given = false, raw = false, ignore_eos = false, thinking = false;
+  bool in_thought = false;  // the prompt ends inside a thought
   std::string prompt, tokens, out_tokens;
   int n = -1;
 };
 
-Result<std::vector<int32_t>> prompt_ids(const Options& o, const Engine& e) {
+Result<std::vector<int32_t>> prompt_ids(Options& o, const Engine& e) {
   if (!o.tokens.empty()) return read_token_file(o.tokens, e.model().n_vocab);
   const Tokenizer* t = e.tokenizer();
   if (!t)
@@ -38,21 +46,88 @@ Result<std::vector<int32_t>> prompt_ids(const Options& o, const Engine& e) {
                            .enable_thinking = o.thinking,
                            .variant = chat_variant(t->vocab().chat_template, e.model().d_ple > 0)});
   if (!text) return text.error();
+  o.in_thought = ends_in_thought(*text);
   return t->encode(*text, true, true);
 }
 
+// The answer on stdout, its thoughts on stderr.
+class Output {
+ public:
+  Output(const Options& o, const Engine& e) : o_(o) {
+    if (!o.tokens.empty() || !e.tokenizer()) return;
+    decoder_.emplace(*e.tokenizer(), false);
+    if (!o.raw) parser_.emplace(ParseOptions{.in_thought = o.in_thought});
+  }
+  void push(std::span<const int32_t> ids) {
+    all_.insert(all_.end(), ids.begin(), ids.end());
+    for (const int32_t id : ids) {
+      if (decoder_)
+        text(decoder_->push(id));
+      else if (o_.out_tokens.empty())
+        print_out("{}\n", id);
+    }
+    flush_out();
+  }
+  void finish() {
+    if (!decoder_) return;
+    text(decoder_->finish());
+    if (parser_) show(parser_->finish());
+    end_thought();
+    put_out("\n");
+    flush_out();
+    if (o_.voice.quiet || !parser_) return;
+    for (const ParsedCall& c : parser_->message().tool_calls)
+      print_err("(the model calls {} {}; run has no tools)\n", c.name, c.arguments);
+  }
+  const std::vector<int32_t>& all() const { return all_; }
+
+ private:
+  void text(const std::string& s) { parser_ ? show(parser_->push(s)) : put_out(s); }
+  void show(const std::vector<ParseEvent>& events) {
+    for (const ParseEvent& e : events) {
+      if (e.kind == ParseEvent::Kind::kContent) {
+        end_thought();
+        put_out(e.text);
+      } else if (e.kind == ParseEvent::Kind::kReasoning && !o_.voice.quiet) {
+        if (!std::exchange(in_thought_, true)) put_err(dim_ ? "\033[2m" : "(thinking) ");
+        put_err(e.text);
+      }
+    }
+  }
+  void end_thought() {
+    if (std::exchange(in_thought_, false)) put_err(dim_ ? "\033[0m\n" : "\n");
+  }
+
+  const Options& o_;
+  std::optional<StreamDecoder> decoder_;
+  std::optional<ChatParser> parser_;
+  std::vector<int32_t> all_;
+  bool in_thought_ = false, dim_ = takes_escapes(STDERR_FILENO);
+};
+
+// What can be known before the model is read.
+Status prepare(Options& o) {
+  if (auto ok = find_model(o.engine.model); !ok) return ok;
+  if (!o.out_tokens.empty())
+    if (auto ok = check_output(o.out_tokens, files_of(o.engine.model, {o.tokens})); !ok) return ok;
+  if (o.prompt != "-" || !o.tokens.empty()) return Ok{};
+  auto text = read_stdin();
+  if (!text) return text.error();
+  o.prompt = std::move(*text);
+  if (!o.raw && o.prompt.ends_with('\n')) o.prompt.pop_back();  // that of echo
+  return Ok{};
+}
+
 int run(Options& o) {
+  if (auto ok = prepare(o); !ok) return report(ok.error());
   draw_seed(o.sampling, o.seed_given);
-  auto opened = open_engine(o.engine, o.draft);
+  auto opened = open_engine(o.engine, o.draft, o.voice);
   if (!opened) return report(opened.error());
   Engine& engine = **opened;
   auto ids = prompt_ids(o, engine);
   if (!ids) return report(ids.error());
 
-  const bool text = o.tokens.empty();
-  std::unique_ptr<StreamDecoder> decoder;
-  if (engine.tokenizer() && text) decoder = std::make_unique<StreamDecoder>(*engine.tokenizer(), false);
-  std::vector<int32_t> out;
+  Output out(o, engine);
   std::string error;
   Usage usage;
   Stop why = Stop::kError;
@@ -60,19 +135,13 @@ int run(Options& o) {
                   .max_tokens = o.n,
                   .sampling = o.sampling,
                   .ignore_eos = o.ignore_eos,
-                  .suppress_special = text && !o.raw};
-  auto progress = std::make_unique<Progress>("prompt", Progress::Unit::kTokens);
+                  .suppress_special = o.tokens.empty() && !o.raw};
+  std::unique_ptr<Progress> progress;
+  if (!o.voice.quiet) progress = std::make_unique<Progress>("prompt", Progress::Unit::kTokens);
   auto id = engine.submit(std::move(request), {.tokens =
                                                    [&](RequestId, std::span<const int32_t> t) {
                                                      progress.reset();
-                                                     out.insert(out.end(), t.begin(), t.end());
-                                                     for (int32_t x : t) {
-                                                       if (decoder)
-                                                         fmt::print("{}", decoder->push(x));
-                                                       else if (o.out_tokens.empty())
-                                                         fmt::print("{}\n", x);
-                                                     }
-                                                     std::fflush(stdout);
+                                                     out.push(t);
                                                    },
                                                .done = [&](RequestId, Stop s, const Usage& u,
                                                            const std::string& e) { why = s, usage = u, error = e; },
@@ -82,17 +151,24 @@ int run(Options& o) {
                                                    }});
   if (!id) return report(id.error());
   Interrupts interrupts;
+  bool interrupted = false;
   while (engine.tick())
-    if (Interrupts::pending()) engine.cancel(*id), Interrupts::clear();
+    if (Interrupts::pending() || out_failed()) {
+      interrupted |= Interrupts::pending();
+      engine.cancel(*id), Interrupts::clear();
+    }
   progress.reset();
-  if (decoder) fmt::print("{}\n", decoder->finish());
-  std::fflush(stdout);
+  out.finish();
   if (why == Stop::kError) return report({"run", error, ""});
-  fmt::print(stderr, "{}\n", usage_line(usage, why, o.sampling));
+  if (!o.voice.quiet) {
+    print_err("{}\n", o.voice.verbose ? long_usage_line(usage, why, o.sampling)
+                                      : usage_line(usage, why) + seed_part(o.sampling));
+    if (const std::string warning = draft_warning(usage); !warning.empty()) print_err("note: {}\n", warning);
+  }
   if (!o.out_tokens.empty())
-    if (auto ok = write_token_file(o.out_tokens, out); !ok) return report(ok.error());
+    if (auto ok = write_token_file(o.out_tokens, out.all()); !ok) return report(ok.error());
   if (auto ok = lockstep_verdict(engine); !ok) return report(ok.error());
-  return kExitOk;
+  return interrupted ? kExitInterrupted : kExitOk;
 }
 
 }  // namespace
@@ -103,16 +179,21 @@ void add_run(CLI::App& app, int& rc) {
   add_engine_options(cmd, o->engine);
   add_draft_options(cmd, o->draft, o->engine);
   add_sampling_options(cmd, o->sampling, o->seed_given);
-  auto* prompt = cmd->add_option("-p,--prompt", o->prompt, "Text of one user turn");
+  auto* prompt = cmd->add_option("-p,--prompt", o->prompt, "Text of one user turn; -: standard input");
   cmd->add_flag("--raw", o->raw, "The prompt is the text as it is, without turns")->needs(prompt);
-  cmd->add_flag("--think", o->thinking, "Let the model think first")->needs(prompt);
-  cmd->add_option("--tokens", o->tokens, "Prompt as a file of token ids (int32, little endian)")->excludes(prompt);
-  cmd->add_option("-n,--n-predict", o->n, "Tokens to generate; -1: until the model stops or the context is full")
+  cmd->add_flag("--think", o->thinking, "Let the model think first; its thoughts go to stderr")->needs(prompt);
+  cmd->add_option("--tokens", o->tokens, "Prompt as a file of token ids (int32, little endian)")
+      ->check(not_empty())
+      ->excludes(prompt);
+  cmd->add_option("-n,--n-predict", o->n,
+                  "Tokens to generate; 0: none, -1: until the model stops or the context is full")
       ->check(CLI::Range(-1, 1 << 24))
       ->capture_default_str();
   cmd->add_flag("--ignore-eos", o->ignore_eos, "Go on after the end-of-generation token");
-  cmd->add_option("--out-tokens", o->out_tokens, "Write the generated ids to this file (int32, little endian)");
+  cmd->add_option("--out-tokens", o->out_tokens, "Write the generated ids to this file (int32, little endian)")
+      ->check(not_empty());
   add_lockstep_option(cmd, o->engine);
+  add_voice_options(cmd, o->voice);
   cmd->callback([o, cmd, &rc] {
     if (cmd->count("-p") + cmd->count("--tokens") == 0) throw CLI::RequiredError("-p or --tokens");
     rc = run(*o);

@@ -8,7 +8,10 @@
 
 #include "app/commands.h"
 #include "app/console.h"
+#include "app/option_checks.h"
 #include "app/options.h"
+#include "base/files.h"
+#include "base/print.h"
 #include "model/types.h"
 #include "server/service.h"
 #include "tokenizer/tokenizer.h"
@@ -22,6 +25,22 @@ struct Options {
   ServiceConfig service;
   bool seed_given = false;
   std::string alias;
+};
+
+// The engine on a thread of its own, which ends before this does, whatever happens between.
+class Running {
+ public:
+  explicit Running(Engine& engine) : engine_(engine), thread_([&engine] { engine.run(); }) {}
+  ~Running() {
+    engine_.stop();
+    thread_.join();
+  }
+  Running(const Running&) = delete;
+  Running& operator=(const Running&) = delete;
+
+ private:
+  Engine& engine_;
+  std::thread thread_;
 };
 
 int run(Options& o) {
@@ -46,14 +65,12 @@ int run(Options& o) {
   std::signal(SIGPIPE, SIG_IGN);
   auto service = Service::open(engine, s);
   if (!service) return report(service.error());
-  std::thread thread([&] { engine.run(); });
-  fmt::print(stderr, "{}: context {} for each of {} requests at once, {} waiting; {} threads\n", s.model,
-             engine.config().n_ctx, engine.config().max_seq, s.queue, engine.config().n_threads);
-  fmt::print("listening on {}\n", (*service)->url());
-  std::fflush(stdout);
+  const Running running(engine);
+  print_err("{}: context {} for each of {} requests at once, {} waiting; {} threads\n", s.model, engine.config().n_ctx,
+            engine.config().max_seq, s.queue, engine.config().n_threads);
+  print_out("listening on {}\n", (*service)->url());
+  flush_out();
   const Status ended = (*service)->run();
-  engine.stop();
-  thread.join();
   return ended ? int(kExitOk) : report(ended.error());
 }
 
@@ -89,9 +106,11 @@ void add_serve(CLI::App& app, int& rc) {
       ->check(CLI::Range(0, 4096))
       ->capture_default_str();
   auto* key = cmd->add_option("--api-key", s.api_key,
-                              "Key that clients must send (others on this machine see it in the list of processes)");
+                              "Key that clients must send (others on this machine see it in the list of processes)")
+                  ->check(not_empty());
   cmd->add_option("--api-key-file", s.api_key_file,
                   "File of keys, one a line, each perhaps with a name for the log; read again on SIGHUP")
+      ->check(not_empty())
       ->excludes(key);
   cmd->add_option("--cors-origin", s.cors_origins,
                   "Origin whose pages may read answers (https://chat.example); may be repeated; *: every one")

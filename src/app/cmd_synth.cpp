@@ -5,6 +5,7 @@
 
 #include "app/commands.h"
 #include "app/console.h"
+#include "app/option_checks.h"
 #include "app/options.h"
 #include "app/progress.h"
 #include "formats/synth.h"
@@ -57,8 +58,10 @@ void add_synth(CLI::App& app, int& rc) {
   cmd->add_flag(
       "--vocab", o->vocab,
       "With the tokenizer of the shipped model, filled up to the preset's number of tokens: for run and serve");
-  cmd->add_option("OUT", o->out, "File to write (.gguf)")->required();
-  cmd->add_option("--seed", o->seed, "The same seed gives the same bytes")->capture_default_str();
+  cmd->add_option("OUT", o->out, "File to write (.gguf)")->required()->check(not_empty());
+  cmd->add_option("--seed", o->seed, "The same seed gives the same bytes")
+      ->check(whole_number())
+      ->capture_default_str();
   cmd->callback([o, &rc] { rc = run(*o); });
 }
 

@@ -5,6 +5,7 @@
 
 #include "app/commands.h"
 #include "app/console.h"
+#include "app/option_checks.h"
 #include "app/paths.h"
 #include "formats/gguf.h"
 #include "tokenizer/json.h"
@@ -108,14 +109,16 @@ void add_tokenize(CLI::App& app, int& rc) {
   const auto finish = [&rc](Result<int> result) { rc = result ? *result : report(result.error()); };
 
   CLI::App* tokenize_cmd = app.add_subcommand("tokenize", "text on stdin to {\"ids\": [...], \"tokens\": [...]}");
-  tokenize_cmd->add_option("-m,--model", o->model, "GGUF file; default: the model beside the program");
+  tokenize_cmd->add_option("-m,--model", o->model, "GGUF file; default: the model beside the program")
+      ->check(not_empty());
   tokenize_cmd->add_flag("--no-bos", o->no_bos, "do not begin with <bos>");
   tokenize_cmd->add_flag("--no-special", o->no_special, "control tokens spelled in the text are plain text");
   tokenize_cmd->add_flag("--check", o->check, "compare the file's tokenizer with published ids; reads no stdin");
   tokenize_cmd->callback([o, finish] { finish(tokenize(*o)); });
 
   CLI::App* detokenize_cmd = app.add_subcommand("detokenize", "[ids] or {\"ids\": [...]} on stdin to text");
-  detokenize_cmd->add_option("-m,--model", o->model, "GGUF file; default: the model beside the program");
+  detokenize_cmd->add_option("-m,--model", o->model, "GGUF file; default: the model beside the program")
+      ->check(not_empty());
   detokenize_cmd->add_flag("--show-special", o->show_special, "spell control tokens instead of dropping them");
   detokenize_cmd->callback([o, finish] { finish(detokenize(*o)); });
 }

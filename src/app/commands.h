@@ -3,8 +3,8 @@
 
 namespace facet {
 
-// Exit codes of the program: 0 success, 1 failure, 2 usage.
-enum Exit : int { kExitOk = 0, kExitFailure = 1, kExitUsage = 2 };
+// Exit codes of the program: 0 success, 1 failure, 2 usage, 130 ended by Ctrl-C.
+enum Exit : int { kExitOk = 0, kExitFailure = 1, kExitUsage = 2, kExitInterrupted = 130 };
 
 // All subcommands, as the program and its manual have them.
 void add_commands(CLI::App& app, int& rc);

@@ -1,16 +1,90 @@
-#include "app/commands.h"
+#include <unistd.h>
 
-int main(int argc, char** argv) {
+#include <csignal>
+#include <exception>
+#include <new>
+#include <string>
+
+#include "app/commands.h"
+#include "app/console.h"
+#include "base/print.h"
+
+namespace facet {
+namespace {
+
+// What no one foresaw, in one line.
+int unforeseen(const std::exception& e) {
+  if (dynamic_cast<const std::bad_alloc*>(&e))
+    return report({"", "out of memory", "use a smaller context (-c) or model, or allow the program more"});
+  return report({"", e.what(), ""});
+}
+
+// An exception that leaves a thread ends the program at once: in the same words, without a core file.
+[[noreturn]] void on_terminate() {
+  int rc = kExitFailure;
+  if (const std::exception_ptr p = std::current_exception()) {
+    try {
+      std::rethrow_exception(p);
+    } catch (const std::exception& e) {
+      rc = unforeseen(e);
+    } catch (...) {
+      rc = report({"", "an error of unknown kind", ""});
+    }
+  }
+  ::_exit(rc);
+}
+
+bool has_command(const CLI::App& app, const std::string& name) {
+  return !app.get_subcommands([&](const CLI::App* sub) { return sub->get_name() == name; }).empty();
+}
+std::string command_names(const CLI::App& app) {
+  std::string names;
+  for (const CLI::App* sub : app.get_subcommands([](const CLI::App*) { return true; }))
+    names += (names.empty() ? "" : ", ") + sub->get_name();
+  return names;
+}
+
+int usage_error(const std::string& what) {
+  print_err("facet: {}\nRun with --help for more information.\n", on_one_line(what));
+  return kExitUsage;
+}
+
+int run_program(int argc, char** argv) {
   CLI::App app{"facet: Gemma 4 inference"};
   app.set_version_flag("--version", FACET_VERSION);
   app.require_subcommand(1);
-  int rc = facet::kExitOk;
-  facet::add_commands(app, rc);
+  int rc = kExitOk;
+  add_commands(app, rc);
+  if (argc > 1 && argv[1][0] != '-' && !has_command(app, argv[1]))
+    return usage_error(std::string("unknown command '") + argv[1] + "', expected one of " + command_names(app));
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& e) {
-    const int code = app.exit(e);
-    return code == 0 ? facet::kExitOk : facet::kExitUsage;
+    if (e.get_exit_code() == 0) return app.exit(e);  // --help, --version
+    return usage_error(e.what());
+  } catch (const std::exception& e) {
+    return unforeseen(e);
+  }
+  return rc;
+}
+
+}  // namespace
+}  // namespace facet
+
+int main(int argc, char** argv) {
+  facet::open_closed_streams();
+  std::set_terminate(facet::on_terminate);
+  std::signal(SIGXFSZ, SIG_IGN);  // a write beyond the limit fails, and is told like any other
+  int rc = facet::kExitFailure;
+  try {
+    rc = facet::run_program(argc, argv);
+  } catch (const std::exception& e) {
+    rc = facet::unforeseen(e);
+  }
+  // What was printed counts once it is out: a full disk behind stdout is a failure.
+  if (const facet::Status out = facet::finish_out(); !out) {
+    if (rc != facet::kExitOk) return rc;  // which has been told
+    rc = facet::report(out.error());
   }
   return rc;
 }

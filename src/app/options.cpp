@@ -6,15 +6,16 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <csignal>
 #include <cstring>
-#include <fstream>
-#include <map>
 #include <random>
 
+#include "app/option_checks.h"
 #include "app/paths.h"
 #include "app/progress.h"
+#include "base/files.h"
 #include "base/mmap.h"
+#include "base/print.h"
+#include "formats/gguf.h"
 #include "tokenizer/tokenizer.h"
 
 namespace facet {
@@ -32,11 +33,6 @@ extern "C" void on_interrupt(int) {
   errno = kept;
 }
 
-const std::map<std::string, KvType> kKvTypes{{"f32", KvType::kF32},
-                                             {"f16", KvType::kF16},
-                                             {"q8_0", KvType::kQ8_0},
-                                             {"q4_0", KvType::kQ4_0},
-                                             {"tq3_0", KvType::kTQ3_0}};
 const std::map<std::string, CpuIsa> kIsas{{"auto", CpuIsa::kAuto},
                                           {"scalar", CpuIsa::kScalar},
                                           {"avx2", CpuIsa::kAvx2},
@@ -45,8 +41,18 @@ const std::map<std::string, CpuIsa> kIsas{{"auto", CpuIsa::kAuto},
 
 }  // namespace
 
+const std::map<std::string, KvType>& kv_types() {
+  static const std::map<std::string, KvType> types{{"f32", KvType::kF32},
+                                                   {"f16", KvType::kF16},
+                                                   {"q8_0", KvType::kQ8_0},
+                                                   {"q4_0", KvType::kQ4_0},
+                                                   {"tq3_0", KvType::kTQ3_0}};
+  return types;
+}
+
 void add_model_option(CLI::App* cmd, std::string& path) {
-  cmd->add_option("-m,--model", path, "Model file (GGUF); omitted: the model that comes with the program");
+  cmd->add_option("-m,--model", path, "Model file (GGUF); omitted: the model that comes with the program")
+      ->check(not_empty());
 }
 
 void add_engine_options(CLI::App* cmd, EngineConfig& c) {
@@ -65,28 +71,25 @@ void add_engine_options(CLI::App* cmd, EngineConfig& c) {
   cmd->add_option("--gpu", c.gpu, "Which GPU, as nvidia-smi numbers them")
       ->check(CLI::Range(0, 63))
       ->capture_default_str();
-  cmd->add_option("--cpu-isa", c.cpu_isa, "Instruction set of the cpu backend: auto, scalar, avx2, avx512 or amx")
-      ->transform(CLI::CheckedTransformer(kIsas, CLI::ignore_case))
-      ->option_text("TYPE");
-  cmd->add_option("--kv-k", c.kv_k, "Type of cached keys: f32, f16, q8_0, q4_0 or tq3_0 (default: f16; f32 on ref)")
-      ->transform(CLI::CheckedTransformer(kKvTypes, CLI::ignore_case))
-      ->option_text("TYPE");
-  cmd->add_option("--kv-v", c.kv_v, "Type of cached values, likewise")
-      ->transform(CLI::CheckedTransformer(kKvTypes, CLI::ignore_case))
-      ->option_text("TYPE");
+  add_named(cmd, "--cpu-isa", c.cpu_isa, kIsas,
+            "Instruction set of the cpu backend: auto, scalar, avx2, avx512 or amx");
+  add_named(cmd, "--kv-k", c.kv_k, kv_types(),
+            "Type of cached keys: f32, f16, q8_0, q4_0 or tq3_0 (default: f16; f32 on ref)");
+  add_named(cmd, "--kv-v", c.kv_v, kv_types(), "Type of cached values, likewise");
   cmd->add_option("--chunk", c.chunk,
                   "Tokens of a prompt computed in one step; 0: 512, on a GPU up to 4096 as context and memory allow")
       ->check(CLI::Range(0, 65536))
       ->capture_default_str();
   cmd->add_option("--memory", c.memory,
                   "Bytes that may be used, with a suffix if you like (8GB); omitted: what is available")
-      ->transform(CLI::AsSizeValue(false));
+      ->transform(byte_count(1));
 }
 
 void add_draft_options(CLI::App* cmd, DraftOptions& o, EngineConfig& c) {
   cmd->add_option("--draft", o.sources,
                   "Drafter that proposes tokens to verify: a path (repeatable); dflash or mtp, the one beside the "
                   "model; auto, whatever is there; or none. It changes no text, only the speed")
+      ->check(not_empty())
       ->option_text("PATH|auto|dflash|mtp|none [auto]");
   cmd->add_option("--draft-max", c.draft.max, "Tokens of a draft at most; 0: 15, or what the drafter can")
       ->check(CLI::Range(0, kMaxDraft))
@@ -102,33 +105,32 @@ void add_draft_options(CLI::App* cmd, DraftOptions& o, EngineConfig& c) {
 }
 
 void add_sampling_options(CLI::App* cmd, Sampling& s, bool& seed_given) {
-  cmd->add_option("--temp", s.temperature, "Temperature; 0 is greedy")
-      ->check(CLI::Range(0.f, 100.f))
-      ->capture_default_str();
+  cmd->add_option("--temp", s.temperature, "Temperature; 0 is greedy")->check(number_in(0, 100))->capture_default_str();
   cmd->add_option("--top-k", s.top_k, "Keep the k likeliest tokens; 0: all")
       ->check(CLI::Range(0, 1 << 24))
       ->capture_default_str();
   cmd->add_option("--top-p", s.top_p, "Keep the likeliest tokens that make up this probability; 1: all")
-      ->check(CLI::Range(0.f, 1.f))
+      ->check(number_in(0, 1))
       ->capture_default_str();
   cmd->add_option("--min-p", s.min_p, "Keep tokens at least this likely, relative to the likeliest; 0: all")
-      ->check(CLI::Range(0.f, 1.f))
+      ->check(number_in(0, 1))
       ->capture_default_str();
   cmd->add_option("--repeat-penalty", s.repeat_penalty, "Divides the logits of recent tokens; 1: off")
-      ->check(CLI::Range(.01f, 100.f))
+      ->check(number_in(.01, 100))
       ->capture_default_str();
   cmd->add_option("--repeat-last-n", s.repeat_last_n, "Recent tokens that penalties look at; -1: all")
       ->check(CLI::Range(-1, 1 << 24))
       ->capture_default_str();
   cmd->add_option("--presence-penalty", s.presence_penalty, "Subtracted from the logits of recent tokens")
-      ->check(CLI::Range(-100.f, 100.f))
+      ->check(number_in(-100, 100))
       ->capture_default_str();
   cmd->add_option("--frequency-penalty", s.frequency_penalty, "Subtracted once per occurrence")
-      ->check(CLI::Range(-100.f, 100.f))
+      ->check(number_in(-100, 100))
       ->capture_default_str();
   cmd->add_option_function<uint64_t>(
-      "--seed", [&s, &seed_given](const uint64_t& v) { s.seed = v, seed_given = true; },
-      "The same seed gives the same text; omitted: drawn anew");
+         "--seed", [&s, &seed_given](const uint64_t& v) { s.seed = v, seed_given = true; },
+         "The same seed gives the same text; omitted: drawn anew")
+      ->check(whole_number());
 }
 
 void draw_seed(Sampling& s, bool seed_given) {
@@ -143,30 +145,44 @@ Status find_model(std::string& path) {
   return Ok{};
 }
 
-Result<std::unique_ptr<Engine>> open_engine(EngineConfig c, const DraftOptions& draft) {
+void add_voice_options(CLI::App* cmd, Voice& v) {
+  auto* verbose = cmd->add_flag("-v,--verbose", v.verbose, "Say more: memory by purpose, speeds, drafts by place");
+  cmd->add_flag("--quiet", v.quiet, "Say nothing but the answer and errors")->excludes(verbose);
+}
+
+std::vector<std::string> files_of(const std::string& model, std::vector<std::string> others) {
+  for (std::string& part : gguf_parts(model)) others.push_back(std::move(part));
+  return others;
+}
+
+Result<std::unique_ptr<Engine>> open_engine(EngineConfig c, const DraftOptions& draft, Voice voice) {
   if (auto ok = find_model(c.model); !ok) return ok.error();
   auto files = draft_files(c.model, draft);
   if (!files) return files.error();
-  for (const std::string& note : files->notes) fmt::print(stderr, "note: {}\n", note);
+  for (const std::string& note : files->notes) print_err("note: {}\n", note);
   c.draft.files = std::move(files->paths);
   c.draft.optional = files->optional;
   if (c.draft.min > c.draft.rows())
     return Error{"--draft-min", fmt::format("expected at most --draft-max ({}), found {}", c.draft.rows(), c.draft.min),
                  "raise --draft-max"};
-  for (const std::string& path : c.draft.files) fmt::print(stderr, "drafter: {}\n", path);
-  c.noted = [](const std::string& note) { fmt::print(stderr, "note: {}\n", note); };
-  c.planned = [](const std::string& plan) { fmt::print(stderr, "memory: {}\n", plan); };
+  if (!voice.quiet) {
+    for (const std::string& path : c.draft.files) print_err("drafter: {}\n", path);
+    c.noted = [](const std::string& note) { print_err("note: {}\n", note); };
+    c.planned = [voice](const std::string& sum, const std::string& table) {
+      print_err("memory: {}\n{}", sum, voice.verbose ? table : "");
+    };
+  }
   // The engine keeps its configuration; the bar goes when the weights are there.
-  const auto bar = std::make_shared<std::unique_ptr<Progress>>(std::make_unique<Progress>("loading"));
+  const auto bar = std::make_shared<std::unique_ptr<Progress>>();
+  if (!voice.quiet) *bar = std::make_unique<Progress>("loading");
   c.loading = [bar](uint64_t done, uint64_t total) {
     if (*bar) (*bar)->update(done, total);
     if (done == total) bar->reset();
   };
   auto engine = Engine::open(c);
   bar->reset();
-  if (engine && (*engine)->tokenizer())
-    for (const std::string& note : (*engine)->tokenizer()->vocab().notes)
-      fmt::print(stderr, "note: {}: {}\n", c.model, note);
+  if (engine && (*engine)->tokenizer() && !voice.quiet)
+    for (const std::string& note : (*engine)->tokenizer()->vocab().notes) print_err("note: {}: {}\n", c.model, note);
   return engine;
 }
 
@@ -179,11 +195,10 @@ void add_lockstep_option(CLI::App* cmd, EngineConfig& c) {
 Status lockstep_verdict(const Engine& e) {
   if (!e.config().lockstep) return Ok{};
   const LockstepReport r = e.lockstep_report();
-  fmt::print(stderr, "{:<24} {:>9} {:>6} {:>11} {:>11} {:>9}\n", "verb", "compared", "over", "worst error", "bound",
-             "of bound");
+  print_err("{:<24} {:>9} {:>6} {:>11} {:>11} {:>9}\n", "verb", "compared", "over", "worst error", "bound", "of bound");
   for (const LockstepReport::Verb& v : r.verbs)
-    fmt::print(stderr, "{:<24} {:>9} {:>6} {:>11.3g} {:>11.3g} {:>8.1f}%\n", v.name, v.compared, v.over, v.error,
-               v.bound, 100 * v.error / v.bound);
+    print_err("{:<24} {:>9} {:>6} {:>11.3g} {:>11.3g} {:>8.1f}%\n", v.name, v.compared, v.over, v.error, v.bound,
+              100 * v.error / v.bound);
   if (r.first_over.empty()) return Ok{};
   return Error{"--lockstep", r.first_over, "the first verb over its bound; those after it were judged on its result"};
 }
@@ -205,34 +220,10 @@ Result<std::vector<int32_t>> read_token_file(const std::string& path, int n_voca
 }
 
 Status write_token_file(const std::string& path, std::span<const int32_t> ids) {
-  std::ofstream f(path, std::ios::binary);
-  f.write(reinterpret_cast<const char*>(ids.data()), std::streamsize(ids.size_bytes()));
-  f.close();
-  if (!f) return Error{path, "cannot write the token ids", "check the folder and the space on the disk"};
-  return Ok{};
-}
-
-std::string usage_line(const Usage& u, Stop why, const Sampling& s) {
-  auto rate = [](int n, double seconds) { return seconds > 0 ? n / seconds : 0.0; };
-  const std::string seed = s.temperature > 0 ? fmt::format("; seed {}", s.seed) : "";
-  return fmt::format("prompt {} tokens ({} cached), {:.1f} tok/s; answer {} tokens, {:.1f} tok/s{}; stop: {}{}",
-                     u.prompt, u.cached, rate(u.prompt - u.cached, u.prefill_s), u.generated,
-                     rate(u.generated, u.decode_s), draft_line(u), stop_name(why), seed);
-}
-
-std::string draft_line(const Usage& u) {
-  std::string s;
-  if (u.rounds > 0) {
-    s = fmt::format(", {:.2f} a step", u.tokens_per_step());
-    for (size_t i = 0; i < u.methods.size(); ++i)
-      s += i == 0 ? " with " + u.methods[i].method
-                  : fmt::format(", {} from token {}", u.methods[i].method, u.methods[i].at);
-    s += fmt::format("; drafts {} of {} right, by place", u.accepted, u.drafted);
-    for (size_t k = 0; k < u.offered_at.size(); ++k)
-      s += fmt::format(" {:.2f}", u.offered_at[k] > 0 ? double(u.accepted_at[k]) / u.offered_at[k] : 0.);
-  }
-  if (!u.draft_inactive_reason.empty()) s += "; " + u.draft_inactive_reason;
-  return s;
+  auto file = OutputFile::create(path);
+  if (!file) return file.error();
+  if (auto ok = file->write(std::as_bytes(ids)); !ok) return ok;
+  return file->finish();
 }
 
 Interrupts::Interrupts() {
@@ -241,9 +232,9 @@ Interrupts::Interrupts() {
   struct sigaction a {};
   a.sa_handler = on_interrupt;
   a.sa_flags = SA_RESTART;
-  ::sigaction(SIGINT, &a, nullptr);
+  ::sigaction(SIGINT, &a, &before_);
 }
-Interrupts::~Interrupts() { ::signal(SIGINT, SIG_DFL); }
+Interrupts::~Interrupts() { ::sigaction(SIGINT, &before_, nullptr); }
 bool Interrupts::pending() { return g_interrupts > 0; }
 void Interrupts::clear() {
   g_interrupts = 0;

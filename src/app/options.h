@@ -1,6 +1,8 @@
 #pragma once
 #include <CLI/CLI.hpp>
+#include <csignal>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <span>
 #include <string>
@@ -30,9 +32,15 @@ void draw_seed(Sampling& s, bool seed_given);
 // What -m says, or the shipped model.
 Status find_model(std::string& path);
 
+// How much a command says on stderr beside errors.
+struct Voice {
+  bool verbose = false, quiet = false;
+};
+void add_voice_options(CLI::App* cmd, Voice& v);  // -v, --quiet
+
 // Opens what -m names, or the shipped model, with the drafters that `draft` names; prints what there is to know about
 // the files.
-Result<std::unique_ptr<Engine>> open_engine(EngineConfig c, const DraftOptions& draft = {{"none"}});
+Result<std::unique_ptr<Engine>> open_engine(EngineConfig c, const DraftOptions& draft = {{"none"}}, Voice voice = {});
 // --lockstep.
 void add_lockstep_option(CLI::App* cmd, EngineConfig& c);
 // With --lockstep: how far every verb was from the reference, to stderr; an error when one was beyond its bound.
@@ -48,21 +56,38 @@ Result<DraftFiles> draft_files(const std::string& model, const DraftOptions& o);
 Result<std::vector<int32_t>> read_token_file(const std::string& path, int n_vocab);
 Status write_token_file(const std::string& path, std::span<const int32_t> ids);
 
+// "48 tokens in 0.4 s, 120 tok/s; prompt 31 tokens (12 cached); drafts accepted 80 of 120"
+std::string usage_line(const Usage& u, Stop why);
+std::string seed_part(const Sampling& s);  // "; seed 1", empty when greedy
 // "prompt 31 tokens (12 cached), 812.4 tok/s; answer 48 tokens, 120.1 tok/s; stop: eos; seed 1"
-std::string usage_line(const Usage& u, Stop why, const Sampling& s);
+std::string long_usage_line(const Usage& u, Stop why, const Sampling& s);
 
 // Its part about drafting: ", 3.10 a step with mtp; drafts 80 of 120 right, by place 0.92 0.80 0.71"
 std::string draft_line(const Usage& u);
+
+// What to know about a drafter that was of no use; empty: nothing.
+std::string draft_warning(const Usage& u);
+
+// The files behind a model, and others: what an output must not be.
+std::vector<std::string> files_of(const std::string& model, std::vector<std::string> others);
+
+// The names of --kv-k.
+const std::map<std::string, KvType>& kv_types();
 
 // Set by Ctrl-C while an Interrupts object lives.
 class Interrupts {
  public:
   Interrupts();
   ~Interrupts();
+  Interrupts(const Interrupts&) = delete;
+  Interrupts& operator=(const Interrupts&) = delete;
   static bool pending();
   static void clear();
   // Until there is something to read; false: Ctrl-C came first, whenever it did, and is cleared.
   static bool wait_for_input(int fd);
+
+ private:
+  struct sigaction before_;
 };
 
 }  // namespace facet

@@ -6,6 +6,9 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "app/console.h"
+#include "base/print.h"
+
 namespace facet {
 
 Progress::Progress(std::string label, Unit unit)
@@ -13,10 +16,10 @@ Progress::Progress(std::string label, Unit unit)
       unit_(unit),
       start_(Clock::now()),
       last_(start_),
-      terminal_(::isatty(STDERR_FILENO) == 1) {}
+      terminal_(takes_escapes(STDERR_FILENO)) {}
 
 Progress::~Progress() {
-  if (drawn_) fmt::print(stderr, "\r\033[K");
+  if (drawn_) print_err("\r\033[K");
 }
 
 void Progress::update(uint64_t done, uint64_t total) {
@@ -34,9 +37,9 @@ void Progress::update(uint64_t done, uint64_t total) {
                                                                   double(total) / 1e9, rate / 1e9)
                              : unit_ == Unit::kRuns ? fmt::format("{}/{}", done, total)
                                                     : fmt::format("{}/{} tokens  {:.0f} tok/s", done, total, rate);
-  fmt::print(stderr, "\r\033[K{} [{}{}] {:3.0f}%  {}  {:.0f} s left", label_, std::string(size_t(filled), '#'),
-             std::string(size_t(kWidth - filled), '.'), part * 100, amount,
-             rate > 0 ? double(total - std::min(done, total)) / rate : 0.0);
+  print_err("\r\033[K{} [{}{}] {:3.0f}%  {}  {:.0f} s left", label_, std::string(size_t(filled), '#'),
+            std::string(size_t(kWidth - filled), '.'), part * 100, amount,
+            rate > 0 ? double(total - std::min(done, total)) / rate : 0.0);
   std::fflush(stderr);
 }
 

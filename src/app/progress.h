@@ -5,7 +5,7 @@
 
 namespace facet {
 
-// A progress line on stderr for work that takes more than a second, if stderr is a terminal.
+// A progress line on stderr for work that takes more than a second, if stderr is a terminal that takes escapes.
 class Progress {
  public:
   enum class Unit { kBytes, kTokens, kRuns };

@@ -1,6 +1,5 @@
 #include "base/mmap.h"
 
-#include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -8,6 +7,8 @@
 #include <cerrno>
 #include <cstdint>
 #include <cstring>
+
+#include "base/files.h"
 
 namespace facet {
 
@@ -19,13 +20,14 @@ void release_pages(std::span<const std::byte> piece) {
 }
 
 Result<MappedFile> MappedFile::open(const std::string& path) {
-  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (fd < 0)
-    return Error{path, std::string("cannot open: ") + std::strerror(errno), "check the path and its permissions"};
+  auto opened = open_regular(path);
+  if (!opened) return opened.error();
+  const int fd = *opened;
   struct stat st {};
-  if (::fstat(fd, &st) != 0 || !S_ISREG(st.st_mode)) {
+  if (::fstat(fd, &st) != 0) {
+    const int e = errno;
     ::close(fd);
-    return Error{path, "expected a regular file", "give the path of a file, not of a folder or device"};
+    return Error{path, std::string("cannot read its size: ") + std::strerror(e), "check the disk"};
   }
   MappedFile f;
   f.path_ = path;

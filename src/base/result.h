@@ -7,9 +7,10 @@ namespace facet {
 
 // A failure the user or the environment can cause. Printed as "where: what (hint)".
 struct Error {
-  std::string where;  // file, URL, request id, option name
-  std::string what;   // key; expected X, found Y
-  std::string hint;   // what to do about it; may be empty
+  std::string where;        // file, URL, request id, option name
+  std::string what;         // key; expected X, found Y
+  std::string hint;         // what to do about it; may be empty
+  std::string detail = {};  // lines to show below: a table
 
   std::string message() const {
     std::string s = where.empty() ? what : where + ": " + what;

@@ -73,8 +73,13 @@ std::string MemoryPlan::table() const {
 std::string MemoryPlan::line() const {
   std::string s = human_bytes(total());
   if (available > 0) s += " of " + human_bytes(available);
-  for (size_t i = 0; i < lines.size(); ++i)
-    s += fmt::format("{} {} {}", i ? "," : ":", lines[i].name, human_bytes(lines[i].bytes));
+  int64_t weights = 0, cache = 0;
+  for (const MemoryLine& l : lines) {
+    if (l.name == "weights" || l.name == "dflash" || l.name == "mtp") weights += l.bytes;
+    if (l.name.find("kv") != std::string::npos || l.name == "checkpoints") cache += l.bytes;
+  }
+  s += fmt::format(": weights {}, cache {}, work {}", human_bytes(weights), human_bytes(cache),
+                   human_bytes(total() - weights - cache));
   return s;
 }
 

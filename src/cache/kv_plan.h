@@ -47,7 +47,7 @@ struct MemoryPlan {
   int64_t available = 0;  // 0: unknown
   int64_t total() const;
   std::string table() const;
-  std::string line() const;  // "154.83 MiB of 21.52 GiB: weights 7.45 MiB, kv full 128.00 MiB, ..."
+  std::string line() const;  // "154.83 MiB of 21.52 GiB: weights 7.45 MiB, cache 128.00 MiB, work 19.38 MiB"
 };
 std::string human_bytes(int64_t n);  // "17.39 GiB"
 

@@ -69,7 +69,10 @@ Result<std::unique_ptr<Engine>> open_with(const EngineConfig& c) {
   }
   auto decided = resolve_config(model.file, model.cfg, c, model.drafters);
   if (!decided) return decided.error();
-  if (c.planned) c.planned(plan_memory(model.file, model.cfg, *decided, model.drafters).line());
+  if (c.planned) {
+    const MemoryPlan plan = plan_memory(model.file, model.cfg, *decided, model.drafters);
+    c.planned(plan.line(), plan.table());
+  }
 
   if (decided->backend == "cuda" && !model.drafters.empty() && decided->draft.rows() > 15 && c.noted)
     c.noted(

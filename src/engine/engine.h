@@ -48,7 +48,8 @@ struct EngineConfig {
   int n_threads = 0;                 // 0: one per physical core
   int max_out = 0;                   // rows of logits of one step; 0: one per sequence
   DraftConfig draft = {};
-  std::function<void(const std::string&)> planned = {};             // told the memory plan before anything is allocated
+  // Told the memory plan before anything is allocated: its sum, and a line for each purpose.
+  std::function<void(const std::string& sum, const std::string& table)> planned = {};
   std::function<void(const std::string&)> noted = {};               // told what a user should know about the files
   std::function<void(uint64_t done, uint64_t total)> loading = {};  // told of bytes of weights as they arrive
   bool lockstep = false;  // beside the reference, which judges every verb: slow, for finding a broken kernel
@@ -80,7 +81,7 @@ struct Usage {
 };
 struct Request {
   std::vector<int32_t> prompt = {};
-  int max_tokens = -1;  // -1: until the context is full
+  int max_tokens = -1;  // -1: until the context is full; 0: only the prompt is computed
   Sampling sampling = {};
   bool ignore_eos = false;       // an end-of-generation token is output like any other
   bool suppress_special = true;  // never draw the placeholders of pictures and sound

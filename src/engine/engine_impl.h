@@ -174,6 +174,7 @@ class EngineImpl final : public Engine, SessionMemory {
       Job& work = sessions_->at(s).work;
       if (!work.answered) work.usage.cached = cache().len(s), work.started = Clock::now();
       spec_->begin(s);
+      if (work.sink.prefill) work.sink.prefill(work.id, cache().len(s), int(sessions_->at(s).tokens.size()));
     }
   }
 

@@ -4,9 +4,10 @@
 
 #include <algorithm>
 #include <cmath>
-#include <fstream>
 #include <map>
+#include <sstream>
 
+#include "base/files.h"
 #include "model/types.h"
 #include "tokenizer/json.h"
 #include "tokenizer/tokenizer.h"
@@ -44,8 +45,10 @@ Status for_windows(Engine& e, std::span<const int32_t> ids, int window, F&& f) {
 }  // namespace
 
 Result<std::vector<EvalDoc>> read_eval_set(const std::string& path) {
-  std::ifstream f(path);
-  if (!f) return Error{path, "cannot open the questions", "give a file of JSON lines with --set"};
+  constexpr uint64_t kMost = uint64_t(256) << 20;
+  auto text = read_file(path, kMost);
+  if (!text) return text.error();
+  std::istringstream f(std::move(*text));
   std::vector<EvalDoc> docs;
   int n = 0;
   for (std::string line; std::getline(f, line);) {

@@ -53,6 +53,7 @@ int64_t drafter_pool_bytes(const ModelCfg& m, const EngineConfig& c, std::span<c
 namespace {
 
 constexpr int kLeastChunk = 512, kMostChunk = 4096;
+constexpr int kLeastContext = 1024;  // that is chosen or suggested
 
 // Activations as the backend keeps them.
 int64_t rows_bytes(const EngineConfig& c, int64_t rows, int64_t cols) {
@@ -174,6 +175,30 @@ Result<std::string> resolve_backend(const std::string& asked, int gpu) {
   return asked;
 }
 
+namespace {
+
+// What would make a plan fit: the context that -c 0 would come to (the trained one, halved until it fits), with the
+// same types, else with smaller ones, else a smaller model.
+std::string what_would_fit(const GgufFile& file, const ModelCfg& m, EngineConfig c,
+                           std::span<const DrafterFile> drafters) {
+  const int asked = c.n_ctx;
+  const KvType k = *c.kv_k, v = *c.kv_v;
+  for (const KvType t : {k, KvType::kQ8_0, KvType::kQ4_0}) {
+    c.kv_k = t, c.kv_v = t == k ? v : t;
+    for (c.n_ctx = m.n_ctx_train;; c.n_ctx = std::max(kLeastContext, c.n_ctx / 2)) {
+      const MemoryPlan p = plan_memory(file, m, c, drafters);
+      if (c.n_ctx <= asked && p.total() <= p.available)
+        return fmt::format("-c {}{} would fit", c.n_ctx,
+                           t == k ? "" : fmt::format(" --kv-k {0} --kv-v {0}", kv_type_name(t)));
+      if (c.n_ctx <= kLeastContext) break;
+    }
+  }
+  if (!drafters.empty()) return "leave the drafter out (--draft none), or use a smaller model or quantisation";
+  return "use a smaller model or quantisation, or make room";
+}
+
+}  // namespace
+
 Result<EngineConfig> resolve_config(const GgufFile& file, const ModelCfg& m, EngineConfig c,
                                     std::span<const DrafterFile> drafters) {
   auto backend = resolve_backend(c.backend, c.gpu);
@@ -201,30 +226,18 @@ Result<EngineConfig> resolve_config(const GgufFile& file, const ModelCfg& m, Eng
       c.snapshots = std::max(1, c.snapshots * 2 / 3);
     else if (const int least = std::max(kLeastChunk, c.max_seq); choose_chunk && c.chunk > least)
       c.chunk = std::max(least, c.chunk / 2);
-    else if (choose && c.n_ctx > 2048)
-      c.n_ctx = std::max(2048, c.n_ctx / 2);
+    else if (choose && c.n_ctx > kLeastContext)
+      c.n_ctx = std::max(kLeastContext, c.n_ctx / 2);
     else
       break;
     p = plan_memory(file, m, c, drafters);
   }
   if (p.available == 0 || p.total() <= p.available) return c;
 
-  // What would make it fit: a smaller context with the same types, else smaller types, else a smaller model.
-  std::string hint = "use a smaller model or quantisation: the weights alone leave too little";
-  EngineConfig smaller = c;
-  for (const KvType t : {*c.kv_k, KvType::kQ8_0, KvType::kQ4_0}) {
-    smaller.kv_k = t, smaller.kv_v = t == c.kv_k ? c.kv_v : t;
-    for (smaller.n_ctx = c.n_ctx; smaller.n_ctx >= 1024; smaller.n_ctx /= 2)
-      if (plan_memory(file, m, smaller, drafters).total() <= p.available) break;
-    if (smaller.n_ctx < 1024) continue;
-    hint = fmt::format("-c {}{} would fit", smaller.n_ctx,
-                       t == c.kv_k ? "" : fmt::format(" --kv-k {0} --kv-v {0}", kv_type_name(t)));
-    break;
-  }
-  return Error{c.model,
-               fmt::format("the memory plan needs {}, {} available\n{}", human_bytes(p.total()),
-                           human_bytes(p.available), p.table()),
-               hint};
+  return Error{
+      c.model,
+      fmt::format("a context of {} needs {}, {} available", c.n_ctx, human_bytes(p.total()), human_bytes(p.available)),
+      what_would_fit(file, m, c, drafters), p.table()};
 }
 
 }  // namespace facet

@@ -258,6 +258,7 @@ class StepLoop {
       if (!w.answered) w.first_token = Clock::now();
       w.answered = true;
       sessions_.snapshot(s);
+      if (w.request.max_tokens == 0) return hooks_.finish(s, Stop::kLength, "");  // the prompt was all that was wanted
     }
     size_t n = 0;
     std::optional<Stop> why;

@@ -101,9 +101,6 @@ class GgufFile {
   uint64_t file_bytes_ = 0;
 };
 
-// An Error if the disk that path is to be written to has fewer bytes free.
-Status check_room(const std::string& path, uint64_t need);
-
 // Writes a GGUF v3 file: add metadata and tensor infos, then begin() writes the header and tensor data
 // follows in the order of the infos, streamed in pieces of any size. Padding between tensors is the writer's
 // business. A second add() of a key or tensor name is a programmer's error.

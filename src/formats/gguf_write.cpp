@@ -1,16 +1,13 @@
 // Writes GGUF v3: metadata and tensor infos are serialised as they are added, data is streamed.
-#include <fcntl.h>
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
-#include <filesystem>
 #include <unordered_set>
 #include <utility>
 
 #include "base/check.h"
+#include "base/files.h"
 #include "formats/gguf.h"
 
 namespace facet {
@@ -26,18 +23,15 @@ struct GgufWriter::Impl {
   std::unordered_set<std::string> keys, names;
   std::vector<Info> infos;
   uint64_t n_kv = 0, alignment = 32;
-  std::string path;  // of the finished file
-  int fd = -1;
+  OutputFile file;
   std::vector<std::byte> pending;  // small writes on their way to the file
   size_t current = 0;              // tensor being written
   uint64_t done = 0;               // bytes of it
 
-  std::string part() const { return path + ".part"; }
   uint64_t padding(uint64_t at) const { return (alignment - at % alignment) % alignment; }
   std::vector<std::byte> header() const;
   Status flush();
   Status put(std::span<const std::byte> bytes);
-  Status write_out(std::span<const std::byte> bytes);
   Status end_tensor();
 };
 
@@ -122,15 +116,11 @@ GgufValue value_of(auto v, uint32_t type) {
 
 GgufWriter::GgufWriter() : impl_(std::make_unique<Impl>()) {}
 
-GgufWriter::~GgufWriter() {
-  if (impl_->fd < 0) return;
-  ::close(impl_->fd);
-  ::unlink(impl_->part().c_str());
-}
+GgufWriter::~GgufWriter() = default;
 
 void GgufWriter::add_raw(std::string key, const GgufValue& v) {
   Impl& w = *impl_;
-  CHECK(w.fd < 0, "metadata after begin()");
+  CHECK(!w.file.is_open(), "metadata after begin()");
   CHECK(w.keys.insert(key).second, "key {} added twice", key);
   put_string(w.kv, key);
   ++w.n_kv;
@@ -175,7 +165,7 @@ void GgufWriter::add(std::string key, std::vector<std::string> v) {
 
 void GgufWriter::add_tensor(std::string name, DType type, std::vector<int64_t> ne) {
   Impl& w = *impl_;
-  CHECK(w.fd < 0, "tensor {} after begin()", name);
+  CHECK(!w.file.is_open(), "tensor {} after begin()", name);
   CHECK(!ne.empty() && ne.size() <= 4, "tensor {} has {} dimensions", name, ne.size());
   CHECK(w.names.insert(name).second, "tensor {} added twice", name);
   CHECK(ne[0] % dtype_info(type).block == 0, "tensor {}: ne[0] {} is no multiple of the {} block", name, ne[0],
@@ -211,19 +201,8 @@ uint64_t GgufWriter::total_bytes() const {
   return n;
 }
 
-Status GgufWriter::Impl::write_out(std::span<const std::byte> bytes) {
-  while (!bytes.empty()) {
-    const ssize_t n = ::write(fd, bytes.data(), std::min(bytes.size(), size_t(1) << 30));
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0)
-      return Error{part(), std::string("cannot write: ") + std::strerror(errno), "check the free space of the disk"};
-    bytes = bytes.subspan(size_t(n));
-  }
-  return Ok{};
-}
-
 Status GgufWriter::Impl::flush() {
-  Status s = write_out(pending);
+  Status s = file.write(std::span<const std::byte>(pending));
   pending.clear();
   return s;
 }
@@ -231,19 +210,17 @@ Status GgufWriter::Impl::flush() {
 Status GgufWriter::Impl::put(std::span<const std::byte> bytes) {
   if (pending.size() + bytes.size() > kPendingBytes)
     if (Status s = flush(); !s) return s;
-  if (bytes.size() > kPendingBytes) return write_out(bytes);
+  if (bytes.size() > kPendingBytes) return file.write(bytes);
   pending.insert(pending.end(), bytes.begin(), bytes.end());
   return Ok{};
 }
 
 Status GgufWriter::begin(const std::string& path) {
   Impl& w = *impl_;
-  CHECK(w.fd < 0, "begin() twice");
-  w.path = path;
-  w.fd = ::open(w.part().c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-  if (w.fd < 0)
-    return Error{w.part(), std::string("cannot create: ") + std::strerror(errno),
-                 "check the folder and its permissions"};
+  CHECK(!w.file.is_open(), "begin() twice");
+  auto file = OutputFile::create(path);
+  if (!file) return file.error();
+  w.file = std::move(*file);
   return w.put(w.header());
 }
 
@@ -261,7 +238,7 @@ Status GgufWriter::Impl::end_tensor() {
 
 Status GgufWriter::write(std::span<const std::byte> bytes) {
   Impl& w = *impl_;
-  CHECK(w.fd >= 0, "write() before begin()");
+  CHECK(w.file.is_open(), "write() before begin()");
   CHECK(w.current < w.infos.size(), "{} bytes after the last tensor", bytes.size());
   const Impl::Info& t = w.infos[w.current];
   CHECK(bytes.size() <= t.bytes - w.done, "tensor {}: {} bytes too many", t.name, bytes.size() - (t.bytes - w.done));
@@ -272,31 +249,10 @@ Status GgufWriter::write(std::span<const std::byte> bytes) {
 
 Status GgufWriter::finish() {
   Impl& w = *impl_;
-  CHECK(w.fd >= 0, "finish() before begin()");
+  CHECK(w.file.is_open(), "finish() before begin()");
   CHECK(w.current == w.infos.size(), "{} of {} tensors were written", w.current, w.infos.size());
   if (Status s = w.flush(); !s) return s;
-  const int closed = ::close(w.fd);
-  w.fd = -1;
-  if (closed != 0 || ::rename(w.part().c_str(), w.path.c_str()) != 0) {
-    const int e = errno;
-    ::unlink(w.part().c_str());
-    return Error{w.path, std::string("cannot finish the file: ") + std::strerror(e),
-                 "check the free space of the disk"};
-  }
-  return Ok{};
-}
-
-Status check_room(const std::string& path, uint64_t need) {
-  const auto folder = std::filesystem::absolute(path).parent_path();
-  std::error_code ec;
-  const auto space = std::filesystem::space(folder, ec);
-  if (ec) return Error{folder.string(), "cannot read its free space: " + ec.message(), "check that the folder exists"};
-  if (space.available < need)
-    return Error{
-        path,
-        fmt::format("disk space; needed {:.2f} GB, free {:.2f} GB", double(need) / 1e9, double(space.available) / 1e9),
-        "free some space or write to another disk"};
-  return Ok{};
+  return w.file.finish();
 }
 
 }  // namespace facet

@@ -5,10 +5,10 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
-#include <filesystem>
 #include <limits>
 #include <span>
 
+#include "base/files.h"
 #include "base/mmap.h"
 #include "base/threads.h"
 #include "formats/format_error.h"
@@ -37,17 +37,6 @@ Result<MixtureModel> model_of(const GgufFile& in) {
     return format_error(in.path(), fmt::format("key '{}.attention.head_count_kv'", *arch), "at least 1 head in layer 0",
                         "none", "check that this is the right model file, or convert it again");
   return MixtureModel{*layers, heads->front() / kv_heads->front()};
-}
-
-// Writing over the source would destroy it: it is mapped while the result is written.
-Status check_paths(const GgufFile& in, const std::string& out) {
-  for (const std::string& part : gguf_parts(in.path()))
-    for (const std::string& written : {out, out + ".part"}) {  // the second until it is complete
-      std::error_code ec;
-      if (std::filesystem::equivalent(part, written, ec))
-        return Error{written, "OUT; expected a new file, found the model that is read", "give the result another name"};
-    }
-  return Ok{};
 }
 
 Status check_source(const GgufFile& in, const std::vector<DType>& types, const RequantizeOptions& o) {
@@ -165,7 +154,8 @@ Result<RequantizeReport> requantize(const GgufFile& in, const std::string& out, 
   auto types = requantized_types(in, mixture);
   if (!types) return types.error();
   if (Status s = check_source(in, *types, options); !s) return s.error();
-  if (Status s = check_paths(in, out); !s) return s.error();
+  // Writing over the source would destroy it: it is mapped while the result is written.
+  if (Status s = check_output(out, gguf_parts(in.path())); !s) return s.error();
   GgufWriter w;
   declare(in, mixture, *types, w);
   RequantizeReport report{0, 0, in.file_bytes(), w.total_bytes()};

@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "base/check.h"
+#include "base/files.h"
 #include "base/half.h"
 #include "formats/blocks.h"
 #include "formats/synth.h"
@@ -262,6 +263,7 @@ uint64_t synth_bytes(const SynthPlan& plan) {
 Status synth_write(const SynthPlan& plan, const std::string& path, uint64_t seed, const SynthProgress& progress) {
   GgufWriter w;
   declare(plan, w);
+  if (Status s = check_output(path); !s) return s;
   if (Status s = check_room(path, w.total_bytes()); !s) return s;
   if (Status s = w.begin(path); !s) return s;
   Sink sink(w, w.total_bytes(), progress);

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/files.h"
+#include "formats/safetensors.h"
 #include "model/drafter_check.h"
 
 namespace facet {
@@ -93,6 +95,16 @@ void add_mtp(GgufWriter& w, const DrafterFile& f, const Shape& s) {
   if (m.clustered) w.add(p + "use_ordered_embeddings", *m.clustered);
 }
 
+// Every file behind a drafter and its target: the result must be none of them.
+std::vector<std::string> files_read(const DrafterFile& f, const GgufFile* target) {
+  std::vector<std::string> files{f.path()};
+  if (f.dialect().starts_with("safetensors"))
+    if (auto parts = safetensors_parts(f.path())) files.insert(files.end(), parts->begin(), parts->end());
+  if (target)
+    for (std::string& part : gguf_parts(target->path())) files.push_back(std::move(part));
+  return files;
+}
+
 }  // namespace
 
 Result<uint64_t> convert_drafter(const DrafterFile& f, const GgufFile* target, const std::string& out) {
@@ -144,6 +156,7 @@ Result<uint64_t> convert_drafter(const DrafterFile& f, const GgufFile* target, c
   for (const TensorView& t : f.tensors())
     if (const auto type = written_type(t))
       w.add_tensor(t.name, *type, {t.ne.begin(), t.ne.begin() + std::max(1, t.n_dims)});
+  if (auto ok = check_output(out, files_read(f, target)); !ok) return ok.error();
   if (auto ok = check_room(out, w.total_bytes()); !ok) return ok.error();
   if (auto ok = w.begin(out); !ok) return ok.error();
   if (!divisors.empty())

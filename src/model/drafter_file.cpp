@@ -8,9 +8,9 @@
 #include <array>
 #include <charconv>
 #include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "base/files.h"
 #include "formats/format_error.h"
 #include "formats/gguf.h"
 #include "formats/safetensors.h"
@@ -417,16 +417,12 @@ Result<DrafterMeta> mtp_meta_of(const json& root, const std::string& where) {
 
 Result<json> read_config(const std::string& path) {
   std::error_code ec;
-  const auto bytes = fs::file_size(path, ec);
-  if (ec)
+  if (!fs::exists(path, ec))
     return Error{path, "expected the configuration of the drafter, found no such file",
                  "keep config.json beside the .safetensors file"};
-  if (bytes > (1 << 20))
-    return Error{path, fmt::format("expected a configuration of at most 1 MiB, found {} bytes", bytes),
-                 "download it again"};
-  std::ifstream f(path, std::ios::binary);
-  const std::string text((std::istreambuf_iterator<char>(f)), {});
-  json j = json::parse(text, nullptr, /*allow_exceptions=*/false);
+  const auto text = read_file(path, 1 << 20);
+  if (!text) return text.error();
+  json j = json::parse(*text, nullptr, /*allow_exceptions=*/false);
   if (!j.is_object()) return Error{path, "expected a JSON object, found something else", "download it again"};
   return j;
 }
@@ -569,8 +565,7 @@ class DrafterReader {
 Result<DrafterFile> DrafterFile::open(const std::string& path) {
   std::error_code ec;
   if (fs::is_directory(path, ec)) return DrafterReader::folder(path);
-  if (!fs::exists(path, ec))
-    return Error{path, "expected a drafter, found no such file", "check the path given with --draft"};
+  if (!fs::exists(path, ec)) return Error{path, "expected a drafter, found no such file", "check the path"};
   const std::string ext = fs::path(path).extension();
   return ext == ".safetensors" || ext == ".json" ? DrafterReader::safetensors(path) : DrafterReader::gguf(path);
 }

@@ -3,9 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <filesystem>
-#include <fstream>
 
+#include "base/files.h"
 #include "server/routes.h"
 
 namespace facet {
@@ -68,15 +67,9 @@ Result<std::vector<ApiKey>> parse_api_keys(std::string_view text, const std::str
 }
 
 Result<std::vector<ApiKey>> read_api_keys(const std::string& path) {
-  std::error_code ec;
-  if (!std::filesystem::is_regular_file(path, ec)) return Error{path, "expected a regular file with API keys", ""};
-  std::ifstream in(path, std::ios::binary);
-  std::string text(kMaxKeyFile + 1, '\0');
-  in.read(text.data(), std::streamsize(text.size()));
-  if (in.bad() || (!in && !in.eof())) return Error{path, "cannot be read", ""};
-  text.resize(size_t(in.gcount()));
-  if (text.size() > kMaxKeyFile) return Error{path, fmt::format("expected at most {} bytes", kMaxKeyFile), ""};
-  return parse_api_keys(text, path);
+  auto text = read_file(path, kMaxKeyFile);
+  if (!text) return text.error();
+  return parse_api_keys(*text, path);
 }
 
 bool Access::shares(std::string_view origin) const {

@@ -198,11 +198,11 @@ TEST_F(Quantize, PartsBecomeOneFile) {
   const std::string part = dir_.file("s-00001-of-00002.gguf");
   const Ran r = quantize(dir_.file("s-00002-of-00002.gguf") + " " + part + " Q4_K_M");
   EXPECT_EQ(r.rc, 1);
-  EXPECT_TRUE(has(r.out, "expected a new file, found the model that is read")) << r.out;
+  EXPECT_TRUE(has(r.out, "which is read")) << r.out;
 }
 
 TEST_F(Quantize, RefusesToWriteOverItsSource) {
-  const std::string before = bytes_of(in_), message = "expected a new file, found the model that is read";
+  const std::string before = bytes_of(in_), message = "which is read";
   std::filesystem::create_symlink(in_, dir_.file("link.gguf"));
   for (const std::string& out : {in_, dir_.path() + "/./in.gguf", dir_.file("link.gguf")}) {
     expect_refused(in_ + " " + out + " Q8_0", message);
@@ -213,7 +213,7 @@ TEST_F(Quantize, RefusesToWriteOverItsSource) {
 TEST_F(Quantize, RefusesToWriteOverItsSourceOnTheWay) {
   const std::string source = dir_.file("x.gguf.part");
   std::filesystem::rename(in_, source);
-  expect_refused(source + " " + dir_.file("x.gguf") + " Q8_0", "expected a new file, found the model that is read");
+  expect_refused(source + " " + dir_.file("x.gguf") + " Q8_0", "which is read");
   EXPECT_TRUE(std::filesystem::exists(source));
 }
 

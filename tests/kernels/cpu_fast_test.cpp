@@ -180,9 +180,7 @@ void check_matmul(DType type, int n_in, int n_out) {
             << isa_name(isa) << " [" << n_out << " x " << n_in << "] row " << t << " of " << T;
     }
     if (first.empty()) first = alone;
-    if (quantised) {
-      ASSERT_TRUE(bitwise_equal(alone, first)) << isa_name(isa) << ": quantised products are the same everywhere";
-    }
+    ASSERT_TRUE(bitwise_equal(alone, first)) << isa_name(isa) << ": products are the same everywhere";
   }
 }
 
@@ -357,6 +355,7 @@ TEST(Moe, ARowIsItsOwnAtEveryWidth) {
     w.down = down.w, w.down.n_out = D, w.down.n_stack = N;
     std::vector<float> x = random_floats(size_t(kMax) * D, 8);
     for (size_t i = 0; i < x.size(); ++i) x[i] += router.values[i % D];  // the first expert is popular
+    std::vector<float> first;
     for (const CpuIsa isa : isas())
       for (const int n_threads : {1, 3}) {
         CpuFast fast(n_threads, isa);
@@ -367,6 +366,10 @@ TEST(Moe, ARowIsItsOwnAtEveryWidth) {
         fast.from_host(xr, x);
         auto row = [](CpuRef::Rows r, int t) { return CpuRef::Rows{r.row(t), 1, r.cols, r.stride}; };
         for (int t = 0; t < kMax; ++t) fast.moe(row(alone, t), row(xr, t), row(xr, t), w, kUsed, Act::kGelu);
+        std::vector<float> all;
+        for (int t = 0; t < kMax; ++t) all.insert(all.end(), alone.row(t), alone.row(t) + D);
+        if (first.empty()) first = all;
+        ASSERT_TRUE(bitwise_equal(all, first)) << isa_name(isa);
         for (const int T : {2, 7, 16, 17, 33, 50, 64}) {
           Guarded y(T, D);
           fast.moe(y.rows(), xr.view(T, D), xr.view(T, D), w, kUsed, Act::kGelu);
@@ -387,7 +390,9 @@ TEST(Elementwise, ActivationsAndSoftcap) {
   ref.reserve(limits(1, kCols));
   CpuRef::Rows gr = ref.new_rows(1, kCols), ur = ref.new_rows(1, kCols), want = ref.new_rows(1, kCols),
                got = ref.new_rows(1, kCols);
+  std::vector<float> first;
   for (const CpuIsa isa : isas()) {
+    std::vector<float> all;
     CpuFast fast(2, isa);
     fast.reserve(limits(1, kCols));
     for (const Act act : {Act::kGelu, Act::kSilu}) {
@@ -396,11 +401,33 @@ TEST(Elementwise, ActivationsAndSoftcap) {
       for (int i = 0; i < kCols; ++i)
         ASSERT_NEAR(got.row(0)[i], want.row(0)[i], 1e-6 + 1e-6 * std::abs(g[size_t(i)]))
             << isa_name(isa) << " at " << g[size_t(i)];
+      all.insert(all.end(), got.row(0), got.row(0) + kCols);
     }
     ref.from_host(want, g), ref.from_host(got, g);
     ref.softcap(want, 30.f), fast.softcap(got, 30.f);
     for (int i = 0; i < kCols; ++i)
       ASSERT_NEAR(got.row(0)[i], want.row(0)[i], 1e-5) << isa_name(isa) << " at " << g[size_t(i)];
+    all.insert(all.end(), got.row(0), got.row(0) + kCols);
+    if (first.empty()) first = all;
+    EXPECT_TRUE(bitwise_equal(all, first)) << isa_name(isa);
+  }
+}
+
+TEST(Norms, AreTheSameEverywhere) {
+  for (const int cols : {64, 83, 2112}) {
+    std::vector<float> first;
+    const std::vector<float> gain = random_floats(size_t(cols), 3), x = random_floats(size_t(4 * cols), 4);
+    for (const CpuIsa isa : isas()) {
+      CpuFast fast(1, isa);
+      fast.reserve(limits(4, cols));
+      CpuRef::Rows xr = fast.new_rows(4, cols), y = fast.new_rows(4, cols);
+      fast.from_host(xr, x);
+      fast.rms_norm(y, xr, CpuFast::Vec{gain.data(), cols}, 1e-6f);
+      std::vector<float> all;
+      for (int t = 0; t < 4; ++t) all.insert(all.end(), y.row(t), y.row(t) + cols);
+      if (first.empty()) first = all;
+      EXPECT_TRUE(bitwise_equal(all, first)) << isa_name(isa) << ", " << cols << " columns";
+    }
   }
 }
 
@@ -423,7 +450,8 @@ struct Layer {
   }
 };
 
-void check_attend(CpuIsa isa, KvType kt, KvType vt, int window, int n_threads) {
+// Appends what it computed to `all`.
+void check_attend(CpuIsa isa, KvType kt, KvType vt, int window, int n_threads, std::vector<float>& all) {
   SCOPED_TRACE(std::string(isa_name(isa)) + " " + kv_type_name(kt) + "/" + kv_type_name(vt) + " window " +
                std::to_string(window));
   constexpr int kStep = 128, kMargin = 16;
@@ -453,6 +481,7 @@ void check_attend(CpuIsa isa, KvType kt, KvType vt, int window, int n_threads) {
     ref.attend(want, q, a.l, s, spec);
     fast.attend(got.rows(), q, b.l, s, spec);
     ASSERT_TRUE(got.intact());
+    for (int t = 0; t < T; ++t) all.insert(all.end(), got.rows().row(t), got.rows().row(t) + kQ);
     for (int t = 0; t < T; ++t) {
       double diff = 0, size = 0;
       for (int i = 0; i < kQ; ++i)
@@ -480,12 +509,17 @@ void check_attend(CpuIsa isa, KvType kt, KvType vt, int window, int n_threads) {
 
 TEST(Attend, EveryTypeEveryMask) {
   const KvType types[] = {KvType::kF32, KvType::kF16, KvType::kQ8_0, KvType::kQ4_0, KvType::kTQ3_0};
-  for (const CpuIsa isa : isas())
-    for (const KvType t : types)
-      for (const int window : {0, 24, 300}) {
-        check_attend(isa, t, t, window, 1);
-        check_attend(isa, t, types[(size_t(t) + 2) % 5], window, 3);
+  for (const KvType t : types)
+    for (const int window : {0, 24, 300}) {
+      std::vector<float> first;
+      for (const CpuIsa isa : isas()) {
+        std::vector<float> all;
+        check_attend(isa, t, t, window, 1, all);
+        check_attend(isa, t, types[(size_t(t) + 2) % 5], window, 3, all);
+        if (first.empty()) first = all;
+        ASSERT_TRUE(bitwise_equal(all, first)) << isa_name(isa) << " " << kv_type_name(t) << " window " << window;
       }
+    }
 }
 
 // The ranges of a long cache are computed side by side when threads would idle, one after the other when not.

@@ -7,6 +7,7 @@
 #include <fstream>
 #include <map>
 
+#include "base/files.h"
 #include "support/bytes.h"
 
 namespace facet {

@@ -6,8 +6,7 @@ namespace facet {
 
 // CpuRef's verbs for speed: quantised weights times 8-bit activations without dequantising, SIMD chosen at run time,
 // attention over decoded blocks. As there, a row's bits depend on that row alone: not on the tokens of the step, on how
-// a prompt was cut, or on the threads. AVX2, AVX-512 and AMX give the same bits; the scalar kernels do for matrix
-// products (simd.h) and not for the rest, because they have no fused multiply-add.
+// a prompt was cut, or on the threads. Every instruction set gives the same bits.
 class CpuFast : public CpuRef {
  public:
   explicit CpuFast(int n_threads = 1, CpuIsa isa = CpuIsa::kAuto);

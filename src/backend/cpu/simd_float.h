@@ -10,7 +10,7 @@
 //   load_part_at(p), store_part_at(p, v) kDotRows, kDotTok, kScoreRows, kScoreQueries, kWide, kWideQueries   how much
 //   the registers hold; no result depends on them
 // A vector's lanes are columns or cache rows by their absolute index mod W, so no result depends on how work is cut.
-// AVX2 and AVX-512 share W and the order of every sum: the same bits.
+// All share W, the order of every sum and a fused multiply-add: the same bits.
 
 vf load_part(const float* p, int64_t n) {
   float t[W] = {};

@@ -6,10 +6,12 @@
 namespace facet {
 namespace {
 
-constexpr int W = 4, kDotRows = 4, kDotTok = 4, kScoreRows = 4, kScoreQueries = 1, kWide = 8, kWideQueries = 1;
-typedef float vf __attribute__((vector_size(16)));
-typedef int32_t vi __attribute__((vector_size(16)));
-typedef uint16_t vh __attribute__((vector_size(8)));
+// Sixteen lanes, as with AVX2 and AVX-512, so that sums go as theirs do. The compiler cuts them to what there is; the
+// functions that pass them are inside this file.
+constexpr int W = 16, kDotRows = 1, kDotTok = 4, kScoreRows = 4, kScoreQueries = 1, kWide = 2, kWideQueries = 1;
+typedef float vf __attribute__((vector_size(64)));
+typedef int32_t vi __attribute__((vector_size(64)));
+typedef uint16_t vh __attribute__((vector_size(32)));
 inline vf load(const float* p) {
   vf v;
   __builtin_memcpy(&v, p, sizeof v);
@@ -25,7 +27,34 @@ inline vf load_bf16(const std::byte* p) {
   __builtin_memcpy(&h, p, sizeof h);
   return (vf)(__builtin_convertvector(h, vi) << 16);
 }
-inline vf fma(vf a, vf b, vf c) { return a * b + c; }
+
+// a * b + c rounded once. The product of two floats is exact as a double; of the sum with c, the last bit is set if
+// anything is lost (rounding to odd), and then rounding to float is right.
+inline float fma(float a, float b, float c) {
+#if defined(__FP_FAST_FMAF)
+  return __builtin_fmaf(a, b, c);
+#else
+  const double p = double(a) * double(b), d = double(c);
+  double s = p + d;
+  const double q = s - p, lost = (p - (s - q)) + (d - q);
+  if (lost < 0 || lost > 0) {  // not if it is NaN: the sum is none or infinite
+    int64_t bits;
+    __builtin_memcpy(&bits, &s, sizeof bits);
+    if (!(bits & 1)) bits += (lost > 0) == (s > 0) ? 1 : -1;
+    __builtin_memcpy(&s, &bits, sizeof s);
+  }
+  return float(s);
+#endif
+}
+template <class V>
+inline V fma(V a, V b, V c) {
+  constexpr int kLanes = sizeof(V) / sizeof(float);
+  float x[kLanes], y[kLanes], z[kLanes];
+  __builtin_memcpy(x, &a, sizeof a), __builtin_memcpy(y, &b, sizeof b), __builtin_memcpy(z, &c, sizeof c);
+  for (int i = 0; i < kLanes; ++i) z[i] = fma(x[i], y[i], z[i]);
+  __builtin_memcpy(&c, z, sizeof c);
+  return c;
+}
 inline float half_at(const std::byte* p) {
   uint16_t h;
   __builtin_memcpy(&h, p, 2);
@@ -36,11 +65,21 @@ constexpr int kParts = 1;
 inline vf& part_of(vf& x, int) { return x; }
 inline vf load_part_at(const float* p) { return load(p); }
 inline void store_part_at(float* p, vf v) { store(p, v); }
-inline vf load_f16(const std::byte* p) { return vf{half_at(p), half_at(p + 2), half_at(p + 4), half_at(p + 6)}; }
+inline vf load_f16(const std::byte* p) {
+  float t[W];
+  for (int i = 0; i < W; ++i) t[i] = half_at(p + 2 * i);
+  return load(t);
+}
+// As registers of 128 bits are folded: (0 + 2) + (1 + 3) of each, then (A + B) + (C + D).
 inline vf fold_rows(const vf* a) {
-  vf s;
-  for (int r = 0; r < W; ++r) s[r] = (a[r][0] + a[r][2]) + (a[r][1] + a[r][3]);
-  return s;
+  float s[W];
+  for (int r = 0; r < W; ++r) {
+    float t[W], q[4];
+    store(t, a[r]);
+    for (int i = 0; i < 4; ++i) q[i] = (t[4 * i] + t[4 * i + 2]) + (t[4 * i + 1] + t[4 * i + 3]);
+    s[r] = (q[0] + q[1]) + (q[2] + q[3]);
+  }
+  return load(s);
 }
 
 #include "backend/cpu/simd_float.h"

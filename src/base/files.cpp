@@ -1,0 +1,218 @@
+#include "base/files.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <climits>
+#include <csignal>
+#include <cstdlib>
+#include <cstring>
+#include <iterator>
+#include <mutex>
+#include <utility>
+
+namespace facet {
+namespace {
+
+const char* kind_of(mode_t mode) {
+  if (S_ISDIR(mode)) return "a folder";
+  if (S_ISCHR(mode) || S_ISBLK(mode)) return "a device";
+  if (S_ISFIFO(mode)) return "a pipe";
+  if (S_ISSOCK(mode)) return "a socket";
+  if (S_ISLNK(mode)) return "a link";
+  return "something else";
+}
+
+// ---- temporary files, removed when a signal ends the program
+
+constexpr int kMaxTemporaries = 8;  // more are not removed by signals
+struct Temporary {
+  std::atomic<bool> taken{false}, named{false};
+  char path[PATH_MAX];
+};
+Temporary g_temporaries[kMaxTemporaries];
+static_assert(std::atomic<bool>::is_always_lock_free, "a signal handler reads it");
+
+extern "C" void remove_temporaries_and_end(int signal) {
+  for (const Temporary& t : g_temporaries)
+    if (t.named) ::unlink(t.path);
+  ::signal(signal, SIG_DFL);
+  ::raise(signal);  // ends the program when this handler returns
+}
+
+void watch_signals() {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    for (const int s : {SIGINT, SIGTERM, SIGHUP}) {
+      struct sigaction now {};
+      if (::sigaction(s, nullptr, &now) != 0 || now.sa_handler != SIG_DFL) continue;  // someone else decides
+      struct sigaction a {};
+      a.sa_handler = remove_temporaries_and_end;
+      ::sigaction(s, &a, nullptr);
+    }
+  });
+}
+
+int remember(const std::string& path) {
+  if (path.size() >= PATH_MAX) return -1;
+  watch_signals();
+  for (int i = 0; i < kMaxTemporaries; ++i) {
+    Temporary& t = g_temporaries[i];
+    if (t.taken.exchange(true)) continue;
+    std::memcpy(t.path, path.c_str(), path.size() + 1);
+    t.named = true;
+    return i;
+  }
+  return -1;
+}
+void forget(int slot) {
+  if (slot < 0) return;
+  g_temporaries[slot].named = false;
+  g_temporaries[slot].taken = false;
+}
+
+// ---- names
+
+// Where a link leads, so that the file there is replaced and not the link.
+std::string followed(const std::string& path) {
+  char* p = ::realpath(path.c_str(), nullptr);
+  if (!p) return path;
+  std::string s = p;
+  std::free(p);
+  return s;
+}
+
+Status check_name(const std::string& path, bool follow, std::span<const std::string> inputs) {
+  struct stat st {};
+  if ((follow ? ::stat(path.c_str(), &st) : ::lstat(path.c_str(), &st)) != 0) return Ok{};  // a new name
+  if (!S_ISREG(st.st_mode))
+    return Error{path, fmt::format("expected a new name or a regular file to write, found {}", kind_of(st.st_mode)),
+                 "give the result another name"};
+  for (const std::string& in : inputs) {
+    struct stat other {};
+    if (::stat(in.c_str(), &other) == 0 && other.st_dev == st.st_dev && other.st_ino == st.st_ino)
+      return Error{path, fmt::format("expected a new file, found {}, which is read", in),
+                   "give the result another name"};
+  }
+  return Ok{};
+}
+
+std::string amount(uint64_t n) {
+  if (n >= 1'000'000'000) return fmt::format("{:.2f} GB", double(n) / 1e9);
+  if (n >= 1'000'000) return fmt::format("{:.2f} MB", double(n) / 1e6);
+  return fmt::format("{:.1f} kB", double(n) / 1e3);
+}
+
+}  // namespace
+
+Result<int> open_regular(const std::string& path) {
+  // O_NONBLOCK: a pipe without a writer would be waited for. It means nothing to a regular file.
+  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+  if (fd < 0)
+    return Error{path, std::string("cannot open: ") + std::strerror(errno), "check the path and its permissions"};
+  struct stat st {};
+  if (::fstat(fd, &st) == 0 && S_ISREG(st.st_mode)) return fd;
+  ::close(fd);
+  return Error{path, fmt::format("expected a regular file, found {}", kind_of(st.st_mode)), "give the path of a file"};
+}
+
+Result<std::string> read_file(const std::string& path, uint64_t most) {
+  auto fd = open_regular(path);
+  if (!fd) return fd.error();
+  std::string text;
+  int failed = 0;
+  for (char buffer[65536]; text.size() <= most;) {
+    const ssize_t n = ::read(*fd, buffer, sizeof buffer);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) failed = errno;
+    if (n <= 0) break;
+    text.append(buffer, size_t(n));
+  }
+  ::close(*fd);
+  if (failed) return Error{path, std::string("cannot read: ") + std::strerror(failed), "check the disk"};
+  if (text.size() > most)
+    return Error{path, fmt::format("expected at most {}, found more", amount(most)), "check that it is the right file"};
+  return text;
+}
+
+Status check_output(const std::string& path, std::span<const std::string> inputs) {
+  if (path.empty()) return Error{"output", "expected the name of a file, found none", "name the file to write"};
+  if (auto ok = check_name(path, /*follow=*/true, inputs); !ok) return ok;
+  return check_name(followed(path) + ".part", /*follow=*/false, inputs);  // written until it is complete
+}
+
+Status check_room(const std::string& path, uint64_t need) {
+  const size_t slash = path.rfind('/');
+  const std::string folder = slash == std::string::npos ? "." : slash == 0 ? "/" : path.substr(0, slash);
+  struct statvfs v {};
+  if (::statvfs(folder.c_str(), &v) != 0)
+    return Error{folder, std::string("cannot read its free space: ") + std::strerror(errno),
+                 "check that the folder exists"};
+  const uint64_t available = uint64_t(v.f_bavail) * v.f_frsize;
+  if (available < need)
+    return Error{path, fmt::format("disk space; needed {}, free {}", amount(need), amount(available)),
+                 "free some space or write to another disk"};
+  return Ok{};
+}
+
+Result<OutputFile> OutputFile::create(const std::string& path, std::span<const std::string> inputs) {
+  if (auto ok = check_output(path, inputs); !ok) return ok.error();
+  OutputFile f;
+  f.path_ = followed(path);
+  f.slot_ = remember(f.part());
+  f.fd_ = ::open(f.part().c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY, 0644);
+  if (f.fd_ >= 0) return f;
+  const int e = errno;
+  forget(std::exchange(f.slot_, -1));
+  return Error{f.part(), std::string("cannot create: ") + std::strerror(e), "check the folder and its permissions"};
+}
+
+OutputFile::~OutputFile() { drop(); }
+
+void OutputFile::swap(OutputFile& other) {
+  std::swap(path_, other.path_);
+  std::swap(fd_, other.fd_);
+  std::swap(slot_, other.slot_);
+  std::swap(failed_, other.failed_);
+}
+
+void OutputFile::drop() {
+  if (fd_ < 0) return;
+  ::close(std::exchange(fd_, -1));
+  ::unlink(part().c_str());
+  forget(std::exchange(slot_, -1));
+}
+
+Status OutputFile::write(std::span<const std::byte> bytes) {
+  while (!bytes.empty() && failed_ == 0) {
+    const ssize_t n = ::write(fd_, bytes.data(), std::min(bytes.size(), size_t(1) << 30));
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0)
+      failed_ = errno;
+    else
+      bytes = bytes.subspan(size_t(n));
+  }
+  if (failed_)
+    return Error{part(), std::string("cannot write: ") + std::strerror(failed_), "check the free space of the disk"};
+  return Ok{};
+}
+
+Status OutputFile::finish() {
+  int failed = failed_;
+  if (::close(std::exchange(fd_, -1)) != 0 && failed == 0) failed = errno;
+  if (failed == 0 && ::rename(part().c_str(), path_.c_str()) != 0) failed = errno;
+  if (failed) ::unlink(part().c_str());
+  forget(std::exchange(slot_, -1));
+  if (failed)
+    return Error{path_, std::string("cannot finish the file: ") + std::strerror(failed),
+                 "check the free space of the disk"};
+  return Ok{};
+}
+
+}  // namespace facet

@@ -1,0 +1,53 @@
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "base/result.h"
+
+// The rules for every file that somebody names, in one place.
+//
+// What is read is a regular file: a folder, a device or a pipe is refused and never waited for. What is read whole has
+// a bound. What is written is a new name or a regular file, and none of the files that the work reads. It appears
+// under its name when it is complete, NAME.part until then, which goes with an error, Ctrl-C, SIGTERM or SIGHUP.
+namespace facet {
+
+// A descriptor to read from; the caller closes it.
+Result<int> open_regular(const std::string& path);
+
+// The whole file; an error if it is larger than `most` bytes.
+Result<std::string> read_file(const std::string& path, uint64_t most);
+
+// Whether `path` may be written by work that reads `inputs`. Early, so that nothing is computed in vain.
+Status check_output(const std::string& path, std::span<const std::string> inputs = {});
+
+// Whether the disk under `path` has room for `need` bytes.
+Status check_room(const std::string& path, uint64_t need);
+
+// A file that is being written.
+class OutputFile {
+ public:
+  static Result<OutputFile> create(const std::string& path, std::span<const std::string> inputs = {});
+  OutputFile() = default;
+  OutputFile(OutputFile&& other) noexcept { swap(other); }
+  OutputFile& operator=(OutputFile&& other) noexcept {
+    swap(other);
+    return *this;
+  }
+  ~OutputFile();  // without finish() nothing stays
+  bool is_open() const { return fd_ >= 0; }
+  Status write(std::span<const std::byte> bytes);
+  Status write(std::string_view text) { return write(std::as_bytes(std::span(text))); }
+  Status finish();  // an error too if a write failed before
+
+ private:
+  void swap(OutputFile& other);
+  std::string part() const { return path_ + ".part"; }
+  void drop();
+  std::string path_;  // as it will be in the end; links are followed
+  int fd_ = -1, slot_ = -1, failed_ = 0;
+};
+
+}  // namespace facet

@@ -1,0 +1,70 @@
+#pragma once
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <pty.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace facet::test {
+
+// A terminal with the program in it.
+class Terminal {
+ public:
+  explicit Terminal(std::vector<const char*> args, const std::vector<std::pair<const char*, const char*>>& env = {}) {
+    args.insert(args.begin(), FACET_PROGRAM);
+    args.push_back(nullptr);
+    pid_ = ::forkpty(&fd_, nullptr, nullptr, nullptr);
+    if (pid_ == 0) {
+      ::setenv("TERM", "xterm", 1);
+      ::unsetenv("NO_COLOR");
+      for (const auto& [name, value] : env) ::setenv(name, value, 1);
+      ::execv(FACET_PROGRAM, const_cast<char**>(args.data()));
+      ::_exit(127);
+    }
+  }
+  ~Terminal() {
+    ::close(fd_);
+    if (pid_ < 0) return;
+    ::kill(pid_, SIGKILL);
+    ::waitpid(pid_, nullptr, 0);
+  }
+  void type(const std::string& s) { EXPECT_EQ(::write(fd_, s.data(), s.size()), ssize_t(s.size())); }
+  // Reads until `text` has appeared since the last call; false after ten seconds.
+  bool wait_for(const std::string& text) {
+    for (int i = 0; i < 100; ++i) {
+      if (const size_t at = seen_.find(text, from_); at != std::string::npos) {
+        from_ = at + text.size();
+        return true;
+      }
+      pollfd p{fd_, POLLIN, 0};
+      if (::poll(&p, 1, 100) <= 0) continue;
+      char buffer[4096];
+      const ssize_t n = ::read(fd_, buffer, sizeof buffer);
+      if (n <= 0) return false;
+      seen_.append(buffer, size_t(n));
+    }
+    return false;
+  }
+  // Of the program, once it has ended; as a shell tells it.
+  int exit_code() {
+    int status = 0;
+    if (::waitpid(pid_, &status, 0) != pid_) return -1;
+    pid_ = -1;
+    return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
+  }
+  const std::string& seen() const { return seen_; }
+
+ private:
+  int fd_ = -1;
+  pid_t pid_ = -1;
+  std::string seen_;
+  size_t from_ = 0;
+};
+
+}  // namespace facet::test
