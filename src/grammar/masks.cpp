@@ -1,0 +1,318 @@
+#include "grammar/masks.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+
+#include "base/check.h"
+#include "grammar/state.h"
+
+namespace facet {
+
+using grammar::Automaton;
+using grammar::Frame;
+using grammar::Item;
+using grammar::Stepper;
+
+// Of a node: what its rule decides alone.
+struct GrammarMasks::NodeMask {
+  std::vector<uint32_t> bits;   // a mask, or empty:
+  std::vector<int32_t> tokens;  // few tokens
+  std::vector<uint32_t> after;  // children of trie nodes where the rule has ended, by their byte
+  std::array<uint32_t, 257> after_byte{};  // first in after
+  uint32_t depth = 0;           // stack entries that tokens need beyond those below the node
+  size_t bytes() const { return sizeof(*this) + bits.size() * 4 + tokens.size() * 4 + after.size() * 4; }
+};
+
+struct GrammarMasks::StateMask {
+  std::vector<uint32_t> key, bits;
+  int32_t forced = -1;
+  size_t bytes() const { return sizeof(*this) + 160 + key.size() * 8 + bits.size() * 4; }
+};
+
+namespace {
+
+void set_bit(std::span<uint32_t> mask, int32_t token) { mask[size_t(token) / 32] |= 1u << (token % 32); }
+
+// Kinds of bytes (GrammarVocab::kind_of) on which the node stays where it is; kHighKind: every code point from U+0080
+// leads back to it.
+uint16_t staying(const Automaton& a, uint32_t node) {
+  if (a.nodes[node].flags != Automaton::kTerminals) return 0;
+  bool stays[128] = {};
+  for (const auto& r : a.ranges_of(node))
+    for (int b = r.lo; b <= std::min<int>(r.hi, 127); ++b) stays[b] = r.to == node;
+  uint16_t kinds = (1 << GrammarVocab::kHighKind) - 1;
+  for (int b = 0; b < 128; ++b)
+    if (!stays[b]) kinds &= uint16_t(~(1 << GrammarVocab::kind_of(uint8_t(b))));
+  const auto target = [&](uint32_t from, int lo, int hi) {  // of all bytes lo to hi, or none
+    for (const auto& r : a.ranges_of(from))
+      if (r.lo <= lo && hi <= r.hi && a.nodes[r.to].flags == Automaton::kTerminals && a.ranges_of(r.to).size() > 0)
+        return r.to;
+    return Automaton::kEscape;
+  };
+  // Leads, and the bounds of what follows them.
+  constexpr uint8_t kSequences[][8] = {
+      {0xC2, 0xDF, 0x80, 0xBF}, {0xE0, 0xE0, 0xA0, 0xBF, 0x80, 0xBF}, {0xE1, 0xEC, 0x80, 0xBF, 0x80, 0xBF},
+      {0xED, 0xED, 0x80, 0x9F, 0x80, 0xBF}, {0xEE, 0xEF, 0x80, 0xBF, 0x80, 0xBF},
+      {0xF0, 0xF0, 0x90, 0xBF, 0x80, 0xBF, 0x80, 0xBF}, {0xF1, 0xF3, 0x80, 0xBF, 0x80, 0xBF, 0x80, 0xBF},
+      {0xF4, 0xF4, 0x80, 0x8F, 0x80, 0xBF, 0x80, 0xBF}};
+  for (const auto& s : kSequences) {
+    uint32_t at = node;
+    for (int i = 0; i < 8 && s[i]; i += 2) {
+      at = target(at, s[i], s[i + 1]);
+      if (at == Automaton::kEscape || (a.nodes[at].flags & Automaton::kOverlaps)) return kinds;
+    }
+    if (at != node) return kinds;
+  }
+  return kinds | 1 << GrammarVocab::kHighKind;
+}
+
+// Goes through the trie with an automaton.
+class Walk {
+ public:
+  Walk(const GrammarVocab& vocab, const Automaton& a, Stepper& stepper) : trie_(vocab.trie()), a_(a), stepper_(stepper) {}
+
+  // Calls tokens(begin, end) for runs of trie.tokens that may follow, and ended(node) where the stack decides. Begins
+  // with the children of a trie node.
+  template <class Tokens, class Ended>
+  void run(uint32_t root, const std::vector<Item>& items, const Tokens& tokens, const Ended& ended) {
+    const uint32_t base = trie_.depth[root];
+    list_.assign(items.begin(), items.end());
+    end_[0] = list_.size();
+    begin_[0] = 0;
+    for (uint32_t i = root + 1, last = trie_.next[root]; i < last;) {
+      const uint32_t d = trie_.depth[i] - base;
+      const size_t from = begin_[d - 1], to = end_[d - 1];
+      list_.resize(to);
+      if (to - from == 1 && !(trie_.below[i] & ~stays(list_[from].node))) {
+        tokens(trie_.tokens_[i], trie_.tokens_[trie_.next[i]]);
+        i = trie_.next[i];
+        continue;
+      }
+      bool may_end;
+      if (!stepper_.step(list_, from, to, trie_.byte[i], may_end)) {
+        i = trie_.next[i];
+        continue;
+      }
+      tokens(trie_.tokens_[i], trie_.tokens_[i + 1]);
+      begin_[d] = to;
+      end_[d] = list_.size();
+      for (size_t k = to; k < end_[d]; ++k) {
+        const Item item = list_[k];
+        if (item.node == Automaton::kEscape) {
+          if (trie_.next[i] > i + 1) ended(i);
+          list_[k] = list_.back();
+          list_.pop_back();
+          --end_[d];
+          --k;
+        } else {
+          depth_ = std::max(depth_, stepper_.stacks().depth(item.stacks) + a_.nodes[item.node].need);
+        }
+      }
+      i = end_[d] > to ? i + 1 : trie_.next[i];
+    }
+  }
+  uint32_t depth() const { return depth_; }
+
+ private:
+  uint16_t stays(uint32_t node) {
+    if (node == stays_node_) return stays_;
+    if (node == other_node_) {
+      std::swap(node, stays_node_);
+      other_node_ = node;
+      std::swap(stays_, other_);
+      return stays_;
+    }
+    other_node_ = stays_node_;
+    other_ = stays_;
+    stays_node_ = node;
+    stays_ = staying(a_, node);
+    return stays_;
+  }
+
+  const GrammarVocab::Trie& trie_;
+  const Automaton& a_;
+  Stepper& stepper_;
+  std::vector<Item> list_;
+  size_t begin_[Automaton::kHorizon + 1], end_[Automaton::kHorizon + 1];
+  uint32_t depth_ = 0;
+  uint32_t stays_node_ = 0, other_node_ = 0;
+  uint16_t stays_ = 0, other_ = 0;
+};
+
+// The children of trie nodes, sorted by byte.
+void sort_children(const GrammarVocab::Trie& trie, const std::vector<uint32_t>& nodes, std::vector<uint32_t>& sorted,
+                   std::array<uint32_t, 257>& first) {
+  const auto each = [&](auto&& visit) {
+    for (const uint32_t node : nodes)
+      for (uint32_t child = node + 1; child < trie.next[node]; child = trie.next[child]) visit(child);
+  };
+  each([&](uint32_t child) { ++first[size_t(trie.byte[child]) + 1]; });
+  for (size_t b = 0; b < 256; ++b) first[b + 1] += first[b];
+  std::array<uint32_t, 257> at = first;
+  sorted.resize(first[256]);
+  each([&](uint32_t child) { sorted[at[trie.byte[child]]++] = child; });
+}
+
+}  // namespace
+
+size_t GrammarMasks::Hash::operator()(const std::vector<uint32_t>& key) const {
+  uint64_t h = key.size();
+  for (const uint32_t v : key) h = (h ^ v) * 0x9E3779B97F4A7C15u, h ^= h >> 29;
+  return size_t(h);
+}
+
+GrammarMasks::GrammarMasks(std::shared_ptr<const GrammarVocab> vocab, size_t max_bytes)
+    : vocab_(std::move(vocab)), max_bytes_(max_bytes) {}
+GrammarMasks::~GrammarMasks() = default;
+
+GrammarMasks::NodeMaskPtr GrammarMasks::node_mask(const Automaton& a, uint32_t node) {
+  {
+    const std::lock_guard lock(mutex_);
+    const auto it = nodes_.find(a.classes[node]);
+    if (it != nodes_.end()) return it->second;
+    ++stats_.node_misses;
+  }
+  // On a stack that escapes when it is returned to.
+  Stepper& stepper = grammar::thread_stepper(a);
+  const Item start{node, stepper.stacks().push(Automaton::kEscape, grammar::Stacks::kEmptyStack)};
+  auto made = std::make_shared<NodeMask>();
+  const auto& tokens = vocab_->trie().tokens;
+  constexpr size_t kFew = 2048;
+  std::vector<uint32_t> ends;
+  Walk walk(*vocab_, a, stepper);
+  walk.run(
+      0, {start},
+      [&](uint32_t begin, uint32_t end) {
+        if (made->bits.empty() && made->tokens.size() + (end - begin) > kFew) {
+          made->bits.assign(vocab_->mask_words(), 0);
+          for (const int32_t t : made->tokens) set_bit(made->bits, t);
+          made->tokens.clear();
+        }
+        for (uint32_t i = begin; i < end; ++i) {
+          if (made->bits.empty())
+            made->tokens.push_back(tokens[i]);
+          else
+            set_bit(made->bits, tokens[i]);
+        }
+      },
+      [&](uint32_t trie_node) { ends.push_back(trie_node); });
+  sort_children(vocab_->trie(), ends, made->after, made->after_byte);
+  made->depth = std::max(walk.depth(), 1u) - 1;  // less the escape
+  const std::lock_guard lock(mutex_);
+  const auto [it, fresh] = nodes_.try_emplace(a.classes[node], made);
+  if (fresh) node_bytes_ += made->bytes();
+  return it->second;
+}
+
+void GrammarMasks::compute(const GrammarState& state, std::span<uint32_t> mask) {
+  const Automaton& a = state.grammar()->automaton();
+  std::fill(mask.begin(), mask.end(), 0);
+  if (state.may_end())
+    for (const int32_t id : vocab_->eog()) set_bit(mask, id);
+  const size_t n_items = state.words()[1];
+  std::vector<NodeMaskPtr> parts;  // before the stepper is used: they use it too
+  for (size_t i = 0; i < n_items; ++i) parts.push_back(node_mask(a, state.words()[2 + 2 * i]));
+
+  Stepper& stepper = grammar::thread_stepper(a);
+  Frame frame, below;
+  load_frame(state.words(), stepper.stacks(), frame);
+  const auto& trie = vocab_->trie();
+  const auto allow = [&](uint32_t begin, uint32_t end) {
+    for (uint32_t k = begin; k < end; ++k) set_bit(mask, trie.tokens[k]);
+  };
+  const auto ignore = [](uint32_t) {};
+  Walk walk(*vocab_, a, stepper);
+  for (size_t i = 0; i < n_items; ++i) {
+    const Item item = frame.items[i];
+    const NodeMask& part = *parts[i];
+    for (const auto& e : a.tokens_of(item.node)) {
+      Frame next;
+      const int32_t id = vocab_->special(e.token);
+      if (id < 0) continue;
+      stepper.step(Frame{{item}, false}, e.token, next);
+      if (next.alive()) set_bit(mask, id);
+    }
+    if (stepper.stacks().depth(item.stacks) + part.depth > a.max_depth) {  // too deep for some tokens
+      walk.run(0, {item}, allow, ignore);
+      continue;
+    }
+    if (!part.bits.empty())
+      for (size_t w = 0; w < mask.size(); ++w) mask[w] |= part.bits[w];
+    for (const int32_t t : part.tokens) set_bit(mask, t);
+    if (part.after.empty()) continue;
+    stepper.pop(item, below);
+    if (below.items.empty()) continue;
+    for (size_t b = 0; b < 256; ++b) {
+      if (part.after_byte[b] == part.after_byte[b + 1]) continue;
+      Frame next;
+      stepper.step(below, uint8_t(b), next);
+      if (!next.alive()) continue;
+      for (uint32_t k = part.after_byte[b]; k < part.after_byte[b + 1]; ++k) {
+        const uint32_t child = part.after[k];
+        allow(trie.tokens_[child], trie.tokens_[child + 1]);
+        if (!next.items.empty() && trie.next[child] > child + 1) walk.run(child, next.items, allow, ignore);
+      }
+    }
+  }
+  for (const int32_t id : vocab_->long_tokens())
+    if (GrammarState(state).advance(*vocab_, id)) set_bit(mask, id);
+}
+
+void GrammarMasks::make_room() {
+  if (node_bytes_ > max_bytes_ / 2) {
+    nodes_.clear();
+    node_bytes_ = 0;
+  }
+  while (!recent_.empty() && node_bytes_ + state_bytes_ > max_bytes_) {
+    state_bytes_ -= recent_.back()->bytes();
+    states_.erase(recent_.back()->key);
+    recent_.pop_back();
+  }
+}
+
+GrammarMasks::StateMaskPtr GrammarMasks::state_mask(const GrammarState& state) {
+  auto made = std::make_shared<StateMask>();
+  const uint64_t id = state.grammar()->id();
+  made->key = {uint32_t(id), uint32_t(id >> 32)};
+  made->key.insert(made->key.end(), state.words().begin(), state.words().end());
+  {
+    const std::lock_guard lock(mutex_);
+    if (const auto it = states_.find(made->key); it != states_.end()) {
+      recent_.splice(recent_.begin(), recent_, it->second);
+      ++stats_.state_hits;
+      return recent_.front();
+    }
+    ++stats_.state_misses;
+  }
+  made->bits.resize(vocab_->mask_words());
+  compute(state, made->bits);
+  size_t n = 0;
+  for (const uint32_t w : made->bits) n += size_t(std::popcount(w));
+  for (size_t w = 0; n == 1 && w < made->bits.size(); ++w)
+    if (made->bits[w]) made->forced = int32_t(w * 32 + size_t(std::countr_zero(made->bits[w])));
+  const std::lock_guard lock(mutex_);
+  if (states_.contains(made->key)) return made;
+  recent_.push_front(made);
+  states_.emplace(made->key, recent_.begin());
+  state_bytes_ += made->bytes();
+  make_room();
+  return made;
+}
+
+void GrammarMasks::mask(const GrammarState& state, std::span<uint32_t> mask) {
+  CHECK(mask.size() == vocab_->mask_words(), "a mask of {} words, the vocabulary has {}", mask.size(), vocab_->mask_words());
+  const StateMaskPtr made = state_mask(state);
+  std::copy(made->bits.begin(), made->bits.end(), mask.begin());
+}
+
+int32_t GrammarMasks::forced_token(const GrammarState& state) { return state_mask(state)->forced; }
+
+GrammarMasks::Stats GrammarMasks::stats() const {
+  const std::lock_guard lock(mutex_);
+  Stats s = stats_;
+  s.bytes = node_bytes_ + state_bytes_;
+  return s;
+}
+
+}  // namespace facet
