@@ -75,7 +75,8 @@ ExprId Values::json_char() {
 ExprId Values::json_text(const CharSet& set) {
   const CharSet escaped{{0, 0x1F}, {'"', '"'}, {'\\', '\\'}};
   std::vector<ExprId> all{b_.chars(set.without(escaped))};
-  for (const auto& [lo, hi] : set.intersect(escaped).ranges())
+  const CharSet special = set.intersect(escaped);
+  for (const auto& [lo, hi] : special.ranges())
     for (uint32_t c = lo; c <= hi; ++c) {
       const std::string quoted = dump_json(Json(std::string(1, char(c))));
       all.push_back(b_.bytes(quoted.substr(1, quoted.size() - 2)));

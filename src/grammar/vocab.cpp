@@ -105,12 +105,12 @@ void GrammarVocab::build() {
       node(uint8_t(text[i]), i + 1);
     }
     t.tokens.push_back(id);
-    // What lies under each node of the path, seen from it.
+    // From each byte of the path on.
     uint16_t kinds = 0;
     for (size_t i = text.size(); i-- > 0;) {
       kinds |= uint16_t(1 << kind_of(uint8_t(text[i])));
-      t.below[path[i]] |= kinds;
-      if (kinds >> kHighKind && !whole_code_points(text.substr(i))) t.below[path[i]] |= kNotText;
+      t.below[path[i + 1]] |= kinds;
+      if (kinds >> kHighKind && !whole_code_points(text.substr(i))) t.below[path[i + 1]] |= kNotText;
     }
     last = text;
   }

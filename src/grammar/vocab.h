@@ -32,7 +32,7 @@ class GrammarVocab {
   // Preorder; node 0 is the root. Tokens of a node and everything under it are neighbours in tokens.
   struct Trie {
     std::vector<uint8_t> byte, depth;
-    std::vector<uint16_t> below;    // kinds of bytes under the node, kind_of() as bits; kNotText
+    std::vector<uint16_t> below;    // kinds of the node's byte and those under it, kind_of() as bits; kNotText
     std::vector<uint32_t> next;     // behind the node's subtree
     std::vector<uint32_t> tokens_;  // first in tokens; one more at the end
     std::vector<int32_t> tokens;    // ids
@@ -43,7 +43,7 @@ class GrammarVocab {
 
   static int kind_of(uint8_t byte);  // 0 to 14
   static constexpr int kHighKind = 14;
-  static constexpr uint16_t kNotText = 1 << 15;  // something under the node is not whole code points, seen from there
+  static constexpr uint16_t kNotText = 1 << 15;  // from the node's byte on, some token is not whole code points
 
  private:
   void build();
