@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <random>
-#include <unordered_set>
 
 #include "grammar/determinize.h"
 
@@ -136,6 +135,7 @@ void keep_useful(const RawNodes& raw, const std::vector<uint32_t>& start, const 
                            (raw.nodes[i].final && !terminals && !calls ? Automaton::kPureFinal : 0));
     }
     a.nodes.push_back(node);
+    a.in_root.push_back(i && raw.nodes[i].rule == a.root);
   }
   a.nodes.push_back({uint32_t(a.ranges.size()), uint32_t(a.calls.size()), uint32_t(a.tokens.size()), 0, 0});
   for (uint32_t r = 0; r < start.size(); ++r) a.rules[r].start = number[start[r]];
@@ -184,16 +184,18 @@ class Classifier {
     const uint64_t base = mix(seed_, calls ? unique_ + 1 : 0);
     for (const uint32_t i : part) a_.classes[i] = {base, base + 1};
     std::vector<Automaton::Class> next(part.size());
+    std::vector<uint64_t> distinct;
     size_t known = 1;
     for (int round = 0; round < Automaton::kHorizon; ++round) {
-      std::unordered_set<uint64_t> distinct;
-      for (size_t k = 0; k < part.size(); ++k) {
-        next[k] = {signature(part[k], 0), signature(part[k], 1)};
-        distinct.insert(next[k][0]);
-      }
+      for (size_t k = 0; k < part.size(); ++k) next[k] = {signature(part[k], 0), signature(part[k], 1)};
       for (size_t k = 0; k < part.size(); ++k) a_.classes[part[k]] = next[k];
-      if (distinct.size() == known && round > 0) break;
-      known = distinct.size();
+      if (part.size() > 5000 && round % 8 != 7) continue;  // counting costs more than a round
+      distinct.clear();
+      for (const Automaton::Class& c : next) distinct.push_back(c[0]);
+      std::sort(distinct.begin(), distinct.end());
+      const size_t n = size_t(std::unique(distinct.begin(), distinct.end()) - distinct.begin());
+      if (n == known && round > 0) break;
+      known = n;
     }
   }
 

@@ -56,6 +56,7 @@ struct Automaton {
   std::vector<Call> calls;
   std::vector<TokenEdge> tokens;
   std::vector<Rule> rules;
+  std::vector<bool> in_root;   // by node: of the root rule, which no rule calls
   std::vector<Class> classes;  // by node; equal also across grammars where rules call no others
   uint32_t root = 0;           // rule
   uint32_t max_depth = 256;    // stack entries

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <unordered_map>
 
 #include "base/check.h"
 #include "grammar/state.h"
@@ -38,6 +39,8 @@ void set_bit(std::span<uint32_t> mask, int32_t token) { mask[size_t(token) / 32]
 // leads back to it.
 uint16_t staying(const Automaton& a, uint32_t node) {
   if (a.nodes[node].flags != Automaton::kTerminals) return 0;
+  const auto own = a.ranges_of(node);
+  if (std::none_of(own.begin(), own.end(), [&](const auto& r) { return r.to == node; })) return 0;
   bool stays[128] = {};
   for (const auto& r : a.ranges_of(node))
     for (int b = r.lo; b <= std::min<int>(r.hi, 127); ++b) stays[b] = r.to == node;
@@ -67,10 +70,13 @@ uint16_t staying(const Automaton& a, uint32_t node) {
   return kinds | 1 << GrammarVocab::kHighKind;
 }
 
-// Goes through the trie with an automaton.
+// Goes through the trie with an automaton. Nearly all steps have one item whose rule goes on; they take a table of the
+// node's targets, and everything else the stepper.
 class Walk {
  public:
-  Walk(const GrammarVocab& vocab, const Automaton& a, Stepper& stepper) : trie_(vocab.trie()), a_(a), stepper_(stepper) {}
+  // lone: stacks that say nothing when their rule ends but that it has: the empty one, or the escape.
+  Walk(const GrammarVocab& vocab, const Automaton& a, Stepper& stepper, grammar::Stacks::Set lone)
+      : trie_(vocab.trie()), a_(a), stepper_(stepper), lone_(lone), lone_escapes_(lone != grammar::Stacks::kEmptyStack) {}
 
   // Calls tokens(begin, end) for runs of trie.tokens that may follow, and ended(node) where the stack decides. Begins
   // with the children of a trie node.
@@ -84,10 +90,34 @@ class Walk {
       const uint32_t d = trie_.depth[i] - base;
       const size_t from = begin_[d - 1], to = end_[d - 1];
       list_.resize(to);
-      if (to - from == 1 && !(trie_.below[i] & ~stays(list_[from].node))) {
+      const Hot* hot = to - from == 1 ? hot_of(list_[from].node) : nullptr;
+      if (hot && !(trie_.below[i] & ~hot->stays)) {
         tokens(trie_.tokens_[i], trie_.tokens_[trie_.next[i]]);
         i = trie_.next[i];
         continue;
+      }
+      if (hot) {
+        const uint32_t target = hot->to[trie_.byte[i]];
+        if (target == kNowhere) {
+          i = trie_.next[i];
+          continue;
+        }
+        const uint8_t flags = a_.nodes[target].flags;
+        const grammar::Stacks::Set stacks = list_[from].stacks;
+        const bool lone = stacks == lone_ || stacks == grammar::Stacks::kEmptyStack;
+        if (!(flags & Automaton::kCalls) && (lone || !(flags & Automaton::kFinal)) && fits(target, stacks)) {
+          tokens(trie_.tokens_[i], trie_.tokens_[i + 1]);
+          if ((flags & Automaton::kFinal) && stacks == lone_ && lone_escapes_ && trie_.next[i] > i + 1) ended(i);
+          if (flags & Automaton::kTerminals) {
+            list_.push_back({target, stacks});
+            begin_[d] = to;
+            end_[d] = to + 1;
+            ++i;
+          } else {
+            i = trie_.next[i];
+          }
+          continue;
+        }
       }
       bool may_end;
       if (!stepper_.step(list_, from, to, trie_.byte[i], may_end)) {
@@ -115,19 +145,29 @@ class Walk {
   uint32_t depth() const { return depth_; }
 
  private:
-  uint16_t stays(uint32_t node) {
-    if (node == stays_node_) return stays_;
-    if (node == other_node_) {
-      std::swap(node, stays_node_);
-      other_node_ = node;
-      std::swap(stays_, other_);
-      return stays_;
+  static constexpr uint32_t kNowhere = UINT32_MAX;
+  struct Hot {
+    uint16_t stays = 0;  // staying()
+    std::array<uint32_t, 256> to;
+  };
+  // Null if the node's ranges overlap.
+  const Hot* hot_of(uint32_t node) {
+    if (node == last_node_) return last_;
+    last_node_ = node;
+    if (a_.nodes[node].flags & Automaton::kOverlaps) return last_ = nullptr;
+    auto& slot = hot_[node];
+    if (!slot) {
+      slot = std::make_unique<Hot>();
+      slot->stays = staying(a_, node);
+      slot->to.fill(kNowhere);
+      for (const auto& r : a_.ranges_of(node)) std::fill(slot->to.begin() + r.lo, slot->to.begin() + r.hi + 1, r.to);
     }
-    other_node_ = stays_node_;
-    other_ = stays_;
-    stays_node_ = node;
-    stays_ = staying(a_, node);
-    return stays_;
+    return last_ = slot.get();
+  }
+  bool fits(uint32_t node, grammar::Stacks::Set stacks) {
+    const uint32_t depth = stepper_.stacks().depth(stacks) + a_.nodes[node].need;
+    depth_ = std::max(depth_, depth);
+    return depth <= a_.max_depth;
   }
 
   const GrammarVocab::Trie& trie_;
@@ -136,8 +176,11 @@ class Walk {
   std::vector<Item> list_;
   size_t begin_[Automaton::kHorizon + 1], end_[Automaton::kHorizon + 1];
   uint32_t depth_ = 0;
-  uint32_t stays_node_ = 0, other_node_ = 0;
-  uint16_t stays_ = 0, other_ = 0;
+  const grammar::Stacks::Set lone_;
+  const bool lone_escapes_;
+  std::unordered_map<uint32_t, std::unique_ptr<Hot>> hot_;
+  uint32_t last_node_ = kNowhere;
+  const Hot* last_ = nullptr;
 };
 
 // The children of trie nodes, sorted by byte.
@@ -175,12 +218,15 @@ GrammarMasks::NodeMaskPtr GrammarMasks::node_mask(const Automaton& a, uint32_t n
   }
   // On a stack that escapes when it is returned to.
   Stepper& stepper = grammar::thread_stepper(a);
-  const Item start{node, stepper.stacks().push(Automaton::kEscape, grammar::Stacks::kEmptyStack)};
+  // The root is called by no rule: there the stack is empty.
+  const bool in_root = a.in_root[node];
+  const Item start{node, in_root ? grammar::Stacks::kEmptyStack
+                                 : stepper.stacks().push(Automaton::kEscape, grammar::Stacks::kEmptyStack)};
   auto made = std::make_shared<NodeMask>();
   const auto& tokens = vocab_->trie().tokens;
   constexpr size_t kFew = 2048;
   std::vector<uint32_t> ends;
-  Walk walk(*vocab_, a, stepper);
+  Walk walk(*vocab_, a, stepper, start.stacks);
   walk.run(
       0, {start},
       [&](uint32_t begin, uint32_t end) {
@@ -198,7 +244,7 @@ GrammarMasks::NodeMaskPtr GrammarMasks::node_mask(const Automaton& a, uint32_t n
       },
       [&](uint32_t trie_node) { ends.push_back(trie_node); });
   sort_children(vocab_->trie(), ends, made->after, made->after_byte);
-  made->depth = std::max(walk.depth(), 1u) - 1;  // less the escape
+  made->depth = in_root ? walk.depth() : std::max(walk.depth(), 1u) - 1;  // less the escape
   const std::lock_guard lock(mutex_);
   const auto [it, fresh] = nodes_.try_emplace(a.classes[node], made);
   if (fresh) node_bytes_ += made->bytes();
@@ -222,7 +268,7 @@ void GrammarMasks::compute(const GrammarState& state, std::span<uint32_t> mask) 
     for (uint32_t k = begin; k < end; ++k) set_bit(mask, trie.tokens[k]);
   };
   const auto ignore = [](uint32_t) {};
-  Walk walk(*vocab_, a, stepper);
+  Walk walk(*vocab_, a, stepper, grammar::Stacks::kEmptyStack);
   for (size_t i = 0; i < n_items; ++i) {
     const Item item = frame.items[i];
     const NodeMask& part = *parts[i];
