@@ -139,9 +139,8 @@ Result<ExprId> tool_call(Values& values, const Json& tool, size_t index, bool st
   const bool none = parameters == tool.end() || parameters->is_null() || parameters->empty();
   ExprId arguments = none ? b.bytes("{}") : values.any_object();
   if (!none && follow) {
-    Json schema = *parameters;
-    if (schema.is_object() && !schema.contains("type") && !schema.contains("$ref")) schema["type"] = "object";
-    const Result<ExprId> e = SchemaCompiler(values, schema).compile(schema, where + ".parameters");
+    const Json schema{{"allOf", Json::array({*parameters, Json{{"type", "object"}}})}};
+    const Result<ExprId> e = SchemaCompiler(values, *parameters).compile(schema, where + ".parameters");
     if (!e) return e;
     arguments = *e;
   }

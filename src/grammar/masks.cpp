@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <bit>
-#include <unordered_map>
+#include <deque>
 
 #include "base/check.h"
 #include "grammar/state.h"
@@ -38,7 +38,7 @@ void set_bit(std::span<uint32_t> mask, int32_t token) { mask[size_t(token) / 32]
 // Kinds of bytes (GrammarVocab::kind_of) on which the node stays where it is; kHighKind: every code point from U+0080
 // leads back to it.
 uint16_t staying(const Automaton& a, uint32_t node) {
-  if (a.nodes[node].flags != Automaton::kTerminals) return 0;
+  if ((a.nodes[node].flags & ~Automaton::kFinal) != Automaton::kTerminals) return 0;
   const auto own = a.ranges_of(node);
   if (std::none_of(own.begin(), own.end(), [&](const auto& r) { return r.to == node; })) return 0;
   bool stays[128] = {};
@@ -49,8 +49,7 @@ uint16_t staying(const Automaton& a, uint32_t node) {
     if (!stays[b]) kinds &= uint16_t(~(1 << GrammarVocab::kind_of(uint8_t(b))));
   const auto target = [&](uint32_t from, int lo, int hi) {  // of all bytes lo to hi, or none
     for (const auto& r : a.ranges_of(from))
-      if (r.lo <= lo && hi <= r.hi && a.nodes[r.to].flags == Automaton::kTerminals && a.ranges_of(r.to).size() > 0)
-        return r.to;
+      if (r.lo <= lo && hi <= r.hi && (r.to == node || a.nodes[r.to].flags == Automaton::kTerminals)) return r.to;
     return Automaton::kEscape;
   };
   // Leads, and the bounds of what follows them.
@@ -76,7 +75,12 @@ class Walk {
  public:
   // lone: stacks that say nothing when their rule ends but that it has: the empty one, or the escape.
   Walk(const GrammarVocab& vocab, const Automaton& a, Stepper& stepper, grammar::Stacks::Set lone)
-      : trie_(vocab.trie()), a_(a), stepper_(stepper), lone_(lone), lone_escapes_(lone != grammar::Stacks::kEmptyStack) {}
+      : trie_(vocab.trie()), a_(a), stepper_(stepper), lone_(lone), lone_escapes_(lone != grammar::Stacks::kEmptyStack) {
+    if (index_.walk.size() < a.nodes.size()) index_.walk.resize(a.nodes.size(), 0), index_.place.resize(a.nodes.size(), 0);
+    if (index_.pool.size() > kKeptTables) index_.pool.resize(kKeptTables);
+    index_.used = 0;
+    if (++index_.now == 0) std::fill(index_.walk.begin(), index_.walk.end(), 0), index_.now = 1;
+  }
 
   // Calls tokens(begin, end) for runs of trie.tokens that may follow, and ended(node) where the stack decides. Begins
   // with the children of a trie node.
@@ -91,7 +95,7 @@ class Walk {
       const size_t from = begin_[d - 1], to = end_[d - 1];
       list_.resize(to);
       const Hot* hot = to - from == 1 ? hot_of(list_[from].node) : nullptr;
-      if (hot && !(trie_.below[i] & ~hot->stays)) {
+      if (hot && !(trie_.below[i] & ~hot->stays) && (!hot->final || ends_alone(list_[from].stacks))) {
         tokens(trie_.tokens_[i], trie_.tokens_[trie_.next[i]]);
         i = trie_.next[i];
         continue;
@@ -146,23 +150,40 @@ class Walk {
 
  private:
   static constexpr uint32_t kNowhere = UINT32_MAX;
+  static constexpr size_t kKeptTables = 4096;
   struct Hot {
     uint16_t stays = 0;  // staying()
+    bool final = false;
     std::array<uint32_t, 256> to;
   };
+  // By node, for one thread; entries of earlier walks are told by their number.
+  struct HotIndex {
+    std::vector<uint32_t> walk, place;
+    std::deque<Hot> pool;
+    size_t used = 0;
+    uint32_t now = 0;
+  };
+  static HotIndex& index() {
+    thread_local HotIndex hot;
+    return hot;
+  }
+  // Where the rule's end is the answer's end, which no longer token needs.
+  bool ends_alone(grammar::Stacks::Set stacks) const { return stacks == grammar::Stacks::kEmptyStack; }
   // Null if the node's ranges overlap.
   const Hot* hot_of(uint32_t node) {
     if (node == last_node_) return last_;
     last_node_ = node;
     if (a_.nodes[node].flags & Automaton::kOverlaps) return last_ = nullptr;
-    auto& slot = hot_[node];
-    if (!slot) {
-      slot = std::make_unique<Hot>();
-      slot->stays = staying(a_, node);
-      slot->to.fill(kNowhere);
-      for (const auto& r : a_.ranges_of(node)) std::fill(slot->to.begin() + r.lo, slot->to.begin() + r.hi + 1, r.to);
-    }
-    return last_ = slot.get();
+    if (index_.walk[node] == index_.now) return last_ = &index_.pool[index_.place[node]];
+    index_.walk[node] = index_.now;
+    index_.place[node] = uint32_t(index_.used);
+    if (index_.used == index_.pool.size()) index_.pool.emplace_back();
+    Hot& made = index_.pool[index_.used++];
+    made.stays = staying(a_, node);
+    made.final = a_.nodes[node].flags & Automaton::kFinal;
+    made.to.fill(kNowhere);
+    for (const auto& r : a_.ranges_of(node)) std::fill(made.to.begin() + r.lo, made.to.begin() + r.hi + 1, r.to);
+    return last_ = &made;
   }
   bool fits(uint32_t node, grammar::Stacks::Set stacks) {
     const uint32_t depth = stepper_.stacks().depth(stacks) + a_.nodes[node].need;
@@ -178,7 +199,7 @@ class Walk {
   uint32_t depth_ = 0;
   const grammar::Stacks::Set lone_;
   const bool lone_escapes_;
-  std::unordered_map<uint32_t, std::unique_ptr<Hot>> hot_;
+  HotIndex& index_ = index();
   uint32_t last_node_ = kNowhere;
   const Hot* last_ = nullptr;
 };

@@ -62,7 +62,7 @@ inline bool random_answer(GrammarMasks& masks, GrammarState state, std::mt19937&
     int32_t pick = -1;
     for (int tries = 0; tries < 12 && (pick < 0 || vocab.is_eog(pick)); ++tries) pick = may[rng() % may.size()];
     if (n > patience) {
-      for (const char* closing : {"\"", "]", "}"})
+      for (const char* closing : {"\"", "0", "null", "[]", "]", "}"})
         for (const int32_t t : may)
           if (vocab.text(t) == closing) pick = t;
       for (const int32_t t : may)
