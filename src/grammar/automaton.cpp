@@ -13,9 +13,10 @@ namespace {
 constexpr uint32_t kNever = UINT32_MAX;
 
 Error too_large() {
-  return Error{"grammar",
-               fmt::format("expected at most {} states and {} edges, found more", Automaton::kMaxNodes, Automaton::kMaxEdges),
-               "use smaller repetition counts or fewer alternatives"};
+  return Error{
+      "grammar",
+      fmt::format("expected at most {} states and {} edges, found more", Automaton::kMaxNodes, Automaton::kMaxEdges),
+      "use smaller repetition counts or fewer alternatives"};
 }
 
 // For each node the stack entries its rule needs to be completed; kNever where it cannot be. Shortest paths, from the
@@ -98,12 +99,16 @@ std::string rank_rules(Automaton& a, const Builder& b) {
 }
 
 // Nodes reachable from the root's start that can be completed, renumbered.
-void keep_useful(const RawNodes& raw, const std::vector<uint32_t>& start, const std::vector<uint32_t>& need, Automaton& a) {
+void keep_useful(const RawNodes& raw, const std::vector<uint32_t>& start, const std::vector<uint32_t>& need,
+                 Automaton& a) {
   const uint32_t n = uint32_t(raw.nodes.size());
   const auto next = [&](uint32_t i) {
-    return i + 1 < n ? raw.nodes[i + 1]
-                     : RawNodes::Node{uint32_t(raw.ranges.size()), uint32_t(raw.calls.size()), uint32_t(raw.tokens.size()), 0,
-                                      false, false};
+    return i + 1 < n ? raw.nodes[i + 1] : RawNodes::Node{uint32_t(raw.ranges.size()),
+                                                         uint32_t(raw.calls.size()),
+                                                         uint32_t(raw.tokens.size()),
+                                                         0,
+                                                         false,
+                                                         false};
   };
   std::vector<uint32_t> number(n, 0), order{0};
   const auto visit = [&](uint32_t i) {
@@ -121,7 +126,8 @@ void keep_useful(const RawNodes& raw, const std::vector<uint32_t>& start, const 
       if (useful(raw.calls[e])) visit(raw.calls[e].to), visit(start[raw.calls[e].rule]);
   }
   for (const uint32_t i : order) {
-    Automaton::Node node{uint32_t(a.ranges.size()), uint32_t(a.calls.size()), uint32_t(a.tokens.size()), i ? need[i] : 0, 0};
+    Automaton::Node node{uint32_t(a.ranges.size()), uint32_t(a.calls.size()), uint32_t(a.tokens.size()),
+                         i ? need[i] : 0, 0};
     if (i) {
       for (uint32_t e = raw.nodes[i].ranges; e < next(i).ranges; ++e)
         if (const auto& r = raw.ranges[e]; number[r.to]) a.ranges.push_back({r.lo, r.hi, number[r.to]});
@@ -129,10 +135,12 @@ void keep_useful(const RawNodes& raw, const std::vector<uint32_t>& start, const 
         if (const auto& t = raw.tokens[e]; number[t.to]) a.tokens.push_back({t.token, number[t.to]});
       for (uint32_t e = raw.nodes[i].calls; e < next(i).calls; ++e)
         if (const auto& c = raw.calls[e]; useful(c)) a.calls.push_back({c.rule, number[c.to]});
-      const bool terminals = a.ranges.size() > node.ranges || a.tokens.size() > node.tokens, calls = a.calls.size() > node.calls;
-      node.flags = uint8_t((raw.nodes[i].final ? Automaton::kFinal : 0) | (calls ? Automaton::kCalls : 0) |
-                           (terminals ? Automaton::kTerminals : 0) | (raw.nodes[i].overlaps ? Automaton::kOverlaps : 0) |
-                           (raw.nodes[i].final && !terminals && !calls ? Automaton::kPureFinal : 0));
+      const bool terminals = a.ranges.size() > node.ranges || a.tokens.size() > node.tokens,
+                 calls = a.calls.size() > node.calls;
+      node.flags =
+          uint8_t((raw.nodes[i].final ? Automaton::kFinal : 0) | (calls ? Automaton::kCalls : 0) |
+                  (terminals ? Automaton::kTerminals : 0) | (raw.nodes[i].overlaps ? Automaton::kOverlaps : 0) |
+                  (raw.nodes[i].final && !terminals && !calls ? Automaton::kPureFinal : 0));
     }
     a.nodes.push_back(node);
     a.in_root.push_back(i && raw.nodes[i].rule == a.root);
@@ -206,12 +214,15 @@ class Classifier {
       const uint64_t to = a_.classes[ranges[i].to][size_t(half)];
       uint32_t hi = ranges[i].hi;
       size_t k = i + 1;
-      while (k < ranges.size() && ranges[k].lo == hi + 1 && a_.classes[ranges[k].to][size_t(half)] == to) hi = ranges[k++].hi;
+      while (k < ranges.size() && ranges[k].lo == hi + 1 && a_.classes[ranges[k].to][size_t(half)] == to)
+        hi = ranges[k++].hi;
       h = mix(mix(h, uint64_t(ranges[i].lo) << 8 | hi), to);
       i = k;
     }
-    for (const auto& e : a_.tokens_of(node)) h = mix(mix(h, 0x10000u + uint32_t(e.token)), a_.classes[e.to][size_t(half)]);
-    for (const auto& e : a_.calls_of(node)) h = mix(mix(h, 0x20000u + uint64_t(e.rule)), a_.classes[e.to][size_t(half)]);
+    for (const auto& e : a_.tokens_of(node))
+      h = mix(mix(h, 0x10000u + uint32_t(e.token)), a_.classes[e.to][size_t(half)]);
+    for (const auto& e : a_.calls_of(node))
+      h = mix(mix(h, 0x20000u + uint64_t(e.rule)), a_.classes[e.to][size_t(half)]);
     return h;
   }
 
@@ -248,7 +259,8 @@ Result<Automaton> Automaton::compile(const Builder& builder, RuleId root, uint32
     return Error{"grammar", fmt::format("rule {} matches no text", builder.rules()[root].name),
                  "every alternative ends in a contradiction or repeats for ever"};
   if (need[start[root]] > max_depth)
-    return Error{"grammar", fmt::format("expected rules nested at most {} deep, found {}", max_depth, need[start[root]]),
+    return Error{"grammar",
+                 fmt::format("expected rules nested at most {} deep, found {}", max_depth, need[start[root]]),
                  "simplify the grammar"};
   a.rules.assign(start.size(), {0, 0});
   keep_useful(raw, start, need, a);

@@ -34,11 +34,11 @@ struct Automaton {
     uint32_t to;
   };
   enum Flag : uint8_t {
-    kFinal = 1,       // the rule may end here
-    kCalls = 2,       // has calls
-    kTerminals = 4,   // has byte ranges or tokens
-    kPureFinal = 8,   // final and without edges: nothing to return to
-    kOverlaps = 16,   // byte ranges may overlap; otherwise they are ascending
+    kFinal = 1,      // the rule may end here
+    kCalls = 2,      // has calls
+    kTerminals = 4,  // has byte ranges or tokens
+    kPureFinal = 8,  // final and without edges: nothing to return to
+    kOverlaps = 16,  // byte ranges may overlap; otherwise they are ascending
   };
   struct Node {
     uint32_t ranges, calls, tokens;  // begin; they end where the next node's begin

@@ -110,8 +110,10 @@ Result<GrammarPtr> compile_choice(std::span<const std::string> choices, const Gr
   size_t bytes = 0;
   for (const std::string& c : choices) bytes += c.size();
   if (choices.empty() || choices.size() > kMaxChoices || bytes > kMaxChoiceBytes)
-    return Error{"choice", fmt::format("expected 1 to {} texts of together at most {} bytes, found {} of {}", kMaxChoices,
-                                       kMaxChoiceBytes, choices.size(), bytes), ""};
+    return Error{"choice",
+                 fmt::format("expected 1 to {} texts of together at most {} bytes, found {} of {}", kMaxChoices,
+                             kMaxChoiceBytes, choices.size(), bytes),
+                 ""};
   Builder b;
   std::vector<ExprId> all;
   for (const std::string& c : choices) {
@@ -132,7 +134,8 @@ Result<ExprId> tool_call(Values& values, const Json& tool, size_t index, bool st
     return Error{where + ".name", "expected a string, found nothing", ""};
   const auto name = tool["name"].get<std::string>();
   if (name.empty() || name.find_first_of(" \t\r\n<>{}\"") != std::string::npos)
-    return Error{where + ".name", fmt::format("expected a name without spaces, quotes, <, >, {{ and }}, found \"{}\"", name), ""};
+    return Error{where + ".name",
+                 fmt::format("expected a name without spaces, quotes, <, >, {{ and }}, found \"{}\"", name), ""};
   const auto strict = tool.find("strict");
   const bool follow = strict_all || (strict != tool.end() && *strict == Json(true));
   const auto parameters = tool.find("parameters");
@@ -144,7 +147,8 @@ Result<ExprId> tool_call(Values& values, const Json& tool, size_t index, bool st
     if (!e) return e;
     arguments = *e;
   }
-  return b.seq({b.token(SpecialToken::kToolCallOpen), b.bytes("call:" + name), arguments, b.token(SpecialToken::kToolCallClose)});
+  return b.seq({b.token(SpecialToken::kToolCallOpen), b.bytes("call:" + name), arguments,
+                b.token(SpecialToken::kToolCallClose)});
 }
 
 }  // namespace
@@ -162,10 +166,12 @@ Result<GrammarPtr> compile_tool_calls(std::span<const Json> tools, const ToolGra
     calls.push_back(*call);
   }
   if (calls.empty())
-    return Error{"tool_choice", fmt::format("expected the name of a function of tools, found \"{}\"", options.name), ""};
+    return Error{"tool_choice", fmt::format("expected the name of a function of tools, found \"{}\"", options.name),
+                 ""};
   const ExprId one = b.alt(std::move(calls));
   const bool required = options.choice == ToolChoice::kRequired;
-  ExprId answer = options.parallel ? b.repeat(one, required ? 1 : 0, grammar::kUnbounded) : b.repeat(one, required ? 1 : 0, 1);
+  ExprId answer =
+      options.parallel ? b.repeat(one, required ? 1 : 0, grammar::kUnbounded) : b.repeat(one, required ? 1 : 0, 1);
   if (!required) answer = b.seq({free_text(b, "<|tool_call>"), answer});
   return GrammarMaker::make(b, answer, options, kMaxJsonDepth);
 }

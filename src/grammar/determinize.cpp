@@ -17,11 +17,12 @@ struct SetHash {
 
 class Determinizer {
  public:
-  Determinizer(const Nfa& nfa, uint32_t rule, RawNodes& out) : nfa_(nfa), rule_(rule), out_(out), seen_(nfa.states, 0) {}
+  Determinizer(const Nfa& nfa, uint32_t rule, RawNodes& out)
+      : nfa_(nfa), rule_(rule), out_(out), seen_(nfa.states, 0) {}
 
   uint32_t run() {
-    const RawNodes::Node before{uint32_t(out_.ranges.size()), uint32_t(out_.calls.size()), uint32_t(out_.tokens.size()),
-                                0, false, false};
+    const RawNodes::Node before{
+        uint32_t(out_.ranges.size()), uint32_t(out_.calls.size()), uint32_t(out_.tokens.size()), 0, false, false};
     const uint32_t first = uint32_t(out_.nodes.size());
     if (subsets(first)) return first;
     out_.nodes.resize(first);
@@ -64,8 +65,8 @@ class Determinizer {
            out_.ranges.size() + out_.calls.size() + out_.tokens.size() > Automaton::kMaxEdges;
   }
   void begin_node(bool final) {
-    out_.nodes.push_back({uint32_t(out_.ranges.size()), uint32_t(out_.calls.size()), uint32_t(out_.tokens.size()), rule_,
-                          final, false});
+    out_.nodes.push_back(
+        {uint32_t(out_.ranges.size()), uint32_t(out_.calls.size()), uint32_t(out_.tokens.size()), rule_, final, false});
   }
 
   uint32_t id_of(const Set& from) {

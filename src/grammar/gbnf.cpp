@@ -30,7 +30,8 @@ class Parser {
     for (const auto& [name, rule] : rules_)
       if (!rule.defined) return located(rule.used_at, fmt::format("the rule {} is not defined", name));
     const auto root = rules_.find("root");
-    if (root == rules_.end()) return Error{"grammar", "expected a rule named root, found none", "name the first rule root"};
+    if (root == rules_.end())
+      return Error{"grammar", "expected a rule named root, found none", "name the first rule root"};
     return root->second.id;
   }
 
@@ -168,7 +169,8 @@ class Parser {
       space(false);
     }
     if (!upper || !take('}')) return fail("expected {m}, {m,} or {m,n}");
-    if (min > kMaxCount || (max != kUnbounded && max > kMaxCount)) return fail(fmt::format("expected counts up to {}", kMaxCount));
+    if (min > kMaxCount || (max != kUnbounded && max > kMaxCount))
+      return fail(fmt::format("expected counts up to {}", kMaxCount));
     if (max < min) fail("expected {m,n} with m <= n");
   }
 
@@ -242,12 +244,18 @@ class Parser {
     }
     const uint32_t e = text_[at_++];
     switch (e) {
-      case 'n': return '\n';
-      case 't': return '\t';
-      case 'r': return '\r';
-      case 'x': return hex(2);
-      case 'u': return hex(4);
-      case 'U': return hex(8);
+      case 'n':
+        return '\n';
+      case 't':
+        return '\t';
+      case 'r':
+        return '\r';
+      case 'x':
+        return hex(2);
+      case 'u':
+        return hex(4);
+      case 'U':
+        return hex(8);
       case '\\':
       case '"':
       case '[':

@@ -17,11 +17,11 @@ using grammar::Stepper;
 
 // Of a node: what its rule decides alone.
 struct GrammarMasks::NodeMask {
-  std::vector<uint32_t> bits;   // a mask, or empty:
-  std::vector<int32_t> tokens;  // few tokens
-  std::vector<uint32_t> after;  // children of trie nodes where the rule has ended, by their byte
+  std::vector<uint32_t> bits;              // a mask, or empty:
+  std::vector<int32_t> tokens;             // few tokens
+  std::vector<uint32_t> after;             // children of trie nodes where the rule has ended, by their byte
   std::array<uint32_t, 257> after_byte{};  // first in after
-  uint32_t depth = 0;           // stack entries that tokens need beyond those below the node
+  uint32_t depth = 0;                      // stack entries that tokens need beyond those below the node
   size_t bytes() const { return sizeof(*this) + bits.size() * 4 + tokens.size() * 4 + after.size() * 4; }
 };
 
@@ -53,11 +53,14 @@ uint16_t staying(const Automaton& a, uint32_t node) {
     return Automaton::kEscape;
   };
   // Leads, and the bounds of what follows them.
-  constexpr uint8_t kSequences[][8] = {
-      {0xC2, 0xDF, 0x80, 0xBF}, {0xE0, 0xE0, 0xA0, 0xBF, 0x80, 0xBF}, {0xE1, 0xEC, 0x80, 0xBF, 0x80, 0xBF},
-      {0xED, 0xED, 0x80, 0x9F, 0x80, 0xBF}, {0xEE, 0xEF, 0x80, 0xBF, 0x80, 0xBF},
-      {0xF0, 0xF0, 0x90, 0xBF, 0x80, 0xBF, 0x80, 0xBF}, {0xF1, 0xF3, 0x80, 0xBF, 0x80, 0xBF, 0x80, 0xBF},
-      {0xF4, 0xF4, 0x80, 0x8F, 0x80, 0xBF, 0x80, 0xBF}};
+  constexpr uint8_t kSequences[][8] = {{0xC2, 0xDF, 0x80, 0xBF},
+                                       {0xE0, 0xE0, 0xA0, 0xBF, 0x80, 0xBF},
+                                       {0xE1, 0xEC, 0x80, 0xBF, 0x80, 0xBF},
+                                       {0xED, 0xED, 0x80, 0x9F, 0x80, 0xBF},
+                                       {0xEE, 0xEF, 0x80, 0xBF, 0x80, 0xBF},
+                                       {0xF0, 0xF0, 0x90, 0xBF, 0x80, 0xBF, 0x80, 0xBF},
+                                       {0xF1, 0xF3, 0x80, 0xBF, 0x80, 0xBF, 0x80, 0xBF},
+                                       {0xF4, 0xF4, 0x80, 0x8F, 0x80, 0xBF, 0x80, 0xBF}};
   for (const auto& s : kSequences) {
     uint32_t at = node;
     for (int i = 0; i < 8 && s[i]; i += 2) {
@@ -75,8 +78,13 @@ class Walk {
  public:
   // lone: stacks that say nothing when their rule ends but that it has: the empty one, or the escape.
   Walk(const GrammarVocab& vocab, const Automaton& a, Stepper& stepper, grammar::Stacks::Set lone)
-      : trie_(vocab.trie()), a_(a), stepper_(stepper), lone_(lone), lone_escapes_(lone != grammar::Stacks::kEmptyStack) {
-    if (index_.walk.size() < a.nodes.size()) index_.walk.resize(a.nodes.size(), 0), index_.place.resize(a.nodes.size(), 0);
+      : trie_(vocab.trie()),
+        a_(a),
+        stepper_(stepper),
+        lone_(lone),
+        lone_escapes_(lone != grammar::Stacks::kEmptyStack) {
+    if (index_.walk.size() < a.nodes.size())
+      index_.walk.resize(a.nodes.size(), 0), index_.place.resize(a.nodes.size(), 0);
     if (index_.pool.size() > kKeptTables) index_.pool.resize(kKeptTables);
     index_.used = 0;
     if (++index_.now == 0) std::fill(index_.walk.begin(), index_.walk.end(), 0), index_.now = 1;
@@ -368,7 +376,8 @@ GrammarMasks::StateMaskPtr GrammarMasks::state_mask(const GrammarState& state) {
 }
 
 void GrammarMasks::mask(const GrammarState& state, std::span<uint32_t> mask) {
-  CHECK(mask.size() == vocab_->mask_words(), "a mask of {} words, the vocabulary has {}", mask.size(), vocab_->mask_words());
+  CHECK(mask.size() == vocab_->mask_words(), "a mask of {} words, the vocabulary has {}", mask.size(),
+        vocab_->mask_words());
   const StateMaskPtr made = state_mask(state);
   std::copy(made->bits.begin(), made->bits.end(), mask.begin());
 }

@@ -11,8 +11,8 @@
 
 namespace facet {
 
-// Which tokens may come next. Masks are remembered by state, and what makes them up by node of the automaton: the tokens
-// that a rule decides alone, whatever lies below it on the stack, and the places in the trie of tokens where the
+// Which tokens may come next. Masks are remembered by state, and what makes them up by node of the automaton: the
+// tokens that a rule decides alone, whatever lies below it on the stack, and the places in the trie of tokens where the
 // rule has ended and the stack decides. Any number of threads; what is computed twice at a time is equal.
 class GrammarMasks {
  public:

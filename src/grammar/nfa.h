@@ -19,8 +19,8 @@ struct Nfa {
   static constexpr size_t kMaxEdges = 3'000'000;
 
   uint32_t states = 2;
-  std::vector<Edge> edges;       // sorted by from
-  std::vector<uint32_t> begin;   // by state, and one more
+  std::vector<Edge> edges;      // sorted by from
+  std::vector<uint32_t> begin;  // by state, and one more
   bool overflow = false;
 
   // nullable: by rule; a call of such a rule may be stepped over.

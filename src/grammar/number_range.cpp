@@ -107,7 +107,8 @@ class Magnitudes {
       to.at_lo = s.at_lo && d == digit(lo_->value, s);
       to.at_hi = s.at_hi && d == digit(hi_->value, s);
       to.remainder = s.phase == 1 ? (s.remainder * 10 + uint32_t(d)) % multiple_ : 0;
-      arcs_.push_back({id, state(to), digit_[d] ? digit_[d] : (digit_[d] = b_.byte(uint8_t('0' + d), uint8_t('0' + d)))});
+      arcs_.push_back(
+          {id, state(to), digit_[d] ? digit_[d] : (digit_[d] = b_.byte(uint8_t('0' + d), uint8_t('0' + d)))});
     }
   }
 
@@ -149,7 +150,8 @@ std::string number_range(Builder& b, const NumberRange& range, ExprId& out) {
   if (!lo || lo->value.negative) {  // below zero
     const bool negative = hi && hi->value.negative;
     const Magnitudes::End above_zero{Decimal{}, true};
-    all.push_back(b.seq({b.byte('-', '-'), Magnitudes(b, negative ? hi : above_zero, lo, range.fraction, range.multiple).make()}));
+    all.push_back(b.seq(
+        {b.byte('-', '-'), Magnitudes(b, negative ? hi : above_zero, lo, range.fraction, range.multiple).make()}));
   }
   out = b.alt(std::move(all));
   return "";

@@ -112,7 +112,8 @@ class Parser {
       at_ = begin;
       return false;
     }
-    if (min > kMaxCount || (max != kUnbounded && max > kMaxCount)) fail(fmt::format("expected counts up to {}", kMaxCount));
+    if (min > kMaxCount || (max != kUnbounded && max > kMaxCount))
+      fail(fmt::format("expected counts up to {}", kMaxCount));
     if (max < min) fail("expected {m,n} with m <= n");
     return true;
   }
@@ -157,8 +158,9 @@ class Parser {
   Regex group(int depth) {
     if (take('?')) {
       if (take(':')) {
-      } else if (take('P') ? take('<') : peek() == '<' && at_ + 1 < text_.size() && text_[at_ + 1] != '=' &&
-                                              text_[at_ + 1] != '!' && take('<')) {
+      } else if (take('P') ? take('<')
+                           : peek() == '<' && at_ + 1 < text_.size() && text_[at_ + 1] != '=' &&
+                                 text_[at_ + 1] != '!' && take('<')) {
         while (!done() && peek() != '>') ++at_;
         if (!take('>')) fail("expected > after the name of a group");
       } else {
@@ -196,7 +198,8 @@ class Parser {
     }
     uint32_t v = hex(4);
     if (v >= 0xD800 && v < 0xDC00 && take('\\') && take('u')) v = 0x10000 + ((v - 0xD800) << 10) + (hex(4) - 0xDC00);
-    if (error_.empty() && ((v >= 0xD800 && v <= 0xDFFF) || v > 0x10FFFF)) fail("expected a code point, found a surrogate");
+    if (error_.empty() && ((v >= 0xD800 && v <= 0xDFFF) || v > 0x10FFFF))
+      fail("expected a code point, found a surrogate");
     return v;
   }
 
@@ -209,19 +212,32 @@ class Parser {
     const uint32_t c = text_[at_++];
     shorthand = c == 'd' || c == 'D' || c == 'w' || c == 'W' || c == 's' || c == 'S';
     switch (c) {
-      case 'd': return digits();
-      case 'w': return word();
-      case 's': return space();
-      case 'D': return ascii().without(digits());
-      case 'W': return ascii().without(word());
-      case 'S': return ascii().without(space());
-      case 'n': return CharSet::one('\n');
-      case 't': return CharSet::one('\t');
-      case 'r': return CharSet::one('\r');
-      case 'f': return CharSet::one('\f');
-      case 'v': return CharSet::one('\v');
-      case 'x': return CharSet::one(hex(2));
-      case 'u': return CharSet::one(unicode_escape());
+      case 'd':
+        return digits();
+      case 'w':
+        return word();
+      case 's':
+        return space();
+      case 'D':
+        return ascii().without(digits());
+      case 'W':
+        return ascii().without(word());
+      case 'S':
+        return ascii().without(space());
+      case 'n':
+        return CharSet::one('\n');
+      case 't':
+        return CharSet::one('\t');
+      case 'r':
+        return CharSet::one('\r');
+      case 'f':
+        return CharSet::one('\f');
+      case 'v':
+        return CharSet::one('\v');
+      case 'x':
+        return CharSet::one(hex(2));
+      case 'u':
+        return CharSet::one(unicode_escape());
       case '0':
         if (!done() && peek() >= '0' && peek() <= '9') fail("octal escapes are not supported");
         return CharSet::one(0);

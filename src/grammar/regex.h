@@ -21,8 +21,9 @@ enum class RegexMatch {
 };
 
 // The syntax that ECMAScript, Python and RE2 share, without what is not regular: look-around, back references, \b.
-// \d, \w, \s are ASCII's; what they exclude (\D, \W, \S, and classes with ^ that hold one of the six) is ASCII too, because the
-// dialects differ on the rest. Anchors may stand at the ends of top-level alternatives. An error names the column.
+// \d, \w, \s are ASCII's; what they exclude (\D, \W, \S, and classes with ^ that hold one of the six) is ASCII too,
+// because the dialects differ on the rest. Anchors may stand at the ends of top-level alternatives. An error names the
+// column.
 Result<Regex> parse_regex(std::string_view text, RegexMatch match);
 
 ExprId regex_expr(Builder& b, const Regex& r);

@@ -12,11 +12,13 @@
 namespace facet::grammar {
 namespace {
 
-constexpr std::string_view kObjectKeywords[] = {"properties",    "required",      "additionalProperties", "patternProperties",
-                                                "propertyNames", "minProperties", "maxProperties"};
+constexpr std::string_view kObjectKeywords[] = {"properties",        "required",      "additionalProperties",
+                                                "patternProperties", "propertyNames", "minProperties",
+                                                "maxProperties"};
 constexpr std::string_view kArrayKeywords[] = {"items", "prefixItems", "additionalItems", "minItems", "maxItems"};
 constexpr std::string_view kStringKeywords[] = {"minLength", "maxLength", "pattern", "format"};
-constexpr std::string_view kNumberKeywords[] = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"};
+constexpr std::string_view kNumberKeywords[] = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum",
+                                                "multipleOf"};
 
 template <class List>
 bool any_key(const Json& s, const List& keys) {
@@ -211,7 +213,9 @@ bool SchemaCompiler::string_dfa(const Json& s, const std::string& where, CharDfa
   if (min > 0 || max < kUnbounded) {
     if (min > max) return out = CharDfa{{{}}}, true;
     if (min > kMaxLength || (max > kMaxLength && max < kUnbounded)) {
-      fail(where, fmt::format("{}: expected at most {}", max < kUnbounded && max > kMaxLength ? "maxLength" : "minLength", kMaxLength),
+      fail(where,
+           fmt::format("{}: expected at most {}", max < kUnbounded && max > kMaxLength ? "maxLength" : "minLength",
+                       kMaxLength),
            "use a smaller length or none");
       return false;
     }
@@ -228,7 +232,8 @@ ExprId SchemaCompiler::text(const Json& s, const std::string& where) {
     const uint64_t min = count(s, "minLength", 0), max = count(s, "maxLength", kUnbounded);
     return min > max ? b_.none() : v_.string_of_length(uint32_t(min), uint32_t(max));
   }
-  const bool free = dfa.states.size() == 1 && dfa.states[0].edges.size() == 1 && dfa.states[0].edges[0].on == CharSet::all();
+  const bool free =
+      dfa.states.size() == 1 && dfa.states[0].edges.size() == 1 && dfa.states[0].edges[0].on == CharSet::all();
   return free ? v_.string() : v_.string(dfa);
 }
 
@@ -317,7 +322,8 @@ std::vector<SchemaCompiler::Property> SchemaCompiler::properties(const Json& s, 
       names.emplace_back(name.get<std::string>(), &others);
   // The model's template sorts the keys of calls, ignoring case.
   if (v_.syntax() == Syntax::kCall)
-    std::stable_sort(names.begin(), names.end(), [](const auto& a, const auto& b) { return lower(a.first) < lower(b.first); });
+    std::stable_sort(names.begin(), names.end(),
+                     [](const auto& a, const auto& b) { return lower(a.first) < lower(b.first); });
   CharDfa allowed;
   const bool restricted = s.contains("propertyNames");
   if (restricted && !name_dfa(s, where, allowed)) return all;
@@ -332,7 +338,8 @@ std::vector<SchemaCompiler::Property> SchemaCompiler::properties(const Json& s, 
         const Result<Regex> regex = parse_regex(p.key(), RegexMatch::kSearch);
         const Result<CharDfa> dfa = regex ? CharDfa::regex(*regex) : regex.error();
         if (dfa && accepts(*dfa, name)) {
-          fail(where, fmt::format("patternProperties \"{}\": not supported where it matches a listed property (\"{}\")", p.key(), name));
+          fail(where, fmt::format("patternProperties \"{}\": not supported where it matches a listed property (\"{}\")",
+                                  p.key(), name));
           return all;
         }
       }
@@ -393,7 +400,8 @@ SchemaCompiler::Rest SchemaCompiler::rest(const Json& s, const std::string& wher
   if (!taken.empty() && (patterns || others != Json(false)) &&
       !narrow(names, CharDfa::texts(taken).complement(), where, "additionalProperties"))
     return {};
-  if (v_.syntax() == Syntax::kCall && !narrow(names, Values::key_chars(Syntax::kCall), where, "additionalProperties")) return {};
+  if (v_.syntax() == Syntax::kCall && !narrow(names, Values::key_chars(Syntax::kCall), where, "additionalProperties"))
+    return {};
   std::vector<ExprId> members;
   const auto add = [&](CharDfa dfa, const Json& schema, const std::string& at) {
     if (schema == Json(false) || !dfa.trim()) return;
@@ -418,8 +426,8 @@ SchemaCompiler::Rest SchemaCompiler::rest(const Json& s, const std::string& wher
   return {b_.alt(std::move(members)), true};
 }
 
-// States are (properties passed, members written, distinct members known to be written). Members that are not listed may
-// repeat a name, so all of them count as one towards min.
+// States are (properties passed, members written, distinct members known to be written). Members that are not listed
+// may repeat a name, so all of them count as one towards min.
 ExprId SchemaCompiler::members(const std::vector<Property>& all, const Rest& rest, uint32_t min, uint32_t max) {
   const uint32_t n = uint32_t(all.size());
   const uint32_t counted = max < kUnbounded ? max : std::max(min, 1u);
@@ -444,7 +452,8 @@ ExprId SchemaCompiler::members(const std::vector<Property>& all, const Rest& res
     if (passed < n) {
       if (!all[passed].required) arcs.push_back({id, state(passed + 1, written, distinct), nothing});
       if (room)
-        arcs.push_back({id, state(passed + 1, written + 1, distinct + 1), written ? later[passed] : all[passed].member});
+        arcs.push_back(
+            {id, state(passed + 1, written + 1, distinct + 1), written ? later[passed] : all[passed].member});
       continue;
     }
     if (distinct >= min) accept.push_back(id);
@@ -466,15 +475,16 @@ ExprId SchemaCompiler::object(const Json& s, const std::string& where, int depth
   if (listed.size() > kMaxProperties)
     return fail(where, fmt::format("properties: expected at most {}, found {}", kMaxProperties, listed.size()));
   if (others.allowed && min > listed.size() + 1)
-    return fail(where, fmt::format("minProperties: expected at most {}, one more than there are properties, found {}", listed.size() + 1, min));
+    return fail(where, fmt::format("minProperties: expected at most {}, one more than there are properties, found {}",
+                                   listed.size() + 1, min));
   const uint64_t counts = std::max(min, max < kUnbounded ? std::min<uint64_t>(max, kMaxProperties) : 0);
   if (max < kUnbounded && max > kMaxProperties && others.allowed)
     return fail(where, fmt::format("maxProperties: expected at most {}", kMaxProperties));
   if (counts * (listed.size() + 2) > 50'000)
     return fail(where, "minProperties or maxProperties: not supported with so many properties");
   const bool no_limit = max == kUnbounded || (!others.allowed && max >= listed.size());
-  const ExprId all = members(listed, others, uint32_t(std::min<uint64_t>(min, kMaxProperties)),
-                             no_limit ? kUnbounded : uint32_t(max));
+  const ExprId all =
+      members(listed, others, uint32_t(std::min<uint64_t>(min, kMaxProperties)), no_limit ? kUnbounded : uint32_t(max));
   return b_.seq({v_.open('{'), all, v_.close('}')});
 }
 

@@ -11,18 +11,60 @@ namespace facet::grammar {
 namespace {
 
 constexpr std::string_view kAnnotations[] = {
-    "title",       "description", "default",   "examples",  "example",    "$schema",        "$id",
-    "id",          "$comment",    "$anchor",   "$defs",     "definitions", "deprecated",    "readOnly",
-    "writeOnly",   "nullable",    "discriminator", "strict", "contentEncoding", "contentMediaType", "propertyOrdering",
-    "externalDocs", "xml",
+    "title",
+    "description",
+    "default",
+    "examples",
+    "example",
+    "$schema",
+    "$id",
+    "id",
+    "$comment",
+    "$anchor",
+    "$defs",
+    "definitions",
+    "deprecated",
+    "readOnly",
+    "writeOnly",
+    "nullable",
+    "discriminator",
+    "strict",
+    "contentEncoding",
+    "contentMediaType",
+    "propertyOrdering",
+    "externalDocs",
+    "xml",
 };
 constexpr std::string_view kKeywords[] = {
-    "type",          "properties",    "required",      "additionalProperties", "patternProperties",
-    "propertyNames", "minProperties", "maxProperties", "items",                "prefixItems",
-    "additionalItems", "minItems",    "maxItems",      "uniqueItems",          "enum",
-    "const",         "anyOf",         "oneOf",         "allOf",                "$ref",
-    "minLength",     "maxLength",     "pattern",       "format",               "minimum",
-    "maximum",       "exclusiveMinimum", "exclusiveMaximum", "multipleOf",
+    "type",
+    "properties",
+    "required",
+    "additionalProperties",
+    "patternProperties",
+    "propertyNames",
+    "minProperties",
+    "maxProperties",
+    "items",
+    "prefixItems",
+    "additionalItems",
+    "minItems",
+    "maxItems",
+    "uniqueItems",
+    "enum",
+    "const",
+    "anyOf",
+    "oneOf",
+    "allOf",
+    "$ref",
+    "minLength",
+    "maxLength",
+    "pattern",
+    "format",
+    "minimum",
+    "maximum",
+    "exclusiveMinimum",
+    "exclusiveMaximum",
+    "multipleOf",
 };
 
 template <class List>
@@ -37,7 +79,9 @@ Error bad(const std::string& where, std::string_view keyword, std::string what, 
 // Types that both allow; integer is a part of number.
 Json both_types(const Json& a, const Json& b) {
   const auto list = [](const Json& t) { return t.is_array() ? t : Json::array({t}); };
-  const auto has = [](const Json& all, std::string_view t) { return std::find(all.begin(), all.end(), t) != all.end(); };
+  const auto has = [](const Json& all, std::string_view t) {
+    return std::find(all.begin(), all.end(), t) != all.end();
+  };
   Json out = Json::array();
   const Json x = list(a), y = list(b);
   for (const Json& t : x) {
@@ -79,7 +123,8 @@ std::string check_form(std::string_view key, const Json& v) {
   };
   const auto schema = [](const Json& s) { return s.is_object() || s.is_boolean(); };
   const auto schemas = [&](const Json& list) { return std::all_of(list.begin(), list.end(), schema); };
-  constexpr std::array<std::string_view, 7> kTypes = {"string", "number", "integer", "boolean", "object", "array", "null"};
+  constexpr std::array<std::string_view, 7> kTypes = {"string", "number", "integer", "boolean",
+                                                      "object", "array",  "null"};
   const auto type = [&](const Json& t) { return t.is_string() && contains(kTypes, t.get_ref<const std::string&>()); };
   const auto expected = [&](bool ok, std::string_view what) {
     return ok ? std::string() : fmt::format("expected {}, found {}", what, dump_json(v).substr(0, 60));
@@ -87,7 +132,8 @@ std::string check_form(std::string_view key, const Json& v) {
   if (key == "type")
     return expected(type(v) || (v.is_array() && !v.empty() && std::all_of(v.begin(), v.end(), type)),
                     "string, number, integer, boolean, object, array, null or a list of these");
-  if (key == "properties" || key == "patternProperties") return expected(v.is_object() && schemas(v), "an object of schemas");
+  if (key == "properties" || key == "patternProperties")
+    return expected(v.is_object() && schemas(v), "an object of schemas");
   if (key == "required") return expected(strings(v), "an array of strings");
   if (key == "additionalProperties" || key == "propertyNames" || key == "additionalItems")
     return expected(schema(v), "a schema");
@@ -121,7 +167,9 @@ Result<const Json*> SchemaSource::resolve(const Json& ref, const std::string& wh
     const size_t end = std::min(rest.find('/'), rest.size());
     std::string step;
     for (size_t i = 0; i < end; ++i) {  // ~0, ~1 and %XX
-      const auto hex = [&](size_t k) { return k < end ? std::string_view("0123456789abcdef").find(char(rest[k] | 32)) : std::string::npos; };
+      const auto hex = [&](size_t k) {
+        return k < end ? std::string_view("0123456789abcdef").find(char(rest[k] | 32)) : std::string::npos;
+      };
       if (rest[i] == '~' && i + 1 < end && (rest[i + 1] == '0' || rest[i + 1] == '1'))
         step += rest[++i] == '0' ? '~' : '/';
       else if (rest[i] == '%' && hex(i + 1) < 16 && hex(i + 2) < 16)
@@ -133,7 +181,8 @@ Result<const Json*> SchemaSource::resolve(const Json& ref, const std::string& wh
     const Json* next = nullptr;
     if (at->is_object() && at->contains(step)) {
       next = &(*at)[step];
-    } else if (at->is_array() && !step.empty() && step.size() < 7 && step.find_first_not_of("0123456789") == std::string::npos) {
+    } else if (at->is_array() && !step.empty() && step.size() < 7 &&
+               step.find_first_not_of("0123456789") == std::string::npos) {
       const size_t i = size_t(std::stoul(step));
       if (i < at->size()) next = &(*at)[i];
     }
@@ -146,7 +195,8 @@ Result<const Json*> SchemaSource::resolve(const Json& ref, const std::string& wh
 Result<Json> SchemaSource::flatten(const Json& schema, std::string& where, int depth) const {
   if (schema.is_boolean()) return schema;
   if (!schema.is_object()) return Error{where, fmt::format("expected a schema, found {}", schema.type_name()), ""};
-  if (++work_ > kMaxWork) return Error{where, fmt::format("expected at most {} schemas, found more", kMaxWork), "simplify it"};
+  if (++work_ > kMaxWork)
+    return Error{where, fmt::format("expected at most {} schemas, found more", kMaxWork), "simplify it"};
   if (depth > kMaxDepth)
     return bad(where, "$ref", fmt::format("expected $ref and allOf nested at most {} deep", kMaxDepth),
                "a schema must not refer to itself before it has described something");
@@ -243,7 +293,8 @@ Result<Json> SchemaSource::merge(const Json& a, const Json& b, const std::string
     }
   }
   const bool tuple = out.contains("prefixItems") || (out.contains("items") && out["items"].is_array());
-  if (tuple && a.contains("items") + a.contains("prefixItems") > 0 && b.contains("items") + b.contains("prefixItems") > 0)
+  if (tuple && a.contains("items") + a.contains("prefixItems") > 0 &&
+      b.contains("items") + b.contains("prefixItems") > 0)
     return bad(where, "allOf", "prefixItems beside another schema's items cannot be put together");
   if (a.contains("patternProperties") + b.contains("patternProperties") > 0 &&
       (a.contains("properties") || a.contains("additionalProperties")) &&

@@ -11,8 +11,8 @@ class SchemaSource {
  public:
   explicit SchemaSource(const Json& root) : root_(root) {}
 
-  // The schema without annotations, $ref, allOf and oneOf (which becomes anyOf); keywords that it does not know are an error,
-  // as is what cannot be put together. True and false stay what they are. pattern and format become arrays.
+  // The schema without annotations, $ref, allOf and oneOf (which becomes anyOf); keywords that it does not know are an
+  // error, as is what cannot be put together. True and false stay what they are. pattern and format become arrays.
   // `where` is moved to where a $ref leads.
   Result<Json> flatten(const Json& schema, std::string& where, int depth = 0) const;
   Result<Json> merge(const Json& a, const Json& b, const std::string& where) const;

@@ -139,7 +139,8 @@ void Stepper::call(uint32_t node, Stacks::Set stacks) {
 }
 
 // work_ holds what the input led to. Returns first; then rules that start here, callers before what they call, so that
-// a rule's stacks are complete when it is started. What has just started does not return: a call never consumes nothing.
+// a rule's stacks are complete when it is started. What has just started does not return: a call never consumes
+// nothing.
 bool Stepper::close_work(std::vector<Item>& out) {
   bool may_end = false;
   while (!returns_.empty()) {

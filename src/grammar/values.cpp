@@ -132,7 +132,8 @@ ExprId Values::make_number() {
   const ExprId digit = b_.byte('0', '9');
   const ExprId fraction = b_.seq({b_.byte('.', '.'), b_.repeat(digit, 1, kMaxDigits)});
   const ExprId sign = b_.alt({b_.byte('+', '+'), b_.byte('-', '-')});
-  const ExprId exponent = b_.seq({b_.alt({b_.byte('e', 'e'), b_.byte('E', 'E')}), b_.optional(sign), b_.repeat(digit, 1, 2)});
+  const ExprId exponent =
+      b_.seq({b_.alt({b_.byte('e', 'e'), b_.byte('E', 'E')}), b_.optional(sign), b_.repeat(digit, 1, 2)});
   return b_.seq({make_integer(), b_.optional(fraction), b_.optional(exponent)});
 }
 

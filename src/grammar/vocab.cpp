@@ -43,17 +43,28 @@ bool GrammarVocab::is_eog(int32_t id) const { return std::find(eog_.begin(), eog
 int GrammarVocab::kind_of(uint8_t b) {
   if (b >= 0x80) return kHighKind;
   switch (b) {
-    case '"': return 0;
-    case '\\': return 1;
-    case '<': return 2;
-    case '|': return 3;
-    case '>': return 4;
-    case '\n': return 5;
-    case '\r': return 6;
-    case ' ': return 7;
-    case '_': return 8;
-    case '-': return 9;
-    default: break;
+    case '"':
+      return 0;
+    case '\\':
+      return 1;
+    case '<':
+      return 2;
+    case '|':
+      return 3;
+    case '>':
+      return 4;
+    case '\n':
+      return 5;
+    case '\r':
+      return 6;
+    case ' ':
+      return 7;
+    case '_':
+      return 8;
+    case '-':
+      return 9;
+    default:
+      break;
   }
   if (b < 0x20) return 6;
   if (b >= '0' && b <= '9') return 10;

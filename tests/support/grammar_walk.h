@@ -44,8 +44,8 @@ inline const char* special_text(int t) {
   return kTexts[t];
 }
 
-// A random answer. After `patience` tokens it takes the shortest way out that it sees: the end, else a token that closes
-// something. False if it got stuck, which no grammar may allow.
+// A random answer. After `patience` tokens it takes the shortest way out that it sees: the end, else a token that
+// closes something. False if it got stuck, which no grammar may allow.
 inline bool random_answer(GrammarMasks& masks, GrammarState state, std::mt19937& rng, int patience, int max_tokens,
                           std::string& text, bool& ended) {
   const GrammarVocab& vocab = masks.vocab();
@@ -64,7 +64,8 @@ inline bool random_answer(GrammarMasks& masks, GrammarState state, std::mt19937&
     if (n > patience) {
       for (const char* closing : {"\"", "0", "null", "[]", "]", "}"})
         for (const int32_t t : may)
-          if (vocab.text(t) == closing) pick = t;
+          if (vocab.text(t) == closing && (may.size() < 60 || *closing == '"'))
+            pick = t;  // many may follow in a string
       for (const int32_t t : may)
         if (vocab.special_of(t) >= 0) pick = t;
     }

@@ -1,6 +1,8 @@
-// facet_grammar_walk SCHEMAS.jsonl ANSWERS_PER_SCHEMA: for each line {"schema": ...} random answers under masks, each a line
-// {"schema": index, "text": ..., "ended": ...} on stdout; for a schema that does not compile {"schema": index, "error": ...}.
-// With a third argument "call" the answers are arguments of a tool call, given back as the JSON that the parser makes of them.
+// facet_grammar_walk SCHEMAS.jsonl ANSWERS_PER_SCHEMA: for each line {"schema": ...} random answers under masks, each a
+// line
+// {"schema": index, "text": ..., "ended": ...} on stdout; for a schema that does not compile {"schema": index, "error":
+// ...}. With a third argument "call" the answers are arguments of a tool call, given back as the JSON that the parser
+// makes of them.
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
@@ -13,9 +15,38 @@ int main(int argc, char** argv) {
   using namespace facet;
   if (argc < 3) return 2;
   const bool call = argc > 3 && std::string(argv[3]) == "call";
-  const test::SmallVocab v = test::small_vocab({"{\"", "\": ", "\": \"", "\", \"", "\",", "\"}", "\"]", "}}", "]}", "[]", "{}", "true", "false",
-                                                "null", "the", " quick", "name", "10", "123", "-1", ".5", ", ", "\n  ", "\n    ", "abc",
-                                                "\xC3\xA9", "\xE4\xB8\xAD", "\xF0\x9F\x98\x80", "\\n", "\\u00e9", "\\ud83d\\ude00", "2024-02-29"});
+  const test::SmallVocab v = test::small_vocab({"{\"",
+                                                "\": ",
+                                                "\": \"",
+                                                "\", \"",
+                                                "\",",
+                                                "\"}",
+                                                "\"]",
+                                                "}}",
+                                                "]}",
+                                                "[]",
+                                                "{}",
+                                                "true",
+                                                "false",
+                                                "null",
+                                                "the",
+                                                " quick",
+                                                "name",
+                                                "10",
+                                                "123",
+                                                "-1",
+                                                ".5",
+                                                ", ",
+                                                "\n  ",
+                                                "\n    ",
+                                                "abc",
+                                                "\xC3\xA9",
+                                                "\xE4\xB8\xAD",
+                                                "\xF0\x9F\x98\x80",
+                                                "\\n",
+                                                "\\u00e9",
+                                                "\\ud83d\\ude00",
+                                                "2024-02-29"});
   GrammarMasks masks(v.vocab);
   std::ifstream in(argv[1]);
   std::mt19937 rng(11);

@@ -76,8 +76,7 @@ SmallVocab random_vocab(std::mt19937& rng) {
 // The masks along one random answer; the number of tokens that the reference disagrees on. `bug` spoils the mask as a
 // careless implementation would.
 using Bug = bool (*)(std::string_view text, bool bit);
-int disagreements(const RandomGrammar& g, const Grammar& grammar, const SmallVocab& v, GrammarPtr ptr, std::mt19937& rng, Bug bug) {
-  (void)grammar;
+int disagreements(const RandomGrammar& g, const SmallVocab& v, GrammarPtr ptr, std::mt19937& rng, Bug bug) {
   GrammarMasks masks(v.vocab);
   GrammarState state(std::move(ptr));
   const SlowMatcher slow(g.slow);
@@ -90,12 +89,12 @@ int disagreements(const RandomGrammar& g, const Grammar& grammar, const SmallVoc
     for (int32_t t = 0; t < v.vocab->size(); ++t) {
       bool bit = mask[size_t(t) / 32] >> (t % 32) & 1;
       if (bug && !v.vocab->is_eog(t)) bit = bug(v.vocab->text(t), bit);
-      const SlowMatcher::Answer want = v.vocab->is_eog(t) ? SlowMatcher::Answer{slow.ask(text).match, false}
-                                       : v.vocab->text(t).empty()
-                                           ? SlowMatcher::Answer{false, false}
-                                           : slow.ask(text + std::string(v.vocab->text(t)));
+      const SlowMatcher::Answer want = v.vocab->is_eog(t)         ? SlowMatcher::Answer{slow.ask(text).match, false}
+                                       : v.vocab->text(t).empty() ? SlowMatcher::Answer{false, false}
+                                                                  : slow.ask(text + std::string(v.vocab->text(t)));
       wrong += bit != want.prefix;
-      if (!bug && bit != want.prefix) ADD_FAILURE() << "after '" << text << "' token " << t << " '" << v.vocab->text(t) << "': " << bit;
+      if (!bug && bit != want.prefix)
+        ADD_FAILURE() << "after '" << text << "' token " << t << " '" << v.vocab->text(t) << "': " << bit;
       GrammarState next = state;
       wrong += !bug && next.advance(*v.vocab, t) != want.prefix;
       if (want.prefix && !v.vocab->is_eog(t)) may.push_back(t);
@@ -118,7 +117,7 @@ int count_disagreements(int grammars, Bug bug, int* compiled = nullptr) {
     EXPECT_EQ(bool(made), g.slow.productive().count(0) > 0) << g.gbnf << (made ? "" : made.error().message());
     if (!made) continue;
     if (compiled) ++*compiled;
-    const int here = disagreements(g, **made, v, *made, rng, bug);
+    const int here = disagreements(g, v, *made, rng, bug);
     EXPECT_TRUE(bug || here == 0) << g.gbnf;
     wrong += here;
     if (wrong > 20) break;
@@ -213,7 +212,8 @@ TEST(GrammarMasks, DepthIsBoundedWithoutDeadEnds) {
   while (true) {
     masks.mask(state, mask);
     for (int32_t t = 0; t < v.vocab->size(); ++t)
-      ASSERT_EQ(bool(mask[size_t(t) / 32] >> (t % 32) & 1), GrammarState(state).advance(*v.vocab, t)) << depth << ' ' << t;
+      ASSERT_EQ(bool(mask[size_t(t) / 32] >> (t % 32) & 1), GrammarState(state).advance(*v.vocab, t))
+          << depth << ' ' << t;
     if (!state.advance_bytes("[")) break;
     ++depth;
   }

@@ -11,7 +11,7 @@
 namespace facet::test {
 
 struct Symbol {
-  int rule = -1;       // or a byte from lo to hi
+  int rule = -1;  // or a byte from lo to hi
   uint8_t lo = 0, hi = 0;
 };
 using Production = std::vector<Symbol>;
@@ -59,7 +59,8 @@ class SlowMatcher {
       }
     }
     bool match = false;
-    for (const Item& item : chart.back()) match |= item.rule == 0 && item.from == 0 && item.dot == production(item).size();
+    for (const Item& item : chart.back())
+      match |= item.rule == 0 && item.from == 0 && item.dot == production(item).size();
     return {!chart.back().empty(), match};
   }
 
