@@ -35,21 +35,29 @@ namespace {
 
 void set_bit(std::span<uint32_t> mask, int32_t token) { mask[size_t(token) / 32] |= 1u << (token % 32); }
 
-// Kinds of bytes (GrammarVocab::kind_of) on which the node stays where it is; kHighKind: every code point from U+0080
-// leads back to it.
-uint16_t staying(const Automaton& a, uint32_t node) {
-  if ((a.nodes[node].flags & ~Automaton::kFinal) != Automaton::kTerminals) return 0;
-  const auto own = a.ranges_of(node);
-  if (std::none_of(own.begin(), own.end(), [&](const auto& r) { return r.to == node; })) return 0;
+// Where one plain character leads: the node behind most of them, and the kinds of bytes (GrammarVocab::kind_of) that
+// all lead there; kHighKind: every code point from U+0080 does.
+struct Plain {
+  uint32_t next = Automaton::kEscape;
+  uint16_t kinds = 0;
+};
+Plain plain_character(const Automaton& a, uint32_t node) {
+  const auto through = [&](uint32_t n) { return (a.nodes[n].flags & ~Automaton::kFinal) == Automaton::kTerminals; };
+  if (!through(node)) return {};
+  Plain out;
+  for (const auto& r : a.ranges_of(node))
+    if (r.lo <= 'a' && 'a' <= r.hi) out.next = r.to;
+  if (!through(out.next)) return {};
   bool stays[128] = {};
   for (const auto& r : a.ranges_of(node))
-    for (int b = r.lo; b <= std::min<int>(r.hi, 127); ++b) stays[b] = r.to == node;
+    for (int b = r.lo; b <= std::min<int>(r.hi, 127); ++b) stays[b] = r.to == out.next;
   uint16_t kinds = (1 << GrammarVocab::kHighKind) - 1;
   for (int b = 0; b < 128; ++b)
     if (!stays[b]) kinds &= uint16_t(~(1 << GrammarVocab::kind_of(uint8_t(b))));
-  const auto target = [&](uint32_t from, int lo, int hi) {  // of all bytes lo to hi, or none
+  const auto target = [&](uint32_t from, int lo, int hi, bool last) {  // of all bytes lo to hi, or none
     for (const auto& r : a.ranges_of(from))
-      if (r.lo <= lo && hi <= r.hi && (r.to == node || a.nodes[r.to].flags == Automaton::kTerminals)) return r.to;
+      if (r.lo <= lo && hi <= r.hi && (last ? r.to == out.next : a.nodes[r.to].flags == Automaton::kTerminals))
+        return r.to;
     return Automaton::kEscape;
   };
   // Leads, and the bounds of what follows them.
@@ -61,15 +69,16 @@ uint16_t staying(const Automaton& a, uint32_t node) {
                                        {0xF0, 0xF0, 0x90, 0xBF, 0x80, 0xBF, 0x80, 0xBF},
                                        {0xF1, 0xF3, 0x80, 0xBF, 0x80, 0xBF, 0x80, 0xBF},
                                        {0xF4, 0xF4, 0x80, 0x8F, 0x80, 0xBF, 0x80, 0xBF}};
+  out.kinds = kinds;
   for (const auto& s : kSequences) {
     uint32_t at = node;
     for (int i = 0; i < 8 && s[i]; i += 2) {
-      at = target(at, s[i], s[i + 1]);
-      if (at == Automaton::kEscape || (a.nodes[at].flags & Automaton::kOverlaps)) return kinds;
+      at = target(at, s[i], s[i + 1], i == 6 || !s[i + 2]);
+      if (at == Automaton::kEscape) return out;
     }
-    if (at != node) return kinds;
   }
-  return kinds | 1 << GrammarVocab::kHighKind;
+  out.kinds |= 1 << GrammarVocab::kHighKind;
+  return out;
 }
 
 // Goes through the trie with an automaton. Nearly all steps have one item whose rule goes on; they take a table of the
@@ -103,7 +112,8 @@ class Walk {
       const size_t from = begin_[d - 1], to = end_[d - 1];
       list_.resize(to);
       const Hot* hot = to - from == 1 ? hot_of(list_[from].node) : nullptr;
-      if (hot && !(trie_.below[i] & ~hot->stays) && (!hot->final || ends_alone(list_[from].stacks))) {
+      if (hot && trie_.chars[i] <= hot->run && !(trie_.below[i] & ~hot->kinds) &&
+          (!hot->final || ends_alone(list_[from].stacks)) && fits(hot->need, list_[from].stacks)) {
         tokens(trie_.tokens_[i], trie_.tokens_[trie_.next[i]]);
         i = trie_.next[i];
         continue;
@@ -117,7 +127,8 @@ class Walk {
         const uint8_t flags = a_.nodes[target].flags;
         const grammar::Stacks::Set stacks = list_[from].stacks;
         const bool lone = stacks == lone_ || stacks == grammar::Stacks::kEmptyStack;
-        if (!(flags & Automaton::kCalls) && (lone || !(flags & Automaton::kFinal)) && fits(target, stacks)) {
+        if (!(flags & Automaton::kCalls) && (lone || !(flags & Automaton::kFinal)) &&
+            fits(a_.nodes[target].need, stacks)) {
           tokens(trie_.tokens_[i], trie_.tokens_[i + 1]);
           if ((flags & Automaton::kFinal) && stacks == lone_ && lone_escapes_ && trie_.next[i] > i + 1) ended(i);
           if (flags & Automaton::kTerminals) {
@@ -160,8 +171,10 @@ class Walk {
   static constexpr uint32_t kNowhere = UINT32_MAX;
   static constexpr size_t kKeptTables = 4096;
   struct Hot {
-    uint16_t stays = 0;  // staying()
-    bool final = false;
+    // So many characters of these kinds lead through nodes that want nothing but to go on.
+    uint16_t kinds = 0, run = 0;
+    bool final = false;  // one of these nodes is
+    uint32_t need = 0;   // the most of these nodes
     std::array<uint32_t, 256> to;
   };
   // By node, for one thread; entries of earlier walks are told by their number.
@@ -180,21 +193,33 @@ class Walk {
   // Null if the node's ranges overlap.
   const Hot* hot_of(uint32_t node) {
     if (node == last_node_) return last_;
+    const Hot* found = a_.nodes[node].flags & Automaton::kOverlaps ? nullptr : &made(node, 0);
     last_node_ = node;
-    if (a_.nodes[node].flags & Automaton::kOverlaps) return last_ = nullptr;
-    if (index_.walk[node] == index_.now) return last_ = &index_.pool[index_.place[node]];
+    return last_ = found;
+  }
+  const Hot& made(uint32_t node, int ahead) {
+    if (index_.walk[node] == index_.now) return index_.pool[index_.place[node]];
     index_.walk[node] = index_.now;
     index_.place[node] = uint32_t(index_.used);
     if (index_.used == index_.pool.size()) index_.pool.emplace_back();
-    Hot& made = index_.pool[index_.used++];
-    made.stays = staying(a_, node);
-    made.final = a_.nodes[node].flags & Automaton::kFinal;
-    made.to.fill(kNowhere);
-    for (const auto& r : a_.ranges_of(node)) std::fill(made.to.begin() + r.lo, made.to.begin() + r.hi + 1, r.to);
-    return last_ = &made;
+    Hot& hot = index_.pool[index_.used++];
+    hot.to.fill(kNowhere);
+    for (const auto& r : a_.ranges_of(node)) std::fill(hot.to.begin() + r.lo, hot.to.begin() + r.hi + 1, r.to);
+    const Plain plain = plain_character(a_, node);
+    hot.kinds = plain.kinds;
+    hot.run = plain.kinds ? (plain.next == node ? UINT8_MAX : 1) : 0;
+    hot.final = (a_.nodes[node].flags | a_.nodes[plain.next].flags) & Automaton::kFinal;
+    hot.need = std::max(a_.nodes[node].need, a_.nodes[plain.next].need);
+    if (hot.run != 1 || ahead == Automaton::kHorizon || (a_.nodes[plain.next].flags & Automaton::kOverlaps)) return hot;
+    const Hot next = made(plain.next, ahead + 1);  // on a cycle one that is not complete, and says too little
+    if (hot.kinds & ~next.kinds) return hot;
+    hot.run = uint16_t(std::min(hot.run + next.run, UINT8_MAX));
+    hot.final |= next.final;
+    hot.need = std::max(hot.need, next.need);
+    return hot;
   }
-  bool fits(uint32_t node, grammar::Stacks::Set stacks) {
-    const uint32_t depth = stepper_.stacks().depth(stacks) + a_.nodes[node].need;
+  bool fits(uint32_t need, grammar::Stacks::Set stacks) {
+    const uint32_t depth = stepper_.stacks().depth(stacks) + need;
     depth_ = std::max(depth_, depth);
     return depth <= a_.max_depth;
   }

@@ -99,6 +99,7 @@ void GrammarVocab::build() {
   const auto node = [&](uint8_t byte, size_t depth) {
     t.byte.push_back(byte);
     t.depth.push_back(uint8_t(depth));
+    t.chars.push_back(0);
     t.below.push_back(0);
     t.next.push_back(0);
     t.tokens_.push_back(uint32_t(t.tokens.size()));
@@ -118,7 +119,10 @@ void GrammarVocab::build() {
     t.tokens.push_back(id);
     // From each byte of the path on.
     uint16_t kinds = 0;
+    uint8_t chars = 0;
     for (size_t i = text.size(); i-- > 0;) {
+      chars += (uint8_t(text[i]) & 0xC0) != 0x80;
+      t.chars[path[i + 1]] = std::max(t.chars[path[i + 1]], chars);
       kinds |= uint16_t(1 << kind_of(uint8_t(text[i])));
       t.below[path[i + 1]] |= kinds;
       if (kinds >> kHighKind && !whole_code_points(text.substr(i))) t.below[path[i + 1]] |= kNotText;

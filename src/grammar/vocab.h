@@ -32,6 +32,7 @@ class GrammarVocab {
   // Preorder; node 0 is the root. Tokens of a node and everything under it are neighbours in tokens.
   struct Trie {
     std::vector<uint8_t> byte, depth;
+    std::vector<uint8_t> chars;     // code points, at most, from the node's byte on
     std::vector<uint16_t> below;    // kinds of the node's byte and those under it, kind_of() as bits; kNotText
     std::vector<uint32_t> next;     // behind the node's subtree
     std::vector<uint32_t> tokens_;  // first in tokens; one more at the end
