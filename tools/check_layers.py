@@ -11,13 +11,14 @@ BELOW = {
     "base": [],
     "formats": ["base"],
     "tokenizer": ["formats", "base"],
+    "grammar": ["tokenizer", "formats", "base"],
     "backend": ["formats", "base"],
     "model": ["backend", "formats", "base"],
     "cache": ["model", "backend", "formats", "base"],
     "spec": ["cache", "model", "backend", "formats", "base"],
-    "engine": ["spec", "cache", "model", "backend", "tokenizer", "formats", "base"],
-    "server": ["engine", "tokenizer", "formats", "base"],
-    "app": ["server", "engine", "spec", "cache", "model", "backend", "tokenizer", "formats", "base"],
+    "engine": ["spec", "cache", "model", "backend", "grammar", "tokenizer", "formats", "base"],
+    "server": ["engine", "grammar", "tokenizer", "formats", "base"],
+    "app": ["server", "engine", "spec", "cache", "model", "backend", "grammar", "tokenizer", "formats", "base"],
 }
 # Headers that no CUDA source may reach, in whatever way.
 FORBIDDEN_IN_CU = re.compile(r"boost/|nlohmann/|CLI/")

@@ -1,0 +1,419 @@
+#include "grammar/masks.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <deque>
+
+#include "base/check.h"
+#include "grammar/state.h"
+
+namespace facet {
+
+using grammar::Automaton;
+using grammar::Frame;
+using grammar::Item;
+using grammar::Stepper;
+
+// Of a node: what its rule decides alone.
+struct GrammarMasks::NodeMask {
+  std::vector<uint32_t> bits;              // a mask, or empty:
+  std::vector<int32_t> tokens;             // few tokens
+  std::vector<uint32_t> after;             // children of trie nodes where the rule has ended, by their byte
+  std::array<uint32_t, 257> after_byte{};  // first in after
+  uint32_t depth = 0;                      // stack entries that tokens need beyond those below the node
+  size_t bytes() const { return sizeof(*this) + bits.size() * 4 + tokens.size() * 4 + after.size() * 4; }
+};
+
+struct GrammarMasks::StateMask {
+  std::vector<uint32_t> key, bits;
+  int32_t forced = -1;
+  size_t bytes() const { return sizeof(*this) + 160 + key.size() * 8 + bits.size() * 4; }
+};
+
+namespace {
+
+void set_bit(std::span<uint32_t> mask, int32_t token) { mask[size_t(token) / 32] |= 1u << (token % 32); }
+
+// Where one plain character leads: the node behind most of them, and the kinds of bytes (GrammarVocab::kind_of) that
+// all lead there; kHighKind: every code point from U+0080 does.
+struct Plain {
+  uint32_t next = Automaton::kEscape;
+  uint16_t kinds = 0;
+};
+Plain plain_character(const Automaton& a, uint32_t node) {
+  const auto through = [&](uint32_t n) { return (a.nodes[n].flags & ~Automaton::kFinal) == Automaton::kTerminals; };
+  if (!through(node)) return {};
+  Plain out;
+  for (const auto& r : a.ranges_of(node))
+    if (r.lo <= 'a' && 'a' <= r.hi) out.next = r.to;
+  if (!through(out.next)) return {};
+  bool stays[128] = {};
+  for (const auto& r : a.ranges_of(node))
+    for (int b = r.lo; b <= std::min<int>(r.hi, 127); ++b) stays[b] = r.to == out.next;
+  uint16_t kinds = (1 << GrammarVocab::kHighKind) - 1;
+  for (int b = 0; b < 128; ++b)
+    if (!stays[b]) kinds &= uint16_t(~(1 << GrammarVocab::kind_of(uint8_t(b))));
+  const auto target = [&](uint32_t from, int lo, int hi, bool last) {  // of all bytes lo to hi, or none
+    for (const auto& r : a.ranges_of(from))
+      if (r.lo <= lo && hi <= r.hi && (last ? r.to == out.next : a.nodes[r.to].flags == Automaton::kTerminals))
+        return r.to;
+    return Automaton::kEscape;
+  };
+  // Leads, and the bounds of what follows them.
+  constexpr uint8_t kSequences[][8] = {{0xC2, 0xDF, 0x80, 0xBF},
+                                       {0xE0, 0xE0, 0xA0, 0xBF, 0x80, 0xBF},
+                                       {0xE1, 0xEC, 0x80, 0xBF, 0x80, 0xBF},
+                                       {0xED, 0xED, 0x80, 0x9F, 0x80, 0xBF},
+                                       {0xEE, 0xEF, 0x80, 0xBF, 0x80, 0xBF},
+                                       {0xF0, 0xF0, 0x90, 0xBF, 0x80, 0xBF, 0x80, 0xBF},
+                                       {0xF1, 0xF3, 0x80, 0xBF, 0x80, 0xBF, 0x80, 0xBF},
+                                       {0xF4, 0xF4, 0x80, 0x8F, 0x80, 0xBF, 0x80, 0xBF}};
+  out.kinds = kinds;
+  for (const auto& s : kSequences) {
+    uint32_t at = node;
+    for (int i = 0; i < 8 && s[i]; i += 2) {
+      at = target(at, s[i], s[i + 1], i == 6 || !s[i + 2]);
+      if (at == Automaton::kEscape) return out;
+    }
+  }
+  out.kinds |= 1 << GrammarVocab::kHighKind;
+  return out;
+}
+
+// Goes through the trie with an automaton. Nearly all steps have one item whose rule goes on; they take a table of the
+// node's targets, and everything else the stepper.
+class Walk {
+ public:
+  // lone: stacks that say nothing when their rule ends but that it has: the empty one, or the escape.
+  Walk(const GrammarVocab& vocab, const Automaton& a, Stepper& stepper, grammar::Stacks::Set lone)
+      : trie_(vocab.trie()),
+        a_(a),
+        stepper_(stepper),
+        lone_(lone),
+        lone_escapes_(lone != grammar::Stacks::kEmptyStack) {
+    if (index_.walk.size() < a.nodes.size())
+      index_.walk.resize(a.nodes.size(), 0), index_.place.resize(a.nodes.size(), 0);
+    if (index_.pool.size() > kKeptTables) index_.pool.resize(kKeptTables);
+    index_.used = 0;
+    if (++index_.now == 0) std::fill(index_.walk.begin(), index_.walk.end(), 0), index_.now = 1;
+  }
+
+  // Calls tokens(begin, end) for runs of trie.tokens that may follow, and ended(node) where the stack decides. Begins
+  // with the children of a trie node.
+  template <class Tokens, class Ended>
+  void run(uint32_t root, const std::vector<Item>& items, const Tokens& tokens, const Ended& ended) {
+    const uint32_t base = trie_.depth[root];
+    list_.assign(items.begin(), items.end());
+    end_[0] = list_.size();
+    begin_[0] = 0;
+    for (uint32_t i = root + 1, last = trie_.next[root]; i < last;) {
+      const uint32_t d = trie_.depth[i] - base;
+      const size_t from = begin_[d - 1], to = end_[d - 1];
+      list_.resize(to);
+      const Hot* hot = to - from == 1 ? hot_of(list_[from].node) : nullptr;
+      if (hot && trie_.chars[i] <= hot->run && !(trie_.below[i] & ~hot->kinds) &&
+          (!hot->final || ends_alone(list_[from].stacks)) && fits(hot->need, list_[from].stacks)) {
+        tokens(trie_.tokens_[i], trie_.tokens_[trie_.next[i]]);
+        i = trie_.next[i];
+        continue;
+      }
+      if (hot) {
+        const uint32_t target = hot->to[trie_.byte[i]];
+        if (target == kNowhere) {
+          i = trie_.next[i];
+          continue;
+        }
+        const uint8_t flags = a_.nodes[target].flags;
+        const grammar::Stacks::Set stacks = list_[from].stacks;
+        const bool lone = stacks == lone_ || stacks == grammar::Stacks::kEmptyStack;
+        if (!(flags & Automaton::kCalls) && (lone || !(flags & Automaton::kFinal)) &&
+            fits(a_.nodes[target].need, stacks)) {
+          tokens(trie_.tokens_[i], trie_.tokens_[i + 1]);
+          if ((flags & Automaton::kFinal) && stacks == lone_ && lone_escapes_ && trie_.next[i] > i + 1) ended(i);
+          if (flags & Automaton::kTerminals) {
+            list_.push_back({target, stacks});
+            begin_[d] = to;
+            end_[d] = to + 1;
+            ++i;
+          } else {
+            i = trie_.next[i];
+          }
+          continue;
+        }
+      }
+      bool may_end;
+      if (!stepper_.step(list_, from, to, trie_.byte[i], may_end)) {
+        i = trie_.next[i];
+        continue;
+      }
+      tokens(trie_.tokens_[i], trie_.tokens_[i + 1]);
+      begin_[d] = to;
+      end_[d] = list_.size();
+      for (size_t k = to; k < end_[d]; ++k) {
+        const Item item = list_[k];
+        if (item.node == Automaton::kEscape) {
+          if (trie_.next[i] > i + 1) ended(i);
+          list_[k] = list_.back();
+          list_.pop_back();
+          --end_[d];
+          --k;
+        } else {
+          depth_ = std::max(depth_, stepper_.stacks().depth(item.stacks) + a_.nodes[item.node].need);
+        }
+      }
+      i = end_[d] > to ? i + 1 : trie_.next[i];
+    }
+  }
+  uint32_t depth() const { return depth_; }
+
+ private:
+  static constexpr uint32_t kNowhere = UINT32_MAX;
+  static constexpr size_t kKeptTables = 4096;
+  struct Hot {
+    // So many characters of these kinds lead through nodes that want nothing but to go on.
+    uint16_t kinds = 0, run = 0;
+    bool final = false;  // one of these nodes is
+    uint32_t need = 0;   // the most of these nodes
+    std::array<uint32_t, 256> to;
+  };
+  // By node, for one thread; entries of earlier walks are told by their number.
+  struct HotIndex {
+    std::vector<uint32_t> walk, place;
+    std::deque<Hot> pool;
+    size_t used = 0;
+    uint32_t now = 0;
+  };
+  static HotIndex& index() {
+    thread_local HotIndex hot;
+    return hot;
+  }
+  // Where the rule's end is the answer's end, which no longer token needs.
+  bool ends_alone(grammar::Stacks::Set stacks) const { return stacks == grammar::Stacks::kEmptyStack; }
+  // Null if the node's ranges overlap.
+  const Hot* hot_of(uint32_t node) {
+    if (node == last_node_) return last_;
+    const Hot* found = a_.nodes[node].flags & Automaton::kOverlaps ? nullptr : &made(node, 0);
+    last_node_ = node;
+    return last_ = found;
+  }
+  const Hot& made(uint32_t node, int ahead) {
+    if (index_.walk[node] == index_.now) return index_.pool[index_.place[node]];
+    index_.walk[node] = index_.now;
+    index_.place[node] = uint32_t(index_.used);
+    if (index_.used == index_.pool.size()) index_.pool.emplace_back();
+    Hot& hot = index_.pool[index_.used++];
+    hot.to.fill(kNowhere);
+    for (const auto& r : a_.ranges_of(node)) std::fill(hot.to.begin() + r.lo, hot.to.begin() + r.hi + 1, r.to);
+    const Plain plain = plain_character(a_, node);
+    hot.kinds = plain.kinds;
+    hot.run = plain.kinds ? (plain.next == node ? UINT8_MAX : 1) : 0;
+    hot.final = (a_.nodes[node].flags | a_.nodes[plain.next].flags) & Automaton::kFinal;
+    hot.need = std::max(a_.nodes[node].need, a_.nodes[plain.next].need);
+    if (hot.run != 1 || ahead == Automaton::kHorizon || (a_.nodes[plain.next].flags & Automaton::kOverlaps)) return hot;
+    const Hot next = made(plain.next, ahead + 1);  // on a cycle one that is not complete, and says too little
+    if (hot.kinds & ~next.kinds) return hot;
+    hot.run = uint16_t(std::min(hot.run + next.run, UINT8_MAX));
+    hot.final |= next.final;
+    hot.need = std::max(hot.need, next.need);
+    return hot;
+  }
+  bool fits(uint32_t need, grammar::Stacks::Set stacks) {
+    const uint32_t depth = stepper_.stacks().depth(stacks) + need;
+    depth_ = std::max(depth_, depth);
+    return depth <= a_.max_depth;
+  }
+
+  const GrammarVocab::Trie& trie_;
+  const Automaton& a_;
+  Stepper& stepper_;
+  std::vector<Item> list_;
+  size_t begin_[Automaton::kHorizon + 1], end_[Automaton::kHorizon + 1];
+  uint32_t depth_ = 0;
+  const grammar::Stacks::Set lone_;
+  const bool lone_escapes_;
+  HotIndex& index_ = index();
+  uint32_t last_node_ = kNowhere;
+  const Hot* last_ = nullptr;
+};
+
+// The children of trie nodes, sorted by byte.
+void sort_children(const GrammarVocab::Trie& trie, const std::vector<uint32_t>& nodes, std::vector<uint32_t>& sorted,
+                   std::array<uint32_t, 257>& first) {
+  const auto each = [&](auto&& visit) {
+    for (const uint32_t node : nodes)
+      for (uint32_t child = node + 1; child < trie.next[node]; child = trie.next[child]) visit(child);
+  };
+  each([&](uint32_t child) { ++first[size_t(trie.byte[child]) + 1]; });
+  for (size_t b = 0; b < 256; ++b) first[b + 1] += first[b];
+  std::array<uint32_t, 257> at = first;
+  sorted.resize(first[256]);
+  each([&](uint32_t child) { sorted[at[trie.byte[child]]++] = child; });
+}
+
+}  // namespace
+
+size_t GrammarMasks::Hash::operator()(const std::vector<uint32_t>& key) const {
+  uint64_t h = key.size();
+  for (const uint32_t v : key) h = (h ^ v) * 0x9E3779B97F4A7C15u, h ^= h >> 29;
+  return size_t(h);
+}
+
+GrammarMasks::GrammarMasks(std::shared_ptr<const GrammarVocab> vocab, size_t max_bytes)
+    : vocab_(std::move(vocab)), max_bytes_(max_bytes) {}
+GrammarMasks::~GrammarMasks() = default;
+
+GrammarMasks::NodeMaskPtr GrammarMasks::node_mask(const Automaton& a, uint32_t node) {
+  {
+    const std::lock_guard lock(mutex_);
+    const auto it = nodes_.find(a.classes[node]);
+    if (it != nodes_.end()) return it->second;
+    ++stats_.node_misses;
+  }
+  // On a stack that escapes when it is returned to.
+  Stepper& stepper = grammar::thread_stepper(a);
+  // The root is called by no rule: there the stack is empty.
+  const bool in_root = a.in_root[node];
+  const Item start{node, in_root ? grammar::Stacks::kEmptyStack
+                                 : stepper.stacks().push(Automaton::kEscape, grammar::Stacks::kEmptyStack)};
+  auto made = std::make_shared<NodeMask>();
+  const auto& tokens = vocab_->trie().tokens;
+  constexpr size_t kFew = 2048;
+  std::vector<uint32_t> ends;
+  Walk walk(*vocab_, a, stepper, start.stacks);
+  walk.run(
+      0, {start},
+      [&](uint32_t begin, uint32_t end) {
+        if (made->bits.empty() && made->tokens.size() + (end - begin) > kFew) {
+          made->bits.assign(vocab_->mask_words(), 0);
+          for (const int32_t t : made->tokens) set_bit(made->bits, t);
+          made->tokens.clear();
+        }
+        for (uint32_t i = begin; i < end; ++i) {
+          if (made->bits.empty())
+            made->tokens.push_back(tokens[i]);
+          else
+            set_bit(made->bits, tokens[i]);
+        }
+      },
+      [&](uint32_t trie_node) { ends.push_back(trie_node); });
+  sort_children(vocab_->trie(), ends, made->after, made->after_byte);
+  made->depth = in_root ? walk.depth() : std::max(walk.depth(), 1u) - 1;  // less the escape
+  const std::lock_guard lock(mutex_);
+  const auto [it, fresh] = nodes_.try_emplace(a.classes[node], made);
+  if (fresh) node_bytes_ += made->bytes();
+  return it->second;
+}
+
+void GrammarMasks::compute(const GrammarState& state, std::span<uint32_t> mask) {
+  const Automaton& a = state.grammar()->automaton();
+  std::fill(mask.begin(), mask.end(), 0);
+  if (state.may_end())
+    for (const int32_t id : vocab_->eog()) set_bit(mask, id);
+  const size_t n_items = state.words()[1];
+  std::vector<NodeMaskPtr> parts;  // before the stepper is used: they use it too
+  for (size_t i = 0; i < n_items; ++i) parts.push_back(node_mask(a, state.words()[2 + 2 * i]));
+
+  Stepper& stepper = grammar::thread_stepper(a);
+  Frame frame, below;
+  load_frame(state.words(), stepper.stacks(), frame);
+  const auto& trie = vocab_->trie();
+  const auto allow = [&](uint32_t begin, uint32_t end) {
+    for (uint32_t k = begin; k < end; ++k) set_bit(mask, trie.tokens[k]);
+  };
+  const auto ignore = [](uint32_t) {};
+  Walk walk(*vocab_, a, stepper, grammar::Stacks::kEmptyStack);
+  for (size_t i = 0; i < n_items; ++i) {
+    const Item item = frame.items[i];
+    const NodeMask& part = *parts[i];
+    for (const auto& e : a.tokens_of(item.node)) {
+      Frame next;
+      const int32_t id = vocab_->special(e.token);
+      if (id < 0) continue;
+      stepper.step(Frame{{item}, false}, e.token, next);
+      if (next.alive()) set_bit(mask, id);
+    }
+    if (stepper.stacks().depth(item.stacks) + part.depth > a.max_depth) {  // too deep for some tokens
+      walk.run(0, {item}, allow, ignore);
+      continue;
+    }
+    if (!part.bits.empty())
+      for (size_t w = 0; w < mask.size(); ++w) mask[w] |= part.bits[w];
+    for (const int32_t t : part.tokens) set_bit(mask, t);
+    if (part.after.empty()) continue;
+    stepper.pop(item, below);
+    if (below.items.empty()) continue;
+    for (size_t b = 0; b < 256; ++b) {
+      if (part.after_byte[b] == part.after_byte[b + 1]) continue;
+      Frame next;
+      stepper.step(below, uint8_t(b), next);
+      if (!next.alive()) continue;
+      for (uint32_t k = part.after_byte[b]; k < part.after_byte[b + 1]; ++k) {
+        const uint32_t child = part.after[k];
+        allow(trie.tokens_[child], trie.tokens_[child + 1]);
+        if (!next.items.empty() && trie.next[child] > child + 1) walk.run(child, next.items, allow, ignore);
+      }
+    }
+  }
+  for (const int32_t id : vocab_->long_tokens())
+    if (GrammarState(state).advance(*vocab_, id)) set_bit(mask, id);
+}
+
+void GrammarMasks::make_room() {
+  if (node_bytes_ > max_bytes_ / 2) {
+    nodes_.clear();
+    node_bytes_ = 0;
+  }
+  while (!recent_.empty() && node_bytes_ + state_bytes_ > max_bytes_) {
+    state_bytes_ -= recent_.back()->bytes();
+    states_.erase(recent_.back()->key);
+    recent_.pop_back();
+  }
+}
+
+GrammarMasks::StateMaskPtr GrammarMasks::state_mask(const GrammarState& state) {
+  auto made = std::make_shared<StateMask>();
+  const uint64_t id = state.grammar()->id();
+  made->key = {uint32_t(id), uint32_t(id >> 32)};
+  made->key.insert(made->key.end(), state.words().begin(), state.words().end());
+  {
+    const std::lock_guard lock(mutex_);
+    if (const auto it = states_.find(made->key); it != states_.end()) {
+      recent_.splice(recent_.begin(), recent_, it->second);
+      ++stats_.state_hits;
+      return recent_.front();
+    }
+    ++stats_.state_misses;
+  }
+  made->bits.resize(vocab_->mask_words());
+  compute(state, made->bits);
+  size_t n = 0;
+  for (const uint32_t w : made->bits) n += size_t(std::popcount(w));
+  for (size_t w = 0; n == 1 && w < made->bits.size(); ++w)
+    if (made->bits[w]) made->forced = int32_t(w * 32 + size_t(std::countr_zero(made->bits[w])));
+  const std::lock_guard lock(mutex_);
+  if (states_.contains(made->key)) return made;
+  recent_.push_front(made);
+  states_.emplace(made->key, recent_.begin());
+  state_bytes_ += made->bytes();
+  make_room();
+  return made;
+}
+
+void GrammarMasks::mask(const GrammarState& state, std::span<uint32_t> mask) {
+  CHECK(mask.size() == vocab_->mask_words(), "a mask of {} words, the vocabulary has {}", mask.size(),
+        vocab_->mask_words());
+  const StateMaskPtr made = state_mask(state);
+  std::copy(made->bits.begin(), made->bits.end(), mask.begin());
+}
+
+int32_t GrammarMasks::forced_token(const GrammarState& state) { return state_mask(state)->forced; }
+
+GrammarMasks::Stats GrammarMasks::stats() const {
+  const std::lock_guard lock(mutex_);
+  Stats s = stats_;
+  s.bytes = node_bytes_ + state_bytes_;
+  return s;
+}
+
+}  // namespace facet

@@ -1,0 +1,175 @@
+#include "grammar/state.h"
+
+#include <algorithm>
+#include <unordered_map>
+
+#include "base/check.h"
+
+namespace facet {
+namespace grammar {
+namespace {
+
+class Saver {
+ public:
+  Saver(const Stacks& stacks, std::vector<uint32_t>& words) : stacks_(stacks), words_(words) {}
+
+  // Numbers a set and what lies below it; its words go to `sets`.
+  uint32_t number(Stacks::Set s) {
+    if (s == Stacks::kEmptyStack) return 0;
+    if (const auto it = numbers_.find(s); it != numbers_.end()) return it->second;
+    const auto entries = stacks_.entries(s);
+    std::vector<uint32_t> below;
+    for (const Stacks::Entry& e : entries) below.push_back(number(e.below));
+    sets_.push_back(uint32_t(entries.size()) * 2 + stacks_.has_empty(s));
+    for (size_t i = 0; i < entries.size(); ++i) sets_.insert(sets_.end(), {entries[i].node, below[i]});
+    const uint32_t made = uint32_t(numbers_.size()) + 1;
+    numbers_.emplace(s, made);
+    return made;
+  }
+  void finish() {
+    words_.push_back(uint32_t(numbers_.size()));
+    words_.insert(words_.end(), sets_.begin(), sets_.end());
+  }
+
+ private:
+  const Stacks& stacks_;
+  std::vector<uint32_t>& words_;
+  std::vector<uint32_t> sets_;
+  std::unordered_map<Stacks::Set, uint32_t> numbers_;
+};
+
+}  // namespace
+
+void save_frame(const Frame& frame, const Stacks& stacks, std::vector<uint32_t>& words) {
+  std::vector<Item> items = frame.items;
+  std::sort(items.begin(), items.end(), [](const Item& a, const Item& b) { return a.node < b.node; });
+  words.assign({uint32_t(frame.may_end), uint32_t(items.size())});
+  Saver saver(stacks, words);
+  for (const Item& item : items) words.insert(words.end(), {item.node, saver.number(item.stacks)});
+  saver.finish();
+}
+
+void load_frame(const std::vector<uint32_t>& words, Stacks& stacks, Frame& frame) {
+  frame.may_end = words[0] != 0;
+  const size_t n_items = words[1];
+  size_t at = 2 + 2 * n_items;
+  std::vector<Stacks::Set> sets{Stacks::kEmptyStack};
+  std::vector<Stacks::Entry> entries;
+  for (uint32_t left = words[at++]; left > 0; --left) {
+    const uint32_t head = words[at++];
+    entries.clear();
+    for (uint32_t i = 0; i < head / 2; ++i, at += 2) entries.push_back({words[at], sets[words[at + 1]]});
+    sets.push_back(stacks.make(head & 1, entries));
+  }
+  frame.items.clear();
+  for (size_t i = 0; i < n_items; ++i) frame.items.push_back({words[2 + 2 * i], sets[words[3 + 2 * i]]});
+}
+
+Stepper& thread_stepper(const Automaton& a) {
+  thread_local Stepper stepper;
+  stepper.reset(a);
+  return stepper;
+}
+
+}  // namespace grammar
+
+using grammar::Frame;
+using grammar::Stepper;
+
+GrammarState::GrammarState(GrammarPtr grammar) : grammar_(std::move(grammar)) {
+  Stepper& stepper = grammar::thread_stepper(grammar_->automaton());
+  Frame frame;
+  stepper.start(frame);
+  save_frame(frame, stepper.stacks(), words_);
+}
+
+namespace {
+// One token or text; false if it may not come.
+bool follow(Stepper& stepper, Frame& frame, std::string_view text) {
+  Frame next;
+  for (const char c : text) {
+    stepper.step(frame, uint8_t(c), next);
+    std::swap(frame, next);
+    if (!frame.alive()) return false;
+  }
+  return true;
+}
+
+bool follow(Stepper& stepper, Frame& frame, const GrammarVocab& vocab, int32_t token) {
+  if (token < 0 || token >= vocab.size()) return false;
+  if (vocab.is_eog(token)) return frame.may_end;
+  if (const int special = vocab.special_of(token); special >= 0) {
+    Frame next;
+    stepper.step(frame, grammar::SpecialToken(special), next);
+    std::swap(frame, next);
+    return frame.alive();
+  }
+  const std::string_view text = vocab.text(token);
+  return !text.empty() && follow(stepper, frame, text);
+}
+}  // namespace
+
+bool GrammarState::advance(const GrammarVocab& vocab, int32_t token) {
+  Stepper& stepper = grammar::thread_stepper(grammar_->automaton());
+  Frame frame;
+  load_frame(words_, stepper.stacks(), frame);
+  if (!follow(stepper, frame, vocab, token)) return false;
+  if (!vocab.is_eog(token)) save_frame(frame, stepper.stacks(), words_);
+  return true;
+}
+
+bool GrammarState::advance_bytes(std::string_view text) {
+  Stepper& stepper = grammar::thread_stepper(grammar_->automaton());
+  Frame frame;
+  load_frame(words_, stepper.stacks(), frame);
+  if (!follow(stepper, frame, text)) return false;
+  save_frame(frame, stepper.stacks(), words_);
+  return true;
+}
+
+bool GrammarState::advance_special(grammar::SpecialToken token) {
+  Stepper& stepper = grammar::thread_stepper(grammar_->automaton());
+  Frame frame, next;
+  load_frame(words_, stepper.stacks(), frame);
+  stepper.step(frame, token, next);
+  if (!next.alive()) return false;
+  save_frame(next, stepper.stacks(), words_);
+  return true;
+}
+
+size_t GrammarState::accepts(const GrammarVocab& vocab, std::span<const int32_t> tokens) const {
+  Stepper& stepper = grammar::thread_stepper(grammar_->automaton());
+  Frame frame;
+  load_frame(words_, stepper.stacks(), frame);
+  size_t n = 0;
+  while (n < tokens.size() && follow(stepper, frame, vocab, tokens[n])) {
+    if (vocab.is_eog(tokens[n++])) break;
+  }
+  return n;
+}
+
+std::string GrammarState::forced_text(size_t max_bytes) const {
+  const grammar::Automaton& a = grammar_->automaton();
+  Stepper& stepper = grammar::thread_stepper(a);
+  Frame frame, next;
+  load_frame(words_, stepper.stacks(), frame);
+  std::string out;
+  while (out.size() < max_bytes && !frame.may_end) {
+    int only = -1;
+    for (const grammar::Item& item : frame.items) {
+      if (!a.tokens_of(item.node).empty()) return out;
+      for (const auto& r : a.ranges_of(item.node)) {
+        if (r.lo != r.hi || (only >= 0 && only != r.lo)) return out;
+        only = r.lo;
+      }
+    }
+    if (only < 0) break;
+    stepper.step(frame, uint8_t(only), next);
+    std::swap(frame, next);
+    if (!frame.alive()) break;
+    out += char(only);
+  }
+  return out;
+}
+
+}  // namespace facet
