@@ -97,6 +97,13 @@ void add_serve(CLI::App& app, int& rc) {
   cmd->add_option("--parallel", o->engine.max_seq, "Requests that run at once; each has a context of its own")
       ->check(CLI::Range(1, 256))
       ->capture_default_str();
+  cmd->add_option("--snapshots", o->engine.snapshots,
+                  "Sequences kept beside the running ones, to go on from; omitted: 3 for each, as memory allows")
+      ->check(CLI::Range(0, 4096));
+  cmd->add_option("--snapshot-every", o->engine.snapshot_every,
+                  "Tokens of a long prompt after which one is kept; 0: none but at its end")
+      ->check(CLI::Range(0, 1 << 24))
+      ->capture_default_str();
   cmd->add_option_function<double>(
          "--max-stall", [o](double ms) { o->engine.max_stall = ms / 1e3; },
          "Milliseconds that a prompt's tokens may make a step take while answers are read; 0: any")

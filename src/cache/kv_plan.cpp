@@ -76,7 +76,7 @@ std::string MemoryPlan::line() const {
   int64_t weights = 0, cache = 0;
   for (const MemoryLine& l : lines) {
     if (l.name == "weights" || l.name == "dflash" || l.name == "mtp") weights += l.bytes;
-    if (l.name.find("kv") != std::string::npos || l.name == "checkpoints") cache += l.bytes;
+    if (l.name.find("kv") != std::string::npos) cache += l.bytes;
   }
   s += fmt::format(": weights {}, cache {}, work {}", human_bytes(weights), human_bytes(cache),
                    human_bytes(total() - weights - cache));

@@ -25,7 +25,7 @@ SessionStore::Match SessionStore::best_match(std::span<const int32_t> tokens, co
     const int len = int(std::min(shared_prefix(q.tokens, tokens), tokens.size() - 1));
     if (len == 0 || !memory_.reaches(s, len)) continue;
     // Of equals, the one that need not be forked.
-    if (len > best.len || (len == best.len && memory_.len(s) == len)) best = {s, len};
+    if (len > best.len || (len == best.len && memory_.len(s) == len && !q.snapshot)) best = {s, len};
   }
   return best;
 }
@@ -110,7 +110,7 @@ SlotId SessionStore::open(Job& work) {
   SlotId slot = best.slot;
   if (slot >= 0) {
     touch(slot);
-    if (memory_.len(slot) > best.len) {  // others may go on from its end: it stays
+    if (at(slot).snapshot || memory_.len(slot) > best.len) {  // others may go on from its end: it stays
       if (auto forked = fork(slot); forked) slot = *forked;
     }
   } else {
@@ -120,6 +120,7 @@ SlotId SessionStore::open(Job& work) {
   const int have = best.len > 0 ? memory_.go_back(slot, best.len) : 0;
   Session& s = at(slot);
   s.use = Session::Use::kRunning;
+  s.snapshot = false;
   s.tokens = std::move(work.tokens);
   s.salt = work.request.cache_salt;
   s.decoding = false;
@@ -153,6 +154,7 @@ void SessionStore::snapshot(SlotId slot) {
   if (!forked) return;
   Session& copy = at(*forked);
   copy.use = Session::Use::kIdle;
+  copy.snapshot = true;
   copy.tokens.assign(known.begin(), known.end());
   copy.salt = s.salt;
   touch(*forked);

@@ -33,6 +33,7 @@ struct Session {
   std::vector<int32_t> tokens = {};  // the first memory.len(slot) are computed
   std::string salt = {};
   uint64_t used = 0;           // clock of its last use
+  bool snapshot = false;       // idle: a fork of what ran, for any number of requests
   bool decoding = false;       // running: its prompt is computed
   std::vector<int> cuts = {};  // running: lengths at which a snapshot is taken, ascending
   Job work = {};               // running
@@ -58,9 +59,9 @@ class SessionMemory {
 //   idle      what a request left, or a snapshot: a fork taken exactly at some length, because the rings of sliding
 //             layers cannot go back far
 //
-// A request goes on from the idle session with which its prompt shares most. One that it extends to the end becomes its
-// own; any other stays, and the request gets a fork. So a new conversation takes nothing from an idle one while there
-// is room. When there is none, the idle session that was used least recently is given up.
+// A request goes on from the idle session with which its prompt shares most. What another request left and it extends
+// to the end becomes its own; anything else stays, and the request gets a fork. So a new conversation takes nothing
+// from an idle one while there is room. When there is none, the idle session that was used least recently is given up.
 //
 // A prompt that shares its beginning with one that is being computed waits for it, and the shared part is computed
 // once: a snapshot is taken where the two part. The place where a prompt parts from a known one is remembered in the

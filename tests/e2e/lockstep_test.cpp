@@ -15,7 +15,7 @@ namespace {
 Ran facet(const std::string& args) { return run_program(args, Streams::kBoth); }
 
 TEST(LockstepCommand, NamesTheWorstOfEveryVerb) {
-  const Ran r = facet("run -p 'What is 17 + 25?' --temp 0 -n 12 -c 512 --backend cpu --lockstep --draft none");
+  const Ran r = facet("run -p 'What is 17 + 25?' --temp 0 -n 12 -c 512 --backend cpu --lockstep --draft none -v");
   EXPECT_EQ(r.rc, 0) << r.out;
   EXPECT_TRUE(has(r.out, "17 + 25 = 42")) << r.out;
   for (const char* verb : {"embed ", "qkv.q ", "head_norm_rope ", "attend ", "matmul ", "gate_up ", "residual_norm.x "})

@@ -43,7 +43,8 @@ STREAMS = (("/v1/chat/completions", {"messages": user("Hello"), "max_tokens": 40
 class Server:
     def __init__(self, *flags):
         self.log = tempfile.TemporaryFile("w+")
-        self.process = subprocess.Popen([PROGRAM, "serve", "-m", str(MODEL), "-c", "4096", "--port", "0", *flags],
+        context = [] if "-c" in flags else ["-c", "4096"]
+        self.process = subprocess.Popen([PROGRAM, "serve", "-m", str(MODEL), *context, "--port", "0", *flags],
                                         stdout=subprocess.PIPE, stderr=self.log, text=True)
         line = self.process.stdout.readline()
         found = re.fullmatch(r"listening on http://127\.0\.0\.1:(\d+)\n", line)

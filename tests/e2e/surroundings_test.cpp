@@ -104,7 +104,7 @@ TEST(Surroundings, InputsAreRegularFilesOfABoundedSize) {
   const TempDir dir;
   const std::string pipe = dir.path() + "/pipe", large = dir.path() + "/large";
   ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
-  std::ofstream(large) << std::string(5000, 'k');
+  std::ofstream(large) << std::string(2 << 20, 'k');
   for (const std::string& odd : {pipe, std::string("/dev/zero"), dir.path()})
     for (const char* args : {"run -p x -m ", "run --tokens ", "eval --text ", "eval --set ",
                              "serve --port 0 --api-key-file ", "run -p x --draft "}) {
