@@ -100,6 +100,17 @@ void add_serve(CLI::App& app, int& rc) {
   cmd->add_option("--snapshots", o->engine.snapshots,
                   "Sequences kept beside the running ones, to go on from; omitted: 3 for each, as memory allows")
       ->check(CLI::Range(0, 4096));
+  cmd->add_option(
+         "--kv-memory", o->engine.kv_memory,
+         "Bytes for the rows of all sequences (12GB); omitted: what --parallel sequences of -c tokens need, or "
+         "what there is")
+      ->transform(CLI::AsSizeValue(false))
+      ->check(CLI::Range(uint64_t(1) << 20, uint64_t(1) << 50));
+  cmd->add_option("--cache-ram", o->engine.cache_ram,
+                  "Bytes of host memory for conversations that had to go (8GB); omitted: a quarter of what is free, at "
+                  "most 8 GiB; 0: none")
+      ->transform(CLI::AsSizeValue(false))
+      ->check(CLI::Range(uint64_t(0), uint64_t(1) << 50));
   cmd->add_option("--snapshot-every", o->engine.snapshot_every,
                   "Tokens of a long prompt after which one is kept; 0: none but at its end")
       ->check(CLI::Range(0, 1 << 24))

@@ -12,9 +12,9 @@ namespace facet {
 // The cache of a backend, the pool of its memory, and its layers as that backend sees them.
 template <class B>
 struct CacheOf {
-  static Result<std::unique_ptr<PagePool>> pool(B&, const ModelCfg& m, const KvPlan& p, int64_t more) {
+  static Result<std::unique_ptr<PagePool>> pool(B&, const ModelCfg& m, const KvPlan& p, int64_t more, int64_t limit) {
     const int64_t page = host_page_bytes(m, p);
-    auto pool = HostPagePool::create(pool_bytes(m, p, page, 0) + more, page);
+    auto pool = HostPagePool::create(limit > 0 ? limit : pool_bytes(m, p, page, 0) + more, page);
     if (!pool) return pool.error();
     return std::unique_ptr<PagePool>(std::move(*pool));
   }
@@ -28,8 +28,9 @@ struct CacheOf {
 };
 template <class B>
 struct CacheOf<Traced<B>> : CacheOf<B> {
-  static Result<std::unique_ptr<PagePool>> pool(Traced<B>& b, const ModelCfg& m, const KvPlan& p, int64_t more) {
-    return CacheOf<B>::pool(b.inner(), m, p, more);
+  static Result<std::unique_ptr<PagePool>> pool(Traced<B>& b, const ModelCfg& m, const KvPlan& p, int64_t more,
+                                                int64_t limit) {
+    return CacheOf<B>::pool(b.inner(), m, p, more, limit);
   }
   static Result<std::unique_ptr<KvCache>> create(Traced<B>& b, const ModelCfg& m, const KvPlan& p,
                                                  PagePool* pool = nullptr) {
@@ -38,10 +39,11 @@ struct CacheOf<Traced<B>> : CacheOf<B> {
 };
 template <class A, class R>
 struct CacheOf<Lockstep<A, R>> {
-  static Result<std::unique_ptr<PagePool>> pool(Lockstep<A, R>& b, const ModelCfg& m, const KvPlan& p, int64_t more) {
-    auto a = CacheOf<A>::pool(b.tested(), m, p, more);
+  static Result<std::unique_ptr<PagePool>> pool(Lockstep<A, R>& b, const ModelCfg& m, const KvPlan& p, int64_t more,
+                                                int64_t limit) {
+    auto a = CacheOf<A>::pool(b.tested(), m, p, more, limit);
     if (!a) return a.error();
-    auto r = CacheOf<R>::pool(b.reference(), m, p, more);
+    auto r = CacheOf<R>::pool(b.reference(), m, p, more, limit);
     if (!r) return r.error();
     (*a)->mirror(std::move(*r));
     return a;

@@ -29,9 +29,10 @@ class CudaKvCache final : public KvCache {
 
 template <>
 struct CacheOf<Cuda> {
-  static Result<std::unique_ptr<PagePool>> pool(Cuda& b, const ModelCfg& m, const KvPlan& p, int64_t more) {
-    auto pool =
-        CudaPagePool::create(b.device(), pool_bytes(m, p, CudaPagePool::kPage, CudaPagePool::kReadBeyond) + more);
+  static Result<std::unique_ptr<PagePool>> pool(Cuda& b, const ModelCfg& m, const KvPlan& p, int64_t more,
+                                                int64_t limit) {
+    auto pool = CudaPagePool::create(
+        b.device(), limit > 0 ? limit : pool_bytes(m, p, CudaPagePool::kPage, CudaPagePool::kReadBeyond) + more);
     if (!pool) return pool.error();
     return std::unique_ptr<PagePool>(std::move(*pool));
   }

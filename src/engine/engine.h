@@ -43,7 +43,11 @@ struct EngineConfig {
   double max_stall = .05;  // seconds of a step that reads a prompt beside answers, as far as its tokens decide; 0: any
   int margin = 64;         // see KvPlan
   int snapshots = -1;  // sequences kept beside the running ones, to go on from; -1: 3 each, less where memory is short
-  int snapshot_every = 8192;         // tokens of a long prompt after which one is taken; 0: never
+  int64_t kv_memory = 0;      // bytes for rows of all sequences together; 0: what max_seq of n_ctx rows need, or what
+                              // memory allows if that is less and enough for one
+  int64_t cache_ram = -1;     // bytes of host memory for the state of sequences that were given up; -1: a quarter of
+                              // what is available, at most 8 GiB; 0: none
+  int snapshot_every = 8192;  // tokens of a long prompt after which one is taken; 0: never
   std::optional<KvType> kv_k, kv_v;  // empty: f32 on the reference backend, f16 elsewhere
   int n_threads = 0;                 // 0: one per physical core
   int max_out = 0;                   // rows of logits of one step; 0: one per sequence

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "engine/engine.h"
+#include "engine/host_tier.h"
 #include "engine/plan.h"
 #include "engine/request_queue.h"
 #include "engine/session_store.h"
@@ -39,6 +40,7 @@ class EngineImpl final : public Engine, SessionMemory {
                              {.kv = kv_plan(c),
                               .max_out = c.max_out,
                               .more_pages = drafter_pool_bytes(e->model_.cfg, c, e->model_.drafters),
+                              .kv_memory = c.kv_memory,
                               .loading = c.loading},
                              args...);
     if (!r) return r.error();
@@ -71,6 +73,12 @@ class EngineImpl final : public Engine, SessionMemory {
       return Error{"request",
                    fmt::format("prompt: expected fewer than {} tokens, found {}", cfg_.n_ctx, r.prompt.size()),
                    "shorten it, or start with a larger -c"};
+    if (const int64_t need = pages(int(r.prompt.size()) + 1), all = runner_->pool->budget() - staged_; need > all)
+      return Error{
+          "request",
+          fmt::format("prompt: its {} tokens need {} of memory for K/V rows, found {}", r.prompt.size(),
+                      human_bytes(need * runner_->pool->page_bytes()), human_bytes(all * runner_->pool->page_bytes())),
+          "shorten it, or start with more memory for them (--kv-memory)"};
     return queue_.add(std::move(r), std::move(sink));
   }
   void cancel(RequestId id) override { queue_.cancel(id); }
@@ -136,12 +144,14 @@ class EngineImpl final : public Engine, SessionMemory {
   using Clock = Job::Clock;
   static double seconds(Clock::duration d) { return std::chrono::duration<double>(d).count(); }
 
-  EngineImpl(LoadedModel model, const EngineConfig& c) : model_(std::move(model)), cfg_(c) {}
+  EngineImpl(LoadedModel model, const EngineConfig& c) : model_(std::move(model)), cfg_(c), tier_(c.cache_ram) {}
   KvCache& cache() const { return *runner_->cache; }
 
   void start() {
+    staged_ = runner_->pool->used();
     sessions_ = std::make_unique<SessionStore>(static_cast<SessionMemory&>(*this), cache().plan().resident(),
                                                cfg_.max_seq, cfg_.snapshot_every);
+    sessions_->evicting = [this](SlotId s) { put_down(s); };
     steps_ = std::make_unique<StepLoop<B>>(
         *runner_, *spec_, *sessions_, cfg_, tokenizer(), model_.cfg.n_vocab,
         StepHooks{.finish = [this](SlotId s, Stop why, const std::string& error) { finish(s, why, error); },
@@ -165,6 +175,7 @@ class EngineImpl final : public Engine, SessionMemory {
       if (gone.sink.done) gone.sink.done(id, Stop::kCancelled, gone.usage, "");
     }
     for (auto w = waiting_.begin(); w != waiting_.end() && sessions_->running() < cfg_.max_seq;) {
+      bring_up(*w);
       const SlotId s = sessions_->open(*w);
       if (s < 0) {
         ++w;
@@ -176,6 +187,66 @@ class EngineImpl final : public Engine, SessionMemory {
       spec_->begin(s);
       if (work.sink.prefill) work.sink.prefill(work.id, cache().len(s), int(sessions_->at(s).tokens.size()));
     }
+  }
+
+  // An idle session is about to be given up: its state goes to host memory.
+  void put_down(SlotId s) {
+    const Session& q = sessions_->at(s);
+    if constexpr (!requires { runner_->b.report(); }) {  // lockstep has two of everything
+      if (tier_.most() == 0 || q.tokens.empty() || tier_.holds(q.tokens, q.salt)) return;
+      SessionImage image{.tokens = q.tokens, .salt = q.salt, .state = cache().state(s), .rows = rows_of(cache(), s)};
+      for (const auto& d : spec_->drafters()) {
+        SessionImage::Drafter part{.held = d->held(s), .beside = d->save(s)};
+        if (KvCache* rows = d->rows()) part.state = rows->state(s), part.rows = rows_of(*rows, s);
+        image.drafters.push_back(std::move(part));
+      }
+      runner_->pool->wait();
+      tier_.put(std::move(image));
+    }
+  }
+  std::vector<std::byte> rows_of(const KvCache& c, SlotId s) const {
+    const std::vector<KvCache::Part> parts = c.parts(s);
+    int64_t n = 0;
+    for (const KvCache::Part& p : parts) n += p.bytes;
+    std::vector<std::byte> rows(static_cast<size_t>(n));
+    std::byte* at = rows.data();
+    for (const KvCache::Part& p : parts) c.pool().to_host(at, p.at, p.bytes), at += p.bytes;
+    return rows;
+  }
+
+  // Brings a session back whose state was given up, if the request can go on from it and has nothing as good here.
+  void bring_up(const Job& w) {
+    if (!w.request.cache || tier_.size() == 0) return;
+    const int known = sessions_->known(w.tokens, w.request.cache_salt);
+    const SessionImage* image = tier_.find(w.tokens, w.request.cache_salt, known + SessionStore::kWorthASnapshot / 4);
+    if (!image) return;
+    const SlotId s = sessions_->free_slot();
+    if (s < 0) return;
+    if (restore(s, *image))
+      sessions_->adopt(s, image->tokens, image->salt);
+    else
+      release(s);
+  }
+  bool restore(SlotId s, const SessionImage& image) {
+    if (!fill(cache(), s, image.state, image.rows)) return false;
+    for (size_t i = 0; i < image.drafters.size(); ++i) {
+      const SessionImage::Drafter& part = image.drafters[i];
+      Drafter<B>& d = *spec_->drafters()[i];
+      if (KvCache* rows = d.rows(); rows && !fill(*rows, s, part.state, part.rows)) return false;
+      if (!d.load(s, part.held, part.beside)) return false;
+    }
+    runner_->pool->wait();
+    return true;
+  }
+  bool fill(KvCache& c, SlotId s, KvState state, std::span<const std::byte> rows) {
+    while (!c.restore(s, state))
+      if (!sessions_->make_room()) return false;
+    int64_t at = 0;
+    for (const KvCache::Part& p : c.parts(s)) {
+      if (at + p.bytes > int64_t(rows.size())) return false;
+      c.pool().from_host(p.at, rows.data() + at, p.bytes), at += p.bytes;
+    }
+    return at == int64_t(rows.size());
   }
 
   // A step needs memory for session s: an idle session goes, else the running one that came last is parked. It waits
@@ -254,6 +325,8 @@ class EngineImpl final : public Engine, SessionMemory {
   std::unique_ptr<Speculator<B>> spec_;
   std::unique_ptr<SessionStore> sessions_;
   std::unique_ptr<StepLoop<B>> steps_;
+  int64_t staged_ = 0;  // pages that are no sequence's
+  HostTier tier_;
   RequestQueue queue_;
   std::deque<Job> waiting_;
 };

@@ -136,6 +136,20 @@ void add_drafter(MemoryPlan& p, BackendLimits& limits, const DrafterFile& f, con
   }
 }
 
+bool is_pooled(const MemoryLine& l) { return l.name.starts_with("kv ") || l.name.ends_with(" kv"); }
+
+// The least that the pool must hold: one sequence as long as it may be, and what a step stages.
+int64_t least_pool(const ModelCfg& m, const EngineConfig& c, std::span<const DrafterFile> drafters) {
+  KvPlan kv = kv_plan(c);
+  EngineConfig one = c;
+  kv.max_seq = one.max_seq = 1, kv.snapshots = one.snapshots = 0;
+#if FACET_CUDA
+  if (c.backend == "cuda")
+    return pool_bytes(m, kv, CudaPagePool::kPage, CudaPagePool::kReadBeyond) + drafter_pool_bytes(m, one, drafters);
+#endif
+  return pool_bytes(m, kv, host_page_bytes(m, kv), 0) + drafter_pool_bytes(m, one, drafters);
+}
+
 }  // namespace
 
 int usual_chunk(const std::string& backend, int n_ctx) {
@@ -149,6 +163,14 @@ MemoryPlan plan_memory(const GgufFile& file, const ModelCfg& m, const EngineConf
   for (const DrafterFile& f : drafters) add_drafter(drafting, limits, f, m, c);
   MemoryPlan p = plan_target(file, m, c, limits);
   p.lines.insert(p.lines.end(), drafting.lines.begin(), drafting.lines.end());
+  if (c.kv_memory > 0) {
+    std::erase_if(p.lines, is_pooled);
+    p.lines.insert(p.lines.begin() + 1,
+                   {"kv pool",
+                    fmt::format("rows of up to {} sequences and {} to go on from, of up to {} tokens each", c.max_seq,
+                                std::max(0, c.snapshots), c.n_ctx),
+                    c.kv_memory});
+  }
   if (c.lockstep && c.backend != "cuda") {  // beside a GPU the reference's memory is the host's
     EngineConfig ref = c;
     ref.backend = "ref", ref.lockstep = false;
@@ -217,6 +239,7 @@ Result<EngineConfig> resolve_config(const GgufFile& file, const ModelCfg& m, Eng
   if (c.max_out <= 0) c.max_out = c.max_seq * (c.draft.files.empty() ? 1 : 1 + c.draft.rows());
   const bool choose = c.n_ctx <= 0, choose_chunk = c.chunk <= 0;
   if (choose) c.n_ctx = m.n_ctx_train;
+  if (c.cache_ram < 0) c.cache_ram = std::min<int64_t>(int64_t(8) << 30, int64_t(available_memory() / 4));
   const bool choose_snapshots = c.snapshots < 0;
   if (choose_snapshots) c.snapshots = 3 * c.max_seq;
   if (choose_chunk) c.chunk = std::max(usual_chunk(c.backend, c.n_ctx), c.max_seq);
@@ -233,6 +256,14 @@ Result<EngineConfig> resolve_config(const GgufFile& file, const ModelCfg& m, Eng
     p = plan_memory(file, m, c, drafters);
   }
   if (p.available == 0 || p.total() <= p.available) return c;
+  // What is left for rows is less than all sequences could need, but enough for the longest: they share it.
+  int64_t rest = 0;
+  for (const MemoryLine& l : p.lines)
+    if (!is_pooled(l)) rest += l.bytes;
+  if (const int64_t left = p.available - rest; c.kv_memory == 0 && left >= least_pool(m, c, drafters)) {
+    c.kv_memory = left;
+    return c;
+  }
 
   return Error{
       c.model,

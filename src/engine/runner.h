@@ -16,6 +16,7 @@ struct RunnerOptions {
   KvPlan kv;
   int max_out = 1;            // rows of logits in one step
   int64_t more_pages = 0;     // bytes of the page pool for drafters' rows
+  int64_t kv_memory = 0;      // bytes of the page pool in all; 0: what the plan can come to
   LoadProgress loading = {};  // told of weights as they arrive
 };
 
@@ -32,7 +33,7 @@ class Runner {
     if (!w) return w.error();
     if (auto ok = memory_status(r->b); !ok) return ok.error();
     r->w = std::move(*w);
-    auto pool = CacheOf<B>::pool(r->b, m, o.kv, o.more_pages);
+    auto pool = CacheOf<B>::pool(r->b, m, o.kv, o.more_pages, o.kv_memory);
     if (!pool) return pool.error();
     r->pool = std::move(*pool);
     auto cache = CacheOf<B>::create(r->b, m, o.kv, r->pool.get());

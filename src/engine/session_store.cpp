@@ -130,6 +130,15 @@ SlotId SessionStore::open(Job& work) {
   return slot;
 }
 
+void SessionStore::adopt(SlotId slot, std::vector<int32_t> tokens, const std::string& salt) {
+  Session& s = at(slot);
+  s.use = Session::Use::kIdle;
+  s.snapshot = true;
+  s.tokens = std::move(tokens);
+  s.salt = salt;
+  touch(slot);
+}
+
 void SessionStore::close(SlotId slot) {
   Session& s = at(slot);
   const bool keep = s.work.request.cache && memory_.len(slot) > 0;

@@ -83,6 +83,10 @@ class SessionStore {
   // A session for the work, whose tokens it takes over; -1: not now. Its state holds the first memory.len(slot) of
   // them, all but the last at most.
   SlotId open(Job& work);
+  // Tokens of the prompt that need not be computed, by what is resident.
+  int known(std::span<const int32_t> tokens, const std::string& salt) const { return best_match(tokens, salt).len; }
+  // The slot, which was free, holds the state of these tokens now: idle, for any number of requests.
+  void adopt(SlotId s, std::vector<int32_t> tokens, const std::string& salt);
   // What runs in the slot is over: its rows stay, idle.
   void close(SlotId s);
   // Keeps a fork of a running session as it is now; does nothing where that is known already or memory is short.

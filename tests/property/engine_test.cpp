@@ -154,6 +154,7 @@ TEST(Engine, TheLeastRecentlyUsedConversationGoes) {
   EngineConfig c = config(file);
   c.max_seq = 2;
   c.snapshots = 0;
+  c.cache_ram = 0;
   auto e = must(Engine::open(c));
   auto ask = [&](unsigned who, int n) {
     Answer a;
@@ -167,6 +168,77 @@ TEST(Engine, TheLeastRecentlyUsedConversationGoes) {
   ask(3, 50);  // takes 2's
   EXPECT_EQ(ask(1, 70), 60);
   EXPECT_EQ(ask(2, 60), 0);
+}
+
+// What was given up goes to host memory and comes back.
+TEST(Engine, ConversationsThatHadToGoComeBack) {
+  for (const KvType t : {KvType::kF16, KvType::kQ8_0}) {
+    const TinyFile file(TinyModel{.moe = true});
+    EngineConfig c = config(file);
+    c.n_ctx = 512;
+    c.max_seq = 1;
+    c.snapshots = 1;
+    c.kv_k = c.kv_v = t;
+    c.cache_ram = 64 << 20;
+    auto e = must(Engine::open(c));
+    auto ask = [&](Request r) {
+      Answer a;
+      must(e->submit(std::move(r), into(a)));
+      while (e->tick()) {
+      }
+      return a;
+    };
+    std::vector<std::vector<int32_t>> talk(5);
+    for (int turn = 0; turn < 3; ++turn)
+      for (unsigned i = 0; i < 5; ++i) {
+        const size_t before = talk[i].size();
+        for (int32_t id : random_ids(90, 96, 100 * unsigned(turn) + i)) talk[i].push_back(id);
+        Request r = request(int(i), 1, 20);
+        r.prompt = talk[i];
+        const Answer a = ask(r), cold = solo(c, r);
+        EXPECT_EQ(a.tokens, cold.tokens) << turn << " " << i;
+        EXPECT_GE(a.usage.cached, turn > 0 ? int(before) - 1 : 0) << turn << " " << i;
+        talk[i].insert(talk[i].end(), a.tokens.begin(), a.tokens.end());
+      }
+    // Another salt shares nothing, here or there.
+    Request other = request(0, 1, 4);
+    other.prompt = talk[0];
+    other.cache_salt = "x";
+    EXPECT_EQ(ask(other).usage.cached, 0);
+    other.cache_salt = "";
+    EXPECT_GT(ask(other).usage.cached, 200);
+    other.cache = false;
+    EXPECT_EQ(ask(other).usage.cached, 0);
+  }
+}
+// A pool that is too small for all at once: who came last waits in the middle, and its text is the same.
+TEST(Engine, ParkedRequestsGoOnWhereTheyWere) {
+  const TinyFile file;
+  EngineConfig c = config(file);
+  c.n_ctx = 1024;
+  c.max_seq = 4;
+  c.snapshots = 0;
+  auto roomy = must(Engine::open(c));
+  c.kv_memory = 60 * 32768;
+  for (const int64_t ram : {int64_t(0), int64_t(64) << 20}) {
+    c.cache_ram = ram;
+    auto e = must(Engine::open(c));
+    std::vector<Answer> got(4);
+    for (int i = 0; i < 4; ++i) must(e->submit(request(i, 200 + 10 * i, 300), into(got[size_t(i)])));
+    while (e->tick()) {
+    }
+    int parked = 0;
+    for (int i = 0; i < 4; ++i) {
+      Answer want;
+      must(roomy->submit(request(i, 200 + 10 * i, 300), into(want)));
+      while (roomy->tick()) {
+      }
+      EXPECT_EQ(got[size_t(i)].tokens, want.tokens) << i << got[size_t(i)].error;
+      EXPECT_EQ(got[size_t(i)].why, Stop::kLength) << got[size_t(i)].error;
+      parked += got[size_t(i)].usage.parked;
+    }
+    EXPECT_GT(parked, 0);
+  }
 }
 
 TEST(Engine, StopsWhereItMust) {
@@ -207,7 +279,7 @@ TEST(Engine, RefusesWhatDoesNotFitAndSaysWhatWould) {
   auto e = Engine::open(c);
   ASSERT_FALSE(e);
   const std::string m = e.error().message();
-  EXPECT_NE(m.find("kv full"), std::string::npos) << m;
+  EXPECT_NE(e.error().detail.find("kv full"), std::string::npos) << e.error().detail;
   EXPECT_NE(m.find("would fit"), std::string::npos) << m;
   c.n_ctx = 0;  // chosen: halved until it fits
   auto f = must(Engine::open(c));
