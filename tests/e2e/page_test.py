@@ -134,7 +134,7 @@ class Page(unittest.TestCase):
         cls.browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         cls.addClassCleanup(cls.browser.close)
 
-    def visit(self, url, **options):
+    def visit(self, url, ready=True, **options):
         """A page with storage of its own. Afterwards: no error in its console, no request to another origin."""
         context = self.browser.new_context(**options)
         page = context.new_page()
@@ -149,7 +149,8 @@ class Page(unittest.TestCase):
             self.assertEqual([r for r in requests if not r.startswith((url + "/", "data:image/svg", f"blob:{url}/"))], [])
         self.addCleanup(check)
         page.goto(url)
-        expect(page.locator("#model")).not_to_be_empty()
+        if ready:
+            expect(page.locator("#model")).not_to_be_empty()
         return page
 
     def ask(self, page, text):
@@ -239,10 +240,7 @@ class Page(unittest.TestCase):
     def test_keys(self):
         locked = Facet("--api-key", "secret")
         self.addCleanup(locked.stop)
-        context = self.browser.new_context()
-        self.addCleanup(context.close)
-        page = context.new_page()
-        page.goto(locked.url)
+        page = self.visit(locked.url, ready=False)
         dialog = page.get_by_role("dialog", name="API key")
         expect(dialog).to_contain_text("needs an API key")
         for key in ("wrong", "secret"):
@@ -258,6 +256,11 @@ class Page(unittest.TestCase):
         page.reload()  # the key is kept
         expect(page.locator("#model")).to_contain_text("facet-nano")
         expect(dialog).to_be_hidden()
+        page.evaluate("localStorage.setItem('facet.key', '\"old\"'); state.key = 'old'")
+        page.get_by_role("button", name="Regenerate").click()
+        expect(page.locator(".failed")).to_contain_text("key was refused")
+        expect(dialog).to_contain_text("does not know this API key")
+        self.expected("status of 401")
 
     def test_the_server_goes_and_comes_back(self):
         first = Facet()
@@ -309,7 +312,7 @@ class Page(unittest.TestCase):
         self.settle(page)
         expect(self.answers(page)).to_contain_text("sentence 449")
         self.assertEqual(self.answers(page).locator("strong").count(), 450)
-        for marks in ("*" * 20000, "[" * 20000, "`" * 3 + "x" * 20000, "**a " * 5000, "> " * 5000, "[](" * 7000):  # no text takes long
+        for marks in ("*" * 20000, "[" * 20000, "`" * 3 + "x" * 20000, "**a " * 5000, "> " * 5000, "[](" * 7000, "# " * 10000 + "x", "a|b\n" + "-" * 20000 + "x", "- a\n" * 5000, "  " * 10000 + "x"):  # no text takes long
             Fake.script = [marks], 0, TIMINGS
             begin = time.time()
             page.get_by_role("button", name="New conversation").click()
