@@ -134,6 +134,8 @@ void add_serve(CLI::App& app, int& rc) {
                   "Origin whose pages may read answers (https://chat.example); may be repeated; *: every one")
       ->expected(1)
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+  cmd->add_flag_callback(
+      "--no-webui", [o] { o->service.webui = false; }, "No page at /");
   cmd->add_flag("--strict", s.defaults.strict, "Refuse every unknown field of a request");
   cmd->add_option("--ping", h.ping_s, "Seconds of silence in a stream before a keep-alive is sent")
       ->check(CLI::Range(1, 86400))

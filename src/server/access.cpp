@@ -5,7 +5,6 @@
 #include <algorithm>
 
 #include "base/files.h"
-#include "server/routes.h"
 
 namespace facet {
 namespace {
@@ -77,6 +76,11 @@ bool Access::shares(std::string_view origin) const {
          std::any_of(origins.begin(), origins.end(), [&](const std::string& o) { return o == "*" || o == origin; });
 }
 
+const Route* Access::route(std::string_view path) const {
+  const Route* r = find_route(path);
+  return r && r->target == Target::kPage && !page ? nullptr : r;
+}
+
 std::string_view Access::key_name(const HttpRequest& head) const {
   const std::string_view given = given_key(head);
   std::string_view name;
@@ -86,7 +90,7 @@ std::string_view Access::key_name(const HttpRequest& head) const {
 }
 
 bool Access::preflight(const HttpRequest& head) const {
-  return head.method == "OPTIONS" && shares(head.header("origin")) && find_route(head.path);
+  return head.method == "OPTIONS" && shares(head.header("origin")) && route(head.path);
 }
 
 std::vector<std::pair<std::string, std::string>> Access::cors_headers(const HttpRequest& head) const {
@@ -121,15 +125,15 @@ std::optional<ApiError> Access::refusal(const HttpRequest& head) const {
     }
   }
   if (preflight(head)) return std::nullopt;
-  const Route* route = find_route(head.path);
-  if (route && route->target == Target::kHealth && allows(*route, head.method)) return std::nullopt;
+  const Route* to = route(head.path);
+  const bool open = to && (to->target == Target::kHealth || to->target == Target::kPage);  // tell nothing of the model
+  if (open && allows(*to, head.method)) return std::nullopt;
   if (!keys.empty() && key_name(head).empty())
     return ApiError{.status = 401,
                     .message = "expected the API key in the header: Authorization: Bearer KEY, or X-Api-Key: KEY",
                     .code = "invalid_api_key"};
-  if (!route) return ApiError{.status = 404, .message = "no such path (docs/server.md lists them)"};
-  if (!allows(*route, head.method))
-    return ApiError{.status = 405, .message = fmt::format("expected {}", allowed(*route))};
+  if (!to) return ApiError{.status = 404, .message = "no such path (docs/server.md lists them)"};
+  if (!allows(*to, head.method)) return ApiError{.status = 405, .message = fmt::format("expected {}", allowed(*to))};
   return std::nullopt;
 }
 

@@ -7,6 +7,7 @@
 
 #include "base/result.h"
 #include "server/http.h"
+#include "server/routes.h"
 #include "server/writer.h"
 
 // Who may ask what: keys, names of this machine, origins of pages.
@@ -28,6 +29,7 @@ class Access {
  public:
   std::vector<ApiKey> keys = {};          // none: this machine alone is served
   std::vector<std::string> origins = {};  // whose pages may read answers; "*": every one's
+  bool page = true;                       // whether there is one at /
 
   // Judged by the header alone; nothing: it may go on.
   std::optional<ApiError> refusal(const HttpRequest& head) const;
@@ -39,6 +41,7 @@ class Access {
   bool preflight(const HttpRequest& head) const;
 
  private:
+  const Route* route(std::string_view path) const;
   bool shares(std::string_view origin) const;
 };
 

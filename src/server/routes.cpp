@@ -5,6 +5,7 @@ namespace {
 
 // llama-server knows its paths with and without /v1; only the completion differs between them.
 constexpr Route kRoutes[] = {
+    {"/", "GET", Target::kPage},
     {"/health", "GET", Target::kHealth},
     {"/v1/health", "GET", Target::kHealth},
     {"/models", "GET", Target::kModels},
@@ -36,7 +37,7 @@ constexpr Route kRoutes[] = {
 
 const Route* find_route(std::string_view path) {
   for (const Route& r : kRoutes) {
-    const bool folder = r.path.ends_with('/');
+    const bool folder = r.path.size() > 1 && r.path.ends_with('/');
     if (folder ? path.starts_with(r.path) && path.size() > r.path.size() : path == r.path) return &r;
   }
   return nullptr;

@@ -7,6 +7,7 @@ namespace facet {
 
 enum class Target {
   kHealth,
+  kPage,
   kModels,
   kModel,  // one of them, by its name in the path
   kProps,
@@ -27,7 +28,7 @@ struct Route {
   ApiKind kind = ApiKind::kChat;
 };
 
-// Null: no such path. A path that ends in / stands for everything below it.
+// Null: no such path. A path that ends in / stands for everything below it, but for / itself.
 const Route* find_route(std::string_view path);
 bool allows(const Route& route, std::string_view method);  // HEAD is allowed where GET is
 std::string_view allowed(const Route& route);              // as the header Allow has it

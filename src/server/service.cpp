@@ -14,6 +14,7 @@
 #include "server/chat_prompt.h"
 #include "server/info.h"
 #include "server/ollama.h"
+#include "server/page.h"
 #include "server/routes.h"
 #include "server/text_api.h"
 #include "server/worker.h"
@@ -97,6 +98,7 @@ class ServiceImpl final : public Service, public HttpHandler {
     std::random_device random;
     seeds_.seed((uint64_t(random()) << 32) | random());
     access_.origins = c_.cors_origins;
+    access_.page = c_.webui;
     c_.defaults.tokenize = [&t](std::string_view text) { return t.encode(text, false, false); };
     info_ = {.model = c_.model,
              .file = c_.model_file,
@@ -197,6 +199,8 @@ class ServiceImpl final : public Service, public HttpHandler {
     switch (route.target) {
       case Target::kHealth:
         return json_response(200, {{"status", "ok"}});
+      case Target::kPage:
+        return page_response();
       case Target::kModels:
         return json_response(200, models_json(info_));
       case Target::kModel:

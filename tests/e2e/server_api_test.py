@@ -1,5 +1,7 @@
 #!/usr/bin/env python3
 """Framing, access and the paths beside OpenAI's of `facet serve`: server_api_test.py PROGRAM [unittest arguments]."""
+import base64
+import hashlib
 import json
 import os
 import signal
@@ -314,6 +316,20 @@ class Access(unittest.TestCase):
             self.assertIn(b"Access-Control-Allow-Origin: http://b:3000\r\n", c.recv(2000))
         with self.assertRaisesRegex(AssertionError, "--cors-origin"):
             Server("--cors-origin", "*")
+
+    def test_page(self):
+        s = self.with_server("--api-key", "secret")
+        status, headers, body = s.request("GET", "/")
+        self.assertEqual((status, headers["Content-Type"]), (200, "text/html; charset=utf-8"))
+        policy = headers["Content-Security-Policy"]
+        for tag in (b"style", b"script"):  # the hashes are those of what is there
+            text = body.split(b"<%s>" % tag)[1].split(b"</%s>" % tag)[0]
+            self.assertIn(f"{tag.decode()}-src 'sha256-{base64.b64encode(hashlib.sha256(text).digest()).decode()}'", policy)
+        self.assertIn("default-src 'none'; connect-src 'self'", policy)
+        status, head, nothing = s.request("HEAD", "/")
+        self.assertEqual((status, head["Content-Length"], nothing), (200, headers["Content-Length"], b""))
+        s = self.with_server("--no-webui")
+        self.assertEqual([s.request(m, "/")[0] for m in ("GET", "HEAD", "POST")], [404, 404, 404])
 
     def test_strict(self):
         s = self.with_server("--strict")

@@ -61,6 +61,20 @@ TEST(Access, Keys) {
   EXPECT_EQ(a.key_name(ask("GET", "/", {{"x-api-key", "betA"}})), "");
 }
 
+TEST(Access, Page) {
+  Access a;
+  EXPECT_EQ(status(a, ask("GET", "/")), 200);
+  EXPECT_EQ(status(a, ask("GET", "/", {{"host", "evil.example"}})), 403);
+  EXPECT_EQ(status(a, ask("POST", "/")), 405);
+  EXPECT_EQ(find_route("/anything"), nullptr);
+  a.keys = {{"alpha", "anna"}};
+  EXPECT_EQ(status(a, ask("HEAD", "/")), 200);  // it asks for the key itself
+  EXPECT_EQ(status(a, ask("POST", "/")), 401);
+  a.page = false;
+  EXPECT_EQ(status(a, ask("GET", "/")), 401);
+  EXPECT_EQ(status(a, ask("GET", "/", {{"x-api-key", "alpha"}})), 404);
+}
+
 TEST(Access, Methods) {
   const Access a;
   EXPECT_EQ(status(a, ask("HEAD", "/v1/models")), 200);
