@@ -18,12 +18,16 @@ facet_install() {
   $sudo env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
 }
 
-# facet_build PRESET [CMake arguments]: configures if needed, builds.
+# facet_build PRESET [CMake arguments] [--target NAME ...]: configures if needed, builds.
 facet_build() {
   local preset=$1
   shift
-  local launcher=()
+  local launcher=() configure=()
   command -v ccache >/dev/null && launcher=(-DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
-  cmake --preset "$preset" "${launcher[@]}" "$@" >/dev/null
-  cmake --build "build/$preset"
+  while [ $# -gt 0 ] && [ "$1" != --target ]; do
+    configure+=("$1")
+    shift
+  done
+  cmake --preset "$preset" "${launcher[@]}" "${configure[@]}" >/dev/null
+  cmake --build "build/$preset" "$@"
 }

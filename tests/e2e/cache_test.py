@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
 """What conversations keep of what was computed for them, and who waits for whom: cache_test.py PROGRAM [unittest arguments]."""
+import os
 import random
 import sys
 import threading
@@ -7,6 +8,9 @@ import time
 import unittest
 
 from server_test import MODEL, Server
+
+FULL = os.environ.get("FACET_TEST_FULL")
+LONG = 11000 if FULL else 5000  # tokens
 
 
 class Talk:
@@ -51,13 +55,13 @@ class Conversations(unittest.TestCase):
 
     def test_alternating_conversations(self):
         for common in (0, 600):
-            for n in (2, 3, 4):
+            for n in (2, 3, 4) if FULL else (4,):
                 share = self.alternate(n, common, 1500, ("--parallel", "4"))
                 print(f"{n} conversations of 1,500 tokens on four sequences, {common} in common: {share:.1%} cached")
                 self.assertGreaterEqual(share, .95)
 
     def test_sixteen_conversations_on_four_sequences(self):
-        share = self.alternate(16, 0, 1500, ("--parallel", "4", "--snapshots", "48"), turns=6, shuffled=True)
+        share = self.alternate(16, 0, 1500, ("--parallel", "4"), turns=6 if FULL else 3, shuffled=True)
         print(f"16 conversations of 1,500 tokens on four sequences, in random order: {share:.1%} cached")
         self.assertGreaterEqual(share, .95)
 
@@ -90,7 +94,7 @@ class Waiting(unittest.TestCase):
         s = Server("-c", "16384", "--parallel", "4")
         try:
             # Content that no two share, or they would wait for each other's beginning.
-            longs = [[rng.randrange(300, 2000) for _ in range(11000)] for _ in range(3)]
+            longs = [[rng.randrange(300, 2000) for _ in range(LONG)] for _ in range(3)]
             start = time.time()
             s.completion(longs[0][:2000], max_tokens=1)
             per_step = (time.time() - start) / (2000 / 512)
@@ -109,7 +113,7 @@ class Waiting(unittest.TestCase):
             waited = time.time() - asked
             for t in threads:
                 t.join()
-            print(f"Hello behind three prompts of 11,000 tokens: {waited:.2f} s; a step takes {per_step:.2f} s, the prompts {max(done) - asked:.1f} s")
+            print(f"Hello behind three prompts of {LONG:,} tokens: {waited:.2f} s; a step takes {per_step:.2f} s, the prompts {max(done) - asked:.1f} s")
             # The step under way and its own; as much again for a machine that has other things to do.
             self.assertLess(waited, 4 * per_step + .2)
             self.assertLess(waited, (max(done) - asked) / 4)
