@@ -71,6 +71,7 @@ class EngineImpl final : public Engine, SessionMemory {
       return Error{"request",
                    fmt::format("prompt: expected fewer than {} tokens, found {}", cfg_.n_ctx, r.prompt.size()),
                    "shorten it, or start with a larger -c"};
+    if (r.echo_logprobs) r.cache = false;  // every row's logits are needed
     return queue_.add(std::move(r), std::move(sink));
   }
   void cancel(RequestId id) override { queue_.cancel(id); }
@@ -173,9 +174,22 @@ class EngineImpl final : public Engine, SessionMemory {
       w = waiting_.erase(w);
       Job& work = sessions_->at(s).work;
       if (!work.answered) work.usage.cached = cache().len(s), work.started = Clock::now();
+      if (work.no_end.empty() && work.request.min_tokens > 0) work.no_end = no_end(work.request);
       spec_->begin(s);
       if (work.sink.prefill) work.sink.prefill(work.id, cache().len(s), int(sessions_->at(s).tokens.size()));
     }
+  }
+
+  // What is never drawn while an answer may not end.
+  std::vector<int32_t> no_end(const Request& r) const {
+    std::vector<int32_t> ids = r.stop_ids;
+    if (const Tokenizer* t = tokenizer()) {
+      if (!r.ignore_eos) ids.insert(ids.end(), t->eog().begin(), t->eog().end());
+      if (r.suppress_special) ids.insert(ids.end(), t->suppressed().begin(), t->suppressed().end());
+    }
+    std::sort(ids.begin(), ids.end());
+    ids.erase(std::unique(ids.begin(), ids.end()), ids.end());
+    return ids;
   }
 
   // A step needs memory for session s: an idle session goes, else the running one that came last is parked. It waits
