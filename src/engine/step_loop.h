@@ -199,8 +199,7 @@ class StepLoop {
       for (int node = 0; node < (q.decoding ? g.n : 1); ++node) {
         row.draft = q.decoding ? spec_.path_to(g.id, node) : std::span<const int32_t>{};
         row.position = int64_t(q.tokens.size() + row.draft.size());
-        if (q.work.usage.generated + int(row.draft.size()) < q.work.request.min_tokens)
-          row.suppressed = q.work.no_end;
+        if (q.work.usage.generated + int(row.draft.size()) < q.work.request.min_tokens) row.suppressed = q.work.no_end;
         rows.push_back(row);
       }
     }
