@@ -83,20 +83,34 @@ struct Usage {
   std::string draft_inactive_reason = {};  // why there was, or in the end is, no drafting
   double tokens_per_step() const { return decode_steps > 0 ? double(decoded) / decode_steps : 0; }
 };
+// The model's own opinion of a token: natural logarithms of its softmax, before anything of Sampling.
+struct TokenLogprobs {
+  int32_t id = -1;
+  float logprob = 0;
+  std::vector<std::pair<int32_t, float>> top = {};  // the likeliest, best first
+};
 struct Request {
   std::vector<int32_t> prompt = {};
   int max_tokens = -1;  // -1: until the context is full; 0: only the prompt is computed
   Sampling sampling = {};
-  bool ignore_eos = false;       // an end-of-generation token is output like any other
-  bool suppress_special = true;  // never draw the placeholders of pictures and sound
-  bool draft = true;             // with the engine's drafters, if there are any
-  bool cache = true;             // goes on from what was computed before, and leaves its rows for others
-  std::string cache_salt = {};   // requests with another one share nothing with it
+  bool ignore_eos = false;             // an end-of-generation token is output like any other
+  bool suppress_special = true;        // never draw the placeholders of pictures and sound
+  bool draft = true;                   // with the engine's drafters, if there are any
+  bool cache = true;                   // goes on from what was computed before, and leaves its rows for others
+  std::string cache_salt = {};         // requests with another one share nothing with it
+  int min_tokens = 0;                  // before so many no token that would end the answer is drawn
+  std::vector<int32_t> stop_ids = {};  // end the answer like an end-of-generation token, and are not output either
+  int logprobs = -1;                   // -1: not wanted; 0: of the tokens; k: and of the k likeliest at their place
+  bool echo_logprobs = false;          // also of the prompt's tokens, which then is computed anew
 };
 struct Sink {  // called on the engine's thread; must not block
   std::function<void(RequestId, std::span<const int32_t>)> tokens;
   std::function<void(RequestId, Stop, const Usage&, const std::string& error)> done;
-  std::function<void(RequestId, int computed, int prompt)> prefill = {};  // after each step of a prompt
+  // Before the first step of a prompt, with what was cached, and after each.
+  std::function<void(RequestId, int computed, int prompt)> prefill = {};
+  // Request::logprobs: of the tokens from position `at` of prompt and answer on. Those of the answer come before they
+  // do, those of the prompt from position 1 on; what the answer does not use of a step may be among them.
+  std::function<void(RequestId, int at, std::span<const TokenLogprobs>)> logprobs = {};
 };
 
 // "dflash" or "mtp".

@@ -79,6 +79,7 @@ class EngineImpl final : public Engine, SessionMemory {
           fmt::format("prompt: its {} tokens need {} of memory for K/V rows, found {}", r.prompt.size(),
                       human_bytes(need * runner_->pool->page_bytes()), human_bytes(all * runner_->pool->page_bytes())),
           "shorten it, or start with more memory for them (--kv-memory)"};
+    if (r.echo_logprobs) r.cache = false;  // every row's logits are needed
     return queue_.add(std::move(r), std::move(sink));
   }
   void cancel(RequestId id) override { queue_.cancel(id); }
@@ -184,6 +185,7 @@ class EngineImpl final : public Engine, SessionMemory {
       w = waiting_.erase(w);
       Job& work = sessions_->at(s).work;
       if (!work.answered) work.usage.cached = cache().len(s), work.started = Clock::now();
+      if (work.no_end.empty() && work.request.min_tokens > 0) work.no_end = no_end(work.request);
       spec_->begin(s);
       if (work.sink.prefill) work.sink.prefill(work.id, cache().len(s), int(sessions_->at(s).tokens.size()));
     }
@@ -218,7 +220,7 @@ class EngineImpl final : public Engine, SessionMemory {
   void bring_up(const Job& w) {
     if (!w.request.cache || tier_.size() == 0) return;
     const int known = sessions_->known(w.tokens, w.request.cache_salt);
-    const SessionImage* image = tier_.find(w.tokens, w.request.cache_salt, known + SessionStore::kWorthASnapshot / 4);
+    const auto image = tier_.find(w.tokens, w.request.cache_salt, known + SessionStore::kWorthASnapshot / 4);
     if (!image) return;
     const SlotId s = sessions_->free_slot();
     if (s < 0) return;
@@ -247,6 +249,17 @@ class EngineImpl final : public Engine, SessionMemory {
       c.pool().from_host(p.at, rows.data() + at, p.bytes), at += p.bytes;
     }
     return at == int64_t(rows.size());
+  }
+  // What is never drawn while an answer may not end.
+  std::vector<int32_t> no_end(const Request& r) const {
+    std::vector<int32_t> ids = r.stop_ids;
+    if (const Tokenizer* t = tokenizer()) {
+      if (!r.ignore_eos) ids.insert(ids.end(), t->eog().begin(), t->eog().end());
+      if (r.suppress_special) ids.insert(ids.end(), t->suppressed().begin(), t->suppressed().end());
+    }
+    std::sort(ids.begin(), ids.end());
+    ids.erase(std::unique(ids.begin(), ids.end()), ids.end());
+    return ids;
   }
 
   // A step needs memory for session s: an idle session goes, else the running one that came last is parked. It waits

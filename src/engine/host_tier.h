@@ -2,6 +2,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <list>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -46,11 +47,11 @@ class HostTier {
   bool holds(std::span<const int32_t> tokens, const std::string& salt);
   // The longest image whose tokens `tokens` begins with, shorter than `tokens` itself; null: none of more than `least`
   // tokens. It stays, and counts as used now.
-  const SessionImage* find(std::span<const int32_t> tokens, const std::string& salt, int least);
+  std::shared_ptr<const SessionImage> find(std::span<const int32_t> tokens, const std::string& salt, int least);
 
  private:
   int64_t most_, bytes_ = 0;
-  std::list<SessionImage> images_;
+  std::list<std::shared_ptr<const SessionImage>> images_;
 };
 
 }  // namespace facet

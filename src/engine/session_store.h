@@ -23,6 +23,8 @@ struct Job {
   std::vector<int32_t> tokens = {};  // prompt and answer, while it waits; while it runs they are its session's
   bool answered = false;             // its first token was drawn
   int64_t need = 0;                  // pages it had when it was parked
+  int echoed = 1;                    // positions of the prompt whose log-probabilities were told, with the first
+  std::vector<int32_t> no_end = {};  // never drawn before Request::min_tokens
   Clock::time_point started = {}, first_token = {};
 };
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "backend/cpu/sampler.h"
+#include "engine/logprobs.h"
 #include "engine/runner.h"
 #include "engine/scheduler.h"
 #include "engine/session_store.h"
@@ -47,6 +48,7 @@ class StepLoop {
         demands.push_back({s, q.decoding ? pending : sessions_.limit(s, pending), q.decoding, q.work.id});
       }
     if (demands.empty()) return false;
+    limit_echoes(demands);
     run(scheduler_.schedule(demands));
     return true;
   }
@@ -89,7 +91,23 @@ class StepLoop {
     else if (!rows.empty() && waited_)  // else it says how long launching took, or what the steps before left
       scheduler_.observe(prompts, seconds(drawn - start));
     waited_ = !rows.empty();
-    settle(run, seconds(drawn - start));
+    settle(run, logits, seconds(drawn - start));
+  }
+
+  static bool echoes(const Session& q) { return !q.decoding && q.work.request.echo_logprobs; }
+
+  // A prompt whose log-probabilities are wanted takes a row of logits for every token: what the other sequences leave
+  // of them, and few enough for row-invariant kernels, so that nothing else in the step changes them.
+  void limit_echoes(std::vector<SeqDemand>& demands) const {
+    int left = cfg_.max_out;
+    for (const SeqDemand& d : demands)
+      left -= d.decoding && spec_.has_drafters() && at(d.id).work.request.draft ? 1 + cfg_.draft.rows() : 1;
+    for (SeqDemand& d : demands)
+      if (echoes(at(d.id))) {
+        const int n = std::min({d.pending, kSmallT, 1 + std::max(0, left)});
+        left -= n - 1;
+        d.pending = n;
+      }
   }
 
   void propose(const std::vector<SeqGrant>& grants) {
@@ -142,7 +160,9 @@ class StepLoop {
     } else {
       runner_.add({.slot = g.id,
                    .token = std::span(q.tokens).subspan(size_t(cache().len(g.id)), size_t(g.n)),
-                   .out = prompt_ends(g) ? Out::kLast : Out::kNone});
+                   .out = echoes(q)        ? Out::kAll
+                          : prompt_ends(g) ? Out::kLast
+                                           : Out::kNone});
     }
   }
 
@@ -156,6 +176,7 @@ class StepLoop {
       const Session& q = at(g.id);
       if (q.work.usage.generated + 1 == q.work.request.max_tokens || int(q.tokens.size()) + 1 >= cfg_.n_ctx)
         return false;
+      if (q.work.request.logprobs >= 0) return false;  // the logits are looked at after the draw
       if (!cache().prepare(g.id, g.n + 1)) return false;
     }
     return true;
@@ -166,6 +187,8 @@ class StepLoop {
     std::vector<SampleRow> rows;
     for (const SeqGrant& g : run) {
       const Session& q = at(g.id);
+      if (echoes(q))  // what is drawn there is not used
+        rows.insert(rows.end(), size_t(g.n - prompt_ends(g)), SampleRow{.sampling = &greedy_});
       if (!q.decoding && !prompt_ends(g)) continue;
       SampleRow row{.sampling = &q.work.request.sampling,
                     .position = int64_t(q.tokens.size()),
@@ -176,6 +199,7 @@ class StepLoop {
       for (int node = 0; node < (q.decoding ? g.n : 1); ++node) {
         row.draft = q.decoding ? spec_.path_to(g.id, node) : std::span<const int32_t>{};
         row.position = int64_t(q.tokens.size() + row.draft.size());
+        if (q.work.usage.generated + int(row.draft.size()) < q.work.request.min_tokens) row.suppressed = q.work.no_end;
         rows.push_back(row);
       }
     }
@@ -184,10 +208,10 @@ class StepLoop {
 
   // Commits what the step leaves of every sequence, hands the features to the drafters, takes the snapshots that are
   // due, then hands the tokens to the requests.
-  void settle(const std::vector<SeqGrant>& run, double step_s) {
+  void settle(const std::vector<SeqGrant>& run, const typename B::Rows& logits, double step_s) {
     const auto start = Clock::now();
     std::vector<Committed> committed;
-    std::vector<std::pair<SlotId, std::vector<int32_t>>> fresh;  // tokens drawn, by slot
+    std::vector<Fresh> fresh;
     int row = 0;
     size_t out = 0;
     for (const SeqGrant& g : run) {
@@ -196,16 +220,28 @@ class StepLoop {
       row += g.n;
       ++q.work.usage.steps;
       if (q.decoding) {
-        auto& tokens = fresh.emplace_back(g.id, std::vector<int32_t>{}).second;
-        c.path = keep(g.id, std::span(drawn_).subspan(out, size_t(g.n)), tokens);
+        Fresh& f = fresh.emplace_back(Fresh{g.id});
+        c.path = keep(g.id, std::span(drawn_).subspan(out, size_t(g.n)), f.tokens);
         c.n = int(c.path.size());
+        if (q.work.request.logprobs >= 0)
+          for (size_t i = 0; i < f.tokens.size(); ++i)
+            f.logprobs.push_back(logprobs_at(logits, int(out) + c.path[i], f.tokens[i], q.work.request.logprobs));
         out += size_t(g.n);
         q.work.usage.verify_s += step_s;
       } else {
         const bool last = prompt_ends(g);
+        if (echoes(q)) {
+          echo(q, cache().len(g.id), g.n, logits, int(out));
+          out += size_t(g.n - last);
+        }
         cache().commit(g.id, g.n);
         if (q.work.sink.prefill) q.work.sink.prefill(q.work.id, cache().len(g.id), int(q.tokens.size()));
-        if (last) fresh.emplace_back(g.id, std::vector<int32_t>{drawn_[out++]});
+        if (last) {
+          Fresh& f = fresh.emplace_back(Fresh{g.id, {drawn_[out]}});
+          if (q.work.request.logprobs >= 0)
+            f.logprobs.push_back(logprobs_at(logits, int(out), f.tokens[0], q.work.request.logprobs));
+          ++out;
+        }
       }
       committed.push_back(c);
     }
@@ -213,10 +249,40 @@ class StepLoop {
     for (const SeqGrant& g : run)
       if (at(g.id).use == Session::Use::kRunning && !at(g.id).decoding) sessions_.snapshot_if_due(g.id);
     const double settled = seconds(Clock::now() - start);
-    for (auto& [s, tokens] : fresh) {
-      if (at(s).decoding) at(s).work.usage.accept_s += settled;
-      take(s, tokens);
+    for (const Fresh& f : fresh) {
+      Job& w = at(f.slot).work;
+      if (at(f.slot).decoding) w.usage.accept_s += settled;
+      if (!f.logprobs.empty() && w.sink.logprobs && w.request.max_tokens != 0)
+        w.sink.logprobs(w.id, int(at(f.slot).tokens.size()), f.logprobs);
+      take(f.slot, f.tokens);
     }
+  }
+
+  // Tokens that a step drew for a session.
+  struct Fresh {
+    SlotId slot;
+    std::vector<int32_t> tokens = {};
+    std::vector<TokenLogprobs> logprobs = {};  // theirs, if they are wanted
+  };
+
+  TokenLogprobs logprobs_at(const typename B::Rows& logits, int row, int32_t id, int k) {
+    if constexpr (requires { logits.row(0); })
+      return logprobs_of({logits.row(row), size_t(n_vocab_)}, id, k);
+    else
+      return logprobs_of(runner_.b.to_host(logits.rows_at(row, 1)), id, k);
+  }
+
+  // n rows of logits, from `row` on, are those of the prompt's tokens from position `from` on.
+  void echo(Session& q, int from, int n, const typename B::Rows& logits, int row) {
+    Job& w = q.work;
+    std::vector<TokenLogprobs> told;
+    const int end = std::min(from + n + 1, int(w.request.prompt.size()));
+    const int first = std::max(from + 1, w.echoed);  // it may have been told before the request was parked
+    for (int p = first; p < end; ++p)
+      told.push_back(logprobs_at(logits, row + p - 1 - from, q.tokens[size_t(p)], w.request.logprobs));
+    if (told.empty()) return;
+    w.echoed = end;
+    if (w.sink.logprobs) w.sink.logprobs(w.id, first, told);
   }
 
   // Accepts and commits drafts of a session given the target's tokens after each node. Fills the tokens that the answer
@@ -269,7 +335,7 @@ class StepLoop {
         error =
             "logits hold no finite number; the model file or a kernel is broken (run with --backend ref to tell which)",
         why = Stop::kError;
-      else if (tokenizer_ && tokenizer_->is_eog(id) && !w.request.ignore_eos)
+      else if ((tokenizer_ && tokenizer_->is_eog(id) && !w.request.ignore_eos) || is_stop(w.request, id))
         why = Stop::kEos;
       if (why) break;
       q.tokens.push_back(id);
@@ -279,9 +345,15 @@ class StepLoop {
       else if (int(q.tokens.size()) >= cfg_.n_ctx)
         why = Stop::kContext;
     }
+    // A draft may go on behind a token of stop_ids; its rows were kept.
+    for (size_t i = n; why == Stop::kEos && i + 1 < drawn.size(); ++i) q.tokens.push_back(drawn[i]);
     if (!prompt_done) w.usage.decoded += int(n) + (why == Stop::kEos);
     if (n > 0 && w.sink.tokens) w.sink.tokens(w.id, drawn.first(n));
     if (why) hooks_.finish(s, *why, error);
+  }
+
+  static bool is_stop(const Request& r, int32_t id) {
+    return std::find(r.stop_ids.begin(), r.stop_ids.end(), id) != r.stop_ids.end();
   }
 
   Runner<B>& runner_;
@@ -292,6 +364,7 @@ class StepLoop {
   int n_vocab_;
   StepHooks hooks_;
   Scheduler scheduler_;
+  const Sampling greedy_{.temperature = 0};
   std::vector<int32_t> drawn_;  // by row of the step's logits
   bool waited_ = true;          // the host waited for the last step
 };

@@ -33,12 +33,12 @@ class AnthropicWriter final : public AnswerWriter {
   explicit AnthropicWriter(ApiAnswer a) : a_(std::move(a)) {}
   const char* keep_alive() const override { return "event: ping\ndata: {\"type\":\"ping\"}\n\n"; }
 
-  std::string begin(int prompt_tokens) override {
+  std::string begin(int prompt_tokens, int cached) override {
     Json m = head();
     m["content"] = Json::array();
     m["stop_reason"] = nullptr;
     m["stop_sequence"] = nullptr;
-    m["usage"] = usage_of(prompt_tokens, 0, 0);  // what was cached is known at the end
+    m["usage"] = usage_of(prompt_tokens, cached, 0);
     return event("message_start", {{"type", "message_start"}, {"message", std::move(m)}});
   }
 

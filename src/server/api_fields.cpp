@@ -31,8 +31,6 @@ constexpr Refused kRefused[] = {
     {"guided_grammar", ""},
     {"bad_words", "[]"},
     {"allowed_token_ids", ""},
-    {"min_tokens", "0"},
-    {"stop_token_ids", "[]"},
     {"include_stop_str_in_output", "false"},
     {"skip_special_tokens", "true"},
     {"n_indent", "0"},

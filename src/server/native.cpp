@@ -36,7 +36,7 @@ class NativeWriter final : public AnswerWriter {
  public:
   NativeWriter(ApiAnswer a, WriterContext c) : a_(std::move(a)), c_(std::move(c)) {}
 
-  std::string begin(int prompt_tokens) override {
+  std::string begin(int prompt_tokens, int) override {
     prompt_tokens_ = prompt_tokens;
     return "";
   }

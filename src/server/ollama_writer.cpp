@@ -24,7 +24,7 @@ class OllamaWriter final : public AnswerWriter {
   explicit OllamaWriter(ApiAnswer a) : a_(std::move(a)) {}
   const char* stream_type() const override { return "application/x-ndjson"; }
   const char* keep_alive() const override { return ""; }  // a line of nothing would be no JSON
-  std::string begin(int) override { return ""; }
+  std::string begin(int, int) override { return ""; }
 
   std::string piece(const AnswerPiece& p) override {
     ParsedMessage m;

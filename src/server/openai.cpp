@@ -74,10 +74,18 @@ class BiasReader {
 };
 
 // Fields of OpenAI's and of llama-server that change nothing here.
-constexpr const char* kUnused[] = {"user",         "metadata",          "store",    "service_tier",
-                                   "cache_prompt", "prompt_cache_key",  "id_slot",  "prompt_cache_retention",
-                                   "cache_salt",   "safety_identifier", "priority", "verbosity",
-                                   "prediction",   "request_id"};
+constexpr const char* kUnused[] = {"user",
+                                   "metadata",
+                                   "store",
+                                   "service_tier",
+                                   "prompt_cache_key",
+                                   "id_slot",
+                                   "prompt_cache_retention",
+                                   "safety_identifier",
+                                   "priority",
+                                   "verbosity",
+                                   "prediction",
+                                   "request_id"};
 
 // One limit under three names.
 void read_max_tokens(Fields& f, ApiRequest& r) {
@@ -86,12 +94,67 @@ void read_max_tokens(Fields& f, ApiRequest& r) {
     const Json* v = f.get(key);
     if (!v) continue;
     const auto n = Fields::whole(*v, -1, kMaxTokens);
-    if (!n || *n == 0)
+    if (!n || (*n == 0 && r.kind != ApiKind::kCompletion))  // of a completion: its prompt is computed
       return f.fail(key, fmt::format("expected an integer in [1, {}], or -1 for no limit", kMaxTokens), v);
     if (given && *n != r.max_tokens) return f.fail(key, fmt::format("expected the same value as {}", given), v);
     r.max_tokens = int(*n);
     given = key;
   }
+}
+
+// Choices of a prompt; each is a sequence of the engine.
+void read_choices(Fields& f, ApiRequest& r, const ApiDefaults& d) {
+  if (r.kind == ApiKind::kNative) return f.only("n", "1", 1);
+  f.integer("n", 1, d.n_seq, r.n);
+  r.best_of = r.n;
+  if (r.kind != ApiKind::kCompletion) return;
+  f.integer("best_of", 1, d.n_seq, r.best_of);
+  if (r.best_of < r.n) f.fail(Error{"best_of", fmt::format("expected at least n, {}, found {}", r.n, r.best_of), ""});
+  if (r.stream && r.best_of > r.n)
+    f.fail(Error{"best_of", "expected n in a stream", "which one is the best is known at the end"});
+}
+
+void read_ends(Fields& f, ApiRequest& r, const ApiDefaults& d) {
+  f.integer("min_tokens", 0, kMaxTokens, r.min_tokens);
+  const Json* v = f.get("stop_token_ids");
+  if (!v) return;
+  if (!v->is_array() || v->size() > kMaxStops)
+    return f.fail("stop_token_ids", fmt::format("expected an array of at most {} token ids", kMaxStops), v);
+  for (size_t i = 0; i < v->size(); ++i) {
+    const auto id = Fields::whole((*v)[i], 0, d.n_vocab - 1);
+    if (!id)
+      return f.fail(fmt::format("stop_token_ids[{}]", i), fmt::format("expected a token id in [0, {})", d.n_vocab),
+                    &(*v)[i]);
+    r.stop_ids.push_back(int32_t(*id));
+  }
+}
+
+// Drafts change no text: a client can do without them, and that is all.
+void read_draft(Fields& f, ApiRequest& r) {
+  if (const Json* v = f.get("draft")) {
+    if (*v != "none" && *v != "auto") return f.fail("draft", "expected \"none\" or \"auto\"", v);
+    r.draft = *v == "auto";
+  }
+  int most = -1;
+  f.integer("speculative.n_max", 0, kMaxTokens, most);
+  if (most == 0) r.draft = false;
+}
+
+void read_logprobs(Fields& f, ApiRequest& r) {
+  if (r.kind == ApiKind::kNative) return f.only("echo", "false", false);
+  if (r.kind == ApiKind::kCompletion) {
+    f.boolean("echo", r.echo);
+    f.integer("logprobs", 0, kMaxLogprobs, r.logprobs);
+    if (!r.echo && r.max_tokens == 0)
+      f.fail(Error{"max_tokens", "expected 0 only with echo: true", "nothing would be answered"});
+    return;
+  }
+  bool wanted = false;
+  int top = 0;
+  f.boolean("logprobs", wanted);
+  f.integer("top_logprobs", 0, kMaxLogprobs, top);
+  if (top > 0 && !wanted) return f.fail(Error{"top_logprobs", "expected only with logprobs: true", ""});
+  if (wanted) r.logprobs = top;
 }
 
 void read_common(Fields& f, ApiRequest& r, const ApiDefaults& d) {
@@ -112,7 +175,14 @@ void read_common(Fields& f, ApiRequest& r, const ApiDefaults& d) {
   read_stop(f, r, "stop");
   f.boolean("ignore_eos", r.ignore_eos);
 
-  f.only("n", "1", 1);
+  read_choices(f, r, d);
+  read_ends(f, r, d);
+  f.boolean("cache_prompt", r.cache);
+  f.string("cache_salt", r.cache_salt);
+  if (r.cache_salt.size() > kMaxSaltBytes)
+    f.fail(Error{"cache_salt", fmt::format("expected at most {} bytes, found {}", kMaxSaltBytes, r.cache_salt.size()),
+                 ""});
+  read_draft(f, r);
   if (const Json* v = f.get("response_format");
       v && !(v->is_object() && v->size() == 1 && v->value("type", Json()) == "text"))
     f.fail("response_format", "expected {\"type\":\"text\"}", v, "not supported");
@@ -191,28 +261,41 @@ void read_native(Fields& f, ApiRequest& r) {
 }
 
 // Text, ids, or both in turn, as llama-server takes them: [2, "some text", 7].
-void read_prompt(Fields& f, ApiRequest& r, int n_vocab) {
-  const Json* v = f.get("prompt");
-  if (v && v->is_array() && v->size() == 1 && ((*v)[0].is_string() || (*v)[0].is_array())) v = &(*v)[0];
-  if (v && v->is_string()) return void(r.prompt.emplace_back(v->get<std::string>()));
-  constexpr const char* kOne = "one prompt a request";
-  if (!v || !v->is_array() || v->empty())
-    return f.fail("prompt", "expected a string or an array of token ids", v, kOne);
+void read_one_prompt(Fields& f, const Json* v, const std::string& where, int n_vocab, std::vector<PromptPart>& out) {
+  if (v && v->is_string()) return void(out.emplace_back(v->get<std::string>()));
+  if (!v || !v->is_array() || v->empty()) return f.fail(where, "expected a string or an array of token ids", v);
   bool ids = false;
   for (size_t i = 0; i < v->size(); ++i) {
     const Json& item = (*v)[i];
     if (item.is_string() && (ids || (i + 1 < v->size() && !(*v)[i + 1].is_string()))) {
-      r.prompt.emplace_back(item.get<std::string>());
+      out.emplace_back(item.get<std::string>());
       ids = true;  // texts that follow belong to this prompt
       continue;
     }
     const auto id = Fields::whole(item, 0, n_vocab - 1);
     if (!id)
-      return f.fail(fmt::format("prompt[{}]", i), fmt::format("expected a token id in [0, {})", n_vocab), &item, kOne);
+      return f.fail(fmt::format("{}[{}]", where, i), fmt::format("expected a token id in [0, {})", n_vocab), &item);
     ids = true;
-    if (r.prompt.empty() || r.prompt.back().index() == 0) r.prompt.emplace_back(std::vector<int32_t>{});
-    std::get<1>(r.prompt.back()).push_back(int32_t(*id));
+    if (out.empty() || out.back().index() == 0) out.emplace_back(std::vector<int32_t>{});
+    std::get<1>(out.back()).push_back(int32_t(*id));
   }
+}
+
+// One prompt, or an array of several: of texts, or of arrays.
+void read_prompt(Fields& f, ApiRequest& r, int n_vocab) {
+  const Json* v = f.get("prompt");
+  if (v && v->is_array() && v->size() == 1 && ((*v)[0].is_string() || (*v)[0].is_array())) v = &(*v)[0];
+  const auto all = [&](auto is) { return std::all_of(v->begin(), v->end(), is); };
+  if (!v || !v->is_array() || v->size() < 2 ||
+      !(all([](const Json& p) { return p.is_string(); }) || all([](const Json& p) { return p.is_array(); })))
+    return read_one_prompt(f, v, "prompt", n_vocab, r.prompt);
+  if (r.kind != ApiKind::kCompletion)
+    return f.fail("prompt", "expected one prompt", v, "/v1/completions takes several");
+  if (v->size() > kMaxPrompts)
+    return f.fail(Error{"prompt", fmt::format("expected at most {} prompts, found {}", kMaxPrompts, v->size()), ""});
+  for (size_t i = 0; i < v->size(); ++i)
+    read_one_prompt(f, &(*v)[i], fmt::format("prompt[{}]", i), n_vocab,
+                    i == 0 ? r.prompt : r.more_prompts.emplace_back());
 }
 
 void read_continuation(Fields& f, ApiRequest& r) {
@@ -307,21 +390,17 @@ Result<ApiRequest> parse_api_request(ApiKind kind, const Json& body, const ApiDe
     return Error{"", fmt::format("expected a JSON object as the body, found {}", body.type_name()), ""};
   Fields f(body, d.strict);
   read_common(f, r, d);
+  read_logprobs(f, r);
   if (kind == ApiKind::kChat) {
     read_messages(f, r);
     read_tools(f, r);
     read_thinking(f, r, d);
     read_continuation(f, r);
-    f.only("logprobs", "false", false);
-    f.only("top_logprobs", "0", 0);
     if (const Json* v = f.get("modalities"); v && *v != Json::array({"text"}))
       f.fail("modalities", "expected [\"text\"]", v, "not supported");
   } else {
     read_prompt(f, r, d.n_vocab);
-    f.only("echo", "false", false);
-    f.only("best_of", "1", 1);
     f.only("suffix", "null or \"\"", "");
-    if (kind == ApiKind::kCompletion) f.only("logprobs", "null", nullptr);
     if (kind == ApiKind::kNative) read_native(f, r);
   }
   if (auto ok = f.done(); !ok) return ok.error();

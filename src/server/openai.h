@@ -23,6 +23,7 @@ struct ApiDefaults {
   int max_tokens = -1;
   bool thinking = false;
   int n_vocab = 0;
+  int n_seq = 1;                                                        // choices of a prompt at most
   bool strict = false;                                                  // every unknown field is refused
   std::function<std::vector<int32_t>(std::string_view)> tokenize = {};  // for a logit_bias that names text
 };
@@ -40,10 +41,18 @@ struct ApiRequest {
   std::vector<Message> messages = {};  // of a chat
   std::vector<Json> tools = {};        // none with tool_choice "none"
   bool thinking = false, preserve_thinking = false;
-  bool one_call = false;                // the answer ends with its first tool call
-  bool add_generation_prompt = true;    // begin the model's turn
-  bool continue_last = false;           // the last message is the beginning of the answer
-  std::vector<PromptPart> prompt = {};  // of a completion
+  bool one_call = false;                                   // the answer ends with its first tool call
+  bool add_generation_prompt = true;                       // begin the model's turn
+  bool continue_last = false;                              // the last message is the beginning of the answer
+  std::vector<PromptPart> prompt = {};                     // of a completion
+  std::vector<std::vector<PromptPart>> more_prompts = {};  // of kCompletion: each has choices of its own
+  int n = 1, best_of = 1;                                  // choices of a prompt; best_of: computed
+  int logprobs = -1;                                       // as Request::logprobs
+  bool echo = false;                                       // of kCompletion: the answer begins with the prompt
+  int min_tokens = 0;
+  std::vector<int32_t> stop_ids = {};
+  bool cache = true, draft = true;
+  std::string cache_salt = {};
   bool stream = false, include_usage = false, ignore_eos = false;
   bool continuous_usage = false;                  // usage with every chunk
   bool timings_per_token = false;                 // timings with every chunk
@@ -65,7 +74,8 @@ Result<ApiRequest> parse_api_request(ApiKind kind, const Json& body, const ApiDe
 Status settle_continuation(ApiRequest& request, bool said);
 
 inline constexpr size_t kMaxMessages = 1024, kMaxTools = 256, kMaxStops = 16, kMaxStopBytes = 256, kMaxBias = 1024;
-inline constexpr int kMaxTokens = 1 << 24;
+inline constexpr size_t kMaxPrompts = 64, kMaxSaltBytes = 256;
+inline constexpr int kMaxTokens = 1 << 24, kMaxLogprobs = 20;
 
 class Fields;
 // Parts of a request that several dialects share.
@@ -79,6 +89,7 @@ struct ApiAnswer {
   std::string model = {};
   int64_t created = 0;           // seconds of Unix time
   std::string fingerprint = {};  // of the program; left out if empty
+  int index = 0;                 // of the choice
 };
 
 const char* finish_reason(Stop why, bool stop_string, bool tool_calls);

@@ -1,9 +1,11 @@
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "server/openai.h"
 #include "server/writers.h"
+#include "tokenizer/utf8.h"
 
 namespace facet {
 namespace {
@@ -19,7 +21,8 @@ Json envelope(const ApiAnswer& a, bool chunk) {
 
 Json with_choice(const ApiAnswer& a, bool chunk, const char* key, Json value, Json finish) {
   Json j = envelope(a, chunk);
-  Json choice = {{"index", 0}, {key, std::move(value)}, {"logprobs", nullptr}, {"finish_reason", std::move(finish)}};
+  Json choice = {
+      {"index", a.index}, {key, std::move(value)}, {"logprobs", nullptr}, {"finish_reason", std::move(finish)}};
   j["choices"] = Json::array({std::move(choice)});
   return j;
 }
@@ -28,6 +31,52 @@ Json call_json(const ApiAnswer& a, const ParsedCall& c) {
   return {{"id", call_id("call_", a, c)},
           {"type", "function"},
           {"function", {{"name", c.name}, {"arguments", c.arguments}}}};
+}
+
+// Text as JSON can have it. A part of a UTF-8 sequence is shown in OpenAI's way, so that two of them stay two.
+std::string token_name(const std::string& bytes) {
+  if (utf8_sanitize(bytes) == bytes) return bytes;
+  std::string s = "bytes:";
+  for (const char c : bytes) s += fmt::format("\\x{:02x}", uint8_t(c));
+  return s;
+}
+
+Json token_json(const std::string& bytes, float logprob) {
+  return {
+      {"token", token_name(bytes)}, {"logprob", logprob}, {"bytes", std::vector<uint8_t>(bytes.begin(), bytes.end())}};
+}
+
+Json chat_logprobs(const std::vector<LoggedToken>& tokens) {
+  Json content = Json::array();
+  for (const LoggedToken& t : tokens) {
+    Json j = token_json(t.text, t.logprob.value_or(0));
+    Json& top = j["top_logprobs"] = Json::array();
+    for (const auto& [text, logprob] : t.top) top.push_back(token_json(text, logprob));
+    content.push_back(std::move(j));
+  }
+  return {{"content", std::move(content)}, {"refusal", nullptr}};
+}
+
+// offset: characters before the tokens; moves behind them.
+Json completion_logprobs(const std::vector<LoggedToken>& tokens, int& offset) {
+  Json names = Json::array(), own = Json::array(), top = Json::array(), at = Json::array();
+  for (const LoggedToken& t : tokens) {
+    names.push_back(token_name(t.text));
+    own.push_back(t.logprob ? Json(*t.logprob) : Json());
+    Json best = Json();
+    if (t.logprob) {
+      best = Json::object();
+      for (const auto& [text, logprob] : t.top)
+        if (const std::string name = token_name(text); !best.contains(name)) best[name] = logprob;
+    }
+    top.push_back(std::move(best));
+    at.push_back(offset);
+    offset += int(std::count_if(t.text.begin(), t.text.end(), [](char c) { return (uint8_t(c) & 0xC0) != 0x80; }));
+  }
+  return {{"tokens", std::move(names)},
+          {"token_logprobs", std::move(own)},
+          {"top_logprobs", std::move(top)},
+          {"text_offset", std::move(at)}};
 }
 
 double ms(double seconds) { return std::round(seconds * 1e6) / 1e3; }
@@ -142,35 +191,55 @@ class OpenAiWriter final : public AnswerWriter {
       : a_(std::move(a)),
         include_usage_(r.include_usage),
         continuous_(r.continuous_usage),
-        timings_(r.timings_per_token) {}
-  std::string begin(int) override { return a_.kind == ApiKind::kChat ? sse(chunk_role(a_)) : ""; }
+        timings_(r.timings_per_token),
+        logprobs_(r.logprobs >= 0) {}
+  std::string begin(int, int) override { return a_.kind == ApiKind::kChat ? sse(chunk_role(a_)) : ""; }
   std::string progress(const Json& p) override { return sse(chunk_progress(a_, p)); }
   std::string piece(const AnswerPiece& p) override {
     Json j = chunk_event(a_, p.event, calls_);
     calls_ += p.event.kind == ParseEvent::Kind::kToolCall;
+    add_logprobs(j, p.logprobs);
     if (continuous_) j["usage"] = usage_json(p.usage);
     if (timings_) j["timings"] = timings_json(p.usage);
     return sse(j);
   }
   std::string end(const AnswerEnd& e) override {
     Json j = chunk_finish(a_, finish_reason(e.why, e.stopped, calls_ > 0), e.usage);
+    if (!e.logprobs.empty()) add_logprobs(j, e.logprobs);
     if (continuous_) j["usage"] = usage_json(e.usage);
-    std::string out = sse(j);
-    if (include_usage_) out += sse(chunk_usage(a_, e.usage));
-    return out.append(kSseDone);
+    return sse(j);
+  }
+  std::string close(const Usage& total) override {
+    return (include_usage_ ? sse(chunk_usage(a_, total)) : "").append(kSseDone);
   }
   std::string error(const ApiError& e) override { return sse(error_json(Dialect::kOpenAi, e)); }
   Json whole(const ParsedMessage& m, const std::vector<int32_t>&, const AnswerEnd& e) override {
-    return api_response(a_, m, finish_reason(e.why, e.stopped, !m.tool_calls.empty()), e.usage);
+    Json j = api_response(a_, m, finish_reason(e.why, e.stopped, !m.tool_calls.empty()), e.usage);
+    add_logprobs(j, e.logprobs);
+    return j;
   }
 
  private:
+  void add_logprobs(Json& j, const std::vector<LoggedToken>& tokens) {
+    if (!logprobs_) return;
+    j["choices"][0]["logprobs"] =
+        a_.kind == ApiKind::kCompletion ? completion_logprobs(tokens, offset_) : chat_logprobs(tokens);
+  }
+
   ApiAnswer a_;
-  bool include_usage_, continuous_, timings_;
-  int calls_ = 0;
+  bool include_usage_, continuous_, timings_, logprobs_;
+  int calls_ = 0, offset_ = 0;
 };
 
 }  // namespace
+
+Json join_choices(std::vector<Json> choices, const Usage& total) {
+  Json j = std::move(choices.front());
+  for (size_t i = 1; i < choices.size(); ++i) j["choices"].push_back(std::move(choices[i]["choices"][0]));
+  for (size_t i = 0; i < choices.size(); ++i) j["choices"][i]["index"] = i;
+  j["usage"] = usage_json(total);
+  return j;
+}
 
 std::unique_ptr<AnswerWriter> make_openai_writer(ApiAnswer a, const ApiRequest& r) {
   return std::make_unique<OpenAiWriter>(std::move(a), r);

@@ -51,7 +51,12 @@ struct Generation {
   Clock::time_point start = Clock::now(), first = {};
   int n = 0;                         // tokens up to the stop string
   bool stopped = false;              // by a stop string
+  bool logged = false;               // log-probabilities are told
+  int cached = -1;                   // of the prompt; -1: not known yet
   std::vector<int32_t> tokens = {};  // that no piece has told of yet
+  std::string echo = {};             // the prompt's text, where the answer begins with it; until that was told
+  std::vector<LoggedToken> logprobs = {}, fresh = {};  // of `tokens` and the echo; of tokens that are about to come
+  double sum_logprobs = 0;
 
   Usage so_far() const {
     Usage u{.prompt = prompt, .generated = n};
@@ -61,17 +66,35 @@ struct Generation {
   }
 };
 
-// What the server's thread keeps of it.
-struct Job {
+// What several choices share.
+struct Answer {
   std::unique_ptr<HttpReply> reply;
+  std::vector<RequestId> ids = {};
+  size_t open = 0;  // choices that are not complete
+  int n = 1, best_of = 1;
+  bool stream = false;
+  const char* gone = nullptr;  // why nobody waits for the answer any more
+  struct Choice {
+    Json json = {};
+    double score = 0;  // mean log-probability of its tokens
+  };
+  std::vector<Choice> choices = {};  // unless it is a stream
+  Usage total = {};
+};
+
+// What the server's thread keeps of a choice.
+struct Job {
+  std::shared_ptr<Answer> answer;
+  int index = 0;
   std::unique_ptr<AnswerWriter> writer;
   ApiKind kind = ApiKind::kChat;
   ParsedMessage message;
   std::vector<int32_t> tokens;  // of the answer, where it repeats them
+  std::vector<LoggedToken> logprobs;
   bool stream = false, return_tokens = false;
+  bool begun = true;  // a stream's first words were written
   uint64_t seed = 0;
-  std::string key;             // name of the client's
-  const char* gone = nullptr;  // why nobody waits for the answer any more
+  std::string key;  // name of the client's
 };
 
 // A request whose body is being read.
@@ -83,8 +106,9 @@ struct Arrival {
   std::optional<ApiError> error = {};
   std::optional<Json> answer = {};  // of what needs no model
   ApiRequest request = {};
-  std::vector<int32_t> ids = {};
+  std::vector<std::vector<int32_t>> ids = {};  // of each prompt
   bool in_thought = false;
+  bool chat = false, no_tools = false;
 };
 
 class ServiceImpl final : public Service, public HttpHandler {
@@ -99,6 +123,7 @@ class ServiceImpl final : public Service, public HttpHandler {
     seeds_.seed((uint64_t(random()) << 32) | random());
     access_.origins = c_.cors_origins;
     access_.page = c_.webui;
+    c_.defaults.n_seq = engine_.config().max_seq;
     c_.defaults.tokenize = [&t](std::string_view text) { return t.encode(text, false, false); };
     info_ = {.model = c_.model,
              .file = c_.model_file,
@@ -292,7 +317,14 @@ class ServiceImpl final : public Service, public HttpHandler {
 
   void read_prompt(Arrival& a) const {
     const int n_ctx = engine_.config().n_ctx;
-    auto ids = prompt(a.request, a.in_thought);
+    read_prompt(a, prompt(a.request, a.in_thought), n_ctx);
+    for (std::vector<PromptPart>& p : std::exchange(a.request.more_prompts, {})) {
+      if (a.error) return;
+      a.request.prompt = std::move(p);
+      read_prompt(a, prompt(a.request, a.in_thought), n_ctx);
+    }
+  }
+  void read_prompt(Arrival& a, Result<std::vector<int32_t>> ids, int n_ctx) const {
     if (!ids) return void(a.error = api_error(ids.error()));
     if (ids->size() >= size_t(n_ctx))
       a.error = {
@@ -305,13 +337,15 @@ class ServiceImpl final : public Service, public HttpHandler {
           .n_ctx = size_t(n_ctx)};
     else if (a.route->target == Target::kCountTokens)
       a.answer = Json{{"input_tokens", ids->size()}};
-    a.ids = std::move(*ids);
+    a.ids.push_back(std::move(*ids));
   }
 
   // What the answer's writer repeats of the request.
   WriterContext context_of(Arrival& a) const {
+    a.chat = a.request.chat();
+    a.no_tools = a.request.tools.empty();
     WriterContext w{.request = {}, .prompt = {}, .n_ctx = engine_.config().n_ctx};
-    if (a.request.kind == ApiKind::kNative) w.prompt = engine_.tokenizer()->decode(a.ids, /*show_special=*/true);
+    if (a.request.kind == ApiKind::kNative) w.prompt = engine_.tokenizer()->decode(a.ids[0], /*show_special=*/true);
     a.request.messages.clear();
     a.request.tools.clear();
     a.request.prompt.clear();
@@ -321,77 +355,160 @@ class ServiceImpl final : public Service, public HttpHandler {
 
   std::optional<ApiError> generate(Arrival& a) {
     ApiRequest& request = a.request;
-    const bool chat = request.chat();
+    const size_t n = a.ids.size() * size_t(request.best_of), most = size_t(engine_.config().max_seq + c_.queue);
+    if (n > most)
+      return ApiError{.message = fmt::format("{} prompts with {} choices each: expected at most {} together",
+                                             a.ids.size(), request.best_of, most),
+                      .param = "prompt"};
+    if (n > 1 && jobs_.size() + n > most)
+      return ApiError{.status = 503, .message = "the queue is full", .param = "", .code = "queue_full"};
     if (!request.seed_given) request.sampling.seed = seeds_() >> 1;
-    const bool without_tools = chat && request.tools.empty();
-    WriterContext context = context_of(a);
+    const WriterContext context = context_of(a);
     // A client without tools has no use for a call: the token that begins one is never drawn.
-    if (without_tools) request.sampling.logit_bias.emplace_back(engine_.tokenizer()->special().tool_call_open, -1e9f);
+    if (a.chat && a.no_tools)
+      request.sampling.logit_bias.emplace_back(engine_.tokenizer()->special().tool_call_open, -1e9f);
+    const ApiAnswer head{.kind = request.kind,
+                         .id = answer_id(request.kind, seeds_()),
+                         .model = c_.model,
+                         .created = now(),
+                         .fingerprint = "b" FACET_VERSION "-facet"};
+    auto answer = std::make_shared<Answer>();
+    answer->open = n, answer->n = request.n, answer->best_of = request.best_of, answer->stream = request.stream;
+    if (!request.stream) answer->choices.resize(n);
+    a.reply->on_gone = [this, p = std::weak_ptr(answer)](const char* why) {
+      const auto gone = p.lock();
+      if (!gone) return;
+      gone->gone = why;
+      gone->reply = nullptr;
+      for (const RequestId id : gone->ids)
+        if (jobs_.count(id)) engine_.cancel(id);
+    };
+    answer->reply = std::move(a.reply);
+    for (size_t i = 0; i < n; ++i) {
+      auto e = submit(a, int(i), head, context, answer);
+      if (!e) continue;
+      for (const RequestId id : answer->ids) engine_.cancel(id), jobs_.erase(id);
+      a.reply = std::move(answer->reply);
+      return e;
+    }
+    return std::nullopt;
+  }
 
+  // One choice: a request of the engine's.
+  std::optional<ApiError> submit(Arrival& a, int index, ApiAnswer head, const WriterContext& context,
+                                 const std::shared_ptr<Answer>& answer) {
+    const ApiRequest& request = a.request;
+    const std::vector<int32_t>& ids = a.ids[size_t(index / request.best_of)];
+    head.index = index;
     Job job;
-    job.writer = make_writer({.kind = request.kind,
-                              .id = answer_id(request.kind, seeds_()),
-                              .model = c_.model,
-                              .created = now(),
-                              .fingerprint = "b" FACET_VERSION "-facet"},
-                             std::move(context));
+    job.answer = answer;
+    job.index = index;
+    job.writer = make_writer(std::move(head), context);
     job.kind = request.kind;
     job.stream = request.stream;
     job.return_tokens = request.return_tokens;
-    job.seed = request.sampling.seed;
-    job.key = std::move(a.key);
+    job.seed = request.sampling.seed + uint64_t(index % request.best_of);
+    job.key = a.key;
     // shared_ptr: std::function copies what it holds.
-    auto g = std::make_shared<Generation>(Generation{
-        StreamDecoder(*engine_.tokenizer()),
-        AnswerText(chat, {.in_thought = a.in_thought}, std::move(request.stop), request.one_call), int(a.ids.size())});
+    auto g = std::make_shared<Generation>(
+        Generation{StreamDecoder(*engine_.tokenizer()),
+                   AnswerText(a.chat, {.in_thought = a.in_thought}, request.stop, request.one_call), int(ids.size())});
+    if (request.echo) g->echo = engine_.tokenizer()->decode(ids, /*show_special=*/false);
     Sink sink{.tokens = [this, g](RequestId id, std::span<const int32_t> t) { on_tokens(*g, id, t); },
               .done = [this, g](RequestId id, Stop why, const Usage& u,
                                 const std::string& error) { on_done(*g, id, why, u, error); }};
-    if (request.stream && request.return_progress)
-      sink.prefill = [this, g](RequestId id, int computed, int all) { on_prefill(*g, id, computed, all); };
-    auto id = engine_.submit({.prompt = std::move(a.ids),
+    const bool progress = request.stream && request.return_progress;
+    // Anthropic's stream begins with what was cached.
+    job.begun = request.kind != ApiKind::kMessages;
+    if (progress || (request.stream && !job.begun))
+      sink.prefill = [this, g, progress](RequestId id, int computed, int all) {
+        on_prefill(*g, id, computed, all, progress);
+      };
+    const bool logged = request.logprobs >= 0;
+    if (logged && request.echo) g->logprobs.push_back({.text = logged_text(ids[0])});
+    if (logged || request.best_of > request.n)
+      sink.logprobs = [this, g, logged](RequestId, int at, std::span<const TokenLogprobs> l) {
+        on_logprobs(*g, at, l, logged);
+      };
+    const int k = sink.logprobs ? std::max(0, request.logprobs) : -1;
+    Sampling sampling = request.sampling;
+    sampling.seed = job.seed;
+    auto id = engine_.submit({.prompt = ids,
                               .max_tokens = request.max_tokens,
-                              .sampling = std::move(request.sampling),
-                              .ignore_eos = request.ignore_eos},
+                              .sampling = std::move(sampling),
+                              .ignore_eos = request.ignore_eos,
+                              .draft = request.draft,
+                              .cache = request.cache,
+                              .cache_salt = request.cache_salt,
+                              .min_tokens = request.min_tokens,
+                              .stop_ids = request.stop_ids,
+                              .logprobs = k,
+                              .echo_logprobs = logged && request.echo},
                              std::move(sink));
     if (!id) return api_error(id.error());
-
-    a.reply->on_gone = [this, id = *id](const char* why) {
-      const auto at = jobs_.find(id);
-      if (at == jobs_.end()) return;
-      at->second.gone = why;
-      at->second.reply = nullptr;
-      engine_.cancel(id);
-    };
-    job.reply = std::move(a.reply);
-    const std::string begin = job.writer->begin(g->prompt);
     if (job.stream) {
-      job.reply->begin(job.writer->stream_type(), job.writer->keep_alive());
-      job.reply->write(begin);
+      if (index == 0) answer->reply->begin(job.writer->stream_type(), job.writer->keep_alive());
+      if (job.begun) answer->reply->write(job.writer->begin(g->prompt, 0));
     }
+    answer->ids.push_back(*id);
     jobs_.emplace(*id, std::move(job));
     return std::nullopt;
   }
 
   // --- on the engine's thread
 
-  void on_prefill(Generation& g, RequestId id, int computed, int all) {
-    Json p = {{"total", all}, {"processed", computed}, {"time_ms", int64_t(seconds(Clock::now() - g.start) * 1e3)}};
-    http_->post([this, id, p = std::move(p)] {
+  void on_prefill(Generation& g, RequestId id, int computed, int all, bool progress) {
+    if (g.cached < 0) g.cached = computed;  // the first time
+    Json p = {{"total", all},
+              {"cache", g.cached},
+              {"processed", computed},
+              {"time_ms", int64_t(seconds(Clock::now() - g.start) * 1e3)}};
+    http_->post([this, id, progress, prompt = g.prompt, cached = g.cached, p = std::move(p)] {
       const auto at = jobs_.find(id);
-      if (at != jobs_.end() && at->second.reply) at->second.reply->write(at->second.writer->progress(p));
+      if (at == jobs_.end() || !at->second.answer->reply) return;
+      Job& job = at->second;
+      begin(job, prompt, cached);
+      if (progress) job.answer->reply->write(job.writer->progress(p));
     });
+  }
+
+  std::string logged_text(int32_t id) const {
+    const Tokenizer& t = *engine_.tokenizer();
+    return t.is_special(id) ? t.text(id) : std::string(t.piece(id));
+  }
+
+  void on_logprobs(Generation& g, int at, std::span<const TokenLogprobs> told, bool logged) {
+    if (at >= g.prompt) g.fresh.clear();
+    for (const TokenLogprobs& t : told) {
+      LoggedToken l{.text = logged ? logged_text(t.id) : "", .logprob = t.logprob};
+      for (const auto& [id, logprob] : t.top) l.top.emplace_back(logged_text(id), logprob);
+      (at < g.prompt ? g.logprobs : g.fresh).push_back(std::move(l));
+    }
+    g.logged = logged;
+  }
+
+  // The prompt, where the answer begins with it.
+  void begin_with_echo(Generation& g, std::vector<AnswerPiece>& pieces) {
+    if (g.echo.empty()) return;
+    pieces.push_back(
+        {{ParseEvent::Kind::kContent, std::exchange(g.echo, {}), {}}, {}, g.so_far(), std::exchange(g.logprobs, {})});
   }
 
   void on_tokens(Generation& g, RequestId id, std::span<const int32_t> tokens) {
     if (g.n == 0) g.first = Clock::now();
     std::vector<AnswerPiece> pieces;
-    for (const int32_t t : tokens) {
+    begin_with_echo(g, pieces);
+    for (size_t i = 0; i < tokens.size(); ++i) {
+      const int32_t t = tokens[i];
       if (g.stopped) break;  // a step may bring more tokens than the answer wants
       ++g.n;
       g.tokens.push_back(t);
+      if (i < g.fresh.size()) {
+        g.sum_logprobs += double(g.fresh[i].logprob.value_or(0));
+        if (g.logged) g.logprobs.push_back(std::move(g.fresh[i]));
+      }
       for (ParseEvent& e : g.text.push(g.decoder.push(t)))
-        pieces.push_back({std::move(e), std::exchange(g.tokens, {}), g.so_far()});
+        pieces.push_back({std::move(e), std::exchange(g.tokens, {}), g.so_far(), std::exchange(g.logprobs, {})});
       if (!g.text.stopped()) continue;
       g.stopped = true;
       engine_.cancel(id);  // takes effect before the next step
@@ -401,61 +518,113 @@ class ServiceImpl final : public Service, public HttpHandler {
 
   void on_done(Generation& g, RequestId id, Stop why, Usage u, const std::string& error) {
     std::vector<AnswerPiece> pieces;
+    if (why != Stop::kError) begin_with_echo(g, pieces);
     for (bool last : {false, true})
       for (ParseEvent& e : last ? g.text.finish() : g.text.push(g.decoder.finish()))
-        pieces.push_back({std::move(e), std::exchange(g.tokens, {}), g.so_far()});
+        pieces.push_back({std::move(e), std::exchange(g.tokens, {}), g.so_far(), std::exchange(g.logprobs, {})});
     u.generated = g.n;
-    AnswerEnd end{.why = why, .stopped = g.text.stopped(), .stop_word = g.text.stop_word(), .usage = std::move(u)};
-    http_->post([this, id, error, end = std::move(end), pieces = std::move(pieces), rest = std::move(g.tokens)] {
+    AnswerEnd end{.why = why,
+                  .stopped = g.text.stopped(),
+                  .stop_word = g.text.stop_word(),
+                  .usage = std::move(u),
+                  .logprobs = std::move(g.logprobs)};
+    const double score = g.n > 0 ? g.sum_logprobs / g.n : 0;
+    http_->post([this, id, error, score, end = std::move(end), pieces = std::move(pieces), rest = std::move(g.tokens)] {
       deliver(id, pieces);
-      complete(id, end, rest, error);
+      complete(id, end, rest, error, score);
     });
   }
 
   // --- on the server's
 
+  static void begin(Job& job, int prompt, int cached) {
+    if (!std::exchange(job.begun, true) && job.stream) job.answer->reply->write(job.writer->begin(prompt, cached));
+  }
+
   void deliver(RequestId id, const std::vector<AnswerPiece>& pieces) {
     const auto at = jobs_.find(id);
-    if (at == jobs_.end() || !at->second.reply) return;
+    if (at == jobs_.end() || !at->second.answer->reply) return;
     Job& job = at->second;
     for (const AnswerPiece& p : pieces) {
       if (job.stream) {
-        job.reply->write(job.writer->piece(p));
+        job.answer->reply->write(job.writer->piece(p));
+        if (!job.answer->reply) return;
         continue;
       }
       add_event(job.message, p.event);
+      job.logprobs.insert(job.logprobs.end(), p.logprobs.begin(), p.logprobs.end());
       if (job.return_tokens) job.tokens.insert(job.tokens.end(), p.tokens.begin(), p.tokens.end());
     }
   }
 
-  void complete(RequestId id, const AnswerEnd& end, const std::vector<int32_t>& rest, const std::string& error) {
+  void complete(RequestId id, AnswerEnd end, const std::vector<int32_t>& rest, const std::string& error, double score) {
     const auto at = jobs_.find(id);
     if (at == jobs_.end()) return;
     Job job = std::move(at->second);
     jobs_.erase(at);
+    Answer& answer = *job.answer;
+    log_request(id, job, end);
+    --answer.open;
     const Usage& u = end.usage;
-    const char* stop = end.stopped ? (end.stop_word.empty() ? "call" : "string")
-                       : job.gone  ? job.gone
-                                   : stop_name(end.why);
+    if (job.index % answer.best_of == 0) answer.total.prompt += u.prompt, answer.total.cached += u.cached;
+    answer.total.generated += u.generated;
+    if (!answer.reply) return;
+    if (end.why == Stop::kError) return fail(id, job, error);
+    if (!job.stream) {
+      job.tokens.insert(job.tokens.end(), rest.begin(), job.return_tokens ? rest.end() : rest.begin());
+      job.logprobs.insert(job.logprobs.end(), end.logprobs.begin(), end.logprobs.end());
+      end.logprobs = std::move(job.logprobs);
+      answer.choices[size_t(job.index)] = {job.writer->whole(job.message, job.tokens, end), score};
+      if (answer.open == 0) send(answer);
+      return;
+    }
+    begin(job, u.prompt, u.cached);
+    if (answer.reply) answer.reply->write(job.writer->end(end));
+    if (answer.open > 0 || !answer.reply) return;
+    if (answer.ids.size() > 1)
+      answer.reply->write(job.writer->close(answer.total));
+    else
+      answer.reply->write(job.writer->close(u));
+    if (answer.reply) answer.reply->end();
+  }
+
+  // All choices are there; of each prompt's, the n best stay.
+  static void send(Answer& a) {
+    std::vector<Json> kept;
+    const auto better = [](const Answer::Choice& x, const Answer::Choice& y) { return x.score > y.score; };
+    for (auto at = a.choices.begin(); at != a.choices.end(); at += a.best_of) {
+      if (a.best_of > a.n) std::stable_sort(at, at + a.best_of, better);
+      for (int i = 0; i < a.n; ++i) kept.push_back(std::move(at[i].json));
+    }
+    if (a.choices.size() > 1)
+      a.reply->send(json_response(200, join_choices(std::move(kept), a.total)));
+    else
+      a.reply->send(json_response(200, kept[0]));
+  }
+
+  // A choice ended in an error: so does the answer.
+  void fail(RequestId id, Job& job, const std::string& error) {
+    Answer& answer = *job.answer;
+    log_.error("request id={} error=\"{}\"", id, error);
+    for (const RequestId other : answer.ids)
+      if (jobs_.count(other)) engine_.cancel(other);
+    const auto reply = std::move(answer.reply);
+    const ApiError e{.status = 500, .message = error, .param = "", .code = ""};
+    if (!job.stream) return reply->send(error_response(dialect_of(job.kind), e));
+    reply->write(job.writer->error(e));
+    reply->end();
+  }
+
+  void log_request(RequestId id, const Job& job, const AnswerEnd& end) {
+    const Usage& u = end.usage;
+    const char* stop = end.stopped        ? (end.stop_word.empty() ? "call" : "string")
+                       : job.answer->gone ? job.answer->gone
+                                          : stop_name(end.why);
     log_.info(
         "request id={} kind={} stream={}{}{} prompt={} cached={} generated={} prefill_ms={:.1f} decode_ms={:.1f}{} "
         "stop={} seed={} running={}",
         id, kind_name(job.kind), int(job.stream), job.key.empty() ? "" : " key=", job.key, u.prompt, u.cached,
         u.generated, u.prefill_s * 1e3, u.decode_s * 1e3, draft_log(u), stop, job.seed, jobs_.size());
-    if (!job.reply) return;
-    if (end.why == Stop::kError) {
-      log_.error("request id={} error=\"{}\"", id, error);
-      const ApiError e{.status = 500, .message = error, .param = "", .code = ""};
-      if (!job.stream) return job.reply->send(error_response(dialect_of(job.kind), e));
-      job.reply->write(job.writer->error(e));
-      return job.reply->end();
-    }
-    if (!job.stream) {
-      if (job.return_tokens) job.tokens.insert(job.tokens.end(), rest.begin(), rest.end());
-      return job.reply->send(json_response(200, job.writer->whole(job.message, job.tokens, end)));
-    }
-    job.reply->write(job.writer->end(end));
-    job.reply->end();
   }
 
   Engine& engine_;

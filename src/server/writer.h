@@ -1,12 +1,21 @@
 #pragma once
 #include <memory>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "server/http.h"
 #include "server/openai.h"
 
 namespace facet {
+
+// A token with the model's opinion of it, as `logprobs` tells it.
+struct LoggedToken {
+  std::string text = {};              // bytes; perhaps a part of a UTF-8 sequence
+  std::optional<float> logprob = {};  // none: the first token of a prompt
+  std::vector<std::pair<std::string, float>> top = {};
+};
 
 struct ApiError {
   int status = 400;
@@ -27,8 +36,9 @@ HttpResponse error_response(Dialect dialect, const ApiError& e);
 // Part of an answer: what one or more tokens became.
 struct AnswerPiece {
   ParseEvent event = {};
-  std::vector<int32_t> tokens = {};  // since the piece before
-  Usage usage = {};                  // so far: prompt, generated and the times
+  std::vector<int32_t> tokens = {};        // since the piece before
+  Usage usage = {};                        // so far: prompt, generated and the times
+  std::vector<LoggedToken> logprobs = {};  // of these tokens, if they are wanted
 };
 
 struct AnswerEnd {
@@ -36,6 +46,7 @@ struct AnswerEnd {
   bool stopped = false;        // by a stop string, or by one_call
   std::string stop_word = {};  // the string
   Usage usage = {};
+  std::vector<LoggedToken> logprobs = {};  // of the tokens since the last piece; in whole() of all
 };
 
 // One answer in its dialect: a stream of begin, progress, piece and end, or whole() alone. Pure: no socket, no clock.
@@ -44,11 +55,12 @@ class AnswerWriter {
   virtual ~AnswerWriter() = default;
   virtual const char* stream_type() const { return "text/event-stream"; }
   virtual const char* keep_alive() const { return ": keep-alive\n\n"; }  // written when there is nothing to say
-  virtual std::string begin(int prompt_tokens) = 0;
+  virtual std::string begin(int prompt_tokens, int cached) = 0;
   virtual std::string progress(const Json&) { return ""; }  // of return_progress
   virtual std::string piece(const AnswerPiece& piece) = 0;
   virtual std::string end(const AnswerEnd& end) = 0;
-  virtual std::string error(const ApiError& e) = 0;  // of a stream that cannot go on
+  virtual std::string close(const Usage&) { return ""; }  // after the end of all choices, with the sum of their usage
+  virtual std::string error(const ApiError& e) = 0;       // of a stream that cannot go on
   virtual Json whole(const ParsedMessage& message, const std::vector<int32_t>& tokens, const AnswerEnd& end) = 0;
 };
 
@@ -59,6 +71,9 @@ struct WriterContext {
   int n_ctx = 0;
 };
 std::unique_ptr<AnswerWriter> make_writer(ApiAnswer answer, WriterContext context);
+
+// Several choices of one answer, each from whole(), as one.
+Json join_choices(std::vector<Json> choices, const Usage& total);
 
 // A tool call's id: unique among answers, because clients match results to calls by it.
 std::string call_id(const char* prefix, const ApiAnswer& a, const ParsedCall& c);

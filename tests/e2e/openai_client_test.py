@@ -48,7 +48,15 @@ def check(client):
     assert r.choices[0].message.reasoning_content and "42" in r.choices[0].message.content, r
     r = client.completions.create(model=model, prompt="Hello", max_tokens=4, temperature=0)
     assert r.usage.completion_tokens <= 4
-    for kind, call in ((openai.BadRequestError, lambda: client.chat.completions.create(model=model, messages=ask, n=2)),
+    two = client.chat.completions.create(model=model, messages=ask, n=2, seed=3, logprobs=True, top_logprobs=2)
+    assert [c.index for c in two.choices] == [0, 1] and all(len(t.top_logprobs) == 2 for c in two.choices for t in c.logprobs.content), two
+    logged = []
+    for c in client.chat.completions.create(model=model, messages=ask, temperature=0, logprobs=True, stream=True):
+        logged += c.choices[0].logprobs.content if c.choices and c.choices[0].logprobs else []
+    assert len(logged) > 5 and all(t.logprob <= 0 for t in logged), logged
+    echo = client.completions.create(model=model, prompt=["Hello", "What is"], max_tokens=0, echo=True, logprobs=1)
+    assert [c.text for c in echo.choices] == ["Hello", "What is"] and echo.choices[0].logprobs.token_logprobs[0] is None, echo
+    for kind, call in ((openai.BadRequestError, lambda: client.chat.completions.create(model=model, messages=ask, n=99)),
                        (openai.NotFoundError, lambda: client.models.retrieve("other")),
                        (openai.InternalServerError, lambda: client.embeddings.create(model=model, input="x")),
                        (openai.AuthenticationError, lambda: client.with_options(api_key="wrong").models.list())):

@@ -1,15 +1,18 @@
 #!/usr/bin/env python3
 """Framing, access and the paths beside OpenAI's of `facet serve`: server_api_test.py PROGRAM [unittest arguments]."""
+import array
 import base64
 import hashlib
 import json
+import math
 import os
 import signal
+import subprocess
 import sys
 import tempfile
 import unittest
 
-from server_test import HELLO, MODEL, WEATHER, Server, Shared, joined, post_bytes, user
+from server_test import HELLO, MODEL, PROGRAM, WEATHER, Server, Shared, joined, post_bytes, user
 
 HOST = b"Host: localhost\r\n"
 HIDDEN = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -247,6 +250,111 @@ class Anthropic(Shared):
                                              (400, "invalid_request_error", self.post({})),
                                              (404, "not_found_error", self.post({}, "/v1/messages/batches"))):
             self.assertEqual((got, body["type"], body["error"]["type"]), (status, "error", kind))
+
+
+class Choices(Shared):
+    FLAGS = ("--parallel", "3")
+
+    def post(self, path, body):
+        status, _, answer = self.s.request("POST", path, body)
+        self.assertEqual(status, 200, answer)
+        return answer
+
+    def test_the_prompts_log_probabilities_are_those_of_facet_logits(self):
+        text = "<|turn>user\nWhat is the weather in London in Celsius?<turn|>\n<|turn>model\n<|channel>thought\n<channel|>Hello! I am"
+        ids = self.post("/tokenize", {"content": text, "add_special": True})["tokens"]
+        with tempfile.TemporaryDirectory() as d:
+            with open(f"{d}/ids", "wb") as f:
+                array.array("i", ids).tofile(f)
+            subprocess.run([PROGRAM, "logits", "-m", str(MODEL), "--tokens", f"{d}/ids", "--out", f"{d}/rows"], check=True, stderr=subprocess.DEVNULL)
+            rows = array.array("f")
+            with open(f"{d}/rows", "rb") as f:
+                rows.frombytes(f.read())
+        n = len(rows) // len(ids)
+        want = []
+        for i, t in enumerate(ids[1:]):
+            row = rows[i * n:(i + 1) * n]
+            top = max(row)
+            want.append(row[t] - top - math.log(sum(math.exp(x - top) for x in row)))
+        for prompt in (text, ids):  # the second time nothing of it may come from the cache
+            l = self.post("/v1/completions", {"prompt": prompt, "max_tokens": 0, "echo": True, "logprobs": 1})["choices"][0]["logprobs"]
+            self.assertEqual((len(l["tokens"]), l["token_logprobs"][0]), (len(ids), None))
+            for a, b in zip(l["token_logprobs"][1:], want):
+                self.assertAlmostEqual(a, b, delta=1e-4)
+            self.assertAlmostEqual(sum(l["token_logprobs"][1:]), sum(want), delta=1e-4 * len(want))
+            self.assertTrue(all(max(t.values()) >= x for t, x in zip(l["top_logprobs"][1:], l["token_logprobs"][1:])))
+
+    def test_log_probabilities_do_not_depend_on_drafts_or_streaming(self):
+        ask = {"messages": user("Hello"), "temperature": 0, "logprobs": True, "top_logprobs": 3}
+        whole = self.post("/v1/chat/completions", ask)["choices"][0]
+        tokens = whole["logprobs"]["content"]
+        self.assertEqual("".join(t["token"] for t in tokens if not t["token"].startswith("<")), HELLO)
+        self.assertTrue(all(t["top_logprobs"][0]["logprob"] == t["logprob"] and len(t["top_logprobs"]) == 3 for t in tokens))
+        self.assertTrue(all(bytes(t["bytes"]).decode() == t["token"] for t in tokens))
+        for off in ({"draft": "none"}, {"speculative.n_max": 0}):
+            r = self.post("/v1/chat/completions", {**ask, **off})
+            self.assertNotIn("draft_n", r["timings"])
+            plain = r["choices"][0]["logprobs"]["content"]
+            self.assertEqual([t["token"] for t in plain], [t["token"] for t in tokens])
+            for a, b in zip(plain, tokens):
+                self.assertAlmostEqual(a["logprob"], b["logprob"], delta=1e-4)
+        chunks = self.s.stream("/v1/chat/completions", ask)
+        streamed = [t for c in chunks if c["choices"] for t in (c["choices"][0]["logprobs"] or {"content": []})["content"]]
+        self.assertEqual([t["token"] for t in streamed], [t["token"] for t in tokens])
+
+    def test_echo(self):
+        whole = self.post("/v1/completions", {"prompt": "Hello", "max_tokens": 2, "echo": True, "temperature": 0, "logprobs": 0})["choices"][0]
+        self.assertTrue(whole["text"].startswith("Hello"))
+        self.assertEqual(whole["logprobs"]["top_logprobs"][0], None)
+        chunks = self.s.stream("/v1/completions", {"prompt": "Hello", "max_tokens": 2, "echo": True, "temperature": 0})
+        self.assertEqual("".join(c["choices"][0]["text"] for c in chunks if c["choices"]), whole["text"])
+
+    def test_choices(self):
+        ask = {"messages": user("Hello"), "temperature": 2, "max_tokens": 12}
+        r = self.post("/v1/chat/completions", {**ask, "n": 3, "seed": 5})
+        self.assertEqual([c["index"] for c in r["choices"]], [0, 1, 2])
+        solo = [self.post("/v1/chat/completions", {**ask, "seed": 5 + i}) for i in range(3)]
+        self.assertEqual([c["message"]["content"] for c in r["choices"]], [s["choices"][0]["message"]["content"] for s in solo])
+        self.assertEqual(r["usage"]["completion_tokens"], sum(s["usage"]["completion_tokens"] for s in solo))
+        self.assertEqual(r["usage"]["prompt_tokens"], solo[0]["usage"]["prompt_tokens"])
+        text = ["", "", ""]
+        for c in self.s.stream("/v1/chat/completions", {**ask, "n": 3, "seed": 5}):
+            for x in c["choices"]:
+                text[x["index"]] += x["delta"].get("content") or ""
+        self.assertEqual(text, [c["message"]["content"] for c in r["choices"]])
+        r = self.post("/v1/completions", {"prompt": ["Hello", "What is"], "n": 2, "best_of": 3, "max_tokens": 3, "seed": 1})
+        self.assertEqual([c["index"] for c in r["choices"]], [0, 1, 2, 3])
+        for body, param in (({"n": 4}, "n"), ({"n": 0}, "n"), ({"n": 2, "best_of": 1}, "best_of"), ({"best_of": 2, "stream": True}, "best_of"),
+                            ({"max_tokens": 0}, "max_tokens"), ({"logprobs": 21}, "logprobs"), ({"draft": 3}, "draft"), ({"stop_token_ids": [1 << 40]}, "stop_token_ids[0]"),
+                            ({"cache_salt": "x" * 257}, "cache_salt"), ({"prompt": ["a"] * 65}, "prompt"), ({"prompt": ["a", [1]]}, "prompt[1]")):
+            status, _, answer = self.s.request("POST", "/v1/completions", {"prompt": "x", **body})
+            self.assertEqual((status, answer["error"]["param"]), (400, param), body)
+
+    def test_where_an_answer_ends(self):
+        ask = {"messages": user("Hello"), "temperature": 0}
+        whole = self.post("/v1/chat/completions", ask)
+        n = whole["usage"]["completion_tokens"]
+        longer = self.post("/v1/chat/completions", {**ask, "min_tokens": n + 5, "max_tokens": n + 8})
+        self.assertGreaterEqual(longer["usage"]["completion_tokens"], n + 5)
+        ids = self.post("/tokenize", {"content": HELLO})["tokens"]
+        for off in ({}, {"draft": "none"}):
+            for i in range(2, len(ids)):
+                if ids[i] in ids[:i]:
+                    continue
+                r = self.post("/v1/chat/completions", {**ask, **off, "stop_token_ids": [ids[i]]})
+                self.assertEqual((r["usage"]["completion_tokens"], r["choices"][0]["finish_reason"]), (i, "stop"))
+                self.assertTrue(HELLO.startswith(r["choices"][0]["message"]["content"]))
+                self.assertEqual(self.post("/v1/chat/completions", ask)["choices"][0]["message"]["content"], HELLO)  # what it left is sound
+
+    def test_who_shares_the_cache(self):
+        ask = {"messages": user("What is the weather in London in Celsius?"), "temperature": 0, "max_tokens": 2}
+        cached = lambda **f: self.post("/v1/chat/completions", {**ask, **f})["usage"]["prompt_tokens_details"]["cached_tokens"]
+        cached()
+        self.assertGreater(cached(), 0)
+        self.assertEqual(cached(cache_prompt=False), 0)
+        self.assertEqual(cached(cache_salt="a"), 0)
+        self.assertGreater(cached(cache_salt="a"), 0)
+        self.assertEqual(cached(cache_salt="b"), 0)
 
 
 class Ollama(Shared):

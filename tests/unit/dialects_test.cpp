@@ -125,7 +125,7 @@ TEST(Anthropic, Answers) {
 
 TEST(Anthropic, Streams) {
   auto w = make_writer({.kind = ApiKind::kMessages, .id = "msg_12", .model = "m"}, {});
-  std::string all = w->begin(10);
+  std::string all = w->begin(10, 0);
   all += w->piece(piece(ParseEvent::Kind::kReasoning, "hm"));
   all += w->piece(piece(ParseEvent::Kind::kContent, "a"));
   all += w->piece(piece(ParseEvent::Kind::kContent, "b"));
@@ -184,7 +184,7 @@ TEST(Native, Answers) {
                                                {.stopped = true, .stop_word = "w", .usage = kUsage})),
             R"({"content":"t","generation_settings/n_predict":7})");
   auto w = make_writer(a, c);
-  EXPECT_EQ(w->begin(10), "");
+  EXPECT_EQ(w->begin(10, 0), "");
   EXPECT_EQ(
       w->piece(piece(ParseEvent::Kind::kContent, "t")),
       R"(data: {"index":0,"content":"t","tokens":[1,2],"stop":false,"id_slot":-1,"tokens_predicted":5,"tokens_evaluated":10})"

@@ -1,0 +1,13 @@
+#pragma once
+#include <cstdint>
+#include <span>
+
+#include "engine/engine.h"
+
+namespace facet {
+
+// What a row of logits says of a token and of the k likeliest. A row without a finite number, or an id below 0, gives
+// an entry without meaning: the request fails with the draw of that row.
+TokenLogprobs logprobs_of(std::span<const float> logits, int32_t id, int k);
+
+}  // namespace facet
