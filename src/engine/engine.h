@@ -15,6 +15,8 @@
 
 namespace facet {
 
+class Grammar;
+using GrammarPtr = std::shared_ptr<const Grammar>;
 class Tokenizer;
 struct ModelCfg;
 
@@ -88,6 +90,7 @@ struct Request {
   bool draft = true;             // with the engine's drafters, if there are any
   bool cache = true;             // goes on from what was computed before, and leaves its rows for others
   std::string cache_salt = {};   // requests with another one share nothing with it
+  GrammarPtr grammar = {};       // the answer follows it, and ends where nothing else may come; null: anything
 };
 struct Sink {  // called on the engine's thread; must not block
   std::function<void(RequestId, std::span<const int32_t>)> tokens;
@@ -107,9 +110,12 @@ class Engine {
 
   virtual Result<RequestId> submit(Request, Sink) = 0;  // any thread
   virtual void cancel(RequestId) = 0;                   // any thread
-  virtual bool tick() = 0;                              // one step; false when there is nothing to do
-  virtual void run() = 0;                               // tick until stop(), waiting when idle
-  virtual void stop() = 0;                              // any thread
+  // Any thread: makes what grammars need of the vocabulary, once, or says why there are none. submit() does it too, and
+  // then takes as long.
+  virtual Status prepare_grammars() = 0;
+  virtual bool tick() = 0;  // one step; false when there is nothing to do
+  virtual void run() = 0;   // tick until stop(), waiting when idle
+  virtual void stop() = 0;  // any thread
 
   // Logits of the positions of ids from `from` on, in pieces of at most config().max_out: f(first row, rows * n_vocab
   // floats). Fails when requests are running.

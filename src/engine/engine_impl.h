@@ -1,6 +1,7 @@
 #pragma once
 #include <algorithm>
 #include <deque>
+#include <mutex>
 #include <optional>
 #include <vector>
 
@@ -71,9 +72,22 @@ class EngineImpl final : public Engine, SessionMemory {
       return Error{"request",
                    fmt::format("prompt: expected fewer than {} tokens, found {}", cfg_.n_ctx, r.prompt.size()),
                    "shorten it, or start with a larger -c"};
+    if (r.grammar)
+      if (auto ok = prepare_grammars(); !ok) return ok.error();
     return queue_.add(std::move(r), std::move(sink));
   }
   void cancel(RequestId id) override { queue_.cancel(id); }
+  Status prepare_grammars() override {
+    if (!model_.tokenizer) return Error{"request", "grammar: the model file has no vocabulary", "give none"};
+    if (!cfg_.draft.forced.empty())
+      return Error{"request", "grammar: forced drafts follow none", "start without forced drafts"};
+    // The steps see it with the request, which passes the queue's lock.
+    std::call_once(grammars_once_, [&] {
+      grammar_masks_ = std::make_unique<GrammarMasks>(std::make_shared<GrammarVocab>(*model_.tokenizer));
+      steps_->use_grammars(grammar_masks_.get());
+    });
+    return Ok{};
+  }
   void run() override {
     while (!queue_.stopping())
       if (!tick()) queue_.wait();
@@ -254,6 +268,8 @@ class EngineImpl final : public Engine, SessionMemory {
   std::unique_ptr<Speculator<B>> spec_;
   std::unique_ptr<SessionStore> sessions_;
   std::unique_ptr<StepLoop<B>> steps_;
+  std::once_flag grammars_once_;
+  std::unique_ptr<GrammarMasks> grammar_masks_;
   RequestQueue queue_;
   std::deque<Job> waiting_;
 };

@@ -10,6 +10,7 @@
 
 #include "cache/kv_cache.h"
 #include "engine/engine.h"
+#include "grammar/grammar.h"
 
 namespace facet {
 
@@ -22,7 +23,9 @@ struct Job {
   Usage usage = {};
   std::vector<int32_t> tokens = {};  // prompt and answer, while it waits; while it runs they are its session's
   bool answered = false;             // its first token was drawn
-  int64_t need = 0;                  // pages it had when it was parked
+  // Where the answer's tokens have led, if it follows a grammar.
+  std::optional<GrammarState> grammar = {};
+  int64_t need = 0;  // pages it had when it was parked
   Clock::time_point started = {}, first_token = {};
 };
 
