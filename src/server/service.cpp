@@ -12,6 +12,7 @@
 #include "server/access.h"
 #include "server/anthropic.h"
 #include "server/chat_prompt.h"
+#include "server/constraint.h"
 #include "server/info.h"
 #include "server/ollama.h"
 #include "server/routes.h"
@@ -84,6 +85,7 @@ struct Arrival {
   ApiRequest request = {};
   std::vector<int32_t> ids = {};
   bool in_thought = false;
+  GrammarPtr grammar = {};
 };
 
 class ServiceImpl final : public Service, public HttpHandler {
@@ -259,7 +261,7 @@ class ServiceImpl final : public Service, public HttpHandler {
   }
 
   // On the worker's thread: text to a checked request and its tokens.
-  void read(Arrival& a) const {
+  void read(Arrival& a) {
     auto json = parse_json(std::exchange(a.body, {}), "");
     if (!json) return void(a.error = api_error(json.error()));
     if (a.route->target == Target::kTokenize || a.route->target == Target::kDetokenize) {
@@ -284,6 +286,16 @@ class ServiceImpl final : public Service, public HttpHandler {
     if (!a.request.chat() && a.request.prompt.empty())  // Ollama's way to load a model
       return void(a.answer = ollama_loaded({.kind = a.request.kind, .model = c_.model, .created = now()}));
     read_prompt(a);
+    if (!a.error && !a.answer) read_grammar(a);
+  }
+
+  // Compiling takes up to half a second, and the first grammar needs the vocabulary's.
+  void read_grammar(Arrival& a) {
+    auto grammar = grammars_.of(a.request, a.in_thought);
+    if (!grammar) return void(a.error = api_error(grammar.error()));
+    a.grammar = std::move(*grammar);
+    if (!a.grammar) return;
+    if (auto ok = engine_.prepare_grammars(); !ok) a.error = api_error(ok.error());
   }
 
   void read_prompt(Arrival& a) const {
@@ -311,6 +323,7 @@ class ServiceImpl final : public Service, public HttpHandler {
     a.request.messages.clear();
     a.request.tools.clear();
     a.request.prompt.clear();
+    a.request.constraint.text.clear();
     w.request = a.request;
     return w;
   }
@@ -348,7 +361,8 @@ class ServiceImpl final : public Service, public HttpHandler {
     auto id = engine_.submit({.prompt = std::move(a.ids),
                               .max_tokens = request.max_tokens,
                               .sampling = std::move(request.sampling),
-                              .ignore_eos = request.ignore_eos},
+                              .ignore_eos = request.ignore_eos,
+                              .grammar = std::move(a.grammar)},
                              std::move(sink));
     if (!id) return api_error(id.error());
 
@@ -464,7 +478,8 @@ class ServiceImpl final : public Service, public HttpHandler {
   std::unordered_map<RequestId, Job> jobs_;  // running and waiting
   int arriving_ = 0;                         // being read
   std::unique_ptr<HttpServer> http_;
-  Worker worker_;  // ends before what it uses
+  GrammarCache grammars_;  // of the worker's thread
+  Worker worker_;          // ends before what it uses
 };
 
 }  // namespace
