@@ -7,7 +7,7 @@
 namespace facet {
 
 // How a token is drawn from logits. Defaults are Google's for Gemma 4. Applied in this order, which is llama.cpp's:
-// suppressed tokens, bias, penalties, top-k, top-p, min-p, temperature, draw.
+// tokens that are not allowed (SampleRow), suppressed tokens, bias, penalties, top-k, top-p, min-p, temperature, draw.
 struct Sampling {
   float temperature = 1.f;  // <= 0: the largest logit, lowest id on ties
   int top_k = 64;           // <= 0: off
@@ -27,6 +27,9 @@ struct SampleRow {
   std::span<const int32_t> history = {};     // tokens before the row, oldest first
   std::span<const int32_t> draft = {};       // more of them: the draft path up to this row
   std::span<const int32_t> suppressed = {};  // never drawn
+  // Bit t (word t / 32, bit t % 32): token t may be drawn. What is not allowed counts as minus infinity, whatever its
+  // logit is. Empty: all are.
+  std::span<const uint32_t> allowed = {};
 };
 
 }  // namespace facet

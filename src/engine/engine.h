@@ -15,6 +15,8 @@
 
 namespace facet {
 
+class Grammar;
+using GrammarPtr = std::shared_ptr<const Grammar>;
 class Tokenizer;
 struct ModelCfg;
 
@@ -102,6 +104,7 @@ struct Request {
   std::vector<int32_t> stop_ids = {};  // end the answer like an end-of-generation token, and are not output either
   int logprobs = -1;                   // -1: not wanted; 0: of the tokens; k: and of the k likeliest at their place
   bool echo_logprobs = false;          // also of the prompt's tokens, which then is computed anew
+  GrammarPtr grammar = {};             // the answer follows it, and ends where nothing else may come; null: anything
 };
 struct Sink {  // called on the engine's thread; must not block
   std::function<void(RequestId, std::span<const int32_t>)> tokens;
@@ -125,9 +128,12 @@ class Engine {
 
   virtual Result<RequestId> submit(Request, Sink) = 0;  // any thread
   virtual void cancel(RequestId) = 0;                   // any thread
-  virtual bool tick() = 0;                              // one step; false when there is nothing to do
-  virtual void run() = 0;                               // tick until stop(), waiting when idle
-  virtual void stop() = 0;                              // any thread
+  // Any thread: makes what grammars need of the vocabulary, once, or says why there are none. submit() does it too, and
+  // then takes as long.
+  virtual Status prepare_grammars() = 0;
+  virtual bool tick() = 0;  // one step; false when there is nothing to do
+  virtual void run() = 0;   // tick until stop(), waiting when idle
+  virtual void stop() = 0;  // any thread
 
   // Logits of the positions of ids from `from` on, in pieces of at most config().max_out: f(first row, rows * n_vocab
   // floats). Fails when requests are running.

@@ -1,6 +1,7 @@
 #pragma once
 #include <algorithm>
 #include <deque>
+#include <mutex>
 #include <optional>
 #include <vector>
 
@@ -80,9 +81,22 @@ class EngineImpl final : public Engine, SessionMemory {
                       human_bytes(need * runner_->pool->page_bytes()), human_bytes(all * runner_->pool->page_bytes())),
           "shorten it, or start with more memory for them (--kv-memory)"};
     if (r.echo_logprobs) r.cache = false;  // every row's logits are needed
+    if (r.grammar)
+      if (auto ok = prepare_grammars(); !ok) return ok.error();
     return queue_.add(std::move(r), std::move(sink));
   }
   void cancel(RequestId id) override { queue_.cancel(id); }
+  Status prepare_grammars() override {
+    if (!model_.tokenizer) return Error{"request", "grammar: the model file has no vocabulary", "give none"};
+    if (!cfg_.draft.forced.empty())
+      return Error{"request", "grammar: forced drafts follow none", "start without forced drafts"};
+    // The steps see it with the request, which passes the queue's lock.
+    std::call_once(grammars_once_, [&] {
+      grammar_masks_ = std::make_unique<GrammarMasks>(std::make_shared<GrammarVocab>(*model_.tokenizer));
+      steps_->use_grammars(grammar_masks_.get());
+    });
+    return Ok{};
+  }
   void run() override {
     while (!queue_.stopping())
       if (!tick()) queue_.wait();
@@ -340,6 +354,8 @@ class EngineImpl final : public Engine, SessionMemory {
   std::unique_ptr<StepLoop<B>> steps_;
   int64_t staged_ = 0;  // pages that are no sequence's
   HostTier tier_;
+  std::once_flag grammars_once_;
+  std::unique_ptr<GrammarMasks> grammar_masks_;
   RequestQueue queue_;
   std::deque<Job> waiting_;
 };

@@ -17,6 +17,7 @@ class RequestQueue {
     Job w{.id = ++last_id_, .request = std::move(r), .sink = std::move(sink)};
     w.tokens = w.request.prompt;
     w.usage.prompt = int(w.tokens.size());
+    if (w.request.grammar) w.grammar.emplace(w.request.grammar);
     arrived_.push_back(std::move(w));
     wake_.notify_one();
     return last_id_;

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "engine/constrain.h"
 #include "engine/engine.h"
 #include "engine/runner.h"
 #include "spec/accept.h"
@@ -24,8 +25,10 @@ struct DraftRequest {
   SlotId slot = 0;
   int position = 0;  // rows in the cache; the newest token comes next
   int32_t newest = 0;
-  int room = 0;                      // drafts that can still become tokens of the answer
-  const Tokenizer* stops = nullptr;  // where the answer ends; null: nowhere
+  int room = 0;                           // drafts that can still become tokens of the answer
+  const Tokenizer* stops = nullptr;       // where the answer ends; null: nowhere
+  const GrammarState* grammar = nullptr;  // what may come next; null: anything
+  const GrammarVocab* vocab = nullptr;    // with it
 };
 
 // Why a request with drafters was, or in the end is, decoded plainly; empty: it is not. A few plain tokens before the
@@ -109,7 +112,7 @@ class Speculator {
     for (const DraftRequest& q : requests) {
       Round& round = rounds_[size_t(q.slot)];
       round.tree.reset(q.newest);
-      round.cut = false;
+      round.cut = round.refused = false;
       round.asked = q.room > 0;
       round.choice = round.chooser.choose(step_times_, draft_times_, q.room, int(requests.size()));
       if (round.choice.method < 0) continue;
@@ -156,7 +159,7 @@ class Speculator {
     if (drafters_.empty()) return r.accepted;
     if (r.asked) note_method(r, u, generated);
     const int offered = deepest(r), kept = r.accepted.n_draft();
-    r.chooser.observe(r.choice, offered, kept, r.cut);
+    r.chooser.observe(r.choice, offered + int(r.refused && (r.tree.is_chain || offered == 0)), kept, r.cut);
     if (r.tree.size() == 1) return r.accepted;
     if (r.choice.method >= 0) {
       Tried& t = tried_[size_t(r.choice.method)];
@@ -259,8 +262,9 @@ class Speculator {
   struct Round {
     DraftChooser chooser;
     DraftChoice choice;
-    bool asked = false;  // there was room for a draft
-    bool cut = false;    // a chain was not worth verifying to its end
+    bool asked = false;    // there was room for a draft
+    bool cut = false;      // a chain was not worth verifying to its end
+    bool refused = false;  // the grammar forbids the draft behind the last one
     DraftTree tree;
     std::vector<int32_t> paths;  // [node][kMaxTreeNodes]: of a tree that is no chain
     Accepted accepted;
@@ -270,13 +274,18 @@ class Speculator {
   // A draft as the tree that is verified: without ids of another vocabulary, and ending before the token that would end
   // the answer, which the row before it draws anyway.
   void plant(Draft& d, std::span<const DraftRequest> requests) {
-    const Tokenizer* stops = nullptr;
-    for (const DraftRequest& q : requests)
-      if (q.slot == d.slot) stops = q.stops;
+    const DraftRequest& q = *std::find_if(requests.begin(), requests.end(), [&](auto& r) { return r.slot == d.slot; });
+    const Tokenizer* stops = q.stops;
     auto usable = [&](int32_t id) { return id >= 0 && id < n_vocab_ && !(stops && stops->is_eog(id)); };
     size_t n = 1;
     while (n < d.token.size() && n <= size_t(d.max_draft) && usable(d.token[n])) ++n;
     Round& r = rounds_[size_t(d.slot)];
+    // What the grammar forbids is not drawn: it need not be verified.
+    if (q.grammar) {
+      const size_t may = 1 + q.grammar->accepts(*q.vocab, std::span(d.token).subspan(1, n - 1));
+      r.refused = may < n;
+      n = may;
+    }
     if (limits_.tree == 0) {
       const int worth = worth_verifying(std::span(d.top_log_prob).first(std::min(n - 1, d.top_log_prob.size())),
                                         step_times_, int(requests.size()));
@@ -288,7 +297,11 @@ class Speculator {
     }
     for (int32_t& id : d.top)
       if (!usable(id)) id = -1;
-    best_first_tree(d, std::min(limits_.tree, room_of(d.slot, requests)), r.tree);
+    GrammarPath path;
+    if (q.grammar) path.states.assign(1, *q.grammar);
+    best_first_tree(
+        d, std::min(limits_.tree, r_.cache->plan().max_ctx - q.position - 1), r.tree,
+        q.grammar ? [&](int node, int32_t id) { return path.may_follow(*q.vocab, r.tree, node, id); } : MayFollow{});
     if (!r.tree.is_chain) r.paths.resize(size_t(r.tree.size()) * kMaxTreeNodes);
     for (int i = 1; i < r.tree.size() && !r.tree.is_chain; ++i) {
       const size_t parent = size_t(r.tree.parent[size_t(i)]), len = size_t(r.tree.depth[parent]);
@@ -296,12 +309,6 @@ class Speculator {
       std::copy_n(r.paths.begin() + ptrdiff_t(parent * kMaxTreeNodes), len, at);
       at[ptrdiff_t(len)] = r.tree.token[size_t(i)];
     }
-  }
-  // Rows that the context still has, beside node 0.
-  int room_of(SlotId s, std::span<const DraftRequest> requests) const {
-    for (const DraftRequest& q : requests)
-      if (q.slot == s) return r_.cache->plan().max_ctx - q.position - 1;
-    return 0;
   }
   static int deepest(const Round& r) {
     int most = 0;

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "backend/cpu/sampler.h"
+#include "engine/constrain.h"
 #include "engine/logprobs.h"
 #include "engine/runner.h"
 #include "engine/scheduler.h"
@@ -38,6 +39,9 @@ class StepLoop {
         n_vocab_(n_vocab),
         hooks_(std::move(hooks)),
         scheduler_(c.chunk, c.max_stall) {}
+
+  // Before the first request that has a grammar.
+  void use_grammars(GrammarMasks* masks) { grammar_masks_ = masks; }
 
   // False: no session runs.
   bool step() {
@@ -119,7 +123,9 @@ class StepLoop {
                             .position = cache().len(g.id),
                             .newest = q.tokens.back(),
                             .room = draft_room(q),
-                            .stops = q.work.request.ignore_eos ? nullptr : tokenizer_});
+                            .stops = q.work.request.ignore_eos ? nullptr : tokenizer_,
+                            .grammar = q.work.grammar ? &*q.work.grammar : nullptr,
+                            .vocab = q.work.grammar ? &grammar_masks_->vocab() : nullptr});
     if (requests.empty()) return;
     spec_.propose(requests);
     for (const DraftRequest& r : requests)
@@ -174,6 +180,7 @@ class StepLoop {
     if (spec_.has_drafters() || !hooks_.quiet()) return false;
     for (const SeqGrant& g : run) {
       const Session& q = at(g.id);
+      if (q.work.grammar) return false;  // its mask is known when its token is
       if (q.work.usage.generated + 1 == q.work.request.max_tokens || int(q.tokens.size()) + 1 >= cfg_.n_ctx)
         return false;
       if (q.work.request.logprobs >= 0) return false;  // the logits are looked at after the draw
@@ -183,8 +190,9 @@ class StepLoop {
   }
 
   // One row per row of logits, in the order of the step.
-  std::vector<SampleRow> sample_rows(const std::vector<SeqGrant>& run) const {
+  std::vector<SampleRow> sample_rows(const std::vector<SeqGrant>& run) {
     std::vector<SampleRow> rows;
+    step_masks_.clear();
     for (const SeqGrant& g : run) {
       const Session& q = at(g.id);
       if (echoes(q))  // what is drawn there is not used
@@ -196,7 +204,13 @@ class StepLoop {
                     .draft = {},
                     .suppressed = q.work.request.suppress_special && tokenizer_ ? tokenizer_->suppressed()
                                                                                 : std::span<const int32_t>{}};
+      GrammarPath path;
+      if (q.work.grammar) {
+        path.states.assign(1, *q.work.grammar);
+        if (q.decoding) CHECK(path.extend(grammar_masks_->vocab(), spec_.tree(g.id)), "a draft that is forbidden");
+      }
       for (int node = 0; node < (q.decoding ? g.n : 1); ++node) {
+        if (q.work.grammar) row.allowed = step_masks_.add(*grammar_masks_, path.states[size_t(node)], n_vocab_);
         row.draft = q.decoding ? spec_.path_to(g.id, node) : std::span<const int32_t>{};
         row.position = int64_t(q.tokens.size() + row.draft.size());
         if (q.work.usage.generated + int(row.draft.size()) < q.work.request.min_tokens) row.suppressed = q.work.no_end;
@@ -328,32 +342,45 @@ class StepLoop {
     }
     size_t n = 0;
     std::optional<Stop> why;
+    bool whole = false;
     std::string error;
     for (; n < drawn.size() && !why; ++n) {
       const int32_t id = drawn[n];
       if (id < 0)
-        error =
-            "logits hold no finite number; the model file or a kernel is broken (run with --backend ref to tell which)",
+        error = w.grammar && no_way_on(*w.grammar)
+                    ? "the grammar allows no token of this vocabulary here"
+                    : "logits hold no finite number; the model file or a kernel is broken (run with --backend ref to "
+                      "tell which)",
         why = Stop::kError;
       else if ((tokenizer_ && tokenizer_->is_eog(id) && !w.request.ignore_eos) || is_stop(w.request, id))
         why = Stop::kEos;
       if (why) break;
+      if (w.grammar && !w.grammar->advance(grammar_masks_->vocab(), id)) {
+        error = "a token was drawn that the grammar forbids; a kernel is broken (run with --backend ref to tell which)";
+        why = Stop::kError;
+        break;
+      }
       q.tokens.push_back(id);
       ++w.usage.generated;
       if (w.usage.generated == w.request.max_tokens)
         why = Stop::kLength;
       else if (int(q.tokens.size()) >= cfg_.n_ctx)
         why = Stop::kContext;
+      if (w.grammar && w.grammar->finished()) whole = true, why = Stop::kEos;  // nothing but the end may come
     }
     // A draft may go on behind a token of stop_ids; its rows were kept.
     for (size_t i = n; why == Stop::kEos && i + 1 < drawn.size(); ++i) q.tokens.push_back(drawn[i]);
-    if (!prompt_done) w.usage.decoded += int(n) + (why == Stop::kEos);
+    if (!prompt_done) w.usage.decoded += int(n) + (why == Stop::kEos && !whole);
     if (n > 0 && w.sink.tokens) w.sink.tokens(w.id, drawn.first(n));
     if (why) hooks_.finish(s, *why, error);
   }
 
   static bool is_stop(const Request& r, int32_t id) {
     return std::find(r.stop_ids.begin(), r.stop_ids.end(), id) != r.stop_ids.end();
+  }
+  bool no_way_on(const GrammarState& state) {
+    const std::span<const uint32_t> mask = step_masks_.add(*grammar_masks_, state, n_vocab_);
+    return std::all_of(mask.begin(), mask.end(), [](uint32_t w) { return w == 0; });
   }
 
   Runner<B>& runner_;
@@ -365,8 +392,10 @@ class StepLoop {
   StepHooks hooks_;
   Scheduler scheduler_;
   const Sampling greedy_{.temperature = 0};
-  std::vector<int32_t> drawn_;  // by row of the step's logits
-  bool waited_ = true;          // the host waited for the last step
+  std::vector<int32_t> drawn_;             // by row of the step's logits
+  GrammarMasks* grammar_masks_ = nullptr;  // read only where a request has a grammar
+  StepMasks step_masks_;
+  bool waited_ = true;  // the host waited for the last step
 };
 
 }  // namespace facet

@@ -172,7 +172,14 @@ Result<GrammarPtr> compile_tool_calls(std::span<const Json> tools, const ToolGra
   const bool required = options.choice == ToolChoice::kRequired;
   ExprId answer =
       options.parallel ? b.repeat(one, required ? 1 : 0, grammar::kUnbounded) : b.repeat(one, required ? 1 : 0, 1);
-  if (!required) answer = b.seq({free_text(b, "<|tool_call>"), answer});
+  if (!required && options.or_value) {
+    Values json(b, Syntax::kJson);
+    const Result<ExprId> value = SchemaCompiler(json, *options.or_value).compile(*options.or_value, "#");
+    if (!value) return value.error();
+    answer = b.alt({*value, options.parallel ? b.repeat(one, 1, grammar::kUnbounded) : one});
+  } else if (!required) {
+    answer = b.seq({free_text(b, "<|tool_call>"), answer});
+  }
   return GrammarMaker::make(b, answer, options, kMaxJsonDepth);
 }
 

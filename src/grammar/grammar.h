@@ -62,9 +62,10 @@ enum class ToolChoice {
 };
 struct ToolGrammarOptions : GrammarOptions {
   ToolChoice choice = ToolChoice::kRequired;
-  std::string name = {};   // kRequired: only this function
-  bool parallel = true;    // several calls; otherwise at most one
-  bool strict_all = true;  // also arguments of functions without "strict": true follow their schemas
+  std::string name = {};              // kRequired: only this function
+  bool parallel = true;               // several calls; otherwise at most one
+  bool strict_all = true;             // also arguments of functions without "strict": true follow their schemas
+  std::optional<Json> or_value = {};  // kAuto: a value of this schema instead of text, or calls alone
 };
 // tools: functions as tools_from_json gives them: name, parameters, strict. In the syntax of the model's own calls.
 Result<GrammarPtr> compile_tool_calls(std::span<const Json> tools, const ToolGrammarOptions& options = {});

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "server/api_fields.h"
+#include "server/constraint.h"
 
 namespace facet {
 namespace {
@@ -185,8 +186,10 @@ void read_tools(Fields& f, ApiRequest& r) {
       if (const auto type = t.find("type"); type != t.end() && !type->is_null() && *type != "custom")
         return f.fail(at + ".type", "expected custom", &*type, "tools that Anthropic's servers run are not there");
       Json function = Json::object();
-      for (const auto& [from, to] :
-           {std::pair{"name", "name"}, {"description", "description"}, {"input_schema", "parameters"}})
+      for (const auto& [from, to] : {std::pair{"name", "name"},
+                                     {"description", "description"},
+                                     {"input_schema", "parameters"},
+                                     {"strict", "strict"}})
         if (const auto it = t.find(from); it != t.end()) function[to] = *it;
       functions.push_back(std::move(function));
     }
@@ -194,13 +197,21 @@ void read_tools(Fields& f, ApiRequest& r) {
     if (!tools) return f.fail(tools.error());
     r.tools = std::move(*tools);
   }
-  const Json* v = f.get("tool_choice");
-  if (!v) return;
-  const std::string* type = v->is_object() ? string_of(*v, "type") : nullptr;
-  if (!type || (*type != "auto" && *type != "none"))
-    return f.fail("tool_choice", "expected the type auto or none", v, "not supported");
-  if (*type == "none") r.tools.clear();
-  if (const auto one = v->find("disable_parallel_tool_use"); one != v->end()) r.one_call = *one == true;
+  read_anthropic_choice(f, r);
+}
+
+// {"type": "json_schema", "schema": {...}}, under its newer name and its older one.
+void read_output_format(Fields& f, ApiRequest& r) {
+  auto read = [&](const std::string& where, const Json& v) {
+    const std::string* type = v.is_object() ? string_of(v, "type") : nullptr;
+    if (!type || *type != "json_schema" || !v.contains("schema"))
+      return f.fail(Error{where, "expected the type json_schema and a schema, found " + shown(v), ""});
+    constrain_to_schema(f, r, where + ".schema", v["schema"]);
+  };
+  if (const Json* v = f.get("output_config"); v && v->is_object())
+    if (const auto format = v->find("format"); format != v->end() && !format->is_null())
+      read("output_config.format", *format);
+  if (const Json* v = f.get("output_format")) read("output_format", *v);
 }
 
 void read_thinking(Fields& f, ApiRequest& r, const ApiDefaults& d) {
@@ -232,9 +243,8 @@ Result<ApiRequest> parse_anthropic_request(const Json& body, const ApiDefaults& 
   read_messages(f, r);
   read_tools(f, r);
   read_thinking(f, r, d);
-  if (const Json* v = f.get("output_config"); v && v->is_object() && v->contains("format"))
-    f.fail("output_config.format", "expected nothing", nullptr, "not supported");
-  for (const char* key : {"output_format", "container", "mcp_servers"})
+  read_output_format(f, r);
+  for (const char* key : {"container", "mcp_servers"})
     if (const Json* v = f.get(key)) f.fail(key, "expected nothing", v, "not supported");
   for (const char* key : kUnused) f.get(key);
   if (auto ok = f.done(); !ok) return ok.error();

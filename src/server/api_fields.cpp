@@ -22,13 +22,6 @@ constexpr Refused kRefused[] = {
     {"input_suffix", ""},
     {"input_extra", "[]"},
     // what constrains the text
-    {"grammar", "\"\""},
-    {"json_schema", ""},
-    {"structured_outputs", ""},
-    {"guided_json", ""},
-    {"guided_regex", ""},
-    {"guided_choice", ""},
-    {"guided_grammar", ""},
     {"bad_words", "[]"},
     {"allowed_token_ids", ""},
     {"include_stop_str_in_output", "false"},

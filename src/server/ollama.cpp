@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "server/api_fields.h"
+#include "server/constraint.h"
 #include "server/writer.h"
 
 namespace facet {
@@ -105,7 +106,8 @@ Result<ApiRequest> parse_ollama_request(ApiKind kind, const Json& body, const Ap
   f.boolean("stream", r.stream);
   read_options(f, r, d);
   read_think(f, r, d);
-  f.only("format", "\"\"", "");
+  if (const Json* v = f.get("format"); v && *v != "")
+    constrain_to_schema(f, r, "format", *v == "json" ? Json{{"type", "object"}} : *v);
   f.get("keep_alive");
   if (kind == ApiKind::kOllamaChat) {
     read_messages(f, r);

@@ -8,6 +8,7 @@
 #include <limits>
 
 #include "server/api_fields.h"
+#include "server/constraint.h"
 
 namespace facet {
 namespace {
@@ -183,9 +184,7 @@ void read_common(Fields& f, ApiRequest& r, const ApiDefaults& d) {
     f.fail(Error{"cache_salt", fmt::format("expected at most {} bytes, found {}", kMaxSaltBytes, r.cache_salt.size()),
                  ""});
   read_draft(f, r);
-  if (const Json* v = f.get("response_format");
-      v && !(v->is_object() && v->size() == 1 && v->value("type", Json()) == "text"))
-    f.fail("response_format", "expected {\"type\":\"text\"}", v, "not supported");
+  read_constraint(f, r, d.strict);
   f.boolean("timings_per_token", r.timings_per_token);
   f.boolean("return_progress", r.return_progress);
   for (const char* key : kUnused) f.get(key);
@@ -241,8 +240,7 @@ void read_tools(Fields& f, ApiRequest& r) {
     if (!tools) return f.fail(tools.error());
     r.tools = std::move(*tools);
   }
-  f.only("tool_choice", "\"auto\" or \"none\"", "auto", "none");
-  if (const Json* v = f.get("tool_choice"); v && *v == "none") r.tools.clear();
+  read_tool_choice(f, r);
   bool parallel = true;
   f.boolean("parallel_tool_calls", parallel);
   r.one_call = !parallel;

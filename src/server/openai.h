@@ -36,11 +36,24 @@ const char* kind_name(ApiKind kind);  // "chat", ...
 // A prompt as text, ids, or both in turn.
 using PromptPart = std::variant<std::string, std::vector<int32_t>>;
 
+// The form that the answer has (constraint.h).
+struct Constraint {
+  enum class Kind { kNone, kSchema, kRegex, kGbnf, kChoice } kind = Kind::kNone;
+  std::string text = {};   // a schema and choices: as JSON
+  std::string where = {};  // the field
+};
+struct CallChoice {
+  enum class Kind { kFree, kSome, kOne } kind = Kind::kFree;  // as the model likes; calls alone; one of `name`
+  std::string name = {};
+};
+
 struct ApiRequest {
   ApiKind kind = ApiKind::kChat;
   std::vector<Message> messages = {};  // of a chat
   std::vector<Json> tools = {};        // none with tool_choice "none"
   bool thinking = false, preserve_thinking = false;
+  CallChoice call = {};
+  Constraint constraint = {};
   bool one_call = false;                                   // the answer ends with its first tool call
   bool add_generation_prompt = true;                       // begin the model's turn
   bool continue_last = false;                              // the last message is the beginning of the answer

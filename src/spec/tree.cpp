@@ -45,7 +45,7 @@ struct Next {
 
 }  // namespace
 
-void best_first_tree(const Draft& d, int n_node, DraftTree& out) {
+void best_first_tree(const Draft& d, int n_node, DraftTree& out, const MayFollow& may) {
   CHECK(d.n_top > 0 && n_node >= 1 && n_node <= kMaxDraftNodes, "a tree of {} nodes from {} candidates", n_node,
         d.n_top);
   const int depths = std::min(d.n_draft(), int(d.top.size()) / d.n_top);
@@ -54,7 +54,8 @@ void best_first_tree(const Draft& d, int n_node, DraftTree& out) {
   // The best candidate of a position from `rank` on that can be a node.
   auto offer = [&](double base, int depth, int rank, int parent) {
     for (; depth <= depths && rank < d.n_top; ++rank)
-      if (d.top[at(depth, rank)] >= 0 && std::isfinite(d.top_log_prob[at(depth, rank)]))
+      if (const int32_t id = d.top[at(depth, rank)];
+          id >= 0 && std::isfinite(d.top_log_prob[at(depth, rank)]) && (!may || may(parent, id)))
         return open.push({base + double(d.top_log_prob[at(depth, rank)]), depth, rank, parent});
   };
   out.reset(d.token[0]);

@@ -1,5 +1,6 @@
 #pragma once
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <vector>
 
@@ -29,7 +30,9 @@ void chain_tree(const Draft& d, int n_node, DraftTree& out);
 // The n_node likeliest continuations as a tree (DDTree): a node's score is the sum of the log-probabilities of the
 // candidates on its path, each position judged on its own, and nodes come in the order of their scores. Ties: the
 // smaller depth, then the smaller rank, then the older parent. Candidates without an id or a finite
-// log-probability are passed over. d.n_top > 0, 1 <= n_node <= kMaxDraftNodes.
-void best_first_tree(const Draft& d, int n_node, DraftTree& out);
+// log-probability are passed over, and those that `may` refuses behind a node that is in the tree by then. d.n_top > 0,
+// 1 <= n_node <= kMaxDraftNodes.
+using MayFollow = std::function<bool(int node, int32_t id)>;
+void best_first_tree(const Draft& d, int n_node, DraftTree& out, const MayFollow& may = {});
 
 }  // namespace facet

@@ -4,6 +4,8 @@
 #include <bit>
 #include <cmath>
 
+#include "base/check.h"
+
 namespace facet {
 namespace {
 
@@ -75,6 +77,15 @@ void penalise(SamplerScratch& scratch, const SampleRow& row) {
   }
 }
 
+// The logits of what is allowed, minus infinity for the rest.
+void mask(std::span<const float> logits, std::span<const uint32_t> allowed, std::vector<float>& out) {
+  CHECK(allowed.size() == (logits.size() + 31) / 32, "a mask of {} words for {} logits", allowed.size(), logits.size());
+  out.assign(logits.size(), -INFINITY);
+  for (size_t w = 0; w < allowed.size(); ++w)
+    for (uint32_t bits = allowed[w]; bits != 0; bits &= bits - 1)
+      if (const size_t id = 32 * w + size_t(std::countr_zero(bits)); id < logits.size()) out[id] = logits[id];
+}
+
 // Drops the tail that top-p and min-p exclude from candidates sorted best first; the best one always stays.
 void truncate(std::vector<Candidate>& c, const Sampling& s) {
   if (s.top_p < 1.f) {
@@ -141,6 +152,10 @@ double uniform_at(uint64_t seed, int64_t position) {
 
 int32_t sample_row(std::span<const float> logits, const SampleRow& row, SamplerScratch& scratch) {
   const Sampling& s = *row.sampling;
+  if (!row.allowed.empty()) {
+    mask(logits, row.allowed, scratch.masked);
+    logits = scratch.masked;
+  }
   if (s.temperature <= 0.f && s.logit_bias.empty() && !has_penalties(s)) {
     const Best best = best_of(logits);
     if (best.nan || best.id < 0 || !std::isfinite(logits[size_t(best.id)])) return -1;
@@ -160,6 +175,7 @@ int32_t sample_row(std::span<const float> logits, const SampleRow& row, SamplerS
   const size_t keep = s.top_k > 0 ? std::min(c.size(), size_t(s.top_k)) : c.size();
   std::partial_sort(c.begin(), c.begin() + ptrdiff_t(keep), c.end(), before);
   c.resize(keep);
+  while (c.back().logit == -INFINITY) c.pop_back();  // the best one is finite
   truncate(c, s);
   const double top = c[0].logit, t = s.temperature;
   double total = 0;

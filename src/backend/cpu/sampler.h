@@ -18,6 +18,7 @@ struct Candidate {
 struct SamplerScratch {
   std::vector<Candidate> candidates;
   std::vector<int32_t> recent;
+  std::vector<float> masked;
 };
 
 // The meaning of the verb `sample` for one row: the id drawn from logits [V] under row.sampling. Logits are only read.

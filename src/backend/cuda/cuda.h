@@ -264,6 +264,7 @@ class Cuda {
   void pick_left();                 // what next_tokens has left to the verb that reads the tokens
   void best_of(Ids ids, Scores log_probs, int32_t* best, Rows logits, int k);
   void reserve_draws(int n_row, int n_adjust, int n_vocab);
+  int take_masks(std::span<const SampleRow> rows, int n_vocab);  // to the device; how many
   void forget_rounded();
   Captured* find(const void* key);
   void begin_capture();

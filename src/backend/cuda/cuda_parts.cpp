@@ -369,6 +369,31 @@ void Cuda::reserve_draws(int n_row, int n_adjust, int n_vocab) {
   if (grow(s.done.n_row, 1, "sampling")) CUDA_OK(cudaMemsetAsync(s.done.n_row, 0, sizeof(unsigned), stream_));
   if (const Status had = status(); !had) CHECK(false, "{}", had.error().message());
 }
+// The last draw is over: its masks have been read.
+int Cuda::take_masks(std::span<const SampleRow> rows, int n_vocab) {
+  Sampler& s = *sampler_;
+  const size_t words = (size_t(n_vocab) + 31) / 32;
+  size_t n = 0;
+  for (const SampleRow& r : rows) n += !r.allowed.empty();
+  if (n == 0) return 0;
+  if (n * words > s.max_mask) {
+    finish();
+    s.max_mask = std::max(2 * n, size_t(8)) * words;
+    s.host_masks = static_cast<uint32_t*>(device_.pinned(s.max_mask * sizeof(uint32_t), "masks"));
+    if (s.host_masks) s.pinned.push_back(s.host_masks);
+    grow(s.masks, s.max_mask, "masks");
+    if (const Status had = status(); !had) CHECK(false, "{}", had.error().message());
+  }
+  n = 0;
+  for (const SampleRow& r : rows) {
+    if (r.allowed.empty()) continue;
+    CHECK(r.allowed.size() == words, "a mask of {} words for {} logits", r.allowed.size(), n_vocab);
+    std::memcpy(s.host_masks + words * n++, r.allowed.data(), words * sizeof(uint32_t));
+  }
+  CUDA_OK(cudaMemcpyAsync(s.masks, s.host_masks, n * words * sizeof(uint32_t), cudaMemcpyHostToDevice, stream_));
+  return int(n);
+}
+
 // For the launch that comes next.
 cuda::Done Cuda::next_results() {
   arrays_->results_asked_for();
@@ -417,6 +442,7 @@ void Cuda::sample(Ids ids, Rows logits, std::span<const SampleRow> rows, bool go
   s.adjust.clear();
   std::vector<cuda::DrawRow> draw(rows.size());
   bool greedy = true;
+  int n_masked = 0;
   std::vector<size_t> on_host;  // rows that need more candidates than the device keeps
   for (size_t i = 0; i < rows.size(); ++i) {
     const Sampling& p = *rows[i].sampling;
@@ -428,15 +454,24 @@ void Cuda::sample(Ids ids, Rows logits, std::span<const SampleRow> rows, bool go
       on_host.push_back(i);
     else
       collect_adjust(rows[i], s.adjust, s.recent);
-    draw[i] = {p.temperature, p.top_p,          p.min_p, best || wide ? 1 : std::min(p.top_k, logits.cols),
-               p.seed,        rows[i].position, first,   int(s.adjust.size()) - first};
+    draw[i] = {p.temperature,
+               p.top_p,
+               p.min_p,
+               best || wide ? 1 : std::min(p.top_k, logits.cols),
+               p.seed,
+               rows[i].position,
+               first,
+               int(s.adjust.size()) - first,
+               -1};
+    if (!rows[i].allowed.empty()) draw[i].mask = n_masked++;
   }
   reserve_draws(int(rows.size()), int(s.adjust.size()), logits.cols);
   if (s.drawing) wait_for_results();
+  const int n_mask = take_masks(rows, logits.cols);
   const size_t row_part = size_t(s.max_row) * sizeof(cuda::DrawRow);
   std::memcpy(s.host, draw.data(), draw.size() * sizeof(cuda::DrawRow));
   // Few rows are read where they are: a copy would have to wait for the logits and be waited for.
-  const bool in_place = draw.size() <= kInPlace;
+  const bool in_place = draw.size() <= kInPlace && n_mask == 0;  // every block reads a mask's
   if (!in_place)
     CUDA_OK(cudaMemcpyAsync(s.device, s.host, draw.size() * sizeof(cuda::DrawRow), cudaMemcpyHostToDevice, stream_));
   if (!s.adjust.empty()) {
@@ -461,7 +496,7 @@ void Cuda::sample(Ids ids, Rows logits, std::span<const SampleRow> rows, bool go
   cuda::draw(stream_, ids.host_, l.p, l.stride, logits.cols, int(rows.size()),
              reinterpret_cast<const cuda::DrawRow*>(in_place ? s.host : s.device),
              reinterpret_cast<const cuda::Adjust*>(s.device + row_part), int(s.adjust.size()), greedy, s.candidates,
-             next_results(), arrays);
+             next_results(), arrays, s.masks, n_mask);
   s.drawing = true;
   if (next) {
     run(*next);

@@ -45,6 +45,8 @@ struct Cuda::Sampler {
   cuda::Done done;       // of the newest results
   int max_row = 0, max_adjust = 0;
   std::byte *host = nullptr, *device = nullptr;  // rows, then adjustments
+  size_t max_mask = 0;                           // words
+  uint32_t *host_masks = nullptr, *masks = nullptr;
   uint64_t* candidates = nullptr;
   int64_t n_candidate = 0;
   float2* part_sums = nullptr;  // of top_k: largest logit and sum of exponentials of a part

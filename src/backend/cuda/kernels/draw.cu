@@ -1,5 +1,6 @@
 // draw -- a token from each row of logits
 //
+//   mask:   minus infinity for what is not allowed, one thread a logit
 //   adjust: suppressed tokens, bias and penalties, one thread a change
 //   groups: the largest of every group of logits, of which a row has at most 2,048
 //   pick:   the k-th largest of these is no larger than the k-th of all: what is not below it is read again from its
@@ -41,6 +42,15 @@ __global__ void adjust_kernel(float* logits, int64_t stride, int n_vocab, const 
     if (a.penalty != 1.f) v = v > 0 ? v / a.penalty : v * a.penalty;
     l[a.id] = v - a.minus;
   }
+}
+
+__global__ void mask_kernel(float* logits, int64_t stride, int n_vocab, const DrawRow* rows, const uint32_t* masks) {
+  const int row = int(blockIdx.y), id = int(blockIdx.x * blockDim.x + threadIdx.x);
+  wait_for_previous();
+  let_next_start();
+  const int mask = rows[row].mask;
+  if (mask < 0 || id >= n_vocab) return;
+  if (!(masks[int64_t(mask) * ((n_vocab + 31) / 32) + id / 32] >> id % 32 & 1)) logits[row * stride + id] = -INFINITY;
 }
 
 template <bool kRehearse>
@@ -308,9 +318,13 @@ __global__ void __launch_bounds__(kThreads)
 }  // namespace
 
 void draw(cudaStream_t stream, int32_t* ids, float* logits, int64_t stride, int n_vocab, int n_row, const DrawRow* rows,
-          const Adjust* adjust, int n_adjust, bool greedy, uint64_t* candidates, Done done, GoOn go_on) {
+          const Adjust* adjust, int n_adjust, bool greedy, uint64_t* candidates, Done done, GoOn go_on,
+          const uint32_t* masks, int n_mask) {
   const int size = group_size(n_vocab), n_group = (n_vocab + size - 1) / size, per_block = kGroupWarps * kPerWarp;
   CHECK(n_group <= kMostGroups && n_group <= draw_candidates(n_vocab), "{} groups of {} logits", n_group, n_vocab);
+  if (n_mask > 0)
+    launch(mask_kernel, dim3(unsigned((n_vocab + 255) / 256), unsigned(n_row)), dim3(256), 0, stream, logits, stride,
+           n_vocab, rows, masks);
   if (n_adjust > 0)
     launch(adjust_kernel, dim3(unsigned(n_row)), dim3(128), 0, stream, logits, stride, n_vocab, rows, adjust);
   const dim3 grid{unsigned((n_group + per_block - 1) / per_block), unsigned(n_row)};

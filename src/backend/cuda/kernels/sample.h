@@ -15,6 +15,7 @@ struct DrawRow {
   uint64_t seed;
   int64_t position;
   int32_t first_adjust, n_adjust;
+  int32_t mask = -1;  // of the masks; -1: every token is allowed
 };
 // A change of one logit: l + bias, then divided or multiplied by the penalty, then less `minus`.
 struct Adjust {
@@ -38,10 +39,12 @@ inline int64_t draw_candidates(int64_t n_vocab) {
 }  // 8 bytes each, a row
 
 // ids[i] drawn from logits [n_row, n_vocab], which the adjustments change; -1 if a row holds a NaN or nothing finite.
-// rows, adjust: device memory; candidates: scratch, draw_candidates() a row. Keyed by (seed, position) as uniform_at;
-// the same choice as sample_row.
+// masks: n_mask of (n_vocab + 31) / 32 words, bit t for token t; what has none counts as minus infinity, and is that
+// afterwards. rows, adjust, masks: device memory; candidates: scratch, draw_candidates() a row. Keyed by (seed,
+// position) as uniform_at; the same choice as sample_row.
 void draw(cudaStream_t, int32_t* ids, float* logits, int64_t stride, int n_vocab, int n_row, const DrawRow* rows,
-          const Adjust* adjust, int n_adjust, bool greedy, uint64_t* candidates, Done done = {}, GoOn go_on = {});
+          const Adjust* adjust, int n_adjust, bool greedy, uint64_t* candidates, Done done = {}, GoOn go_on = {},
+          const uint32_t* masks = nullptr, int n_mask = 0);
 
 // ids and log_probs [n_row, k]: the k largest of each row, best first, and their natural log-probabilities; -1 and -inf
 // where there are no more. best [n_row], if it is not null: the first of each row, 0 where there is none.

@@ -1,0 +1,53 @@
+#pragma once
+#include <cstdint>
+#include <deque>
+#include <span>
+#include <vector>
+
+#include "base/check.h"
+#include "grammar/masks.h"
+#include "spec/tree.h"
+
+namespace facet {
+
+// The states of a draft's nodes, each after its path: a row of a verification is drawn under the mask of its own state,
+// so drafts change no text.
+struct GrammarPath {
+  std::vector<GrammarState> states = {};  // [0]: of node 0
+
+  // Adds those of nodes that the tree has got since. False: the grammar forbids one.
+  bool extend(const GrammarVocab& vocab, const DraftTree& tree) {
+    while (states.size() < size_t(tree.size())) {
+      const size_t node = states.size();
+      GrammarState s = states[size_t(tree.parent[node])];
+      if (!s.advance(vocab, tree.token[node])) return false;
+      states.push_back(std::move(s));
+    }
+    return true;
+  }
+  bool may_follow(const GrammarVocab& vocab, const DraftTree& tree, int node, int32_t id) {
+    return extend(vocab, tree) && states[size_t(node)].accepts(vocab, {&id, 1}) == 1;
+  }
+};
+
+// Memory for the masks of a step's rows, kept between steps.
+class StepMasks {
+ public:
+  void clear() { used_ = 0; }
+  std::span<const uint32_t> add(GrammarMasks& masks, const GrammarState& state, int n_vocab) {
+    if (used_ == rows_.size()) rows_.emplace_back();
+    std::vector<uint32_t>& row = rows_[used_++];
+    // Rows of the output matrix without a token are never allowed.
+    row.assign((size_t(n_vocab) + 31) / 32, 0);
+    CHECK(masks.vocab().mask_words() <= row.size(), "a vocabulary of {} tokens, {} logits", masks.vocab().size(),
+          n_vocab);
+    masks.mask(state, std::span(row).first(masks.vocab().mask_words()));
+    return row;
+  }
+
+ private:
+  std::deque<std::vector<uint32_t>> rows_;  // which stay where they are
+  size_t used_ = 0;
+};
+
+}  // namespace facet
