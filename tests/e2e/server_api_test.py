@@ -320,7 +320,7 @@ class Ollama(Shared):
         whole = self.s.request("POST", "/api/chat", {"messages": user("What is the weather in London in Celsius?"), "tools": [WEATHER], "stream": False, "options": {"temperature": 0}})[2]
         self.assertEqual(whole["message"]["tool_calls"][0]["function"], {"name": "get_weather", "arguments": {"city": "London", "unit": "C"}})
         self.assertEqual(self.s.request("POST", "/api/chat", {"model": "nano", "messages": []})[2]["done_reason"], "load")
-        status, _, body = self.s.request("POST", "/api/chat", {"messages": user("x"), "format": "json"})
+        status, _, body = self.s.request("POST", "/api/chat", {"messages": user("x"), "format": "xml"})
         self.assertEqual((status, list(body)), (400, ["error"]))
 
 
