@@ -187,6 +187,57 @@ class Paths(Shared):
         self.assertEqual((len(r["choices"][0]["message"]["tool_calls"]), r["choices"][0]["finish_reason"]), (1, "tool_calls"))
         self.s.wait_log("stop=(call|eos)")
 
+    PERSON = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 12}, "age": {"type": "integer", "minimum": 0, "maximum": 120},
+                                               "tags": {"type": "array", "items": {"enum": ["a", "b"]}, "maxItems": 3}},
+              "required": ["name", "age"], "additionalProperties": False}
+
+    def is_person(self, text):
+        p = json.loads(text)
+        self.assertLessEqual({"name", "age"}, set(p))
+        self.assertLessEqual(set(p), {"name", "age", "tags"})
+        self.assertTrue(len(p["name"]) <= 12 and isinstance(p["age"], int) and 0 <= p["age"] <= 120, p)
+        self.assertTrue(len(p.get("tags", [])) <= 3 and set(p.get("tags", [])) <= {"a", "b"}, p)
+
+    def test_answers_follow_a_schema(self):
+        form = {"type": "json_schema", "json_schema": {"name": "person", "strict": True, "schema": self.PERSON}}
+        for thinking in (False, True):
+            for temperature in (0, 1):
+                ask = {"temperature": temperature, "seed": 5, "max_tokens": 400, "enable_thinking": thinking, "response_format": form}
+                r = self.s.chat(user("Hello"), **ask)["choices"][0]
+                self.assertEqual(r["finish_reason"], "stop")
+                self.is_person(r["message"]["content"])
+                streamed = joined(self.s.stream("/v1/chat/completions", {"messages": user("Hello"), **ask}))[0]
+                self.assertEqual(streamed["content"], r["message"]["content"])
+        self.is_person(self.s.completion("Hello", max_tokens=200, guided_json=self.PERSON)["choices"][0]["text"])
+        self.is_person(self.post("/completion", {"prompt": "Hello", "n_predict": 200, "json_schema": self.PERSON})["content"])
+        self.is_person(self.post("/api/generate", {"prompt": "Hello", "stream": False, "think": False, "format": self.PERSON, "options": {"num_predict": 300}})["response"])
+        for field, value, expected in (("guided_choice", ["yes", "no"], r"yes|no"), ("guided_regex", "[a-c]{3}", "[a-c]{3}"), ("grammar", 'root ::= "x" [0-9] "y"', "x[0-9]y")):
+            self.assertRegex(self.s.chat(user("Hello"), max_tokens=30, **{field: value})["choices"][0]["message"]["content"], f"^({expected})$")
+        status, _, body = self.s.request("POST", "/v1/chat/completions", {"messages": user("x"), "json_schema": {"properties": {"a": {"not": {}}}}})
+        self.assertEqual((status, body["error"]["param"]), (400, "json_schema"))
+        self.assertIn("#/properties/a: not", body["error"]["message"])
+
+    def test_calls_that_have_to_be(self):
+        name = WEATHER["function"]["name"]
+
+        def check(calls):
+            self.assertGreaterEqual(len(calls), 1)
+            for c in calls:
+                self.assertEqual(c["function"]["name"], name)
+                self.assertIsInstance(json.loads(c["function"]["arguments"])["city"], str)
+        for choice in ("required", {"type": "function", "function": {"name": name}}):
+            for temperature in (0, 1):
+                ask = {"temperature": temperature, "seed": 3, "max_tokens": 400, "tools": [WEATHER], "tool_choice": choice, "parallel_tool_calls": False}
+                r = self.s.chat(user("Hello"), **ask)["choices"][0]
+                self.assertEqual(r["finish_reason"], "tool_calls")
+                check(r["message"]["tool_calls"])
+                check(joined(self.s.stream("/v1/chat/completions", {"messages": user("Hello"), **ask}))[0]["tool_calls"])
+        f = WEATHER["function"]
+        tool = {"name": name, "input_schema": f["parameters"]}
+        for choice in ({"type": "any", "disable_parallel_tool_use": True}, {"type": "tool", "name": name}):
+            r = self.post("/v1/messages", {"messages": user("Hello"), "max_tokens": 400, "tools": [tool], "tool_choice": choice})
+            self.assertEqual((r["stop_reason"], r["content"][0]["type"], r["content"][0]["name"]), ("tool_use", "tool_use", name))
+
     def test_reasoning_by_both_names(self):
         talk = lambda key: [*user("What is 12 + 30?"), {"role": "assistant", key: "It is 42.", "content": "", "tool_calls": [
             {"id": "a", "type": "function", "function": {"name": "get_weather", "arguments": "{}"}}]}, {"role": "tool", "tool_call_id": "a", "content": "x"}]
@@ -379,7 +430,7 @@ class Ollama(Shared):
         whole = self.s.request("POST", "/api/chat", {"messages": user("What is the weather in London in Celsius?"), "tools": [WEATHER], "stream": False, "options": {"temperature": 0}})[2]
         self.assertEqual(whole["message"]["tool_calls"][0]["function"], {"name": "get_weather", "arguments": {"city": "London", "unit": "C"}})
         self.assertEqual(self.s.request("POST", "/api/chat", {"model": "nano", "messages": []})[2]["done_reason"], "load")
-        status, _, body = self.s.request("POST", "/api/chat", {"messages": user("x"), "format": "json"})
+        status, _, body = self.s.request("POST", "/api/chat", {"messages": user("x"), "format": "xml"})
         self.assertEqual((status, list(body)), (400, ["error"]))
 
 

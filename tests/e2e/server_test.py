@@ -324,7 +324,7 @@ class Api(Shared):
                 (400, "n", post({**ok, "n": 2})),
                 (400, "grammar", post({**ok, "grammar": "root ::= x"})),
                 (400, "temperature", post({**ok, "temperature": -1})),
-                (400, "response_format", post({**ok, "response_format": {"type": "json_object"}})),
+                (400, "response_format", post({**ok, "response_format": {"type": "xml"}})),
                 (400, "logprobs", post({**ok, "logprobs": True})),
                 (400, "messages", post({"messages": user("word " * 20000)})),
                 (400, "prompt", post({"prompt": "word " * 5000}, "/v1/completions")),

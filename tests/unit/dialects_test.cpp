@@ -86,7 +86,7 @@ TEST(Anthropic, Fields) {
            {kUser + R"(,"tool_choice":{"type":"any"})", "tool_choice"},
            {kUser + R"(,"tools":[{"type":"web_search_20250305","name":"w"}])", "tools[0].type"},
            {kUser + R"(,"tools":[{}])", "tools[0].name"},
-           {kUser + R"(,"output_config":{"format":{}})", "output_config.format"},
+           {kUser + R"(,"output_config":{"format":{"type":"x"}})", "output_config.format"},
            {kUser + R"(,"mcp_servers":[{}])", "mcp_servers"}})
     EXPECT_EQ(where(messages(fields)), at) << fields;
   ApiDefaults strict = kDefaults;
@@ -222,7 +222,7 @@ TEST(Ollama, RequestsAndAnswers) {
   EXPECT_EQ(r->sampling.temperature, 0);
   EXPECT_EQ(r->stop, std::vector<std::string>{"x"});
   EXPECT_FALSE(chat(R"("model":"m")")->chat());  // asks to load
-  EXPECT_EQ(where(chat(kUser + R"(,"format":"json")")), "format");
+  EXPECT_EQ(where(chat(kUser + R"(,"format":"xml")")), "format");
   EXPECT_EQ(where(chat(kUser + R"(,"options":{"mirostat":1})")), "options.mirostat");
   EXPECT_EQ(where(chat(kUser + R"(,"options":{"num_predict":0})")), "options.num_predict");
   EXPECT_EQ(where(chat(R"("messages":[{"role":"user","content":"x","images":["eA=="]}])")), "messages[0].images");

@@ -1,5 +1,7 @@
 // The OpenAI API without a socket: every field of a request, answers, streams, stop strings.
 #include "server/openai.h"
+#include "grammar/grammar.h"
+#include "server/constraint.h"
 
 #include <gtest/gtest.h>
 
@@ -115,7 +117,12 @@ TEST(OpenAiRequest, Accepts) {
 TEST(OpenAiRequest, RefusesNamingTheField) {
   const std::vector<std::pair<const char*, const char*>> bad = {
       {R"("n":2)", "n"},
-      {R"("response_format":{"type":"json_object"})", "response_format"},
+      {R"("response_format":{"type":"xml"})", "response_format"},
+      {R"("response_format":{"type":"json_schema"})", "response_format.json_schema.schema"},
+      {R"("guided_choice":[1])", "guided_choice"},
+      {R"("guided_json":"{")", "guided_json"},
+      {R"("structured_outputs":{"structural_tag":{}})", "structured_outputs.structural_tag"},
+      {R"("guided_regex":"a","grammar":"root ::= \"a\"")", "guided_regex"},
       {R"("response_format":"text")", "response_format"},
       {R"("logprobs":true)", "logprobs"},
       {R"("top_logprobs":3)", "top_logprobs"},
@@ -123,7 +130,7 @@ TEST(OpenAiRequest, RefusesNamingTheField) {
       {R"("tool_choice":"required")", "tool_choice"},
       {R"("tool_choice":{"type":"function","function":{"name":"f"}})", "tool_choice"},
       {R"("functions":[])", "functions"},
-      {R"("grammar":"root ::= x")", "grammar"},
+      {R"("grammar":7)", "grammar"},
       {R"("mirostat":2)", "mirostat"},
       {R"("n_probs":1)", "n_probs"},
       {R"("reasoning_effort":"much")", "reasoning_effort"},
@@ -208,8 +215,52 @@ TEST(OpenAiRequest, UnknownFields) {
   for (const ApiDefaults& d : {kDefaults, strict}) {
     EXPECT_EQ(where(R"("xtc_probability":0.5)", d), "xtc_probability");
     EXPECT_EQ(where(R"("xtc_probability":0)", d), "accepted");
-    EXPECT_EQ(where(R"("json_schema":{})", d), "json_schema");
+    EXPECT_EQ(where(R"("json_schema":{})", d), "accepted");
   }
+}
+
+// What a request's constraint becomes: whether a text is an answer, or the error's place and words.
+std::string form(const std::string& fields, std::string_view text, bool in_thought = false) {
+  const auto r = chat(fields);
+  if (!r) return r.error().where;
+  GrammarCache cache;
+  const auto g = cache.of(*r, in_thought);
+  if (!g) return g.error().message();
+  if (!*g) return "none";
+  EXPECT_EQ(*cache.of(*r, in_thought), *g) << "compiled twice";
+  GrammarState s(*g);
+  return s.advance_bytes(text) && s.may_end() ? "yes" : "no";
+}
+TEST(OpenAiRequest, ConstraintsBecomeGrammars) {
+  const std::string schema =
+      R"({"type":"object","properties":{"a":{"type":"integer"}},"required":["a"],"additionalProperties":false})";
+  for (const std::string& f :
+       {R"("response_format":{"type":"json_schema","json_schema":{"name":"n","strict":true,"schema":)" + schema + "}}",
+        R"("response_format":{"type":"json_object","schema":)" + schema + "}", R"("json_schema":)" + schema,
+        R"("guided_json":)" + schema, R"("structured_outputs":{"json":)" + schema + "}"}) {
+    EXPECT_EQ(form(f, R"({"a":1})"), "yes") << f;
+    EXPECT_EQ(form(f, R"({"a":"x"})"), "no") << f;
+  }
+  EXPECT_EQ(form(R"("response_format":{"type":"json_object"})", R"({"x":[1]})"), "yes");
+  EXPECT_EQ(form(R"("response_format":{"type":"text"},"grammar":"")", "x"), "none");
+  EXPECT_EQ(form(R"("grammar":"root ::= \"a\"+")", "aaa"), "yes");
+  EXPECT_EQ(form(R"("guided_regex":"a{3}")", "aa"), "no");
+  EXPECT_EQ(form(R"("guided_choice":["x","y"])", "y"), "yes");
+  EXPECT_NE(form(R"("guided_json":{"properties":{"b":{"not":{}}}})", "").find("#/properties/b: not"),
+            std::string::npos);
+  EXPECT_NE(form(R"("guided_regex":"(?=a)b")", "").find("guided_regex: "), std::string::npos);
+}
+TEST(OpenAiRequest, ToolChoices) {
+  const std::string tools =
+      R"("tools":[{"type":"function","function":{"name":"f","parameters":{"type":"object","properties":{}}}}])";
+  EXPECT_EQ(form(tools, ""), "none");
+  EXPECT_EQ(form(tools + R"(,"tool_choice":"none")", ""), "none");
+  EXPECT_EQ(form(tools + R"(,"tool_choice":"required")", "x"), "no");
+  EXPECT_EQ(form(tools + R"(,"tool_choice":{"type":"function","function":{"name":"f"}})", ""), "no");
+  EXPECT_EQ(form(tools + R"(,"tool_choice":{"type":"function","function":{"name":"g"}})", ""), "tool_choice");
+  EXPECT_EQ(form(R"("tool_choice":"required")", ""), "tool_choice");
+  EXPECT_EQ(form(tools + R"(,"response_format":{"type":"json_object"})", "{}"), "yes");
+  EXPECT_EQ(form(tools + R"(,"response_format":{"type":"json_object"})", "text"), "no");
 }
 
 TEST(OpenAiRequest, TheDocumentListsWhatIsRefused) {

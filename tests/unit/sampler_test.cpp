@@ -25,6 +25,28 @@ TEST(Sampler, GreedyTakesTheLargestAndTheLowestIdOnTies) {
   EXPECT_EQ(draw({1, 3, 3, 2}, s), 3);
 }
 
+TEST(Sampler, DrawsOnlyWhatIsAllowed) {
+  std::vector<float> logits(70);
+  for (size_t i = 0; i < logits.size(); ++i) logits[i] = float((i * 37) % 71);
+  logits[5] = NAN;  // of a token that is not allowed
+  const std::vector<uint32_t> mask{1u << 3 | 1u << 30, 0, 1u << 4};
+  for (const float temperature : {0.f, 1.f, 50.f})
+    for (const float bias : {0.f, 1000.f}) {
+      Sampling s{.temperature = temperature, .top_p = 1, .seed = 4};
+      if (bias > 0) s.logit_bias = {{7, bias}}, s.repeat_penalty = 1.3f;
+      std::map<int32_t, int> seen;
+      SamplerScratch scratch;
+      for (int p = 0; p < 300; ++p)
+        ++seen[sample_row(logits, {.sampling = &s, .position = p, .allowed = mask}, scratch)];
+      for (const auto& [id, n] : seen) EXPECT_TRUE(id == 3 || id == 30 || id == 68) << id;
+      EXPECT_EQ(seen.size(), temperature > 1 ? 3u : seen.size());
+    }
+  const std::vector<uint32_t> none(3);
+  SamplerScratch scratch;
+  const Sampling s;
+  EXPECT_EQ(sample_row(logits, {.sampling = &s, .allowed = none}, scratch), -1);
+}
+
 TEST(Sampler, ReportsLogitsWithoutAFiniteNumber) {
   const Sampling s;
   EXPECT_EQ(draw({1, NAN, 2}, s), -1);
