@@ -459,200 +459,200 @@ class ServiceImpl final : public Service, public HttpHandler {
                               .echo_logprobs = logged && request.echo,
                               .grammar = a.grammar},
                              std::move(sink));
-  if (!id) return api_error(id.error());
-  if (job.stream) {
-    if (index == 0) answer->reply->begin(job.writer->stream_type(), job.writer->keep_alive());
-    if (job.begun) answer->reply->write(job.writer->begin(g->prompt, 0));
+    if (!id) return api_error(id.error());
+    if (job.stream) {
+      if (index == 0) answer->reply->begin(job.writer->stream_type(), job.writer->keep_alive());
+      if (job.begun) answer->reply->write(job.writer->begin(g->prompt, 0));
+    }
+    answer->ids.push_back(*id);
+    jobs_.emplace(*id, std::move(job));
+    return std::nullopt;
   }
-  answer->ids.push_back(*id);
-  jobs_.emplace(*id, std::move(job));
-  return std::nullopt;
-}
 
   // --- on the engine's thread
 
   void on_prefill(Generation& g, RequestId id, int computed, int all, bool progress) {
-  if (g.cached < 0) g.cached = computed;  // the first time
-  Json p = {{"total", all},
-            {"cache", g.cached},
-            {"processed", computed},
-            {"time_ms", int64_t(seconds(Clock::now() - g.start) * 1e3)}};
-  http_->post([this, id, progress, prompt = g.prompt, cached = g.cached, p = std::move(p)] {
+    if (g.cached < 0) g.cached = computed;  // the first time
+    Json p = {{"total", all},
+              {"cache", g.cached},
+              {"processed", computed},
+              {"time_ms", int64_t(seconds(Clock::now() - g.start) * 1e3)}};
+    http_->post([this, id, progress, prompt = g.prompt, cached = g.cached, p = std::move(p)] {
+      const auto at = jobs_.find(id);
+      if (at == jobs_.end() || !at->second.answer->reply) return;
+      Job& job = at->second;
+      begin(job, prompt, cached);
+      if (progress) job.answer->reply->write(job.writer->progress(p));
+    });
+  }
+
+  std::string logged_text(int32_t id) const {
+    const Tokenizer& t = *engine_.tokenizer();
+    return t.is_special(id) ? t.text(id) : std::string(t.piece(id));
+  }
+
+  void on_logprobs(Generation& g, int at, std::span<const TokenLogprobs> told, bool logged) {
+    if (at >= g.prompt) g.fresh.clear();
+    for (const TokenLogprobs& t : told) {
+      LoggedToken l{.text = logged ? logged_text(t.id) : "", .logprob = t.logprob};
+      for (const auto& [id, logprob] : t.top) l.top.emplace_back(logged_text(id), logprob);
+      (at < g.prompt ? g.logprobs : g.fresh).push_back(std::move(l));
+    }
+    g.logged = logged;
+  }
+
+  // The prompt, where the answer begins with it.
+  void begin_with_echo(Generation& g, std::vector<AnswerPiece>& pieces) {
+    if (g.echo.empty()) return;
+    pieces.push_back(
+        {{ParseEvent::Kind::kContent, std::exchange(g.echo, {}), {}}, {}, g.so_far(), std::exchange(g.logprobs, {})});
+  }
+
+  void on_tokens(Generation& g, RequestId id, std::span<const int32_t> tokens) {
+    if (g.n == 0) g.first = Clock::now();
+    std::vector<AnswerPiece> pieces;
+    begin_with_echo(g, pieces);
+    for (size_t i = 0; i < tokens.size(); ++i) {
+      const int32_t t = tokens[i];
+      if (g.stopped) break;  // a step may bring more tokens than the answer wants
+      ++g.n;
+      g.tokens.push_back(t);
+      if (i < g.fresh.size()) {
+        g.sum_logprobs += double(g.fresh[i].logprob.value_or(0));
+        if (g.logged) g.logprobs.push_back(std::move(g.fresh[i]));
+      }
+      for (ParseEvent& e : g.text.push(g.decoder.push(t)))
+        pieces.push_back({std::move(e), std::exchange(g.tokens, {}), g.so_far(), std::exchange(g.logprobs, {})});
+      if (!g.text.stopped()) continue;
+      g.stopped = true;
+      engine_.cancel(id);  // takes effect before the next step
+    }
+    if (!pieces.empty()) http_->post([this, id, pieces = std::move(pieces)] { deliver(id, pieces); });
+  }
+
+  void on_done(Generation& g, RequestId id, Stop why, Usage u, const std::string& error) {
+    std::vector<AnswerPiece> pieces;
+    if (why != Stop::kError) begin_with_echo(g, pieces);
+    for (bool last : {false, true})
+      for (ParseEvent& e : last ? g.text.finish() : g.text.push(g.decoder.finish()))
+        pieces.push_back({std::move(e), std::exchange(g.tokens, {}), g.so_far(), std::exchange(g.logprobs, {})});
+    u.generated = g.n;
+    AnswerEnd end{.why = why,
+                  .stopped = g.text.stopped(),
+                  .stop_word = g.text.stop_word(),
+                  .usage = std::move(u),
+                  .logprobs = std::move(g.logprobs)};
+    const double score = g.n > 0 ? g.sum_logprobs / g.n : 0;
+    http_->post([this, id, error, score, end = std::move(end), pieces = std::move(pieces), rest = std::move(g.tokens)] {
+      deliver(id, pieces);
+      complete(id, end, rest, error, score);
+    });
+  }
+
+  // --- on the server's
+
+  static void begin(Job& job, int prompt, int cached) {
+    if (!std::exchange(job.begun, true) && job.stream) job.answer->reply->write(job.writer->begin(prompt, cached));
+  }
+
+  void deliver(RequestId id, const std::vector<AnswerPiece>& pieces) {
     const auto at = jobs_.find(id);
     if (at == jobs_.end() || !at->second.answer->reply) return;
     Job& job = at->second;
-    begin(job, prompt, cached);
-    if (progress) job.answer->reply->write(job.writer->progress(p));
-  });
-}
-
-std::string logged_text(int32_t id) const {
-  const Tokenizer& t = *engine_.tokenizer();
-  return t.is_special(id) ? t.text(id) : std::string(t.piece(id));
-}
-
-void on_logprobs(Generation& g, int at, std::span<const TokenLogprobs> told, bool logged) {
-  if (at >= g.prompt) g.fresh.clear();
-  for (const TokenLogprobs& t : told) {
-    LoggedToken l{.text = logged ? logged_text(t.id) : "", .logprob = t.logprob};
-    for (const auto& [id, logprob] : t.top) l.top.emplace_back(logged_text(id), logprob);
-    (at < g.prompt ? g.logprobs : g.fresh).push_back(std::move(l));
-  }
-  g.logged = logged;
-}
-
-// The prompt, where the answer begins with it.
-void begin_with_echo(Generation& g, std::vector<AnswerPiece>& pieces) {
-  if (g.echo.empty()) return;
-  pieces.push_back(
-      {{ParseEvent::Kind::kContent, std::exchange(g.echo, {}), {}}, {}, g.so_far(), std::exchange(g.logprobs, {})});
-}
-
-void on_tokens(Generation& g, RequestId id, std::span<const int32_t> tokens) {
-  if (g.n == 0) g.first = Clock::now();
-  std::vector<AnswerPiece> pieces;
-  begin_with_echo(g, pieces);
-  for (size_t i = 0; i < tokens.size(); ++i) {
-    const int32_t t = tokens[i];
-    if (g.stopped) break;  // a step may bring more tokens than the answer wants
-    ++g.n;
-    g.tokens.push_back(t);
-    if (i < g.fresh.size()) {
-      g.sum_logprobs += double(g.fresh[i].logprob.value_or(0));
-      if (g.logged) g.logprobs.push_back(std::move(g.fresh[i]));
+    for (const AnswerPiece& p : pieces) {
+      if (job.stream) {
+        job.answer->reply->write(job.writer->piece(p));
+        if (!job.answer->reply) return;
+        continue;
+      }
+      add_event(job.message, p.event);
+      job.logprobs.insert(job.logprobs.end(), p.logprobs.begin(), p.logprobs.end());
+      if (job.return_tokens) job.tokens.insert(job.tokens.end(), p.tokens.begin(), p.tokens.end());
     }
-    for (ParseEvent& e : g.text.push(g.decoder.push(t)))
-      pieces.push_back({std::move(e), std::exchange(g.tokens, {}), g.so_far(), std::exchange(g.logprobs, {})});
-    if (!g.text.stopped()) continue;
-    g.stopped = true;
-    engine_.cancel(id);  // takes effect before the next step
   }
-  if (!pieces.empty()) http_->post([this, id, pieces = std::move(pieces)] { deliver(id, pieces); });
-}
 
-void on_done(Generation& g, RequestId id, Stop why, Usage u, const std::string& error) {
-  std::vector<AnswerPiece> pieces;
-  if (why != Stop::kError) begin_with_echo(g, pieces);
-  for (bool last : {false, true})
-    for (ParseEvent& e : last ? g.text.finish() : g.text.push(g.decoder.finish()))
-      pieces.push_back({std::move(e), std::exchange(g.tokens, {}), g.so_far(), std::exchange(g.logprobs, {})});
-  u.generated = g.n;
-  AnswerEnd end{.why = why,
-                .stopped = g.text.stopped(),
-                .stop_word = g.text.stop_word(),
-                .usage = std::move(u),
-                .logprobs = std::move(g.logprobs)};
-  const double score = g.n > 0 ? g.sum_logprobs / g.n : 0;
-  http_->post([this, id, error, score, end = std::move(end), pieces = std::move(pieces), rest = std::move(g.tokens)] {
-    deliver(id, pieces);
-    complete(id, end, rest, error, score);
-  });
-}
-
-// --- on the server's
-
-static void begin(Job& job, int prompt, int cached) {
-  if (!std::exchange(job.begun, true) && job.stream) job.answer->reply->write(job.writer->begin(prompt, cached));
-}
-
-void deliver(RequestId id, const std::vector<AnswerPiece>& pieces) {
-  const auto at = jobs_.find(id);
-  if (at == jobs_.end() || !at->second.answer->reply) return;
-  Job& job = at->second;
-  for (const AnswerPiece& p : pieces) {
-    if (job.stream) {
-      job.answer->reply->write(job.writer->piece(p));
-      if (!job.answer->reply) return;
-      continue;
+  void complete(RequestId id, AnswerEnd end, const std::vector<int32_t>& rest, const std::string& error, double score) {
+    const auto at = jobs_.find(id);
+    if (at == jobs_.end()) return;
+    Job job = std::move(at->second);
+    jobs_.erase(at);
+    Answer& answer = *job.answer;
+    log_request(id, job, end);
+    --answer.open;
+    const Usage& u = end.usage;
+    if (job.index % answer.best_of == 0) answer.total.prompt += u.prompt, answer.total.cached += u.cached;
+    answer.total.generated += u.generated;
+    if (!answer.reply) return;
+    if (end.why == Stop::kError) return fail(id, job, error);
+    if (!job.stream) {
+      job.tokens.insert(job.tokens.end(), rest.begin(), job.return_tokens ? rest.end() : rest.begin());
+      job.logprobs.insert(job.logprobs.end(), end.logprobs.begin(), end.logprobs.end());
+      end.logprobs = std::move(job.logprobs);
+      answer.choices[size_t(job.index)] = {job.writer->whole(job.message, job.tokens, end), score};
+      if (answer.open == 0) send(answer);
+      return;
     }
-    add_event(job.message, p.event);
-    job.logprobs.insert(job.logprobs.end(), p.logprobs.begin(), p.logprobs.end());
-    if (job.return_tokens) job.tokens.insert(job.tokens.end(), p.tokens.begin(), p.tokens.end());
+    begin(job, u.prompt, u.cached);
+    if (answer.reply) answer.reply->write(job.writer->end(end));
+    if (answer.open > 0 || !answer.reply) return;
+    if (answer.ids.size() > 1)
+      answer.reply->write(job.writer->close(answer.total));
+    else
+      answer.reply->write(job.writer->close(u));
+    if (answer.reply) answer.reply->end();
   }
-}
 
-void complete(RequestId id, AnswerEnd end, const std::vector<int32_t>& rest, const std::string& error, double score) {
-  const auto at = jobs_.find(id);
-  if (at == jobs_.end()) return;
-  Job job = std::move(at->second);
-  jobs_.erase(at);
-  Answer& answer = *job.answer;
-  log_request(id, job, end);
-  --answer.open;
-  const Usage& u = end.usage;
-  if (job.index % answer.best_of == 0) answer.total.prompt += u.prompt, answer.total.cached += u.cached;
-  answer.total.generated += u.generated;
-  if (!answer.reply) return;
-  if (end.why == Stop::kError) return fail(id, job, error);
-  if (!job.stream) {
-    job.tokens.insert(job.tokens.end(), rest.begin(), job.return_tokens ? rest.end() : rest.begin());
-    job.logprobs.insert(job.logprobs.end(), end.logprobs.begin(), end.logprobs.end());
-    end.logprobs = std::move(job.logprobs);
-    answer.choices[size_t(job.index)] = {job.writer->whole(job.message, job.tokens, end), score};
-    if (answer.open == 0) send(answer);
-    return;
+  // All choices are there; of each prompt's, the n best stay.
+  static void send(Answer& a) {
+    std::vector<Json> kept;
+    const auto better = [](const Answer::Choice& x, const Answer::Choice& y) { return x.score > y.score; };
+    for (auto at = a.choices.begin(); at != a.choices.end(); at += a.best_of) {
+      if (a.best_of > a.n) std::stable_sort(at, at + a.best_of, better);
+      for (int i = 0; i < a.n; ++i) kept.push_back(std::move(at[i].json));
+    }
+    if (a.choices.size() > 1)
+      a.reply->send(json_response(200, join_choices(std::move(kept), a.total)));
+    else
+      a.reply->send(json_response(200, kept[0]));
   }
-  begin(job, u.prompt, u.cached);
-  if (answer.reply) answer.reply->write(job.writer->end(end));
-  if (answer.open > 0 || !answer.reply) return;
-  if (answer.ids.size() > 1)
-    answer.reply->write(job.writer->close(answer.total));
-  else
-    answer.reply->write(job.writer->close(u));
-  if (answer.reply) answer.reply->end();
-}
 
-// All choices are there; of each prompt's, the n best stay.
-static void send(Answer& a) {
-  std::vector<Json> kept;
-  const auto better = [](const Answer::Choice& x, const Answer::Choice& y) { return x.score > y.score; };
-  for (auto at = a.choices.begin(); at != a.choices.end(); at += a.best_of) {
-    if (a.best_of > a.n) std::stable_sort(at, at + a.best_of, better);
-    for (int i = 0; i < a.n; ++i) kept.push_back(std::move(at[i].json));
+  // A choice ended in an error: so does the answer.
+  void fail(RequestId id, Job& job, const std::string& error) {
+    Answer& answer = *job.answer;
+    log_.error("request id={} error=\"{}\"", id, error);
+    for (const RequestId other : answer.ids)
+      if (jobs_.count(other)) engine_.cancel(other);
+    const auto reply = std::move(answer.reply);
+    const ApiError e{.status = 500, .message = error, .param = "", .code = ""};
+    if (!job.stream) return reply->send(error_response(dialect_of(job.kind), e));
+    reply->write(job.writer->error(e));
+    reply->end();
   }
-  if (a.choices.size() > 1)
-    a.reply->send(json_response(200, join_choices(std::move(kept), a.total)));
-  else
-    a.reply->send(json_response(200, kept[0]));
-}
 
-// A choice ended in an error: so does the answer.
-void fail(RequestId id, Job& job, const std::string& error) {
-  Answer& answer = *job.answer;
-  log_.error("request id={} error=\"{}\"", id, error);
-  for (const RequestId other : answer.ids)
-    if (jobs_.count(other)) engine_.cancel(other);
-  const auto reply = std::move(answer.reply);
-  const ApiError e{.status = 500, .message = error, .param = "", .code = ""};
-  if (!job.stream) return reply->send(error_response(dialect_of(job.kind), e));
-  reply->write(job.writer->error(e));
-  reply->end();
-}
+  void log_request(RequestId id, const Job& job, const AnswerEnd& end) {
+    const Usage& u = end.usage;
+    const char* stop = end.stopped        ? (end.stop_word.empty() ? "call" : "string")
+                       : job.answer->gone ? job.answer->gone
+                                          : stop_name(end.why);
+    log_.info(
+        "request id={} kind={} stream={}{}{} prompt={} cached={} generated={} prefill_ms={:.1f} decode_ms={:.1f}{} "
+        "stop={} seed={} running={}",
+        id, kind_name(job.kind), int(job.stream), job.key.empty() ? "" : " key=", job.key, u.prompt, u.cached,
+        u.generated, u.prefill_s * 1e3, u.decode_s * 1e3, draft_log(u), stop, job.seed, jobs_.size());
+  }
 
-void log_request(RequestId id, const Job& job, const AnswerEnd& end) {
-  const Usage& u = end.usage;
-  const char* stop = end.stopped        ? (end.stop_word.empty() ? "call" : "string")
-                     : job.answer->gone ? job.answer->gone
-                                        : stop_name(end.why);
-  log_.info(
-      "request id={} kind={} stream={}{}{} prompt={} cached={} generated={} prefill_ms={:.1f} decode_ms={:.1f}{} "
-      "stop={} seed={} running={}",
-      id, kind_name(job.kind), int(job.stream), job.key.empty() ? "" : " key=", job.key, u.prompt, u.cached,
-      u.generated, u.prefill_s * 1e3, u.decode_s * 1e3, draft_log(u), stop, job.seed, jobs_.size());
-}
-
-Engine& engine_;
-ServiceConfig c_;
-spdlog::logger log_;
-size_t longest_piece_ = 1;
-std::mt19937_64 seeds_;
-Access access_;
-ServerInfo info_;
-std::unordered_map<RequestId, Job> jobs_;  // running and waiting
-int arriving_ = 0;                         // being read
-std::unique_ptr<HttpServer> http_;
-GrammarCache grammars_;  // of the worker's thread
-Worker worker_;          // ends before what it uses
+  Engine& engine_;
+  ServiceConfig c_;
+  spdlog::logger log_;
+  size_t longest_piece_ = 1;
+  std::mt19937_64 seeds_;
+  Access access_;
+  ServerInfo info_;
+  std::unordered_map<RequestId, Job> jobs_;  // running and waiting
+  int arriving_ = 0;                         // being read
+  std::unique_ptr<HttpServer> http_;
+  GrammarCache grammars_;  // of the worker's thread
+  Worker worker_;          // ends before what it uses
 };
 
 }  // namespace

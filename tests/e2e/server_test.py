@@ -321,11 +321,11 @@ class Api(Shared):
                 (400, None, post([])),
                 (400, "messages", post({})),
                 (400, "messages[0].role", post({"messages": [{"role": "x", "content": "y"}]})),
-                (400, "n", post({**ok, "n": 2})),
+                (400, "n", post({**ok, "n": 99})),
                 (400, "grammar", post({**ok, "grammar": "root ::= x"})),
                 (400, "temperature", post({**ok, "temperature": -1})),
                 (400, "response_format", post({**ok, "response_format": {"type": "xml"}})),
-                (400, "logprobs", post({**ok, "logprobs": True})),
+                (400, "top_logprobs", post({**ok, "top_logprobs": 2})),
                 (400, "messages", post({"messages": user("word " * 20000)})),
                 (400, "prompt", post({"prompt": "word " * 5000}, "/v1/completions")),
                 (413, None, post({"messages": user("x" * (1 << 20))}))):

@@ -124,7 +124,7 @@ TEST(OpenAiRequest, RefusesNamingTheField) {
       {R"("structured_outputs":{"structural_tag":{}})", "structured_outputs.structural_tag"},
       {R"("guided_regex":"a","grammar":"root ::= \"a\"")", "guided_regex"},
       {R"("response_format":"text")", "response_format"},
-      {R"("logprobs":true)", "logprobs"},
+      {R"("logprobs":3)", "logprobs"},
       {R"("top_logprobs":3)", "top_logprobs"},
       {R"("parallel_tool_calls":1)", "parallel_tool_calls"},
       {R"("tool_choice":"required")", "tool_choice"},
@@ -403,16 +403,37 @@ TEST(OpenAiRequest, Prompts) {
   EXPECT_EQ(parse("[[1,2.0]]")->prompt, (Parts{Ids{1, 2}}));
   EXPECT_EQ(parse(R"(["a",1,2,"b",3])")->prompt, (Parts{"a", Ids{1, 2}, "b", Ids{3}}));
   EXPECT_EQ(parse(R"([1,"a","b"])")->prompt, (Parts{Ids{1}, "a", "b"}));
-  EXPECT_EQ(parse("[[1],[2]]").error().where, "prompt[0]");
+  EXPECT_EQ(parse("[[1],[2]]")->more_prompts, (std::vector<Parts>{{Ids{2}}}));
+  EXPECT_EQ(parse("[[1],[]]").error().where, "prompt[1]");
   EXPECT_EQ(parse("[1,2.5]").error().where, "prompt[1]");
   EXPECT_EQ(parse("[]").error().where, "prompt");
   EXPECT_EQ(parse("null").error().where, "prompt");
   EXPECT_EQ(parse("[1,100]").error().where, "prompt[1]");
   EXPECT_EQ(parse("[1,-1]").error().where, "prompt[1]");
-  EXPECT_EQ(parse(R"(["a","b"])").error().where, "prompt[0]");
-  EXPECT_EQ(completion(R"("echo":true)").error().where, "echo");
-  EXPECT_EQ(completion(R"("logprobs":0)").error().where, "logprobs");
+  EXPECT_EQ(parse(R"(["a","b"])")->more_prompts, (std::vector<Parts>{{"b"}}));
+  EXPECT_EQ(completion(R"("echo":3)").error().where, "echo");
+  EXPECT_EQ(completion(R"("logprobs":true)").error().where, "logprobs");
+  EXPECT_EQ(completion(R"("logprobs":0)")->logprobs, 0);
+  EXPECT_EQ(completion(R"("echo":true,"max_tokens":0)")->max_tokens, 0);
+  EXPECT_EQ(completion("\"draft\":\"none\"")->draft, false);
   EXPECT_FALSE(bool(parse_api_request(ApiKind::kChat, json("[]"), kDefaults)));
+}
+
+TEST(OpenAiAnswer, LogProbabilities) {
+  const std::vector<LoggedToken> tokens = {{.text = "<bos>"},
+                                           {.text = "\xC3\xA9", .logprob = -.5f, .top = {{"\xC3\xA9", -.5f}}},
+                                           {.text = "\xE2\x82", .logprob = -1.f, .top = {{"x", -.25f}}}};
+  ApiRequest r;
+  r.logprobs = 1;
+  const AnswerEnd end{.why = Stop::kLength, .logprobs = tokens};
+  const Json text = make_writer({.kind = ApiKind::kCompletion}, {.request = r})->whole({}, {}, end);
+  EXPECT_EQ(
+      dump_json(text["choices"][0]["logprobs"]),
+      R"({"tokens":["<bos>","é","bytes:\\xe2\\x82"],"token_logprobs":[null,-0.5,-1.0],"top_logprobs":[null,{"é":-0.5},{"x":-0.25}],"text_offset":[0,5,6]})");
+  const Json chat = make_writer({.kind = ApiKind::kChat}, {.request = r})->whole({}, {}, end);
+  EXPECT_EQ(
+      dump_json(chat["choices"][0]["logprobs"]["content"][1]),
+      R"({"token":"é","logprob":-0.5,"bytes":[195,169],"top_logprobs":[{"token":"é","logprob":-0.5,"bytes":[195,169]}]})");
 }
 
 TEST(OpenAiRequest, LargeObjectsAreRefusedQuickly) {
