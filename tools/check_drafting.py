@@ -31,7 +31,7 @@ def prompts(n):
 
 def run(program, backend, model, kv, prompt, n, extra):
     r = subprocess.run([program, "run", "-m", os.path.join(MODELS, model), "--backend", backend, "--kv-k", kv, "--kv-v", kv, "-c", "8192", "--raw", "-p", prompt,
-                        "--temp", "0", "-n", str(n), "--ignore-eos", *extra], capture_output=True)
+                        "--temp", "0", "-n", str(n), "--ignore-eos", "-v", *extra], capture_output=True)
     err = r.stderr.decode(errors="replace")
     drafts = re.search(r"drafts (\d+) of (\d+) right", err)
     return r.returncode, r.stdout, err, tuple(map(int, drafts.groups())) if drafts else (0, 0)

@@ -30,6 +30,9 @@ struct Options {
 
 int grade_set(Engine& e, const Options& o) {
   const std::string path = o.set.empty() ? default_eval_path() : o.set;
+  if (path.empty())
+    return report({"--set", "expected questions, found none given and none beside the program",
+                   "give a file of JSON lines (facet eval --help)"});
   auto docs = read_eval_set(path);
   if (!docs) return report(docs.error());
   if (docs->empty()) return report({path, "expected questions, found none", "each line is {kind, context, answer}"});

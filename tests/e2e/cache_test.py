@@ -116,7 +116,8 @@ class Waiting(unittest.TestCase):
             print(f"Hello behind three prompts of {LONG:,} tokens: {waited:.2f} s; a step takes {per_step:.2f} s, the prompts {max(done) - asked:.1f} s")
             # The step under way and its own; as much again for a machine that has other things to do.
             self.assertLess(waited, 4 * per_step + .2)
-            self.assertLess(waited, (max(done) - asked) / 4)
+            if max(done) - asked > 20 * per_step:  # else they were read before it came
+                self.assertLess(waited, (max(done) - asked) / 4)
         finally:
             s.stop()
 

@@ -421,7 +421,7 @@ class Api(Shared):
 
 
 class Soak(Shared):
-    FLAGS = ("--parallel", "8", "--queue", "64", "--max-body", "1MB", "--backlog", "16KB", "--write-time", "2")
+    FLAGS = ("--parallel", "8", "--queue", "64", "--max-body", "1MB", "--backlog", "16KB", "--write-time", "2", "--cache-ram", "2MB")
 
     def rss(self):
         """Bytes of memory the server holds."""

@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <string>
 #include <utility>
@@ -34,7 +35,24 @@ class Terminal {
     ::kill(pid_, SIGKILL);
     ::waitpid(pid_, nullptr, 0);
   }
-  void type(const std::string& s) { EXPECT_EQ(::write(fd_, s.data(), s.size()), ssize_t(s.size())); }
+  // In pieces, reading in between: a terminal's buffers hold a few thousand bytes either way.
+  void type(const std::string& s) {
+    for (size_t at = 0; at < s.size();) {
+      pollfd p{fd_, POLLIN | POLLOUT, 0};
+      ASSERT_GT(::poll(&p, 1, 10000), 0);
+      if (p.revents & POLLIN) {
+        char buffer[4096];
+        const ssize_t n = ::read(fd_, buffer, sizeof buffer);
+        ASSERT_GT(n, 0);
+        seen_.append(buffer, size_t(n));
+      } else {
+        const ssize_t n = ::write(fd_, s.data() + at, std::min<size_t>(s.size() - at, 256));
+        ASSERT_GT(n, 0);
+        at += size_t(n);
+        ::usleep(1000);
+      }
+    }
+  }
   // Reads until `text` has appeared since the last call; false after ten seconds.
   bool wait_for(const std::string& text) {
     for (int i = 0; i < 100; ++i) {
