@@ -90,7 +90,7 @@ int run(Options& o) {
   const bool text = !o.text.empty();
   if (text) o.engine.n_ctx = o.window;
   o.engine.max_out = text ? std::min(o.engine.chunk > 0 ? o.engine.chunk : 512, o.window) : 64;
-  o.engine.snapshots = 0;
+  o.engine.snapshots = 0, o.engine.cache_ram = 0;
   auto e = open_engine(o.engine);
   if (!e) return report(e.error());
   return text ? measure_text(**e, o) : grade_set(**e, o);

@@ -31,7 +31,7 @@ int run(Options& o) {
   if (o.engine.n_ctx == 0 && !ec) o.engine.n_ctx = int(std::max<uintmax_t>(bytes / 4, 1));
   if (o.engine.chunk == 0) o.engine.chunk = kChunk;
   o.engine.max_out = o.engine.chunk;
-  o.engine.snapshots = 0;
+  o.engine.snapshots = 0, o.engine.cache_ram = 0;
   auto opened = open_engine(o.engine);
   if (!opened) return report(opened.error());
   auto ids = read_token_file(o.tokens, (*opened)->model().n_vocab);
