@@ -51,8 +51,9 @@ def check(client):
     m = client.messages.create(model="any", max_tokens=2000, extra_body={"temperature": 0}, messages=[{"role": "user", "content": "What is 12 + 30?"}],
                                thinking={"type": "enabled", "budget_tokens": 1024})
     assert [b.type for b in m.content] == ["thinking", "text"] and "42" in m.content[1].text, m
+    m = client.messages.create(**ask, messages=hello, tools=[TOOL], tool_choice={"type": "any"})  # a call, whatever was said
+    assert m.stop_reason in ("tool_use", "max_tokens") and m.content[-1].type == "tool_use" and m.content[-1].name == "get_time", m
     for kind, call in ((anthropic.BadRequestError, lambda: client.messages.create(**ask, messages=[])),
-                       (anthropic.BadRequestError, lambda: client.messages.create(**ask, messages=hello, tools=[TOOL], tool_choice={"type": "any"})),
                        (anthropic.AuthenticationError, lambda: client.with_options(api_key="wrong").messages.create(**ask, messages=hello)),
                        (anthropic.NotFoundError, lambda: client.messages.batches.list())):
         try:
