@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Runs what the documents say: docs_test.py PROGRAM [DOCUMENT ...].
 
-Every command in a fenced block of README.md and docs/*.md has to run, with the shipped models on the CPU, or has to be
+Every command in a fenced block of README.md, CONTRIBUTING.md and docs/*.md has to run, with the shipped models on the CPU, or has to be
 marked: "(Example.)" or "(Example: why.)" in the paragraph before the block, after the fence's language or in the
 command's own comment. Of marked commands, and of commands within a sentence, the options have to exist. Paths and
 links have to lead somewhere, and the chat in README.md has to be what the program says.
@@ -207,6 +207,14 @@ def wrong_options(command):
 
 
 @functools.cache
+def code():
+    """The paths of the repository's code, and all words of src."""
+    paths = [p for d in ("src", "tests", "tools", "scripts", "bench") for p in (ROOT / d).rglob("*") if p.is_file()]
+    text = "".join(p.read_text() for p in (ROOT / "src").rglob("*") if p.suffix in (".h", ".cpp", ".cu", ".cuh"))
+    return [f"/{p.relative_to(ROOT)}" for p in paths], set(re.findall(r"\w+", text))
+
+
+@functools.cache
 def tests():
     """Suite.Name of every test of googletest's."""
     return {".".join(t) for p in (ROOT / "tests").rglob("*.cpp") for t in re.findall(r"TEST(?:_P|_F)?\(\s*(\w+),\s*(\w+)\)", p.read_text())}
@@ -220,6 +228,11 @@ def check_prose(number, line, folder):
         path = re.fullmatch(r"(?:src|tests|tools|scripts|bench|docs|models|\.ci)/[\w./-]+", span)
         if path and not (ROOT / span).exists() and not list((ROOT / span).parent.glob(pathlib.Path(span).name + ".*")):
             yield f"{number}: {span} does not exist"
+        elif re.fullmatch(r"[\w./-]+\.(?:h|cpp|cu|cuh)", span) and not any(p.endswith(f"/{span}") for p in code()[0]):
+            yield f"{number}: there is no file {span}"
+        name = re.fullmatch(r"(\w+)::(\w+)", span)
+        if name and not code()[1].issuperset(name.groups()):
+            yield f"{number}: there is no {span} in src"
         test = re.fullmatch(r"([A-Z]\w+\.[A-Z]\w+)\*?", span)
         if test and not any(name.startswith(test[1]) for name in tests()):
             yield f"{number}: there is no test {span}"
@@ -288,10 +301,11 @@ Not an example.
 facet nothing, which is no command here
 ```
 
-`Speculation.Nothing` and `Speculation.ConversationsGoOn`, `docs/none.md`, `facet run --none`, [none](none.md), `src/model/gemma4.h` and `facet run --temp 0`.
+`Speculation.Nothing` and `Speculation.ConversationsGoOn`, `Cuda::no_such_verb`, `none.cuh`, `docs/none.md`, `facet run --none`, [none](none.md), `src/model/gemma4.h` and `facet run --temp 0`.
 """
 FOUND = ("5: facet inspect", "6: facet tokenize", "8: facet serve", "9: build/cuda/facet", "13: facet nothing",
          "19: `facet run` has no option --no-such-option", "29: there is no test Speculation.Nothing",
+         "29: there is no Cuda::no_such_verb in src", "29: there is no file none.cuh",
          "29: docs/none.md", "29: `facet run` has no option --none", "29: the link to none.md")
 
 
@@ -315,7 +329,7 @@ def main():
         print("a chat that the program does not hold is not what is found:", *chat, sep="\n  ")
         return 1
     bad = 0
-    documents = [pathlib.Path(d) for d in sys.argv[2:]] or [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    documents = [pathlib.Path(d) for d in sys.argv[2:]] or [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
     for document in documents:
         text, start = document.read_text(), time.time()
         problems, runner = with_runner(lambda r: check(text, r, document.resolve().parent))
