@@ -130,10 +130,10 @@ __global__ void __launch_bounds__(kPrefillThreads, 1)
   };
   // The rows last loaded are there, for all warps, and in f16; no warp reads the other operand any more.
   auto arrive = [&](auto is_k) {
-    constexpr bool kIsK = decltype(is_k)::value;
     copies_wait<0>();
     __syncthreads();
     if constexpr (Shape::kRaw) {
+      constexpr bool kIsK = decltype(is_k)::value;
       expand_rows<kIsK ? K : V, E, kKeys>(shared + (kIsK ? 0 : Shape::kAtV), shared + Shape::kAtRaw);
       __syncthreads();
     }
