@@ -88,7 +88,7 @@ __global__ void __launch_bounds__(kPrefillThreads, 1) attend_prefill_kernel(cons
 
   // First row of the warp, and its share at E = 512; a warpgroup of four warps has one share of 64 rows.
   const int strip = warp % (kRows / 16) * 16, half = warp / (kRows / 16);
-  PrefillLane lane(p, s, strip);
+  PrefillLane lane(s, p.group, strip);
   const float scale = p.scale * 1.4426950408889634f;
   float out[kOutTiles][4] = {};
   float* maxima = reinterpret_cast<float*>(shared + Shape::kAtM);

@@ -37,35 +37,40 @@ struct PrefillMmaShape {
   static_assert(kBytes <= 99 * 1024, "shared memory of a block on sm_86");
 };
 
+// B fragments for steps of m16n8k16 products, each loaded one step before it is multiplied: f(i, b) multiplies step i.
+template <int kSteps, class At, class Load, class F>
+__device__ __forceinline__ void pipelined(At&& at, Load&& load, F&& f) {
+  uint32_t b[2][4];
+  load(b[0], at(0));
+#pragma unroll
+  for (int i = 0; i < kSteps; ++i) {
+    if (i + 1 < kSteps) load(b[(i + 1) % 2], at(i + 1));
+    f(i, b[i % 2]);
+  }
+}
+
 // score = q k^T of a warp's 16 rows and the tile's 32 keys, over 256 values; panels: the 128-byte panels of K.
 __device__ __forceinline__ void score_keys(float (&score)[4][4], const uint32_t (&q)[16][4], const char* panels) {
   const int lane = threadIdx.x % 32, row = lane / 16 * 8 + lane % 8, chunk = lane / 8 % 2;
-#pragma unroll
-  for (int ks = 0; ks < 16; ++ks) {
-#pragma unroll
-    for (int n = 0; n < 2; ++n) {
-      uint32_t b[4];
-      ldmatrix4(b, panels + tile_at(32, n * 16 + row, ks * 32 + chunk * 16));
-      mma_f16(score[2 * n], q[ks], b[0], b[1]);
-      mma_f16(score[2 * n + 1], q[ks], b[2], b[3]);
-    }
-  }
+  pipelined<32>([&](int i) { return panels + tile_at(32, i % 2 * 16 + row, i / 2 * 32 + chunk * 16); },
+                [](uint32_t(&b)[4], const char* p) { ldmatrix4(b, p); },
+                [&](int i, const uint32_t(&b)[4]) {
+                  mma_f16(score[i % 2 * 2], q[i / 2], b[0], b[1]);
+                  mma_f16(score[i % 2 * 2 + 1], q[i / 2], b[2], b[3]);
+                });
 }
 
 // out += p v of a warp's 16 rows: 32 keys, 256 values; panels: those of V.
 __device__ __forceinline__ void add_values(float (&out)[32][4], const uint32_t (&prob)[4][2], const char* panels) {
   const int lane = threadIdx.x % 32, row = lane / 8 % 2 * 8 + lane % 8, chunk = lane / 16;
-#pragma unroll
-  for (int ks = 0; ks < 2; ++ks) {
-    const uint32_t a[4] = {prob[2 * ks][0], prob[2 * ks][1], prob[2 * ks + 1][0], prob[2 * ks + 1][1]};
-#pragma unroll
-    for (int n = 0; n < 16; ++n) {
-      uint32_t b[4];
-      ldmatrix4_transposed(b, panels + tile_at(32, ks * 16 + row, n * 32 + chunk * 16));
-      mma_f16(out[2 * n], a, b[0], b[1]);
-      mma_f16(out[2 * n + 1], a, b[2], b[3]);
-    }
-  }
+  pipelined<32>([&](int i) { return panels + tile_at(32, i / 16 * 16 + row, i % 16 * 32 + chunk * 16); },
+                [](uint32_t(&b)[4], const char* p) { ldmatrix4_transposed(b, p); },
+                [&](int i, const uint32_t(&b)[4]) {
+                  const int ks = i / 16, n = i % 16;
+                  const uint32_t a[4] = {prob[2 * ks][0], prob[2 * ks][1], prob[2 * ks + 1][0], prob[2 * ks + 1][1]};
+                  mma_f16(out[2 * n], a, b[0], b[1]);
+                  mma_f16(out[2 * n + 1], a, b[2], b[3]);
+                });
 }
 
 // Adds the scores of the other warp of a pair; parts: [2 warps][4][32] float4 of the pair. Both get the same bits.
@@ -92,7 +97,17 @@ __global__ void __launch_bounds__(kPrefillThreads, 1)
 
   wait_for_previous();
   let_next_start();
-  const PrefillTile t = find_prefill_tile(p, kRows / p.group);
+  // What every tile of keys needs and no product: in shared memory, as registers are full of operands.
+  __shared__ PrefillTile t;
+  __shared__ PrefillSource<K, V, E> source;
+  if (warp == 0) {
+    const PrefillTile found = find_prefill_tile(p, kRows / p.group);
+    if (tid == 0) {
+      t = found;
+      if (t.seq >= 0) source = PrefillSource<K, V, E>(p, found, head);
+    }
+  }
+  __syncthreads();
   if (t.seq < 0) {
     if (blockIdx.x == 0) clear_prefill_padding(p, head, E);
     return;
@@ -110,7 +125,6 @@ __global__ void __launch_bounds__(kPrefillThreads, 1)
     ldmatrix4(q[ks], shared + tile_at(kRows, strip + tid % 16, half * 512 + ks * 32 + tid % 32 / 16 * 16));
   __syncthreads();
 
-  const PrefillSource<K, V, E> source(p, t, head);
   auto load = [&](int tile, auto is_k) {
     constexpr bool kIsK = decltype(is_k)::value;
     constexpr int kBytes = kIsK ? Shape::kRowK : Shape::kRowV;
@@ -141,7 +155,7 @@ __global__ void __launch_bounds__(kPrefillThreads, 1)
   constexpr std::bool_constant<true> kKey;
   constexpr std::bool_constant<false> kValue;
 
-  PrefillLane lane(p, s, strip);
+  PrefillLane lane(s, p.group, strip);
   const float scale = p.scale * 1.4426950408889634f;
   float out[32][4] = {};
   load(0, kKey);

@@ -204,18 +204,15 @@ __device__ __forceinline__ void store_output(const char* row, const AttendParams
 
 // The two query rows of a lane in a warp's 16, g and g + 8 (lane 4 g + c), as online softmax goes along.
 struct PrefillLane {
-  int token[2], pos[2];  // token of the sequence; -1: no row of the tile
+  int token[2];          // of the sequence; -1: no row of the tile
   float top[2], sum[2];  // largest score so far (times log2 e), sum of probabilities (times 64)
 
-  __device__ PrefillLane(const AttendParams& p, const SeqRows& s, int strip) {
+  __device__ PrefillLane(const SeqRows& s, int group, int strip) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      token[h] = s.j0 + (strip + int(threadIdx.x) % 32 / 4 + 8 * h) / p.group;
-      pos[h] = 0, top[h] = -INFINITY, sum[h] = 0;
-      if (token[h] < s.j1)
-        pos[h] = p.step.pos[s.begin + token[h]];
-      else
-        token[h] = -1;
+      token[h] = s.j0 + (strip + int(threadIdx.x) % 32 / 4 + 8 * h) / group;
+      if (token[h] >= s.j1) token[h] = -1;
+      top[h] = -INFINITY, sum[h] = 0;
     }
   }
 };
@@ -227,11 +224,15 @@ __device__ __forceinline__ void mask_scores(float (&score)[kTiles][4], float (&m
                                             const PrefillTile& t, const PrefillLane& lane, int row0, float scale,
                                             bool whole) {
   const SeqRows& s = t.rows;
+  int pos[2] = {};
   uint64_t ancestor[2] = {};
-  if (!whole && s.mask == Mask::kTree)
+  if (!whole && !t.plain)
 #pragma unroll
     for (int h = 0; h < 2; ++h)
-      if (lane.token[h] >= 0) ancestor[h] = p.step.ancestor[s.begin + lane.token[h]];
+      if (lane.token[h] >= 0) {
+        pos[h] = p.step.pos[s.begin + lane.token[h]];
+        if (s.mask == Mask::kTree) ancestor[h] = p.step.ancestor[s.begin + lane.token[h]];
+      }
   most[0] = most[1] = -INFINITY;
 #pragma unroll
   for (int n = 0; n < kTiles; ++n)
@@ -244,7 +245,7 @@ __device__ __forceinline__ void mask_scores(float (&score)[kTiles][4], float (&m
         bool seen = row >= t.lo && row < t.hi && token >= 0;
         if (seen)
           seen = t.plain ? row <= s.len + token && (p.window == 0 || s.len + token - row < p.window)
-                         : sees_row(p, s, token, lane.pos[h], ancestor[h], row);
+                         : sees_row(p, s, token, pos[h], ancestor[h], row);
         if (!seen) score[n][e] = -INFINITY;
       }
       most[h] = fmaxf(most[h], score[n][e]);
@@ -309,6 +310,7 @@ template <KvType K, KvType V, int E>
 struct PrefillSource {
   const char *k_rows, *v_rows, *k_stage, *v_stage;
   bool staged;
+  PrefillSource() = default;
   __device__ PrefillSource(const AttendParams& p, const PrefillTile& t, int head)
       : k_rows(reinterpret_cast<const char*>(p.kv.k + p.step.slot[t.seq] * p.kv.k_slot) + head * planar_bytes(K, E)),
         v_rows(reinterpret_cast<const char*>(p.kv.v + p.step.slot[t.seq] * p.kv.v_slot) + head * planar_bytes(V, E)),
