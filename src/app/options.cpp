@@ -196,9 +196,13 @@ Status lockstep_verdict(const Engine& e) {
   if (!e.config().lockstep) return Ok{};
   const LockstepReport r = e.lockstep_report();
   print_err("{:<24} {:>9} {:>6} {:>11} {:>11} {:>9}\n", "verb", "compared", "over", "worst error", "bound", "of bound");
-  for (const LockstepReport::Verb& v : r.verbs)
-    print_err("{:<24} {:>9} {:>6} {:>11.3g} {:>11.3g} {:>8.1f}%\n", v.name, v.compared, v.over, v.error, v.bound,
-              100 * v.error / v.bound);
+  for (const LockstepReport::Verb& v : r.verbs) {
+    if (v.compared > 0)
+      print_err("{:<24} {:>9} {:>6} {:>11.3g} {:>11.3g} {:>8.1f}%\n", v.name, v.compared, v.over, v.error, v.bound,
+                100 * v.error / v.bound);
+    else
+      print_err("{:<24} judged by the verbs that read what it leaves\n", v.name);
+  }
   if (r.first_over.empty()) return Ok{};
   return Error{"--lockstep", r.first_over, "the first verb over its bound; those after it were judged on its result"};
 }

@@ -637,11 +637,6 @@ void Cuda::add(Rows y, Rows a, Rows b) {
   const Mat u = mat(a, false), v = mat(b, false);
   cuda::add(stream_, written(y, false), u, v);
 }
-void Cuda::concat(Rows y, Rows a, Rows b) {
-  const Mat to = written(y, true);
-  cuda::copy_cols(stream_, to, 0, mat(a, false));
-  cuda::copy_cols(stream_, to, a.cols, mat(b, false));
-}
 void Cuda::gather(Rows y, Rows x, const Step&) {
   const Mat in = mat(x, false);
   cuda::gather(stream_, written(y, true), in, step_.out_row);

@@ -216,7 +216,6 @@ class Cuda {
   void ffn_beside_moe(Rows y, Rows g, Rows h, Weight gate, Weight up, Weight down, Rows o, Rows e, Rows r,
                       MoeWeights<Weight, Vec> w, int n_used, Act act);
   void add(Rows y, Rows a, Rows b);
-  void concat(Rows y, Rows a, Rows b);
   void gather(Rows y, Rows x, const Step& s);
   void copy_rows(Rows y, Rows x);
   void softcap(Rows x, float cap);
