@@ -2,23 +2,16 @@
 #include <algorithm>
 #include <chrono>
 #include <concepts>
-#include <map>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "backend/backend.h"
+#include "backend/verb_cost.h"
 #include "base/check.h"
 #include "base/result.h"
 
 namespace facet {
-
-// What one verb cost over the steps that were traced. Bytes are those that must move: weights once, activations
-// read and written once, cache rows once.
-struct VerbCost {
-  int64_t calls = 0;
-  double ms = 0, bytes = 0, flops = 0;
-};
 
 // Devices that run behind the host time verbs by marks among their own work.
 //   hold   keeps the device busy while the host runs ahead, so that no verb waits for it
@@ -67,7 +60,7 @@ class Traced {
     if constexpr (MarksTime<B>)
       if (tracing_) {
         inner_.hold(), inner_.mark();
-        if (std::exchange(in_step_, true)) marked_.push_back(nullptr);  // between two steps
+        if (std::exchange(marking_, true)) marked_.push_back(nullptr);  // between two steps
       }
   }
   void next_step(const Step& s) requires requires(B b) { b.next_step(s); }
@@ -84,7 +77,7 @@ class Traced {
     for (size_t i = 0; i < ms.size(); ++i)
       if (marked_[i]) marked_[i]->ms += ms[i];
     marked_.clear();
-    in_step_ = false;
+    marking_ = false;
   }
   template <class Pass>
   Rows replay(const void* key, Pass&& pass) requires requires(B b) {
@@ -107,7 +100,7 @@ class Traced {
 #define CHAINED VERB
 #include "backend/verbs.def"
 
-  const std::map<std::string, VerbCost>& costs() const { return costs_; }
+  const VerbCosts& costs() const { return costs_; }
   void reset() { costs_.clear(); }
 
  private:
@@ -159,6 +152,8 @@ class Traced {
   void timed(const char* verb, double bytes, double flops, F&& f) {
     if constexpr (MarksTime<B>)
       if (!tracing_) return f();
+    if constexpr (MarksTime<B>)
+      if (!std::exchange(marking_, true)) inner_.mark();
     const auto start = std::chrono::steady_clock::now();
     f();
     VerbCost& c = costs_[verb];
@@ -171,8 +166,8 @@ class Traced {
     c.flops += flops;
   }
   B inner_;
-  std::map<std::string, VerbCost> costs_;
-  bool tracing_ = false, in_step_ = false;
+  VerbCosts costs_;
+  bool tracing_ = false, marking_ = false;  // marking_: there is a mark since take_laps()
   std::vector<VerbCost*> marked_;  // by mark, of the steps at hand; null: no verb's. A map's elements stay in place
 };
 

@@ -30,13 +30,14 @@ template <Backend B>
 class StepLoop {
  public:
   StepLoop(Runner<B>& runner, Speculator<B>& spec, SessionStore& sessions, const EngineConfig& c,
-           const Tokenizer* tokenizer, int n_vocab, StepHooks hooks)
+           const Tokenizer* tokenizer, int n_vocab, std::span<const float> forced_drafts, StepHooks hooks)
       : runner_(runner),
         spec_(spec),
         sessions_(sessions),
         cfg_(c),
         tokenizer_(tokenizer),
         n_vocab_(n_vocab),
+        forced_drafts_(forced_drafts),
         hooks_(std::move(hooks)),
         scheduler_(c.chunk, c.max_stall) {}
 
@@ -304,7 +305,7 @@ class StepLoop {
   std::span<const int16_t> keep(SlotId s, std::span<int32_t> drawn, std::vector<int32_t>& tokens) {
     Job& w = at(s).work;
     const DraftTree& tree = spec_.tree(s);
-    if (!cfg_.draft.forced.empty()) force(s, drawn);
+    if (!forced_drafts_.empty()) force(s, drawn);
     const Accepted& a = spec_.verify(s, drawn, w.usage, w.usage.generated);
     for (size_t i = 1; i < a.path.size(); ++i) tokens.push_back(tree.token[size_t(a.path[i])]);
     tokens.push_back(a.next);
@@ -315,9 +316,9 @@ class StepLoop {
     return a.path;
   }
 
-  // DraftConfig::forced: a chain's drafts are right with given probabilities. The same seed, the same script.
+  // EngineDebug::forced_drafts: a chain's drafts are right with given probabilities. The same seed, the same script.
   void force(SlotId s, std::span<int32_t> drawn) const {
-    const std::vector<float>& p = cfg_.draft.forced;
+    const std::span<const float> p = forced_drafts_;
     const DraftTree& tree = spec_.tree(s);
     const Session& q = at(s);
     for (size_t i = 0; i + 1 < drawn.size(); ++i) {
@@ -389,6 +390,7 @@ class StepLoop {
   const EngineConfig& cfg_;
   const Tokenizer* tokenizer_;
   int n_vocab_;
+  std::span<const float> forced_drafts_;  // EngineDebug's
   StepHooks hooks_;
   Scheduler scheduler_;
   const Sampling greedy_{.temperature = 0};

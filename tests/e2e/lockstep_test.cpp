@@ -55,6 +55,16 @@ TEST(LockstepCommand, NamesEveryVerbOfADraftingRun) {
   for (const std::string& verb : missing) ADD_FAILURE() << verb << " was not judged";
 }
 
+// `facet run --explain`: the verbs of the target and of its drafter, as they ran.
+TEST(ExplainCommand, PricesTheVerbsOfADraftingRun) {
+  const std::string models = FACET_SOURCE_DIR "/models/facet-nano-moe";
+  const Ran r = facet("run -m " + models + "-Q4_K_M.gguf --draft " + models +
+                      "-mtp-Q8_0.gguf --backend cpu --explain --temp 0 -n 8 -c 512 -p 'What is 17 + 25?'");
+  EXPECT_EQ(r.rc, 0) << r.out;
+  for (const char* verb : {"moe ", "attend ", "sample ", "top_k ", "all verbs "})
+    EXPECT_TRUE(has(r.out, std::string("\n") + verb)) << verb << r.out;
+}
+
 // A weight that is no number: the verb that reads it is the first over its bound.
 TEST(LockstepCommand, NamesTheFirstVerbOverItsBound) {
   const TinyFile file;

@@ -4,8 +4,9 @@
 #include "backend/cuda/kernels/probe.h"
 #include "backend/traced.h"
 #include "cache/cuda_kv_cache.h"
-#include "engine/engine_cuda.h"
+#include "engine/plan.h"
 #include "engine/runner.h"
+#include "tools/bench.h"
 
 namespace facet {
 namespace {
