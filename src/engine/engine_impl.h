@@ -181,8 +181,7 @@ class EngineImpl final : public Engine, SessionMemory {
     steps_ = std::make_unique<StepLoop<B>>(
         *runner_, *spec_, *sessions_, cfg_, tokenizer(), model_.cfg.n_vocab, model_.debug.forced_drafts,
         StepHooks{.finish = [this](SlotId s, Stop why, const std::string& error) { finish(s, why, error); },
-                  .make_room = [this](SlotId s) { return make_room(s); },
-                  .quiet = [this] { return waiting_.empty() && queue_.quiet(); }});
+                  .make_room = [this](SlotId s) { return make_room(s); }});
   }
 
   // Cancellations, then waiting requests into sessions, in the order of their arrival; one that waits for a prefix

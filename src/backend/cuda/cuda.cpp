@@ -20,12 +20,8 @@ void Cuda::next_step(const Step& s) {
 void Cuda::take_step(const Step& s, bool keep_tokens) {
   settle();  // that is of the step before
   acts_.forget_rounded();
-  if (keep_tokens)
-    graphs_.begin_chained();
-  else if (graphs_.begin(s, step_.shape, [&] { sampler_.wait(); }))
-    return;
   step_ = arrays_.upload(s, keep_tokens, [&] { finish(); });
-  step_.shape.longest = int(cuda::Graphs::row_bucket(s.shape.longest));
+  step_.shape.longest = int(cuda::row_bucket(s.shape.longest));
   // Powers of two: few graphs serve many trees.
   if (s.shape.n_path > 0) step_.shape.n_path = int(std::bit_ceil(unsigned(s.shape.n_path)));
 }
@@ -147,8 +143,8 @@ void Cuda::softcap(Rows x, float cap) {
 
 // --- logits
 
-void Cuda::sample(Ids ids, Rows logits, std::span<const SampleRow> rows, bool go_on) {
-  if (sampler_.sample(ids, acts_.mat(logits, false), rows, go_on ? &step_ : nullptr)) acts_.forget_rounded();
+void Cuda::sample(Ids ids, Rows logits, std::span<const SampleRow> rows) {
+  sampler_.sample(ids, acts_.mat(logits, false), rows);
 }
 void Cuda::top_k(Ids ids, Scores log_probs, Rows logits, int k) {
   sampler_.top_k(ids, log_probs, nullptr, acts_.mat(logits, false), k, in_pass_);

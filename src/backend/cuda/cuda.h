@@ -126,11 +126,10 @@ class Cuda {
   void finish() { sampler_.finish(); }  // waits for everything
   struct Counters {
     int64_t graph_launches = 0, captures = 0, allocations = 0;
-    int64_t in_vain = 0;  // of the launches
   };
   Counters counters() const {
     const cuda::Graphs::Counters& g = graphs_.counters();
-    return {g.launches, g.captures, device_.allocations(), g.discarded};
+    return {g.launches, g.captures, device_.allocations()};
   }
   size_t graphs() const { return graphs_.size(); }
   void use_graphs(bool on) { graphs_.use(on); }
@@ -167,12 +166,7 @@ class Cuda {
   void gather(Rows y, Rows x, const Step& s);
   void copy_rows(Rows y, Rows x);
   void softcap(Rows x, float cap);
-  void sample(Ids ids, Rows logits, std::span<const SampleRow> rows) { sample(ids, logits, rows, false); }
-  // go_on: the next step is expected to be the newest one's sequences, each with the one token that is drawn here, and
-  // nothing else reads what this step has left. Where a graph of it is at hand it is launched now, before the host
-  // knows the tokens, and begin_step() and replay() find it under way. If they come with another step, it was in vain:
-  // it has written a row of K and V behind each sequence's end, for which there must be room.
-  void sample(Ids ids, Rows logits, std::span<const SampleRow> rows, bool go_on);
+  void sample(Ids ids, Rows logits, std::span<const SampleRow> rows);
   void top_k(Ids ids, Scores log_probs, Rows logits, int k);
   // top_k, and the best of row t becomes token t of the step (0 if there is none), without the host. In a pass that is
   // replayed the host is not told when ids and log_probs are there.

@@ -184,7 +184,7 @@ bool Sampler::collect_rows(std::span<const SampleRow> rows, int n_vocab) {
 namespace {
 constexpr size_t kInPlace = 16;  // rows of parameters that a draw reads from the host's memory
 }
-bool Sampler::sample(const Results<int32_t>& ids, Mat logits, std::span<const SampleRow> rows, const Step* next) {
+void Sampler::sample(const Results<int32_t>& ids, Mat logits, std::span<const SampleRow> rows) {
   CHECK(int(rows.size()) == logits.rows && ids.size() >= rows.size(), "{} rows for {} logits", rows.size(),
         logits.rows);
   pick_left();
@@ -213,22 +213,13 @@ bool Sampler::sample(const Results<int32_t>& ids, Mat logits, std::span<const Sa
     FACET_CUDA_CHECK(cudaStreamSynchronize(stream_));
     drawn.push_back({i, sample_row(row, rows[i], scratch_)});
   }
-  auto written = [](const int32_t* p) { return const_cast<int32_t*>(p); };  // by the device alone
-  auto launch = [&](bool goes_on) {
-    const GoOn arrays =
-        goes_on ? GoOn{.token = written(next->token), .pos = written(next->pos), .kv_len = written(next->kv_len)}
-                : GoOn{};
-    draw(stream_, ids.host_, logits.p, logits.stride, logits.cols, int(rows.size()),
-         reinterpret_cast<const DrawRow*>(in_place ? host_ : on_device_),
-         reinterpret_cast<const Adjust*>(on_device_ + row_part), int(adjust_.size()), greedy, candidates_,
-         next_results(), arrays, masks_, n_mask);
-    drawing_ = true;
-  };
-  const bool launched = next && drawn.empty() && graphs_.launch_next(logits.rows, next->shape, ids.host_, launch);
-  if (!next || !drawn.empty()) launch(false);
+  draw(stream_, ids.host_, logits.p, logits.stride, logits.cols, int(rows.size()),
+       reinterpret_cast<const DrawRow*>(in_place ? host_ : on_device_),
+       reinterpret_cast<const Adjust*>(on_device_ + row_part), int(adjust_.size()), greedy, candidates_, next_results(),
+       masks_, n_mask);
+  drawing_ = true;
   if (!drawn.empty()) finish();
   for (const auto& [i, id] : drawn) ids.host_[i] = id;
-  return launched;
 }
 
 }  // namespace facet::cuda

@@ -43,9 +43,8 @@ class Sampler {
   void wait();    // for the newest results
   void finish();  // for everything
 
-  // One id per row of logits. next: the newest step, if the one that follows may be launched behind the draw
-  // (graphs.h); its arrays then become those of that one. True: it was.
-  bool sample(const Results<int32_t>& ids, Mat logits, std::span<const SampleRow> rows, const Step* next);
+  // One id per row of logits.
+  void sample(const Results<int32_t>& ids, Mat logits, std::span<const SampleRow> rows);
   // The k largest of each row; best of a row, if it is not null: its first, for the device. in_pass: what is launched
   // may be replayed, and the host is not told; then the pick is left to the verb that reads the tokens.
   void top_k(const Results<int32_t>& ids, const Results<float>& log_probs, int32_t* best, Mat logits, int k,
