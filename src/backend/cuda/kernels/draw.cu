@@ -325,8 +325,8 @@ void draw(cudaStream_t stream, int32_t* ids, float* logits, int64_t stride, int 
   if (n_adjust > 0)
     launch(adjust_kernel, dim3(unsigned(n_row)), dim3(128), 0, stream, logits, stride, n_vocab, rows, adjust);
   const dim3 grid{unsigned((n_group + per_block - 1) / per_block), unsigned(n_row)};
-  launch(is_small_grid(grid) ? groups_kernel<true> : groups_kernel<false>, grid, dim3(kGroupWarps * 32), 0, stream,
-         logits, stride, n_vocab, size, n_group, candidates);
+  launch(n_row == 1 ? groups_kernel<true> : groups_kernel<false>, grid, dim3(kGroupWarps * 32), 0, stream, logits,
+         stride, n_vocab, size, n_group, candidates);
   launch(pick_kernel, dim3(unsigned(n_row)), dim3(kThreads), 0, stream, ids, rows, greedy, logits, stride, n_vocab,
          size, n_group, candidates, done);
 }
