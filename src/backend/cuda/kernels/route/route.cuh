@@ -4,8 +4,8 @@
 
 #include "backend/cuda/kernels/common/launch.cuh"
 #include "backend/cuda/kernels/common/mma.cuh"
-#include "backend/cuda/kernels/moe/choose.cuh"
-#include "backend/cuda/kernels/moe/moe.h"
+#include "backend/cuda/kernels/route/choose.cuh"
+#include "backend/cuda/kernels/route/route.h"
 
 // What blocks of route.cu do, alone or beside blocks of another kernel of the same launch (skinny.cuh).
 namespace facet::cuda {
