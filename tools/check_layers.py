@@ -17,17 +17,45 @@ BELOW = {
     "cache": ["model", "backend", "formats", "base"],
     "spec": ["cache", "model", "backend", "formats", "base"],
     "engine": ["spec", "cache", "model", "backend", "grammar", "tokenizer", "formats", "base"],
+    "tools": ["engine", "spec", "cache", "model", "backend", "grammar", "tokenizer", "formats", "base"],
     "server": ["engine", "grammar", "tokenizer", "formats", "base"],
-    "app": ["server", "engine", "spec", "cache", "model", "backend", "grammar", "tokenizer", "formats", "base"],
+    "app": ["server", "tools", "engine", "spec", "cache", "model", "backend", "grammar", "tokenizer", "formats", "base"],
 }
+# Rooms of backend/cuda, from the lowest up: one may include those before it. A room is a folder of kernels/, or a file and
+# its header.
+CUDA_ROOMS = ["device", "kernels/common", "kernels/kv_move", "kernels/probe", "kernels/route", "kernels/matmul",
+              "kernels/attend", "kernels/moe", "kernels/embed_row", "kernels/ops", "kernels/sample", "kernels/draw",
+              "loader", "gemm", "activations", "graphs", "step_arrays", "sampler", "cuda", "weights", "cuda_memory",
+              "cuda_products"]
+CUDA_MAY = {("device", "kernels/probe")}  # what a card can do is found by running
 # Headers that no CUDA source may reach, in whatever way.
 FORBIDDEN_IN_CU = re.compile(r"boost/|nlohmann/|CLI/")
 # Files that somebody names are opened in base/files.cpp alone. Below: what the system says about itself.
 OPENS = re.compile(r"\b[io]?fstream\b|\bfopen\(|::open\([^)]*O_|\bmkstemp\(")
-MAY_OPEN = {"base/files.cpp", "base/reserve.cpp", "base/threads.cpp", "engine/bench.cpp", "base/print.cpp", "app/line_input.cpp"}
+MAY_OPEN = {"base/files.cpp", "base/reserve.cpp", "base/threads.cpp", "tools/bench.cpp", "base/print.cpp", "app/line_input.cpp"}
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', re.M)
 # "// Reference  CpuRef::moe    Test tests/kernels/cuda_moe_test.cpp    Bench bench/verbs/cuda_moe_bench.cu"
 NAMED_FILE = re.compile(r"\b(?:Test|Bench|Reference)\s+((?:src|tests|bench|tools|docs)/[\w./-]+)")
+
+
+def cuda_room(path):
+    parts = pathlib.PurePath(path).with_suffix("").parts[2:]
+    return "/".join(parts[:2]) if parts[0] == "kernels" else parts[0]
+
+
+def cuda_violations(path, src):
+    """Includes of a file of backend/cuda that go up or sideways between its rooms."""
+    room = cuda_room(path.relative_to(src))
+    if room not in CUDA_ROOMS:
+        return [f"{path.relative_to(src)}: a room that CUDA_ROOMS does not have"]
+    bad = []
+    for name in includes(path):
+        if not name.startswith("backend/cuda/"):
+            continue
+        other = cuda_room(name)
+        if other != room and (room, other) not in CUDA_MAY and other not in CUDA_ROOMS[:CUDA_ROOMS.index(room)]:
+            bad.append(f"{path.relative_to(src)}: {room} must not include {name}")
+    return bad
 
 
 def named_files(path):
@@ -63,6 +91,8 @@ def main():
             other = name.split("/")[0]
             if other in BELOW and other != layer and other not in BELOW[layer]:
                 bad.append(f"{path.relative_to(src)}: {layer} must not include {name}")
+        if path.relative_to(src).parts[:2] == ("backend", "cuda"):
+            bad += cuda_violations(path, src)
         if OPENS.search(path.read_text()) and str(path.relative_to(src)) not in MAY_OPEN:
             bad.append(f"{path.relative_to(src)}: opens a file; use base/files.h")
         if path.suffix in (".cu", ".cuh"):

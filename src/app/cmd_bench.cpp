@@ -12,8 +12,8 @@
 #include "app/progress.h"
 #include "base/files.h"
 #include "base/print.h"
-#include "engine/bench.h"
 #include "facet_commit.h"
+#include "tools/bench.h"
 
 namespace facet {
 namespace {

@@ -13,10 +13,10 @@
 #include "app/paths.h"
 #include "base/files.h"
 #include "base/print.h"
-#include "engine/bench_spec.h"
-#include "engine/eval.h"
 #include "formats/gguf.h"
 #include "tokenizer/tokenizer.h"
+#include "tools/bench_spec.h"
+#include "tools/eval.h"
 
 namespace facet {
 namespace {
@@ -97,7 +97,7 @@ nlohmann::ordered_json to_json(const SpecLine& l, const Options& o) {
                            {"accept_ms", l.accept_ms},
                            {"skipped", o.bench.skip},
                            {"in_turn", o.bench.in_turn},
-                           {"forced", o.engine.draft.forced},
+                           {"forced", o.bench.debug.forced_drafts},
                            {"model", o.engine.model},
                            {"backend", o.engine.backend},
                            {"version", FACET_VERSION}};
@@ -218,7 +218,7 @@ int run(Options& o) {
   auto sets = prompt_sets(o);
   if (!sets) return report(sets.error());
   o.bench.sets = std::move(*sets);
-  o.bench.ignore_eos = o.bench.sets[0].name == "random" || !o.engine.draft.forced.empty();
+  o.bench.ignore_eos = o.bench.sets[0].name == "random" || !o.bench.debug.forced_drafts.empty();
   // Each drafter on its own, then all of them, where the faster one is chosen as it goes.
   auto files = draft_files(o.engine.model, {o.drafts});
   if (!files) return report(files.error());
@@ -236,9 +236,9 @@ int run(Options& o) {
   }
   if (!o.contexts.empty()) return run_contexts(o, json);
   if (files->paths.size() > 1) o.bench.methods.push_back({"both", files->paths});
-  if (!o.engine.draft.forced.empty())
+  if (!o.bench.debug.forced_drafts.empty())
     print_out("Forced acceptance: draft k is taken for right with probability {}. The text means nothing.\n\n",
-              fmt::join(o.engine.draft.forced, ", "));
+              fmt::join(o.bench.debug.forced_drafts, ", "));
   print_out(
       "| set | method | length | kv | tokens a step | tok/s | +- | x plain | draft ms | verify ms | accept "
       "ms | right by place |\n"
@@ -279,11 +279,11 @@ void add_bench_spec(CLI::App& bench, int& rc) {
          "--kv",
          [o](const std::vector<std::string>& names) {
            o->bench.kv.clear();
-           for (const std::string& name : names) o->bench.kv.push_back(kv_types().at(name));
+           for (const std::string& name : names) o->bench.kv.push_back(kv_types_by_name().at(name));
          },
          "Cache types")
       ->delimiter(',')
-      ->transform(name_among(names_of(kv_types())))
+      ->transform(name_among(names_of(kv_types_by_name())))
       ->option_text("TYPE,... [f16]");
   cmd->add_option("--prompts", o->prompts,
                   "JSON lines {kind, context, answer}; omitted: the questions that come with the model");
@@ -295,7 +295,7 @@ void add_bench_spec(CLI::App& bench, int& rc) {
                   "Instead, prompts of this many random tokens, as for a model without a vocabulary")
       ->check(CLI::Range(0, 1 << 20))
       ->capture_default_str();
-  cmd->add_option("--forced", o->engine.draft.forced,
+  cmd->add_option("--forced", o->bench.debug.forced_drafts,
                   "Take draft k for right with the k-th of these probabilities: speeds of random models at "
                   "an acceptance one would like to have")
       ->delimiter(',')

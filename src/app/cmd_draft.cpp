@@ -9,7 +9,7 @@
 #include "app/options.h"
 #include "base/files.h"
 #include "base/print.h"
-#include "engine/draft_logits.h"
+#include "tools/draft_logits.h"
 
 namespace facet {
 namespace {

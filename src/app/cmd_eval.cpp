@@ -13,8 +13,8 @@
 #include "app/progress.h"
 #include "base/files.h"
 #include "base/print.h"
-#include "engine/eval.h"
 #include "tokenizer/tokenizer.h"
+#include "tools/eval.h"
 
 namespace facet {
 namespace {
@@ -112,7 +112,7 @@ void add_eval(CLI::App& app, int& rc) {
       ->check(CLI::Range(4, 1 << 20))
       ->needs(text)
       ->capture_default_str();
-  add_named(cmd, "--against-kv", o->against_kv, kv_types(), "Divergence from the same model with this K/V type")
+  add_named(cmd, "--against-kv", o->against_kv, kv_types_by_name(), "Divergence from the same model with this K/V type")
       ->needs(text);
   cmd->add_option("--against-model", o->against_model, "Divergence from this model file")
       ->check(not_empty())

@@ -19,6 +19,7 @@ constexpr int kChunk = 64;  // every token of a step has its row of logits
 
 struct Options {
   EngineConfig engine;
+  EngineDebug debug;
   std::string tokens, out;
 };
 
@@ -32,7 +33,7 @@ int run(Options& o) {
   if (o.engine.chunk == 0) o.engine.chunk = kChunk;
   o.engine.max_out = o.engine.chunk;
   o.engine.snapshots = 0, o.engine.cache_ram = 0;
-  auto opened = open_engine(o.engine);
+  auto opened = open_engine(o.engine, {{"none"}}, {}, o.debug);
   if (!opened) return report(opened.error());
   auto ids = read_token_file(o.tokens, (*opened)->model().n_vocab);
   if (!ids) return report(ids.error());
@@ -49,7 +50,7 @@ int run(Options& o) {
   if (!written) return report(written.error());
   if (written = f->finish(); !written) return report(written.error());
   print_err("{}: [{}, {}] float32\n", o.out, ids->size(), (*opened)->model().n_vocab);
-  if (auto verdict = lockstep_verdict(**opened); !verdict) return report(verdict.error());
+  if (auto verdict = lockstep_verdict(**opened, o.debug); !verdict) return report(verdict.error());
   return kExitOk;
 }
 
@@ -64,7 +65,7 @@ void add_logits(CLI::App& app, int& rc) {
   cmd->add_option("--out", o->out, "File for the logits: float32, little endian, row-major [tokens, vocabulary]")
       ->required()
       ->check(not_empty());
-  add_lockstep_option(cmd, o->engine);
+  add_lockstep_option(cmd, o->debug);
   cmd->callback([o, &rc] { rc = run(*o); });
 }
 

@@ -16,12 +16,14 @@
 #include "tokenizer/chat.h"
 #include "tokenizer/chat_parse.h"
 #include "tokenizer/tokenizer.h"
+#include "tools/bench.h"
 
 namespace facet {
 namespace {
 
 struct Options {
   EngineConfig engine;
+  EngineDebug debug;
   DraftOptions draft;
   Sampling sampling;
   Voice voice;
@@ -118,10 +120,22 @@ Status prepare(Options& o) {
   return Ok{};
 }
 
+// --explain: of the whole run, drafters included.
+void explain(const Engine& engine) {
+  const VerbCosts costs = engine.verb_costs();
+  double sum = 0;
+  for (const BenchVerb& v : bench_verbs(costs, 1)) {
+    print_err("{:<18} {:>7} calls {:>10.3f} ms {:>7.1f} GB/s {:>8.1f} GFLOP/s {:>5.1f} %\n", v.name,
+              costs.at(v.name).calls, v.ms, v.gbps, v.gflops, 100 * v.share);
+    sum += v.ms;
+  }
+  print_err("{:<18} {:>24.3f} ms\n", "all verbs", sum);
+}
+
 int run(Options& o) {
   if (auto ok = prepare(o); !ok) return report(ok.error());
   draw_seed(o.sampling, o.seed_given);
-  auto opened = open_engine(o.engine, o.draft, o.voice);
+  auto opened = open_engine(o.engine, o.draft, o.voice, o.debug);
   if (!opened) return report(opened.error());
   Engine& engine = **opened;
   auto ids = prompt_ids(o, engine);
@@ -167,7 +181,8 @@ int run(Options& o) {
   }
   if (!o.out_tokens.empty())
     if (auto ok = write_token_file(o.out_tokens, out.all()); !ok) return report(ok.error());
-  if (auto ok = lockstep_verdict(engine); !ok) return report(ok.error());
+  if (o.debug.explain) explain(engine);
+  if (auto ok = lockstep_verdict(engine, o.debug); !ok) return report(ok.error());
   return interrupted ? kExitInterrupted : kExitOk;
 }
 
@@ -192,7 +207,10 @@ void add_run(CLI::App& app, int& rc) {
   cmd->add_flag("--ignore-eos", o->ignore_eos, "Go on after the end-of-generation token");
   cmd->add_option("--out-tokens", o->out_tokens, "Write the generated ids to this file (int32, little endian)")
       ->check(not_empty());
-  add_lockstep_option(cmd, o->engine);
+  add_lockstep_option(cmd, o->debug);
+  cmd->add_flag("--explain", o->debug.explain,
+                "Also what every verb of the model and its drafters cost, one after the other: slower than without")
+      ->excludes("--lockstep");
   add_voice_options(cmd, o->voice);
   cmd->callback([o, cmd, &rc] {
     if (cmd->count("-p") + cmd->count("--tokens") == 0) throw CLI::RequiredError("-p or --tokens");

@@ -41,12 +41,12 @@ const std::map<std::string, CpuIsa> kIsas{{"auto", CpuIsa::kAuto},
 
 }  // namespace
 
-const std::map<std::string, KvType>& kv_types() {
-  static const std::map<std::string, KvType> types{{"f32", KvType::kF32},
-                                                   {"f16", KvType::kF16},
-                                                   {"q8_0", KvType::kQ8_0},
-                                                   {"q4_0", KvType::kQ4_0},
-                                                   {"tq3_0", KvType::kTQ3_0}};
+const std::map<std::string, KvType>& kv_types_by_name() {
+  static const auto types = [] {
+    std::map<std::string, KvType> by_name;
+    for (const KvType t : kv_types()) by_name.emplace(kv_type_name(t), t);
+    return by_name;
+  }();
   return types;
 }
 
@@ -73,9 +73,9 @@ void add_engine_options(CLI::App* cmd, EngineConfig& c) {
       ->capture_default_str();
   add_named(cmd, "--cpu-isa", c.cpu_isa, kIsas,
             "Instruction set of the cpu backend: auto, scalar, avx2, avx512 or amx");
-  add_named(cmd, "--kv-k", c.kv_k, kv_types(),
-            "Type of cached keys: f32, f16, q8_0, q4_0 or tq3_0 (default: f16; f32 on ref)");
-  add_named(cmd, "--kv-v", c.kv_v, kv_types(), "Type of cached values, likewise");
+  add_named(cmd, "--kv-k", c.kv_k, kv_types_by_name(),
+            fmt::format("Type of cached keys: {} (default: f16; f32 on ref)", kv_type_names()));
+  add_named(cmd, "--kv-v", c.kv_v, kv_types_by_name(), "Type of cached values, likewise");
   cmd->add_option("--chunk", c.chunk,
                   "Tokens of a prompt computed in one step; 0: 512, on a GPU up to 4096 as context and memory allow")
       ->check(CLI::Range(0, 65536))
@@ -155,7 +155,8 @@ std::vector<std::string> files_of(const std::string& model, std::vector<std::str
   return others;
 }
 
-Result<std::unique_ptr<Engine>> open_engine(EngineConfig c, const DraftOptions& draft, Voice voice) {
+Result<std::unique_ptr<Engine>> open_engine(EngineConfig c, const DraftOptions& draft, Voice voice,
+                                            const EngineDebug& debug) {
   if (auto ok = find_model(c.model); !ok) return ok.error();
   auto files = draft_files(c.model, draft);
   if (!files) return files.error();
@@ -179,26 +180,30 @@ Result<std::unique_ptr<Engine>> open_engine(EngineConfig c, const DraftOptions& 
     if (*bar) (*bar)->update(done, total);
     if (done == total) bar->reset();
   };
-  auto engine = Engine::open(c);
+  auto engine = Engine::open(c, debug);
   bar->reset();
   if (engine && (*engine)->tokenizer() && !voice.quiet)
     for (const std::string& note : (*engine)->tokenizer()->vocab().notes) print_err("note: {}: {}\n", c.model, note);
   return engine;
 }
 
-void add_lockstep_option(CLI::App* cmd, EngineConfig& c) {
-  cmd->add_flag("--lockstep", c.lockstep,
+void add_lockstep_option(CLI::App* cmd, EngineDebug& debug) {
+  cmd->add_flag("--lockstep", debug.lockstep,
                 "Run the reference beside the backend, compare every verb on equal inputs and print the worst error of "
                 "each; exit code 1 when one is over its bound. Slow");
 }
 
-Status lockstep_verdict(const Engine& e) {
-  if (!e.config().lockstep) return Ok{};
+Status lockstep_verdict(const Engine& e, const EngineDebug& debug) {
+  if (!debug.lockstep) return Ok{};
   const LockstepReport r = e.lockstep_report();
   print_err("{:<24} {:>9} {:>6} {:>11} {:>11} {:>9}\n", "verb", "compared", "over", "worst error", "bound", "of bound");
-  for (const LockstepReport::Verb& v : r.verbs)
-    print_err("{:<24} {:>9} {:>6} {:>11.3g} {:>11.3g} {:>8.1f}%\n", v.name, v.compared, v.over, v.error, v.bound,
-              100 * v.error / v.bound);
+  for (const LockstepReport::Verb& v : r.verbs) {
+    if (v.compared > 0)
+      print_err("{:<24} {:>9} {:>6} {:>11.3g} {:>11.3g} {:>8.1f}%\n", v.name, v.compared, v.over, v.error, v.bound,
+                100 * v.error / v.bound);
+    else
+      print_err("{:<24} judged by the verbs that read what it leaves\n", v.name);
+  }
   if (r.first_over.empty()) return Ok{};
   return Error{"--lockstep", r.first_over, "the first verb over its bound; those after it were judged on its result"};
 }

@@ -40,11 +40,12 @@ void add_voice_options(CLI::App* cmd, Voice& v);  // -v, --quiet
 
 // Opens what -m names, or the shipped model, with the drafters that `draft` names; prints what there is to know about
 // the files.
-Result<std::unique_ptr<Engine>> open_engine(EngineConfig c, const DraftOptions& draft = {{"none"}}, Voice voice = {});
+Result<std::unique_ptr<Engine>> open_engine(EngineConfig c, const DraftOptions& draft = {{"none"}}, Voice voice = {},
+                                            const EngineDebug& debug = {});
 // --lockstep.
-void add_lockstep_option(CLI::App* cmd, EngineConfig& c);
+void add_lockstep_option(CLI::App* cmd, EngineDebug& debug);
 // With --lockstep: how far every verb was from the reference, to stderr; an error when one was beyond its bound.
-Status lockstep_verdict(const Engine& e);
+Status lockstep_verdict(const Engine& e, const EngineDebug& debug);
 // The drafters' paths, and what a user should know of how they were chosen.
 struct DraftFiles {
   std::vector<std::string> paths = {}, notes = {};
@@ -72,7 +73,7 @@ std::string draft_warning(const Usage& u);
 std::vector<std::string> files_of(const std::string& model, std::vector<std::string> others);
 
 // The names of --kv-k.
-const std::map<std::string, KvType>& kv_types();
+const std::map<std::string, KvType>& kv_types_by_name();
 
 // Set by Ctrl-C while an Interrupts object lives.
 class Interrupts {

@@ -9,8 +9,8 @@
 #include "backend/step.h"
 #include "formats/dtype.h"
 
-// The contract between models and devices: a short list of verbs. A verb is one pass over memory on the fast
-// backend; its meaning is what CpuRef does. Outputs come first. Verbs allocate nothing, read no device data on the
+// The contract between models and devices: a short list of verbs (verbs.def). A verb is one pass over memory on the
+// fast backend; its meaning is what CpuRef does. Outputs come first. Verbs allocate nothing, read no device data on the
 // host, and may be recorded into a CUDA graph.
 //
 // A backend's associated types:
@@ -87,35 +87,48 @@ struct ClusteredHead {
   int top_k = 0;      // clusters scored
 };
 
+// Which verbs of the table a backend has: Has<B>::matmul.
 template <class B>
-concept Backend = requires(B b, const Step& s, typename B::Rows x, typename B::Weight w, typename B::Vec v,
-                           typename B::Freqs f, typename B::KvLayer kv, typename B::Ids ids, typename B::Scores scores,
-                           AttnSpec attn, ResidualSpec<typename B::Vec> res,
-                           MoeWeights<typename B::Weight, typename B::Vec> moe, Act act,
-                           std::span<const SampleRow> rows, ClusteredHead<typename B::Weight, typename B::Table> head) {
-  b.embed(x, w, s, 1.f);                // x[t] = scale * table[token[t]]
-  b.rms_norm(x, x, v, 1e-6f);           // y = rms(x) * gain; empty gain: none
-  b.matmul(x, x, w);                    // y[t] = W x[t]
-  b.qkv(x, x, x, x, w, w, w);           // q, k, v from h; empty Wv: v = k
-  b.head_norm_rope(x, v, f, s, 1e-6f);  // per head: rms, gain, rotate pairs (i, i + E/2) by pos * f[i]
-  b.head_norm(x, 1, 1e-6f);             // per head: rms without gain
-  b.kv_append(kv, x, x, s);             // encodes the step's rows; they are read back as they are stored
-  b.kv_settle(kv, s);                   // after the layer's last reader: staged rows into the ring
-  b.attend(x, x, kv, s, attn);
-  b.residual_norm(x, x, x, res);  // x = (x + rms(y) * post) * out_scale; h = rms(x) * next
-  b.gate_up(x, x, w, w, act);     // act(Wg h) * (Wu h)
-  b.act_mul(x, x, x, act);        // y = act(g) * u
-  b.ple_combine(x, x, v, 1.f, 1.f,
-                1e-6f);         // per slice of gain's length: p = (rms(c * in_scale) * gain + p) * out_scale
-  b.moe(x, x, x, moe, 1, act);  // y = sum of experts(e), routed on r
-  b.add(x, x, x);
-  b.concat(x, x, x);
-  b.gather(x, x, s);             // rows out_row[] of x
-  b.copy_rows(x, x);             // taps
-  b.softcap(x, 1.f);             // cap * tanh(x / cap)
-  b.sample(ids, x, rows);        // one id per row; stays on the device
-  b.clustered_head(x, x, head);  // logits[t][id] = head[id] h[t] for tokens of the chosen clusters, else -inf
-  b.top_k(ids, scores, x, 1);    // per row the k largest, best first, and their natural log-probabilities
+struct Has {
+  using Rows = typename B::Rows;
+  using Weight = typename B::Weight;
+  using Vec = typename B::Vec;
+  using Freqs = typename B::Freqs;
+  using KvLayer = typename B::KvLayer;
+  using Ids = typename B::Ids;
+  using Scores = typename B::Scores;
+  using Table = typename B::Table;
+#define FACET_LIST(...) __VA_ARGS__
+#define VERB(name, parameters, arguments, ...) \
+  static constexpr bool name = requires(B backend, FACET_LIST parameters) { backend.name arguments; };
+#define MERGED VERB
+#define CHAINED VERB
+#include "backend/verbs.def"
 };
+
+// A type with the verbs that every backend has.
+template <class B>
+concept Backend = requires {
+  typename B::Rows;
+  typename B::Weight;
+  typename B::Vec;
+  typename B::Freqs;
+  typename B::KvLayer;
+  typename B::Ids;
+  typename B::Scores;
+  typename B::Table;
+}
+#define VERB(name, ...) &&Has<B>::name
+#include "backend/verbs.def"
+;
+
+// A backend made of another one, such as Traced<B>, has each verb that B has: else a pass on it is another program.
+template <class D, class B>
+concept Decorates = Backend<D>
+#define VERB(name, ...) &&(Has<D>::name == Has<B>::name)
+#define MERGED VERB
+#define CHAINED VERB
+#include "backend/verbs.def"
+    ;
 
 }  // namespace facet

@@ -1,6 +1,7 @@
 #pragma once
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <string>
 #include <string_view>
@@ -68,25 +69,36 @@ class Lockstep {
   struct KvLayer {
     typename A::KvLayer a;
     typename R::KvLayer r;
+    int head_dim = a.head_dim;
   };
-  using Ids = typename A::Ids;
   using Table = Pair<typename A::Table, typename R::Table>;
-  using Scores = typename A::Scores;
+  template <class X, class Y>
+  struct Values {  // the host reads A's
+    X a{};
+    Y r{};
+    auto operator[](size_t i) const { return a[i]; }
+  };
+  using Ids = Values<typename A::Ids, typename R::Ids>;
+  using Scores = Values<typename A::Scores, typename R::Scores>;
 
   template <class... Args>
-  explicit Lockstep(const Args&... args) : a_(args...), r_(args...) {}
+  explicit Lockstep(const Args&... args) : a_(args...), r_(args...) {
+    static_assert(Decorates<Lockstep, A>);
+  }
   // Each with arguments of its own.
   template <class... X, class... Y>
   Lockstep(const std::tuple<X...>& a, const std::tuple<Y...>& r)
-      : a_(std::make_from_tuple<A>(a)), r_(std::make_from_tuple<R>(r)) {}
+      : a_(std::make_from_tuple<A>(a)), r_(std::make_from_tuple<R>(r)) {
+    static_assert(Decorates<Lockstep, A>);
+  }
 
   Weight upload(const TensorView& t) { return {a_.upload(t), r_.upload(t)}; }
   Vec upload(std::span<const float> v) { return {a_.upload(v), r_.upload(v)}; }
   Freqs upload(std::span<const double> v) { return {a_.upload(v), r_.upload(v)}; }
   Table upload(std::span<const int32_t> v) { return {a_.upload(v), r_.upload(v)}; }
   Rows new_rows(int rows, int cols) { return {a_.new_rows(rows, cols), r_.new_rows(rows, cols), rows, cols}; }
-  Ids new_ids(int n) { return a_.new_ids(n); }
-  Scores new_scores(int n) { return a_.new_scores(n); }
+  Ids new_ids(int n) { return {a_.new_ids(n), r_.new_ids(n)}; }
+  Scores new_scores(int n) { return {a_.new_scores(n), r_.new_scores(n)}; }
   void reserve(const BackendLimits& l) { a_.reserve(l), r_.reserve(l); }
   std::vector<float> to_host(Rows x) { return a_.to_host(x.a); }
   void from_host(Rows x, std::span<const float> values) { a_.from_host(x.a, values), r_.from_host(x.r, values); }
@@ -99,150 +111,41 @@ class Lockstep {
   }
 
   void begin_step(const Step& s) {
+    chained_.clear();
     if constexpr (requires { a_.begin_step(s); }) a_.begin_step(s);
   }
-  // A's merged verbs against what they are made of.
-  void norm_rope_append(KvLayer kv, Rows q, Rows k, Rows v, Vec q_gain, Vec k_gain, Freqs f, bool norm_v, const Step& s,
-                        float eps) requires requires(A b) {
-    b.norm_rope_append(kv.a, q.a, k.a, v.a, q_gain.a, k_gain.a, f.a, norm_v, s, eps);
+  void next_step(const Step& s) requires requires(A b) { b.next_step(s); }
+  { a_.next_step(s); }
+
+  // A's verb against R's, or against what it is made of.
+#define RESULT(suffix, rows, terms) compare(verb + suffix, rows, terms, light());
+#define PRODUCT(suffix, rows, terms) compare(verb + suffix, rows, terms, A::kRound);
+#define CHOICE(ids, n) compare_ids(verb + ".ids", ids, n);
+#define SCORES(floats, n) compare_scores(verb + "." #floats, floats, n);
+#define UNSEEN entry(verb);
+#define JUDGED(name, parameters, arguments, results, reference) \
+  void name parameters requires(Has<A>::name) {                 \
+    const std::string verb = #name;                             \
+    near_noted_ = false;                                        \
+    [&](const auto&... all) {                                   \
+      (note_weight(all), ...);                                  \
+      a_.name(of_a(all)...);                                    \
+      reference(of_r(all)...);                                  \
+    } arguments;                                                \
+    results                                                     \
   }
-  {
-    a_.norm_rope_append(kv.a, q.a, k.a, v.a, q_gain.a, k_gain.a, f.a, norm_v, s, eps);
-    facet::norm_rope_append(r_, kv.r, q.r, k.r, v.r, q_gain.r, k_gain.r, f.r, norm_v, kv.r.head_dim, s, eps);
-    compare("norm_rope_append", q, q.cols);
-  }
-  void residual_norm_moe(Rows x, Rows h, Rows y, ResidualSpec<Vec> p, Rows r, Rows e, Vec router_gain,
-                         Vec expert_gain) requires requires(A b) {
-    b.residual_norm_moe(x.a, h.a, y.a, ResidualSpec<typename A::Vec>{}, r.a, e.a, router_gain.a, expert_gain.a);
-  }
-  {
-    a_.residual_norm_moe(x.a, h.a, y.a, {p.post.a, p.next.a, p.out_scale, p.eps}, r.a, e.a, router_gain.a,
-                         expert_gain.a);
-    facet::residual_norm_moe(r_, x.r, h.r, y.r, ResidualSpec<typename R::Vec>{p.post.r, p.next.r, p.out_scale, p.eps},
-                             r.r, e.r, router_gain.r, expert_gain.r);
-    compare("residual_norm_moe.x", x, x.cols), compare("residual_norm_moe.h", h, x.cols);
-    compare("residual_norm_moe.r", r, x.cols), compare("residual_norm_moe.e", e, x.cols);
-  }
-  void ffn_beside_moe(Rows y, Rows g, Rows h, Weight gate, Weight up, Weight down, Rows o, Rows e, Rows r,
-                      MoeWeights<Weight, Vec> w, int n_used, Act act) requires requires(A b) {
-    b.ffn_beside_moe(y.a, g.a, h.a, gate.a, up.a, down.a, o.a, e.a, r.a,
-                     MoeWeights<typename A::Weight, typename A::Vec>{}, n_used, act);
-  }
-  {
-    near_ = gate.r.name;
-    a_.ffn_beside_moe(y.a, g.a, h.a, gate.a, up.a, down.a, o.a, e.a, r.a, of_a(w), n_used, act);
-    facet::ffn_beside_moe(r_, y.r, g.r, h.r, gate.r, up.r, down.r, o.r, e.r, r.r, of_r(w), n_used, act);
-    compare("ffn_beside_moe.y", y, g.cols), compare("ffn_beside_moe.o", o, e.cols);
-  }
-  void join_residual_norm(Rows x, Rows h, Rows y, Rows o, Vec y_gain, Vec o_gain, ResidualSpec<Vec> p) requires
-      requires(A b) {
-    b.join_residual_norm(x.a, h.a, y.a, o.a, y_gain.a, o_gain.a, ResidualSpec<typename A::Vec>{});
-  }
-  {
-    a_.join_residual_norm(x.a, h.a, y.a, o.a, y_gain.a, o_gain.a, {p.post.a, p.next.a, p.out_scale, p.eps});
-    facet::join_residual_norm(r_, x.r, h.r, y.r, o.r, y_gain.r, o_gain.r,
-                              ResidualSpec<typename R::Vec>{p.post.r, p.next.r, p.out_scale, p.eps});
-    compare("join_residual_norm.x", x, x.cols);
-    if (p.next) compare("join_residual_norm.h", h, x.cols);
-  }
-  void embed_concat(Rows y, Weight w, const Step& s, float scale, Rows x) requires requires(A b) {
-    b.embed_concat(y.a, w.a, s, scale, x.a);
-  }
-  {
-    near_ = w.r.name;
-    a_.embed_concat(y.a, w.a, s, scale, x.a);
-    const int n = y.cols - x.cols;
-    r_.embed(y.r.cols_at(0, n), w.r, s, scale), r_.copy_rows(y.r.cols_at(n, x.cols), x.r);
-    compare("embed_concat", y, 1);
-  }
-  void embed(Rows x, Weight w, const Step& s, float scale) {
-    near_ = w.r.name;
-    a_.embed(x.a, w.a, s, scale), r_.embed(x.r, w.r, s, scale);
-    compare("embed", x, 1);
-  }
-  void rms_norm(Rows y, Rows x, Vec g, float eps) {
-    a_.rms_norm(y.a, x.a, g.a, eps), r_.rms_norm(y.r, x.r, g.r, eps);
-    compare("rms_norm", y, x.cols);
-  }
-  void matmul(Rows y, Rows x, Weight w) {
-    near_ = w.r.name;
-    a_.matmul(y.a, x.a, w.a), r_.matmul(y.r, x.r, w.r);
-    compare("matmul", y, x.cols);
-  }
-  void qkv(Rows q, Rows k, Rows v, Rows h, Weight wq, Weight wk, Weight wv) {
-    near_ = wq.r.name;
-    a_.qkv(q.a, k.a, v.a, h.a, wq.a, wk.a, wv.a), r_.qkv(q.r, k.r, v.r, h.r, wq.r, wk.r, wv.r);
-    compare("qkv.q", q, h.cols), compare("qkv.k", k, h.cols), compare("qkv.v", v, h.cols);
-  }
-  void head_norm_rope(Rows x, Vec g, Freqs f, const Step& s, float eps) {
-    a_.head_norm_rope(x.a, g.a, f.a, s, eps), r_.head_norm_rope(x.r, g.r, f.r, s, eps);
-    compare("head_norm_rope", x, x.cols);
-  }
-  void head_norm(Rows x, int e, float eps) {
-    a_.head_norm(x.a, e, eps), r_.head_norm(x.r, e, eps);
-    compare("head_norm", x, e);
-  }
-  void kv_append(KvLayer kv, Rows k, Rows v, const Step& s) {
-    a_.kv_append(kv.a, k.a, v.a, s), r_.kv_append(kv.r, k.r, v.r, s);
-  }
-  void kv_settle(KvLayer kv, const Step& s) { a_.kv_settle(kv.a, s), r_.kv_settle(kv.r, s); }
-  void attend(Rows o, Rows q, KvLayer kv, const Step& s, AttnSpec spec) {
-    a_.attend(o.a, q.a, kv.a, s, spec), r_.attend(o.r, q.r, kv.r, s, spec);
-    compare("attend", o, s.shape.longest);
-  }
-  void residual_norm(Rows x, Rows h, Rows y, ResidualSpec<Vec> p) {
-    a_.residual_norm(x.a, h.a, y.a, {p.post.a, p.next.a, p.out_scale, p.eps});
-    r_.residual_norm(x.r, h.r, y.r, {p.post.r, p.next.r, p.out_scale, p.eps});
-    compare("residual_norm.x", x, x.cols);
-    if (p.next) compare("residual_norm.h", h, x.cols);
-  }
-  void gate_up(Rows y, Rows h, Weight g, Weight u, Act act) {
-    near_ = g.r.name;
-    a_.gate_up(y.a, h.a, g.a, u.a, act), r_.gate_up(y.r, h.r, g.r, u.r, act);
-    compare("gate_up", y, h.cols);
-  }
-  void act_mul(Rows y, Rows g, Rows u, Act act) {
-    a_.act_mul(y.a, g.a, u.a, act), r_.act_mul(y.r, g.r, u.r, act);
-    compare("act_mul", y, 1);
-  }
-  void ple_combine(Rows p, Rows c, Vec g, float in, float out, float eps) {
-    a_.ple_combine(p.a, c.a, g.a, in, out, eps), r_.ple_combine(p.r, c.r, g.r, in, out, eps);
-    compare("ple_combine", p, p.cols);
-  }
-  void moe(Rows y, Rows e, Rows r, MoeWeights<Weight, Vec> w, int n_used, Act act) {
-    near_ = w.router.r.name;
-    a_.moe(y.a, e.a, r.a, of_a(w), n_used, act);
-    r_.moe(y.r, e.r, r.r, of_r(w), n_used, act);
-    compare("moe", y, e.cols);
-  }
-  void add(Rows y, Rows a, Rows b) {
-    a_.add(y.a, a.a, b.a), r_.add(y.r, a.r, b.r);
-    compare("add", y, 1);
-  }
-  void concat(Rows y, Rows a, Rows b) {
-    a_.concat(y.a, a.a, b.a), r_.concat(y.r, a.r, b.r);
-    compare("concat", y, 1);
-  }
-  void gather(Rows y, Rows x, const Step& s) {
-    a_.gather(y.a, x.a, s), r_.gather(y.r, x.r, s);
-    compare("gather", y, 1);
-  }
-  void copy_rows(Rows y, Rows x) {
-    a_.copy_rows(y.a, x.a), r_.copy_rows(y.r, x.r);
-    compare("copy_rows", y, 1);
-  }
-  void softcap(Rows x, float cap) {
-    a_.softcap(x.a, cap), r_.softcap(x.r, cap);
-    compare("softcap", x, 1);
-  }
-  void sample(Ids ids, Rows x, std::span<const SampleRow> rows) { a_.sample(ids, x.a, rows); }
-  void clustered_head(Rows y, Rows h, ClusteredHead<Weight, Table> w) {
-    near_ = w.head.r.name;
-    a_.clustered_head(y.a, h.a, {w.head.a, w.centroid.a, w.order.a, w.top_k});
-    r_.clustered_head(y.r, h.r, {w.head.r, w.centroid.r, w.order.r, w.top_k});
-    compare("clustered_head", y, h.cols);
-  }
-  void top_k(Ids ids, Scores scores, Rows x, int k) { a_.top_k(ids, scores, x.a, k); }
+#define VERB(name, parameters, arguments, results, ...) JUDGED(name, parameters, arguments, results, r_.name)
+#define MERGED(name, parameters, arguments, results, ...) \
+  JUDGED(name, parameters, arguments, results, [&](const auto&... each) { facet::name(r_, each...); })
+#define CHAINED(name, parameters, arguments, results, ...) \
+  JUDGED(name, parameters, arguments, results, [&](const auto&... each) { after_##name(each...); })
+#include "backend/verbs.def"
+#undef JUDGED
+#undef UNSEEN
+#undef SCORES
+#undef CHOICE
+#undef PRODUCT
+#undef RESULT
 
   const std::vector<VerbDifference>& differences() const { return differences_; }  // the first ones over their bound
   int64_t compared() const { return compared_; }
@@ -253,14 +156,38 @@ class Lockstep {
   }
 
  private:
-  // Of a matrix product's input; other verbs round less where A says so.
-  static double round_of(std::string_view verb) {
-    if constexpr (requires { A::kRoundLight; }) {
-      for (const char* product : {"matmul", "qkv.", "gate_up", "moe", "ffn_beside_moe", "clustered_head"})
-        if (verb.starts_with(product)) return A::kRound;
+  // Results that are no matrix product of a rounded input may round less.
+  static constexpr double light() {
+    if constexpr (requires { A::kRoundLight; })
       return A::kRoundLight;
-    }
-    return A::kRound;
+    else
+      return A::kRound;
+  }
+
+  // What an argument is on either side.
+  template <class X>
+  static const auto& of_a(const X& x) requires requires {
+    x.a, x.r;
+  }
+  { return x.a; }
+  template <class X>
+  static const auto& of_r(const X& x) requires requires {
+    x.a, x.r;
+  }
+  { return x.r; }
+  template <class X>
+  static const X& of_a(const X& x) {
+    return x;
+  }
+  template <class X>
+  static const X& of_r(const X& x) {
+    return x;
+  }
+  static ResidualSpec<typename A::Vec> of_a(const ResidualSpec<Vec>& p) {
+    return {p.post.a, p.next.a, p.out_scale, p.eps};
+  }
+  static ResidualSpec<typename R::Vec> of_r(const ResidualSpec<Vec>& p) {
+    return {p.post.r, p.next.r, p.out_scale, p.eps};
   }
   static MoeWeights<typename A::Weight, typename A::Vec> of_a(const MoeWeights<Weight, Vec>& w) {
     return {w.router.a, w.gate_up.a, w.gate.a, w.up.a, w.down.a, w.scale.a};
@@ -268,46 +195,100 @@ class Lockstep {
   static MoeWeights<typename R::Weight, typename R::Vec> of_r(const MoeWeights<Weight, Vec>& w) {
     return {w.router.r, w.gate_up.r, w.gate.r, w.up.r, w.down.r, w.scale.r};
   }
-  void compare(const char* name, const Rows& y, int64_t n_terms) {
-    const std::vector<float> got = a_.to_host(y.a), want = r_.to_host(y.r);
+  static ClusteredHead<typename A::Weight, typename A::Table> of_a(const ClusteredHead<Weight, Table>& w) {
+    return {w.head.a, w.centroid.a, w.order.a, w.top_k};
+  }
+  static ClusteredHead<typename R::Weight, typename R::Table> of_r(const ClusteredHead<Weight, Table>& w) {
+    return {w.head.r, w.centroid.r, w.order.r, w.top_k};
+  }
+  // R has no step of its own: where A goes on with tokens that it chose itself, these are told to R.
+  Step of_r(const Step& s) const {
+    Step t = s;
+    if (!chained_.empty()) t.token = chained_.data();
+    return t;
+  }
+
+  // Weights name the place in the model: the first of a verb, or of those before it.
+  void note_weight(const Weight& w) {
+    if (!near_noted_ && w) near_ = w.r.name, near_noted_ = true;
+  }
+  void note_weight(const MoeWeights<Weight, Vec>& w) { note_weight(w.router); }
+  void note_weight(const ClusteredHead<Weight, Table>& w) { note_weight(w.head); }
+  template <class X>
+  void note_weight(const X&) {}
+
+  // R's part of next_tokens.
+  void after_next_tokens(typename R::Ids ids, typename R::Scores log_probs, typename R::Rows logits, int k) {
+    r_.top_k(ids, log_probs, logits, k);
+    chained_.resize(size_t(logits.rows));
+    for (size_t i = 0; i < chained_.size(); ++i) chained_[i] = std::max(ids[i * size_t(k)], 0);
+  }
+
+  // How large the differences are, and where the largest is.
+  struct Compared {
     double diff = 0, size = 0, most = 0;
     size_t worst = 0;
-    for (size_t i = 0; i < want.size(); ++i) {
-      if (std::isfinite(want[i])) size += double(want[i]) * double(want[i]);
-      if (got[i] == want[i]) continue;  // and where both are -inf
-      const double d = double(got[i]) - double(want[i]);
+    void add(size_t i, double got, double want) {
+      if (std::isfinite(want)) size += want * want;
+      if (got == want) return;  // and where both are -inf
+      const double d = got - want;
       diff += d * d;
       if (!(std::abs(d) <= most)) worst = i, most = std::abs(d);
     }
+    double rms() const { return size > 0 ? std::sqrt(diff / size) : std::sqrt(diff); }
+  };
+  void compare(const std::string& name, const Rows& y, int64_t n_terms, double round) {
+    const std::vector<float> got = a_.to_host(y.a), want = r_.to_host(y.r);
+    Compared c;
+    for (size_t i = 0; i < want.size(); ++i) c.add(i, double(got[i]), double(want[i]));
+    judge(name, c, y.rows, y.cols, got, want, 8 * round + 0x1p-23 * std::sqrt(double(n_terms)));
+    r_.from_host(y.r, got);
+  }
+  // The root of how many differ, against less than one.
+  void compare_ids(const std::string& name, const Ids& ids, int n) {
+    Compared c;
+    for (int i = 0; i < n; ++i) c.add(size_t(i), ids.a[size_t(i)] == ids.r[size_t(i)] ? 0 : 1, 0);
+    judge(name, c, 1, n, ids.a, ids.r, 0.5);
+  }
+  void compare_scores(const std::string& name, const Scores& v, int n) {
+    Compared c;
+    for (int i = 0; i < n; ++i) c.add(size_t(i), double(v.a[size_t(i)]), double(v.r[size_t(i)]));
+    judge(name, c, 1, n, v.a, v.r, 8 * light());
+  }
+  template <class Got, class Want>
+  void judge(const std::string& name, const Compared& c, int rows, int cols, const Got& got, const Want& want,
+             double bound) {
     VerbDifference v;
     v.verb = compared_++;
     v.name = name, v.near = near_;
-    v.rows = y.rows, v.cols = y.cols;
-    v.rms = size > 0 ? std::sqrt(diff / size) : std::sqrt(diff);
-    v.bound = 8 * round_of(name) + 0x1p-23 * std::sqrt(double(n_terms));
-    if (!want.empty()) {
-      v.row = int(worst / size_t(y.cols)), v.col = int(worst % size_t(y.cols));
-      v.got = got[worst], v.want = want[worst];
+    v.rows = rows, v.cols = cols;
+    v.rms = c.rms(), v.bound = bound;
+    if (rows > 0 && cols > 0) {
+      v.row = int(c.worst / size_t(cols)), v.col = int(c.worst % size_t(cols));
+      v.got = float(got[c.worst]), v.want = float(want[c.worst]);
     }
     if (v.over() && differences_.size() < 1000) differences_.push_back(v);
     count(v);
-    r_.from_host(y.r, got);
+  }
+  LockstepReport::Verb& entry(const std::string& name) {
+    for (LockstepReport::Verb& x : verbs_)
+      if (x.name == name) return x;
+    return verbs_.emplace_back(LockstepReport::Verb{.name = name});
   }
 
   void count(const VerbDifference& v) {
-    LockstepReport::Verb* at = nullptr;
-    for (LockstepReport::Verb& x : verbs_)
-      if (x.name == v.name) at = &x;
-    if (!at) at = &verbs_.emplace_back(), at->name = v.name, at->bound = v.bound;
-    ++at->compared;
-    at->over += v.over();
-    if (!std::isnan(at->error) && !(v.rms / v.bound <= at->error / at->bound))
-      at->error = v.rms, at->bound = v.bound;  // a NaN is worse than any
+    LockstepReport::Verb& at = entry(v.name);
+    if (++at.compared == 1) at.bound = v.bound;
+    at.over += v.over();
+    if (!std::isnan(at.error) && !(v.rms / v.bound <= at.error / at.bound))
+      at.error = v.rms, at.bound = v.bound;  // a NaN is worse than any
   }
 
   A a_;
   R r_;
   const char* near_ = "";
+  bool near_noted_ = false;       // by the verb at hand
+  std::vector<int32_t> chained_;  // tokens that next_tokens chose for the step; empty: it has its own
   std::vector<LockstepReport::Verb> verbs_;
   std::vector<VerbDifference> differences_;
   int64_t compared_ = 0;

@@ -9,7 +9,7 @@ namespace facet {
 struct LockstepReport {
   struct Verb {
     std::string name;
-    int64_t compared = 0, over = 0;  // results; of them, beyond their bound
+    int64_t compared = 0, over = 0;  // results (none: verbs that read them are judged); of them, beyond their bound
     double error = 0, bound = 0;     // relative rms error of the worst one, against its bound
   };
   std::vector<Verb> verbs;  // in the order in which they first ran

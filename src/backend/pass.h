@@ -35,16 +35,11 @@ typename B::Rows run_pass(B& b, const Step& s, const void* key, Pass&& pass) {
   return run_begun(b, key, pass);
 }
 
-// A backend that runs ahead of the host: what it chooses in one pass it takes as the tokens of the next by itself.
-//   next_tokens  top_k of a step with a row of logits a token, whose best ids become the step's tokens; 0 where a row
-//   has none.
-//                A pass may call it and go on, with the same memory each time; the host reads that after what a later
-//                call outside of a pass brings
-//   next_step    the newest step again, or its first rows, with those tokens
+// A backend that runs ahead of the host: what next_tokens chooses in one pass it takes as the tokens of the next by
+// itself. A pass may call it and continue, with the same memory each time; the host reads that after what a later call
+// outside of a pass brings. next_step(s): the newest step again, or its first rows, with those tokens.
 template <class B>
-concept ChainsPasses = Backend<B> &&
-    requires(B b, const Step& s, typename B::Ids ids, typename B::Scores scores, typename B::Rows x) {
-  b.next_tokens(ids, scores, x, 1);
+concept ChainsPasses = Backend<B> && Has<B>::next_tokens && requires(B b, const Step& s) {
   b.next_step(s);
 };
 

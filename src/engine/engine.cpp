@@ -7,6 +7,7 @@
 #include "backend/cpu/cpu_fast.h"
 #include "engine/engine_cuda.h"
 #include "engine/engine_lockstep.h"
+#include "engine/engine_traced.h"
 #include "engine/open_drafters.h"
 #include "model/gemma4_config.h"
 
@@ -58,19 +59,20 @@ Result<LoadedModel> load_model(const std::string& path) {
 
 namespace {
 
-Result<std::unique_ptr<Engine>> open_with(const EngineConfig& c) {
+Result<std::unique_ptr<Engine>> open_with(const EngineConfig& c, const EngineDebug& debug) {
   auto loaded = load_model(c.model);
   if (!loaded) return loaded.error();
   LoadedModel& model = *loaded;
+  model.debug = debug;
   for (const std::string& path : c.draft.files) {
     auto drafter = DrafterFile::open(path);
     if (!drafter) return drafter.error();
     model.drafters.push_back(std::move(*drafter));
   }
-  auto decided = resolve_config(model.file, model.cfg, c, model.drafters);
+  auto decided = resolve_config(model.file, model.cfg, c, model.drafters, debug.lockstep);
   if (!decided) return decided.error();
   if (c.planned) {
-    const MemoryPlan plan = plan_memory(model.file, model.cfg, *decided, model.drafters);
+    const MemoryPlan plan = plan_memory(model.file, model.cfg, *decided, model.drafters, debug.lockstep);
     c.planned(plan.line(), plan.table());
   }
 
@@ -90,7 +92,8 @@ Result<std::unique_ptr<Engine>> open_with(const EngineConfig& c) {
       for (const std::string& n : conversion_notes(d.path(), d.tensors())) c.noted(n);
   }
 #endif
-  if (decided->lockstep) return open_lockstep_engine(std::move(model), *decided);
+  if (debug.lockstep) return open_lockstep_engine(std::move(model), *decided);
+  if (debug.explain) return open_traced_engine(std::move(model), *decided);
 #if FACET_CUDA
   if (decided->backend == "cuda") return open_cuda_engine(std::move(model), *decided);
 #endif
@@ -109,10 +112,10 @@ auto blamed(std::vector<std::string>& files, const Error& e) {
 
 }  // namespace
 
-Result<std::unique_ptr<Engine>> Engine::open(const EngineConfig& asked) {
+Result<std::unique_ptr<Engine>> Engine::open(const EngineConfig& asked, const EngineDebug& debug) {
   EngineConfig c = asked;
   while (true) {
-    auto engine = open_with(c);
+    auto engine = open_with(c, debug);
     if (engine || !c.draft.optional) return engine;
     const auto at = blamed(c.draft.files, engine.error());
     if (at == c.draft.files.end()) return engine;

@@ -10,6 +10,7 @@
 #include "backend/cpu/isa.h"
 #include "backend/lockstep_report.h"
 #include "backend/sampling.h"
+#include "backend/verb_cost.h"
 #include "base/result.h"
 #include "formats/kv_codec.h"
 
@@ -26,10 +27,7 @@ struct DraftConfig {
   int max = 0;                          // tokens of a draft at most; 0: 15, or as many as the drafter can
   int min = 0;                          // at least so many in every step; 0: plain steps where they are faster
   int tree = 0;                         // nodes of a tree, at most 63; 0: drafts are chains
-  // Measuring only, of random models: draft k of a chain is taken for right with probability forced[k - 1], and the
-  // text is whatever comes out.
-  std::vector<float> forced = {};
-  bool optional = false;  // a drafter that cannot be used is left out, and a note says why
+  bool optional = false;                // a drafter that cannot be used is left out, and a note says why
   int rows() const { return tree > 0 ? tree : max > 0 ? max : 15; }  // beside the newest token in a step
 };
 
@@ -58,8 +56,16 @@ struct EngineConfig {
   std::function<void(const std::string& sum, const std::string& table)> planned = {};
   std::function<void(const std::string&)> noted = {};               // told what a user should know about the files
   std::function<void(uint64_t done, uint64_t total)> loading = {};  // told of bytes of weights as they arrive
-  bool lockstep = false;  // beside the reference, which judges every verb: slow, for finding a broken kernel
-  int64_t memory = 0;     // bytes that may be used; 0: what the system has available
+  int64_t memory = 0;  // bytes that may be used; 0: what the system has available
+};
+
+// For finding what is broken or slow; nobody who wants text has a use for it.
+struct EngineDebug {
+  bool lockstep = false;  // beside the reference, which judges every verb: slow
+  bool explain = false;   // prices every verb: one after the other, without graphs
+  // Of random models: draft k of a chain is taken for right with probability forced_drafts[k - 1], and the text is
+  // whatever comes out.
+  std::vector<float> forced_drafts = {};
 };
 
 using RequestId = uint64_t;
@@ -123,7 +129,8 @@ Result<std::string> drafter_kind_of(const std::string& path);
 // and nothing below it: no tensor, cache or device type appears here.
 class Engine {
  public:
-  static Result<std::unique_ptr<Engine>> open(const EngineConfig&);  // everything is allocated here
+  // Everything is allocated here.
+  static Result<std::unique_ptr<Engine>> open(const EngineConfig&, const EngineDebug& = {});
   virtual ~Engine() = default;
 
   virtual Result<RequestId> submit(Request, Sink) = 0;  // any thread
@@ -144,7 +151,8 @@ class Engine {
   virtual const ModelCfg& model() const = 0;
   virtual const EngineConfig& config() const = 0;  // with n_ctx, n_threads and the rest decided
   virtual std::string memory_table() const = 0;
-  virtual LockstepReport lockstep_report() const { return {}; }  // of EngineConfig::lockstep
+  virtual LockstepReport lockstep_report() const { return {}; }  // of EngineDebug::lockstep
+  virtual VerbCosts verb_costs() const { return {}; }            // of EngineDebug::explain, since the start
 };
 
 }  // namespace facet

@@ -60,32 +60,23 @@ Result<std::unique_ptr<Engine>> open_cuda_engine(LoadedModel model, const Engine
   return create_engine<Cuda>(std::move(model), c, c.gpu);
 }
 
-MemoryPlan plan_cuda_memory(const GgufFile& file, const ModelCfg& m, const EngineConfig& c, const KvPlan& kv,
-                            const KvBytes& b, const BackendLimits& limits) {
+BackendMemory cuda_memory(const GgufFile& file, const EngineConfig& c) {
   const auto d = cuda::device_info(c.gpu);
   CHECK(bool(d), "{}", d.error().message());  // resolve_backend() has asked
-  MemoryPlan p;
-  const std::string types = fmt::format("{}/{}", kv_type_name(*c.kv_k), kv_type_name(*c.kv_v));
-  p.lines.push_back({"weights", fmt::format("{} tensors on GPU {}", file.tensors().size(), c.gpu),
-                     cuda_weight_bytes(file.tensors())});
-  p.lines.push_back({"kv full", fmt::format("{}, {} rows x {} slots", types, c.n_ctx, c.max_seq), b.full});
-  p.lines.push_back({"kv rings", fmt::format("{} x {} slots", types, c.max_seq), b.rings});
-  p.lines.push_back({"kv staging", fmt::format("a chunk of {} tokens of one sliding layer", kv.max_step), b.staging});
-  p.lines.push_back({"kv snapshots", fmt::format("rings of {} sequences to go on from", kv.snapshots), b.snapshots});
-  const int64_t pages = pool_bytes(m, kv, CudaPagePool::kPage, CudaPagePool::kReadBeyond);
-  p.lines.push_back(
-      {"kv pages", "what whole pages of 2 MiB take beyond that", std::max<int64_t>(0, pages - b.total())});
-  p.lines.push_back({"activations", fmt::format("{} tokens a step", kv.max_step),
-                     Cuda::rows_bytes(1, work_elements(m, kv.max_step, 0))});
-  p.lines.push_back({"logits", fmt::format("{} rows of {}", c.max_out, m.n_vocab),
-                     Cuda::rows_bytes(c.max_out, m.d_model + int64_t(m.n_vocab))});
-  p.lines.push_back({"scratch", "partial sums, panels of weights for long prompts",
-                     Cuda::reserve_bytes(*d, limits) + Cuda::partial_bytes(*d, file.tensors())});
+  BackendMemory m;
+  m.weights = fmt::format("on GPU {}", c.gpu);
+  m.weight_bytes = cuda_weight_bytes;
+  m.rows_bytes = Cuda::rows_bytes;
+  m.scratch = "partial sums, panels of weights for long prompts";
+  m.scratch_bytes = [info = *d, partials = Cuda::partial_bytes(*d, file.tensors())](const BackendLimits& limits) {
+    return Cuda::reserve_bytes(info, limits) + partials;
+  };
+  m.page_bytes = CudaPagePool::kPage, m.read_beyond = CudaPagePool::kReadBeyond, m.whole_pages = true;
   if (c.memory > 0)
-    p.available = c.memory;
+    m.available = c.memory;
   else if (auto free = Cuda::free_memory(c.gpu); free)
-    p.available = std::max<int64_t>(*free - kDriverBytes, 1);
-  return p;
+    m.available = std::max<int64_t>(*free - kDriverBytes, 1);
+  return m;
 }
 
 }  // namespace facet

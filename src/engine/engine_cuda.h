@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "backend/backend.h"
-#include "engine/bench.h"
 #include "engine/engine.h"
 #include "engine/plan.h"
 
@@ -26,14 +25,7 @@ int64_t cuda_weight_bytes(std::span<const TensorView> tensors);
 // What a user should know of a file whose types a GPU does not keep.
 std::vector<std::string> conversion_notes(const std::string& path, std::span<const TensorView> tensors);
 
-// The target's part of plan_memory: GPU memory. Scratch is that of `limits`.
-MemoryPlan plan_cuda_memory(const GgufFile& file, const ModelCfg& m, const EngineConfig& c, const KvPlan& kv,
-                            const KvBytes& b, const BackendLimits& limits);
-
-// As run_bench. Times are of the GPU, sampling included in decoding; caches are filled with random rows.
-Status bench_cuda(const GgufFile& file, const ModelCfg& m, const std::vector<BenchGroup>& groups,
-                  const std::function<void(const BenchMachine&, const EngineConfig&)>& machine,
-                  const std::function<void(const BenchLine&)>& line);
+BackendMemory cuda_memory(const GgufFile& file, const EngineConfig& c);
 
 }  // namespace facet
 #endif

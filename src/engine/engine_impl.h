@@ -26,6 +26,7 @@ struct LoadedModel {
   std::vector<DrafterFile> drafters;
   ModelCfg cfg;
   std::optional<Tokenizer> tokenizer;
+  EngineDebug debug = {};
 };
 Result<LoadedModel> load_model(const std::string& path);
 
@@ -40,7 +41,7 @@ class EngineImpl final : public Engine, SessionMemory {
     auto r = Runner<B>::open(e->model_.file, e->model_.cfg,
                              {.kv = kv_plan(c),
                               .max_out = c.max_out,
-                              .more_pages = drafter_pool_bytes(e->model_.cfg, c, e->model_.drafters),
+                              .more_pages = drafter_pool_bytes(e->model_.file, e->model_.cfg, c, e->model_.drafters),
                               .kv_memory = c.kv_memory,
                               .loading = c.loading},
                              args...);
@@ -54,7 +55,8 @@ class EngineImpl final : public Engine, SessionMemory {
       if (!opened) return opened.error();
       drafters = std::move(*opened);
     }
-    e->spec_ = std::make_unique<Speculator<B>>(run, c, e->model_.cfg.n_vocab, std::move(drafters));
+    e->spec_ = std::make_unique<Speculator<B>>(run, c, e->model_.cfg.n_vocab, std::move(drafters),
+                                               !e->model_.debug.forced_drafts.empty());
     if (auto ok = memory_status(run.b); !ok) return ok.error();
     e->start();
     return std::unique_ptr<Engine>(std::move(e));
@@ -88,7 +90,7 @@ class EngineImpl final : public Engine, SessionMemory {
   void cancel(RequestId id) override { queue_.cancel(id); }
   Status prepare_grammars() override {
     if (!model_.tokenizer) return Error{"request", "grammar: the model file has no vocabulary", "give none"};
-    if (!cfg_.draft.forced.empty())
+    if (!model_.debug.forced_drafts.empty())
       return Error{"request", "grammar: forced drafts follow none", "start without forced drafts"};
     // The steps see it with the request, which passes the queue's lock.
     std::call_once(grammars_once_, [&] {
@@ -105,7 +107,9 @@ class EngineImpl final : public Engine, SessionMemory {
   bool tick() override {
     make_current(runner_->b);
     admit();
-    return steps_->step();
+    const bool more = steps_->step();
+    if constexpr (requires { runner_->b.take_laps(); }) runner_->b.take_laps();
+    return more;
   }
 
   Status score(std::span<const int32_t> ids, int from,
@@ -151,8 +155,14 @@ class EngineImpl final : public Engine, SessionMemory {
     else
       return {};
   }
+  VerbCosts verb_costs() const override {
+    if constexpr (requires { runner_->b.costs(); })
+      return runner_->b.costs();
+    else
+      return {};
+  }
   std::string memory_table() const override {
-    return plan_memory(model_.file, model_.cfg, cfg_, model_.drafters).table();
+    return plan_memory(model_.file, model_.cfg, cfg_, model_.drafters, model_.debug.lockstep).table();
   }
 
  private:
@@ -163,15 +173,15 @@ class EngineImpl final : public Engine, SessionMemory {
   KvCache& cache() const { return *runner_->cache; }
 
   void start() {
+    if constexpr (requires { runner_->b.trace(true); }) runner_->b.trace(true);
     staged_ = runner_->pool->used();
     sessions_ = std::make_unique<SessionStore>(static_cast<SessionMemory&>(*this), cache().plan().resident(),
                                                cfg_.max_seq, cfg_.snapshot_every);
     sessions_->evicting = [this](SlotId s) { put_down(s); };
     steps_ = std::make_unique<StepLoop<B>>(
-        *runner_, *spec_, *sessions_, cfg_, tokenizer(), model_.cfg.n_vocab,
+        *runner_, *spec_, *sessions_, cfg_, tokenizer(), model_.cfg.n_vocab, model_.debug.forced_drafts,
         StepHooks{.finish = [this](SlotId s, Stop why, const std::string& error) { finish(s, why, error); },
-                  .make_room = [this](SlotId s) { return make_room(s); },
-                  .quiet = [this] { return waiting_.empty() && queue_.quiet(); }});
+                  .make_room = [this](SlotId s) { return make_room(s); }});
   }
 
   // Cancellations, then waiting requests into sessions, in the order of their arrival; one that waits for a prefix
@@ -310,7 +320,7 @@ class EngineImpl final : public Engine, SessionMemory {
     spec_->end(s);
     sessions_->close(s);
     if (done.sink.done) done.sink.done(done.id, why, done.usage, error);
-    if (const int m = spec_->never_right(); m >= 0 && cfg_.noted && cfg_.draft.forced.empty())
+    if (const int m = spec_->never_right(); m >= 0 && cfg_.noted && model_.debug.forced_drafts.empty())
       cfg_.noted(
           fmt::format("{}: none of its drafts was right so far; it seems to be made for another model",
                       size_t(m) < cfg_.draft.files.size() ? cfg_.draft.files[size_t(m)] : spec_->method_name(m)));

@@ -10,7 +10,6 @@
 #include "base/threads.h"
 #if FACET_CUDA
 #include "backend/cuda/cuda.h"
-#include "cache/cuda_page_pool.h"
 #endif
 #include "engine/engine_cuda.h"
 #include "model/gemma4_bind.h"
@@ -32,85 +31,74 @@ KvPlan kv_plan(const EngineConfig& c) {
           .snapshots = std::max(0, c.snapshots)};
 }
 
-int64_t drafter_pool_bytes(const ModelCfg& m, const EngineConfig& c, std::span<const DrafterFile> drafters) {
-  int64_t n = 0;
-  for (const DrafterFile& f : drafters) {
-    if (f.kind() != DrafterKind::kDflash) continue;
-    const auto cfg = dflash_config(f, m);
-    if (!cfg) continue;
-    const KvPlan kv = dflash_plan(kv_plan(c), *cfg);
-#if FACET_CUDA
-    if (c.backend == "cuda") {
-      n += pool_bytes(cfg->body, kv, CudaPagePool::kPage, CudaPagePool::kReadBeyond);
-      continue;
-    }
-#endif
-    n += pool_bytes(cfg->body, kv, host_page_bytes(m, kv_plan(c)), 0);
-  }
-  return n;
-}
-
 namespace {
 
 constexpr int kLeastChunk = 512, kMostChunk = 4096;
 constexpr int kLeastContext = 1024;  // that is chosen or suggested
 
-// Activations as the backend keeps them.
-int64_t rows_bytes(const EngineConfig& c, int64_t rows, int64_t cols) {
+BackendMemory host_memory(const GgufFile&, const ModelCfg& m, const EngineConfig& c) {
+  return {.weights = "mapped from the file",
+          .weight_bytes = {},
+          .rows_bytes = CpuRef::rows_bytes,
+          .scratch = fmt::format("{} threads", c.n_threads),
+          .scratch_bytes =
+              [ref = c.backend == "ref", n = c.n_threads](const BackendLimits& limits) {
+                return ref ? CpuRef::reserve_bytes(limits, n) : CpuFast::reserve_bytes(limits, n);
+              },
+          .page_bytes = host_page_bytes(m, kv_plan(c)),
+          .available = c.memory > 0 ? c.memory : int64_t(available_memory())};
+}
+BackendMemory memory_of(const GgufFile& file, const ModelCfg& m, const EngineConfig& c) {
 #if FACET_CUDA
-  if (c.backend == "cuda") return Cuda::rows_bytes(rows, cols);
+  if (c.backend == "cuda") return cuda_memory(file, c);
 #endif
-  (void)c;
-  return CpuRef::rows_bytes(rows, cols);
+  return host_memory(file, m, c);
 }
 
-// Scratch of `limits`, which are those of the target and its drafters.
-MemoryPlan plan_target(const GgufFile& file, const ModelCfg& m, const EngineConfig& c, const BackendLimits& limits) {
+// The target's lines. Scratch of `limits`, which are those of the target and its drafters.
+MemoryPlan plan_target(const GgufFile& file, const ModelCfg& m, const EngineConfig& c, const BackendMemory& backend,
+                       const BackendLimits& limits) {
   const KvPlan kv = kv_plan(c);
   const KvBytes b = kv_bytes(m, kv);
   int full = 0, sliding = 0, shared = 0;
-  for (const LayerCfg& l : m.layer) ++(l.query_only ? shared : l.window ? sliding : full);
-  const std::string types = fmt::format("{}/{}", kv_type_name(*c.kv_k), kv_type_name(*c.kv_v));
-
-#if FACET_CUDA
-  if (c.backend == "cuda") return plan_cuda_memory(file, m, c, kv, b, limits);
-#endif
-  const int64_t scratch =
-      c.backend == "ref" ? CpuRef::reserve_bytes(limits, c.n_threads) : CpuFast::reserve_bytes(limits, c.n_threads);
-
-  MemoryPlan p;
-  p.lines.push_back(
-      {"weights", fmt::format("{} tensors, mapped from the file", file.tensors().size()), int64_t(file.file_bytes())});
-  p.lines.push_back(
-      {"kv full",
-       fmt::format("{} layers, {}, {} rows x {} slots, committed as they fill", full, types, c.n_ctx, c.max_seq),
-       b.full});
   int64_t rows = 0;
-  for (const LayerCfg& l : m.layer)
+  for (const LayerCfg& l : m.layer) {
+    ++(l.query_only ? shared : l.window ? sliding : full);
     if (l.window && !l.query_only) rows = ring_rows(l, kv);
-  p.lines.push_back(
-      {"kv rings", fmt::format("{} sliding layers, {}, {} rows x {} slots", sliding, types, rows, c.max_seq), b.rings});
+  }
+  const std::string types = fmt::format("{}/{}", kv_type_name(*c.kv_k), kv_type_name(*c.kv_v));
+  MemoryPlan p;
+  auto line = [&](const char* name, std::string detail, int64_t bytes) {
+    p.lines.push_back({name, std::move(detail), bytes});
+  };
+  line("weights", fmt::format("{} tensors, {}", file.tensors().size(), backend.weights),
+       backend.weight_bytes ? backend.weight_bytes(file.tensors()) : int64_t(file.file_bytes()));
+  line("kv full",
+       fmt::format("{} layers, {}, {} rows x {} slots, committed as they fill", full, types, c.n_ctx, c.max_seq),
+       b.full);
+  line("kv rings", fmt::format("{} sliding layers, {}, {} rows x {} slots", sliding, types, rows, c.max_seq), b.rings);
   if (shared > 0) p.lines.back().detail += fmt::format("; {} layers share", shared);
-  p.lines.push_back({"kv staging", fmt::format("a chunk of {} tokens of one sliding layer", kv.max_step), b.staging});
-  p.lines.push_back({"kv snapshots", fmt::format("rings of {} sequences to go on from", kv.snapshots), b.snapshots});
-  p.lines.push_back({"activations", fmt::format("{} tokens a step", kv.max_step),
-                     rows_bytes(c, 1, work_elements(m, kv.max_step, 0))});
-  p.lines.push_back({"logits", fmt::format("{} rows of {}", c.max_out, m.n_vocab),
-                     rows_bytes(c, c.max_out, m.d_model + int64_t(m.n_vocab))});
-  p.lines.push_back({"scratch", fmt::format("{} threads", c.n_threads), scratch});
-  p.available = c.memory > 0 ? c.memory : int64_t(available_memory());
+  line("kv staging", fmt::format("a chunk of {} tokens of one sliding layer", kv.max_step), b.staging);
+  line("kv snapshots", fmt::format("rings of {} sequences to go on from", kv.snapshots), b.snapshots);
+  if (backend.whole_pages)
+    line("kv pages", fmt::format("what whole pages of {} take beyond that", human_bytes(backend.page_bytes)),
+         std::max<int64_t>(0, pool_bytes(m, kv, backend.page_bytes, backend.read_beyond) - b.total()));
+  line("activations", fmt::format("{} tokens a step", kv.max_step),
+       backend.rows_bytes(1, work_elements(m, kv.max_step, 0)));
+  line("logits", fmt::format("{} rows of {}", c.max_out, m.n_vocab),
+       backend.rows_bytes(c.max_out, m.d_model + int64_t(m.n_vocab)));
+  line("scratch", backend.scratch, backend.scratch_bytes(limits));
+  p.available = backend.available;
   return p;
 }
 
 // A drafter's own memory, and in `limits` what it asks of the backend. One that does not fit the target has no more
 // than its file here; opening it says why.
-void add_drafter(MemoryPlan& p, BackendLimits& limits, const DrafterFile& f, const ModelCfg& m, const EngineConfig& c) {
+void add_drafter(MemoryPlan& p, BackendLimits& limits, const DrafterFile& f, const ModelCfg& m, const EngineConfig& c,
+                 const BackendMemory& backend) {
   const std::string name = drafter_kind_name(f.kind());
-  int64_t weights = int64_t(f.file_bytes());
-#if FACET_CUDA
-  if (c.backend == "cuda") weights = cuda_weight_bytes(f.tensors());
-#endif
-  p.lines.push_back({name, fmt::format("{} tensors", f.tensors().size()), weights});
+  p.lines.push_back({name, fmt::format("{} tensors", f.tensors().size()),
+                     backend.weight_bytes ? backend.weight_bytes(f.tensors()) : int64_t(f.file_bytes())});
   const KvPlan target = kv_plan(c);
   const int S = c.max_seq;
   if (f.kind() == DrafterKind::kDflash) {
@@ -124,44 +112,65 @@ void add_drafter(MemoryPlan& p, BackendLimits& limits, const DrafterFile& f, con
     p.lines.push_back(
         {name + " activations",
          fmt::format("{} tokens a step, with features of {} layers", kv.max_step, cfg->taps.size()),
-         rows_bytes(c, 1, work_elements(cfg->body, kv.max_step, S * cfg->block)) +
-             rows_bytes(c, 2 * target.max_step + std::min(waiting_features(int(cols)), target.max_step) * S, cols)});
+         backend.rows_bytes(1, work_elements(cfg->body, kv.max_step, S * cfg->block)) +
+             backend.rows_bytes(2 * target.max_step + std::min(waiting_features(int(cols)), target.max_step) * S,
+                                cols)});
   } else {
     const auto cfg = mtp_config(f, m);
     if (!cfg) return;
     limits = limits.with(mtp_limits(*cfg, S, target.max_ctx));
-    p.lines.push_back(
-        {name + " activations", fmt::format("{} chains, hidden states of {} tokens", S, target.max_step),
-         rows_bytes(c, 1, work_elements(cfg->body, S, S)) + rows_bytes(c, target.max_step + 5 * S, m.d_model)});
+    p.lines.push_back({name + " activations", fmt::format("{} chains, hidden states of {} tokens", S, target.max_step),
+                       backend.rows_bytes(1, work_elements(cfg->body, S, S)) +
+                           backend.rows_bytes(target.max_step + 5 * S, m.d_model)});
   }
 }
 
 bool is_pooled(const MemoryLine& l) { return l.name.starts_with("kv ") || l.name.ends_with(" kv"); }
 
+// Of the drafters with rows of their own.
+int64_t drafter_pool_bytes(const ModelCfg& m, const EngineConfig& c, std::span<const DrafterFile> drafters,
+                           int64_t page_bytes, int64_t read_beyond) {
+  int64_t n = 0;
+  for (const DrafterFile& f : drafters) {
+    if (f.kind() != DrafterKind::kDflash) continue;
+    if (const auto cfg = dflash_config(f, m))
+      n += pool_bytes(cfg->body, dflash_plan(kv_plan(c), *cfg), page_bytes, read_beyond);
+  }
+  return n;
+}
+
 // The least that the pool must hold: one sequence as long as it may be, and what a step stages.
-int64_t least_pool(const ModelCfg& m, const EngineConfig& c, std::span<const DrafterFile> drafters) {
-  KvPlan kv = kv_plan(c);
+int64_t least_pool(const GgufFile& file, const ModelCfg& m, const EngineConfig& c,
+                   std::span<const DrafterFile> drafters) {
   EngineConfig one = c;
-  kv.max_seq = one.max_seq = 1, kv.snapshots = one.snapshots = 0;
-#if FACET_CUDA
-  if (c.backend == "cuda")
-    return pool_bytes(m, kv, CudaPagePool::kPage, CudaPagePool::kReadBeyond) + drafter_pool_bytes(m, one, drafters);
-#endif
-  return pool_bytes(m, kv, host_page_bytes(m, kv), 0) + drafter_pool_bytes(m, one, drafters);
+  one.max_seq = 1, one.snapshots = 0;
+  KvPlan kv = kv_plan(c);
+  kv.max_seq = 1, kv.snapshots = 0;
+  const BackendMemory b = memory_of(file, m, c);
+  const int64_t page = b.whole_pages ? b.page_bytes : host_page_bytes(m, kv);
+  const int64_t drafter_page = b.whole_pages ? b.page_bytes : host_page_bytes(m, kv_plan(one));
+  return pool_bytes(m, kv, page, b.read_beyond) + drafter_pool_bytes(m, one, drafters, drafter_page, b.read_beyond);
 }
 
 }  // namespace
+
+int64_t drafter_pool_bytes(const GgufFile& file, const ModelCfg& m, const EngineConfig& c,
+                           std::span<const DrafterFile> drafters) {
+  const BackendMemory b = memory_of(file, m, c);
+  return drafter_pool_bytes(m, c, drafters, b.page_bytes, b.read_beyond);
+}
 
 int usual_chunk(const std::string& backend, int n_ctx) {
   return backend == "cuda" ? std::clamp(n_ctx, kLeastChunk, kMostChunk) : kLeastChunk;
 }
 
 MemoryPlan plan_memory(const GgufFile& file, const ModelCfg& m, const EngineConfig& c,
-                       std::span<const DrafterFile> drafters) {
+                       std::span<const DrafterFile> drafters, bool lockstep) {
   BackendLimits limits = backend_limits(m, kv_plan(c).max_step, c.n_ctx);
   MemoryPlan drafting;
-  for (const DrafterFile& f : drafters) add_drafter(drafting, limits, f, m, c);
-  MemoryPlan p = plan_target(file, m, c, limits);
+  const BackendMemory backend = memory_of(file, m, c);
+  for (const DrafterFile& f : drafters) add_drafter(drafting, limits, f, m, c, backend);
+  MemoryPlan p = plan_target(file, m, c, backend, limits);
   p.lines.insert(p.lines.end(), drafting.lines.begin(), drafting.lines.end());
   if (c.kv_memory > 0) {
     std::erase_if(p.lines, is_pooled);
@@ -171,9 +180,9 @@ MemoryPlan plan_memory(const GgufFile& file, const ModelCfg& m, const EngineConf
                                 std::max(0, c.snapshots), c.n_ctx),
                     c.kv_memory});
   }
-  if (c.lockstep && c.backend != "cuda") {  // beside a GPU the reference's memory is the host's
+  if (lockstep && c.backend != "cuda") {  // beside a GPU the reference's memory is the host's
     EngineConfig ref = c;
-    ref.backend = "ref", ref.lockstep = false;
+    ref.backend = "ref";
     const MemoryPlan all = plan_memory(file, m, ref, drafters);
     p.lines.push_back({"reference", "the same beside it, without weights", all.total() - all.lines.front().bytes});
   }
@@ -202,13 +211,13 @@ namespace {
 // What would make a plan fit: the context that -c 0 would come to (the trained one, halved until it fits), with the
 // same types, else with smaller ones, else a smaller model.
 std::string what_would_fit(const GgufFile& file, const ModelCfg& m, EngineConfig c,
-                           std::span<const DrafterFile> drafters) {
+                           std::span<const DrafterFile> drafters, bool lockstep) {
   const int asked = c.n_ctx;
   const KvType k = *c.kv_k, v = *c.kv_v;
   for (const KvType t : {k, KvType::kQ8_0, KvType::kQ4_0}) {
     c.kv_k = t, c.kv_v = t == k ? v : t;
     for (c.n_ctx = m.n_ctx_train;; c.n_ctx = std::max(kLeastContext, c.n_ctx / 2)) {
-      const MemoryPlan p = plan_memory(file, m, c, drafters);
+      const MemoryPlan p = plan_memory(file, m, c, drafters, lockstep);
       if (c.n_ctx <= asked && p.total() <= p.available)
         return fmt::format("-c {}{} would fit", c.n_ctx,
                            t == k ? "" : fmt::format(" --kv-k {0} --kv-v {0}", kv_type_name(t)));
@@ -222,7 +231,7 @@ std::string what_would_fit(const GgufFile& file, const ModelCfg& m, EngineConfig
 }  // namespace
 
 Result<EngineConfig> resolve_config(const GgufFile& file, const ModelCfg& m, EngineConfig c,
-                                    std::span<const DrafterFile> drafters) {
+                                    std::span<const DrafterFile> drafters, bool lockstep) {
   auto backend = resolve_backend(c.backend, c.gpu);
   if (!backend) return backend.error();
   c.backend = *backend;
@@ -247,7 +256,7 @@ Result<EngineConfig> resolve_config(const GgufFile& file, const ModelCfg& m, Eng
   const bool choose_snapshots = c.snapshots < 0;
   if (choose_snapshots) c.snapshots = 3 * c.max_seq;
   if (choose_chunk) c.chunk = std::max(usual_chunk(c.backend, c.n_ctx), c.max_seq);
-  MemoryPlan p = plan_memory(file, m, c, drafters);
+  MemoryPlan p = plan_memory(file, m, c, drafters, lockstep);
   while (p.available > 0 && p.total() > p.available) {
     if (choose_snapshots && c.snapshots > 1)
       c.snapshots = std::max(1, c.snapshots * 2 / 3);
@@ -257,14 +266,14 @@ Result<EngineConfig> resolve_config(const GgufFile& file, const ModelCfg& m, Eng
       c.n_ctx = std::max(kLeastContext, c.n_ctx / 2);
     else
       break;
-    p = plan_memory(file, m, c, drafters);
+    p = plan_memory(file, m, c, drafters, lockstep);
   }
   if (p.available == 0 || p.total() <= p.available) return c;
   // What is left for rows is less than all sequences could need, but enough for the longest: they share it.
   int64_t rest = 0;
   for (const MemoryLine& l : p.lines)
     if (!is_pooled(l)) rest += l.bytes;
-  if (const int64_t left = p.available - rest; c.kv_memory == 0 && left >= least_pool(m, c, drafters)) {
+  if (const int64_t left = p.available - rest; c.kv_memory == 0 && left >= least_pool(file, m, c, drafters)) {
     c.kv_memory = left;
     return c;
   }
@@ -272,7 +281,7 @@ Result<EngineConfig> resolve_config(const GgufFile& file, const ModelCfg& m, Eng
   return Error{
       c.model,
       fmt::format("a context of {} needs {}, {} available", c.n_ctx, human_bytes(p.total()), human_bytes(p.available)),
-      what_would_fit(file, m, c, drafters), p.table()};
+      what_would_fit(file, m, c, drafters, lockstep), p.table()};
 }
 
 }  // namespace facet

@@ -1,6 +1,9 @@
 #pragma once
+#include <functional>
 #include <span>
+#include <string>
 
+#include "backend/backend.h"
 #include "cache/kv_plan.h"
 #include "engine/engine.h"
 #include "formats/gguf.h"
@@ -13,15 +16,28 @@ namespace facet {
 KvPlan kv_plan(const EngineConfig& c);
 
 // Bytes of the page pool for rows of drafters.
-int64_t drafter_pool_bytes(const ModelCfg& m, const EngineConfig& c, std::span<const DrafterFile> drafters);
+int64_t drafter_pool_bytes(const GgufFile& file, const ModelCfg& m, const EngineConfig& c,
+                           std::span<const DrafterFile> drafters);
 
 // Tokens of one step where nobody asked for a number: enough to keep a GPU's multiplications busy, if the context has
 // them.
 int usual_chunk(const std::string& backend, int n_ctx);
 
-// Every byte the engine will hold, by purpose, before anything is allocated.
+// What the plan of memory has to know of a backend.
+struct BackendMemory {
+  std::string weights;                                               // how they are held
+  std::function<int64_t(std::span<const TensorView>)> weight_bytes;  // null: as many as the file
+  std::function<int64_t(int64_t rows, int64_t cols)> rows_bytes;     // of activations
+  std::string scratch;                                               // what it is for
+  std::function<int64_t(const BackendLimits&)> scratch_bytes;        // for the target and its drafters
+  int64_t page_bytes = 0, read_beyond = 0;                           // of the pool of K/V rows (pool_bytes)
+  bool whole_pages = false;                                          // a page that is used at all is held
+  int64_t available = 0;                                             // 0: not known
+};
+
+// Every byte the engine will hold, by purpose, before anything is allocated. lockstep: with the reference beside it.
 MemoryPlan plan_memory(const GgufFile& file, const ModelCfg& m, const EngineConfig& c,
-                       std::span<const DrafterFile> drafters = {});
+                       std::span<const DrafterFile> drafters = {}, bool lockstep = false);
 
 // "auto" decided; an error when the backend that was asked for cannot run here.
 Result<std::string> resolve_backend(const std::string& asked, int gpu);
@@ -29,6 +45,6 @@ Result<std::string> resolve_backend(const std::string& asked, int gpu);
 // Decides what `c` left open (context, chunk, threads, logits rows) and checks that the plan fits in memory. When it
 // does not, the error holds the table and the option that would make it fit.
 Result<EngineConfig> resolve_config(const GgufFile& file, const ModelCfg& m, EngineConfig c,
-                                    std::span<const DrafterFile> drafters = {});
+                                    std::span<const DrafterFile> drafters = {}, bool lockstep = false);
 
 }  // namespace facet

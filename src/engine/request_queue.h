@@ -33,10 +33,6 @@ class RequestQueue {
     wake_.notify_all();
   }
   bool stopping() const { return stopping_; }
-  bool quiet() {  // nothing for the engine's thread
-    std::lock_guard lock(mutex_);
-    return !stopping_ && arrived_.empty() && cancelled_.empty();
-  }
   void wait() {
     std::unique_lock lock(mutex_);
     wake_.wait(lock, [&] { return stopping_ || !arrived_.empty() || !cancelled_.empty(); });

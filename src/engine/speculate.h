@@ -47,11 +47,11 @@ inline std::string plain_reason(bool wanted, const Usage& u) {
 template <Backend B>
 class Speculator {
  public:
-  Speculator(Runner<B>& r, const EngineConfig& c, int n_vocab, Drafters<B> drafters)
+  Speculator(Runner<B>& r, const EngineConfig& c, int n_vocab, Drafters<B> drafters, bool forced)
       : r_(r),
         limits_{.min = c.draft.min, .max = c.draft.max > 0 ? c.draft.max : kUsualMax, .tree = c.draft.tree},
         n_vocab_(n_vocab),
-        forced_(!c.draft.forced.empty()),
+        forced_(forced),
         drafters_(std::move(drafters)),
         step_times_(c.max_seq * (1 + c.draft.rows())),
         draft_times_(drafters_.size()),

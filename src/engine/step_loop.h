@@ -21,7 +21,6 @@ namespace facet {
 struct StepHooks {
   std::function<void(SlotId, Stop, const std::string& error)> finish;
   std::function<bool(SlotId)> make_room;  // for one more page of this session: something else was given up
-  std::function<bool()> quiet;            // no request waits
 };
 
 // One step: proposes drafts, runs the target once over prompts, newest tokens and drafts, keeps what it agrees with,
@@ -30,13 +29,14 @@ template <Backend B>
 class StepLoop {
  public:
   StepLoop(Runner<B>& runner, Speculator<B>& spec, SessionStore& sessions, const EngineConfig& c,
-           const Tokenizer* tokenizer, int n_vocab, StepHooks hooks)
+           const Tokenizer* tokenizer, int n_vocab, std::span<const float> forced_drafts, StepHooks hooks)
       : runner_(runner),
         spec_(spec),
         sessions_(sessions),
         cfg_(c),
         tokenizer_(tokenizer),
         n_vocab_(n_vocab),
+        forced_drafts_(forced_drafts),
         hooks_(std::move(hooks)),
         scheduler_(c.chunk, c.max_stall) {}
 
@@ -81,10 +81,7 @@ class StepLoop {
     const auto logits = runner_.forward(spec_.taps(runner_.steps.n_tok()));
     const std::vector<SampleRow> rows = sample_rows(run);
     if (!rows.empty()) {
-      if constexpr (requires { runner_.b.sample(runner_.ids, logits, rows, true); })
-        runner_.b.sample(runner_.ids, logits, rows, prompts == 0 && goes_on(run));
-      else
-        runner_.b.sample(runner_.ids, logits, rows);
+      runner_.b.sample(runner_.ids, logits, rows);
       drawn_.resize(rows.size());
       for (size_t i = 0; i < rows.size(); ++i)
         drawn_[i] = runner_.ids[i];  // the one place where the host waits for the device
@@ -173,21 +170,6 @@ class StepLoop {
   }
 
   bool prompt_ends(const SeqGrant& g) const { return cache().len(g.id) + g.n == int(at(g.id).tokens.size()); }
-
-  // Whether the next step is likely to be this one's sequences again, each with the token that is drawn now. Then there
-  // is room for it.
-  bool goes_on(const std::vector<SeqGrant>& run) {
-    if (spec_.has_drafters() || !hooks_.quiet()) return false;
-    for (const SeqGrant& g : run) {
-      const Session& q = at(g.id);
-      if (q.work.grammar) return false;  // its mask is known when its token is
-      if (q.work.usage.generated + 1 == q.work.request.max_tokens || int(q.tokens.size()) + 1 >= cfg_.n_ctx)
-        return false;
-      if (q.work.request.logprobs >= 0) return false;  // the logits are looked at after the draw
-      if (!cache().prepare(g.id, g.n + 1)) return false;
-    }
-    return true;
-  }
 
   // One row per row of logits, in the order of the step.
   std::vector<SampleRow> sample_rows(const std::vector<SeqGrant>& run) {
@@ -304,7 +286,7 @@ class StepLoop {
   std::span<const int16_t> keep(SlotId s, std::span<int32_t> drawn, std::vector<int32_t>& tokens) {
     Job& w = at(s).work;
     const DraftTree& tree = spec_.tree(s);
-    if (!cfg_.draft.forced.empty()) force(s, drawn);
+    if (!forced_drafts_.empty()) force(s, drawn);
     const Accepted& a = spec_.verify(s, drawn, w.usage, w.usage.generated);
     for (size_t i = 1; i < a.path.size(); ++i) tokens.push_back(tree.token[size_t(a.path[i])]);
     tokens.push_back(a.next);
@@ -315,9 +297,9 @@ class StepLoop {
     return a.path;
   }
 
-  // DraftConfig::forced: a chain's drafts are right with given probabilities. The same seed, the same script.
+  // EngineDebug::forced_drafts: a chain's drafts are right with given probabilities. The same seed, the same script.
   void force(SlotId s, std::span<int32_t> drawn) const {
-    const std::vector<float>& p = cfg_.draft.forced;
+    const std::span<const float> p = forced_drafts_;
     const DraftTree& tree = spec_.tree(s);
     const Session& q = at(s);
     for (size_t i = 0; i + 1 < drawn.size(); ++i) {
@@ -389,6 +371,7 @@ class StepLoop {
   const EngineConfig& cfg_;
   const Tokenizer* tokenizer_;
   int n_vocab_;
+  std::span<const float> forced_drafts_;  // EngineDebug's
   StepHooks hooks_;
   Scheduler scheduler_;
   const Sampling greedy_{.temperature = 0};

@@ -5,6 +5,7 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <iterator>
 
 #include "base/check.h"
 #include "base/half.h"
@@ -140,6 +141,20 @@ constexpr KvInfo kInfos[] = {{KvType::kF16, "f16", DType::kF16},
 
 }  // namespace
 
+std::span<const KvType> kv_types() {
+  static const auto types = [] {
+    std::array<KvType, std::size(kInfos)> t{};
+    for (size_t i = 0; i < t.size(); ++i) t[i] = kInfos[i].type;
+    return t;
+  }();
+  return types;
+}
+std::string kv_type_names() {
+  std::string names;
+  for (const KvInfo& k : kInfos)
+    names += (names.empty() ? "" : &k == std::end(kInfos) - 1 ? " or " : ", ") + std::string(k.name);
+  return names;
+}
 const char* kv_type_name(KvType t) { return kInfos[size_t(t)].name; }
 
 std::optional<KvType> kv_type_from_name(std::string_view name) {

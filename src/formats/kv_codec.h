@@ -2,6 +2,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <span>
+#include <string>
 #include <string_view>
 
 // Rows of the K/V cache: one head vector of head_dim values, encoded on its own. The same row always gives
@@ -16,8 +18,10 @@ namespace facet {
 
 enum class KvType : uint8_t { kF16, kQ8_0, kQ4_0, kTQ3_0, kF32 };  // F32: exact, the reference's
 
-const char* kv_type_name(KvType t);                              // "f16", "q8_0", "q4_0", "tq3_0", "f32"
+std::span<const KvType> kv_types();                              // all of them, in the order of the enumeration
+const char* kv_type_name(KvType t);                              // as options and files spell it: "f16", "q8_0"
 std::optional<KvType> kv_type_from_name(std::string_view name);  // case-insensitive
+std::string kv_type_names();                                     // "f16, q8_0, ... or f32", for messages
 inline bool kv_rotated(KvType t) { return t != KvType::kF16 && t != KvType::kF32; }
 
 // Bytes of one encoded row. head_dim is a power of two of at least 32.

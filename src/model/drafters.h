@@ -71,7 +71,6 @@ struct MtpW {
 template <class B>
 struct MtpWork {
   Work<B> w;
-  typename B::Rows e;   // [T, D_target]
   typename B::Rows eh;  // [T, 2 * D_target]
 };
 
@@ -83,9 +82,9 @@ typename B::Rows mtp_step(B& b, const ModelCfg& m, const MtpW<B>& W, const Model
                           MtpWork<B>& mw, bool last = false) {
   Work<B>& w = mw.w;
   const int T = s.shape.n_tok;
-  auto e = mw.e.view(T, tm.d_model), eh = mw.eh.view(T, 2 * tm.d_model);
+  auto eh = mw.eh.view(T, 2 * tm.d_model);
   auto x = w.x.view(T, m.d_model), h = w.h.view(T, m.d_model);
-  embed_concat(b, eh, e, target.tok_embd, s, tm.embed_scale,
+  embed_concat(b, eh, target.tok_embd, s, tm.embed_scale,
                h_prev);  // the target's width sets the scale, not the drafter's
   b.matmul(x, eh, W.pre);
   b.rms_norm(h, x, W.body.layer[0].attn_norm, m.eps);

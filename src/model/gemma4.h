@@ -26,7 +26,7 @@ void attention(B& b, const LayerW<B>& L, const LayerCfg& c, const ModelCfg& m, t
     b.qkv(q, k, v, h, L.wq, L.wk, L.wv);  // K=V layers have no wv: v is the raw k, before its norm and RoPE
     // Gemma normalises V, without gain, and does not rotate it; full layers rotate a quarter of the pairs: freqs are 0
     // elsewhere.
-    norm_rope_append(b, kv, q, k, v, L.q_norm, L.k_norm, L.freqs, c.norm_v, c.head_dim, s, m.eps);
+    norm_rope_append(b, kv, q, k, v, L.q_norm, L.k_norm, L.freqs, c.norm_v, s, m.eps);
   }
   b.attend(a, q, kv, s,
            {.n_q_head = m.n_q_head,

@@ -35,7 +35,7 @@ class Mtp final : public Drafter<B> {
     d->w_ = std::move(*w);
     const int S = t.plan.max_seq, D = t.m.d_model;
     t.b.reserve(mtp_limits(d->c_, S, t.plan.max_ctx));
-    d->work_ = {make_work(t.b, d->c_.body, S, S), t.b.new_rows(S, D), t.b.new_rows(S, 2 * D)};
+    d->work_ = {make_work(t.b, d->c_.body, S, S), t.b.new_rows(S, 2 * D)};
     d->state_ = t.b.new_rows(t.plan.resident(), D);
     d->h_ = t.b.new_rows(S, D);
     for (int pass = 0; pass < (ChainsPasses<B> ? kMaxChain : 1); ++pass)

@@ -4,6 +4,9 @@
 #include <cmath>
 #include <cstring>
 #include <fstream>
+#include <set>
+#include <sstream>
+#include <string>
 
 #include "support/bytes.h"
 #include "support/run_program.h"
@@ -26,6 +29,40 @@ TEST(LockstepCommand, NamesTheWorstOfEveryVerb) {
             "/models/facet-nano-moe-Q4_K_M.gguf -p Hello --temp 0 -n 4 -c 512 --backend cpu --lockstep");
   EXPECT_EQ(experts.rc, 0) << experts.out;
   EXPECT_TRUE(has(experts.out, "moe ")) << experts.out;
+}
+
+// Every verb of the table comes up in a run of a model that has use for it: the verbs of drafters beside those of their
+// target, on a step of a long prompt as on one of few tokens.
+TEST(LockstepCommand, NamesEveryVerbOfADraftingRun) {
+  std::set<std::string> missing;
+#define VERB(name, ...) missing.insert(#name);
+#include "backend/verbs.def"
+  for (const char* other : {"act_mul", "ple_combine", "clustered_head"})  // of E2B and E4B, and their drafters
+    EXPECT_EQ(missing.erase(other), 1u);
+  std::string prompt;
+  for (int i = 0; i < 12; ++i) prompt += "What is 17 + 25? ";
+  const std::string models = FACET_SOURCE_DIR "/models/facet-nano-moe";
+  for (const char* kind : {"mtp", "dflash"}) {
+    const Ran r = facet("run -m " + models + "-Q4_K_M.gguf --draft " + models + "-" + kind +
+                        "-Q8_0.gguf --backend cpu " + "--lockstep --temp 0 -n 8 -c 512 -p '" + prompt + "'");
+    EXPECT_EQ(r.rc, 0) << r.out;
+    EXPECT_TRUE(has(r.out, "drafts accepted")) << r.out;
+    std::istringstream lines(r.out);
+    for (std::string line; std::getline(lines, line);) missing.erase(line.substr(0, line.find_first_of(" .")));
+    // A drafter's tokens and their log-probabilities are judged too.
+    EXPECT_TRUE(has(r.out, "top_k.ids ") && has(r.out, "top_k.log_probs ")) << r.out;
+  }
+  for (const std::string& verb : missing) ADD_FAILURE() << verb << " was not judged";
+}
+
+// `facet run --explain`: the verbs of the target and of its drafter, as they ran.
+TEST(ExplainCommand, PricesTheVerbsOfADraftingRun) {
+  const std::string models = FACET_SOURCE_DIR "/models/facet-nano-moe";
+  const Ran r = facet("run -m " + models + "-Q4_K_M.gguf --draft " + models +
+                      "-mtp-Q8_0.gguf --backend cpu --explain --temp 0 -n 8 -c 512 -p 'What is 17 + 25?'");
+  EXPECT_EQ(r.rc, 0) << r.out;
+  for (const char* verb : {"moe ", "attend ", "sample ", "top_k ", "all verbs "})
+    EXPECT_TRUE(has(r.out, std::string("\n") + verb)) << verb << r.out;
 }
 
 // A weight that is no number: the verb that reads it is the first over its bound.

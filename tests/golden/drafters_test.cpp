@@ -5,9 +5,9 @@
 #include <limits>
 
 #include "backend/cpu/cpu_fast.h"
-#include "engine/draft_logits.h"
 #include "support/broken.h"
 #include "support/drafter_bench.h"
+#include "tools/draft_logits.h"
 
 namespace facet::test {
 namespace {

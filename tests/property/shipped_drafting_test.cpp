@@ -7,9 +7,9 @@
 
 #include "app/find_drafter.h"
 #include "app/paths.h"
-#include "engine/eval.h"
 #include "support/scripted_drafter.h"
 #include "tokenizer/tokenizer.h"
+#include "tools/eval.h"
 
 namespace facet::test {
 namespace {

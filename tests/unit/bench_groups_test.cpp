@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "engine/bench.h"
+#include "tools/bench.h"
 
 namespace facet {
 namespace {

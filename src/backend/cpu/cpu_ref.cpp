@@ -374,13 +374,6 @@ void CpuRef::add(Rows y, Rows a, Rows b) {
     for (int i = 0; i < y.cols; ++i) y.row(t)[i] = a.row(t)[i] + b.row(t)[i];
 }
 
-void CpuRef::concat(Rows y, Rows a, Rows b) {
-  for (int t = 0; t < y.rows; ++t) {
-    std::copy_n(a.row(t), a.cols, y.row(t));
-    std::copy_n(b.row(t), b.cols, y.row(t) + a.cols);
-  }
-}
-
 void CpuRef::gather(Rows y, Rows x, const Step& s) {
   for (int i = 0; i < y.rows; ++i) std::copy_n(x.row(s.out_row[i]), y.cols, y.row(i));
 }

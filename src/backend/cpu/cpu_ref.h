@@ -96,7 +96,6 @@ class CpuRef {
   void ple_combine(Rows p, Rows c, Vec gain, float in_scale, float out_scale, float eps);
   void moe(Rows y, Rows e, Rows r, MoeWeights<Weight, Vec> w, int n_used, Act act);
   void add(Rows y, Rows a, Rows b);
-  void concat(Rows y, Rows a, Rows b);
   void gather(Rows y, Rows x, const Step& s);
   void copy_rows(Rows y, Rows x);
   void softcap(Rows x, float cap);

@@ -2,20 +2,20 @@
 #include <cuda_runtime.h>
 
 #include <deque>
-#include <memory>
 #include <span>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "backend/backend.h"
+#include "backend/cuda/activations.h"
 #include "backend/cuda/device.h"
-#include "backend/cuda/kernels/attend.h"
+#include "backend/cuda/gemm.h"
+#include "backend/cuda/graphs.h"
 #include "backend/cuda/kernels/matmul/matmul.h"
 #include "backend/cuda/kernels/moe/moe.h"
-#include "backend/cuda/kernels/sample.h"
-#include "base/check.h"
-#include "base/recent.h"
+#include "backend/cuda/loader.h"
+#include "backend/cuda/sampler.h"
+#include "backend/cuda/step_arrays.h"
 #include "base/result.h"
 
 namespace facet {
@@ -28,32 +28,7 @@ namespace facet {
 // alone; rows of longer chunks may take others.
 class Cuda {
  public:
-  // An activation buffer: f32, and bf16 of the region that was rounded last.
-  struct Buffer {
-    float* p = nullptr;
-    __nv_bfloat16* bf = nullptr;
-    int rows = 0, cols = 0;
-    int64_t stride = 0;
-    int fresh_rows = 0, fresh_begin = 0, fresh_end = 0;
-  };
-  struct Rows {
-    Buffer* buffer = nullptr;
-    int rows = 0, cols = 0, begin = 0, first = 0;  // columns [begin, begin + cols), rows [first, first + rows)
-    Rows view(int r, int c) const {
-      CHECK(first + r <= buffer->rows && begin + c <= buffer->cols, "view [{}, {}] of rows [{}, {}]", r, c,
-            buffer->rows, buffer->cols);
-      return {buffer, r, c, begin, first};
-    }
-    Rows cols_at(int at, int n) const {
-      CHECK(at >= 0 && at + n <= cols, "columns {}..{} of {}", at, at + n, cols);
-      return {buffer, rows, n, begin + at, first};
-    }
-    Rows rows_at(int at, int n) const {
-      CHECK(at >= 0 && at + n <= rows, "rows {}..{} of {}", at, at + n, rows);
-      return {buffer, n, cols, begin, first + at};
-    }
-    explicit operator bool() const { return buffer != nullptr; }
-  };
+  using Rows = cuda::Rows;
   struct Vec {
     const float* p = nullptr;
     int n = 0;
@@ -77,24 +52,8 @@ class Cuda {
     int n = 0;
     explicit operator bool() const { return p != nullptr; }
   };
-  // Results that the host reads; the first read after a step waits for it.
-  template <class T>
-  class Results {
-   public:
-    const T& operator[](size_t i) const {
-      owner_->wait_for_results();
-      return host_[i];
-    }
-    size_t size() const { return n_; }
-
-   private:
-    friend class Cuda;
-    Cuda* owner_ = nullptr;
-    T* host_ = nullptr;  // page-locked: kernels write here
-    size_t n_ = 0;
-  };
-  using Ids = Results<int32_t>;
-  using Scores = Results<float>;
+  using Ids = cuda::Results<int32_t>;
+  using Scores = cuda::Results<float>;
 
   // Fails when there is no such GPU, or it is older than compute capability 8.0.
   static Status usable(int gpu);
@@ -110,9 +69,9 @@ class Cuda {
   Vec upload(std::span<const float> gain);
   Freqs upload(std::span<const double> freqs);
   Table upload(std::span<const int32_t> values);
-  Rows new_rows(int rows, int cols);
-  Ids new_ids(int n) { return new_results<int32_t>(n); }
-  Scores new_scores(int n) { return new_results<float>(n); }
+  Rows new_rows(int rows, int cols) { return acts_.new_rows(rows, cols); }
+  Ids new_ids(int n) { return sampler_.new_results<int32_t>(n); }
+  Scores new_scores(int n) { return sampler_.new_results<float>(n); }
   void reserve(const BackendLimits& limits);  // again for a drafter: the larger of both holds
   std::vector<float> to_host(Rows x);
   void from_host(Rows x, std::span<const float> values);
@@ -147,45 +106,33 @@ class Cuda {
   void begin_step(const Step& s);
   // The newest step again, or its first rows, with the tokens that next_tokens has chosen.
   void next_step(const Step& s);
-  // What pass() launches, as a graph from the second time on that it is asked for with this key, unless kMaxGraphs
-  // others came in between. Passes of more than kGraphRows tokens are always launched one by one. pass() must launch
-  // the same things whenever `key` and the step's shape are equal.
+  // What pass() launches, as a graph from the second time on that it is asked for with this key, unless too many others
+  // came in between (cuda::Graphs). Long steps are always launched one by one. pass() must launch the same things
+  // whenever `key` and the step's shape are equal.
   template <class Pass>
   Rows replay(const void* key, Pass&& pass) {
-    forget_rounded();
+    acts_.forget_rounded();
     settle();  // a graph's kernels know nothing of sums that are still to be made
-    auto whole = [&] {
+    const cuda::Graphs::Replayed r = graphs_.replay(key, step_.shape, [&] {
       in_pass_ = true;
       const Rows out = pass();
       settle();
       in_pass_ = false;
       return out;
-    };
-    Captured* c = find(key);
-    if (std::exchange(ahead_.running, nullptr) == key && c && c->exec) return c->out;
-    newest_pass_ = key;
-    if (!c) return whole();
-    if (!c->exec) {
-      if (c->seen++ == 0) return whole();
-      begin_capture();
-      c->out = whole();
-      end_capture(*c);
-    }
-    run(*c);
-    return c->out;
+    });
+    if (r.as_graph) acts_.forget_rounded();
+    return r.out;
   }
-  void finish();  // waits for everything
+  void finish() { sampler_.finish(); }  // waits for everything
   struct Counters {
     int64_t graph_launches = 0, captures = 0, allocations = 0;
-    int64_t in_vain = 0;  // of the launches
   };
   Counters counters() const {
-    Counters c = counters_;
-    c.allocations = device_.allocations();
-    return c;
+    const cuda::Graphs::Counters& g = graphs_.counters();
+    return {g.launches, g.captures, device_.allocations()};
   }
-  size_t graphs() const { return captured_.size(); }
-  void use_graphs(bool on) { graphs_ = on; }
+  size_t graphs() const { return graphs_.size(); }
+  void use_graphs(bool on) { graphs_.use(on); }
   // Times of a pass that is not replayed (backend/traced.h).
   void mark();
   void hold();
@@ -216,16 +163,10 @@ class Cuda {
   void ffn_beside_moe(Rows y, Rows g, Rows h, Weight gate, Weight up, Weight down, Rows o, Rows e, Rows r,
                       MoeWeights<Weight, Vec> w, int n_used, Act act);
   void add(Rows y, Rows a, Rows b);
-  void concat(Rows y, Rows a, Rows b);
   void gather(Rows y, Rows x, const Step& s);
   void copy_rows(Rows y, Rows x);
   void softcap(Rows x, float cap);
-  void sample(Ids ids, Rows logits, std::span<const SampleRow> rows) { sample(ids, logits, rows, false); }
-  // go_on: the next step is expected to be the newest one's sequences, each with the one token that is drawn here, and
-  // nothing else reads what this step has left. Where a graph of it is at hand it is launched now, before the host
-  // knows the tokens, and begin_step() and replay() find it under way. If they come with another step, it was in vain:
-  // it has written a row of K and V behind each sequence's end, for which there must be room.
-  void sample(Ids ids, Rows logits, std::span<const SampleRow> rows, bool go_on);
+  void sample(Ids ids, Rows logits, std::span<const SampleRow> rows);
   void top_k(Ids ids, Scores log_probs, Rows logits, int k);
   // top_k, and the best of row t becomes token t of the step (0 if there is none), without the host. In a pass that is
   // replayed the host is not told when ids and log_probs are there.
@@ -233,118 +174,49 @@ class Cuda {
   void clustered_head(Rows logits, Rows h, ClusteredHead<Weight, Table> w);
 
  private:
-  static constexpr int kGraphRows = 64;   // of a step that may be captured
   static constexpr int kSkinnyMost = 64;  // rows of a long chunk that still take the kernels for few rows
-  static constexpr size_t kMaxGraphs = 128;
-  struct GraphKey {
-    const void* pass = nullptr;
-    StepShape shape;
-    bool operator==(const GraphKey&) const = default;
-  };
-  struct Captured {
-    int seen = 0;
-    cudaGraphExec_t exec = nullptr;
-    Rows out;
-  };
-  struct StepArrays;
-  struct Sampler;
-  struct Loader;
-  struct Gemm;
 
   template <class T>
   T* copied(std::span<const T> values);
-  template <class T>
-  Results<T> new_results(int n);
-  void wait_for_results();
-  void results_there();
-  cuda::Done next_results();
   void take_step(const Step& s, bool keep_tokens);
-  bool went_on(const Step& s);      // s is what sample() has gone on with; if it was another, that was in vain
-  Captured* next_graph(int n_row);  // of the step that follows the newest one; null: none, or it has another shape
-  void pick_left();                 // what next_tokens has left to the verb that reads the tokens
-  void best_of(Ids ids, Scores log_probs, int32_t* best, Rows logits, int k);
-  void reserve_draws(int n_row, int n_adjust, int n_vocab);
-  int take_masks(std::span<const SampleRow> rows, int n_vocab);  // to the device; how many
-  void forget_rounded();
-  Captured* find(const void* key);
-  void begin_capture();
-  void end_capture(Captured& c);
-  void run(Captured& c);
-  // Of n elements (Device::grow).
+  // Nothing is left to be done.
+  void settle() { sampler_.pick_left(), acts_.resolve_all(); }
   template <class T>
-  bool grow(T*& p, size_t n, std::string_view what = "scratch") {
-    void* q = p;
-    const bool fresh = device_.grow(q, n * sizeof(T), what);
-    p = static_cast<T*>(q);
-    return fresh;
+  bool grow(T*& p, size_t n) {
+    return cuda::grow(device_, p, n);
   }
-  static void drop(Captured& c);
-  void forget_graphs();
-  cuda::Mat mat(const Rows& x, bool bf);  // bf: the verb will write the bf16 too
-  cuda::Mat mat_at(const Rows& x, int row, int n, bool bf);
-  void combine();
-  void run_heads();
-  void sum_left();
-  void settle();
-  cuda::Partials take_left(const Rows& y);
-  cuda::Mat written(const Rows& x, bool bf);  // as mat, for an output: the bf16 becomes fresh or stale
-  cuda::Mat written_in_8_bits(const Rows& x);
-  const __nv_bfloat16* rounded(const Rows& x);  // the bf16 of x, made if it is stale
-  int small_rows(int rows) const;               // of the first rows: those of the leading short sequences
+  void reserve_experts(const BackendLimits& l, unsigned* number);
+  int small_rows(int rows) const {
+    return rows == step_.shape.n_tok ? step_.shape.n_small : rows;
+  }  // of the first rows
   // y[i] = w[i] x; with glu y[0] = act(w[0] x) * (w[1] x); with twin, y[1] also goes to *twin.
   void products(std::span<const Rows> y, const Rows& x, std::span<const Weight> w, bool glu, Act act, const Rows* twin,
                 cuda::SkinnyWork work = {});
-  void gemm(float* y, int64_t y_stride, const __nv_bfloat16* x, int64_t x_stride, int n_row, const Weight& w);
+  void long_products(std::span<const Rows> y, const __nv_bfloat16* x, int64_t x_stride, int first, int n,
+                     std::span<const Weight> w, bool glu, Act act, const Rows* twin);
 
   cuda::Device device_;  // ends last
   const cudaStream_t stream_ = device_.stream();
-  bool graphs_ = true;
+  Step step_;  // the newest, device pointers
+  cuda::Activations acts_{device_, step_};
+  cuda::StepArrays arrays_{device_};
+  cuda::Loader loader_{device_};
+  cuda::Gemm gemm_{device_};
+  cuda::Graphs graphs_{stream_};
+  cuda::Sampler sampler_{device_, arrays_, graphs_};
   Fine fine_ = Fine::kNone;
   bool in_pass_ = false;  // what is launched may be launched again by replay
-  std::deque<Buffer> buffers_;
   std::deque<std::string> names_;
-  Recent<GraphKey, Captured> captured_{kMaxGraphs};  // a server sees many shapes
-  std::unique_ptr<StepArrays> arrays_;
-  std::unique_ptr<Sampler> sampler_;
-  std::unique_ptr<Loader> loader_;
-  std::unique_ptr<Gemm> gemm_;
-  Step step_;                          // device pointers
-  const void* newest_pass_ = nullptr;  // key of what replay ran last
-  struct {
-    bool launched = false;                   // begin_step has not been called since
-    const void* running = nullptr;           // key of the newest step's pass if it has been launched
-    int longest = 0;                         // rows of the newest step's longest sequence
-    const int32_t* ids = nullptr;            // the tokens it was launched with
-    std::vector<int32_t> pos, kv_len, slot;  // of the newest step's sequences if each has one token; else empty
-  } ahead_;
   BackendLimits limits_;
-  int64_t most_partials_ = 0, most_image_ = 0;  // over uploaded matrices
+  int64_t most_partials_ = 0, most_int8_ = 0;  // over uploaded matrices
   float* partial_ = nullptr;
   unsigned* counter_ = nullptr;
-  uint8_t* image_ = nullptr;  // activations in 8 bits, of image_of_'s first rows if that is not null
-  const Buffer* image_of_ = nullptr;
-  int image_rows_ = 0, image_cols_ = 0;
   cuda::AttendScratch attend_;
   cuda::MoeBuffers moe_;
-  struct {
-    Rows to;
-    int n_used = 0;
-  } uncombined_;  // where the experts' outputs belong that have not been added up yet
-  struct {
-    Rows to;
-    cuda::Partials left;
-  } unsummed_;  // where partial sums in partial_ belong that have not been added up yet
-  struct {
-    const Buffer *of_q = nullptr, *of_k = nullptr, *of_v = nullptr;
-    cuda::Mat q;
-    KvLayer kv;
-    cuda::HeadsLeft left;
-  } heads_;  // work on q, k and v that attend may do; of_q null: none
   cuda::MoeMany moe_many_;
   uint8_t* moe_memory_ = nullptr;      // all of moe_many_
   Rows cluster_score_;                 // [T, N]
   uint8_t* cluster_chosen_ = nullptr;  // [T, N]
-  Counters counters_;
   std::vector<cudaEvent_t> marks_;
   size_t n_mark_ = 0;  // of those, since laps()
 };

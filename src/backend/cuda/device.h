@@ -109,6 +109,15 @@ class Device {
   std::unordered_map<const void*, Kernel> kernels_;
 };
 
+// Device::grow of n elements.
+template <class T>
+bool grow(Device& device, T*& p, size_t n, std::string_view what = "scratch") {
+  void* q = p;
+  const bool is_new = device.grow(q, n * sizeof(T), what);
+  p = static_cast<T*>(q);
+  return is_new;
+}
+
 inline const DeviceInfo& device() { return Device::current().info(); }
 
 }  // namespace facet::cuda

@@ -5,22 +5,13 @@
 #include <cstdint>
 
 #include "backend/backend.h"
+#include "backend/cuda/kernels/common/mat.h"
 
 // Launchers of everything between the projections of an attention block: norms, RoPE, cache rows, attention. The
 // meaning of each is CpuRef's verb of the same name. Every pointer is device memory (a Step's arrays and a KvLayer's
 // areas too; Step::shape is read on the host). Launches depend on shapes alone, so they may be captured.
 namespace facet::cuda {
 
-// f32 activations [rows, cols] with a row stride in elements, and the same rounded to bf16 for tensor cores when a
-// kernel is asked to write that too (bf == nullptr: not wanted; it has its own stride).
-struct Mat {
-  float* p = nullptr;
-  int rows = 0, cols = 0;
-  int64_t stride = 0;
-  __nv_bfloat16* bf = nullptr;
-  int64_t bf_stride = 0;
-  uint8_t* image = nullptr;  // the rows in 8 bits as well (matmul/acts.cuh), by the kernels that say so
-};
 struct RopeFreqs {
   const double* p = nullptr;
   int n = 0;  // pairs: half the head width

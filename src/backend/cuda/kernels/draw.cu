@@ -300,7 +300,7 @@ __device__ int32_t pick(PickScratch& s, const DrawRow& r, bool greedy, const flo
 }
 __global__ void __launch_bounds__(kThreads)
     pick_kernel(int32_t* ids, const DrawRow* rows, bool greedy, const float* logits, int64_t stride, int n_vocab,
-                int size, int n_group, const uint64_t* best, Done done, GoOn go_on) {
+                int size, int n_group, const uint64_t* best, Done done) {
   __shared__ PickScratch scratch;
   const int row = int(blockIdx.x);
   const DrawRow r = greedy ? DrawRow{} : rows[row];  // the host wrote it before the launch
@@ -308,18 +308,15 @@ __global__ void __launch_bounds__(kThreads)
   let_next_start();
   const int32_t id =
       pick(scratch, r, greedy, logits + row * stride, n_vocab, size, n_group, best + int64_t(row) * n_group);
-  if (threadIdx.x == 0) {
-    ids[row] = id;
-    if (go_on.token) go_on.token[row] = max(id, 0), ++go_on.pos[row], ++go_on.kv_len[row];
-  }
+  if (threadIdx.x == 0) ids[row] = id;
   tell(done);
 }
 
 }  // namespace
 
 void draw(cudaStream_t stream, int32_t* ids, float* logits, int64_t stride, int n_vocab, int n_row, const DrawRow* rows,
-          const Adjust* adjust, int n_adjust, bool greedy, uint64_t* candidates, Done done, GoOn go_on,
-          const uint32_t* masks, int n_mask) {
+          const Adjust* adjust, int n_adjust, bool greedy, uint64_t* candidates, Done done, const uint32_t* masks,
+          int n_mask) {
   const int size = group_size(n_vocab), n_group = (n_vocab + size - 1) / size, per_block = kGroupWarps * kPerWarp;
   CHECK(n_group <= kMostGroups && n_group <= draw_candidates(n_vocab), "{} groups of {} logits", n_group, n_vocab);
   if (n_mask > 0)
@@ -328,10 +325,10 @@ void draw(cudaStream_t stream, int32_t* ids, float* logits, int64_t stride, int 
   if (n_adjust > 0)
     launch(adjust_kernel, dim3(unsigned(n_row)), dim3(128), 0, stream, logits, stride, n_vocab, rows, adjust);
   const dim3 grid{unsigned((n_group + per_block - 1) / per_block), unsigned(n_row)};
-  launch(is_small_grid(grid) ? groups_kernel<true> : groups_kernel<false>, grid, dim3(kGroupWarps * 32), 0, stream,
-         logits, stride, n_vocab, size, n_group, candidates);
+  launch(n_row == 1 ? groups_kernel<true> : groups_kernel<false>, grid, dim3(kGroupWarps * 32), 0, stream, logits,
+         stride, n_vocab, size, n_group, candidates);
   launch(pick_kernel, dim3(unsigned(n_row)), dim3(kThreads), 0, stream, ids, rows, greedy, logits, stride, n_vocab,
-         size, n_group, candidates, done, go_on);
+         size, n_group, candidates, done);
 }
 
 }  // namespace facet::cuda

@@ -187,10 +187,10 @@ __device__ void write_image(const Row<kPer>& r, const Mat& m, int t) {
   }
 }
 
-// Several wide rows come in the way of the product that they wait for; the widest take all registers as it is.
+// The widest rows take all registers as it is.
 template <int kPer>
 bool may_rehearse(int rows) {
-  return kPer == 1 ? is_small_grid(unsigned(rows)) : rows == 1 && kPer < kMostPer;
+  return rows == 1 && kPer < kMostPer;
 }
 // m, or nothing of it.
 __device__ Mat if_real(bool real, Mat m) {

@@ -212,11 +212,12 @@ __global__ void __launch_bounds__(kThreads) top_parts_kernel(const float* logits
 }
 
 // The best of a row's parts: of a whole block, which all get the id of the first one, 0 if there is none.
+template <bool kRehearse>
 __device__ int32_t top_pick(const TopK& to, int row) {
   __shared__ uint64_t sorted[kMaxTopK];
   __shared__ float log_total;
   const int thread = int(threadIdx.x), n_part = to.n_part, k = to.k;
-  rehearsed<true>([&](bool real) {
+  rehearsed<kRehearse>([&](bool real) {
     best_of_parts(to.candidates + int64_t(row) * n_part * kMaxTopK, n_part, k, sorted, real);
     if (thread < 32) {
       const float2* s = to.part_sums + int64_t(row) * n_part;
@@ -238,12 +239,14 @@ __device__ int32_t top_pick(const TopK& to, int row) {
   }
   return id;
 }
+template <bool kRehearse>
 __global__ void __launch_bounds__(kThreads) top_pick_kernel(const __grid_constant__ TopK to, Done done) {
   let_next_start();
-  top_pick(to, int(blockIdx.x));
+  top_pick<kRehearse>(to, int(blockIdx.x));
   tell(done);
 }
 // The same, then what follows in a drafter's chain: the token's embedding, and rows beside it by blocks of their own.
+template <bool kRehearse>
 __global__ void __launch_bounds__(kThreads)
     top_pick_embed_kernel(const __grid_constant__ TopK to, Mat y, TiledMatrix table, float scale_by, Mat beside) {
   let_next_start();
@@ -252,7 +255,7 @@ __global__ void __launch_bounds__(kThreads)
     wait_for_previous();
     return copy_row(y, table.n_in, beside, row);
   }
-  embed_row(y, table, row, top_pick(to, row), scale_by);
+  embed_row(y, table, row, top_pick<kRehearse>(to, row), scale_by);
 }
 
 __global__ void __launch_bounds__(kThreads)
@@ -285,15 +288,17 @@ __global__ void keep_clusters_kernel(float* logits, int64_t stride, int n_vocab,
 void top_k_parts(cudaStream_t stream, const float* logits, int64_t stride, int n_vocab, TopK& to) {
   to.n_part = (n_vocab + kDrawPart - 1) / kDrawPart;
   const dim3 grid{unsigned(to.n_part), unsigned(to.n_row)};
-  launch(is_small_grid(grid) ? top_parts_kernel<true> : top_parts_kernel<false>, grid, dim3(kThreads), 0, stream,
-         logits, stride, n_vocab, to.k, to.candidates, to.part_sums, to.n_part);
+  launch(to.n_row == 1 ? top_parts_kernel<true> : top_parts_kernel<false>, grid, dim3(kThreads), 0, stream, logits,
+         stride, n_vocab, to.k, to.candidates, to.part_sums, to.n_part);
 }
 void top_k_pick(cudaStream_t stream, const TopK& to, Done done) {
-  launch(top_pick_kernel, dim3(unsigned(to.n_row)), dim3(kThreads), 0, stream, to, done);
+  launch(to.n_row == 1 ? top_pick_kernel<true> : top_pick_kernel<false>, dim3(unsigned(to.n_row)), dim3(kThreads), 0,
+         stream, to, done);
 }
 void top_k_embed(cudaStream_t stream, const TopK& to, Mat y, const TiledMatrix& table, float scale, Mat x) {
   CHECK(table.n_in % 4 == 0 && x.cols % 4 == 0, "{} columns beside {}", x.cols, table.n_in);
-  launch(top_pick_embed_kernel, dim3(unsigned(to.n_row), 2), dim3(kThreads), 0, stream, to, y, table, scale, x);
+  launch(to.n_row == 1 ? top_pick_embed_kernel<true> : top_pick_embed_kernel<false>, dim3(unsigned(to.n_row), 2),
+         dim3(kThreads), 0, stream, to, y, table, scale, x);
 }
 void top_k(cudaStream_t stream, const float* logits, int64_t stride, int n_vocab, TopK to, Done done) {
   top_k_parts(stream, logits, stride, n_vocab, to);

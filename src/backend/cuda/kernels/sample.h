@@ -28,10 +28,6 @@ struct Done {
   uint32_t number = 0;        // what it becomes when all rows are written
   unsigned* n_row = nullptr;  // device memory, zero between launches: rows written so far
 };
-// A step's arrays, of whose sequence i, which has token i alone, row i is drawn: they become those of the next step.
-struct GoOn {
-  int32_t *token = nullptr, *pos = nullptr, *kv_len = nullptr;  // null: they stay
-};
 constexpr int kMaxTopK = 256;
 constexpr int kDrawPart = 4096;  // logits of one block
 inline int64_t draw_candidates(int64_t n_vocab) {
@@ -43,7 +39,7 @@ inline int64_t draw_candidates(int64_t n_vocab) {
 // afterwards. rows, adjust, masks: device memory; candidates: scratch, draw_candidates() a row. Keyed by (seed,
 // position) as uniform_at; the same choice as sample_row.
 void draw(cudaStream_t, int32_t* ids, float* logits, int64_t stride, int n_vocab, int n_row, const DrawRow* rows,
-          const Adjust* adjust, int n_adjust, bool greedy, uint64_t* candidates, Done done = {}, GoOn go_on = {},
+          const Adjust* adjust, int n_adjust, bool greedy, uint64_t* candidates, Done done = {},
           const uint32_t* masks = nullptr, int n_mask = 0);
 
 // ids and log_probs [n_row, k]: the k largest of each row, best first, and their natural log-probabilities; -1 and -inf

@@ -64,18 +64,13 @@ int most_tokens(const StepShape& shape) {
   return std::clamp(all_short ? shape.n_small - shape.n_seq + 1 : shape.n_small, 1, kSmallT);
 }
 
-// Whether kernels of short sequences also do what comes before attention (Also in decode.cuh). Each block then norms
-// and rotates its own queries: with several tokens and many blocks that takes longer than a launch.
-constexpr int kHeadsCols = 16, kMostHeadsWork = 1000;
+// Whether kernels of short sequences also do what comes before attention (Also in decode.cuh): where every sequence has
+// one token. Each block then norms and rotates its own queries.
+constexpr int kHeadsCols = 16;
 bool takes_heads(const AttendParams& p) {
   const StepShape& shape = p.step.shape;
   if (shape.n_small != shape.n_tok || shape.n_path > 0) return false;
-  const int n = most_tokens(shape);
-  if (n * p.group > kHeadsCols) return false;
-  return n == 1 || (p.kv.head_dim == 256 && device().shared >= kMuchShared &&
-                    int64_t(shape.n_tok) * p.kv.n_head *
-                            most_splits(cut_of(p.kv.k_type, p.window, p.kv.n_head), p.window, shape.longest) <=
-                        kMostHeadsWork);
+  return most_tokens(shape) == 1 && p.group <= kHeadsCols;
 }
 }  // namespace
 
@@ -128,7 +123,6 @@ bool attend(cudaStream_t stream, Mat o, Mat q, const KvLayer& kv, const Step& s,
   };
   if (left && fast && takes_heads(p))
     p.heads = {.on = true,
-               .most_tok = most_tokens(s.shape),
                .k = left->k.p,
                .v = left->v.p,
                .k_stride = left->k.stride,

@@ -111,8 +111,7 @@ __global__ void __launch_bounds__(kThreads) attend_combine_kernel(const __grid_c
 
 void attend_combine(cudaStream_t stream, const AttendParams& p) {
   const dim3 grid(unsigned(p.kv.head_dim / 128), unsigned(p.n_q_head), unsigned(p.t_end - p.t_begin));
-  launch(is_small_grid(grid) ? attend_combine_kernel<true> : attend_combine_kernel<false>, grid, dim3(kThreads), 0,
-         stream, p);
+  launch(grid.z == 1 ? attend_combine_kernel<true> : attend_combine_kernel<false>, grid, dim3(kThreads), 0, stream, p);
 }
 
 }  // namespace facet::cuda

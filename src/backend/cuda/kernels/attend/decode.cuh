@@ -35,8 +35,8 @@
 namespace facet::cuda {
 
 constexpr int kTileKeys = 32;
-// What a kernel can do beside attention: trees, or heads of sequences with one token, or with a few.
-enum class Also { kNothing, kTrees, kHeads, kHeadsOfFew };
+// What a kernel can do beside attention: trees, or heads of sequences with one token.
+enum class Also { kNothing, kTrees, kHeads };
 // Probabilities are kept as f16 multiples of 2^-6 of their size, so that the small ones keep their precision beside
 // scales; the sum has the same factor.
 template <KvType V>
@@ -45,7 +45,7 @@ constexpr float kProbLog2 = V == KvType::kTQ3_0 ? 3.f : 6.f;
 // G groups of warps share the tiles of K and V; each has NT blocks of eight query rows.
 template <KvType K, KvType V, int E, int NT, int G, Also kAlso>
 struct DecodeShape {
-  static constexpr bool kTrees = kAlso == Also::kTrees, kHeads = kAlso == Also::kHeads || kAlso == Also::kHeadsOfFew;
+  static constexpr bool kTrees = kAlso == Also::kTrees, kHeads = kAlso == Also::kHeads;
   using KT = TileShape<K, E>;
   using VT = TileShape<V, E>;
   static constexpr int kGroupWarps = E / 64, kWarps = G * kGroupWarps, kThreads = 32 * kWarps, kParts = E / 128,
@@ -57,10 +57,10 @@ struct DecodeShape {
   static constexpr int kStrideS = kTileKeys + 4, kStrideP = kTileKeys + 8;
   static constexpr int kAtQ = kSlots * kSlotBytes;   // B fragments of Q
   static constexpr int kAtS = kAtQ + kCols * E * 2;  // [parts][cols][keys] f32
-  // Before the first scores: turns [E] f32 of the sequence's tokens, then for each warp a row's codes and the row as it
+  // Before the first scores: turns [E] f32 of the sequence's token, then for each warp a row's codes and the row as it
   // is cached.
   static constexpr int kRow = planar_bytes(K, E) > planar_bytes(V, E) ? planar_bytes(K, E) : planar_bytes(V, E);
-  static constexpr int heads_bytes(int n_tok) { return kAtS + n_tok * E * 4 + kWarps * (E + kRow); }
+  static constexpr int kHeadsBytes = kAtS + E * 4 + kWarps * (E + kRow);
   static constexpr int first_tiles(bool is_k) { return (kSlots + is_k) / 2; }  // whose copies start before the loop
   static constexpr int kAtP = kAtS + kParts * kCols * kStrideS * 4;            // [cols][keys] f16
   static constexpr int kAtAlpha = kAtP + kCols * kStrideP * 2;                 // [cols] f32
@@ -130,8 +130,8 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G, kAlso>::kThreads,
   const int row0 = lo / kTileKeys * kTileKeys;  // splits begin at multiples of the tile
   const int n_tile = (hi - row0 + kTileKeys - 1) / kTileKeys;
 
-  // Rows of the step's tokens that this block writes; those of the first tiles go to the slots as they are made, the
-  // others are copied.
+  // The row of the step's token if this block writes it; one of the first tiles goes to its slot as it is made, others
+  // are copied.
   const bool appends = Shape::kHeads && p.heads.k && hi > s.len;
   const int own0 = appends ? max(lo, s.len) : INT_MAX;
 
@@ -235,24 +235,21 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G, kAlso>::kThreads,
       if (col < min(n_col, kCols) && (writes >> token_of(col) & 1)) pos[i] = p.step.pos[s.begin + token_of(col)];
     }
   };
-  // Turns of the tokens are found before the wait; of one token, the compiler knows that it is the only one.
+  // Turns of the token are found before the wait.
   float* const turns = reinterpret_cast<float*>(shared + Shape::kAtS);
-  const int n_tok = kAlso == Also::kHeadsOfFew ? s.n : 1;
   auto find_turns = [&] {
     if constexpr (Shape::kHeads) {
       if (n_col < kCols)  // columns without a query
         for (int i = tid; i < kCols * E / 8; i += Shape::kThreads)
           reinterpret_cast<uint4*>(shared + Shape::kAtQ)[i] = uint4{};
-      for (int i = tid; i < n_tok * (E / 2); i += Shape::kThreads) {
-        const int j = kAlso == Also::kHeadsOfFew ? i / (E / 2) : 0, pair = i - j * (E / 2);
-        find_turn<E>(turns + j * E, pair, p.heads.work.freqs.p[pair], p.step.pos[s.begin + j]);
-      }
+      for (int pair = tid; pair < E / 2; pair += Shape::kThreads)
+        find_turn<E>(turns, pair, p.heads.work.freqs.p[pair], p.step.pos[s.begin]);
       __syncthreads();
     }
   };
   // The cache row of a sequence's only token that this warp makes: its first job.
   std::byte* only_row = nullptr;
-  if constexpr (kAlso == Also::kHeads) {
+  if constexpr (Shape::kHeads) {
     if (appends && warp >= kWarps - 2) {
       const KvRow cached = kv_row(p.kv, p.step, seq, s.len);
       only_row = warp == kWarps - 2 ? cached.k + head * planar_bytes(K, E) : cached.v + head * planar_bytes(V, E);
@@ -275,7 +272,7 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G, kAlso>::kThreads,
   // Heads, a warp each: rows of the step's tokens in this split, which go to the cache, K and V (blocks of further
   // query rows write the same), then the queries. What they have in common is here once: its instructions come from far
   // away.
-  uint8_t* const codes = reinterpret_cast<uint8_t*>(turns + n_tok * E) + warp * (E + Shape::kRow);
+  uint8_t* const codes = reinterpret_cast<uint8_t*>(turns + E) + warp * (E + Shape::kRow);
   std::byte* const made = reinterpret_cast<std::byte*>(codes + E);
   // x, as it is cached, to its row of the cache, and to its place in the tile if that is one of the first.
   auto append = [&](auto type, const float(&x)[E / 32], float norm, bool is_k, int row) {
@@ -286,25 +283,20 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G, kAlso>::kThreads,
     else
       encode_plain<E>(kType, x, made, lane);
     __syncwarp();
-    std::byte* to = only_row;
-    if constexpr (kAlso == Also::kHeadsOfFew) {
-      const KvRow cached = kv_row(p.kv, p.step, seq, row);
-      to = (is_k ? cached.k : cached.v) + head * planar_bytes(kType, E);
-    }
     const int tile = (row - row0) / kTileKeys, r = (row - row0) % kTileKeys, stride = is_k ? T::kStrideK : T::kStrideV;
     const bool first = tile < Shape::first_tiles(is_k);
     char* const slot_at = shared + (2 * tile + !is_k) % kSlots * Shape::kSlotBytes;
 #pragma unroll 1
     for (int chunk = lane; chunk < (T::kCodes + T::kScales) / 16; chunk += 32) {
       const uint4 v = *reinterpret_cast<const uint4*>(made + 16 * chunk);
-      *reinterpret_cast<uint4*>(to + 16 * chunk) = v;
+      *reinterpret_cast<uint4*>(only_row + 16 * chunk) = v;
       char* const code = slot_at + r * stride + 16 * (is_k ? k_chunk<kType>(chunk, r) : chunk);
       char* const scale = slot_at + kTileKeys * stride + r * T::kScales + 16 * chunk - T::kCodes;
       if (first) *reinterpret_cast<uint4*>(chunk < T::kCodes / 16 ? code : scale) = v;
     }
     __syncwarp();  // the row's place is used again
   };
-  const int n_row = appends ? 2 * (kAlso == Also::kHeadsOfFew ? hi - own0 : 1) : 0;
+  const int n_row = appends ? 2 : 0;
 #pragma unroll 1
   for (int job = kWarps - 1 - warp; job < n_row + (Shape::kHeads ? min(n_col, kCols) : kCols); job += kWarps) {
     constexpr int V_ = E / 32;
@@ -313,19 +305,15 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G, kAlso>::kThreads,
     if constexpr (Shape::kHeads) {
       const HeadsBefore& in = p.heads;
       const bool is_k = job % 2;
-      int j = kAlso == Also::kHeadsOfFew ? job / 2 + own0 - s.len : 0;  // of the sequence's tokens
       const float *from, *gain;
       if (col >= 0) {
-        const int at = col_block * kCols + col, of = quick_div(at, p.group);
-        j = s.j0 + of;
-        from = p.q + (s.begin + j) * p.q_stride + (head * p.group + at - of * p.group) * E, gain = in.work.q_gain;
+        from = p.q + s.begin * p.q_stride + (head * p.group + col_block * kCols + col) * E, gain = in.work.q_gain;
       } else {
-        from = (is_k ? in.k + (s.begin + j) * in.k_stride : in.v + (s.begin + j) * in.v_stride) + head * E,
+        from = (is_k ? in.k + s.begin * in.k_stride : in.v + s.begin * in.v_stride) + head * E,
         gain = is_k ? in.work.k_gain : nullptr;
       }
       const bool is_v = col < 0 && !is_k;
-      make_head<E>(x, from, !is_v || in.work.norm_v, in.work.eps, gain,
-                   is_v ? nullptr : turns + (kAlso == Also::kHeadsOfFew ? j : 0) * E, lane);
+      make_head<E>(x, from, !is_v || in.work.norm_v, in.work.eps, gain, is_v ? nullptr : turns, lane);
       // K and V of one type, or both with scales.
       static_assert(planar_scaled(K) == planar_scaled(V));
       float norm = 0;
@@ -333,7 +321,7 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G, kAlso>::kThreads,
         if (col < 0) norm = before_rotation<E>(is_k ? K : V, x);
       if (planar_scaled(K)) warp_rotate<V_>(x, lane, false);
       if (col < 0) {
-        const int row = s.len + j;
+        const int row = s.len;
         if (K == V || is_k)
           append(std::integral_constant<KvType, K>{}, x, norm, is_k, row);
         else
@@ -566,14 +554,14 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G, kAlso>::kThreads,
 template <KvType K, KvType V, int E, int NT, int G, Also kAlso>
 bool launch_decode(cudaStream_t stream, AttendParams p, int n_cols) {
   using Shape = DecodeShape<K, V, E, NT, G, kAlso>;
-  const int bytes = Shape::kHeads ? std::max(Shape::kBytes, Shape::heads_bytes(p.heads.most_tok)) : Shape::kBytes;
+  constexpr int bytes = Shape::kHeads ? std::max(Shape::kBytes, Shape::kHeadsBytes) : Shape::kBytes;
   if (bytes > device().shared) return false;
   p.n_col_block = (n_cols + Shape::kCols - 1) / Shape::kCols, p.n_sm = device().n_sm;
   const int blocks = p.n_col_block * p.kv.n_head * (p.n_split + further_splits(p.n_path));
   CHECK(blocks < kQuickMost && n_cols < kQuickMost && (p.kv.window == 0 || p.kv.cap < kQuickMost / 2),
         "{} blocks for {} query rows, a ring of {} rows", blocks, n_cols, p.kv.cap);
   auto* kernel = attend_decode_kernel<K, V, E, NT, G, kAlso>;
-  allow_shared(kernel, size_t(std::min(device().shared, std::max(Shape::kBytes, Shape::heads_bytes(kSmallT)))));
+  allow_shared(kernel, size_t(bytes));
   // A layer's V lies behind its K, for all slots (CudaKvCache); elsewhere they may lie anyhow.
   const int64_t k_bytes = p.kv.v - p.kv.k, n_slot = p.kv.k_slot > 0 ? k_bytes / p.kv.k_slot : 0;
   const ReadOnce rows = n_slot > 0 ? ReadOnce{p.kv.k, n_slot * (p.kv.k_slot + p.kv.v_slot)} : ReadOnce{};
@@ -598,9 +586,7 @@ template <KvType K, KvType V, int E>
 bool launch_decode(cudaStream_t stream, const AttendParams& p, int n_cols) {
   if (p.n_path > 0) return launch_decode<K, V, E, Also::kTrees>(stream, p, n_cols);
   if (!p.heads.on) return launch_decode<K, V, E, Also::kNothing>(stream, p, n_cols);
-  if (p.heads.most_tok == 1) return launch_decode<K, V, E, Also::kHeads>(stream, p, n_cols);
-  if constexpr (E == 256) return launch_decode<K, V, E, Also::kHeadsOfFew>(stream, p, n_cols);
-  return false;
+  return launch_decode<K, V, E, Also::kHeads>(stream, p, n_cols);
 }
 
 template <KvType K, KvType V>

@@ -10,7 +10,6 @@ namespace facet::cuda {
 // norm_rope_append inside of attend.
 struct HeadsBefore {
   bool on = false;                         // q, k and v are the projections'
-  int most_tok = 0;                        // tokens of a sequence at most
   const float *k = nullptr, *v = nullptr;  // [T, Hk * E]; null: nothing to append
   int64_t k_stride = 0, v_stride = 0;
   NormRopeAppend work;

@@ -33,10 +33,10 @@ __device__ __forceinline__ void let_next_start() {
 #endif
 }
 
-// Calls f(real): with real once the input is there, and before that, if kRehearse, without: instructions come from far
-// away, and then they do while the kernel would only wait. f reads no input and writes nothing unless it is real. For
-// small grids: blocks of others start when nobody waits any more, and it takes registers. Nor where kernels do not
-// overlap.
+// Calls f(real): with real once the input is there, and before that, if kRehearse, without: the instruction cache is
+// warm then, which costs nothing while the kernel would only wait. f reads no input and writes nothing unless it is
+// real. For steps of one row: with more, blocks of others start when nobody waits any more, and it takes registers. Nor
+// where kernels do not overlap.
 template <bool kRehearse, class F>
 __device__ __forceinline__ void rehearsed(F&& f) {
 #if __CUDA_ARCH__ >= 900
@@ -56,7 +56,6 @@ __device__ __forceinline__ void rehearsed(F&& f) {
   let_next_start();
   f(true);
 }
-inline bool is_small_grid(dim3 grid) { return uint64_t(grid.x) * grid.y * grid.z <= 192; }
 
 // Memory that a kernel reads once a step (bulk_load_once), where its loads cannot say so themselves.
 struct ReadOnce {

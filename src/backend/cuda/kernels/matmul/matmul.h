@@ -1,10 +1,11 @@
 #pragma once
 #include <cuda_runtime.h>
 
+#include "backend/backend.h"
 #include "backend/cuda/device.h"
-#include "backend/cuda/kernels/attend.h"
+#include "backend/cuda/kernels/common/mat.h"
 #include "backend/cuda/kernels/matmul/layout.h"
-#include "backend/cuda/kernels/moe/moe.h"
+#include "backend/cuda/kernels/route/route.h"
 
 // Launchers of matrix products. Everything is device memory unless it says host.
 namespace facet::cuda {

@@ -21,7 +21,7 @@
 #include "backend/cuda/kernels/common/narrow.h"
 #include "backend/cuda/kernels/matmul/skinny_args.h"
 #include "backend/cuda/kernels/matmul/stream.cuh"
-#include "backend/cuda/kernels/moe/route.cuh"
+#include "backend/cuda/kernels/route/route.cuh"
 
 namespace facet::cuda {
 namespace {

@@ -5,7 +5,7 @@
 #include "backend/cuda/kernels/common/launch.cuh"
 #include "backend/cuda/kernels/matmul/skinny_args.h"
 #include "backend/cuda/kernels/matmul/stream.cuh"
-#include "backend/cuda/kernels/moe/route.cuh"
+#include "backend/cuda/kernels/route/route.cuh"
 
 // The kernel of skinny.cu; its instances are compiled apart from each other.
 namespace facet::cuda {

@@ -3,25 +3,11 @@
 
 #include "backend/cuda/kernels/attend.h"
 #include "backend/cuda/kernels/matmul/layout.h"
+#include "backend/cuda/kernels/route/route.h"
 
 // Launchers of the mixture-of-experts verb. Everything is device memory.
 namespace facet::cuda {
 
-constexpr int kMaxExperts = 256, kMaxUsed = 16, kMaxRouterCols = 4096;
-constexpr int kMoeRows = 16;  // tokens of one launch of the small kernels
-
-// How few tokens are spread over experts. A pair is a token and one of its experts; slot = token * n_used + rank.
-struct Routing {
-  uint64_t* logits = nullptr;  // [T, N] bits of a logit, and above them the number of the routing that it is of
-  float* weight = nullptr;     // [slot] of the expert's output
-  int32_t* expert = nullptr;   // [slot]
-  int32_t* active = nullptr;   // [N] experts that have pairs, ascending if there are several tokens; -1 while
-                               // RouteJob::ahead chooses; [N]: their number
-  int32_t* first = nullptr;    // [N + 1] of an active expert's pairs in `pair`, by its place in `active`
-  int32_t* pair = nullptr;     // [T n_used] slots, by expert, then token
-  unsigned* number =
-      nullptr;  // of the last routing; whoever allocates sees to it that no word of logits has the next one's
-};
 struct MoeExperts {
   TiledMatrix gate, up;  // stacks; up's strips start at up_strip (merged matrices: gate rows, then up rows)
   int up_strip = 0, d_expert = 0;
@@ -37,19 +23,7 @@ struct MoeBuffers {
   float* out = nullptr;             // [slot, D]
 };
 
-// Chooses experts for n_tok <= kMoeRows rows of r: the n_used largest logits, lowest index on ties; softmax over the
-// chosen.
-struct RouteJob {
-  const float *router = nullptr, *scale = nullptr;
-  int n_expert = 0, n_used = 0, n_tok = 0;
-  bool ahead = false;  // one token's experts are looked for while they are chosen: when this kernel starts, nobody
-                       // reads those before
-  Mat r;
-  Routing o;
-};
 RouteJob route_job(const MoeExperts&, Mat r, int n_tok, const Routing&);
-int route_blocks(const RouteJob&);
-void route(cudaStream_t, const RouteJob&);
 // out[slot] = expert(e[t]) of n_tok <= kMoeRows rows in bf16; then y[t] = sum over ranks of weight * out, in rank
 // order. routed: e was there before the kernel before this one let it start, which it runs beside; so was what the
 // routing writes, but for a token's experts with RouteJob::ahead.

@@ -6,8 +6,8 @@
 // Order      a logit is a sum of eight parts, each from the left in f32; pairs by expert, then token
 // Reference  CpuRef::moe    Test tests/kernels/cuda_moe_test.cpp    Bench bench/verbs/cuda_moe_bench.cu
 #include "backend/cuda/kernels/common/launch.cuh"
-#include "backend/cuda/kernels/moe/choose.cuh"
 #include "backend/cuda/kernels/moe/moe.h"
+#include "backend/cuda/kernels/route/choose.cuh"
 
 namespace facet::cuda {
 namespace {

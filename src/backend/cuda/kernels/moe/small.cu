@@ -308,6 +308,14 @@ void run_for(cudaStream_t stream, ExpertArgs a, std::initializer_list<TiledMatri
 
 }  // namespace
 
+RouteJob route_job(const MoeExperts& m, Mat r, int n_tok, const Routing& o) {
+  CHECK(m.n_expert <= kMaxExperts && m.n_used <= kMaxUsed && r.cols % 4 == 0 && r.cols <= kMaxRouterCols,
+        "{} experts, {} used, {} columns", m.n_expert, m.n_used, r.cols);
+  CHECK(n_tok <= kMoeRows, "{} tokens", n_tok);
+  return {
+      .router = m.router, .scale = m.scale, .n_expert = m.n_expert, .n_used = m.n_used, .n_tok = n_tok, .r = r, .o = o};
+}
+
 void moe_small(cudaStream_t stream, const MoeExperts& m, Mat e, int n_tok, const MoeBuffers& b, bool routed) {
   CHECK(n_tok <= kMoeRows && e.cols == m.gate.n_in, "{} tokens, {} columns", n_tok, e.cols);
   if (n_tok == 1) return moe_one(stream, m, e, b, routed);

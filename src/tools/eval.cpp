@@ -1,4 +1,4 @@
-#include "engine/eval.h"
+#include "tools/eval.h"
 
 #include <fmt/format.h>
 

@@ -7,7 +7,7 @@
 // Reference  CpuRef::moe    Test tests/kernels/cuda_moe_test.cpp    Bench bench/verbs/cuda_ops_bench.cu
 #include <algorithm>
 
-#include "backend/cuda/kernels/moe/route.cuh"
+#include "backend/cuda/kernels/route/route.cuh"
 
 namespace facet::cuda {
 namespace {
@@ -20,13 +20,6 @@ __global__ void __launch_bounds__(kRouteThreads* kRouteGroups)
 
 }  // namespace
 
-RouteJob route_job(const MoeExperts& m, Mat r, int n_tok, const Routing& o) {
-  CHECK(m.n_expert <= kMaxExperts && m.n_used <= kMaxUsed && r.cols % 4 == 0 && r.cols <= kMaxRouterCols,
-        "{} experts, {} used, {} columns", m.n_expert, m.n_used, r.cols);
-  CHECK(n_tok <= kMoeRows, "{} tokens", n_tok);
-  return {
-      .router = m.router, .scale = m.scale, .n_expert = m.n_expert, .n_used = m.n_used, .n_tok = n_tok, .r = r, .o = o};
-}
 int route_blocks(const RouteJob& j) { return 1 + (j.n_expert + kRouteGroups - 1) / kRouteGroups; }
 void route(cudaStream_t stream, const RouteJob& j) {
   constexpr int kShared = 48 * 1024;

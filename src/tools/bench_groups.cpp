@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "engine/bench.h"
 #include "engine/plan.h"
+#include "tools/bench.h"
 
 namespace facet {
 namespace {

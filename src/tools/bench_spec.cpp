@@ -1,4 +1,4 @@
-#include "engine/bench_spec.h"
+#include "tools/bench_spec.h"
 
 #include <fmt/format.h>
 
@@ -172,7 +172,7 @@ Status bench_spec(const EngineConfig& given, const SpecBenchOptions& o,
         c.kv_k = c.kv_v = kv;
         c.draft.files = m.files;
         if (length > 0) c.draft.max = c.draft.min = length;
-        auto e = Engine::open(c);
+        auto e = Engine::open(c, o.debug);
         if (!e) return e.error();
         for (const PromptSet& set : o.sets) {
           auto l = measure(**e, beside.get(), set, o);

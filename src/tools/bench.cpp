@@ -1,4 +1,4 @@
-#include "engine/bench.h"
+#include "tools/bench.h"
 
 #include <fmt/format.h>
 

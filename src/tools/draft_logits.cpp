@@ -1,4 +1,4 @@
-#include "engine/draft_logits.h"
+#include "tools/draft_logits.h"
 
 #include <fmt/format.h>
 

@@ -4,8 +4,8 @@
 
 #include "backend/cuda/kernels/common/launch.cuh"
 #include "backend/cuda/kernels/common/mma.cuh"
-#include "backend/cuda/kernels/moe/choose.cuh"
-#include "backend/cuda/kernels/moe/moe.h"
+#include "backend/cuda/kernels/route/choose.cuh"
+#include "backend/cuda/kernels/route/route.h"
 
 // What blocks of route.cu do, alone or beside blocks of another kernel of the same launch (skinny.cuh).
 namespace facet::cuda {
@@ -20,9 +20,6 @@ struct RouteScratch {
   float scale[kMaxExperts];
   uint8_t rank[kMoeRows][kMaxExperts];  // of an expert for a token, from 1 on
   int before[kRouteGroups * kRouteThreads / 32];
-  // What it writes while it waits for the kernel before it.
-  float weight[kMoeRows * kMaxUsed];
-  int32_t expert[kMoeRows * kMaxUsed], active[kMaxExperts + 1], first[kMaxExperts + 2], pair[kMoeRows * kMaxUsed];
 };
 constexpr int kRouteRowsAt = (int(sizeof(RouteScratch)) + 15) / 16 * 16;  // in shared memory, the rows at hand
 // Rows that so many bytes of shared memory have room for, of n_tok.
@@ -53,68 +50,48 @@ __device__ inline void sort_pairs(const Routing& o, RouteScratch& scratch, int n
   if (e == kMaxExperts - 1) o.active[n_expert] = all >> 16, o.first[all >> 16] = all & 0xFFFF;
 }
 
-// The block that chooses looks at the logits until all are of this routing. For several tokens it has done what it does
-// then before the wait, with logits of zero and for nobody: its instructions come from far away, and everybody waits
-// for it.
-template <bool kOne>
-__device__ void choose_block(const RouteJob& j, RouteScratch& scratch) {
+// The block that chooses looks at the logits until all are of this routing.
+__device__ inline void choose_block(const RouteJob& j, RouteScratch& scratch) {
   const int thread = int(threadIdx.x), lane = thread % 32, warp = thread / 32, n_warp = int(blockDim.x) / 32;
   let_next_start();  // other blocks see to it that nothing does before their wait
   scratch.scale[thread] = j.scale && thread < j.n_expert ? __ldg(j.scale + thread) : 1.f;
-  Routing o{.logits = nullptr,
-            .weight = scratch.weight,
-            .expert = scratch.expert,
-            .active = scratch.active,
-            .first = scratch.first,
-            .pair = scratch.pair,
-            .number = nullptr};
-  unsigned number = 0;
-#pragma unroll 1
-  for (bool real = kOne;; real = true) {
-    if (real) {
-      wait_for_previous();
-      o = j.o;
-      number = __ldcg(o.number) + 1;
-    }
-    for (int t = 0; t < j.n_tok; ++t) scratch.rank[t][thread] = 0;
-    __syncthreads();
-    for (int t = warp; t < j.n_tok; t += n_warp) {
-      auto logits = [&](auto& v) {
-        constexpr int kPer = std::extent_v<std::remove_reference_t<decltype(v)>>;
-        const volatile uint64_t* from = o.logits + int64_t(t) * j.n_expert;
-        for (bool there = false; !there;) {
-          uint64_t word[kPer] = {};
-          if (real) {
+  for (int t = 0; t < j.n_tok; ++t) scratch.rank[t][thread] = 0;
+  __syncthreads();
+  wait_for_previous();
+  const Routing& o = j.o;
+  const unsigned number = __ldcg(o.number) + 1;
+  for (int t = warp; t < j.n_tok; t += n_warp) {
+    auto logits = [&](auto& v) {
+      constexpr int kPer = std::extent_v<std::remove_reference_t<decltype(v)>>;
+      const volatile uint64_t* from = o.logits + int64_t(t) * j.n_expert;
+      for (bool there = false; !there;) {
+        uint64_t word[kPer];
 #pragma unroll
-            for (int i = 0; i < kPer; ++i) word[i] = from[min(lane * kPer + i, j.n_expert - 1)];
-          }
-          there = true;
+        for (int i = 0; i < kPer; ++i) word[i] = from[min(lane * kPer + i, j.n_expert - 1)];
+        there = true;
 #pragma unroll
-          for (int i = 0; i < kPer; ++i)
-            there &= unsigned(word[i] >> 32) == number, v[i] = __uint_as_float(unsigned(word[i]));
-        }
-        __syncwarp();
-      };
-      choose(scratch.scale, j.n_expert, j.n_used, lane, logits, [&](int e, float weight) {
-        const int slot = t * j.n_used + lane;
-        o.expert[slot] = e, o.weight[slot] = weight;
-        if (j.n_tok == 1)
-          *const_cast<volatile int32_t*>(o.active + lane) = e, o.first[lane] = o.pair[lane] =
-                                                                   lane;  // experts of one token are distinct
-        else
-          scratch.rank[t][e] = uint8_t(lane + 1);
-      });
-    }
-    if (j.n_tok > 1) {
-      __syncthreads();
-      sort_pairs(o, scratch, j.n_expert, j.n_tok, j.n_used);
-    } else if (thread == 0) {
-      o.active[j.n_expert] = o.first[j.n_used] = j.n_used;
-    }
-    if (!real) continue;
-    if (thread == 0) *o.number = number;
-    return;
+        for (int i = 0; i < kPer; ++i)
+          there &= unsigned(word[i] >> 32) == number, v[i] = __uint_as_float(unsigned(word[i]));
+      }
+      __syncwarp();
+    };
+    choose(scratch.scale, j.n_expert, j.n_used, lane, logits, [&](int e, float weight) {
+      const int slot = t * j.n_used + lane;
+      o.expert[slot] = e, o.weight[slot] = weight;
+      if (j.n_tok == 1)
+        *const_cast<volatile int32_t*>(o.active + lane) = e, o.first[lane] = o.pair[lane] =
+                                                                 lane;  // experts of one token are distinct
+      else
+        scratch.rank[t][e] = uint8_t(lane + 1);
+    });
   }
+  if (j.n_tok > 1) {
+    __syncthreads();
+    sort_pairs(o, scratch, j.n_expert, j.n_tok, j.n_used);
+  } else if (thread == 0) {
+    o.active[j.n_expert] = o.first[j.n_used] = j.n_used;
+  }
+  if (thread == 0) *o.number = number;
 }
 
 // Block `block` of those that do the job: the first one chooses, others have kRouteGroups experts each. shared:
@@ -122,7 +99,7 @@ __device__ void choose_block(const RouteJob& j, RouteScratch& scratch) {
 template <bool kOne>
 __device__ void route_block(const RouteJob& j, int block, uint8_t* shared, int n_row) {
   RouteScratch& scratch = *reinterpret_cast<RouteScratch*>(shared);
-  if (block == 0) return choose_block<kOne>(j, scratch);
+  if (block == 0) return choose_block(j, scratch);
   // Whoever sees a logit of this block, or starts after it let the next kernel start, sees that no expert is chosen.
   const bool clears = kOne && j.ahead && block == 1;
   if (clears && threadIdx.x < 32) {

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "backend/cuda/kernels/moe/moe.h"
+#include "backend/cuda/kernels/route/route.h"
 
 namespace facet::cuda {
 

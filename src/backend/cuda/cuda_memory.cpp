@@ -1,0 +1,176 @@
+// Opening, memory and what is copied between host and device.
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "backend/cuda/cuda.h"
+#include "backend/cuda/kernels/probe.h"
+
+namespace facet {
+
+Status Cuda::usable(int gpu) {
+  int n = 0;
+  if (const cudaError_t e = cudaGetDeviceCount(&n); e != cudaSuccess || n == 0)
+    return Error{"--backend cuda",
+                 fmt::format("no NVIDIA GPU can be used: {}", e != cudaSuccess ? cudaGetErrorString(e) : "none found"),
+                 "install a driver for CUDA 12.8 or newer, or use --backend cpu"};
+  if (gpu < 0 || gpu >= n)
+    return Error{"--gpu", fmt::format("expected 0 to {}, found {}", n - 1, gpu), "nvidia-smi lists them"};
+  cudaDeviceProp p;
+  FACET_CUDA_CHECK(cudaGetDeviceProperties(&p, gpu));
+  if (p.major < 8)
+    return Error{"--gpu",
+                 fmt::format("{}: expected compute capability 8.0 or newer, found {}.{}", p.name, p.major, p.minor),
+                 "use --backend cpu"};
+  return Ok{};
+}
+
+Result<int64_t> Cuda::free_memory(int gpu) {
+  if (auto ok = usable(gpu); !ok) return ok.error();
+  int before = gpu;
+  cudaGetDevice(&before);
+  size_t free = 0, total = 0;
+  cudaError_t e = cudaSetDevice(gpu);
+  if (e == cudaSuccess) e = cudaMemGetInfo(&free, &total);
+  if (before != gpu && cuda::Device::is_any_current()) cudaSetDevice(before);
+  if (e == cudaSuccess) return int64_t(free);
+  cudaGetLastError();
+  return Error{fmt::format("GPU {}", gpu), fmt::format("cannot be used: {}", cudaGetErrorString(e)),
+               "end other programs on it (nvidia-smi lists them), or use --backend cpu"};
+}
+
+Cuda::Cuda(int gpu, int64_t fail_at) : device_(gpu, fail_at) {}
+
+Cuda::~Cuda() {
+  make_current();
+  cudaStreamSynchronize(stream_);
+  for (const cudaEvent_t e : marks_) cudaEventDestroy(e);
+}
+
+template <class T>
+T* Cuda::copied(std::span<const T> values) {
+  T* p = static_cast<T*>(device_.allocate(values.size_bytes(), "constants"));
+  if (p) FACET_CUDA_CHECK(cudaMemcpyAsync(p, values.data(), values.size_bytes(), cudaMemcpyHostToDevice, stream_));
+  return p;
+}
+Cuda::Vec Cuda::upload(std::span<const float> gain) { return {copied(gain), int(gain.size())}; }
+Cuda::Freqs Cuda::upload(std::span<const double> freqs) { return {copied(freqs), int(freqs.size())}; }
+Cuda::Table Cuda::upload(std::span<const int32_t> values) { return {copied(values), int(values.size())}; }
+
+namespace {
+cuda::MoeSizes moe_sizes(const BackendLimits& l) {
+  return {.d = l.d_moe, .d_expert = l.d_expert, .n_expert = l.n_expert, .n_used = l.n_expert_used, .n_tok = l.max_tok};
+}
+// Of the kernels for many tokens: all of it, and the panel of weights. GPUs with little memory hold a part of a layer's
+// experts at a time.
+struct MoeMemory {
+  int64_t bytes, panel_bytes;
+};
+MoeMemory moe_many_memory(const cuda::DeviceInfo& d, const BackendLimits& l) {
+  const bool roomy = d.memory >= int64_t(40) << 30;
+  const int64_t panel = roomy ? int64_t(1) << 40 : int64_t(256) << 20;
+  return {cuda::moe_many_bytes(moe_sizes(l), panel), panel};
+}
+// Scratch for the longest sequence as begin_step() rounds it.
+size_t attend_bytes(BackendLimits l) {
+  l.max_rows = cuda::row_bucket(l.max_rows);
+  return cuda::attend_scratch_bytes(l, l.n_q_head, l.head_dim);
+}
+}  // namespace
+
+void Cuda::reserve(const BackendLimits& more) {
+  finish();
+  graphs_.forget();
+  limits_ = limits_.with(more);
+  const BackendLimits& l = limits_;
+  const cuda::DeviceInfo& d = device_.info();
+  const size_t rows = size_t(l.max_tok);
+  grow(partial_, size_t(most_partials_));
+  const size_t n_counter = size_t(cuda::skinny_counters(d));
+  if (grow(counter_, n_counter + 1))
+    FACET_CUDA_CHECK(cudaMemsetAsync(counter_, 0, (n_counter + 1) * sizeof(unsigned), stream_));
+  acts_.reserve_int8(most_int8_);
+  attend_.bytes = attend_bytes(l);
+  device_.grow(attend_.p, attend_.bytes, "scratch");
+  arrays_.reserve(l.max_tok);
+  if (l.max_tok > kSkinnyMost && d.cublaslt) gemm_.reserve(l.max_matrix, int64_t(l.max_tok) * l.max_cols);
+  if (l.n_cluster > 0 && (cluster_score_.rows < l.max_tok || cluster_score_.cols < l.n_cluster)) {
+    if (cluster_score_) acts_.release(cluster_score_);
+    cluster_score_ = new_rows(l.max_tok, l.n_cluster);
+    grow(cluster_chosen_, rows * size_t(l.n_cluster));
+  }
+  if (l.n_expert > 0) reserve_experts(l, counter_ + n_counter);
+}
+void Cuda::reserve_experts(const BackendLimits& l, unsigned* number) {
+  cuda::Routing& r = moe_.routing;
+  const size_t few = size_t(std::min(l.max_tok, cuda::kMoeRows)), pairs = few * size_t(l.n_expert_used),
+               n = size_t(l.n_expert);
+  if (grow(r.logits, few * n)) FACET_CUDA_CHECK(cudaMemsetAsync(r.logits, 0, few * n * sizeof(uint64_t), stream_));
+  grow(r.weight, pairs);
+  grow(r.expert, pairs);
+  grow(r.active, n + 1);
+  grow(r.first, n + 2);
+  grow(r.pair, pairs);
+  r.number = number;
+  grow(moe_.hidden, pairs * size_t(l.d_expert));
+  grow(moe_.out, pairs * size_t(l.d_moe));
+  if (l.max_tok > kSkinnyMost) {
+    const auto [bytes, panel] = moe_many_memory(device_.info(), l);
+    grow(moe_memory_, size_t(bytes));
+    moe_many_ = cuda::moe_many_buffers(moe_memory_, moe_sizes(l), panel);
+  }
+}
+
+int64_t Cuda::reserve_bytes(const cuda::DeviceInfo& d, const BackendLimits& l) {
+  int64_t n = int64_t(attend_bytes(l)) + int64_t(2 * cuda::Loader::kPiece) + cuda::skinny_image_bytes(l.max_cols);
+  if (l.max_tok > kSkinnyMost && d.cublaslt)
+    n += int64_t(l.max_tok) * l.max_cols * 4 + l.max_matrix * 2 + cuda::Gemm::kWorkspace;
+  n += int64_t(l.max_tok) * l.n_cluster * 7;
+  if (l.n_expert > 0) n += int64_t(cuda::kMoeRows) * l.n_expert_used * (l.d_expert * 2 + l.d_moe * 4);
+  if (l.n_expert > 0 && l.max_tok > kSkinnyMost) n += moe_many_memory(d, l).bytes;
+  return n;
+}
+
+std::vector<float> Cuda::to_host(Rows x) {
+  std::vector<float> v(size_t(x.rows) * size_t(x.cols));
+  settle();
+  finish();
+  FACET_CUDA_CHECK(cudaMemcpy2DAsync(v.data(), size_t(x.cols) * 4, x.buffer->p + x.first * x.buffer->stride + x.begin,
+                                     size_t(x.buffer->stride) * 4, size_t(x.cols) * 4, size_t(x.rows),
+                                     cudaMemcpyDeviceToHost, stream_));
+  FACET_CUDA_CHECK(cudaStreamSynchronize(stream_));
+  return v;
+}
+void Cuda::from_host(Rows x, std::span<const float> values) {
+  settle();
+  finish();
+  FACET_CUDA_CHECK(cudaMemcpy2DAsync(x.buffer->p + x.first * x.buffer->stride + x.begin, size_t(x.buffer->stride) * 4,
+                                     values.data(), size_t(x.cols) * 4, size_t(x.cols) * 4, size_t(x.rows),
+                                     cudaMemcpyHostToDevice, stream_));
+  FACET_CUDA_CHECK(cudaStreamSynchronize(stream_));
+  acts_.host_wrote(x);
+}
+
+// --- times
+
+void Cuda::mark() {
+  if (n_mark_ == marks_.size()) FACET_CUDA_CHECK(cudaEventCreate(&marks_.emplace_back()));
+  FACET_CUDA_CHECK(cudaEventRecord(marks_[n_mark_++], stream_));
+}
+void Cuda::hold() {
+  constexpr double kMs = 4;  // in which a host launches what a queue holds
+  cuda::pass_time(stream_, kMs);
+}
+std::vector<double> Cuda::laps() {
+  finish();
+  std::vector<double> ms;
+  for (size_t i = 1; i < n_mark_; ++i) {
+    float t = 0;
+    FACET_CUDA_CHECK(cudaEventElapsedTime(&t, marks_[i - 1], marks_[i]));
+    ms.push_back(double(t));
+  }
+  n_mark_ = 0;
+  return ms;
+}
+
+}  // namespace facet

@@ -1,0 +1,146 @@
+// Matrix products: of few rows (kernels/matmul), of many (gemm.h), and of experts.
+#include <algorithm>
+
+#include "backend/cuda/cuda.h"
+#include "backend/cuda/kernels/common/narrow.h"
+#include "backend/cuda/kernels/ops.h"
+
+namespace facet {
+
+using cuda::Mat;
+
+void Cuda::products(std::span<const Rows> y, const Rows& x, std::span<const Weight> w, bool glu, Act act,
+                    const Rows* twin, cuda::SkinnyWork work) {
+  acts_.resolve_kind<cuda::PartialSums>();  // their memory is used again
+  const __nv_bfloat16* in = acts_.rounded(x);
+  const int64_t stride = x.buffer->stride;
+  const int rows = x.rows, small = small_rows(rows);
+  const bool is_long = rows - small > kSkinnyMost &&
+                       std::ranges::all_of(w, [&](const Weight& m) { return gemm_.fits(m.n_out, m.n_in); });
+  const bool in_bytes =
+      std::ranges::all_of(w, [](const Weight& m) { return cuda::input_of(m.m) == cuda::Input::kByte; });
+  for (size_t i = 0; i < y.size(); ++i) acts_.written(y[i], glu);
+  if (twin) acts_.written(*twin, false);
+  const int last = is_long ? small : rows;
+  for (int row = 0, n = 0; row < last; row += n) {
+    n = std::min(cuda::kSkinnyRows, last - row);
+    cuda::SkinnyMatrix m[3] = {};
+    for (size_t i = 0; i < w.size(); ++i) {
+      m[i].w = w[i].m;
+      const Rows& to = y[glu ? 0 : i];
+      const Mat at = acts_.mat_at(to, row, n, glu);
+      m[i].y = at.p, m[i].y_stride = at.stride, m[i].y_bf = at.bf, m[i].y_bf_stride = at.bf_stride;
+      if (twin && i == 1) m[i].y_also = acts_.mat_at(*twin, row, n, false).p;
+    }
+    const bool ready = in_bytes && n == rows && acts_.has_int8(x);
+    if (!ready) acts_.forget_int8();
+    work.partial = partial_, work.counter = counter_, work.image = acts_.int8(), work.image_ready = ready;
+    work.leave = w.size() == 1 && n == y[0].rows && !twin;
+    const cuda::Partials left = cuda::skinny(stream_, m, int(w.size()), glu, act, in + row * stride, stride, n, work);
+    if (left.p) acts_.leave(cuda::PartialSums{.of = y[0], .sums = left});
+    work.beside = nullptr;
+  }
+  if (is_long) long_products(y, in + small * stride, stride, small, rows - small, w, glu, act, twin);
+}
+
+// Rows [first, first + n).
+void Cuda::long_products(std::span<const Rows> y, const __nv_bfloat16* x, int64_t x_stride, int first, int n,
+                         std::span<const Weight> w, bool glu, Act act, const Rows* twin) {
+  if (glu) {
+    const Mat to = acts_.mat_at(y[0], first, n, true);
+    gemm_.multiply(to.p, to.stride, x, x_stride, n, w[0].m);
+    gemm_.multiply(gemm_.second(), to.cols, x, x_stride, n, w[1].m);
+    cuda::act_mul(stream_, to, to, {.p = gemm_.second(), .rows = n, .cols = to.cols, .stride = to.cols}, act);
+    return;
+  }
+  for (size_t i = 0; i < w.size(); ++i) {
+    const Mat to = acts_.mat_at(y[i], first, n, false);
+    gemm_.multiply(to.p, to.stride, x, x_stride, n, w[i].m);
+    if (twin && i == 1) cuda::copy_cols(stream_, acts_.mat_at(*twin, first, n, false), 0, to);
+  }
+}
+
+void Cuda::matmul(Rows y, Rows x, Weight w) {
+  CHECK(w.n_in == x.cols && w.n_out == y.cols && x.rows == y.rows, "{}: [{} x {}] times [{}, {}] into [{}, {}]", w.name,
+        w.n_out, w.n_in, x.rows, x.cols, y.rows, y.cols);
+  if (y.rows > 0) products({&y, 1}, x, {&w, 1}, false, Act::kGelu, nullptr);
+}
+
+void Cuda::matmul_beside(Rows y, Weight w, Rows z, Weight u, Rows x) {
+  products({&y, 1}, x, {&w, 1}, false, Act::kGelu, nullptr, {.in_turn = true});
+  products({&z, 1}, x, {&u, 1}, false, Act::kGelu, nullptr, {.late = true});
+}
+
+void Cuda::qkv(Rows q, Rows k, Rows v, Rows h, Weight wq, Weight wk, Weight wv) {
+  const Rows y[3] = {q, k, v};
+  const Weight w[3] = {wq, wk, wv};
+  const size_t n = wv ? 3 : 2;
+  products(std::span(y, n), h, std::span(w, n), false, Act::kGelu, wv ? nullptr : &v);
+}
+
+void Cuda::gate_up(Rows y, Rows h, Weight gate, Weight up, Act act) {
+  const Weight w[2] = {gate, up};
+  products({&y, 1}, h, w, true, act, nullptr);
+}
+
+namespace {
+cuda::MoeExperts experts_of(const MoeWeights<Cuda::Weight, Cuda::Vec>& w, int n_used, Act act) {
+  cuda::MoeExperts m;
+  m.d_expert = int(w.down.n_in);
+  if (w.gate_up)
+    m.gate = m.up = w.gate_up.m, m.up_strip = m.d_expert / cuda::kTileRows;
+  else
+    m.gate = w.gate.m, m.up = w.up.m;
+  m.down = w.down.m;
+  m.router = w.router.f32, m.scale = w.scale.p;
+  m.n_expert = int(w.router.n_out), m.n_used = n_used, m.act = act;
+  CHECK(m.router && m.d_expert % cuda::kTileRows == 0, "{}: a router in f32 and experts of a multiple of 16 rows",
+        w.router.name);
+  return m;
+}
+}  // namespace
+
+void Cuda::moe(Rows y, Rows e, Rows r, MoeWeights<Weight, Vec> w, int n_used, Act act) {
+  const cuda::MoeExperts m = experts_of(w, n_used, act);
+  acts_.resolve_kind<cuda::ExpertOutputs>();  // their memory is used again
+  acts_.rounded(e);
+  acts_.written(y, false);
+  const int small = small_rows(y.rows), many = y.rows - small > kSkinnyMost ? y.rows - small : 0, last = y.rows - many;
+  for (int row = 0, n = 0; row < last; row += n) {
+    n = std::min(cuda::kMoeRows, last - row);
+    cuda::route(stream_, cuda::route_job(m, acts_.mat_at(r, row, n, false), n, moe_.routing));
+    cuda::moe_small(stream_, m, acts_.mat_at(e, row, n, true), n, moe_);
+    if (y.rows <= cuda::kMoeRows)
+      acts_.leave(cuda::ExpertOutputs{y, {moe_.out, moe_.routing.weight, n_used}});
+    else
+      cuda::moe_small_combine(stream_, acts_.mat_at(y, row, n, false), moe_.out, moe_.routing.weight, n_used);
+  }
+  if (many > 0)
+    cuda::moe_many(stream_, m, acts_.mat_at(y, last, many, false), acts_.mat_at(e, last, many, true),
+                   acts_.mat_at(r, last, many, false), moe_many_);
+}
+
+// Few tokens: the routing runs beside the product of gate and up, and the first half of the experts beside down.
+void Cuda::ffn_beside_moe(Rows y, Rows g, Rows h, Weight gate, Weight up, Weight down, Rows o, Rows e, Rows r,
+                          MoeWeights<Weight, Vec> w, int n_used, Act act) {
+  if (y.rows > cuda::kMoeRows) {
+    gate_up(g, h, gate, up, act);
+    matmul(y, g, down);
+    return moe(o, e, r, w, n_used, act);
+  }
+  const cuda::MoeExperts m = experts_of(w, n_used, act);
+  // moe_small reads early what the routing writes; one token's experts are looked for until they are there.
+  const bool ahead = y.rows == 1 && h.cols > cuda::kNarrowCols;
+  cuda::RouteJob routing = cuda::route_job(m, acts_.mat(r, false), y.rows, moe_.routing);
+  routing.ahead = ahead;
+  acts_.resolve_kind<cuda::ExpertOutputs>();  // their memory is used again
+  acts_.rounded(e);
+  const Weight both[2] = {gate, up};
+  products({&g, 1}, h, both, true, act, nullptr, {.beside = &routing, .in_turn = ahead, .thirds = 1});
+  products({&y, 1}, g, {&down, 1}, false, act, nullptr, {.in_turn = !ahead, .ahead = ahead, .thirds = 1});
+  acts_.written(o, false);
+  cuda::moe_small(stream_, m, acts_.mat(e, true), y.rows, moe_, true);
+  acts_.leave(cuda::ExpertOutputs{o, {moe_.out, moe_.routing.weight, n_used}});
+}
+
+}  // namespace facet

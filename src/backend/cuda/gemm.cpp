@@ -1,0 +1,53 @@
+#include "backend/cuda/gemm.h"
+
+#include "backend/cuda/kernels/matmul/matmul.h"
+
+namespace facet::cuda {
+
+void Gemm::reserve(int64_t panel_elements, int64_t second_elements) {
+  if (!handle_) {
+    if (cublasLtCreate(&handle_) != CUBLAS_STATUS_SUCCESS) device_.fail("cuBLASLt", size_t(kWorkspace));
+    workspace_ = device_.allocate(size_t(kWorkspace), "cuBLASLt");
+  }
+  grow(device_, panel_, size_t(panel_elements), "weights of a long product");
+  panel_elements_ = panel_elements;
+  grow(device_, second_, size_t(second_elements), "results of a long product");
+}
+Gemm::~Gemm() {
+  plans_.clear(drop);
+  if (handle_) cublasLtDestroy(handle_);
+}
+void Gemm::drop(Plan& p) {
+  cublasLtMatrixLayoutDestroy(p.a), cublasLtMatrixLayoutDestroy(p.b), cublasLtMatrixLayoutDestroy(p.c);
+  cublasLtMatmulDescDestroy(p.op);
+}
+void Gemm::multiply(float* y, int64_t y_stride, const __nv_bfloat16* x, int64_t x_stride, int n_row,
+                    const TiledMatrix& w) {
+  const int n_out = w.n_out, n_in = w.n_in;
+  unpack_bf16(device_.stream(), panel_, w, 0, 0, n_out);
+  auto ok = [](cublasStatus_t s) { CHECK(s == CUBLAS_STATUS_SUCCESS, "cuBLASLt: status {}", int(s)); };
+  Plan& p = plans_.at({n_row, n_out, n_in, y_stride, x_stride}, drop);
+  if (!p.op) {  // column-major: y^T [n_out, rows] = panel^T^T [n_out, n_in] x^T [n_in, rows]
+    ok(cublasLtMatmulDescCreate(&p.op, CUBLAS_COMPUTE_32F, CUDA_R_32F));
+    const cublasOperation_t transpose = CUBLAS_OP_T;
+    ok(cublasLtMatmulDescSetAttribute(p.op, CUBLASLT_MATMUL_DESC_TRANSA, &transpose, sizeof transpose));
+    ok(cublasLtMatrixLayoutCreate(&p.a, CUDA_R_16BF, uint64_t(n_in), uint64_t(n_out), n_in));
+    ok(cublasLtMatrixLayoutCreate(&p.b, CUDA_R_16BF, uint64_t(n_in), uint64_t(n_row), x_stride));
+    ok(cublasLtMatrixLayoutCreate(&p.c, CUDA_R_32F, uint64_t(n_out), uint64_t(n_row), y_stride));
+    cublasLtMatmulPreference_t want = nullptr;
+    ok(cublasLtMatmulPreferenceCreate(&want));
+    const uint64_t bytes = uint64_t(kWorkspace);
+    ok(cublasLtMatmulPreferenceSetAttribute(want, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &bytes, sizeof bytes));
+    cublasLtMatmulHeuristicResult_t found{};
+    int n = 0;
+    ok(cublasLtMatmulAlgoGetHeuristic(handle_, p.op, p.a, p.b, p.c, p.c, want, 1, &found, &n));
+    CHECK(n == 1, "cuBLASLt has no way to multiply [{}, {}] by [{}, {}]", n_out, n_in, n_in, n_row);
+    p.algo = found.algo;
+    cublasLtMatmulPreferenceDestroy(want);
+  }
+  const float one = 1, zero = 0;
+  ok(cublasLtMatmul(handle_, p.op, &one, panel_, p.a, x, p.b, &zero, y, p.c, y, p.c, &p.algo, workspace_,
+                    size_t(kWorkspace), device_.stream()));
+}
+
+}  // namespace facet::cuda

@@ -1,0 +1,76 @@
+#pragma once
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "backend/cuda/activations.h"
+#include "backend/step.h"
+#include "base/recent.h"
+
+namespace facet::cuda {
+
+// Launch sizes follow the longest sequence in coarse steps, so that few graphs serve many lengths.
+int64_t row_bucket(int64_t rows);
+
+// CUDA graphs of passes: launched one by one at first, captured the second time that a pass comes with a step of one
+// shape, replayed from then on.
+class Graphs {
+ public:
+  static constexpr int kRows = 64;      // tokens of a step that may be captured
+  static constexpr size_t kMost = 128;  // graphs; a server sees many shapes
+  struct Counters {
+    int64_t launches = 0, captures = 0;
+  };
+
+  explicit Graphs(cudaStream_t stream) : stream_(stream) {}
+  ~Graphs() { forget(); }
+  Graphs(const Graphs&) = delete;
+
+  // What run_pass() returns, launched one by one or as a graph. pass: its identity; under one it must launch the same
+  // things whenever the shape is equal.
+  struct Replayed {
+    Rows out;
+    bool as_graph;
+  };
+  template <class Pass>
+  Replayed replay(const void* pass, const StepShape& shape, Pass&& run_pass) {
+    Captured* c = find(pass, shape);
+    if (!c || (!c->exec && c->seen++ == 0)) return {run_pass(), false};
+    if (!c->exec) {
+      begin_capture();
+      c->out = run_pass();
+      end_capture(*c);
+    }
+    launch(*c);
+    return {c->out, true};
+  }
+
+  void use(bool on) { on_ = on; }
+  void forget();  // they hold addresses that may move
+  size_t size() const { return captured_.size(); }
+  const Counters& counters() const { return counters_; }
+
+ private:
+  struct Key {
+    const void* pass = nullptr;
+    StepShape shape;
+    bool operator==(const Key&) const = default;
+  };
+  struct Captured {
+    int seen = 0;
+    cudaGraphExec_t exec = nullptr;
+    Rows out;
+  };
+  static void drop(Captured& c);
+  Captured* find(const void* pass, const StepShape& shape);  // null: such steps are not captured
+  void begin_capture();
+  void end_capture(Captured& c);
+  void launch(Captured& c);
+
+  const cudaStream_t stream_;
+  bool on_ = true;
+  Recent<Key, Captured> captured_{kMost};
+  Counters counters_;
+};
+
+}  // namespace facet::cuda

@@ -1,0 +1,148 @@
+// What becomes of a file's tensors on the device: their types there, what the kernels cannot take, bytes, uploads.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <optional>
+
+#include "backend/cuda/cuda.h"
+#include "formats/widen.h"
+
+namespace facet {
+
+namespace {
+constexpr int kMostFused = 3;  // matrices of a launch
+
+// The tile that holds a type as it is; none for what the kernels do not read.
+std::optional<cuda::Tile> tile_of(DType t) {
+  switch (t) {
+    case DType::kQ4_K:
+      return cuda::Tile::kQ4_K;
+    case DType::kQ5_K:
+      return cuda::Tile::kQ5_K;
+    case DType::kQ6_K:
+      return cuda::Tile::kQ6_K;
+    case DType::kQ4_0:
+      return cuda::Tile::kQ4_0;
+    case DType::kQ5_0:
+      return cuda::Tile::kQ5_0;
+    case DType::kQ8_0:
+      return cuda::Tile::kQ8_0;
+    case DType::kF16:
+      return cuda::Tile::kF16;
+    case DType::kBF16:
+      return cuda::Tile::kBF16;
+    default:
+      return std::nullopt;
+  }
+}
+DType kept_type(DType t) { return tile_of(t) ? t : wider_type(t); }
+// Which experts are taken may hang on the last bits: in f32, without tiles.
+bool is_router(const TensorView& t) { return t.name.ends_with("ffn_gate_inp.weight"); }
+cuda::TiledMatrix tiles_of(const TensorView& t, Cuda::Fine which = Cuda::Fine::kNone) {
+  const cuda::Tile tile = *tile_of(kept_type(t.type));
+  const bool fine =
+      which == Cuda::Fine::kAll || (which == Cuda::Fine::kAttention && t.name.find(".attn_") != std::string::npos);
+  return {.p = nullptr,
+          .tile = tile,
+          .n_out = int(t.ne[1]),
+          .n_in = int(t.ne[0]),
+          .n_stack = int(t.ne[2]),
+          .fine = fine && cuda::may_be_fine(tile)};
+}
+}  // namespace
+
+// By elements: in files of K-quants of few bits other types fill in where columns do not divide.
+Cuda::Fine Cuda::fineness(std::span<const TensorView> tensors) {
+  auto is_precise = [](cuda::Tile t) { return t >= cuda::Tile::kQ6_K && t <= cuda::Tile::kQ8_0; };
+  bool by_layer = false;
+  int64_t fine = 0, all = 0;
+  for (const TensorView& t : tensors) {
+    by_layer |= t.name.starts_with("per_layer_token_embd");
+    if (t.n_dims < 2 || is_router(t) || t.name.starts_with("token_embd") || t.name.starts_with("output.")) continue;
+    all += t.n_elements();
+    if (is_precise(tiles_of(t).tile)) fine += t.n_elements();
+  }
+  return 2 * fine > all ? Fine::kAll : by_layer ? Fine::kAttention : Fine::kNone;
+}
+
+int64_t Cuda::most_cols(const cuda::DeviceInfo& d, bool is_wide) {
+  return cuda::skinny_most_cols(d, is_wide ? cuda::Input::kBf16 : cuda::Input::kByte);
+}
+
+Status Cuda::accepts(const std::string& file, std::span<const TensorView> tensors, int n_expert_used,
+                     int64_t most_byte_cols, int64_t most_wide_cols) {
+  constexpr const char* kRemedy = "use --backend cpu";
+  auto refused = [&](const TensorView& t, const std::string& what) {
+    return Error{file, fmt::format("{}: {}", t.name, what), kRemedy};
+  };
+  auto is_bf = [](const TensorView& t) { return tiles_of(t).tile >= cuda::Tile::kBF16; };
+  const Fine fine = fineness(tensors);
+  for (const TensorView& t : tensors) {
+    if (t.n_dims < 2) continue;
+    if (is_router(t)) {
+      if (t.ne[1] > cuda::kMaxExperts || n_expert_used > cuda::kMaxUsed)
+        return refused(t, fmt::format("expected at most {} experts, {} of them used, on a GPU; found {} and {}",
+                                      cuda::kMaxExperts, cuda::kMaxUsed, t.ne[1], n_expert_used));
+      if (t.ne[0] > cuda::kMaxRouterCols || t.ne[0] % 8 != 0)
+        return refused(t, fmt::format("expected a multiple of 8 and at most {} columns on a GPU, found {}",
+                                      cuda::kMaxRouterCols, t.ne[0]));
+      continue;
+    }
+    if (const int64_t most = cuda::input_of(tiles_of(t, fine)) == cuda::Input::kByte ? most_byte_cols : most_wide_cols;
+        t.ne[0] > most)
+      return refused(t, fmt::format("expected at most {} columns of {} on this GPU, found {}", most,
+                                    dtype_name(kept_type(t.type)), t.ne[0]));
+    if (t.name.ends_with("ffn_down_exps.weight") && t.ne[0] % cuda::kTileRows != 0)
+      return refused(
+          t, fmt::format("expected experts of a multiple of {} columns on a GPU, found {}", cuda::kTileRows, t.ne[0]));
+    // Gate and up are one product: both of bf16 or f16, or both quantised.
+    const size_t at = t.name.find("ffn_gate");
+    if (at == std::string::npos || t.name.find("ffn_gate_up") != std::string::npos) continue;
+    const std::string up = t.name.substr(0, at) + "ffn_up" + t.name.substr(at + 8);
+    for (const TensorView& u : tensors)
+      if (u.name == up && is_bf(u) != is_bf(t))
+        return refused(u, fmt::format("expected a type like {}'s ({}) on a GPU, found {}", t.name, dtype_name(t.type),
+                                      dtype_name(u.type)));
+  }
+  return Ok{};
+}
+
+bool Cuda::keeps(const TensorView& t) { return t.n_dims < 2 || kept_type(t.type) == t.type || is_router(t); }
+int64_t Cuda::weight_bytes(const TensorView& t) {
+  if (t.n_dims < 2) return int64_t(t.data.size());
+  return is_router(t) ? t.n_elements() * int64_t(sizeof(float)) : tiles_of(t).matrix_bytes() * t.ne[2];
+}
+int64_t Cuda::partial_bytes(const cuda::DeviceInfo& d, std::span<const TensorView> tensors) {
+  int64_t most = 0;
+  const Fine fine = fineness(tensors);
+  for (const TensorView& t : tensors)
+    if (t.n_dims == 2)
+      most = std::max(most, kMostFused * cuda::skinny_partials(d, tiles_of(t, fine)) * int64_t(sizeof(float)));
+  return most;
+}
+
+Cuda::Weight Cuda::upload(const TensorView& t) {
+  names_.push_back(t.name);
+  Weight w;
+  w.type = t.type, w.n_in = t.ne[0], w.n_out = t.ne[1], w.n_stack = t.ne[2], w.name = names_.back().c_str();
+  if (is_router(t)) {
+    std::vector<float> f(static_cast<size_t>(t.n_elements()));
+    dequantize_row(t.type, t.data.data(), f.data(), t.n_elements());
+    float* p = static_cast<float*>(device_.allocate(f.size() * sizeof(float), t.name));
+    if (p) FACET_CUDA_CHECK(cudaMemcpyAsync(p, f.data(), f.size() * sizeof(float), cudaMemcpyHostToDevice, stream_));
+    w.f32 = p;
+    return w;
+  }
+  const DType kept = kept_type(t.type);
+  w.m = tiles_of(t, fine_);
+  w.m.p = static_cast<uint8_t*>(device_.allocate(size_t(w.m.matrix_bytes() * w.n_stack), t.name));
+  if (!w.m.p) return w;
+  if (w.n_stack == 1) {
+    most_partials_ = std::max(most_partials_, kMostFused * cuda::skinny_partials(device_.info(), w.m));
+    most_int8_ = std::max(most_int8_, cuda::skinny_image_bytes(w.n_in));
+  }
+  loader_.load(w.m, t, kept);
+  return w;
+}
+
+}  // namespace facet

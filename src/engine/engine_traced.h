@@ -1,0 +1,13 @@
+#pragma once
+#include <memory>
+
+#include "engine/engine.h"
+
+namespace facet {
+
+struct LoadedModel;
+
+// An engine on the backend of `decided` that prices every verb (backend/traced.h): Engine::verb_costs().
+Result<std::unique_ptr<Engine>> open_traced_engine(LoadedModel model, const EngineConfig& decided);
+
+}  // namespace facet
