@@ -231,10 +231,7 @@ bool KvCache::window_held(int len, int high) const {
   return ring_parts_.empty() || high <= min_ring_ || high - len <= min_slack_ || len == 0;
 }
 
-bool KvCache::reaches(SlotId s, int len) const {
-  const Sequence& q = seq_[size_t(s)];
-  return len <= q.len && window_held(len, q.high);
-}
+bool KvCache::reaches(SlotId s, int len) const { return reaches(state(s), len); }
 
 Rewind KvCache::rewind(SlotId s, int len) {
   Sequence& q = seq_[size_t(s)];
@@ -322,12 +319,18 @@ int64_t KvCache::owned_pages(SlotId s) const {
   return n;
 }
 
-std::vector<KvCache::Part> KvCache::parts(SlotId s) const {
-  const Sequence& q = seq_[size_t(s)];
+std::vector<KvCache::Part> KvCache::parts_of(KvState state) const {
   std::vector<Part> v;
-  for (const FullPart& f : full_) v.push_back({f.base + s * f.stride, q.len * f.row});
-  for (const RingPart& r : ring_parts_)
-    v.push_back({ring_base_ + s * ring_stride_ + r.offset, std::min<int64_t>(q.high, r.cap) * r.row});
+  for (const FullPart& f : full_) v.push_back({nullptr, state.len, f.row});
+  for (const RingPart& r : ring_parts_) v.push_back({nullptr, std::min<int64_t>(state.high, r.cap), r.row});
+  return v;
+}
+
+std::vector<KvCache::Part> KvCache::parts(SlotId s) const {
+  std::vector<Part> v = parts_of(state(s));
+  size_t i = 0;
+  for (const FullPart& f : full_) v[i++].at = f.base + s * f.stride;
+  for (const RingPart& r : ring_parts_) v[i++].at = ring_base_ + s * ring_stride_ + r.offset;
   return v;
 }
 

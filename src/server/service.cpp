@@ -9,6 +9,7 @@
 #include <random>
 #include <unordered_map>
 
+#include "base/worker.h"
 #include "server/access.h"
 #include "server/anthropic.h"
 #include "server/chat_prompt.h"
@@ -18,7 +19,6 @@
 #include "server/page.h"
 #include "server/routes.h"
 #include "server/text_api.h"
-#include "server/worker.h"
 #include "server/writer.h"
 #include "tokenizer/tokenizer.h"
 
