@@ -119,6 +119,8 @@ void add_serve(CLI::App& app, int& rc) {
       ->transform(CLI::AsSizeValue(false))
       ->check(CLI::Range(uint64_t(1) << 20, uint64_t(1) << 50))
       ->default_str("16GB");
+  cmd->add_option("--slot-save-path", s.slot_save_path, "Folder for the files of POST /slots/{id}; omitted: none")
+      ->check(CLI::ExistingDirectory);
   cmd->add_option("--snapshot-every", o->engine.snapshot_every,
                   "Tokens of a long prompt after which one is kept; 0: none but at its end")
       ->check(CLI::Range(0, 1 << 24))

@@ -89,6 +89,7 @@ class KvCache {
     int prepared = 0;      // rows for which full layers have memory
     int shared_below = 0;  // rows below may lie in shared pages
     std::vector<PageId> rings;
+    bool spare = false;  // released, with pages that stay mapped for whoever comes next
   };
   struct FullPart {
     std::byte* base = nullptr;
@@ -97,6 +98,10 @@ class KvCache {
   };
   void release_all();  // at the end
   bool window_held(int len, int high) const;
+  int64_t slot_pages(SlotId s) const;
+  bool keep_spare(SlotId s);
+  void take_up(SlotId s);  // a released slot is used again
+  void give_back(SlotId s);
   Status take_rings(SlotId s);
   Status grow(SlotId s, int rows);
   Status own(SlotId s, int from, int to);

@@ -12,8 +12,6 @@
 
 namespace facet {
 
-constexpr int64_t kDriverBytes = int64_t(256) << 20;  // that kernels and graphs take when they are first used
-
 Status cuda_accepts(int gpu, const std::string& path, std::span<const TensorView> tensors, int n_expert_used) {
   const auto d = cuda::device_info(gpu);
   if (!d) return d.error();

@@ -118,7 +118,7 @@ class Speculator {
       if (round.choice.method < 0) continue;
       const size_t m = size_t(round.choice.method);
       flush(m, q.slot);
-      if (drafters_[m]->held(q.slot) != q.position) {  // it has given the sequence up
+      if (drafters_[m]->held(q.slot) != q.position || !drafters_[m]->ready(q.slot)) {  // it has given the sequence up
         round.choice = {};
         continue;
       }

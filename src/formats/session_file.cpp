@@ -54,11 +54,6 @@ class Writer {
   std::vector<std::byte> bytes_;
 };
 
-uint64_t header_checksum(std::span<const std::byte> header) {
-  const uint64_t parts[] = {hash64(header.first(kSessionHead - 8)), hash64(header.subspan(kSessionHead))};
-  return hash64(std::as_bytes(std::span(parts)));
-}
-
 uint64_t header_bytes(const SessionHeader& h) {
   uint64_t n = kSessionHead + align(h.salt.size(), 4) + 4 * h.tokens.size();
   for (const SessionHeader::Owner& o : h.owners) n += 16 + 24 * (o.sections.size() + 1);
@@ -88,6 +83,11 @@ bool place(SessionHeader& h, uint64_t from) {
 }
 
 }  // namespace
+
+uint64_t session_header_checksum(std::span<const std::byte> header) {
+  const uint64_t parts[] = {hash64(header.first(kSessionHead - 8)), hash64(header.subspan(kSessionHead))};
+  return hash64(std::as_bytes(std::span(parts)));
+}
 
 SessionMagic session_magic(std::span<const std::byte> bytes) {
   if (bytes.size() < sizeof kMagic + 4 || std::memcmp(bytes.data(), kMagic, sizeof kMagic) != 0)
@@ -126,7 +126,8 @@ Result<SessionHeader> parse_session_header(std::span<const std::byte> header, ui
   Reader r(header.subspan(40));
   const uint32_t n_tokens = r.get<uint32_t>(), n_salt = r.get<uint32_t>(), n_owners = r.get<uint32_t>();
   r.get<uint32_t>();
-  if (r.get<uint64_t>() != header_checksum(header)) return broken(where, "the checksum of its header is another");
+  if (r.get<uint64_t>() != session_header_checksum(header))
+    return broken(where, "the checksum of its header is another");
   if (n_salt > kMaxSalt || n_owners == 0 || n_owners > kMaxOwners || n_tokens > r.left() / 4)
     return broken(where,
                   fmt::format("{} tokens, {} owners and a salt of {} bytes in its header", n_tokens, n_owners, n_salt));
@@ -182,7 +183,7 @@ std::vector<std::byte> session_header_bytes(const SessionHeader& h) {
     section(o.beside);
   }
   w.bytes_.resize(header_bytes(h));
-  const uint64_t sum = header_checksum(w.bytes_);
+  const uint64_t sum = session_header_checksum(w.bytes_);
   std::memcpy(w.bytes_.data() + kSessionHead - 8, &sum, sizeof sum);
   return std::move(w.bytes_);
 }

@@ -54,6 +54,8 @@ Result<SessionHeader> parse_session_header(std::span<const std::byte> header, ui
 void place_sections(SessionHeader& h);
 std::vector<std::byte> session_header_bytes(const SessionHeader& h);
 
+uint64_t session_header_checksum(std::span<const std::byte> header);  // of all but its own bytes
+
 // A section's checksum: pieces may be hashed by several threads, in any order.
 inline constexpr uint64_t kSessionPiece = 4 << 20;
 uint64_t join_piece_hashes(std::span<const uint64_t> pieces);
