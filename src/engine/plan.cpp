@@ -32,20 +32,24 @@ KvPlan kv_plan(const EngineConfig& c) {
           .snapshots = std::max(0, c.snapshots)};
 }
 
+namespace {
+
+// Of the rows of `m`, the target or a drafter of it, in pages of the target's.
+int64_t paged_bytes(const ModelCfg& m, const KvPlan& kv, const ModelCfg& target, const EngineConfig& c) {
+#if FACET_CUDA
+  if (c.backend == "cuda") return pool_bytes(m, kv, CudaPagePool::kPage, CudaPagePool::kReadBeyond);
+#endif
+  return pool_bytes(m, kv, host_page_bytes(target, kv_plan(c)), 0);
+}
+
+}  // namespace
+
 int64_t drafter_pool_bytes(const ModelCfg& m, const EngineConfig& c, std::span<const DrafterFile> drafters) {
   int64_t n = 0;
   for (const DrafterFile& f : drafters) {
     if (f.kind() != DrafterKind::kDflash) continue;
     const auto cfg = dflash_config(f, m);
-    if (!cfg) continue;
-    const KvPlan kv = dflash_plan(kv_plan(c), *cfg);
-#if FACET_CUDA
-    if (c.backend == "cuda") {
-      n += pool_bytes(cfg->body, kv, CudaPagePool::kPage, CudaPagePool::kReadBeyond);
-      continue;
-    }
-#endif
-    n += pool_bytes(cfg->body, kv, host_page_bytes(m, kv_plan(c)), 0);
+    if (cfg) n += paged_bytes(cfg->body, dflash_plan(kv_plan(c), *cfg), m, c);
   }
   return n;
 }
@@ -93,6 +97,8 @@ MemoryPlan plan_target(const GgufFile& file, const ModelCfg& m, const EngineConf
   if (shared > 0) p.lines.back().detail += fmt::format("; {} layers share", shared);
   p.lines.push_back({"kv staging", fmt::format("a chunk of {} tokens of one sliding layer", kv.max_step), b.staging});
   p.lines.push_back({"kv snapshots", fmt::format("rings of {} sequences to go on from", kv.snapshots), b.snapshots});
+  p.lines.push_back(
+      {"kv pages", "what whole pages take beyond that", std::max<int64_t>(0, paged_bytes(m, kv, m, c) - b.total())});
   p.lines.push_back({"activations", fmt::format("{} tokens a step", kv.max_step),
                      rows_bytes(c, 1, work_elements(m, kv.max_step, 0))});
   p.lines.push_back({"logits", fmt::format("{} rows of {}", c.max_out, m.n_vocab),
@@ -119,7 +125,7 @@ void add_drafter(MemoryPlan& p, BackendLimits& limits, const DrafterFile& f, con
     const KvPlan kv = dflash_plan(target, *cfg);
     limits = limits.with(dflash_limits(*cfg, m.d_model, kv.max_step, kv.max_ctx));
     p.lines.push_back({name + " kv", fmt::format("{} layers, {} rows x {} slots", cfg->body.n_layer(), c.n_ctx, S),
-                       kv_bytes(cfg->body, kv).total()});
+                       paged_bytes(cfg->body, kv, m, c)});
     const int64_t cols = int64_t(cfg->taps.size()) * m.d_model;
     p.lines.push_back(
         {name + " activations",
@@ -143,11 +149,7 @@ int64_t least_pool(const ModelCfg& m, const EngineConfig& c, std::span<const Dra
   KvPlan kv = kv_plan(c);
   EngineConfig one = c;
   kv.max_seq = one.max_seq = 1, kv.snapshots = one.snapshots = 0;
-#if FACET_CUDA
-  if (c.backend == "cuda")
-    return pool_bytes(m, kv, CudaPagePool::kPage, CudaPagePool::kReadBeyond) + drafter_pool_bytes(m, one, drafters);
-#endif
-  return pool_bytes(m, kv, host_page_bytes(m, kv), 0) + drafter_pool_bytes(m, one, drafters);
+  return paged_bytes(m, kv, m, one) + drafter_pool_bytes(m, one, drafters);
 }
 
 }  // namespace

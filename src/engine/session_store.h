@@ -94,6 +94,8 @@ class SessionStore {
   SlotId open(Job& work);
   // Tokens of the prompt that need not be computed, by what is resident.
   int known(std::span<const int32_t> tokens, const std::string& salt) const { return best_match(tokens, salt).len; }
+  // Whether there is memory for the work, `have` of its tokens apart, if all that is idle goes.
+  bool has_room(const Job& work, int have) const;
   // By what is resident, whether or not its state reaches so far.
   Nearest nearest(std::span<const int32_t> tokens, const std::string& salt) const;
   // The slot, which was free, holds the state of these tokens now: idle, for any number of requests.
@@ -121,7 +123,6 @@ class SessionStore {
   Match best_match(std::span<const int32_t> tokens, const std::string& salt) const;
   bool waits_for_a_prefix(const Job& work, int have);
   void plan_cuts(Session& s, int have) const;
-  bool has_room(const Job& work, int have) const;
   Result<SlotId> fork(SlotId from);
 
   SessionMemory& memory_;

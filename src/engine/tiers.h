@@ -62,6 +62,8 @@ class Tiers {
       }
     }
     if (best.image && best.len > least) {
+      // Copied when it can run; until then it stays where it is.
+      if (sessions_.running() > 0 && !sessions_.has_room(w, 0)) return true;
       const auto start = Clock::now();
       const SlotId s = sessions_.free_slot();
       if (s < 0) return true;

@@ -1,6 +1,7 @@
 #pragma once
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -72,6 +73,26 @@ inline void seal_session_bytes(const std::string& path, SessionBytes& s) {
   const auto head = session_header_bytes(s.header);
   std::memcpy(s.file.data(), head.data(), head.size());
   write_bytes(path, s.file);
+}
+
+// An owner's rows end at `len`, and its full layers' sections with them.
+inline void cut_session_bytes(const std::string& path, SessionBytes& s, size_t owner, int len) {
+  SessionBytes cut{.header = s.header, .file = {}};
+  for (SessionHeader::Section& p : cut.header.owners[owner].sections)
+    if (p.rows == uint64_t(cut.header.owners[owner].len)) p.rows = uint64_t(len);
+  cut.header.owners[owner].len = len;
+  place_sections(cut.header);
+  cut.file.resize(size_t(cut.header.file_bytes));
+  for (size_t o = 0; o < s.header.owners.size(); ++o) {
+    const auto copy = [&](const SessionHeader::Section& from, const SessionHeader::Section& to) {
+      const auto bytes = s.section(from).first(size_t(to.bytes()));
+      std::copy(bytes.begin(), bytes.end(), cut.section(to).begin());
+    };
+    const SessionHeader::Owner &from = s.header.owners[o], &to = cut.header.owners[o];
+    for (size_t i = 0; i < from.sections.size(); ++i) copy(from.sections[i], to.sections[i]);
+    copy(from.beside, to.beside);
+  }
+  seal_session_bytes(path, cut);
 }
 
 }  // namespace facet::test
