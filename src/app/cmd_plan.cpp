@@ -7,37 +7,72 @@
 #include "app/options.h"
 #include "base/print.h"
 #include "engine/plan.h"
+#include "engine/prove.h"
 #include "model/gemma4_config.h"
 
 namespace facet {
 namespace {
 
-int run(EngineConfig c) {
+struct Options {
+  EngineConfig engine;
+  DraftOptions draft{{"none"}};
+  bool prove = false;
+};
+
+// The plan against what it comes to.
+int prove(const EngineConfig& decided) {
+  const auto proof = prove_plan(decided);
+  if (!proof) return report(proof.error());
+  print_out("{} of {} sequences filled, {} kept beside them; {} taken for {} planned: {:+.2f} %\n", proof->sequences,
+            decided.max_seq, proof->kept, human_bytes(proof->measured), human_bytes(proof->planned),
+            100. * double(proof->measured - proof->planned) / double(proof->planned));
+  if (proof->holds()) return kExitOk;
+  return report({"--prove", fmt::format("expected {} within 2 %, found {}", human_bytes(proof->planned),
+                                        human_bytes(proof->measured)),
+                 "the plan is wrong for this model on this machine"});
+}
+
+int run(const Options& o) {
+  EngineConfig c = o.engine;
   if (auto ok = find_model(c.model); !ok) return report(ok.error());
   auto file = open_gemma4(c.model);
   if (!file) return report(file.error());
   auto m = gemma4_config(*file);
   if (!m) return report(m.error());
-  auto decided = resolve_config(*file, *m, c);
+  auto files = draft_files(c.model, o.draft);
+  if (!files) return report(files.error());
+  c.draft.files = files->paths;
+  std::vector<DrafterFile> drafters;
+  for (const std::string& path : c.draft.files) {
+    auto drafter = DrafterFile::open(path);
+    if (!drafter) return report(drafter.error());
+    drafters.push_back(std::move(*drafter));
+  }
+  auto decided = resolve_config(*file, *m, c, drafters);
   if (!decided) return report(decided.error());
   print_out("{}: {}, {} layers, width {}, vocabulary {}\n", c.model, m->name, m->n_layer(), m->d_model, m->n_vocab);
   print_out("context {} of {} trained, {} slots, K {} V {}, backend {}\n", decided->n_ctx, m->n_ctx_train,
             decided->max_seq, kv_type_name(*decided->kv_k), kv_type_name(*decided->kv_v), decided->backend);
   if (decided->n_ctx > m->n_ctx_train) print_out("note: positions from {} on are extrapolation\n", m->n_ctx_train);
-  print_out("{}", plan_memory(*file, *m, *decided).table());
-  return kExitOk;
+  print_out("{}", plan_memory(*file, *m, *decided, drafters).table());
+  return o.prove ? prove(*decided) : kExitOk;
 }
 
 }  // namespace
 
 void add_plan(CLI::App& app, int& rc) {
-  auto c = std::make_shared<EngineConfig>();
+  auto o = std::make_shared<Options>();
   CLI::App* cmd = app.add_subcommand("plan", "Print what a context would need in memory, before anything is allocated");
-  add_engine_options(cmd, *c);
-  cmd->add_option("--parallel", c->max_seq, "Sequences served together")
+  add_engine_options(cmd, o->engine);
+  add_draft_options(cmd, o->draft, o->engine);
+  cmd->get_option("--draft")->option_text("PATH|auto|dflash|mtp|none [none]");
+  cmd->add_option("--parallel", o->engine.max_seq, "Sequences served together")
       ->check(CLI::Range(1, 1024))
       ->capture_default_str();
-  cmd->callback([c, &rc] { rc = run(*c); });
+  cmd->add_flag("--prove", o->prove,
+                "Allocate it all, fill every sequence with random rows, run a step, and compare what was taken; exit "
+                "code 1 when it is not within 2 %");
+  cmd->callback([o, &rc] { rc = run(*o); });
 }
 
 }  // namespace facet

@@ -111,6 +111,16 @@ void add_serve(CLI::App& app, int& rc) {
                   "most 8 GiB; 0: none")
       ->transform(CLI::AsSizeValue(false))
       ->check(CLI::Range(uint64_t(0), uint64_t(1) << 50));
+  cmd->add_option("--cache-disk", o->engine.cache_disk,
+                  "Folder for conversations that had to go from host memory, too, and for all of them at the end: the "
+                  "next process goes on from them; omitted: none")
+      ->check(not_empty());
+  cmd->add_option("--cache-disk-size", o->engine.cache_disk_size, "Bytes of files there")
+      ->transform(CLI::AsSizeValue(false))
+      ->check(CLI::Range(uint64_t(1) << 20, uint64_t(1) << 50))
+      ->default_str("16GB");
+  cmd->add_option("--slot-save-path", s.slot_save_path, "Folder for the files of POST /slots/{id}; omitted: none")
+      ->check(CLI::ExistingDirectory);
   cmd->add_option("--snapshot-every", o->engine.snapshot_every,
                   "Tokens of a long prompt after which one is kept; 0: none but at its end")
       ->check(CLI::Range(0, 1 << 24))

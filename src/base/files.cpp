@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
@@ -109,6 +110,19 @@ std::string amount(uint64_t n) {
   return fmt::format("{:.1f} kB", double(n) / 1e3);
 }
 
+std::string folder_of(const std::string& path) {
+  const size_t slash = path.rfind('/');
+  return slash == std::string::npos ? "." : slash == 0 ? "/" : path.substr(0, slash);
+}
+
+// The name is on the disk, too. A file system that cannot do it has its own order.
+void sync_folder(const std::string& path) {
+  const int fd = ::open(folder_of(path).c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (fd < 0) return;
+  ::fsync(fd);
+  ::close(fd);
+}
+
 }  // namespace
 
 Result<int> open_regular(const std::string& path) {
@@ -141,6 +155,35 @@ Result<std::string> read_file(const std::string& path, uint64_t most) {
   return text;
 }
 
+Status read_at(int fd, uint64_t offset, std::span<std::byte> to, const std::string& path) {
+  while (!to.empty()) {
+    const ssize_t n = ::pread(fd, to.data(), std::min(to.size(), size_t(1) << 30), off_t(offset));
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return Error{path, std::string("cannot read: ") + std::strerror(errno), "check the disk"};
+    if (n == 0) return Error{path, fmt::format("expected {} more bytes, found none", to.size()), "it was cut short"};
+    to = to.subspan(size_t(n));
+    offset += uint64_t(n);
+  }
+  return Ok{};
+}
+
+Result<FolderLock> FolderLock::take(const std::string& folder) {
+  if (::mkdir(folder.c_str(), 0700) != 0 && errno != EEXIST)
+    return Error{folder, std::string("cannot make this folder: ") + std::strerror(errno), "name one that can be made"};
+  FolderLock lock;
+  lock.fd_ =
+      ::open((folder + "/lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY, 0600);
+  if (lock.fd_ < 0)
+    return Error{folder, std::string("cannot write here: ") + std::strerror(errno),
+                 "name a folder of this user's, on a disk that can be written"};
+  if (::flock(lock.fd_, LOCK_EX | LOCK_NB) == 0) return lock;
+  if (errno == EWOULDBLOCK) return FolderLock();
+  return Error{folder, std::string("cannot lock it: ") + std::strerror(errno), "name a folder on another disk"};
+}
+FolderLock::~FolderLock() {
+  if (fd_ >= 0) ::close(fd_);  // the lock goes with it
+}
+
 Status check_output(const std::string& path, std::span<const std::string> inputs) {
   if (path.empty()) return Error{"output", "expected the name of a file, found none", "name the file to write"};
   if (auto ok = check_name(path, /*follow=*/true, inputs); !ok) return ok;
@@ -148,8 +191,7 @@ Status check_output(const std::string& path, std::span<const std::string> inputs
 }
 
 Status check_room(const std::string& path, uint64_t need) {
-  const size_t slash = path.rfind('/');
-  const std::string folder = slash == std::string::npos ? "." : slash == 0 ? "/" : path.substr(0, slash);
+  const std::string folder = folder_of(path);
   struct statvfs v {};
   if (::statvfs(folder.c_str(), &v) != 0)
     return Error{folder, std::string("cannot read its free space: ") + std::strerror(errno),
@@ -163,12 +205,24 @@ Status check_room(const std::string& path, uint64_t need) {
 
 Result<OutputFile> OutputFile::create(const std::string& path, std::span<const std::string> inputs) {
   if (auto ok = check_output(path, inputs); !ok) return ok.error();
+  return create(path, 0644, false);
+}
+
+Result<OutputFile> OutputFile::create_private(const std::string& path) {
+  if (auto ok = check_output(path); !ok) return ok.error();
+  return create(path, 0600, true);
+}
+
+Result<OutputFile> OutputFile::create(const std::string& path, unsigned mode, bool durable) {
   OutputFile f;
+  f.durable_ = durable;
   f.path_ = followed(path);
   f.slot_ = remember(f.part());
-  f.fd_ = ::open(f.part().c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY, 0644);
-  if (f.fd_ >= 0) return f;
+  f.fd_ = ::open(f.part().c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY, mode);
+  // A file that was left there keeps its mode otherwise.
+  if (f.fd_ >= 0 && (!durable || ::fchmod(f.fd_, mode) == 0)) return f;
   const int e = errno;
+  if (f.fd_ >= 0) ::close(std::exchange(f.fd_, -1));
   forget(std::exchange(f.slot_, -1));
   return Error{f.part(), std::string("cannot create: ") + std::strerror(e), "check the folder and its permissions"};
 }
@@ -180,6 +234,7 @@ void OutputFile::swap(OutputFile& other) {
   std::swap(fd_, other.fd_);
   std::swap(slot_, other.slot_);
   std::swap(failed_, other.failed_);
+  std::swap(durable_, other.durable_);
 }
 
 void OutputFile::drop() {
@@ -205,9 +260,11 @@ Status OutputFile::write(std::span<const std::byte> bytes) {
 
 Status OutputFile::finish() {
   int failed = failed_;
+  if (durable_ && failed == 0 && ::fsync(fd_) != 0) failed = errno;
   if (::close(std::exchange(fd_, -1)) != 0 && failed == 0) failed = errno;
   if (failed == 0 && ::rename(part().c_str(), path_.c_str()) != 0) failed = errno;
   if (failed) ::unlink(part().c_str());
+  if (durable_ && failed == 0) sync_folder(path_);
   forget(std::exchange(slot_, -1));
   if (failed)
     return Error{path_, std::string("cannot finish the file: ") + std::strerror(failed),

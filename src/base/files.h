@@ -4,6 +4,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "base/result.h"
 
@@ -26,10 +27,33 @@ Status check_output(const std::string& path, std::span<const std::string> inputs
 // Whether the disk under `path` has room for `need` bytes.
 Status check_room(const std::string& path, uint64_t need);
 
+// The bytes from `offset` on, all of them or an error.
+Status read_at(int fd, uint64_t offset, std::span<std::byte> to, const std::string& path);
+
+// A folder that one process at a time works in. It is made where it is missing, for its owner alone.
+class FolderLock {
+ public:
+  static Result<FolderLock> take(const std::string& folder);
+  bool held() const { return fd_ >= 0; }  // false: another process has it
+  FolderLock() = default;
+  FolderLock(FolderLock&& other) noexcept : fd_(other.fd_) { other.fd_ = -1; }
+  FolderLock& operator=(FolderLock&& other) noexcept {
+    std::swap(fd_, other.fd_);
+    return *this;
+  }
+  ~FolderLock();
+
+ private:
+  int fd_ = -1;
+};
+
 // A file that is being written.
 class OutputFile {
  public:
   static Result<OutputFile> create(const std::string& path, std::span<const std::string> inputs = {});
+  // For its owner alone, and on the disk before it appears under its name: a machine that stops leaves all of it or
+  // nothing.
+  static Result<OutputFile> create_private(const std::string& path);
   OutputFile() = default;
   OutputFile(OutputFile&& other) noexcept { swap(other); }
   OutputFile& operator=(OutputFile&& other) noexcept {
@@ -44,10 +68,12 @@ class OutputFile {
 
  private:
   void swap(OutputFile& other);
+  static Result<OutputFile> create(const std::string& path, unsigned mode, bool durable);
   std::string part() const { return path_ + ".part"; }
   void drop();
   std::string path_;  // as it will be in the end; links are followed
   int fd_ = -1, slot_ = -1, failed_ = 0;
+  bool durable_ = false;
 };
 
 }  // namespace facet

@@ -40,6 +40,12 @@ KvCache::KvCache(const ModelCfg& m, const KvPlan& p) : plan_(p), layers_(m.layer
 Status KvCache::allocate(const ModelCfg& m, PagePool* shared, std::unique_ptr<PagePool> own) {
   own_pool_ = std::move(own);
   pool_ = shared ? shared : own_pool_.get();
+  pool_->add_holder(this, [this] {
+    bool any = false;
+    for (SlotId s = 0; s < SlotId(seq_.size()); ++s)
+      if (seq_[size_t(s)].spare) give_back(s), any = true;
+    return any;
+  });
   const int64_t page = pool_->page_bytes(), slots = plan_.resident();
   int64_t rings = 0, k_stage = 0, v_stage = 0;
   for (int l : owners_) {
@@ -93,7 +99,8 @@ Status KvCache::allocate(const ModelCfg& m, PagePool* shared, std::unique_ptr<Pa
 
 void KvCache::release_all() {
   if (!pool_) return;
-  for (SlotId s = 0; s < SlotId(seq_.size()); ++s) release(s);
+  for (SlotId s = 0; s < SlotId(seq_.size()); ++s) give_back(s);
+  pool_->remove_holder(this);
   pool_->wait();
   pool_->unmap(stage_base_, int64_t(stage_pages_.size()));
   drop(stage_pages_);
@@ -192,6 +199,7 @@ Status KvCache::prepare(SlotId s, int n) {
   if (q.len + n > plan_.max_ctx)
     return Error{"context", fmt::format("full: {} rows and {} more exceed the context of {}", q.len, n, plan_.max_ctx),
                  "start with a larger -c, or shorten the conversation"};
+  take_up(s);
   if (auto ok = take_rings(s); !ok) return ok;
   if (auto ok = grow(s, q.len + n); !ok) return ok;
   if (q.len < q.shared_below) {
@@ -231,10 +239,7 @@ bool KvCache::window_held(int len, int high) const {
   return ring_parts_.empty() || high <= min_ring_ || high - len <= min_slack_ || len == 0;
 }
 
-bool KvCache::reaches(SlotId s, int len) const {
-  const Sequence& q = seq_[size_t(s)];
-  return len <= q.len && window_held(len, q.high);
-}
+bool KvCache::reaches(SlotId s, int len) const { return reaches(state(s), len); }
 
 Rewind KvCache::rewind(SlotId s, int len) {
   Sequence& q = seq_[size_t(s)];
@@ -252,12 +257,36 @@ void KvCache::clear(SlotId s) {
   if (mirror_) mirror_->clear(s);
 }
 
-void KvCache::release(SlotId s) {
+int64_t KvCache::slot_pages(SlotId s) const {
+  int64_t n = int64_t(seq_[size_t(s)].rings.size());
+  for (const FullPart& f : full_) n += int64_t(f.pages[size_t(s)].size());
+  return n;
+}
+
+// Mapping costs more than a short request: what a slot had alone stays there, a little of it, until memory is short.
+bool KvCache::keep_spare(SlotId s) {
   Sequence& q = seq_[size_t(s)];
+  const int64_t n = slot_pages(s);
+  if (n == 0 || !pool_->may_spare(n) || owned_pages(s) != n) return false;
+  q = {.prepared = q.prepared, .rings = std::move(q.rings), .spare = true};
+  pool_->add_spare(n);
+  return true;
+}
+
+void KvCache::take_up(SlotId s) {
+  if (std::exchange(seq_[size_t(s)].spare, false)) pool_->add_spare(-slot_pages(s));
+}
+
+void KvCache::release(SlotId s) {
   if (mirror_) mirror_->release(s);
-  bool any = !q.rings.empty();
-  for (FullPart& f : full_) any |= !f.pages[size_t(s)].empty();
-  if (any) {
+  if (seq_[size_t(s)].spare || keep_spare(s)) return;
+  give_back(s);
+}
+
+void KvCache::give_back(SlotId s) {
+  take_up(s);
+  Sequence& q = seq_[size_t(s)];
+  if (slot_pages(s) > 0) {
     pool_->wait();
     for (FullPart& f : full_) {
       std::vector<PageId>& pages = f.pages[size_t(s)];
@@ -272,8 +301,9 @@ void KvCache::release(SlotId s) {
 
 Status KvCache::fork(SlotId from, SlotId to) {
   Sequence &a = seq_[size_t(from)], &b = seq_[size_t(to)];
-  CHECK(from != to && b.prepared == 0 && b.rings.empty(), "slot {} is to become a fork of {} and holds memory", to,
-        from);
+  CHECK(from != to && b.len == 0 && (b.spare || slot_pages(to) == 0),
+        "slot {} is to become a fork of {} and holds rows", to, from);
+  take_up(to);
   auto fail = [&](const Error& e) {
     release(to);
     return Status(e);
@@ -285,6 +315,13 @@ Status KvCache::fork(SlotId from, SlotId to) {
     const int64_t bytes = a.len * f.row, whole = bytes / page;
     std::vector<PageId>& pages = f.pages[size_t(to)];
     const std::vector<PageId>& source = f.pages[size_t(from)];
+    const int64_t had = std::min(whole, int64_t(pages.size()));  // of the slot before, where shared ones come
+    if (had > 0) {
+      pool_->wait();
+      pool_->unmap(f.base + to * f.stride, int64_t(pages.size()));
+      drop(pages);
+    }
+    if (whole == 0) continue;
     for (int64_t i = 0; i < whole; ++i) pool_->share(source[size_t(i)]);
     std::vector<PageId> shared(source.begin(), source.begin() + whole);
     if (auto ok = pool_->map(f.base + to * f.stride, shared); !ok) {
@@ -293,6 +330,7 @@ Status KvCache::fork(SlotId from, SlotId to) {
     }
     pages = std::move(shared);
   }
+  b.prepared = 0;
   b.shared_below = a.len;
   a.shared_below = std::max(a.shared_below, a.len);
   if (auto ok = grow(to, a.len); !ok) return fail(ok.error());
@@ -322,22 +360,29 @@ int64_t KvCache::owned_pages(SlotId s) const {
   return n;
 }
 
-std::vector<KvCache::Part> KvCache::parts(SlotId s) const {
-  const Sequence& q = seq_[size_t(s)];
+std::vector<KvCache::Part> KvCache::parts_of(KvState state) const {
   std::vector<Part> v;
-  for (const FullPart& f : full_) v.push_back({f.base + s * f.stride, q.len * f.row});
-  for (const RingPart& r : ring_parts_)
-    v.push_back({ring_base_ + s * ring_stride_ + r.offset, std::min<int64_t>(q.high, r.cap) * r.row});
+  for (const FullPart& f : full_) v.push_back({nullptr, state.len, f.row});
+  for (const RingPart& r : ring_parts_) v.push_back({nullptr, std::min<int64_t>(state.high, r.cap), r.row});
+  return v;
+}
+
+std::vector<KvCache::Part> KvCache::parts(SlotId s) const {
+  std::vector<Part> v = parts_of(state(s));
+  size_t i = 0;
+  for (const FullPart& f : full_) v[i++].at = f.base + s * f.stride;
+  for (const RingPart& r : ring_parts_) v[i++].at = ring_base_ + s * ring_stride_ + r.offset;
   return v;
 }
 
 Status KvCache::restore(SlotId s, KvState state) {
   Sequence& q = seq_[size_t(s)];
-  CHECK(q.prepared == 0 && q.rings.empty(), "slot {} is to be restored and holds memory", s);
+  CHECK(q.len == 0 && (q.spare || slot_pages(s) == 0), "slot {} is to be restored and holds rows", s);
   if (state.len < 0 || state.high < state.len || state.len > plan_.max_ctx || state.high > plan_.max_ctx)
     return Error{"saved rows",
                  fmt::format("expected lengths up to {}, found {} and {}", plan_.max_ctx, state.len, state.high),
                  "they belong to a server with a larger -c"};
+  take_up(s);
   Status ok = take_rings(s);
   if (ok) ok = grow(s, state.len);
   if (!ok) {

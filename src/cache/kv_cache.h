@@ -53,8 +53,9 @@ class KvCache {
   void commit_path(SlotId s, std::span<const int16_t> path);  // tree: moves the path's rows together; path[0] = 0
   Rewind rewind(SlotId s, int len);
   bool reaches(SlotId s, int len) const;  // whether rewind can go back to `len`
-  void clear(SlotId s);                   // no rows; its memory stays
-  void release(SlotId s);                 // no rows and no memory
+  bool reaches(KvState state, int len) const { return len <= state.len && window_held(len, state.high); }
+  void clear(SlotId s);    // no rows; its memory stays
+  void release(SlotId s);  // no rows and no memory
 
   // `to`, which has been released, holds what `from` holds, and from then on they are apart. Rows of full layers are
   // shared, rings are copied. On failure `to` is released.
@@ -65,11 +66,13 @@ class KvCache {
   // The bytes of a sequence's rows, for copies in other memory. The same state on a cache of the same plan has parts of
   // the same sizes in the same order.
   struct Part {
-    std::byte* at = nullptr;  // in the pool's memory
-    int64_t bytes = 0;
+    std::byte* at = nullptr;    // in the pool's memory
+    int64_t rows = 0, row = 0;  // row: its bytes
+    int64_t bytes() const { return rows * row; }
   };
   KvState state(SlotId s) const { return {seq_[size_t(s)].len, seq_[size_t(s)].high}; }
   std::vector<Part> parts(SlotId s) const;
+  std::vector<Part> parts_of(KvState state) const;  // likewise, of a sequence in no slot: `at` is null
   // A released slot gets this state and memory for its parts, which the caller fills. On failure it is released.
   Status restore(SlotId s, KvState state);
 
@@ -86,6 +89,7 @@ class KvCache {
     int prepared = 0;      // rows for which full layers have memory
     int shared_below = 0;  // rows below may lie in shared pages
     std::vector<PageId> rings;
+    bool spare = false;  // released, with pages that stay mapped for whoever comes next
   };
   struct FullPart {
     std::byte* base = nullptr;
@@ -94,6 +98,10 @@ class KvCache {
   };
   void release_all();  // at the end
   bool window_held(int len, int high) const;
+  int64_t slot_pages(SlotId s) const;
+  bool keep_spare(SlotId s);
+  void take_up(SlotId s);  // a released slot is used again
+  void give_back(SlotId s);
   Status take_rings(SlotId s);
   Status grow(SlotId s, int rows);
   Status own(SlotId s, int from, int to);

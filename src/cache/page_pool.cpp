@@ -17,6 +17,7 @@ constexpr int64_t kGrow = 64;  // pages by which the file grows
 }
 
 Result<PageId> PagePool::take() {
+  for (size_t i = 0; used_ == budget_ && i < holders_.size(); ++i) holders_[i].second();
   if (used_ == budget_)
     return Error{"memory", fmt::format("all {} pages of {} KiB for K/V rows are in use", budget_, page_bytes_ >> 10),
                  "give it more memory, use fewer sequences at once, or a smaller --kv-k/--kv-v type"};

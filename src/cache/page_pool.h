@@ -2,8 +2,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "base/result.h"
@@ -25,7 +27,7 @@ class PagePool {
 
   int64_t page_bytes() const { return page_bytes_; }
   int64_t budget() const { return budget_; }  // pages that may be in use at once
-  int64_t used() const { return used_; }
+  int64_t used() const { return used_ - spare_; }
   int64_t peak() const { return peak_; }
   int refs(PageId p) const { return refs_[size_t(p)]; }
 
@@ -35,6 +37,16 @@ class PagePool {
   Result<PageId> take();  // one reference; fails when the budget is spent
   void share(PageId p) { ++refs_[size_t(p)]; }
   void drop(PageId p);
+
+  // Pages that lie mapped where nothing is kept, for whoever comes next: they count as free, and whoever holds them
+  // gives them back when they are short. Returns whether it gave any.
+  using GiveBack = std::function<bool()>;
+  void add_holder(const void* who, GiveBack give_back) { holders_.emplace_back(who, std::move(give_back)); }
+  void remove_holder(const void* who) {
+    std::erase_if(holders_, [&](const auto& h) { return h.first == who; });
+  }
+  bool may_spare(int64_t n) const { return (spare_ + n) * page_bytes_ <= kKeep; }
+  void add_spare(int64_t n) { spare_ += n; }
 
   // Maps pages one after another from `at` on. `unmap` takes whole mappings, after wait().
   virtual Status map(std::byte* at, std::span<const PageId> pages) = 0;
@@ -61,7 +73,8 @@ class PagePool {
 
  private:
   int64_t page_bytes_, budget_;
-  int64_t used_ = 0, peak_ = 0;
+  int64_t used_ = 0, peak_ = 0, spare_ = 0;
+  std::vector<std::pair<const void*, GiveBack>> holders_;
   std::vector<int> refs_;
   std::deque<PageId> free_;  // behind those that were given up, `kept_` that still have their memory
   int64_t kept_ = 0;

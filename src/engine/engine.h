@@ -12,6 +12,7 @@
 #include "backend/sampling.h"
 #include "backend/verb_cost.h"
 #include "base/result.h"
+#include "engine/cache_stats.h"
 #include "formats/kv_codec.h"
 
 namespace facet {
@@ -43,14 +44,16 @@ struct EngineConfig {
   double max_stall = .05;  // seconds of a step that reads a prompt beside answers, as far as its tokens decide; 0: any
   int margin = 64;         // see KvPlan
   int snapshots = -1;  // sequences kept beside the running ones, to go on from; -1: 3 each, less where memory is short
-  int64_t kv_memory = 0;      // bytes for rows of all sequences together; 0: what max_seq of n_ctx rows need, or what
-                              // memory allows if that is less and enough for one
-  int64_t cache_ram = -1;     // bytes of host memory for the state of sequences that were given up; -1: a quarter of
-                              // what is available, at most 8 GiB; 0: none
-  int snapshot_every = 8192;  // tokens of a long prompt after which one is taken; 0: never
-  std::optional<KvType> kv_k, kv_v;  // empty: f32 on the reference backend, f16 elsewhere
-  int n_threads = 0;                 // 0: one per physical core
-  int max_out = 0;                   // rows of logits of one step; 0: one per sequence
+  int64_t kv_memory = 0;        // bytes for rows of all sequences together; 0: what max_seq of n_ctx rows need, or what
+                                // memory allows if that is less and enough for one
+  int64_t cache_ram = -1;       // bytes of host memory for the state of sequences that were given up; -1: a quarter of
+                                // what is available, at most 8 GiB; 0: none
+  std::string cache_disk = {};  // folder for the state of sequences that had to go from host memory; empty: none
+  int64_t cache_disk_size = int64_t(16) << 30;  // bytes of files there
+  int snapshot_every = 8192;                    // tokens of a long prompt after which one is taken; 0: never
+  std::optional<KvType> kv_k, kv_v;             // empty: f32 on the reference backend, f16 elsewhere
+  int n_threads = 0;                            // 0: one per physical core
+  int max_out = 0;                              // rows of logits of one step; 0: one per sequence
   DraftConfig draft = {};
   // Told the memory plan before anything is allocated: its sum, and a line for each purpose.
   std::function<void(const std::string& sum, const std::string& table)> planned = {};
@@ -76,6 +79,7 @@ struct Usage {
   int prompt = 0, cached = 0, generated = 0;  // tokens; cached: of the prompt, not computed again
   int parked = 0;                             // times that it had to wait in the middle, for memory
   double prefill_s = 0, decode_s = 0;
+  CacheUse cache = {};
   int steps = 0, drafted = 0, accepted = 0;  // drafted: nodes verified; accepted: of them, tokens of the answer
 
   // Drafting; empty without a drafter.
@@ -146,6 +150,16 @@ class Engine {
   // floats). Fails when requests are running.
   virtual Status score(std::span<const int32_t> ids, int from,
                        const std::function<void(int, std::span<const float>)>& f) = 0;
+
+  virtual CacheStats cache_stats() const = 0;  // any thread; as of the last step
+  // Any thread. The sequences in memory, each under its number; told on the engine's thread.
+  virtual void list_slots(std::function<void(const std::vector<SlotInfo>&)> told) = 0;
+  // Any thread. Writes the state of a sequence to a file; it stays in memory, and may be running.
+  virtual void save_slot(int id, const std::string& path, SlotSink done) = 0;
+  // Any thread. Reads a state that save_slot wrote, for the same model, drafters and options, into a slot in which
+  // nothing runs; requests go on from it. What was kept there is given up.
+  virtual void restore_slot(int id, const std::string& path, SlotSink done) = 0;
+  virtual void erase_slot(int id, SlotSink done) = 0;  // any thread
 
   virtual const Tokenizer* tokenizer() const = 0;  // null: the file has no vocabulary
   virtual const ModelCfg& model() const = 0;

@@ -12,8 +12,6 @@
 
 namespace facet {
 
-constexpr int64_t kDriverBytes = int64_t(256) << 20;  // that kernels and graphs take when they are first used
-
 Status cuda_accepts(int gpu, const std::string& path, std::span<const TensorView> tensors, int n_expert_used) {
   const auto d = cuda::device_info(gpu);
   if (!d) return d.error();
@@ -71,7 +69,7 @@ BackendMemory cuda_memory(const GgufFile& file, const EngineConfig& c) {
   m.scratch_bytes = [info = *d, partials = Cuda::partial_bytes(*d, file.tensors())](const BackendLimits& limits) {
     return Cuda::reserve_bytes(info, limits) + partials;
   };
-  m.page_bytes = CudaPagePool::kPage, m.read_beyond = CudaPagePool::kReadBeyond, m.whole_pages = true;
+  m.page_bytes = CudaPagePool::kPage, m.read_beyond = CudaPagePool::kReadBeyond;
   if (c.memory > 0)
     m.available = c.memory;
   else if (auto free = Cuda::free_memory(c.gpu); free)

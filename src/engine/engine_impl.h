@@ -6,11 +6,12 @@
 #include <vector>
 
 #include "engine/engine.h"
-#include "engine/host_tier.h"
+#include "engine/fingerprint.h"
 #include "engine/plan.h"
 #include "engine/request_queue.h"
 #include "engine/session_store.h"
 #include "engine/step_loop.h"
+#include "engine/tiers.h"
 #include "model/drafter_file.h"
 #include "tokenizer/tokenizer.h"
 
@@ -58,12 +59,13 @@ class EngineImpl final : public Engine, SessionMemory {
     e->spec_ = std::make_unique<Speculator<B>>(run, c, e->model_.cfg.n_vocab, std::move(drafters),
                                                !e->model_.debug.forced_drafts.empty());
     if (auto ok = memory_status(run.b); !ok) return ok.error();
-    e->start();
+    if (auto ok = e->start(); !ok) return ok.error();
     return std::unique_ptr<Engine>(std::move(e));
   }
 
   ~EngineImpl() override {
     if (runner_) make_current(runner_->b);
+    if (tiers_) tiers_->put_all();
   }
 
   Result<RequestId> submit(Request r, Sink sink) override {
@@ -107,8 +109,13 @@ class EngineImpl final : public Engine, SessionMemory {
   bool tick() override {
     make_current(runner_->b);
     admit();
-    const bool more = steps_->step();
+    bool more = steps_->step();
+    if (!more && std::any_of(waiting_.begin(), waiting_.end(), [&](const Job& w) { return tiers_->reads_of(w); })) {
+      tiers_->finish_reads();  // there is nothing to do meanwhile
+      more = true;
+    }
     if constexpr (requires { runner_->b.take_laps(); }) runner_->b.take_laps();
+    publish();
     return more;
   }
 
@@ -146,6 +153,50 @@ class EngineImpl final : public Engine, SessionMemory {
     return Ok{};
   }
 
+  CacheStats cache_stats() const override {
+    const std::lock_guard lock(stats_mutex_);
+    return stats_;
+  }
+  void list_slots(std::function<void(const std::vector<SlotInfo>&)> told) override {
+    queue_.post([this, told = std::move(told)] {
+      std::vector<SlotInfo> slots;
+      for (SlotId s = 0; s < sessions_->size(); ++s) {
+        const Session& q = sessions_->at(s);
+        SlotInfo& i = slots.emplace_back(SlotInfo{.id = s,
+                                                  .running = q.use == Session::Use::kRunning,
+                                                  .empty = q.use == Session::Use::kFree,
+                                                  .snapshot = q.snapshot,
+                                                  .tokens = int(q.tokens.size()),
+                                                  .computed = cache().len(s)});
+        if (i.running) i.request = q.work.id, i.prompt = q.work.usage.prompt, i.generated = q.work.usage.generated;
+      }
+      told(slots);
+    });
+  }
+  void save_slot(int id, const std::string& path, SlotSink done) override {
+    queue_.post([this, id, path, done = std::move(done)] {
+      if (!is_slot(id)) return done(no_slot(id));
+      tiers_->save(id, path, fingerprint(), done);
+    });
+  }
+  void restore_slot(int id, const std::string& path, SlotSink done) override {
+    queue_.post([this, id, path, done = std::move(done)] {
+      if (!is_slot(id)) return done(no_slot(id));
+      tiers_->load(
+          id, path, fingerprint(), [this](std::function<void()> work) { queue_.post(std::move(work)); }, done);
+    });
+  }
+  void erase_slot(int id, SlotSink done) override {
+    queue_.post([this, id, done = std::move(done)] {
+      if (!is_slot(id)) return done(no_slot(id));
+      if (sessions_->at(id).use == Session::Use::kRunning)
+        return done(Error{"slot", "a request runs there", "wait until it is done"});
+      const int n = cache().len(id);
+      sessions_->release(id);
+      done(SlotDone{.tokens = n});
+    });
+  }
+
   const Tokenizer* tokenizer() const override { return model_.tokenizer ? &*model_.tokenizer : nullptr; }
   const ModelCfg& model() const override { return model_.cfg; }
   const EngineConfig& config() const override { return cfg_; }
@@ -169,25 +220,46 @@ class EngineImpl final : public Engine, SessionMemory {
   using Clock = Job::Clock;
   static double seconds(Clock::duration d) { return std::chrono::duration<double>(d).count(); }
 
-  EngineImpl(LoadedModel model, const EngineConfig& c) : model_(std::move(model)), cfg_(c), tier_(c.cache_ram) {}
+  EngineImpl(LoadedModel model, const EngineConfig& c) : model_(std::move(model)), cfg_(c) {}
   KvCache& cache() const { return *runner_->cache; }
 
-  void start() {
+  Status start() {
     if constexpr (requires { runner_->b.trace(true); }) runner_->b.trace(true);
     staged_ = runner_->pool->used();
     sessions_ = std::make_unique<SessionStore>(static_cast<SessionMemory&>(*this), cache().plan().resident(),
                                                cfg_.max_seq, cfg_.snapshot_every);
-    sessions_->evicting = [this](SlotId s) { put_down(s); };
+    std::unique_ptr<DiskTier> disk;
+    if (!cfg_.cache_disk.empty() && !model_.debug.lockstep) {
+      auto opened = DiskTier::open({.folder = cfg_.cache_disk,
+                                    .most = cfg_.cache_disk_size,
+                                    .most_waiting = std::max<int64_t>(kWaiting, cfg_.cache_ram / 4),
+                                    .whose = fingerprint(),
+                                    .noted = cfg_.noted});
+      if (!opened) return opened.error();
+      disk = std::move(*opened);
+      if (!disk && cfg_.noted)
+        cfg_.noted(fmt::format("cache-disk: another process uses {}; this one goes on without it", cfg_.cache_disk));
+    }
+    tiers_ = std::make_unique<Tiers<B>>(*runner_, *spec_, *sessions_, cfg_, std::move(disk));
+    sessions_->evicting = [this](SlotId s) { tiers_->put_down(s); };
     steps_ = std::make_unique<StepLoop<B>>(
         *runner_, *spec_, *sessions_, cfg_, tokenizer(), model_.cfg.n_vocab, model_.debug.forced_drafts,
         StepHooks{.finish = [this](SlotId s, Stop why, const std::string& error) { finish(s, why, error); },
                   .make_room = [this](SlotId s) { return make_room(s); }});
+    publish();
+    return Ok{};
+  }
+  const SessionHeader::Fingerprint& fingerprint() {
+    std::call_once(fingerprint_once_,
+                   [&] { fingerprint_ = session_fingerprint(model_.file, model_.cfg, cfg_, model_.drafters); });
+    return fingerprint_;
   }
 
   // Cancellations, then waiting requests into sessions, in the order of their arrival; one that waits for a prefix
   // which another computes lets those behind it pass.
   void admit() {
-    auto [arrived, cancelled] = queue_.take();
+    auto [arrived, cancelled, posted] = queue_.take();
+    for (const auto& work : posted) work();
     for (Job& w : arrived) waiting_.push_back(std::move(w));
     for (const RequestId id : cancelled) {
       for (SlotId s = 0; s < sessions_->size(); ++s)
@@ -200,80 +272,57 @@ class EngineImpl final : public Engine, SessionMemory {
       if (gone.sink.done) gone.sink.done(id, Stop::kCancelled, gone.usage, "");
     }
     for (auto w = waiting_.begin(); w != waiting_.end() && sessions_->running() < cfg_.max_seq;) {
-      bring_up(*w);
-      const SlotId s = sessions_->open(*w);
-      if (s < 0) {
-        ++w;
-        continue;
+      SlotId s = -1;
+      if (tiers_->bring_up(*w)) {
+        Nearest nearest = sessions_->nearest(w->tokens, w->request.cache_salt);
+        tiers_->look_for(nearest, w->tokens, w->request.cache_salt);
+        if (s = sessions_->open(*w); s >= 0) begin(s, nearest);
       }
-      w = waiting_.erase(w);
-      Job& work = sessions_->at(s).work;
-      if (!work.answered) work.usage.cached = cache().len(s), work.started = Clock::now();
-      if (work.no_end.empty() && work.request.min_tokens > 0) work.no_end = no_end(work.request);
-      spec_->begin(s);
-      if (work.sink.prefill) work.sink.prefill(work.id, cache().len(s), int(sessions_->at(s).tokens.size()));
+      w = s >= 0 ? waiting_.erase(w) : w + 1;
     }
+  }
+  void begin(SlotId s, const Nearest& nearest) {
+    Job& work = sessions_->at(s).work;
+    if (!work.answered) work.usage.cached = cache().len(s), work.started = Clock::now();
+    if (!std::exchange(work.counted, true)) count(work, nearest);
+    if (work.no_end.empty() && work.request.min_tokens > 0) work.no_end = no_end(work.request);
+    spec_->begin(s);
+    if (work.sink.prefill) work.sink.prefill(work.id, cache().len(s), int(sessions_->at(s).tokens.size()));
   }
 
-  // An idle session is about to be given up: its state goes to host memory.
-  void put_down(SlotId s) {
-    const Session& q = sessions_->at(s);
-    if constexpr (!requires { runner_->b.report(); }) {  // lockstep has two of everything
-      if (tier_.most() == 0 || q.tokens.empty() || tier_.holds(q.tokens, q.salt)) return;
-      SessionImage image{.tokens = q.tokens, .salt = q.salt, .state = cache().state(s), .rows = rows_of(cache(), s)};
-      for (const auto& d : spec_->drafters()) {
-        SessionImage::Drafter part{.held = d->held(s), .beside = d->save(s)};
-        if (KvCache* rows = d->rows()) part.state = rows->state(s), part.rows = rows_of(*rows, s);
-        image.drafters.push_back(std::move(part));
-      }
-      runner_->pool->wait();
-      tier_.put(std::move(image));
+  // What a request goes on from, told once, and why it is not more.
+  void count(Job& work, const Nearest& nearest) {
+    CacheUse& use = work.usage.cache;
+    if (!work.request.cache) return void(use.miss = CacheUse::Miss::kOff);
+    const int prompt = work.usage.prompt, hit = work.usage.cached;
+    CacheStats& all = tiers_->stats();
+    ++all.queries, all.query_tokens += prompt;
+    if (hit == 0) use.source = CacheUse::Source::kNone;
+    if (hit > 0) {
+      if (use.source == CacheUse::Source::kNone) use.source = CacheUse::Source::kGpu;
+      CacheStats::Tier& tier = use.source == CacheUse::Source::kGpu   ? all.gpu
+                               : use.source == CacheUse::Source::kRam ? all.ram
+                                                                      : all.disk;
+      for (int64_t* n : {&all.hits, &tier.hits}) ++*n;
+      for (int64_t* n : {&all.hit_tokens, &tier.hit_tokens}) *n += hit;
     }
+    if (hit >= prompt - 1) return;
+    if (nearest.len == 0)
+      use.miss = CacheUse::Miss::kNew, use.miss_at = 0;
+    else if (nearest.differs)
+      use.miss = CacheUse::Miss::kDiffers, use.miss_at = nearest.len;
+    else if (hit < nearest.len)
+      use.miss = CacheUse::Miss::kNotKept, use.miss_at = hit;
   }
-  std::vector<std::byte> rows_of(const KvCache& c, SlotId s) const {
-    const std::vector<KvCache::Part> parts = c.parts(s);
-    int64_t n = 0;
-    for (const KvCache::Part& p : parts) n += p.bytes;
-    std::vector<std::byte> rows(static_cast<size_t>(n));
-    std::byte* at = rows.data();
-    for (const KvCache::Part& p : parts) c.pool().to_host(at, p.at, p.bytes), at += p.bytes;
-    return rows;
+  void publish() {
+    const std::lock_guard lock(stats_mutex_);
+    stats_ = tiers_->stats_now();
+  }
+  bool is_slot(int id) const { return id >= 0 && id < sessions_->size(); }
+  Error no_slot(int id) const {
+    return {"slot", fmt::format("expected one in [0, {}), found {}", sessions_->size(), id), "ask which there are"};
   }
 
-  // Brings a session back whose state was given up, if the request can go on from it and has nothing as good here.
-  void bring_up(const Job& w) {
-    if (!w.request.cache || tier_.size() == 0) return;
-    const int known = sessions_->known(w.tokens, w.request.cache_salt);
-    const auto image = tier_.find(w.tokens, w.request.cache_salt, known + SessionStore::kWorthASnapshot / 4);
-    if (!image) return;
-    const SlotId s = sessions_->free_slot();
-    if (s < 0) return;
-    if (restore(s, *image))
-      sessions_->adopt(s, image->tokens, image->salt);
-    else
-      release(s);
-  }
-  bool restore(SlotId s, const SessionImage& image) {
-    if (!fill(cache(), s, image.state, image.rows)) return false;
-    for (size_t i = 0; i < image.drafters.size(); ++i) {
-      const SessionImage::Drafter& part = image.drafters[i];
-      Drafter<B>& d = *spec_->drafters()[i];
-      if (KvCache* rows = d.rows(); rows && !fill(*rows, s, part.state, part.rows)) return false;
-      if (!d.load(s, part.held, part.beside)) return false;
-    }
-    runner_->pool->wait();
-    return true;
-  }
-  bool fill(KvCache& c, SlotId s, KvState state, std::span<const std::byte> rows) {
-    while (!c.restore(s, state))
-      if (!sessions_->make_room()) return false;
-    int64_t at = 0;
-    for (const KvCache::Part& p : c.parts(s)) {
-      if (at + p.bytes > int64_t(rows.size())) return false;
-      c.pool().from_host(p.at, rows.data() + at, p.bytes), at += p.bytes;
-    }
-    return at == int64_t(rows.size());
-  }
   // What is never drawn while an answer may not end.
   std::vector<int32_t> no_end(const Request& r) const {
     std::vector<int32_t> ids = r.stop_ids;
@@ -300,7 +349,7 @@ class EngineImpl final : public Engine, SessionMemory {
     Job work = std::move(q.work);
     work.tokens = q.tokens;
     work.need = owned(last);
-    ++work.usage.parked;
+    ++work.usage.parked, ++tiers_->stats().parked;
     spec_->end(last);
     q.work = {};
     q.work.request.cache = work.request.cache;
@@ -346,6 +395,7 @@ class EngineImpl final : public Engine, SessionMemory {
       release(to);
       return ok;
     }
+    ++tiers_->stats().gpu.restores;
     return Ok{};
   }
   void release(SlotId s) override {
@@ -362,12 +412,17 @@ class EngineImpl final : public Engine, SessionMemory {
   std::unique_ptr<Speculator<B>> spec_;
   std::unique_ptr<SessionStore> sessions_;
   std::unique_ptr<StepLoop<B>> steps_;
-  int64_t staged_ = 0;  // pages that are no sequence's
-  HostTier tier_;
+  int64_t staged_ = 0;                           // pages that are no sequence's
+  static constexpr int64_t kWaiting = 64 << 20;  // bytes that may wait for the disk at least
+  std::once_flag fingerprint_once_;
+  SessionHeader::Fingerprint fingerprint_ = {};
+  mutable std::mutex stats_mutex_;
+  CacheStats stats_;  // as other threads see it
   std::once_flag grammars_once_;
   std::unique_ptr<GrammarMasks> grammar_masks_;
   RequestQueue queue_;
   std::deque<Job> waiting_;
+  std::unique_ptr<Tiers<B>> tiers_;  // first to go: its threads use the queue
 };
 
 }  // namespace facet

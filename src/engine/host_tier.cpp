@@ -4,14 +4,20 @@
 
 namespace facet {
 
-void HostTier::put(SessionImage image) {
-  const int64_t n = image.bytes();
-  if (n > most_ || holds(image.tokens, image.salt)) return;
-  while (bytes_ + n > most_) {
-    bytes_ -= images_.back()->bytes();
+void HostTier::put(const ImagePtr& image) {
+  const int64_t n = image->bytes();
+  if (holds(image->tokens, image->salt)) return;
+  while (n <= most_ && bytes_ + n > most_) {
+    const ImagePtr gone = std::move(images_.back());
     images_.pop_back();
+    bytes_ -= gone->bytes();
+    if (evicting) evicting(gone);
   }
-  images_.push_front(std::make_shared<const SessionImage>(std::move(image)));
+  if (n > most_) {
+    if (evicting) evicting(image);
+    return;
+  }
+  images_.push_front(image);
   bytes_ += n;
 }
 
@@ -24,17 +30,26 @@ bool HostTier::holds(std::span<const int32_t> tokens, const std::string& salt) {
   return false;
 }
 
-std::shared_ptr<const SessionImage> HostTier::find(std::span<const int32_t> tokens, const std::string& salt,
-                                                   int least) {
+HostTier::Found HostTier::find(std::span<const int32_t> tokens, const std::string& salt, int least,
+                               const Reaches& reaches) {
   auto best = images_.end();
-  size_t longest = size_t(std::max(0, least));
-  for (auto i = images_.begin(); i != images_.end(); ++i)
-    if ((*i)->salt == salt && (*i)->tokens.size() > longest && (*i)->tokens.size() < tokens.size() &&
-        std::equal((*i)->tokens.begin(), (*i)->tokens.end(), tokens.begin()))
-      best = i, longest = (*i)->tokens.size();
-  if (best == images_.end()) return nullptr;
+  int longest = least;
+  for (auto i = images_.begin(); i != images_.end(); ++i) {
+    const SessionImage& image = **i;
+    if (image.salt != salt) continue;
+    const int len = int(std::min(shared_prefix(image.tokens, tokens), tokens.size() - 1));
+    if (len < longest || len <= least || !reaches(image.states(), len)) continue;
+    if (best != images_.end() && len == longest && image.bytes() >= (*best)->bytes()) continue;
+    best = i, longest = len;
+  }
+  if (best == images_.end()) return {};
   images_.splice(images_.begin(), images_, best);
-  return images_.front();
+  return {images_.front(), longest};
+}
+
+void HostTier::look_for(Nearest& nearest, std::span<const int32_t> tokens, const std::string& salt) const {
+  for (const ImagePtr& i : images_)
+    if (i->salt == salt) nearest.look_at(i->tokens, tokens);
 }
 
 }  // namespace facet

@@ -22,22 +22,29 @@ Status open_drafter(DrafterFile& file, const TargetView<B>& t, Drafters<B>& all)
   return Ok{};
 }
 
+// All of them, in their order.
+template <Backend B>
+Result<Drafters<B>> open_drafters(std::vector<DrafterFile>& files, const TargetView<B>& t,
+                                  const std::function<void(const std::string&)>& noted) {
+  Drafters<B> all;
+  for (DrafterFile& f : files) {
+    const Status ok =
+        f.kind() == DrafterKind::kDflash ? open_drafter<Dflash<B>>(f, t, all) : open_drafter<Mtp<B>>(f, t, all);
+    if (!ok) return ok.error();
+    if (noted)
+      for (const std::string& n : f.notes) noted(fmt::format("{}: {}", f.path(), n));
+  }
+  return all;
+}
+
 // An engine on B with the drafters whose files were loaded with the model.
 template <Backend B, class... BackendArgs>
 Result<std::unique_ptr<Engine>> create_engine(LoadedModel model, const EngineConfig& c, BackendArgs... args) {
   if (model.drafters.empty()) return EngineImpl<B>::create(std::move(model), c, {}, args...);
   // The model's copies keep the files mapped as long as the engine lives.
   std::vector<DrafterFile> files = model.drafters;
-  const DrafterFactory<B> open_all = [&files, &c](const TargetView<B>& t) -> Result<Drafters<B>> {
-    Drafters<B> all;
-    for (DrafterFile& f : files) {
-      const Status ok =
-          f.kind() == DrafterKind::kDflash ? open_drafter<Dflash<B>>(f, t, all) : open_drafter<Mtp<B>>(f, t, all);
-      if (!ok) return ok.error();
-      if (c.noted)
-        for (const std::string& n : f.notes) c.noted(fmt::format("{}: {}", f.path(), n));
-    }
-    return all;
+  const DrafterFactory<B> open_all = [&files, &c](const TargetView<B>& t) {
+    return open_drafters<B>(files, t, c.noted);
   };
   return EngineImpl<B>::create(std::move(model), c, open_all, args...);
 }

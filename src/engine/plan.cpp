@@ -80,9 +80,8 @@ MemoryPlan plan_target(const GgufFile& file, const ModelCfg& m, const EngineConf
   if (shared > 0) p.lines.back().detail += fmt::format("; {} layers share", shared);
   line("kv staging", fmt::format("a chunk of {} tokens of one sliding layer", kv.max_step), b.staging);
   line("kv snapshots", fmt::format("rings of {} sequences to go on from", kv.snapshots), b.snapshots);
-  if (backend.whole_pages)
-    line("kv pages", fmt::format("what whole pages of {} take beyond that", human_bytes(backend.page_bytes)),
-         std::max<int64_t>(0, pool_bytes(m, kv, backend.page_bytes, backend.read_beyond) - b.total()));
+  line("kv pages", fmt::format("what whole pages of {} take beyond that", human_bytes(backend.page_bytes)),
+       std::max<int64_t>(0, pool_bytes(m, kv, backend.page_bytes, backend.read_beyond) - b.total()));
   line("activations", fmt::format("{} tokens a step", kv.max_step),
        backend.rows_bytes(1, work_elements(m, kv.max_step, 0)));
   line("logits", fmt::format("{} rows of {}", c.max_out, m.n_vocab),
@@ -107,7 +106,7 @@ void add_drafter(MemoryPlan& p, BackendLimits& limits, const DrafterFile& f, con
     const KvPlan kv = dflash_plan(target, *cfg);
     limits = limits.with(dflash_limits(*cfg, m.d_model, kv.max_step, kv.max_ctx));
     p.lines.push_back({name + " kv", fmt::format("{} layers, {} rows x {} slots", cfg->body.n_layer(), c.n_ctx, S),
-                       kv_bytes(cfg->body, kv).total()});
+                       pool_bytes(cfg->body, kv, backend.page_bytes, backend.read_beyond)});
     const int64_t cols = int64_t(cfg->taps.size()) * m.d_model;
     p.lines.push_back(
         {name + " activations",
@@ -144,12 +143,9 @@ int64_t least_pool(const GgufFile& file, const ModelCfg& m, const EngineConfig& 
                    std::span<const DrafterFile> drafters) {
   EngineConfig one = c;
   one.max_seq = 1, one.snapshots = 0;
-  KvPlan kv = kv_plan(c);
-  kv.max_seq = 1, kv.snapshots = 0;
-  const BackendMemory b = memory_of(file, m, c);
-  const int64_t page = b.whole_pages ? b.page_bytes : host_page_bytes(m, kv);
-  const int64_t drafter_page = b.whole_pages ? b.page_bytes : host_page_bytes(m, kv_plan(one));
-  return pool_bytes(m, kv, page, b.read_beyond) + drafter_pool_bytes(m, one, drafters, drafter_page, b.read_beyond);
+  const BackendMemory b = memory_of(file, m, one);
+  return pool_bytes(m, kv_plan(one), b.page_bytes, b.read_beyond) +
+         drafter_pool_bytes(m, one, drafters, b.page_bytes, b.read_beyond);
 }
 
 }  // namespace

@@ -31,7 +31,6 @@ struct BackendMemory {
   std::string scratch;                                               // what it is for
   std::function<int64_t(const BackendLimits&)> scratch_bytes;        // for the target and its drafters
   int64_t page_bytes = 0, read_beyond = 0;                           // of the pool of K/V rows (pool_bytes)
-  bool whole_pages = false;                                          // a page that is used at all is held
   int64_t available = 0;                                             // 0: not known
 };
 

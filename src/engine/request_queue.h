@@ -1,6 +1,7 @@
 #pragma once
 #include <atomic>
 #include <condition_variable>
+#include <functional>
 #include <mutex>
 #include <utility>
 #include <vector>
@@ -27,6 +28,12 @@ class RequestQueue {
     cancelled_.push_back(id);
     wake_.notify_one();
   }
+  // Work for the engine's thread, between steps.
+  void post(std::function<void()> work) {
+    std::lock_guard lock(mutex_);
+    posted_.push_back(std::move(work));
+    wake_.notify_one();
+  }
   void stop() {
     std::lock_guard lock(mutex_);
     stopping_ = true;
@@ -35,11 +42,16 @@ class RequestQueue {
   bool stopping() const { return stopping_; }
   void wait() {
     std::unique_lock lock(mutex_);
-    wake_.wait(lock, [&] { return stopping_ || !arrived_.empty() || !cancelled_.empty(); });
+    wake_.wait(lock, [&] { return stopping_ || !arrived_.empty() || !cancelled_.empty() || !posted_.empty(); });
   }
-  std::pair<std::vector<Job>, std::vector<RequestId>> take() {
+  struct Taken {
+    std::vector<Job> arrived;
+    std::vector<RequestId> cancelled;
+    std::vector<std::function<void()>> posted;
+  };
+  Taken take() {
     std::lock_guard lock(mutex_);
-    return {std::exchange(arrived_, {}), std::exchange(cancelled_, {})};
+    return {std::exchange(arrived_, {}), std::exchange(cancelled_, {}), std::exchange(posted_, {})};
   }
 
  private:
@@ -47,6 +59,7 @@ class RequestQueue {
   std::condition_variable wake_;
   std::vector<Job> arrived_;
   std::vector<RequestId> cancelled_;
+  std::vector<std::function<void()>> posted_;
   RequestId last_id_ = 0;
   std::atomic<bool> stopping_ = false;
 };

@@ -6,11 +6,6 @@
 
 namespace facet {
 
-size_t shared_prefix(std::span<const int32_t> a, std::span<const int32_t> b) {
-  return size_t(std::mismatch(a.begin(), a.begin() + ptrdiff_t(std::min(a.size(), b.size())), b.begin()).first -
-                a.begin());
-}
-
 int SessionStore::running() const {
   return int(std::count_if(sessions_.begin(), sessions_.end(),
                            [](const Session& s) { return s.use == Session::Use::kRunning; }));
@@ -27,6 +22,13 @@ SessionStore::Match SessionStore::best_match(std::span<const int32_t> tokens, co
     // Of equals, the one that need not be forked.
     if (len > best.len || (len == best.len && memory_.len(s) == len && !q.snapshot)) best = {s, len};
   }
+  return best;
+}
+
+Nearest SessionStore::nearest(std::span<const int32_t> tokens, const std::string& salt) const {
+  Nearest best;
+  for (const Session& q : sessions_)
+    if (q.use != Session::Use::kFree && q.salt == salt) best.look_at(q.tokens, tokens);
   return best;
 }
 

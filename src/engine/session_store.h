@@ -10,9 +10,12 @@
 
 #include "cache/kv_cache.h"
 #include "engine/engine.h"
+#include "engine/session_image.h"
 #include "grammar/grammar.h"
 
 namespace facet {
+
+struct DiskRead;
 
 // A request as the engine works on it.
 struct Job {
@@ -23,10 +26,12 @@ struct Job {
   Usage usage = {};
   std::vector<int32_t> tokens = {};  // prompt and answer, while it waits; while it runs they are its session's
   bool answered = false;             // its first token was drawn
+  bool counted = false;              // what it goes on from was
   int64_t need = 0;                  // pages it had when it was parked
   int echoed = 1;                    // positions of the prompt whose log-probabilities were told, with the first
   std::vector<int32_t> no_end = {};  // never drawn before Request::min_tokens
   std::optional<GrammarState> grammar = {};  // where the answer's tokens have led, if it follows one
+  std::shared_ptr<DiskRead> reading = {};    // the state that it waits for
   Clock::time_point started = {}, first_token = {};
 };
 
@@ -89,6 +94,10 @@ class SessionStore {
   SlotId open(Job& work);
   // Tokens of the prompt that need not be computed, by what is resident.
   int known(std::span<const int32_t> tokens, const std::string& salt) const { return best_match(tokens, salt).len; }
+  // Whether there is memory for the work, `have` of its tokens apart, if all that is idle goes.
+  bool has_room(const Job& work, int have) const;
+  // By what is resident, whether or not its state reaches so far.
+  Nearest nearest(std::span<const int32_t> tokens, const std::string& salt) const;
   // The slot, which was free, holds the state of these tokens now: idle, for any number of requests.
   void adopt(SlotId s, std::vector<int32_t> tokens, const std::string& salt);
   // What runs in the slot is over: its rows stay, idle.
@@ -114,7 +123,6 @@ class SessionStore {
   Match best_match(std::span<const int32_t> tokens, const std::string& salt) const;
   bool waits_for_a_prefix(const Job& work, int have);
   void plan_cuts(Session& s, int have) const;
-  bool has_room(const Job& work, int have) const;
   Result<SlotId> fork(SlotId from);
 
   SessionMemory& memory_;
@@ -122,7 +130,5 @@ class SessionStore {
   int max_running_, snapshot_every_;
   uint64_t clock_ = 0;
 };
-
-size_t shared_prefix(std::span<const int32_t> a, std::span<const int32_t> b);
 
 }  // namespace facet

@@ -102,7 +102,7 @@ class Speculator {
     lane_[size_t(s)] = int(lane - lane_taken_.begin());
   }
   void end(SlotId s) {
-    for (size_t d = 0; d < drafters_.size(); ++d) flush(d, s);
+    settle(s);
     lane_taken_[size_t(std::exchange(lane_[size_t(s)], -1))] = false;
   }
 
@@ -118,7 +118,7 @@ class Speculator {
       if (round.choice.method < 0) continue;
       const size_t m = size_t(round.choice.method);
       flush(m, q.slot);
-      if (drafters_[m]->held(q.slot) != q.position) {  // it has given the sequence up
+      if (drafters_[m]->held(q.slot) != q.position || !drafters_[m]->ready(q.slot)) {  // it has given the sequence up
         round.choice = {};
         continue;
       }
@@ -228,6 +228,10 @@ class Speculator {
     }
     rounds_[size_t(to)].chooser = rounds_[size_t(from)].chooser;
     return Ok{};
+  }
+  // The drafters take the features that wait.
+  void settle(SlotId s) {
+    for (size_t d = 0; d < drafters_.size(); ++d) flush(d, s);
   }
   std::span<const std::unique_ptr<Drafter<B>>> drafters() const { return drafters_; }
   bool reaches(SlotId s, int len) const {

@@ -47,8 +47,11 @@ class StepLoop {
   bool step() {
     std::vector<SeqDemand> demands;
     for (SlotId s = 0; s < sessions_.size(); ++s)
-      if (const Session& q = sessions_.at(s); q.use == Session::Use::kRunning) {
-        const int pending = int(q.tokens.size()) - cache().len(s);
+      if (Session& q = sessions_.at(s); q.use == Session::Use::kRunning) {
+        int pending = int(q.tokens.size()) - cache().len(s);
+        // One that was parked in the middle of its answer goes on with its newest token, and with drafts.
+        if (q.work.answered && pending == 1) q.decoding = true;
+        if (q.work.answered && !q.decoding) --pending;
         demands.push_back({s, q.decoding ? pending : sessions_.limit(s, pending), q.decoding, q.work.id});
       }
     if (demands.empty()) return false;

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "server/openai.h"
+#include "server/slots.h"
 #include "server/writers.h"
 #include "tokenizer/utf8.h"
 
@@ -109,6 +110,8 @@ Json timings_json(const Usage& u) {
             {"predicted_ms", ms(u.decode_s)},
             {"predicted_per_token_ms", u.generated > 0 ? ms(u.decode_s / u.generated) : 0},
             {"predicted_per_second", rate(u.generated, u.decode_s)}};
+  if (u.cache.source != CacheUse::Source::kNone || u.cache.miss != CacheUse::Miss::kNone)
+    j["cache"] = cache_json(u.cache, u.cached);
   if (u.drafted > 0) {
     j["draft_n"] = u.drafted, j["draft_n_accepted"] = u.accepted;
     j["draft_rounds"] = u.rounds;

@@ -13,6 +13,8 @@ constexpr Route kRoutes[] = {
     {"/models/", "GET", Target::kModel},
     {"/v1/models/", "GET", Target::kModel},
     {"/props", "GET", Target::kProps},
+    {"/slots", "GET", Target::kSlots},
+    {"/slots/", "POST", Target::kSlot},
     {"/v1/chat/completions", "POST", Target::kGenerate, ApiKind::kChat},
     {"/chat/completions", "POST", Target::kGenerate, ApiKind::kChat},
     {"/v1/completions", "POST", Target::kGenerate, ApiKind::kCompletion},

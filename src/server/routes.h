@@ -11,6 +11,8 @@ enum class Target {
   kModels,
   kModel,  // one of them, by its name in the path
   kProps,
+  kSlots,
+  kSlot,        // one of them, by its number in the path
   kEmbeddings,  // refused
   kTokenize,
   kDetokenize,

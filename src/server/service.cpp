@@ -9,6 +9,7 @@
 #include <random>
 #include <unordered_map>
 
+#include "base/worker.h"
 #include "server/access.h"
 #include "server/anthropic.h"
 #include "server/chat_prompt.h"
@@ -17,8 +18,8 @@
 #include "server/ollama.h"
 #include "server/page.h"
 #include "server/routes.h"
+#include "server/slots.h"
 #include "server/text_api.h"
-#include "server/worker.h"
 #include "server/writer.h"
 #include "tokenizer/tokenizer.h"
 
@@ -49,6 +50,7 @@ struct Generation {
   StreamDecoder decoder;
   AnswerText text;
   int prompt = 0;
+  std::vector<int32_t> ids = {};  // of the prompt
   Clock::time_point start = Clock::now(), first = {};
   int n = 0;                         // tokens up to the stop string
   bool stopped = false;              // by a stop string
@@ -181,6 +183,8 @@ class ServiceImpl final : public Service, public HttpHandler {
   void request(HttpRequest r, std::unique_ptr<HttpReply> reply) override {
     const Route* route = find_route(r.path);
     if (auto answer = immediate(*route, r)) return reply->send(std::move(*answer));
+    if (route->target == Target::kSlots) return list_slots(std::move(reply));
+    if (route->target == Target::kSlot) return act_on_slot(r, std::move(reply));
     if (jobs_.size() + size_t(arriving_) >= size_t(engine_.config().max_seq) + size_t(c_.queue))
       return refuse(*reply, dialect_of_path(r.path),
                     {.status = 503, .message = "the queue is full", .param = "", .code = "queue_full"});
@@ -255,6 +259,37 @@ class ServiceImpl final : public Service, public HttpHandler {
     }
   }
   OllamaModel ollama_model() const { return {c_.model, info_.chat_template, info_.started, info_.n_ctx}; }
+
+  // A reply that the engine's thread causes and the server's gives.
+  using Held = std::shared_ptr<std::unique_ptr<HttpReply>>;
+  void reply_later(const Held& held, HttpResponse r) {
+    http_->post([held, r = std::move(r)]() mutable {
+      if (const auto reply = std::exchange(*held, nullptr)) reply->send(std::move(r));
+    });
+  }
+  void list_slots(std::unique_ptr<HttpReply> reply) {
+    const auto held = std::make_shared<std::unique_ptr<HttpReply>>(std::move(reply));
+    engine_.list_slots([this, held](const std::vector<SlotInfo>& slots) {
+      reply_later(held,
+                  json_response(200, slots_json(slots, engine_.config().n_ctx, !engine_.config().draft.files.empty())));
+    });
+  }
+  void act_on_slot(const HttpRequest& r, std::unique_ptr<HttpReply> reply) {
+    auto action = parse_slot_action(r.path, r.query, r.body);
+    if (!action) return refuse(*reply, Dialect::kOpenAi, api_error(action.error()));
+    if (needs_file(action->kind) && c_.slot_save_path.empty())
+      return refuse(*reply, Dialect::kOpenAi,
+                    {.status = 501, .message = "the server was started without --slot-save-path", .param = "action"});
+    const auto held = std::make_shared<std::unique_ptr<HttpReply>>(std::move(reply));
+    const SlotSink done = [this, held, a = *action](Result<SlotDone> d) {
+      reply_later(
+          held, d ? json_response(200, slot_done_json(a, *d)) : error_response(Dialect::kOpenAi, api_error(d.error())));
+    };
+    const std::string path = c_.slot_save_path + "/" + action->filename;
+    if (action->kind == SlotAction::Kind::kSave) return engine_.save_slot(action->id, path, done);
+    if (action->kind == SlotAction::Kind::kRestore) return engine_.restore_slot(action->id, path, done);
+    engine_.erase_slot(action->id, done);
+  }
 
   // The prompt's ids, or an error; in_thought is where the answer begins.
   Result<std::vector<int32_t>> prompt(ApiRequest& r, bool& in_thought) const {
@@ -423,9 +458,9 @@ class ServiceImpl final : public Service, public HttpHandler {
     job.seed = request.sampling.seed + uint64_t(index % request.best_of);
     job.key = a.key;
     // shared_ptr: std::function copies what it holds.
-    auto g = std::make_shared<Generation>(
-        Generation{StreamDecoder(*engine_.tokenizer()),
-                   AnswerText(a.chat, {.in_thought = a.in_thought}, request.stop, request.one_call), int(ids.size())});
+    auto g = std::make_shared<Generation>(Generation{
+        StreamDecoder(*engine_.tokenizer()),
+        AnswerText(a.chat, {.in_thought = a.in_thought}, request.stop, request.one_call), int(ids.size()), ids});
     if (request.echo) g->echo = engine_.tokenizer()->decode(ids, /*show_special=*/false);
     Sink sink{.tokens = [this, g](RequestId id, std::span<const int32_t> t) { on_tokens(*g, id, t); },
               .done = [this, g](RequestId id, Stop why, const Usage& u,
@@ -537,6 +572,7 @@ class ServiceImpl final : public Service, public HttpHandler {
       for (ParseEvent& e : last ? g.text.finish() : g.text.push(g.decoder.finish()))
         pieces.push_back({std::move(e), std::exchange(g.tokens, {}), g.so_far(), std::exchange(g.logprobs, {})});
     u.generated = g.n;
+    u.cache.miss_reason = miss_reason(u.cache, g.ids, *engine_.tokenizer());
     AnswerEnd end{.why = why,
                   .stopped = g.text.stopped(),
                   .stop_word = g.text.stop_word(),

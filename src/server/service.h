@@ -16,6 +16,7 @@ struct ServiceConfig {
   std::string api_key = {};                    // empty: none; without a key of either kind only this machine is served
   std::string api_key_file = {};               // more of them (access.h); read again on SIGHUP
   std::vector<std::string> cors_origins = {};  // whose pages may read answers
+  std::string slot_save_path = {};             // folder for the files of POST /slots/{id}; empty: there are none
   bool webui = true;                           // the page at /
   int queue = 64;                              // requests that wait for one of the engine's sequences
   ApiDefaults defaults = {};

@@ -69,11 +69,13 @@ class Drafter {
   // Features of rows just committed, at most plan.max_step in all, of several sequences in one go; a slot comes up
   // once at most. The features are overwritten after the call.
   virtual void absorb(std::span<const Committed> rows, const Features<Rows>& f) = 0;
-  // Fills every draft with a chain and, on request, candidates. held(slot) == Draft::position, and at least one row
-  // was absorbed since the last rewind. Leaves no trace in the state.
+  // Fills every draft with a chain and, on request, candidates. held(slot) == Draft::position, and ready(slot). Leaves
+  // no trace in the state.
   virtual void propose(std::span<Draft> drafts) = 0;
 
   virtual int held(SlotId s) const = 0;
+  // Whether it can propose what follows the rows that it holds; it can when the last of them was just absorbed.
+  virtual bool ready(SlotId) const { return true; }
   // The sequence goes back to `len` rows. Returns how many rows of state are left: len, or fewer when state from
   // before `len` was lost to what came after; the target then computes those rows again, so that drafts stay as good.
   virtual int rewind(SlotId s, int len) = 0;

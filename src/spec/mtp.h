@@ -91,6 +91,7 @@ class Mtp final : public Drafter<B> {
   }
 
   int held(SlotId s) const override { return slots_[size_t(s)].held; }
+  bool ready(SlotId s) const override { return slots_[size_t(s)].state; }
   int rewind(SlotId s, int len) override {
     Slot& q = slots_[size_t(s)];
     if (len != q.held) q = {len, false};  // the state of another row; the next absorb brings the right one

@@ -1,8 +1,12 @@
 #!/usr/bin/env python3
 """What conversations keep of what was computed for them, and who waits for whom: cache_test.py PROGRAM [unittest arguments]."""
 import os
+import pathlib
 import random
+import signal
+import stat
 import sys
+import tempfile
 import threading
 import time
 import unittest
@@ -120,6 +124,187 @@ class Waiting(unittest.TestCase):
                 self.assertLess(waited, (max(done) - asked) / 4)
         finally:
             s.stop()
+
+
+def details(answer):
+    return answer["timings"]["cache"]
+
+
+class Files(unittest.TestCase):
+    """Conversations that outlive their server."""
+
+    def setUp(self):
+        self.folder = tempfile.TemporaryDirectory()
+        self.dir = pathlib.Path(self.folder.name) / "cache"
+        self.rng = random.Random(3)
+        self.prompts = [[self.rng.randrange(300, 2000) for _ in range(700)] for _ in range(3)]
+
+    def tearDown(self):
+        self.folder.cleanup()
+
+    def serve(self, *flags):
+        return Server("-c", "2048", "--parallel", "2", "--cache-disk", str(self.dir), *flags)
+
+    def ask(self, s, i, salt=None, more=()):
+        fields = {"cache_salt": salt} if salt else {}
+        return s.completion(self.prompts[i] + list(more), max_tokens=8, **fields)
+
+    def test_a_restarted_server_goes_on(self):
+        s = self.serve()
+        cold = [self.ask(s, i) for i in range(3)]
+        self.assertEqual([details(a)["source"] for a in cold], [None] * 3)
+        self.assertEqual(s.stop(), 0)
+        files = list(self.dir.glob("*.facet-session"))
+        self.assertGreaterEqual(len(files), 3)
+        self.assertTrue(all(stat.S_IMODE(f.stat().st_mode) == 0o600 for f in files))
+        self.assertEqual(list(self.dir.glob("*.part")), [])
+        s = self.serve()
+        other = self.ask(s, 0, salt="x")
+        self.assertEqual((details(other)["source"], details(other)["hit_tokens"]), (None, 0))
+        for i in range(3):
+            again = self.ask(s, i)
+            self.assertEqual(again["choices"][0]["text"], cold[i]["choices"][0]["text"])
+            self.assertEqual(details(again)["source"], "disk", details(again))
+            self.assertGreaterEqual(details(again)["hit_tokens"], 699)
+            self.assertGreater(details(again)["restore_ms"], 0)
+        self.assertEqual(details(self.ask(s, 1))["source"], "gpu")
+        s.stop()
+
+    def test_two_servers_one_folder(self):
+        first = self.serve()
+        second = self.serve()
+        self.assertIn("another process uses", second.log_text())
+        self.ask(second, 0)
+        second.stop()
+        self.assertEqual(list(self.dir.glob("*.facet-session")), [])
+        self.ask(first, 0)
+        first.stop()
+        self.assertNotEqual(list(self.dir.glob("*.facet-session")), [])
+
+    def test_a_folder_that_cannot_be(self):
+        blocked = pathlib.Path(self.folder.name) / "file"
+        blocked.write_text("")
+        with self.assertRaisesRegex(AssertionError, "cannot"):
+            Server("--cache-disk", str(blocked / "below"))
+
+    def test_a_folder_that_goes_away(self):
+        s = self.serve("--cache-ram", "0", "--snapshots", "0")
+        for f in self.dir.iterdir():
+            f.unlink()
+        self.dir.rmdir()
+        for _ in range(2):
+            for i in range(3):
+                self.ask(s, i)
+        s.wait_log("nothing is written there any more")
+        self.assertEqual(s.log_text().count("nothing is written"), 1)
+        self.assertEqual(s.stop(), 0)
+
+    def test_killed_at_any_moment(self):
+        n = int(os.environ.get("FACET_KILLS", 200 if FULL else 8))
+        want = None
+        for k in range(n):
+            s = self.serve("--cache-ram", "0", "--snapshots", "1")
+            if want is None:
+                plain = Server("-c", "2048")
+                want = [self.ask(plain, i)["choices"][0]["text"] for i in range(3)]
+                plain.stop()
+            stop = threading.Event()
+
+            def work():
+                rng = random.Random(k)
+                while not stop.is_set():
+                    try:
+                        self.ask(s, rng.randrange(3), more=[rng.randrange(300, 2000) for _ in range(rng.randrange(1, 60))])
+                    except (OSError, AssertionError, ValueError):
+                        return
+
+            t = threading.Thread(target=work)
+            t.start()
+            time.sleep(self.rng.uniform(.05, .6))
+            if k % 4 == 3:  # while everything is written
+                s.process.send_signal(signal.SIGTERM)
+                time.sleep(self.rng.uniform(0, .1))
+            s.process.kill()
+            s.process.wait()
+            stop.set()
+            t.join()
+            s.process.stdout.close()
+            s.log.close()
+        s = self.serve()
+        self.assertEqual(list(self.dir.glob("*.part")), [])
+        hits = 0
+        for i in range(3):
+            a = self.ask(s, i)
+            self.assertEqual(a["choices"][0]["text"], want[i])
+            hits += details(a)["hit_tokens"] > 0
+        self.assertNotIn("deleted", s.log_text())
+        s.stop()
+        print(f"killed {n} times while it wrote; {len(list(self.dir.glob('*.facet-session')))} files, all whole, {hits} of 3 prompts from them")
+
+    def test_why_it_is_computed_again(self):
+        s = self.serve()
+        talk = [{"role": "system", "content": "Answer briefly."}, {"role": "user", "content": "Write a list of five names, please."}]
+        first = s.chat(talk, max_tokens=30)
+        self.assertEqual(details(first)["miss_reason"], "nothing that is known begins like this prompt")
+        answer = first["choices"][0]["message"]["content"]
+        more = talk + [{"role": "assistant", "content": answer}, {"role": "user", "content": "And now five more."}]
+        again = details(s.chat(more, max_tokens=4))  # the template leaves the empty thought of an older answer out
+        self.assertEqual(again["source"], "gpu")
+        self.assertRegex(again["miss_reason"], r"^turn 2 \(model\): ")
+        changed = [talk[0], {"role": "user", "content": "Write a list of five towns, please."}]
+        reason = details(s.chat(changed, max_tokens=4))
+        self.assertRegex(reason["miss_reason"], r"^turn 1 \(user\): token \d+, \".*town.*\", differs")
+        self.assertGreater(reason["miss_at"], 5)
+        off = s.chat(talk, max_tokens=4, cache_prompt=False)
+        self.assertIn("cache_prompt", details(off)["miss_reason"])
+        s.stop()
+
+
+class Slots(unittest.TestCase):
+    def test_save_erase_restore(self):
+        rng = random.Random(4)
+        prompt = [rng.randrange(300, 2000) for _ in range(500)]
+        with tempfile.TemporaryDirectory() as folder:
+            s = Server("--parallel", "1", "--slot-save-path", folder)
+            cold = s.completion(prompt, max_tokens=8)
+            slots = s.request("GET", "/slots")[2]
+            held = max(slots, key=lambda x: x["n_computed"])
+            self.assertGreaterEqual(held["n_computed"], 500)
+            self.assertFalse(held["is_processing"])
+            path = f"/slots/{held['id']}"
+            status, _, saved = s.request("POST", path + "?action=save", {"filename": "talk.bin"})
+            self.assertEqual((status, saved["n_saved"]), (200, held["n_computed"]), saved)
+            file = pathlib.Path(folder) / "talk.bin"
+            self.assertEqual(file.stat().st_size, saved["n_written"])
+            for x in slots:
+                self.assertEqual(s.request("POST", f"/slots/{x['id']}?action=erase")[0], 200)
+            self.assertEqual(details(s.completion(prompt, max_tokens=8, cache_salt="x"))["hit_tokens"], 0)
+            status, _, back = s.request("POST", path + "?action=restore", {"filename": "talk.bin"})
+            self.assertEqual((status, back["n_restored"], back["n_read"]), (200, saved["n_saved"], saved["n_written"]), back)
+            warm = s.completion(prompt, max_tokens=8)
+            self.assertEqual(warm["choices"][0]["text"], cold["choices"][0]["text"])
+            self.assertGreaterEqual(details(warm)["hit_tokens"], 499)
+            # What is refused, and loses nothing.
+            damaged = bytearray(file.read_bytes())
+            damaged[len(damaged) // 2] ^= 1
+            (pathlib.Path(folder) / "damaged.bin").write_bytes(damaged)
+            for where, body, want in ((path + "?action=restore", {"filename": "damaged.bin"}, "checksum"),
+                                      (path + "?action=restore", {"filename": "none.bin"}, "cannot open"),
+                                      (path + "?action=restore", {"filename": "../talk.bin"}, "filename"),
+                                      (path + "?action=save", {"filename": ".."}, "filename"),
+                                      (path + "?action=save", {}, "filename"),
+                                      (path + "?action=fly", {"filename": "a"}, "action"),
+                                      ("/slots/99?action=erase", None, "slot"),
+                                      ("/slots/x?action=erase", None, "number")):
+                status, _, error = s.request("POST", where, body)
+                self.assertEqual(status, 400, error)
+                self.assertIn(want, error["error"]["message"])
+            self.assertEqual(s.request("POST", "/slots")[0], 405)
+            self.assertGreaterEqual(details(s.completion(prompt, max_tokens=8))["hit_tokens"], 499)
+            s.stop()
+            plain = Server("--parallel", "1")
+            self.assertEqual(plain.request("POST", "/slots/0?action=save", {"filename": "a"})[0], 501)
+            plain.stop()
 
 
 if __name__ == "__main__":

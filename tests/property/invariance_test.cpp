@@ -224,13 +224,13 @@ TYPED_TEST(Property, PartsAreAllThereIs) {
     KvCache& c = h.cache();
     std::vector<std::byte> saved;
     const KvState state = c.state(0);
-    for (const KvCache::Part& part : c.parts(0)) saved.insert(saved.end(), part.at, part.at + part.bytes);
+    for (const KvCache::Part& part : c.parts(0)) saved.insert(saved.end(), part.at, part.at + part.bytes());
     c.release(0);
     must(c.restore(2, state));
     size_t at = 0;
     for (const KvCache::Part& part : c.parts(2)) {
-      std::memcpy(part.at, saved.data() + at, size_t(part.bytes));
-      at += size_t(part.bytes);
+      std::memcpy(part.at, saved.data() + at, size_t(part.bytes()));
+      at += size_t(part.bytes());
     }
     EXPECT_EQ(at, saved.size());
     EXPECT_TRUE(bitwise_equal(h.more_logits(std::span(ids).subspan(size_t(n)), {6}, 2),

@@ -1,0 +1,97 @@
+#pragma once
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/files.h"
+#include "base/worker.h"
+#include "engine/host_tier.h"
+
+namespace facet {
+
+// A file that is being read, or was.
+struct DiskRead {
+  std::atomic<bool> done = false;
+  ImagePtr image = {};  // when it is done; null: the file was damaged, or gone
+};
+
+// Sessions in files of a folder, one each, up to a number of bytes; what was used least recently goes. One process at a
+// time has the folder. A thread writes and another reads: whoever asks never waits for the disk.
+//
+// At the beginning headers alone are read. Files of other models and options stay until there is no room for them;
+// what is damaged is deleted, with a line that says so; files that are not ours are left alone, whatever their name.
+// Where nothing can be written any more, nothing is, and a line says why.
+class DiskTier {
+ public:
+  struct Config {
+    std::string folder = {};
+    int64_t most = 0;          // bytes of files
+    int64_t most_waiting = 0;  // bytes of images that wait to be written; more are dropped
+    SessionHeader::Fingerprint whose = {};
+    std::function<void(const std::string&)> noted = {};  // any thread
+  };
+  // Null: another process has the folder.
+  static Result<std::unique_ptr<DiskTier>> open(Config c);
+  ~DiskTier();  // when everything is written
+
+  // Writes an image, unless one of the same tokens is there. wait: until the ones before are written, instead of
+  // dropping it when too many wait.
+  void put(const ImagePtr& image, bool wait = false);
+
+  struct Found {
+    std::string name = {};  // of the file; empty: none of more than `least` tokens
+    int len = 0;            // tokens that it saves
+    int64_t bytes = 0;
+  };
+  // As HostTier::find.
+  Found find(std::span<const int32_t> tokens, const std::string& salt, int least, const Reaches& reaches);
+  std::shared_ptr<DiskRead> read(const std::string& name);
+  void finish_reads();  // waits for all that were asked for
+  void finish_writes();
+  void look_for(Nearest& nearest, std::span<const int32_t> tokens, const std::string& salt) const;
+
+  struct Counts {
+    int64_t bytes = 0, entries = 0, evictions = 0, errors = 0, dropped = 0;
+  };
+  Counts counts() const;
+  int64_t most() const { return c_.most; }
+
+ private:
+  struct Entry {
+    std::string name = {};
+    int64_t bytes = 0;
+    bool ours = false;  // of this model and these options; else it only takes room
+    std::string salt = {};
+    std::vector<int32_t> tokens = {};
+    std::vector<KvState> states = {};
+  };
+  explicit DiskTier(Config c) : c_(std::move(c)) {}
+  std::string path(const std::string& name) const { return c_.folder + "/" + name; }
+  std::string name_of(const SessionImage& image) const;
+  void note(const std::string& text);
+  void index();
+  void index(const std::string& name, std::vector<std::pair<int64_t, Entry>>& found);
+  void write(const ImagePtr& image, int64_t bytes);
+  void make_room(int64_t bytes);  // with the lock
+  bool holds(const std::string& name) const;
+  void forget(const std::string& name);
+
+  Config c_;
+  FolderLock lock_;
+  mutable std::mutex mutex_;
+  std::list<Entry> entries_;  // most recently used first
+  std::vector<std::string> queued_;
+  int64_t bytes_ = 0, waiting_ = 0;
+  Counts counts_;
+  bool off_ = false;        // nothing is written any more
+  Worker reader_, writer_;  // last: they use the others
+};
+
+}  // namespace facet

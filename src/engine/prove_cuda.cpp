@@ -1,0 +1,20 @@
+#include "cache/cuda_kv_cache.h"
+#include "engine/engine_cuda.h"
+#include "engine/prove.h"
+#include "engine/prove_impl.h"
+
+namespace facet {
+
+Result<MemoryProof> prove_cuda_plan(LoadedModel model, const EngineConfig& c) {
+  const auto first = Cuda::free_memory(c.gpu);  // makes the context, which is in no plan
+  if (!first) return first.error();
+  const auto use = [gpu = c.gpu] {
+    const auto free = Cuda::free_memory(gpu);
+    return free ? -*free : int64_t(0);
+  };
+  auto proof = prove_on<Cuda>(std::move(model), c, 0, use, c.gpu);
+  if (proof) proof->slack = kDriverBytes;
+  return proof;
+}
+
+}  // namespace facet
