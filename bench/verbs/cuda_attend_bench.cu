@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "backend/cuda/kernels/attend.h"
+#include "backend/cuda/kernels/attend/fragments.cuh"
 #include "backend/cuda/kernels/common/launch.cuh"
 #include "backend/cuda/kernels/kv_move.h"
 #include "cuda_bench.h"
@@ -39,6 +40,20 @@ __global__ void read_kernel(const uint4* p, size_t n, uint4* out) {
       sum.x ^= v.x, sum.y ^= v.y, sum.z ^= v.z, sum.w ^= v.w;
     }
   if ((sum.x ^ sum.y ^ sum.z ^ sum.w) == 0x12345u) *out = sum;
+}
+
+// What mma.sync alone reaches: eight independent sums a warp, operands in registers.
+__global__ void __launch_bounds__(256, 2) mma_kernel(int n, float* out) {
+  float sum[8][4] = {};
+  const uint32_t seed = 0x3C003C00u + (threadIdx.x & 15);
+  uint32_t a[4] = {seed, seed ^ 1, seed ^ 2, seed ^ 3};
+  for (int i = 0; i < n; ++i)
+#pragma unroll
+    for (int j = 0; j < 8; ++j) cuda::mma_f16(sum[j], a, seed ^ uint32_t(j), seed);
+  float all = 0;
+  for (auto& s : sum)
+    for (const float v : s) all += v;
+  if (all == 0.5f) *out = all;
 }
 
 struct Steps {
@@ -82,7 +97,7 @@ struct Bench {
   std::string only, except;
   double read_gbs = 0;
   std::byte *arena = nullptr, *scratch = nullptr;
-  size_t arena_bytes = size_t(6) << 30, scratch_bytes = 0;
+  size_t arena_bytes = size_t(8) << 30, scratch_bytes = 0;
   float *q = nullptr, *o = nullptr;
   __nv_bfloat16* o_bf = nullptr;
 
@@ -90,10 +105,10 @@ struct Bench {
     FACET_CUDA_CHECK(cudaStreamCreate(&stream));
     arena = bench::allocate<std::byte>(arena_bytes);
     BackendLimits l;
-    l.max_tok = 4096, l.max_rows = 262'144;
+    l.max_tok = 8192, l.max_rows = 262'144;
     scratch_bytes = cuda::attend_scratch_bytes(l, 32, 512);
     scratch = bench::allocate<std::byte>(scratch_bytes);
-    const size_t n = size_t(4096) * 32 * 512;
+    const size_t n = size_t(8192) * 32 * 512;
     q = bench::allocate<float>(n), o = bench::allocate<float>(n);
     o_bf = bench::allocate<__nv_bfloat16>(n);
     std::vector<float> h(1 << 20);
@@ -110,6 +125,12 @@ struct Bench {
     });
     read_gbs = double(bytes) / us * 1e-3;
     std::printf("{\"name\": \"read\", \"us\": %.2f, \"GB/s\": %.0f}\n", us, read_gbs);
+    constexpr int kSteps = 8192;
+    const int blocks = cuda::device().n_sm * 2;
+    const double mma_us = bench::time_us(
+        stream, 2, [&](int) { mma_kernel<<<blocks, 256, 0, stream>>>(kSteps, reinterpret_cast<float*>(out)); });
+    std::printf("{\"name\": \"mma.sync f16\", \"us\": %.2f, \"TFLOP/s\": %.1f}\n", mma_us,
+                double(blocks) * 8 * kSteps * 8 * 4096 / mma_us * 1e-6);
   }
 
   bool wanted(const std::string& name) const {
@@ -328,6 +349,8 @@ int main(int argc, char** argv) {
     b.attend(k31, true, p.k, p.v, 28'672, 1, 4096);
     b.attend(k26, false, p.k, p.v, 28'672, 1, 4096);
     b.attend(k26, true, p.k, p.v, 28'672, 1, 4096);
+    b.attend(k31, true, p.k, p.v, 122'880, 1, 8192);
+    b.attend(k31, false, p.k, p.v, 122'880, 1, 8192);
   }
   for (const KvType t : {kF16, kQ8_0, kQ4_0, kTQ3_0})
     for (const int n : {1, 16, 4096}) b.append(k31, false, t, n), b.append(k31, true, t, n);

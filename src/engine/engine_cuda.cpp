@@ -20,6 +20,15 @@ Status cuda_accepts(int gpu, const std::string& path, std::span<const TensorView
   return Cuda::accepts(path, tensors, n_expert_used, Cuda::most_cols(*d, false), Cuda::most_cols(*d, true));
 }
 
+Status cuda_accepts_kv(const ModelCfg& m, KvType k, KvType v) {
+  const bool wide = std::any_of(m.layer.begin(), m.layer.end(), [](const LayerCfg& l) { return l.head_dim >= 256; });
+  if (!wide || cuda::attend_takes(k, v)) return Ok{};
+  return Error{"--kv-k, --kv-v",
+               fmt::format("expected equal types, or q8_0 with q4_0 or tq3_0 on a GPU, found {} with {}",
+                           kv_type_name(k), kv_type_name(v)),
+               "set both options, or use --backend cpu"};
+}
+
 int64_t cuda_weight_bytes(std::span<const TensorView> tensors) {
   int64_t n = 0;
   for (const TensorView& t : tensors) n += Cuda::weight_bytes(t);

@@ -245,6 +245,10 @@ Result<EngineConfig> resolve_config(const GgufFile& file, const ModelCfg& m, Eng
   if (c.n_threads <= 0) c.n_threads = physical_cores();
   const KvType usual = c.backend == "ref" ? KvType::kF32 : KvType::kF16;
   c.kv_k = c.kv_k.value_or(usual), c.kv_v = c.kv_v.value_or(usual);
+#if FACET_CUDA
+  if (c.backend == "cuda")
+    if (auto ok = cuda_accepts_kv(m, *c.kv_k, *c.kv_v); !ok) return ok.error();
+#endif
   if (c.max_out <= 0) c.max_out = c.max_seq * (c.draft.files.empty() ? 1 : 1 + c.draft.rows());
   const bool choose = c.n_ctx <= 0, choose_chunk = c.chunk <= 0;
   if (choose) c.n_ctx = m.n_ctx_train;

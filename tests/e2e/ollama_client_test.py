@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
 """Ollama's Python client against `facet serve`: ollama_client_test.py PROGRAM. Skipped without the package."""
+import json
 import pathlib
 import subprocess
 import sys
@@ -35,8 +36,10 @@ def check(client):
     assert m.tool_calls[0].function.name == "get_time" and m.tool_calls[0].function.arguments == {"city": "Paris"}, m
     talk += [m, {"role": "tool", "tool_name": "get_time", "content": "14:35"}]
     assert "14:35" in client.chat(model, talk, tools=[TOOL], options=cold).message.content
+    city = {"type": "object", "properties": {"city": {"enum": ["Paris", "Rome"]}}, "required": ["city"]}
+    assert json.loads(client.chat(model, hello, format=city, options=cold).message.content)["city"] in ("Paris", "Rome")
     try:
-        client.chat(model, hello, format="json")
+        client.chat(model, hello, format={"type": "nonsense"})
     except ollama.ResponseError as e:
         assert e.status_code == 400 and e.error, e
     else:

@@ -46,6 +46,10 @@ struct HeadsLeft {
 };
 void run_heads(cudaStream_t, const KvLayer&, Mat q, const Step&, const HeadsLeft&);
 
+// Pairs of K and V types that every head width has kernels for; heads below 256 take any.
+constexpr bool attend_takes(KvType k, KvType v) {
+  return k == v || (k == KvType::kQ8_0 && (v == KvType::kQ4_0 || v == KvType::kTQ3_0));
+}
 // o [T, Hq * E], o.bf too when it is set. Tokens [0, n_small) of the step take kernels whose bits depend on the row
 // alone; the others may take prefill kernels. With `left`, q, k and v are the projections' and undefined afterwards.
 // True: o.image was written, too.

@@ -113,7 +113,7 @@ bool attend(cudaStream_t stream, Mat o, Mat q, const KvLayer& kv, const Step& s,
                  .causal_block = spec.causal_block,
                  .n_path = s.shape.n_path};
   const AttendDecode decode = attend_decode_of(kv.k_type, kv.v_type);
-  CHECK(decode || E < 256 || (kv.k_type == KvType::kF32 && kv.v_type == KvType::kF32),
+  CHECK(E < 256 || attend_takes(kv.k_type, kv.v_type),
         "K and V of equal types, or K in q8_0 and V in q4_0 or tq3_0; not", kv_type_name(kv.k_type),
         kv_type_name(kv.v_type));
   const bool fast = decode && E >= 256;

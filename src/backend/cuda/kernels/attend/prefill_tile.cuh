@@ -1,0 +1,333 @@
+#pragma once
+#include "backend/cuda/kernels/attend/fragments.cuh"
+#include "backend/cuda/kernels/attend/params.cuh"
+#include "backend/cuda/kernels/common/hadamard.cuh"
+#include "backend/cuda/kernels/common/launch.cuh"
+
+// What the two prefill kernels of attend share (prefill.cuh: wgmma, prefill_mma.cuh: mma.sync): how a tile of query
+// rows finds its sequence, what it sees, how rows of the cache become f16 in shared memory, and how query rows enter
+// and leave. Blocks have kPrefillThreads threads.
+namespace facet::cuda {
+
+constexpr int kPrefillThreads = 256;
+
+// Byte `byte` of row `row` of an f16 tile of `rows` rows: panels of 128 bytes a row with the swizzle of wgmma, which
+// also keeps ldmatrix free of bank conflicts.
+__device__ __forceinline__ int tile_at(int rows, int row, int byte) {
+  return byte / 128 * rows * 128 + row * 128 + (byte % 128 ^ (row % 8) * 16);
+}
+
+// Place of value d in an expanded row; four adjacent values have adjacent places.
+template <KvType T>
+__device__ __forceinline__ int place_of(int d) {
+  if (T == KvType::kQ8_0) return q8_at(d);
+  if (T == KvType::kQ4_0) return d / 64 * 64 + d % 32 / 4 * 8 + d % 64 / 32 * 4 + d % 4;
+  return d;
+}
+
+__device__ __forceinline__ void ldmatrix4(uint32_t (&r)[4], const void* p) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(uint32_t(__cvta_generic_to_shared(p))));
+}
+__device__ __forceinline__ void ldmatrix4_transposed(uint32_t (&r)[4], const void* p) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(uint32_t(__cvta_generic_to_shared(p))));
+}
+
+// Planar rows (as they lie in the cache, one after another) to f16 rows.
+template <KvType T, int E, int kKeys>
+__device__ __forceinline__ void expand_rows(char* to, const char* raw) {
+  constexpr int kRow = planar_bytes(T, E), kCodes = planar_code_bytes(T, E);
+  const int tid = threadIdx.x;
+  auto scaled = [](uint32_t v, uint32_t d) { return expand::mul2(v, d); };
+  auto twice = [](uint32_t pair, int hi) { return __byte_perm(pair, pair, hi ? 0x3232 : 0x1010); };
+  if constexpr (T == KvType::kQ8_0) {
+    for (int i = tid; i < kKeys * E / 16; i += 256) {
+      const int row = i / (E / 16), chunk = i % (E / 16);
+      const uint4 u = *reinterpret_cast<const uint4*>(raw + row * kRow + chunk * 16);
+      const uint32_t pair = *reinterpret_cast<const uint32_t*>(raw + row * kRow + kCodes + chunk / 4 * 4);
+      const uint32_t d0 = twice(pair, 0), d1 = twice(pair, 1);
+      *reinterpret_cast<uint4*>(to + tile_at(kKeys, row, chunk * 32)) =
+          make_uint4(scaled(expand::bytes_lo(u.x), d0), scaled(expand::bytes_hi(u.x), d0),
+                     scaled(expand::bytes_lo(u.y), d1), scaled(expand::bytes_hi(u.y), d1));
+      *reinterpret_cast<uint4*>(to + tile_at(kKeys, row, chunk * 32 + 16)) =
+          make_uint4(scaled(expand::bytes_lo(u.z), d0), scaled(expand::bytes_hi(u.z), d0),
+                     scaled(expand::bytes_lo(u.w), d1), scaled(expand::bytes_hi(u.w), d1));
+    }
+  } else if constexpr (T == KvType::kQ4_0) {
+    for (int i = tid; i < kKeys * E / 8; i += 256) {
+      const int row = i / (E / 8), w = i % (E / 8);
+      const uint32_t u = *reinterpret_cast<const uint32_t*>(raw + row * kRow + w * 4);
+      const uint32_t pair = *reinterpret_cast<const uint32_t*>(raw + row * kRow + kCodes + w / 8 * 4);
+      const uint32_t d0 = twice(pair, 0), d1 = twice(pair, 1);
+      *reinterpret_cast<uint4*>(to + tile_at(kKeys, row, w * 16)) =
+          make_uint4(scaled(expand::nibbles_lo(u), d0), scaled(expand::nibbles_hi(u), d0),
+                     scaled(expand::nibbles_lo(u >> 8), d1), scaled(expand::nibbles_hi(u >> 8), d1));
+    }
+  } else if constexpr (T == KvType::kTQ3_0) {
+    for (int i = tid; i < kKeys * E / 32; i += 256) {
+      const int row = i / (E / 32), unit = i % (E / 32);
+      const char* at = raw + row * kRow + unit * 12;
+      const uint2 pairs = *reinterpret_cast<const uint2*>(raw + row * kRow + kCodes + unit / 8 * 16);
+      const uint32_t later = *reinterpret_cast<const uint32_t*>(raw + row * kRow + kCodes + unit / 8 * 16 + 8);
+#pragma unroll
+      for (int set = 0; set < 4; ++set) {
+        const uint32_t s = expand::index_set(at, set);
+        const uint32_t d = scaled(twice(set < 2 ? pairs.x : later, 0), 0x30003000);  // an eighth
+        uint4 v;
+        expand::indices(s, v.x, v.y);
+        expand::indices(s >> 16, v.z, v.w);
+        *reinterpret_cast<uint4*>(to + tile_at(kKeys, row, (unit / 8 * 256 + set * 64 + unit % 8 * 8) * 2)) =
+            make_uint4(scaled(v.x, d), scaled(v.y, d), scaled(v.z, d), scaled(v.w, d));
+      }
+    }
+  }
+}
+
+// A tile's place in the step: tokens [rows.j0, rows.j1) of sequence seq.
+struct PrefillTile {
+  int seq;       // -1: no tokens are left for this block
+  SeqRows rows;  // of the sequence, as this tile sees it
+  bool plain;    // the usual chunk: a token's position is its row, and what it sees is a range of rows
+  int lo, hi;    // the tile sees no row outside of [lo, hi)
+};
+
+// The tile of this block, for tiles of n_tok tokens; the last tokens start first. Every lane of a warp calls it.
+__device__ __forceinline__ PrefillTile find_prefill_tile(const AttendParams& p, int n_tok) {
+  const int lane = threadIdx.x % 32;
+  PrefillTile t{.seq = -1};
+  // Tiles are numbered through the sequences, 32 of them at a time.
+  int tile = int(gridDim.x) - 1 - int(blockIdx.x);
+  for (int s0 = 0; s0 < p.step.shape.n_seq && t.seq < 0; s0 += 32) {
+    int n = 0;
+    if (s0 + lane < p.step.shape.n_seq && p.step.q_begin[s0 + lane] >= p.t_begin)
+      n = (p.step.q_begin[s0 + lane + 1] - p.step.q_begin[s0 + lane] + n_tok - 1) / n_tok;
+    int until = n;
+#pragma unroll
+    for (int m = 1; m < 32; m *= 2) {
+      const int before = __shfl_up_sync(~0u, until, m);
+      if (lane >= m) until += before;
+    }
+    const uint32_t past = __ballot_sync(~0u, until > tile);
+    if (past) {
+      const int l = __ffs(past) - 1;
+      t.seq = s0 + l;
+      tile -= __shfl_sync(~0u, until - n, l);
+    } else {
+      tile -= __shfl_sync(~0u, until, 31);
+    }
+  }
+  if (t.seq < 0) return t;
+  SeqRows& s = t.rows;
+  s.begin = p.step.q_begin[t.seq];
+  s.n = p.step.q_begin[t.seq + 1] - s.begin;
+  s.len = p.step.kv_len[t.seq];
+  s.mask = p.step.mask[t.seq];
+  s.in_step = s.mask == Mask::kPast ? 0 : s.n;
+  s.j0 = tile * n_tok, s.j1 = min(s.n, s.j0 + n_tok);
+  int least = INT_MAX;
+  s.most_pos = 0;
+  for (int j = s.j0; j < s.j1; j += 32) {
+    const int pos = p.step.pos[s.begin + min(j + lane, s.j1 - 1)];
+    least = min(least, pos), s.most_pos = max(s.most_pos, pos);
+  }
+  for (int m = 16; m > 0; m /= 2) {
+    least = min(least, __shfl_xor_sync(~0u, least, m));
+    s.most_pos = max(s.most_pos, __shfl_xor_sync(~0u, s.most_pos, m));
+  }
+  t.plain = s.mask == Mask::kCausal && p.step.pos[s.begin] == s.len;
+  s.first = p.window > 0 ? max(0, t.plain ? least - p.window + 1 : min(s.len, least - p.window + 1)) : 0;
+  t.lo = s.first, t.hi = s.len + (t.plain ? s.j1 : s.in_step);
+  return t;
+}
+
+// Zeros for the rows after the last sequence; called by the one block that has the number after the last tile.
+__device__ __forceinline__ void clear_prefill_padding(const AttendParams& p, int head, int E) {
+  for (int t = max(p.t_begin, p.step.q_begin[p.step.shape.n_seq]); t < p.t_end; ++t)
+    for (int i = threadIdx.x; i < p.group * E; i += kPrefillThreads) {
+      p.o[t * p.o_stride + head * p.group * E + i] = 0;
+      if (p.o_bf) p.o_bf[t * p.o_bf_stride + head * p.group * E + i] = __float2bfloat16(0.f);
+    }
+}
+
+// Query rows of the tile in f16, in the places of K's values, as a tile of kRows rows at `shared`.
+template <KvType K, int E, int kRows>
+__device__ __forceinline__ void load_queries(char* shared, const AttendParams& p, const SeqRows& s, int head) {
+  constexpr int kPerLane = E / 32;
+  const int lane = threadIdx.x % 32;
+  for (int r = threadIdx.x / 32; r < kRows; r += kPrefillThreads / 32) {
+    const int j = s.j0 + r / p.group;
+    float x[kPerLane] = {};
+    if (j < s.j1) {
+      const float4* from = reinterpret_cast<const float4*>(p.q + (s.begin + j) * p.q_stride +
+                                                           (head * p.group + r % p.group) * E + lane * kPerLane);
+#pragma unroll
+      for (int i = 0; i < kPerLane / 4; ++i) {
+        const float4 f = from[i];
+        x[4 * i] = f.x, x[4 * i + 1] = f.y, x[4 * i + 2] = f.z, x[4 * i + 3] = f.w;
+      }
+      if (planar_scaled(K)) warp_rotate<kPerLane>(x, lane, false);
+    }
+#pragma unroll
+    for (int i = 0; i < kPerLane; i += 4) {
+      const __half2 a = __floats2half2_rn(x[i], x[i + 1]), b = __floats2half2_rn(x[i + 2], x[i + 3]);
+      *reinterpret_cast<uint2*>(shared + tile_at(kRows, r, place_of<K>(lane * kPerLane + i) * 2)) =
+          make_uint2(*reinterpret_cast<const uint32_t*>(&a), *reinterpret_cast<const uint32_t*>(&b));
+    }
+  }
+}
+
+// One finished row of a warp, E f32 in the places of V's values at `row`: in order, rotated back, to o and o_bf.
+template <KvType V, int E>
+__device__ __forceinline__ void store_output(const char* row, const AttendParams& p, int token, int q_head) {
+  constexpr int kPerLane = E / 32;
+  const int lane = threadIdx.x % 32;
+  float x[kPerLane];
+#pragma unroll
+  for (int i = 0; i < kPerLane; i += 4) {
+    const float4 f = *reinterpret_cast<const float4*>(row + place_of<V>(lane * kPerLane + i) * 4);
+    x[i] = f.x, x[i + 1] = f.y, x[i + 2] = f.z, x[i + 3] = f.w;
+  }
+  if (planar_scaled(V)) warp_rotate<kPerLane>(x, lane, true);
+  const int64_t col = int64_t(q_head) * E + lane * kPerLane;
+#pragma unroll
+  for (int i = 0; i < kPerLane; i += 4) {
+    *reinterpret_cast<float4*>(p.o + token * p.o_stride + col + i) = make_float4(x[i], x[i + 1], x[i + 2], x[i + 3]);
+    if (p.o_bf) {
+      __nv_bfloat162* to = reinterpret_cast<__nv_bfloat162*>(p.o_bf + token * p.o_bf_stride + col + i);
+      to[0] = __floats2bfloat162_rn(x[i], x[i + 1]), to[1] = __floats2bfloat162_rn(x[i + 2], x[i + 3]);
+    }
+  }
+}
+
+// The two query rows of a lane in a warp's 16, g and g + 8 (lane 4 g + c), as online softmax goes along.
+struct PrefillLane {
+  int token[2];          // of the sequence; -1: no row of the tile
+  float top[2], sum[2];  // largest score so far (times log2 e), sum of probabilities (times 64)
+
+  __device__ PrefillLane(const SeqRows& s, int group, int strip) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      token[h] = s.j0 + (strip + int(threadIdx.x) % 32 / 4 + 8 * h) / group;
+      if (token[h] >= s.j1) token[h] = -1;
+      top[h] = -INFINITY, sum[h] = 0;
+    }
+  }
+};
+
+// Scales the scores of the keys at rows row0.. (as products leave them: keys 8 n + 2 c + e % 2, query row g + 8 (e /
+// 2)), hides what the rows do not see unless `whole`, and finds the largest of each row.
+template <int kTiles>
+__device__ __forceinline__ void mask_scores(float (&score)[kTiles][4], float (&most)[2], const AttendParams& p,
+                                            const PrefillTile& t, const PrefillLane& lane, int row0, float scale,
+                                            bool whole) {
+  const SeqRows& s = t.rows;
+  int pos[2] = {};
+  uint64_t ancestor[2] = {};
+  if (!whole && !t.plain)
+#pragma unroll
+    for (int h = 0; h < 2; ++h)
+      if (lane.token[h] >= 0) {
+        pos[h] = p.step.pos[s.begin + lane.token[h]];
+        if (s.mask == Mask::kTree) ancestor[h] = p.step.ancestor[s.begin + lane.token[h]];
+      }
+  most[0] = most[1] = -INFINITY;
+#pragma unroll
+  for (int n = 0; n < kTiles; ++n)
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      const int h = e / 2;
+      score[n][e] *= scale;
+      if (!whole) {
+        const int row = row0 + 8 * n + 2 * (int(threadIdx.x) % 4) + e % 2, token = lane.token[h];
+        bool seen = row >= t.lo && row < t.hi && token >= 0;
+        if (seen)
+          seen = t.plain ? row <= s.len + token && (p.window == 0 || s.len + token - row < p.window)
+                         : sees_row(p, s, token, pos[h], ancestor[h], row);
+        if (!seen) score[n][e] = -INFINITY;
+      }
+      most[h] = fmaxf(most[h], score[n][e]);
+    }
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    most[h] = fmaxf(most[h], __shfl_xor_sync(~0u, most[h], 1));
+    most[h] = fmaxf(most[h], __shfl_xor_sync(~0u, most[h], 2));
+  }
+}
+// Whether every query row of a warp, the first of token `first`, sees all of the tile's rows [row0, row0 + n_key).
+__device__ __forceinline__ bool sees_whole_tile(const AttendParams& p, const PrefillTile& t, int first, int row0,
+                                                int n_key) {
+  const SeqRows& s = t.rows;
+  const int last = row0 + n_key - 1;
+  return row0 >= t.lo && last < t.hi && (p.window == 0 || s.most_pos - row0 < p.window) &&
+         (t.plain ? last <= s.len + first : last < s.len);
+}
+
+// Scores become probabilities in f16 (as pairs: the A operand of the next product), with the rows' new maxima.
+// alpha: what sums so far are to be multiplied by; true: some of it is not 1. Probabilities are times 64: small ones
+// keep their precision in f16.
+template <int kTiles>
+__device__ __forceinline__ bool softmax_scores(const float (&score)[kTiles][4], const float (&most)[2],
+                                               PrefillLane& lane, uint32_t (&prob)[kTiles][2], float (&alpha)[2]) {
+  float base[2];
+  bool moved = false;
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const float next = fmaxf(lane.top[h], most[h]);
+    moved |= next != lane.top[h];
+    base[h] = (next == -INFINITY ? 0.f : next) - 6.f;
+    alpha[h] = exp2_approx(lane.top[h] - (base[h] + 6.f));
+    lane.top[h] = next;
+    lane.sum[h] *= alpha[h];
+  }
+#pragma unroll
+  for (int n = 0; n < kTiles; ++n)
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const __half2 v =
+          __floats2half2_rn(exp2_approx(score[n][2 * h] - base[h]), exp2_approx(score[n][2 * h + 1] - base[h]));
+      const float2 f = __half22float2(v);
+      lane.sum[h] += f.x + f.y;
+      prob[n][h] = *reinterpret_cast<const uint32_t*>(&v);
+    }
+  return __any_sync(~0u, moved);
+}
+template <int kTiles>
+__device__ __forceinline__ void scale_rows(float (&out)[kTiles][4], const float (&by)[2]) {
+#pragma unroll
+  for (int n = 0; n < kTiles; ++n) out[n][0] *= by[0], out[n][1] *= by[0], out[n][2] *= by[1], out[n][3] *= by[1];
+}
+
+inline dim3 prefill_grid(const AttendParams& p, int rows) {
+  const int n_tok = p.t_end - p.t_begin;
+  return dim3(unsigned(n_tok / (rows / p.group) + std::min(p.step.shape.n_seq, n_tok) + 1), unsigned(p.kv.n_head));
+}
+
+// Where rows of one sequence and K/V head lie: ring or full rows, or the staging area.
+template <KvType K, KvType V, int E>
+struct PrefillSource {
+  const char *k_rows, *v_rows, *k_stage, *v_stage;
+  bool staged;
+  PrefillSource() = default;
+  __device__ PrefillSource(const AttendParams& p, const PrefillTile& t, int head)
+      : k_rows(reinterpret_cast<const char*>(p.kv.k + p.step.slot[t.seq] * p.kv.k_slot) + head * planar_bytes(K, E)),
+        v_rows(reinterpret_cast<const char*>(p.kv.v + p.step.slot[t.seq] * p.kv.v_slot) + head * planar_bytes(V, E)),
+        k_stage(reinterpret_cast<const char*>(p.kv.k_stage) + head * planar_bytes(K, E)),
+        v_stage(reinterpret_cast<const char*>(p.kv.v_stage) + head * planar_bytes(V, E)),
+        staged(kv_staged(p.kv, t.rows.n)) {}
+  struct At {
+    const char *k, *v;
+    bool there;  // false: a row that the tile does not see, read as zeros
+  };
+  __device__ At at(const AttendParams& p, const PrefillTile& t, int row) const {
+    const bool there = row >= t.lo && row < t.hi, in_stage = staged && row >= t.rows.len;
+    int64_t i = 0;
+    if (there)
+      i = in_stage ? t.rows.begin + row - t.rows.len : p.kv.window > 0 ? int(unsigned(row) % unsigned(p.kv.cap)) : row;
+    return {(in_stage ? k_stage : k_rows) + i * p.kv.k_row, (in_stage ? v_stage : v_rows) + i * p.kv.v_row, there};
+  }
+};
+
+}  // namespace facet::cuda
