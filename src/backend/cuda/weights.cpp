@@ -53,14 +53,13 @@ cuda::TiledMatrix tiles_of(const TensorView& t, Cuda::Fine which = Cuda::Fine::k
 
 // By elements: in files of K-quants of few bits other types fill in where columns do not divide.
 Cuda::Fine Cuda::fineness(std::span<const TensorView> tensors) {
-  auto is_precise = [](cuda::Tile t) { return t >= cuda::Tile::kQ6_K && t <= cuda::Tile::kQ8_0; };
   bool by_layer = false;
   int64_t fine = 0, all = 0;
   for (const TensorView& t : tensors) {
     by_layer |= t.name.starts_with("per_layer_token_embd");
     if (t.n_dims < 2 || is_router(t) || t.name.starts_with("token_embd") || t.name.starts_with("output.")) continue;
     all += t.n_elements();
-    if (is_precise(tiles_of(t).tile)) fine += t.n_elements();
+    if (cuda::tile_layout(tiles_of(t).tile).is_precise) fine += t.n_elements();
   }
   return 2 * fine > all ? Fine::kAll : by_layer ? Fine::kAttention : Fine::kNone;
 }
@@ -75,7 +74,7 @@ Status Cuda::accepts(const std::string& file, std::span<const TensorView> tensor
   auto refused = [&](const TensorView& t, const std::string& what) {
     return Error{file, fmt::format("{}: {}", t.name, what), kRemedy};
   };
-  auto is_bf = [](const TensorView& t) { return tiles_of(t).tile >= cuda::Tile::kBF16; };
+  auto is_bf = [](const TensorView& t) { return cuda::is_float(tiles_of(t).tile); };
   const Fine fine = fineness(tensors);
   for (const TensorView& t : tensors) {
     if (t.n_dims < 2) continue;

@@ -7,24 +7,7 @@
 // How weight matrices lie in device memory: tiles of 16 rows, in the order in which the lanes of a warp feed them to
 // tensor cores, with the same number of bytes as in the file. A strip is 16 rows, its tiles one after the other.
 //
-// Lane 4 g + t of a warp holds rows g and g + 8. In every 64 columns it has 8 of the first 32 and 8 of the second, h:
-// of codes 32 h + 16 (i / 4) + 4 t + i % 4, i = 0..7, of bf16 and f16 32 h + 8 t + i. Codes lie in words of four
-// columns, which are operands of integer tensor cores once the bits are in place: word e of four is row g + 8 (e % 2),
-// columns 16 (e / 2) + 4 t.. A byte of a word of nibbles has the column of the first 32 in its low half, of the second
-// in its high half. j counts groups of 64 columns.
-//
-//   Q4_K  256 columns   nibbles [j][lane][e] | row: d, dmin, M[4], S[8]
-//                       S[i] bits 0-5: scale i; M[i]: low nibbles of minima i (lo) and i + 4 (hi), their top bits in
-//                       S[i] and S[i + 4] bits 6-7
-//   Q5_K  256 columns   nibbles as Q4_K | fifth bits [lane][j] words, a byte a column: bit e first, bit 4 + e second
-//   half
-//                       | rows as Q4_K
-//   Q6_K  256 columns   nibbles as Q4_K | top pairs [j / 2][lane][j % 2][row] words, a byte a column, bits 2 s of
-//   columns 16 s..;
-//                       the upper bit inverted: the sign of code - 32 | scales [row][16] | d [row]
-//   Q4_0  64 columns    nibbles [lane][e], signed: code - 8 | d [row][h]
-//   Q5_0  64 columns    nibbles [lane][e] | fifth bits [lane] words as Q5_K's, inverted: the sign of code - 16 | d
-//   [row][h] Q8_0  64 columns    codes [h][lane][e] | d [row][h] BF16, F16 64 columns   [h][row][lane][i]
+// How the bytes of each type lie in its tile: tiles/.
 //
 // Rows and columns beyond the matrix are zeros.
 namespace facet::cuda {
@@ -32,37 +15,41 @@ namespace facet::cuda {
 enum class Tile : uint8_t { kQ4_K, kQ5_K, kQ6_K, kQ4_0, kQ5_0, kQ8_0, kBF16, kF16 };
 constexpr int kTileRows = 16;
 
-FACET_HD constexpr int tile_cols(Tile t) { return t <= Tile::kQ6_K ? 256 : 64; }
-FACET_HD constexpr int tile_bytes(Tile t) {
+// A type's line: columns and bytes of a tile, and how many tiles of a strip the kernels for few rows fetch and multiply
+// as one: a small tile costs more to fetch than to multiply. Their bytes are whole lines of 128.
+struct TileLayout {
+  int cols, bytes, group;
+  bool is_float;    // bf16 or f16: else codes, which integer tensor cores take
+  bool is_precise;  // its own error is less than that of activations in one byte
+};
+FACET_HD constexpr TileLayout tile_layout(Tile t) {
   switch (t) {
     case Tile::kQ4_K:
-      return 16 * 144;
+      return {256, 16 * 144, 1, false, false};
     case Tile::kQ5_K:
-      return 16 * 176;
+      return {256, 16 * 176, 1, false, false};
     case Tile::kQ6_K:
-      return 16 * 210;
+      return {256, 16 * 210, 1, false, true};
     case Tile::kQ4_0:
-      return 16 * 36;
+      return {64, 16 * 36, 4, false, true};
     case Tile::kQ5_0:
-      return 16 * 44;
+      return {64, 16 * 44, 4, false, true};
     case Tile::kQ8_0:
-      return 16 * 68;
+      return {64, 16 * 68, 2, false, true};
     case Tile::kBF16:
     case Tile::kF16:
-      return 16 * 128;
+      return {64, 16 * 128, 1, true, false};
   }
-  return 0;
+  return {};
 }
-
-// Tiles of a strip that kernels for few rows fetch and multiply as one: a small tile costs more to fetch than to
-// multiply. Their bytes are whole lines of 128.
-FACET_HD constexpr int group_tiles(Tile t) {
-  return t == Tile::kQ4_0 || t == Tile::kQ5_0 ? 4 : t == Tile::kQ8_0 ? 2 : 1;
-}
+FACET_HD constexpr int tile_cols(Tile t) { return tile_layout(t).cols; }
+FACET_HD constexpr int tile_bytes(Tile t) { return tile_layout(t).bytes; }
+FACET_HD constexpr int group_tiles(Tile t) { return tile_layout(t).group; }
+FACET_HD constexpr bool is_float(Tile t) { return tile_layout(t).is_float; }
 
 // How a product with few rows reads its input (acts.cuh): a byte a value, two, or bf16.
 enum class Input : uint8_t { kByte, kTwoBytes, kBf16 };
-FACET_HD constexpr bool may_be_fine(Tile t) { return t < Tile::kBF16; }
+FACET_HD constexpr bool may_be_fine(Tile t) { return !is_float(t); }
 
 // A matrix [n_out, n_in], or a stack of them, in tiles.
 struct TiledMatrix {
@@ -78,7 +65,7 @@ struct TiledMatrix {
 };
 
 FACET_HD constexpr Input input_of(const TiledMatrix& m) {
-  return m.tile >= Tile::kBF16 ? Input::kBf16 : m.fine ? Input::kTwoBytes : Input::kByte;
+  return is_float(m.tile) ? Input::kBf16 : m.fine ? Input::kTwoBytes : Input::kByte;
 }
 
 // What a product has left to whoever reads its output: y[t][16 j + r] is the sum over sets s, in order, of

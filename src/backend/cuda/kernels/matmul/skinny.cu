@@ -119,7 +119,7 @@ Partials skinny(cudaStream_t stream, const SkinnyMatrix* m, int n_matrix, bool g
   int64_t all = 0;
   for (int i = 0; i < n_matrix; ++i) all += int64_t(m[i].w.n_tile()) * tile_bytes(m[i].w.tile) * m[i].w.n_strip();
   const bool is_short = all <= int64_t(kShortShare) * d.n_sm;
-  if (work.beside && (!is_short || m[0].w.tile >= Tile::kBF16))
+  if (work.beside && (!is_short || is_float(m[0].w.tile)))
     route(stream, *std::exchange(work.beside, nullptr));  // no room for other blocks
   if (n_tok > have.rows) {
     work.image_ready = work.leave = false;  // its rows lie otherwise
@@ -152,7 +152,7 @@ Partials skinny(cudaStream_t stream, const SkinnyMatrix* m, int n_matrix, bool g
   a.slot = 1024;  // with at least two stages room for a part of two strips of 16 rows
   for (int i = 0; i < n_matrix; ++i) {
     a.m[i] = m[i];
-    CHECK(m[i].w.n_in == a.n_in && (m[i].w.tile >= Tile::kBF16) == (in == Input::kBf16),
+    CHECK(m[i].w.n_in == a.n_in && is_float(m[i].w.tile) == (in == Input::kBf16),
           "{} and {} columns, types that do not go together", m[i].w.n_in, a.n_in);
     const Tile tile = m[i].w.tile;
     const int group =

@@ -42,7 +42,7 @@ inline Input take_tiles(ExpertTiles* to, int& slot, std::initializer_list<TiledM
              .tile = m.tile};
     // Tiles of a piece lie anywhere in their lines.
     slot = std::max(slot, tiles > 1 ? WarpRing::lines(bytes + WarpRing::kLine - 16) : WarpRing::slot_for(bytes));
-    CHECK((m.tile >= Tile::kBF16) == (in == Input::kBf16) && m.n_in == w.begin()->n_in,
+    CHECK(is_float(m.tile) == (in == Input::kBf16) && m.n_in == w.begin()->n_in,
           "gate and up of types that do not go together");
     ++i;
   }

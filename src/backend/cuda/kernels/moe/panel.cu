@@ -146,7 +146,7 @@ __global__ void __launch_bounds__(kWarps * 32) panel_kernel(const PanelArgs a) {
       const int r = row0 + row * apart + g;
       __nv_bfloat16* const line = to + block * kBlockElements + r * 64;
       const uint4 w = {pack_bf16(v[0], v[1]), pack_bf16(v[2], v[3]), pack_bf16(v[4], v[5]), pack_bf16(v[6], v[7])};
-      if (T < Tile::kBF16) {  // four columns, and four 16 further
+      if (!is_float(T)) {  // four columns, and four 16 further
         const int c = 32 * h + 4 * t;
         __stcg(reinterpret_cast<uint2*>(line + ((c / 8) ^ (r % 8)) * 8 + c % 8), make_uint2(w.x, w.y));
         __stcg(reinterpret_cast<uint2*>(line + ((c / 8 + 2) ^ (r % 8)) * 8 + c % 8), make_uint2(w.z, w.w));
