@@ -105,7 +105,7 @@ class EngineImpl final : public Engine, SessionMemory {
   bool tick() override {
     make_current(runner_->b);
     admit();
-    return steps_->step();
+    return steps_->step(int(waiting_.size()));
   }
 
   Status score(std::span<const int32_t> ids, int from,
@@ -199,6 +199,9 @@ class EngineImpl final : public Engine, SessionMemory {
       w = waiting_.erase(w);
       Job& work = sessions_->at(s).work;
       if (!work.answered) work.usage.cached = cache().len(s), work.started = Clock::now();
+      if (!work.usage.parked) work.usage.queue_s = seconds(work.started - work.arrived);
+      if (!work.thought && work.request.thought_budget >= 0 && tokenizer())
+        work.thought.emplace(*tokenizer(), work.request.thought_budget, work.request.in_thought);
       if (work.no_end.empty() && work.request.min_tokens > 0) work.no_end = no_end(work.request);
       spec_->begin(s);
       if (work.sink.prefill) work.sink.prefill(work.id, cache().len(s), int(sessions_->at(s).tokens.size()));
@@ -310,10 +313,16 @@ class EngineImpl final : public Engine, SessionMemory {
     spec_->end(s);
     sessions_->close(s);
     if (done.sink.done) done.sink.done(done.id, why, done.usage, error);
-    if (const int m = spec_->never_right(); m >= 0 && cfg_.noted && cfg_.draft.forced.empty())
-      cfg_.noted(
-          fmt::format("{}: none of its drafts was right so far; it seems to be made for another model",
-                      size_t(m) < cfg_.draft.files.size() ? cfg_.draft.files[size_t(m)] : spec_->method_name(m)));
+    tell_useless_drafter();
+  }
+
+  void tell_useless_drafter() {
+    const int m = spec_->never_right();
+    if (m < 0 || !cfg_.draft.forced.empty()) return;
+    const char* why = "none of its drafts was right so far; it seems to be made for another model";
+    const std::string name = size_t(m) < cfg_.draft.files.size() ? cfg_.draft.files[size_t(m)] : spec_->method_name(m);
+    if (cfg_.noted) cfg_.noted(fmt::format("{}: {}", name, why));
+    if (cfg_.degraded) cfg_.degraded(fmt::format("drafter {}", spec_->method_name(m)), why);
   }
 
   // --- SessionMemory

@@ -443,11 +443,11 @@ void Cuda::sample(Ids ids, Rows logits, std::span<const SampleRow> rows, bool go
   std::vector<cuda::DrawRow> draw(rows.size());
   bool greedy = true;
   int n_masked = 0;
-  std::vector<size_t> on_host;  // rows that need more candidates than the device keeps
+  std::vector<size_t> on_host;  // rows that need more candidates than the device keeps, or all tokens before them
   for (size_t i = 0; i < rows.size(); ++i) {
     const Sampling& p = *rows[i].sampling;
     const bool best = p.temperature <= 0.f;
-    const bool wide = !best && (p.top_k <= 0 || p.top_k > cuda::kMaxTopK);
+    const bool wide = p.uses_dry() || p.uses_xtc() || (!best && (p.top_k <= 0 || p.top_k > cuda::kMaxTopK));
     greedy &= best || wide;
     const int first = int(s.adjust.size());
     if (wide)
