@@ -207,7 +207,10 @@ TEST(Native, Fields) {
   EXPECT_EQ(at(R"("response_fields":[1])"), "response_fields");
   EXPECT_EQ(at(R"("return_tokens":1)"), "return_tokens");
   EXPECT_EQ(at(R"("n_probs":0,"id_slot":1,"cache_prompt":true,"samplers":null)"), "accepted");
-  EXPECT_EQ(at(R"("n_probs":2)"), "n_probs");
+  EXPECT_EQ(at(R"("n_probs":100,"post_sampling_probs":true,"n_cmpl":1)"), "accepted");
+  EXPECT_EQ(at(R"("n_probs":101)"), "n_probs");
+  EXPECT_EQ(at(R"("speculative.n_max":3,"dry_multiplier":0.8,"xtc_probability":0.5)"), "accepted");
+  EXPECT_EQ(at(R"("dry_multiplier":0.8,"dry_sequence_breakers":[""])"), "dry_sequence_breakers");
 }
 
 TEST(Ollama, RequestsAndAnswers) {

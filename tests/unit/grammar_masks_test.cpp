@@ -182,8 +182,9 @@ TEST(GrammarMasks, PlainTextEqualsStepByStep) {
       compile_regex(".*"),
       compile_regex(".{0,6}a"),
       compile_regex("([a-z0-9])*x{5}"),
-      compile_json_schema(R"({"type":"string","maxLength":6})"),
-      compile_json_schema(R"({"type":"array","items":{"type":"string","minLength":1,"maxLength":3}})")};
+      compile_json_schema(std::string_view(R"({"type":"string","maxLength":6})")),
+      compile_json_schema(
+          std::string_view(R"({"type":"array","items":{"type":"string","minLength":1,"maxLength":3}})"))};
   std::vector<uint32_t> mask(v.vocab->mask_words());
   size_t looked = 0, may_come = 0;
   for (size_t g = 0; g < grammars.size(); ++g) {

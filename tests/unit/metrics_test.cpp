@@ -108,7 +108,7 @@ TEST(Health, TellsItsStateAndWhy) {
   EXPECT_EQ(h.response().status, 200);
   EXPECT_EQ(told(), R"({"status":"ok"})");
   h.degrade("drafter", "made for another model");
-  EXPECT_EQ(told(), R"({"reason":"drafter: made for another model","status":"degraded"})");
+  EXPECT_EQ(told(), R"({"status":"degraded","reason":"drafter: made for another model"})");
   EXPECT_EQ(h.response().status, 200);
   h.fail("no finite number");
   EXPECT_EQ(h.response().status, 503);

@@ -421,8 +421,8 @@ TEST(OpenAiRequest, Prompts) {
 
 TEST(OpenAiAnswer, LogProbabilities) {
   const std::vector<LoggedToken> tokens = {{.text = "<bos>"},
-                                           {.text = "\xC3\xA9", .logprob = -.5f, .top = {{"\xC3\xA9", -.5f}}},
-                                           {.text = "\xE2\x82", .logprob = -1.f, .top = {{"x", -.25f}}}};
+                                           {.text = "\xC3\xA9", .logprob = -.5f, .top = {{7, "\xC3\xA9", -.5f}}},
+                                           {.text = "\xE2\x82", .logprob = -1.f, .top = {{8, "x", -.25f}}}};
   ApiRequest r;
   r.logprobs = 1;
   const AnswerEnd end{.why = Stop::kLength, .logprobs = tokens};

@@ -69,9 +69,9 @@ TEST(Tokenizer, PlainRangesHideStructure) {
     // Its characters, and behind them what the template has.
     const int32_t id = t.find(token);
     const auto count = [&](const Ids& v) { return std::count(v.begin(), v.end(), id); };
-    if (id >= 0) EXPECT_EQ(count(ids), count(t.encode(text, true, true))) << token;
+    EXPECT_TRUE(id < 0 || count(ids) == count(t.encode(text, true, true))) << token;
     EXPECT_TRUE(std::equal(own.begin(), own.end(), ids.begin())) << token;
-    if (id >= 0) EXPECT_EQ(count(t.encode(with, true, true)), count(ids) + 1) << token;  // the old way
+    EXPECT_TRUE(id < 0 || count(t.encode(with, true, true)) == count(ids) + 1) << token;  // the old way
   }
   // A token that only part of a range spells is none either; one that ends where a range begins is.
   const std::string cut = "<turn|>", both = "<turn|><turn|>";
