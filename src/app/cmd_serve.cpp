@@ -1,7 +1,9 @@
 #include <fmt/format.h>
 
+#include <atomic>
 #include <csignal>
 #include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 #include <memory>
 #include <thread>
@@ -27,20 +29,68 @@ struct Options {
   std::string alias;
 };
 
-// The engine on a thread of its own, which ends before this does, whatever happens between.
-class Running {
+// Loads the model and runs its engine, on one thread, while the caller serves.
+class EngineThread {
  public:
-  explicit Running(Engine& engine) : engine_(engine), thread_([&engine] { engine.run(); }) {}
-  ~Running() {
-    engine_.stop();
+  // engine: where it goes; it is to outlive the service, which is to outlive this.
+  EngineThread(Options& o, std::unique_ptr<Engine>& engine, Service& service)
+      : o_(o), engine_(engine), service_(service), thread_([this] { run(); }) {}
+  ~EngineThread() {
+    if (engine_) engine_->stop();
     thread_.join();
   }
-  Running(const Running&) = delete;
-  Running& operator=(const Running&) = delete;
+  EngineThread(const EngineThread&) = delete;
+  EngineThread& operator=(const EngineThread&) = delete;
+  bool loading() const { return loading_; }
+  Status loaded() const { return loaded_; }  // unless loading()
 
  private:
-  Engine& engine_;
-  std::thread thread_;
+  void run() {
+    loaded_ = load();
+    loading_ = false;
+    if (!loaded_) return service_.stop();
+    engine_->run();
+  }
+
+  Status load() {
+    EngineConfig c = o_.engine;
+    c.stepped = [this](const StepStats& s) { service_.metrics().step(s); };
+    c.degraded = [this](const std::string& what, const std::string& why) { service_.health().degrade(what, why); };
+    auto opened = open_engine(c, o_.draft);
+    if (!opened) return opened.error();
+    if (!(*opened)->tokenizer())
+      return Error{(*opened)->config().model, "tokenizer.ggml.model: expected a vocabulary, found no_vocab",
+                   "serve needs a model with a vocabulary"};
+    engine_ = std::move(*opened);
+    service_.attach(
+        *engine_, [this](ServiceConfig& s) { complete(s); }, [this] { tell(); });
+    return Ok{};
+  }
+
+  void complete(ServiceConfig& s) const {
+    const std::string& model = engine_->config().model;
+    s.defaults.n_vocab = engine_->model().n_vocab;
+    s.variant = chat_variant(engine_->tokenizer()->vocab().chat_template, engine_->model().d_ple > 0);
+    s.model_file = std::filesystem::path(model).filename().string();
+    s.model = !o_.alias.empty() ? o_.alias : std::filesystem::path(model).stem().string();
+    name_ = s.model;
+  }
+
+  void tell() const {
+    const EngineConfig& c = engine_->config();
+    print_err("{}: context {} for each of {} requests at once, {} waiting; {} threads\n", name_, c.n_ctx, c.max_seq,
+              o_.service.queue, c.n_threads);
+    print_out("listening on {}\n", service_.url());
+    flush_out();
+  }
+
+  Options& o_;
+  std::unique_ptr<Engine>& engine_;
+  Service& service_;
+  mutable std::string name_ = {};
+  Status loaded_ = Ok{};
+  std::atomic<bool> loading_ = true;
+  std::thread thread_;  // last: it uses the others
 };
 
 int run(Options& o) {
@@ -48,29 +98,18 @@ int run(Options& o) {
     return report({"--parallel",
                    fmt::format("expected at most --chunk ({}), found {}", o.engine.chunk, o.engine.max_seq),
                    "every running request takes a token of each step"});
-  auto opened = open_engine(o.engine, o.draft);
-  if (!opened) return report(opened.error());
-  Engine& engine = **opened;
-  const Tokenizer* t = engine.tokenizer();
-  if (!t)
-    return report({engine.config().model, "tokenizer.ggml.model: expected a vocabulary, found no_vocab",
-                   "serve needs a model with a vocabulary"});
-
-  ServiceConfig& s = o.service;
-  s.defaults.seed_given = o.seed_given;
-  s.defaults.n_vocab = engine.model().n_vocab;
-  s.variant = chat_variant(t->vocab().chat_template, engine.model().d_ple > 0);
-  s.model_file = std::filesystem::path(engine.config().model).filename().string();
-  s.model = !o.alias.empty() ? o.alias : std::filesystem::path(engine.config().model).stem().string();
+  o.service.defaults.seed_given = o.seed_given;
   std::signal(SIGPIPE, SIG_IGN);
-  auto service = Service::open(engine, s);
+  std::unique_ptr<Engine> engine;
+  auto service = Service::open(o.service);
   if (!service) return report(service.error());
-  const Running running(engine);
-  print_err("{}: context {} for each of {} requests at once, {} waiting; {} threads\n", s.model, engine.config().n_ctx,
-            engine.config().max_seq, s.queue, engine.config().n_threads);
-  print_out("listening on {}\n", (*service)->url());
-  flush_out();
+  const EngineThread thread(o, engine, **service);
   const Status ended = (*service)->run();
+  if (thread.loading()) {  // a signal: there is no stopping in the middle
+    flush_out();
+    std::_Exit(kExitOk);
+  }
+  if (const Status loaded = thread.loaded(); !loaded) return report(loaded.error());
   return ended ? int(kExitOk) : report(ended.error());
 }
 
@@ -87,8 +126,14 @@ void add_serve(CLI::App& app, int& rc) {
   cmd->add_option("-n,--n-predict", s.defaults.max_tokens,
                   "Tokens of an answer that names no limit; -1: until the context is full")
       ->check(CLI::Range(-1, 1 << 24))
+      ->check(
+          [](const std::string& n) { return n == "0" ? "expected a limit from 1 on, or -1 for none, found 0" : ""; })
       ->capture_default_str();
   cmd->add_flag("--think", s.defaults.thinking, "Let the model think unless a request says otherwise");
+  cmd->add_option("--think-budget", s.defaults.thought_budget,
+                  "Tokens of thoughts before they are ended, unless a request says otherwise; -1: no limit")
+      ->check(CLI::Range(-1, 1 << 24))
+      ->capture_default_str();
   cmd->add_option("--host", h.host, "Address to listen on; one that other machines reach needs an API key")
       ->capture_default_str();
   cmd->add_option("--port", h.port, "Port; 0: a free one, printed")->check(CLI::Range(0, 65535))->capture_default_str();
@@ -146,6 +191,11 @@ void add_serve(CLI::App& app, int& rc) {
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
   cmd->add_flag_callback(
       "--no-webui", [o] { o->service.webui = false; }, "No page at /");
+  cmd->add_flag("--metrics-compat", s.metrics_compatible,
+                "/metrics also has the names that llama-server and vLLM have for its figures");
+  cmd->add_flag("--verbose", s.defaults.verbose, "Answers tell of the prompt and the settings (__verbose)");
+  cmd->add_flag("--parse-special", s.defaults.parse_special,
+                "Control tokens that are spelled in messages are those tokens: a message can then end its own turn");
   cmd->add_flag("--strict", s.defaults.strict, "Refuse every unknown field of a request");
   cmd->add_option("--ping", h.ping_s, "Seconds of silence in a stream before a keep-alive is sent")
       ->check(CLI::Range(1, 86400))

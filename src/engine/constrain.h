@@ -45,6 +45,15 @@ class StepMasks {
     return row;
   }
 
+  // One token and no other.
+  std::span<const uint32_t> only(int32_t id, int n_vocab) {
+    if (used_ == rows_.size()) rows_.emplace_back();
+    std::vector<uint32_t>& row = rows_[used_++];
+    row.assign((size_t(n_vocab) + 31) / 32, 0);
+    if (id >= 0 && id < n_vocab) row[size_t(id) / 32] = uint32_t(1) << (id % 32);
+    return row;
+  }
+
  private:
   std::deque<std::vector<uint32_t>> rows_;  // which stay where they are
   size_t used_ = 0;

@@ -125,6 +125,7 @@ Result<std::unique_ptr<Engine>> Engine::open(const EngineConfig& asked, const En
     const auto at = blamed(c.draft.files, engine.error());
     if (at == c.draft.files.end()) return engine;
     if (c.noted) c.noted(fmt::format("the model runs without this drafter: {}", engine.error().message()));
+    if (c.degraded) c.degraded("drafter", engine.error().what);
     c.draft.files.erase(at);
   }
 }

@@ -32,6 +32,13 @@ struct DraftConfig {
   int rows() const { return tree > 0 ? tree : max > 0 ? max : 15; }  // beside the newest token in a step
 };
 
+// A step that ran, as EngineConfig::stepped is told of it.
+struct StepStats {
+  int sequences = 0, waiting = 0;     // sequences in the step; requests that wait for one
+  int prompt_tokens = 0, tokens = 0;  // tokens of prompts in it, and of answers with drafts
+  double seconds = 0;                 // from its drafts to its tokens
+};
+
 // The only way options reach the engine.
 struct EngineConfig {
   std::string model;             // path of a GGUF, or of any part of a split one
@@ -59,7 +66,10 @@ struct EngineConfig {
   std::function<void(const std::string& sum, const std::string& table)> planned = {};
   std::function<void(const std::string&)> noted = {};               // told what a user should know about the files
   std::function<void(uint64_t done, uint64_t total)> loading = {};  // told of bytes of weights as they arrive
-  int64_t memory = 0;  // bytes that may be used; 0: what the system has available
+  // Told that it goes on without something that was asked for: what ("drafter"), and why.
+  std::function<void(const std::string& what, const std::string& why)> degraded = {};
+  std::function<void(const StepStats&)> stepped = {};  // on the engine's thread, after each step
+  int64_t memory = 0;                                  // bytes that may be used; 0: what the system has available
 };
 
 // For finding what is broken or slow; nobody who wants text has a use for it.
@@ -76,9 +86,9 @@ enum class Stop : uint8_t { kEos, kLength, kContext, kCancelled, kError };
 const char* stop_name(Stop s);
 
 struct Usage {
-  int prompt = 0, cached = 0, generated = 0;  // tokens; cached: of the prompt, not computed again
-  int parked = 0;                             // times that it had to wait in the middle, for memory
-  double prefill_s = 0, decode_s = 0;
+  int prompt = 0, cached = 0, generated = 0;        // tokens; cached: of the prompt, not computed again
+  int parked = 0;                                   // times that it had to wait in the middle, for memory
+  double queue_s = 0, prefill_s = 0, decode_s = 0;  // until it had a sequence, its first token, its last
   CacheUse cache = {};
   int steps = 0, drafted = 0, accepted = 0;  // drafted: nodes verified; accepted: of them, tokens of the answer
 
@@ -92,6 +102,7 @@ struct Usage {
   };
   std::vector<Change> methods = {};  // the first one at 0
   double draft_s = 0, verify_s = 0, accept_s = 0;
+  bool broken = false;                     // it ended because the model or a kernel is broken: others will, too
   std::string draft_inactive_reason = {};  // why there was, or in the end is, no drafting
   double tokens_per_step() const { return decode_steps > 0 ? double(decoded) / decode_steps : 0; }
 };
@@ -108,12 +119,16 @@ struct Request {
   bool ignore_eos = false;             // an end-of-generation token is output like any other
   bool suppress_special = true;        // never draw the placeholders of pictures and sound
   bool draft = true;                   // with the engine's drafters, if there are any
+  int max_draft = -1;                  // tokens of a draft at most; -1: as the engine likes
   bool cache = true;                   // goes on from what was computed before, and leaves its rows for others
   std::string cache_salt = {};         // requests with another one share nothing with it
   int min_tokens = 0;                  // before so many no token that would end the answer is drawn
   std::vector<int32_t> stop_ids = {};  // end the answer like an end-of-generation token, and are not output either
   int logprobs = -1;                   // -1: not wanted; 0: of the tokens; k: and of the k likeliest at their place
+  bool drawn_logprobs = false;         // of the distribution that tokens are drawn from, after everything of Sampling
   bool echo_logprobs = false;          // also of the prompt's tokens, which then is computed anew
+  int thought_budget = -1;             // tokens of thoughts before they are ended (thought.h); -1: no limit
+  bool in_thought = false;             // the prompt's end is in a thought
   GrammarPtr grammar = {};             // the answer follows it, and ends where nothing else may come; null: anything
 };
 struct Sink {  // called on the engine's thread; must not block

@@ -109,7 +109,7 @@ class EngineImpl final : public Engine, SessionMemory {
   bool tick() override {
     make_current(runner_->b);
     admit();
-    bool more = steps_->step();
+    bool more = steps_->step(int(waiting_.size()));
     if (!more && std::any_of(waiting_.begin(), waiting_.end(), [&](const Job& w) { return tiers_->reads_of(w); })) {
       tiers_->finish_reads();  // there is nothing to do meanwhile
       more = true;
@@ -285,6 +285,9 @@ class EngineImpl final : public Engine, SessionMemory {
     Job& work = sessions_->at(s).work;
     if (!work.answered) work.usage.cached = cache().len(s), work.started = Clock::now();
     if (!std::exchange(work.counted, true)) count(work, nearest);
+    if (!work.usage.parked) work.usage.queue_s = seconds(work.started - work.arrived);
+    if (!work.thought && work.request.thought_budget >= 0 && tokenizer())
+      work.thought.emplace(*tokenizer(), work.request.thought_budget, work.request.in_thought);
     if (work.no_end.empty() && work.request.min_tokens > 0) work.no_end = no_end(work.request);
     spec_->begin(s);
     if (work.sink.prefill) work.sink.prefill(work.id, cache().len(s), int(sessions_->at(s).tokens.size()));
@@ -355,7 +358,9 @@ class EngineImpl final : public Engine, SessionMemory {
     q.work.request.cache = work.request.cache;
     sessions_->close(last);
     waiting_.push_front(std::move(work));
-    return last == s || sessions_->make_room();
+    // One that leaves nothing for later requests has given its pages up already.
+    if (last != s) sessions_->make_room();
+    return true;
   }
 
   void finish(SlotId s, Stop why, const std::string& error = "") {
@@ -369,10 +374,16 @@ class EngineImpl final : public Engine, SessionMemory {
     spec_->end(s);
     sessions_->close(s);
     if (done.sink.done) done.sink.done(done.id, why, done.usage, error);
-    if (const int m = spec_->never_right(); m >= 0 && cfg_.noted && model_.debug.forced_drafts.empty())
-      cfg_.noted(
-          fmt::format("{}: none of its drafts was right so far; it seems to be made for another model",
-                      size_t(m) < cfg_.draft.files.size() ? cfg_.draft.files[size_t(m)] : spec_->method_name(m)));
+    tell_useless_drafter();
+  }
+
+  void tell_useless_drafter() {
+    const int m = spec_->never_right();
+    if (m < 0 || !model_.debug.forced_drafts.empty()) return;
+    const char* why = "none of its drafts was right so far; it seems to be made for another model";
+    const std::string name = size_t(m) < cfg_.draft.files.size() ? cfg_.draft.files[size_t(m)] : spec_->method_name(m);
+    if (cfg_.noted) cfg_.noted(fmt::format("{}: {}", name, why));
+    if (cfg_.degraded) cfg_.degraded(fmt::format("drafter {}", spec_->method_name(m)), why);
   }
 
   // --- SessionMemory

@@ -22,4 +22,16 @@ TokenLogprobs logprobs_of(std::span<const float> logits, int32_t id, int k) {
   return out;
 }
 
+TokenLogprobs drawn_logprobs_of(std::span<const Chance> chances, int32_t id, int k) {
+  TokenLogprobs out{.id = id};
+  double total = 0;
+  for (const Chance& c : chances) total += c.weight;
+  for (const Chance& c : chances) {
+    const float l = float(std::log(c.weight / total));
+    if (c.id == id) out.logprob = l;
+    if (int(out.top.size()) < k && std::isfinite(l)) out.top.emplace_back(c.id, l);
+  }
+  return out;
+}
+
 }  // namespace facet

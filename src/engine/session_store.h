@@ -11,6 +11,7 @@
 #include "cache/kv_cache.h"
 #include "engine/engine.h"
 #include "engine/session_image.h"
+#include "engine/thought.h"
 #include "grammar/grammar.h"
 
 namespace facet {
@@ -30,9 +31,10 @@ struct Job {
   int64_t need = 0;                  // pages it had when it was parked
   int echoed = 1;                    // positions of the prompt whose log-probabilities were told, with the first
   std::vector<int32_t> no_end = {};  // never drawn before Request::min_tokens
-  std::optional<GrammarState> grammar = {};  // where the answer's tokens have led, if it follows one
-  std::shared_ptr<DiskRead> reading = {};    // the state that it waits for
-  Clock::time_point started = {}, first_token = {};
+  std::optional<GrammarState> grammar = {};   // where the answer's tokens have led, if it follows one
+  std::optional<ThoughtBudget> thought = {};  // likewise, if it limits thoughts
+  std::shared_ptr<DiskRead> reading = {};     // the state that it waits for
+  Clock::time_point arrived = Clock::now(), started = {}, first_token = {};
 };
 
 // A sequence whose state is in memory: the model's rows, the drafters', and the tokens that they are of.

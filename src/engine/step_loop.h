@@ -43,8 +43,9 @@ class StepLoop {
   // Before the first request that has a grammar.
   void use_grammars(GrammarMasks* masks) { grammar_masks_ = masks; }
 
-  // False: no session runs.
-  bool step() {
+  // waiting: requests that wait for a session. False: no session runs.
+  bool step(int waiting) {
+    waiting_ = waiting;
     std::vector<SeqDemand> demands;
     for (SlotId s = 0; s < sessions_.size(); ++s)
       if (Session& q = sessions_.at(s); q.use == Session::Use::kRunning) {
@@ -67,6 +68,7 @@ class StepLoop {
   Session& at(SlotId s) const { return sessions_.at(s); }
 
   void run(const std::vector<SeqGrant>& grants) {
+    const auto begun = Clock::now();
     propose(grants);
     const auto start = Clock::now();
     std::vector<SeqGrant> run;
@@ -82,7 +84,8 @@ class StepLoop {
       if (!at(g.id).decoding) prompts += g.n;
     }
     const auto logits = runner_.forward(spec_.taps(runner_.steps.n_tok()));
-    const std::vector<SampleRow> rows = sample_rows(run);
+    sample_rows(run);
+    const std::span<const SampleRow> rows = rows_;
     if (!rows.empty()) {
       runner_.b.sample(runner_.ids, logits, rows);
       drawn_.resize(rows.size());
@@ -95,6 +98,12 @@ class StepLoop {
     else if (!rows.empty() && waited_)  // else it says how long launching took, or what the steps before left
       scheduler_.observe(prompts, seconds(drawn - start));
     waited_ = !rows.empty();
+    if (cfg_.stepped)
+      cfg_.stepped({.sequences = int(run.size()),
+                    .waiting = waiting_,
+                    .prompt_tokens = prompts,
+                    .tokens = runner_.steps.n_tok() - prompts,
+                    .seconds = seconds(drawn - begun)});
     settle(run, logits, seconds(drawn - start));
   }
 
@@ -136,7 +145,8 @@ class StepLoop {
   int draft_room(const Session& q) const {
     const Job& w = q.work;
     if (!spec_.has_drafters() || !w.request.draft) return 0;
-    const int room = cfg_.n_ctx - int(q.tokens.size()) - 1;
+    int room = cfg_.n_ctx - int(q.tokens.size()) - 1;
+    if (w.request.max_draft >= 0) room = std::min(room, w.request.max_draft);
     return w.request.max_tokens < 0 ? room : std::min(room, w.request.max_tokens - w.usage.generated - 1);
   }
 
@@ -175,9 +185,11 @@ class StepLoop {
   bool prompt_ends(const SeqGrant& g) const { return cache().len(g.id) + g.n == int(at(g.id).tokens.size()); }
 
   // One row per row of logits, in the order of the step.
-  std::vector<SampleRow> sample_rows(const std::vector<SeqGrant>& run) {
-    std::vector<SampleRow> rows;
+  void sample_rows(const std::vector<SeqGrant>& run) {
+    std::vector<SampleRow>& rows = rows_;
+    rows.clear();
     step_masks_.clear();
+    std::vector<ThoughtBudget> thoughts;
     for (const SeqGrant& g : run) {
       const Session& q = at(g.id);
       if (echoes(q))  // what is drawn there is not used
@@ -194,15 +206,23 @@ class StepLoop {
         path.states.assign(1, *q.work.grammar);
         if (q.decoding) CHECK(path.extend(grammar_masks_->vocab(), spec_.tree(g.id)), "a draft that is forbidden");
       }
+      thoughts.clear();
       for (int node = 0; node < (q.decoding ? g.n : 1); ++node) {
         if (q.work.grammar) row.allowed = step_masks_.add(*grammar_masks_, path.states[size_t(node)], n_vocab_);
+        if (q.work.thought) {
+          thoughts.push_back(node == 0 ? *q.work.thought : thoughts[size_t(spec_.tree(g.id).parent[size_t(node)])]);
+          if (node > 0) thoughts.back().advance(spec_.tree(g.id).token[size_t(node)]);
+          if (const auto forced = thoughts.back().forced(); forced)
+            row.allowed = step_masks_.only(*forced, n_vocab_);
+          else if (!q.work.grammar)
+            row.allowed = {};
+        }
         row.draft = q.decoding ? spec_.path_to(g.id, node) : std::span<const int32_t>{};
         row.position = int64_t(q.tokens.size() + row.draft.size());
         if (q.work.usage.generated + int(row.draft.size()) < q.work.request.min_tokens) row.suppressed = q.work.no_end;
         rows.push_back(row);
       }
     }
-    return rows;
   }
 
   // Commits what the step leaves of every sequence, hands the features to the drafters, takes the snapshots that are
@@ -224,7 +244,7 @@ class StepLoop {
         c.n = int(c.path.size());
         if (q.work.request.logprobs >= 0)
           for (size_t i = 0; i < f.tokens.size(); ++i)
-            f.logprobs.push_back(logprobs_at(logits, int(out) + c.path[i], f.tokens[i], q.work.request.logprobs));
+            f.logprobs.push_back(opinion_of(q, logits, int(out) + c.path[i], f.tokens[i]));
         out += size_t(g.n);
         q.work.usage.verify_s += step_s;
       } else {
@@ -237,8 +257,7 @@ class StepLoop {
         if (q.work.sink.prefill) q.work.sink.prefill(q.work.id, cache().len(g.id), int(q.tokens.size()));
         if (last) {
           Fresh& f = fresh.emplace_back(Fresh{g.id, {drawn_[out]}});
-          if (q.work.request.logprobs >= 0)
-            f.logprobs.push_back(logprobs_at(logits, int(out), f.tokens[0], q.work.request.logprobs));
+          if (q.work.request.logprobs >= 0) f.logprobs.push_back(opinion_of(q, logits, int(out), f.tokens[0]));
           ++out;
         }
       }
@@ -264,11 +283,24 @@ class StepLoop {
     std::vector<TokenLogprobs> logprobs = {};  // theirs, if they are wanted
   };
 
-  TokenLogprobs logprobs_at(const typename B::Rows& logits, int row, int32_t id, int k) {
+  // f(row `row` of the logits, on the host)
+  template <class F>
+  auto with_logits(const typename B::Rows& logits, int row, F f) {
     if constexpr (requires { logits.row(0); })
-      return logprobs_of({logits.row(row), size_t(n_vocab_)}, id, k);
+      return f(std::span<const float>(logits.row(row), size_t(n_vocab_)));
     else
-      return logprobs_of(runner_.b.to_host(logits.rows_at(row, 1)), id, k);
+      return f(std::span<const float>(runner_.b.to_host(logits.rows_at(row, 1))));
+  }
+  TokenLogprobs logprobs_at(const typename B::Rows& logits, int row, int32_t id, int k) {
+    return with_logits(logits, row, [&](std::span<const float> l) { return logprobs_of(l, id, k); });
+  }
+  // What the request wants to know of a token that was drawn from a row.
+  TokenLogprobs opinion_of(const Session& q, const typename B::Rows& logits, int row, int32_t id) {
+    const Request& r = q.work.request;
+    if (!r.drawn_logprobs) return logprobs_at(logits, row, id, r.logprobs);
+    return with_logits(logits, row, [&](std::span<const float> l) {
+      return drawn_logprobs_of(chances_of(l, rows_[size_t(row)], scratch_), id, r.logprobs);
+    });
   }
 
   // n rows of logits, from `row` on, are those of the prompt's tokens from position `from` on.
@@ -332,6 +364,7 @@ class StepLoop {
     for (; n < drawn.size() && !why; ++n) {
       const int32_t id = drawn[n];
       if (id < 0)
+        w.usage.broken = !(w.grammar && no_way_on(*w.grammar)),
         error = w.grammar && no_way_on(*w.grammar)
                     ? "the grammar allows no token of this vocabulary here"
                     : "logits hold no finite number; the model file or a kernel is broken (run with --backend ref to "
@@ -341,10 +374,12 @@ class StepLoop {
         why = Stop::kEos;
       if (why) break;
       if (w.grammar && !w.grammar->advance(grammar_masks_->vocab(), id)) {
+        w.usage.broken = true;
         error = "a token was drawn that the grammar forbids; a kernel is broken (run with --backend ref to tell which)";
         why = Stop::kError;
         break;
       }
+      if (w.thought) w.thought->advance(id);
       q.tokens.push_back(id);
       ++w.usage.generated;
       if (w.usage.generated == w.request.max_tokens)
@@ -378,6 +413,9 @@ class StepLoop {
   StepHooks hooks_;
   Scheduler scheduler_;
   const Sampling greedy_{.temperature = 0};
+  int waiting_ = 0;
+  std::vector<SampleRow> rows_;  // of the step, by row of its logits
+  SamplerScratch scratch_;
   std::vector<int32_t> drawn_;             // by row of the step's logits
   GrammarMasks* grammar_masks_ = nullptr;  // read only where a request has a grammar
   StepMasks step_masks_;

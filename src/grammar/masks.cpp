@@ -21,8 +21,24 @@ struct GrammarMasks::NodeMask {
   std::vector<int32_t> tokens;             // few tokens
   std::vector<uint32_t> after;             // children of trie nodes where the rule has ended, by their byte
   std::array<uint32_t, 257> after_byte{};  // first in after
-  uint32_t depth = 0;                      // stack entries that tokens need beyond those below the node
-  size_t bytes() const { return sizeof(*this) + bits.size() * 4 + tokens.size() * 4 + after.size() * 4; }
+  // And parts of the trie, of code points of whole_kinds, in each of whose nodes the rule may have ended: begin, end.
+  std::vector<std::pair<uint32_t, uint32_t>> whole;
+  uint16_t whole_kinds = 0;
+  uint32_t depth = 0;  // stack entries that tokens need beyond those below the node
+  // Whether a code point in those parts may begin with the byte. (A byte inside of one is in no code point's place.)
+  bool has_whole(uint8_t byte) const {
+    return (byte & 0xC0) != 0x80 && (whole_kinds >> GrammarVocab::kind_of(byte) & 1);
+  }
+  template <class F>
+  void for_whole(const GrammarVocab::Trie& trie, uint8_t byte, const F& f) const {
+    auto at = trie.by_byte.begin() + trie.byte_begin[byte];
+    const auto end = trie.by_byte.begin() + trie.byte_begin[size_t(byte) + 1];
+    for (const auto& [from, to] : whole)
+      for (at = std::lower_bound(at, end, from); at != end && *at < to; ++at) f(*at);
+  }
+  size_t bytes() const {
+    return sizeof(*this) + bits.size() * 4 + tokens.size() * 4 + after.size() * 4 + whole.size() * 8;
+  }
 };
 
 struct GrammarMasks::StateMask {
@@ -51,7 +67,7 @@ Plain plain_character(const Automaton& a, uint32_t node) {
   bool stays[128] = {};
   for (const auto& r : a.ranges_of(node))
     for (int b = r.lo; b <= std::min<int>(r.hi, 127); ++b) stays[b] = r.to == out.next;
-  uint16_t kinds = (1 << GrammarVocab::kHighKind) - 1;
+  uint16_t kinds = ((1 << GrammarVocab::kHighKind) - 1) & ~(1 << GrammarVocab::kPunctuationKind);
   for (int b = 0; b < 128; ++b)
     if (!stays[b]) kinds &= uint16_t(~(1 << GrammarVocab::kind_of(uint8_t(b))));
   const auto target = [&](uint32_t from, int lo, int hi, bool last) {  // of all bytes lo to hi, or none
@@ -63,21 +79,22 @@ Plain plain_character(const Automaton& a, uint32_t node) {
   // Leads, and the bounds of what follows them.
   constexpr uint8_t kSequences[][8] = {{0xC2, 0xDF, 0x80, 0xBF},
                                        {0xE0, 0xE0, 0xA0, 0xBF, 0x80, 0xBF},
-                                       {0xE1, 0xEC, 0x80, 0xBF, 0x80, 0xBF},
+                                       {0xE1, 0xE1, 0x80, 0xBF, 0x80, 0xBF},
+                                       {0xE2, 0xE2, 0x80, 0xBF, 0x80, 0xBF},
+                                       {0xE3, 0xEC, 0x80, 0xBF, 0x80, 0xBF},
                                        {0xED, 0xED, 0x80, 0x9F, 0x80, 0xBF},
                                        {0xEE, 0xEF, 0x80, 0xBF, 0x80, 0xBF},
                                        {0xF0, 0xF0, 0x90, 0xBF, 0x80, 0xBF, 0x80, 0xBF},
                                        {0xF1, 0xF3, 0x80, 0xBF, 0x80, 0xBF, 0x80, 0xBF},
                                        {0xF4, 0xF4, 0x80, 0x8F, 0x80, 0xBF, 0x80, 0xBF}};
-  out.kinds = kinds;
+  uint16_t high = 1 << GrammarVocab::kHighKind | 1 << GrammarVocab::kPunctuationKind;
   for (const auto& s : kSequences) {
     uint32_t at = node;
-    for (int i = 0; i < 8 && s[i]; i += 2) {
+    for (int i = 0; i < 8 && s[i] && at != Automaton::kEscape; i += 2)
       at = target(at, s[i], s[i + 1], i == 6 || !s[i + 2]);
-      if (at == Automaton::kEscape) return out;
-    }
+    if (at == Automaton::kEscape) high &= uint16_t(~(1 << GrammarVocab::kind_of(s[0])));
   }
-  out.kinds |= 1 << GrammarVocab::kHighKind;
+  out.kinds = kinds | high;
   return out;
 }
 
@@ -99,10 +116,12 @@ class Walk {
     if (++index_.now == 0) std::fill(index_.walk.begin(), index_.walk.end(), 0), index_.now = 1;
   }
 
-  // Calls tokens(begin, end) for runs of trie.tokens that may follow, and ended(node) where the stack decides. Begins
-  // with the children of a trie node.
-  template <class Tokens, class Ended>
-  void run(uint32_t root, const std::vector<Item>& items, const Tokens& tokens, const Ended& ended) {
+  // Calls tokens(begin, end) for runs of trie.tokens that may follow, and ended(node) where the stack decides; where it
+  // does so at each code point of a subtree, all_ended(node, kinds of its code points) once. Begins with the children
+  // of a trie node.
+  template <class Tokens, class Ended, class AllEnded>
+  void run(uint32_t root, const std::vector<Item>& items, const Tokens& tokens, const Ended& ended,
+           const AllEnded& all_ended) {
     const uint32_t base = trie_.depth[root];
     list_.assign(items.begin(), items.end());
     end_[0] = list_.size();
@@ -112,9 +131,7 @@ class Walk {
       const size_t from = begin_[d - 1], to = end_[d - 1];
       list_.resize(to);
       const Hot* hot = to - from == 1 ? hot_of(list_[from].node) : nullptr;
-      if (hot && trie_.chars[i] <= hot->run && !(trie_.below[i] & ~hot->kinds) &&
-          (!hot->final || ends_alone(list_[from].stacks)) && fits(hot->need, list_[from].stacks)) {
-        tokens(trie_.tokens_[i], trie_.tokens_[trie_.next[i]]);
+      if (hot && !(trie_.below[i] & ~hot->kinds) && plain_subtree(*hot, i, list_[from].stacks, tokens, all_ended)) {
         i = trie_.next[i];
         continue;
       }
@@ -173,8 +190,10 @@ class Walk {
   struct Hot {
     // So many characters of these kinds lead through nodes that want nothing but to go on.
     uint16_t kinds = 0, run = 0;
-    bool final = false;  // one of these nodes is
-    uint32_t need = 0;   // the most of these nodes
+    bool final = false;   // one of these nodes is
+    bool finals = false;  // all of them are, but perhaps the first
+    bool stops = false;   // behind so many no character of these kinds may come
+    uint32_t need = 0;    // the most of these nodes
     std::array<uint32_t, 256> to;
   };
   // By node, for one thread; entries of earlier walks are told by their number.
@@ -187,6 +206,36 @@ class Walk {
   static HotIndex& index() {
     thread_local HotIndex hot;
     return hot;
+  }
+  // A subtree of plain characters alone, without a look at its nodes. False: they have to be looked at.
+  template <class Tokens, class AllEnded>
+  bool plain_subtree(const Hot& hot, uint32_t i, grammar::Stacks::Set stacks, const Tokens& tokens,
+                     const AllEnded& all_ended) {
+    const bool ends = hot.final && !ends_alone(stacks), all = trie_.chars[i] <= hot.run;
+    if (ends && !(all && hot.finals && stacks == lone_ && lone_escapes_)) return false;
+    if (!all && !hot.stops) return false;
+    if (!fits(hot.need, stacks)) return false;
+    const uint32_t begin = trie_.tokens_[i], end = trie_.tokens_[trie_.next[i]];
+    if (all) {
+      tokens(begin, end);
+      if (ends && trie_.next[i] > i + 1) all_ended(i, hot.kinds);
+      return true;
+    }
+    const uint32_t most = uint32_t(trie_.before[i]) + hot.run;
+    for (uint32_t k = begin; k < end;) {
+      uint32_t to = k;
+      while (to < end && trie_.token_chars[to] <= most) ++to;
+      if (to > k) tokens(k, to);
+      k = to + 1;
+    }
+    return true;
+  }
+  // Whether a node takes no byte of these kinds.
+  bool takes_none(uint32_t node, uint16_t kinds) const {
+    for (const auto& r : a_.ranges_of(node))
+      for (int b = r.lo; b <= r.hi; ++b)
+        if (kinds >> GrammarVocab::kind_of(uint8_t(b)) & 1) return false;
+    return true;
   }
   // Where the rule's end is the answer's end, which no longer token needs.
   bool ends_alone(grammar::Stacks::Set stacks) const { return stacks == grammar::Stacks::kEmptyStack; }
@@ -209,12 +258,16 @@ class Walk {
     hot.kinds = plain.kinds;
     hot.run = plain.kinds ? (plain.next == node ? UINT8_MAX : 1) : 0;
     hot.final = (a_.nodes[node].flags | a_.nodes[plain.next].flags) & Automaton::kFinal;
+    hot.finals = a_.nodes[plain.next].flags & Automaton::kFinal;
+    hot.stops = hot.run == 1 && takes_none(plain.next, hot.kinds);
     hot.need = std::max(a_.nodes[node].need, a_.nodes[plain.next].need);
     if (hot.run != 1 || ahead == Automaton::kHorizon || (a_.nodes[plain.next].flags & Automaton::kOverlaps)) return hot;
     const Hot next = made(plain.next, ahead + 1);  // on a cycle one that is not complete, and says too little
     if (hot.kinds & ~next.kinds) return hot;
+    hot.stops = next.stops && hot.run + next.run < UINT8_MAX;
     hot.run = uint16_t(std::min(hot.run + next.run, UINT8_MAX));
     hot.final |= next.final;
+    hot.finals &= next.finals;
     hot.need = std::max(hot.need, next.need);
     return hot;
   }
@@ -296,7 +349,11 @@ GrammarMasks::NodeMaskPtr GrammarMasks::node_mask(const Automaton& a, uint32_t n
             set_bit(made->bits, tokens[i]);
         }
       },
-      [&](uint32_t trie_node) { ends.push_back(trie_node); });
+      [&](uint32_t trie_node) { ends.push_back(trie_node); },
+      [&](uint32_t trie_node, uint16_t kinds) {
+        made->whole.emplace_back(trie_node + 1, vocab_->trie().next[trie_node]);
+        made->whole_kinds |= kinds;
+      });
   sort_children(vocab_->trie(), ends, made->after, made->after_byte);
   made->depth = in_root ? walk.depth() : std::max(walk.depth(), 1u) - 1;  // less the escape
   const std::lock_guard lock(mutex_);
@@ -322,6 +379,7 @@ void GrammarMasks::compute(const GrammarState& state, std::span<uint32_t> mask) 
     for (uint32_t k = begin; k < end; ++k) set_bit(mask, trie.tokens[k]);
   };
   const auto ignore = [](uint32_t) {};
+  const auto ignore_all = [](uint32_t, uint16_t) {};
   Walk walk(*vocab_, a, stepper, grammar::Stacks::kEmptyStack);
   for (size_t i = 0; i < n_items; ++i) {
     const Item item = frame.items[i];
@@ -334,25 +392,27 @@ void GrammarMasks::compute(const GrammarState& state, std::span<uint32_t> mask) 
       if (next.alive()) set_bit(mask, id);
     }
     if (stepper.stacks().depth(item.stacks) + part.depth > a.max_depth) {  // too deep for some tokens
-      walk.run(0, {item}, allow, ignore);
+      walk.run(0, {item}, allow, ignore, ignore_all);
       continue;
     }
     if (!part.bits.empty())
       for (size_t w = 0; w < mask.size(); ++w) mask[w] |= part.bits[w];
     for (const int32_t t : part.tokens) set_bit(mask, t);
-    if (part.after.empty()) continue;
+    if (part.after.empty() && part.whole.empty()) continue;
     stepper.pop(item, below);
     if (below.items.empty()) continue;
     for (size_t b = 0; b < 256; ++b) {
-      if (part.after_byte[b] == part.after_byte[b + 1]) continue;
+      const bool in_whole = part.has_whole(uint8_t(b));
+      if (part.after_byte[b] == part.after_byte[b + 1] && !in_whole) continue;
       Frame next;
       stepper.step(below, uint8_t(b), next);
       if (!next.alive()) continue;
-      for (uint32_t k = part.after_byte[b]; k < part.after_byte[b + 1]; ++k) {
-        const uint32_t child = part.after[k];
+      const auto go_on = [&](uint32_t child) {
         allow(trie.tokens_[child], trie.tokens_[child + 1]);
-        if (!next.items.empty() && trie.next[child] > child + 1) walk.run(child, next.items, allow, ignore);
-      }
+        if (!next.items.empty() && trie.next[child] > child + 1) walk.run(child, next.items, allow, ignore, ignore_all);
+      };
+      for (uint32_t k = part.after_byte[b]; k < part.after_byte[b + 1]; ++k) go_on(part.after[k]);
+      if (in_whole) part.for_whole(trie, uint8_t(b), go_on);
     }
   }
   for (const int32_t id : vocab_->long_tokens())

@@ -41,7 +41,7 @@ int GrammarVocab::special_of(int32_t id) const {
 bool GrammarVocab::is_eog(int32_t id) const { return std::find(eog_.begin(), eog_.end(), id) != eog_.end(); }
 
 int GrammarVocab::kind_of(uint8_t b) {
-  if (b >= 0x80) return kHighKind;
+  if (b >= 0x80) return b == 0xE2 ? kPunctuationKind : kHighKind;
   switch (b) {
     case '"':
       return 0;
@@ -50,9 +50,8 @@ int GrammarVocab::kind_of(uint8_t b) {
     case '<':
       return 2;
     case '|':
-      return 3;
     case '>':
-      return 4;
+      return 3;
     case '\n':
       return 5;
     case '\r':
@@ -74,6 +73,9 @@ int GrammarVocab::kind_of(uint8_t b) {
 }
 
 namespace {
+size_t code_points(std::string_view s) {
+  return size_t(std::count_if(s.begin(), s.end(), [](char c) { return (uint8_t(c) & 0xC0) != 0x80; }));
+}
 bool whole_code_points(std::string_view s) {
   while (!s.empty()) {
     const Utf8Head head = utf8_head(s);
@@ -100,6 +102,7 @@ void GrammarVocab::build() {
     t.byte.push_back(byte);
     t.depth.push_back(uint8_t(depth));
     t.chars.push_back(0);
+    t.before.push_back(0);
     t.below.push_back(0);
     t.next.push_back(0);
     t.tokens_.push_back(uint32_t(t.tokens.size()));
@@ -117,6 +120,8 @@ void GrammarVocab::build() {
       node(uint8_t(text[i]), i + 1);
     }
     t.tokens.push_back(id);
+    t.token_chars.push_back(uint8_t(code_points(text)));
+    for (size_t i = common; i < text.size(); ++i) t.before[path[i + 1]] = uint8_t(code_points(text.substr(0, i)));
     // From each byte of the path on.
     uint16_t kinds = 0;
     uint8_t chars = 0;
@@ -125,12 +130,18 @@ void GrammarVocab::build() {
       t.chars[path[i + 1]] = std::max(t.chars[path[i + 1]], chars);
       kinds |= uint16_t(1 << kind_of(uint8_t(text[i])));
       t.below[path[i + 1]] |= kinds;
-      if (kinds >> kHighKind && !whole_code_points(text.substr(i))) t.below[path[i + 1]] |= kNotText;
+      if (kinds & (1 << kHighKind | 1 << kPunctuationKind) && !whole_code_points(text.substr(i)))
+        t.below[path[i + 1]] |= kNotText;
     }
     last = text;
   }
   for (; !path.empty(); path.pop_back()) t.next[path.back()] = uint32_t(t.byte.size());
   t.tokens_.push_back(uint32_t(t.tokens.size()));
+  for (size_t n = 1; n < t.byte.size(); ++n) ++t.byte_begin[size_t(t.byte[n]) + 1];
+  for (size_t b = 0; b < 256; ++b) t.byte_begin[b + 1] += t.byte_begin[b];
+  std::array<uint32_t, 257> at = t.byte_begin;
+  t.by_byte.resize(t.byte_begin[256]);
+  for (size_t n = 1; n < t.byte.size(); ++n) t.by_byte[at[t.byte[n]]++] = uint32_t(n);
 }
 
 }  // namespace facet

@@ -32,18 +32,23 @@ class GrammarVocab {
   // Preorder; node 0 is the root. Tokens of a node and everything under it are neighbours in tokens.
   struct Trie {
     std::vector<uint8_t> byte, depth;
-    std::vector<uint8_t> chars;     // code points, at most, from the node's byte on
-    std::vector<uint16_t> below;    // kinds of the node's byte and those under it, kind_of() as bits; kNotText
-    std::vector<uint32_t> next;     // behind the node's subtree
-    std::vector<uint32_t> tokens_;  // first in tokens; one more at the end
-    std::vector<int32_t> tokens;    // ids
+    std::vector<uint8_t> chars;              // code points, at most, from the node's byte on
+    std::vector<uint8_t> before;             // code points that begin before the node's byte
+    std::vector<uint16_t> below;             // kinds of the node's byte and those under it, kind_of() as bits; kNotText
+    std::vector<uint32_t> next;              // behind the node's subtree
+    std::vector<uint32_t> tokens_;           // first in tokens; one more at the end
+    std::vector<int32_t> tokens;             // ids
+    std::vector<uint8_t> token_chars;        // code points of each of tokens
+    std::vector<uint32_t> by_byte;           // nodes but the root, sorted by their byte
+    std::array<uint32_t, 257> byte_begin{};  // first in by_byte
   };
   const Trie& trie() const { return trie_; }
   // Tokens of more bytes than the trie holds (Automaton::kHorizon).
   const std::vector<int32_t>& long_tokens() const { return long_; }
 
-  static int kind_of(uint8_t byte);  // 0 to 14
-  static constexpr int kHighKind = 14;
+  static int kind_of(uint8_t byte);              // 0 to 14
+  static constexpr int kHighKind = 14;           // from U+0080 on, but for:
+  static constexpr int kPunctuationKind = 4;     // U+2000 to U+2FFF; some dialects' . leaves two of them out
   static constexpr uint16_t kNotText = 1 << 15;  // from the node's byte on, some token is not whole code points
 
  private:

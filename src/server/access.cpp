@@ -72,8 +72,9 @@ Result<std::vector<ApiKey>> read_api_keys(const std::string& path) {
 }
 
 bool Access::shares(std::string_view origin) const {
-  return !origin.empty() &&
-         std::any_of(origins.begin(), origins.end(), [&](const std::string& o) { return o == "*" || o == origin; });
+  return !origin.empty() && std::any_of(origins.begin(), origins.end(), [&](const std::string& o) {
+    return o == "*" || o == origin || (o == "localhost" && is_local(host_name(origin)));
+  });
 }
 
 const Route* Access::route(std::string_view path) const {
@@ -90,7 +91,7 @@ std::string_view Access::key_name(const HttpRequest& head) const {
 }
 
 bool Access::preflight(const HttpRequest& head) const {
-  return head.method == "OPTIONS" && shares(head.header("origin")) && route(head.path);
+  return head.method == "OPTIONS" && !head.header("origin").empty() && route(head.path);
 }
 
 std::vector<std::pair<std::string, std::string>> Access::cors_headers(const HttpRequest& head) const {
@@ -101,7 +102,7 @@ std::vector<std::pair<std::string, std::string>> Access::cors_headers(const Http
   out.emplace_back("Access-Control-Allow-Origin", origin);
   out.emplace_back("Access-Control-Allow-Credentials", "true");
   if (head.method != "OPTIONS") return out;
-  out.emplace_back("Access-Control-Allow-Methods", "GET, POST");
+  out.emplace_back("Access-Control-Allow-Methods", "GET, POST, DELETE, OPTIONS");
   // By name: "*" does not stand for Authorization.
   std::string_view asked = head.header("access-control-request-headers");
   const bool plain =
@@ -117,7 +118,8 @@ std::optional<ApiError> Access::refusal(const HttpRequest& head) const {
   if (keys.empty()) {
     for (const std::string_view key : {"host", "origin"}) {
       const std::string_view value = head.header(key);
-      if (value.empty() || is_local(host_name(value)) || (key == "origin" && shares(value))) continue;
+      if (value.empty() || is_local(host_name(value))) continue;
+      if (key == "origin" && (shares(value) || preflight(head))) continue;
       return ApiError{.status = 403,
                       .message = fmt::format("{}: expected a name of this machine (start the server with --api-key or "
                                              "--cors-origin to allow others)",

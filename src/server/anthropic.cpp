@@ -216,12 +216,17 @@ void read_output_format(Fields& f, ApiRequest& r) {
 
 void read_thinking(Fields& f, ApiRequest& r, const ApiDefaults& d) {
   r.thinking = d.thinking;
+  r.thought_budget = d.thought_budget;
   const Json* v = f.get("thinking");
   if (!v) return;
   const std::string* type = v->is_object() ? string_of(*v, "type") : nullptr;
   if (!type || (*type != "enabled" && *type != "disabled" && *type != "adaptive"))
     return f.fail("thinking", "expected the type enabled, adaptive or disabled", v);
   r.thinking = *type != "disabled";
+  if (*type != "enabled") return;
+  Fields o(*v, /*strict=*/false, "thinking");
+  read_thought_budget(o, r, {"budget_tokens"});
+  f.check(o.done());
 }
 
 }  // namespace

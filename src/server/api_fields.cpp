@@ -31,6 +31,7 @@ constexpr Refused kRefused[] = {
     {"thinking_budget", "-1"},
     {"thinking_budget_tokens", "-1"},
     {"reasoning_budget", "-1"},
+    {"reasoning_budget_tokens", "-1"},
     {"truncate_prompt_tokens", ""},
     // what is told about it
     {"n_probs", "0"},
@@ -45,8 +46,6 @@ constexpr Refused kRefused[] = {
     {"top_a", "0"},
     {"mirostat", "0"},
     {"dynatemp_range", "0"},
-    {"xtc_probability", "0"},
-    {"dry_multiplier", "0"},
     {"adaptive_target", "-1"},
     {"length_penalty", "1"},
     {"use_beam_search", "false"},

@@ -1,7 +1,5 @@
 #include "server/chat_prompt.h"
 
-#include <fmt/format.h>
-
 namespace facet {
 namespace {
 
@@ -21,30 +19,36 @@ Result<ChatPrompt> chat_prompt(const ApiRequest& r, Variant variant) {
                               .preserve_thinking = r.preserve_thinking,
                               .variant = variant};
   if (!r.continue_last || r.messages.empty()) {
-    auto text = render_chat(r.messages, r.tools, options);
-    if (!text) return text.error();
-    const bool in_thought = ends_in_thought(*text);
-    return ChatPrompt{std::move(*text), in_thought};
+    auto rendered = render_chat_ranges(r.messages, r.tools, options);
+    if (!rendered) return rendered.error();
+    const bool in_thought = ends_in_thought(rendered->text);
+    return ChatPrompt{std::move(rendered->text), std::move(rendered->plain), in_thought};
   }
-  std::vector<Message> before(r.messages.begin(), r.messages.end() - 1);
-  auto text = render_chat(before, r.tools, options);
-  if (!text) return text.error();
+  const std::vector<Message> before(r.messages.begin(), r.messages.end() - 1);
+  auto rendered = render_chat_ranges(before, r.tools, options);
+  if (!rendered) return rendered.error();
   const Message& last = r.messages.back();
   const std::string content = text_of(last.content);
-  ChatPrompt p{std::move(*text), false};
+  ChatPrompt p{std::move(rendered->text), std::move(rendered->plain), false};
+  const auto add_plain = [&p](std::string_view text) {
+    p.plain.push_back({p.text.size(), p.text.size() + text.size()});
+    p.text += text;
+  };
   constexpr std::string_view kOpen = "<|channel>thought\n", kClosed = "<|channel>thought\n<channel|>";
   if (!last.reasoning.empty()) {
     if (p.text.ends_with(kClosed))
       p.text.resize(p.text.size() - kClosed.size());
     else if (p.text.ends_with(kOpen))
       p.text.resize(p.text.size() - kOpen.size());
-    p.text += fmt::format("{}{}", kOpen, last.reasoning);
-    if (content.empty()) return ChatPrompt{std::move(p.text), true};  // the thought itself goes on
+    p.text += kOpen;
+    add_plain(last.reasoning);
+    p.in_thought = content.empty();  // the thought itself goes on
+    if (p.in_thought) return p;
     p.text += "\n<channel|>";
   } else if (p.text.ends_with(kOpen)) {
     p.text += "<channel|>";  // the answer has begun: there is no thought before it
   }
-  p.text += content;
+  add_plain(content);
   return p;
 }
 

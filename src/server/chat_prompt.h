@@ -5,7 +5,8 @@ namespace facet {
 
 struct ChatPrompt {
   std::string text = {};
-  bool in_thought = false;  // the answer begins inside a thought
+  std::vector<TextRange> plain = {};  // what messages and tools spell of it, for Tokenizer::encode
+  bool in_thought = false;            // the answer begins inside a thought
 };
 
 // A chat as the model reads it. With continue_last, the last message is the beginning of the answer: nothing closes it.

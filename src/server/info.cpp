@@ -1,6 +1,7 @@
 #include "server/info.h"
 
 #include <charconv>
+#include <chrono>
 
 namespace facet {
 
@@ -36,6 +37,11 @@ Json props_json(const ServerInfo& s) {
           {"eos_token", s.eos},
           {"is_sleeping", false},
           {"build_info", "facet " + s.version}};
+}
+
+int64_t unix_now() {
+  using std::chrono::system_clock;
+  return std::chrono::duration_cast<std::chrono::seconds>(system_clock::now().time_since_epoch()).count();
 }
 
 std::string percent_decoded(std::string_view s) {

@@ -20,6 +20,8 @@ Json model_json(const ServerInfo& s);
 Json models_json(const ServerInfo& s);
 Json props_json(const ServerInfo& s);  // in llama-server's shape
 
+int64_t unix_now();  // seconds
+
 // "a%2Fb" to "a/b"; what is no escape stays.
 std::string percent_decoded(std::string_view s);
 

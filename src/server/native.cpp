@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "server/writers.h"
 
@@ -11,8 +12,10 @@ namespace {
 Json settings_json(const WriterContext& c) {
   const ApiRequest& r = c.request;
   const Sampling& s = r.sampling;
-  Json bias = Json::array();
-  for (const auto& [id, value] : s.logit_bias) bias.push_back({id, value});
+  Json bias = Json::array();  // null: never
+  for (const auto& [id, value] : s.logit_bias)
+    bias.push_back({{"token", id}, {"bias", value <= -1e9f ? Json() : Json(value)}});
+  for (const int32_t id : c.ends) bias.push_back({{"token", id}, {"bias", nullptr}});
   return {{"n_ctx", c.n_ctx},
           {"n_predict", r.max_tokens},
           {"max_tokens", r.max_tokens},
@@ -25,11 +28,39 @@ Json settings_json(const WriterContext& c) {
           {"repeat_penalty", s.repeat_penalty},
           {"presence_penalty", s.presence_penalty},
           {"frequency_penalty", s.frequency_penalty},
+          {"dry_multiplier", s.dry_multiplier},
+          {"dry_base", s.dry_base},
+          {"dry_allowed_length", s.dry_allowed_length},
+          {"dry_penalty_last_n", s.dry_last_n},
+          {"xtc_probability", s.xtc_probability},
+          {"xtc_threshold", s.xtc_threshold},
+          {"n_probs", r.drawn_probs || r.kind == ApiKind::kNative ? std::max(0, r.logprobs) : 0},
+          {"post_sampling_probs", r.drawn_probs},
           {"logit_bias", std::move(bias)},
           {"stop", r.stop},
           {"ignore_eos", r.ignore_eos},
           {"stream", r.stream},
           {"timings_per_token", r.timings_per_token}};
+}
+
+// llama-server's n_probs: natural logarithms, or, drawn, the probabilities that tokens were drawn with.
+Json probabilities(const std::vector<LoggedToken>& tokens, bool drawn) {
+  const auto entry = [drawn](int32_t id, const std::string& text, float logprob) {
+    Json j = {{"id", id}, {"token", token_name(text)}, {"bytes", std::vector<uint8_t>(text.begin(), text.end())}};
+    if (drawn)
+      j["prob"] = std::exp(double(logprob));
+    else
+      j["logprob"] = logprob;
+    return j;
+  };
+  Json all = Json::array();
+  for (const LoggedToken& t : tokens) {
+    Json j = entry(t.id, t.text, t.logprob.value_or(0));
+    Json& top = j[drawn ? "top_probs" : "top_logprobs"] = Json::array();
+    for (const LoggedToken::Other& o : t.top) top.push_back(entry(o.id, o.text, o.logprob));
+    all.push_back(std::move(j));
+  }
+  return all;
 }
 
 class NativeWriter final : public AnswerWriter {
@@ -49,13 +80,15 @@ class NativeWriter final : public AnswerWriter {
     new_line_ = new_line_ || p.event.text.find('\n') != std::string::npos;
     Json j = partial(p.event.text, p.tokens, p.usage.generated);
     if (c_.request.timings_per_token) j["timings"] = timings_json(p.usage);
+    if (c_.request.logprobs > 0) j["completion_probabilities"] = probabilities(p.logprobs, c_.request.drawn_probs);
     return sse(j);
   }
   std::string end(const AnswerEnd& e) override { return sse(last("", {}, e)); }
   std::string error(const ApiError& e) override { return sse(error_json(Dialect::kOpenAi, e)); }
   Json whole(const ParsedMessage& m, const std::vector<int32_t>& tokens, const AnswerEnd& e) override {
     new_line_ = m.content.find('\n') != std::string::npos;
-    const Json all = last(m.content, c_.request.return_tokens ? tokens : std::vector<int32_t>{}, e);
+    Json all = last(m.content, c_.request.return_tokens ? tokens : std::vector<int32_t>{}, e);
+    if (c_.request.logprobs > 0) all["completion_probabilities"] = probabilities(e.logprobs, c_.request.drawn_probs);
     if (c_.request.response_fields.empty()) return all;
     Json chosen = Json::object();  // "a/b" is b of the object a
     for (const std::string& path : c_.request.response_fields) {
@@ -72,7 +105,7 @@ class NativeWriter final : public AnswerWriter {
 
  private:
   Json partial(const std::string& text, const std::vector<int32_t>& tokens, int generated) const {
-    return {{"index", 0},
+    return {{"index", a_.index},
             {"content", text},
             {"tokens", tokens},
             {"stop", false},
@@ -82,26 +115,9 @@ class NativeWriter final : public AnswerWriter {
   }
 
   Json last(const std::string& text, const std::vector<int32_t>& tokens, const AnswerEnd& e) const {
-    const bool limit = !e.stopped && (e.why == Stop::kLength || e.why == Stop::kContext);
-    return {{"index", 0},
-            {"content", text},
-            {"tokens", tokens},
-            {"id_slot", -1},
-            {"stop", true},
-            {"model", a_.model},
-            {"tokens_predicted", e.usage.generated},
-            {"tokens_evaluated", e.usage.prompt},
-            {"generation_settings", settings_json(c_)},
-            {"prompt", c_.prompt},
-            {"has_new_line", new_line_},
-            {"truncated", !e.stopped && e.why == Stop::kContext},
-            {"stop_type", e.stopped             ? "word"
-                          : limit               ? "limit"
-                          : e.why == Stop::kEos ? "eos"
-                                                : "none"},
-            {"stopping_word", e.stop_word},
-            {"tokens_cached", e.usage.prompt + std::max(0, e.usage.generated - 1)},
-            {"timings", timings_json(e.usage)}};
+    Json j = native_json(a_, c_, text, tokens, e);
+    j["has_new_line"] = new_line_;
+    return j;
   }
 
   ApiAnswer a_;
@@ -111,6 +127,30 @@ class NativeWriter final : public AnswerWriter {
 };
 
 }  // namespace
+
+Json native_json(const ApiAnswer& a, const WriterContext& c, const std::string& text,
+                 const std::vector<int32_t>& tokens, const AnswerEnd& e) {
+  const bool limit = !e.stopped && (e.why == Stop::kLength || e.why == Stop::kContext);
+  return {{"index", a.index},
+          {"content", text},
+          {"tokens", tokens},
+          {"id_slot", -1},
+          {"stop", true},
+          {"model", a.model},
+          {"tokens_predicted", e.usage.generated},
+          {"tokens_evaluated", e.usage.prompt},
+          {"generation_settings", settings_json(c)},
+          {"prompt", c.prompt},
+          {"has_new_line", text.find('\n') != std::string::npos},
+          {"truncated", !e.stopped && e.why == Stop::kContext},
+          {"stop_type", e.stopped             ? "word"
+                        : limit               ? "limit"
+                        : e.why == Stop::kEos ? "eos"
+                                              : "none"},
+          {"stopping_word", e.stop_word},
+          {"tokens_cached", e.usage.prompt + std::max(0, e.usage.generated - 1)},
+          {"timings", timings_json(e.usage)}};
+}
 
 std::unique_ptr<AnswerWriter> make_native_writer(ApiAnswer a, WriterContext c) {
   return std::make_unique<NativeWriter>(std::move(a), std::move(c));

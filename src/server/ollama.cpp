@@ -35,14 +35,13 @@ void read_options(Fields& f, ApiRequest& r, const ApiDefaults& d) {
 
 void read_think(Fields& f, ApiRequest& r, const ApiDefaults& d) {
   r.thinking = d.thinking;
+  r.thought_budget = d.thought_budget;
   const Json* v = f.get("think");
   if (!v) return;
   if (v->is_boolean())
     r.thinking = v->get<bool>();
-  else if (*v == "low" || *v == "medium" || *v == "high")
-    r.thinking = true;
   else
-    f.fail("think", "expected true, false, low, medium or high", v);
+    read_effort(f, r, "think", v);
 }
 
 void no_pictures(Fields& f, const Json& object, const std::string& where) {

@@ -1,6 +1,7 @@
 #pragma once
 #include <cstdint>
 #include <functional>
+#include <initializer_list>
 #include <string>
 #include <string_view>
 #include <variant>
@@ -22,15 +23,19 @@ struct ApiDefaults {
   bool seed_given = false;  // false: a request without a seed has one drawn
   int max_tokens = -1;
   bool thinking = false;
+  int thought_budget = -1;
   int n_vocab = 0;
-  int n_seq = 1;                                                        // choices of a prompt at most
-  bool strict = false;                                                  // every unknown field is refused
-  std::function<std::vector<int32_t>(std::string_view)> tokenize = {};  // for a logit_bias that names text
+  int n_seq = 1;               // choices of a prompt at most
+  bool strict = false;         // every unknown field is refused
+  bool verbose = false;        // answers tell of the prompt and the settings, as llama-server's do in __verbose
+  bool parse_special = false;  // control tokens spelled in messages are those tokens
+  std::function<std::vector<int32_t>(std::string_view)> tokenize = {};     // for a logit_bias that names text
+  std::function<std::vector<int32_t>(std::string_view)> tokens_with = {};  // ids of tokens that hold a text
 };
 
-// Whose request and answer it is: OpenAI's chat and completions, llama-server's own completion, Anthropic's messages,
-// Ollama's chat and generate.
-enum class ApiKind { kChat, kCompletion, kNative, kMessages, kOllamaChat, kOllamaGenerate };
+// Whose request and answer it is: OpenAI's chat, completions and responses, llama-server's own completion, Anthropic's
+// messages, Ollama's chat and generate.
+enum class ApiKind { kChat, kCompletion, kNative, kMessages, kResponses, kOllamaChat, kOllamaGenerate };
 const char* kind_name(ApiKind kind);  // "chat", ...
 
 // A prompt as text, ids, or both in turn.
@@ -58,13 +63,17 @@ struct ApiRequest {
   bool add_generation_prompt = true;                       // begin the model's turn
   bool continue_last = false;                              // the last message is the beginning of the answer
   std::vector<PromptPart> prompt = {};                     // of a completion
-  std::vector<std::vector<PromptPart>> more_prompts = {};  // of kCompletion: each has choices of its own
+  std::vector<std::vector<PromptPart>> more_prompts = {};  // of kCompletion and kNative: each has choices of its own
   int n = 1, best_of = 1;                                  // choices of a prompt; best_of: computed
   int logprobs = -1;                                       // as Request::logprobs
+  bool drawn_probs = false;                                // as Request::drawn_logprobs
   bool echo = false;                                       // of kCompletion: the answer begins with the prompt
   int min_tokens = 0;
   std::vector<int32_t> stop_ids = {};
   bool cache = true, draft = true;
+  int max_draft = -1, thought_budget = -1;  // as in Request
+  bool verbose = false;
+  Json repeated = {};  // of kResponses: what the answer repeats of the request
   std::string cache_salt = {};
   bool stream = false, include_usage = false, ignore_eos = false;
   bool continuous_usage = false;                  // usage with every chunk
@@ -79,7 +88,8 @@ struct ApiRequest {
   bool chat() const { return !messages.empty(); }
 };
 
-// An error's `where` is the path of the field, as in messages[2].content. Every kind but kMessages and Ollama's.
+// An error's `where` is the path of the field, as in messages[2].content. Every kind but kMessages, kResponses and
+// Ollama's.
 Result<ApiRequest> parse_api_request(ApiKind kind, const Json& body, const ApiDefaults& defaults);
 
 // What continue_last means for a request that does not say: a last message of the assistant is the beginning of the
@@ -88,12 +98,18 @@ Status settle_continuation(ApiRequest& request, bool said);
 
 inline constexpr size_t kMaxMessages = 1024, kMaxTools = 256, kMaxStops = 16, kMaxStopBytes = 256, kMaxBias = 1024;
 inline constexpr size_t kMaxPrompts = 64, kMaxSaltBytes = 256;
-inline constexpr int kMaxTokens = 1 << 24, kMaxLogprobs = 20;
+inline constexpr int kMaxTokens = 1 << 24, kMaxLogprobs = 20, kMaxProbs = 100;
 
 class Fields;
 // Parts of a request that several dialects share.
 void read_stop(Fields& f, ApiRequest& r, const char* key);
+void read_limits(Fields& f, ApiRequest& r, const ApiDefaults& d);  // cache, drafts, min_tokens, what a stream tells
+// none, minimal, ..., as a budget of thoughts; a budget that the request names wins.
+void read_effort(Fields& f, ApiRequest& r, const char* key, const Json* v);
+void read_thought_budget(Fields& f, ApiRequest& r, std::initializer_list<const char*> keys);
+void refuse_media(Fields& f, const ApiRequest& r, const char* where);
 void read_sampling(Fields& f, ApiRequest& r, const ApiDefaults& d);  // temperature, top_p, ..., seed, logit_bias
+inline constexpr size_t kMaxBreakers = 16;
 
 // What all objects of one answer have in common.
 struct ApiAnswer {

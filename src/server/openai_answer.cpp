@@ -34,28 +34,9 @@ Json call_json(const ApiAnswer& a, const ParsedCall& c) {
           {"function", {{"name", c.name}, {"arguments", c.arguments}}}};
 }
 
-// Text as JSON can have it. A part of a UTF-8 sequence is shown in OpenAI's way, so that two of them stay two.
-std::string token_name(const std::string& bytes) {
-  if (utf8_sanitize(bytes) == bytes) return bytes;
-  std::string s = "bytes:";
-  for (const char c : bytes) s += fmt::format("\\x{:02x}", uint8_t(c));
-  return s;
-}
-
 Json token_json(const std::string& bytes, float logprob) {
   return {
       {"token", token_name(bytes)}, {"logprob", logprob}, {"bytes", std::vector<uint8_t>(bytes.begin(), bytes.end())}};
-}
-
-Json chat_logprobs(const std::vector<LoggedToken>& tokens) {
-  Json content = Json::array();
-  for (const LoggedToken& t : tokens) {
-    Json j = token_json(t.text, t.logprob.value_or(0));
-    Json& top = j["top_logprobs"] = Json::array();
-    for (const auto& [text, logprob] : t.top) top.push_back(token_json(text, logprob));
-    content.push_back(std::move(j));
-  }
-  return {{"content", std::move(content)}, {"refusal", nullptr}};
 }
 
 // offset: characters before the tokens; moves behind them.
@@ -67,8 +48,8 @@ Json completion_logprobs(const std::vector<LoggedToken>& tokens, int& offset) {
     Json best = Json();
     if (t.logprob) {
       best = Json::object();
-      for (const auto& [text, logprob] : t.top)
-        if (const std::string name = token_name(text); !best.contains(name)) best[name] = logprob;
+      for (const LoggedToken::Other& o : t.top)
+        if (const std::string name = token_name(o.text); !best.contains(name)) best[name] = o.logprob;
     }
     top.push_back(std::move(best));
     at.push_back(offset);
@@ -84,6 +65,26 @@ double ms(double seconds) { return std::round(seconds * 1e6) / 1e3; }
 double rate(int n, double seconds) { return seconds > 0 ? std::round(n / seconds * 1e3) / 1e3 : 0; }
 
 }  // namespace
+
+// --- log-probabilities
+
+std::string token_name(const std::string& bytes) {
+  if (utf8_sanitize(bytes) == bytes) return bytes;
+  std::string s = "bytes:";
+  for (const char c : bytes) s += fmt::format("\\x{:02x}", uint8_t(c));
+  return s;
+}
+
+Json chat_logprobs(const std::vector<LoggedToken>& tokens) {
+  Json content = Json::array();
+  for (const LoggedToken& t : tokens) {
+    Json j = token_json(t.text, t.logprob.value_or(0));
+    Json& top = j["top_logprobs"] = Json::array();
+    for (const LoggedToken::Other& o : t.top) top.push_back(token_json(o.text, o.logprob));
+    content.push_back(std::move(j));
+  }
+  return content;
+}
 
 // --- answers
 
@@ -190,12 +191,13 @@ namespace {
 
 class OpenAiWriter final : public AnswerWriter {
  public:
-  OpenAiWriter(ApiAnswer a, const ApiRequest& r)
+  OpenAiWriter(ApiAnswer a, WriterContext c)
       : a_(std::move(a)),
-        include_usage_(r.include_usage),
-        continuous_(r.continuous_usage),
-        timings_(r.timings_per_token),
-        logprobs_(r.logprobs >= 0) {}
+        c_(std::move(c)),
+        include_usage_(c_.request.include_usage),
+        continuous_(c_.request.continuous_usage),
+        timings_(c_.request.timings_per_token),
+        logprobs_(c_.request.logprobs >= 0) {}
   std::string begin(int, int) override { return a_.kind == ApiKind::kChat ? sse(chunk_role(a_)) : ""; }
   std::string progress(const Json& p) override { return sse(chunk_progress(a_, p)); }
   std::string piece(const AnswerPiece& p) override {
@@ -210,6 +212,7 @@ class OpenAiWriter final : public AnswerWriter {
     Json j = chunk_finish(a_, finish_reason(e.why, e.stopped, calls_ > 0), e.usage);
     if (!e.logprobs.empty()) add_logprobs(j, e.logprobs);
     if (continuous_) j["usage"] = usage_json(e.usage);
+    if (c_.request.verbose) j["__verbose"] = native_json(a_, c_, "", {}, e);
     return sse(j);
   }
   std::string close(const Usage& total) override {
@@ -219,17 +222,20 @@ class OpenAiWriter final : public AnswerWriter {
   Json whole(const ParsedMessage& m, const std::vector<int32_t>&, const AnswerEnd& e) override {
     Json j = api_response(a_, m, finish_reason(e.why, e.stopped, !m.tool_calls.empty()), e.usage);
     add_logprobs(j, e.logprobs);
+    if (c_.request.verbose) j["__verbose"] = native_json(a_, c_, m.content, {}, e);
     return j;
   }
 
  private:
   void add_logprobs(Json& j, const std::vector<LoggedToken>& tokens) {
     if (!logprobs_) return;
-    j["choices"][0]["logprobs"] =
-        a_.kind == ApiKind::kCompletion ? completion_logprobs(tokens, offset_) : chat_logprobs(tokens);
+    j["choices"][0]["logprobs"] = a_.kind == ApiKind::kCompletion
+                                      ? completion_logprobs(tokens, offset_)
+                                      : Json{{"content", chat_logprobs(tokens)}, {"refusal", nullptr}};
   }
 
   ApiAnswer a_;
+  WriterContext c_;
   bool include_usage_, continuous_, timings_, logprobs_;
   int calls_ = 0, offset_ = 0;
 };
@@ -241,11 +247,12 @@ Json join_choices(std::vector<Json> choices, const Usage& total) {
   for (size_t i = 1; i < choices.size(); ++i) j["choices"].push_back(std::move(choices[i]["choices"][0]));
   for (size_t i = 0; i < choices.size(); ++i) j["choices"][i]["index"] = i;
   j["usage"] = usage_json(total);
+  j["timings"] = timings_json(total);
   return j;
 }
 
-std::unique_ptr<AnswerWriter> make_openai_writer(ApiAnswer a, const ApiRequest& r) {
-  return std::make_unique<OpenAiWriter>(std::move(a), r);
+std::unique_ptr<AnswerWriter> make_openai_writer(ApiAnswer a, WriterContext c) {
+  return std::make_unique<OpenAiWriter>(std::move(a), std::move(c));
 }
 
 }  // namespace facet

@@ -7,6 +7,7 @@ namespace facet {
 
 enum class Target {
   kHealth,
+  kMetrics,
   kPage,
   kModels,
   kModel,  // one of them, by its name in the path

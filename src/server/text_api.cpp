@@ -61,12 +61,20 @@ Result<Json> detokenize_json(const Json& body, const Tokenizer& t, bool strict) 
   return Json{{"content", t.decode(ids, /*show_special=*/true)}};
 }
 
-std::vector<int32_t> encode_prompt(const std::vector<PromptPart>& parts, const Tokenizer& t) {
+std::vector<int32_t> tokens_with(const Tokenizer& t, std::string_view text) {
+  std::vector<int32_t> ids;
+  for (int32_t id = 0; id < t.size() && !text.empty(); ++id)
+    if (t.piece(id).find(text) != std::string_view::npos) ids.push_back(id);
+  return ids;
+}
+
+std::vector<int32_t> encode_prompt(const std::vector<PromptPart>& parts, const Tokenizer& t,
+                                   std::span<const TextRange> plain) {
   std::vector<int32_t> ids;
   for (const PromptPart& p : parts) {
     const auto* text = std::get_if<std::string>(&p);
     const std::vector<int32_t> more =
-        text ? t.encode(*text, /*add_bos=*/ids.empty(), /*parse_special=*/true) : std::get<1>(p);
+        text ? t.encode(*text, /*add_bos=*/ids.empty(), /*parse_special=*/true, plain) : std::get<1>(p);
     ids.insert(ids.end(), more.begin(), more.end());
   }
   return ids;

@@ -3,6 +3,8 @@
 #include <fmt/chrono.h>
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "server/writers.h"
 #include "tokenizer/utf8.h"
 
@@ -85,6 +87,20 @@ std::string call_id(const char* prefix, const ApiAnswer& a, const ParsedCall& c)
   return fmt::format("{}{}_{}", prefix, answer, c.id.substr(c.id.find('_') + 1));
 }
 
+void add_usage(Usage& total, const Usage& u, bool new_prompt) {
+  if (new_prompt) total.prompt += u.prompt, total.cached += u.cached;
+  total.generated += u.generated;
+  total.prefill_s = std::max(total.prefill_s, u.prefill_s);
+  total.decode_s = std::max(total.decode_s, u.decode_s);
+  total.steps += u.steps, total.drafted += u.drafted, total.accepted += u.accepted;
+  total.decode_steps += u.decode_steps, total.rounds += u.rounds, total.decoded += u.decoded;
+  const size_t n = std::max(total.offered_at.size(), u.offered_at.size());
+  total.offered_at.resize(n), total.accepted_at.resize(n);
+  for (size_t k = 0; k < u.offered_at.size(); ++k)
+    total.offered_at[k] += u.offered_at[k], total.accepted_at[k] += u.accepted_at[k];
+  if (total.methods.empty()) total.methods = u.methods;
+}
+
 std::string rfc3339(int64_t unix_seconds) {
   return fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(std::time_t(unix_seconds)));
 }
@@ -98,8 +114,10 @@ std::unique_ptr<AnswerWriter> make_writer(ApiAnswer a, WriterContext c) {
     case ApiKind::kOllamaChat:
     case ApiKind::kOllamaGenerate:
       return make_ollama_writer(std::move(a));
+    case ApiKind::kResponses:
+      return make_responses_writer(std::move(a), std::move(c));
     default:
-      return make_openai_writer(std::move(a), c.request);
+      return make_openai_writer(std::move(a), std::move(c));
   }
 }
 

@@ -12,9 +12,15 @@ namespace facet {
 
 // A token with the model's opinion of it, as `logprobs` tells it.
 struct LoggedToken {
+  struct Other {
+    int32_t id;
+    std::string text;
+    float logprob;
+  };
+  int32_t id = -1;
   std::string text = {};              // bytes; perhaps a part of a UTF-8 sequence
   std::optional<float> logprob = {};  // none: the first token of a prompt
-  std::vector<std::pair<std::string, float>> top = {};
+  std::vector<Other> top = {};        // the likeliest, best first
 };
 
 struct ApiError {
@@ -66,12 +72,16 @@ class AnswerWriter {
 
 // The request's prompt as text and its sampling are needed where an answer repeats them.
 struct WriterContext {
-  ApiRequest request = {};  // without messages
-  std::string prompt = {};  // of kNative
+  ApiRequest request = {};         // without messages
+  std::string prompt = {};         // of kNative, and of verbose requests
+  std::vector<int32_t> ends = {};  // tokens that ignore_eos is about
   int n_ctx = 0;
 };
 std::unique_ptr<AnswerWriter> make_writer(ApiAnswer answer, WriterContext context);
 
+// Adds a choice's usage to the answer's. Choices of one prompt share it: it is counted once. Times are those of the
+// slowest, as choices run side by side.
+void add_usage(Usage& total, const Usage& choice, bool new_prompt);
 // Several choices of one answer, each from whole(), as one.
 Json join_choices(std::vector<Json> choices, const Usage& total);
 

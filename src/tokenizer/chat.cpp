@@ -109,11 +109,36 @@ const Json* member(const Json& object, const char* key) {
   return it == object.end() ? nullptr : &*it;
 }
 
+// --- what others have written
+
+// While a prompt is rendered, bytes that no UTF-8 has stand around text that is not the template's.
+constexpr char kPlainOpen = '\xFE', kPlainClose = '\xFF';
+
+std::string plain(std::string_view s) {
+  if (s.empty()) return "";
+  const bool odd = s.find(kPlainOpen) != std::string_view::npos || s.find(kPlainClose) != std::string_view::npos;
+  return fmt::format("{}{}{}", kPlainOpen, odd ? utf8_sanitize(s) : std::string(s), kPlainClose);
+}
+
+RenderedChat without_marks(std::string_view marked) {
+  RenderedChat out;
+  out.text.reserve(marked.size());
+  for (const char c : marked) {
+    if (c == kPlainOpen)
+      out.plain.push_back({out.text.size(), 0});
+    else if (c == kPlainClose)
+      out.plain.back().end = out.text.size();
+    else
+      out.text += c;
+  }
+  return out;
+}
+
 // --- values (6.4 of the format: no escaping, quotes are the token <|"|>)
 
 constexpr std::string_view kQuote = "<|\"|>";
 
-std::string in_quotes(std::string_view s) { return fmt::format("{}{}{}", kQuote, s, kQuote); }
+std::string in_quotes(std::string_view s) { return fmt::format("{}{}{}", kQuote, plain(s), kQuote); }
 
 using Fields = std::vector<std::pair<std::string_view, const Json*>>;
 
@@ -138,7 +163,7 @@ std::string format_value(const Json& v, Keys keys) {
   if (v.is_object()) {
     for (const auto& [key, value] : sorted_fields(v)) {
       if (!out.empty()) out += ',';
-      out += keys == Keys::kQuoted ? in_quotes(key) : std::string(key);
+      out += keys == Keys::kQuoted ? in_quotes(key) : plain(key);
       out += ':' + format_value(*value, keys);
     }
     return fmt::format("{{{}}}", out);
@@ -171,7 +196,7 @@ std::string format_items(const Json& items) {
   for (const auto& [key, value] : sorted_fields(items)) {
     if (value->is_null()) continue;
     if (!out.empty()) out += ',';
-    out += std::string(key) + ':';
+    out += plain(key) + ':';
     if (key == "properties") {
       out += fmt::format("{{{}}}", value->is_object() ? format_properties(*value, false) : "");
     } else if (key == "required") {
@@ -218,7 +243,7 @@ std::string format_properties(const Json& properties, bool schema_itself) {
   for (const auto& [key, schema] : sorted_fields(properties)) {
     if (schema_itself && std::find(kStandard.begin(), kStandard.end(), key) != kStandard.end()) continue;
     if (!out.empty()) out += ',';
-    out += fmt::format("{}:{}", key, format_schema(*schema));
+    out += fmt::format("{}:{}", plain(key), format_schema(*schema));
   }
   return out;
 }
@@ -226,7 +251,7 @@ std::string format_properties(const Json& properties, bool schema_itself) {
 // The template closes parameters and response only after a type; so does this.
 std::string format_declaration(const Json& function) {
   const Json* description = member(function, "description");
-  std::string out = fmt::format("declaration:{}{{description:{}", python_str(function["name"]),
+  std::string out = fmt::format("declaration:{}{{description:{}", plain(python_str(function["name"])),
                                 in_quotes(description ? python_str(*description) : ""));
   if (const Json* parameters = member(function, "parameters"); truthy(parameters)) {
     out += ",parameters:{";
@@ -279,7 +304,7 @@ std::string_view placeholder(ContentPart::Kind kind) {
 
 std::string render_content(const Message& m) {
   const bool model = m.role == "assistant";
-  const auto clean = [&](const std::string& s) { return model ? strip_thinking(s) : std::string(trim(s)); };
+  const auto clean = [&](const std::string& s) { return plain(model ? strip_thinking(s) : std::string(trim(s))); };
   if (const auto* text = std::get_if<std::string>(&m.content)) return clean(*text);
   std::string out;
   if (const auto* parts = std::get_if<std::vector<ContentPart>>(&m.content))
@@ -290,17 +315,17 @@ std::string render_content(const Message& m) {
 
 // The first system turn does not join its parts like other turns: each is followed by a space.
 std::string render_system_content(const Message& m) {
-  if (const auto* text = std::get_if<std::string>(&m.content)) return std::string(trim(*text));
+  if (const auto* text = std::get_if<std::string>(&m.content)) return plain(trim(*text));
   std::string out;
   if (const auto* parts = std::get_if<std::vector<ContentPart>>(&m.content))
-    for (const ContentPart& p : *parts) (out += trim(p.text)) += ' ';
+    for (const ContentPart& p : *parts) (out += plain(trim(p.text))) += ' ';
   return out;
 }
 
 std::string response_block(std::string_view name, const Json& response) {
   const std::string body =
       response.is_object() ? format_fields(response) : "value:" + format_value(response, Keys::kPlain);
-  return fmt::format("<|tool_response>response:{}{{{}}}<tool_response|>", name, body);
+  return fmt::format("<|tool_response>response:{}{{{}}}<tool_response|>", plain(name), body);
 }
 
 // A message of role tool, answering one of the calls of `asker`.
@@ -364,7 +389,7 @@ class Renderer {
 
     const bool current = ptrdiff_t(index) > last_user_;
     if (!m.reasoning.empty() && (current || (options_.preserve_thinking && !m.tool_calls.empty())))
-      out_ += fmt::format("<|channel>thought\n{}\n<channel|>", m.reasoning);
+      out_ += fmt::format("<|channel>thought\n{}\n<channel|>", plain(m.reasoning));
 
     if (Status s = calls(index); !s) return s;
     const bool responded = responses(index);
@@ -392,7 +417,7 @@ class Renderer {
         return Error{fmt::format("{}.tool_calls[{}]", message_where(index), c),
                      fmt::format("arguments: expected an object, found a {}", call.arguments.type_name()),
                      "pass the arguments as an object, or as the JSON text of one"};
-      out_ += fmt::format("<|tool_call>call:{}{{{}}}<tool_call|>", call.name,
+      out_ += fmt::format("<|tool_call>call:{}{{{}}}<tool_call|>", plain(call.name),
                           call.arguments.is_null() ? "" : format_fields(call.arguments));
       last_ = Last::kCall;
     }
@@ -461,7 +486,16 @@ Variant chat_variant(std::string_view chat_template, bool has_per_layer_embeddin
 
 Result<std::string> render_chat(const std::vector<Message>& messages, const std::vector<Json>& tools,
                                 const RenderOptions& options) {
-  return Renderer(messages, options).run(tools);
+  auto rendered = render_chat_ranges(messages, tools, options);
+  if (!rendered) return rendered.error();
+  return std::move(rendered->text);
+}
+
+Result<RenderedChat> render_chat_ranges(const std::vector<Message>& messages, const std::vector<Json>& tools,
+                                        const RenderOptions& options) {
+  auto marked = Renderer(messages, options).run(tools);
+  if (!marked) return marked.error();
+  return without_marks(*marked);
 }
 
 }  // namespace facet

@@ -6,6 +6,7 @@
 
 #include "base/result.h"
 #include "tokenizer/json.h"
+#include "tokenizer/text_range.h"
 
 // Conversations to prompt text, as Gemma 4's chat template of July 2026 renders them.
 namespace facet {
@@ -52,6 +53,15 @@ Variant chat_variant(std::string_view chat_template, bool has_per_layer_embeddin
 // The prompt begins with <bos>. Encode it with parse_special.
 Result<std::string> render_chat(const std::vector<Message>& messages, const std::vector<Json>& tools,
                                 const RenderOptions& options);
+
+// The same, with the ranges of the prompt that messages and tools spell: encoded with them as `plain`, no text of a
+// message can end its turn or begin a call.
+struct RenderedChat {
+  std::string text{};
+  std::vector<TextRange> plain{};
+};
+Result<RenderedChat> render_chat_ranges(const std::vector<Message>& messages, const std::vector<Json>& tools,
+                                        const RenderOptions& options);
 
 // Whether the model's text continues inside a thought that the prompt has opened (ParseOptions::in_thought).
 inline bool ends_in_thought(std::string_view prompt) { return prompt.ends_with("<|channel>thought\n"); }

@@ -301,17 +301,36 @@ bool Tokenizer::is_eog(int32_t id) const { return std::find(eog_.begin(), eog_.e
 
 // --- encode
 
-std::vector<int32_t> Tokenizer::encode(std::string_view text, bool add_bos, bool parse_special) const {
+namespace {
+
+bool overlaps(std::span<const TextRange> ranges, size_t begin, size_t end) {
+  const auto at = std::partition_point(ranges.begin(), ranges.end(), [&](TextRange r) { return r.end <= begin; });
+  return at != ranges.end() && at->begin < end;
+}
+
+}  // namespace
+
+std::vector<int32_t> Tokenizer::encode(std::string_view text, bool add_bos, bool parse_special,
+                                       std::span<const TextRange> plain) const {
   std::vector<Fragment> fragments, split;
   if (!text.empty()) fragments.push_back({text});
   for (const int32_t id : partition_) {
     const std::string& token = vocab_.tokens[size_t(id)];
     if (special_[size_t(id)] && !parse_special) continue;
     if (text.find(token) == std::string_view::npos) continue;
+    const bool structure = special_[size_t(id)] || token.starts_with("<|") || token.ends_with("|>");
+    const std::span<const TextRange> hidden = structure ? plain : std::span<const TextRange>{};
+    const auto find_token = [&](std::string_view s) {
+      const size_t from = size_t(s.data() - text.data());
+      size_t at = s.find(token);
+      while (at != std::string_view::npos && overlaps(hidden, from + at, from + at + token.size()))
+        at = s.find(token, at + 1);
+      return at;
+    };
     split.clear();
     for (Fragment f : fragments) {
       if (f.id < 0) {
-        for (size_t at; (at = f.text.find(token)) != std::string_view::npos; f.text.remove_prefix(at + token.size())) {
+        for (size_t at; (at = find_token(f.text)) != std::string_view::npos; f.text.remove_prefix(at + token.size())) {
           if (at > 0) split.push_back({f.text.substr(0, at)});
           split.push_back({{}, id});
         }

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/result.h"
+#include "tokenizer/text_range.h"
 #include "tokenizer/vocab.h"
 
 namespace facet {
@@ -24,7 +25,10 @@ class Tokenizer {
   // Text to ids. add_bos: the result begins with exactly one <bos> (one that the text itself begins with
   // counts). parse_special: control tokens spelled in the text become those tokens; without it only
   // user-defined tokens do, except <|tool_response>, as in llama.cpp.
-  std::vector<int32_t> encode(std::string_view text, bool add_bos, bool parse_special) const;
+  // plain: ranges of the text, ascending and apart, in which structure is characters: no control token and none of
+  // the form <|...> or <...|> is found where one of its bytes lies there.
+  std::vector<int32_t> encode(std::string_view text, bool add_bos, bool parse_special,
+                              std::span<const TextRange> plain = {}) const;
 
   // Ids to valid UTF-8: ill-formed bytes become U+FFFD. Control tokens give nothing unless show_special.
   std::string decode(std::span<const int32_t> ids, bool show_special) const;

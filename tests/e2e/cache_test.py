@@ -5,13 +5,14 @@ import pathlib
 import random
 import signal
 import stat
+import subprocess
 import sys
 import tempfile
 import threading
 import time
 import unittest
 
-from server_test import MODEL, Server
+from server_test import MODEL, PROGRAM, Server
 
 FULL = os.environ.get("FACET_TEST_FULL")
 LONG = 11000 if FULL else 5000  # tokens
@@ -253,11 +254,20 @@ class Files(unittest.TestCase):
         self.assertRegex(again["miss_reason"], r"^turn 2 \(model\): ")
         changed = [talk[0], {"role": "user", "content": "Write a list of five towns, please."}]
         reason = details(s.chat(changed, max_tokens=4))
-        self.assertRegex(reason["miss_reason"], r"^turn 1 \(user\): token \d+, \".*town.*\", differs")
+        self.assertRegex(reason["miss_reason"], r'^turn 1 \(user\): token \d+, ".*", differs')
         self.assertGreater(reason["miss_at"], 5)
         off = s.chat(talk, max_tokens=4, cache_prompt=False)
         self.assertIn("cache_prompt", details(off)["miss_reason"])
         s.stop()
+
+
+class Plans(unittest.TestCase):
+    def test_plans_are_what_they_come_to(self):
+        for flags in (("-c", "8192", "--parallel", "2", "--draft", "auto"), ("-c", "2048", "--parallel", "6", "--kv-k", "q8_0", "--kv-v", "q4_0"),
+                      ("-c", "16384", "--parallel", "8", "--memory", "200MB")):
+            p = subprocess.run([PROGRAM, "plan", "-m", str(MODEL), "--backend", "cpu", "--prove", *flags], capture_output=True, text=True)
+            print(p.stdout.splitlines()[-1])
+            self.assertEqual(p.returncode, 0, p.stdout + p.stderr)
 
 
 class Slots(unittest.TestCase):

@@ -145,7 +145,10 @@ class Paths(Shared):
         ids = self.post("/tokenize", {"content": prompt})["tokens"]
         for p in (ids, [ids], ids[:4] + [self.post("/detokenize", {"tokens": ids[4:]})["content"]]):
             self.assertEqual(self.post("/completion", {**ask, "prompt": p})["content"], HELLO)
-        self.assertEqual(self.s.request("POST", "/completion", {**ask, "prompt": [ids, ids]})[0], 400)
+        several = self.post("/completion", {**ask, "prompt": [ids, prompt, {"prompt_string": prompt}]})
+        self.assertEqual([(r["content"], r["index"]) for r in several], [(HELLO, i) for i in range(3)])
+        for bad in ([{}], [ids, {"prompt_string": 7}], [{"prompt_string": "x", "multimodal_data": ["x"]}], [ids, True]):
+            self.assertEqual(self.s.request("POST", "/completion", {**ask, "prompt": bad})[0], 400, bad)
 
     def test_native_streams(self):
         prompt = self.post("/apply-template", {"messages": user("Hello")})["prompt"]
@@ -377,7 +380,7 @@ class Choices(Shared):
         self.assertEqual([c["index"] for c in r["choices"]], [0, 1, 2, 3])
         for body, param in (({"n": 4}, "n"), ({"n": 0}, "n"), ({"n": 2, "best_of": 1}, "best_of"), ({"best_of": 2, "stream": True}, "best_of"),
                             ({"max_tokens": 0}, "max_tokens"), ({"logprobs": 21}, "logprobs"), ({"draft": 3}, "draft"), ({"stop_token_ids": [1 << 40]}, "stop_token_ids[0]"),
-                            ({"cache_salt": "x" * 257}, "cache_salt"), ({"prompt": ["a"] * 65}, "prompt"), ({"prompt": ["a", [1]]}, "prompt[1]")):
+                            ({"cache_salt": "x" * 257}, "cache_salt"), ({"prompt": ["a"] * 65}, "prompt"), ({"prompt": ["a", ["b", 1 << 40]]}, "prompt[1][1]")):
             status, _, answer = self.s.request("POST", "/v1/completions", {"prompt": "x", **body})
             self.assertEqual((status, answer["error"]["param"]), (400, param), body)
 
@@ -465,7 +468,7 @@ class Access(unittest.TestCase):
         asked = {"Origin": "https://chat.example", "Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization, content-type"}
         status, headers, _ = s.request("OPTIONS", "/v1/chat/completions", headers=asked)
         self.assertEqual((status, headers["Access-Control-Allow-Origin"], headers["Access-Control-Allow-Headers"], headers["Access-Control-Allow-Methods"]),
-                         (200, "https://chat.example", "authorization, content-type", "GET, POST"))
+                         (200, "https://chat.example", "authorization, content-type", "GET, POST, DELETE, OPTIONS"))
         for path in ("/v1/models", "/nothing"):  # errors, too, can be read by the page
             self.assertEqual(s.request("GET", path, headers={"Origin": "http://b:3000"})[1]["Access-Control-Allow-Origin"], "http://b:3000")
         status, headers, _ = s.request("GET", "/v1/models", headers={"Origin": "https://evil.example"})

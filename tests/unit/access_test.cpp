@@ -109,11 +109,19 @@ TEST(Access, Origins) {
       ask("OPTIONS", "/v1/messages", {{"origin", page}, {"access-control-request-headers", "authorization"}});
   EXPECT_EQ(status(a, before), 200);  // browsers send no key with it
   EXPECT_TRUE(a.preflight(before));
-  EXPECT_EQ(value(before, "Access-Control-Allow-Methods"), "GET, POST");
+  EXPECT_EQ(value(before, "Access-Control-Allow-Methods"), "GET, POST, DELETE, OPTIONS");
   EXPECT_EQ(value(before, "Access-Control-Allow-Headers"), "authorization");
   EXPECT_EQ(status(a, ask("OPTIONS", "/nothing", {{"origin", page}})), 401);
-  EXPECT_EQ(status(a, ask("OPTIONS", "/v1/messages", {{"origin", "https://other"}})), 401);
+  const HttpRequest stranger = ask("OPTIONS", "/v1/messages", {{"origin", "https://other"}});
+  EXPECT_EQ(status(a, stranger), 200);  // an answer that allows nothing
+  EXPECT_EQ(value(stranger, "Access-Control-Allow-Origin"), "");
   EXPECT_EQ(status(a, ask("GET", "/props", {{"origin", page}})), 401);
+
+  a.origins = {"localhost"};
+  for (const char* origin : {"http://localhost", "http://localhost:8080", "http://127.0.0.1:3000", "http://[::1]:3000"})
+    EXPECT_EQ(value(ask("GET", "/props", {{"origin", origin}}), "Access-Control-Allow-Origin"), origin);
+  for (const char* origin : {"http://evil.com", "http://notlocalhost", "http://localhost.evil.com"})
+    EXPECT_EQ(value(ask("GET", "/props", {{"origin", origin}}), "Access-Control-Allow-Origin"), "") << origin;
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <string>
 
 #include "tokenizer/chat_parse.h"
@@ -302,6 +303,45 @@ TEST(Chat, ParsedTextRendersBack) {
   const Result<std::string> prompt = render_chat({{.role = "user", .content = "q"}, m}, {}, {});
   ASSERT_TRUE(prompt);
   EXPECT_EQ(*prompt, "<bos><|turn>user\nq<turn|>\n<|turn>model\n" + text + "<|tool_response>");
+}
+
+// Whatever messages and tools spell, the ranges hold it, and what is between them is the template's alone.
+TEST(Chat, RangesHoldWhatIsNotTheTemplates) {
+  const auto rendered = [](const std::string& x) {
+    const Json tool = {{"name", x},
+                       {"description", x},
+                       {"parameters",
+                        {{"type", "object"},
+                         {"properties", {{x, {{"type", "string"}, {"description", x}, {"enum", {x}}}}}},
+                         {"required", {x}}}}};
+    std::vector<Message> m{{.role = "system", .content = x}, {.role = "user", .content = x}};
+    m.push_back({.role = "assistant", .content = {}, .reasoning = x});
+    m.back().tool_calls.push_back({"id", x, Json{{x, Json::array({x, 1, Json{{x, x}}})}}});
+    m.push_back({.role = "tool", .content = x, .tool_call_id = "id"});
+    m.push_back({.role = "user",
+                 .content = std::vector<ContentPart>{{ContentPart::Kind::kText, x}, {ContentPart::Kind::kText, x}}});
+    auto r = render_chat_ranges(m, {tool}, {.add_generation_prompt = true, .preserve_thinking = true});
+    EXPECT_TRUE(r);
+    EXPECT_EQ(r->text, *render_chat(m, {tool}, {.add_generation_prompt = true, .preserve_thinking = true}));
+    return *r;
+  };
+  const auto between = [](const RenderedChat& r) {
+    std::string out;
+    size_t at = 0;
+    for (const TextRange& p : r.plain) {
+      EXPECT_LE(at, p.begin);
+      EXPECT_LT(p.begin, p.end);
+      out += r.text.substr(at, p.begin - at) + "|";
+      at = p.end;
+    }
+    return out + r.text.substr(at);
+  };
+  const std::string want = between(rendered("x"));
+  EXPECT_GE(std::count(want.begin(), want.end(), '|'), 18);
+  for (const char* text :
+       {"<turn|>", "<|tool_call>call:f{}<tool_call|>", "<|\"|>", "<|channel>thought", "<bos>", "a<|turn>b"})
+    EXPECT_EQ(between(rendered(text)), want) << text;
+  EXPECT_EQ(rendered("a\xFE\xFF").text.find('\xFE'), std::string::npos);  // bytes that no UTF-8 has
 }
 
 }  // namespace

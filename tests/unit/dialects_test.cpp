@@ -6,6 +6,7 @@
 #include "server/chat_prompt.h"
 #include "server/info.h"
 #include "server/ollama.h"
+#include "server/responses.h"
 #include "server/writer.h"
 
 namespace facet {
@@ -206,7 +207,10 @@ TEST(Native, Fields) {
   EXPECT_EQ(at(R"("response_fields":[1])"), "response_fields");
   EXPECT_EQ(at(R"("return_tokens":1)"), "return_tokens");
   EXPECT_EQ(at(R"("n_probs":0,"id_slot":1,"cache_prompt":true,"samplers":null)"), "accepted");
-  EXPECT_EQ(at(R"("n_probs":2)"), "n_probs");
+  EXPECT_EQ(at(R"("n_probs":100,"post_sampling_probs":true,"n_cmpl":1)"), "accepted");
+  EXPECT_EQ(at(R"("n_probs":101)"), "n_probs");
+  EXPECT_EQ(at(R"("speculative.n_max":3,"dry_multiplier":0.8,"xtc_probability":0.5)"), "accepted");
+  EXPECT_EQ(at(R"("dry_multiplier":0.8,"dry_sequence_breakers":[""])"), "dry_sequence_breakers");
 }
 
 TEST(Ollama, RequestsAndAnswers) {
@@ -274,6 +278,121 @@ TEST(Info, Names) {
   EXPECT_EQ(percent_decoded("%2"), "%2");
   EXPECT_EQ(percent_decoded("%zz"), "%zz");
   EXPECT_EQ(percent_decoded("%+1"), "%+1");
+}
+
+// --- OpenAI's responses
+
+Result<ApiRequest> responses(const std::string& fields) {
+  return parse_responses_request(json("{" + fields + "}"), kDefaults);
+}
+
+TEST(Responses, IsAChatInOtherWords) {
+  const auto theirs = responses(
+      R"("model":"m","instructions":"Be brief.","max_output_tokens":50,"stream":true,"temperature":0.5,"store":true,"include":["reasoning.encrypted_content"],
+      "tools":[{"type":"function","name":"f","description":"d","strict":false,"parameters":{"type":"object","properties":{"a":{"type":"string"}}}}],
+      "input":[{"role":"user","content":[{"type":"input_text","text":"Weather?"}]},
+        {"type":"reasoning","id":"rs_1","summary":[],"content":[{"type":"reasoning_text","text":"hm"}]},
+        {"type":"message","id":"msg_1","role":"assistant","status":"completed","content":[{"type":"output_text","text":"Let me see.","annotations":[]}]},
+        {"type":"function_call","call_id":"t1","name":"f","arguments":"{\"a\":\"x\"}"},
+        {"type":"function_call_output","call_id":"t1","output":"sunny"},
+        {"role":"user","content":"and?"}])");
+  ASSERT_TRUE(bool(theirs)) << theirs.error().message();
+  const auto ours = parse_api_request(ApiKind::kChat,
+                                      json(
+                                          R"({"max_tokens":50,"temperature":0.5,
+      "tools":[{"type":"function","function":{"name":"f","description":"d","strict":false,"parameters":{"type":"object","properties":{"a":{"type":"string"}}}}}],
+      "messages":[{"role":"system","content":"Be brief."},{"role":"user","content":"Weather?"},
+        {"role":"assistant","reasoning_content":"hm","content":"Let me see.","tool_calls":[{"id":"t1","function":{"name":"f","arguments":"{\"a\":\"x\"}"}}]},
+        {"role":"tool","tool_call_id":"t1","content":"sunny"},{"role":"user","content":"and?"}]})"),
+                                      kDefaults);
+  ASSERT_TRUE(bool(ours)) << ours.error().message();
+  EXPECT_EQ(rendered(*theirs), rendered(*ours));
+  EXPECT_EQ(theirs->max_tokens, ours->max_tokens);
+  EXPECT_TRUE(theirs->stream);
+}
+
+TEST(Responses, Fields) {
+  const std::string hi = R"("input":"Hi")";
+  EXPECT_EQ(where(responses(hi)), "accepted");
+  EXPECT_TRUE(responses(hi + R"(,"reasoning":{"effort":"low"})")->thinking);
+  EXPECT_EQ(responses(hi + R"(,"reasoning":{"effort":"low"})")->thought_budget, 1024);
+  EXPECT_FALSE(responses(hi + R"(,"reasoning":{"effort":"none"})")->thinking);
+  EXPECT_EQ(responses(hi + R"(,"text":{"format":{"type":"json_schema","name":"n","schema":{"type":"object"}}})")
+                ->constraint.kind,
+            Constraint::Kind::kSchema);
+  EXPECT_EQ(responses(hi + R"(,"include":["message.output_text.logprobs"],"top_logprobs":3)")->logprobs, 3);
+  // A system message after the instructions is part of them.
+  EXPECT_EQ(
+      responses(R"("instructions":"a","input":[{"role":"developer","content":"b"},{"role":"user","content":"c"}])")
+          ->messages.size(),
+      2u);
+  for (const auto& [fields, at] : std::vector<std::pair<std::string, std::string>>{
+           {"\"model\":\"m\"", "input"},
+           {R"("input":[])", "input"},
+           {R"("input":[7])", "input[0]"},
+           {R"("input":[{"role":"x","content":""}])", "input[0].role"},
+           {R"("input":[{"role":"user"}])", "input[0].content"},
+           {R"("input":[{"role":"user","content":[{"type":"input_image"}]}])", "input[0].content[0].type"},
+           {R"("input":[{"type":"item_reference","id":"x"}])", "input[0].type"},
+           {R"("input":[{"type":"function_call","name":"f","arguments":"["}])", "input[0].arguments"},
+           {R"("input":[{"type":"function_call_output","output":"x"}])", "input[0].call_id"},
+           {hi + R"(,"previous_response_id":"resp_1")", "previous_response_id"},
+           {hi + R"(,"conversation":"c")", "conversation"},
+           {hi + R"(,"background":true)", "background"},
+           {hi + R"(,"max_output_tokens":0)", "max_output_tokens"},
+           {hi + R"(,"tools":[{"type":"web_search"}])", "tools[0].type"},
+           {hi + R"(,"tool_choice":"required")", "tool_choice"},
+           {hi + R"(,"reasoning":{"effort":"much"})", "reasoning.effort"},
+           {hi + R"(,"text":{"format":{"type":"xml"}})", "text.format"},
+           {hi + R"(,"top_logprobs":99)", "top_logprobs"}})
+    EXPECT_EQ(where(responses(fields)), at) << fields;
+}
+
+WriterContext responses_context(const std::string& fields) {
+  WriterContext c;
+  c.request = *responses(fields);
+  return c;
+}
+
+TEST(Responses, AStreamEndsInWhatTheWholeAnswerIs) {
+  const ApiAnswer a{.kind = ApiKind::kResponses, .id = "resp_12", .model = "m"};
+  const auto c = responses_context(R"("input":"Hi","instructions":"I")");
+  auto w = make_writer(a, c);
+  std::string all = w->begin(10, 0);
+  all += w->piece(piece(ParseEvent::Kind::kReasoning, "hm"));
+  all += w->piece(piece(ParseEvent::Kind::kContent, "a"));
+  all += w->piece(piece(ParseEvent::Kind::kContent, "b"));
+  all += w->piece({{ParseEvent::Kind::kToolCall, "", {"call_0", "f", R"({"a":1})"}}, {}, kUsage});
+  all += w->end({.why = Stop::kEos, .usage = kUsage});
+  std::string kinds, text;
+  Json last;
+  int64_t number = 0;
+  for (size_t at = 0; at < all.size();) {
+    const size_t data = all.find("\ndata: ", at), end = all.find("\n\n", at);
+    ASSERT_LT(data, end);
+    last = json(all.substr(data + 7, end - data - 7));
+    EXPECT_EQ("event: " + last["type"].get<std::string>(), all.substr(at, data - at));
+    EXPECT_EQ(last["sequence_number"], number++);
+    kinds += last["type"].get<std::string>().substr(9) + " ";
+    if (last["type"] == "response.output_text.delta") text += last["delta"].get<std::string>();
+    at = end + 2;
+  }
+  EXPECT_EQ(kinds,
+            "created in_progress output_item.added content_part.added reasoning_text.delta reasoning_text.done "
+            "content_part.done output_item.done output_item.added content_part.added output_text.delta "
+            "output_text.delta output_text.done content_part.done output_item.done output_item.added "
+            "function_call_arguments.delta function_call_arguments.done output_item.done completed ");
+  EXPECT_EQ(text, "ab");
+  const ParsedMessage m{.content = "ab", .reasoning = "hm", .tool_calls = {{"call_0", "f", R"({"a":1})"}}};
+  Json whole = make_writer(a, c)->whole(m, {}, {.why = Stop::kEos, .usage = kUsage});
+  EXPECT_EQ(dump_json(whole["output"]), dump_json(last["response"]["output"]));
+  EXPECT_EQ(whole["instructions"], "I");
+  EXPECT_EQ(whole["status"], "completed");
+  EXPECT_EQ(whole["usage"]["total_tokens"], 15);
+  const Json cut = make_writer(a, c)->whole({}, {}, {.why = Stop::kLength, .usage = kUsage});
+  EXPECT_EQ(cut["status"], "incomplete");
+  EXPECT_EQ(cut["incomplete_details"]["reason"], "max_output_tokens");
+  EXPECT_EQ(cut["output"][0]["type"], "message");  // an empty one
 }
 
 }  // namespace

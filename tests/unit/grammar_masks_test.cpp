@@ -140,6 +140,76 @@ TEST(GrammarMasks, ReferenceCatchesHalfCharacters) {
   EXPECT_GT(count_disagreements(40, bug), 20);
 }
 
+// Rules whose characters are plain to the masks, which then look at parts of the trie as a whole: without an end of a
+// rule in them, with one behind each character, and with a bound on their number.
+TEST(GrammarMasks, PlainTextEqualsStepByStep) {
+  std::mt19937 rng(11);
+  std::vector<std::string> more;
+  for (int i = 0; i < 1500; ++i) {
+    std::string t;
+    for (int k = 0, n = 1 + int(rng() % 7); k < n; ++k) {
+      constexpr const char* kParts[] = {"a",
+                                        "b",
+                                        "Z",
+                                        "7",
+                                        " ",
+                                        "\"",
+                                        "\\",
+                                        "\n",
+                                        "-",
+                                        "<",
+                                        "\xC3\xA9",
+                                        "\xE2\x80\x9C",
+                                        "\xE2\x80\xA8",
+                                        "\xE3\x81\x82",
+                                        "\xF0\x9F\xA4\x97",
+                                        "\xC3",
+                                        "\x80",
+                                        "ab",
+                                        "c"};
+      t += kParts[rng() % (rng() % 8 ? 16 : 19)];
+    }
+    more.push_back(t);
+  }
+  const SmallVocab v = small_vocab(more);
+  const std::vector<Result<GrammarPtr>> grammars = {
+      compile_gbnf("root ::= \"\\\"\" text \"\\\"\"\ntext ::= [^\"]*\n"),
+      compile_gbnf("root ::= text text\ntext ::= [^\"\\\\]*\n"),
+      compile_gbnf("root ::= \"<\" text \">\" | text \"-\"\ntext ::= [a-z ]* | [^<>]*\n"),
+      compile_gbnf("root ::= \"\\\"\" text \"\\\"\"\ntext ::= [^\"\\\\]{0,5}\n"),
+      compile_gbnf("root ::= (text \"\\n\")+\ntext ::= [^\\n]{2,4}\n"),
+      compile_gbnf("root ::= text [^a] text\ntext ::= [^\"\\n]{1,3}\n"),
+      compile_regex(".*"),
+      compile_regex(".{0,6}a"),
+      compile_regex("([a-z0-9])*x{5}"),
+      compile_json_schema(std::string_view(R"({"type":"string","maxLength":6})")),
+      compile_json_schema(
+          std::string_view(R"({"type":"array","items":{"type":"string","minLength":1,"maxLength":3}})"))};
+  std::vector<uint32_t> mask(v.vocab->mask_words());
+  size_t looked = 0, may_come = 0;
+  for (size_t g = 0; g < grammars.size(); ++g) {
+    ASSERT_TRUE(grammars[g]) << g << grammars[g].error().message();
+    GrammarMasks masks(v.vocab);
+    for (int run = 0; run < 12; ++run) {
+      GrammarState state(*grammars[g]);
+      for (int step = 0; step < 8; ++step) {
+        masks.mask(state, mask);
+        std::vector<int32_t> may;
+        for (int32_t t = 0; t < v.vocab->size(); ++t) {
+          const bool bit = mask[size_t(t) / 32] >> (t % 32) & 1;
+          ASSERT_EQ(bit, GrammarState(state).advance(*v.vocab, t)) << g << " '" << v.vocab->text(t) << "' " << step;
+          if (bit && !v.vocab->is_eog(t)) may.push_back(t);
+        }
+        looked += size_t(v.vocab->size()), may_come += may.size();
+        if (may.empty()) break;
+        ASSERT_TRUE(state.advance(*v.vocab, may[rng() % may.size()]));
+      }
+    }
+  }
+  EXPECT_GT(may_come, looked / 20);
+  EXPECT_LT(may_come, looked - looked / 20);
+}
+
 TEST(GrammarMasks, AmbiguityDoesNotBlowUp) {
   const auto made = compile_gbnf("root ::= \"a\" root \"b\" | \"a\" root | \"a\" root root | \"a\"\n");
   ASSERT_TRUE(made) << made.error().message();

@@ -213,8 +213,8 @@ TEST(OpenAiRequest, UnknownFields) {
   EXPECT_EQ(where(R"("user":"u","store":true,"cache_prompt":true)", strict), "accepted");
   // What would change the answer is refused in either case, unless it says that it does not.
   for (const ApiDefaults& d : {kDefaults, strict}) {
-    EXPECT_EQ(where(R"("xtc_probability":0.5)", d), "xtc_probability");
-    EXPECT_EQ(where(R"("xtc_probability":0)", d), "accepted");
+    EXPECT_EQ(where(R"("mirostat":2)", d), "mirostat");
+    EXPECT_EQ(where(R"("mirostat":0)", d), "accepted");
     EXPECT_EQ(where(R"("json_schema":{})", d), "accepted");
   }
 }
@@ -421,8 +421,8 @@ TEST(OpenAiRequest, Prompts) {
 
 TEST(OpenAiAnswer, LogProbabilities) {
   const std::vector<LoggedToken> tokens = {{.text = "<bos>"},
-                                           {.text = "\xC3\xA9", .logprob = -.5f, .top = {{"\xC3\xA9", -.5f}}},
-                                           {.text = "\xE2\x82", .logprob = -1.f, .top = {{"x", -.25f}}}};
+                                           {.text = "\xC3\xA9", .logprob = -.5f, .top = {{7, "\xC3\xA9", -.5f}}},
+                                           {.text = "\xE2\x82", .logprob = -1.f, .top = {{8, "x", -.25f}}}};
   ApiRequest r;
   r.logprobs = 1;
   const AnswerEnd end{.why = Stop::kLength, .logprobs = tokens};

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <map>
 #include <random>
+#include <set>
 
 namespace facet::test {
 namespace {
@@ -164,6 +165,95 @@ TEST(Sampler, PenaltiesLookAtHistoryAndDraft) {
   EXPECT_EQ(draw(logits, f, 0, {0, 0}), 1);
   const Sampling p{.temperature = 0, .presence_penalty = .2f};
   EXPECT_EQ(draw(logits, p, 0, {0, 0}), 1);
+}
+
+// A slow reading of DRY: for each token, the longest end of the text that it has followed before.
+std::map<int32_t, int> repetitions(std::vector<int32_t> text, int allowed, int last_n,
+                                   const std::set<int32_t>& breakers) {
+  if (last_n >= 0 && text.size() > size_t(last_n)) text.erase(text.begin(), text.end() - last_n);
+  std::map<int32_t, int> out;
+  const int n = int(text.size());
+  for (int at = 0; at < n; ++at) {  // text[at] has followed text[at - k .. at)
+    int k = 0;
+    while (k < at && text[size_t(at - 1 - k)] == text[size_t(n - 1 - k)] && !breakers.count(text[size_t(n - 1 - k)]))
+      ++k;
+    if (k >= allowed && !breakers.count(text[size_t(at)])) out[text[size_t(at)]] = std::max(out[text[size_t(at)]], k);
+  }
+  return out;
+}
+TEST(Sampler, DryFindsRepetitions) {
+  std::mt19937 random(5);
+  size_t found = 0;
+  for (int round = 0; round < 2000; ++round) {
+    std::vector<int32_t> text(random() % 40);
+    const int letters = 2 + int(random() % 4);
+    for (int32_t& t : text) t = int32_t(random() % unsigned(letters));
+    Sampling s{.dry_multiplier = 2.f, .dry_base = 1.5f, .dry_allowed_length = 1 + int(random() % 3)};
+    s.dry_last_n = random() % 3 == 0 ? int(random() % 20) : -1;
+    std::set<int32_t> breakers;
+    if (random() % 2) breakers.insert(1);
+    s.dry_breakers = std::make_shared<const std::vector<int32_t>>(breakers.begin(), breakers.end());
+    const size_t split = text.empty() ? 0 : random() % text.size();
+    SamplerScratch scratch;
+    const SampleRow row{
+        .sampling = &s, .history = std::span(text).first(split), .draft = std::span(text).subspan(split)};
+    std::map<int32_t, float> got;
+    for (const Candidate& c : dry_penalties(row, scratch)) EXPECT_TRUE(got.emplace(c.id, c.logit).second) << c.id;
+    const auto want = repetitions(text, s.dry_allowed_length, s.dry_last_n, breakers);
+    ASSERT_EQ(got.size(), want.size()) << round;
+    for (const auto& [id, k] : want)
+      EXPECT_FLOAT_EQ(got[id], 2.f * std::pow(1.5f, float(k - s.dry_allowed_length))) << round;
+    found += want.size();
+  }
+  EXPECT_GT(found, 1000u);
+  const Sampling s{.temperature = 0, .dry_multiplier = 5.f};
+  EXPECT_EQ(draw({1, 2, 3}, s, 0, {0, 1, 2, 0, 1}), 1);  // 2 would repeat 0 1
+  EXPECT_EQ(draw({1, 2, 3}, s, 0, {1, 1, 2, 0, 1}), 2);
+}
+
+TEST(Sampler, XtcExcludesTheTop) {
+  // Probabilities .5, .3, .15, .05: of the three from .1 on the least likely stays.
+  const std::vector<float> logits{std::log(.5f), std::log(.3f), std::log(.15f), std::log(.05f)};
+  Sampling s{.top_k = 0, .top_p = 1, .xtc_probability = 1, .xtc_threshold = .1f};
+  std::map<int32_t, int> seen;
+  for (int p = 0; p < 4000; ++p) ++seen[draw(logits, s, p)];
+  EXPECT_EQ(seen.count(0) + seen.count(1), 0u);
+  EXPECT_NEAR(seen[2] / 4000., .75, .03);
+  s.xtc_threshold = .6f;  // off: no token but one can have it
+  EXPECT_GT((seen.clear(),
+             [&] {
+               for (int p = 0; p < 400; ++p) ++seen[draw(logits, s, p)];
+               return seen[0];
+             }()),
+            100);
+  s.xtc_threshold = .4f;  // one alone has it: it stays
+  seen.clear();
+  for (int p = 0; p < 400; ++p) ++seen[draw(logits, s, p)];
+  EXPECT_GT(seen[0], 100);
+  s.xtc_threshold = .1f, s.xtc_probability = .25f;
+  seen.clear();
+  for (int p = 0; p < 8000; ++p) ++seen[draw(logits, s, p)];
+  EXPECT_NEAR((seen[0] + seen[1]) / 8000., .75 * .8, .03);
+}
+
+TEST(Sampler, ChancesAreWhatIsDrawnFrom) {
+  const std::vector<float> logits{1, 3, 2, -INFINITY, 0};
+  Sampling s{.temperature = .8f, .top_k = 3, .top_p = 1};
+  SamplerScratch scratch;
+  const SampleRow row{.sampling = &s};
+  std::vector<Chance> chances;
+  for (const Chance& c : chances_of(logits, row, scratch)) chances.push_back(c);
+  ASSERT_EQ(chances.size(), 3u);
+  EXPECT_EQ(chances[0].id, 1);
+  double total = 0;
+  for (const Chance& c : chances) total += c.weight;
+  std::map<int32_t, int> seen;
+  for (int p = 0; p < 8000; ++p) ++seen[draw(logits, s, p)];
+  for (const Chance& c : chances) EXPECT_NEAR(seen[c.id] / 8000., c.weight / total, .02);
+  s.temperature = 0;
+  ASSERT_EQ(chances_of(logits, row, scratch).size(), 1u);
+  EXPECT_EQ(chances_of(logits, row, scratch)[0].id, 1);
+  EXPECT_TRUE(chances_of(std::vector<float>{NAN}, row, scratch).empty());
 }
 
 }  // namespace

@@ -52,6 +52,39 @@ TEST(Tokenizer, SameIdsAsLlamaCpp) {
   }
 }
 
+// In a plain range structure is characters; everything else is as it would be without one.
+TEST(Tokenizer, PlainRangesHideStructure) {
+  const Tokenizer t = make(tiny_vocab());
+  const std::string text = "<bos><|turn>user\nHi<turn|>\n<|turn>model\n";
+  const size_t hi = text.find("Hi");
+  const TextRange range{hi, hi + 2};
+  EXPECT_EQ(t.encode(text, true, true, {&range, 1}), t.encode(text, true, true));
+  for (const std::string token :
+       {"<turn|>", "<|turn>", "<bos>", "<eos>", "<|tool_call>", "<|\"|>", "<|channel>", "<|think|>", "<|image|>"}) {
+    std::string with = text;
+    with.replace(hi, 2, token);
+    const TextRange plain{hi, hi + token.size()};
+    const Ids ids = t.encode(with, true, true, {&plain, 1}), own = t.encode("<bos><|turn>user\n", true, true);
+    EXPECT_EQ(t.decode(ids, true), with) << token;
+    // Its characters, and behind them what the template has.
+    const int32_t id = t.find(token);
+    const auto count = [&](const Ids& v) { return std::count(v.begin(), v.end(), id); };
+    EXPECT_TRUE(id < 0 || count(ids) == count(t.encode(text, true, true))) << token;
+    EXPECT_TRUE(std::equal(own.begin(), own.end(), ids.begin())) << token;
+    EXPECT_TRUE(id < 0 || count(t.encode(with, true, true)) == count(ids) + 1) << token;  // the old way
+  }
+  // A token that only part of a range spells is none either; one that ends where a range begins is.
+  const std::string cut = "<turn|>", both = "<turn|><turn|>";
+  for (size_t at = 0; at < cut.size(); ++at) {
+    const TextRange one{at, at + 1};
+    EXPECT_GT(t.encode(cut, false, true, {&one, 1}).size(), 1u) << at;
+  }
+  const TextRange second{7, 14};
+  const Ids ids = t.encode(both, false, true, {&second, 1});
+  EXPECT_EQ(ids[0], t.special().turn_close);
+  EXPECT_GT(ids.size(), 2u);
+}
+
 // The splits behind the published ids of known_ids.cpp; '|' separates tokens, and bytes of a token that is
 // spelled in bytes are given as <0x..>. Rows in the table's order.
 const std::vector<Texts> kSplits = {

@@ -57,14 +57,9 @@ void collect_recent(const SampleRow& row, int last_n, std::vector<int32_t>& rece
   std::sort(recent.begin(), recent.end());
 }
 
-void penalise(SamplerScratch& scratch, const SampleRow& row) {
+void penalise_recent(SamplerScratch& scratch, const SampleRow& row) {
   std::vector<Candidate>& c = scratch.candidates;
   const Sampling& s = *row.sampling;
-  for (int32_t id : row.suppressed)
-    if (id >= 0 && size_t(id) < c.size()) c[size_t(id)].logit = -INFINITY;
-  for (const auto& [id, bias] : s.logit_bias)
-    if (id >= 0 && size_t(id) < c.size()) c[size_t(id)].logit += bias;
-  if (!has_penalties(s)) return;
   collect_recent(row, s.repeat_last_n, scratch.recent);
   for (auto first = scratch.recent.begin(); first != scratch.recent.end();) {
     const auto last = std::upper_bound(first, scratch.recent.end(), *first);
@@ -75,6 +70,19 @@ void penalise(SamplerScratch& scratch, const SampleRow& row) {
     }
     first = last;
   }
+}
+
+void penalise(SamplerScratch& scratch, const SampleRow& row) {
+  std::vector<Candidate>& c = scratch.candidates;
+  const Sampling& s = *row.sampling;
+  for (int32_t id : row.suppressed)
+    if (id >= 0 && size_t(id) < c.size()) c[size_t(id)].logit = -INFINITY;
+  for (const auto& [id, bias] : s.logit_bias)
+    if (id >= 0 && size_t(id) < c.size()) c[size_t(id)].logit += bias;
+  if (has_penalties(s)) penalise_recent(scratch, row);
+  if (s.uses_dry())
+    for (const Candidate& d : dry_penalties(row, scratch))
+      if (d.id >= 0 && size_t(d.id) < c.size()) c[size_t(d.id)].logit -= d.logit;
 }
 
 // The logits of what is allowed, minus infinity for the rest.
@@ -100,6 +108,33 @@ void truncate(std::vector<Candidate>& c, const Sampling& s) {
     const double floor = double(c[0].logit) + std::log(double(s.min_p));
     while (c.size() > 1 && double(c.back().logit) < floor) c.pop_back();
   }
+}
+
+// XTC: all but the least likely of those with a probability of the threshold or more go. Candidates are sorted.
+void exclude_top(std::vector<Candidate>& c, const SampleRow& row) {
+  const Sampling& s = *row.sampling;
+  constexpr uint64_t kOtherDraw = 0x9D39247E33776D41ull;  // independent of the one that picks the token
+  if (c.size() < 2 || uniform_at(s.seed ^ kOtherDraw, row.position) >= double(s.xtc_probability)) return;
+  double total = 0;
+  for (const Candidate& x : c) total += std::exp(double(x.logit) - double(c[0].logit));
+  size_t above = 0;
+  while (above < c.size() && std::exp(double(c[above].logit) - double(c[0].logit)) >= double(s.xtc_threshold) * total)
+    ++above;
+  if (above > 1) c.erase(c.begin(), c.begin() + ptrdiff_t(above - 1));
+}
+
+// The candidates that are drawn from, with their weights. One at least is finite.
+void weigh(const SampleRow& row, SamplerScratch& scratch) {
+  const Sampling& s = *row.sampling;
+  std::vector<Candidate>& c = scratch.candidates;
+  const size_t keep = s.top_k > 0 ? std::min(c.size(), size_t(s.top_k)) : c.size();
+  std::partial_sort(c.begin(), c.begin() + ptrdiff_t(keep), c.end(), before);
+  c.resize(keep);
+  while (c.back().logit == -INFINITY) c.pop_back();
+  truncate(c, s);
+  if (s.uses_xtc()) exclude_top(c, row);
+  const double top = c[0].logit, t = s.temperature;
+  for (const Candidate& x : c) scratch.chances.push_back({x.id, std::exp((double(x.logit) - top) / t)});
 }
 
 // exp(x) for x <= 0 within 2e-7 of it, by the exponent's bits and a polynomial of 2^f, |f| <= 1/2. The
@@ -150,13 +185,52 @@ double uniform_at(uint64_t seed, int64_t position) {
   return double(mix(mix(seed) ^ uint64_t(position)) >> 11) * 0x1p-53;
 }
 
+std::span<const Candidate> dry_penalties(const SampleRow& row, SamplerScratch& scratch) {
+  const Sampling& s = *row.sampling;
+  scratch.dry.clear();
+  const size_t total = row.history.size() + row.draft.size();
+  const size_t n = s.dry_last_n < 0 ? total : std::min(total, size_t(s.dry_last_n));
+  const auto back = [&](size_t i) {  // the i-th token before the row
+    const size_t at = total - 1 - i;
+    return at < row.history.size() ? row.history[at] : row.draft[at - row.history.size()];
+  };
+  const auto breaks = [&](int32_t id) {
+    return s.dry_breakers && std::binary_search(s.dry_breakers->begin(), s.dry_breakers->end(), id);
+  };
+  size_t longest = 0;  // tokens at the end that a repetition may have
+  while (longest < n && !breaks(back(longest))) ++longest;
+  if (longest < size_t(std::max(1, s.dry_allowed_length))) return scratch.dry;
+  // z[i]: how many tokens before the i-th are those at the end. The Z-function of the text read backwards.
+  std::vector<int>& z = scratch.repeats;
+  z.assign(n, 0);
+  for (size_t i = 1, left = 0, right = 0; i < n; ++i) {
+    size_t k = i < right ? std::min(right - i, size_t(z[i - left])) : 0;
+    while (i + k < n && back(k) == back(i + k)) ++k;
+    z[i] = int(k);
+    if (i + k > right) left = i, right = i + k;
+  }
+  for (size_t i = 1; i < n; ++i)
+    if (const size_t k = std::min(size_t(z[i]), longest); k >= size_t(std::max(1, s.dry_allowed_length)))
+      if (const int32_t next = back(i - 1); !breaks(next)) scratch.dry.push_back({next, float(k)});
+  std::sort(scratch.dry.begin(), scratch.dry.end(),
+            [](const Candidate& a, const Candidate& b) { return a.id < b.id || (a.id == b.id && a.logit > b.logit); });
+  scratch.dry.erase(std::unique(scratch.dry.begin(), scratch.dry.end(),
+                                [](const Candidate& a, const Candidate& b) { return a.id == b.id; }),
+                    scratch.dry.end());
+  for (Candidate& d : scratch.dry) {
+    const double exponent = double(d.logit) - double(s.dry_allowed_length);
+    d.logit = float(std::min(1e30, double(s.dry_multiplier) * std::pow(double(s.dry_base), exponent)));
+  }
+  return scratch.dry;
+}
+
 int32_t sample_row(std::span<const float> logits, const SampleRow& row, SamplerScratch& scratch) {
   const Sampling& s = *row.sampling;
   if (!row.allowed.empty()) {
     mask(logits, row.allowed, scratch.masked);
     logits = scratch.masked;
   }
-  if (s.temperature <= 0.f && s.logit_bias.empty() && !has_penalties(s)) {
+  if (s.temperature <= 0.f && s.logit_bias.empty() && !has_penalties(s) && !s.uses_dry()) {
     const Best best = best_of(logits);
     if (best.nan || best.id < 0 || !std::isfinite(logits[size_t(best.id)])) return -1;
     if (std::find(row.suppressed.begin(), row.suppressed.end(), best.id) == row.suppressed.end()) return best.id;
@@ -172,20 +246,23 @@ int32_t sample_row(std::span<const float> logits, const SampleRow& row, SamplerS
   if (best == c.end() || !std::isfinite(best->logit)) return -1;
   if (s.temperature <= 0.f) return best->id;
 
-  const size_t keep = s.top_k > 0 ? std::min(c.size(), size_t(s.top_k)) : c.size();
-  std::partial_sort(c.begin(), c.begin() + ptrdiff_t(keep), c.end(), before);
-  c.resize(keep);
-  while (c.back().logit == -INFINITY) c.pop_back();  // the best one is finite
-  truncate(c, s);
-  const double top = c[0].logit, t = s.temperature;
+  scratch.chances.clear();
+  weigh(row, scratch);
   double total = 0;
-  for (const Candidate& x : c) total += std::exp((double(x.logit) - top) / t);
+  for (const Chance& x : scratch.chances) total += x.weight;
   double u = uniform_at(s.seed, row.position) * total;
-  for (const Candidate& x : c) {
-    u -= std::exp((double(x.logit) - top) / t);
+  for (const Chance& x : scratch.chances) {
+    u -= x.weight;
     if (u < 0) return x.id;
   }
-  return c.back().id;
+  return scratch.chances.back().id;
+}
+
+std::span<const Chance> chances_of(std::span<const float> logits, const SampleRow& row, SamplerScratch& scratch) {
+  scratch.chances.clear();
+  const int32_t drawn = sample_row(logits, row, scratch);
+  if (drawn >= 0 && row.sampling->temperature <= 0.f) scratch.chances.assign(1, {drawn, 1});
+  return drawn < 0 ? std::span<const Chance>{} : scratch.chances;
 }
 
 void top_k_row(std::span<const float> logits, std::span<int32_t> ids, std::span<float> log_probs,

@@ -161,7 +161,8 @@ bool Sampler::collect_rows(std::span<const SampleRow> rows, int n_vocab) {
   for (size_t i = 0; i < rows.size(); ++i) {
     const Sampling& p = *rows[i].sampling;
     const bool best = p.temperature <= 0.f;
-    const bool wide = !best && (p.top_k <= 0 || p.top_k > kMaxTopK);
+    // More candidates than the device keeps, or all tokens before them.
+    const bool wide = p.uses_dry() || p.uses_xtc() || (!best && (p.top_k <= 0 || p.top_k > kMaxTopK));
     greedy &= best || wide;
     const int first = int(adjust_.size());
     if (wide)

@@ -1,0 +1,286 @@
+#include "server/answers.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "server/info.h"
+#include "server/slots.h"
+
+namespace facet {
+namespace {
+
+std::string answer_id(ApiKind kind, uint64_t number) {
+  const char* prefix = kind == ApiKind::kChat        ? "chatcmpl-"
+                       : kind == ApiKind::kMessages  ? "msg_"
+                       : kind == ApiKind::kResponses ? "resp_"
+                                                     : "cmpl-";
+  return fmt::format("{}{:016x}", prefix, number);
+}
+
+// " drafted=120 accepted=80 per_step=3.1 methods=mtp@0,none@96", or nothing.
+std::string draft_log(const Usage& u) {
+  if (u.methods.empty()) return "";
+  std::string s =
+      fmt::format(" drafted={} accepted={} per_step={:.2f} methods=", u.drafted, u.accepted, u.tokens_per_step());
+  for (size_t i = 0; i < u.methods.size(); ++i)
+    s += fmt::format("{}{}@{}", i ? "," : "", u.methods[i].method, u.methods[i].at);
+  return s;
+}
+
+}  // namespace
+
+Answers::Answers(Engine& engine, const ServiceConfig& config, AnswersHooks hooks)
+    : engine_(engine), c_(config), to_(std::move(hooks)) {
+  std::random_device random;
+  seeds_.seed((uint64_t(random()) << 32) | random());
+}
+
+// What the answer's writer repeats of the request.
+WriterContext Answers::context_of(Arrival& a) const {
+  WriterContext w{.request = {}, .prompt = {}, .n_ctx = engine_.config().n_ctx};
+  if (a.request.ignore_eos) w.ends = engine_.tokenizer()->eog();
+  if (a.request.kind == ApiKind::kNative || a.request.verbose)
+    w.prompt = engine_.tokenizer()->decode(a.ids[0], /*show_special=*/true);
+  a.request.prompt.clear();
+  a.request.constraint.text.clear();
+  const auto messages = std::exchange(a.request.messages, {});  // of megabytes, perhaps: not copied
+  w.request = a.request;
+  return w;
+}
+
+std::optional<ApiError> Answers::begin(Arrival& a) {
+  ApiRequest& request = a.request;
+  const size_t n = a.ids.size() * size_t(request.best_of), most = size_t(engine_.config().max_seq + c_.queue);
+  if (n > most)
+    return ApiError{.message = fmt::format("{} prompts with {} choices each: expected at most {} together",
+                                           a.ids.size(), request.best_of, most),
+                    .param = "prompt"};
+  if (n > 1 && jobs_.size() + n > most)
+    return ApiError{.status = 503, .message = "the queue is full", .param = "", .code = "queue_full"};
+  if (!request.seed_given) request.sampling.seed = seeds_() >> 1;
+  // A client without tools has no use for a call: the token that begins one is never drawn.
+  a.chat = request.chat();
+  const WriterContext context = context_of(a);
+  if (a.chat && request.tools.empty())
+    request.sampling.logit_bias.emplace_back(engine_.tokenizer()->special().tool_call_open, -1e9f);
+  const ApiAnswer head{.kind = request.kind,
+                       .id = answer_id(request.kind, seeds_()),
+                       .model = c_.model,
+                       .created = unix_now(),
+                       .fingerprint = "b" FACET_VERSION "-facet"};
+  auto answer = std::make_shared<Answer>();
+  answer->open = n, answer->n = request.n, answer->best_of = request.best_of, answer->kind = request.kind;
+  if (!request.stream) answer->choices.resize(n);
+  a.reply->on_gone = [this, p = std::weak_ptr(answer)](const char* why) {
+    const auto gone = p.lock();
+    if (!gone) return;
+    gone->gone = why;
+    gone->reply = nullptr;
+    for (const RequestId id : gone->ids)
+      if (jobs_.count(id)) engine_.cancel(id);
+  };
+  answer->reply = std::move(a.reply);
+  for (size_t i = 0; i < n; ++i) {
+    auto e = submit(a, int(i), head, context, answer);
+    if (!e) continue;
+    for (const RequestId id : answer->ids) engine_.cancel(id), jobs_.erase(id);
+    a.reply = std::move(answer->reply);
+    return e;
+  }
+  return std::nullopt;
+}
+
+Generation Answers::generation_of(const Arrival& a, const std::vector<int32_t>& ids) const {
+  const ApiRequest& r = a.request;
+  const Tokenizer& t = *engine_.tokenizer();
+  Generation::Options o{.prompt = int(ids.size()), .logged = r.logprobs >= 0};
+  if (r.echo) o.echo = t.decode(ids, /*show_special=*/false);
+  if (o.logged && r.echo)
+    o.first.push_back({.id = ids[0], .text = t.is_special(ids[0]) ? t.text(ids[0]) : std::string(t.piece(ids[0]))});
+  return Generation(t, AnswerText(a.chat, {.in_thought = a.in_thought}, r.stop, r.one_call), std::move(o));
+}
+
+// --- on the engine's thread
+
+Sink Answers::sink_of(const ApiRequest& r, const std::vector<int32_t>& ids, std::shared_ptr<Generation> g,
+                      bool tells_cached, Clock::time_point since) {
+  Sink sink{.tokens =
+                [this, g, since](RequestId id, std::span<const int32_t> t) {
+                  if (g->stopped()) return;
+                  if (g->count() == 0)
+                    to_.metrics->first_token(std::chrono::duration<double>(Clock::now() - since).count());
+                  else
+                    to_.metrics->between_tokens(g->since_last(), t.size());
+                  auto pieces = g->tokens(t);
+                  if (g->stopped()) engine_.cancel(id);  // takes effect before the next step
+                  if (!pieces.empty()) to_.post([this, id, pieces = std::move(pieces)] { deliver(id, pieces); });
+                },
+            .done =
+                [this, g, ids](RequestId id, Stop why, const Usage& u, const std::string& error) {
+                  auto pieces = g->finish(why == Stop::kError);
+                  auto end = g->end(why, u);
+                  end.usage.cache.miss_reason = miss_reason(u.cache, ids, *engine_.tokenizer());
+                  to_.post([this, id, error, score = g->mean_logprob(), end = std::move(end),
+                            pieces = std::move(pieces), rest = g->take_rest()] {
+                    deliver(id, pieces);
+                    complete(id, end, rest, error, score);
+                  });
+                }};
+  const bool progress = r.stream && r.return_progress;
+  if (progress || (r.stream && tells_cached))
+    sink.prefill = [this, g, progress](RequestId id, int computed, int all) {
+      Json p = g->prefill(computed, all);
+      to_.post([this, id, progress, prompt = g->prompt(), cached = g->cached(), p = std::move(p)] {
+        const auto at = jobs_.find(id);
+        if (at == jobs_.end() || !at->second.answer->reply) return;
+        Job& job = at->second;
+        begin_stream(job, prompt, cached);
+        if (progress) job.answer->reply->write(job.writer->progress(p));
+      });
+    };
+  if (r.logprobs >= 0 || r.best_of > r.n)
+    sink.logprobs = [g](RequestId, int at, std::span<const TokenLogprobs> l) { g->logprobs(at, l); };
+  return sink;
+}
+
+// --- on the server's
+
+// One choice: a request of the engine's.
+std::optional<ApiError> Answers::submit(Arrival& a, int index, ApiAnswer head, const WriterContext& context,
+                                        const std::shared_ptr<Answer>& answer) {
+  const ApiRequest& r = a.request;
+  const std::vector<int32_t>& ids = a.ids[size_t(index / r.best_of)];
+  head.index = index;
+  Job job{.answer = answer,
+          .index = index,
+          .writer = make_writer(std::move(head), context),
+          .kind = r.kind,
+          .stream = r.stream,
+          .return_tokens = r.return_tokens,
+          .begun = r.kind != ApiKind::kMessages,  // Anthropic's stream begins with what was cached
+          .seed = r.sampling.seed + uint64_t(index % r.best_of),
+          .key = a.key};
+  // shared_ptr: std::function copies what it holds.
+  Sink sink = sink_of(r, ids, std::make_shared<Generation>(generation_of(a, ids)), !job.begun, a.since);
+  const int logprobs = sink.logprobs ? std::max(0, r.logprobs) : -1;
+  Sampling sampling = r.sampling;
+  sampling.seed = job.seed;
+  auto id = engine_.submit({.prompt = ids,
+                            .max_tokens = r.max_tokens,
+                            .sampling = std::move(sampling),
+                            .ignore_eos = r.ignore_eos,
+                            .draft = r.draft,
+                            .max_draft = r.max_draft,
+                            .cache = r.cache,
+                            .cache_salt = r.cache_salt,
+                            .min_tokens = r.min_tokens,
+                            .stop_ids = r.stop_ids,
+                            .logprobs = logprobs,
+                            .drawn_logprobs = r.drawn_probs,
+                            .echo_logprobs = r.logprobs >= 0 && r.echo,
+                            .thought_budget = a.chat ? r.thought_budget : -1,
+                            .in_thought = a.in_thought,
+                            .grammar = a.grammar},
+                           std::move(sink));
+  if (!id) return api_error(id.error());
+  if (job.stream) {
+    if (index == 0) answer->reply->begin(job.writer->stream_type(), job.writer->keep_alive());
+    if (job.begun) answer->reply->write(job.writer->begin(int(ids.size()), 0));
+  }
+  answer->ids.push_back(*id);
+  jobs_.emplace(*id, std::move(job));
+  return std::nullopt;
+}
+
+void Answers::begin_stream(Job& job, int prompt, int cached) {
+  if (!std::exchange(job.begun, true) && job.stream) job.answer->reply->write(job.writer->begin(prompt, cached));
+}
+
+void Answers::deliver(RequestId id, const std::vector<AnswerPiece>& pieces) {
+  const auto at = jobs_.find(id);
+  if (at == jobs_.end() || !at->second.answer->reply) return;
+  Job& job = at->second;
+  for (const AnswerPiece& p : pieces) {
+    if (job.stream) {
+      job.answer->reply->write(job.writer->piece(p));
+      if (!job.answer->reply) return;
+      continue;
+    }
+    add_event(job.message, p.event);
+    job.logprobs.insert(job.logprobs.end(), p.logprobs.begin(), p.logprobs.end());
+    if (job.return_tokens) job.tokens.insert(job.tokens.end(), p.tokens.begin(), p.tokens.end());
+  }
+}
+
+void Answers::complete(RequestId id, AnswerEnd end, const std::vector<int32_t>& rest, const std::string& error,
+                       double score) {
+  const auto at = jobs_.find(id);
+  if (at == jobs_.end()) return;
+  Job job = std::move(at->second);
+  jobs_.erase(at);
+  Answer& answer = *job.answer;
+  log_request(id, job, end);
+  if (end.usage.broken)
+    to_.health->fail(error);
+  else if (end.why != Stop::kError && end.usage.generated > 0)
+    to_.health->succeed();
+  --answer.open;
+  add_usage(answer.total, end.usage, /*new_prompt=*/job.index % answer.best_of == 0);
+  if (!answer.reply) return;
+  if (end.why == Stop::kError) return fail(id, job, error);
+  if (!job.stream) {
+    job.tokens.insert(job.tokens.end(), rest.begin(), job.return_tokens ? rest.end() : rest.begin());
+    job.logprobs.insert(job.logprobs.end(), end.logprobs.begin(), end.logprobs.end());
+    end.logprobs = std::move(job.logprobs);
+    answer.choices[size_t(job.index)] = {job.writer->whole(job.message, job.tokens, end), score};
+    if (answer.open == 0) send(answer);
+    return;
+  }
+  begin_stream(job, end.usage.prompt, end.usage.cached);
+  if (answer.reply) answer.reply->write(job.writer->end(end));
+  if (answer.open > 0 || !answer.reply) return;
+  answer.reply->write(job.writer->close(answer.ids.size() > 1 ? answer.total : end.usage));
+  if (answer.reply) answer.reply->end();
+}
+
+// All choices are there; of each prompt's, the n best stay.
+void Answers::send(Answer& a) {
+  std::vector<Json> kept;
+  const auto better = [](const Answer::Choice& x, const Answer::Choice& y) { return x.score > y.score; };
+  for (auto at = a.choices.begin(); at != a.choices.end(); at += a.best_of) {
+    if (a.best_of > a.n) std::stable_sort(at, at + a.best_of, better);
+    for (int i = 0; i < a.n; ++i) kept.push_back(std::move(at[i].json));
+  }
+  if (a.choices.size() == 1) return a.reply->send(json_response(200, kept[0]));
+  a.reply->send(
+      json_response(200, a.kind == ApiKind::kNative ? Json(std::move(kept)) : join_choices(std::move(kept), a.total)));
+}
+
+// A choice ended in an error: so does the answer.
+void Answers::fail(RequestId id, Job& job, const std::string& error) {
+  Answer& answer = *job.answer;
+  to_.log->error("request id={} error=\"{}\"", id, error);
+  for (const RequestId other : answer.ids)
+    if (jobs_.count(other)) engine_.cancel(other);
+  const auto reply = std::move(answer.reply);
+  const ApiError e{.status = 500, .message = error, .param = "", .code = ""};
+  if (!job.stream) return reply->send(error_response(dialect_of(job.kind), e));
+  reply->write(job.writer->error(e));
+  reply->end();
+}
+
+void Answers::log_request(RequestId id, const Job& job, const AnswerEnd& end) {
+  const Usage& u = end.usage;
+  to_.metrics->ended(kind_name(job.kind), end.stopped ? "string" : stop_name(end.why), u);
+  const char* stop = end.stopped        ? (end.stop_word.empty() ? "call" : "string")
+                     : job.answer->gone ? job.answer->gone
+                                        : stop_name(end.why);
+  to_.log->info(
+      "request id={} kind={} stream={}{}{} prompt={} cached={} generated={} prefill_ms={:.1f} decode_ms={:.1f}{} "
+      "stop={} seed={} running={}",
+      id, kind_name(job.kind), int(job.stream), job.key.empty() ? "" : " key=", job.key, u.prompt, u.cached,
+      u.generated, u.prefill_s * 1e3, u.decode_s * 1e3, draft_log(u), stop, job.seed, jobs_.size());
+}
+
+}  // namespace facet

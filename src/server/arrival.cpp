@@ -1,0 +1,118 @@
+#include "server/arrival.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "server/anthropic.h"
+#include "server/chat_prompt.h"
+#include "server/info.h"
+#include "server/ollama.h"
+#include "server/responses.h"
+#include "server/text_api.h"
+#include "tokenizer/tokenizer.h"
+
+namespace facet {
+
+RequestReader::RequestReader(Engine& engine, const ServiceConfig& config) : engine_(engine), c_(config) {
+  const Tokenizer& t = *engine_.tokenizer();
+  for (int32_t id = 0; id < t.size(); ++id)
+    longest_piece_ = std::max(longest_piece_, std::max(t.text(id).size(), t.piece(id).size()));
+}
+
+void RequestReader::read(Arrival& a) {
+  auto json = parse_json(std::exchange(a.body, {}), "");
+  if (!json) return void(a.error = api_error(json.error()));
+  if (a.route->target == Target::kTokenize || a.route->target == Target::kDetokenize) return read_text(a, *json);
+  auto request = parse(*a.route, *json);
+  if (!request) return void(a.error = api_error(request.error()));
+  a.request = std::move(*request);
+  if (a.route->target == Target::kTemplate) {
+    auto text = chat_prompt(a.request, c_.variant);
+    if (!text) return void(a.error = api_error(text.error()));
+    return void(a.answer = Json{{"prompt", std::move(text->text)}});
+  }
+  if (!a.request.chat() && a.request.prompt.empty())  // Ollama's way to load a model
+    return void(a.answer = ollama_loaded({.kind = a.request.kind, .model = c_.model, .created = unix_now()}));
+  read_prompts(a);
+  if (!a.error && !a.answer) read_grammar(a);
+}
+
+Result<ApiRequest> RequestReader::parse(const Route& route, const Json& json) const {
+  switch (route.kind) {
+    case ApiKind::kMessages:
+      return parse_anthropic_request(json, c_.defaults);
+    case ApiKind::kResponses:
+      return parse_responses_request(json, c_.defaults);
+    case ApiKind::kOllamaChat:
+    case ApiKind::kOllamaGenerate:
+      return parse_ollama_request(route.kind, json, c_.defaults);
+    default:
+      return parse_api_request(route.kind, json, c_.defaults);
+  }
+}
+
+void RequestReader::read_text(Arrival& a, const Json& json) const {
+  const bool encode = a.route->target == Target::kTokenize;
+  const Tokenizer& t = *engine_.tokenizer();
+  auto answer = encode ? tokenize_json(json, t, c_.defaults.strict) : detokenize_json(json, t, c_.defaults.strict);
+  if (answer)
+    a.answer = std::move(*answer);
+  else
+    a.error = api_error(answer.error());
+}
+
+// The prompt's ids, or an error; in_thought is where the answer begins.
+Result<std::vector<int32_t>> RequestReader::prompt_ids(ApiRequest& r, bool& in_thought) const {
+  std::vector<TextRange> plain;
+  if (r.chat()) {
+    auto rendered = chat_prompt(r, c_.variant);
+    if (!rendered) return rendered.error();
+    in_thought = rendered->in_thought;
+    if (!c_.defaults.parse_special) plain = std::move(rendered->plain);
+    r.prompt = {std::move(rendered->text)};
+  }
+  // Too long whatever its tokens are: not worth encoding.
+  size_t least = 0;
+  for (const PromptPart& p : r.prompt)
+    least += p.index() == 0 ? std::get<0>(p).size() / longest_piece_ : std::get<1>(p).size();
+  if (least > size_t(engine_.config().n_ctx)) return std::vector<int32_t>(least);
+  return encode_prompt(r.prompt, *engine_.tokenizer(), plain);
+}
+
+void RequestReader::read_prompts(Arrival& a) const {
+  read_prompt(a);
+  for (std::vector<PromptPart>& p : std::exchange(a.request.more_prompts, {})) {
+    if (a.error) return;
+    a.request.prompt = std::move(p);
+    read_prompt(a);
+  }
+}
+
+void RequestReader::read_prompt(Arrival& a) const {
+  const int n_ctx = engine_.config().n_ctx;
+  auto ids = prompt_ids(a.request, a.in_thought);
+  if (!ids) return void(a.error = api_error(ids.error()));
+  if (ids->size() >= size_t(n_ctx))
+    a.error = {.status = 400,
+               .message = fmt::format("the prompt of {} tokens or more exceeds the available context size of {} tokens",
+                                      ids->size(), n_ctx),
+               .param = a.request.chat() ? "messages" : "prompt",
+               .code = "context_length_exceeded",
+               .n_prompt = ids->size(),
+               .n_ctx = size_t(n_ctx)};
+  else if (a.route->target == Target::kCountTokens)
+    a.answer = Json{{"input_tokens", ids->size()}};
+  a.ids.push_back(std::move(*ids));
+}
+
+// Compiling takes up to half a second, and the first grammar needs the vocabulary's.
+void RequestReader::read_grammar(Arrival& a) {
+  auto grammar = grammars_.of(a.request, a.in_thought);
+  if (!grammar) return void(a.error = api_error(grammar.error()));
+  a.grammar = std::move(*grammar);
+  if (!a.grammar) return;
+  if (auto ok = engine_.prepare_grammars(); !ok) a.error = api_error(ok.error());
+}
+
+}  // namespace facet

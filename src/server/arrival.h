@@ -1,0 +1,55 @@
+#pragma once
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "server/constraint.h"
+#include "server/http.h"
+#include "server/routes.h"
+#include "server/service.h"
+#include "server/writer.h"
+
+namespace facet {
+
+// A request from its header to the engine: its body is read on the worker's thread, everything else happens on the
+// server's.
+struct Arrival {
+  const Route* route;
+  std::string body, key;
+  std::unique_ptr<HttpReply> reply;  // the server's thread alone looks at it
+  const char* gone = nullptr;        // likewise: why nobody waits for the answer any more
+  std::optional<ApiError> error = {};
+  std::optional<Json> answer = {};  // of what needs no model
+  ApiRequest request = {};
+  std::vector<std::vector<int32_t>> ids = {};                                      // of each prompt
+  std::chrono::steady_clock::time_point since = std::chrono::steady_clock::now();  // its header was there
+  bool chat = false, in_thought = false;  // the answer is a message; it begins in a thought
+  GrammarPtr grammar = {};
+};
+
+// Bodies to checked requests with their tokens and grammars. One thread.
+class RequestReader {
+ public:
+  // Both outlive the reader.
+  RequestReader(Engine& engine, const ServiceConfig& config);
+  // Fills error, answer, or request and what comes of it.
+  void read(Arrival& a);
+
+ private:
+  Result<ApiRequest> parse(const Route& route, const Json& json) const;
+  void read_text(Arrival& a, const Json& json) const;
+  void read_prompts(Arrival& a) const;
+  void read_prompt(Arrival& a) const;
+  void read_grammar(Arrival& a);
+  Result<std::vector<int32_t>> prompt_ids(ApiRequest& r, bool& in_thought) const;
+
+  Engine& engine_;
+  const ServiceConfig& c_;
+  size_t longest_piece_ = 1;  // bytes of a token at most
+  GrammarCache grammars_;
+};
+
+}  // namespace facet

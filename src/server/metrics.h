@@ -1,0 +1,57 @@
+#pragma once
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "engine/engine.h"
+
+// What the server counts, in Prometheus' text format. Nothing of a prompt, an answer or a key is in it.
+namespace facet {
+
+class Histogram {
+ public:
+  explicit Histogram(std::vector<double> bounds) : bounds_(std::move(bounds)), count_(bounds_.size() + 1) {}
+  void observe(double value, uint64_t times = 1);
+  void write(std::string& out, std::string_view name, std::string_view help) const;
+
+ private:
+  std::vector<double> bounds_;   // upper, included, ascending
+  std::vector<uint64_t> count_;  // of each, and of what is above all
+  double sum_ = 0;
+};
+
+// Any thread.
+class Metrics {
+ public:
+  Metrics();
+  struct Gauges {  // as they are now
+    size_t running = 0, waiting = 0;
+    std::string state = {};
+  };
+  void step(const StepStats& s);
+  void first_token(double seconds);               // from a request's header to it
+  void between_tokens(double seconds, size_t n);  // n tokens came after so long
+  void ended(const char* kind, const char* stop, const Usage& u);
+  void refused(int status);
+  // compatible: also under the names that llama-server and vLLM have for them.
+  std::string text(const Gauges& now, bool compatible) const;
+
+ private:
+  void write_own(std::string& out, const Gauges& now) const;
+  void write_compatible(std::string& out, const Gauges& now) const;
+
+  mutable std::mutex mutex_;
+  std::map<std::pair<std::string, std::string>, uint64_t> ended_ = {};  // by kind and stop
+  std::map<int, uint64_t> refused_ = {};
+  uint64_t prompt_tokens_ = 0, cached_tokens_ = 0, generated_ = 0, parked_ = 0, steps_ = 0, sequences_ = 0;
+  uint64_t rounds_ = 0, drafted_ = 0, accepted_ = 0;
+  std::vector<uint64_t> offered_at_ = {}, accepted_at_ = {};
+  double prefill_s_ = 0, decode_s_ = 0;
+  int longest_ = 0;  // tokens of a prompt with its answer
+  Histogram first_, between_, queue_, step_, cached_;
+};
+
+}  // namespace facet
