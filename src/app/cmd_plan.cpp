@@ -27,9 +27,10 @@ int prove(const EngineConfig& decided) {
             decided.max_seq, proof->kept, human_bytes(proof->measured), human_bytes(proof->planned),
             100. * double(proof->measured - proof->planned) / double(proof->planned));
   if (proof->holds()) return kExitOk;
-  return report({"--prove", fmt::format("expected {} within 2 %, found {}", human_bytes(proof->planned),
-                                        human_bytes(proof->measured)),
-                 "the plan is wrong for this model on this machine"});
+  return report(
+      {"--prove",
+       fmt::format("expected {} within 2 %, found {}", human_bytes(proof->planned), human_bytes(proof->measured)),
+       "the plan is wrong for this model on this machine"});
 }
 
 int run(const Options& o) {
