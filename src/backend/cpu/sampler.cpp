@@ -128,6 +128,7 @@ void weigh(const SampleRow& row, SamplerScratch& scratch) {
   const Sampling& s = *row.sampling;
   std::vector<Candidate>& c = scratch.candidates;
   const size_t keep = s.top_k > 0 ? std::min(c.size(), size_t(s.top_k)) : c.size();
+  scratch.chances.reserve(std::max(keep, size_t(64)));  // no later step allocates
   std::partial_sort(c.begin(), c.begin() + ptrdiff_t(keep), c.end(), before);
   c.resize(keep);
   while (c.back().logit == -INFINITY) c.pop_back();
