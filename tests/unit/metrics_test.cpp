@@ -2,9 +2,10 @@
 #include "server/metrics.h"
 
 #include <gtest/gtest.h>
+#include <regex.h>
 
 #include <map>
-#include <regex>
+#include <optional>
 #include <set>
 #include <sstream>
 
@@ -14,9 +15,27 @@
 namespace facet {
 namespace {
 
+// A line as a name, its labels and a value.
+struct Sample {
+  std::string name, labels, value;
+};
+std::optional<Sample> sample_of(const std::string& line) {
+  static const regex_t form = [] {
+    regex_t r;
+    const char* text = R"re(^([a-zA-Z_:][a-zA-Z0-9_:]*)(\{[a-z_]+="[^"\]*"(,[a-z_]+="[^"\]*")*\})? ([^ ]+)$)re";
+    EXPECT_EQ(regcomp(&r, text, REG_EXTENDED), 0);
+    return r;
+  }();
+  regmatch_t m[5];
+  if (regexec(&form, line.c_str(), 5, m, 0) != 0) return std::nullopt;
+  const auto part = [&](int i) {
+    return m[i].rm_so < 0 ? "" : line.substr(size_t(m[i].rm_so), size_t(m[i].rm_eo - m[i].rm_so));
+  };
+  return Sample{part(1), part(2), part(4)};
+}
+
 // Empty, or what is wrong with a text of metrics.
 std::string fault(const std::string& text) {
-  const std::regex sample(R"re(([a-zA-Z_:][a-zA-Z0-9_:]*)(\{[a-z_]+="[^"\\\n]*"(,[a-z_]+="[^"\\\n]*")*\})? (\S+))re");
   std::map<std::string, std::string> type;
   std::set<std::string> helped, series;
   std::map<std::string, double> bucket;  // the last one's count, by histogram
@@ -35,13 +54,13 @@ std::string fault(const std::string& text) {
       if (what == "TYPE") current = name;
       continue;
     }
-    std::smatch m;
-    if (!std::regex_match(line, m, sample)) return "no sample: " + line;
-    if (!series.insert(m[1].str() + m[2].str()).second) return "twice: " + line;
+    const auto sample = sample_of(line);
+    if (!sample) return "no sample: " + line;
+    if (!series.insert(sample->name + sample->labels).second) return "twice: " + line;
     char* end = nullptr;
-    const double value = std::strtod(m[4].str().c_str(), &end);
+    const double value = std::strtod(sample->value.c_str(), &end);
     if (*end) return "no number: " + line;
-    name = m[1];
+    name = sample->name;
     if (type.count(current) && type[current] == "histogram") {
       if (name != current + "_bucket" && name != current + "_sum" && name != current + "_count")
         return "not of its histogram: " + line;
