@@ -6,6 +6,7 @@ void add_commands(CLI::App& app, int& rc) {
   add_chat(app, rc);
   add_run(app, rc);
   add_serve(app, rc);
+  add_daemon(app, rc);
   add_logits(app, rc);
   add_draft(app, rc);
   add_eval(app, rc);
