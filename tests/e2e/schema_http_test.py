@@ -1,0 +1,247 @@
+#!/usr/bin/env python3
+"""Structured output over HTTP: schema_http_test.py PROGRAM [--schemas N] [--tokens N] [--rates] [-m MODEL] [SERVER OPTION...]
+
+Schemas x temperature 0 and 1 x drafts and none, with the shipped model. An answer that ended by itself is valid by the jsonschema package; what was cut off begins a
+valid one, and that happens to less than 5 % of them; texts are the same with drafts and without. --rates: tokens per second with a schema and without, with drafts
+and without, and their bounds. FACET_TEST_FULL=1: 200 schemas, which have every keyword of docs/structured-output.md, and the rates.
+"""
+import argparse
+import concurrent.futures
+import http.client
+import json
+import os
+import pathlib
+import random
+import re
+import subprocess
+import sys
+
+import grammar_schema_test as g
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+FULL = os.environ.get("FACET_TEST_FULL") == "1"
+PROMPTS = ["Write an example as JSON.", "Give me a JSON object.", "Describe a person as JSON.", "List three fruits as JSON."]
+PERSON = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 20}, "age": {"type": "integer", "minimum": 0, "maximum": 150},
+                                           "tags": {"type": "array", "items": {"type": "string", "maxLength": 12}, "minItems": 8, "maxItems": 12},
+                                           "address": {"type": "object", "properties": {"street": {"type": "string", "maxLength": 20}, "city": {"type": "string", "maxLength": 20}},
+                                                       "required": ["street", "city"], "additionalProperties": False}},
+          "required": ["name", "age", "tags", "address"], "additionalProperties": False}
+
+
+def schemas(n):
+    r = random.Random(2024)
+    out = [g.recursive(r) for _ in range(20)] + [g.nested(d) for d in range(1, 9)]
+    out += [{"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": "https://example.org/a", "$comment": "annotations", "type": "object", "readOnly": False, "x-more": 1,
+             "definitions": {"word": {"type": "string", "maxLength": 6, "deprecated": True}},
+             "properties": {"a": {"$ref": "#/definitions/word"}, "b": {"type": "array", "uniqueItems": False, "items": {"$ref": "#/definitions/word"}, "maxItems": 3, "writeOnly": False}},
+             "required": ["a", "b"], "additionalProperties": False},
+            {"type": "array", "prefixItems": [{"type": "integer"}, {"enum": ["x", "y"]}], "items": {"type": "boolean"}, "minItems": 2, "maxItems": 4},
+            {"type": "array", "items": [{"type": "integer"}, {"type": "string", "maxLength": 3}], "additionalItems": False, "minItems": 1}]
+    while len(out) < n:
+        out.append(g.schema(r, 1 + len(out) % 8 // 2))
+    if n >= 200:
+        g.KEYWORDS.clear()
+        g.collect(out)
+        table = (ROOT / "docs/structured-output.md").read_text().split("## Regular expressions")[0].split("|---|---|")[-1].split("| --- | --- |")[-1]
+        known = {k for row in table.splitlines() if row.startswith("| ") for k in re.findall(r"`([$\w]+)`", row.split("|")[1])}
+        assert len(known) > 30 and known <= g.KEYWORDS, known - g.KEYWORDS
+        return out[:n]
+    return random.Random(7).sample(out, n) if n < len(out) else out
+
+
+# --- beginnings of values
+
+def open_path(text):
+    """The value that a cut off text begins, made whole with as little as may be, and the path of keys and indices that was cut; raises ValueError where it begins no JSON."""
+    closing, path, i = [], [], 0
+    state = "value"  # or key, colon, end: what may come
+    while i < len(text):
+        c = text[i]
+        if c in " \t\n\r":
+            i += 1
+        elif state in ("value", "first") and c in "{[":
+            closing.append("}" if c == "{" else "]")
+            path.append(None if c == "{" else 0)
+            state = "firstkey" if c == "{" else "first"
+            i += 1
+        elif c in "}]" and closing and closing[-1] == c and state in ("end", "first", "firstkey"):
+            closing.pop(), path.pop()
+            state = "end"
+            i += 1
+        elif c == "," and state == "end" and closing:
+            if closing[-1] == "]":
+                path[-1] += 1
+            state = "key" if closing[-1] == "}" else "value"
+            i += 1
+        elif c == ":" and state == "colon":
+            state = "value"
+            i += 1
+        elif state in ("value", "first", "key", "firstkey"):
+            end = scalar_end(text, i, c)
+            if end is None:  # cut inside
+                return whole(text[:i], "value" if state == "first" else "key" if state == "firstkey" else state, closing, path, text[i:])
+            if state in ("key", "firstkey"):
+                path[-1] = json.loads(text[i:end])
+            else:
+                json.loads(text[i:end])
+            state = "colon" if state in ("key", "firstkey") else "end"
+            i = end
+        else:
+            raise ValueError(f"{c!r} at {i} in {text[-80:]!r}")
+    return whole(text, state, closing, path, "")
+
+
+def scalar_end(text, i, c):
+    if c == '"':
+        m = re.compile(r'"(?:[^"\\]|\\.)*"', re.S).match(text, i)
+        return m.end() if m else None
+    m = re.compile(r"[-+.\w]+").match(text, i)
+    if not m:
+        raise ValueError(f"{c!r} at {i}")
+    return m.end() if m.end() < len(text) else None
+
+
+def whole(done, state, closing, path, rest):
+    """rest: the beginning of a scalar."""
+    if rest.startswith('"'):
+        rest = re.sub(r"\\(u[0-9a-fA-F]{0,3})?$", "", rest) if re.search(r"(^|[^\\])(\\\\)*\\(u[0-9a-fA-F]{0,3})?$", rest) else rest
+        rest += '"'
+    elif rest:
+        rest = next((k for k in ("true", "false", "null") if k.startswith(rest)), rest)
+        rest = rest if rest in ("true", "false", "null") else re.sub(r"[-.eE+]+$", lambda m: m[0] + "0", rest)
+    json.loads(rest or "0", strict=True)
+    if state == "key":  # as if it had not begun
+        done, rest, path[-1] = re.sub(r",\s*$", "", done), "", None
+    last = {"value": "" if rest else "0", "colon": ": 0"}.get(state, "")
+    return json.loads(done + rest + last + "".join(reversed(closing))), path
+
+
+def begins(validator, text):
+    """None, or what is wrong with a text that was cut off: an error elsewhere than on the way to where it was cut."""
+    try:
+        value, path = open_path(text)
+    except ValueError as e:
+        return f"begins no JSON: {e}"
+    for e in validator.iter_errors(value):
+        at = list(e.absolute_path)
+        if at != path[:len(at)] or e.validator in ("additionalProperties", "propertyNames", "maxItems", "maxProperties", "maxLength"):  # what no more text mends
+            return str(e).splitlines()[0]
+    return None
+
+
+# --- the server
+
+class Client:
+    def __init__(self, program, model, more):
+        self.server = subprocess.Popen([program, "serve", "-m", model, "--port", "0", "-c", "2048", "--parallel", "4", *more], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        self.port = int(self.server.stdout.readline().rsplit(":", 1)[1])
+
+    def chat(self, text, **fields):
+        c = http.client.HTTPConnection("127.0.0.1", self.port, timeout=600)
+        try:
+            c.request("POST", "/v1/chat/completions", json.dumps({"messages": [{"role": "user", "content": text}], **fields}))
+            r = c.getresponse()
+            body = json.loads(r.read())
+        finally:
+            c.close()
+        assert r.status == 200, (body, fields)
+        return body
+
+    def stop(self):
+        self.server.terminate()
+        assert self.server.wait(60) == 0
+
+
+def answers(client, all_schemas, tokens):
+    import jsonschema
+    bad, cut, ended, different, accepted = [], 0, 0, 0, 0
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        for i, schema in enumerate(all_schemas):
+            form = {"type": "json_schema", "json_schema": {"name": "s", "strict": True, "schema": schema}}
+            kinds = [(t, d) for t in (0, 1) for d in ("auto", "none")]
+            got = list(pool.map(lambda k: client.chat(PROMPTS[i % len(PROMPTS)], temperature=k[0], draft=k[1], seed=i, max_tokens=tokens, response_format=form), kinds))
+            accepted += sum(r["timings"].get("draft_n_accepted", 0) for r in got)
+            choices = [r["choices"][0] for r in got]
+            for a, b in ((0, 1), (2, 3)):
+                if choices[a]["message"]["content"] != choices[b]["message"]["content"]:
+                    different += 1
+                    print("differs:", json.dumps(schema)[:300], *(repr(choices[k]["message"]["content"][:300]) for k in (a, b)), sep="\n  ")
+            cls = jsonschema.Draft202012Validator if not isinstance(schema.get("items"), list) else jsonschema.Draft7Validator
+            validator = cls(schema, format_checker=cls.FORMAT_CHECKER)
+            for c in choices:
+                text = c["message"]["content"]
+                if c["finish_reason"] == "stop":
+                    ended += 1
+                    try:
+                        wrong = next((str(e).splitlines()[0] for e in validator.iter_errors(json.loads(text))), None)
+                    except ValueError as e:
+                        wrong = str(e)
+                else:
+                    cut += 1
+                    wrong = begins(validator, text)
+                if wrong:
+                    bad.append((json.dumps(schema)[:600], text[:600], wrong))
+    print(f"{len(all_schemas)} schemas, {ended + cut} answers: {ended} ended by themselves, {cut} were cut off ({100 * cut / (ended + cut):.1f} %), {len(bad)} bad; "
+          f"{different} texts differ with drafts; {accepted} drafted tokens accepted")
+    for b in bad[:5]:
+        print("BAD", *b, sep="\n  ")
+    return not bad and not different and cut * 20 < ended + cut and accepted > 0
+
+
+def rates(client):
+    """Tokens per second, the best of five rounds in which all kinds take turns: other work on the machine meets all of them."""
+    form = {"response_format": {"type": "json_schema", "json_schema": {"name": "p", "schema": PERSON}}, "max_tokens": 300}
+    free = {"max_tokens": 150, "ignore_eos": True}
+    kinds = {"free, no drafts": {**free, "draft": "none"}, "schema, no drafts": {**form, "draft": "none"}, "free, drafts": free, "schema, drafts": form}
+    best = dict.fromkeys(kinds, 0.)
+    for _ in range(5):
+        for name, fields in kinds.items():
+            timings = [client.chat(p, temperature=0, **fields)["timings"] for p in PROMPTS]
+            best[name] = max(best[name], sum(t["predicted_n"] - 1 for t in timings) / sum(t["predicted_ms"] for t in timings) * 1e3)
+    for name, r in best.items():
+        print(f"{name}: {r:.0f} tokens/s")
+    cost, gain = best["schema, no drafts"] / best["free, no drafts"], best["schema, drafts"] / best["schema, no drafts"]
+    print(f"with a schema / without: {cost:.2f}; with a schema, drafts / none: {gain:.2f}")
+    return cost >= .9 and gain >= 1.3
+
+
+def main():
+    try:
+        import jsonschema  # noqa: F401
+    except ImportError:
+        try:
+            python = g.environment()
+        except (subprocess.SubprocessError, OSError) as e:
+            print(f"skipped: no jsonschema package here or on PyPI ({e})")
+            return 77
+        return subprocess.run([python, *sys.argv]).returncode
+    p = argparse.ArgumentParser()
+    p.add_argument("program")
+    p.add_argument("-m", default=str(ROOT / "models" / "facet-nano-Q8_0.gguf"))
+    p.add_argument("--schemas", type=int, default=200 if FULL else 12)
+    p.add_argument("--tokens", type=int, default=600)
+    p.add_argument("--rates", action="store_true", default=FULL)
+    a, more = p.parse_known_args()
+    assert begins_bites()
+    client = Client(a.program, a.m, more)
+    try:
+        ok = answers(client, schemas(a.schemas), a.tokens) if a.schemas else True
+        if a.rates:
+            ok = rates(client) and ok
+    finally:
+        client.stop()
+    return 0 if ok else 1
+
+
+def begins_bites():
+    """That what is no beginning is seen."""
+    import jsonschema
+    v = jsonschema.Draft202012Validator({"type": "object", "properties": {"a": {"type": "integer", "maximum": 9}, "b": {"type": "array", "items": {"enum": ["red", 1]}}}, "required": ["a", "b"],
+                                         "additionalProperties": False})
+    good = ["", "{", '{"', '{"a"', '{"a":', '{"a": 1', '{"a": -', '{"a": 1, ', '{"a": 1, "b": ["r', '{"a": 1, "b": ["red", ', '{"a": 1, "b": ["red"], ', '{"b": ["red", 1', '{"a": 1, "c', "  {"]
+    wrong = ["}", "{a", '{"a" 1', '{"a": 10, "b"', '{"a": "x", "', '{"a": 1, "b": ["blue", "r', '{"a": 1]', '{"a": tru, "b', '{"c": 1, "a', '{"a": 01, "b', '{"c"', '{"c": 1']
+    return not any(begins(v, t) for t in good) and all(begins(v, t) for t in wrong)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
