@@ -6,11 +6,8 @@
 namespace facet {
 
 Json model_json(const ServerInfo& s) {
-  return {{"id", s.model},
-          {"object", "model"},
-          {"created", s.started},
-          {"owned_by", "facet"},
-          {"meta", {{"n_ctx", s.n_ctx}, {"n_vocab", s.n_vocab}}}};
+  return {{"id", s.model},       {"object", "model"},    {"created", s.started},
+          {"owned_by", "facet"}, {"aliases", s.aliases}, {"meta", {{"n_ctx", s.n_ctx}, {"n_vocab", s.n_vocab}}}};
 }
 
 Json models_json(const ServerInfo& s) { return {{"object", "list"}, {"data", Json::array({model_json(s)})}}; }
