@@ -36,6 +36,14 @@ Json props_json(const ServerInfo& s) {
           {"build_info", "facet " + s.version}};
 }
 
+Json tokenizer_json(const ServerInfo& s) {
+  return {{"bos_token", s.bos},
+          {"eos_token", s.eos},
+          {"chat_template", s.chat_template},
+          {"vocab_size", s.n_vocab},
+          {"model_max_length", s.n_ctx}};
+}
+
 int64_t unix_now() {
   using std::chrono::system_clock;
   return std::chrono::duration_cast<std::chrono::seconds>(system_clock::now().time_since_epoch()).count();

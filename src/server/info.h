@@ -20,7 +20,8 @@ struct ServerInfo {
 
 Json model_json(const ServerInfo& s);
 Json models_json(const ServerInfo& s);
-Json props_json(const ServerInfo& s);  // in llama-server's shape
+Json props_json(const ServerInfo& s);      // in llama-server's shape
+Json tokenizer_json(const ServerInfo& s);  // in vLLM's
 
 int64_t unix_now();  // seconds
 

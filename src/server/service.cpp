@@ -259,6 +259,8 @@ class ServiceImpl final : public Service, public HttpHandler {
                                                  .message = "no such model (GET /v1/models lists the one there is)",
                                                  .param = "model",
                                                  .code = "model_not_found"});
+      case Target::kTokenizerInfo:
+        return json_response(200, tokenizer_json(info));
       case Target::kProps:
         return json_response(200, props_json(info));
       case Target::kTags:

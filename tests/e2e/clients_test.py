@@ -118,7 +118,7 @@ def main():
     p.add_argument("--install", action="store_true")
     p.add_argument("--installed", action="store_true")
     p.add_argument("wanted", nargs="*")
-    a = p.parse_args()
+    a = p.parse_intermixed_args()
     cases = [c for c in CASES if not a.wanted or c.client in a.wanted or c.name in a.wanted]
     assert cases, f"no such cases: {a.wanted}"
     if a.install or a.installed:
@@ -126,7 +126,7 @@ def main():
     server = None
     try:
         if any(not missing(c) for c in cases):
-            server = subprocess.Popen([a.program, "serve", "-m", str(FILE), "--port", "0", "-c", "4096", "-n", "512", "--alias", MODEL, "--api-key", KEY],
+            server = subprocess.Popen([a.program, "serve", "-m", str(FILE), "--port", "0", "-c", "4096", "-n", "512", "-t", "1", "--alias", MODEL, "--api-key", KEY],
                                       stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         outcomes = run(cases, Api(server.stdout.readline().split()[-1] if server else ""))
     finally:

@@ -42,7 +42,7 @@ class Row:
 
     def server(self, *flags):
         if flags not in Row.servers:
-            Row.servers[flags] = Server(*flags)
+            Row.servers[flags] = Server("-t", "1", *flags)
         return Row.servers[flags]
 
     def post(self, path, body, *flags):

@@ -45,7 +45,7 @@ def let_go(connections):
 
 @limit("requests waiting")
 def _(r):
-    s = Server()
+    s = Server("-t", "1")
     r.test.addCleanup(s.stop)
     connections = held(s, s.request("GET", "/props")[2]["total_slots"] + r.n[0])
     status, headers, _ = s.request("POST", "/v1/chat/completions", CHAT)
@@ -55,7 +55,7 @@ def _(r):
 
 @limit("connections")
 def _(r):
-    s = Server()
+    s = Server("-t", "1")
     r.test.addCleanup(s.stop)
     connections = [s.connect() for _ in range(r.n[0])]
     connections[-1].sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
@@ -293,7 +293,7 @@ def _(r):
             f.write(text)
             f.flush()
             try:
-                s = Server("--api-key-file", f.name, "-c", "256")
+                s = Server("-t", "1", "--api-key-file", f.name, "-c", "256")
             except AssertionError as e:
                 return str(e)
             return s.stop()
@@ -341,7 +341,7 @@ def _(r):
 def _(r):
     with tempfile.TemporaryDirectory() as d:
         r.taken("/completion", NATIVE)
-        s = Server("--slot-save-path", d, "-c", "1024")
+        s = Server("-t", "1", "--slot-save-path", d, "-c", "1024")
         try:
             s.request("POST", "/completion", NATIVE)
             save = lambda name: s.request("POST", "/slots/0?action=save", {"filename": name})[0]
@@ -353,7 +353,7 @@ def _(r):
 @limit("drain after SIGTERM")
 def _(r):
     r.default("--drain", r.n[0])
-    s = Server("--drain", "1")
+    s = Server("-t", "1", "--drain", "1")
     with s.connect() as c:
         c.sendall(post_bytes("/v1/chat/completions", {**LONG, "max_tokens": 4000, "draft": "none"}))
         c.recv(100)

@@ -119,7 +119,11 @@ class Paths(Shared):
         pieces = self.post("/tokenize", {"content": text, "with_pieces": True})["tokens"]
         self.assertEqual([t["id"] for t in pieces], ids)
         self.assertEqual(b"".join(t["piece"].encode() if isinstance(t["piece"], str) else bytes(t["piece"]) for t in pieces).decode(), text)
-        for path, body, param in (("/tokenize", {}, "content"), ("/tokenize", {"content": 7}, "content"), ("/tokenize", {"content": "x" * ((1 << 20) + 1)}, "content"),
+        self.assertEqual(self.post("/tokenize", {"prompt": text}), {"count": len(ids) + 1, "tokens": [2] + ids})
+        self.assertEqual(self.post("/tokenize", {"prompt": text, "add_special_tokens": False})["tokens"], ids)
+        self.assertEqual(self.post("/detokenize", {"tokens": ids})["prompt"], text)
+        self.assertEqual(self.s.request("GET", "/tokenizer_info")[2]["bos_token"], "<bos>")
+        for path, body, param in (("/tokenize", {"prompt": 7}, "prompt"), ("/tokenize", {}, "content"), ("/tokenize", {"content": 7}, "content"), ("/tokenize", {"content": "x" * ((1 << 20) + 1)}, "content"),
                                   ("/detokenize", {}, "tokens"), ("/detokenize", {"tokens": [-1]}, "tokens[0]"), ("/detokenize", {"tokens": [1 << 40]}, "tokens[0]"),
                                   ("/detokenize", {"tokens": [5] * ((1 << 20) + 1)}, "tokens")):
             status, _, answer = self.s.request("POST", path, body)

@@ -37,7 +37,7 @@ def lm_eval(api, model, path, task, *more):
         docs.write_text("".join(json.dumps({"q": q, "choices": ["Hello!", "xyzzy"], "gold": 0}) + "\n" for q in ("Hello", "Good morning", "Hi")))
         pathlib.Path(d, "task.yaml").write_text(TASK.format(name="facet_task", docs=docs) + task)
         env = {**os.environ, "OPENAI_API_KEY": KEY, "HF_DATASETS_OFFLINE": "1", "HF_HUB_OFFLINE": "1", "HF_HOME": d, "TOKENIZERS_PARALLELISM": "false"}
-        out = subprocess.run([sys.executable, "-m", "lm_eval", "--model", model, "--model_args", f"base_url={api.v1}{path},model={MODEL},num_concurrent=2,max_retries=1,tokenizer_backend=None",
+        out = subprocess.run([sys.executable, "-m", "lm_eval", "--model", model, "--model_args", f"base_url={api.v1}{path},model={MODEL},num_concurrent=2,max_retries=1,tokenizer_backend={'remote' if path == '/completions' else None},auth_token={KEY}",
                               "--tasks", "facet_task", "--include_path", d, "--output_path", d, *more], env=env, capture_output=True, text=True, timeout=600)
         assert out.returncode == 0, out.stdout[-3000:] + out.stderr[-3000:]
         return json.loads(next(pathlib.Path(d).rglob("results*.json")).read_text())["results"]["facet_task"]

@@ -7,8 +7,8 @@ from .openai_cases import client_of
 TOOL = {"type": "function", "name": "get_time", "description": "Get the local time", "strict": False, "parameters": CITY}
 
 
-def ask(api, text="Hello", **fields):
-    return client_of(api).responses.create(**{"model": MODEL, "input": text, "temperature": 0, **fields})
+def ask(api, said="Hello", **fields):
+    return client_of(api).responses.create(**{"model": MODEL, "input": said, "temperature": 0, **fields})
 
 
 @case("openai")
