@@ -22,7 +22,7 @@ from clients.common import CASES, KEY, MODEL, Api  # noqa: E402
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 FILE = ROOT / "models" / "facet-nano-Q8_0.gguf"
-EXTRAS = {"pydantic-ai-slim": "pydantic-ai-slim[openai,anthropic]", "smolagents": "smolagents[openai]", "lm-eval": "lm-eval[api]"}
+EXTRAS = {"pydantic-ai-slim": "pydantic-ai-slim[openai]", "smolagents": "smolagents[openai]", "lm-eval": "lm-eval[api]"}
 APART = ("llama-index-llms-openai-like", "guidellm")  # they want versions that the others do not have
 
 

@@ -62,4 +62,4 @@ class Row:
     def default(self, option, expected):
         """The default that --help has for an option."""
         text = subprocess.run([PROGRAM, "serve", "--help"], capture_output=True, text=True).stdout
-        self.test.assertRegex(re.sub(r"\s+", " ", text), rf"{option} [A-Z:a-z]+ \[{expected}\]")
+        self.test.assertRegex(re.sub(r"\s+", " ", text), rf"{option} .{{0,100}}?={expected} ")

@@ -2,7 +2,7 @@
 import asyncio
 import os
 
-from .common import ASK_TIME, HELLO, KEY, MODEL, case, is_time_call, person_model, user
+from .common import ASK_TIME, HELLO, KEY, MODEL, PERSON, case, is_person, is_time_call, person_model, user
 
 
 def get_time(city: str) -> str:
@@ -122,16 +122,6 @@ def agent_stream(api):
     assert asyncio.run(text()) == HELLO
 
 
-@case("pydantic-ai-slim", "pydantic_ai", "anthropic")
-def agent_anthropic(api):
-    from pydantic_ai import Agent
-    from pydantic_ai.models.anthropic import AnthropicModel
-    from pydantic_ai.providers.anthropic import AnthropicProvider
-    called.clear()
-    model = AnthropicModel(MODEL, provider=AnthropicProvider(base_url=api.url, api_key=KEY))
-    is_time_loop(Agent(model, tools=[get_time], model_settings={"extra_body": {"temperature": 0}, "max_tokens": 200}).run_sync(ASK_TIME).output)
-
-
 # --- OpenAI's agents
 
 def agents_run(api, text, model="OpenAIChatCompletionsModel", **more):
@@ -228,10 +218,9 @@ def language_model(api):
 
 
 @case("dspy")
-def json_adapter(api):
-    import dspy
-    with dspy.context(lm=dspy_model(api), adapter=dspy.JSONAdapter()):  # asks with response_format
-        assert isinstance(dspy.Predict("question -> yes: bool")(question="Is water wet?").yes, bool)
+def response_format(api):
+    form = {"type": "json_schema", "json_schema": {"name": "p", "strict": True, "schema": PERSON}}
+    is_person(dspy_model(api)("Anna is 30 years old.", response_format=form)[0])
 
 
 os.environ.setdefault("OPENAI_AGENTS_DISABLE_TRACING", "1")
