@@ -112,7 +112,7 @@ def llm_cli(api, *arguments, text="Hello"):
         pathlib.Path(d, "extra-openai-models.yaml").write_text(f"- model_id: facet\n  model_name: {MODEL}\n  api_base: {api.v1}\n  api_key_name: facet{more}\n")
         pathlib.Path(d, "keys.json").write_text(json.dumps({"facet": KEY}))
         out = subprocess.run([sys.executable, "-m", "llm", "prompt", "-m", "facet", "-o", "temperature", "0", *arguments, text], env={**os.environ, "LLM_USER_PATH": d},
-                             capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL)
+                             capture_output=True, text=True, timeout=300, stdin=subprocess.DEVNULL)
     assert out.returncode == 0, out.stderr[-2000:]
     return out.stdout.strip()
 
