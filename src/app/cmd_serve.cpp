@@ -1,5 +1,6 @@
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <atomic>
 #include <csignal>
 #include <cstdio>
@@ -28,6 +29,17 @@ struct Options {
   bool seed_given = false;
   std::string alias;
 };
+
+// "a,b": a and b; empty names do not count.
+std::vector<std::string> names_in(std::string_view list) {
+  std::vector<std::string> names;
+  while (!list.empty()) {
+    const size_t comma = std::min(list.find(','), list.size());
+    if (comma > 0) names.emplace_back(list.substr(0, comma));
+    list.remove_prefix(std::min(comma + 1, list.size()));
+  }
+  return names;
+}
 
 // Loads the model and runs its engine, on one thread, while the caller serves.
 class EngineThread {
@@ -72,7 +84,8 @@ class EngineThread {
     s.defaults.n_vocab = engine_->model().n_vocab;
     s.variant = chat_variant(engine_->tokenizer()->vocab().chat_template, engine_->model().d_ple > 0);
     s.model_file = std::filesystem::path(model).filename().string();
-    s.model = !o_.alias.empty() ? o_.alias : std::filesystem::path(model).stem().string();
+    s.aliases = names_in(o_.alias);
+    s.model = !s.aliases.empty() ? s.aliases[0] : std::filesystem::path(model).stem().string();
     name_ = s.model;
   }
 
@@ -137,7 +150,8 @@ void add_serve(CLI::App& app, int& rc) {
   cmd->add_option("--host", h.host, "Address to listen on; one that other machines reach needs an API key")
       ->capture_default_str();
   cmd->add_option("--port", h.port, "Port; 0: a free one, printed")->check(CLI::Range(0, 65535))->capture_default_str();
-  cmd->add_option("-a,--alias", o->alias, "Name of the model in answers (default: the file's)");
+  cmd->add_option("-a,--alias", o->alias,
+                  "Name of the model in answers (default: the file's); more of its names behind commas");
   o->engine.max_seq = 4;
   cmd->add_option("--parallel", o->engine.max_seq, "Requests that run at once; each has a context of its own")
       ->check(CLI::Range(1, 256))
@@ -191,6 +205,7 @@ void add_serve(CLI::App& app, int& rc) {
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
   cmd->add_flag_callback(
       "--no-webui", [o] { o->service.webui = false; }, "No page at /");
+  cmd->add_flag("--slots,!--no-slots", s.slots, "The paths of /slots (they are there unless --no-slots is given)");
   cmd->add_flag("--metrics-compat", s.metrics_compatible,
                 "/metrics also has the names that llama-server and vLLM have for its figures");
   cmd->add_flag("--verbose", s.defaults.verbose, "Answers tell of the prompt and the settings (__verbose)");

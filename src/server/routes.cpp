@@ -29,6 +29,7 @@ constexpr Route kRoutes[] = {
     {"/completions", "POST", Target::kGenerate, ApiKind::kNative},
     {"/tokenize", "POST", Target::kTokenize},
     {"/detokenize", "POST", Target::kDetokenize},
+    {"/tokenizer_info", "GET", Target::kTokenizerInfo},
     {"/apply-template", "POST", Target::kTemplate},
     {"/embedding", "POST", Target::kEmbeddings},
     {"/embeddings", "POST", Target::kEmbeddings},

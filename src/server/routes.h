@@ -10,6 +10,7 @@ enum class Target {
   kMetrics,
   kPage,
   kModels,
+  kTokenizerInfo,
   kModel,  // one of them, by its name in the path
   kProps,
   kSlots,

@@ -38,6 +38,7 @@ struct Loaded {
 ServerInfo info_of(const Engine& e, const ServiceConfig& c) {
   const Tokenizer& t = *e.tokenizer();
   return {.model = c.model,
+          .aliases = c.aliases,
           .file = c.model_file,
           .chat_template = t.vocab().chat_template,
           .bos = t.text(t.bos()),
@@ -229,15 +230,21 @@ class ServiceImpl final : public Service, public HttpHandler {
       case Target::kPage:
         return page_response();
       case Target::kEmbeddings:
-        return error_response(Dialect::kOpenAi, {.status = 501,
-                                                 .message = "embeddings are no capability of a Gemma 4 text model",
-                                                 .param = "",
-                                                 .code = "not_supported"});
+        return not_supported("embeddings are no capability of a Gemma 4 text model");
+      case Target::kSlots:
+      case Target::kSlot:
+        if (!c_.slots) return not_supported("the server was started with --no-slots");
+        return std::nullopt;
       case Target::kVersion:
         return json_response(200, {{"version", FACET_VERSION}});
       default:
         return loaded_ ? about_model(route, r, loaded_->info) : std::nullopt;
     }
+  }
+
+  static HttpResponse not_supported(std::string message) {
+    return error_response(Dialect::kOpenAi,
+                          {.status = 501, .message = std::move(message), .param = "", .code = "not_supported"});
   }
 
   std::optional<HttpResponse> about_model(const Route& route, const HttpRequest& r, const ServerInfo& info) const {
@@ -246,12 +253,14 @@ class ServiceImpl final : public Service, public HttpHandler {
       case Target::kModels:
         return json_response(200, models_json(info));
       case Target::kModel:
-        if (percent_decoded(std::string_view(r.path).substr(route.path.size())) == c_.model)
+        if (is_name(percent_decoded(std::string_view(r.path).substr(route.path.size()))))
           return json_response(200, model_json(info));
         return error_response(Dialect::kOpenAi, {.status = 404,
                                                  .message = "no such model (GET /v1/models lists the one there is)",
                                                  .param = "model",
                                                  .code = "model_not_found"});
+      case Target::kTokenizerInfo:
+        return json_response(200, tokenizer_json(info));
       case Target::kProps:
         return json_response(200, props_json(info));
       case Target::kTags:
@@ -261,6 +270,10 @@ class ServiceImpl final : public Service, public HttpHandler {
       default:
         return std::nullopt;
     }
+  }
+
+  bool is_name(const std::string& name) const {
+    return name == c_.model || std::find(c_.aliases.begin(), c_.aliases.end(), name) != c_.aliases.end();
   }
 
   ServiceConfig c_;
