@@ -18,6 +18,7 @@ void add_commands(CLI::App& app, int& rc) {
   add_convert(app, rc);
   add_compare(app, rc);
   add_synth(app, rc);
+  add_doctor(app, rc);
 }
 
 }  // namespace facet

@@ -40,10 +40,25 @@ class Known final : public ServeOptions {
 
 // Of the command line, what every model's process gets: all that is not the router's own.
 std::vector<GivenOption> common_options(const CLI::App& cmd) {
-  static const std::set<std::string> own = {"model",        "models-dir",  "models-preset", "models-max", "sleep-idle",
-                                            "load-timeout", "no-models-autoload", "router-fd", "host", "port",
-                                            "alias",        "api-key",     "api-key-file",  "cors-origin", "no-webui",
-                                            "drain",        "max-connections", "idle",      "help"};
+  static const std::set<std::string> own = {"model",
+                                            "models-dir",
+                                            "models-preset",
+                                            "models-max",
+                                            "sleep-idle",
+                                            "load-timeout",
+                                            "no-models-autoload",
+                                            "router-fd",
+                                            "host",
+                                            "port",
+                                            "alias",
+                                            "api-key",
+                                            "api-key-file",
+                                            "cors-origin",
+                                            "no-webui",
+                                            "drain",
+                                            "max-connections",
+                                            "idle",
+                                            "help"};
   std::vector<GivenOption> given;
   for (const CLI::Option* o : cmd.get_options()) {
     if (o->count() == 0 || o->get_lnames().empty() || own.contains(o->get_lnames()[0])) continue;
@@ -155,9 +170,10 @@ bool RouterOptions::several() const {
 
 void add_router_options(CLI::App* cmd, RouterOptions& o) {
   o.command = cmd;
-  cmd->add_option("-m,--model", o.models,
-                  "Model file (GGUF); omitted: the model that comes with the program. NAME=PATH[,option[=value]...], or "
-                  "several: each is loaded when a request names it")
+  cmd->add_option(
+         "-m,--model", o.models,
+         "Model file (GGUF); omitted: the model that comes with the program. NAME=PATH[,option[=value]...], or "
+         "several: each is loaded when a request names it")
       ->check(not_empty())
       ->expected(1)
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);

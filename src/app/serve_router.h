@@ -17,7 +17,7 @@ struct RouterOptions {
   std::string dir = {}, preset = {};
   int models_max = 4, sleep_idle = 0, load_timeout = 600;
   bool no_autoload = false;
-  int fd = -1;  // of a model's process: its end of the link (router/link.h)
+  int fd = -1;           // of a model's process: its end of the link (router/link.h)
   bool several() const;  // whether there is a router, as opposed to one model in this process
 };
 void add_router_options(CLI::App* cmd, RouterOptions& o);  // -m among them

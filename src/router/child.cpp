@@ -20,8 +20,8 @@ using boost::system::error_code;
 
 namespace {
 
-constexpr int kChildLink = 3;                         // the descriptor of the process's end
-constexpr size_t kMaxLine = 2000;                     // bytes of a line that are kept
+constexpr int kChildLink = 3;      // the descriptor of the process's end
+constexpr size_t kMaxLine = 2000;  // bytes of a line that are kept
 constexpr auto kReapEvery = std::chrono::milliseconds(5);
 constexpr auto kLeaves = std::chrono::seconds(5);     // between the end of the link and of the process
 constexpr auto kLastWords = std::chrono::seconds(1);  // for its output to arrive after its end

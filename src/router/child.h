@@ -16,8 +16,8 @@ namespace facet {
 
 // What a model's process does, told on the io_context's thread.
 struct ChildEvents {
-  std::function<void(const Json&)> told = {};             // link.h
-  std::function<void(const std::string&)> said = {};      // a line of its stdout or stderr
+  std::function<void(const Json&)> told = {};                                     // link.h
+  std::function<void(const std::string&)> said = {};                              // a line of its stdout or stderr
   std::function<void(int wait_status, const std::string& last_line)> ended = {};  // once; the last of all
 };
 

@@ -56,9 +56,10 @@ bool has_no_effect(const std::string& name) {
 
 // What the router decides for every model.
 bool is_the_routers(const std::string& name) {
-  static const std::set<std::string> names = {"host",          "port",       "api-key",     "api-key-file", "cors-origin",
-                                              "no-webui", "models-dir", "models-max", "models-preset", "sleep-idle",
-                                              "router-fd", "max-connections", "drain", "no-models-autoload", "load-timeout"};
+  static const std::set<std::string> names = {
+      "host",        "port",          "api-key",    "api-key-file", "cors-origin",     "no-webui", "models-dir",
+      "models-max",  "models-preset", "sleep-idle", "router-fd",    "max-connections", "drain",    "no-models-autoload",
+      "load-timeout"};
   return names.contains(name);
 }
 
@@ -104,17 +105,16 @@ void add_file(const fs::path& path, const std::string& folder_name, std::vector<
 }  // namespace
 
 bool is_model_name(std::string_view name) {
-  return !name.empty() && name.size() <= kMaxName &&
-         std::all_of(name.begin(), name.end(),
-                     [](char c) { return c > ' ' && c <= '~' && c != '"' && c != '\\' && c != ',' && c != '='; });
+  return !name.empty() && name.size() <= kMaxName && std::all_of(name.begin(), name.end(), [](char c) {
+    return c > ' ' && c <= '~' && c != '"' && c != '\\' && c != ',' && c != '=';
+  });
 }
 
 bool parse_model_argument(const std::string& text, ModelConfig& model, std::vector<ModelOption>& options) {
   std::error_code ec;
   if (fs::exists(text, ec)) return false;
   const size_t eq = text.find('=');
-  if (eq == std::string::npos || !is_model_name(std::string_view(text).substr(0, eq)) ||
-      text.find('/') < eq)
+  if (eq == std::string::npos || !is_model_name(std::string_view(text).substr(0, eq)) || text.find('/') < eq)
     return false;
   model.name = text.substr(0, eq);
   std::string_view rest = std::string_view(text).substr(eq + 1);
@@ -126,9 +126,8 @@ bool parse_model_argument(const std::string& text, ModelConfig& model, std::vect
     const bool option = rest[0] == ',' && !word.empty() && word[0] >= 'a' && word[0] <= 'z' &&
                         word.find_first_not_of("abcdefghijklmnopqrstuvwxyz0123456789-") == std::string::npos;
     if (option)
-      options.push_back({.name = word,
-                         .value = piece.substr(std::min(piece.size(), word.size() + 1)),
-                         .where = "-m " + model.name});
+      options.push_back(
+          {.name = word, .value = piece.substr(std::min(piece.size(), word.size() + 1)), .where = "-m " + model.name});
     else
       (options.empty() ? model.path : options.back().value) += rest.substr(0, end);
     rest.remove_prefix(end);
@@ -256,8 +255,8 @@ Status check_router(const RouterConfig& c) {
                      "give one of them another name"};
   }
   if (c.models_max > 0 && pinned > c.models_max)
-    return Error{"--models-max", fmt::format("expected at least {}, as many models are pinned, found {}", pinned, c.models_max),
-                 ""};
+    return Error{"--models-max",
+                 fmt::format("expected at least {}, as many models are pinned, found {}", pinned, c.models_max), ""};
   return Ok{};
 }
 

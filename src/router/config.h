@@ -28,7 +28,7 @@ struct ModelConfig {
 struct RouterConfig {
   ServiceConfig front = {};  // address, keys, origins, the page, the queue of each model
   std::vector<ModelConfig> models = {};
-  int models_max = 4;  // in memory at once; 0: any number
+  int models_max = 4;    // in memory at once; 0: any number
   int sleep_idle_s = 0;  // a model that nobody asked for so long gives its memory up; 0: never
   int load_s = 600;      // until a model has to be loaded, and a request to be handed to it
   bool autoload = true;  // a request loads the model it names

@@ -11,7 +11,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr size_t kMaxBuffered = 256 << 20;             // bytes of an answer that is no stream
+constexpr size_t kMaxBuffered = 256 << 20;  // bytes of an answer that is no stream
 constexpr auto kTellEvery = std::chrono::milliseconds(500);
 constexpr auto kReasonWithin = std::chrono::seconds(3);  // for a process's end to be known after its connections'
 
@@ -78,12 +78,13 @@ void Dispatch::route(const RoutedPtr& p, Model& m, bool may_load) {
                    .code = "model_not_loaded"});
   if (!pool_.may_load(m)) {
     const auto seconds = std::chrono::ceil<std::chrono::seconds>(m.retry_at - Clock::now()).count();
-    return refuse(*p, name,
-                  {.status = 503,
-                   .message = fmt::format("the model {} failed: {} (it is tried again in {} s, or when its file changes)",
-                                          name, m.failure, seconds),
-                   .param = "model",
-                   .code = "model_failed"});
+    return refuse(
+        *p, name,
+        {.status = 503,
+         .message = fmt::format("the model {} failed: {} (it is tried again in {} s, or when its file changes)", name,
+                                m.failure, seconds),
+         .param = "model",
+         .code = "model_failed"});
   }
   if (queues_[&m].waiting.size() >= size_t(c_.front.queue))
     return refuse(*p, name, {.status = 503, .message = "the queue is full", .param = "", .code = "queue_full"});
@@ -121,20 +122,20 @@ void Dispatch::hand(const RoutedPtr& p, Model& m) {
   std::string text = request_text(p->request);
   p->request.body.clear();
   p->request.body.shrink_to_fit();
-  p->upstream = Upstream::start(
-      io_, *fd, std::move(text),
-      {.head =
-           [p](const UpstreamHead& h) {
-             p->head = h;
-             p->streaming = h.stream && h.status == 200;
-             if (p->streaming && !p->begun && p->reply) p->reply->begin(h.type);
-           },
-       .body =
-           [p](std::string_view piece) {
-             if (p->streaming && p->reply) p->reply->write(piece);
-             if (!p->streaming && p->body.size() <= kMaxBuffered) p->body += piece;
-           },
-       .done = [this, p, &m](bool whole) { answered(p, m, whole && p->body.size() <= kMaxBuffered); }});
+  p->upstream =
+      Upstream::start(io_, *fd, std::move(text),
+                      {.head =
+                           [p](const UpstreamHead& h) {
+                             p->head = h;
+                             p->streaming = h.stream && h.status == 200;
+                             if (p->streaming && !p->begun && p->reply) p->reply->begin(h.type);
+                           },
+                       .body =
+                           [p](std::string_view piece) {
+                             if (p->streaming && p->reply) p->reply->write(piece);
+                             if (!p->streaming && p->body.size() <= kMaxBuffered) p->body += piece;
+                           },
+                       .done = [this, p, &m](bool whole) { answered(p, m, whole && p->body.size() <= kMaxBuffered); }});
 }
 
 void Dispatch::answered(const RoutedPtr& p, Model& m, bool whole) {

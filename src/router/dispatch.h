@@ -25,20 +25,20 @@ struct RoutedRequest {
   bool generates = false;  // its path gives answers of a model, perhaps as a stream
   std::string key = {};    // name of the client's
   std::chrono::steady_clock::time_point since = {}, told_at = {};
-  bool begun = false;          // words of a stream were written while the model was loaded
-  bool streaming = false;      // the process's answer goes through
-  bool handed = false;         // a process has it
-  UpstreamHead head = {};      // of the process's answer
-  std::string body = {};       // of one that is no stream
+  bool begun = false;      // words of a stream were written while the model was loaded
+  bool streaming = false;  // the process's answer goes through
+  bool handed = false;     // a process has it
+  UpstreamHead head = {};  // of the process's answer
+  std::string body = {};   // of one that is no stream
   std::shared_ptr<Upstream> upstream = {};
-  const char* gone = nullptr;  // why nobody waits any more
+  const char* gone = nullptr;       // why nobody waits any more
   std::function<void()> left = {};  // what leave() has to undo
   void leave(const char* why);
 };
 using RoutedPtr = std::shared_ptr<RoutedRequest>;
 
-// Hands requests to the models' processes, lets them wait for those that load, and passes answers back. On the thread of
-// the io_context. No request is lost: each gets an answer of its process, or one error.
+// Hands requests to the models' processes, lets them wait for those that load, and passes answers back. On the thread
+// of the io_context. No request is lost: each gets an answer of its process, or one error.
 class Dispatch {
  public:
   Dispatch(boost::asio::io_context& io, const RouterConfig& config, Pool& pool, RouterCounts& counts,
@@ -51,7 +51,7 @@ class Dispatch {
   void unload(const RoutedPtr& p, Model& m);  // POST /models/unload
   void refuse(RoutedRequest& p, const std::string& model, const ApiError& e);
 
-  void ready(Model& m);                                           // PoolHooks
+  void ready(Model& m);  // PoolHooks
   void failed(Model& m, int status, const std::string& why);
   void died(Model& m, const std::string& why);
   void tick();

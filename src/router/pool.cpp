@@ -148,11 +148,10 @@ void Pool::start(Model& m) {
   m.state = ModelState::kLoading;
   m.started = Clock::now();
   m.progress = 0, m.told.clear(), m.no_room = m.timed_out = m.leaving = false;
-  auto child = Child::start(
-      io_, args,
-      {.told = [this, &m](const Json& message) { told(m, message); },
-       .said = [this, &m](const std::string& line) { hooks_.said(m, line); },
-       .ended = [this, &m](int status, const std::string& line) { ended(m, status, line); }});
+  auto child = Child::start(io_, args,
+                            {.told = [this, &m](const Json& message) { told(m, message); },
+                             .said = [this, &m](const std::string& line) { hooks_.said(m, line); },
+                             .ended = [this, &m](int status, const std::string& line) { ended(m, status, line); }});
   if (!child) return load_failed(m, 500, child.error().what);
   m.child = std::move(*child);
   hooks_.log(fmt::format("model={} loading", m.config.name));

@@ -32,7 +32,7 @@ struct Model {
   std::unique_ptr<Child> child = {};
 
   // Kept by whoever hands out requests.
-  int waiting = 0, running = 0;        // requests
+  int waiting = 0, running = 0;          // requests
   Clock::time_point waiting_since = {};  // of the oldest that waits
   Clock::time_point idle_since = {};
   int64_t last_used_ms = 0;  // Unix time; 0: never
@@ -45,24 +45,25 @@ struct Model {
   bool takes_requests() const { return state == ModelState::kLoaded && !leaving; }
   bool resident() const { return state == ModelState::kLoaded || state == ModelState::kStopping; }
 
-  double progress = 0;  // of the load, 0 to 1
-  int64_t plan_bytes = 0;                  // of the last load; 0: there was none
-  std::string plan = {};                   // in words
-  int n_ctx = 0, n_vocab = 0, n_seq = 0;   // likewise
-  std::string failure = {}, told = {};     // told: what the process said of its failure
+  double progress = 0;                    // of the load, 0 to 1
+  int64_t plan_bytes = 0;                 // of the last load; 0: there was none
+  std::string plan = {};                  // in words
+  int n_ctx = 0, n_vocab = 0, n_seq = 0;  // likewise
+  std::string failure = {}, told = {};    // told: what the process said of its failure
   std::string last_death = {};
   bool no_room = false, timed_out = false;
   int exit_code = 0, failures = 0;  // failures: in a row
   int beside = INT_MAX;             // other models in memory at most while it loads, as it did not fit with more
   Clock::time_point started = {}, stop_at = {}, retry_at = {};
   int64_t failed_file = 0;  // when its file was last changed, as of the failure
-  uint64_t loads = 0, unloads_limit = 0, unloads_asked = 0, unloads_idle = 0, failed_loads = 0, deaths = 0, restarts = 0;
+  uint64_t loads = 0, unloads_limit = 0, unloads_asked = 0, unloads_idle = 0, failed_loads = 0, deaths = 0,
+           restarts = 0;
 };
 
 struct PoolHooks {
-  std::function<void(Model&)> ready = {};                                // it takes requests
+  std::function<void(Model&)> ready = {};                                   // it takes requests
   std::function<void(Model&, int status, const std::string&)> failed = {};  // those that wait will not be answered
-  std::function<void(Model&, const std::string& why)> died = {};         // those that run will not be answered
+  std::function<void(Model&, const std::string& why)> died = {};            // those that run will not be answered
   std::function<void(const std::string&)> log = {};
   std::function<void(const Model&, const std::string& line)> said = {};
 };
@@ -80,10 +81,10 @@ class Pool {
   Model* most_recent();
   // Whether a request for it may wait: false while a failed load is not to be tried again yet.
   bool may_load(const Model& m) const;
-  void used(Model& m);     // a request came or ended
-  void unload(Model& m);   // when nothing runs
-  void schedule();         // after whatever may let a model be loaded or unloaded
-  void tick();             // every 100 ms or so
+  void used(Model& m);         // a request came or ended
+  void unload(Model& m);       // when nothing runs
+  void schedule();             // after whatever may let a model be loaded or unloaded
+  void tick();                 // every 100 ms or so
   void stop_all(int seconds);  // at the end: SIGTERM, then SIGKILL; runs the io_context meanwhile
 
  private:

@@ -78,7 +78,8 @@ Result<std::vector<PresetSection>> parse_preset(std::string_view text, const std
     const size_t eq = line.find('=');
     ModelOption o{.name = std::string(trim(line.substr(0, eq))), .where = at, .from_file = true};
     if (eq == std::string_view::npos || o.name.empty()) return Error{at, "expected KEY = VALUE or [NAME]", ""};
-    if (!read_value(line.substr(eq + 1), o.value)) return Error{at, "expected a value, found a quote that does not end", ""};
+    if (!read_value(line.substr(eq + 1), o.value))
+      return Error{at, "expected a value, found a quote that does not end", ""};
     sections.back().options.push_back(std::move(o));
   }
   return sections;

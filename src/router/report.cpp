@@ -66,10 +66,9 @@ HttpResponse router_health(const std::vector<std::unique_ptr<Model>>& models, co
     } else if (m->state == ModelState::kLoaded) {
       const auto a = answers.find(m->config.name);
       const auto body = parse_json(a == answers.end() ? "" : a->second, "");
-      const std::string health =
-          body && body->is_object() && body->contains("status") && (*body)["status"].is_string()
-              ? (*body)["status"].get<std::string>()
-              : "unresponsive";
+      const std::string health = body && body->is_object() && body->contains("status") && (*body)["status"].is_string()
+                                     ? (*body)["status"].get<std::string>()
+                                     : "unresponsive";
       j["health"] = health;
       if (body && body->is_object() && body->contains("reason")) j["reason"] = (*body)["reason"];
       if (health != "ok") note(*m, j.contains("reason") ? j["reason"].get<std::string>() : "it does not answer");
@@ -140,10 +139,12 @@ std::string router_metrics(const std::vector<std::unique_ptr<Model>>& models, co
     for (const auto& [why, n] :
          {std::pair("limit", m->unloads_limit), {"asked", m->unloads_asked}, {"idle", m->unloads_idle}})
       out += fmt::format("facet_router_unloads_total{{model=\"{}\",why=\"{}\"}} {}\n", m->config.name, why, n);
-  each("facet_router_deaths_total", "counter", "Processes that ended unasked.", [](const Model& m) { return m.deaths; });
+  each("facet_router_deaths_total", "counter", "Processes that ended unasked.",
+       [](const Model& m) { return m.deaths; });
   each("facet_router_restarts_total", "counter", "Of them, those that were started again at once.",
        [](const Model& m) { return m.restarts; });
-  each("facet_router_requests_running", "gauge", "Requests that a process has.", [](const Model& m) { return m.running; });
+  each("facet_router_requests_running", "gauge", "Requests that a process has.",
+       [](const Model& m) { return m.running; });
   each("facet_router_requests_waiting", "gauge", "Requests that wait for a model.",
        [](const Model& m) { return m.waiting; });
   each("facet_router_model_loaded", "gauge", "Whether the model is in memory.",

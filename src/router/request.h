@@ -8,7 +8,7 @@ namespace facet {
 
 // What a router has to know of a body; the model's process reads the rest.
 struct RoutedFields {
-  std::string model = {};         // empty: it names none
+  std::string model = {};                 // empty: it names none
   bool stream = false, progress = false;  // progress: return_progress
   bool wait = false, autoload = true;     // of /models/load and /models/unload
 };

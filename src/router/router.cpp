@@ -103,7 +103,8 @@ class RouterImpl final : public Router, public HttpHandler {
   void request(HttpRequest r, std::unique_ptr<HttpReply> reply) override {
     const Route& route = *find_route(r.path);
     if (auto answer = own_answer(route, r)) return reply->send(std::move(*answer));
-    if (route.target == Target::kHealth || route.target == Target::kMetrics) return survey(route.target, r, std::move(reply));
+    if (route.target == Target::kHealth || route.target == Target::kMetrics)
+      return survey(route.target, r, std::move(reply));
     auto p = std::make_shared<RoutedRequest>();
     p->dialect = dialect_of_path(r.path);
     p->key = std::string(access_.key_name(r));
@@ -125,7 +126,8 @@ class RouterImpl final : public Router, public HttpHandler {
       http_->post([this, p, target, control, fields = std::move(fields)] {
         if (p->gone) return;
         if (!fields)
-          return dispatch_.refuse(*p, "", {.status = 400, .message = fields.error().message(), .param = "", .code = ""});
+          return dispatch_.refuse(*p, "",
+                                  {.status = 400, .message = fields.error().message(), .param = "", .code = ""});
         p->fields = *fields;
         if (p->dialect == Dialect::kOllama) p->fields.stream = false;  // its lines have no comments
         if (query_field(p->request.query, "autoload") == "false") p->fields.autoload = false;
@@ -157,10 +159,11 @@ class RouterImpl final : public Router, public HttpHandler {
                       .param = "model",
                       .code = "no_resident_model"};
     }
-    return ApiError{.status = 404,
-                    .message = fmt::format("no such model: {} (GET /v1/models lists those there are)", shown(Json(name))),
-                    .param = "model",
-                    .code = "model_not_found"};
+    return ApiError{
+        .status = 404,
+        .message = fmt::format("no such model: {} (GET /v1/models lists those there are)", shown(Json(name))),
+        .param = "model",
+        .code = "model_not_found"};
   }
 
   void handle(const std::shared_ptr<RoutedRequest>& p, Target target, bool control) {
@@ -260,10 +263,8 @@ class RouterImpl final : public Router, public HttpHandler {
       MetricsMerge merged;
       merged.add(router_metrics(pool_.models(), counts_), "");
       for (const auto& [name, text] : bodies) merged.add(text, name);
-      held->send({.status = 200,
-                  .type = "text/plain; version=0.0.4; charset=utf-8",
-                  .body = merged.text(),
-                  .headers = {}});
+      held->send(
+          {.status = 200, .type = "text/plain; version=0.0.4; charset=utf-8", .body = merged.text(), .headers = {}});
     });
   }
 

@@ -18,7 +18,8 @@ using boost::system::error_code;
 
 class Server final : public HttpServer, public HttpShared {
  public:
-  explicit Server(const HttpConfig& c) : HttpShared(c), acceptor_(io), retry_(io), drain_timer_(io), signals_(io), clients_(io) {}
+  explicit Server(const HttpConfig& c)
+      : HttpShared(c), acceptor_(io), retry_(io), drain_timer_(io), signals_(io), clients_(io) {}
   ~Server() override {
     for (Connection* c : std::vector(connections.begin(), connections.end())) c->close("shutdown");
   }
@@ -105,8 +106,8 @@ class Server final : public HttpServer, public HttpShared {
   void serve(ClientSocket socket, bool has_room) {
     error_code ignored;
     // What the kernel holds for a slow reader counts, too.
-    socket.set_option(
-        asio::socket_base::send_buffer_size(int(std::clamp<uint64_t>(config.max_backlog, 4096, 1 << 18))), ignored);
+    socket.set_option(asio::socket_base::send_buffer_size(int(std::clamp<uint64_t>(config.max_backlog, 4096, 1 << 18))),
+                      ignored);
     auto c = std::make_shared<Connection>(std::move(socket), *this);
     if (has_room)
       c->start();
