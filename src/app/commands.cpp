@@ -1,5 +1,7 @@
 #include "app/commands.h"
 
+#include "app/doctor.h"
+
 namespace facet {
 
 void add_commands(CLI::App& app, int& rc) {

@@ -27,6 +27,5 @@ void add_quantize(CLI::App& app, int& rc);
 void add_convert(CLI::App& app, int& rc);
 void add_compare(CLI::App& app, int& rc);  // in cmd_convert.cpp
 void add_synth(CLI::App& app, int& rc);
-void add_doctor(CLI::App& app, int& rc);
 
 }  // namespace facet

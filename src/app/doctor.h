@@ -56,4 +56,6 @@ bool look_at_model(Findings& f, DoctorOptions o);
 void look_at_service(Findings& f, const DoctorOptions& o);  // the cache's folder, the port
 void look_at_url(Findings& f, const DoctorOptions& o);      // a server that runs
 
+void add_doctor(CLI::App& app, int& rc);  // the subcommand
+
 }  // namespace facet

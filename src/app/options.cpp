@@ -9,6 +9,7 @@
 #include <cstring>
 #include <random>
 
+#include "app/compute_options.h"
 #include "app/option_checks.h"
 #include "app/paths.h"
 #include "app/progress.h"

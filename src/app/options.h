@@ -20,9 +20,8 @@ struct DraftOptions {
 };
 
 // Options that several subcommands share, spelled as llama.cpp spells them.
-void add_model_option(CLI::App* cmd, std::string& path);   // -m; omitted: the model that comes with the program
-void add_engine_options(CLI::App* cmd, EngineConfig& c);   // -m and the next
-void add_compute_options(CLI::App* cmd, EngineConfig& c);  // -c, -t, --kv-k, --kv-v, --backend, --chunk, --memory
+void add_model_option(CLI::App* cmd, std::string& path);  // -m; omitted: the model that comes with the program
+void add_engine_options(CLI::App* cmd, EngineConfig& c);  // -c, -t, --kv-k, --kv-v, --backend, --chunk, --memory
 void add_draft_options(CLI::App* cmd, DraftOptions& o,
                        EngineConfig& c);  // --draft, --draft-max, --draft-min, --draft-tree
 void add_sampling_options(CLI::App* cmd, Sampling& s, bool& seed_given);  // --temp, --top-k, ...
