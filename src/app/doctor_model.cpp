@@ -131,15 +131,16 @@ void look_at_answers(Findings& f, Engine& engine) {
   const double share = sum.drafted > 0 ? double(sum.accepted) / sum.drafted : 0;
   const std::string what =
       fmt::format("{} of {} drafted tokens were right ({:.0f} %)", sum.accepted, sum.drafted, 100 * share);
-  if (sum.drafted > 0 && sum.accepted == 0)
+  if (inactive.empty() && sum.drafted == 0)
+    f.fail("drafting", "the drafter proposes nothing, though it has to",
+           "it is damaged (its outputs are no numbers): download or convert it again");
+  else if (sum.drafted > 0 && sum.accepted == 0)
     f.fail("drafting", what,
            "the drafter belongs to another model, or is damaged (NaN): take the one that was made for this model");
   else if (!inactive.empty())
     f.warn("drafting", what + "; " + inactive, "");
   else if (sum.drafted > 0 && share < kLowAcceptance)
     f.warn("drafting", what, "a drafter made for this very model is right more often");
-  else if (sum.drafted == 0)
-    f.ok("drafting", "plain steps are as fast here: nothing was drafted");
   else
     f.ok("drafting", what);
 }
@@ -178,6 +179,7 @@ bool look_at_model(Findings& f, DoctorOptions o) {
                            decided->n_ctx, decided->backend));
   if (o.quick) return true;
   c.draft.optional = false;
+  c.draft.min = std::max(1, c.draft.min);  // drafts in every step, faster or not: their worth is to be known
   auto engine = Engine::open(c);
   if (!engine) return f.fail("load", engine.error()), false;
   f.ok("load", "the model and its drafters are loaded");

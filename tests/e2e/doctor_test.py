@@ -100,7 +100,7 @@ class DoctorTest(unittest.TestCase):
         self.assertRegex(text, r"\d+ checks: 0 failed, \d+ warnings\n$")
 
     def quick(self, *args, **kw):
-        return doctor("--quick", "-c", 1024, "--port", free_port(), *args, **kw)
+        return doctor("--quick", "-c", 1024, *([] if "--port" in args else ["--port", free_port()]), *args, **kw)
 
     def test_files(self):
         good = NANO.read_bytes()
@@ -126,10 +126,8 @@ class DoctorTest(unittest.TestCase):
         rnd = random.Random(1)
         data[len(data) // 2:] = rnd.randbytes(len(data) - len(data) // 2)
         other.write_bytes(data)
-        r = doctor("-m", NANO, "-c", 1024, "--backend", "cpu", "--port", free_port(), "--draft", other, "--draft-min", 4)
-        bad = [f for f in r["findings"] if f["level"] == "fail" and f["check"] in ("drafting", "answers", "load")]
-        low = [f for f in at(r, "drafting") if f["level"] == "warn"]
-        self.assertTrue(bad or low, r)
+        r = doctor("-m", NANO, "-c", 1024, "--backend", "cpu", "--port", free_port(), "--draft", other)
+        self.fails(r, "drafting")
 
     def test_surroundings(self):
         self.fails(self.quick("-m", NANO, "--memory", "1MB"), "plan", "available")
