@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -21,6 +22,7 @@ using boost::system::error_code;
 namespace {
 
 constexpr int kChildLink = 3;      // the descriptor of the process's end
+constexpr int kManyFiles = 65536;  // on a kernel without close_range, all that are looked at
 constexpr size_t kMaxLine = 2000;  // bytes of a line that are kept
 constexpr auto kReapEvery = std::chrono::milliseconds(5);
 constexpr auto kLeaves = std::chrono::seconds(5);     // between the end of the link and of the process
@@ -46,6 +48,9 @@ struct Pair {
     ::fcntl(link, F_SETFD, 0);
   else
     ::dup2(link, kChildLink);
+  // Not the router's port, nor its clients: Asio's sockets are not closed by exec, and a copy would keep them open.
+  if (::syscall(SYS_close_range, unsigned(kChildLink + 1), ~0U, 0U) != 0)
+    for (int fd = kChildLink + 1; fd < kManyFiles; ++fd) ::close(fd);
   ::execv("/proc/self/exe", argv);
   ::_exit(127);
 }

@@ -379,6 +379,10 @@ class RouterTest(unittest.TestCase):
             self.assertEqual(r.complete("tiny")[0], 200)
             if children(r.process.pid).get("nano") == pid:  # it only refused the request
                 os.kill(pid, signal.SIGKILL)
+            end = time.time() + 20
+            while children(r.process.pid).get("nano", pid) == pid:
+                self.assertLess(time.time(), end)
+                time.sleep(.02)
             self.assertEqual(r.complete("nano")[0], 200)
         self.assertEqual(children(r.process.pid)["tiny"], tiny)
 
