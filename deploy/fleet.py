@@ -36,10 +36,10 @@ def free_port():
         return s.getsockname()[1]
 
 
-def ask(port, method, path, body=None, timeout=120):
+def ask(port, method, path, body=None, timeout=120, headers=None):
     c = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout)
     try:
-        c.request(method, path, json.dumps(body) if body is not None else None, {"Content-Type": "application/json"} if body else {})
+        c.request(method, path, json.dumps(body) if body is not None else None, {**({"Content-Type": "application/json"} if body else {}), **(headers or {})})
         r = c.getresponse()
         text = r.read()
         try:

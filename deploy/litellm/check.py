@@ -5,8 +5,9 @@ import http.client
 import json
 import os
 import pathlib
-import signal
+import secrets
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -25,7 +26,7 @@ def main():
         print("skipped: litellm is not installed beside this Python (pip install 'litellm[proxy]')")
         return 77
     program = sys.argv[1] if len(sys.argv) > 1 else str(ROOT / "build/release/facet")
-    port, proxy_port = free_port(), free_port()
+    port, proxy_port, key = free_port(), free_port(), "sk-" + secrets.token_hex(32)
     with tempfile.TemporaryDirectory() as folder:
         log = open(f"{folder}/log", "wb")
         server = subprocess.Popen([program, "serve", "--port", str(port), "-c", "1024", "--models-max", "2",
@@ -33,7 +34,7 @@ def main():
                                   stdout=log, stderr=log)
         proxy = subprocess.Popen([litellm, "--config", str(HERE / "config.yaml"), "--host", "127.0.0.1", "--port", str(proxy_port)],
                                  stdout=log, stderr=log, start_new_session=True,
-                                 env={**os.environ, "FACET_URL": f"http://127.0.0.1:{port}/v1", "LITELLM_TELEMETRY": "False"})
+                                 env={**os.environ, "FACET_URL": f"http://127.0.0.1:{port}/v1", "LITELLM_MASTER_KEY": key})
         try:
             end = time.time() + 300
             while True:
@@ -49,7 +50,7 @@ def main():
             bad = 0
             for model, answers in (("nano", {"nano"}), ("moe", {"moe"}), ("gone", {"nano", "moe"})):
                 status, body = ask(proxy_port, "POST", "/v1/chat/completions", {
-                    "model": model, "max_tokens": 12, "messages": [{"role": "user", "content": "Hello"}]}, timeout=240)
+                    "model": model, "max_tokens": 12, "messages": [{"role": "user", "content": "Hello"}]}, timeout=240, headers={"Authorization": f"Bearer {key}"})
                 ok = status == 200 and bool(body["choices"][0]["message"]["content"])
                 bad += not ok
                 print(json.dumps({"asked": model, "status": status, "model": body.get("model") if ok else body}))
@@ -57,7 +58,8 @@ def main():
             print(json.dumps({"used": used}))
             return int(bad > 0 or not all(used.values()))
         finally:
-            os.killpg(proxy.pid, signal.SIGKILL)
+            if proxy.poll() is None:
+                os.killpg(proxy.pid, signal.SIGKILL)
             proxy.wait()
             server.send_signal(signal.SIGTERM)
             server.wait(60)
