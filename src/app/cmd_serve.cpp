@@ -9,8 +9,8 @@
 #include <thread>
 
 #include "app/commands.h"
-#include "app/console.h"
 #include "app/compute_options.h"
+#include "app/console.h"
 #include "app/option_checks.h"
 #include "app/options.h"
 #include "app/serve_router.h"
