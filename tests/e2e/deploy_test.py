@@ -34,7 +34,7 @@ def served():
 class DeployTest(unittest.TestCase):
     def test_metrics(self):
         names = served()
-        for path in ("prometheus/rules.yaml", "grafana/facet.json", "kubernetes/facet.yaml", "kubernetes/monitor.yaml"):
+        for path in ("prometheus/rules.yaml", "grafana/facet.json", "kubernetes/facet.yaml"):
             text = re.sub(r"(?m)record: facet:\S+|^ *#.*$", "", (DEPLOY / path).read_text())
             used = set(re.findall(r"\b(?:facet_[a-z_]+|vllm:num_[a-z_]+)\b", text))
             self.assertTrue(used, path)
