@@ -10,10 +10,11 @@
 #include <thread>
 
 #include "app/commands.h"
+#include "app/compute_options.h"
 #include "app/console.h"
 #include "app/option_checks.h"
 #include "app/options.h"
-#include "base/files.h"
+#include "app/serve_router.h"
 #include "base/print.h"
 #include "model/types.h"
 #include "server/service.h"
@@ -26,6 +27,7 @@ struct Options {
   EngineConfig engine;
   DraftOptions draft;
   ServiceConfig service;
+  RouterOptions router;
   bool seed_given = false;
   std::string alias;
 };
@@ -46,7 +48,7 @@ class EngineThread {
  public:
   // engine: where it goes; it is to outlive the service, which is to outlive this.
   EngineThread(Options& o, std::unique_ptr<Engine>& engine, Service& service)
-      : o_(o), engine_(engine), service_(service), thread_([this] { run(); }) {}
+      : o_(o), engine_(engine), service_(service), router_(o.router.fd), thread_([this] { run(); }) {}
   ~EngineThread() {
     if (engine_) engine_->stop();
     thread_.join();
@@ -60,7 +62,10 @@ class EngineThread {
   void run() {
     loaded_ = load();
     loading_ = false;
-    if (!loaded_) return service_.stop();
+    if (!loaded_) {
+      router_.failed(loaded_.error(), !loaded_.error().detail.empty());  // a table: of a plan that does not fit
+      return service_.stop();
+    }
     engine_->run();
   }
 
@@ -68,6 +73,8 @@ class EngineThread {
     EngineConfig c = o_.engine;
     c.stepped = [this](const StepStats& s) { service_.metrics().step(s); };
     c.degraded = [this](const std::string& what, const std::string& why) { service_.health().degrade(what, why); };
+    c.planned = [this](const std::string& sum, const std::string&) { plan_ = sum; };
+    if (router_.there()) c.loading = [this](uint64_t done, uint64_t total) { router_.loading(done, total); };
     auto opened = open_engine(c, o_.draft);
     if (!opened) return opened.error();
     if (!(*opened)->tokenizer())
@@ -89,10 +96,12 @@ class EngineThread {
     name_ = s.model;
   }
 
-  void tell() const {
+  void tell() {
     const EngineConfig& c = engine_->config();
     print_err("{}: context {} for each of {} requests at once, {} waiting; {} threads\n", name_, c.n_ctx, c.max_seq,
               o_.service.queue, c.n_threads);
+    if (router_.there())
+      return router_.ready({c.n_ctx, engine_->model().n_vocab, c.max_seq, planned_bytes(c), plan_.substr(0, 4096)});
     print_out("listening on {}\n", service_.url());
     flush_out();
   }
@@ -100,13 +109,18 @@ class EngineThread {
   Options& o_;
   std::unique_ptr<Engine>& engine_;
   Service& service_;
+  RouterLink router_;
   mutable std::string name_ = {};
+  std::string plan_ = {};
   Status loaded_ = Ok{};
   std::atomic<bool> loading_ = true;
   std::thread thread_;  // last: it uses the others
 };
 
 int run(Options& o) {
+  if (o.router.several()) return run_router(o.router, o.service);
+  if (!o.router.models.empty()) o.engine.model = o.router.models[0];
+  o.service.http.clients_fd = o.router.fd;
   if (o.engine.chunk > 0 && o.engine.max_seq > o.engine.chunk)
     return report({"--parallel",
                    fmt::format("expected at most --chunk ({}), found {}", o.engine.chunk, o.engine.max_seq),
@@ -133,7 +147,8 @@ void add_serve(CLI::App& app, int& rc) {
   CLI::App* cmd = app.add_subcommand("serve", "Serve the OpenAI API over HTTP (docs/server.md)");
   HttpConfig& h = o->service.http;
   ServiceConfig& s = o->service;
-  add_engine_options(cmd, o->engine);
+  add_router_options(cmd, o->router);
+  add_compute_options(cmd, o->engine);
   add_draft_options(cmd, o->draft, o->engine);
   add_sampling_options(cmd, s.defaults.sampling, o->seed_given);
   cmd->add_option("-n,--n-predict", s.defaults.max_tokens,

@@ -1,5 +1,7 @@
 #include "app/commands.h"
 
+#include "app/doctor.h"
+
 namespace facet {
 
 void add_commands(CLI::App& app, int& rc) {
@@ -19,6 +21,7 @@ void add_commands(CLI::App& app, int& rc) {
   add_convert(app, rc);
   add_compare(app, rc);
   add_synth(app, rc);
+  add_doctor(app, rc);
 }
 
 }  // namespace facet

@@ -11,6 +11,8 @@ constexpr Route kRoutes[] = {
     {"/metrics", "GET", Target::kMetrics},
     {"/models", "GET", Target::kModels},
     {"/v1/models", "GET", Target::kModels},
+    {"/models/load", "POST", Target::kLoadModel},
+    {"/models/unload", "POST", Target::kUnloadModel},
     {"/models/", "GET", Target::kModel},
     {"/v1/models/", "GET", Target::kModel},
     {"/props", "GET", Target::kProps},

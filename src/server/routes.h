@@ -24,6 +24,8 @@ enum class Target {
   kVersion,
   kTags,
   kShow,
+  kLoadModel,  // of a router
+  kUnloadModel,
 };
 
 struct Route {

@@ -62,14 +62,9 @@ class ServiceImpl final : public Service, public HttpHandler {
   }
 
   Status load_keys() {
-    std::vector<ApiKey> keys;
-    if (!c_.api_key.empty()) keys.push_back({c_.api_key, "key"});
-    if (!c_.api_key_file.empty()) {
-      auto more = read_api_keys(c_.api_key_file);
-      if (!more) return more.error();
-      keys.insert(keys.end(), more->begin(), more->end());
-    }
-    access_.keys = std::move(keys);
+    auto keys = all_api_keys(c_.api_key, c_.api_key_file);
+    if (!keys) return keys.error();
+    access_.keys = std::move(*keys);
     return Ok{};
   }
   Status listen() {
@@ -237,6 +232,13 @@ class ServiceImpl final : public Service, public HttpHandler {
         return std::nullopt;
       case Target::kVersion:
         return json_response(200, {{"version", FACET_VERSION}});
+      case Target::kLoadModel:
+      case Target::kUnloadModel:
+        return error_response(Dialect::kOpenAi, {.status = 501,
+                                                 .message = "this server has one model, which stays (docs/server.md "
+                                                            "tells how to serve several)",
+                                                 .param = "",
+                                                 .code = "not_supported"});
       default:
         return loaded_ ? about_model(route, r, loaded_->info) : std::nullopt;
     }
@@ -288,17 +290,8 @@ class ServiceImpl final : public Service, public HttpHandler {
 }  // namespace
 
 Result<std::unique_ptr<Service>> Service::open(ServiceConfig config) {
-  auto loopback = is_loopback(config.http.host);
-  if (!loopback) return Error{"--host", loopback.error().what, loopback.error().hint};
   const bool keys = !config.api_key.empty() || !config.api_key_file.empty();
-  if (!*loopback && !keys)
-    return Error{"--host",
-                 fmt::format("{} can be reached from other machines, and there is no --api-key", config.http.host),
-                 "give --api-key or --api-key-file, or serve 127.0.0.1"};
-  if (!keys && std::count(config.cors_origins.begin(), config.cors_origins.end(), "*") > 0)
-    return Error{"--cors-origin",
-                 "* lets every page in a browser on this machine use the server, and there is no --api-key",
-                 "give --api-key or --api-key-file, or name the origins"};
+  if (auto ok = check_reach(config.http.host, keys, config.cors_origins); !ok) return ok.error();
   config.http.catch_hangup = !config.api_key_file.empty();
   auto s = std::make_unique<ServiceImpl>(std::move(config));
   if (auto ok = s->load_keys(); !ok) return ok.error();
