@@ -281,12 +281,12 @@ TEST(CacheLaw, HoldsBesideSlowCopies) {
                           told[i].tokens.insert(told[i].tokens.end(), ids.begin(), ids.end());
                           told[i].steps.push_back(int(ids.size()));
                         },
+                    .done = [&told, i](RequestId, Stop, const Usage& u,
+                                       const std::string& error) { told[i].usage = u, told[i].error = error; },
                     .prefill =
                         [&, i](RequestId, int cached, int) {
                           if (cached > 0 && begun_at[i] < 0) begun_at[i] = steps;
-                        },
-                    .done = [&told, i](RequestId, Stop, const Usage& u,
-                                       const std::string& error) { told[i].usage = u, told[i].error = error; }}));
+                        }}));
   while (e->tick()) {
   }
   EXPECT_EQ(differences(told, want, Source::kRam, true, "slow copies"), 0);
