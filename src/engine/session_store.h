@@ -10,6 +10,7 @@
 
 #include "cache/kv_cache.h"
 #include "engine/engine.h"
+#include "engine/loop_guard.h"
 #include "engine/session_image.h"
 #include "engine/thought.h"
 #include "grammar/grammar.h"
@@ -33,6 +34,7 @@ struct Job {
   std::vector<int32_t> no_end = {};  // never drawn before Request::min_tokens
   std::optional<GrammarState> grammar = {};   // where the answer's tokens have led, if it follows one
   std::optional<ThoughtBudget> thought = {};  // likewise, if it limits thoughts
+  std::optional<LoopGuard> loops = {};        // likewise, if it may not go round
   std::shared_ptr<DiskRead> reading = {};     // the state that it waits for
   Clock::time_point arrived = Clock::now(), started = {}, first_token = {};
 };
