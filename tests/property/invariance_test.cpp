@@ -354,18 +354,17 @@ TEST(Lockstep, FastAgreesWithReference) {
 // Types that are only read, of matrices with 256 columns; NVFP4 with factors beside its matrices.
 class ReadOnlyTypes : public testing::TestWithParam<DType> {};
 TEST_P(ReadOnlyTypes, FastAgreesWithReference) {
-  for (TinyModel m : {TinyModel{}, TinyModel{.moe = true, .d_expert = 256},
-                      TinyModel{.moe = true, .split_experts = true, .d_expert = 256}}) {
+  for (TinyModel m : {TinyModel{}, TinyModel{.moe = true, .split_experts = true, .d_expert = 256}}) {
     m.type = GetParam(), m.width = 256;
     const TinyFile file(m);
-    const auto ids = random_ids(kTokens, 96, 7);
+    const auto ids = random_ids(12, 96, 7);
     Harness<Lockstep<CpuFast, CpuRef>> h(file.path(), plan());
-    const auto logits = h.logits(ids, {30, 1, 20});
+    const auto logits = h.logits(ids, {8, 1, 3});
     for (const VerbDifference& d : h.backend().differences()) ADD_FAILURE() << m.moe << " " << d.message();
     for (const float v : logits) ASSERT_TRUE(std::isfinite(v));
     for (const CpuIsa isa : {CpuIsa::kScalar, CpuIsa::kAvx2, CpuIsa::kAvx512, CpuIsa::kAmx})
       if (has_isa(isa))
-        EXPECT_TRUE(bitwise_equal(Harness<CpuFast>(file.path(), plan(), 0, 2, isa).logits(ids, {30, 1, 20}),
+        EXPECT_TRUE(bitwise_equal(Harness<CpuFast>(file.path(), plan(), 0, 2, isa).logits(ids, {8, 1, 3}),
                                   Harness<CpuFast>(file.path(), plan(), 0, 1, CpuIsa::kScalar).logits(ids, {7})))
             << isa_name(isa);
   }
