@@ -8,10 +8,10 @@ void HostTier::put(const ImagePtr& image) {
   const int64_t n = image->bytes();
   if (holds(image->tokens, image->salt)) return;
   while (n <= most_ && bytes_ + n > most_) {
-    ImagePtr gone = std::move(images_.back());
+    const ImagePtr gone = std::move(images_.back());
     images_.pop_back();
     bytes_ -= gone->bytes();
-    if (evicting) evicting(std::move(gone));
+    if (evicting) evicting(gone);
   }
   if (n > most_) {
     if (evicting) evicting(image);

@@ -1,6 +1,5 @@
 #pragma once
 #include <string>
-#include <vector>
 
 #include "server/openai.h"
 
@@ -9,8 +8,7 @@ namespace facet {
 
 struct ServerInfo {
   std::string model = {};  // its name in answers
-  std::vector<std::string> aliases = {};
-  std::string file = {};  // of the model, without its folder
+  std::string file = {};   // of the model, without its folder
   std::string chat_template = {}, bos = {}, eos = {};
   std::string version = {};
   int64_t started = 0;  // seconds of Unix time
@@ -20,8 +18,7 @@ struct ServerInfo {
 
 Json model_json(const ServerInfo& s);
 Json models_json(const ServerInfo& s);
-Json props_json(const ServerInfo& s);      // in llama-server's shape
-Json tokenizer_json(const ServerInfo& s);  // in vLLM's
+Json props_json(const ServerInfo& s);  // in llama-server's shape
 
 int64_t unix_now();  // seconds
 

@@ -10,7 +10,6 @@ enum class Target {
   kMetrics,
   kPage,
   kModels,
-  kTokenizerInfo,
   kModel,  // one of them, by its name in the path
   kProps,
   kSlots,
@@ -24,8 +23,6 @@ enum class Target {
   kVersion,
   kTags,
   kShow,
-  kLoadModel,  // of a router
-  kUnloadModel,
 };
 
 struct Route {
