@@ -22,7 +22,7 @@ struct Sample {
 std::optional<Sample> sample_of(const std::string& line) {
   static const regex_t form = [] {
     regex_t r;
-    const char* text = R"re(^([a-zA-Z_:][a-zA-Z0-9_:]*)(\{[a-z_]+="[^"\]*"(,[a-z_]+="[^"\]*")*\})? ([^ ]+)$)re";
+    const char* text = R"re(^([a-zA-Z_:][a-zA-Z0-9_:]*)(\{[a-z_]+="[^"\]*"(,[a-z_]+="[^"\]*")*\})? ([^[:space:]]+)$)re";
     EXPECT_EQ(regcomp(&r, text, REG_EXTENDED), 0);
     return r;
   }();
