@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -21,6 +22,12 @@ void finish(Worker& w) {
   std::promise<void> done;
   w.push([&done] { done.set_value(); });
   done.get_future().wait();
+}
+
+constexpr int64_t kSecond = 1'000'000'000;  // ns
+// Since 1970; a file can have any time.
+int64_t ns_of(const timespec& t) {
+  return std::clamp<int64_t>(t.tv_sec, 0, 9'000'000'000) * kSecond + std::clamp<int64_t>(t.tv_nsec, 0, kSecond - 1);
 }
 
 // A regular file, and no link to one.
@@ -67,6 +74,7 @@ void DiskTier::index() {
   std::sort(found.begin(), found.end(), [](const auto& a, const auto& b) { return a.first > b.first; });
   int others = 0;
   int64_t their_bytes = 0;
+  if (!found.empty()) last_used_ = found.front().first;
   for (auto& [time, e] : found) {
     bytes_ += e.bytes;
     if (!e.ours) ++others, their_bytes += e.bytes;
@@ -105,7 +113,16 @@ void DiskTier::index(const std::string& name, std::vector<std::pair<int64_t, Ent
     e.salt = std::move(h.salt), e.tokens = std::move(h.tokens);
     for (const SessionHeader::Owner& o : h.owners) e.states.push_back({o.len, o.high});
   }
-  found.emplace_back(int64_t(st.st_mtim.tv_sec) * 1'000'000'000 + st.st_mtim.tv_nsec, std::move(e));
+  found.emplace_back(ns_of(st.st_mtim), std::move(e));
+}
+
+void DiskTier::mark_used(const std::string& name) {
+  timespec now{};
+  ::clock_gettime(CLOCK_REALTIME, &now);
+  last_used_ = std::max(ns_of(now), last_used_ + 1);
+  const timespec t{.tv_sec = time_t(last_used_ / kSecond), .tv_nsec = long(last_used_ % kSecond)};
+  const timespec times[] = {t, t};
+  ::utimensat(AT_FDCWD, path(name).c_str(), times, AT_SYMLINK_NOFOLLOW);
 }
 
 bool DiskTier::holds(const std::string& name) const {
@@ -160,6 +177,7 @@ void DiskTier::write(const ImagePtr& image, int64_t bytes) {
       ++counts_.errors;
       told = fmt::format("{}; nothing is written there any more", written.error().message());
     } else if (*written > 0) {
+      mark_used(name);
       bytes_ += *written;
       entries_.push_front({.name = name,
                            .bytes = *written,
@@ -186,8 +204,7 @@ DiskTier::Found DiskTier::find(std::span<const int32_t> tokens, const std::strin
   }
   if (best == entries_.end()) return {};
   entries_.splice(entries_.begin(), entries_, best);
-  // The order of use outlives the process.
-  ::utimensat(AT_FDCWD, path(best->name).c_str(), nullptr, AT_SYMLINK_NOFOLLOW);
+  mark_used(best->name);
   return {best->name, longest, best->bytes};
 }
 

@@ -81,6 +81,9 @@ class DiskTier {
   void write(const ImagePtr& image, int64_t bytes);
   void make_room(int64_t bytes);  // with the lock
   bool holds(const std::string& name) const;
+  // Gives a file the time of its use, later than every other's: the order of use outlives the process, and clocks of
+  // files tick too slowly for it. With the lock.
+  void mark_used(const std::string& name);
   void forget(const std::string& name);
 
   Config c_;
@@ -89,6 +92,7 @@ class DiskTier {
   std::list<Entry> entries_;  // most recently used first
   std::vector<std::string> queued_;
   int64_t bytes_ = 0, waiting_ = 0;
+  int64_t last_used_ = 0;  // ns, the newest file's time
   Counts counts_;
   bool off_ = false;        // nothing is written any more
   Worker reader_, writer_;  // last: they use the others

@@ -6,6 +6,7 @@
 #include "app/find_drafter.h"
 #include "engine/fingerprint.h"
 #include "model/gemma4_config.h"
+#include "support/sanitized.h"
 #include "support/scripted_drafter.h"
 #include "support/session_edit.h"
 #include "support/tiny_model.h"
@@ -229,6 +230,8 @@ TEST(CacheLaw, HoldsForEveryWayBack) {
     cases = {{kModels[0], "dflash", KvType::kF16, 1, false}, {kModels[0], "mtp", KvType::kQ8_0, 3, true},
              {kModels[1], "dflash", KvType::kQ4_0, 3, true}, {kModels[1], "mtp", KvType::kTQ3_0, 1, false},
              {kModels[0], "auto", KvType::kF32, 1, false},   {kModels[1], "none", KvType::kF16, 8, false}};
+  if (!full() && kSanitized)
+    cases = {{kModels[0], "mtp", KvType::kQ8_0, 2, true}, {kModels[1], "dflash", KvType::kTQ3_0, 1, false}};
   for (const Case& c : cases) check_law(c);
 }
 
@@ -238,6 +241,7 @@ TEST(CacheLaw, HoldsAfterParking) {
   if (full())
     for (const KvType kv : kTypes)
       for (const char* draft : {"none", "dflash", "mtp", "auto"}) cases.push_back({kModels[0], draft, kv, 4, false});
+  if (!full() && kSanitized) cases.pop_back();
   for (const Case& c : cases) check_parking(c);
 }
 

@@ -7,6 +7,7 @@
 
 #include "app/find_drafter.h"
 #include "app/paths.h"
+#include "support/sanitized.h"
 #include "support/scripted_drafter.h"
 #include "tokenizer/tokenizer.h"
 #include "tools/eval.h"
@@ -14,11 +15,7 @@
 namespace facet::test {
 namespace {
 
-#ifdef __SANITIZE_ADDRESS__
-constexpr size_t kPart = 40;  // one case of so many
-#else
-constexpr size_t kPart = 10;
-#endif
+constexpr size_t kPart = kSanitized ? 110 : 10;  // one case of so many
 bool full() { return std::getenv("FACET_TEST_FULL") != nullptr; }
 std::string model_path(const std::string& name) { return fmt::format("{}/models/{}", FACET_SOURCE_DIR, name); }
 

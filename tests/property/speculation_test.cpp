@@ -7,17 +7,14 @@
 
 #include "backend/cpu/cpu_fast.h"
 #include "support/broken.h"
+#include "support/sanitized.h"
 #include "support/scripted_drafter.h"
 #include "support/tiny_model.h"
 
 namespace facet::test {
 namespace {
 
-#ifdef __SANITIZE_ADDRESS__
-constexpr int kPart = 20;  // one case of so many
-#else
-constexpr int kPart = 5;
-#endif
+constexpr int kPart = kSanitized ? 20 : 5;  // one case of so many
 bool full() { return std::getenv("FACET_TEST_FULL") != nullptr; }
 
 template <class B>
@@ -656,12 +653,9 @@ double law_p(const DraftConfig& draft, float temperature, int n) {
   return chi_square_p(chi, cells - 1);
 }
 TEST(SampledSpeculation, KeepsTheModelsLaw) {
-#ifdef __SANITIZE_ADDRESS__
-  const int n = 2500;
-#else
-  const int n = 25000;  // 100,000 tokens
-#endif
+  const int n = kSanitized ? 2500 : 25000;  // 100,000 tokens
   for (const float t : {.7f, 1.f}) {
+    if (kSanitized && t == 1) continue;
     EXPECT_GT(law_p<CpuFast>(chain(2), t, n), .01) << t;
     EXPECT_LT(law_p<OneKeyPerStep<CpuFast>>(chain(2), t, full() ? n : n / 2), 1e-6) << t;
     EXPECT_GT(law_p<CpuFast>(tree(6, 2), t, full() ? n : n / 4), .01) << t;
