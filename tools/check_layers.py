@@ -19,7 +19,9 @@ BELOW = {
     "engine": ["spec", "cache", "model", "backend", "grammar", "tokenizer", "formats", "base"],
     "tools": ["engine", "spec", "cache", "model", "backend", "grammar", "tokenizer", "formats", "base"],
     "server": ["engine", "grammar", "tokenizer", "formats", "base"],
-    "app": ["server", "tools", "engine", "spec", "cache", "model", "backend", "grammar", "tokenizer", "formats", "base"],
+    "router": ["server", "engine", "grammar", "tokenizer", "formats", "base"],
+    "daemon": ["engine", "model", "backend", "tokenizer", "formats", "base"],
+    "app": ["router", "server", "daemon", "tools", "engine", "spec", "cache", "model", "backend", "grammar", "tokenizer", "formats", "base"],
 }
 # Rooms of backend/cuda, from the lowest up: one may include those before it. A room is a folder of kernels/, or a file and
 # its header.

@@ -1,5 +1,6 @@
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <atomic>
 #include <csignal>
 #include <cstdio>
@@ -9,10 +10,11 @@
 #include <thread>
 
 #include "app/commands.h"
+#include "app/compute_options.h"
 #include "app/console.h"
 #include "app/option_checks.h"
 #include "app/options.h"
-#include "base/files.h"
+#include "app/serve_router.h"
 #include "base/print.h"
 #include "model/types.h"
 #include "server/service.h"
@@ -25,16 +27,28 @@ struct Options {
   EngineConfig engine;
   DraftOptions draft;
   ServiceConfig service;
+  RouterOptions router;
   bool seed_given = false;
   std::string alias;
 };
+
+// "a,b": a and b; empty names do not count.
+std::vector<std::string> names_in(std::string_view list) {
+  std::vector<std::string> names;
+  while (!list.empty()) {
+    const size_t comma = std::min(list.find(','), list.size());
+    if (comma > 0) names.emplace_back(list.substr(0, comma));
+    list.remove_prefix(std::min(comma + 1, list.size()));
+  }
+  return names;
+}
 
 // Loads the model and runs its engine, on one thread, while the caller serves.
 class EngineThread {
  public:
   // engine: where it goes; it is to outlive the service, which is to outlive this.
   EngineThread(Options& o, std::unique_ptr<Engine>& engine, Service& service)
-      : o_(o), engine_(engine), service_(service), thread_([this] { run(); }) {}
+      : o_(o), engine_(engine), service_(service), router_(o.router.fd), thread_([this] { run(); }) {}
   ~EngineThread() {
     if (engine_) engine_->stop();
     thread_.join();
@@ -48,7 +62,10 @@ class EngineThread {
   void run() {
     loaded_ = load();
     loading_ = false;
-    if (!loaded_) return service_.stop();
+    if (!loaded_) {
+      router_.failed(loaded_.error(), !loaded_.error().detail.empty());  // a table: of a plan that does not fit
+      return service_.stop();
+    }
     engine_->run();
   }
 
@@ -56,6 +73,8 @@ class EngineThread {
     EngineConfig c = o_.engine;
     c.stepped = [this](const StepStats& s) { service_.metrics().step(s); };
     c.degraded = [this](const std::string& what, const std::string& why) { service_.health().degrade(what, why); };
+    c.planned = [this](const std::string& sum, const std::string&) { plan_ = sum; };
+    if (router_.there()) c.loading = [this](uint64_t done, uint64_t total) { router_.loading(done, total); };
     auto opened = open_engine(c, o_.draft);
     if (!opened) return opened.error();
     if (!(*opened)->tokenizer())
@@ -72,14 +91,17 @@ class EngineThread {
     s.defaults.n_vocab = engine_->model().n_vocab;
     s.variant = chat_variant(engine_->tokenizer()->vocab().chat_template, engine_->model().d_ple > 0);
     s.model_file = std::filesystem::path(model).filename().string();
-    s.model = !o_.alias.empty() ? o_.alias : std::filesystem::path(model).stem().string();
+    s.aliases = names_in(o_.alias);
+    s.model = !s.aliases.empty() ? s.aliases[0] : std::filesystem::path(model).stem().string();
     name_ = s.model;
   }
 
-  void tell() const {
+  void tell() {
     const EngineConfig& c = engine_->config();
     print_err("{}: context {} for each of {} requests at once, {} waiting; {} threads\n", name_, c.n_ctx, c.max_seq,
               o_.service.queue, c.n_threads);
+    if (router_.there())
+      return router_.ready({c.n_ctx, engine_->model().n_vocab, c.max_seq, planned_bytes(c), plan_.substr(0, 4096)});
     print_out("listening on {}\n", service_.url());
     flush_out();
   }
@@ -87,13 +109,18 @@ class EngineThread {
   Options& o_;
   std::unique_ptr<Engine>& engine_;
   Service& service_;
+  RouterLink router_;
   mutable std::string name_ = {};
+  std::string plan_ = {};
   Status loaded_ = Ok{};
   std::atomic<bool> loading_ = true;
   std::thread thread_;  // last: it uses the others
 };
 
 int run(Options& o) {
+  if (o.router.several()) return run_router(o.router, o.service);
+  if (!o.router.models.empty()) o.engine.model = o.router.models[0];
+  o.service.http.clients_fd = o.router.fd;
   if (o.engine.chunk > 0 && o.engine.max_seq > o.engine.chunk)
     return report({"--parallel",
                    fmt::format("expected at most --chunk ({}), found {}", o.engine.chunk, o.engine.max_seq),
@@ -120,7 +147,8 @@ void add_serve(CLI::App& app, int& rc) {
   CLI::App* cmd = app.add_subcommand("serve", "Serve the OpenAI API over HTTP (docs/server.md)");
   HttpConfig& h = o->service.http;
   ServiceConfig& s = o->service;
-  add_engine_options(cmd, o->engine);
+  add_router_options(cmd, o->router);
+  add_compute_options(cmd, o->engine);
   add_draft_options(cmd, o->draft, o->engine);
   add_sampling_options(cmd, s.defaults.sampling, o->seed_given);
   cmd->add_option("-n,--n-predict", s.defaults.max_tokens,
@@ -137,7 +165,8 @@ void add_serve(CLI::App& app, int& rc) {
   cmd->add_option("--host", h.host, "Address to listen on; one that other machines reach needs an API key")
       ->capture_default_str();
   cmd->add_option("--port", h.port, "Port; 0: a free one, printed")->check(CLI::Range(0, 65535))->capture_default_str();
-  cmd->add_option("-a,--alias", o->alias, "Name of the model in answers (default: the file's)");
+  cmd->add_option("-a,--alias", o->alias,
+                  "Name of the model in answers (default: the file's); more of its names behind commas");
   o->engine.max_seq = 4;
   cmd->add_option("--parallel", o->engine.max_seq, "Requests that run at once; each has a context of its own")
       ->check(CLI::Range(1, 256))
@@ -191,6 +220,7 @@ void add_serve(CLI::App& app, int& rc) {
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
   cmd->add_flag_callback(
       "--no-webui", [o] { o->service.webui = false; }, "No page at /");
+  cmd->add_flag("--slots,!--no-slots", s.slots, "The paths of /slots (they are there unless --no-slots is given)");
   cmd->add_flag("--metrics-compat", s.metrics_compatible,
                 "/metrics also has the names that llama-server and vLLM have for its figures");
   cmd->add_flag("--verbose", s.defaults.verbose, "Answers tell of the prompt and the settings (__verbose)");

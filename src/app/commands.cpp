@@ -1,11 +1,14 @@
 #include "app/commands.h"
 
+#include "app/doctor.h"
+
 namespace facet {
 
 void add_commands(CLI::App& app, int& rc) {
   add_chat(app, rc);
   add_run(app, rc);
   add_serve(app, rc);
+  add_daemon(app, rc);
   add_logits(app, rc);
   add_draft(app, rc);
   add_eval(app, rc);
@@ -18,6 +21,7 @@ void add_commands(CLI::App& app, int& rc) {
   add_convert(app, rc);
   add_compare(app, rc);
   add_synth(app, rc);
+  add_doctor(app, rc);
 }
 
 }  // namespace facet

@@ -14,6 +14,7 @@ void add_commands(CLI::App& app, int& rc);
 void add_chat(CLI::App& app, int& rc);
 void add_run(CLI::App& app, int& rc);
 void add_serve(CLI::App& app, int& rc);
+void add_daemon(CLI::App& app, int& rc);
 void add_logits(CLI::App& app, int& rc);
 void add_draft(CLI::App& app, int& rc);
 void add_eval(CLI::App& app, int& rc);

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <random>
 
+#include "app/compute_options.h"
 #include "app/option_checks.h"
 #include "app/paths.h"
 #include "app/progress.h"
@@ -57,6 +58,10 @@ void add_model_option(CLI::App* cmd, std::string& path) {
 
 void add_engine_options(CLI::App* cmd, EngineConfig& c) {
   add_model_option(cmd, c.model);
+  add_compute_options(cmd, c);
+}
+
+void add_compute_options(CLI::App* cmd, EngineConfig& c) {
   cmd->add_option("-c,--ctx-size", c.n_ctx, "Context in tokens; 0: as trained, halved until it fits in memory")
       ->check(CLI::Range(0, 1 << 24))
       ->capture_default_str();
@@ -169,14 +174,16 @@ Result<std::unique_ptr<Engine>> open_engine(EngineConfig c, const DraftOptions& 
   if (!voice.quiet) {
     for (const std::string& path : c.draft.files) print_err("drafter: {}\n", path);
     c.noted = [](const std::string& note) { print_err("note: {}\n", note); };
-    c.planned = [voice](const std::string& sum, const std::string& table) {
+    c.planned = [voice, also = c.planned](const std::string& sum, const std::string& table) {
+      if (also) also(sum, table);
       print_err("memory: {}\n{}", sum, voice.verbose ? table : "");
     };
   }
   // The engine keeps its configuration; the bar goes when the weights are there.
   const auto bar = std::make_shared<std::unique_ptr<Progress>>();
   if (!voice.quiet) *bar = std::make_unique<Progress>("loading");
-  c.loading = [bar](uint64_t done, uint64_t total) {
+  c.loading = [bar, also = c.loading](uint64_t done, uint64_t total) {
+    if (also) also(done, total);
     if (*bar) (*bar)->update(done, total);
     if (done == total) bar->reset();
   };

@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstring>
 
 #include "backend/cuda/kernels/probe.h"
 
@@ -113,12 +114,53 @@ void CudaPagePool::fresh(std::byte* p, int64_t bytes) {
 void CudaPagePool::copy(std::byte* to, const std::byte* from, int64_t bytes) {
   FACET_CUDA_CHECK(cudaMemcpyAsync(to, from, size_t(bytes), cudaMemcpyDeviceToDevice, device_.stream()));
 }
-void CudaPagePool::to_host(std::byte* to, const std::byte* from, int64_t bytes) {
-  FACET_CUDA_CHECK(cudaMemcpyAsync(to, from, size_t(bytes), cudaMemcpyDeviceToHost, device_.stream()));
+PagePool::Mark CudaPagePool::mark() {
+  cudaEvent_t event{};
+  FACET_CUDA_CHECK(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+  FACET_CUDA_CHECK(cudaEventRecord(event, device_.stream()));
+  return Mark(event, [](void* e) { cudaEventDestroy(static_cast<cudaEvent_t>(e)); });
 }
-void CudaPagePool::from_host(std::byte* to, const std::byte* from, int64_t bytes) {
-  FACET_CUDA_CHECK(cudaMemcpyAsync(to, from, size_t(bytes), cudaMemcpyHostToDevice, device_.stream()));
+
+std::unique_ptr<PagePool::Courier> CudaPagePool::courier() {
+  class OverStream final : public Courier {
+   public:
+    explicit OverStream(int device) {
+      FACET_CUDA_CHECK(cudaSetDevice(device));
+      FACET_CUDA_CHECK(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
+      if (cudaMallocHost(&locked_, size_t(kCourierBytes)) != cudaSuccess) {  // slower without
+        cudaGetLastError();
+        locked_ = nullptr;
+      }
+    }
+    ~OverStream() override {
+      cudaFreeHost(locked_);
+      cudaStreamDestroy(stream_);
+    }
+    void after(const Mark& mark) override {
+      if (mark != after_) FACET_CUDA_CHECK(cudaStreamWaitEvent(stream_, static_cast<cudaEvent_t>(mark.get())));
+      after_ = mark;
+    }
+    void to_host(std::byte* to, const std::byte* from, int64_t bytes) override {
+      move(locked_ ? locked_ : to, from, bytes, cudaMemcpyDeviceToHost);
+      if (locked_) std::memcpy(to, locked_, size_t(bytes));
+    }
+    void from_host(std::byte* to, const std::byte* from, int64_t bytes) override {
+      if (locked_) std::memcpy(locked_, from, size_t(bytes));
+      move(to, locked_ ? locked_ : from, bytes, cudaMemcpyHostToDevice);
+    }
+
+   private:
+    void move(void* to, const void* from, int64_t bytes, cudaMemcpyKind kind) {
+      FACET_CUDA_CHECK(cudaMemcpyAsync(to, from, size_t(bytes), kind, stream_));
+      FACET_CUDA_CHECK(cudaStreamSynchronize(stream_));
+    }
+    cudaStream_t stream_{};
+    void* locked_ = nullptr;
+    Mark after_;
+  };
+  return std::make_unique<OverStream>(device_.info().id);
 }
+
 void CudaPagePool::wait() { FACET_CUDA_CHECK(cudaStreamSynchronize(device_.stream())); }
 
 }  // namespace facet

@@ -15,6 +15,10 @@ class CudaPagePool final : public PagePool {
   static constexpr int64_t kPage = 2 << 20;  // the granularity of every GPU that is supported
   // Attention reads whole tiles of rows and masks what lies behind a sequence's end.
   static constexpr int64_t kReadBeyond = 256;
+  // Copies to memory that is not page-locked go through buffers that are. One thread moves some 8 GB/s through its
+  // buffer, a PCIe 5 link 50.
+  static constexpr int kCouriers = 4;
+  static constexpr int64_t kCourierBytes = 8 << 20;
 
   // budget: bytes. The device outlives the pool.
   static Result<std::unique_ptr<CudaPagePool>> create(cuda::Device& d, int64_t budget);
@@ -25,9 +29,11 @@ class CudaPagePool final : public PagePool {
   void unmap(std::byte* at, int64_t n_pages) override;
   void fresh(std::byte* at, int64_t bytes) override;
   void copy(std::byte* to, const std::byte* from, int64_t bytes) override;
-  void to_host(std::byte* to, const std::byte* from, int64_t bytes) override;
-  void from_host(std::byte* to, const std::byte* from, int64_t bytes) override;
   void wait() override;
+  std::unique_ptr<Courier> courier() override;
+  Mark mark() override;
+  int couriers() const override { return kCouriers; }
+  int64_t courier_bytes() const override { return kCourierBytes; }
   int64_t rows_read_beyond() const override { return kReadBeyond; }
   void fill_random() { random_ = true; }  // benches: fresh pages hold random rows instead of zeros
 

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <thread>
 
 #include "base/check.h"
 
@@ -109,6 +110,23 @@ void HostPagePool::unmap(std::byte* at, int64_t n_pages) {
 }
 
 void HostPagePool::copy(std::byte* to, const std::byte* from, int64_t bytes) { std::memcpy(to, from, size_t(bytes)); }
+
+std::unique_ptr<PagePool::Courier> HostPagePool::courier() {
+  class Plain final : public Courier {
+   public:
+    explicit Plain(std::chrono::microseconds delay) : delay_(delay) {}
+    void to_host(std::byte* to, const std::byte* from, int64_t bytes) override { move(to, from, bytes); }
+    void from_host(std::byte* to, const std::byte* from, int64_t bytes) override { move(to, from, bytes); }
+
+   private:
+    void move(std::byte* to, const std::byte* from, int64_t bytes) {
+      if (delay_.count() > 0) std::this_thread::sleep_for(delay_);
+      std::memcpy(to, from, size_t(bytes));
+    }
+    std::chrono::microseconds delay_;
+  };
+  return std::make_unique<Plain>(courier_delay_);
+}
 
 Status HostPagePool::make(PageId p) {
   if (p < made_) return Ok{};

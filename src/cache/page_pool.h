@@ -1,4 +1,5 @@
 #pragma once
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -55,9 +56,23 @@ class PagePool {
   virtual void fresh(std::byte*, int64_t) {}
   // In the order of the steps; `wait` until all that was given to the device before is done.
   virtual void copy(std::byte* to, const std::byte* from, int64_t bytes) = 0;
-  virtual void to_host(std::byte* to, const std::byte* from, int64_t bytes) = 0;    // done after wait()
-  virtual void from_host(std::byte* to, const std::byte* from, int64_t bytes) = 0;  // `from` must last until wait()
   virtual void wait() = 0;
+
+  // For copies to the host's memory and back beside the steps (RowCopier): one courier a thread, made there. A mark
+  // stands for all that was given to the device before; what a courier copies comes after its last mark. A copy is done
+  // when the function returns.
+  using Mark = std::shared_ptr<void>;
+  class Courier {
+   public:
+    virtual ~Courier() = default;
+    virtual void after(const Mark&) {}
+    virtual void to_host(std::byte* to, const std::byte* from, int64_t bytes) = 0;
+    virtual void from_host(std::byte* to, const std::byte* from, int64_t bytes) = 0;
+  };
+  virtual std::unique_ptr<Courier> courier() = 0;
+  virtual Mark mark() { return {}; }
+  virtual int couriers() const { return 1; }                 // threads that are worth it
+  virtual int64_t courier_bytes() const { return 4 << 20; }  // of one copy at most
   // Bytes beyond a sequence's rows that kernels may read, whatever is there.
   virtual int64_t rows_read_beyond() const { return 0; }
 
@@ -92,9 +107,10 @@ class HostPagePool final : public PagePool {
   Status map(std::byte* at, std::span<const PageId> pages) override;
   void unmap(std::byte* at, int64_t n_pages) override;
   void copy(std::byte* to, const std::byte* from, int64_t bytes) override;
-  void to_host(std::byte* to, const std::byte* from, int64_t bytes) override { copy(to, from, bytes); }
-  void from_host(std::byte* to, const std::byte* from, int64_t bytes) override { copy(to, from, bytes); }
   void wait() override {}
+  std::unique_ptr<Courier> courier() override;
+  // Tests: every copy of a courier takes at least so long.
+  void slow_couriers(std::chrono::microseconds t) { courier_delay_ = t; }
 
  private:
   HostPagePool(int fd, int64_t page_bytes, int64_t budget) : PagePool(page_bytes, budget), fd_(fd) {}
@@ -103,6 +119,7 @@ class HostPagePool final : public PagePool {
 
   int fd_;
   int64_t made_ = 0;  // pages in the file
+  std::chrono::microseconds courier_delay_{0};
   struct Range {
     std::byte* p;
     int64_t bytes;

@@ -22,11 +22,13 @@ struct CacheStats {
   int64_t query_tokens = 0;  // of their prompts
   int64_t hits = 0;          // of them, with tokens that were not computed again
   int64_t hit_tokens = 0;
-  int64_t parked = 0;        // times that a running request had to wait for memory
-  double restore_s = 0;      // seconds of all restores from RAM and disk
-  Tier gpu, ram, disk;       // gpu: the pool of rows, also on the CPU
-  int64_t disk_errors = 0;   // files that could not be read, written or trusted
-  int64_t disk_dropped = 0;  // entries that were not written because the disk was behind
+  int64_t parked = 0;         // times that a running request had to wait for memory
+  double restore_s = 0;       // seconds of all restores from RAM and disk
+  int64_t copies = 0;         // of sequences, out of the pool
+  int64_t copies_waited = 0;  // of them, those for which somebody waited who wanted the memory
+  Tier gpu, ram, disk;        // gpu: the pool of rows, also on the CPU
+  int64_t disk_errors = 0;    // files that could not be read, written or trusted
+  int64_t disk_dropped = 0;   // entries that were not written because the disk was behind
 };
 
 // Where a request's beginning came from, and why not all of it.

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <filesystem>
 #include <future>
 #include <system_error>
@@ -211,7 +212,9 @@ DiskTier::Found DiskTier::find(std::span<const int32_t> tokens, const std::strin
 std::shared_ptr<DiskRead> DiskTier::read(const std::string& name) {
   auto r = std::make_shared<DiskRead>();
   reader_.push([this, name, r] {
+    const auto start = std::chrono::steady_clock::now();
     auto image = read_session(path(name), c_.whose);
+    r->seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     if (image)
       r->image = std::make_shared<const SessionImage>(std::move(*image));
     else

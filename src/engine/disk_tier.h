@@ -20,6 +20,7 @@ namespace facet {
 struct DiskRead {
   std::atomic<bool> done = false;
   ImagePtr image = {};  // when it is done; null: the file was damaged, or gone
+  double seconds = 0;
 };
 
 // Sessions in files of a folder, one each, up to a number of bytes; what was used least recently goes. One process at a

@@ -1,4 +1,5 @@
 #pragma once
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -79,6 +80,7 @@ struct EngineDebug {
   // Of random models: draft k of a chain is taken for right with probability forced_drafts[k - 1], and the text is
   // whatever comes out.
   std::vector<float> forced_drafts = {};
+  std::chrono::microseconds slow_copies{0};  // of states, in host memory: what a piece of a copy takes at least
 };
 
 using RequestId = uint64_t;

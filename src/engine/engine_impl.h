@@ -108,10 +108,12 @@ class EngineImpl final : public Engine, SessionMemory {
   void stop() override { queue_.stop(); }
   bool tick() override {
     make_current(runner_->b);
+    tiers_->look_at_copies();
     admit();
     bool more = steps_->step(int(waiting_.size()));
-    if (!more && std::any_of(waiting_.begin(), waiting_.end(), [&](const Job& w) { return tiers_->reads_of(w); })) {
-      tiers_->finish_reads();  // there is nothing to do meanwhile
+    tiers_->copy_ahead();
+    if (!more && std::any_of(waiting_.begin(), waiting_.end(), [&](const Job& w) { return tiers_->is_awaited(w); })) {
+      tiers_->wait();  // there is nothing to do meanwhile
       more = true;
     }
     if constexpr (requires { runner_->b.take_laps(); }) runner_->b.take_laps();
@@ -226,6 +228,7 @@ class EngineImpl final : public Engine, SessionMemory {
   Status start() {
     if constexpr (requires { runner_->b.trace(true); }) runner_->b.trace(true);
     staged_ = runner_->pool->used();
+    if (auto* host = dynamic_cast<HostPagePool*>(runner_->pool.get())) host->slow_couriers(model_.debug.slow_copies);
     sessions_ = std::make_unique<SessionStore>(static_cast<SessionMemory&>(*this), cache().plan().resident(),
                                                cfg_.max_seq, cfg_.snapshot_every);
     std::unique_ptr<DiskTier> disk;
@@ -245,7 +248,8 @@ class EngineImpl final : public Engine, SessionMemory {
     steps_ = std::make_unique<StepLoop<B>>(
         *runner_, *spec_, *sessions_, cfg_, tokenizer(), model_.cfg.n_vocab, model_.debug.forced_drafts,
         StepHooks{.finish = [this](SlotId s, Stop why, const std::string& error) { finish(s, why, error); },
-                  .make_room = [this](SlotId s) { return make_room(s); }});
+                  .make_room = [this](SlotId s) { return make_room(s); },
+                  .prompt_took = [this](int tokens, double seconds) { tiers_->observe_prompt(tokens, seconds); }});
     publish();
     return Ok{};
   }
@@ -289,6 +293,7 @@ class EngineImpl final : public Engine, SessionMemory {
     if (!work.thought && work.request.thought_budget >= 0 && tokenizer())
       work.thought.emplace(*tokenizer(), work.request.thought_budget, work.request.in_thought);
     if (work.no_end.empty() && work.request.min_tokens > 0) work.no_end = no_end(work.request);
+    work.filled = false;
     spec_->begin(s);
     if (work.sink.prefill) work.sink.prefill(work.id, cache().len(s), int(sessions_->at(s).tokens.size()));
   }
@@ -410,8 +415,13 @@ class EngineImpl final : public Engine, SessionMemory {
     return Ok{};
   }
   void release(SlotId s) override {
+    finish_read(s);
     cache().release(s);
     spec_->forget(s);
+  }
+  bool is_read(SlotId s) const override { return tiers_ && tiers_->is_read(s); }
+  void finish_read(SlotId s) override {
+    if (tiers_) tiers_->finish(s);
   }
   int64_t pages(int rows) const override { return cache().pages(rows) + spec_->pages(rows); }
   int64_t owned(SlotId s) const override { return cache().owned_pages(s) + spec_->owned_pages(s); }

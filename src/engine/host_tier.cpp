@@ -8,10 +8,10 @@ void HostTier::put(const ImagePtr& image) {
   const int64_t n = image->bytes();
   if (holds(image->tokens, image->salt)) return;
   while (n <= most_ && bytes_ + n > most_) {
-    const ImagePtr gone = std::move(images_.back());
+    ImagePtr gone = std::move(images_.back());
     images_.pop_back();
     bytes_ -= gone->bytes();
-    if (evicting) evicting(gone);
+    if (evicting) evicting(std::move(gone));
   }
   if (n > most_) {
     if (evicting) evicting(image);

@@ -17,7 +17,7 @@ class HostTier {
  public:
   explicit HostTier(int64_t most_bytes) : most_(most_bytes) {}
   // Told of what has to go, and of what is too large to come.
-  std::function<void(const ImagePtr&)> evicting = {};
+  std::function<void(ImagePtr)> evicting = {};
   int64_t most() const { return most_; }
   int64_t bytes() const { return bytes_; }
   size_t size() const { return images_.size(); }

@@ -109,9 +109,12 @@ class FullMemory {
       std::mt19937 rng(1);
       for (int i = 0; i < 1 << 20; ++i) random_.push_back(std::byte(0x20 + rng() % 16));
     }
+    const auto courier = c.pool().courier();
+    courier->after(c.pool().mark());
+    const int64_t most = std::min(int64_t(random_.size()), c.pool().courier_bytes());
     for (const KvCache::Part& p : c.parts(s))
-      for (int64_t at = 0; at < p.bytes(); at += int64_t(random_.size()))
-        c.pool().from_host(p.at + at, random_.data(), std::min(int64_t(random_.size()), p.bytes() - at));
+      for (int64_t at = 0; at < p.bytes(); at += most)
+        courier->from_host(p.at + at, random_.data(), std::min(most, p.bytes() - at));
     return true;
   }
 

@@ -112,9 +112,10 @@ SlotId SessionStore::open(Job& work) {
   SlotId slot = best.slot;
   if (slot >= 0) {
     touch(slot);
-    if (at(slot).snapshot || memory_.len(slot) > best.len) {  // others may go on from its end: it stays
+    if (at(slot).snapshot || memory_.is_read(slot) || memory_.len(slot) > best.len) {  // it stays, for others
       if (auto forked = fork(slot); forked) slot = *forked;
     }
+    memory_.finish_read(slot);
   } else {
     slot = free_slot();
     if (slot < 0) return -1;

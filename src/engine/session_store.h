@@ -17,6 +17,7 @@
 namespace facet {
 
 struct DiskRead;
+struct Fill;
 
 // A request as the engine works on it.
 struct Job {
@@ -33,13 +34,15 @@ struct Job {
   std::vector<int32_t> no_end = {};  // never drawn before Request::min_tokens
   std::optional<GrammarState> grammar = {};   // where the answer's tokens have led, if it follows one
   std::optional<ThoughtBudget> thought = {};  // likewise, if it limits thoughts
-  std::shared_ptr<DiskRead> reading = {};     // the state that it waits for
+  std::shared_ptr<DiskRead> reading = {};     // the file that it waits for
+  std::shared_ptr<Fill> filling = {};         // likewise, the state that comes into the pool
+  bool filled = false;                        // one came, since it last waited
   Clock::time_point arrived = Clock::now(), started = {}, first_token = {};
 };
 
 // A sequence whose state is in memory: the model's rows, the drafters', and the tokens that they are of.
 struct Session {
-  enum class Use : uint8_t { kFree, kIdle, kRunning };
+  enum class Use : uint8_t { kFree, kFilling, kIdle, kRunning };  // kFilling: a state is being copied there
   Use use = Use::kFree;
   std::vector<int32_t> tokens = {};  // the first memory.len(slot) are computed
   std::string salt = {};
@@ -59,6 +62,9 @@ class SessionMemory {
   virtual int go_back(SlotId s, int len) = 0;  // returns how many rows are left: all that is known of `len` at most
   virtual Status fork(SlotId from, SlotId to) = 0;
   virtual void release(SlotId s) = 0;
+  // Whether the slot's rows are being copied elsewhere: they stay as they are until that is over, or waited for.
+  virtual bool is_read(SlotId) const { return false; }
+  virtual void finish_read(SlotId) {}
   virtual int64_t pages(int rows) const = 0;  // of a session with so many rows of its own
   virtual int64_t owned(SlotId s) const = 0;  // pages that release would give back
   virtual int64_t free_pages() const = 0;

@@ -21,6 +21,7 @@ namespace facet {
 struct StepHooks {
   std::function<void(SlotId, Stop, const std::string& error)> finish;
   std::function<bool(SlotId)> make_room;  // for one more page of this session: something else was given up
+  std::function<void(int tokens, double seconds)> prompt_took;  // a step that was mostly prompts
 };
 
 // One step: proposes drafts, runs the target once over prompts, newest tokens and drafts, keeps what it agrees with,
@@ -95,8 +96,10 @@ class StepLoop {
     const auto drawn = Clock::now();
     if (prompts == 0)
       spec_.observe_step(runner_.steps.n_tok(), seconds(drawn - start));
-    else if (!rows.empty() && waited_)  // else it says how long launching took, or what the steps before left
+    else if (!rows.empty() && waited_) {  // else it says how long launching took, or what the steps before left
       scheduler_.observe(prompts, seconds(drawn - start));
+      if (prompts > runner_.steps.n_tok() / 2) hooks_.prompt_took(prompts, seconds(drawn - start));
+    }
     waited_ = !rows.empty();
     if (cfg_.stepped)
       cfg_.stepped({.sequences = int(run.size()),

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <chrono>
 #include <functional>
+#include <list>
 #include <memory>
 #include <string>
 #include <utility>
@@ -10,78 +11,148 @@
 #include "base/worker.h"
 #include "engine/disk_tier.h"
 #include "engine/host_tier.h"
-#include "engine/runner.h"
-#include "engine/session_store.h"
-#include "engine/speculate.h"
+#include "engine/session_copy.h"
 
 namespace facet {
 
+// A state on its way into the pool.
+struct Fill {
+  SlotId slot = -1;
+  ImagePtr image = {};
+  CacheUse::Source source = CacheUse::Source::kNone;
+  RowCopier::JobPtr job = {};
+  Job::Clock::time_point start = Job::Clock::now();
+  bool over = false, ok = false;
+  double seconds = 0;
+};
+
 // What is kept of sessions outside of the pool, and how they come back: host memory, below it a folder of files.
-// States go down when they are given up and come up when a request can go on from them; from a file into host memory
-// on another thread, while the request waits and others run. Of the engine's thread.
+// States go down when they are given up and come up when a request can go on from them. Neither stalls a step: files
+// are read and written by threads of the disk's tier, rows are copied by others, and the request waits while others
+// run. What will be given up next is copied before that. Of the engine's thread.
 template <Backend B>
 class Tiers {
  public:
   using Source = CacheUse::Source;
 
-  // disk: null for none. A second engine beside the first (lockstep) has two of everything, and keeps nothing.
+  // disk: null for none.
   Tiers(Runner<B>& runner, Speculator<B>& spec, SessionStore& sessions, const EngineConfig& c,
         std::unique_ptr<DiskTier> disk)
-      : runner_(runner), spec_(spec), sessions_(sessions), ram_(c.cache_ram), disk_(std::move(disk)) {
-    if (disk_)
-      ram_.evicting = [this](const ImagePtr& image) { ++stats_.ram.evictions, disk_->put(image); };
-    else
-      ram_.evicting = [this](const ImagePtr&) { ++stats_.ram.evictions; };
+      : runner_(runner), sessions_(sessions), copy_(runner, spec, sessions), ram_(c.cache_ram), disk_(std::move(disk)) {
+    ram_.evicting = [this](ImagePtr image) {
+      ++stats_.ram.evictions;
+      if (disk_)
+        disk_->put(image);
+      else  // its memory goes back to the system, which takes a while
+        files_.push([image = std::move(image)]() mutable { image.reset(); });
+    };
+  }
+  ~Tiers() {
+    for (const Copy& c : copies_) copy_.wait(c.job);
+    for (const auto& f : fills_) copy_.wait(f->job);
+  }
+
+  // Before requests are looked at: what copying has finished since.
+  void look_at_copies() {
+    for (auto i = copies_.begin(); i != copies_.end();) {
+      const auto at = i++;
+      if (copy_.done(at->job)) end_copy(at);
+    }
+    for (auto i = fills_.begin(); i != fills_.end();) {
+      const auto at = i++;
+      if (copy_.done((*at)->job)) end_fill(at);
+    }
+  }
+
+  // Begins to copy an idle session that would go next, if memory is short; one at a time.
+  void copy_ahead() {
+    if (!keeps() || !copies_.empty()) return;
+    std::vector<SlotId> idle;
+    int slots = kAheadSlots;
+    for (SlotId s = 0; s < sessions_.size(); ++s) {
+      if (sessions_.at(s).use == Session::Use::kIdle) idle.push_back(s);
+      if (sessions_.at(s).use == Session::Use::kFree) --slots;
+    }
+    const PagePool& pool = *runner_.pool;
+    int64_t pages = pool.budget() / kAheadOfPages - (pool.budget() - pool.used());
+    std::sort(idle.begin(), idle.end(),
+              [&](SlotId a, SlotId b) { return sessions_.at(a).used < sessions_.at(b).used; });
+    for (const SlotId s : idle) {
+      if (slots <= 0 && pages <= 0) return;
+      --slots;
+      pages -= runner_.cache->owned_pages(s);
+      if (!is_below(s)) return begin_copy(s);
+    }
   }
 
   // An idle session is about to be given up.
   void put_down(SlotId s) {
     ++stats_.gpu.evictions;
-    const Session& q = sessions_.at(s);
-    if (!on() || (ram_.most() == 0 && !disk_) || q.tokens.empty() || ram_.holds(q.tokens, q.salt)) return;
-    if (auto image = image_of(s)) ram_.put(image);
+    if (is_read(s)) ++stats_.copies_waited, finish(s);
+    if (!keeps() || is_below(s)) return;
+    begin_copy(s);
+    ++stats_.copies_waited;
+    finish(s);
   }
 
-  // Brings the state back that saves a request most, if it has nothing as good in the pool. False: a file is being
-  // read, and the request waits.
+  // The slot's rows are being copied.
+  bool is_read(SlotId s) const {
+    return std::any_of(copies_.begin(), copies_.end(), [&](const Copy& c) { return c.slot == s; });
+  }
+  // Waits until no copy reads or fills the slot.
+  void finish(SlotId s) {
+    for (auto i = copies_.begin(); i != copies_.end();)
+      if (const auto at = i++; at->slot == s) end_copy(at);
+    for (auto i = fills_.begin(); i != fills_.end();)
+      if (const auto at = i++; (*at)->slot == s) end_fill(at);
+  }
+
+  // Brings the state back that saves a request most, if it has nothing as good in the pool. False: it is on its way,
+  // and the request waits.
   bool bring_up(Job& w) {
     if (!on() || !w.request.cache) return true;
+    if (w.filling) {
+      if (!w.filling->over) return false;
+      came(w, *std::exchange(w.filling, nullptr));
+    }
     const int least = sessions_.known(w.tokens, w.request.cache_salt) + kLeast;
+    for (const auto& f : fills_)  // for another request, or for this one that was parked meanwhile
+      if (use_of(*f->image, w) > least) return w.filling = f, false;
+    if (w.filled) return true;
     HostTier::Found best = ram_.find(w.tokens, w.request.cache_salt, least, reaches_);
     Source source = Source::kRam;
     if (disk_) {
       if (!w.reading)
         if (const auto found =
                 disk_->find(w.tokens, w.request.cache_salt, std::max(least, best.len + kLeast), reaches_);
-            !found.name.empty())
+            !found.name.empty() && is_worth(disk_rate_, found.bytes, found.len - least))
           w.reading = disk_->read(found.name);
       if (w.reading) {
         if (!w.reading->done) return false;
-        if (const ImagePtr image = w.reading->image; image && use_of(*image, w) > best.len)
-          best = {image, use_of(*image, w)}, source = Source::kDisk;
+        if (const ImagePtr image = w.reading->image; image) {
+          disk_rate_.add(double(image->bytes()), w.reading->seconds);
+          if (use_of(*image, w) > best.len) best = {image, use_of(*image, w)}, source = Source::kDisk;
+        }
       }
     }
-    if (best.image && best.len > least) {
-      // Copied when it can run; until then it stays where it is.
-      if (sessions_.running() > 0 && !sessions_.has_room(w, 0)) return true;
-      const auto start = Clock::now();
-      const SlotId s = sessions_.free_slot();
-      if (s < 0) return true;
-      if (source == Source::kDisk) ram_.put(best.image);
-      if (restore(s, *best.image)) {
-        sessions_.adopt(s, best.image->tokens, best.image->salt);
-        const double took = std::chrono::duration<double>(Clock::now() - start).count();
-        if (!w.counted) w.usage.cache.source = source;
-        w.usage.cache.restore_s += took;
-        stats_.restore_s += took;
-        ++(source == Source::kDisk ? stats_.disk : stats_.ram).restores;
-      }
-    }
+    // Copied when it can run; until then it stays where it is.
+    if (best.image && best.len > least && sessions_.running() > 0 && !sessions_.has_room(w, 0)) return true;
     w.reading = nullptr;
-    return true;
+    if (!best.image || best.len <= least) return true;
+    if (source == Source::kDisk) ram_.put(best.image);
+    if (!is_worth(ram_rate_, best.image->bytes(), best.len - least)) return true;
+    const SlotId s = sessions_.free_slot();
+    w.filling = s < 0 ? nullptr : begin_fill(s, best.image, source);
+    return !w.filling;
   }
-  bool reads_of(const Job& w) const { return w.reading && !w.reading->done; }
-  void finish_reads() { disk_->finish_reads(); }
+  bool is_awaited(const Job& w) const { return (w.reading && !w.reading->done) || (w.filling && !w.filling->over); }
+  // For all that requests wait for, when there is nothing to do meanwhile.
+  void wait() {
+    if (disk_) disk_->finish_reads();
+    while (!fills_.empty()) end_fill(fills_.begin());
+  }
+  // A step computed so many tokens of prompts.
+  void observe_prompt(int tokens, double seconds) { prompt_rate_.add(tokens, seconds); }
 
   void look_for(Nearest& nearest, std::span<const int32_t> tokens, const std::string& salt) const {
     ram_.look_for(nearest, tokens, salt);
@@ -92,6 +163,7 @@ class Tiers {
   // stays where not all of it fits.
   void put_all() {
     if (!disk_) return;
+    while (!copies_.empty()) end_copy(copies_.begin());
     for (auto i = ram_.images().rbegin(); i != ram_.images().rend(); ++i) disk_->put(*i, /*wait=*/true);
     std::vector<SlotId> slots;
     for (SlotId s = 0; s < sessions_.size(); ++s)
@@ -99,7 +171,7 @@ class Tiers {
     std::sort(slots.begin(), slots.end(),
               [&](SlotId a, SlotId b) { return sessions_.at(a).used < sessions_.at(b).used; });
     for (const SlotId s : slots)
-      if (runner_.cache->len(s) > 0)
+      if (runner_.cache->len(s) > 0 && sessions_.at(s).use != Session::Use::kFilling)
         if (auto image = image_of(s)) disk_->put(image, /*wait=*/true);
   }
 
@@ -108,6 +180,7 @@ class Tiers {
   void save(SlotId s, const std::string& path, const SessionHeader::Fingerprint& whose, SlotSink done) {
     if (!on()) return done(kept_nowhere());
     const auto start = Clock::now();
+    finish(s);
     ImagePtr image = runner_.cache->len(s) > 0 ? image_of(s) : nullptr;
     if (!image) return done(Error{"slot", "expected one with tokens, found an empty one", "save one that has some"});
     files_.push([image, path, whose, start, done] {
@@ -127,8 +200,9 @@ class Tiers {
         if (sessions_.at(s).use == Session::Use::kRunning)
           return done(Error{"slot", "a request runs there", "wait until it is done, or name another"});
         sessions_.release(s);
-        if (!restore(s, *image)) return done(Error{path, "no memory for its rows, or they are not this engine's", ""});
-        sessions_.adopt(s, image->tokens, image->salt);
+        const auto f = begin_fill(s, image, Source::kDisk);
+        if (f) finish(s);
+        if (!f || !f->ok) return done(Error{path, "no memory for its rows, or they are not this engine's", ""});
         done(SlotDone{int(image->tokens.size()), session_file_bytes(*image), seconds_since(start)});
       });
     });
@@ -153,100 +227,102 @@ class Tiers {
  private:
   using Clock = std::chrono::steady_clock;
   static constexpr int kLeast = SessionStore::kWorthASnapshot / 4;  // tokens that are worth a copy
+  static constexpr int kAheadSlots = 2;                             // a prompt wants one, and another for its snapshot
+  static constexpr int kAheadOfPages = 16;                          // a part of the pool
   static double seconds_since(Clock::time_point t) { return std::chrono::duration<double>(Clock::now() - t).count(); }
   static Error kept_nowhere() { return {"slot", "this engine keeps no states", "start it without --lockstep"}; }
-  static constexpr bool kOneOfEach = !requires(B & b) { b.report(); };  // lockstep has two
-  bool on() const { return kOneOfEach; }
+  static bool on() { return SessionCopy<B>::kPossible; }
+  bool keeps() const { return on() && (ram_.most() > 0 || disk_); }
 
-  bool reaches(std::span<const KvState> owners, int len) const {
-    if (owners.size() != 1 + spec_.drafters().size()) return false;
-    if (len > owners[0].len || !runner_.cache->reaches(owners[0], len)) return false;
-    for (size_t i = 1; i < owners.size(); ++i)
-      if (const KvCache* c = spec_.drafters()[i - 1]->rows(); c && owners[i].len > len && !c->reaches(owners[i], len))
-        return false;
-    return true;
+  // Of the last few: bytes or tokens a second.
+  class Rate {
+   public:
+    void add(double n, double seconds) { n_ = n_ / 2 + n, s_ = s_ / 2 + seconds; }
+    double seconds(double n) const { return n_ > 0 ? n * s_ / n_ : 0; }  // 0: nothing is known
+    void hope() { s_ *= 0.9; }
+
+   private:
+    double n_ = 0, s_ = 0;
+  };
+  // Whether a copy is faster than computing the tokens again, where that makes a difference.
+  bool is_worth(Rate& rate, int64_t bytes, int tokens) {
+    const double copy = rate.seconds(double(bytes)), compute = prompt_rate_.seconds(tokens);
+    if (copy < kQuick || compute == 0 || copy <= compute) return true;
+    rate.hope();  // or it would never be measured again
+    return false;
   }
+  static constexpr double kQuick = 0.05;
+
   int use_of(const SessionImage& image, const Job& w) const {
     const int len = int(std::min(shared_prefix(image.tokens, w.tokens), w.tokens.size() - 1));
-    return image.salt == w.request.cache_salt && reaches(image.states(), len) ? len : 0;
+    return image.salt == w.request.cache_salt && copy_.reaches(image.states(), len) ? len : 0;
+  }
+  // A copy is there, or there is nothing to copy.
+  bool is_below(SlotId s) {
+    const Session& q = sessions_.at(s);
+    return q.tokens.empty() || ram_.holds(q.tokens, q.salt);
   }
 
+  struct Copy {
+    SlotId slot;
+    ImagePtr image;
+    RowCopier::JobPtr job;
+  };
+  void begin_copy(SlotId s) {
+    auto out = copy_.begin_out(s);
+    if (!out.image) return;
+    ++stats_.copies;
+    copies_.push_back({s, std::move(out.image), std::move(out.job)});
+  }
+  void end_copy(typename std::list<Copy>::iterator i) {
+    copy_.wait(i->job);
+    const ImagePtr image = std::move(i->image);
+    copies_.erase(i);
+    ram_.put(image);
+  }
   ImagePtr image_of(SlotId s) {
-    SessionImage image;
-    if constexpr (kOneOfEach) {
-      const Session& q = sessions_.at(s);
-      spec_.settle(s);
-      image.tokens.assign(q.tokens.begin(), q.tokens.begin() + runner_.cache->len(s));
-      image.salt = q.salt;
-      if (!copy_rows(*runner_.cache, s, image.owners.emplace_back())) return nullptr;
-      image.owners.back().held = runner_.cache->len(s);
-      for (const auto& d : spec_.drafters()) {
-        SessionImage::Owner& o = image.owners.emplace_back();
-        o.held = d->held(s), o.beside = d->save(s);
-        if (KvCache* rows = d->rows(); rows && !copy_rows(*rows, s, o)) return nullptr;
-      }
-      runner_.pool->wait();
-    }
-    return std::make_shared<const SessionImage>(std::move(image));
-  }
-  bool copy_rows(const KvCache& c, SlotId s, SessionImage::Owner& o) const {
-    o.state = c.state(s);
-    int64_t n = 0;
-    const std::vector<KvCache::Part> parts = c.parts(s);
-    for (const KvCache::Part& p : parts) o.parts.push_back({p.rows, p.row}), n += p.bytes();
-    o.rows = HostBytes(size_t(n));
-    if (int64_t(o.rows.size()) != n) return false;
-    std::byte* at = o.rows.data();
-    for (const KvCache::Part& p : parts) c.pool().to_host(at, p.at, p.bytes()), at += p.bytes();
-    return true;
+    auto out = copy_.begin_out(s);
+    if (out.image) copy_.wait(out.job);
+    return out.image;
   }
 
-  // Whether it is a state of this engine, whoever wrote it.
-  bool fits(const SessionImage& image) const {
-    if (image.owners.size() != 1 + spec_.drafters().size()) return false;
-    const SessionImage::Owner& model = image.owners[0];
-    if (int(image.tokens.size()) != model.state.len || model.state.len == 0) return false;
-    for (size_t i = 0; i < image.owners.size(); ++i) {
-      const SessionImage::Owner& o = image.owners[i];
-      const KvCache* c = i == 0 ? runner_.cache.get() : spec_.drafters()[i - 1]->rows();
-      if (o.held < 0 || o.held > model.state.len) return false;
-      std::vector<SessionImage::Part> want;
-      if (c) {
-        if (o.state.len > model.state.len || o.state.high > c->plan().max_ctx || !c->reaches(o.state, o.state.len))
-          return false;
-        for (const KvCache::Part& p : c->parts_of(o.state)) want.push_back({p.rows, p.row});
-      }
-      if (want != o.parts) return false;
-    }
-    return true;
+  std::shared_ptr<Fill> begin_fill(SlotId s, const ImagePtr& image, Source source) {
+    auto f = std::make_shared<Fill>(Fill{.slot = s, .image = image, .source = source});
+    sessions_.at(s).use = Session::Use::kFilling;
+    f->job = copy_.begin_in(s, *image);
+    if (!f->job) return nullptr;
+    fills_.push_back(f);
+    return f;
   }
-  bool restore(SlotId s, const SessionImage& image) {
-    bool ok = fits(image) && fill(*runner_.cache, s, image.owners[0]);
-    for (size_t i = 1; ok && i < image.owners.size(); ++i) {
-      const SessionImage::Owner& o = image.owners[i];
-      Drafter<B>& d = *spec_.drafters()[i - 1];
-      if (KvCache* rows = d.rows()) ok = fill(*rows, s, o);
-      ok = ok && d.load(s, o.held, o.beside);
-    }
-    runner_.pool->wait();
-    if (!ok) sessions_.release(s);
-    return ok;
+  void end_fill(typename std::list<std::shared_ptr<Fill>>::iterator i) {
+    const std::shared_ptr<Fill> f = *i;
+    copy_.wait(f->job);
+    fills_.erase(i);
+    f->ok = copy_.end_in(f->slot, *f->image);
+    f->over = true;
+    f->seconds = seconds_since(f->start);
+    if (!f->ok) return;
+    ram_rate_.add(double(f->image->bytes()), f->seconds);
+    stats_.restore_s += f->seconds;
+    ++(f->source == Source::kDisk ? stats_.disk : stats_.ram).restores;
   }
-  bool fill(KvCache& c, SlotId s, const SessionImage::Owner& o) {
-    while (!c.restore(s, o.state))
-      if (!sessions_.make_room(s)) return false;
-    const std::byte* from = o.rows.data();
-    for (const KvCache::Part& p : c.parts(s)) c.pool().from_host(p.at, from, p.bytes()), from += p.bytes();
-    return true;
+  void came(Job& w, const Fill& f) {
+    w.filled = true;
+    if (!f.ok) return;
+    if (!w.counted) w.usage.cache.source = f.source;
+    w.usage.cache.restore_s += f.seconds;
   }
 
   Runner<B>& runner_;
-  Speculator<B>& spec_;
   SessionStore& sessions_;
+  SessionCopy<B> copy_;
   HostTier ram_;
   std::unique_ptr<DiskTier> disk_;
   CacheStats stats_;
-  const Reaches reaches_ = [this](std::span<const KvState> owners, int len) { return reaches(owners, len); };
+  Rate ram_rate_, disk_rate_, prompt_rate_;
+  std::list<Copy> copies_;
+  std::list<std::shared_ptr<Fill>> fills_;
+  const Reaches reaches_ = [this](std::span<const KvState> owners, int len) { return copy_.reaches(owners, len); };
   Worker files_;  // of slots; last: it uses the others
 };
 

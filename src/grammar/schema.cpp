@@ -8,6 +8,7 @@
 #include "grammar/number_range.h"
 #include "grammar/stepper.h"
 #include "grammar/string_formats.h"
+#include "tokenizer/utf8.h"
 
 namespace facet::grammar {
 namespace {
@@ -190,7 +191,7 @@ bool SchemaCompiler::string_dfa(const Json& s, const std::string& where, CharDfa
     const Result<Regex> regex = parse_regex(text, match);
     Result<CharDfa> dfa = regex ? CharDfa::regex(*regex) : regex.error();
     if (!dfa) {
-      fail(where, fmt::format("{} \"{}\": {}", keyword, text, dfa.error().what), dfa.error().hint);
+      fail(where, fmt::format("{} \"{}\": {}", keyword, cut(text), dfa.error().what), dfa.error().hint);
       return false;
     }
     return narrow(out, *dfa, where, keyword);
@@ -367,7 +368,7 @@ bool SchemaCompiler::name_dfa(const Json& s, const std::string& where, CharDfa& 
     const std::string& key = it.key();
     if (key == "type" || key == "enum" || key == "const") continue;
     if (std::find(std::begin(kStringKeywords), std::end(kStringKeywords), key) == std::end(kStringKeywords)) {
-      fail(at, fmt::format("{}: not supported for names", key));
+      fail(at, fmt::format("{}: not supported for names", cut(key)));
       return false;
     }
   }
@@ -412,7 +413,7 @@ SchemaCompiler::Rest SchemaCompiler::rest(const Json& s, const std::string& wher
       const Result<Regex> regex = parse_regex(p.key(), RegexMatch::kSearch);
       const Result<CharDfa> dfa = regex ? CharDfa::regex(*regex) : regex.error();
       if (!dfa) {
-        fail(where, fmt::format("patternProperties \"{}\": {}", p.key(), dfa.error().what), dfa.error().hint);
+        fail(where, fmt::format("patternProperties \"{}\": {}", cut(p.key()), dfa.error().what), dfa.error().hint);
         return {};
       }
       CharDfa mine = names;

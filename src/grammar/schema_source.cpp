@@ -7,6 +7,8 @@
 #include <numeric>
 #include <string_view>
 
+#include "tokenizer/utf8.h"
+
 namespace facet::grammar {
 namespace {
 
@@ -73,7 +75,7 @@ bool contains(const List& list, std::string_view key) {
 }
 
 Error bad(const std::string& where, std::string_view keyword, std::string what, std::string hint = "") {
-  return Error{where, fmt::format("{}: {}", keyword, what), std::move(hint)};
+  return Error{where, fmt::format("{}: {}", cut(keyword), what), std::move(hint)};
 }
 
 // Types that both allow; integer is a part of number.
@@ -158,7 +160,7 @@ Result<const Json*> SchemaSource::resolve(const Json& ref, const std::string& wh
   const auto& text = ref.get_ref<const std::string&>();
   if (text == "#") return &root_;
   if (!text.starts_with("#/"))
-    return bad(where, "$ref", fmt::format("expected a reference into this schema (#/...), found \"{}\"", text),
+    return bad(where, "$ref", fmt::format("expected a reference into this schema (#/...), found \"{}\"", cut(text)),
                "put what is referred to under $defs");
   const Json* at = &root_;
   std::string_view rest = std::string_view(text).substr(1);
@@ -186,7 +188,7 @@ Result<const Json*> SchemaSource::resolve(const Json& ref, const std::string& wh
       const size_t i = size_t(std::stoul(step));
       if (i < at->size()) next = &(*at)[i];
     }
-    if (!next) return bad(where, "$ref", fmt::format("\"{}\" leads nowhere", text));
+    if (!next) return bad(where, "$ref", fmt::format("\"{}\" leads nowhere", cut(text)));
     at = next;
   }
   return at;

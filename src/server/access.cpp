@@ -65,6 +65,29 @@ Result<std::vector<ApiKey>> parse_api_keys(std::string_view text, const std::str
   return keys;
 }
 
+Result<std::vector<ApiKey>> all_api_keys(const std::string& key, const std::string& file) {
+  std::vector<ApiKey> keys;
+  if (!key.empty()) keys.push_back({key, "key"});
+  if (file.empty()) return keys;
+  auto more = read_api_keys(file);
+  if (!more) return more.error();
+  keys.insert(keys.end(), more->begin(), more->end());
+  return keys;
+}
+
+Status check_reach(const std::string& host, bool keys, const std::vector<std::string>& origins) {
+  auto loopback = is_loopback(host);
+  if (!loopback) return Error{"--host", loopback.error().what, loopback.error().hint};
+  if (!*loopback && !keys)
+    return Error{"--host", fmt::format("{} can be reached from other machines, and there is no --api-key", host),
+                 "give --api-key or --api-key-file, or serve 127.0.0.1"};
+  if (!keys && std::count(origins.begin(), origins.end(), "*") > 0)
+    return Error{"--cors-origin",
+                 "* lets every page in a browser on this machine use the server, and there is no --api-key",
+                 "give --api-key or --api-key-file, or name the origins"};
+  return Ok{};
+}
+
 Result<std::vector<ApiKey>> read_api_keys(const std::string& path) {
   auto text = read_file(path, kMaxKeyFile);
   if (!text) return text.error();

@@ -21,6 +21,10 @@ struct ApiKey {
 // not count. A key without a name is called by its number: key1, key2, ...
 Result<std::vector<ApiKey>> parse_api_keys(std::string_view text, const std::string& where);
 Result<std::vector<ApiKey>> read_api_keys(const std::string& path);
+// --api-key and the keys of --api-key-file; empty: none.
+Result<std::vector<ApiKey>> all_api_keys(const std::string& key, const std::string& file);
+// An error where an address, or origins, would let strangers use a server without keys.
+Status check_reach(const std::string& host, bool keys, const std::vector<std::string>& origins);
 
 // Compares in a time that depends on the length of `given` only.
 bool same_key(std::string_view given, std::string_view expected);

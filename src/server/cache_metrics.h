@@ -26,6 +26,8 @@ std::string cache_metrics_of(const Stats& c) {
   single("facet_cache_hits_total", "Of the requests, those that went on from something.", c.hits);
   single("facet_cache_hit_tokens_total", "Of the tokens, those that were not computed again.", c.hit_tokens);
   single("facet_cache_restore_seconds_total", "Reading states back from RAM and disk.", c.restore_s);
+  single("facet_cache_copies_total", "States copied out of the pool.", c.copies);
+  single("facet_cache_copies_waited_total", "Of them, those that a request waited for.", c.copies_waited);
   single("facet_cache_disk_errors_total", "Files that could not be read, written or trusted.", c.disk_errors);
   single("facet_cache_disk_dropped_total", "States that were not written because the disk was behind.", c.disk_dropped);
   using Tier = decltype(c.gpu);

@@ -219,7 +219,7 @@ Result<GrammarPtr> GrammarCache::of(const ApiRequest& r, bool in_thought) {
   if (!made) {
     const Error& e = made.error();
     if (tools && e.where.starts_with("tool")) return e;
-    return Error{c.where, e.where.empty() ? e.what : fmt::format("{}: {}", e.where, e.what), e.hint};
+    return Error{c.where, e.where.empty() ? e.what : fmt::format("{}: {}", cut(e.where), e.what), e.hint};
   }
   known_.emplace_front(std::move(key), *made);
   size_t bytes = 0, n = 0;

@@ -1,9 +1,12 @@
 #include "server/http.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
 
+#include "base/pass_socket.h"
 #include "server/http_connection.h"
 
 namespace facet {
@@ -15,7 +18,8 @@ using boost::system::error_code;
 
 class Server final : public HttpServer, public HttpShared {
  public:
-  explicit Server(const HttpConfig& c) : HttpShared(c), acceptor_(io), retry_(io), drain_timer_(io), signals_(io) {}
+  explicit Server(const HttpConfig& c)
+      : HttpShared(c), acceptor_(io), retry_(io), drain_timer_(io), signals_(io), clients_(io) {}
   ~Server() override {
     for (Connection* c : std::vector(connections.begin(), connections.end())) c->close("shutdown");
   }
@@ -23,6 +27,11 @@ class Server final : public HttpServer, public HttpShared {
   Status open() {
     error_code ec;
     const auto address = asio::ip::make_address(config.host == "localhost" ? "127.0.0.1" : config.host, ec);
+    if (config.clients_fd >= 0) {
+      clients_.assign(::fcntl(config.clients_fd, F_DUPFD_CLOEXEC, 0), ec);
+      if (ec) return Error{"--router-fd", "expected the socket of a router: " + ec.message(), ""};
+      return watch_signals();
+    }
     if (ec)
       return Error{"--host", fmt::format("expected an IP address, found \"{}\"", config.host),
                    "127.0.0.1 serves this machine, 0.0.0.0 the network"};
@@ -35,6 +44,11 @@ class Server final : public HttpServer, public HttpShared {
     if (ec)
       return Error{fmt::format("{}:{}", config.host, config.port), "cannot listen: " + ec.message(),
                    "choose another --port, or 0 for a free one"};
+    return watch_signals();
+  }
+
+  Status watch_signals() {
+    error_code ec;
     signals_.add(SIGINT, ec);
     if (!ec) signals_.add(SIGTERM, ec);
     if (!ec && config.catch_hangup) signals_.add(SIGHUP, ec);
@@ -50,7 +64,10 @@ class Server final : public HttpServer, public HttpShared {
 
   Status run(HttpHandler& h) override {
     handler = &h;
-    accept();
+    if (config.clients_fd >= 0)
+      take_sent();
+    else
+      accept();
     wait_signal();
     try {
       io.run();
@@ -80,16 +97,40 @@ class Server final : public HttpServer, public HttpShared {
       if (n < max + 32) {  // some more are told why they are refused
         error_code ignored;
         socket.set_option(tcp::no_delay(true), ignored);
-        // What the kernel holds for a slow reader counts, too.
-        socket.set_option(
-            asio::socket_base::send_buffer_size(int(std::clamp<uint64_t>(config.max_backlog, 4096, 1 << 18))), ignored);
-        auto c = std::make_shared<Connection>(std::move(socket), *this);
-        if (n < max)
-          c->start();
-        else
-          c->start_refused(503, "too many connections");
+        serve(ClientSocket(std::move(socket)), n < max);
       }
       accept();
+    });
+  }
+
+  void serve(ClientSocket socket, bool has_room) {
+    error_code ignored;
+    // What the kernel holds for a slow reader counts, too.
+    socket.set_option(asio::socket_base::send_buffer_size(int(std::clamp<uint64_t>(config.max_backlog, 4096, 1 << 18))),
+                      ignored);
+    auto c = std::make_shared<Connection>(std::move(socket), *this);
+    if (has_room)
+      c->start();
+    else
+      c->start_refused(503, "too many connections");
+  }
+
+  // Clients that a router sends.
+  void take_sent() {
+    clients_.async_wait(asio::posix::stream_descriptor::wait_read, [this](error_code ec) {
+      if (ec) return;
+      for (;;) {
+        const ReceivedSocket r = receive_socket(clients_.native_handle());
+        if (r.state == ReceivedSocket::State::kEnded) return io.stop();  // nobody is left to answer to
+        if (r.state == ReceivedSocket::State::kNone) break;
+        ClientSocket socket(io);
+        socket.assign(asio::generic::stream_protocol(AF_UNIX, 0), r.fd, ec);
+        if (ec || draining)
+          ::close(r.fd);
+        else
+          serve(std::move(socket), connections.size() < size_t(config.max_connections));
+      }
+      take_sent();
     });
   }
 
@@ -123,6 +164,7 @@ class Server final : public HttpServer, public HttpShared {
   tcp::endpoint local_;
   asio::steady_timer retry_, drain_timer_;
   asio::signal_set signals_;
+  asio::posix::stream_descriptor clients_;
 };
 
 }  // namespace

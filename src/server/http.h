@@ -69,6 +69,9 @@ struct HttpConfig {
   int ping_s = 15;                 // silence of a stream before a keep-alive
   int drain_s = 30;                // from the signal to the end of the last answer
   bool catch_hangup = false;       // SIGHUP calls HttpHandler::hangup(); else it ends the process
+  // A socket of type SOCK_SEQPACKET through which a router sends connected sockets (SCM_RIGHTS, a byte each): they are
+  // the clients, and nothing listens. When it ends, so does the server.
+  int clients_fd = -1;
 };
 
 class HttpServer {

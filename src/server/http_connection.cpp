@@ -13,7 +13,6 @@ namespace facet {
 namespace asio = boost::asio;
 namespace beast = boost::beast;
 namespace http = beast::http;
-using asio::ip::tcp;
 using boost::system::error_code;
 
 namespace {
@@ -60,7 +59,7 @@ void Reply::end() {
 
 // --- Connection
 
-Connection::Connection(tcp::socket socket, HttpShared& shared)
+Connection::Connection(ClientSocket socket, HttpShared& shared)
     : socket_(std::move(socket)),
       timer_(socket_.get_executor()),
       ping_timer_(socket_.get_executor()),
@@ -285,7 +284,7 @@ void Connection::flushed() {
   if (reply_) reply_ = nullptr;
   if (!close_after_) return next_request();
   error_code ignored;
-  socket_.shutdown(tcp::socket::shutdown_send, ignored);
+  socket_.shutdown(asio::socket_base::shutdown_send, ignored);
   state_ = State::kLinger;
   in_.consume(in_.size());
   arm(std::chrono::seconds(kLingerSeconds));

@@ -13,11 +13,14 @@
 
 #include "server/http.h"
 
-// One client of the HTTP server; http.cpp alone includes this.
+// One client of the HTTP server; http.cpp and what needs the server's io_context include this.
 namespace facet {
 
 class Connection;
 class Reply;
+
+// A client's socket: TCP, or one of a pair that a router made.
+using ClientSocket = boost::asio::generic::stream_protocol::socket;
 
 // What the connections of one server have in common.
 struct HttpShared {
@@ -33,10 +36,13 @@ struct HttpShared {
   bool draining = false;
 };
 
+// Where a server's work runs: for who has sockets and timers of its own on the same thread.
+inline boost::asio::io_context& io_of(HttpServer& server) { return dynamic_cast<HttpShared&>(server).io; }
+
 // One client. shared_ptr: each pending operation of Asio keeps its connection alive.
 class Connection final : public std::enable_shared_from_this<Connection> {
  public:
-  Connection(boost::asio::ip::tcp::socket socket, HttpShared& shared);
+  Connection(ClientSocket socket, HttpShared& shared);
   ~Connection();
 
   void start() {
@@ -92,7 +98,7 @@ class Connection final : public std::enable_shared_from_this<Connection> {
   void wait_ping();
   uint64_t unread();
 
-  boost::asio::ip::tcp::socket socket_;
+  ClientSocket socket_;
   boost::asio::steady_timer timer_, ping_timer_;
   std::string ping_;  // of the current stream
   std::chrono::steady_clock::time_point wrote_at_;

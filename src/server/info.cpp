@@ -6,11 +6,8 @@
 namespace facet {
 
 Json model_json(const ServerInfo& s) {
-  return {{"id", s.model},
-          {"object", "model"},
-          {"created", s.started},
-          {"owned_by", "facet"},
-          {"meta", {{"n_ctx", s.n_ctx}, {"n_vocab", s.n_vocab}}}};
+  return {{"id", s.model},       {"object", "model"},    {"created", s.started},
+          {"owned_by", "facet"}, {"aliases", s.aliases}, {"meta", {{"n_ctx", s.n_ctx}, {"n_vocab", s.n_vocab}}}};
 }
 
 Json models_json(const ServerInfo& s) { return {{"object", "list"}, {"data", Json::array({model_json(s)})}}; }
@@ -37,6 +34,14 @@ Json props_json(const ServerInfo& s) {
           {"eos_token", s.eos},
           {"is_sleeping", false},
           {"build_info", "facet " + s.version}};
+}
+
+Json tokenizer_json(const ServerInfo& s) {
+  return {{"bos_token", s.bos},
+          {"eos_token", s.eos},
+          {"chat_template", s.chat_template},
+          {"vocab_size", s.n_vocab},
+          {"model_max_length", s.n_ctx}};
 }
 
 int64_t unix_now() {

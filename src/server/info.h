@@ -1,5 +1,6 @@
 #pragma once
 #include <string>
+#include <vector>
 
 #include "server/openai.h"
 
@@ -8,7 +9,8 @@ namespace facet {
 
 struct ServerInfo {
   std::string model = {};  // its name in answers
-  std::string file = {};   // of the model, without its folder
+  std::vector<std::string> aliases = {};
+  std::string file = {};  // of the model, without its folder
   std::string chat_template = {}, bos = {}, eos = {};
   std::string version = {};
   int64_t started = 0;  // seconds of Unix time
@@ -18,7 +20,8 @@ struct ServerInfo {
 
 Json model_json(const ServerInfo& s);
 Json models_json(const ServerInfo& s);
-Json props_json(const ServerInfo& s);  // in llama-server's shape
+Json props_json(const ServerInfo& s);      // in llama-server's shape
+Json tokenizer_json(const ServerInfo& s);  // in vLLM's
 
 int64_t unix_now();  // seconds
 

@@ -10,6 +10,7 @@ enum class Target {
   kMetrics,
   kPage,
   kModels,
+  kTokenizerInfo,
   kModel,  // one of them, by its name in the path
   kProps,
   kSlots,
@@ -23,6 +24,8 @@ enum class Target {
   kVersion,
   kTags,
   kShow,
+  kLoadModel,  // of a router
+  kUnloadModel,
 };
 
 struct Route {

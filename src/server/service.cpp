@@ -38,6 +38,7 @@ struct Loaded {
 ServerInfo info_of(const Engine& e, const ServiceConfig& c) {
   const Tokenizer& t = *e.tokenizer();
   return {.model = c.model,
+          .aliases = c.aliases,
           .file = c.model_file,
           .chat_template = t.vocab().chat_template,
           .bos = t.text(t.bos()),
@@ -61,14 +62,9 @@ class ServiceImpl final : public Service, public HttpHandler {
   }
 
   Status load_keys() {
-    std::vector<ApiKey> keys;
-    if (!c_.api_key.empty()) keys.push_back({c_.api_key, "key"});
-    if (!c_.api_key_file.empty()) {
-      auto more = read_api_keys(c_.api_key_file);
-      if (!more) return more.error();
-      keys.insert(keys.end(), more->begin(), more->end());
-    }
-    access_.keys = std::move(keys);
+    auto keys = all_api_keys(c_.api_key, c_.api_key_file);
+    if (!keys) return keys.error();
+    access_.keys = std::move(*keys);
     return Ok{};
   }
   Status listen() {
@@ -229,15 +225,28 @@ class ServiceImpl final : public Service, public HttpHandler {
       case Target::kPage:
         return page_response();
       case Target::kEmbeddings:
-        return error_response(Dialect::kOpenAi, {.status = 501,
-                                                 .message = "embeddings are no capability of a Gemma 4 text model",
-                                                 .param = "",
-                                                 .code = "not_supported"});
+        return not_supported("embeddings are no capability of a Gemma 4 text model");
+      case Target::kSlots:
+      case Target::kSlot:
+        if (!c_.slots) return not_supported("the server was started with --no-slots");
+        return std::nullopt;
       case Target::kVersion:
         return json_response(200, {{"version", FACET_VERSION}});
+      case Target::kLoadModel:
+      case Target::kUnloadModel:
+        return error_response(Dialect::kOpenAi, {.status = 501,
+                                                 .message = "this server has one model, which stays (docs/server.md "
+                                                            "tells how to serve several)",
+                                                 .param = "",
+                                                 .code = "not_supported"});
       default:
         return loaded_ ? about_model(route, r, loaded_->info) : std::nullopt;
     }
+  }
+
+  static HttpResponse not_supported(std::string message) {
+    return error_response(Dialect::kOpenAi,
+                          {.status = 501, .message = std::move(message), .param = "", .code = "not_supported"});
   }
 
   std::optional<HttpResponse> about_model(const Route& route, const HttpRequest& r, const ServerInfo& info) const {
@@ -246,12 +255,14 @@ class ServiceImpl final : public Service, public HttpHandler {
       case Target::kModels:
         return json_response(200, models_json(info));
       case Target::kModel:
-        if (percent_decoded(std::string_view(r.path).substr(route.path.size())) == c_.model)
+        if (is_name(percent_decoded(std::string_view(r.path).substr(route.path.size()))))
           return json_response(200, model_json(info));
         return error_response(Dialect::kOpenAi, {.status = 404,
                                                  .message = "no such model (GET /v1/models lists the one there is)",
                                                  .param = "model",
                                                  .code = "model_not_found"});
+      case Target::kTokenizerInfo:
+        return json_response(200, tokenizer_json(info));
       case Target::kProps:
         return json_response(200, props_json(info));
       case Target::kTags:
@@ -261,6 +272,10 @@ class ServiceImpl final : public Service, public HttpHandler {
       default:
         return std::nullopt;
     }
+  }
+
+  bool is_name(const std::string& name) const {
+    return name == c_.model || std::find(c_.aliases.begin(), c_.aliases.end(), name) != c_.aliases.end();
   }
 
   ServiceConfig c_;
@@ -275,17 +290,8 @@ class ServiceImpl final : public Service, public HttpHandler {
 }  // namespace
 
 Result<std::unique_ptr<Service>> Service::open(ServiceConfig config) {
-  auto loopback = is_loopback(config.http.host);
-  if (!loopback) return Error{"--host", loopback.error().what, loopback.error().hint};
   const bool keys = !config.api_key.empty() || !config.api_key_file.empty();
-  if (!*loopback && !keys)
-    return Error{"--host",
-                 fmt::format("{} can be reached from other machines, and there is no --api-key", config.http.host),
-                 "give --api-key or --api-key-file, or serve 127.0.0.1"};
-  if (!keys && std::count(config.cors_origins.begin(), config.cors_origins.end(), "*") > 0)
-    return Error{"--cors-origin",
-                 "* lets every page in a browser on this machine use the server, and there is no --api-key",
-                 "give --api-key or --api-key-file, or name the origins"};
+  if (auto ok = check_reach(config.http.host, keys, config.cors_origins); !ok) return ok.error();
   config.http.catch_hangup = !config.api_key_file.empty();
   auto s = std::make_unique<ServiceImpl>(std::move(config));
   if (auto ok = s->load_keys(); !ok) return ok.error();

@@ -24,15 +24,19 @@ Result<Json> tokenize_json(const Json& body, const Tokenizer& t, bool strict) {
   Fields f(body, strict);
   std::string content;
   bool add_special = false, parse_special = true, with_pieces = false;
-  if (!f.has("content")) f.fail("content", "expected a string", nullptr);
-  f.string("content", content);
-  f.boolean("add_special", add_special);
+  const bool vllm = !f.has("content") && f.has("prompt");
+  const char* key = vllm ? "prompt" : "content";
+  if (!f.has(key)) f.fail(key, "expected a string", nullptr);
+  f.string(key, content);
+  if (vllm) add_special = true;
+  f.boolean(vllm ? "add_special_tokens" : "add_special", add_special);
   f.boolean("parse_special", parse_special);
   f.boolean("with_pieces", with_pieces);
   if (content.size() > kMaxTokenizeBytes)
-    f.fail(Error{"content", fmt::format("expected at most {} bytes, found {}", kMaxTokenizeBytes, content.size()), ""});
+    f.fail(Error{key, fmt::format("expected at most {} bytes, found {}", kMaxTokenizeBytes, content.size()), ""});
   if (auto ok = f.done(); !ok) return ok.error();
   const std::vector<int32_t> ids = t.encode(content, add_special, parse_special);
+  if (vllm) return Json{{"count", ids.size()}, {"tokens", ids}};
   if (!with_pieces) return Json{{"tokens", ids}};
   Json tokens = Json::array();
   for (const int32_t id : ids)
@@ -58,7 +62,8 @@ Result<Json> detokenize_json(const Json& body, const Tokenizer& t, bool strict) 
     }
   }
   if (auto ok = f.done(); !ok) return ok.error();
-  return Json{{"content", t.decode(ids, /*show_special=*/true)}};
+  const std::string text = t.decode(ids, /*show_special=*/true);
+  return Json{{"content", text}, {"prompt", text}};  // llama-server's name and vLLM's
 }
 
 std::vector<int32_t> tokens_with(const Tokenizer& t, std::string_view text) {

@@ -85,7 +85,7 @@ class Http(Shared):
 
 
 class Paths(Shared):
-    FLAGS = ("--parallel", "2", "--alias", "some/nano")
+    FLAGS = ("--parallel", "2", "--alias", "some/nano,small")
 
     def post(self, path, body):
         status, _, answer = self.s.request("POST", path, body)
@@ -95,6 +95,8 @@ class Paths(Shared):
     def test_models(self):
         self.assertEqual(self.s.request("GET", "/v1/models/some%2Fnano")[2]["id"], "some/nano")
         self.assertEqual(self.s.request("GET", "/models/some/nano")[2]["object"], "model")
+        model = self.s.request("GET", "/v1/models/small")[2]
+        self.assertEqual((model["id"], model["aliases"]), ("some/nano", ["some/nano", "small"]))
         status, _, body = self.s.request("GET", "/v1/models/other")
         self.assertEqual((status, body["error"]["code"]), (404, "model_not_found"))
         self.assertEqual(self.s.request("GET", "/models")[2], self.s.request("GET", "/v1/models")[2])
@@ -117,7 +119,11 @@ class Paths(Shared):
         pieces = self.post("/tokenize", {"content": text, "with_pieces": True})["tokens"]
         self.assertEqual([t["id"] for t in pieces], ids)
         self.assertEqual(b"".join(t["piece"].encode() if isinstance(t["piece"], str) else bytes(t["piece"]) for t in pieces).decode(), text)
-        for path, body, param in (("/tokenize", {}, "content"), ("/tokenize", {"content": 7}, "content"), ("/tokenize", {"content": "x" * ((1 << 20) + 1)}, "content"),
+        self.assertEqual(self.post("/tokenize", {"prompt": text}), {"count": len(ids) + 1, "tokens": [2] + ids})
+        self.assertEqual(self.post("/tokenize", {"prompt": text, "add_special_tokens": False})["tokens"], ids)
+        self.assertEqual(self.post("/detokenize", {"tokens": ids})["prompt"], text)
+        self.assertEqual(self.s.request("GET", "/tokenizer_info")[2]["bos_token"], "<bos>")
+        for path, body, param in (("/tokenize", {"prompt": 7}, "prompt"), ("/tokenize", {}, "content"), ("/tokenize", {"content": 7}, "content"), ("/tokenize", {"content": "x" * ((1 << 20) + 1)}, "content"),
                                   ("/detokenize", {}, "tokens"), ("/detokenize", {"tokens": [-1]}, "tokens[0]"), ("/detokenize", {"tokens": [1 << 40]}, "tokens[0]"),
                                   ("/detokenize", {"tokens": [5] * ((1 << 20) + 1)}, "tokens")):
             status, _, answer = self.s.request("POST", path, body)
@@ -492,6 +498,12 @@ class Access(unittest.TestCase):
         self.assertEqual((status, head["Content-Length"], nothing), (200, headers["Content-Length"], b""))
         s = self.with_server("--no-webui")
         self.assertEqual([s.request(m, "/")[0] for m in ("GET", "HEAD", "POST")], [404, 404, 404])
+
+    def test_no_slots(self):
+        s = self.with_server("--no-slots")
+        for method, path in (("GET", "/slots"), ("POST", "/slots/0?action=erase")):
+            status, _, body = s.request(method, path)
+            self.assertEqual((status, body["error"]["type"]), (501, "not_supported_error"))
 
     def test_strict(self):
         s = self.with_server("--strict")

@@ -2,6 +2,7 @@
 // that another process left), its text and the drafts accepted in every step are the same.
 #include <algorithm>
 #include <cstdlib>
+#include <thread>
 
 #include "app/find_drafter.h"
 #include "engine/fingerprint.h"
@@ -243,6 +244,57 @@ TEST(CacheLaw, HoldsAfterParking) {
       for (const char* draft : {"none", "dflash", "mtp", "auto"}) cases.push_back({kModels[0], draft, kv, 4, false});
   if (!full() && kSanitized) cases.pop_back();
   for (const Case& c : cases) check_parking(c);
+}
+
+// Copies of states take their time, and no running request's: a reader goes on while two conversations come back, and
+// what goes next was copied before its memory is wanted.
+TEST(CacheLaw, HoldsBesideSlowCopies) {
+  EngineConfig c = config({kModels[0], "dflash", KvType::kF16, 3, false});
+  c.chunk = 256 + 64;
+  auto plain = must(Engine::open(c));
+  std::vector<Talk> t = talks(*plain, 3);
+  answer_first(*plain, t);
+  auto second = of(t, &Talk::second);
+  second.resize(2);
+  const auto want = ask(*plain, cold(second));
+  plain = nullptr;
+
+  c.snapshots = 3;
+  auto e = must(Engine::open(c, {.slow_copies = std::chrono::milliseconds(40)}));
+  ask(*e, of(t, &Talk::first));
+  push_out(*e, 8);
+  // Nobody asks for anything: the two that would go next are copied.
+  for (int i = 0; i < 2; ++i) e->tick(), std::this_thread::sleep_for(std::chrono::milliseconds(500));
+  e->tick();
+  const CacheStats before = e->cache_stats();
+  push_out(*e, 1);
+  EXPECT_GT(e->cache_stats().gpu.evictions, before.gpu.evictions);
+  EXPECT_EQ(e->cache_stats().copies_waited, before.copies_waited);
+
+  int steps = 0, begun_at[2] = {-1, -1};
+  std::vector<Told> told(2);
+  Request reader = t[2].first;
+  reader.max_tokens = 400, reader.cache = false;
+  must(e->submit(reader, {.tokens = [&](RequestId, std::span<const int32_t>) { ++steps; }, .done = {}}));
+  while (steps < 3) e->tick();
+  const int asked_at = steps;
+  for (size_t i = 0; i < 2; ++i)
+    must(e->submit(second[i],
+                   {.tokens =
+                        [&told, i](RequestId, std::span<const int32_t> ids) {
+                          told[i].tokens.insert(told[i].tokens.end(), ids.begin(), ids.end());
+                          told[i].steps.push_back(int(ids.size()));
+                        },
+                    .done = [&told, i](RequestId, Stop, const Usage& u,
+                                       const std::string& error) { told[i].usage = u, told[i].error = error; },
+                    .prefill =
+                        [&, i](RequestId, int cached, int) {
+                          if (cached > 0 && begun_at[i] < 0) begun_at[i] = steps;
+                        }}));
+  while (e->tick()) {
+  }
+  EXPECT_EQ(differences(told, want, Source::kRam, true, "slow copies"), 0);
+  for (const int at : begun_at) EXPECT_GE(at, asked_at + 3) << "the reader waited for the copies";
 }
 
 // --- planted bugs: what the law must catch
