@@ -328,22 +328,24 @@ std::vector<SchemaCompiler::Property> SchemaCompiler::properties(const Json& s, 
   CharDfa allowed;
   const bool restricted = s.contains("propertyNames");
   if (restricted && !name_dfa(s, where, allowed)) return all;
+  std::vector<std::pair<std::string, CharDfa>> patterns;
+  if (s.contains("patternProperties") && !names.empty())
+    for (auto p = s["patternProperties"].begin(); p != s["patternProperties"].end(); ++p) {
+      const Result<Regex> regex = parse_regex(p.key(), RegexMatch::kSearch);
+      if (Result<CharDfa> dfa = regex ? CharDfa::regex(*regex) : regex.error(); dfa)
+        patterns.emplace_back(p.key(), std::move(*dfa));
+    }
   for (const auto& [name, schema] : names) {
     const std::string at = fmt::format("{}/properties/{}", where, name);
     if (v_.syntax() == Syntax::kCall && name.find("<|\"|>") != std::string::npos) {
       fail(at, "a name with <|\"|> cannot be an argument");
       return all;
     }
-    if (s.contains("patternProperties")) {
-      for (auto p = s["patternProperties"].begin(); p != s["patternProperties"].end(); ++p) {
-        const Result<Regex> regex = parse_regex(p.key(), RegexMatch::kSearch);
-        const Result<CharDfa> dfa = regex ? CharDfa::regex(*regex) : regex.error();
-        if (dfa && accepts(*dfa, name)) {
-          fail(where, fmt::format("patternProperties \"{}\": not supported where it matches a listed property (\"{}\")",
-                                  p.key(), name));
-          return all;
-        }
-      }
+    for (const auto& [pattern, dfa] : patterns) {
+      if (!accepts(dfa, name)) continue;
+      fail(where, fmt::format("patternProperties \"{}\": not supported where it matches a listed property (\"{}\")",
+                              pattern, name));
+      return all;
     }
     const bool must = std::find(required.begin(), required.end(), name) != required.end();
     const bool possible = *schema != Json(false) && (!restricted || accepts(allowed, name));
