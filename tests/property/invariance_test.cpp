@@ -47,9 +47,10 @@ TYPED_TEST(Property, ChunkingChangesNothing) {
   for (const TinyModel& m :
        {TinyModel{}, TinyModel{.moe = true}, TinyModel{.moe = true, .split_experts = true}, TinyModel{.ple = true}}) {
     const TinyFile file(suited<TypeParam>(m));
-    for (KvType t : kTypes)
-      if (!kSanitized || ++at % 3 == 0)
-        EXPECT_TRUE(chunking_changes_nothing<TypeParam>(file.path(), t)) << m.moe << m.ple << kv_type_name(t);
+    for (KvType t : kTypes) {
+      if (kSanitized && ++at % 3 != 0) continue;
+      EXPECT_TRUE(chunking_changes_nothing<TypeParam>(file.path(), t)) << m.moe << m.ple << kv_type_name(t);
+    }
   }
 }
 TYPED_TEST(Property, ChunkingBitesOnARingOneRowShort) {
