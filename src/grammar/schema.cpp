@@ -182,8 +182,13 @@ bool SchemaCompiler::narrow(CharDfa& dfa, const CharDfa& by, const std::string& 
     fail(where, fmt::format("{}: {}", keyword, both.error().what), both.error().hint);
     return false;
   }
+  if (dfa.states.size() > 1 && by.states.size() > 1) string_states_ += both->states.size();
   dfa = std::move(*both);
-  return true;
+  if (string_states_ <= kMaxStringStates) return true;
+  fail(where,
+       fmt::format("{}: expected at most {} states for the strings of a schema, found more", keyword, kMaxStringStates),
+       "use shorter lengths, or fewer strings with pattern and maxLength");
+  return false;
 }
 
 bool SchemaCompiler::string_dfa(const Json& s, const std::string& where, CharDfa& out) {

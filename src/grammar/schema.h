@@ -12,6 +12,7 @@ namespace facet::grammar {
 class SchemaCompiler {
  public:
   static constexpr size_t kMaxBytes = 262'144, kMaxItems = 4096, kMaxLength = 4000, kMaxProperties = 4096;
+  static constexpr size_t kMaxStringStates = 100'000;  // of strings with several of pattern, format, lengths
 
   SchemaCompiler(Values& values, const Json& root) : v_(values), b_(values.builder()), source_(root), root_(root) {}
 
@@ -49,6 +50,7 @@ class SchemaCompiler {
   Values& v_;
   Builder& b_;
   SchemaSource source_;
+  size_t string_states_ = 0;
   const Json& root_;
   std::map<std::string, RuleId> rules_;  // by the text of a flat schema
   bool failed_ = false;

@@ -136,6 +136,22 @@ TEST(GrammarSchema, ErrorsNameKeywordAndPath) {
   EXPECT_FALSE(compile_json_schema(std::string_view(many)));
 }
 
+// A second of compiling at most, whatever is asked for.
+TEST(GrammarSchema, StringsTogetherAreLimited) {
+  const auto schema = [](int n) {
+    Json s = {{"type", "object"}, {"properties", Json::object()}};
+    for (int i = 0; i < n; ++i)
+      s["properties"][fmt::format("p{}", i)] = {
+          {"type", "string"}, {"pattern", fmt::format("^[a-z0-9 ]+{}$", i)}, {"maxLength", 300}};
+    return compile_json_schema(s);
+  };
+  EXPECT_TRUE(schema(20));
+  const auto many = schema(1000);
+  ASSERT_FALSE(many);
+  EXPECT_NE(many.error().what.find("maxLength: expected at most 100000 states"), std::string::npos)
+      << many.error().message();
+}
+
 TEST(GrammarRegex, TextsAndErrors) {
   const auto made = compile_regex("^(?:[A-Z]{2}\\d{3}|n/a)$");
   ASSERT_TRUE(made) << made.error().message();
