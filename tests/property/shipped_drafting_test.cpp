@@ -26,6 +26,7 @@ EngineConfig config(const std::string& model, KvType kv, int n_seq) {
   c.n_ctx = 2048;
   c.max_seq = n_seq;
   c.chunk = 256;
+  if (kSanitized) c.n_threads = 1;  // threads that wait for each other are slow beside other programs
   c.kv_k = c.kv_v = kv;
   return c;
 }
