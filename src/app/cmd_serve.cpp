@@ -220,7 +220,10 @@ void add_serve(CLI::App& app, int& rc) {
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
   cmd->add_flag_callback(
       "--no-webui", [o] { o->service.webui = false; }, "No page at /");
-  cmd->add_flag("--slots,!--no-slots", s.slots, "The paths of /slots (they are there unless --no-slots is given)");
+  cmd->add_flag_callback(
+      "--slots", [o] { o->service.slots = true; }, "The paths of /slots, which are there anyway");
+  cmd->add_flag_callback(
+      "--no-slots", [o] { o->service.slots = false; }, "No paths of /slots");
   cmd->add_flag("--metrics-compat", s.metrics_compatible,
                 "/metrics also has the names that llama-server and vLLM have for its figures");
   cmd->add_flag("--verbose", s.defaults.verbose, "Answers tell of the prompt and the settings (__verbose)");

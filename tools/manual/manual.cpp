@@ -66,8 +66,13 @@ std::string value_of(const CLI::Option& o) {
   return type.empty() || o.get_default_str().empty() ? type : fmt::format("{} [{}]", type, o.get_default_str());
 }
 
+// As --help: without the hidden ones.
+std::vector<const CLI::Option*> options_of(const CLI::App& cmd) {
+  return cmd.get_options([](const CLI::Option* o) { return !o->get_group().empty(); });
+}
+
 void write_options(std::string& out, const CLI::App& cmd) {
-  for (const CLI::Option* o : cmd.get_options()) {
+  for (const CLI::Option* o : options_of(cmd)) {
     const std::string value = value_of(*o);
     out += fmt::format(".TP\n\\fB{}\\fR{}\n{}\n", roff(names_of(*o)),
                        value.empty() ? "" : fmt::format(" \\fI{}\\fR", roff(value)), roff(o->get_description()));
@@ -107,7 +112,7 @@ struct Completion {
 void complete_command(Completion& c, const CLI::App& cmd, const std::string& name) {
   std::vector<std::string> words;
   for (const CLI::App* sub : commands_of(cmd)) words.push_back(sub->get_name());
-  for (const CLI::Option* o : cmd.get_options()) {
+  for (const CLI::Option* o : options_of(cmd)) {
     std::vector<std::string> names;
     for (const std::string& s : o->get_snames()) names.push_back("-" + s);
     for (const std::string& s : o->get_lnames()) names.push_back("--" + s);
