@@ -29,10 +29,10 @@ struct DaemonLine {
   };
   enum class What : uint8_t { kAll, kTarget, kDraft };
   Kind kind = Kind::kQuit;
-  What what = What::kAll;    // of park and unpark
-  std::string name = {};     // of what is acknowledged or unsupported; of a handshake, the line
+  What what = What::kAll;         // of park and unpark
+  std::string name = {};          // of what is acknowledged or unsupported; of a handshake, the line
   std::string in = {}, out = {};  // paths
-  int n = 0;                 // tokens to generate
+  int n = 0;                      // tokens to generate
   int slot = -1;
   Sampling sampling = {.temperature = 0};
   bool seed_given = false;
