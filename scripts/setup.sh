@@ -25,6 +25,7 @@ facet_build() {
   local launcher=() configure=()
   if command -v ccache >/dev/null; then  # clones and work trees share what one of them compiled
     launcher=(-DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
+    [ "$preset" = cuda ] && launcher+=(-DCMAKE_CUDA_COMPILER_LAUNCHER=ccache)
     export CCACHE_BASEDIR=$PWD CCACHE_NOHASHDIR=1 CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime
   fi
   while [ $# -gt 0 ] && [ "$1" != --target ]; do
