@@ -18,20 +18,23 @@ facet_install() {
   $sudo env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
 }
 
+# A compiler cache, where there is one; clones and work trees share what one of them compiled.
+facet_launcher=()
+if command -v ccache >/dev/null; then
+  facet_launcher=(-DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
+  export CCACHE_BASEDIR=$PWD CCACHE_NOHASHDIR=1 CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime
+fi
+
 # facet_build PRESET [CMake arguments] [--target NAME ...]: configures if needed, builds.
 facet_build() {
   local preset=$1
   shift
-  local launcher=() configure=()
-  if command -v ccache >/dev/null; then  # clones and work trees share what one of them compiled
-    launcher=(-DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
-    [ "$preset" = cuda ] && launcher+=(-DCMAKE_CUDA_COMPILER_LAUNCHER=ccache)
-    export CCACHE_BASEDIR=$PWD CCACHE_NOHASHDIR=1 CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime
-  fi
+  local configure=("${facet_launcher[@]}")
+  [ "$preset" = cuda ] && configure+=("${configure[@]/CXX/CUDA}")
   while [ $# -gt 0 ] && [ "$1" != --target ]; do
     configure+=("$1")
     shift
   done
-  cmake --preset "$preset" "${launcher[@]}" "${configure[@]}" >/dev/null
+  cmake --preset "$preset" "${configure[@]}" >/dev/null
   cmake --build "build/$preset" "$@"
 }
