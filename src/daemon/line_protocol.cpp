@@ -185,7 +185,7 @@ Result<std::vector<int32_t>> parse_ids(std::string_view bytes, const std::string
     return Error{path, fmt::format("expected int32 token ids, little endian, found {} bytes", bytes.size()),
                  "write 4 bytes per token"};
   std::vector<int32_t> ids(bytes.size() / 4);
-  std::memcpy(ids.data(), bytes.data(), bytes.size());
+  if (!ids.empty()) std::memcpy(ids.data(), bytes.data(), bytes.size());
   return ids;
 }
 
@@ -203,7 +203,7 @@ std::string counted_ids(const std::vector<int32_t>& ids) {
   const auto n = uint32_t(ids.size());
   std::string bytes(4 + ids.size() * 4, '\0');
   std::memcpy(bytes.data(), &n, 4);
-  std::memcpy(bytes.data() + 4, ids.data(), ids.size() * 4);
+  if (!ids.empty()) std::memcpy(bytes.data() + 4, ids.data(), ids.size() * 4);
   return bytes;
 }
 

@@ -29,11 +29,6 @@ const char* stop_name(Stop s) {
   return "?";
 }
 
-const char* cache_source_name(CacheUse::Source s) {
-  constexpr const char* kNames[] = {"none", "gpu", "ram", "disk"};
-  return kNames[size_t(s)];
-}
-
 Result<std::string> drafter_kind_of(const std::string& path) {
   auto f = DrafterFile::open(path);
   if (!f) return f.error();

@@ -1,0 +1,10 @@
+#include "engine/cache_stats.h"
+
+namespace facet {
+
+const char* cache_source_name(CacheUse::Source s) {
+  constexpr const char* kNames[] = {"none", "gpu", "ram", "disk"};
+  return kNames[size_t(s)];
+}
+
+}  // namespace facet
