@@ -142,7 +142,7 @@ TEST(GrammarSchema, StringsTogetherAreLimited) {
     Json s = {{"type", "object"}, {"properties", Json::object()}};
     for (int i = 0; i < n; ++i)
       s["properties"][fmt::format("p{}", i)] = {
-          {"type", "string"}, {"pattern", fmt::format("^[a-z0-9 ]+{}$", i)}, {"maxLength", 300}};
+          {"type", "string"}, {"pattern", fmt::format("^[a-z0-9 ]+{}$", i)}, {"maxLength", 300U}};
     return compile_json_schema(s);
   };
   EXPECT_TRUE(schema(20));
