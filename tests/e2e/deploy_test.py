@@ -4,30 +4,24 @@ are served; options in the unit and the manifests exist. Only Python's standard 
 import json
 import pathlib
 import re
-import signal
 import subprocess
-import sys
 import unittest
-import urllib.request
 
-PROGRAM = sys.argv.pop(1) if len(sys.argv) > 1 else "build/release/facet"
+from serving import MODELS, PROGRAM, Serving
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
 
 
 def served():
     """Names of all metrics: of a server of several models with one loaded, and those that appear once counted."""
-    p = subprocess.Popen([PROGRAM, "serve", "--port", "0", "-c", "512", "--metrics-compat", "-m",
-                          f"nano={ROOT}/models/facet-nano-Q8_0.gguf"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    s = Serving("-c", "512", "--metrics-compat", "-m", f"nano={MODELS}/facet-nano-Q8_0.gguf")
     try:
-        url = p.stdout.readline().split()[-1]
-        body = json.dumps({"model": "nano", "prompt": "Hello", "max_tokens": 4}).encode()
-        urllib.request.urlopen(urllib.request.Request(url + "/v1/completions", body), timeout=120).read()
-        text = urllib.request.urlopen(url + "/metrics", timeout=60).read().decode()
+        status, _, body = s.request("POST", "/v1/completions", {"model": "nano", "prompt": "Hello", "max_tokens": 4})
+        assert status == 200, body
+        text = s.request("GET", "/metrics")[2].decode()
     finally:
-        p.send_signal(signal.SIGTERM)
-        p.wait(60)
-        p.stdout.close()
+        s.stop()
     return set(re.findall(r"^([a-z_:]+)(?:\{| )", text, re.M)) | {"facet_requests_refused_total"}
 
 
