@@ -1,10 +1,14 @@
 #!/usr/bin/env python3
 """What deploy/ says against what the program has: deploy_test.py PROGRAM. Metric names in rules, dashboard and manifests
-are served; options in the unit and the manifests exist. Only Python's standard library."""
+are served; options in the unit and the manifests exist; where they are
+there, systemd-analyze checks the unit and kubernetes-validate (PyPI) the manifests. Otherwise only Python's standard library."""
 import json
 import pathlib
 import re
+import shutil
 import subprocess
+import sys
+import tempfile
 import unittest
 
 from serving import MODELS, PROGRAM, Serving
@@ -41,6 +45,28 @@ class DeployTest(unittest.TestCase):
             for option in re.findall(r"(?<![\w-])--[a-z][a-z-]+", " ".join(lines)):
                 if option not in ("--gpus",):
                     self.assertRegex(text, rf"{option}\b", path)
+
+    def test_unit(self):
+        if not shutil.which("systemd-analyze"):
+            self.skipTest("no systemd-analyze")
+        text = (DEPLOY / "systemd/facet.service").read_text()
+        self.assertIn("ExecStart=/usr/bin/facet ", text)
+
+        def verified(unit):
+            with tempfile.TemporaryDirectory() as folder:
+                path = pathlib.Path(folder) / "facet.service"
+                path.write_text(unit)
+                done = subprocess.run(["systemd-analyze", "verify", "--man=no", path], capture_output=True, text=True)
+                return done.returncode, [x for x in done.stderr.splitlines() if "facet.service" in x]
+        good = text.replace("ExecStart=/usr/bin/facet ", f"ExecStart={PROGRAM} ")  # verify wants a program that exists
+        self.assertEqual(verified(good), (0, []))
+        self.assertEqual(len(verified(good.replace("UMask=", "UMsk="))[1]), 1)
+
+    def test_manifests(self):
+        done = subprocess.run([sys.executable, DEPLOY / "kubernetes/check.py"], capture_output=True, text=True)
+        if done.returncode == 77:
+            self.skipTest(done.stdout.strip())
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
 
     def test_dashboard(self):
         panels = json.loads((DEPLOY / "grafana/facet.json").read_text())["panels"]

@@ -67,6 +67,8 @@ class Fake(http.server.BaseHTTPRequestHandler):
 
 
 class DoctorTest(unittest.TestCase):
+    broken = 0
+
     @classmethod
     def setUpClass(cls):
         cls.folder = tempfile.TemporaryDirectory()
@@ -75,11 +77,13 @@ class DoctorTest(unittest.TestCase):
     @classmethod
     def tearDownClass(cls):
         cls.folder.cleanup()
+        print(f"{cls.broken} broken set-ups named", file=sys.stderr)
 
     def fails(self, report, check, *words):
         self.assertFalse(report["healthy"], report)
         found = [f for f in at(report, check) if f["level"] == "fail"]
         self.assertEqual(len(found), 1, report)
+        DoctorTest.broken += 1
         for w in words:
             self.assertIn(w, found[0]["found"] + " " + found[0]["do"])
 

@@ -68,6 +68,7 @@ class RouterTest(RouterCase):
         self.assertEqual([m["id"] for m in body["data"]], ["facet-nano-Q8_0", "facet-nano-moe-Q4_K_M", "tiny"])  # no drafter
         for m in body["data"]:
             self.assertEqual((m["last_used_ms"], m["status"]["value"], m["plan"]), (0, "unloaded", None))
+            self.assertIn("not been loaded", m["plan_reason"])
             self.assertEqual(m["size"], self.paths[m["id"]].stat().st_size)
         status, body = r.complete("any")
         self.assertEqual(status, 400)
@@ -76,6 +77,7 @@ class RouterTest(RouterCase):
         before = r.entry("tiny")["last_used_ms"]
         self.assertLess(abs(before / 1e3 - time.time()), 30)
         self.assertGreater(r.entry("tiny")["plan"]["bytes"], 0)
+        self.assertNotIn("plan_reason", r.entry("tiny"))
         r.text_of("facet-nano-Q8_0")
         self.assertEqual(r.complete("any")[1]["model"], "facet-nano-Q8_0")
         r.text_of("tiny")

@@ -19,9 +19,7 @@ extern void* __libc_calloc(size_t, size_t);
 extern void* __libc_realloc(void*, size_t);
 extern void* __libc_memalign(size_t, size_t);
 static void* (*real_mmap)(void*, size_t, int, int, int, off_t);
-static struct {
-  int64_t left, sticky, failed;
-}* shared;
+static struct { int64_t left, sticky, failed; } * shared;
 
 __attribute__((constructor)) static void begin(void) {
   real_mmap = (void* (*)(void*, size_t, int, int, int, off_t))dlsym(RTLD_NEXT, "mmap");
@@ -43,8 +41,10 @@ static int fails(void) {
   if (!shared || __atomic_load_n(&shared->left, __ATOMIC_RELAXED) <= 0) return 0;
   const int64_t left = __atomic_sub_fetch(&shared->left, 1, __ATOMIC_RELAXED);
   if (left > 0) return 0;
-  if (__atomic_load_n(&shared->sticky, __ATOMIC_RELAXED)) __atomic_store_n(&shared->left, 1, __ATOMIC_RELAXED);
-  else if (left < 0) return 0; /* another thread's was the one */
+  if (__atomic_load_n(&shared->sticky, __ATOMIC_RELAXED))
+    __atomic_store_n(&shared->left, 1, __ATOMIC_RELAXED);
+  else if (left < 0)
+    return 0; /* another thread's was the one */
   __atomic_add_fetch(&shared->failed, 1, __ATOMIC_RELAXED);
   errno = ENOMEM;
   return 1;
