@@ -31,20 +31,24 @@ Json model_entry(const Model& m, int64_t started) {
   Json plan, meta;
   if (m.plan_bytes > 0) plan = {{"bytes", m.plan_bytes}, {"summary", m.plan}};
   if (m.n_ctx > 0) meta = {{"n_ctx", m.n_ctx}, {"n_vocab", m.n_vocab}, {"n_seq", m.n_seq}};
-  return {{"id", m.config.name},
-          {"object", "model"},
-          {"created", started},
-          {"owned_by", "facet"},
-          {"aliases", m.config.aliases},
-          {"status", std::move(status)},
-          {"last_used_ms", m.last_used_ms},
-          {"size", model_bytes(m.config.path)},
-          {"plan", std::move(plan)},
-          {"meta", std::move(meta)},
-          {"pinned", m.config.pinned},
-          {"loads", m.loads},
-          {"unloads", m.unloads_limit + m.unloads_asked + m.unloads_idle},
-          {"deaths", m.deaths}};
+  Json entry = {{"id", m.config.name},
+                {"object", "model"},
+                {"created", started},
+                {"owned_by", "facet"},
+                {"aliases", m.config.aliases},
+                {"status", std::move(status)},
+                {"last_used_ms", m.last_used_ms},
+                {"size", model_bytes(m.config.path)},
+                {"plan", std::move(plan)},
+                {"meta", std::move(meta)},
+                {"pinned", m.config.pinned},
+                {"loads", m.loads},
+                {"unloads", m.unloads_limit + m.unloads_asked + m.unloads_idle},
+                {"deaths", m.deaths}};
+  // Not made beforehand: -c 0 takes what is free when the model is loaded, and the GPU is its process's.
+  if (m.plan_bytes == 0)
+    entry["plan_reason"] = "the model has not been loaded: its plan depends on the memory then free";
+  return entry;
 }
 
 HttpResponse router_health(const std::vector<std::unique_ptr<Model>>& models, const HealthAnswers& answers,

@@ -78,15 +78,8 @@ class RouterImpl final : public Router, public HttpHandler {
     return access_.cors_headers(head);
   }
   std::optional<HttpResponse> gate(const HttpRequest& head) override {
-    const auto e = access_.refusal(head);
-    if (!e) {
-      if (access_.preflight(head)) return HttpResponse{.status = 200, .type = "text/plain"};
-      return std::nullopt;
-    }
-    HttpResponse r = error_response(dialect_of_path(head.path), *e);
-    if (e->status == 401) r.headers.emplace_back("WWW-Authenticate", "Bearer");
-    if (e->status == 405) r.headers.emplace_back("Allow", allowed(*find_route(head.path)));
-    log_.info("refused status={}", e->status);
+    auto r = access_.gate(head);
+    if (r && r->status >= 400) log_.info("refused status={}", r->status);
     return r;
   }
   HttpResponse refusal(int status, const std::string& what) override {

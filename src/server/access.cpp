@@ -162,4 +162,16 @@ std::optional<ApiError> Access::refusal(const HttpRequest& head) const {
   return std::nullopt;
 }
 
+std::optional<HttpResponse> Access::gate(const HttpRequest& head) const {
+  const auto e = refusal(head);
+  if (!e) {
+    if (preflight(head)) return HttpResponse{.status = 200, .type = "text/plain"};
+    return std::nullopt;
+  }
+  HttpResponse r = error_response(dialect_of_path(head.path), *e);
+  if (e->status == 401) r.headers.emplace_back("WWW-Authenticate", "Bearer");
+  if (e->status == 405) r.headers.emplace_back("Allow", allowed(*route(head.path)));
+  return r;
+}
+
 }  // namespace facet

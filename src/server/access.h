@@ -37,6 +37,9 @@ class Access {
 
   // Judged by the header alone; nothing: it may go on.
   std::optional<ApiError> refusal(const HttpRequest& head) const;
+  // The answer to a request whose body nobody is to read: a refusal, with the headers that belong to it, or the answer
+  // to a preflight. Nothing: it may go on.
+  std::optional<HttpResponse> gate(const HttpRequest& head) const;
   // The name of the key that a request has; empty: none of ours.
   std::string_view key_name(const HttpRequest& head) const;
   // Cross-origin resource sharing: what lets a page of a listed origin read the answer; nothing for others.

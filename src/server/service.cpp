@@ -103,15 +103,8 @@ class ServiceImpl final : public Service, public HttpHandler {
   }
 
   std::optional<HttpResponse> gate(const HttpRequest& head) override {
-    const auto e = access_.refusal(head);
-    if (!e) {
-      if (access_.preflight(head)) return HttpResponse{.status = 200, .type = "text/plain"};
-      return std::nullopt;
-    }
-    HttpResponse r = error_response(dialect_of_path(head.path), *e);
-    if (e->status == 401) r.headers.emplace_back("WWW-Authenticate", "Bearer");
-    if (e->status == 405) r.headers.emplace_back("Allow", allowed(*find_route(head.path)));
-    note_refusal(e->status);
+    auto r = access_.gate(head);
+    if (r && r->status >= 400) note_refusal(r->status);
     return r;
   }
 
@@ -210,7 +203,8 @@ class ServiceImpl final : public Service, public HttpHandler {
     }
     return {.status = 200,
             .type = "text/plain; version=0.0.4; charset=utf-8",
-            .body = metrics_.text(now, c_.metrics_compatible) + (loaded_ ? cache_metrics(loaded_->engine) : ""),
+            .body = metrics_.text(now, c_.metrics_compatible) +
+                    (loaded_ ? cache_metrics(loaded_->engine.cache_stats()) : ""),
             .headers = {}};
   }
 
@@ -218,7 +212,7 @@ class ServiceImpl final : public Service, public HttpHandler {
   std::optional<HttpResponse> immediate(const Route& route, const HttpRequest& r) {
     switch (route.target) {
       case Target::kHealth:
-        if (loaded_) note_cache_errors(loaded_->engine, health_);
+        if (loaded_) note_cache_errors(loaded_->engine.cache_stats(), health_);
         return health_.response();
       case Target::kMetrics:
         return metrics_response();

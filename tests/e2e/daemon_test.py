@@ -4,6 +4,7 @@ import json
 import os
 import pathlib
 import random
+import re
 import select
 import struct
 import subprocess
@@ -105,6 +106,68 @@ class Case(unittest.TestCase):
         return list(struct.unpack(f"<{len(data) // 4}i", data))
 
 
+class Transcript:
+    """A file of tests/data/daemon: prompts as "file NAME ids" ("counted": behind their number), then a conversation. > what the daemon is told, < the line that it answers,
+    = the ids that come before it (on the stream up to -1, or as events). What a clock, a folder or the speed of drafts decides
+    is a *."""
+
+    def __init__(self, path):
+        self.path, self.steps, self.files = path, [], {}
+        for line in path.read_text().splitlines():
+            if line.startswith(("file ", "counted ")):
+                kind, name, *ids = line.split()
+                self.files[name] = [int(i) for i in ids], kind == "counted"
+            elif line[:1] in ("<", "=", ">"):
+                self.steps.append((line[0], line[2:]))
+
+    @staticmethod
+    def masked(line):
+        line = re.sub(r'([a-z_]+_s=|stream_fd=|"[a-z]+_s":|"accepted":|"drafted":)[\d.e-]+', r"\1*", line)
+        return re.sub(r'"model":"[^"]*/', '"model":"*/', re.sub(r"below /[^)]*", "below *", line))
+
+    def play(self, folder):
+        """The steps as they come: for each ">", what follows it."""
+        for name, (ids, counted) in self.files.items():
+            ids_file(folder / name, ids, counted)
+        json_lines = any(kind == ">" and text.startswith("{") for kind, text in self.steps)
+        d, got = Daemon("--root", str(folder), stream=not json_lines), []
+        for i, (kind, text) in enumerate(self.steps):
+            if kind == ">":
+                d.say(text)
+                got.append((kind, text))
+                ids = []
+            elif json_lines:
+                if kind == "<":
+                    while '"event":"tokens"' in (line := d.line()):
+                        ids += json.loads(line)["ids"]
+                    if ids:
+                        got.append(("=", " ".join(map(str, ids))))
+                    got.append(("<", self.masked(line)))
+            elif kind == "=":
+                got.append((kind, " ".join(map(str, d.ids()))))
+            else:
+                got.append((kind, self.masked(d.line())))
+        if select.select([d.process.stdout], [], [], .1)[0]:
+            got.append(("<", self.masked(d.line())))
+        return got, d.end()
+
+
+class Transcripts(Case):
+    def test_transcripts(self):
+        """Ids and lines as they were recorded, on every instruction set."""
+        exchanges = 0
+        paths = sorted((ROOT / "tests/data/daemon").glob("*.txt"))
+        self.assertGreaterEqual(len(paths), 6)
+        for path in paths:
+            with tempfile.TemporaryDirectory() as folder, self.subTest(path.name):
+                t = Transcript(path)
+                got, end = t.play(pathlib.Path(folder))
+                self.assertEqual(got, t.steps)
+                self.assertEqual(end[0], 0, end)
+                exchanges += sum(kind == ">" for kind, _ in t.steps)
+        print(f"{len(paths)} transcripts, {exchanges} commands", file=sys.stderr)
+
+
 class Lines(Case):
     def test_every_command(self):
         d = Daemon("--root", str(self.dir))
@@ -115,7 +178,7 @@ class Lines(Case):
         d.say("SNAPSHOT 3")
         self.assertEqual(d.ids(), [])
         self.assertRegex(d.line(), r"^\[snap\] inline slot=3 cur_pos=\d+$")
-        d.say(f"./p1 4 samp=0 snap=5:7")
+        d.say("./p1 4 samp=0 snap=5:7")
         self.assertEqual(d.ids(), self.want[1][:4])
         self.assertEqual(d.line(), "[snap] inline slot=7 cur_pos=5")
         d.line()

@@ -1,33 +1,31 @@
 #!/usr/bin/env python3
 """What deploy/ says against what the program has: deploy_test.py PROGRAM. Metric names in rules, dashboard and manifests
-are served; options in the unit and the manifests exist. Only Python's standard library."""
+are served; options in the unit and the manifests exist; where they are
+there, systemd-analyze checks the unit and kubernetes-validate (PyPI) the manifests. Otherwise only Python's standard library."""
 import json
 import pathlib
 import re
-import signal
+import shutil
 import subprocess
 import sys
+import tempfile
 import unittest
-import urllib.request
 
-PROGRAM = sys.argv.pop(1) if len(sys.argv) > 1 else "build/release/facet"
+from serving import MODELS, PROGRAM, Serving
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
 
 
 def served():
     """Names of all metrics: of a server of several models with one loaded, and those that appear once counted."""
-    p = subprocess.Popen([PROGRAM, "serve", "--port", "0", "-c", "512", "--metrics-compat", "-m",
-                          f"nano={ROOT}/models/facet-nano-Q8_0.gguf"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    s = Serving("-c", "512", "--metrics-compat", "-m", f"nano={MODELS}/facet-nano-Q8_0.gguf")
     try:
-        url = p.stdout.readline().split()[-1]
-        body = json.dumps({"model": "nano", "prompt": "Hello", "max_tokens": 4}).encode()
-        urllib.request.urlopen(urllib.request.Request(url + "/v1/completions", body), timeout=120).read()
-        text = urllib.request.urlopen(url + "/metrics", timeout=60).read().decode()
+        status, _, body = s.request("POST", "/v1/completions", {"model": "nano", "prompt": "Hello", "max_tokens": 4})
+        assert status == 200, body
+        text = s.request("GET", "/metrics")[2].decode()
     finally:
-        p.send_signal(signal.SIGTERM)
-        p.wait(60)
-        p.stdout.close()
+        s.stop()
     return set(re.findall(r"^([a-z_:]+)(?:\{| )", text, re.M)) | {"facet_requests_refused_total"}
 
 
@@ -47,6 +45,28 @@ class DeployTest(unittest.TestCase):
             for option in re.findall(r"(?<![\w-])--[a-z][a-z-]+", " ".join(lines)):
                 if option not in ("--gpus",):
                     self.assertRegex(text, rf"{option}\b", path)
+
+    def test_unit(self):
+        if not shutil.which("systemd-analyze"):
+            self.skipTest("no systemd-analyze")
+        text = (DEPLOY / "systemd/facet.service").read_text()
+        self.assertIn("ExecStart=/usr/bin/facet ", text)
+
+        def verified(unit):
+            with tempfile.TemporaryDirectory() as folder:
+                path = pathlib.Path(folder) / "facet.service"
+                path.write_text(unit)
+                done = subprocess.run(["systemd-analyze", "verify", "--man=no", path], capture_output=True, text=True)
+                return done.returncode, [x for x in done.stderr.splitlines() if "facet.service" in x]
+        good = text.replace("ExecStart=/usr/bin/facet ", f"ExecStart={PROGRAM} ")  # verify wants a program that exists
+        self.assertEqual(verified(good), (0, []))
+        self.assertEqual(len(verified(good.replace("UMask=", "UMsk="))[1]), 1)
+
+    def test_manifests(self):
+        done = subprocess.run([sys.executable, DEPLOY / "kubernetes/check.py"], capture_output=True, text=True)
+        if done.returncode == 77:
+            self.skipTest(done.stdout.strip())
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
 
     def test_dashboard(self):
         panels = json.loads((DEPLOY / "grafana/facet.json").read_text())["panels"]

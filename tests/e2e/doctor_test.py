@@ -2,13 +2,9 @@
 """`facet doctor` on what is healthy and on what is not: doctor_test.py PROGRAM. Only Python's standard library."""
 import http.server
 import json
-import os
 import pathlib
 import random
-import re
 import resource
-import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -16,8 +12,8 @@ import tempfile
 import threading
 import unittest
 
-PROGRAM = str(pathlib.Path(sys.argv.pop(1) if len(sys.argv) > 1 else "build/release/facet").resolve())
-MODELS = pathlib.Path(__file__).resolve().parents[2] / "models"
+from serving import MODELS, PROGRAM, Serving
+
 NANO, DFLASH = MODELS / "facet-nano-Q8_0.gguf", MODELS / "facet-nano-dflash-Q8_0.gguf"
 
 
@@ -71,6 +67,8 @@ class Fake(http.server.BaseHTTPRequestHandler):
 
 
 class DoctorTest(unittest.TestCase):
+    broken = 0
+
     @classmethod
     def setUpClass(cls):
         cls.folder = tempfile.TemporaryDirectory()
@@ -79,11 +77,13 @@ class DoctorTest(unittest.TestCase):
     @classmethod
     def tearDownClass(cls):
         cls.folder.cleanup()
+        print(f"{cls.broken} broken set-ups named", file=sys.stderr)
 
     def fails(self, report, check, *words):
         self.assertFalse(report["healthy"], report)
         found = [f for f in at(report, check) if f["level"] == "fail"]
         self.assertEqual(len(found), 1, report)
+        DoctorTest.broken += 1
         for w in words:
             self.assertIn(w, found[0]["found"] + " " + found[0]["do"])
 
@@ -167,19 +167,16 @@ class DoctorTest(unittest.TestCase):
         key = self.dir / "key"
         key.write_text("secret\n")
         for flags in (["-m", str(NANO)], ["-m", f"nano={NANO}", "--api-key-file", str(key)]):
-            p = subprocess.Popen([PROGRAM, "serve", "--port", "0", "-c", "4096", *flags], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+            s = Serving("-c", "4096", *flags)
             try:
-                url = p.stdout.readline().split()[-1]
                 if "--api-key-file" in flags:
-                    self.fails(doctor("--url", url), "models", "--api-key")
-                r = doctor("--url", url, "--api-key", "secret")
+                    self.fails(doctor("--url", s.url), "models", "--api-key")
+                r = doctor("--url", s.url, "--api-key", "secret")
                 self.assertTrue(r["healthy"], r)
                 for check in ("health", "models", "answer", "streaming", "tools", "last used", "disconnects"):
                     self.assertEqual(at(r, check)[0]["level"], "ok", r)
             finally:
-                p.send_signal(signal.SIGTERM)
-                p.wait(60)
-                p.stdout.close()
+                s.stop()
 
 
 if __name__ == "__main__":

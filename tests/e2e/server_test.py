@@ -5,9 +5,7 @@ Only Python's standard library. Every test starts a server of its own or shares 
 """
 import http.client
 import json
-import pathlib
 import random
-import re
 import signal
 import socket
 import subprocess
@@ -17,8 +15,9 @@ import threading
 import time
 import unittest
 
-PROGRAM = sys.argv.pop(1) if len(sys.argv) > 1 else "build/release/facet"
-MODEL = pathlib.Path(__file__).resolve().parents[2] / "models" / "facet-nano-Q8_0.gguf"
+from serving import MODELS, PROGRAM, Serving
+
+MODEL = MODELS / "facet-nano-Q8_0.gguf"
 HELLO = "Hello! I am facet-nano. How can I help you?"
 WEATHER = {"type": "function", "function": {
     "name": "get_weather", "description": "Get the weather of a city",
@@ -46,35 +45,9 @@ def shorter(fields, n):
     return {k: n if v == 400 else {"num_predict": n} if k == "options" else v for k, v in fields.items()}
 
 
-class Server:
+class Server(Serving):
     def __init__(self, *flags):
-        self.log = tempfile.TemporaryFile("w+")
-        context = [] if "-c" in flags else ["-c", "4096"]
-        self.process = subprocess.Popen([PROGRAM, "serve", "-m", str(MODEL), *context, "--port", "0", *flags],
-                                        stdout=subprocess.PIPE, stderr=self.log, text=True)
-        line = self.process.stdout.readline()
-        found = re.fullmatch(r"listening on http://127\.0\.0\.1:(\d+)\n", line)
-        if not found:
-            self.process.kill()
-            raise AssertionError(f"no address printed: {line!r}\n{self.log_text()}")
-        self.port = int(found[1])
-
-    def rss(self):
-        """Bytes of memory the server holds."""
-        status = pathlib.Path(f"/proc/{self.process.pid}/status").read_text()
-        return int(re.search(r"VmRSS:\s+(\d+) kB", status)[1]) << 10
-
-    def log_text(self):
-        self.log.seek(0)
-        return self.log.read()
-
-    def wait_log(self, pattern, seconds=60):
-        end = time.time() + seconds
-        while time.time() < end:
-            if re.search(pattern, self.log_text()):
-                return
-            time.sleep(.05)
-        raise AssertionError(f"{pattern!r} is not in the log:\n{self.log_text()}")
+        super().__init__("-m", MODEL, *([] if "-c" in flags else ["-c", "4096"]), *flags)
 
     def wait_idle(self, seconds=60):
         """Until no request runs. The log alone does not tell: a request whose reader has gone may have come after its last line."""
@@ -83,30 +56,6 @@ class Server:
             if time.time() > end:
                 raise AssertionError(f"requests still run: {busy}")
             time.sleep(.05)
-
-    def stop(self, seconds=60):
-        self.process.send_signal(signal.SIGTERM)
-        try:
-            return self.process.wait(seconds)
-        finally:
-            self.process.kill()
-            self.process.stdout.close()
-            self.ended_log = self.log_text()
-            self.log.close()
-
-    def request(self, method, path, body=None, headers=None):
-        """Status, headers and body (parsed if it is JSON) of one request."""
-        c = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
-        try:
-            c.request(method, path, body if body is None or isinstance(body, (bytes, str)) else json.dumps(body), headers or {})
-            r = c.getresponse()
-            text = r.read()
-            try:
-                return r.status, r.headers, json.loads(text)
-            except ValueError:
-                return r.status, r.headers, text
-        finally:
-            c.close()
 
     def chat(self, messages, **fields):
         status, _, body = self.request("POST", "/v1/chat/completions", {"messages": messages, "temperature": 0, **fields})
@@ -133,25 +82,6 @@ class Server:
         assert events.pop() == "" and events.pop() == "data: [DONE]", text[-200:]
         assert all(e.startswith("data: ") and "\n" not in e for e in events)
         return [json.loads(e[6:]) for e in events]
-
-    def connect(self, rcvbuf=None):
-        s = socket.socket()
-        if rcvbuf:
-            s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, rcvbuf)
-        s.settimeout(60)
-        s.connect(("127.0.0.1", self.port))
-        return s
-
-    def raw(self, data, half_close=False):
-        """What comes back until the server closes."""
-        with self.connect() as s:
-            s.sendall(data)
-            if half_close:
-                s.shutdown(socket.SHUT_WR)
-            out = b""
-            while piece := s.recv(65536):
-                out += piece
-            return out
 
 
 def post_bytes(path, fields, headers=""):
