@@ -42,6 +42,10 @@ Status take_folder(DraftFiles& files, const std::string& folder, const std::stri
 Result<DraftFiles> draft_files(const std::string& model, const DraftOptions& o) {
   DraftFiles files;
   for (const std::string& s : o.sources) {
+    if (s == "ngram") {
+      files.ngram = true;
+      continue;
+    }
     if (s != "none" && s != "auto" && s != "dflash" && s != "mtp") {
       const size_t before = files.paths.size();
       std::error_code ec;
