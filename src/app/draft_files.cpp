@@ -1,6 +1,7 @@
 // What --draft names: paths as they are, or what a search finds.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <filesystem>
 
 #include "app/find_drafter.h"
@@ -54,7 +55,8 @@ Result<DraftFiles> draft_files(const std::string& model, const DraftOptions& o) 
       if (files.paths.size() == before) files.paths.push_back(s);
       continue;
     }
-    if (o.sources.size() > 1)
+    const auto ngrams = std::count(o.sources.begin(), o.sources.end(), "ngram");
+    if (o.sources.size() > size_t(s == "none" ? 1 : 1 + ngrams))
       return Error{"--draft", fmt::format("expected paths, or {} alone", s), "give one of them"};
     if (s == "none") return files;
     files.optional = s == "auto";

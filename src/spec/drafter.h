@@ -84,6 +84,8 @@ class Drafter {
   // `to`, which holds nothing, gets the state of `from`.
   virtual Status fork(SlotId from, SlotId to) = 0;
 
+  // False: nothing is kept of a sequence but its length, and copies leave the drafter out.
+  virtual bool has_state() const { return true; }
   // A copy of the state in other memory: the rows of its own cache, if it has one, and what it has beside them.
   virtual KvCache* rows() { return nullptr; }
   virtual std::vector<float> save(SlotId) { return {}; }

@@ -68,6 +68,7 @@ class Ngram final : public Drafter<B> {
     held_[size_t(to)] = held_[size_t(from)];
     return Ok{};
   }
+  bool has_state() const override { return false; }
   bool load(SlotId s, int held, std::span<const float> beside) override {
     held_[size_t(s)] = held;
     return beside.empty();

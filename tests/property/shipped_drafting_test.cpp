@@ -7,7 +7,6 @@
 
 #include "app/find_drafter.h"
 #include "app/paths.h"
-#include "engine/loop_guard.h"
 #include "support/sanitized.h"
 #include "support/scripted_drafter.h"
 #include "tokenizer/tokenizer.h"
@@ -92,57 +91,6 @@ TEST_P(ShippedDrafting, GivesPlainText) {
   std::printf("%zu cases, %d answers, %d of them with 16 distinct tokens and drafts both right and wrong\n",
               ways.size(), answers_given, counted);
   EXPECT_GT(3 * counted, answers_given);
-}
-
-// Prompt lookup, alone and beside a drafter, on answers that quote their prompts: the same law, and drafts that count.
-TEST(ShippedNgram, GivesPlainText) {
-  const std::string model = model_path("facet-nano-Q8_0.gguf");
-  const auto docs = must(read_eval_set(model_path("facet-nano-eval.jsonl")));
-  int accepted = 0, with_drafts = 0, n = 0;
-  for (const DraftConfig& way : {DraftConfig{.ngram = true, .min = 1}, DraftConfig{.ngram = true},
-                                 DraftConfig{.ngram = true, .max = 7, .min = 1, .tree = 15},
-                                 DraftConfig{.files = {find_drafter_beside(model, "dflash").path}, .ngram = true}})
-    for (const int n_seq : {way.tree > 0 ? 3 : 1}) {
-      EngineConfig c = config(model, n_seq == 1 ? KvType::kF16 : KvType::kQ8_0, n_seq);
-      auto plain = must(Engine::open(c));
-      c.draft = way;
-      std::set<std::string> methods;
-      c.drafted = [&](const DraftRound& r) {
-        methods.insert(r.method);
-        EXPECT_EQ(r.token.size(), r.drawn.size());
-      };
-      auto drafting = must(Engine::open(c));
-      std::vector<Request> requests;
-      for (const char* of : {"json", "code", "retrieval"}) {
-        const auto doc =
-            std::find_if(docs.begin(), docs.end(), [&](const EvalDoc& x) { return x.kind.starts_with(of); });
-        Request r{
-            .prompt = plain->tokenizer()->encode(doc->context, false, true), .max_tokens = 40, .ignore_eos = true};
-        r.sampling = {.temperature = n_seq == 1 ? 0.f : 1.f, .seed = 3};
-        if (r.prompt.size() < 1500) requests.push_back(std::move(r));
-      }
-      const auto want = answers(*plain, requests), got = answers(*drafting, requests);
-      for (size_t i = 0; i < want.size(); ++i) {
-        EXPECT_EQ(got[i].tokens, want[i].tokens) << n_seq << " at once, prompt " << i;
-        accepted += got[i].usage.accepted, with_drafts += got[i].usage.accepted > 0, ++n;
-      }
-      EXPECT_TRUE(way.min == 0 || methods == std::set<std::string>{"ngram"});
-    }
-  std::printf("%d answers, %d with right drafts, %d in all\n", n, with_drafts, accepted);
-  EXPECT_GT(4 * with_drafts, n);
-  EXPECT_GT(accepted, 4 * n);
-}
-
-// The shipped questions, answers included, hold no loop that --max-loops 4 would end.
-TEST(ShippedLoops, AnswersAreNone) {
-  const auto docs = must(read_eval_set(model_path("facet-nano-eval.jsonl")));
-  const auto engine = must(Engine::open(config(model_path("facet-nano-Q8_0.gguf"), KvType::kF16, 1)));
-  ASSERT_GT(docs.size(), 400u);
-  for (const EvalDoc& d : docs) {
-    const auto ids = engine->tokenizer()->encode(d.context + d.answer, false, true);
-    LoopGuard guard(4);
-    for (size_t n = 1; n <= ids.size(); ++n) ASSERT_FALSE(guard.advance(std::span(ids).first(n))) << d.context;
-  }
 }
 
 // Acceptance does not depend on whether the prompt was kept or computed.
