@@ -1,4 +1,5 @@
-// Prompt lookup: drafts out of the sequence itself change no token, whatever they are worth, alone and beside a drafter.
+// Prompt lookup: drafts out of the sequence itself change no token, whatever they are worth, alone and beside a
+// drafter.
 #include <algorithm>
 #include <cstdlib>
 #include <set>
