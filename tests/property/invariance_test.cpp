@@ -359,18 +359,22 @@ TEST(Lockstep, FastAgreesWithReference) {
 class ReadOnlyTypes : public testing::TestWithParam<DType> {};
 TEST_P(ReadOnlyTypes, FastAgreesWithReference) {
   for (TinyModel m : {TinyModel{}, TinyModel{.moe = true, .split_experts = true, .d_expert = 256}}) {
+    if (kSanitized && m.moe) continue;
     m.type = GetParam(), m.width = 256;
     const TinyFile file(m);
-    const auto ids = random_ids(12, 96, 7);
+    const auto ids = random_ids(kSanitized ? 4 : 12, 96, 7);
+    const std::vector<int> pieces = kSanitized ? std::vector{3, 1} : std::vector{8, 1, 3};
     Harness<Lockstep<CpuFast, CpuRef>> h(file.path(), plan());
-    const auto logits = h.logits(ids, {8, 1, 3});
+    const auto logits = h.logits(ids, pieces);
     for (const VerbDifference& d : h.backend().differences()) ADD_FAILURE() << m.moe << " " << d.message();
     for (const float v : logits) ASSERT_TRUE(std::isfinite(v));
-    for (const CpuIsa isa : {CpuIsa::kScalar, CpuIsa::kAvx2, CpuIsa::kAvx512, CpuIsa::kAmx})
-      if (has_isa(isa))
-        EXPECT_TRUE(bitwise_equal(Harness<CpuFast>(file.path(), plan(), 0, 2, isa).logits(ids, {8, 1, 3}),
-                                  Harness<CpuFast>(file.path(), plan(), 0, 1, CpuIsa::kScalar).logits(ids, {7})))
-            << isa_name(isa);
+    if (kSanitized) continue;
+    const auto scalar = Harness<CpuFast>(file.path(), plan(), 0, 1, CpuIsa::kScalar).logits(ids, {7});
+    for (const CpuIsa isa : {CpuIsa::kScalar, CpuIsa::kAvx2, CpuIsa::kAvx512, CpuIsa::kAmx}) {
+      if (!has_isa(isa)) continue;
+      EXPECT_TRUE(bitwise_equal(Harness<CpuFast>(file.path(), plan(), 0, 2, isa).logits(ids, pieces), scalar))
+          << isa_name(isa);
+    }
   }
 }
 INSTANTIATE_TEST_SUITE_P(All, ReadOnlyTypes,

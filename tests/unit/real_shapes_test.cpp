@@ -234,6 +234,7 @@ TEST(RealShapes, AnglesAreRightAtAMillionTokens) {
     const int E = m.layer[size_t(layer)].head_dim, half = E / 2, rotated = layer == 5 ? half / 4 : half;
     const long double theta = layer == 5 ? 1e6L : 1e4L;
     CpuRef ref(1);
+    ref.reserve({.max_tok = int(pos.size()), .max_cols = E});
     const auto freqs = ref.upload(std::span<const double>(must(gemma4_freqs(file, m, layer))));
     const std::vector<float> ones(size_t(E), 1.f);
     const auto gain = ref.upload(std::span<const float>(ones));
