@@ -306,8 +306,8 @@ TEST(Matmul, ReadsNothingBehindItsRows) {
       for (const int T : {1, 4, 19, 60}) {
         Guarded y(T, 17);
         fast.matmul(y.rows(), xr.view(T, 256), {m.bytes.data(), type, 17, 256, 1, "edge"});
-        for (int t = 0; t < T; ++t)
-          for (int o = 0; o < 17; ++o) EXPECT_TRUE(std::isfinite(y.rows().row(t)[o]));
+        for (int i = 0; i < T; ++i)
+          for (int o = 0; o < 17; ++o) EXPECT_TRUE(std::isfinite(y.rows().row(i)[o]));
       }
     }
   }
