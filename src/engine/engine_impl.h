@@ -353,7 +353,7 @@ class EngineImpl final : public Engine, SessionMemory {
       if (const Session& q = sessions_->at(i);
           q.use == Session::Use::kRunning && (last < 0 || q.work.id > sessions_->at(last).work.id))
         last = i;
-    if (sessions_->running() < 2) return false;
+    if (sessions_->running() < 2) return tiers_->finish_fills();  // what came is idle, and may go
     Session& q = sessions_->at(last);
     Job work = std::move(q.work);
     work.tokens = q.tokens;

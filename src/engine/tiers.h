@@ -146,10 +146,16 @@ class Tiers {
     return !w.filling;
   }
   bool is_awaited(const Job& w) const { return (w.reading && !w.reading->done) || (w.filling && !w.filling->over); }
+  // Waits for the states that are on their way, so that what they took can be given up again. False: none is.
+  bool finish_fills() {
+    const bool any = !fills_.empty();
+    while (!fills_.empty()) end_fill(fills_.begin());
+    return any;
+  }
   // For all that requests wait for, when there is nothing to do meanwhile.
   void wait() {
     if (disk_) disk_->finish_reads();
-    while (!fills_.empty()) end_fill(fills_.begin());
+    finish_fills();
   }
   // A step computed so many tokens of prompts.
   void observe_prompt(int tokens, double seconds) { prompt_rate_.add(tokens, seconds); }

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Conversations, forks, cancels, disconnects and restarts at random on a server with little room: soak.py PROGRAM [SECONDS [SEED]].
+"""Conversations, forks, cancels, disconnects and restarts at random on a server with little room: soak.py PROGRAM [SECONDS [SEED [OPTION VALUE ...]]].
 
 A small pool, small tiers in memory and on disk, so that everything is parked, given up and brought back all the time. Every answer that
-comes whole is compared with that of a server which keeps nothing; at the end memory and counters are looked at.
+comes whole is compared with that of a server which keeps nothing; at the end memory and counters are looked at. Options of the server replace those below: on a GPU, where
+only steps of at most 16 tokens have the same bits however a prompt is cut, `--chunk 16`.
 """
 import json
 import http.client
@@ -15,10 +16,19 @@ import time
 
 SECONDS = float(sys.argv.pop(2)) if len(sys.argv) > 2 else 60
 SEED = int(sys.argv.pop(2)) if len(sys.argv) > 2 else 1
+OPTIONS = sys.argv[2:]
+del sys.argv[2:]
 from server_test import Server  # noqa: E402  takes the program from argv
 
-FLAGS = ["-c", "1024", "--parallel", "3", "--snapshots", "3", "--kv-memory", "12MB", "--cache-ram", "12MB", "--cache-disk-size", "40MB",
-         "--snapshot-every", "200", "-t", "1"]
+LITTLE = {"-c": "1024", "--parallel": "3", "--snapshots": "3", "--kv-memory": "12MB", "--cache-ram": "12MB", "--cache-disk-size": "40MB",
+          "--snapshot-every": "200", "-t": "1"}
+NOTHING = {"-c": "1024", "--parallel": "2", "--snapshots": "0", "--cache-ram": "0", "-t": "1"}
+
+
+def flags(usual):
+    given = dict(zip(OPTIONS[::2], OPTIONS[1::2]))
+    kept = {k: v for k, v in given.items() if usual is LITTLE or not k.startswith(("--kv-memory", "--cache", "--parallel", "--snapshot"))}
+    return [x for pair in {**usual, **kept}.items() for x in pair]
 
 
 class Talk:
@@ -43,7 +53,7 @@ class Soak:
         self.serve()
 
     def serve(self):
-        self.server = Server(*FLAGS, "--cache-disk", str(self.folder))
+        self.server = Server(*flags(LITTLE), "--cache-disk", str(self.folder))
 
     def rss(self):
         for line in open(f"/proc/{self.server.process.pid}/status"):
@@ -114,7 +124,7 @@ def main():
         assert "damaged" not in log and "deleted" not in log, log
         # The first phases fill tiers and heaps.
         assert max(sizes) < 1.5 * sizes[min(1, len(sizes) - 1)] + 64, sizes
-        plain = Server("-c", "1024", "--snapshots", "0", "--cache-ram", "0", "--parallel", "2", "-t", "1")
+        plain = Server(*flags(NOTHING))
         step = max(1, len(soak.asked) // 2000)
         wrong = 0
         for body, text in soak.asked[::step]:

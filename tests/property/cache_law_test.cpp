@@ -303,6 +303,44 @@ TEST(CacheLaw, HoldsBesideSlowCopies) {
   for (const int at : begun_at) EXPECT_GE(at, asked_at + 3) << "the reader waited for the copies";
 }
 
+// A request needs the memory that a state takes which is on its way for another: it gets it, and neither fails.
+TEST(CacheLaw, AStateOnItsWayMakesRoom) {
+  EngineConfig c = config({kModels[0], "none", KvType::kF16, 2, false});
+  c.snapshots = 0;
+  auto roomy = must(Engine::open(c));
+  std::vector<Talk> t = talks(*roomy, 1);
+  answer_first(*roomy, t);
+  Request reader = {.prompt = random_ids(40, 200, 3), .max_tokens = 900, .ignore_eos = true};
+  reader.sampling = {.temperature = 0}, reader.cache = false;
+  const auto want = ask(*roomy, cold({t[0].second, reader}));
+  const int64_t page = 32 << 10, rows = roomy->cache_stats().gpu.limit;  // of both, as far as the context goes
+  roomy = nullptr;
+
+  c.kv_memory = rows * 55 / 100 / page * page;
+  auto e = must(Engine::open(c, {.slow_copies = std::chrono::milliseconds(50)}));
+  ask(*e, {t[0].first});
+  push_out(*e, 3);
+  std::vector<Told> told(2);
+  auto submit = [&](const Request& r, Told& out) {
+    must(e->submit(r, {.tokens =
+                           [&out](RequestId, std::span<const int32_t> ids) {
+                             out.tokens.insert(out.tokens.end(), ids.begin(), ids.end());
+                             out.steps.push_back(int(ids.size()));
+                           },
+                       .done = [&out](RequestId, Stop, const Usage& u,
+                                      const std::string& error) { out.usage = u, out.error = error; }}));
+  };
+  submit(reader, told[1]);
+  while (told[1].tokens.empty()) e->tick();
+  submit(t[0].second, told[0]);
+  while (e->tick()) {
+  }
+  EXPECT_EQ(told[0].error, "");
+  EXPECT_EQ(told[1].error, "");
+  EXPECT_EQ(differences(told, want, std::nullopt, false, "a state on its way"), 0);
+  EXPECT_GT(e->cache_stats().ram.restores, 0);
+}
+
 // --- planted bugs: what the law must catch
 
 // A conversation whose state lies in a file, what its second turn says cold, and what it says after the file was
