@@ -19,6 +19,7 @@ BELOW = {
     "engine": ["spec", "cache", "model", "backend", "grammar", "tokenizer", "formats", "base"],
     "tools": ["engine", "spec", "cache", "model", "backend", "grammar", "tokenizer", "formats", "base"],
     "server": ["engine", "grammar", "tokenizer", "formats", "base"],
+    "capi": ["engine", "model", "backend", "grammar", "tokenizer", "formats", "base"],
     "router": ["server", "engine", "grammar", "tokenizer", "formats", "base"],
     "daemon": ["engine", "model", "backend", "tokenizer", "formats", "base"],
     "app": ["router", "server", "daemon", "tools", "engine", "spec", "cache", "model", "backend", "grammar", "tokenizer", "formats", "base"],

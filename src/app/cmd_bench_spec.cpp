@@ -228,6 +228,7 @@ int run(Options& o) {
     if (!kind) return report(kind.error());
     o.bench.methods.push_back({*kind, {f}});
   }
+  if (files->ngram) o.bench.methods.push_back({"ngram", {}, true});
   OutputFile json;
   if (!o.json.empty()) {
     auto file = OutputFile::create(o.json, std::vector{o.engine.model});
@@ -235,7 +236,7 @@ int run(Options& o) {
     json = std::move(*file);
   }
   if (!o.contexts.empty()) return run_contexts(o, json);
-  if (files->paths.size() > 1) o.bench.methods.push_back({"both", files->paths});
+  if (o.bench.methods.size() > 1) o.bench.methods.push_back({"all", files->paths, files->ngram});
   if (!o.bench.debug.forced_drafts.empty())
     print_out("Forced acceptance: draft k is taken for right with probability {}. The text means nothing.\n\n",
               fmt::join(o.bench.debug.forced_drafts, ", "));
@@ -267,7 +268,7 @@ void add_bench_spec(CLI::App& bench, int& rc) {
       bench.add_subcommand("spec", "Measure drafting: tokens a step and tokens a second, a Markdown table to stdout");
   add_engine_options(cmd, o->engine);
   cmd->add_option("--draft", o->drafts, "Drafters, as elsewhere; each is measured alone, then all of them together")
-      ->option_text("PATH|auto|dflash|mtp [auto]");
+      ->option_text("PATH|auto|dflash|mtp|ngram [auto]");
   cmd->add_option("--draft-tree", o->engine.draft.tree, "Trees of this many tokens instead of chains")
       ->check(CLI::Range(0, 63))
       ->capture_default_str();

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <map>
 #include <memory>
+#include <optional>
 
 #include "app/commands.h"
 #include "app/console.h"
@@ -17,6 +18,7 @@ namespace {
 
 struct Options {
   std::string in, out, target;
+  std::optional<double> max_rms;  // of compare
 };
 
 int convert(const Options& o) {
@@ -127,6 +129,16 @@ int compare(const Options& o) {
   for (const auto& [rms, text] : lines) print_out("{:>10.3e}  {}\n", rms, text);
   print_out("{} tensors equal, {} differ, {} in one file only, {} of another shape\n", same, lines.size(), alone,
             unlike);
+  if (o.max_rms && unlike + alone > 0)
+    return report({"--max-rms",
+                   fmt::format("expected the same tensors in both files, found {} of another shape and {} "
+                               "in one file only",
+                               unlike, alone),
+                   ""});
+  if (o.max_rms && !lines.empty() && !(lines[0].first <= *o.max_rms))
+    return report({"--max-rms",
+                   fmt::format("expected at most {:g}, found {:g} in {}", *o.max_rms, lines[0].first, lines[0].second),
+                   ""});
   return unlike == 0 ? kExitOk : kExitFailure;
 }
 
@@ -150,6 +162,8 @@ void add_compare(CLI::App& app, int& rc) {
       app.add_subcommand("compare", "Compare the tensors of two files: relative rms of the difference, worst first");
   cmd->add_option("A", o->in, "Model (GGUF), or drafter in any dialect")->required()->check(not_empty());
   cmd->add_option("B", o->out, "Another, with the same tensors")->required()->check(not_empty());
+  cmd->add_option("--max-rms", o->max_rms, "Exit code 1 if a tensor differs by more, or is in one file only")
+      ->check(number_in(0, 1e30));
   cmd->callback([o, &rc] { rc = compare(*o); });
 }
 

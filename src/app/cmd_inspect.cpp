@@ -209,10 +209,8 @@ void print_text(const Report& r, const Options& o) {
              sum.bytes, double(sum.bytes) / double(1 << 30),
              sum.elements ? 8.0 * double(sum.bytes) / double(sum.elements) : 0.0);
   if (!r.foreign.empty())
-    fmt::print(
-        "facet cannot run this file: it has tensors of type {} (use one quantised to Q2_K..Q8_0, IQ4_NL, IQ4_XS, "
-        "BF16, F16 or F32)\n",
-        fmt::join(foreign_types(r), ", "));
+    fmt::print("facet cannot run this file: it has tensors of type {} (use one quantised to {})\n",
+               fmt::join(foreign_types(r), ", "), kDecodedTypes);
   if (!o.tensors) return;
   fmt::print("\n");
   for (const TensorView& t : r.tensors)

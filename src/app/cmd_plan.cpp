@@ -42,7 +42,7 @@ int run(const Options& o) {
   if (!m) return report(m.error());
   auto files = draft_files(c.model, o.draft);
   if (!files) return report(files.error());
-  c.draft.files = files->paths;
+  c.draft.files = files->paths, c.draft.ngram = files->ngram;
   std::vector<DrafterFile> drafters;
   for (const std::string& path : c.draft.files) {
     auto drafter = DrafterFile::open(path);
@@ -66,7 +66,7 @@ void add_plan(CLI::App& app, int& rc) {
   CLI::App* cmd = app.add_subcommand("plan", "Print what a context would need in memory, before anything is allocated");
   add_engine_options(cmd, o->engine);
   add_draft_options(cmd, o->draft, o->engine);
-  cmd->get_option("--draft")->option_text("PATH|auto|dflash|mtp|none [none]");
+  cmd->get_option("--draft")->option_text("PATH|auto|dflash|mtp|ngram|none [none]");
   cmd->add_option("--parallel", o->engine.max_seq, "Sequences served together")
       ->check(CLI::Range(1, 1024))
       ->capture_default_str();

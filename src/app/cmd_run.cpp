@@ -27,15 +27,27 @@ struct Options {
   DraftOptions draft;
   Sampling sampling;
   Voice voice;
-  bool seed_given = false, raw = false, ignore_eos = false, thinking = false;
+  bool seed_given = false, raw = false, ignore_eos = false, thinking = false, add_bos = false;
   bool in_thought = false;  // the prompt ends inside a thought
   std::string prompt, tokens, out_tokens;
-  int n = -1;
+  int n = -1, max_loops = 0;
 };
 
+// The file's ids. The model has never seen a text that does not begin with <bos>.
+Result<std::vector<int32_t>> token_prompt(const Options& o, const Tokenizer* t, int n_vocab) {
+  auto ids = read_token_file(o.tokens, n_vocab);
+  if (!ids || !t || ids->front() == t->bos()) return ids;
+  if (o.add_bos)
+    ids->insert(ids->begin(), t->bos());
+  else if (!o.voice.quiet)
+    print_err("note: {} does not begin with <bos> ({}), as every text does that the model knows; --add-bos adds it\n",
+              o.tokens, t->bos());
+  return ids;
+}
+
 Result<std::vector<int32_t>> prompt_ids(Options& o, const Engine& e) {
-  if (!o.tokens.empty()) return read_token_file(o.tokens, e.model().n_vocab);
   const Tokenizer* t = e.tokenizer();
+  if (!o.tokens.empty()) return token_prompt(o, t, e.model().n_vocab);
   if (!t)
     return Error{e.config().model, "tokenizer.ggml.model: expected a vocabulary, found no_vocab",
                  "give token ids with --tokens, or another model"};
@@ -149,7 +161,8 @@ int run(Options& o) {
                   .max_tokens = o.n,
                   .sampling = o.sampling,
                   .ignore_eos = o.ignore_eos,
-                  .suppress_special = o.tokens.empty() && !o.raw};
+                  .suppress_special = o.tokens.empty() && !o.raw,
+                  .max_loops = o.max_loops};
   std::unique_ptr<Progress> progress;
   if (!o.voice.quiet) progress = std::make_unique<Progress>("prompt", Progress::Unit::kTokens);
   auto id = engine.submit(std::move(request), {.tokens =
@@ -197,14 +210,16 @@ void add_run(CLI::App& app, int& rc) {
   auto* prompt = cmd->add_option("-p,--prompt", o->prompt, "Text of one user turn; -: standard input");
   cmd->add_flag("--raw", o->raw, "The prompt is the text as it is, without turns")->needs(prompt);
   cmd->add_flag("--think", o->thinking, "Let the model think first; its thoughts go to stderr")->needs(prompt);
-  cmd->add_option("--tokens", o->tokens, "Prompt as a file of token ids (int32, little endian)")
-      ->check(not_empty())
-      ->excludes(prompt);
+  auto* tokens = cmd->add_option("--tokens", o->tokens, "Prompt as a file of token ids (int32, little endian)")
+                     ->check(not_empty())
+                     ->excludes(prompt);
+  cmd->add_flag("--add-bos", o->add_bos, "Begin the ids of --tokens with <bos> if they do not")->needs(tokens);
   cmd->add_option("-n,--n-predict", o->n,
                   "Tokens to generate; 0: none, -1: until the model stops or the context is full")
       ->check(CLI::Range(-1, 1 << 24))
       ->capture_default_str();
   cmd->add_flag("--ignore-eos", o->ignore_eos, "Go on after the end-of-generation token");
+  add_loop_option(cmd, o->max_loops);
   cmd->add_option("--out-tokens", o->out_tokens, "Write the generated ids to this file (int32, little endian)")
       ->check(not_empty());
   add_lockstep_option(cmd, o->debug);

@@ -6,7 +6,9 @@
 #include "app/commands.h"
 #include "app/console.h"
 #include "app/option_checks.h"
+#include "app/options.h"
 #include "app/paths.h"
+#include "base/files.h"
 #include "formats/gguf.h"
 #include "tokenizer/json.h"
 #include "tokenizer/known_ids.h"
@@ -16,7 +18,7 @@ namespace facet {
 namespace {
 
 struct TokenizeOptions {
-  std::string model;
+  std::string model, out_tokens;
   bool no_bos = false, no_special = false, show_special = false, check = false;
 };
 
@@ -69,6 +71,12 @@ Result<int> tokenize(const TokenizeOptions& o) {
   Result<std::string> text = read_stdin();
   if (!text) return text.error();
   const std::vector<int32_t> ids = t->encode(*text, !o.no_bos, !o.no_special);
+  if (!o.out_tokens.empty()) {
+    if (auto ok = check_output(o.out_tokens, files_of(o.model.empty() ? default_model_path() : o.model, {})); !ok)
+      return ok.error();
+    if (auto ok = write_token_file(o.out_tokens, ids); !ok) return ok.error();
+    return int(kExitOk);
+  }
   Json tokens = Json::array();
   for (const int32_t id : ids) tokens.push_back(t->text(id));
   if (Status s = write_stdout(dump_json({{"ids", ids}, {"tokens", tokens}}) + "\n"); !s) return s.error();
@@ -110,6 +118,10 @@ void add_tokenize(CLI::App& app, int& rc) {
 
   CLI::App* tokenize_cmd = app.add_subcommand("tokenize", "text on stdin to {\"ids\": [...], \"tokens\": [...]}");
   tokenize_cmd->add_option("-m,--model", o->model, "GGUF file; default: the model beside the program")
+      ->check(not_empty());
+  tokenize_cmd
+      ->add_option("--out-tokens", o->out_tokens,
+                   "write the ids to this file (int32, little endian), which run --tokens reads, and nothing to stdout")
       ->check(not_empty());
   tokenize_cmd->add_flag("--no-bos", o->no_bos, "do not begin with <bos>");
   tokenize_cmd->add_flag("--no-special", o->no_special, "control tokens spelled in the text are plain text");

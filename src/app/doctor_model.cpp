@@ -127,7 +127,7 @@ void look_at_answers(Findings& f, Engine& engine) {
                   "facet run --lockstep compares with the reference");
   f.ok("answers", fmt::format("{} prompts, {} tokens, {:.1f} tok/s", std::size(kPrompts), sum.generated,
                               sum.decode_s > 0 ? sum.generated / sum.decode_s : 0.));
-  if (engine.config().draft.files.empty()) return;
+  if (!engine.config().draft.any()) return;
   const double share = sum.drafted > 0 ? double(sum.accepted) / sum.drafted : 0;
   const std::string what =
       fmt::format("{} of {} drafted tokens were right ({:.0f} %)", sum.accepted, sum.drafted, 100 * share);
@@ -169,9 +169,10 @@ bool look_at_model(Findings& f, DoctorOptions o) {
     f.ok("drafter", fmt::format("{}: {}", path, drafter_kind_name(d->kind())));
     drafters.push_back(std::move(*d));
   }
-  if (files->paths.empty()) f.ok("drafter", "none: plain decoding");
+  if (files->ngram) f.ok("drafter", "ngram: what followed the same tokens before");
+  if (files->paths.empty() && !files->ngram) f.ok("drafter", "none: plain decoding");
   EngineConfig c = o.engine;
-  c.draft.files = files->paths;
+  c.draft.files = files->paths, c.draft.ngram = files->ngram;
   auto decided = resolve_config(*file, *m, c, drafters);
   if (!decided) return f.fail("plan", decided.error()), false;
   const int64_t bytes = plan_memory(*file, *m, *decided, drafters).total();

@@ -1,6 +1,7 @@
 // What --draft names: paths as they are, or what a search finds.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <filesystem>
 
 #include "app/find_drafter.h"
@@ -42,6 +43,10 @@ Status take_folder(DraftFiles& files, const std::string& folder, const std::stri
 Result<DraftFiles> draft_files(const std::string& model, const DraftOptions& o) {
   DraftFiles files;
   for (const std::string& s : o.sources) {
+    if (s == "ngram") {
+      files.ngram = true;
+      continue;
+    }
     if (s != "none" && s != "auto" && s != "dflash" && s != "mtp") {
       const size_t before = files.paths.size();
       std::error_code ec;
@@ -50,7 +55,8 @@ Result<DraftFiles> draft_files(const std::string& model, const DraftOptions& o) 
       if (files.paths.size() == before) files.paths.push_back(s);
       continue;
     }
-    if (o.sources.size() > 1)
+    const auto ngrams = std::count(o.sources.begin(), o.sources.end(), "ngram");
+    if (o.sources.size() > size_t(s == "none" ? 1 : 1 + ngrams))
       return Error{"--draft", fmt::format("expected paths, or {} alone", s), "give one of them"};
     if (s == "none") return files;
     files.optional = s == "auto";

@@ -5,6 +5,7 @@
 #include <new>
 #include <string>
 
+#include "app/aliases.h"
 #include "app/commands.h"
 #include "app/console.h"
 #include "base/print.h"
@@ -53,12 +54,13 @@ int run_program(int argc, char** argv) {
   CLI::App app{"facet: Gemma 4 inference"};
   app.set_version_flag("--version", FACET_VERSION);
   app.require_subcommand(1);
+  app.name(argc > 0 ? argv[0] : "facet");
   int rc = kExitOk;
   add_commands(app, rc);
   if (argc > 1 && argv[1][0] != '-' && !has_command(app, argv[1]))
     return usage_error(std::string("unknown command '") + argv[1] + "', expected one of " + command_names(app));
   try {
-    app.parse(argc, argv);
+    app.parse(with_own_names(app, argc, argv));
   } catch (const CLI::ParseError& e) {
     if (e.get_exit_code() == 0) return app.exit(e);  // --help, --version
     return usage_error(e.what());

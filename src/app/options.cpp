@@ -93,9 +93,12 @@ void add_compute_options(CLI::App* cmd, EngineConfig& c) {
 void add_draft_options(CLI::App* cmd, DraftOptions& o, EngineConfig& c) {
   cmd->add_option("--draft", o.sources,
                   "Drafter that proposes tokens to verify: a path (repeatable); dflash or mtp, the one beside the "
-                  "model; auto, whatever is there; or none. It changes no text, only the speed")
+                  "model; ngram, what followed the same tokens before, also beside others; auto, whatever files are "
+                  "there; or none. It changes no text, only the speed")
       ->check(not_empty())
-      ->option_text("PATH|auto|dflash|mtp|none [auto]");
+      ->option_text("PATH|auto|dflash|mtp|ngram|none [auto]");
+  cmd->add_option("--spec-trace", o.trace, "A line of JSON for every draft to this file: tokens, verdict, times")
+      ->check(not_empty());
   cmd->add_option("--draft-max", c.draft.max, "Tokens of a draft at most; 0: 15, or what the drafter can")
       ->check(CLI::Range(0, kMaxDraft))
       ->capture_default_str();
@@ -138,6 +141,14 @@ void add_sampling_options(CLI::App* cmd, Sampling& s, bool& seed_given) {
       ->check(whole_number());
 }
 
+void add_loop_option(CLI::App* cmd, int& max_loops) {
+  cmd->add_option("--max-loops", max_loops,
+                  "End an answer when its last tokens are one sequence so many times in a row (128 tokens of it at "
+                  "least); 0: never")
+      ->check(CLI::Range(0, 1 << 20))
+      ->capture_default_str();
+}
+
 void draw_seed(Sampling& s, bool seed_given) {
   if (!seed_given) s.seed = std::random_device{}();
 }
@@ -167,7 +178,12 @@ Result<std::unique_ptr<Engine>> open_engine(EngineConfig c, const DraftOptions& 
   if (!files) return files.error();
   for (const std::string& note : files->notes) print_err("note: {}\n", note);
   c.draft.files = std::move(files->paths);
-  c.draft.optional = files->optional;
+  c.draft.ngram = files->ngram, c.draft.optional = files->optional;
+  if (!draft.trace.empty()) {
+    auto trace = trace_drafts(draft.trace, files_of(c.model, c.draft.files));
+    if (!trace) return trace.error();
+    c.drafted = std::move(*trace);
+  }
   if (c.draft.min > c.draft.rows())
     return Error{"--draft-min", fmt::format("expected at most --draft-max ({}), found {}", c.draft.rows(), c.draft.min),
                  "raise --draft-max"};

@@ -14,9 +14,10 @@
 
 namespace facet {
 
-// What --draft says: paths of drafters, or one of none, dflash, mtp, auto.
+// What --draft says: paths of drafters and ngram, or one of none, dflash, mtp, auto.
 struct DraftOptions {
   std::vector<std::string> sources{"auto"};
+  std::string trace = {};  // file for a line of JSON for each draft
 };
 
 // Options that several subcommands share, spelled as llama.cpp spells them.
@@ -25,6 +26,8 @@ void add_engine_options(CLI::App* cmd, EngineConfig& c);  // -c, -t, --kv-k, --k
 void add_draft_options(CLI::App* cmd, DraftOptions& o,
                        EngineConfig& c);  // --draft, --draft-max, --draft-min, --draft-tree
 void add_sampling_options(CLI::App* cmd, Sampling& s, bool& seed_given);  // --temp, --top-k, ...
+
+void add_loop_option(CLI::App* cmd, int& max_loops);  // --max-loops
 
 // A seed from the system when none was given. It is printed with the statistics, so that a run can be repeated.
 void draw_seed(Sampling& s, bool seed_given);
@@ -49,9 +52,14 @@ Status lockstep_verdict(const Engine& e, const EngineDebug& debug);
 // The drafters' paths, and what a user should know of how they were chosen.
 struct DraftFiles {
   std::vector<std::string> paths = {}, notes = {};
+  bool ngram = false;
   bool optional = false;  // nobody asked for them: a broken one does not keep the model from starting
 };
 Result<DraftFiles> draft_files(const std::string& model, const DraftOptions& o);
+
+// What EngineConfig::drafted calls to write them to a file, which is complete when the last copy of it is gone.
+Result<std::function<void(const DraftRound&)>> trace_drafts(const std::string& path,
+                                                            const std::vector<std::string>& not_these);
 
 // Token ids from a file of int32, little endian, checked against the vocabulary.
 Result<std::vector<int32_t>> read_token_file(const std::string& path, int n_vocab);

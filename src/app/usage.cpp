@@ -19,6 +19,7 @@ std::string rate(int n, double seconds) {
 // Why an answer is not whole; empty when it is.
 const char* cut(Stop why) {
   if (why == Stop::kLength) return "; cut at the limit of tokens (-n)";
+  if (why == Stop::kLoop) return "; ended, for it went round in a loop (--max-loops)";
   if (why == Stop::kContext) return "; the context is full (-c)";
   if (why == Stop::kCancelled) return "; stopped";
   return "";

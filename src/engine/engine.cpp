@@ -25,6 +25,8 @@ const char* stop_name(Stop s) {
       return "cancelled";
     case Stop::kError:
       return "error";
+    case Stop::kLoop:
+      return "loop";
   }
   return "?";
 }
@@ -59,6 +61,48 @@ Result<LoadedModel> load_model(const std::string& path) {
 
 namespace {
 
+// A drafter's vocabulary, where its file has one, against the model's, token by token. Drafts of another one would be
+// wrong, all of them; a few tokens that only one of them knows are told.
+Status check_vocabulary(DrafterFile& d, const LoadedModel& model) {
+  if (d.vocabulary().empty() || !model.tokenizer) return Ok{};
+  const std::vector<std::string>& tokens = model.tokenizer->vocab().tokens;
+  size_t unlike = 0, first = 0;
+  const size_t n = std::min(tokens.size(), d.vocabulary().size());
+  for (size_t i = n; i-- > 0;)
+    if (tokens[i] != d.vocabulary()[i]) ++unlike, first = i;
+  if (unlike == 0) return Ok{};
+  const std::string found =
+      fmt::format("token {}: expected '{}', as the target has, found '{}', and so {} of {} tokens", first,
+                  tokens[first], d.vocabulary()[first], unlike, n);
+  if (unlike * 100 > n)
+    return Error{d.path(), "tokenizer.ggml.tokens: " + found, "the drafter was made for another vocabulary"};
+  d.notes.push_back(found);
+  return Ok{};
+}
+
+// The configuration with as many of the drafters that nobody asked for as fit in memory: the largest goes first.
+Result<EngineConfig> without_drafters(LoadedModel& model, const EngineConfig& asked, const EngineDebug& debug) {
+  EngineConfig c = asked;
+  std::vector<std::string> left_out;
+  while (true) {
+    auto decided = resolve_config(model.file, model.cfg, c, model.drafters, debug.lockstep);
+    if (decided || model.drafters.empty()) {
+      for (const std::string& path : left_out) {
+        const std::string why = "it does not fit in memory beside the model";
+        if (decided && c.noted) c.noted(fmt::format("{}: the model runs without this drafter: {}", path, why));
+        if (decided && c.degraded) c.degraded("drafter", fmt::format("{}: {}", path, why));
+      }
+      return decided;
+    }
+    const auto largest = std::max_element(model.drafters.begin(), model.drafters.end(),
+                                          [](auto& a, auto& b) { return a.file_bytes() < b.file_bytes(); });
+    const auto i = largest - model.drafters.begin();
+    left_out.push_back(c.draft.files[size_t(i)]);
+    c.draft.files.erase(c.draft.files.begin() + i);
+    model.drafters.erase(largest);
+  }
+}
+
 Result<std::unique_ptr<Engine>> open_with(const EngineConfig& c, const EngineDebug& debug) {
   auto loaded = load_model(c.model);
   if (!loaded) return loaded.error();
@@ -69,14 +113,17 @@ Result<std::unique_ptr<Engine>> open_with(const EngineConfig& c, const EngineDeb
     if (!drafter) return drafter.error();
     model.drafters.push_back(std::move(*drafter));
   }
+  for (DrafterFile& d : model.drafters)
+    if (auto ok = check_vocabulary(d, model); !ok) return ok.error();
   auto decided = resolve_config(model.file, model.cfg, c, model.drafters, debug.lockstep);
+  if (!decided && c.draft.optional) decided = without_drafters(model, c, debug);
   if (!decided) return decided.error();
   if (c.planned) {
     const MemoryPlan plan = plan_memory(model.file, model.cfg, *decided, model.drafters, debug.lockstep);
     c.planned(plan.line(), plan.table());
   }
 
-  if (decided->backend == "cuda" && !model.drafters.empty() && decided->draft.rows() > 15 && c.noted)
+  if (decided->backend == "cuda" && decided->draft.any() && decided->draft.rows() > 15 && c.noted)
     c.noted(
         fmt::format("drafts of {} tokens make steps of more than 16 rows: on a GPU their logits may round differently "
                     "from plain decoding's",

@@ -25,11 +25,13 @@ struct ModelCfg;
 
 // Speculative decoding: a drafter proposes tokens, the model verifies them in one step. It changes no text.
 struct DraftConfig {
-  std::vector<std::string> files = {};  // drafters; empty: plain decoding
+  std::vector<std::string> files = {};  // drafters
+  bool ngram = false;                   // a drafter without a file, which repeats what followed the same tokens before
   int max = 0;                          // tokens of a draft at most; 0: 15, or as many as the drafter can
   int min = 0;                          // at least so many in every step; 0: plain steps where they are faster
   int tree = 0;                         // nodes of a tree, at most 63; 0: drafts are chains
   bool optional = false;                // a drafter that cannot be used is left out, and a note says why
+  bool any() const { return ngram || !files.empty(); }               // false: plain decoding
   int rows() const { return tree > 0 ? tree : max > 0 ? max : 15; }  // beside the newest token in a step
 };
 
@@ -38,6 +40,20 @@ struct StepStats {
   int sequences = 0, waiting = 0;     // sequences in the step; requests that wait for one
   int prompt_tokens = 0, tokens = 0;  // tokens of prompts in it, and of answers with drafts
   double seconds = 0;                 // from its drafts to its tokens
+};
+
+using RequestId = uint64_t;
+
+// A draft that was verified, as EngineConfig::drafted is told of it.
+struct DraftRound {
+  RequestId request = 0;
+  int position = 0;                      // of node 0 in the sequence
+  const char* method = "";               // "dflash", "mtp", "ngram"
+  std::span<const int32_t> token = {};   // node 0, the newest token, then the drafts
+  std::span<const int16_t> parent = {};  // of each node in a tree; empty: a chain
+  std::span<const int32_t> drawn = {};   // the model's token after each node
+  int accepted = 0;                      // drafts that were right
+  double draft_s = 0, verify_s = 0;      // for all sequences of the step
 };
 
 // The only way options reach the engine.
@@ -69,8 +85,9 @@ struct EngineConfig {
   std::function<void(uint64_t done, uint64_t total)> loading = {};  // told of bytes of weights as they arrive
   // Told that it goes on without something that was asked for: what ("drafter"), and why.
   std::function<void(const std::string& what, const std::string& why)> degraded = {};
-  std::function<void(const StepStats&)> stepped = {};  // on the engine's thread, after each step
-  int64_t memory = 0;                                  // bytes that may be used; 0: what the system has available
+  std::function<void(const StepStats&)> stepped = {};   // on the engine's thread, after each step
+  std::function<void(const DraftRound&)> drafted = {};  // likewise, for each draft
+  int64_t memory = 0;                                   // bytes that may be used; 0: what the system has available
 };
 
 // For finding what is broken or slow; nobody who wants text has a use for it.
@@ -83,9 +100,10 @@ struct EngineDebug {
   std::chrono::microseconds slow_copies{0};  // of states, in host memory: what a piece of a copy takes at least
 };
 
-using RequestId = uint64_t;
-enum class Stop : uint8_t { kEos, kLength, kContext, kCancelled, kError };
+enum class Stop : uint8_t { kEos, kLength, kContext, kCancelled, kError, kLoop };
 const char* stop_name(Stop s);
+// The answer was ended, and not by the model.
+inline bool is_cut(Stop s) { return s == Stop::kLength || s == Stop::kContext || s == Stop::kLoop; }
 
 struct Usage {
   int prompt = 0, cached = 0, generated = 0;        // tokens; cached: of the prompt, not computed again
@@ -118,13 +136,14 @@ struct Request {
   std::vector<int32_t> prompt = {};
   int max_tokens = -1;  // -1: until the context is full; 0: only the prompt is computed
   Sampling sampling = {};
-  bool ignore_eos = false;             // an end-of-generation token is output like any other
-  bool suppress_special = true;        // never draw the placeholders of pictures and sound
-  bool draft = true;                   // with the engine's drafters, if there are any
-  int max_draft = -1;                  // tokens of a draft at most; -1: as the engine likes
-  bool cache = true;                   // goes on from what was computed before, and leaves its rows for others
-  std::string cache_salt = {};         // requests with another one share nothing with it
-  int min_tokens = 0;                  // before so many no token that would end the answer is drawn
+  bool ignore_eos = false;       // an end-of-generation token is output like any other
+  bool suppress_special = true;  // never draw the placeholders of pictures and sound
+  bool draft = true;             // with the engine's drafters, if there are any
+  int max_draft = -1;            // tokens of a draft at most; -1: as the engine likes
+  bool cache = true;             // goes on from what was computed before, and leaves its rows for others
+  std::string cache_salt = {};   // requests with another one share nothing with it
+  int min_tokens = 0;            // before so many no token that would end the answer is drawn
+  int max_loops = 0;  // times that a sequence of tokens may come in a row (loop_guard.h); 0: as often as it does
   std::vector<int32_t> stop_ids = {};  // end the answer like an end-of-generation token, and are not output either
   int logprobs = -1;                   // -1: not wanted; 0: of the tokens; k: and of the k likeliest at their place
   bool drawn_logprobs = false;         // of the distribution that tokens are drawn from, after everything of Sampling

@@ -38,19 +38,19 @@ std::vector<std::string> conversion_notes(const std::string& path, std::span<con
     int n = 0;
     int64_t from = 0, to = 0;
   };
-  std::map<DType, Sum> converted;
+  std::map<std::pair<DType, DType>, Sum> converted;
   for (const TensorView& t : tensors) {
     if (Cuda::keeps(t)) continue;
-    Sum& s = converted[t.type];
+    Sum& s = converted[{t.type, Cuda::kept(t)}];
     ++s.n, s.from += int64_t(t.data.size()), s.to += Cuda::weight_bytes(t);
   }
   std::vector<std::string> notes;
-  for (const auto& [type, s] : converted)
+  for (const auto& [types, s] : converted)
     notes.push_back(
         fmt::format("{}: {} tensor{} of {} ({}) become{} {} on the GPU ({}), which keeps Q4_K, Q5_K, Q6_K, Q4_0, Q5_0, "
                     "Q8_0, F16 and BF16 as they are",
-                    path, s.n, s.n == 1 ? "" : "s", dtype_name(type), human_bytes(s.from), s.n == 1 ? "s" : "",
-                    dtype_name(wider_type(type)), human_bytes(s.to)));
+                    path, s.n, s.n == 1 ? "" : "s", dtype_name(types.first), human_bytes(s.from), s.n == 1 ? "s" : "",
+                    dtype_name(types.second), human_bytes(s.to)));
   return notes;
 }
 

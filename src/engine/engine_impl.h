@@ -290,6 +290,7 @@ class EngineImpl final : public Engine, SessionMemory {
     if (!work.answered) work.usage.cached = cache().len(s), work.started = Clock::now();
     if (!std::exchange(work.counted, true)) count(work, nearest);
     if (!work.usage.parked) work.usage.queue_s = seconds(work.started - work.arrived);
+    if (!work.loops && work.request.max_loops > 0) work.loops.emplace(work.request.max_loops);
     if (!work.thought && work.request.thought_budget >= 0 && tokenizer())
       work.thought.emplace(*tokenizer(), work.request.thought_budget, work.request.in_thought);
     if (work.no_end.empty() && work.request.min_tokens > 0) work.no_end = no_end(work.request);
@@ -385,6 +386,7 @@ class EngineImpl final : public Engine, SessionMemory {
   void tell_useless_drafter() {
     const int m = spec_->never_right();
     if (m < 0 || !model_.debug.forced_drafts.empty()) return;
+    if (std::string_view(spec_->method_name(m)) == "ngram") return;  // of text that repeats nothing
     const char* why = "none of its drafts was right so far; it seems to be made for another model";
     const std::string name = size_t(m) < cfg_.draft.files.size() ? cfg_.draft.files[size_t(m)] : spec_->method_name(m);
     if (cfg_.noted) cfg_.noted(fmt::format("{}: {}", name, why));

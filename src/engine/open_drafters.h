@@ -9,6 +9,7 @@
 #include "engine/engine_impl.h"
 #include "spec/dflash.h"
 #include "spec/mtp.h"
+#include "spec/ngram.h"
 
 namespace facet {
 
@@ -24,7 +25,7 @@ Status open_drafter(DrafterFile& file, const TargetView<B>& t, Drafters<B>& all)
 
 // All of them, in their order.
 template <Backend B>
-Result<Drafters<B>> open_drafters(std::vector<DrafterFile>& files, const TargetView<B>& t,
+Result<Drafters<B>> open_drafters(std::vector<DrafterFile>& files, bool ngram, const TargetView<B>& t,
                                   const std::function<void(const std::string&)>& noted) {
   Drafters<B> all;
   for (DrafterFile& f : files) {
@@ -34,17 +35,18 @@ Result<Drafters<B>> open_drafters(std::vector<DrafterFile>& files, const TargetV
     if (noted)
       for (const std::string& n : f.notes) noted(fmt::format("{}: {}", f.path(), n));
   }
+  if (ngram) all.push_back(std::make_unique<Ngram<B>>(t));
   return all;
 }
 
 // An engine on B with the drafters whose files were loaded with the model.
 template <Backend B, class... BackendArgs>
 Result<std::unique_ptr<Engine>> create_engine(LoadedModel model, const EngineConfig& c, BackendArgs... args) {
-  if (model.drafters.empty()) return EngineImpl<B>::create(std::move(model), c, {}, args...);
+  if (!c.draft.any()) return EngineImpl<B>::create(std::move(model), c, {}, args...);
   // The model's copies keep the files mapped as long as the engine lives.
   std::vector<DrafterFile> files = model.drafters;
   const DrafterFactory<B> open_all = [&files, &c](const TargetView<B>& t) {
-    return open_drafters<B>(files, t, c.noted);
+    return open_drafters<B>(files, c.draft.ngram, t, c.noted);
   };
   return EngineImpl<B>::create(std::move(model), c, open_all, args...);
 }

@@ -21,7 +21,7 @@ namespace facet {
 KvPlan kv_plan(const EngineConfig& c) {
   // Drafts come on top of a chunk, so that they never keep a prompt waiting, and on top
   // of the margin, so that a conversation can go back as far as without them.
-  const int draft = c.draft.files.empty() ? 0 : c.draft.rows();
+  const int draft = c.draft.any() ? c.draft.rows() : 0;
   return {.k = *c.kv_k,
           .v = *c.kv_v,
           .max_seq = c.max_seq,
@@ -245,7 +245,7 @@ Result<EngineConfig> resolve_config(const GgufFile& file, const ModelCfg& m, Eng
   if (c.backend == "cuda")
     if (auto ok = cuda_accepts_kv(m, *c.kv_k, *c.kv_v); !ok) return ok.error();
 #endif
-  if (c.max_out <= 0) c.max_out = c.max_seq * (c.draft.files.empty() ? 1 : 1 + c.draft.rows());
+  if (c.max_out <= 0) c.max_out = c.max_seq * (c.draft.any() ? 1 + c.draft.rows() : 1);
   const bool choose = c.n_ctx <= 0, choose_chunk = c.chunk <= 0;
   if (choose) c.n_ctx = m.n_ctx_train;
   if (c.cache_ram < 0) c.cache_ram = std::min<int64_t>(int64_t(8) << 30, int64_t(available_memory() / 4));

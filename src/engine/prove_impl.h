@@ -29,7 +29,7 @@ class FullMemory {
     Runner<B>& run = *f->runner_;
     const TargetView<B> view{
         .b = run.b, .m = run.m, .w = run.w, .kv = run.kv, .plan = run.cache->plan(), .pool = run.pool.get()};
-    auto drafters = open_drafters<B>(model.drafters, view, {});
+    auto drafters = open_drafters<B>(model.drafters, c.draft.ngram, view, {});
     if (!drafters) return drafters.error();
     f->spec_ = std::make_unique<Speculator<B>>(run, c, model.cfg.n_vocab, std::move(*drafters), false);
     if (auto ok = memory_status(run.b); !ok) return ok.error();
@@ -86,7 +86,7 @@ class FullMemory {
   explicit FullMemory(const EngineConfig& c) : c_(c) {}
   // Of a sequence in the step: the first has a piece of a prompt, the others a draft.
   int rows_of(SlotId s) const {
-    const int draft = c_.draft.files.empty() ? 1 : 1 + c_.draft.rows();
+    const int draft = c_.draft.any() ? 1 + c_.draft.rows() : 1;
     return s == 0 ? std::max(1, std::min(c_.chunk, c_.n_ctx / 2) - (c_.max_seq - 1)) : draft;
   }
   bool fill(SlotId s, int rows) {

@@ -22,7 +22,10 @@ class SessionCopy {
   static constexpr bool kPossible = !requires(B & b) { b.report(); };
 
   SessionCopy(Runner<B>& runner, Speculator<B>& spec, SessionStore& sessions)
-      : runner_(runner), spec_(spec), sessions_(sessions), copier_(*runner.pool) {}
+      : runner_(runner), spec_(spec), sessions_(sessions), copier_(*runner.pool) {
+    for (const auto& d : spec.drafters())
+      if (d->has_state()) kept_.push_back(d.get());
+  }
 
   struct Out {
     std::shared_ptr<SessionImage> image = {};  // complete when the job is done; null: no memory for it
@@ -41,7 +44,7 @@ class SessionCopy {
       SessionImage::Owner& model = image->owners.emplace_back();
       model.held = runner_.cache->len(s);
       if (!describe(*runner_.cache, s, model, ranges)) return out;
-      for (const auto& d : spec_.drafters()) {
+      for (Drafter<B>* d : kept_) {
         SessionImage::Owner& o = image->owners.emplace_back();
         o.held = d->held(s), o.beside = d->save(s);
         if (const KvCache* rows = d->rows(); rows && !describe(*rows, s, o, ranges)) return out;
@@ -57,7 +60,7 @@ class SessionCopy {
     std::vector<RowCopier::Range> ranges;
     bool ok = fits(image) && take_memory(*runner_.cache, s, image.owners[0], ranges);
     for (size_t i = 1; ok && i < image.owners.size(); ++i)
-      if (KvCache* rows = spec_.drafters()[i - 1]->rows()) ok = take_memory(*rows, s, image.owners[i], ranges);
+      if (KvCache* rows = kept_[i - 1]->rows()) ok = take_memory(*rows, s, image.owners[i], ranges);
     if (ok) return copier_.start(RowCopier::Direction::kFromHost, std::move(ranges));
     sessions_.release(s);
     return nullptr;
@@ -66,7 +69,9 @@ class SessionCopy {
   bool end_in(SlotId s, const SessionImage& image) {
     bool ok = true;
     for (size_t i = 1; ok && i < image.owners.size(); ++i)
-      ok = spec_.drafters()[i - 1]->load(s, image.owners[i].held, image.owners[i].beside);
+      ok = kept_[i - 1]->load(s, image.owners[i].held, image.owners[i].beside);
+    for (const auto& d : spec_.drafters())
+      if (ok && !d->has_state()) ok = d->load(s, image.owners[0].state.len, {});
     if (ok)
       sessions_.adopt(s, image.tokens, image.salt);
     else
@@ -79,10 +84,10 @@ class SessionCopy {
 
   // Whether a state of which the owners' rows go so far can go back to `len` rows.
   bool reaches(std::span<const KvState> owners, int len) const {
-    if (owners.size() != 1 + spec_.drafters().size()) return false;
+    if (owners.size() != 1 + kept_.size()) return false;
     if (len > owners[0].len || !runner_.cache->reaches(owners[0], len)) return false;
     for (size_t i = 1; i < owners.size(); ++i)
-      if (const KvCache* c = spec_.drafters()[i - 1]->rows(); c && owners[i].len > len && !c->reaches(owners[i], len))
+      if (const KvCache* c = kept_[i - 1]->rows(); c && owners[i].len > len && !c->reaches(owners[i], len))
         return false;
     return true;
   }
@@ -102,12 +107,12 @@ class SessionCopy {
 
   // Whether it is a state of this engine, whoever wrote it.
   bool fits(const SessionImage& image) const {
-    if (image.owners.size() != 1 + spec_.drafters().size()) return false;
+    if (image.owners.size() != 1 + kept_.size()) return false;
     const SessionImage::Owner& model = image.owners[0];
     if (int(image.tokens.size()) != model.state.len || model.state.len == 0) return false;
     for (size_t i = 0; i < image.owners.size(); ++i) {
       const SessionImage::Owner& o = image.owners[i];
-      const KvCache* c = i == 0 ? runner_.cache.get() : spec_.drafters()[i - 1]->rows();
+      const KvCache* c = i == 0 ? runner_.cache.get() : kept_[i - 1]->rows();
       if (o.held < 0 || o.held > model.state.len) return false;
       std::vector<SessionImage::Part> want;
       if (c) {
@@ -131,6 +136,7 @@ class SessionCopy {
   Speculator<B>& spec_;
   SessionStore& sessions_;
   RowCopier copier_;
+  std::vector<Drafter<B>*> kept_;  // those with a state
 };
 
 }  // namespace facet

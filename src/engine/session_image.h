@@ -30,7 +30,7 @@ struct SessionImage {
   };
   std::vector<int32_t> tokens = {};  // whose rows these are
   std::string salt = {};
-  std::vector<Owner> owners = {};  // the model, then each drafter
+  std::vector<Owner> owners = {};  // the model, then each drafter with a state
   std::vector<KvState> states() const {
     std::vector<KvState> v;
     for (const Owner& o : owners) v.push_back(o.state);

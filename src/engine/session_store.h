@@ -10,6 +10,7 @@
 
 #include "cache/kv_cache.h"
 #include "engine/engine.h"
+#include "engine/loop_guard.h"
 #include "engine/session_image.h"
 #include "engine/thought.h"
 #include "grammar/grammar.h"
@@ -34,6 +35,7 @@ struct Job {
   std::vector<int32_t> no_end = {};  // never drawn before Request::min_tokens
   std::optional<GrammarState> grammar = {};   // where the answer's tokens have led, if it follows one
   std::optional<ThoughtBudget> thought = {};  // likewise, if it limits thoughts
+  std::optional<LoopGuard> loops = {};        // likewise, if it may not go round
   std::shared_ptr<DiskRead> reading = {};     // the file that it waits for
   std::shared_ptr<Fill> filling = {};         // likewise, the state that comes into the pool
   bool filled = false;                        // one came, since it last waited

@@ -25,6 +25,7 @@ struct DraftRequest {
   SlotId slot = 0;
   int position = 0;  // rows in the cache; the newest token comes next
   int32_t newest = 0;
+  std::span<const int32_t> history = {};  // the sequence, with the newest token
   int room = 0;                           // drafts that can still become tokens of the answer
   const Tokenizer* stops = nullptr;       // where the answer ends; null: nowhere
   const GrammarState* grammar = nullptr;  // what may come next; null: anything
@@ -124,6 +125,7 @@ class Speculator {
       }
       Draft& d = drafts_[m][n[m]++];
       d.slot = q.slot, d.position = q.position, d.max_draft = round.choice.n;
+      d.history = q.history;
       d.n_top = limits_.tree > 0 ? std::min(kTreeTop, limits_.tree) : 1;
       d.token.assign(1, q.newest);
       d.top.clear();
@@ -142,6 +144,7 @@ class Speculator {
   }
 
   const DraftTree& tree(SlotId s) const { return rounds_[size_t(s)].tree; }
+  const char* method(SlotId s) const { return method_name(rounds_[size_t(s)].choice.method); }
   // Some drafter was asked, though nothing of it may be worth verifying.
   bool drafted(SlotId s) const { return rounds_[size_t(s)].choice.method >= 0; }
   // Tokens on the way from node 0, without it, to the node: what its row's penalties look at.
@@ -290,6 +293,7 @@ class Speculator {
       r.refused = may < n;
       n = may;
     }
+    if (d.n_draft() == 0 && d.max_draft > 0) r.refused = true;  // a drafter that had nothing to offer counts as wrong
     if (limits_.tree == 0) {
       const int worth = worth_verifying(std::span(d.top_log_prob).first(std::min(n - 1, d.top_log_prob.size())),
                                         step_times_, int(requests.size()));

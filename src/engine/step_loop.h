@@ -134,12 +134,15 @@ class StepLoop {
         requests.push_back({.slot = g.id,
                             .position = cache().len(g.id),
                             .newest = q.tokens.back(),
+                            .history = q.tokens,
                             .room = draft_room(q),
                             .stops = q.work.request.ignore_eos ? nullptr : tokenizer_,
                             .grammar = q.work.grammar ? &*q.work.grammar : nullptr,
                             .vocab = q.work.grammar ? &grammar_masks_->vocab() : nullptr});
+    draft_s_ = 0;
     if (requests.empty()) return;
     spec_.propose(requests);
+    draft_s_ = seconds(Clock::now() - start);
     for (const DraftRequest& r : requests)
       if (spec_.drafted(r.slot)) at(r.slot).work.usage.draft_s += seconds(Clock::now() - start);
   }
@@ -244,6 +247,7 @@ class StepLoop {
       if (q.decoding) {
         Fresh& f = fresh.emplace_back(Fresh{g.id});
         c.path = keep(g.id, std::span(drawn_).subspan(out, size_t(g.n)), f.tokens);
+        tell_round(g.id, c.position, std::span(drawn_).subspan(out, size_t(g.n)), int(c.path.size()) - 1, step_s);
         c.n = int(c.path.size());
         if (q.work.request.logprobs >= 0)
           for (size_t i = 0; i < f.tokens.size(); ++i)
@@ -335,6 +339,20 @@ class StepLoop {
     return a.path;
   }
 
+  void tell_round(SlotId s, int position, std::span<const int32_t> drawn, int accepted, double step_s) const {
+    const DraftTree& t = spec_.tree(s);
+    if (!cfg_.drafted || t.size() == 1) return;
+    cfg_.drafted({.request = at(s).work.id,
+                  .position = position,
+                  .method = spec_.method(s),
+                  .token = t.token,
+                  .parent = t.is_chain ? std::span<const int16_t>{} : std::span<const int16_t>(t.parent),
+                  .drawn = drawn,
+                  .accepted = accepted,
+                  .draft_s = draft_s_,
+                  .verify_s = step_s});
+  }
+
   // EngineDebug::forced_drafts: a chain's drafts are right with given probabilities. The same seed, the same script.
   void force(SlotId s, std::span<int32_t> drawn) const {
     const std::span<const float> p = forced_drafts_;
@@ -389,6 +407,7 @@ class StepLoop {
         why = Stop::kLength;
       else if (int(q.tokens.size()) >= cfg_.n_ctx)
         why = Stop::kContext;
+      if (w.loops && w.loops->advance(q.tokens)) why = Stop::kLoop;
       if (w.grammar && w.grammar->finished()) whole = true, why = Stop::kEos;  // nothing but the end may come
     }
     // A draft may go on behind a token of stop_ids; its rows were kept.
@@ -422,6 +441,7 @@ class StepLoop {
   std::vector<int32_t> drawn_;             // by row of the step's logits
   GrammarMasks* grammar_masks_ = nullptr;  // read only where a request has a grammar
   StepMasks step_masks_;
+  double draft_s_ = 0;  // of the last step
   bool waited_ = true;  // the host waited for the last step
 };
 

@@ -1,7 +1,7 @@
 #include "formats/binder.h"
 
 #include <algorithm>
-#include <array>
+#include <vector>
 
 #include "base/check.h"
 #include "formats/format_error.h"
@@ -9,9 +9,13 @@
 namespace facet {
 namespace {
 
-constexpr std::array kMatmulTypes = {DType::kF32,  DType::kF16,  DType::kBF16, DType::kQ4_0,   DType::kQ4_1,
-                                     DType::kQ5_0, DType::kQ5_1, DType::kQ8_0, DType::kQ2_K,   DType::kQ3_K,
-                                     DType::kQ4_K, DType::kQ5_K, DType::kQ6_K, DType::kIQ4_NL, DType::kIQ4_XS};
+// Whatever dequantize_row reads, in the order of DType.
+std::vector<DType> types_of_weights() {
+  std::vector<DType> types;
+  for (int t = 0; t < int(DType::kCount); ++t)
+    if (dtype_info(DType(t)).matmul) types.push_back(DType(t));
+  return types;
+}
 
 std::string type_list(std::span<const DType> types) {
   std::string s;
@@ -40,7 +44,10 @@ Result<TensorView> check(const TensorView* t, const std::string& where, std::str
 
 }  // namespace
 
-std::span<const DType> matmul_dtypes() { return kMatmulTypes; }
+std::span<const DType> matmul_dtypes() {
+  static const std::vector<DType> types = types_of_weights();
+  return types;
+}
 
 Result<TensorView> bind(const GgufFile& file, std::string_view name, std::span<const int64_t> ne,
                         std::span<const DType> allowed) {

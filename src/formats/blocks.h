@@ -137,6 +137,93 @@ struct BlockIQ4_XS {
 };
 static_assert(sizeof(BlockIQ4_XS) == 136);
 
+// Types with a code book (codebooks.h): a code is an index into it, for eight or four magnitudes at a time, and signs
+// lie apart. Sevens: seven sign bits; the eighth makes their number even (sign_byte).
+
+//  | d | qs: 8 x { 4 indices of 8 bits | u32: 4 sevens, scale in bits 28-31 } |   a scale for 32 elements,
+//  0   2                                                                     66  y = d (1/2 + scale) / 4 * magnitude
+struct BlockIQ2_XXS {
+  static constexpr int kElems = 256;
+  uint16_t d;
+  uint8_t qs[64];
+};
+static_assert(sizeof(BlockIQ2_XXS) == 66);
+
+//  | d | qs: 32 x u16: index in bits 0-8, a seven in 9-15 | scales: 16 nibbles, one for 16 elements |   as IQ2_XXS
+//  0   2                                                 66                                        74
+struct BlockIQ2_XS {
+  static constexpr int kElems = 256;
+  uint16_t d;
+  uint8_t qs[64], scales[8];
+};
+static_assert(sizeof(BlockIQ2_XS) == 74);
+
+//  | d | qs: low 8 bits of 32 indices | signs: 32 bytes | qh: their high pairs | scales: 16 nibbles |   as IQ2_XS
+//  0   2                             34                66                     74                  82
+struct BlockIQ2_S {
+  static constexpr int kElems = 256;
+  uint16_t d;
+  uint8_t qs[32], signs[32], qh[8], scales[8];
+};
+static_assert(sizeof(BlockIQ2_S) == 82);
+
+//  | d | qs: 64 indices of 8 bits | 8 x u32: 4 sevens, scale in bits 28-31 |   a scale for 32 elements, four
+//  0   2                         66                                       98  magnitudes an index,
+//  y = d (1/2 + scale) / 2 * magnitude
+struct BlockIQ3_XXS {
+  static constexpr int kElems = 256;
+  uint16_t d;
+  uint8_t qs[64], signs[32];
+};
+static_assert(sizeof(BlockIQ3_XXS) == 98);
+
+//  | d | qs: low 8 bits of 64 indices | qh: their ninth bits | signs: 32 bytes | scales: 8 nibbles |   a scale for 32
+//  0   2                             66                     74               106                110  elements,
+//  y = d (1 + 2 scale) * magnitude
+struct BlockIQ3_S {
+  static constexpr int kElems = 256;
+  uint16_t d;
+  uint8_t qs[64], qh[8], signs[32], scales[4];
+};
+static_assert(sizeof(BlockIQ3_S) == 110);
+
+//  | d | qs: low 8 bits of 32 indices | qh: 8 x u16: high triples in bits 0-11, scale in 12-14, shift in 15 |
+//  0   2                             34                                                                     50
+//  y = d (1 + 2 scale) * (value -+ 1/8): values of -1, 0, 1, the shift's bit set: less
+struct BlockIQ1_S {
+  static constexpr int kElems = 256;
+  uint16_t d;
+  uint8_t qs[32], qh[16];
+};
+static_assert(sizeof(BlockIQ1_S) == 50);
+
+//  | qs: low 8 bits of 32 indices | qh: 32 nibbles: high triple, shift in bit 3 | scales: 4 x u16 |   as IQ1_S, scales
+//  0                             32                                            48               56  of 3 bits for 16
+//  elements; the top nibbles of the four words are d
+struct BlockIQ1_M {
+  static constexpr int kElems = 256;
+  uint8_t qs[32], qh[16], scales[8];
+};
+static_assert(sizeof(BlockIQ1_M) == 56);
+
+//  | e | qs: 16 bytes |   as IQ4_NL with kFp4Values, y = 2^(e - 128) * value
+//  0   1             17
+struct BlockMXFP4 {
+  static constexpr int kElems = 32;
+  uint8_t e;
+  uint8_t qs[16];
+};
+static_assert(sizeof(BlockMXFP4) == 17);
+
+//  | scales: 4 x UE4M3 | qs: 32 bytes |   a scale for 16 elements: of sixteen k, byte 8k+j of qs: lo = element j, hi =
+//  0                   4             36  element 8+j, y = scale / 2 * value
+struct BlockNVFP4 {
+  static constexpr int kElems = 64;
+  uint8_t scales[4];
+  uint8_t qs[32];
+};
+static_assert(sizeof(BlockNVFP4) == 36);
+
 //  | norm | low bits: 8 bytes | high bits: 4 bytes |   index of element j = bits 2(j%4).. of low[j/4] and
 //  0      2                   10                   14  bit j%8 of high[j/8]; y = norm kTq3Values[index]
 //  K/V cache only. All blocks of a rotation group carry the same norm (kv_codec.h).
@@ -149,6 +236,37 @@ struct BlockTQ3_0 {
 static_assert(sizeof(BlockTQ3_0) == 14);
 
 inline constexpr int8_t kIQ4Values[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+
+// Twice the values of E2M1, a sign, two bits of exponent and one of mantissa.
+inline constexpr int8_t kFp4Values[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+
+// 2^(e - 128), half of E8M0's 2^(e - 127).
+inline float half_of_e8m0(uint8_t e) {
+  const uint32_t bits = e < 2 ? 0x00200000u << e : uint32_t(e - 1) << 23;
+  float f;
+  __builtin_memcpy(&f, &bits, sizeof f);
+  return f;
+}
+// Half of an unsigned E4M3: four bits of exponent, three of mantissa. The top bit counts for nothing; 0x7F, the NaN, is
+// 0, and 0xFF, as ggml reads it, is not.
+inline float half_of_ue4m3(uint8_t x) {
+  const int exponent = x >> 3 & 15, mantissa = x & 7;
+  if (x == 0x7F) return 0;
+  if (exponent == 0) return float(mantissa) * 0x1p-10f;
+  const uint32_t bits = uint32_t(exponent - 8 + 127) << 23 | uint32_t(mantissa) << 20;
+  float f;
+  __builtin_memcpy(&f, &bits, sizeof f);
+  return f;
+}
+
+// The f16 that is a step of an IQ1_M block, and the scale of its 16 elements k (0..15).
+inline uint16_t iq1m_step(const uint8_t* s) {
+  return uint16_t(s[1] >> 4 | (s[3] & 0xF0) | (s[5] & 0xF0) << 4 | (s[7] & 0xF0) << 8);
+}
+inline int iq1m_scale(int k, const uint8_t* s) {
+  const int word = s[k / 4 * 2] | s[k / 4 * 2 + 1] << 8;
+  return word >> (3 * (k % 4)) & 7;
+}
 
 // The six-bit scale and minimum of 32-element group j (0..7) of a Q4_K or Q5_K block.
 inline void k4_scale_min(int j, const uint8_t* s, uint8_t& scale, uint8_t& min) {

@@ -7,6 +7,7 @@
 #include "base/check.h"
 #include "base/half.h"
 #include "formats/blocks.h"
+#include "formats/codebooks.h"
 
 namespace facet {
 namespace {
@@ -27,6 +28,15 @@ constexpr DTypeInfo kTypes[] = {
     {"Q6_K", 14, 256, sizeof(BlockQ6_K), true},
     {"IQ4_NL", 20, 32, sizeof(BlockIQ4_NL), true},
     {"IQ4_XS", 23, 256, sizeof(BlockIQ4_XS), true},
+    {"IQ1_S", 19, 256, sizeof(BlockIQ1_S), true},
+    {"IQ1_M", 29, 256, sizeof(BlockIQ1_M), true},
+    {"IQ2_XXS", 16, 256, sizeof(BlockIQ2_XXS), true},
+    {"IQ2_XS", 17, 256, sizeof(BlockIQ2_XS), true},
+    {"IQ2_S", 22, 256, sizeof(BlockIQ2_S), true},
+    {"IQ3_XXS", 18, 256, sizeof(BlockIQ3_XXS), true},
+    {"IQ3_S", 21, 256, sizeof(BlockIQ3_S), true},
+    {"MXFP4", 39, 32, sizeof(BlockMXFP4), true},
+    {"NVFP4", 40, 64, sizeof(BlockNVFP4), true},
     {"I8", 24, 1, 1, false},
     {"I16", 25, 1, 2, false},
     {"I32", 26, 1, 4, false},
@@ -166,6 +176,113 @@ void dequantise(const BlockIQ4_XS& b, float* y) {
   }
 }
 
+// y[i] = step * magnitude i of a book's entry, negative where its bit of signs is set.
+template <class Word>
+void signed_values(Word entry, unsigned signs, float step, float* y) {
+  for (size_t i = 0; i < sizeof entry; ++i) {
+    const float v = step * float(entry >> (8 * i) & 255);
+    y[i] = signs >> i & 1 ? -v : v;
+  }
+}
+// y[0..7] = step / 8 * (value of the entry + shift)
+void shifted_values(uint64_t entry, int shift, float step, float* y) {
+  for (int i = 0; i < 8; ++i) y[i] = step * (float(int8_t(entry >> (8 * i)) + shift) * 0.125f);
+}
+template <class T>
+T word_at(const uint8_t* p) {
+  T v;
+  std::memcpy(&v, p, sizeof v);
+  return v;
+}
+int nibble_of(const uint8_t* p, int i) { return p[i / 2] >> (4 * (i % 2)) & 15; }
+
+void dequantise(const BlockIQ2_XXS& b, float* y) {
+  const float d = f16_to_f32(b.d);
+  for (int g = 0; g < 8; ++g) {
+    const uint8_t* q = b.qs + 8 * g;
+    const auto signs = word_at<uint32_t>(q + 4);
+    const float step = d * (0.5f + float(signs >> 28)) * 0.25f;
+    for (int k = 0; k < 4; ++k)
+      signed_values(kIq2XxsGrid.entry[q[k]], kSignByte.entry[signs >> (7 * k) & 127], step, y + 32 * g + 8 * k);
+  }
+}
+
+void dequantise(const BlockIQ2_XS& b, float* y) {
+  const float d = f16_to_f32(b.d);
+  for (int k = 0; k < 32; ++k) {  // eights
+    const auto q = word_at<uint16_t>(b.qs + 2 * k);
+    const float step = d * (0.5f + float(nibble_of(b.scales, k / 2))) * 0.25f;
+    signed_values(kIq2XsGrid.entry[q & 511], kSignByte.entry[q >> 9], step, y + 8 * k);
+  }
+}
+
+void dequantise(const BlockIQ2_S& b, float* y) {
+  const float d = f16_to_f32(b.d);
+  for (int k = 0; k < 32; ++k) {
+    const int index = b.qs[k] | (b.qh[k / 4] >> (2 * (k % 4)) & 3) << 8;
+    const float step = d * (0.5f + float(nibble_of(b.scales, k / 2))) * 0.25f;
+    signed_values(kIq2SGrid.entry[index], b.signs[k], step, y + 8 * k);
+  }
+}
+
+void dequantise(const BlockIQ3_XXS& b, float* y) {
+  const float d = f16_to_f32(b.d);
+  for (int g = 0; g < 8; ++g) {
+    const auto signs = word_at<uint32_t>(b.signs + 4 * g);
+    const float step = d * (0.5f + float(signs >> 28)) * 0.5f;
+    for (int k = 0; k < 8; ++k)
+      signed_values(kIq3XxsGrid.entry[b.qs[8 * g + k]],
+                    unsigned(kSignByte.entry[signs >> (7 * (k / 2)) & 127]) >> (4 * (k % 2)), step, y + 32 * g + 4 * k);
+  }
+}
+
+void dequantise(const BlockIQ3_S& b, float* y) {
+  const float d = f16_to_f32(b.d);
+  for (int k = 0; k < 64; ++k) {  // fours
+    const int index = b.qs[k] | (b.qh[k / 8] >> (k % 8) & 1) << 8;
+    const float step = d * float(1 + 2 * nibble_of(b.scales, k / 8));
+    signed_values(kIq3SGrid.entry[index], unsigned(nibble_of(b.signs, k)), step, y + 4 * k);
+  }
+}
+
+void dequantise(const BlockIQ1_S& b, float* y) {
+  const float d = f16_to_f32(b.d);
+  for (int g = 0; g < 8; ++g) {
+    const int high = word_at<uint16_t>(b.qh + 2 * g), shift = high >> 15 ? -1 : 1;
+    const float step = d * float(2 * (high >> 12 & 7) + 1);
+    for (int k = 0; k < 4; ++k)
+      shifted_values(kIq1Grid.entry[b.qs[4 * g + k] | (high >> (3 * k) & 7) << 8], shift, step, y + 32 * g + 8 * k);
+  }
+}
+
+void dequantise(const BlockIQ1_M& b, float* y) {
+  const float d = f16_to_f32(iq1m_step(b.scales));
+  for (int k = 0; k < 32; ++k) {
+    const int high = nibble_of(b.qh, k);
+    const float step = d * float(2 * iq1m_scale(k / 2, b.scales) + 1);
+    shifted_values(kIq1Grid.entry[b.qs[k] | (high & 7) << 8], high & 8 ? -1 : 1, step, y + 8 * k);
+  }
+}
+
+void dequantise(const BlockMXFP4& b, float* y) {
+  const float d = half_of_e8m0(b.e);
+  for (int j = 0; j < 16; ++j) {
+    y[j] = d * float(kFp4Values[b.qs[j] & 15]);
+    y[j + 16] = d * float(kFp4Values[b.qs[j] >> 4]);
+  }
+}
+
+void dequantise(const BlockNVFP4& b, float* y) {
+  for (int k = 0; k < 4; ++k) {
+    const float d = half_of_ue4m3(b.scales[k]);
+    for (int j = 0; j < 8; ++j) {
+      const uint8_t q = b.qs[8 * k + j];
+      y[16 * k + j] = d * float(kFp4Values[q & 15]);
+      y[16 * k + j + 8] = d * float(kFp4Values[q >> 4]);
+    }
+  }
+}
+
 template <class Block>
 void dequantise_blocks(const std::byte* src, float* dst, int64_t n) {
   for (int64_t i = 0; i < n / Block::kElems; ++i) {
@@ -259,6 +376,33 @@ void dequantize_row(DType t, const std::byte* src, float* dst, int64_t n) {
       return;
     case DType::kIQ4_XS:
       dequantise_blocks<BlockIQ4_XS>(src, dst, n);
+      return;
+    case DType::kIQ1_S:
+      dequantise_blocks<BlockIQ1_S>(src, dst, n);
+      return;
+    case DType::kIQ1_M:
+      dequantise_blocks<BlockIQ1_M>(src, dst, n);
+      return;
+    case DType::kIQ2_XXS:
+      dequantise_blocks<BlockIQ2_XXS>(src, dst, n);
+      return;
+    case DType::kIQ2_XS:
+      dequantise_blocks<BlockIQ2_XS>(src, dst, n);
+      return;
+    case DType::kIQ2_S:
+      dequantise_blocks<BlockIQ2_S>(src, dst, n);
+      return;
+    case DType::kIQ3_XXS:
+      dequantise_blocks<BlockIQ3_XXS>(src, dst, n);
+      return;
+    case DType::kIQ3_S:
+      dequantise_blocks<BlockIQ3_S>(src, dst, n);
+      return;
+    case DType::kMXFP4:
+      dequantise_blocks<BlockMXFP4>(src, dst, n);
+      return;
+    case DType::kNVFP4:
+      dequantise_blocks<BlockNVFP4>(src, dst, n);
       return;
     default:
       CHECK(false, "{} cannot be dequantised", dtype_name(t));

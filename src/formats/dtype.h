@@ -6,6 +6,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace facet {
 
@@ -16,6 +17,8 @@ enum class DType : uint8_t {
   kQ4_0, kQ4_1, kQ5_0, kQ5_1, kQ8_0,
   kQ2_K, kQ3_K, kQ4_K, kQ5_K, kQ6_K,
   kIQ4_NL, kIQ4_XS,
+  kIQ1_S, kIQ1_M, kIQ2_XXS, kIQ2_XS, kIQ2_S, kIQ3_XXS, kIQ3_S,
+  kMXFP4, kNVFP4,
   kI8, kI16, kI32, kI64, kF64,
   kCount
 };
@@ -52,6 +55,9 @@ struct TensorView {
   int n_dims = 0;
   std::array<int64_t, 4> ne{1, 1, 1, 1};
   std::span<const std::byte> data;
+  // [ne[2]] a factor for each matrix, or empty: the tensor 'x.scale' beside 'x.weight', which files of NVFP4 weights
+  // have. Not in what dequantize_row gives.
+  std::vector<float> scale = {};
 
   int64_t n_elements() const { return ne[0] * ne[1] * ne[2] * ne[3]; }
 };

@@ -30,17 +30,20 @@ const char* const kTypeNames[] = {"u8",   "i8",     "u16",   "i16", "u32", "i32"
                                   "bool", "string", "array", "u64", "i64", "f64"};
 constexpr uint32_t kTypeBytes[] = {1, 1, 2, 2, 4, 4, 4, 1, 8, 12, 8, 8, 8};  // least bytes of a value
 
-// Types that ggml defines and this program does not decode.
+// Types that this program does not decode: ggml's, and those of ik_llama.cpp (from 133 on), whose blocks have no size
+// here.
 struct ForeignType {
   uint32_t ggml_id;
   const char* name;
   uint16_t block, block_bytes;
 };
 constexpr ForeignType kForeignTypes[] = {
-    {9, "Q8_1", 32, 36},      {15, "Q8_K", 256, 292}, {16, "IQ2_XXS", 256, 66}, {17, "IQ2_XS", 256, 74},
-    {18, "IQ3_XXS", 256, 98}, {19, "IQ1_S", 256, 50}, {21, "IQ3_S", 256, 110},  {22, "IQ2_S", 256, 82},
-    {29, "IQ1_M", 256, 56},   {34, "TQ1_0", 256, 54}, {35, "TQ2_0", 256, 66},   {39, "MXFP4", 32, 17},
-    {40, "NVFP4", 64, 36},
+    {9, "Q8_1", 32, 36},   {15, "Q8_K", 256, 292}, {34, "TQ1_0", 256, 54}, {35, "TQ2_0", 256, 66},
+    {41, "Q1_0", 1, 0},    {133, "Q6_0", 1, 0},    {134, "IQ1_BN", 1, 0},  {135, "IQ2_BN", 1, 0},
+    {137, "IQ2_K", 1, 0},  {138, "IQ3_K", 1, 0},   {139, "IQ4_K", 1, 0},   {140, "IQ5_K", 1, 0},
+    {141, "IQ6_K", 1, 0},  {144, "IQ4_KS", 1, 0},  {145, "IQ2_KS", 1, 0},  {146, "IQ4_KSS", 1, 0},
+    {152, "IQ5_KS", 1, 0}, {153, "IQ2_KT", 1, 0},  {154, "IQ3_KT", 1, 0},  {155, "IQ4_KT", 1, 0},
+    {156, "IQ3_KS", 1, 0}, {157, "IQ2_KL", 1, 0},  {158, "IQ1_KT", 1, 0},
 };
 const ForeignType* foreign_type(uint32_t ggml_id) {
   for (const ForeignType& t : kForeignTypes)
@@ -297,7 +300,7 @@ Status Parser::tensor_type(const std::string& label, uint32_t ggml_id, TensorVie
     const ForeignType* foreign = foreign_type(ggml_id);
     return format_error(where_, label, "a supported block type",
                         fmt::format("type id {} ({})", ggml_id, foreign ? foreign->name : "unknown"),
-                        "use a file quantised to Q2_K..Q8_0, IQ4_NL, IQ4_XS, BF16, F16 or F32");
+                        fmt::format("use a file quantised to {}", kDecodedTypes));
   }
   t.type = *type;
   const DTypeInfo& info = dtype_info(t.type);

@@ -35,6 +35,9 @@ inline constexpr uint32_t kU8 = 0, kI8 = 1, kU16 = 2, kI16 = 3, kU32 = 4, kI32 =
 }
 const char* gguf_type_name(uint32_t gguf_type);  // "u32"; "unknown" beyond the list
 
+// What a file may be quantised to, for messages.
+inline constexpr const char* kDecodedTypes = "Q2_K..Q8_0, IQ1_S..IQ4_XS, MXFP4, NVFP4, BF16, F16 or F32";
+
 // A tensor of a type that dtype.h does not have, which nothing here can decode.
 struct ForeignTensor {
   std::string name;
@@ -62,11 +65,16 @@ struct GgufContents {
 // types that cannot be decoded.
 Result<GgufContents> parse_gguf(std::span<const std::byte> bytes, const std::string& where, bool inspecting = false);
 
+// The name of the tensor that holds the factors of a matrix of this name (GgufFile), "" if none can.
+std::string gguf_scale_name(std::string_view weight);
+
 // Every part of the split file that path is a part of (-00001-of-0000N.gguf), in order; path alone for any
 // other name. Looks at the name only.
 std::vector<std::string> gguf_parts(const std::string& path);
 
-// One model: one file or all parts of a split one, mapped. Lookup by name.
+// One model: one file or all parts of a split one, mapped. Lookup by name. A tensor 'x.scale' of one F32 for each
+// matrix of 'x.weight' is that tensor's TensorView::scale, unless it is what Gemma 4 calls so: the router's gain and
+// the factors of experts, ffn_gate_inp.scale and ffn_down_exps.scale.
 class GgufFile {
  public:
   // path may be any part of a split file (-00001-of-0000N.gguf); the others are found beside it.
@@ -93,6 +101,7 @@ class GgufFile {
   void leave_out(const std::function<bool(const TensorView&)>& which);
 
  private:
+  void take_scales();
   std::string path_;
   std::vector<MappedFile> maps_;
   std::vector<std::pair<std::string, GgufValue>> meta_;

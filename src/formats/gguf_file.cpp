@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <charconv>
+#include <cstring>
 #include <optional>
 
 #include "formats/format_error.h"
@@ -73,6 +74,14 @@ Status check_part(const std::string& path, const GgufContents& c, const std::opt
 
 }  // namespace
 
+std::string gguf_scale_name(std::string_view weight) {
+  constexpr std::string_view kWeight = ".weight";
+  if (!weight.ends_with(kWeight)) return {};
+  const std::string_view base = weight.substr(0, weight.size() - kWeight.size());
+  if (base.ends_with("ffn_gate_inp") || base.ends_with("ffn_down_exps")) return {};
+  return std::string(base) + ".scale";
+}
+
 std::vector<std::string> gguf_parts(const std::string& path) {
   const auto name = split_name(path);
   if (!name) return {path};
@@ -114,7 +123,19 @@ Result<GgufFile> GgufFile::open(const std::string& path) {
     return format_error(path, "key 'split.tensors.count'", fmt::format("{} tensors in all parts", *expected_tensors),
                         fmt::format("{}", f.tensors_.size()), kFetchParts);
   for (size_t i = 0; i < f.meta_.size(); ++i) f.meta_by_name_.emplace(f.meta_[i].first, i);
+  f.take_scales();
   return f;
+}
+
+void GgufFile::take_scales() {
+  for (TensorView& t : tensors_) {
+    const std::string name = t.n_dims < 2 ? std::string() : gguf_scale_name(t.name);
+    const TensorView* scale = name.empty() ? nullptr : find(name);
+    if (!scale || scale->type != DType::kF32 || scale->n_elements() != t.ne[2])
+      continue;  // the model's binding says so
+    t.scale.resize(size_t(t.ne[2]));
+    std::memcpy(t.scale.data(), scale->data.data(), scale->data.size());
+  }
 }
 
 void GgufFile::leave_out(const std::function<bool(const TensorView&)>& which) {

@@ -80,6 +80,13 @@ DType fallback(DType t, int64_t ne0) {
       u = kQ8_0;
       break;
     case kIQ4_XS:
+    case DType::kIQ1_S:
+    case DType::kIQ1_M:
+    case DType::kIQ2_XXS:
+    case DType::kIQ2_XS:
+    case DType::kIQ2_S:
+    case DType::kIQ3_XXS:
+    case DType::kIQ3_S:
       u = kIQ4_NL;
       break;
     default:

@@ -61,7 +61,23 @@ constexpr MtpShape kMtpShapes[] = {
 constexpr std::string_view kPresets[] = {"31b",        "26b-a4b",        "12b",     "e4b",        "e2b", "tiny",
                                          "31b-dflash", "26b-a4b-dflash", "31b-mtp", "26b-a4b-mtp"};
 
-constexpr std::string_view kQuantNames[] = {"Q4_K_M", "Q5_K_M", "Q6_K", "Q8_0", "Q4_0", "BF16"};
+// Of one type for all that is quantised, tables apart; facet quantize does not write them.
+constexpr Mixture one_type(std::string_view name, int64_t file_type, DType t, DType table = DType::kQ5_K) {
+  return {name, file_type, t, table, t, {MoreBits::kNever, t, t}, {MoreBits::kNever, t, t}};
+}
+constexpr Mixture kReadOnly[] = {
+    one_type("IQ1_S", 24, DType::kIQ1_S),
+    one_type("IQ1_M", 31, DType::kIQ1_M),
+    one_type("IQ2_XXS", 19, DType::kIQ2_XXS),
+    one_type("IQ2_XS", 20, DType::kIQ2_XS),
+    one_type("IQ2_S", 28, DType::kIQ2_S),
+    one_type("IQ3_XXS", 23, DType::kIQ3_XXS),
+    one_type("IQ3_S", 26, DType::kIQ3_S),
+    one_type("MXFP4", 38, DType::kMXFP4, DType::kQ8_0),
+    one_type("NVFP4", 39, DType::kNVFP4, DType::kQ8_0),
+};
+constexpr std::string_view kQuantNames[] = {"Q4_K_M",  "Q5_K_M", "Q6_K",  "Q8_0",    "Q4_0",  "BF16",  "IQ1_S", "IQ1_M",
+                                            "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "MXFP4", "NVFP4"};
 
 // Matrices are BF16 in the file that llama-quantize reads, everything else is F32.
 void choose_types(std::vector<SynthTensor>& tensors, const Mixture& q, const MixtureModel& model) {
@@ -313,6 +329,7 @@ std::span<const std::string_view> synth_quants() { return kQuantNames; }
 Result<SynthPlan> synth_plan(std::string_view preset, std::string_view quant, bool is_pure) {
   const bool known = std::find(std::begin(kQuantNames), std::end(kQuantNames), quant) != std::end(kQuantNames);
   const Mixture* q = known ? find_mixture(quant) : nullptr;
+  if (!q) q = named(kReadOnly, quant, &Mixture::name);
   if (!q)
     return format_error("synth", "quant", fmt::format("one of {}", fmt::join(kQuantNames, ", ")),
                         fmt::format("'{}'", quant), "");

@@ -10,6 +10,7 @@
 #include "base/files.h"
 #include "base/half.h"
 #include "formats/blocks.h"
+#include "formats/random_blocks.h"
 #include "formats/synth.h"
 
 namespace facet {
@@ -216,6 +217,18 @@ Status stream_f32(Sink& sink, const SynthTensor& t, uint64_t elements, Random& r
   });
 }
 
+Status stream_random(Sink& sink, const SynthTensor& t, uint64_t elements, Random& r) {
+  const DTypeInfo& info = dtype_info(t.type);
+  const size_t per_piece = kPieceBytes / size_t(info.block_bytes);
+  for (uint64_t left = elements / uint64_t(info.block); left > 0;) {
+    const size_t n = size_t(std::min<uint64_t>(left, per_piece)) * size_t(info.block_bytes);
+    random_blocks(t.type, 1.0f / std::sqrt(float(t.ne[0])), [&] { return r.next(); }, {sink.piece(), n});
+    if (Status s = sink.send(n); !s) return s;
+    left -= n / size_t(info.block_bytes);
+  }
+  return Ok{};
+}
+
 Status stream_tensor(Sink& sink, const SynthTensor& t, uint64_t seed) {
   Random r(seed);
   uint64_t n = 1;
@@ -243,7 +256,8 @@ Status stream_tensor(Sink& sink, const SynthTensor& t, uint64_t seed) {
     case DType::kQ6_K:
       return stream_blocks<BlockQ6_K>(sink, t, n, r);
     default:
-      CHECK(false, "{}: no generator for {}", t.name, dtype_name(t.type));
+      CHECK(has_random_blocks(t.type), "{}: no generator for {}", t.name, dtype_name(t.type));
+      return stream_random(sink, t, n, r);
   }
 }
 

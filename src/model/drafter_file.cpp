@@ -454,6 +454,11 @@ class DrafterReader {
     d.file_bytes_ = file->file_bytes();
     if (auto ok = add(d, file->tensors()); !ok) return ok.error();
     if (auto ok = check_mask(d, *file); !ok) return ok.error();
+    if (file->find_meta("tokenizer.ggml.tokens")) {
+      auto tokens = file->get_strings("tokenizer.ggml.tokens");
+      if (!tokens) return tokens.error();
+      d.vocabulary_ = std::move(*tokens);
+    }
     d.mapped_ = file;
     return d;
   }

@@ -48,7 +48,8 @@ class DrafterFile {
   const std::string& dialect() const { return dialect_; }  // "GGUF dflash-draft", "safetensors DFlashDraftModel"
   const DrafterMeta& meta() const { return meta_; }
   const std::vector<TensorView>& tensors() const { return tensors_; }
-  const TensorView* find(std::string_view name) const;  // null if absent
+  const TensorView* find(std::string_view name) const;                             // null if absent
+  const std::vector<std::string_view>& vocabulary() const { return vocabulary_; }  // texts; empty: the file has none
   uint64_t file_bytes() const { return file_bytes_; }
 
   // Things a user should know: what was chosen, what was ignored. The loaders add theirs.
@@ -60,6 +61,7 @@ class DrafterFile {
   std::string path_, dialect_;
   DrafterMeta meta_;
   std::vector<TensorView> tensors_;
+  std::vector<std::string_view> vocabulary_;
   std::map<std::string, size_t, std::less<>> by_name_;
   uint64_t file_bytes_ = 0;
   std::shared_ptr<const void> mapped_;  // what the tensors point into

@@ -36,6 +36,16 @@ const TensorView* TensorFinder::matrix(const std::string& name, int64_t n_in, in
          "quantise the model to a supported type");
     return nullptr;
   }
+  if (const std::string scale = gguf_scale_name(name); !scale.empty() && has(scale)) {
+    taken_.insert(scale);
+    if (t->scale.empty()) {
+      const TensorView& s = *tensors_.at(scale);
+      fail(fmt::format("{}: expected F32 [{}], a factor for each matrix of {}, found {} {}", scale, n_stack, name,
+                       dtype_name(s.type), shape_string(s)),
+           "convert the model again");
+      return nullptr;
+    }
+  }
   return t;
 }
 

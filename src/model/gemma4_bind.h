@@ -97,7 +97,9 @@ Result<ModelW<B>> bind_gemma4(B& b, const GgufFile& file, const ModelCfg& m, con
     w.wq = weight(name("attn_q.weight"), D, Q);
     w.wo = weight(name("attn_output.weight"), Q, D);
     if (c.query_only) {  // published files still carry them; no engine reads them
-      for (const char* unused : {"attn_k.weight", "attn_v.weight", "attn_k_norm.weight"}) find.ignore(name(unused));
+      for (const char* unused :
+           {"attn_k.weight", "attn_v.weight", "attn_k_norm.weight", "attn_k.scale", "attn_v.scale"})
+        find.ignore(name(unused));
     } else {
       w.k_norm = gain(name("attn_k_norm.weight"), E);
       w.wk = weight(name("attn_k.weight"), D, KV);

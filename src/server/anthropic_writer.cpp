@@ -20,7 +20,7 @@ Json usage_of(int prompt, int cached, int generated) {
 
 const char* stop_reason(const AnswerEnd& e, bool calls) {
   if (!e.stop_word.empty()) return "stop_sequence";
-  if (!e.stopped && (e.why == Stop::kLength || e.why == Stop::kContext)) return "max_tokens";
+  if (!e.stopped && is_cut(e.why)) return "max_tokens";
   return calls ? "tool_use" : "end_turn";
 }
 

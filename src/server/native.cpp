@@ -130,7 +130,7 @@ class NativeWriter final : public AnswerWriter {
 
 Json native_json(const ApiAnswer& a, const WriterContext& c, const std::string& text,
                  const std::vector<int32_t>& tokens, const AnswerEnd& e) {
-  const bool limit = !e.stopped && (e.why == Stop::kLength || e.why == Stop::kContext);
+  const bool limit = !e.stopped && is_cut(e.why);
   return {{"index", a.index},
           {"content", text},
           {"tokens", tokens},

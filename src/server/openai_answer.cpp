@@ -89,7 +89,7 @@ Json chat_logprobs(const std::vector<LoggedToken>& tokens) {
 // --- answers
 
 const char* finish_reason(Stop why, bool stop_string, bool tool_calls) {
-  if (!stop_string && (why == Stop::kLength || why == Stop::kContext)) return "length";
+  if (!stop_string && is_cut(why)) return "length";
   return tool_calls ? "tool_calls" : "stop";
 }
 

@@ -80,7 +80,7 @@ class ResponsesWriter final : public AnswerWriter {
   }
 
  private:
-  static bool is_cut(const AnswerEnd& e) { return !e.stopped && (e.why == Stop::kLength || e.why == Stop::kContext); }
+  static bool is_cut(const AnswerEnd& e) { return !e.stopped && facet::is_cut(e.why); }
   std::string event(const char* type, Json data) {
     data["type"] = type;
     data["sequence_number"] = sequence_++;

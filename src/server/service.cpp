@@ -173,7 +173,7 @@ class ServiceImpl final : public Service, public HttpHandler {
   void list_slots(Engine& engine, std::unique_ptr<HttpReply> reply) {
     const auto held = std::make_shared<std::unique_ptr<HttpReply>>(std::move(reply));
     engine.list_slots([this, &engine, held](const std::vector<SlotInfo>& slots) {
-      const bool drafts = !engine.config().draft.files.empty();
+      const bool drafts = engine.config().draft.any();
       reply_later(held, json_response(200, slots_json(slots, engine.config().n_ctx, drafts)));
     });
   }

@@ -20,10 +20,11 @@ constexpr int waiting_features(int cols) { return std::clamp((2 << 20) / std::ma
 // token[0..] in one target step at positions position, position + 1, ...
 struct Draft {
   SlotId slot = 0;
-  int position = 0;                 // of node 0: the rows in the target's cache
-  int max_draft = 0;                // at most so many tokens after node 0; fewer is fine, 0 asks for none
-  int n_top = 0;                    // candidates wanted for every drafted position; 0: the chain alone
-  std::vector<int32_t> token = {};  // node 0, then the chain: token[i] is the guess for position + i
+  int position = 0;                       // of node 0: the rows in the target's cache
+  int max_draft = 0;                      // at most so many tokens after node 0; fewer is fine, 0 asks for none
+  std::span<const int32_t> history = {};  // the sequence up to node 0, with it
+  int n_top = 0;                          // candidates wanted for every drafted position; 0: the chain alone
+  std::vector<int32_t> token = {};        // node 0, then the chain: token[i] is the guess for position + i
 
   // n_top > 0: the candidates for position + 1 + d are [d * n_top, (d + 1) * n_top), best first, for
   // d < n_draft(), with their natural log-probabilities under the drafter. Id -1: there are no more.
@@ -83,6 +84,8 @@ class Drafter {
   // `to`, which holds nothing, gets the state of `from`.
   virtual Status fork(SlotId from, SlotId to) = 0;
 
+  // False: nothing is kept of a sequence but its length, and copies leave the drafter out.
+  virtual bool has_state() const { return true; }
   // A copy of the state in other memory: the rows of its own cache, if it has one, and what it has beside them.
   virtual KvCache* rows() { return nullptr; }
   virtual std::vector<float> save(SlotId) { return {}; }

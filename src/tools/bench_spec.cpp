@@ -167,22 +167,22 @@ Status bench_spec(const EngineConfig& given, const SpecBenchOptions& o,
     std::vector<SpecMethod> methods{{"none", {}}};
     methods.insert(methods.end(), o.methods.begin(), o.methods.end());
     for (const SpecMethod& m : methods)
-      for (const int length : m.files.empty() ? std::vector<int>{0} : o.lengths) {
+      for (const int length : m.plain() ? std::vector<int>{0} : o.lengths) {
         EngineConfig c = given;
         c.kv_k = c.kv_v = kv;
-        c.draft.files = m.files;
+        c.draft.files = m.files, c.draft.ngram = m.ngram;
         if (length > 0) c.draft.max = c.draft.min = length;
         auto e = Engine::open(c, o.debug);
         if (!e) return e.error();
         for (const PromptSet& set : o.sets) {
           auto l = measure(**e, beside.get(), set, o);
           if (!l) return l.error();
-          l->method = m.name, l->length = length, l->tree = m.files.empty() ? 0 : c.draft.tree, l->kv = kv;
-          if (m.files.empty()) plain[set.name] = l->tok_s;
+          l->method = m.name, l->length = length, l->tree = m.plain() ? 0 : c.draft.tree, l->kv = kv;
+          if (m.plain()) plain[set.name] = l->tok_s;
           if (!beside) l->speedup = plain[set.name] > 0 ? l->tok_s / plain[set.name] : 0;
           line(*l);
         }
-        if (o.in_turn && m.files.empty()) beside = std::move(*e);
+        if (o.in_turn && m.plain()) beside = std::move(*e);
       }
   }
   return Ok{};
@@ -275,7 +275,7 @@ Status bench_context(const EngineConfig& given, const ContextBenchOptions& o,
           "use shorter contexts, or --prompts with longer questions of the kind retrieval"};
   for (const SpecMethod& m : o.methods) {
     EngineConfig c = given;
-    c.draft.files = m.files;
+    c.draft.files = m.files, c.draft.ngram = m.ngram;
     c.draft.max = c.draft.min = o.length;
     auto e = Engine::open(c);
     if (!e) return e.error();

@@ -14,7 +14,9 @@ struct PromptSet {
 };
 struct SpecMethod {
   std::string name;                // of the row
-  std::vector<std::string> files;  // drafters; empty: plain decoding
+  std::vector<std::string> files;  // drafters
+  bool ngram = false;              // prompt lookup, with them or alone
+  bool plain() const { return files.empty() && !ngram; }
 };
 struct SpecBenchOptions {
   std::vector<PromptSet> sets;

@@ -225,10 +225,10 @@ def check_prose(number, line, folder):
     for span in re.findall(r"`([^`]+)`", line):
         for problem in wrong_options(span):
             yield f"{number}: {problem}"
-        path = re.fullmatch(r"(?:src|tests|tools|scripts|bench|docs|models|\.ci)/[\w./-]+", span)
+        path = re.fullmatch(r"(?:src|include|examples|python|tests|tools|scripts|bench|docs|models|\.ci)/[\w./-]+", span)
         if path and not (ROOT / span).exists() and not list((ROOT / span).parent.glob(pathlib.Path(span).name + ".*")):
             yield f"{number}: {span} does not exist"
-        elif re.fullmatch(r"[\w./-]+\.(?:h|cpp|cu|cuh)", span) and not any(p.endswith(f"/{span}") for p in code()[0]):
+        elif not (path and (ROOT / span).exists()) and re.fullmatch(r"[\w./-]+\.(?:h|cpp|cu|cuh)", span) and not any(p.endswith(f"/{span}") for p in code()[0]):
             yield f"{number}: there is no file {span}"
         name = re.fullmatch(r"(\w+)::(\w+)", span)
         if name and not code()[1].issuperset(name.groups()):

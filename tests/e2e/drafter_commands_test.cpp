@@ -45,6 +45,12 @@ TEST_F(DrafterCommands, ConvertQuantiseCompare) {
     EXPECT_EQ(differ.rc, 0) << differ.out;
     EXPECT_TRUE(has(differ.out, "BF16, Q8_0")) << differ.out;
     EXPECT_FALSE(has(differ.out, " 0 differ")) << differ.out;
+    const std::string both = at("full.gguf") + " " + at("small.gguf");
+    EXPECT_EQ(facet("compare --max-rms 0.1 " + both).rc, 0);
+    const Ran beyond = facet("compare --max-rms 1e-6 " + both);
+    EXPECT_EQ(beyond.rc, 1);
+    EXPECT_TRUE(has(beyond.out, "--max-rms: expected at most 1e-06, found ")) << beyond.out;
+    EXPECT_EQ(facet("compare --max-rms 0 " + at("full.gguf") + " " + at("full.gguf")).rc, 0);
   }
 }
 
@@ -80,6 +86,7 @@ TEST_F(DrafterCommands, Refusals) {
   EXPECT_EQ(facet("convert " + at("none") + " " + at("x.gguf")).rc, 1);
   EXPECT_EQ(facet("compare " + data("mtp") + " " + data("dflash")).rc, 1);  // norms of another width
   EXPECT_EQ(facet("draft").rc, 2);
+  EXPECT_EQ(facet("compare --max-rms nan " + data("mtp") + " " + data("mtp")).rc, 2);
 }
 
 }  // namespace

@@ -65,7 +65,7 @@ TEST_F(Inspect, ReadsTypesThatCannotBeRun) {
     b.text("GGUF").u32(3).u64(3).u64(1);
     b.str("general.architecture").u32(8).str("gemma4");
     b.str("a.weight").u32(1).u64(32).u32(8).u64(0);            // Q8_0
-    b.str("b.weight").u32(2).u64(256).u64(3).u32(16).u64(64);  // IQ2_XXS
+    b.str("b.weight").u32(2).u64(256).u64(3).u32(35).u64(64);  // TQ2_0
     b.str("c.weight").u32(1).u64(7).u32(4711).u64(288);        // nobody knows
     b.align(32);
     return dir_.write("foreign.gguf", b.fill(data));
@@ -73,16 +73,16 @@ TEST_F(Inspect, ReadsTypesThatCannotBeRun) {
   const std::string path = file(289);
   const Ran r = run("inspect --tensors " + path);
   EXPECT_EQ(r.rc, 0) << r.out;
-  for (const char* part : {"complete", "cannot run this file", "IQ2_XXS, type 4711", "[256 x 3]", "a.weight"})
+  for (const char* part : {"complete", "cannot run this file", "TQ2_0, type 4711", "[256 x 3]", "a.weight"})
     EXPECT_TRUE(has(r.out, part)) << part << "\n" << r.out;
   const auto j = nlohmann::json::parse(run("inspect --json --tensors " + path).out, nullptr, false);
   ASSERT_FALSE(j.is_discarded());
-  EXPECT_EQ(j["cannot_run"], (std::vector<std::string>{"IQ2_XXS", "type 4711"}));
-  EXPECT_EQ(j["types"]["IQ2_XXS"]["bytes"], 198);
+  EXPECT_EQ(j["cannot_run"], (std::vector<std::string>{"TQ2_0", "type 4711"}));
+  EXPECT_EQ(j["types"]["TQ2_0"]["bytes"], 198);
   EXPECT_EQ(j["tensors"][2]["name"], "c.weight");
   const Ran run_it = run("run -p x -m " + path);
   EXPECT_EQ(run_it.rc, 1);
-  EXPECT_TRUE(has(run_it.out, "expected a supported block type, found type id 16 (IQ2_XXS)")) << run_it.out;
+  EXPECT_TRUE(has(run_it.out, "expected a supported block type, found type id 35 (TQ2_0)")) << run_it.out;
   const Ran cut = run("inspect " + file(230));
   EXPECT_EQ(cut.rc, 1);
   EXPECT_TRUE(has(cut.out, "truncated: 59 bytes short of")) << cut.out;

@@ -5,7 +5,9 @@
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
+#include <nlohmann/json.hpp>
 #include <string>
+#include <vector>
 
 #include "support/bytes.h"
 #include "support/run_program.h"
@@ -73,6 +75,79 @@ TEST(Program, StartsWithoutNotes) {
       EXPECT_TRUE(has(r.out, "drafter: ")) << r.out;
       EXPECT_FALSE(has(r.out, "note: ")) << r.out;
     }
+}
+
+// Names of llama.cpp and of other engines, each with a note that says what it is called here.
+TEST(Program, TakesTheNamesOfOthers) {
+  const std::string ask = "run -p 'What is 17 + 25?' --temp 0 -c 512 -n 8 ",
+                    drafter = "models/facet-nano-mtp-Q8_0.gguf";
+  const std::string path = std::string(FACET_SOURCE_DIR) + "/" + drafter;
+  struct Row {
+    std::string args, note;
+  };
+  const Row rows[] = {{"-md " + path, "note: -md " + path + " is --draft " + path + " here"},
+                      {"--mtp " + path, "is --draft " + path},
+                      {"--draft-method=none", "note: --draft-method none is --draft none here"},
+                      {"--spec-type draft-dflash", "note: --spec-type draft-dflash is --draft dflash here"},
+                      {"--spec-type ngram-simple", "is --draft ngram here"},
+                      {"--spec-draft-n-max 3", "note: --spec-draft-n-max 3 is --draft-max 3 here"},
+                      {"-ctk q8_0 -ctv q8_0", "note: -ctv q8_0 is --kv-v q8_0 here"},
+                      {"-ngl 0", "note: -ngl 0 is --backend cpu here"},
+                      {"-ngl 99", "note: -ngl 99 is --backend auto here"}};
+  const std::string plain = shell(ask + "--draft none").out;
+  for (const Row& row : rows) {
+    EXPECT_EQ(shell(ask + row.args).out, plain) << row.args;
+    const Ran r = shell(ask + row.args, true);
+    EXPECT_EQ(r.rc, 0) << row.args << r.out;
+    EXPECT_TRUE(has(r.out, row.note)) << row.args << "\n" << r.out;
+  }
+  // What is the value of another option stays one, and commands without the option do not know the name.
+  EXPECT_FALSE(has(shell("run -p --mtp -n 1 -c 256", true).out, "note: --mtp"));
+  EXPECT_EQ(shell("inspect -ctk q8_0 x", true).rc, 2);
+  EXPECT_EQ(shell(ask + "--spec-draft-n-max", true).rc, 2);
+  EXPECT_EQ(shell(ask + "-ctk q7", true).rc, 2);
+}
+
+// tokenize writes what --tokens reads; a prompt without <bos> is told, or gets one.
+TEST(Program, TokensFromTextToFileToPrompt) {
+  const TempDir dir;
+  const std::string with = dir.file("with.i32"), without = dir.file("without.i32");
+  std::ofstream(dir.file("text")) << "The capital of France is";
+  EXPECT_EQ(shell("tokenize --out-tokens " + with + " < " + dir.file("text")).out, "");
+  EXPECT_EQ(shell("tokenize --no-bos --out-tokens " + without + " < " + dir.file("text")).rc, 0);
+  EXPECT_EQ(std::filesystem::file_size(with), std::filesystem::file_size(without) + 4);
+  const std::string run = " --temp 0 -c 512 -n 6 --out-tokens " + dir.file("answer.i32") + " --tokens ";
+  const auto answer = [&](const std::string& args) {
+    EXPECT_EQ(shell("run" + run + args).rc, 0);
+    std::ifstream in(dir.file("answer.i32"), std::ios::binary);
+    return std::string(std::istreambuf_iterator<char>(in), {});
+  };
+  EXPECT_EQ(answer(without + " --add-bos"), answer(with));
+  EXPECT_EQ(answer(with + " --add-bos"), answer(with)) << "one is enough";
+  EXPECT_TRUE(has(shell("run" + run + without, true).out, "does not begin with <bos> (")) << "told";
+  EXPECT_FALSE(has(shell("run" + run + with, true).out, "<bos>"));
+  EXPECT_FALSE(has(shell("run" + run + without + " --add-bos", true).out, "<bos>"));
+}
+
+// A line for each draft: its sums are those that the program prints.
+TEST(Program, TracesDrafts) {
+  const TempDir dir;
+  const Ran r = shell("run -p 'Count from 1 to 20.' --temp 0 -c 512 -n 40 --spec-trace " + dir.file("t.jsonl"), true);
+  EXPECT_EQ(r.rc, 0) << r.out;
+  std::ifstream in(dir.file("t.jsonl"));
+  int drafted = 0, accepted = 0, rounds = 0;
+  for (std::string line; std::getline(in, line); ++rounds) {
+    const auto j = nlohmann::json::parse(line, nullptr, false);
+    ASSERT_FALSE(j.is_discarded()) << line;
+    const auto draft = j["draft"].get<std::vector<int>>(), drawn = j["drawn"].get<std::vector<int>>();
+    ASSERT_EQ(drawn.size(), draft.size() + 1);
+    int right = 0;
+    while (right < int(draft.size()) && draft[size_t(right)] == drawn[size_t(right)]) ++right;
+    EXPECT_EQ(j["accepted"], right);
+    drafted += int(draft.size()), accepted += right;
+  }
+  EXPECT_GT(rounds, 0);
+  EXPECT_TRUE(has(r.out, "drafts accepted " + std::to_string(accepted) + " of " + std::to_string(drafted))) << r.out;
 }
 
 TEST(Program, TheSameSeedGivesTheSameText) {

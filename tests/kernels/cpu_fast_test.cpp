@@ -62,6 +62,12 @@ std::vector<int> half_offsets(DType t) {
     case DType::kQ8_0:
     case DType::kIQ4_NL:
     case DType::kIQ4_XS:
+    case DType::kIQ1_S:
+    case DType::kIQ2_XXS:
+    case DType::kIQ2_XS:
+    case DType::kIQ2_S:
+    case DType::kIQ3_XXS:
+    case DType::kIQ3_S:
       return {0};
     case DType::kQ4_1:
     case DType::kQ5_1:
@@ -77,6 +83,17 @@ std::vector<int> half_offsets(DType t) {
     default:
       return {};
   }
+}
+
+// Gives a block a step of d, in each place where one lies. A byte of exponent stands for the power of two below |d|.
+void set_steps(DType t, float d, std::byte* block) {
+  const uint16_t h = f32_to_f16(d);
+  for (const int offset : half_offsets(t)) std::memcpy(block + offset, &h, 2);
+  if (t == DType::kIQ1_M)  // in the top nibbles of four words
+    for (int k = 0; k < 4; ++k)
+      block[49 + 2 * k] = (block[49 + 2 * k] & std::byte(15)) | std::byte((h >> (4 * k) & 15) << 4);
+  if (t == DType::kMXFP4) block[0] = std::byte(128 + std::ilogb(d));
+  // NVFP4's are bytes of which each is a scale, from 0 to 240.
 }
 
 // A matrix of random bytes, so that every code and sub-scale occurs, with scales of a sane size and either sign.
@@ -100,10 +117,7 @@ struct Matrix {
     } else {
       for (std::byte& b : bytes) b = std::byte(rng());
       for (size_t at = 0; at < bytes.size(); at += size_t(info.block_bytes))
-        for (const int offset : half_offsets(t)) {
-          const uint16_t h = f32_to_f16((rng() % 2 ? 1.f : -1.f) * (.5f + float(rng() % 1000) / 1000));
-          std::memcpy(bytes.data() + at + size_t(offset), &h, 2);
-        }
+        set_steps(t, (rng() % 2 ? 1.f : -1.f) * (.5f + float(rng() % 1000) / 1000), bytes.data() + at);
     }
     w = {bytes.data(), t, n_out, n_in, 1, dtype_name(t)};
     values.resize(size_t(n_in) * size_t(n_out));
@@ -191,10 +205,8 @@ void check_largest_codes(DType type) {
   constexpr int kCols = 512, kMax = 16;
   Matrix m(type, kCols, 1, 1);
   const DTypeInfo& info = dtype_info(type);
-  const uint16_t one = f32_to_f16(1.f);
   std::fill(m.bytes.begin(), m.bytes.end(), std::byte(0xFF));
-  for (size_t at = 0; at < m.bytes.size(); at += size_t(info.block_bytes))
-    for (const int offset : half_offsets(type)) std::memcpy(m.bytes.data() + at + size_t(offset), &one, 2);
+  for (size_t at = 0; at < m.bytes.size(); at += size_t(info.block_bytes)) set_steps(type, 1, m.bytes.data() + at);
   dequantize_row(type, m.w.row(0, 0), m.values.data(), kCols);
   double want = 0, size = 0;
   for (const float w : m.values) want += double(w), size += std::abs(double(w));
@@ -227,7 +239,9 @@ TEST_P(MatmulTypes, LargestCodes) {
 INSTANTIATE_TEST_SUITE_P(All, MatmulTypes,
                          testing::Values(DType::kF32, DType::kF16, DType::kBF16, DType::kQ4_0, DType::kQ4_1,
                                          DType::kQ5_0, DType::kQ5_1, DType::kQ8_0, DType::kQ2_K, DType::kQ3_K,
-                                         DType::kQ4_K, DType::kQ5_K, DType::kQ6_K, DType::kIQ4_NL, DType::kIQ4_XS),
+                                         DType::kQ4_K, DType::kQ5_K, DType::kQ6_K, DType::kIQ4_NL, DType::kIQ4_XS,
+                                         DType::kIQ1_S, DType::kIQ1_M, DType::kIQ2_XXS, DType::kIQ2_XS, DType::kIQ2_S,
+                                         DType::kIQ3_XXS, DType::kIQ3_S, DType::kMXFP4, DType::kNVFP4),
                          [](const auto& p) { return dtype_name(p.param); });
 
 // The law that every row's bits are its own, and two ways to break it that the check must see.
@@ -278,7 +292,9 @@ TEST(Matmul, ARowIsItsOwnAtEveryWidth) {
 
 // A matrix that reads past its rows would read these: NaN scales behind the last block.
 TEST(Matmul, ReadsNothingBehindItsRows) {
-  for (const DType type : {DType::kQ8_0, DType::kQ4_0, DType::kQ4_K, DType::kQ6_K}) {
+  for (int t = 0; t < int(DType::kCount); ++t) {
+    const DType type = DType(t);
+    if (!dtype_info(type).matmul) continue;
     Matrix m(type, 256, 17, 3);
     m.bytes.shrink_to_fit();  // the sanitizers watch the end
     for (const CpuIsa isa : isas()) {
@@ -290,8 +306,8 @@ TEST(Matmul, ReadsNothingBehindItsRows) {
       for (const int T : {1, 4, 19, 60}) {
         Guarded y(T, 17);
         fast.matmul(y.rows(), xr.view(T, 256), {m.bytes.data(), type, 17, 256, 1, "edge"});
-        for (int t = 0; t < T; ++t)
-          for (int o = 0; o < 17; ++o) EXPECT_TRUE(std::isfinite(y.rows().row(t)[o]));
+        for (int i = 0; i < T; ++i)
+          for (int o = 0; o < 17; ++o) EXPECT_TRUE(std::isfinite(y.rows().row(i)[o]));
       }
     }
   }

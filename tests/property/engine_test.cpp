@@ -2,9 +2,14 @@
 // were cut.
 #include <filesystem>
 
+#include <unistd.h>
+
 #include "engine/engine.h"
+#include "engine/plan.h"
+#include "model/gemma4_config.h"
 #include "model/types.h"
 #include "support/must.h"
+#include "support/rewrite_gguf.h"
 #include "support/tiny_model.h"
 
 namespace facet::test {
@@ -284,6 +289,92 @@ TEST(Engine, RefusesWhatDoesNotFitAndSaysWhatWould) {
   c.n_ctx = 0;  // chosen: halved until it fits
   auto f = must(Engine::open(c));
   EXPECT_LE(f->config().n_ctx, 4096);
+}
+
+// A greedy random model goes round in a loop soon: the guard ends the answer there, and changes nothing before.
+TEST(Engine, ALoopEndsTheAnswer) {
+  const TinyFile file;
+  EngineConfig c = config(file);
+  c.n_ctx = 2048;
+  Request r = request(1, 10, 1500);
+  r.sampling = {.temperature = 0};
+  const Answer free = solo(c, r);
+  EXPECT_EQ(free.why, Stop::kLength);
+  r.max_loops = 4;
+  const Answer guarded = solo(c, r);
+  ASSERT_EQ(guarded.why, Stop::kLoop);
+  EXPECT_STREQ(stop_name(guarded.why), "loop");
+  ASSERT_GE(guarded.tokens.size(), 128u);
+  ASSERT_LT(guarded.tokens.size(), free.tokens.size());
+  EXPECT_TRUE(std::equal(guarded.tokens.begin(), guarded.tokens.end(), free.tokens.begin()));
+  // The same text from there on, so it was a loop.
+  const size_t n = guarded.tokens.size();
+  bool round = false;
+  for (size_t p = 1; p <= 64 && !round; ++p)
+    round = std::equal(free.tokens.begin() + ptrdiff_t(n - p), free.tokens.end() - ptrdiff_t(p),
+                       free.tokens.begin() + ptrdiff_t(n));
+  EXPECT_TRUE(round);
+}
+
+const std::string kModels = std::string(FACET_SOURCE_DIR) + "/models/";
+
+// A drafter that nobody asked for goes when memory is short; one that was asked for is an error.
+TEST(Engine, ADrafterThatDoesNotFitIsLeftOut) {
+  EngineConfig c;
+  c.model = kModels + "facet-nano-Q8_0.gguf", c.backend = "cpu", c.n_ctx = 1024, c.chunk = 512, c.n_threads = 1;
+  c.snapshots = 0, c.cache_ram = 0;
+  const GgufFile file = must(GgufFile::open(c.model));
+  const ModelCfg m = must(gemma4_config(file));
+  const std::vector<DrafterFile> drafters{must(DrafterFile::open(kModels + "facet-nano-dflash-Q8_0.gguf"))};
+  EngineConfig plain = must(resolve_config(file, m, c)), drafting = c;
+  drafting.draft.files = {drafters[0].path()};
+  const int64_t without = plan_memory(file, m, plain).total(),
+                with = plan_memory(file, m, must(resolve_config(file, m, drafting, drafters)), drafters).total();
+  ASSERT_LT(without, with);
+  drafting.memory = without + 1024;
+  std::vector<std::string> notes;
+  std::string lost;
+  drafting.noted = [&](const std::string& n) { notes.push_back(n); };
+  drafting.degraded = [&](const std::string& what, const std::string& why) { lost = what + ": " + why; };
+  EXPECT_FALSE(Engine::open(drafting));
+  drafting.draft.optional = true;
+  const auto e = must(Engine::open(drafting));
+  EXPECT_TRUE(e->config().draft.files.empty());
+  ASSERT_EQ(notes.size(), 1u);
+  EXPECT_NE(notes[0].find("does not fit in memory"), std::string::npos) << notes[0];
+  EXPECT_NE(lost.find("facet-nano-dflash"), std::string::npos) << lost;
+  drafting.memory = with + 1024;  // enough for both
+  EXPECT_EQ(must(Engine::open(drafting))->config().draft.files.size(), 1u);
+}
+
+// Vocabularies of model and drafter are compared as texts, not by their number.
+TEST(Engine, ADrafterOfAnotherVocabularyIsRefused) {
+  const std::string model = kModels + "facet-nano-Q8_0.gguf", drafter = kModels + "facet-nano-dflash-Q8_0.gguf";
+  const GgufFile file = must(GgufFile::open(model));
+  const auto tokens = must(file.get_strings("tokenizer.ggml.tokens"));
+  for (const size_t unlike : {size_t(0), size_t(1), tokens.size() / 50}) {
+    std::vector<std::string> texts(tokens.begin(), tokens.end());
+    for (size_t i = 0; i < unlike; ++i) texts[100 + i] += "x";
+    const std::string other =
+        (std::filesystem::temp_directory_path() / fmt::format("facet-vocab-{}-{}.gguf", getpid(), unlike)).string();
+    rewrite_gguf(drafter, other, {.key = without({"tokenizer.ggml.tokens"}), .more = [&](GgufWriter& w) {
+                                    w.add("tokenizer.ggml.tokens", texts);
+                                  }});
+    EngineConfig c;
+    c.model = model, c.backend = "cpu", c.n_ctx = 256, c.n_threads = 1, c.draft.files = {other};
+    std::vector<std::string> notes;
+    c.noted = [&](const std::string& n) { notes.push_back(n); };
+    const auto e = Engine::open(c);
+    std::filesystem::remove(other);
+    if (unlike > 1) {
+      ASSERT_FALSE(e);
+      EXPECT_EQ(e.error().where, other);
+      EXPECT_NE(e.error().message().find("tokenizer.ggml.tokens: token 100: expected '"), std::string::npos);
+    } else {
+      EXPECT_TRUE(e);
+      EXPECT_EQ(notes.size(), unlike);
+    }
+  }
 }
 
 TEST(Engine, TwoInOneProcess) {

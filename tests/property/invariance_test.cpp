@@ -3,6 +3,7 @@
 #include "backend/cpu/cpu_fast.h"
 #include "support/broken.h"
 #include "support/harness.h"
+#include "support/rewrite_gguf.h"
 #include "support/sanitized.h"
 #include "support/tiny_model.h"
 
@@ -354,6 +355,74 @@ TEST(Lockstep, FastAgreesWithReference) {
         ADD_FAILURE() << dtype_name(type) << m.moe << m.ple << " " << d.message();
     }
 }
+// Types that are only read, of matrices with 256 columns; NVFP4 with factors beside its matrices.
+class ReadOnlyTypes : public testing::TestWithParam<DType> {};
+TEST_P(ReadOnlyTypes, FastAgreesWithReference) {
+  for (TinyModel m : {TinyModel{}, TinyModel{.moe = true, .split_experts = true, .d_expert = 256}}) {
+    if (kSanitized && m.moe) continue;
+    m.type = GetParam(), m.width = 256;
+    const TinyFile file(m);
+    const auto ids = random_ids(kSanitized ? 4 : 12, 96, 7);
+    const std::vector<int> pieces = kSanitized ? std::vector{3, 1} : std::vector{8, 1, 3};
+    Harness<Lockstep<CpuFast, CpuRef>> h(file.path(), plan());
+    const auto logits = h.logits(ids, pieces);
+    for (const VerbDifference& d : h.backend().differences()) ADD_FAILURE() << m.moe << " " << d.message();
+    for (const float v : logits) ASSERT_TRUE(std::isfinite(v));
+    if (kSanitized) continue;
+    const auto scalar = Harness<CpuFast>(file.path(), plan(), 0, 1, CpuIsa::kScalar).logits(ids, {7});
+    for (const CpuIsa isa : {CpuIsa::kScalar, CpuIsa::kAvx2, CpuIsa::kAvx512, CpuIsa::kAmx}) {
+      if (!has_isa(isa)) continue;
+      EXPECT_TRUE(bitwise_equal(Harness<CpuFast>(file.path(), plan(), 0, 2, isa).logits(ids, pieces), scalar))
+          << isa_name(isa);
+    }
+  }
+}
+INSTANTIATE_TEST_SUITE_P(All, ReadOnlyTypes,
+                         testing::Values(DType::kIQ1_S, DType::kIQ1_M, DType::kIQ2_XXS, DType::kIQ2_XS, DType::kIQ2_S,
+                                         DType::kIQ3_XXS, DType::kIQ3_S, DType::kMXFP4, DType::kNVFP4),
+                         [](const auto& p) { return std::string(dtype_name(p.param)); });
+
+// Factors of matrices are multiplied in, and those that Gemma 4 calls '.scale' for other reasons are not taken for
+// some.
+TEST(ReadOnly, FactorsOfMatricesCount) {
+  const TinyFile file({.moe = true, .type = DType::kNVFP4, .width = 256, .d_expert = 256});
+  const std::string doubled = file.path() + ".doubled";
+  rewrite_gguf(file.path(), doubled, {.bytes = [](const TensorView& t) {
+                 std::vector<std::byte> b(t.data.begin(), t.data.end());
+                 if (!t.name.ends_with("attn_v.scale") && !t.name.ends_with("ffn_gate_up_exps.scale")) return b;
+                 for (size_t at = 0; at < b.size(); at += 4) {
+                   float f;
+                   std::memcpy(&f, b.data() + at, 4);
+                   f *= 2;
+                   std::memcpy(b.data() + at, &f, 4);
+                 }
+                 return b;
+               }});
+  const auto ids = random_ids(20, 96, 7);
+  const auto once = Harness<CpuFast>(file.path(), plan()).logits(ids, {20});
+  const auto twice = Harness<CpuFast>(doubled, plan()).logits(ids, {20});
+  std::filesystem::remove(doubled);
+  EXPECT_GT(compare(twice, once, 96).rms, 1e-3);  // of experts; V is normalised, its factor changes nothing
+  const GgufFile f = must(GgufFile::open(file.path()));
+  EXPECT_EQ(f.find("blk.0.attn_v.weight")->scale.size(), 1u);
+  EXPECT_EQ(f.find("blk.0.ffn_gate_up_exps.weight")->scale.size(), 6u);
+  EXPECT_TRUE(f.find("blk.0.ffn_down_exps.weight")->scale.empty());
+  EXPECT_TRUE(f.find("blk.0.ffn_gate_inp.weight")->scale.empty());
+}
+
+// A factor that is none for its matrix is an error that names it.
+TEST(ReadOnly, AFactorOfAnotherShapeIsRefused) {
+  const TinyFile file({.type = DType::kQ8_0});
+  const std::string bad = file.path() + ".bad";
+  rewrite_gguf(file.path(), bad, {.extra = {{"blk.0.attn_q.scale", DType::kF32, {3}}}});
+  const GgufFile f = must(GgufFile::open(bad));
+  const ModelCfg cfg = must(gemma4_config(f));
+  const auto r = Runner<CpuRef>::open(f, cfg, {.kv = plan(), .max_out = 1}, 1);
+  std::filesystem::remove(bad);
+  ASSERT_FALSE(r);
+  EXPECT_NE(r.error().message().find("blk.0.attn_q.scale: expected F32 [1]"), std::string::npos) << r.error().message();
+}
+
 TYPED_TEST(Property, LockstepNamesTheVerbThatDiffers) {
   const TinyFile file(suited<TypeParam>());
   Harness<Lockstep<RotatesEverything<TypeParam>, TypeParam>> h(file.path(), plan());

@@ -15,7 +15,8 @@ struct Rewrite {
   // New names; an empty one leaves the key or tensor out.
   std::function<std::string(const std::string&)> key = [](const std::string& k) { return k; };
   std::function<std::string(const std::string&)> tensor = [](const std::string& n) { return n; };
-  std::function<void(GgufWriter&)> more = [](GgufWriter&) {};  // keys behind the others
+  std::function<std::vector<std::byte>(const TensorView&)> bytes = {};  // of a tensor; empty: as they are
+  std::function<void(GgufWriter&)> more = [](GgufWriter&) {};           // keys behind the others
   struct Extra {
     std::string name;
     DType type;
@@ -39,7 +40,7 @@ inline void rewrite_gguf(const std::string& from, const std::string& to, const R
   for (const Rewrite::Extra& e : r.extra) w.add_tensor(e.name, e.type, e.ne);
   must(w.begin(to));
   for (const TensorView& t : in.tensors())
-    if (!r.tensor(t.name).empty()) must(w.write(t.data));
+    if (!r.tensor(t.name).empty()) must(r.bytes ? w.write(r.bytes(t)) : w.write(t.data));
   for (const Rewrite::Extra& e : r.extra) {
     bytes = row_bytes(e.type, 1);
     for (const int64_t n : e.ne) bytes *= size_t(n);

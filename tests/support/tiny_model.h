@@ -10,6 +10,7 @@
 
 #include "formats/gguf.h"
 #include "formats/quantize.h"
+#include "formats/random_blocks.h"
 #include "support/must.h"
 
 namespace facet::test {
@@ -43,6 +44,9 @@ inline std::string write_tiny_model(const TinyModel& o) {
     data.emplace_back(row_bytes(type, n));
     if (type == DType::kF32)
       std::memcpy(data.back().data(), v.data(), data.back().size());
+    else if (has_random_blocks(type))  // of no values that are known here
+      random_blocks(
+          type, sd, [&] { return uint64_t(rng()) << 32 | rng(); }, data.back());
     else
       quantize_row(type, v.data(), data.back().data(), n);
   };
@@ -50,6 +54,10 @@ inline std::string write_tiny_model(const TinyModel& o) {
     std::vector<int64_t> ne{n_in, n_out};
     if (stack) ne.push_back(stack);
     tensor(name, ne, 0, 1 / std::sqrt(float(n_in)), o.type);
+    constexpr std::string_view kWeight = ".weight";
+    const std::string base = name.substr(0, name.size() - kWeight.size());
+    if (o.type == DType::kNVFP4 && n_in % 64 == 0 && !base.ends_with("ffn_down_exps"))  // which has one in any case
+      tensor(base + ".scale", {std::max(1, stack)}, 1, .25f);
   };
   auto gain = [&](const std::string& name, int n) { tensor(name, {n}, 1, .25f); };
 

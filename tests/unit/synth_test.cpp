@@ -141,7 +141,8 @@ SynthPlan small() {
   SynthPlan p;
   p.meta = {{"general.architecture", std::string("gemma4")}, {"x.flags", std::vector<bool>{true, false}}};
   for (DType t : {DType::kF32, DType::kBF16, DType::kQ4_0, DType::kQ5_0, DType::kQ5_1, DType::kQ8_0, DType::kQ4_K,
-                  DType::kQ5_K, DType::kQ6_K})
+                  DType::kQ5_K, DType::kQ6_K, DType::kIQ1_S, DType::kIQ1_M, DType::kIQ2_XXS, DType::kIQ2_XS,
+                  DType::kIQ2_S, DType::kIQ3_XXS, DType::kIQ3_S, DType::kMXFP4, DType::kNVFP4})
     p.tensors.push_back({std::string("w.") + dtype_name(t), {1024, 64}, SynthFill::kNormal, t});
   p.tensors.push_back({"norm", {300}, SynthFill::kUnit, DType::kF32});
   p.tensors.push_back({"router", {64, 16}, SynthFill::kRouter, DType::kF32});

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "formats/quantize.h"
+#include "formats/random_blocks.h"
 
 namespace facet {
 namespace {
@@ -29,6 +30,9 @@ double error_of(DType t) {
   std::vector<std::byte> bytes(row_bytes(t, kN)), wide(row_bytes(wider_type(t), kN));
   if (t == DType::kF32)
     std::memcpy(bytes.data(), x.data(), bytes.size());
+  else if (has_random_blocks(t))
+    random_blocks(
+        t, .05f, [&] { return uint64_t(rng()) << 32 | rng(); }, bytes);
   else
     quantize_row(t, x.data(), bytes.data(), kN);
   widen_row(t, bytes.data(), wide.data(), kN);
@@ -40,15 +44,33 @@ double error_of(DType t) {
 }
 
 TEST(Widen, LosesNoMoreThanItSays) {
-  for (DType t : {DType::kQ3_K, DType::kIQ4_NL}) EXPECT_EQ(error_of(t), 0) << dtype_name(t);
-  EXPECT_LE(error_of(DType::kIQ4_XS), 0x1p-11);
-  EXPECT_GT(error_of(DType::kIQ4_XS), 0);
-  for (DType t : {DType::kF32, DType::kQ2_K, DType::kQ4_1, DType::kQ5_1})
+  for (DType t :
+       {DType::kQ3_K, DType::kIQ4_NL, DType::kIQ3_S, DType::kIQ1_S, DType::kIQ1_M, DType::kMXFP4, DType::kNVFP4})
+    EXPECT_EQ(error_of(t), 0) << dtype_name(t);
+  for (DType t : {DType::kIQ4_XS, DType::kIQ3_XXS, DType::kIQ2_XXS}) {
+    EXPECT_LE(error_of(t), 0x1p-11) << dtype_name(t);
+    EXPECT_GT(error_of(t), 0) << dtype_name(t);
+  }
+  for (DType t : {DType::kF32, DType::kQ2_K, DType::kQ4_1, DType::kQ5_1, DType::kIQ2_XS, DType::kIQ2_S})
     EXPECT_LE(error_of(t), 0x1p-8) << dtype_name(t);
 }
 
+// A factor goes into the values, which then are BF16, whatever the type.
+TEST(Widen, FactorsAreMultipliedIn) {
+  std::mt19937 rng(6);
+  for (DType t : {DType::kNVFP4, DType::kIQ3_S}) {
+    std::vector<std::byte> bytes(row_bytes(t, kN)), wide(row_bytes(DType::kBF16, kN));
+    random_blocks(
+        t, .05f, [&] { return uint64_t(rng()) << 32 | rng(); }, bytes);
+    scale_row(t, bytes.data(), wide.data(), kN, 3.f);
+    const auto want = values(t, bytes), got = values(DType::kBF16, wide);
+    for (size_t i = 0; i < want.size(); ++i) ASSERT_NEAR(got[i], 3 * want[i], std::abs(3 * want[i]) * 0x1p-8f);
+  }
+}
+
 TEST(Widen, TakesNoMoreThanItMust) {
-  for (DType t : {DType::kQ3_K, DType::kIQ4_NL, DType::kIQ4_XS})
+  for (DType t : {DType::kQ3_K, DType::kIQ4_NL, DType::kIQ4_XS, DType::kIQ3_S, DType::kIQ3_XXS, DType::kIQ2_XXS,
+                  DType::kIQ1_S, DType::kIQ1_M, DType::kMXFP4})
     EXPECT_LT(row_bytes(wider_type(t), kN), row_bytes(DType::kBF16, kN));
 }
 

@@ -150,8 +150,8 @@ CpuFast::Input CpuFast::prepare(Rows x, bool wanted) {
   return in;
 }
 
-void CpuFast::product(float* y, int64_t stride, const Input& x, const Weight& w, int64_t stack, int64_t begin,
-                      int64_t end) const {
+void CpuFast::unscaled(float* y, int64_t stride, const Input& x, const Weight& w, int64_t stack, int64_t begin,
+                       int64_t end) const {
   const int type = int(w.type);
   const int64_t bytes = int64_t(row_bytes(w.type, w.n_in));
   const std::byte* from = w.row(stack, begin);
@@ -183,6 +183,15 @@ void CpuFast::product(float* y, int64_t stride, const Input& x, const Weight& w,
     simd_.dots[int(DType::kF32)](reinterpret_cast<const std::byte*>(row), w.n_in * 4, rows, w.n_in, x.n_tok, x.f,
                                  y + o - begin, stride);
   }
+}
+
+void CpuFast::product(float* y, int64_t stride, const Input& x, const Weight& w, int64_t stack, int64_t begin,
+                      int64_t end) const {
+  unscaled(y, stride, x, w, stack, begin, end);
+  if (!w.scale) return;
+  const float factor = w.factor(stack);
+  for (int t = 0; t < x.n_tok; ++t)
+    for (int64_t o = 0; o < end - begin; ++o) y[t * stride + o] *= factor;
 }
 
 void CpuFast::product_all(Rows y, const Input& x, const Weight& w) const {
@@ -265,11 +274,7 @@ void CpuFast::moe(Rows y, Rows e, Rows r, MoeWeights<Weight, Vec> w, int n_used,
       route_[size_t(t * K + k)] = std::exp(l[chosen[k]] - l[chosen[0]]) / sum * (w.scale ? w.scale.p[chosen[k]] : 1.f);
   }
 
-  const Weight half = [&] {  // an expert is gate rows then up rows: twice as many matrices of half the height
-    Weight h = w.gate_up;
-    h.n_out /= 2;
-    return h;
-  }();
+  const Weight half = w.gate_up.halves();  // an expert is gate rows then up rows
   const Input x = quantise(act_, e, quantised(w.gate_up) || quantised(w.gate) || quantised(w.up), T > 1);
   used_expert_.clear();
   for (int i = 0; i < n_expert; ++i) {

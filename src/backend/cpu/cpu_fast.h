@@ -70,6 +70,8 @@ class CpuFast : public CpuRef {
   // y[t * stride + o - begin] = row o of matrix `stack` of w times x[t]. Runs on the calling thread.
   void product(float* y, int64_t stride, const Input& x, const Weight& w, int64_t stack, int64_t begin,
                int64_t end) const;
+  void unscaled(float* y, int64_t stride, const Input& x, const Weight& w, int64_t stack, int64_t begin,
+                int64_t end) const;  // without the factor of the matrix
   void product_all(Rows y, const Input& x, const Weight& w) const;
   void gate_up_range(float* y, int64_t stride, const Input& x, const Weight& gate, int64_t gate_stack, const Weight& up,
                      int64_t up_stack, int64_t begin, int64_t end, Act act) const;

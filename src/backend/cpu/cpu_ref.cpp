@@ -43,7 +43,9 @@ constexpr int kTokenBlock = 8;  // tokens that share one decoding of a K or V ro
 
 CpuRef::Weight CpuRef::upload(const TensorView& t) {
   names_.push_back(t.name);
-  return {t.data.data(), t.type, t.ne[1], t.ne[0], t.ne[2], names_.back().c_str()};
+  const float* scale = nullptr;
+  if (!t.scale.empty()) scale = floats_.emplace_back(t.scale).data();
+  return {t.data.data(), t.type, t.ne[1], t.ne[0], t.ne[2], names_.back().c_str(), scale};
 }
 CpuRef::Vec CpuRef::upload(std::span<const float> gain) {
   floats_.emplace_back(gain.begin(), gain.end());
@@ -113,7 +115,7 @@ void CpuRef::embed(Rows x, Weight table, const Step& s, float scale) {
     const int64_t id = s.token[t];
     CHECK(id >= 0 && id < table.n_out, "{}: token {} of a vocabulary of {}", table.name, id, table.n_out);
     dequantize_row(table.type, table.row(0, id), x.row(t), x.cols);
-    for (int i = 0; i < x.cols; ++i) x.row(t)[i] *= scale;
+    for (int i = 0; i < x.cols; ++i) x.row(t)[i] *= scale * table.factor(0);
   });
 }
 
@@ -135,7 +137,7 @@ void CpuRef::expert_matmul(Rows y, Rows x, Weight w, int expert) {
     float* row = scratch();
     for (int64_t o = begin; o < end; ++o) {
       dequantize_row(w.type, w.row(expert, o), row, w.n_in);
-      for (int t = 0; t < x.rows; ++t) y.row(t)[o] = dot(row, x.row(t), w.n_in);
+      for (int t = 0; t < x.rows; ++t) y.row(t)[o] = dot(row, x.row(t), w.n_in) * w.factor(expert);
     }
   });
 }
@@ -303,9 +305,9 @@ void CpuRef::gate_up(Rows y, Rows h, Weight gate, Weight up, Act act) {
     float* row = scratch();
     for (int64_t o = begin; o < end; ++o) {
       dequantize_row(gate.type, gate.row(0, o), row, gate.n_in);
-      for (int t = 0; t < h.rows; ++t) y.row(t)[o] = activate(dot(row, h.row(t), gate.n_in), act);
+      for (int t = 0; t < h.rows; ++t) y.row(t)[o] = activate(dot(row, h.row(t), gate.n_in) * gate.factor(0), act);
       dequantize_row(up.type, up.row(0, o), row, up.n_in);
-      for (int t = 0; t < h.rows; ++t) y.row(t)[o] *= dot(row, h.row(t), up.n_in);
+      for (int t = 0; t < h.rows; ++t) y.row(t)[o] *= dot(row, h.row(t), up.n_in) * up.factor(0);
     }
   });
 }
@@ -353,8 +355,7 @@ void CpuRef::moe(Rows y, Rows e, Rows r, MoeWeights<Weight, Vec> w, int n_used, 
     for (int k = 0; k < n_used; ++k) {
       const int expert = chosen[k];
       if (w.gate_up) {
-        Weight half = w.gate_up;  // an expert is gate rows then up rows: twice as many matrices of half the height
-        half.n_out /= 2;
+        const Weight half = w.gate_up.halves();  // an expert is gate rows then up rows
         expert_matmul(hidden, et, half, 2 * expert);
         expert_matmul(up, et, half, 2 * expert + 1);
       } else {
@@ -414,7 +415,7 @@ void CpuRef::clustered_head(Rows logits, Rows h, ClusteredHead<Weight, Table> w)
     each_chosen_cluster(scores.row(t), w, [&](int cluster) {
       for (int64_t i = cluster * size; i < (cluster + 1) * size; ++i) {
         dequantize_row(w.head.type, w.head.row(0, w.order.p[i]), row, w.head.n_in);
-        to[w.order.p[i]] = dot(row, h.row(t), w.head.n_in);
+        to[w.order.p[i]] = dot(row, h.row(t), w.head.n_in) * w.head.factor(0);
       }
     });
   });

@@ -48,7 +48,16 @@ class CpuRef {
     DType type = DType::kF32;
     int64_t n_out = 0, n_in = 0, n_stack = 1;
     const char* name = "";
+    const float* scale = nullptr;  // [n_stack / per_scale] factors of products, or none
+    int per_scale = 1;             // matrices that share one
     explicit operator bool() const { return p != nullptr; }
+    float factor(int64_t stack) const { return scale ? scale[stack / per_scale] : 1.f; }
+    // The upper or lower half of each matrix as a matrix: 2 stack, 2 stack + 1.
+    Weight halves() const {
+      Weight h = *this;
+      h.n_out /= 2, h.n_stack *= 2, h.per_scale *= 2;
+      return h;
+    }
     const std::byte* row(int64_t stack, int64_t o) const {
       return p + (stack * n_out + o) * int64_t(row_bytes(type, n_in));
     }

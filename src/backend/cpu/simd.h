@@ -14,7 +14,8 @@
 //
 //   lane[g mod 8] += float(dot_g) * (w_g * dx_g)       dot_g: exact integer, sub-scales of 16 elements included
 //   lane[g mod 8] += m_g * (dx_g * sum of codes)       only for types with a minimum
-//   y = ((l0 + l4) + (l2 + l6)) + ((l1 + l5) + (l3 + l7))
+//   lane[g mod 8] += float(dot'_g) * (w'_g * dx_g)     only for types with a second scale, w', for the last sixteen
+//   columns y = ((l0 + l4) + (l2 + l6)) + ((l1 + l5) + (l3 + l7))
 //
 // for groups g in ascending order, every product and sum rounded to f32, no fused operation. The order is the same in
 // every kernel below, so a row's bits depend neither on the number of tokens beside it nor on the machine.
@@ -50,7 +51,7 @@ struct QuantRow {
 struct PackedTile {
   uint8_t* code;  // [8 n_chunk][8][16 rows][4] bytes, four columns at a time
   float* w;       // [8 n_chunk][16 rows]
-  float* m;       // [8 n_chunk][16 rows]
+  float* m;       // [8 n_chunk][16 rows] minima, or second scales
   int32_t* sub;   // [8 n_chunk][2][16 rows] scales of 16 columns, for types that have them
   int n_chunk;
 };

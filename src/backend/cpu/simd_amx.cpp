@@ -6,6 +6,7 @@
 // 16, two a cycle: 32 to 56 cycles, which is what bounds these kernels. So everything else is kept out of
 // that loop: rows are rearranged once per matrix (panel), and the sums of a lane stay in registers.
 #include "backend/cpu/simd.h"
+#include "formats/codebooks.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -16,7 +17,9 @@ namespace {
 constexpr bool kUnsigned = false;
 
 #include "backend/cpu/simd_ymm.h"
-// Uses the vectors above.
+// Use the vectors above.
+#include "backend/cpu/simd_ymm_books.h"
+
 #include "backend/cpu/simd_pack.h"
 
 void panel(int64_t n, int n_tok, const QuantRow* x, std::byte* to) {
@@ -46,10 +49,15 @@ struct alignas(64) TileConfig {
   uint16_t row_bytes[16] = {};
   uint8_t rows[16] = {};
 };
+// Groups of which the halves are summed apart.
+template <class T>
+constexpr bool in_halves() {
+  return T::kSub || has_halves<T>();
+}
 template <class T>
 void configure(int n_tok) {
   TileConfig k;
-  constexpr int kCols = T::kSub ? 16 : 32;
+  constexpr int kCols = in_halves<T>() ? 16 : 32;
   for (const int i : {0, 1}) k.row_bytes[i] = 64, k.rows[i] = uint8_t(n_tok);
   for (const int i : {2, 3}) k.row_bytes[i] = kCols, k.rows[i] = uint8_t(n_tok);
   for (const int i : {4, 5}) k.row_bytes[i] = 64, k.rows[i] = kCols / 4;
@@ -65,7 +73,7 @@ inline __attribute__((always_inline)) void multiply(const std::byte* x, const ui
   _tile_loadd(4, code, 64);
   _tile_dpbssd(0, 2, 4);
   _tile_stored(0, to, 64);
-  if constexpr (T::kSub) {
+  if constexpr (in_halves<T>()) {
     _tile_zero(1);
     _tile_loadd(3, x + 16, 32);
     _tile_loadd(5, code + 256, 64);
@@ -78,7 +86,7 @@ inline __attribute__((always_inline)) void multiply(const std::byte* x, const ui
 template <class T, int N>
 void gemm_tokens(const PackedTile* w, int n_tok, const std::byte* x, float* y, int64_t stride) {
   constexpr int kAhead = 2, kRing = 4;  // products between a tile's store and its scaling
-  alignas(64) int32_t dot[kRing][T::kSub ? 512 : 256];
+  alignas(64) int32_t dot[kRing][in_halves<T>() ? 512 : 256];
   __m512 part[8][N];
   const int n = 8 * w->n_chunk;
   for (int i = 0; i < kAhead && i < n; ++i) multiply<T>(x + i * kPanelBytes, w->code + i * 512, dot[i % kRing]);
@@ -97,7 +105,7 @@ void gemm_tokens(const PackedTile* w, int n_tok, const std::byte* x, float* y, i
         sub_a = _mm512_cvtepi32_ps(_mm512_loadu_si512(w->sub + i * 32));
         sub_b = _mm512_cvtepi32_ps(_mm512_loadu_si512(w->sub + i * 32 + 16));
       }
-      if constexpr (T::kMin) mv = _mm512_loadu_ps(w->m + i * 16);
+      if constexpr (T::kMin || has_halves<T>()) mv = _mm512_loadu_ps(w->m + i * 16);
 #pragma GCC unroll 16
       for (int t = 0; t < N; ++t) {
         __m512 v = _mm512_cvtepi32_ps(_mm512_load_si512(s + 16 * t));
@@ -105,6 +113,9 @@ void gemm_tokens(const PackedTile* w, int n_tok, const std::byte* x, float* y, i
           v = _mm512_fmadd_ps(v, sub_a, _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_load_si512(s + 256 + 16 * t)), sub_b));
         f[t] = _mm512_add_ps(f[t], _mm512_mul_ps(v, _mm512_mul_ps(wv, _mm512_set1_ps(d[t]))));
         if constexpr (T::kMin) f[t] = _mm512_add_ps(f[t], _mm512_mul_ps(mv, _mm512_set1_ps(d[16 + t])));
+        if constexpr (has_halves<T>())
+          f[t] = _mm512_add_ps(f[t], _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_load_si512(s + 256 + 16 * t)),
+                                                   _mm512_mul_ps(mv, _mm512_set1_ps(d[t]))));
       }
     }
     for (int t = 0; t < N; ++t) part[j][t] = f[t];

@@ -1,6 +1,7 @@
 // Kernels for AVX2 with FMA and F16C. Codes are signed bytes: |code| times x with the sign of the code moved to x,
 // which no pair of products overflows (2 * 128 * 127 fits 16 bits).
 #include "backend/cpu/simd.h"
+#include "formats/codebooks.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -15,6 +16,8 @@ inline __m256i dot32(__m256i codes, __m256i x) {  // sums of four products each
 }
 
 #include "backend/cpu/simd_ymm.h"
+// Uses the vectors above.
+#include "backend/cpu/simd_ymm_books.h"
 
 // Pairs of vectors, so that sums go as they do with AVX-512.
 constexpr int W = 16, kDotRows = 2, kDotTok = 2, kScoreRows = 4, kScoreQueries = 3, kWide = 2, kWideQueries = 3;
@@ -115,6 +118,10 @@ void interleave(int64_t n, const QuantRow* row) {
 
 // ---- few tokens
 
+inline __m256 add_scaled(__m256 f, __m256i dot, __m256 w, const float* d) {
+  return _mm256_add_ps(f, _mm256_mul_ps(_mm256_cvtepi32_ps(dot), _mm256_mul_ps(w, _mm256_loadu_ps(d))));
+}
+
 // Adds to each token's f the products of chunk c, which has n groups: lane g is group g.
 template <class T, int N>
 inline __attribute__((always_inline)) void add_chunk(__m256* f, const std::byte* p, int n, const QuantRow* x,
@@ -135,9 +142,13 @@ inline __attribute__((always_inline)) void add_chunk(__m256* f, const std::byte*
     __m256i a = _mm256_hadd_epi32(_mm256_hadd_epi32(s[0], s[1]), _mm256_hadd_epi32(s[2], s[3]));
     __m256i b = _mm256_hadd_epi32(_mm256_hadd_epi32(s[4], s[5]), _mm256_hadd_epi32(s[6], s[7]));
     if constexpr (T::kSub) a = _mm256_mullo_epi32(a, sub_a), b = _mm256_mullo_epi32(b, sub_b);
-    const __m256i dot = _mm256_add_epi32(_mm256_permute2x128_si256(a, b, 0x20), _mm256_permute2x128_si256(a, b, 0x31));
-    f[t] = _mm256_add_ps(f[t],
-                         _mm256_mul_ps(_mm256_cvtepi32_ps(dot), _mm256_mul_ps(k.w, _mm256_loadu_ps(x[t].d + 8 * c))));
+    const __m256i first = _mm256_permute2x128_si256(a, b, 0x20), second = _mm256_permute2x128_si256(a, b, 0x31);
+    if constexpr (has_halves<T>()) {
+      f[t] = add_scaled(f[t], first, k.w, x[t].d + 8 * c);
+      f[t] = add_scaled(f[t], second, k.m, x[t].d + 8 * c);
+      continue;
+    }
+    f[t] = add_scaled(f[t], _mm256_add_epi32(first, second), k.w, x[t].d + 8 * c);
     if constexpr (T::kMin) f[t] = _mm256_add_ps(f[t], _mm256_mul_ps(k.m, _mm256_loadu_ps(x[t].ds + 8 * c)));
   }
 }
@@ -165,15 +176,15 @@ void gemv_tokens(const std::byte* w, int64_t row_bytes, int64_t n_row, int64_t n
 
 // A chunk with its groups in the lanes of the codes too.
 struct Columns {
-  __m256i v[8];  // v[k] holds columns 4 k .. 4 k + 3 of each group
-  __m256 w, m;
+  __m256i v[8];    // v[k] holds columns 4 k .. 4 k + 3 of each group
+  __m256 w, m;     // m: minima, or second scales
   __m256i sub[2];  // scales of the first and the last sixteen columns
 };
 // How many dwords of a group's codes times activations can be summed in 16 bits; below 2, 16 bits a factor are better.
 template <class T>
 constexpr int run_of() {
   const int most = 32767 / (2 * 127 * T::kMaxCode);
-  return most >= 8 && !T::kSub ? 8 : most >= 4 ? 4 : most >= 2 ? 2 : 0;
+  return most >= 8 && !T::kSub && !has_halves<T>() ? 8 : most >= 4 ? 4 : most >= 2 ? 2 : 0;
 }
 template <class T>
 inline __attribute__((always_inline)) void columns_of(const std::byte* p, int n, Columns& to) {
@@ -185,7 +196,7 @@ inline __attribute__((always_inline)) void columns_of(const std::byte* p, int n,
     for (__m256i& x : v) x = _mm256_add_epi8(x, _mm256_set1_epi8(T::kOffset));
   transpose8(v, to.v);
   to.w = k.w;
-  if constexpr (T::kMin) to.m = k.m;
+  if constexpr (T::kMin || has_halves<T>()) to.m = k.m;
   if constexpr (T::kSub) {
     const __m256i sub = _mm256_cvtepi8_epi16(k.sub);
     to.sub[0] = _mm256_srai_epi32(_mm256_slli_epi32(sub, 16), 16), to.sub[1] = _mm256_srai_epi32(sub, 16);
@@ -227,7 +238,7 @@ inline __attribute__((always_inline)) void add_records(__m256* f, const Columns&
                                                        int64_t c) {
   constexpr bool kTooLarge = run_of<T>() > 0 && T::kOffset > 0;
   __m256i s[N];
-  if constexpr (T::kSub) {
+  if constexpr (T::kSub || has_halves<T>()) {
     __m256i second[N];
     dots_of<T, N, 4>(s, k, 0, x, c), dots_of<T, N, 4>(second, k, 4, x, c);
     for (int t = 0; t < N; ++t) {
@@ -237,7 +248,12 @@ inline __attribute__((always_inline)) void add_records(__m256* f, const Columns&
             s[t], _mm256_slli_epi32(_mm256_srai_epi32(_mm256_slli_epi32(sums, 16), 16), shift_of(T::kOffset)));
         second[t] = _mm256_sub_epi32(second[t], _mm256_slli_epi32(_mm256_srai_epi32(sums, 16), shift_of(T::kOffset)));
       }
-      s[t] = _mm256_add_epi32(_mm256_mullo_epi32(s[t], k.sub[0]), _mm256_mullo_epi32(second[t], k.sub[1]));
+      if constexpr (has_halves<T>()) {
+        f[t] = add_scaled(f[t], s[t], k.w, x[t]->d + 8 * c);
+        f[t] = add_scaled(f[t], second[t], k.m, x[t]->d + 8 * c);
+      } else {
+        s[t] = _mm256_add_epi32(_mm256_mullo_epi32(s[t], k.sub[0]), _mm256_mullo_epi32(second[t], k.sub[1]));
+      }
     }
   } else {
     dots_of<T, N, 8>(s, k, 0, x, c);
@@ -245,9 +261,9 @@ inline __attribute__((always_inline)) void add_records(__m256* f, const Columns&
       for (int t = 0; t < N; ++t)
         s[t] = _mm256_sub_epi32(s[t], _mm256_madd_epi16(load32(x[t]->sum16 + 16 * c), _mm256_set1_epi16(T::kOffset)));
   }
+  if constexpr (has_halves<T>()) return;
   for (int t = 0; t < N; ++t) {
-    f[t] = _mm256_add_ps(f[t],
-                         _mm256_mul_ps(_mm256_cvtepi32_ps(s[t]), _mm256_mul_ps(k.w, _mm256_loadu_ps(x[t]->d + 8 * c))));
+    f[t] = add_scaled(f[t], s[t], k.w, x[t]->d + 8 * c);
     if constexpr (T::kMin) f[t] = _mm256_add_ps(f[t], _mm256_mul_ps(k.m, _mm256_loadu_ps(x[t]->ds + 8 * c)));
   }
 }
@@ -334,7 +350,7 @@ void pack(const std::byte* w, int64_t row_bytes, int n_row, int64_t n_in, const 
         columns_of<T>(p, int(left), k);
       for (int i = 0; i < 8; ++i) store32(to->code + at * 256 + 32 * i, k.v[i]);
       _mm256_storeu_ps(to->w + at * 8, k.w);
-      if constexpr (T::kMin) _mm256_storeu_ps(to->m + at * 8, k.m);
+      if constexpr (T::kMin || has_halves<T>()) _mm256_storeu_ps(to->m + at * 8, k.m);
       if constexpr (T::kSub) store32(to->sub + at * 16, k.sub[0]), store32(to->sub + at * 16 + 8, k.sub[1]);
     }
   }
@@ -350,7 +366,7 @@ void gemm_records(const PackedTile* w, int n_tok, const QuantRow* x, float* y, i
       const int64_t at = int64_t(r) * w->n_chunk + c;
       for (int i = 0; i < 8; ++i) k.v[i] = load32(w->code + at * 256 + 32 * i);
       k.w = _mm256_loadu_ps(w->w + at * 8);
-      if constexpr (T::kMin) k.m = _mm256_loadu_ps(w->m + at * 8);
+      if constexpr (T::kMin || has_halves<T>()) k.m = _mm256_loadu_ps(w->m + at * 8);
       if constexpr (T::kSub) k.sub[0] = load32(w->sub + at * 16), k.sub[1] = load32(w->sub + at * 16 + 8);
       add_records<T, N>(f, k, tokens.row, c);
     }

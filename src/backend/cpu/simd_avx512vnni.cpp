@@ -1,5 +1,6 @@
 // Kernels for AVX-512 with VNNI. Codes are unsigned bytes; what they are too large by is taken off the integer sums.
 #include "backend/cpu/simd.h"
+#include "formats/codebooks.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -10,7 +11,9 @@ namespace {
 constexpr bool kUnsigned = true;
 
 #include "backend/cpu/simd_ymm.h"
-// Uses the vectors above.
+// Use the vectors above.
+#include "backend/cpu/simd_ymm_books.h"
+
 #include "backend/cpu/simd_pack.h"
 
 constexpr int W = 16, kDotRows = 4, kDotTok = 4, kScoreRows = 16, kScoreQueries = 1, kWide = 8, kWideQueries = 1;
@@ -84,7 +87,7 @@ inline __attribute__((always_inline)) void scales_of_two(const std::byte* a, con
   Scales ka{}, kb{};
   T::scales(a, n, ka), T::scales(b, n, kb);
   s.w = _mm512_insertf32x8(_mm512_castps256_ps512(ka.w), kb.w, 1);
-  if constexpr (T::kMin) s.m = _mm512_insertf32x8(_mm512_castps256_ps512(ka.m), kb.m, 1);
+  if constexpr (T::kMin || has_halves<T>()) s.m = _mm512_insertf32x8(_mm512_castps256_ps512(ka.m), kb.m, 1);
   if constexpr (T::kSub) {
     s.wide = both(_mm256_cvtepi8_epi16(ka.sub), _mm256_cvtepi8_epi16(kb.sub));
     s.sub_a = _mm512_srai_epi32(_mm512_slli_epi32(s.wide, 16), 16), s.sub_b = _mm512_srai_epi32(s.wide, 16);
@@ -181,6 +184,18 @@ inline __attribute__((always_inline)) __m512i dots_of_one(const __m512i* v, cons
   return add_pairs<2 * kFour>(low, high);
 }
 
+inline __m512 add_scaled(__m512 f, __m512i dot, __m512 w, __m512 d) {
+  return _mm512_add_ps(f, _mm512_mul_ps(_mm512_cvtepi32_ps(dot), _mm512_mul_ps(w, d)));
+}
+// Of types with two scales: first and second are dots of halves of groups, sums the sums of activations there.
+template <class T>
+inline __m512 add_halves(__m512 f, __m512i first, __m512i second, __m512i sums, const TwoScales& s, __m512 d) {
+  constexpr unsigned kShift = unsigned(shift_of(T::kOffset));
+  first = _mm512_sub_epi32(first, _mm512_slli_epi32(_mm512_srai_epi32(_mm512_slli_epi32(sums, 16), 16), kShift));
+  second = _mm512_sub_epi32(second, _mm512_slli_epi32(_mm512_srai_epi32(sums, 16), kShift));
+  return add_scaled(add_scaled(f, first, s.w, d), second, s.m, d);
+}
+
 template <class T>
 void one_token(const std::byte* w, int64_t row_bytes, int64_t n_row, int64_t n_in, const QuantRow* x, float* y) {
   const int64_t n_chunk = n_in / kChunkCols;
@@ -197,14 +212,18 @@ void one_token(const std::byte* w, int64_t row_bytes, int64_t n_row, int64_t n_i
       for (int k = 0; k < 4; ++k) xs[k] = both(load32(x->q + 256 * c + 32 * k), load32(x->q + 256 * c + 32 * k + 128));
       const __m512i da = dots_of_one<T>(va, xs), db = dots_of_one<T>(vb, xs);
       __m512i even = _mm512_shuffle_i32x4(da, db, 0x88), odd = _mm512_shuffle_i32x4(da, db, 0xDD);
+      const __m512 d = _mm512_castsi512_ps(twice(x->d + 8 * c));
+      if constexpr (has_halves<T>()) {
+        f = add_halves<T>(f, even, odd, twice(x->sum16 + 16 * c), s, d);
+        return;
+      }
       if constexpr (T::kSub) even = _mm512_mullo_epi32(even, s.sub_a), odd = _mm512_mullo_epi32(odd, s.sub_b);
       __m512i dot = _mm512_add_epi32(even, odd);
       if constexpr (T::kOffset != 0) {
         const __m512i excess = _mm512_madd_epi16(twice(x->sum16 + 16 * c), T::kSub ? s.wide : _mm512_set1_epi16(1));
         dot = _mm512_sub_epi32(dot, _mm512_slli_epi32(excess, unsigned(shift_of(T::kOffset))));
       }
-      f = _mm512_add_ps(
-          f, _mm512_mul_ps(_mm512_cvtepi32_ps(dot), _mm512_mul_ps(s.w, _mm512_castsi512_ps(twice(x->d + 8 * c)))));
+      f = add_scaled(f, dot, s.w, d);
       if constexpr (T::kMin) f = _mm512_add_ps(f, _mm512_mul_ps(s.m, _mm512_castsi512_ps(twice(x->ds + 8 * c))));
     };
     int64_t c = 0;
@@ -265,12 +284,14 @@ inline void load_two(const std::byte* a, const std::byte* b, int n, TwoRows& r) 
 template <class T>
 inline __m512 add_record(__m512 f, const TwoRows& r, const std::byte* x) {
   const __m512i zero = _mm512_setzero_si512();
+  const __m512 d = _mm512_castsi512_ps(twice(x + 256));
   __m512i dot;
-  if constexpr (T::kSub) {
+  if constexpr (T::kSub || has_halves<T>()) {
     __m512i a = zero, b = zero;
     for (int k = 0; k < 4; ++k)
       a = _mm512_dpbusd_epi32(a, r.v[k], twice(x + 32 * k)),
       b = _mm512_dpbusd_epi32(b, r.v[k + 4], twice(x + 32 * k + 128));
+    if constexpr (has_halves<T>()) return add_halves<T>(f, a, b, twice(x + 352), r, d);
     const __m512i excess = _mm512_madd_epi16(twice(x + 352), r.wide);
     dot = _mm512_add_epi32(_mm512_mullo_epi32(a, r.sub_a), _mm512_mullo_epi32(b, r.sub_b));
     dot = _mm512_sub_epi32(dot, _mm512_slli_epi32(excess, unsigned(shift_of(T::kOffset))));
@@ -280,7 +301,7 @@ inline __m512 add_record(__m512 f, const TwoRows& r, const std::byte* x) {
       dot = _mm512_sub_epi32(zero, _mm512_slli_epi32(twice(x + 320), unsigned(shift_of(T::kOffset))));
     for (int k = 0; k < 8; ++k) dot = _mm512_dpbusd_epi32(dot, r.v[k], twice(x + 32 * k));
   }
-  f = _mm512_add_ps(f, _mm512_mul_ps(_mm512_cvtepi32_ps(dot), _mm512_mul_ps(r.w, _mm512_castsi512_ps(twice(x + 256)))));
+  f = add_scaled(f, dot, r.w, d);
   if constexpr (T::kMin) f = _mm512_add_ps(f, _mm512_mul_ps(r.m, _mm512_castsi512_ps(twice(x + 288))));
   return f;
 }
@@ -365,6 +386,16 @@ void gemm_tokens(const PackedTile* w, const QuantRow* x, float* y, int64_t strid
           }
         }
       };
+      if constexpr (has_halves<T>()) {
+        for (int h = 0; h < 2; ++h) {
+          half(4 * h, 4 * h + 4);
+          const __m512 wv = _mm512_loadu_ps((h ? w->m : w->w) + at * 16);
+          for (int t = 0; t < N; ++t)
+            f[t] = add_scaled(f[t], _mm512_sub_epi32(s[t], _mm512_set1_epi32(T::kOffset * x[t].sum16[2 * g + h])), wv,
+                              _mm512_set1_ps(x[t].d[g]));
+        }
+        continue;
+      }
       if constexpr (T::kSub) {
         __m512i sum[N];
         for (int h = 0; h < 2; ++h) {
@@ -384,9 +415,7 @@ void gemm_tokens(const PackedTile* w, const QuantRow* x, float* y, int64_t strid
             s[t] = _mm512_sub_epi32(s[t], _mm512_set1_epi32(T::kOffset * (x[t].sum16[2 * g] + x[t].sum16[2 * g + 1])));
       }
       const __m512 wv = _mm512_loadu_ps(w->w + at * 16);
-      for (int t = 0; t < N; ++t)
-        f[t] =
-            _mm512_add_ps(f[t], _mm512_mul_ps(_mm512_cvtepi32_ps(s[t]), _mm512_mul_ps(wv, _mm512_set1_ps(x[t].d[g]))));
+      for (int t = 0; t < N; ++t) f[t] = add_scaled(f[t], s[t], wv, _mm512_set1_ps(x[t].d[g]));
       if constexpr (T::kMin) {
         const __m512 mv = _mm512_loadu_ps(w->m + at * 16);
         for (int t = 0; t < N; ++t) f[t] = _mm512_add_ps(f[t], _mm512_mul_ps(mv, _mm512_set1_ps(x[t].ds[g])));

@@ -21,7 +21,7 @@ void pack(const std::byte* w, int64_t row_bytes, int n_row, int64_t n_in, const 
         T::codes(p, n, v), T::scales(p, n, k);
       for (int g = 0; g < 8; ++g) store32(code[g][r], v[g]);
       _mm256_storeu_ps(wv[r], k.w);
-      if constexpr (T::kMin) _mm256_storeu_ps(mv[r], k.m);
+      if constexpr (T::kMin || has_halves<T>()) _mm256_storeu_ps(mv[r], k.m);
       if constexpr (T::kSub) {
         const __m256i wide = _mm256_cvtepi8_epi16(k.sub);
         store32(sub[0][r], _mm256_srai_epi32(_mm256_slli_epi32(wide, 16), 16));
@@ -44,7 +44,7 @@ void pack(const std::byte* w, int64_t row_bytes, int n_row, int64_t n_in, const 
       }
     };
     by_group(wv, to->w, 16, 0);
-    if constexpr (T::kMin) by_group(mv, to->m, 16, 0);
+    if constexpr (T::kMin || has_halves<T>()) by_group(mv, to->m, 16, 0);
     if constexpr (T::kSub) by_group(sub[0], to->sub, 32, 0), by_group(sub[1], to->sub, 32, 16);
   }
 }

@@ -2,6 +2,7 @@
 #include "backend/cpu/simd.h"
 #include "base/half.h"
 #include "formats/blocks.h"
+#include "formats/codebooks.h"
 
 namespace facet {
 namespace {
@@ -125,6 +126,9 @@ struct Chunk {
   int8_t code[kChunkCols];
   float w[8], m[8];
   int sub[16];
+  void fill_w(float v) {
+    for (float& x : w) x = v;
+  }
 };
 template <class Block>
 Block block_at(const std::byte* p) {
@@ -146,13 +150,16 @@ void read_blocks(const std::byte* p, int n, Chunk& c, Code code) {
   }
 }
 struct Small {
-  static constexpr bool kMin = false, kSub = false;
+  static constexpr bool kMin = false, kSub = false, kHalves = false;
 };
 struct SmallMin {
-  static constexpr bool kMin = true, kSub = false;
+  static constexpr bool kMin = true, kSub = false, kHalves = false;
 };
 struct Sixteens {
-  static constexpr bool kMin = false, kSub = true;
+  static constexpr bool kMin = false, kSub = true, kHalves = false;
+};
+struct Halves {  // two scales a group: w of the first sixteen columns, m of the others
+  static constexpr bool kMin = false, kSub = false, kHalves = true;
 };
 struct Q8_0 : Small {
   static constexpr int64_t kBytes = 8 * sizeof(BlockQ8_0);
@@ -254,6 +261,128 @@ struct Q3_K : Sixteens {
   }
 };
 
+inline int nibble_of(const uint8_t* p, int i) { return p[i / 2] >> (4 * (i % 2)) & 15; }
+inline uint32_t u32_of(const uint8_t* p) {
+  return p[0] | uint32_t(p[1]) << 8 | uint32_t(p[2]) << 16 | uint32_t(p[3]) << 24;
+}
+// The magnitudes of a book's entry, negative where a bit of signs is set.
+template <class Word>
+void signed_codes(Word entry, unsigned signs, int8_t* code) {
+  for (int i = 0; i < int(sizeof entry); ++i) {
+    const int v = int(entry >> (8 * i) & 255);
+    code[i] = int8_t(signs >> i & 1 ? -v : v);
+  }
+}
+void shifted_codes(uint64_t entry, int shift, int8_t* code) {
+  for (int i = 0; i < 8; ++i) code[i] = int8_t(int8_t(entry >> (8 * i)) + shift);
+}
+struct IQ2_XXS : Small {
+  static constexpr int64_t kBytes = sizeof(BlockIQ2_XXS);
+  static void read(const std::byte* p, int, Chunk& c) {
+    const auto b = block_at<BlockIQ2_XXS>(p);
+    for (int g = 0; g < 8; ++g) {
+      const uint8_t* q = b.qs + 8 * g;
+      const uint32_t signs = u32_of(q + 4);
+      c.w[g] = f16_to_f32(b.d) * 0.125f * float(2 * (signs >> 28) + 1);
+      for (int k = 0; k < 4; ++k)
+        signed_codes(kIq2XxsGrid.entry[q[k]], kSignByte.entry[signs >> (7 * k) & 127], c.code + 32 * g + 8 * k);
+    }
+  }
+};
+struct IQ2_XS : Sixteens {
+  static constexpr int64_t kBytes = sizeof(BlockIQ2_XS);
+  static void read(const std::byte* p, int, Chunk& c) {
+    const auto b = block_at<BlockIQ2_XS>(p);
+    c.fill_w(f16_to_f32(b.d) * 0.125f);
+    for (int k = 0; k < 16; ++k) c.sub[k] = 2 * nibble_of(b.scales, k) + 1;
+    for (int k = 0; k < 32; ++k) {
+      const int q = b.qs[2 * k] | b.qs[2 * k + 1] << 8;
+      signed_codes(kIq2XsGrid.entry[q & 511], kSignByte.entry[q >> 9], c.code + 8 * k);
+    }
+  }
+};
+struct IQ2_S : Sixteens {
+  static constexpr int64_t kBytes = sizeof(BlockIQ2_S);
+  static void read(const std::byte* p, int, Chunk& c) {
+    const auto b = block_at<BlockIQ2_S>(p);
+    c.fill_w(f16_to_f32(b.d) * 0.125f);
+    for (int k = 0; k < 16; ++k) c.sub[k] = 2 * nibble_of(b.scales, k) + 1;
+    for (int k = 0; k < 32; ++k)
+      signed_codes(kIq2SGrid.entry[b.qs[k] | (b.qh[k / 4] >> (2 * (k % 4)) & 3) << 8], b.signs[k], c.code + 8 * k);
+  }
+};
+struct IQ3_XXS : Small {
+  static constexpr int64_t kBytes = sizeof(BlockIQ3_XXS);
+  static void read(const std::byte* p, int, Chunk& c) {
+    const auto b = block_at<BlockIQ3_XXS>(p);
+    for (int g = 0; g < 8; ++g) {
+      const uint32_t signs = u32_of(b.signs + 4 * g);
+      c.w[g] = f16_to_f32(b.d) * 0.25f * float(2 * (signs >> 28) + 1);
+      for (int k = 0; k < 8; ++k)
+        signed_codes(kIq3XxsGrid.entry[b.qs[8 * g + k]],
+                     unsigned(kSignByte.entry[signs >> (7 * (k / 2)) & 127]) >> (4 * (k % 2)), c.code + 32 * g + 4 * k);
+    }
+  }
+};
+struct IQ3_S : Small {
+  static constexpr int64_t kBytes = sizeof(BlockIQ3_S);
+  static void read(const std::byte* p, int, Chunk& c) {
+    const auto b = block_at<BlockIQ3_S>(p);
+    for (int g = 0; g < 8; ++g) c.w[g] = f16_to_f32(b.d) * float(2 * nibble_of(b.scales, g) + 1);
+    for (int k = 0; k < 64; ++k)
+      signed_codes(kIq3SGrid.entry[b.qs[k] | (b.qh[k / 8] >> (k % 8) & 1) << 8], unsigned(nibble_of(b.signs, k)),
+                   c.code + 4 * k);
+  }
+};
+struct IQ1_S : Small {
+  static constexpr int64_t kBytes = sizeof(BlockIQ1_S);
+  static void read(const std::byte* p, int, Chunk& c) {
+    const auto b = block_at<BlockIQ1_S>(p);
+    for (int g = 0; g < 8; ++g) {
+      const int high = b.qh[2 * g] | b.qh[2 * g + 1] << 8;
+      c.w[g] = f16_to_f32(b.d) * 0.125f * float(2 * (high >> 12 & 7) + 1);
+      for (int k = 0; k < 4; ++k)
+        shifted_codes(kIq1Grid.entry[b.qs[4 * g + k] | (high >> (3 * k) & 7) << 8], high >> 15 ? -1 : 1,
+                      c.code + 32 * g + 8 * k);
+    }
+  }
+};
+struct IQ1_M : Sixteens {
+  static constexpr int64_t kBytes = sizeof(BlockIQ1_M);
+  static void read(const std::byte* p, int, Chunk& c) {
+    const auto b = block_at<BlockIQ1_M>(p);
+    c.fill_w(f16_to_f32(iq1m_step(b.scales)) * 0.125f);
+    for (int k = 0; k < 16; ++k) c.sub[k] = 2 * iq1m_scale(k, b.scales) + 1;
+    for (int k = 0; k < 32; ++k) {
+      const int high = nibble_of(b.qh, k);
+      shifted_codes(kIq1Grid.entry[b.qs[k] | (high & 7) << 8], high & 8 ? -1 : 1, c.code + 8 * k);
+    }
+  }
+};
+struct MXFP4 : Small {
+  static constexpr int64_t kBytes = 8 * sizeof(BlockMXFP4);
+  static void read(const std::byte* p, int n, Chunk& c) {
+    for (int g = 0; g < n; ++g) {
+      const auto b = block_at<BlockMXFP4>(p + g * int(sizeof(BlockMXFP4)));
+      c.w[g] = half_of_e8m0(b.e);
+      for (int i = 0; i < 32; ++i) c.code[32 * g + i] = kFp4Values[nibble(b.qs, i)];
+    }
+  }
+};
+struct NVFP4 : Halves {
+  static constexpr int64_t kBytes = 4 * sizeof(BlockNVFP4);
+  static void read(const std::byte* p, int n, Chunk& c) {
+    for (int k = 0; k < 2 * n; ++k) {  // sixteens, four a block
+      const auto b = block_at<BlockNVFP4>(p + k / 4 * int(sizeof(BlockNVFP4)));
+      (k % 2 ? c.m : c.w)[k / 2] = half_of_ue4m3(b.scales[k % 4]);
+      for (int i = 0; i < 8; ++i) {
+        const int q = b.qs[8 * (k % 4) + i];
+        c.code[16 * k + i] = kFp4Values[q & 15], c.code[16 * k + i + 8] = kFp4Values[q >> 4];
+      }
+    }
+  }
+};
+
 template <class T>
 void read_chunk(const std::byte* row, int c, int64_t n_in, Chunk& k) {
   k = {};
@@ -261,6 +390,18 @@ void read_chunk(const std::byte* row, int c, int64_t n_in, Chunk& k) {
   T::read(row + c * T::kBytes, left < 8 ? left : 8, k);
 }
 float fold_lanes(const float* l) { return ((l[0] + l[4]) + (l[2] + l[6])) + ((l[1] + l[5]) + (l[3] + l[7])); }
+
+// The products of a group, whose halves sum up to part, on a lane's sum.
+template <class T>
+float add_group(float lane, const int* part, const int* sub, float w, float m, float d, float ds) {
+  if (T::kHalves) {
+    lane += float(part[0]) * (w * d);
+    return lane + float(part[1]) * (m * d);
+  }
+  const int dot = T::kSub ? part[0] * sub[0] + part[1] * sub[1] : part[0] + part[1];
+  lane += float(dot) * (w * d);
+  return T::kMin ? lane + m * ds : lane;
+}
 
 template <class T>
 void gemv(const std::byte* w, int64_t row_bytes, int64_t n_row, int64_t n_in, int n_tok, const QuantRow* x, float* y,
@@ -275,9 +416,8 @@ void gemv(const std::byte* w, int64_t row_bytes, int64_t n_row, int64_t n_in, in
           const int g = 8 * c + j;
           int part[2] = {};
           for (int i = 0; i < 32; ++i) part[i / 16] += k.code[32 * j + i] * x[t].q[32 * g + i];
-          const int dot = T::kSub ? part[0] * k.sub[2 * j] + part[1] * k.sub[2 * j + 1] : part[0] + part[1];
-          lane[t][j] += float(dot) * (k.w[j] * x[t].d[g]);
-          if (T::kMin) lane[t][j] += k.m[j] * x[t].ds[g];
+          const int sub[2] = {k.sub[2 * j], k.sub[2 * j + 1]};
+          lane[t][j] = add_group<T>(lane[t][j], part, sub, k.w[j], k.m[j], x[t].d[g], x[t].ds[g]);
         }
     }
     for (int t = 0; t < n_tok; ++t) y[t * stride + o] = fold_lanes(lane[t]);
@@ -294,7 +434,7 @@ void pack(const std::byte* w, int64_t row_bytes, int n_row, int64_t n_in, const 
         const int64_t at = int64_t(j) * to->n_chunk + c;
         for (int i = 0; i < 32; ++i) to->code[at * 512 + i / 4 * 64 + r * 4 + i % 4] = uint8_t(k.code[32 * j + i]);
         to->w[at * 16 + r] = k.w[j];
-        if (T::kMin) to->m[at * 16 + r] = k.m[j];
+        if (T::kMin || T::kHalves) to->m[at * 16 + r] = k.m[j];
         if (T::kSub) to->sub[at * 32 + r] = k.sub[2 * j], to->sub[at * 32 + 16 + r] = k.sub[2 * j + 1];
       }
     }
@@ -312,10 +452,9 @@ void gemm(const PackedTile* w, int n_tok, const QuantRow* x, const std::byte*, f
           int part[2] = {};
           for (int i = 0; i < 32; ++i)
             part[i / 16] += int8_t(w->code[at * 512 + i / 4 * 64 + r * 4 + i % 4]) * x[t].q[32 * g + i];
-          const int dot =
-              T::kSub ? part[0] * w->sub[at * 32 + r] + part[1] * w->sub[at * 32 + 16 + r] : part[0] + part[1];
-          lane[j] += float(dot) * (w->w[at * 16 + r] * x[t].d[g]);
-          if (T::kMin) lane[j] += w->m[at * 16 + r] * x[t].ds[g];
+          const int sub[2] = {T::kSub ? w->sub[at * 32 + r] : 0, T::kSub ? w->sub[at * 32 + 16 + r] : 0};
+          lane[j] = add_group<T>(lane[j], part, sub, w->w[at * 16 + r], T::kMin || T::kHalves ? w->m[at * 16 + r] : 0,
+                                 x[t].d[g], x[t].ds[g]);
         }
       y[t * stride + r] = fold_lanes(lane);
     }

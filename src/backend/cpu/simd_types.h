@@ -14,4 +14,13 @@ constexpr void each_quantised(F f) {
   f.template operator()<Q4_K>(DType::kQ4_K);
   f.template operator()<Q5_K>(DType::kQ5_K);
   f.template operator()<Q6_K>(DType::kQ6_K);
+  f.template operator()<IQ1_S>(DType::kIQ1_S);
+  f.template operator()<IQ1_M>(DType::kIQ1_M);
+  f.template operator()<IQ2_XXS>(DType::kIQ2_XXS);
+  f.template operator()<IQ2_XS>(DType::kIQ2_XS);
+  f.template operator()<IQ2_S>(DType::kIQ2_S);
+  f.template operator()<IQ3_XXS>(DType::kIQ3_XXS);
+  f.template operator()<IQ3_S>(DType::kIQ3_S);
+  f.template operator()<MXFP4>(DType::kMXFP4);
+  f.template operator()<NVFP4>(DType::kNVFP4);
 }

@@ -90,7 +90,8 @@ class Cuda {
   enum class Fine : uint8_t { kNone, kAttention, kAll };
   static Fine fineness(std::span<const TensorView> tensors);
   void take_file(std::span<const TensorView> tensors) { fine_ = fineness(tensors); }
-  static bool keeps(const TensorView& t);            // in its own type; of others, formats/widen.h
+  static bool keeps(const TensorView& t);            // as it is; of others, formats/widen.h
+  static DType kept(const TensorView& t);            // its type there
   static int64_t weight_bytes(const TensorView& t);  // on the device
   static int64_t partial_bytes(const cuda::DeviceInfo&, std::span<const TensorView> tensors);  // of partial sums
   static int64_t rows_bytes(int64_t rows, int64_t cols) { return rows * cols * 6; }

@@ -36,13 +36,18 @@ bool Loader::load(const TiledMatrix& to, const TensorView& t, DType kept) {
       FACET_CUDA_CHECK(cudaEventSynchronize(b.free));
       const std::byte* from = t.data.data() + (stack * to.n_out + first) * from_row;
       const int threads = physical_cores();
-      if (kept == t.type) {
+      if (kept == t.type && t.scale.empty()) {
         constexpr int64_t kCopy = 1 << 20;
         parallel_for((n * row + kCopy - 1) / kCopy, threads, [&](int64_t i) {
           std::memcpy(b.host + i * kCopy, from + i * kCopy, size_t(std::min(kCopy, n * row - i * kCopy)));
         });
       } else {
-        parallel_for(n, threads, [&](int64_t r) { widen_row(t.type, from + r * from_row, b.host + r * row, to.n_in); });
+        parallel_for(n, threads, [&](int64_t r) {
+          const std::byte* src = from + r * from_row;
+          std::byte* dst = b.host + r * row;
+          t.scale.empty() ? widen_row(t.type, src, dst, to.n_in)
+                          : scale_row(t.type, src, dst, to.n_in, t.scale[size_t(stack)]);
+        });
       }
       FACET_CUDA_CHECK(cudaMemcpyAsync(b.device, b.host, size_t(n * row), cudaMemcpyHostToDevice, stream));
       TiledMatrix part = to;

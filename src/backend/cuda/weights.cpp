@@ -35,11 +35,15 @@ std::optional<cuda::Tile> tile_of(DType t) {
       return std::nullopt;
   }
 }
-DType kept_type(DType t) { return tile_of(t) ? t : wider_type(t); }
+// Factors of a matrix go into its values.
+DType kept_type(const TensorView& t) {
+  if (!t.scale.empty()) return DType::kBF16;
+  return tile_of(t.type) ? t.type : wider_type(t.type);
+}
 // Which experts are taken may hang on the last bits: in f32, without tiles.
 bool is_router(const TensorView& t) { return t.name.ends_with("ffn_gate_inp.weight"); }
 cuda::TiledMatrix tiles_of(const TensorView& t, Cuda::Fine which = Cuda::Fine::kNone) {
-  const cuda::Tile tile = *tile_of(kept_type(t.type));
+  const cuda::Tile tile = *tile_of(kept_type(t));
   const bool fine =
       which == Cuda::Fine::kAll || (which == Cuda::Fine::kAttention && t.name.find(".attn_") != std::string::npos);
   return {.p = nullptr,
@@ -90,7 +94,7 @@ Status Cuda::accepts(const std::string& file, std::span<const TensorView> tensor
     if (const int64_t most = cuda::input_of(tiles_of(t, fine)) == cuda::Input::kByte ? most_byte_cols : most_wide_cols;
         t.ne[0] > most)
       return refused(t, fmt::format("expected at most {} columns of {} on this GPU, found {}", most,
-                                    dtype_name(kept_type(t.type)), t.ne[0]));
+                                    dtype_name(kept_type(t)), t.ne[0]));
     if (t.name.ends_with("ffn_down_exps.weight") && t.ne[0] % cuda::kTileRows != 0)
       return refused(
           t, fmt::format("expected experts of a multiple of {} columns on a GPU, found {}", cuda::kTileRows, t.ne[0]));
@@ -106,7 +110,8 @@ Status Cuda::accepts(const std::string& file, std::span<const TensorView> tensor
   return Ok{};
 }
 
-bool Cuda::keeps(const TensorView& t) { return t.n_dims < 2 || kept_type(t.type) == t.type || is_router(t); }
+DType Cuda::kept(const TensorView& t) { return t.n_dims < 2 || is_router(t) ? t.type : kept_type(t); }
+bool Cuda::keeps(const TensorView& t) { return kept(t) == t.type && t.scale.empty(); }
 int64_t Cuda::weight_bytes(const TensorView& t) {
   if (t.n_dims < 2) return int64_t(t.data.size());
   return is_router(t) ? t.n_elements() * int64_t(sizeof(float)) : tiles_of(t).matrix_bytes() * t.ne[2];
@@ -132,7 +137,7 @@ Cuda::Weight Cuda::upload(const TensorView& t) {
     w.f32 = p;
     return w;
   }
-  const DType kept = kept_type(t.type);
+  const DType kept = kept_type(t);
   w.m = tiles_of(t, fine_);
   w.m.p = static_cast<uint8_t*>(device_.allocate(size_t(w.m.matrix_bytes() * w.n_stack), t.name));
   if (!w.m.p) return w;
