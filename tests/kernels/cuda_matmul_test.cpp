@@ -127,6 +127,7 @@ struct Rows {
 
 cuda::SkinnyWork work_of(Arena& a) {
   cuda::SkinnyWork w{.partial = a.poisoned<float>(32 << 20),
+                     .partial_floats = 32 << 20,
                      .counter = a.poisoned<unsigned>(4096),
                      .image = a.poisoned<uint8_t>(4 << 20)};
   ok(cudaMemset(w.counter, 0, 4096 * sizeof(unsigned)));
@@ -185,6 +186,65 @@ TEST(CudaMatmul, SkinnyMultipliesEveryType) {
         for (const std::vector<float>& y : all)
           ASSERT_EQ(std::memcmp(y.data(), most.data(), y.size() * 4), 0)
               << t.name << " " << n_out << " x " << n_in << ": " << y.size() / size_t(n_out) << " rows";
+      }
+}
+
+// The batch law: a row has the bits that it has alone, however many rows there are and wherever it is among them. Each
+// row's solo run is compared, of every type; in one launch all parts of a strip's columns, several strips, odd numbers
+// of them and matrices of different types.
+TEST(CudaMatmul, RowsOfABatchAreTheirSoloRuns) {
+  NEEDS_GPU();
+  std::mt19937 rng(11);
+  constexpr int kMost = 256;
+  struct Shape {
+    std::vector<int> n_out;
+    int n_in;
+    bool glu;
+  };
+  const Shape shapes[] = {{{5376}, 2048, false},          {{336}, 5376, false},   {{100}, 768, false},
+                          {{512, 208, 224}, 1024, false}, {{48}, 320, false},     {{80}, 21504, false},
+                          {{2112, 2112}, 2816, true},     {{112, 112}, 768, true}};
+  for (const Type& t : kTypes)
+    for (const Shape& shape : shapes)
+      for (const bool fine : fineness(t.tile)) {
+        if (shape.n_in % cuda::tile_cols(t.tile) != 0) continue;
+        Arena a;
+        const cuda::SkinnyWork work = work_of(a);
+        std::vector<Weights> w;
+        for (size_t i = 0; i < shape.n_out.size(); ++i) {
+          const bool other = i == 2 && t.tile < Tile::kBF16;  // v of another type
+          w.emplace_back(a, other ? kTypes[(size_t(&t - kTypes) + 2) % 6] : t, shape.n_out[i], shape.n_in, rng);
+          w.back().m.fine = fine;
+        }
+        const Rows x(a, kMost, shape.n_in, rng);
+        const size_t n_y = shape.glu ? 1 : w.size();
+        const int64_t stride = shape.n_out[0];
+        auto run = [&](int first, int n) {
+          cuda::SkinnyMatrix m[3] = {};
+          std::vector<std::vector<float>> got;
+          for (size_t i = 0; i < w.size(); ++i) {
+            m[i].w = w[i].m;
+            if (i < n_y) m[i].y = a.poisoned<float>(size_t(n) * size_t(stride)), m[i].y_stride = stride;
+          }
+          cuda::skinny(nullptr, m, int(w.size()), shape.glu, Act::kGelu, x.p + int64_t(first) * shape.n_in, shape.n_in,
+                       n, work);
+          for (size_t i = 0; i < n_y; ++i) got.push_back(a.get(m[i].y, size_t(n) * size_t(stride)));
+          return got;
+        };
+        std::vector<std::vector<std::vector<float>>> solo;
+        for (int k = 0; k < kMost; ++k) solo.push_back(run(k, 1));
+        for (const int n : {2, 7, 16, 17, 33, 64, 100, 256})
+          for (const int first : {0, kMost - n}) {
+            const auto got = run(first, n);
+            for (size_t i = 0; i < n_y; ++i)
+              for (int k = 0; k < n; ++k)
+                ASSERT_EQ(std::memcmp(got[i].data() + size_t(k) * size_t(stride), solo[size_t(first + k)][i].data(),
+                                      size_t(shape.n_out[i]) * 4),
+                          0)
+                    << t.name << (fine ? " fine" : "") << " " << shape.n_out[i] << " x " << shape.n_in << ": row " << k
+                    << " of " << n << ", matrix " << i;
+            if (n == kMost) break;
+          }
       }
 }
 

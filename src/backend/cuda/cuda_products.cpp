@@ -21,24 +21,21 @@ void Cuda::products(std::span<const Rows> y, const Rows& x, std::span<const Weig
       std::ranges::all_of(w, [](const Weight& m) { return cuda::input_of(m.m) == cuda::Input::kByte; });
   for (size_t i = 0; i < y.size(); ++i) acts_.written(y[i], glu);
   if (twin) acts_.written(*twin, false);
-  const int last = is_long ? small : rows;
-  for (int row = 0, n = 0; row < last; row += n) {
-    n = std::min(cuda::kSkinnyRows, last - row);
+  if (const int n = is_long ? small : rows; n > 0) {
     cuda::SkinnyMatrix m[3] = {};
     for (size_t i = 0; i < w.size(); ++i) {
       m[i].w = w[i].m;
-      const Rows& to = y[glu ? 0 : i];
-      const Mat at = acts_.mat_at(to, row, n, glu);
+      const Mat at = acts_.mat_at(y[glu ? 0 : i], 0, n, glu);
       m[i].y = at.p, m[i].y_stride = at.stride, m[i].y_bf = at.bf, m[i].y_bf_stride = at.bf_stride;
-      if (twin && i == 1) m[i].y_also = acts_.mat_at(*twin, row, n, false).p;
+      if (twin && i == 1) m[i].y_also = acts_.mat_at(*twin, 0, n, false).p;
     }
     const bool ready = in_bytes && n == rows && acts_.has_int8(x);
     if (!ready) acts_.forget_int8();
-    work.partial = partial_, work.counter = counter_, work.image = acts_.int8(), work.image_ready = ready;
+    work.partial = partial_, work.partial_floats = most_partials_, work.counter = counter_;
+    work.image = acts_.int8(), work.image_ready = ready;
     work.leave = w.size() == 1 && n == y[0].rows && !twin;
-    const cuda::Partials left = cuda::skinny(stream_, m, int(w.size()), glu, act, in + row * stride, stride, n, work);
+    const cuda::Partials left = cuda::skinny(stream_, m, int(w.size()), glu, act, in, stride, n, work);
     if (left.p) acts_.leave(cuda::PartialSums{.of = y[0], .sums = left});
-    work.beside = nullptr;
   }
   if (is_long) long_products(y, in + small * stride, stride, small, rows - small, w, glu, act, twin);
 }

@@ -116,12 +116,16 @@ int64_t Cuda::weight_bytes(const TensorView& t) {
   if (t.n_dims < 2) return int64_t(t.data.size());
   return is_router(t) ? t.n_elements() * int64_t(sizeof(float)) : tiles_of(t).matrix_bytes() * t.ne[2];
 }
+namespace {
+int64_t partials_of(const cuda::DeviceInfo& d, const cuda::TiledMatrix& m) {
+  return std::max(kMostFused * cuda::skinny_partials(d, m), cuda::wide_partials(d, m));
+}
+}  // namespace
 int64_t Cuda::partial_bytes(const cuda::DeviceInfo& d, std::span<const TensorView> tensors) {
   int64_t most = 0;
   const Fine fine = fineness(tensors);
   for (const TensorView& t : tensors)
-    if (t.n_dims == 2)
-      most = std::max(most, kMostFused * cuda::skinny_partials(d, tiles_of(t, fine)) * int64_t(sizeof(float)));
+    if (t.n_dims == 2) most = std::max(most, partials_of(d, tiles_of(t, fine)) * int64_t(sizeof(float)));
   return most;
 }
 
@@ -142,7 +146,7 @@ Cuda::Weight Cuda::upload(const TensorView& t) {
   w.m.p = static_cast<uint8_t*>(device_.allocate(size_t(w.m.matrix_bytes() * w.n_stack), t.name));
   if (!w.m.p) return w;
   if (w.n_stack == 1) {
-    most_partials_ = std::max(most_partials_, kMostFused * cuda::skinny_partials(device_.info(), w.m));
+    most_partials_ = std::max(most_partials_, partials_of(device_.info(), w.m));
     most_int8_ = std::max(most_int8_, cuda::skinny_image_bytes(w.n_in));
   }
   loader_.load(w.m, t, kept);

@@ -28,6 +28,7 @@ struct SkinnyMatrix {
 };
 struct SkinnyWork {
   float* partial = nullptr;          // sums of some of the columns
+  int64_t partial_floats = 0;        // that there is room for: with too few, many rows take several launches
   unsigned* counter = nullptr;       // zero between launches
   uint8_t* image = nullptr;          // activations in one or two bytes: the kernel's own, or x's
   bool image_ready = false;          // it is x's already, in one: of these n_tok rows, all columns; no matrix needs two
@@ -40,14 +41,16 @@ struct SkinnyWork {
                        // it looks for it
   int thirds = 2;      // of a multiprocessor's shared memory, if few bytes are multiplied: what the next kernel leaves
 };
-constexpr int kSkinnyRows = 16;  // rows of one launch
-// Floats, counters and bytes of it for a product with one such matrix.
+constexpr int kSkinnyRows = 16;  // rows of one launch of the kernels that share nothing between warps
+constexpr int kWideGroup = 32, kWideRows = 4 * kWideGroup;  // of those of more rows: in steps, and at most
+// Floats, counters and bytes of it for a product with one such matrix; floats for kWideRows rows.
 int64_t skinny_partials(const DeviceInfo&, const TiledMatrix&);
+int64_t wide_partials(const DeviceInfo&, const TiledMatrix&);
 int skinny_counters(const DeviceInfo&);
 int64_t skinny_image_bytes(int64_t n_in);
 // Columns of a matrix at most.
 int64_t skinny_most_cols(const DeviceInfo&, Input);
-// y[t] = W x[t] for t < n_tok <= kSkinnyRows; x [n_tok, n_in] in bf16. A row's bits depend on that row alone.
+// y[t] = W x[t] for t < n_tok; x [n_tok, n_in] in bf16. A row's bits depend on that row alone.
 // What is left of a sum: p is null where y has it all.
 Partials skinny(cudaStream_t, const SkinnyMatrix* m, int n_matrix, bool glu, facet::Act act, const __nv_bfloat16* x,
                 int64_t x_stride, int n_tok, SkinnyWork);

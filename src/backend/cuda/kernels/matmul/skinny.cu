@@ -21,6 +21,7 @@
 #include "backend/cuda/kernels/common/narrow.h"
 #include "backend/cuda/kernels/matmul/skinny_args.h"
 #include "backend/cuda/kernels/matmul/stream.cuh"
+#include "backend/cuda/kernels/matmul/wide.h"
 #include "backend/cuda/kernels/route/route.cuh"
 
 namespace facet::cuda {
@@ -99,51 +100,9 @@ void launch_for(cudaStream_t stream, SkinnyArgs& a, Input in, int n_warp) {
   }
 }
 
-}  // namespace
-
-int64_t skinny_partials(const DeviceInfo& d, const TiledMatrix& m) {
-  const int least = least_sets(d, act_blocks(m.n_in), input_of(m));
-  if (m.n_strip() > many_strips(d)) return least == 1 ? 0 : int64_t(least) * m.n_strip() * 256;
-  return int64_t(std::max(least, kUsualSets)) * m.n_strip() * 256;
-}
-int64_t skinny_most_cols(const DeviceInfo& d, Input in) {
-  return int64_t(std::min(kMaxSets, d.n_sm)) * most_act_blocks(d, in) * kActBlock;
-}
-int skinny_counters(const DeviceInfo& d) { return d.n_sm; }
-int64_t skinny_image_bytes(int64_t n_in) { return int64_t(act_blocks(n_in)) * ActsInt<16, true>::kStride; }
-
-Partials skinny(cudaStream_t stream, const SkinnyMatrix* m, int n_matrix, bool glu, Act act, const __nv_bfloat16* x,
-                int64_t x_stride, int n_tok, SkinnyWork work) {
-  const DeviceInfo& d = device();
-  const Room have = room(d);
-  int64_t all = 0;
-  for (int i = 0; i < n_matrix; ++i) all += int64_t(m[i].w.n_tile()) * tile_bytes(m[i].w.tile) * m[i].w.n_strip();
-  const bool is_short = all <= int64_t(kShortShare) * d.n_sm;
-  if (work.beside && (!is_short || is_float(m[0].w.tile)))
-    route(stream, *std::exchange(work.beside, nullptr));  // no room for other blocks
-  if (n_tok > have.rows) {
-    work.image_ready = work.leave = false;  // its rows lie otherwise
-    SkinnyMatrix rest[3];
-    for (int i = 0; i < n_matrix; ++i) {
-      rest[i] = m[i];
-      if (m[i].y) rest[i].y += have.rows * m[i].y_stride;
-      if (m[i].y_also) rest[i].y_also += have.rows * m[i].y_stride;
-      if (m[i].y_bf) rest[i].y_bf += have.rows * m[i].y_bf_stride;
-    }
-    skinny(stream, m, n_matrix, glu, act, x, x_stride, have.rows, work);
-    work.beside = nullptr;
-    return skinny(stream, rest, n_matrix, glu, act, x + have.rows * x_stride, x_stride, n_tok - have.rows, work);
-  }
-  CHECK(n_tok >= 1 && n_tok <= kSkinnyRows, "{} rows", n_tok);
-  Input in = input_of(m[0].w);
-  if (glu) in = std::max(in, input_of(m[1].w));
-  if (!glu)  // the inputs of one launch are alike
-    for (int i = 1; i < n_matrix; ++i)
-      if (input_of(m[i].w) != in) {
-        skinny(stream, m, i, glu, act, x, x_stride, n_tok, work);
-        work.beside = nullptr;
-        return skinny(stream, m + i, n_matrix - i, glu, act, x, x_stride, n_tok, work);
-      }
+// The blocks, sets and jobs of a product: all but its rows follows from shapes.
+SkinnyArgs lay_out(const DeviceInfo& d, const SkinnyMatrix* m, int n_matrix, bool glu, Act act, const __nv_bfloat16* x,
+                   int64_t x_stride, int n_tok, const SkinnyWork& work, Input in, int64_t all) {
   SkinnyArgs a{};
   a.n_matrix = glu ? 1 : n_matrix;
   a.n_sub = glu ? 2 : 1;
@@ -185,14 +144,6 @@ Partials skinny(cudaStream_t stream, const SkinnyMatrix* m, int n_matrix, bool g
   a.x = x, a.x_stride = x_stride, a.n_tok = n_tok;
   a.leave = work.leave && a.n_set > 1 && n_matrix == 1;
   a.partial = work.partial, a.counter = work.counter;
-  if (in == Input::kByte && n_tok > 1 && work.image_ready) {
-    a.image = work.image;
-  } else if (in != Input::kBf16 && n_tok > 8) {  // every block would round the same many rows
-    a.image = work.image;
-    const dim3 grid(unsigned((n_block * n_tok + kQuantizeWarps - 1) / kQuantizeWarps));
-    launch(in == Input::kByte ? quantize_kernel<16, false> : quantize_kernel<16, true>, grid, dim3(kQuantizeWarps * 32),
-           0, stream, work.image, x, x_stride, n_tok, a.n_in);
-  }
   // Blocks share the jobs by cost.
   CHECK(a.blocks <= kMaxBlocks, "{} blocks", a.blocks);
   auto job_cost = [&](int i) { return int64_t(m[i].w.n_tile()) * tile_bytes(m[i].w.tile); };
@@ -210,8 +161,86 @@ Partials skinny(cudaStream_t stream, const SkinnyMatrix* m, int n_matrix, bool g
   for (int b = 0; b < a.blocks; ++b) most_jobs = std::max(most_jobs, a.block_job[b + 1] - a.block_job[b]);
   for (int i = 0; i < n_matrix; ++i) most_tiles = std::max(most_tiles, a.tiles[i].n_tile);
   CHECK(int64_t(most_jobs) * most_tiles * a.n_sub < kQuickMost, "{} jobs of {} tiles a block", most_jobs, most_tiles);
+  a.run_tiles = most_jobs * most_tiles * a.n_sub / a.n_set;
+  return a;
+}
+
+}  // namespace
+
+int64_t skinny_partials(const DeviceInfo& d, const TiledMatrix& m) {
+  const int least = least_sets(d, act_blocks(m.n_in), input_of(m));
+  if (m.n_strip() > many_strips(d)) return least == 1 ? 0 : int64_t(least) * m.n_strip() * 256;
+  return int64_t(std::max(least, kUsualSets)) * m.n_strip() * 256;
+}
+int64_t skinny_most_cols(const DeviceInfo& d, Input in) {
+  return int64_t(std::min(kMaxSets, d.n_sm)) * most_act_blocks(d, in) * kActBlock;
+}
+int skinny_counters(const DeviceInfo& d) { return d.n_sm; }
+int64_t wide_partials(const DeviceInfo& d, const TiledMatrix& m) {
+  if (input_of(m) == Input::kBf16) return 0;
+  const int n_set = choose_sets(d, m.n_strip(), 1, act_blocks(m.n_in), input_of(m), true);
+  return n_set == 1 ? 0 : int64_t(n_set) * m.n_strip() * kTileRows * kWideRows;
+}
+int64_t skinny_image_bytes(int64_t n_in) {
+  static_assert(wide_rows(Input::kByte) >= 2 * wide_rows(Input::kTwoBytes) && wide_rows(Input::kTwoBytes) > 16);
+  return int64_t(act_blocks(n_in)) * wide_rows(Input::kByte) * ActsInt<1>::kStride;
+}
+
+Partials skinny(cudaStream_t stream, const SkinnyMatrix* m, int n_matrix, bool glu, Act act, const __nv_bfloat16* x,
+                int64_t x_stride, int n_tok, SkinnyWork work) {
+  const DeviceInfo& d = device();
+  const Room have = room(d);
+  int64_t all = 0;
+  for (int i = 0; i < n_matrix; ++i) all += int64_t(m[i].w.n_tile()) * tile_bytes(m[i].w.tile) * m[i].w.n_strip();
+  const bool is_short = all <= int64_t(kShortShare) * d.n_sm;
+  if (work.beside && (!is_short || is_float(m[0].w.tile)))
+    route(stream, *std::exchange(work.beside, nullptr));  // no room for other blocks
+  Input in = input_of(m[0].w);
+  if (glu) in = std::max(in, input_of(m[1].w));
+  if (!glu)  // the inputs of one launch are alike
+    for (int i = 1; i < n_matrix; ++i)
+      if (input_of(m[i].w) != in) {
+        skinny(stream, m, i, glu, act, x, x_stride, n_tok, work);
+        work.beside = nullptr;
+        return skinny(stream, m + i, n_matrix - i, glu, act, x, x_stride, n_tok, work);
+      }
+  if (n_tok > have.rows) {
+    if (work.beside) route(stream, *std::exchange(work.beside, nullptr));
+    // Many at a time read the weights once; else as many as the kernels below take.
+    const int run_warps = is_short ? have.short_warps : have.long_warps;
+    int n = std::min(n_tok, wide_rows(in));
+    for (; n > have.rows; n = (n - 1) / kWideGroup * kWideGroup) {
+      SkinnyWork some = work;
+      some.image_ready &= n == n_tok, some.leave &= n == n_tok;
+      Partials left;
+      if (wide(stream, lay_out(d, m, n_matrix, glu, act, x, x_stride, n, some, in, all), in, run_warps, some, left)) {
+        if (n == n_tok) return left;
+        break;
+      }
+    }
+    work.image_ready = work.leave = false;  // its rows lie otherwise
+    if (n <= have.rows) n = have.rows, skinny(stream, m, n_matrix, glu, act, x, x_stride, n, work);
+    SkinnyMatrix rest[3];
+    for (int i = 0; i < n_matrix; ++i) {
+      rest[i] = m[i];
+      if (m[i].y) rest[i].y += n * m[i].y_stride;
+      if (m[i].y_also) rest[i].y_also += n * m[i].y_stride;
+      if (m[i].y_bf) rest[i].y_bf += n * m[i].y_bf_stride;
+    }
+    return skinny(stream, rest, n_matrix, glu, act, x + n * x_stride, x_stride, n_tok - n, work);
+  }
+  CHECK(n_tok >= 1 && n_tok <= kSkinnyRows, "{} rows", n_tok);
+  SkinnyArgs a = lay_out(d, m, n_matrix, glu, act, x, x_stride, n_tok, work, in, all);
+  if (in == Input::kByte && n_tok > 1 && work.image_ready) {
+    a.image = work.image;
+  } else if (in != Input::kBf16 && n_tok > 8) {  // every block would round the same many rows
+    a.image = work.image;
+    const dim3 grid(unsigned((a.n_block * n_tok + kQuantizeWarps - 1) / kQuantizeWarps));
+    launch(in == Input::kByte ? quantize_kernel<16, false> : quantize_kernel<16, true>, grid, dim3(kQuantizeWarps * 32),
+           0, stream, work.image, x, x_stride, n_tok, a.n_in);
+  }
   const int n_warp = is_short ? have.short_warps : have.long_warps;
-  a.run_tiles = (most_jobs * most_tiles * a.n_sub / a.n_set + n_warp - 1) / n_warp + 1;
+  a.run_tiles = (a.run_tiles + n_warp - 1) / n_warp + 1;
   a.thirds = work.thirds;
   a.ahead = work.ahead;
   a.early = is_short && !work.in_turn && is_narrow(a.n_in, m[0].w.n_out);

@@ -27,6 +27,42 @@ struct DenseJobs {
   }
 };
 
+// Where sums go: row r of a job's strip, of row n of activations; v1 of the last matrix, v0 of gate.
+struct SkinnyOutput {
+  const SkinnyArgs& a;
+  const DenseJobs& jobs;
+  __device__ __forceinline__ void store(int job, int r, int n, float v0, float v1) const {
+    const int i = jobs.matrix(job);
+    const SkinnyMatrix& m = a.m[i];
+    const int row = (a.n_sub == 2 ? job : job - a.first_job[i]) * 16 + r;
+    if (n >= a.n_tok || row >= m.w.n_out) return;
+    const float v = a.n_sub == 2 ? activate(v0, a.act) * v1 : v1;
+    if (m.y) m.y[n * m.y_stride + row] = v;
+    if (m.y_also) m.y_also[n * m.y_stride + row] = v;
+    if (m.y_bf) m.y_bf[n * m.y_bf_stride + row] = __float2bfloat16_rn(v);
+  }
+  __device__ __forceinline__ void store4(int job, int r, int n, float4 v0, float4 v1) const {
+    const int i = jobs.matrix(job);
+    const SkinnyMatrix& m = a.m[i];
+    const int row = (a.n_sub == 2 ? job : job - a.first_job[i]) * 16 + r;
+    const float x0[4] = {v0.x, v0.y, v0.z, v0.w}, x1[4] = {v1.x, v1.y, v1.z, v1.w};
+    if (!a.wide[i]) {
+#pragma unroll
+      for (int k = 0; k < 4; ++k) store(job, r + k, n, x0[k], x1[k]);
+      return;
+    }
+    if (n >= a.n_tok || row >= m.w.n_out) return;
+    float v[4];
+#pragma unroll
+    for (int k = 0; k < 4; ++k) v[k] = a.n_sub == 2 ? activate(x0[k], a.act) * x1[k] : x1[k];
+    const float4 all = {v[0], v[1], v[2], v[3]};
+    if (m.y) *reinterpret_cast<float4*>(m.y + n * m.y_stride + row) = all;
+    if (m.y_also) *reinterpret_cast<float4*>(m.y_also + n * m.y_stride + row) = all;
+    if (m.y_bf)
+      *reinterpret_cast<uint2*>(m.y_bf + n * m.y_bf_stride + row) = {pack_bf16(v[0], v[1]), pack_bf16(v[2], v[3])};
+  }
+};
+
 // Lane l of a warp: where run l of n_warp of a block's jobs [job0, job1) begins; lanes from n_warp on: the end.
 __device__ __forceinline__ TilePlace run_begin(const DenseJobs& jobs, int job0, int job1, int n_warp, int lane) {
   const SkinnyArgs& a = jobs.a;
@@ -109,36 +145,9 @@ __global__ void __launch_bounds__(stream_warps(kShort) * 32, kShort ? 2 : 1)
   const int col0 = jobs.block0 * kActBlock, cols = (jobs.block1 - jobs.block0) * kActBlock;
   const Acts x{kept(shared)};
 
-  auto store = [&](int job, int r, int n, float v0, float v1) {
-    const int i = jobs.matrix(job);
-    const SkinnyMatrix& m = a.m[i];
-    const int row = (a.n_sub == 2 ? job : job - a.first_job[i]) * 16 + r;
-    if (n >= a.n_tok || row >= m.w.n_out) return;
-    const float v = a.n_sub == 2 ? activate(v0, a.act) * v1 : v1;
-    if (m.y) m.y[n * m.y_stride + row] = v;
-    if (m.y_also) m.y_also[n * m.y_stride + row] = v;
-    if (m.y_bf) m.y_bf[n * m.y_bf_stride + row] = __float2bfloat16_rn(v);
-  };
-  auto store4 = [&](int job, int r, int n, float4 v0, float4 v1) {
-    const int i = jobs.matrix(job);
-    const SkinnyMatrix& m = a.m[i];
-    const int row = (a.n_sub == 2 ? job : job - a.first_job[i]) * 16 + r;
-    const float x0[4] = {v0.x, v0.y, v0.z, v0.w}, x1[4] = {v1.x, v1.y, v1.z, v1.w};
-    if (!a.wide[i]) {
-#pragma unroll
-      for (int k = 0; k < 4; ++k) store(job, r + k, n, x0[k], x1[k]);
-      return;
-    }
-    if (n >= a.n_tok || row >= m.w.n_out) return;
-    float v[4];
-#pragma unroll
-    for (int k = 0; k < 4; ++k) v[k] = a.n_sub == 2 ? activate(x0[k], a.act) * x1[k] : x1[k];
-    const float4 all = {v[0], v[1], v[2], v[3]};
-    if (m.y) *reinterpret_cast<float4*>(m.y + n * m.y_stride + row) = all;
-    if (m.y_also) *reinterpret_cast<float4*>(m.y_also + n * m.y_stride + row) = all;
-    if (m.y_bf)
-      *reinterpret_cast<uint2*>(m.y_bf + n * m.y_bf_stride + row) = {pack_bf16(v[0], v[1]), pack_bf16(v[2], v[3])};
-  };
+  const SkinnyOutput out{a, jobs};
+  auto store = [&](int job, int r, int n, float v0, float v1) { out.store(job, r, n, v0, v1); };
+  auto store4 = [&](int job, int r, int n, float4 v0, float4 v1) { out.store4(job, r, n, v0, v1); };
   auto partial_of = [&](int job, int sub) {
     return a.partial + ((int64_t(set) * a.n_job + job) * a.n_sub + sub) * kPart;
   };

@@ -35,4 +35,41 @@ __device__ __forceinline__ void product_64(const uint32_t (&a)[2][4], uint32_t w
     }
   }
 }
+
+// The same in parts (tile.cuh). Type: operand(w, lane, a) and its unit, kUnit; where d is, kScales.
+template <class Type>
+struct Groups64 {
+  static constexpr bool kPerTile = false;
+  struct Head {};
+  struct Group {
+    uint32_t a[2][4];
+    float d[2][2];  // [row][half]
+  };
+  static __device__ __forceinline__ Head head(const uint8_t*, int) { return {}; }
+  static __device__ __forceinline__ Group group(const uint8_t* w, const Head&, int, int lane) {
+    Group to;
+    Type::operand(w, lane, to.a);
+    const uint32_t* d = reinterpret_cast<const uint32_t*>(w + Type::kScales);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const uint32_t v = d[lane / 4 + 8 * i];
+      to.d[i][0] = half_at(v, 0), to.d[i][1] = half_at(v, 1);
+    }
+    return to;
+  }
+  template <bool kTwo>
+  static __device__ __forceinline__ void add(const Group& w, uint4 b, uint4 second, float2 scale, float (&acc)[4]) {
+    constexpr int kFirst = kTwo ? kSecond : 1;
+    if (Type::kUnit / kFirst != 1.f) scale.x *= Type::kUnit / kFirst, scale.y *= Type::kUnit / kFirst;
+    int c[4], d[4], c2[4] = {}, d2[4] = {};
+    mma_s8(c, w.a[0], b.x, b.y);
+    mma_s8(d, w.a[1], b.z, b.w);
+    if (kTwo) mma_s8(c2, w.a[0], second.x, second.y), mma_s8(d2, w.a[1], second.z, second.w);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int first = c[i] * kFirst + c2[i], last = d[i] * kFirst + d2[i];
+      acc[i] += (i % 2 ? scale.y : scale.x) * (w.d[i / 2][0] * float(first) + w.d[i / 2][1] * float(last));
+    }
+  }
+};
 }  // namespace facet::cuda

@@ -12,6 +12,14 @@
 //                                                     columns 64 j + 32 h..
 //   TileTraits<tile>::repack(to)                      a lane's part of a tile from the file's rows
 //
+// For many rows (wide.cuh) a product comes in parts, with the same integers and the same order of f32 sums, so that two
+// strips share what is read of the activations. Of types of codes:
+//   Head head(w, lane)                                what all groups of the tile need
+//   Group group(w, head, j, lane)                     the operand of 64 columns
+//   add<kTwo>(group, b, second, scale, sum)           sum += group times eight rows: their codes, second codes and
+//   scales kPerTile, and then Tail tail(w, lane), add_tail(tail, sums, part, acc): sum is a tile's, and goes into acc
+//   at its end
+//
 // Lane 4 g + t of a warp holds rows g and g + 8. In every 64 columns it has 8 of the first 32 and 8 of the second, h:
 // of codes 32 h + 16 (i / 4) + 4 t + i % 4, i = 0..7, of bf16 and f16 32 h + 8 t + i. Codes lie in words of four
 // columns, which are operands of integer tensor cores once the bits are in place: word e of four is row g + 8 (e % 2),

@@ -7,31 +7,35 @@
 //   Q5_0  nibbles [lane][e] | fifth bits [lane] words as Q5_K's, inverted: the sign of code - 16 | d [row][h]
 namespace facet::cuda {
 
-template <class Acts>
-__device__ __forceinline__ void product_4_0(const uint8_t* w, const Acts& x, int group, int lane, AccOf<Acts>& acc) {
-  const uint4 q = shared16(w + lane * 16);
-  const uint32_t* d = reinterpret_cast<const uint32_t*>(w + 512);
-  uint32_t a[2][4];
+// The product's operand, times 1 / kUnit.
+template <bool kFifth>
+struct Operand45 {
+  static constexpr float kUnit = kFifth ? 1.f / 8 : 1.f / 16;
+  static constexpr int kScales = kFifth ? 640 : 512;
+  static __device__ __forceinline__ void operand(const uint8_t* w, int lane, uint32_t (&a)[2][4]) {
+    const uint4 q = shared16(w + lane * 16);
+    const uint32_t f = kFifth ? *reinterpret_cast<const uint32_t*>(w + 512 + lane * 4) : 0;
 #pragma unroll
-  for (int e = 0; e < 4; ++e) a[0][e] = (word_of(q, e) << 4) & 0xF0F0F0F0, a[1][e] = word_of(q, e) & 0xF0F0F0F0;
-  product_64(a, d[lane / 4], d[lane / 4 + 8], 1.f / 16, x, group, lane, acc);
-}
-template <class Acts>
-__device__ __forceinline__ void product_5_0(const uint8_t* w, const Acts& x, int group, int lane, AccOf<Acts>& acc) {
-  const uint4 q = shared16(w + lane * 16);
-  const uint32_t f = *reinterpret_cast<const uint32_t*>(w + 512 + lane * 4);
-  const uint32_t* d = reinterpret_cast<const uint32_t*>(w + 640);
-  uint32_t a[2][4];
-#pragma unroll
-  for (int e = 0; e < 4; ++e) {
-    a[0][e] = and_or(f << (7 - e), 0x80808080, (word_of(q, e) << 3) & 0x78787878);
-    a[1][e] = and_or(f << (3 - e), 0x80808080, (word_of(q, e) >> 1) & 0x78787878);
+    for (int e = 0; e < 4; ++e)
+      if (kFifth) {
+        a[0][e] = and_or(f << (7 - e), 0x80808080, (word_of(q, e) << 3) & 0x78787878);
+        a[1][e] = and_or(f << (3 - e), 0x80808080, (word_of(q, e) >> 1) & 0x78787878);
+      } else {
+        a[0][e] = (word_of(q, e) << 4) & 0xF0F0F0F0, a[1][e] = word_of(q, e) & 0xF0F0F0F0;
+      }
   }
-  product_64(a, d[lane / 4], d[lane / 4 + 8], 1.f / 8, x, group, lane, acc);
-}
+};
 
 template <bool kFifth>
-struct TileQ45 {
+struct TileQ45 : Groups64<Operand45<kFifth>> {
+  template <class Acts>
+  static __device__ __forceinline__ void product(const uint8_t* w, const Acts& x, int at, int lane, AccOf<Acts>& acc) {
+    using Codes = Operand45<kFifth>;
+    uint32_t a[2][4];
+    Codes::operand(w, lane, a);
+    const uint32_t* d = reinterpret_cast<const uint32_t*>(w + Codes::kScales);
+    product_64(a, d[lane / 4], d[lane / 4 + 8], Codes::kUnit, x, at, lane, acc);
+  }
   static __device__ __forceinline__ void repack(const TileRepack& to) {
     const int block = kFifth ? 22 : 18;
     uint32_t f = 0;
@@ -58,10 +62,6 @@ struct TileQ45 {
 };
 template <>
 struct TileTraits<Tile::kQ4_0> : TileQ45<false> {
-  template <class Acts>
-  static __device__ __forceinline__ void product(const uint8_t* w, const Acts& x, int at, int lane, AccOf<Acts>& acc) {
-    product_4_0(w, x, at, lane, acc);
-  }
   static __device__ __forceinline__ void values(float (&v)[8], const uint8_t* w, int lane, int row, int j, int h) {
     const int r = lane / 4 + 8 * row;
     const TileCodes c{w, lane, row, h};
@@ -71,10 +71,6 @@ struct TileTraits<Tile::kQ4_0> : TileQ45<false> {
 };
 template <>
 struct TileTraits<Tile::kQ5_0> : TileQ45<true> {
-  template <class Acts>
-  static __device__ __forceinline__ void product(const uint8_t* w, const Acts& x, int at, int lane, AccOf<Acts>& acc) {
-    product_5_0(w, x, at, lane, acc);
-  }
   static __device__ __forceinline__ void values(float (&v)[8], const uint8_t* w, int lane, int row, int j, int h) {
     const int r = lane / 4 + 8 * row;
     const TileCodes c{w, lane, row, h};

@@ -9,6 +9,16 @@
 //         Q4_K
 namespace facet::cuda {
 
+// Minima, integers as well: that of sub-blocks t and t + 4 times their sums, a step of tensor cores for the whole tile.
+__device__ __forceinline__ void minima_k45(uint4 s, int t, uint32_t (&m)[4], int row) {
+  constexpr uint32_t k128 = 0x43004300;  // two bf16 of 128: their last seven bits count
+  const uint32_t low = and_or(s.z >> 2, 0x30303030, s.y & 0x0F0F0F0F),
+                 high = and_or(s.w >> 2, 0x30303030, (s.y >> 4) & 0x0F0F0F0F);
+  const uint32_t pick = 0x4040u | uint32_t(t) * 0x101u;
+  m[row] = as_word(__hsub2(as_bf16x2(__byte_perm(low, 0x43, pick)), as_bf16x2(k128)));
+  m[row + 2] = as_word(__hsub2(as_bf16x2(__byte_perm(high, 0x43, pick)), as_bf16x2(k128)));
+}
+
 // block: the tile's place in x, in blocks of 256 columns.
 template <bool kFifth, class Acts>
 __device__ __forceinline__ void product_k45(const uint8_t* w, const Acts& x, int block, int lane, AccOf<Acts>& acc) {
@@ -56,18 +66,8 @@ __device__ __forceinline__ void product_k45(const uint8_t* w, const Acts& x, int
       }
     }
   }
-  // Minima, integers as well: that of sub-blocks t and t + 4 times their sums, a step of tensor cores for the
-  // whole tile.
-  auto minima = [&](uint4 s, uint32_t(&m)[4], int row) {
-    constexpr uint32_t k128 = 0x43004300;  // two bf16 of 128: their last seven bits count
-    const uint32_t low = and_or(s.z >> 2, 0x30303030, s.y & 0x0F0F0F0F),
-                   high = and_or(s.w >> 2, 0x30303030, (s.y >> 4) & 0x0F0F0F0F);
-    const uint32_t pick = 0x4040u | uint32_t(t) * 0x101u;
-    m[row] = as_word(__hsub2(as_bf16x2(__byte_perm(low, 0x43, pick)), as_bf16x2(k128)));
-    m[row + 2] = as_word(__hsub2(as_bf16x2(__byte_perm(high, 0x43, pick)), as_bf16x2(k128)));
-  };
   uint32_t m[4];
-  minima(s0, m, 0), minima(s1, m, 1);
+  minima_k45(s0, t, m, 0), minima_k45(s1, t, m, 1);
   constexpr float kPer = kFifth ? 1.f : 1.f / 16;
   const float d0 = half_at(s0.x, 0) * kPer, min0 = half_at(s0.x, 1), d1 = half_at(s1.x, 0) * kPer,
               min1 = half_at(s1.x, 1);
@@ -84,6 +84,79 @@ __device__ __forceinline__ void product_k45(const uint8_t* w, const Acts& x, int
 
 template <bool kFifth>
 struct TileQ45K {
+  static constexpr bool kPerTile = true;
+  static constexpr int kRows = kFifth ? 2560 : 2048;
+  struct Head {
+    uint2 scale[2];  // of rows g and g + 8
+    uint4 fifth;
+  };
+  struct Group {
+    uint32_t a0[4], a1[4];
+    int r[2], u[2];
+  };
+  struct Tail {
+    uint32_t m[4];
+    float d[2], min[2];
+  };
+  static __device__ __forceinline__ Head head(const uint8_t* w, int lane) {
+    Head h{};
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      h.scale[i] = *reinterpret_cast<const uint2*>(w + kRows + (lane / 4 + 8 * i) * 16 + 8);
+      h.scale[i].x &= 0x3F3F3F3F, h.scale[i].y &= 0x3F3F3F3F;
+    }
+    if (kFifth) h.fifth = shared16(w + 2048 + lane * 16);
+    return h;
+  }
+  static __device__ __forceinline__ Group group(const uint8_t* w, const Head& h, int j, int lane) {
+    const uint4 q = shared16(w + j * 512 + lane * 16);
+    const uint32_t f = word_of(h.fifth, j);
+    Group to;
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      const uint32_t v = word_of(q, e);
+      to.a0[e] = v & 0x0F0F0F0F, to.a1[e] = v & 0xF0F0F0F0;
+      if (kFifth)
+        to.a0[e] = and_or(shifted(f, 4 - e), 0x10101010, to.a0[e]),
+        to.a1[e] = and_or(f >> e, 0x10101010, to.a1[e] >> 4);
+    }
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const uint32_t s = j < 2 ? h.scale[i].x : h.scale[i].y;
+      to.r[i] = byte_of(s, j % 2 * 2) * (kFifth ? 1 : 16), to.u[i] = byte_of(s, j % 2 * 2 + 1);
+    }
+    return to;
+  }
+  template <bool kTwo>
+  static __device__ __forceinline__ void add(const Group& w, uint4 b, uint4 second, float2 scale, float (&part)[4]) {
+    int c[4], d[4], c2[4] = {}, d2[4] = {};
+    mma_u8(c, w.a0, b.x, b.y);
+    mma_u8(d, w.a1, b.z, b.w);
+    if (kTwo) mma_u8(c2, w.a0, second.x, second.y), mma_u8(d2, w.a1, second.z, second.w);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int r = w.r[i / 2], u = w.u[i / 2];
+      float v = float(r * c[i] + u * d[i]);
+      if (kTwo) v = fmaf(float(r * c2[i] + u * d2[i]), 1.f / kSecond, v);
+      part[i] += (i % 2 ? scale.y : scale.x) * v;
+    }
+  }
+  static __device__ __forceinline__ Tail tail(const uint8_t* w, int lane) {
+    Tail to;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const uint4 s = shared16(w + kRows + (lane / 4 + 8 * i) * 16);
+      minima_k45(s, lane % 4, to.m, i);
+      to.d[i] = half_at(s.x, 0) * (kFifth ? 1.f : 1.f / 16), to.min[i] = half_at(s.x, 1);
+    }
+    return to;
+  }
+  static __device__ __forceinline__ void add_tail(const Tail& w, uint2 sums, const float (&part)[4], float (&acc)[4]) {
+    float c[4];
+    mma_bf16(c, w.m, sums.x, sums.y, 0.f, 0.f, 0.f, 0.f);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) acc[i] += w.d[i / 2] * part[i] - w.min[i / 2] * c[i];
+  }
   template <class Acts>
   static __device__ __forceinline__ void product(const uint8_t* w, const Acts& x, int at, int lane, AccOf<Acts>& acc) {
     product_k45<kFifth>(w, x, at, lane, acc);

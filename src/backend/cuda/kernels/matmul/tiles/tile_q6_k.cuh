@@ -63,6 +63,61 @@ __device__ __forceinline__ void product_k6(const uint8_t* w, const Acts& x, int 
 
 template <>
 struct TileTraits<Tile::kQ6_K> {
+  static constexpr bool kPerTile = true;
+  struct Head {};
+  struct Group {
+    uint32_t a[4][2];
+    uint32_t scale[2];  // of rows g and g + 8, a byte for 16 columns
+  };
+  struct Tail {
+    float d[2];
+  };
+  static __device__ __forceinline__ Head head(const uint8_t*, int) { return {}; }
+  static __device__ __forceinline__ Group group(const uint8_t* w, const Head&, int j, int lane) {
+    const uint4 q = shared16(w + j * 512 + lane * 16);
+    const uint2 top = *reinterpret_cast<const uint2*>(w + 2048 + (j / 2) * 512 + lane * 16 + (j % 2) * 8);
+    Group to;
+#pragma unroll
+    for (int s = 0; s < 4; ++s) {  // as in product_k6
+      const uint32_t v0 = s % 2 ? q.z : q.x, v1 = s % 2 ? q.w : q.y;
+      to.a[s][0] = and_or(top.x << (6 - 2 * s), 0xC0C0C0C0, (s < 2 ? v0 << 2 : v0 >> 2) & 0x3C3C3C3C);
+      to.a[s][1] = and_or(top.y << (6 - 2 * s), 0xC0C0C0C0, (s < 2 ? v1 << 2 : v1 >> 2) & 0x3C3C3C3C);
+    }
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+      to.scale[i] = *reinterpret_cast<const uint32_t*>(w + 3072 + (lane / 4 + 8 * i) * 16 + 4 * j);
+    return to;
+  }
+  template <bool kTwo>
+  static __device__ __forceinline__ void add(const Group& w, uint4 b, uint4 second, float2 scale, float (&part)[4]) {
+    int sum[4] = {}, sum2[4] = {};
+#pragma unroll
+    for (int s = 0; s < 4; ++s) {
+      const int r[2] = {signed_byte_of(w.scale[0], s), signed_byte_of(w.scale[1], s)};
+      int c[4];
+      mma_s8(c, w.a[s][0], w.a[s][1], word_of(b, s));
+#pragma unroll
+      for (int i = 0; i < 4; ++i) sum[i] += r[i / 2] * c[i];
+      if (!kTwo) continue;
+      mma_s8(c, w.a[s][0], w.a[s][1], word_of(second, s));
+#pragma unroll
+      for (int i = 0; i < 4; ++i) sum2[i] += r[i / 2] * c[i];
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      float v = float(sum[i]);
+      if (kTwo) v = fmaf(float(sum2[i]), 1.f / kSecond, v);
+      part[i] += (i % 2 ? scale.y : scale.x) * v;
+    }
+  }
+  static __device__ __forceinline__ Tail tail(const uint8_t* w, int lane) {
+    const uint16_t* d = reinterpret_cast<const uint16_t*>(w + 3328);
+    return {{half_at(d[lane / 4], 0) * .25f, half_at(d[lane / 4 + 8], 0) * .25f}};
+  }
+  static __device__ __forceinline__ void add_tail(const Tail& w, uint2, const float (&part)[4], float (&acc)[4]) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) acc[i] += w.d[i / 2] * part[i];
+  }
   template <class Acts>
   static __device__ __forceinline__ void product(const uint8_t* w, const Acts& x, int at, int lane, AccOf<Acts>& acc) {
     product_k6(w, x, at, lane, acc);

@@ -5,19 +5,26 @@
 // Q8_0, 64 columns: codes [h][lane][e] | d [row][h]
 namespace facet::cuda {
 
-template <class Acts>
-__device__ __forceinline__ void product_8_0(const uint8_t* w, const Acts& x, int group, int lane, AccOf<Acts>& acc) {
-  const uint4 q0 = shared16(w + lane * 16), q1 = shared16(w + 512 + lane * 16);
-  const uint32_t* d = reinterpret_cast<const uint32_t*>(w + 1024);
-  const uint32_t a[2][4] = {{q0.x, q0.y, q0.z, q0.w}, {q1.x, q1.y, q1.z, q1.w}};
-  product_64(a, d[lane / 4], d[lane / 4 + 8], 1.f, x, group, lane, acc);
-}
+struct Operand8 {
+  static constexpr float kUnit = 1;
+  static constexpr int kScales = 1024;
+  static __device__ __forceinline__ void operand(const uint8_t* w, int lane, uint32_t (&a)[2][4]) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const uint4 q = shared16(w + h * 512 + lane * 16);
+      a[h][0] = q.x, a[h][1] = q.y, a[h][2] = q.z, a[h][3] = q.w;
+    }
+  }
+};
 
 template <>
-struct TileTraits<Tile::kQ8_0> {
+struct TileTraits<Tile::kQ8_0> : Groups64<Operand8> {
   template <class Acts>
   static __device__ __forceinline__ void product(const uint8_t* w, const Acts& x, int at, int lane, AccOf<Acts>& acc) {
-    product_8_0(w, x, at, lane, acc);
+    uint32_t a[2][4];
+    Operand8::operand(w, lane, a);
+    const uint32_t* d = reinterpret_cast<const uint32_t*>(w + Operand8::kScales);
+    product_64(a, d[lane / 4], d[lane / 4 + 8], Operand8::kUnit, x, at, lane, acc);
   }
   static __device__ __forceinline__ void values(float (&v)[8], const uint8_t* w, int lane, int row, int j, int h) {
     const int r = lane / 4 + 8 * row;

@@ -1,0 +1,5 @@
+#include "backend/cuda/kernels/matmul/wide.cuh"
+
+namespace facet::cuda {
+template void launch_wide<true>(cudaStream_t, const WideArgs&, int);
+}  // namespace facet::cuda
