@@ -168,14 +168,14 @@ __device__ __forceinline__ void wide_product(const uint8_t* const (&w)[2], int t
 }
 
 template <bool kTwo>
-__global__ void __launch_bounds__((kWideWarps + 1) * 32, 1) wide_kernel(const __grid_constant__ WideArgs w) {
+__global__ void __launch_bounds__(kWideWarps * 32, 1) wide_kernel(const __grid_constant__ WideArgs w) {
   extern __shared__ __align__(128) uint8_t shared[];
   __shared__ uint64_t full[kWideStages], empty[kWideStages];
   __shared__ bool is_last;
   const SkinnyArgs& a = w.a;
   // The shuffle tells the compiler that a warp's lanes agree.
   const int lane = int(threadIdx.x) % 32, warp = __shfl_sync(~0u, int(threadIdx.x) / 32, 0),
-            n_warp = int(blockDim.x) / 32 - 1;
+            n_warp = int(blockDim.x) / 32;
   const int block = quick_div(int(blockIdx.x), a.n_set), set = int(blockIdx.x) - block * a.n_set;
   const DenseJobs jobs{a, quick_div(a.n_block * set, a.n_set), quick_div(a.n_block * (set + 1), a.n_set)};
   const int job0 = a.block_job[block], job1 = a.block_job[block + 1];
@@ -195,45 +195,37 @@ __global__ void __launch_bounds__((kWideWarps + 1) * 32, 1) wide_kernel(const __
     barriers_publish();
   }
   __syncthreads();
-  if (warp == n_warp) {  // brings everything in: a strip a lane, and the image
-    int stage = 0, q = 0;
-    uint32_t phase = 1;
-    bool waited = false;
-    auto acts = [&](int to, int step) {
-      if (lane == 0)
-        bulk_load(stages + to * w.stage, image + int64_t(step) * w.act_bytes, unsigned(w.act_bytes), full + to);
-    };
-    auto wait = [&] {
-      wait_for_previous();
-      let_next_start();
-      waited = true;
-      for (int i = 0; i < min(q, a.n_stage); ++i) acts(i, i % n_step);
-    };
-#pragma unroll 1
-    for (int round = 0; round < n_round; ++round) {
-      WideSource from = wide_source(pairs, round * each, each, lane);
-#pragma unroll 1
-      for (int step = 0; step < n_step; ++step, ++q) {
-        if (q == a.n_stage) wait();
-        barrier_wait(empty + stage, phase);
-        const int bytes = from.bytes(), all = __reduce_add_sync(~0u, bytes);
-        if (lane == 0) barrier_arrive_expecting(full + stage, unsigned(all + w.act_bytes));
-        __syncwarp();
-        if (bytes > 0)
-          bulk_load_once(const_cast<uint8_t*>(tiles_at(stage, lane, from.p)), from.p, unsigned(bytes), full + stage);
-        if (waited) acts(stage, step);
-        from.go_on();
-        if (++stage == a.n_stage) stage = 0, phase ^= 1;
-      }
-    }
-    if (!waited) wait();
-  }
+  // The last warp brings in weights, a strip a lane, and the image: all stages at first, then the stage of the step
+  // before, which all warps are done with or soon will be.
+  const bool brings = warp == n_warp - 1;
+  int to = 0, to_step = 0, to_round = 0;
+  WideSource from;
+  auto bring = [&](bool image_too) {
+    if (to_round == n_round) return;
+    if (to_step == 0) from = wide_source(pairs, to_round * each, each, lane);
+    const int bytes = from.bytes(), all = __reduce_add_sync(~0u, bytes);
+    if (lane == 0) barrier_arrive_expecting(full + to, unsigned(all + w.act_bytes));
+    __syncwarp();
+    if (bytes > 0) bulk_load_once(const_cast<uint8_t*>(tiles_at(to, lane, from.p)), from.p, unsigned(bytes), full + to);
+    if (image_too && lane == 0)
+      bulk_load(stages + to * w.stage, image + int64_t(to_step) * w.act_bytes, unsigned(w.act_bytes), full + to);
+    from.go_on();
+    if (++to == a.n_stage) to = 0;
+    if (++to_step == n_step) to_step = 0, ++to_round;
+  };
+  if (brings)
+    for (int i = 0; i < a.n_stage; ++i) bring(false);
+  wait_for_previous();
+  let_next_start();
+  if (brings && lane == 0)
+    for (int i = 0; i < min(a.n_stage, n_round * n_step); ++i)
+      bulk_load(stages + i * w.stage, image + int64_t(i % n_step) * w.act_bytes, unsigned(w.act_bytes), full + i);
 #else
   // Every thread brings in a share of a step, a commit group each.
   auto fetch = [&](int q) {
     const int round = quick_div(q, n_step), step = q - round * n_step, stage = q % a.n_stage;
     if (round < n_round) {
-      for (int i = warp; i < 2 * each; i += n_warp + 1) {
+      for (int i = warp; i < 2 * each; i += n_warp) {
         WideSource from = wide_source(pairs, round * each, each, i);
         from.p += step * from.step, from.left -= step * from.step;
         uint8_t* const to = const_cast<uint8_t*>(tiles_at(stage, i, from.p));
@@ -249,9 +241,13 @@ __global__ void __launch_bounds__((kWideWarps + 1) * 32, 1) wide_kernel(const __
 
   int stage = 0, q = 0;
   uint32_t phase = 0;
-  (void)q, (void)phase;
+  (void)phase;
   auto step_in = [&] {  // the step's data are there
 #if __CUDA_ARCH__ >= 900
+    if (brings && q > 0 && to_round < n_round) {  // `to` is the stage of the step before
+      barrier_wait(empty + to, to <= stage ? phase : phase ^ 1);
+      bring(true);
+    }
     barrier_wait(full + stage, phase);
 #else
     copies_wait(a.n_stage - 2);
@@ -268,9 +264,6 @@ __global__ void __launch_bounds__((kWideWarps + 1) * 32, 1) wide_kernel(const __
     if (++stage == a.n_stage) stage = 0, phase ^= 1;
   };
 
-#if __CUDA_ARCH__ >= 900
-  if (warp < n_warp)
-#endif
   {
     const TilePlace mark = run_begin(jobs, job0, job1, w.run_warps, lane);
     const int pair_of = quick_div(warp, w.n_group), row0 = (warp - pair_of * w.n_group) * kWideGroup;
@@ -279,7 +272,7 @@ __global__ void __launch_bounds__((kWideWarps + 1) * 32, 1) wide_kernel(const __
 #pragma unroll 1
     for (int round = 0; round < n_round; ++round) {
       const int p = round * each + pair_of;
-      if (pair_of >= each || p >= pairs.count || warp >= n_warp) {
+      if (pair_of >= each || p >= pairs.count) {
 #pragma unroll 1
         for (int step = 0; step < n_step; ++step) step_in(), step_done();
         continue;
@@ -387,7 +380,7 @@ __global__ void __launch_bounds__((kWideWarps + 1) * 32, 1) wide_kernel(const __
 template <bool kTwo>
 void launch_wide(cudaStream_t stream, const WideArgs& w, int n_warp) {
   allow_shared(wide_kernel<kTwo>, size_t(device().shared - kOwnShared));
-  launch(wide_kernel<kTwo>, dim3(unsigned(w.a.blocks * w.a.n_set)), dim3(unsigned((n_warp + 1) * 32)),
+  launch(wide_kernel<kTwo>, dim3(unsigned(w.a.blocks * w.a.n_set)), dim3(unsigned(n_warp * 32)),
          size_t(w.a.at_rings + w.a.n_stage * w.stage), stream, w);
 }
 
