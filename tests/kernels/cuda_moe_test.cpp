@@ -182,7 +182,8 @@ struct Case {
         .routing = {logits.p(), weight.p(), expert.p(), active.p(), begin.p(), pair.p(), number.p()},
         .hidden = reinterpret_cast<__nv_bfloat16*>(hidden.p()),
         .out = out.p()};
-    cuda::route(nullptr, cuda::route_job(m, rows(*dev_r, first, n), n, b.routing));
+    const cuda::RouteJob job = cuda::route_job(m, rows(*dev_r, first, n), n, b.routing);
+    n > cuda::kMoeRows ? cuda::route_batch(nullptr, job) : cuda::route(nullptr, job);
     cuda::moe_small(nullptr, m, input(first, n), n, b);
     cuda::moe_small_combine(nullptr, rows(y, 0, n), b.out, b.routing.weight, m.n_used);
     ok(cudaGetLastError());
@@ -340,6 +341,29 @@ TEST(CudaMoe, OneTokenIsATokenOfSixteen) {
           << "D " << d.D << " token " << t;
     EXPECT_EQ(0, std::memcmp(c.few(5, 7).data(), all.data() + 5 * d.D, size_t(7 * d.D) * 4)) << "D " << d.D;
   }
+}
+// The batch law: each token's bits are those of its solo run, whatever its batch; some experts have more pairs than a
+// pass takes.
+TEST(CudaMoe, TokensOfABatchAreTheirSoloRuns) {
+  NEEDS_GPU();
+  constexpr int kMost = 256;
+  Cases cases(3);
+  auto check = [](const Dims& d) {
+    const Case c(d, kMost);
+    std::vector<std::vector<float>> solo;
+    for (int t = 0; t < kMost; ++t) solo.push_back(c.few(t, 1));
+    for (const int n : {2, 7, 16, 17, 33, 64, 100, 256}) {
+      const int first = kMost - n;
+      const std::vector<float> all = c.few(first, n);
+      for (int t = 0; t < n; ++t)
+        ASSERT_EQ(std::memcmp(all.data() + t * d.D, solo[size_t(first + t)].data(), size_t(d.D) * 4), 0)
+            << "D " << d.D << " token " << t << " of " << n;
+      if (n == kMost) c.check(all, first, n, "few", true);
+    }
+  };
+  for (const Dims& d : kModels)
+    if (!cases.leave_out()) check(d);
+  if (!light()) check({.D = 2816, .F = 704, .N = 32, .used = 8, .down = DType::kQ5_0});
 }
 // One token has kernels of its own: widths of 26B-A4B in both types of its down matrices, more columns than a block's
 // warps read at once, and fewer strips than blocks.

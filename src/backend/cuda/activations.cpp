@@ -45,7 +45,7 @@ Mat Activations::written(const Rows& x, bool bf) {
 }
 Mat Activations::written_int8(const Rows& x) {
   Mat m = written(x, true);
-  if (x.rows < 2 || x.rows > kSkinnyRows || x.first != 0 || x.begin != 0) return m;
+  if (x.rows < 2 || x.rows > kWideRows || x.first != 0 || x.begin != 0) return m;
   if (skinny_image_bytes(x.cols) > int8_bytes_) return m;
   m.image = int8_;
   int8_of_ = x.buffer, int8_rows_ = x.rows, int8_cols_ = x.cols;

@@ -73,7 +73,7 @@ MoeMemory moe_many_memory(const cuda::DeviceInfo& d, const BackendLimits& l) {
 }
 // Scratch for the longest sequence as begin_step() rounds it.
 size_t attend_bytes(BackendLimits l) {
-  l.max_rows = cuda::row_bucket(l.max_rows);
+  l.max_rows = cuda::row_bucket(l.max_rows, 1);
   return cuda::attend_scratch_bytes(l, l.n_q_head, l.head_dim);
 }
 }  // namespace
@@ -103,7 +103,7 @@ void Cuda::reserve(const BackendLimits& more) {
 }
 void Cuda::reserve_experts(const BackendLimits& l, unsigned* number) {
   cuda::Routing& r = moe_.routing;
-  const size_t few = size_t(std::min(l.max_tok, cuda::kMoeRows)), pairs = few * size_t(l.n_expert_used),
+  const size_t few = size_t(std::min(l.max_tok, cuda::kMoeBatch)), pairs = few * size_t(l.n_expert_used),
                n = size_t(l.n_expert);
   if (grow(r.logits, few * n)) FACET_CUDA_CHECK(cudaMemsetAsync(r.logits, 0, few * n * sizeof(uint64_t), stream_));
   grow(r.weight, pairs);
@@ -126,7 +126,8 @@ int64_t Cuda::reserve_bytes(const cuda::DeviceInfo& d, const BackendLimits& l) {
   if (l.max_tok > kSkinnyMost && d.cublaslt)
     n += int64_t(l.max_tok) * l.max_cols * 4 + l.max_matrix * 2 + cuda::Gemm::kWorkspace;
   n += int64_t(l.max_tok) * l.n_cluster * 7;
-  if (l.n_expert > 0) n += int64_t(cuda::kMoeRows) * l.n_expert_used * (l.d_expert * 2 + l.d_moe * 4);
+  if (l.n_expert > 0)
+    n += int64_t(std::min(l.max_tok, cuda::kMoeBatch)) * l.n_expert_used * (l.d_expert * 2 + l.d_moe * 4);
   if (l.n_expert > 0 && l.max_tok > kSkinnyMost) n += moe_many_memory(d, l).bytes;
   return n;
 }

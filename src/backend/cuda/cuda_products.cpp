@@ -104,10 +104,11 @@ void Cuda::moe(Rows y, Rows e, Rows r, MoeWeights<Weight, Vec> w, int n_used, Ac
   acts_.written(y, false);
   const int small = small_rows(y.rows), many = y.rows - small > kSkinnyMost ? y.rows - small : 0, last = y.rows - many;
   for (int row = 0, n = 0; row < last; row += n) {
-    n = std::min(cuda::kMoeRows, last - row);
-    cuda::route(stream_, cuda::route_job(m, acts_.mat_at(r, row, n, false), n, moe_.routing));
+    n = std::min(cuda::kMoeBatch, last - row);
+    const cuda::RouteJob job = cuda::route_job(m, acts_.mat_at(r, row, n, false), n, moe_.routing);
+    n > cuda::kMoeRows ? cuda::route_batch(stream_, job) : cuda::route(stream_, job);
     cuda::moe_small(stream_, m, acts_.mat_at(e, row, n, true), n, moe_);
-    if (y.rows <= cuda::kMoeRows)
+    if (y.rows <= cuda::kMoeBatch && many == 0)
       acts_.leave(cuda::ExpertOutputs{y, {moe_.out, moe_.routing.weight, n_used}});
     else
       cuda::moe_small_combine(stream_, acts_.mat_at(y, row, n, false), moe_.out, moe_.routing.weight, n_used);

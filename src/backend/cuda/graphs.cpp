@@ -5,7 +5,9 @@
 
 namespace facet::cuda {
 
-int64_t row_bucket(int64_t rows) { return std::max<int64_t>(1024, int64_t(std::bit_ceil(uint64_t(rows)))); }
+int64_t row_bucket(int64_t rows, int n_seq) {
+  return std::max<int64_t>(n_seq > 16 ? 128 : 1024, int64_t(std::bit_ceil(uint64_t(rows))));
+}
 
 void Graphs::drop(Captured& c) {
   if (c.exec) cudaGraphExecDestroy(c.exec);  // one that still runs goes when it is done
@@ -13,7 +15,7 @@ void Graphs::drop(Captured& c) {
 void Graphs::forget() { captured_.clear(drop); }
 
 Graphs::Captured* Graphs::find(const void* pass, const StepShape& shape) {
-  if (!on_ || shape.n_tok > kRows || shape.staged) return nullptr;
+  if (!on_ || shape.n_tok > (shape.n_small == shape.n_tok ? kBatchRows : kRows) || shape.staged) return nullptr;
   return &captured_.at({pass, shape}, drop);
 }
 void Graphs::begin_capture() { FACET_CUDA_CHECK(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal)); }

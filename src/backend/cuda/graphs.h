@@ -9,15 +9,17 @@
 
 namespace facet::cuda {
 
-// Launch sizes follow the longest sequence in coarse steps, so that few graphs serve many lengths.
-int64_t row_bucket(int64_t rows);
+// Launch sizes follow the longest sequence in coarse steps, so that few graphs serve many lengths; in finer ones where
+// many sequences are short, whose empty blocks would take longer than attention.
+int64_t row_bucket(int64_t rows, int n_seq);
 
 // CUDA graphs of passes: launched one by one at first, captured the second time that a pass comes with a step of one
 // shape, replayed from then on.
 class Graphs {
  public:
-  static constexpr int kRows = 64;      // tokens of a step that may be captured
-  static constexpr size_t kMost = 128;  // graphs; a server sees many shapes
+  static constexpr int kRows = 64, kBatchRows = 256;  // tokens of a step that may be captured; if all are of short
+                                                      // sequences
+  static constexpr size_t kMost = 128;                // graphs; a server sees many shapes
   struct Counters {
     int64_t launches = 0, captures = 0;
   };

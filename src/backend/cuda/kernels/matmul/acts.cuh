@@ -5,8 +5,8 @@
 #include "backend/cuda/kernels/common/quick_div.cuh"
 #include "backend/cuda/kernels/matmul/layout.h"
 
-// Activations as the tile products (tile_product.cuh) read them: an image of N rows (1, 8 or 16), in shared
-// memory.
+// Activations as the tile products (tile_product.cuh) read them: an image of N rows (1, 8 or 16, and in
+// wide.cuh more), in shared memory.
 namespace facet::cuda {
 
 constexpr int kActBlock = 256;  // columns that lie together
@@ -128,13 +128,15 @@ template <int N, bool kTwo = false>
 __device__ __forceinline__ void quantize_block(uint8_t* block, uint4 v, int n, int lane) {
   quantize_block_of<kTwo>(N, block, v, n, lane, true);
 }
-// Of image i of eight rows or sixteen in a byte a value, by how many rows there are.
+// Rows of the image of so many: eight, sixteen or a multiple of 32.
+__device__ __forceinline__ int image_rows(int n_row) {
+  return n_row <= 8 ? 8 : n_row <= 16 ? 16 : (n_row + 31) / 32 * 32;
+}
+// Block i of the image of n_row rows in a byte a value.
 __device__ __forceinline__ void quantize_block_among(int n_row, uint8_t* image, int i, uint4 v, int n, int lane,
                                                      bool write = true) {
-  static_assert(ActsInt<16>::kStride == 2 * ActsInt<8>::kStride);
-  quantize_block_of<false>(n_row <= 8 ? 8 : 16,
-                           image + int64_t(i) * (n_row <= 8 ? ActsInt<8>::kStride : ActsInt<16>::kStride), v, n, lane,
-                           write);
+  const int N = image_rows(n_row);
+  quantize_block_of<false>(N, image + int64_t(i) * N * ActsInt<1>::kStride, v, n, lane, write);
 }
 
 // Rows in bf16, for weights that are: chunks of 8 columns, 16 bytes at (chunk * N + place(n, chunk)) * 16.

@@ -211,7 +211,7 @@ Partials skinny(cudaStream_t stream, const SkinnyMatrix* m, int n_matrix, bool g
     int n = std::min(n_tok, wide_rows(in));
     for (; n > have.rows; n = (n - 1) / kWideGroup * kWideGroup) {
       SkinnyWork some = work;
-      some.image_ready &= n == n_tok, some.leave &= n == n_tok;
+      some.image_ready &= n == n_tok && n > kSkinnyRows, some.leave &= n == n_tok;
       Partials left;
       if (wide(stream, lay_out(d, m, n_matrix, glu, act, x, x_stride, n, some, in, all), in, run_warps, some, left)) {
         if (n == n_tok) return left;

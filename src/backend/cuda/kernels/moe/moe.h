@@ -23,8 +23,11 @@ struct MoeBuffers {
   float* out = nullptr;             // [slot, D]
 };
 
+constexpr int kMoeBatch = 256;  // tokens of one launch of the kernels for few
 RouteJob route_job(const MoeExperts&, Mat r, int n_tok, const Routing&);
-// out[slot] = expert(e[t]) of n_tok <= kMoeRows rows in bf16; then y[t] = sum over ranks of weight * out, in rank
+// The routing of up to kMoeBatch tokens, as route().
+void route_batch(cudaStream_t, const RouteJob&);
+// out[slot] = expert(e[t]) of n_tok <= kMoeBatch rows in bf16; then y[t] = sum over ranks of weight * out, in rank
 // order. routed: e was there before the kernel before this one let it start, which it runs beside; so was what the
 // routing writes, but for a token's experts with RouteJob::ahead.
 void moe_small(cudaStream_t, const MoeExperts&, Mat e, int n_tok, const MoeBuffers&, bool routed = false);

@@ -1,4 +1,4 @@
-// moe_small -- the chosen experts of at most 16 tokens, here of at least two (one: one.cu)
+// moe_small -- the chosen experts of at most 256 tokens, here of at least two (one: one.cu)
 //
 //   hidden[p] = act(Wg e) * (Wu e)     p: pair of token and expert
 //   out[slot] = Wd hidden[p]
@@ -10,7 +10,7 @@
 //            experts there are is read from device memory, so the launch depends on shapes alone. A block's experts
 //            have their rows in one image where these are at most eight: weights stream on from one to the next
 // Order      columns of a strip in kUpSlices or kDownSlices slices, tiles from the left; slices in order; experts in
-//            rank order. None of it depends on the other tokens: the same bits for T = 1 and 16
+//            rank order. None of it depends on the other tokens: the same bits for every T
 // Reference  CpuRef::moe    Test tests/kernels/cuda_moe_test.cpp    Bench bench/verbs/cuda_moe_bench.cu
 #include <algorithm>
 #include <initializer_list>
@@ -311,13 +311,13 @@ void run_for(cudaStream_t stream, ExpertArgs a, std::initializer_list<TiledMatri
 RouteJob route_job(const MoeExperts& m, Mat r, int n_tok, const Routing& o) {
   CHECK(m.n_expert <= kMaxExperts && m.n_used <= kMaxUsed && r.cols % 4 == 0 && r.cols <= kMaxRouterCols,
         "{} experts, {} used, {} columns", m.n_expert, m.n_used, r.cols);
-  CHECK(n_tok <= kMoeRows, "{} tokens", n_tok);
+  CHECK(n_tok <= kMoeBatch, "{} tokens", n_tok);
   return {
       .router = m.router, .scale = m.scale, .n_expert = m.n_expert, .n_used = m.n_used, .n_tok = n_tok, .r = r, .o = o};
 }
 
 void moe_small(cudaStream_t stream, const MoeExperts& m, Mat e, int n_tok, const MoeBuffers& b, bool routed) {
-  CHECK(n_tok <= kMoeRows && e.cols == m.gate.n_in, "{} tokens, {} columns", n_tok, e.cols);
+  CHECK(n_tok <= kMoeBatch && e.cols == m.gate.n_in, "{} tokens, {} columns", n_tok, e.cols);
   if (n_tok == 1) return moe_one(stream, m, e, b, routed);
   ExpertArgs a{};
   a.active = b.routing.active, a.first = b.routing.first, a.pair = b.routing.pair;
