@@ -21,7 +21,7 @@ void Cuda::take_step(const Step& s, bool keep_tokens) {
   settle();  // that is of the step before
   acts_.forget_rounded();
   step_ = arrays_.upload(s, keep_tokens, [&] { finish(); });
-  step_.shape.longest = int(cuda::row_bucket(s.shape.longest, s.shape.n_seq));
+  step_.shape.longest = int(cuda::row_bucket(s.shape.longest));
   // Powers of two: few graphs serve many trees.
   if (s.shape.n_path > 0) step_.shape.n_path = int(std::bit_ceil(unsigned(s.shape.n_path)));
 }

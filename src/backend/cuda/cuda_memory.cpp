@@ -73,7 +73,7 @@ MoeMemory moe_many_memory(const cuda::DeviceInfo& d, const BackendLimits& l) {
 }
 // Scratch for the longest sequence as begin_step() rounds it.
 size_t attend_bytes(BackendLimits l) {
-  l.max_rows = cuda::row_bucket(l.max_rows, 1);
+  l.max_rows = cuda::row_bucket(l.max_rows);
   return cuda::attend_scratch_bytes(l, l.n_q_head, l.head_dim);
 }
 }  // namespace

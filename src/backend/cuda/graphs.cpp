@@ -5,9 +5,7 @@
 
 namespace facet::cuda {
 
-int64_t row_bucket(int64_t rows, int n_seq) {
-  return std::max<int64_t>(n_seq > 16 ? 128 : 1024, int64_t(std::bit_ceil(uint64_t(rows))));
-}
+int64_t row_bucket(int64_t rows) { return std::max<int64_t>(1024, int64_t(std::bit_ceil(uint64_t(rows)))); }
 
 void Graphs::drop(Captured& c) {
   if (c.exec) cudaGraphExecDestroy(c.exec);  // one that still runs goes when it is done

@@ -9,9 +9,8 @@
 
 namespace facet::cuda {
 
-// Launch sizes follow the longest sequence in coarse steps, so that few graphs serve many lengths; in finer ones where
-// many sequences are short, whose empty blocks would take longer than attention.
-int64_t row_bucket(int64_t rows, int n_seq);
+// Launch sizes follow the longest sequence in coarse steps, so that few graphs serve many lengths.
+int64_t row_bucket(int64_t rows);
 
 // CUDA graphs of passes: launched one by one at first, captured the second time that a pass comes with a step of one
 // shape, replayed from then on.

@@ -22,7 +22,8 @@
 namespace facet::cuda {
 namespace {
 
-constexpr int N = 8;  // rows of a pass
+// Rows of a pass: eight, or for many tokens in types of codes, whose experts have more, 16.
+constexpr int kFewRows = 8, kManyRows = 16, kFewTokens = 64;
 constexpr int kWarps = kExpertWarps;
 
 struct ExpertArgs {
@@ -97,9 +98,22 @@ struct PieceCursor {
   }
 };
 
-template <int kSlices, Input in>
+// Rows first.. of an image of 16 as rows 0..; those beyond its end have any values.
+template <bool kTwo>
+struct ActsIntFrom16 : ActsIntFrom<kManyRows, kTwo> {
+  __device__ __forceinline__ float2 scales(unsigned group, int t, int tile) const {
+    using All = ActsInt<kManyRows, kTwo>;
+    const float* s = reinterpret_cast<const float*>(this->p + group / 4 * All::kStride + All::kCodes + kManyRows * 32) +
+                     group % 4 * kManyRows + 8 * tile + 2 * t + this->first;
+    return {s[0], s[1]};
+  }
+};
+template <int N, Input in>
+using PassActs = std::conditional_t<N == kManyRows, ActsIntFrom16<in == Input::kTwoBytes>, ActsFrom<kFewRows, in>>;
+
+template <int N, int kSlices, Input in>
 __global__ void __launch_bounds__(kWarps * 32, 1) expert_kernel(const __grid_constant__ ExpertArgs a) {
-  using Acts = ActsFrom<N, in>;
+  using Acts = PassActs<N, in>;
   constexpr int kTiles = Acts::kTiles, kPart = kPartFloats<N>;
   constexpr int kSub = sub_matrices(kSlices), kUnits = kSub * kSlices;  // of a job: slices of its strips
   extern __shared__ __align__(128) uint8_t shared[];
@@ -280,16 +294,23 @@ __global__ void combine_kernel(Mat y, const float* out, const float* weight, int
   *reinterpret_cast<float4*>(y.p + t * y.stride + c) = s;
 }
 
-template <int kSlices, Input in>
-void run(cudaStream_t stream, ExpertArgs a) {
+template <int N, int kSlices, Input in>
+void run_rows(cudaStream_t stream, ExpertArgs a) {
   const int n_warp = device().shared >= kMuchShared ? kWarps : kWarps / 3;
   a.at_parts = ActsOf<N, in>::bytes(a.n_in);
   a.at_rings = WarpRing::lines(a.at_parts + n_warp * (sub_matrices(kSlices) * kSlices - 1) * kPartFloats<N> * 4);
   a.n_stage = ring_stages(a.at_rings, n_warp * a.slot, 2);
+  if (N > kFewRows && a.n_stage < 2) return run_rows<kFewRows, kSlices, in>(stream, a);
   CHECK(a.n_stage >= 2, "{} bytes of shared memory are too few for {} columns", device().shared, a.n_in);
-  allow_shared(expert_kernel<kSlices, in>, size_t(device().shared - kOwnShared));
-  launch(expert_kernel<kSlices, in>, dim3(unsigned(device().n_sm)), dim3(unsigned(n_warp * 32)),
+  allow_shared(expert_kernel<N, kSlices, in>, size_t(device().shared - kOwnShared));
+  launch(expert_kernel<N, kSlices, in>, dim3(unsigned(device().n_sm)), dim3(unsigned(n_warp * 32)),
          size_t(a.at_rings + n_warp * a.n_stage * a.slot), stream, a);
+}
+template <int kSlices, Input in>
+void run(cudaStream_t stream, const ExpertArgs& a) {
+  if constexpr (in != Input::kBf16)
+    if (a.n_tok > kFewTokens) return run_rows<kManyRows, kSlices, in>(stream, a);
+  run_rows<kFewRows, kSlices, in>(stream, a);
 }
 template <int kSlices>
 void run_for(cudaStream_t stream, ExpertArgs a, std::initializer_list<TiledMatrix> w, int up_strip) {

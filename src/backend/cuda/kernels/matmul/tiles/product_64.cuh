@@ -61,16 +61,14 @@ struct Groups64 {
   static __device__ __forceinline__ void add(const Group& w, uint4 b, uint4 second, float2 scale, float (&acc)[4]) {
     constexpr int kFirst = kTwo ? kSecond : 1;
     if (Type::kUnit / kFirst != 1.f) scale.x *= Type::kUnit / kFirst, scale.y *= Type::kUnit / kFirst;
-    float c[4], d[4], c2[4], d2[4];
+    int c[4], d[4], c2[4] = {}, d2[4] = {};
     mma_s8(c, w.a[0], b.x, b.y);
     mma_s8(d, w.a[1], b.z, b.w);
     if (kTwo) mma_s8(c2, w.a[0], second.x, second.y), mma_s8(d2, w.a[1], second.z, second.w);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      float first = integer_of(c[i]), last = integer_of(d[i]);
-      if (kTwo)
-        first = fmaf(first, float(kFirst), integer_of(c2[i])), last = fmaf(last, float(kFirst), integer_of(d2[i]));
-      acc[i] += (i % 2 ? scale.y : scale.x) * (w.d[i / 2][0] * first + w.d[i / 2][1] * last);
+      const int first = c[i] * kFirst + c2[i], last = d[i] * kFirst + d2[i];
+      acc[i] += (i % 2 ? scale.y : scale.x) * (w.d[i / 2][0] * float(first) + w.d[i / 2][1] * float(last));
     }
   }
 };

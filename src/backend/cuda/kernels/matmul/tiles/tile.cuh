@@ -1,6 +1,5 @@
 #pragma once
 #include "backend/cuda/kernels/common/mma.cuh"
-#include "backend/cuda/kernels/common/mma_integers.cuh"
 #include "backend/cuda/kernels/matmul/acts.cuh"
 #include "backend/cuda/kernels/matmul/layout.h"
 

@@ -92,8 +92,7 @@ struct TileQ45K {
   };
   struct Group {
     uint32_t a0[4], a1[4];
-    float r[2];     // of the first half, for rows g and g + 8
-    ScaledBy u[2];  // of the second
+    int r[2], u[2];
   };
   struct Tail {
     uint32_t m[4];
@@ -124,24 +123,21 @@ struct TileQ45K {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const uint32_t s = j < 2 ? h.scale[i].x : h.scale[i].y;
-      to.r[i] = float(byte_of(s, j % 2 * 2)) * (kFifth ? 1 : 16), to.u[i] = scaled_by(float(byte_of(s, j % 2 * 2 + 1)));
+      to.r[i] = byte_of(s, j % 2 * 2) * (kFifth ? 1 : 16), to.u[i] = byte_of(s, j % 2 * 2 + 1);
     }
     return to;
   }
   template <bool kTwo>
   static __device__ __forceinline__ void add(const Group& w, uint4 b, uint4 second, float2 scale, float (&part)[4]) {
-    float c[4], d[4], c2[4], d2[4];
+    int c[4], d[4], c2[4] = {}, d2[4] = {};
     mma_u8(c, w.a0, b.x, b.y);
     mma_u8(d, w.a1, b.z, b.w);
     if (kTwo) mma_u8(c2, w.a0, second.x, second.y), mma_u8(d2, w.a1, second.z, second.w);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      // Integers below 2^24, or 16 times those: no sum is rounded.
-      auto sum = [&](float first, float last) {
-        return fmaf(integer_of(first), w.r[i / 2], scaled_integer(last, w.u[i / 2]));
-      };
-      float v = sum(c[i], d[i]);
-      if (kTwo) v = fmaf(sum(c2[i], d2[i]), 1.f / kSecond, v);
+      const int r = w.r[i / 2], u = w.u[i / 2];
+      float v = float(r * c[i] + u * d[i]);
+      if (kTwo) v = fmaf(float(r * c2[i] + u * d2[i]), 1.f / kSecond, v);
       part[i] += (i % 2 ? scale.y : scale.x) * v;
     }
   }

@@ -67,8 +67,7 @@ struct TileTraits<Tile::kQ6_K> {
   struct Head {};
   struct Group {
     uint32_t a[4][2];
-    float r[2][2];  // scales of rows g and g + 8, for columns 32 h.. and 32 h + 16..
-    ScaledBy u[2][2];
+    uint32_t scale[2];  // of rows g and g + 8, a byte for 16 columns
   };
   struct Tail {
     float d[2];
@@ -85,38 +84,31 @@ struct TileTraits<Tile::kQ6_K> {
       to.a[s][1] = and_or(top.y << (6 - 2 * s), 0xC0C0C0C0, (s < 2 ? v1 << 2 : v1 >> 2) & 0x3C3C3C3C);
     }
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const uint32_t scale = *reinterpret_cast<const uint32_t*>(w + 3072 + (lane / 4 + 8 * i) * 16 + 4 * j);
-#pragma unroll
-      for (int h = 0; h < 2; ++h)
-        to.r[i][h] = float(signed_byte_of(scale, 2 * h)),
-        to.u[i][h] = scaled_by(float(signed_byte_of(scale, 2 * h + 1)));
-    }
+    for (int i = 0; i < 2; ++i)
+      to.scale[i] = *reinterpret_cast<const uint32_t*>(w + 3072 + (lane / 4 + 8 * i) * 16 + 4 * j);
     return to;
-  }
-  // Integers, four times those below 2^24 for 32 columns: the sum of both halves is rounded as an integer would be.
-  static __device__ __forceinline__ void sum(const Group& w, uint4 b, float (&v)[4]) {
-    float half[2][4];
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      float c[4], d[4];
-      mma_s8(c, w.a[2 * h][0], w.a[2 * h][1], word_of(b, 2 * h));
-      mma_s8(d, w.a[2 * h + 1][0], w.a[2 * h + 1][1], word_of(b, 2 * h + 1));
-#pragma unroll
-      for (int i = 0; i < 4; ++i)
-        half[h][i] = fmaf(integer_of(c[i]), w.r[i / 2][h], scaled_integer(d[i], w.u[i / 2][h]));
-    }
-#pragma unroll
-    for (int i = 0; i < 4; ++i) v[i] = half[0][i] + half[1][i];
   }
   template <bool kTwo>
   static __device__ __forceinline__ void add(const Group& w, uint4 b, uint4 second, float2 scale, float (&part)[4]) {
-    float v[4], v2[4];
-    sum(w, b, v);
-    if (kTwo) sum(w, second, v2);
+    int sum[4] = {}, sum2[4] = {};
 #pragma unroll
-    for (int i = 0; i < 4; ++i)
-      part[i] += (i % 2 ? scale.y : scale.x) * (kTwo ? fmaf(v2[i], 1.f / kSecond, v[i]) : v[i]);
+    for (int s = 0; s < 4; ++s) {
+      const int r[2] = {signed_byte_of(w.scale[0], s), signed_byte_of(w.scale[1], s)};
+      int c[4];
+      mma_s8(c, w.a[s][0], w.a[s][1], word_of(b, s));
+#pragma unroll
+      for (int i = 0; i < 4; ++i) sum[i] += r[i / 2] * c[i];
+      if (!kTwo) continue;
+      mma_s8(c, w.a[s][0], w.a[s][1], word_of(second, s));
+#pragma unroll
+      for (int i = 0; i < 4; ++i) sum2[i] += r[i / 2] * c[i];
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      float v = float(sum[i]);
+      if (kTwo) v = fmaf(float(sum2[i]), 1.f / kSecond, v);
+      part[i] += (i % 2 ? scale.y : scale.x) * v;
+    }
   }
   static __device__ __forceinline__ Tail tail(const uint8_t* w, int lane) {
     const uint16_t* d = reinterpret_cast<const uint16_t*>(w + 3328);
