@@ -91,6 +91,8 @@ Fill fill_of(DType t) {
       return blocks<BlockIQ3_XXS>;
     case DType::kIQ3_S:
       return blocks<BlockIQ3_S>;
+    case DType::kIQ4_NL:
+      return blocks<BlockIQ4_NL>;
     case DType::kMXFP4:
       return blocks<BlockMXFP4>;
     case DType::kNVFP4:

@@ -236,9 +236,13 @@ Status stream_tensor(Sink& sink, const SynthTensor& t, uint64_t seed) {
   switch (t.type) {
     case DType::kF32:
       return stream_f32(sink, t, n, r);
+    case DType::kF16:
     case DType::kBF16: {
       std::vector<uint16_t> table(kGauss);
-      for (uint16_t& v : table) v = f32_to_bf16(r.normal() / std::sqrt(float(t.ne[0])));
+      for (uint16_t& v : table) {
+        const float x = r.normal() / std::sqrt(float(t.ne[0]));
+        v = t.type == DType::kF16 ? f32_to_f16(x) : f32_to_bf16(x);
+      }
       return stream_values(sink, n, table, r);
     }
     case DType::kQ4_0:

@@ -187,6 +187,30 @@ TEST(SynthWrite, WeightsHaveTheirDeviation) {
   EXPECT_EQ(rope[64], 1e30f);
 }
 
+// Rows that the block of a mixture's type does not divide take another type: there is a generator for those too.
+TEST(SynthWrite, EveryTypeOfEveryPreset) {
+  std::map<DType, std::string> types;
+  for (std::string_view preset : synth_presets())
+    for (std::string_view quant : synth_quants())
+      for (const SynthTensor& t : plan(preset, quant).tensors)
+        types.emplace(t.type, std::string(preset) + " in " + std::string(quant));
+  EXPECT_TRUE(types.contains(DType::kIQ4_NL));
+  for (const auto& [type, whose] : types) {
+    SynthPlan p = small();
+    std::erase_if(p.tensors, [](const SynthTensor& t) { return !t.name.starts_with("w."); });
+    p.tensors.resize(1);
+    p.tensors[0].type = type, p.tensors[0].fill = SynthFill::kNormal;
+    test::TempDir dir;
+    ASSERT_TRUE(synth_write(p, dir.file("s.gguf"), 1, {})) << whose;
+    auto f = GgufFile::open(dir.file("s.gguf"));
+    ASSERT_TRUE(f) << f.error().message();
+    double square = 0;
+    const auto v = values(*f, p.tensors[0].name);
+    for (float x : v) square += double(x) * double(x);
+    EXPECT_NEAR(std::sqrt(square / double(v.size())) * 32, 1.0, 0.1) << dtype_name(type) << " of " << whose;
+  }
+}
+
 TEST(SynthWrite, TheSeedDecidesTheBytes) {
   test::TempDir dir;
   const auto bytes = [&](uint64_t seed) {
