@@ -170,7 +170,9 @@ __device__ __forceinline__ void wide_product(const uint8_t* const (&w)[2], int t
 template <bool kTwo>
 __global__ void __launch_bounds__(kWideWarps * 32, 1) wide_kernel(const __grid_constant__ WideArgs w) {
   extern __shared__ __align__(128) uint8_t shared[];
+#if __CUDA_ARCH__ >= 900
   __shared__ uint64_t full[kWideStages], empty[kWideStages];
+#endif
   __shared__ bool is_last;
   const SkinnyArgs& a = w.a;
   // The shuffle tells the compiler that a warp's lanes agree.
