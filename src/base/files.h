@@ -18,6 +18,7 @@ namespace facet {
 
 // A descriptor to read from; the caller closes it.
 Result<int> open_regular(const std::string& path);
+void close_file(int fd);
 
 // The whole file; an error if it is larger than `most` bytes.
 Result<std::string> read_file(const std::string& path, uint64_t most);

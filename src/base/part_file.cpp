@@ -56,6 +56,8 @@ Result<std::optional<uint64_t>> size_of_own_file(const std::string& path) {
                "move it away"};
 }
 
+void close_file(int fd) { ::close(fd); }
+
 void remove_file(const std::string& path) { ::unlink(path.c_str()); }
 
 Result<PartFile> PartFile::open(const std::string& path) {

@@ -39,11 +39,19 @@ struct Curl {
     kWriteFunction = 20011,
     kHeaderFunction = 20079,
   };
-  static constexpr long kHttpAndHttps = 3;         // of CURLOPT_PROTOCOLS
-  static constexpr int kRedirectUrl = 0x10001F;    // CURLINFO_REDIRECT_URL
+  static constexpr long kHttpAndHttps = 3;       // of CURLOPT_PROTOCOLS
+  static constexpr int kRedirectUrl = 0x10001F;  // CURLINFO_REDIRECT_URL
   static constexpr size_t kErrorSize = 256;
   // CURLE_... that another attempt does not change, and the one of a callback that stops.
-  enum : int { kUnsupportedProtocol = 1, kMalformed = 3, kWriteError = 23, kNoMemory = 27, kUnknownOption = 48, kBadCertificate = 60, kBadCaFile = 77 };
+  enum : int {
+    kUnsupportedProtocol = 1,
+    kMalformed = 3,
+    kWriteError = 23,
+    kNoMemory = 27,
+    kUnknownOption = 48,
+    kBadCertificate = 60,
+    kBadCaFile = 77
+  };
 };
 
 }  // namespace facet

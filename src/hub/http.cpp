@@ -84,7 +84,8 @@ HttpEnd::Fault fault_of(int code) {
 
 Result<HttpClient> HttpClient::open(HttpConfig config) {
   auto origin = origin_of(config.endpoint);
-  if (!origin) return Error{"HF_ENDPOINT", origin.error().what + ": " + origin.error().where, "as in https://huggingface.co"};
+  if (!origin)
+    return Error{"HF_ENDPOINT", origin.error().what + ": " + origin.error().where, "as in https://huggingface.co"};
   if (std::any_of(config.token.begin(), config.token.end(), [](unsigned char c) { return c <= ' ' || c >= 127; }))
     return Error{"HF_TOKEN", "expected visible characters, found others", "copy it again"};
   auto curl = Curl::load();
@@ -139,7 +140,8 @@ HttpEnd HttpClient::get_one(const std::string& url, const std::vector<std::strin
   if (code == 0 && transfer.redirects() && c.easy_getinfo(handle_, Curl::kRedirectUrl, &to) == 0 && to) onward = to;
   c.slist_free_all(list);
   HttpEnd end{.fault = fault_of(code), .error = {}, .head = std::move(transfer.head)};
-  if (code != 0) end.error = {url, problem[0] ? problem : c.easy_strerror(code), ""};
+  // A signed address ends in what is nobody else's.
+  if (code != 0) end.error = {url.substr(0, url.find('?')), problem[0] ? problem : c.easy_strerror(code), ""};
   return end;
 }
 

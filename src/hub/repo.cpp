@@ -29,7 +29,8 @@ bool is_hex(std::string_view s, size_t n) {
   return s.size() == n && all_of(s, [](char c) { return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f'); });
 }
 bool is_name(std::string_view s, size_t most) {
-  return s.size() <= most && all_of(s, [](unsigned char c) { return std::isalnum(c) || c == '.' || c == '_' || c == '-' || c == '+'; }) &&
+  return s.size() <= most &&
+         all_of(s, [](unsigned char c) { return std::isalnum(c) || c == '.' || c == '_' || c == '-' || c == '+'; }) &&
          s[0] != '.' && s[0] != '-';
 }
 
@@ -71,12 +72,14 @@ using ByPath = std::map<std::string, const RemoteFile*>;
 Result<HubChoice> whole(const ByPath& files, const RemoteFile& first, const HubName& name) {
   const auto [part, count] = part_of(first.path);
   if (count > kMaxParts)
-    return Error{name.repo, fmt::format("expected at most {} parts of a file, found {}", kMaxParts, shown(first.path)), ""};
+    return Error{name.repo, fmt::format("expected at most {} parts of a file, found {}", kMaxParts, shown(first.path)),
+                 ""};
   HubChoice c;
   for (const std::string& path : gguf_parts(first.path)) {
     const auto at = files.find(path);
     if (at == files.end())
-      return Error{name.repo, fmt::format("expected all {} parts, found no {}", count, shown(path)), "the upload is not complete"};
+      return Error{name.repo, fmt::format("expected all {} parts, found no {}", count, shown(path)),
+                   "the upload is not complete"};
     if (auto ok = check_remote_path(path); !ok) return Error{name.repo, ok.error().what, ok.error().hint};
     c.files.push_back(*at->second);
   }
@@ -221,8 +224,9 @@ Result<HubChoice> choose_files(const std::vector<RemoteFile>& files, const HubNa
   const auto& named = use == HubUse::kDrafter && !drafters.empty() ? drafters : models;
   if (named.empty() && use == HubUse::kDrafter) return weights(files, name);
   if (named.empty())
-    return Error{name.repo, fmt::format("expected GGUF files of a model, found none{}", drafters.empty() ? "" : " but drafters"),
-                 drafters.empty() ? "look for a repository whose name ends in GGUF" : "--draft hf:USER/REPO takes those"};
+    return Error{
+        name.repo, fmt::format("expected GGUF files of a model, found none{}", drafters.empty() ? "" : " but drafters"),
+        drafters.empty() ? "look for a repository whose name ends in GGUF" : "--draft hf:USER/REPO takes those"};
   const auto of = [&](const std::string& quant) {
     std::vector<const RemoteFile*> found;
     for (const RemoteFile* f : named)
@@ -233,12 +237,14 @@ Result<HubChoice> choose_files(const std::vector<RemoteFile>& files, const HubNa
   auto found = of(quant);
   if (found.empty()) found = of("UD-" + quant);
   if (found.empty() && !name.quant.empty())
-    return Error{name.repo, fmt::format("expected one of {}, found {}", names_of(named), shown(name.quant)), "name one of them"};
+    return Error{name.repo, fmt::format("expected one of {}, found {}", names_of(named), shown(name.quant)),
+                 "name one of them"};
   std::string note;
   if (found.empty()) {
     found = {named[0]};
     if (named.size() > 1)
-      note = fmt::format("{} has no {}; {} is taken, of {}", name.repo, kDefaultQuant, shown(named[0]->path), names_of(named));
+      note = fmt::format("{} has no {}; {} is taken, of {}", name.repo, kDefaultQuant, shown(named[0]->path),
+                         names_of(named));
   } else if (found.size() > 1) {
     note = fmt::format("{} has {} files of {}; {} is taken (--hf-file names another)", name.repo, found.size(), quant,
                        shown(found[0]->path));

@@ -24,9 +24,9 @@ struct RemoteFile {
   std::string git = {};     // its name in Git: SHA-1 of "blob SIZE\0" and the content, 40 digits
 };
 
-constexpr size_t kMaxListing = 8 << 20;      // bytes of a page of a listing
-constexpr size_t kMaxRemoteFiles = 10'000;   // of a repository
-constexpr uint64_t kMaxRemoteSize = 1 << 20; // MB of a file
+constexpr size_t kMaxListing = 8 << 20;       // bytes of a page of a listing
+constexpr size_t kMaxRemoteFiles = 10'000;    // of a repository
+constexpr uint64_t kMaxRemoteSize = 1 << 20;  // MB of a file
 
 // A page of GET /api/models/USER/REPO/tree/REV, its files added to `files`; folders are left out.
 Status parse_tree(std::string_view json, const std::string& where, std::vector<RemoteFile>& files);
