@@ -155,7 +155,7 @@ void add_convert(CLI::App& app, int& rc) {
   cmd->add_option("OUT", o->out, "File to write (.gguf)")->required()->check(not_empty());
   cmd->add_option("-m,--model", o->target, "Its target: the vocabulary is copied, which other engines want")
       ->check(not_empty());
-  add_hub_options(cmd, [o](const std::string& name) { o->target = name; });
+  add_hub_options(cmd, [o](const std::string& name, bool) { o->target = name; });
   cmd->callback([o, &rc] { rc = convert(*o); });
 }
 

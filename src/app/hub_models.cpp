@@ -69,20 +69,21 @@ HubSettings& hub_settings() {
   return settings;
 }
 
-void add_hub_options(CLI::App* cmd, std::function<void(const std::string&)> take) {
+void add_hub_options(CLI::App* cmd, std::function<void(const std::string&, bool)> take) {
   const auto name = std::make_shared<std::string>();
   auto* repo = cmd->add_option_function<std::string>(
                       "--hf-repo",
                       [take, name](const std::string& repo) {
                         *name = (repo.starts_with("hf:") ? "" : "hf:") + repo;
-                        take(*name);
+                        take(*name, false);
                       },
                       "Instead of -m: a repository of the Hugging Face hub, downloaded once into the cache folder and "
                       "verified; QUANT is Q4_K_M unless it says another. Short: -hf")
                    ->check(not_empty())
                    ->option_text("USER/REPO[:QUANT]");
   cmd->add_option_function<std::string>(
-         "--hf-file", [take, name](const std::string& file) { take(name->substr(0, name->find(':', 3)) + "/" + file); },
+         "--hf-file",
+         [take, name](const std::string& file) { take(name->substr(0, name->find(':', 3)) + "/" + file, true); },
          "Which file of the repository, if QUANT does not tell. Short: -hff")
       ->check(not_empty())
       ->needs(repo)

@@ -16,8 +16,9 @@ struct HubSettings {
 };
 HubSettings& hub_settings();
 
-// --hf-repo, --hf-file and --offline. `take` gets "hf:USER/REPO[:QUANT]", and once more with the file.
-void add_hub_options(CLI::App* cmd, std::function<void(const std::string&)> take);
+// --hf-repo, --hf-file and --offline. `take` gets "hf:USER/REPO[:QUANT]"; with a file it gets "hf:USER/REPO/FILE"
+// after that, which stands for it (again).
+void add_hub_options(CLI::App* cmd, std::function<void(const std::string& name, bool again)> take);
 
 // A path that begins with "hf:" becomes that of the file or folder that it names, downloaded if need be; others stay.
 Status fetch_named(std::string& path, HubUse use);

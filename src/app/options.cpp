@@ -55,7 +55,7 @@ const std::map<std::string, KvType>& kv_types_by_name() {
 void add_model_option(CLI::App* cmd, std::string& path) {
   cmd->add_option("-m,--model", path, "Model file (GGUF); omitted: the model that comes with the program")
       ->check(not_empty());
-  add_hub_options(cmd, [&path](const std::string& name) { path = name; });
+  add_hub_options(cmd, [&path](const std::string& name, bool) { path = name; });
 }
 
 void add_engine_options(CLI::App* cmd, EngineConfig& c) {

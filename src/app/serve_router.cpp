@@ -192,11 +192,9 @@ void add_router_options(CLI::App* cmd, RouterOptions& o) {
       ->check(not_empty())
       ->expected(1)
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
-  add_hub_options(cmd, [&o](const std::string& name) {
-    if (name.starts_with("hf:") && !o.models.empty() && name.starts_with(o.models.back() + "/"))
-      o.models.back() = name;  // --hf-file, of the name before it
-    else
-      o.models.push_back(name);
+  add_hub_options(cmd, [&o](const std::string& name, bool again) {
+    if (again) o.models.pop_back();
+    o.models.push_back(name);
   });
   cmd->add_option("--models-dir", o.dir, "Folder of model files, each of which requests may name")
       ->check(CLI::ExistingDirectory);

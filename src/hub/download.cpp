@@ -185,6 +185,29 @@ Result<bool> Download::attempt() {
   return lost_ = error.what, true;
 }
 
+// Attempts, until all bytes are here.
+Status Download::transfer() {
+  int failures = 0;
+  for (uint64_t best = part_.size(); part_.size() < file_.size;) {
+    const auto again = attempt();
+    if (!again) return again.error();
+    if (!*again) break;
+    // What was fetched twice, as a server that does not resume has it, is no progress.
+    failures = part_.size() > best ? 0 : failures + 1;
+    best = std::max(best, part_.size());
+    if (failures > config_.retries)
+      return Error{
+          repo_,
+          fmt::format("{}: {} of {} came, then {}", file_.path, amount_of(part_.size()), amount_of(file_.size), lost_),
+          "the same command goes on from there"};
+    const double wait = std::max(wait_s_, retry_wait(std::max(failures, 1)));
+    config_.note(fmt::format("{}: {} at {} of {}; again in {:.1f} s", file_.path, lost_, amount_of(part_.size()),
+                             amount_of(file_.size), wait));
+    std::this_thread::sleep_for(std::chrono::duration<double>(wait));
+  }
+  return Ok{};
+}
+
 Status Download::run() {
   auto part = PartFile::open(path_);
   if (!part) return part.error();
@@ -196,23 +219,9 @@ Status Download::run() {
                    : fmt::format("downloading {}/{}, {}, from {} on", repo_, file_.path, amount_of(file_.size),
                                  amount_of(part_.size())));
   for (bool second = false;; second = true) {
-    int failures = 0;
-    for (uint64_t best = part_.size(); part_.size() < file_.size;) {
-      const auto again = attempt();
-      if (!again) return again.error();
-      if (!*again) break;
-      // What was fetched twice, as a server that does not resume has it, is no progress.
-      failures = part_.size() > best ? 0 : failures + 1;
-      best = std::max(best, part_.size());
-      if (failures > config_.retries)
-        return Error{repo_,
-                     fmt::format("{}: {} of {} came, then {}", file_.path, amount_of(part_.size()),
-                                 amount_of(file_.size), lost_),
-                     "the same command goes on from there"};
-      const double wait = std::max(wait_s_, retry_wait(std::max(failures, 1)));
-      config_.note(fmt::format("{}: {} at {} of {}; again in {:.1f} s", file_.path, lost_, amount_of(part_.size()),
-                               amount_of(file_.size), wait));
-      std::this_thread::sleep_for(std::chrono::duration<double>(wait));
+    if (auto ok = transfer(); !ok) {
+      if (part_.size() == 0) part_.drop(), remove_file(path_ + ".part.etag");
+      return ok;
     }
     const bool pieces = resumed_;
     const std::string found = sha_.hex();

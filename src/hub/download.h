@@ -35,6 +35,7 @@ class Download {
   Status begin_again(const std::string& why);
   Status take_up();  // hashes what an earlier run left
   Status remember_version(const std::string& etag);
+  Status transfer();
   Result<bool> attempt();  // whether to try again
   bool begin(const HttpHead& head);
   bool receive(const HttpHead& head, std::span<const std::byte> bytes);
