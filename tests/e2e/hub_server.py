@@ -117,7 +117,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.close_connection = True
             return
         if "stall" in faults:
-            self.wfile.write(body[:1000])
+            self.wfile.write(body[:1000] if begin == 0 else b"")
             self.wfile.flush()
             self.server.hub.stop.wait(faults["stall"])
             self.close_connection = True
