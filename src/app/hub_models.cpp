@@ -32,7 +32,7 @@ std::string cache_folder() {
 // As huggingface_hub has it: seconds without a byte.
 int timeout_s() {
   const int n = std::atoi(environment("HF_HUB_DOWNLOAD_TIMEOUT").c_str());
-  return n > 0 ? std::min(n, 3600) : HttpConfig().timeout_s;
+  return n > 0 ? std::min(n, 3600) : HubHttpConfig().timeout_s;
 }
 
 HubConfig hub_config() {
@@ -73,8 +73,8 @@ void add_hub_options(CLI::App* cmd, std::function<void(const std::string&, bool)
   const auto name = std::make_shared<std::string>();
   auto* repo = cmd->add_option_function<std::string>(
                       "--hf-repo",
-                      [take, name](const std::string& repo) {
-                        *name = (repo.starts_with("hf:") ? "" : "hf:") + repo;
+                      [take, name](const std::string& given) {
+                        *name = (given.starts_with("hf:") ? "" : "hf:") + given;
                         take(*name, false);
                       },
                       "Instead of -m: a repository of the Hugging Face hub, downloaded once into the cache folder and "

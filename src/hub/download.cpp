@@ -72,7 +72,7 @@ Error status_error(int status, const std::string& repo, const std::string& file,
   return error("an answer that no hub gives", "check HF_ENDPOINT and proxies");
 }
 
-Download::Download(HttpClient& http, const HubConfig& config, std::string repo, RemoteFile file, std::string path)
+Download::Download(HubClient& http, const HubConfig& config, std::string repo, RemoteFile file, std::string path)
     : http_(http),
       config_(config),
       repo_(std::move(repo)),
@@ -119,7 +119,7 @@ Status Download::remember_version(const std::string& etag) {
 }
 
 // Once an answer, before its first byte. False: its body is of no use.
-bool Download::begin(const HttpHead& head) {
+bool Download::begin(const HubHead& head) {
   begun_ = true;
   const std::string sha = sha_in(head.linked_etag);
   if ((!sha.empty() && !file_.sha256.empty() && sha != file_.sha256) ||
@@ -142,7 +142,7 @@ bool Download::begin(const HttpHead& head) {
   return bool(failed_);
 }
 
-bool Download::receive(const HttpHead& head, std::span<const std::byte> bytes) {
+bool Download::receive(const HubHead& head, std::span<const std::byte> bytes) {
   if (!begun_ && !begin(head)) return false;
   if (bytes.size() > file_.size - part_.size()) return changed_ = true, false;
   failed_ = part_.write(bytes);
@@ -160,14 +160,14 @@ Result<bool> Download::attempt() {
   }
   begun_ = false, wait_s_ = 0;
   const std::string url = fmt::format("{}/{}/resolve/main/{}", config_.http.endpoint, repo_, url_path(file_.path));
-  const HttpEnd end = http_.get(
-      url, headers, [&](const HttpHead& h, std::span<const std::byte> b) { return receive(h, b); }, 0);
+  const HubEnd end = http_.get(
+      url, headers, [&](const HubHead& h, std::span<const std::byte> b) { return receive(h, b); }, 0);
   if (!failed_) return failed_.error();
   const Error changed{repo_, fmt::format("{} is another one than the hub's listing says", file_.path),
                       "it may be changing: try again later"};
   if (changed_) return changed;
-  if (end.fault == HttpEnd::Fault::kFinal) return end.error;
-  if (end.fault == HttpEnd::Fault::kAgain) return lost_ = end.error.what, true;
+  if (end.fault == HubEnd::Fault::kFinal) return end.error;
+  if (end.fault == HubEnd::Fault::kAgain) return lost_ = end.error.what, true;
   const int status = end.head.status;
   if (status == 206 || status == 200) {
     if (!begun_ && !begin(end.head)) return changed_ ? changed : failed_ ? changed : failed_.error();

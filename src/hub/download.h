@@ -24,7 +24,7 @@ inline bool may_pass(int status) { return status == 408 || status == 429 || stat
 // One file, from a hub to a path. The caller holds the folder's lock.
 class Download {
  public:
-  Download(HttpClient& http, const HubConfig& config, std::string repo, RemoteFile file, std::string path);
+  Download(HubClient& http, const HubConfig& config, std::string repo, RemoteFile file, std::string path);
 
   // Until it is complete and right. changed(): the hub has another one than its listing said.
   Status run();
@@ -37,10 +37,10 @@ class Download {
   Status remember_version(const std::string& etag);
   Status transfer();
   Result<bool> attempt();  // whether to try again
-  bool begin(const HttpHead& head);
-  bool receive(const HttpHead& head, std::span<const std::byte> bytes);
+  bool begin(const HubHead& head);
+  bool receive(const HubHead& head, std::span<const std::byte> bytes);
 
-  HttpClient& http_;
+  HubClient& http_;
   const HubConfig& config_;
   std::string repo_, path_;
   RemoteFile file_;

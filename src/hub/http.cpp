@@ -18,8 +18,8 @@ constexpr long kSlowest = 100;  // bytes a second; less for timeout_s is silence
 
 // What the callbacks write to.
 struct Transfer {
-  HttpHead head;
-  const HttpClient::Receive* receive;
+  HubHead head;
+  const HubClient::Receive* receive;
   bool redirects() const { return head.status >= 300 && head.status < 400; }
 };
 
@@ -29,7 +29,7 @@ long long number(std::string_view s) {
   return ec == std::errc() && end == s.data() + s.size() && n >= 0 ? n : -1;
 }
 
-void take_line(HttpHead& head, std::string_view line) {
+void take_line(HubHead& head, std::string_view line) {
   while (!line.empty() && (line.back() == '\r' || line.back() == '\n' || line.back() == ' ')) line.remove_suffix(1);
   if (line.starts_with("HTTP/")) {  // the next answer, behind a proxy's or 100 Continue
     head = {};
@@ -62,27 +62,27 @@ size_t on_body(char* data, size_t size, size_t n, void* to) {
   return 0;  // CURLE_WRITE_ERROR
 }
 
-HttpEnd::Fault fault_of(int code) {
+HubEnd::Fault fault_of(int code) {
   switch (code) {
     case 0:
-      return HttpEnd::Fault::kNone;
+      return HubEnd::Fault::kNone;
     case Curl::kWriteError:
-      return HttpEnd::Fault::kStopped;
+      return HubEnd::Fault::kStopped;
     case Curl::kUnsupportedProtocol:
     case Curl::kMalformed:
     case Curl::kNoMemory:
     case Curl::kUnknownOption:
     case Curl::kBadCertificate:
     case Curl::kBadCaFile:
-      return HttpEnd::Fault::kFinal;
+      return HubEnd::Fault::kFinal;
     default:
-      return HttpEnd::Fault::kAgain;
+      return HubEnd::Fault::kAgain;
   }
 }
 
 }  // namespace
 
-Result<HttpClient> HttpClient::open(HttpConfig config) {
+Result<HubClient> HubClient::open(HubHttpConfig config) {
   auto origin = origin_of(config.endpoint);
   if (!origin)
     return Error{"HF_ENDPOINT", origin.error().what + ": " + origin.error().where, "as in https://huggingface.co"};
@@ -90,23 +90,23 @@ Result<HttpClient> HttpClient::open(HttpConfig config) {
     return Error{"HF_TOKEN", "expected visible characters, found others", "copy it again"};
   auto curl = Curl::load();
   if (!curl) return curl.error();
-  HttpClient c;
+  HubClient c;
   c.config_ = std::move(config), c.origin_ = *origin, c.curl_ = *curl;
   c.handle_ = c.curl_->easy_init();
   if (!c.handle_) return Error{"libcurl", "cannot be used", ""};
   return c;
 }
-HttpClient::HttpClient(HttpClient&& other) noexcept
+HubClient::HubClient(HubClient&& other) noexcept
     : config_(std::move(other.config_)),
       origin_(std::move(other.origin_)),
       curl_(other.curl_),
       handle_(std::exchange(other.handle_, nullptr)) {}
-HttpClient::~HttpClient() {
+HubClient::~HubClient() {
   if (handle_) curl_->easy_cleanup(handle_);
 }
 
-HttpEnd HttpClient::get_one(const std::string& url, const std::vector<std::string>& headers, const Receive& receive,
-                            int most_s, std::string& onward) {
+HubEnd HubClient::get_one(const std::string& url, const std::vector<std::string>& headers, const Receive& receive,
+                          int most_s, std::string& onward) {
   const Curl& c = *curl_;
   Transfer transfer{.head = {}, .receive = &receive};
   char problem[Curl::kErrorSize] = "";
@@ -139,28 +139,28 @@ HttpEnd HttpClient::get_one(const std::string& url, const std::vector<std::strin
   const char* to = nullptr;
   if (code == 0 && transfer.redirects() && c.easy_getinfo(handle_, Curl::kRedirectUrl, &to) == 0 && to) onward = to;
   c.slist_free_all(list);
-  HttpEnd end{.fault = fault_of(code), .error = {}, .head = std::move(transfer.head)};
+  HubEnd end{.fault = fault_of(code), .error = {}, .head = std::move(transfer.head)};
   // A signed address ends in what is nobody else's.
   if (code != 0) end.error = {url.substr(0, url.find('?')), problem[0] ? problem : c.easy_strerror(code), ""};
   return end;
 }
 
-HttpEnd HttpClient::get(const std::string& url, const std::vector<std::string>& headers, const Receive& receive,
-                        int most_s) {
+HubEnd HubClient::get(const std::string& url, const std::vector<std::string>& headers, const Receive& receive,
+                      int most_s) {
   std::string at = url, linked_etag;
   long long linked_size = -1;
   for (int n = 0; n <= kMostRedirects; ++n) {
     std::string onward;
-    HttpEnd end = get_one(at, headers, receive, most_s, onward);
+    HubEnd end = get_one(at, headers, receive, most_s, onward);
     if (onward.empty()) {
       if (end.head.linked_etag.empty()) end.head.linked_etag = linked_etag, end.head.linked_size = linked_size;
       return end;
     }
-    if (auto ok = check_redirect(at, onward); !ok) return {HttpEnd::Fault::kFinal, ok.error(), end.head};
+    if (auto ok = check_redirect(at, onward); !ok) return {HubEnd::Fault::kFinal, ok.error(), end.head};
     if (!end.head.linked_etag.empty()) linked_etag = end.head.linked_etag, linked_size = end.head.linked_size;
     at = onward;
   }
-  return {HttpEnd::Fault::kFinal, {url, fmt::format("is sent on more than {} times", kMostRedirects), ""}, {}};
+  return {HubEnd::Fault::kFinal, {url, fmt::format("is sent on more than {} times", kMostRedirects), ""}, {}};
 }
 
 }  // namespace facet

@@ -30,7 +30,7 @@ class Fetch {
   Result<std::string> run() {
     const auto cached = choose_files(in_cache(), name_, use_);
     if (config_.offline) return cached ? path_of(*cached) : not_there(cached.error());
-    auto http = HttpClient::open(config_.http);
+    auto http = HubClient::open(config_.http);
     if (!http) return cached ? keep(*cached, http.error()) : Result<std::string>(http.error());
     for (int n = 1;; ++n) {
       auto files = list(*http, cached ? std::min(1, config_.retries) : config_.retries);
@@ -74,13 +74,13 @@ class Fetch {
   }
 
   // Bytes of an answer that is short.
-  Result<std::string> page(HttpClient& http, const std::string& url, int retries, HttpHead& head) {
+  Result<std::string> page(HubClient& http, const std::string& url, int retries, HubHead& head) {
     for (int failures = 1;; ++failures) {
       std::string body;
       bool large = false;
-      const HttpEnd end = http.get(
+      const HubEnd end = http.get(
           url, {},
-          [&](const HttpHead&, std::span<const std::byte> b) {
+          [&](const HubHead&, std::span<const std::byte> b) {
             large |= b.size() > kMaxListing - body.size();
             if (!large) body.append(reinterpret_cast<const char*>(b.data()), b.size());
             return !large;
@@ -90,22 +90,21 @@ class Fetch {
         return Error{name_.repo, fmt::format("expected a listing of at most {}, found more", amount_of(kMaxListing)),
                      ""};
       head = end.head;
-      const bool failed = end.fault != HttpEnd::Fault::kNone;
+      const bool failed = end.fault != HubEnd::Fault::kNone;
       if (!failed && head.status == 200) return body;
       const Error error = failed ? end.error : status_error(head.status, name_.repo, "", !config_.http.token.empty());
-      if (end.fault == HttpEnd::Fault::kFinal || (!failed && !may_pass(head.status)) || failures > retries)
-        return error;
+      if (end.fault == HubEnd::Fault::kFinal || (!failed && !may_pass(head.status)) || failures > retries) return error;
       const double wait = retry_wait(failures);
       config_.note(fmt::format("{}; again in {:.1f} s", error.what, wait));
       std::this_thread::sleep_for(std::chrono::duration<double>(wait));
     }
   }
 
-  Result<std::vector<RemoteFile>> list(HttpClient& http, int retries) {
+  Result<std::vector<RemoteFile>> list(HubClient& http, int retries) {
     std::vector<RemoteFile> files;
     std::string url = fmt::format("{}/api/models/{}/tree/main?recursive=1", config_.http.endpoint, name_.repo);
     for (int n = 0; n < kMostPages; ++n) {
-      HttpHead head;
+      HubHead head;
       auto body = page(http, url, retries, head);
       if (!body) return body.error();
       if (auto ok = parse_tree(*body, name_.repo, files); !ok) return ok.error();
@@ -161,7 +160,7 @@ class Fetch {
       (void)bool(out->finish());
   }
 
-  Status fetch(HttpClient& http, const HubChoice& choice, bool& changed) {
+  Status fetch(HubClient& http, const HubChoice& choice, bool& changed) {
     std::vector<const RemoteFile*> missing;
     for (const RemoteFile& f : choice.files) {
       const auto right = is_right(f, folder_ + "/" + f.path);
@@ -182,7 +181,7 @@ class Fetch {
     return Ok{};
   }
 
-  Status fetch_one(HttpClient& http, const RemoteFile& f, const std::string& path, bool& changed) {
+  Status fetch_one(HubClient& http, const RemoteFile& f, const std::string& path, bool& changed) {
     if (const auto size = size_of_own_file(path); size && *size)
       config_.note(fmt::format("{} is another one on the hub now", path));
     const std::string below = fs::path(name_.repo + "/" + f.path).parent_path().string();

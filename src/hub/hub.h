@@ -16,7 +16,7 @@
 namespace facet {
 
 struct HubConfig {
-  HttpConfig http = {};
+  HubHttpConfig http = {};
   std::string cache = {};  // folder
   bool offline = false;    // what the cache has, and no connection
   int retries = 6;         // in a row that bring nothing new, before a download fails
