@@ -165,7 +165,7 @@ class DownloadTest(unittest.TestCase):
     def test_stalled_body(self):
         self.one(noise(100_000), stall=60)
         begin = time.time()
-        done = self.download("u/r", "--retries", 0, env={"HF_HUB_DOWNLOAD_TIMEOUT": "1"})
+        done = self.facet("download", "u/r", "--retries", 0, env={"HF_HUB_DOWNLOAD_TIMEOUT": "1"})
         self.wrong(done, "of 100.0 kB came", keeps_part=True)
         self.assertLess(time.time() - begin, 20)
 

@@ -125,9 +125,16 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if "rate" in faults:  # pieces a second
             for at in range(0, len(body), 1 << 16):
                 self.wfile.write(body[at:at + (1 << 16)])
-                time.sleep(1 / faults["rate"])
+                time.sleep(1 / faults.get("rate", 1000))
             return
         self.wfile.write(body)
+
+
+class Server(http.server.ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request, address):
+        """Clients that hang up are part of the test."""
 
 
 class Hub:
@@ -137,8 +144,7 @@ class Hub:
         self.repos, self.requests, self.bodies = repos or {}, [], {}
         self.token, self.cdn, self.statuses, self.paged, self.next_host = None, None, [], False, None
         self.lock, self.stop = threading.Lock(), threading.Event()
-        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.server.daemon_threads = True
+        self.server = Server(("127.0.0.1", 0), Handler)
         self.server.hub = self
         scheme = "http"
         if certificate:
