@@ -15,7 +15,7 @@ namespace facet {
 namespace {
 
 constexpr size_t kPiece = 1 << 20;
-constexpr double kMostWait = 30, kMostAskedWait = 120;  // seconds
+constexpr double kSoon = .1, kMostWait = 30, kMostAskedWait = 120;  // seconds
 
 // A validator that If-Range may carry: a strong one.
 std::string strong(const std::string& etag) {
@@ -200,7 +200,7 @@ Status Download::transfer() {
           repo_,
           fmt::format("{}: {} of {} came, then {}", file_.path, amount_of(part_.size()), amount_of(file_.size), lost_),
           "the same command goes on from there"};
-    const double wait = std::max(wait_s_, retry_wait(std::max(failures, 1)));
+    const double wait = std::max(wait_s_, failures == 0 ? kSoon : retry_wait(failures));
     config_.note(fmt::format("{}: {} at {} of {}; again in {:.1f} s", file_.path, lost_, amount_of(part_.size()),
                              amount_of(file_.size), wait));
     std::this_thread::sleep_for(std::chrono::duration<double>(wait));
