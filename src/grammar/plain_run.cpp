@@ -19,8 +19,8 @@ Plain plain_character(const Automaton& a, uint32_t node, bool last) {
     if (!stays[b]) kinds &= uint16_t(~(1 << GrammarVocab::kind_of(uint8_t(b))));
   const auto target = [&](uint32_t from, int lo, int hi, bool end) {  // of all bytes lo to hi, or none
     for (const auto& r : a.ranges_of(from))
-      if (r.lo <= lo && hi <= r.hi && (end ? r.to == out.next
-                                            : a.nodes[r.to].flags == Automaton::kTerminals && a.ranges_of(r.to).size() == 1))
+      if (r.lo <= lo && hi <= r.hi &&
+          (end ? r.to == out.next : a.nodes[r.to].flags == Automaton::kTerminals && a.ranges_of(r.to).size() == 1))
         return r.to;
     return Automaton::kEscape;
   };

@@ -158,8 +158,7 @@ void GrammarVocab::build() {
       t.chars[path[i + 1]] = std::max(t.chars[path[i + 1]], chars);
       kinds |= uint16_t(1 << kind_of(uint8_t(text[i])));
       t.below[path[i + 1]] |= kinds;
-      if (kinds & kHigh && !whole_code_points(text.substr(i)))
-        t.below[path[i + 1]] |= kNotText;
+      if (kinds & kHigh && !whole_code_points(text.substr(i))) t.below[path[i + 1]] |= kNotText;
     }
     last = text;
   }

@@ -44,7 +44,8 @@ class GrammarVocab {
     std::array<uint32_t, 257> byte_begin{};  // first in by_byte
   };
   const Trie& trie() const { return trie_; }
-  // Sets the bits of the tokens in the trie that are at most so many code points of these kinds, the last perhaps begun.
+  // Sets the bits of the tokens in the trie that are at most so many code points of these kinds, the last perhaps
+  // begun.
   void allow_kinds(uint16_t kinds, uint32_t most, std::vector<uint32_t>& mask) const;
   // Tokens of more bytes than the trie holds (Automaton::kHorizon).
   const std::vector<int32_t>& long_tokens() const { return long_; }
