@@ -20,9 +20,10 @@ BELOW = {
     "tools": ["engine", "spec", "cache", "model", "backend", "grammar", "tokenizer", "formats", "base"],
     "server": ["engine", "grammar", "tokenizer", "formats", "base"],
     "capi": ["engine", "model", "backend", "grammar", "tokenizer", "formats", "base"],
+    "hub": ["tokenizer", "formats", "base"],
     "router": ["server", "engine", "grammar", "tokenizer", "formats", "base"],
     "daemon": ["engine", "model", "backend", "tokenizer", "formats", "base"],
-    "app": ["router", "server", "daemon", "tools", "engine", "spec", "cache", "model", "backend", "grammar", "tokenizer", "formats", "base"],
+    "app": ["router", "hub", "server", "daemon", "tools", "engine", "spec", "cache", "model", "backend", "grammar", "tokenizer", "formats", "base"],
 }
 # Rooms of backend/cuda, from the lowest up: one may include those before it. A room is a folder of kernels/, or a file and
 # its header.
@@ -33,9 +34,9 @@ CUDA_ROOMS = ["device", "kernels/common", "kernels/kv_move", "kernels/probe", "k
 CUDA_MAY = {("device", "kernels/probe")}  # what a card can do is found by running
 # Headers that no CUDA source may reach, in whatever way.
 FORBIDDEN_IN_CU = re.compile(r"boost/|nlohmann/|CLI/")
-# Files that somebody names are opened in base/files.cpp alone. Below: what the system says about itself.
+# Files that somebody names are opened in base/files.cpp and part_file.cpp alone. Below: what the system says about itself.
 OPENS = re.compile(r"\b[io]?fstream\b|\bfopen\(|::open\([^)]*O_|\bmkstemp\(")
-MAY_OPEN = {"base/files.cpp", "base/reserve.cpp", "base/threads.cpp", "tools/bench.cpp", "base/print.cpp", "app/line_input.cpp"}
+MAY_OPEN = {"base/files.cpp", "base/part_file.cpp", "base/reserve.cpp", "base/threads.cpp", "tools/bench.cpp", "base/print.cpp", "app/line_input.cpp"}
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', re.M)
 # "// Reference  CpuRef::moe    Test tests/kernels/cuda_moe_test.cpp    Bench bench/verbs/cuda_moe_bench.cu"
 NAMED_FILE = re.compile(r"\b(?:Test|Bench|Reference)\s+((?:src|tests|bench|tools|docs)/[\w./-]+)")

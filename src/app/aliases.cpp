@@ -31,6 +31,12 @@ constexpr Alias kAliases[] = {
     {"-ngl", "--backend"},
     {"--gpu-layers", "--backend"},
     {"--n-gpu-layers", "--backend"},
+    {"-hf", "--hf-repo"},
+    {"-hfr", "--hf-repo"},
+    {"-hff", "--hf-file"},
+    {"-hfd", "--draft"},
+    {"-hfrd", "--draft"},
+    {"--hf-repo-draft", "--draft"},
 };
 const Alias* alias_of(const std::string& name) {
   const auto* at =
@@ -45,6 +51,7 @@ std::string own_value(const Alias& a, const std::string& value) {
     if (value.starts_with("draft-")) return value.substr(6);
     if (value.starts_with("ngram")) return "ngram";
   }
+  if (std::string(a.theirs).find("hf") != std::string::npos && std::string(a.ours) == "--draft") return "hf:" + value;
   if (std::string(a.ours) == "--backend") return value == "0" ? "cpu" : "auto";
   return value;
 }
@@ -84,6 +91,7 @@ std::vector<std::string> with_own_names(const CLI::App& app, int argc, const cha
       value = args[++i];
     out.push_back(alias->ours);
     if (value) out.push_back(own_value(*alias, *value));
+    if (name == "-hf" || name == "-hfr" || name == "-hff") continue;  // short names, which the options' texts tell
     print_err("note: {}{} is {}{} here\n", name, value ? " " + *value : "", alias->ours, value ? " " + out.back() : "");
   }
   std::reverse(out.begin(), out.end());

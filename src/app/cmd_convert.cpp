@@ -9,6 +9,7 @@
 
 #include "app/commands.h"
 #include "app/console.h"
+#include "app/hub_models.h"
 #include "app/option_checks.h"
 #include "base/print.h"
 #include "model/drafter_convert.h"
@@ -21,7 +22,8 @@ struct Options {
   std::optional<double> max_rms;  // of compare
 };
 
-int convert(const Options& o) {
+int convert(Options& o) {
+  if (auto ok = fetch_named(o.target, HubUse::kModel); !ok) return report(ok.error());
   auto in = DrafterFile::open(o.in);
   if (!in) return report(in.error());
   for (const std::string& note : in->notes) print_err("{}\n", note);
@@ -153,6 +155,7 @@ void add_convert(CLI::App& app, int& rc) {
   cmd->add_option("OUT", o->out, "File to write (.gguf)")->required()->check(not_empty());
   cmd->add_option("-m,--model", o->target, "Its target: the vocabulary is copied, which other engines want")
       ->check(not_empty());
+  add_hub_options(cmd, [o](const std::string& name, bool) { o->target = name; });
   cmd->callback([o, &rc] { rc = convert(*o); });
 }
 

@@ -5,6 +5,7 @@
 
 #include "app/commands.h"
 #include "app/console.h"
+#include "app/hub_models.h"
 #include "app/option_checks.h"
 #include "app/options.h"
 #include "base/files.h"
@@ -21,6 +22,7 @@ struct Options {
 
 int run(Options& o) {
   if (auto ok = find_model(o.draft.model); !ok) return report(ok.error());
+  if (auto ok = fetch_named(o.draft.draft, HubUse::kDrafter); !ok) return report(ok.error());
   const std::vector<std::string> inputs = files_of(o.draft.model, {o.draft.draft, o.tokens});
   if (auto ok = check_output(o.out, inputs); !ok) return report(ok.error());
   auto ids = read_token_file(o.tokens, 1 << 24);

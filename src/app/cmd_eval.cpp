@@ -75,7 +75,7 @@ int measure_text(Engine& e, const Options& o) {
     return kExitOk;
   }
   EngineConfig c = o.engine;
-  if (!o.against_model.empty()) c.model = o.against_model;
+  if (!o.against_model.empty()) c.model = o.against_model;  // a path, or hf:...
   if (o.against_kv) c.kv_k = c.kv_v = o.against_kv;
   auto reference = open_engine(c);
   if (!reference) return report(reference.error());

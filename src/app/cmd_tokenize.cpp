@@ -7,7 +7,6 @@
 #include "app/console.h"
 #include "app/option_checks.h"
 #include "app/options.h"
-#include "app/paths.h"
 #include "base/files.h"
 #include "formats/gguf.h"
 #include "tokenizer/json.h"
@@ -22,10 +21,8 @@ struct TokenizeOptions {
   bool no_bos = false, no_special = false, show_special = false, check = false;
 };
 
-Result<Tokenizer> load_tokenizer(std::string path) {
-  if (path.empty()) path = default_model_path();
-  if (path.empty())
-    return Error{"--model", "no model is given and the program's own is not beside it", "give a GGUF file with -m"};
+Result<Tokenizer> load_tokenizer(std::string& path) {
+  if (auto ok = find_model(path); !ok) return ok.error();
   Result<GgufFile> file = GgufFile::open(path);
   if (!file) return file.error();
   Result<Vocab> vocab = vocab_from_gguf(*file);
@@ -64,7 +61,7 @@ Result<int> check(const Tokenizer& t) {
   return passed == known.size() ? kExitOk : kExitFailure;
 }
 
-Result<int> tokenize(const TokenizeOptions& o) {
+Result<int> tokenize(TokenizeOptions& o) {
   Result<Tokenizer> t = load_tokenizer(o.model);
   if (!t) return t.error();
   if (o.check) return check(*t);
@@ -72,8 +69,7 @@ Result<int> tokenize(const TokenizeOptions& o) {
   if (!text) return text.error();
   const std::vector<int32_t> ids = t->encode(*text, !o.no_bos, !o.no_special);
   if (!o.out_tokens.empty()) {
-    if (auto ok = check_output(o.out_tokens, files_of(o.model.empty() ? default_model_path() : o.model, {})); !ok)
-      return ok.error();
+    if (auto ok = check_output(o.out_tokens, files_of(o.model, {})); !ok) return ok.error();
     if (auto ok = write_token_file(o.out_tokens, ids); !ok) return ok.error();
     return int(kExitOk);
   }
@@ -96,7 +92,7 @@ Result<std::vector<int32_t>> ids_from_json(const Json& j, const Tokenizer& t) {
   return ids;
 }
 
-Result<int> detokenize(const TokenizeOptions& o) {
+Result<int> detokenize(TokenizeOptions& o) {
   Result<Tokenizer> t = load_tokenizer(o.model);
   if (!t) return t.error();
   Result<std::string> text = read_stdin();
@@ -117,8 +113,7 @@ void add_tokenize(CLI::App& app, int& rc) {
   const auto finish = [&rc](Result<int> result) { rc = result ? *result : report(result.error()); };
 
   CLI::App* tokenize_cmd = app.add_subcommand("tokenize", "text on stdin to {\"ids\": [...], \"tokens\": [...]}");
-  tokenize_cmd->add_option("-m,--model", o->model, "GGUF file; default: the model beside the program")
-      ->check(not_empty());
+  add_model_option(tokenize_cmd, o->model);
   tokenize_cmd
       ->add_option("--out-tokens", o->out_tokens,
                    "write the ids to this file (int32, little endian), which run --tokens reads, and nothing to stdout")
@@ -129,8 +124,7 @@ void add_tokenize(CLI::App& app, int& rc) {
   tokenize_cmd->callback([o, finish] { finish(tokenize(*o)); });
 
   CLI::App* detokenize_cmd = app.add_subcommand("detokenize", "[ids] or {\"ids\": [...]} on stdin to text");
-  detokenize_cmd->add_option("-m,--model", o->model, "GGUF file; default: the model beside the program")
-      ->check(not_empty());
+  add_model_option(detokenize_cmd, o->model);
   detokenize_cmd->add_flag("--show-special", o->show_special, "spell control tokens instead of dropping them");
   detokenize_cmd->callback([o, finish] { finish(detokenize(*o)); });
 }

@@ -14,6 +14,7 @@ void add_commands(CLI::App& app, int& rc) {
   add_eval(app, rc);
   add_tokenize(app, rc);
   add_render(app, rc);
+  add_download(app, rc);
   add_inspect(app, rc);
   add_bench(app, rc);
   add_plan(app, rc);

@@ -23,6 +23,7 @@ void add_bench_spec(CLI::App& bench, int& rc);  // below bench
 void add_plan(CLI::App& app, int& rc);
 void add_tokenize(CLI::App& app, int& rc);  // tokenize, detokenize
 void add_render(CLI::App& app, int& rc);    // render, parse
+void add_download(CLI::App& app, int& rc);
 void add_inspect(CLI::App& app, int& rc);
 void add_quantize(CLI::App& app, int& rc);
 void add_convert(CLI::App& app, int& rc);

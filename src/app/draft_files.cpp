@@ -5,6 +5,7 @@
 #include <filesystem>
 
 #include "app/find_drafter.h"
+#include "app/hub_models.h"
 #include "app/options.h"
 #include "app/paths.h"
 
@@ -42,7 +43,8 @@ Status take_folder(DraftFiles& files, const std::string& folder, const std::stri
 
 Result<DraftFiles> draft_files(const std::string& model, const DraftOptions& o) {
   DraftFiles files;
-  for (const std::string& s : o.sources) {
+  for (std::string s : o.sources) {
+    if (auto ok = fetch_named(s, HubUse::kDrafter); !ok) return ok.error();
     if (s == "ngram") {
       files.ngram = true;
       continue;

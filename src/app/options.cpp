@@ -10,6 +10,7 @@
 #include <random>
 
 #include "app/compute_options.h"
+#include "app/hub_models.h"
 #include "app/option_checks.h"
 #include "app/paths.h"
 #include "app/progress.h"
@@ -54,6 +55,7 @@ const std::map<std::string, KvType>& kv_types_by_name() {
 void add_model_option(CLI::App* cmd, std::string& path) {
   cmd->add_option("-m,--model", path, "Model file (GGUF); omitted: the model that comes with the program")
       ->check(not_empty());
+  add_hub_options(cmd, [&path](const std::string& name, bool) { path = name; });
 }
 
 void add_engine_options(CLI::App* cmd, EngineConfig& c) {
@@ -92,7 +94,8 @@ void add_compute_options(CLI::App* cmd, EngineConfig& c) {
 
 void add_draft_options(CLI::App* cmd, DraftOptions& o, EngineConfig& c) {
   cmd->add_option("--draft", o.sources,
-                  "Drafter that proposes tokens to verify: a path (repeatable); dflash or mtp, the one beside the "
+                  "Drafter that proposes tokens to verify: a path, or hf:USER/REPO[:QUANT] (repeatable); dflash or "
+                  "mtp, the one beside the "
                   "model; ngram, what followed the same tokens before, also beside others; auto, whatever files are "
                   "there; or none. It changes no text, only the speed")
       ->check(not_empty())
@@ -158,12 +161,14 @@ Status find_model(std::string& path) {
   if (path.empty())
     return Error{"-m", "expected a model, found none given and none beside the program",
                  "give the path of a GGUF file"};
-  return Ok{};
+  return fetch_named(path, HubUse::kModel);
 }
 
 void add_voice_options(CLI::App* cmd, Voice& v) {
   auto* verbose = cmd->add_flag("-v,--verbose", v.verbose, "Say more: memory by purpose, speeds, drafts by place");
-  cmd->add_flag("--quiet", v.quiet, "Say nothing but the answer and errors")->excludes(verbose);
+  cmd->add_flag("--quiet", v.quiet, "Say nothing but the answer and errors")
+      ->excludes(verbose)
+      ->each([](const std::string&) { hub_settings().quiet = true; });
 }
 
 std::vector<std::string> files_of(const std::string& model, std::vector<std::string> others) {

@@ -21,7 +21,8 @@ struct DraftOptions {
 };
 
 // Options that several subcommands share, spelled as llama.cpp spells them.
-void add_model_option(CLI::App* cmd, std::string& path);  // -m; omitted: the model that comes with the program
+// -m, --hf-repo, --hf-file, --offline; omitted: the model that comes with the program.
+void add_model_option(CLI::App* cmd, std::string& path);
 void add_engine_options(CLI::App* cmd, EngineConfig& c);  // -c, -t, --kv-k, --kv-v, --backend, --chunk, --memory
 void add_draft_options(CLI::App* cmd, DraftOptions& o,
                        EngineConfig& c);  // --draft, --draft-max, --draft-min, --draft-tree
@@ -32,7 +33,7 @@ void add_loop_option(CLI::App* cmd, int& max_loops);  // --max-loops
 // A seed from the system when none was given. It is printed with the statistics, so that a run can be repeated.
 void draw_seed(Sampling& s, bool seed_given);
 
-// What -m says, or the shipped model.
+// What -m says, downloaded if it is a name on a hub (hf:...), or the shipped model.
 Status find_model(std::string& path);
 
 // How much a command says on stderr beside errors.

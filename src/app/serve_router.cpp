@@ -9,6 +9,7 @@
 
 #include "app/commands.h"
 #include "app/console.h"
+#include "app/hub_models.h"
 #include "app/option_checks.h"
 #include "base/files.h"
 #include "base/print.h"
@@ -58,6 +59,8 @@ std::vector<GivenOption> common_options(const CLI::App& cmd) {
                                             "drain",
                                             "max-connections",
                                             "idle",
+                                            "hf-repo",
+                                            "hf-file",
                                             "help"};
   std::vector<GivenOption> given;
   for (const CLI::Option* o : cmd.get_options()) {
@@ -103,6 +106,16 @@ Status separate_caches(ModelConfig& m) {
   return Ok{};
 }
 
+// What is named on a hub is downloaded before the router listens: a request would wait for it too long.
+Status fetch_files(ModelConfig& m) {
+  if (auto ok = fetch_named(m.path, HubUse::kModel); !ok) return ok;
+  for (GivenOption& o : m.options)
+    for (std::string& value : o.values)
+      if (o.name == "draft")
+        if (auto ok = fetch_named(value, HubUse::kDrafter); !ok) return ok;
+  return Ok{};
+}
+
 // The models of the folder, of the preset and of -m. What is said in several places: -m counts before the command
 // line, that before the preset's section, and that before its [*].
 Result<std::vector<ModelConfig>> collect(const RouterOptions& o) {
@@ -117,7 +130,8 @@ Result<std::vector<ModelConfig>> collect(const RouterOptions& o) {
   for (const std::string& text : o.models) {
     ModelConfig m;
     std::vector<ModelOption> options;
-    if (!parse_model_argument(text, m, options)) m.path = text, m.name = fs::path(text).stem().string();
+    if (!parse_model_argument(text, m, options))
+      m.path = text, m.name = text.starts_with("hf:") ? text.substr(3) : fs::path(text).stem().string();
     named.emplace_back(std::move(m), std::move(options));
   }
   for (const auto& [m, options] : named) {
@@ -150,6 +164,7 @@ Result<std::vector<ModelConfig>> collect(const RouterOptions& o) {
       if (n.name == m.name)
         for (const ModelOption& option : options)
           if (auto ok = apply_option(m, option, known, notes); !ok) return ok.error();
+    if (auto ok = fetch_files(m); !ok) return ok.error();
     if (auto ok = separate_caches(m); !ok) return ok.error();
     if (auto ok = check_command_line(m); !ok) return ok.error();
   }
@@ -177,6 +192,10 @@ void add_router_options(CLI::App* cmd, RouterOptions& o) {
       ->check(not_empty())
       ->expected(1)
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+  add_hub_options(cmd, [&o](const std::string& name, bool again) {
+    if (again) o.models.pop_back();
+    o.models.push_back(name);
+  });
   cmd->add_option("--models-dir", o.dir, "Folder of model files, each of which requests may name")
       ->check(CLI::ExistingDirectory);
   cmd->add_option("--models-preset", o.preset, "File of models and their options, as llama-server has it")

@@ -1,6 +1,7 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -17,6 +18,7 @@ namespace facet {
 
 // A descriptor to read from; the caller closes it.
 Result<int> open_regular(const std::string& path);
+void close_file(int fd);
 
 // The whole file; an error if it is larger than `most` bytes.
 Result<std::string> read_file(const std::string& path, uint64_t most);
@@ -44,6 +46,40 @@ class FolderLock {
   ~FolderLock();
 
  private:
+  int fd_ = -1;
+};
+
+// Makes `root`, with the folders above it, and the folders of `below` in it, which are to be no links.
+Status make_folders(const std::string& root, const std::string& below);
+
+// Bytes of a file that is no link; none: there is nothing of that name. Anything else there is an error.
+Result<std::optional<uint64_t>> size_of_own_file(const std::string& path);
+
+void remove_file(const std::string& path);
+
+// A file that is fetched in pieces, over several runs if need be: PATH.part until it is complete. Whoever holds the
+// folder's lock may open one.
+class PartFile {
+ public:
+  static Result<PartFile> open(const std::string& path);
+  PartFile() = default;
+  PartFile(PartFile&& other) noexcept { swap(other); }
+  PartFile& operator=(PartFile&& other) noexcept {
+    swap(other);
+    return *this;
+  }
+  ~PartFile();  // what there is stays
+  uint64_t size() const { return size_; }
+  Status read(uint64_t offset, std::span<std::byte> to) const;
+  Status write(std::span<const std::byte> bytes);  // behind what there is
+  Status clear();                                  // from the beginning
+  Status finish();                                 // on the disk, then under its name
+  void drop();
+
+ private:
+  void swap(PartFile& other);
+  std::string path_;
+  uint64_t size_ = 0;
   int fd_ = -1;
 };
 

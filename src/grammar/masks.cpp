@@ -6,6 +6,7 @@
 #include <deque>
 
 #include "base/check.h"
+#include "grammar/plain_run.h"
 #include "grammar/state.h"
 
 namespace facet {
@@ -13,6 +14,9 @@ namespace facet {
 using grammar::Automaton;
 using grammar::Frame;
 using grammar::Item;
+using grammar::Plain;
+using grammar::plain_character;
+using grammar::PlainRun;
 using grammar::Stepper;
 
 // Of a node: what its rule decides alone.
@@ -24,6 +28,16 @@ struct GrammarMasks::NodeMask {
   // And parts of the trie, of code points of whole_kinds, in each of whose nodes the rule may have ended: begin, end.
   std::vector<std::pair<uint32_t, uint32_t>> whole;
   uint16_t whole_kinds = 0;
+  // And everywhere in the trie: behind j code points of run_kinds the rule may have ended if bit j is set.
+  uint64_t run_ends = 0;
+  uint16_t run_kinds = 0;
+  template <class F>
+  void for_run(const GrammarVocab::Trie& trie, uint8_t byte, const F& f) const {
+    for (uint32_t k = trie.byte_begin[byte]; k < trie.byte_begin[size_t(byte) + 1]; ++k) {
+      const uint32_t n = trie.by_byte[k];
+      if (!(trie.path[n] & ~run_kinds) && (run_ends >> trie.before[n] & 1)) f(n);
+    }
+  }
   uint32_t depth = 0;  // stack entries that tokens need beyond those below the node
   // Whether a code point in those parts may begin with the byte. (A byte inside of one is in no code point's place.)
   bool has_whole(uint8_t byte) const {
@@ -50,53 +64,6 @@ struct GrammarMasks::StateMask {
 namespace {
 
 void set_bit(std::span<uint32_t> mask, int32_t token) { mask[size_t(token) / 32] |= 1u << (token % 32); }
-
-// Where one plain character leads: the node behind most of them, and the kinds of bytes (GrammarVocab::kind_of) that
-// all lead there; kHighKind: every code point from U+0080 does.
-struct Plain {
-  uint32_t next = Automaton::kEscape;
-  uint16_t kinds = 0;
-};
-Plain plain_character(const Automaton& a, uint32_t node) {
-  const auto through = [&](uint32_t n) { return (a.nodes[n].flags & ~Automaton::kFinal) == Automaton::kTerminals; };
-  if (!through(node)) return {};
-  Plain out;
-  for (const auto& r : a.ranges_of(node))
-    if (r.lo <= 'a' && 'a' <= r.hi) out.next = r.to;
-  if (!through(out.next)) return {};
-  bool stays[128] = {};
-  for (const auto& r : a.ranges_of(node))
-    for (int b = r.lo; b <= std::min<int>(r.hi, 127); ++b) stays[b] = r.to == out.next;
-  uint16_t kinds = ((1 << GrammarVocab::kHighKind) - 1) & ~(1 << GrammarVocab::kPunctuationKind);
-  for (int b = 0; b < 128; ++b)
-    if (!stays[b]) kinds &= uint16_t(~(1 << GrammarVocab::kind_of(uint8_t(b))));
-  const auto target = [&](uint32_t from, int lo, int hi, bool last) {  // of all bytes lo to hi, or none
-    for (const auto& r : a.ranges_of(from))
-      if (r.lo <= lo && hi <= r.hi && (last ? r.to == out.next : a.nodes[r.to].flags == Automaton::kTerminals))
-        return r.to;
-    return Automaton::kEscape;
-  };
-  // Leads, and the bounds of what follows them.
-  constexpr uint8_t kSequences[][8] = {{0xC2, 0xDF, 0x80, 0xBF},
-                                       {0xE0, 0xE0, 0xA0, 0xBF, 0x80, 0xBF},
-                                       {0xE1, 0xE1, 0x80, 0xBF, 0x80, 0xBF},
-                                       {0xE2, 0xE2, 0x80, 0xBF, 0x80, 0xBF},
-                                       {0xE3, 0xEC, 0x80, 0xBF, 0x80, 0xBF},
-                                       {0xED, 0xED, 0x80, 0x9F, 0x80, 0xBF},
-                                       {0xEE, 0xEF, 0x80, 0xBF, 0x80, 0xBF},
-                                       {0xF0, 0xF0, 0x90, 0xBF, 0x80, 0xBF, 0x80, 0xBF},
-                                       {0xF1, 0xF3, 0x80, 0xBF, 0x80, 0xBF, 0x80, 0xBF},
-                                       {0xF4, 0xF4, 0x80, 0x8F, 0x80, 0xBF, 0x80, 0xBF}};
-  uint16_t high = 1 << GrammarVocab::kHighKind | 1 << GrammarVocab::kPunctuationKind;
-  for (const auto& s : kSequences) {
-    uint32_t at = node;
-    for (int i = 0; i < 8 && s[i] && at != Automaton::kEscape; i += 2)
-      at = target(at, s[i], s[i + 1], i == 6 || !s[i + 2]);
-    if (at == Automaton::kEscape) high &= uint16_t(~(1 << GrammarVocab::kind_of(s[0])));
-  }
-  out.kinds = kinds | high;
-  return out;
-}
 
 // Goes through the trie with an automaton. Nearly all steps have one item whose rule goes on; they take a table of the
 // node's targets, and everything else the stepper.
@@ -181,6 +148,33 @@ class Walk {
       }
       i = end_[d] > to ? i + 1 : trie_.next[i];
     }
+  }
+  // Likewise for one trie node and what is below it; item: where the bytes before it have led.
+  template <class Tokens, class Ended, class AllEnded>
+  void enter(uint32_t n, Item item, const Tokens& tokens, const Ended& ended, const AllEnded& all_ended) {
+    std::vector<Item>& items = entered_;
+    items.assign(1, item);
+    bool may_end;
+    if (!stepper_.step(items, 0, 1, trie_.byte[n], may_end)) return;
+    tokens(trie_.tokens_[n], trie_.tokens_[n + 1]);
+    const bool inner = trie_.next[n] > n + 1;
+    size_t kept = 0;
+    for (size_t k = 1; k < items.size(); ++k) {
+      if (items[k].node == Automaton::kEscape) {
+        if (inner) ended(n);
+        continue;
+      }
+      depth_ = std::max(depth_, stepper_.stacks().depth(items[k].stacks) + a_.nodes[items[k].node].need);
+      items[kept++] = items[k];
+    }
+    items.resize(kept);
+    if (kept > 0 && inner) run(n, items, tokens, ended, all_ended);
+  }
+  // Whether this node's need leaves room on the stacks; counts towards depth().
+  bool fits(uint32_t need, grammar::Stacks::Set stacks) {
+    const uint32_t depth = stepper_.stacks().depth(stacks) + need;
+    depth_ = std::max(depth_, depth);
+    return depth <= a_.max_depth;
   }
   uint32_t depth() const { return depth_; }
 
@@ -271,16 +265,11 @@ class Walk {
     hot.need = std::max(hot.need, next.need);
     return hot;
   }
-  bool fits(uint32_t need, grammar::Stacks::Set stacks) {
-    const uint32_t depth = stepper_.stacks().depth(stacks) + need;
-    depth_ = std::max(depth_, depth);
-    return depth <= a_.max_depth;
-  }
 
   const GrammarVocab::Trie& trie_;
   const Automaton& a_;
   Stepper& stepper_;
-  std::vector<Item> list_;
+  std::vector<Item> list_, entered_;
   size_t begin_[Automaton::kHorizon + 1], end_[Automaton::kHorizon + 1];
   uint32_t depth_ = 0;
   const grammar::Stacks::Set lone_;
@@ -334,26 +323,35 @@ GrammarMasks::NodeMaskPtr GrammarMasks::node_mask(const Automaton& a, uint32_t n
   constexpr size_t kFew = 2048;
   std::vector<uint32_t> ends;
   Walk walk(*vocab_, a, stepper, start.stacks);
-  walk.run(
-      0, {start},
-      [&](uint32_t begin, uint32_t end) {
-        if (made->bits.empty() && made->tokens.size() + (end - begin) > kFew) {
-          made->bits.assign(vocab_->mask_words(), 0);
-          for (const int32_t t : made->tokens) set_bit(made->bits, t);
-          made->tokens.clear();
-        }
-        for (uint32_t i = begin; i < end; ++i) {
-          if (made->bits.empty())
-            made->tokens.push_back(tokens[i]);
-          else
-            set_bit(made->bits, tokens[i]);
-        }
-      },
-      [&](uint32_t trie_node) { ends.push_back(trie_node); },
-      [&](uint32_t trie_node, uint16_t kinds) {
-        made->whole.emplace_back(trie_node + 1, vocab_->trie().next[trie_node]);
-        made->whole_kinds |= kinds;
-      });
+  const auto allow = [&](uint32_t begin, uint32_t end) {
+    if (made->bits.empty() && made->tokens.size() + (end - begin) > kFew) {
+      made->bits.assign(vocab_->mask_words(), 0);
+      for (const int32_t t : made->tokens) set_bit(made->bits, t);
+      made->tokens.clear();
+    }
+    for (uint32_t i = begin; i < end; ++i) {
+      if (made->bits.empty())
+        made->tokens.push_back(tokens[i]);
+      else
+        set_bit(made->bits, tokens[i]);
+    }
+  };
+  const auto ended = [&](uint32_t trie_node) { ends.push_back(trie_node); };
+  const auto all_ended = [&](uint32_t trie_node, uint16_t kinds) {
+    made->whole.emplace_back(trie_node + 1, vocab_->trie().next[trie_node]);
+    made->whole_kinds |= kinds;
+  };
+  PlainRun run;
+  if (plain_run(a, node, vocab_->trie(), run) && walk.fits(run.need, start.stacks)) {
+    made->bits.assign(vocab_->mask_words(), 0);
+    vocab_->allow_kinds(run.kinds, run.length, made->bits);
+    if (!in_root) made->run_ends = run.ends, made->run_kinds = run.kinds;
+    run.for_others(vocab_->trie(), [&](uint32_t trie_node, uint32_t from) {
+      walk.enter(trie_node, {from, start.stacks}, allow, ended, all_ended);
+    });
+  } else {
+    walk.run(0, {start}, allow, ended, all_ended);
+  }
   sort_children(vocab_->trie(), ends, made->after, made->after_byte);
   made->depth = in_root ? walk.depth() : std::max(walk.depth(), 1u) - 1;  // less the escape
   const std::lock_guard lock(mutex_);
@@ -398,12 +396,12 @@ void GrammarMasks::compute(const GrammarState& state, std::span<uint32_t> mask) 
     if (!part.bits.empty())
       for (size_t w = 0; w < mask.size(); ++w) mask[w] |= part.bits[w];
     for (const int32_t t : part.tokens) set_bit(mask, t);
-    if (part.after.empty() && part.whole.empty()) continue;
+    if (part.after.empty() && part.whole.empty() && !part.run_ends) continue;
     stepper.pop(item, below);
     if (below.items.empty()) continue;
     for (size_t b = 0; b < 256; ++b) {
       const bool in_whole = part.has_whole(uint8_t(b));
-      if (part.after_byte[b] == part.after_byte[b + 1] && !in_whole) continue;
+      if (part.after_byte[b] == part.after_byte[b + 1] && !in_whole && !part.run_ends) continue;
       Frame next;
       stepper.step(below, uint8_t(b), next);
       if (!next.alive()) continue;
@@ -413,6 +411,7 @@ void GrammarMasks::compute(const GrammarState& state, std::span<uint32_t> mask) 
       };
       for (uint32_t k = part.after_byte[b]; k < part.after_byte[b + 1]; ++k) go_on(part.after[k]);
       if (in_whole) part.for_whole(trie, uint8_t(b), go_on);
+      if (part.run_ends) part.for_run(trie, uint8_t(b), go_on);
     }
   }
   for (const int32_t id : vocab_->long_tokens())

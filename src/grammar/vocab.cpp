@@ -76,9 +76,11 @@ namespace {
 size_t code_points(std::string_view s) {
   return size_t(std::count_if(s.begin(), s.end(), [](char c) { return (uint8_t(c) & 0xC0) != 0x80; }));
 }
-bool whole_code_points(std::string_view s) {
+// begun: the last may lack bytes.
+bool whole_code_points(std::string_view s, bool begun = false) {
   while (!s.empty()) {
     const Utf8Head head = utf8_head(s);
+    if (begun && head.kind == Utf8Head::kIncomplete) return true;
     if (head.kind != Utf8Head::kValid) return false;
     s.remove_prefix(size_t(head.length));
   }
@@ -86,8 +88,22 @@ bool whole_code_points(std::string_view s) {
 }
 }  // namespace
 
+void GrammarVocab::allow_kinds(uint16_t kinds, uint32_t most, std::vector<uint32_t>& mask) const {
+  const uint16_t others = uint16_t(~kinds);
+  for (size_t w = 0; w < mask.size(); ++w) {
+    uint8_t allowed[32];  // a loop that becomes vector instructions
+    for (size_t i = 0; i < 32; ++i)
+      allowed[i] = uint8_t(!(token_kinds_[w * 32 + i] & others)) & uint8_t(token_chars_[w * 32 + i] <= most);
+    uint32_t bits = 0;
+    for (size_t i = 0; i < 32; ++i) bits |= uint32_t(allowed[i]) << i;
+    mask[w] |= bits;
+  }
+}
+
 void GrammarVocab::build() {
   std::vector<int32_t> order;
+  token_kinds_.assign(mask_words() * 32, kNotText);
+  token_chars_.assign(mask_words() * 32, 0);
   for (int32_t id = 0; id < size(); ++id) {
     if (texts_[size_t(id)].empty()) continue;
     if (texts_[size_t(id)].size() > size_t(grammar::Automaton::kHorizon))
@@ -104,6 +120,7 @@ void GrammarVocab::build() {
     t.chars.push_back(0);
     t.before.push_back(0);
     t.below.push_back(0);
+    t.path.push_back(0);
     t.next.push_back(0);
     t.tokens_.push_back(uint32_t(t.tokens.size()));
   };
@@ -121,7 +138,18 @@ void GrammarVocab::build() {
     }
     t.tokens.push_back(id);
     t.token_chars.push_back(uint8_t(code_points(text)));
-    for (size_t i = common; i < text.size(); ++i) t.before[path[i + 1]] = uint8_t(code_points(text.substr(0, i)));
+    constexpr uint16_t kHigh = 1 << kHighKind | 1 << kPunctuationKind;
+    uint16_t so_far = 0;
+    for (size_t i = 0; i < text.size(); ++i) {
+      if (i >= common) {
+        t.before[path[i + 1]] = uint8_t(code_points(text.substr(0, i)));
+        const bool whole = !(so_far & kHigh) || whole_code_points(text.substr(0, i));
+        t.path[path[i + 1]] = uint16_t(so_far | (whole ? 0 : kNotText));
+      }
+      so_far |= uint16_t(1 << kind_of(uint8_t(text[i])));
+    }
+    token_kinds_[size_t(id)] = uint16_t(so_far | (whole_code_points(text, true) ? 0 : kNotText));
+    token_chars_[size_t(id)] = t.token_chars.back();
     // From each byte of the path on.
     uint16_t kinds = 0;
     uint8_t chars = 0;
@@ -130,8 +158,7 @@ void GrammarVocab::build() {
       t.chars[path[i + 1]] = std::max(t.chars[path[i + 1]], chars);
       kinds |= uint16_t(1 << kind_of(uint8_t(text[i])));
       t.below[path[i + 1]] |= kinds;
-      if (kinds & (1 << kHighKind | 1 << kPunctuationKind) && !whole_code_points(text.substr(i)))
-        t.below[path[i + 1]] |= kNotText;
+      if (kinds & kHigh && !whole_code_points(text.substr(i))) t.below[path[i + 1]] |= kNotText;
     }
     last = text;
   }

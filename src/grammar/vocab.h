@@ -35,6 +35,7 @@ class GrammarVocab {
     std::vector<uint8_t> chars;              // code points, at most, from the node's byte on
     std::vector<uint8_t> before;             // code points that begin before the node's byte
     std::vector<uint16_t> below;             // kinds of the node's byte and those under it, kind_of() as bits; kNotText
+    std::vector<uint16_t> path;              // kinds of the bytes before the node's; kNotText: no whole code points
     std::vector<uint32_t> next;              // behind the node's subtree
     std::vector<uint32_t> tokens_;           // first in tokens; one more at the end
     std::vector<int32_t> tokens;             // ids
@@ -43,6 +44,9 @@ class GrammarVocab {
     std::array<uint32_t, 257> byte_begin{};  // first in by_byte
   };
   const Trie& trie() const { return trie_; }
+  // Sets the bits of the tokens in the trie that are at most so many code points of these kinds, the last perhaps
+  // begun.
+  void allow_kinds(uint16_t kinds, uint32_t most, std::vector<uint32_t>& mask) const;
   // Tokens of more bytes than the trie holds (Automaton::kHorizon).
   const std::vector<int32_t>& long_tokens() const { return long_; }
 
@@ -56,6 +60,10 @@ class GrammarVocab {
   std::vector<std::string> texts_;
   std::array<int32_t, grammar::kSpecialTokens> specials_;
   std::vector<int32_t> eog_, long_;
+  // By id, padded to whole words of a mask: the kinds of its bytes, kNotText if it is something else than whole code
+  // points and perhaps the beginning of one more; code points.
+  std::vector<uint16_t> token_kinds_;
+  std::vector<uint8_t> token_chars_;
   Trie trie_;
 };
 

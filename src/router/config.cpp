@@ -160,6 +160,7 @@ Status apply_option(ModelConfig& model, const ModelOption& o, const ServeOptions
   }
   const std::string at = fmt::format("{}: {}", o.where, o.name);
   if (name == "model" || name == "m") return model.path = o.value, Status(Ok{});
+  if (name == "hf-repo" || name == "hf" || name == "hfr") return model.path = "hf:" + o.value, Status(Ok{});
   if (name == "pinned" || name == "load-on-startup") {
     auto yes = truth(o.value, at);
     if (!yes) return yes.error();

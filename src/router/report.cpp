@@ -51,6 +51,14 @@ Json model_entry(const Model& m, int64_t started) {
   return entry;
 }
 
+Json router_props(const RouterConfig& config, bool sleeping) {
+  return {{"role", "router"},
+          {"max_instances", config.models_max},
+          {"models_autoload", config.autoload},
+          {"is_sleeping", sleeping},
+          {"build_info", "facet " FACET_VERSION}};
+}
+
 HttpResponse router_health(const std::vector<std::unique_ptr<Model>>& models, const HealthAnswers& answers,
                            bool named) {
   Json each = Json::object();

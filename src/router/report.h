@@ -12,6 +12,9 @@ namespace facet {
 // An entry of /v1/models, in OpenAI's and llama-server's shape with last_used_ms, size and plan.
 Json model_entry(const Model& m, int64_t started);
 
+// GET /props where no model is in memory, in llama-server's shape. sleeping: the next request wakes the last one.
+Json router_props(const RouterConfig& config, bool sleeping);
+
 // What a model's process says of itself: the body of its /health; empty: it gave no answer in time.
 using HealthAnswers = std::map<std::string, std::string>;
 // {"status", "reason", "models": {NAME: {"status", "health", "reason"}}}; `named`: whether whoever asks may know names.

@@ -164,6 +164,9 @@ class RouterImpl final : public Router, public HttpHandler {
     if (const auto* e = std::get_if<ApiError>(&resolved)) return dispatch_.refuse(*p, "", *e);
     Model& m = *std::get<Model*>(resolved);
     if (control) return target == Target::kLoadModel ? dispatch_.load(p, m) : dispatch_.unload(p, m);
+    // Without a name and with no model in memory it is the router's own.
+    if (target == Target::kProps && p->fields.model.empty() && !m.takes_requests())
+      return p->reply->send(json_response(200, router_props(c_, m.state == ModelState::kSleeping)));
     // What tells of a model, and does not use it, does not load it.
     const bool tells = target == Target::kProps || target == Target::kSlots || target == Target::kSlot;
     if (target == Target::kShow && !m.takes_requests()) {

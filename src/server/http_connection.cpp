@@ -120,6 +120,7 @@ void Connection::next_request() {
   parser_->eager(false);  // stop after the header: what follows is read only if the header says how
   head_ = {};
   extra_headers_.clear();
+  head_bytes_ = 0;
   parser_->header_limit(shared_.config.max_header);
   parser_->body_limit(shared_.config.max_body);
   head_checked_ = complete_ = head_only_ = chunked_ = false;
@@ -133,7 +134,14 @@ void Connection::next_request() {
 void Connection::parse() {
   while (in_.size() > 0 && !parser_->is_done()) {
     error_code ec;
-    in_.consume(parser_->put(in_.data(), ec));
+    const size_t taken = parser_->put(in_.data(), ec);
+    in_.consume(taken);
+    // The parser's own limit counts each line's part apart: this one is of the whole, with the request line.
+    if (!head_checked_) head_bytes_ += taken;
+    if (!head_checked_ && head_bytes_ + (parser_->is_header_done() ? 0 : in_.size()) > shared_.config.max_header)
+      ec = http::error::header_limit;
+    if (ec == http::error::header_limit)
+      return refuse(431, fmt::format("the header is larger than {} bytes", shared_.config.max_header));
     if (parser_->is_header_done() && !head_checked_) {
       head_checked_ = true;
       parser_->eager(true);  // from here on the body, and a trailer
@@ -144,8 +152,6 @@ void Connection::parse() {
       if (in_.size() + kReadSize > in_.max_size()) refuse(400, "malformed request: a line is too long");
       return;
     }
-    if (ec == http::error::header_limit)
-      return refuse(431, fmt::format("the header is larger than {} bytes", shared_.config.max_header));
     if (ec == http::error::body_limit)
       return refuse(413, fmt::format("the body is larger than {} bytes", shared_.config.max_body));
     if (ec) return refuse(400, "malformed request: " + ec.message());

@@ -106,6 +106,7 @@ class Connection final : public std::enable_shared_from_this<Connection> {
   State state_ = State::kIdle;
   boost::beast::flat_buffer in_;
   std::optional<Parser> parser_;
+  size_t head_bytes_ = 0;  // of the request line and the fields, as far as they are read
   bool head_checked_ = false, reading_ = false, writing_ = false;
   std::string out_, sending_;  // queued, and being written from sent_ on
   size_t sent_ = 0, lingered_ = 0;

@@ -65,12 +65,18 @@ def _(r):
     let_go(connections)
 
 
-@limit("header")
+@limit("header with the request line")
 def _(r):
     head = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nX: %s\r\n\r\n"
     fill = r.n[0] - len(head) + 2
     r.test.assertIn(b" 200 ", r.server().raw(head % (b"x" * fill)))
-    r.test.assertIn(b" 431 ", r.server().raw(head % (b"x" * (fill + 64))))  # the first line is counted apart
+    r.test.assertIn(b" 431 ", r.server().raw(head % (b"x" * (fill + 1))))
+    # The request line is part of it, also one that never ends.
+    line = b"GET /health?%s HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+    fill = r.n[0] - len(line) + 2
+    r.test.assertIn(b" 200 ", r.server().raw(line % (b"x" * fill)))
+    r.test.assertIn(b" 431 ", r.server().raw(line % (b"x" * (fill + 1))))
+    r.test.assertIn(b" 431 ", r.server().raw(b"GET /" + b"x" * r.n[0]))
 
 
 @limit("Content-Length")

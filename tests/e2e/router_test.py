@@ -73,6 +73,8 @@ class RouterTest(RouterCase):
         status, body = r.complete("any")
         self.assertEqual(status, 400)
         self.assertEqual(body["error"]["message"], "no model is currently resident in memory")
+        status, body = r.ask("GET", "/props")  # of the router itself
+        self.assertEqual((status, body["role"], body["is_sleeping"]), (200, "router", False))
         r.text_of("tiny")
         before = r.entry("tiny")["last_used_ms"]
         self.assertLess(abs(before / 1e3 - time.time()), 30)

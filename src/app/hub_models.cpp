@@ -1,0 +1,103 @@
+#include "app/hub_models.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <memory>
+
+#include "app/option_checks.h"
+#include "app/progress.h"
+#include "base/print.h"
+
+namespace facet {
+namespace {
+
+std::string environment(const char* name) {
+  const char* value = std::getenv(name);
+  return value ? value : "";
+}
+bool is_set(const char* name) {
+  const std::string v = environment(name);
+  return !v.empty() && v != "0" && v != "false" && v != "FALSE" && v != "off" && v != "OFF" && v != "no" && v != "NO";
+}
+
+std::string cache_folder() {
+  if (std::string own = environment("FACET_CACHE"); !own.empty()) return own;
+  if (const std::string xdg = environment("XDG_CACHE_HOME"); xdg.starts_with("/")) return xdg + "/facet/hub";
+  const std::string home = environment("HOME");
+  return home.empty() ? "" : home + "/.cache/facet/hub";
+}
+
+// As huggingface_hub has it: seconds without a byte.
+int timeout_s() {
+  const int n = std::atoi(environment("HF_HUB_DOWNLOAD_TIMEOUT").c_str());
+  return n > 0 ? std::min(n, 3600) : HubHttpConfig().timeout_s;
+}
+
+HubConfig hub_config() {
+  const HubSettings& s = hub_settings();
+  HubConfig c;
+  c.http.endpoint = environment("HF_ENDPOINT");
+  if (c.http.endpoint.empty()) c.http.endpoint = "https://huggingface.co";
+  while (c.http.endpoint.ends_with('/')) c.http.endpoint.pop_back();
+  c.http.token = environment("HF_TOKEN");
+  c.http.ca_file = environment("SSL_CERT_FILE");
+  c.http.timeout_s = timeout_s();
+  c.cache = cache_folder();
+  while (c.cache.size() > 1 && c.cache.ends_with('/')) c.cache.pop_back();
+  c.offline = s.offline || is_set("HF_HUB_OFFLINE");
+  c.retries = s.retries;
+  if (s.quiet) return c;
+  const auto bar = std::make_shared<std::unique_ptr<Progress>>();
+  c.note = [bar](const std::string& text) {
+    bar->reset();
+    print_err("{}\n", on_one_line(text));
+  };
+  c.progress = [bar](const std::string& file, uint64_t before, uint64_t done, uint64_t total) {
+    if (file.empty()) return bar->reset();
+    if (!*bar) *bar = std::make_unique<Progress>(file, Progress::Unit::kDownload, std::min(before, done));
+    (*bar)->update(done, total);
+  };
+  return c;
+}
+
+}  // namespace
+
+HubSettings& hub_settings() {
+  static HubSettings settings;
+  return settings;
+}
+
+void add_hub_options(CLI::App* cmd, std::function<void(const std::string&, bool)> take) {
+  const auto name = std::make_shared<std::string>();
+  auto* repo = cmd->add_option_function<std::string>(
+                      "--hf-repo",
+                      [take, name](const std::string& given) {
+                        *name = (given.starts_with("hf:") ? "" : "hf:") + given;
+                        take(*name, false);
+                      },
+                      "Instead of -m: a repository of the Hugging Face hub, downloaded once into the cache folder and "
+                      "verified; QUANT is Q4_K_M unless it says another. Short: -hf")
+                   ->check(not_empty())
+                   ->option_text("USER/REPO[:QUANT]");
+  cmd->add_option_function<std::string>(
+         "--hf-file",
+         [take, name](const std::string& file) { take(name->substr(0, name->find(':', 3)) + "/" + file, true); },
+         "Which file of the repository, if QUANT does not tell. Short: -hff")
+      ->check(not_empty())
+      ->needs(repo)
+      ->option_text("FILE");
+  if (auto* model = cmd->get_option_no_throw("--model"); model && cmd->get_name() != "serve") model->excludes(repo);
+  cmd->add_flag("--offline", hub_settings().offline, "Take what the cache folder has; connect to no hub");
+}
+
+Status fetch_named(std::string& path, HubUse use) {
+  if (!path.starts_with("hf:")) return Ok{};
+  auto found = fetch_from_hub(hub_config(), path, use);
+  if (!found) return found.error();
+  path = std::move(*found);
+  return Ok{};
+}
+
+}  // namespace facet
