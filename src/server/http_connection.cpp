@@ -138,8 +138,9 @@ void Connection::parse() {
     in_.consume(taken);
     // The parser's own limit counts each line's part apart: this one is of the whole, with the request line.
     if (!head_checked_) head_bytes_ += taken;
-    if (!head_checked_ && head_bytes_ + (parser_->is_header_done() ? 0 : in_.size()) > shared_.config.max_header)
-      ec = http::error::header_limit;
+    // Where more is needed, all that is there belongs to it; else what follows may be a body.
+    const size_t pending = ec == http::error::need_more && !parser_->is_header_done() ? in_.size() : 0;
+    if (!head_checked_ && head_bytes_ + pending > shared_.config.max_header) ec = http::error::header_limit;
     if (ec == http::error::header_limit)
       return refuse(431, fmt::format("the header is larger than {} bytes", shared_.config.max_header));
     if (parser_->is_header_done() && !head_checked_) {

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdlib>
 #include <string>
 #include <utility>
@@ -55,7 +56,8 @@ class Terminal {
   }
   // Reads until `text` has appeared since the last call; false after ten seconds.
   bool wait_for(const std::string& text) {
-    for (int i = 0; i < 100; ++i) {
+    for (const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+         std::chrono::steady_clock::now() < end;) {
       if (const size_t at = seen_.find(text, from_); at != std::string::npos) {
         from_ = at + text.size();
         return true;
