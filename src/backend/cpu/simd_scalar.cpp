@@ -372,13 +372,15 @@ struct MXFP4 : Small {
 struct NVFP4 : Halves {
   static constexpr int64_t kBytes = 4 * sizeof(BlockNVFP4);
   static void read(const std::byte* p, int n, Chunk& c) {
-    for (int k = 0; k < 2 * n; ++k) {  // sixteens, four a block
-      const auto b = block_at<BlockNVFP4>(p + k / 4 * int(sizeof(BlockNVFP4)));
-      (k % 2 ? c.m : c.w)[k / 2] = half_of_ue4m3(b.scales[k % 4]);
-      for (int i = 0; i < 8; ++i) {
-        const int q = b.qs[8 * (k % 4) + i];
-        c.code[16 * k + i] = kFp4Values[q & 15], c.code[16 * k + i + 8] = kFp4Values[q >> 4];
-      }
+    for (int g = 0; g < n; ++g) {  // of 32: two of the four sixteens of a block
+      const auto b = block_at<BlockNVFP4>(p + g / 2 * int(sizeof(BlockNVFP4)));
+      const int first = g % 2 * 2;
+      c.w[g] = half_of_ue4m3(b.scales[first]), c.m[g] = half_of_ue4m3(b.scales[first + 1]);
+      for (int half = 0; half < 2; ++half)
+        for (int i = 0; i < 8; ++i) {
+          const int q = b.qs[8 * (first + half) + i], at = 32 * g + 16 * half + i;
+          c.code[at] = kFp4Values[q & 15], c.code[at + 8] = kFp4Values[q >> 4];
+        }
     }
   }
 };
