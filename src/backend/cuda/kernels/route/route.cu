@@ -1,8 +1,7 @@
 // route -- which experts a token uses: router product, top-k, softmax over the chosen, and the pairs sorted by expert
 //
-// Shapes     r [T, D] f32, router [N, D] f32, N <= 256, n_used <= 16; T <= 16 (more: moe/route_batch.cu,
-// moe/route_many.cu) Launch     a block for two experts for the product, and one that chooses. Or as blocks beside a
-// matrix product that
+// Shapes     r [T, D] f32, router [N, D] f32, N <= 256, n_used <= 16; T <= 16 (more: route_batch.cu, route_many.cu)
+// Launch     a block for two experts for the product, and one that chooses. Or as blocks beside a matrix product that
 //            needs nothing of it (skinny.cuh)
 // Order      a logit's sum depends on D only
 // Reference  CpuRef::moe    Test tests/kernels/cuda_moe_test.cpp    Bench bench/verbs/cuda_ops_bench.cu
