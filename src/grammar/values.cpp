@@ -63,7 +63,7 @@ ExprId Values::json_char() {
   };
   const ExprId hex = any_of("0123456789abcdefABCDEF");
   const ExprId d = any_of("dD"), rest = any_of("0123456789abcefABCEF");
-  // \uXXXX but surrogates, and pairs of these.
+  // \u and four digits but no surrogate, or two surrogates that make a pair.
   const ExprId basic = b_.alt({b_.seq({rest, hex, hex, hex}), b_.seq({d, b_.byte('0', '7'), hex, hex})});
   const ExprId pair = b_.seq({d, any_of("89abAB"), hex, hex, b_.bytes("\\u"), d, any_of("cdefCDEF"), hex, hex});
   const ExprId escape = b_.alt({any_of("\"\\/bfnrt"), b_.seq({b_.byte('u', 'u'), b_.alt({basic, pair})})});
