@@ -19,6 +19,8 @@ class CudaPagePool final : public PagePool {
   // buffer, a PCIe 5 link 50.
   static constexpr int kCouriers = 4;
   static constexpr int64_t kCourierBytes = 8 << 20;
+  // One takes some 45 us, a step of a large model 5 ms and more.
+  static constexpr int64_t kPagesAStep = 96;
 
   // budget: bytes. The device outlives the pool.
   static Result<std::unique_ptr<CudaPagePool>> create(cuda::Device& d, int64_t budget);
@@ -34,6 +36,7 @@ class CudaPagePool final : public PagePool {
   Mark mark() override;
   int couriers() const override { return kCouriers; }
   int64_t courier_bytes() const override { return kCourierBytes; }
+  int64_t pages_a_step() const override { return kPagesAStep; }
   int64_t rows_read_beyond() const override { return kReadBeyond; }
   void fill_random() { random_ = true; }  // benches: fresh pages hold random rows instead of zeros
 

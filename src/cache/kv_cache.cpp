@@ -130,17 +130,21 @@ int64_t KvCache::pages_for(const FullPart& p, int rows) const {
   return (bytes + pool_->page_bytes() - 1) / pool_->page_bytes();
 }
 
-Status KvCache::take_rings(SlotId s) {
+// Memory for rings, or so many pages more of it.
+Status KvCache::take_rings(SlotId s, int64_t most_pages) {
   Sequence& q = seq_[size_t(s)];
-  if (!q.rings.empty() || ring_stride_ == 0) return Ok{};
-  auto pages = take(ring_stride_ / pool_->page_bytes());
+  const int64_t page = pool_->page_bytes(), have = int64_t(q.rings.size());
+  const int64_t more = std::min(ring_stride_ / page - have, most_pages);
+  if (more <= 0) return Ok{};
+  auto pages = take(more);
   if (!pages) return pages.error();
-  if (auto ok = pool_->map(ring_base_ + s * ring_stride_, *pages); !ok) {
+  std::byte* at = ring_base_ + s * ring_stride_ + have * page;
+  if (auto ok = pool_->map(at, *pages); !ok) {
     drop(*pages);
     return ok;
   }
-  pool_->fresh(ring_base_ + s * ring_stride_, ring_stride_);
-  q.rings = std::move(*pages);
+  pool_->fresh(at, more * page);
+  q.rings.insert(q.rings.end(), pages->begin(), pages->end());
   return Ok{};
 }
 
@@ -363,34 +367,52 @@ int64_t KvCache::owned_pages(SlotId s) const {
 std::vector<KvCache::Part> KvCache::parts_of(KvState state) const {
   std::vector<Part> v;
   for (const FullPart& f : full_) v.push_back({nullptr, state.len, f.row});
-  for (const RingPart& r : ring_parts_) v.push_back({nullptr, std::min<int64_t>(state.high, r.cap), r.row});
+  for (const RingPart& r : ring_parts_) v.push_back({nullptr, std::min<int64_t>(state.high, r.cap), r.row, true});
   return v;
 }
 
-std::vector<KvCache::Part> KvCache::parts(SlotId s) const {
-  std::vector<Part> v = parts_of(state(s));
+std::vector<KvCache::Part> KvCache::parts(SlotId s, KvState state) const {
+  std::vector<Part> v = parts_of(state);
   size_t i = 0;
   for (const FullPart& f : full_) v[i++].at = f.base + s * f.stride;
   for (const RingPart& r : ring_parts_) v[i++].at = ring_base_ + s * ring_stride_ + r.offset;
   return v;
 }
 
-Status KvCache::restore(SlotId s, KvState state) {
+Result<KvCache::Mapped> KvCache::restore_some(SlotId s, KvState state, int64_t pages) {
   Sequence& q = seq_[size_t(s)];
-  CHECK(q.len == 0 && (q.spare || slot_pages(s) == 0), "slot {} is to be restored and holds rows", s);
+  CHECK(q.len == 0 && pages > 0, "slot {} is to be restored and holds rows", s);
   if (state.len < 0 || state.high < state.len || state.len > plan_.max_ctx || state.high > plan_.max_ctx)
     return Error{"saved rows",
                  fmt::format("expected lengths up to {}, found {} and {}", plan_.max_ctx, state.len, state.high),
                  "they belong to a server with a larger -c"};
   take_up(s);
-  Status ok = take_rings(s);
-  if (ok) ok = grow(s, state.len);
-  if (!ok) {
-    release(s);
-    return ok;
+  const int64_t before = slot_pages(s);
+  if (auto ok = take_rings(s, pages); !ok) return ok.error();
+  pages -= slot_pages(s) - before;
+  Mapped m{.rings = int64_t(q.rings.size()) * pool_->page_bytes() == ring_stride_,
+           .rows = std::min(q.prepared, state.len)};
+  int64_t row = 0;
+  for (const FullPart& f : full_) row += f.row;
+  if (pages > 0 && m.rows < state.len) {
+    const int64_t more = row > 0 ? std::max<int64_t>(1, pages * pool_->page_bytes() / row) : state.len;
+    m.rows = int(std::min<int64_t>(state.len, m.rows + more));
+    if (auto ok = grow(s, m.rows); !ok) return ok.error();
   }
-  q.len = state.len, q.high = state.high;
-  return Ok{};
+  m.whole = m.rings && m.rows == state.len;
+  if (m.whole) q.len = state.len, q.high = state.high;
+  return m;
+}
+
+Status KvCache::restore(SlotId s, KvState state) {
+  CHECK(seq_[size_t(s)].spare || slot_pages(s) == 0, "slot {} is to be restored and holds rows", s);
+  for (;;) {
+    const auto m = restore_some(s, state, std::numeric_limits<int32_t>::max());
+    if (m && m->whole) return Ok{};
+    if (m) continue;
+    release(s);
+    return m.error();
+  }
 }
 
 Result<std::unique_ptr<HostKvCache>> HostKvCache::create(const ModelCfg& m, const KvPlan& p, PagePool* pool) {

@@ -68,13 +68,22 @@ class KvCache {
   struct Part {
     std::byte* at = nullptr;    // in the pool's memory
     int64_t rows = 0, row = 0;  // row: its bytes
+    bool ring = false;
     int64_t bytes() const { return rows * row; }
   };
   KvState state(SlotId s) const { return {seq_[size_t(s)].len, seq_[size_t(s)].high}; }
-  std::vector<Part> parts(SlotId s) const;
-  std::vector<Part> parts_of(KvState state) const;  // likewise, of a sequence in no slot: `at` is null
+  std::vector<Part> parts(SlotId s) const { return parts(s, state(s)); }
+  std::vector<Part> parts(SlotId s, KvState state) const;  // as if it were in this state
+  std::vector<Part> parts_of(KvState state) const;         // likewise, of a sequence in no slot: `at` is null
   // A released slot gets this state and memory for its parts, which the caller fills. On failure it is released.
   Status restore(SlotId s, KvState state);
+  // The same in pieces of about so many pages: mapping many takes longer than a step. What there is memory for
+  // afterwards; `whole`: of all, and the slot is in this state. After an error it may be tried again, or released.
+  struct Mapped {
+    bool rings = false, whole = false;
+    int rows = 0;  // of full layers
+  };
+  Result<Mapped> restore_some(SlotId s, KvState state, int64_t pages);
 
  protected:
   KvCache(const ModelCfg& m, const KvPlan& p);
@@ -102,7 +111,8 @@ class KvCache {
   bool keep_spare(SlotId s);
   void take_up(SlotId s);  // a released slot is used again
   void give_back(SlotId s);
-  Status take_rings(SlotId s);
+  Status take_rings(SlotId s) { return take_rings(s, ring_stride_); }
+  Status take_rings(SlotId s, int64_t most_pages);
   Status grow(SlotId s, int rows);
   Status own(SlotId s, int from, int to);
   Result<std::vector<PageId>> take(int64_t n);

@@ -73,6 +73,8 @@ class PagePool {
   virtual Mark mark() { return {}; }
   virtual int couriers() const { return 1; }                 // threads that are worth it
   virtual int64_t courier_bytes() const { return 4 << 20; }  // of one copy at most
+  // Pages that are made and mapped between two steps without anybody noticing.
+  virtual int64_t pages_a_step() const { return 16; }
   // Bytes beyond a sequence's rows that kernels may read, whatever is there.
   virtual int64_t rows_read_beyond() const { return 0; }
 

@@ -1,5 +1,6 @@
 #pragma once
 #include <algorithm>
+#include <limits>
 #include <memory>
 #include <span>
 #include <utility>
@@ -54,20 +55,37 @@ class SessionCopy {
     return out;
   }
 
-  // Into a slot that holds nothing. Null: it is no state of this engine, or there is no memory for it; the slot is
-  // released then. When the job is done, end_in().
-  RowCopier::JobPtr begin_in(SlotId s, const SessionImage& image) {
-    std::vector<RowCopier::Range> ranges;
-    bool ok = fits(image) && take_memory(*runner_.cache, s, image.owners[0], ranges);
-    for (size_t i = 1; ok && i < image.owners.size(); ++i)
-      if (KvCache* rows = kept_[i - 1]->rows()) ok = take_memory(*rows, s, image.owners[i], ranges);
-    if (ok) return copier_.start(RowCopier::Direction::kFromHost, std::move(ranges));
-    sessions_.release(s);
-    return nullptr;
+  // A state on its way into a slot that holds nothing: memory is mapped in pieces, between steps, and rows follow.
+  struct In {
+    SlotId slot = -1;
+    std::shared_ptr<const SessionImage> image = {};
+    size_t owner = 0;    // the one whose memory is being mapped
+    int rows = 0;        // of its full layers that were given to the copier
+    bool rings = false;  // those too
+    bool failed = false;
+    std::vector<RowCopier::JobPtr> jobs = {};
+    bool mapped() const { return owner == image->owners.size(); }
+  };
+  // False: it is no state of this engine.
+  bool begin_in(In& in, SlotId s, std::shared_ptr<const SessionImage> image) {
+    in.slot = s, in.image = std::move(image);
+    return fits(*in.image);
+  }
+  // Once between two steps; `failed`: there is no memory for it.
+  void map_in(In& in) { map_in(in, runner_.pool->pages_a_step()); }
+  // All that is left of it, now.
+  void finish_in(In& in) {
+    while (!in.mapped() && !in.failed) map_in(in, std::numeric_limits<int32_t>::max());
+    for (const auto& job : in.jobs) copier_.wait(job);
+  }
+  static bool is_over(const In& in) {
+    return (in.mapped() || in.failed) && std::all_of(in.jobs.begin(), in.jobs.end(), RowCopier::done);
   }
   // The slot is idle with the image's state, for any number of requests; false: it is released.
-  bool end_in(SlotId s, const SessionImage& image) {
-    bool ok = true;
+  bool end_in(const In& in) {
+    const SlotId s = in.slot;
+    const SessionImage& image = *in.image;
+    bool ok = !in.failed;
     for (size_t i = 1; ok && i < image.owners.size(); ++i)
       ok = kept_[i - 1]->load(s, image.owners[i].held, image.owners[i].beside);
     for (const auto& d : spec_.drafters())
@@ -124,12 +142,39 @@ class SessionCopy {
     }
     return true;
   }
-  bool take_memory(KvCache& c, SlotId s, const SessionImage::Owner& o, std::vector<RowCopier::Range>& ranges) {
-    while (!c.restore(s, o.state))
-      if (!sessions_.make_room(s)) return false;
+  void map_in(In& in, int64_t pages) {
+    const auto used = [&] { return runner_.pool->used(); };
+    while (!in.mapped() && !in.failed && pages > 0) {
+      KvCache* c = in.owner == 0 ? runner_.cache.get() : kept_[in.owner - 1]->rows();
+      const SessionImage::Owner& o = in.image->owners[in.owner];
+      if (c) {
+        const int64_t before = used();
+        auto m = c->restore_some(in.slot, o.state, pages);
+        while (!m && sessions_.make_room(in.slot)) m = c->restore_some(in.slot, o.state, pages);
+        if (!m) {
+          in.failed = true;
+          return;
+        }
+        copy_in(in, *c, o, *m);
+        if (!m->whole && used() - before < pages) pages = 0;  // about so many
+        pages -= std::max<int64_t>(0, used() - before);
+        if (!m->whole) continue;
+      }
+      ++in.owner, in.rows = 0, in.rings = false;
+    }
+  }
+  // The rows that have memory now and had none before.
+  void copy_in(In& in, const KvCache& c, const SessionImage::Owner& o, const KvCache::Mapped& m) {
+    std::vector<RowCopier::Range> ranges;
     std::byte* from = o.rows.data();
-    for (const KvCache::Part& p : c.parts(s)) ranges.push_back({p.at, from, p.bytes()}), from += p.bytes();
-    return true;
+    for (const KvCache::Part& p : c.parts(in.slot, o.state)) {
+      if (p.ring && m.rings && !in.rings) ranges.push_back({p.at, from, p.bytes()});
+      if (!p.ring && m.rows > in.rows)
+        ranges.push_back({p.at + in.rows * p.row, from + in.rows * p.row, (m.rows - in.rows) * p.row});
+      from += p.bytes();
+    }
+    in.rings = m.rings, in.rows = m.rows;
+    if (!ranges.empty()) in.jobs.push_back(copier_.start(RowCopier::Direction::kFromHost, std::move(ranges)));
   }
 
   Runner<B>& runner_;

@@ -15,12 +15,10 @@
 
 namespace facet {
 
-// A state on its way into the pool.
+// A state on its way into the pool, for whoever waits for it.
 struct Fill {
-  SlotId slot = -1;
   ImagePtr image = {};
   CacheUse::Source source = CacheUse::Source::kNone;
-  RowCopier::JobPtr job = {};
   Job::Clock::time_point start = Job::Clock::now();
   bool over = false, ok = false;
   double seconds = 0;
@@ -49,7 +47,7 @@ class Tiers {
   }
   ~Tiers() {
     for (const Copy& c : copies_) copy_.wait(c.job);
-    for (const auto& f : fills_) copy_.wait(f->job);
+    for (Filling& f : fills_) copy_.finish_in(f.in);
   }
 
   // Before requests are looked at: what copying has finished since.
@@ -60,7 +58,8 @@ class Tiers {
     }
     for (auto i = fills_.begin(); i != fills_.end();) {
       const auto at = i++;
-      if (copy_.done((*at)->job)) end_fill(at);
+      copy_.map_in(at->in);
+      if (copy_.is_over(at->in)) end_fill(at);
     }
   }
 
@@ -104,7 +103,7 @@ class Tiers {
     for (auto i = copies_.begin(); i != copies_.end();)
       if (const auto at = i++; at->slot == s) end_copy(at);
     for (auto i = fills_.begin(); i != fills_.end();)
-      if (const auto at = i++; (*at)->slot == s) end_fill(at);
+      if (const auto at = i++; at->in.slot == s) end_fill(at);
   }
 
   // Brings the state back that saves a request most, if it has nothing as good in the pool. False: it is on its way,
@@ -116,8 +115,8 @@ class Tiers {
       came(w, *std::exchange(w.filling, nullptr));
     }
     const int least = sessions_.known(w.tokens, w.request.cache_salt) + kLeast;
-    for (const auto& f : fills_)  // for another request, or for this one that was parked meanwhile
-      if (use_of(*f->image, w) > least) return w.filling = f, false;
+    for (const Filling& f : fills_)  // for another request, or for this one that was parked meanwhile
+      if (use_of(*f.fill->image, w) > least) return w.filling = f.fill, false;
     if (w.filled) return true;
     HostTier::Found best = ram_.find(w.tokens, w.request.cache_salt, least, reaches_);
     Source source = Source::kRam;
@@ -292,25 +291,30 @@ class Tiers {
     return out.image;
   }
 
+  struct Filling {
+    std::shared_ptr<Fill> fill;
+    typename SessionCopy<B>::In in;
+  };
   std::shared_ptr<Fill> begin_fill(SlotId s, const ImagePtr& image, Source source) {
-    auto f = std::make_shared<Fill>(Fill{.slot = s, .image = image, .source = source});
+    Filling f{std::make_shared<Fill>(Fill{.image = image, .source = source}), {}};
     sessions_.at(s).use = Session::Use::kFilling;
-    f->job = copy_.begin_in(s, *image);
-    if (!f->job) return nullptr;
-    fills_.push_back(f);
-    return f;
+    if (!copy_.begin_in(f.in, s, image)) return sessions_.release(s), nullptr;
+    copy_.map_in(f.in);
+    fills_.push_back(std::move(f));
+    return fills_.back().fill;
   }
-  void end_fill(typename std::list<std::shared_ptr<Fill>>::iterator i) {
-    const std::shared_ptr<Fill> f = *i;
-    copy_.wait(f->job);
+  void end_fill(typename std::list<Filling>::iterator i) {
+    copy_.finish_in(i->in);
+    const Filling done = std::move(*i);
     fills_.erase(i);
-    f->ok = copy_.end_in(f->slot, *f->image);
-    f->over = true;
-    f->seconds = seconds_since(f->start);
-    if (!f->ok) return;
-    ram_rate_.add(double(f->image->bytes()), f->seconds);
-    stats_.restore_s += f->seconds;
-    ++(f->source == Source::kDisk ? stats_.disk : stats_.ram).restores;
+    Fill& f = *done.fill;
+    f.ok = copy_.end_in(done.in);
+    f.over = true;
+    f.seconds = seconds_since(f.start);
+    if (!f.ok) return;
+    ram_rate_.add(double(f.image->bytes()), f.seconds);
+    stats_.restore_s += f.seconds;
+    ++(f.source == Source::kDisk ? stats_.disk : stats_.ram).restores;
   }
   void came(Job& w, const Fill& f) {
     w.filled = true;
@@ -327,7 +331,7 @@ class Tiers {
   CacheStats stats_;
   Rate ram_rate_, disk_rate_, prompt_rate_;
   std::list<Copy> copies_;
-  std::list<std::shared_ptr<Fill>> fills_;
+  std::list<Filling> fills_;
   const Reaches reaches_ = [this](std::span<const KvState> owners, int len) { return copy_.reaches(owners, len); };
   Worker files_;  // of slots; last: it uses the others
 };

@@ -227,5 +227,39 @@ class FailingAllocationsTest(RouterCase):
         self.assertEqual(r.stop(), 0)
 
 
+class TrapTest(RouterCase):
+    def test_a_kernel_that_traps(self):
+        """A kernel of one engine traps on the GPU: its requests end with an error, it comes back, the others notice nothing."""
+        if not shutil.which("cc"):
+            self.skipTest("no C compiler")
+        if subprocess.run([PROGRAM, "run", "-m", self.paths["tiny"], "--backend", "cuda", "-p", "x", "-n", "1"], capture_output=True).returncode != 0:
+            self.skipTest("no GPU")
+        library, trigger = self.dir / "trap_kernel.so", self.dir / "trap"
+        subprocess.run(["cc", "-O1", "-shared", "-fPIC", "-o", library, SUPPORT / "trap_kernel.c"], check=True)
+        r = self.router(*self.named(), "--backend", "cuda", env={"LD_PRELOAD": str(library), "TRAP_WORD": "--alias=nano", "TRAP_FILE": str(trigger)})
+        right = {m: r.text_of(m, tokens=40) for m in ("nano", "tiny")}
+        tiny = children(r.process.pid)["tiny"]
+        seen = collections.Counter()
+        with concurrent.futures.ThreadPoolExecutor(3) as pool:
+            for n in range(ROUNDS):
+                pid = children(r.process.pid)["nano"]
+                jobs = [pool.submit(r.complete, "nano", "Hello", 900) for _ in range(2)]
+                time.sleep(.05)
+                trigger.touch()
+                self.assertEqual(pool.submit(r.text_of, "tiny", "Hello", 40).result(), right["tiny"])
+                for status, body in (j.result() for j in jobs):
+                    seen[status if status == 200 else body["error"]["code"]] += 1
+                    self.assertTrue(status == 200 or body["error"]["message"])
+                end = time.time() + 60
+                while r.ask("POST", "/models/load", {"model": "nano", "wait": True})[1] != {"success": True}:
+                    self.assertLess(time.time(), end)
+                self.assertEqual(r.text_of("nano", tokens=40), right["nano"])
+                self.assertNotEqual(children(r.process.pid)["nano"], pid)
+        print(f"{ROUNDS} rounds of a kernel that traps: {dict(seen)}; {r.entry('nano')['last_death']}", file=sys.stderr)
+        self.assertGreater(seen["model_died"], 0)
+        self.assertEqual((children(r.process.pid)["tiny"], r.entry("tiny")["deaths"]), (tiny, 0))
+        self.assertEqual(r.stop(), 0)
+
+
 if __name__ == "__main__":
     unittest.main(verbosity=2)
