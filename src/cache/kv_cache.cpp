@@ -148,24 +148,29 @@ Status KvCache::take_rings(SlotId s, int64_t most_pages) {
   return Ok{};
 }
 
+// Memory for the first `rows` rows of a part, or so many pages more of it.
+Status KvCache::grow(FullPart& f, SlotId s, int rows, int64_t most_pages) {
+  std::vector<PageId>& have = f.pages[size_t(s)];
+  const int64_t more = std::min(pages_for(f, rows) - int64_t(have.size()), most_pages);
+  if (more <= 0) return Ok{};
+  auto pages = take(more);
+  if (!pages) return pages.error();
+  std::byte* at = f.base + s * f.stride + int64_t(have.size()) * pool_->page_bytes();
+  if (auto ok = pool_->map(at, *pages); !ok) {
+    drop(*pages);
+    return ok;
+  }
+  pool_->fresh(at, more * pool_->page_bytes());
+  have.insert(have.end(), pages->begin(), pages->end());
+  return Ok{};
+}
+
 // Memory for the first `rows` rows of full layers.
 Status KvCache::grow(SlotId s, int rows) {
   Sequence& q = seq_[size_t(s)];
   if (rows <= q.prepared) return Ok{};
-  for (FullPart& f : full_) {
-    std::vector<PageId>& have = f.pages[size_t(s)];
-    const int64_t more = pages_for(f, rows) - int64_t(have.size());
-    if (more <= 0) continue;
-    auto pages = take(more);
-    if (!pages) return pages.error();
-    std::byte* at = f.base + s * f.stride + int64_t(have.size()) * pool_->page_bytes();
-    if (auto ok = pool_->map(at, *pages); !ok) {
-      drop(*pages);
-      return ok;
-    }
-    pool_->fresh(at, more * pool_->page_bytes());
-    have.insert(have.end(), pages->begin(), pages->end());
-  }
+  for (FullPart& f : full_)
+    if (auto ok = grow(f, s, rows, std::numeric_limits<int64_t>::max()); !ok) return ok;
   q.prepared = rows;
   return Ok{};
 }
@@ -387,20 +392,19 @@ Result<KvCache::Mapped> KvCache::restore_some(SlotId s, KvState state, int64_t p
                  fmt::format("expected lengths up to {}, found {} and {}", plan_.max_ctx, state.len, state.high),
                  "they belong to a server with a larger -c"};
   take_up(s);
-  const int64_t before = slot_pages(s);
+  const int64_t page = pool_->page_bytes(), most = slot_pages(s) + pages;
   if (auto ok = take_rings(s, pages); !ok) return ok.error();
-  pages -= slot_pages(s) - before;
-  Mapped m{.rings = int64_t(q.rings.size()) * pool_->page_bytes() == ring_stride_,
-           .rows = std::min(q.prepared, state.len)};
-  int64_t row = 0;
-  for (const FullPart& f : full_) row += f.row;
-  if (pages > 0 && m.rows < state.len) {
-    const int64_t more = row > 0 ? std::max<int64_t>(1, pages * pool_->page_bytes() / row) : state.len;
-    m.rows = int(std::min<int64_t>(state.len, m.rows + more));
-    if (auto ok = grow(s, m.rows); !ok) return ok.error();
+  Mapped m{.rings = int64_t(q.rings.size()) * page == ring_stride_};
+  if (!m.rings) return m;
+  for (FullPart& f : full_) {
+    if (auto ok = grow(f, s, state.len, most - slot_pages(s)); !ok) return ok.error();
+    const int64_t have = int64_t(f.pages[size_t(s)].size());
+    m.rows = int(std::min<int64_t>(state.len, have * page / f.row));
+    if (have < pages_for(f, state.len)) return m;
+    ++m.parts, m.rows = 0;
   }
-  m.whole = m.rings && m.rows == state.len;
-  if (m.whole) q.len = state.len, q.high = state.high;
+  m.whole = true;
+  q.prepared = std::max(q.prepared, state.len), q.len = state.len, q.high = state.high;
   return m;
 }
 

@@ -77,11 +77,13 @@ class KvCache {
   std::vector<Part> parts_of(KvState state) const;         // likewise, of a sequence in no slot: `at` is null
   // A released slot gets this state and memory for its parts, which the caller fills. On failure it is released.
   Status restore(SlotId s, KvState state);
-  // The same in pieces of about so many pages: mapping many takes longer than a step. What there is memory for
-  // afterwards; `whole`: of all, and the slot is in this state. After an error it may be tried again, or released.
+  // The same in pieces of so many pages: mapping many takes longer than a step. Rings come first, then one part of full
+  // layers after another. What there is memory for afterwards; `whole`: of all, and the slot is in this state. After an
+  // error it may be tried again, or released.
   struct Mapped {
     bool rings = false, whole = false;
-    int rows = 0;  // of full layers
+    int parts = 0;  // of full layers, with all their rows
+    int rows = 0;   // of the part behind these
   };
   Result<Mapped> restore_some(SlotId s, KvState state, int64_t pages);
 
@@ -114,6 +116,7 @@ class KvCache {
   Status take_rings(SlotId s) { return take_rings(s, ring_stride_); }
   Status take_rings(SlotId s, int64_t most_pages);
   Status grow(SlotId s, int rows);
+  Status grow(FullPart& f, SlotId s, int rows, int64_t most_pages);
   Status own(SlotId s, int from, int to);
   Result<std::vector<PageId>> take(int64_t n);
   void drop(std::vector<PageId>& pages);

@@ -59,9 +59,8 @@ class SessionCopy {
   struct In {
     SlotId slot = -1;
     std::shared_ptr<const SessionImage> image = {};
-    size_t owner = 0;    // the one whose memory is being mapped
-    int rows = 0;        // of its full layers that were given to the copier
-    bool rings = false;  // those too
+    size_t owner = 0;            // the one whose memory is being mapped
+    KvCache::Mapped given = {};  // of it, to the copier
     bool failed = false;
     std::vector<RowCopier::JobPtr> jobs = {};
     bool mapped() const { return owner == image->owners.size(); }
@@ -156,24 +155,28 @@ class SessionCopy {
           return;
         }
         copy_in(in, *c, o, *m);
-        if (!m->whole && used() - before < pages) pages = 0;  // about so many
+        if (!m->whole) return;
         pages -= std::max<int64_t>(0, used() - before);
-        if (!m->whole) continue;
       }
-      ++in.owner, in.rows = 0, in.rings = false;
+      ++in.owner, in.given = {};
     }
+  }
+  // Rows of a part that have memory; parts of full layers come first.
+  static int64_t given_of(const KvCache::Mapped& m, const KvCache::Part& p, int part) {
+    if (p.ring) return m.rings ? p.rows : 0;
+    return part < m.parts ? p.rows : part == m.parts ? m.rows : 0;
   }
   // The rows that have memory now and had none before.
   void copy_in(In& in, const KvCache& c, const SessionImage::Owner& o, const KvCache::Mapped& m) {
     std::vector<RowCopier::Range> ranges;
     std::byte* from = o.rows.data();
+    int part = 0;
     for (const KvCache::Part& p : c.parts(in.slot, o.state)) {
-      if (p.ring && m.rings && !in.rings) ranges.push_back({p.at, from, p.bytes()});
-      if (!p.ring && m.rows > in.rows)
-        ranges.push_back({p.at + in.rows * p.row, from + in.rows * p.row, (m.rows - in.rows) * p.row});
-      from += p.bytes();
+      const int64_t had = given_of(in.given, p, part), has = given_of(m, p, part);
+      if (has > had) ranges.push_back({p.at + had * p.row, from + had * p.row, (has - had) * p.row});
+      from += p.bytes(), ++part;
     }
-    in.rings = m.rings, in.rows = m.rows;
+    in.given = m;
     if (!ranges.empty()) in.jobs.push_back(copier_.start(RowCopier::Direction::kFromHost, std::move(ranges)));
   }
 
