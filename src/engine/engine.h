@@ -142,6 +142,7 @@ struct Request {
   int max_draft = -1;            // tokens of a draft at most; -1: as the engine likes
   bool cache = true;             // goes on from what was computed before, and leaves its rows for others
   std::string cache_salt = {};   // requests with another one share nothing with it
+  int priority = 0;              // smaller ones go first: into sequences and steps, and out of memory last
   int min_tokens = 0;            // before so many no token that would end the answer is drawn
   int max_loops = 0;  // times that a sequence of tokens may come in a row (loop_guard.h); 0: as often as it does
   std::vector<int32_t> stop_ids = {};  // end the answer like an end-of-generation token, and are not output either

@@ -259,12 +259,12 @@ class EngineImpl final : public Engine, SessionMemory {
     return fingerprint_;
   }
 
-  // Cancellations, then waiting requests into sessions, in the order of their arrival; one that waits for a prefix
-  // which another computes lets those behind it pass.
+  // Cancellations, then waiting requests into sessions, in the order of their priority and arrival; one that waits for
+  // a prefix which another computes lets those behind it pass.
   void admit() {
     auto [arrived, cancelled, posted] = queue_.take();
     for (const auto& work : posted) work();
-    for (Job& w : arrived) waiting_.push_back(std::move(w));
+    for (Job& w : arrived) wait(std::move(w));
     for (const RequestId id : cancelled) {
       for (SlotId s = 0; s < sessions_->size(); ++s)
         if (const Session& q = sessions_->at(s); q.use == Session::Use::kRunning && q.work.id == id)
@@ -284,6 +284,14 @@ class EngineImpl final : public Engine, SessionMemory {
       }
       w = s >= 0 ? waiting_.erase(w) : w + 1;
     }
+  }
+  // Whether a request goes before another.
+  static bool precedes(const Job& a, const Job& b) {
+    return a.request.priority != b.request.priority ? a.request.priority < b.request.priority : a.id < b.id;
+  }
+  void wait(Job work) {
+    const auto at = std::find_if(waiting_.begin(), waiting_.end(), [&](const Job& w) { return precedes(work, w); });
+    waiting_.insert(at, std::move(work));
   }
   void begin(SlotId s, const Nearest& nearest) {
     Job& work = sessions_->at(s).work;
@@ -344,14 +352,14 @@ class EngineImpl final : public Engine, SessionMemory {
     return ids;
   }
 
-  // A step needs memory for session s: an idle session goes, else the running one that came last is parked. It waits
-  // with its tokens, and goes on where it was when there is room.
+  // A step needs memory for session s: an idle session goes, else the running one that is last by priority and arrival
+  // is parked. It waits with its tokens, and goes on where it was when there is room.
   bool make_room(SlotId s) {
     if (sessions_->make_room()) return true;
     SlotId last = -1;
     for (SlotId i = 0; i < sessions_->size(); ++i)
       if (const Session& q = sessions_->at(i);
-          q.use == Session::Use::kRunning && (last < 0 || q.work.id > sessions_->at(last).work.id))
+          q.use == Session::Use::kRunning && (last < 0 || precedes(sessions_->at(last).work, q.work)))
         last = i;
     if (sessions_->running() < 2) return tiers_->finish_fills();  // what came is idle, and may go
     Session& q = sessions_->at(last);
@@ -363,7 +371,7 @@ class EngineImpl final : public Engine, SessionMemory {
     q.work = {};
     q.work.request.cache = work.request.cache;
     sessions_->close(last);
-    waiting_.push_front(std::move(work));
+    wait(std::move(work));
     // One that leaves nothing for later requests has given its pages up already.
     if (last != s) sessions_->make_room();
     return true;

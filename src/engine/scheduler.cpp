@@ -54,6 +54,7 @@ std::vector<SeqGrant> Scheduler::schedule(std::span<const SeqDemand> demands) {
     ++n_decoding;
   }
   std::sort(prompts.begin(), prompts.end(), [&](const SeqDemand* a, const SeqDemand* b) {
+    if (a->priority != b->priority) return a->priority < b->priority;
     const int64_t x = a->pending - passed(a->arrival), y = b->pending - passed(b->arrival);
     return x != y ? x < y : a->arrival < b->arrival;
   });

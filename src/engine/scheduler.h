@@ -12,6 +12,7 @@ struct SeqDemand {
   int pending = 0;        // tokens not yet in the cache: the rest of the prompt, or the one just drawn
   bool decoding = false;  // its prompt is done
   uint64_t arrival = 0;   // requests that came earlier have smaller ones; no two sequences have the same
+  int priority = 0;       // smaller goes first
 };
 struct SeqGrant {
   int id = 0;
@@ -37,7 +38,7 @@ class PromptTimes {
 // tokens left first, so that a short question does not wait behind long prompts, and several in one step if they fit.
 // A prompt that is passed over ages: the tokens that later requests were given before it count as if it had fewer left.
 // So a prompt of n tokens waits for no more than n tokens of later prompts, and for what is ahead of it by the same
-// rule.
+// rule. All this is among prompts of one priority; those of a smaller number go before, however long they are.
 //
 // A step is at most `chunk` tokens. Beside decoding sequences it is also at most as long as max_stall allows by the
 // times of the last such steps, and at least kLeastPrompt prompt tokens: chunks shrink beside readers and grow when

@@ -54,7 +54,11 @@ class StepLoop {
         // One that was parked in the middle of its answer goes on with its newest token, and with drafts.
         if (q.work.answered && pending == 1) q.decoding = true;
         if (q.work.answered && !q.decoding) --pending;
-        demands.push_back({s, q.decoding ? pending : sessions_.limit(s, pending), q.decoding, q.work.id});
+        demands.push_back({.id = s,
+                           .pending = q.decoding ? pending : sessions_.limit(s, pending),
+                           .decoding = q.decoding,
+                           .arrival = q.work.id,
+                           .priority = q.work.request.priority});
       }
     if (demands.empty()) return false;
     limit_echoes(demands);

@@ -174,6 +174,7 @@ std::optional<ApiError> Answers::submit(Arrival& a, int index, ApiAnswer head, c
                             .max_draft = r.max_draft,
                             .cache = r.cache,
                             .cache_salt = r.cache_salt,
+                            .priority = r.priority,
                             .min_tokens = r.min_tokens,
                             .stop_ids = r.stop_ids,
                             .logprobs = logprobs,

@@ -19,7 +19,6 @@ constexpr const char* kUnused[] = {"user",
                                    "id_slot",
                                    "prompt_cache_retention",
                                    "safety_identifier",
-                                   "priority",
                                    "verbosity",
                                    "prediction",
                                    "request_id"};

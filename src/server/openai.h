@@ -68,7 +68,7 @@ struct ApiRequest {
   int logprobs = -1;                                       // as Request::logprobs
   bool drawn_probs = false;                                // as Request::drawn_logprobs
   bool echo = false;                                       // of kCompletion: the answer begins with the prompt
-  int min_tokens = 0;
+  int min_tokens = 0, priority = 0;
   std::vector<int32_t> stop_ids = {};
   bool cache = true, draft = true;
   int max_draft = -1, thought_budget = -1;  // as in Request
@@ -98,6 +98,7 @@ Status settle_continuation(ApiRequest& request, bool said);
 
 inline constexpr size_t kMaxMessages = 1024, kMaxTools = 256, kMaxStops = 16, kMaxStopBytes = 256, kMaxBias = 1024;
 inline constexpr size_t kMaxPrompts = 64, kMaxSaltBytes = 256;
+inline constexpr int kMaxPriority = 1000000;
 inline constexpr int kMaxTokens = 1 << 24, kMaxLogprobs = 20, kMaxProbs = 100;
 
 class Fields;

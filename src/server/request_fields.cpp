@@ -179,6 +179,7 @@ void read_limits(Fields& f, ApiRequest& r, const ApiDefaults& d) {
   if (r.cache_salt.size() > kMaxSaltBytes)
     f.fail(Error{"cache_salt", fmt::format("expected at most {} bytes, found {}", kMaxSaltBytes, r.cache_salt.size()),
                  ""});
+  f.integer("priority", -kMaxPriority, kMaxPriority, r.priority);
   read_draft(f, r);
   f.boolean("timings_per_token", r.timings_per_token);
   f.boolean("return_progress", r.return_progress);

@@ -246,6 +246,42 @@ TEST(Engine, ParkedRequestsGoOnWhereTheyWere) {
   }
 }
 
+// Of those that wait the smallest number begins first, and of those that run the largest is parked; no text changes.
+TEST(Engine, PrioritiesGoFirst) {
+  const TinyFile file;
+  EngineConfig c = config(file);
+  c.max_seq = 1;
+  std::vector<int> order;
+  auto e = must(Engine::open(c));
+  const int priority[] = {0, 3, -2, 3, 0, -2};
+  for (int i = 0; i < 6; ++i) {
+    Request r = request(i, 20, 3);
+    r.priority = priority[i];
+    must(e->submit(std::move(r),
+                   {.done = [&order, i](RequestId, Stop, const Usage&, const std::string&) { order.push_back(i); }}));
+  }
+  while (e->tick()) {
+  }
+  EXPECT_EQ(order, (std::vector<int>{2, 5, 0, 4, 1, 3}));
+
+  c.n_ctx = 1024, c.max_seq = 4, c.snapshots = 0;
+  auto roomy = must(Engine::open(c));
+  c.kv_memory = 60 * 32768;
+  auto tight = must(Engine::open(c));
+  std::vector<Answer> got(4), want(4);
+  for (int i = 0; i < 4; ++i) {
+    Request r = request(i, 200 + 10 * i, 300);
+    r.priority = -i;  // who came last matters most
+    must(roomy->submit(r, into(want[size_t(i)])));
+    must(tight->submit(std::move(r), into(got[size_t(i)])));
+  }
+  while (roomy->tick() || tight->tick()) {
+  }
+  for (int i = 0; i < 4; ++i) EXPECT_EQ(got[size_t(i)].tokens, want[size_t(i)].tokens) << i << got[size_t(i)].error;
+  EXPECT_GT(got[0].usage.parked, 0);
+  EXPECT_EQ(got[3].usage.parked, 0);
+}
+
 TEST(Engine, StopsWhereItMust) {
   const TinyFile file;
   EngineConfig c = config(file);

@@ -29,6 +29,20 @@ TEST(Scheduler, DecodesFirstThenTheShortestPrompt) {
   EXPECT_EQ(first_step({{0, 5, false}, {1, 1, true}, {2, 1, true}}, 1), (Grants{{1, 1}}));
 }
 
+TEST(Scheduler, PrioritiesGoBeforeLengths) {
+  EXPECT_EQ(first_step({{.id = 0, .pending = 20},
+                        {.id = 1, .pending = 900, .priority = -1},
+                        {.id = 2, .pending = 1, .decoding = true, .priority = 5},
+                        {.id = 3, .pending = 30, .priority = 2}},
+                       512),
+            (Grants{{2, 1}, {1, 511}}))
+      << "an answer that has begun goes on; then the smallest number";
+  EXPECT_EQ(
+      first_step({{.id = 0, .pending = 90, .priority = 1}, {.id = 1, .pending = 100}, {.id = 2, .pending = 40}}, 200),
+      (Grants{{2, 40}, {1, 100}, {0, 60}}))
+      << "within one priority the shortest";
+}
+
 // Requests that arrive at given times (tokens computed so far) on a machine that computes a token a tick.
 struct Job {
   int id = 0, prompt = 0;
