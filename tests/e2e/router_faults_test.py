@@ -255,7 +255,7 @@ class TrapTest(RouterCase):
                     self.assertLess(time.time(), end)
                 self.assertEqual(r.text_of("nano", tokens=40), right["nano"])
                 self.assertNotEqual(children(r.process.pid)["nano"], pid)
-        print(f"{ROUNDS} rounds of a kernel that traps: {dict(seen)}; {r.entry('nano')['last_death']}", file=sys.stderr)
+        print(f"{ROUNDS} rounds of a kernel that traps: {dict(seen)}; {r.ask('GET', '/health')[1]['models']['nano']['last_death']}", file=sys.stderr)
         self.assertGreater(seen["model_died"], 0)
         self.assertEqual((children(r.process.pid)["tiny"], r.entry("tiny")["deaths"]), (tiny, 0))
         self.assertEqual(r.stop(), 0)

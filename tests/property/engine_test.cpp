@@ -257,8 +257,9 @@ TEST(Engine, PrioritiesGoFirst) {
   for (int i = 0; i < 6; ++i) {
     Request r = request(i, 20, 3);
     r.priority = priority[i];
-    must(e->submit(std::move(r),
-                   {.done = [&order, i](RequestId, Stop, const Usage&, const std::string&) { order.push_back(i); }}));
+    Sink sink;
+    sink.done = [&order, i](RequestId, Stop, const Usage&, const std::string&) { order.push_back(i); };
+    must(e->submit(std::move(r), std::move(sink)));
   }
   while (e->tick()) {
   }
