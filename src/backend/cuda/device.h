@@ -31,7 +31,7 @@ constexpr int kMuchShared = 160 * 1024;
 // -DCMAKE_CUDA_ARCHITECTURES=86-virtual, which newer GPUs run through the driver's compiler.
 struct DeviceInfo {
   int id = 0;
-  std::string name;
+  std::string name, pci_bus_id;  // "00000000:1b:00.0"
   int major = 0, minor = 0;  // compute capability
   int n_sm = 0;              // multiprocessors
   int shared = 0;            // bytes of shared memory a block may have
