@@ -1,12 +1,16 @@
 #!/usr/bin/env python3
-"""Latency of `facet serve` under load: bench_server.py PROGRAM MODEL [--clients 1,4,8] [--requests 24] > lines.jsonl
+"""Latency of `facet serve` under load: bench_server.py PROGRAM MODEL [--clients 1,4,8] [--requests 24] [-- OPTIONS OF serve] > lines.jsonl
 
-Starts a server, sends streams from so many clients at once, each prompt different from its first word on (nothing is cached), and
-prints per number of clients the percentiles of the time to the first token and between tokens. Standard library only.
+Starts a server, sends streams from so many clients at once, each prompt different from its first token on (nothing is cached), and
+prints per number of clients the percentiles of the time to the first token and between tokens. Prompts are token ids, so that they
+are exactly as long as --prompt says. --steps instead measures what steps take through the server, in the form that capacity.py
+reads. Standard library only.
 """
 import argparse
 import http.client
 import json
+import random
+import statistics
 import subprocess
 import sys
 import threading
@@ -18,75 +22,155 @@ def percentile(values, p):
     return values[min(len(values) - 1, int(p / 100 * len(values)))]
 
 
-def one(port, number, words, generated, out):
-    prompt = f"{number} is the number of this note. " + "The quick brown fox jumps over the lazy dog. " * (words // 9)
-    body = {"messages": [{"role": "user", "content": prompt}], "temperature": 0, "max_tokens": generated, "ignore_eos": True, "stream": True,
-            "stream_options": {"include_usage": True}}
-    c = http.client.HTTPConnection("127.0.0.1", port, timeout=600)
+class Server:
+    def __init__(self, program, model, slots, context, options):
+        command = [program, "serve", "-m", model, "-c", str(context), "--port", "0", "--parallel", str(slots), *options]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        line = self.process.stdout.readline()
+        if ":" not in line:
+            sys.exit(f"{' '.join(command)}: did not start")
+        self.port = int(line.rsplit(":", 1)[1])
+        text = "".join(f"{i} the quick brown fox jumps over a lazy dog and {i * i} other animals of the forest " for i in range(100, 200))
+        self.words = sorted(set(self.post("/tokenize", {"content": text})["tokens"]))
+        if len(self.words) < 16:
+            sys.exit("/tokenize: expected some different tokens of a text, found few: the model has no vocabulary")
+
+    def post(self, path, body):
+        c = http.client.HTTPConnection("127.0.0.1", self.port, timeout=600)
+        c.request("POST", path, json.dumps(body))
+        r = c.getresponse()
+        data = r.read()
+        c.close()
+        assert r.status == 200, data
+        return json.loads(data)
+
+    def prompt(self, number, n):
+        """n token ids that no other number's prompt begins with."""
+        rng = random.Random(number)
+        return [rng.choice(self.words) for _ in range(n)]
+
+    def answer(self, number, n_prompt, n_answer):
+        """(start, [(time, tokens so far)]) of a stream."""
+        body = {"prompt": self.prompt(number, n_prompt), "temperature": 0, "n_predict": n_answer, "ignore_eos": True, "stream": True}
+        c = http.client.HTTPConnection("127.0.0.1", self.port, timeout=600)
+        begin = time.perf_counter()
+        c.request("POST", "/completion", json.dumps(body))
+        r = c.getresponse()
+        assert r.status == 200, r.read()
+        times = []
+        for line in r:
+            if line.startswith(b"data: {"):
+                now, chunk = time.perf_counter(), json.loads(line[6:])
+                assert "error" not in chunk, chunk
+                if not times or chunk["tokens_predicted"] > times[-1][1]:
+                    times.append((now, chunk["tokens_predicted"]))
+        c.close()
+        assert chunk["tokens_evaluated"] == n_prompt and chunk["tokens_predicted"] == n_answer, chunk
+        return begin, times
+
+    def stop(self):
+        self.process.terminate()
+        self.process.wait()
+
+
+def together(n, work):
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(n)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+
+
+def load(server, clients, a, numbers):
+    """A closed loop of so many clients."""
+    out, left = [], list(range(a.requests))
+
+    def client(_):
+        while left:
+            try:
+                left.pop()
+            except IndexError:
+                return
+            out.append(server.answer(next(numbers), a.prompt, a.generate))
+
     begin = time.perf_counter()
-    c.request("POST", "/v1/chat/completions", json.dumps(body))
-    r = c.getresponse()
-    assert r.status == 200, r.read()
-    times, usage, timings = [], None, None
-    for line in r:
-        if not line.startswith(b"data: {"):
-            continue
-        now, chunk = time.perf_counter(), json.loads(line[6:])
-        usage = chunk.get("usage") or usage
-        timings = chunk.get("timings") or timings
-        if chunk["choices"] and (chunk["choices"][0]["delta"].get("content") or chunk["choices"][0]["delta"].get("reasoning_content")):
-            times.append(now)
-    c.close()
-    n = usage["completion_tokens"]
-    out.append((1e3 * (times[0] - begin), [1e3 * (b - a) for a, b in zip(times, times[1:])], 1e3 * (times[-1] - times[0]) / max(1, n - 1), usage["prompt_tokens"], n))
+    together(clients, client)
+    wall = time.perf_counter() - begin
+    ttft = [1e3 * (times[0][0] - begin) for begin, times in out]
+    gaps = []  # the tokens of one event arrive together: the first after a gap, the others after none
+    for _, times in out:
+        for (t0, n0), (t1, n1) in zip(times, times[1:]):
+            gaps += [1e3 * (t1 - t0)] + [0.0] * (n1 - n0 - 1)
+    return {"phase": "serve", "clients": clients, "requests": len(out), "prompt": a.prompt, "generated": a.generate, "slots": a.slots,
+            "ttft_ms_p50": percentile(ttft, 50), "ttft_ms_p99": percentile(ttft, 99), "itl_ms_p50": percentile(gaps, 50),
+            "itl_ms_p99": percentile(gaps, 99), "tok_s": len(out) * a.generate / wall}
+
+
+def steps(server, a, numbers):
+    """Lines of the phases batch and prefill, as `facet bench` writes them, seen by clients."""
+    for n in a.prefill:
+        ms = []
+        for _ in range(a.runs):
+            begin, times = server.answer(next(numbers), n, 2)
+            ms.append(1e3 * (times[0][0] - begin))
+        yield {"phase": "prefill", "n": n, "depth": 0, "runs": a.runs, "ms_median": statistics.median(ms), "ms_mean": statistics.fmean(ms)}
+    for depth in a.depths:
+        for n in a.rows:
+            gaps = []
+            for _ in range(a.runs):
+                out = [None] * n
+
+                def client(i):
+                    out[i] = server.answer(next(numbers), max(1, depth), a.generate)
+
+                together(n, client)
+                begin, end = max(times[0][0] for _, times in out), min(times[-1][0] for _, times in out)
+                for _, times in out:  # while all of them decode
+                    inside = [t for t in times if begin <= t[0] <= end]
+                    if len(inside) > 1:
+                        gaps.append(1e3 * (inside[-1][0] - inside[0][0]) / (inside[-1][1] - inside[0][1]))
+            if not gaps:
+                sys.exit(f"{n} answers of {a.generate} tokens never decoded together: raise --generate")
+            yield {"phase": "batch", "n": n, "depth": depth, "runs": a.runs, "ms_median": statistics.median(gaps), "ms_mean": statistics.fmean(gaps)}
+
+
+def whole(text):
+    return [int(x) for x in text.split(",")]
 
 
 def main():
+    argv = sys.argv[1:]
+    at = argv.index("--") if "--" in argv else len(argv)
     ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ap.add_argument("program")
     ap.add_argument("model")
-    ap.add_argument("--clients", default="1,4,8")
-    ap.add_argument("--requests", type=int, default=24, help="per number of clients, after one that does not count")
-    ap.add_argument("--words", type=int, default=450, help="of a prompt")
-    ap.add_argument("--generate", type=int, default=64, help="tokens of an answer")
-    a = ap.parse_args()
-    most = max(int(x) for x in a.clients.split(","))
+    ap.add_argument("--clients", type=whole, default=[1, 4, 8])
+    ap.add_argument("--requests", type=int, default=24, help="per number of clients, after one that does not count [24]")
+    ap.add_argument("--prompt", type=int, default=512, help="tokens of a prompt [512]")
+    ap.add_argument("--generate", type=int, default=64, help="tokens of an answer [64]")
+    ap.add_argument("--slots", type=int, help="--parallel of the server; omitted: as many as the most clients")
+    ap.add_argument("--steps", action="store_true", help="measure steps: --rows sequences after --depths tokens, prompts of --prefill tokens")
+    ap.add_argument("--rows", type=whole, default=[1, 2, 4, 8])
+    ap.add_argument("--depths", type=whole, default=[16, 512])
+    ap.add_argument("--prefill", type=whole, default=[64, 128, 256, 512])
+    ap.add_argument("--runs", type=int, default=5, help="of each step [5]")
+    a = ap.parse_args(argv[:at])
+    a.slots = a.slots or max(a.rows if a.steps else a.clients)
+    longest = max(a.depths + a.prefill) if a.steps else a.prompt
     bench = [a.program, "bench", "-m", a.model, "--prefill", "0", "--depths", "0", "--widths", "1", "--runs", "1"]
     line = json.loads(subprocess.run(bench, capture_output=True, text=True, check=True).stdout.splitlines()[0])
-    about = {k: line[k] for k in ("backend", "isa", "machine", "version", "commit")}
-    server = subprocess.Popen([a.program, "serve", "-m", a.model, "-c", "4096", "--port", "0", "--parallel", str(most)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    about = {"model": a.model, **{k: line[k] for k in ("backend", "isa", "machine", "version", "commit")}, "options": argv[at + 1:]}
+    server = Server(a.program, a.model, a.slots, longest + a.generate + 64, argv[at + 1:])
     try:
-        port = int(server.stdout.readline().rsplit(":", 1)[1])
-        number = 1000
-        one(port, number, a.words, a.generate, [])
-        for clients in (int(x) for x in a.clients.split(",")):
-            out, left = [], list(range(a.requests))
-
-            def client():
-                nonlocal number
-                while left:
-                    left.pop()
-                    number += 1
-                    one(port, number, a.words, a.generate, out)
-
-            begin = time.perf_counter()
-            threads = [threading.Thread(target=client) for _ in range(clients)]
-            for t in threads:
-                t.start()
-            for t in threads:
-                t.join()
-            wall = time.perf_counter() - begin
-            ttft, itl = [o[0] for o in out], [x for o in out for x in o[1]]
-            tokens = sum(o[4] for o in out)
-            line = {"phase": "serve", "clients": clients, "requests": len(out), "prompt": percentile([o[3] for o in out], 50), "generated": a.generate,
-                    "ttft_ms_p50": percentile(ttft, 50), "ttft_ms_p99": percentile(ttft, 99), "itl_ms_p50": percentile(itl, 50), "itl_ms_p99": percentile(itl, 99),
-                    "tok_s": tokens / wall, "model": a.model, **about}
-            print(json.dumps(line), flush=True)
-            print(f"{clients} clients: first token {line['ttft_ms_p50']:.1f} / {line['ttft_ms_p99']:.1f} ms, between tokens {line['itl_ms_p50']:.2f} / {line['itl_ms_p99']:.2f} ms, {line['tok_s']:.0f} tokens/s",
-                  file=sys.stderr)
+        numbers = iter(range(1000, 1 << 40))
+        server.answer(next(numbers), longest, a.generate)
+        for line in steps(server, a, numbers) if a.steps else (load(server, clients, a, numbers) for clients in a.clients):
+            print(json.dumps({**line, **about}), flush=True)
+            if not a.steps:
+                print(f"{line['clients']} clients: first token {line['ttft_ms_p50']:.1f} / {line['ttft_ms_p99']:.1f} ms, between tokens "
+                      f"{line['itl_ms_p50']:.2f} / {line['itl_ms_p99']:.2f} ms, {line['tok_s']:.0f} tokens/s", file=sys.stderr)
     finally:
-        server.terminate()
-        server.wait()
+        server.stop()
 
 
 if __name__ == "__main__":

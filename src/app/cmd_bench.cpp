@@ -153,6 +153,7 @@ void add_bench(CLI::App& app, int& rc) {
   cmd->add_flag("--explain", o->bench.explain, "Also what every verb costs, one after the other");
   cmd->add_option("--json", o->json, "JSON lines to this file, and the table to stdout");
   add_bench_spec(*cmd, rc);
+  add_bench_matrix(*cmd, rc);
   cmd->callback([o, cmd, &rc] {
     if (cmd->get_subcommands().empty()) rc = run(*o);
   });

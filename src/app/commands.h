@@ -20,6 +20,7 @@ void add_draft(CLI::App& app, int& rc);
 void add_eval(CLI::App& app, int& rc);
 void add_bench(CLI::App& app, int& rc);
 void add_bench_spec(CLI::App& bench, int& rc);  // below bench
+void add_bench_matrix(CLI::App& bench, int& rc);
 void add_plan(CLI::App& app, int& rc);
 void add_tokenize(CLI::App& app, int& rc);  // tokenize, detokenize
 void add_render(CLI::App& app, int& rc);    // render, parse

@@ -1,5 +1,4 @@
 // facet doctor: the machine, the GPU by what its driver tells, and what a service needs of the system.
-#include <dlfcn.h>
 #include <fmt/format.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -9,6 +8,7 @@
 #include "app/doctor.h"
 #include "backend/cpu/isa.h"
 #include "base/files.h"
+#include "base/nvml.h"
 #include "base/reserve.h"
 #include "base/threads.h"
 #include "cache/kv_plan.h"
@@ -28,82 +28,6 @@ std::string system_text(const std::string& path) {
   const auto text = read_file(path, 1 << 16);
   return text ? trimmed(*text) : "";
 }
-
-// What of NVML is asked for, by its stable names: the library belongs to the driver, and may be absent.
-class Nvml {
- public:
-  using Device = void*;
-  Nvml() : library_(::dlopen("libnvidia-ml.so.1", RTLD_NOW)) {
-    if (!library_) return;
-    const auto init = get<int (*)()>("nvmlInit_v2");
-    ready_ = init && init() == 0;
-  }
-  ~Nvml() {
-    if (ready_)
-      if (const auto end = get<int (*)()>("nvmlShutdown")) end();
-    if (library_) ::dlclose(library_);
-  }
-  Nvml(const Nvml&) = delete;
-  Nvml& operator=(const Nvml&) = delete;
-  bool there() const { return library_ != nullptr; }
-  bool ready() const { return ready_; }
-  Device device(unsigned i) const {
-    Device d = nullptr;
-    const auto f = get<int (*)(unsigned, Device*)>("nvmlDeviceGetHandleByIndex_v2");
-    return f && f(i, &d) == 0 ? d : nullptr;
-  }
-  std::string text(const char* function, Device d) const {
-    char buffer[96] = "";
-    const auto f = get<int (*)(Device, char*, unsigned)>(function);
-    return f && f(d, buffer, sizeof buffer) == 0 ? buffer : "";
-  }
-  std::string driver() const {
-    char buffer[96] = "";
-    const auto f = get<int (*)(char*, unsigned)>("nvmlSystemGetDriverVersion");
-    return f && f(buffer, sizeof buffer) == 0 ? buffer : "";
-  }
-  // -1: it does not say.
-  int64_t number(const char* function, Device d) const {
-    unsigned v = 0;
-    const auto f = get<int (*)(Device, unsigned*)>(function);
-    return f && f(d, &v) == 0 ? int64_t(v) : -1;
-  }
-  int64_t clock(const char* function, Device d) const {  // of the multiprocessors, MHz
-    unsigned v = 0;
-    const auto f = get<int (*)(Device, int, unsigned*)>(function);
-    return f && f(d, 1, &v) == 0 ? int64_t(v) : -1;
-  }
-  bool memory(Device d, uint64_t& total, uint64_t& free) const {
-    uint64_t m[3] = {};  // total, free, used
-    const auto f = get<int (*)(Device, uint64_t*)>("nvmlDeviceGetMemoryInfo");
-    if (!f || f(d, m) != 0) return false;
-    total = m[0], free = m[1];
-    return true;
-  }
-  bool ecc(Device d, unsigned& current, uint64_t& uncorrected) const {
-    unsigned pending = 0;
-    unsigned long long n = 0;
-    const auto mode = get<int (*)(Device, unsigned*, unsigned*)>("nvmlDeviceGetEccMode");
-    const auto errors = get<int (*)(Device, int, int, unsigned long long*)>("nvmlDeviceGetTotalEccErrors");
-    if (!mode || mode(d, &current, &pending) != 0) return false;
-    if (errors) errors(d, 1, 0, &n);  // uncorrected, since the driver was loaded
-    uncorrected = n;
-    return true;
-  }
-  uint64_t throttled(Device d) const {
-    unsigned long long v = 0;
-    const auto f = get<int (*)(Device, unsigned long long*)>("nvmlDeviceGetCurrentClocksThrottleReasons");
-    return f && f(d, &v) == 0 ? uint64_t(v) : 0;
-  }
-
- private:
-  template <class F>
-  F get(const char* name) const {
-    return library_ ? reinterpret_cast<F>(::dlsym(library_, name)) : nullptr;
-  }
-  void* library_ = nullptr;
-  bool ready_ = false;
-};
 
 void look_at_card(Findings& f, const Nvml& nvml, Nvml::Device d) {
   uint64_t total = 0, free = 0;

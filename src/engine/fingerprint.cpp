@@ -46,18 +46,33 @@ void add(Hash128& h, const GgufValue& value) {
       value.v);
 }
 
-}  // namespace
-
-SessionHeader::Fingerprint session_fingerprint(const GgufFile& file, const ModelCfg& m, const EngineConfig& c,
-                                               std::span<const DrafterFile> drafters) {
-  Hash128 h;
-  h.add(FACET_VERSION);
+void add(Hash128& h, const GgufFile& file) {
   h.add(int64_t(file.meta().size()));
   for (const auto& [key, value] : file.meta()) {
     h.add(key);
     add(h, value);
   }
   add(h, file.tensors());
+}
+void add(Hash128& h, const DrafterFile& d) {
+  h.add(d.dialect());
+  h.add(int64_t(d.kind()));
+  add(h, d.tensors());
+  for (const int64_t t : d.meta().taps) h.add(t);
+  h.add(d.meta().theta.has_value() ? std::to_string(*d.meta().theta) : "");
+  h.add(d.meta().theta_swa.has_value() ? std::to_string(*d.meta().theta_swa) : "");
+  h.add(int64_t(d.meta().window.value_or(0)));
+  h.add(int64_t(d.meta().block.value_or(0)));
+  for (const bool s : d.meta().sliding) h.add(int64_t(s));
+}
+
+}  // namespace
+
+SessionHeader::Fingerprint session_fingerprint(const GgufFile& file, const ModelCfg& m, const EngineConfig& c,
+                                               std::span<const DrafterFile> drafters) {
+  Hash128 h;
+  h.add(FACET_VERSION);
+  add(h, file);
   const KvPlan kv = kv_plan(c);
   h.add(kv_type_name(kv.k)), h.add(kv_type_name(kv.v));
   for (const LayerCfg& l : m.layer)
@@ -65,18 +80,19 @@ SessionHeader::Fingerprint session_fingerprint(const GgufFile& file, const Model
   h.add(c.backend);
   h.add(int64_t(c.backend == "cuda" ? c.chunk : 0));
   h.add(int64_t(drafters.size()));
-  for (const DrafterFile& d : drafters) {
-    h.add(d.dialect());
-    h.add(int64_t(d.kind()));
-    add(h, d.tensors());
-    for (const int64_t t : d.meta().taps) h.add(t);
-    h.add(d.meta().theta.has_value() ? std::to_string(*d.meta().theta) : "");
-    h.add(d.meta().theta_swa.has_value() ? std::to_string(*d.meta().theta_swa) : "");
-    h.add(int64_t(d.meta().window.value_or(0)));
-    h.add(int64_t(d.meta().block.value_or(0)));
-    for (const bool s : d.meta().sliding) h.add(int64_t(s));
-  }
+  for (const DrafterFile& d : drafters) add(h, d);
   return h.digest();
+}
+
+std::string file_fingerprint(const GgufFile& file) {
+  Hash128 h;
+  add(h, file);
+  return hex(h.digest());
+}
+std::string drafter_fingerprint(const DrafterFile& file) {
+  Hash128 h;
+  add(h, file);
+  return hex(h.digest());
 }
 
 }  // namespace facet

@@ -1,5 +1,6 @@
 #pragma once
 #include <span>
+#include <string>
 
 #include "engine/engine.h"
 #include "formats/gguf.h"
@@ -18,5 +19,9 @@ namespace facet {
 // everywhere, and reading all of a large model would take longer than it takes to start.
 SessionHeader::Fingerprint session_fingerprint(const GgufFile& file, const ModelCfg& m, const EngineConfig& c,
                                                std::span<const DrafterFile> drafters);
+
+// What a model file or a drafter holds, 32 hexadecimal digits: metadata, and weights as above.
+std::string file_fingerprint(const GgufFile& file);
+std::string drafter_fingerprint(const DrafterFile& file);
 
 }  // namespace facet

@@ -15,6 +15,9 @@
 #include "engine/plan.h"
 #include "engine/runner.h"
 #include "model/gemma4_config.h"
+#if FACET_CUDA
+#include "backend/cuda/device.h"
+#endif
 
 namespace facet {
 namespace {
@@ -146,6 +149,16 @@ Status bench(const GgufFile& file, const ModelCfg& m, const EngineConfig& c, con
 }
 
 }  // namespace
+
+std::string bench_device(const std::string& backend, [[maybe_unused]] int gpu, CpuIsa isa) {
+#if FACET_CUDA
+  if (backend == "cuda") {
+    const auto info = cuda::device_info(gpu);
+    return info ? info->name : "unknown";
+  }
+#endif
+  return backend == "cpu" ? fmt::format("{}, {}", cpu_model(), simd_kernels(isa).name) : cpu_model();
+}
 
 std::string bench_what(const char* phase, int n, int n_seq, int depth) {
   return n_seq > 1 ? fmt::format("{} of {} sequences after {}", phase, n_seq, depth)

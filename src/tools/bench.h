@@ -49,6 +49,9 @@ struct BenchMachine {
   double gbps_ceiling = 0;  // reading a buffer that no cache holds, all threads
 };
 
+// What measurements of a backend depend on: "Intel(R) Xeon(R) Processor, amx", "NVIDIA H200".
+std::string bench_device(const std::string& backend, int gpu, CpuIsa isa);
+
 // What is measured with one cache: all but the batches, with those that fit beside it; then batches that need a smaller
 // type, on their own.
 struct BenchGroup {

@@ -140,6 +140,8 @@ class Runner:
         (folder / "bench/results").mkdir(parents=True)
         (folder / "build/release/facet").symlink_to(PROGRAM)
         (folder / "tools").symlink_to(ROOT / "tools")
+        for lines in (ROOT / "bench/results").glob("*.jsonl"):
+            shutil.copy(lines, folder / "bench/results")
         shutil.copytree(ROOT / "models", folder / "models")
         self.env = {**os.environ, "PATH": f"{folder / 'build/release'}:{os.environ['PATH']}"}
 
@@ -195,7 +197,7 @@ def wrong_options(command):
     if not programs or len(words) < programs[0] + 2 or not re.fullmatch(r"[a-z]+", words[programs[0] + 1]):
         return
     words = words[programs[0]:]
-    name = " ".join(words[1:3] if words[1:3] == ["bench", "spec"] else words[1:2])
+    name = " ".join(words[1:3] if words[1:3] in (["bench", "spec"], ["bench", "matrix"]) else words[1:2])
     text = help_of(name)
     if text is None:
         yield f"there is no `facet {name}`"

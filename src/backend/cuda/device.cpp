@@ -48,6 +48,7 @@ Result<DeviceInfo> device_info(int id) {
   const bool hopper_code = p.major >= 9 && code >= 90;
   DeviceInfo d{.id = id,
                .name = p.name,
+               .pci_bus_id = fmt::format("{:08x}:{:02x}:{:02x}.0", p.pciDomainID, p.pciBusID, p.pciDeviceID),
                .major = p.major,
                .minor = p.minor,
                .n_sm = p.multiProcessorCount,

@@ -31,10 +31,10 @@ constexpr int kMuchShared = 160 * 1024;
 // -DCMAKE_CUDA_ARCHITECTURES=86-virtual, which newer GPUs run through the driver's compiler.
 struct DeviceInfo {
   int id = 0;
-  std::string name;
-  int major = 0, minor = 0;  // compute capability
-  int n_sm = 0;              // multiprocessors
-  int shared = 0;            // bytes of shared memory a block may have
+  std::string name, pci_bus_id;  // "00000000:1b:00.0"
+  int major = 0, minor = 0;      // compute capability
+  int n_sm = 0;                  // multiprocessors
+  int shared = 0;                // bytes of shared memory a block may have
   int shared_sm = 0;   // bytes of shared memory of a multiprocessor; each block there takes 1,024 more than it asks for
   int window = 0;      // bytes of memory that a launch may have a policy for
   int64_t l2 = 0;      // bytes

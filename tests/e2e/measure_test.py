@@ -1,0 +1,107 @@
+#!/usr/bin/env python3
+"""`facet bench matrix` with the shipped model: measure_test.py PROGRAM. Only Python's standard library."""
+import json
+import pathlib
+import signal
+import subprocess
+import tempfile
+import time
+import unittest
+import xml.etree.ElementTree
+
+from serving import MODELS, PROGRAM
+
+NANO = MODELS / "facet-nano-Q8_0.gguf"
+
+
+def small(sets="chat,json", n=8, runs=2):
+    return ("--backend", "cpu", "--draft", "none,dflash", "--kv", "f16,q8_0/q4_0", "--contexts", "0,200", "--sets", sets, "--count", "1", "-n", n,
+            "--runs", runs, "--ignore-eos")
+
+
+def matrix(*args, folder):
+    return subprocess.run([PROGRAM, "bench", "matrix", *map(str, args)], capture_output=True, text=True, timeout=300, cwd=folder)
+
+
+def lines_of(path):
+    first, *runs = map(json.loads, path.read_text().splitlines())
+    return first["matrix"], runs
+
+
+def key(run):
+    return tuple(run[k] for k in ("model", "drafter", "kv", "context", "set", "run"))
+
+
+class Matrix(unittest.TestCase):
+    def setUp(self):
+        self.dir = tempfile.TemporaryDirectory()
+        self.folder = pathlib.Path(self.dir.name)
+
+    def tearDown(self):
+        self.dir.cleanup()
+
+    def run_it(self, *args, code=0):
+        p = matrix("-m", NANO, *args, folder=self.folder)
+        self.assertEqual(p.returncode, code, p.stderr)
+        return p
+
+    def test_every_cell_in_turn(self):
+        p = self.run_it(*small(), "--out", "m")
+        settings, runs = lines_of(self.folder / "m.jsonl")
+        self.assertEqual(len(runs), 2 * 2 * 2 * 2 * 2)
+        self.assertEqual(len(set(map(key, runs))), len(runs))
+        self.assertTrue(all(r["decoded"] == 7 and r["decode_tok_s"] > 0 for r in runs))
+        self.assertTrue(all(r["prompt_tokens"] == 200 for r in runs if r["context"] == 200))
+        self.assertEqual([r["run"] for r in runs], [0] * 16 + [1] * 16)
+        configs = [(r["drafter"], r["kv"]) for r in runs]
+        self.assertEqual(configs[:16:4], configs[:15:-4])  # backward the second time
+        self.assertEqual(p.stdout, (self.folder / "m.md").read_text())
+        self.assertIn("24 comparisons, each at", p.stdout)
+        picture = xml.etree.ElementTree.parse(self.folder / "m.svg").getroot()
+        bars = [e for e in picture.iter("{http://www.w3.org/2000/svg}rect") if e.get("class") == "bar"]
+        self.assertEqual(len(bars), 16)
+        # A second call measures nothing; more runs are added; other settings are refused.
+        before = (self.folder / "m.jsonl").read_text()
+        self.assertIn("32 of 32 measurements are there", self.run_it(*small(), "--out", "m").stderr)
+        self.assertEqual(before, (self.folder / "m.jsonl").read_text())
+        self.run_it(*small("chat", runs=3), "--out", "m")
+        after = (self.folder / "m.jsonl").read_text()
+        self.assertTrue(after.startswith(before) and len(after.splitlines()) == 1 + 32 + 8)
+        p = self.run_it(*small(n=9), "--out", "m", code=1)
+        self.assertIn("n_predict: expected 9, found 8", p.stderr)
+        (self.folder / "p.jsonl").write_text('{"kind": "chat", "prompt": "Hello"}\n{"kind": "json", "prompt": "Hello"}\n')
+        self.assertIn("chat is another than it was", self.run_it(*small(), "--prompts", "p.jsonl", "--out", "m", code=1).stderr)
+
+    def test_interrupted_and_resumed(self):
+        many = (*small(runs=60), "--out", "m")
+        p = subprocess.Popen([PROGRAM, "bench", "matrix", "-m", str(NANO), *map(str, many)], cwd=self.folder, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+        while not (self.folder / "m.jsonl").exists():
+            if p.poll() is not None:
+                self.fail(p.communicate()[1])
+            time.sleep(.01)
+        p.send_signal(signal.SIGINT)
+        err = p.communicate(timeout=60)[1]
+        self.assertEqual(p.returncode, 130, err)
+        self.assertIn("the same command goes on", err)
+        _, first = lines_of(self.folder / "m.jsonl")
+        self.assertFalse((self.folder / "m.md").exists())
+        self.run_it(*small(), "--out", "m")
+        _, runs = lines_of(self.folder / "m.jsonl")
+        self.assertEqual(runs[:len(first)], first)
+        self.assertEqual(len(set(map(key, runs))), len(runs))
+
+    def test_clear_errors(self):
+        (self.folder / "foreign.jsonl").write_text('{"a": 1}\n')
+        (self.folder / "bad.jsonl").write_text('{"kind": "chat"}\n')
+        for args, says in ((("--kv", "q9_9"), "--kv: expected f16"), (("--kv", "f16,f16"), "found f16 twice"), (("--sets", "poems"), "expected some of chat, code, json"),
+                           (("--contexts", "8"), "expected at least"), (("--draft", "no-such-file.gguf"), "no-such-file.gguf"), (("--draft", "none,none"), "none twice"),
+                           (("--prompts", "bad.jsonl"), "bad.jsonl:1"), (("--prompts", "absent.jsonl"), "absent.jsonl"), (("--out", "foreign"), "expected measurements of facet bench matrix"),
+                           (("--out", "no/such/folder/m"), "no/such/folder/m"), (("-m", NANO), "twice")):
+            err = self.run_it("--backend", "cpu", *args, code=1).stderr
+            self.assertIn(says, err, args)
+            self.assertEqual(len(err.strip().splitlines()), 1, err)
+        self.run_it("--runs", "1", code=2)
+
+
+if __name__ == "__main__":
+    unittest.main(argv=["measure_test.py"], verbosity=2)
