@@ -1,14 +1,17 @@
 #include <fmt/format.h>
 
+#include <filesystem>
 #include <memory>
 
 #include "app/commands.h"
 #include "app/console.h"
 #include "app/options.h"
 #include "base/print.h"
+#include "engine/fingerprint.h"
 #include "engine/plan.h"
 #include "engine/prove.h"
 #include "model/gemma4_config.h"
+#include "tools/quality.h"
 
 namespace facet {
 namespace {
@@ -31,6 +34,15 @@ int prove(const EngineConfig& decided) {
       {"--prove",
        fmt::format("expected {} within 2 %, found {}", human_bytes(proof->planned), human_bytes(proof->measured)),
        "the plan is wrong for this model on this machine"});
+}
+
+// What the report beside the model says of the types, if there is one.
+void quote_quality(const GgufFile& file, const std::string& model, const EngineConfig& decided) {
+  const std::string path = quality_path(model);
+  if (!std::filesystem::exists(path)) return;
+  const auto r = read_quality(path);
+  print_out("{}\n", r ? quality_line(*r, path, file_fingerprint(file), {*decided.kv_k, *decided.kv_v}, decided.n_ctx)
+                      : fmt::format("note: {}", r.error().message()));
 }
 
 int run(const Options& o) {
@@ -56,6 +68,7 @@ int run(const Options& o) {
             decided->max_seq, kv_type_name(*decided->kv_k), kv_type_name(*decided->kv_v), decided->backend);
   if (decided->n_ctx > m->n_ctx_train) print_out("note: positions from {} on are extrapolation\n", m->n_ctx_train);
   print_out("{}", plan_memory(*file, *m, *decided, drafters).table());
+  quote_quality(*file, c.model, *decided);
   return o.prove ? prove(*decided) : kExitOk;
 }
 

@@ -12,6 +12,7 @@ void add_commands(CLI::App& app, int& rc) {
   add_logits(app, rc);
   add_draft(app, rc);
   add_eval(app, rc);
+  add_quality(app, rc);
   add_tokenize(app, rc);
   add_render(app, rc);
   add_download(app, rc);

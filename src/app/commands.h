@@ -1,5 +1,6 @@
 #pragma once
 #include <CLI/CLI.hpp>
+#include <string>
 
 namespace facet {
 
@@ -18,6 +19,7 @@ void add_daemon(CLI::App& app, int& rc);
 void add_logits(CLI::App& app, int& rc);
 void add_draft(CLI::App& app, int& rc);
 void add_eval(CLI::App& app, int& rc);
+void add_quality(CLI::App& app, int& rc);
 void add_bench(CLI::App& app, int& rc);
 void add_bench_spec(CLI::App& bench, int& rc);  // below bench
 void add_bench_matrix(CLI::App& bench, int& rc);
@@ -30,5 +32,8 @@ void add_quantize(CLI::App& app, int& rc);
 void add_convert(CLI::App& app, int& rc);
 void add_compare(CLI::App& app, int& rc);  // in cmd_convert.cpp
 void add_synth(CLI::App& app, int& rc);
+
+// Where facet quality leaves its report, and facet plan looks for it.
+std::string quality_path(const std::string& model);
 
 }  // namespace facet

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""`facet bench matrix` with the shipped model: measure_test.py PROGRAM. Only Python's standard library."""
+"""`facet bench matrix` and `facet quality` with the shipped models: measure_test.py PROGRAM. Only Python's standard library."""
 import json
 import pathlib
 import signal
@@ -101,6 +101,54 @@ class Matrix(unittest.TestCase):
             self.assertIn(says, err, args)
             self.assertEqual(len(err.strip().splitlines()), 1, err)
         self.run_it("--runs", "1", code=2)
+
+
+class Quality(unittest.TestCase):
+    def quality(self, *args, code=0):
+        p = subprocess.run([PROGRAM, "quality", "--backend", "cpu", *map(str, args)], capture_output=True, text=True, timeout=600)
+        self.assertEqual(p.returncode, code, p.stderr)
+        return p
+
+    def plan(self, model, *args):
+        return subprocess.run([PROGRAM, "plan", "-m", str(model), "--backend", "cpu", *map(str, args)], capture_output=True, text=True, check=True).stdout
+
+    def test_a_report_and_its_plan(self):
+        with tempfile.TemporaryDirectory() as d:
+            d = pathlib.Path(d)
+            (d / "nano.gguf").symlink_to(NANO)
+            sets = d / "sets"
+            sets.mkdir()
+            lines = (MODELS / "facet-nano-eval.jsonl").read_text().splitlines()
+            of = {k: [x for x in lines if json.loads(x)["kind"] == k] for k in ("retrieval", "thinking")}
+            short = [x for x in of["retrieval"] if json.loads(x)["length"] == 1024]
+            (sets / "q.jsonl").write_text("\n".join(short[:3] + of["thinking"][:4]) + "\n")
+            (sets / "t.txt").write_text("The lawyer described a pink shop and 16 pears. On Thursday the weather was dry. " * 200)
+            p = self.quality("-m", d / "nano.gguf", "--sets", sets, "--kv", "f16,q8_0,q4_0/tq3_0", "--window", 128, "--places", 300)
+            r = json.loads((d / "nano.gguf.quality.json").read_text())
+            self.assertEqual([(t["k"], t["v"]) for t in r["types"]], [("f16", "f16"), ("q8_0", "q8_0"), ("q4_0", "tq3_0")])
+            self.assertTrue(1000 < r["longest_question"] < 1200 and 200 < r["places"] <= 300)
+            first, fine, coarse = r["types"]
+            self.assertEqual((first["kl"]["max"], first["same_top"]), (0, 1))
+            self.assertLess(fine["kl"]["p99"], coarse["kl"]["p99"])
+            self.assertTrue(0 < fine["kl"]["p50"] <= fine["kl"]["p99"] <= fine["kl"]["max"])
+            self.assertEqual({q["kind"]: q["of"] for q in fine["questions"]}, {"retrieval-1024": 3, "thinking": 4})
+            self.assertIn("| q4_0/tq3_0 |", p.stdout)
+            line = [x for x in self.plan(d / "nano.gguf", "-c", 1024, "--kv-k", "q8_0", "--kv-v", "q8_0").splitlines() if x.startswith("quality")]
+            self.assertRegex(line[0], r"^quality of q8_0: [\d.]+ % of needles, .* against f16 \(.*quality.json\)$")
+            self.assertIn("nothing beyond", self.plan(d / "nano.gguf", "-c", 4096))
+            self.assertIn("has nothing of q4_0", self.plan(d / "nano.gguf", "-c", 1024, "--kv-k", "q4_0", "--kv-v", "q4_0"))
+            (d / "moe.gguf").symlink_to(MODELS / "facet-nano-moe-Q4_K_M.gguf")
+            (d / "moe.gguf.quality.json").write_text((d / "nano.gguf.quality.json").read_text())
+            self.assertIn("of another model file", self.plan(d / "moe.gguf", "-c", 1024))
+            (d / "moe.gguf.quality.json").write_text("{")
+            self.assertIn("note: ", self.plan(d / "moe.gguf", "-c", 1024))
+
+    def test_refusals(self):
+        with tempfile.TemporaryDirectory() as d:
+            self.assertIn("q9", self.quality("--kv", "f16,q9", code=1).stderr)
+            self.assertIn("twice", self.quality("--kv", "f16,f16/f16", code=1).stderr)
+            self.assertIn(".jsonl or .txt", self.quality("--sets", d, code=1).stderr)
+            self.assertIn("expected", self.quality("--sets", d + "/gone", code=1).stderr)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,160 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <memory>
+#include <optional>
+
+#include "app/commands.h"
+#include "app/console.h"
+#include "app/option_checks.h"
+#include "app/options.h"
+#include "app/paths.h"
+#include "app/progress.h"
+#include "base/files.h"
+#include "base/print.h"
+#include "engine/fingerprint.h"
+#include "engine/plan.h"
+#include "model/gemma4_config.h"
+#include "tokenizer/tokenizer.h"
+#include "tokenizer/vocab.h"
+#include "tools/quality.h"
+
+namespace facet {
+namespace {
+
+constexpr uint64_t kMaxText = uint64_t(256) << 20;
+
+struct Options {
+  EngineConfig engine;
+  std::vector<std::string> kv{"f16", "q8_0", "q4_0", "tq3_0"};
+  std::string folder, out;
+  int longest = 0;
+  QualityOptions quality;
+};
+
+// Questions (.jsonl) and texts (.txt) of a folder, or the shipped questions, whose contexts are the text then.
+Status read_sets(Options& o) {
+  std::vector<std::string> files;
+  if (o.folder.empty()) {
+    if (files.push_back(default_eval_path()); files.front().empty())
+      return Error{"--sets", "expected questions, found none given and none beside the program", "give a folder"};
+  } else {
+    std::error_code error;
+    for (const auto& f : std::filesystem::directory_iterator(o.folder, error))
+      if (f.path().extension() == ".jsonl" || f.path().extension() == ".txt") files.push_back(f.path());
+    if (error || files.empty())
+      return Error{o.folder,
+                   fmt::format("expected a folder of .jsonl or .txt files, found {}", error ? error.message() : "none"),
+                   "questions are JSON lines {kind, context, answer}, texts are text"};
+    std::sort(files.begin(), files.end());
+  }
+  for (const std::string& path : files) {
+    if (path.ends_with(".txt")) {
+      auto text = read_file(path, kMaxText);
+      if (!text) return text.error();
+      o.quality.text += *text + "\n";
+      continue;
+    }
+    auto docs = read_eval_set(path);
+    if (!docs) return docs.error();
+    o.quality.questions.insert(o.quality.questions.end(), docs->begin(), docs->end());
+  }
+  if (o.quality.text.empty())
+    for (const EvalDoc& d : o.quality.questions) o.quality.text += d.context + d.answer + "\n";
+  return Ok{};
+}
+
+// Leaves the questions out that are longer than asked for, and gives the longest one's tokens.
+Result<int> longest_question(const GgufFile& file, Options& o) {
+  auto vocab = vocab_from_gguf(file);
+  if (!vocab) return vocab.error();
+  auto t = Tokenizer::create(std::move(*vocab));
+  if (!t) return t.error();
+  int longest = o.quality.window;
+  std::erase_if(o.quality.questions, [&](const EvalDoc& d) {
+    const int n = int(t->encode(d.context, true, true).size() + t->encode(d.answer, false, true).size());
+    if (o.longest > 0 && n > o.longest) return true;
+    longest = std::max(longest, n);
+    return false;
+  });
+  return longest;
+}
+
+int run(Options& o) {
+  for (const std::string& name : o.kv) {
+    auto kv = kv_pair_from_name(name);
+    if (!kv) return report(kv.error());
+    if (std::find(o.quality.types.begin(), o.quality.types.end(), *kv) != o.quality.types.end())
+      return report({"--kv", fmt::format("expected each type once, found {} twice", kv->name()), "leave one out"});
+    o.quality.types.push_back(*kv);
+  }
+  if (auto ok = read_sets(o); !ok) return report(ok.error());
+  if (auto ok = find_model(o.engine.model); !ok) return report(ok.error());
+  auto file = open_gemma4(o.engine.model);
+  if (!file) return report(file.error());
+  if (o.out.empty()) o.out = quality_path(o.engine.model);
+  if (auto ok = check_output(o.out, std::vector{o.engine.model}); !ok) return report(ok.error());
+  auto longest = longest_question(*file, o);
+  if (!longest) return report(longest.error());
+  EngineConfig c = o.engine;
+  if (c.n_ctx == 0) c.n_ctx = *longest;
+  c.max_out = 64, c.snapshots = 0, c.cache_ram = 0;
+  std::string backend;
+  const auto open = [&](const KvPair& kv) {
+    c.kv_k = kv.k, c.kv_v = kv.v;
+    auto e = open_engine(c);
+    if (e) backend = (*e)->config().backend;
+    return e;
+  };
+  Result<QualityReport> r = QualityReport{};
+  {
+    Progress progress("questions", Progress::Unit::kTokens);
+    const int all = int(o.quality.types.size() * o.quality.questions.size());
+    r = measure_quality(o.quality, open, [&](const KvPair& kv, int n, int of) {
+      const auto at = std::find(o.quality.types.begin(), o.quality.types.end(), kv) - o.quality.types.begin();
+      progress.update(uint64_t(at * of + n), uint64_t(all));
+    });
+  }
+  if (!r) return report(r.error());
+  r->model = std::filesystem::path(o.engine.model).filename();
+  r->fingerprint = file_fingerprint(*file), r->version = FACET_VERSION, r->backend = backend;
+  if (auto ok = write_quality(*r, o.out); !ok) return report(ok.error());
+  print_out("{}", to_markdown(*r));
+  print_err("written to {}\n", o.out);
+  return kExitOk;
+}
+
+}  // namespace
+
+std::string quality_path(const std::string& model) { return model + ".quality.json"; }
+
+void add_quality(CLI::App& app, int& rc) {
+  auto o = std::make_shared<Options>();
+  CLI::App* cmd = app.add_subcommand(
+      "quality", "Measure what K/V types cost in answers and distributions, for facet plan to quote");
+  add_engine_options(cmd, o->engine);
+  cmd->remove_option(cmd->get_option("--kv-k"));
+  cmd->remove_option(cmd->get_option("--kv-v"));
+  cmd->add_option("--kv", o->kv, "K/V types; others are compared with the first. q8_0/q4_0: keys, values")
+      ->delimiter(',')
+      ->capture_default_str();
+  cmd->add_option(
+         "--sets", o->folder,
+         "Folder with questions (.jsonl: kind, context, answer) and texts (.txt); omitted: those of the shipped model")
+      ->check(not_empty());
+  cmd->add_option("--longest", o->longest, "Leave longer questions out, in tokens; 0: none")
+      ->check(CLI::Range(0, 1 << 24));
+  cmd->add_option("--window", o->quality.window, "Tokens of a piece of text; its second half is measured")
+      ->check(CLI::Range(4, 1 << 20))
+      ->capture_default_str();
+  cmd->add_option("--places", o->quality.places,
+                  "Places of the text at most; each takes a row of the vocabulary in memory")
+      ->check(CLI::Range(1, 1 << 24))
+      ->capture_default_str();
+  cmd->add_option("--out", o->out, "The report; omitted: MODEL.quality.json, where facet plan looks")
+      ->check(not_empty());
+  cmd->callback([o, &rc] { rc = run(*o); });
+}
+
+}  // namespace facet
