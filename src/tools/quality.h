@@ -32,10 +32,10 @@ struct KvQuality {
   KlTail kl;
 };
 struct QualityReport {
-  std::string model, fingerprint, version, backend;
-  int longest = 0;               // tokens of the longest question
-  int64_t places = 0;            // of texts, whose distributions were compared
-  std::vector<KvQuality> types;  // the first is what the others are compared with
+  std::string model = {}, fingerprint = {}, version = {}, backend = {};
+  int longest = 0;                    // tokens of the longest question
+  int64_t places = 0;                 // of texts, whose distributions were compared
+  std::vector<KvQuality> types = {};  // the first is what the others are compared with
 
   // Right answers of kinds that begin so, as a share; negative: there is no such question.
   static double share(const KvQuality& q, std::string_view kind);
