@@ -133,7 +133,7 @@ class Quality(unittest.TestCase):
             self.assertTrue(0 < fine["kl"]["p50"] <= fine["kl"]["p99"] <= fine["kl"]["max"])
             self.assertEqual({q["kind"]: q["of"] for q in fine["questions"]}, {"retrieval-1024": 3, "thinking": 4})
             self.assertIn("| q4_0/tq3_0 |", p.stdout)
-            line = [x for x in self.plan(d / "nano.gguf", "-c", 1024, "--kv-k", "q8_0", "--kv-v", "q8_0").splitlines() if x.startswith("quality")]
+            line = [x for x in self.plan(d / "nano.gguf", "-c", 1000, "--kv-k", "q8_0", "--kv-v", "q8_0").splitlines() if x.startswith("quality")]
             self.assertRegex(line[0], r"^quality of q8_0: [\d.]+ % of needles, .* against f16 \(.*quality.json\)$")
             self.assertIn("nothing beyond", self.plan(d / "nano.gguf", "-c", 4096))
             self.assertIn("has nothing of q4_0", self.plan(d / "nano.gguf", "-c", 1024, "--kv-k", "q4_0", "--kv-v", "q4_0"))
