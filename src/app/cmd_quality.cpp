@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <optional>
 
@@ -29,7 +30,7 @@ struct Options {
   EngineConfig engine;
   std::vector<std::string> kv{"f16", "q8_0", "q4_0", "tq3_0"};
   std::string folder, out;
-  int longest = 0;
+  int longest = 0, count = 0;
   QualityOptions quality;
 };
 
@@ -65,16 +66,17 @@ Status read_sets(Options& o) {
   return Ok{};
 }
 
-// Leaves the questions out that are longer than asked for, and gives the longest one's tokens.
+// Leaves the questions out that are longer or more of a kind than asked for, and gives the longest one's tokens.
 Result<int> longest_question(const GgufFile& file, Options& o) {
   auto vocab = vocab_from_gguf(file);
   if (!vocab) return vocab.error();
   auto t = Tokenizer::create(std::move(*vocab));
   if (!t) return t.error();
   int longest = o.quality.window;
+  std::map<std::string, int> taken;
   std::erase_if(o.quality.questions, [&](const EvalDoc& d) {
     const int n = int(t->encode(d.context, true, true).size() + t->encode(d.answer, false, true).size());
-    if (o.longest > 0 && n > o.longest) return true;
+    if ((o.longest > 0 && n > o.longest) || (o.count > 0 && ++taken[d.kind] > o.count)) return true;
     longest = std::max(longest, n);
     return false;
   });
@@ -145,6 +147,7 @@ void add_quality(CLI::App& app, int& rc) {
       ->check(not_empty());
   cmd->add_option("--longest", o->longest, "Leave longer questions out, in tokens; 0: none")
       ->check(CLI::Range(0, 1 << 24));
+  cmd->add_option("--count", o->count, "Questions of a kind at most; 0: all")->check(CLI::Range(0, 1 << 24));
   cmd->add_option("--window", o->quality.window, "Tokens of a piece of text; its second half is measured")
       ->check(CLI::Range(4, 1 << 20))
       ->capture_default_str();
