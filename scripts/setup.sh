@@ -30,7 +30,7 @@ facet_build() {
   local preset=$1
   shift
   local configure=("${facet_launcher[@]}")
-  [ "$preset" = cuda ] && configure+=("${configure[@]/CXX/CUDA}")
+  [[ "$preset $*" == *cuda* || "$*" == *FACET_CUDA=ON* ]] && configure+=("${configure[@]/CXX/CUDA}")
   while [ $# -gt 0 ] && [ "$1" != --target ]; do
     configure+=("$1")
     shift

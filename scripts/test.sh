@@ -21,7 +21,7 @@ facet_install "${facet_packages[@]}"
 facet_build "$preset" -DFACET_TESTS=ON
 python3 tools/check_layers.py
 export FACET_TEST_FIXTURES=$fixtures
-ctest --test-dir "build/$preset" --output-on-failure "$@"
+ctest --test-dir "build/$preset" --output-on-failure -j2 "$@"
 if [ -n "$fixtures" ]; then
   echo "fixtures in $fixtures:"
   "build/$preset/facet_test_golden" --gtest_filter='*Fixture*' | grep '^|'

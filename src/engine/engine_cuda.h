@@ -1,5 +1,4 @@
 #pragma once
-#if FACET_CUDA
 #include <functional>
 #include <memory>
 #include <span>
@@ -30,4 +29,3 @@ std::vector<std::string> conversion_notes(const std::string& path, std::span<con
 BackendMemory cuda_memory(const GgufFile& file, const EngineConfig& c);
 
 }  // namespace facet
-#endif

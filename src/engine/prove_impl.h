@@ -124,9 +124,7 @@ class FullMemory {
   std::vector<std::byte> random_;
 };
 
-#if FACET_CUDA
 Result<MemoryProof> prove_cuda_plan(LoadedModel model, const EngineConfig& c);
-#endif
 
 // use(): bytes that this process has taken now.
 template <Backend B, class Use, class... Args>

@@ -41,8 +41,9 @@ constexpr size_t kPendingBytes = size_t(1) << 20;
 
 template <class T>
 void put_pod(std::vector<std::byte>& out, T v) {
-  const auto* p = reinterpret_cast<const std::byte*>(&v);
-  out.insert(out.end(), p, p + sizeof v);
+  const size_t at = out.size();
+  out.resize(at + sizeof v);
+  std::memcpy(out.data() + at, &v, sizeof v);
 }
 
 void put_string(std::vector<std::byte>& out, std::string_view s) {

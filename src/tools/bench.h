@@ -68,11 +68,9 @@ Status run_bench(const EngineConfig& c, const BenchOptions& o,
                  const std::function<void(const BenchMachine&, const EngineConfig&)>& machine,
                  const std::function<void(const BenchLine&)>& line);
 
-#if FACET_CUDA
 // The same on a GPU: times are of the GPU, sampling included in decoding; caches are filled with random rows.
 Status bench_cuda(const GgufFile& file, const ModelCfg& m, const std::vector<BenchGroup>& groups,
                   const std::function<void(const BenchMachine&, const EngineConfig&)>& machine,
                   const std::function<void(const BenchLine&)>& line);
-#endif
 
 }  // namespace facet
