@@ -36,7 +36,7 @@ std::string made_up(std::mt19937& rng) {
   const uint32_t kind = rng() % 100;
   const size_t n = 1 + rng() % 5 + rng() % 5;
   if (kind < 55) {
-    if (rng() % 2) s = " ";
+    if (rng() % 2) s += ' ';
     for (size_t i = 0; i < n + 1; ++i) s += letters[rng() % letters.size()];
   } else if (kind < 92) {
     for (size_t i = 0; i < n; ++i) {

@@ -50,11 +50,7 @@ class Writer {
   void put(T v) {
     put_bytes(std::as_bytes(std::span(&v, 1)));
   }
-  void put_bytes(std::span<const std::byte> b) {
-    const size_t at = bytes_.size();
-    bytes_.resize(at + b.size());
-    std::copy(b.begin(), b.end(), bytes_.begin() + ptrdiff_t(at));
-  }
+  void put_bytes(std::span<const std::byte> b) { bytes_.insert(bytes_.end(), b.begin(), b.end()); }
   std::vector<std::byte> bytes_;
 };
 
