@@ -120,9 +120,9 @@ TEST(Matrix, EnergyIsPerToken) {
     }
     EXPECT_EQ(x.joules.differs(), x.context == 0 && x.index == 1);
   }
-  EXPECT_NE(matrix_markdown(r, "t").find("joules"), std::string::npos);
+  EXPECT_NE(matrix_markdown(r, "t").find("J a token"), std::string::npos);
   for (MatrixRun& x : runs) x.joules.reset();
-  EXPECT_EQ(matrix_markdown(matrix_report(o, runs), "t").find("joules"), std::string::npos);
+  EXPECT_EQ(matrix_markdown(matrix_report(o, runs), "t").find("J a token"), std::string::npos);
   runs[0].joules = 12.5;
   EXPECT_EQ(matrix_run_from_json(to_json(runs[0]), "x")->joules, 12.5);
 }
