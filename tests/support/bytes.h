@@ -42,8 +42,8 @@ struct Bytes {
 // Removed with everything in it.
 class TempDir {
  public:
-  explicit TempDir(const std::string& in = "/tmp") {
-    path_ = in + "/facet_test_XXXXXX";
+  explicit TempDir(const char* in = "/tmp") : path_(in) {
+    path_ += "/facet_test_XXXXXX";
     if (!::mkdtemp(path_.data())) path_ = ".";
   }
   ~TempDir() {
