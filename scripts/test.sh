@@ -19,7 +19,6 @@ while [ $# -gt 0 ]; do
 done
 facet_install "${facet_packages[@]}"
 facet_build "$preset" -DFACET_TESTS=ON
-python3 tools/check_layers.py
 export FACET_TEST_FIXTURES=$fixtures
 ctest --test-dir "build/$preset" --output-on-failure -j2 "$@"
 if [ -n "$fixtures" ]; then

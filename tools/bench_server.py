@@ -50,23 +50,27 @@ class Server:
         return [rng.choice(self.words) for _ in range(n)]
 
     def answer(self, number, n_prompt, n_answer):
-        """(start, [(time, tokens so far)]) of a stream."""
-        body = {"prompt": self.prompt(number, n_prompt), "temperature": 0, "n_predict": n_answer, "ignore_eos": True, "stream": True}
+        """(start, [(time, tokens so far)], the server's own timings) of a stream."""
+        body = {"prompt": self.prompt(number, n_prompt), "temperature": 0, "n_predict": n_answer, "ignore_eos": True}
+        begin, times = time.perf_counter(), []
+        for chunk in self.events(body):
+            if not times or chunk["tokens_predicted"] > times[-1][1]:
+                times.append((time.perf_counter(), chunk["tokens_predicted"]))
+        assert chunk["tokens_evaluated"] == n_prompt and chunk["tokens_predicted"] == n_answer, chunk
+        return begin, times, chunk.get("timings", {})
+
+    def events(self, body):
+        """Of a stream, as they come."""
         c = http.client.HTTPConnection("127.0.0.1", self.port, timeout=600)
-        begin = time.perf_counter()
-        c.request("POST", "/completion", json.dumps(body))
+        c.request("POST", "/completion", json.dumps({**body, "stream": True}))
         r = c.getresponse()
         assert r.status == 200, r.read()
-        times = []
         for line in r:
             if line.startswith(b"data: {"):
-                now, chunk = time.perf_counter(), json.loads(line[6:])
+                chunk = json.loads(line[6:])
                 assert "error" not in chunk, chunk
-                if not times or chunk["tokens_predicted"] > times[-1][1]:
-                    times.append((now, chunk["tokens_predicted"]))
+                yield chunk
         c.close()
-        assert chunk["tokens_evaluated"] == n_prompt and chunk["tokens_predicted"] == n_answer, chunk
-        return begin, times
 
     def stop(self):
         self.process.terminate()
@@ -96,14 +100,18 @@ def load(server, clients, a, numbers):
     begin = time.perf_counter()
     together(clients, client)
     wall = time.perf_counter() - begin
-    ttft = [1e3 * (times[0][0] - begin) for begin, times in out]
+    ttft = [1e3 * (times[0][0] - begin) for begin, times, _ in out]
     gaps = []  # the tokens of one event arrive together: the first after a gap, the others after none
-    for _, times in out:
+    for _, times, _ in out:
         for (t0, n0), (t1, n1) in zip(times, times[1:]):
             gaps += [1e3 * (t1 - t0)] + [0.0] * (n1 - n0 - 1)
+    # What HTTP costs: from the first to the last token as clients see them, and as the engine does.
+    seen, engine = sum(times[-1][0] - times[0][0] for _, times, _ in out), sum(own["predicted_ms"] for _, _, own in out) / 1e3
+    decoded = sum(times[-1][1] - times[0][1] for _, times, _ in out)
     return {"phase": "serve", "clients": clients, "requests": len(out), "prompt": a.prompt, "generated": a.generate, "slots": a.slots,
             "ttft_ms_p50": percentile(ttft, 50), "ttft_ms_p99": percentile(ttft, 99), "itl_ms_p50": percentile(gaps, 50),
-            "itl_ms_p99": percentile(gaps, 99), "tok_s": len(out) * a.generate / wall}
+            "itl_ms_p99": percentile(gaps, 99), "tok_s": len(out) * a.generate / wall,
+            "stream_tok_s": decoded / seen, "engine_tok_s": len(out) * (a.generate - 1) / engine}
 
 
 def steps(server, a, numbers):
@@ -111,7 +119,7 @@ def steps(server, a, numbers):
     for n in a.prefill:
         ms = []
         for _ in range(a.runs):
-            begin, times = server.answer(next(numbers), n, 2)
+            begin, times, _ = server.answer(next(numbers), n, 2)
             ms.append(1e3 * (times[0][0] - begin))
         yield {"phase": "prefill", "n": n, "depth": 0, "runs": a.runs, "ms_median": statistics.median(ms), "ms_mean": statistics.fmean(ms)}
     for depth in a.depths:
@@ -124,14 +132,21 @@ def steps(server, a, numbers):
                     out[i] = server.answer(next(numbers), max(1, depth), a.generate)
 
                 together(n, client)
-                begin, end = max(times[0][0] for _, times in out), min(times[-1][0] for _, times in out)
-                for _, times in out:  # while all of them decode
+                begin, end = max(times[0][0] for _, times, _ in out), min(times[-1][0] for _, times, _ in out)
+                for _, times, _ in out:  # while all of them decode
                     inside = [t for t in times if begin <= t[0] <= end]
                     if len(inside) > 1:
                         gaps.append(1e3 * (inside[-1][0] - inside[0][0]) / (inside[-1][1] - inside[0][1]))
             if not gaps:
                 sys.exit(f"{n} answers of {a.generate} tokens never decoded together: raise --generate")
             yield {"phase": "batch", "n": n, "depth": depth, "runs": a.runs, "ms_median": statistics.median(gaps), "ms_mean": statistics.fmean(gaps)}
+
+
+def about(program, model, options):
+    """What was measured, for every line."""
+    bench = [program, "bench", "-m", model, "--prefill", "0", "--depths", "0", "--widths", "1", "--runs", "1"]
+    line = json.loads(subprocess.run(bench, capture_output=True, text=True, check=True).stdout.splitlines()[0])
+    return {"model": str(model), **{k: line[k] for k in ("backend", "isa", "machine", "version", "commit")}, "options": options}
 
 
 def whole(text):
@@ -157,15 +172,13 @@ def main():
     a = ap.parse_args(argv[:at])
     a.slots = a.slots or max(a.rows if a.steps else a.clients)
     longest = max(a.depths + a.prefill) if a.steps else a.prompt
-    bench = [a.program, "bench", "-m", a.model, "--prefill", "0", "--depths", "0", "--widths", "1", "--runs", "1"]
-    line = json.loads(subprocess.run(bench, capture_output=True, text=True, check=True).stdout.splitlines()[0])
-    about = {"model": a.model, **{k: line[k] for k in ("backend", "isa", "machine", "version", "commit")}, "options": argv[at + 1:]}
+    said = about(a.program, a.model, argv[at + 1:])
     server = Server(a.program, a.model, a.slots, longest + a.generate + 64, argv[at + 1:])
     try:
         numbers = iter(range(1000, 1 << 40))
         server.answer(next(numbers), longest, a.generate)
         for line in steps(server, a, numbers) if a.steps else (load(server, clients, a, numbers) for clients in a.clients):
-            print(json.dumps({**line, **about}), flush=True)
+            print(json.dumps({**line, **said}), flush=True)
             if not a.steps:
                 print(f"{line['clients']} clients: first token {line['ttft_ms_p50']:.1f} / {line['ttft_ms_p99']:.1f} ms, between tokens "
                       f"{line['itl_ms_p50']:.2f} / {line['itl_ms_p99']:.2f} ms, {line['tok_s']:.0f} tokens/s", file=sys.stderr)

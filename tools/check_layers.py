@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Reports every #include that goes up or sideways between the folders of src/ (see docs/architecture.md), every file that
 is opened past base/files.h, and every file that the header of a kernel names after Test, Bench or Reference and that
-does not exist."""
+does not exist, and every header outside backend/cuda that reaches one of CUDA's."""
 import pathlib
 import re
 import sys
@@ -34,6 +34,9 @@ CUDA_ROOMS = ["device", "kernels/common", "kernels/kv_move", "kernels/probe", "k
 CUDA_MAY = {("device", "kernels/probe")}  # what a card can do is found by running
 # Headers that no CUDA source may reach, in whatever way.
 FORBIDDEN_IN_CU = re.compile(r"boost/|nlohmann/|CLI/")
+# Headers of CUDA, which no header outside backend/cuda may reach, but those that say so by their name (cuda_*): the rest
+# is compiled where there are none.
+OF_CUDA = re.compile(r"cuda(_|\.h$)|cublas|nccl")
 # Files that somebody names are opened in base/files.cpp and part_file.cpp alone. Below: what the system says about itself.
 OPENS = re.compile(r"\b[io]?fstream\b|\bfopen\(|::open\([^)]*O_|\bmkstemp\(")
 MAY_OPEN = {"base/files.cpp", "base/part_file.cpp", "base/reserve.cpp", "base/threads.cpp", "tools/bench.cpp", "base/print.cpp", "app/line_input.cpp"}
@@ -102,6 +105,9 @@ def main():
         if path.suffix in (".cu", ".cuh"):
             bad += [f"{path.relative_to(src)}: reaches {name} through {at.relative_to(src)}"
                     for at, name in reached(path, src, {path}) if FORBIDDEN_IN_CU.match(name)]
+        if path.suffix == ".h" and path.relative_to(src).parts[:2] != ("backend", "cuda") and not path.name.startswith("cuda_"):
+            bad += [f"{path.relative_to(src)}: reaches {name} through {at.relative_to(src)}"
+                    for at, name in reached(path, src, {path}) if OF_CUDA.match(name)]
         bad += [f"{path.relative_to(src)}: names {name}, which does not exist"
                 for name in named_files(path) if not (root / name).exists()]
     for line in bad:

@@ -56,6 +56,9 @@ std::vector<SeqGrant> Scheduler::schedule(std::span<const SeqDemand> demands) {
   std::sort(prompts.begin(), prompts.end(), [&](const SeqDemand* a, const SeqDemand* b) {
     if (a->priority != b->priority) return a->priority < b->priority;
     const int64_t x = a->pending - passed(a->arrival), y = b->pending - passed(b->arrival);
+    // By arrival among those that are due: else many that come together, each shorter than the one before, would age
+    // together and all go first.
+    if (x <= 0 && y <= 0) return a->arrival < b->arrival;
     return x != y ? x < y : a->arrival < b->arrival;
   });
   int budget = prompt_budget(n_decoding);

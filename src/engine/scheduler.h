@@ -37,8 +37,10 @@ class PromptTimes {
 // Decoding sequences come first, with one token each. What is left of the step goes to prompts: the one with the fewest
 // tokens left first, so that a short question does not wait behind long prompts, and several in one step if they fit.
 // A prompt that is passed over ages: the tokens that later requests were given before it count as if it had fewer left.
-// So a prompt of n tokens waits for no more than n tokens of later prompts, and for what is ahead of it by the same
-// rule. All this is among prompts of one priority; those of a smaller number go before, however long they are.
+// When none are left by that count it is due, and those that are due go before all others, in the order in which they
+// came. So a prompt of n tokens waits for no more than n tokens of later prompts and the step in which it becomes due,
+// and for what came before it. All this is among prompts of one priority; those of a smaller number go before, however
+// long they are.
 //
 // A step is at most `chunk` tokens. Beside decoding sequences it is also at most as long as max_stall allows by the
 // times of the last such steps, and at least kLeastPrompt prompt tokens: chunks shrink beside readers and grow when

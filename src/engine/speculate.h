@@ -232,6 +232,19 @@ class Speculator {
     rounds_[size_t(to)].chooser = rounds_[size_t(from)].chooser;
     return Ok{};
   }
+  // Memory of the drafters for the rows [position, position + n), and for the features that wait before them. A drafter
+  // that has none when it comes to that gives the sequence up; false: make room first.
+  bool prepare(SlotId s, int position, int n) {
+    bool ok = true;
+    for (size_t d = 0; d < drafters_.size(); ++d) {
+      if (held(d, s) != position) continue;  // it has given the sequence up
+      if (waiting_[d].n[size_t(s)] + n > waiting_[d].most) flush(d, s);
+      ok = drafters_[d]->prepare(s, position + n - drafters_[d]->held(s)) && ok;
+    }
+    return ok;
+  }
+  // Rows that a draft for which there is so much room takes beside the newest token's.
+  int draft_rows(int room) const { return std::min(room, limits_.max); }
   // The drafters take the features that wait.
   void settle(SlotId s) {
     for (size_t d = 0; d < drafters_.size(); ++d) flush(d, s);

@@ -144,6 +144,12 @@ class StepLoop {
                             .grammar = q.work.grammar ? &*q.work.grammar : nullptr,
                             .vocab = q.work.grammar ? &grammar_masks_->vocab() : nullptr});
     draft_s_ = 0;
+    for (const DraftRequest& r : requests)
+      while (at(r.slot).use == Session::Use::kRunning &&
+             !spec_.prepare(r.slot, r.position, 1 + spec_.draft_rows(r.room)) && hooks_.make_room(r.slot)) {
+      }
+    // Making room for one may have parked another.
+    std::erase_if(requests, [&](const DraftRequest& r) { return at(r.slot).use != Session::Use::kRunning; });
     if (requests.empty()) return;
     spec_.propose(requests);
     draft_s_ = seconds(Clock::now() - start);
@@ -166,10 +172,12 @@ class StepLoop {
     Session& q = at(g.id);
     while (q.use == Session::Use::kRunning) {
       const int n = q.decoding ? spec_.tree(g.id).size() : g.n;
-      const auto ok = cache().prepare(g.id, n);
-      if (ok) return n;
-      const bool context = cache().len(g.id) + n > cfg_.n_ctx;
-      if (context || !hooks_.make_room(g.id)) hooks_.finish(g.id, Stop::kError, ok.error().message());
+      if (const auto ok = cache().prepare(g.id, n); !ok) {
+        const bool context = cache().len(g.id) + n > cfg_.n_ctx;
+        if (context || !hooks_.make_room(g.id)) hooks_.finish(g.id, Stop::kError, ok.error().message());
+      } else if (spec_.prepare(g.id, cache().len(g.id), n) || !hooks_.make_room(g.id)) {
+        return n;
+      }
     }
     return 0;
   }

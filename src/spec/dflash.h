@@ -132,6 +132,9 @@ class Dflash final : public Drafter<B> {
     return 0;
   }
   void forget(SlotId s) override { cache_->release(s); }
+  bool prepare(SlotId s, int n) override {
+    return bool(cache_->prepare(s, std::min({n, plan_.max_step, plan_.max_ctx - cache_->len(s)})));
+  }
   Status fork(SlotId from, SlotId to) override { return cache_->fork(from, to); }
   KvCache* rows() override { return cache_.get(); }
   bool load(SlotId s, int held, std::span<const float> beside) override {

@@ -81,6 +81,9 @@ class Drafter {
   // before `len` was lost to what came after; the target then computes those rows again, so that drafts stay as good.
   virtual int rewind(SlotId s, int len) = 0;
   virtual void forget(SlotId s) = 0;  // back to no rows and no memory
+  // Memory for `n` rows behind those that the slot holds, so that absorb() and propose() do not fail for want of it.
+  // False: there is none now.
+  virtual bool prepare(SlotId, int /*n*/) { return true; }
   // `to`, which holds nothing, gets the state of `from`.
   virtual Status fork(SlotId from, SlotId to) = 0;
 

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
 """What conversations keep of what was computed for them, and who waits for whom: cache_test.py PROGRAM [unittest arguments]."""
+import json
 import os
 import pathlib
 import random
@@ -123,6 +124,46 @@ class Waiting(unittest.TestCase):
             self.assertLess(waited, 4 * per_step + .2)
             if max(done) - asked > 20 * per_step:  # else they were read before it came
                 self.assertLess(waited, (max(done) - asked) / 4)
+        finally:
+            s.stop()
+
+    def test_sixty_four_clients_wait_no_longer_than_stated(self):
+        """A prompt is passed over by no more tokens of later ones than it has itself, and those of a few steps (docs/server.md)."""
+        rng, chunk, least, most = random.Random(2), 512, 10, 20000 if FULL else 1500
+        lengths = sorted((int(least * (most / least) ** (i / 63)) for i in range(64)), reverse=True)
+        lengths = lengths[:3] + rng.sample(lengths[3:], 61)  # the longest are there when the others come
+        s = Server("-c", str(most + 512), "--parallel", "64", "--queue", "64", "--draft", "none", "--chunk", str(chunk), "--snapshots", "0")
+        try:
+            sent, told = [0.0] * 64, [0.0] * 64
+
+            def wait(i, c):
+                with c:
+                    self.assertEqual(c.recv(12), b"HTTP/1.1 200")
+                    told[i] = time.time()
+
+            threads = []
+            for i, n in enumerate(lengths):
+                body = json.dumps({"prompt": [rng.randrange(300, 2000) for _ in range(n)], "max_tokens": 1, "temperature": 0, "cache_prompt": False}).encode()
+                c = s.connect()
+                c.settimeout(600)
+                sent[i] = time.time()
+                c.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+                threads.append(threading.Thread(target=wait, args=(i, c)))
+                threads[-1].start()
+                time.sleep(.01)
+            for t in threads:
+                t.join()
+            self.assertGreater(min(told), 0)
+            worst = 0
+            for i, n in enumerate(lengths):  # later: by more than bodies may take to be read
+                passed = sum(lengths[k] for k in range(64) if sent[k] > sent[i] + .03 and told[k] < told[i])
+                worst = max(worst, passed - n)
+                self.assertLessEqual(passed, n + 3 * chunk, f"{n} tokens, the request number {i}")
+            waits = [told[i] - sent[i] for i in range(64)]
+            short = sorted(w for w, n in zip(waits, lengths) if n <= 100)
+            print(f"64 clients, prompts of {least} to {most:,}: passed over by at most {worst:+} tokens beside their own length; the longest wait "
+                  f"{max(waits):.2f} s, the median of {len(short)} short ones {short[len(short) // 2]:.2f} s")
+            self.assertLess(short[len(short) // 2], max(waits) / 2)
         finally:
             s.stop()
 

@@ -4,6 +4,7 @@ import json
 import pathlib
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 import unittest
@@ -12,6 +13,7 @@ import xml.etree.ElementTree
 from serving import MODELS, PROGRAM
 
 NANO = MODELS / "facet-nano-Q8_0.gguf"
+TOOLS = MODELS.parent / "tools"
 
 
 def small(sets="chat,json", n=8, runs=2):
@@ -101,6 +103,52 @@ class Matrix(unittest.TestCase):
             self.assertIn(says, err, args)
             self.assertEqual(len(err.strip().splitlines()), 1, err)
         self.run_it("--runs", "1", code=2)
+
+
+class Served(unittest.TestCase):
+    """What is measured through HTTP, and its picture."""
+
+    def tool(self, name, *args, code=0):
+        p = subprocess.run([sys.executable, TOOLS / name, *map(str, args)], capture_output=True, text=True, timeout=300)
+        self.assertEqual(p.returncode, code, p.stderr)
+        return p
+
+    def test_the_cost_of_http_and_its_picture(self):
+        p = self.tool("bench_server.py", PROGRAM, NANO, "--clients", "1,4", "--requests", 8, "--prompt", 100, "--generate", 32, "--", "--draft", "none")
+        lines = [json.loads(x) for x in p.stdout.splitlines()]
+        self.assertEqual([x["clients"] for x in lines], [1, 4])
+        for x in lines:  # HTTP takes something, and not most
+            self.assertGreater(x["stream_tok_s"], .4 * x["engine_tok_s"])
+            self.assertLess(x["stream_tok_s"], 1.2 * x["engine_tok_s"])
+            self.assertGreater(x["itl_ms_p99"], 0)
+        with tempfile.TemporaryDirectory() as d:
+            d = pathlib.Path(d)
+            (d / "a.jsonl").write_text(p.stdout)
+            (d / "b.jsonl").write_text(p.stdout)
+            (d / "p.jsonl").write_text('{"engine": "A<B", "what": "x", "clients": 2, "tok_s": 100, "source": "y"}\n')
+            svg = self.tool("plot_serve.py", "--published", d / "p.jsonl", d / "a.jsonl", d / "b.jsonl").stdout
+            marks = [e.get("class") for e in xml.etree.ElementTree.fromstring(svg).iter()]
+            self.assertEqual((marks.count("curve"), marks.count("published")), (4, 1))
+            self.assertIn("A&lt;B, x (published: y)", svg)
+            (d / "b.jsonl").write_text('{"phase": "serve", "clients": 1}\n')
+            err = self.tool("plot_serve.py", d / "a.jsonl", d / "b.jsonl", code=1).stderr
+            self.assertIn("b.jsonl:1: expected a line with clients, tok_s, itl_ms_p99", err)
+            self.assertEqual(len(err.splitlines()), 1)
+
+    def test_the_picture_in_the_documents(self):
+        lines = [MODELS.parent / "bench/results" / x for x in ("cpu-serve-nano.jsonl", "cpu-nano-capacity-1.jsonl")]
+        self.assertEqual(self.tool("plot_serve.py", "--title", "facet-nano, two cores", *lines).stdout, (MODELS.parent / "docs/serve-nano.svg").read_text())
+        published = MODELS.parent / "bench/results/published-26b-a4b.jsonl"
+        self.assertIn("SGLang, 26B-A4B BF16, one H200", self.tool("plot_serve.py", "--published", published, *lines).stdout)
+
+    def test_agents_cold_and_warm(self):
+        p = self.tool("bench_agent.py", PROGRAM, NANO, "--sessions", 2, "--turns", 3, "--system", 600, "--turn", 60, "--generate", 16, "--", "--draft", "none")
+        lines = [json.loads(x) for x in p.stdout.splitlines()]
+        self.assertEqual([x["prompt"] for x in lines], [660, 736, 812])
+        self.assertIsNone(lines[0]["cached_of_before"])
+        for x in lines[1:]:
+            self.assertGreater(x["cached_of_before"], .95)
+            self.assertLess(x["warm_ttft_ms_p50"], x["cold_ttft_ms_p50"])
 
 
 class Quality(unittest.TestCase):

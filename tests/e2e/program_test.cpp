@@ -57,6 +57,43 @@ TEST(Program, BenchReadsPromptsInChunks) {
   EXPECT_TRUE(has(small.out, "-c: expected at least 257 rows")) << small.out;
 }
 
+// Prompts of a file, as the usual sets of questions would be: a line for each length, with what was accepted.
+TEST(Program, BenchSpecReadsPromptsOfAFile) {
+  const TempDir dir;
+  std::ofstream out(dir.file("p.jsonl"));
+  for (const auto& [kind, question] : {std::pair{"human-eval", "Count from 1 to 9."}, {"mt-bench", "What is 17 + 25?"}})
+    out << nlohmann::json{{"kind", kind},
+                          {"length", 0},
+                          {"context", "<bos><|turn>user\n" + std::string(question) + "<turn|>\n<|turn>model\n"},
+                          {"answer", "1"}}
+        << "\n";
+  out.close();
+  const Ran r = shell("bench spec --backend cpu -t 1 --draft dflash --lengths 3 --count 1 -n 12 --runs 1 --prompts " +
+                          dir.file("p.jsonl") + " --sets human-eval,mt-bench --json " + dir.file("rows.jsonl"),
+                      true);
+  ASSERT_EQ(r.rc, 0) << r.out;
+  std::ifstream in(dir.file("rows.jsonl"));
+  int n = 0;
+  for (std::string line; std::getline(in, line); ++n) {
+    const auto j = nlohmann::json::parse(line, nullptr, false);
+    ASSERT_FALSE(j.is_discarded()) << line;
+    EXPECT_EQ(j["set"], n % 2 ? "mt-bench" : "human-eval");
+    EXPECT_EQ(j["method"], n < 2 ? "none" : "dflash");
+    EXPECT_GT(j["tok_s"], 0);
+    const double steps = j["tokens_per_step"];
+    if (n < 2) {
+      EXPECT_EQ(steps, 1);
+    } else {
+      EXPECT_GT(j["drafted"], 0);
+      EXPECT_LE(j["accepted"], j["drafted"]);
+      EXPECT_GE(steps, 1);
+      EXPECT_LE(steps, 4);
+    }
+  }
+  EXPECT_EQ(n, 4) << r.out;
+  EXPECT_TRUE(has(shell("bench spec --prompts " + dir.file("p.jsonl") + " --sets gsm8k", true).out, "gsm8k"));
+}
+
 TEST(Program, AnswersWithExperts) {
   const Ran r =
       shell("run -m " FACET_SOURCE_DIR "/models/facet-nano-moe-Q4_K_M.gguf -p 'What is 17 + 25?' --temp 0 -c 1024");
@@ -210,6 +247,83 @@ TEST(Program, TokensInTokensOut) {
   const Ran text = shell("run -m " + file.path() + " -p hello", true);
   EXPECT_EQ(text.rc, 1);
   EXPECT_TRUE(has(text.out, "no_vocab")) << text.out;
+}
+
+// Attention reads every row: what other programs call by these names is refused, not ignored.
+TEST(Program, SparsePrefillIsRefused) {
+  for (const std::string option : {"--pflash", "--pflash-alpha 0.9", "--sparse-prefill 0.9"}) {
+    const Ran r = shell("run -p Hello -n 1 -c 256 " + option, true);
+    EXPECT_EQ(r.rc, 2) << r.out;
+    EXPECT_TRUE(has(r.out, option.substr(0, option.find(' ')))) << r.out;
+  }
+}
+
+// What another K/V type costs on a text: nothing if it is the same one, more if it is a coarser one.
+TEST(Program, MeasuresPerplexityAndDivergence) {
+  const TempDir dir;
+  {
+    std::ofstream text(dir.file("text"));
+    for (int i = 1; i < 40; ++i) text << "Anna is " << i << " years old and counts to " << i + 1 << ". ";
+  }
+  const std::string eval = "eval --backend cpu --window 128 --text " + dir.file("text");
+  const auto number = [](const std::string& out, const std::string& behind) {
+    const size_t at = out.find(behind);
+    EXPECT_NE(at, std::string::npos) << out;
+    return at == std::string::npos ? -1 : std::atof(out.c_str() + at + behind.size());
+  };
+  const double exact = number(shell(eval + " --kv-k f32 --kv-v f32").out, "perplexity ");
+  EXPECT_GT(exact, 1);
+  EXPECT_LT(exact, 20000);
+  EXPECT_NEAR(number(shell(eval).out, "perplexity "), exact, .01 * exact);
+  const std::string same = shell(eval + " --against-kv f16").out;
+  EXPECT_EQ(number(same, "KL mean "), 0) << same;
+  EXPECT_EQ(number(same, "same top token "), 100) << same;
+  const double fine = number(shell(eval + " --kv-k q8_0 --kv-v q8_0 --against-kv f32").out, "KL mean "),
+               coarse = number(shell(eval + " --kv-k tq3_0 --kv-v tq3_0 --against-kv f32").out, "KL mean ");
+  EXPECT_GT(fine, 0);
+  EXPECT_GT(coarse, 4 * fine);
+}
+
+// Ids that are none of the model's, and as many as no argument list holds.
+TEST(Program, TokenFilesThatAreNoPrompts) {
+  const TinyFile file;
+  const TempDir dir;
+  const auto write = [&](const std::vector<int32_t>& ids) {
+    std::ofstream(dir.file("in.i32"), std::ios::binary)
+        .write(reinterpret_cast<const char*>(ids.data()), std::streamsize(4 * ids.size()));
+  };
+  const auto says = [&](const std::string& command) {
+    const Ran r = shell(command + " -m " + file.path() + " --tokens " + dir.file("in.i32"), true);
+    EXPECT_EQ(r.rc, 1) << command;
+    const size_t error = r.out.find("facet: ");  // behind a line about memory
+    EXPECT_EQ(lines(r.out.substr(std::min(error, r.out.size()))), 1) << r.out;
+    return r.out;
+  };
+  for (const std::string& command : {std::string("run -n 1"), "logits --out " + dir.file("l.f32")}) {
+    for (const int32_t id : {-1, 96, INT32_MIN, INT32_MAX}) {
+      write({5, 9, id, 5});
+      EXPECT_TRUE(has(says(command), "in.i32: token 2: expected an id in [0, 96), found " + std::to_string(id)));
+    }
+    write({});
+    EXPECT_TRUE(has(says(command), "expected int32 token ids, little endian, found 0 bytes"));
+  }
+  std::vector<int32_t> many(262144, 7);
+  write(many);
+  EXPECT_TRUE(has(says("run -n 1 -c 4096"), "262144")) << "read whole, and refused for the context alone";
+  many.back() = 96;
+  write(many);
+  EXPECT_TRUE(has(says("run -n 1 -c 4096"), "token 262143: expected an id in [0, 96), found 96"));
+}
+
+TEST(Program, ADrafterThatIsNotThereIsOneLine) {
+  const TinyFile file;
+  for (const std::string kind : {"mtp", "dflash"}) {
+    const Ran r = shell("run -m " + file.path() + " --tokens /dev/null --draft " + kind, true);
+    EXPECT_EQ(r.rc, 1);
+    EXPECT_TRUE(has(r.out, "--draft " + kind + ": expected a drafter that fits " + file.path())) << r.out;
+    EXPECT_TRUE(has(r.out, "found none")) << r.out;
+    EXPECT_EQ(std::count(r.out.begin(), r.out.end(), '\n'), 1) << r.out;
+  }
 }
 
 TEST(Program, FailuresAreOneLineThatSaysWhatToDo) {

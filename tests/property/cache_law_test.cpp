@@ -209,13 +209,23 @@ void check_parking(const Case& c) {
   const int64_t used = roomy->cache_stats().gpu.limit;
   roomy = nullptr;
   for (size_t i = 0; i < r.size(); ++i) r[i].cache = i != 2;  // one leaves nothing behind when it is parked
-  for (const int64_t ram : {int64_t(0), int64_t(256) << 20}) {
-    e.cache_ram = ram;
-    e.kv_memory = used * 6 / 10;
+  // At how much memory a request runs out, for rows of the model or of a drafter, is another at every limit.
+  struct Limit {
+    int64_t ram, percent;
+  };
+  std::vector<Limit> limits = {{0, 70}, {256 << 20, 60}};
+  if (c.draft == "dflash") limits = {{0, 50}, {256 << 20, 70}};
+  if (full()) limits = {{0, 45}, {0, 50}, {0, 55}, {0, 60}, {0, 65}, {0, 70}, {0, 80}};
+  if (full())
+    for (size_t i = 0, n = limits.size(); i < n; ++i) limits.push_back({256 << 20, limits[i].percent});
+  for (const Limit& l : limits) {
+    e.cache_ram = l.ram;
+    e.kv_memory = used * l.percent / 100;
     auto tight = must(Engine::open(e));
     const auto told = ask(*tight, r);
-    EXPECT_EQ(differences(told, want, std::nullopt, !timed(c), c.name() + " parked"), 0);
-    EXPECT_GT(tight->cache_stats().parked, 0) << c.name();
+    EXPECT_EQ(differences(told, want, std::nullopt, !timed(c), fmt::format("{} parked at {} %", c.name(), l.percent)),
+              0);
+    EXPECT_GT(tight->cache_stats().parked, 0) << c.name() << " at " << l.percent;
   }
 }
 

@@ -217,6 +217,42 @@ TYPED_TEST(Property, ForksShareWholePages) {
   EXPECT_LT(pool.used(), before) << "all is given back";
 }
 
+// Rings take what they take however long a sequence gets, and a snapshot its rings and the pages that are partly
+// filled.
+TEST(Pages, RingsDoNotGrowAndSnapshotsShare) {
+  const TinyFile file;
+  for (const KvType t : {KvType::kF16, KvType::kQ4_0}) {
+    KvPlan p = plan(t);
+    p.max_ctx = 4096, p.snapshots = 1;
+    Harness<CpuRef> h(file.path(), p);
+    KvCache& c = h.cache();
+    int64_t full_row = 0, ring = 0, parts = 0;
+    for (int l = 0; l < h.cfg.n_layer(); ++l) {
+      const KvLayer& k = c.layers()[size_t(l)];
+      k.window > 0 ? ring += k.cap * (k.k_row + k.v_row) : full_row += k.k_row + k.v_row;
+      parts += k.window > 0 ? 0 : 2;
+    }
+    const int64_t page = c.pool().page_bytes(), rings = (ring + page - 1) / page, none = c.pool().used();
+    const auto used_at = [&](int rows) {
+      while (c.len(0) < rows) {
+        const int n = std::min(96, rows - c.len(0));
+        must(c.prepare(0, n));
+        c.commit(0, n);
+      }
+      return c.pool().used() - none;
+    };
+    for (const int rows : {10, 31, 32, 100, 1000, 4000}) {
+      const int64_t used = used_at(rows), full = rows * full_row / page;
+      EXPECT_GE(used, full + rings) << rows;
+      EXPECT_LE(used, full + rings + 2 * parts) << rows << " rows: rings have " << rings << " pages";
+    }
+    const int64_t before = c.pool().used();
+    must(c.fork(0, 1));
+    EXPECT_LE(c.pool().used() - before, rings + parts) << "of " << before << " pages";
+    EXPECT_EQ(c.pages(4000), before - none);
+  }
+}
+
 // A copy of a sequence's parts goes on like the sequence.
 TYPED_TEST(Property, PartsAreAllThereIs) {
   const TinyFile file(suited<TypeParam>());
@@ -301,22 +337,53 @@ TYPED_TEST(Property, LaterTokensDoNotChangeEarlierRows) {
   EXPECT_TRUE(bitwise_equal(rows(h.logits(ids, {90}), h.cfg.n_vocab, 0, 60), rows(before, h.cfg.n_vocab, 0, 60)));
 }
 
-// Memory that no row was written to is never read: NaN everywhere changes nothing.
-TYPED_TEST(Property, PoisonedMemoryIsNeverRead) {
-  const TinyFile file(suited<TypeParam>());
-  Harness<TypeParam> h(file.path(), plan(KvType::kF16));
-  const auto ids = random_ids(kTokens, h.cfg.n_vocab, 7);
-  const auto plain = h.logits(ids, {20});
-  h.cache().clear(0);
+// Memory that nothing was written to is never read: NaN everywhere, before every step, changes nothing.
+template <class B>
+void poison(Harness<B>& h, size_t n_tok) {
   for (const KvLayer& l : h.cache().layers()) {
-    const size_t rows = l.window ? size_t(l.cap) : ids.size();
-    std::memset(l.k, 0xFF, rows * size_t(l.k_row));
-    std::memset(l.v, 0xFF, rows * size_t(l.v_row));
-    if (l.window == 0) continue;
+    if (l.window == 0) {  // rows of the tokens that are still to come
+      const size_t held = size_t(h.cache().len(0));
+      std::memset(l.k + held * size_t(l.k_row), 0xFF, (n_tok - held) * size_t(l.k_row));
+      std::memset(l.v + held * size_t(l.v_row), 0xFF, (n_tok - held) * size_t(l.v_row));
+      continue;
+    }
+    if (h.cache().len(0) == 0) {
+      std::memset(l.k, 0xFF, size_t(l.cap) * size_t(l.k_row));
+      std::memset(l.v, 0xFF, size_t(l.cap) * size_t(l.v_row));
+    }
     std::memset(l.k_stage, 0xFF, size_t(l.k_row) * 96);
     std::memset(l.v_stage, 0xFF, size_t(l.v_row) * 96);
   }
-  EXPECT_TRUE(bitwise_equal(h.logits(ids, {20}), plain));
+  auto& w = h.runner().work;
+  for (const auto& r : {w.x, w.h, w.y, w.q, w.a, w.k, w.v, w.g, w.e, w.r, w.ple, w.ple_ctx, w.out, w.logits})
+    for (int t = 0; r && t < r.rows; ++t) std::fill_n(r.row(t), r.cols, std::numeric_limits<float>::quiet_NaN());
+}
+template <class B>
+bool poison_changes_nothing(const std::string& model) {
+  Harness<B> h(model, plan(KvType::kF16));
+  const auto ids = random_ids(kTokens, h.cfg.n_vocab, 7);
+  const auto plain = h.logits(ids, {20});
+  h.cache().clear(0);
+  std::vector<float> got;
+  for (size_t at = 0; at < ids.size();) {
+    const size_t n = std::min<size_t>(at < 20 ? 1 : at < 60 ? 20 : 3, ids.size() - at);
+    poison(h, ids.size());
+    const auto piece = h.more_logits(std::span(ids).subspan(at, n), {int(n)});
+    got.insert(got.end(), piece.begin(), piece.end());
+    at += n;
+  }
+  return bitwise_equal(got, plain);
+}
+TYPED_TEST(Property, PoisonedMemoryIsNeverRead) {
+  for (const TinyModel& m : {TinyModel{}, TinyModel{.moe = true}, TinyModel{.ple = true}}) {
+    const TinyFile file(suited<TypeParam>(m));
+    EXPECT_TRUE(poison_changes_nothing<TypeParam>(file.path())) << m.moe << m.ple;
+    EXPECT_TRUE(poison_changes_nothing<NewMemoryIsNaN<TypeParam>>(file.path())) << m.moe << m.ple;
+  }
+}
+TYPED_TEST(Property, PoisonBitesOnARowLeftOut) {
+  const TinyFile file(suited<TypeParam>());
+  EXPECT_FALSE(poison_changes_nothing<LeavesARowOut<TypeParam>>(file.path()));
 }
 
 TYPED_TEST(Property, DecoratorsChangeNothing) {

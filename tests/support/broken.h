@@ -1,6 +1,7 @@
 #pragma once
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <map>
 #include <vector>
 
@@ -22,6 +23,28 @@ struct RingOneRowShort : Base {
   void kv_append(KvLayer kv, Rows k, Rows v, const Step& s) { Base::kv_append(shorter(kv), k, v, s); }
   void kv_settle(KvLayer kv, const Step& s) { Base::kv_settle(shorter(kv), s); }
   void attend(Rows o, Rows q, KvLayer kv, const Step& s, AttnSpec a) { Base::attend(o, q, shorter(kv), s, a); }
+};
+
+// No bug: memory for rows is full of NaN when it is new.
+template <class Base>
+struct NewMemoryIsNaN : Base {
+  using Base::Base;
+  using typename Base::Rows;
+  Rows new_rows(int rows, int cols) {
+    const Rows r = Base::new_rows(rows, cols);
+    for (int t = 0; t < rows; ++t) std::fill_n(r.row(t), cols, std::numeric_limits<float>::quiet_NaN());
+    return r;
+  }
+};
+
+template <class Base>
+struct LeavesARowOut : Base {  // the last row of gate and up, of several, stays what it was
+  using Base::Base;
+  using typename Base::Rows, typename Base::Weight;
+  void gate_up(Rows y, Rows h, Weight gate, Weight up, Act act) {
+    const int n = std::max(1, y.rows - 1);
+    Base::gate_up(y.view(n, y.cols), h.view(n, h.cols), gate, up, act);
+  }
 };
 
 template <class Base>

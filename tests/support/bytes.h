@@ -42,9 +42,9 @@ struct Bytes {
 // Removed with everything in it.
 class TempDir {
  public:
-  TempDir() {
-    char name[] = "/tmp/facet_test_XXXXXX";
-    path_ = ::mkdtemp(name) ? name : ".";
+  explicit TempDir(const char* in = "/tmp") : path_(in) {
+    path_ += "/facet_test_XXXXXX";
+    if (!::mkdtemp(path_.data())) path_ = ".";
   }
   ~TempDir() {
     std::error_code ec;

@@ -2,6 +2,7 @@
 #include <filesystem>
 #include <fstream>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -10,6 +11,14 @@
 #include "support/harness.h"
 
 namespace facet::test {
+
+// x as a row of the type gives it back.
+inline void through_type(KvType t, float* x, int head_dim) {
+  std::vector<std::byte> row(kv_row_bytes(t, head_dim));
+  kv_encode(t, x, row.data(), head_dim);
+  kv_decode(t, row.data(), x, head_dim);
+  if (kv_rotated(t)) kv_unrotate(x, head_dim);
+}
 
 // A target that exists only as an embedding, a head and K/V rows: what a drafter reads of one. tests/data/drafters is
 // made for it (tools/make_drafter_fixtures.py).
@@ -32,8 +41,9 @@ class StandIn {
   }
   TargetView<B> view() { return {b, m, w, kv, cache->plan()}; }
 
-  // Rows [0, n) of the golden in the last layer of each kind, other values in the others.
-  void fill_kv(int n, int slot = 0) {
+  // Rows [0, n) of the golden in the last layer of each kind, other values in the others; through `as`, if one is
+  // given.
+  void fill_kv(int n, int slot = 0, std::optional<KvType> as = {}) {
     for (int at = 0; at < n; at += 8) {
       must(cache->prepare(slot, std::min(8, n - at)));
       cache->commit(slot, std::min(8, n - at));
@@ -47,6 +57,7 @@ class StandIn {
         for (int h = 0; h < to.n_head; ++h) {
           float *ke = &k[size_t((h * T + r) * E)], *ve = &v[size_t((h * T + r) * E)];
           if (l < m.n_layer() - 2) std::reverse(ke, ke + E), std::reverse(ve, ve + E);
+          if (as) through_type(*as, ke, E), through_type(*as, ve, E);
           const KvRow at = kv_ring_row(to, slot, r);
           kv_encode(to.k_type, ke, at.k + h * int64_t(kv_row_bytes(to.k_type, E)), E);
           kv_encode(to.v_type, ve, at.v + h * int64_t(kv_row_bytes(to.v_type, E)), E);
@@ -69,6 +80,20 @@ class StandIn {
  private:
   const SafetensorsFile& golden_;
   TensorView embedding_;
+};
+
+// An exact cache whose rows went through another type first.
+template <class Base>
+struct ThroughType : Base {
+  using Base::Base;
+  using typename Base::Rows, typename Base::KvLayer;
+  static inline KvType type = KvType::kF32;
+  void kv_append(KvLayer kv, Rows k, Rows v, const Step& s) {
+    for (int t = 0; t < s.shape.n_tok; ++t)
+      for (int h = 0; h < kv.n_head; ++h)
+        for (const Rows& r : {k, v}) through_type(type, r.row(t) + h * kv.head_dim, kv.head_dim);
+    Base::kv_append(kv, k, v, s);
+  }
 };
 
 inline KvPlan exact_plan(int max_seq = 1) {

@@ -103,6 +103,30 @@ TEST(Matrix, ADifferenceIsTold) {
   EXPECT_NE(matrix_svg(r, "a < b").find("a &lt; b"), std::string::npos);
 }
 
+// Joules of a run over all its tokens, each answer's first among them; a run that was not measured says nothing.
+TEST(Matrix, EnergyIsPerToken) {
+  const MatrixOptions o = options(2, 4);
+  std::vector<MatrixRun> runs;
+  for (const MatrixStep& s : matrix_steps(o)) {
+    runs.push_back(run_of(o, s, 100));
+    EXPECT_FALSE(runs.back().joules_per_token());
+    if (s.context == 0) runs.back().joules = (s.config ? 404 : 202) + s.run;  // of 101 tokens
+  }
+  const MatrixReport r = matrix_report(o, runs);
+  for (const MatrixRow& x : r.rows) {
+    EXPECT_EQ(x.joules.sample.n, x.context == 0 ? 4 : 0);
+    if (x.context == 0) {
+      EXPECT_NEAR(x.joules.sample.mean, (x.index ? 4 : 2) + 1.5 / 101, 1e-9);
+    }
+    EXPECT_EQ(x.joules.differs(), x.context == 0 && x.index == 1);
+  }
+  EXPECT_NE(matrix_markdown(r, "t").find("J a token"), std::string::npos);
+  for (MatrixRun& x : runs) x.joules.reset();
+  EXPECT_EQ(matrix_markdown(matrix_report(o, runs), "t").find("J a token"), std::string::npos);
+  runs[0].joules = 12.5;
+  EXPECT_EQ(matrix_run_from_json(to_json(runs[0]), "x")->joules, 12.5);
+}
+
 // A machine that slows down steadily. Measured one configuration after the other (planted), equal ones differ.
 TEST(Matrix, ASlowMachineSlowsAllAlike) {
   const MatrixOptions o = options(4, 6);

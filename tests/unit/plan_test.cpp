@@ -6,6 +6,7 @@
 
 #include "backend/cpu/cpu_ref.h"
 #include "engine/runner.h"
+#include "model/gemma4_bind.h"
 #include "model/gemma4_config.h"
 #include "support/must.h"
 
@@ -34,6 +35,22 @@ TEST(Plan, ChunkFollowsBackendAndContext) {
   EXPECT_EQ(must(resolve_config(file, m, c)).chunk, 700) << "each running request takes a token of a step";
   c.chunk = 900;
   EXPECT_EQ(must(resolve_config(file, m, c)).chunk, 900);
+}
+
+// A prompt's chunk has logits of its last row only: memory for those of a few rows, whatever the chunk.
+TEST(Plan, LogitsAreOfAFewRows) {
+  const GgufFile file = must(GgufFile::open(kModels + "facet-nano-Q8_0.gguf"));
+  const ModelCfg m = must(gemma4_config(file));
+  EngineConfig c = config(file);
+  std::vector<int64_t> work;
+  for (const int chunk : {256, 1024}) {
+    c.chunk = chunk;
+    const EngineConfig decided = must(resolve_config(file, m, c));
+    EXPECT_LE(decided.max_out, 64);
+    work.push_back(work_elements(m, chunk, decided.max_out));
+    EXPECT_LT(work.back() - work_elements(m, chunk, 0), int64_t(65) * (m.n_vocab + m.d_model));
+  }
+  EXPECT_EQ(work[1] - work[0], work_elements(m, 1024, 0) - work_elements(m, 256, 0));
 }
 
 // What a drafter holds and what it adds to the target's scratch are in the plan.

@@ -5,45 +5,19 @@
 
 #include <algorithm>
 #include <cmath>
-#include <filesystem>
-#include <functional>
 #include <numbers>
 
 #include "backend/cpu/cpu_ref.h"
 #include "cache/kv_plan.h"
-#include "formats/synth.h"
 #include "model/gemma4_config.h"
 #include "model/mtp_config.h"
-#include "support/bytes.h"
-#include "support/must.h"
+#include "support/real_shapes.h"
 
 namespace facet::test {
 namespace {
 
-// The plan's file with zeros for weights, which take no room on the disk.
-std::string write_header(const SynthPlan& plan, const TempDir& dir, const std::string& name) {
-  const std::string path = dir.file(name), part = dir.file("writing");
-  GgufWriter w;
-  for (const SynthMeta& m : plan.meta) std::visit([&](const auto& v) { w.add(m.key, v); }, m.v);
-  for (const SynthTensor& t : plan.tensors) w.add_tensor(t.name, t.type, t.ne);
-  EXPECT_TRUE(w.begin(part));
-  EXPECT_TRUE(w.write(std::vector<std::byte>(size_t(2) << 20)));  // the header goes to the file before it
-  std::filesystem::copy_file(part + ".part", path, std::filesystem::copy_options::overwrite_existing);
-  std::filesystem::resize_file(path, w.total_bytes());
-  return path;
-}
-
-using Edit = std::function<void(SynthPlan&)>;
-SynthPlan shape(const std::string& preset) {
-  SynthPlan p = must(synth_plan(preset, "Q8_0"));
-  // The embedding comes first, so that there is something to write before the rest.
-  const auto embd =
-      std::find_if(p.tensors.begin(), p.tensors.end(), [](auto& t) { return t.name == "token_embd.weight"; });
-  std::rotate(p.tensors.begin(), embd, embd + 1);
-  return p;
-}
 ModelCfg config(const std::string& preset) {
-  const TempDir dir;
+  const HolesDir dir;
   return must(gemma4_config(must(GgufFile::open(write_header(shape(preset), dir, "model.gguf")))));
 }
 
@@ -70,7 +44,7 @@ TEST(RealShapes, AssistantsReadTheLastLayersOfTheirTargets) {
   for (const auto& row : table) {
     SynthPlan p = shape(std::string(row.preset) + "-mtp");
     std::erase_if(p.tensors, [](auto& t) { return t.name == "rope_freqs.weight"; });  // zeros are none
-    const TempDir dir;
+    const HolesDir dir;
     const DrafterFile file = must(DrafterFile::open(write_header(p, dir, "mtp.gguf")));
     const MtpCfg c = must(mtp_config(file, config(row.preset)));
     std::vector<int> donors;
@@ -107,20 +81,6 @@ TEST(RealShapes, BytesOfTheCacheAreTheFormulas) {
 
 // --- files that contradict themselves
 
-template <class T>
-Edit set(const std::string& key, T v) {
-  return [=](SynthPlan& p) {
-    for (SynthMeta& m : p.meta)
-      if (m.key == key) return void(m.v = v);
-    p.meta.push_back({key, v});
-  };
-}
-Edit drop(const std::string& key) {
-  return [=](SynthPlan& p) { std::erase_if(p.meta, [&](auto& m) { return m.key == key; }); };
-}
-Edit both(Edit a, Edit b) {
-  return [=](SynthPlan& p) { a(p), b(p); };
-}
 // The last element of an array is gone, or is another one.
 template <class T>
 Edit cut(const std::string& key) {
@@ -185,7 +145,7 @@ TEST(RealShapes, EveryRefusalOfAConfiguration) {
        a + "shared_kv_layers: expected a sliding layer with own K/V before layer 0"},
   };
   for (const auto& row : table) {
-    const TempDir dir;
+    const HolesDir dir;
     SynthPlan p = shape(row.preset);
     row.edit(p);
     const auto m = gemma4_config(must(GgufFile::open(write_header(p, dir, "model.gguf"))));
@@ -197,7 +157,7 @@ TEST(RealShapes, EveryRefusalOfAConfiguration) {
 
 TEST(RealShapes, RefusalsOfRotaryDivisors) {
   const auto says = [](const Edit& edit, int layer) {
-    const TempDir dir;
+    const HolesDir dir;
     SynthPlan p = shape("31b");
     edit(p);
     const GgufFile file = must(GgufFile::open(write_header(p, dir, "model.gguf")));
@@ -226,7 +186,7 @@ TEST(RealShapes, RefusalsOfRotaryDivisors) {
 TEST(RealShapes, AnglesAreRightAtAMillionTokens) {
   SynthPlan p = shape("31b");
   std::erase_if(p.tensors, [](auto& t) { return t.name == "rope_freqs.weight"; });
-  const TempDir dir;
+  const HolesDir dir;
   const GgufFile file = must(GgufFile::open(write_header(p, dir, "model.gguf")));
   const ModelCfg m = must(gemma4_config(file));
   const std::vector<int32_t> pos{0, 1, 1023, 131071, 262143, 1048575};
