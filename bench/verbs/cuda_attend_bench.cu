@@ -137,9 +137,10 @@ struct Bench {
     return name.find(only) != std::string::npos && (except.empty() || name.find(except) == std::string::npos);
   }
 
-  // Fills [at, at + bytes) with rows: normal values, encoded.
+  // Fills [at, at + bytes) with rows: normal values, encoded. E 640: shared rows.
   void fill(std::byte* at, size_t bytes, KvType t, int E) {
-    const size_t row = kv_row_bytes(t, E);
+    const bool shared = E == cuda::kSharedCols;
+    const size_t row = shared ? kv_shared_bytes(t, cuda::kSharedHead) : kv_row_bytes(t, E);
     std::vector<std::byte> host(row * 256);
     std::mt19937 rng(2);
     std::normal_distribution<float> normal;
@@ -147,7 +148,8 @@ struct Bench {
     std::vector<std::byte> blocks(row);
     for (size_t i = 0; i < 256; ++i) {
       for (float& v : x) v = normal(rng);
-      kv_encode(t, x.data(), blocks.data(), E);
+      shared ? kv_encode_shared(t, x.data(), x.data(), blocks.data(), cuda::kSharedHead)
+             : kv_encode(t, x.data(), blocks.data(), E);
       cuda::kv_planar_from_blocks(t, blocks.data(), host.data() + i * row, E);
     }
     size_t done = std::min(bytes, host.size());
@@ -159,19 +161,20 @@ struct Bench {
     }
   }
 
-  // layer: what norm_rope_append does as well, as layers have it; width: of heads, if not the model's.
+  // layer: what norm_rope_append does as well, as layers have it; width: of heads, if not the model's; shared: rows.
   void attend(const Model& m, bool full, KvType kt, KvType vt, int rows, int n_seq, int n, bool layer = false,
-              int width = 0) {
+              int width = 0, bool shared = false) {
     const int E = width > 0 ? width : full ? 512 : 256, n_kv = full ? m.kv_full : m.kv_slide, window = full ? 0 : 1024;
     std::string name = std::string(layer ? "layer " : "attend ") + m.name + (full ? " full " : " sliding ") +
                        kv_type_name(kt) + (kt == vt ? "" : std::string("/") + kv_type_name(vt)) +
-                       (width > 0 ? " E " + std::to_string(E) : "") + " rows " + std::to_string(rows) + " seqs " +
-                       std::to_string(n_seq) + " T " + std::to_string(n);
+                       (shared ? " shared" : "") + (width > 0 ? " E " + std::to_string(E) : "") + " rows " +
+                       std::to_string(rows) + " seqs " + std::to_string(n_seq) + " T " + std::to_string(n);
     if (!wanted(name)) return;
     KvLayer kv{.n_head = n_kv, .head_dim = E, .window = window, .margin = 16, .k_type = kt, .v_type = vt};
     const bool chunk = n > kSmallT;
     kv.cap = full ? rows + n : 1024 + 16;
     kv.k_row = int64_t(kv_row_bytes(kt, E)) * n_kv, kv.v_row = int64_t(kv_row_bytes(vt, E)) * n_kv;
+    if (shared) kv.shared = true, kv.k_row = int64_t(kv_shared_bytes(kt, E)) * n_kv, kv.v_row = 0;
     kv.k_slot = kv.cap * kv.k_row, kv.v_slot = kv.cap * kv.v_row;
     const int64_t slot = kv.k_slot + kv.v_slot;
     int n_slot = int(std::clamp<int64_t>((int64_t(400) << 20) / slot, n_seq, 64));
@@ -179,8 +182,9 @@ struct Bench {
     if (size_t(n_slot * slot) + (chunk ? size_t(n) * size_t(kv.k_row + kv.v_row) : 0) > arena_bytes) return;
     kv.k = arena, kv.v = arena + n_slot * kv.k_slot;
     kv.k_stage = kv.v + n_slot * kv.v_slot, kv.v_stage = kv.k_stage + n * kv.k_row;
-    fill(kv.k, size_t(n_slot * kv.k_slot), kt, E), fill(kv.v, size_t(n_slot * kv.v_slot), vt, E);
-    if (chunk) fill(kv.k_stage, size_t(n * kv.k_row), kt, E), fill(kv.v_stage, size_t(n * kv.v_row), vt, E);
+    fill(kv.k, size_t(n_slot * kv.k_slot), kt, shared ? cuda::kSharedCols : E);
+    if (!shared) fill(kv.v, size_t(n_slot * kv.v_slot), vt, E);
+    if (chunk && !shared) fill(kv.k_stage, size_t(n * kv.k_row), kt, E), fill(kv.v_stage, size_t(n * kv.v_row), vt, E);
     const int calls = chunk ? 2 : std::max(2, std::min(48, n_slot / n_seq));
     Steps steps(calls, n_slot, n_seq, n, rows, chunk);
     const int cols = m.n_q * E, T = n_seq * n;
@@ -207,9 +211,12 @@ struct Bench {
     for (int j = 0; j < n; ++j) pairs += window ? std::min(window, rows + j + 1) : rows + j + 1;
     const double seen = window ? std::min(window + n - 1, rows + n) : rows + n;
     const double bytes = n_seq * seen * double(kv.k_row + kv.v_row), flops = 4. * n_seq * pairs * cols;
-    std::printf("{\"name\": \"%s\", \"us\": %.2f, \"MB\": %.2f, \"GB/s\": %.0f, \"%%read\": %.1f, \"TFLOP/s\": %.1f}\n",
-                name.c_str(), us, bytes * 1e-6, bytes / us * 1e-3, 100 * bytes / us * 1e-3 / read_gbs,
-                flops / us * 1e-6);
+    std::printf(
+        "{\"name\": \"%s\", \"layout\": \"%s\", \"us\": %.2f, \"MB\": %.2f, \"GB/s\": %.0f, \"%%read\": %.1f, "
+        "\"TFLOP/s\": "
+        "%.1f}\n",
+        name.c_str(), shared ? "shared" : "split", us, bytes * 1e-6, bytes / us * 1e-3,
+        100 * bytes / us * 1e-3 / read_gbs, flops / us * 1e-6);
     std::fflush(stdout);
   }
 
@@ -318,38 +325,43 @@ int main(int argc, char** argv) {
     KvType k, v;
   };
   const Pair pairs[] = {{kF16, kF16}, {kQ8_0, kQ8_0}, {kQ4_0, kQ4_0}, {kTQ3_0, kTQ3_0}, {kQ8_0, kTQ3_0}};
+  // A full layer in both layouts.
+  auto full = [&](const Model& m, const Pair& p, int rows, int n_seq, int n, bool layer = false) {
+    b.attend(m, true, p.k, p.v, rows, n_seq, n, layer);
+    if (p.k == p.v) b.attend(m, true, p.k, p.v, rows, n_seq, n, layer, 0, true);
+  };
   for (const Pair& p : pairs) {
     for (const Model* m : {&k31, &k26}) {
       b.attend(*m, false, p.k, p.v, 40, 1, 1);
       b.attend(*m, false, p.k, p.v, 4000, 1, 1);
       b.attend(*m, false, p.k, p.v, 4000, 1, 16);
-      for (const int rows : {40, 1000, 4096, 32'768, 131'072}) b.attend(*m, true, p.k, p.v, rows, 1, 1);
+      for (const int rows : {40, 1000, 4096, 32'768, 131'072}) full(*m, p, rows, 1, 1);
     }
-    for (const int T : {2, 4, 8, 16}) b.attend(k31, true, p.k, p.v, 32'768, 1, T);
+    for (const int T : {2, 4, 8, 16}) full(k31, p, 32'768, 1, T);
     for (const int T : {2, 4, 8}) b.attend(k31, false, p.k, p.v, 4000, 1, T);
-    b.attend(k31, true, p.k, p.v, 131'072, 1, 16);
-    b.attend(k26, true, p.k, p.v, 131'072, 1, 4);
+    full(k31, p, 131'072, 1, 16);
+    full(k26, p, 131'072, 1, 4);
     b.attend(k31, false, p.k, p.v, 4000, 16, 1);
-    b.attend(k31, true, p.k, p.v, 4096, 16, 1);
+    full(k31, p, 4096, 16, 1);
   }
   for (const Pair& p : {pairs[0], pairs[1]})
     for (const Model* m : {&k31, &k26})
       for (const int T : {1, 4}) {
         b.attend(*m, false, p.k, p.v, 4000, 1, T, true);
-        b.attend(*m, true, p.k, p.v, 32'768, 1, T, true);
+        full(*m, p, 32'768, 1, T, true);
       }
   for (const int width : {64, 128})
     for (const int T : {1, 8})
       b.attend(k26, false, kF16, kF16, 1000, 1, T, false, width),
           b.attend(k26, true, kF16, kF16, 4096, 1, T, false, width);
-  for (const Pair& p : {pairs[0], pairs[1], pairs[3]}) {
+  for (const Pair& p : {pairs[0], pairs[1], pairs[2], pairs[3]}) {
     b.attend(k31, false, p.k, p.v, 0, 1, 4096);
     b.attend(k31, false, p.k, p.v, 28'672, 1, 4096);
-    b.attend(k31, true, p.k, p.v, 0, 1, 4096);
-    b.attend(k31, true, p.k, p.v, 28'672, 1, 4096);
+    full(k31, p, 0, 1, 4096);
+    full(k31, p, 28'672, 1, 4096);
     b.attend(k26, false, p.k, p.v, 28'672, 1, 4096);
-    b.attend(k26, true, p.k, p.v, 28'672, 1, 4096);
-    b.attend(k31, true, p.k, p.v, 122'880, 1, 8192);
+    full(k26, p, 28'672, 1, 4096);
+    full(k31, p, 122'880, 1, 8192);
     b.attend(k31, false, p.k, p.v, 122'880, 1, 8192);
   }
   for (const KvType t : {kF16, kQ8_0, kQ4_0, kTQ3_0})

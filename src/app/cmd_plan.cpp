@@ -66,6 +66,7 @@ int run(const Options& o) {
   print_out("{}: {}, {} layers, width {}, vocabulary {}\n", c.model, m->name, m->n_layer(), m->d_model, m->n_vocab);
   print_out("context {} of {} trained, {} slots, K {} V {}, backend {}\n", decided->n_ctx, m->n_ctx_train,
             decided->max_seq, kv_type_name(*decided->kv_k), kv_type_name(*decided->kv_v), decided->backend);
+  if (const std::string note = layout_note(*m, *decided); !note.empty()) print_out("note: {}\n", note);
   if (decided->n_ctx > m->n_ctx_train) print_out("note: positions from {} on are extrapolation\n", m->n_ctx_train);
   print_out("{}", plan_memory(*file, *m, *decided, drafters).table());
   quote_quality(*file, c.model, *decided);

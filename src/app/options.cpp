@@ -40,6 +40,8 @@ const std::map<std::string, CpuIsa> kIsas{{"auto", CpuIsa::kAuto},
                                           {"avx2", CpuIsa::kAvx2},
                                           {"avx512", CpuIsa::kAvx512},
                                           {"amx", CpuIsa::kAmx}};
+const std::map<std::string, KvLayout> kKvLayouts{
+    {"auto", KvLayout::kAuto}, {"split", KvLayout::kSplit}, {"shared", KvLayout::kShared}};
 
 }  // namespace
 
@@ -83,6 +85,9 @@ void add_compute_options(CLI::App* cmd, EngineConfig& c) {
   add_named(cmd, "--kv-k", c.kv_k, kv_types_by_name(),
             fmt::format("Type of cached keys: {} (default: f16; f32 on ref)", kv_type_names()));
   add_named(cmd, "--kv-v", c.kv_v, kv_types_by_name(), "Type of cached values, likewise");
+  add_named(cmd, "--kv-layout", c.kv_layout, kKvLayouts,
+            "Full layers whose K is V: split keeps two rows a token, shared one of 640 values instead of 1,024; auto: "
+            "shared, on a GPU split");
   cmd->add_option("--chunk", c.chunk,
                   "Tokens of a prompt computed in one step; 0: 512, on a GPU up to 4096 as context and memory allow")
       ->check(CLI::Range(0, 65536))

@@ -18,18 +18,27 @@ namespace facet {
 // rows to the staging area (one for all sliding layers, indexed by token of the step), attend reads them there and
 // the older ones in the ring, and kv_settle moves the last of them into the ring once no token of the step needs
 // the rows they replace.
+//
+// A full layer may have shared rows (formats/kv_codec): K and V of a head in one. v then points into the rows of k, the
+// strides are k's, and both types are one.
 struct KvLayer {
   std::byte* k = nullptr;
   std::byte* v = nullptr;
   std::byte* k_stage = nullptr;
   std::byte* v_stage = nullptr;
   int64_t cap = 0;                 // rows per sequence slot
-  int64_t k_row = 0, v_row = 0;    // bytes of a row
+  int64_t k_row = 0, v_row = 0;    // bytes between rows
   int64_t k_slot = 0, v_slot = 0;  // bytes between sequence slots
   int n_head = 0, head_dim = 0;
   int window = 0;  // 0: full
   int margin = 0;
+  bool shared = false;
   KvType k_type = KvType::kF16, v_type = KvType::kF16;
+
+  // Bytes between head vectors of a row, and of all that a row takes.
+  FACET_HD int64_t k_head() const { return k_row / n_head; }
+  FACET_HD int64_t v_head() const { return v_row / n_head; }
+  FACET_HD int64_t row_bytes() const { return shared ? k_row : k_row + v_row; }
 };
 
 FACET_HD inline bool kv_staged(const KvLayer& l, int n_tok_of_seq) { return l.window > 0 && n_tok_of_seq > l.margin; }

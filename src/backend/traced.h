@@ -112,9 +112,7 @@ class Traced {
     return w ? 2.0 * x.rows * double(w.n_in) * double(w.n_out) : 0;
   }
   static double table_rows(const Weight& table, int n) { return double(n) * double(row_bytes(table.type, table.n_in)); }
-  static double kv_bytes(const KvLayer& kv, const Step& s) {
-    return double(s.shape.n_tok) * double(kv.k_row + kv.v_row);
-  }
+  static double kv_bytes(const KvLayer& kv, const Step& s) { return double(s.shape.n_tok) * double(kv.row_bytes()); }
   // f(n, len): tokens of a sequence, its rows after the step.
   template <class F>
   static double each_sequence(const Step& s, F&& f) {
@@ -126,7 +124,7 @@ class Traced {
     return sum;
   }
   static double attend_bytes(const KvLayer& kv, const Step& s, const AttnSpec& a) {  // rows are read once a sequence
-    return double(kv.k_row + kv.v_row) *
+    return double(kv.row_bytes()) *
            each_sequence(s, [&](int n, int len) { return double(a.window ? std::min(len, a.window - 1 + n) : len); });
   }
   static double attend_flops(const Step& s, const AttnSpec& a) {

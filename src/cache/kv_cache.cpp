@@ -24,10 +24,12 @@ KvCache::KvCache(const ModelCfg& m, const KvPlan& p) : plan_(p), layers_(m.layer
     k.head_dim = c.head_dim;
     k.window = c.window;
     k.margin = p.margin;
+    k.shared = kv_shared(c, p);
     k.k_type = p.k;
-    k.v_type = p.v;
-    k.k_row = c.n_kv_head * int64_t(kv_row_bytes(p.k, c.head_dim));
-    k.v_row = c.n_kv_head * int64_t(kv_row_bytes(p.v, c.head_dim));
+    k.v_type = k.shared ? p.k : p.v;
+    const KvRowBytes row = kv_row_bytes(c, p);
+    k.k_row = row.k;
+    k.v_row = k.shared ? row.k : row.v;
     k.cap = c.window ? ring_rows(c, p) : p.max_ctx;
     owners_.push_back(int(l));
     if (c.window == 0) continue;
@@ -51,7 +53,7 @@ Status KvCache::allocate(const ModelCfg& m, PagePool* shared, std::unique_ptr<Pa
   for (int l : owners_) {
     KvLayer& k = layers_[size_t(l)];
     const std::pair<std::byte**, int64_t*> part[] = {{&k.k, &k.k_slot}, {&k.v, &k.v_slot}};
-    for (size_t i = 0; i < 2; ++i) {
+    for (size_t i = 0; i < (k.shared ? 1 : 2); ++i) {
       const int64_t row = i ? k.v_row : k.k_row;
       if (k.window) {
         ring_parts_.push_back({.offset = rings, .row = row, .cap = k.cap});
@@ -65,6 +67,7 @@ Status KvCache::allocate(const ModelCfg& m, PagePool* shared, std::unique_ptr<Pa
       *part[i].first = f.base = *at, *part[i].second = f.stride;
       full_.push_back(std::move(f));
     }
+    if (k.shared) k.v = k.k + kv_shared_v_at(k.k_type, k.head_dim), k.v_slot = k.k_slot;
     if (k.window) k_stage = std::max(k_stage, k.k_row), v_stage = std::max(v_stage, k.v_row);
   }
   ring_stride_ = align_up(rings, page);
@@ -438,7 +441,7 @@ void HostKvCache::move_row(int layer, SlotId s, int from, int to) {
   const KvLayer& k = layers_[size_t(layer)];
   const KvRow a = kv_ring_row(k, s, from), b = kv_ring_row(k, s, to);
   std::memcpy(b.k, a.k, size_t(k.k_row));
-  std::memcpy(b.v, a.v, size_t(k.v_row));
+  if (!k.shared) std::memcpy(b.v, a.v, size_t(k.v_row));
 }
 
 }  // namespace facet

@@ -7,12 +7,21 @@
 
 namespace facet {
 
+bool kv_shared(const ModelCfg& m, const KvPlan& p) {
+  return std::any_of(m.layer.begin(), m.layer.end(), [&](const LayerCfg& c) { return kv_shared(c, p); });
+}
+
+KvRowBytes kv_row_bytes(const LayerCfg& c, const KvPlan& p) {
+  if (kv_shared(c, p)) return {c.n_kv_head * int64_t(kv_shared_bytes(p.k, c.head_dim)), 0};
+  return {c.n_kv_head * int64_t(kv_row_bytes(p.k, c.head_dim)), c.n_kv_head * int64_t(kv_row_bytes(p.v, c.head_dim))};
+}
+
 KvBytes kv_bytes(const ModelCfg& m, const KvPlan& p) {
   KvBytes b;
   int64_t widest = 0;
   for (const LayerCfg& c : m.layer) {
     if (c.query_only) continue;
-    const int64_t row = c.n_kv_head * int64_t(kv_row_bytes(p.k, c.head_dim) + kv_row_bytes(p.v, c.head_dim));
+    const int64_t row = kv_row_bytes(c, p).both();
     if (c.window == 0) {
       b.full += row * p.max_ctx * p.max_seq;
     } else {
@@ -28,8 +37,7 @@ KvBytes kv_bytes(const ModelCfg& m, const KvPlan& p) {
 int64_t host_page_bytes(const ModelCfg& m, const KvPlan& p) {
   int64_t most = 0;
   for (const LayerCfg& c : m.layer)
-    if (c.window == 0 && !c.query_only)
-      most = std::max(most, 64 * c.n_kv_head * int64_t(kv_row_bytes(p.k, c.head_dim)));
+    if (c.window == 0 && !c.query_only) most = std::max(most, 64 * kv_row_bytes(c, p).k);
   return std::clamp<int64_t>(int64_t(std::bit_ceil(uint64_t(std::max<int64_t>(most, 1)))), 4096, 1 << 18);
 }
 
@@ -38,16 +46,17 @@ int64_t pool_bytes(const ModelCfg& m, const KvPlan& p, int64_t page, int64_t bey
   int64_t full = 0, rings = 0, parts = 0, k_stage = 0, v_stage = 0;
   for (const LayerCfg& c : m.layer) {
     if (c.query_only) continue;
-    for (const KvType t : {p.k, p.v}) {
-      const int64_t row = c.n_kv_head * int64_t(kv_row_bytes(t, c.head_dim));
+    const KvRowBytes bytes = kv_row_bytes(c, p);
+    for (const int64_t row : {bytes.k, bytes.v}) {
+      if (row == 0) continue;
       if (c.window == 0)
         full += whole((p.max_ctx + beyond) * row), ++parts;
       else
         rings += (ring_rows(c, p) * row + 255) / 256 * 256;
     }
     if (c.window == 0) continue;
-    k_stage = std::max(k_stage, c.n_kv_head * int64_t(kv_row_bytes(p.k, c.head_dim)));
-    v_stage = std::max(v_stage, c.n_kv_head * int64_t(kv_row_bytes(p.v, c.head_dim)));
+    k_stage = std::max(k_stage, bytes.k);
+    v_stage = std::max(v_stage, bytes.v);
   }
   const int64_t stage = p.max_step > p.margin ? whole((k_stage + v_stage) * p.max_step) : 0;
   return p.max_seq * full + p.resident() * whole(rings) + p.snapshots * parts * page + stage;

@@ -76,6 +76,7 @@ struct EngineConfig {
   int64_t cache_disk_size = int64_t(16) << 30;  // bytes of files there
   int snapshot_every = 8192;                    // tokens of a long prompt after which one is taken; 0: never
   std::optional<KvType> kv_k, kv_v;             // empty: f32 on the reference backend, f16 elsewhere
+  KvLayout kv_layout = KvLayout::kAuto;         // of full layers whose K is V; kAuto: shared, on a GPU kCudaShares
   int n_threads = 0;                            // 0: one per physical core
   int max_out = 0;                              // rows of logits of one step; 0: one per sequence
   DraftConfig draft = {};

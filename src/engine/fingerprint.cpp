@@ -81,7 +81,9 @@ SessionHeader::Fingerprint session_fingerprint(const GgufFile& file, const Model
   h.add(int64_t(c.backend == "cuda" ? c.chunk : 0));
   h.add(int64_t(drafters.size()));
   for (const DrafterFile& d : drafters) add(h, d);
-  return h.digest();
+  SessionHeader::Fingerprint f = h.digest();
+  f.back() = kv_shared(m, kv) ? 1 : 0;  // a state in another layout is refused by that name
+  return f;
 }
 
 std::string file_fingerprint(const GgufFile& file) {

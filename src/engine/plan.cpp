@@ -24,6 +24,9 @@ KvPlan kv_plan(const EngineConfig& c) {
   const int draft = c.draft.any() ? c.draft.rows() : 0;
   return {.k = *c.kv_k,
           .v = *c.kv_v,
+          .share = c.kv_layout != KvLayout::kShared ? 0
+                   : c.backend == "cuda"            ? kCudaSharedHead
+                                                    : 1,
           .max_seq = c.max_seq,
           .max_ctx = c.n_ctx,
           .max_step = std::max(c.chunk, c.max_seq) + c.max_seq * draft,
@@ -66,7 +69,9 @@ MemoryPlan plan_target(const GgufFile& file, const ModelCfg& m, const EngineConf
     ++(l.query_only ? shared : l.window ? sliding : full);
     if (l.window && !l.query_only) rows = ring_rows(l, kv);
   }
-  const std::string types = fmt::format("{}/{}", kv_type_name(*c.kv_k), kv_type_name(*c.kv_v));
+  const std::string types = fmt::format("{}/{}", kv_type_name(*c.kv_k), kv_type_name(*c.kv_v)),
+                    full_types =
+                        kv_shared(m, kv) ? fmt::format("{}, K and V in one row", kv_type_name(*c.kv_k)) : types;
   MemoryPlan p;
   auto line = [&](const char* name, std::string detail, int64_t bytes) {
     p.lines.push_back({name, std::move(detail), bytes});
@@ -74,7 +79,7 @@ MemoryPlan plan_target(const GgufFile& file, const ModelCfg& m, const EngineConf
   line("weights", fmt::format("{} tensors, {}", file.tensors().size(), backend.weights),
        backend.weight_bytes ? backend.weight_bytes(file.tensors()) : int64_t(file.file_bytes()));
   line("kv full",
-       fmt::format("{} layers, {}, {} rows x {} slots, committed as they fill", full, types, c.n_ctx, c.max_seq),
+       fmt::format("{} layers, {}, {} rows x {} slots, committed as they fill", full, full_types, c.n_ctx, c.max_seq),
        b.full);
   line("kv rings", fmt::format("{} sliding layers, {}, {} rows x {} slots", sliding, types, rows, c.max_seq), b.rings);
   if (shared > 0) p.lines.back().detail += fmt::format("; {} layers share", shared);
@@ -226,6 +231,14 @@ std::string what_would_fit(const GgufFile& file, const ModelCfg& m, EngineConfig
 
 }  // namespace
 
+std::string layout_note(const ModelCfg& m, const EngineConfig& c) {
+  if (*c.kv_k == *c.kv_v || !kv_shared(m, kv_plan(c))) return {};
+  return fmt::format(
+      "full layers keep K and V in one row of {0} values, the type of K: --kv-v {1} is for the other layers "
+      "(--kv-layout split keeps them apart)",
+      kv_type_name(*c.kv_k), kv_type_name(*c.kv_v));
+}
+
 Result<EngineConfig> resolve_config(const GgufFile& file, const ModelCfg& m, EngineConfig c,
                                     std::span<const DrafterFile> drafters, bool lockstep) {
   auto backend = resolve_backend(c.backend, c.gpu);
@@ -241,6 +254,8 @@ Result<EngineConfig> resolve_config(const GgufFile& file, const ModelCfg& m, Eng
   if (c.n_threads <= 0) c.n_threads = physical_cores();
   const KvType usual = c.backend == "ref" ? KvType::kF32 : KvType::kF16;
   c.kv_k = c.kv_k.value_or(usual), c.kv_v = c.kv_v.value_or(usual);
+  if (c.kv_layout == KvLayout::kAuto)
+    c.kv_layout = c.backend != "cuda" || kCudaShares ? KvLayout::kShared : KvLayout::kSplit;
 #if FACET_CUDA
   if (c.backend == "cuda")
     if (auto ok = cuda_accepts_kv(m, *c.kv_k, *c.kv_v); !ok) return ok.error();

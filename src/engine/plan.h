@@ -12,6 +12,10 @@
 
 namespace facet {
 
+// Whether --kv-layout auto shares rows on a GPU.
+inline constexpr bool kCudaShares = false;
+inline constexpr int kCudaSharedHead = 512;  // the width of heads that kernels for shared rows are made for
+
 // The cache that `c` asks for.
 KvPlan kv_plan(const EngineConfig& c);
 
@@ -40,6 +44,9 @@ MemoryPlan plan_memory(const GgufFile& file, const ModelCfg& m, const EngineConf
 
 // "auto" decided; an error when the backend that was asked for cannot run here.
 Result<std::string> resolve_backend(const std::string& asked, int gpu);
+
+// What the layout does to a type that was asked for, or nothing.
+std::string layout_note(const ModelCfg& m, const EngineConfig& decided);
 
 // Decides what `c` left open (context, chunk, threads, logits rows) and checks that the plan fits in memory. When it
 // does not, the error holds the table and the option that would make it fit.

@@ -29,7 +29,7 @@ class Runner {
                                               Args&&... args) {
     std::unique_ptr<Runner> r(new Runner(m, o, std::forward<Args>(args)...));
     if constexpr (requires { r->b.take_file(file.tensors()); }) r->b.take_file(file.tensors());
-    auto w = bind_gemma4(r->b, file, m, o.loading);
+    auto w = bind_gemma4(r->b, file, m, o.kv.share, o.loading);
     if (!w) return w.error();
     if (auto ok = memory_status(r->b); !ok) return ok.error();
     r->w = std::move(*w);

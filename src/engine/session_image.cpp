@@ -41,6 +41,8 @@ SessionHeader header_of(const SessionImage& image, const SessionHeader::Fingerpr
   return h;
 }
 
+const char* layout_of(const SessionHeader::Fingerprint& f) { return f.back() ? "shared" : "split"; }
+
 // f(section, its bytes in the image) for all, until one fails.
 template <class H, class I, class F>
 Status each_section(H& header, I& image, F f) {
@@ -181,6 +183,9 @@ Result<SessionImage> read_session(const std::string& path, const SessionHeader::
   if (!opened) return opened.error();
   const Descriptor fd(*opened);
   SessionHeader& h = entry.header;
+  if (h.fingerprint != whose && std::equal(whose.begin(), whose.end() - 1, h.fingerprint.begin()))
+    return Error{path, fmt::format("expected {} K/V rows, found {}", layout_of(whose), layout_of(h.fingerprint)),
+                 fmt::format("it can be read with --kv-layout {}", layout_of(h.fingerprint))};
   if (h.fingerprint != whose)
     return Error{path, "expected the state of this model with these options, found another's",
                  "it can be read with the model, drafters, K/V types and program that wrote it"};

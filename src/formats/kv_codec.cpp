@@ -195,4 +195,62 @@ void kv_decode(KvType t, const std::byte* src, float* y, int head_dim) {
   dequantize_row(kInfos[size_t(t)].block, src, y, head_dim);
 }
 
+int kv_own(int head_dim) { return std::max(32, head_dim / 4); }
+
+size_t kv_shared_v_at(KvType t, int head_dim) { return kv_row_bytes(t, kv_own(head_dim)); }
+size_t kv_shared_bytes(KvType t, int head_dim) {
+  return (kv_row_bytes(t, head_dim) + kv_shared_v_at(t, head_dim) + 15) / 16 * 16;
+}
+
+namespace {
+// f(place in [own | rest], channel) for all channels.
+template <class F>
+void each_own_first(int head_dim, F f) {
+  const int own = kv_own(head_dim) / 2, half = head_dim / 2, rest = half - own;
+  for (int i = 0; i < own; ++i) f(i, i), f(own + i, half + i);
+  for (int i = 0; i < rest; ++i) f(2 * own + i, own + i), f(2 * own + rest + i, half + own + i);
+}
+// The same place in [rest | own].
+int rest_first(int place, int head_dim) {
+  const int own = kv_own(head_dim);
+  return place < own ? head_dim - own + place : place - own;
+}
+}  // namespace
+
+void kv_encode_shared(KvType t, const float* k, const float* v, std::byte* dst, int head_dim) {
+  float row[kMaxHeadDim + kMaxHeadDim / 2];
+  const int own = kv_own(head_dim);
+  each_own_first(head_dim, [&](int at, int channel) {
+    if (at < own) row[at] = k[channel];
+    row[own + rest_first(at, head_dim)] = v[channel];
+  });
+  const size_t piece = kv_row_bytes(t, own), used = piece * size_t((head_dim + own) / own);
+  for (int i = 0; i < (head_dim + own) / own; ++i) kv_encode(t, row + i * own, dst + size_t(i) * piece, own);
+  std::memset(dst + used, 0, kv_shared_bytes(t, head_dim) - used);
+}
+
+void kv_query(KvType t, bool shared, const float* x, float* y, int head_dim) {
+  if (!shared) {
+    std::copy(x, x + head_dim, y);
+    if (kv_rotated(t)) kv_rotate(y, head_dim);
+    return;
+  }
+  each_own_first(head_dim, [&](int at, int channel) { y[at] = x[channel]; });
+  if (!kv_rotated(t)) return;
+  for (int i = 0; i < head_dim; i += kv_own(head_dim)) kv_rotate(y + i, kv_own(head_dim));
+}
+
+void kv_result(KvType t, bool shared, const float* x, float* y, int head_dim) {
+  if (!shared) {
+    std::copy(x, x + head_dim, y);
+    if (kv_rotated(t)) kv_unrotate(y, head_dim);
+    return;
+  }
+  float sum[kMaxHeadDim];
+  std::copy(x, x + head_dim, sum);
+  if (kv_rotated(t))
+    for (int i = 0; i < head_dim; i += kv_own(head_dim)) kv_unrotate(sum + i, kv_own(head_dim));
+  each_own_first(head_dim, [&](int at, int channel) { y[channel] = sum[rest_first(at, head_dim)]; });
+}
+
 }  // namespace facet

@@ -6,8 +6,8 @@
 #include <string>
 #include <string_view>
 
-// Rows of the K/V cache: one head vector of head_dim values, encoded on its own. The same row always gives
-// the same bytes, whatever else is encoded, so a cache can be compared, saved and restored by its bytes.
+// Rows of the K/V cache: one head vector of head_dim values, encoded on its own (or a shared row, below). The same row
+// always gives the same bytes, whatever else is encoded, so a cache can be compared, saved and restored by its bytes.
 //
 // Quantised rows are stored rotated: every group of min(128, head_dim) values is multiplied by the
 // orthonormal R = S2 H S1, with H the normalised Sylvester-Hadamard matrix and S1, S2 fixed signs. Rotation
@@ -35,5 +35,27 @@ void kv_unrotate(float* x, int n);  // x = R^-1 x
 void kv_encode(KvType t, const float* x, std::byte* dst, int head_dim);
 // The stored values: in the rotated domain if kv_rotated.
 void kv_decode(KvType t, const std::byte* src, float* y, int head_dim);
+
+// Shared rows, of layers whose K and V are one projection: V = rms(u), and K = V times a gain, with the first eighth of
+// its pairs (i, i + head_dim / 2) rotated by position. One row holds both. With `own` the channels of pairs that may
+// rotate and `rest` the others, each in ascending order:
+//
+//   [ K's own | V's rest | V's own ]        K is the first head_dim values, V the last
+//
+// K's rest lacks its gain, which goes into the query. The values are encoded in groups of kv_own(head_dim), each
+// rotated by itself, so that K's and V's parts can be decoded alone.
+enum class KvLayout : uint8_t { kAuto, kSplit, kShared };
+
+int kv_own(int head_dim);  // channels that K has of its own: a power of two of at least 32
+constexpr bool kv_may_share(int head_dim) { return head_dim >= 64; }  // else there would be no rest
+inline bool kv_is_own(int channel, int head_dim) { return channel % (head_dim / 2) < kv_own(head_dim) / 2; }
+size_t kv_shared_bytes(KvType t, int head_dim);  // a multiple of 16
+size_t kv_shared_v_at(KvType t, int head_dim);   // where V's bytes begin
+void kv_encode_shared(KvType t, const float* k, const float* v, std::byte* dst, int head_dim);
+
+// What a query is multiplied with a decoded row of K as, and what a sum of decoded rows of V means: order and rotation
+// of the two layouts. x and y are not the same memory.
+void kv_query(KvType t, bool shared, const float* x, float* y, int head_dim);
+void kv_result(KvType t, bool shared, const float* x, float* y, int head_dim);
 
 }  // namespace facet

@@ -57,6 +57,14 @@ class Uploader {
     const std::vector<float> v = find_.vector(name, n, optional);
     return v.empty() ? typename B::Vec{} : b_.upload(std::span<const float>(v));
   }
+  // Of a layer's queries. k_gain: of the shared rows that they read, which lack it outside of K's own channels; empty:
+  // they read others.
+  typename B::Vec query_gain(const std::string& name, int64_t n, const std::vector<float>& k_gain) {
+    std::vector<float> v = find_.vector(name, n);
+    for (size_t i = 0; i < std::min(v.size(), k_gain.size()); ++i)
+      if (!kv_is_own(int(i), int(n))) v[i] *= k_gain[i];
+    return v.empty() ? typename B::Vec{} : b_.upload(std::span<const float>(v));
+  }
 
  private:
   B& b_;
@@ -65,9 +73,11 @@ class Uploader {
   uint64_t done_ = 0, total_;
 };
 
-// Binds every tensor of a Gemma 4 text model. Folded here: the router's 1/sqrt(D) into router_norm.
+// Binds every tensor of a Gemma 4 text model. share: least width of heads whose K is V that have shared rows (0: none).
+// Folded here: the router's 1/sqrt(D) into router_norm, the gain that shared rows lack into q_norm.
 template <Backend B>
-Result<ModelW<B>> bind_gemma4(B& b, const GgufFile& file, const ModelCfg& m, const LoadProgress& progress = {}) {
+Result<ModelW<B>> bind_gemma4(B& b, const GgufFile& file, const ModelCfg& m, int share,
+                              const LoadProgress& progress = {}) {
   TensorFinder find(file);
   Uploader<B> up(b, find, progress, file.file_bytes());
   auto weight = [&](auto... args) { return up.weight(args...); };
@@ -93,7 +103,9 @@ Result<ModelW<B>> bind_gemma4(B& b, const GgufFile& file, const ModelCfg& m, con
     if (!freqs) return freqs.error();
     w.freqs = b.upload(std::span<const double>(*freqs));
     w.attn_norm = gain(name("attn_norm.weight"), D);
-    w.q_norm = gain(name("attn_q_norm.weight"), E);
+    if (c.shares(share)) w.k_gain = find.vector(name("attn_k_norm.weight"), E);
+    w.q_norm =
+        up.query_gain(name("attn_q_norm.weight"), E, c.query_only ? W.layer[size_t(c.kv_source)].k_gain : w.k_gain);
     w.wq = weight(name("attn_q.weight"), D, Q);
     w.wo = weight(name("attn_output.weight"), Q, D);
     if (c.query_only) {  // published files still carry them; no engine reads them

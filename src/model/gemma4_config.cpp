@@ -134,6 +134,18 @@ void read_layers(Reader& r, ModelCfg& m) {
   }
 }
 
+// Layers without a projection for V, unless they rotate more pairs than a shared row has room for.
+void find_k_is_v(const GgufFile& file, ModelCfg& m) {
+  for (int l = 0; l < m.n_layer(); ++l) {
+    LayerCfg& c = m.layer[size_t(l)];
+    if (c.window > 0 || c.query_only || !kv_may_share(c.head_dim) || file.find(fmt::format("blk.{}.attn_v.weight", l)))
+      continue;
+    const auto freqs = gemma4_freqs(file, m, l);  // whoever binds the layer says what is wrong with them
+    c.k_is_v =
+        !freqs || std::all_of(freqs->begin() + kv_own(c.head_dim) / 2, freqs->end(), [](double f) { return f == 0; });
+  }
+}
+
 // A layer that the metadata does not count would be left out in silence.
 void check_layer_names(Reader& r, const GgufFile& file, int n_layer) {
   for (const TensorView& t : file.tensors()) {
@@ -193,6 +205,7 @@ Result<ModelCfg> gemma4_config(const GgufFile& file) {
     r.fail("token_embd.weight", fmt::format("[{} x vocabulary]", m.d_model), shape_string(*embd));
   m.n_vocab = int(embd->ne[1]);
   if (r.error()) return *r.error();
+  find_k_is_v(file, m);
   return m;
 }
 

@@ -5,9 +5,10 @@
 
 namespace facet {
 
-// Binds every tensor of an MTP assistant. rope_freqs and the ordering are in c already.
+// Binds every tensor of an MTP assistant. rope_freqs and the ordering are in c already. Its queries read the target's
+// rows as the target bound them.
 template <Backend B>
-Result<MtpW<B>> bind_mtp(B& b, const DrafterFile& file, const MtpCfg& c) {
+Result<MtpW<B>> bind_mtp(B& b, const DrafterFile& file, const MtpCfg& c, const ModelW<B>& target) {
   TensorFinder find(file.path(), file.tensors());
   Uploader<B> up(b, find);
   auto weight = [&](auto... args) { return up.weight(args...); };
@@ -33,7 +34,9 @@ Result<MtpW<B>> bind_mtp(B& b, const DrafterFile& file, const MtpCfg& c) {
     LayerW<B> w;
     w.freqs = b.upload(std::span<const double>(c.freqs[size_t(l)]));
     w.attn_norm = gain(name("attn_norm.weight"), D);
-    w.q_norm = gain(name("attn_q_norm.weight"), E);
+    const size_t source = size_t(L.kv_source);
+    w.q_norm = up.query_gain(name("attn_q_norm.weight"), E,
+                             source < target.layer.size() ? target.layer[source].k_gain : std::vector<float>{});
     w.wq = weight(name("attn_q.weight"), D, Q);
     w.wo = weight(name("attn_output.weight"), Q, D);
     w.attn_post = gain(name("post_attention_norm.weight"), D);

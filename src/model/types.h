@@ -14,9 +14,11 @@ struct LayerCfg {
   int window = 0;  // 0: full attention
   bool norm_v = true, moe = false;
   bool causal_block = false;  // causal inside a draft block (DFlash sliding layers)
+  bool k_is_v = false;        // K is V times a gain, rotated: both may lie in one row (formats/kv_codec)
   bool query_only = false;    // reads the rows of kv_source, appends nothing
   int kv_source = 0;          // the layer whose rows this one reads; itself, unless K/V is shared
   int settles = -1;           // the layer whose rows nobody reads after this one, or -1
+  bool shares(int least_head) const { return k_is_v && least_head > 0 && head_dim >= least_head; }
 };
 
 struct ModelCfg {
@@ -34,6 +36,7 @@ struct ModelCfg {
   int max_d_ff() const;
 };
 
+// q_norm of a layer that reads shared rows holds the gain that K's channels there lack.
 template <class B>
 struct LayerW {
   typename B::Vec attn_norm{}, q_norm{}, k_norm{}, attn_post{}, ffn_norm{}, ffn_post{};
@@ -44,6 +47,7 @@ struct LayerW {
   typename B::Weight ple_gate{}, ple_proj{};  // per-layer embeddings only
   typename B::Vec ple_post{};
   float out_scale = 1.f;
+  std::vector<float> k_gain;  // of K, where the layer's rows are shared: for queries of others that read them
 };
 
 template <class B>

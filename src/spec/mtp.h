@@ -30,7 +30,7 @@ class Mtp final : public Drafter<B> {
   static Result<std::unique_ptr<Mtp>> open(const DrafterFile& file, MtpCfg cfg, const TargetView<B>& t) {
     std::unique_ptr<Mtp> d(new Mtp(t, std::move(cfg)));
     d->file_ = file;
-    auto w = bind_mtp(t.b, file, d->c_);
+    auto w = bind_mtp(t.b, file, d->c_, t.w);
     if (!w) return w.error();
     d->w_ = std::move(*w);
     const int S = t.plan.max_seq, D = t.m.d_model;

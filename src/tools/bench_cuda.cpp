@@ -31,7 +31,7 @@ double step_bytes(const GgufFile& file, const ModelCfg& m, const KvCache& cache,
   for (size_t l = 0; l < m.layer.size(); ++l) {
     const KvLayer& k = cache.layers()[l];
     const int64_t rows = k.window ? std::min<int64_t>(depth + n / n_seq, k.window - 1 + n / n_seq) : depth + n / n_seq;
-    bytes += double(n_seq) * double(rows) * double(k.k_row + k.v_row);
+    bytes += double(n_seq) * double(rows) * double(k.row_bytes());
   }
   return bytes;
 }

@@ -8,6 +8,7 @@
 #include "cache/cuda_kv_cache.h"
 #include "engine/engine_cuda.h"
 #include "engine/open_drafters.h"
+#include "engine/plan.h"
 #include "formats/widen.h"
 #include "support/harness.h"
 #include "support/tiny_model.h"
@@ -30,7 +31,10 @@ TinyModel wide_moe() {
   return {.moe = true, .type = DType::kQ8_0, .width = 1280, .experts = 16, .used = 4, .d_expert = 64};
 }
 
-KvPlan plan(KvType t) { return {.k = t, .v = t, .max_seq = 4, .max_ctx = 512, .max_step = 192, .margin = 16}; }
+// Shared rows where the kernels have them: in the shipped models.
+KvPlan plan(KvType t) {
+  return {.k = t, .v = t, .share = kCudaSharedHead, .max_seq = 4, .max_ctx = 512, .max_step = 192, .margin = 16};
+}
 
 template <class B>
 struct Model {
@@ -91,16 +95,23 @@ namespace {
 
 template <class B>
 void every_verb_as_reference(std::initializer_list<const char*> verbs) {
+  std::vector<KvPlan> plans;
+  for (KvType t : {KvType::kF16, KvType::kQ8_0, KvType::kQ4_0, KvType::kTQ3_0}) {
+    plans.push_back(plan(t)), plans.push_back(plan(t));
+    plans.back().share = 0;
+  }
   for (const std::string& path : models())
-    for (KvType t : {KvType::kF16, KvType::kQ8_0, KvType::kQ4_0, KvType::kTQ3_0}) {
-      Model<Lockstep<B, CpuRef>> m(path, plan(t));
+    for (const KvPlan& p : plans) {
+      if (p.share == 0 && path.find("nano") == std::string::npos) continue;  // which has no heads of 512
+      const KvType t = p.k;
+      Model<Lockstep<B, CpuRef>> m(path, p);
       const auto ids = m.ids(100, 3);
       m.logits(std::span(ids).first(30), 10);
       m.logits(std::span(ids), 90);  // the kernels of long chunks, staged rows
       EXPECT_GT(m.r->b.compared(), 0);
       const auto& over = m.r->b.differences();
-      EXPECT_TRUE(over.empty()) << path << " " << kv_type_name(t) << ": " << over.size() << " of " << m.r->b.compared()
-                                << ", first: " << over.front().message();
+      EXPECT_TRUE(over.empty()) << path << " " << kv_type_name(t) << (p.share ? " shared: " : ": ") << over.size()
+                                << " of " << m.r->b.compared() << ", first: " << over.front().message();
       for (const char* verb : verbs) {
         const auto ran = m.r->b.report().verbs;
         EXPECT_TRUE(std::any_of(ran.begin(), ran.end(), [&](const auto& v) { return v.name == verb; }) ||
@@ -552,8 +563,11 @@ TEST(CudaModel, ChainsOnTheDeviceAreThoseOfTheHost) {
 // Greedy text of several requests at once, with and without drafts.
 TEST(CudaModel, DraftsGivePlainText) {
   NEEDS_GPU();
-  for (const char* model : {"facet-nano", "facet-nano-moe"}) {
+  for (const auto& [model, layout] : {std::pair("facet-nano", KvLayout::kShared),
+                                      {"facet-nano", KvLayout::kSplit},
+                                      {"facet-nano-moe", KvLayout::kShared}}) {
     EngineConfig c;
+    c.kv_layout = layout;
     c.model = kModels + model + (std::string(model) == "facet-nano" ? "-Q8_0.gguf" : "-Q4_K_M.gguf");
     c.backend = "cuda";
     c.n_ctx = 1024, c.max_seq = 3, c.chunk = 128;
@@ -578,7 +592,8 @@ TEST(CudaModel, DraftsGivePlainText) {
         EngineConfig d = c;
         d.draft.files = {kModels + model + kind};
         d.draft.max = d.draft.min = n;
-        EXPECT_EQ(answers(*must(Engine::open(d))), want) << model << kind << ", " << n << " drafts";
+        EXPECT_EQ(answers(*must(Engine::open(d))), want)
+            << model << kind << (layout == KvLayout::kShared ? " shared" : "") << ", " << n << " drafts";
       }
   }
 }

@@ -80,6 +80,13 @@ TEST_P(Fixture, LogitsAreTheOfficialOnes) {
     EXPECT_LE(d.max, 2e-3);
     EXPECT_LE(d.rms, 2e-4);
     EXPECT_EQ(d.same_top, d.rows);
+    KvPlan split = Harness<CpuRef>::kExact;
+    split.share = false;
+    Harness<CpuRef> apart(c.model, split);
+    const Difference e = compare(apart.logits(ids, {int(ids.size())}), tensor_values<float>(golden, "logits"), V);
+    print("transformers, rows of K and V apart", e);
+    EXPECT_LE(e.max, 2e-3);
+    EXPECT_LE(e.rms, 2e-4);
     return;
   }
   // llama.cpp on the dequantised file, with its own roundings (support/llama_rounding.h).
@@ -130,8 +137,8 @@ TEST_P(Fixture, ChunkingChangesNoBit) {
   const auto ids = tensor_values<int32_t>(must(SafetensorsFile::open(c.golden())), "ids");
   auto check = [&](auto backend) {
     for (const KvType kv : {KvType::kF32, KvType::kF16, KvType::kQ8_0, KvType::kQ4_0, KvType::kTQ3_0}) {
-      Harness<typename decltype(backend)::type> h(c.model,
-                                                  {.k = kv, .v = kv, .max_ctx = 128, .max_step = 96, .margin = 8});
+      Harness<typename decltype(backend)::type> h(
+          c.model, {.k = kv, .v = kv, .share = true, .max_ctx = 128, .max_step = 96, .margin = 8});
       const auto one = h.logits(ids, {1});
       for (const int chunk : {2, 7, 13, 96})
         EXPECT_TRUE(bitwise_equal(h.logits(ids, {chunk}), one)) << kv_type_name(kv) << " chunk " << chunk;
@@ -217,7 +224,7 @@ TEST_P(Nano, LogitsAreTheGoldenOnes) {
   const auto ids = tensor_values<int32_t>(golden, "ids"), rows = tensor_values<int32_t>(golden, "rows");
   const auto want = tensor_values<float>(golden, "logits");
   Harness<CpuRef> h(std::string(FACET_SOURCE_DIR) + "/models/facet-" + name + "-" + type + ".gguf",
-                    {.k = KvType::kF32, .v = KvType::kF32, .max_ctx = 512, .max_step = 128});
+                    {.k = KvType::kF32, .v = KvType::kF32, .share = true, .max_ctx = 512, .max_step = 128});
   const auto all = h.logits(ids, {128, 64, 100});
   const size_t V = size_t(h.cfg.n_vocab);
   std::vector<float> got;
@@ -229,6 +236,24 @@ TEST_P(Nano, LogitsAreTheGoldenOnes) {
   EXPECT_LE(d.max, 2e-3);
   EXPECT_LE(d.rms, 2e-4);
   EXPECT_EQ(d.same_top, d.rows);
+}
+// What a type costs whether K and V share rows or not: rms of the logits against those of an exact cache.
+TEST_P(Nano, SharedRowsCostWhatRowsApartCost) {
+  const auto& [name, type] = GetParam();
+  const std::string model = std::string(FACET_SOURCE_DIR) + "/models/facet-" + name + "-" + type + ".gguf";
+  const auto golden = must(SafetensorsFile::open(data_path(std::string(name) + "/golden.safetensors")));
+  const auto ids = tensor_values<int32_t>(golden, "ids");
+  auto logits = [&](KvType t, int share) {
+    Harness<CpuRef> h(model, {.k = t, .v = t, .share = share, .max_ctx = 128, .max_step = 64});
+    return h.logits(std::span(ids).first(96), {64, 32});
+  };
+  const auto exact = logits(KvType::kF32, 0);
+  for (const KvType t : {KvType::kF16, KvType::kQ8_0}) {
+    const double apart = compare(logits(t, 0), exact, int(exact.size() / 96)).rms,
+                 shared = compare(logits(t, 1), exact, int(exact.size() / 96)).rms;
+    std::printf("| %s | %s | rms apart %.3e | shared %.3e |\n", name, kv_type_name(t), apart, shared);
+    EXPECT_LE(shared, 1.2 * apart) << kv_type_name(t);
+  }
 }
 INSTANTIATE_TEST_SUITE_P(All, Nano, testing::Values(std::pair("nano", "Q8_0"), std::pair("nano-moe", "Q4_K_M")),
                          [](const auto& p) { return std::string(p.param.first) == "nano" ? "dense" : "moe"; });

@@ -12,7 +12,7 @@ Difference against_golden(const std::string& folder, const std::function<void(Ha
   const auto ids = tensor_values<int32_t>(golden, "ids");
   Harness<B> h(dir + "/model.gguf");
   if (spoil) spoil(h);
-  return compare(h.logits(ids, {32}), tensor_values<float>(golden, "logits"), h.cfg.n_vocab);
+  return compare(h.logits(ids, {27}), tensor_values<float>(golden, "logits"), h.cfg.n_vocab);
 }
 
 TEST(PlantedBug, MaskOffByOne) {
@@ -20,6 +20,23 @@ TEST(PlantedBug, MaskOffByOne) {
   EXPECT_GT(against_golden<WindowOneTooWide<CpuRef>>("dense").max, .1);
 }
 TEST(PlantedBug, WrongRotaryCount) { EXPECT_GT(against_golden<RotatesEverything<CpuRef>>("dense").max, .1); }
+
+// Shared rows of K and V.
+TEST(PlantedBug, GainFoldedTwice) {
+  const auto twice = [](Harness<CpuRef>& h) {
+    for (size_t l = 0; l < h.cfg.layer.size(); ++l) {
+      LayerW<CpuRef>& w = h.runner().w.layer[l];
+      std::vector<float> q(w.q_norm.p, w.q_norm.p + w.q_norm.n);
+      for (size_t i = 0; i < w.k_gain.size(); ++i)
+        if (!kv_is_own(int(i), int(q.size()))) q[i] *= w.k_gain[i];
+      w.q_norm = h.backend().upload(std::span<const float>(q));
+    }
+  };
+  EXPECT_GT(against_golden<CpuRef>("dense", twice).max, .1);
+}
+TEST(PlantedBug, RotatedPartOfTheWrongHalf) { EXPECT_GT(against_golden<RotatesWrongHalf<CpuRef>>("dense").max, .1); }
+TEST(PlantedBug, ValuesOfANeighboursRow) { EXPECT_GT(against_golden<ValuesOfNextRow<CpuRef>>("dense").max, .1); }
+TEST(PlantedBug, LastPartialBlockLeftOut) { EXPECT_GT(against_golden<LeavesLastBlockOut<CpuRef>>("dense").max, .1); }
 
 TEST(PlantedBug, WrongDonorLayer) {
   EXPECT_LE(against_golden<CpuRef>("edge").max, 2e-3);

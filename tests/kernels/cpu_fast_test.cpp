@@ -455,23 +455,26 @@ constexpr int kHead = 64, kHeads = 2, kGroup = 4, kQ = kHead * kHeads * kGroup;
 struct Layer {
   std::vector<std::byte> k, v, ks, vs;
   KvLayer l;
-  Layer(KvType kt, KvType vt, int window, int margin, int max_step) {
+  Layer(KvType kt, KvType vt, int window, int margin, int max_step, bool shared = false) {
     l.k_type = kt, l.v_type = vt, l.n_head = kHeads, l.head_dim = kHead, l.window = window, l.margin = margin;
     l.cap = window ? window - 1 + margin : 1024;
     l.k_row = int64_t(kv_row_bytes(kt, kHead)) * kHeads, l.v_row = int64_t(kv_row_bytes(vt, kHead)) * kHeads;
+    if (shared) l.shared = true, l.v_type = kt, l.v_row = l.k_row = int64_t(kv_shared_bytes(kt, kHead)) * kHeads;
     l.k_slot = l.cap * l.k_row, l.v_slot = l.cap * l.v_row;
     k.assign(size_t(2 * l.k_slot), std::byte(0xFF)), v.assign(size_t(2 * l.v_slot), std::byte(0xFF));
     ks.assign(size_t(max_step * l.k_row), std::byte(0xFF)), vs.assign(size_t(max_step * l.v_row), std::byte(0xFF));
     l.k = k.data(), l.v = v.data(), l.k_stage = ks.data(), l.v_stage = vs.data();
+    if (shared) l.v = l.k + kv_shared_v_at(kt, kHead);
   }
 };
 
 // Appends what it computed to `all`.
-void check_attend(CpuIsa isa, KvType kt, KvType vt, int window, int n_threads, std::vector<float>& all) {
+void check_attend(CpuIsa isa, KvType kt, KvType vt, int window, int n_threads, std::vector<float>& all,
+                  bool shared = false) {
   SCOPED_TRACE(std::string(isa_name(isa)) + " " + kv_type_name(kt) + "/" + kv_type_name(vt) + " window " +
-               std::to_string(window));
+               std::to_string(window) + (shared ? " shared" : ""));
   constexpr int kStep = 128, kMargin = 16;
-  Layer a(kt, vt, window, kMargin, kStep), b(kt, vt, window, kMargin, kStep);
+  Layer a(kt, vt, window, kMargin, kStep, shared), b(kt, vt, window, kMargin, kStep, shared);
   BackendLimits l = limits(kStep, kQ);
   CpuRef ref;
   CpuFast fast(n_threads, isa);
@@ -532,6 +535,7 @@ TEST(Attend, EveryTypeEveryMask) {
         std::vector<float> all;
         check_attend(isa, t, t, window, 1, all);
         check_attend(isa, t, types[(size_t(t) + 2) % 5], window, 3, all);
+        if (window == 0) check_attend(isa, t, t, 0, 2, all, true);
         if (first.empty()) first = all;
         ASSERT_TRUE(bitwise_equal(all, first)) << isa_name(isa) << " " << kv_type_name(t) << " window " << window;
       }

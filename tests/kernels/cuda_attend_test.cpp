@@ -30,7 +30,8 @@ struct Seq {
 struct Dims {
   int E = 256, n_kv = 2, group = 2, window = 0, margin = 16;
   KvType k = KvType::kF16, v = KvType::kF16;
-  int cap = 0;  // 0: of the longest sequence
+  bool shared = false;  // rows, of heads of 512 in full layers
+  int cap = 0;          // 0: of the longest sequence
 };
 
 // A step with its arrays, on the host and on the device.
@@ -98,26 +99,43 @@ struct Cache {
     host.k_type = d.k, host.v_type = d.v, host.head_dim = d.E, host.n_head = d.n_kv, host.window = d.window,
     host.margin = d.margin;
     host.cap = cap;
-    host.k_row = int64_t(kv_row_bytes(d.k, d.E)) * d.n_kv, host.v_row = int64_t(kv_row_bytes(d.v, d.E)) * d.n_kv;
+    host.shared = d.shared;
+    host.k_row = int64_t(head_bytes(d.k)) * d.n_kv, host.v_row = int64_t(head_bytes(d.v)) * d.n_kv;
     host.k_slot = host.k_row * cap, host.v_slot = host.v_row * cap;
-    k.resize(size_t(host.k_slot) * size_t(n_slot)), v.resize(size_t(host.v_slot) * size_t(n_slot));
-    ks.resize(size_t(host.k_row) * size_t(n_stage)), vs.resize(size_t(host.v_row) * size_t(n_stage));
+    k.resize(size_t(host.k_slot) * size_t(n_slot)), ks.resize(size_t(host.k_row) * size_t(n_stage));
+    v.resize(d.shared ? 0 : size_t(host.v_slot) * size_t(n_slot));
+    vs.resize(d.shared ? 0 : size_t(host.v_row) * size_t(n_stage));
     for (auto* b : {&k, &v, &ks, &vs}) std::fill(b->begin(), b->end(), std::byte(0xFF));
     host.k = k.data(), host.v = v.data(), host.k_stage = ks.data(), host.v_stage = vs.data();
+    if (d.shared) host.v = host.k + kv_shared_v_at(d.k, d.E), host.v_stage = nullptr;
   }
-  static std::vector<std::byte> convert(KvType t, int E, const std::vector<std::byte>& in, bool to_device) {
+  size_t head_bytes(KvType t) const { return d.shared ? kv_shared_bytes(t, d.E) : kv_row_bytes(t, d.E); }
+  std::vector<std::byte> convert(KvType t, const std::vector<std::byte>& in, bool to_device) const {
     std::vector<std::byte> out(in.size());
-    const size_t row = kv_row_bytes(t, E);
+    const size_t row = head_bytes(t);
+    const int cols = d.shared ? d.E * 5 / 4 : d.E;
     for (size_t at = 0; at < in.size(); at += row)
-      to_device ? cuda::kv_planar_from_blocks(t, in.data() + at, out.data() + at, E)
-                : cuda::kv_blocks_from_planar(t, in.data() + at, out.data() + at, E);
+      to_device ? cuda::kv_planar_from_blocks(t, in.data() + at, out.data() + at, cols)
+                : cuda::kv_blocks_from_planar(t, in.data() + at, out.data() + at, cols);
     return out;
   }
+  // Rows of K and V, all heads, to row r of a slot, as the host's codec writes them.
+  void put(int slot, int64_t r, const std::vector<float>& kx, const std::vector<float>& vx) {
+    const KvRow at = kv_ring_row(host, slot, r);
+    for (int h = 0; h < d.n_kv; ++h) {
+      const float *kh = kx.data() + h * d.E, *vh = vx.data() + h * d.E;
+      if (d.shared) {
+        kv_encode_shared(d.k, kh, vh, at.k + h * host.k_head(), d.E);
+        continue;
+      }
+      kv_encode(d.k, kh, at.k + h * host.k_head(), d.E), kv_encode(d.v, vh, at.v + h * host.v_head(), d.E);
+    }
+  }
   void upload() {
-    dk = std::make_unique<OnDevice<std::byte>>(convert(d.k, d.E, k, true)),
-    dv = std::make_unique<OnDevice<std::byte>>(convert(d.v, d.E, v, true));
-    dks = std::make_unique<OnDevice<std::byte>>(convert(d.k, d.E, ks, true)),
-    dvs = std::make_unique<OnDevice<std::byte>>(convert(d.v, d.E, vs, true));
+    dk = std::make_unique<OnDevice<std::byte>>(convert(d.k, k, true)),
+    dv = std::make_unique<OnDevice<std::byte>>(convert(d.v, v, true));
+    dks = std::make_unique<OnDevice<std::byte>>(convert(d.k, ks, true)),
+    dvs = std::make_unique<OnDevice<std::byte>>(convert(d.v, vs, true));
     dev = host;
     dev.k = dk->p(), dev.v = dv->p(), dev.k_stage = dks->p(), dev.v_stage = dvs->p();
   }
@@ -223,28 +241,23 @@ struct Case {
     std::mt19937 rng(seed);
     const Normal normal;
     float k4 = 0, most_v = 0;
-    std::vector<float> row(size_t(E) * size_t(d.n_kv)), back(row.size());
+    std::vector<float> row(size_t(E) * size_t(d.n_kv)), values(row.size());
     auto fill = [&](std::vector<float>& x, bool is_k, bool border) {
       for (size_t i = 0; i < x.size(); ++i) x[i] = normal(rng) + (is_k && border ? 0.35f * like[i % size_t(E)] : 0.f);
       // Values with outliers, as caches have.
       for (int h = 0; h < d.n_kv; ++h) x[size_t(h * E + h % E)] *= 3;
       for (int h = 0; h < d.n_kv; ++h) {
-        if (is_k)
-          k4 = std::max(k4, sum4(x.data() + h * E, E));
-        else
+        if (is_k || d.shared) k4 = std::max(k4, sum4(x.data() + h * E, E));  // most of K is V there
+        if (!is_k)
           for (int e = 0; e < E; ++e) most_v = std::max(most_v, std::fabs(x[size_t(h * E + e)]));
       }
-    };
-    auto encode = [&](KvType t, const std::vector<float>& x, std::byte* dst) {
-      for (int h = 0; h < d.n_kv; ++h) kv_encode(t, x.data() + h * E, dst + size_t(h) * kv_row_bytes(t, E), E);
     };
     for (size_t i = 0; i < seqs.size(); ++i) {
       const int len = seqs[i].kv_len, n = seqs[i].n;
       for (int64_t r = std::max<int64_t>(0, len - (d.window ? cache.host.cap : len)); r < len; ++r) {
-        const KvRow at = kv_ring_row(cache.host, batch.slot[i], r);
         const bool border = r > len - 3 || (d.window && r < len - d.window + n + 2 && r > len - d.window - 3);
-        fill(row, true, border), encode(d.k, row, at.k);
-        fill(row, false, border), encode(d.v, row, at.v);
+        fill(row, true, border), fill(values, false, border);
+        cache.put(batch.slot[i], r, row, values);
       }
     }
     std::vector<float> k(size_t(T) * row.size()), v(k.size());
@@ -300,11 +313,15 @@ struct Case {
 
 struct Pair {
   KvType k, v;
+  bool shared = false;
 };
-constexpr Pair kPairs[] = {{KvType::kF16, KvType::kF16},   {KvType::kQ8_0, KvType::kQ8_0},
-                           {KvType::kQ4_0, KvType::kQ4_0}, {KvType::kTQ3_0, KvType::kTQ3_0},
-                           {KvType::kQ8_0, KvType::kQ4_0}, {KvType::kQ8_0, KvType::kTQ3_0},
-                           {KvType::kF32, KvType::kF32}};
+constexpr Pair kPairs[] = {
+    {KvType::kF16, KvType::kF16},         {KvType::kQ8_0, KvType::kQ8_0},         {KvType::kQ4_0, KvType::kQ4_0},
+    {KvType::kTQ3_0, KvType::kTQ3_0},     {KvType::kQ8_0, KvType::kQ4_0},         {KvType::kQ8_0, KvType::kTQ3_0},
+    {KvType::kF32, KvType::kF32},         {KvType::kF16, KvType::kF16, true},     {KvType::kQ8_0, KvType::kQ8_0, true},
+    {KvType::kQ4_0, KvType::kQ4_0, true}, {KvType::kTQ3_0, KvType::kTQ3_0, true}, {KvType::kF32, KvType::kF32, true}};
+// Shared rows are those of full layers with heads of 512.
+bool is_made(const Pair& p, int E, int window) { return !p.shared || (E == 512 && window == 0); }
 
 TEST(CudaKvRows, BlocksToDeviceOrderAndBack) {
   std::mt19937 rng(5);
@@ -319,6 +336,14 @@ TEST(CudaKvRows, BlocksToDeviceOrderAndBack) {
         EXPECT_NE(blocks, planar);
       }
     }
+  for (const KvType t : kTypes) {
+    std::vector<std::byte> row(kv_shared_bytes(t, 512)), planar(row.size()), again(row.size(), std::byte(0xEE));
+    const auto k = random(512, 1), v = random(512, 2);
+    kv_encode_shared(t, k.data(), v.data(), row.data(), 512);
+    cuda::kv_planar_from_blocks(t, row.data(), planar.data(), 640);
+    cuda::kv_blocks_from_planar(t, planar.data(), again.data(), 640);
+    EXPECT_EQ(row, again) << kv_type_name(t) << " shared";
+  }
 }
 
 TEST(CudaHeadWork, NormAndRopeAsReference) {
@@ -360,9 +385,8 @@ std::vector<float> decoded(KvType t, int E, const std::vector<std::byte>& blocks
 // Rows written by the device decode to what the host's codec wrote. Rotations agree bit for bit; a code can still be
 // the neighbour where a value lies within rounding of a border, so a few values may be one step off. Rows nobody wrote
 // stay.
-void expect_same_rows(KvType t, int E, const std::vector<std::byte>& host, const std::vector<std::byte>& dev,
-                      const char* what, float most_share) {
-  const auto a = decoded(t, E, host), b = decoded(t, E, dev);
+void expect_same_values(KvType t, int E, const std::vector<float>& a, const std::vector<float>& b, const char* what,
+                        float most_share) {
   size_t different = 0;
   for (size_t i = 0; i < a.size(); ++i) {
     if (std::isnan(a[i]) && std::isnan(b[i])) continue;
@@ -380,6 +404,10 @@ void expect_same_rows(KvType t, int E, const std::vector<std::byte>& host, const
     ++different;
   }
   EXPECT_LE(float(different), most_share * float(a.size()) + 2) << what << " " << kv_type_name(t) << " E " << E;
+}
+void expect_same_rows(KvType t, int E, const std::vector<std::byte>& host, const std::vector<std::byte>& dev,
+                      const char* what, float most_share) {
+  expect_same_values(t, E, decoded(t, E, host), decoded(t, E, dev), what, most_share);
 }
 
 TEST(CudaKvAppend, EncodesAsTheCodec) {
@@ -407,10 +435,10 @@ TEST(CudaKvAppend, EncodesAsTheCodec) {
         cuda::kv_append(nullptr, c.dev, {.p = dk.p(), .rows = T, .cols = cols, .stride = cols},
                         {.p = dv.p(), .rows = T, .cols = cols, .stride = cols}, b.dev);
         auto compare = [&](const char* what) {
-          expect_same_rows(d.k, E, c.k, Cache::convert(d.k, E, c.dk->get(), false), what, 1e-3f);
-          expect_same_rows(d.v, E, c.v, Cache::convert(d.v, E, c.dv->get(), false), what, 1e-3f);
-          expect_same_rows(d.k, E, c.ks, Cache::convert(d.k, E, c.dks->get(), false), what, 1e-3f);
-          expect_same_rows(d.v, E, c.vs, Cache::convert(d.v, E, c.dvs->get(), false), what, 1e-3f);
+          expect_same_rows(d.k, E, c.k, c.convert(d.k, c.dk->get(), false), what, 1e-3f);
+          expect_same_rows(d.v, E, c.v, c.convert(d.v, c.dv->get(), false), what, 1e-3f);
+          expect_same_rows(d.k, E, c.ks, c.convert(d.k, c.dks->get(), false), what, 1e-3f);
+          expect_same_rows(d.v, E, c.vs, c.convert(d.v, c.dvs->get(), false), what, 1e-3f);
         };
         compare(staged ? "staged" : "ring");
         ref.kv_settle(c.host, b.host);
@@ -419,11 +447,47 @@ TEST(CudaKvAppend, EncodesAsTheCodec) {
       }
 }
 
+// The values of shared rows, decoded: K's and V's.
+std::vector<float> decoded_shared(KvType t, const std::vector<std::byte>& rows, bool is_k) {
+  const size_t row = kv_shared_bytes(t, 512);
+  std::vector<float> v(rows.size() / row * 512);
+  for (size_t i = 0; i < rows.size() / row; ++i)
+    kv_decode(t, rows.data() + i * row + (is_k ? 0 : kv_shared_v_at(t, 512)), v.data() + i * 512, 512);
+  return v;
+}
+
+TEST(CudaKvAppend, SharedRowsAsTheCodec) {
+  NEEDS_GPU();
+  for (const KvType t : kTypes) {
+    const Dims d{.E = 512, .n_kv = 3, .k = t, .v = t, .shared = true};
+    Batch b({{.kv_len = 21, .n = 3}, {.kv_len = 2, .n = 2, .mask = Mask::kPast}, {.kv_len = 30, .n = 23}}, {2, 0, 1}, 2,
+            16);
+    const int T = b.host.shape.n_tok, cols = d.n_kv * d.E;
+    Cache c(d, 3, T, 64);
+    c.upload();
+    auto k = random(size_t(T) * size_t(cols), 1), v = random(size_t(T) * size_t(cols), 2);
+    for (int h = 0; h < 3; ++h) k[size_t(h * d.E + 7)] = 40;
+    std::fill_n(v.begin(), d.E, 0.f);  // an all-zero vector
+    const OnDevice<float> dk(k), dv(v);
+    CpuRef ref(2);
+    ref.reserve(limits(64));
+    ref.kv_append(c.host, rows_of(k, T, cols), rows_of(v, T, cols), b.host);
+    cuda::kv_append(nullptr, c.dev, {.p = dk.p(), .rows = T, .cols = cols, .stride = cols},
+                    {.p = dv.p(), .rows = T, .cols = cols, .stride = cols}, b.dev);
+    ok(cudaGetLastError());
+    const auto got = c.convert(t, c.dk->get(), false);
+    for (const bool is_k : {true, false})
+      expect_same_values(t, 512, decoded_shared(t, c.k, is_k), decoded_shared(t, got, is_k), is_k ? "K" : "V", 1e-3f);
+  }
+}
+
 TEST(CudaHeadWork, OneLaunchIsTheComposition) {
   NEEDS_GPU();
   for (const KvType t : kTypes)
-    for (const int E : {64, 128, 256, 512}) {
-      const Dims d{.E = E, .n_kv = 2, .group = 4, .k = t, .v = t};
+    for (const int cols : {64, 128, 256, 512, 640}) {  // 640: shared rows
+      const bool shared = cols == 640;
+      const int E = shared ? 512 : cols;
+      const Dims d{.E = E, .n_kv = 2, .group = 4, .k = t, .v = t, .shared = shared};
       std::vector<Seq> seqs = {{.kv_len = 9, .n = 5}, {.kv_len = 4, .n = 2, .mask = Mask::kPast}};
       Batch b(seqs, {0, 1}, 1, 16);
       const int T = b.host.shape.n_tok, kc = d.n_kv * E, qc = kc * d.group;
@@ -465,14 +529,15 @@ TEST(CudaAttend, ShortSequences) {
     for (const auto& [E, group] :
          {std::pair(64, 1), {64, 4}, {128, 2}, {128, 8}, {256, 1}, {256, 2}, {256, 8}, {512, 4}, {512, 8}})
       for (const int window : {0, 8, 1024}) {
-        if (cases.leave_out()) continue;
+        if (!is_made(pair, E, window) || cases.leave_out()) continue;
         const Dims d{.E = E,
                      .n_kv = group == 8 ? 1 : 2,
                      .group = group,
                      .window = window,
                      .margin = 16,
                      .k = pair.k,
-                     .v = pair.v};
+                     .v = pair.v,
+                     .shared = pair.shared};
         ++seed;
         Case(d, {{.kv_len = 0, .n = 1}}, 0, seed).check("first token");
         Case(d, {{.kv_len = 1100, .n = 1}}, 1, seed).check("one token");
@@ -509,14 +574,15 @@ TEST(CudaAttend, HeadsInside) {
     for (const auto& [E, group] : {std::pair(128, 2), {256, 2}, {256, 16}, {512, 4}, {512, 8}})
       for (const int window : {0, 1024})
         for (const auto& seqs : {steps[0], steps[1 + turn++ * 3 / 2 % 4]}) {
-          if (cases.leave_out()) continue;
+          if (!is_made(pair, E, window) || cases.leave_out()) continue;
           const Dims d{.E = E,
                        .n_kv = 2,
                        .group = group,
                        .window = window,
                        .margin = seqs[0].n == 8 ? 6 : 16,
                        .k = pair.k,
-                       .v = pair.v};
+                       .v = pair.v,
+                       .shared = pair.shared};
           Case c(d, seqs, 0, 7);
           const int T = c.batch.host.shape.n_tok, qc = 2 * group * E, kc = 2 * E;
           const auto q = random(size_t(T * qc), 1), k = random(size_t(T * kc), 2), v = random(size_t(T * kc), 3),
@@ -571,8 +637,9 @@ TEST(CudaAttend, SurplusBlocks) {
                                  {{.kv_len = 1100}},
                                  {{.kv_len = 200, .n = 9}, {.kv_len = 900}},
                                  {{.kv_len = 700, .n = 5, .mask = Mask::kTree, .parent = binary_tree(5)}}}) {
-          if (cases.leave_out()) continue;
-          Case c({.E = E, .n_kv = 2, .group = 4, .window = window, .k = pair.k, .v = pair.v}, seqs, 0, 5);
+          if (!is_made(pair, E, window) || cases.leave_out()) continue;
+          Case c({.E = E, .n_kv = 2, .group = 4, .window = window, .k = pair.k, .v = pair.v, .shared = pair.shared},
+                 seqs, 0, 5);
           const auto fitting = c.run();
           for (const int longest : {1500, 150'000}) {
             c.batch.host.shape.longest = c.batch.dev.shape.longest = longest;
@@ -591,12 +658,14 @@ TEST(CudaAttend, LongContexts) {
     if (pair.k == KvType::kF32) continue;
     for (const int E : {256, 512})
       for (const int n : {1, 9}) {
-        if (cases.leave_out()) continue;
-        const Dims d{.E = E, .n_kv = 1, .group = 8, .k = pair.k, .v = pair.v};
+        if (!is_made(pair, E, 0) || cases.leave_out()) continue;
+        const Dims d{.E = E, .n_kv = 1, .group = 8, .k = pair.k, .v = pair.v, .shared = pair.shared};
         Case(d, {{.kv_len = 18'000, .n = n}}, 0, ++seed).check("18,000 rows");
       }
+    if (pair.shared) continue;
     // Seven times around the ring.
-    const Dims d{.E = 256, .n_kv = 2, .group = 2, .window = 512, .margin = 16, .k = pair.k, .v = pair.v};
+    const Dims d{
+        .E = 256, .n_kv = 2, .group = 2, .window = 512, .margin = 16, .k = pair.k, .v = pair.v, .shared = pair.shared};
     Case(d, {{.kv_len = 4000, .n = 16}, {.kv_len = 3777, .n = 1}}, 0, ++seed).check("ring");
   }
 }
@@ -613,9 +682,15 @@ TEST_P(CudaLongChunks, AsReference) {
   for (const Pair pair : kPairs)
     for (const int E : {64, 128, 256, 512})
       for (const int window : {0, 8, 100}) {
-        if (cases.leave_out()) continue;
-        const Dims d{
-            .E = E, .n_kv = 2, .group = E == 512 ? 8 : 2, .window = window, .margin = 16, .k = pair.k, .v = pair.v};
+        if (!is_made(pair, E, window) || cases.leave_out()) continue;
+        const Dims d{.E = E,
+                     .n_kv = 2,
+                     .group = E == 512 ? 8 : 2,
+                     .window = window,
+                     .margin = 16,
+                     .k = pair.k,
+                     .v = pair.v,
+                     .shared = pair.shared};
         ++seed;
         Case(d, {{.kv_len = 0, .n = 150}}, 3, seed).check("a prompt's first chunk");
         Case(d, {{.kv_len = 120, .n = 2}, {.kv_len = 333, .n = 97}, {.kv_len = 3, .n = 40}, {.kv_len = 50, .n = 1}}, 2,
@@ -669,7 +744,7 @@ TEST(CudaAttend, ARowsBitsDependOnItAlone) {
       for (const int window : {0, 300}) {
         if (pair.k == KvType::kF32 && E > 128) continue;
         for (const int T : {2, 5, 16}) {
-          if (cases.leave_out()) continue;
+          if (!is_made(pair, E, window) || cases.leave_out()) continue;
           const Dims d{.E = E,
                        .n_kv = 1,
                        .group = E == 512 ? 8 : 2,
@@ -677,6 +752,7 @@ TEST(CudaAttend, ARowsBitsDependOnItAlone) {
                        .margin = 16,
                        .k = pair.k,
                        .v = pair.v,
+                       .shared = pair.shared,
                        .cap = window ? 0 : 2600};
           expect_rows_alone(d, 2040, T, nullptr, 0);
         }
@@ -703,6 +779,7 @@ TEST(CudaAttend, NeighboursDoNotMatter) {
              .margin = 16,
              .k = pair.k,
              .v = pair.v,
+             .shared = pair.shared,
              .cap = window ? 0 : 900};
       const Seq first{.kv_len = 300, .n = 4};
       std::vector<Seq> many = {first};
@@ -806,7 +883,7 @@ std::vector<float> nodes_alone(const Case& c, size_t i = 0,
     return all;
   };
   const OnDevice<std::byte> k(copies(c.cache.dk->get(), c.cache.dks->get(), kv.k_slot, kv.k_row)),
-      v(copies(c.cache.dv->get(), c.cache.dvs->get(), kv.v_slot, kv.v_row));
+      v(c.d.shared ? std::vector<std::byte>(16) : copies(c.cache.dv->get(), c.cache.dvs->get(), kv.v_slot, kv.v_row));
   kv.k = k.p(), kv.v = v.p();
   const auto q = c.q.begin() + long(c.batch.q_begin[i]) * c.spec.n_q_head * c.d.E;
   return attend_on_device(alone, kv, {q, q + long(s.n) * c.spec.n_q_head * c.d.E}, c.spec);
@@ -834,7 +911,7 @@ TEST(CudaAttend, ATreesRowsArePlainDecodings) {
       for (const int window : {0, 8, 40})
         for (const TreeShape& shape : tree_shapes())
           for (int n = 0; n < 2; ++n) {
-            if (cases.leave_out()) continue;
+            if (!is_made(pair, E, window) || cases.leave_out()) continue;
             if (pair.k == KvType::kF32 && E == 512) continue;
             const Dims d{.E = E,
                          .n_kv = E == 512 ? 1 : 2,
@@ -842,7 +919,8 @@ TEST(CudaAttend, ATreesRowsArePlainDecodings) {
                          .window = window,
                          .margin = 16,
                          .k = pair.k,
-                         .v = pair.v};
+                         .v = pair.v,
+                         .shared = pair.shared};
             const int len = kLens[++seed % std::size(kLens)];
             const Case c(d, {tree_of(shape, len)}, 0, seed);
             const int node = first_difference(c, c.run(), nodes_alone(c));
@@ -860,10 +938,16 @@ TEST(CudaAttend, TreesAfterLongContexts) {
     for (const int E : {256, 512})
       for (const int window : {0, 1024})
         for (const TreeShape& shape : {shapes[5], shapes[8], shapes[10]}) {
-          if (cases.leave_out()) continue;
+          if (!is_made(pair, E, window) || cases.leave_out()) continue;
           if (pair.k == KvType::kF32) continue;
-          const Dims d{
-              .E = E, .n_kv = 1, .group = E == 512 ? 8 : 2, .window = window, .margin = 16, .k = pair.k, .v = pair.v};
+          const Dims d{.E = E,
+                       .n_kv = 1,
+                       .group = E == 512 ? 8 : 2,
+                       .window = window,
+                       .margin = 16,
+                       .k = pair.k,
+                       .v = pair.v,
+                       .shared = pair.shared};
           const Case c(d, {tree_of(shape, 2040)}, 0, ++seed);  // where splits become longer
           ASSERT_EQ(first_difference(c, c.run(), nodes_alone(c)), -1)
               << shape.name << ", k " << kv_type_name(d.k) << ", E " << E << ", window " << window;
@@ -880,7 +964,7 @@ TEST(CudaAttend, TreesBesideOthers) {
     for (const int E : {128, 256, 512})
       for (const int window : {0, 24})
         for (const int margin : {16, 4}) {
-          if (cases.leave_out()) continue;
+          if (!is_made(pair, E, window) || cases.leave_out()) continue;
           if (pair.k == KvType::kF32 && E == 512) continue;
           const Dims d{.E = E,
                        .n_kv = 1,
@@ -889,6 +973,7 @@ TEST(CudaAttend, TreesBesideOthers) {
                        .margin = margin,
                        .k = pair.k,
                        .v = pair.v,
+                       .shared = pair.shared,
                        .cap = window ? 0 : 200};
           const std::vector<Seq> seqs = {tree_of(shapes[5], 57),  {.kv_len = 90, .n = 11},
                                          tree_of(shapes[10], 0),  {.kv_len = 40, .n = 1},
@@ -912,8 +997,8 @@ TEST(CudaAttend, TheLawOfTreesHasTeeth) {
   const auto shapes = tree_shapes();
   for (const Pair pair : kPairs)
     for (const int E : {256, 512}) {
-      if (pair.k == KvType::kF32) continue;
-      const Dims d{.E = E, .n_kv = 1, .group = E == 512 ? 8 : 2, .k = pair.k, .v = pair.v};
+      if (pair.k == KvType::kF32 || !is_made(pair, E, 0)) continue;
+      const Dims d{.E = E, .n_kv = 1, .group = E == 512 ? 8 : 2, .k = pair.k, .v = pair.v, .shared = pair.shared};
       Case c(d, {tree_of(shapes[5], 27)}, 0, 7);
       const auto alone = nodes_alone(c);
       ASSERT_EQ(first_difference(c, c.run(), alone), -1);

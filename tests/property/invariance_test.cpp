@@ -14,7 +14,7 @@ constexpr int kTokens = 90;
 constexpr KvType kTypes[] = {KvType::kF32, KvType::kF16, KvType::kQ8_0, KvType::kQ4_0, KvType::kTQ3_0};
 
 KvPlan plan(KvType t = KvType::kQ8_0) {
-  return {.k = t, .v = t, .max_seq = 3, .max_ctx = 256, .max_step = 96, .margin = 16};
+  return {.k = t, .v = t, .share = true, .max_seq = 3, .max_ctx = 256, .max_step = 96, .margin = 16};
 }
 std::vector<float> rows(const std::vector<float>& logits, int vocab, size_t from, size_t n) {
   return {logits.begin() + ptrdiff_t(from) * vocab, logits.begin() + ptrdiff_t(from + n) * vocab};
@@ -344,7 +344,7 @@ void poison(Harness<B>& h, size_t n_tok) {
     if (l.window == 0) {  // rows of the tokens that are still to come
       const size_t held = size_t(h.cache().len(0));
       std::memset(l.k + held * size_t(l.k_row), 0xFF, (n_tok - held) * size_t(l.k_row));
-      std::memset(l.v + held * size_t(l.v_row), 0xFF, (n_tok - held) * size_t(l.v_row));
+      if (!l.shared) std::memset(l.v + held * size_t(l.v_row), 0xFF, (n_tok - held) * size_t(l.v_row));
       continue;
     }
     if (h.cache().len(0) == 0) {

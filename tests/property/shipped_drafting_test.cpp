@@ -127,6 +127,34 @@ TEST_P(ShippedDrafting, KeptRowsDraftAsWell) {
   EXPECT_GT(share, kLeastRight);
 }
 
+// An MTP head reads the target's rows, so its queries are made for their layout: its drafts are as good in both.
+TEST(SharedRows, DraftsAreAsGood) {
+  const std::string model = model_path("facet-nano-Q8_0.gguf"), drafter = find_drafter_beside(model, "mtp").path;
+  const auto docs = must(read_eval_set(model_path("facet-nano-eval.jsonl")));
+  auto accepted = [&](KvLayout layout) {
+    EngineConfig c = config(model, KvType::kF16, 1);
+    c.kv_layout = layout, c.draft = {.max = 2, .min = 2};
+    c.draft.files = {drafter};
+    auto e = must(Engine::open(c));
+    std::vector<Request> requests;
+    for (const char* of : {"json", "code"}) {
+      const auto doc = std::find_if(docs.begin(), docs.end(), [&](const EvalDoc& x) { return x.kind.starts_with(of); });
+      requests.push_back({.prompt = e->tokenizer()->encode(doc->context, false, true),
+                          .max_tokens = 60,
+                          .sampling = {.temperature = 0},
+                          .ignore_eos = true});
+      requests.back().prompt.resize(std::min<size_t>(requests.back().prompt.size(), 300));
+    }
+    int n = 0;
+    for (const auto& a : answers(*e, requests)) n += a.usage.accepted;
+    return n;
+  };
+  const int split = accepted(KvLayout::kSplit), shared = accepted(KvLayout::kShared);
+  std::printf("%d drafts right with rows apart, %d with shared ones\n", split, shared);
+  EXPECT_GT(split, 30);
+  EXPECT_NEAR(shared, split, .1 * split);
+}
+
 INSTANTIATE_TEST_SUITE_P(Models, ShippedDrafting,
                          testing::Combine(testing::Values("facet-nano-Q8_0.gguf", "facet-nano-moe-Q4_K_M.gguf"),
                                           testing::Values("dflash", "mtp")),

@@ -69,6 +69,42 @@ struct RotatesEverything : Base {  // full layers rotate every pair, not a quart
 };
 
 template <class Base>
+struct RotatesWrongHalf : Base {  // shared rows get the rotated channels of K with their halves exchanged
+  using Base::Base;
+  using typename Base::Rows, typename Base::KvLayer;
+  void kv_append(KvLayer kv, Rows k, Rows v, const Step& s) {
+    const int half = kv.head_dim / 2;
+    for (int t = 0; kv.shared && t < k.rows; ++t)
+      for (float* h = k.row(t); h < k.row(t) + k.cols; h += kv.head_dim) std::swap_ranges(h, h + half, h + half);
+    Base::kv_append(kv, k, v, s);
+  }
+};
+
+template <class Base>
+struct ValuesOfNextRow : Base {  // of shared rows
+  using Base::Base;
+  using typename Base::Rows, typename Base::KvLayer;
+  void attend(Rows o, Rows q, KvLayer kv, const Step& s, AttnSpec a) {
+    if (kv.shared) kv.v += kv.v_row;
+    Base::attend(o, q, kv, s, a);
+  }
+};
+
+template <class Base>
+struct LeavesLastBlockOut : Base {  // of shared rows, when it is not whole: committed ones beyond a multiple of 16
+  using Base::Base;
+  using typename Base::Rows, typename Base::KvLayer;
+  void attend(Rows o, Rows q, KvLayer kv, const Step& s, AttnSpec a) {
+    std::vector<int32_t> len(s.kv_len, s.kv_len + s.shape.n_seq);
+    for (int32_t& n : len)
+      if (kv.shared) n = n / 16 * 16;
+    Step wrong = s;
+    wrong.kv_len = len.data();
+    Base::attend(o, q, kv, wrong, a);
+  }
+};
+
+template <class Base>
 struct LeaksNeighbour : Base {  // reads every sequence's rows from the first slot
   using Base::Base;
   using typename Base::Rows, typename Base::KvLayer;

@@ -203,6 +203,87 @@ TEST(KvCodec, TinyRowsBecomeZeroOrStayFinite) {
       for (float v : decode(t, encode(t, std::vector<float>(128, tiny)), 128)) EXPECT_TRUE(std::isfinite(v));
 }
 
+// ---- shared rows
+
+TEST(KvCodec, SharedRowsTakeFiveEighths) {
+  EXPECT_EQ(kv_own(512), 128);
+  EXPECT_EQ(kv_own(64), 32);
+  EXPECT_EQ(kv_shared_bytes(KvType::kF32, 512), 640u * 4);
+  EXPECT_EQ(kv_shared_bytes(KvType::kF16, 512), 640u * 2);
+  EXPECT_EQ(kv_shared_bytes(KvType::kQ8_0, 512), 688u);  // 680, whole sixteens
+  EXPECT_EQ(kv_shared_bytes(KvType::kQ4_0, 512), 368u);
+  EXPECT_EQ(kv_shared_bytes(KvType::kTQ3_0, 512), 288u);
+  for (int i = 0; i < 512; ++i) EXPECT_EQ(kv_is_own(i, 512), i < 64 || (i >= 256 && i < 320)) << i;
+}
+
+// u of a projection to K and V as a layer makes them, and a query with the gain that shared rows lack.
+struct OneProjection {
+  std::vector<float> k, v, q, folded;
+  OneProjection(int n, unsigned seed) : k(size_t(n)), v(gaussian(size_t(n), seed)), q(gaussian(size_t(n), seed + 1)) {
+    const std::vector<float> g = gaussian(size_t(n), seed + 2);
+    folded = q;
+    for (int i = 0; i < n; ++i) {
+      const size_t at = size_t(i);
+      k[at] = g[at] * v[at] + (kv_is_own(i, n) ? .3f : 0);  // rotated: not V's any more
+      if (!kv_is_own(i, n)) folded[at] *= g[at];
+    }
+  }
+};
+double dot(const std::vector<float>& a, const std::vector<float>& b) {
+  double s = 0;
+  for (size_t i = 0; i < a.size(); ++i) s += double(a[i]) * double(b[i]);
+  return s;
+}
+
+TEST(KvCodec, SharedRowsHoldBoth) {
+  for (const KvType t : kAll)
+    for (const int n : {64, 128, 256, 512}) {
+      double score = 0, size = 0, together = 0, apart = 0;
+      for (unsigned seed = 0; seed < 20; ++seed) {
+        const OneProjection x(n, 10 * seed);
+        std::vector<std::byte> row(kv_shared_bytes(t, n), std::byte(0xFF));
+        kv_encode_shared(t, x.k.data(), x.v.data(), row.data(), n);
+        std::vector<float> q(x.q), k(x.q), v(x.q), back(x.q);
+        kv_decode(t, row.data(), k.data(), n);
+        kv_decode(t, row.data() + kv_shared_v_at(t, n), v.data(), n);
+        kv_query(t, true, x.folded.data(), q.data(), n);
+        kv_result(t, true, v.data(), back.data(), n);
+        std::vector<float> alone = decode(t, encode(t, x.v), size_t(n));
+        if (kv_rotated(t)) kv_unrotate(alone.data(), n);
+        together += relative_error(x.v, back), apart += relative_error(x.v, alone);
+        const double want = dot(x.q, x.k);
+        score += (dot(q, k) - want) * (dot(q, k) - want), size += dot(x.q, x.q) * dot(x.k, x.k);
+      }
+      // As far from V as a row of V alone is.
+      EXPECT_LE(together, 1.1 * apart + 1e-6) << kv_type_name(t) << " " << n;
+      // An error of K spreads over all directions: of a score it is 1 / sqrt(n) of the lengths.
+      const double error = t == KvType::kTQ3_0 ? .2 : t == KvType::kQ4_0 ? .09 : t == KvType::kQ8_0 ? .0055 : 3e-4;
+      EXPECT_LE(std::sqrt(score / size), (t == KvType::kF32 ? 1e-6 : 2 * error) / std::sqrt(double(n)))
+          << kv_type_name(t) << " " << n;
+    }
+}
+
+// A group's bytes are those that it has alone, in the order of the header.
+TEST(KvCodec, SharedGroupsAreGroups) {
+  const int n = 512, own = kv_own(n);
+  const OneProjection x(n, 3);
+  std::vector<float> values;
+  for (const auto& [from, is_own] : {std::pair{&x.k, true}, {&x.v, false}, {&x.v, true}})
+    for (int i = 0; i < n; ++i)
+      if (kv_is_own(i, n) == is_own) values.push_back((*from)[size_t(i)]);
+  ASSERT_EQ(values.size(), size_t(n + own));
+  for (const KvType t : kAll) {
+    std::vector<std::byte> row(kv_shared_bytes(t, n)), want;
+    kv_encode_shared(t, x.k.data(), x.v.data(), row.data(), n);
+    for (size_t at = 0; at < values.size(); at += size_t(own)) {
+      const auto group = encode(t, {values.begin() + ptrdiff_t(at), values.begin() + ptrdiff_t(at) + own});
+      want.insert(want.end(), group.begin(), group.end());
+    }
+    want.resize(row.size());  // zeros up to whole sixteens
+    EXPECT_EQ(row, want) << kv_type_name(t);
+  }
+}
+
 TEST(KvCodec, NamesBothWays) {
   for (KvType t : kAll) EXPECT_EQ(kv_type_from_name(kv_type_name(t)), t);
   EXPECT_EQ(kv_type_from_name("TQ3_0"), KvType::kTQ3_0);

@@ -74,6 +74,36 @@ TEST(Plan, CountsDrafters) {
   }
 }
 
+// Full layers whose K is V: 640 values a row instead of 1,024, in the plan as in the cache.
+TEST(Plan, SharedRowsTakeFiveEighths) {
+  const GgufFile file = must(GgufFile::open(kModels + "facet-nano-Q8_0.gguf"));
+  const ModelCfg m = must(gemma4_config(file));
+  auto full = [&](KvLayout layout, KvType k, KvType v, std::string* note) {
+    EngineConfig c = config(file);
+    c.kv_layout = layout, c.kv_k = k, c.kv_v = v;
+    c = must(resolve_config(file, m, c));
+    *note = layout_note(m, c);
+    const MemoryPlan plan = plan_memory(file, m, c, {});
+    const auto at = std::find_if(plan.lines.begin(), plan.lines.end(), [](auto& l) { return l.name == "kv full"; });
+    const auto cache = must(HostKvCache::create(m, kv_plan(c)));
+    int64_t rows = 0;
+    for (size_t l = 0; l < m.layer.size(); ++l)
+      if (m.layer[l].window == 0) rows += cache->layers()[l].row_bytes();
+    EXPECT_EQ(at->bytes, rows * c.n_ctx * c.max_seq);
+    return at->bytes;
+  };
+  std::string note;
+  const int64_t shared = full(KvLayout::kAuto, KvType::kF16, KvType::kF16, &note);
+  EXPECT_EQ(8 * shared, 5 * full(KvLayout::kSplit, KvType::kF16, KvType::kF16, &note));
+  EXPECT_EQ(note, "");
+  const int64_t mixed = full(KvLayout::kShared, KvType::kQ8_0, KvType::kQ4_0, &note);
+  EXPECT_NE(note.find("one row of q8_0 values, the type of K: --kv-v q4_0 is for the other layers"), std::string::npos);
+  EXPECT_EQ(mixed, full(KvLayout::kShared, KvType::kQ8_0, KvType::kQ8_0, &note));
+  EXPECT_EQ(note, "");
+  full(KvLayout::kSplit, KvType::kQ8_0, KvType::kQ4_0, &note);
+  EXPECT_EQ(note, "");
+}
+
 TEST(Loading, TellsOfWeightsAsTheyArrive) {
   const GgufFile file = must(GgufFile::open(kModels + "facet-nano-Q8_0.gguf"));
   const ModelCfg m = must(gemma4_config(file));

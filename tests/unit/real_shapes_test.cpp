@@ -21,6 +21,11 @@ ModelCfg config(const std::string& preset) {
   return must(gemma4_config(must(GgufFile::open(write_header(shape(preset), dir, "model.gguf")))));
 }
 
+TEST(RealShapes, WhereKIsV) {
+  for (const std::string preset : {"31b", "26b-a4b", "12b", "e4b", "e2b"})
+    for (const LayerCfg& c : config(preset).layer) EXPECT_EQ(c.k_is_v, c.window == 0 && preset[0] != 'e') << preset;
+}
+
 TEST(RealShapes, SharedLayersReadTheLastOwnerOfTheirKind) {
   const struct {
     const char* preset;

@@ -83,6 +83,12 @@ TEST(SessionFile, ReadsWhatItWrote) {
     EXPECT_EQ(st.st_mode & 0777, 0600u);
     EXPECT_TRUE(same(must(read_session(dir.file("a"), kWhose)), *i));
     EXPECT_FALSE(read_session(dir.file("a"), kOther));
+    SessionHeader::Fingerprint shared = kWhose;
+    shared.back() = 1;
+    const auto refused = read_session(dir.file("a"), shared);
+    ASSERT_FALSE(refused);
+    EXPECT_EQ(refused.error().what, "expected shared K/V rows, found split");
+    EXPECT_EQ(refused.error().hint, "it can be read with --kv-layout split");
   }
 }
 

@@ -470,7 +470,6 @@ void CpuFast::clustered_head(Rows logits, Rows h, ClusteredHead<Weight, Table> w
 
 void CpuFast::kv_append(KvLayer kv, Rows k, Rows v, const Step& s) {
   const int E = kv.head_dim;
-  const int64_t k_head = int64_t(kv_row_bytes(kv.k_type, E)), v_head = int64_t(kv_row_bytes(kv.v_type, E));
   auto encode = [&](KvType type, const float* x, std::byte* to) {
     if (type == KvType::kF16 && simd_.to_f16)
       simd_.to_f16(x, to, E);
@@ -482,8 +481,13 @@ void CpuFast::kv_append(KvLayer kv, Rows k, Rows v, const Step& s) {
     if (q < 0 || s.mask[q] == Mask::kPast) return;
     const KvRow to = kv_row(kv, s, q, s.kv_len[q] + t - s.q_begin[q]);
     for (int h = 0; h < kv.n_head; ++h) {
-      encode(kv.k_type, k.row(t) + h * E, to.k + h * k_head);
-      encode(kv.v_type, v.row(t) + h * E, to.v + h * v_head);
+      const float *kh = k.row(t) + h * E, *vh = v.row(t) + h * E;
+      if (kv.shared) {
+        append_head(kv, kh, vh, to, h);
+        continue;
+      }
+      encode(kv.k_type, kh, to.k + h * kv.k_head());
+      encode(kv.v_type, vh, to.v + h * kv.v_head());
     }
   });
 }
@@ -539,8 +543,7 @@ void CpuFast::attend_part(const AttendScratch& a, const Block& b, int64_t split,
       sees[i] = sees_in_step(mask, mask == Mask::kTree ? s.ancestor[t] : 0, t - base, key_of[i], spec.causal_block) &&
                 (spec.window == 0 || s.pos[t] - s.pos[base + key_of[i]] < spec.window);
   }
-  const int64_t k_at = head * int64_t(kv_row_bytes(kv.k_type, kv.head_dim)),
-                v_at = head * int64_t(kv_row_bytes(kv.v_type, kv.head_dim));
+  const int64_t k_at = head * kv.k_head(), v_at = head * kv.v_head();
   for (int i = 0; i < n_key; ++i) {
     bool any = false;
     for (int t = 0; t < b.t1 - b.t0; ++t) any |= a.sees[t * kPartKeys + i] != 0;
@@ -619,10 +622,9 @@ void CpuFast::attend(Rows o, Rows q, KvLayer kv, const Step& s, AttnSpec spec) {
 
   auto head_of = [&](const Block& b, int head, int i) { return head * group + b.g0 + i % (b.g1 - b.g0); };
   auto load_queries = [&](const AttendScratch& a, const Block& b, int head) {
-    for (int i = 0; i < b.n_query(); ++i) {
-      std::copy_n(q.row(b.t0 + i / (b.g1 - b.g0)) + head_of(b, head, i) * E, E, a.query + int64_t(i) * E);
-      if (kv_rotated(kv.k_type)) kv_rotate(a.query + int64_t(i) * E, E);
-    }
+    for (int i = 0; i < b.n_query(); ++i)
+      kv_query(kv.k_type, kv.shared, q.row(b.t0 + i / (b.g1 - b.g0)) + head_of(b, head, i) * E,
+               a.query + int64_t(i) * E, E);
   };
   // Adds one range's result to the running one, in order of ranges. A range in which a query sees nothing is no range.
   auto merge = [&](float* out, float& top, float& sum, const float* part, float part_top, float part_sum) {
@@ -639,8 +641,9 @@ void CpuFast::attend(Rows o, Rows q, KvLayer kv, const Step& s, AttnSpec spec) {
   auto finish = [&](const Block& b, int head, int i, const float* out, float top, float sum) {
     float* to = o.row(b.t0 + i / (b.g1 - b.g0)) + head_of(b, head, i) * E;
     const float inverse = top == kNone ? 0.f : 1.f / sum;
-    for (int e = 0; e < E; ++e) to[e] = top == kNone ? 0.f : out[e] * inverse;
-    if (kv_rotated(kv.v_type)) kv_unrotate(to, E);
+    float sums[1024];
+    for (int e = 0; e < E; ++e) sums[e] = top == kNone ? 0.f : out[e] * inverse;
+    kv_result(kv.v_type, kv.shared, sums, to, E);
   };
 
   // One block of few heads leaves threads idle: its ranges, and pieces of it, are computed side by side, then merged in

@@ -181,17 +181,19 @@ void CpuRef::head_norm(Rows x, int head_dim, float eps) {
     }
 }
 
+// Head h of a row.
+void CpuRef::append_head(const KvLayer& kv, const float* k, const float* v, KvRow to, int h) {
+  if (kv.shared) return kv_encode_shared(kv.k_type, k, v, to.k + h * kv.k_head(), kv.head_dim);
+  kv_encode(kv.k_type, k, to.k + h * kv.k_head(), kv.head_dim);
+  kv_encode(kv.v_type, v, to.v + h * kv.v_head(), kv.head_dim);
+}
+
 void CpuRef::kv_append(KvLayer kv, Rows k, Rows v, const Step& s) {
-  const int64_t k_head = int64_t(kv_row_bytes(kv.k_type, kv.head_dim)),
-                v_head = int64_t(kv_row_bytes(kv.v_type, kv.head_dim));
   parallel_for(s.shape.n_tok, n_threads_, [&](int64_t t) {
     const int q = s.seq[t];
     if (q < 0 || s.mask[q] == Mask::kPast) return;
     const KvRow to = kv_row(kv, s, q, s.kv_len[q] + t - s.q_begin[q]);
-    for (int h = 0; h < kv.n_head; ++h) {
-      kv_encode(kv.k_type, k.row(t) + h * kv.head_dim, to.k + h * k_head, kv.head_dim);
-      kv_encode(kv.v_type, v.row(t) + h * kv.head_dim, to.v + h * v_head, kv.head_dim);
-    }
+    for (int h = 0; h < kv.n_head; ++h) append_head(kv, k.row(t) + h * kv.head_dim, v.row(t) + h * kv.head_dim, to, h);
   });
 }
 
@@ -209,7 +211,7 @@ void CpuRef::kv_settle(KvLayer kv, const Step& s) {
 
 void CpuRef::attend(Rows o, Rows q, KvLayer kv, const Step& s, AttnSpec spec) {
   const int E = kv.head_dim, group = spec.n_q_head / kv.n_head;
-  const int64_t k_head = int64_t(kv_row_bytes(kv.k_type, E)), v_head = int64_t(kv_row_bytes(kv.v_type, E));
+  const int64_t k_head = kv.k_head(), v_head = kv.v_head();
   const int n_block = (s.shape.n_tok + kTokenBlock - 1) / kTokenBlock;
   CHECK(E == spec.head_dim && spec.n_q_head % kv.n_head == 0, "{} query heads of {} over {} K/V heads of {}",
         spec.n_q_head, spec.head_dim, kv.n_head, E);
@@ -230,11 +232,10 @@ void CpuRef::attend(Rows o, Rows q, KvLayer kv, const Step& s, AttnSpec spec) {
     float* score = query + int64_t(kTokenBlock) * limits_.n_group * 1024;  // [n, rows]; -inf: not seen
     const float none = -std::numeric_limits<float>::infinity();
 
-    for (int i = 0; i < n; ++i) {
-      const float* from = q.row(t0 + i / group) + (hk * group + i % group) * E;
-      std::copy(from, from + E, query + i * E);
-      if (kv_rotated(kv.k_type)) kv_rotate(query + i * E, E);
-    }
+    auto out_of = [&](int i) { return o.row(t0 + i / group) + (hk * group + i % group) * E; };
+
+    for (int i = 0; i < n; ++i)
+      kv_query(kv.k_type, kv.shared, q.row(t0 + i / group) + (hk * group + i % group) * E, query + i * E, E);
     auto sees = [&](int t, int64_t r) {
       if (r < len) return spec.window == 0 || s.pos[t] - r < spec.window;
       const int key = int(r - len), j = t - base;
@@ -256,19 +257,21 @@ void CpuRef::attend(Rows o, Rows q, KvLayer kv, const Step& s, AttnSpec spec) {
       }
       const float inv = sum > 0 ? 1.f / sum : 0.f;
       for (int64_t r = 0; r < rows; ++r) p[r] *= inv;
-      std::fill_n(o.row(t0 + i / group) + (hk * group + i % group) * E, E, 0.f);
+      std::fill_n(out_of(i), E, 0.f);
     }
     for (int64_t r = first; r < len + in_step; ++r) {
       kv_decode(kv.v_type, kv_row(kv, s, seq, r).v + hk * v_head, row, E);
       for (int i = 0; i < n; ++i) {
         const float p = score[i * rows + r - first];
         if (p == 0.f) continue;
-        float* out = o.row(t0 + i / group) + (hk * group + i % group) * E;
+        float* out = out_of(i);
         for (int e = 0; e < E; ++e) out[e] += p * row[e];
       }
     }
-    if (kv_rotated(kv.v_type))
-      for (int i = 0; i < n; ++i) kv_unrotate(o.row(t0 + i / group) + (hk * group + i % group) * E, E);
+    for (int i = 0; i < n; ++i) {
+      std::copy_n(out_of(i), E, row);
+      kv_result(kv.v_type, kv.shared, row, out_of(i), E);
+    }
   };
 
   parallel_for(int64_t(n_block) * kv.n_head, n_threads_, [&](int64_t i) {

@@ -116,6 +116,7 @@ class CpuRef {
   float* scratch() const;  // of the calling thread
   int threads_for_rows(Rows logits) const;
   void expert_matmul(Rows y, Rows x, Weight w, int expert);
+  static void append_head(const KvLayer& kv, const float* k, const float* v, KvRow to, int h);
   // The clusters with the w.top_k best of scores [N], lowest index on ties; f(cluster) for each.
   template <class F>
   static void each_chosen_cluster(const float* scores, const ClusteredHead<Weight, Table>& w, F&& f) {

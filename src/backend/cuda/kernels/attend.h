@@ -46,6 +46,8 @@ struct HeadsLeft {
 };
 void run_heads(cudaStream_t, const KvLayer&, Mat q, const Step&, const HeadsLeft&);
 
+// Width of the heads for which there are shared rows.
+constexpr int kSharedHead = 512;
 // Pairs of K and V types that every head width has kernels for; heads below 256 take any.
 constexpr bool attend_takes(KvType k, KvType v) {
   return k == v || (k == KvType::kQ8_0 && (v == KvType::kQ4_0 || v == KvType::kTQ3_0));
@@ -57,7 +59,7 @@ bool attend(cudaStream_t, Mat o, Mat q, const KvLayer&, const Step&, const AttnS
             const HeadsLeft* left = nullptr);
 
 // Bytes of one head vector as the device keeps it, the same number as kv_row_bytes: the codes first, then the scales
-// of its blocks. Host conversions, for tests and for caches saved to disk.
+// of its blocks. Host conversions, for tests and for caches saved to disk. head_dim 640: a shared row of heads of 512.
 void kv_planar_from_blocks(KvType, const std::byte* blocks, std::byte* planar, int head_dim);
 void kv_blocks_from_planar(KvType, const std::byte* planar, std::byte* blocks, int head_dim);
 

@@ -13,6 +13,7 @@ namespace {
 __global__ void kv_move_kernel(const KvLayer* layers, int slot, KvMoves m) {
   const KvLayer& l = layers[blockIdx.x];
   const bool v = blockIdx.y == 1;
+  if (v && l.shared) return;
   const int64_t bytes = v ? l.v_row : l.k_row;
   for (int i = 0; i < m.n; ++i) {
     const KvRow a = kv_ring_row(l, slot, m.from[i]), b = kv_ring_row(l, slot, m.to[i]);

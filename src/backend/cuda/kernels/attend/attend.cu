@@ -13,6 +13,10 @@ template <KvType K, KvType V>
 bool attend_decode(cudaStream_t, const AttendParams&, int n_cols);
 template <KvType K, KvType V>
 bool attend_prefill(cudaStream_t, const AttendParams&);
+template <KvType T>
+bool attend_decode_shared(cudaStream_t, const AttendParams&, int n_cols);
+template <KvType T>
+bool attend_prefill_shared(cudaStream_t, const AttendParams&);
 
 namespace {
 
@@ -27,8 +31,14 @@ static_assert(splits_meet(Cut::kWindow) && splits_meet(Cut::kFull) && splits_mee
 
 // Splits of short sequences, for head widths 256 and 512; n_cols: most query rows of a K/V head.
 using AttendDecode = bool (*)(cudaStream_t, const AttendParams&, int n_cols);
-AttendDecode attend_decode_of(KvType k, KvType v) {
+AttendDecode attend_decode_of(KvType k, KvType v, bool shared) {
   using enum KvType;
+  if (shared)
+    return k == kF16     ? attend_decode_shared<kF16>
+           : k == kQ8_0  ? attend_decode_shared<kQ8_0>
+           : k == kQ4_0  ? attend_decode_shared<kQ4_0>
+           : k == kTQ3_0 ? attend_decode_shared<kTQ3_0>
+                         : nullptr;
   if (k == kF16 && v == kF16) return attend_decode<kF16, kF16>;
   if (k == kQ8_0 && v == kQ8_0) return attend_decode<kQ8_0, kQ8_0>;
   if (k == kQ4_0 && v == kQ4_0) return attend_decode<kQ4_0, kQ4_0>;
@@ -39,8 +49,13 @@ AttendDecode attend_decode_of(KvType k, KvType v) {
 }
 
 using Prefill = bool (*)(cudaStream_t, const AttendParams&);
-Prefill attend_prefill_of(KvType k, KvType v) {
+Prefill attend_prefill_of(KvType k, KvType v, bool shared) {
   using enum KvType;
+  if (shared)
+    return k == kF16     ? attend_prefill_shared<kF16>
+           : k == kQ4_0  ? attend_prefill_shared<kQ4_0>
+           : k == kTQ3_0 ? attend_prefill_shared<kTQ3_0>
+                         : attend_prefill_shared<kQ8_0>;
   if (k == kF16 && v == kF16) return attend_prefill<kF16, kF16>;
   if (k == kQ4_0 && v == kQ4_0) return attend_prefill<kQ4_0, kQ4_0>;
   if (k == kTQ3_0 && v == kTQ3_0) return attend_prefill<kTQ3_0, kTQ3_0>;
@@ -97,6 +112,8 @@ bool attend(cudaStream_t stream, Mat o, Mat q, const KvLayer& kv, const Step& s,
             reinterpret_cast<uintptr_t>(q.p) % 16 == 0 &&
             (!o.bf || (o.bf_stride % 4 == 0 && reinterpret_cast<uintptr_t>(o.bf) % 8 == 0)),
         "rows of q and o that are not aligned to 16 bytes; strides", q.stride, o.stride, o.bf_stride);
+  CHECK(!kv.shared || (E == kSharedHead && kv.window == 0), "shared rows of full layers with heads of", kSharedHead,
+        "not", E);
   if (n_tok == 0) return false;
   AttendParams p{.o = o.p,
                  .o_bf = o.bf,
@@ -112,7 +129,7 @@ bool attend(cudaStream_t stream, Mat o, Mat q, const KvLayer& kv, const Step& s,
                  .scale = spec.scale,
                  .causal_block = spec.causal_block,
                  .n_path = s.shape.n_path};
-  const AttendDecode decode = attend_decode_of(kv.k_type, kv.v_type);
+  const AttendDecode decode = attend_decode_of(kv.k_type, kv.v_type, kv.shared);
   CHECK(E < 256 || attend_takes(kv.k_type, kv.v_type),
         "K and V of equal types, or K in q8_0 and V in q4_0 or tq3_0; not", kv_type_name(kv.k_type),
         kv_type_name(kv.v_type));
@@ -156,7 +173,7 @@ bool attend(cudaStream_t stream, Mat o, Mat q, const KvLayer& kv, const Step& s,
   if (p.t_begin >= p.t_end) return imaged;
   // Few rows after the short sequences are padding; tiles hold whole groups of query heads.
   const bool chunk = p.t_end - p.t_begin > kSmallT && 64 % p.group == 0;
-  if (!(fast && chunk && attend_prefill_of(kv.k_type, kv.v_type)(stream, p))) attend_plain(stream, p);
+  if (!(fast && chunk && attend_prefill_of(kv.k_type, kv.v_type, kv.shared)(stream, p))) attend_plain(stream, p);
   return imaged;
 }
 

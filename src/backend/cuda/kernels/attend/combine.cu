@@ -32,10 +32,12 @@ __global__ void __launch_bounds__(kThreads) attend_combine_kernel(const __grid_c
   const int n_seen = s.first < end ? split_of(cut, end - 1) - split0 + 1 : 0;
   const int64_t at = (int64_t(t - p.t_begin) * p.n_q_head + hq) * p.n_split;
   // Where the output goes is known before the wait: arguments come from far away.
-  const int first_col = hq * E + part * 128;
+  // The channel of value d of the 128.
+  const auto channel = [&](int d) { return p.kv.shared ? shared_channel(part * 128 + d, false) : part * 128 + d; };
+  const int first_col = hq * E, col = first_col + channel(lane * 4);
   const bool rotated = planar_scaled(p.kv.v_type);
-  float* const to = p.o + t * p.o_stride + first_col + lane * 4;
-  __nv_bfloat16* const to_bf = p.o_bf ? p.o_bf + t * p.o_bf_stride + first_col + lane * 4 : nullptr;
+  float* const to = p.o + t * p.o_stride + col;
+  __nv_bfloat16* const to_bf = p.o_bf ? p.o_bf + t * p.o_bf_stride + col : nullptr;
   uint8_t* const image = p.o_image;
   const int n_image = p.n_image;
 
@@ -100,7 +102,8 @@ __global__ void __launch_bounds__(kThreads) attend_combine_kernel(const __grid_c
     }
     if (!image) return;
     // Half of a block of the image: 16 lanes take eight columns each.
-    const int pair = lane % 16 * 2, block = first_col / kActBlock, as = part % 2 * 16 + lane % 16;
+    const int pair = lane % 16 * 2, at_col = first_col + channel(lane % 16 * 8), block = at_col / kActBlock,
+              as = at_col % kActBlock / 8;
     const uint4 v = {__shfl_sync(~0u, lo, pair), __shfl_sync(~0u, hi, pair), __shfl_sync(~0u, lo, pair + 1),
                      __shfl_sync(~0u, hi, pair + 1)};
     quantize_block_among(n_image, image, block, v, t, as, lane < 16 && real);

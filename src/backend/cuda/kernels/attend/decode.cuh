@@ -18,6 +18,9 @@
 // written out, so that kernels for more query rows round as those for fewer do. Rows stream through a ring of
 // shared-memory slots, K and V tiles in turn, and are expanded from their codes as the fragments are made.
 //
+// Shared rows (kShared, E = 512) are one tile: K and V are its first and its last 512 values. Queries and results pass
+// through registers in the order of its channels (shared_block in head_rows.cuh).
+//
 // q, k and v may still be the projections', where no sequence is a tree: blocks norm and rotate their queries, and a
 // block whose split rows of the step's own tokens fall into writes these first (head_rows.cuh), to the cache and to
 // where it reads them itself.
@@ -43,28 +46,38 @@ template <KvType V>
 constexpr float kProbLog2 = V == KvType::kTQ3_0 ? 3.f : 6.f;
 
 // G groups of warps share the tiles of K and V; each has NT blocks of eight query rows.
-template <KvType K, KvType V, int E, int NT, int G, Also kAlso>
+template <KvType K, KvType V, int E, int NT, int G, Also kAlso, bool kShared>
 struct DecodeShape {
+  static_assert(!kShared || (K == V && E == 512));
   static constexpr bool kTrees = kAlso == Also::kTrees, kHeads = kAlso == Also::kHeads;
-  using KT = TileShape<K, E>;
-  using VT = TileShape<V, E>;
+  using KT = std::conditional_t<kShared, SharedShape<K>, TileShape<K, E>>;
+  using VT = std::conditional_t<kShared, SharedShape<V>, TileShape<V, E>>;
+  static constexpr int kFirstV = kShared ? (kSharedCols - E) / 64 : 0;  // group of 64 where V begins
   static constexpr int kGroupWarps = E / 64, kWarps = G * kGroupWarps, kThreads = 32 * kWarps, kParts = E / 128,
                        kCols = 8 * NT * G;
   static constexpr int kBytesK = kTileKeys * (KT::kStrideK + KT::kScales),
                        kBytesV = kTileKeys * (VT::kStrideV + VT::kScales);
   static constexpr int kSlotBytes = kBytesK > kBytesV ? kBytesK : kBytesV;
-  static constexpr int kSlots = kSlotBytes > 32 * 1024 ? 3 : 4;
+  static constexpr int kSlots = kShared                  ? (kSlotBytes > 32 * 1024   ? 2
+                                                            : kSlotBytes > 16 * 1024 ? 3
+                                                                                     : 4)
+                                : kSlotBytes > 32 * 1024 ? 3
+                                                         : 4;
   static constexpr int kStrideS = kTileKeys + 4, kStrideP = kTileKeys + 8;
   static constexpr int kAtQ = kSlots * kSlotBytes;   // B fragments of Q
   static constexpr int kAtS = kAtQ + kCols * E * 2;  // [parts][cols][keys] f32
   // Before the first scores: turns [E] f32 of the sequence's token, then for each warp a row's codes and the row as it
   // is cached.
-  static constexpr int kRow = planar_bytes(K, E) > planar_bytes(V, E) ? planar_bytes(K, E) : planar_bytes(V, E);
-  static constexpr int kHeadsBytes = kAtS + E * 4 + kWarps * (E + kRow);
-  static constexpr int first_tiles(bool is_k) { return (kSlots + is_k) / 2; }  // whose copies start before the loop
-  static constexpr int kAtP = kAtS + kParts * kCols * kStrideS * 4;            // [cols][keys] f16
-  static constexpr int kAtAlpha = kAtP + kCols * kStrideP * 2;                 // [cols] f32
-  static constexpr int kAtPath = kAtAlpha + kCols * 4;                         // TreePath::nodes
+  static constexpr int kCols640 = kShared ? kSharedCols : E;  // of a row
+  static constexpr int kHeadK = planar_bytes(K, kCols640), kHeadV = planar_bytes(V, kCols640);
+  static constexpr int kRow = kHeadK > kHeadV ? kHeadK : kHeadV;
+  static constexpr int kHeadsBytes = kAtS + E * 4 + kWarps * (kCols640 + kRow);
+  static constexpr int first_tiles(bool is_k) {  // whose copies start before the loop
+    return kShared ? kSlots - 1 : (kSlots + is_k) / 2;
+  }
+  static constexpr int kAtP = kAtS + kParts * kCols * kStrideS * 4;  // [cols][keys] f16
+  static constexpr int kAtAlpha = kAtP + kCols * kStrideP * 2;       // [cols] f32
+  static constexpr int kAtPath = kAtAlpha + kCols * 4;               // TreePath::nodes
   static constexpr int kBytes = kAtPath + (kTrees ? 8 : 0);
   static constexpr int kLoaders = kThreads / kTileKeys > 8 ? kThreads / kTileKeys : 8;  // threads that copy a row
   // Rows of these begin anywhere in a line of 128 bytes, and lanes take them line by line.
@@ -76,11 +89,11 @@ struct DecodeShape {
   static constexpr bool kEarly = NT < 4 && kBlocksPerSm * kThreads <= 512;
 };
 
-template <KvType K, KvType V, int E, int NT, int G, Also kAlso>
-__global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G, kAlso>::kThreads,
-                                  DecodeShape<K, V, E, NT, G, kAlso>::kBlocksPerSm)
+template <KvType K, KvType V, int E, int NT, int G, Also kAlso, bool kShared>
+__global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G, kAlso, kShared>::kThreads,
+                                  DecodeShape<K, V, E, NT, G, kAlso, kShared>::kBlocksPerSm)
     attend_decode_kernel(const __grid_constant__ AttendParams p) {
-  using Shape = DecodeShape<K, V, E, NT, G, kAlso>;
+  using Shape = DecodeShape<K, V, E, NT, G, kAlso, kShared>;
   using KT = typename Shape::KT;
   using VT = typename Shape::VT;
   constexpr bool kTrees = Shape::kTrees;
@@ -137,10 +150,14 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G, kAlso>::kThreads,
 
   // Loads. Eight threads share a row, so that a warp reads whole lines.
   const bool staged = kv_staged(p.kv, s.n);
-  const char* k_ring = reinterpret_cast<const char*>(p.kv.k + cache_slot * p.kv.k_slot) + head * planar_bytes(K, E);
-  const char* v_ring = reinterpret_cast<const char*>(p.kv.v + cache_slot * p.kv.v_slot) + head * planar_bytes(V, E);
-  const char* k_stage = reinterpret_cast<const char*>(p.kv.k_stage) + head * planar_bytes(K, E);
-  const char* v_stage = reinterpret_cast<const char*>(p.kv.v_stage) + head * planar_bytes(V, E);
+  const char* k_ring = reinterpret_cast<const char*>(p.kv.k + cache_slot * p.kv.k_slot) + head * Shape::kHeadK;
+  const char* v_ring = reinterpret_cast<const char*>(p.kv.v + cache_slot * p.kv.v_slot) + head * Shape::kHeadV;
+  const char* k_stage = reinterpret_cast<const char*>(p.kv.k_stage) + head * Shape::kHeadK;
+  const char* v_stage = reinterpret_cast<const char*>(p.kv.v_stage) + head * Shape::kHeadV;
+  // Where a tile's row keeps a 16-byte chunk.
+  auto place_of_chunk = [](bool is_k, int chunk, int r) {
+    return kShared ? shared_chunk<K>(chunk, r) : is_k ? (chunk & ~7) + k_chunk<K>(chunk & 7, r) : chunk;
+  };
   const int ring_cap = p.kv.window > 0 ? int(p.kv.cap) : INT_MAX;
   const int place0 =
       p.kv.window > 0 ? int(unsigned(row0) % unsigned(ring_cap)) : row0;  // of row0; later rows follow it
@@ -167,7 +184,7 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G, kAlso>::kThreads,
         const char* from = ring + (there ? at : place0) * row_bytes;
         const int chunk = sub - (int(reinterpret_cast<uintptr_t>(from) >> 4) & (kLoaders - 1));
         from += 16 * chunk;
-        char* const code = to + r * stride + 16 * (is_k ? (chunk & ~7) + k_chunk<K>(chunk & 7, r) : chunk);
+        char* const code = to + r * stride + 16 * place_of_chunk(is_k, chunk, r);
         char* const scale = to + kTileKeys * stride + r * T::kScales + 16 * (chunk - kChunks);
 #pragma unroll
         for (int j = 0; j < (kAll + 2 * kLoaders - 2) / kLoaders; ++j) {
@@ -185,7 +202,7 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G, kAlso>::kThreads,
       for (int j = 0; j < (kChunks + kLoaders - 1) / kLoaders; ++j) {
         const int chunk = sub + kLoaders * j;
         if (kChunks % kLoaders == 0 || chunk < kChunks)
-          copy16_async_or_zero(dst + 16 * (is_k ? k_chunk<K>(chunk, r) : chunk), from + 16 * kLoaders * j, there);
+          copy16_async_or_zero(dst + 16 * place_of_chunk(is_k, chunk, r), from + 16 * kLoaders * j, there);
       }
       if (T::kScales > 0 && sub < T::kScales / 16)
         copy16_async_or_zero(to + kTileKeys * stride + r * T::kScales + 16 * sub, from + T::kCodes, there);
@@ -205,11 +222,13 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G, kAlso>::kThreads,
   const bool own_rows = Shape::kHeads && p.heads.k;
   const auto load_first = [&](bool early) {
 #pragma unroll 1
-    for (int item = 0; item < (kSlots == 4 ? 4 : 3); ++item) {
-      const int tile = item / 2;
+    for (int item = 0; item < (kShared ? kSlots - 1 : kSlots == 4 ? 4 : 3); ++item) {
+      const int tile = kShared ? item : item / 2;
       if (Shape::kEarly && (own_rows || row0 + (tile + 1) * kTileKeys <= s.len) != early) continue;
-      if constexpr (K == V &&
-                    E == 256) {  // one copy of the code; in a large grid later blocks would wait longer for it
+      if constexpr (kShared) {
+        load_k(tile, item);
+      } else if constexpr (K == V &&
+                           E == 256) {  // one copy of the code; in a large grid later blocks would wait longer for it
         const bool is_k = item % 2 == 0;
         load_rows(is_k, std::false_type{}, KT{}, is_k ? KT::kStrideK : KT::kStrideV, shared + item * Shape::kSlotBytes,
                   tile, is_k ? k_ring : v_ring, is_k ? k_stage : v_stage, is_k ? p.kv.k_row : p.kv.v_row);
@@ -250,9 +269,9 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G, kAlso>::kThreads,
   // The cache row of a sequence's only token that this warp makes: its first job.
   std::byte* only_row = nullptr;
   if constexpr (Shape::kHeads) {
-    if (appends && warp >= kWarps - 2) {
+    if (appends && warp >= kWarps - (kShared ? 1 : 2)) {
       const KvRow cached = kv_row(p.kv, p.step, seq, s.len);
-      only_row = warp == kWarps - 2 ? cached.k + head * planar_bytes(K, E) : cached.v + head * planar_bytes(V, E);
+      only_row = kShared || warp == kWarps - 2 ? cached.k + head * Shape::kHeadK : cached.v + head * Shape::kHeadV;
     }
   }
   if constexpr (Shape::kEarly) {
@@ -272,31 +291,37 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G, kAlso>::kThreads,
   // Heads, a warp each: rows of the step's tokens in this split, which go to the cache, K and V (blocks of further
   // query rows write the same), then the queries. What they have in common is here once: its instructions come from far
   // away.
-  uint8_t* const codes = reinterpret_cast<uint8_t*>(turns + E) + warp * (E + Shape::kRow);
-  std::byte* const made = reinterpret_cast<std::byte*>(codes + E);
-  // x, as it is cached, to its row of the cache, and to its place in the tile if that is one of the first.
-  auto append = [&](auto type, const float(&x)[E / 32], float norm, bool is_k, int row) {
+  uint8_t* const codes = reinterpret_cast<uint8_t*>(turns + E) + warp * (Shape::kCols640 + Shape::kRow);
+  std::byte* const made = reinterpret_cast<std::byte*>(codes + Shape::kCols640);
+  // The row in `made` to its row of the cache, and to its place in the tile if that is one of the first.
+  auto put_row = [&](auto type, bool is_k, int row) {
     constexpr KvType kType = decltype(type)::value;
-    using T = TileShape<kType, E>;
-    if constexpr (planar_scaled(kType))
-      encode_rotated<E>(kType, x, norm, codes, made, lane);
-    else
-      encode_plain<E>(kType, x, made, lane);
+    using T = std::conditional_t<kShared, SharedShape<kType>, TileShape<kType, E>>;
     __syncwarp();
     const int tile = (row - row0) / kTileKeys, r = (row - row0) % kTileKeys, stride = is_k ? T::kStrideK : T::kStrideV;
     const bool first = tile < Shape::first_tiles(is_k);
-    char* const slot_at = shared + (2 * tile + !is_k) % kSlots * Shape::kSlotBytes;
+    char* const slot_at = shared + (kShared ? tile : 2 * tile + !is_k) % kSlots * Shape::kSlotBytes;
 #pragma unroll 1
     for (int chunk = lane; chunk < (T::kCodes + T::kScales) / 16; chunk += 32) {
       const uint4 v = *reinterpret_cast<const uint4*>(made + 16 * chunk);
       *reinterpret_cast<uint4*>(only_row + 16 * chunk) = v;
-      char* const code = slot_at + r * stride + 16 * (is_k ? k_chunk<kType>(chunk, r) : chunk);
+      const int place = kShared ? shared_chunk<kType>(chunk, r) : is_k ? k_chunk<kType>(chunk, r) : chunk;
+      char* const code = slot_at + r * stride + 16 * place;
       char* const scale = slot_at + kTileKeys * stride + r * T::kScales + 16 * chunk - T::kCodes;
       if (first) *reinterpret_cast<uint4*>(chunk < T::kCodes / 16 ? code : scale) = v;
     }
     __syncwarp();  // the row's place is used again
   };
-  const int n_row = appends ? 2 : 0;
+  // x, as it is cached.
+  auto append = [&](auto type, const float(&x)[E / 32], float norm, bool is_k, int row) {
+    constexpr KvType kType = decltype(type)::value;
+    if constexpr (planar_scaled(kType))
+      encode_rotated<E>(kType, x, norm, codes, made, lane);
+    else
+      encode_plain<E>(kType, x, made, lane);
+    put_row(type, is_k, row);
+  };
+  const int n_row = appends ? (kShared ? 1 : 2) : 0;
 #pragma unroll 1
   for (int job = kWarps - 1 - warp; job < n_row + (Shape::kHeads ? min(n_col, kCols) : kCols); job += kWarps) {
     constexpr int V_ = E / 32;
@@ -304,6 +329,16 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G, kAlso>::kThreads,
     float x[V_] = {};
     if constexpr (Shape::kHeads) {
       const HeadsBefore& in = p.heads;
+      if constexpr (kShared) {
+        if (col < 0) {
+          float k[V_];
+          make_head<E>(k, in.k + s.begin * in.k_stride + head * E, true, in.work.eps, in.work.k_gain, turns, lane);
+          make_head<E>(x, in.v + s.begin * in.v_stride + head * E, in.work.norm_v, in.work.eps, nullptr, nullptr, lane);
+          encode_shared(K, k, x, codes, made, lane);
+          put_row(std::integral_constant<KvType, K>{}, true, s.len);
+          continue;
+        }
+      }
       const bool is_k = job % 2;
       const float *from, *gain;
       if (col >= 0) {
@@ -314,6 +349,7 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G, kAlso>::kThreads,
       }
       const bool is_v = col < 0 && !is_k;
       make_head<E>(x, from, !is_v || in.work.norm_v, in.work.eps, gain, is_v ? nullptr : turns, lane);
+      if constexpr (kShared) to_shared_order(x, lane, true);
       // K and V of one type, or both with scales.
       static_assert(planar_scaled(K) == planar_scaled(V));
       float norm = 0;
@@ -330,7 +366,8 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G, kAlso>::kThreads,
       }
     } else if (col < n_col) {
       const int at = col_block * kCols + col, j = quick_div(at, p.group), t = s.begin + s.j0 + j;
-      load_values<V_>(x, p.q + t * p.q_stride + (head * p.group + at - j * p.group) * E + lane * V_);
+      load_values<V_>(x, p.q + t * p.q_stride + (head * p.group + at - j * p.group) * E +
+                             (kShared ? shared_channel(lane * V_, true) : lane * V_));
       if (planar_scaled(K)) warp_rotate<V_>(x, lane, false);
     }
     // Q as B fragments: [n tile][group of 64][pair of steps][lane][step, b0 b1]. Rotated if K is.
@@ -352,13 +389,16 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G, kAlso>::kThreads,
   const int key_half = of_group % 2, part = of_group / 2;                               // of S^T
 
   for (int tile = 0; tile < n_tile; ++tile) {
-    // Items (2 t: K of tile t, 2 t + 1: V) are loaded kSlots ahead, into the slot of the one used last.
-    if (tile == 0)
+    // Items (2 t: K of tile t, 2 t + 1: V; t: a shared tile) are loaded kSlots ahead, into the slot of the one used
+    // last.
+    if (!kShared && tile == 0)
       copies_wait<kSlots - 1>();
     else
       copies_wait<kSlots - 2>();
     __syncthreads();
-    if (tile > 0) {
+    if constexpr (kShared) {
+      load_k(tile + kSlots - 1, tile + kSlots - 1);
+    } else if (tile > 0) {
       if constexpr (kSlots == 4)
         load_v(tile + 1, 2 * tile + 3);
       else
@@ -366,14 +406,14 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G, kAlso>::kThreads,
     }
 
     {
-      const char* base = shared + 2 * tile % kSlots * Shape::kSlotBytes;
+      const char* base = shared + (kShared ? tile : 2 * tile) % kSlots * Shape::kSlotBytes;
       const char* row = base + (16 * key_half + g) * KT::kStrideK;
       float score[NT][4] = {};
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         const int group = 2 * part + i;
         uint32_t a[4][4];
-        k_fragments<K>(a, row, row + 8 * KT::kStrideK, group, c, g & 1);
+        k_fragments<K, kShared>(a, row, row + 8 * KT::kStrideK, group, c, kShared ? shared_xor<K>(g) : (g & 1) << 2);
         float d[2][2];
         if constexpr (planar_scaled(K)) {
           const char* at = base + kTileKeys * KT::kStrideK + (16 * key_half + g) * KT::kScales + group * 4;
@@ -412,10 +452,12 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G, kAlso>::kThreads,
       }
     }
     __syncthreads();
-    if constexpr (kSlots == 4)
-      load_k(tile + 2, 2 * tile + 4);
-    else
-      load_v(tile + 1, 2 * tile + 3);
+    if constexpr (!kShared) {
+      if constexpr (kSlots == 4)
+        load_k(tile + 2, 2 * tile + 4);
+      else
+        load_v(tile + 1, 2 * tile + 3);
+    }
 
     // A tile that every token sees whole needs no tests.
     const int tile_row = row0 + tile * kTileKeys;
@@ -458,11 +500,12 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G, kAlso>::kThreads,
           make_uint2(*reinterpret_cast<const uint32_t*>(&p01), *reinterpret_cast<const uint32_t*>(&p23));
       if (lane % 8 == 0) reinterpret_cast<float*>(shared + Shape::kAtAlpha)[col] = alpha;
     }
-    copies_wait<kSlots - 1>();
+    if constexpr (!kShared) copies_wait<kSlots - 1>();
     __syncthreads();
 
     {
-      const char* base = shared + (2 * tile + 1) % kSlots * Shape::kSlotBytes;
+      const char* base = shared + (kShared ? tile : 2 * tile + 1) % kSlots * Shape::kSlotBytes;
+      const int group = Shape::kFirstV + of_group;
 #pragma unroll
       for (int nt = 0; nt < NT; ++nt) {
         const float2 alpha = *reinterpret_cast<const float2*>(shared + Shape::kAtAlpha + (8 * (n0 + nt) + 2 * c) * 4);
@@ -477,10 +520,13 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G, kAlso>::kThreads,
         const char* at = base + (16 * ks + 2 * c) * VT::kStrideV;
         const char* const rows[4] = {at, at + VT::kStrideV, at + 8 * VT::kStrideV, at + 9 * VT::kStrideV};
         uint32_t a[4][4];
-        v_fragments<V>(a, rows, of_group, g);
+        if constexpr (kShared)
+          v_fragments<V, true>(a, rows, group, g, shared_xor<V>(2 * c), shared_xor<V>(2 * c + 1));
+        else
+          v_fragments<V>(a, rows, group, g);
         uint32_t d[2][2];  // [block][b0, b1]: scales of the pairs of keys
         if constexpr (planar_scaled(V)) {
-          const char* scales = base + kTileKeys * VT::kStrideV + (16 * ks + 2 * c) * VT::kScales + of_group * 4;
+          const char* scales = base + kTileKeys * VT::kStrideV + (16 * ks + 2 * c) * VT::kScales + group * 4;
 #pragma unroll
           for (int h = 0; h < 2; ++h) {
             const uint32_t x = *reinterpret_cast<const uint32_t*>(scales + 8 * h * VT::kScales);
@@ -551,48 +597,54 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G, kAlso>::kThreads,
 }
 
 // False if a block needs more shared memory than the device has.
-template <KvType K, KvType V, int E, int NT, int G, Also kAlso>
+template <KvType K, KvType V, int E, int NT, int G, Also kAlso, bool kShared>
 bool launch_decode(cudaStream_t stream, AttendParams p, int n_cols) {
-  using Shape = DecodeShape<K, V, E, NT, G, kAlso>;
+  using Shape = DecodeShape<K, V, E, NT, G, kAlso, kShared>;
   constexpr int bytes = Shape::kHeads ? std::max(Shape::kBytes, Shape::kHeadsBytes) : Shape::kBytes;
   if (bytes > device().shared) return false;
   p.n_col_block = (n_cols + Shape::kCols - 1) / Shape::kCols, p.n_sm = device().n_sm;
   const int blocks = p.n_col_block * p.kv.n_head * (p.n_split + further_splits(p.n_path));
   CHECK(blocks < kQuickMost && n_cols < kQuickMost && (p.kv.window == 0 || p.kv.cap < kQuickMost / 2),
         "{} blocks for {} query rows, a ring of {} rows", blocks, n_cols, p.kv.cap);
-  auto* kernel = attend_decode_kernel<K, V, E, NT, G, kAlso>;
+  auto* kernel = attend_decode_kernel<K, V, E, NT, G, kAlso, kShared>;
   allow_shared(kernel, size_t(bytes));
   // A layer's V lies behind its K, for all slots (CudaKvCache); elsewhere they may lie anyhow.
   const int64_t k_bytes = p.kv.v - p.kv.k, n_slot = p.kv.k_slot > 0 ? k_bytes / p.kv.k_slot : 0;
-  const ReadOnce rows = n_slot > 0 ? ReadOnce{p.kv.k, n_slot * (p.kv.k_slot + p.kv.v_slot)} : ReadOnce{};
+  const ReadOnce rows = kShared      ? ReadOnce{p.kv.k, p.step.shape.n_seq * p.kv.k_slot}
+                        : n_slot > 0 ? ReadOnce{p.kv.k, n_slot * (p.kv.k_slot + p.kv.v_slot)}
+                                     : ReadOnce{};
   launch_reading(rows, kernel, dim3(unsigned(blocks), unsigned(p.step.shape.n_seq)), dim3(Shape::kThreads),
                  size_t(bytes), stream, p);
   return true;
 }
 
 // The kernel for the most query rows at a time that fits; all of them give the same bits.
-template <KvType K, KvType V, int E, Also kAlso>
+template <KvType K, KvType V, int E, Also kAlso, bool kShared>
 bool launch_decode(cudaStream_t stream, const AttendParams& p, int n_cols) {
   if constexpr (kAlso == Also::kNothing || kAlso == Also::kTrees) {
     if constexpr (E == 512)
-      if (n_cols > 32 && launch_decode<K, V, E, 4, 2, kAlso>(stream, p, n_cols)) return true;
-    if (n_cols > 16 && launch_decode<K, V, E, 2, 2, kAlso>(stream, p, n_cols)) return true;
+      if (n_cols > 32 && launch_decode<K, V, E, 4, 2, kAlso, kShared>(stream, p, n_cols)) return true;
+    if (n_cols > 16 && launch_decode<K, V, E, 2, 2, kAlso, kShared>(stream, p, n_cols)) return true;
   }
-  if (n_cols > 8 && launch_decode<K, V, E, 1, 2, kAlso>(stream, p, n_cols)) return true;
-  return launch_decode<K, V, E, 1, 1, kAlso>(stream, p, n_cols);
+  if (n_cols > 8 && launch_decode<K, V, E, 1, 2, kAlso, kShared>(stream, p, n_cols)) return true;
+  return launch_decode<K, V, E, 1, 1, kAlso, kShared>(stream, p, n_cols);
 }
 
-template <KvType K, KvType V, int E>
+template <KvType K, KvType V, int E, bool kShared = false>
 bool launch_decode(cudaStream_t stream, const AttendParams& p, int n_cols) {
-  if (p.n_path > 0) return launch_decode<K, V, E, Also::kTrees>(stream, p, n_cols);
-  if (!p.heads.on) return launch_decode<K, V, E, Also::kNothing>(stream, p, n_cols);
-  return launch_decode<K, V, E, Also::kHeads>(stream, p, n_cols);
+  if (p.n_path > 0) return launch_decode<K, V, E, Also::kTrees, kShared>(stream, p, n_cols);
+  if (!p.heads.on) return launch_decode<K, V, E, Also::kNothing, kShared>(stream, p, n_cols);
+  return launch_decode<K, V, E, Also::kHeads, kShared>(stream, p, n_cols);
 }
 
 template <KvType K, KvType V>
 bool attend_decode(cudaStream_t stream, const AttendParams& p, int n_cols) {
   return p.kv.head_dim == 256 ? launch_decode<K, V, 256>(stream, p, n_cols)
                               : launch_decode<K, V, 512>(stream, p, n_cols);
+}
+template <KvType T>
+bool attend_decode_shared(cudaStream_t stream, const AttendParams& p, int n_cols) {
+  return launch_decode<T, T, 512, true>(stream, p, n_cols);
 }
 
 }  // namespace facet::cuda

@@ -34,6 +34,26 @@ template <KvType T>
 __device__ __forceinline__ int k_chunk(int chunk, int row) {
   return T == KvType::kF16 || T == KvType::kQ8_0 ? chunk ^ (row & 1) << 2 : chunk;
 }
+// A shared row is read as K and as V: pieces of each 128 bytes change places by row, so that neither has conflicts.
+// shared_xor: 16-byte chunks of the wide types, 32 bytes (a group) of Q4_0; TQ3_0's units need none.
+template <KvType T>
+struct SharedShape {
+  static constexpr int kCodes = planar_code_bytes(T, kSharedCols), kScales = planar_scale_bytes(T, kSharedCols);
+  static constexpr int kStride = T == KvType::kQ4_0 ? 384 : T == KvType::kTQ3_0 ? kCodes + 32 : kCodes;
+  static constexpr int kStrideK = kStride, kStrideV = kStride;
+  static constexpr int kFirstV = (kSharedCols - 512) / 64;  // group of 64 where V begins
+};
+template <KvType T>
+__device__ __forceinline__ int shared_xor(int row) {
+  if (T == KvType::kTQ3_0) return 0;
+  if (T == KvType::kQ4_0) return (row & 2) | ((row ^ row >> 2) & 1);
+  return (row & 6) ^ (row & 1) << 2;
+}
+// Place of a row's 16-byte chunk.
+template <KvType T>
+__device__ __forceinline__ int shared_chunk(int chunk, int row) {
+  return chunk ^ (T == KvType::kQ4_0 ? shared_xor<T>(row) << 1 : shared_xor<T>(row));
+}
 
 // Value 0..63 of a group -> step t, lane part c (i is value % 4).
 template <KvType T>
@@ -116,12 +136,22 @@ __device__ __forceinline__ uint32_t index_set(const char* unit, int set) {
   return (w[0] >> 3 & 0x11111111) | (w[1] >> 2 & 0x22222222) | (w[2] >> 1 & 0x44444444);
 }
 
+// Set 2 * half + upper of a unit, for lanes that differ in `upper`.
+__device__ __forceinline__ uint32_t half_set(const char* unit, int half, int upper) {
+  const uint32_t* w = reinterpret_cast<const uint32_t*>(unit);
+  if (half == 0) return w[upper] & 0x77777777;
+  const uint32_t last = w[2], third = last & 0x77777777;
+  const uint32_t fourth = (w[0] >> 3 & 0x11111111) | (w[1] >> 2 & 0x22222222) | (last >> 1 & 0x44444444);
+  return upper ? fourth : third;
+}
+
 }  // namespace expand
 
-// Fragments of the four steps of group `group`. row: shared memory of row g of the sixteen; below: row g + 8.
-template <KvType T>
+// Fragments of the four steps of group `group`. row: shared memory of row g of the sixteen; below: row g + 8. swap:
+// what chunks' places are XORed with (4 in odd rows of the wide types; in shared rows shared_xor).
+template <KvType T, bool kShared = false>
 __device__ __forceinline__ void k_fragments(uint32_t (&a)[4][4], const char* row, const char* below, int group, int c,
-                                            bool odd) {
+                                            int swap) {
   const char* rows[2] = {row, below};
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
@@ -129,18 +159,18 @@ __device__ __forceinline__ void k_fragments(uint32_t (&a)[4][4], const char* row
 #pragma unroll
       for (int part = 0; part < 2; ++part) {
         const int chunk = group * 8 + part * 4 + c;
-        const uint4 u = *reinterpret_cast<const uint4*>(rows[h] + 16 * (odd ? chunk ^ 4 : chunk));
+        const uint4 u = *reinterpret_cast<const uint4*>(rows[h] + 16 * (chunk ^ swap));
         a[2 * part][h] = u.x, a[2 * part][h + 2] = u.y, a[2 * part + 1][h] = u.z, a[2 * part + 1][h + 2] = u.w;
       }
     } else if constexpr (T == KvType::kQ8_0) {
       const int chunk = group * 4 + c;
-      const uint4 u = *reinterpret_cast<const uint4*>(rows[h] + 16 * (odd ? chunk ^ 4 : chunk));
+      const uint4 u = *reinterpret_cast<const uint4*>(rows[h] + 16 * (chunk ^ swap));
       a[0][h] = expand::bytes_lo(u.x), a[0][h + 2] = expand::bytes_hi(u.x);
       a[2][h] = expand::bytes_lo(u.y), a[2][h + 2] = expand::bytes_hi(u.y);
       a[1][h] = expand::bytes_lo(u.z), a[1][h + 2] = expand::bytes_hi(u.z);
       a[3][h] = expand::bytes_lo(u.w), a[3][h + 2] = expand::bytes_hi(u.w);
     } else if constexpr (T == KvType::kQ4_0) {
-      const uint2 u = *reinterpret_cast<const uint2*>(rows[h] + group * 32 + c * 8);
+      const uint2 u = *reinterpret_cast<const uint2*>(rows[h] + (kShared ? group ^ swap : group) * 32 + c * 8);
       a[0][h] = expand::nibbles_lo(u.x), a[0][h + 2] = expand::nibbles_hi(u.x);
       a[1][h] = expand::nibbles_lo(u.y), a[1][h + 2] = expand::nibbles_hi(u.y);
       a[2][h] = expand::nibbles_lo(u.x >> 8), a[2][h + 2] = expand::nibbles_hi(u.x >> 8);
@@ -148,7 +178,8 @@ __device__ __forceinline__ void k_fragments(uint32_t (&a)[4][4], const char* row
     } else {
 #pragma unroll
       for (int part = 0; part < 2; ++part) {
-        const uint32_t s = expand::index_set(rows[h] + group / 4 * 96 + (c + 4 * part) * 12, group % 4);
+        const uint32_t s = kShared ? expand::index_set(rows[h] + group / 2 * 48 + c * 12, group % 2 * 2 + part)
+                                   : expand::index_set(rows[h] + group / 4 * 96 + (c + 4 * part) * 12, group % 4);
         expand::indices(s, a[2 * part][h], a[2 * part][h + 2]);
         expand::indices(s >> 16, a[2 * part + 1][h], a[2 * part + 1][h + 2]);
       }
@@ -157,22 +188,24 @@ __device__ __forceinline__ void k_fragments(uint32_t (&a)[4][4], const char* row
 }
 
 // Fragments of the four tiles of group `group` for sixteen keys. rows: those of the keys 2 c, 2 c + 1, 2 c + 8, 2 c
-// + 9.
-template <KvType T>
-__device__ __forceinline__ void v_fragments(uint32_t (&a)[4][4], const char* const (&rows)[4], int group, int g) {
+// + 9. swap: shared_xor of the first two, in shared rows.
+template <KvType T, bool kShared = false>
+__device__ __forceinline__ void v_fragments(uint32_t (&a)[4][4], const char* const (&rows)[4], int group, int g,
+                                            int swap0 = 0, int swap1 = 0) {
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const char *r0 = rows[2 * h], *r1 = rows[2 * h + 1];
     if constexpr (T == KvType::kF16) {
-      const uint4 x = *reinterpret_cast<const uint4*>(r0 + group * 128 + g * 16);
-      const uint4 y = *reinterpret_cast<const uint4*>(r1 + group * 128 + g * 16);
+      const uint4 x = *reinterpret_cast<const uint4*>(r0 + group * 128 + (g ^ swap0) * 16);
+      const uint4 y = *reinterpret_cast<const uint4*>(r1 + group * 128 + (g ^ swap1) * 16);
       a[0][2 * h] = __byte_perm(x.x, y.x, 0x5410), a[0][2 * h + 1] = __byte_perm(x.x, y.x, 0x7632);
       a[1][2 * h] = __byte_perm(x.y, y.y, 0x5410), a[1][2 * h + 1] = __byte_perm(x.y, y.y, 0x7632);
       a[2][2 * h] = __byte_perm(x.z, y.z, 0x5410), a[2][2 * h + 1] = __byte_perm(x.z, y.z, 0x7632);
       a[3][2 * h] = __byte_perm(x.w, y.w, 0x5410), a[3][2 * h + 1] = __byte_perm(x.w, y.w, 0x7632);
     } else if constexpr (T == KvType::kQ8_0) {
-      const int at = group * 64 + (g >> 1) * 16 + (g & 1) * 8;
-      const uint2 x = *reinterpret_cast<const uint2*>(r0 + at), y = *reinterpret_cast<const uint2*>(r1 + at);
+      const int chunk = group * 4 + (g >> 1), at = (g & 1) * 8;
+      const uint2 x = *reinterpret_cast<const uint2*>(r0 + (chunk ^ swap0) * 16 + at),
+                  y = *reinterpret_cast<const uint2*>(r1 + (chunk ^ swap1) * 16 + at);
       const uint32_t t0 = __byte_perm(x.x, y.x, 0x5140), t1 = __byte_perm(x.x, y.x, 0x7362);
       const uint32_t t2 = __byte_perm(x.y, y.y, 0x5140), t3 = __byte_perm(x.y, y.y, 0x7362);
       a[0][2 * h] = expand::bytes_lo(t0), a[0][2 * h + 1] = expand::bytes_hi(t0);
@@ -180,16 +213,22 @@ __device__ __forceinline__ void v_fragments(uint32_t (&a)[4][4], const char* con
       a[2][2 * h] = expand::bytes_lo(t2), a[2][2 * h + 1] = expand::bytes_hi(t2);
       a[3][2 * h] = expand::bytes_lo(t3), a[3][2 * h + 1] = expand::bytes_hi(t3);
     } else if constexpr (T == KvType::kQ4_0) {
-      const uint32_t x = *reinterpret_cast<const uint32_t*>(r0 + group * 32 + g * 4);
-      const uint32_t y = *reinterpret_cast<const uint32_t*>(r1 + group * 32 + g * 4);
+      const uint32_t x = *reinterpret_cast<const uint32_t*>(r0 + (group ^ swap0) * 32 + g * 4);
+      const uint32_t y = *reinterpret_cast<const uint32_t*>(r1 + (group ^ swap1) * 32 + g * 4);
       const uint32_t lo = __byte_perm(x, y, 0x5410), hi = __byte_perm(x, y, 0x7632);
       a[0][2 * h] = expand::nibbles_lo(lo), a[0][2 * h + 1] = expand::nibbles_lo(hi);
       a[1][2 * h] = expand::nibbles_hi(lo), a[1][2 * h + 1] = expand::nibbles_hi(hi);
       a[2][2 * h] = expand::nibbles_lo(lo >> 8), a[2][2 * h + 1] = expand::nibbles_lo(hi >> 8);
       a[3][2 * h] = expand::nibbles_hi(lo >> 8), a[3][2 * h + 1] = expand::nibbles_hi(hi >> 8);
     } else {
-      const int at = group / 4 * 96 + g * 12;
-      const uint32_t x = expand::index_set(r0 + at, group % 4), y = expand::index_set(r1 + at, group % 4);
+      uint32_t x, y;
+      if constexpr (kShared) {
+        const int at = group / 2 * 48 + g % 4 * 12;
+        x = expand::half_set(r0 + at, group % 2, g / 4), y = expand::half_set(r1 + at, group % 2, g / 4);
+      } else {
+        const int at = group / 4 * 96 + g * 12;
+        x = expand::index_set(r0 + at, group % 4), y = expand::index_set(r1 + at, group % 4);
+      }
       const uint32_t even = (x & 0x0F0F0F0F) | (y << 4 & 0xF0F0F0F0), odd = (x >> 4 & 0x0F0F0F0F) | (y & 0xF0F0F0F0);
       expand::indices(even, a[0][2 * h], a[1][2 * h]);
       expand::indices(even >> 16, a[2][2 * h], a[3][2 * h]);

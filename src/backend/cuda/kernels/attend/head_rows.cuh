@@ -88,14 +88,14 @@ __device__ __forceinline__ void encode_plain(KvType type, const float (&x)[E / 3
   for (int i = 0; i < V; i += 2)
     reinterpret_cast<__half2*>(dst)[(lane * V + i) / 2] = __floats2half2_rn(x[i], x[i + 1]);
 }
-// code: E bytes of shared memory of this warp; norm: before_rotation()'s.
+// Codes of a vector, one byte each, and the scales of its blocks; norm: before_rotation()'s. words: codes of Q8_0 go
+// there in the order of a row, where they are asked for; true: they did.
 template <int E>
-__device__ __forceinline__ void encode_rotated(KvType type, const float (&x)[E / 32], float norm, uint8_t* code,
-                                               std::byte* dst, int lane) {
+__device__ __forceinline__ bool find_codes(KvType type, const float (&x)[E / 32], float norm, uint8_t* code,
+                                           __half* scales, std::byte* words, int lane) {
   constexpr int V = E / 32, kBlockLanes = 32 / V, kGroupLanes = kNormGroup<E> / V;
   float id = 0;
   const bool zero = norm <= kNothing;
-  __half* scales = reinterpret_cast<__half*>(dst + planar_code_bytes(type, E));
   if (type == KvType::kTQ3_0) {
     const float mid[7] = {-0.154259f, -0.091775f, -0.043589f, 0.0f, 0.043589f, 0.091775f, 0.154259f};
     const float magnitude[4] = {0.021460f, 0.065717f, 0.117832f, 0.190685f};
@@ -138,18 +138,26 @@ __device__ __forceinline__ void encode_rotated(KvType type, const float (&x)[E /
       return uint32_t(max(1, min(255, t + (rest >= 0.5f ? 1 : 0) - (rest <= -0.5f ? 1 : 0) + 128)));
     };
     if constexpr (V % 4 == 0)
-      if (q8) {  // a lane has whole words
+      if (q8 && words) {  // a lane has whole words
 #pragma unroll
         for (int i = 0; i < V; i += 4)
-          *reinterpret_cast<uint32_t*>(dst + q8_at(lane * V + i)) =
+          *reinterpret_cast<uint32_t*>(words + q8_at(lane * V + i)) =
               __byte_perm(__byte_perm(q8_of(x[i]), q8_of(x[i + 1]), 0x40),
                           __byte_perm(q8_of(x[i + 2]), q8_of(x[i + 3]), 0x40), 0x5410);
-        return;
+        return true;
       }
 #pragma unroll
     for (int i = 0; i < V; ++i)
       code[lane * V + i] = uint8_t(q8 ? q8_of(x[i]) : uint32_t(code_of(__fadd_rn(__fmul_rn(x[i], id), 8.5f), 15)));
   }
+  return false;
+}
+// code: E bytes of shared memory of this warp.
+template <int E>
+__device__ __forceinline__ void encode_rotated(KvType type, const float (&x)[E / 32], float norm, uint8_t* code,
+                                               std::byte* dst, int lane) {
+  __half* scales = reinterpret_cast<__half*>(dst + planar_code_bytes(type, E));
+  if (find_codes<E>(type, x, norm, code, scales, dst, lane)) return;
   __syncwarp();
   const int n_word = planar_code_bytes(type, E) / 4;
   for (int w = lane; w < n_word; w += 32) reinterpret_cast<uint32_t*>(dst)[w] = planar_word(type, code, w, E);
@@ -160,6 +168,50 @@ __device__ void encode(KvType type, float (&x)[E / 32], uint8_t* code, std::byte
   const float norm = before_rotation<E>(type, x);
   warp_rotate<E / 32>(x, lane, false);
   encode_rotated<E>(type, x, norm, code, dst, lane);
+}
+
+// ---- shared rows, of heads of 512
+
+// Values in the order of channels to the order of K's part of a shared row, or of V's.
+__device__ __forceinline__ void to_shared_order(float (&x)[16], int lane, bool of_k) {
+  const int from = shared_channel(lane * 16, of_k) / 16;
+#pragma unroll
+  for (float& e : x) e = __shfl_sync(~0u, e, from);
+}
+// K's own values, lane * 4 .. of them, of values in the order of channels.
+__device__ __forceinline__ void take_own(float (&own)[4], const float (&k)[16], int lane) {
+  const int from = shared_channel(lane * 4, true) / 16;
+#pragma unroll
+  for (int i = 0; i < 4; ++i)
+#pragma unroll
+    for (int part = 0; part < 4; ++part) {
+      const float e = __shfl_sync(~0u, k[4 * part + i], from);
+      if (lane % 4 == part) own[i] = e;
+    }
+}
+// The row of k and v, both in the order of channels; v is lost. code: 640 bytes of shared memory of this warp.
+__device__ __forceinline__ void encode_shared(KvType type, const float (&k)[16], float (&v)[16], uint8_t* code,
+                                              std::byte* dst, int lane) {
+  constexpr int kOwn = kSharedCols - 512;
+  float own[4];
+  take_own(own, k, lane);
+  to_shared_order(v, lane, false);
+  if (!planar_scaled(type)) {
+    const int value = type == KvType::kF32 ? 4 : 2;
+    encode_plain<kOwn>(type, own, dst, lane);
+    encode_plain<512>(type, v, dst + kOwn * value, lane);
+    return;
+  }
+  const float k_norm = before_rotation<kOwn>(type, own), v_norm = before_rotation<512>(type, v);
+  warp_rotate<4>(own, lane, false);
+  warp_rotate<16>(v, lane, false);
+  __half* scales = reinterpret_cast<__half*>(dst + planar_code_bytes(type, kSharedCols));
+  find_codes<kOwn>(type, own, k_norm, code, scales, nullptr, lane);
+  find_codes<512>(type, v, v_norm, code + kOwn, scales + kOwn / 32, nullptr, lane);
+  if (lane < 4) scales[kSharedCols / 32 + lane] = __half(0.f);  // up to whole sixteens
+  __syncwarp();
+  const int n_word = planar_code_bytes(type, kSharedCols) / 4;
+  for (int w = lane; w < n_word; w += 32) reinterpret_cast<uint32_t*>(dst)[w] = planar_word(type, code, w, kSharedCols);
 }
 
 // x = rms(x), E values of a warp.

@@ -34,13 +34,13 @@ struct HeadWork {
   const double* freqs = nullptr;
   float eps = 0;
   int n_row = 0;
-  bool append = false;  // parts 1 and 2 go to the cache
+  bool append = false;  // parts 1 and 2 go to the cache; of shared rows as one job, part 1's
 };
 
 template <int E>
 __global__ void __launch_bounds__(kWarps * 32) head_work_kernel(const __grid_constant__ HeadWork w) {
   constexpr int V = E / 32;
-  __shared__ __align__(16) uint8_t codes[kWarps][E];
+  __shared__ __align__(16) uint8_t codes[kWarps][E == 512 ? kSharedCols : E];
   __shared__ __align__(16) float turns[kWarps][E];  // cosines, then sines, of the pairs
   // The step's arrays, gains and frequencies are the host's: what depends on them alone is done before the wait.
   let_next_start();
@@ -60,7 +60,7 @@ __global__ void __launch_bounds__(kWarps * 32) head_work_kernel(const __grid_con
     if (seq >= 0 && w.step.mask[seq] == Mask::kPast) seq = -1;
     if (seq >= 0) {
       const KvRow to = kv_row(w.kv, w.step, seq, int64_t(w.step.kv_len[seq]) + t - w.step.q_begin[seq]);
-      dst = (which == 1 ? to.k : to.v) + h * planar_bytes(type, E);
+      dst = (which == 1 ? to.k : to.v) + h * planar_bytes(type, E == 512 && w.kv.shared ? kSharedCols : E);
     }
   }
   float gain[V];
@@ -90,6 +90,16 @@ __global__ void __launch_bounds__(kWarps * 32) head_work_kernel(const __grid_con
       bf16* b = part.bf + t * part.bf_stride + h * E + lane * V;
 #pragma unroll
       for (int i = 0; i < V; i += 2) *reinterpret_cast<__nv_bfloat162*>(b + i) = __floats2bfloat162_rn(x[i], x[i + 1]);
+    }
+  }
+  if constexpr (E == 512) {
+    if (append && w.kv.shared) {
+      const HeadPart& values = w.part[2];
+      float v[V];
+      load_values<V>(v, values.p + t * values.stride + h * E + lane * V);
+      if (values.norm) norm_head<E>(v, w.eps);
+      if (seq >= 0) encode_shared(type, x, v, codes[warp], dst, lane);
+      return;
     }
   }
   if (append && seq >= 0) encode<E>(type, x, codes[warp], dst, lane);
@@ -123,6 +133,12 @@ HeadPart part_of(Mat x, int E) {
 
 // Layers keep rows side by side in bytes of the same types; every row has to be aligned for the loads of attend.
 void check_layer(const KvLayer& kv) {
+  if (kv.shared) {
+    CHECK(kv.head_dim == kSharedHead && kv.window == 0 &&
+              kv.k_row == int64_t(kv.n_head) * planar_bytes(kv.k_type, kSharedCols),
+          "shared rows of {} bytes for {} heads of {}", kv.k_row, kv.n_head, kv.head_dim);
+    return;
+  }
   CHECK(kv.k_row == int64_t(kv.n_head) * int64_t(kv_row_bytes(kv.k_type, kv.head_dim)) &&
             kv.v_row == int64_t(kv.n_head) * int64_t(kv_row_bytes(kv.v_type, kv.head_dim)),
         "rows of {} and {} bytes for {} heads of {}", kv.k_row, kv.v_row, kv.n_head, kv.head_dim);
@@ -169,6 +185,7 @@ void kv_append(cudaStream_t stream, const KvLayer& kv, Mat k, Mat v, const Step&
   HeadWork w{.step = s, .kv = kv, .n_row = s.shape.n_tok, .append = true};
   w.part[1] = part_of(k, kv.head_dim);
   w.part[2] = part_of(v, kv.head_dim);
+  if (kv.shared) w.part[2].n_head = 0;
   run(stream, kv.head_dim, w);
 }
 
@@ -185,6 +202,7 @@ void norm_rope_append(cudaStream_t stream, const KvLayer& kv, Mat q, Mat k, Mat 
   w.part[1].norm = w.part[1].rope = true;
   w.part[2] = part_of(v, kv.head_dim);
   w.part[2].norm = a.norm_v;
+  if (kv.shared) w.part[2].n_head = 0;
   run(stream, kv.head_dim, w);
 }
 

@@ -74,7 +74,9 @@ __global__ void __launch_bounds__(kWarps * 32, 5) attend_plain_kernel(const __gr
     }
     return;
   }
-  for (int d = tid; d < E; d += kWarps * 32) query[d] = p.q[t * p.q_stride + int64_t(hq) * E + d];
+  const bool shared = p.kv.shared;  // one row of 640: K's values are its first, V's its last
+  for (int d = tid; d < E; d += kWarps * 32)
+    query[d] = p.q[t * p.q_stride + int64_t(hq) * E + (shared ? shared_channel(d, true) : d)];
   if (planar_scaled(p.kv.k_type)) block_rotate(query, E, rotation, false);
   __syncthreads();
 
@@ -87,7 +89,8 @@ __global__ void __launch_bounds__(kWarps * 32, 5) attend_plain_kernel(const __gr
   const int pos = p.step.pos[t];
   const bool tree = s.mask == Mask::kTree;
   const int first = p.window > 0 ? max(0, min(s.len, pos - p.window + 1)) : 0, end = tree ? pos + 1 : s.len + s.in_step;
-  const int k_head = planar_bytes(p.kv.k_type, E), v_head = planar_bytes(p.kv.v_type, E);
+  const int cols = shared ? kSharedCols : E, first_v = cols - E;
+  const int k_head = planar_bytes(p.kv.k_type, cols), v_head = planar_bytes(p.kv.v_type, cols);
 
   const int lanes = E / kDims, groups = 32 / lanes * kWarps, group = tid / lanes, d = tid % lanes * kDims;
   float q[kDims], acc[kDims] = {}, top = -INFINITY, sum = 0;
@@ -101,7 +104,7 @@ __global__ void __launch_bounds__(kWarps * 32, 5) attend_plain_kernel(const __gr
     if (sees) {
       at = kv_row(p.kv, p.step, seq, tree && row >= s.len ? s.len + nth_bit(p.step.ancestor[t], row - s.len) : row);
       float k[kDims];
-      load_values(k, p.kv.k_type, at.k + head * k_head, d, E);
+      load_values(k, p.kv.k_type, at.k + head * k_head, d, cols);
 #pragma unroll
       for (int i = 0; i < kDims; ++i) x = fmaf(q[i], k[i], x);
     }
@@ -109,7 +112,7 @@ __global__ void __launch_bounds__(kWarps * 32, 5) attend_plain_kernel(const __gr
     if (!sees) continue;  // no shuffle follows in this round
     x *= p.scale;
     float v[kDims];
-    load_values(v, p.kv.v_type, at.v + head * v_head, d, E);
+    load_values(v, p.kv.v_type, (shared ? at.k : at.v) + head * v_head, first_v + d, cols);
     const float next = fmaxf(top, x), alpha = expf(top - next), weight = expf(x - next);
     sum = fmaf(sum, alpha, weight);
     top = next;
@@ -132,8 +135,9 @@ __global__ void __launch_bounds__(kWarps * 32, 5) attend_plain_kernel(const __gr
   }
   if (planar_scaled(p.kv.v_type)) block_rotate(query, E, rotation, true);
   for (int j = tid; j < E; j += kWarps * 32) {
-    o[j] = query[j];
-    if (o_bf) o_bf[j] = __float2bfloat16(query[j]);
+    const int at = shared ? shared_channel(j, false) : j;
+    o[at] = query[j];
+    if (o_bf) o_bf[at] = __float2bfloat16(query[j]);
   }
 }
 

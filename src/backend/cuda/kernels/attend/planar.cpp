@@ -54,10 +54,19 @@ void pack(const Row& row, std::byte* dst, Put put) {
 
 }  // namespace
 
+namespace {
+// Bytes of a vector, or of a shared row.
+size_t bytes_of(KvType t, int E) {
+  const size_t bytes = E == kSharedCols ? kv_shared_bytes(t, 512) : kv_row_bytes(t, E);
+  CHECK(size_t(planar_bytes(t, E)) == bytes && E % 64 == 0, "{} values of {}", E, kv_type_name(t));
+  return bytes;
+}
+}  // namespace
+
 void kv_planar_from_blocks(KvType t, const std::byte* blocks, std::byte* planar, int E) {
-  CHECK(size_t(planar_bytes(t, E)) == kv_row_bytes(t, E) && E % 64 == 0, "{} values of {}", E, kv_type_name(t));
+  const size_t bytes = bytes_of(t, E);
   if (!planar_scaled(t)) {
-    std::memcpy(planar, blocks, kv_row_bytes(t, E));
+    std::memcpy(planar, blocks, bytes);
     return;
   }
   const Row row = from_blocks(t, blocks, E);
@@ -66,15 +75,17 @@ void kv_planar_from_blocks(KvType t, const std::byte* blocks, std::byte* planar,
     const uint32_t word = planar_word(t, row.code.data(), w, E);
     std::memcpy(planar + 4 * w, &word, 4);
   }
+  std::memset(planar + 4 * n_word, 0, bytes - size_t(4 * n_word));
   std::memcpy(planar + 4 * n_word, row.scale.data(), row.scale.size() * 2);
 }
 
 void kv_blocks_from_planar(KvType t, const std::byte* planar, std::byte* blocks, int E) {
-  CHECK(size_t(planar_bytes(t, E)) == kv_row_bytes(t, E) && E % 64 == 0, "{} values of {}", E, kv_type_name(t));
+  const size_t bytes = bytes_of(t, E);
   if (!planar_scaled(t)) {
-    std::memcpy(blocks, planar, kv_row_bytes(t, E));
+    std::memcpy(blocks, planar, bytes);
     return;
   }
+  std::memset(blocks, 0, bytes);
   Row row{std::vector<uint8_t>(size_t(E)), std::vector<uint16_t>(size_t(E) / 32)};
   for (int d = 0; d < E; ++d)
     row.code[size_t(d)] = uint8_t(planar_code(t, reinterpret_cast<const uint8_t*>(planar), d, E));

@@ -12,12 +12,17 @@
 //             {0, 4, 1, 5}[i] and {2, 6, 3, 7}[i]: every mask of 0x000F000F gives a pair
 //   TQ3_0     256 values are eight units of three words; unit u holds indices of 64 j + 8 u + i. Nibble i of word j < 3
 //             has that of set j in its low bits; its high bit is bit j of the index of set 3, value i
-//             (head widths below 256: 32 values are 8 bytes of low pairs and 4 of high bits, as in the block)
+//             (head widths below 256: 32 values are 8 bytes of low pairs and 4 of high bits, as in the block; shared
+//             rows: 128 values are four such units, set j being 32 j + 8 u + i)
+//
+// A shared row (kv_codec.h), of heads of 512, is one such vector of 640 values: K is the first 512, V the last. It is
+// filled up to whole sixteens.
 //
 // In all of these the values that one step of a matrix product takes from a row lie in one block of 32 (TQ3_0: one
 // group of 128), so scales multiply partial sums and not values.
 namespace facet::cuda {
 
+constexpr int kSharedCols = 640;
 FACET_HD constexpr int planar_code_bytes(KvType t, int E) {
   switch (t) {
     case KvType::kF32:
@@ -34,8 +39,18 @@ FACET_HD constexpr int planar_code_bytes(KvType t, int E) {
   return 0;
 }
 FACET_HD constexpr bool planar_scaled(KvType t) { return t != KvType::kF16 && t != KvType::kF32; }
-FACET_HD constexpr int planar_bytes(KvType t, int E) {
-  return planar_code_bytes(t, E) + (planar_scaled(t) ? E / 16 : 0);
+FACET_HD constexpr int planar_scale_bytes(KvType t, int E) {
+  return !planar_scaled(t) ? 0 : E == kSharedCols ? 48 : E / 16;
+}
+FACET_HD constexpr int planar_bytes(KvType t, int E) { return planar_code_bytes(t, E) + planar_scale_bytes(t, E); }
+// Values that the units of TQ3_0 are made of, for vectors of 256 and more.
+FACET_HD constexpr int tq3_span(int E) { return E == kSharedCols ? 128 : 256; }
+
+// The channel of value d of K's part of a shared row ([own | rest]), or of V's ([rest | own]): own channels are the
+// blocks 0 and 4 of 64.
+FACET_HD constexpr int shared_channel(int d, bool of_k) {
+  const int block = d / 64;
+  return int((of_k ? 0x76532140u : 0x40765321u) >> (4 * block) & 15) * 64 + d % 64;
 }
 
 // Four adjacent codes; every word starts with such.
@@ -69,10 +84,10 @@ FACET_HD inline uint32_t q4_word(const uint8_t* code, int w) {
 FACET_HD inline uint32_t tq3_word(const uint8_t* code, int w, int E) {
   uint32_t word = 0;
   if (E >= 256) {
-    const uint8_t* at = code + w / 24 * 256 + w % 24 / 3 * 8;
-    const int j = w % 3;
+    const int span = tq3_span(E), words = span / 32 * 3, set = span / 4, j = w % 3;
+    const uint8_t* at = code + w / words * span + w % words / 3 * 8;
     for (int half = 0; half < 2; ++half) {
-      const uint32_t own = four_codes(at + 64 * j + 4 * half), last = four_codes(at + 192 + 4 * half);
+      const uint32_t own = four_codes(at + set * j + 4 * half), last = four_codes(at + 3 * set + 4 * half);
       for (int i = 0; i < 4; ++i)
         word |= ((own >> (8 * i) & 7) | (last >> (8 * i + j) & 1) << 3) << (4 * (4 * half + i));
     }
@@ -101,8 +116,9 @@ FACET_HD inline int planar_code(KvType t, const uint8_t* p, int d, int E) {
     const int i = d % 32;
     return (b[i / 4] >> (2 * (i % 4)) & 3) | (b[8 + i / 8] >> (i % 8) & 1) << 2;
   }
-  const uint8_t* unit = p + d / 256 * 96 + d / 8 % 8 * 12;
-  const int set = d / 64 % 4, i = d % 8;
+  const int span = tq3_span(E);
+  const uint8_t* unit = p + d / span * (span / 8 * 3) + d / 8 % (span / 32) * 12;
+  const int set = d / (span / 4) % 4, i = d % 8;
   auto nibble = [&](int word) { return unit[4 * word + i / 2] >> (4 * (i % 2)) & 15; };
   if (set < 3) return nibble(set) & 7;
   return nibble(0) >> 3 | nibble(1) >> 3 << 1 | nibble(2) >> 3 << 2;

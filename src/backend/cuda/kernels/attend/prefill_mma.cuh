@@ -87,6 +87,39 @@ __device__ __forceinline__ void add_other_half(float (&score)[4][4], float4* par
   }
 }
 
+// The end of a kernel: divides, puts the values in order, rotates back, writes whole rows, kPassRows of them at a time.
+template <KvType V, int E, int kRows, int kPassRows, int kStrideO, bool kShared = false>
+__device__ __forceinline__ void store_in_passes(float (&out)[32][4], const PrefillLane& lane, char* shared,
+                                                const AttendParams& p, const SeqRows& s, int head, int strip,
+                                                int half) {
+  const int tid = threadIdx.x, warp = tid / 32;
+  float inv[2];
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    float sum = lane.sum[h];
+    sum += __shfl_xor_sync(~0u, sum, 1);
+    sum += __shfl_xor_sync(~0u, sum, 2);
+    inv[h] = sum > 0 ? 1.f / sum : 0.f;
+  }
+  scale_rows(out, inv);
+  for (int first = 0; first < kRows; first += kPassRows) {
+    __syncthreads();
+    if (strip / kPassRows == first / kPassRows) {
+      float* to =
+          reinterpret_cast<float*>(shared + (strip - first + tid % 32 / 4) * kStrideO) + half * 256 + 2 * (tid % 4);
+#pragma unroll
+      for (int n = 0; n < 32; ++n) {
+        *reinterpret_cast<float2*>(to + 8 * n) = make_float2(out[n][0], out[n][1]);
+        *reinterpret_cast<float2*>(to + 8 * n + 8 * kStrideO / 4) = make_float2(out[n][2], out[n][3]);
+      }
+    }
+    __syncthreads();
+    for (int r = first + warp; r < first + kPassRows && s.j0 + r / p.group < s.j1; r += 8)
+      store_output<V, E, kShared>(shared + (r - first) * kStrideO, p, s.begin + s.j0 + r / p.group,
+                                  head * p.group + r % p.group);
+  }
+}
+
 template <KvType K, KvType V, int E>
 __global__ void __launch_bounds__(kPrefillThreads, 1)
     attend_prefill_mma_kernel(const __grid_constant__ AttendParams p) {
@@ -177,32 +210,7 @@ __global__ void __launch_bounds__(kPrefillThreads, 1)
     add_values(out, prob, shared + Shape::kAtV + half * 4 * kKeys * 128);
   }
 
-  // Divide, put the values in order, rotate back, write whole rows, half of them at a time.
-  float inv[2];
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    float sum = lane.sum[h];
-    sum += __shfl_xor_sync(~0u, sum, 1);
-    sum += __shfl_xor_sync(~0u, sum, 2);
-    inv[h] = sum > 0 ? 1.f / sum : 0.f;
-  }
-  scale_rows(out, inv);
-  for (int first = 0; first < kRows; first += Shape::kPassRows) {
-    __syncthreads();
-    if (strip / Shape::kPassRows == first / Shape::kPassRows) {
-      float* to = reinterpret_cast<float*>(shared + (strip - first + tid % 32 / 4) * Shape::kStrideO) + half * 256 +
-                  2 * (tid % 4);
-#pragma unroll
-      for (int n = 0; n < 32; ++n) {
-        *reinterpret_cast<float2*>(to + 8 * n) = make_float2(out[n][0], out[n][1]);
-        *reinterpret_cast<float2*>(to + 8 * n + 8 * Shape::kStrideO / 4) = make_float2(out[n][2], out[n][3]);
-      }
-    }
-    __syncthreads();
-    for (int r = first + warp; r < first + Shape::kPassRows && s.j0 + r / p.group < s.j1; r += 8)
-      store_output<V, E>(shared + (r - first) * Shape::kStrideO, p, s.begin + s.j0 + r / p.group,
-                         head * p.group + r % p.group);
-  }
+  store_in_passes<V, E, kRows, Shape::kPassRows, Shape::kStrideO>(out, lane, shared, p, s, head, strip, half);
 }
 
 // False if a block needs more shared memory than the device has.

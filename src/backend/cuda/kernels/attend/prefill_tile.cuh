@@ -36,16 +36,16 @@ __device__ __forceinline__ void ldmatrix4_transposed(uint32_t (&r)[4], const voi
                : "r"(uint32_t(__cvta_generic_to_shared(p))));
 }
 
-// Planar rows (as they lie in the cache, one after another) to f16 rows.
+// Planar rows (as they lie in the cache, one after another) to f16 rows: `n` of a tile's rows, from row `first` on.
 template <KvType T, int E, int kKeys>
-__device__ __forceinline__ void expand_rows(char* to, const char* raw) {
+__device__ __forceinline__ void expand_rows(char* to, const char* raw, int first = 0, int n = kKeys) {
   constexpr int kRow = planar_bytes(T, E), kCodes = planar_code_bytes(T, E);
   const int tid = threadIdx.x;
   auto scaled = [](uint32_t v, uint32_t d) { return expand::mul2(v, d); };
   auto twice = [](uint32_t pair, int hi) { return __byte_perm(pair, pair, hi ? 0x3232 : 0x1010); };
   if constexpr (T == KvType::kQ8_0) {
-    for (int i = tid; i < kKeys * E / 16; i += 256) {
-      const int row = i / (E / 16), chunk = i % (E / 16);
+    for (int i = tid; i < n * (E / 16); i += 256) {
+      const int row = first + i / (E / 16), chunk = i % (E / 16);
       const uint4 u = *reinterpret_cast<const uint4*>(raw + row * kRow + chunk * 16);
       const uint32_t pair = *reinterpret_cast<const uint32_t*>(raw + row * kRow + kCodes + chunk / 4 * 4);
       const uint32_t d0 = twice(pair, 0), d1 = twice(pair, 1);
@@ -57,8 +57,8 @@ __device__ __forceinline__ void expand_rows(char* to, const char* raw) {
                      scaled(expand::bytes_lo(u.w), d1), scaled(expand::bytes_hi(u.w), d1));
     }
   } else if constexpr (T == KvType::kQ4_0) {
-    for (int i = tid; i < kKeys * E / 8; i += 256) {
-      const int row = i / (E / 8), w = i % (E / 8);
+    for (int i = tid; i < n * (E / 8); i += 256) {
+      const int row = first + i / (E / 8), w = i % (E / 8);
       const uint32_t u = *reinterpret_cast<const uint32_t*>(raw + row * kRow + w * 4);
       const uint32_t pair = *reinterpret_cast<const uint32_t*>(raw + row * kRow + kCodes + w / 8 * 4);
       const uint32_t d0 = twice(pair, 0), d1 = twice(pair, 1);
@@ -67,19 +67,22 @@ __device__ __forceinline__ void expand_rows(char* to, const char* raw) {
                      scaled(expand::nibbles_lo(u >> 8), d1), scaled(expand::nibbles_hi(u >> 8), d1));
     }
   } else if constexpr (T == KvType::kTQ3_0) {
-    for (int i = tid; i < kKeys * E / 32; i += 256) {
-      const int row = i / (E / 32), unit = i % (E / 32);
+    constexpr int kSpan = tq3_span(E), kUnits = kSpan / 32;
+    for (int i = tid; i < n * (E / 32); i += 256) {
+      const int row = first + i / (E / 32), unit = i % (E / 32);
       const char* at = raw + row * kRow + unit * 12;
-      const uint2 pairs = *reinterpret_cast<const uint2*>(raw + row * kRow + kCodes + unit / 8 * 16);
-      const uint32_t later = *reinterpret_cast<const uint32_t*>(raw + row * kRow + kCodes + unit / 8 * 16 + 8);
+      const char* scales = raw + row * kRow + kCodes + unit / kUnits * (kSpan / 16);
+      const uint32_t earlier = *reinterpret_cast<const uint32_t*>(scales);
+      const uint32_t later = kSpan == 256 ? *reinterpret_cast<const uint32_t*>(scales + 8) : earlier;
 #pragma unroll
       for (int set = 0; set < 4; ++set) {
         const uint32_t s = expand::index_set(at, set);
-        const uint32_t d = scaled(twice(set < 2 ? pairs.x : later, 0), 0x30003000);  // an eighth
+        const uint32_t d = scaled(twice(set < 2 ? earlier : later, 0), 0x30003000);  // an eighth
         uint4 v;
         expand::indices(s, v.x, v.y);
         expand::indices(s >> 16, v.z, v.w);
-        *reinterpret_cast<uint4*>(to + tile_at(kKeys, row, (unit / 8 * 256 + set * 64 + unit % 8 * 8) * 2)) =
+        const int value = unit / kUnits * kSpan + set * (kSpan / 4) + unit % kUnits * 8;
+        *reinterpret_cast<uint4*>(to + tile_at(kKeys, row, value * 2)) =
             make_uint4(scaled(v.x, d), scaled(v.y, d), scaled(v.z, d), scaled(v.w, d));
       }
     }
@@ -153,7 +156,7 @@ __device__ __forceinline__ void clear_prefill_padding(const AttendParams& p, int
 }
 
 // Query rows of the tile in f16, in the places of K's values, as a tile of kRows rows at `shared`.
-template <KvType K, int E, int kRows>
+template <KvType K, int E, int kRows, bool kShared = false>
 __device__ __forceinline__ void load_queries(char* shared, const AttendParams& p, const SeqRows& s, int head) {
   constexpr int kPerLane = E / 32;
   const int lane = threadIdx.x % 32;
@@ -161,8 +164,9 @@ __device__ __forceinline__ void load_queries(char* shared, const AttendParams& p
     const int j = s.j0 + r / p.group;
     float x[kPerLane] = {};
     if (j < s.j1) {
+      const int first = kShared ? shared_channel(lane * kPerLane, true) : lane * kPerLane;
       const float4* from = reinterpret_cast<const float4*>(p.q + (s.begin + j) * p.q_stride +
-                                                           (head * p.group + r % p.group) * E + lane * kPerLane);
+                                                           (head * p.group + r % p.group) * E + first);
 #pragma unroll
       for (int i = 0; i < kPerLane / 4; ++i) {
         const float4 f = from[i];
@@ -180,7 +184,7 @@ __device__ __forceinline__ void load_queries(char* shared, const AttendParams& p
 }
 
 // One finished row of a warp, E f32 in the places of V's values at `row`: in order, rotated back, to o and o_bf.
-template <KvType V, int E>
+template <KvType V, int E, bool kShared = false>
 __device__ __forceinline__ void store_output(const char* row, const AttendParams& p, int token, int q_head) {
   constexpr int kPerLane = E / 32;
   const int lane = threadIdx.x % 32;
@@ -191,7 +195,7 @@ __device__ __forceinline__ void store_output(const char* row, const AttendParams
     x[i] = f.x, x[i + 1] = f.y, x[i + 2] = f.z, x[i + 3] = f.w;
   }
   if (planar_scaled(V)) warp_rotate<kPerLane>(x, lane, true);
-  const int64_t col = int64_t(q_head) * E + lane * kPerLane;
+  const int64_t col = int64_t(q_head) * E + (kShared ? shared_channel(lane * kPerLane, false) : lane * kPerLane);
 #pragma unroll
   for (int i = 0; i < kPerLane; i += 4) {
     *reinterpret_cast<float4*>(p.o + token * p.o_stride + col + i) = make_float4(x[i], x[i + 1], x[i + 2], x[i + 3]);
@@ -304,6 +308,19 @@ inline dim3 prefill_grid(const AttendParams& p, int rows) {
   const int n_tok = p.t_end - p.t_begin;
   return dim3(unsigned(n_tok / (rows / p.group) + std::min(p.step.shape.n_seq, n_tok) + 1), unsigned(p.kv.n_head));
 }
+
+// Shared rows of one sequence and K/V head.
+struct SharedSource {
+  const char* rows;
+  SharedSource() = default;
+  __device__ SharedSource(const AttendParams& p, int seq, int head, int head_bytes)
+      : rows(reinterpret_cast<const char*>(p.kv.k + p.step.slot[seq] * p.kv.k_slot) + head * head_bytes) {}
+  // there: whether the tile sees the row; where it does not, it is read as zeros.
+  __device__ const char* at(const AttendParams& p, const PrefillTile& t, int row, bool& there) const {
+    there = row >= t.lo && row < t.hi;
+    return rows + (there ? row : 0) * p.kv.k_row;
+  }
+};
 
 // Where rows of one sequence and K/V head lie: ring or full rows, or the staging area.
 template <KvType K, KvType V, int E>
