@@ -26,9 +26,26 @@ def interpolate(points, x):
     return y0 + (y1 - y0) * (x - x0) / (x1 - x0)
 
 
+def square_part(points):
+    """c of a + b n + c n^2 through (n, seconds), least squares of relative errors; 0 where fewer than three points tell, or where
+    the rest would not grow with n."""
+    if len(points) < 3:
+        return 0.0
+    rows = [(1 / t, n / t, n * n / t, 1.0) for n, t in points]
+    a = [[math.fsum(r[i] * r[j] for r in rows) for j in range(4)] for i in range(3)]
+    for i in range(3):
+        a[i] = [x / a[i][i] for x in a[i]]
+        for k in range(3):
+            if k != i:
+                a[k] = [x - a[k][i] * y for x, y in zip(a[k], a[i])]
+    most = min((t1 - t0) / (n1 * n1 - n0 * n0) for (n0, t0), (n1, t1) in zip(points, points[1:]))
+    return min(max(a[2][3], 0.0), max(most, 0.0))
+
+
 class StepTimes:
     """Seconds of a step. Products: by all rows of the step, whatever they are of. Attention of decoding sequences: what a step
-    of so many takes longer at a depth than on an empty cache."""
+    of so many takes longer at a depth than on an empty cache. Attention of prompts: the part of their times that grows with
+    the square of their length, by the pairs of a row and one before it."""
 
     def __init__(self, lines):
         batches, prefill = {}, {}
@@ -42,11 +59,12 @@ class StepTimes:
             raise ValueError("expected lines of the phases batch or decode, found none")
         depths = sorted(batches)
         by_rows = {d: sorted(batches[d].items()) for d in depths}
-        rows = dict(prefill)
+        self.pair = square_part(sorted(prefill.items()))
+        rows = {n: t - self.pair * n * n for n, t in prefill.items()}
         rows.update(batches[depths[0]])
         self.products = sorted(rows.items())
         for (n0, t0), (n1, t1) in zip(self.products, self.products[1:]):
-            if t1 < t0:
+            if t1 < t0 * (1 - 1e-9):
                 raise ValueError(f"a step of {n1} rows takes {1e3 * t1:.3f} ms, one of {n0} rows {1e3 * t0:.3f} ms: measure again")
         self.depths, self.by_rows = depths, by_rows
         self.kept = {}
@@ -58,11 +76,13 @@ class StepTimes:
             t = self.kept[n] = interpolate(self.products, n)
         return t
 
-    def step(self, decoding, depth, prompt):
+    def step(self, decoding, depth, prompt, squares=None):
+        """prompt: tokens of prompts. squares: what the squares of the lengths that prompts have reached grow by; omitted: they begin."""
+        seconds = self.rows(decoding + prompt) + self.pair * (prompt * prompt if squares is None else squares)
         if decoding == 0 or len(self.depths) == 1:
-            return self.rows(decoding + prompt)
+            return seconds
         at = [(d, interpolate(self.by_rows[d], decoding)) for d in self.depths]
-        return self.rows(decoding + prompt) + max(0, interpolate(at, depth) - at[0][1])
+        return seconds + max(0, interpolate(at, depth) - at[0][1])
 
 
 class PromptTimes:
@@ -150,7 +170,8 @@ class Machine:
         self.decoding, self.prompt = decoding, prompt
         self.depth = sum(r.depth for r in decoding) / len(decoding) if decoding else 0
         self.steps = min(r.answer - r.made for r in decoding) if decoding and not prompts else 1
-        self.dt = self.times.step(len(decoding), self.depth + (self.steps - 1) / 2, prompt)
+        squares = sum((r.depth + n) ** 2 - r.depth ** 2 for r, n in self.grants)
+        self.dt = self.times.step(len(decoding), self.depth + (self.steps - 1) / 2, prompt, squares)
         self.start, self.until = now, now + self.steps * self.dt
         self.version += 1
         return True

@@ -84,6 +84,7 @@ struct Bench {
     std::fflush(stdout);
   }
 
+  // Long: a list, one entry for each verb.
   void light(int D, int T) {
     const std::string at = " D " + std::to_string(D) + " T " + std::to_string(T);
     const double row = 4. * T * D;

@@ -14,6 +14,7 @@
 #include "base/files.h"
 #include "base/print.h"
 #include "formats/gguf.h"
+#include "grammar/grammar.h"
 #include "tokenizer/tokenizer.h"
 #include "tools/bench_spec.h"
 #include "tools/eval.h"
@@ -21,11 +22,13 @@
 namespace facet {
 namespace {
 
+constexpr uint64_t kMostSchema = 1 << 20;  // bytes of a file
+
 struct Options {
   EngineConfig engine;
   SpecBenchOptions bench;
   std::vector<std::string> drafts{"auto"}, sets{"code", "json", "prose", "retrieval"};
-  std::string prompts, json;
+  std::string prompts, json, schema;
   std::vector<int> contexts;
   int count = 12, random = 0;
 };
@@ -98,6 +101,7 @@ nlohmann::ordered_json to_json(const SpecLine& l, const Options& o) {
                            {"skipped", o.bench.skip},
                            {"in_turn", o.bench.in_turn},
                            {"forced", o.bench.debug.forced_drafts},
+                           {"schema", o.schema},
                            {"model", o.engine.model},
                            {"backend", o.engine.backend},
                            {"version", FACET_VERSION}};
@@ -229,6 +233,13 @@ int run(Options& o) {
     o.bench.methods.push_back({*kind, {f}});
   }
   if (files->ngram) o.bench.methods.push_back({"ngram", {}, true});
+  if (!o.schema.empty()) {
+    auto text = read_file(o.schema, kMostSchema);
+    if (!text) return report(text.error());
+    auto grammar = compile_json_schema(std::string_view(*text));
+    if (!grammar) return report(grammar.error());
+    o.bench.grammar = std::move(*grammar);
+  }
   OutputFile json;
   if (!o.json.empty()) {
     auto file = OutputFile::create(o.json, std::vector{o.engine.model});
@@ -301,6 +312,7 @@ void add_bench_spec(CLI::App& bench, int& rc) {
                   "an acceptance one would like to have")
       ->delimiter(',')
       ->check(number_in(0, 1));
+  cmd->add_option("--schema", o->schema, "Answers follow the JSON schema in this file")->option_text("FILE");
   cmd->add_option("-n,--n-predict", o->bench.n_predict, "Tokens of an answer at most")
       ->check(CLI::Range(2, 1 << 20))
       ->capture_default_str();

@@ -140,72 +140,68 @@ int run(Options& o) {
   return ended ? int(kExitOk) : report(ended.error());
 }
 
-}  // namespace
-
-void add_serve(CLI::App& app, int& rc) {
-  auto o = std::make_shared<Options>();
-  CLI::App* cmd = app.add_subcommand("serve", "Serve the OpenAI API over HTTP (docs/server.md)");
-  HttpConfig& h = o->service.http;
-  ServiceConfig& s = o->service;
-  add_router_options(cmd, o->router);
-  add_compute_options(cmd, o->engine);
-  add_draft_options(cmd, o->draft, o->engine);
-  add_sampling_options(cmd, s.defaults.sampling, o->seed_given);
-  cmd->add_option("-n,--n-predict", s.defaults.max_tokens,
+// The options below outlive the parsing, as `o` of add_serve does.
+void add_answer_options(CLI::App* cmd, ApiDefaults& d) {
+  cmd->add_option("-n,--n-predict", d.max_tokens,
                   "Tokens of an answer that names no limit; -1: until the context is full")
       ->check(CLI::Range(-1, 1 << 24))
       ->check(
           [](const std::string& n) { return n == "0" ? "expected a limit from 1 on, or -1 for none, found 0" : ""; })
       ->capture_default_str();
-  cmd->add_flag("--think", s.defaults.thinking, "Let the model think unless a request says otherwise");
-  cmd->add_option("--think-budget", s.defaults.thought_budget,
+  cmd->add_flag("--think", d.thinking, "Let the model think unless a request says otherwise");
+  cmd->add_option("--think-budget", d.thought_budget,
                   "Tokens of thoughts before they are ended, unless a request says otherwise; -1: no limit")
       ->check(CLI::Range(-1, 1 << 24))
       ->capture_default_str();
-  cmd->add_option("--host", h.host, "Address to listen on; one that other machines reach needs an API key")
-      ->capture_default_str();
-  cmd->add_option("--port", h.port, "Port; 0: a free one, printed")->check(CLI::Range(0, 65535))->capture_default_str();
-  cmd->add_option("-a,--alias", o->alias,
-                  "Name of the model in answers (default: the file's); more of its names behind commas");
-  o->engine.max_seq = 4;
-  cmd->add_option("--parallel", o->engine.max_seq, "Requests that run at once; each has a context of its own")
+  cmd->add_flag("--verbose", d.verbose, "Answers tell of the prompt and the settings (__verbose)");
+  cmd->add_flag("--parse-special", d.parse_special,
+                "Control tokens that are spelled in messages are those tokens: a message can then end its own turn");
+  cmd->add_flag("--strict", d.strict, "Refuse every unknown field of a request");
+}
+
+void add_sequence_options(CLI::App* cmd, EngineConfig& c) {
+  c.max_seq = 4;
+  cmd->add_option("--parallel", c.max_seq, "Requests that run at once; each has a context of its own")
       ->check(CLI::Range(1, 256))
       ->capture_default_str();
-  cmd->add_option("--snapshots", o->engine.snapshots,
+  cmd->add_option("--snapshots", c.snapshots,
                   "Sequences kept beside the running ones, to go on from; omitted: 3 for each, as memory allows")
       ->check(CLI::Range(0, 4096));
   cmd->add_option(
-         "--kv-memory", o->engine.kv_memory,
+         "--kv-memory", c.kv_memory,
          "Bytes for the rows of all sequences (12GB); omitted: what --parallel sequences of -c tokens need, or "
          "what there is")
       ->transform(CLI::AsSizeValue(false))
       ->check(CLI::Range(uint64_t(1) << 20, uint64_t(1) << 50));
-  cmd->add_option("--cache-ram", o->engine.cache_ram,
+  cmd->add_option("--cache-ram", c.cache_ram,
                   "Bytes of host memory for conversations that had to go (8GB); omitted: a quarter of what is free, at "
                   "most 8 GiB; 0: none")
       ->transform(CLI::AsSizeValue(false))
       ->check(CLI::Range(uint64_t(0), uint64_t(1) << 50));
-  cmd->add_option("--cache-disk", o->engine.cache_disk,
+  cmd->add_option("--cache-disk", c.cache_disk,
                   "Folder for conversations that had to go from host memory, too, and for all of them at the end: the "
                   "next process goes on from them; omitted: none")
       ->check(not_empty());
-  cmd->add_option("--cache-disk-size", o->engine.cache_disk_size, "Bytes of files there")
+  cmd->add_option("--cache-disk-size", c.cache_disk_size, "Bytes of files there")
       ->transform(CLI::AsSizeValue(false))
       ->check(CLI::Range(uint64_t(1) << 20, uint64_t(1) << 50))
       ->default_str("16GB");
-  cmd->add_option("--slot-save-path", s.slot_save_path, "Folder for the files of POST /slots/{id}; omitted: none")
-      ->check(CLI::ExistingDirectory);
-  cmd->add_option("--snapshot-every", o->engine.snapshot_every,
+  cmd->add_option("--snapshot-every", c.snapshot_every,
                   "Tokens of a long prompt after which one is kept; 0: none but at its end")
       ->check(CLI::Range(0, 1 << 24))
       ->capture_default_str();
   cmd->add_option_function<double>(
-         "--max-stall", [o](double ms) { o->engine.max_stall = ms / 1e3; },
+         "--max-stall", [&c](double ms) { c.max_stall = ms / 1e3; },
          "Milliseconds that a prompt's tokens may make a step take while answers are read; 0: any")
       ->check(CLI::Range(0., 60000.))
       ->default_str("50");
-  cmd->add_option("--queue", s.queue, "Requests that may wait; more are answered 503")
-      ->check(CLI::Range(0, 4096))
+}
+
+void add_access_options(CLI::App* cmd, ServiceConfig& s) {
+  cmd->add_option("--host", s.http.host, "Address to listen on; one that other machines reach needs an API key")
+      ->capture_default_str();
+  cmd->add_option("--port", s.http.port, "Port; 0: a free one, printed")
+      ->check(CLI::Range(0, 65535))
       ->capture_default_str();
   auto* key = cmd->add_option("--api-key", s.api_key,
                               "Key that clients must send (others on this machine see it in the list of processes)")
@@ -218,18 +214,22 @@ void add_serve(CLI::App& app, int& rc) {
                   "Origin whose pages may read answers (https://chat.example); may be repeated; *: every one")
       ->expected(1)
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+}
+
+void add_path_options(CLI::App* cmd, ServiceConfig& s) {
+  cmd->add_option("--slot-save-path", s.slot_save_path, "Folder for the files of POST /slots/{id}; omitted: none")
+      ->check(CLI::ExistingDirectory);
   cmd->add_flag_callback(
-      "--no-webui", [o] { o->service.webui = false; }, "No page at /");
+      "--no-webui", [&s] { s.webui = false; }, "No page at /");
   cmd->add_flag_callback(
-      "--slots", [o] { o->service.slots = true; }, "The paths of /slots, which are there anyway");
+      "--slots", [&s] { s.slots = true; }, "The paths of /slots, which are there anyway");
   cmd->add_flag_callback(
-      "--no-slots", [o] { o->service.slots = false; }, "No paths of /slots");
+      "--no-slots", [&s] { s.slots = false; }, "No paths of /slots");
   cmd->add_flag("--metrics-compat", s.metrics_compatible,
                 "/metrics also has the names that llama-server and vLLM have for its figures");
-  cmd->add_flag("--verbose", s.defaults.verbose, "Answers tell of the prompt and the settings (__verbose)");
-  cmd->add_flag("--parse-special", s.defaults.parse_special,
-                "Control tokens that are spelled in messages are those tokens: a message can then end its own turn");
-  cmd->add_flag("--strict", s.defaults.strict, "Refuse every unknown field of a request");
+}
+
+void add_connection_options(CLI::App* cmd, HttpConfig& h) {
   cmd->add_option("--ping", h.ping_s, "Seconds of silence in a stream before a keep-alive is sent")
       ->check(CLI::Range(1, 86400))
       ->capture_default_str();
@@ -256,6 +256,28 @@ void add_serve(CLI::App& app, int& rc) {
   cmd->add_option("--drain", h.drain_s, "Seconds that running requests have to finish after SIGTERM")
       ->check(CLI::Range(0, 86400))
       ->capture_default_str();
+}
+
+}  // namespace
+
+void add_serve(CLI::App& app, int& rc) {
+  auto o = std::make_shared<Options>();
+  CLI::App* cmd = app.add_subcommand("serve", "Serve the OpenAI API over HTTP (docs/server.md)");
+  ServiceConfig& s = o->service;
+  add_router_options(cmd, o->router);
+  add_compute_options(cmd, o->engine);
+  add_draft_options(cmd, o->draft, o->engine);
+  add_sampling_options(cmd, s.defaults.sampling, o->seed_given);
+  add_answer_options(cmd, s.defaults);
+  cmd->add_option("-a,--alias", o->alias,
+                  "Name of the model in answers (default: the file's); more of its names behind commas");
+  add_sequence_options(cmd, o->engine);
+  cmd->add_option("--queue", s.queue, "Requests that may wait; more are answered 503")
+      ->check(CLI::Range(0, 4096))
+      ->capture_default_str();
+  add_access_options(cmd, s);
+  add_path_options(cmd, s);
+  add_connection_options(cmd, s.http);
   cmd->callback([o, &rc] { rc = run(*o); });
 }
 

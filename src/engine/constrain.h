@@ -30,6 +30,17 @@ struct GrammarPath {
   }
 };
 
+// A token of the mask that ends nothing: the first from number `from` on, then from 0 on; -1: there is none. For
+// engines whose text means nothing (EngineDebug::forced_drafts).
+inline int32_t allowed_token(std::span<const uint32_t> mask, const GrammarVocab& vocab, int32_t from) {
+  const int n = vocab.size();
+  for (int i = 0; i < n; ++i) {
+    const int id = int((int64_t(from) + i) % n);
+    if ((mask[size_t(id) / 32] >> (id % 32) & 1) != 0 && !vocab.is_eog(id)) return id;
+  }
+  return -1;
+}
+
 // Memory for the masks of a step's rows, kept between steps.
 class StepMasks {
  public:

@@ -92,8 +92,6 @@ class EngineImpl final : public Engine, SessionMemory {
   void cancel(RequestId id) override { queue_.cancel(id); }
   Status prepare_grammars() override {
     if (!model_.tokenizer) return Error{"request", "grammar: the model file has no vocabulary", "give none"};
-    if (!model_.debug.forced_drafts.empty())
-      return Error{"request", "grammar: forced drafts follow none", "start without forced drafts"};
     // The steps see it with the request, which passes the queue's lock.
     std::call_once(grammars_once_, [&] {
       grammar_masks_ = std::make_unique<GrammarMasks>(std::make_shared<GrammarVocab>(*model_.tokenizer));

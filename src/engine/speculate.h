@@ -1,5 +1,7 @@
 #pragma once
+#include <array>
 #include <chrono>
+#include <cmath>
 #include <memory>
 #include <span>
 #include <string>
@@ -9,6 +11,7 @@
 #include "engine/constrain.h"
 #include "engine/engine.h"
 #include "engine/runner.h"
+#include "grammar/likely.h"
 #include "spec/accept.h"
 #include "spec/drafter.h"
 #include "spec/length.h"
@@ -29,7 +32,8 @@ struct DraftRequest {
   int room = 0;                           // drafts that can still become tokens of the answer
   const Tokenizer* stops = nullptr;       // where the answer ends; null: nowhere
   const GrammarState* grammar = nullptr;  // what may come next; null: anything
-  const GrammarVocab* vocab = nullptr;    // with it
+  GrammarMasks* masks = nullptr;          // with it
+  const Tokenizer* tokenizer = nullptr;   // likewise
 };
 
 // Why a request with drafters was, or in the end is, decoded plainly; empty: it is not. A few plain tokens before the
@@ -37,7 +41,7 @@ struct DraftRequest {
 inline std::string plain_reason(bool wanted, const Usage& u) {
   constexpr int kGivenUp = 16;  // tokens
   if (!wanted) return "the request asks for plain decoding";
-  if (u.methods.empty()) return "the answer ended before a draft was due";
+  if (u.methods.empty()) return u.rounds > 0 ? "" : "the answer ended before a draft was due";
   if (u.methods.back().method != "none") return "";
   if (u.rounds == 0) return "drafts would not pay";
   return u.generated - u.methods.back().at < kGivenUp ? "the last tokens came without drafts"
@@ -114,8 +118,10 @@ class Speculator {
       Round& round = rounds_[size_t(q.slot)];
       round.tree.reset(q.newest);
       round.cut = round.refused = false;
+      round.sure.clear();
       round.asked = q.room > 0;
       round.choice = round.chooser.choose(step_times_, draft_times_, q.room, int(requests.size()));
+      if (propose_text(q, round, int(requests.size()))) round.choice = {}, round.asked = false;
       if (round.choice.method < 0) continue;
       const size_t m = size_t(round.choice.method);
       flush(m, q.slot);
@@ -144,9 +150,12 @@ class Speculator {
   }
 
   const DraftTree& tree(SlotId s) const { return rounds_[size_t(s)].tree; }
-  const char* method(SlotId s) const { return method_name(rounds_[size_t(s)].choice.method); }
-  // Some drafter was asked, though nothing of it may be worth verifying.
-  bool drafted(SlotId s) const { return rounds_[size_t(s)].choice.method >= 0; }
+  const char* method(SlotId s) const {
+    const Round& r = rounds_[size_t(s)];
+    return r.sure.empty() ? method_name(r.choice.method) : "grammar";
+  }
+  // Something was drafted, though nothing of it may be worth verifying.
+  bool drafted(SlotId s) const { return rounds_[size_t(s)].choice.method >= 0 || !rounds_[size_t(s)].sure.empty(); }
   // Tokens on the way from node 0, without it, to the node: what its row's penalties look at.
   std::span<const int32_t> path_to(SlotId s, int node) const {
     const Round& r = rounds_[size_t(s)];
@@ -164,6 +173,7 @@ class Speculator {
     const int offered = deepest(r), kept = r.accepted.n_draft();
     r.chooser.observe(r.choice, offered + int(r.refused && (r.tree.is_chain || offered == 0)), kept, r.cut);
     if (r.tree.size() == 1) return r.accepted;
+    for (int k = 0; k < std::min(int(r.sure.size()), kept + 1); ++k) odds_[r.sure[size_t(k)]].observe(k < kept);
     if (r.choice.method >= 0) {
       Tried& t = tried_[size_t(r.choice.method)];
       ++t.rounds, t.right += kept;
@@ -287,9 +297,32 @@ class Speculator {
     bool refused = false;  // the grammar forbids the draft behind the last one
     DraftTree tree;
     std::vector<int32_t> paths;  // [node][kMaxTreeNodes]: of a tree that is no chain
+    std::vector<bool> sure;      // of each draft that is the grammar's own text; empty: it is a drafter's
     Accepted accepted;
   };
   static double seconds_since(Clock::time_point t) { return std::chrono::duration<double>(Clock::now() - t).count(); }
+
+  // Where the grammar leaves next to no choice, its text is the draft, unless the drafter's is expected to bring more.
+  bool propose_text(const DraftRequest& q, Round& round, int n_seq) {
+    if (!q.grammar || !q.tokenizer || q.room < 1 || forced_) return false;
+    const int most = std::min(q.room, limits_.tree > 0 ? limits_.tree : limits_.max);
+    LikelyTokens text = likely_tokens(*q.grammar, q.masks->vocab(), *q.tokenizer, q.history, most);
+    for (Odds& o : odds_) o.pass();
+    std::vector<float> log_prob;
+    for (const bool sure : text.sure) log_prob.push_back(std::log(float(odds_[sure].value())));
+    const int worth =
+        std::max(worth_verifying(log_prob, step_times_, n_seq), std::min(limits_.min, int(log_prob.size())));
+    if (worth < std::max(1, limits_.min)) return false;
+    double tokens = 1, survival = 1;
+    for (int k = 0; k < worth; ++k) tokens += survival *= odds_[text.sure[size_t(k)]].value();
+    const double time = step_times_.at(n_seq * (1 + worth));
+    if (round.choice.method >= 0 && tokens < time * round.chooser.rate(round.choice, step_times_, draft_times_, n_seq))
+      return false;
+    for (int k = 0; k < worth; ++k) round.tree.add(text.token[size_t(k)], k);
+    text.sure.resize(size_t(worth));
+    round.sure = std::move(text.sure);
+    return true;
+  }
 
   // A draft as the tree that is verified: without ids of another vocabulary, and ending before the token that would end
   // the answer, which the row before it draws anyway.
@@ -300,9 +333,10 @@ class Speculator {
     size_t n = 1;
     while (n < d.token.size() && n <= size_t(d.max_draft) && usable(d.token[n])) ++n;
     Round& r = rounds_[size_t(d.slot)];
+    if (q.grammar && forced_ && limits_.tree == 0) n = make_legal(d, q);
     // What the grammar forbids is not drawn: it need not be verified.
     if (q.grammar) {
-      const size_t may = 1 + q.grammar->accepts(*q.vocab, std::span(d.token).subspan(1, n - 1));
+      const size_t may = 1 + q.grammar->accepts(q.masks->vocab(), std::span(d.token).subspan(1, n - 1));
       r.refused = may < n;
       n = may;
     }
@@ -320,9 +354,10 @@ class Speculator {
       if (!usable(id)) id = -1;
     GrammarPath path;
     if (q.grammar) path.states.assign(1, *q.grammar);
-    best_first_tree(
-        d, std::min(limits_.tree, r_.cache->plan().max_ctx - q.position - 1), r.tree,
-        q.grammar ? [&](int node, int32_t id) { return path.may_follow(*q.vocab, r.tree, node, id); } : MayFollow{});
+    best_first_tree(d, std::min(limits_.tree, r_.cache->plan().max_ctx - q.position - 1), r.tree,
+                    q.grammar
+                        ? [&](int node, int32_t id) { return path.may_follow(q.masks->vocab(), r.tree, node, id); }
+                        : MayFollow{});
     if (!r.tree.is_chain) r.paths.resize(size_t(r.tree.size()) * kMaxTreeNodes);
     for (int i = 1; i < r.tree.size() && !r.tree.is_chain; ++i) {
       const size_t parent = size_t(r.tree.parent[size_t(i)]), len = size_t(r.tree.depth[parent]);
@@ -330,6 +365,22 @@ class Speculator {
       std::copy_n(r.paths.begin() + ptrdiff_t(parent * kMaxTreeNodes), len, at);
       at[ptrdiff_t(len)] = r.tree.token[size_t(i)];
     }
+  }
+  // Drafts whose acceptance is forced are as long as they were asked for: others stand in for what the grammar forbids.
+  size_t make_legal(Draft& d, const DraftRequest& q) {
+    const GrammarVocab& vocab = q.masks->vocab();
+    std::vector<uint32_t> mask(vocab.mask_words());
+    GrammarState state = *q.grammar;
+    d.token.resize(1 + size_t(d.max_draft), 0);
+    for (size_t i = 1; i < d.token.size(); ++i) {
+      int32_t& id = d.token[i];
+      if (vocab.is_eog(id) || state.accepts(vocab, {&id, 1}) == 0) {
+        q.masks->mask(state, mask);
+        id = allowed_token(mask, vocab, int32_t((uint32_t(q.position) + i) * 2654435761u >> 1));
+      }
+      if (id < 0 || !state.advance(vocab, id)) return i;
+    }
+    return d.token.size();
   }
   static int deepest(const Round& r) {
     int most = 0;
@@ -405,6 +456,7 @@ class Speculator {
   Drafters<B> drafters_;
   StepTimes step_times_;
   std::vector<DraftTimes> draft_times_;
+  std::array<Odds, 2> odds_;   // of the grammar's own text: where it is not sure, where it is
   std::vector<Tried> tried_;   // per drafter
   std::vector<Round> rounds_;  // per slot
   std::vector<int> lane_;      // per slot; -1: nothing runs there

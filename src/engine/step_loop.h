@@ -142,7 +142,8 @@ class StepLoop {
                             .room = draft_room(q),
                             .stops = q.work.request.ignore_eos ? nullptr : tokenizer_,
                             .grammar = q.work.grammar ? &*q.work.grammar : nullptr,
-                            .vocab = q.work.grammar ? &grammar_masks_->vocab() : nullptr});
+                            .masks = grammar_masks_,
+                            .tokenizer = tokenizer_});
     draft_s_ = 0;
     for (const DraftRequest& r : requests)
       while (at(r.slot).use == Session::Use::kRunning &&
@@ -258,7 +259,8 @@ class StepLoop {
       ++q.work.usage.steps;
       if (q.decoding) {
         Fresh& f = fresh.emplace_back(Fresh{g.id});
-        c.path = keep(g.id, std::span(drawn_).subspan(out, size_t(g.n)), f.tokens);
+        c.path = keep(g.id, std::span(drawn_).subspan(out, size_t(g.n)),
+                      std::span<const SampleRow>(rows_).subspan(out, size_t(g.n)), f.tokens);
         tell_round(g.id, c.position, std::span(drawn_).subspan(out, size_t(g.n)), int(c.path.size()) - 1, step_s);
         c.n = int(c.path.size());
         if (q.work.request.logprobs >= 0)
@@ -337,10 +339,11 @@ class StepLoop {
 
   // Accepts and commits drafts of a session given the target's tokens after each node. Fills the tokens that the answer
   // goes on with; returns the nodes whose rows are kept.
-  std::span<const int16_t> keep(SlotId s, std::span<int32_t> drawn, std::vector<int32_t>& tokens) {
+  std::span<const int16_t> keep(SlotId s, std::span<int32_t> drawn, std::span<const SampleRow> rows,
+                                std::vector<int32_t>& tokens) {
     Job& w = at(s).work;
     const DraftTree& tree = spec_.tree(s);
-    if (!forced_drafts_.empty()) force(s, drawn);
+    if (!forced_drafts_.empty()) force(s, drawn, rows);
     const Accepted& a = spec_.verify(s, drawn, w.usage, w.usage.generated);
     for (size_t i = 1; i < a.path.size(); ++i) tokens.push_back(tree.token[size_t(a.path[i])]);
     tokens.push_back(a.next);
@@ -366,7 +369,7 @@ class StepLoop {
   }
 
   // EngineDebug::forced_drafts: a chain's drafts are right with given probabilities. The same seed, the same script.
-  void force(SlotId s, std::span<int32_t> drawn) const {
+  void force(SlotId s, std::span<int32_t> drawn, std::span<const SampleRow> rows) const {
     const std::span<const float> p = forced_drafts_;
     const DraftTree& tree = spec_.tree(s);
     const Session& q = at(s);
@@ -374,7 +377,9 @@ class StepLoop {
       const int32_t draft = tree.token[i + 1];
       const bool right =
           uniform_at(q.work.request.sampling.seed, int64_t(q.tokens.size() + i)) < double(p[std::min(i, p.size() - 1)]);
-      drawn[i] = right ? draft : (draft + 1) % n_vocab_;
+      int32_t other = (draft + 1) % n_vocab_;
+      if (q.work.grammar) other = allowed_token(rows[i].allowed, grammar_masks_->vocab(), other);
+      drawn[i] = right || other < 0 ? draft : other;
     }
   }
 

@@ -136,6 +136,11 @@ double DraftChooser::time(DraftChoice c, const StepTimes& step, std::span<const 
   return c.method < 0 ? plain : std::max(plain, step.at(n_seq * rows(c.n))) + draft[size_t(c.method)].at(c.n);
 }
 
+double DraftChooser::rate(DraftChoice c, const StepTimes& step, std::span<const DraftTimes> draft, int n_seq) const {
+  method_[size_t(c.method)].survival.expect(c.n, tokens_);
+  return tokens_.back() / std::max(1e-12, time(c, step, draft, n_seq));
+}
+
 bool DraftChooser::could_pay(size_t m, const StepTimes& step, std::span<const DraftTimes> draft, int n_room, int n_seq,
                              double rate) const {
   for (int n = 1; n <= std::min(method_[m].max, n_room); ++n)

@@ -42,6 +42,18 @@ class Survival {
   std::vector<double> hit_, trial_;
 };
 
+// How often guesses of a kind were right lately; what is not tried for long is thought of as at first.
+class Odds {
+ public:
+  void observe(bool right) { hit_ = hit_ * kForget + (right ? 1 : 0), trial_ = trial_ * kForget + 1; }
+  void pass() { hit_ *= kFade, trial_ *= kFade; }  // a round without one
+  double value() const { return (hit_ + kFirst * kFirstTrials) / (trial_ + kFirstTrials); }
+
+ private:
+  static constexpr double kForget = .95, kFade = .999, kFirst = .9, kFirstTrials = 2;
+  double hit_ = 0, trial_ = 0;
+};
+
 // Of a chain whose tokens have these log-probabilities under its drafter, how many are worth a row of the
 // verification: plain decoding would turn the time of the others into more tokens.
 int worth_verifying(std::span<const float> log_prob, const StepTimes& step, int n_seq);
@@ -70,6 +82,8 @@ class DraftChooser {
   DraftChoice choose(const StepTimes& step, std::span<const DraftTimes> draft, int n_room, int n_seq);
   // cut: the drafter had more to offer, which was not worth verifying.
   void observe(DraftChoice made, int offered, int accepted, bool cut = false);
+  // Tokens a second that are expected of a choice with a method.
+  double rate(DraftChoice c, const StepTimes& step, std::span<const DraftTimes> draft, int n_seq) const;
   void next_request();                           // what was learned counts less
   DraftChoice decided() const { return last_; }  // without single rounds that only try something
 

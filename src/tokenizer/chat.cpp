@@ -4,110 +4,14 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
-#include <cmath>
 
+#include "tokenizer/python_text.h"
 #include "tokenizer/utf8.h"
 
 namespace facet {
 namespace {
 
-// --- what Python does to text
-
-// The code points that str.strip() removes.
-bool is_space(char32_t c) {
-  return (c >= 9 && c <= 13) || (c >= 0x1C && c <= 0x20) || c == 0x85 || c == 0xA0 || c == 0x1680 ||
-         (c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029 || c == 0x202F || c == 0x205F || c == 0x3000;
-}
-
-// Bytes of the whitespace character that s begins with, or 0.
-size_t leading_space(std::string_view s) {
-  if (s.empty()) return 0;
-  const Utf8Head head = utf8_head(s);
-  if (head.kind != Utf8Head::kValid) return 0;
-  const auto bits = [&](size_t i) { return char32_t(uint8_t(s[i]) & 0x3F); };
-  char32_t c = uint8_t(s[0]);
-  if (head.length == 2) c = (c & 0x1F) << 6 | bits(1);
-  if (head.length == 3) c = (c & 0x0F) << 12 | bits(1) << 6 | bits(2);
-  return head.length < 4 && is_space(c) ? size_t(head.length) : 0;
-}
-
-std::string_view trim(std::string_view s) {
-  while (const size_t n = leading_space(s)) s.remove_prefix(n);
-  while (!s.empty()) {
-    size_t begin = s.size() - 1;
-    while (begin > 0 && (uint8_t(s[begin]) & 0xC0) == 0x80) --begin;
-    if (leading_space(s.substr(begin)) != s.size() - begin) break;
-    s = s.substr(0, begin);
-  }
-  return s;
-}
-
-std::string upper(std::string s) {
-  for (char& c : s)
-    if (c >= 'a' && c <= 'z') c = char(c - 'a' + 'A');
-  return s;
-}
-
-std::string lower(std::string s) {
-  for (char& c : s)
-    if (c >= 'A' && c <= 'Z') c = char(c - 'A' + 'a');
-  return s;
-}
-
-std::string number_text(const Json& v) {
-  if (v.is_number_float()) return python_number(v.get<double>());
-  return v.is_number_unsigned() ? fmt::format("{}", v.get<uint64_t>()) : fmt::format("{}", v.get<int64_t>());
-}
-
-std::string python_repr(const Json& v);
-
-// str(v): what {{ v }} prints.
-std::string python_str(const Json& v) { return v.is_string() ? v.get<std::string>() : python_repr(v); }
-
-std::string python_repr(const Json& v) {
-  if (v.is_null()) return "None";
-  if (v.is_boolean()) return v.get<bool>() ? "True" : "False";
-  if (v.is_number()) return number_text(v);
-  if (v.is_string()) {
-    const auto& s = v.get_ref<const std::string&>();
-    const char quote = s.find('\'') != std::string::npos && s.find('"') == std::string::npos ? '"' : '\'';
-    std::string out(1, quote);
-    for (const char c : s) {
-      if (c == '\n')
-        out += "\\n";
-      else if (c == '\t')
-        out += "\\t";
-      else if (c == '\r')
-        out += "\\r";
-      else if (c == '\\' || c == quote)
-        (out += '\\') += c;
-      else
-        out += c;
-    }
-    return out += quote;
-  }
-  std::string out(1, v.is_array() ? '[' : '{');
-  for (auto it = v.begin(); it != v.end(); ++it) {
-    if (it != v.begin()) out += ", ";
-    if (v.is_object()) out += python_repr(Json(it.key())) + ": ";
-    out += python_repr(*it);
-  }
-  return out += v.is_array() ? ']' : '}';
-}
-
-bool truthy(const Json* v) {
-  if (!v || v->is_null()) return false;
-  if (v->is_boolean()) return v->get<bool>();
-  if (v->is_number()) return v->get<double>() != 0;
-  return v->is_string() ? !v->get_ref<const std::string&>().empty() : !v->empty();
-}
-
-const Json* member(const Json& object, const char* key) {
-  if (!object.is_object()) return nullptr;
-  const auto it = object.find(key);
-  return it == object.end() ? nullptr : &*it;
-}
+using python::lower, python::member, python::number_text, python::trim, python::truthy, python::upper;
 
 // --- what others have written
 
@@ -185,7 +89,7 @@ std::string format_fields(const Json& object) {
 std::string quoted_list(const Json& list) {
   std::string out;
   if (list.is_array())
-    for (const Json& item : list) out += fmt::format("{}{}", out.empty() ? "" : ",", in_quotes(python_str(item)));
+    for (const Json& item : list) out += fmt::format("{}{}", out.empty() ? "" : ",", in_quotes(python::str(item)));
   return fmt::format("[{}]", out);
 }
 
@@ -203,10 +107,10 @@ std::string format_items(const Json& items) {
       out += quoted_list(*value);
     } else if (key == "type" && value->is_array()) {
       Json types = Json::array();
-      for (const Json& t : *value) types.push_back(upper(python_str(t)));
+      for (const Json& t : *value) types.push_back(upper(python::str(t)));
       out += format_value(types, Keys::kQuoted);
     } else {
-      out += format_value(key == "type" ? Json(upper(python_str(*value))) : *value, Keys::kQuoted);
+      out += format_value(key == "type" ? Json(upper(python::str(*value))) : *value, Keys::kQuoted);
     }
   }
   return fmt::format("{{{}}}", out);
@@ -215,9 +119,10 @@ std::string format_items(const Json& items) {
 // One property's schema; type comes last and is always there.
 std::string format_schema(const Json& schema) {
   const Json* type = member(schema, "type");
-  const std::string type_name = type ? upper(python_str(*type)) : "";
+  const std::string type_name = type ? upper(python::str(*type)) : "";
   std::string out;
-  if (const Json* d = member(schema, "description"); truthy(d)) out += "description:" + in_quotes(python_str(*d)) + ',';
+  if (const Json* d = member(schema, "description"); truthy(d))
+    out += "description:" + in_quotes(python::str(*d)) + ',';
   if (type_name == "STRING") {
     if (const Json* values = member(schema, "enum"); truthy(values))
       out += "enum:" + format_value(*values, Keys::kQuoted) + ',';
@@ -251,8 +156,8 @@ std::string format_properties(const Json& properties, bool schema_itself) {
 // The template closes parameters and response only after a type; so does this.
 std::string format_declaration(const Json& function) {
   const Json* description = member(function, "description");
-  std::string out = fmt::format("declaration:{}{{description:{}", plain(python_str(function["name"])),
-                                in_quotes(description ? python_str(*description) : ""));
+  std::string out = fmt::format("declaration:{}{{description:{}", plain(python::str(function["name"])),
+                                in_quotes(description ? python::str(*description) : ""));
   if (const Json* parameters = member(function, "parameters"); truthy(parameters)) {
     out += ",parameters:{";
     if (const Json* properties = member(*parameters, "properties"); truthy(properties))
@@ -260,14 +165,14 @@ std::string format_declaration(const Json& function) {
     if (const Json* required = member(*parameters, "required"); truthy(required))
       out += "required:" + quoted_list(*required) + ',';
     if (const Json* type = member(*parameters, "type"); truthy(type))
-      out += "type:" + in_quotes(upper(python_str(*type))) + '}';
+      out += "type:" + in_quotes(upper(python::str(*type))) + '}';
   }
   if (const Json* response = member(function, "response")) {
     out += ",response:{";
     if (const Json* d = member(*response, "description"); truthy(d))
-      out += "description:" + in_quotes(python_str(*d)) + ',';
+      out += "description:" + in_quotes(python::str(*d)) + ',';
     const Json* type = member(*response, "type");
-    if (type && upper(python_str(*type)) == "OBJECT") out += "type:" + in_quotes("OBJECT") + '}';
+    if (type && upper(python::str(*type)) == "OBJECT") out += "type:" + in_quotes("OBJECT") + '}';
   }
   return out + '}';
 }
@@ -461,20 +366,6 @@ class Renderer {
 };
 
 }  // namespace
-
-std::string python_number(double value) {
-  if (std::isnan(value)) return "nan";
-  if (std::isinf(value)) return value < 0 ? "-inf" : "inf";
-  char text[40];
-  const auto end = std::to_chars(text, text + sizeof text, value, std::chars_format::scientific).ptr;
-  const std::string_view shortest(text, size_t(end - text));  // "-1.25e+20": the fewest digits that read back
-  const size_t e = shortest.find('e');
-  int exponent = 0;
-  std::from_chars(shortest.data() + e + (shortest[e + 1] == '+' ? 2 : 1), end, exponent);
-  if (exponent < -4 || exponent >= 16) return std::string(shortest);
-  std::string s(text, std::to_chars(text, text + sizeof text, value, std::chars_format::fixed).ptr);
-  return s.find('.') == std::string::npos ? s + ".0" : s;
-}
 
 Variant chat_variant(std::string_view chat_template, bool has_per_layer_embeddings) {
   const Variant by_architecture = has_per_layer_embeddings ? Variant::kSmall : Variant::kLarge;

@@ -94,7 +94,8 @@ Result<std::vector<Totals>> answer_all(std::span<Engine* const> engines, const P
                     .begin({.prompt = set.prompts[i],
                             .max_tokens = o.n_predict,
                             .sampling = {.temperature = 0, .seed = i},
-                            .ignore_eos = o.ignore_eos});
+                            .ignore_eos = o.ignore_eos,
+                            .grammar = o.grammar});
       if (!ok) return ok.error();
     }
     bool more = true;

@@ -27,6 +27,7 @@ struct SpecBenchOptions {
   int n_predict = 96;  // of each answer
   int skip = 0;        // tokens of each answer before its clock starts
   bool ignore_eos = false;
+  GrammarPtr grammar = {};  // that answers follow; null: none
   EngineDebug debug = {};
   bool in_turn =
       false;  // each run in turn with plain decoding, some tokens each, for machines that do other things too

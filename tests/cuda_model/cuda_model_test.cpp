@@ -1,4 +1,5 @@
 // The whole model on a GPU: verb by verb against the reference, and laws of its bits. Skips without a device.
+// Long: its tests share one model on the device, which takes seconds to load.
 #include <cuda_runtime.h>
 
 #include <algorithm>

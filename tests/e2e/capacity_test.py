@@ -85,6 +85,17 @@ class Formulas(unittest.TestCase):
         self.assertAlmostEqual(s["seconds"], 10 * (.0413 + decode), places=9)
         self.assertAlmostEqual(s["ttft_ms_p50"], 41.3, places=6)
 
+    def test_prompts_that_are_cut(self):
+        """A prompt in two steps costs what a step costs beside its tokens, no more and no less; that a step forgets what lies before it is seen."""
+        t = times(("decode", 1, 0, 1), *(("prefill", n, 0, 2 + .05 * n + 1e-4 * n * n) for n in (64, 128, 256, 512)))
+        self.assertAlmostEqual(t.pair * 1e7, 1, places=6)
+        whole, half = t.step(0, 0, 512), t.step(0, 0, 256)
+        self.assertAlmostEqual(half + t.step(0, 0, 256, 512 ** 2 - 256 ** 2) - whole, .002, places=9)
+        self.assertLess(2 * half - whole, -.01)
+        self.assertEqual(times(("decode", 1, 0, 1), ("prefill", 64, 0, 5), ("prefill", 128, 0, 9), ("prefill", 256, 0, 16)).pair, 0)  # it grows less
+        s = capacity.simulate(t, clients=1, requests=8, prompt=512, answer=1, chunk=256, warm=0)
+        self.assertAlmostEqual(s["ttft_ms_p50"], 1e3 * whole + 2, places=6)
+
     def test_clients_that_fill_a_step(self):
         """Prompts of one token and long answers: nearly all steps have all clients."""
         for clients in (1, 8, 64):
@@ -111,6 +122,7 @@ class Recorded(unittest.TestCase):
                 s = capacity.simulate(capacity.StepTimes(lines), clients=m["clients"], requests=m["requests"], prompt=m["prompt"],
                                       answer=m["generated"], slots=m["slots"], chunk=512, warm=0)
                 off.append(round(100 * (s["tok_s"] / m["tok_s"] - 1)))
+        self.assertLessEqual(max(map(abs, off)), 10)
         page = (ROOT / "docs/capacity.md").read_text()
         self.assertIn("| off | " + " | ".join(f"{x:+d} %" for x in off) + " |", page)
 

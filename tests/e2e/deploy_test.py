@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What deploy/ says against what the program has: deploy_test.py PROGRAM. Metric names in rules, dashboard and manifests
 are served; options in the unit and the manifests exist; where they are
-there, systemd-analyze checks the unit and kubernetes-validate (PyPI) the manifests. Otherwise only Python's standard library."""
+there, systemd-analyze checks the unit, promtool the metrics and rules, and kubernetes-validate (PyPI) the manifests. Otherwise only Python's standard library."""
 import json
 import pathlib
 import re
@@ -17,26 +17,40 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
 
 
-def served():
-    """Names of all metrics: of a server of several models with one loaded, and those that appear once counted."""
+def metrics():
+    """/metrics of a server of several models with one loaded."""
     s = Serving("-c", "512", "--metrics-compat", "-m", f"nano={MODELS}/facet-nano-Q8_0.gguf")
     try:
         status, _, body = s.request("POST", "/v1/completions", {"model": "nano", "prompt": "Hello", "max_tokens": 4})
         assert status == 200, body
-        text = s.request("GET", "/metrics")[2].decode()
+        return s.request("GET", "/metrics")[2].decode()
     finally:
         s.stop()
+
+
+def served(text):
+    """Names of all metrics, and those that appear once counted."""
     return set(re.findall(r"^([a-z_:]+)(?:\{| )", text, re.M)) | {"facet_requests_refused_total"}
 
 
 class DeployTest(unittest.TestCase):
     def test_metrics(self):
-        names = served()
+        names = served(metrics())
         for path in ("prometheus/rules.yaml", "grafana/facet.json", "kubernetes/facet.yaml"):
             text = re.sub(r"(?m)record: facet:\S+|^ *#.*$", "", (DEPLOY / path).read_text())
             used = set(re.findall(r"\b(?:facet_[a-z_]+|vllm:num_[a-z_]+)\b", text))
             self.assertTrue(used, path)
             self.assertFalse(used - names, path)
+
+    @unittest.skipUnless(shutil.which("promtool"), "promtool is not installed (Debian: prometheus)")
+    def test_promtool(self):
+        """Names of other servers are as those have them, which it dislikes."""
+        text = metrics()
+        done = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, text=True)
+        self.assertEqual([x for x in (done.stdout + done.stderr).splitlines() if not re.match(r"(llamacpp|vllm):", x)], [])
+        bad = subprocess.run(["promtool", "check", "metrics"], input=text.replace("_total counter", "_total gauge"), capture_output=True, text=True)
+        self.assertIn("facet_", bad.stdout + bad.stderr)
+        self.assertEqual(subprocess.run(["promtool", "check", "rules", DEPLOY / "prometheus/rules.yaml"], capture_output=True).returncode, 0)
 
     def test_options(self):
         text = subprocess.run([PROGRAM, "serve", "--help"], capture_output=True, text=True).stdout

@@ -1,5 +1,8 @@
 #!/usr/bin/env python3
-"""Framing, access and the paths beside OpenAI's of `facet serve`: server_api_test.py PROGRAM [unittest arguments]."""
+"""Framing, access and the paths beside OpenAI's of `facet serve`: server_api_test.py PROGRAM [unittest arguments].
+
+Long: a list of what a client may do, over the same few helpers.
+"""
 import array
 import base64
 import hashlib
@@ -498,6 +501,13 @@ class Access(unittest.TestCase):
         self.assertEqual((status, head["Content-Length"], nothing), (200, headers["Content-Length"], b""))
         s = self.with_server("--no-webui")
         self.assertEqual([s.request(m, "/")[0] for m in ("GET", "HEAD", "POST")], [404, 404, 404])
+
+    def test_parse_special(self):
+        """A control token that a message spells: characters, or with --parse-special one token."""
+        for flags, one in (((), False), (("--parse-special",), True)):
+            s = self.with_server(*flags)
+            counts = [s.request("POST", "/v1/chat/completions", {"messages": user("a" + "<turn|>" * n + "b"), "max_tokens": 1})[2]["usage"]["prompt_tokens"] for n in (1, 9)]
+            self.assertEqual(counts[1] - counts[0] == 8, one, (flags, counts))
 
     def test_no_slots(self):
         s = self.with_server("--no-slots")

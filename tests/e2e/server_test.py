@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """`facet serve` as its clients see it, on the shipped model: server_test.py PROGRAM [unittest arguments].
 
+Long: a list of what a client may do, over the same few helpers.
 Only Python's standard library. Every test starts a server of its own or shares the one of its class.
 """
 import http.client

@@ -1,4 +1,5 @@
 // CpuFast against CpuRef, verb by verb, and the law that a row's bits depend on that row alone.
+// Long: a test for each verb, on inputs that they share.
 #include <cmath>
 #include <cstring>
 #include <random>

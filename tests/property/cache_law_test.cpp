@@ -1,5 +1,6 @@
 // The law of caches: wherever a conversation's beginning comes from (computed afresh, the pool, host memory, a file
 // that another process left), its text and the drafts accepted in every step are the same.
+// Long: one law, with the tiers, engines and conversations that all of its tests are made of.
 #include <algorithm>
 #include <cstdlib>
 #include <thread>

@@ -117,6 +117,49 @@ TEST(Constrained, BitesOnAPlantedBug) {
   EXPECT_GT(compare<OneMaskPerSequence<CpuFast>>(tree(15), 1).different, 0);
 }
 
+// --- the grammar's own text, and acceptance that is forced
+
+// Drafters that are always wrong leave it to the grammar, whose names and punctuation mostly come as they were drafted.
+TEST(Constrained, TheGrammarsOwnTextIsDrafted) {
+  EngineConfig c = config();
+  const auto plain = open_engine_with<CpuFast>(c, nullptr);
+  std::vector<Request> requests;
+  for (const GrammarPtr& g : grammars())
+    requests.push_back(
+        {.prompt = hello(*plain->tokenizer(), 0), .max_tokens = 96, .sampling = {.temperature = 0}, .grammar = g});
+  const std::vector<Answer> want = answers(*plain, requests);
+  Script<CpuFast> script(c.model, *c.kv_k);
+  ScriptReport report;
+  int offered = 0, right = 0, other = 0;
+  c.draft = chain(6), c.draft.min = 1;
+  c.drafted = [&](const DraftRound& r) {
+    if (std::string_view(r.method) != "grammar") return void(++other);
+    offered += int(r.token.size()) - 1, right += r.accepted;
+  };
+  const auto drafted = open_engine_with<CpuFast>(
+      c, scripted<CpuFast>(script, {{.wrong = 1, .n_vocab = plain->tokenizer()->size()}}, report));
+  const std::vector<Answer> got = answers(*drafted, requests);
+  for (size_t i = 0; i < got.size(); ++i) EXPECT_EQ(got[i].tokens, want[i].tokens) << i;
+  EXPECT_GT(other, 0);
+  EXPECT_GE(offered, 20);
+  EXPECT_GT(right, offered * 7 / 10);
+}
+
+TEST(Constrained, ForcedDraftsFollowTheGrammar) {
+  EngineConfig c = config();
+  c.draft = {.ngram = true, .max = 4, .min = 4};
+  const auto engine = must(Engine::open(c, {.forced_drafts = {.8f}}));
+  const GrammarVocab vocab(*engine->tokenizer());
+  for (const GrammarPtr& g : grammars()) {
+    const Answer a = answers(*engine, {{.prompt = hello(*engine->tokenizer(), 0), .max_tokens = 96, .grammar = g}})[0];
+    EXPECT_NE(a.why, Stop::kError) << a.error;
+    EXPECT_EQ(GrammarState(g).accepts(vocab, a.tokens), a.tokens.size());
+    ASSERT_FALSE(a.usage.offered_at.empty());
+    EXPECT_GT(a.usage.accepted_at[0] * 10, a.usage.offered_at[0] * 5);
+    EXPECT_LT(a.usage.accepted, a.usage.drafted);
+  }
+}
+
 // --- thoughts with a budget
 
 constexpr int kBudget = 12;

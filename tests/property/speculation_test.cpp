@@ -1,5 +1,6 @@
 // Drafting changes how fast an answer comes and nothing else: every way to draft gives the tokens of plain decoding.
 // The drafters are scripts that know those tokens and err on purpose; planted bugs must break the identity.
+// Long: one law, with the drafters and planted bugs that all of its tests are made of.
 #include <chrono>
 #include <cstdlib>
 #include <map>

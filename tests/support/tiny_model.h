@@ -26,6 +26,7 @@ struct TinyModel {
   int experts = 6, used = 2, d_expert = 32;
 };
 
+// Long: a list of keys and tensors, as the file has them.
 inline std::string write_tiny_model(const TinyModel& o) {
   const int D = o.width, H = 4, F = 96, E_swa = 64, E_full = 128, experts = o.experts, used = o.used,
             d_expert = o.d_expert, P = 16;

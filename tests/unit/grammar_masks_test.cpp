@@ -2,6 +2,7 @@
 
 #include <random>
 
+#include "grammar/likely.h"
 #include "grammar_reference.h"
 #include "support/grammar_walk.h"
 
@@ -244,6 +245,73 @@ TEST(GrammarMasks, ForcedTextAndTokens) {
   EXPECT_EQ(masks.forced_token(state), v.eog);
   EXPECT_FALSE(GrammarState(state).advance_bytes("x"));
   EXPECT_TRUE(state.advance(*v.vocab, v.eog));
+}
+
+// Whitespace is written as it was before.
+TEST(GrammarMasks, LikelyTextOfASchema) {
+  const auto made = compile_json_schema(
+      std::string_view(R"({"type":"object","properties":{"name":{"type":"string","maxLength":9},"age":
+      {"type":"integer"}},"required":["name","age"],"additionalProperties":false})"));
+  ASSERT_TRUE(made);
+  GrammarState state(*made);
+  EXPECT_EQ(likely_text(state, "").bytes, R"({"name": )");  // a string need not begin with a quote: it is the only byte
+  ASSERT_TRUE(state.advance_bytes(R"({"name":"Ann",)"));
+  EXPECT_EQ(likely_text(state, R"({"name":"Ann",)").bytes, R"( "age":)");
+  EXPECT_EQ(likely_text(state, "{\"name\":\"Ann\",\n  \"x\": 1,").bytes, "\n  \"age\": ");
+  EXPECT_EQ(likely_text(state, "{\"name\":\"Ann\",").sure, 0u);
+  ASSERT_TRUE(state.advance_bytes(" "));
+  EXPECT_EQ(likely_text(state, R"({"name": "Ann", )").sure, 6u);
+}
+
+// All of it may come; up to `sure` nothing else may; nothing follows what is closed. False where that is not so.
+bool holds(const GrammarState& state, const LikelyText& text) {
+  GrammarState s = state;
+  for (size_t i = 0; i <= text.bytes.size(); ++i) {
+    for (int b = 0; b < 256; ++b) {
+      const char c = char(b);
+      const bool may = GrammarState(s).advance_bytes({&c, 1});
+      if (may && i < text.sure && c != text.bytes[i]) return false;
+      if (may && i == text.bytes.size() && text.closed) return false;
+    }
+    if (i < text.sure && s.may_end()) return false;
+    if (i < text.bytes.size() && !s.advance_bytes({&text.bytes[i], 1})) return false;
+  }
+  return true;
+}
+TEST(GrammarMasks, LikelyTextMayComeAndSureTextMust) {
+  constexpr const char* kSchemas[] = {
+      R"({"type":"object","properties":{"name":{"type":"string","maxLength":5},"kind":{"enum":["red one","red two"]},
+          "more":{"type":"array","items":{"type":"integer"},"minItems":1,"maxItems":3}},"required":["name","kind","more"],
+          "additionalProperties":false})",
+      R"({"type":"object","properties":{"a":{"const":{"b":[1,null]}},"\u00e9t\u00e9":{"type":"boolean"}}})"};
+  const SmallVocab v = small_vocab({"{\"", "\":", "\",", "name", "red ", ", ", "\n  "});
+  GrammarMasks masks(v.vocab);
+  std::mt19937 rng(7);
+  int texts = 0, guesses = 0, caught = 0;
+  for (const char* schema : kSchemas)
+    for (int run = 0; run < 40; ++run) {
+      const auto made = compile_json_schema(std::string_view(schema));
+      ASSERT_TRUE(made);
+      GrammarState state(*made);
+      std::string before;
+      std::vector<uint32_t> mask(v.vocab->mask_words());
+      for (int step = 0; step < 60 && !state.finished(); ++step) {
+        LikelyText text = likely_text(state, before);
+        EXPECT_TRUE(holds(state, text)) << before << "|" << text.bytes << "|" << text.sure;
+        texts += !text.bytes.empty(), guesses += text.sure < text.bytes.size();
+        text.sure = text.bytes.size();  // a planted bug: guesses count as sure
+        caught += !holds(state, text);
+        masks.mask(state, mask);
+        std::vector<int32_t> may = allowed(mask);
+        std::erase(may, v.eog);
+        const int32_t pick = may[rng() % may.size()];
+        before += v.vocab->text(pick);
+        ASSERT_TRUE(state.advance(*v.vocab, pick));
+      }
+    }
+  EXPECT_GT(texts, 500);
+  EXPECT_GT(guesses, 100);
+  EXPECT_EQ(caught, guesses);
 }
 
 TEST(GrammarMasks, CacheIsBoundedAndEqual) {

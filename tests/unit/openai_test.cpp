@@ -1,4 +1,5 @@
 // The OpenAI API without a socket: every field of a request, answers, streams, stop strings.
+// Long: a list of requests and what each field does.
 #include "server/openai.h"
 #include "grammar/grammar.h"
 #include "server/constraint.h"
@@ -114,6 +115,7 @@ TEST(OpenAiRequest, Accepts) {
     EXPECT_TRUE(bool(completion(f))) << f;
 }
 
+// Long: a list of bodies.
 TEST(OpenAiRequest, RefusesNamingTheField) {
   const std::vector<std::pair<const char*, const char*>> bad = {
       {R"("n":2)", "n"},

@@ -6,6 +6,8 @@ marks text that must not be learnt (answers without a thought inside a thinking 
 
 ``Gen(seed, held=True)`` draws names, cities, numbers and word pairs from pools that are disjoint from the
 ones used for training (split by CRC-32), so scores on it measure generalisation and not recall.
+
+Long: lists of words and patterns of text.
 """
 from __future__ import annotations
 

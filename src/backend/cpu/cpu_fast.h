@@ -75,6 +75,8 @@ class CpuFast : public CpuRef {
   void product_all(Rows y, const Input& x, const Weight& w) const;
   void gate_up_range(float* y, int64_t stride, const Input& x, const Weight& gate, int64_t gate_stack, const Weight& up,
                      int64_t up_stack, int64_t begin, int64_t end, Act act) const;
+  void choose_experts(Rows logits, Vec scale, int K);
+  void sort_pairs(const Input& x, int T, int K, int n_expert);
   void activate(float* y, const float* g, const float* u, int64_t n, Act act) const;
   float inv_rms(const float* x, int64_t n, float eps) const;
   const float* rope_table(Freqs freqs, const Step& s, int n_tok);

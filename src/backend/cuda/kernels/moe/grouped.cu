@@ -226,6 +226,7 @@ __device__ __forceinline__ uint32_t transposed(uint32_t v) {
 }
 
 // Warp w: rows 32 (w / 2).. of the M tile, tokens 64 (w % 2)..
+// Long: one pipeline over a ring in shared memory, whose fragments stay in registers from load to store.
 template <bool kUp>
 __global__ void __launch_bounds__(kMmaThreads) grouped_mma_kernel(const __grid_constant__ GroupedArgs a) {
   extern __shared__ __align__(1024) char shared[];

@@ -72,6 +72,7 @@ struct UnitCursor {
   }
 };
 
+// Long: what is found before the wait on the kernel ahead stays in registers until the product behind it.
 template <int kSlices, Input in>
 __global__ void __launch_bounds__(kExpertWarps * 32, 2) one_kernel(const __grid_constant__ OneArgs a) {
   using Acts = ActsOf<1, in>;

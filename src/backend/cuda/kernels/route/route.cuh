@@ -96,6 +96,7 @@ __device__ inline void choose_block(const RouteJob& j, RouteScratch& scratch) {
 
 // Block `block` of those that do the job: the first one chooses, others have kRouteGroups experts each. shared:
 // kRouteRowsAt bytes and n_row rows. kOne: there is one token.
+// Long: the router's row is read before the wait and stays in registers for the sums behind it.
 template <bool kOne>
 __device__ void route_block(const RouteJob& j, int block, uint8_t* shared, int n_row) {
   RouteScratch& scratch = *reinterpret_cast<RouteScratch*>(shared);

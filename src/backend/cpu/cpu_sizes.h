@@ -1,0 +1,20 @@
+#pragma once
+#include <cstdint>
+#include <limits>
+
+#include "backend/cpu/simd.h"
+
+// Sizes that the files of CpuFast share.
+namespace facet {
+
+constexpr int kPieceCols = 64;  // output columns of one piece when few tokens take part
+constexpr float kNone = -std::numeric_limits<float>::infinity();
+
+inline int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
+inline int64_t padded(int64_t cols) { return round_up(cols, kChunkCols); }
+inline int64_t tile_floats(int64_t cols) {
+  return padded(cols) * (4 + 1 + 1);
+}  // codes, sub-scales, scales with minima
+inline int64_t panel_bytes(int64_t cols) { return padded(cols) / kGroupCols * kPanelBytes; }
+
+}  // namespace facet
