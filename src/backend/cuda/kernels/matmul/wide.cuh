@@ -167,8 +167,8 @@ __device__ __forceinline__ void wide_product(const uint8_t* const (&w)[2], int t
   }
 }
 
-// Long: roles of warps that share barriers, registers and the shared memory laid out at its top; cut up, each part would take all
-// of that as arguments.
+// Long: roles of warps that share barriers, registers and the shared memory laid out at its top; cut up, each part
+// would take all of that as arguments.
 template <bool kTwo>
 __global__ void __launch_bounds__(kWideWarps * 32, 1) wide_kernel(const __grid_constant__ WideArgs w) {
   extern __shared__ __align__(128) uint8_t shared[];

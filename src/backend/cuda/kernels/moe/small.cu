@@ -111,7 +111,8 @@ struct ActsIntFrom16 : ActsIntFrom<kManyRows, kTwo> {
 template <int N, Input in>
 using PassActs = std::conditional_t<N == kManyRows, ActsIntFrom16<in == Input::kTwoBytes>, ActsFrom<kFewRows, in>>;
 
-// Long: a ring of weights runs ahead over units, passes and experts; where each of them is and its sums stay in registers.
+// Long: a ring of weights runs ahead over units, passes and experts; where each of them is and its sums stay in
+// registers.
 template <int N, int kSlices, Input in>
 __global__ void __launch_bounds__(kWarps * 32, 1) expert_kernel(const __grid_constant__ ExpertArgs a) {
   using Acts = PassActs<N, in>;
