@@ -218,7 +218,7 @@ std::string refusal(const std::string& path, const ModelCfg& m) {
   }
   const auto c = mtp_config(*file, m);
   if (!c) return c.error().message();
-  const auto w = bind_mtp(b, *file, *c);
+  const auto w = bind_mtp(b, *file, *c, ModelW<CpuRef>{});
   return w ? "" : w.error().message();
 }
 

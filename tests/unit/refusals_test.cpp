@@ -26,7 +26,7 @@ std::string target_says(const SynthPlan& p) {
   const auto m = gemma4_config(file);
   if (!m) return m.error().message();
   CpuRef b(1);
-  const auto w = bind_gemma4(b, file, *m);
+  const auto w = bind_gemma4(b, file, *m, 0);
   return w ? "" : w.error().message();
 }
 
@@ -48,7 +48,7 @@ std::string drafter_says(const SynthPlan& p, const ModelCfg& m) {
   }
   const auto c = mtp_config(*file, m);
   if (!c) return c.error().message();
-  const auto w = bind_mtp(b, *file, *c);
+  const auto w = bind_mtp(b, *file, *c, ModelW<CpuRef>{});
   return w ? "" : w.error().message();
 }
 
