@@ -224,7 +224,7 @@ TEST(Engine, ParkedRequestsGoOnWhereTheyWere) {
   c.max_seq = 4;
   c.snapshots = 0;
   auto roomy = must(Engine::open(c));
-  c.kv_memory = 60 * 32768;
+  c.kv_memory = 40 * 32768;  // of 56 pages that all would take
   for (const int64_t ram : {int64_t(0), int64_t(64) << 20}) {
     c.cache_ram = ram;
     auto e = must(Engine::open(c));
@@ -267,7 +267,7 @@ TEST(Engine, PrioritiesGoFirst) {
 
   c.n_ctx = 1024, c.max_seq = 4, c.snapshots = 0;
   auto roomy = must(Engine::open(c));
-  c.kv_memory = 60 * 32768;
+  c.kv_memory = 40 * 32768;  // of 56 pages that all would take
   auto tight = must(Engine::open(c));
   std::vector<Answer> got(4), want(4);
   for (int i = 0; i < 4; ++i) {

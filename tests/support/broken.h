@@ -1,5 +1,6 @@
 #pragma once
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <limits>
 #include <map>
@@ -125,7 +126,7 @@ struct KeepsRejected : Base {  // takes every row ever written for a committed o
     for (int i = 0; i < s.shape.n_seq; ++i) {
       auto& [len_before, high] = written[{kv.k, s.slot[i]}];
       const int n = s.q_begin[i + 1] - s.q_begin[i];
-      const int there = (s.kv_len[i] + n + 63) / 64 * 64;  // rows that have memory: whole pages of at least 64
+      const int there = mapped(kv, s.kv_len[i] + n);
       if (s.kv_len[i] > len_before && s.kv_len[i] <= high && high + n <= there)
         len[size_t(i)] = high;  // the same sequence's next step
       len_before = s.kv_len[i], high = s.kv_len[i] + n;
@@ -133,6 +134,14 @@ struct KeepsRejected : Base {  // takes every row ever written for a committed o
     Step wrong = s;
     wrong.kv_len = len.data();
     Base::attend(o, q, kv, wrong, a);
+  }
+  // Rows that have memory when so many do: of a full layer's, whole pages (host_page_bytes; here all full layers are
+  // alike).
+  static int mapped(const KvLayer& kv, int64_t rows) {
+    if (kv.window > 0) return std::numeric_limits<int>::max();  // rings have all of it
+    const int64_t page = std::clamp<int64_t>(int64_t(std::bit_ceil(uint64_t(64 * kv.k_row))), 4096, 1 << 18);
+    auto whole = [&](int64_t row) { return int((rows * row + page - 1) / page * page / row); };
+    return std::min(whole(kv.k_row), whole(kv.v_row));
   }
   std::map<std::pair<std::byte*, int>, std::pair<int, int>> written;
 };
