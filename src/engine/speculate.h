@@ -5,6 +5,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -41,7 +42,7 @@ struct DraftRequest {
 inline std::string plain_reason(bool wanted, const Usage& u) {
   constexpr int kGivenUp = 16;  // tokens
   if (!wanted) return "the request asks for plain decoding";
-  if (u.methods.empty()) return u.rounds > 0 ? "" : "the answer ended before a draft was due";
+  if (u.methods.empty()) return "the answer ended before a draft was due";
   if (u.methods.back().method != "none") return "";
   if (u.rounds == 0) return "drafts would not pay";
   return u.generated - u.methods.back().at < kGivenUp ? "the last tokens came without drafts"
@@ -121,7 +122,7 @@ class Speculator {
       round.sure.clear();
       round.asked = q.room > 0;
       round.choice = round.chooser.choose(step_times_, draft_times_, q.room, int(requests.size()));
-      if (propose_text(q, round, int(requests.size()))) round.choice = {}, round.asked = false;
+      if (propose_text(q, round, int(requests.size()))) round.choice = {};
       if (round.choice.method < 0) continue;
       const size_t m = size_t(round.choice.method);
       flush(m, q.slot);
@@ -169,7 +170,10 @@ class Speculator {
     accept(r.tree, drawn, r.accepted);
     ++u.decode_steps;
     if (drafters_.empty()) return r.accepted;
-    if (r.asked) note_method(r, u, generated);
+    if (!r.sure.empty())
+      note(u, generated, "grammar");
+    else if (r.asked)
+      note(u, generated, method_name(r.chooser.decided().method));
     const int offered = deepest(r), kept = r.accepted.n_draft();
     r.chooser.observe(r.choice, offered + int(r.refused && (r.tree.is_chain || offered == 0)), kept, r.cut);
     if (r.tree.size() == 1) return r.accepted;
@@ -387,10 +391,12 @@ class Speculator {
     for (const int16_t d : r.tree.depth) most = std::max(most, int(d));
     return most;
   }
-  void note_method(const Round& r, Usage& u, int generated) const {
-    const char* name = method_name(r.chooser.decided().method);
-    if (u.methods.empty() || u.methods.back().method != name)
-      u.methods.push_back({u.methods.empty() ? 0 : generated, name});
+  // The grammar's text comes here and there beside a drafter, and goes on where none pays.
+  static void note(Usage& u, int generated, std::string_view name) {
+    const std::string_view last = u.methods.empty() ? "" : std::string_view(u.methods.back().method);
+    if (name == last || (name == "grammar" ? last != "" && last != "none" : name == "none" && last == "grammar"))
+      return;
+    u.methods.push_back({u.methods.empty() ? 0 : generated, std::string(name)});
   }
 
   // T(n) for a few n, in slot 0, which is left empty. Slow models are not measured for long: steps tell in time.
