@@ -1,6 +1,7 @@
 // The CUDA kernels around attention against CpuRef, and the law that a row of a short sequence has the same bits
 // whatever else is in the step. Every output is poisoned with NaN first, and so is every cache row that no token may
 // see.
+// Long: every case is made and judged by the same few helpers.
 #include <cuda_runtime.h>
 #include <fmt/format.h>
 #include <gtest/gtest.h>

@@ -1,5 +1,6 @@
 // Laws of the forward pass and the cache, bit for bit on every host backend: what a step holds beside a row, and how
 // rows were cut into steps, changes nothing. Each law is a function of the backend; a planted bug must break it.
+// Long: a law and its planted bug stand side by side, over one harness.
 #include "backend/cpu/cpu_fast.h"
 #include "support/broken.h"
 #include "support/harness.h"

@@ -228,6 +228,7 @@ int CpuFast::pieces_of(const Block& b, int n_head) {
   return best;
 }
 
+// Long: scratch and the choice of blocks are read by every thread of the two parallel parts below.
 void CpuFast::attend(Rows o, Rows q, KvLayer kv, const Step& s, AttnSpec spec) {
   const int E = kv.head_dim, group = spec.n_q_head / kv.n_head;
   CHECK(E == spec.head_dim && spec.n_q_head % kv.n_head == 0, "{} query heads of {} over {} K/V heads of {}",

@@ -18,6 +18,7 @@ namespace {
 
 constexpr int kThreads = 256, kGroups = 16;
 
+// Long: three passes over the splits of a row, between barriers, on the same shared arrays.
 template <bool kRehearse>
 __global__ void __launch_bounds__(kThreads) attend_combine_kernel(const __grid_constant__ AttendParams p) {
   __shared__ float values[kGroups][128 + 8], weights[kGroups], tops[kThreads / 32];

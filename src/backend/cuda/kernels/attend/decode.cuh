@@ -1,4 +1,5 @@
 // attend, short sequences -- decode, chain and tree verification, draft blocks, heads on another cache
+// Long: one kernel, whose parts share the registers of a warp and a stage of shared memory.
 //
 //   o[t] = softmax(q[t] . K * scale) V over the rows that t sees, one partial result per split of the rows
 //

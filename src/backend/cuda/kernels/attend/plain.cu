@@ -58,6 +58,7 @@ __device__ __forceinline__ void load_values(float (&v)[kDims], KvType t, const s
   }
 }
 
+// Long: one warp's walk over the rows and the merge of the warps behind it, on the same registers.
 __global__ void __launch_bounds__(kWarps * 32, 5) attend_plain_kernel(const __grid_constant__ AttendParams p) {
   __shared__ float query[512], out[kWarps * 512], tops[kWarps * 8], sums[kWarps * 8];
   wait_for_previous();

@@ -39,6 +39,7 @@ struct PrefillShape {
   static constexpr int kBytes = kAtM + 2 * kRows * 4 > kRows* kStrideO ? kAtM + 2 * kRows * 4 : kRows* kStrideO;
 };
 
+// Long: loads, products and the softmax between them share barriers, registers and one layout of shared memory.
 template <KvType K, KvType V, int E>
 __global__ void __launch_bounds__(kPrefillThreads, 1) attend_prefill_kernel(const __grid_constant__ AttendParams p) {
 #if defined(FACET_WGMMA)
