@@ -44,8 +44,8 @@ struct Golden {
   std::vector<float> layers, final_hidden;
 };
 Golden golden(const std::string& name) {
-  const auto g = must(SafetensorsFile::open(data_path(fmt::format("fixtures/{}/golden.safetensors", name)))),
-             h = must(SafetensorsFile::open(data_path(fmt::format("fixtures/{}/hidden.safetensors", name))));
+  const auto g = must(SafetensorsFile::open(fmt::format("{}/fixtures/{}/golden.safetensors", FACET_TEST_DATA, name))),
+             h = must(SafetensorsFile::open(fmt::format("{}/fixtures/{}/hidden.safetensors", FACET_TEST_DATA, name)));
   return {tensor_values<int32_t>(g, "ids"), tensor_values<int32_t>(h, "rows"), tensor_values<float>(h, "layers"),
           tensor_values<float>(h, "final")};
 }
@@ -69,7 +69,7 @@ void are_official(double bound) {
   for (const std::string name : kFixtures) {
     const Golden g = golden(name);
     for (const int chunk : {64, 7}) {
-      const Captured c = capture<B>(data_path(fmt::format("fixtures/{}/model.gguf", name)), g.ids, chunk);
+      const Captured c = capture<B>(fmt::format("{}/fixtures/{}/model.gguf", FACET_TEST_DATA, name), g.ids, chunk);
       const size_t layer = g.rows.size() * size_t(c.cols);
       ASSERT_EQ(g.layers.size(), c.layers.size() * layer);
       for (size_t l = 0; l < c.layers.size(); ++l) {
