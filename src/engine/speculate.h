@@ -380,7 +380,7 @@ class Speculator {
       int32_t& id = d.token[i];
       if (vocab.is_eog(id) || state.accepts(vocab, {&id, 1}) == 0) {
         q.masks->mask(state, mask);
-        id = allowed_token(mask, vocab, int32_t((uint32_t(q.position) + i) * 2654435761u >> 1));
+        id = allowed_token(mask, vocab, int32_t(uint32_t(q.position + int(i)) * 2654435761u >> 1));
       }
       if (id < 0 || !state.advance(vocab, id)) return i;
     }
