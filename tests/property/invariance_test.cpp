@@ -230,8 +230,8 @@ TEST(Pages, RingsDoNotGrowAndSnapshotsShare) {
     int64_t full_row = 0, ring = 0, parts = 0;
     for (int l = 0; l < h.cfg.n_layer(); ++l) {
       const KvLayer& k = c.layers()[size_t(l)];
-      k.window > 0 ? ring += k.cap * (k.k_row + k.v_row) : full_row += k.k_row + k.v_row;
-      parts += k.window > 0 ? 0 : 2;
+      k.window > 0 ? ring += k.cap * (k.k_row + k.v_row) : full_row += k.k_row + (k.shared ? 0 : k.v_row);
+      parts += k.window > 0 ? 0 : k.shared ? 1 : 2;
     }
     const int64_t page = c.pool().page_bytes(), rings = (ring + page - 1) / page, none = c.pool().used();
     const auto used_at = [&](int rows) {

@@ -40,7 +40,7 @@ class Script {
   };
 
   Script(const std::string& model, KvType kv)
-      : h_(model, {.k = kv, .v = kv, .max_seq = 1, .max_ctx = 1024, .max_step = 64, .margin = 16}) {
+      : h_(model, {.k = kv, .v = kv, .share = 1, .max_seq = 1, .max_ctx = 1024, .max_step = 64, .margin = 16}) {
     taps_ = h_.backend().new_rows(64, int(kScriptTaps.size()) * h_.cfg.d_model);
     final_ = h_.backend().new_rows(64, h_.cfg.d_model);
   }
