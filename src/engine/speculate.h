@@ -252,10 +252,14 @@ class Speculator {
     bool ok = true;
     for (size_t d = 0; d < drafters_.size(); ++d) {
       if (held(d, s) != position) continue;  // it has given the sequence up
-      if (waiting_[d].n[size_t(s)] + n > waiting_[d].most) flush(d, s);
       ok = drafters_[d]->prepare(s, position + n - drafters_[d]->held(s)) && ok;
     }
     return ok;
+  }
+  // Features that wait are absorbed where those of n more rows would find no place beside them.
+  void make_place(SlotId s, int position, int n) {
+    for (size_t d = 0; d < drafters_.size(); ++d)
+      if (held(d, s) == position && waiting_[d].n[size_t(s)] + n > waiting_[d].most) flush(d, s);
   }
   // Rows that a draft for which there is so much room takes beside the newest token's.
   int draft_rows(int room) const { return std::min(room, limits_.max); }

@@ -176,8 +176,9 @@ class StepLoop {
       if (const auto ok = cache().prepare(g.id, n); !ok) {
         const bool context = cache().len(g.id) + n > cfg_.n_ctx;
         if (context || !hooks_.make_room(g.id)) hooks_.finish(g.id, Stop::kError, ok.error().message());
-      } else if (spec_.prepare(g.id, cache().len(g.id), n) || !hooks_.make_room(g.id)) {
-        return n;
+      } else {
+        spec_.make_place(g.id, cache().len(g.id), n);
+        if (spec_.prepare(g.id, cache().len(g.id), n) || !hooks_.make_room(g.id)) return n;
       }
     }
     return 0;
