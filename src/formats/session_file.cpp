@@ -50,7 +50,9 @@ class Writer {
   void put(T v) {
     put_bytes(std::as_bytes(std::span(&v, 1)));
   }
-  void put_bytes(std::span<const std::byte> b) { bytes_.insert(bytes_.end(), b.begin(), b.end()); }
+  void put_bytes(std::span<const std::byte> bytes) {
+    for (const std::byte b : bytes) bytes_.push_back(b);  // GCC 12 warns wrongly of insert()
+  }
   std::vector<std::byte> bytes_;
 };
 

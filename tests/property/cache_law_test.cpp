@@ -214,8 +214,8 @@ void check_parking(const Case& c) {
   struct Limit {
     int64_t ram, percent;
   };
-  std::vector<Limit> limits = {{0, 70}, {256 << 20, 60}};
-  if (c.draft == "dflash") limits = {{0, 50}, {256 << 20, 70}};
+  std::vector<Limit> limits = {{0, 60}, {256 << 20, 60}};
+  if (c.draft == "dflash") limits.insert(limits.end(), {{0, 50}, {256 << 20, 70}});
   if (full()) limits = {{0, 45}, {0, 50}, {0, 55}, {0, 60}, {0, 65}, {0, 70}, {0, 80}};
   if (full())
     for (size_t i = 0, n = limits.size(); i < n; ++i) limits.push_back({256 << 20, limits[i].percent});
