@@ -9,6 +9,7 @@
 #include "formats/requantize.h"
 #include "model/drafter_convert.h"
 #include "support/drafter_bench.h"
+#include "support/drafter_refusal.h"
 
 namespace facet::test {
 namespace {
@@ -206,25 +207,9 @@ TEST(DrafterFile, QuantisedFilesLoad) {
     }
 }
 
-std::string refusal(const std::string& path, const ModelCfg& m) {
-  const auto file = DrafterFile::open(path);
-  if (!file) return file.error().message();
-  CpuRef b;
-  if (file->kind() == DrafterKind::kDflash) {
-    const auto c = dflash_config(*file, m);
-    if (!c) return c.error().message();
-    const auto w = bind_dflash(b, *file, *c);
-    return w ? "" : w.error().message();
-  }
-  const auto c = mtp_config(*file, m);
-  if (!c) return c.error().message();
-  const auto w = bind_mtp(b, *file, *c, ModelW<CpuRef>{});
-  return w ? "" : w.error().message();
-}
-
 #define EXPECT_REFUSED(path, m, ...)                                                  \
   do {                                                                                \
-    const std::string message = refusal(path, m);                                     \
+    const std::string message = drafter_refusal(path, m);                             \
     for (const char* part : {__VA_ARGS__})                                            \
       EXPECT_NE(message.find(part), std::string::npos) << part << " in: " << message; \
   } while (0)
@@ -232,8 +217,8 @@ std::string refusal(const std::string& path, const ModelCfg& m) {
 TEST(DrafterFile, AnotherTargetIsRefused) {
   const ModelCfg good = target();
   const std::string dflash = data_path("drafters/dflash"), mtp = data_path("drafters/mtp");
-  EXPECT_EQ(refusal(dflash, good), "");
-  EXPECT_EQ(refusal(mtp, good), "");
+  EXPECT_EQ(drafter_refusal(dflash, good), "");
+  EXPECT_EQ(drafter_refusal(mtp, good), "");
   ModelCfg m = good;
   m.d_model = 96;
   EXPECT_REFUSED(dflash, m, "expected 96", "found 64", "another target");
@@ -293,7 +278,7 @@ TEST(DrafterFile, ContradictionsAreRefused) {
            {mtp, "{", "[", {"JSON"}},
        }) {
     const Folder f(c.folder, c.find, c.put);
-    const std::string message = refusal(f.path(), m);
+    const std::string message = drafter_refusal(f.path(), m);
     for (const char* part : c.said) EXPECT_NE(message.find(part), std::string::npos) << part << " in: " << message;
   }
   EXPECT_REFUSED(data_path("fixtures/dense/model.gguf"), m, "expected a drafter", "gemma4", "-m");
@@ -325,7 +310,7 @@ TEST(DrafterFile, DamageIsNoCrash) {
       if (i % 10 == 0) a.resize(rng() % a.size());
       std::ofstream(bad.path, std::ios::binary) << a;
       std::ofstream(copy.path() + "/config.json", std::ios::binary) << b;
-      for (const std::string& path : {bad.path, copy.path()}) refusal(path, m).empty() ? ++loaded : ++refused;
+      for (const std::string& path : {bad.path, copy.path()}) drafter_refusal(path, m).empty() ? ++loaded : ++refused;
     }
   }
   EXPECT_GT(refused, 200);

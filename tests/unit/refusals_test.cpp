@@ -9,6 +9,7 @@
 #include "model/dflash_bind.h"
 #include "model/gemma4_bind.h"
 #include "model/mtp_bind.h"
+#include "support/drafter_refusal.h"
 #include "support/real_shapes.h"
 
 namespace facet::test {
@@ -37,19 +38,7 @@ ModelCfg target(const std::string& preset) {
 
 std::string drafter_says(const SynthPlan& p, const ModelCfg& m) {
   const HolesDir dir;
-  const auto file = DrafterFile::open(write_header(p, dir, "draft.gguf"));
-  if (!file) return file.error().message();
-  CpuRef b(1);
-  if (file->kind() == DrafterKind::kDflash) {
-    const auto c = dflash_config(*file, m);
-    if (!c) return c.error().message();
-    const auto w = bind_dflash(b, *file, *c);
-    return w ? "" : w.error().message();
-  }
-  const auto c = mtp_config(*file, m);
-  if (!c) return c.error().message();
-  const auto w = bind_mtp(b, *file, *c, ModelW<CpuRef>{});
-  return w ? "" : w.error().message();
+  return drafter_refusal(write_header(p, dir, "draft.gguf"), m);
 }
 
 bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
