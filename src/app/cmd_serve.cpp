@@ -140,7 +140,7 @@ int run(Options& o) {
   return ended ? int(kExitOk) : report(ended.error());
 }
 
-// The options below outlive the parsing, as `o` of add_serve does.
+// What these options are written to outlives the parsing: add_serve.
 void add_answer_options(CLI::App* cmd, ApiDefaults& d) {
   cmd->add_option("-n,--n-predict", d.max_tokens,
                   "Tokens of an answer that names no limit; -1: until the context is full")
@@ -278,6 +278,7 @@ void add_serve(CLI::App& app, int& rc) {
   add_access_options(cmd, s);
   add_path_options(cmd, s);
   add_connection_options(cmd, s.http);
+  cmd->preparse_callback([o](size_t) {});  // keeps them where the other callback is taken away (check_command_line)
   cmd->callback([o, &rc] { rc = run(*o); });
 }
 
