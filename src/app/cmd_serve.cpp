@@ -153,6 +153,7 @@ void add_answer_options(CLI::App* cmd, ApiDefaults& d) {
                   "Tokens of thoughts before they are ended, unless a request says otherwise; -1: no limit")
       ->check(CLI::Range(-1, 1 << 24))
       ->capture_default_str();
+  add_loop_option(cmd, d.max_loops);
   cmd->add_flag("--verbose", d.verbose, "Answers tell of the prompt and the settings (__verbose)");
   cmd->add_flag("--parse-special", d.parse_special,
                 "Control tokens that are spelled in messages are those tokens: a message can then end its own turn");

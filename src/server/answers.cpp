@@ -176,6 +176,7 @@ std::optional<ApiError> Answers::submit(Arrival& a, int index, ApiAnswer head, c
                             .cache_salt = r.cache_salt,
                             .priority = r.priority,
                             .min_tokens = r.min_tokens,
+                            .max_loops = r.max_loops,
                             .stop_ids = r.stop_ids,
                             .logprobs = logprobs,
                             .drawn_logprobs = r.drawn_probs,

@@ -216,7 +216,7 @@ void read_output_format(Fields& f, ApiRequest& r) {
 
 void read_thinking(Fields& f, ApiRequest& r, const ApiDefaults& d) {
   r.thinking = d.thinking;
-  r.thought_budget = d.thought_budget;
+  r.thought_budget = d.thought_budget, r.max_loops = d.max_loops;
   const Json* v = f.get("thinking");
   if (!v) return;
   const std::string* type = v->is_object() ? string_of(*v, "type") : nullptr;

@@ -35,7 +35,7 @@ void read_options(Fields& f, ApiRequest& r, const ApiDefaults& d) {
 
 void read_think(Fields& f, ApiRequest& r, const ApiDefaults& d) {
   r.thinking = d.thinking;
-  r.thought_budget = d.thought_budget;
+  r.thought_budget = d.thought_budget, r.max_loops = d.max_loops;
   const Json* v = f.get("think");
   if (!v) return;
   if (v->is_boolean())

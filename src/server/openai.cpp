@@ -98,7 +98,7 @@ void read_common(Fields& f, ApiRequest& r, const ApiDefaults& d) {
 
 void read_thinking(Fields& f, ApiRequest& r, const ApiDefaults& d) {
   r.thinking = d.thinking;
-  r.thought_budget = d.thought_budget;
+  r.thought_budget = d.thought_budget, r.max_loops = d.max_loops;
   f.boolean("enable_thinking", r.thinking);
   if (const Json* v = f.get("reasoning_effort")) {
     const bool asked = r.thinking;

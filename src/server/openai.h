@@ -23,7 +23,7 @@ struct ApiDefaults {
   bool seed_given = false;  // false: a request without a seed has one drawn
   int max_tokens = -1;
   bool thinking = false;
-  int thought_budget = -1;
+  int thought_budget = -1, max_loops = 0;
   int n_vocab = 0;
   int n_seq = 1;               // choices of a prompt at most
   bool strict = false;         // every unknown field is refused
@@ -68,7 +68,7 @@ struct ApiRequest {
   int logprobs = -1;                                       // as Request::logprobs
   bool drawn_probs = false;                                // as Request::drawn_logprobs
   bool echo = false;                                       // of kCompletion: the answer begins with the prompt
-  int min_tokens = 0, priority = 0;
+  int min_tokens = 0, priority = 0, max_loops = 0;         // as in Request
   std::vector<int32_t> stop_ids = {};
   bool cache = true, draft = true;
   int max_draft = -1, thought_budget = -1;  // as in Request
@@ -98,7 +98,7 @@ Status settle_continuation(ApiRequest& request, bool said);
 
 inline constexpr size_t kMaxMessages = 1024, kMaxTools = 256, kMaxStops = 16, kMaxStopBytes = 256, kMaxBias = 1024;
 inline constexpr size_t kMaxPrompts = 64, kMaxSaltBytes = 256;
-inline constexpr int kMaxPriority = 1000000;
+inline constexpr int kMaxPriority = 1000000, kMaxLoops = 1 << 20;
 inline constexpr int kMaxTokens = 1 << 24, kMaxLogprobs = 20, kMaxProbs = 100;
 
 class Fields;

@@ -75,6 +75,7 @@ class BiasReader {
 
 void read_ends(Fields& f, ApiRequest& r, const ApiDefaults& d) {
   f.integer("min_tokens", 0, kMaxTokens, r.min_tokens);
+  f.integer("max_loops", 0, kMaxLoops, r.max_loops);
   const Json* v = f.get("stop_token_ids");
   if (!v) return;
   if (!v->is_array() || v->size() > kMaxStops)

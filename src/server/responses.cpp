@@ -196,7 +196,7 @@ void read_text(Fields& f, ApiRequest& r) {
 
 void read_reasoning(Fields& f, ApiRequest& r, const ApiDefaults& d) {
   r.thinking = d.thinking;
-  r.thought_budget = d.thought_budget;
+  r.thought_budget = d.thought_budget, r.max_loops = d.max_loops;
   const Json* v = f.get("reasoning");
   if (v) {
     Fields o(*v, /*strict=*/false, "reasoning");

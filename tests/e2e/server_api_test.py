@@ -409,6 +409,16 @@ class Choices(Shared):
                 self.assertTrue(HELLO.startswith(r["choices"][0]["message"]["content"]))
                 self.assertEqual(self.post("/v1/chat/completions", ask)["choices"][0]["message"]["content"], HELLO)  # what it left is sound
 
+    def test_a_loop_ends_an_answer(self):
+        one = self.post("/tokenize", {"content": HELLO})["tokens"][0]
+        ask = {"prompt": "Hello", "temperature": 0, "max_tokens": 300, "ignore_eos": True, "logit_bias": {str(one): 100}}  # the same token for ever
+        r = self.post("/v1/completions", {**ask, "max_loops": 40})
+        self.assertEqual((r["usage"]["completion_tokens"], r["choices"][0]["finish_reason"]), (128, "length"))
+        self.assertEqual(self.post("/v1/completions", ask)["usage"]["completion_tokens"], 300)
+        r = self.post("/completion", {"prompt": "Hello", "temperature": 0, "n_predict": 300, "ignore_eos": True, "logit_bias": {str(one): 100}, "max_loops": 200})
+        self.assertEqual((r["tokens_predicted"], r["stop_type"]), (200, "limit"))
+        self.assertIn('stop="loop"', self.s.request("GET", "/metrics")[2])
+
     def test_who_shares_the_cache(self):
         ask = {"messages": user("What is the weather in London in Celsius?"), "temperature": 0, "max_tokens": 2}
         cached = lambda **f: self.post("/v1/chat/completions", {**ask, **f})["usage"]["prompt_tokens_details"]["cached_tokens"]
