@@ -12,6 +12,7 @@
 #include "app/option_checks.h"
 #include "base/mmap.h"
 #include "base/print.h"
+#include "base/sha.h"
 #include "formats/format_error.h"
 #include "formats/gguf.h"
 #include "formats/safetensors.h"
@@ -26,7 +27,7 @@ constexpr size_t kShownChars = 100;   // of a string
 
 struct Options {
   std::string path;
-  bool json = false, tensors = false;
+  bool json = false, tensors = false, sha256 = false;
 };
 
 // What a model says, whatever its container: all parts of it together.
@@ -34,6 +35,7 @@ struct Part {
   std::string path;
   uint64_t bytes = 0, expected = 0;  // expected: where the last tensor ends
   std::optional<Error> problem;      // why it could not be read
+  std::string sha256 = {};           // of its bytes, if asked for
 };
 struct Report {
   std::string format;
@@ -75,7 +77,7 @@ void take_tensors(Report& r, Contents& c) {
 }
 
 // Reads one part into the report. Returns its problem as data: the other parts are still worth showing.
-void read_part(Report& r, const std::string& path) {
+void read_part(Report& r, const std::string& path, bool sha256) {
   Part part{path, 0, 0, std::nullopt};
   auto map = MappedFile::open(path);
   if (!map) {
@@ -104,6 +106,11 @@ void read_part(Report& r, const std::string& path) {
       part.problem = c.error();
     }
   }
+  if (map && sha256) {
+    Sha sha;
+    sha.add(map->bytes());
+    part.sha256 = sha.hex();
+  }
   r.parts.push_back(std::move(part));
 }
 
@@ -114,7 +121,7 @@ bool is_gguf(const std::string& path) {
                     [](std::byte a, char b) { return char(a) == b; });
 }
 
-Result<Report> read_report(const std::string& path) {
+Result<Report> read_report(const std::string& path, bool sha256) {
   Report r;
   std::vector<std::string> paths;
   if (is_gguf(path) || path.ends_with(".gguf")) {
@@ -126,7 +133,7 @@ Result<Report> read_report(const std::string& path) {
     if (!parts) return parts.error();
     paths = std::move(*parts);
   }
-  for (const std::string& p : paths) read_part(r, p);
+  for (const std::string& p : paths) read_part(r, p, sha256);
   return r;
 }
 
@@ -173,6 +180,14 @@ TensorView shape_of(const ForeignTensor& t) {
   return v;
 }
 
+// A model with a vocabulary that knows no turns.
+bool is_base_model(const Report& r) {
+  const auto has = [&](const char* key) {
+    return std::any_of(r.meta.begin(), r.meta.end(), [&](const auto& m) { return m.first == key; });
+  };
+  return has("tokenizer.ggml.tokens") && !has("tokenizer.chat_template");
+}
+
 TypeSum total(const std::map<std::string, TypeSum>& h) {
   TypeSum sum;
   for (const auto& [name, s] : h) {
@@ -198,6 +213,8 @@ std::string shown(const ordered_json& v) {
 
 void print_text(const Report& r, const Options& o) {
   for (const Part& p : r.parts) fmt::print("{}: {}, {} bytes, {}\n", p.path, r.format, p.bytes, state_of(p));
+  for (const Part& p : r.parts)
+    if (o.sha256) fmt::print("{}  {}\n", p.sha256, p.path);
   if (std::all_of(r.parts.begin(), r.parts.end(), [](const Part& p) { return p.problem.has_value(); })) return;
   fmt::print("\nmetadata ({} keys)\n", r.meta.size());
   for (const auto& [k, v] : r.meta) fmt::print("  {:<46} {}\n", printable(k), shown(v));
@@ -211,6 +228,9 @@ void print_text(const Report& r, const Options& o) {
   if (!r.foreign.empty())
     fmt::print("facet cannot run this file: it has tensors of type {} (use one quantised to {})\n",
                fmt::join(foreign_types(r), ", "), kDecodedTypes);
+  if (is_base_model(r))
+    fmt::print(
+        "no tokenizer.chat_template: a base model, which was not trained on turns, or a converter left it out\n");
   if (!o.tensors) return;
   fmt::print("\n");
   for (const TensorView& t : r.tensors)
@@ -232,6 +252,7 @@ void print_json(const Report& r, const Options& o) {
   for (const Part& p : r.parts)
     j["files"].push_back(
         {{"path", p.path}, {"bytes", p.bytes}, {"expected_bytes", p.expected}, {"state", state_of(p)}});
+  for (size_t i = 0; i < r.parts.size() && o.sha256; ++i) j["files"][i]["sha256"] = r.parts[i].sha256;
   j["metadata"] = ordered_json::object();
   for (const auto& [k, v] : r.meta) j["metadata"][k] = v;
   const auto h = histogram(r);
@@ -239,6 +260,7 @@ void print_json(const Report& r, const Options& o) {
   for (const auto& [name, s] : h)
     j["types"][name] = {{"tensors", s.tensors}, {"elements", s.elements}, {"bytes", s.bytes}};
   j["total"] = {{"tensors", sum.tensors}, {"elements", sum.elements}, {"bytes", sum.bytes}};
+  j["base_model"] = is_base_model(r);
   j["cannot_run"] = foreign_types(r);
   if (o.tensors) {
     for (const TensorView& t : r.tensors) j["tensors"].push_back(tensor_json(t, dtype_name(t.type)));
@@ -249,7 +271,7 @@ void print_json(const Report& r, const Options& o) {
 }
 
 int run(const Options& o) {
-  auto report = read_report(o.path);
+  auto report = read_report(o.path, o.sha256);
   if (!report) {
     print_err("facet: {}\n", report.error().message());
     return kExitFailure;
@@ -271,6 +293,7 @@ void add_inspect(CLI::App& app, int& rc) {
       ->check(not_empty());
   cmd->add_flag("--json", o->json, "Print JSON");
   cmd->add_flag("--tensors", o->tensors, "List every tensor");
+  cmd->add_flag("--sha256", o->sha256, "Read it all and print its SHA-256, as hubs list it");
   cmd->callback([o, &rc] { rc = run(*o); });
 }
 

@@ -51,6 +51,28 @@ TEST_F(Inspect, PrintsJson) {
   EXPECT_EQ(j["tensors"][0]["name"], "a.weight");
 }
 
+TEST_F(Inspect, PrintsTheChecksumThatOthersDo) {
+  const std::string want = test::run_command("sha256sum " + path_).out;
+  ASSERT_EQ(want.size(), 64 + 2 + path_.size() + 1) << want;
+  EXPECT_TRUE(has(run("inspect --sha256 " + path_).out, want));
+  const auto j = nlohmann::json::parse(run("inspect --json --sha256 " + path_).out, nullptr, false);
+  EXPECT_EQ(j["files"][0]["sha256"], want.substr(0, 64));
+  EXPECT_FALSE(has(run("inspect " + path_).out, want));
+}
+
+// A vocabulary without a template of turns is a base model's.
+TEST_F(Inspect, TellsABaseModel) {
+  EXPECT_FALSE(has(run("inspect " + path_).out, "a base model")) << "no vocabulary, no opinion";
+  const std::string nano = FACET_SOURCE_DIR "/models/facet-nano-Q8_0.gguf";
+  EXPECT_FALSE(has(run("inspect " + nano).out, "a base model"));
+  GgufWriter w;
+  w.add("general.architecture", "gemma4");
+  w.add("tokenizer.ggml.tokens", std::vector<std::string>{"a", "b"});
+  ASSERT_TRUE(w.begin(path_) && w.finish());
+  EXPECT_TRUE(has(run("inspect " + path_).out, "no tokenizer.chat_template: a base model"));
+  EXPECT_EQ(nlohmann::json::parse(run("inspect --json " + path_).out, nullptr, false)["base_model"], true);
+}
+
 TEST_F(Inspect, SaysByHowMuchAFileIsShort) {
   std::filesystem::resize_file(path_, std::filesystem::file_size(path_) - 5);
   const Ran r = run("inspect " + path_);
