@@ -110,6 +110,7 @@ TEST(Program, StartsWithoutNotes) {
           true);
       EXPECT_EQ(r.rc, 0) << r.out;
       EXPECT_TRUE(has(r.out, "drafter: ")) << r.out;
+      EXPECT_TRUE(has(r.out, std::string("-") + kind + "-Q8_0.gguf\n")) << r.out;
       EXPECT_FALSE(has(r.out, "note: ")) << r.out;
     }
 }
