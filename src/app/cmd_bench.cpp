@@ -26,24 +26,27 @@ struct Options {
 
 nlohmann::ordered_json to_json(const BenchLine& l, const BenchMachine& machine, const Options& o,
                                const std::string& backend) {
-  return {{"phase", l.phase},
-          {"n", l.n},
-          {"depth", l.depth},
-          {"kv_k", kv_type_name(l.kv_k)},
-          {"kv_v", kv_type_name(l.kv_v)},
-          {"tok_s", l.tok_s},
-          {"ms_median", l.ms_median},
-          {"runs", l.runs},
-          {"bytes", l.bytes},
-          {"gbps", l.gbps},
-          {"gbps_ceiling", machine.gbps_ceiling},
-          {"gflops", l.gflops},
-          {"model", o.engine.model},
-          {"backend", backend},
-          {"isa", machine.isa},
-          {"machine", {{"cpu", machine.cpu}, {"threads", machine.threads}}},
-          {"version", FACET_VERSION},
-          {"commit", FACET_COMMIT}};
+  nlohmann::ordered_json j{{"phase", l.phase},
+                           {"n", l.n},
+                           {"depth", l.depth},
+                           {"kv_k", kv_type_name(l.kv_k)},
+                           {"kv_v", kv_type_name(l.kv_v)},
+                           {"tok_s", l.tok_s},
+                           {"ms_median", l.ms_median},
+                           {"runs", l.runs},
+                           {"bytes", l.bytes},
+                           {"gbps", l.gbps},
+                           {"gbps_ceiling", machine.gbps_ceiling},
+                           {"gflops", l.gflops},
+                           {"model", o.engine.model},
+                           {"backend", backend},
+                           {"isa", machine.isa},
+                           {"machine", {{"cpu", machine.cpu}, {"threads", machine.threads}}},
+                           {"version", FACET_VERSION},
+                           {"commit", FACET_COMMIT}};
+  for (const KvOfLayers& own : o.engine.kv_layers)
+    j["kv_layers"].push_back({{"first", own.first}, {"last", own.last}, {"kv", own.kv.name()}});
+  return j;
 }
 
 // Where rows go: a table on a terminal, JSON lines to a file or to whoever reads standard output. With JSON lines on
@@ -132,6 +135,7 @@ void add_bench(CLI::App& app, int& rc) {
   CLI::App* cmd = app.add_subcommand(
       "bench", "Measure prefill, decoding and verification; a table, and JSON lines where stdout is no terminal");
   add_engine_options(cmd, o->engine);
+  cmd->remove_option(cmd->get_option("--kv"));  // its auto is no measurement
   cmd->add_option("--prefill", o->bench.prefill, "Tokens of a prompt, read in chunks (--chunk); 0: none")
       ->check(CLI::Range(0, 1 << 24))
       ->capture_default_str();

@@ -32,12 +32,8 @@ struct Options {
   std::string prompts, out = "facet-matrix";
 };
 
-// "q8_0", or "q8_0/q4_0": keys, values.
-Result<std::pair<KvType, KvType>> kv_pair(const std::string& name) {
-  const size_t slash = name.find('/');
-  const auto k = kv_type_from_name(name.substr(0, slash));
-  const auto v = slash == std::string::npos ? k : kv_type_from_name(name.substr(slash + 1));
-  if (k && v) return std::pair(*k, *v);
+Result<KvPair> kv_pair(const std::string& name) {
+  if (const auto kv = kv_pair_from_name(name)) return *kv;
   return Error{"--kv",
                fmt::format("expected {}, or two of them as K/V; found '{}'", kv_type_names(), on_one_line(name)),
                "for example --kv f16,q8_0,q8_0/q4_0"};
@@ -71,7 +67,7 @@ Status fill_configs(Options& o) {
         auto types = kv_pair(kv);
         if (!types) return types.error();
         MatrixConfig c{.model = model, .drafter = drafter, .files = files->paths, .ngram = files->ngram};
-        c.k = types->first, c.v = types->second;
+        c.k = types->k, c.v = types->v;
         const bool twice = std::any_of(o.matrix.configs.begin(), o.matrix.configs.end(), [&](const MatrixConfig& x) {
           return x.model == c.model && x.drafter == c.drafter && x.kv() == c.kv();
         });
@@ -219,7 +215,7 @@ void add_bench_matrix(CLI::App& bench, int& rc) {
                   "Model files (repeatable), or hf:USER/REPO[:QUANT]; omitted: the shipped one")
       ->check(not_empty());
   add_compute_options(cmd, m.engine);
-  for (const char* given_otherwise : {"--ctx-size", "--kv-k", "--kv-v"})
+  for (const char* given_otherwise : {"--ctx-size", "--kv", "--kv-k", "--kv-v", "--kv-layers"})
     cmd->remove_option(cmd->get_option(given_otherwise));
   cmd->add_option("--draft", o->drafters, "Drafters, each on its own")
       ->delimiter(',')

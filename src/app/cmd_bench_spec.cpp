@@ -278,6 +278,7 @@ void add_bench_spec(CLI::App& bench, int& rc) {
   CLI::App* cmd =
       bench.add_subcommand("spec", "Measure drafting: tokens a step and tokens a second, a Markdown table to stdout");
   add_engine_options(cmd, o->engine);
+  for (const char* given_otherwise : {"--kv", "--kv-layers"}) cmd->remove_option(cmd->get_option(given_otherwise));
   cmd->add_option("--draft", o->drafts, "Drafters, as elsewhere; each is measured alone, then all of them together")
       ->option_text("PATH|auto|dflash|mtp|ngram [auto]");
   cmd->add_option("--draft-tree", o->engine.draft.tree, "Trees of this many tokens instead of chains")

@@ -76,7 +76,7 @@ int measure_text(Engine& e, const Options& o) {
   }
   EngineConfig c = o.engine;
   if (!o.against_model.empty()) c.model = o.against_model;  // a path, or hf:...
-  if (o.against_kv) c.kv_k = c.kv_v = o.against_kv;
+  if (o.against_kv) c.kv_k = c.kv_v = o.against_kv, c.kv_layers.clear(), c.kv_auto = false;
   auto reference = open_engine(c);
   if (!reference) return report(reference.error());
   auto d = divergence(**reference, e, ids, o.window);

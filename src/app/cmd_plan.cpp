@@ -61,11 +61,13 @@ int run(const Options& o) {
     if (!drafter) return report(drafter.error());
     drafters.push_back(std::move(*drafter));
   }
+  if (auto ok = read_kv_choices(c, *file); !ok) return report(ok.error());
   auto decided = resolve_config(*file, *m, c, drafters);
   if (!decided) return report(decided.error());
   print_out("{}: {}, {} layers, width {}, vocabulary {}\n", c.model, m->name, m->n_layer(), m->d_model, m->n_vocab);
   print_out("context {} of {} trained, {} slots, K {} V {}, backend {}\n", decided->n_ctx, m->n_ctx_train,
             decided->max_seq, kv_type_name(*decided->kv_k), kv_type_name(*decided->kv_v), decided->backend);
+  if (!decided->kv_reason.empty()) print_out("note: {}\n", decided->kv_reason);
   if (const std::string note = layout_note(*m, *decided); !note.empty()) print_out("note: {}\n", note);
   if (decided->n_ctx > m->n_ctx_train) print_out("note: positions from {} on are extrapolation\n", m->n_ctx_train);
   print_out("{}", plan_memory(*file, *m, *decided, drafters).table());

@@ -85,8 +85,10 @@ Result<int> longest_question(const GgufFile& file, Options& o) {
 
 int run(Options& o) {
   for (const std::string& name : o.kv) {
-    auto kv = kv_pair_from_name(name);
-    if (!kv) return report(kv.error());
+    const auto kv = kv_pair_from_name(name);
+    if (!kv)
+      return report({"--kv", fmt::format("expected K/V types such as q8_0 or q8_0/q4_0, found '{}'", on_one_line(name)),
+                     "keys before the slash, values behind it"});
     if (std::find(o.quality.types.begin(), o.quality.types.end(), *kv) != o.quality.types.end())
       return report({"--kv", fmt::format("expected each type once, found {} twice", kv->name()), "leave one out"});
     o.quality.types.push_back(*kv);
@@ -136,8 +138,8 @@ void add_quality(CLI::App& app, int& rc) {
   CLI::App* cmd = app.add_subcommand(
       "quality", "Measure what K/V types cost in answers and distributions, for facet plan to quote");
   add_engine_options(cmd, o->engine);
-  cmd->remove_option(cmd->get_option("--kv-k"));
-  cmd->remove_option(cmd->get_option("--kv-v"));
+  for (const char* measured : {"--kv", "--kv-k", "--kv-v", "--kv-layers"})
+    cmd->remove_option(cmd->get_option(measured));
   cmd->add_option("--kv", o->kv, "K/V types; others are compared with the first. q8_0/q4_0: keys, values")
       ->delimiter(',')
       ->capture_default_str();

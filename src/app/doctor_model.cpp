@@ -173,6 +173,7 @@ bool look_at_model(Findings& f, DoctorOptions o) {
   if (files->paths.empty() && !files->ngram) f.ok("drafter", "none: plain decoding");
   EngineConfig c = o.engine;
   c.draft.files = files->paths, c.draft.ngram = files->ngram;
+  if (auto ok = read_kv_choices(c, *file); !ok) return f.fail("plan", ok.error()), false;
   auto decided = resolve_config(*file, *m, c, drafters);
   if (!decided) return f.fail("plan", decided.error()), false;
   const int64_t bytes = plan_memory(*file, *m, *decided, drafters).total();

@@ -18,6 +18,7 @@
 #include "base/mmap.h"
 #include "base/print.h"
 #include "formats/gguf.h"
+#include "model/gemma4_config.h"
 #include "tokenizer/tokenizer.h"
 
 namespace facet {
@@ -40,8 +41,6 @@ const std::map<std::string, CpuIsa> kIsas{{"auto", CpuIsa::kAuto},
                                           {"avx2", CpuIsa::kAvx2},
                                           {"avx512", CpuIsa::kAvx512},
                                           {"amx", CpuIsa::kAmx}};
-const std::map<std::string, KvLayout> kKvLayouts{
-    {"auto", KvLayout::kAuto}, {"split", KvLayout::kSplit}, {"shared", KvLayout::kShared}};
 
 }  // namespace
 
@@ -82,12 +81,7 @@ void add_compute_options(CLI::App* cmd, EngineConfig& c) {
       ->capture_default_str();
   add_named(cmd, "--cpu-isa", c.cpu_isa, kIsas,
             "Instruction set of the cpu backend: auto, scalar, avx2, avx512 or amx");
-  add_named(cmd, "--kv-k", c.kv_k, kv_types_by_name(),
-            fmt::format("Type of cached keys: {} (default: f16; f32 on ref)", kv_type_names()));
-  add_named(cmd, "--kv-v", c.kv_v, kv_types_by_name(), "Type of cached values, likewise");
-  add_named(cmd, "--kv-layout", c.kv_layout, kKvLayouts,
-            "Full layers whose K is V: split keeps two rows a token, shared one of 640 values instead of 1,024; auto: "
-            "shared, on a GPU split");
+  add_kv_options(cmd, c);
   cmd->add_option("--chunk", c.chunk,
                   "Tokens of a prompt computed in one step; 0: 512, on a GPU up to 4096 as context and memory allow")
       ->check(CLI::Range(0, 65536))
@@ -184,6 +178,11 @@ std::vector<std::string> files_of(const std::string& model, std::vector<std::str
 Result<std::unique_ptr<Engine>> open_engine(EngineConfig c, const DraftOptions& draft, Voice voice,
                                             const EngineDebug& debug) {
   if (auto ok = find_model(c.model); !ok) return ok.error();
+  if (c.kv_auto) {
+    const auto file = open_gemma4(c.model);
+    if (!file) return file.error();
+    if (auto ok = read_kv_choices(c, *file); !ok) return ok.error();
+  }
   auto files = draft_files(c.model, draft);
   if (!files) return files.error();
   for (const std::string& note : files->notes) print_err("note: {}\n", note);

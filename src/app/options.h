@@ -14,6 +14,8 @@
 
 namespace facet {
 
+class GgufFile;
+
 // What --draft says: paths of drafters and ngram, or one of none, dflash, mtp, auto.
 struct DraftOptions {
   std::vector<std::string> sources{"auto"};
@@ -23,7 +25,7 @@ struct DraftOptions {
 // Options that several subcommands share, spelled as llama.cpp spells them.
 // -m, --hf-repo, --hf-file, --offline; omitted: the model that comes with the program.
 void add_model_option(CLI::App* cmd, std::string& path);
-void add_engine_options(CLI::App* cmd, EngineConfig& c);  // -c, -t, --kv-k, --kv-v, --backend, --chunk, --memory
+void add_engine_options(CLI::App* cmd, EngineConfig& c);  // -c, -t, --kv, --backend, --chunk, --memory
 void add_draft_options(CLI::App* cmd, DraftOptions& o,
                        EngineConfig& c);  // --draft, --draft-max, --draft-min, --draft-tree
 void add_sampling_options(CLI::App* cmd, Sampling& s, bool& seed_given);  // --temp, --top-k, ...
@@ -35,6 +37,8 @@ void draw_seed(Sampling& s, bool seed_given);
 
 // What -m says, downloaded if it is a name on a hub (hf:...), or the shipped model.
 Status find_model(std::string& path);
+// For --kv auto: what the quality report beside the model leaves to choose among.
+Status read_kv_choices(EngineConfig& c, const GgufFile& file);
 
 // How much a command says on stderr beside errors.
 struct Voice {

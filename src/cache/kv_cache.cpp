@@ -25,9 +25,10 @@ KvCache::KvCache(const ModelCfg& m, const KvPlan& p) : plan_(p), layers_(m.layer
     k.window = c.window;
     k.margin = p.margin;
     k.shared = kv_shared(c, p);
-    k.k_type = p.k;
-    k.v_type = k.shared ? p.k : p.v;
-    const KvRowBytes row = kv_row_bytes(c, p);
+    const KvPair types = p.of_layer(l);
+    k.k_type = types.k;
+    k.v_type = k.shared ? types.k : types.v;
+    const KvRowBytes row = kv_row_bytes(m, l, p);
     k.k_row = row.k;
     k.v_row = k.shared ? row.k : row.v;
     k.cap = c.window ? ring_rows(c, p) : p.max_ctx;

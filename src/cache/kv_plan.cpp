@@ -11,42 +11,53 @@ bool kv_shared(const ModelCfg& m, const KvPlan& p) {
   return std::any_of(m.layer.begin(), m.layer.end(), [&](const LayerCfg& c) { return kv_shared(c, p); });
 }
 
-KvRowBytes kv_row_bytes(const LayerCfg& c, const KvPlan& p) {
-  if (kv_shared(c, p)) return {c.n_kv_head * int64_t(kv_shared_bytes(p.k, c.head_dim)), 0};
-  return {c.n_kv_head * int64_t(kv_row_bytes(p.k, c.head_dim)), c.n_kv_head * int64_t(kv_row_bytes(p.v, c.head_dim))};
+KvPair KvPlan::of_layer(size_t l) const {
+  KvPair kv{k, v};
+  for (const KvOfLayers& own : layers)
+    if (int(l) >= own.first && int(l) <= own.last) kv = own.kv;
+  return kv;
+}
+
+KvRowBytes kv_row_bytes(const ModelCfg& m, size_t l, const KvPlan& p) {
+  const LayerCfg& c = m.layer[l];
+  const KvPair kv = p.of_layer(l);
+  if (kv_shared(c, p)) return {c.n_kv_head * int64_t(kv_shared_bytes(kv.k, c.head_dim)), 0};
+  return {c.n_kv_head * int64_t(kv_row_bytes(kv.k, c.head_dim)), c.n_kv_head * int64_t(kv_row_bytes(kv.v, c.head_dim))};
 }
 
 KvBytes kv_bytes(const ModelCfg& m, const KvPlan& p) {
   KvBytes b;
-  int64_t widest = 0;
-  for (const LayerCfg& c : m.layer) {
+  int64_t widest_k = 0, widest_v = 0;
+  for (size_t l = 0; l < m.layer.size(); ++l) {
+    const LayerCfg& c = m.layer[l];
     if (c.query_only) continue;
-    const int64_t row = kv_row_bytes(c, p).both();
+    const KvRowBytes row = kv_row_bytes(m, l, p);
     if (c.window == 0) {
-      b.full += row * p.max_ctx * p.max_seq;
+      b.full += row.both() * p.max_ctx * p.max_seq;
     } else {
-      b.rings += row * ring_rows(c, p) * p.max_seq;
-      b.snapshots += row * ring_rows(c, p) * p.snapshots;
-      widest = std::max(widest, row);
+      b.rings += row.both() * ring_rows(c, p) * p.max_seq;
+      b.snapshots += row.both() * ring_rows(c, p) * p.snapshots;
+      widest_k = std::max(widest_k, row.k), widest_v = std::max(widest_v, row.v);
     }
   }
-  b.staging = p.max_step > p.margin ? widest * p.max_step : 0;
+  b.staging = p.max_step > p.margin ? (widest_k + widest_v) * p.max_step : 0;
   return b;
 }
 
 int64_t host_page_bytes(const ModelCfg& m, const KvPlan& p) {
   int64_t most = 0;
-  for (const LayerCfg& c : m.layer)
-    if (c.window == 0 && !c.query_only) most = std::max(most, 64 * kv_row_bytes(c, p).k);
+  for (size_t l = 0; l < m.layer.size(); ++l)
+    if (m.layer[l].window == 0 && !m.layer[l].query_only) most = std::max(most, 64 * kv_row_bytes(m, l, p).k);
   return std::clamp<int64_t>(int64_t(std::bit_ceil(uint64_t(std::max<int64_t>(most, 1)))), 4096, 1 << 18);
 }
 
 int64_t pool_bytes(const ModelCfg& m, const KvPlan& p, int64_t page, int64_t beyond) {
   auto whole = [&](int64_t n) { return (n + page - 1) / page * page; };
   int64_t full = 0, rings = 0, parts = 0, k_stage = 0, v_stage = 0;
-  for (const LayerCfg& c : m.layer) {
+  for (size_t l = 0; l < m.layer.size(); ++l) {
+    const LayerCfg& c = m.layer[l];
     if (c.query_only) continue;
-    const KvRowBytes bytes = kv_row_bytes(c, p);
+    const KvRowBytes bytes = kv_row_bytes(m, l, p);
     for (const int64_t row : {bytes.k, bytes.v}) {
       if (row == 0) continue;
       if (c.window == 0)

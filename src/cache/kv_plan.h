@@ -10,7 +10,8 @@ namespace facet {
 // How many rows a step may bring and the cache must hold.
 struct KvPlan {
   KvType k = KvType::kF16, v = KvType::kF16;
-  int share = 0;  // layers whose K is V and whose heads are at least so wide keep both in one row, of k's type; 0: none
+  std::vector<KvOfLayers> layers = {};  // those with types of their own; of two entries for one the last counts
+  int share = 0;  // layers whose K is V and whose heads are at least so wide keep both in one row, of K's type; 0: none
   int max_seq = 1;     // sequences of one step
   int max_ctx = 4096;  // rows of a full layer per sequence
   int max_step = 512;  // tokens of one step; the staging area
@@ -18,16 +19,17 @@ struct KvPlan {
                        // rewind can take back at any time; at least a verify chain or tree
   int snapshots = 0;   // sequences that are kept beside those of a step, to go on from
   int resident() const { return max_seq + snapshots; }  // slots
+  KvPair of_layer(size_t l) const;
 };
 
 inline bool kv_shared(const LayerCfg& c, const KvPlan& p) { return c.shares(p.share); }
 bool kv_shared(const ModelCfg& m, const KvPlan& p);  // some layer
-// Bytes of a layer's row; v is 0 where K's bytes hold both.
+// Bytes of a row of layer l; v is 0 where K's bytes hold both.
 struct KvRowBytes {
   int64_t k = 0, v = 0;
   int64_t both() const { return k + v; }
 };
-KvRowBytes kv_row_bytes(const LayerCfg& c, const KvPlan& p);
+KvRowBytes kv_row_bytes(const ModelCfg& m, size_t l, const KvPlan& p);
 
 // Rows of a ring: a step of at most `margin` tokens never overwrites a row that one of its tokens can see.
 inline int64_t ring_rows(const LayerCfg& c, const KvPlan& p) {

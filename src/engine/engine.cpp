@@ -123,6 +123,7 @@ Result<std::unique_ptr<Engine>> open_with(const EngineConfig& c, const EngineDeb
     c.planned(plan.line(), plan.table());
   }
 
+  if (!decided->kv_reason.empty() && c.noted) c.noted(decided->kv_reason);
   if (const std::string note = layout_note(model.cfg, *decided); !note.empty() && c.noted) c.noted(note);
   if (decided->backend == "cuda" && decided->draft.any() && decided->draft.rows() > 15 && c.noted)
     c.noted(

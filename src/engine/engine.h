@@ -56,6 +56,12 @@ struct DraftRound {
   double draft_s = 0, verify_s = 0;      // for all sequences of the step
 };
 
+// Types of the K/V cache, and what is known of their quality: "76 of 76 needles".
+struct KvChoice {
+  KvPair kv = {};
+  std::string quality = {};
+};
+
 // The only way options reach the engine.
 struct EngineConfig {
   std::string model;             // path of a GGUF, or of any part of a split one
@@ -76,9 +82,15 @@ struct EngineConfig {
   int64_t cache_disk_size = int64_t(16) << 30;  // bytes of files there
   int snapshot_every = 8192;                    // tokens of a long prompt after which one is taken; 0: never
   std::optional<KvType> kv_k, kv_v;             // empty: f32 on the reference backend, f16 elsewhere
-  KvLayout kv_layout = KvLayout::kAuto;         // of full layers whose K is V; kAuto: shared, on a GPU kCudaShares
-  int n_threads = 0;                            // 0: one per physical core
-  int max_out = 0;                              // rows of logits of one step; 0: one per sequence
+  std::vector<KvOfLayers> kv_layers = {};       // layers with types of their own
+  bool kv_auto = false;                         // whoever opens the engine fills kv_choices
+  // What to choose among, the most precise first: the first that has room for the context that is wanted, else the one
+  // that has room for most. Empty: kv_k and kv_v.
+  std::vector<KvChoice> kv_choices = {};
+  std::string kv_reason = {};            // what led to kv_choices; once it is decided, what was chosen and why
+  KvLayout kv_layout = KvLayout::kAuto;  // of full layers whose K is V; kAuto: shared, on a GPU kCudaShares
+  int n_threads = 0;                     // 0: one per physical core
+  int max_out = 0;                       // rows of logits of one step; 0: one per sequence
   DraftConfig draft = {};
   // Told the memory plan before anything is allocated: its sum, and a line for each purpose.
   std::function<void(const std::string& sum, const std::string& table)> planned = {};

@@ -74,9 +74,13 @@ SessionHeader::Fingerprint session_fingerprint(const GgufFile& file, const Model
   h.add(FACET_VERSION);
   add(h, file);
   const KvPlan kv = kv_plan(c);
-  h.add(kv_type_name(kv.k)), h.add(kv_type_name(kv.v));
-  for (const LayerCfg& l : m.layer)
-    if (!l.query_only) h.add(int64_t(l.window ? ring_rows(l, kv) : 0));
+  h.add(kv_type_name(kv.k)), h.add(kv_type_name(kv.v));  // of drafters too
+  for (size_t i = 0; i < m.layer.size(); ++i) {
+    const LayerCfg& l = m.layer[i];
+    if (l.query_only) continue;
+    h.add(kv.of_layer(i).name());
+    h.add(int64_t(l.window ? ring_rows(l, kv) : 0));
+  }
   h.add(c.backend);
   h.add(int64_t(c.backend == "cuda" ? c.chunk : 0));
   h.add(int64_t(drafters.size()));

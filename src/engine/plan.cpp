@@ -3,7 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "backend/cpu/cpu_fast.h"
 #include "base/reserve.h"
@@ -24,6 +27,7 @@ KvPlan kv_plan(const EngineConfig& c) {
   const int draft = c.draft.any() ? c.draft.rows() : 0;
   return {.k = *c.kv_k,
           .v = *c.kv_v,
+          .layers = c.kv_layers,
           .share = c.kv_layout != KvLayout::kShared ? 0
                    : c.backend == "cuda"            ? kCudaSharedHead
                                                     : 1,
@@ -58,6 +62,30 @@ BackendMemory memory_of(const GgufFile& file, const ModelCfg& m, const EngineCon
   return host_memory(file, m, c);
 }
 
+// "f16/f16"; where layers have types of their own "8 of f16/f16, 2 of q8_0/q8_0". full: of full layers, else of sliding
+// ones.
+std::string types_text(const ModelCfg& m, const KvPlan& kv, bool full) {
+  std::vector<std::pair<std::string, int>> n;
+  bool one_row = false;
+  for (size_t l = 0; l < m.layer.size(); ++l) {
+    if (m.layer[l].query_only || (m.layer[l].window == 0) != full) continue;
+    const KvPair t = kv.of_layer(l);
+    const bool shared = kv_shared(m.layer[l], kv);
+    one_row |= shared;
+    std::string name = kv_type_name(t.k);
+    if (!shared) name += fmt::format("/{}", kv_type_name(t.v));
+    const auto at = std::find_if(n.begin(), n.end(), [&](const auto& have) { return have.first == name; });
+    if (at == n.end())
+      n.emplace_back(name, 1);
+    else
+      ++at->second;
+  }
+  std::string s;
+  for (const auto& [name, count] : n)
+    s += n.size() == 1 ? name : fmt::format("{}{} of {}", s.empty() ? "" : ", ", count, name);
+  return one_row ? s + ", K and V in one row" : s;
+}
+
 // The target's lines. Scratch of `limits`, which are those of the target and its drafters.
 MemoryPlan plan_target(const GgufFile& file, const ModelCfg& m, const EngineConfig& c, const BackendMemory& backend,
                        const BackendLimits& limits) {
@@ -69,9 +97,6 @@ MemoryPlan plan_target(const GgufFile& file, const ModelCfg& m, const EngineConf
     ++(l.query_only ? shared : l.window ? sliding : full);
     if (l.window && !l.query_only) rows = ring_rows(l, kv);
   }
-  const std::string types = fmt::format("{}/{}", kv_type_name(*c.kv_k), kv_type_name(*c.kv_v)),
-                    full_types =
-                        kv_shared(m, kv) ? fmt::format("{}, K and V in one row", kv_type_name(*c.kv_k)) : types;
   MemoryPlan p;
   auto line = [&](const char* name, std::string detail, int64_t bytes) {
     p.lines.push_back({name, std::move(detail), bytes});
@@ -79,9 +104,12 @@ MemoryPlan plan_target(const GgufFile& file, const ModelCfg& m, const EngineConf
   line("weights", fmt::format("{} tensors, {}", file.tensors().size(), backend.weights),
        backend.weight_bytes ? backend.weight_bytes(file.tensors()) : int64_t(file.file_bytes()));
   line("kv full",
-       fmt::format("{} layers, {}, {} rows x {} slots, committed as they fill", full, full_types, c.n_ctx, c.max_seq),
+       fmt::format("{} layers, {}, {} rows x {} slots, committed as they fill", full, types_text(m, kv, true), c.n_ctx,
+                   c.max_seq),
        b.full);
-  line("kv rings", fmt::format("{} sliding layers, {}, {} rows x {} slots", sliding, types, rows, c.max_seq), b.rings);
+  line("kv rings",
+       fmt::format("{} sliding layers, {}, {} rows x {} slots", sliding, types_text(m, kv, false), rows, c.max_seq),
+       b.rings);
   if (shared > 0) p.lines.back().detail += fmt::format("; {} layers share", shared);
   line("kv staging", fmt::format("a chunk of {} tokens of one sliding layer", kv.max_step), b.staging);
   line("kv snapshots", fmt::format("rings of {} sequences to go on from", kv.snapshots), b.snapshots);
@@ -231,6 +259,35 @@ std::string what_would_fit(const GgufFile& file, const ModelCfg& m, EngineConfig
 
 }  // namespace
 
+namespace {
+
+// Entries of --kv-layers that this model has no use for.
+Status check_kv_layers(const ModelCfg& m, const EngineConfig& c) {
+  const KvPlan plan = kv_plan(c);
+  for (const KvOfLayers& own : c.kv_layers) {
+    if (own.last >= m.n_layer())
+      return Error{"--kv-layers", fmt::format("expected layers from 0 to {}, found {}", m.n_layer() - 1, own.last),
+                   "this model has no more"};
+    bool any = false;
+    for (int l = own.first; l <= own.last; ++l) {
+      const LayerCfg& layer = m.layer[size_t(l)];
+      any |= !layer.query_only;
+      if (!layer.query_only && kv_shared(layer, plan) && own.kv.k != own.kv.v)
+        return Error{"--kv-layers",
+                     fmt::format("layer {}: expected one type, for K and V lie in one row, found {}", l, own.kv.name()),
+                     "--kv-layout split keeps them apart"};
+    }
+    if (!any)
+      return Error{"--kv-layers",
+                   fmt::format("expected layers with rows of their own, found {}, which reads those of layer {}",
+                               own.first, m.layer[size_t(own.first)].kv_source),
+                   "give that layer its type"};
+  }
+  return Ok{};
+}
+
+}  // namespace
+
 std::string layout_note(const ModelCfg& m, const EngineConfig& c) {
   if (*c.kv_k == *c.kv_v || !kv_shared(m, kv_plan(c))) return {};
   return fmt::format(
@@ -239,8 +296,11 @@ std::string layout_note(const ModelCfg& m, const EngineConfig& c) {
       kv_type_name(*c.kv_k), kv_type_name(*c.kv_v));
 }
 
-Result<EngineConfig> resolve_config(const GgufFile& file, const ModelCfg& m, EngineConfig c,
-                                    std::span<const DrafterFile> drafters, bool lockstep) {
+namespace {
+
+// Everything but the choice among types.
+Result<EngineConfig> decide(const GgufFile& file, const ModelCfg& m, EngineConfig c,
+                            std::span<const DrafterFile> drafters, bool lockstep) {
   auto backend = resolve_backend(c.backend, c.gpu);
   if (!backend) return backend.error();
   c.backend = *backend;
@@ -256,9 +316,13 @@ Result<EngineConfig> resolve_config(const GgufFile& file, const ModelCfg& m, Eng
   c.kv_k = c.kv_k.value_or(usual), c.kv_v = c.kv_v.value_or(usual);
   if (c.kv_layout == KvLayout::kAuto)
     c.kv_layout = c.backend != "cuda" || kCudaShares ? KvLayout::kShared : KvLayout::kSplit;
+  if (auto ok = check_kv_layers(m, c); !ok) return ok.error();
 #if FACET_CUDA
-  if (c.backend == "cuda")
+  if (c.backend == "cuda") {
     if (auto ok = cuda_accepts_kv(m, *c.kv_k, *c.kv_v); !ok) return ok.error();
+    for (const KvOfLayers& own : c.kv_layers)
+      if (auto ok = cuda_accepts_kv(m, own.kv.k, own.kv.v); !ok) return ok.error();
+  }
 #endif
   if (c.max_out <= 0) c.max_out = c.max_seq * (c.draft.any() ? 1 + c.draft.rows() : 1);
   const bool choose = c.n_ctx <= 0, choose_chunk = c.chunk <= 0;
@@ -293,6 +357,45 @@ Result<EngineConfig> resolve_config(const GgufFile& file, const ModelCfg& m, Eng
       c.model,
       fmt::format("a context of {} needs {}, {} available", c.n_ctx, human_bytes(p.total()), human_bytes(p.available)),
       what_would_fit(file, m, c, drafters, lockstep), p.table()};
+}
+
+// The first of the types that has room for the context that is wanted, else the one with room for most.
+Result<EngineConfig> choose_types(const GgufFile& file, const ModelCfg& m, EngineConfig c,
+                                  std::span<const DrafterFile> drafters, bool lockstep) {
+  const std::vector<KvChoice> choices = std::move(c.kv_choices);
+  c.kv_choices.clear();
+  const int wanted = c.n_ctx > 0 ? c.n_ctx : m.n_ctx_train;
+  std::optional<EngineConfig> best;
+  std::optional<Error> why;
+  std::string rooms, quality;
+  for (const KvChoice& choice : choices) {
+    const std::string name = choice.kv.name();
+    c.kv_k = choice.kv.k, c.kv_v = choice.kv.v;
+    auto decided = decide(file, m, c, drafters, lockstep);
+    rooms += rooms.empty() ? "" : ", ";
+    if (!decided) {
+      why = decided.error();
+      rooms += fmt::format("{} does not fit", name);
+      continue;
+    }
+    rooms += fmt::format("{} has room for {} tokens", name, decided->n_ctx);
+    if (!best || decided->n_ctx > best->n_ctx) best = std::move(*decided), quality = choice.quality;
+    if (best->n_ctx >= wanted) break;
+  }
+  if (!best) return *why;
+  const std::string quoted = quality.empty() ? "" : fmt::format(": {}", quality),
+                    before = c.kv_reason.empty() ? "" : fmt::format("; {}", c.kv_reason);
+  best->kv_reason =
+      fmt::format("--kv auto takes {}{}; {}{}", KvPair{*best->kv_k, *best->kv_v}.name(), quoted, rooms, before);
+  return std::move(*best);
+}
+
+}  // namespace
+
+Result<EngineConfig> resolve_config(const GgufFile& file, const ModelCfg& m, EngineConfig c,
+                                    std::span<const DrafterFile> drafters, bool lockstep) {
+  if (c.kv_choices.empty()) return decide(file, m, std::move(c), drafters, lockstep);
+  return choose_types(file, m, std::move(c), drafters, lockstep);
 }
 
 }  // namespace facet

@@ -167,6 +167,17 @@ std::optional<KvType> kv_type_from_name(std::string_view name) {
   return std::nullopt;
 }
 
+std::string KvPair::name() const {
+  return k == v ? kv_type_name(k) : std::string(kv_type_name(k)) + "/" + kv_type_name(v);
+}
+std::optional<KvPair> kv_pair_from_name(std::string_view name) {
+  const size_t slash = name.find('/');
+  const auto k = kv_type_from_name(name.substr(0, slash));
+  const auto v = slash == std::string_view::npos ? k : kv_type_from_name(name.substr(slash + 1));
+  if (k && v) return KvPair{*k, *v};
+  return std::nullopt;
+}
+
 size_t kv_row_bytes(KvType t, int head_dim) {
   group_of(head_dim);
   if (t == KvType::kTQ3_0) return size_t(head_dim / BlockTQ3_0::kElems) * sizeof(BlockTQ3_0);

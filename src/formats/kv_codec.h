@@ -22,6 +22,23 @@ std::span<const KvType> kv_types();                              // all of them,
 const char* kv_type_name(KvType t);                              // as options and files spell it: "f16", "q8_0"
 std::optional<KvType> kv_type_from_name(std::string_view name);  // case-insensitive
 std::string kv_type_names();                                     // "f16, q8_0, ... or f32", for messages
+
+// Types of keys and values.
+struct KvPair {
+  KvType k = KvType::kF16, v = KvType::kF16;
+  bool operator==(const KvPair&) const = default;
+  std::string name() const;  // "q8_0", or "q8_0/q4_0": keys, values
+};
+std::optional<KvPair> kv_pair_from_name(std::string_view name);
+// Those of layers [first, last], where they are not the other layers'.
+struct KvOfLayers {
+  int first = 0, last = 0;
+  KvPair kv = {};
+  bool operator==(const KvOfLayers&) const = default;
+};
+// Of the layer, else of all.
+KvPair kv_of_layer(std::span<const KvOfLayers> own, KvPair all, int layer);
+
 inline bool kv_rotated(KvType t) { return t != KvType::kF16 && t != KvType::kF32; }
 
 // Bytes of one encoded row. head_dim is a power of two of at least 32.

@@ -14,9 +14,10 @@
 namespace facet {
 
 // The K/V plan of a DFlash drafter beside a target's: as many slots and rows. Its rings have room for a block in flight
-// beyond what the target can take back, so that a draft costs no rewind.
+// beyond what the target can take back, so that a draft costs no rewind. Its layers are not the target's.
 inline KvPlan dflash_plan(const KvPlan& target, const DflashCfg& c) {
   KvPlan p = target;
+  p.layers.clear();
   p.max_step = std::max(target.max_step, target.max_seq * c.block);
   p.margin = target.margin + c.block;
   return p;

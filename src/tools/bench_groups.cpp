@@ -57,7 +57,7 @@ Result<std::vector<BenchGroup>> bench_groups(const EngineConfig& c, const BenchO
   if (!take(o, c)) return *why;
   BenchOptions only = o;
   only.alone = false, only.prefill = 0, only.widths.clear();
-  const bool chosen = c.kv_k || c.kv_v;
+  const bool chosen = c.kv_k || c.kv_v || !c.kv_layers.empty();
   for (size_t type = 0; !left.empty() && type < 3;) {
     constexpr KvType kTypes[] = {KvType::kF16, KvType::kQ8_0, KvType::kQ4_0};
     EngineConfig with = c;

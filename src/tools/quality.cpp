@@ -175,19 +175,6 @@ std::string percent(double share) { return share < 0 ? "-" : fmt::format("{:.1f}
 
 }  // namespace
 
-std::string KvPair::name() const {
-  return k == v ? std::string(kv_type_name(k)) : fmt::format("{}/{}", kv_type_name(k), kv_type_name(v));
-}
-
-Result<KvPair> kv_pair_from_name(const std::string& name) {
-  const size_t slash = name.find('/');
-  const auto k = kv_type_from_name(name.substr(0, slash));
-  const auto v = slash == std::string::npos ? k : kv_type_from_name(name.substr(slash + 1));
-  if (k && v) return KvPair{*k, *v};
-  return Error{"--kv", fmt::format("expected K/V types such as q8_0 or q8_0/q4_0, found '{}'", on_one_line(name)),
-               "keys before the slash, values behind it"};
-}
-
 double QualityReport::share(const KvQuality& q, std::string_view kind) {
   int right = 0, of = 0;
   for (const EvalScore& s : q.scores)
@@ -275,20 +262,67 @@ std::string to_markdown(const QualityReport& r) {
   return s;
 }
 
+namespace {
+
+constexpr std::pair<const char*, const char*> kKinds[] = {{"retrieval", "needles"}, {"thinking", "two-step questions"}};
+
+double more_perplexity(const QualityReport& r, const KvQuality& q) {
+  return r.types.front().perplexity > 0 ? q.perplexity / r.types.front().perplexity - 1 : 0;
+}
+
+std::string figures(const QualityReport& r, const KvQuality& q) {
+  std::string s;
+  for (const auto& [kind, what] : kKinds)
+    if (const double share = QualityReport::share(q, kind); share >= 0)
+      s += fmt::format("{} of {}, ", percent(share), what);
+  return s + fmt::format("perplexity {:+.2f} % and KL p99 {:.2g} nats against {}", 100 * more_perplexity(r, q),
+                         q.kl.p99, r.types.front().kv.name());
+}
+
+size_t bytes_of(const KvPair& kv) { return kv_row_bytes(kv.k, 256) + kv_row_bytes(kv.v, 256); }
+
+}  // namespace
+
+std::string too_lossy(const QualityReport& r, const KvQuality& q) {
+  const KvQuality& first = r.types.front();
+  for (const auto& [kind, what] : {kKinds[0], kKinds[1], std::pair{"", "questions"}}) {
+    const double share = QualityReport::share(q, kind), whole = QualityReport::share(first, kind);
+    if (share < whole - kMostLost) return fmt::format("{} of {} against {}", percent(share), what, percent(whole));
+  }
+  if (const double more = more_perplexity(r, q); more > kMostPerplexity)
+    return fmt::format("perplexity {:+.2f} %", 100 * more);
+  if (q.kl.p99 > kMostKl) return fmt::format("KL p99 {:.2g} nats", q.kl.p99);
+  return {};
+}
+
+void choose_by_quality(const QualityReport& r, const std::string& path, const std::string& fingerprint,
+                       EngineConfig& c) {
+  if (r.fingerprint != fingerprint) {
+    c.kv_reason =
+        fmt::format("--kv auto: {} is of another model file, so the usual type; facet quality measures this one", path);
+    return;
+  }
+  std::vector<const KvQuality*> types;
+  for (const KvQuality& q : r.types) types.push_back(&q);
+  std::stable_sort(types.begin(), types.end(),
+                   [](const auto* a, const auto* b) { return bytes_of(a->kv) > bytes_of(b->kv); });
+  std::string left_out;
+  for (const KvQuality* q : types) {
+    if (const std::string why = too_lossy(r, *q); !why.empty())
+      left_out += fmt::format("{}{} ({})", left_out.empty() ? "" : ", ", q->kv.name(), why);
+    else
+      c.kv_choices.push_back({q->kv, figures(r, *q)});
+  }
+  c.kv_reason = left_out.empty() ? path : fmt::format("left out: {} ({})", left_out, path);
+}
+
 std::string quality_line(const QualityReport& r, const std::string& path, const std::string& fingerprint,
                          const KvPair& kv, int n_ctx) {
   if (r.fingerprint != fingerprint)
     return fmt::format("note: {} is of another model file; facet quality measures this one", path);
   const auto q = std::find_if(r.types.begin(), r.types.end(), [&](const KvQuality& t) { return t.kv == kv; });
   if (q == r.types.end()) return fmt::format("note: {} has nothing of {}", path, kv.name());
-  const KvQuality& first = r.types.front();
-  std::string s = fmt::format("quality of {}:", kv.name());
-  for (const auto& [kind, what] : {std::pair{"retrieval", "needles"}, {"thinking", "two-step questions"}})
-    if (const double share = QualityReport::share(*q, kind); share >= 0)
-      s += fmt::format(" {} of {},", percent(share), what);
-  s += fmt::format(" perplexity {:+.2f} % and KL p99 {:.2g} nats against {} ({})",
-                   first.perplexity > 0 ? 100 * (q->perplexity / first.perplexity - 1) : 0., q->kl.p99, first.kv.name(),
-                   path);
+  std::string s = fmt::format("quality of {}: {} ({})", kv.name(), figures(r, *q), path);
   if (n_ctx > r.longest) s += fmt::format("; nothing beyond {} tokens was measured", r.longest);
   return s;
 }

@@ -13,13 +13,6 @@
 // What a K/V type costs in answers and distributions, as a report that is kept beside the model.
 namespace facet {
 
-struct KvPair {
-  KvType k = KvType::kF16, v = KvType::kF16;
-  bool operator==(const KvPair&) const = default;
-  std::string name() const;  // "q8_0", or "q8_0/q4_0": keys, values
-};
-Result<KvPair> kv_pair_from_name(const std::string& name);
-
 // How far next-token distributions are from those of the first type; nats, KL(first || this).
 struct KlTail {
   double mean = 0, p50 = 0, p99 = 0, max = 0;
@@ -64,5 +57,15 @@ std::string to_markdown(const QualityReport& r);
 // What a plan says of a type: a line that begins with "quality" or "note". path: of the report.
 std::string quality_line(const QualityReport& r, const std::string& path, const std::string& fingerprint,
                          const KvPair& kv, int n_ctx);
+
+// A type is taken unasked (--kv auto) if it loses at most one right answer in a hundred, of all questions, of needles
+// and of those of two steps, if its perplexity is at most 1 % higher than the first type's, and if 99 of 100 of its
+// distributions are at most so many nats from the first's.
+constexpr double kMostLost = .01, kMostPerplexity = .01, kMostKl = .1;
+std::string too_lossy(const QualityReport& r, const KvQuality& q);  // why it is not; empty: it is
+// The types of a report that are taken unasked, the most bytes first, and in kv_reason what is left out. An empty list
+// and the reason where the report is of another file.
+void choose_by_quality(const QualityReport& r, const std::string& path, const std::string& fingerprint,
+                       EngineConfig& c);
 
 }  // namespace facet

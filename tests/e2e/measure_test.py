@@ -2,6 +2,7 @@
 """`facet bench matrix` and `facet quality` with the shipped models: measure_test.py PROGRAM. Only Python's standard library."""
 import json
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -185,9 +186,15 @@ class Quality(unittest.TestCase):
             self.assertRegex(line[0], r"^quality of q8_0: [\d.]+ % of needles, .* against f16 \(.*quality.json\)$")
             self.assertIn("nothing beyond", self.plan(d / "nano.gguf", "-c", 4096))
             self.assertIn("has nothing of q4_0", self.plan(d / "nano.gguf", "-c", 1024, "--kv-k", "q4_0", "--kv-v", "q4_0"))
+            auto = self.plan(d / "nano.gguf", "-c", 1024, "--kv", "auto")
+            self.assertRegex(auto, r"note: --kv auto takes f16: .*; f16 has room for 1024 tokens; .*quality.json")
+            wide, narrow = (int(re.search(r"total +([\d.]+) MiB", self.plan(d / "nano.gguf", "-c", 8192, "--kv", kv))[1].split(".")[0]) for kv in ("f16", "q8_0"))
+            short = self.plan(d / "nano.gguf", "-c", 8192, "--kv", "auto", "--memory", f"{(wide + narrow) // 2}MB")
+            self.assertRegex(short, r"note: --kv auto takes (q8_0: .*; f16 does not fit|f16: .*left out: q8_0)")
             (d / "moe.gguf").symlink_to(MODELS / "facet-nano-moe-Q4_K_M.gguf")
             (d / "moe.gguf.quality.json").write_text((d / "nano.gguf.quality.json").read_text())
             self.assertIn("of another model file", self.plan(d / "moe.gguf", "-c", 1024))
+            self.assertIn("another model file, so the usual type", self.plan(d / "moe.gguf", "-c", 1024, "--kv", "auto"))
             (d / "moe.gguf.quality.json").write_text("{")
             self.assertIn("note: ", self.plan(d / "moe.gguf", "-c", 1024))
 

@@ -135,6 +135,12 @@ TEST(Surroundings, ValuesThatMeanNothingAreUsageErrors) {
 TEST(Surroundings, NamesThatAreUnknownAreAnsweredWithTheKnownOnes) {
   for (const auto& [args, part] : {std::pair{"run -p x --cpu-isa sse", "auto, avx2, avx512, scalar, found 'sse'"},
                                    {"run -p x --kv-k foo", "f16, f32, q4_0, q8_0, tq3_0, found 'foo'"},
+                                   {"run -p x --kv foo", "q8_0/q4_0, or auto, found 'foo'"},
+                                   {"run -p x --kv q8_0 --kv-k f16", "--kv"},
+                                   {"run -p x --kv-layers 5", "such as 5=q8_0 or 0-3=q8_0/q4_0, found '5'"},
+                                   {"run -p x --kv-layers 5-3=q8_0", "found '5-3=q8_0'"},
+                                   {"run -p x --kv-layers=-1=q8_0", "found '-1=q8_0'"},
+                                   {"run -p x --kv-layers 1=q8_0,0-2=f16", "expected each layer once, found 1 twice"},
                                    {"eval --text x --against-kv foo", "tq3_0, found 'foo'"},
                                    {"bench spec --kv foo", "tq3_0, found 'foo'"},
                                    {"frobnicate", "'frobnicate', expected one of chat, run, serve"}}) {

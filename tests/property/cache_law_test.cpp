@@ -470,6 +470,9 @@ TEST_F(Planted, AFingerprintWithoutTheDrafter) {
   EXPECT_EQ(fingerprint(config_, false), fingerprint(other, false)) << "the drafter alone tells them apart";
   for (const auto& change : std::vector<std::function<void(EngineConfig&)>>{
            [](EngineConfig& c) { c.kv_k = KvType::kQ8_0; }, [](EngineConfig& c) { c.kv_v = KvType::kF32; },
+           [](EngineConfig& c) {
+             c.kv_layers = {{1, 1, {KvType::kQ8_0, KvType::kQ8_0}}};
+           },
            [](EngineConfig& c) { c.margin = 80; }, [](EngineConfig& c) { c.model = model_path(kModels[1]); },
            [](EngineConfig& c) { c.backend = "ref"; }, [](EngineConfig& c) { c.draft.files.clear(); }}) {
     EngineConfig c = config_;

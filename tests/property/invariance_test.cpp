@@ -35,13 +35,17 @@ TinyModel suited(TinyModel m = {}) {
 
 // 16 is the window and the rings' margin; 17 is staged.
 template <class B>
-bool chunking_changes_nothing(const std::string& model, KvType t) {
-  Harness<B> h(model, plan(t));
+bool chunking_changes_nothing(const std::string& model, const KvPlan& p) {
+  Harness<B> h(model, p);
   const auto ids = random_ids(kTokens, h.cfg.n_vocab, 7);
   const auto one = h.logits(ids, {1});
   for (const std::vector<int>& chunks : {std::vector<int>{2}, {7}, {15}, {16}, {17}, {64}, {90}, {5, 40, 1, 30, 3}})
     if (!bitwise_equal(h.logits(ids, chunks), one)) return false;
   return true;
+}
+template <class B>
+bool chunking_changes_nothing(const std::string& model, KvType t) {
+  return chunking_changes_nothing<B>(model, plan(t));
 }
 
 TYPED_TEST(Property, ChunkingChangesNothing) {
@@ -58,6 +62,48 @@ TYPED_TEST(Property, ChunkingChangesNothing) {
 TYPED_TEST(Property, ChunkingBitesOnARingOneRowShort) {
   const TinyFile file(suited<TypeParam>());
   EXPECT_FALSE(chunking_changes_nothing<RingOneRowShort<TypeParam>>(file.path(), KvType::kF16));
+}
+
+// Layers with K/V types of their own: wider and narrower ones, full and sliding, one with two types.
+KvPlan mixed_plan() {
+  KvPlan p = plan(KvType::kQ8_0);
+  p.layers = {{0, 0, {KvType::kQ8_0, KvType::kQ4_0}},
+              {1, 2, {KvType::kTQ3_0, KvType::kTQ3_0}},
+              {3, 3, {KvType::kF16, KvType::kF32}},
+              {4, 4, {KvType::kF32, KvType::kTQ3_0}}};
+  return p;
+}
+TYPED_TEST(Property, LayersOfTheirOwnTypes) {
+  for (const TinyModel& m : {TinyModel{}, TinyModel{.ple = true}}) {
+    const TinyFile file(suited<TypeParam>(m));
+    EXPECT_TRUE(chunking_changes_nothing<TypeParam>(file.path(), mixed_plan())) << m.ple;
+    EXPECT_FALSE(chunking_changes_nothing<RingOneRowShort<TypeParam>>(file.path(), mixed_plan())) << m.ple;
+    // Every layer named is the type of all, and each of them counts.
+    KvPlan named = plan(KvType::kF32);
+    named.layers = {{0, 9, {KvType::kQ8_0, KvType::kQ8_0}}};
+    const auto ids = random_ids(40, 96, 7);
+    EXPECT_TRUE(bitwise_equal(Harness<TypeParam>(file.path(), named).logits(ids, {25}),
+                              Harness<TypeParam>(file.path(), plan()).logits(ids, {25})));
+    Harness<TypeParam> plain(file.path(), plan(KvType::kF32));
+    const auto want = plain.logits(ids, {25});
+    for (int l = 0; l < int(plain.cfg.layer.size()); ++l) {
+      named.layers = {{l, l, {KvType::kTQ3_0, KvType::kTQ3_0}}};
+      EXPECT_EQ(bitwise_equal(Harness<TypeParam>(file.path(), named).logits(ids, {25}), want),
+                plain.cfg.layer[size_t(l)].query_only)
+          << "layer " << l;
+    }
+  }
+}
+TEST(Lockstep, FastAgreesWithReferenceInLayersOfTheirOwnTypes) {
+  const TinyFile file({.type = DType::kQ8_0});
+  const auto ids = random_ids(kTokens, 96, 7);
+  Harness<Lockstep<CpuFast, CpuRef>> h(file.path(), mixed_plan());
+  h.logits(ids, {30, 1, 20});
+  for (const VerbDifference& d : h.backend().differences()) ADD_FAILURE() << d.message();
+  Harness<Lockstep<KeepsKeysAsValues<CpuFast>, CpuRef>> wrong(file.path(), mixed_plan());
+  wrong.logits(ids, {30, 1, 20});
+  ASSERT_FALSE(wrong.backend().differences().empty());
+  EXPECT_EQ(wrong.backend().differences().front().name, "attend");
 }
 
 // A sequence's rows are the same alone and beside a prompt, a draft block and padding.

@@ -64,7 +64,7 @@ struct Evidence {
 template <class B, class Plain = B, class Scripted = ScriptedDrafter<B, Plain>>
 Evidence compare_with_plain(EngineConfig c, const std::vector<Request>& requests, DraftConfig draft,
                             const std::vector<ScriptOptions>& o = {{}}) {
-  Script<Plain> script(c.model, *c.kv_k);
+  Script<Plain> script(c.model, *c.kv_k, c.kv_layers);
   std::vector<Answer> want;
   for (const Request& r : requests) {
     want.push_back(answers(*open_engine_with<Plain>(c, nullptr), {r})[0]);
@@ -155,6 +155,21 @@ TYPED_TEST(Speculation, EveryWayGivesPlainTextMoe) {
 }
 TYPED_TEST(Speculation, EveryWayGivesPlainTextEdge) {
   every_way_gives_plain_text<TypeParam>({.ple = true}, 6 * kPart + 1);
+}
+
+// Layers with K/V types of their own, full and sliding ones, one of them with two.
+TYPED_TEST(Speculation, LayersOfTheirOwnTypesGivePlainText) {
+  const TinyFile file({.type = std::is_same_v<TypeParam, CpuFast> ? DType::kQ8_0 : DType::kF32});
+  for (const Way& way : {Way{"chain 4", chain(4)}, Way{"tree 15", tree(15)}})
+    for (const int n_seq : {1, 3}) {
+      EngineConfig c = config(file, KvType::kF16, n_seq);
+      c.kv_layers = {{0, 0, {KvType::kQ8_0, KvType::kQ4_0}},
+                     {2, 3, {KvType::kTQ3_0, KvType::kTQ3_0}},
+                     {4, 4, {KvType::kF32, KvType::kF32}}};
+      std::vector<Request> requests;
+      for (int i = 0; i < n_seq; ++i) requests.push_back(request(kPrompts[2 - i], unsigned(i + 1), i % 2 ? .8f : 0.f));
+      expect_plain(compare_with_plain<TypeParam>(c, requests, way.draft), n_seq, way, way.name);
+    }
 }
 
 // --- where answers end

@@ -82,6 +82,16 @@ struct RotatesWrongHalf : Base {  // shared rows get the rotated channels of K w
 };
 
 template <class Base>
+struct KeepsKeysAsValues : Base {  // keys in the type of values, where they have two
+  using Base::Base;
+  using typename Base::Rows, typename Base::KvLayer;
+  void kv_append(KvLayer kv, Rows k, Rows v, const Step& s) {
+    kv.k_type = kv.v_type;
+    Base::kv_append(kv, k, v, s);
+  }
+};
+
+template <class Base>
 struct ValuesOfNextRow : Base {  // of shared rows
   using Base::Base;
   using typename Base::Rows, typename Base::KvLayer;

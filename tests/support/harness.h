@@ -58,7 +58,7 @@ class Harness {
     runner_ = must(
         Runner<B>::open(file_, cfg, {.kv = kv, .max_out = max_out > 0 ? max_out : kv.max_step}, n_threads, args...));
   }
-  static constexpr KvPlan kExact{
+  static inline const KvPlan kExact{
       .k = KvType::kF32, .v = KvType::kF32, .share = true, .max_ctx = 512, .max_step = 128, .margin = 16};
   explicit Harness(const std::string& path) : Harness(path, kExact) {}
 

@@ -39,8 +39,15 @@ class Script {
     int sequence, position;
   };
 
-  Script(const std::string& model, KvType kv)
-      : h_(model, {.k = kv, .v = kv, .share = 1, .max_seq = 1, .max_ctx = 1024, .max_step = 64, .margin = 16}) {
+  Script(const std::string& model, KvType kv, const std::vector<KvOfLayers>& layers = {})
+      : h_(model, {.k = kv,
+                   .v = kv,
+                   .layers = layers,
+                   .share = 1,
+                   .max_seq = 1,
+                   .max_ctx = 1024,
+                   .max_step = 64,
+                   .margin = 16}) {
     taps_ = h_.backend().new_rows(64, int(kScriptTaps.size()) * h_.cfg.d_model);
     final_ = h_.backend().new_rows(64, h_.cfg.d_model);
   }

@@ -104,6 +104,92 @@ TEST(Plan, SharedRowsTakeFiveEighths) {
   EXPECT_EQ(note, "");
 }
 
+// Layers with types of their own take what they take, and the plan says which.
+TEST(Plan, LayersOfTheirOwnTypes) {
+  const GgufFile file = must(GgufFile::open(kModels + "facet-nano-Q8_0.gguf"));
+  const ModelCfg m = must(gemma4_config(file));
+  EngineConfig c = config(file);
+  int full = 0, sliding = 0;
+  while (m.layer[size_t(full)].window > 0) ++full;
+  while (m.layer[size_t(sliding)].window == 0) ++sliding;
+  const auto line = [&](const EngineConfig& decided, const std::string& name) {
+    for (const MemoryLine& l : plan_memory(file, m, decided, {}).lines)
+      if (l.name == name) return l;
+    return MemoryLine{};
+  };
+  const EngineConfig plain = must(resolve_config(file, m, c));
+  c.kv_layers = {{sliding, sliding, {KvType::kQ8_0, KvType::kQ4_0}}};
+  const EngineConfig one = must(resolve_config(file, m, c));
+  EXPECT_EQ(line(one, "kv full").bytes, line(plain, "kv full").bytes);
+  const LayerCfg& l = m.layer[size_t(sliding)];
+  EXPECT_EQ(line(plain, "kv rings").bytes - line(one, "kv rings").bytes,
+            ring_rows(l, kv_plan(one)) * l.n_kv_head * l.head_dim * (64 + 64 - 34 - 18) / 32);
+  EXPECT_NE(line(one, "kv rings").detail.find("1 of q8_0/q4_0"), std::string::npos) << line(one, "kv rings").detail;
+  c.kv_layers = {{0, m.n_layer() - 1, {KvType::kQ8_0, KvType::kQ8_0}}};
+  const auto cache = must(HostKvCache::create(m, kv_plan(must(resolve_config(file, m, c)))));
+  for (const KvLayer& k : cache->layers()) EXPECT_EQ(k.k_type, KvType::kQ8_0);
+
+  const struct {
+    KvOfLayers own;
+    const char* says;
+  } refused[] = {{{0, m.n_layer(), {}}, "expected layers from 0 to "},
+                 {{full, full, {KvType::kQ8_0, KvType::kQ4_0}}, "K and V lie in one row, found q8_0/q4_0"}};
+  for (const auto& r : refused) {
+    c.kv_layers = {r.own};
+    const auto decided = resolve_config(file, m, c);
+    ASSERT_FALSE(decided) << r.says;
+    EXPECT_EQ(decided.error().where, "--kv-layers");
+    EXPECT_NE(decided.error().message().find(r.says), std::string::npos) << decided.error().message();
+  }
+  c.kv_layout = KvLayout::kSplit;
+  EXPECT_TRUE(resolve_config(file, m, c)) << "rows that are apart have two types";
+}
+
+// --kv auto: the first type that has room for the context, and what was said of those before it.
+TEST(Plan, ChoosesTheFirstTypeWithRoom) {
+  const GgufFile file = must(GgufFile::open(kModels + "facet-nano-Q8_0.gguf"));
+  const ModelCfg m = must(gemma4_config(file));
+  EngineConfig c = config(file);
+  c.n_ctx = 0, c.snapshots = 0, c.kv_layout = KvLayout::kSplit;
+  const auto total = [&](KvType t, int n_ctx) {
+    EngineConfig x = c;
+    x.kv_k = x.kv_v = t, x.n_ctx = n_ctx;
+    return plan_memory(file, m, must(resolve_config(file, m, x)), {}).total();
+  };
+  const int whole = m.n_ctx_train;
+  const int64_t f16 = total(KvType::kF16, whole), q8 = total(KvType::kQ8_0, whole), q4 = total(KvType::kQ4_0, whole);
+  ASSERT_TRUE(q4 < q8 && q8 < f16);
+  const std::vector<KvChoice> choices{{{KvType::kF16, KvType::kF16}, "exact"},
+                                      {{KvType::kQ8_0, KvType::kQ8_0}, "as good"},
+                                      {{KvType::kQ4_0, KvType::kQ4_0}, "good"}};
+  const struct {
+    int64_t memory;
+    int n_ctx, want_ctx;
+    KvType want;
+    std::string says;
+  } table[] = {{f16 + (1 << 20), 0, whole, KvType::kF16, "takes f16: exact; f16 has room for"},
+               {f16 - (1 << 20), 0, whole, KvType::kQ8_0, "takes q8_0: as good; f16 has room for"},
+               {q8 - (1 << 20), 0, whole, KvType::kQ4_0, "takes q4_0: good; f16 has room for"},
+               {f16 - (1 << 20), whole / 2, whole / 2, KvType::kF16, "takes f16"},
+               {q8 - (1 << 20), whole, whole, KvType::kQ4_0, "f16 does not fit, q8_0 does not fit, q4_0 has room"}};
+  for (const auto& t : table) {
+    EngineConfig x = c;
+    x.memory = t.memory, x.n_ctx = t.n_ctx, x.kv_choices = choices, x.kv_reason = "from a report";
+    const EngineConfig got = must(resolve_config(file, m, x));
+    EXPECT_EQ(*got.kv_k, t.want) << t.says;
+    EXPECT_EQ(*got.kv_v, t.want) << t.says;
+    EXPECT_EQ(got.n_ctx, t.want_ctx) << t.says;
+    EXPECT_NE(got.kv_reason.find(t.says), std::string::npos) << got.kv_reason;
+    EXPECT_TRUE(got.kv_reason.ends_with("; from a report") && got.kv_choices.empty());
+  }
+  // Nothing has room for all: the one with most, the more precise of equals; nothing fits: the last one's error.
+  EngineConfig x = c;
+  x.kv_choices = {choices[0], choices[0]}, x.kv_choices[1].quality = "again", x.memory = f16 - (1 << 20);
+  EXPECT_NE(must(resolve_config(file, m, x)).kv_reason.find("takes f16: exact"), std::string::npos);
+  x.memory = 1 << 20;
+  EXPECT_FALSE(resolve_config(file, m, x));
+}
+
 TEST(Loading, TellsOfWeightsAsTheyArrive) {
   const GgufFile file = must(GgufFile::open(kModels + "facet-nano-Q8_0.gguf"));
   const ModelCfg m = must(gemma4_config(file));

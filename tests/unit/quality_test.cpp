@@ -46,6 +46,35 @@ TEST(Quality, APlanQuotesTheRightReport) {
   EXPECT_EQ(quality_line(r, "p", "abc", {KvType::kQ4_0, KvType::kQ4_0}, 10), "note: p has nothing of q4_0");
 }
 
+// What --kv auto may take: needles, two-step questions, perplexity and divergence each can keep a type out.
+TEST(Quality, TypesThatCostAlmostNothingAreChosenAmong) {
+  QualityReport r = report();
+  KvQuality fine = r.types[0];
+  fine.kv = {KvType::kQ8_0, KvType::kQ8_0}, fine.perplexity = 10.05, fine.kl = {.001, .001, .05, .2, .98};
+  EXPECT_EQ(too_lossy(r, fine), "");
+  EXPECT_EQ(too_lossy(r, r.types[1]), "75.0 % of needles against 100.0 %");
+  KvQuality q = fine;
+  q.scores[2].right = 7;
+  EXPECT_EQ(too_lossy(r, q), "70.0 % of two-step questions against 80.0 %");
+  q = fine, q.perplexity = 10.2;
+  EXPECT_EQ(too_lossy(r, q), "perplexity +2.00 %");
+  q = fine, q.kl.p99 = .11;
+  EXPECT_EQ(too_lossy(r, q), "KL p99 0.11 nats");
+  r.types.push_back(fine);
+  EngineConfig c;
+  choose_by_quality(r, "p", "abc", c);
+  ASSERT_EQ(c.kv_choices.size(), 2u);
+  EXPECT_EQ(c.kv_choices[0].kv.name(), "f16");
+  EXPECT_EQ(c.kv_choices[1].kv.name(), "q8_0");
+  EXPECT_EQ(c.kv_choices[1].quality.rfind("100.0 % of needles, 80.0 % of two-step questions, perplexity +0.50 %", 0),
+            0u);
+  EXPECT_EQ(c.kv_reason, "left out: q8_0/q4_0 (75.0 % of needles against 100.0 %) (p)");
+  EngineConfig other;
+  choose_by_quality(r, "p", "abd", other);
+  EXPECT_TRUE(other.kv_choices.empty());
+  EXPECT_NE(other.kv_reason.find("p is of another model file, so the usual type"), std::string::npos);
+}
+
 TEST(Quality, AFileComesBack) {
   const Json j = to_json(report());
   const auto r = quality_from_json(j, "p");
