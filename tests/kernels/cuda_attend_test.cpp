@@ -500,9 +500,7 @@ TEST(CudaHeadWork, OneLaunchIsTheComposition) {
       for (size_t i = 0; i < freqs.size(); ++i) freqs[i] = std::pow(1e4, -double(2 * i) / E);
       OnDevice<double> df(freqs);
       OnDevice<float> q1(q), q2(q), k1(k), k2(k), v1(k), v2(k), g1(gq), g2(gk);
-      auto mat = [&](OnDevice<float>& x, int n) {
-        return cuda::Mat{.p = x.p(), .rows = T, .cols = n, .stride = n};
-      };
+      auto mat = [&](OnDevice<float>& x, int n) { return cuda::Mat{.p = x.p(), .rows = T, .cols = n, .stride = n}; };
       cuda::head_norm_rope(nullptr, mat(q1, qc), g1.p(), {df.p(), E / 2}, b.dev, 1e-6f);
       cuda::head_norm_rope(nullptr, mat(k1, kc), g2.p(), {df.p(), E / 2}, b.dev, 1e-6f);
       cuda::head_norm(nullptr, mat(v1, kc), E, 1e-6f);
