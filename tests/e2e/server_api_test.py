@@ -417,7 +417,7 @@ class Choices(Shared):
         self.assertEqual(self.post("/v1/completions", ask)["usage"]["completion_tokens"], 300)
         r = self.post("/completion", {"prompt": "Hello", "temperature": 0, "n_predict": 300, "ignore_eos": True, "logit_bias": {str(one): 100}, "max_loops": 200})
         self.assertEqual((r["tokens_predicted"], r["stop_type"]), (200, "limit"))
-        self.assertIn('stop="loop"', self.s.request("GET", "/metrics")[2])
+        self.assertIn(b'stop="loop"', self.s.request("GET", "/metrics")[2])
 
     def test_who_shares_the_cache(self):
         ask = {"messages": user("What is the weather in London in Celsius?"), "temperature": 0, "max_tokens": 2}
