@@ -201,9 +201,9 @@ TEST(CudaMatmul, RowsOfABatchAreTheirSoloRuns) {
     int n_in;
     bool glu;
   };
-  const Shape shapes[] = {{{5376}, 2048, false},          {{336}, 5376, false},   {{100}, 768, false},
-                          {{512, 208, 224}, 1024, false}, {{48}, 320, false},     {{80}, 21504, false},
-                          {{2112, 2112}, 2816, true},     {{112, 112}, 768, true}};
+  const Shape shapes[] = {{{5376}, 2048, false},          {{336}, 5376, false},    {{100}, 768, false},
+                          {{512, 208, 224}, 1024, false}, {{48}, 320, false},      {{80}, 21504, false},
+                          {{2112, 2112}, 2816, true},     {{112, 112}, 768, true}, {{2816}, 2112, false}};
   for (const Type& t : kTypes)
     for (const Shape& shape : shapes)
       for (const bool fine : fineness(t.tile)) {

@@ -22,13 +22,13 @@ struct TinyModel {
   int window = 16, vocab = 96;
   unsigned seed = 1;
   DType type = DType::kF32;  // of the matrices whose rows are whole blocks
-  int width = 64;
+  int width = 64, d_ff = 96;
   int experts = 6, used = 2, d_expert = 32;
 };
 
 // Long: a list of keys and tensors, as the file has them.
 inline std::string write_tiny_model(const TinyModel& o) {
-  const int D = o.width, H = 4, F = 96, E_swa = 64, E_full = 128, experts = o.experts, used = o.used,
+  const int D = o.width, H = 4, F = o.d_ff, E_swa = 64, E_full = 128, experts = o.experts, used = o.used,
             d_expert = o.d_expert, P = 16;
   const int L = o.ple ? 10 : 6, every = o.ple ? 5 : 3, shared = o.ple ? 5 : 0;
   std::mt19937 rng(o.seed);

@@ -69,8 +69,11 @@ bool wide(cudaStream_t stream, const SkinnyArgs& args, Input in, int run_warps, 
   if (a.n_set > 1 && int64_t(a.n_set) * a.n_job * a.n_sub * 16 * w.rows > work.partial_floats) return false;
 
   int slot = 0;
-  for (int i = 0; i < (a.n_sub == 2 ? 2 : a.n_matrix); ++i)
-    slot = std::max(slot, WarpRing::slot_for(a.tiles[i].per_block * a.tiles[i].tile_bytes));
+  for (int i = 0; i < (a.n_sub == 2 ? 2 : a.n_matrix); ++i) {
+    // A step of several tiles begins where any of them does: its bytes may be whole lines that begin within one.
+    const int tile = a.tiles[i].tile_bytes, bytes = a.tiles[i].per_block * tile;
+    slot = std::max(slot, tile % WarpRing::kLine == 0 ? bytes : bytes + WarpRing::kLine - 16);
+  }
   a.slot = WarpRing::lines(slot);
   const int n_warp = d.shared >= kMuchShared ? kWideWarps : kWideWarps / 2, all = most_pairs(a);
   a.at_rings = n_warp * kWideTotal * int(sizeof(float));
