@@ -314,8 +314,7 @@ Result<EngineConfig> decide(const GgufFile& file, const ModelCfg& m, EngineConfi
   if (c.n_threads <= 0) c.n_threads = physical_cores();
   const KvType usual = c.backend == "ref" ? KvType::kF32 : KvType::kF16;
   c.kv_k = c.kv_k.value_or(usual), c.kv_v = c.kv_v.value_or(usual);
-  if (c.kv_layout == KvLayout::kAuto)
-    c.kv_layout = c.backend != "cuda" || kCudaShares ? KvLayout::kShared : KvLayout::kSplit;
+  if (c.kv_layout == KvLayout::kAuto) c.kv_layout = KvLayout::kShared;
   if (auto ok = check_kv_layers(m, c); !ok) return ok.error();
 #if FACET_CUDA
   if (c.backend == "cuda") {

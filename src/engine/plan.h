@@ -12,8 +12,6 @@
 
 namespace facet {
 
-// Whether --kv-layout auto shares rows on a GPU.
-inline constexpr bool kCudaShares = false;
 inline constexpr int kCudaSharedHead = 512;  // the width of heads that kernels for shared rows are made for
 
 // The cache that `c` asks for.
