@@ -87,7 +87,7 @@ void add_kv_options(CLI::App* cmd, EngineConfig& c) {
       ->option_text("LAYERS=TYPE,...");
   add_named(cmd, "--kv-layout", c.kv_layout, kKvLayouts,
             "Full layers whose K is V: split keeps two rows a token, shared one of 640 values instead of 1,024; auto: "
-            "shared");
+            "shared, on a GPU before Hopper split");
 }
 
 Status read_kv_choices(EngineConfig& c, const GgufFile& file) {

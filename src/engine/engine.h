@@ -88,7 +88,7 @@ struct EngineConfig {
   // that has room for most. Empty: kv_k and kv_v.
   std::vector<KvChoice> kv_choices = {};
   std::string kv_reason = {};            // what led to kv_choices; once it is decided, what was chosen and why
-  KvLayout kv_layout = KvLayout::kAuto;  // of full layers whose K is V; kAuto: shared
+  KvLayout kv_layout = KvLayout::kAuto;  // of full layers whose K is V; kAuto: shared, without wgmma split
   int n_threads = 0;                     // 0: one per physical core
   int max_out = 0;                       // rows of logits of one step; 0: one per sequence
   DraftConfig draft = {};
