@@ -314,12 +314,15 @@ Result<EngineConfig> decide(const GgufFile& file, const ModelCfg& m, EngineConfi
   if (c.n_threads <= 0) c.n_threads = physical_cores();
   const KvType usual = c.backend == "ref" ? KvType::kF32 : KvType::kF16;
   c.kv_k = c.kv_k.value_or(usual), c.kv_v = c.kv_v.value_or(usual);
-  const bool choose_layout = c.kv_layout == KvLayout::kAuto;
-  if (choose_layout) c.kv_layout = KvLayout::kShared;
+  if (c.kv_layout == KvLayout::kAuto) {
+    c.kv_layout = KvLayout::kShared;
+#if FACET_CUDA
+    if (c.backend == "cuda" && !cuda_shares_rows(c.gpu)) c.kv_layout = KvLayout::kSplit;
+#endif
+  }
   if (auto ok = check_kv_layers(m, c); !ok) return ok.error();
 #if FACET_CUDA
   if (c.backend == "cuda") {
-    if (choose_layout && !cuda_shares_rows(c.gpu)) c.kv_layout = KvLayout::kSplit;
     if (auto ok = cuda_accepts_kv(m, *c.kv_k, *c.kv_v); !ok) return ok.error();
     for (const KvOfLayers& own : c.kv_layers)
       if (auto ok = cuda_accepts_kv(m, own.kv.k, own.kv.v); !ok) return ok.error();
