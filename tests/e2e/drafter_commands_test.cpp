@@ -99,8 +99,8 @@ TEST_F(DrafterCommands, AcceptanceIsThatOfBf16) {
     share.push_back(accepted / drafted), n = drafted;
   }
   std::printf("accepted: %.3f of %.0f drafts in Q8_0, %.3f in BF16\n", share[0], n, share[1]);
-  EXPECT_GT(share[0], .5);
-  EXPECT_LT(share[0], .98);
+  EXPECT_GT(share[0], .2) << "drafts are to be right and wrong";
+  EXPECT_LT(share[0], .95) << "drafts are to be right and wrong";
   EXPECT_NEAR(share[0], share[1], 3 * std::sqrt(2 * share[0] * (1 - share[0]) / n));
 }
 
