@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "backend/backend.h"
+#include "backend/buffer_rows.h"
 #include "backend/compose.h"
 #include "backend/cut.h"
 #include "backend/pass.h"
@@ -35,24 +36,7 @@ class Sharded {
     const Ranges* held = nullptr;            // columns in each shard; null: all
     int rows = 0, cols = 0;
   };
-  struct Rows {
-    Buffer* buffer = nullptr;
-    int rows = 0, cols = 0;
-    int row0 = 0, col0 = 0;
-    Rows view(int r, int c) const {
-      CHECK(r <= rows && col0 + c <= buffer->cols, "view [{}, {}] of rows [{}, {}]", r, c, rows, buffer->cols - col0);
-      return {buffer, r, c, row0, col0};
-    }
-    Rows cols_at(int begin, int n) const {
-      CHECK(begin >= 0 && begin + n <= cols, "columns {}..{} of {}", begin, begin + n, cols);
-      return {buffer, rows, n, row0, col0 + begin};
-    }
-    Rows rows_at(int begin, int n) const {
-      CHECK(begin >= 0 && begin + n <= rows, "rows {}..{} of {}", begin, begin + n, rows);
-      return {buffer, n, cols, row0 + begin, col0};
-    }
-    explicit operator bool() const { return buffer != nullptr; }
-  };
+  using Rows = BufferRows<Buffer>;
   struct Weight {
     Each<typename B::Weight> part{};  // false where a shard holds none of it
     Cut::Side side = Cut::Side::kWhole;

@@ -251,7 +251,8 @@ void KvCache::commit_path(SlotId s, std::span<const int16_t> path) {
 // Whether rings that hold rows up to `high` still have the window that a token at position `len` sees. Before they have
 // wrapped they hold everything.
 bool KvCache::window_held(int len, int high) const {
-  return ring_parts_.empty() || high <= min_ring_ || high - len <= min_slack_ || len == 0;
+  const bool held = ring_parts_.empty() || high <= min_ring_ || high - len <= min_slack_ || len == 0;
+  return held && (!mirror_ || mirror_->window_held(len, high));
 }
 
 bool KvCache::reaches(SlotId s, int len) const { return reaches(state(s), len); }
@@ -394,7 +395,7 @@ Result<KvCache::Mapped> KvCache::restore_some(SlotId s, KvState state, int64_t p
   const auto m = restore_own(s, state, pages);
   if (!m || !mirror_) return m;
   const auto other = mirror_->restore_some(s, state, pages);
-  if (other && *other == *m) return m;
+  if (other && (*other == *m || (other->whole && m->whole))) return m;  // stages have unequal numbers of parts
   // Memory ran out beside this one: it waits for the other, which may be tried again.
   if (m->whole) seq_[size_t(s)].len = seq_[size_t(s)].high = 0;
   if (!other) return other.error();

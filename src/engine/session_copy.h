@@ -173,6 +173,7 @@ class SessionCopy {
   }
   // Rows of a part that have memory; parts of full layers come first.
   static int64_t given_of(const KvCache::Mapped& m, const KvCache::Part& p, int part) {
+    if (m.whole) return p.rows;
     if (p.ring) return m.rings ? p.rows : 0;
     return part < m.parts ? p.rows : part == m.parts ? m.rows : 0;
   }

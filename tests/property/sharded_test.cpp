@@ -1,14 +1,12 @@
 // One model over several shards: the same text to f32 rounding, the same bits in every run and in every batch.
 // Long: one decorator, its laws and the planted bugs that they catch.
 #include "backend/sharded.h"
-#include "app/find_drafter.h"
-#include "backend/cpu/cpu_fast.h"
 #include "cache/cache_of_shards.h"
-#include "engine/open_drafters.h"
 #include "support/broken.h"
 #include "support/harness.h"
+#include "support/merges.h"
+#include "support/open_parts.h"
 #include "support/sanitized.h"
-#include "support/scripted_drafter.h"
 #include "support/tiny_model.h"
 
 namespace facet::test {
@@ -21,7 +19,6 @@ const std::vector<int> kSteps{20, 1, 10};
 KvPlan plan(KvType t = KvType::kF16, int share = 1) {
   return {.k = t, .v = t, .share = share, .max_seq = 3, .max_ctx = 256, .max_step = 96, .margin = 16};
 }
-std::string model_path(const std::string& name) { return std::string(FACET_SOURCE_DIR) + "/models/" + name; }
 
 // Each verb moves a result by at most what Lockstep allows; errors of verbs one after another add up.
 double bound(const ModelCfg& m) {
@@ -87,7 +84,7 @@ TEST(Sharded, EveryVerbAgreesWithReference) {
 TEST(Sharded, ShippedModels) {
   for (const char* name : {"facet-nano-Q8_0.gguf", "facet-nano-moe-Q4_K_M.gguf"})
     for (const int share : {0, 512})
-      EXPECT_LE(distance(model_path(name), 2, plan(KvType::kF32, share)), 1) << name << " " << share;
+      EXPECT_LE(distance(shipped_path(name), 2, plan(KvType::kF32, share)), 1) << name << " " << share;
 }
 
 // --- Planted bugs
@@ -214,32 +211,6 @@ TEST(Sharded, RowsKeepTheirBits) {
 
 // Memory that nothing was written to is never read; a decorator around shards, and merged verbs in them, change
 // nothing.
-struct Merges : CpuRef {
-  using CpuRef::CpuRef;
-  using Experts = MoeWeights<Weight, Vec>;
-  using Residual = ResidualSpec<Vec>;
-  CpuRef& plain() { return *this; }
-  void norm_rope_append(KvLayer kv, Rows q, Rows k, Rows v, Vec q_gain, Vec k_gain, Freqs freqs, bool norm_v,
-                        const Step& s, float eps) {
-    facet::norm_rope_append(plain(), kv, q, k, v, q_gain, k_gain, freqs, norm_v, s, eps);
-  }
-  void embed_concat(Rows y, Weight table, const Step& s, float scale, Rows x) {
-    facet::embed_concat(plain(), y, table, s, scale, x);
-  }
-  void matmul_beside(Rows y, Weight w, Rows z, Weight u, Rows x) { facet::matmul_beside(plain(), y, w, z, u, x); }
-  void residual_norm_moe(Rows x, Rows h, Rows y, Residual spec, Rows r, Rows e, Vec router_gain, Vec expert_gain) {
-    facet::residual_norm_moe(plain(), x, h, y, spec, r, e, router_gain, expert_gain);
-  }
-  void ffn_beside_moe(Rows y, Rows g, Rows h, Weight gate, Weight up, Weight down, Rows o, Rows e, Rows r, Experts w,
-                      int n_used, Act act) {
-    facet::ffn_beside_moe(plain(), y, g, h, gate, up, down, o, e, r, w, n_used, act);
-  }
-  void join_residual_norm(Rows x, Rows h, Rows y, Rows o, Vec y_gain, Vec o_gain, Residual spec) {
-    facet::join_residual_norm(plain(), x, h, y, o, y_gain, o_gain, spec);
-  }
-  void next_tokens(Ids ids, Scores log_probs, Rows logits, int k) { top_k(ids, log_probs, logits, k); }
-  void next_step(const Step&) {}
-};
 static_assert(Decorates<Sharded<Merges>, Merges> && ChainsPasses<Sharded<Merges>> && !ChainsPasses<Shards>);
 template <class B>
 std::vector<float> bits(const std::string& path, int n) {
@@ -262,42 +233,18 @@ TEST(Sharded, DecoratorsAndMergedVerbsChangeNothing) {
 
 // --- The engine
 
-EngineConfig shipped(const std::string& name) {
-  EngineConfig c;
-  c.model = model_path(name);
-  c.backend = "ref";
-  c.n_ctx = 1024, c.chunk = 64, c.n_threads = 1;
-  c.kv_k = c.kv_v = KvType::kF16;
-  return c;
-}
-template <class B, class... Args>
-std::unique_ptr<Engine> open_shards(const EngineConfig& c, Args... args) {
-  LoadedModel model = must(load_model(c.model));
-  for (const std::string& f : c.draft.files) model.drafters.push_back(must(DrafterFile::open(f)));
-  const EngineConfig decided = must(resolve_config(model.file, model.cfg, c, model.drafters));
-  return must(create_engine<B>(std::move(model), decided, args...));
-}
-Request question(const Engine& e) {
-  return {.prompt = e.tokenizer()->encode("<bos><|turn>user\nWrite name and age as JSON. Anna is 23 years old. Theo is "
-                                          "31 years old.<turn|>\n<|turn>model\n<|channel>thought\n<channel|>",
-                                          false, true),
-          .max_tokens = 40,
-          .sampling = {.temperature = 0}};
-}
-
 // Drafts change no token, and as many are right as on one.
 TEST(Sharded, DraftsAreAsGoodAndChangeNothing) {
   const std::pair<const char*, const char*> cases[] = {
       {"facet-nano-Q8_0.gguf", "mtp"}, {"facet-nano-Q8_0.gguf", "dflash"}, {"facet-nano-moe-Q4_K_M.gguf", "mtp"}};
   for (const auto& [name, kind] : cases) {
     EngineConfig c = shipped(name);
-    auto plain = open_shards<Shards>(c, 2, 1);
+    auto plain = open_parts<Shards>(c, 2, 1);
     const Request r = question(*plain);
     const Answer want = answers(*plain, {r})[0];
     c.draft.max = c.draft.min = 4;
     c.draft.files = {find_drafter_beside(c.model, kind).path};
-    const Answer one = answers(*open_shards<CpuRef>(c, 1), {r})[0],
-                 got = answers(*open_shards<Shards>(c, 2, 1), {r})[0];
+    const Answer one = answers(*open_parts<CpuRef>(c, 1), {r})[0], got = answers(*open_parts<Shards>(c, 2, 1), {r})[0];
     EXPECT_EQ(got.tokens, want.tokens) << name << " " << kind;
     EXPECT_EQ(got.tokens, one.tokens) << name << " " << kind << ": no two logits are as near as f32 rounds them";
     EXPECT_EQ(got.usage.accepted, one.usage.accepted) << name << " " << kind;
@@ -307,11 +254,11 @@ TEST(Sharded, DraftsAreAsGoodAndChangeNothing) {
 // Trees move rows in every shard's cache.
 TEST(Sharded, TreesChangeNothing) {
   EngineConfig c = shipped("facet-nano-Q8_0.gguf");
-  auto plain = open_shards<Shards>(c, 2, 1);
+  auto plain = open_parts<Shards>(c, 2, 1);
   const Request r = question(*plain);
   c.draft = {.max = 6, .min = 1, .tree = 15};
   c.draft.files = {find_drafter_beside(c.model, "dflash").path};
-  const Answer want = answers(*plain, {r})[0], got = answers(*open_shards<Shards>(c, 2, 1), {r})[0];
+  const Answer want = answers(*plain, {r})[0], got = answers(*open_parts<Shards>(c, 2, 1), {r})[0];
   EXPECT_EQ(got.tokens, want.tokens);
   EXPECT_GT(got.usage.accepted, 10);
 }
@@ -323,49 +270,9 @@ TEST(Sharded, StatesAreOfAllShards) {
   c.model = file.path();
   c.n_ctx = 256, c.chunk = 40, c.margin = 16, c.n_threads = 1;
   c.kv_k = c.kv_v = KvType::kF16;
-  const std::string saved = file.path() + ".session";
-  const auto drain = [](Engine& e) {
-    while (e.tick()) {
-    }
-  };
-  for (const int n : {2, 4}) {
-    Request r{.prompt = random_ids(80, 96, 3), .max_tokens = 30, .sampling = {.temperature = 0}};
-    auto e = open_shards<Shards>(c, n, 1);
-    const Answer first = answers(*e, {r})[0];
-    r.prompt.insert(r.prompt.end(), first.tokens.begin(), first.tokens.end());
-    r.prompt.push_back(5);
-    std::string error = "not called";
-    const auto told = [&](const Result<SlotDone>& d) { error = d ? "" : d.error().message(); };
-    int holds = -1;
-    e->list_slots([&](const std::vector<SlotInfo>& all) {
-      for (const SlotInfo& s : all)
-        if (s.computed == 80 + 29) holds = s.id;
-    });
-    drain(*e);
-    ASSERT_GE(holds, 0);
-    e->save_slot(holds, saved, told);
-    for (int i = 0; i < 2000 && error == "not called"; ++i) drain(*e), usleep(1000);
-    ASSERT_EQ(error, "");
-    const Answer cold = answers(*open_shards<Shards>(c, n, 1), {r})[0], warm = answers(*e, {r})[0];
-    EXPECT_EQ(cold.usage.cached, 0);
-    EXPECT_EQ(warm.usage.cached, 80 + 29);
-    EXPECT_EQ(warm.tokens, cold.tokens) << n;
-    auto next = open_shards<Shards>(c, n, 1);
-    error = "not called";
-    next->restore_slot(0, saved, told);
-    for (int i = 0; i < 2000 && error == "not called"; ++i) drain(*next), usleep(1000);
-    ASSERT_EQ(error, "");
-    const Answer restored = answers(*next, {r})[0];
-    EXPECT_EQ(restored.usage.cached, 80 + 29);
-    EXPECT_EQ(restored.tokens, cold.tokens) << n;
-    // Another number of shards has other states.
-    auto other = open_shards<Shards>(c, 6 - n, 1);
-    error = "not called";
-    other->restore_slot(0, saved, told);
-    for (int i = 0; i < 2000 && error == "not called"; ++i) drain(*other), usleep(1000);
-    EXPECT_NE(error, "");
-  }
-  std::filesystem::remove(saved);
+  for (const int n : {2, 4})
+    states_are_whole(
+        file, [&] { return open_parts<Shards>(c, n, 1); }, [&] { return open_parts<Shards>(c, 6 - n, 1); });
 }
 
 TEST(Sharded, AnotherNumberIsRefusedWithThoseThatWork) {

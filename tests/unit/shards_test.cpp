@@ -2,9 +2,11 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <limits>
 #include <numeric>
 
 #include "model/shards.h"
+#include "model/stages.h"
 
 namespace facet::test {
 namespace {
@@ -95,6 +97,29 @@ TEST(Shards, NumbersThatDivideTheHeads) {
   EXPECT_EQ(shard_config(model(32, {16, 4}), 8).layer[1].n_kv_head, 1);
   EXPECT_EQ(shard_config(model(32, {16, 4}), 8).n_q_head, 4);
   EXPECT_EQ(shard_config(model(32, {16, 4}), 3).n_q_head, 32) << "whole";
+}
+
+TEST(Shards, LayersInTheProportionOfShares) {
+  using V = std::vector<int>;
+  ModelCfg m;
+  m.layer.resize(60);
+  const auto layers = [&](std::vector<double> shares) {
+    const auto v = split_layers(m, shares);
+    return v ? *v : V{};
+  };
+  EXPECT_EQ(layers({3, 2}), (V{36, 24}));
+  EXPECT_EQ(layers({1, 1, 1}), (V{20, 20, 20}));
+  EXPECT_EQ(layers({24, 16}), (V{36, 24}));
+  EXPECT_EQ(layers({1}), (V{60}));
+  EXPECT_EQ(layers({1000, 1}), (V{59, 1}));
+  EXPECT_EQ(layers({1, 1000, 1}), (V{1, 58, 1}));
+  m.layer.resize(3);
+  EXPECT_EQ(layers({1, 1000, 1}), (V{1, 1, 1}));
+  EXPECT_EQ(split_layers(m, std::vector<double>{1, 1, 1, 1}).error().message(),
+            "--split: expected up to 3 shares above 0, found 1,1,1,1 (give one for each GPU, such as 3,2)");
+  for (const std::vector<double>& bad :
+       {std::vector<double>{}, {1, 0}, {1, -1}, {1, std::numeric_limits<double>::infinity()}})
+    EXPECT_FALSE(split_layers(m, bad));
 }
 
 }  // namespace
