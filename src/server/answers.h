@@ -89,7 +89,6 @@ class Answers {
   AnswersHooks to_;
   std::mt19937_64 seeds_;
   std::unordered_map<RequestId, Job> jobs_;
-  bool told_bos_ = false;
 };
 
 }  // namespace facet
