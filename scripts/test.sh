@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds and runs every test.
-#   scripts/test.sh [--preset release|dev] [--full] [--fixtures DIR] [ctest arguments]
+#   scripts/test.sh [--preset release|dev|fuzz] [--full] [--fixtures DIR] [ctest arguments]
 # --full           also every combination of drafting, cache type, model and prompt (minutes)
 # --fixtures DIR   also check every model of a folder of golden fixtures (dense/, moe/, edge/ with model-*.gguf)
 set -euo pipefail
@@ -18,6 +18,7 @@ while [ $# -gt 0 ]; do
   esac
 done
 facet_install "${facet_packages[@]}"
+[ "$preset" != fuzz ] || facet_install clang libomp-dev
 facet_build "$preset" -DFACET_TESTS=ON
 export FACET_TEST_FIXTURES=$fixtures
 ctest --test-dir "build/$preset" --output-on-failure -j2 "$@"

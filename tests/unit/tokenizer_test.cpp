@@ -8,6 +8,7 @@
 #include <chrono>
 #include <random>
 
+#include "support/sanitized.h"
 #include "support/tokenizer_vocab.h"
 #include "tokenizer/known_ids.h"
 #include "tokenizer/utf8.h"
@@ -305,9 +306,7 @@ TEST(Tokenizer, NaiveComparisonHasTeeth) {
 }
 
 TEST(Tokenizer, MegabyteLineInUnderASecond) {
-#if defined(__SANITIZE_ADDRESS__)
-  GTEST_SKIP() << "times mean nothing under sanitizers";
-#endif
+  if (test::kSanitized) GTEST_SKIP() << "times mean nothing under sanitizers";
   const Tokenizer t = make(tiny_vocab());
   std::mt19937 rng(3);
   for (const Texts& alphabet : {Texts{" "}, Texts{"e", " "}, Texts{"the ", "self.", "in", "<", "é", "0"}}) {

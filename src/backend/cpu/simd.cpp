@@ -47,7 +47,9 @@ SimdKernels with_amx() {
 bool has_isa(CpuIsa isa) {
   if (isa == CpuIsa::kAuto || isa == CpuIsa::kScalar) return true;
 #if defined(__x86_64__)
-  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+  unsigned a, b, c, d;  // __builtin_cpu_supports does not know f16c everywhere
+  const bool f16c = __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && f16c;
   if (isa == CpuIsa::kAvx2) return avx2;
   const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
