@@ -36,8 +36,6 @@ struct KvOfLayers {
   KvPair kv = {};
   bool operator==(const KvOfLayers&) const = default;
 };
-// Of the layer, else of all.
-KvPair kv_of_layer(std::span<const KvOfLayers> own, KvPair all, int layer);
 
 inline bool kv_rotated(KvType t) { return t != KvType::kF16 && t != KvType::kF32; }
 
