@@ -10,7 +10,6 @@
 #include "app/console.h"
 #include "app/option_checks.h"
 #include "app/options.h"
-#include "app/paths.h"
 #include "base/files.h"
 #include "base/print.h"
 #include "formats/gguf.h"
@@ -18,6 +17,7 @@
 #include "tokenizer/tokenizer.h"
 #include "tools/bench_spec.h"
 #include "tools/eval.h"
+#include "tools/paths.h"
 
 namespace facet {
 namespace {

@@ -9,12 +9,12 @@
 #include "app/console.h"
 #include "app/option_checks.h"
 #include "app/options.h"
-#include "app/paths.h"
 #include "app/progress.h"
 #include "base/files.h"
 #include "base/print.h"
 #include "tokenizer/tokenizer.h"
 #include "tools/eval.h"
+#include "tools/paths.h"
 
 namespace facet {
 namespace {

@@ -10,7 +10,6 @@
 #include "app/console.h"
 #include "app/option_checks.h"
 #include "app/options.h"
-#include "app/paths.h"
 #include "app/progress.h"
 #include "base/files.h"
 #include "base/print.h"
@@ -19,6 +18,7 @@
 #include "model/gemma4_config.h"
 #include "tokenizer/tokenizer.h"
 #include "tokenizer/vocab.h"
+#include "tools/paths.h"
 #include "tools/quality.h"
 
 namespace facet {

@@ -6,7 +6,6 @@
 #include <cmath>
 
 #include "app/doctor.h"
-#include "app/paths.h"
 #include "base/files.h"
 #include "cache/kv_plan.h"
 #include "engine/plan.h"
@@ -16,6 +15,7 @@
 #include "tokenizer/chat.h"
 #include "tokenizer/tokenizer.h"
 #include "tokenizer/vocab.h"
+#include "tools/paths.h"
 
 namespace facet {
 namespace {

@@ -4,10 +4,10 @@
 #include <algorithm>
 #include <filesystem>
 
-#include "app/find_drafter.h"
 #include "app/hub_models.h"
 #include "app/options.h"
-#include "app/paths.h"
+#include "tools/find_drafter.h"
+#include "tools/paths.h"
 
 namespace facet {
 namespace {

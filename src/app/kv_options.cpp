@@ -7,10 +7,10 @@
 #include "app/commands.h"
 #include "app/compute_options.h"
 #include "app/option_checks.h"
-#include "app/paths.h"
 #include "base/print.h"
 #include "engine/fingerprint.h"
 #include "model/gemma4_config.h"
+#include "tools/paths.h"
 #include "tools/quality.h"
 
 namespace facet {

@@ -12,7 +12,6 @@
 #include "app/compute_options.h"
 #include "app/hub_models.h"
 #include "app/option_checks.h"
-#include "app/paths.h"
 #include "app/progress.h"
 #include "base/files.h"
 #include "base/mmap.h"
@@ -20,6 +19,7 @@
 #include "formats/gguf.h"
 #include "model/gemma4_config.h"
 #include "tokenizer/tokenizer.h"
+#include "tools/paths.h"
 
 namespace facet {
 namespace {

@@ -1,5 +1,6 @@
 // CpuFast against CpuRef, verb by verb, and the law that a row's bits depend on that row alone.
 // Long: a test for each verb, on inputs that they share.
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <random>
@@ -8,6 +9,7 @@
 #include "backend/step_builder.h"
 #include "base/half.h"
 #include "support/harness.h"
+#include "support/sanitized.h"
 
 namespace facet::test {
 namespace {
@@ -530,7 +532,7 @@ void check_attend(CpuIsa isa, KvType kt, KvType vt, int window, int n_threads, s
 TEST(Attend, EveryTypeEveryMask) {
   const KvType types[] = {KvType::kF32, KvType::kF16, KvType::kQ8_0, KvType::kQ4_0, KvType::kTQ3_0};
   for (const KvType t : types)
-    for (const int window : {0, 24, 300}) {
+    for (const int window : kSanitized ? std::vector{std::array{0, 24, 300}[size_t(t) % 3]} : std::vector{0, 24, 300}) {
       std::vector<float> first;
       for (const CpuIsa isa : isas()) {
         std::vector<float> all;

@@ -5,7 +5,6 @@
 #include <cstdlib>
 #include <thread>
 
-#include "app/find_drafter.h"
 #include "engine/fingerprint.h"
 #include "model/gemma4_config.h"
 #include "support/sanitized.h"
@@ -14,6 +13,7 @@
 #include "support/tiny_model.h"
 #include "tokenizer/tokenizer.h"
 #include "tools/eval.h"
+#include "tools/find_drafter.h"
 
 namespace facet::test {
 namespace {

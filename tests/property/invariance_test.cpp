@@ -86,7 +86,7 @@ TYPED_TEST(Property, LayersOfTheirOwnTypes) {
                               Harness<TypeParam>(file.path(), plan()).logits(ids, {25})));
     Harness<TypeParam> plain(file.path(), plan(KvType::kF32));
     const auto want = plain.logits(ids, {25});
-    for (int l = 0; l < int(plain.cfg.layer.size()); ++l) {
+    for (int l = 0; l < int(plain.cfg.layer.size()); l += kSanitized ? 4 : 1) {
       named.layers = {{l, l, {KvType::kTQ3_0, KvType::kTQ3_0}}};
       EXPECT_EQ(bitwise_equal(Harness<TypeParam>(file.path(), named).logits(ids, {25}), want),
                 plain.cfg.layer[size_t(l)].query_only)

@@ -4,7 +4,6 @@
 #include <cstdlib>
 #include <set>
 
-#include "app/find_drafter.h"
 #include "backend/cpu/cpu_fast.h"
 #include "engine/loop_guard.h"
 #include "spec/ngram.h"
@@ -13,6 +12,7 @@
 #include "support/tiny_model.h"
 #include "tokenizer/tokenizer.h"
 #include "tools/eval.h"
+#include "tools/find_drafter.h"
 
 namespace facet::test {
 namespace {

@@ -5,12 +5,12 @@
 #include <filesystem>
 #include <set>
 
-#include "app/find_drafter.h"
-#include "app/paths.h"
 #include "support/sanitized.h"
 #include "support/scripted_drafter.h"
 #include "tokenizer/tokenizer.h"
 #include "tools/eval.h"
+#include "tools/find_drafter.h"
+#include "tools/paths.h"
 
 namespace facet::test {
 namespace {

@@ -1,4 +1,4 @@
-#include "app/find_drafter.h"
+#include "tools/find_drafter.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "app/paths.h"
+#include "tools/paths.h"
 
 #include <sys/auxv.h>
 
