@@ -58,7 +58,7 @@ TEST_P(ShippedDrafting, GivesPlainText) {
                                {.max = 7, .min = 1, .tree = 15},
                                {.max = 7, .min = 1, .tree = 63}};
   const KvType types[] = {KvType::kF16, KvType::kQ8_0, KvType::kQ4_0, KvType::kTQ3_0, KvType::kF32};
-  // Other cases for each model and drafter: each has all types (of 20), and all together have every gamma.
+  // Each model and drafter has cases of its own: five or six with every type, and every gamma among those of all.
   const size_t part = 3 + (name.find("moe") != name.npos ? 10 : 0) + (kind == "mtp" ? 5 : 0);
   std::vector<ShippedWay> ways;
   for (size_t i = 0; i < std::size(gamma); ++i)
