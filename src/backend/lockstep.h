@@ -11,6 +11,7 @@
 
 #include "backend/backend.h"
 #include "backend/compose.h"
+#include "backend/cut.h"
 #include "backend/lockstep_report.h"
 #include "backend/pass.h"
 
@@ -93,6 +94,8 @@ class Lockstep {
   }
 
   Weight upload(const TensorView& t) { return {a_.upload(t), r_.upload(t)}; }
+  Weight upload(const TensorView& t, const Cut& cut) { return {upload_cut(a_, t, cut), upload_cut(r_, t, cut)}; }
+  int n_shard() const { return std::max(shards_of(a_), shards_of(r_)); }
   Vec upload(std::span<const float> v) { return {a_.upload(v), r_.upload(v)}; }
   Freqs upload(std::span<const double> v) { return {a_.upload(v), r_.upload(v)}; }
   Table upload(std::span<const int32_t> v) { return {a_.upload(v), r_.upload(v)}; }

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "backend/backend.h"
+#include "backend/cut.h"
 #include "backend/verb_cost.h"
 #include "base/check.h"
 #include "base/result.h"
@@ -47,6 +48,8 @@ class Traced {
   auto upload(const T& t) {
     return inner_.upload(t);
   }
+  Weight upload(const TensorView& t, const Cut& cut) { return upload_cut(inner_, t, cut); }
+  int n_shard() const { return shards_of(inner_); }
   Rows new_rows(int rows, int cols) { return inner_.new_rows(rows, cols); }
   std::vector<float> to_host(Rows x) { return inner_.to_host(x); }
   void from_host(Rows x, std::span<const float> values) { inner_.from_host(x, values); }

@@ -42,7 +42,8 @@ struct CacheOf<Cuda> {
     if (!c) return c.error();
     return std::unique_ptr<KvCache>(std::move(*c));
   }
-  static std::vector<KvLayer> views(const KvCache& c) { return {c.layers().begin(), c.layers().end()}; }
+  static int count(Cuda&) { return 1; }
+  static std::vector<KvLayer> views(Cuda&, const KvCache& c) { return {c.layers().begin(), c.layers().end()}; }
 };
 
 }  // namespace facet

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
+#include <tuple>
 #include <utility>
 
 #include "base/check.h"
@@ -231,25 +232,27 @@ void KvCache::commit(SlotId s, int n) {
   if (mirror_) mirror_->commit(s, n);
 }
 
-void KvCache::commit_path(SlotId s, std::span<const int16_t> path) {
-  Sequence& q = seq_[size_t(s)];
+void KvCache::move_path(SlotId s, std::span<const int16_t> path) {
+  const int len = seq_[size_t(s)].len;
   for (size_t i = 0; i < path.size(); ++i) {
     CHECK(path[i] >= int(i) && (i == 0 ? path[i] == 0 : path[i] > path[i - 1]), "path node {} is {}", i, path[i]);
     if (path[i] == int(i)) continue;
-    for (int l : owners_) {
-      move_row(l, s, q.len + path[i], q.len + int(i));
-      if (mirror_) mirror_->move_row(l, s, q.len + path[i], q.len + int(i));
-    }
+    for (int l : owners_) move_row(l, s, len + path[i], len + int(i));
   }
   moves_done(s);
-  if (mirror_) mirror_->moves_done(s);
+  if (mirror_) mirror_->move_path(s, path);
+}
+
+void KvCache::commit_path(SlotId s, std::span<const int16_t> path) {
+  move_path(s, path);
   commit(s, int(path.size()));
 }
 
 // Whether rings that hold rows up to `high` still have the window that a token at position `len` sees. Before they have
 // wrapped they hold everything.
 bool KvCache::window_held(int len, int high) const {
-  return ring_parts_.empty() || high <= min_ring_ || high - len <= min_slack_ || len == 0;
+  const bool held = ring_parts_.empty() || high <= min_ring_ || high - len <= min_slack_ || len == 0;
+  return held && (!mirror_ || mirror_->window_held(len, high));
 }
 
 bool KvCache::reaches(SlotId s, int len) const { return reaches(state(s), len); }
@@ -389,6 +392,18 @@ std::vector<KvCache::Part> KvCache::parts(SlotId s, KvState state) const {
 }
 
 Result<KvCache::Mapped> KvCache::restore_some(SlotId s, KvState state, int64_t pages) {
+  const auto m = restore_own(s, state, pages);
+  if (!m || !mirror_) return m;
+  const auto other = mirror_->restore_some(s, state, pages);
+  if (other && (*other == *m || (other->whole && m->whole))) return m;  // stages have unequal numbers of parts
+  // Memory ran out beside this one: it waits for the other, which may be tried again.
+  if (m->whole) seq_[size_t(s)].len = seq_[size_t(s)].high = 0;
+  if (!other) return other.error();
+  const auto reached = [](const Mapped& x) { return std::tuple(x.rings, x.whole, x.parts, x.rows); };
+  return std::min(*m, *other, [&](const Mapped& x, const Mapped& y) { return reached(x) < reached(y); });
+}
+
+Result<KvCache::Mapped> KvCache::restore_own(SlotId s, KvState state, int64_t pages) {
   Sequence& q = seq_[size_t(s)];
   CHECK(q.len == 0 && pages > 0, "slot {} is to be restored and holds rows", s);
   if (state.len < 0 || state.high < state.len || state.len > plan_.max_ctx || state.high > plan_.max_ctx)

@@ -41,8 +41,13 @@ class KvCache {
   std::span<const KvLayer> layers() const { return layers_; }
   const KvPlan& plan() const { return plan_; }
   PagePool& pool() const { return *pool_; }
-  // A second cache that does whatever this one does (lockstep of two backends).
-  void mirror(std::unique_ptr<KvCache> other) { mirror_ = std::move(other); }
+  // Another cache that does whatever this one does (lockstep of two backends, shards); a chain of them.
+  void mirror(std::unique_ptr<KvCache> other) {
+    if (mirror_)
+      mirror_->mirror(std::move(other));
+    else
+      mirror_ = std::move(other);
+  }
   KvCache* mirrored() const { return mirror_.get(); }
   int len(SlotId s) const { return seq_[size_t(s)].len; }
 
@@ -84,6 +89,7 @@ class KvCache {
     bool rings = false, whole = false;
     int parts = 0;  // of full layers, with all their rows
     int rows = 0;   // of the part behind these
+    bool operator==(const Mapped&) const = default;
   };
   Result<Mapped> restore_some(SlotId s, KvState state, int64_t pages);
 
@@ -109,6 +115,8 @@ class KvCache {
   };
   void release_all();  // at the end
   bool window_held(int len, int high) const;
+  void move_path(SlotId s, std::span<const int16_t> path);
+  Result<Mapped> restore_own(SlotId s, KvState state, int64_t pages);
   int64_t slot_pages(SlotId s) const;
   bool keep_spare(SlotId s);
   void take_up(SlotId s);  // a released slot is used again

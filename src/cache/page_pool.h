@@ -78,9 +78,14 @@ class PagePool {
   // Bytes beyond a sequence's rows that kernels may read, whatever is there.
   virtual int64_t rows_read_beyond() const { return 0; }
 
-  // Of the second cache of a lockstep run.
+  // Of the caches beside the first (KvCache::mirror).
   PagePool* mirrored() const { return mirror_.get(); }
-  void mirror(std::unique_ptr<PagePool> other) { mirror_ = std::move(other); }
+  void mirror(std::unique_ptr<PagePool> other) {
+    if (mirror_)
+      mirror_->mirror(std::move(other));
+    else
+      mirror_ = std::move(other);
+  }
 
  protected:
   PagePool(int64_t page_bytes, int64_t budget) : page_bytes_(page_bytes), budget_(budget) {}

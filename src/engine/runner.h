@@ -39,7 +39,7 @@ class Runner {
     auto cache = CacheOf<B>::create(r->b, m, o.kv, r->pool.get());
     if (!cache) return cache.error();
     r->cache = std::move(*cache);
-    r->kv = CacheOf<B>::views(*r->cache);
+    r->kv = CacheOf<B>::views(r->b, *r->cache);
     r->b.reserve(backend_limits(m, o.kv.max_step, o.kv.max_ctx));
     r->work = make_work(r->b, m, o.kv.max_step, o.max_out);
     r->ids = r->b.new_ids(o.max_out);

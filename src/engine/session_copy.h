@@ -110,10 +110,18 @@ class SessionCopy {
   }
 
  private:
+  // A shard's rows lie in a cache of its own; all of them are one state.
+  template <class F>
+  static void each_cache(const KvCache& first, F&& f) {
+    for (const KvCache* c = &first; c; c = c->mirrored()) f(*c);
+  }
   bool describe(const KvCache& c, SlotId s, SessionImage::Owner& o, std::vector<RowCopier::Range>& ranges) const {
     o.state = c.state(s);
     int64_t n = 0;
-    const std::vector<KvCache::Part> parts = c.parts(s);
+    std::vector<KvCache::Part> parts;
+    each_cache(c, [&](const KvCache& k) {
+      for (const KvCache::Part& p : k.parts(s)) parts.push_back(p);
+    });
     for (const KvCache::Part& p : parts) o.parts.push_back({p.rows, p.row}), n += p.bytes();
     o.rows = HostBytes(size_t(n));
     if (int64_t(o.rows.size()) != n) return false;
@@ -135,7 +143,9 @@ class SessionCopy {
       if (c) {
         if (o.state.len > model.state.len || o.state.high > c->plan().max_ctx || !c->reaches(o.state, o.state.len))
           return false;
-        for (const KvCache::Part& p : c->parts_of(o.state)) want.push_back({p.rows, p.row});
+        each_cache(*c, [&](const KvCache& k) {
+          for (const KvCache::Part& p : k.parts_of(o.state)) want.push_back({p.rows, p.row});
+        });
       }
       if (want != o.parts) return false;
     }
@@ -163,6 +173,7 @@ class SessionCopy {
   }
   // Rows of a part that have memory; parts of full layers come first.
   static int64_t given_of(const KvCache::Mapped& m, const KvCache::Part& p, int part) {
+    if (m.whole) return p.rows;
     if (p.ring) return m.rings ? p.rows : 0;
     return part < m.parts ? p.rows : part == m.parts ? m.rows : 0;
   }
@@ -170,12 +181,14 @@ class SessionCopy {
   void copy_in(In& in, const KvCache& c, const SessionImage::Owner& o, const KvCache::Mapped& m) {
     std::vector<RowCopier::Range> ranges;
     std::byte* from = o.rows.data();
-    int part = 0;
-    for (const KvCache::Part& p : c.parts(in.slot, o.state)) {
-      const int64_t had = given_of(in.given, p, part), has = given_of(m, p, part);
-      if (has > had) ranges.push_back({p.at + had * p.row, from + had * p.row, (has - had) * p.row});
-      from += p.bytes(), ++part;
-    }
+    each_cache(c, [&](const KvCache& k) {
+      int part = 0;
+      for (const KvCache::Part& p : k.parts(in.slot, o.state)) {
+        const int64_t had = given_of(in.given, p, part), has = given_of(m, p, part);
+        if (has > had) ranges.push_back({p.at + had * p.row, from + had * p.row, (has - had) * p.row});
+        from += p.bytes(), ++part;
+      }
+    });
     in.given = m;
     if (!ranges.empty()) in.jobs.push_back(copier_.start(RowCopier::Direction::kFromHost, std::move(ranges)));
   }

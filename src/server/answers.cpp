@@ -151,6 +151,13 @@ std::optional<ApiError> Answers::submit(Arrival& a, int index, ApiAnswer head, c
                                         const std::shared_ptr<Answer>& answer) {
   const ApiRequest& r = a.request;
   const std::vector<int32_t>& ids = a.ids[size_t(index / r.best_of)];
+  if (const int32_t bos = engine_.tokenizer()->bos(); !ids.empty() && ids.front() != bos && !told_bos_) {
+    told_bos_ = true;
+    to_.log->warn(
+        "a prompt of token ids does not begin with <bos> ({}), as every text does that the model knows: it is computed "
+        "as it is (told once)",
+        bos);
+  }
   head.index = index;
   Job job{.answer = answer,
           .index = index,

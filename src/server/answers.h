@@ -89,6 +89,7 @@ class Answers {
   AnswersHooks to_;
   std::mt19937_64 seeds_;
   std::unordered_map<RequestId, Job> jobs_;
+  bool told_bos_ = false;
 };
 
 }  // namespace facet

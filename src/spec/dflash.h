@@ -46,7 +46,7 @@ class Dflash final : public Drafter<B> {
     auto cache = CacheOf<B>::create(t.b, d->c_.body, d->plan_, t.pool);
     if (!cache) return cache.error();
     d->cache_ = std::move(*cache);
-    d->kv_ = CacheOf<B>::views(*d->cache_);
+    d->kv_ = CacheOf<B>::views(t.b, *d->cache_);
     t.b.reserve(dflash_limits(d->c_, t.m.d_model, d->plan_.max_step, d->plan_.max_ctx));
     const int rows = t.plan.max_seq * d->c_.block;
     d->work_ = make_work(t.b, d->c_.body, d->plan_.max_step, rows);

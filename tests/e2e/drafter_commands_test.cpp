@@ -2,9 +2,12 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <cmath>
 #include <cstdint>
+#include <cstdio>
 #include <filesystem>
 #include <fstream>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
@@ -72,6 +75,33 @@ TEST_F(DrafterCommands, DraftOfTheShippedModel) {
   EXPECT_EQ(r.rc, 0) << r.out;
   EXPECT_TRUE(has(r.out, "[8, 3072]")) << r.out;
   EXPECT_EQ(fs::file_size(at("l.f32")), 8u * 3072 * 4);
+}
+
+// A drafter in BF16 is accepted as often as in Q8_0, within what so many drafts can differ by chance.
+TEST_F(DrafterCommands, AcceptanceIsThatOfBf16) {
+  const std::string q8 = std::string(FACET_SOURCE_DIR) + "/models/facet-nano-dflash-Q8_0.gguf", bf16 = at("bf16.gguf");
+  ASSERT_EQ(facet("quantize --allow-requantize " + q8 + " " + bf16 + " BF16").rc, 0);
+  std::vector<double> share;
+  double n = 0;
+  for (const std::string& drafter : {q8, bf16}) {
+    const Ran r = facet(
+        "bench spec --backend cpu -t 1 -c 1024 --sets thinking,arithmetic --count 6 --lengths 8 --runs 1 "
+        "-n 48 --draft " +
+        drafter + " --json " + at("rows.jsonl"));
+    ASSERT_EQ(r.rc, 0) << r.out;
+    double drafted = 0, accepted = 0;
+    std::ifstream rows(at("rows.jsonl"));
+    for (std::string line; std::getline(rows, line);) {
+      const auto j = nlohmann::json::parse(line, nullptr, false);
+      drafted += j["drafted"].get<double>(), accepted += j["accepted"].get<double>();
+    }
+    ASSERT_GT(drafted, 200);
+    share.push_back(accepted / drafted), n = drafted;
+  }
+  std::printf("accepted: %.3f of %.0f drafts in Q8_0, %.3f in BF16\n", share[0], n, share[1]);
+  EXPECT_GT(share[0], .2) << "drafts are to be right and wrong";
+  EXPECT_LT(share[0], .95) << "drafts are to be right and wrong";
+  EXPECT_NEAR(share[0], share[1], 3 * std::sqrt(2 * share[0] * (1 - share[0]) / n));
 }
 
 TEST_F(DrafterCommands, Refusals) {

@@ -409,6 +409,18 @@ class Choices(Shared):
                 self.assertTrue(HELLO.startswith(r["choices"][0]["message"]["content"]))
                 self.assertEqual(self.post("/v1/chat/completions", ask)["choices"][0]["message"]["content"], HELLO)  # what it left is sound
 
+    def test_ids_without_bos_are_told_once(self):
+        text = "does not begin with <bos>"
+        ids = self.post("/tokenize", {"content": "Hello", "add_special": True})["tokens"]
+        s = Server("--draft", "none", "-c", "512")
+        for prompt in ("Hello", ids):
+            s.request("POST", "/v1/completions", {"prompt": prompt, "max_tokens": 1})
+        self.assertNotIn(text, s.log_text())
+        for prompt in (ids[1:], [ids[1:], "Hello"]):
+            s.request("POST", "/v1/completions", {"prompt": prompt, "max_tokens": 1})
+        s.wait_log(text)
+        self.assertEqual((s.stop(), s.ended_log.count(text)), (0, 1))
+
     def test_a_loop_ends_an_answer(self):
         one = self.post("/tokenize", {"content": HELLO})["tokens"][0]
         ask = {"prompt": "Hello", "temperature": 0, "max_tokens": 300, "ignore_eos": True, "logit_bias": {str(one): 100}}  # the same token for ever

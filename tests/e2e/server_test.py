@@ -419,6 +419,23 @@ class Soak(Shared):
         self.assertLess(after - before, 4 << 20)
         self.assertEqual(self.s.chat(user("Hello"))["choices"][0]["message"]["content"], HELLO)
 
+    def test_long_conversations_in_streams(self):
+        """Two at once, of eight turns each and longer than the window: answers are those that are computed afresh from all that was said."""
+        def talk(who):
+            said, seen = [], 0
+            for turn in range(8):
+                facts = " ".join(f"Person {who}{turn}{i} has {i + 3} books and lives in house {turn * 7 + i}." for i in range(4))
+                said.append({"role": "user", "content": f"Please remember this. {facts} What is {who * 10} + {turn}?"})
+                chunks = self.s.stream("/v1/chat/completions", {"messages": said, "temperature": 0, "max_tokens": 12, "stream_options": {"include_usage": True}})
+                seen = chunks[-1]["usage"]["prompt_tokens"]
+                message, _ = joined(chunks[:-1])
+                if turn % 2:
+                    self.assertEqual(message, without_ids(self.s.chat(said, max_tokens=12, cache_prompt=False)["choices"][0]["message"]), (who, turn))
+                said.append({"role": "assistant", "content": message["content"]})
+            return seen
+        for n in in_threads([lambda: talk(1), lambda: talk(2)]):
+            self.assertGreater(n, 512)
+
 
 class Limits(unittest.TestCase):
     def with_server(self, *flags):

@@ -50,13 +50,13 @@ inline Difference compare(std::span<const float> got, std::span<const float> wan
 template <class B>
 class Harness {
  public:
-  // More arguments are the backend's, behind the number of threads.
+  Harness(const std::string& path, KvPlan kv, int max_out = 0) : Harness(path, kv, max_out, 1) {}
+  // More arguments are the backend's, most often the number of threads.
   template <class... Args>
-  Harness(const std::string& path, KvPlan kv, int max_out = 0, int n_threads = 1, Args... args)
+  Harness(const std::string& path, KvPlan kv, int max_out, Args... args)
       : file_(must(GgufFile::open(path))), cfg(must(gemma4_config(file_))) {
     kv.max_ctx = std::max(kv.max_ctx, 1);
-    runner_ = must(
-        Runner<B>::open(file_, cfg, {.kv = kv, .max_out = max_out > 0 ? max_out : kv.max_step}, n_threads, args...));
+    runner_ = must(Runner<B>::open(file_, cfg, {.kv = kv, .max_out = max_out > 0 ? max_out : kv.max_step}, args...));
   }
   static inline const KvPlan kExact{
       .k = KvType::kF32, .v = KvType::kF32, .share = true, .max_ctx = 512, .max_step = 128, .margin = 16};
@@ -73,9 +73,7 @@ class Harness {
   }
   std::vector<float> forward() {
     const auto logits = runner_->forward();
-    std::vector<float> v;
-    for (int r = 0; r < logits.rows; ++r) v.insert(v.end(), row(logits, r), row(logits, r) + logits.cols);
-    return v;
+    return backend().to_host(logits);
   }
   // All logits of ids, in chunks of the given sizes (the last repeats), starting from an empty slot.
   std::vector<float> logits(std::span<const int32_t> ids, std::vector<int> chunks, int slot = 0) {
@@ -98,13 +96,6 @@ class Harness {
   }
 
  private:
-  template <class R>
-  static const float* row(const R& r, int t) {
-    if constexpr (requires { r.a; })
-      return r.a.row(t);
-    else
-      return r.row(t);
-  }
   GgufFile file_;
 
  public:

@@ -260,17 +260,17 @@ TEST(DraftChooser, ComesCloseToTheBestFixedLength) {
   for (const double p : {0., .2, .5, .8, .95})
     for (const double row : {.02, .1, .4}) {
       const Play r = play(DraftChooser({15}, {.max = 15}), {p}, row, 600, 3, {.1});
-      EXPECT_GT(r.tokens / r.seconds, .9 * best_fixed(p, row, .1, 15)) << p << " " << row;
+      EXPECT_GT(r.tokens / r.seconds, .92 * best_fixed(p, row, .1, 15)) << p << " " << row;
     }
 }
 TEST(DraftChooser, LeavesADrafterThatIsNeverRight) {
   for (const double row : {.02, .1, .4}) {
     DraftChooser c({15}, {.max = 15});
     const Play start = play(c, {0}, row, 32, 1, {.05}), r = play(c, {0}, row, 1000, 1, {.05});
-    EXPECT_LT((r.seconds - start.seconds) / (r.tokens - start.tokens), 1.03) << row;
+    EXPECT_LT((r.seconds - start.seconds) / (r.tokens - start.tokens), 1.02) << row;
   }
 }
-// After 32 rounds it is hardly asked any more, however dear, and costs less than 3 %.
+// After 32 rounds it is hardly asked any more, however dear, and costs less than 2 %.
 TEST(DraftChooser, HardlyAsksOneThatIsNeverRight) {
   for (const double row : {.02, .1, .4})
     for (const double draft : {.05, .5, 4.})
@@ -281,7 +281,7 @@ TEST(DraftChooser, HardlyAsksOneThatIsNeverRight) {
           const DraftChooser& c = both ? two : one;
           const Play start = play(c, p, row, 32, 1, cost), r = play(c, p, row, rounds, 1, cost);
           const int steps = rounds - 32;
-          EXPECT_LT((r.seconds - start.seconds) / (r.tokens - start.tokens), 1.03)
+          EXPECT_LT((r.seconds - start.seconds) / (r.tokens - start.tokens), 1.02)
               << row << " " << draft << " " << both;
           EXPECT_LT(r.asked - start.asked, steps / 32) << row << " " << draft << " " << both;
         }

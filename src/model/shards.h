@@ -1,0 +1,47 @@
+#pragma once
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "backend/cut.h"
+#include "base/result.h"
+#include "model/types.h"
+
+namespace facet {
+
+// How a model is divided among shards (tensor parallelism): query heads with the K/V heads that they read, columns of
+// feed-forward layers and of each expert, and the vocabulary. What is not named here is whole in every shard.
+//
+// Heads are divided evenly. A K/V head that several shards' queries read is held by each of these.
+bool divides(const ModelCfg& m, int n_shard);
+std::vector<int> shard_counts(const ModelCfg& m);  // the numbers, from 2 on, that divide it
+Status check_shards(const std::string& path, const ModelCfg& m, int n_shard);
+// What one shard has, where the number divides the model; else all of it.
+ModelCfg shard_config(const ModelCfg& m, int n_shard);
+
+// The cuts of a model's matrices; whole ones where the number does not divide it.
+class ModelCuts {
+ public:
+  ModelCuts(const ModelCfg& m, int n_shard) : whole_(n_shard < 2 || !divides(m, n_shard)) {}
+  Cut heads(int64_t head_dim) const { return cut({.side = Cut::Side::kOut, .unit = head_dim}); }
+  Cut kv_heads(int64_t head_dim) const { return cut({.side = Cut::Side::kOut, .unit = head_dim, .repeat = true}); }
+  Cut of_heads(int64_t head_dim) const { return cut({.side = Cut::Side::kIn, .unit = head_dim}); }
+  // down: the matrix that reads the hidden columns; null: it is missing, which is somebody else's error.
+  Cut hidden(const TensorView* down, int folds = 1) const {
+    return cut({.side = Cut::Side::kOut, .unit = hidden_unit(down), .folds = folds});
+  }
+  Cut of_hidden(const TensorView* down) const { return cut({.side = Cut::Side::kIn, .unit = hidden_unit(down)}); }
+  Cut vocabulary() const { return cut({.side = Cut::Side::kOut, .unit = kVocabularyUnit}); }
+
+ private:
+  static constexpr int64_t kHiddenUnit = 64;      // columns that share a scale of int8 activations
+  static constexpr int64_t kVocabularyUnit = 16;  // a strip of outputs
+  // Whole blocks of the matrix that reads them: 256 columns of K-quants.
+  static int64_t hidden_unit(const TensorView* down) {
+    return down ? std::max<int64_t>(kHiddenUnit, dtype_info(down->type).block) : kHiddenUnit;
+  }
+  Cut cut(Cut c) const { return whole_ ? Cut{} : c; }
+  bool whole_;
+};
+
+}  // namespace facet
