@@ -2,11 +2,11 @@
 #include <unistd.h>
 #include <string>
 
-#include "app/find_drafter.h"
 #include "engine/open_drafters.h"
 #include "support/harness.h"
 #include "support/scripted_drafter.h"
 #include "support/tiny_model.h"
+#include "tools/find_drafter.h"
 
 namespace facet::test {
 
