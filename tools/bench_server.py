@@ -4,11 +4,13 @@
 Starts a server, sends streams from so many clients at once, each prompt different from its first token on (nothing is cached), and
 prints per number of clients the percentiles of the time to the first token and between tokens. Prompts are token ids, so that they
 are exactly as long as --prompt says. --steps instead measures what steps take through the server, in the form that capacity.py
-reads. Standard library only.
+reads. --arriving N: what readers notice of a prompt of N tokens, the gaps between their tokens before it comes and until its first token. Standard library only.
 """
 import argparse
 import http.client
 import json
+import multiprocessing
+import os
 import random
 import statistics
 import subprocess
@@ -77,28 +79,39 @@ class Server:
         self.process.wait()
 
 
-def together(n, work):
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(n)]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join()
+def answers(server, clients, requests, n_prompt, n_answer, numbers):
+    """What so many clients got, each with one request after another. Clients are threads of several processes: one would be slower than the server."""
+    mine = [[next(numbers) for _ in range(requests // clients + (i < requests % clients))] for i in range(clients)]
+    n_process = min(clients, os.cpu_count() or 1)
+
+    def process(p, pipe):
+        out = []
+        threads = [threading.Thread(target=lambda i=i: out.extend(server.answer(n, n_prompt, n_answer) for n in mine[i])) for i in range(p, clients, n_process)]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
+        pipe.send(out)
+
+    fork = multiprocessing.get_context("fork")
+    pipes = [fork.Pipe(False) for _ in range(n_process)]
+    processes = [fork.Process(target=process, args=(p, pipes[p][1])) for p in range(n_process)]
+    for p in processes:
+        p.start()
+    for _, end in pipes:
+        end.close()  # so that a process that fails is seen
+    out = [x for begin, _ in pipes for x in begin.recv()]
+    for p in processes:
+        p.join()
+    if len(out) != requests:
+        sys.exit(f"{requests} requests, {len(out)} answers")
+    return out
 
 
 def load(server, clients, a, numbers):
     """A closed loop of so many clients."""
-    out, left = [], list(range(a.requests))
-
-    def client(_):
-        while left:
-            try:
-                left.pop()
-            except IndexError:
-                return
-            out.append(server.answer(next(numbers), a.prompt, a.generate))
-
     begin = time.perf_counter()
-    together(clients, client)
+    out = answers(server, clients, a.requests, a.prompt, a.generate, numbers)
     wall = time.perf_counter() - begin
     ttft = [1e3 * (times[0][0] - begin) for begin, times, _ in out]
     gaps = []  # the tokens of one event arrive together: the first after a gap, the others after none
@@ -126,12 +139,7 @@ def steps(server, a, numbers):
         for n in a.rows:
             gaps = []
             for _ in range(a.runs):
-                out = [None] * n
-
-                def client(i):
-                    out[i] = server.answer(next(numbers), max(1, depth), a.generate)
-
-                together(n, client)
+                out = answers(server, n, n, max(1, depth), a.generate, numbers)
                 begin, end = max(times[0][0] for _, times, _ in out), min(times[-1][0] for _, times, _ in out)
                 for _, times, _ in out:  # while all of them decode
                     inside = [t for t in times if begin <= t[0] <= end]
@@ -140,6 +148,39 @@ def steps(server, a, numbers):
             if not gaps:
                 sys.exit(f"{n} answers of {a.generate} tokens never decoded together: raise --generate")
             yield {"phase": "batch", "n": n, "depth": depth, "runs": a.runs, "ms_median": statistics.median(gaps), "ms_mean": statistics.fmean(gaps)}
+
+
+def arriving(server, clients, a, numbers):
+    """So many answers are being read when a long prompt comes."""
+    over, times = threading.Event(), [[] for _ in range(clients)]
+
+    def read(i):
+        while not over.is_set():
+            for _ in server.events({"prompt": server.prompt(next(numbers), a.prompt), "temperature": 0, "n_predict": a.generate, "ignore_eos": True}):
+                times[i].append(time.perf_counter())
+                if over.is_set():
+                    return
+
+    readers = [threading.Thread(target=read, args=(i,)) for i in range(clients)]
+    for t in readers:
+        t.start()
+    while min(map(len, times)) < 100:
+        time.sleep(.05)
+    quiet = time.perf_counter()
+    time.sleep(2)
+    came, answer, _ = server.answer(next(numbers), a.arriving, 2)
+    first = answer[0][0]
+    over.set()
+    for t in readers:
+        t.join()
+
+    def gaps(begin, end):
+        return [1e3 * (y - x) for t in times for x, y in zip(t, t[1:]) if begin <= y <= end]
+
+    before, beside = gaps(quiet, came), gaps(came, first)
+    return {"phase": "arriving", "clients": clients, "prompt": a.prompt, "arriving": a.arriving, "slots": a.slots, "ttft_ms": 1e3 * (first - came),
+            "before_ms_p50": percentile(before, 50), "before_ms_p99": percentile(before, 99),
+            "itl_ms_p50": percentile(beside, 50), "itl_ms_p99": percentile(beside, 99), "itl_ms_max": max(beside)}
 
 
 def about(program, model, options):
@@ -164,22 +205,24 @@ def main():
     ap.add_argument("--prompt", type=int, default=512, help="tokens of a prompt [512]")
     ap.add_argument("--generate", type=int, default=64, help="tokens of an answer [64]")
     ap.add_argument("--slots", type=int, help="--parallel of the server; omitted: as many as the most clients")
+    ap.add_argument("--arriving", type=int, default=0, help="tokens of a prompt that comes while --clients read answers of --generate tokens")
     ap.add_argument("--steps", action="store_true", help="measure steps: --rows sequences after --depths tokens, prompts of --prefill tokens")
     ap.add_argument("--rows", type=whole, default=[1, 2, 4, 8])
     ap.add_argument("--depths", type=whole, default=[16, 512])
     ap.add_argument("--prefill", type=whole, default=[64, 128, 256, 512])
     ap.add_argument("--runs", type=int, default=5, help="of each step [5]")
     a = ap.parse_args(argv[:at])
-    a.slots = a.slots or max(a.rows if a.steps else a.clients)
-    longest = max(a.depths + a.prefill) if a.steps else a.prompt
+    a.slots = a.slots or max(a.rows if a.steps else a.clients) + (a.arriving > 0)
+    longest = max(a.depths + a.prefill) if a.steps else max(a.prompt, a.arriving)
+    serve = arriving if a.arriving else load
     said = about(a.program, a.model, argv[at + 1:])
     server = Server(a.program, a.model, a.slots, longest + a.generate + 64, argv[at + 1:])
     try:
         numbers = iter(range(1000, 1 << 40))
         server.answer(next(numbers), longest, a.generate)
-        for line in steps(server, a, numbers) if a.steps else (load(server, clients, a, numbers) for clients in a.clients):
+        for line in steps(server, a, numbers) if a.steps else (serve(server, clients, a, numbers) for clients in a.clients):
             print(json.dumps({**line, **said}), flush=True)
-            if not a.steps:
+            if not a.steps and not a.arriving:
                 print(f"{line['clients']} clients: first token {line['ttft_ms_p50']:.1f} / {line['ttft_ms_p99']:.1f} ms, between tokens "
                       f"{line['itl_ms_p50']:.2f} / {line['itl_ms_p99']:.2f} ms, {line['tok_s']:.0f} tokens/s", file=sys.stderr)
     finally:
