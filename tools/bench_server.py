@@ -26,7 +26,8 @@ def percentile(values, p):
 
 class Server:
     def __init__(self, program, model, slots, context, options):
-        command = [program, "serve", "-m", model, "-c", str(context), "--port", "0", "--parallel", str(slots), *options]
+        room = [] if "-c" in options else ["-c", str(context)]
+        command = [program, "serve", "-m", model, *room, "--port", "0", "--parallel", str(slots), *options]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         line = self.process.stdout.readline()
         if ":" not in line:
