@@ -1,11 +1,13 @@
-// Times matrix products with few rows on one GPU at Gemma's shapes, one JSON object per line.
+// Times matrix products straight from quantised blocks on one GPU at Gemma's shapes, one JSON object per line.
 //   facet_cuda_matmul_bench [substring of the names to run]
 // Each case is a graph of calls that walk over copies of the weights larger together than the L2; the time is
-// the median of its replays over the calls. The read bandwidth they are compared with is measured first.
+// the median of its replays over the calls. What they are compared with is measured first: the read bandwidth, and a
+// loop of int8 mma.sync with the instructions that the scale of a 32-column block takes.
 #include <cstdio>
 #include <random>
 #include <string>
 
+#include "backend/cuda/kernels/common/mma.cuh"
 #include "backend/cuda/kernels/matmul/matmul.h"
 #include "backend/cuda/kernels/probe.h"
 #include "cuda_bench.h"
@@ -14,6 +16,36 @@ using namespace facet;
 using cuda::Tile;
 
 namespace {
+
+// Eight independent products of 16 x 8 x 32 a warp and turn, operands in registers; scaled: sums in f32, a factor each.
+template <bool kScaled>
+__global__ void __launch_bounds__(256, 2) mma_kernel(int n, float* out) {
+  float sum[8][4] = {};
+  int codes[8][4] = {};
+  const uint32_t seed = 0x01010101u * (threadIdx.x & 15);
+  const uint32_t a[4] = {seed, seed ^ 1, seed ^ 2, seed ^ 3};
+  const float scale = float(threadIdx.x) * 1e-20f;
+  for (int i = 0; i < n; ++i)
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      int c[4];
+      cuda::mma_s8(c, a, seed ^ uint32_t(i), seed ^ uint32_t(j));
+#pragma unroll
+      for (int k = 0; k < 4; ++k) kScaled ? void(sum[j][k] += scale * float(c[k])) : void(codes[j][k] ^= c[k]);
+    }
+  float all = 0;
+  for (int j = 0; j < 8; ++j)
+    for (int k = 0; k < 4; ++k) all += sum[j][k] + float(codes[j][k]);
+  if (all == 0.5f) *out = all;
+}
+template <bool kScaled>
+double mma_tops(cudaStream_t stream, float* out) {
+  constexpr int kTurns = 4096;
+  const int blocks = 2 * cuda::device().n_sm;
+  const double us =
+      bench::time_us(stream, 4, [&](int) { mma_kernel<kScaled><<<blocks, 256, 0, stream>>>(kTurns, out); });
+  return double(blocks) * 8 * kTurns * 8 * (2. * 16 * 8 * 32) / us / 1e6;
+}
 
 struct Case {
   const char* name;
@@ -40,6 +72,8 @@ const std::vector<Case> kCases = {
     {"bf16 gate_up", 2560, {{Tile::kBF16, 10240}, {Tile::kBF16, 10240}}, true},
 };
 
+constexpr int kMostRows = 4096;  // of a prompt, 128 at a time
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -57,21 +91,29 @@ int main(int argc, char** argv) {
       FACET_CUDA_CHECK(cudaMemcpy(arena + at, h.data(), h.size() * 4, cudaMemcpyHostToDevice));
   }
   const double ceiling = cuda::read_gbps();
-  std::vector<__nv_bfloat16> x(16 * 21504);
+  std::vector<__nv_bfloat16> x(size_t(kMostRows) * 21504);
   std::mt19937 rng(2);
   std::normal_distribution<float> normal;
   for (auto& v : x) v = __float2bfloat16(normal(rng));
   uint8_t* xd = bench::allocate<uint8_t>(x.size() * 2);
   FACET_CUDA_CHECK(cudaMemcpy(xd, x.data(), x.size() * 2, cudaMemcpyHostToDevice));
-  float* y = bench::allocate<float>(size_t(16) * 262144 * 3);
-  cuda::SkinnyWork work{.partial = reinterpret_cast<float*>(bench::allocate<uint8_t>(size_t(512) << 20)),
+  float* y = bench::allocate<float>(size_t(kMostRows) * 43008);
+  const double scaled = mma_tops<true>(stream, y), bare = mma_tops<false>(stream, y);
+  std::printf("{\"kernel\": \"mma.sync\", \"tops\": %.0f, \"tops_scaled\": %.0f, \"gbps\": %.0f}\n", bare, scaled,
+              ceiling);
+  constexpr size_t kPartial = size_t(512) << 20;
+  cuda::SkinnyWork work{.partial = reinterpret_cast<float*>(bench::allocate<uint8_t>(kPartial)),
+                        .partial_floats = kPartial / 4,
                         .counter = reinterpret_cast<unsigned*>(bench::allocate<uint8_t>(65536)),
-                        .image = bench::allocate<uint8_t>(1 << 22)};
+                        .image = bench::allocate<uint8_t>(size_t(cuda::skinny_image_bytes(21504)))};
   FACET_CUDA_CHECK(cudaMemset(work.counter, 0, 65536));
 
   for (const Case& c : kCases) {
     if (std::string(c.name).find(only) == std::string::npos) continue;
-    for (int n : {1, 4, 8, 16}) {
+    int most = 0;
+    for (auto [tile, rows] : c.w) most += rows;
+    for (int n : {1, 4, 8, 16, 32, 64, 128, kMostRows}) {
+      if (int64_t(n) * most > int64_t(kMostRows) * 43008 || (n > 128 && cuda::is_float(c.w[0].first))) continue;
       size_t bytes = 0;
       for (auto [tile, rows] : c.w)
         bytes += size_t(cuda::TiledMatrix{nullptr, tile, rows, c.n_in, 1}.matrix_bytes() + 127) / 128 * 128;
@@ -83,17 +125,19 @@ int main(int argc, char** argv) {
         for (size_t k = 0; k < c.w.size(); ++k) {
           m[k].w = {p, c.w[k].first, c.w[k].second, c.n_in, 1};
           p += size_t(m[k].w.matrix_bytes() + 127) / 128 * 128;
-          m[k].y = y + at, m[k].y_stride = 262144;
+          m[k].y = y + at, m[k].y_stride = most;
           at += c.w[k].second;
         }
         cuda::skinny(stream, m, int(c.w.size()), c.glu, Act::kGelu, reinterpret_cast<__nv_bfloat16*>(xd), c.n_in, n,
                      work);
       };
-      const double us = bench::time_us(stream, std::max(copies, 8), call);
+      const double us = bench::time_us(stream, n > 128 ? 2 : std::max(copies, 8), call);
+      const double tops = 2. * n * most * c.n_in / us / 1e6;
       std::printf(
           "{\"kernel\": \"skinny\", \"case\": \"%s\", \"n\": %d, \"us\": %.2f, \"mb\": %.1f, \"gbps\": %.0f, "
-          "\"gbps_ceiling\": %.0f, \"share\": %.3f}\n",
-          c.name, n, us, double(bytes) / 1e6, double(bytes) / us / 1e3, ceiling, double(bytes) / us / 1e3 / ceiling);
+          "\"gbps_ceiling\": %.0f, \"share\": %.3f, \"tops\": %.1f, \"of_mma\": %.3f}\n",
+          c.name, n, us, double(bytes) / 1e6, double(bytes) / us / 1e3, ceiling, double(bytes) / us / 1e3 / ceiling,
+          tops, tops / scaled);
       std::fflush(stdout);
     }
   }

@@ -74,6 +74,7 @@ BackendMemory cuda_memory(const GgufFile& file, const EngineConfig& c) {
   m.scratch_bytes = [info = *d, partials = Cuda::partial_bytes(*d, file.tensors())](const BackendLimits& limits) {
     return Cuda::reserve_bytes(info, limits) + partials;
   };
+  m.unpacks = [info = *d](std::span<const TensorView> tensors) { return Cuda::unpacks(info, tensors); };
   m.page_bytes = CudaPagePool::kPage, m.read_beyond = CudaPagePool::kReadBeyond;
   if (c.memory > 0)
     m.available = c.memory;

@@ -93,7 +93,7 @@ void Cuda::reserve(const BackendLimits& more) {
   attend_.bytes = attend_bytes(l);
   device_.grow(attend_.p, attend_.bytes, "scratch");
   arrays_.reserve(l.max_tok);
-  if (l.max_tok > kSkinnyMost && d.cublaslt) gemm_.reserve(l.max_matrix, int64_t(l.max_tok) * l.max_cols);
+  if (l.max_tok > kSkinnyMost && unpacks_) gemm_.reserve(l.max_matrix, int64_t(l.max_tok) * l.max_cols);
   if (l.n_cluster > 0 && (cluster_score_.rows < l.max_tok || cluster_score_.cols < l.n_cluster)) {
     if (cluster_score_) acts_.release(cluster_score_);
     cluster_score_ = new_rows(l.max_tok, l.n_cluster);
@@ -123,7 +123,7 @@ void Cuda::reserve_experts(const BackendLimits& l, unsigned* number) {
 
 int64_t Cuda::reserve_bytes(const cuda::DeviceInfo& d, const BackendLimits& l) {
   int64_t n = int64_t(attend_bytes(l)) + int64_t(2 * cuda::Loader::kPiece) + cuda::skinny_image_bytes(l.max_cols);
-  if (l.max_tok > kSkinnyMost && d.cublaslt)
+  if (l.max_tok > kSkinnyMost && l.max_matrix > 0)
     n += int64_t(l.max_tok) * l.max_cols * 4 + l.max_matrix * 2 + cuda::Gemm::kWorkspace;
   n += int64_t(l.max_tok) * l.n_cluster * 7;
   if (l.n_expert > 0)

@@ -16,6 +16,7 @@ void Cuda::products(std::span<const Rows> y, const Rows& x, std::span<const Weig
   const int64_t stride = x.buffer->stride;
   const int rows = x.rows, small = small_rows(rows);
   const bool is_long = rows - small > kSkinnyMost &&
+                       std::ranges::any_of(w, [&](const Weight& m) { return unpacks(device_.info(), m.m.tile); }) &&
                        std::ranges::all_of(w, [&](const Weight& m) { return gemm_.fits(m.n_out, m.n_in); });
   const bool in_bytes =
       std::ranges::all_of(w, [](const Weight& m) { return cuda::input_of(m.m) == cuda::Input::kByte; });

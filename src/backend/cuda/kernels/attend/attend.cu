@@ -162,10 +162,14 @@ bool attend(cudaStream_t stream, Mat o, Mat q, const KvLayer& kv, const Step& s,
         partials + align_up(size_t(per_pass) * size_t(spec.n_q_head) * size_t(p.n_split) * sizeof(float2)));
     for (p.t_begin = 0; p.t_begin < n_small; p.t_begin = p.t_end) {
       p.t_end = std::min(n_small, p.t_begin + per_pass);
-      if (decode(stream, p, std::min(most_tokens(s.shape), p.t_end - p.t_begin) * p.group))
+      const int n_cols = std::min(most_tokens(s.shape), p.t_end - p.t_begin) * p.group;
+      bool done = decode(stream, p, n_cols);
+      if (!done && p.heads.on)
+        heads_first(), done = decode(stream, p, n_cols);  // heads take shared memory of their own
+      if (done)
         attend_combine(stream, p);
       else
-        heads_first(), attend_plain(stream, p), imaged = false;
+        attend_plain(stream, p), imaged = false;
     }
   }
   p.t_begin = fast ? n_small : 0;
