@@ -80,6 +80,34 @@ CLI::Validator byte_count(uint64_t least) {
           "", "byte_count"};
 }
 
+std::optional<std::vector<int>> gpus_from(const std::string& s) {
+  constexpr int kMost = 64;
+  std::vector<int> gpus;
+  for (size_t at = 0; at <= s.size();) {
+    const size_t end = std::min(s.find(',', at), s.size());
+    int v = 0;
+    if (!parse_all(s.substr(at, end - at), v) || v < 0 || v >= kMost) return std::nullopt;
+    if (std::find(gpus.begin(), gpus.end(), v) != gpus.end()) return std::nullopt;
+    gpus.push_back(v);
+    at = end + 1;
+  }
+  if (gpus.size() > 1) return gpus;
+  const int n = gpus[0];
+  if (n == 0) return std::nullopt;
+  gpus.clear();
+  for (int i = 0; i < n; ++i) gpus.push_back(i);
+  return gpus;
+}
+
+CLI::Validator gpu_list() {
+  return {[](std::string& s) {
+            return gpus_from(s)
+                       ? std::string()
+                       : expected("a number of GPUs, or several unlike ones as nvidia-smi numbers them (0,2)", s);
+          },
+          "", "gpu_list"};
+}
+
 CLI::Validator name_among(std::vector<std::string> names) {
   const std::string list = fmt::format("{}", fmt::join(names, ", "));
   return {[names = std::move(names), list](std::string& s) {

@@ -2,6 +2,7 @@
 #include <CLI/CLI.hpp>
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -14,6 +15,9 @@ CLI::Validator number_in(double low, double high);  // finite; NaN is in no rang
 CLI::Validator whole_number();                      // digits that fit 64 bits
 CLI::Validator byte_count(uint64_t least);          // "8GB" (powers of 1024) becomes digits
 CLI::Validator name_among(std::vector<std::string> names);  // whatever the case; becomes the name as it is spelled here
+
+CLI::Validator gpu_list();  // a number of GPUs, or their own numbers: "2", "0,3"
+std::optional<std::vector<int>> gpus_from(const std::string& s);
 
 template <class E>
 std::vector<std::string> names_of(const std::map<std::string, E>& names) {

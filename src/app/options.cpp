@@ -79,6 +79,12 @@ void add_compute_options(CLI::App* cmd, EngineConfig& c) {
   cmd->add_option("--gpu", c.gpu, "Which GPU, as nvidia-smi numbers them")
       ->check(CLI::Range(0, 63))
       ->capture_default_str();
+  cmd->add_option_function<std::string>(
+         "--gpus", [&c](const std::string& s) { c.gpus = *gpus_from(s); },
+         "Several GPUs that the model is divided among: their number, or which ones (0,2)")
+      ->check(gpu_list())
+      ->excludes("--gpu")
+      ->option_text("N|LIST");
   add_named(cmd, "--cpu-isa", c.cpu_isa, kIsas,
             "Instruction set of the cpu backend: auto, scalar, avx2, avx512 or amx");
   add_kv_options(cmd, c);

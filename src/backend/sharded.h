@@ -1,9 +1,12 @@
+// Long: every verb of the table, and what each does with buffers that are divided.
 #pragma once
 #include <array>
 #include <deque>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "backend/backend.h"
@@ -13,6 +16,7 @@
 #include "backend/pass.h"
 #include "backend/shard_link.h"
 #include "base/check.h"
+#include "base/recent.h"
 
 namespace facet {
 
@@ -68,7 +72,12 @@ class Sharded {
   template <class T>
   struct Values {  // the host reads the first shard's
     Each<T> part{};
-    auto operator[](size_t i) const { return part[0][i]; }
+    const Link* link = nullptr;
+    auto operator[](size_t i) const {
+      const auto v = part[0][i];
+      if constexpr (requires { link->check(); }) link->check();
+      return v;
+    }
   };
   using Ids = Values<typename B::Ids>;
   using Scores = Values<typename B::Scores>;
@@ -78,7 +87,14 @@ class Sharded {
   explicit Sharded(int n_shard, const Args&... args) {
     CHECK(n_shard >= 1 && n_shard <= kMaxShards, "{} shards", n_shard);
     for (int i = 0; i < n_shard; ++i) shard_.push_back(std::make_unique<B>(args...));
-    static_assert(Decorates<Sharded, B>);
+    begin();
+  }
+  // Each shard's backend gets an argument of its own: the GPU that it is on.
+  template <class T>
+  explicit Sharded(const std::vector<T>& own) {
+    CHECK(!own.empty() && own.size() <= kMaxShards, "{} shards", own.size());
+    for (const T& t : own) shard_.push_back(std::make_unique<B>(t));
+    begin();
   }
 
   int n_shard() const { return int(shard_.size()); }
@@ -123,20 +139,26 @@ class Sharded {
     return {&x, rows, cols};
   }
   Ids new_ids(int n) {
-    return of_each<Ids>([&](B& b) { return b.new_ids(n); });
+    return results<Ids>([&](B& b) { return b.new_ids(n); });
   }
   Scores new_scores(int n) {
-    return of_each<Scores>([&](B& b) { return b.new_scores(n); });
+    return results<Scores>([&](B& b) { return b.new_scores(n); });
   }
   void reserve(const BackendLimits& l) {
     each([&](size_t, B& b) { b.reserve(l); });
   }
   static constexpr double kRound = B::kRound;
+  static constexpr double kRoundLight = [] {
+    if constexpr (requires { B::kRoundLight; })
+      return B::kRoundLight;
+    else
+      return B::kRound;
+  }();
   static int64_t rows_bytes(int64_t rows, int64_t cols) { return B::rows_bytes(rows, cols); }
 
   // [rows, cols] of all columns, wherever they are.
   std::vector<float> to_host(Rows x) {
-    if (!x.buffer->held) return shard(0).to_host(whole(x, 0));
+    if (!x.buffer->held) return first().to_host(whole(x, 0));
     std::vector<float> v(size_t(x.rows) * size_t(x.cols));
     each([&](size_t i, B& b) {
       const Range r = (*x.buffer->held)[i];
@@ -177,6 +199,48 @@ class Sharded {
   {
     each([&](size_t, B& b) { b.next_step(s); });
   }
+
+  // All shards run a pass, capture it, or launch what they captured. What it leaves in buffers is noted when it is
+  // captured.
+  template <class Pass>
+  Rows replay(const void* key, Pass&& pass) requires requires(B b) {
+    b.look(key);
+  }
+  {
+    using Way = typename B::Way;
+    Way way = Way::kLaunch;
+    each([&](size_t, B& b) { way = std::min(way, b.look(key)); });
+    Captured& c = captured_.at({key, shard(0).shape()}, [](Captured&) {});
+    if (way == Way::kLaunch && !c.out) way = Way::kCapture;
+    if (way != Way::kLaunch) {
+      each([&](size_t, B& b) { b.begin_pass(way); });
+      if (way == Way::kCapture) c.writes.clear(), noting_ = &c.writes;
+      const Rows out = pass();
+      noting_ = nullptr;
+      each([&](size_t, B& b) { b.end_pass(way); });
+      if (way == Way::kRun) return out;
+      c.out = out;
+    }
+    each([&](size_t, B& b) { b.launch_pass(); });
+    for (const auto& [buffer, held] : c.writes) buffer->held = held;
+    return *c.out;
+  }
+  void use_graphs(bool on) requires requires(B b) { b.use_graphs(on); }
+  {
+    each([&](size_t, B& b) { b.use_graphs(on); });
+  }
+  void finish() requires requires(B b) { b.finish(); }
+  {
+    each([&](size_t, B& b) { b.finish(); });
+    if constexpr (requires(Link l) { l.check(); }) link_.check();
+  }
+  // Times are the first shard's: sums end at the same time in all.
+  void mark() requires requires(B b) { b.mark(); }
+  { first().mark(); }
+  void hold() requires requires(B b) { b.hold(); }
+  { first().hold(); }
+  std::vector<double> laps() requires requires(B b) { b.laps(); }
+  { return first().laps(); }
 
   // --- Products
 
@@ -283,11 +347,11 @@ class Sharded {
   }
   void sample(Ids ids, Rows logits, std::span<const SampleRow> rows) {
     const auto all = gathered(logits, 1);
-    shard(0).sample(ids.part[0], all[0], rows);
+    first().sample(ids.part[0], all[0], rows);
   }
   void top_k(Ids ids, Scores log_probs, Rows logits, int k) {
     const auto all = gathered(logits, 1);
-    shard(0).top_k(ids.part[0], log_probs.part[0], all[0], k);
+    first().top_k(ids.part[0], log_probs.part[0], all[0], k);
   }
   // Every shard goes on with the token, which each chooses from the same logits.
   void next_tokens(Ids ids, Scores log_probs, Rows logits, int k) requires(Has<B>::next_tokens) {
@@ -344,7 +408,7 @@ class Sharded {
       b.ffn_beside_moe(to(y, i), result(g, gate, i), whole(h, i), gate.part[i], up.part[i], down.part[i], to(o, i),
                        whole(e, i), whole(r, i), part_of(w, i), n_used, act);
     });
-    produced(g, gate), produced(y, down), produced(o, w.down);
+    produced(g, gate), produced(y, down, o, w.down);
   }
   void join_residual_norm(Rows x, Rows h, Rows y, Rows o, Vec y_gain, Vec o_gain,
                           ResidualSpec<Vec> spec) requires(Has<B>::join_residual_norm) {
@@ -356,6 +420,14 @@ class Sharded {
   }
 
  private:
+  void begin() {
+    static_assert(Decorates<Sharded, B>);
+    if constexpr (requires { link_.connect(shard_); }) link_.connect(shard_);
+  }
+  B& first() {
+    facet::make_current(*shard_[0]);
+    return *shard_[0];
+  }
   template <class F>
   void each(F&& f) {
     for (size_t i = 0; i < shard_.size(); ++i) {
@@ -373,6 +445,13 @@ class Sharded {
   T of_each(F&& f) {
     T t{};
     each([&](size_t i, B& b) { t.part[i] = f(b); });
+    return t;
+  }
+
+  template <class T, class F>
+  T results(F&& f) {
+    T t = of_each<T>(f);
+    t.link = &link_;
     return t;
   }
 
@@ -404,15 +483,33 @@ class Sharded {
     return w.side == Cut::Side::kOut ? columns(y, *w.cut, i) : all_columns(y, i);
   }
   void written(Rows y, const Ranges* held) {
-    if (y) y.buffer->held = held;
+    if (!y) return;
+    y.buffer->held = held;
+    if (noting_) noting_->emplace_back(y.buffer, held);
   }
   void produced(Rows y, const Weight& w) {
     written(y, w.side == Cut::Side::kOut ? w.cut : nullptr);
     if (w.side == Cut::Side::kIn) sum(y, w.holders());
   }
-  void sum(Rows y, unsigned has) {
+  // Both at once, where the link can add two sums.
+  void produced(Rows y, const Weight& w, Rows z, const Weight& u) {
+    if constexpr (requires(std::span<const typename B::Rows> r) { link_.sum(r, 1u, r, 1u); }) {
+      if (w.side == Cut::Side::kIn && u.side == Cut::Side::kIn) {
+        written(y, nullptr), written(z, nullptr);
+        const auto first = parts_of(y), second = parts_of(z);
+        return link_.sum(std::span(first).first(shard_.size()), w.holders(), std::span(second).first(shard_.size()),
+                         u.holders());
+      }
+    }
+    produced(y, w), produced(z, u);
+  }
+  Each<typename B::Rows> parts_of(Rows y) const {
     Each<typename B::Rows> part{};
-    each([&](size_t i, B&) { part[i] = all_columns(y, i); });
+    for (size_t i = 0; i < shard_.size(); ++i) part[i] = all_columns(y, i);
+    return part;
+  }
+  void sum(Rows y, unsigned has) {
+    const auto part = parts_of(y);
     link_.sum(std::span(part).first(shard_.size()), has);
   }
 
@@ -434,7 +531,11 @@ class Sharded {
     }
     for (size_t i = 0; i < size_t(n); ++i) {
       facet::make_current(*shard_[i]);
-      if (!b.whole[i]) b.whole[i] = shard_[i]->new_rows(b.rows, b.cols);
+      if (!b.whole[i]) {
+        b.whole[i] = shard_[i]->new_rows(b.rows, b.cols);
+        const Status had = memory_status(*shard_[i]);
+        CHECK(bool(had), "{}", had.error().message());
+      }
       to[i] = b.whole[i].rows_at(x.row0, x.rows).cols_at(0, x.cols);
     }
     each([&](size_t i, B&) { from[i] = held(x, i); });
@@ -456,8 +557,23 @@ class Sharded {
           w.down.name);
   }
 
+  // What a pass that was captured leaves.
+  using Writes = std::vector<std::pair<Buffer*, const Ranges*>>;
+  struct Captured {
+    std::optional<Rows> out;
+    Writes writes;
+  };
+  struct Key {
+    const void* pass = nullptr;
+    StepShape shape;
+    bool operator==(const Key&) const = default;
+  };
+
   std::vector<std::unique_ptr<B>> shard_;
   Link link_;
+  static constexpr size_t kMostCaptured = 128;
+  Recent<Key, Captured> captured_{kMostCaptured};
+  Writes* noting_ = nullptr;
   std::deque<Buffer> buffers_;
   std::deque<Ranges> ranges_;
   std::deque<std::vector<std::byte>> bytes_;  // of weights, where backends do not copy them

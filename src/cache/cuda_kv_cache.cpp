@@ -8,6 +8,7 @@ namespace facet {
 
 Result<std::unique_ptr<CudaKvCache>> CudaKvCache::create(cuda::Device& d, const ModelCfg& m, const KvPlan& p,
                                                          PagePool* pool) {
+  d.make_current();
   std::unique_ptr<CudaKvCache> c(new CudaKvCache(d, m, p));
   std::unique_ptr<PagePool> own;
   if (!pool) {
@@ -40,7 +41,10 @@ void CudaKvCache::move_row(int layer, SlotId, int from, int to) {
   ++moves_.n;
 }
 void CudaKvCache::moves_done(SlotId s) {
-  if (moves_.n > 0) cuda::kv_move(device_.stream(), device_layers_, int(owners_.size()), s, moves_);
+  if (moves_.n > 0) {
+    device_.make_current();
+    cuda::kv_move(device_.stream(), device_layers_, int(owners_.size()), s, moves_);
+  }
   moves_.n = 0;
 }
 

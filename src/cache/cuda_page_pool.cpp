@@ -74,6 +74,7 @@ Result<std::byte*> CudaPagePool::reserve(int64_t bytes) {
 }
 
 Status CudaPagePool::make(PageId p) {
+  device_.make_current();
   if (size_t(p) >= handle_.size()) handle_.resize(size_t(p) + 1);
   unsigned long long& h = handle_[size_t(p)];
   if (h) return Ok{};
@@ -106,15 +107,18 @@ void CudaPagePool::unmap(std::byte* p, int64_t n_pages) {
 }
 
 void CudaPagePool::fresh(std::byte* p, int64_t bytes) {
+  device_.make_current();
   if (random_)
     cuda::fill_random_rows(device_.stream(), p, bytes, 7);
   else
     FACET_CUDA_CHECK(cudaMemsetAsync(p, 0, size_t(bytes), device_.stream()));
 }
 void CudaPagePool::copy(std::byte* to, const std::byte* from, int64_t bytes) {
+  device_.make_current();
   FACET_CUDA_CHECK(cudaMemcpyAsync(to, from, size_t(bytes), cudaMemcpyDeviceToDevice, device_.stream()));
 }
 PagePool::Mark CudaPagePool::mark() {
+  device_.make_current();
   cudaEvent_t event{};
   FACET_CUDA_CHECK(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
   FACET_CUDA_CHECK(cudaEventRecord(event, device_.stream()));
@@ -124,7 +128,7 @@ PagePool::Mark CudaPagePool::mark() {
 std::unique_ptr<PagePool::Courier> CudaPagePool::courier() {
   class OverStream final : public Courier {
    public:
-    explicit OverStream(int device) {
+    explicit OverStream(int device) : device_(device) {
       FACET_CUDA_CHECK(cudaSetDevice(device));
       FACET_CUDA_CHECK(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
       if (cudaMallocHost(&locked_, size_t(kCourierBytes)) != cudaSuccess) {  // slower without
@@ -133,10 +137,12 @@ std::unique_ptr<PagePool::Courier> CudaPagePool::courier() {
       }
     }
     ~OverStream() override {
+      cudaSetDevice(device_);
       cudaFreeHost(locked_);
       cudaStreamDestroy(stream_);
     }
     void after(const Mark& mark) override {
+      FACET_CUDA_CHECK(cudaSetDevice(device_));
       if (mark != after_) FACET_CUDA_CHECK(cudaStreamWaitEvent(stream_, static_cast<cudaEvent_t>(mark.get())));
       after_ = mark;
     }
@@ -154,6 +160,7 @@ std::unique_ptr<PagePool::Courier> CudaPagePool::courier() {
       FACET_CUDA_CHECK(cudaMemcpyAsync(to, from, size_t(bytes), kind, stream_));
       FACET_CUDA_CHECK(cudaStreamSynchronize(stream_));
     }
+    int device_;
     cudaStream_t stream_{};
     void* locked_ = nullptr;
     Mark after_;

@@ -1,6 +1,7 @@
 #include "cache/row_copier.h"
 
 #include <algorithm>
+#include <map>
 
 namespace facet {
 
@@ -8,7 +9,7 @@ class RowCopier::Job {
  public:
   Direction direction;
   std::vector<Range> pieces;
-  PagePool::Mark after;
+  std::map<PagePool*, PagePool::Mark> after;
   size_t next = 0, finished = 0;  // pieces; with the copier's lock
   std::atomic<bool> done = false;
 };
@@ -28,10 +29,11 @@ RowCopier::JobPtr RowCopier::start(Direction d, std::vector<Range> ranges) {
   const int64_t most = pool_.courier_bytes();
   for (const Range& r : ranges)
     for (int64_t at = 0; at < r.bytes; at += most)
-      job->pieces.push_back({r.in_pool + at, r.in_host + at, std::min(most, r.bytes - at)});
+      job->pieces.push_back({r.in_pool + at, r.in_host + at, std::min(most, r.bytes - at), r.pool ? r.pool : &pool_});
   job->done = job->pieces.empty();
   if (job->done) return job;
-  job->after = pool_.mark();
+  for (const Range& r : job->pieces)
+    if (!job->after.contains(r.pool)) job->after[r.pool] = r.pool->mark();
   if (threads_.empty())
     for (int i = 0; i < pool_.couriers(); ++i) threads_.emplace_back([this] { work(); });
   {
@@ -50,7 +52,7 @@ void RowCopier::wait(const JobPtr& job) {
 }
 
 void RowCopier::work() {
-  const std::unique_ptr<PagePool::Courier> courier = pool_.courier();
+  std::map<PagePool*, std::unique_ptr<PagePool::Courier>> couriers;
   std::unique_lock lock(mutex_);
   for (;;) {
     wake_.wait(lock, [this] { return stop_ || !jobs_.empty(); });
@@ -59,7 +61,9 @@ void RowCopier::work() {
     const Range piece = job->pieces[job->next++];
     if (job->next == job->pieces.size()) jobs_.pop_front();
     lock.unlock();
-    courier->after(job->after);
+    auto& courier = couriers[piece.pool];
+    if (!courier) courier = piece.pool->courier();
+    courier->after(job->after.at(piece.pool));
     if (job->direction == Direction::kToHost)
       courier->to_host(piece.in_host, piece.in_pool, piece.bytes);
     else

@@ -141,6 +141,9 @@ Result<std::unique_ptr<Engine>> open_with(const EngineConfig& c, const EngineDeb
       for (const std::string& n : conversion_notes(d.path(), d.tensors())) c.noted(n);
   }
 #endif
+  if (!decided->gpus.empty() && debug.explain)
+    return Error{"--gpus", "expected one GPU where verbs are priced, found several",
+                 "use --gpu, or facet bench --explain"};
   if (debug.lockstep) return open_lockstep_engine(std::move(model), *decided);
   if (debug.explain) return open_traced_engine(std::move(model), *decided);
 #if FACET_CUDA

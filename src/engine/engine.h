@@ -67,6 +67,7 @@ struct EngineConfig {
   std::string model;             // path of a GGUF, or of any part of a split one
   std::string backend = "auto";  // cuda, cpu, ref; auto: cuda where a usable GPU is present, else cpu
   int gpu = 0;
+  std::vector<int> gpus = {};      // those that the model is divided among; empty: gpu alone
   CpuIsa cpu_isa = CpuIsa::kAuto;  // instruction set of the cpu backend
   int n_ctx = 0;                   // rows per sequence; 0: the trained context, halved until the plan fits
   int max_seq = 1;                 // sequences served together
@@ -102,6 +103,8 @@ struct EngineConfig {
   std::function<void(const DraftRound&)> drafted = {};  // likewise, for each draft
   int64_t memory = 0;                                   // bytes that may be used; 0: what the system has available
 };
+
+inline std::vector<int> gpus_of(const EngineConfig& c) { return c.gpus.empty() ? std::vector{c.gpu} : c.gpus; }
 
 // For finding what is broken or slow; nobody who wants text has a use for it.
 struct EngineDebug {

@@ -1,14 +1,17 @@
 #include "engine/engine_cuda.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <map>
 
+#include "backend/cuda/cuda_link.h"
 #include "cache/cuda_kv_cache.h"
 #include "engine/open_drafters.h"
 #include "formats/widen.h"
 #include "model/gemma4_bind.h"
+#include "model/shards.h"
 
 namespace facet {
 
@@ -60,26 +63,60 @@ std::vector<std::string> conversion_notes(const std::string& path, std::span<con
 }
 
 Result<std::unique_ptr<Engine>> open_cuda_engine(LoadedModel model, const EngineConfig& c) {
+  if (!c.gpus.empty()) return open_sharded_engine(std::move(model), c);
   return create_engine<Cuda>(std::move(model), c, c.gpu);
 }
 
-BackendMemory cuda_memory(const GgufFile& file, const EngineConfig& c) {
-  const auto d = cuda::device_info(c.gpu);
-  CHECK(bool(d), "{}", d.error().message());  // resolve_backend() has asked
+namespace {
+
+// Of the GPU that holds most of a model that is divided among n.
+int64_t divided_weight_bytes(const ModelCfg& m, int n, std::span<const TensorView> tensors) {
+  std::vector<int64_t> bytes(static_cast<size_t>(n));
+  for (const TensorView& t : tensors) {
+    const std::vector<TensorView> parts = cut_views(m, n, t, tensors);
+    for (size_t i = 0; i < parts.size(); ++i) bytes[i] += Cuda::weight_bytes(parts[i]);
+  }
+  return *std::max_element(bytes.begin(), bytes.end());
+}
+
+}  // namespace
+
+BackendMemory cuda_memory(const GgufFile& file, const ModelCfg& model, const EngineConfig& c) {
+  const std::vector<int> gpus = gpus_of(c);
+  const int n = int(gpus.size());
+  std::vector<cuda::DeviceInfo> devices;
   BackendMemory m;
-  m.weights = fmt::format("on GPU {}", c.gpu);
+  for (const int gpu : gpus) {
+    const auto d = cuda::device_info(gpu);
+    CHECK(bool(d), "{}", d.error().message());  // resolve_gpus() has asked
+    devices.push_back(*d);
+    const int64_t share = int64_t(std::count(gpus.begin(), gpus.end(), gpu));
+    if (const auto free = Cuda::free_memory(gpu); free) {
+      const int64_t room = std::max<int64_t>((*free - kDriverBytes) / share, 1);
+      m.available = m.available > 0 ? std::min(m.available, room) : room;
+    }
+  }
+  if (c.memory > 0) m.available = c.memory;
+  m.weights = n == 1 ? fmt::format("on GPU {}", c.gpu)
+                     : fmt::format("on each of GPUs {} their part, at most", fmt::join(gpus, ", "));
   m.weight_bytes = cuda_weight_bytes;
+  if (n > 1)
+    m.weight_bytes = [model, n, own = file.tensors().data()](std::span<const TensorView> t) {
+      return t.data() == own ? divided_weight_bytes(model, n, t) : cuda_weight_bytes(t);  // drafters: whole
+    };
   m.rows_bytes = Cuda::rows_bytes;
-  m.scratch = "partial sums, panels of weights for long prompts";
-  m.scratch_bytes = [info = *d, partials = Cuda::partial_bytes(*d, file.tensors())](const BackendLimits& limits) {
-    return Cuda::reserve_bytes(info, limits) + partials;
+  m.scratch = n == 1 ? "partial sums, panels of weights for long prompts"
+                     : "partial sums, panels of weights for long prompts, sums of all GPUs";
+  m.scratch_bytes = [devices, n,
+                     partials = Cuda::partial_bytes(devices.front(), file.tensors())](const BackendLimits& limits) {
+    int64_t most = 0;
+    for (const cuda::DeviceInfo& d : devices) most = std::max(most, Cuda::reserve_bytes(d, limits));
+    return most + partials + CudaLink::memory_bytes(n);
   };
-  m.unpacks = [info = *d](std::span<const TensorView> tensors) { return Cuda::unpacks(info, tensors); };
+  m.unpacks = [devices](std::span<const TensorView> tensors) {
+    return std::ranges::any_of(devices, [&](const cuda::DeviceInfo& d) { return Cuda::unpacks(d, tensors); });
+  };
   m.page_bytes = CudaPagePool::kPage, m.read_beyond = CudaPagePool::kReadBeyond;
-  if (c.memory > 0)
-    m.available = c.memory;
-  else if (auto free = Cuda::free_memory(c.gpu); free)
-    m.available = std::max<int64_t>(*free - kDriverBytes, 1);
   return m;
 }
 

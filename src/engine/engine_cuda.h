@@ -16,6 +16,7 @@ constexpr int64_t kDriverBytes = int64_t(256) << 20;  // that kernels and graphs
 
 struct LoadedModel;
 Result<std::unique_ptr<Engine>> open_cuda_engine(LoadedModel model, const EngineConfig& decided);
+Result<std::unique_ptr<Engine>> open_sharded_engine(LoadedModel model, const EngineConfig& decided);  // on several GPUs
 
 // An error of the model or drafter file that the kernels cannot take on this GPU.
 Status cuda_accepts(int gpu, const std::string& path, std::span<const TensorView> tensors, int n_expert_used);
@@ -28,6 +29,7 @@ int64_t cuda_weight_bytes(std::span<const TensorView> tensors);
 // What a user should know of a file whose types a GPU does not keep.
 std::vector<std::string> conversion_notes(const std::string& path, std::span<const TensorView> tensors);
 
-BackendMemory cuda_memory(const GgufFile& file, const EngineConfig& c);
+// Of one GPU; of the one that holds most and has least, where the model is divided among several.
+BackendMemory cuda_memory(const GgufFile& file, const ModelCfg& m, const EngineConfig& c);
 
 }  // namespace facet

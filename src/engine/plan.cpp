@@ -1,6 +1,7 @@
 #include "engine/plan.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <optional>
@@ -16,6 +17,7 @@
 #endif
 #include "engine/engine_cuda.h"
 #include "model/gemma4_bind.h"
+#include "model/shards.h"
 #include "spec/dflash.h"
 #include "spec/mtp.h"
 
@@ -58,7 +60,7 @@ BackendMemory host_memory(const GgufFile&, const ModelCfg& m, const EngineConfig
 }
 BackendMemory memory_of(const GgufFile& file, const ModelCfg& m, const EngineConfig& c) {
 #if FACET_CUDA
-  if (c.backend == "cuda") return cuda_memory(file, c);
+  if (c.backend == "cuda") return cuda_memory(file, m, c);
 #endif
   return host_memory(file, m, c);
 }
@@ -91,7 +93,8 @@ std::string types_text(const ModelCfg& m, const KvPlan& kv, bool full) {
 MemoryPlan plan_target(const GgufFile& file, const ModelCfg& m, const EngineConfig& c, const BackendMemory& backend,
                        const BackendLimits& limits) {
   const KvPlan kv = kv_plan(c);
-  const KvBytes b = kv_bytes(m, kv);
+  const ModelCfg own = on_a_gpu(m, c);
+  const KvBytes b = kv_bytes(own, kv);
   int full = 0, sliding = 0, shared = 0;
   int64_t rows = 0;
   for (const LayerCfg& l : m.layer) {
@@ -115,11 +118,13 @@ MemoryPlan plan_target(const GgufFile& file, const ModelCfg& m, const EngineConf
   line("kv staging", fmt::format("a chunk of {} tokens of one sliding layer", kv.max_step), b.staging);
   line("kv snapshots", fmt::format("rings of {} sequences to go on from", kv.snapshots), b.snapshots);
   line("kv pages", fmt::format("what whole pages of {} take beyond that", human_bytes(backend.page_bytes)),
-       std::max<int64_t>(0, pool_bytes(m, kv, backend.page_bytes, backend.read_beyond) - b.total()));
+       std::max<int64_t>(0, pool_bytes(own, kv, backend.page_bytes, backend.read_beyond) - b.total()));
   line("activations", fmt::format("{} tokens a step", kv.max_step),
        backend.rows_bytes(1, work_elements(m, kv.max_step, 0)));
+  // Several GPUs have their own part, and where tokens are chosen all of it.
+  const int64_t copies = c.gpus.empty() ? 1 : 2;
   line("logits", fmt::format("{} rows of {}", c.max_out, m.n_vocab),
-       backend.rows_bytes(c.max_out, m.d_model + int64_t(m.n_vocab)));
+       backend.rows_bytes(c.max_out, m.d_model + copies * int64_t(m.n_vocab)));
   line("scratch", backend.scratch, backend.scratch_bytes(limits));
   p.available = backend.available;
   return p;
@@ -140,7 +145,7 @@ void add_drafter(MemoryPlan& p, BackendLimits& limits, const DrafterFile& f, con
     const KvPlan kv = dflash_plan(target, *cfg);
     limits = limits.with(dflash_limits(*cfg, m.d_model, kv.max_step, kv.max_ctx));
     p.lines.push_back({name + " kv", fmt::format("{} layers, {} rows x {} slots", cfg->body.n_layer(), c.n_ctx, S),
-                       pool_bytes(cfg->body, kv, backend.page_bytes, backend.read_beyond)});
+                       pool_bytes(on_a_gpu(cfg->body, c), kv, backend.page_bytes, backend.read_beyond)});
     const int64_t cols = int64_t(cfg->taps.size()) * m.d_model;
     p.lines.push_back(
         {name + " activations",
@@ -167,7 +172,7 @@ int64_t drafter_pool_bytes(const ModelCfg& m, const EngineConfig& c, std::span<c
   for (const DrafterFile& f : drafters) {
     if (f.kind() != DrafterKind::kDflash) continue;
     if (const auto cfg = dflash_config(f, m))
-      n += pool_bytes(cfg->body, dflash_plan(kv_plan(c), *cfg), page_bytes, read_beyond);
+      n += pool_bytes(on_a_gpu(cfg->body, c), dflash_plan(kv_plan(c), *cfg), page_bytes, read_beyond);
   }
   return n;
 }
@@ -178,7 +183,7 @@ int64_t least_pool(const GgufFile& file, const ModelCfg& m, const EngineConfig& 
   EngineConfig one = c;
   one.max_seq = 1, one.snapshots = 0;
   const BackendMemory b = memory_of(file, m, one);
-  return pool_bytes(m, kv_plan(one), b.page_bytes, b.read_beyond) +
+  return pool_bytes(on_a_gpu(m, c), kv_plan(one), b.page_bytes, b.read_beyond) +
          drafter_pool_bytes(m, one, drafters, b.page_bytes, b.read_beyond);
 }
 
@@ -188,6 +193,10 @@ int64_t drafter_pool_bytes(const GgufFile& file, const ModelCfg& m, const Engine
                            std::span<const DrafterFile> drafters) {
   const BackendMemory b = memory_of(file, m, c);
   return drafter_pool_bytes(m, c, drafters, b.page_bytes, b.read_beyond);
+}
+
+ModelCfg on_a_gpu(const ModelCfg& m, const EngineConfig& c) {
+  return c.gpus.empty() ? m : shard_config(m, int(c.gpus.size()));
 }
 
 int usual_chunk(const std::string& backend, int n_ctx) {
@@ -211,7 +220,7 @@ MemoryPlan plan_memory(const GgufFile& file, const ModelCfg& m, const EngineConf
                    {"kv pool",
                     fmt::format("rows of up to {} sequences and {} to go on from, of up to {} tokens each", c.max_seq,
                                 std::max(0, c.snapshots), c.n_ctx),
-                    c.kv_memory});
+                    c.kv_memory / std::max<int64_t>(1, int64_t(c.gpus.size()))});
   }
   if (lockstep && c.backend != "cuda") {  // beside a GPU the reference's memory is the host's
     EngineConfig ref = c;
@@ -239,7 +248,33 @@ Result<std::string> resolve_backend(const std::string& asked, int gpu) {
   return asked;
 }
 
+Status resolve_gpus(EngineConfig& c) {
+  const bool given = !c.gpus.empty();
+  if (given && c.backend == "auto") c.backend = "cuda";  // one that is missing is no reason to run elsewhere
+  if (given) c.gpu = c.gpus.front();
+  auto backend = resolve_backend(c.backend, c.gpu);
+  if (!backend) return backend.error();
+  c.backend = *backend;
+  if (c.backend != "cuda" || c.gpus.size() < 2) c.gpus.clear();
+  for (const int gpu : c.gpus)
+    if (auto ok = resolve_backend(c.backend, gpu); !ok) return ok.error();
+  return Ok{};
+}
+
 namespace {
+
+// A number of GPUs that the heads cannot be divided among.
+Status check_number_of_gpus(const ModelCfg& m, const EngineConfig& c) {
+  const int n = int(c.gpus.size());
+  if (n < 2 || divides(m, n)) return Ok{};
+  const std::vector<int> work = shard_counts(m);
+  return Error{
+      "--gpus",
+      fmt::format("expected a number of GPUs that divides the model's {} query heads and the K/V heads of each "
+                  "layer, found {}",
+                  m.n_q_head, n),
+      work.empty() ? "this model runs on one" : fmt::format("use 1 or {}", fmt::join(work, " or "))};
+}
 
 // What would make a plan fit: the context that -c 0 would come to (the trained one, halved until it fits), with the
 // same types, else with smaller ones, else a smaller model.
@@ -305,15 +340,17 @@ namespace {
 // Everything but the choice among types.
 Result<EngineConfig> decide(const GgufFile& file, const ModelCfg& m, EngineConfig c,
                             std::span<const DrafterFile> drafters, bool lockstep) {
-  auto backend = resolve_backend(c.backend, c.gpu);
-  if (!backend) return backend.error();
-  c.backend = *backend;
+  if (auto ok = resolve_gpus(c); !ok) return ok.error();
+  if (auto ok = check_number_of_gpus(m, c); !ok) return ok.error();
+  if (!c.gpus.empty() && lockstep)
+    return Error{"--gpus", "expected one GPU beside the reference (--lockstep), found several", "use --gpu"};
 #if FACET_CUDA
-  if (c.backend == "cuda") {
-    if (auto ok = cuda_accepts(c.gpu, file.path(), file.tensors(), m.n_expert_used); !ok) return ok.error();
-    for (const DrafterFile& f : drafters)
-      if (auto ok = cuda_accepts(c.gpu, f.path(), f.tensors(), 0); !ok) return ok.error();
-  }
+  if (c.backend == "cuda")
+    for (const int gpu : gpus_of(c)) {
+      if (auto ok = cuda_accepts(gpu, file.path(), file.tensors(), m.n_expert_used); !ok) return ok.error();
+      for (const DrafterFile& f : drafters)
+        if (auto ok = cuda_accepts(gpu, f.path(), f.tensors(), 0); !ok) return ok.error();
+    }
 #endif
   if (c.n_threads <= 0) c.n_threads = physical_cores();
   const KvType usual = c.backend == "ref" ? KvType::kF32 : KvType::kF16;
@@ -321,7 +358,9 @@ Result<EngineConfig> decide(const GgufFile& file, const ModelCfg& m, EngineConfi
   if (c.kv_layout == KvLayout::kAuto) {
     c.kv_layout = KvLayout::kShared;
 #if FACET_CUDA
-    if (c.backend == "cuda" && !cuda_shares_rows(c.gpu)) c.kv_layout = KvLayout::kSplit;
+    if (c.backend == "cuda")
+      for (const int gpu : gpus_of(c))
+        if (!cuda_shares_rows(gpu)) c.kv_layout = KvLayout::kSplit;
 #endif
   }
   if (auto ok = check_kv_layers(m, c); !ok) return ok.error();
@@ -357,7 +396,7 @@ Result<EngineConfig> decide(const GgufFile& file, const ModelCfg& m, EngineConfi
   for (const MemoryLine& l : p.lines)
     if (!is_pooled(l)) rest += l.bytes;
   if (const int64_t left = p.available - rest; c.kv_memory == 0 && left >= least_pool(file, m, c, drafters)) {
-    c.kv_memory = left;
+    c.kv_memory = left * std::max<int64_t>(1, int64_t(c.gpus.size()));
     return c;
   }
 

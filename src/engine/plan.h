@@ -43,6 +43,11 @@ MemoryPlan plan_memory(const GgufFile& file, const ModelCfg& m, const EngineConf
 
 // "auto" decided; an error when the backend that was asked for cannot run here.
 Result<std::string> resolve_backend(const std::string& asked, int gpu);
+// The same for c's backend and GPUs; one of several that is missing is an error. c.gpus has at least two afterwards, or
+// none.
+Status resolve_gpus(EngineConfig& c);
+// What is on one GPU, where a model is divided among several: a part of its heads.
+ModelCfg on_a_gpu(const ModelCfg& m, const EngineConfig& c);
 
 // What the layout does to a type that was asked for, or nothing.
 std::string layout_note(const ModelCfg& m, const EngineConfig& decided);

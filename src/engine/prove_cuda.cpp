@@ -6,6 +6,7 @@
 namespace facet {
 
 Result<MemoryProof> prove_cuda_plan(LoadedModel model, const EngineConfig& c) {
+  if (!c.gpus.empty()) return Error{"--prove", "expected one GPU, found several (--gpus)", "use --gpu"};
   const auto first = Cuda::free_memory(c.gpu);  // makes the context, which is in no plan
   if (!first) return first.error();
   const auto use = [gpu = c.gpu] {

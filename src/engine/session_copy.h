@@ -118,15 +118,18 @@ class SessionCopy {
   bool describe(const KvCache& c, SlotId s, SessionImage::Owner& o, std::vector<RowCopier::Range>& ranges) const {
     o.state = c.state(s);
     int64_t n = 0;
-    std::vector<KvCache::Part> parts;
+    const size_t first = ranges.size();
     each_cache(c, [&](const KvCache& k) {
-      for (const KvCache::Part& p : k.parts(s)) parts.push_back(p);
+      for (const KvCache::Part& p : k.parts(s)) {
+        o.parts.push_back({p.rows, p.row});
+        ranges.push_back({p.at, nullptr, p.bytes(), &k.pool()});
+        n += p.bytes();
+      }
     });
-    for (const KvCache::Part& p : parts) o.parts.push_back({p.rows, p.row}), n += p.bytes();
     o.rows = HostBytes(size_t(n));
     if (int64_t(o.rows.size()) != n) return false;
     std::byte* at = o.rows.data();
-    for (const KvCache::Part& p : parts) ranges.push_back({p.at, at, p.bytes()}), at += p.bytes();
+    for (size_t i = first; i < ranges.size(); ++i) ranges[i].in_host = at, at += ranges[i].bytes;
     return true;
   }
 
@@ -185,7 +188,7 @@ class SessionCopy {
       int part = 0;
       for (const KvCache::Part& p : k.parts(in.slot, o.state)) {
         const int64_t had = given_of(in.given, p, part), has = given_of(m, p, part);
-        if (has > had) ranges.push_back({p.at + had * p.row, from + had * p.row, (has - had) * p.row});
+        if (has > had) ranges.push_back({p.at + had * p.row, from + had * p.row, (has - had) * p.row, &k.pool()});
         from += p.bytes(), ++part;
       }
     });

@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <charconv>
+#include <string_view>
 
 namespace facet {
 
@@ -43,6 +45,47 @@ ModelCfg shard_config(const ModelCfg& m, int n_shard) {
   s.n_q_head /= n_shard;
   for (LayerCfg& c : s.layer) c.n_kv_head = std::max(1, c.n_kv_head / n_shard);
   return s;
+}
+
+Cut cut_of(const ModelCfg& m, int n_shard, const TensorView& t, std::span<const TensorView> all) {
+  const ModelCuts cuts(m, n_shard);
+  std::string_view name = t.name;
+  if (name == "token_embd.weight" || name == "output.weight" || name == "per_layer_token_embd.weight")
+    return cuts.vocabulary();
+  constexpr std::string_view kLayer = "blk.";
+  if (!name.starts_with(kLayer)) return {};
+  name.remove_prefix(kLayer.size());
+  size_t layer = 0;
+  const auto [end, bad] = std::from_chars(name.data(), name.data() + name.size(), layer);
+  if (bad != std::errc() || layer >= m.layer.size()) return {};
+  const std::string_view part(end + 1, size_t(name.data() + name.size() - end - 1));
+  const int64_t head = m.layer[layer].head_dim;
+  const auto down = [&](const char* rest) {
+    const std::string wanted = fmt::format("blk.{}.{}", layer, rest);
+    const auto at = std::find_if(all.begin(), all.end(), [&](const TensorView& x) { return x.name == wanted; });
+    return at == all.end() ? nullptr : &*at;
+  };
+  if (part == "attn_q.weight") return cuts.heads(head);
+  if (part == "attn_k.weight" || part == "attn_v.weight") return cuts.kv_heads(head);
+  if (part == "attn_output.weight") return cuts.of_heads(head);
+  if (part == "ffn_gate.weight" || part == "ffn_up.weight") return cuts.hidden(down("ffn_down.weight"));
+  if (part == "ffn_down.weight") return cuts.of_hidden(&t);
+  if (part == "ffn_gate_up_exps.weight") return cuts.hidden(down("ffn_down_exps.weight"), /*folds=*/2);
+  if (part == "ffn_gate_exps.weight" || part == "ffn_up_exps.weight") return cuts.hidden(down("ffn_down_exps.weight"));
+  if (part == "ffn_down_exps.weight") return cuts.of_hidden(&t);
+  return {};
+}
+
+std::vector<TensorView> cut_views(const ModelCfg& m, int n_shard, const TensorView& t,
+                                  std::span<const TensorView> all) {
+  const Cut cut = cut_of(m, n_shard, t, all);
+  std::vector<TensorView> views(size_t(n_shard), t);
+  if (cut.side == Cut::Side::kWhole) return views;
+  const bool in = cut.side == Cut::Side::kIn;
+  const Ranges r = cut_ranges(in ? t.ne[0] : t.ne[1] / cut.folds, cut, n_shard);
+  if (in && !cuts_blocks_apart(r, t.type)) return views;
+  for (size_t i = 0; i < views.size(); ++i) views[i].ne[in ? 0 : 1] = r[i].size() * (in ? 1 : cut.folds);
+  return views;
 }
 
 }  // namespace facet

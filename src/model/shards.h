@@ -1,5 +1,6 @@
 #pragma once
 #include <algorithm>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -43,5 +44,10 @@ class ModelCuts {
   Cut cut(Cut c) const { return whole_ ? Cut{} : c; }
   bool whole_;
 };
+
+// How a model's tensor is divided, as its binding does (gemma4_bind.h).
+Cut cut_of(const ModelCfg& m, int n_shard, const TensorView& t, std::span<const TensorView> all);
+// What each shard has of it.
+std::vector<TensorView> cut_views(const ModelCfg& m, int n_shard, const TensorView& t, std::span<const TensorView> all);
 
 }  // namespace facet

@@ -193,9 +193,7 @@ Status run_bench(const EngineConfig& given, const BenchOptions& o,
   if (!has_isa(c.cpu_isa))
     return Error{"--cpu-isa", fmt::format("this machine has no {}", isa_name(c.cpu_isa)),
                  "leave it out: the best there is will be used"};
-  auto backend = resolve_backend(c.backend, c.gpu);
-  if (!backend) return backend.error();
-  c.backend = *backend;
+  if (auto ok = resolve_gpus(c); !ok) return ok.error();
   BenchOptions asked = o;
   if (c.backend != "cuda") asked.batches.clear();
   auto groups = bench_groups(c, asked, [&](const EngineConfig& x) { return resolve_config(*file, *m, x); });

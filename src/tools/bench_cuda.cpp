@@ -1,8 +1,11 @@
 #include <algorithm>
 #include <chrono>
+#include <type_traits>
 
+#include "backend/cuda/cuda_link.h"
 #include "backend/cuda/kernels/probe.h"
 #include "backend/traced.h"
+#include "cache/cache_of_shards.h"
 #include "cache/cuda_kv_cache.h"
 #include "engine/plan.h"
 #include "engine/runner.h"
@@ -31,18 +34,24 @@ double step_bytes(const GgufFile& file, const ModelCfg& m, const KvCache& cache,
   for (size_t l = 0; l < m.layer.size(); ++l) {
     const KvLayer& k = cache.layers()[l];
     const int64_t rows = k.window ? std::min<int64_t>(depth + n / n_seq, k.window - 1 + n / n_seq) : depth + n / n_seq;
-    bytes += double(n_seq) * double(rows) * double(k.row_bytes());
+    for (const KvCache* own = &cache; own; own = own->mirrored())
+      bytes += double(n_seq) * double(rows) * double(own->layers()[l].row_bytes());
   }
   return bytes;
 }
 
-template <Backend B>
+using Shards = Sharded<Cuda, CudaLink>;
+Cuda& first_gpu(Cuda& b) { return b; }
+Cuda& first_gpu(Shards& b) { return b.shard(0); }
+
+// where: the GPU, or all of them.
+template <Backend B, class Where>
 Status bench_on(const GgufFile& file, const ModelCfg& m, const EngineConfig& c, const BenchOptions& o,
-                const std::function<void(const BenchLine&)>& line) {
-  auto opened = Runner<B>::open(file, m, {.kv = kv_plan(c), .max_out = c.max_out, .loading = bench_loading(o)}, c.gpu);
+                const std::function<void(const BenchLine&)>& line, const Where& where) {
+  auto opened = Runner<B>::open(file, m, {.kv = kv_plan(c), .max_out = c.max_out, .loading = bench_loading(o)}, where);
   if (!opened) return opened.error();
   Runner<B>& r = **opened;
-  auto device = [&]() -> Cuda& {
+  auto device = [&]() -> auto& {
     if constexpr (MarksTime<B>)
       return r.b;
     else
@@ -51,8 +60,8 @@ Status bench_on(const GgufFile& file, const ModelCfg& m, const EngineConfig& c, 
   std::vector<int32_t> ids(size_t(std::max(c.chunk, c.max_out)));
   uint32_t state = 1;
   for (int32_t& id : ids) id = random_id(state, m.n_vocab);
-  auto& cache = static_cast<CudaKvCache&>(*r.cache);
-  cache.fill_random();
+  KvCache& cache = *r.cache;
+  for (KvCache* k = &cache; k; k = k->mirrored()) static_cast<CudaKvCache*>(k)->fill_random();
 
   const Sampling usual;  // the default sampling, as a user gets it
   std::vector<SampleRow> rows(size_t(c.max_out), SampleRow{.sampling = &usual});
@@ -167,7 +176,7 @@ Status bench_on(const GgufFile& file, const ModelCfg& m, const EngineConfig& c, 
     if (o.prefill > 0)
       if (auto ok = measure("prefill", o.prefill, 1, depth, Out::kLast, false); !ok) return ok;
   }
-  const Cuda::Counters k = device().counters();
+  const Cuda::Counters k = first_gpu(device()).counters();
   fmt::print(stderr, "{} graph launches, {} captures, {} allocations\n", k.graph_launches, k.captures, k.allocations);
   return Ok{};
 }
@@ -178,20 +187,25 @@ Status bench_cuda(const GgufFile& file, const ModelCfg& m, const std::vector<Ben
                   const std::function<void(const BenchMachine&, const EngineConfig&)>& machine,
                   const std::function<void(const BenchLine&)>& line) {
   const EngineConfig& c = groups.front().config;
-  double ceiling = 0, tflops = 0;
+  double ceiling = 0, tflops = 0;  // of all GPUs
   std::string name;
-  {
-    const cuda::Device d(c.gpu);
-    ceiling = cuda::read_gbps(), tflops = cuda::bf16_tflops(), name = d.info().name;
+  for (const int gpu : gpus_of(c)) {
+    const cuda::Device d(gpu);
+    ceiling += cuda::read_gbps(), tflops += cuda::bf16_tflops(), name = d.info().name;
   }
+  if (!c.gpus.empty()) name = fmt::format("{} x {}", c.gpus.size(), name);
   machine({.cpu = name,
            .isa = tflops > 0 ? fmt::format("bf16 {:.0f} TFLOP/s", tflops) : "bf16 rate not measured",
            .threads = c.n_threads,
            .gbps_ceiling = ceiling},
           c);
   for (const BenchGroup& g : groups) {
-    const Status ok = g.options.explain ? bench_on<Traced<Cuda>>(file, m, g.config, g.options, line)
-                                        : bench_on<Cuda>(file, m, g.config, g.options, line);
+    const auto on = [&]<class B>(std::type_identity<B>, const auto& where) {
+      return g.options.explain ? bench_on<Traced<B>>(file, m, g.config, g.options, line, where)
+                               : bench_on<B>(file, m, g.config, g.options, line, where);
+    };
+    const Status ok = g.config.gpus.empty() ? on(std::type_identity<Cuda>{}, g.config.gpu)
+                                            : on(std::type_identity<Shards>{}, g.config.gpus);
     if (!ok) return ok;
   }
   return Ok{};

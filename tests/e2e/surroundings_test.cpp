@@ -119,10 +119,28 @@ TEST(Surroundings, InputsAreRegularFilesOfABoundedSize) {
 }
 
 TEST(Surroundings, ValuesThatMeanNothingAreUsageErrors) {
-  for (const char* args :
-       {"--temp nan", "--top-p nan", "--min-p nan", "--repeat-penalty nan", "--presence-penalty nan",
-        "--frequency-penalty inf", "--memory 0", "--memory -1", "--memory 99999999999999999999",
-        "--seed 123456789012345678901234", "--seed -1", "-m ''", "--draft ''", "--out-tokens ''", "-n -2"}) {
+  for (const char* args : {"--temp nan",
+                           "--top-p nan",
+                           "--min-p nan",
+                           "--repeat-penalty nan",
+                           "--presence-penalty nan",
+                           "--frequency-penalty inf",
+                           "--memory 0",
+                           "--memory -1",
+                           "--memory 99999999999999999999",
+                           "--seed 123456789012345678901234",
+                           "--seed -1",
+                           "-m ''",
+                           "--draft ''",
+                           "--out-tokens ''",
+                           "-n -2",
+                           "--gpus ''",
+                           "--gpus 0",
+                           "--gpus 1,1",
+                           "--gpus 0,",
+                           "--gpus 0,64",
+                           "--gpus -2",
+                           "--gpus 2 --gpu 0"}) {
     const Ran r = run_command("timeout 20 " + kProgram + "run -p x " + args + " 2>&1");
     EXPECT_EQ(r.rc, 2) << args << ": " << r.out;
   }
@@ -135,6 +153,7 @@ TEST(Surroundings, ValuesThatMeanNothingAreUsageErrors) {
 TEST(Surroundings, NamesThatAreUnknownAreAnsweredWithTheKnownOnes) {
   for (const auto& [args, part] : {std::pair{"run -p x --cpu-isa sse", "auto, avx2, avx512, scalar, found 'sse'"},
                                    {"run -p x --kv-k foo", "f16, f32, q4_0, q8_0, tq3_0, found 'foo'"},
+                                   {"run -p x --gpus all", "a number of GPUs, or several unlike ones"},
                                    {"run -p x --kv foo", "q8_0/q4_0, or auto, found 'foo'"},
                                    {"run -p x --kv q8_0 --kv-k f16", "--kv"},
                                    {"run -p x --kv-layers 5", "such as 5=q8_0 or 0-3=q8_0/q4_0, found '5'"},

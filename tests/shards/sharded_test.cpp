@@ -87,6 +87,41 @@ TEST(Sharded, ShippedModels) {
       EXPECT_LE(distance(shipped_path(name), 2, plan(KvType::kF32, share)), 1) << name << " " << share;
 }
 
+// What a plan of memory takes a shard for is what it gets.
+class Weighed : public CpuRef {
+ public:
+  using CpuRef::CpuRef, CpuRef::upload;
+  Weight upload(const TensorView& t) {
+    given[t.name] = t.ne;
+    return CpuRef::upload(t);
+  }
+  std::map<std::string, decltype(TensorView::ne)> given;
+};
+TEST(Sharded, PlansAreOfWhatShardsGet) {
+  for (const TinyModel& m : tiny_models()) {
+    const TinyFile file(m);
+    for (const int n : {2, 4}) {
+      Harness<Sharded<Weighed>> h(file.path(), plan(), 0, n, 1);
+      const GgufFile f = must(GgufFile::open(file.path()));
+      int divided = 0;
+      for (const TensorView& t : f.tensors()) {
+        if (!h.backend().shard(0).given.contains(t.name)) continue;
+        const auto views = cut_views(h.cfg, n, t, f.tensors());
+        for (int i = 0; i < n; ++i) {
+          const auto& given = h.backend().shard(i).given;
+          const auto& ne = views[size_t(i)].ne;
+          if (ne[0] == 0 || ne[1] == 0)
+            EXPECT_FALSE(given.contains(t.name)) << t.name;
+          else
+            EXPECT_EQ(given.at(t.name), ne) << t.name << " shard " << i << " of " << n;
+          divided += ne != t.ne;
+        }
+      }
+      EXPECT_GE(divided, n * h.cfg.n_layer()) << "queries at least";
+    }
+  }
+}
+
 // --- Planted bugs
 
 struct LeavesAShardOut : HostLink<CpuRef> {

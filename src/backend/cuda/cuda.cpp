@@ -4,6 +4,7 @@
 #include <bit>
 #include <optional>
 
+#include "backend/cuda/kernels/exchange.h"
 #include "backend/cuda/kernels/ops.h"
 
 namespace facet {
@@ -74,6 +75,10 @@ void Cuda::attend(Rows o, Rows q, KvLayer kv, const Step&, AttnSpec spec) {
 void Cuda::embed(Rows x, Weight table, const Step&, float scale) {
   sampler_.pick_left();
   cuda::embed(stream_, acts_.written(x, true), table.m, step_.token, scale);
+}
+void Cuda::embed_own(Rows x, Weight table, float scale, int first) {
+  sampler_.pick_left();
+  cuda::embed_own(stream_, acts_.written(x, false), table.m, step_.token, first, scale);
 }
 void Cuda::embed_concat(Rows y, Weight table, const Step&, float scale, Rows x) {
   CHECK(y.cols == int(table.n_in) + x.cols && y.rows == x.rows, "[{}, {}] beside {} columns into [{}, {}]", x.rows,

@@ -65,6 +65,7 @@ class Cuda {
   Cuda(const Cuda&) = delete;
   Cuda& operator=(const Cuda&) = delete;
 
+  static constexpr bool kCopiesWeights = true;
   Weight upload(const TensorView& t);
   Vec upload(std::span<const float> gain);
   Freqs upload(std::span<const double> freqs);
@@ -126,6 +127,36 @@ class Cuda {
     if (r.as_graph) acts_.forget_rounded();
     return r.out;
   }
+  // replay() in pieces, for a pass over several GPUs.
+  using Way = cuda::Graphs::Way;
+  Way look(const void* key) {
+    acts_.forget_rounded();
+    settle();
+    return graphs_.look(key, step_.shape);
+  }
+  void begin_pass(Way way) {
+    if (way == Way::kCapture) graphs_.begin();
+    in_pass_ = true;
+  }
+  void end_pass(Way way) {
+    settle();
+    in_pass_ = false;
+    if (way == Way::kCapture) graphs_.end();
+  }
+  void launch_pass() {
+    graphs_.launch();
+    acts_.forget_rounded();
+  }
+  const StepShape& shape() const { return step_.shape; }  // of the newest step, as graphs know it
+
+  // For a link between GPUs (cuda_link.h): rows to be read, and to be changed by what is launched next; what was left
+  // of exactly y, for whoever adds it up.
+  cuda::Mat read(const Rows& x) { return acts_.mat(x, false); }
+  cuda::Mat changed(const Rows& x) { return acts_.written(x, false); }
+  cuda::Partials take_sums(const Rows& y) { return acts_.take_sums(y); }
+  cuda::MoeSlots take_experts(const Rows& y) { return acts_.take_experts(y); }
+  void embed_own(Rows x, Weight table, float scale, int first);  // the table's first row is that token's; else zeros
+
   void finish() { sampler_.finish(); }  // waits for everything
   struct Counters {
     int64_t graph_launches = 0, captures = 0, allocations = 0;
@@ -188,8 +219,8 @@ class Cuda {
   bool grow(T*& p, size_t n) {
     return cuda::grow(device_, p, n);
   }
-  // Products of many rows: int8 tensor cores of consumer cards (8.6, 8.9, 12.x) are four times as fast as bf16 ones with
-  // f32 sums, and their memory is scarce. There quantised blocks are multiplied as in short steps, in 8 bits.
+  // Products of many rows: int8 tensor cores of consumer cards (8.6, 8.9, 12.x) are four times as fast as bf16 ones
+  // with f32 sums, and their memory is scarce. There quantised blocks are multiplied as in short steps, in 8 bits.
   static bool unpacks(const cuda::DeviceInfo& d, cuda::Tile tile) {
     const bool int8 = (d.major == 8 && d.minor > 0) || d.major == 12;
     return d.cublaslt && (cuda::is_float(tile) || !int8);

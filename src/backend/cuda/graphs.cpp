@@ -9,6 +9,7 @@ int64_t row_bucket(int64_t rows) { return std::max<int64_t>(1024, int64_t(std::b
 
 void Graphs::drop(Captured& c) {
   if (c.exec) cudaGraphExecDestroy(c.exec);  // one that still runs goes when it is done
+  c.exec = nullptr;
 }
 void Graphs::forget() { captured_.clear(drop); }
 

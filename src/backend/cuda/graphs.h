@@ -46,6 +46,23 @@ class Graphs {
     return {c->out, true};
   }
 
+  // replay() in pieces, for a pass over several GPUs: all of them run it, capture it, or launch what they captured.
+  enum class Way : uint8_t { kRun, kCapture, kLaunch };
+  Way look(const void* pass, const StepShape& shape) {
+    at_ = find(pass, shape);
+    if (!at_ || (!at_->exec && at_->seen++ == 0)) return Way::kRun;
+    return at_->exec ? Way::kLaunch : Way::kCapture;
+  }
+  void begin() {  // of the pass that was looked at, and so on
+    drop(*at_);
+    begin_capture();
+  }
+  void end() {
+    end_capture(*at_);
+    FACET_CUDA_CHECK(cudaGraphUpload(at_->exec, stream_));
+  }
+  void launch() { launch(*at_); }
+
   void use(bool on) { on_ = on; }
   void forget();  // they hold addresses that may move
   size_t size() const { return captured_.size(); }
@@ -72,6 +89,7 @@ class Graphs {
   bool on_ = true;
   Recent<Key, Captured> captured_{kMost};
   Counters counters_;
+  Captured* at_ = nullptr;
 };
 
 }  // namespace facet::cuda

@@ -1,0 +1,396 @@
+// exchange -- sums and gathered columns over several GPUs, and embeddings of a part of the vocabulary
+//
+// Shapes     rows of f32, any number of columns
+// Bytes      through mailboxes twice each value to every other GPU; in place each value once to its adder and back
+// Launch     16 blocks (mailboxes) or 64 (in place), always; few, so that several GPUs' exchanges fit on one
+// Order      of the GPUs, from the first on: bits depend on their number alone
+// Reference  HostLink of backend/shard_link.h    Test tests/kernels/cuda_exchange_test.cpp
+//
+// Mailboxes. A value travels with the number of its exchange in one word of 64 bits, which is written and read as one:
+// who finds the number finds the value, and nothing has to be ordered by fences. A word of an older exchange has
+// another number. Two sets of boxes take turns. A GPU fills a set again when it has what all others sent in the
+// exchange between, and each sent that after it was done with the set: kernels of a stream end one after another.
+//
+// In place. GPUs meet, each adds a share of the rows and writes the sums to all, and they meet again. To meet, a block
+// raises its flag at the same block of every other GPU (release) and waits for theirs (acquire). Flags only grow.
+//
+// Numbers are counted on the device, by each block for itself, so that graphs replay. Who waits longer than `patience`
+// says so to the host, gives up, and waits in no later exchange.
+#include "backend/cuda/kernels/exchange.h"
+
+#include <algorithm>
+#include <type_traits>
+
+#include "backend/cuda/kernels/common/launch.cuh"
+#include "backend/cuda/kernels/embed_row.cuh"
+
+namespace facet::cuda {
+namespace {
+
+constexpr int kThreads = 512;
+constexpr int kAhead = 4;   // words on their way for each thread
+constexpr int kLooks = 64;  // between looks at the clock
+constexpr int kGaveUp = kExchangeBlocks + kSumBlocks;
+
+struct Pair {
+  uint64_t a, b;
+};
+__device__ __forceinline__ void send(uint64_t* to, Pair v) {
+  asm volatile("st.relaxed.sys.global.v2.u64 [%0], {%1, %2};" ::"l"(to), "l"(v.a), "l"(v.b) : "memory");
+}
+__device__ __forceinline__ Pair look(const uint64_t* at) {
+  Pair v;
+  asm volatile("ld.relaxed.sys.global.v2.u64 {%0, %1}, [%2];" : "=l"(v.a), "=l"(v.b) : "l"(at) : "memory");
+  return v;
+}
+__device__ __forceinline__ void raise(uint32_t* flag, uint32_t v) {
+  asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(flag), "r"(v) : "memory");
+}
+__device__ __forceinline__ uint32_t seen(const uint32_t* flag) {
+  uint32_t v;
+  asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(flag) : "memory");
+  return v;
+}
+__device__ __forceinline__ float4 get_far(const float* p) {
+  float4 v;
+  asm volatile("ld.relaxed.sys.global.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+               : "l"(p)
+               : "memory");
+  return v;
+}
+__device__ __forceinline__ void put_far(float* p, float4 v) {
+  asm volatile("st.relaxed.sys.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(p), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w)
+               : "memory");
+}
+__device__ __forceinline__ float get_far_one(const float* p) {
+  float v;
+  asm volatile("ld.relaxed.sys.global.f32 %0, [%1];" : "=f"(v) : "l"(p) : "memory");
+  return v;
+}
+__device__ __forceinline__ void put_far_one(float* p, float v) {
+  asm volatile("st.relaxed.sys.global.f32 [%0], %1;" ::"l"(p), "f"(v) : "memory");
+}
+__device__ __forceinline__ uint64_t now_ns() {
+  uint64_t t;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t));
+  return t;
+}
+
+// Of a thread that waits for others, for a while.
+class Patience {
+ public:
+  __device__ explicit Patience(const Exchange& x) : x_(x), given_up_(*gave_up() != 0) {}
+  // Whether to look again at what `source` has not sent yet.
+  __device__ bool goes_on(int source) {
+    if (given_up_) return false;
+    if (++looks_ % kLooks != 0) return true;
+    const uint64_t t = now_ns();
+    if (begun_ == 0) begun_ = t;
+    if (t - begun_ < x_.patience) return true;
+    given_up_ = true;
+    *gave_up() = 1;
+    *const_cast<volatile uint32_t*>(x_.failed) = 1u + unsigned(source);
+    __threadfence_system();
+    return false;
+  }
+
+ private:
+  __device__ volatile uint32_t* gave_up() const { return x_.turn + kGaveUp; }
+  const Exchange& x_;
+  bool given_up_;
+  unsigned looks_ = 0;
+  uint64_t begun_ = 0;
+};
+
+// --- mailboxes
+
+__device__ __forceinline__ uint64_t* words(const Exchange& x, int of, int from, uint32_t turn) {
+  return x.box[of] + (int64_t(turn % 2) * x.n + from) * x.box_floats;
+}
+__device__ __forceinline__ Pair stamped(float2 v, uint32_t turn) {
+  const uint64_t high = uint64_t(turn) << 32;
+  return {high | __float_as_uint(v.x), high | __float_as_uint(v.y)};
+}
+__device__ __forceinline__ bool is_of(Pair v, uint32_t turn) {
+  return uint32_t(v.a >> 32) == turn && uint32_t(v.b >> 32) == turn;
+}
+__device__ __forceinline__ float2 value(Pair v) {
+  return {__uint_as_float(uint32_t(v.a)), __uint_as_float(uint32_t(v.b))};
+}
+// The words that source sent, kAhead of them a stride apart; those from n on are none.
+__device__ __forceinline__ void receive(float2 (&v)[kAhead], const Exchange& x, int source, uint32_t turn, int64_t i,
+                                        int64_t stride, int64_t n, Patience& patience) {
+  const uint64_t* from = words(x, x.me, source, turn);
+  Pair w[kAhead];
+#pragma unroll
+  for (int k = 0; k < kAhead; ++k)
+    if (i + k * stride < n) w[k] = look(from + 2 * (i + k * stride));
+#pragma unroll
+  for (int k = 0; k < kAhead; ++k) {
+    if (i + k * stride >= n) continue;
+    while (!is_of(w[k], turn) && patience.goes_on(source)) w[k] = look(from + 2 * (i + k * stride));
+    v[k] = value(w[k]);
+  }
+}
+
+// Two columns of a row; the second is none behind an odd last one.
+struct At {
+  int t, c;
+  bool two;
+};
+__device__ __forceinline__ At place(int64_t i, int cols) {
+  const int pairs = (cols + 1) / 2, c = int(i % pairs) * 2;
+  return {int(i / pairs), c, c + 1 < cols};
+}
+__device__ __forceinline__ float2 get2(const Mat& m, At a) {
+  const float* p = m.p + a.t * m.stride + a.c;
+  return {p[0], a.two ? p[1] : 0.f};
+}
+__device__ __forceinline__ void put2(const Mat& m, At a, float2 v) {
+  float* p = m.p + a.t * m.stride + a.c;
+  p[0] = v.x;
+  if (a.two) p[1] = v.y;
+}
+__device__ __forceinline__ float2 get2(const Partials& left, At a) {
+  float2 sum = {};
+  for (int s = 0; s < left.n_set; ++s) {
+    const float* p =
+        left.p + ((int64_t(s) * left.n_job + a.c / kTileRows) * left.width + a.t) * kTileRows + a.c % kTileRows;
+    sum.x += p[0], sum.y += p[1];
+  }
+  return sum;
+}
+__device__ __forceinline__ float2 get2(const MoeSlots& m, At a, int cols) {
+  float2 sum = {};
+#pragma unroll 4
+  for (int k = 0; k < m.n_used; ++k) {
+    const int64_t slot = int64_t(a.t) * m.n_used + k;
+    const float2 v = *reinterpret_cast<const float2*>(m.out + slot * cols + a.c);
+    const float w = m.weight[slot];
+    sum.x += w * v.x, sum.y += w * v.y;
+  }
+  return sum;
+}
+__device__ __forceinline__ int64_t words_of(int rows, int cols) { return int64_t(rows) * ((cols + 1) / 2); }
+
+__device__ __forceinline__ uint32_t begin_turn(const Exchange& x) {
+  wait_for_previous();
+  if (x.alone) let_next_start();
+  const uint32_t turn = x.turn[blockIdx.x] + 1;
+  return turn == 0 ? 2 : turn;  // boxes are zero at first; even numbers stay even
+}
+__device__ __forceinline__ void end_turn(const Exchange& x, uint32_t turn) {
+  __syncthreads();  // every thread has read the number
+  if (threadIdx.x == 0) x.turn[blockIdx.x] = turn;
+}
+
+struct SumParts {
+  SumPart part[2];
+};
+// A pair of columns of one of them.
+struct Item {
+  const SumPart* part;
+  At at;
+};
+__device__ __forceinline__ Item item(const SumParts& all, int64_t i, int64_t n_first) {
+  const SumPart& p = all.part[i < n_first ? 0 : 1];
+  return {&p, place(i < n_first ? i : i - n_first, p.y.cols)};
+}
+
+__global__ void __launch_bounds__(kThreads, 1)
+    sum_kernel(const __grid_constant__ Exchange x, const __grid_constant__ SumParts all) {
+  const uint32_t turn = begin_turn(x);
+  const int64_t first = int64_t(blockIdx.x) * kThreads + threadIdx.x, stride = int64_t(kExchangeBlocks) * kThreads,
+                n_first = words_of(all.part[0].y.rows, all.part[0].y.cols),
+                n = n_first + words_of(all.part[1].y.rows, all.part[1].y.cols);
+  for (int64_t i = first; i < n; i += stride) {
+    const Item e = item(all, i, n_first);
+    const SumPart& p = *e.part;
+    const float2 v = p.left.p ? get2(p.left, e.at) : p.slots.out ? get2(p.slots, e.at, p.y.cols) : get2(p.y, e.at);
+    for (int k = 1; k < x.n; ++k) {
+      const int to = (x.me + k) % x.n;
+      send(words(x, to, x.me, turn) + 2 * i, stamped(v, turn));
+    }
+    if (p.left.p || p.slots.out) put2(p.y, e.at, v);
+  }
+  Patience patience(x);
+  for (int64_t i = first; i < n; i += kAhead * stride) {
+    float2 sum[kAhead] = {};
+    for (int s = 0; s < x.n; ++s) {
+      float2 v[kAhead] = {};
+      if (s != x.me) receive(v, x, s, turn, i, stride, n, patience);
+#pragma unroll
+      for (int k = 0; k < kAhead; ++k) {
+        if (i + k * stride >= n) continue;
+        const Item e = item(all, i + k * stride, n_first);
+        const unsigned has = e.part->has;
+        if (!(has >> s & 1)) continue;
+        if (s == x.me) v[k] = get2(e.part->y, e.at);
+        const bool is_first = (has & ((1u << s) - 1)) == 0;
+        sum[k].x = is_first ? v[k].x : sum[k].x + v[k].x;
+        sum[k].y = is_first ? v[k].y : sum[k].y + v[k].y;
+      }
+    }
+#pragma unroll
+    for (int k = 0; k < kAhead; ++k) {
+      if (i + k * stride >= n) continue;
+      const Item e = item(all, i + k * stride, n_first);
+      put2(e.part->y, e.at, sum[k]);
+    }
+  }
+  if (!x.alone) let_next_start();
+  end_turn(x, turn);
+}
+
+__global__ void __launch_bounds__(kThreads, 1) gather_kernel(const __grid_constant__ Exchange x, Mat to, Mat from,
+                                                             const __grid_constant__ Columns cols, unsigned wants) {
+  const uint32_t turn = begin_turn(x);
+  const int64_t first = int64_t(blockIdx.x) * kThreads + threadIdx.x, stride = int64_t(kExchangeBlocks) * kThreads;
+  const bool mine = wants >> x.me & 1;
+  // Who has nothing, or sends to one who wants nothing, sends a word all the same: the boxes' turns rest on it.
+  const int64_t n = words_of(from.rows, from.cols);
+  for (int64_t i = first; i < max(n, int64_t(1)); i += stride) {
+    const At a = place(i, max(from.cols, 1));
+    const float2 v = i < n ? get2(from, a) : float2{};
+    for (int k = 1; k < x.n; ++k) {
+      const int other = (x.me + k) % x.n;
+      if (i == 0 || wants >> other & 1) send(words(x, other, x.me, turn) + 2 * i, stamped(v, turn));
+    }
+    if (mine && i < n) put2(to, {a.t, cols.at[x.me] + a.c, a.two}, v);
+  }
+  Patience patience(x);
+  for (int k = 1; k < x.n; ++k) {
+    const int s = (x.me + k) % x.n;
+    const int64_t sent = words_of(from.rows, cols.cols[s]), n_look = mine ? max(sent, int64_t(1)) : 1;
+    for (int64_t i = first; i < n_look; i += kAhead * stride) {
+      float2 v[kAhead] = {};
+      receive(v, x, s, turn, i, stride, n_look, patience);
+      if (!mine) continue;
+#pragma unroll
+      for (int j = 0; j < kAhead; ++j) {
+        if (i + j * stride >= sent) continue;
+        const At a = place(i + j * stride, cols.cols[s]);
+        put2(to, {a.t, cols.at[s] + a.c, a.two}, v[j]);
+      }
+    }
+  }
+  if (!x.alone) let_next_start();
+  end_turn(x, turn);
+}
+
+// --- in place
+
+// Everything that blocks of this number did on all GPUs before is done, and seen.
+__device__ void meet(const Exchange& x, uint32_t turn) {
+  __threadfence_system();
+  __syncthreads();
+  const int other = int(threadIdx.x);
+  if (other < x.n && other != x.me) {
+    Patience patience(x);
+    raise(x.flag[other] + blockIdx.x * kMaxShards + x.me, turn);
+    const uint32_t* theirs = x.flag[x.me] + blockIdx.x * kMaxShards + other;
+    while (int32_t(seen(theirs) - turn) < 0 && patience.goes_on(other)) {
+    }
+  }
+  __syncthreads();
+}
+
+// kWide: four columns at a time.
+template <bool kWide>
+__global__ void __launch_bounds__(kThreads, 1)
+    sum_in_place_kernel(const __grid_constant__ Exchange x, Mat y, const __grid_constant__ EachPart all, unsigned has) {
+  using V = std::conditional_t<kWide, float4, float>;
+  constexpr int kCols = kWide ? 4 : 1, kUnits = 4;  // kUnits: on their way for each thread
+  wait_for_previous();
+  if (x.alone) let_next_start();
+  uint32_t* const count = x.turn + kExchangeBlocks + blockIdx.x;
+  const uint32_t turn = *count;
+  meet(x, turn + 1);
+  const int per_row = y.cols / kCols;
+  const int64_t units = int64_t(y.rows) * per_row, begin = units * x.me / x.n, end = units * (x.me + 1) / x.n,
+                stride = int64_t(kSumBlocks) * kThreads;
+  for (int64_t i = begin + int64_t(blockIdx.x) * kThreads + threadIdx.x; i < end; i += kUnits * stride) {
+    V sum[kUnits] = {};
+    int64_t at[kUnits];
+#pragma unroll
+    for (int k = 0; k < kUnits; ++k) {
+      const int64_t u = i + k * stride;
+      at[k] = u < end ? u / per_row * y.stride + u % per_row * kCols : -1;
+    }
+    bool any = false;
+    for (int s = 0; s < x.n; ++s) {
+      if (!(has >> s & 1)) continue;
+      V v[kUnits] = {};
+#pragma unroll
+      for (int k = 0; k < kUnits; ++k) {
+        if (at[k] < 0) continue;
+        if constexpr (kWide)
+          v[k] = get_far(all.p[s] + at[k]);
+        else
+          v[k] = get_far_one(all.p[s] + at[k]);
+      }
+#pragma unroll
+      for (int k = 0; k < kUnits; ++k) {
+        if constexpr (kWide) {
+          if (any)
+            sum[k].x += v[k].x, sum[k].y += v[k].y, sum[k].z += v[k].z, sum[k].w += v[k].w;
+          else
+            sum[k] = v[k];
+        } else {
+          sum[k] = any ? sum[k] + v[k] : v[k];
+        }
+      }
+      any = true;
+    }
+    for (int s = 0; s < x.n; ++s)
+#pragma unroll
+      for (int k = 0; k < kUnits; ++k) {
+        if (at[k] < 0) continue;
+        if constexpr (kWide)
+          put_far(all.p[s] + at[k], sum[k]);
+        else
+          put_far_one(all.p[s] + at[k], sum[k]);
+      }
+  }
+  meet(x, turn + 2);
+  if (!x.alone) let_next_start();
+  if (threadIdx.x == 0) *count = turn + 2;
+}
+
+__global__ void embed_own_kernel(Mat x, TiledMatrix m, const int32_t* token, int first, float scale_by) {
+  wait_for_previous();
+  let_next_start();
+  const int t = int(blockIdx.x), id = token[t] - first;
+  if (id >= 0 && id < m.n_out) return embed_row(x, m, t, id, scale_by);
+  for (int c = int(threadIdx.x) * 4; c < x.cols; c += int(blockDim.x) * 4) put(x, t, c, {});
+}
+
+}  // namespace
+
+void exchange_sum(cudaStream_t stream, const Exchange& x, const SumPart& part, const SumPart& second) {
+  int64_t floats = 0;
+  for (const SumPart* p : {&part, &second}) {
+    floats += int64_t(p->y.rows) * ((p->y.cols + 1) / 2 * 2);
+    CHECK((!p->left.p && !p->slots.out) || p->y.cols % 2 == 0, "{} columns of partial sums", p->y.cols);
+  }
+  CHECK(floats <= x.box_floats, "{} floats through boxes of {}", floats, x.box_floats);
+  launch(sum_kernel, dim3(kExchangeBlocks), dim3(kThreads), 0, stream, x, SumParts{{part, second}});
+}
+void exchange_gather(cudaStream_t stream, const Exchange& x, Mat to, Mat from, const Columns& cols, unsigned wants) {
+  for (int i = 0; i < x.n; ++i)
+    CHECK(int64_t(from.rows) * ((cols.cols[i] + 1) / 2 * 2) <= x.box_floats, "rows [{}, {}] through boxes of {}",
+          from.rows, cols.cols[i], x.box_floats);
+  launch(gather_kernel, dim3(kExchangeBlocks), dim3(kThreads), 0, stream, x, to, from, cols, wants);
+}
+void exchange_sum_in_place(cudaStream_t stream, const Exchange& x, Mat y, const EachPart& all, unsigned has) {
+  bool wide = y.cols % 4 == 0 && y.stride % 4 == 0;
+  for (int i = 0; i < x.n; ++i) wide = wide && reinterpret_cast<uintptr_t>(all.p[i]) % 16 == 0;
+  launch(wide ? sum_in_place_kernel<true> : sum_in_place_kernel<false>, dim3(kSumBlocks), dim3(kThreads), 0, stream, x,
+         y, all, has);
+}
+void embed_own(cudaStream_t stream, Mat x, const TiledMatrix& table, const int32_t* token, int first, float scale_by) {
+  launch(embed_own_kernel, dim3(unsigned(x.rows)), dim3(256), 0, stream, x, table, token, first, scale_by);
+}
+
+}  // namespace facet::cuda

@@ -1,0 +1,13 @@
+#include "backend/cuda/cuda_link.h"
+#include "cache/cache_of_shards.h"
+#include "cache/cuda_kv_cache.h"
+#include "engine/engine_cuda.h"
+#include "engine/open_drafters.h"
+
+namespace facet {
+
+Result<std::unique_ptr<Engine>> open_sharded_engine(LoadedModel model, const EngineConfig& c) {
+  return create_engine<Sharded<Cuda, CudaLink>>(std::move(model), c, c.gpus);
+}
+
+}  // namespace facet
