@@ -266,7 +266,7 @@ TEST(Program, SparsePrefillIsAskedForByItsName) {
 }
 
 TEST(Program, BenchOfASparsePrompt) {
-  const Ran r = shell("bench -c 4096 --depths 0 --widths 1 --prefill 3000 --keep 0.5 --runs 1 --backend cpu", false);
+  const Ran r = shell("bench -c 2048 --depths 0 --widths 1 --prefill 1500 --keep 0.5 --runs 1 --backend cpu", false);
   EXPECT_EQ(r.rc, 0) << r.out;
   EXPECT_TRUE(has(r.out, "\"phase\":\"sparse\"") && has(r.out, "\"keep\":0.5")) << r.out;
 }
