@@ -32,12 +32,12 @@ struct Gpus {
     });
     for (int i = 0; i < calls; ++i) f();
     std::vector<cudaGraphExec_t> exec(b.size());
+    std::vector<cudaGraph_t> graph(b.size());
+    each([&](size_t i, Cuda&, cudaStream_t s) { FACET_CUDA_CHECK(cudaStreamEndCapture(s, &graph[i])); });
     each([&](size_t i, Cuda&, cudaStream_t s) {
-      cudaGraph_t graph = nullptr;
-      FACET_CUDA_CHECK(cudaStreamEndCapture(s, &graph));
-      FACET_CUDA_CHECK(cudaGraphInstantiate(&exec[i], graph, 0));
+      FACET_CUDA_CHECK(cudaGraphInstantiate(&exec[i], graph[i], 0));
       FACET_CUDA_CHECK(cudaGraphUpload(exec[i], s));
-      FACET_CUDA_CHECK(cudaGraphDestroy(graph));
+      FACET_CUDA_CHECK(cudaGraphDestroy(graph[i]));
     });
     std::vector<double> us;
     b[0]->make_current();

@@ -225,6 +225,7 @@ class Sharded {
       noting_ = nullptr;
       each([&](size_t, B& b) { b.end_pass(way); });
       if (way == Way::kRun) return out;
+      each([&](size_t, B& b) { b.instantiate_pass(); });
       c.out = out;
     }
     each([&](size_t, B& b) { b.launch_pass(); });

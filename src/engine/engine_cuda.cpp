@@ -113,9 +113,6 @@ BackendMemory cuda_memory(const GgufFile& file, const ModelCfg& model, const Eng
     for (const cuda::DeviceInfo& d : devices) most = std::max(most, Cuda::reserve_bytes(d, limits));
     return most + partials + CudaLink::memory_bytes(n);
   };
-  m.unpacks = [devices](std::span<const TensorView> tensors) {
-    return std::ranges::any_of(devices, [&](const cuda::DeviceInfo& d) { return Cuda::unpacks(d, tensors); });
-  };
   m.page_bytes = CudaPagePool::kPage, m.read_beyond = CudaPagePool::kReadBeyond;
   return m;
 }

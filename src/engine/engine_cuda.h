@@ -12,7 +12,7 @@
 // What the engine does differently on a GPU; only programs built with the CUDA backend have it.
 namespace facet {
 
-constexpr int64_t kDriverBytes = int64_t(256) << 20;  // that kernels and graphs take when they are first used
+constexpr int64_t kDriverBytes = int64_t(384) << 20;  // that kernels and graphs take when they are first used
 
 struct LoadedModel;
 Result<std::unique_ptr<Engine>> open_cuda_engine(LoadedModel model, const EngineConfig& decided);

@@ -32,9 +32,8 @@ struct BackendMemory {
   std::function<int64_t(int64_t rows, int64_t cols)> rows_bytes;     // of activations
   std::string scratch;                                               // what it is for
   std::function<int64_t(const BackendLimits&)> scratch_bytes;        // for the target and its drafters
-  std::function<bool(std::span<const TensorView>)> unpacks;  // whether long products unpack some; null: no matter
-  int64_t page_bytes = 0, read_beyond = 0;                   // of the pool of K/V rows (pool_bytes)
-  int64_t available = 0;                                     // 0: not known
+  int64_t page_bytes = 0, read_beyond = 0;                           // of the pool of K/V rows (pool_bytes)
+  int64_t available = 0;                                             // 0: not known
 };
 
 // Every byte the engine will hold, by purpose, before anything is allocated. lockstep: with the reference beside it.

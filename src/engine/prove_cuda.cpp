@@ -14,7 +14,7 @@ Result<MemoryProof> prove_cuda_plan(LoadedModel model, const EngineConfig& c) {
     return free ? -*free : int64_t(0);
   };
   auto proof = prove_on<Cuda>(std::move(model), c, 0, use, c.gpu);
-  if (proof) proof->slack = kDriverBytes;
+  if (proof) proof->planned += kDriverBytes;
   return proof;
 }
 

@@ -29,6 +29,7 @@ EngineConfig config(int gpu, const std::string& model, const std::string& drafte
   c.backend = "cuda";
   c.gpu = gpu;
   c.n_ctx = 1024, c.max_seq = 3, c.chunk = 128;
+  c.max_stall = 0;  // pieces of prompts do not depend on the time that steps take
   if (!drafter.empty()) c.draft.files = {models + drafter}, c.draft.max = c.draft.min = 4;
   return c;
 }

@@ -211,7 +211,7 @@ bool late_sum_is_right(const GpuList& list, int n_row, uint32_t behind) {
     s.link.sum(y, s.all());
   }
   for (const auto& b : s.b) b->make_current(), b->finish();
-  const bool in_place = s.link.by_peers() && n_row > 64;
+  const bool in_place = s.link.by_peers() && n_row > 16;
   for (int i = 0; i < s.n(); ++i) {
     const cuda::Exchange& x = s.link.exchange(i);
     s.b[size_t(i)]->make_current();

@@ -48,6 +48,7 @@ class Replays : public CpuRef {
     at_->tape = recording, ++recording->shards, ++captures;
   }
   void end_pass(Way) { recording = nullptr; }
+  void instantiate_pass() {}
   void launch_pass() {  // all shards' when the last one comes
     ++launches;
     if (++at_->tape->launched % at_->tape->shards != 0) return;

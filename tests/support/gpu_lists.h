@@ -9,8 +9,7 @@
 
 #include "backend/cuda/kernels/exchange.h"
 
-// What several shards run on: as many GPUs as there are, and one GPU that several share; through memory of their own or
-// of the host.
+// What several shards run on: GPUs of their own, through their memory or the host's.
 namespace facet::test {
 
 inline int n_gpu() {
@@ -39,18 +38,13 @@ struct GpuList {
   bool peers = true;
   std::string name() const { return fmt::format("GPUs {}{}", fmt::join(gpus, ","), peers ? "" : " through the host"); }
 };
+// GPUs of their own: shards that share one wait for each other behind kernels that fill it.
 inline std::vector<GpuList> gpu_lists(std::vector<size_t> counts = {2, 4}) {
   std::vector<GpuList> all;
-  int n_sm = 0;
-  if (cudaDeviceGetAttribute(&n_sm, cudaDevAttrMultiProcessorCount, 0) != cudaSuccess) return all;
   for (const size_t n : counts) {
-    // All shards' exchanges wait at the same time.
-    if (int(n) * cuda::kSumBlocks > 2 * n_sm) continue;
-    all.push_back({std::vector<int>(n, 0), true});
-    if (n_gpu() >= int(n)) {
-      all.push_back({{}, true});
-      for (int i = 0; i < int(n); ++i) all.back().gpus.push_back(i);
-    }
+    if (n_gpu() < int(n)) continue;
+    all.push_back({{}, true});
+    for (int i = 0; i < int(n); ++i) all.back().gpus.push_back(i);
     all.push_back(all.back());
     all.back().peers = false;
   }

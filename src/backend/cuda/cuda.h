@@ -95,8 +95,6 @@ class Cuda {
   static bool keeps(const TensorView& t);            // as it is; of others, formats/widen.h
   static DType kept(const TensorView& t);            // its type there
   static int64_t weight_bytes(const TensorView& t);  // on the device
-  // Whether products of many rows with one of these matrices take it as a panel of bf16.
-  static bool unpacks(const cuda::DeviceInfo&, std::span<const TensorView> tensors);
   static int64_t partial_bytes(const cuda::DeviceInfo&, std::span<const TensorView> tensors);  // of partial sums
   static int64_t rows_bytes(int64_t rows, int64_t cols) { return rows * cols * 6; }
   static int64_t reserve_bytes(const cuda::DeviceInfo&, const BackendLimits& limits);
@@ -144,6 +142,7 @@ class Cuda {
     in_pass_ = false;
     if (way == Way::kCapture) graphs_.end();
   }
+  void instantiate_pass() { graphs_.instantiate(); }  // when all GPUs have ended a pass that they captured
   void launch_pass() {
     graphs_.launch();
     acts_.forget_rounded();
@@ -213,6 +212,8 @@ class Cuda {
 
  private:
   static constexpr int kSkinnyMost = 64;  // rows of a long chunk that still take the kernels for few rows
+  // Of experts: unpacking all of a layer's costs as much as multiplying so many rows by them in pieces.
+  static constexpr int kMoeFewMost = 384;
 
   template <class T>
   T* copied(std::span<const T> values);
@@ -222,12 +223,6 @@ class Cuda {
   template <class T>
   bool grow(T*& p, size_t n) {
     return cuda::grow(device_, p, n);
-  }
-  // Products of many rows: int8 tensor cores of consumer cards (8.6, 8.9, 12.x) are four times as fast as bf16 ones
-  // with f32 sums, and their memory is scarce. There quantised blocks are multiplied as in short steps, in 8 bits.
-  static bool unpacks(const cuda::DeviceInfo& d, cuda::Tile tile) {
-    const bool int8 = (d.major == 8 && d.minor > 0) || d.major == 12;
-    return d.cublaslt && (cuda::is_float(tile) || !int8);
   }
   void reserve_experts(const BackendLimits& l, unsigned* number);
   int small_rows(int rows) const {
@@ -253,7 +248,6 @@ class Cuda {
   std::deque<std::string> names_;
   BackendLimits limits_;
   int64_t most_partials_ = 0, most_int8_ = 0;  // over uploaded matrices
-  bool unpacks_ = false;                       // one of them
   float* partial_ = nullptr;
   unsigned* counter_ = nullptr;
   cuda::AttendScratch attend_;

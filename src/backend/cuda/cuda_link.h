@@ -45,7 +45,7 @@ class CudaLink {
 
  private:
   // Rows whose sums go through mailboxes; more are added in place.
-  static constexpr int kFewRows = 64;
+  static constexpr int kFewRows = 16;
   static constexpr int64_t kBoxFloats = int64_t(512) << 10;
   static constexpr double kPatience = 6;  // seconds
 

@@ -100,7 +100,7 @@ void Cuda::reserve(const BackendLimits& more) {
     }
   }
   arrays_.reserve(l.max_tok);
-  if (l.max_tok > kSkinnyMost && unpacks_) gemm_.reserve(l.max_matrix, int64_t(l.max_tok) * l.max_cols);
+  if (l.max_tok > kSkinnyMost && d.cublaslt) gemm_.reserve(l.max_matrix, int64_t(l.max_tok) * l.max_cols);
   if (l.n_cluster > 0 && (cluster_score_.rows < l.max_tok || cluster_score_.cols < l.n_cluster)) {
     if (cluster_score_) acts_.release(cluster_score_);
     cluster_score_ = new_rows(l.max_tok, l.n_cluster);
@@ -121,7 +121,7 @@ void Cuda::reserve_experts(const BackendLimits& l, unsigned* number) {
   r.number = number;
   grow(moe_.hidden, pairs * size_t(l.d_expert));
   grow(moe_.out, pairs * size_t(l.d_moe));
-  if (l.max_tok > kSkinnyMost) {
+  if (l.max_tok > kMoeFewMost) {
     const auto [bytes, panel] = moe_many_memory(device_.info(), l);
     grow(moe_memory_, size_t(bytes));
     moe_many_ = cuda::moe_many_buffers(moe_memory_, moe_sizes(l), panel);
@@ -131,12 +131,12 @@ void Cuda::reserve_experts(const BackendLimits& l, unsigned* number) {
 int64_t Cuda::reserve_bytes(const cuda::DeviceInfo& d, const BackendLimits& l) {
   int64_t n = int64_t(attend_bytes(l)) + int64_t(cuda::select_bytes(l)) + int64_t(2 * cuda::Loader::kPiece) +
               cuda::skinny_image_bytes(l.max_cols);
-  if (l.max_tok > kSkinnyMost && l.max_matrix > 0)
+  if (l.max_tok > kSkinnyMost && d.cublaslt)
     n += int64_t(l.max_tok) * l.max_cols * 4 + l.max_matrix * 2 + cuda::Gemm::kWorkspace;
   n += int64_t(l.max_tok) * l.n_cluster * 7;
   if (l.n_expert > 0)
     n += int64_t(std::min(l.max_tok, cuda::kMoeBatch)) * l.n_expert_used * (l.d_expert * 2 + l.d_moe * 4);
-  if (l.n_expert > 0 && l.max_tok > kSkinnyMost) n += moe_many_memory(d, l).bytes;
+  if (l.n_expert > 0 && l.max_tok > kMoeFewMost) n += moe_many_memory(d, l).bytes;
   return n;
 }
 

@@ -16,7 +16,6 @@ void Cuda::products(std::span<const Rows> y, const Rows& x, std::span<const Weig
   const int64_t stride = x.buffer->stride;
   const int rows = x.rows, small = small_rows(rows);
   const bool is_long = rows - small > kSkinnyMost &&
-                       std::ranges::any_of(w, [&](const Weight& m) { return unpacks(device_.info(), m.m.tile); }) &&
                        std::ranges::all_of(w, [&](const Weight& m) { return gemm_.fits(m.n_out, m.n_in); });
   const bool in_bytes =
       std::ranges::all_of(w, [](const Weight& m) { return cuda::input_of(m.m) == cuda::Input::kByte; });
@@ -103,7 +102,7 @@ void Cuda::moe(Rows y, Rows e, Rows r, MoeWeights<Weight, Vec> w, int n_used, Ac
   acts_.resolve_kind<cuda::ExpertOutputs>();  // their memory is used again
   acts_.rounded(e);
   acts_.written(y, false);
-  const int small = small_rows(y.rows), many = y.rows - small > kSkinnyMost ? y.rows - small : 0, last = y.rows - many;
+  const int small = small_rows(y.rows), many = y.rows - small > kMoeFewMost ? y.rows - small : 0, last = y.rows - many;
   for (int row = 0, n = 0; row < last; row += n) {
     n = std::min(cuda::kMoeBatch, last - row);
     const cuda::RouteJob job = cuda::route_job(m, acts_.mat_at(r, row, n, false), n, moe_.routing);

@@ -19,9 +19,12 @@ Graphs::Captured* Graphs::find(const void* pass, const StepShape& shape) {
   return &captured_.at({pass, shape}, drop);
 }
 void Graphs::begin_capture() { FACET_CUDA_CHECK(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal)); }
-void Graphs::end_capture(Captured& c) {
+cudaGraph_t Graphs::captured_graph() {
   cudaGraph_t graph = nullptr;
   FACET_CUDA_CHECK(cudaStreamEndCapture(stream_, &graph));
+  return graph;
+}
+void Graphs::instantiate(Captured& c, cudaGraph_t graph) {
   FACET_CUDA_CHECK(cudaGraphInstantiate(&c.exec, graph, 0));
   FACET_CUDA_CHECK(cudaGraphDestroy(graph));
   ++counters_.captures;

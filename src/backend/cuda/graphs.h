@@ -40,7 +40,7 @@ class Graphs {
     if (!c->exec) {
       begin_capture();
       c->out = run_pass();
-      end_capture(*c);
+      instantiate(*c, captured_graph());
     }
     launch(*c);
     return {c->out, true};
@@ -57,8 +57,9 @@ class Graphs {
     drop(*at_);
     begin_capture();
   }
-  void end() {
-    end_capture(*at_);
+  void end() { graph_ = captured_graph(); }
+  void instantiate() {  // when no GPU captures any more: CUDA forbids it to a thread that does
+    instantiate(*at_, graph_);
     FACET_CUDA_CHECK(cudaGraphUpload(at_->exec, stream_));
   }
   void launch() { launch(*at_); }
@@ -82,7 +83,8 @@ class Graphs {
   static void drop(Captured& c);
   Captured* find(const void* pass, const StepShape& shape);  // null: such steps are not captured
   void begin_capture();
-  void end_capture(Captured& c);
+  cudaGraph_t captured_graph();
+  void instantiate(Captured& c, cudaGraph_t graph);
   void launch(Captured& c);
 
   const cudaStream_t stream_;
@@ -90,6 +92,7 @@ class Graphs {
   Recent<Key, Captured> captured_{kMost};
   Counters counters_;
   Captured* at_ = nullptr;
+  cudaGraph_t graph_ = nullptr;
 };
 
 }  // namespace facet::cuda

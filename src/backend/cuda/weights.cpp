@@ -129,11 +129,6 @@ int64_t Cuda::partial_bytes(const cuda::DeviceInfo& d, std::span<const TensorVie
   return most;
 }
 
-bool Cuda::unpacks(const cuda::DeviceInfo& d, std::span<const TensorView> tensors) {
-  return std::ranges::any_of(
-      tensors, [&](const TensorView& t) { return t.n_dims == 2 && !is_router(t) && unpacks(d, tiles_of(t).tile); });
-}
-
 Cuda::Weight Cuda::upload(const TensorView& t) {
   names_.push_back(t.name);
   Weight w;
@@ -153,7 +148,6 @@ Cuda::Weight Cuda::upload(const TensorView& t) {
   if (w.n_stack == 1) {
     most_partials_ = std::max(most_partials_, partials_of(device_.info(), w.m));
     most_int8_ = std::max(most_int8_, cuda::skinny_image_bytes(w.n_in));
-    unpacks_ |= unpacks(device_.info(), w.m.tile);
   }
   loader_.load(w.m, t, kept);
   return w;

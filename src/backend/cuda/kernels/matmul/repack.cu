@@ -49,8 +49,10 @@ __global__ void __launch_bounds__(kWarps * 32)
         __nv_bfloat16* out = to + (int64_t(strip) * kTileRows + r) * m.n_in + tile * cols;
         const uint2 a = {pack_bf16(v[0], v[1]), pack_bf16(v[2], v[3])},
                     b = {pack_bf16(v[4], v[5]), pack_bf16(v[6], v[7])};
-        *reinterpret_cast<uint2*>(out + tile_column(m.tile, j, h, t, 0)) = a;
-        *reinterpret_cast<uint2*>(out + tile_column(m.tile, j, h, t, 4)) = b;
+        // A matrix may end within 32 columns; behind them is the next row.
+        const int ca = tile_column(m.tile, j, h, t, 0), cb = tile_column(m.tile, j, h, t, 4);
+        if (tile * cols + ca < m.n_in) *reinterpret_cast<uint2*>(out + ca) = a;
+        if (tile * cols + cb < m.n_in) *reinterpret_cast<uint2*>(out + cb) = b;
       }
 }
 
