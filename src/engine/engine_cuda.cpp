@@ -90,9 +90,8 @@ BackendMemory cuda_memory(const GgufFile& file, const ModelCfg& model, const Eng
     const auto d = cuda::device_info(gpu);
     CHECK(bool(d), "{}", d.error().message());  // resolve_gpus() has asked
     devices.push_back(*d);
-    const int64_t share = int64_t(std::count(gpus.begin(), gpus.end(), gpu));
     if (const auto free = Cuda::free_memory(gpu); free) {
-      const int64_t room = std::max<int64_t>((*free - kDriverBytes) / share, 1);
+      const int64_t room = std::max<int64_t>(*free - kDriverBytes, 1);
       m.available = m.available > 0 ? std::min(m.available, room) : room;
     }
   }

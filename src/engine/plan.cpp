@@ -338,6 +338,8 @@ Result<EngineConfig> decide(const GgufFile& file, const ModelCfg& m, EngineConfi
                             std::span<const DrafterFile> drafters, bool lockstep) {
   if (auto ok = resolve_gpus(c); !ok) return ok.error();
   if (auto ok = check_number_of_gpus(m, c); !ok) return ok.error();
+  if (!c.gpus.empty() && m.d_ple > 0)
+    return Error{"--gpus", "expected one GPU for a model with per-layer embeddings, found several", "use --gpu"};
   if (!c.gpus.empty() && lockstep)
     return Error{"--gpus", "expected one GPU beside the reference (--lockstep), found several", "use --gpu"};
 #if FACET_CUDA

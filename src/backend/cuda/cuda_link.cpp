@@ -86,12 +86,9 @@ void CudaLink::connect(std::span<const std::unique_ptr<Cuda>> shards) {
   if (n < 2) return;
   peers_ = reach_each_other();
   for (Shard& s : shard_) allocate(s, n);
-  const auto id = [&](const Shard& s) { return s.b->device().info().id; };
   for (int i = 0; i < n; ++i) {
     cuda::Exchange& x = shard_[size_t(i)].x;
     x.me = i, x.n = n, x.box_floats = kBoxFloats;
-    x.alone = std::count_if(shard_.begin(), shard_.end(),
-                            [&](const Shard& s) { return id(s) == id(shard_[size_t(i)]); }) == 1;
     for (size_t j = 0; j < shard_.size(); ++j) x.box[j] = shard_[j].box, x.flag[j] = shard_[j].flag;
   }
   set_patience(kPatience);

@@ -16,8 +16,8 @@ namespace facet {
 // Work is given to the GPUs' streams, one after another by one thread; they wait for each other on the devices. A GPU
 // that does not come ends the program with its name.
 //
-// Tests: FACET_CUDA_PEERS=0 in the environment takes the host's memory whatever GPUs could do. Two shards may be on one
-// GPU.
+// Tests: FACET_CUDA_PEERS=0 in the environment takes the host's memory whatever GPUs could do. Shards are on GPUs
+// of their own: what waits for another would keep it from the GPU that both have.
 class CudaLink {
  public:
   using Rows = Cuda::Rows;

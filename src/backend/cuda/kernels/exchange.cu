@@ -176,7 +176,7 @@ __device__ __forceinline__ int64_t words_of(int rows, int cols) { return int64_t
 
 __device__ __forceinline__ uint32_t begin_turn(const Exchange& x) {
   wait_for_previous();
-  if (x.alone) let_next_start();
+  let_next_start();
   const uint32_t turn = x.turn[blockIdx.x] + 1;
   return turn == 0 ? 2 : turn;  // boxes are zero at first; even numbers stay even
 }
@@ -239,7 +239,6 @@ __global__ void __launch_bounds__(kThreads, 1)
       put2(e.part->y, e.at, sum[k]);
     }
   }
-  if (!x.alone) let_next_start();
   end_turn(x, turn);
 }
 
@@ -275,7 +274,6 @@ __global__ void __launch_bounds__(kThreads, 1) gather_kernel(const __grid_consta
       }
     }
   }
-  if (!x.alone) let_next_start();
   end_turn(x, turn);
 }
 
@@ -303,7 +301,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   using V = std::conditional_t<kWide, float4, float>;
   constexpr int kCols = kWide ? 4 : 1, kUnits = 4;  // kUnits: on their way for each thread
   wait_for_previous();
-  if (x.alone) let_next_start();
+  let_next_start();
   uint32_t* const count = x.turn + kExchangeBlocks + blockIdx.x;
   const uint32_t turn = *count;
   meet(x, turn + 1);
@@ -354,7 +352,6 @@ __global__ void __launch_bounds__(kThreads, 1)
       }
   }
   meet(x, turn + 2);
-  if (!x.alone) let_next_start();
   if (threadIdx.x == 0) *count = turn + 2;
 }
 

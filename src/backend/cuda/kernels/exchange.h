@@ -18,9 +18,6 @@ constexpr int kSumBlocks = 64;       // of sums in place
 // A GPU's view of the others. Mailboxes and flags are in memory that all of them reach: of each GPU, or of the host.
 struct Exchange {
   int me = 0, n = 1;
-  // Whether whoever comes next on the stream may start while this exchange waits. Not where several take turns on one
-  // GPU: what waits would take the room that others need to come here.
-  bool alone = true;
   uint64_t* box[kMaxShards] = {};   // of each GPU, what others sent it: [2][source][box_floats]
   uint32_t* flag[kMaxShards] = {};  // of each GPU: [kSumBlocks][source]
   int64_t box_floats = 0;
