@@ -44,6 +44,7 @@ nlohmann::ordered_json to_json(const BenchLine& l, const BenchMachine& machine, 
                            {"machine", {{"cpu", machine.cpu}, {"threads", machine.threads}}},
                            {"version", FACET_VERSION},
                            {"commit", FACET_COMMIT}};
+  if (l.phase == "sparse") j["keep"] = o.bench.keep, j["kept"] = l.kept;
   for (const KvOfLayers& own : o.engine.kv_layers)
     j["kv_layers"].push_back({{"first", own.first}, {"last", own.last}, {"kv", own.kv.name()}});
   return j;
@@ -151,6 +152,10 @@ void add_bench(CLI::App& app, int& rc) {
                   "Sequences that decode together (cuda), with the cache type that fits: f16, else q8_0, else q4_0")
       ->delimiter(',')
       ->check(CLI::Range(1, 256));
+  cmd->add_option("--keep", o->bench.keep,
+                  "Also prefill that reads this share of the blocks of full layers, whatever they hold; 0: none")
+      ->check(CLI::Range(0., 1.))
+      ->capture_default_str();
   cmd->add_option("--runs", o->bench.runs, "Measurements, after a warm-up; the median counts")
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();

@@ -235,6 +235,7 @@ void add_chat(CLI::App& app, int& rc) {
   CLI::App* cmd = app.add_subcommand("chat", "Talk with the model in the terminal");
   add_engine_options(cmd, o->engine);
   add_draft_options(cmd, o->draft, o->engine);
+  add_sparse_option(cmd, o->engine);
   add_sampling_options(cmd, o->sampling, o->seed_given);
   cmd->add_option("-s,--system", o->system, "System message");
   cmd->add_flag("--think", o->thinking, "Let the model think before it answers");

@@ -127,6 +127,7 @@ void add_daemon(CLI::App& app, int& rc) {
       "daemon", "Serve one program over standard input and output: commands as lines, tokens on a descriptor");
   add_engine_options(cmd, o->engine);
   add_draft_options(cmd, o->draft, o->engine);
+  add_sparse_option(cmd, o->engine);
   cmd->add_option("--parallel", o->engine.max_seq, "Sequences served together, by the protocol of JSON lines")
       ->check(CLI::Range(1, 256))
       ->capture_default_str();

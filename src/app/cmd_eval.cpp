@@ -58,6 +58,10 @@ int grade_set(Engine& e, const Options& o) {
     right += s.right, of += s.of;
   }
   if (of > 0) print_out("{:<16} {:>4}/{:<4} {:>7.1f}%\n", "all", right, of, 100. * right / of);
+  if (const SparsePrefill s = e.scored_sparse(); s.tiles > 0)
+    print_out(
+        "sparse prefill: {:.1f} % of the blocks read, estimated recall {:.4f}, {} of {} tiles done again in full\n",
+        100 * s.kept, s.recall, s.repaired, s.tiles);
   return kExitOk;
 }
 
@@ -103,6 +107,7 @@ void add_eval(CLI::App& app, int& rc) {
   CLI::App* cmd =
       app.add_subcommand("eval", "Grade a model on questions, or measure perplexity and divergence on a text");
   add_engine_options(cmd, o->engine);
+  add_sparse_option(cmd, o->engine);
   auto* set = cmd->add_option("--set", o->set,
                               "Questions (JSON lines: kind, context, answer); omitted: those of the shipped model")
                   ->check(not_empty());

@@ -82,6 +82,7 @@ void add_plan(CLI::App& app, int& rc) {
   CLI::App* cmd = app.add_subcommand("plan", "Print what a context would need in memory, before anything is allocated");
   add_engine_options(cmd, o->engine);
   add_draft_options(cmd, o->draft, o->engine);
+  add_sparse_option(cmd, o->engine);
   cmd->get_option("--draft")->option_text("PATH|auto|dflash|mtp|ngram|none [none]");
   cmd->add_option("--parallel", o->engine.max_seq, "Sequences served together")
       ->check(CLI::Range(1, 1024))

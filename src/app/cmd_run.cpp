@@ -206,6 +206,7 @@ void add_run(CLI::App& app, int& rc) {
   CLI::App* cmd = app.add_subcommand("run", "Answer one prompt; the answer goes to stdout, statistics to stderr");
   add_engine_options(cmd, o->engine);
   add_draft_options(cmd, o->draft, o->engine);
+  add_sparse_option(cmd, o->engine);
   add_sampling_options(cmd, o->sampling, o->seed_given);
   auto* prompt = cmd->add_option("-p,--prompt", o->prompt, "Text of one user turn; -: standard input");
   cmd->add_flag("--raw", o->raw, "The prompt is the text as it is, without turns")->needs(prompt);

@@ -268,6 +268,7 @@ void add_serve(CLI::App& app, int& rc) {
   add_router_options(cmd, o->router);
   add_compute_options(cmd, o->engine);
   add_draft_options(cmd, o->draft, o->engine);
+  add_sparse_option(cmd, o->engine);
   add_sampling_options(cmd, s.defaults.sampling, o->seed_given);
   add_answer_options(cmd, s.defaults);
   cmd->add_option("-a,--alias", o->alias,

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 #include <random>
 
@@ -147,6 +148,25 @@ void add_sampling_options(CLI::App* cmd, Sampling& s, bool& seed_given) {
          "--seed", [&s, &seed_given](const uint64_t& v) { s.seed = v, seed_given = true; },
          "The same seed gives the same text; omitted: drawn anew")
       ->check(whole_number());
+}
+
+void add_sparse_option(CLI::App* cmd, EngineConfig& c) {
+  cmd->add_option_function<std::string>(
+         "--sparse-prefill",
+         [&c](const std::string& v) {
+           c.sparse_prefill = 0;
+           if (v == "off") return;
+           char* end = nullptr;
+           const float gamma = std::strtof(v.c_str(), &end);
+           if (v.empty() || *end != 0 || !(gamma > 0 && gamma <= 1))
+             throw CLI::ValidationError("--sparse-prefill",
+                                        fmt::format("expected off or a number over 0 and up to 1, found {}", v));
+           c.sparse_prefill = gamma;
+         },
+         "Read long prompts approximately: in full layers only blocks of earlier tokens that make up this share of "
+         "every "
+         "token's attention, by estimate; the last 256 tokens read everything; off: exact")
+      ->option_text("off|GAMMA [off]");
 }
 
 void add_loop_option(CLI::App* cmd, int& max_loops) {

@@ -30,7 +30,8 @@ void add_draft_options(CLI::App* cmd, DraftOptions& o,
                        EngineConfig& c);  // --draft, --draft-max, --draft-min, --draft-tree
 void add_sampling_options(CLI::App* cmd, Sampling& s, bool& seed_given);  // --temp, --top-k, ...
 
-void add_loop_option(CLI::App* cmd, int& max_loops);  // --max-loops
+void add_sparse_option(CLI::App* cmd, EngineConfig& c);  // --sparse-prefill
+void add_loop_option(CLI::App* cmd, int& max_loops);     // --max-loops
 
 // A seed from the system when none was given. It is printed with the statistics, so that a run can be repeated.
 void draw_seed(Sampling& s, bool seed_given);

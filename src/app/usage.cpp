@@ -25,6 +25,13 @@ const char* cut(Stop why) {
   return "";
 }
 
+// Of a prompt that was read approximately; empty for others.
+std::string sparse_part(const Usage& u) {
+  if (!u.sparse || !u.sparse->approximate) return "";
+  return fmt::format("; approximate: {:.0f} % of the blocks read, estimated recall {:.4f}", 100 * u.sparse->kept,
+                     u.sparse->recall);
+}
+
 }  // namespace
 
 std::string usage_line(const Usage& u, Stop why) {
@@ -33,7 +40,7 @@ std::string usage_line(const Usage& u, Stop why) {
                               seconds < .1 ? 2 : 1, rate(u.generated, u.decode_s), tokens(u.prompt));
   if (u.cached > 0) s += fmt::format(" ({} cached)", u.cached);
   if (u.drafted > 0) s += fmt::format("; drafts accepted {} of {}", u.accepted, u.drafted);
-  return s + cut(why);
+  return s + sparse_part(u) + cut(why);
 }
 
 std::string draft_warning(const Usage& u) {
@@ -48,8 +55,8 @@ std::string seed_part(const Sampling& s) { return s.temperature > 0 ? fmt::forma
 
 std::string long_usage_line(const Usage& u, Stop why, const Sampling& s) {
   auto per_second = [](int n, double seconds) { return seconds > 0 ? n / seconds : 0.0; };
-  return fmt::format("prompt {} tokens ({} cached), {:.1f} tok/s; answer {} tokens, {:.1f} tok/s{}; stop: {}{}",
-                     u.prompt, u.cached, per_second(u.prompt - u.cached, u.prefill_s), u.generated,
+  return fmt::format("prompt {} tokens ({} cached), {:.1f} tok/s{}; answer {} tokens, {:.1f} tok/s{}; stop: {}{}",
+                     u.prompt, u.cached, per_second(u.prompt - u.cached, u.prefill_s), sparse_part(u), u.generated,
                      per_second(u.generated, u.decode_s), draft_line(u), stop_name(why), seed_part(s));
 }
 

@@ -6,6 +6,7 @@
 
 #include "backend/kv_layer.h"
 #include "backend/sampling.h"
+#include "backend/select.h"
 #include "backend/step.h"
 #include "formats/dtype.h"
 
@@ -35,6 +36,8 @@ struct BackendLimits {
   int n_q_head = 0, head_dim = 0;  // of the widest layer
   int n_expert = 0, n_expert_used = 0, d_expert = 0, d_moe = 0;  // d_moe: columns that go into an expert and come out
   int n_cluster = 0;                                             // of a clustered head
+  int n_select = 0;   // cache slots, if steps may select blocks of rows; 0: none does
+  int n_kv_head = 0;  // most K/V heads of a full layer
 
   // What serves both: a drafter runs on its target's backend.
   BackendLimits with(const BackendLimits& o) const {
@@ -47,6 +50,7 @@ struct BackendLimits {
     l.n_expert = std::max(n_expert, o.n_expert), l.n_expert_used = std::max(n_expert_used, o.n_expert_used);
     l.d_expert = std::max(d_expert, o.d_expert), l.d_moe = std::max(d_moe, o.d_moe),
     l.n_cluster = std::max(n_cluster, o.n_cluster);
+    l.n_select = std::max(n_select, o.n_select), l.n_kv_head = std::max(n_kv_head, o.n_kv_head);
     return l;
   }
 };
@@ -56,6 +60,7 @@ struct AttnSpec {
   int window = 0;  // 0: full attention; else keys with pos_q - pos_k < window
   float scale = 1.f;
   bool causal_block = false;  // a kBlock sequence is causal in this layer (DFlash sliding layers)
+  bool selected = false;      // reads the blocks that the last select_blocks chose
 };
 enum class Act : uint8_t { kGelu, kSilu };  // kGelu is the tanh form
 

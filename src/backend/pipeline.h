@@ -194,6 +194,9 @@ class Pipeline {
   void kv_settle(KvLayer kv, const Step& s) {
     run(kv.stage, [&](size_t, B& b) { b.kv_settle(kv.kv, s); });
   }
+  void select_blocks(Rows q, KvLayer kv, const Step& s, AttnSpec spec) {
+    run(kv.stage, [&](size_t i, B& b) { b.select_blocks(in(q, i), kv.kv, s, spec); });
+  }
   void attend(Rows o, Rows q, KvLayer kv, const Step& s, AttnSpec spec) {
     run(kv.stage, [&](size_t i, B& b) {
       const auto from = in(q, i);

@@ -187,6 +187,12 @@ class Sharded {
     return Ok{};
   }
   void make_current() {}  // before each shard's work
+  Selected take_selected(int slot) requires requires(B b) { b.take_selected(0); }
+  {
+    Selected all;
+    each([&](size_t, B& b) { all.add(b.take_selected(slot)); });
+    return all;
+  }
   void take_file(std::span<const TensorView> tensors) requires requires(B b) { b.take_file(tensors); }
   {
     each([&](size_t, B& b) { b.take_file(tensors); });
@@ -300,6 +306,14 @@ class Sharded {
   }
   void kv_settle(KvLayer kv, const Step& s) {
     each([&](size_t i, B& b) { b.kv_settle(kv.part[i], s); });
+  }
+  void select_blocks(Rows q, KvLayer kv, const Step& s, AttnSpec spec) {
+    each([&](size_t i, B& b) {
+      const auto mine = held(q, i);
+      AttnSpec own = spec;
+      own.n_q_head = mine.cols / spec.head_dim;
+      b.select_blocks(mine, kv.part[i], s, own);
+    });
   }
   void attend(Rows o, Rows q, KvLayer kv, const Step& s, AttnSpec spec) {
     written(o, q.buffer->held);

@@ -30,8 +30,16 @@ struct StepShape {
   int longest = 0;                      // rows of the longest sequence after this step (kv_len + its tokens)
   int n_path = 0;       // most paths from the root to a leaf of a tree of at most kSmallT tokens; 0: none
   bool staged = false;  // some sequence brings more tokens than the rings' margin
+  bool select = false;  // some sequence has n_select > 0
   bool operator==(const StepShape&) const = default;
   bool all_out() const { return n_out == n_tok; }  // the head runs for every token, in order (Out::kGiven aside)
+};
+
+// Block-sparse prefill (select.h): what may be left out.
+struct SelectSpec {
+  float gamma = 1;            // of every row's attention so much is read: by estimate, and checked by samples
+  float least = 0, most = 1;  // of the blocks that a tile sees, beside those that are always read
+  bool check = true;          // by samples
 };
 
 // One forward pass over T tokens of S sequences, ragged. Prefill, decode, verify, tree verify
@@ -50,6 +58,8 @@ struct Step {
   const Mask* mask = nullptr;          // [S]   a tree verify, a draft block and a prefill chunk can share a step
   const uint64_t* ancestor = nullptr;  // [T]   read for kTree only: bit j = the sequence's j-th token is visible
   const int32_t* out_row = nullptr;    // [O]   tokens for which the head runs
+  const int32_t* n_select = nullptr;   // [S]   leading tokens that read chosen blocks in full layers; if shape.select
+  SelectSpec select;
 };
 
 // Whether token j of a sequence sees its token i of the same step, window aside.

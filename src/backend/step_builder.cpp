@@ -10,17 +10,18 @@ namespace facet {
 StepBuilder::StepBuilder(int max_tok, int max_seq, int margin)
     : max_tok_(size_t(max_tok)), max_seq_(size_t(max_seq)), margin_(margin) {
   for (auto* v : {&token_, &pos_, &seq_, &out_row_}) v->reserve(max_tok_);
-  for (auto* v : {&q_begin_, &kv_len_, &slot_}) v->reserve(max_seq_ + 1);
+  for (auto* v : {&q_begin_, &kv_len_, &slot_, &n_select_}) v->reserve(max_seq_ + 1);
   mask_.reserve(max_seq_);
   ancestor_.reserve(max_tok_);
 }
 
 void StepBuilder::begin() {
-  for (auto* v : {&token_, &pos_, &seq_, &out_row_, &q_begin_, &kv_len_, &slot_}) v->clear();
+  for (auto* v : {&token_, &pos_, &seq_, &out_row_, &q_begin_, &kv_len_, &slot_, &n_select_}) v->clear();
   mask_.clear();
   ancestor_.clear();
   q_begin_.push_back(0);
   longest_ = most_tok_ = n_small_ = n_path_ = 0;
+  any_select_ = false;
 }
 
 void StepBuilder::add(const SeqStep& q) {
@@ -55,6 +56,8 @@ void StepBuilder::add(const SeqStep& q) {
   kv_len_.push_back(q.kv_len);
   slot_.push_back(q.slot);
   mask_.push_back(q.mask);
+  n_select_.push_back(q.mask == Mask::kCausal && n > kSmallT ? std::clamp(q.n_select, 0, n) : 0);
+  any_select_ |= n_select_.back() > 0;
   longest_ = std::max(longest_, q.kv_len + n);
   if (q.mask != Mask::kPast) most_tok_ = std::max(most_tok_, n);
   if (q.mask == Mask::kTree && n <= kSmallT) n_path_ = std::max(n_path_, n - std::popcount(inner));
@@ -77,7 +80,8 @@ const Step& StepBuilder::finish() {
                  .n_small = n_small_,
                  .longest = longest_,
                  .n_path = n_path_,
-                 .staged = most_tok_ > margin_};
+                 .staged = most_tok_ > margin_,
+                 .select = any_select_};
   step_.token = token_.data();
   step_.pos = pos_.data();
   step_.seq = seq_.data();
@@ -87,6 +91,7 @@ const Step& StepBuilder::finish() {
   step_.mask = mask_.data();
   step_.ancestor = ancestor_.data();
   step_.out_row = out_row_.data();
+  step_.n_select = n_select_.data();
   return step_;
 }
 

@@ -19,6 +19,7 @@ struct SeqStep {
   Mask mask = Mask::kCausal;
   std::span<const int32_t> out_row = {};  // kGiven
   std::span<const int16_t> parent = {};   // kTree: parent[i] < i, parent[0] = -1
+  int n_select = 0;                       // Step::n_select; 0 for kSmallT tokens or fewer
   int pos = -1;  // position of all tokens (kPast heads); -1: kv_len + index, or + depth in a tree
 };
 
@@ -32,16 +33,18 @@ class StepBuilder {
   void pad_to(int n_tok);      // padding rows, seq = -1
   const Step& finish();
   int n_tok() const { return int(token_.size()); }
+  void select(const SelectSpec& how) { step_.select = how; }  // of sequences with n_select
   int n_out() const { return int(out_row_.size()); }
 
  private:
   size_t max_tok_, max_seq_;
   int margin_;
-  std::vector<int32_t> token_, pos_, seq_, q_begin_, kv_len_, slot_, out_row_;
+  std::vector<int32_t> token_, pos_, seq_, q_begin_, kv_len_, slot_, out_row_, n_select_;
   std::vector<Mask> mask_;
   std::vector<uint64_t> ancestor_;
   Step step_;
   int longest_ = 0, most_tok_ = 0, n_small_ = 0, n_path_ = 0;
+  bool any_select_ = false;
 };
 
 }  // namespace facet

@@ -93,6 +93,8 @@ class Traced {
   { return inner_.status(); }
   void make_current() requires requires(B b) { b.make_current(); }
   { inner_.make_current(); }
+  Selected take_selected(int slot) requires requires(B b) { b.take_selected(0); }
+  { return inner_.take_selected(slot); }
   B& inner() { return inner_; }
 
 #define VERB(name, parameters, arguments, results, n_bytes, n_flops) \

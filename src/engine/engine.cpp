@@ -123,6 +123,9 @@ Result<std::unique_ptr<Engine>> open_with(const EngineConfig& c, const EngineDeb
     c.planned(plan.line(), plan.table());
   }
 
+  if (debug.lockstep && c.sparse_prefill > 0)
+    return Error{"--lockstep", "expected no --sparse-prefill beside it: it judges what is exact",
+                 "leave one of them out"};
   if (!decided->kv_reason.empty() && c.noted) c.noted(decided->kv_reason);
   if (const std::string note = layout_note(model.cfg, *decided); !note.empty() && c.noted) c.noted(note);
   if (decided->backend == "cuda" && decided->draft.any() && decided->draft.rows() > 15 && c.noted)

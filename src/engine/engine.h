@@ -88,7 +88,10 @@ struct EngineConfig {
   // What to choose among, the most precise first: the first that has room for the context that is wanted, else the one
   // that has room for most. Empty: kv_k and kv_v.
   std::vector<KvChoice> kv_choices = {};
-  std::string kv_reason = {};            // what led to kv_choices; once it is decided, what was chosen and why
+  std::string kv_reason = {};  // what led to kv_choices; once it is decided, what was chosen and why
+  // Block-sparse prefill (backend/select.h): of every row's attention in full layers so much is read while a long
+  // prompt is; 0: all of it.
+  float sparse_prefill = 0;
   KvLayout kv_layout = KvLayout::kAuto;  // of full layers whose K is V; kAuto: shared, without wgmma split
   int n_threads = 0;                     // 0: one per physical core
   int max_out = 0;                       // rows of logits of one step; 0: one per sequence
@@ -121,11 +124,19 @@ const char* stop_name(Stop s);
 // The answer was ended, and not by the model.
 inline bool is_cut(Stop s) { return s == Stop::kLength || s == Stop::kContext || s == Stop::kLoop; }
 
+// Block-sparse prefill of a prompt.
+struct SparsePrefill {
+  bool approximate = false;         // blocks were left out, or may have been when its cached tokens were computed
+  double kept = 1, recall = 1;      // share of the blocks that were read; of the attention, by estimate
+  int64_t tiles = 0, repaired = 0;  // choices, and those that left out too much and were done again in full
+};
+
 struct Usage {
   int prompt = 0, cached = 0, generated = 0;        // tokens; cached: of the prompt, not computed again
   int parked = 0;                                   // times that it had to wait in the middle, for memory
   double queue_s = 0, prefill_s = 0, decode_s = 0;  // until it had a sequence, its first token, its last
   CacheUse cache = {};
+  std::optional<SparsePrefill> sparse = {};  // where the engine and the request take it
   int steps = 0, drafted = 0, accepted = 0;  // drafted: nodes verified; accepted: of them, tokens of the answer
 
   // Drafting; empty without a drafter.
@@ -158,6 +169,7 @@ struct Request {
   int max_draft = -1;            // tokens of a draft at most; -1: as the engine likes
   bool cache = true;             // goes on from what was computed before, and leaves its rows for others
   std::string cache_salt = {};   // requests with another one share nothing with it
+  bool sparse_prefill = true;    // where the engine has it; its rows serve no request that does not take it
   int priority = 0;              // smaller ones go first: into sequences and steps, and out of memory last
   int min_tokens = 0;            // before so many no token that would end the answer is drawn
   int max_loops = 0;  // times that a sequence of tokens may come in a row (loop_guard.h); 0: as often as it does
@@ -203,6 +215,9 @@ class Engine {
   // floats). Fails when requests are running.
   virtual Status score(std::span<const int32_t> ids, int from,
                        const std::function<void(int, std::span<const float>)>& f) = 0;
+
+  // What became of the prompts that score() read approximately, all together.
+  virtual SparsePrefill scored_sparse() const { return {}; }
 
   virtual CacheStats cache_stats() const = 0;  // any thread; as of the last step
   // Any thread. The sequences in memory, each under its number; told on the engine's thread.

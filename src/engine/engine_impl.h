@@ -44,6 +44,7 @@ class EngineImpl final : public Engine, SessionMemory {
                               .max_out = c.max_out,
                               .more_pages = drafter_pool_bytes(e->model_.file, e->model_.cfg, c, e->model_.drafters),
                               .kv_memory = c.kv_memory,
+                              .select = select_spec(c),
                               .loading = c.loading},
                              args...);
     if (!r) return r.error();
@@ -84,7 +85,10 @@ class EngineImpl final : public Engine, SessionMemory {
           fmt::format("prompt: its {} tokens need {} of memory for K/V rows, found {}", r.prompt.size(),
                       human_bytes(need * runner_->pool->page_bytes()), human_bytes(all * runner_->pool->page_bytes())),
           "shorten it, or start with more memory for them (--kv-memory)"};
-    if (r.echo_logprobs) r.cache = false;  // every row's logits are needed
+    if (r.echo_logprobs) r.cache = r.sparse_prefill = false;  // every row's logits are needed
+    if (cfg_.sparse_prefill <= 0) r.sparse_prefill = false;
+    // Rows that are approximate are another user's.
+    if (r.sparse_prefill) r.cache_salt = fmt::format("\x01sparse-prefill {}\x01{}", cfg_.sparse_prefill, r.cache_salt);
     if (r.grammar)
       if (auto ok = prepare_grammars(); !ok) return ok.error();
     return queue_.add(std::move(r), std::move(sink));
@@ -138,7 +142,10 @@ class EngineImpl final : public Engine, SessionMemory {
         return ok;
       }
       runner_->steps.begin();
-      runner_->add({.slot = slot, .token = ids.subspan(size_t(at), size_t(n)), .out = wanted ? Out::kAll : Out::kNone});
+      runner_->add({.slot = slot,
+                    .token = ids.subspan(size_t(at), size_t(n)),
+                    .out = wanted ? Out::kAll : Out::kNone,
+                    .n_select = cfg_.sparse_prefill > 0 ? std::max(0, from - kSelectQuestion - at) : 0});
       const auto logits = runner_->forward();
       cache().commit(slot, n);
       if (wanted) {
@@ -150,8 +157,11 @@ class EngineImpl final : public Engine, SessionMemory {
       at += n;
     }
     sessions_->release(slot);
+    if constexpr (requires { runner_->b.take_selected(slot); })
+      if (cfg_.sparse_prefill > 0) scored_.add(runner_->b.take_selected(slot));
     return Ok{};
   }
+  SparsePrefill scored_sparse() const override { return told(scored_); }
 
   CacheStats cache_stats() const override {
     const std::lock_guard lock(stats_mutex_);
@@ -222,6 +232,10 @@ class EngineImpl final : public Engine, SessionMemory {
 
   EngineImpl(LoadedModel model, const EngineConfig& c) : model_(std::move(model)), cfg_(c) {}
   KvCache& cache() const { return *runner_->cache; }
+  static std::optional<SelectSpec> select_spec(const EngineConfig& c) {
+    if (c.sparse_prefill <= 0) return {};
+    return SelectSpec{.gamma = c.sparse_prefill};
+  }
 
   Status start() {
     if constexpr (requires { runner_->b.trace(true); }) runner_->b.trace(true);
@@ -302,6 +316,8 @@ class EngineImpl final : public Engine, SessionMemory {
     if (work.no_end.empty() && work.request.min_tokens > 0) work.no_end = no_end(work.request);
     work.filled = false;
     spec_->begin(s);
+    if constexpr (requires { runner_->b.take_selected(s); })
+      if (work.request.sparse_prefill) (void)runner_->b.take_selected(s);  // of whoever was there before
     if (work.sink.prefill) work.sink.prefill(work.id, cache().len(s), int(sessions_->at(s).tokens.size()));
   }
 
@@ -447,6 +463,7 @@ class EngineImpl final : public Engine, SessionMemory {
   SessionHeader::Fingerprint fingerprint_ = {};
   mutable std::mutex stats_mutex_;
   CacheStats stats_;  // as other threads see it
+  Selected scored_;   // by score()
   std::once_flag grammars_once_;
   std::unique_ptr<GrammarMasks> grammar_masks_;
   RequestQueue queue_;

@@ -1,5 +1,6 @@
 #pragma once
 #include <memory>
+#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
@@ -7,6 +8,7 @@
 #include "backend/pass.h"
 #include "backend/step_builder.h"
 #include "cache/cache_of.h"
+#include "engine/engine.h"
 #include "model/gemma4.h"
 #include "model/gemma4_bind.h"
 
@@ -14,11 +16,20 @@ namespace facet {
 
 struct RunnerOptions {
   KvPlan kv;
-  int max_out = 1;            // rows of logits in one step
-  int64_t more_pages = 0;     // bytes of the page pool for drafters' rows
-  int64_t kv_memory = 0;      // bytes of the page pool in all; 0: what the plan can come to
-  LoadProgress loading = {};  // told of weights as they arrive
+  int max_out = 1;                        // rows of logits in one step
+  int64_t more_pages = 0;                 // bytes of the page pool for drafters' rows
+  int64_t kv_memory = 0;                  // bytes of the page pool in all; 0: what the plan can come to
+  std::optional<SelectSpec> select = {};  // block-sparse prefill, for sequences of a step that ask for it
+  LoadProgress loading = {};              // told of weights as they arrive
 };
+
+inline SparsePrefill told(const Selected& s) {
+  return {.approximate = s.blocks < s.seen,
+          .kept = s.share(),
+          .recall = s.recall(),
+          .tiles = s.tiles,
+          .repaired = s.repaired};
+}
 
 // A model bound to a backend, with its cache, scratch and step arrays: everything a forward pass needs.
 template <Backend B>
@@ -40,7 +51,9 @@ class Runner {
     if (!cache) return cache.error();
     r->cache = std::move(*cache);
     r->kv = CacheOf<B>::views(r->b, *r->cache);
-    r->b.reserve(backend_limits(m, o.kv.max_step, o.kv.max_ctx));
+    BackendLimits limits = backend_limits(m, o.kv.max_step, o.kv.max_ctx);
+    if (o.select) limits.n_select = o.kv.resident(), r->steps.select(*o.select);
+    r->b.reserve(limits);
     r->work = make_work(r->b, m, o.kv.max_step, o.max_out);
     r->ids = r->b.new_ids(o.max_out);
     if (auto ok = memory_status(r->b); !ok) return ok.error();

@@ -198,8 +198,23 @@ class StepLoop {
                    .token = std::span(q.tokens).subspan(size_t(cache().len(g.id)), size_t(g.n)),
                    .out = echoes(q)        ? Out::kAll
                           : prompt_ends(g) ? Out::kLast
-                                           : Out::kNone});
+                                           : Out::kNone,
+                   .n_select = selecting(q, cache().len(g.id))});
     }
+  }
+
+  // Tokens from position `at` on that read selected blocks: of the prompt, all but the question at its end.
+  static int selecting(const Session& q, int at) {
+    return q.work.request.sparse_prefill ? std::max(0, int(q.work.request.prompt.size()) - kSelectQuestion - at) : 0;
+  }
+  // What became of a prompt that is read.
+  void tell_selected(SlotId s) {
+    Job& w = at(s).work;
+    if constexpr (requires { runner_.b.take_selected(s); })
+      if (w.request.sparse_prefill && !w.usage.sparse) {
+        w.usage.sparse = told(runner_.b.take_selected(s));
+        w.usage.sparse->approximate |= w.usage.cached > 0;
+      }
   }
 
   bool prompt_ends(const SeqGrant& g) const { return cache().len(g.id) + g.n == int(at(g.id).tokens.size()); }
@@ -278,6 +293,7 @@ class StepLoop {
         cache().commit(g.id, g.n);
         if (q.work.sink.prefill) q.work.sink.prefill(q.work.id, cache().len(g.id), int(q.tokens.size()));
         if (last) {
+          tell_selected(g.id);
           Fresh& f = fresh.emplace_back(Fresh{g.id, {drawn_[out]}});
           if (q.work.request.logprobs >= 0) f.logprobs.push_back(opinion_of(q, logits, int(out), f.tokens[0]));
           ++out;

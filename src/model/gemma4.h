@@ -28,12 +28,14 @@ void attention(B& b, const LayerW<B>& L, const LayerCfg& c, const ModelCfg& m, t
     // elsewhere.
     norm_rope_append(b, kv, q, k, v, L.q_norm, L.k_norm, L.freqs, c.norm_v, s, m.eps);
   }
-  b.attend(a, q, kv, s,
-           {.n_q_head = m.n_q_head,
-            .head_dim = c.head_dim,
-            .window = c.window,
-            .scale = m.attn_scale,  // Gemma's is 1: q and k are normalised
-            .causal_block = c.causal_block});
+  const AttnSpec spec{.n_q_head = m.n_q_head,
+                      .head_dim = c.head_dim,
+                      .window = c.window,
+                      .scale = m.attn_scale,  // Gemma's is 1: q and k are normalised
+                      .causal_block = c.causal_block,
+                      .selected = s.shape.select && c.window == 0};
+  if (spec.selected) b.select_blocks(q, kv, s, spec);
+  b.attend(a, q, kv, s, spec);
   b.matmul(y, a, L.wo);
 }
 

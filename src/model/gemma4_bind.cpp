@@ -98,6 +98,7 @@ BackendLimits backend_limits(const ModelCfg& m, int max_tok, int64_t max_rows) {
   for (const LayerCfg& c : m.layer) {
     l.n_group = std::max(l.n_group, m.n_q_head / c.n_kv_head);
     l.head_dim = std::max(l.head_dim, c.head_dim);
+    if (c.window == 0) l.n_kv_head = std::max(l.n_kv_head, c.n_kv_head);
   }
   l.n_expert = m.n_expert;
   l.n_expert_used = m.n_expert_used;

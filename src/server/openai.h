@@ -70,7 +70,7 @@ struct ApiRequest {
   bool echo = false;                                       // of kCompletion: the answer begins with the prompt
   int min_tokens = 0, priority = 0, max_loops = 0;         // as in Request
   std::vector<int32_t> stop_ids = {};
-  bool cache = true, draft = true;
+  bool cache = true, draft = true, sparse_prefill = true;
   int max_draft = -1, thought_budget = -1;  // as in Request
   bool verbose = false;
   Json repeated = {};  // of kResponses: what the answer repeats of the request

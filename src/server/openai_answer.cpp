@@ -113,6 +113,10 @@ Json timings_json(const Usage& u) {
             {"predicted_per_second", rate(u.generated, u.decode_s)}};
   if (u.cache.source != CacheUse::Source::kNone || u.cache.miss != CacheUse::Miss::kNone)
     j["cache"] = cache_json(u.cache, u.cached);
+  if (u.sparse)
+    j["sparse_prefill"] = {{"approximate", u.sparse->approximate},
+                           {"blocks_kept", std::round(u.sparse->kept * 1e4) / 1e4},
+                           {"estimated_recall", std::round(u.sparse->recall * 1e4) / 1e4}};
   if (u.drafted > 0) {
     j["draft_n"] = u.drafted, j["draft_n_accepted"] = u.accepted;
     j["draft_rounds"] = u.rounds;

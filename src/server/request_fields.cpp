@@ -180,6 +180,7 @@ void read_limits(Fields& f, ApiRequest& r, const ApiDefaults& d) {
   if (r.cache_salt.size() > kMaxSaltBytes)
     f.fail(Error{"cache_salt", fmt::format("expected at most {} bytes, found {}", kMaxSaltBytes, r.cache_salt.size()),
                  ""});
+  f.boolean("sparse_prefill", r.sparse_prefill);
   f.integer("priority", -kMaxPriority, kMaxPriority, r.priority);
   read_draft(f, r);
   f.boolean("timings_per_token", r.timings_per_token);

@@ -71,8 +71,12 @@ template <Backend B, class... Args>
 Status bench(const GgufFile& file, const ModelCfg& m, const EngineConfig& c, const BenchOptions& o,
              const std::function<void(const BenchLine&)>& line, Args... args) {
   using Traced = facet::Traced<B>;
-  auto opened =
-      Runner<Traced>::open(file, m, {.kv = kv_plan(c), .max_out = c.max_out, .loading = bench_loading(o)}, args...);
+  auto opened = Runner<Traced>::open(file, m,
+                                     {.kv = kv_plan(c),
+                                      .max_out = c.max_out,
+                                      .select = o.keep > 0 ? std::optional(bench_select(o.keep)) : std::nullopt,
+                                      .loading = bench_loading(o)},
+                                     args...);
   if (!opened) return opened.error();
   Runner<Traced>& r = **opened;
   std::vector<int32_t> ids(size_t(std::max(c.chunk, c.max_out)));
@@ -80,10 +84,11 @@ Status bench(const GgufFile& file, const ModelCfg& m, const EngineConfig& c, con
   for (int32_t& id : ids) id = random_id(state, m.n_vocab);
 
   // A step is not committed, so every run starts from the same cache.
+  bool sparse = false;
   auto step = [&](int n, Out out) -> Status {
     if (auto ok = r.cache->prepare(0, n); !ok) return ok;
     r.steps.begin();
-    r.add({.slot = 0, .token = std::span(ids).first(size_t(n)), .out = out});
+    r.add({.slot = 0, .token = std::span(ids).first(size_t(n)), .out = out, .n_select = sparse ? n : 0});
     r.forward();
     return Ok{};
   };
@@ -125,6 +130,7 @@ Status bench(const GgufFile& file, const ModelCfg& m, const EngineConfig& c, con
     for (const auto& [name, v] : r.b.costs()) l.bytes += v.bytes / o.runs, flops += v.flops / o.runs;
     l.verbs = bench_verbs(r.b.costs(), o.runs);
     l.tok_s = n / l.ms_median * 1e3;
+    if (sparse) l.kept = r.b.take_selected(0).share();
     l.gbps = l.bytes / l.ms_median / 1e6, l.gflops = flops / l.ms_median / 1e6;
     line(l);
     return Ok{};
@@ -141,6 +147,11 @@ Status bench(const GgufFile& file, const ModelCfg& m, const EngineConfig& c, con
     }
     if (o.prefill > 0)
       if (auto ok = measure("prefill", o.prefill, depth, Out::kLast); !ok) return ok;
+    if (o.prefill > 0 && o.keep > 0) {
+      sparse = true;
+      if (auto ok = measure("sparse", o.prefill, depth, Out::kLast); !ok) return ok;
+      sparse = false;
+    }
     if (auto ok = measure("decode", 1, depth, Out::kLast); !ok) return ok;
     for (int n : o.widths)
       if (auto ok = measure("step", n, depth, Out::kAll); !ok) return ok;
@@ -160,6 +171,7 @@ std::string bench_device(const std::string& backend, [[maybe_unused]] int gpu, C
   return backend == "cpu" ? fmt::format("{}, {}", cpu_model(), simd_kernels(isa).name) : cpu_model();
 }
 
+SelectSpec bench_select(double keep) { return {.gamma = 0, .least = float(keep), .most = float(keep), .check = false}; }
 std::string bench_what(const char* phase, int n, int n_seq, int depth) {
   return n_seq > 1 ? fmt::format("{} of {} sequences after {}", phase, n_seq, depth)
                    : fmt::format("{} of {} after {}", phase, n, depth);
@@ -195,6 +207,7 @@ Status run_bench(const EngineConfig& given, const BenchOptions& o,
                  "leave it out: the best there is will be used"};
   if (auto ok = resolve_gpus(c); !ok) return ok.error();
   BenchOptions asked = o;
+  if (o.keep > 0) c.sparse_prefill = 1;  // its memory
   if (c.backend != "cuda") asked.batches.clear();
   auto groups = bench_groups(c, asked, [&](const EngineConfig& x) { return resolve_config(*file, *m, x); });
   if (!groups) return groups.error();

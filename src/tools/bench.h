@@ -18,11 +18,14 @@ struct BenchOptions {
   std::vector<int> batches{};               // sequences that decode together (cuda)
   bool alone = true;                        // also one sequence that decodes
   bool explain = false;                     // on a GPU, where it takes steps of its own: also what verbs cost
-  int runs = 5;                             // of which the median counts, after one that does not
+  double keep = 0;  // also prefill that reads this share of the blocks (backend/select.h); 0: no
+  int runs = 5;     // of which the median counts, after one that does not
   // Told of what takes time: "prefill of 4096 after 0", parts done and in all.
   std::function<void(const std::string& what, uint64_t done, uint64_t total)> progress = {};
 };
 
+// Of a sparse measurement: so many of the blocks, whatever they hold.
+SelectSpec bench_select(double keep);
 // How progress names a measurement, and the loading of a model.
 std::string bench_what(const char* phase, int n, int n_seq, int depth);
 LoadProgress bench_loading(const BenchOptions& o);
@@ -36,10 +39,11 @@ struct BenchVerb {
 std::vector<BenchVerb> bench_verbs(const std::map<std::string, VerbCost>& costs, int runs);
 
 struct BenchLine {
-  std::string phase;  // prefill, decode, step
+  std::string phase;  // prefill, sparse, decode, step
   int n = 0, depth = 0, runs = 0;
   KvType kv_k = KvType::kF16, kv_v = KvType::kF16;
   double ms_median = 0, tok_s = 0;
+  double kept = 1;                         // of sparse: share of the blocks that were read
   double bytes = 0, gbps = 0, gflops = 0;  // bytes a step must move at least (backend/traced.h)
   std::vector<BenchVerb> verbs;            // largest first
 };

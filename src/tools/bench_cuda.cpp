@@ -48,7 +48,12 @@ Cuda& first_gpu(Shards& b) { return b.shard(0); }
 template <Backend B, class Where>
 Status bench_on(const GgufFile& file, const ModelCfg& m, const EngineConfig& c, const BenchOptions& o,
                 const std::function<void(const BenchLine&)>& line, const Where& where) {
-  auto opened = Runner<B>::open(file, m, {.kv = kv_plan(c), .max_out = c.max_out, .loading = bench_loading(o)}, where);
+  auto opened = Runner<B>::open(file, m,
+                                {.kv = kv_plan(c),
+                                 .max_out = c.max_out,
+                                 .select = o.keep > 0 ? std::optional(bench_select(o.keep)) : std::nullopt,
+                                 .loading = bench_loading(o)},
+                                where);
   if (!opened) return opened.error();
   Runner<B>& r = **opened;
   auto device = [&]() -> auto& {
@@ -66,11 +71,15 @@ Status bench_on(const GgufFile& file, const ModelCfg& m, const EngineConfig& c, 
   const Sampling usual;  // the default sampling, as a user gets it
   std::vector<SampleRow> rows(size_t(c.max_out), SampleRow{.sampling = &usual});
   // n tokens of each of n_seq sequences, all at once. A step is not committed, so every run starts from the same cache.
+  bool sparse = false;
   auto step = [&](int n, int n_seq, Out out, bool draw) -> Status {
     r.steps.begin();
     for (int s = 0; s < n_seq; ++s) {
       if (auto ok = cache.prepare(s, n); !ok) return ok;
-      r.add({.slot = s, .token = std::span(ids).subspan(size_t(n == 1 ? s : 0), size_t(n)), .out = out});
+      r.add({.slot = s,
+             .token = std::span(ids).subspan(size_t(n == 1 ? s : 0), size_t(n)),
+             .out = out,
+             .n_select = sparse ? n : 0});
     }
     const auto logits = r.forward();
     if (draw) {
@@ -84,7 +93,7 @@ Status bench_on(const GgufFile& file, const ModelCfg& m, const EngineConfig& c, 
   auto launch = [&](int n, Out out) -> Status {
     if (auto ok = cache.prepare(0, n); !ok) return ok;
     r.steps.begin();
-    r.add({.slot = 0, .token = std::span(ids).first(size_t(n)), .out = out});
+    r.add({.slot = 0, .token = std::span(ids).first(size_t(n)), .out = out, .n_select = sparse ? n : 0});
     r.forward();
     return Ok{};
   };
@@ -146,6 +155,7 @@ Status bench_on(const GgufFile& file, const ModelCfg& m, const EngineConfig& c, 
       l.bytes += step_bytes(file, m, cache, std::min(c.chunk, n - at) * n_seq, n_seq, depth + at);
     l.tok_s = n * n_seq / l.ms_median * 1e3;
     l.gbps = l.bytes / l.ms_median / 1e6;
+    if (sparse) l.kept = device().take_selected(0).share();
     if constexpr (!MarksTime<B>) {
       r.b.trace(true);
       for (int i = 0; i < warm + o.runs; ++i) {
@@ -175,6 +185,11 @@ Status bench_on(const GgufFile& file, const ModelCfg& m, const EngineConfig& c, 
       if (auto ok = measure("batch", 1, n, depth, Out::kLast, true); !ok) return ok;
     if (o.prefill > 0)
       if (auto ok = measure("prefill", o.prefill, 1, depth, Out::kLast, false); !ok) return ok;
+    if (o.prefill > 0 && o.keep > 0) {
+      sparse = true;
+      if (auto ok = measure("sparse", o.prefill, 1, depth, Out::kLast, false); !ok) return ok;
+      sparse = false;
+    }
   }
   const Cuda::Counters k = first_gpu(device()).counters();
   fmt::print(stderr, "{} graph launches, {} captures, {} allocations\n", k.graph_launches, k.captures, k.allocations);

@@ -250,13 +250,25 @@ TEST(Program, TokensInTokensOut) {
   EXPECT_TRUE(has(text.out, "no_vocab")) << text.out;
 }
 
-// Attention reads every row: what other programs call by these names is refused, not ignored.
-TEST(Program, SparsePrefillIsRefused) {
-  for (const std::string option : {"--pflash", "--pflash-alpha 0.9", "--sparse-prefill 0.9"}) {
+// Other programs' names for it are refused, not ignored; so is a share that is none, and what judges exact attention.
+TEST(Program, SparsePrefillIsAskedForByItsName) {
+  for (const std::string option : {"--pflash", "--pflash-alpha 0.9", "--sparse-prefill 0", "--sparse-prefill 1.5",
+                                   "--sparse-prefill often", "--sparse-prefill nan"}) {
     const Ran r = shell("run -p Hello -n 1 -c 256 " + option, true);
     EXPECT_EQ(r.rc, 2) << r.out;
     EXPECT_TRUE(has(r.out, option.substr(0, option.find(' ')))) << r.out;
   }
+  const Ran both = shell("run -p Hello -n 1 -c 256 --sparse-prefill 0.9 --lockstep", true);
+  EXPECT_EQ(both.rc, 1) << both.out;
+  EXPECT_TRUE(has(both.out, "--lockstep: expected no --sparse-prefill")) << both.out;
+  const std::string exact = shell("run -p Hello --temp 0 -n 8 -c 256 --sparse-prefill off").out;
+  EXPECT_EQ(shell("run -p Hello --temp 0 -n 8 -c 256 --sparse-prefill 0.9").out, exact) << "a short prompt";
+}
+
+TEST(Program, BenchOfASparsePrompt) {
+  const Ran r = shell("bench -c 2048 --depths 0 --widths 1 --prefill 1500 --keep 0.5 --runs 1 --backend cpu", false);
+  EXPECT_EQ(r.rc, 0) << r.out;
+  EXPECT_TRUE(has(r.out, "\"phase\":\"sparse\"") && has(r.out, "\"keep\":0.5")) << r.out;
 }
 
 // What another K/V type costs on a text: nothing if it is the same one, more if it is a coarser one.

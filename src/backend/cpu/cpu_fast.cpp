@@ -71,7 +71,7 @@ int64_t CpuFast::reserve_bytes(const BackendLimits& l, int n_threads) {
   return (thread_floats(l) * n_threads + partial_floats(l)) * int64_t(sizeof(float)) +
          l.max_tok * QuantBuffer::row_bytes(l.max_cols) + 128 + panels_bytes(l) +
          pairs * (QuantBuffer::row_bytes(l.d_expert) + int64_t(sizeof(float)) * l.d_expert) +
-         rows_bytes(l.max_tok, 2 * head_floats(l) + l.n_cluster);
+         rows_bytes(l.max_tok, 2 * head_floats(l) + l.n_cluster) + selection_bytes(l, n_threads);
 }
 
 void CpuFast::reserve(const BackendLimits& limits) {
@@ -85,6 +85,7 @@ void CpuFast::reserve(const BackendLimits& limits) {
     r.pos.reserve(size_t(l.max_tok));
     r.value.resize(size_t(l.max_tok) * 2 * size_t(r.n));
   }
+  reserve_selection(l);
   if (l.n_cluster > 0) cluster_score_ = new_rows(l.max_tok, l.n_cluster);
   if (l.n_expert == 0) return;
   const size_t pairs = size_t(l.max_tok) * size_t(l.n_expert_used);
@@ -153,13 +154,20 @@ CpuFast::AttendScratch CpuFast::attend_scratch(int E) const {
 
 // Queries must be in a.query. Ranges of places start at multiples of kSplitRows, wherever the sequence stands.
 void CpuFast::attend_part(const AttendScratch& a, const Block& b, int64_t split, int head, KvLayer kv, const Step& s,
-                          const AttnSpec& spec, float* out, float* top, float* sum) const {
+                          const AttnSpec& spec, const BlockLists* lists, float* out, float* top, float* sum) const {
   const int seq = s.seq[b.t0], base = s.q_begin[seq], len = s.kv_len[seq];
   const Mask mask = s.mask[seq];
   // The range's keys: committed rows, then the step's. In a tree those that have their place here, siblings included.
   const int64_t start = split * kSplitRows, stop = std::min(start + kSplitRows, b.end),
                 committed = std::clamp<int64_t>(len, start, stop);
   const int n_old = int(committed - start);
+  // Rows of blocks that are not in the tile's list are seen by nobody.
+  const int tile = lists ? select_tile(base, seq, b.t0 - base) : 0;
+  if (lists) {
+    bool any = false;
+    for (int64_t r = start; r < stop; r = (r / kSelectRows + 1) * kSelectRows) any |= lists->has(tile, head, r);
+    if (!any) return void(std::fill_n(top, b.n_query(), kNone));
+  }
   int n_key = 0, key_of[kPartKeys];  // of the step's keys: the index in the step
   for (; n_key < n_old; ++n_key) a.place[n_key] = int16_t(n_key);
   if (mask == Mask::kTree) {
@@ -179,6 +187,13 @@ void CpuFast::attend_part(const AttendScratch& a, const Block& b, int64_t split,
       sees[i] = sees_in_step(mask, mask == Mask::kTree ? s.ancestor[t] : 0, t - base, key_of[i], spec.causal_block) &&
                 (spec.window == 0 || s.pos[t] - s.pos[base + key_of[i]] < spec.window);
   }
+  if (lists)
+    for (int64_t r = start; r < stop;) {
+      const int64_t next = std::min(stop, (r / kSelectRows + 1) * kSelectRows);
+      if (!lists->has(tile, head, r))
+        for (int t = 0; t < b.t1 - b.t0; ++t) std::memset(a.sees + t * kPartKeys + (r - start), 0, size_t(next - r));
+      r = next;
+    }
   const int64_t k_at = head * kv.k_head(), v_at = head * kv.v_head();
   for (int i = 0; i < n_key; ++i) {
     bool any = false;
@@ -228,8 +243,16 @@ int CpuFast::pieces_of(const Block& b, int n_head) {
   return best;
 }
 
-// Long: scratch and the choice of blocks are read by every thread of the two parallel parts below.
 void CpuFast::attend(Rows o, Rows q, KvLayer kv, const Step& s, AttnSpec spec) {
+  if (!spec.selected) return attend_over(o, q, kv, s, spec, {});
+  attend_selected(s, spec, kv, [&](const Over& over) { attend_over(o, q, kv, s, spec, over); });
+}
+void CpuFast::select_blocks(Rows q, KvLayer kv, const Step& s, AttnSpec spec) {
+  select_with(q, kv, s, spec, simd_.dots[int(DType::kF32)]);
+}
+
+// Long: scratch and the choice of blocks are read by every thread of the two parallel parts below.
+void CpuFast::attend_over(Rows o, Rows q, KvLayer kv, const Step& s, AttnSpec spec, const Over& over) {
   const int E = kv.head_dim, group = spec.n_q_head / kv.n_head;
   CHECK(E == spec.head_dim && spec.n_q_head % kv.n_head == 0, "{} query heads of {} over {} K/V heads of {}",
         spec.n_q_head, spec.head_dim, kv.n_head, E);
@@ -251,7 +274,7 @@ void CpuFast::attend(Rows o, Rows q, KvLayer kv, const Step& s, AttnSpec spec) {
         first = std::min<int64_t>(first, spec.window ? std::max(0, s.pos[i] - spec.window + 1) : 0);
       blocks_.push_back({t, next, 0, group, first, end});
       n_split += blocks_.back().n_split();
-    } else {
+    } else if (over.writes) {
       for (int i = t; i < next; ++i) std::fill_n(o.row(i), o.cols, 0.f);
     }
     t = next;
@@ -276,6 +299,8 @@ void CpuFast::attend(Rows o, Rows q, KvLayer kv, const Step& s, AttnSpec spec) {
     top = most, sum = sum * a + part_sum * b;
   };
   auto finish = [&](const Block& b, int head, int i, const float* out, float top, float sum) {
+    if (over.lse) over.lse[(b.t0 + i / (b.g1 - b.g0)) * spec.n_q_head + head_of(b, head, i)] = top + std::log(sum);
+    if (!over.writes) return;
     float* to = o.row(b.t0 + i / (b.g1 - b.g0)) + head_of(b, head, i) * E;
     const float inverse = top == kNone ? 0.f : 1.f / sum;
     float sums[1024];
@@ -307,7 +332,8 @@ void CpuFast::attend(Rows o, Rows q, KvLayer kv, const Step& s, AttnSpec spec) {
       const AttendScratch a = attend_scratch(E);
       load_queries(a, b, head);
       const int64_t i = result(head, split, b);
-      attend_part(a, b, all.first / kSplitRows + split, head, kv, s, spec, partial_.data() + i * E, top + i, sum + i);
+      attend_part(a, b, all.first / kSplitRows + split, head, kv, s, spec, over.lists, partial_.data() + i * E, top + i,
+                  sum + i);
     });
     parallel_for(kv.n_head * n_query, n_threads_, [&](int64_t item) {
       const int head = int(item / n_query), i = int(item % n_query);
@@ -336,12 +362,13 @@ void CpuFast::attend(Rows o, Rows q, KvLayer kv, const Step& s, AttnSpec spec) {
   }
   parallel_for(n_item, n_threads_, [&](int64_t item) {
     const Block& b = blocks_[size_t(item / kv.n_head)];
-    const int head = int(item % kv.n_head), n = b.n_query();
+    const int head = int(item % kv.n_head), n = b.n_query(), seq = s.seq[b.t0], base = s.q_begin[seq];
+    if (over.lists && over.lists->count_of(select_tile(base, seq, b.t0 - base), head) == 0) return;
     const AttendScratch a = attend_scratch(E);
     load_queries(a, b, head);
     std::fill_n(a.top, n, kNone);
     for (int64_t i = 0; i < b.n_split(); ++i) {
-      attend_part(a, b, b.first / kSplitRows + i, head, kv, s, spec, a.part, a.part_top, a.part_sum);
+      attend_part(a, b, b.first / kSplitRows + i, head, kv, s, spec, over.lists, a.part, a.part_top, a.part_sum);
       for (int j = 0; j < n; ++j)
         merge(a.out + int64_t(j) * E, a.top[j], a.sum[j], a.part + int64_t(j) * E, a.part_top[j], a.part_sum[j]);
     }

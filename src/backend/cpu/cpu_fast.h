@@ -25,6 +25,7 @@ class CpuFast : public CpuRef {
   void head_norm(Rows x, int head_dim, float eps);
   void kv_append(KvLayer kv, Rows k, Rows v, const Step& s);
   void attend(Rows o, Rows q, KvLayer kv, const Step& s, AttnSpec spec);
+  void select_blocks(Rows q, KvLayer kv, const Step& s, AttnSpec spec);
   void residual_norm(Rows x, Rows h, Rows y, ResidualSpec<Vec> spec);
   void gate_up(Rows y, Rows h, Weight gate, Weight up, Act act);
   void act_mul(Rows y, Rows g, Rows u, Act act);
@@ -32,6 +33,9 @@ class CpuFast : public CpuRef {
   void moe(Rows y, Rows e, Rows r, MoeWeights<Weight, Vec> w, int n_used, Act act);
   void softcap(Rows x, float cap);
   void clustered_head(Rows logits, Rows h, ClusteredHead<Weight, Table> w);
+
+ protected:
+  void attend_over(Rows o, Rows q, KvLayer kv, const Step& s, AttnSpec spec, const Over& over);
 
  private:
   // Rows of a matrix product's input: as they are, and quantised if some weight wants that.
@@ -84,7 +88,7 @@ class CpuFast : public CpuRef {
   AttendScratch attend_scratch(int head_dim) const;
   int pieces_of(const Block& b, int n_head);
   void attend_part(const AttendScratch& a, const Block& b, int64_t split, int head, KvLayer kv, const Step& s,
-                   const AttnSpec& spec, float* out, float* top, float* sum) const;
+                   const AttnSpec& spec, const BlockLists* lists, float* out, float* top, float* sum) const;
 
   const SimdKernels& simd_;
   QuantBuffer act_, hidden_act_;

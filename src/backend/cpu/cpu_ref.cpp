@@ -81,12 +81,14 @@ int64_t scratch_floats(const BackendLimits& l) {
 
 int64_t CpuRef::reserve_bytes(const BackendLimits& l, int n_threads) {
   return scratch_floats(l) * n_threads * int64_t(sizeof(float)) + rows_bytes(l.max_tok, l.n_expert) +
-         rows_bytes(l.max_tok, 2 * l.d_expert) + rows_bytes(l.max_tok, l.max_cols) + rows_bytes(l.max_tok, l.n_cluster);
+         rows_bytes(l.max_tok, 2 * l.d_expert) + rows_bytes(l.max_tok, l.max_cols) +
+         rows_bytes(l.max_tok, l.n_cluster) + selection_bytes(l, n_threads);
 }
 
 void CpuRef::reserve(const BackendLimits& limits) {
   const BackendLimits l = limits_ = limits_.with(limits);
   scratch_.assign(size_t(n_threads_), std::vector<float>(size_t(scratch_floats(l))));
+  reserve_selection(l);
   if (l.n_cluster > 0) cluster_score_ = new_rows(l.max_tok, l.n_cluster);
   if (l.n_expert == 0) return;
   router_ = new_rows(l.max_tok, l.n_expert);
@@ -210,6 +212,12 @@ void CpuRef::kv_settle(KvLayer kv, const Step& s) {
 }
 
 void CpuRef::attend(Rows o, Rows q, KvLayer kv, const Step& s, AttnSpec spec) {
+  if (!spec.selected) return attend_over(o, q, kv, s, spec, {});
+  attend_selected(s, spec, kv, [&](const Over& over) { attend_over(o, q, kv, s, spec, over); });
+}
+
+// Long: scores, softmax and values of one item, on the same scratch.
+void CpuRef::attend_over(Rows o, Rows q, KvLayer kv, const Step& s, AttnSpec spec, const Over& over) {
   const int E = kv.head_dim, group = spec.n_q_head / kv.n_head;
   const int64_t k_head = kv.k_head(), v_head = kv.v_head();
   const int n_block = (s.shape.n_tok + kTokenBlock - 1) / kTokenBlock;
@@ -232,17 +240,31 @@ void CpuRef::attend(Rows o, Rows q, KvLayer kv, const Step& s, AttnSpec spec) {
     float* score = query + int64_t(kTokenBlock) * limits_.n_group * 1024;  // [n, rows]; -inf: not seen
     const float none = -std::numeric_limits<float>::infinity();
 
+    // Whether a token's list has a row; whether it has a list with something in it.
+    auto tile_of = [&](int t) { return select_tile(base, seq, t - base); };
+    auto listed = [&](int t, int64_t r) { return !over.lists || over.lists->has(tile_of(t), hk, r); };
+    auto any_listed = [&](int64_t r) {
+      for (int t = t0; t < t1; ++t)
+        if (listed(t, r)) return true;
+      return false;
+    };
+    auto is_done = [&](int i) { return !over.lists || over.lists->count_of(tile_of(t0 + i / group), hk) != 0; };
     auto out_of = [&](int i) { return o.row(t0 + i / group) + (hk * group + i % group) * E; };
 
     for (int i = 0; i < n; ++i)
       kv_query(kv.k_type, kv.shared, q.row(t0 + i / group) + (hk * group + i % group) * E, query + i * E, E);
     auto sees = [&](int t, int64_t r) {
+      if (!listed(t, r)) return false;
       if (r < len) return spec.window == 0 || s.pos[t] - r < spec.window;
       const int key = int(r - len), j = t - base;
       if (!sees_in_step(mask, mask == Mask::kTree ? s.ancestor[t] : 0, j, key, spec.causal_block)) return false;
       return spec.window == 0 || s.pos[t] - s.pos[base + key] < spec.window;
     };
     for (int64_t r = first; r < len + in_step; ++r) {
+      if (!any_listed(r)) {
+        for (int i = 0; i < n; ++i) score[i * rows + r - first] = none;
+        continue;
+      }
       kv_decode(kv.k_type, kv_row(kv, s, seq, r).k + hk * k_head, row, E);
       for (int i = 0; i < n; ++i)
         score[i * rows + r - first] = sees(t0 + i / group, r) ? dot(query + i * E, row, E) * spec.scale : none;
@@ -255,11 +277,14 @@ void CpuRef::attend(Rows o, Rows q, KvLayer kv, const Step& s, AttnSpec spec) {
         p[r] = p[r] == none ? 0.f : std::exp(p[r] - top);
         sum += p[r];
       }
+      if (over.lse) over.lse[(t0 + i / group) * spec.n_q_head + hk * group + i % group] = top + std::log(sum);
       const float inv = sum > 0 ? 1.f / sum : 0.f;
       for (int64_t r = 0; r < rows; ++r) p[r] *= inv;
-      std::fill_n(out_of(i), E, 0.f);
+      if (over.writes && is_done(i)) std::fill_n(out_of(i), E, 0.f);
     }
+    if (!over.writes) return;
     for (int64_t r = first; r < len + in_step; ++r) {
+      if (!any_listed(r)) continue;
       kv_decode(kv.v_type, kv_row(kv, s, seq, r).v + hk * v_head, row, E);
       for (int i = 0; i < n; ++i) {
         const float p = score[i * rows + r - first];
@@ -269,6 +294,7 @@ void CpuRef::attend(Rows o, Rows q, KvLayer kv, const Step& s, AttnSpec spec) {
       }
     }
     for (int i = 0; i < n; ++i) {
+      if (!is_done(i)) continue;
       std::copy_n(out_of(i), E, row);
       kv_result(kv.v_type, kv.shared, row, out_of(i), E);
     }

@@ -3,6 +3,7 @@
 #include <deque>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "backend/backend.h"
@@ -99,6 +100,7 @@ class CpuRef {
   void kv_append(KvLayer kv, Rows k, Rows v, const Step& s);
   void kv_settle(KvLayer kv, const Step& s);
   void attend(Rows o, Rows q, KvLayer kv, const Step& s, AttnSpec spec);
+  void select_blocks(Rows q, KvLayer kv, const Step& s, AttnSpec spec);
   void residual_norm(Rows x, Rows h, Rows y, ResidualSpec<Vec> spec);
   void gate_up(Rows y, Rows h, Weight gate, Weight up, Act act);
   void act_mul(Rows y, Rows g, Rows u, Act act);
@@ -112,7 +114,62 @@ class CpuRef {
   void top_k(Ids ids, Scores log_probs, Rows logits, int k);
   void clustered_head(Rows logits, Rows h, ClusteredHead<Weight, Table> w);
 
+  // Of the sequence in a cache slot, since it was last asked.
+  Selected take_selected(int slot) { return std::exchange(selected_[size_t(slot)], {}); }
+
+  // Lists of blocks for the tiles of a step (select.h), [tile][K/V head]: ascending indices, `cap` apart.
+  struct BlockLists {
+    static constexpr int kAll = -1;  // all rows; 0: nothing, and nothing is written
+    std::vector<int32_t> count, index;
+    int n_head = 0;
+    int64_t cap = 0;
+    int& count_of(int tile, int head) { return count[size_t(tile * n_head + head)]; }
+    int count_of(int tile, int head) const { return count[size_t(tile * n_head + head)]; }
+    int32_t* index_of(int tile, int head) { return index.data() + int64_t(tile * n_head + head) * cap; }
+    const int32_t* index_of(int tile, int head) const { return index.data() + int64_t(tile * n_head + head) * cap; }
+    bool has(int tile, int head, int64_t row) const {
+      const int n = count_of(tile, head);
+      const int32_t* at = index_of(tile, head);
+      return n == kAll || std::binary_search(at, at + n, int32_t(row / kSelectRows));
+    }
+    void resize(int tiles, int heads, int64_t blocks) {
+      n_head = heads, cap = blocks;
+      count.assign(size_t(tiles) * size_t(heads), 0);
+      index.resize(count.size() * size_t(blocks));
+    }
+  };
+  const BlockLists& blocks() const { return lists_; }
+
  protected:
+  // Attention over lists of blocks, null: over everything. lse [T, Hq] of scores, natural; null: not wanted.
+  struct Over {
+    const BlockLists* lists = nullptr;
+    float* lse = nullptr;
+    bool writes = true;  // false: lse alone
+  };
+  void attend_over(Rows o, Rows q, KvLayer kv, const Step& s, AttnSpec spec, const Over& over);
+  // attend with lists: over them, then over samples of what they leave out, then again where that was too much.
+  template <class Attend>
+  void attend_selected(const Step& s, const AttnSpec& spec, const KvLayer& kv, Attend&& attend) {
+    const size_t n = size_t(s.shape.n_tok) * size_t(spec.n_q_head);
+    lse_.resize(n * (1 + kSampleSets));
+    attend(Over{.lists = &lists_, .lse = lse_.data()});
+    for (int set = 0; set < kSampleSets; ++set) {
+      if (s.select.check) sample_blocks(kv, s, set);
+      float* lse = lse_.data() + n * size_t(set + 1);
+      if (s.select.check) attend(Over{.lists = &samples_, .lse = lse, .writes = false});
+    }
+    if (settle_selected(kv, s, spec)) attend(Over{.lists = &samples_});
+  }
+  void sample_blocks(const KvLayer& kv, const Step& s, int set);
+  bool settle_selected(const KvLayer& kv, const Step& s, const AttnSpec& spec);
+  // y[i * stride + o] = rows[o] . x[i]: scores of means.
+  using Dots = void (*)(const std::byte* rows, int64_t row_bytes, int64_t n_row, int64_t n, int n_x,
+                        const float* const* x, float* y, int64_t stride);
+  void select_with(Rows q, KvLayer kv, const Step& s, AttnSpec spec, Dots dots);
+
+  void reserve_selection(const BackendLimits& l);
+  static int64_t selection_bytes(const BackendLimits& l, int n_threads);
   float* scratch() const;  // of the calling thread
   int threads_for_rows(Rows logits) const;
   void expert_matmul(Rows y, Rows x, Weight w, int expert);
@@ -141,6 +198,13 @@ class CpuRef {
   std::vector<SamplerScratch> sampler_;      // [n_threads]
   Rows router_, expert_hidden_, expert_up_, expert_out_;
   Rows cluster_score_;  // [T, N]
+  // Block-sparse prefill.
+  BlockLists lists_, samples_;
+  std::vector<int32_t> sample_;             // [tile][head][kSampleBlocks] of what lists_ leave out
+  std::vector<float> means_;                // [head][mean][E]
+  std::vector<float> lse_;                  // [1 + sets][T][Hq]
+  std::vector<std::vector<float>> choice_;  // per thread: queries and scores of a tile
+  std::vector<Selected> selected_;          // by cache slot
 };
 
 static_assert(Backend<CpuRef>);

@@ -63,11 +63,17 @@ void Cuda::kv_settle(KvLayer kv, const Step&) {
   acts_.resolve_kind<cuda::HeadWork>();
   cuda::kv_settle(stream_, kv, step_);
 }
-void Cuda::attend(Rows o, Rows q, KvLayer kv, const Step&, AttnSpec spec) {
+void Cuda::attend(Rows o, Rows q, KvLayer kv, const Step& host, AttnSpec spec) {
   const Mat to = acts_.written_int8(o);
   const std::optional<cuda::HeadWork> heads = acts_.take_heads(q, kv);
   const Mat from = acts_.mat(q, false);
-  if (!cuda::attend(stream_, to, from, kv, step_, spec, attend_, heads ? &heads->left : nullptr)) acts_.forget_int8();
+  const cuda::Selection selection{spec.selected && selected_ ? &select_ : nullptr, &host};
+  if (!cuda::attend(stream_, to, from, kv, step_, spec, attend_, heads ? &heads->left : nullptr, selection))
+    acts_.forget_int8();
+}
+void Cuda::select_blocks(Rows q, KvLayer kv, const Step& host, AttnSpec spec) {
+  acts_.resolve_kind<cuda::HeadWork>();
+  selected_ = cuda::select_blocks(stream_, select_, acts_.mat(q, false), kv, host, spec);
 }
 
 // --- light verbs

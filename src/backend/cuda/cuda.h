@@ -11,6 +11,7 @@
 #include "backend/cuda/device.h"
 #include "backend/cuda/gemm.h"
 #include "backend/cuda/graphs.h"
+#include "backend/cuda/kernels/attend/select.h"
 #include "backend/cuda/kernels/matmul/matmul.h"
 #include "backend/cuda/kernels/moe/moe.h"
 #include "backend/cuda/loader.h"
@@ -185,6 +186,9 @@ class Cuda {
                         const Step& s, float eps);
   void kv_settle(KvLayer kv, const Step& s);
   void attend(Rows o, Rows q, KvLayer kv, const Step& s, AttnSpec spec);
+  void select_blocks(Rows q, KvLayer kv, const Step& s, AttnSpec spec);
+  // Of the sequence in a cache slot, since it was last asked. Waits for everything.
+  Selected take_selected(int slot);
   void residual_norm(Rows x, Rows h, Rows y, ResidualSpec<Vec> spec);
   void residual_norm_moe(Rows x, Rows h, Rows y, ResidualSpec<Vec> spec, Rows r, Rows e, Vec router_gain,
                          Vec expert_gain);
@@ -247,6 +251,8 @@ class Cuda {
   float* partial_ = nullptr;
   unsigned* counter_ = nullptr;
   cuda::AttendScratch attend_;
+  cuda::SelectBuffers select_;
+  bool selected_ = false;  // the last select_blocks left lists there
   cuda::MoeBuffers moe_;
   cuda::MoeMany moe_many_;
   uint8_t* moe_memory_ = nullptr;      // all of moe_many_

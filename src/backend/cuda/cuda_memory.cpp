@@ -92,6 +92,13 @@ void Cuda::reserve(const BackendLimits& more) {
   acts_.reserve_int8(most_int8_);
   attend_.bytes = attend_bytes(l);
   device_.grow(attend_.p, attend_.bytes, "scratch");
+  if (const size_t bytes = cuda::select_bytes(l); bytes > 0) {
+    char* memory = static_cast<char*>(select_.memory);
+    if (grow(memory, bytes)) {
+      select_ = cuda::select_buffers(memory, l);
+      FACET_CUDA_CHECK(cudaMemsetAsync(select_.sum, 0, size_t(l.n_select) * sizeof(Selected), stream_));
+    }
+  }
   arrays_.reserve(l.max_tok);
   if (l.max_tok > kSkinnyMost && d.cublaslt) gemm_.reserve(l.max_matrix, int64_t(l.max_tok) * l.max_cols);
   if (l.n_cluster > 0 && (cluster_score_.rows < l.max_tok || cluster_score_.cols < l.n_cluster)) {
@@ -122,7 +129,8 @@ void Cuda::reserve_experts(const BackendLimits& l, unsigned* number) {
 }
 
 int64_t Cuda::reserve_bytes(const cuda::DeviceInfo& d, const BackendLimits& l) {
-  int64_t n = int64_t(attend_bytes(l)) + int64_t(2 * cuda::Loader::kPiece) + cuda::skinny_image_bytes(l.max_cols);
+  int64_t n = int64_t(attend_bytes(l)) + int64_t(cuda::select_bytes(l)) + int64_t(2 * cuda::Loader::kPiece) +
+              cuda::skinny_image_bytes(l.max_cols);
   if (l.max_tok > kSkinnyMost && d.cublaslt)
     n += int64_t(l.max_tok) * l.max_cols * 4 + l.max_matrix * 2 + cuda::Gemm::kWorkspace;
   n += int64_t(l.max_tok) * l.n_cluster * 7;
@@ -150,6 +158,16 @@ void Cuda::from_host(Rows x, std::span<const float> values) {
                                      cudaMemcpyHostToDevice, stream_));
   FACET_CUDA_CHECK(cudaStreamSynchronize(stream_));
   acts_.host_wrote(x);
+}
+
+Selected Cuda::take_selected(int slot) {
+  Selected s;
+  settle();
+  finish();
+  FACET_CUDA_CHECK(cudaMemcpyAsync(&s, select_.sum + slot, sizeof s, cudaMemcpyDeviceToHost, stream_));
+  FACET_CUDA_CHECK(cudaMemsetAsync(select_.sum + slot, 0, sizeof s, stream_));
+  FACET_CUDA_CHECK(cudaStreamSynchronize(stream_));
+  return s;
 }
 
 // --- times

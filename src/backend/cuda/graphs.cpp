@@ -14,7 +14,8 @@ void Graphs::drop(Captured& c) {
 void Graphs::forget() { captured_.clear(drop); }
 
 Graphs::Captured* Graphs::find(const void* pass, const StepShape& shape) {
-  if (!on_ || shape.n_tok > (shape.n_small == shape.n_tok ? kBatchRows : kRows) || shape.staged) return nullptr;
+  if (!on_ || shape.n_tok > (shape.n_small == shape.n_tok ? kBatchRows : kRows) || shape.staged || shape.select)
+    return nullptr;
   return &captured_.at({pass, shape}, drop);
 }
 void Graphs::begin_capture() { FACET_CUDA_CHECK(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal)); }

@@ -52,11 +52,17 @@ constexpr int kSharedHead = 512;
 constexpr bool attend_takes(KvType k, KvType v) {
   return k == v || (k == KvType::kQ8_0 && (v == KvType::kQ4_0 || v == KvType::kTQ3_0));
 }
+struct SelectBuffers;  // attend/select.h
+// The lists of the last select_blocks, and the step on the host.
+struct Selection {
+  const SelectBuffers* lists = nullptr;  // null: none
+  const Step* host = nullptr;
+};
 // o [T, Hq * E], o.bf too when it is set. Tokens [0, n_small) of the step take kernels whose bits depend on the row
 // alone; the others may take prefill kernels. With `left`, q, k and v are the projections' and undefined afterwards.
 // True: o.image was written, too.
 bool attend(cudaStream_t, Mat o, Mat q, const KvLayer&, const Step&, const AttnSpec&, AttendScratch,
-            const HeadsLeft* left = nullptr);
+            const HeadsLeft* left = nullptr, const Selection& selection = {});
 
 // Bytes of one head vector as the device keeps it, the same number as kv_row_bytes: the codes first, then the scales
 // of its blocks. Host conversions, for tests and for caches saved to disk. head_dim 640: a shared row of heads of 512.

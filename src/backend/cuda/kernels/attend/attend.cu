@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "backend/cuda/kernels/attend/params.cuh"
+#include "backend/cuda/kernels/attend/select.h"
 #include "backend/cuda/kernels/common/launch.cuh"
 
 namespace facet::cuda {
@@ -102,8 +103,33 @@ size_t attend_scratch_bytes(const BackendLimits& limits, int n_q_head, int max_h
   return align_up(std::max(token, std::min(all, kMostScratch))) + 256;
 }
 
+// Long chunks over the lists of blocks, then over samples of what they leave out, then again where that was too much.
+static bool attend_lists(cudaStream_t stream, Prefill prefill, AttendParams p, const AttnSpec& spec,
+                         const Selection& selection) {
+  const SelectBuffers& b = *selection.lists;
+  const bool check = selection.host->select.check;
+  p.blocks = {.count = b.count, .index = b.index, .cap = b.cap, .n_tile = b.most_tile, .lse = check ? b.lse : nullptr};
+  if (!prefill(stream, p)) return false;
+  if (check) {
+    p.blocks = {.count = b.sample_count,
+                .index = b.sample_index,
+                .cap = kSampleBlocks / kSampleSets,
+                .n_tile = b.most_tile,
+                .n_set = kSampleSets,
+                .lse = b.lse + int64_t(p.step.shape.n_tok) * spec.n_q_head,
+                .writes = false};
+    prefill(stream, p);
+  }
+  settle_selected(stream, b, p.kv, *selection.host, spec);
+  if (check) {
+    p.blocks = {.count = b.repair, .index = b.index, .cap = b.cap, .n_tile = b.most_tile};
+    prefill(stream, p);
+  }
+  return true;
+}
+
 bool attend(cudaStream_t stream, Mat o, Mat q, const KvLayer& kv, const Step& s, const AttnSpec& spec,
-            AttendScratch scratch, const HeadsLeft* left) {
+            AttendScratch scratch, const HeadsLeft* left, const Selection& selection) {
   const int E = kv.head_dim, n_small = s.shape.n_small, n_tok = s.shape.n_tok;
   CHECK(E == spec.head_dim && kv.n_head > 0 && spec.n_q_head % kv.n_head == 0,
         "query heads and width, K/V heads and width:", spec.n_q_head, spec.head_dim, kv.n_head, E);
@@ -177,7 +203,10 @@ bool attend(cudaStream_t stream, Mat o, Mat q, const KvLayer& kv, const Step& s,
   if (p.t_begin >= p.t_end) return imaged;
   // Few rows after the short sequences are padding; tiles hold whole groups of query heads.
   const bool chunk = p.t_end - p.t_begin > kSmallT && 64 % p.group == 0;
-  if (!(fast && chunk && attend_prefill_of(kv.k_type, kv.v_type, kv.shared)(stream, p))) attend_plain(stream, p);
+  const Prefill prefill = fast && chunk ? attend_prefill_of(kv.k_type, kv.v_type, kv.shared) : nullptr;
+  const bool done =
+      prefill && (selection.lists ? attend_lists(stream, prefill, p, spec, selection) : prefill(stream, p));
+  if (!done) attend_plain(stream, p);
   return imaged;
 }
 

@@ -15,6 +15,17 @@ struct HeadsBefore {
   NormRopeAppend work;
 };
 
+// Lists of blocks of rows (backend/select.h) for the tiles of prefill kernels. gridDim.z sets of lists, one after
+// another: [set][tile][K/V head], entries of `index` cap apart.
+struct BlockLists {
+  const int32_t* count = nullptr;  // kAllBlocks: all rows; 0: nothing, and nothing is written. Null: no lists
+  const int32_t* index = nullptr;  // ascending
+  int cap = 0, n_tile = 0, n_set = 1;
+  float* lse = nullptr;  // [set][T][Hq] of scores, natural; null: not wanted
+  bool writes = true;    // false: lse alone
+};
+constexpr int kAllBlocks = -1;
+
 // Tokens [t_begin, t_end) of a step; the kernels of short sequences leave one partial result per split.
 struct AttendParams {
   float* o = nullptr;  // [T, Hq * E]
@@ -33,6 +44,7 @@ struct AttendParams {
   int n_split = 0, n_col_block = 0, n_sm = 0;
   int n_path = 0;  // StepShape's
   HeadsBefore heads;
+  BlockLists blocks;
   __half* part_o = nullptr;   // [tokens, Hq, n_split, E], divided by its sum
   float2* part_ml = nullptr;  // [tokens, Hq, n_split]: maximum (of score * scale * log2 e) and sum
 };

@@ -54,18 +54,22 @@ __global__ void __launch_bounds__(kPrefillThreads, 1) attend_prefill_kernel(cons
   let_next_start();
   const PrefillTile t = find_prefill_tile(p, kRows / p.group);
   if (t.seq < 0) {
-    if (blockIdx.x == 0) clear_prefill_padding(p, head, E);
+    if (blockIdx.x == 0 && p.blocks.writes) clear_prefill_padding(p, head, E);
     return;
   }
   const SeqRows& s = t.rows;
-  const int row0 = t.lo / kKeys * kKeys, n_tile = t.hi > t.lo ? (t.hi - row0 + kKeys - 1) / kKeys : 0;
+  __shared__ KeyTiles<kKeys> tiles;
+  if (tid == 0) tiles = KeyTiles<kKeys>(p, t, head);
+  __syncthreads();
+  const int n_tile = tiles.n;
+  if (p.blocks.count && n_tile == 0) return leave_empty<kRows>(p, s, head);
 
   const PrefillSource<K, V, E> source(p, t, head);
   auto load = [&](int tile, bool want_k, bool want_v) {
     if (tile < n_tile) {
 #pragma unroll
       for (int r = tid / 8; r < kKeys; r += 32) {
-        const auto from = source.at(p, t, row0 + tile * kKeys + r);
+        const auto from = source.at(p, t, tiles.row(tile) + r);
         constexpr int kRowK = planar_bytes(K, E), kRowV = planar_bytes(V, E);
         char* to_k = shared + (Shape::kRaw ? Shape::kAtRawK + r * kRowK : Shape::kAtK + tile % 2 * kKeys * kRow);
         char* to_v = shared + (Shape::kRaw ? Shape::kAtRawV + r * kRowV : Shape::kAtV + tile % 2 * kKeys * kRow);
@@ -117,7 +121,7 @@ __global__ void __launch_bounds__(kPrefillThreads, 1) attend_prefill_kernel(cons
     const int stage = Shape::kRaw ? 0 : tile % 2;
     const char* keys = shared + Shape::kAtK + stage * kKeys * kRow;
     const char* values = shared + Shape::kAtV + stage * kKeys * kRow;
-    const int tile_row = row0 + tile * kKeys;
+    const int tile_row = tiles.row(tile);
 
     float score[kScoreTiles][4] = {};
     {
@@ -197,6 +201,8 @@ __global__ void __launch_bounds__(kPrefillThreads, 1) attend_prefill_kernel(cons
     for (int h = 0; h < 2; ++h) lane.sum[h] = maxima[strip + g + 8 * h] + maxima[kRows + strip + g + 8 * h];
     __syncthreads();
   }
+  if (p.blocks.lse && half == 0 && c == 0) lane.leave_lse(p, s, head, strip);
+  if (!p.blocks.writes) return;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const float inv = lane.sum[h] > 0 ? 1.f / lane.sum[h] : 0.f;

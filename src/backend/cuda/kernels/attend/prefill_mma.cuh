@@ -94,13 +94,17 @@ __device__ __forceinline__ void store_in_passes(float (&out)[32][4], const Prefi
                                                 int half) {
   const int tid = threadIdx.x, warp = tid / 32;
   float inv[2];
+  PrefillLane all = lane;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     float sum = lane.sum[h];
     sum += __shfl_xor_sync(~0u, sum, 1);
     sum += __shfl_xor_sync(~0u, sum, 2);
     inv[h] = sum > 0 ? 1.f / sum : 0.f;
+    all.sum[h] = sum;
   }
+  if (p.blocks.lse && half == 0 && tid % 4 == 0) all.leave_lse(p, s, head, strip);
+  if (!p.blocks.writes) return;
   scale_rows(out, inv);
   for (int first = 0; first < kRows; first += kPassRows) {
     __syncthreads();
@@ -133,20 +137,21 @@ __global__ void __launch_bounds__(kPrefillThreads, 1)
   // What every tile of keys needs and no product: in shared memory, as registers are full of operands.
   __shared__ PrefillTile t;
   __shared__ PrefillSource<K, V, E> source;
+  __shared__ KeyTiles<kKeys> tiles;
   if (warp == 0) {
     const PrefillTile found = find_prefill_tile(p, kRows / p.group);
     if (tid == 0) {
       t = found;
-      if (t.seq >= 0) source = PrefillSource<K, V, E>(p, found, head);
+      if (t.seq >= 0) source = PrefillSource<K, V, E>(p, found, head), tiles = KeyTiles<kKeys>(p, found, head);
     }
   }
   __syncthreads();
   if (t.seq < 0) {
-    if (blockIdx.x == 0) clear_prefill_padding(p, head, E);
+    if (blockIdx.x == 0 && p.blocks.writes) clear_prefill_padding(p, head, E);
     return;
   }
   const SeqRows& s = t.rows;
-  const int row0 = t.lo / kKeys * kKeys, n_tile = t.hi > t.lo ? (t.hi - row0 + kKeys - 1) / kKeys : 0;
+  if (p.blocks.count && tiles.n == 0) return leave_empty<kRows>(p, s, head);
 
   // Queries pass through the memory of the tiles into registers.
   const int strip = warp / kPair * 16, half = warp % kPair;
@@ -161,9 +166,9 @@ __global__ void __launch_bounds__(kPrefillThreads, 1)
   auto load = [&](int tile, auto is_k) {
     constexpr bool kIsK = decltype(is_k)::value;
     constexpr int kBytes = kIsK ? Shape::kRowK : Shape::kRowV;
-    if (tile < n_tile) {
+    if (tile < tiles.n) {
       const int r = tid / 8;
-      const auto from = source.at(p, t, row0 + tile * kKeys + r);
+      const auto from = source.at(p, t, tiles.row(tile) + r);
       const char* row = kIsK ? from.k : from.v;
       char* to = shared + (Shape::kRaw ? Shape::kAtRaw + r * kBytes : kIsK ? 0 : Shape::kAtV);
 #pragma unroll
@@ -192,14 +197,14 @@ __global__ void __launch_bounds__(kPrefillThreads, 1)
   const float scale = p.scale * 1.4426950408889634f;
   float out[32][4] = {};
   load(0, kKey);
-  for (int tile = 0; tile < n_tile; ++tile) {
-    const int tile_row = row0 + tile * kKeys;
+  for (int tile = 0; tile < tiles.n; ++tile) {
     arrive(kKey);
     load(tile, kValue);
     float score[4][4] = {};
     score_keys(score, q, shared + half * 4 * kKeys * 128);
     if constexpr (kPair == 2)
       add_other_half(score, reinterpret_cast<float4*>(shared + Shape::kAtParts) + warp / 2 * 256, half, warp / 2);
+    const int tile_row = tiles.row(tile);
     float most[2], alpha[2];
     uint32_t prob[4][2];
     mask_scores(score, most, p, t, lane, tile_row, scale,

@@ -66,11 +66,15 @@ __global__ void __launch_bounds__(kPrefillThreads, 1)
   let_next_start();
   const PrefillTile t = find_prefill_tile(p, kRows / p.group);
   if (t.seq < 0) {
-    if (blockIdx.x == 0) clear_prefill_padding(p, head, E);
+    if (blockIdx.x == 0 && p.blocks.writes) clear_prefill_padding(p, head, E);
     return;
   }
   const SeqRows& s = t.rows;
-  const int row0 = t.lo / kKeys * kKeys, n_tile = t.hi > t.lo ? (t.hi - row0 + kKeys - 1) / kKeys : 0;
+  __shared__ KeyTiles<kKeys> tiles;
+  if (tid == 0) tiles = KeyTiles<kKeys>(p, t, head);
+  __syncthreads();
+  const int n_tile = tiles.n;
+  if (p.blocks.count && n_tile == 0) return leave_empty<kRows>(p, s, head);
 
   const SharedSource source(p, t.seq, head, Shape::kRawRow);
   auto tile_of = [&](int tile) { return shared + Shape::kAtTile + tile % 2 * Shape::kTile; };
@@ -79,10 +83,10 @@ __global__ void __launch_bounds__(kPrefillThreads, 1)
   auto load = [&](int tile, int first) {
     if (tile < n_tile) {
       if constexpr (Shape::kRaw)
-        load_shared_rows<Shape::kRawRow>(p, t, source, row0 + tile * kKeys, first, kHalf, raw,
+        load_shared_rows<Shape::kRawRow>(p, t, source, tiles.row(tile), first, kHalf, raw,
                                          [](int r, int byte) { return r * Shape::kRawRow + byte; });
       else
-        load_shared_rows<Shape::kRow>(p, t, source, row0 + tile * kKeys, 0, kKeys, tile_of(tile),
+        load_shared_rows<Shape::kRow>(p, t, source, tiles.row(tile), 0, kKeys, tile_of(tile),
                                       [](int r, int byte) { return tile_at(kKeys, r, byte); });
     }
     copies_commit();
@@ -114,7 +118,7 @@ __global__ void __launch_bounds__(kPrefillThreads, 1)
     __syncthreads();
     load(tile + 1, kHalf);
     const char* rows = tile_of(tile);
-    const int tile_row = row0 + tile * kKeys;
+    const int tile_row = tiles.row(tile);
 
     float score[kScoreTiles][4] = {};
     {
@@ -173,6 +177,8 @@ __global__ void __launch_bounds__(kPrefillThreads, 1)
   __syncthreads();
 #pragma unroll
   for (int h = 0; h < 2; ++h) lane.sum[h] = maxima[strip + g + 8 * h] + maxima[kRows + strip + g + 8 * h];
+  if (p.blocks.lse && half == 0 && c == 0) lane.leave_lse(p, s, head, strip);
+  if (!p.blocks.writes) return;
   __syncthreads();
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
@@ -220,20 +226,22 @@ __global__ void __launch_bounds__(kPrefillThreads, 1)
   let_next_start();
   __shared__ PrefillTile t;
   __shared__ SharedSource source;
+  __shared__ KeyTiles<kKeys> tiles;
   if (warp == 0) {
     const PrefillTile found = find_prefill_tile(p, kRows / p.group);
     if (tid == 0) {
       t = found;
-      if (t.seq >= 0) source = SharedSource(p, found.seq, head, Shape::kRawRow);
+      if (t.seq >= 0)
+        source = SharedSource(p, found.seq, head, Shape::kRawRow), tiles = KeyTiles<kKeys>(p, found, head);
     }
   }
   __syncthreads();
   if (t.seq < 0) {
-    if (blockIdx.x == 0) clear_prefill_padding(p, head, E);
+    if (blockIdx.x == 0 && p.blocks.writes) clear_prefill_padding(p, head, E);
     return;
   }
   const SeqRows& s = t.rows;
-  const int row0 = t.lo / kKeys * kKeys, n_tile = t.hi > t.lo ? (t.hi - row0 + kKeys - 1) / kKeys : 0;
+  if (p.blocks.count && tiles.n == 0) return leave_empty<kRows>(p, s, head);
 
   // Queries pass through the memory of the tiles into registers.
   const int strip = warp / 2 * 16, half = warp % 2;
@@ -246,12 +254,12 @@ __global__ void __launch_bounds__(kPrefillThreads, 1)
   __syncthreads();
 
   auto load = [&](int tile) {
-    if (tile < n_tile) {
+    if (tile < tiles.n) {
       if constexpr (Shape::kRaw)
-        load_shared_rows<Shape::kRawRow>(p, t, source, row0 + tile * kKeys, 0, kKeys, shared + Shape::kAtRaw,
+        load_shared_rows<Shape::kRawRow>(p, t, source, tiles.row(tile), 0, kKeys, shared + Shape::kAtRaw,
                                          [](int r, int byte) { return r * Shape::kRawRow + byte; });
       else
-        load_shared_rows<Shape::kRow>(p, t, source, row0 + tile * kKeys, 0, kKeys, shared + tile % 2 * Shape::kTile,
+        load_shared_rows<Shape::kRow>(p, t, source, tiles.row(tile), 0, kKeys, shared + tile % 2 * Shape::kTile,
                                       [](int r, int byte) { return tile_at(kKeys, r, byte); });
     }
     copies_commit();
@@ -261,7 +269,7 @@ __global__ void __launch_bounds__(kPrefillThreads, 1)
   const float scale = p.scale * 1.4426950408889634f;
   float out[32][4] = {};
   load(0);
-  for (int tile = 0; tile < n_tile; ++tile) {
+  for (int tile = 0; tile < tiles.n; ++tile) {
     copies_wait<0>();
     __syncthreads();  // the rows are there for all warps, and nobody reads those before them
     if constexpr (Shape::kRaw) {
@@ -270,10 +278,10 @@ __global__ void __launch_bounds__(kPrefillThreads, 1)
     }
     load(tile + 1);
     const char* rows = shared + (Shape::kRaw ? 0 : tile % 2 * Shape::kTile);
-    const int tile_row = row0 + tile * kKeys;
     float score[4][4] = {};
     score_keys(score, q, rows + half * 4 * kKeys * 128);
     add_other_half(score, reinterpret_cast<float4*>(shared + Shape::kAtParts) + warp / 2 * 256, half, warp / 2);
+    const int tile_row = tiles.row(tile);
     float most[2], alpha[2];
     uint32_t prob[4][2];
     mask_scores(score, most, p, t, lane, tile_row, scale,

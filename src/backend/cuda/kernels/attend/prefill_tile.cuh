@@ -3,6 +3,7 @@
 #include "backend/cuda/kernels/attend/params.cuh"
 #include "backend/cuda/kernels/common/hadamard.cuh"
 #include "backend/cuda/kernels/common/launch.cuh"
+#include "backend/select.h"
 
 // What the two prefill kernels of attend share (prefill.cuh: wgmma, prefill_mma.cuh: mma.sync): how a tile of query
 // rows finds its sequence, what it sees, how rows of the cache become f16 in shared memory, and how query rows enter
@@ -146,6 +147,44 @@ __device__ __forceinline__ PrefillTile find_prefill_tile(const AttendParams& p, 
   return t;
 }
 
+// The tiles of kKeys rows that a block of threads walks over: all from row0 on, or those of the blocks in a list.
+template <int kKeys>
+struct KeyTiles {
+  static constexpr int kPer = kSelectRows / kKeys;
+  static_assert(kSelectRows % kKeys == 0);
+  const int32_t* list;  // null: all
+  int row0, n;
+  KeyTiles() = default;
+  __device__ KeyTiles(const AttendParams& p, const PrefillTile& t, int head) : list(nullptr) {
+    row0 = t.lo / kKeys * kKeys, n = t.hi > t.lo ? (t.hi - row0 + kKeys - 1) / kKeys : 0;
+    if (!p.blocks.count) return;
+    const int at =
+        (int(blockIdx.z) * p.blocks.n_tile + select_tile(t.rows.begin, t.seq, t.rows.j0)) * p.kv.n_head + head;
+    int count = p.blocks.count[at];
+    if (count == kAllBlocks) return;
+    list = p.blocks.index + int64_t(at) * p.blocks.cap;
+    while (count > 0 && list[count - 1] * kSelectRows >= t.hi) --count;  // later tokens of the list's tile see it
+    n = 0;
+    if (count > 0) n = (count - 1) * kPer + min(kPer, (t.hi - list[count - 1] * kSelectRows + kKeys - 1) / kKeys);
+  }
+  __device__ __forceinline__ int row(int tile) const {
+    return list ? __ldg(list + tile / kPer) * kSelectRows + tile % kPer * kKeys : row0 + tile * kKeys;
+  }
+};
+
+// A row's place in lse.
+__device__ __forceinline__ float* lse_at(const AttendParams& p, const SeqRows& s, int head, int token, int row) {
+  return p.blocks.lse + (int64_t(blockIdx.z) * p.step.shape.n_tok + s.begin + token) * p.n_q_head + head * p.group +
+         row % p.group;
+}
+// Of a tile with an empty list.
+template <int kRows>
+__device__ __forceinline__ void leave_empty(const AttendParams& p, const SeqRows& s, int head) {
+  if (p.blocks.lse)
+    for (int r = threadIdx.x; r < kRows && s.j0 + r / p.group < s.j1; r += kPrefillThreads)
+      *lse_at(p, s, head, s.j0 + r / p.group, r) = -INFINITY;
+}
+
 // Zeros for the rows after the last sequence; called by the one block that has the number after the last tile.
 __device__ __forceinline__ void clear_prefill_padding(const AttendParams& p, int head, int E) {
   for (int t = max(p.t_begin, p.step.q_begin[p.step.shape.n_seq]); t < p.t_end; ++t)
@@ -211,6 +250,14 @@ struct PrefillLane {
   int token[2];          // of the sequence; -1: no row of the tile
   float top[2], sum[2];  // largest score so far (times log2 e), sum of probabilities (times 64)
 
+  // sum: of the whole row. One lane of four calls it.
+  __device__ __forceinline__ void leave_lse(const AttendParams& p, const SeqRows& s, int head, int strip) const {
+#pragma unroll
+    for (int h = 0; h < 2; ++h)
+      if (token[h] >= 0)
+        *lse_at(p, s, head, token[h], strip + int(threadIdx.x) % 32 / 4 + 8 * h) =
+            sum[h] > 0 ? .693147181f * (top[h] - 6.f + log2f(sum[h])) : -INFINITY;
+  }
   __device__ PrefillLane(const SeqRows& s, int group, int strip) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
@@ -306,7 +353,8 @@ __device__ __forceinline__ void scale_rows(float (&out)[kTiles][4], const float 
 
 inline dim3 prefill_grid(const AttendParams& p, int rows) {
   const int n_tok = p.t_end - p.t_begin;
-  return dim3(unsigned(n_tok / (rows / p.group) + std::min(p.step.shape.n_seq, n_tok) + 1), unsigned(p.kv.n_head));
+  return dim3(unsigned(n_tok / (rows / p.group) + std::min(p.step.shape.n_seq, n_tok) + 1), unsigned(p.kv.n_head),
+              unsigned(p.blocks.n_set));
 }
 
 // Shared rows of one sequence and K/V head.
