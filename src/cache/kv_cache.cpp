@@ -62,7 +62,9 @@ Status KvCache::allocate(const ModelCfg& m, PagePool* shared, std::unique_ptr<Pa
         rings = align_up(rings + k.cap * row, 256);
         continue;
       }
-      FullPart f{.row = row, .pages = std::vector<std::vector<PageId>>(size_t(slots))};
+      FullPart f{.row = row,
+                 .pages = std::vector<std::vector<PageId>>(size_t(slots)),
+                 .unmapped = std::vector<Unmapped>(size_t(slots))};
       f.stride = align_up(k.cap * row + pool_->rows_read_beyond() * row, page);
       auto at = pool_->reserve(f.stride * slots);
       if (!at) return at.error();
@@ -214,6 +216,7 @@ Status KvCache::prepare(SlotId s, int n) {
     return Error{"context", fmt::format("full: {} rows and {} more exceed the context of {}", q.len, n, plan_.max_ctx),
                  "start with a larger -c, or shorten the conversation"};
   take_up(s);
+  if (auto ok = wake(s); !ok) return ok;
   if (auto ok = take_rings(s); !ok) return ok;
   if (auto ok = grow(s, q.len + n); !ok) return ok;
   if (q.len < q.shared_below) {
@@ -283,7 +286,7 @@ int64_t KvCache::slot_pages(SlotId s) const {
 bool KvCache::keep_spare(SlotId s) {
   Sequence& q = seq_[size_t(s)];
   const int64_t n = slot_pages(s);
-  if (n == 0 || !pool_->may_spare(n) || owned_pages(s) != n) return false;
+  if (n == 0 || !pool_->may_spare(n) || owned_pages(s) != n || asleep(s)) return false;
   q = {.prepared = q.prepared, .rings = std::move(q.rings), .spare = true};
   pool_->add_spare(n);
   return true;
@@ -305,9 +308,8 @@ void KvCache::give_back(SlotId s) {
   if (slot_pages(s) > 0) {
     pool_->wait();
     for (FullPart& f : full_) {
-      std::vector<PageId>& pages = f.pages[size_t(s)];
-      pool_->unmap(f.base + s * f.stride, int64_t(pages.size()));
-      drop(pages);
+      unmap(f, s);
+      drop(f.pages[size_t(s)]);
     }
     pool_->unmap(ring_base_ + s * ring_stride_, int64_t(q.rings.size()));
     drop(q.rings);
@@ -315,7 +317,43 @@ void KvCache::give_back(SlotId s) {
   q = {};
 }
 
-Status KvCache::fork(SlotId from, SlotId to) {
+void KvCache::unmap(FullPart& f, SlotId s) {
+  std::byte* const base = f.base + s * f.stride;
+  const int64_t n = int64_t(f.pages[size_t(s)].size());
+  const Unmapped hole = std::exchange(f.unmapped[size_t(s)], {});
+  if (hole.from == hole.to) return pool_->unmap(base, n);
+  pool_->unmap(base, hole.from);
+  pool_->unmap(base + hole.to * pool_->page_bytes(), n - hole.to);
+}
+
+bool KvCache::asleep(SlotId s) const {
+  return (mirror_ && mirror_->asleep(s)) || std::ranges::any_of(full_, [&](const FullPart& f) {
+           return f.unmapped[size_t(s)].from < f.unmapped[size_t(s)].to;
+         });
+}
+
+Result<int64_t> KvCache::wake_some(SlotId s, int64_t pages) {
+  const int64_t page = pool_->page_bytes();
+  int64_t done = 0;
+  for (FullPart& f : full_) {
+    Unmapped& hole = f.unmapped[size_t(s)];
+    const int64_t n = std::min(hole.to - hole.from, pages - done);
+    if (n <= 0) continue;
+    const auto some = std::span(f.pages[size_t(s)]).subspan(size_t(hole.from), size_t(n));
+    if (auto ok = pool_->map(f.base + s * f.stride + hole.from * page, some); !ok) return ok.error();
+    hole.from += n, done += n;
+  }
+  if (mirror_)
+    if (auto other = mirror_->wake_some(s, pages); !other) return other.error();
+  return done;
+}
+Status KvCache::wake(SlotId s) {
+  if (!asleep(s)) return Ok{};
+  if (auto n = wake_some(s, std::numeric_limits<int64_t>::max()); !n) return n.error();
+  return Ok{};
+}
+
+Status KvCache::fork(SlotId from, SlotId to, Fork how) {
   Sequence &a = seq_[size_t(from)], &b = seq_[size_t(to)];
   CHECK(from != to && b.len == 0 && (b.spare || slot_pages(to) == 0),
         "slot {} is to become a fork of {} and holds rows", to, from);
@@ -325,8 +363,11 @@ Status KvCache::fork(SlotId from, SlotId to) {
     return Status(e);
   };
   if (mirror_)
-    if (auto ok = mirror_->fork(from, to); !ok) return fail(ok.error());
+    if (auto ok = mirror_->fork(from, to, how); !ok) return fail(ok.error());
   const int64_t page = pool_->page_bytes();
+  // The page that is shared in part is copied.
+  if (std::ranges::any_of(full_, [&](const FullPart& f) { return a.len * f.row / page < f.unmapped[size_t(from)].to; }))
+    if (auto ok = wake(from); !ok) return fail(ok.error());
   for (FullPart& f : full_) {
     const int64_t bytes = a.len * f.row, whole = bytes / page;
     std::vector<PageId>& pages = f.pages[size_t(to)];
@@ -340,7 +381,9 @@ Status KvCache::fork(SlotId from, SlotId to) {
     if (whole == 0) continue;
     for (int64_t i = 0; i < whole; ++i) pool_->share(source[size_t(i)]);
     std::vector<PageId> shared(source.begin(), source.begin() + whole);
-    if (auto ok = pool_->map(f.base + to * f.stride, shared); !ok) {
+    if (how == Fork::kAsleep) {
+      f.unmapped[size_t(to)] = {0, whole};
+    } else if (auto ok = pool_->map(f.base + to * f.stride, shared); !ok) {
       drop(shared);
       return fail(ok.error());
     }

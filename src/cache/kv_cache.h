@@ -63,8 +63,14 @@ class KvCache {
   void release(SlotId s);  // no rows and no memory
 
   // `to`, which has been released, holds what `from` holds, and from then on they are apart. Rows of full layers are
-  // shared, rings are copied. On failure `to` is released.
-  Status fork(SlotId from, SlotId to);
+  // shared, rings are copied. On failure `to` is released. Asleep: the shared pages are not mapped yet, which takes
+  // longer than a step where there are many; prepare() and wake() map what is left.
+  enum class Fork : uint8_t { kAwake, kAsleep };
+  Status fork(SlotId from, SlotId to, Fork how = Fork::kAwake);
+  bool asleep(SlotId s) const;
+  // Maps so many pages at most, of this and of mirrored caches each; returns how many of this one.
+  Result<int64_t> wake_some(SlotId s, int64_t pages);
+  Status wake(SlotId s);
   int64_t pages(int rows) const;        // of a sequence with so many rows of its own
   int64_t owned_pages(SlotId s) const;  // of the slot alone: what release would give back
 
@@ -108,10 +114,15 @@ class KvCache {
     std::vector<PageId> rings;
     bool spare = false;  // released, with pages that stay mapped for whoever comes next
   };
+  // Pages [from, to) of a part, which are there and not mapped.
+  struct Unmapped {
+    int64_t from = 0, to = 0;
+  };
   struct FullPart {
     std::byte* base = nullptr;
     int64_t stride = 0, row = 0;             // bytes between slots, of a row
     std::vector<std::vector<PageId>> pages;  // by slot
+    std::vector<Unmapped> unmapped;          // by slot
   };
   void release_all();  // at the end
   bool window_held(int len, int high) const;
@@ -121,6 +132,7 @@ class KvCache {
   bool keep_spare(SlotId s);
   void take_up(SlotId s);  // a released slot is used again
   void give_back(SlotId s);
+  void unmap(FullPart& f, SlotId s);
   Status take_rings(SlotId s) { return take_rings(s, ring_stride_); }
   Status take_rings(SlotId s, int64_t most_pages);
   Status grow(SlotId s, int rows);

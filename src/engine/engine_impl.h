@@ -114,6 +114,7 @@ class EngineImpl final : public Engine, SessionMemory {
     admit();
     bool more = steps_->step(int(waiting_.size()));
     tiers_->copy_ahead();
+    wake_some();
     if (!more && std::any_of(waiting_.begin(), waiting_.end(), [&](const Job& w) { return tiers_->is_awaited(w); })) {
       tiers_->wait();  // there is nothing to do meanwhile
       more = true;
@@ -415,6 +416,17 @@ class EngineImpl final : public Engine, SessionMemory {
     if (cfg_.degraded) cfg_.degraded(fmt::format("drafter {}", spec_->method_name(m)), why);
   }
 
+  // What forks that are kept still lack (KvCache::fork), a little after every step.
+  void wake_some() {
+    int64_t pages = runner_->pool->pages_a_step();
+    for (SlotId s = 0; pages > 0 && s < sessions_->size(); ++s) {
+      if (sessions_->at(s).use != Session::Use::kIdle) continue;
+      const auto n = cache().wake_some(s, pages);
+      if (!n) return;  // whoever needs it tries again
+      pages -= *n;
+    }
+  }
+
   // --- SessionMemory
 
   int len(SlotId s) const override { return cache().len(s); }
@@ -430,7 +442,7 @@ class EngineImpl final : public Engine, SessionMemory {
     return 0;
   }
   Status fork(SlotId from, SlotId to) override {
-    if (auto ok = cache().fork(from, to); !ok) return ok;
+    if (auto ok = cache().fork(from, to, KvCache::Fork::kAsleep); !ok) return ok;
     if (auto ok = spec_->fork(from, to); !ok) {
       release(to);
       return ok;

@@ -29,7 +29,7 @@ class SessionCopy {
   }
 
   struct Out {
-    std::shared_ptr<SessionImage> image = {};  // complete when the job is done; null: no memory for it
+    std::shared_ptr<SessionImage> image = {};  // complete when the job is done; null: no memory for it, or no mapping
     RowCopier::JobPtr job = {};
   };
   // The session's rows stay as they are until the job is done.
@@ -38,6 +38,7 @@ class SessionCopy {
     if constexpr (kPossible) {
       auto image = std::make_shared<SessionImage>();
       const Session& q = sessions_.at(s);
+      if (!runner_.cache->wake(s)) return out;
       spec_.settle(s);
       image->tokens.assign(q.tokens.begin(), q.tokens.begin() + runner_.cache->len(s));
       image->salt = q.salt;

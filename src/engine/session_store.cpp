@@ -113,7 +113,13 @@ SlotId SessionStore::open(Job& work) {
   if (slot >= 0) {
     touch(slot);
     if (at(slot).snapshot || memory_.is_read(slot) || memory_.len(slot) > best.len) {  // it stays, for others
-      if (auto forked = fork(slot); forked) slot = *forked;
+      if (auto forked = fork(slot); forked) {
+        // The fork is what stays: the slot is ready to run. One that is being read stays as it is.
+        if (memory_.is_read(slot))
+          slot = *forked;
+        else
+          keep_as(*forked, slot);
+      }
     }
     memory_.finish_read(slot);
   } else {
@@ -131,6 +137,11 @@ SlotId SessionStore::open(Job& work) {
   touch(slot);
   plan_cuts(s, have);
   return slot;
+}
+
+void SessionStore::keep_as(SlotId to, SlotId from) {
+  const Session& s = at(from);
+  at(to) = {.use = Session::Use::kIdle, .tokens = s.tokens, .salt = s.salt, .used = s.used, .snapshot = s.snapshot};
 }
 
 void SessionStore::adopt(SlotId slot, std::vector<int32_t> tokens, const std::string& salt) {

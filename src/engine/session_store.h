@@ -62,6 +62,7 @@ class SessionMemory {
   virtual int len(SlotId s) const = 0;
   virtual bool reaches(SlotId s, int len) const = 0;
   virtual int go_back(SlotId s, int len) = 0;  // returns how many rows are left: all that is known of `len` at most
+  // `to` will most likely not run in the next steps.
   virtual Status fork(SlotId from, SlotId to) = 0;
   virtual void release(SlotId s) = 0;
   // Whether the slot's rows are being copied elsewhere: they stay as they are until that is over, or waited for.
@@ -134,6 +135,7 @@ class SessionStore {
   bool waits_for_a_prefix(const Job& work, int have);
   void plan_cuts(Session& s, int have) const;
   Result<SlotId> fork(SlotId from);
+  void keep_as(SlotId to, SlotId from);  // `to` is a fork of `from`, and idle in its place
 
   SessionMemory& memory_;
   std::vector<Session> sessions_;

@@ -264,6 +264,44 @@ TYPED_TEST(Property, ForksShareWholePages) {
   EXPECT_LT(pool.used(), before) << "all is given back";
 }
 
+// A fork whose shared pages are not mapped yet is the same sequence: it runs, is forked again and goes, whenever.
+TYPED_TEST(Property, ForksSleep) {
+  const TinyFile file(suited<TypeParam>());
+  KvPlan p = plan(KvType::kF32);
+  p.max_ctx = 1024;
+  Harness<TypeParam> h(file.path(), p);
+  KvCache& c = h.cache();
+  const auto ids = random_ids(400, h.cfg.n_vocab, 7), other = random_ids(60, h.cfg.n_vocab, 9);
+  const auto plain = h.logits(ids, {90});
+  const auto last = rows(plain, h.cfg.n_vocab, 390, 10);
+  const int64_t before = c.pool().used();
+  for (const int64_t woken : {0, 1, 1000}) {
+    must(c.fork(0, 1, KvCache::Fork::kAsleep));
+    EXPECT_TRUE(c.asleep(1));
+    if (woken > 0) {
+      EXPECT_EQ(must(c.wake_some(1, 1)), 1);
+    }
+    if (woken > 1) {
+      EXPECT_GT(must(c.wake_some(1, woken)), 1);
+      EXPECT_FALSE(c.asleep(1));
+      EXPECT_EQ(must(c.wake_some(1, woken)), 0);
+    }
+    // Its last row lies in a page that is asleep.
+    ASSERT_EQ(c.rewind(1, 390), Rewind::kDone);
+    must(c.fork(1, 2, woken == 0 ? KvCache::Fork::kAsleep : KvCache::Fork::kAwake));
+    EXPECT_FALSE(woken > 0 && c.asleep(2));
+    EXPECT_TRUE(bitwise_equal(h.more_logits(std::span(ids).subspan(390), {10}, 2), last));
+    h.more_logits(other, {16}, 1);
+    ASSERT_EQ(c.rewind(0, 390), Rewind::kDone);
+    EXPECT_TRUE(bitwise_equal(h.more_logits(std::span(ids).subspan(390), {10}), last));
+    c.release(2);
+    must(c.fork(0, 2, KvCache::Fork::kAsleep));
+    c.release(2);
+    c.release(1);
+    EXPECT_LE(c.pool().used(), before);
+  }
+}
+
 // Rings take what they take however long a sequence gets, and a snapshot its rings and the pages that are partly
 // filled.
 TEST(Pages, RingsDoNotGrowAndSnapshotsShare) {
