@@ -5,7 +5,7 @@
 
 #include <algorithm>
 #include <array>
-#include <chrono>
+#include <ctime>
 #include <random>
 
 #include "support/sanitized.h"
@@ -312,10 +312,9 @@ TEST(Tokenizer, MegabyteLineInUnderASecond) {
   for (const Texts& alphabet : {Texts{" "}, Texts{"e", " "}, Texts{"the ", "self.", "in", "<", "é", "0"}}) {
     std::string s;
     while (s.size() < 1000000) s += alphabet[rng() % alphabet.size()];
-    const auto start = std::chrono::steady_clock::now();
+    const std::clock_t start = std::clock();  // of this process, whatever else runs
     const Ids ids = t.encode(s, true, true);
-    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-    EXPECT_LT(seconds, 1.0);
+    EXPECT_LT(double(std::clock() - start) / CLOCKS_PER_SEC, 1.0);
     EXPECT_EQ(t.decode(ids, false), s);
   }
 }
