@@ -298,8 +298,23 @@ void KvCache::take_up(SlotId s) {
 
 void KvCache::release(SlotId s) {
   if (mirror_) mirror_->release(s);
-  if (seq_[size_t(s)].spare || keep_spare(s)) return;
+  if (seq_[size_t(s)].spare || keep_spare(s) || keep_rings(s)) return;
   give_back(s);
+}
+
+// The same of rings alone, where other sequences have pages of the rows.
+bool KvCache::keep_rings(SlotId s) {
+  Sequence& q = seq_[size_t(s)];
+  const int64_t n = int64_t(q.rings.size());
+  if (n * pool_->page_bytes() != ring_stride_ || n == 0 || !pool_->may_spare(n)) return false;
+  pool_->wait();
+  for (FullPart& f : full_) {
+    unmap(f, s);
+    drop(f.pages[size_t(s)]);
+  }
+  q = {.rings = std::move(q.rings), .spare = true};
+  pool_->add_spare(n);
+  return true;
 }
 
 void KvCache::give_back(SlotId s) {

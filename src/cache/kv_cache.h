@@ -130,6 +130,7 @@ class KvCache {
   Result<Mapped> restore_own(SlotId s, KvState state, int64_t pages);
   int64_t slot_pages(SlotId s) const;
   bool keep_spare(SlotId s);
+  bool keep_rings(SlotId s);
   void take_up(SlotId s);  // a released slot is used again
   void give_back(SlotId s);
   void unmap(FullPart& f, SlotId s);

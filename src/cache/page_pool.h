@@ -46,7 +46,7 @@ class PagePool {
   void remove_holder(const void* who) {
     std::erase_if(holders_, [&](const auto& h) { return h.first == who; });
   }
-  bool may_spare(int64_t n) const { return (spare_ + n) * page_bytes_ <= kKeep; }
+  bool may_spare(int64_t n) const { return (spare_ + n) * page_bytes_ <= most_spare(); }
   void add_spare(int64_t n) { spare_ += n; }
 
   // Maps pages one after another from `at` on. `unmap` takes whole mappings, after wait().
@@ -75,6 +75,8 @@ class PagePool {
   virtual int64_t courier_bytes() const { return 4 << 20; }  // of one copy at most
   // Pages that are made and mapped between two steps without anybody noticing.
   virtual int64_t pages_a_step() const { return 16; }
+  // Bytes that may lie mapped where nothing is kept.
+  virtual int64_t most_spare() const { return kKeep; }
   // Bytes beyond a sequence's rows that kernels may read, whatever is there.
   virtual int64_t rows_read_beyond() const { return 0; }
 
