@@ -72,7 +72,8 @@ const std::vector<Case> kCases = {
     {"bf16 gate_up", 2560, {{Tile::kBF16, 10240}, {Tile::kBF16, 10240}}, true},
 };
 
-constexpr int kMostRows = 4096;  // of a prompt, 128 at a time
+constexpr int kMostRows = 4096;  // of a prompt
+constexpr int kRows[] = {1, 4, 8, 16, 32, 64, 128}, kPromptRows[] = {128, 512, kMostRows};
 
 }  // namespace
 
@@ -107,17 +108,19 @@ int main(int argc, char** argv) {
                         .counter = reinterpret_cast<unsigned*>(bench::allocate<uint8_t>(65536)),
                         .image = bench::allocate<uint8_t>(size_t(cuda::skinny_image_bytes(21504)))};
   FACET_CUDA_CHECK(cudaMemset(work.counter, 0, 65536));
+  const int64_t images_bytes = cuda::prompt_image_bytes(kMostRows, 21504);
+  uint8_t* const images = bench::allocate<uint8_t>(size_t(images_bytes));
 
   for (const Case& c : kCases) {
     if (std::string(c.name).find(only) == std::string::npos) continue;
     int most = 0;
     for (auto [tile, rows] : c.w) most += rows;
-    for (int n : {1, 4, 8, 16, 32, 64, 128, kMostRows}) {
-      if (int64_t(n) * most > int64_t(kMostRows) * 43008 || (n > 128 && cuda::is_float(c.w[0].first))) continue;
-      size_t bytes = 0;
-      for (auto [tile, rows] : c.w)
-        bytes += size_t(cuda::TiledMatrix{nullptr, tile, rows, c.n_in, 1}.matrix_bytes() + 127) / 128 * 128;
-      const int copies = int(std::max<size_t>(1, std::min(arena_bytes / bytes, (size_t(400) << 20) / bytes + 2)));
+    size_t bytes = 0;
+    for (auto [tile, rows] : c.w)
+      bytes += size_t(cuda::TiledMatrix{nullptr, tile, rows, c.n_in, 1}.matrix_bytes() + 127) / 128 * 128;
+    const int copies = int(std::max<size_t>(1, std::min(arena_bytes / bytes, (size_t(400) << 20) / bytes + 2)));
+    auto run = [&](const char* kernel, int n, int calls, auto&& multiply) {
+      if (int64_t(n) * most > int64_t(kMostRows) * 43008) return;
       auto call = [&](int i) {
         cuda::SkinnyMatrix m[3];
         const uint8_t* p = arena + size_t(i % copies) * bytes;
@@ -128,18 +131,28 @@ int main(int argc, char** argv) {
           m[k].y = y + at, m[k].y_stride = most;
           at += c.w[k].second;
         }
-        cuda::skinny(stream, m, int(c.w.size()), c.glu, Act::kGelu, reinterpret_cast<__nv_bfloat16*>(xd), c.n_in, n,
-                     work);
+        multiply(m);
       };
-      const double us = bench::time_us(stream, n > 128 ? 2 : std::max(copies, 8), call);
+      const double us = bench::time_us(stream, calls, call);
       const double tops = 2. * n * most * c.n_in / us / 1e6;
       std::printf(
-          "{\"kernel\": \"skinny\", \"case\": \"%s\", \"n\": %d, \"us\": %.2f, \"mb\": %.1f, \"gbps\": %.0f, "
+          "{\"kernel\": \"%s\", \"case\": \"%s\", \"n\": %d, \"us\": %.2f, \"mb\": %.1f, \"gbps\": %.0f, "
           "\"gbps_ceiling\": %.0f, \"share\": %.3f, \"tops\": %.1f, \"of_mma\": %.3f}\n",
-          c.name, n, us, double(bytes) / 1e6, double(bytes) / us / 1e3, ceiling, double(bytes) / us / 1e3 / ceiling,
-          tops, tops / scaled);
+          kernel, c.name, n, us, double(bytes) / 1e6, double(bytes) / us / 1e3, ceiling,
+          double(bytes) / us / 1e3 / ceiling, tops, tops / scaled);
       std::fflush(stdout);
-    }
+    };
+    const auto* in = reinterpret_cast<const __nv_bfloat16*>(xd);
+    const int n_matrix = int(c.w.size());
+    for (const int n : kRows)
+      run("skinny", n, std::max(copies, 8), [&](const cuda::SkinnyMatrix* m) {
+        cuda::skinny(stream, m, n_matrix, c.glu, Act::kGelu, in, c.n_in, n, work);
+      });
+    if (cuda::is_float(c.w[0].first)) continue;
+    for (const int n : kPromptRows)
+      run("prompt", n, 2, [&](const cuda::SkinnyMatrix* m) {
+        cuda::prompt(stream, m, n_matrix, c.glu, Act::kGelu, in, c.n_in, n, images, images_bytes);
+      });
   }
   return 0;
 }

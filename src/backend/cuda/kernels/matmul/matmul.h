@@ -55,4 +55,11 @@ int64_t skinny_most_cols(const DeviceInfo&, Input);
 Partials skinny(cudaStream_t, const SkinnyMatrix* m, int n_matrix, bool glu, facet::Act act, const __nv_bfloat16* x,
                 int64_t x_stride, int n_tok, SkinnyWork);
 
+// The same products of many rows, without sets and partial sums: matrices of codes, straight from their tiles
+// (prompt.cu). images: room for rounded activations; with less than prompt_image_bytes(n_tok, n_in), or two bytes a
+// value, rows come in parts.
+void prompt(cudaStream_t, const SkinnyMatrix* m, int n_matrix, bool glu, facet::Act act, const __nv_bfloat16* x,
+            int64_t x_stride, int n_tok, uint8_t* images, int64_t images_bytes);
+int64_t prompt_image_bytes(int64_t n_tok, int64_t n_in);
+
 }  // namespace facet::cuda

@@ -13,8 +13,9 @@ struct Operand45 {
   static constexpr float kUnit = kFifth ? 1.f / 8 : 1.f / 16;
   static constexpr int kScales = kFifth ? 640 : 512;
   static __device__ __forceinline__ void operand(const uint8_t* w, int lane, uint32_t (&a)[2][4]) {
-    const uint4 q = shared16(w + lane * 16);
-    const uint32_t f = kFifth ? *reinterpret_cast<const uint32_t*>(w + 512 + lane * 4) : 0;
+    codes(shared16(w + lane * 16), kFifth ? *reinterpret_cast<const uint32_t*>(w + 512 + lane * 4) : 0, a);
+  }
+  static __device__ __forceinline__ void codes(uint4 q, uint32_t f, uint32_t (&a)[2][4]) {
 #pragma unroll
     for (int e = 0; e < 4; ++e)
       if (kFifth) {
