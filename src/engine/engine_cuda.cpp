@@ -104,13 +104,19 @@ BackendMemory cuda_memory(const GgufFile& file, const ModelCfg& model, const Eng
       return t.data() == own ? divided_weight_bytes(model, n, t) : cuda_weight_bytes(t);  // drafters: whole
     };
   m.rows_bytes = Cuda::rows_bytes;
-  m.scratch = n == 1 ? "partial sums, panels of weights for long prompts"
-                     : "partial sums, panels of weights for long prompts, sums of all GPUs";
+  const char* const prompts =
+      devices.front().int8_prompts ? "rounded rows of long prompts" : "panels of weights for long prompts";
+  m.scratch = fmt::format("partial sums, {}{}", prompts, n == 1 ? "" : ", sums of all GPUs");
   m.scratch_bytes = [devices, n,
                      partials = Cuda::partial_bytes(devices.front(), file.tensors())](const BackendLimits& limits) {
     int64_t most = 0;
     for (const cuda::DeviceInfo& d : devices) most = std::max(most, Cuda::reserve_bytes(d, limits));
     return most + partials + CudaLink::memory_bytes(n);
+  };
+  m.most_unpacked = [devices](std::span<const TensorView> t) {
+    int64_t most = 0;
+    for (const cuda::DeviceInfo& d : devices) most = std::max(most, Cuda::most_unpacked(d, t));
+    return most;
   };
   m.page_bytes = CudaPagePool::kPage, m.read_beyond = CudaPagePool::kReadBeyond;
   return m;

@@ -54,6 +54,7 @@ BackendMemory host_memory(const GgufFile&, const ModelCfg& m, const EngineConfig
               [ref = c.backend == "ref", n = c.n_threads](const BackendLimits& limits) {
                 return ref ? CpuRef::reserve_bytes(limits, n) : CpuFast::reserve_bytes(limits, n);
               },
+          .most_unpacked = {},
           .page_bytes = host_page_bytes(m, kv_plan(c)),
           .available = c.memory > 0 ? c.memory : int64_t(available_memory())};
 }
@@ -209,6 +210,11 @@ MemoryPlan plan_memory(const GgufFile& file, const ModelCfg& m, const EngineConf
   MemoryPlan drafting;
   const BackendMemory backend = memory_of(file, m, c);
   for (const DrafterFile& f : drafters) add_drafter(drafting, limits, f, m, c, backend);
+  if (backend.most_unpacked) {
+    int64_t most = backend.most_unpacked(file.tensors());
+    for (const DrafterFile& f : drafters) most = std::max(most, backend.most_unpacked(f.tensors()));
+    limits.max_matrix = std::min(limits.max_matrix, most);
+  }
   MemoryPlan p = plan_target(file, m, c, backend, limits);
   p.lines.insert(p.lines.end(), drafting.lines.begin(), drafting.lines.end());
   if (c.kv_memory > 0) {

@@ -22,6 +22,30 @@ struct Room {
   }
 };
 
+// What kMagic adds to a bound (prompt.cuh): with one byte a value, 64 columns take 2 n - 1 roundings of numbers below
+// 2^24 times the sum of the n scales of codes as the tensor core has them, each off by at most that sum of scales.
+double magic_bound(const Weights& w, int r, const float* x, int n_in) {
+  if (w.m.fine) return 0;
+  const bool by_16 = w.m.tile == Tile::kQ6_K;
+  const double unit = w.m.tile == Tile::kQ4_0 ? 16 : w.m.tile == Tile::kQ5_0 ? 8 : by_16 ? 4 : 1;
+  double bound = 0;
+  for (int c0 = 0; c0 < n_in; c0 += 64) {
+    double scales = 0, most = 0;
+    for (int c = c0; c < std::min(c0 + 64, n_in); ++c) {
+      if (c % (by_16 ? 16 : 32) == 0)
+        scales += std::fabs(double(w.code_scale[size_t(r) * size_t(n_in / 16) + size_t(c / 16)])) / unit;
+      most = std::max(most, std::fabs(double(x[c])));
+    }
+    bound += (by_16 ? 7 : 3) * scales * most / 127;
+  }
+  return bound;
+}
+Product prompt_product(const Weights& w, int r, const float* x, int n_in) {
+  Product p(w, r, x, n_in);
+  p.bound += magic_bound(w, r, x, n_in);
+  return p;
+}
+
 // Tokens whose products are compared: at the borders of images of 64, and the last one.
 std::vector<int> looked_at(int n) {
   std::vector<int> all = {0, 5, 63, 64, 127, 128, n - 1};
@@ -57,7 +81,7 @@ TEST(CudaPrompt, MultipliesEveryType) {
         for (const float v : most) ASSERT_FALSE(std::isnan(v)) << t.name << " " << n_out << " x " << n_in;
         for (const int k : looked_at(300))
           for (int r = 0; r < n_out; ++r) {
-            const Product want(w, r, xr.data() + size_t(k) * size_t(n_in), n_in);
+            const Product want = prompt_product(w, r, xr.data() + size_t(k) * size_t(n_in), n_in);
             ASSERT_NEAR(most[size_t(k * n_out + r)], want.value, want.bound)
                 << t.name << (fine ? " fine " : " ") << n_out << " x " << n_in << " row " << r << " of token " << k;
           }
@@ -93,7 +117,7 @@ TEST(CudaPrompt, OfSeveralMatrices) {
       const std::vector<float> got = a.get(m[i].y, kTok * kStride), xr = rounded(x.value, kIn, input_of(w[i].m));
       for (const int k : looked_at(kTok))
         for (int r = 0; r < w[i].m.n_out; ++r) {
-          const Product want(w[i], r, xr.data() + size_t(k) * kIn, kIn);
+          const Product want = prompt_product(w[i], r, xr.data() + size_t(k) * kIn, kIn);
           const size_t at = size_t(k * kStride + r);
           ASSERT_NEAR(got[at], want.value, want.bound) << "matrix " << i << " row " << r << " token " << k;
           if (i == 1) {
@@ -129,7 +153,7 @@ TEST(CudaPrompt, GateTimesUp) {
         for (const int k : looked_at(kTok))
           for (int r = 0; r < n_out; ++r) {
             const float* row = xr.data() + size_t(k) * size_t(n_in);
-            const Product gp(gate, r, row, n_in), up_p(up, r, row, n_in);
+            const Product gp = prompt_product(gate, r, row, n_in), up_p = prompt_product(up, r, row, n_in);
             const Gated want(gp, up_p);
             const size_t at = size_t(k * n_out + r);
             ASSERT_NEAR(got[at], want.value, want.bound)

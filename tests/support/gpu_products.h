@@ -55,6 +55,7 @@ inline const Type kTypes[] = {{"Q4_K", DType::kQ4_K, Tile::kQ4_K}, {"Q5_K", DTyp
 struct Weights {
   cuda::TiledMatrix m;
   std::vector<float> value, minimum;  // minimum: what Q4_K and Q5_K take from scale * code; else empty
+  std::vector<float> code_scale;      // of types of codes, of every 16 columns
   Weights(Arena& a, const Type& t, int n_out, int n_in, std::mt19937& rng, float size = 1) {
     std::normal_distribution<float> normal(0.02f, 1.f);
     std::vector<float> row(static_cast<size_t>(n_in));
@@ -67,6 +68,7 @@ struct Weights {
       auto* to = reinterpret_cast<std::byte*>(raw.data() + size_t(r) * bytes);
       quantize_row(t.type, row.data(), to, n_in);
       dequantize_row(t.type, to, value.data() + size_t(r) * size_t(n_in), n_in);
+      if (!cuda::is_float(t.tile)) add_scales(t, {to, to + bytes}, n_in);
       if (t.tile != Tile::kQ4_K && t.tile != Tile::kQ5_K) continue;
       std::vector<std::byte> codes(to, to + bytes);
       for (size_t at = 0; at < bytes; at += t.tile == Tile::kQ4_K ? 144 : 176)
@@ -78,6 +80,30 @@ struct Weights {
     m.p = a.poisoned<uint8_t>(size_t(m.matrix_bytes()));
     cuda::repack(nullptr, m, a.of(raw), t.type);
     ok(cudaDeviceSynchronize());
+  }
+  // What a row's values are with codes of one, less those with codes of zero.
+  void add_scales(const Type& t, std::vector<std::byte> row, int n_in) {
+    struct Codes {
+      size_t block, high, low, end;  // bytes of a block; where upper bits, the others begin, and end
+    };
+    const Codes at = t.type == DType::kQ4_K   ? Codes{144, 16, 16, 144}
+                     : t.type == DType::kQ5_K ? Codes{176, 16, 48, 176}
+                     : t.type == DType::kQ6_K ? Codes{210, 128, 0, 128}
+                     : t.type == DType::kQ4_0 ? Codes{18, 2, 2, 18}
+                     : t.type == DType::kQ5_0 ? Codes{22, 2, 6, 22}
+                                              : Codes{34, 2, 2, 34};
+    std::vector<float> v[2];
+    for (int one = 0; one < 2; ++one) {
+      const auto code = std::byte(one == 0 ? 0 : t.type == DType::kQ8_0 ? 0x01 : 0x11);
+      for (size_t b = 0; b < row.size(); b += at.block) {
+        const size_t high_end = at.high < at.low ? at.low : at.high == at.low ? at.high : at.high + 64;
+        for (size_t i = at.high; i < high_end; ++i) row[b + i] = std::byte{0};
+        for (size_t i = at.low; i < at.end; ++i) row[b + i] = code;
+      }
+      v[one].resize(size_t(n_in));
+      dequantize_row(t.type, row.data(), v[one].data(), n_in);
+    }
+    for (size_t c = 0; c < size_t(n_in); c += 16) code_scale.push_back(v[1][c] - v[0][c]);
   }
 };
 

@@ -96,6 +96,8 @@ class Cuda {
   static DType kept(const TensorView& t);            // its type there
   static int64_t weight_bytes(const TensorView& t);  // on the device
   static int64_t partial_bytes(const cuda::DeviceInfo&, std::span<const TensorView> tensors);  // of partial sums
+  // Elements of the largest of these matrices that products of many rows take as a panel of bf16.
+  static int64_t most_unpacked(const cuda::DeviceInfo&, std::span<const TensorView> tensors);
   static int64_t rows_bytes(int64_t rows, int64_t cols) { return rows * cols * 6; }
   static int64_t reserve_bytes(const cuda::DeviceInfo&, const BackendLimits& limits);
 
@@ -225,6 +227,11 @@ class Cuda {
     return cuda::grow(device_, p, n);
   }
   void reserve_experts(const BackendLimits& l, unsigned* number);
+  static bool unpacks(const cuda::DeviceInfo& d, cuda::Tile tile) {
+    return d.cublaslt && (cuda::is_float(tile) || !d.int8_prompts);
+  }
+  // Products of many rows straight from the codes.
+  bool takes_codes(const Weight& w) const { return images_ && !cuda::is_float(w.m.tile); }
   int small_rows(int rows) const {
     return rows == step_.shape.n_tok ? step_.shape.n_small : rows;
   }  // of the first rows
@@ -247,9 +254,11 @@ class Cuda {
   bool in_pass_ = false;  // what is launched may be launched again by replay
   std::deque<std::string> names_;
   BackendLimits limits_;
-  int64_t most_partials_ = 0, most_int8_ = 0;  // over uploaded matrices
+  int64_t most_partials_ = 0, most_int8_ = 0, most_unpacked_ = 0;  // over uploaded matrices
   float* partial_ = nullptr;
   unsigned* counter_ = nullptr;
+  uint8_t* images_ = nullptr;  // rounded activations of long prompts
+  int64_t images_bytes_ = 0;
   cuda::AttendScratch attend_;
   cuda::SelectBuffers select_;
   bool selected_ = false;  // the last select_blocks left lists there

@@ -100,7 +100,12 @@ void Cuda::reserve(const BackendLimits& more) {
     }
   }
   arrays_.reserve(l.max_tok);
-  if (l.max_tok > kSkinnyMost && d.cublaslt) gemm_.reserve(l.max_matrix, int64_t(l.max_tok) * l.max_cols);
+  if (l.max_tok > kSkinnyMost && most_unpacked_ > 0)
+    gemm_.reserve(std::min(l.max_matrix, most_unpacked_), int64_t(l.max_tok) * l.max_cols);
+  if (l.max_tok > kSkinnyMost && d.int8_prompts) {
+    images_bytes_ = cuda::prompt_image_bytes(l.max_tok, l.max_cols);
+    grow(images_, size_t(images_bytes_));
+  }
   if (l.n_cluster > 0 && (cluster_score_.rows < l.max_tok || cluster_score_.cols < l.n_cluster)) {
     if (cluster_score_) acts_.release(cluster_score_);
     cluster_score_ = new_rows(l.max_tok, l.n_cluster);
@@ -131,7 +136,8 @@ void Cuda::reserve_experts(const BackendLimits& l, unsigned* number) {
 int64_t Cuda::reserve_bytes(const cuda::DeviceInfo& d, const BackendLimits& l) {
   int64_t n = int64_t(attend_bytes(l)) + int64_t(cuda::select_bytes(l)) + int64_t(2 * cuda::Loader::kPiece) +
               cuda::skinny_image_bytes(l.max_cols);
-  if (l.max_tok > kSkinnyMost && d.cublaslt)
+  if (l.max_tok > kSkinnyMost && d.int8_prompts) n += cuda::prompt_image_bytes(l.max_tok, l.max_cols);
+  if (l.max_tok > kSkinnyMost && d.cublaslt && l.max_matrix > 0)
     n += int64_t(l.max_tok) * l.max_cols * 4 + l.max_matrix * 2 + cuda::Gemm::kWorkspace;
   n += int64_t(l.max_tok) * l.n_cluster * 7;
   if (l.n_expert > 0)

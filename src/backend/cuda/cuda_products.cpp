@@ -15,8 +15,9 @@ void Cuda::products(std::span<const Rows> y, const Rows& x, std::span<const Weig
   const __nv_bfloat16* in = acts_.rounded(x);
   const int64_t stride = x.buffer->stride;
   const int rows = x.rows, small = small_rows(rows);
-  const bool is_long = rows - small > kSkinnyMost &&
-                       std::ranges::all_of(w, [&](const Weight& m) { return gemm_.fits(m.n_out, m.n_in); });
+  const bool is_long = rows - small > kSkinnyMost && std::ranges::all_of(w, [&](const Weight& m) {
+                         return takes_codes(m) || gemm_.fits(m.n_out, m.n_in);
+                       });
   const bool in_bytes =
       std::ranges::all_of(w, [](const Weight& m) { return cuda::input_of(m.m) == cuda::Input::kByte; });
   for (size_t i = 0; i < y.size(); ++i) acts_.written(y[i], glu);
@@ -40,10 +41,21 @@ void Cuda::products(std::span<const Rows> y, const Rows& x, std::span<const Weig
   if (is_long) long_products(y, in + small * stride, stride, small, rows - small, w, glu, act, twin);
 }
 
-// Rows [first, first + n).
+// Rows [first, first + n), straight from the codes where that is faster, else by way of bf16 panels.
 void Cuda::long_products(std::span<const Rows> y, const __nv_bfloat16* x, int64_t x_stride, int first, int n,
                          std::span<const Weight> w, bool glu, Act act, const Rows* twin) {
+  cuda::SkinnyMatrix code[3] = {};
+  int n_code = 0;
+  for (size_t i = 0; i < w.size(); ++i) {
+    if (!takes_codes(w[i])) continue;
+    cuda::SkinnyMatrix& m = code[n_code++];
+    const Mat to = acts_.mat_at(y[glu ? 0 : i], first, n, glu);
+    m.w = w[i].m, m.y = to.p, m.y_stride = to.stride, m.y_bf = to.bf, m.y_bf_stride = to.bf_stride;
+    if (twin && i == 1) m.y_also = acts_.mat_at(*twin, first, n, false).p;
+  }
+  if (n_code > 0) cuda::prompt(stream_, code, n_code, glu, act, x, x_stride, n, images_, images_bytes_);
   if (glu) {
+    if (n_code > 0) return;  // both: they are alike
     const Mat to = acts_.mat_at(y[0], first, n, true);
     gemm_.multiply(to.p, to.stride, x, x_stride, n, w[0].m);
     gemm_.multiply(gemm_.second(), to.cols, x, x_stride, n, w[1].m);
@@ -51,6 +63,7 @@ void Cuda::long_products(std::span<const Rows> y, const __nv_bfloat16* x, int64_
     return;
   }
   for (size_t i = 0; i < w.size(); ++i) {
+    if (takes_codes(w[i])) continue;
     const Mat to = acts_.mat_at(y[i], first, n, false);
     gemm_.multiply(to.p, to.stride, x, x_stride, n, w[i].m);
     if (twin && i == 1) cuda::copy_cols(stream_, acts_.mat_at(*twin, first, n, false), 0, to);

@@ -13,6 +13,9 @@ constinit thread_local Device* Device::current_ = nullptr;
 
 namespace {
 
+// 8.6, 8.9 and 12.x: tensor cores there have a fourth of the rate in bf16 with f32 sums, and memory is scarce.
+bool is_consumer(int major, int minor) { return (major == 8 && minor > 0) || major == 12; }
+
 // What FACET_CUDA_LIMITS imposes (device.h).
 Status impose_limits(DeviceInfo& d) {
   const char* limits = std::getenv("FACET_CUDA_LIMITS");
@@ -22,6 +25,7 @@ Status impose_limits(DeviceInfo& d) {
   d.major = 8, d.minor = 6;
   d.shared = std::min(d.shared, 99 * 1024), d.shared_sm = std::min(d.shared_sm, 100 * 1024);
   d.bulk_copies = d.wgmma = d.pdl = d.clusters = d.cublaslt = false;
+  d.int8_prompts = is_consumer(d.major, d.minor);
   return Ok{};
 }
 
@@ -61,6 +65,7 @@ Result<DeviceInfo> device_info(int id) {
                .wgmma = hopper_code && p.major == 9,
                .pdl = hopper_code,
                .clusters = hopper_code,
+               .int8_prompts = is_consumer(p.major, p.minor),
                .cublaslt = true};
   if (auto ok = impose_limits(d); !ok) return ok.error();
   return d;

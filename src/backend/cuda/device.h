@@ -26,8 +26,8 @@ constexpr int kMuchShared = 160 * 1024;
 //
 // Tests: FACET_CUDA_LIMITS=86 in the environment imposes what an RTX 3090 has on whatever GPU there is, but for its
 // number of multiprocessors and its memory: compute capability 8.6, 99 KB of shared memory a block and 100 KB a
-// multiprocessor, no wgmma, bulk copies, PDL, clusters or cuBLASLt. What device code chooses by __CUDA_ARCH__ (bulk
-// copies, waits) follows the machine code, not this: for all of it the program has to be built with
+// multiprocessor, no wgmma, bulk copies, PDL, clusters or cuBLASLt, prompts in int8. What device code chooses by
+// __CUDA_ARCH__ (bulk copies, waits) follows the machine code, not this: for all of it the program has to be built with
 // -DCMAKE_CUDA_ARCHITECTURES=86-virtual, which newer GPUs run through the driver's compiler.
 struct DeviceInfo {
   int id = 0;
@@ -44,8 +44,9 @@ struct DeviceInfo {
   bool wgmma = false;        // warpgroup products; kernels with them may be missing all the same (has_warpgroups)
   bool pdl = false;          // a kernel may start while the one before it drains
   bool clusters = false;
-  bool cublaslt = false;  // without it products of many rows go through the kernels for few: slow, and the same bits
-                          // for a row as in a short step
+  bool int8_prompts = false;  // int8 mma.sync is several times as fast as products in bf16: consumer cards
+  bool cublaslt = false;  // without it other products of many rows go through the kernels for few: slow, and the same
+                          // bits for a row as in a short step
 };
 // An error when there is no such GPU, or no machine code for it in this program. Any thread; what is current stays so.
 Result<DeviceInfo> device_info(int id);

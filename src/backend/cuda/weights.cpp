@@ -129,6 +129,13 @@ int64_t Cuda::partial_bytes(const cuda::DeviceInfo& d, std::span<const TensorVie
   return most;
 }
 
+int64_t Cuda::most_unpacked(const cuda::DeviceInfo& d, std::span<const TensorView> tensors) {
+  int64_t most = 0;
+  for (const TensorView& t : tensors)
+    if (t.n_dims == 2 && !is_router(t) && unpacks(d, tiles_of(t).tile)) most = std::max(most, t.n_elements());
+  return most;
+}
+
 Cuda::Weight Cuda::upload(const TensorView& t) {
   names_.push_back(t.name);
   Weight w;
@@ -148,6 +155,7 @@ Cuda::Weight Cuda::upload(const TensorView& t) {
   if (w.n_stack == 1) {
     most_partials_ = std::max(most_partials_, partials_of(device_.info(), w.m));
     most_int8_ = std::max(most_int8_, cuda::skinny_image_bytes(w.n_in));
+    if (unpacks(device_.info(), w.m.tile)) most_unpacked_ = std::max(most_unpacked_, w.n_out * w.n_in);
   }
   loader_.load(w.m, t, kept);
   return w;

@@ -49,9 +49,11 @@ __device__ __forceinline__ __nv_bfloat162 as_bf16x2(uint32_t v) { return *reinte
 __device__ __forceinline__ uint32_t pack_bf16(float lo, float hi) { return as_word(__floats2bfloat162_rn(lo, hi)); }
 
 // 16 bytes from global to shared memory without registers.
+__device__ __forceinline__ void copy16_async_at(uint32_t shared, const void* global) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(global) : "memory");
+}
 __device__ __forceinline__ void copy16_async(void* shared, const void* global) {
-  const uint32_t to = uint32_t(__cvta_generic_to_shared(shared));
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(global) : "memory");
+  copy16_async_at(uint32_t(__cvta_generic_to_shared(shared)), global);
 }
 // The same, or 16 bytes of zeros without reading.
 __device__ __forceinline__ void copy16_async_or_zero(void* shared, const void* global, bool read) {

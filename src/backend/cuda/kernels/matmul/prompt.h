@@ -16,6 +16,7 @@ struct PromptArgs {
   const uint8_t* w[2];
   int strip_bytes, n_strip, n_out;
   int n_block, n_group;        // of 256 and of 64 columns
+  int block_pairs;             // pairs of strips of a block, at most kPairs
   int n_pair, n_wide, n_high;  // pairs of strips, and blocks that share them; blocks that share the rows
   bool gated;                  // pairs are of gate and up
   bool times;                  // y holds gate already: it becomes act(y) times the product

@@ -5,7 +5,9 @@
 // its integers to the bits of kMagic, so that they come out as floats, kMagic more than what they are: no conversions,
 // and all sums here are less than 2^22.
 //
-//   PromptTile<tile>::load(w, j, lane)    what the tile at w has of group j, as it lies in memory
+//   PromptTile<tile>::Source(w, lane)     where a lane reads in a strip that begins at w; go_on(last): a group on, the
+//                                         last of a tile behind
+//   PromptTile<tile>::load(raw, from, j, lane)   group j of a tile, as it lies in memory; d of group 0 is the tile's
 //   PromptTile<tile>::operand(raw)        codes as tensor cores take them, kSub times so many columns with a scale each
 //   PromptTile<tile>::mma(c, codes, b, s) the s-th part of 64 columns times eight rows
 namespace facet::cuda {
@@ -46,15 +48,19 @@ __device__ __forceinline__ float byte_less(uint32_t w, int i, int from) {
   return __fadd_rn(__uint_as_float(__byte_perm(w, 0x4B000000, 0x7440u | uint32_t(i))), -8388608.f - float(from));
 }
 
-// Scales [part][row g or g + 8]; less: -kMagic times the first part's. All of them have at most 21 bits, so that this
-// is exact.
+// Scales [part][row g or g + 8], of at most 19 bits.
 template <int kSub, int kWords>
 struct PromptOperand {
   uint32_t a[kSub][kWords];
-  float scale[kSub][2], less[2];
-  __device__ __forceinline__ void finish() {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) less[i] = scale[0][i] * -kMagic;
+  float scale[kSub][2];
+};
+// Where a tile is all that there is to know.
+template <Tile kTile>
+struct PromptSource {
+  const uint8_t* tile;
+  __device__ __forceinline__ PromptSource(const uint8_t* w, int) : tile(w) {}
+  __device__ __forceinline__ void go_on(bool last) {
+    if (tile_cols(kTile) == 64 || last) tile += tile_bytes(kTile);
   }
 };
 
@@ -66,22 +72,32 @@ struct PromptQ45K {
   static constexpr int kSub = 2, kRows = kFifth ? 2560 : 2048;
   static constexpr bool kMinima = true;
   using Operand = PromptOperand<2, 4>;
+  static constexpr int kBytes = kFifth ? 16 * 176 : 16 * 144;
   struct Raw {
     uint4 q;
     uint32_t fifth;
     uint32_t scale[2], d[2];
   };
-  static __device__ __forceinline__ Raw load(const uint8_t* w, int j, int lane) {
-    Raw raw;
-    raw.q = load16(w + j * 512 + lane * 16);
-    raw.fifth = kFifth ? load_as<uint32_t>(w + 2048 + lane * 16 + j * 4) : 0;
-    const uint8_t* row = w + kRows + lane / 4 * 16;
+  struct Source {
+    const uint8_t *codes, *scales, *fifth;
+    __device__ __forceinline__ Source(const uint8_t* w, int lane)
+        : codes(w + lane * 16), scales(w + kRows + lane / 4 * 16 + 8), fifth(w + 2048 + lane * 16) {}
+    __device__ __forceinline__ void go_on(bool last) {
+      codes += last ? kBytes - 3 * 512 : 512;
+      scales += last ? kBytes - 3 * 2 : 2;
+      if (kFifth) fifth += last ? kBytes - 3 * 4 : 4;
+    }
+    // Row g of the tile whose last group was multiplied; on: another one is on its way.
+    __device__ __forceinline__ const uint8_t* row_behind(bool on) const { return scales - 8 - (on ? kBytes : 3 * 2); }
+  };
+  static __device__ __forceinline__ void load(Raw& raw, const Source& from, int j, int) {
+    raw.q = load16(from.codes);
+    raw.fifth = kFifth ? load_as<uint32_t>(from.fifth) : 0;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      raw.d[i] = load_as<uint16_t>(row + 128 * i);
-      raw.scale[i] = load_as<uint16_t>(row + 128 * i + 8 + 2 * j);
+      raw.scale[i] = load_as<uint16_t>(from.scales + 128 * i);
+      if (j == 0) raw.d[i] = load_as<uint16_t>(from.scales + 128 * i - 8);
     }
-    return raw;
   }
   static __device__ __forceinline__ Operand operand(const Raw& raw) {
     Operand to;
@@ -101,7 +117,6 @@ struct PromptQ45K {
       to.scale[0][i] = d * byte_less(s, 0, 0);
       to.scale[1][i] = (kFifth ? d : d * (1.f / 16)) * byte_less(s, 1, 0);
     }
-    to.finish();
     return to;
   }
   static __device__ __forceinline__ void mma(uint32_t (&c)[4], const uint32_t (&a)[4], uint4 b, int s) {
@@ -123,17 +138,17 @@ struct PromptTile<Tile::kQ6_K> {
     uint2 top;
     uint32_t scale[2], d[2];
   };
-  static __device__ __forceinline__ Raw load(const uint8_t* w, int j, int lane) {
-    Raw raw;
+  using Source = PromptSource<Tile::kQ6_K>;
+  static __device__ __forceinline__ void load(Raw& raw, const Source& from, int j, int lane) {
+    const uint8_t* const w = from.tile;
     raw.q = load16(w + j * 512 + lane * 16);
     raw.top = load_as<uint2>(w + 2048 + j / 2 * 512 + lane * 16 + j % 2 * 8);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int r = lane / 4 + 8 * i;
       raw.scale[i] = load_as<uint32_t>(w + 3072 + r * 16 + 4 * j);
-      raw.d[i] = load_as<uint16_t>(w + 3328 + r * 2);
+      if (j == 0) raw.d[i] = load_as<uint16_t>(w + 3328 + r * 2);
     }
-    return raw;
   }
   static __device__ __forceinline__ Operand operand(const Raw& raw) {
     Operand to;
@@ -150,7 +165,6 @@ struct PromptTile<Tile::kQ6_K> {
 #pragma unroll
       for (int s = 0; s < 4; ++s) to.scale[s][i] = d * byte_less(scale, s, 128);
     }
-    to.finish();
     return to;
   }
   static __device__ __forceinline__ void mma(uint32_t (&c)[4], const uint32_t (&a)[2], uint4 b, int s) {
@@ -168,7 +182,6 @@ struct Prompt64 {
     for (int i = 0; i < 2; ++i)
 #pragma unroll
       for (int h = 0; h < 2; ++h) to.scale[h][i] = half_at(d[i], h) * unit;
-    to.finish();
   }
   static __device__ __forceinline__ void mma(uint32_t (&c)[4], const uint32_t (&a)[4], uint4 b, int s) {
     magic_s8(c, a, s ? b.z : b.x, s ? b.w : b.y);
@@ -181,13 +194,13 @@ struct PromptQ45 : Prompt64 {
     uint4 q;
     uint32_t fifth, d[2];
   };
-  static __device__ __forceinline__ Raw load(const uint8_t* w, int, int lane) {
-    Raw raw;
+  using Source = PromptSource<kFifth ? Tile::kQ5_0 : Tile::kQ4_0>;
+  static __device__ __forceinline__ void load(Raw& raw, const Source& from, int, int lane) {
+    const uint8_t* const w = from.tile;
     raw.q = load16(w + lane * 16);
     raw.fifth = kFifth ? load_as<uint32_t>(w + 512 + lane * 4) : 0;
 #pragma unroll
     for (int i = 0; i < 2; ++i) raw.d[i] = load_as<uint32_t>(w + Codes::kScales + (lane / 4 + 8 * i) * 4);
-    return raw;
   }
   static __device__ __forceinline__ Operand operand(const Raw& raw) {
     Operand to;
@@ -207,14 +220,14 @@ struct PromptTile<Tile::kQ8_0> : Prompt64 {
     uint4 q[2];
     uint32_t d[2];
   };
-  static __device__ __forceinline__ Raw load(const uint8_t* w, int, int lane) {
-    Raw raw;
+  using Source = PromptSource<Tile::kQ8_0>;
+  static __device__ __forceinline__ void load(Raw& raw, const Source& from, int, int lane) {
+    const uint8_t* const w = from.tile;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       raw.q[i] = load16(w + i * 512 + lane * 16);
       raw.d[i] = load_as<uint32_t>(w + Operand8::kScales + (lane / 4 + 8 * i) * 4);
     }
-    return raw;
   }
   static __device__ __forceinline__ Operand operand(const Raw& raw) {
     Operand to;
