@@ -407,8 +407,8 @@ TEST(SparseAttend, BoundOfWhatWasLeftOutHolds) {
 
 // Random keys, and for every query head of every tile one row whose key is one of them: it lies in a block that is
 // read.
-int needles_found(int rows, KvType type, int n_needle, int* asked) {
-  const Shape d{.E = 512, .n_kv = 1, .group = 8, .k = type, .v = type, .cap = rows + 1024};
+int needles_found(int rows, KvType type, bool shared, int n_needle, int* asked) {
+  const Shape d{.E = 512, .n_kv = 1, .group = 8, .k = type, .v = type, .shared = shared, .cap = rows + 1024};
   Layer layer(d);
   std::mt19937 rng(17);
   std::normal_distribution<float> normal;
@@ -453,10 +453,16 @@ int needles_found(int rows, KvType type, int n_needle, int* asked) {
 TEST(SelectBlocks, NeedlesAreFound) {
   int asked = 0;
   const int rows = kSanitized ? 16384 : 65536;
-  EXPECT_EQ(needles_found(rows, KvType::kQ8_0, 104, &asked), 104);
+  EXPECT_EQ(needles_found(rows, KvType::kQ8_0, false, 104, &asked), 104);
   EXPECT_EQ(asked, 104);
   if (!std::getenv("FACET_TEST_FULL")) return;
-  EXPECT_EQ(needles_found(262144, KvType::kQ4_0, 104, &asked), 104);
+  for (const int n : {65536, 131072, 262144})
+    for (const KvType t : {KvType::kF16, KvType::kQ8_0, KvType::kQ4_0, KvType::kTQ3_0})
+      for (const bool shared : {false, true}) {
+        const int found = needles_found(n, t, shared, 104, &asked);
+        std::printf("%d rows of %s%s: %d of %d\n", n, kv_type_name(t), shared ? ", shared" : "", found, asked);
+        EXPECT_EQ(found, 104);
+      }
 }
 
 }  // namespace
