@@ -25,11 +25,13 @@ ROWS, TILE, QUESTION, CHUNK = 192, 32, 256, 512  # src/backend/select.h; tokens 
 def text_with_questions(tok, length, number, questions, facts):
     """Prompts as token ids, of some `length` tokens, that differ in their question, and the answers."""
     gen = Gen(910001 + 1000 * length + number, held=True)
-    text, told = gen.notes(tok, length - 90, facts)
-    asked = [gen.c(f["ask"]) for f in gen.some(told, questions)]
-    start = f"<bos><|turn>user\nRead these notes.\n{text}\n\n"
-    prompts = [tok(f"{start}{q}<turn|>\n<|turn>model\n{PREFILL}") for q, _ in asked]
-    return prompts, [a for _, a in asked]
+    while True:
+        text, told = gen.notes(tok, length - 90, facts)
+        asked = [gen.c(f["ask"]) for f in gen.some(told, questions)]
+        start = f"<bos><|turn>user\nRead these notes.\n{text}\n\n"
+        prompts = [tok(f"{start}{q}<turn|>\n<|turn>model\n{PREFILL}") for q, _ in asked]
+        if abs(len(prompts[0]) - length) <= length // 100:
+            return prompts, [a for _, a in asked]
 
 
 def blocks_of(n):
@@ -80,7 +82,7 @@ def main():
     exact, held = {}, False
     print(f"{'GAMMA':>6} {'tokens':>7} {'read':>7} {'recall':>7} {'right':>9} {'of exact':>9} {'same text':>9}")
     for gamma in ["off", *args.gamma.split(",")]:
-        server = Server(args.facet, args.model, max(lengths) + 128, ["--sparse-prefill", gamma, *options.split()])
+        server = Server(args.facet, args.model, max(lengths) * 101 // 100 + 128, ["--sparse-prefill", gamma, *options.split()])
         total = {"all": [0] * 6}
         for i, (length, prompts, answers) in enumerate(texts):
             row = total.setdefault(length, [0] * 6)  # blocks read, seen, estimated recall of them, right, of those that are right exactly, same
