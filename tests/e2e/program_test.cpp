@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -48,6 +49,14 @@ TEST(Program, BenchReadsPromptsInChunks) {
   const std::string rows(std::istreambuf_iterator<char>(in), {});
   EXPECT_EQ(lines(rows), 3) << rows;
   EXPECT_TRUE(has(rows, "{\"phase\":\"prefill\",\"n\":300,\"depth\":30,\"kv_k\":\"f16\"")) << rows;
+  std::istringstream each(rows);
+  for (std::string line; std::getline(each, line);) {
+    const auto j = nlohmann::json::parse(line, nullptr, false);
+    ASSERT_FALSE(j.is_discarded()) << line;
+    const double n = j["n"], ms = j["ms_median"], rate = j["tok_s"], bytes = j["bytes"], gbps = j["gbps"];
+    EXPECT_NEAR(rate, 1e3 * n / ms, 1e-6 * rate) << line;
+    EXPECT_NEAR(gbps, bytes / ms / 1e6, 1e-6 * gbps) << line;
+  }
   // Without a file the lines go to whoever reads standard output.
   const Ran piped = shell("bench --backend cpu -c 64 --depths 0 --widths 2 --prefill 0 --runs 1");
   EXPECT_EQ(lines(piped.out), 2) << piped.out;

@@ -55,6 +55,9 @@ class Installed(unittest.TestCase):
         for name in FILES:
             self.assertTrue((self.root / name).is_file(), name)
 
+    def test_one_program_does_it_all(self):
+        self.assertLessEqual({"chat", "run", "serve", "daemon", "bench", "quantize", "convert", "inspect", "plan", "doctor"}, set(self.commands()))
+
     def test_finds_its_own_model(self):
         r = run(self.program, "run", "-p", "What is 17 + 25?", "--temp", "0", "-c", "512", cwd="/", env={"PATH": "/bin"})
         self.assertEqual((r.returncode, r.stdout), (0, "17 + 25 = 42\n"), r.stderr)

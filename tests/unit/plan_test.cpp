@@ -70,6 +70,8 @@ TEST(Plan, CountsDrafters) {
     };
     EXPECT_EQ(bytes(kind), int64_t(drafters[0].file_bytes()));
     EXPECT_GT(bytes(kind + " activations"), int64_t(c.chunk) * m.d_model * 4);
+    // DFlash keeps rows of its own; an MTP head reads the target's.
+    EXPECT_EQ(bytes(kind + " kv"), kind == "mtp" ? -1 : drafter_pool_bytes(file, m, c, drafters));
     EXPECT_GE(bytes("scratch"), plan_memory(file, m, c, {}).lines.back().bytes);
   }
 }

@@ -60,6 +60,27 @@ TEST(RealShapes, AssistantsReadTheLastLayersOfTheirTargets) {
     ASSERT_FALSE(other);
     EXPECT_NE(other.error().message().find("width of the target"), std::string::npos) << other.error().message();
   }
+  // Of a target whose last layers share K/V: the last that have some of their own.
+  const struct {
+    const char* preset;
+    std::vector<int> donors;
+  } edge[] = {{"e4b", {22, 22, 22, 23}}, {"e2b", {13, 13, 13, 14}}};
+  for (const auto& row : edge) {
+    const ModelCfg target = config(row.preset);
+    SynthPlan p = shape("26b-a4b-mtp");
+    std::erase_if(p.tensors, [](auto& t) { return t.name == "rope_freqs.weight"; });
+    set("gemma4-assistant.embedding_length_out", int64_t(target.d_model))(p);
+    set("gemma4-assistant.attention.head_count_kv", std::vector<int64_t>(4, target.layer[0].n_kv_head))(p);
+    for (SynthTensor& t : p.tensors) {
+      if (t.name == "nextn.pre_projection.weight") t.ne[0] = 2 * target.d_model;
+      if (t.name == "nextn.post_projection.weight") t.ne[1] = target.d_model;
+    }
+    const HolesDir dir;
+    const MtpCfg c = must(mtp_config(must(DrafterFile::open(write_header(p, dir, "mtp.gguf"))), target));
+    std::vector<int> donors;
+    for (const LayerCfg& l : c.body.layer) donors.push_back(l.kv_source);
+    EXPECT_EQ(donors, row.donors) << row.preset;
+  }
 }
 
 // Bytes of 32,768 tokens. Full layers: layers x heads x width x (K and V) x bytes x rows. Rings: window - 1 + margin
