@@ -57,9 +57,8 @@ Status KvCache::fork(SlotId from, SlotId to, Fork how) {
     if (auto ok = mirror_->fork(from, to, how); !ok) return fail(ok.error());
   const int64_t page = pool_->page_bytes();
   // The page that is shared in part is copied.
-  if (std::ranges::any_of(full_,
-                          [&](const FullPart& f) { return a.len * f.row / page < f.unmapped[size_t(from)].to; })) {
-  }
+  if (std::ranges::any_of(full_, [&](const FullPart& f) { return a.len * f.row / page < f.unmapped[size_t(from)].to; }))
+    if (auto ok = wake(from); !ok) return fail(ok.error());
   for (FullPart& f : full_) {
     const int64_t bytes = a.len * f.row, whole = bytes / page;
     std::vector<PageId>& pages = f.pages[size_t(to)];
