@@ -452,7 +452,7 @@ int needles_found(int rows, KvType type, bool shared, int n_needle, int* asked) 
 }
 TEST(SelectBlocks, NeedlesAreFound) {
   int asked = 0;
-  const int rows = kSanitized ? 16384 : 65536;
+  const int rows = 65536;
   EXPECT_EQ(needles_found(rows, KvType::kQ8_0, false, 104, &asked), 104);
   EXPECT_EQ(asked, 104);
   if (!std::getenv("FACET_TEST_FULL")) return;
