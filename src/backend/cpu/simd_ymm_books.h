@@ -1,16 +1,22 @@
 // Included by simd_avx2.cpp, simd_avx512vnni.cpp and simd_amx.cpp only, inside their anonymous namespaces, after
-// simd_ymm.h: types whose codes come from a code book or are E2M1. Entries of a book are gathered; signs follow.
+// simd_ymm.h: types whose codes come from a code book or are E2M1. Entries of a book are loaded one by one, which every
+// processor does at two a cycle where gathers take three cycles an entry on some; signs follow.
 
-// Byte i is -1 where bit i is set.
-__m256i byte_mask(uint32_t bits) {
+// v, negated in byte i where bit i is set.
+inline __m256i negated(__m256i v, uint32_t bits) {
+#ifdef __AVX512BW__
+  return _mm256_mask_sub_epi8(v, __mmask32(bits), _mm256_setzero_si256(), v);
+#else
   const __m256i byte = _mm256_shuffle_epi8(
       _mm256_set1_epi32(int(bits)), _mm256_set_epi64x(0x0303030303030303, 0x0202020202020202, 0x0101010101010101, 0));
   const __m256i bit = _mm256_set1_epi64x(int64_t(0x8040201008040201));
-  return _mm256_cmpeq_epi8(_mm256_and_si256(byte, bit), bit);
+  const __m256i mask = _mm256_cmpeq_epi8(_mm256_and_si256(byte, bit), bit);
+  return _mm256_sub_epi8(_mm256_xor_si256(v, mask), mask);
+#endif
 }
 template <int kOffset>
-__m256i with_signs(__m256i magnitudes, uint32_t signs) {
-  const __m256i mask = byte_mask(signs), v = _mm256_sub_epi8(_mm256_xor_si256(magnitudes, mask), mask);
+inline __m256i with_signs(__m256i magnitudes, uint32_t signs) {
+  const __m256i v = negated(magnitudes, signs);
   return kUnsigned ? _mm256_add_epi8(v, _mm256_set1_epi8(kOffset)) : v;
 }
 uint32_t u32_at(const std::byte* p) {
@@ -29,11 +35,34 @@ uint32_t sign_bits(uint32_t sevens) {
   return byte[sevens & 127] | uint32_t(byte[sevens >> 7 & 127]) << 8 | uint32_t(byte[sevens >> 14 & 127]) << 16 |
          uint32_t(byte[sevens >> 21 & 127]) << 24;
 }
-__m256i eights_of(const uint64_t* book, __m128i index) {  // four entries of eight
-  return _mm256_i32gather_epi64((const long long*)book, index, 8);
+// Indices through memory: to take them out of a vector costs more, which compilers do all the same.
+template <class V>
+inline void put_indices(uint32_t* to, V index) {
+  __builtin_memcpy(to, &index, sizeof index);
+  __asm__("" : "+m"(*(V*)to));
 }
-__m256i fours_of(const uint32_t* book, __m256i index) {  // eight entries of four
-  return _mm256_i32gather_epi32((const int*)book, index, 4);
+template <class Index>
+inline __m256i fours_at(const uint32_t* book, const Index* i) {  // eight entries of four
+  auto at = [&](int k) { return _mm256_set1_epi32(int(book[uint32_t(i[k])])); };
+  const __m256i low = _mm256_blend_epi32(_mm256_blend_epi32(at(0), at(1), 2), _mm256_blend_epi32(at(2), at(3), 8), 0xC);
+  const __m256i high =
+      _mm256_blend_epi32(_mm256_blend_epi32(at(4), at(5), 0x20), _mm256_blend_epi32(at(6), at(7), 0x80), 0xC0);
+  return _mm256_blend_epi32(low, high, 0xF0);
+}
+template <class Index>
+inline __m256i eights_at(const uint64_t* book, const Index* i) {  // four entries of eight
+  auto at = [&](int k) { return _mm256_set1_epi64x(int64_t(book[uint32_t(i[k])])); };
+  return _mm256_blend_epi32(_mm256_blend_epi32(at(0), at(1), 0x0C), _mm256_blend_epi32(at(2), at(3), 0xC0), 0xF0);
+}
+inline __m256i eights_of(const uint64_t* book, __m128i index) {
+  alignas(16) uint32_t i[4];
+  put_indices(i, index);
+  return eights_at(book, i);
+}
+inline __m256i fours_of(const uint32_t* book, __m256i index) {
+  alignas(32) uint32_t i[8];
+  put_indices(i, index);
+  return fours_at(book, i);
 }
 // 1 + 2 n for the sixteen nibbles n at p.
 __m128i odd_nibbles(const std::byte* p) {
@@ -59,8 +88,7 @@ struct IQ2_XXS {
   static constexpr bool kMin = false, kSub = false;
   static void codes(const std::byte* p, int, __m256i* v) {
     for (int g = 0; g < 8; ++g) {
-      const __m128i index = _mm_cvtepu8_epi32(_mm_cvtsi32_si128(int(u32_at(p + 2 + 8 * g))));
-      v[g] = with_signs<kOffset>(eights_of(kIq2XxsGrid.entry, index), sign_bits(u32_at(p + 6 + 8 * g)));
+      v[g] = with_signs<kOffset>(eights_at(kIq2XxsGrid.entry, p + 2 + 8 * g), sign_bits(u32_at(p + 6 + 8 * g)));
     }
   }
   static void scales(const std::byte* p, int, Scales& s) {
@@ -109,8 +137,7 @@ struct IQ3_XXS {
   static constexpr bool kMin = false, kSub = false;
   static void codes(const std::byte* p, int, __m256i* v) {
     for (int g = 0; g < 8; ++g) {
-      const __m256i index = _mm256_cvtepu8_epi32(_mm_cvtsi64_si128((long long)u64_at(p + 2 + 8 * g)));
-      v[g] = with_signs<kOffset>(fours_of(kIq3XxsGrid.entry, index), sign_bits(u32_at(p + 66 + 4 * g)));
+      v[g] = with_signs<kOffset>(fours_at(kIq3XxsGrid.entry, p + 2 + 8 * g), sign_bits(u32_at(p + 66 + 4 * g)));
     }
   }
   static void scales(const std::byte* p, int, Scales& s) {
