@@ -1,5 +1,5 @@
 # `cmake --install` and CPack: the program, its models, licence, manual page and completion. scripts/package.sh makes
-# the packages of the CPU program.
+# the packages of the CPU program, and of the CUDA program.
 include(GNUInstallDirs)
 
 # The manual page and the completion are written by a program that has the same commands and options.
@@ -28,6 +28,15 @@ set(CPACK_PACKAGE_DESCRIPTION_SUMMARY "run Gemma 4 models from GGUF files")
 set(CPACK_PACKAGE_DESCRIPTION "Chat, server and tools for Gemma 4 models in GGUF files, on a CPU, with speculative
 decoding that never changes the text. A small model comes with it.")
 string(TOLOWER "facet-${PROJECT_VERSION}-${CMAKE_SYSTEM_NAME}-${CMAKE_SYSTEM_PROCESSOR}" CPACK_PACKAGE_FILE_NAME)
+if(FACET_CUDA)
+  set(CPACK_PACKAGE_NAME facet-cuda)
+  string(APPEND CPACK_PACKAGE_DESCRIPTION " Runs on NVIDIA GPUs of compute capability 8.0 and newer.")
+  string(REPLACE "facet-" "facet-cuda-" CPACK_PACKAGE_FILE_NAME "${CPACK_PACKAGE_FILE_NAME}")
+  set(CPACK_DEBIAN_PACKAGE_PROVIDES facet)
+  set(CPACK_DEBIAN_PACKAGE_CONFLICTS facet)
+  set(CPACK_DEBIAN_PACKAGE_REPLACES facet)
+  set(CPACK_DEBIAN_PACKAGE_RECOMMENDS "libcublas-${CUDAToolkit_VERSION_MAJOR}-${CUDAToolkit_VERSION_MINOR}")
+endif()
 set(CPACK_STRIP_FILES ON)
 set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
 set(CPACK_DEBIAN_PACKAGE_SECTION science)

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <map>
 
+#include "backend/cuda/cublas_lt.h"
 #include "backend/cuda/cuda_link.h"
 #include "cache/cuda_kv_cache.h"
 #include "engine/open_drafters.h"
@@ -60,6 +61,13 @@ std::vector<std::string> conversion_notes(const std::string& path, std::span<con
                     path, s.n, s.n == 1 ? "" : "s", dtype_name(types.first), human_bytes(s.from), s.n == 1 ? "s" : "",
                     dtype_name(types.second), human_bytes(s.to)));
   return notes;
+}
+
+std::string library_note() {
+  if (cuda::has_cublas_lt()) return "";
+  return fmt::format("{} was not found: long prompts take kernels in 8 bits for quantised tensors and slow ones for F16 "
+                     "and BF16; it comes with NVIDIA's package libcublas or PyPI's nvidia-cublas (LD_LIBRARY_PATH)",
+                     cuda::cublas_lt_name());
 }
 
 Result<std::unique_ptr<Engine>> open_cuda_engine(LoadedModel model, const EngineConfig& c) {

@@ -29,6 +29,9 @@ int64_t cuda_weight_bytes(std::span<const TensorView> tensors);
 // What a user should know of a file whose types a GPU does not keep.
 std::vector<std::string> conversion_notes(const std::string& path, std::span<const TensorView> tensors);
 
+// What a user should know of NVIDIA's libraries that are not there; or empty.
+std::string library_note();
+
 // Of one GPU; of the one that holds most and has least, where the model is divided among several.
 BackendMemory cuda_memory(const GgufFile& file, const ModelCfg& m, const EngineConfig& c);
 

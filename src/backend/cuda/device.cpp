@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdlib>
 
+#include "backend/cuda/cublas_lt.h"
 #include "backend/cuda/kernels/probe.h"
 
 namespace facet::cuda {
@@ -65,8 +66,8 @@ Result<DeviceInfo> device_info(int id) {
                .wgmma = hopper_code && p.major == 9,
                .pdl = hopper_code,
                .clusters = hopper_code,
-               .int8_prompts = is_consumer(p.major, p.minor),
-               .cublaslt = true};
+               .int8_prompts = is_consumer(p.major, p.minor) || !has_cublas_lt(),
+               .cublaslt = has_cublas_lt()};
   if (auto ok = impose_limits(d); !ok) return ok.error();
   return d;
 }
