@@ -65,9 +65,10 @@ std::vector<std::string> conversion_notes(const std::string& path, std::span<con
 
 std::string library_note() {
   if (cuda::has_cublas_lt()) return "";
-  return fmt::format("{} was not found: long prompts take kernels in 8 bits for quantised tensors and slow ones for F16 "
-                     "and BF16; it comes with NVIDIA's package libcublas or PyPI's nvidia-cublas (LD_LIBRARY_PATH)",
-                     cuda::cublas_lt_name());
+  return fmt::format(
+      "{} was not found: long prompts take kernels in 8 bits for quantised tensors and slow ones for F16 "
+      "and BF16; it comes with NVIDIA's package libcublas or PyPI's nvidia-cublas (LD_LIBRARY_PATH)",
+      cuda::cublas_lt_name());
 }
 
 Result<std::unique_ptr<Engine>> open_cuda_engine(LoadedModel model, const EngineConfig& c) {

@@ -35,10 +35,10 @@ const char* cublas_lt_name() { return FACET_CUBLAS_LT; }
 }  // namespace facet::cuda
 
 // What the program calls by the library's own names, passed on. Whoever has not asked has_cublas_lt() gets a status.
-#define FACET_PASS_ON(name, parameters, ...)                             \
-  cublasStatus_t name parameters {                                       \
-    static auto* const f = facet::cuda::find(&name, #name);              \
-    return f ? f(__VA_ARGS__) : CUBLAS_STATUS_NOT_INITIALIZED;           \
+#define FACET_PASS_ON(name, parameters, ...)                   \
+  cublasStatus_t name parameters {                             \
+    static auto* const f = facet::cuda::find(&name, #name);    \
+    return f ? f(__VA_ARGS__) : CUBLAS_STATUS_NOT_INITIALIZED; \
   }
 extern "C" {
 FACET_PASS_ON(cublasLtCreate, (cublasLtHandle_t * handle), handle)
@@ -50,8 +50,8 @@ FACET_PASS_ON(cublasLtMatmulDescSetAttribute,
               (cublasLtMatmulDesc_t op, cublasLtMatmulDescAttributes_t attribute, const void* value, size_t bytes), op,
               attribute, value, bytes)
 FACET_PASS_ON(cublasLtMatrixLayoutCreate,
-              (cublasLtMatrixLayout_t * layout, cudaDataType type, uint64_t rows, uint64_t cols, int64_t stride), layout,
-              type, rows, cols, stride)
+              (cublasLtMatrixLayout_t * layout, cudaDataType type, uint64_t rows, uint64_t cols, int64_t stride),
+              layout, type, rows, cols, stride)
 FACET_PASS_ON(cublasLtMatrixLayoutDestroy, (cublasLtMatrixLayout_t layout), layout)
 FACET_PASS_ON(cublasLtMatmulPreferenceCreate, (cublasLtMatmulPreference_t * preference), preference)
 FACET_PASS_ON(cublasLtMatmulPreferenceDestroy, (cublasLtMatmulPreference_t preference), preference)

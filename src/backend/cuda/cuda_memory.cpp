@@ -13,7 +13,7 @@ Status Cuda::usable(int gpu) {
   if (const cudaError_t e = cudaGetDeviceCount(&n); e != cudaSuccess || n == 0)
     return Error{"--backend cuda",
                  fmt::format("no NVIDIA GPU can be used: {}", e != cudaSuccess ? cudaGetErrorString(e) : "none found"),
-                 "install a driver for CUDA 12.8 or newer, or use --backend cpu"};
+                 fmt::format("install a driver for CUDA {} or newer, or use --backend cpu", CUDART_VERSION / 1000)};
   if (gpu < 0 || gpu >= n)
     return Error{"--gpu", fmt::format("expected 0 to {}, found {}", n - 1, gpu), "nvidia-smi lists them"};
   cudaDeviceProp p;
