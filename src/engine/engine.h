@@ -143,6 +143,11 @@ struct Usage {
   int decode_steps = 0, rounds = 0;                    // steps after the prompt; of them, with a draft
   int decoded = 0;                                     // tokens of those steps, with the one that ends the answer
   std::vector<int> offered_at = {}, accepted_at = {};  // [k]: rounds that reached draft k + 1 of a path; it was right
+  struct Method {                                      // the same, of one method
+    std::string name = {};
+    std::vector<int> offered_at = {}, accepted_at = {};
+  };
+  std::vector<Method> by_method = {};  // in the order of their first rounds
   struct Change {
     int at = 0;               // tokens generated before
     std::string method = {};  // "dflash", "mtp", "none"

@@ -185,10 +185,8 @@ class Speculator {
     ++u.rounds;
     u.drafted += r.tree.size() - 1;
     u.accepted += kept;
-    u.offered_at.resize(std::max(u.offered_at.size(), size_t(offered)));
-    u.accepted_at.resize(u.offered_at.size());
-    for (int k = 0; k < std::min(offered, kept + 1); ++k)
-      ++u.offered_at[size_t(k)], u.accepted_at[size_t(k)] += k < kept;
+    count(u, offered, kept);
+    count(of_method(u, method(s)), offered, kept);
     return r.accepted;
   }
 
@@ -394,6 +392,17 @@ class Speculator {
     int most = 0;
     for (const int16_t d : r.tree.depth) most = std::max(most, int(d));
     return most;
+  }
+  // to: of an answer, or of one method in it.
+  static void count(auto& to, int offered, int kept) {
+    to.offered_at.resize(std::max(to.offered_at.size(), size_t(offered)));
+    to.accepted_at.resize(to.offered_at.size());
+    for (int k = 0; k < std::min(offered, kept + 1); ++k)
+      ++to.offered_at[size_t(k)], to.accepted_at[size_t(k)] += k < kept;
+  }
+  static Usage::Method& of_method(Usage& u, std::string_view name) {
+    const auto at = std::find_if(u.by_method.begin(), u.by_method.end(), [&](const auto& m) { return m.name == name; });
+    return at != u.by_method.end() ? *at : u.by_method.emplace_back(Usage::Method{.name = std::string(name)});
   }
   // The grammar's text comes here and there beside a drafter, and goes on where none pays.
   static void note(Usage& u, int generated, std::string_view name) {

@@ -69,6 +69,13 @@ void Metrics::refused(int status) {
   ++refused_[status];
 }
 
+void Metrics::Places::add(const std::vector<int>& offered_at, const std::vector<int>& accepted_at) {
+  const size_t n = std::max(offered.size(), offered_at.size());
+  offered.resize(n), accepted.resize(n);
+  for (size_t k = 0; k < offered_at.size(); ++k)
+    offered[k] += uint64_t(offered_at[k]), accepted[k] += uint64_t(accepted_at[k]);
+}
+
 void Metrics::ended(const char* kind, const char* stop, const Usage& u) {
   const std::lock_guard lock(mutex_);
   ++ended_[{kind, stop}];
@@ -77,10 +84,8 @@ void Metrics::ended(const char* kind, const char* stop, const Usage& u) {
   rounds_ += uint64_t(u.rounds), drafted_ += uint64_t(u.drafted), accepted_ += uint64_t(u.accepted);
   parked_ += uint64_t(u.parked);
   longest_ = std::max(longest_, u.prompt + u.generated);
-  const size_t n = std::max(offered_at_.size(), u.offered_at.size());
-  offered_at_.resize(n), accepted_at_.resize(n);
-  for (size_t k = 0; k < u.offered_at.size(); ++k)
-    offered_at_[k] += uint64_t(u.offered_at[k]), accepted_at_[k] += uint64_t(u.accepted_at[k]);
+  places_.add(u.offered_at, u.accepted_at);
+  for (const Usage::Method& m : u.by_method) by_method_[m.name].add(m.offered_at, m.accepted_at);
   queue_.observe(u.queue_s);
   if (u.prompt > 0) cached_.observe(double(u.cached) / u.prompt);
 }
@@ -125,12 +130,14 @@ void Metrics::write_own(std::string& out, const Gauges& now) const {
   counter(out, "facet_draft_rounds_total", "Steps of a sequence with a draft.", rounds_);
   counter(out, "facet_draft_tokens_total", "Drafted tokens that were verified.", drafted_);
   counter(out, "facet_draft_accepted_tokens_total", "Of them, tokens of an answer.", accepted_);
-  const auto by_place = [&](std::string_view name, std::string_view help, const std::vector<uint64_t>& n) {
-    if (!n.empty()) head(out, name, help, "counter");
-    for (size_t k = 0; k < n.size(); ++k) out += fmt::format("{}{{place=\"{}\"}} {}\n", name, k + 1, n[k]);
+  const auto by_place = [&](std::string_view name, std::string_view help, std::vector<uint64_t> Places::*of) {
+    if (!by_method_.empty()) head(out, name, help, "counter");
+    for (const auto& [method, places] : by_method_)
+      for (size_t k = 0; k < (places.*of).size(); ++k)
+        out += fmt::format("{}{{method=\"{}\",place=\"{}\"}} {}\n", name, method, k + 1, (places.*of)[k]);
   };
-  by_place("facet_draft_offered_at_total", "Rounds that came to the draft at this place.", offered_at_);
-  by_place("facet_draft_accepted_at_total", "Of them, those where it was right.", accepted_at_);
+  by_place("facet_draft_offered_at_total", "Rounds that came to a method's draft at this place.", &Places::offered);
+  by_place("facet_draft_accepted_at_total", "Of them, those where it was right.", &Places::accepted);
 }
 
 void Metrics::write_compatible(std::string& out, const Gauges& now) const {
@@ -160,10 +167,11 @@ void Metrics::write_compatible(std::string& out, const Gauges& now) const {
     counter(out, prefix + "_num_drafts_total", help, rounds_);
     counter(out, prefix + "_num_draft_tokens_total", help, drafted_);
     counter(out, prefix + "_num_accepted_tokens_total", help, accepted_);
-    if (accepted_at_.empty()) continue;
+    if (places_.accepted.empty()) continue;
     head(out, prefix + "_num_accepted_tokens_per_pos_total", help, "counter");
-    for (size_t k = 0; k < accepted_at_.size(); ++k)
-      out += fmt::format("{}_num_accepted_tokens_per_pos_total{{position=\"{}\"}} {}\n", prefix, k, accepted_at_[k]);
+    for (size_t k = 0; k < places_.accepted.size(); ++k)
+      out +=
+          fmt::format("{}_num_accepted_tokens_per_pos_total{{position=\"{}\"}} {}\n", prefix, k, places_.accepted[k]);
   }
   first_.write(out, "vllm:time_to_first_token_seconds", vllm);
   between_.write(out, "vllm:inter_token_latency_seconds", vllm);

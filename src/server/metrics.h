@@ -48,7 +48,12 @@ class Metrics {
   std::map<int, uint64_t> refused_ = {};
   uint64_t prompt_tokens_ = 0, cached_tokens_ = 0, generated_ = 0, parked_ = 0, steps_ = 0, sequences_ = 0;
   uint64_t rounds_ = 0, drafted_ = 0, accepted_ = 0;
-  std::vector<uint64_t> offered_at_ = {}, accepted_at_ = {};
+  struct Places {  // [k]: rounds that came to draft k + 1; it was right
+    std::vector<uint64_t> offered = {}, accepted = {};
+    void add(const std::vector<int>& offered_at, const std::vector<int>& accepted_at);
+  };
+  Places places_ = {};  // of all methods
+  std::map<std::string, Places> by_method_ = {};
   double prefill_s_ = 0, decode_s_ = 0;
   int longest_ = 0;  // tokens of a prompt with its answer
   Histogram first_, between_, queue_, step_, cached_;

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
 """What conversations keep of what was computed for them, and who waits for whom: cache_test.py PROGRAM [unittest arguments]."""
+import http.client
 import json
 import os
 import pathlib
@@ -124,6 +125,44 @@ class Waiting(unittest.TestCase):
             self.assertLess(waited, 4 * per_step + .2)
             if max(done) - asked > 20 * per_step:  # else they were read before it came
                 self.assertLess(waited, (max(done) - asked) / 4)
+        finally:
+            s.stop()
+
+    def test_gaps_of_a_reader_beside_long_prompts(self):
+        """A step beside a reader is no longer than --max-stall (50 ms) by the times that are known (docs/server.md)."""
+        rng = random.Random(3)
+        s = Server("-c", "8192", "--parallel", "2", "--draft", "none", "--chunk", "4096")
+        try:
+            times, reading, done = [], threading.Event(), threading.Event()
+
+            def read():
+                c = http.client.HTTPConnection("127.0.0.1", s.port, timeout=120)
+                c.request("POST", "/v1/completions", json.dumps({"prompt": "Hello", "temperature": 0, "ignore_eos": True, "stream": True}))
+                r = c.getresponse()
+                while not done.is_set() and r.readline():
+                    times.append(time.time())
+                    reading.set()
+                c.close()
+
+            reader = threading.Thread(target=read)
+            reader.start()
+            reading.wait(60)
+            spans = []
+            for n in (1000, 4000):  # the first one teaches what steps take
+                start = time.time()
+                s.completion([rng.randrange(300, 2000) for _ in range(n)], max_tokens=1)
+                spans.append((start, time.time()))
+            done.set()
+            reader.join()
+            start, end = spans[1]
+            gaps = sorted(b - a for a, b in zip(times, times[1:]) if start <= a and b <= end)
+            last = gaps[int(.99 * (len(gaps) - 1))]
+            print(f"a reader beside a prompt of 4,000 tokens ({end - start:.1f} s): {len(gaps)} gaps, median {1e3 * gaps[len(gaps) // 2]:.0f} ms, "
+                  f"99 % {1e3 * last:.0f} ms, longest {1e3 * gaps[-1]:.0f} ms")
+            self.assertGreater(len(gaps), 8)
+            # As much again for a machine that has other things to do, as above.
+            self.assertLess(last, 2 * .05 * 1.1 + .2)
+            self.assertLess(gaps[len(gaps) // 2], 2 * .05 * 1.1)
         finally:
             s.stop()
 

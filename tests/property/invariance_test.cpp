@@ -345,6 +345,58 @@ TEST(Pages, RingsDoNotGrowAndSnapshotsShare) {
   }
 }
 
+// Whatever came and went, the memory holds what it held when it was new: whole sequences in every slot.
+TEST(Pages, NothingFragments) {
+  const TinyFile file;
+  KvPlan p = plan();
+  p.max_ctx = 2048, p.snapshots = 1;
+  Harness<CpuRef> h(file.path(), p);
+  KvCache& c = h.cache();
+  const int64_t none = c.pool().used();
+  const auto fill = [&] {
+    for (int slot = 0; slot < 4; ++slot)
+      while (c.len(slot) < p.max_ctx) {
+        const int n = std::min(96, p.max_ctx - c.len(slot));
+        must(c.prepare(slot, n));
+        c.commit(slot, n);
+      }
+    const int64_t all = c.pool().used();
+    for (int slot = 0; slot < 4; ++slot) c.release(slot);
+    EXPECT_EQ(c.pool().used(), none);
+    return all;
+  };
+  const int64_t fresh = fill();
+  std::mt19937 rng(1);
+  int steps = 0, forks = 0, rewinds = 0;
+  for (int i = 0; i < 5000; ++i) {
+    const int slot = int(rng() % 4), other = int(rng() % 4);
+    const int len = c.len(slot), n = 1 + int(rng() % 96);
+    switch (rng() % 8) {
+      case 0:
+        c.release(slot);
+        break;
+      case 1:
+        if (slot == other || len == 0) break;
+        c.release(other);
+        forks += bool(c.fork(slot, other));
+        break;
+      case 2:
+        rewinds += c.rewind(slot, std::max(0, len - int(rng() % 16))) == Rewind::kDone;
+        break;
+      default:
+        if (len + n > p.max_ctx) break;
+        must(c.prepare(slot, n));
+        c.commit(slot, n);
+        ++steps;
+    }
+  }
+  EXPECT_TRUE(steps > 1000 && forks > 100 && rewinds > 100) << steps << " " << forks << " " << rewinds;
+  EXPECT_LE(c.pool().peak(), c.pool().budget());
+  for (int slot = 0; slot < 4; ++slot) c.release(slot);
+  EXPECT_EQ(c.pool().used(), none) << "all is given back";
+  EXPECT_EQ(fill(), fresh);
+}
+
 // A copy of a sequence's parts goes on like the sequence.
 TYPED_TEST(Property, PartsAreAllThereIs) {
   const TinyFile file(suited<TypeParam>());

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <set>
 
+#include "grammar/grammar.h"
 #include "support/sanitized.h"
 #include "support/scripted_drafter.h"
 #include "tokenizer/tokenizer.h"
@@ -127,6 +128,35 @@ TEST_P(ShippedDrafting, KeptRowsDraftAsWell) {
   const double share = double(a.usage.accepted) / double(std::max<int64_t>(1, a.usage.drafted));
   std::printf("%s %s: %.2f of the drafts are right\n", name.c_str(), kind.c_str(), share);
   EXPECT_GT(share, kLeastRight);
+}
+
+// Under a schema drafts are worth more than without: its names and punctuation come as they were drafted.
+TEST(SchemaDrafting, TakesHalfTheSteps) {
+  const std::string model = model_path("facet-nano-Q8_0.gguf");
+  const EngineConfig c = config(model, KvType::kF16, 1);
+  auto plain = must(Engine::open(c));
+  Request r{
+      .prompt = plain->tokenizer()->encode("<bos><|turn>user\nThe teacher Maria is 40 years old and lives in Jekburg. "
+                                           "Write job, age, name and city as JSON.<turn|>\n<|turn>model\n"
+                                           "<|channel>thought\n<channel|>",
+                                           false, true),
+      .max_tokens = 80,
+      .sampling = {.temperature = 0},
+      .grammar = must(compile_json_schema(R"({"type":"object","properties":{"job":{"type":"string"},
+          "age":{"type":"integer"},"name":{"type":"string"},"city":{"type":"string"}},
+          "required":["job","age","name","city"],"additionalProperties":false})"))};
+  const Answer want = answers(*plain, {r})[0];
+  EXPECT_EQ(want.why, Stop::kEos) << want.error;
+  const GrammarVocab vocab(*plain->tokenizer());
+  EXPECT_EQ(GrammarState(r.grammar).accepts(vocab, want.tokens), want.tokens.size());
+  for (const char* kind : {"dflash", "mtp"}) {
+    EngineConfig d = c;
+    d.draft = {.files = {find_drafter_beside(model, kind).path}, .max = 4, .min = 4};
+    const Answer got = answers(*must(Engine::open(d)), {r})[0];
+    EXPECT_EQ(got.tokens, want.tokens) << kind;
+    std::printf("%s: %d steps instead of %d\n", kind, got.usage.decode_steps, want.usage.decode_steps);
+    EXPECT_LT(2 * got.usage.decode_steps, want.usage.decode_steps) << kind;
+  }
 }
 
 // An MTP head reads the target's rows, so its queries are made for their layout: its drafts are as good in both.

@@ -466,6 +466,10 @@ TYPED_TEST(Speculation, CountsWhatItDoes) {
   EXPECT_EQ(u.decoded, u.generated - 1);
   EXPECT_EQ(u.decoded, u.decode_steps + u.accepted) << "each step adds what it accepts and a token of its own";
   EXPECT_EQ(u.methods.front().method, "script");
+  ASSERT_EQ(u.by_method.size(), 1u);
+  EXPECT_EQ(u.by_method[0].name, "script");
+  EXPECT_EQ(u.by_method[0].offered_at, u.offered_at);
+  EXPECT_EQ(u.by_method[0].accepted_at, u.accepted_at);
 }
 
 // --- planted bugs

@@ -90,6 +90,7 @@ TEST(Metrics, AreWellFormed) {
   Usage u{.prompt = 100, .cached = 60, .generated = 20};
   u.queue_s = .5, u.prefill_s = .2, u.decode_s = .4, u.rounds = 5, u.drafted = 10, u.accepted = 7;
   u.offered_at = {5, 4}, u.accepted_at = {4, 3};
+  u.by_method = {{"dflash", {3, 3}, {3, 2}}, {"mtp", {2, 1}, {1, 1}}};
   m.ended("chat", "eos", u);
   m.ended("completion", "length", u);
   for (const bool compatible : {false, true}) {
@@ -99,9 +100,10 @@ TEST(Metrics, AreWellFormed) {
          {"facet_prompt_tokens_total 200\n", "facet_prompt_tokens_cached_total 120\n",
           "facet_requests_total{kind=\"chat\",stop=\"eos\"} 1\n", "facet_requests_running 1\n",
           "facet_time_between_tokens_seconds_bucket{le=\"0.01\"} 3\n", "facet_time_between_tokens_seconds_sum 0.03\n",
-          "facet_queue_seconds_count 2\n", "facet_draft_accepted_at_total{place=\"2\"} 6\n",
-          "facet_step_seconds_count 1\n", "facet_prompt_cached_ratio_bucket{le=\"0.6\"} 2\n",
-          "facet_health_state{state=\"ok\"} 1\n", "facet_requests_refused_total{status=\"503\"} 1\n"})
+          "facet_queue_seconds_count 2\n", "facet_draft_accepted_at_total{method=\"dflash\",place=\"2\"} 4\n",
+          "facet_draft_offered_at_total{method=\"mtp\",place=\"1\"} 4\n", "facet_step_seconds_count 1\n",
+          "facet_prompt_cached_ratio_bucket{le=\"0.6\"} 2\n", "facet_health_state{state=\"ok\"} 1\n",
+          "facet_requests_refused_total{status=\"503\"} 1\n"})
       EXPECT_NE(text.find(line), std::string::npos) << line << text;
     for (const char* line : {"llamacpp:prompt_tokens_total 80\n", "llamacpp:requests_deferred 2\n",
                              "vllm:spec_decode_num_accepted_tokens_per_pos_total{position=\"1\"} 6\n",
