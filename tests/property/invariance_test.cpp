@@ -349,7 +349,7 @@ TEST(Pages, RingsDoNotGrowAndSnapshotsShare) {
 TEST(Pages, NothingFragments) {
   const TinyFile file;
   KvPlan p = plan();
-  p.max_ctx = 2048, p.snapshots = 1;
+  p.max_ctx = 2048, p.max_seq = 4;
   Harness<CpuRef> h(file.path(), p);
   KvCache& c = h.cache();
   const int64_t none = c.pool().used();

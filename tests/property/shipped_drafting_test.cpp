@@ -142,9 +142,9 @@ TEST(SchemaDrafting, TakesHalfTheSteps) {
                                            false, true),
       .max_tokens = 80,
       .sampling = {.temperature = 0},
-      .grammar = must(compile_json_schema(R"({"type":"object","properties":{"job":{"type":"string"},
+      .grammar = must(compile_json_schema(std::string_view(R"({"type":"object","properties":{"job":{"type":"string"},
           "age":{"type":"integer"},"name":{"type":"string"},"city":{"type":"string"}},
-          "required":["job","age","name","city"],"additionalProperties":false})"))};
+          "required":["job","age","name","city"],"additionalProperties":false})")))};
   const Answer want = answers(*plain, {r})[0];
   EXPECT_EQ(want.why, Stop::kEos) << want.error;
   const GrammarVocab vocab(*plain->tokenizer());
