@@ -27,7 +27,7 @@ BELOW = {
 }
 # Rooms of backend/cuda, from the lowest up: one may include those before it. A room is a folder of kernels/, or a file and
 # its header.
-CUDA_ROOMS = ["device", "kernels/common", "kernels/kv_move", "kernels/probe", "kernels/route", "kernels/matmul",
+CUDA_ROOMS = ["cublas_lt", "device", "kernels/common", "kernels/kv_move", "kernels/probe", "kernels/route", "kernels/matmul",
               "kernels/attend", "kernels/moe", "kernels/embed_row", "kernels/ops", "kernels/exchange", "kernels/sample", "kernels/draw",
               "loader", "gemm", "activations", "graphs", "step_arrays", "sampler", "cuda", "weights", "cuda_memory",
               "cuda_products", "cuda_link"]
