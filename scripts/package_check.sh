@@ -10,7 +10,7 @@ source scripts/setup.sh
 facet_install debootstrap zstd
 roots=${FACET_ROOTS:-$(mktemp -d)}
 mirror=${FACET_MIRROR:-http://deb.debian.org/debian}
-deb=$(echo build/package/facet_*.deb) archive=$(echo build/package/facet-*.tar.zst)
+deb=$(echo build/package/facet*.deb) archive=$(echo build/package/facet-*.tar.zst)  # of either program
 [ -f "$deb" ] && [ -f "$archive" ] || { echo "no packages in build/package: run scripts/package.sh" >&2; exit 1; }
 
 # talk ROOT PROGRAM: a short chat, without the build's own files in reach.
@@ -30,7 +30,7 @@ for suite in "${@:-bookworm trixie}"; do for s in $suite; do
   cp "$deb" "$root/facet.deb"
   chroot "$root" dpkg -i /facet.deb >/dev/null
   talk "$root" facet
-  chroot "$root" dpkg -P facet >/dev/null
+  chroot "$root" dpkg -P "$(dpkg-deb -f "$deb" Package)" >/dev/null
   [ ! -e "$root/usr/share/facet" ] || { echo "$s: files are left after removal"; exit 1; }
   rm -rf "$root/opt/facet" && mkdir -p "$root/opt/facet"
   tar --zstd -xf "$archive" -C "$root/opt/facet" --strip-components=1

@@ -208,7 +208,7 @@ c = 256
         self.assertNotIn("models", r.ask("GET", "/health")[1])
         status, body = r.ask("POST", "/v1/completions", {"model": "tiny", "prompt": "x", "max_tokens": 2}, {"Authorization": "Bearer secret"})
         self.assertEqual(status, 200, body)
-        self.assertIn("key=anna", r.log_text())
+        r.wait_log("key=anna")
         # Nobody else can reach the process: it listens nowhere.
         pid = children(r.process.pid)["tiny"]
         links = [os.readlink(f"/proc/{pid}/fd/{f}") for f in os.listdir(f"/proc/{pid}/fd")]
