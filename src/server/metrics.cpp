@@ -84,7 +84,6 @@ void Metrics::ended(const char* kind, const char* stop, const Usage& u) {
   rounds_ += uint64_t(u.rounds), drafted_ += uint64_t(u.drafted), accepted_ += uint64_t(u.accepted);
   parked_ += uint64_t(u.parked);
   longest_ = std::max(longest_, u.prompt + u.generated);
-  places_.add(u.offered_at, u.accepted_at);
   for (const Usage::Method& m : u.by_method) by_method_[m.name].add(m.offered_at, m.accepted_at);
   queue_.observe(u.queue_s);
   if (u.prompt > 0) cached_.observe(double(u.cached) / u.prompt);
@@ -140,6 +139,15 @@ void Metrics::write_own(std::string& out, const Gauges& now) const {
   by_place("facet_draft_accepted_at_total", "Of them, those where it was right.", &Places::accepted);
 }
 
+std::vector<uint64_t> Metrics::accepted_at() const {
+  std::vector<uint64_t> n;
+  for (const auto& [method, places] : by_method_) {
+    n.resize(std::max(n.size(), places.accepted.size()));
+    for (size_t k = 0; k < places.accepted.size(); ++k) n[k] += places.accepted[k];
+  }
+  return n;
+}
+
 void Metrics::write_compatible(std::string& out, const Gauges& now) const {
   const std::string_view as = "As llama-server has it.";
   counter(out, "llamacpp:prompt_tokens_total", as, prompt_tokens_ - cached_tokens_);
@@ -167,11 +175,11 @@ void Metrics::write_compatible(std::string& out, const Gauges& now) const {
     counter(out, prefix + "_num_drafts_total", help, rounds_);
     counter(out, prefix + "_num_draft_tokens_total", help, drafted_);
     counter(out, prefix + "_num_accepted_tokens_total", help, accepted_);
-    if (places_.accepted.empty()) continue;
+    const std::vector<uint64_t> accepted = accepted_at();
+    if (accepted.empty()) continue;
     head(out, prefix + "_num_accepted_tokens_per_pos_total", help, "counter");
-    for (size_t k = 0; k < places_.accepted.size(); ++k)
-      out +=
-          fmt::format("{}_num_accepted_tokens_per_pos_total{{position=\"{}\"}} {}\n", prefix, k, places_.accepted[k]);
+    for (size_t k = 0; k < accepted.size(); ++k)
+      out += fmt::format("{}_num_accepted_tokens_per_pos_total{{position=\"{}\"}} {}\n", prefix, k, accepted[k]);
   }
   first_.write(out, "vllm:time_to_first_token_seconds", vllm);
   between_.write(out, "vllm:inter_token_latency_seconds", vllm);

@@ -42,6 +42,7 @@ class Metrics {
  private:
   void write_own(std::string& out, const Gauges& now) const;
   void write_compatible(std::string& out, const Gauges& now) const;
+  std::vector<uint64_t> accepted_at() const;  // [k]: of all methods, drafts k + 1 that were right
 
   mutable std::mutex mutex_;
   std::map<std::pair<std::string, std::string>, uint64_t> ended_ = {};  // by kind and stop
@@ -52,7 +53,6 @@ class Metrics {
     std::vector<uint64_t> offered = {}, accepted = {};
     void add(const std::vector<int>& offered_at, const std::vector<int>& accepted_at);
   };
-  Places places_ = {};  // of all methods
   std::map<std::string, Places> by_method_ = {};
   double prefill_s_ = 0, decode_s_ = 0;
   int longest_ = 0;  // tokens of a prompt with its answer

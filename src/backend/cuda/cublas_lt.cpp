@@ -3,8 +3,6 @@
 #include <cublasLt.h>
 #include <dlfcn.h>
 
-#include <string>
-
 #define FACET_TEXT(x) #x
 #define FACET_TEXT_OF(x) FACET_TEXT(x)
 #define FACET_CUBLAS_LT "libcublasLt.so." FACET_TEXT_OF(CUBLAS_VER_MAJOR)
