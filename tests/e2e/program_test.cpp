@@ -179,7 +179,8 @@ TEST(Program, TokensFromTextToFileToPrompt) {
 // A line for each draft: its sums are those that the program prints.
 TEST(Program, TracesDrafts) {
   const TempDir dir;
-  const Ran r = shell("run -p 'Count from 1 to 20.' --temp 0 -c 512 -n 40 --spec-trace " + dir.file("t.jsonl"), true);
+  const Ran r = shell(
+      "run -p 'Count from 1 to 20.' --draft-min 1 --temp 0 -c 512 -n 40 --spec-trace " + dir.file("t.jsonl"), true);
   EXPECT_EQ(r.rc, 0) << r.out;
   std::ifstream in(dir.file("t.jsonl"));
   int drafted = 0, accepted = 0, rounds = 0;
