@@ -43,10 +43,14 @@ class RegexDfa {
     const uint32_t start = state(), accept = state();
     emit(r, start, accept);
     if (full_) return too_large();
+    std::erase_if(anything_, [&](uint32_t head) {
+      const std::vector<uint32_t> reached = close({head});
+      return !std::binary_search(reached.begin(), reached.end(), accept);
+    });
     CharDfa out;
     Numbers<std::vector<uint32_t>> sets;
     size_t weight = 0;
-    sets.of(close({start}));
+    sets.of(reach({start}));
     for (size_t i = 0; i < sets.keys.size(); ++i) {
       const std::vector<uint32_t> set = sets.keys[i];
       weight += set.size();
@@ -69,7 +73,7 @@ class RegexDfa {
         if (to.empty()) continue;
         CharSet on;
         on.add(bounds[k], bounds[k + 1] - 1);
-        add_edge(s, on, sets.of(close(to)));
+        add_edge(s, on, sets.of(reach(std::move(to))));
       }
       out.states.push_back(std::move(s));
     }
@@ -113,6 +117,7 @@ class RegexDfa {
         if (r.max == kUnbounded) {
           const uint32_t head = state(), tail = state();
           nfa_[from].epsilon.push_back(head);
+          if (r.items[0].kind == Regex::Kind::kSet && r.items[0].set == CharSet::all()) anything_.push_back(head);
           emit(r.items[0], head, tail);
           nfa_[tail].epsilon.push_back(head);
           from = head;
@@ -140,9 +145,17 @@ class RegexDfa {
     std::sort(out.begin(), out.end());
     return out;
   }
+  // The states reached by these; where one of them accepts whatever follows, it alone.
+  std::vector<uint32_t> reach(std::vector<uint32_t> from) {
+    std::vector<uint32_t> out = close(std::move(from));
+    for (const uint32_t head : anything_)
+      if (std::binary_search(out.begin(), out.end(), head)) return close({head});
+    return out;
+  }
 
   std::vector<Node> nfa_;
   std::vector<uint32_t> seen_;
+  std::vector<uint32_t> anything_;  // heads of .* that nothing has to follow
   uint32_t stamp_ = 0;
   bool full_ = false;
 };

@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include "grammar/char_dfa.h"
 #include "grammar/grammar.h"
 #include "support/grammar_walk.h"
 
@@ -68,6 +69,7 @@ TEST(GrammarSchema, Texts) {
       {R"({"enum":["abc","b"],"maxLength":2})", {R"("b")"}, {R"("abc")"}},
       {R"({"allOf":[{"minimum":3},{"maximum":5,"type":"integer"}]})", {"3", "5"}, {"2", "6", "3.5"}},
       {R"({"type":"string","pattern":"^a.c$"})", {R"("abc")", R"("a\"c")"}, {R"("abcd")", R"("a\nc")"}},
+      {R"({"type":"string","pattern":"a[^c]*b|^x$"})", {R"("-a--b-a")", R"("x")"}, {R"("ba")", R"("-acb")", R"("xx")"}},
       {R"({"type":"string","pattern":"b+","maxLength":3})", {R"("abc")", R"("bb")"}, {R"("aaa")", R"("abbbb")"}},
       {R"({"type":"string","format":"date"})", {R"("2024-02-29")"}, {R"("2023-02-29")", R"("2024-13-01")"}},
       {R"({"type":"string","format":"ipv6"})", {R"("::1")", R"("2001:db8::1:2")"}, {R"("1::2::3")", R"(":1")"}},
@@ -150,6 +152,17 @@ TEST(GrammarSchema, StringsTogetherAreLimited) {
   ASSERT_FALSE(many);
   EXPECT_NE(many.error().what.find("maxLength: expected at most 100000 states"), std::string::npos)
       << many.error().message();
+}
+
+// What follows the first match of a search is free, so it takes one state, and not all of the search again.
+TEST(GrammarRegex, ASearchEndsAtItsFirstMatch) {
+  const auto states = [](const char* text) {
+    return must(grammar::CharDfa::regex(must(grammar::parse_regex(text, grammar::RegexMatch::kSearch)))).states.size();
+  };
+  EXPECT_EQ(states("abcabd"), 7u);
+  EXPECT_EQ(states("^abcabd"), 7u);
+  EXPECT_EQ(states("abcabd$"), 7u) << "the end has to be found: every way on is looked at";
+  EXPECT_EQ(states("abcd|abce"), 5u);
 }
 
 TEST(GrammarRegex, TextsAndErrors) {
