@@ -117,7 +117,6 @@ struct EngineDebug {
   // whatever comes out.
   std::vector<float> forced_drafts = {};
   std::chrono::microseconds slow_copies{0};  // of states, in host memory: what a piece of a copy takes at least
-  bool map_ahead = true;  // pages of forks that are kept, after every step; else when they are wanted
 };
 
 enum class Stop : uint8_t { kEos, kLength, kContext, kCancelled, kError, kLoop };

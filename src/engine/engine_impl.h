@@ -418,7 +418,7 @@ class EngineImpl final : public Engine, SessionMemory {
 
   // What forks that are kept still lack (KvCache::fork), a little after every step.
   void wake_some() {
-    int64_t pages = model_.debug.map_ahead ? runner_->pool->pages_a_step() : 0;
+    int64_t pages = runner_->pool->pages_a_step();
     for (SlotId s = 0; pages > 0 && s < sessions_->size(); ++s) {
       if (sessions_->at(s).use != Session::Use::kIdle) continue;
       const auto n = cache().wake_some(s, pages);

@@ -263,30 +263,6 @@ TEST(CacheLaw, HoldsAfterParking) {
   for (const Case& c : cases) check_parking(c);
 }
 
-// A page of rows is full with the prompt, so that a request that gets no other is parked with one token of its answer.
-// It goes on from the snapshot of its prompt: a fork that nothing wanted before, and drafts are the first to read its
-// rows.
-TEST(CacheLaw, AnswersGoOnInForksThatSleep) {
-  EngineConfig e = config({kModels[0], "mtp", KvType::kF16, 4, false});
-  e.cache_ram = 0;
-  e.snapshots = 0;
-  auto roomy = must(Engine::open(e));
-  std::vector<Request> r = of(talks(*roomy, 4), &Talk::first);
-  for (Request& q : r) q.prompt.resize(256), q.max_tokens = 12;
-  const auto want = ask(*roomy, cold(r));
-  const int64_t used = roomy->cache_stats().gpu.limit;
-  roomy = nullptr;
-  e.snapshots = 8;
-  int parked = 0;
-  for (int percent = 20; percent <= 80; percent += full() ? 1 : 4) {
-    e.kv_memory = used * percent / 100;
-    auto tight = must(Engine::open(e, {.map_ahead = false}));
-    EXPECT_EQ(differences(ask(*tight, r), want, std::nullopt, true, fmt::format("parked at {} %", percent)), 0);
-    parked += int(tight->cache_stats().parked);
-  }
-  EXPECT_GT(parked, 0);
-}
-
 // Copies of states take their time, and no running request's: a reader goes on while two conversations come back, and
 // what goes next was copied before its memory is wanted.
 TEST(CacheLaw, HoldsBesideSlowCopies) {
