@@ -25,13 +25,13 @@
 // attention that was left out of each row, with a bound; a tile with a row beyond it is done again over all rows.
 namespace facet {
 
-constexpr int kSelectRows = 192, kMeanRows = 12, kBlockMeans = kSelectRows / kMeanRows;
+constexpr int kSelectRows = 192, kMeanRows = 8, kBlockMeans = kSelectRows / kMeanRows;
 constexpr int kSelectTokens = 32;
 constexpr int kSelectNear = 512;
 constexpr int kSelectQuestion = 256;  // tokens at a prompt's end that read everything: the question
 constexpr int kSelectLeast = 5;       // blocks
 // Scores of means as scores of single keys: these vary sqrt(kMeanRows) times as much, if they are independent.
-constexpr float kSelectSpread = 3.4641016f;
+constexpr float kSelectSpread = 2.8284271f;
 constexpr float kSelectAlone = .25f;                // of the largest share that one key could have
 constexpr float kSelectDense = .6f;                 // of the blocks: from there on all are read
 constexpr int kSampleSets = 4, kSampleBlocks = 16;  // blocks in equal sets

@@ -71,7 +71,8 @@ struct ScoreShape {
   static constexpr int kQueries = kRows * 2 * E;
   static constexpr int kBytes = kAtParts + kParts > kQueries ? kAtParts + kParts : kQueries;
 };
-constexpr int kTilesAtOnce = 64;  // of means, by one block of threads
+constexpr int kTilesAtOnce = 48;  // of means, by one block of threads
+static_assert(kTilesAtOnce * 32 % kBlockMeans == 0 && kBlockMeans % 8 == 0, "which meet where blocks end");
 
 // Query rows in f16 in the places of K's values; r: of the rows of one K/V head, token after token.
 template <int E, bool kShared>
@@ -144,6 +145,7 @@ __global__ void __launch_bounds__(256) scores_kernel(const __grid_constant__ Sel
     copies_commit();
   };
   load(first_tile);
+  float best[2] = {-INFINITY, -INFINITY};
   for (int tile = first_tile; tile < end_tile; ++tile) {
     copies_wait<0>();
     __syncthreads();
@@ -153,21 +155,23 @@ __global__ void __launch_bounds__(256) scores_kernel(const __grid_constant__ Sel
     if constexpr (kPair == 2)
       add_other_half(score, reinterpret_cast<float4*>(shared + Shape::kAtParts) + warp / 2 * 256, half, warp / 2);
 #pragma unroll
-    for (int b = 0; b < kMeans / kBlockMeans; ++b)
+    for (int n = 0; n < kMeans / 8; ++n) {  // a block's means may lie in two tiles
+      const int eighth = tile * (kMeans / 8) + n, block = eighth / (kBlockMeans / 8);
+      const bool last = eighth % (kBlockMeans / 8) == kBlockMeans / 8 - 1;
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        float best = -INFINITY;
 #pragma unroll
-        for (int n = 2 * b; n < 2 * b + 2; ++n)
-#pragma unroll
-          for (int e = 0; e < 2; ++e)
-            if (tile * kMeans + 8 * n + 2 * c + e < before[h]) best = fmaxf(best, score[n][2 * h + e] * p.scale);
-        best = fmaxf(best, __shfl_xor_sync(~0u, best, 1));
-        best = fmaxf(best, __shfl_xor_sync(~0u, best, 2));
-        const int row = row0 + strip + g + 8 * h, block = tile * (kMeans / kBlockMeans) + b;
+        for (int e = 0; e < 2; ++e)
+          if (eighth * 8 + 2 * c + e < before[h]) best[h] = fmaxf(best[h], score[n][2 * h + e] * p.scale);
+        if (!last) continue;
+        best[h] = fmaxf(best[h], __shfl_xor_sync(~0u, best[h], 1));
+        best[h] = fmaxf(best[h], __shfl_xor_sync(~0u, best[h], 2));
+        const int row = row0 + strip + g + 8 * h;
         if (c == 0 && half == 0 && row < n_row && block < p.to.cap)
-          p.to.score[(int64_t(head) * n_row + row) * p.to.cap + block] = best;
+          p.to.score[(int64_t(head) * n_row + row) * p.to.cap + block] = best[h];
+        best[h] = -INFINITY;
       }
+    }
   }
 }
 
