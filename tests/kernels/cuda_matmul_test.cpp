@@ -100,7 +100,7 @@ TEST(CudaMatmul, RowsOfABatchAreTheirSoloRuns) {
         };
         std::vector<std::vector<std::vector<float>>> solo;
         for (int k = 0; k < kMost; ++k) solo.push_back(run(k, 1));
-        for (const int n : {2, 7, 16, 17, 33, 64, 100, 256})
+        for (const int n : {2, 7, 16, 17, 33, 64, 70, 100, 256})
           for (const int first : {0, kMost - n}) {
             const auto got = run(first, n);
             for (size_t i = 0; i < n_y; ++i)
