@@ -53,24 +53,27 @@ int64_t host_page_bytes(const ModelCfg& m, const KvPlan& p) {
 
 int64_t pool_bytes(const ModelCfg& m, const KvPlan& p, int64_t page, int64_t beyond) {
   auto whole = [&](int64_t n) { return (n + page - 1) / page * page; };
-  int64_t full = 0, rings = 0, parts = 0, k_stage = 0, v_stage = 0;
+  int64_t full = 0, forked = 0, rings = 0, k_stage = 0, v_stage = 0;
   for (size_t l = 0; l < m.layer.size(); ++l) {
     const LayerCfg& c = m.layer[l];
     if (c.query_only) continue;
     const KvRowBytes bytes = kv_row_bytes(m, l, p);
     for (const int64_t row : {bytes.k, bytes.v}) {
       if (row == 0) continue;
-      if (c.window == 0)
-        full += whole((p.max_ctx + beyond) * row), ++parts;
-      else
+      if (c.window == 0) {
+        const int64_t most = whole((p.max_ctx + beyond) * row);
+        full += most;
+        forked += std::min(most, page + whole(beyond * row));  // what a copy shares in part, and what may be read there
+      } else {
         rings += (ring_rows(c, p) * row + 255) / 256 * 256;
+      }
     }
     if (c.window == 0) continue;
     k_stage = std::max(k_stage, bytes.k);
     v_stage = std::max(v_stage, bytes.v);
   }
   const int64_t stage = p.max_step > p.margin ? whole((k_stage + v_stage) * p.max_step) : 0;
-  return p.max_seq * full + p.resident() * whole(rings) + p.snapshots * parts * page + stage;
+  return p.max_seq * full + p.resident() * whole(rings) + p.snapshots * forked + stage;
 }
 
 int64_t MemoryPlan::total() const {

@@ -76,6 +76,33 @@ TEST(Plan, CountsDrafters) {
   }
 }
 
+// A copy of a sequence has pages of its own where it shares one in part and where kernels may read beyond its end: the
+// plan has room for them, however long the sequence is. Rows of E4B's full layers in q8_0, pages of 2 MiB.
+TEST(Plan, CopiesHaveRoomAtEveryLength) {
+  ModelCfg m;
+  m.layer.resize(3);
+  for (LayerCfg& l : m.layer) l.n_kv_head = 2, l.head_dim = 512;
+  KvPlan p{.k = KvType::kQ8_0, .v = KvType::kQ4_0, .max_ctx = 9000};
+  p.max_step = p.margin;
+  constexpr int64_t kPage = 2 << 20;
+  for (const int64_t beyond : {0, 64, 256, 5000}) {
+    const int64_t without = pool_bytes(m, p, kPage, beyond);
+    KvPlan more = p;
+    more.snapshots = 3;
+    const int64_t room = (pool_bytes(m, more, kPage, beyond) - without) / kPage;
+    int64_t most = 0;
+    for (int64_t len = 1; len <= p.max_ctx; ++len) {
+      int64_t n = 0;  // as KvCache counts them
+      for (size_t l = 0; l < m.layer.size(); ++l)
+        for (const int64_t row : {kv_row_bytes(m, l, p).k, kv_row_bytes(m, l, p).v})
+          n += ((len + beyond) * row + kPage - 1) / kPage - len * row / kPage;
+      most = std::max(most, 3 * n);
+    }
+    EXPECT_LE(most, room) << beyond;
+    EXPECT_LE(room, most + int64_t(3 * 2 * m.layer.size())) << beyond << ": more than a page too many";
+  }
+}
+
 // Full layers whose K is V: 640 values a row instead of 1,024, in the plan as in the cache.
 TEST(Plan, SharedRowsTakeFiveEighths) {
   const GgufFile file = must(GgufFile::open(kModels + "facet-nano-Q8_0.gguf"));
