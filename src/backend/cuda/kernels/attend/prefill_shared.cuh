@@ -14,7 +14,7 @@
 #pragma once
 #include "backend/cuda/kernels/attend/prefill_mma.cuh"
 #include "backend/cuda/kernels/attend/prefill_tile.cuh"
-#include "backend/cuda/kernels/common/wgmma_bf16.cuh"
+#include "backend/cuda/kernels/common/wgmma.cuh"
 
 namespace facet::cuda {
 
@@ -27,7 +27,7 @@ struct SharedPrefillShape {
   static constexpr int kRawRow = planar_bytes(T, kSharedCols);
   static constexpr int kAtTile = kRows * 2 * E;
   static constexpr int kAtP = kAtTile + 2 * kTile;  // [rows][keys] f16
-  static constexpr int kAtRaw = kAtP + (kRaw ? 1 : 2) * kRows * 128;
+  static constexpr int kAtRaw = kAtP + kRows * 128;
   static constexpr int kAtM = kAtRaw + (kRaw ? kKeys * kRawRow : 0);  // [2][rows] f32
   static constexpr int kStrideO = 4 * E + 32;                         // the output passes through the same memory
   static constexpr int kWork = kAtM + 2 * kRows * 4, kOut = kRows * kStrideO;
@@ -112,75 +112,7 @@ __global__ void __launch_bounds__(kPrefillThreads, 1)
     __syncthreads();
     load(1, 0);
   }
-  // Rows in f16, two tiles at a time: each warpgroup scores one of them, 48 keys a product, and both multiply their
-  // values by the probabilities of both. A tile's place is loaded again when its values are done with.
-  if constexpr (!Shape::kRaw) load(1, 0);
-  for (int tile = 0; !Shape::kRaw && tile < n_tile; tile += 2) {
-    const int own = tile + half;
-    float score[2 * kScoreTiles][4] = {};
-    copies_wait<1>();
-    publish_to_products();
-    __syncthreads();
-    auto begin_scores = [&] {
-      const uint64_t a = rows_operand(shared), b = rows_operand(tile_of(own));
-      wgmma_begin();
-#pragma unroll
-      for (int ks = 0; ks < E / 16; ++ks)
-        wgmma_rows(score, a + (ks / 4 * kRows * 128 + ks % 4 * 32) / 16, b + (ks / 4 * kKeys * 128 + ks % 4 * 32) / 16,
-                   ks > 0);
-      wgmma_commit();
-    };
-    if (half == 0) begin_scores();
-    copies_wait<0>();
-    publish_to_products();
-    __syncthreads();
-    if (half == 1 && own < n_tile) begin_scores();
-    wgmma_wait(score);
-    float most[2], alpha[2];
-    if (own < n_tile) {
-      const int row = tiles.row(own);
-      mask_scores(score, most, p, t, lane, row, scale, sees_whole_tile(p, t, s.j0 + strip / p.group, row, kKeys));
-    } else {
-      most[0] = most[1] = -INFINITY;
-#pragma unroll
-      for (int n = 0; n < 2 * kScoreTiles; ++n)
-#pragma unroll
-        for (int e = 0; e < 4; ++e) score[n][e] = -INFINITY;
-    }
-    if (c == 0) maxima[half * kRows + strip + g] = most[0], maxima[half * kRows + strip + g + 8] = most[1];
-    asm volatile("bar.sync %0, 64;" ::"r"(1 + strip / 16) : "memory");
-    most[0] = fmaxf(most[0], maxima[(1 - half) * kRows + strip + g]);
-    most[1] = fmaxf(most[1], maxima[(1 - half) * kRows + strip + g + 8]);
-    uint32_t prob[2 * kScoreTiles][2];
-    const bool moved = softmax_scores(score, most, lane, prob, alpha);
-#pragma unroll
-    for (int n = 0; n < 2 * kScoreTiles; ++n)
-#pragma unroll
-      for (int h = 0; h < 2; ++h)
-        *reinterpret_cast<uint32_t*>(shared + Shape::kAtP + half * kRows * 128 +
-                                     tile_at(kRows, strip + g + 8 * h, (8 * n + 2 * c) * 2)) = prob[n][h];
-    publish_to_products();
-    __syncthreads();
-    if (moved) scale_rows(out, alpha);
-    wgmma_begin();
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      if (tile + i < n_tile) {
-        const uint64_t b = columns_operand(tile_of(tile + i) + (Shape::kFirstV + half * 4) * kKeys * 128, kKeys * 128);
-        const uint64_t probs = rows_operand(shared + Shape::kAtP + i * kRows * 128);
-#pragma unroll
-        for (int ks = 0; ks < kKeys / 16; ++ks) wgmma_columns(out, probs + ks * 32 / 16, b + ks * 2048 / 16, 1);
-      }
-      wgmma_commit();
-    }
-    wgmma_wait_older();
-    __syncthreads();  // both are done with the first tile's values
-    load(tile + 2, 0);
-    wgmma_wait(out);
-    __syncthreads();
-    load(tile + 3, 0);
-  }
-  for (int tile = 0; Shape::kRaw && tile < n_tile; ++tile) {
+  for (int tile = 0; tile < n_tile; ++tile) {
     copies_wait<0>();
     publish_to_products();  // the copies or expanded rows, and before the first tile Q
     __syncthreads();

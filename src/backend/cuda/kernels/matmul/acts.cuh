@@ -3,7 +3,6 @@
 
 #include "backend/cuda/kernels/common/mma.cuh"
 #include "backend/cuda/kernels/common/quick_div.cuh"
-#include "backend/cuda/kernels/common/wgmma.cuh"
 #include "backend/cuda/kernels/matmul/layout.h"
 
 // Activations as the tile products (tile_product.cuh) read them: an image of N rows (1, 8 or 16, and in
@@ -15,7 +14,6 @@ constexpr int kActBlock = 256;  // columns that lie together
 // Rows in 8 bits: code = rint(x / scale), scale = largest |x| of 64 columns / 127; in two bytes there is a second code,
 // rint(128 (x / scale - code)). A block of 256 columns after another:
 //   codes   [4 groups of 64][first, second][N][t][16 bytes]: columns 16 k + 4 t.. of the group for k = 0..3
-//           where warpgroups read them (wide_wgmma.cuh): [4 groups][k][N][16 bytes], columns 16 k..
 //   sums    [N][t][2] words: scale times the sum of the codes of columns 32 (t + 4 i).., i = 0, 1, as two bf16 that add
 //           up to it; of second codes a 128th
 //   scales  [4 groups][N] f32
@@ -94,18 +92,10 @@ __device__ __forceinline__ uint32_t scaled_sum(float scale, int sum) {
   return pack_bf16(high, s - high);
 }
 
-// Images for wide products are as warpgroups read them, in a byte a value.
-#if defined(FACET_WGMMA)
-constexpr bool kWarpgroupImages = true;
-#else
-constexpr bool kWarpgroupImages = false;
-#endif
-
 // A warp writes row n of a block of an image of N rows; v: eight columns in bf16, those of lane `lane`. Lanes that do
-// not write may have any. in_pieces: as warpgroups read it.
+// not write may have any.
 template <bool kTwo>
-__device__ __forceinline__ void quantize_block_of(int N, uint8_t* block, uint4 v, int n, int lane, bool write,
-                                                  bool in_pieces = false) {
+__device__ __forceinline__ void quantize_block_of(int N, uint8_t* block, uint4 v, int n, int lane, bool write) {
   uint32_t most = most_of(v);
   most = max(most << 16, most & 0xFFFF0000);
 #pragma unroll
@@ -123,12 +113,8 @@ __device__ __forceinline__ void quantize_block_of(int N, uint8_t* block, uint4 v
   if (!write) return;
   const int j = lane / 8, k = lane % 8 / 2;
   uint8_t* codes = block + ((j * kParts * N + n) * 4 + 2 * (lane % 2)) * 16 + k * 4;
-  if (!kTwo && in_pieces) {
-    *reinterpret_cast<uint2*>(block + ((4 * j + k) * N + n) * 16 + lane % 2 * 8) = {q[0], q[1]};
-  } else {
-    *reinterpret_cast<uint32_t*>(codes) = q[0];
-    *reinterpret_cast<uint32_t*>(codes + 16) = q[1];
-  }
+  *reinterpret_cast<uint32_t*>(codes) = q[0];
+  *reinterpret_cast<uint32_t*>(codes + 16) = q[1];
   if (kTwo) {
     *reinterpret_cast<uint32_t*>(codes + N * 64) = second[0];
     *reinterpret_cast<uint32_t*>(codes + N * 64 + 16) = second[1];
@@ -150,8 +136,7 @@ __device__ __forceinline__ int image_rows(int n_row) {
 __device__ __forceinline__ void quantize_block_among(int n_row, uint8_t* image, int i, uint4 v, int n, int lane,
                                                      bool write = true) {
   const int N = image_rows(n_row);
-  quantize_block_of<false>(N, image + int64_t(i) * N * ActsInt<1>::kStride, v, n, lane, write,
-                           kWarpgroupImages && N >= 32);
+  quantize_block_of<false>(N, image + int64_t(i) * N * ActsInt<1>::kStride, v, n, lane, write);
 }
 
 // Rows in bf16, for weights that are: chunks of 8 columns, 16 bytes at (chunk * N + place(n, chunk)) * 16.

@@ -35,21 +35,19 @@ __global__ void __launch_bounds__(kQuantizeWarps * 32)
   const int block = quick_div(i, n_tok), n = i - block * n_tok, col = block * kActBlock + lane * 8;
   if (block >= (n_in + kActBlock - 1) / kActBlock) return;
   const uint4 v = col < n_in ? *reinterpret_cast<const uint4*>(x + n * x_stride + col) : uint4{};
-  quantize_block_of<kTwo>(rows, image + int64_t(block) * rows * ActsInt<1, kTwo>::kStride, v, n, lane, true,
-                          kWarpgroupImages);
+  quantize_block_of<kTwo>(rows, image + int64_t(block) * rows * ActsInt<1, kTwo>::kStride, v, n, lane, true);
 }
 
 int stride_of(bool two_bytes) { return two_bytes ? ActsInt<1, true>::kStride : ActsInt<1, false>::kStride; }
 
-// Units of so many strips of the block that has most.
-int most_units(const SkinnyArgs& a, int strips) {
+// Pairs of strips of the block that has most.
+int most_pairs(const SkinnyArgs& a) {
   int most = 0;
   for (int b = 0; b < a.blocks; ++b) {
     int n = 0;
     for (int i = 0; i < a.n_matrix; ++i) {
       const int jobs = std::min(a.block_job[b + 1], a.first_job[i + 1]) - std::max(a.block_job[b], a.first_job[i]);
-      const int each = strips / a.n_sub;
-      n += jobs <= 0 ? 0 : (jobs + each - 1) / each;
+      n += jobs <= 0 ? 0 : a.n_sub == 2 ? jobs : (jobs + 1) / 2;
     }
     most = std::max(most, n);
   }
@@ -66,10 +64,7 @@ bool wide(cudaStream_t stream, const SkinnyArgs& args, Input in, int run_warps, 
   WideArgs w{.a = args};
   SkinnyArgs& a = w.a;
   if (a.n_sub == 2 && (!a.even || a.tiles[0].grouped != a.tiles[1].grouped)) return false;
-  w.rows = (a.n_tok + kWideGroup - 1) / kWideGroup * kWideGroup;
-  const bool groups = !two && wide_has_warpgroups();
-  const int group = groups && w.rows % (2 * kWideGroup) == 0 ? 2 * kWideGroup : kWideGroup, strips = groups ? 4 : 2;
-  w.n_group = w.rows / group;
+  w.n_group = (a.n_tok + kWideGroup - 1) / kWideGroup, w.rows = w.n_group * kWideGroup;
   w.act_bytes = w.rows * stride_of(two), w.run_warps = run_warps;
   if (a.n_set > 1 && int64_t(a.n_set) * a.n_job * a.n_sub * 16 * w.rows > work.partial_floats) return false;
 
@@ -80,16 +75,16 @@ bool wide(cudaStream_t stream, const SkinnyArgs& args, Input in, int run_warps, 
     slot = std::max(slot, tile % WarpRing::kLine == 0 ? bytes : bytes + WarpRing::kLine - 16);
   }
   a.slot = WarpRing::lines(slot);
-  const int n_warp = d.shared >= kMuchShared ? kWideWarps : kWideWarps / 2, all = most_units(a, strips);
+  const int n_warp = d.shared >= kMuchShared ? kWideWarps : kWideWarps / 2, all = most_pairs(a);
   a.at_rings = n_warp * kWideTotal * int(sizeof(float));
   const int room = d.shared - kOwnShared - a.at_rings;
-  // As many units at a time as leave two stages.
-  auto stage_of = [&](int units) { return w.act_bytes + strips * units * a.slot; };
-  int most = n_warp / (groups ? 4 : 1) / w.n_group;
+  // As many pairs at a time as leave two stages, three if that takes no more rounds.
+  auto stage_of = [&](int pairs) { return w.act_bytes + 2 * pairs * a.slot; };
+  int most = n_warp / w.n_group;
   while (most > 0 && room / stage_of(most) < 2) --most;
   if (most == 0) return false;
   const int rounds = (all + most - 1) / most;
-  w.units = (all + rounds - 1) / rounds, w.stage = stage_of(w.units);
+  w.pairs = (all + rounds - 1) / rounds, w.stage = stage_of(w.pairs);
   a.n_stage = std::min(room / w.stage, kWideStages);
 
   a.image = work.image;
@@ -99,9 +94,7 @@ bool wide(cudaStream_t stream, const SkinnyArgs& args, Input in, int run_warps, 
     launch(two ? quantize_rows_kernel<true> : quantize_rows_kernel<false>, grid, dim3(kQuantizeWarps * 32), 0, stream,
            work.image, w.rows, a.x, a.x_stride, a.n_tok, a.n_in);
   }
-  groups ? launch_wide_wgmma(stream, w, n_warp, group)
-  : two  ? launch_wide<true>(stream, w, n_warp)
-         : launch_wide<false>(stream, w, n_warp);
+  two ? launch_wide<true>(stream, w, n_warp) : launch_wide<false>(stream, w, n_warp);
   left = a.leave ? Partials{.p = a.partial, .n_set = a.n_set, .n_job = a.n_job, .width = w.rows} : Partials{};
   return true;
 }

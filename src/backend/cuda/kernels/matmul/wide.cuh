@@ -84,15 +84,7 @@ struct WideActs {
   static constexpr int kParts = kTwo ? 2 : 1;
   const uint8_t* p;  // the lane's: codes of row g of the group
   int rows;
-  __device__ static WideActs of(const uint8_t* image, int rows, int row, int t) {
-    return {image + (!kTwo && kWarpgroupImages ? row * 16 + t * 4 : row * 64 + t * 16), rows};
-  }
   __device__ uint4 codes(int j, int n, int part) const {
-    if (!kTwo && kWarpgroupImages) {
-      const uint8_t* const q = p + (j * rows * 4 + 8 * n) * 16;
-      auto word = [&](int k) { return *reinterpret_cast<const uint32_t*>(q + k * rows * 16); };
-      return {word(0), word(1), word(2), word(3)};
-    }
     return shared16(p + ((j * kParts + part) * rows + 8 * n) * 64);
   }
 };
@@ -133,7 +125,7 @@ __device__ __forceinline__ void wide_product(const uint8_t* const (&w)[2], int t
                                              Cut&& cut) {
   constexpr int kTiles = kWideGroup / 8, kParts = kTwo ? 2 : 1;
   const int g = lane / 4, t = lane % 4;
-  const auto x = WideActs<kTwo>::of(acts, rows, row0 + g, t);
+  const WideActs<kTwo> x{acts + (row0 + g) * 64 + t * 16, rows};
   const uint8_t* const sums = acts + rows * (kActBlock * kParts) + ((row0 + g) * 4 + t) * 8;
   const uint8_t* const scales = acts + rows * (kActBlock * kParts + 32) + (row0 + 2 * t) * 4;
   auto add_group = [&](const uint8_t* const(&tile)[2], const typename Type::Head(&head)[2], int j, int in_tile,
@@ -175,33 +167,6 @@ __device__ __forceinline__ void wide_product(const uint8_t* const (&w)[2], int t
   }
 }
 
-// The last set to finish a block's jobs adds up, in the order of columns. All threads.
-__device__ __forceinline__ void wide_add_sets(const WideArgs& w, const DenseJobs& jobs, int block, int job0, int job1) {
-  const SkinnyArgs& a = w.a;
-  __shared__ bool is_last;
-  if (a.n_set == 1 || a.leave) return;
-
-  __threadfence();
-  __syncthreads();
-  if (threadIdx.x == 0) is_last = atomicAdd(a.counter + block, 1u) == unsigned(a.n_set - 1);
-  __syncthreads();
-  if (!is_last) return;
-  __threadfence();
-  const SkinnyOutput out{a, jobs};
-  const int per_job = 4 * a.n_tok;
-  for (int i = int(threadIdx.x); i < (job1 - job0) * per_job; i += int(blockDim.x)) {
-    const int job = job0 + i / per_job, at = i % per_job * 4;
-    float4 v[2] = {};
-    for (int sub = 0; sub < a.n_sub; ++sub)
-#pragma unroll 4
-      for (int s = 0; s < a.n_set; ++s)
-        v[sub] = sum4(v[sub], __ldcg(reinterpret_cast<const float4*>(
-                                  a.partial + ((int64_t(s) * a.n_job + job) * a.n_sub + sub) * (16 * w.rows) + at)));
-    out.store4(job, at % 16, at / 16, v[0], a.n_sub == 2 ? v[1] : v[0]);
-  }
-  if (threadIdx.x == 0) a.counter[block] = 0;
-}
-
 // Long: roles of warps that share barriers, registers and the shared memory laid out at its top; cut up, each part
 // would take all of that as arguments.
 template <bool kTwo>
@@ -210,6 +175,7 @@ __global__ void __launch_bounds__(kWideWarps * 32, 1) wide_kernel(const __grid_c
 #if __CUDA_ARCH__ >= 900
   __shared__ uint64_t full[kWideStages], empty[kWideStages];
 #endif
+  __shared__ bool is_last;
   const SkinnyArgs& a = w.a;
   // The shuffle tells the compiler that a warp's lanes agree.
   const int lane = int(threadIdx.x) % 32, warp = __shfl_sync(~0u, int(threadIdx.x) / 32, 0),
@@ -218,7 +184,7 @@ __global__ void __launch_bounds__(kWideWarps * 32, 1) wide_kernel(const __grid_c
   const DenseJobs jobs{a, quick_div(a.n_block * set, a.n_set), quick_div(a.n_block * (set + 1), a.n_set)};
   const int job0 = a.block_job[block], job1 = a.block_job[block + 1];
   const WidePairs pairs(jobs, job0, job1);
-  const int n_round = (pairs.count + w.units - 1) / w.units, each = n_round ? (pairs.count + n_round - 1) / n_round : 0;
+  const int n_round = (pairs.count + w.pairs - 1) / w.pairs, each = n_round ? (pairs.count + n_round - 1) / n_round : 0;
   const int n_step = jobs.block1 - jobs.block0;  // of a round
   uint8_t* const stages = shared + a.at_rings;
   auto tiles_at = [&](int stage, int i, const uint8_t* from) {
@@ -391,7 +357,28 @@ __global__ void __launch_bounds__(kWideWarps * 32, 1) wide_kernel(const __grid_c
       __syncwarp();
     }
   }
-  wide_add_sets(w, jobs, block, job0, job1);
+  if (a.n_set == 1 || a.leave) return;
+
+  // The last set to finish these jobs adds up, in the order of columns.
+  __threadfence();
+  __syncthreads();
+  if (threadIdx.x == 0) is_last = atomicAdd(a.counter + block, 1u) == unsigned(a.n_set - 1);
+  __syncthreads();
+  if (!is_last) return;
+  __threadfence();
+  const SkinnyOutput out{a, jobs};
+  const int per_job = 4 * a.n_tok;
+  for (int i = int(threadIdx.x); i < (job1 - job0) * per_job; i += int(blockDim.x)) {
+    const int job = job0 + i / per_job, at = i % per_job * 4;
+    float4 v[2] = {};
+    for (int sub = 0; sub < a.n_sub; ++sub)
+#pragma unroll 4
+      for (int s = 0; s < a.n_set; ++s)
+        v[sub] = sum4(v[sub], __ldcg(reinterpret_cast<const float4*>(
+                                  a.partial + ((int64_t(s) * a.n_job + job) * a.n_sub + sub) * (16 * w.rows) + at)));
+    out.store4(job, at % 16, at / 16, v[0], a.n_sub == 2 ? v[1] : v[0]);
+  }
+  if (threadIdx.x == 0) a.counter[block] = 0;
 }
 
 template <bool kTwo>

@@ -12,9 +12,9 @@ constexpr int kWideTotal = 2 * 16 * kWideGroup;  // floats of shared memory for 
 
 struct WideArgs {
   SkinnyArgs a;          // n_stage and slot are of this kernel; at_parts is where the sums between cuts are
-  int rows, n_group;     // of the image, and how many parts of them warps take at a time
+  int rows, n_group;     // of the image: a multiple of kWideGroup, and how many of it
   int run_warps;         // runs of a block in the kernels for few rows: their borders cut the sums
-  int units;             // that a block multiplies at a time: two strips a warp, or four a warpgroup
+  int pairs;             // of strips, that a block multiplies at a time
   int act_bytes, stage;  // of 256 columns of the image; of a stage
 };
 
@@ -24,8 +24,5 @@ bool wide(cudaStream_t, const SkinnyArgs&, Input, int run_warps, const SkinnyWor
 
 template <bool kTwo>
 void launch_wide(cudaStream_t, const WideArgs&, int n_warp);
-bool wide_has_warpgroups();
-// group: rows of a warpgroup, 32 or 64.
-void launch_wide_wgmma(cudaStream_t, const WideArgs&, int n_warp, int group);
 
 }  // namespace facet::cuda
