@@ -149,11 +149,12 @@ class StepLoop {
       while (at(r.slot).use == Session::Use::kRunning &&
              !spec_.prepare(r.slot, r.position, 1 + spec_.draft_rows(r.room)) && hooks_.make_room(r.slot)) {
       }
-    // Making room for one may have parked another. A drafter may read the target's rows: those of a fork that goes on
-    // with an answer need not be mapped yet.
-    std::erase_if(requests, [&](const DraftRequest& r) {
-      return at(r.slot).use != Session::Use::kRunning || !cache().wake(r.slot);
-    });
+    // Making room for one may have parked another.
+    std::erase_if(requests, [&](const DraftRequest& r) { return at(r.slot).use != Session::Use::kRunning; });
+    // A drafter may read the target's rows: those of a fork that goes on with an answer need not be mapped yet. Where
+    // that fails nothing is drafted, and prepare() says why.
+    for (DraftRequest& r : requests)
+      if (!cache().wake(r.slot)) r.room = 0;
     if (requests.empty()) return;
     spec_.propose(requests);
     draft_s_ = seconds(Clock::now() - start);
