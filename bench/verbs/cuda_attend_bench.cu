@@ -73,6 +73,7 @@ struct Steps {
       st.shape = {.n_tok = n_seq * n,
                   .n_seq = n_seq,
                   .n_small = n <= kSmallT ? n_seq * n : 0,
+                  .long_rows = n <= kSmallT ? 0 : int64_t(n_seq) * (kv_len + n),
                   .longest = kv_len + n,
                   .staged = staged};
       st.token = st.pos = uploaded(pos, owned), st.seq = uploaded(seq, owned), st.q_begin = uploaded(q_begin, owned);
@@ -105,7 +106,7 @@ struct Bench {
     FACET_CUDA_CHECK(cudaStreamCreate(&stream));
     arena = bench::allocate<std::byte>(arena_bytes);
     BackendLimits l;
-    l.max_tok = 8192, l.max_rows = 262'144;
+    l.max_tok = 8192, l.max_rows = 262'144, l.shared_codes = true;
     scratch_bytes = cuda::attend_scratch_bytes(l, 32, 512);
     scratch = bench::allocate<std::byte>(scratch_bytes);
     const size_t n = size_t(8192) * 32 * 512;

@@ -38,6 +38,7 @@ struct BackendLimits {
   int n_cluster = 0;                                             // of a clustered head
   int n_select = 0;   // cache slots, if steps may select blocks of rows; 0: none does
   int n_kv_head = 0;  // most K/V heads of a full layer
+  bool shared_codes = false;  // full layers may keep shared rows of a quantised type
 
   // What serves both: a drafter runs on its target's backend.
   BackendLimits with(const BackendLimits& o) const {
@@ -51,6 +52,7 @@ struct BackendLimits {
     l.d_expert = std::max(d_expert, o.d_expert), l.d_moe = std::max(d_moe, o.d_moe),
     l.n_cluster = std::max(n_cluster, o.n_cluster);
     l.n_select = std::max(n_select, o.n_select), l.n_kv_head = std::max(n_kv_head, o.n_kv_head);
+    l.shared_codes = shared_codes || o.shared_codes;
     return l;
   }
 };

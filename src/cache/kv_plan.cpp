@@ -11,6 +11,12 @@ bool kv_shared(const ModelCfg& m, const KvPlan& p) {
   return std::any_of(m.layer.begin(), m.layer.end(), [&](const LayerCfg& c) { return kv_shared(c, p); });
 }
 
+bool kv_shared_codes(const ModelCfg& m, const KvPlan& p) {
+  for (size_t l = 0; l < m.layer.size(); ++l)
+    if (kv_shared(m.layer[l], p) && kv_rotated(p.of_layer(l).k)) return true;
+  return false;
+}
+
 KvPair KvPlan::of_layer(size_t l) const {
   KvPair kv{k, v};
   for (const KvOfLayers& own : layers)

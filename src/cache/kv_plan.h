@@ -23,7 +23,8 @@ struct KvPlan {
 };
 
 inline bool kv_shared(const LayerCfg& c, const KvPlan& p) { return c.shares(p.share); }
-bool kv_shared(const ModelCfg& m, const KvPlan& p);  // some layer
+bool kv_shared(const ModelCfg& m, const KvPlan& p);        // some layer
+bool kv_shared_codes(const ModelCfg& m, const KvPlan& p);  // some layer, in a quantised type
 // Bytes of a row of layer l; v is 0 where K's bytes hold both.
 struct KvRowBytes {
   int64_t k = 0, v = 0;

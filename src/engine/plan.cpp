@@ -207,6 +207,7 @@ MemoryPlan plan_memory(const GgufFile& file, const ModelCfg& m, const EngineConf
                        std::span<const DrafterFile> drafters, bool lockstep) {
   BackendLimits limits = backend_limits(m, kv_plan(c).max_step, c.n_ctx);
   if (c.sparse_prefill > 0) limits.n_select = kv_plan(c).resident();
+  limits.shared_codes = kv_shared_codes(m, kv_plan(c));
   MemoryPlan drafting;
   const BackendMemory backend = memory_of(file, m, c);
   for (const DrafterFile& f : drafters) add_drafter(drafting, limits, f, m, c, backend);

@@ -53,6 +53,7 @@ class Runner {
     r->kv = CacheOf<B>::views(r->b, *r->cache);
     BackendLimits limits = backend_limits(m, o.kv.max_step, o.kv.max_ctx);
     if (o.select) limits.n_select = o.kv.resident(), r->steps.select(*o.select);
+    limits.shared_codes = kv_shared_codes(m, o.kv);
     r->b.reserve(limits);
     r->work = make_work(r->b, m, o.kv.max_step, o.max_out);
     r->ids = r->b.new_ids(o.max_out);

@@ -65,6 +65,7 @@ struct Batch {
       kv_len.push_back(seqs[q].kv_len), slot.push_back(slots[q]), mask.push_back(seqs[q].mask);
       small &= seqs[q].n <= kSmallT;
       if (small) host.shape.n_small = int(token.size());
+      if (!small) host.shape.long_rows += seqs[q].kv_len + seqs[q].n;
       host.shape.longest = std::max(host.shape.longest, seqs[q].kv_len + seqs[q].n);
       if (seqs[q].mask == Mask::kTree && seqs[q].n <= kSmallT) {
         const std::set<int> inner(seqs[q].parent.begin() + 1, seqs[q].parent.end());
@@ -181,15 +182,17 @@ float sum4(const float* x, int n) {
   return float(std::sqrt(std::sqrt(s)));
 }
 
-// room: tokens whose partial results fit; 0: all of them.
+// room: tokens whose partial results fit; 0: all of them. bytes: of scratch, if not what they take.
 std::vector<float> attend_on_device(const Batch& batch, const KvLayer& kv, const std::vector<float>& q,
-                                    const AttnSpec& spec, std::vector<uint16_t>* bf = nullptr, int room = 0) {
+                                    const AttnSpec& spec, std::vector<uint16_t>* bf = nullptr, int room = 0,
+                                    size_t bytes = 0) {
   const int T = batch.host.shape.n_tok, cols = spec.n_q_head * spec.head_dim;
   OnDevice<float> dq(q), o(q.size());
   OnDevice<uint16_t> ob(q.size());
   BackendLimits l = limits(int(batch.host.shape.longest));
   l.max_tok = room > 0 ? room : T;
-  const size_t bytes = cuda::attend_scratch_bytes(l, spec.n_q_head, spec.head_dim);
+  if (room == 0) l.max_rows = std::max<int64_t>(l.max_rows, batch.host.shape.long_rows), l.shared_codes = true;
+  if (bytes == 0) bytes = cuda::attend_scratch_bytes(l, spec.n_q_head, spec.head_dim);
   OnDevice<std::byte> scratch(bytes);
   cuda::Mat mo{.p = o.p(), .rows = T, .cols = cols, .stride = cols},
       mq{.p = dq.p(), .rows = T, .cols = cols, .stride = cols};
@@ -717,6 +720,9 @@ TEST_P(CudaLongChunks, AsReference) {
                  .v = KvType::kQ8_0};
     Case(d, {{.kv_len = 2100, .n = 600}}, 0, ++seed).check("a later chunk");
   }
+  for (const KvType t : {KvType::kF16, KvType::kQ8_0})
+    Case({.E = 512, .n_kv = 1, .group = 8, .k = t, .v = t, .shared = true}, {{.kv_len = 2100, .n = 600}}, 0, ++seed)
+        .check("a later chunk over shared rows");
   gpu().use_wgmma(true);
 }
 
@@ -738,6 +744,27 @@ void expect_rows_alone(const Dims& d, int len, int T, bool* differs, int planted
     else
       ASSERT_TRUE(same) << "row " << j << " of " << T << " after " << len << ", k " << kv_type_name(d.k) << ", E "
                         << d.E << ", window " << d.window;
+  }
+}
+
+// Long chunks of several sequences over copies of their rows in f16: of all K/V heads at once, of one after another,
+// and where there is no room for one.
+TEST(CudaAttend, CopiesOfRowsInPasses) {
+  NEEDS_GPU();
+  for (const KvType t : {KvType::kQ8_0, KvType::kQ4_0, KvType::kTQ3_0}) {
+    const Case c({.E = 512, .n_kv = 3, .group = 8, .k = t, .v = t, .shared = true},
+                 {{.kv_len = 130, .n = 1}, {.kv_len = 67, .n = 3}, {.kv_len = 301, .n = 90}, {.kv_len = 0, .n = 45}});
+    const size_t head = size_t(c.batch.host.shape.long_rows + 32 * 4) * 640 * 2;
+    ASSERT_EQ(c.batch.host.shape.long_rows, 301 + 90 + 45);
+    const auto all = attend_on_device(c.batch, c.cache.dev, c.q, c.spec, nullptr, 0, 3 * head);
+    EXPECT_EQ(attend_on_device(c.batch, c.cache.dev, c.q, c.spec, nullptr, 0, head), all) << kv_type_name(t);
+    EXPECT_EQ(attend_on_device(c.batch, c.cache.dev, c.q, c.spec, nullptr, 0, 2 * head), all) << kv_type_name(t);
+    const auto none = attend_on_device(c.batch, c.cache.dev, c.q, c.spec, nullptr, 0, head - 1);
+    for (const auto* got : {&all, &none}) {
+      float most = 0;
+      for (size_t i = 0; i < c.want.size(); ++i) most = std::max(most, std::fabs((*got)[i] - c.want[i]));
+      EXPECT_LE(most, c.bound) << kv_type_name(t) << (got == &all ? " from copies" : " without");
+    }
   }
 }
 

@@ -36,7 +36,7 @@ constexpr Dims kDims[] = {{.k = KvType::kQ8_0, .v = KvType::kQ8_0, .shared = tru
 struct Case {
   Dims d;
   int len, n, n_select, cols;
-  StepBuilder steps{8192, 2, 1 << 20};
+  StepBuilder steps{8192, 2, 64};
   std::vector<int32_t> ids;
   Step host, dev;
   KvLayer kv_host, kv_dev;
@@ -91,6 +91,7 @@ struct Case {
     spec = {.n_q_head = d.n_kv * d.group, .head_dim = d.E, .scale = spread / std::sqrt(float(d.E)), .selected = true};
     limits.max_tok = n, limits.max_rows = len + n, limits.max_cols = cols, limits.n_group = d.group;
     limits.n_q_head = spec.n_q_head, limits.head_dim = d.E, limits.n_kv_head = d.n_kv, limits.n_select = 1;
+    limits.shared_codes = d.shared;
     upload();
   }
   std::vector<std::byte> planar(KvType t, const std::vector<std::byte>& in) const {

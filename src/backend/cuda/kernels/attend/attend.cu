@@ -100,7 +100,11 @@ size_t attend_scratch_bytes(const BackendLimits& limits, int n_q_head, int max_h
   const size_t token =
       token_scratch(most_splits(Cut::kFullOfFew, 0, limits.max_rows + kSmallT), n_q_head, max_head_dim);
   const size_t all = token * size_t(std::min(limits.max_tok, 1024));
-  return align_up(std::max(token, std::min(all, kMostScratch))) + 256;
+  // On Hopper, rows of one K/V head at least (prefill_shared_wgmma.cuh).
+  size_t copies = 0;
+  if (limits.shared_codes && device().wgmma)
+    copies = size_t(limits.max_rows + 2048) * kSharedCols * sizeof(__half);
+  return align_up(std::max({token, std::min(all, kMostScratch), copies})) + 256;
 }
 
 // Long chunks over the lists of blocks, then over samples of what they leave out, then again where that was too much.
@@ -200,6 +204,7 @@ bool attend(cudaStream_t stream, Mat o, Mat q, const KvLayer& kv, const Step& s,
   }
   p.t_begin = fast ? n_small : 0;
   p.t_end = n_tok;
+  p.f16 = {.rows = static_cast<__half*>(scratch.p), .bytes = int64_t(scratch.bytes)};
   if (p.t_begin >= p.t_end) return imaged;
   // Few rows after the short sequences are padding; tiles hold whole groups of query heads.
   const bool chunk = p.t_end - p.t_begin > kSmallT && 64 % p.group == 0;

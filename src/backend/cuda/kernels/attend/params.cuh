@@ -26,6 +26,13 @@ struct BlockLists {
 };
 constexpr int kAllBlocks = -1;
 
+// Shared rows of long sequences in f16 (prefill_shared_wgmma.cuh): scratch, and how a launch uses it.
+struct F16Rows {
+  __half* rows = nullptr;  // [K/V head of the launch, from head0][cap][kSharedCols]
+  int64_t bytes = 0, cap = 0;
+  int head0 = 0;
+};
+
 // Tokens [t_begin, t_end) of a step; the kernels of short sequences leave one partial result per split.
 struct AttendParams {
   float* o = nullptr;  // [T, Hq * E]
@@ -45,6 +52,7 @@ struct AttendParams {
   int n_path = 0;  // StepShape's
   HeadsBefore heads;
   BlockLists blocks;
+  F16Rows f16;
   __half* part_o = nullptr;   // [tokens, Hq, n_split, E], divided by its sum
   float2* part_ml = nullptr;  // [tokens, Hq, n_split]: maximum (of score * scale * log2 e) and sum
 };

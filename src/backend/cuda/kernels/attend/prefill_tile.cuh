@@ -37,42 +37,40 @@ __device__ __forceinline__ void ldmatrix4_transposed(uint32_t (&r)[4], const voi
                : "r"(uint32_t(__cvta_generic_to_shared(p))));
 }
 
-// Planar rows (as they lie in the cache, one after another) to f16 rows: `n` of a tile's rows, from row `first` on.
-template <KvType T, int E, int kKeys>
-__device__ __forceinline__ void expand_rows(char* to, const char* raw, int first = 0, int n = kKeys) {
-  constexpr int kRow = planar_bytes(T, E), kCodes = planar_code_bytes(T, E);
+// Planar rows (as they lie in the cache, stride bytes apart) to f16, by 256 threads: rows [first, first + n);
+// store(row, byte, v) puts 16 bytes of an f16 row in its place.
+template <KvType T, int E, class Store>
+__device__ __forceinline__ void expand_planar(const char* raw, int64_t stride, int first, int n, Store store) {
+  constexpr int kCodes = planar_code_bytes(T, E);
   const int tid = threadIdx.x;
   auto scaled = [](uint32_t v, uint32_t d) { return expand::mul2(v, d); };
   auto twice = [](uint32_t pair, int hi) { return __byte_perm(pair, pair, hi ? 0x3232 : 0x1010); };
   if constexpr (T == KvType::kQ8_0) {
     for (int i = tid; i < n * (E / 16); i += 256) {
       const int row = first + i / (E / 16), chunk = i % (E / 16);
-      const uint4 u = *reinterpret_cast<const uint4*>(raw + row * kRow + chunk * 16);
-      const uint32_t pair = *reinterpret_cast<const uint32_t*>(raw + row * kRow + kCodes + chunk / 4 * 4);
+      const uint4 u = *reinterpret_cast<const uint4*>(raw + row * stride + chunk * 16);
+      const uint32_t pair = *reinterpret_cast<const uint32_t*>(raw + row * stride + kCodes + chunk / 4 * 4);
       const uint32_t d0 = twice(pair, 0), d1 = twice(pair, 1);
-      *reinterpret_cast<uint4*>(to + tile_at(kKeys, row, chunk * 32)) =
-          make_uint4(scaled(expand::bytes_lo(u.x), d0), scaled(expand::bytes_hi(u.x), d0),
-                     scaled(expand::bytes_lo(u.y), d1), scaled(expand::bytes_hi(u.y), d1));
-      *reinterpret_cast<uint4*>(to + tile_at(kKeys, row, chunk * 32 + 16)) =
-          make_uint4(scaled(expand::bytes_lo(u.z), d0), scaled(expand::bytes_hi(u.z), d0),
-                     scaled(expand::bytes_lo(u.w), d1), scaled(expand::bytes_hi(u.w), d1));
+      store(row, chunk * 32, make_uint4(scaled(expand::bytes_lo(u.x), d0), scaled(expand::bytes_hi(u.x), d0),
+                     scaled(expand::bytes_lo(u.y), d1), scaled(expand::bytes_hi(u.y), d1)));
+      store(row, chunk * 32 + 16, make_uint4(scaled(expand::bytes_lo(u.z), d0), scaled(expand::bytes_hi(u.z), d0),
+                     scaled(expand::bytes_lo(u.w), d1), scaled(expand::bytes_hi(u.w), d1)));
     }
   } else if constexpr (T == KvType::kQ4_0) {
     for (int i = tid; i < n * (E / 8); i += 256) {
       const int row = first + i / (E / 8), w = i % (E / 8);
-      const uint32_t u = *reinterpret_cast<const uint32_t*>(raw + row * kRow + w * 4);
-      const uint32_t pair = *reinterpret_cast<const uint32_t*>(raw + row * kRow + kCodes + w / 8 * 4);
+      const uint32_t u = *reinterpret_cast<const uint32_t*>(raw + row * stride + w * 4);
+      const uint32_t pair = *reinterpret_cast<const uint32_t*>(raw + row * stride + kCodes + w / 8 * 4);
       const uint32_t d0 = twice(pair, 0), d1 = twice(pair, 1);
-      *reinterpret_cast<uint4*>(to + tile_at(kKeys, row, w * 16)) =
-          make_uint4(scaled(expand::nibbles_lo(u), d0), scaled(expand::nibbles_hi(u), d0),
-                     scaled(expand::nibbles_lo(u >> 8), d1), scaled(expand::nibbles_hi(u >> 8), d1));
+      store(row, w * 16, make_uint4(scaled(expand::nibbles_lo(u), d0), scaled(expand::nibbles_hi(u), d0),
+                     scaled(expand::nibbles_lo(u >> 8), d1), scaled(expand::nibbles_hi(u >> 8), d1)));
     }
   } else if constexpr (T == KvType::kTQ3_0) {
     constexpr int kSpan = tq3_span(E), kUnits = kSpan / 32;
     for (int i = tid; i < n * (E / 32); i += 256) {
       const int row = first + i / (E / 32), unit = i % (E / 32);
-      const char* at = raw + row * kRow + unit * 12;
-      const char* scales = raw + row * kRow + kCodes + unit / kUnits * (kSpan / 16);
+      const char* at = raw + row * stride + unit * 12;
+      const char* scales = raw + row * stride + kCodes + unit / kUnits * (kSpan / 16);
       const uint32_t earlier = *reinterpret_cast<const uint32_t*>(scales);
       const uint32_t later = kSpan == 256 ? *reinterpret_cast<const uint32_t*>(scales + 8) : earlier;
 #pragma unroll
@@ -83,11 +81,17 @@ __device__ __forceinline__ void expand_rows(char* to, const char* raw, int first
         expand::indices(s, v.x, v.y);
         expand::indices(s >> 16, v.z, v.w);
         const int value = unit / kUnits * kSpan + set * (kSpan / 4) + unit % kUnits * 8;
-        *reinterpret_cast<uint4*>(to + tile_at(kKeys, row, value * 2)) =
-            make_uint4(scaled(v.x, d), scaled(v.y, d), scaled(v.z, d), scaled(v.w, d));
+        store(row, value * 2, make_uint4(scaled(v.x, d), scaled(v.y, d), scaled(v.z, d), scaled(v.w, d)));
       }
     }
   }
+}
+// A tile's rows, one after another, to f16 rows in shared memory.
+template <KvType T, int E, int kKeys>
+__device__ __forceinline__ void expand_rows(char* to, const char* raw, int first = 0, int n = kKeys) {
+  expand_planar<T, E>(raw, planar_bytes(T, E), first, n, [&](int row, int byte, uint4 v) {
+    *reinterpret_cast<uint4*>(to + tile_at(kKeys, row, byte)) = v;
+  });
 }
 
 // A tile's place in the step: tokens [rows.j0, rows.j1) of sequence seq.
@@ -316,6 +320,10 @@ __device__ __forceinline__ bool sees_whole_tile(const AttendParams& p, const Pre
          (t.plain ? last <= s.len + first : last < s.len);
 }
 
+// What sums of probabilities are multiplied by when their row's largest score goes from top to next.
+__device__ __forceinline__ float shrinks(float top, float next) {
+  return exp2_approx(top - (next == -INFINITY ? 0.f : next));
+}
 // Scores become probabilities in f16 (as pairs: the A operand of the next product), with the rows' new maxima.
 // alpha: what sums so far are to be multiplied by; true: some of it is not 1. Probabilities are times 64: small ones
 // keep their precision in f16.
@@ -329,7 +337,7 @@ __device__ __forceinline__ bool softmax_scores(const float (&score)[kTiles][4], 
     const float next = fmaxf(lane.top[h], most[h]);
     moved |= next != lane.top[h];
     base[h] = (next == -INFINITY ? 0.f : next) - 6.f;
-    alpha[h] = exp2_approx(lane.top[h] - (base[h] + 6.f));
+    alpha[h] = shrinks(lane.top[h], next);
     lane.top[h] = next;
     lane.sum[h] *= alpha[h];
   }
