@@ -73,6 +73,7 @@ struct Steps {
       st.shape = {.n_tok = n_seq * n,
                   .n_seq = n_seq,
                   .n_small = n <= kSmallT ? n_seq * n : 0,
+                  .n_long = n <= kSmallT ? 0 : n_seq,
                   .long_rows = n <= kSmallT ? 0 : int64_t(n_seq) * (kv_len + n),
                   .longest = kv_len + n,
                   .staged = staged};

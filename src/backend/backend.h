@@ -36,8 +36,8 @@ struct BackendLimits {
   int n_q_head = 0, head_dim = 0;  // of the widest layer
   int n_expert = 0, n_expert_used = 0, d_expert = 0, d_moe = 0;  // d_moe: columns that go into an expert and come out
   int n_cluster = 0;                                             // of a clustered head
-  int n_select = 0;   // cache slots, if steps may select blocks of rows; 0: none does
-  int n_kv_head = 0;  // most K/V heads of a full layer
+  int n_select = 0;           // cache slots, if steps may select blocks of rows; 0: none does
+  int n_kv_head = 0;          // most K/V heads of a full layer
   bool shared_codes = false;  // full layers may keep shared rows of a quantised type
 
   // What serves both: a drafter runs on its target's backend.

@@ -21,7 +21,7 @@ void StepBuilder::begin() {
   ancestor_.clear();
   q_begin_.push_back(0);
   longest_ = most_tok_ = n_small_ = n_path_ = 0;
-  long_rows_ = 0;
+  n_long_ = 0, long_rows_ = 0;
   any_select_ = false;
 }
 
@@ -60,7 +60,7 @@ void StepBuilder::add(const SeqStep& q) {
   n_select_.push_back(q.mask == Mask::kCausal && n > kSmallT ? std::clamp(q.n_select, 0, n) : 0);
   any_select_ |= n_select_.back() > 0;
   longest_ = std::max(longest_, q.kv_len + n);
-  if (n_small_ <= base) long_rows_ += q.kv_len + n;
+  if (n_small_ <= base) ++n_long_, long_rows_ += q.kv_len + n;
   if (q.mask != Mask::kPast) most_tok_ = std::max(most_tok_, n);
   if (q.mask == Mask::kTree && n <= kSmallT) n_path_ = std::max(n_path_, n - std::popcount(inner));
 }
@@ -80,6 +80,7 @@ const Step& StepBuilder::finish() {
                  .n_seq = int(slot_.size()),
                  .n_out = int(out_row_.size()),
                  .n_small = n_small_,
+                 .n_long = most_tok_ > margin_ ? n_long_ : 0,
                  .long_rows = most_tok_ > margin_ ? long_rows_ : 0,
                  .longest = longest_,
                  .n_path = n_path_,

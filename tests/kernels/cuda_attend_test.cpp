@@ -65,7 +65,7 @@ struct Batch {
       kv_len.push_back(seqs[q].kv_len), slot.push_back(slots[q]), mask.push_back(seqs[q].mask);
       small &= seqs[q].n <= kSmallT;
       if (small) host.shape.n_small = int(token.size());
-      if (!small) host.shape.long_rows += seqs[q].kv_len + seqs[q].n;
+      if (!small) ++host.shape.n_long, host.shape.long_rows += seqs[q].kv_len + seqs[q].n;
       host.shape.longest = std::max(host.shape.longest, seqs[q].kv_len + seqs[q].n);
       if (seqs[q].mask == Mask::kTree && seqs[q].n <= kSmallT) {
         const std::set<int> inner(seqs[q].parent.begin() + 1, seqs[q].parent.end());
@@ -754,7 +754,7 @@ TEST(CudaAttend, CopiesOfRowsInPasses) {
   for (const KvType t : {KvType::kQ8_0, KvType::kQ4_0, KvType::kTQ3_0}) {
     const Case c({.E = 512, .n_kv = 3, .group = 8, .k = t, .v = t, .shared = true},
                  {{.kv_len = 130, .n = 1}, {.kv_len = 67, .n = 3}, {.kv_len = 301, .n = 90}, {.kv_len = 0, .n = 45}});
-    const size_t head = size_t(c.batch.host.shape.long_rows + 32 * 4) * 640 * 2;
+    const size_t head = size_t(c.batch.host.shape.long_rows + 32 * 2) * 640 * 2;
     ASSERT_EQ(c.batch.host.shape.long_rows, 301 + 90 + 45);
     const auto all = attend_on_device(c.batch, c.cache.dev, c.q, c.spec, nullptr, 0, 3 * head);
     EXPECT_EQ(attend_on_device(c.batch, c.cache.dev, c.q, c.spec, nullptr, 0, head), all) << kv_type_name(t);

@@ -102,8 +102,7 @@ size_t attend_scratch_bytes(const BackendLimits& limits, int n_q_head, int max_h
   const size_t all = token * size_t(std::min(limits.max_tok, 1024));
   // On Hopper, rows of one K/V head at least (prefill_shared_wgmma.cuh).
   size_t copies = 0;
-  if (limits.shared_codes && device().wgmma)
-    copies = size_t(limits.max_rows + 2048) * kSharedCols * sizeof(__half);
+  if (limits.shared_codes && device().wgmma) copies = size_t(limits.max_rows + 2048) * kSharedCols * sizeof(__half);
   return align_up(std::max({token, std::min(all, kMostScratch), copies})) + 256;
 }
 

@@ -1,38 +1,38 @@
-// attend, long chunks on Hopper -- a tile of query rows walks over the rows its tokens see
+// attend, long chunks of heads of 512 with K and V apart, on Hopper
 //
 //   o[t] = softmax(q[t] . K * scale) V over the rows that t sees
 //
-// Shapes     q [T, Hq * E] f32; K, V rows as cached (planar.cuh): ring, staging area or committed; E = 256 or 512
-// Flops      4 E per query row and visible row; rows that a window hides are not visited
-// Launch     256 threads per (tile of 128 (256) or 64 (512) query rows, K/V head); a tile is the query heads of one K/V
-//            head times some tokens of one sequence; geometry from the shape, surplus blocks leave; the last tokens
-//            start first
-// Order      keys in ascending order in tiles of 64, 48 or 32. Not row-invariant: only sequences of more than kSmallT
+// Shapes     q [T, Hq * 512] f32; K, V rows as cached (planar.cuh): ring, staging area or committed
+// Flops      2048 per query row and visible row; rows that a window hides are not visited
+// Launch     256 threads per (tile of 64 query rows, K/V head); a tile is the query heads of one K/V head times some
+//            tokens of one sequence; geometry from the shape, surplus blocks leave; the last tokens start first
+// Order      keys in ascending order in tiles of 48 or 32. Not row-invariant: only sequences of more than kSmallT
 //            tokens come here, and a chunk's tiles begin at its first token
 // Reference  CpuRef::attend    Test tests/kernels/cuda_attend_test.cpp    Bench bench/verbs/cuda_attend_bench.cu
 //
 // Products are wgmma's. Quantised rows arrive by asynchronous copies while the tile before them is multiplied, and are
 // expanded to f16 in shared memory once per block. Values stay in the order of their codes ("places"), Q in the same
-// order as K; the output is put right at the end. A warp has 16 query rows; at E = 512 two warpgroups share 64 rows:
-// each scores half of the keys and accumulates half of the values. Other cards: prefill_mma.cuh.
+// order as K; the output is put right at the end. Two warpgroups share 64 rows: each scores half of the keys and
+// accumulates half of the values. Heads of 256: prefill_256.cuh; shared rows: prefill_shared_wgmma.cuh; other cards:
+// prefill_mma.cuh.
 #pragma once
+#include "backend/cuda/kernels/attend/prefill_256.cuh"
 #include "backend/cuda/kernels/attend/prefill_mma.cuh"
 #include "backend/cuda/kernels/attend/prefill_tile.cuh"
 #include "backend/cuda/kernels/common/wgmma.cuh"
 
 namespace facet::cuda {
 
-template <KvType K, KvType V, int E>
+template <KvType K, KvType V>
 struct PrefillShape {
   static constexpr bool kRaw = planar_scaled(K) || planar_scaled(V);
-  static constexpr int kPair = E / 256;  // warps per 16 query rows
-  static constexpr int kRows = 128 / kPair, kKeys = E == 256 ? 64 : kRaw ? 48 : 32;
+  static constexpr int E = 512, kRows = 64, kKeys = kRaw ? 48 : 32;
   static constexpr int kStages = kRaw ? 1 : 2;
   static constexpr int kRow = 2 * E;  // bytes of an f16 row
   static constexpr int kRawK = kKeys * planar_bytes(K, E), kRawV = kKeys * planar_bytes(V, E);
   static constexpr int kAtK = kRows * kRow, kAtV = kAtK + kStages * kKeys * kRow;
-  static constexpr int kAtP = kAtV + kStages * kKeys * kRow;  // [rows][keys] f16, E = 512
-  static constexpr int kAtRawK = kAtP + (kPair == 2 ? kRows * 128 : 0);
+  static constexpr int kAtP = kAtV + kStages * kKeys * kRow;  // [rows][keys] f16
+  static constexpr int kAtRawK = kAtP + kRows * 128;
   static constexpr int kAtRawV = kAtRawK + (kRaw ? kRawK : 0);
   static constexpr int kAtM = kAtRawV + (kRaw ? kRawV : 0);  // [2][rows] f32
   static constexpr int kStrideO = 4 * E + 32;                // the output passes through the same memory
@@ -40,12 +40,12 @@ struct PrefillShape {
 };
 
 // Long: loads, products and the softmax between them share barriers, registers and one layout of shared memory.
-template <KvType K, KvType V, int E>
+template <KvType K, KvType V>
 __global__ void __launch_bounds__(kPrefillThreads, 1) attend_prefill_kernel(const __grid_constant__ AttendParams p) {
 #if defined(FACET_WGMMA)
-  using Shape = PrefillShape<K, V, E>;
-  constexpr int kRows = Shape::kRows, kKeys = Shape::kKeys, kPair = Shape::kPair, kRow = Shape::kRow;
-  constexpr int kScoreTiles = kKeys / kPair / 8, kOutTiles = 256 / 8;
+  using Shape = PrefillShape<K, V>;
+  constexpr int E = Shape::E, kRows = Shape::kRows, kKeys = Shape::kKeys, kRow = Shape::kRow;
+  constexpr int kScoreTiles = kKeys / 2 / 8, kOutTiles = 256 / 8;
   extern __shared__ __align__(1024) char shared[];
   const int tid = threadIdx.x, warp = tid / 32, g = tid % 32 / 4, c = tid % 4;
   const int head = blockIdx.y;
@@ -91,7 +91,7 @@ __global__ void __launch_bounds__(kPrefillThreads, 1) attend_prefill_kernel(cons
   load(0, true, true);
   load_queries<K, E, kRows>(shared, p, s, head);
 
-  // First row of the warp, and its share at E = 512; a warpgroup of four warps has one share of 64 rows.
+  // First row of the warp, and its share; a warpgroup of four warps has one share of 64 rows.
   const int strip = warp % (kRows / 16) * 16, half = warp / (kRows / 16);
   PrefillLane lane(s, p.group, strip);
   const float scale = p.scale * 1.4426950408889634f;
@@ -125,8 +125,7 @@ __global__ void __launch_bounds__(kPrefillThreads, 1) attend_prefill_kernel(cons
 
     float score[kScoreTiles][4] = {};
     {
-      const uint64_t a = rows_operand(shared + warp / 4 % (kRows / 64) * 8192),
-                     b = rows_operand(keys + half * (kKeys / kPair) * 128);
+      const uint64_t a = rows_operand(shared), b = rows_operand(keys + half * (kKeys / 2) * 128);
       wgmma_begin();
 #pragma unroll
       for (int ks = 0; ks < E / 16; ++ks)
@@ -139,50 +138,34 @@ __global__ void __launch_bounds__(kPrefillThreads, 1) attend_prefill_kernel(cons
 
     const bool whole = sees_whole_tile(p, t, s.j0 + strip / p.group, tile_row, kKeys);
     float most[2], alpha[2];
-    mask_scores(score, most, p, t, lane, tile_row + half * (kKeys / kPair), scale, whole);
-    if constexpr (kPair == 2) {
-      if (c == 0) maxima[half * kRows + strip + g] = most[0], maxima[half * kRows + strip + g + 8] = most[1];
-      asm volatile("bar.sync %0, 64;" ::"r"(1 + strip / 16) : "memory");
-      most[0] = fmaxf(most[0], maxima[(1 - half) * kRows + strip + g]);
-      most[1] = fmaxf(most[1], maxima[(1 - half) * kRows + strip + g + 8]);
-    }
+    mask_scores(score, most, p, t, lane, tile_row + half * (kKeys / 2), scale, whole);
+    if (c == 0) maxima[half * kRows + strip + g] = most[0], maxima[half * kRows + strip + g + 8] = most[1];
+    asm volatile("bar.sync %0, 64;" ::"r"(1 + strip / 16) : "memory");
+    most[0] = fmaxf(most[0], maxima[(1 - half) * kRows + strip + g]);
+    most[1] = fmaxf(most[1], maxima[(1 - half) * kRows + strip + g + 8]);
     uint32_t prob[kScoreTiles][2];
-    const bool moved = softmax_scores(score, most, lane, prob, alpha);
-    if constexpr (kPair == 2) {
+    const bool moved = softmax_scores(score, most, scale, lane, prob, alpha);
 #pragma unroll
-      for (int n = 0; n < kScoreTiles; ++n)
+    for (int n = 0; n < kScoreTiles; ++n)
 #pragma unroll
-        for (int h = 0; h < 2; ++h)
-          *reinterpret_cast<uint32_t*>(shared + Shape::kAtP +
-                                       tile_at(kRows, strip + g + 8 * h, (half * (kKeys / 2) + 8 * n + 2 * c) * 2)) =
-              prob[n][h];
-    }
-    if (kPair == 2 || kBeside) {
-      if (kBeside) copies_wait<0>();
-      publish_to_products();
-      __syncthreads();
-    }
+      for (int h = 0; h < 2; ++h)
+        *reinterpret_cast<uint32_t*>(shared + Shape::kAtP +
+                                     tile_at(kRows, strip + g + 8 * h, (half * (kKeys / 2) + 8 * n + 2 * c) * 2)) =
+            prob[n][h];
+    if (kBeside) copies_wait<0>();
+    publish_to_products();
+    __syncthreads();
     if (kBeside) load(tile + 1, false, true);
     if (moved) scale_rows(out, alpha);
     {
       const uint64_t b = columns_operand(values + half * 4 * kKeys * 128, kKeys * 128);
       wgmma_begin();
 #pragma unroll
-      for (int ks = 0; ks < kKeys / 16; ++ks) {
-        if constexpr (kPair == 2) {
-          wgmma_columns(out, rows_operand(shared + Shape::kAtP) + ks * 32 / 16, b + ks * 2048 / 16, 1);
-        } else {
-          const uint32_t a[4] = {prob[2 * ks][0], prob[2 * ks][1], prob[2 * ks + 1][0], prob[2 * ks + 1][1]};
-          wgmma_columns(out, a, b + ks * 2048 / 16, 1);
-        }
-      }
+      for (int ks = 0; ks < kKeys / 16; ++ks)
+        wgmma_columns(out, rows_operand(shared + Shape::kAtP) + ks * 32 / 16, b + ks * 2048 / 16, 1);
       wgmma_commit();
       if (kBeside && tile + 1 < n_tile) expand_rows<K, E, kKeys>(shared + Shape::kAtK, shared + Shape::kAtRawK);
       wgmma_wait(out);
-      // The products read these registers until now.
-      if constexpr (kPair == 1)
-#pragma unroll
-        for (int n = 0; n < kScoreTiles; ++n) asm volatile("" ::"r"(prob[n][0]), "r"(prob[n][1]));
     }
   }
 
@@ -194,13 +177,11 @@ __global__ void __launch_bounds__(kPrefillThreads, 1) attend_prefill_kernel(cons
     lane.sum[h] += __shfl_xor_sync(~0u, lane.sum[h], 2);
   }
   __syncthreads();
-  if constexpr (kPair == 2) {
-    if (c == 0) maxima[half * kRows + strip + g] = lane.sum[0], maxima[half * kRows + strip + g + 8] = lane.sum[1];
-    __syncthreads();
+  if (c == 0) maxima[half * kRows + strip + g] = lane.sum[0], maxima[half * kRows + strip + g + 8] = lane.sum[1];
+  __syncthreads();
 #pragma unroll
-    for (int h = 0; h < 2; ++h) lane.sum[h] = maxima[strip + g + 8 * h] + maxima[kRows + strip + g + 8 * h];
-    __syncthreads();
-  }
+  for (int h = 0; h < 2; ++h) lane.sum[h] = maxima[strip + g + 8 * h] + maxima[kRows + strip + g + 8 * h];
+  __syncthreads();
   if (p.blocks.lse && half == 0 && c == 0) lane.leave_lse(p, s, head, strip);
   if (!p.blocks.writes) return;
 #pragma unroll
@@ -217,25 +198,16 @@ __global__ void __launch_bounds__(kPrefillThreads, 1) attend_prefill_kernel(cons
 #endif
 }
 
-template <KvType K, KvType V, int E>
-void launch_prefill(cudaStream_t stream, const AttendParams& p) {
-  using Shape = PrefillShape<K, V, E>;
-  static_assert(Shape::kBytes <= 227 * 1024, "shared memory of a block on sm_90");
-  auto* kernel = attend_prefill_kernel<K, V, E>;
-  allow_shared(kernel, size_t(Shape::kBytes));
-  launch(kernel, prefill_grid(p, Shape::kRows), dim3(kPrefillThreads), size_t(Shape::kBytes), stream, p);
-}
-
-template <KvType K, KvType V, int E>
-bool attend_prefill(cudaStream_t stream, const AttendParams& p) {
-  if (!has_warpgroups(attend_prefill_kernel<K, V, E>)) return launch_prefill_mma<K, V, E>(stream, p);
-  launch_prefill<K, V, E>(stream, p);
-  return true;
-}
-
 template <KvType K, KvType V>
 bool attend_prefill(cudaStream_t stream, const AttendParams& p) {
-  return p.kv.head_dim == 256 ? attend_prefill<K, V, 256>(stream, p) : attend_prefill<K, V, 512>(stream, p);
+  using Shape = PrefillShape<K, V>;
+  static_assert(Shape::kBytes <= 227 * 1024, "shared memory of a block on sm_90");
+  if (p.kv.head_dim == 256) return attend_prefill_256<K, V>(stream, p) || launch_prefill_mma<K, V, 256>(stream, p);
+  auto* kernel = attend_prefill_kernel<K, V>;
+  if (!has_warpgroups(kernel)) return launch_prefill_mma<K, V, 512>(stream, p);
+  allow_shared(kernel, size_t(Shape::kBytes));
+  launch(kernel, prefill_grid(p, Shape::kRows), dim3(kPrefillThreads), size_t(Shape::kBytes), stream, p);
+  return true;
 }
 
 }  // namespace facet::cuda

@@ -123,7 +123,7 @@ __global__ void __launch_bounds__(kPrefillThreads, 1)
     uint32_t prob[4][2];
     mask_scores(score, most, p, t, lane, tile_row, scale,
                 sees_whole_tile(p, t, s.j0 + strip / p.group, tile_row, kKeys));
-    if (softmax_scores(score, most, lane, prob, alpha)) scale_rows(out, alpha);
+    if (softmax_scores(score, most, scale, lane, prob, alpha)) scale_rows(out, alpha);
     add_values(out, prob, rows + (Shape::kFirstV + half * 4) * kKeys * 128);
   }
   store_in_passes<T, E, Shape::kRows, Shape::kPassRows, Shape::kStrideO, true>(out, lane, shared, p, s, head, strip,

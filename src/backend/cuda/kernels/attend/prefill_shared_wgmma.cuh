@@ -38,47 +38,31 @@ struct SharedWgmmaShape {
   static_assert(kRows * kStrideO <= kAtTop && kBytes + 1024 <= 227 * 1024, "shared memory of a block on sm_90");
 };
 
-// ---- copies of quantised rows in f16: [K/V head of the launch][row][640], sequences one after another, each at a
-// multiple of kExpandRows
-
-constexpr int kExpandRows = 32;
-__device__ __forceinline__ int expanded_rows(const AttendParams& p, int seq) {
-  const int n = p.step.q_begin[seq + 1] - p.step.q_begin[seq];
-  if (p.step.q_begin[seq] < p.t_begin || n <= 0) return 0;
-  return (p.step.kv_len[seq] + n + kExpandRows - 1) / kExpandRows * kExpandRows;
-}
-
+// Copies of quantised rows: [K/V head of the launch][row][640] f16 (expanded_rows).
 template <KvType T>
 __global__ void __launch_bounds__(256) expand_shared_kernel(const __grid_constant__ AttendParams p) {
   wait_for_previous();
   let_next_start();
   const int at = int(blockIdx.x) * kExpandRows;
-  int seq = 0, before = 0;
-  for (; seq < p.step.shape.n_seq; ++seq) {
-    const int n = expanded_rows(p, seq);
-    if (at < before + n) break;
-    before += n;
-  }
-  if (seq == p.step.shape.n_seq) return;
-  const int n = p.step.q_begin[seq + 1] - p.step.q_begin[seq], row0 = at - before;
+  const ExpandedPlace place(p, at);
+  const int seq = place.seq;
+  if (seq < 0) return;
+  const int n = p.step.q_begin[seq + 1] - p.step.q_begin[seq], row0 = at - place.before;
   const int head = p.f16.head0 + int(blockIdx.y);
   const char* raw = reinterpret_cast<const char*>(p.kv.k + p.step.slot[seq] * p.kv.k_slot) +
                     head * planar_bytes(T, kSharedCols) + row0 * p.kv.k_row;
   char* to = reinterpret_cast<char*>(p.f16.rows + (int64_t(blockIdx.y) * p.f16.cap + at) * kSharedCols);
-  expand_planar<T, kSharedCols>(raw, p.kv.k_row, 0, min(kExpandRows, p.step.kv_len[seq] + n - row0),
-                                [&](int row, int byte, uint4 v) {
-                                  *reinterpret_cast<uint4*>(to + row * 2 * kSharedCols + byte) = v;
-                                });
+  expand_planar<T, kSharedCols>(
+      [&](int row) { return raw + row * p.kv.k_row; }, 0, min(kExpandRows, p.step.kv_len[seq] + n - row0),
+      [&](int row, int byte, uint4 v) { *reinterpret_cast<uint4*>(to + row * 2 * kSharedCols + byte) = v; });
 }
 
-// ---- attention
-
 #if defined(FACET_WGMMA)
-// Barriers between the warpgroups of a block. Full: loaded; empty: its last reader is done.
+// Barriers between the warpgroups of a block. Full: loaded; empty: its last reader is done. A multiplying warpgroup
+// arrives by one lane of each of its four warps.
 struct SharedWgmmaBarriers {
   uint64_t pair_full[2], pair_empty[2], four_full[5], four_empty[5], p_full[2], p_empty[2];
 };
-constexpr int kArriveWarps = 4;  // a warpgroup arrives by one lane of each warp
 
 // The warpgroup that loads.
 template <class Rows>
@@ -99,19 +83,16 @@ __device__ __forceinline__ void load_units(SharedWgmmaBarriers& bar, char* share
           copy16_async_or_zero(to + i * Shape::kPanel + place + k * 2048, from + i * 128, there);
       }
     };
-    auto loaded = [](uint64_t* full) {
-      asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(full)) : "memory");
-    };
     const int pair = tile % Shape::kPairs;
     barrier_wait(&bar.pair_empty[pair], (tile / Shape::kPairs + 1) & 1);
     load(shared + Shape::kAtPairs + pair * 2 * Shape::kPanel, 0, 2);
-    loaded(&bar.pair_full[pair]);
+    barrier_arrive_with_copies(&bar.pair_full[pair]);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int i = 2 * tile + h, four = i % Shape::kFours;
       barrier_wait(&bar.four_empty[four], (i / Shape::kFours + 1) & 1);
       load(shared + Shape::kAtFours + four * 4 * Shape::kPanel, 2 + 4 * h, 4);
-      loaded(&bar.four_full[four]);
+      barrier_arrive_with_copies(&bar.four_full[four]);
     }
   }
   copies_commit();
@@ -142,11 +123,10 @@ __global__ void __launch_bounds__(SharedWgmmaShape::kThreads, 1)
       t = found;
       if (t.seq >= 0) tiles = KeyTiles<kKeys>(p, found, head);
       for (int i = 0; i < 2; ++i) {
-        barrier_init(&bar.pair_full[i], 128), barrier_init(&bar.pair_empty[i], kArriveWarps);
-        barrier_init(&bar.p_full[i], kArriveWarps), barrier_init(&bar.p_empty[i], kArriveWarps);
+        barrier_init(&bar.pair_full[i], 128), barrier_init(&bar.pair_empty[i], 4);
+        barrier_init(&bar.p_full[i], 4), barrier_init(&bar.p_empty[i], 4);
       }
-      for (int i = 0; i < Shape::kFours; ++i)
-        barrier_init(&bar.four_full[i], 128), barrier_init(&bar.four_empty[i], kArriveWarps);
+      for (int i = 0; i < Shape::kFours; ++i) barrier_init(&bar.four_full[i], 128), barrier_init(&bar.four_empty[i], 4);
       barriers_publish();
     }
   }
@@ -163,8 +143,7 @@ __global__ void __launch_bounds__(SharedWgmmaShape::kThreads, 1)
     const char* base;
     int64_t stride = 2 * kSharedCols;
     if constexpr (planar_scaled(T)) {
-      int before = 0;
-      for (int seq = 0; seq < t.seq; ++seq) before += expanded_rows(p, seq);
+      const int before = expanded_before(p, t.seq);
       base = reinterpret_cast<const char*>(p.f16.rows + (int64_t(blockIdx.y) * p.f16.cap + before) * kSharedCols);
     } else {
       base = reinterpret_cast<const char*>(p.kv.k + p.step.slot[t.seq] * p.kv.k_slot) + head * 2 * kSharedCols;
@@ -200,7 +179,7 @@ __global__ void __launch_bounds__(SharedWgmmaShape::kThreads, 1)
     wgmma_commit();
   };
   // Panels [from, to) of 64 values, which begin at `unit`.
-  auto score_panels = [&](float (&score)[kScoreTiles][4], const char* unit, int from, int to) {
+  auto score_panels = [&](float(&score)[kScoreTiles][4], const char* unit, int from, int to) {
     const uint64_t a = rows_operand(shared), b = rows_operand(unit);
 #pragma unroll
     for (int panel = from; panel < to; ++panel)
@@ -258,7 +237,7 @@ __global__ void __launch_bounds__(SharedWgmmaShape::kThreads, 1)
     float most[2], alpha[2];
     uint32_t prob[kScoreTiles][2];
     mask_scores(score, most, p, t, lane, row, scale, sees_whole_tile(p, t, s.j0 + strip / p.group, row, kKeys));
-    const bool moved = softmax_scores(score, most, lane, prob, alpha);
+    const bool moved = softmax_scores(score, most, scale, lane, prob, alpha);
     barrier_wait(&bar.p_empty[pair], (own / 2 + 1) & 1);
     char* const probs = shared + Shape::kAtP + pair * kRows * 128;
 #pragma unroll
@@ -343,7 +322,7 @@ bool attend_prefill_shared_wgmma(cudaStream_t stream, AttendParams p) {
   if (!has_warpgroups(kernel) || Shape::kBytes > device().shared) return false;
   int n_head = p.kv.n_head;  // of a pass
   if constexpr (planar_scaled(T)) {
-    const int64_t rows = p.step.shape.long_rows + int64_t(kExpandRows) * p.step.shape.n_seq;
+    const int64_t rows = p.step.shape.long_rows + int64_t(kExpandRows) * most_long(p);
     const int64_t room = p.f16.bytes / (2 * kSharedCols) / rows;
     if (p.step.shape.long_rows == 0 || room == 0) return false;
     n_head = int(std::min<int64_t>(n_head, room));

@@ -37,10 +37,10 @@ __device__ __forceinline__ void ldmatrix4_transposed(uint32_t (&r)[4], const voi
                : "r"(uint32_t(__cvta_generic_to_shared(p))));
 }
 
-// Planar rows (as they lie in the cache, stride bytes apart) to f16, by 256 threads: rows [first, first + n);
-// store(row, byte, v) puts 16 bytes of an f16 row in its place.
-template <KvType T, int E, class Store>
-__device__ __forceinline__ void expand_planar(const char* raw, int64_t stride, int first, int n, Store store) {
+// Planar rows [first, first + n) (as the cache has them, row_at(row)) to f16, by 256 threads; store(row, byte, v) puts
+// 16 bytes of an f16 row in their place.
+template <KvType T, int E, class RowAt, class Store>
+__device__ __forceinline__ void expand_planar(RowAt row_at, int first, int n, Store store) {
   constexpr int kCodes = planar_code_bytes(T, E);
   const int tid = threadIdx.x;
   auto scaled = [](uint32_t v, uint32_t d) { return expand::mul2(v, d); };
@@ -48,29 +48,32 @@ __device__ __forceinline__ void expand_planar(const char* raw, int64_t stride, i
   if constexpr (T == KvType::kQ8_0) {
     for (int i = tid; i < n * (E / 16); i += 256) {
       const int row = first + i / (E / 16), chunk = i % (E / 16);
-      const uint4 u = *reinterpret_cast<const uint4*>(raw + row * stride + chunk * 16);
-      const uint32_t pair = *reinterpret_cast<const uint32_t*>(raw + row * stride + kCodes + chunk / 4 * 4);
+      const uint4 u = *reinterpret_cast<const uint4*>(row_at(row) + chunk * 16);
+      const uint32_t pair = *reinterpret_cast<const uint32_t*>(row_at(row) + kCodes + chunk / 4 * 4);
       const uint32_t d0 = twice(pair, 0), d1 = twice(pair, 1);
-      store(row, chunk * 32, make_uint4(scaled(expand::bytes_lo(u.x), d0), scaled(expand::bytes_hi(u.x), d0),
-                     scaled(expand::bytes_lo(u.y), d1), scaled(expand::bytes_hi(u.y), d1)));
-      store(row, chunk * 32 + 16, make_uint4(scaled(expand::bytes_lo(u.z), d0), scaled(expand::bytes_hi(u.z), d0),
-                     scaled(expand::bytes_lo(u.w), d1), scaled(expand::bytes_hi(u.w), d1)));
+      store(row, chunk * 32,
+            make_uint4(scaled(expand::bytes_lo(u.x), d0), scaled(expand::bytes_hi(u.x), d0),
+                       scaled(expand::bytes_lo(u.y), d1), scaled(expand::bytes_hi(u.y), d1)));
+      store(row, chunk * 32 + 16,
+            make_uint4(scaled(expand::bytes_lo(u.z), d0), scaled(expand::bytes_hi(u.z), d0),
+                       scaled(expand::bytes_lo(u.w), d1), scaled(expand::bytes_hi(u.w), d1)));
     }
   } else if constexpr (T == KvType::kQ4_0) {
     for (int i = tid; i < n * (E / 8); i += 256) {
       const int row = first + i / (E / 8), w = i % (E / 8);
-      const uint32_t u = *reinterpret_cast<const uint32_t*>(raw + row * stride + w * 4);
-      const uint32_t pair = *reinterpret_cast<const uint32_t*>(raw + row * stride + kCodes + w / 8 * 4);
+      const uint32_t u = *reinterpret_cast<const uint32_t*>(row_at(row) + w * 4);
+      const uint32_t pair = *reinterpret_cast<const uint32_t*>(row_at(row) + kCodes + w / 8 * 4);
       const uint32_t d0 = twice(pair, 0), d1 = twice(pair, 1);
-      store(row, w * 16, make_uint4(scaled(expand::nibbles_lo(u), d0), scaled(expand::nibbles_hi(u), d0),
-                     scaled(expand::nibbles_lo(u >> 8), d1), scaled(expand::nibbles_hi(u >> 8), d1)));
+      store(row, w * 16,
+            make_uint4(scaled(expand::nibbles_lo(u), d0), scaled(expand::nibbles_hi(u), d0),
+                       scaled(expand::nibbles_lo(u >> 8), d1), scaled(expand::nibbles_hi(u >> 8), d1)));
     }
   } else if constexpr (T == KvType::kTQ3_0) {
     constexpr int kSpan = tq3_span(E), kUnits = kSpan / 32;
     for (int i = tid; i < n * (E / 32); i += 256) {
       const int row = first + i / (E / 32), unit = i % (E / 32);
-      const char* at = raw + row * stride + unit * 12;
-      const char* scales = raw + row * stride + kCodes + unit / kUnits * (kSpan / 16);
+      const char* at = row_at(row) + unit * 12;
+      const char* scales = row_at(row) + kCodes + unit / kUnits * (kSpan / 16);
       const uint32_t earlier = *reinterpret_cast<const uint32_t*>(scales);
       const uint32_t later = kSpan == 256 ? *reinterpret_cast<const uint32_t*>(scales + 8) : earlier;
 #pragma unroll
@@ -89,7 +92,8 @@ __device__ __forceinline__ void expand_planar(const char* raw, int64_t stride, i
 // A tile's rows, one after another, to f16 rows in shared memory.
 template <KvType T, int E, int kKeys>
 __device__ __forceinline__ void expand_rows(char* to, const char* raw, int first = 0, int n = kKeys) {
-  expand_planar<T, E>(raw, planar_bytes(T, E), first, n, [&](int row, int byte, uint4 v) {
+  const auto row_at = [&](int row) { return raw + row * planar_bytes(T, E); };
+  expand_planar<T, E>(row_at, first, n, [&](int row, int byte, uint4 v) {
     *reinterpret_cast<uint4*>(to + tile_at(kKeys, row, byte)) = v;
   });
 }
@@ -198,30 +202,68 @@ __device__ __forceinline__ void clear_prefill_padding(const AttendParams& p, int
     }
 }
 
+// Copies of quantised rows in f16 (F16Rows): of the sequences of long chunks one after another, each at a multiple of
+// kExpandRows, from the first row on that any of its tokens sees.
+constexpr int kExpandRows = 32;
+__device__ __forceinline__ int first_expanded(const AttendParams& p, int seq) {
+  return p.window > 0 ? max(0, p.step.kv_len[seq] - p.window + 1) : 0;
+}
+__device__ __forceinline__ int expanded_rows(const AttendParams& p, int seq) {
+  const int n = p.step.q_begin[seq + 1] - p.step.q_begin[seq];
+  if (p.step.q_begin[seq] < p.t_begin || n <= 0) return 0;
+  return (p.step.kv_len[seq] + n - first_expanded(p, seq) + kExpandRows - 1) / kExpandRows * kExpandRows;
+}
+__device__ __forceinline__ int expanded_before(const AttendParams& p, int seq) {
+  int before = 0;
+  for (int i = 0; i < seq; ++i) before += expanded_rows(p, i);
+  return before;
+}
+// Whose copies lie at row `at`; seq -1: nobody's.
+struct ExpandedPlace {
+  int seq = -1, before = 0;
+  __device__ ExpandedPlace(const AttendParams& p, int at) {
+    for (int i = 0; i < p.step.shape.n_seq; ++i) {
+      const int n = expanded_rows(p, i);
+      if (at < before + n) {
+        seq = i;
+        return;
+      }
+      before += n;
+    }
+  }
+};
+
 // Query rows of the tile in f16, in the places of K's values, as a tile of kRows rows at `shared`.
 template <KvType K, int E, int kRows, bool kShared = false>
 __device__ __forceinline__ void load_queries(char* shared, const AttendParams& p, const SeqRows& s, int head) {
-  constexpr int kPerLane = E / 32;
+  constexpr int kPerLane = E / 32, kWarps = kPrefillThreads / 32;
+  constexpr int kTogether = 64 / kPerLane;  // rows whose loads are in flight
+  static_assert(kRows % (kWarps * kTogether) == 0);
   const int lane = threadIdx.x % 32;
-  for (int r = threadIdx.x / 32; r < kRows; r += kPrefillThreads / 32) {
-    const int j = s.j0 + r / p.group;
-    float x[kPerLane] = {};
-    if (j < s.j1) {
-      const int first = kShared ? shared_channel(lane * kPerLane, true) : lane * kPerLane;
+  const int first = kShared ? shared_channel(lane * kPerLane, true) : lane * kPerLane;
+  for (int r0 = threadIdx.x / 32; r0 < kRows; r0 += kWarps * kTogether) {
+    float4 f[kTogether][kPerLane / 4];
+#pragma unroll
+    for (int k = 0; k < kTogether; ++k) {
+      const int r = r0 + k * kWarps, j = s.j0 + r / p.group;
       const float4* from = reinterpret_cast<const float4*>(p.q + (s.begin + j) * p.q_stride +
                                                            (head * p.group + r % p.group) * E + first);
 #pragma unroll
-      for (int i = 0; i < kPerLane / 4; ++i) {
-        const float4 f = from[i];
-        x[4 * i] = f.x, x[4 * i + 1] = f.y, x[4 * i + 2] = f.z, x[4 * i + 3] = f.w;
-      }
-      if (planar_scaled(K)) warp_rotate<kPerLane>(x, lane, false);
+      for (int i = 0; i < kPerLane / 4; ++i) f[k][i] = j < s.j1 ? __ldg(from + i) : float4{};
     }
 #pragma unroll
-    for (int i = 0; i < kPerLane; i += 4) {
-      const __half2 a = __floats2half2_rn(x[i], x[i + 1]), b = __floats2half2_rn(x[i + 2], x[i + 3]);
-      *reinterpret_cast<uint2*>(shared + tile_at(kRows, r, place_of<K>(lane * kPerLane + i) * 2)) =
-          make_uint2(*reinterpret_cast<const uint32_t*>(&a), *reinterpret_cast<const uint32_t*>(&b));
+    for (int k = 0; k < kTogether; ++k) {
+      float x[kPerLane];
+#pragma unroll
+      for (int i = 0; i < kPerLane / 4; ++i)
+        x[4 * i] = f[k][i].x, x[4 * i + 1] = f[k][i].y, x[4 * i + 2] = f[k][i].z, x[4 * i + 3] = f[k][i].w;
+      if (planar_scaled(K)) warp_rotate<kPerLane>(x, lane, false);
+#pragma unroll
+      for (int i = 0; i < kPerLane; i += 4) {
+        const __half2 a = __floats2half2_rn(x[i], x[i + 1]), b = __floats2half2_rn(x[i + 2], x[i + 3]);
+        *reinterpret_cast<uint2*>(shared + tile_at(kRows, r0 + k * kWarps, place_of<K>(lane * kPerLane + i) * 2)) =
+            make_uint2(*reinterpret_cast<const uint32_t*>(&a), *reinterpret_cast<const uint32_t*>(&b));
+      }
     }
   }
 }
@@ -272,43 +314,57 @@ struct PrefillLane {
   }
 };
 
-// Scales the scores of the keys at rows row0.. (as products leave them: keys 8 n + 2 c + e % 2, query row g + 8 (e /
-// 2)), hides what the rows do not see unless `whole`, and finds the largest of each row.
+// Of the scores of the keys at rows row0.. (as products leave them: keys 8 n + 2 c + e % 2, query row g + 8 (e / 2)):
+// hides what the rows do not see unless `whole`, and finds the largest of each row, times scale (positive).
 template <int kTiles>
 __device__ __forceinline__ void mask_scores(float (&score)[kTiles][4], float (&most)[2], const AttendParams& p,
                                             const PrefillTile& t, const PrefillLane& lane, int row0, float scale,
                                             bool whole) {
   const SeqRows& s = t.rows;
-  int pos[2] = {};
-  uint64_t ancestor[2] = {};
-  if (!whole && !t.plain)
+  const int c = int(threadIdx.x) % 4;
+  if (!whole) {
+    // A row sees [first, first + n) of the rows, in a plain chunk exactly.
+    int first[2], pos[2] = {};
+    unsigned n_seen[2];
+    uint64_t ancestor[2] = {};
 #pragma unroll
-    for (int h = 0; h < 2; ++h)
-      if (lane.token[h] >= 0) {
-        pos[h] = p.step.pos[s.begin + lane.token[h]];
-        if (s.mask == Mask::kTree) ancestor[h] = p.step.ancestor[s.begin + lane.token[h]];
+    for (int h = 0; h < 2; ++h) {
+      const int token = lane.token[h], at = s.len + token;
+      const int last = t.plain ? min(t.hi - 1, at) : t.hi - 1;
+      first[h] = t.plain && p.window > 0 ? max(t.lo, at - p.window + 1) : t.lo;
+      n_seen[h] = token >= 0 ? unsigned(max(0, last - first[h] + 1)) : 0;
+      if (t.plain || token < 0) continue;
+      pos[h] = p.step.pos[s.begin + token];
+      if (s.mask == Mask::kTree) ancestor[h] = p.step.ancestor[s.begin + token];
+    }
+    uint32_t hidden = 0;  // others: bit 4 n + e
+    if (!t.plain)
+#pragma unroll 1
+      for (int i = 0; i < 4 * kTiles; ++i) {
+        const bool h = i / 2 % 2;
+        const int row = row0 + i / 4 * 8 + 2 * c + i % 2;
+        if (unsigned(row - (h ? first[1] : first[0])) < (h ? n_seen[1] : n_seen[0]) &&
+            !sees_row(p, s, h ? lane.token[1] : lane.token[0], h ? pos[1] : pos[0], h ? ancestor[1] : ancestor[0], row))
+          hidden |= 1u << i;
       }
+#pragma unroll
+    for (int n = 0; n < kTiles; ++n)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const int h = e / 2, row = row0 + 8 * n + 2 * c + e % 2;
+        if (unsigned(row - first[h]) >= n_seen[h] || (hidden >> (4 * n + e) & 1)) score[n][e] = -INFINITY;
+      }
+  }
   most[0] = most[1] = -INFINITY;
 #pragma unroll
   for (int n = 0; n < kTiles; ++n)
 #pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      const int h = e / 2;
-      score[n][e] *= scale;
-      if (!whole) {
-        const int row = row0 + 8 * n + 2 * (int(threadIdx.x) % 4) + e % 2, token = lane.token[h];
-        bool seen = row >= t.lo && row < t.hi && token >= 0;
-        if (seen)
-          seen = t.plain ? row <= s.len + token && (p.window == 0 || s.len + token - row < p.window)
-                         : sees_row(p, s, token, pos[h], ancestor[h], row);
-        if (!seen) score[n][e] = -INFINITY;
-      }
-      most[h] = fmaxf(most[h], score[n][e]);
-    }
+    for (int e = 0; e < 4; ++e) most[e / 2] = fmaxf(most[e / 2], score[n][e]);
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     most[h] = fmaxf(most[h], __shfl_xor_sync(~0u, most[h], 1));
     most[h] = fmaxf(most[h], __shfl_xor_sync(~0u, most[h], 2));
+    most[h] *= scale;
   }
 }
 // Whether every query row of a warp, the first of token `first`, sees all of the tile's rows [row0, row0 + n_key).
@@ -328,7 +384,7 @@ __device__ __forceinline__ float shrinks(float top, float next) {
 // alpha: what sums so far are to be multiplied by; true: some of it is not 1. Probabilities are times 64: small ones
 // keep their precision in f16.
 template <int kTiles>
-__device__ __forceinline__ bool softmax_scores(const float (&score)[kTiles][4], const float (&most)[2],
+__device__ __forceinline__ bool softmax_scores(const float (&score)[kTiles][4], const float (&most)[2], float scale,
                                                PrefillLane& lane, uint32_t (&prob)[kTiles][2], float (&alpha)[2]) {
   float base[2];
   bool moved = false;
@@ -345,10 +401,10 @@ __device__ __forceinline__ bool softmax_scores(const float (&score)[kTiles][4], 
   for (int n = 0; n < kTiles; ++n)
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const __half2 v =
-          __floats2half2_rn(exp2_approx(score[n][2 * h] - base[h]), exp2_approx(score[n][2 * h + 1] - base[h]));
-      const float2 f = __half22float2(v);
-      lane.sum[h] += f.x + f.y;
+      const float a = exp2_approx(fmaf(score[n][2 * h], scale, -base[h]));
+      const float b = exp2_approx(fmaf(score[n][2 * h + 1], scale, -base[h]));
+      const __half2 v = __floats2half2_rn(a, b);
+      lane.sum[h] += a + b;
       prob[n][h] = *reinterpret_cast<const uint32_t*>(&v);
     }
   return __any_sync(~0u, moved);
@@ -359,10 +415,14 @@ __device__ __forceinline__ void scale_rows(float (&out)[kTiles][4], const float 
   for (int n = 0; n < kTiles; ++n) out[n][0] *= by[0], out[n][1] *= by[0], out[n][2] *= by[1], out[n][3] *= by[1];
 }
 
+// Most sequences that long chunks are of.
+inline int most_long(const AttendParams& p) {
+  const StepShape& s = p.step.shape;
+  return s.n_long > 0 ? s.n_long : std::min(s.n_seq, p.t_end - p.t_begin);
+}
 inline dim3 prefill_grid(const AttendParams& p, int rows) {
   const int n_tok = p.t_end - p.t_begin;
-  return dim3(unsigned(n_tok / (rows / p.group) + std::min(p.step.shape.n_seq, n_tok) + 1), unsigned(p.kv.n_head),
-              unsigned(p.blocks.n_set));
+  return dim3(unsigned(n_tok / (rows / p.group) + most_long(p) + 1), unsigned(p.kv.n_head), unsigned(p.blocks.n_set));
 }
 
 // Shared rows of one sequence and K/V head.

@@ -62,15 +62,6 @@ __device__ __forceinline__ void wgmma_rows(float (&d)[3][4], uint64_t a, uint64_
         "+f"(d[1][3]), "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3])
       : "l"(a), "l"(b), "r"(add));
 }
-__device__ __forceinline__ void wgmma_rows(float (&d)[4][4], uint64_t a, uint64_t b, int add) {
-  asm volatile(
-      "{ .reg .pred p; setp.ne.b32 p, %18, 0; wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 "
-      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, %16, %17, p, 1, 1, 0, 0; }"
-      : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]),
-        "+f"(d[1][3]), "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]), "+f"(d[3][0]), "+f"(d[3][1]),
-        "+f"(d[3][2]), "+f"(d[3][3])
-      : "l"(a), "l"(b), "r"(add));
-}
 __device__ __forceinline__ void wgmma_rows(float (&d)[6][4], uint64_t a, uint64_t b, int add) {
   asm volatile(
       "{ .reg .pred p; setp.ne.b32 p, %26, 0; wgmma.mma_async.sync.aligned.m64n48k16.f32.f16.f16 "
