@@ -80,7 +80,7 @@ const Step& StepBuilder::finish() {
                  .n_seq = int(slot_.size()),
                  .n_out = int(out_row_.size()),
                  .n_small = n_small_,
-                 .n_long = most_tok_ > margin_ ? n_long_ : 0,
+                 .n_long = n_long_,
                  .long_rows = most_tok_ > margin_ ? long_rows_ : 0,
                  .longest = longest_,
                  .n_path = n_path_,
