@@ -50,7 +50,10 @@ class PagePool {
   void add_spare(int64_t n) { spare_ += n; }
 
   // Maps pages one after another from `at` on. `unmap` takes whole mappings, after wait().
-  virtual Status map(std::byte* at, std::span<const PageId> pages) = 0;
+  Status map(std::byte* at, std::span<const PageId> pages) {
+    mapped_ += int64_t(pages.size());
+    return map_pages(at, pages);
+  }
   virtual void unmap(std::byte* at, int64_t n_pages) = 0;
   // Pages were taken and mapped here: makes them zero, where they are not.
   virtual void fresh(std::byte*, int64_t) {}
@@ -75,6 +78,8 @@ class PagePool {
   virtual int64_t courier_bytes() const { return 4 << 20; }  // of one copy at most
   // Pages that are made and mapped between two steps without anybody noticing.
   virtual int64_t pages_a_step() const { return 16; }
+  // A step ran: returns the pages that were mapped since the last.
+  int64_t next_step() { return std::exchange(mapped_, 0); }
   // Bytes that may lie mapped where nothing is kept.
   virtual int64_t most_spare() const { return kKeep; }
   // Bytes beyond a sequence's rows that kernels may read, whatever is there.
@@ -91,6 +96,7 @@ class PagePool {
 
  protected:
   PagePool(int64_t page_bytes, int64_t budget) : page_bytes_(page_bytes), budget_(budget) {}
+  virtual Status map_pages(std::byte* at, std::span<const PageId> pages) = 0;
   virtual Status make(PageId p) = 0;          // p was never made, or was given up
   virtual void give_up(PageId p) = 0;         // its memory goes back to the system
   static constexpr int64_t kKeep = 64 << 20;  // bytes of free pages that keep their memory, for whoever comes next
@@ -98,6 +104,7 @@ class PagePool {
  private:
   int64_t page_bytes_, budget_;
   int64_t used_ = 0, peak_ = 0, spare_ = 0;
+  int64_t mapped_ = 0;  // since next_step()
   std::vector<std::pair<const void*, GiveBack>> holders_;
   std::vector<int> refs_;
   std::deque<PageId> free_;  // behind those that were given up, `kept_` that still have their memory
@@ -113,7 +120,6 @@ class HostPagePool final : public PagePool {
   ~HostPagePool() override;
 
   Result<std::byte*> reserve(int64_t bytes) override;
-  Status map(std::byte* at, std::span<const PageId> pages) override;
   void unmap(std::byte* at, int64_t n_pages) override;
   void copy(std::byte* to, const std::byte* from, int64_t bytes) override;
   void wait() override {}
@@ -123,6 +129,7 @@ class HostPagePool final : public PagePool {
 
  private:
   HostPagePool(int fd, int64_t page_bytes, int64_t budget) : PagePool(page_bytes, budget), fd_(fd) {}
+  Status map_pages(std::byte* at, std::span<const PageId> pages) override;
   Status make(PageId p) override;
   void give_up(PageId p) override;
 

@@ -110,9 +110,12 @@ class EngineImpl final : public Engine, SessionMemory {
   void stop() override { queue_.stop(); }
   bool tick() override {
     make_current(runner_->b);
+    if (std::exchange(idle_, false)) phases_.restart();
     tiers_->look_at_copies();
     admit();
     bool more = steps_->step(int(waiting_.size()));
+    idle_ = !more;
+    if (!more) runner_->pool->next_step();
     tiers_->copy_ahead();
     wake_some();
     if (!more && std::any_of(waiting_.begin(), waiting_.end(), [&](const Job& w) { return tiers_->is_awaited(w); })) {
@@ -256,10 +259,13 @@ class EngineImpl final : public Engine, SessionMemory {
       if (!disk && cfg_.noted)
         cfg_.noted(fmt::format("cache-disk: another process uses {}; this one goes on without it", cfg_.cache_disk));
     }
-    tiers_ = std::make_unique<Tiers<B>>(*runner_, *spec_, *sessions_, cfg_, std::move(disk));
-    sessions_->evicting = [this](SlotId s) { tiers_->put_down(s); };
+    tiers_ = std::make_unique<Tiers<B>>(*runner_, *spec_, *sessions_, cfg_, phases_, std::move(disk));
+    sessions_->evicting = [this](SlotId s) {
+      const PhaseTimes::Scope phase(phases_, Phase::kEvict);
+      tiers_->put_down(s);
+    };
     steps_ = std::make_unique<StepLoop<B>>(
-        *runner_, *spec_, *sessions_, cfg_, tokenizer(), model_.cfg.n_vocab, model_.debug.forced_drafts,
+        *runner_, *spec_, *sessions_, cfg_, tokenizer(), model_.cfg.n_vocab, model_.debug.forced_drafts, phases_,
         StepHooks{.finish = [this](SlotId s, Stop why, const std::string& error) { finish(s, why, error); },
                   .make_room = [this](SlotId s) { return make_room(s); },
                   .prompt_took = [this](int tokens, double seconds) { tiers_->observe_prompt(tokens, seconds); }});
@@ -418,6 +424,7 @@ class EngineImpl final : public Engine, SessionMemory {
 
   // What forks that are kept still lack (KvCache::fork), a little after every step.
   void wake_some() {
+    const PhaseTimes::Scope phase(phases_, Phase::kMap);
     int64_t pages = runner_->pool->pages_a_step();
     for (SlotId s = 0; pages > 0 && s < sessions_->size(); ++s) {
       if (sessions_->at(s).use != Session::Use::kIdle) continue;
@@ -442,6 +449,7 @@ class EngineImpl final : public Engine, SessionMemory {
     return 0;
   }
   Status fork(SlotId from, SlotId to) override {
+    const PhaseTimes::Scope phase(phases_, Phase::kFork);
     if (auto ok = cache().fork(from, to, KvCache::Fork::kAsleep); !ok) return ok;
     if (auto ok = spec_->fork(from, to); !ok) {
       release(to);
@@ -451,6 +459,7 @@ class EngineImpl final : public Engine, SessionMemory {
     return Ok{};
   }
   void release(SlotId s) override {
+    const PhaseTimes::Scope phase(phases_, Phase::kEvict);
     finish_read(s);
     cache().release(s);
     spec_->forget(s);
@@ -465,6 +474,8 @@ class EngineImpl final : public Engine, SessionMemory {
 
   LoadedModel model_;
   EngineConfig cfg_;
+  PhaseTimes phases_;
+  bool idle_ = true;  // nothing ran in the last tick
   std::unique_ptr<Runner<B>> runner_;
   std::unique_ptr<Speculator<B>> spec_;
   std::unique_ptr<SessionStore> sessions_;
