@@ -1,4 +1,5 @@
 #pragma once
+#include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -29,6 +30,7 @@ class PagePool {
   int64_t page_bytes() const { return page_bytes_; }
   int64_t budget() const { return budget_; }  // pages that may be in use at once
   int64_t used() const { return used_ - spare_; }
+  int64_t untaken() const { return budget_ - used_; }  // without those that lie spare
   int64_t peak() const { return peak_; }
   int refs(PageId p) const { return refs_[size_t(p)]; }
 
@@ -76,9 +78,10 @@ class PagePool {
   virtual Mark mark() { return {}; }
   virtual int couriers() const { return 1; }                 // threads that are worth it
   virtual int64_t courier_bytes() const { return 4 << 20; }  // of one copy at most
-  // Pages that are made and mapped between two steps without anybody noticing.
+  // Pages that are made and mapped between two steps without anybody noticing; how many of them are left; a step ran:
+  // returns those that were mapped since the last.
   virtual int64_t pages_a_step() const { return 16; }
-  // A step ran: returns the pages that were mapped since the last.
+  int64_t left_a_step() const { return std::max<int64_t>(0, pages_a_step() - mapped_); }
   int64_t next_step() { return std::exchange(mapped_, 0); }
   // Bytes that may lie mapped where nothing is kept.
   virtual int64_t most_spare() const { return kKeep; }

@@ -7,6 +7,7 @@
 
 #include "engine/engine.h"
 #include "engine/fingerprint.h"
+#include "engine/mapping.h"
 #include "engine/plan.h"
 #include "engine/request_queue.h"
 #include "engine/session_store.h"
@@ -113,11 +114,11 @@ class EngineImpl final : public Engine, SessionMemory {
     if (std::exchange(idle_, false)) phases_.restart();
     tiers_->look_at_copies();
     admit();
+    map_some();
     bool more = steps_->step(int(waiting_.size()));
     idle_ = !more;
     if (!more) runner_->pool->next_step();
     tiers_->copy_ahead();
-    wake_some();
     if (!more && std::any_of(waiting_.begin(), waiting_.end(), [&](const Job& w) { return tiers_->is_awaited(w); })) {
       tiers_->wait();  // there is nothing to do meanwhile
       more = true;
@@ -422,16 +423,17 @@ class EngineImpl final : public Engine, SessionMemory {
     if (cfg_.degraded) cfg_.degraded(fmt::format("drafter {}", spec_->method_name(m)), why);
   }
 
-  // What forks that are kept still lack (KvCache::fork), a little after every step.
-  void wake_some() {
+  // What forks still lack (KvCache::fork), a little before every step: first those in which requests run.
+  void map_some() {
     const PhaseTimes::Scope phase(phases_, Phase::kMap);
-    int64_t pages = runner_->pool->pages_a_step();
-    for (SlotId s = 0; pages > 0 && s < sessions_->size(); ++s) {
-      if (sessions_->at(s).use != Session::Use::kIdle) continue;
-      const auto n = cache().wake_some(s, pages);
-      if (!n) return;  // whoever needs it tries again
-      pages -= *n;
-    }
+    const PagePool& pool = *runner_->pool;
+    for (SlotId s = 0; s < sessions_->size(); ++s)
+      while (sessions_->at(s).use == Session::Use::kRunning && pool.left_a_step() > 0 && cache().asleep(s)) {
+        const auto n = cache().wake_some(s, pool.left_a_step());
+        if (n) break;
+        if (!make_room(s)) finish(s, Stop::kError, n.error().message());
+      }
+    map_ahead(cache(), *sessions_);
   }
 
   // --- SessionMemory

@@ -9,6 +9,7 @@
 #include "backend/cpu/sampler.h"
 #include "engine/constrain.h"
 #include "engine/logprobs.h"
+#include "engine/mapping.h"
 #include "engine/runner.h"
 #include "engine/scheduler.h"
 #include "engine/session_store.h"
@@ -63,6 +64,7 @@ class StepLoop {
                            .priority = q.work.request.priority});
       }
     if (demands.empty()) return false;
+    let_sleep(demands, cache());
     limit_echoes(demands);
     run(scheduler_.schedule(demands));
     return true;

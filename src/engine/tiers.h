@@ -87,7 +87,8 @@ class Tiers {
       if (slots <= 0 && pages <= 0) return;
       --slots;
       pages -= runner_.cache->owned_pages(s);
-      if (!is_below(s)) return begin_copy(s);
+      // One that sleeps would have to be mapped whole for it; it is in a few steps.
+      if (!is_below(s) && (sessions_.running() == 0 || !runner_.cache->asleep(s))) return begin_copy(s);
     }
   }
 
