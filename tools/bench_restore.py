@@ -3,6 +3,7 @@
 
 A prompt is computed, pushed out of the GPU's memory by others, and asked again while so many answers are being read. Prints a JSON line: the time to
 its first token, where it came from and how long that took, and the gaps between the readers' tokens: median and longest, before it came and meanwhile.
+With --log-slow-steps MS the server's lines of that time come first, on standard error: what the engine did between the tokens of slow steps.
 Prompts are random token ids. Standard library only.
 """
 import argparse
@@ -12,6 +13,7 @@ import random
 import re
 import statistics
 import subprocess
+import sys
 import threading
 import time
 
@@ -51,8 +53,13 @@ def main():
     # Room for the running ones and little more, so that a conversation that waits has to go.
     server = subprocess.Popen([a.program, "serve", "-m", a.model, "--port", "0", "--parallel", str(a.readers + 1), "--snapshots", "1", "-c", str(context), *options],
                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    said = []
-    threading.Thread(target=lambda: said.extend(server.stderr), daemon=True).start()
+    said = []  # with the time of each line
+
+    def listen():
+        for line in server.stderr:
+            said.append((time.perf_counter(), line))
+
+    threading.Thread(target=listen, daemon=True).start()
     try:
         client = Client(int(re.search(r":(\d+)$", server.stdout.readline())[1]))
         prompt = ids(a.tokens)
@@ -85,6 +92,7 @@ def main():
             gaps = [(x, 1e3 * (y - x)) for t in times for x, y in zip(t, t[1:])]
             before = [g for x, g in gaps if came - 1.5 < x < came - .1]
             beside = [g for x, g in gaps if came - .05 < x < first[0]]
+            sys.stderr.write("".join(f"{1e3 * (t - came):8.1f} ms  {line}" for t, line in said if came < t < over and "to a step of" in line))
             cache = last["timings"]["cache"]
             print(json.dumps({"test": "restore", "tokens": a.tokens, "readers": a.readers, "cold_ms": round(1e3 * cold, 1), "first_token_ms": round(1e3 * (first[0] - came), 1),
                               "source": cache["source"], "hit_tokens": cache["hit_tokens"], "restore_ms": round(cache["restore_ms"], 1),
@@ -94,7 +102,7 @@ def main():
         server.terminate()
         server.wait(60)
         if server.returncode != 0:
-            raise SystemExit("".join(said[-20:]))
+            raise SystemExit("".join(line for _, line in said[-20:]))
 
 
 if __name__ == "__main__":

@@ -30,6 +30,7 @@ struct Options {
   RouterOptions router;
   bool seed_given = false;
   std::string alias;
+  double slow_step_ms = 0;  // 0: none is told of
 };
 
 // "a,b": a and b; empty names do not count.
@@ -71,7 +72,11 @@ class EngineThread {
 
   Status load() {
     EngineConfig c = o_.engine;
-    c.stepped = [this](const StepStats& s) { service_.metrics().step(s); };
+    c.stepped = [this](const StepStats& s) {
+      service_.metrics().step(s);
+      if (o_.slow_step_ms > 0 && s.tokens > 0 && s.since_last() * 1e3 > o_.slow_step_ms)
+        print_err("{}\n", step_line(s));
+    };
     c.degraded = [this](const std::string& what, const std::string& why) { service_.health().degrade(what, why); };
     c.planned = [this](const std::string& sum, const std::string&) { plan_ = sum; };
     if (router_.there()) c.loading = [this](uint64_t done, uint64_t total) { router_.loading(done, total); };
@@ -280,6 +285,9 @@ void add_serve(CLI::App& app, int& rc) {
   add_access_options(cmd, s);
   add_path_options(cmd, s);
   add_connection_options(cmd, s.http);
+  cmd->add_option("--log-slow-steps", o->slow_step_ms,
+                  "Milliseconds that answers may wait for a step until a line tells what took them; omitted: any")
+      ->check(CLI::Range(.001, 60000.));
   cmd->preparse_callback([o](size_t) {});  // keeps them where the other callback is taken away (check_command_line)
   cmd->callback([o, &rc] { rc = run(*o); });
 }

@@ -87,7 +87,7 @@ Status CudaPagePool::make(PageId p) {
                "close what else uses the GPU, or plan with less (--memory)"};
 }
 
-Status CudaPagePool::map(std::byte* to, std::span<const PageId> pages) {
+Status CudaPagePool::map_pages(std::byte* to, std::span<const PageId> pages) {
   if (pages.empty()) return Ok{};
   for (size_t i = 0; i < pages.size(); ++i)
     if (driver().map(at(to) + i * size_t(kPage), size_t(kPage), 0, handle_[size_t(pages[i])], 0) != CUDA_SUCCESS) {

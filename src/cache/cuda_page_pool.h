@@ -27,7 +27,6 @@ class CudaPagePool final : public PagePool {
   ~CudaPagePool() override;
 
   Result<std::byte*> reserve(int64_t bytes) override;
-  Status map(std::byte* at, std::span<const PageId> pages) override;
   void unmap(std::byte* at, int64_t n_pages) override;
   void fresh(std::byte* at, int64_t bytes) override;
   void copy(std::byte* to, const std::byte* from, int64_t bytes) override;
@@ -44,6 +43,7 @@ class CudaPagePool final : public PagePool {
 
  private:
   CudaPagePool(cuda::Device& d, int64_t budget) : PagePool(kPage, (budget + kPage - 1) / kPage), device_(d) {}
+  Status map_pages(std::byte* at, std::span<const PageId> pages) override;
   Status make(PageId p) override;
   void give_up(PageId) override {}
 

@@ -71,6 +71,9 @@ class KvCache {
   // Maps so many pages at most, of this and of mirrored caches each; returns how many of this one.
   Result<int64_t> wake_some(SlotId s, int64_t pages);
   Status wake(SlotId s);
+  // Maps so many pages at most of a released slot's rings, for whoever comes next, while there are plenty; returns how
+  // many.
+  int64_t spare_rings(SlotId s, int64_t pages);
   int64_t pages(int rows) const;        // of a sequence with so many rows of its own
   int64_t owned_pages(SlotId s) const;  // of the slot alone: what release would give back
 

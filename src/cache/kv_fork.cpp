@@ -44,6 +44,17 @@ Status KvCache::wake(SlotId s) {
   return Ok{};
 }
 
+int64_t KvCache::spare_rings(SlotId s, int64_t pages) {
+  if (mirror_) mirror_->spare_rings(s, pages);
+  Sequence& q = seq_[size_t(s)];
+  const int64_t lacks = ring_stride_ / pool_->page_bytes() - int64_t(q.rings.size()), n = std::min(lacks, pages);
+  if (n <= 0 || (!q.spare && slot_pages(s) > 0)) return 0;
+  if (!pool_->may_spare(lacks) || pool_->untaken() < 2 * lacks || !take_rings(s, n)) return 0;
+  q.spare = true;
+  pool_->add_spare(n);
+  return n;
+}
+
 Status KvCache::fork(SlotId from, SlotId to, Fork how) {
   Sequence &a = seq_[size_t(from)], &b = seq_[size_t(to)];
   CHECK(from != to && b.len == 0 && (b.spare || slot_pages(to) == 0),

@@ -77,7 +77,7 @@ Result<std::byte*> HostPagePool::reserve(int64_t bytes) {
   return ranges_.back().p;
 }
 
-Status HostPagePool::map(std::byte* at, std::span<const PageId> pages) {
+Status HostPagePool::map_pages(std::byte* at, std::span<const PageId> pages) {
   for (size_t i = 0; i < pages.size();) {
     size_t n = 1;  // neighbours in the file are one mapping
     while (i + n < pages.size() && pages[i + n] == pages[i] + PageId(n)) ++n;

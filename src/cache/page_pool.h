@@ -1,4 +1,5 @@
 #pragma once
+#include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -29,6 +30,7 @@ class PagePool {
   int64_t page_bytes() const { return page_bytes_; }
   int64_t budget() const { return budget_; }  // pages that may be in use at once
   int64_t used() const { return used_ - spare_; }
+  int64_t untaken() const { return budget_ - used_; }  // without those that lie spare
   int64_t peak() const { return peak_; }
   int refs(PageId p) const { return refs_[size_t(p)]; }
 
@@ -50,7 +52,10 @@ class PagePool {
   void add_spare(int64_t n) { spare_ += n; }
 
   // Maps pages one after another from `at` on. `unmap` takes whole mappings, after wait().
-  virtual Status map(std::byte* at, std::span<const PageId> pages) = 0;
+  Status map(std::byte* at, std::span<const PageId> pages) {
+    mapped_ += int64_t(pages.size());
+    return map_pages(at, pages);
+  }
   virtual void unmap(std::byte* at, int64_t n_pages) = 0;
   // Pages were taken and mapped here: makes them zero, where they are not.
   virtual void fresh(std::byte*, int64_t) {}
@@ -73,8 +78,11 @@ class PagePool {
   virtual Mark mark() { return {}; }
   virtual int couriers() const { return 1; }                 // threads that are worth it
   virtual int64_t courier_bytes() const { return 4 << 20; }  // of one copy at most
-  // Pages that are made and mapped between two steps without anybody noticing.
+  // Pages that are made and mapped between two steps without anybody noticing; how many of them are left; a step ran:
+  // returns those that were mapped since the last.
   virtual int64_t pages_a_step() const { return 16; }
+  int64_t left_a_step() const { return std::max<int64_t>(0, pages_a_step() - mapped_); }
+  int64_t next_step() { return std::exchange(mapped_, 0); }
   // Bytes that may lie mapped where nothing is kept.
   virtual int64_t most_spare() const { return kKeep; }
   // Bytes beyond a sequence's rows that kernels may read, whatever is there.
@@ -91,6 +99,7 @@ class PagePool {
 
  protected:
   PagePool(int64_t page_bytes, int64_t budget) : page_bytes_(page_bytes), budget_(budget) {}
+  virtual Status map_pages(std::byte* at, std::span<const PageId> pages) = 0;
   virtual Status make(PageId p) = 0;          // p was never made, or was given up
   virtual void give_up(PageId p) = 0;         // its memory goes back to the system
   static constexpr int64_t kKeep = 64 << 20;  // bytes of free pages that keep their memory, for whoever comes next
@@ -98,6 +107,7 @@ class PagePool {
  private:
   int64_t page_bytes_, budget_;
   int64_t used_ = 0, peak_ = 0, spare_ = 0;
+  int64_t mapped_ = 0;  // since next_step()
   std::vector<std::pair<const void*, GiveBack>> holders_;
   std::vector<int> refs_;
   std::deque<PageId> free_;  // behind those that were given up, `kept_` that still have their memory
@@ -113,7 +123,6 @@ class HostPagePool final : public PagePool {
   ~HostPagePool() override;
 
   Result<std::byte*> reserve(int64_t bytes) override;
-  Status map(std::byte* at, std::span<const PageId> pages) override;
   void unmap(std::byte* at, int64_t n_pages) override;
   void copy(std::byte* to, const std::byte* from, int64_t bytes) override;
   void wait() override {}
@@ -123,6 +132,7 @@ class HostPagePool final : public PagePool {
 
  private:
   HostPagePool(int fd, int64_t page_bytes, int64_t budget) : PagePool(page_bytes, budget), fd_(fd) {}
+  Status map_pages(std::byte* at, std::span<const PageId> pages) override;
   Status make(PageId p) override;
   void give_up(PageId p) override;
 

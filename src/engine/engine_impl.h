@@ -7,6 +7,7 @@
 
 #include "engine/engine.h"
 #include "engine/fingerprint.h"
+#include "engine/mapping.h"
 #include "engine/plan.h"
 #include "engine/request_queue.h"
 #include "engine/session_store.h"
@@ -110,11 +111,14 @@ class EngineImpl final : public Engine, SessionMemory {
   void stop() override { queue_.stop(); }
   bool tick() override {
     make_current(runner_->b);
+    if (std::exchange(idle_, false)) phases_.restart();
     tiers_->look_at_copies();
     admit();
+    map_some();
     bool more = steps_->step(int(waiting_.size()));
+    idle_ = !more;
+    if (!more) runner_->pool->next_step();
     tiers_->copy_ahead();
-    wake_some();
     if (!more && std::any_of(waiting_.begin(), waiting_.end(), [&](const Job& w) { return tiers_->is_awaited(w); })) {
       tiers_->wait();  // there is nothing to do meanwhile
       more = true;
@@ -256,10 +260,13 @@ class EngineImpl final : public Engine, SessionMemory {
       if (!disk && cfg_.noted)
         cfg_.noted(fmt::format("cache-disk: another process uses {}; this one goes on without it", cfg_.cache_disk));
     }
-    tiers_ = std::make_unique<Tiers<B>>(*runner_, *spec_, *sessions_, cfg_, std::move(disk));
-    sessions_->evicting = [this](SlotId s) { tiers_->put_down(s); };
+    tiers_ = std::make_unique<Tiers<B>>(*runner_, *spec_, *sessions_, cfg_, phases_, std::move(disk));
+    sessions_->evicting = [this](SlotId s) {
+      const PhaseTimes::Scope phase(phases_, Phase::kEvict);
+      tiers_->put_down(s);
+    };
     steps_ = std::make_unique<StepLoop<B>>(
-        *runner_, *spec_, *sessions_, cfg_, tokenizer(), model_.cfg.n_vocab, model_.debug.forced_drafts,
+        *runner_, *spec_, *sessions_, cfg_, tokenizer(), model_.cfg.n_vocab, model_.debug.forced_drafts, phases_,
         StepHooks{.finish = [this](SlotId s, Stop why, const std::string& error) { finish(s, why, error); },
                   .make_room = [this](SlotId s) { return make_room(s); },
                   .prompt_took = [this](int tokens, double seconds) { tiers_->observe_prompt(tokens, seconds); }});
@@ -416,15 +423,17 @@ class EngineImpl final : public Engine, SessionMemory {
     if (cfg_.degraded) cfg_.degraded(fmt::format("drafter {}", spec_->method_name(m)), why);
   }
 
-  // What forks that are kept still lack (KvCache::fork), a little after every step.
-  void wake_some() {
-    int64_t pages = runner_->pool->pages_a_step();
-    for (SlotId s = 0; pages > 0 && s < sessions_->size(); ++s) {
-      if (sessions_->at(s).use != Session::Use::kIdle) continue;
-      const auto n = cache().wake_some(s, pages);
-      if (!n) return;  // whoever needs it tries again
-      pages -= *n;
-    }
+  // What forks still lack (KvCache::fork), a little before every step: first those in which requests run.
+  void map_some() {
+    const PhaseTimes::Scope phase(phases_, Phase::kMap);
+    const PagePool& pool = *runner_->pool;
+    for (SlotId s = 0; s < sessions_->size(); ++s)
+      while (sessions_->at(s).use == Session::Use::kRunning && pool.left_a_step() > 0 && cache().asleep(s)) {
+        const auto n = cache().wake_some(s, pool.left_a_step());
+        if (n) break;
+        if (!make_room(s)) finish(s, Stop::kError, n.error().message());
+      }
+    map_ahead(cache(), *sessions_);
   }
 
   // --- SessionMemory
@@ -442,6 +451,7 @@ class EngineImpl final : public Engine, SessionMemory {
     return 0;
   }
   Status fork(SlotId from, SlotId to) override {
+    const PhaseTimes::Scope phase(phases_, Phase::kFork);
     if (auto ok = cache().fork(from, to, KvCache::Fork::kAsleep); !ok) return ok;
     if (auto ok = spec_->fork(from, to); !ok) {
       release(to);
@@ -451,6 +461,7 @@ class EngineImpl final : public Engine, SessionMemory {
     return Ok{};
   }
   void release(SlotId s) override {
+    const PhaseTimes::Scope phase(phases_, Phase::kEvict);
     finish_read(s);
     cache().release(s);
     spec_->forget(s);
@@ -465,6 +476,8 @@ class EngineImpl final : public Engine, SessionMemory {
 
   LoadedModel model_;
   EngineConfig cfg_;
+  PhaseTimes phases_;
+  bool idle_ = true;  // nothing ran in the last tick
   std::unique_ptr<Runner<B>> runner_;
   std::unique_ptr<Speculator<B>> spec_;
   std::unique_ptr<SessionStore> sessions_;

@@ -72,7 +72,7 @@ class SessionCopy {
     return fits(*in.image);
   }
   // Once between two steps; `failed`: there is no memory for it.
-  void map_in(In& in) { map_in(in, runner_.pool->pages_a_step()); }
+  void map_in(In& in) { map_in(in, runner_.pool->left_a_step()); }
   // All that is left of it, now.
   void finish_in(In& in) {
     while (!in.mapped() && !in.failed) map_in(in, std::numeric_limits<int32_t>::max());

@@ -9,6 +9,7 @@
 #include "backend/cpu/sampler.h"
 #include "engine/constrain.h"
 #include "engine/logprobs.h"
+#include "engine/mapping.h"
 #include "engine/runner.h"
 #include "engine/scheduler.h"
 #include "engine/session_store.h"
@@ -30,7 +31,8 @@ template <Backend B>
 class StepLoop {
  public:
   StepLoop(Runner<B>& runner, Speculator<B>& spec, SessionStore& sessions, const EngineConfig& c,
-           const Tokenizer* tokenizer, int n_vocab, std::span<const float> forced_drafts, StepHooks hooks)
+           const Tokenizer* tokenizer, int n_vocab, std::span<const float> forced_drafts, PhaseTimes& phases,
+           StepHooks hooks)
       : runner_(runner),
         spec_(spec),
         sessions_(sessions),
@@ -38,6 +40,7 @@ class StepLoop {
         tokenizer_(tokenizer),
         n_vocab_(n_vocab),
         forced_drafts_(forced_drafts),
+        phases_(phases),
         hooks_(std::move(hooks)),
         scheduler_(c.chunk, c.max_stall) {}
 
@@ -61,6 +64,7 @@ class StepLoop {
                            .priority = q.work.request.priority});
       }
     if (demands.empty()) return false;
+    let_sleep(demands, cache());
     limit_echoes(demands);
     run(scheduler_.schedule(demands));
     return true;
@@ -73,8 +77,10 @@ class StepLoop {
   Session& at(SlotId s) const { return sessions_.at(s); }
 
   void run(const std::vector<SeqGrant>& grants) {
+    const PhaseTimes::Scope phase(phases_, Phase::kDraft);
     const auto begun = Clock::now();
     propose(grants);
+    phases_.enter(Phase::kPrepare);
     const auto start = Clock::now();
     std::vector<SeqGrant> run;
     for (const SeqGrant& g : grants)
@@ -88,15 +94,18 @@ class StepLoop {
       add(g);
       if (!at(g.id).decoding) prompts += g.n;
     }
+    phases_.enter(Phase::kForward);
     const auto logits = runner_.forward(spec_.taps(runner_.steps.n_tok()));
     sample_rows(run);
     const std::span<const SampleRow> rows = rows_;
     if (!rows.empty()) {
       runner_.b.sample(runner_.ids, logits, rows);
+      phases_.enter(Phase::kWait);
       drawn_.resize(rows.size());
       for (size_t i = 0; i < rows.size(); ++i)
         drawn_[i] = runner_.ids[i];  // the one place where the host waits for the device
     }
+    phases_.enter(Phase::kSettle);
     const auto drawn = Clock::now();
     if (prompts == 0)
       spec_.observe_step(runner_.steps.n_tok(), seconds(drawn - start));
@@ -105,12 +114,15 @@ class StepLoop {
       if (prompts > runner_.steps.n_tok() / 2) hooks_.prompt_took(prompts, seconds(drawn - start));
     }
     waited_ = !rows.empty();
+    const int64_t pages = runner_.pool->next_step();
     if (cfg_.stepped)
       cfg_.stepped({.sequences = int(run.size()),
                     .waiting = waiting_,
                     .prompt_tokens = prompts,
                     .tokens = runner_.steps.n_tok() - prompts,
-                    .seconds = seconds(drawn - begun)});
+                    .seconds = seconds(drawn - begun),
+                    .phase_s = phases_.take(),
+                    .pages = pages});
     settle(run, logits, seconds(drawn - start));
   }
 
@@ -470,6 +482,7 @@ class StepLoop {
   const Tokenizer* tokenizer_;
   int n_vocab_;
   std::span<const float> forced_drafts_;  // EngineDebug's
+  PhaseTimes& phases_;
   StepHooks hooks_;
   Scheduler scheduler_;
   const Sampling greedy_{.temperature = 0};

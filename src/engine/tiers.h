@@ -34,9 +34,14 @@ class Tiers {
   using Source = CacheUse::Source;
 
   // disk: null for none.
-  Tiers(Runner<B>& runner, Speculator<B>& spec, SessionStore& sessions, const EngineConfig& c,
+  Tiers(Runner<B>& runner, Speculator<B>& spec, SessionStore& sessions, const EngineConfig& c, PhaseTimes& phases,
         std::unique_ptr<DiskTier> disk)
-      : runner_(runner), sessions_(sessions), copy_(runner, spec, sessions), ram_(c.cache_ram), disk_(std::move(disk)) {
+      : runner_(runner),
+        sessions_(sessions),
+        phases_(phases),
+        copy_(runner, spec, sessions),
+        ram_(c.cache_ram),
+        disk_(std::move(disk)) {
     ram_.evicting = [this](ImagePtr image) {
       ++stats_.ram.evictions;
       if (disk_)
@@ -52,13 +57,14 @@ class Tiers {
 
   // Before requests are looked at: what copying has finished since.
   void look_at_copies() {
+    const PhaseTimes::Scope phase(phases_, Phase::kCopy);
     for (auto i = copies_.begin(); i != copies_.end();) {
       const auto at = i++;
       if (copy_.done(at->job)) end_copy(at);
     }
     for (auto i = fills_.begin(); i != fills_.end();) {
       const auto at = i++;
-      copy_.map_in(at->in);
+      map_in(at->in);
       if (copy_.is_over(at->in)) end_fill(at);
     }
   }
@@ -66,6 +72,7 @@ class Tiers {
   // Begins to copy an idle session that would go next, if memory is short; one at a time.
   void copy_ahead() {
     if (!keeps() || !copies_.empty()) return;
+    const PhaseTimes::Scope phase(phases_, Phase::kCopy);
     std::vector<SlotId> idle;
     int slots = kAheadSlots;
     for (SlotId s = 0; s < sessions_.size(); ++s) {
@@ -80,7 +87,8 @@ class Tiers {
       if (slots <= 0 && pages <= 0) return;
       --slots;
       pages -= runner_.cache->owned_pages(s);
-      if (!is_below(s)) return begin_copy(s);
+      // One that sleeps would have to be mapped whole for it; it is in a few steps.
+      if (!is_below(s) && (sessions_.running() == 0 || !runner_.cache->asleep(s))) return begin_copy(s);
     }
   }
 
@@ -295,11 +303,15 @@ class Tiers {
     std::shared_ptr<Fill> fill;
     typename SessionCopy<B>::In in;
   };
+  void map_in(typename SessionCopy<B>::In& in) {
+    const PhaseTimes::Scope phase(phases_, Phase::kMap);
+    copy_.map_in(in);
+  }
   std::shared_ptr<Fill> begin_fill(SlotId s, const ImagePtr& image, Source source) {
     Filling f{std::make_shared<Fill>(Fill{.image = image, .source = source}), {}};
     sessions_.at(s).use = Session::Use::kFilling;
     if (!copy_.begin_in(f.in, s, image)) return sessions_.release(s), nullptr;
-    copy_.map_in(f.in);
+    map_in(f.in);
     fills_.push_back(std::move(f));
     return fills_.back().fill;
   }
@@ -325,6 +337,7 @@ class Tiers {
 
   Runner<B>& runner_;
   SessionStore& sessions_;
+  PhaseTimes& phases_;
   SessionCopy<B> copy_;
   HostTier ram_;
   std::unique_ptr<DiskTier> disk_;

@@ -52,6 +52,7 @@ void Metrics::step(const StepStats& s) {
   ++steps_;
   sequences_ += uint64_t(s.sequences);
   step_.observe(s.seconds);
+  for (size_t p = 0; p < phase_s_.size(); ++p) phase_s_[p] += s.phase_s[p];
 }
 
 void Metrics::first_token(double seconds) {
@@ -125,6 +126,9 @@ void Metrics::write_own(std::string& out, const Gauges& now) const {
                  "Between tokens of an answer; those of a step share its time.");
   queue_.write(out, "facet_queue_seconds", "From a read request to its sequence.");
   step_.write(out, "facet_step_seconds", "A step, with its drafts.");
+  head(out, "facet_phase_seconds_total", "Where the engine's thread spends the time between tokens.", "counter");
+  for (size_t p = 0; p < phase_s_.size(); ++p)
+    out += fmt::format("facet_phase_seconds_total{{phase=\"{}\"}} {}\n", kPhaseName[p], phase_s_[p]);
   cached_.write(out, "facet_prompt_cached_ratio", "The share of a prompt that was not computed again.");
   counter(out, "facet_draft_rounds_total", "Steps of a sequence with a draft.", rounds_);
   counter(out, "facet_draft_tokens_total", "Drafted tokens that were verified.", drafted_);

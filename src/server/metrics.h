@@ -55,6 +55,7 @@ class Metrics {
   };
   std::map<std::string, Places> by_method_ = {};
   double prefill_s_ = 0, decode_s_ = 0;
+  PhaseTimes::Seconds phase_s_ = {};
   int longest_ = 0;  // tokens of a prompt with its answer
   Histogram first_, between_, queue_, step_, cached_;
 };

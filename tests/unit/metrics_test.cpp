@@ -82,7 +82,7 @@ std::string fault(const std::string& text) {
 TEST(Metrics, AreWellFormed) {
   Metrics m;
   EXPECT_EQ(fault(m.text({}, true)), "");
-  m.step({.sequences = 2, .waiting = 0, .prompt_tokens = 5, .tokens = 2, .seconds = .01});
+  m.step({.sequences = 2, .waiting = 0, .prompt_tokens = 5, .tokens = 2, .seconds = .01, .phase_s = {0, .25, .5}});
   m.first_token(.2);
   m.between_tokens(.03, 3);
   m.refused(400);
@@ -102,6 +102,7 @@ TEST(Metrics, AreWellFormed) {
           "facet_time_between_tokens_seconds_bucket{le=\"0.01\"} 3\n", "facet_time_between_tokens_seconds_sum 0.03\n",
           "facet_queue_seconds_count 2\n", "facet_draft_accepted_at_total{method=\"dflash\",place=\"2\"} 4\n",
           "facet_draft_offered_at_total{method=\"mtp\",place=\"1\"} 4\n", "facet_step_seconds_count 1\n",
+          "facet_phase_seconds_total{phase=\"map\"} 0.25\n", "facet_phase_seconds_total{phase=\"fork\"} 0.5\n",
           "facet_prompt_cached_ratio_bucket{le=\"0.6\"} 2\n", "facet_health_state{state=\"ok\"} 1\n",
           "facet_requests_refused_total{status=\"503\"} 1\n"})
       EXPECT_NE(text.find(line), std::string::npos) << line << text;
