@@ -107,8 +107,8 @@ struct Bench {
     FACET_CUDA_CHECK(cudaStreamCreate(&stream));
     arena = bench::allocate<std::byte>(arena_bytes);
     BackendLimits l;
-    l.max_tok = 8192, l.max_rows = 262'144, l.shared_codes = true;
-    scratch_bytes = cuda::attend_scratch_bytes(l, 32, 512);
+    l.max_tok = 8192, l.max_rows = 262'144;
+    scratch_bytes = cuda::attend_scratch_bytes(l, 32, 512, l.max_rows);
     scratch = bench::allocate<std::byte>(scratch_bytes);
     const size_t n = size_t(8192) * 32 * 512;
     q = bench::allocate<float>(n), o = bench::allocate<float>(n);

@@ -27,8 +27,8 @@ constexpr int kSmallT = 16;
 struct StepShape {
   int n_tok = 0, n_seq = 0, n_out = 0;  // padded to a bucket; padding rows have seq = -1
   int n_small = 0;                      // tokens of the leading sequences that have at most kSmallT each
-  int n_long = 0;                       // the sequences behind those; 0 unless staged
-  int64_t long_rows = 0;                // of n_long, as `longest`, together
+  int n_long = 0;                       // the sequences behind those
+  int64_t long_rows = 0;                // of those, as `longest`, together; 0 unless staged
   int longest = 0;                      // rows of the longest sequence after this step (kv_len + its tokens)
   int n_path = 0;       // most paths from the root to a leaf of a tree of at most kSmallT tokens; 0: none
   bool staged = false;  // some sequence brings more tokens than the rings' margin

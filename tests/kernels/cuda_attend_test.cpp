@@ -191,8 +191,8 @@ std::vector<float> attend_on_device(const Batch& batch, const KvLayer& kv, const
   OnDevice<uint16_t> ob(q.size());
   BackendLimits l = limits(int(batch.host.shape.longest));
   l.max_tok = room > 0 ? room : T;
-  if (room == 0) l.max_rows = std::max<int64_t>(l.max_rows, batch.host.shape.long_rows), l.shared_codes = true;
-  if (bytes == 0) bytes = cuda::attend_scratch_bytes(l, spec.n_q_head, spec.head_dim);
+  const int64_t copied = room == 0 ? batch.host.shape.long_rows : 0;
+  if (bytes == 0) bytes = cuda::attend_scratch_bytes(l, spec.n_q_head, spec.head_dim, copied);
   OnDevice<std::byte> scratch(bytes);
   cuda::Mat mo{.p = o.p(), .rows = T, .cols = cols, .stride = cols},
       mq{.p = dq.p(), .rows = T, .cols = cols, .stride = cols};

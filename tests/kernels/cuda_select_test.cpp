@@ -91,7 +91,6 @@ struct Case {
     spec = {.n_q_head = d.n_kv * d.group, .head_dim = d.E, .scale = spread / std::sqrt(float(d.E)), .selected = true};
     limits.max_tok = n, limits.max_rows = len + n, limits.max_cols = cols, limits.n_group = d.group;
     limits.n_q_head = spec.n_q_head, limits.head_dim = d.E, limits.n_kv_head = d.n_kv, limits.n_select = 1;
-    limits.shared_codes = d.shared;
     upload();
   }
   std::vector<std::byte> planar(KvType t, const std::vector<std::byte>& in) const {
@@ -121,7 +120,7 @@ struct Case {
     memory = std::make_unique<OnDevice<std::byte>>(bytes);
     lists = cuda::select_buffers(memory->p(), limits);
     ok(cudaMemset(lists.sum, 0, sizeof(Selected)));
-    scratch = std::make_unique<OnDevice<std::byte>>(cuda::attend_scratch_bytes(limits, spec.n_q_head, d.E));
+    scratch = std::make_unique<OnDevice<std::byte>>(cuda::attend_scratch_bytes(limits, spec.n_q_head, d.E, len + n));
   }
   cuda::Mat mat(float* p) const { return {.p = p, .rows = n, .cols = cols, .stride = cols}; }
   bool select() {
@@ -133,7 +132,7 @@ struct Case {
     OnDevice<float> o(q.size());
     const cuda::Selection selection{with_lists ? &lists : nullptr, &host};
     cuda::attend(nullptr, mat(o.p()), mat(dq->p()), kv_dev, dev, spec,
-                 {scratch->p(), cuda::attend_scratch_bytes(limits, spec.n_q_head, d.E)}, nullptr, selection);
+                 {scratch->p(), cuda::attend_scratch_bytes(limits, spec.n_q_head, d.E, len + n)}, nullptr, selection);
     ok(cudaGetLastError());
     return o.get();
   }

@@ -72,9 +72,10 @@ MoeMemory moe_many_memory(const cuda::DeviceInfo& d, const BackendLimits& l) {
   return {cuda::moe_many_bytes(moe_sizes(l), panel), panel};
 }
 // Scratch for the longest sequence as begin_step() rounds it.
-size_t attend_bytes(BackendLimits l) {
+size_t attend_bytes(const cuda::DeviceInfo& d, BackendLimits l) {
+  const int64_t copied = d.wgmma && l.shared_codes ? l.max_rows : 0;
   l.max_rows = cuda::row_bucket(l.max_rows);
-  return cuda::attend_scratch_bytes(l, l.n_q_head, l.head_dim);
+  return cuda::attend_scratch_bytes(l, l.n_q_head, l.head_dim, copied);
 }
 }  // namespace
 
@@ -90,7 +91,7 @@ void Cuda::reserve(const BackendLimits& more) {
   if (grow(counter_, n_counter + 1))
     FACET_CUDA_CHECK(cudaMemsetAsync(counter_, 0, (n_counter + 1) * sizeof(unsigned), stream_));
   acts_.reserve_int8(most_int8_);
-  attend_.bytes = attend_bytes(l);
+  attend_.bytes = attend_bytes(d, l);
   device_.grow(attend_.p, attend_.bytes, "scratch");
   if (const size_t bytes = cuda::select_bytes(l); bytes > 0) {
     char* memory = static_cast<char*>(select_.memory);
@@ -134,7 +135,7 @@ void Cuda::reserve_experts(const BackendLimits& l, unsigned* number) {
 }
 
 int64_t Cuda::reserve_bytes(const cuda::DeviceInfo& d, const BackendLimits& l) {
-  int64_t n = int64_t(attend_bytes(l)) + int64_t(cuda::select_bytes(l)) + int64_t(2 * cuda::Loader::kPiece) +
+  int64_t n = int64_t(attend_bytes(d, l)) + int64_t(cuda::select_bytes(l)) + int64_t(2 * cuda::Loader::kPiece) +
               cuda::skinny_image_bytes(l.max_cols);
   if (l.max_tok > kSkinnyMost && d.int8_prompts) n += cuda::prompt_image_bytes(l.max_tok, l.max_cols);
   if (l.max_tok > kSkinnyMost && d.cublaslt && l.max_matrix > 0)

@@ -32,12 +32,13 @@ struct NormRopeAppend {
 };
 void norm_rope_append(cudaStream_t, const KvLayer&, Mat q, Mat k, Mat v, const Step&, const NormRopeAppend&);
 
-// Device memory that attend needs for partial results, allocated once; depends on the limits alone.
+// Device memory that attend needs for partial results and copies, allocated once; depends on the limits alone. copied:
+// shared rows of a quantised type that a long chunk may see, where there are wgmma products; 0: none.
 struct AttendScratch {
   void* p = nullptr;
   size_t bytes = 0;
 };
-size_t attend_scratch_bytes(const BackendLimits&, int n_q_head, int max_head_dim);
+size_t attend_scratch_bytes(const BackendLimits&, int n_q_head, int max_head_dim, int64_t copied = 0);
 // What norm_rope_append would do, left to attend, which saves short steps a launch; k.p == nullptr: head_norm_rope of
 // q.
 struct HeadsLeft {

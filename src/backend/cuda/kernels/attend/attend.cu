@@ -96,13 +96,12 @@ void run_heads(cudaStream_t stream, const KvLayer& kv, Mat q, const Step& s, con
            : head_norm_rope(stream, q, w.q_gain, w.freqs, s, w.eps);
 }
 
-size_t attend_scratch_bytes(const BackendLimits& limits, int n_q_head, int max_head_dim) {
+size_t attend_scratch_bytes(const BackendLimits& limits, int n_q_head, int max_head_dim, int64_t copied) {
   const size_t token =
       token_scratch(most_splits(Cut::kFullOfFew, 0, limits.max_rows + kSmallT), n_q_head, max_head_dim);
   const size_t all = token * size_t(std::min(limits.max_tok, 1024));
-  // On Hopper, rows of one K/V head at least (prefill_shared_wgmma.cuh).
-  size_t copies = 0;
-  if (limits.shared_codes && device().wgmma) copies = size_t(limits.max_rows + 2048) * kSharedCols * sizeof(__half);
+  // Of one K/V head at least, with what copies are rounded up to (prefill_shared_wgmma.cuh).
+  const size_t copies = copied > 0 ? size_t(copied + 2048) * kSharedCols * sizeof(__half) : 0;
   return align_up(std::max({token, std::min(all, kMostScratch), copies})) + 256;
 }
 
