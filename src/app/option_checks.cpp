@@ -108,6 +108,25 @@ CLI::Validator gpu_list() {
           "", "gpu_list"};
 }
 
+std::optional<std::vector<double>> shares_from(const std::string& s) {
+  std::vector<double> shares;
+  for (size_t at = 0; at <= s.size();) {
+    const size_t end = std::min(s.find(',', at), s.size());
+    double v = 0;
+    if (!parse_all(s.substr(at, end - at), v) || !(v > 0) || !std::isfinite(v)) return std::nullopt;
+    shares.push_back(v);
+    at = end + 1;
+  }
+  return shares;
+}
+
+CLI::Validator share_list() {
+  return {[](std::string& s) {
+            return shares_from(s) ? std::string() : expected("a share above 0 for each GPU, such as 3,2", s);
+          },
+          "", "share_list"};
+}
+
 CLI::Validator name_among(std::vector<std::string> names) {
   const std::string list = fmt::format("{}", fmt::join(names, ", "));
   return {[names = std::move(names), list](std::string& s) {

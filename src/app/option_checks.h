@@ -18,6 +18,8 @@ CLI::Validator name_among(std::vector<std::string> names);  // whatever the case
 
 CLI::Validator gpu_list();  // a number of GPUs, or their own numbers: "2", "0,3"
 std::optional<std::vector<int>> gpus_from(const std::string& s);
+CLI::Validator share_list();  // numbers above 0: "3,2"
+std::optional<std::vector<double>> shares_from(const std::string& s);
 
 template <class E>
 std::vector<std::string> names_of(const std::map<std::string, E>& names) {

@@ -86,6 +86,13 @@ void add_compute_options(CLI::App* cmd, EngineConfig& c) {
       ->check(gpu_list())
       ->excludes("--gpu")
       ->option_text("N|LIST");
+  cmd->add_option_function<std::string>(
+         "--split", [&c](const std::string& s) { c.split = *shares_from(s); },
+         "Whole layers for each of --gpus, in this proportion (3,2): for cards that are unlike or without a fast link. "
+         "Omitted: a part of every layer for each")
+      ->check(share_list())
+      ->needs("--gpus")
+      ->option_text("LIST");
   add_named(cmd, "--cpu-isa", c.cpu_isa, kIsas,
             "Instruction set of the cpu backend: auto, scalar, avx2, avx512 or amx");
   add_kv_options(cmd, c);

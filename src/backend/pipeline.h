@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <array>
 #include <bit>
-#include <charconv>
 #include <deque>
 #include <memory>
 #include <span>
@@ -16,21 +15,26 @@
 #include "backend/compose.h"
 #include "backend/cut.h"
 #include "backend/pass.h"
+#include "backend/stage_of.h"
 #include "base/check.h"
 
 namespace facet {
 
-// How rows go from one stage to another, where the host can read both.
+// How rows go from one stage to another, where the host can read both; stages on devices have a way of their own.
 template <class B>
 struct HostMove {
-  void move(typename B::Rows to, typename B::Rows from) {
-    for (int t = 0; t < to.rows; ++t) std::copy_n(from.row(t), from.cols, to.row(t));
+  // y of stage `to` becomes x of stage `from`.
+  void move(size_t /*to*/, typename B::Rows y, size_t /*from*/, typename B::Rows x) {
+    for (int t = 0; t < y.rows; ++t) std::copy_n(x.row(t), x.cols, y.row(t));
   }
 };
 
 // Pipeline parallelism: one backend made of several, each of which has some layers with their K/V rows. A verb runs
 // where its weight is, or the layer's K/V rows, or else its input; rows follow when a verb reads them elsewhere.
 // Nothing is computed in another way: every bit is that of one backend.
+//
+// Drafters come last: take_drafters() puts them, and their K/V rows, on the last stage, where the rows are that an MTP
+// head reads and the hidden state that it begins with.
 //
 // Where rows are is noted when a verb writes them, on the host, row by row.
 template <class B, class Move = HostMove<B>>
@@ -70,7 +74,7 @@ class Pipeline {
   template <class T>
   struct Values {  // the host reads those of the stage that chose
     Each<T> part{};
-    const size_t* stage = nullptr;
+    size_t* stage = nullptr;
     auto operator[](size_t i) const { return part[*stage][i]; }
   };
   using Ids = Values<typename B::Ids>;
@@ -79,23 +83,26 @@ class Pipeline {
   // layers: of each stage, in order. Each stage's backend gets the same arguments.
   template <class... Args>
   explicit Pipeline(const std::vector<int>& layers, const Args&... args) : layers_(layers) {
-    CHECK(!layers.empty() && layers.size() <= kMaxShards, "{} stages", layers.size());
     for (size_t i = 0; i < layers.size(); ++i) stage_.push_back(std::make_unique<B>(args...));
-    static_assert(Backend<Pipeline>);
+    begin();
+  }
+  // Each stage's backend gets an argument of its own: the GPU that it is on.
+  template <class T>
+  explicit Pipeline(const std::vector<int>& layers, const std::vector<T>& own) : layers_(layers) {
+    for (const T& t : own) stage_.push_back(std::make_unique<B>(t));
+    begin();
   }
 
   size_t n_stage() const { return stage_.size(); }
   B& stage(size_t i) { return *stage_[i]; }
-  // Layers beyond those that were given are the last stage's.
-  size_t stage_of(int layer) const {
-    size_t i = 0;
-    for (int end = layers_[0]; layer >= end && i + 1 < layers_.size(); end += layers_[i]) ++i;
-    return i;
-  }
+  Move& way() { return move_; }
+  size_t stage_of(int layer) const { return drafters_ ? last() : facet::stage_of(layers_, layer); }
+  // What is uploaded from now on is a drafter's.
+  void take_drafters() { drafters_ = true; }
 
   Weight upload(const TensorView& t) {
     names_.push_back(t.name);
-    const size_t at = home(t.name);
+    const size_t at = drafters_ ? last() : facet::stage_of(layers_, t.name);
     facet::make_current(*stage_[at]);
     return {stage_[at]->upload(t), at, t.type, t.ne[1], t.ne[0], t.ne[2], names_.back().c_str()};
   }
@@ -126,11 +133,19 @@ class Pipeline {
     each([&](size_t, B& b) { b.reserve(l); });
   }
   static constexpr double kRound = B::kRound;
+  static constexpr double kRoundLight = [] {
+    if constexpr (requires { B::kRoundLight; })
+      return B::kRoundLight;
+    else
+      return B::kRound;
+  }();
   static int64_t rows_bytes(int64_t rows, int64_t cols) { return B::rows_bytes(rows, cols); }
 
   std::vector<float> to_host(Rows x) {
     const size_t at = where(x);
-    return stage_[at]->to_host(in(x, at));
+    const auto rows = in(x, at);
+    facet::make_current(*stage_[at]);
+    return stage_[at]->to_host(rows);
   }
   void from_host(Rows x, std::span<const float> values) {
     run(where(x), [&](size_t i, B& b) { b.from_host(out(x, i), values); });
@@ -148,6 +163,27 @@ class Pipeline {
   void begin_step(const Step& s) requires requires(B b) { b.begin_step(s); }
   {
     each([&](size_t, B& b) { b.begin_step(s); });
+  }
+  // Launched verb by verb: no pass is captured over several stages.
+  template <class Pass>
+  Rows replay(const void*, Pass&& pass) requires requires(B b) {
+    b.begin_pass(B::Way::kRun);
+  }
+  {
+    each([&](size_t, B& b) { b.begin_pass(B::Way::kRun); });
+    const Rows out = pass();
+    each([&](size_t, B& b) { b.end_pass(B::Way::kRun); });
+    return out;
+  }
+  void finish() requires requires(B b) { b.finish(); }
+  {
+    each([&](size_t, B& b) { b.finish(); });
+  }
+  Selected take_selected(int slot) requires requires(B b) { b.take_selected(0); }
+  {
+    Selected all;
+    each([&](size_t, B& b) { all.add(b.take_selected(slot)); });
+    return all;
   }
 
   // --- Where the weight is
@@ -257,10 +293,11 @@ class Pipeline {
     run(where(x), [&](size_t i, B& b) { b.softcap(changed(x, i), cap); });
   }
   void sample(Ids ids, Rows logits, std::span<const SampleRow> rows) {
-    run(chooser_ = where(logits), [&](size_t i, B& b) { b.sample(ids.part[i], in(logits, i), rows); });
+    run(*ids.stage = where(logits), [&](size_t i, B& b) { b.sample(ids.part[i], in(logits, i), rows); });
   }
   void top_k(Ids ids, Scores log_probs, Rows logits, int k) {
-    run(chooser_ = where(logits), [&](size_t i, B& b) { b.top_k(ids.part[i], log_probs.part[i], in(logits, i), k); });
+    run(*ids.stage = *log_probs.stage = where(logits),
+        [&](size_t i, B& b) { b.top_k(ids.part[i], log_probs.part[i], in(logits, i), k); });
   }
 
   // --- Merged verbs. next_tokens is none of them: the first stage would need what the last one chose.
@@ -314,6 +351,13 @@ class Pipeline {
   }
 
  private:
+  void begin() {
+    CHECK(!layers_.empty() && layers_.size() <= kMaxShards && stage_.size() == layers_.size(),
+          "{} stages on {} backends", layers_.size(), stage_.size());
+    static_assert(Backend<Pipeline>);
+    if constexpr (requires { move_.connect(stage_); }) move_.connect(stage_);
+  }
+  size_t last() const { return stage_.size() - 1; }
   template <class F>
   void each(F&& f) {
     for (size_t i = 0; i < stage_.size(); ++i) run(i, f);
@@ -332,19 +376,8 @@ class Pipeline {
   template <class T, class F>
   T chosen(F&& f) {
     T t = of_each<T>(f);
-    t.stage = &chooser_;
+    t.stage = &chooser_.emplace_back(0);
     return t;
-  }
-
-  // Of a weight: a layer's stage; the head's is the last one, everything else comes before the layers.
-  size_t home(std::string_view name) const {
-    constexpr std::string_view kLayer = "blk.";
-    if (name.starts_with(kLayer)) {
-      int layer = 0;
-      std::from_chars(name.data() + kLayer.size(), name.data() + name.size(), layer);
-      return stage_of(layer);
-    }
-    return name.starts_with("output.") ? stage_.size() - 1 : 0;
   }
 
   // The first stage that has all of x, or has its first row.
@@ -365,7 +398,8 @@ class Pipeline {
       while (end < x.rows && at(x, end) == has) ++end;
       if (!(has >> i & 1)) {
         const size_t from = size_t(std::countr_zero(has));
-        move_.move(x.buffer->part[i].rows_at(x.row0 + t, end - t), x.buffer->part[from].rows_at(x.row0 + t, end - t));
+        move_.move(i, x.buffer->part[i].rows_at(x.row0 + t, end - t), from,
+                   x.buffer->part[from].rows_at(x.row0 + t, end - t));
         for (int j = t; j < end; ++j) at(x, j) = uint8_t(has | 1u << i);
       }
       t = end;
@@ -396,7 +430,8 @@ class Pipeline {
   Move move_;
   std::deque<Buffer> buffers_;
   std::deque<std::string> names_;
-  size_t chooser_ = 0;  // the stage that chose tokens last
+  std::deque<size_t> chooser_;  // of each list of tokens or scores: the stage that chose them last
+  bool drafters_ = false;       // what is uploaded is a drafter's
 };
 
 }  // namespace facet

@@ -1,6 +1,8 @@
 #pragma once
 #include "backend/pipeline.h"
 #include "cache/cache_of.h"
+#include "cache/kv_plan.h"
+#include "model/stages.h"
 
 namespace facet {
 
@@ -10,14 +12,15 @@ template <class B, class Move>
 struct CacheOf<Pipeline<B, Move>> {
   using Stages = Pipeline<B, Move>;
   static int count(Stages& b) { return int(b.n_stage()); }
-  // limit: of all stages together, by what their layers take.
+  // limit: of all stages together, by what their layers take. more: of drafters, on the last stage.
   static Result<std::unique_ptr<PagePool>> pool(Stages& b, const ModelCfg& m, const KvPlan& p, int64_t more,
                                                 int64_t limit) {
-    const int64_t all = std::max<int64_t>(1, kv_bytes(m, p).total());
+    std::vector<ModelCfg> own;
+    for (size_t i = 0; i < b.n_stage(); ++i) own.push_back(config(b, m, i));
+    std::vector<int64_t> limits(own.size());
+    if (limit > 0) limits = stage_limits(limit, own, p, more);
     return chain<PagePool>(b, [&](size_t i) {
-      const ModelCfg own = config(b, m, i);
-      const int64_t mine = limit * kv_bytes(own, p).total() / all;
-      return CacheOf<B>::pool(b.stage(i), own, p, more, limit > 0 ? std::max<int64_t>(mine, 1) : 0);
+      return CacheOf<B>::pool(b.stage(i), own[i], p, i + 1 == own.size() ? more : 0, limits[i]);
     });
   }
   static Result<std::unique_ptr<KvCache>> create(Stages& b, const ModelCfg& m, const KvPlan& p,
@@ -37,15 +40,8 @@ struct CacheOf<Pipeline<B, Move>> {
   }
 
  private:
-  // The model as far as stage i has rows: its own layers, and views of them for those that read them.
   static ModelCfg config(Stages& b, const ModelCfg& m, size_t i) {
-    ModelCfg own = m;
-    for (size_t l = 0; l < m.layer.size(); ++l) {
-      const int source = m.layer[l].query_only ? m.layer[l].kv_source : int(l);
-      if (b.stage_of(source) == i) continue;
-      own.layer[l].query_only = true, own.layer[l].kv_source = int(l);
-    }
-    return own;
+    return rows_of_stage(m, [&](int layer) { return b.stage_of(layer) == i; });
   }
   template <class T, class F>
   static Result<std::unique_ptr<T>> chain(Stages& b, F&& make) {

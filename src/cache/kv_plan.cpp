@@ -82,13 +82,38 @@ int64_t pool_bytes(const ModelCfg& m, const KvPlan& p, int64_t page, int64_t bey
   return p.max_seq * full + p.resident() * whole(rings) + p.snapshots * forked + stage;
 }
 
+std::vector<int64_t> stage_limits(int64_t limit, std::span<const ModelCfg> own, const KvPlan& p, int64_t more) {
+  std::vector<int64_t> v;
+  double all = 0;
+  for (const ModelCfg& m : own) {
+    v.push_back(kv_bytes(m, p).total() + (&m == &own.back() ? more : 0));
+    all += double(v.back());
+  }
+  for (int64_t& n : v) n = std::max<int64_t>(1, int64_t(double(limit) * (double(n) / std::max(all, 1.))));
+  return v;
+}
+
 int64_t MemoryPlan::total() const {
   int64_t n = 0;
   for (const MemoryLine& l : lines) n += l.bytes;
+  for (const MemoryPlan& p : parts) n += p.total();
   return n;
+}
+bool MemoryPlan::fits() const {
+  if (!parts.empty()) return std::ranges::all_of(parts, &MemoryPlan::fits);
+  return available == 0 || total() <= available;
+}
+const MemoryPlan& MemoryPlan::fullest() const {
+  if (parts.empty()) return *this;
+  return *std::ranges::min_element(parts, {}, [](const MemoryPlan& p) { return p.available - p.total(); });
 }
 
 std::string MemoryPlan::table() const {
+  if (!parts.empty()) {
+    std::string all;
+    for (const MemoryPlan& p : parts) all += fmt::format("{}\n{}", p.name, p.table());
+    return all + fmt::format("together, {} of {}\n", human_bytes(total()), human_bytes(available));
+  }
   size_t width = 9;
   for (const MemoryLine& l : lines) width = std::max(width, l.name.size());
   std::string s;
@@ -103,10 +128,14 @@ std::string MemoryPlan::line() const {
   std::string s = human_bytes(total());
   if (available > 0) s += " of " + human_bytes(available);
   int64_t weights = 0, cache = 0;
-  for (const MemoryLine& l : lines) {
-    if (l.name == "weights" || l.name == "dflash" || l.name == "mtp") weights += l.bytes;
-    if (l.name.find("kv") != std::string::npos) cache += l.bytes;
-  }
+  const auto add = [&](const MemoryPlan& p) {
+    for (const MemoryLine& l : p.lines) {
+      if (l.name == "weights" || l.name == "dflash" || l.name == "mtp") weights += l.bytes;
+      if (l.name.find("kv") != std::string::npos) cache += l.bytes;
+    }
+  };
+  add(*this);
+  std::ranges::for_each(parts, add);
   s += fmt::format(": weights {}, cache {}, work {}", human_bytes(weights), human_bytes(cache),
                    human_bytes(total() - weights - cache));
   return s;

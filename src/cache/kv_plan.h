@@ -1,4 +1,5 @@
 #pragma once
+#include <span>
 #include <string>
 #include <vector>
 
@@ -49,6 +50,9 @@ KvBytes kv_bytes(const ModelCfg& m, const KvPlan& p);
 int64_t host_page_bytes(const ModelCfg& m, const KvPlan& p);
 // The same in whole pages, with the rows that kernels may read beyond a sequence's end.
 int64_t pool_bytes(const ModelCfg& m, const KvPlan& p, int64_t page_bytes, int64_t rows_read_beyond);
+// Of a pool for all stages of a pipeline together (cache_of_stages.h), what each gets: by what its layers' rows take,
+// and on the last stage `more` for drafters. own: the model as far as each stage has rows.
+std::vector<int64_t> stage_limits(int64_t limit, std::span<const ModelCfg> own, const KvPlan& p, int64_t more);
 
 // One line of a memory table.
 struct MemoryLine {
@@ -58,7 +62,12 @@ struct MemoryLine {
 struct MemoryPlan {
   std::vector<MemoryLine> lines;
   int64_t available = 0;  // 0: unknown
+  // Memory of several devices: each holds what its own plan says, and there are no other lines.
+  std::string name = {};  // of a device
+  std::vector<MemoryPlan> parts = {};
   int64_t total() const;
+  bool fits() const;                  // each device's
+  const MemoryPlan& fullest() const;  // the device that has least left, or this
   std::string table() const;
   std::string line() const;  // "154.83 MiB of 21.52 GiB: weights 7.45 MiB, cache 128.00 MiB, work 19.38 MiB"
 };

@@ -75,6 +75,7 @@ struct EngineConfig {
   std::string backend = "auto";  // cuda, cpu, ref; auto: cuda where a usable GPU is present, else cpu
   int gpu = 0;
   std::vector<int> gpus = {};      // those that the model is divided among; empty: gpu alone
+  std::vector<double> split = {};  // each one's share of the layers; empty: every layer is divided among all
   CpuIsa cpu_isa = CpuIsa::kAuto;  // instruction set of the cpu backend
   int n_ctx = 0;                   // rows per sequence; 0: the trained context, halved until the plan fits
   int max_seq = 1;                 // sequences served together

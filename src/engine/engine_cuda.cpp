@@ -72,6 +72,7 @@ std::string library_note() {
 }
 
 Result<std::unique_ptr<Engine>> open_cuda_engine(LoadedModel model, const EngineConfig& c) {
+  if (!c.split.empty()) return open_staged_engine(std::move(model), c);
   if (!c.gpus.empty()) return open_sharded_engine(std::move(model), c);
   return create_engine<Cuda>(std::move(model), c, c.gpu);
 }

@@ -16,7 +16,9 @@ constexpr int64_t kDriverBytes = int64_t(384) << 20;  // that kernels and graphs
 
 struct LoadedModel;
 Result<std::unique_ptr<Engine>> open_cuda_engine(LoadedModel model, const EngineConfig& decided);
-Result<std::unique_ptr<Engine>> open_sharded_engine(LoadedModel model, const EngineConfig& decided);  // on several GPUs
+// On several GPUs: with a part of every layer each, or with some layers each (split).
+Result<std::unique_ptr<Engine>> open_sharded_engine(LoadedModel model, const EngineConfig& decided);
+Result<std::unique_ptr<Engine>> open_staged_engine(LoadedModel model, const EngineConfig& decided);
 
 // An error of the model or drafter file that the kernels cannot take on this GPU.
 Status cuda_accepts(int gpu, const std::string& path, std::span<const TensorView> tensors, int n_expert_used);
@@ -32,7 +34,7 @@ std::vector<std::string> conversion_notes(const std::string& path, std::span<con
 // What a user should know of NVIDIA's libraries that are not there; or empty.
 std::string library_note();
 
-// Of one GPU; of the one that holds most and has least, where the model is divided among several.
+// Of one GPU; of the one that holds most and has least, where every layer is divided among several.
 BackendMemory cuda_memory(const GgufFile& file, const ModelCfg& m, const EngineConfig& c);
 
 }  // namespace facet

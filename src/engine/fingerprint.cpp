@@ -84,6 +84,7 @@ SessionHeader::Fingerprint session_fingerprint(const GgufFile& file, const Model
   h.add(c.backend);
   h.add(int64_t(c.backend == "cuda" ? c.chunk : 0));
   if (!c.gpus.empty()) h.add(int64_t(c.gpus.size()));
+  for (const int n : stage_layers(m, c)) h.add(int64_t(n));
   h.add(int64_t(drafters.size()));
   for (const DrafterFile& d : drafters) add(h, d);
   SessionHeader::Fingerprint f = h.digest();

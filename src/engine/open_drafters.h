@@ -28,6 +28,7 @@ template <Backend B>
 Result<Drafters<B>> open_drafters(std::vector<DrafterFile>& files, bool ngram, const TargetView<B>& t,
                                   const std::function<void(const std::string&)>& noted) {
   Drafters<B> all;
+  if constexpr (requires { t.b.take_drafters(); }) t.b.take_drafters();
   for (DrafterFile& f : files) {
     const Status ok =
         f.kind() == DrafterKind::kDflash ? open_drafter<Dflash<B>>(f, t, all) : open_drafter<Mtp<B>>(f, t, all);

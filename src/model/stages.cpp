@@ -16,7 +16,7 @@ Result<std::vector<int>> split_layers(const ModelCfg& m, std::span<const double>
   const bool positive = std::all_of(shares.begin(), shares.end(), [](double s) { return s > 0; });
   if (n == 0 || n > std::min(layers, kMaxShards) || !positive || !std::isfinite(total))
     return Error{
-        "split",
+        "--split",
         fmt::format("expected up to {} shares above 0, found {}", std::min(layers, kMaxShards), fmt::join(shares, ",")),
         "give one for each GPU, such as 3,2"};
   std::vector<int> v;

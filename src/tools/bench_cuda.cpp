@@ -1,11 +1,15 @@
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <chrono>
 #include <type_traits>
 
 #include "backend/cuda/cuda_link.h"
+#include "backend/cuda/cuda_move.h"
 #include "backend/cuda/kernels/probe.h"
 #include "backend/traced.h"
 #include "cache/cache_of_shards.h"
+#include "cache/cache_of_stages.h"
 #include "cache/cuda_kv_cache.h"
 #include "engine/plan.h"
 #include "engine/runner.h"
@@ -32,8 +36,8 @@ double step_bytes(const GgufFile& file, const ModelCfg& m, const KvCache& cache,
     bytes += share * double(t.data.size());
   }
   for (size_t l = 0; l < m.layer.size(); ++l) {
-    const KvLayer& k = cache.layers()[l];
-    const int64_t rows = k.window ? std::min<int64_t>(depth + n / n_seq, k.window - 1 + n / n_seq) : depth + n / n_seq;
+    const int64_t window = m.layer[l].window, all = depth + n / n_seq;
+    const int64_t rows = window ? std::min<int64_t>(all, window - 1 + n / n_seq) : all;
     for (const KvCache* own = &cache; own; own = own->mirrored())
       bytes += double(n_seq) * double(rows) * double(own->layers()[l].row_bytes());
   }
@@ -41,26 +45,33 @@ double step_bytes(const GgufFile& file, const ModelCfg& m, const KvCache& cache,
 }
 
 using Shards = Sharded<Cuda, CudaLink>;
+using Stages = Pipeline<Cuda, CudaMove>;
 Cuda& first_gpu(Cuda& b) { return b; }
 Cuda& first_gpu(Shards& b) { return b.shard(0); }
+Cuda& first_gpu(Stages& b) { return b.stage(0); }
 
-// where: the GPU, or all of them.
-template <Backend B, class Where>
+template <class B>
+constexpr bool is_traced = requires(B b) {
+  b.inner();
+};
+
+// where: the GPU, or all of them; before these the layers of each, where they are stages.
+template <Backend B, class... Where>
 Status bench_on(const GgufFile& file, const ModelCfg& m, const EngineConfig& c, const BenchOptions& o,
-                const std::function<void(const BenchLine&)>& line, const Where& where) {
+                const std::function<void(const BenchLine&)>& line, const Where&... where) {
   auto opened = Runner<B>::open(file, m,
                                 {.kv = kv_plan(c),
                                  .max_out = c.max_out,
                                  .select = o.keep > 0 ? std::optional(bench_select(o.keep)) : std::nullopt,
                                  .loading = bench_loading(o)},
-                                where);
+                                where...);
   if (!opened) return opened.error();
   Runner<B>& r = **opened;
   auto device = [&]() -> auto& {
-    if constexpr (MarksTime<B>)
-      return r.b;
-    else
+    if constexpr (is_traced<B>)
       return r.b.inner();
+    else
+      return r.b;
   };
   std::vector<int32_t> ids(size_t(std::max(c.chunk, c.max_out)));
   uint32_t state = 1;
@@ -156,7 +167,7 @@ Status bench_on(const GgufFile& file, const ModelCfg& m, const EngineConfig& c, 
     l.tok_s = n * n_seq / l.ms_median * 1e3;
     l.gbps = l.bytes / l.ms_median / 1e6;
     if (sparse) l.kept = device().take_selected(0).share();
-    if constexpr (!MarksTime<B>) {
+    if constexpr (is_traced<B>) {
       r.b.trace(true);
       for (int i = 0; i < warm + o.runs; ++i) {
         if (i == warm) r.b.reset();
@@ -202,13 +213,21 @@ Status bench_cuda(const GgufFile& file, const ModelCfg& m, const std::vector<Ben
                   const std::function<void(const BenchMachine&, const EngineConfig&)>& machine,
                   const std::function<void(const BenchLine&)>& line) {
   const EngineConfig& c = groups.front().config;
-  double ceiling = 0, tflops = 0;  // of all GPUs
+  const std::vector<int> gpus = gpus_of(c), layers = stage_layers(m, c);
+  // Of all GPUs: their sum, or where each has its layers and waits for the others, what all need together.
+  double ceiling = 0, tflops = 0;
   std::string name;
-  for (const int gpu : gpus_of(c)) {
-    const cuda::Device d(gpu);
-    ceiling += cuda::read_gbps(), tflops += cuda::bf16_tflops(), name = d.info().name;
+  for (size_t i = 0; i < gpus.size(); ++i) {
+    const cuda::Device d(gpus[i]);
+    const double gbps = cuda::read_gbps(), rate = cuda::bf16_tflops();
+    const double share = layers.empty() ? 1 : double(layers[i]) / m.n_layer();
+    ceiling += layers.empty() ? gbps : share / gbps, tflops += layers.empty() ? rate : share / std::max(rate, 1e-9);
+    name += name.find(d.info().name) == std::string::npos ? (name.empty() ? "" : " and ") + d.info().name : "";
   }
-  if (!c.gpus.empty()) name = fmt::format("{} x {}", c.gpus.size(), name);
+  if (!layers.empty()) ceiling = 1 / ceiling, tflops = tflops < 1e6 ? 1 / tflops : 0;
+  if (!c.gpus.empty())
+    name = fmt::format("{} x {}{}", gpus.size(), name,
+                       layers.empty() ? "" : fmt::format(", layers {}", fmt::join(layers, "+")));
   machine({.cpu = name,
            .isa = tflops > 0 ? fmt::format("bf16 {:.0f} TFLOP/s", tflops) : "bf16 rate not measured",
            .threads = c.n_threads,
@@ -219,8 +238,12 @@ Status bench_cuda(const GgufFile& file, const ModelCfg& m, const std::vector<Ben
       return g.options.explain ? bench_on<Traced<B>>(file, m, g.config, g.options, line, where)
                                : bench_on<B>(file, m, g.config, g.options, line, where);
     };
-    const Status ok = g.config.gpus.empty() ? on(std::type_identity<Cuda>{}, g.config.gpu)
-                                            : on(std::type_identity<Shards>{}, g.config.gpus);
+    if (!layers.empty() && g.options.explain)
+      return Error{"--explain", "expected one GPU, or a part of every layer on each, found --split",
+                   "leave one of them out"};
+    const Status ok = !layers.empty() ? bench_on<Stages>(file, m, g.config, g.options, line, layers, g.config.gpus)
+                      : g.config.gpus.empty() ? on(std::type_identity<Cuda>{}, g.config.gpu)
+                                              : on(std::type_identity<Shards>{}, g.config.gpus);
     if (!ok) return ok;
   }
   return Ok{};

@@ -140,7 +140,12 @@ TEST(Surroundings, ValuesThatMeanNothingAreUsageErrors) {
                            "--gpus 0,",
                            "--gpus 0,64",
                            "--gpus -2",
-                           "--gpus 2 --gpu 0"}) {
+                           "--gpus 2 --gpu 0",
+                           "--split 3,2",
+                           "--gpus 2 --split ''",
+                           "--gpus 2 --split 3,0",
+                           "--gpus 2 --split 3,nan",
+                           "--gpus 2 --split 3:2"}) {
     const Ran r = run_command("timeout 20 " + kProgram + "run -p x " + args + " 2>&1");
     EXPECT_EQ(r.rc, 2) << args << ": " << r.out;
   }
@@ -154,6 +159,8 @@ TEST(Surroundings, NamesThatAreUnknownAreAnsweredWithTheKnownOnes) {
   for (const auto& [args, part] : {std::pair{"run -p x --cpu-isa sse", "auto, avx2, avx512, scalar, found 'sse'"},
                                    {"run -p x --kv-k foo", "f16, f32, q4_0, q8_0, tq3_0, found 'foo'"},
                                    {"run -p x --gpus all", "a number of GPUs, or several unlike ones"},
+                                   {"plan --gpus 2 --split 3:2", "a share above 0 for each GPU, such as 3,2"},
+                                   {"plan --split 3,2", "--gpus"},
                                    {"run -p x --kv foo", "q8_0/q4_0, or auto, found 'foo'"},
                                    {"run -p x --kv q8_0 --kv-k f16", "--kv"},
                                    {"run -p x --kv-layers 5", "such as 5=q8_0 or 0-3=q8_0/q4_0, found '5'"},

@@ -80,13 +80,13 @@ TEST(Pipeline, OtherBackendsInStages) {
 // --- Planted bugs
 
 struct LeavesTheLastRow : HostMove<CpuRef> {  // where it was
-  void move(CpuRef::Rows to, CpuRef::Rows from) {
-    if (from.rows > 1) HostMove::move(to.rows_at(0, to.rows - 1), from.rows_at(0, from.rows - 1));
+  void move(size_t to, CpuRef::Rows y, size_t from, CpuRef::Rows x) {
+    if (x.rows > 1) HostMove::move(to, y.rows_at(0, y.rows - 1), from, x.rows_at(0, x.rows - 1));
   }
 };
 struct MovesHalfARow : HostMove<CpuRef> {
-  void move(CpuRef::Rows to, CpuRef::Rows from) {
-    HostMove::move(to.cols_at(0, to.cols / 2), from.cols_at(0, from.cols / 2));
+  void move(size_t to, CpuRef::Rows y, size_t from, CpuRef::Rows x) {
+    HostMove::move(to, y.cols_at(0, y.cols / 2), from, x.cols_at(0, x.cols / 2));
   }
 };
 TEST(Pipeline, RowsLeftBehindAreFound) {
@@ -123,6 +123,48 @@ TEST(Pipeline, DraftsAreTheSame) {
     EXPECT_EQ(got.tokens, want.tokens) << kind;
     EXPECT_GT(got.usage.accepted, 10) << kind;
     EXPECT_TRUE(c.draft.tree > 0 || got.usage.accepted == want.usage.accepted) << kind;
+  }
+}
+// What a pool of all stages comes to: all of it, divided as their layers' rows are, drafters' on the last one.
+TEST(Pipeline, PoolsAreOfTheirLayers) {
+  const TinyFile file(TinyModel{.type = DType::kQ8_0});
+  const ModelCfg m = must(gemma4_config(must(GgufFile::open(file.path()))));
+  Stages b(Layers{2, 4}, 1);
+  constexpr int64_t kMore = 1 << 20, kLimit = 64 << 20;
+  for (const int64_t limit : {int64_t(0), kLimit}) {
+    const auto pool = must(CacheOf<Stages>::pool(b, m, plan(), kMore, limit));
+    int64_t all = 0;
+    std::vector<ModelCfg> own;
+    for (size_t i = 0; i < 2; ++i) own.push_back(rows_of_stage(m, [&](int l) { return b.stage_of(l) == i; }));
+    const std::vector<int64_t> limits = stage_limits(limit, own, plan(), kMore);
+    for (int i = 0; i < 2; ++i) {
+      const PagePool& p = *nth_mirrored(pool.get(), i);
+      const int64_t mine = i == 1 ? kMore : 0;
+      const int64_t want = limit > 0 ? limits[size_t(i)] : pool_bytes(own[size_t(i)], plan(), p.page_bytes(), 0) + mine;
+      EXPECT_NEAR(double(p.budget() * p.page_bytes()), double(want), double(p.page_bytes())) << i;
+      all += p.budget() * p.page_bytes();
+    }
+    EXPECT_NEAR(double(all), double(limit > 0 ? limit : all), double(1 << 19));
+  }
+}
+// Too little memory for all requests at once: they take turns, and say what they say alone.
+TEST(Pipeline, RowsThatAreShort) {
+  EngineConfig c = shipped("facet-nano-Q8_0.gguf");
+  c.max_seq = 3, c.snapshots = 0, c.n_ctx = 512;
+  auto one = open_parts<CpuRef>(c, 1);
+  std::vector<Request> all(3, question(*one));
+  for (size_t i = 0; i < all.size(); ++i) all[i].prompt.insert(all[i].prompt.end(), 150 + 60 * i, all[i].prompt[5]);
+  std::vector<Answer> want;
+  for (const Request& r : all) want.push_back(answers(*one, {r})[0]);
+  const LoadedModel model = must(load_model(c.model));
+  EngineConfig alone = must(resolve_config(model.file, model.cfg, c));
+  alone.max_seq = 1;
+  const int64_t least = pool_bytes(model.cfg, kv_plan(alone), host_page_bytes(model.cfg, kv_plan(alone)), 0);
+  c.kv_memory = least + least / 3;
+  for (const Layers& layers : {Layers{3, 3}, {5, 1}}) {
+    auto many = open_parts<Stages>(c, layers, 1);
+    const auto got = answers(*many, all);
+    for (size_t i = 0; i < all.size(); ++i) EXPECT_EQ(got[i].tokens, want[i].tokens) << layers[0] << " " << i;
   }
 }
 TEST(Pipeline, StatesAreOfAllStages) {

@@ -116,7 +116,7 @@ TEST(Shards, LayersInTheProportionOfShares) {
   m.layer.resize(3);
   EXPECT_EQ(layers({1, 1000, 1}), (V{1, 1, 1}));
   EXPECT_EQ(split_layers(m, std::vector<double>{1, 1, 1, 1}).error().message(),
-            "split: expected up to 3 shares above 0, found 1,1,1,1 (give one for each GPU, such as 3,2)");
+            "--split: expected up to 3 shares above 0, found 1,1,1,1 (give one for each GPU, such as 3,2)");
   for (const std::vector<double>& bad :
        {std::vector<double>{}, {1, 0}, {1, -1}, {1, std::numeric_limits<double>::infinity()}})
     EXPECT_FALSE(split_layers(m, bad));

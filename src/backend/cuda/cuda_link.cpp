@@ -5,9 +5,9 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <cstdlib>
 #include <cstring>
 
+#include "backend/cuda/peers.h"
 #include "base/check.h"
 
 namespace facet {
@@ -29,27 +29,6 @@ CudaLink::~CudaLink() {
     cudaStreamSynchronize(s.b->device().stream());
   }
   for (void* p : host_) cudaFreeHost(p);
-}
-
-// Opens each GPU's memory to the others.
-bool CudaLink::reach_each_other() const {
-  if (const char* peers = std::getenv("FACET_CUDA_PEERS"); peers && std::strcmp(peers, "0") == 0) return false;
-  const auto pairs = [&](auto&& f) {
-    for (const Shard& a : shard_)
-      for (const Shard& b : shard_)
-        if (const int i = a.b->device().info().id, j = b.b->device().info().id; i != j && !f(a, i, j)) return false;
-    return true;
-  };
-  const bool can = pairs([](const Shard&, int i, int j) {
-    int ok = 0;
-    return cudaDeviceCanAccessPeer(&ok, i, j) == cudaSuccess && ok != 0;
-  });
-  return can && pairs([](const Shard& a, int, int j) {
-           a.b->make_current();
-           const cudaError_t e = cudaDeviceEnablePeerAccess(j, 0);
-           if (e != cudaSuccess) cudaGetLastError();
-           return e == cudaSuccess || e == cudaErrorPeerAccessAlreadyEnabled;
-         });
 }
 
 void CudaLink::allocate(Shard& s, int n) {
@@ -84,7 +63,7 @@ void CudaLink::connect(std::span<const std::unique_ptr<Cuda>> shards) {
   for (const auto& b : shards) shard_.push_back({.b = b.get()});
   const int n = int(shard_.size());
   if (n < 2) return;
-  peers_ = reach_each_other();
+  peers_ = open_peers(shards);
   for (Shard& s : shard_) allocate(s, n);
   for (int i = 0; i < n; ++i) {
     cuda::Exchange& x = shard_[size_t(i)].x;

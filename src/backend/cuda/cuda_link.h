@@ -65,7 +65,6 @@ class CudaLink {
   void sum_in_place(const Part& p);
   template <class F>
   void each(F&& f);
-  bool reach_each_other() const;
   void allocate(Shard& s, int n);
 
   std::vector<Shard> shard_;
