@@ -16,6 +16,7 @@ void Graphs::forget() { captured_.clear(drop); }
 Graphs::Captured* Graphs::find(const void* pass, const StepShape& shape) {
   if (!on_ || shape.n_tok > (shape.n_small == shape.n_tok ? kBatchRows : kRows) || shape.staged || shape.select)
     return nullptr;
+  ++passes_;
   return &captured_.at({pass, shape}, drop);
 }
 void Graphs::begin_capture() { FACET_CUDA_CHECK(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal)); }

@@ -2,6 +2,7 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
+#include <utility>
 
 #include "backend/cuda/activations.h"
 #include "backend/step.h"
@@ -12,13 +13,15 @@ namespace facet::cuda {
 // Launch sizes follow the longest sequence in coarse steps, so that few graphs serve many lengths.
 int64_t row_bucket(int64_t rows);
 
-// CUDA graphs of passes: launched one by one at first, captured the second time that a pass comes with a step of one
-// shape, replayed from then on.
+// CUDA graphs of passes: launched one by one at first, captured when a pass comes again with a step of the same shape
+// soon after (kSoon), replayed from then on. Capturing takes as long as several steps, so what is rare is left alone:
+// the rest of a prompt beside answers, say.
 class Graphs {
  public:
   static constexpr int kRows = 64, kBatchRows = 256;  // tokens of a step that may be captured; if all are of short
                                                       // sequences
   static constexpr size_t kMost = 128;                // graphs; a server sees many shapes
+  static constexpr int64_t kSoon = 64;                // passes
   struct Counters {
     int64_t launches = 0, captures = 0;
   };
@@ -36,7 +39,7 @@ class Graphs {
   template <class Pass>
   Replayed replay(const void* pass, const StepShape& shape, Pass&& run_pass) {
     Captured* c = find(pass, shape);
-    if (!c || (!c->exec && c->seen++ == 0)) return {run_pass(), false};
+    if (!c || is_rare(*c)) return {run_pass(), false};
     if (!c->exec) {
       begin_capture();
       c->out = run_pass();
@@ -50,7 +53,7 @@ class Graphs {
   enum class Way : uint8_t { kRun, kCapture, kLaunch };
   Way look(const void* pass, const StepShape& shape) {
     at_ = find(pass, shape);
-    if (!at_ || (!at_->exec && at_->seen++ == 0)) return Way::kRun;
+    if (!at_ || is_rare(*at_)) return Way::kRun;
     return at_->exec ? Way::kLaunch : Way::kCapture;
   }
   void begin() {  // of the pass that was looked at, and so on
@@ -76,11 +79,12 @@ class Graphs {
     bool operator==(const Key&) const = default;
   };
   struct Captured {
-    int seen = 0;
+    int64_t seen = -kSoon - 1;  // the pass that had it last, by number
     cudaGraphExec_t exec = nullptr;
     Rows out;
   };
   static void drop(Captured& c);
+  bool is_rare(Captured& c) { return !c.exec && passes_ - std::exchange(c.seen, passes_) > kSoon; }
   Captured* find(const void* pass, const StepShape& shape);  // null: such steps are not captured
   void begin_capture();
   cudaGraph_t captured_graph();
@@ -89,6 +93,7 @@ class Graphs {
 
   const cudaStream_t stream_;
   bool on_ = true;
+  int64_t passes_ = 0;
   Recent<Key, Captured> captured_{kMost};
   Counters counters_;
   Captured* at_ = nullptr;
