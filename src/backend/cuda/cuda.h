@@ -111,7 +111,7 @@ class Cuda {
   void begin_step(const Step& s);
   // The newest step again, or its first rows, with the tokens that next_tokens has chosen.
   void next_step(const Step& s);
-  // What pass() launches, as a graph from the second time on that it is asked for with this key, unless too many others
+  // What pass() launches, as a graph once it is asked for again soon with this key, unless too many others
   // came in between (cuda::Graphs). Long steps are always launched one by one. pass() must launch the same things
   // whenever `key` and the step's shape are equal.
   template <class Pass>
