@@ -42,7 +42,8 @@ def curves(paths):
         about = lines[-1]
         cpu = about.get("machine", {}).get("cpu", "")
         what = f"{about.get('prompt', '?')} + {about.get('generated', '?')} tokens"
-        yield f"{os.path.basename(about.get('model', path))}, {what}, {about.get('backend', '')}, {cpu}, {about.get('commit', '')[:7]}", [of[n] for n in sorted(of)]
+        name = ", ".join(x for x in (os.path.basename(about.get("model", path)), what, about.get("backend", ""), cpu, about.get("commit", "")[:7], " ".join(about.get("options", []))) if x)
+        yield name, [of[n] for n in sorted(of)]
 
 
 class Panel:
