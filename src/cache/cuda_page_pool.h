@@ -19,8 +19,8 @@ class CudaPagePool final : public PagePool {
   // buffer, a PCIe 5 link 50.
   static constexpr int kCouriers = 4;
   static constexpr int64_t kCourierBytes = 8 << 20;
-  // One takes some 45 us, a step of a large model 5 ms and more.
-  static constexpr int64_t kPagesAStep = 96;
+  // One takes 45 to 100 us, a step of a large model 5 ms and more.
+  static constexpr int64_t kPagesAStep = 64;
 
   // budget: bytes. The device outlives the pool.
   static Result<std::unique_ptr<CudaPagePool>> create(cuda::Device& d, int64_t budget);

@@ -128,10 +128,10 @@ def main():
         step = max(1, len(soak.asked) // 2000)
         wrong = 0
         for body, text in soak.asked[::step]:
-            answer = plain.request("POST", "/v1/completions", {**body, "cache_prompt": False})[2]
-            if answer["choices"][0]["text"] != text:
+            status, _, answer = plain.request("POST", "/v1/completions", {**body, "cache_prompt": False})
+            if status != 200 or answer["choices"][0]["text"] != text:
                 wrong += 1
-                print("differs:", json.dumps(body)[:300])
+                print("differs:" if status == 200 else f"{status} {answer}:", json.dumps(body)[:300])
         plain.stop()
         print(f"{len(soak.asked)} answers, {soak.hits} from the cache, {soak.left} clients left; {len(soak.asked[::step])} compared, {wrong} differ, "
               f"{soak.errors} errors; {sizes[0]:.0f} to {sizes[-1]:.0f} MB, {kept / 1e6:.0f} MB in files")
