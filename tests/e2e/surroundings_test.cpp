@@ -14,6 +14,7 @@
 #include <iterator>
 #include <string>
 
+#include "app/option_checks.h"
 #include "support/bytes.h"
 #include "support/run_program.h"
 #include "support/terminal.h"
@@ -293,6 +294,15 @@ TEST(Surroundings, AFullContextNamesTheWayOut) {
                             kProgram + "chat --temp 0 -c 128 --draft none 2>&1");
   EXPECT_TRUE(has(r.out, "/undo forgets the last exchange")) << r.out;
   EXPECT_TRUE(has(r.out, "/clear")) << r.out;
+}
+
+TEST(Surroundings, SharesAsTheyAreWritten) {
+  using V = std::vector<double>;
+  EXPECT_EQ(shares_from("3,2"), V({3, 2}));
+  EXPECT_EQ(shares_from("24,16,0.5"), V({24, 16, .5}));
+  EXPECT_EQ(shares_from("1"), V{1});
+  for (const char* bad : {"", ",", "3,", ",2", "3,,2", "3,0", "3,-1", "3 2", "3:2", "a,b", "nan,1", "1,inf", "1e999,1"})
+    EXPECT_FALSE(shares_from(bad)) << bad;
 }
 
 }  // namespace

@@ -1,10 +1,9 @@
-// A pipeline's stages: which layers and weights each has, what --split takes, and the plan of each one's memory.
+// A pipeline's stages: which layers and weights each has, and the plan of each one's memory.
 #include <gtest/gtest.h>
 
 #include <map>
 #include <set>
 
-#include "app/option_checks.h"
 #include "backend/stage_of.h"
 #include "engine/fingerprint.h"
 #include "engine/plan.h"
@@ -35,15 +34,6 @@ TEST(Stages, WhatIsWhere) {
   for (const int elsewhere : {0, 1, 3}) EXPECT_TRUE(own.layer[size_t(elsewhere)].query_only) << elsewhere;
   EXPECT_FALSE(own.layer[2].query_only);
   EXPECT_EQ(own.layer[4].kv_source, 2) << "it reads rows that are there";
-}
-
-TEST(Stages, SharesAsTheyAreWritten) {
-  using V = std::vector<double>;
-  EXPECT_EQ(shares_from("3,2"), V({3, 2}));
-  EXPECT_EQ(shares_from("24,16,0.5"), V({24, 16, .5}));
-  EXPECT_EQ(shares_from("1"), V{1});
-  for (const char* bad : {"", ",", "3,", ",2", "3,,2", "3,0", "3,-1", "3 2", "3:2", "a,b", "nan,1", "1,inf", "1e999,1"})
-    EXPECT_FALSE(shares_from(bad)) << bad;
 }
 
 TEST(Stages, AShareForEachGpu) {
