@@ -17,7 +17,7 @@ namespace facet {
 namespace {
 
 const std::map<std::string, KvLayout> kKvLayouts{
-    {"auto", KvLayout::kAuto}, {"split", KvLayout::kSplit}, {"shared", KvLayout::kShared}};
+    {"auto", KvLayout::kShared}, {"split", KvLayout::kSplit}, {"shared", KvLayout::kShared}};
 
 // "5=q8_0", "0-3=q8_0/q4_0".
 std::optional<KvOfLayers> kv_of_layers(const std::string& s) {
@@ -86,8 +86,7 @@ void add_kv_options(CLI::App* cmd, EngineConfig& c) {
           "", "kv_layers"))
       ->option_text("LAYERS=TYPE,...");
   add_named(cmd, "--kv-layout", c.kv_layout, kKvLayouts,
-            "Full layers whose K is V: split keeps two rows a token, shared one of 640 values instead of 1,024; auto: "
-            "shared, on a GPU before Hopper split");
+            "Full layers whose K is V: shared (auto) keeps one row of 640 values a token, split two of 512");
 }
 
 Status read_kv_choices(EngineConfig& c, const GgufFile& file) {

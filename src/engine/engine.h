@@ -100,9 +100,9 @@ struct EngineConfig {
   // Block-sparse prefill (backend/select.h): of every row's attention in full layers so much is read while a long
   // prompt is; 0: all of it.
   float sparse_prefill = 0;
-  KvLayout kv_layout = KvLayout::kAuto;  // of full layers whose K is V; kAuto: shared, without wgmma split
-  int n_threads = 0;                     // 0: one per physical core
-  int max_out = 0;                       // rows of logits of one step; 0: one per sequence
+  KvLayout kv_layout = KvLayout::kShared;  // of full layers whose K is V
+  int n_threads = 0;                       // 0: one per physical core
+  int max_out = 0;                         // rows of logits of one step; 0: one per sequence
   DraftConfig draft = {};
   // Told the memory plan before anything is allocated: its sum, and a line for each purpose.
   std::function<void(const std::string& sum, const std::string& table)> planned = {};

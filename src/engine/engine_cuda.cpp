@@ -31,11 +31,6 @@ Status cuda_accepts_kv(const ModelCfg& m, KvType k, KvType v) {
                "set both options, or use --backend cpu"};
 }
 
-bool cuda_shares_rows(int gpu) {
-  const auto d = cuda::device_info(gpu);
-  return d && d->wgmma;
-}
-
 int64_t cuda_weight_bytes(std::span<const TensorView> tensors) {
   int64_t n = 0;
   for (const TensorView& t : tensors) n += Cuda::weight_bytes(t);

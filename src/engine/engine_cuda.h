@@ -24,8 +24,6 @@ Result<std::unique_ptr<Engine>> open_staged_engine(LoadedModel model, const Engi
 Status cuda_accepts(int gpu, const std::string& path, std::span<const TensorView> tensors, int n_expert_used);
 // An error of a pair of K and V types that attention has no kernels for on a GPU.
 Status cuda_accepts_kv(const ModelCfg& m, KvType k, KvType v);
-// Whether shared rows were measured to be faster on such a GPU: those with wgmma.
-bool cuda_shares_rows(int gpu);
 // Of weights on the device: types that a GPU does not keep are larger there.
 int64_t cuda_weight_bytes(std::span<const TensorView> tensors);
 // What a user should know of a file whose types a GPU does not keep.

@@ -182,9 +182,6 @@ Result<EngineConfig> decide(const GgufFile& file, const ModelCfg& m, EngineConfi
   if (auto ok = check_number_of_gpus(m, c); !ok) return ok.error();
   if (!c.split.empty())
     if (const auto layers = split_layers(m, c.split); !layers) return layers.error();
-  if (!c.gpus.empty() && c.split.empty() && m.d_ple > 0)
-    return Error{"--gpus", "expected one GPU for a model with per-layer embeddings, found several",
-                 fmt::format("use --gpu, or divide by layers (--split {})", even_split(int(c.gpus.size())))};
   if (!c.gpus.empty() && lockstep)
     return Error{"--gpus", "expected one GPU beside the reference (--lockstep), found several", "use --gpu"};
 #if FACET_CUDA
@@ -236,14 +233,6 @@ Result<EngineConfig> fit_memory(const GgufFile& file, const ModelCfg& m, EngineC
   if (c.n_threads <= 0) c.n_threads = physical_cores();
   const KvType usual = c.backend == "ref" ? KvType::kF32 : KvType::kF16;
   c.kv_k = c.kv_k.value_or(usual), c.kv_v = c.kv_v.value_or(usual);
-  if (c.kv_layout == KvLayout::kAuto) {
-    c.kv_layout = KvLayout::kShared;
-#if FACET_CUDA
-    if (c.backend == "cuda")
-      for (const int gpu : gpus_of(c))
-        if (!cuda_shares_rows(gpu)) c.kv_layout = KvLayout::kSplit;
-#endif
-  }
   if (auto ok = check_kv_layers(m, c); !ok) return ok.error();
 #if FACET_CUDA
   if (c.backend == "cuda") {

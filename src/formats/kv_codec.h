@@ -59,7 +59,7 @@ void kv_decode(KvType t, const std::byte* src, float* y, int head_dim);
 //
 // K's rest lacks its gain, which goes into the query. The values are encoded in groups of kv_own(head_dim), each
 // rotated by itself, so that K's and V's parts can be decoded alone.
-enum class KvLayout : uint8_t { kAuto, kSplit, kShared };
+enum class KvLayout : uint8_t { kSplit, kShared };
 
 int kv_own(int head_dim);  // channels that K has of its own: a power of two of at least 32
 constexpr bool kv_may_share(int head_dim) { return head_dim >= 64; }  // else there would be no rest

@@ -117,8 +117,11 @@ TEST(CudaShards, AsNearToTheReferenceAsOneGpu) {
 // A row alone, in chunks, beside others, in graphs or launched one by one, and in another run.
 TEST(CudaShards, RowsKeepTheirBits) {
   NEEDS_GPUS(2);
+  const TinyFile edge(TinyModel{.ple = true, .type = DType::kQ8_0});
+  std::vector<std::string> all = models();
+  all.push_back(edge.path());
   on_each(gpu_lists({2}), [&](const GpuList& list) {
-    for (const std::string& path : models()) {
+    for (const std::string& path : all) {
       Harness<Shards> m(path, plan(), 0, list.gpus);
       const auto ids = random_ids(48, m.cfg.n_vocab, 5), other = random_ids(288, m.cfg.n_vocab, 6);
       m.backend().use_graphs(false);

@@ -122,7 +122,8 @@ TEST(Plan, SharedRowsTakeFiveEighths) {
     return at->bytes;
   };
   std::string note;
-  const int64_t shared = full(KvLayout::kAuto, KvType::kF16, KvType::kF16, &note);
+  EXPECT_EQ(EngineConfig().kv_layout, KvLayout::kShared);
+  const int64_t shared = full(KvLayout::kShared, KvType::kF16, KvType::kF16, &note);
   EXPECT_EQ(8 * shared, 5 * full(KvLayout::kSplit, KvType::kF16, KvType::kF16, &note));
   EXPECT_EQ(note, "");
   const int64_t mixed = full(KvLayout::kShared, KvType::kQ8_0, KvType::kQ4_0, &note);

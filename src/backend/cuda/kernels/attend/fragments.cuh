@@ -130,10 +130,13 @@ __device__ __forceinline__ void indices(uint32_t s, uint32_t& v01, uint32_t& v23
   v23 = __byte_perm(lo, hi, 0x7362);
 }
 // The eight indices of a unit's set.
+__device__ __forceinline__ uint32_t index_set(uint32_t x, uint32_t y, uint32_t z, int set) {
+  if (set < 3) return (set == 0 ? x : set == 1 ? y : z) & 0x77777777;
+  return (x >> 3 & 0x11111111) | (y >> 2 & 0x22222222) | (z >> 1 & 0x44444444);
+}
 __device__ __forceinline__ uint32_t index_set(const char* unit, int set) {
   const uint32_t* w = reinterpret_cast<const uint32_t*>(unit);
-  if (set < 3) return w[set] & 0x77777777;
-  return (w[0] >> 3 & 0x11111111) | (w[1] >> 2 & 0x22222222) | (w[2] >> 1 & 0x44444444);
+  return set < 3 ? w[set] & 0x77777777 : index_set(w[0], w[1], w[2], set);
 }
 
 // Set 2 * half + upper of a unit, for lanes that differ in `upper`.

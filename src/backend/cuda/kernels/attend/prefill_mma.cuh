@@ -2,228 +2,461 @@
 //
 //   o[t] = softmax(q[t] . K * scale) V over the rows that t sees
 //
-// Shapes     q [T, Hq * E] f32; K, V rows as cached (planar.cuh): ring, staging area or committed; E = 256 or 512
+// Shapes     q [T, Hq * E] f32; K, V rows as cached (planar.cuh): ring, staging area or committed; E = 256 or 512.
+//            Shared rows (E = 512): K and V are the first and the last 512 of a row's 640 values
 // Flops      4 E per query row and visible row; rows that a window hides are not visited
-// Launch     256 threads per (tile of 128 (256) or 64 (512) query rows, K/V head), 98 KB of shared memory at most: one
+// Launch     256 threads per (tile of 128 (256) or 64 (512) query rows, K/V head), within 99 KB of shared memory: one
 //            block a multiprocessor of an RTX 30 or 40
 // Order      keys in ascending order in tiles of 32. Not row-invariant, as prefill.cuh
 // Reference  CpuRef::attend    Test tests/kernels/cuda_attend_test.cpp    Bench bench/verbs/cuda_attend_bench.cu
 //
-// A warp has 16 query rows and keeps them in registers: 64 of each thread's. At E = 512 two warps share the rows: each
-// takes half of the values of Q and K, which gives it a part of every score, they exchange these parts, and each sums
-// half of the values of V. So shared memory holds one tile of K and one of V in f16 and nothing else is read from it
-// but the fragments of B. Each tile is loaded while the other one is multiplied; quantised rows arrive as they are in
-// one area for both and are expanded from there. Bytes of shared memory a multiply-add: 1/16 of a fragment of B, twice
-// what wgmma kernels read and a third of what an RTX 3090 could.
+// A group of E / 128 warps has 32 query rows. Each warp keeps 128 values of Q and sums 128 values of V, in registers
+// alone: 64 and 128 of each thread's. So what a product reads from shared memory are fragments of B, each for two
+// multiplications of 16 rows. Scores are products over all values of Q: the warps of a group exchange their parts of
+// them, each takes the exponents of its share of the rows, and hands out the probabilities. Groups do not wait for each
+// other, so that one multiplies while another exchanges.
+//
+// Rows arrive in units of 16 KB (shared rows: 20) that take their places in a ring when all groups are done with what
+// was there. Quantised rows arrive as they are, at the start of the place; the warp that asked for them expands them
+// where they lie.
 #pragma once
+#include <type_traits>
+
 #include "backend/cuda/kernels/attend/prefill_tile.cuh"
+#include "backend/cuda/kernels/common/barrier.cuh"
 
 namespace facet::cuda {
 
-template <KvType K, KvType V, int E>
+template <KvType K, KvType V, int kHead, bool kShared>
 struct PrefillMmaShape {
+  static constexpr int E = kHead, kCols = kShared ? kSharedCols : E, kFirstV = (kCols - E) / 64;
   static constexpr bool kRaw = planar_scaled(K) || planar_scaled(V);
-  static constexpr int kPair = E / 256;  // warps per 16 query rows
-  static constexpr int kRows = 128 / kPair, kKeys = 32, kRow = 2 * E;
-  static constexpr int kRowK = planar_bytes(K, E), kRowV = planar_bytes(V, E);
-  static constexpr int kAtV = kKeys * kRow, kAtParts = 2 * kKeys * kRow;
-  static constexpr int kParts = kPair == 2 ? 8 * 32 * kKeys / 8 * 16 : 0;  // [warps][tiles of 8 keys][lanes][4] f32
-  static constexpr int kAtRaw = kAtParts + kParts;
-  static constexpr int kStrideO = 4 * E + 32, kPassRows = kRows / 2;  // the output leaves in two passes
-  static constexpr int kWork = kAtRaw + (kRaw ? kKeys * (kRowK > kRowV ? kRowK : kRowV) : 0);
-  static constexpr int kQueries = kRows * kRow, kOut = kPassRows * kStrideO;
-  static constexpr int kMost = kWork > kQueries ? kWork : kQueries;
-  static constexpr int kBytes = kMost > kOut ? kMost : kOut;
+  static constexpr int kSplit = E / 128, kGroups = 8 / kSplit;  // warps of a group, groups
+  static constexpr int kRows = 32 * kGroups, kKeys = 32;
+  static constexpr int kHeld = 4 / kSplit;  // query rows of a lane's softmax
+  static constexpr int kUnitKeys = 8192 / E, kHalves = kKeys / kUnitKeys, kPerTile = kHalves * (kShared ? 1 : 2);
+  static constexpr int kPanel = kUnitKeys * 128, kUnit = kCols / 64 * kPanel;
+  static constexpr int kOwn = kUnitKeys / 8, kLanes = 32 / kOwn;  // rows of a unit that a warp loads, lanes for each
+  static constexpr int kParts =
+      8 * (kSplit - 1) * 2 * kHeld * 512;        // [to][from][kHeld][4 tiles of 8 keys][lanes][2] f32
+  static constexpr int kProbs = kGroups * 2048;  // [groups][rows][keys] f16, swizzled
+  static constexpr int kFactors = kRows * 4;     // [rows] f32
+  static constexpr int kState = 512;
+  static constexpr int kUnits = (99 * 1024 - kState - kParts - kProbs - kFactors) / kUnit;
+  static_assert(kUnits > kHalves, "a tile's units and one to load into");
+  static constexpr int kAtParts = kUnits * kUnit, kAtProbs = kAtParts + kParts, kAtFactors = kAtProbs + kProbs,
+                       kAtState = kAtFactors + kFactors;
+  // Queries come and the output leaves, in two passes, through the same memory; factors stay.
+  static constexpr int kStrideO = 4 * E + 32, kPassRows = kRows / 2;
+  static constexpr int kBytes = kAtState + kState;
+  static_assert(kRows * 2 * E <= kAtFactors && kPassRows * kStrideO <= kAtFactors);
   static_assert(kBytes <= 99 * 1024, "shared memory of a block on sm_86");
 };
 
+__device__ __forceinline__ void ldmatrix4_at(uint32_t (&r)[4], uint32_t address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(address));
+}
+__device__ __forceinline__ void ldmatrix4_transposed_at(uint32_t (&r)[4], uint32_t address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(address));
+}
+
 // B fragments for steps of m16n8k16 products, each loaded one step before it is multiplied: f(i, b) multiplies step i.
-template <int kSteps, class At, class Load, class F>
-__device__ __forceinline__ void pipelined(At&& at, Load&& load, F&& f) {
-  uint32_t b[2][4];
-  load(b[0], at(0));
+// b: that of the first step in its first half. The barriers keep the compiler from loading everything first and
+// multiplying one sum after another.
+template <int kSteps, class Load, class F>
+__device__ __forceinline__ void pipelined(uint32_t (&b)[2][4], Load&& load, F&& f) {
 #pragma unroll
   for (int i = 0; i < kSteps; ++i) {
-    if (i + 1 < kSteps) load(b[(i + 1) % 2], at(i + 1));
+    if (i + 1 < kSteps) load(b[(i + 1) % 2], i + 1);
+    __syncwarp();
     f(i, b[i % 2]);
   }
 }
 
-// score = q k^T of a warp's 16 rows and the tile's 32 keys, over 256 values; panels: the 128-byte panels of K.
-__device__ __forceinline__ void score_keys(float (&score)[4][4], const uint32_t (&q)[16][4], const char* panels) {
-  const int lane = threadIdx.x % 32, row = lane / 16 * 8 + lane % 8, chunk = lane / 8 % 2;
-  pipelined<32>([&](int i) { return panels + tile_at(32, i % 2 * 16 + row, i / 2 * 32 + chunk * 16); },
-                [](uint32_t(&b)[4], const char* p) { ldmatrix4(b, p); },
-                [&](int i, const uint32_t(&b)[4]) {
-                  mma_f16(score[i % 2 * 2], q[i / 2], b[0], b[1]);
-                  mma_f16(score[i % 2 * 2 + 1], q[i / 2], b[2], b[3]);
-                });
+// v, from here on; what follows from it is computed again and not kept in registers, which operands need.
+__device__ __forceinline__ int afresh(int v) {
+  asm volatile("" : "+r"(v));
+  return v;
 }
 
-// out += p v of a warp's 16 rows: 32 keys, 256 values; panels: those of V.
-__device__ __forceinline__ void add_values(float (&out)[32][4], const uint32_t (&prob)[4][2], const char* panels) {
-  const int lane = threadIdx.x % 32, row = lane / 8 % 2 * 8 + lane % 8, chunk = lane / 16;
-  pipelined<32>([&](int i) { return panels + tile_at(32, i / 16 * 16 + row, i % 16 * 32 + chunk * 16); },
-                [](uint32_t(&b)[4], const char* p) { ldmatrix4_transposed(b, p); },
-                [&](int i, const uint32_t(&b)[4]) {
-                  const int ks = i / 16, n = i % 16;
-                  const uint32_t a[4] = {prob[2 * ks][0], prob[2 * ks][1], prob[2 * ks + 1][0], prob[2 * ks + 1][1]};
-                  mma_f16(out[2 * n], a, b[0], b[1]);
-                  mma_f16(out[2 * n + 1], a, b[2], b[3]);
-                });
-}
-
-// Adds the scores of the other warp of a pair; parts: [2 warps][4][32] float4 of the pair. Both get the same bits.
-__device__ __forceinline__ void add_other_half(float (&score)[4][4], float4* parts, int half, int pair) {
-  const int lane = threadIdx.x % 32;
-#pragma unroll
-  for (int n = 0; n < 4; ++n)
-    parts[(half * 4 + n) * 32 + lane] = make_float4(score[n][0], score[n][1], score[n][2], score[n][3]);
-  asm volatile("bar.sync %0, 64;" ::"r"(1 + pair) : "memory");
-#pragma unroll
-  for (int n = 0; n < 4; ++n) {
-    const float4 f = parts[((1 - half) * 4 + n) * 32 + lane];
-    score[n][0] += f.x, score[n][1] += f.y, score[n][2] += f.z, score[n][3] += f.w;
+// A place in the ring and how often the ring has been gone around.
+template <int kUnits>
+struct RingPlace {
+  int place = 0;
+  uint32_t phase = 0;
+  __device__ __forceinline__ void next() {
+    if (++place == kUnits) place = 0, phase ^= 1;
   }
-}
+};
 
-// The end of a kernel: divides, puts the values in order, rotates back, writes whole rows, kPassRows of them at a time.
-template <KvType V, int E, int kRows, int kPassRows, int kStrideO, bool kShared = false>
-__device__ __forceinline__ void store_in_passes(float (&out)[32][4], const PrefillLane& lane, char* shared,
-                                                const AttendParams& p, const SeqRows& s, int head, int strip,
-                                                int half) {
-  const int tid = threadIdx.x, warp = tid / 32;
-  float inv[2];
-  PrefillLane all = lane;
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    float sum = lane.sum[h];
-    sum += __shfl_xor_sync(~0u, sum, 1);
-    sum += __shfl_xor_sync(~0u, sum, 2);
-    inv[h] = sum > 0 ? 1.f / sum : 0.f;
-    all.sum[h] = sum;
+// What all warps of a block know, and no product needs: in shared memory, as registers are full of operands.
+template <KvType K, KvType V, int E, bool kShared, int kUnits>
+struct PrefillMmaState {
+  uint64_t full[kUnits], empty[kUnits];
+  PrefillTile t;
+  std::conditional_t<kShared, SharedSource, PrefillSource<K, V, E>> source;
+  KeyTiles<32> tiles;
+  int row[4];  // first row of tile i, at i % 4, from when the warp asks for it
+};
+
+// The units of rows that a block walks over, as one of its warps sees them: how many it has asked for, how many it has
+// expanded. All warps load a part of each.
+template <class Shape, KvType K, KvType V>
+struct UnitRing {
+  using Place = RingPlace<Shape::kUnits>;
+  char* shared;
+  uint32_t full, empty;  // addresses of barriers
+  int n, asked = 0, expanded = 0;
+  Place to_ask, to_expand;
+
+  __device__ __forceinline__ char* at(Place p) const { return shared + p.place * Shape::kUnit; }
+  // Byte of the rows that this warp has asked for, as they arrive: in its rows of each panel.
+  static __device__ __forceinline__ char* raw_at(char* unit, unsigned warp, unsigned byte) {
+    constexpr unsigned kPiece = Shape::kOwn * 128;
+    return unit + byte / kPiece * Shape::kPanel + warp * kPiece + byte % kPiece;
   }
-  if (p.blocks.lse && half == 0 && tid % 4 == 0) all.leave_lse(p, s, head, strip);
-  if (!p.blocks.writes) return;
-  scale_rows(out, inv);
-  for (int first = 0; first < kRows; first += kPassRows) {
-    __syncthreads();
-    if (strip / kPassRows == first / kPassRows) {
-      float* to =
-          reinterpret_cast<float*>(shared + (strip - first + tid % 32 / 4) * kStrideO) + half * 256 + 2 * (tid % 4);
+  // row: of those that this lane loads.
+  template <KvType T>
+  __device__ __forceinline__ void load(const char* row, bool there) const {
+    constexpr int kBytes = planar_bytes(T, Shape::kCols), kLanes = Shape::kLanes;
+    const unsigned tid = unsigned(afresh(int(threadIdx.x))), r = tid / kLanes, first = tid % kLanes;
+    char* unit = at(to_ask);
+    row += first * 16;
+    // Chunk kLanes i + first of the row.
+    char* to = unit + first / 8 * Shape::kPanel + r * 128 + (first % 8 ^ r % 8) * 16;
 #pragma unroll
-      for (int n = 0; n < 32; ++n) {
-        *reinterpret_cast<float2*>(to + 8 * n) = make_float2(out[n][0], out[n][1]);
-        *reinterpret_cast<float2*>(to + 8 * n + 8 * kStrideO / 4) = make_float2(out[n][2], out[n][3]);
-      }
+    for (int i = 0; i < (kBytes / 16 + kLanes - 1) / kLanes; ++i) {
+      if (kBytes % (16 * kLanes) && 16 * (kLanes * i + first) >= kBytes) break;
+      copy16_async_or_zero(planar_scaled(T)
+                               ? raw_at(unit, tid / 32, r % Shape::kOwn * kBytes + 16 * (kLanes * i + first))
+                               : to + i * (kLanes / 8) * Shape::kPanel,
+                           row + i * kLanes * 16, there);
     }
-    __syncthreads();
-    for (int r = first + warp; r < first + kPassRows && s.j0 + r / p.group < s.j1; r += 8)
-      store_output<V, E, kShared>(shared + (r - first) * kStrideO, p, s.begin + s.j0 + r / p.group,
-                                  head * p.group + r % p.group);
+    if (Shape::kRaw)
+      copies_commit();
+    else
+      barrier_arrive_with_copies(full + to_ask.place * 8);
   }
-}
+  template <KvType T>
+  __device__ __forceinline__ void expand() const {
+    using Piece = PlanarPiece<T, Shape::kCols>;
+    constexpr unsigned kLanes = Shape::kLanes, kRounds = (Piece::kPieces + kLanes - 1) / kLanes;
+    const unsigned tid = unsigned(afresh(int(threadIdx.x))), r = tid / kLanes, first = tid % kLanes;
+    char* unit = at(to_expand);
+    copies_wait(asked - 1 - expanded);
+    __syncwarp();
+    Piece piece[kRounds];
+#pragma unroll
+    for (unsigned k = 0; k < kRounds; ++k)
+      if (Piece::kPieces % kLanes == 0 || first + kLanes * k < Piece::kPieces)
+        piece[k].read(
+            [&](int byte) {
+              return raw_at(unit, tid / 32, r % Shape::kOwn * planar_bytes(T, Shape::kCols) + unsigned(byte));
+            },
+            int(first + kLanes * k));
+    __syncwarp();
+    char* to = unit + r * 128;
+#pragma unroll
+    for (unsigned k = 0; k < kRounds; ++k)
+      if (Piece::kPieces % kLanes == 0 || first + kLanes * k < Piece::kPieces)
+        piece[k].write(int(first + kLanes * k), [&](int byte, uint4 v) {
+          const unsigned chunk = unsigned(byte) / 16;
+          *reinterpret_cast<uint4*>(to + chunk / 8 * Shape::kPanel + (chunk % 8 ^ r % 8) * 16) = v;
+        });
+    __syncwarp();
+    if (tid % 32 == 0) barrier_arrive(full + to_expand.place * 8);
+  }
+  static __device__ __forceinline__ bool is_v(int u) {
+    return Shape::kPerTile > Shape::kHalves && unsigned(u) % Shape::kPerTile >= Shape::kHalves;
+  }
+  // Asks for the next unit if there is one, and room for it, or waits for room.
+  template <bool kWait, class Load>
+  __device__ __forceinline__ void ask(Load&& load_unit) {
+    if (asked >= n) return;
+    if (asked >= Shape::kUnits) {
+      const uint32_t bar = empty + to_ask.place * 8, phase = to_ask.phase ^ 1;
+      if (kWait)
+        barrier_wait(bar, phase);
+      else if (!__all_sync(~0u, barrier_test(bar, phase)))
+        return;
+    }
+    load_unit(asked);
+    ++asked, to_ask.next();
+  }
+  // Until unit u is there, which is to come to `p`.
+  template <class Load>
+  __device__ __forceinline__ void need(int u, Place p, Load&& load_unit) {
+    const int older = asked;
+#pragma unroll 1
+    while (asked <= u) ask<true>(load_unit);
+    if constexpr (Shape::kRaw)
+#pragma unroll 1
+      for (; expanded <= u || (expanded == u + 1 && expanded < older); ++expanded, to_expand.next()) {
+        if (K == V || !is_v(expanded))
+          expand<K>();
+        else
+          expand<V>();
+      }
+    barrier_wait(full + p.place * 8, p.phase);
+  }
+  // This warp is done with the unit there.
+  __device__ __forceinline__ void leave(Place p) const {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) barrier_arrive(empty + p.place * 8);
+  }
+};
 
-template <KvType K, KvType V, int E>
+// Long: the parts of a turn share the registers that operands leave.
+template <KvType K, KvType V, int E, bool kShared>
 __global__ void __launch_bounds__(kPrefillThreads, 1)
     attend_prefill_mma_kernel(const __grid_constant__ AttendParams p) {
-  using Shape = PrefillMmaShape<K, V, E>;
-  constexpr int kRows = Shape::kRows, kKeys = Shape::kKeys, kPair = Shape::kPair;
-  extern __shared__ __align__(1024) char shared[];
-  const int tid = threadIdx.x, warp = tid / 32, head = blockIdx.y;
+  using Shape = PrefillMmaShape<K, V, E, kShared>;
+  constexpr int kRows = Shape::kRows, kKeys = Shape::kKeys, kSplit = Shape::kSplit, kHeld = Shape::kHeld;
+  using State = PrefillMmaState<K, V, E, kShared, Shape::kUnits>;
+  static_assert(sizeof(State) <= Shape::kState);
+  extern __shared__ __align__(1024) char memory[];
+  char* const shared = kept(memory);
+  State& state = *reinterpret_cast<State*>(shared + Shape::kAtState);
+  const int tid = threadIdx.x, warp = tid / 32, l = tid % 32, head = blockIdx.y;
+  const int group = warp / kSplit, part = warp % kSplit;
 
   wait_for_previous();
   let_next_start();
-  // What every tile of keys needs and no product: in shared memory, as registers are full of operands.
-  __shared__ PrefillTile t;
-  __shared__ PrefillSource<K, V, E> source;
-  __shared__ KeyTiles<kKeys> tiles;
   if (warp == 0) {
     const PrefillTile found = find_prefill_tile(p, kRows / p.group);
-    if (tid == 0) {
-      t = found;
-      if (t.seq >= 0) source = PrefillSource<K, V, E>(p, found, head), tiles = KeyTiles<kKeys>(p, found, head);
+    if (l == 0) {
+      state.t = found;
+      if (found.seq >= 0) {
+        if constexpr (kShared)
+          state.source = SharedSource(p, found.seq, head, planar_bytes(K, kSharedCols));
+        else
+          state.source = PrefillSource<K, V, E>(p, found, head);
+        state.tiles = KeyTiles<kKeys>(p, found, head);
+      }
+      for (int i = 0; i < Shape::kUnits; ++i)
+        barrier_init(&state.full[i], Shape::kRaw ? 8 : kPrefillThreads), barrier_init(&state.empty[i], 8);
     }
   }
   __syncthreads();
+  const PrefillTile& t = state.t;
   if (t.seq < 0) {
     if (blockIdx.x == 0 && p.blocks.writes) clear_prefill_padding(p, head, E);
     return;
   }
   const SeqRows& s = t.rows;
-  if (p.blocks.count && tiles.n == 0) return leave_empty<kRows>(p, s, head);
+  const int n_tile = state.tiles.n;
+  if (p.blocks.count && n_tile == 0) return leave_empty<kRows>(p, s, head);
 
-  // Queries pass through the memory of the tiles into registers.
-  const int strip = warp / kPair * 16, half = warp % kPair;
-  uint32_t q[16][4];
-  load_queries<K, E, kRows>(shared, p, s, head);
+  // Queries pass through shared memory into registers: [16 rows][16 values]. A group's rows are in an order that puts
+  // first those whose softmax the warp has.
+  const int first_own = part * 8 * kHeld;
+  uint32_t q[2][8][4];
+  load_queries<K, E, kRows, kShared>(shared, p, s, head);
   __syncthreads();
 #pragma unroll
-  for (int ks = 0; ks < 16; ++ks)
-    ldmatrix4(q[ks], shared + tile_at(kRows, strip + tid % 16, half * 512 + ks * 32 + tid % 32 / 16 * 16));
+  for (int m = 0; m < 2; ++m)
+#pragma unroll
+    for (int ks = 0; ks < 8; ++ks)
+      ldmatrix4(q[m][ks], shared + tile_at(kRows, group * 32 + (m * 16 + l % 16 ^ first_own),
+                                           part * 256 + ks * 32 + l / 16 * 16));
   __syncthreads();
 
-  auto load = [&](int tile, auto is_k) {
-    constexpr bool kIsK = decltype(is_k)::value;
-    constexpr int kBytes = kIsK ? Shape::kRowK : Shape::kRowV;
-    if (tile < tiles.n) {
-      const int r = tid / 8;
-      const auto from = source.at(p, t, tiles.row(tile) + r);
-      const char* row = kIsK ? from.k : from.v;
-      char* to = shared + (Shape::kRaw ? Shape::kAtRaw + r * kBytes : kIsK ? 0 : Shape::kAtV);
+  using Ring = UnitRing<Shape, K, V>;
+  Ring ring{shared, shared_address(state.full), shared_address(state.empty), n_tile * Shape::kPerTile};
+  const bool listed = state.tiles.list;
+  int tile_asked = state.tiles.row0;  // first row of the tile that is asked for
+  auto load_unit = [&](int u) {
+    const unsigned tile = unsigned(u) / Shape::kPerTile, in_tile = unsigned(u) % Shape::kPerTile;
+    if (in_tile == 0) {
+      if (listed)
+        tile_asked = state.tiles.row(int(tile));
+      else if (tile > 0)
+        tile_asked += kKeys;
+      state.row[tile % 4] = tile_asked;  // all warps write the same
+    }
+    const int row =
+        tile_asked + int(in_tile % Shape::kHalves * Shape::kUnitKeys + unsigned(afresh(tid)) / Shape::kLanes);
+    if constexpr (kShared) {
+      bool there;
+      const char* from = state.source.at(p, t, row, there);
+      ring.template load<K>(from, there);
+    } else {
+      const auto at = state.source.at(p, t, row);
+      if (in_tile >= Shape::kHalves)
+        ring.template load<V>(at.v, at.there);
+      else
+        ring.template load<K>(at.k, at.there);
+    }
+  };
+  auto group_meets = [&] { asm volatile("bar.sync %0, %1;" ::"r"(1 + group), "n"(32 * kSplit) : "memory"); };
+
+  // This warp's share of the softmax: rows first.. of the tile.
+  const int first = group * 32 + first_own;
+  PrefillRows<kHeld> lane(s, p.group, first);
+  const float scale = p.scale * 1.4426950408889634f;
+  const int whole_from = whole_tiles_from(p, t), whole_to = whole_tiles_to(t, s.j0 + first / p.group);
+  // What a lane reads of 16 keys, 16 values at a time: as rows of B, as columns of B. The swizzle is in bits 4 to 6.
+  const uint32_t as_rows = unsigned(l / 16 * 8 + l % 8) * 128 + unsigned(l / 8 % 2 ^ l % 8) * 16;
+  const uint32_t as_columns = unsigned(l / 8 % 2 * 8 + l % 8) * 128 + unsigned(l / 16 ^ l % 8) * 16;
+  auto swizzled = [](uint32_t at, int step) {
+    return (at ^ uint32_t(step % 4 * 32)) + uint32_t(step / 4 * Shape::kPanel);
+  };
+  float2* const parts = reinterpret_cast<float2*>(shared + Shape::kAtParts) + l;
+  char* const probs = shared + Shape::kAtProbs + group * 2048;
+  float* const factors = reinterpret_cast<float*>(shared + Shape::kAtFactors) + group * 32;
+  float out[2][16][4] = {};
+  for (int i = 0; i < Shape::kUnits; ++i) ring.template ask<true>(load_unit);
+  typename Ring::Place place;
+  for (int tile = 0; tile < n_tile; ++tile) {
+    const int u0 = tile * Shape::kPerTile;
+    const typename Ring::Place keys = place;
+    float own[4][2 * kHeld];
 #pragma unroll
-      for (int i = 0; i < (kBytes / 16 + 7) / 8; ++i) {
-        const int byte = 16 * (tid % 8 + 8 * i);
-        if (byte < kBytes)
-          copy16_async_or_zero(to + (Shape::kRaw ? byte : tile_at(kKeys, r, byte)), row + byte, from.there);
+    for (int i = 0; i < 2; ++i) {  // 16 keys at a time
+      if (i < Shape::kHalves) ring.need(u0 + i, place, load_unit);
+      const uint32_t at = shared_address(ring.at(place)) + uint32_t(part * 2 * Shape::kPanel) +
+                          (Shape::kHalves == 1 ? i * 2048u : 0u) + as_rows;
+      float score[2][2][4] = {};
+      uint32_t b[2][4];
+      ldmatrix4_at(b[0], at);
+      pipelined<8>(
+          b, [&](uint32_t(&to)[4], int ks) { ldmatrix4_at(to, swizzled(at, ks)); },
+          [&](int ks, const uint32_t(&b)[4]) {
+#pragma unroll
+            for (int m = 0; m < 2; ++m)
+              mma_f16(score[m][0], q[m][ks], b[0], b[1]), mma_f16(score[m][1], q[m][ks], b[2], b[3]);
+          });
+      if (i >= 2 - Shape::kHalves) {
+        if (!kShared) ring.leave(place), ring.template ask<false>(load_unit);
+        place.next();
+      }
+      // Eight rows at a time go to the warp whose share they are.
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const int to = e / kHeld, h = e % kHeld;  // to: warps away, by exclusive or
+        float2* there = parts + ((group * kSplit + (part ^ to)) * (kSplit - 1) + to - 1) * kHeld * 128;
+#pragma unroll
+        for (int n = 0; n < 2; ++n) {
+          const float x = score[e / 2][n][e % 2 * 2], y = score[e / 2][n][e % 2 * 2 + 1];
+          if (to > 0)
+            there[(h * 4 + 2 * i + n) * 32] = make_float2(x, y);
+          else
+            own[2 * i + n][2 * h] = x, own[2 * i + n][2 * h + 1] = y;
+        }
       }
     }
-    copies_commit();
-  };
-  // The rows last loaded are there, for all warps, and in f16; no warp reads the other operand any more.
-  auto arrive = [&](auto is_k) {
-    copies_wait<0>();
-    __syncthreads();
-    if constexpr (Shape::kRaw) {
-      constexpr bool kIsK = decltype(is_k)::value;
-      expand_rows<kIsK ? K : V, E, kKeys>(shared + (kIsK ? 0 : Shape::kAtV), shared + Shape::kAtRaw);
-      __syncthreads();
+    group_meets();
+#pragma unroll
+    for (int from = 0; from < kSplit - 1; ++from)
+#pragma unroll
+      for (int i = 0; i < 4 * kHeld; ++i) {
+        const float2 f = parts[((warp * (kSplit - 1) + from) * 4 * kHeld + i) * 32];
+        own[i % 4][i / 4 * 2] += f.x, own[i % 4][i / 4 * 2 + 1] += f.y;
+      }
+    {
+      const int tile_row = state.row[tile % 4];
+      float most[kHeld], alpha[kHeld];
+      uint32_t prob[4][kHeld];
+      mask_scores(own, most, p, t, lane, tile_row, scale, tile_row >= whole_from && tile_row + kKeys <= whole_to);
+      softmax_scores(own, most, scale, lane, prob, alpha);
+#pragma unroll
+      for (int h = 0; h < kHeld; ++h) {
+        const int row = first_own + 8 * h + l / 4;
+#pragma unroll
+        for (int n = 0; n < 4; ++n)
+          *reinterpret_cast<uint32_t*>(probs + row * 64 + (n ^ row / 2 % 4) * 16 + l % 4 * 4) = prob[n][h];
+        if (l % 4 == 0) factors[row] = alpha[h];
+      }
     }
-  };
-  constexpr std::bool_constant<true> kKey;
-  constexpr std::bool_constant<false> kValue;
-
-  PrefillLane lane(s, p.group, strip);
-  const float scale = p.scale * 1.4426950408889634f;
-  float out[32][4] = {};
-  load(0, kKey);
-  for (int tile = 0; tile < tiles.n; ++tile) {
-    arrive(kKey);
-    load(tile, kValue);
-    float score[4][4] = {};
-    score_keys(score, q, shared + half * 4 * kKeys * 128);
-    if constexpr (kPair == 2)
-      add_other_half(score, reinterpret_cast<float4*>(shared + Shape::kAtParts) + warp / 2 * 256, half, warp / 2);
-    const int tile_row = tiles.row(tile);
-    float most[2], alpha[2];
-    uint32_t prob[4][2];
-    mask_scores(score, most, p, t, lane, tile_row, scale,
-                sees_whole_tile(p, t, s.j0 + strip / p.group, tile_row, kKeys));
-    if (softmax_scores(score, most, scale, lane, prob, alpha)) scale_rows(out, alpha);
-    arrive(kValue);
-    load(tile + 1, kKey);
-    add_values(out, prob, shared + Shape::kAtV + half * 4 * kKeys * 128);
+    // The first fragment of V does not wait for probabilities.
+    uint32_t b[2][4];
+    auto values_at = [&](typename Ring::Place at, int i) {
+      return shared_address(ring.at(at)) + uint32_t((Shape::kFirstV + part * 2) * Shape::kPanel) +
+             (Shape::kHalves == 1 ? i * 2048u : 0u) + as_columns;
+    };
+    if (kShared) ldmatrix4_transposed_at(b[0], values_at(keys, 0));
+    group_meets();
+    {
+      float by[2][2];
+      bool moved = false;
+#pragma unroll
+      for (int m = 0; m < 2; ++m)
+#pragma unroll
+        for (int h = 0; h < 2; ++h) by[m][h] = factors[m * 16 + h * 8 + l / 4], moved |= by[m][h] != 1.f;
+      if (__any_sync(~0u, moved)) scale_rows(out[0], by[0]), scale_rows(out[1], by[1]);
+    }
+    typename Ring::Place values = kShared ? keys : place;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      if (!kShared && i < Shape::kHalves) ring.need(u0 + Shape::kHalves + i, values, load_unit);
+      uint32_t a[2][4];
+#pragma unroll
+      for (int m = 0; m < 2; ++m)
+        ldmatrix4(a[m], probs + (m * 16 + l % 16) * 64 + ((2 * i + l / 16) ^ l % 16 / 2 % 4) * 16);
+      const uint32_t at = values_at(values, i);
+      if (!kShared || i > 0) ldmatrix4_transposed_at(b[0], at);
+      pipelined<8>(
+          b, [&](uint32_t(&to)[4], int n) { ldmatrix4_transposed_at(to, swizzled(at, n)); },
+          [&](int n, const uint32_t(&b)[4]) {
+#pragma unroll
+            for (int m = 0; m < 2; ++m)
+              mma_f16(out[m][2 * n], a[m], b[0], b[1]), mma_f16(out[m][2 * n + 1], a[m], b[2], b[3]);
+          });
+      if (i >= 2 - Shape::kHalves) {
+        ring.leave(values);
+        values.next();
+        ring.template ask<false>(load_unit);
+      }
+    }
+    if (!kShared) place = values;
   }
 
-  store_in_passes<V, E, kRows, Shape::kPassRows, Shape::kStrideO>(out, lane, shared, p, s, head, strip, half);
+  // Divides, puts the values in order, rotates back, writes whole rows, half of them at a time.
+#pragma unroll
+  for (int h = 0; h < kHeld; ++h) {
+    lane.sum[h] += __shfl_xor_sync(~0u, lane.sum[h], 1);
+    lane.sum[h] += __shfl_xor_sync(~0u, lane.sum[h], 2);
+  }
+  if (p.blocks.lse && l % 4 == 0) lane.leave_lse(p, s, head, first);
+  if (!p.blocks.writes) return;
+  __syncthreads();  // nobody reads factors of a tile any more
+#pragma unroll
+  for (int h = 0; h < kHeld; ++h)
+    if (l % 4 == 0) factors[(part * kHeld + h) * 8 + l / 4] = lane.sum[h] > 0 ? 1.f / lane.sum[h] : 0.f;
+  for (int pass = 0; pass < 2; ++pass) {
+    const int row0 = pass * Shape::kPassRows;
+    __syncthreads();
+    if (group * 32 / Shape::kPassRows == pass) {
+#pragma unroll
+      for (int m = 0; m < 2; ++m)
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          const int row = m * 16 + h * 8 + l / 4;
+          const float inv = factors[row];
+          float* to =
+              reinterpret_cast<float*>(shared + (group * 32 - row0 + row) * Shape::kStrideO) + part * 128 + l % 4 * 2;
+#pragma unroll
+          for (int n = 0; n < 16; ++n)
+            *reinterpret_cast<float2*>(to + 8 * n) = make_float2(out[m][n][2 * h] * inv, out[m][n][2 * h + 1] * inv);
+        }
+    }
+    __syncthreads();
+    for (int r = row0 + warp; r < row0 + Shape::kPassRows && s.j0 + r / p.group < s.j1; r += 8)
+      store_output<V, E, kShared>(shared + (r - row0) * Shape::kStrideO, p, s.begin + s.j0 + r / p.group,
+                                  head * p.group + r % p.group);
+  }
 }
 
 // False if a block needs more shared memory than the device has.
-template <KvType K, KvType V, int E>
+template <KvType K, KvType V, int E, bool kShared = false>
 bool launch_prefill_mma(cudaStream_t stream, const AttendParams& p) {
-  using Shape = PrefillMmaShape<K, V, E>;
+  using Shape = PrefillMmaShape<K, V, E, kShared>;
   if (Shape::kBytes > device().shared) return false;
-  auto* kernel = attend_prefill_mma_kernel<K, V, E>;
+  auto* kernel = attend_prefill_mma_kernel<K, V, E, kShared>;
   allow_shared(kernel, size_t(Shape::kBytes));
   launch(kernel, prefill_grid(p, Shape::kRows), dim3(kPrefillThreads), size_t(Shape::kBytes), stream, p);
   return true;

@@ -5,7 +5,7 @@
 #include "backend/cuda/kernels/common/launch.cuh"
 #include "backend/select.h"
 
-// What the two prefill kernels of attend share (prefill.cuh: wgmma, prefill_mma.cuh: mma.sync): how a tile of query
+// What the prefill kernels of attend share (prefill_mma.cuh: mma.sync, the others: wgmma): how a tile of query
 // rows finds its sequence, what it sees, how rows of the cache become f16 in shared memory, and how query rows enter
 // and leave. Blocks have kPrefillThreads threads.
 namespace facet::cuda {
@@ -37,55 +37,74 @@ __device__ __forceinline__ void ldmatrix4_transposed(uint32_t (&r)[4], const voi
                : "r"(uint32_t(__cvta_generic_to_shared(p))));
 }
 
-// Planar rows [first, first + n) (as the cache has them, row_at(row)) to f16, by 256 threads; store(row, byte, v) puts
-// 16 bytes of an f16 row in their place.
-template <KvType T, int E, class RowAt, class Store>
-__device__ __forceinline__ void expand_planar(RowAt row_at, int first, int n, Store store) {
-  constexpr int kCodes = planar_code_bytes(T, E);
-  const int tid = threadIdx.x;
-  auto scaled = [](uint32_t v, uint32_t d) { return expand::mul2(v, d); };
-  auto twice = [](uint32_t pair, int hi) { return __byte_perm(pair, pair, hi ? 0x3232 : 0x1010); };
-  if constexpr (T == KvType::kQ8_0) {
-    for (int i = tid; i < n * (E / 16); i += 256) {
-      const int row = first + i / (E / 16), chunk = i % (E / 16);
-      const uint4 u = *reinterpret_cast<const uint4*>(row_at(row) + chunk * 16);
-      const uint32_t pair = *reinterpret_cast<const uint32_t*>(row_at(row) + kCodes + chunk / 4 * 4);
-      const uint32_t d0 = twice(pair, 0), d1 = twice(pair, 1);
-      store(row, chunk * 32,
-            make_uint4(scaled(expand::bytes_lo(u.x), d0), scaled(expand::bytes_hi(u.x), d0),
-                       scaled(expand::bytes_lo(u.y), d1), scaled(expand::bytes_hi(u.y), d1)));
-      store(row, chunk * 32 + 16,
-            make_uint4(scaled(expand::bytes_lo(u.z), d0), scaled(expand::bytes_hi(u.z), d0),
-                       scaled(expand::bytes_lo(u.w), d1), scaled(expand::bytes_hi(u.w), d1)));
+// What one thread expands of a planar row: piece i of kPieces, held in registers between read() and write(). at(byte):
+// where that byte of the row is, and the rest of its word (Q8_0: of its sixteen). put(byte, v) stores 16 bytes of the
+// f16 row.
+template <KvType T, int E>
+struct PlanarPiece {
+  static constexpr int kCodes = planar_code_bytes(T, E);
+  static constexpr int kPieces = E / (T == KvType::kQ8_0 ? 16 : T == KvType::kQ4_0 ? 8 : 32);
+  static constexpr int kSpan = tq3_span(E), kUnits = kSpan / 32;  // TQ3_0
+  uint4 codes;
+  uint32_t earlier, later;  // scales: of a pair of blocks; of TQ3_0's four, the first and the last two
+
+  template <class At>
+  __device__ __forceinline__ void read(At at, int i) {
+    auto word = [&](int byte) { return *reinterpret_cast<const uint32_t*>(at(byte)); };
+    if constexpr (T == KvType::kQ8_0) {
+      codes = *reinterpret_cast<const uint4*>(at(i * 16));
+      earlier = word(kCodes + i / 4 * 4);
+    } else if constexpr (T == KvType::kQ4_0) {
+      codes.x = word(i * 4);
+      earlier = word(kCodes + i / 8 * 4);
+    } else {
+      const int scales = kCodes + i / kUnits * (kSpan / 16);
+      codes.x = word(i * 12), codes.y = word(i * 12 + 4), codes.z = word(i * 12 + 8);
+      earlier = word(scales);
+      later = kSpan == 256 ? word(scales + 8) : earlier;
     }
-  } else if constexpr (T == KvType::kQ4_0) {
-    for (int i = tid; i < n * (E / 8); i += 256) {
-      const int row = first + i / (E / 8), w = i % (E / 8);
-      const uint32_t u = *reinterpret_cast<const uint32_t*>(row_at(row) + w * 4);
-      const uint32_t pair = *reinterpret_cast<const uint32_t*>(row_at(row) + kCodes + w / 8 * 4);
-      const uint32_t d0 = twice(pair, 0), d1 = twice(pair, 1);
-      store(row, w * 16,
-            make_uint4(scaled(expand::nibbles_lo(u), d0), scaled(expand::nibbles_hi(u), d0),
-                       scaled(expand::nibbles_lo(u >> 8), d1), scaled(expand::nibbles_hi(u >> 8), d1)));
-    }
-  } else if constexpr (T == KvType::kTQ3_0) {
-    constexpr int kSpan = tq3_span(E), kUnits = kSpan / 32;
-    for (int i = tid; i < n * (E / 32); i += 256) {
-      const int row = first + i / (E / 32), unit = i % (E / 32);
-      const char* at = row_at(row) + unit * 12;
-      const char* scales = row_at(row) + kCodes + unit / kUnits * (kSpan / 16);
-      const uint32_t earlier = *reinterpret_cast<const uint32_t*>(scales);
-      const uint32_t later = kSpan == 256 ? *reinterpret_cast<const uint32_t*>(scales + 8) : earlier;
+  }
+  template <class Put>
+  __device__ __forceinline__ void write(int i, Put put) const {
+    auto scaled = [](uint32_t v, uint32_t d) { return expand::mul2(v, d); };
+    auto twice = [](uint32_t pair, int hi) { return __byte_perm(pair, pair, hi ? 0x3232 : 0x1010); };
+    if constexpr (T == KvType::kQ8_0) {
+      const uint32_t d0 = twice(earlier, 0), d1 = twice(earlier, 1);
+      put(i * 32, make_uint4(scaled(expand::bytes_lo(codes.x), d0), scaled(expand::bytes_hi(codes.x), d0),
+                             scaled(expand::bytes_lo(codes.y), d1), scaled(expand::bytes_hi(codes.y), d1)));
+      put(i * 32 + 16, make_uint4(scaled(expand::bytes_lo(codes.z), d0), scaled(expand::bytes_hi(codes.z), d0),
+                                  scaled(expand::bytes_lo(codes.w), d1), scaled(expand::bytes_hi(codes.w), d1)));
+    } else if constexpr (T == KvType::kQ4_0) {
+      const uint32_t d0 = twice(earlier, 0), d1 = twice(earlier, 1), u = codes.x;
+      put(i * 16, make_uint4(scaled(expand::nibbles_lo(u), d0), scaled(expand::nibbles_hi(u), d0),
+                             scaled(expand::nibbles_lo(u >> 8), d1), scaled(expand::nibbles_hi(u >> 8), d1)));
+    } else {
 #pragma unroll
       for (int set = 0; set < 4; ++set) {
-        const uint32_t s = expand::index_set(at, set);
+        const uint32_t s = expand::index_set(codes.x, codes.y, codes.z, set);
         const uint32_t d = scaled(twice(set < 2 ? earlier : later, 0), 0x30003000);  // an eighth
         uint4 v;
         expand::indices(s, v.x, v.y);
         expand::indices(s >> 16, v.z, v.w);
-        const int value = unit / kUnits * kSpan + set * (kSpan / 4) + unit % kUnits * 8;
-        store(row, value * 2, make_uint4(scaled(v.x, d), scaled(v.y, d), scaled(v.z, d), scaled(v.w, d)));
+        const int value = i / kUnits * kSpan + set * (kSpan / 4) + i % kUnits * 8;
+        put(value * 2, make_uint4(scaled(v.x, d), scaled(v.y, d), scaled(v.z, d), scaled(v.w, d)));
       }
+    }
+  }
+};
+
+// Planar rows [first, first + n) (as the cache has them, row_at(row)) to f16, by 256 threads; store(row, byte, v) puts
+// 16 bytes of an f16 row in their place.
+template <KvType T, int E, class RowAt, class Store>
+__device__ __forceinline__ void expand_planar(RowAt row_at, int first, int n, Store store) {
+  if constexpr (planar_scaled(T)) {
+    using Piece = PlanarPiece<T, E>;
+    for (int i = threadIdx.x; i < n * Piece::kPieces; i += 256) {
+      const int row = first + i / Piece::kPieces;
+      const char* from = row_at(row);
+      Piece piece;
+      piece.read([&](int byte) { return from + byte; }, i % Piece::kPieces);
+      piece.write(i % Piece::kPieces, [&](int byte, uint4 v) { store(row, byte, v); });
     }
   }
 }
@@ -105,6 +124,12 @@ struct PrefillTile {
   bool plain;    // the usual chunk: a token's position is its row, and what it sees is a range of rows
   int lo, hi;    // the tile sees no row outside of [lo, hi)
 };
+
+// Whether a tile sees the row; in one step, as hi is at least lo or there is no row between.
+__device__ __forceinline__ bool sees(const PrefillTile& t, int row) {
+  const int lo = t.lo, hi = t.hi;
+  return unsigned(row - lo) < unsigned(max(hi - lo, 0));
+}
 
 // The tile of this block, for tiles of n_tok tokens; the last tokens start first. Every lane of a warp calls it.
 __device__ __forceinline__ PrefillTile find_prefill_tile(const AttendParams& p, int n_tok) {
@@ -291,44 +316,46 @@ __device__ __forceinline__ void store_output(const char* row, const AttendParams
   }
 }
 
-// The two query rows of a lane in a warp's 16, g and g + 8 (lane 4 g + c), as online softmax goes along.
-struct PrefillLane {
-  int token[2];          // of the sequence; -1: no row of the tile
-  float top[2], sum[2];  // largest score so far (times log2 e), sum of probabilities (times 64)
+// The query rows of a lane in a warp's 8 * kHeld, g and g + 8 (lane 4 g + c), as online softmax goes along.
+template <int kHeld>
+struct PrefillRows {
+  int token[kHeld];              // of the sequence; -1: no row of the tile
+  float top[kHeld], sum[kHeld];  // largest score so far (times log2 e), sum of probabilities (times 64)
 
   // sum: of the whole row. One lane of four calls it.
   __device__ __forceinline__ void leave_lse(const AttendParams& p, const SeqRows& s, int head, int strip) const {
 #pragma unroll
-    for (int h = 0; h < 2; ++h)
+    for (int h = 0; h < kHeld; ++h)
       if (token[h] >= 0)
         *lse_at(p, s, head, token[h], strip + int(threadIdx.x) % 32 / 4 + 8 * h) =
             sum[h] > 0 ? .693147181f * (top[h] - 6.f + log2f(sum[h])) : -INFINITY;
   }
-  __device__ PrefillLane(const SeqRows& s, int group, int strip) {
+  __device__ PrefillRows(const SeqRows& s, int group, int strip) {
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
+    for (int h = 0; h < kHeld; ++h) {
       token[h] = s.j0 + (strip + int(threadIdx.x) % 32 / 4 + 8 * h) / group;
       if (token[h] >= s.j1) token[h] = -1;
       top[h] = -INFINITY, sum[h] = 0;
     }
   }
 };
+using PrefillLane = PrefillRows<2>;
 
 // Of the scores of the keys at rows row0.. (as products leave them: keys 8 n + 2 c + e % 2, query row g + 8 (e / 2)):
 // hides what the rows do not see unless `whole`, and finds the largest of each row, times scale (positive).
-template <int kTiles>
-__device__ __forceinline__ void mask_scores(float (&score)[kTiles][4], float (&most)[2], const AttendParams& p,
-                                            const PrefillTile& t, const PrefillLane& lane, int row0, float scale,
-                                            bool whole) {
+template <int kTiles, int kHeld>
+__device__ __forceinline__ void mask_scores(float (&score)[kTiles][2 * kHeld], float (&most)[kHeld],
+                                            const AttendParams& p, const PrefillTile& t, const PrefillRows<kHeld>& lane,
+                                            int row0, float scale, bool whole) {
   const SeqRows& s = t.rows;
   const int c = int(threadIdx.x) % 4;
   if (!whole) {
     // A row sees [first, first + n) of the rows, in a plain chunk exactly.
-    int first[2], pos[2] = {};
-    unsigned n_seen[2];
-    uint64_t ancestor[2] = {};
+    int first[kHeld], pos[kHeld] = {};
+    unsigned n_seen[kHeld];
+    uint64_t ancestor[kHeld] = {};
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
+    for (int h = 0; h < kHeld; ++h) {
       const int token = lane.token[h], at = s.len + token;
       const int last = t.plain ? min(t.hi - 1, at) : t.hi - 1;
       first[h] = t.plain && p.window > 0 ? max(t.lo, at - p.window + 1) : t.lo;
@@ -337,43 +364,48 @@ __device__ __forceinline__ void mask_scores(float (&score)[kTiles][4], float (&m
       pos[h] = p.step.pos[s.begin + token];
       if (s.mask == Mask::kTree) ancestor[h] = p.step.ancestor[s.begin + token];
     }
-    uint32_t hidden = 0;  // others: bit 4 n + e
+    uint32_t hidden = 0;  // others: bit 2 kHeld n + e
     if (!t.plain)
 #pragma unroll 1
-      for (int i = 0; i < 4 * kTiles; ++i) {
-        const bool h = i / 2 % 2;
-        const int row = row0 + i / 4 * 8 + 2 * c + i % 2;
-        if (unsigned(row - (h ? first[1] : first[0])) < (h ? n_seen[1] : n_seen[0]) &&
-            !sees_row(p, s, h ? lane.token[1] : lane.token[0], h ? pos[1] : pos[0], h ? ancestor[1] : ancestor[0], row))
+      for (int i = 0; i < 2 * kHeld * kTiles; ++i) {
+        const bool h = kHeld == 2 && i / 2 % 2;
+        const int row = row0 + i / (2 * kHeld) * 8 + 2 * c + i % 2;
+        auto of_row = [&](const auto& of) { return h ? of[kHeld - 1] : of[0]; };
+        if (unsigned(row - of_row(first)) < of_row(n_seen) &&
+            !sees_row(p, s, of_row(lane.token), of_row(pos), of_row(ancestor), row))
           hidden |= 1u << i;
       }
 #pragma unroll
     for (int n = 0; n < kTiles; ++n)
 #pragma unroll
-      for (int e = 0; e < 4; ++e) {
+      for (int e = 0; e < 2 * kHeld; ++e) {
         const int h = e / 2, row = row0 + 8 * n + 2 * c + e % 2;
-        if (unsigned(row - first[h]) >= n_seen[h] || (hidden >> (4 * n + e) & 1)) score[n][e] = -INFINITY;
+        if (unsigned(row - first[h]) >= n_seen[h] || (hidden >> (2 * kHeld * n + e) & 1)) score[n][e] = -INFINITY;
       }
   }
-  most[0] = most[1] = -INFINITY;
+#pragma unroll
+  for (int h = 0; h < kHeld; ++h) most[h] = -INFINITY;
 #pragma unroll
   for (int n = 0; n < kTiles; ++n)
 #pragma unroll
-    for (int e = 0; e < 4; ++e) most[e / 2] = fmaxf(most[e / 2], score[n][e]);
+    for (int e = 0; e < 2 * kHeld; ++e) most[e / 2] = fmaxf(most[e / 2], score[n][e]);
 #pragma unroll
-  for (int h = 0; h < 2; ++h) {
+  for (int h = 0; h < kHeld; ++h) {
     most[h] = fmaxf(most[h], __shfl_xor_sync(~0u, most[h], 1));
     most[h] = fmaxf(most[h], __shfl_xor_sync(~0u, most[h], 2));
     most[h] *= scale;
   }
 }
-// Whether every query row of a warp, the first of token `first`, sees all of the tile's rows [row0, row0 + n_key).
+// Tiles of rows within [from, to) are seen whole by every query row of a warp, the first of token `first`.
+__device__ __forceinline__ int whole_tiles_from(const AttendParams& p, const PrefillTile& t) {
+  return p.window > 0 ? max(t.lo, t.rows.most_pos - p.window + 1) : t.lo;
+}
+__device__ __forceinline__ int whole_tiles_to(const PrefillTile& t, int first) {
+  return min(t.hi, t.rows.len + (t.plain ? first + 1 : 0));
+}
 __device__ __forceinline__ bool sees_whole_tile(const AttendParams& p, const PrefillTile& t, int first, int row0,
                                                 int n_key) {
-  const SeqRows& s = t.rows;
-  const int last = row0 + n_key - 1;
-  return row0 >= t.lo && last < t.hi && (p.window == 0 || s.most_pos - row0 < p.window) &&
-         (t.plain ? last <= s.len + first : last < s.len);
+  return row0 >= whole_tiles_from(p, t) && row0 + n_key <= whole_tiles_to(t, first);
 }
 
 // What sums of probabilities are multiplied by when their row's largest score goes from top to next.
@@ -383,13 +415,14 @@ __device__ __forceinline__ float shrinks(float top, float next) {
 // Scores become probabilities in f16 (as pairs: the A operand of the next product), with the rows' new maxima.
 // alpha: what sums so far are to be multiplied by; true: some of it is not 1. Probabilities are times 64: small ones
 // keep their precision in f16.
-template <int kTiles>
-__device__ __forceinline__ bool softmax_scores(const float (&score)[kTiles][4], const float (&most)[2], float scale,
-                                               PrefillLane& lane, uint32_t (&prob)[kTiles][2], float (&alpha)[2]) {
-  float base[2];
+template <int kTiles, int kHeld>
+__device__ __forceinline__ bool softmax_scores(const float (&score)[kTiles][2 * kHeld], const float (&most)[kHeld],
+                                               float scale, PrefillRows<kHeld>& lane, uint32_t (&prob)[kTiles][kHeld],
+                                               float (&alpha)[kHeld]) {
+  float base[kHeld];
   bool moved = false;
 #pragma unroll
-  for (int h = 0; h < 2; ++h) {
+  for (int h = 0; h < kHeld; ++h) {
     const float next = fmaxf(lane.top[h], most[h]);
     moved |= next != lane.top[h];
     base[h] = (next == -INFINITY ? 0.f : next) - 6.f;
@@ -400,7 +433,7 @@ __device__ __forceinline__ bool softmax_scores(const float (&score)[kTiles][4], 
 #pragma unroll
   for (int n = 0; n < kTiles; ++n)
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
+    for (int h = 0; h < kHeld; ++h) {
       const float a = exp2_approx(fmaf(score[n][2 * h], scale, -base[h]));
       const float b = exp2_approx(fmaf(score[n][2 * h + 1], scale, -base[h]));
       const __half2 v = __floats2half2_rn(a, b);
@@ -433,8 +466,8 @@ struct SharedSource {
       : rows(reinterpret_cast<const char*>(p.kv.k + p.step.slot[seq] * p.kv.k_slot) + head * head_bytes) {}
   // there: whether the tile sees the row; where it does not, it is read as zeros.
   __device__ const char* at(const AttendParams& p, const PrefillTile& t, int row, bool& there) const {
-    there = row >= t.lo && row < t.hi;
-    return rows + (there ? row : 0) * p.kv.k_row;
+    there = sees(t, row);
+    return rows + uint64_t(unsigned(there ? row : 0)) * unsigned(p.kv.k_row);
   }
 };
 
@@ -455,7 +488,7 @@ struct PrefillSource {
     bool there;  // false: a row that the tile does not see, read as zeros
   };
   __device__ At at(const AttendParams& p, const PrefillTile& t, int row) const {
-    const bool there = row >= t.lo && row < t.hi, in_stage = staged && row >= t.rows.len;
+    const bool there = sees(t, row), in_stage = staged && row >= t.rows.len;
     int64_t i = 0;
     if (there)
       i = in_stage ? t.rows.begin + row - t.rows.len : p.kv.window > 0 ? int(unsigned(row) % unsigned(p.kv.cap)) : row;

@@ -101,6 +101,34 @@ __device__ __forceinline__ void load_rows(char* shared, const SelectParams& p, i
   }
 }
 
+// score = q k^T of a warp's 16 rows and the tile's 32 keys, over 256 values; panels: the 128-byte panels of K.
+__device__ __forceinline__ void score_keys(float (&score)[4][4], const uint32_t (&q)[16][4], const char* panels) {
+  const int lane = threadIdx.x % 32, row = lane / 16 * 8 + lane % 8, chunk = lane / 8 % 2;
+  auto load = [&](uint32_t(&b)[4], int i) {
+    ldmatrix4(b, panels + tile_at(32, i % 2 * 16 + row, i / 2 * 32 + chunk * 16));
+  };
+  uint32_t b[2][4];
+  load(b[0], 0);
+  pipelined<32>(b, load, [&](int i, const uint32_t(&b)[4]) {
+    mma_f16(score[i % 2 * 2], q[i / 2], b[0], b[1]);
+    mma_f16(score[i % 2 * 2 + 1], q[i / 2], b[2], b[3]);
+  });
+}
+
+// Adds the scores of the other warp of a pair; parts: [2 warps][4][32] float4 of the pair. Both get the same bits.
+__device__ __forceinline__ void add_other_half(float (&score)[4][4], float4* parts, int half, int pair) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int n = 0; n < 4; ++n)
+    parts[(half * 4 + n) * 32 + lane] = make_float4(score[n][0], score[n][1], score[n][2], score[n][3]);
+  asm volatile("bar.sync %0, 64;" ::"r"(1 + pair) : "memory");
+#pragma unroll
+  for (int n = 0; n < 4; ++n) {
+    const float4 f = parts[((1 - half) * 4 + n) * 32 + lane];
+    score[n][0] += f.x, score[n][1] += f.y, score[n][2] += f.z, score[n][3] += f.w;
+  }
+}
+
 // score[row][block] = scale * the largest q . mean of the block's means that lie before the row's tile; else -inf.
 template <int E, bool kShared>
 __global__ void __launch_bounds__(256) scores_kernel(const __grid_constant__ SelectParams p) {

@@ -1,41 +1,21 @@
 #pragma once
 #include <cstdint>
 
-#include "backend/cuda/kernels/common/pinned.cuh"
+#include "backend/cuda/kernels/common/barrier.cuh"
 
-// The copy engine of sm_90 and later, one contiguous piece at a time, and the barriers it reports to. Addresses and
-// sizes are multiples of 16 bytes. One thread calls.
+// The copy engine of sm_90 and later, one contiguous piece at a time; it reports to barriers, whose phases also wait
+// for the bytes that arrivals announced. Addresses and sizes are multiples of 16 bytes. One thread calls.
 namespace facet::cuda {
 
 #if __CUDA_ARCH__ >= 900
-// A barrier completes a phase when `arrivals` arrived and the bytes they announced came in. Phases alternate, the first
-// is 0.
-__device__ __forceinline__ void barrier_init(uint64_t* bar, unsigned arrivals) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(bar)), "r"(arrivals) : "memory");
-}
-// After the init()s, by the thread that made them, before anybody else uses them.
+// After barrier_init()s, by the thread that made them, before anybody else uses them.
 __device__ __forceinline__ void barriers_publish() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-}
-__device__ __forceinline__ void barrier_arrive(uint64_t* bar) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(bar)) : "memory");
-}
-// Arrives when the copies that this thread has asked for (copy16_async) are there.
-__device__ __forceinline__ void barrier_arrive_with_copies(uint64_t* bar) {
-  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(bar)) : "memory");
 }
 __device__ __forceinline__ void barrier_arrive_expecting(uint64_t* bar, unsigned bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(bar)), "r"(bytes)
                : "memory");
 }
-__device__ __forceinline__ void barrier_wait(uint64_t* bar, uint32_t phase) {
-  asm volatile(
-      "{\n.reg .pred p;\nagain:\nmbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n@p bra done;\nbra "
-      "again;\ndone:\n}" ::"r"(shared_address(bar)),
-      "r"(phase)
-      : "memory");
-}
-
 __device__ __forceinline__ void bulk_load(void* shared, const void* global, unsigned bytes, uint64_t* bar) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
                    shared_address(shared)),
