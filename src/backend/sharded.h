@@ -216,17 +216,20 @@ class Sharded {
     using Way = typename B::Way;
     Way way = Way::kLaunch;
     each([&](size_t, B& b) { way = std::min(way, b.look(key)); });
+    auto run = [&] {
+      each([&](size_t, B& b) { b.begin_pass(way); });
+      const Rows out = pass();
+      each([&](size_t, B& b) { b.end_pass(way); });
+      return out;
+    };
+    if (way == Way::kRun) return run();
     Captured& c = captured_.at({key, shard(0).shape()}, [](Captured&) {});
     if (way == Way::kLaunch && !c.out) way = Way::kCapture;
-    if (way != Way::kLaunch) {
-      each([&](size_t, B& b) { b.begin_pass(way); });
-      if (way == Way::kCapture) c.writes.clear(), noting_ = &c.writes;
-      const Rows out = pass();
+    if (way == Way::kCapture) {
+      c.writes.clear(), noting_ = &c.writes;
+      c.out = run();
       noting_ = nullptr;
-      each([&](size_t, B& b) { b.end_pass(way); });
-      if (way == Way::kRun) return out;
       each([&](size_t, B& b) { b.instantiate_pass(); });
-      c.out = out;
     }
     each([&](size_t, B& b) { b.launch_pass(); });
     for (const auto& [buffer, held] : c.writes) buffer->held = held;

@@ -148,6 +148,22 @@ TEST(CudaShards, RowsKeepTheirBits) {
   });
 }
 
+// One GPU forgets its graphs, as the one that draws tokens does when it needs more room: all capture again.
+TEST(CudaShards, AGpuThatForgotItsGraphs) {
+  NEEDS_GPUS(2);
+  on_each(gpu_lists({2}), [&](const GpuList& list) {
+    Harness<Shards> m(models()[0], plan(), 0, list.gpus);
+    const auto ids = random_ids(24, m.cfg.n_vocab, 5);
+    const auto want = m.logits(ids, {1});
+    for (const int forgets : {0, 1}) {
+      m.backend().shard(forgets).reserve({});
+      const int64_t captures = m.backend().shard(0).counters().captures;
+      EXPECT_TRUE(bitwise_equal(m.logits(ids, {1}), want)) << forgets << " " << list.name();
+      EXPECT_EQ(m.backend().shard(0).counters().captures, captures + 1);
+    }
+  });
+}
+
 // --- The engine
 
 EngineConfig config(const std::vector<int>& gpus, const std::string& model) {

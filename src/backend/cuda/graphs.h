@@ -56,12 +56,12 @@ class Graphs {
     if (!at_ || is_rare(*at_)) return Way::kRun;
     return at_->exec ? Way::kLaunch : Way::kCapture;
   }
-  void begin() {  // of the pass that was looked at, and so on
-    drop(*at_);
-    begin_capture();
-  }
+  void begin() { begin_capture(); }  // of the pass that was looked at, and so on
   void end() { graph_ = captured_graph(); }
-  void instantiate() {  // when no GPU captures any more: CUDA forbids it to a thread that does
+  // When no GPU captures any more: CUDA forbids a thread that does to make graphs, and to drop them, as one is here
+  // where another GPU had forgotten its own.
+  void instantiate() {
+    drop(*at_);
     instantiate(*at_, graph_);
     FACET_CUDA_CHECK(cudaGraphUpload(at_->exec, stream_));
   }
