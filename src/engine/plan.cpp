@@ -114,8 +114,7 @@ std::string what_would_fit(const GgufFile& file, const ModelCfg& m, EngineConfig
       return fmt::format("--split {} would fit", split);
     EngineConfig divided = c;
     divided.split.clear();
-    if (!c.split.empty() && divides(m, int(c.gpus.size())) && m.d_ple == 0 &&
-        plan_memory(file, m, divided, drafters).fits())
+    if (!c.split.empty() && divides(m, int(c.gpus.size())) && plan_memory(file, m, divided, drafters).fits())
       return "it would fit without --split";
   }
   const int asked = c.n_ctx;

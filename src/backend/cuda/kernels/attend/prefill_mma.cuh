@@ -10,15 +10,15 @@
 // Order      keys in ascending order in tiles of 32. Not row-invariant, as prefill.cuh
 // Reference  CpuRef::attend    Test tests/kernels/cuda_attend_test.cpp    Bench bench/verbs/cuda_attend_bench.cu
 //
-// A group of E / 128 warps has 32 query rows. Each warp keeps 128 values of Q and sums 128 values of V, in registers
-// alone: 64 and 128 of each thread's. So what a product reads from shared memory are fragments of B, each for two
-// multiplications of 16 rows. Scores are products over all values of Q: the warps of a group exchange their parts of
-// them, each takes the exponents of its share of the rows, and hands out the probabilities. Groups do not wait for each
+// A group of E / 128 warps has 32 query rows. Each warp keeps 128 values of Q and accumulates 128 columns of O, in
+// registers alone: 64 and 128 of each thread's. So the only operands in shared memory are fragments of B, each for two
+// m16n8k16 products. Scores are products over all values of Q (split-K): the warps of a group exchange partial sums,
+// each does the online softmax of its share of the rows, and hands out the probabilities. Groups do not wait for each
 // other, so that one multiplies while another exchanges.
 //
-// Rows arrive in units of 16 KB (shared rows: 20) that take their places in a ring when all groups are done with what
-// was there. Quantised rows arrive as they are, at the start of the place; the warp that asked for them expands them
-// where they lie.
+// K and V rows come through a multi-stage pipeline of full and empty barriers, stages of 16 KB (shared rows: 20); all
+// warps are producers, of some rows of each stage, and consumers. Quantised rows arrive as they are, at the start of
+// the stage; the warp that copied them dequantises them where they lie.
 #pragma once
 #include <type_traits>
 
@@ -34,35 +34,25 @@ struct PrefillMmaShape {
   static constexpr int kSplit = E / 128, kGroups = 8 / kSplit;  // warps of a group, groups
   static constexpr int kRows = 32 * kGroups, kKeys = 32;
   static constexpr int kHeld = 4 / kSplit;  // query rows of a lane's softmax
-  static constexpr int kUnitKeys = 8192 / E, kHalves = kKeys / kUnitKeys, kPerTile = kHalves * (kShared ? 1 : 2);
-  static constexpr int kPanel = kUnitKeys * 128, kUnit = kCols / 64 * kPanel;
-  static constexpr int kOwn = kUnitKeys / 8, kLanes = 32 / kOwn;  // rows of a unit that a warp loads, lanes for each
-  static constexpr int kParts =
+  static constexpr int kStageKeys = 8192 / E, kHalves = kKeys / kStageKeys, kPerTile = kHalves * (kShared ? 1 : 2);
+  static constexpr int kPanel = kStageKeys * 128, kStageBytes = kCols / 64 * kPanel;
+  static constexpr int kWarpRows = kStageKeys / 8,
+                       kLanes = 32 / kWarpRows;  // rows of a stage that a warp loads, lanes for each
+  static constexpr int kPartials =
       8 * (kSplit - 1) * 2 * kHeld * 512;        // [to][from][kHeld][4 tiles of 8 keys][lanes][2] f32
   static constexpr int kProbs = kGroups * 2048;  // [groups][rows][keys] f16, swizzled
-  static constexpr int kFactors = kRows * 4;     // [rows] f32
+  static constexpr int kRescale = kRows * 4;     // [rows] f32
   static constexpr int kState = 512;
-  static constexpr int kUnits = (99 * 1024 - kState - kParts - kProbs - kFactors) / kUnit;
-  static_assert(kUnits > kHalves, "a tile's units and one to load into");
-  static constexpr int kAtParts = kUnits * kUnit, kAtProbs = kAtParts + kParts, kAtFactors = kAtProbs + kProbs,
-                       kAtState = kAtFactors + kFactors;
+  static constexpr int kStages = (99 * 1024 - kState - kPartials - kProbs - kRescale) / kStageBytes;
+  static_assert(kStages > kHalves, "a tile's stages and one to load into");
+  static constexpr int kAtPartials = kStages * kStageBytes, kAtProbs = kAtPartials + kPartials,
+                       kAtRescale = kAtProbs + kProbs, kAtState = kAtRescale + kRescale;
   // Queries come and the output leaves, in two passes, through the same memory; factors stay.
   static constexpr int kStrideO = 4 * E + 32, kPassRows = kRows / 2;
   static constexpr int kBytes = kAtState + kState;
-  static_assert(kRows * 2 * E <= kAtFactors && kPassRows * kStrideO <= kAtFactors);
+  static_assert(kRows * 2 * E <= kAtRescale && kPassRows * kStrideO <= kAtRescale);
   static_assert(kBytes <= 99 * 1024, "shared memory of a block on sm_86");
 };
-
-__device__ __forceinline__ void ldmatrix4_at(uint32_t (&r)[4], uint32_t address) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(address));
-}
-__device__ __forceinline__ void ldmatrix4_transposed_at(uint32_t (&r)[4], uint32_t address) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(address));
-}
 
 // B fragments for steps of m16n8k16 products, each loaded one step before it is multiplied: f(i, b) multiplies step i.
 // b: that of the first step in its first half. The barriers keep the compiler from loading everything first and
@@ -77,77 +67,77 @@ __device__ __forceinline__ void pipelined(uint32_t (&b)[2][4], Load&& load, F&& 
   }
 }
 
-// v, from here on; what follows from it is computed again and not kept in registers, which operands need.
-__device__ __forceinline__ int afresh(int v) {
+// v, from here on: what is computed from it is computed again, and not kept in registers, which operands need.
+__device__ __forceinline__ int opaque(int v) {
   asm volatile("" : "+r"(v));
   return v;
 }
 
-// A place in the ring and how often the ring has been gone around.
-template <int kUnits>
-struct RingPlace {
-  int place = 0;
+// A stage, and the phase of its barriers.
+template <int kStages>
+struct PipelineState {
+  int index = 0;
   uint32_t phase = 0;
   __device__ __forceinline__ void next() {
-    if (++place == kUnits) place = 0, phase ^= 1;
+    if (++index == kStages) index = 0, phase ^= 1;
   }
 };
 
 // What all warps of a block know, and no product needs: in shared memory, as registers are full of operands.
-template <KvType K, KvType V, int E, bool kShared, int kUnits>
+template <KvType K, KvType V, int E, bool kShared, int kStages>
 struct PrefillMmaState {
-  uint64_t full[kUnits], empty[kUnits];
+  uint64_t full[kStages], empty[kStages];
   PrefillTile t;
   std::conditional_t<kShared, SharedSource, PrefillSource<K, V, E>> source;
   KeyTiles<32> tiles;
-  int row[4];  // first row of tile i, at i % 4, from when the warp asks for it
+  int row[4];  // first row of tile i, at i % 4, from when the warp copies it
 };
 
-// The units of rows that a block walks over, as one of its warps sees them: how many it has asked for, how many it has
-// expanded. All warps load a part of each.
+// The stages of rows that a block walks over, as one of its warps sees them, which copies a part of each: how many it
+// has produced, how many it has dequantised.
 template <class Shape, KvType K, KvType V>
-struct UnitRing {
-  using Place = RingPlace<Shape::kUnits>;
+struct RowPipeline {
+  using State = PipelineState<Shape::kStages>;
   char* shared;
   uint32_t full, empty;  // addresses of barriers
-  int n, asked = 0, expanded = 0;
-  Place to_ask, to_expand;
+  int n, produced = 0, expanded = 0;
+  State write_state, expand_state;
 
-  __device__ __forceinline__ char* at(Place p) const { return shared + p.place * Shape::kUnit; }
-  // Byte of the rows that this warp has asked for, as they arrive: in its rows of each panel.
-  static __device__ __forceinline__ char* raw_at(char* unit, unsigned warp, unsigned byte) {
-    constexpr unsigned kPiece = Shape::kOwn * 128;
-    return unit + byte / kPiece * Shape::kPanel + warp * kPiece + byte % kPiece;
+  __device__ __forceinline__ char* at(State p) const { return shared + p.index * Shape::kStageBytes; }
+  // Byte of the rows that this warp copies, as they arrive: in its rows of each panel.
+  static __device__ __forceinline__ char* raw_at(char* stage, unsigned warp, unsigned byte) {
+    constexpr unsigned kPiece = Shape::kWarpRows * 128;
+    return stage + byte / kPiece * Shape::kPanel + warp * kPiece + byte % kPiece;
   }
   // row: of those that this lane loads.
   template <KvType T>
   __device__ __forceinline__ void load(const char* row, bool there) const {
     constexpr int kBytes = planar_bytes(T, Shape::kCols), kLanes = Shape::kLanes;
-    const unsigned tid = unsigned(afresh(int(threadIdx.x))), r = tid / kLanes, first = tid % kLanes;
-    char* unit = at(to_ask);
+    const unsigned tid = unsigned(opaque(int(threadIdx.x))), r = tid / kLanes, first = tid % kLanes;
+    char* stage = at(write_state);
     row += first * 16;
     // Chunk kLanes i + first of the row.
-    char* to = unit + first / 8 * Shape::kPanel + r * 128 + (first % 8 ^ r % 8) * 16;
+    char* to = stage + first / 8 * Shape::kPanel + r * 128 + (first % 8 ^ r % 8) * 16;
 #pragma unroll
     for (int i = 0; i < (kBytes / 16 + kLanes - 1) / kLanes; ++i) {
       if (kBytes % (16 * kLanes) && 16 * (kLanes * i + first) >= kBytes) break;
       copy16_async_or_zero(planar_scaled(T)
-                               ? raw_at(unit, tid / 32, r % Shape::kOwn * kBytes + 16 * (kLanes * i + first))
+                               ? raw_at(stage, tid / 32, r % Shape::kWarpRows * kBytes + 16 * (kLanes * i + first))
                                : to + i * (kLanes / 8) * Shape::kPanel,
                            row + i * kLanes * 16, there);
     }
     if (Shape::kRaw)
       copies_commit();
     else
-      barrier_arrive_with_copies(full + to_ask.place * 8);
+      barrier_arrive_with_copies(full + write_state.index * 8);
   }
   template <KvType T>
   __device__ __forceinline__ void expand() const {
     using Piece = PlanarPiece<T, Shape::kCols>;
     constexpr unsigned kLanes = Shape::kLanes, kRounds = (Piece::kPieces + kLanes - 1) / kLanes;
-    const unsigned tid = unsigned(afresh(int(threadIdx.x))), r = tid / kLanes, first = tid % kLanes;
-    char* unit = at(to_expand);
-    copies_wait(asked - 1 - expanded);
+    const unsigned tid = unsigned(opaque(int(threadIdx.x))), r = tid / kLanes, first = tid % kLanes;
+    char* stage = at(expand_state);
+    copies_wait(produced - 1 - expanded);
     __syncwarp();
     Piece piece[kRounds];
 #pragma unroll
@@ -155,11 +145,11 @@ struct UnitRing {
       if (Piece::kPieces % kLanes == 0 || first + kLanes * k < Piece::kPieces)
         piece[k].read(
             [&](int byte) {
-              return raw_at(unit, tid / 32, r % Shape::kOwn * planar_bytes(T, Shape::kCols) + unsigned(byte));
+              return raw_at(stage, tid / 32, r % Shape::kWarpRows * planar_bytes(T, Shape::kCols) + unsigned(byte));
             },
             int(first + kLanes * k));
     __syncwarp();
-    char* to = unit + r * 128;
+    char* to = stage + r * 128;
 #pragma unroll
     for (unsigned k = 0; k < kRounds; ++k)
       if (Piece::kPieces % kLanes == 0 || first + kLanes * k < Piece::kPieces)
@@ -168,55 +158,55 @@ struct UnitRing {
           *reinterpret_cast<uint4*>(to + chunk / 8 * Shape::kPanel + (chunk % 8 ^ r % 8) * 16) = v;
         });
     __syncwarp();
-    if (tid % 32 == 0) barrier_arrive(full + to_expand.place * 8);
+    if (tid % 32 == 0) barrier_arrive(full + expand_state.index * 8);
   }
   static __device__ __forceinline__ bool is_v(int u) {
     return Shape::kPerTile > Shape::kHalves && unsigned(u) % Shape::kPerTile >= Shape::kHalves;
   }
-  // Asks for the next unit if there is one, and room for it, or waits for room.
+  // Copies the next stage if there is one, and room for it (producer), or waits for room.
   template <bool kWait, class Load>
-  __device__ __forceinline__ void ask(Load&& load_unit) {
-    if (asked >= n) return;
-    if (asked >= Shape::kUnits) {
-      const uint32_t bar = empty + to_ask.place * 8, phase = to_ask.phase ^ 1;
+  __device__ __forceinline__ void produce(Load&& load_stage) {
+    if (produced >= n) return;
+    if (produced >= Shape::kStages) {
+      const uint32_t bar = empty + write_state.index * 8, phase = write_state.phase ^ 1;
       if (kWait)
         barrier_wait(bar, phase);
       else if (!__all_sync(~0u, barrier_test(bar, phase)))
         return;
     }
-    load_unit(asked);
-    ++asked, to_ask.next();
+    load_stage(produced);
+    ++produced, write_state.next();
   }
-  // Until unit u is there, which is to come to `p`.
+  // Until stage u of all is there, which comes to `p` (consumer).
   template <class Load>
-  __device__ __forceinline__ void need(int u, Place p, Load&& load_unit) {
-    const int older = asked;
+  __device__ __forceinline__ void wait(int u, State p, Load&& load_stage) {
+    const int older = produced;
 #pragma unroll 1
-    while (asked <= u) ask<true>(load_unit);
+    while (produced <= u) produce<true>(load_stage);
     if constexpr (Shape::kRaw)
 #pragma unroll 1
-      for (; expanded <= u || (expanded == u + 1 && expanded < older); ++expanded, to_expand.next()) {
+      for (; expanded <= u || (expanded == u + 1 && expanded < older); ++expanded, expand_state.next()) {
         if (K == V || !is_v(expanded))
           expand<K>();
         else
           expand<V>();
       }
-    barrier_wait(full + p.place * 8, p.phase);
+    barrier_wait(full + p.index * 8, p.phase);
   }
-  // This warp is done with the unit there.
-  __device__ __forceinline__ void leave(Place p) const {
+  // This warp reads it no more.
+  __device__ __forceinline__ void release(State p) const {
     __syncwarp();
-    if (threadIdx.x % 32 == 0) barrier_arrive(empty + p.place * 8);
+    if (threadIdx.x % 32 == 0) barrier_arrive(empty + p.index * 8);
   }
 };
 
-// Long: the parts of a turn share the registers that operands leave.
+// Long: the parts of a tile's work share the registers that operands leave.
 template <KvType K, KvType V, int E, bool kShared>
 __global__ void __launch_bounds__(kPrefillThreads, 1)
     attend_prefill_mma_kernel(const __grid_constant__ AttendParams p) {
   using Shape = PrefillMmaShape<K, V, E, kShared>;
   constexpr int kRows = Shape::kRows, kKeys = Shape::kKeys, kSplit = Shape::kSplit, kHeld = Shape::kHeld;
-  using State = PrefillMmaState<K, V, E, kShared, Shape::kUnits>;
+  using State = PrefillMmaState<K, V, E, kShared, Shape::kStages>;
   static_assert(sizeof(State) <= Shape::kState);
   extern __shared__ __align__(1024) char memory[];
   char* const shared = kept(memory);
@@ -237,7 +227,7 @@ __global__ void __launch_bounds__(kPrefillThreads, 1)
           state.source = PrefillSource<K, V, E>(p, found, head);
         state.tiles = KeyTiles<kKeys>(p, found, head);
       }
-      for (int i = 0; i < Shape::kUnits; ++i)
+      for (int i = 0; i < Shape::kStages; ++i)
         barrier_init(&state.full[i], Shape::kRaw ? 8 : kPrefillThreads), barrier_init(&state.empty[i], 8);
     }
   }
@@ -265,34 +255,34 @@ __global__ void __launch_bounds__(kPrefillThreads, 1)
                                            part * 256 + ks * 32 + l / 16 * 16));
   __syncthreads();
 
-  using Ring = UnitRing<Shape, K, V>;
-  Ring ring{shared, shared_address(state.full), shared_address(state.empty), n_tile * Shape::kPerTile};
+  using Pipe = RowPipeline<Shape, K, V>;
+  Pipe pipe{shared, shared_address(state.full), shared_address(state.empty), n_tile * Shape::kPerTile};
   const bool listed = state.tiles.list;
-  int tile_asked = state.tiles.row0;  // first row of the tile that is asked for
-  auto load_unit = [&](int u) {
+  int load_tile_row = state.tiles.row0;  // first row of the tile that is copied
+  auto load_stage = [&](int u) {
     const unsigned tile = unsigned(u) / Shape::kPerTile, in_tile = unsigned(u) % Shape::kPerTile;
     if (in_tile == 0) {
       if (listed)
-        tile_asked = state.tiles.row(int(tile));
+        load_tile_row = state.tiles.row(int(tile));
       else if (tile > 0)
-        tile_asked += kKeys;
-      state.row[tile % 4] = tile_asked;  // all warps write the same
+        load_tile_row += kKeys;
+      state.row[tile % 4] = load_tile_row;  // all warps write the same
     }
     const int row =
-        tile_asked + int(in_tile % Shape::kHalves * Shape::kUnitKeys + unsigned(afresh(tid)) / Shape::kLanes);
+        load_tile_row + int(in_tile % Shape::kHalves * Shape::kStageKeys + unsigned(opaque(tid)) / Shape::kLanes);
     if constexpr (kShared) {
       bool there;
       const char* from = state.source.at(p, t, row, there);
-      ring.template load<K>(from, there);
+      pipe.template load<K>(from, there);
     } else {
       const auto at = state.source.at(p, t, row);
       if (in_tile >= Shape::kHalves)
-        ring.template load<V>(at.v, at.there);
+        pipe.template load<V>(at.v, at.there);
       else
-        ring.template load<K>(at.k, at.there);
+        pipe.template load<K>(at.k, at.there);
     }
   };
-  auto group_meets = [&] { asm volatile("bar.sync %0, %1;" ::"r"(1 + group), "n"(32 * kSplit) : "memory"); };
+  auto sync_group = [&] { asm volatile("bar.sync %0, %1;" ::"r"(1 + group), "n"(32 * kSplit) : "memory"); };
 
   // This warp's share of the softmax: rows first.. of the tile.
   const int first = group * 32 + first_own;
@@ -305,40 +295,40 @@ __global__ void __launch_bounds__(kPrefillThreads, 1)
   auto swizzled = [](uint32_t at, int step) {
     return (at ^ uint32_t(step % 4 * 32)) + uint32_t(step / 4 * Shape::kPanel);
   };
-  float2* const parts = reinterpret_cast<float2*>(shared + Shape::kAtParts) + l;
+  float2* const partials = reinterpret_cast<float2*>(shared + Shape::kAtPartials) + l;
   char* const probs = shared + Shape::kAtProbs + group * 2048;
-  float* const factors = reinterpret_cast<float*>(shared + Shape::kAtFactors) + group * 32;
+  float* const rescale = reinterpret_cast<float*>(shared + Shape::kAtRescale) + group * 32;
   float out[2][16][4] = {};
-  for (int i = 0; i < Shape::kUnits; ++i) ring.template ask<true>(load_unit);
-  typename Ring::Place place;
+  for (int i = 0; i < Shape::kStages; ++i) pipe.template produce<true>(load_stage);
+  typename Pipe::State read_state;
   for (int tile = 0; tile < n_tile; ++tile) {
     const int u0 = tile * Shape::kPerTile;
-    const typename Ring::Place keys = place;
+    const typename Pipe::State keys = read_state;
     float own[4][2 * kHeld];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {  // 16 keys at a time
-      if (i < Shape::kHalves) ring.need(u0 + i, place, load_unit);
-      const uint32_t at = shared_address(ring.at(place)) + uint32_t(part * 2 * Shape::kPanel) +
+      if (i < Shape::kHalves) pipe.wait(u0 + i, read_state, load_stage);
+      const uint32_t at = shared_address(pipe.at(read_state)) + uint32_t(part * 2 * Shape::kPanel) +
                           (Shape::kHalves == 1 ? i * 2048u : 0u) + as_rows;
       float score[2][2][4] = {};
       uint32_t b[2][4];
-      ldmatrix4_at(b[0], at);
+      ldmatrix4(b[0], at);
       pipelined<8>(
-          b, [&](uint32_t(&to)[4], int ks) { ldmatrix4_at(to, swizzled(at, ks)); },
+          b, [&](uint32_t(&to)[4], int ks) { ldmatrix4(to, swizzled(at, ks)); },
           [&](int ks, const uint32_t(&b)[4]) {
 #pragma unroll
             for (int m = 0; m < 2; ++m)
               mma_f16(score[m][0], q[m][ks], b[0], b[1]), mma_f16(score[m][1], q[m][ks], b[2], b[3]);
           });
       if (i >= 2 - Shape::kHalves) {
-        if (!kShared) ring.leave(place), ring.template ask<false>(load_unit);
-        place.next();
+        if (!kShared) pipe.release(read_state), pipe.template produce<false>(load_stage);
+        read_state.next();
       }
       // Eight rows at a time go to the warp whose share they are.
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         const int to = e / kHeld, h = e % kHeld;  // to: warps away, by exclusive or
-        float2* there = parts + ((group * kSplit + (part ^ to)) * (kSplit - 1) + to - 1) * kHeld * 128;
+        float2* there = partials + ((group * kSplit + (part ^ to)) * (kSplit - 1) + to - 1) * kHeld * 128;
 #pragma unroll
         for (int n = 0; n < 2; ++n) {
           const float x = score[e / 2][n][e % 2 * 2], y = score[e / 2][n][e % 2 * 2 + 1];
@@ -349,12 +339,12 @@ __global__ void __launch_bounds__(kPrefillThreads, 1)
         }
       }
     }
-    group_meets();
+    sync_group();
 #pragma unroll
     for (int from = 0; from < kSplit - 1; ++from)
 #pragma unroll
       for (int i = 0; i < 4 * kHeld; ++i) {
-        const float2 f = parts[((warp * (kSplit - 1) + from) * 4 * kHeld + i) * 32];
+        const float2 f = partials[((warp * (kSplit - 1) + from) * 4 * kHeld + i) * 32];
         own[i % 4][i / 4 * 2] += f.x, own[i % 4][i / 4 * 2 + 1] += f.y;
       }
     {
@@ -369,50 +359,50 @@ __global__ void __launch_bounds__(kPrefillThreads, 1)
 #pragma unroll
         for (int n = 0; n < 4; ++n)
           *reinterpret_cast<uint32_t*>(probs + row * 64 + (n ^ row / 2 % 4) * 16 + l % 4 * 4) = prob[n][h];
-        if (l % 4 == 0) factors[row] = alpha[h];
+        if (l % 4 == 0) rescale[row] = alpha[h];
       }
     }
     // The first fragment of V does not wait for probabilities.
     uint32_t b[2][4];
-    auto values_at = [&](typename Ring::Place at, int i) {
-      return shared_address(ring.at(at)) + uint32_t((Shape::kFirstV + part * 2) * Shape::kPanel) +
+    auto values_at = [&](typename Pipe::State at, int i) {
+      return shared_address(pipe.at(at)) + uint32_t((Shape::kFirstV + part * 2) * Shape::kPanel) +
              (Shape::kHalves == 1 ? i * 2048u : 0u) + as_columns;
     };
-    if (kShared) ldmatrix4_transposed_at(b[0], values_at(keys, 0));
-    group_meets();
+    if (kShared) ldmatrix4_transposed(b[0], values_at(keys, 0));
+    sync_group();
     {
       float by[2][2];
       bool moved = false;
 #pragma unroll
       for (int m = 0; m < 2; ++m)
 #pragma unroll
-        for (int h = 0; h < 2; ++h) by[m][h] = factors[m * 16 + h * 8 + l / 4], moved |= by[m][h] != 1.f;
+        for (int h = 0; h < 2; ++h) by[m][h] = rescale[m * 16 + h * 8 + l / 4], moved |= by[m][h] != 1.f;
       if (__any_sync(~0u, moved)) scale_rows(out[0], by[0]), scale_rows(out[1], by[1]);
     }
-    typename Ring::Place values = kShared ? keys : place;
+    typename Pipe::State values = kShared ? keys : read_state;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      if (!kShared && i < Shape::kHalves) ring.need(u0 + Shape::kHalves + i, values, load_unit);
+      if (!kShared && i < Shape::kHalves) pipe.wait(u0 + Shape::kHalves + i, values, load_stage);
       uint32_t a[2][4];
 #pragma unroll
       for (int m = 0; m < 2; ++m)
         ldmatrix4(a[m], probs + (m * 16 + l % 16) * 64 + ((2 * i + l / 16) ^ l % 16 / 2 % 4) * 16);
       const uint32_t at = values_at(values, i);
-      if (!kShared || i > 0) ldmatrix4_transposed_at(b[0], at);
+      if (!kShared || i > 0) ldmatrix4_transposed(b[0], at);
       pipelined<8>(
-          b, [&](uint32_t(&to)[4], int n) { ldmatrix4_transposed_at(to, swizzled(at, n)); },
+          b, [&](uint32_t(&to)[4], int n) { ldmatrix4_transposed(to, swizzled(at, n)); },
           [&](int n, const uint32_t(&b)[4]) {
 #pragma unroll
             for (int m = 0; m < 2; ++m)
               mma_f16(out[m][2 * n], a[m], b[0], b[1]), mma_f16(out[m][2 * n + 1], a[m], b[2], b[3]);
           });
       if (i >= 2 - Shape::kHalves) {
-        ring.leave(values);
+        pipe.release(values);
         values.next();
-        ring.template ask<false>(load_unit);
+        pipe.template produce<false>(load_stage);
       }
     }
-    if (!kShared) place = values;
+    if (!kShared) read_state = values;
   }
 
   // Divides, puts the values in order, rotates back, writes whole rows, half of them at a time.
@@ -423,10 +413,10 @@ __global__ void __launch_bounds__(kPrefillThreads, 1)
   }
   if (p.blocks.lse && l % 4 == 0) lane.leave_lse(p, s, head, first);
   if (!p.blocks.writes) return;
-  __syncthreads();  // nobody reads factors of a tile any more
+  __syncthreads();  // nobody reads a tile's factors any more
 #pragma unroll
   for (int h = 0; h < kHeld; ++h)
-    if (l % 4 == 0) factors[(part * kHeld + h) * 8 + l / 4] = lane.sum[h] > 0 ? 1.f / lane.sum[h] : 0.f;
+    if (l % 4 == 0) rescale[(part * kHeld + h) * 8 + l / 4] = lane.sum[h] > 0 ? 1.f / lane.sum[h] : 0.f;
   for (int pass = 0; pass < 2; ++pass) {
     const int row0 = pass * Shape::kPassRows;
     __syncthreads();
@@ -436,7 +426,7 @@ __global__ void __launch_bounds__(kPrefillThreads, 1)
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
           const int row = m * 16 + h * 8 + l / 4;
-          const float inv = factors[row];
+          const float inv = rescale[row];
           float* to =
               reinterpret_cast<float*>(shared + (group * 32 - row0 + row) * Shape::kStrideO) + part * 128 + l % 4 * 2;
 #pragma unroll
