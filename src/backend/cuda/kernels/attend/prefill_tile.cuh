@@ -3,7 +3,6 @@
 #include "backend/cuda/kernels/attend/params.cuh"
 #include "backend/cuda/kernels/common/hadamard.cuh"
 #include "backend/cuda/kernels/common/launch.cuh"
-#include "backend/cuda/kernels/common/pinned.cuh"
 #include "backend/select.h"
 
 // What the prefill kernels of attend share (prefill_mma.cuh: mma.sync, the others: wgmma): how a tile of query
@@ -25,19 +24,6 @@ __device__ __forceinline__ int place_of(int d) {
   if (T == KvType::kQ8_0) return q8_at(d);
   if (T == KvType::kQ4_0) return d / 64 * 64 + d % 32 / 4 * 8 + d % 64 / 32 * 4 + d % 4;
   return d;
-}
-
-// address: of shared memory.
-__device__ __forceinline__ void ldmatrix4(uint32_t (&r)[4], uint32_t address) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(address));
-}
-__device__ __forceinline__ void ldmatrix4(uint32_t (&r)[4], const void* p) { ldmatrix4(r, shared_address(p)); }
-__device__ __forceinline__ void ldmatrix4_transposed(uint32_t (&r)[4], uint32_t address) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(address));
 }
 
 // What one thread expands of a planar row: piece i of kPieces, held in registers between read() and write(). at(byte):

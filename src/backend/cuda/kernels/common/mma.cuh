@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "backend/cuda/kernels/common/pinned.cuh"
+
 namespace facet::cuda {
 
 // d = a b + c: m16n8k16, bf16 times bf16 in f32. Lane 4 g + t: a = rows g, g + 8, g, g + 8 and columns 2 t, 2 t, 2 t +
@@ -42,6 +44,19 @@ __device__ __forceinline__ void mma_s8(int (&d)[4], uint32_t a0, uint32_t a1, ui
   asm("mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%7,%7,%7,%7};"
       : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
       : "r"(a0), "r"(a1), "r"(b), "r"(0));
+}
+
+// Four matrices of 8 x 8 16-bit values from shared memory, lane l giving the address of row l % 8 of matrix l / 8.
+__device__ __forceinline__ void ldmatrix4(uint32_t (&r)[4], uint32_t address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(address));
+}
+__device__ __forceinline__ void ldmatrix4(uint32_t (&r)[4], const void* p) { ldmatrix4(r, shared_address(p)); }
+__device__ __forceinline__ void ldmatrix4_transposed(uint32_t (&r)[4], uint32_t address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(address));
 }
 
 __device__ __forceinline__ uint32_t as_word(__nv_bfloat162 v) { return *reinterpret_cast<uint32_t*>(&v); }
