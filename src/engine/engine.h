@@ -125,6 +125,7 @@ struct EngineDebug {
   // whatever comes out.
   std::vector<float> forced_drafts = {};
   std::chrono::microseconds slow_copies{0};  // of states, in host memory: what a piece of a copy takes at least
+  std::function<void()> admitted = {};       // on the engine's thread, after requests were looked at, before a step
 };
 
 enum class Stop : uint8_t { kEos, kLength, kContext, kCancelled, kError, kLoop };

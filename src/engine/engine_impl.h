@@ -115,14 +115,12 @@ class EngineImpl final : public Engine, SessionMemory {
     tiers_->look_at_copies();
     admit();
     map_some();
+    if (model_.debug.admitted) model_.debug.admitted();
     bool more = steps_->step(int(waiting_.size()));
     idle_ = !more;
     if (!more) runner_->pool->next_step();
     tiers_->copy_ahead();
-    if (!more && std::any_of(waiting_.begin(), waiting_.end(), [&](const Job& w) { return tiers_->is_awaited(w); })) {
-      tiers_->wait();  // there is nothing to do meanwhile
-      more = true;
-    }
+    if (!more) more = tiers_->wait();
     if constexpr (requires { runner_->b.take_laps(); }) runner_->b.take_laps();
     publish();
     return more;

@@ -58,6 +58,7 @@ class Tiers {
   // Before requests are looked at: what copying has finished since.
   void look_at_copies() {
     const PhaseTimes::Scope phase(phases_, Phase::kCopy);
+    awaited_ = false;
     for (auto i = copies_.begin(); i != copies_.end();) {
       const auto at = i++;
       if (copy_.done(at->job)) end_copy(at);
@@ -117,52 +118,23 @@ class Tiers {
   // Brings the state back that saves a request most, if it has nothing as good in the pool. False: it is on its way,
   // and the request waits.
   bool bring_up(Job& w) {
-    if (!on() || !w.request.cache) return true;
-    if (w.filling) {
-      if (!w.filling->over) return false;
-      came(w, *std::exchange(w.filling, nullptr));
-    }
-    const int least = sessions_.known(w.tokens, w.request.cache_salt) + kLeast;
-    for (const Filling& f : fills_)  // for another request, or for this one that was parked meanwhile
-      if (use_of(*f.fill->image, w) > least) return w.filling = f.fill, false;
-    if (w.filled) return true;
-    HostTier::Found best = ram_.find(w.tokens, w.request.cache_salt, least, reaches_);
-    Source source = Source::kRam;
-    if (disk_) {
-      if (!w.reading)
-        if (const auto found =
-                disk_->find(w.tokens, w.request.cache_salt, std::max(least, best.len + kLeast), reaches_);
-            !found.name.empty() && is_worth(disk_rate_, found.bytes, found.len - least))
-          w.reading = disk_->read(found.name);
-      if (w.reading) {
-        if (!w.reading->done) return false;
-        if (const ImagePtr image = w.reading->image; image) {
-          disk_rate_.add(double(image->bytes()), w.reading->seconds);
-          if (use_of(*image, w) > best.len) best = {image, use_of(*image, w)}, source = Source::kDisk;
-        }
-      }
-    }
-    // Copied when it can run; until then it stays where it is.
-    if (best.image && best.len > least && sessions_.running() > 0 && !sessions_.has_room(w, 0)) return true;
-    w.reading = nullptr;
-    if (!best.image || best.len <= least) return true;
-    if (source == Source::kDisk) ram_.put(best.image);
-    if (!is_worth(ram_rate_, best.image->bytes(), best.len - least)) return true;
-    const SlotId s = sessions_.free_slot();
-    w.filling = s < 0 ? nullptr : begin_fill(s, best.image, source);
-    return !w.filling;
+    const bool up = is_up(w);
+    awaited_ |= !up;
+    return up;
   }
-  bool is_awaited(const Job& w) const { return (w.reading && !w.reading->done) || (w.filling && !w.filling->over); }
   // Waits for the states that are on their way, so that what they took can be given up again. False: none is.
   bool finish_fills() {
     const bool any = !fills_.empty();
     while (!fills_.empty()) end_fill(fills_.begin());
     return any;
   }
-  // For all that requests wait for, when there is nothing to do meanwhile.
-  void wait() {
+  // For all that requests wait for, when there is nothing to do meanwhile. False: none was left waiting when they were
+  // looked at. One that was is to be looked at again, also if its state has come since.
+  bool wait() {
+    if (!awaited_) return false;
     if (disk_) disk_->finish_reads();
     finish_fills();
+    return true;
   }
   // A step computed so many tokens of prompts.
   void observe_prompt(int tokens, double seconds) { prompt_rate_.add(tokens, seconds); }
@@ -276,6 +248,44 @@ class Tiers {
     return q.tokens.empty() || ram_.holds(q.tokens, q.salt);
   }
 
+  // bring_up(), but for what it notes.
+  bool is_up(Job& w) {
+    if (!on() || !w.request.cache) return true;
+    if (w.filling) {
+      if (!w.filling->over) return false;
+      came(w, *std::exchange(w.filling, nullptr));
+    }
+    const int least = sessions_.known(w.tokens, w.request.cache_salt) + kLeast;
+    for (const Filling& f : fills_)  // for another request, or for this one that was parked meanwhile
+      if (use_of(*f.fill->image, w) > least) return w.filling = f.fill, false;
+    if (w.filled) return true;
+    HostTier::Found best = ram_.find(w.tokens, w.request.cache_salt, least, reaches_);
+    Source source = Source::kRam;
+    if (disk_) {
+      if (!w.reading)
+        if (const auto found =
+                disk_->find(w.tokens, w.request.cache_salt, std::max(least, best.len + kLeast), reaches_);
+            !found.name.empty() && is_worth(disk_rate_, found.bytes, found.len - least))
+          w.reading = disk_->read(found.name);
+      if (w.reading) {
+        if (!w.reading->done) return false;
+        if (const ImagePtr image = w.reading->image; image) {
+          disk_rate_.add(double(image->bytes()), w.reading->seconds);
+          if (use_of(*image, w) > best.len) best = {image, use_of(*image, w)}, source = Source::kDisk;
+        }
+      }
+    }
+    // Copied when it can run; until then it stays where it is.
+    if (best.image && best.len > least && sessions_.running() > 0 && !sessions_.has_room(w, 0)) return true;
+    w.reading = nullptr;
+    if (!best.image || best.len <= least) return true;
+    if (source == Source::kDisk) ram_.put(best.image);
+    if (!is_worth(ram_rate_, best.image->bytes(), best.len - least)) return true;
+    const SlotId s = sessions_.free_slot();
+    w.filling = s < 0 ? nullptr : begin_fill(s, best.image, source);
+    return !w.filling;
+  }
+
   struct Copy {
     SlotId slot;
     ImagePtr image;
@@ -343,6 +353,7 @@ class Tiers {
   std::unique_ptr<DiskTier> disk_;
   CacheStats stats_;
   Rate ram_rate_, disk_rate_, prompt_rate_;
+  bool awaited_ = false;  // bring_up() left a request waiting since look_at_copies()
   std::list<Copy> copies_;
   std::list<Filling> fills_;
   const Reaches reaches_ = [this](std::span<const KvState> owners, int len) { return copy_.reaches(owners, len); };

@@ -352,6 +352,28 @@ TEST(CacheLaw, AStateOnItsWayMakesRoom) {
   EXPECT_GT(e->cache_stats().ram.restores, 0);
 }
 
+// A file is read at any speed: also one that is read between a look at the request that waits for it and the end of
+// that look's tick, which is then not the last.
+TEST(CacheLaw, AStateThatComesWhileNobodyLooks) {
+  const TempFolder dir;
+  EngineConfig c = config({kModels[0], "none", KvType::kF16, 1, false});
+  c.cache_disk = dir.path();
+  std::vector<Talk> t;
+  Told want;
+  {
+    auto e = must(Engine::open(c));
+    t = talks(*e, 1);
+    answer_first(*e, t);
+    want = ask(*e, cold({t[0].second}))[0];
+  }
+  ASSERT_FALSE(dir.sessions().empty());
+  int ticks = 0;
+  auto e = must(Engine::open(c, {.admitted = [&] {
+                               if (++ticks < 4) std::this_thread::sleep_for(std::chrono::milliseconds(300));
+                             }}));
+  EXPECT_EQ(differences(ask(*e, {t[0].second}), {want}, Source::kDisk, true, "read meanwhile"), 0);
+}
+
 // --- planted bugs: what the law must catch
 
 // A conversation whose state lies in a file, what its second turn says cold, and what it says after the file was
