@@ -118,9 +118,40 @@ class Tiers {
   // Brings the state back that saves a request most, if it has nothing as good in the pool. False: it is on its way,
   // and the request waits.
   bool bring_up(Job& w) {
-    const bool up = is_up(w);
-    awaited_ |= !up;
-    return up;
+    if (!on() || !w.request.cache) return true;
+    if (w.filling) {
+      if (!w.filling->over) return later();
+      came(w, *std::exchange(w.filling, nullptr));
+    }
+    const int least = sessions_.known(w.tokens, w.request.cache_salt) + kLeast;
+    for (const Filling& f : fills_)  // for another request, or for this one that was parked meanwhile
+      if (use_of(*f.fill->image, w) > least) return w.filling = f.fill, later();
+    if (w.filled) return true;
+    HostTier::Found best = ram_.find(w.tokens, w.request.cache_salt, least, reaches_);
+    Source source = Source::kRam;
+    if (disk_) {
+      if (!w.reading)
+        if (const auto found =
+                disk_->find(w.tokens, w.request.cache_salt, std::max(least, best.len + kLeast), reaches_);
+            !found.name.empty() && is_worth(disk_rate_, found.bytes, found.len - least))
+          w.reading = disk_->read(found.name);
+      if (w.reading) {
+        if (!w.reading->done) return later();
+        if (const ImagePtr image = w.reading->image; image) {
+          disk_rate_.add(double(image->bytes()), w.reading->seconds);
+          if (use_of(*image, w) > best.len) best = {image, use_of(*image, w)}, source = Source::kDisk;
+        }
+      }
+    }
+    // Copied when it can run; until then it stays where it is.
+    if (best.image && best.len > least && sessions_.running() > 0 && !sessions_.has_room(w, 0)) return true;
+    w.reading = nullptr;
+    if (!best.image || best.len <= least) return true;
+    if (source == Source::kDisk) ram_.put(best.image);
+    if (!is_worth(ram_rate_, best.image->bytes(), best.len - least)) return true;
+    const SlotId s = sessions_.free_slot();
+    w.filling = s < 0 ? nullptr : begin_fill(s, best.image, source);
+    return w.filling ? later() : true;
   }
   // Waits for the states that are on their way, so that what they took can be given up again. False: none is.
   bool finish_fills() {
@@ -238,6 +269,11 @@ class Tiers {
   }
   static constexpr double kQuick = 0.05;
 
+  // What bring_up() says of a request that waits.
+  bool later() {
+    awaited_ = true;
+    return false;
+  }
   int use_of(const SessionImage& image, const Job& w) const {
     const int len = int(std::min(shared_prefix(image.tokens, w.tokens), w.tokens.size() - 1));
     return image.salt == w.request.cache_salt && copy_.reaches(image.states(), len) ? len : 0;
@@ -246,44 +282,6 @@ class Tiers {
   bool is_below(SlotId s) {
     const Session& q = sessions_.at(s);
     return q.tokens.empty() || ram_.holds(q.tokens, q.salt);
-  }
-
-  // bring_up(), but for what it notes.
-  bool is_up(Job& w) {
-    if (!on() || !w.request.cache) return true;
-    if (w.filling) {
-      if (!w.filling->over) return false;
-      came(w, *std::exchange(w.filling, nullptr));
-    }
-    const int least = sessions_.known(w.tokens, w.request.cache_salt) + kLeast;
-    for (const Filling& f : fills_)  // for another request, or for this one that was parked meanwhile
-      if (use_of(*f.fill->image, w) > least) return w.filling = f.fill, false;
-    if (w.filled) return true;
-    HostTier::Found best = ram_.find(w.tokens, w.request.cache_salt, least, reaches_);
-    Source source = Source::kRam;
-    if (disk_) {
-      if (!w.reading)
-        if (const auto found =
-                disk_->find(w.tokens, w.request.cache_salt, std::max(least, best.len + kLeast), reaches_);
-            !found.name.empty() && is_worth(disk_rate_, found.bytes, found.len - least))
-          w.reading = disk_->read(found.name);
-      if (w.reading) {
-        if (!w.reading->done) return false;
-        if (const ImagePtr image = w.reading->image; image) {
-          disk_rate_.add(double(image->bytes()), w.reading->seconds);
-          if (use_of(*image, w) > best.len) best = {image, use_of(*image, w)}, source = Source::kDisk;
-        }
-      }
-    }
-    // Copied when it can run; until then it stays where it is.
-    if (best.image && best.len > least && sessions_.running() > 0 && !sessions_.has_room(w, 0)) return true;
-    w.reading = nullptr;
-    if (!best.image || best.len <= least) return true;
-    if (source == Source::kDisk) ram_.put(best.image);
-    if (!is_worth(ram_rate_, best.image->bytes(), best.len - least)) return true;
-    const SlotId s = sessions_.free_slot();
-    w.filling = s < 0 ? nullptr : begin_fill(s, best.image, source);
-    return !w.filling;
   }
 
   struct Copy {
