@@ -2,7 +2,7 @@
 //
 // Shapes     rows of f32, any number of columns
 // Bytes      through mailboxes twice each value to every other GPU; in place each value once to its adder and back
-// Launch     16 blocks (mailboxes) or 64 (in place), always; few, so that several GPUs' exchanges fit on one
+// Launch     mailboxes: a thread for two columns of a row, up to 128 blocks; in place 64 blocks
 // Order      of the GPUs, from the first on: bits depend on their number alone
 // Reference  HostLink of backend/shard_link.h    Test tests/kernels/cuda_exchange_test.cpp
 //
@@ -14,8 +14,8 @@
 // In place. GPUs meet, each adds a share of the rows and writes the sums to all, and they meet again. To meet, a block
 // raises its flag at the same block of every other GPU (release) and waits for theirs (acquire). Flags only grow.
 //
-// Numbers are counted on the device, by each block for itself, so that graphs replay. Who waits longer than `patience`
-// says so to the host, gives up, and waits in no later exchange.
+// Numbers are counted on the device, so that graphs replay. Who waits longer than `patience` says so to the host, gives
+// up, and waits in no later exchange.
 #include "backend/cuda/kernels/exchange.h"
 
 #include <algorithm>
@@ -27,10 +27,14 @@
 namespace facet::cuda {
 namespace {
 
-constexpr int kThreads = 512;
-constexpr int kAhead = 4;   // words on their way for each thread
-constexpr int kLooks = 64;  // between looks at the clock
-constexpr int kGaveUp = kExchangeBlocks + kSumBlocks;
+constexpr int kThreads = 512;     // in place
+constexpr int kBoxThreads = 256;  // mailboxes
+constexpr int kAhead = 4;         // words on their way for each thread
+constexpr int kLooks = 64;        // between looks at the clock
+// Words of Exchange::turn: the number of the newest exchange through boxes, blocks that are done with the one that
+// runs, whether an exchange was given up, the number of meetings by block.
+constexpr int kTurn = 0, kBlocksDone = 1, kGaveUp = 2, kMeetings = 3;
+static_assert(kMeetings + kSumBlocks == kTurnWords);
 
 struct Pair {
   uint64_t a, b;
@@ -119,8 +123,8 @@ __device__ __forceinline__ float2 value(Pair v) {
   return {__uint_as_float(uint32_t(v.a)), __uint_as_float(uint32_t(v.b))};
 }
 // The words that source sent, kAhead of them a stride apart; those from n on are none.
-__device__ __forceinline__ void receive(float2 (&v)[kAhead], const Exchange& x, int source, uint32_t turn, int64_t i,
-                                        int64_t stride, int64_t n, Patience& patience) {
+__device__ __forceinline__ void receive(float2 (&v)[kAhead], const Exchange& x, int source, uint32_t turn, uint32_t i,
+                                        uint32_t stride, uint32_t n, Patience& patience) {
   const uint64_t* from = words(x, x.me, source, turn);
   Pair w[kAhead];
 #pragma unroll
@@ -139,9 +143,10 @@ struct At {
   int t, c;
   bool two;
 };
-__device__ __forceinline__ At place(int64_t i, int cols) {
-  const int pairs = (cols + 1) / 2, c = int(i % pairs) * 2;
-  return {int(i / pairs), c, c + 1 < cols};
+__device__ __forceinline__ At place(uint32_t i, int cols) {
+  const uint32_t pairs = unsigned(cols + 1) / 2, t = i / pairs;
+  const int c = int(i - t * pairs) * 2;
+  return {int(t), c, c + 1 < cols};
 }
 __device__ __forceinline__ float2 get2(const Mat& m, At a) {
   const float* p = m.p + a.t * m.stride + a.c;
@@ -172,17 +177,25 @@ __device__ __forceinline__ float2 get2(const MoeSlots& m, At a, int cols) {
   }
   return sum;
 }
-__device__ __forceinline__ int64_t words_of(int rows, int cols) { return int64_t(rows) * ((cols + 1) / 2); }
+__host__ __device__ __forceinline__ uint32_t words_of(int rows, int cols) {
+  return unsigned(rows) * (unsigned(cols + 1) / 2);
+}
 
 __device__ __forceinline__ uint32_t begin_turn(const Exchange& x) {
   wait_for_previous();
   let_next_start();
-  const uint32_t turn = x.turn[blockIdx.x] + 1;
+  const uint32_t turn = *static_cast<volatile uint32_t*>(x.turn + kTurn) + 1;
   return turn == 0 ? 2 : turn;  // boxes are zero at first; even numbers stay even
 }
+// The last block to come counts.
 __device__ __forceinline__ void end_turn(const Exchange& x, uint32_t turn) {
   __syncthreads();  // every thread has read the number
-  if (threadIdx.x == 0) x.turn[blockIdx.x] = turn;
+  if (threadIdx.x > 0 || atomicAdd(x.turn + kBlocksDone, 1u) + 1 < gridDim.x) return;
+  x.turn[kBlocksDone] = 0;
+  x.turn[kTurn] = turn;
+}
+unsigned blocks_for(uint32_t n_word) {
+  return std::clamp((n_word + kBoxThreads - 1) / kBoxThreads, 1u, unsigned(kExchangeBlocks));
 }
 
 struct SumParts {
@@ -193,63 +206,63 @@ struct Item {
   const SumPart* part;
   At at;
 };
-__device__ __forceinline__ Item item(const SumParts& all, int64_t i, int64_t n_first) {
+__device__ __forceinline__ Item item(const SumParts& all, uint32_t i, uint32_t n_first) {
   const SumPart& p = all.part[i < n_first ? 0 : 1];
   return {&p, place(i < n_first ? i : i - n_first, p.y.cols)};
 }
 
-__global__ void __launch_bounds__(kThreads, 1)
+__global__ void __launch_bounds__(kBoxThreads, 1)
     sum_kernel(const __grid_constant__ Exchange x, const __grid_constant__ SumParts all) {
   const uint32_t turn = begin_turn(x);
-  const int64_t first = int64_t(blockIdx.x) * kThreads + threadIdx.x, stride = int64_t(kExchangeBlocks) * kThreads,
-                n_first = words_of(all.part[0].y.rows, all.part[0].y.cols),
-                n = n_first + words_of(all.part[1].y.rows, all.part[1].y.cols);
-  for (int64_t i = first; i < n; i += stride) {
-    const Item e = item(all, i, n_first);
-    const SumPart& p = *e.part;
-    const float2 v = p.left.p ? get2(p.left, e.at) : p.slots.out ? get2(p.slots, e.at, p.y.cols) : get2(p.y, e.at);
-    for (int k = 1; k < x.n; ++k) {
-      const int to = (x.me + k) % x.n;
-      send(words(x, to, x.me, turn) + 2 * i, stamped(v, turn));
-    }
-    if (p.left.p || p.slots.out) put2(p.y, e.at, v);
-  }
+  const uint32_t first = blockIdx.x * kBoxThreads + threadIdx.x, stride = gridDim.x * kBoxThreads,
+                 n_first = words_of(all.part[0].y.rows, all.part[0].y.cols),
+                 n = n_first + words_of(all.part[1].y.rows, all.part[1].y.cols);
   Patience patience(x);
-  for (int64_t i = first; i < n; i += kAhead * stride) {
-    float2 sum[kAhead] = {};
+  for (uint32_t i = first; i < n; i += kAhead * stride) {
+    Item e[kAhead];
+    float2 own[kAhead], sum[kAhead] = {};
+#pragma unroll
+    for (int k = 0; k < kAhead; ++k) {
+      if (i + k * stride >= n) break;
+      e[k] = item(all, i + k * stride, n_first);
+      const SumPart& p = *e[k].part;
+      own[k] = p.left.p ? get2(p.left, e[k].at) : p.slots.out ? get2(p.slots, e[k].at, p.y.cols) : get2(p.y, e[k].at);
+      for (int other = 1; other < x.n; ++other) {
+        const int to = (x.me + other) % x.n;
+        send(words(x, to, x.me, turn) + 2 * (i + k * stride), stamped(own[k], turn));
+      }
+    }
     for (int s = 0; s < x.n; ++s) {
       float2 v[kAhead] = {};
       if (s != x.me) receive(v, x, s, turn, i, stride, n, patience);
 #pragma unroll
       for (int k = 0; k < kAhead; ++k) {
-        if (i + k * stride >= n) continue;
-        const Item e = item(all, i + k * stride, n_first);
-        const unsigned has = e.part->has;
+        if (i + k * stride >= n) break;
+        const unsigned has = e[k].part->has;
         if (!(has >> s & 1)) continue;
-        if (s == x.me) v[k] = get2(e.part->y, e.at);
+        const float2 part = s == x.me ? own[k] : v[k];
         const bool is_first = (has & ((1u << s) - 1)) == 0;
-        sum[k].x = is_first ? v[k].x : sum[k].x + v[k].x;
-        sum[k].y = is_first ? v[k].y : sum[k].y + v[k].y;
+        sum[k].x = is_first ? part.x : sum[k].x + part.x;
+        sum[k].y = is_first ? part.y : sum[k].y + part.y;
       }
     }
 #pragma unroll
     for (int k = 0; k < kAhead; ++k) {
-      if (i + k * stride >= n) continue;
-      const Item e = item(all, i + k * stride, n_first);
-      put2(e.part->y, e.at, sum[k]);
+      if (i + k * stride >= n) break;
+      put2(e[k].part->y, e[k].at, sum[k]);
     }
   }
   end_turn(x, turn);
 }
 
-__global__ void __launch_bounds__(kThreads, 1) gather_kernel(const __grid_constant__ Exchange x, Mat to, Mat from,
-                                                             const __grid_constant__ Columns cols, unsigned wants) {
+__global__ void __launch_bounds__(kBoxThreads, 1) gather_kernel(const __grid_constant__ Exchange x, Mat to, Mat from,
+                                                                const __grid_constant__ Columns cols, unsigned wants) {
   const uint32_t turn = begin_turn(x);
-  const int64_t first = int64_t(blockIdx.x) * kThreads + threadIdx.x, stride = int64_t(kExchangeBlocks) * kThreads;
+  const uint32_t first = blockIdx.x * kBoxThreads + threadIdx.x, stride = gridDim.x * kBoxThreads;
   const bool mine = wants >> x.me & 1;
   // Who has nothing, or sends to one who wants nothing, sends a word all the same: the boxes' turns rest on it.
-  const int64_t n = words_of(from.rows, from.cols);
-  for (int64_t i = first; i < max(n, int64_t(1)); i += stride) {
+  const uint32_t n = words_of(from.rows, from.cols);
+  for (uint32_t i = first; i < max(n, 1u); i += stride) {
     const At a = place(i, max(from.cols, 1));
     const float2 v = i < n ? get2(from, a) : float2{};
     for (int k = 1; k < x.n; ++k) {
@@ -261,8 +274,8 @@ __global__ void __launch_bounds__(kThreads, 1) gather_kernel(const __grid_consta
   Patience patience(x);
   for (int k = 1; k < x.n; ++k) {
     const int s = (x.me + k) % x.n;
-    const int64_t sent = words_of(from.rows, cols.cols[s]), n_look = mine ? max(sent, int64_t(1)) : 1;
-    for (int64_t i = first; i < n_look; i += kAhead * stride) {
+    const uint32_t sent = words_of(from.rows, cols.cols[s]), n_look = mine ? max(sent, 1u) : 1;
+    for (uint32_t i = first; i < n_look; i += kAhead * stride) {
       float2 v[kAhead] = {};
       receive(v, x, s, turn, i, stride, n_look, patience);
       if (!mine) continue;
@@ -302,7 +315,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   constexpr int kCols = kWide ? 4 : 1, kUnits = 4;  // kUnits: on their way for each thread
   wait_for_previous();
   let_next_start();
-  uint32_t* const count = x.turn + kExchangeBlocks + blockIdx.x;
+  uint32_t* const count = x.turn + kMeetings + blockIdx.x;
   const uint32_t turn = *count;
   meet(x, turn + 1);
   const int per_row = y.cols / kCols;
@@ -372,13 +385,18 @@ void exchange_sum(cudaStream_t stream, const Exchange& x, const SumPart& part, c
     CHECK((!p->left.p && !p->slots.out) || p->y.cols % 2 == 0, "{} columns of partial sums", p->y.cols);
   }
   CHECK(floats <= x.box_floats, "{} floats through boxes of {}", floats, x.box_floats);
-  launch(sum_kernel, dim3(kExchangeBlocks), dim3(kThreads), 0, stream, x, SumParts{{part, second}});
+  const unsigned n = words_of(part.y.rows, part.y.cols) + words_of(second.y.rows, second.y.cols);
+  launch(sum_kernel, dim3(blocks_for(n)), dim3(kBoxThreads), 0, stream, x, SumParts{{part, second}});
 }
 void exchange_gather(cudaStream_t stream, const Exchange& x, Mat to, Mat from, const Columns& cols, unsigned wants) {
-  for (int i = 0; i < x.n; ++i)
+  int widest = 0;
+  for (int i = 0; i < x.n; ++i) {
+    widest = std::max(widest, cols.cols[i]);
     CHECK(int64_t(from.rows) * ((cols.cols[i] + 1) / 2 * 2) <= x.box_floats, "rows [{}, {}] through boxes of {}",
           from.rows, cols.cols[i], x.box_floats);
-  launch(gather_kernel, dim3(kExchangeBlocks), dim3(kThreads), 0, stream, x, to, from, cols, wants);
+  }
+  launch(gather_kernel, dim3(blocks_for(words_of(from.rows, widest))), dim3(kBoxThreads), 0, stream, x, to, from, cols,
+         wants);
 }
 void exchange_sum_in_place(cudaStream_t stream, const Exchange& x, Mat y, const EachPart& all, unsigned has) {
   bool wide = y.cols % 4 == 0 && y.stride % 4 == 0;

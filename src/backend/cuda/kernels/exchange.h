@@ -12,8 +12,8 @@
 // on its own stream; an exchange ends when the others have come to it.
 namespace facet::cuda {
 
-constexpr int kExchangeBlocks = 16;  // of exchanges through mailboxes; all of them wait at the same time
-constexpr int kSumBlocks = 64;       // of sums in place
+constexpr int kExchangeBlocks = 128;  // at most, of exchanges through mailboxes; all of them wait at the same time
+constexpr int kSumBlocks = 64;        // of sums in place
 
 // A GPU's view of the others. Mailboxes and flags are in memory that all of them reach: of each GPU, or of the host.
 struct Exchange {
@@ -21,12 +21,11 @@ struct Exchange {
   uint64_t* box[kMaxShards] = {};   // of each GPU, what others sent it: [2][source][box_floats]
   uint32_t* flag[kMaxShards] = {};  // of each GPU: [kSumBlocks][source]
   int64_t box_floats = 0;
-  uint32_t* turn = nullptr;  // of this GPU: the number of the newest exchange through boxes, by block; of meetings, by
-                             // block; then whether an exchange was given up: [kExchangeBlocks + kSumBlocks + 1]
+  uint32_t* turn = nullptr;    // of this GPU: counters, [kTurnWords]
   uint32_t* failed = nullptr;  // of the host: 1 + the GPU that this one waited for in vain; 0: none
   uint64_t patience = 0;       // nanoseconds that an exchange waits
 };
-constexpr int kTurnWords = kExchangeBlocks + kSumBlocks + 1;
+constexpr int kTurnWords = 3 + kSumBlocks;
 
 // y of every GPU becomes the sum of those in `has`, in their order. This GPU's part is what a product has left where
 // left.p is set, what experts have left where slots.out is, else y.
