@@ -125,7 +125,8 @@ TEST(CudaExchange, TwoSumsAtOnceAreBoth) {
 TEST(CudaExchange, AThousandInARow) {
   NEEDS_A_GPU();
   on_each(gpu_lists({2, 4}), [&](const GpuList& list) {
-    constexpr int kRows = 80, kCols = 516, kBank = 7;
+    constexpr int kRows = 80, kCols = 5160, kBank = 7;  // the most rows are added in place
+    static_assert(16 * kCols <= CudaLink::kFewFloats && kRows * kCols > CudaLink::kFewFloats);
     const int times = light() ? 50 : 1000;
     Shards s(list.gpus);
     const auto y = s.rows(kRows, kCols), total = s.rows(kRows, kCols);
@@ -201,7 +202,7 @@ TEST(CudaExchange, GathersColumns) {
 // numbers there are from the one that is waited for.
 bool late_sum_is_right(const GpuList& list, int n_row, uint32_t behind) {
   Shards s(list.gpus);
-  constexpr int kCols = 516;
+  constexpr int kCols = 5160;
   const auto y = s.rows(n_row, kCols);
   std::vector<std::vector<float>> v;
   uint32_t turn = 0;
@@ -211,7 +212,7 @@ bool late_sum_is_right(const GpuList& list, int n_row, uint32_t behind) {
     s.link.sum(y, s.all());
   }
   for (const auto& b : s.b) b->make_current(), b->finish();
-  const bool in_place = s.link.by_peers() && n_row > 16;
+  const bool in_place = s.link.by_peers() && n_row * kCols > CudaLink::kFewFloats;
   for (int i = 0; i < s.n(); ++i) {
     const cuda::Exchange& x = s.link.exchange(i);
     s.b[size_t(i)]->make_current();

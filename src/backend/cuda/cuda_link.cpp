@@ -88,12 +88,8 @@ void CudaLink::each(F&& f) {
 // Whether they go through mailboxes, at once.
 bool CudaLink::is_few(std::span<const Part> parts) const {
   int64_t floats = 0;
-  for (const Part& p : parts) {
-    const Rows& r = p.rows[0];
-    floats += int64_t(r.rows) * ((r.cols + 1) / 2 * 2);
-    if (peers_ && r.rows > kFewRows) return false;
-  }
-  return floats <= kBoxFloats;
+  for (const Part& p : parts) floats += int64_t(p.rows[0].rows) * ((p.rows[0].cols + 1) / 2 * 2);
+  return floats <= (peers_ ? kFewFloats : kBoxFloats);
 }
 void CudaLink::sum_few(std::span<const Part> parts) {
   std::array<std::array<cuda::SumPart, 2>, kMaxShards> sum{};

@@ -38,14 +38,14 @@ class CudaLink {
   std::string failure() const;  // empty: none
 
   bool by_peers() const { return peers_; }
+  // Sums of so many floats go through mailboxes; more are added in place, where GPUs reach each other's memory.
+  static constexpr int64_t kFewFloats = int64_t(256) << 10;
   static int64_t memory_bytes(int n_shard);  // on each GPU
   // Tests: how long a GPU waits, and where others' words arrive at GPU i.
   void set_patience(double seconds);
   const cuda::Exchange& exchange(int i) const { return shard_[size_t(i)].x; }
 
  private:
-  // Rows whose sums go through mailboxes; more are added in place.
-  static constexpr int kFewRows = 16;
   static constexpr int64_t kBoxFloats = int64_t(512) << 10;
   static constexpr double kPatience = 6;  // seconds
 
