@@ -46,8 +46,9 @@ enum class Also { kNothing, kTrees, kHeads };
 template <KvType V>
 constexpr float kProbLog2 = V == KvType::kTQ3_0 ? 3.f : 6.f;
 
-// G groups of warps share the tiles of K and V; each has NT blocks of eight query rows.
-template <KvType K, KvType V, int E, int NT, int G, Also kAlso, bool kShared>
+// G groups of warps share the tiles of K and V; each has NT blocks of eight query rows. kTwoSlots: for blocks of little
+// shared memory.
+template <KvType K, KvType V, int E, int NT, int G, Also kAlso, bool kShared, bool kTwoSlots = false>
 struct DecodeShape {
   static_assert(!kShared || (K == V && E == 512));
   static constexpr bool kTrees = kAlso == Also::kTrees, kHeads = kAlso == Also::kHeads;
@@ -59,7 +60,8 @@ struct DecodeShape {
   static constexpr int kBytesK = kTileKeys * (KT::kStrideK + KT::kScales),
                        kBytesV = kTileKeys * (VT::kStrideV + VT::kScales);
   static constexpr int kSlotBytes = kBytesK > kBytesV ? kBytesK : kBytesV;
-  static constexpr int kSlots = kShared                  ? (kSlotBytes > 32 * 1024   ? 2
+  static constexpr int kSlots = kTwoSlots                ? 2
+                                : kShared                ? (kSlotBytes > 32 * 1024   ? 2
                                                             : kSlotBytes > 16 * 1024 ? 3
                                                                                      : 4)
                                 : kSlotBytes > 32 * 1024 ? 3
@@ -90,11 +92,11 @@ struct DecodeShape {
   static constexpr bool kEarly = NT < 4 && kBlocksPerSm * kThreads <= 512;
 };
 
-template <KvType K, KvType V, int E, int NT, int G, Also kAlso, bool kShared>
-__global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G, kAlso, kShared>::kThreads,
-                                  DecodeShape<K, V, E, NT, G, kAlso, kShared>::kBlocksPerSm)
+template <KvType K, KvType V, int E, int NT, int G, Also kAlso, bool kShared, bool kTwoSlots>
+__global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G, kAlso, kShared, kTwoSlots>::kThreads,
+                                  DecodeShape<K, V, E, NT, G, kAlso, kShared, kTwoSlots>::kBlocksPerSm)
     attend_decode_kernel(const __grid_constant__ AttendParams p) {
-  using Shape = DecodeShape<K, V, E, NT, G, kAlso, kShared>;
+  using Shape = DecodeShape<K, V, E, NT, G, kAlso, kShared, kTwoSlots>;
   using KT = typename Shape::KT;
   using VT = typename Shape::VT;
   constexpr bool kTrees = Shape::kTrees;
@@ -223,7 +225,7 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G, kAlso, kShared>::k
   const bool own_rows = Shape::kHeads && p.heads.k;
   const auto load_first = [&](bool early) {
 #pragma unroll 1
-    for (int item = 0; item < (kShared ? kSlots - 1 : kSlots == 4 ? 4 : 3); ++item) {
+    for (int item = 0; item < (kShared ? kSlots - 1 : kSlots); ++item) {
       const int tile = kShared ? item : item / 2;
       if (Shape::kEarly && (own_rows || row0 + (tile + 1) * kTileKeys <= s.len) != early) continue;
       if constexpr (kShared) {
@@ -402,8 +404,10 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G, kAlso, kShared>::k
     } else if (tile > 0) {
       if constexpr (kSlots == 4)
         load_v(tile + 1, 2 * tile + 3);
-      else
+      else if constexpr (kSlots == 3)
         load_k(tile + 1, 2 * tile + 2);
+      else
+        load_v(tile, 2 * tile + 1);
     }
 
     {
@@ -456,8 +460,10 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G, kAlso, kShared>::k
     if constexpr (!kShared) {
       if constexpr (kSlots == 4)
         load_k(tile + 2, 2 * tile + 4);
-      else
+      else if constexpr (kSlots == 3)
         load_v(tile + 1, 2 * tile + 3);
+      else
+        load_k(tile + 1, 2 * tile + 2);
     }
 
     // A tile that every token sees whole needs no tests.
@@ -598,16 +604,16 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G, kAlso, kShared>::k
 }
 
 // False if a block needs more shared memory than the device has.
-template <KvType K, KvType V, int E, int NT, int G, Also kAlso, bool kShared>
+template <KvType K, KvType V, int E, int NT, int G, Also kAlso, bool kShared, bool kTwoSlots = false>
 bool launch_decode(cudaStream_t stream, AttendParams p, int n_cols) {
-  using Shape = DecodeShape<K, V, E, NT, G, kAlso, kShared>;
+  using Shape = DecodeShape<K, V, E, NT, G, kAlso, kShared, kTwoSlots>;
   constexpr int bytes = Shape::kHeads ? std::max(Shape::kBytes, Shape::kHeadsBytes) : Shape::kBytes;
   if (bytes > device().shared) return false;
   p.n_col_block = (n_cols + Shape::kCols - 1) / Shape::kCols, p.n_sm = device().n_sm;
   const int blocks = p.n_col_block * p.kv.n_head * (p.n_split + further_splits(p.n_path));
   CHECK(blocks < kQuickMost && n_cols < kQuickMost && (p.kv.window == 0 || p.kv.cap < kQuickMost / 2),
         "{} blocks for {} query rows, a ring of {} rows", blocks, n_cols, p.kv.cap);
-  auto* kernel = attend_decode_kernel<K, V, E, NT, G, kAlso, kShared>;
+  auto* kernel = attend_decode_kernel<K, V, E, NT, G, kAlso, kShared, kTwoSlots>;
   allow_shared(kernel, size_t(bytes));
   // A layer's V lies behind its K, for all slots (CudaKvCache); elsewhere they may lie anyhow.
   const int64_t k_bytes = p.kv.v - p.kv.k, n_slot = p.kv.k_slot > 0 ? k_bytes / p.kv.k_slot : 0;
@@ -628,7 +634,10 @@ bool launch_decode(cudaStream_t stream, const AttendParams& p, int n_cols) {
     if (n_cols > 16 && launch_decode<K, V, E, 2, 2, kAlso, kShared>(stream, p, n_cols)) return true;
   }
   if (n_cols > 8 && launch_decode<K, V, E, 1, 2, kAlso, kShared>(stream, p, n_cols)) return true;
-  return launch_decode<K, V, E, 1, 1, kAlso, kShared>(stream, p, n_cols);
+  if (launch_decode<K, V, E, 1, 1, kAlso, kShared>(stream, p, n_cols)) return true;
+  if constexpr (K == KvType::kF16 && E == 512 && !kShared)
+    return launch_decode<K, V, E, 1, 1, kAlso, kShared, true>(stream, p, n_cols);
+  return false;
 }
 
 template <KvType K, KvType V, int E, bool kShared = false>

@@ -69,7 +69,8 @@ __global__ void __launch_bounds__(kPrefillThreads, 1) attend_prefill_kernel(cons
     if (tile < n_tile) {
 #pragma unroll
       for (int r = tid / 8; r < kKeys; r += 32) {
-        const auto from = source.at(p, t, tiles.row(tile) + r);
+        const auto from = source.place(p, t, tiles.row(tile) + r);
+        const char *from_k = source.k(p, from), *from_v = source.v(p, from);
         constexpr int kRowK = planar_bytes(K, E), kRowV = planar_bytes(V, E);
         char* to_k = shared + (Shape::kRaw ? Shape::kAtRawK + r * kRowK : Shape::kAtK + tile % 2 * kKeys * kRow);
         char* to_v = shared + (Shape::kRaw ? Shape::kAtRawV + r * kRowV : Shape::kAtV + tile % 2 * kKeys * kRow);
@@ -77,12 +78,12 @@ __global__ void __launch_bounds__(kPrefillThreads, 1) attend_prefill_kernel(cons
 #pragma unroll
         for (int i = 0; i < (kRowK / 16 + 7) / 8; ++i) {
           const int byte = 16 * (tid % 8 + 8 * i);
-          if (want_k && byte < kRowK) copy16_async_or_zero(to_k + place(byte), from.k + byte, from.there);
+          if (want_k && byte < kRowK) copy16_async_or_zero(to_k + place(byte), from_k + byte, from.there);
         }
 #pragma unroll
         for (int i = 0; i < (kRowV / 16 + 7) / 8; ++i) {
           const int byte = 16 * (tid % 8 + 8 * i);
-          if (want_v && byte < kRowV) copy16_async_or_zero(to_v + place(byte), from.v + byte, from.there);
+          if (want_v && byte < kRowV) copy16_async_or_zero(to_v + place(byte), from_v + byte, from.there);
         }
       }
     }

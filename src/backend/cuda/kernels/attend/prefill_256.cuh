@@ -11,7 +11,7 @@
 // Order      keys in ascending order in tiles of 64. Not row-invariant, as prefill.cuh
 // Reference  CpuRef::attend    Test tests/kernels/cuda_attend_test.cpp    Bench bench/verbs/cuda_attend_bench.cu
 //
-// K and V tiles arrive in turn in five places of 32 KB. A warpgroup scores a tile, and while it takes exponents the
+// K and V tiles arrive in turn in five stages of 32 KB. A warpgroup scores a tile, and while it takes exponents the
 // tensor cores have its product with the values of the tile before, and the products of the other warpgroup.
 #pragma once
 #include <type_traits>
@@ -24,8 +24,8 @@ namespace facet::cuda {
 
 struct Prefill256Shape {
   static constexpr int E = 256, kRows = 128, kKeys = 64, kThreads = kPrefillThreads + 128;
-  static constexpr int kPanel = kKeys * 128, kUnit = 4 * kPanel, kUnits = 5;
-  static constexpr int kAtUnits = kRows * 2 * E, kBytes = kAtUnits + kUnits * kUnit;
+  static constexpr int kPanel = kKeys * 128, kStageBytes = 4 * kPanel, kStages = 5;
+  static constexpr int kAtStages = kRows * 2 * E, kBytes = kAtStages + kStages * kStageBytes;
   static constexpr int kStrideO = 4 * E + 32;  // the output passes through the same memory
   static_assert(kRows * kStrideO <= kBytes && kBytes + 1024 <= 227 * 1024, "shared memory of a block on sm_90");
 };
@@ -48,14 +48,14 @@ __global__ void __launch_bounds__(256) expand_256_kernel(const __grid_constant__
   const int row0 = t.lo + at - place.before, n = min(kExpandRows, t.hi - row0);
   char* to = reinterpret_cast<char*>(p.f16.rows + (2 * int64_t(blockIdx.y) * p.f16.cap + at) * E);
   auto put = [&](int row, int byte, uint4 v) { *reinterpret_cast<uint4*>(to + row * 2 * E + byte) = v; };
-  expand_planar<K, E>([&](int row) { return source.at(p, t, row0 + row).k; }, 0, n, put);
+  expand_planar<K, E>([&](int row) { return source.k(p, source.place(p, t, row0 + row)); }, 0, n, put);
   to += p.f16.cap * 2 * E;
-  expand_planar<V, E>([&](int row) { return source.at(p, t, row0 + row).v; }, 0, n, put);
+  expand_planar<V, E>([&](int row) { return source.v(p, source.place(p, t, row0 + row)); }, 0, n, put);
 }
 
 #if defined(FACET_WGMMA)
 struct Prefill256Barriers {
-  uint64_t full[Prefill256Shape::kUnits], empty[Prefill256Shape::kUnits];
+  uint64_t full[Prefill256Shape::kStages], empty[Prefill256Shape::kStages];
 };
 #endif
 
@@ -80,7 +80,7 @@ __global__ void __launch_bounds__(Prefill256Shape::kThreads, 1)
     if (tid == 0) {
       t = found;
       if (t.seq >= 0) tiles = KeyTiles<kKeys>(p, found, head);
-      for (int i = 0; i < Shape::kUnits; ++i) barrier_init(&bar.full[i], 128), barrier_init(&bar.empty[i], 8);
+      for (int i = 0; i < Shape::kStages; ++i) barrier_init(&bar.full[i], 128), barrier_init(&bar.empty[i], 8);
       barriers_publish();
     }
   }
@@ -91,9 +91,9 @@ __global__ void __launch_bounds__(Prefill256Shape::kThreads, 1)
   }
   const int n_tile = tiles.n;
   if (p.blocks.count && n_tile == 0) return leave_empty<kRows>(p, t.rows, head);
-  auto unit_of = [&](int i) { return shared + Shape::kAtUnits + i % Shape::kUnits * Shape::kUnit; };
+  auto stage_at = [&](int i) { return shared + Shape::kAtStages + i % Shape::kStages * Shape::kStageBytes; };
 
-  if (warp >= 8) {  // loads: unit 2 i is K of tile i, 2 i + 1 its V
+  if (warp >= 8) {  // loads: stage 2 i is K of tile i, 2 i + 1 its V
     asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
     constexpr bool kCopies = planar_scaled(K) || planar_scaled(V);
     const PrefillSource<K, V, E> source(p, t, head);
@@ -103,26 +103,33 @@ __global__ void __launch_bounds__(Prefill256Shape::kThreads, 1)
           p.f16.rows +
           (2 * int64_t(blockIdx.y) * p.f16.cap + expanded_before(p, t.seq) - first_expanded(p, t.seq)) * E);
     const int r0 = tid % 128 / 8, chunk = tid % 8, place = r0 * 128 + (chunk ^ r0 % 8) * 16;
-    for (int i = 0; i < 2 * n_tile; ++i) {
-      const int row0 = tiles.row(i / 2) + r0, unit = i % Shape::kUnits;
-      barrier_wait(&bar.empty[unit], (i / Shape::kUnits + 1) & 1);
-      char* const to = unit_of(i) + place;
+    constexpr int kTimes = kKeys / 16;
+    for (int tile = 0, i = 0; tile < n_tile; ++tile) {
+      const int row0 = tiles.row(tile) + r0, lo = t.lo;
+      typename PrefillSource<K, V, E>::Place at[kTimes];
 #pragma unroll
-      for (int k = 0; k < kKeys / 16; ++k) {
-        const int row = row0 + 16 * k;
-        const bool there = row >= t.lo && row < t.hi;
-        const char* from;
-        if constexpr (kCopies) {
-          from = copies + ((i % 2 ? p.f16.cap : 0) + (there ? row : t.lo)) * 2 * E;
-        } else {
-          const auto at = source.at(p, t, row);
-          from = i % 2 ? at.v : at.k;
-        }
-#pragma unroll
-        for (int panel = 0; panel < 4; ++panel)
-          copy16_async_or_zero(to + panel * kPanel + k * 2048, from + panel * 128 + chunk * 16, there);
+      for (int k = 0; k < kTimes; ++k) {
+        at[k] = {.row = row0 + 16 * k, .in_stage = false, .there = sees(t, row0 + 16 * k)};
+        if (!kCopies) at[k] = source.place(p, t, row0 + 16 * k);
       }
-      barrier_arrive_with_copies(&bar.full[unit]);
+#pragma unroll 1
+      for (int is_v = 0; is_v < 2; ++is_v, ++i) {
+        const int stage = i % Shape::kStages;
+        barrier_wait(&bar.empty[stage], (i / Shape::kStages + 1) & 1);
+        char* const to = stage_at(i) + place;
+#pragma unroll
+        for (int k = 0; k < kTimes; ++k) {
+          const char* from;
+          if constexpr (kCopies)
+            from = copies + ((is_v ? p.f16.cap : 0) + (at[k].there ? at[k].row : lo)) * 2 * E;
+          else
+            from = is_v ? source.v(p, at[k]) : source.k(p, at[k]);
+#pragma unroll
+          for (int panel = 0; panel < 4; ++panel)
+            copy16_async_or_zero(to + panel * kPanel + k * 2048, from + panel * 128 + chunk * 16, at[k].there);
+        }
+        barrier_arrive_with_copies(&bar.full[stage]);
+      }
     }
     copies_commit();
     copies_wait<0>();
@@ -139,17 +146,16 @@ __global__ void __launch_bounds__(Prefill256Shape::kThreads, 1)
   PrefillLane lane(s, p.group, strip);
   const float scale = p.scale * 1.4426950408889634f;
   float out[kOutTiles][4] = {};
-  using Probs = uint32_t[kScoreTiles][2];
-  Probs even, odd;  // of tiles; products read those of one while the other's are made
-  auto wait_unit = [&](int i) {
-    barrier_wait(&bar.full[i % Shape::kUnits], i / Shape::kUnits & 1);
+  uint32_t prob[kScoreTiles][2];
+  auto wait_stage = [&](int i) {
+    barrier_wait(&bar.full[i % Shape::kStages], i / Shape::kStages & 1);
     publish_to_products();
   };
-  auto leave_unit = [&](int i) {
-    if (tid % 32 == 0) barrier_arrive(&bar.empty[i % Shape::kUnits]);
+  auto release_stage = [&](int i) {
+    if (tid % 32 == 0) barrier_arrive(&bar.empty[i % Shape::kStages]);
   };
-  auto begin_values = [&](int tile, const Probs& prob) {
-    const uint64_t b = columns_operand(unit_of(2 * tile + 1), kPanel);
+  auto begin_values = [&](int tile) {
+    const uint64_t b = columns_operand(stage_at(2 * tile + 1), kPanel);
     wgmma_begin(out);
 #pragma unroll
     for (int ks = 0; ks < kKeys / 16; ++ks) {
@@ -158,57 +164,48 @@ __global__ void __launch_bounds__(Prefill256Shape::kThreads, 1)
     }
     wgmma_commit();
   };
-  auto read_until_now = [](const Probs& prob) {  // by products
+  auto read_until_now = [&] {  // by products
 #pragma unroll
     for (int n = 0; n < kScoreTiles; ++n) asm volatile("" ::"r"(prob[n][0]), "r"(prob[n][1]));
   };
   // A tile's scores, then its probabilities beside the values of the tile before it, if there is one.
-  auto turn = [&](int tile, auto again, const Probs& before, Probs& next) {
+  auto turn = [&](int tile, auto again) {
     float score[kScoreTiles][4] = {};
-    wait_unit(2 * tile);
-    const uint64_t a = rows_operand(shared + warp / 4 * 8192), b = rows_operand(unit_of(2 * tile));
+    wait_stage(2 * tile);
+    if (again) wait_stage(2 * tile - 1);
+    const uint64_t a = rows_operand(shared + warp / 4 * 8192), b = rows_operand(stage_at(2 * tile));
     wgmma_begin(score);
 #pragma unroll
     for (int ks = 0; ks < E / 16; ++ks)
       wgmma_rows(score, a + (ks / 4 * kRows * 128 + ks % 4 * 32) / 16, b + (ks / 4 * kPanel + ks % 4 * 32) / 16,
                  ks > 0);
     wgmma_commit();
-    if constexpr (again) {
-      wait_unit(2 * tile - 1);
-      begin_values(tile - 1, before);
-    } else {
+    if constexpr (again)
+      begin_values(tile - 1);
+    else
       wgmma_commit();
-    }
     wgmma_wait_older(score);
-    leave_unit(2 * tile);
+    release_stage(2 * tile);
     const int row = tiles.row(tile);
     float most[2], alpha[2];
     mask_scores(score, most, p, t, lane, row, scale, sees_whole_tile(p, t, s.j0 + strip / p.group, row, kKeys));
-    const bool moved = softmax_scores(score, most, scale, lane, next, alpha);
+    const bool moved = exp_scores(score, most, scale, lane, alpha);
     wgmma_wait(out);
     if constexpr (again) {
-      leave_unit(2 * tile - 1);
-      read_until_now(before);
+      release_stage(2 * tile - 1);
+      read_until_now();
       if (moved) scale_rows(out, alpha);
     }
-  };
-  auto last_values = [&](int tile, const Probs& prob) {
-    wait_unit(2 * tile + 1);
-    begin_values(tile, prob);
-    wgmma_wait(out);
-    read_until_now(prob);
+    pack_probs(score, prob);
   };
   if (n_tile > 0) {
-    const std::true_type again;
-    turn(0, std::false_type(), odd, even);
-    int tile = 1;
-    for (; tile + 1 < n_tile; tile += 2) turn(tile, again, even, odd), turn(tile + 1, again, odd, even);
-    if (tile < n_tile) {
-      turn(tile, again, even, odd);
-      last_values(tile, odd);
-    } else {
-      last_values(tile - 1, even);
-    }
+    turn(0, std::false_type());
+#pragma unroll 1
+    for (int tile = 1; tile < n_tile; ++tile) turn(tile, std::true_type());
+    wait_stage(2 * n_tile - 1);
+    begin_values(n_tile - 1);
+    wgmma_wait(out);
+    read_until_now();
   }
 
   // Divide, put the values in order, rotate back, write whole rows.
@@ -229,8 +226,12 @@ __global__ void __launch_bounds__(Prefill256Shape::kThreads, 1)
       *reinterpret_cast<float2*>(to + 8 * n) = make_float2(out[n][2 * h] * inv, out[n][2 * h + 1] * inv);
   }
   __syncwarp();
-  for (int r = strip; r < strip + 16 && s.j0 + r / p.group < s.j1; ++r)
-    store_output<V, E>(shared + r * Shape::kStrideO, p, s.begin + s.j0 + r / p.group, head * p.group + r % p.group);
+  const int end = s.begin + s.j1, heads_end = (head + 1) * p.group;
+  int token = s.begin + s.j0 + strip / p.group, q_head = head * p.group + strip % p.group;
+  for (int r = strip; r < strip + 16 && token < end; ++r) {
+    store_output<V, E>(shared + r * Shape::kStrideO, p, token, q_head);
+    if (++q_head == heads_end) q_head -= p.group, ++token;
+  }
 #endif
 }
 

@@ -275,11 +275,11 @@ __global__ void __launch_bounds__(kPrefillThreads, 1)
       const char* from = state.source.at(p, t, row, there);
       pipe.template load<K>(from, there);
     } else {
-      const auto at = state.source.at(p, t, row);
+      const auto at = state.source.place(p, t, row);
       if (in_tile >= Shape::kHalves)
-        pipe.template load<V>(at.v, at.there);
+        pipe.template load<V>(state.source.v(p, at), at.there);
       else
-        pipe.template load<K>(at.k, at.there);
+        pipe.template load<K>(state.source.k(p, at), at.there);
     }
   };
   auto sync_group = [&] { asm volatile("bar.sync %0, %1;" ::"r"(1 + group), "n"(32 * kSplit) : "memory"); };

@@ -14,9 +14,9 @@
 // columns) of every tile, with the probabilities of both, which pass through shared memory with the rows' largest
 // scores. So the tensor cores have the products of one warpgroup while the other takes exponents.
 //
-// A tile is ten panels of 64 values: K is the first eight, V the last eight. They arrive in three units: panels 0 and 1
-// (K alone), 2 to 5 (V of the first warpgroup) and 6 to 9 (V of the second). There are two places for the former and
-// five for the latter: a unit's place is loaded again as soon as the one warpgroup that reads it last is done with it.
+// A tile is ten panels of 64 values: K is the first eight, V the last eight. They arrive in three stages: panels 0 and
+// 1 (K alone), 2 to 5 (V of the first warpgroup) and 6 to 9 (V of the second). There are two places for the former and
+// five for the latter: a stage is loaded again as soon as the one warpgroup that reads it last is done with it.
 #pragma once
 #include <type_traits>
 
@@ -66,8 +66,8 @@ struct SharedWgmmaBarriers {
 
 // The warpgroup that loads.
 template <class Rows>
-__device__ __forceinline__ void load_units(SharedWgmmaBarriers& bar, char* shared, const KeyTiles<48>& tiles, int lo,
-                                           int hi, const Rows& rows) {
+__device__ __forceinline__ void load_stages(SharedWgmmaBarriers& bar, char* shared, const KeyTiles<48>& tiles, int lo,
+                                            int hi, const Rows& rows) {
   using Shape = SharedWgmmaShape;
   const int r0 = int(threadIdx.x) % 128 / 8, chunk = int(threadIdx.x) % 8;
   const int place = r0 * 128 + (chunk ^ r0 % 8) * 16;
@@ -149,7 +149,7 @@ __global__ void __launch_bounds__(SharedWgmmaShape::kThreads, 1)
       base = reinterpret_cast<const char*>(p.kv.k + p.step.slot[t.seq] * p.kv.k_slot) + head * 2 * kSharedCols;
       stride = p.kv.k_row;
     }
-    load_units(bar, shared, tiles, t.lo, t.hi, [&](int row) { return base + row * stride; });
+    load_stages(bar, shared, tiles, t.lo, t.hi, [&](int row) { return base + row * stride; });
     return;
   }
   asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
@@ -178,9 +178,9 @@ __global__ void __launch_bounds__(SharedWgmmaShape::kThreads, 1)
     for (int ks = 0; ks < kKeys / 16; ++ks) wgmma_columns(out, a + ks * 32 / 16, b + ks * 2048 / 16, 1);
     wgmma_commit();
   };
-  // Panels [from, to) of 64 values, which begin at `unit`.
-  auto score_panels = [&](float(&score)[kScoreTiles][4], const char* unit, int from, int to) {
-    const uint64_t a = rows_operand(shared), b = rows_operand(unit);
+  // Panels [from, to) of 64 values, which begin at `stage`.
+  auto score_panels = [&](float(&score)[kScoreTiles][4], const char* stage, int from, int to) {
+    const uint64_t a = rows_operand(shared), b = rows_operand(stage);
 #pragma unroll
     for (int panel = from; panel < to; ++panel)
 #pragma unroll

@@ -247,60 +247,79 @@ struct ExpandedPlace {
   }
 };
 
+// Query rows enter and leave by warps. A lane has four adjacent values at a time, so that lanes have whole lines of
+// memory; where rows are rotated it has all of its own at once, for fewer steps among lanes.
+template <KvType T, int E>
+constexpr int kLaneValues = planar_scaled(T) ? E / 32 : 4;
+
 // Query rows of the tile in f16, in the places of K's values, as a tile of kRows rows at `shared`.
 template <KvType K, int E, int kRows, bool kShared = false>
 __device__ __forceinline__ void load_queries(char* shared, const AttendParams& p, const SeqRows& s, int head) {
-  constexpr int kPerLane = E / 32, kWarps = kPrefillThreads / 32;
-  constexpr int kTogether = 64 / kPerLane;  // rows whose loads are in flight
+  constexpr int kPer = kLaneValues<K, E>, kParts = E / 32 / kPer, kWarps = kPrefillThreads / 32;
+  constexpr int kTogether = 64 / (E / 32);  // rows whose loads are in flight
   static_assert(kRows % (kWarps * kTogether) == 0);
   const int lane = threadIdx.x % 32;
-  const int first = kShared ? shared_channel(lane * kPerLane, true) : lane * kPerLane;
   for (int r0 = threadIdx.x / 32; r0 < kRows; r0 += kWarps * kTogether) {
-    float4 f[kTogether][kPerLane / 4];
+    float4 f[kTogether][kParts][kPer / 4];
 #pragma unroll
     for (int k = 0; k < kTogether; ++k) {
       const int r = r0 + k * kWarps, j = s.j0 + r / p.group;
-      const float4* from = reinterpret_cast<const float4*>(p.q + (s.begin + j) * p.q_stride +
-                                                           (head * p.group + r % p.group) * E + first);
+      const float* row = p.q + (s.begin + j) * p.q_stride + (head * p.group + r % p.group) * E;
 #pragma unroll
-      for (int i = 0; i < kPerLane / 4; ++i) f[k][i] = j < s.j1 ? __ldg(from + i) : float4{};
-    }
+      for (int part = 0; part < kParts; ++part) {
+        const int d = (part * 32 + lane) * kPer;
+        const float4* from = reinterpret_cast<const float4*>(row + (kShared ? shared_channel(d, true) : d));
 #pragma unroll
-    for (int k = 0; k < kTogether; ++k) {
-      float x[kPerLane];
-#pragma unroll
-      for (int i = 0; i < kPerLane / 4; ++i)
-        x[4 * i] = f[k][i].x, x[4 * i + 1] = f[k][i].y, x[4 * i + 2] = f[k][i].z, x[4 * i + 3] = f[k][i].w;
-      if (planar_scaled(K)) warp_rotate<kPerLane>(x, lane, false);
-#pragma unroll
-      for (int i = 0; i < kPerLane; i += 4) {
-        const __half2 a = __floats2half2_rn(x[i], x[i + 1]), b = __floats2half2_rn(x[i + 2], x[i + 3]);
-        *reinterpret_cast<uint2*>(shared + tile_at(kRows, r0 + k * kWarps, place_of<K>(lane * kPerLane + i) * 2)) =
-            make_uint2(*reinterpret_cast<const uint32_t*>(&a), *reinterpret_cast<const uint32_t*>(&b));
+        for (int i = 0; i < kPer / 4; ++i) f[k][part][i] = j < s.j1 ? __ldg(from + i) : float4{};
       }
     }
+#pragma unroll
+    for (int k = 0; k < kTogether; ++k)
+#pragma unroll
+      for (int part = 0; part < kParts; ++part) {
+        float x[kPer];
+#pragma unroll
+        for (int i = 0; i < kPer / 4; ++i) {
+          const float4 v = f[k][part][i];
+          x[4 * i] = v.x, x[4 * i + 1] = v.y, x[4 * i + 2] = v.z, x[4 * i + 3] = v.w;
+        }
+        if (planar_scaled(K)) warp_rotate<kPer>(x, lane, false);
+#pragma unroll
+        for (int i = 0; i < kPer; i += 4) {
+          const __half2 a = __floats2half2_rn(x[i], x[i + 1]), b = __floats2half2_rn(x[i + 2], x[i + 3]);
+          const int place = place_of<K>((part * 32 + lane) * kPer + i);
+          *reinterpret_cast<uint2*>(shared + tile_at(kRows, r0 + k * kWarps, place * 2)) =
+              make_uint2(*reinterpret_cast<const uint32_t*>(&a), *reinterpret_cast<const uint32_t*>(&b));
+        }
+      }
   }
 }
 
 // One finished row of a warp, E f32 in the places of V's values at `row`: in order, rotated back, to o and o_bf.
 template <KvType V, int E, bool kShared = false>
 __device__ __forceinline__ void store_output(const char* row, const AttendParams& p, int token, int q_head) {
-  constexpr int kPerLane = E / 32;
+  constexpr int kPer = kLaneValues<V, E>;
   const int lane = threadIdx.x % 32;
-  float x[kPerLane];
+  float* const o = p.o + token * p.o_stride + q_head * E;
+  __nv_bfloat16* const o_bf = p.o_bf ? p.o_bf + token * p.o_bf_stride + q_head * E : nullptr;
 #pragma unroll
-  for (int i = 0; i < kPerLane; i += 4) {
-    const float4 f = *reinterpret_cast<const float4*>(row + place_of<V>(lane * kPerLane + i) * 4);
-    x[i] = f.x, x[i + 1] = f.y, x[i + 2] = f.z, x[i + 3] = f.w;
-  }
-  if (planar_scaled(V)) warp_rotate<kPerLane>(x, lane, true);
-  const int64_t col = int64_t(q_head) * E + (kShared ? shared_channel(lane * kPerLane, false) : lane * kPerLane);
+  for (int part = 0; part < E / 32 / kPer; ++part) {
+    const int d = (part * 32 + lane) * kPer, col = kShared ? shared_channel(d, false) : d;
+    float x[kPer];
 #pragma unroll
-  for (int i = 0; i < kPerLane; i += 4) {
-    *reinterpret_cast<float4*>(p.o + token * p.o_stride + col + i) = make_float4(x[i], x[i + 1], x[i + 2], x[i + 3]);
-    if (p.o_bf) {
-      __nv_bfloat162* to = reinterpret_cast<__nv_bfloat162*>(p.o_bf + token * p.o_bf_stride + col + i);
-      to[0] = __floats2bfloat162_rn(x[i], x[i + 1]), to[1] = __floats2bfloat162_rn(x[i + 2], x[i + 3]);
+    for (int i = 0; i < kPer; i += 4) {
+      const float4 f = *reinterpret_cast<const float4*>(row + place_of<V>(d + i) * 4);
+      x[i] = f.x, x[i + 1] = f.y, x[i + 2] = f.z, x[i + 3] = f.w;
+    }
+    if (planar_scaled(V)) warp_rotate<kPer>(x, lane, true);
+#pragma unroll
+    for (int i = 0; i < kPer; i += 4) {
+      // A plain store the compiler takes apart.
+      __stwb(reinterpret_cast<float4*>(o + col + i), make_float4(x[i], x[i + 1], x[i + 2], x[i + 3]));
+      if (!o_bf) continue;
+      const __nv_bfloat162 a = __floats2bfloat162_rn(x[i], x[i + 1]), b = __floats2bfloat162_rn(x[i + 2], x[i + 3]);
+      *reinterpret_cast<uint2*>(o_bf + col + i) =
+          make_uint2(*reinterpret_cast<const uint32_t*>(&a), *reinterpret_cast<const uint32_t*>(&b));
     }
   }
 }
@@ -401,14 +420,11 @@ __device__ __forceinline__ bool sees_whole_tile(const AttendParams& p, const Pre
 __device__ __forceinline__ float shrinks(float top, float next) {
   return exp2_approx(top - (next == -INFINITY ? 0.f : next));
 }
-// Scores become probabilities in f16 (as pairs: the A operand of the next product), with the rows' new maxima.
-// alpha: what sums so far are to be multiplied by; true: some of it is not 1. Probabilities are times 64: small ones
-// keep their precision in f16.
-template <int kTiles, int kHeld>
-__device__ __forceinline__ bool softmax_scores(const float (&score)[kTiles][2 * kHeld], const float (&most)[kHeld],
-                                               float scale, PrefillRows<kHeld>& lane, uint32_t (&prob)[kTiles][kHeld],
-                                               float (&alpha)[kHeld]) {
-  float base[kHeld];
+// The rows' new maxima. base: what exponents begin at; probabilities are times 64, so that small ones keep their
+// precision in f16. alpha: what sums so far are to be multiplied by; true: some of it is not 1.
+template <int kHeld>
+__device__ __forceinline__ bool raise_maxima(const float (&most)[kHeld], PrefillRows<kHeld>& lane, float (&base)[kHeld],
+                                             float (&alpha)[kHeld]) {
   bool moved = false;
 #pragma unroll
   for (int h = 0; h < kHeld; ++h) {
@@ -419,6 +435,15 @@ __device__ __forceinline__ bool softmax_scores(const float (&score)[kTiles][2 * 
     lane.top[h] = next;
     lane.sum[h] *= alpha[h];
   }
+  return moved;
+}
+// Scores become probabilities in f16, as pairs: the A operand of the next product.
+template <int kTiles, int kHeld>
+__device__ __forceinline__ bool softmax_scores(const float (&score)[kTiles][2 * kHeld], const float (&most)[kHeld],
+                                               float scale, PrefillRows<kHeld>& lane, uint32_t (&prob)[kTiles][kHeld],
+                                               float (&alpha)[kHeld]) {
+  float base[kHeld];
+  const bool moved = raise_maxima(most, lane, base, alpha);
 #pragma unroll
   for (int n = 0; n < kTiles; ++n)
 #pragma unroll
@@ -430,6 +455,31 @@ __device__ __forceinline__ bool softmax_scores(const float (&score)[kTiles][2 * 
       prob[n][h] = *reinterpret_cast<const uint32_t*>(&v);
     }
   return __any_sync(~0u, moved);
+}
+// The same in two steps, for a kernel whose earlier probabilities are still being multiplied.
+template <int kTiles, int kHeld>
+__device__ __forceinline__ bool exp_scores(float (&score)[kTiles][2 * kHeld], const float (&most)[kHeld], float scale,
+                                           PrefillRows<kHeld>& lane, float (&alpha)[kHeld]) {
+  float base[kHeld];
+  const bool moved = raise_maxima(most, lane, base, alpha);
+#pragma unroll
+  for (int n = 0; n < kTiles; ++n)
+#pragma unroll
+    for (int e = 0; e < 2 * kHeld; ++e) {
+      score[n][e] = exp2_approx(fmaf(score[n][e], scale, -base[e / 2]));
+      lane.sum[e / 2] += score[n][e];
+    }
+  return __any_sync(~0u, moved);
+}
+template <int kTiles, int kHeld>
+__device__ __forceinline__ void pack_probs(const float (&score)[kTiles][2 * kHeld], uint32_t (&prob)[kTiles][kHeld]) {
+#pragma unroll
+  for (int n = 0; n < kTiles; ++n)
+#pragma unroll
+    for (int h = 0; h < kHeld; ++h) {
+      const __half2 v = __floats2half2_rn(score[n][2 * h], score[n][2 * h + 1]);
+      prob[n][h] = *reinterpret_cast<const uint32_t*>(&v);
+    }
 }
 template <int kTiles>
 __device__ __forceinline__ void scale_rows(float (&out)[kTiles][4], const float (&by)[2]) {
@@ -472,16 +522,24 @@ struct PrefillSource {
         k_stage(reinterpret_cast<const char*>(p.kv.k_stage) + head * planar_bytes(K, E)),
         v_stage(reinterpret_cast<const char*>(p.kv.v_stage) + head * planar_bytes(V, E)),
         staged(kv_staged(p.kv, t.rows.n)) {}
-  struct At {
-    const char *k, *v;
-    bool there;  // false: a row that the tile does not see, read as zeros
+  struct Place {
+    int row;               // in the cache, or in the staging area
+    bool in_stage, there;  // there is false: a row that the tile does not see, read as zeros
   };
-  __device__ At at(const AttendParams& p, const PrefillTile& t, int row) const {
-    const bool there = sees(t, row), in_stage = staged && row >= t.rows.len;
-    int64_t i = 0;
-    if (there)
-      i = in_stage ? t.rows.begin + row - t.rows.len : p.kv.window > 0 ? int(unsigned(row) % unsigned(p.kv.cap)) : row;
-    return {(in_stage ? k_stage : k_rows) + i * p.kv.k_row, (in_stage ? v_stage : v_rows) + i * p.kv.v_row, there};
+  __device__ Place place(const AttendParams& p, const PrefillTile& t, int row) const {
+    Place at{.row = 0, .in_stage = staged && row >= t.rows.len, .there = sees(t, row)};
+    if (!at.there) return at;
+    if (at.in_stage)
+      at.row = t.rows.begin + row - t.rows.len;
+    else
+      at.row = p.kv.window > 0 ? int(unsigned(row) % unsigned(p.kv.cap)) : row;
+    return at;
+  }
+  __device__ const char* k(const AttendParams& p, const Place& at) const {
+    return (at.in_stage ? k_stage : k_rows) + at.row * p.kv.k_row;
+  }
+  __device__ const char* v(const AttendParams& p, const Place& at) const {
+    return (at.in_stage ? v_stage : v_rows) + at.row * p.kv.v_row;
   }
 };
 
