@@ -210,7 +210,8 @@ Result<EngineConfig> choose_types(const GgufFile& file, const ModelCfg& m, Engin
     rooms += rooms.empty() ? "" : ", ";
     if (!decided) {
       why = decided.error();
-      rooms += fmt::format("{} does not fit", name);
+      const bool no_room = !why->detail.empty();  // the plan's table
+      rooms += no_room ? fmt::format("{} does not fit", name) : fmt::format("{} is refused: {}", name, why->what);
       continue;
     }
     rooms += fmt::format("{} has room for {} tokens", name, decided->n_ctx);
