@@ -5,10 +5,9 @@
 //
 // Shapes     q [T, Hq * E] f32; K, V rows as cached (planar.cuh), E = 256 or 512; partials f16, divided by their sums
 // Bytes      each visible row of K and V once per block of 8 NT G query rows (query heads of the K/V head x tokens)
-// Launch     G E / 2 threads per (block of query rows, K/V head, split; sequence); geometry from the shape, surplus
-// blocks
-//            leave. They come first, or last where they would take a place on every multiprocessor before the others
-//            do. The longest splits start first; further paths of trees (tree.cuh) come last
+// Launch     G E / 2 threads per (block of query rows, K/V head, split; sequence); geometry from the shape. Surplus
+//            blocks leave; they come first, or last where they would take a place on every multiprocessor before the
+//            others do. The longest splits start first; further paths of trees (tree.cuh) come last
 // Order      split borders and the tiles of 32 rows inside are fixed positions; every query row is a column of its own
 //            in all products; so its bits depend on it, the rows it sees and nothing else. A tile in which it sees
 //            nothing changes nothing

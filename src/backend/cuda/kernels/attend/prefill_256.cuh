@@ -109,8 +109,11 @@ __global__ void __launch_bounds__(Prefill256Shape::kThreads, 1)
       typename PrefillSource<K, V, E>::Place at[kTimes];
 #pragma unroll
       for (int k = 0; k < kTimes; ++k) {
-        at[k] = {.row = row0 + 16 * k, .in_stage = false, .there = sees(t, row0 + 16 * k)};
-        if (!kCopies) at[k] = source.place(p, t, row0 + 16 * k);
+        const int row = row0 + 16 * k;
+        if constexpr (kCopies)
+          at[k] = {.row = row, .in_stage = false, .there = sees(t, row)};
+        else
+          at[k] = source.place(p, t, row);
       }
 #pragma unroll 1
       for (int is_v = 0; is_v < 2; ++is_v, ++i) {
