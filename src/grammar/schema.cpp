@@ -324,7 +324,7 @@ std::vector<SchemaCompiler::Property> SchemaCompiler::properties(const Json& s, 
   // Required names that no schema is given for are what additionalProperties says.
   const Json others = s.value("additionalProperties", Json(true));
   for (const Json& name : required)
-    if (std::none_of(names.begin(), names.end(), [&](const auto& n) { return n.first == name; }))
+    if (std::none_of(names.begin(), names.end(), [&](const auto& n) { return n.first == name.get_ref<const std::string&>(); }))
       names.emplace_back(name.get<std::string>(), &others);
   // The model's template sorts the keys of calls, ignoring case.
   if (v_.syntax() == Syntax::kCall)

@@ -98,7 +98,7 @@ class DrafterReader {
     std::string cls;
     if (const auto a = config->find("architectures");
         a != config->end() && a->is_array() && !a->empty() && a->front().is_string())
-      cls = a->front();
+      cls = a->front().get<std::string>();
     if (const auto s = config->find("speculators_model_type"); s != config->end() && s->is_string())
       cls = *s == "dflash" ? "DFlashDraftModel" : s->get<std::string>();
     const auto family = drafter_family(cls);
