@@ -1,4 +1,6 @@
 #pragma once
+#include <unistd.h>
+
 #include <atomic>
 #include <cstdint>
 #include <exception>
@@ -105,6 +107,7 @@ class BasicTeam {
   CoreUse cores_;
   std::vector<std::unique_ptr<Helper>> helpers_;  // [i] has index i + 1; room for all is reserved
   std::atomic<int> n_helpers_{0};
+  const int process_ = int(::getpid());
   bool more_threads_ = true;  // the system still made the last one
 
   std::atomic_flag threw_ = ATOMIC_FLAG_INIT;

@@ -19,7 +19,6 @@ namespace team_detail {
 // Helpers look for the next loop for so long before they sleep: to wake a thread costs as much as a small matrix, and
 // on a virtual machine up to a millisecond. Far less than a step's work between two loops is too little.
 constexpr double kSpin = 200e-6;
-constexpr double kStill = 20e-6;  // of it, before a helper begins to give way to whoever else wants its core
 // A helper gives way after so long, between two pieces. The system gives a thread turns of one to three milliseconds,
 // and displaces it at the end of one, wherever it is.
 constexpr double kTurn = 250e-6;
@@ -64,6 +63,10 @@ BasicTeam<ClaimsOf>::BasicTeam(int n_threads)
 
 template <class ClaimsOf>
 BasicTeam<ClaimsOf>::~BasicTeam() {
+  if (::getpid() != process_) {  // a copy of the process by fork(), which copies no helpers
+    for (auto& h : helpers_) h->thread.detach(), (void)h.release();
+    return;
+  }
   ending_.store(true);
   for (const auto& h : helpers_) {
     h->asleep.store(0);
@@ -121,13 +124,12 @@ template <class ClaimsOf>
 bool BasicTeam<ClaimsOf>::wait_for_pieces(int index, Turn& turn) {
   Helper& self = *helpers_[size_t(index - 1)];
   auto ready = [&] { return ending_.load() || (index < limit_.load() && ClaimsOf::left(claims_.look())); };
-  bool away = false;
-  for (const double start = team_detail::now(); index < limit_.load(std::memory_order_relaxed);) {
-    if (ready()) break;
-    const double waited = team_detail::now() - start;
-    if (waited > team_detail::kSpin) break;
-    if (waited > team_detail::kStill)
-      ::sched_yield(), away = true;
+  bool slept = false;
+  for (const double start = team_detail::now(); index < limit_.load(std::memory_order_relaxed) && !ready();) {
+    const double now = team_detail::now();
+    if (now - start > team_detail::kSpin) break;
+    if (now - turn.begin > team_detail::kTurn)
+      give_way(turn);
     else
       team_detail::pause();
   }
@@ -135,10 +137,10 @@ bool BasicTeam<ClaimsOf>::wait_for_pieces(int index, Turn& turn) {
     self.asleep.store(1, std::memory_order_seq_cst);
     if (!ready()) team_detail::futex_wait(self.asleep, 1);
     self.asleep.store(0, std::memory_order_relaxed);
-    away = true;
+    slept = true;
     if (ready()) wake(team_detail::kWakes);
   }
-  if (away) turn.restart();
+  if (slept) turn.restart();
   return !ending_.load(std::memory_order_relaxed);
 }
 

@@ -38,15 +38,22 @@ void parallel_for(int64_t n, int n_threads, F&& f) {
       const_cast<std::remove_const_t<Body>*>(&f));
 }
 
-// As parallel_for, in contiguous pieces: f(begin, end). For bodies too small for one call each.
+// As parallel_for, in contiguous pieces of min_piece items or more: f(begin, end). For bodies too small for one call
+// each. cost: of an item, in nanoseconds of one thread, as a rough guess. A thread that has long pieces is displaced in
+// the middle of one, so a costly loop has more of them.
 template <class F>
-void parallel_ranges(int64_t n, int n_threads, int64_t min_piece, F&& f) {
-  const int64_t pieces = std::clamp<int64_t>(n / std::max<int64_t>(1, min_piece), 1, std::max(1, n_threads) * 4);
-  if (n_threads <= 1 || pieces == 1) {
+void parallel_ranges(int64_t n, int n_threads, int64_t min_piece, F&& f, int64_t cost = 0) {
+  constexpr int64_t kPieceCost = 40'000;
+  const int64_t threads = std::max(1, n_threads), wanted = std::clamp(n * cost / kPieceCost, 4 * threads, 64 * threads);
+  const int64_t pieces = std::clamp<int64_t>(n / std::max<int64_t>(1, min_piece), 1, wanted);
+  if (n_threads <= 1 || pieces == 1 || threads_detail::in_loop()) {
     f(int64_t(0), n);
     return;
   }
-  parallel_for(pieces, n_threads, [&](int64_t p) { f(n * p / pieces, n * (p + 1) / pieces); });
+  auto range = [&](int64_t begin, int64_t end) { f(n * begin / pieces, n * end / pieces); };
+  threads_detail::run(
+      pieces, n_threads,
+      [](void* context, int64_t begin, int64_t end) { (*static_cast<decltype(range)*>(context))(begin, end); }, &range);
 }
 
 // What the loops of this process met, of all its teams together. For reports: one moment's values of counters that go

@@ -4,11 +4,14 @@
 #include <pthread.h>
 #include <semaphore.h>
 #include <signal.h>
+#include <sys/wait.h>
 #include <time.h>
+#include <unistd.h>
 
 #include <array>
 #include <atomic>
 #include <chrono>
+#include <cstdlib>
 #include <memory>
 #include <stdexcept>
 #include <thread>
@@ -243,6 +246,23 @@ TEST(ParallelFor, EveryCallingThreadHasATeamOfItsOwn) {
   for (std::thread& t : callers) t.join();
 }
 
+// fork() copies no helpers: the copy's loops run without, and it ends.
+TEST(ParallelFor, RunsInACopyOfTheProcess) {
+  const Cpus cpus(3);
+  parallel_for(100, 3, [](int64_t) { work_for(std::chrono::microseconds(10)); });
+  const pid_t child = ::fork();
+  if (child == 0) {
+    std::atomic<int> sum{0};
+    for (int round = 0; round < 100; ++round) parallel_for(50, 3, [&](int64_t i) { sum += int(i); });
+    std::exit(sum == 122500 ? 0 : 1);  // ends the team, as a program's end does
+  }
+  int status = -1;
+  for (int i = 0; i < 1000 && ::waitpid(child, &status, WNOHANG) == 0; ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  if (status == -1) ::kill(child, SIGKILL);
+  EXPECT_EQ(status, 0);
+}
+
 TEST(ParallelRanges, CoverEverythingOnce) {
   const Cpus cpus(3);
   for (const int64_t n : {1, 7, 100, 12345})
@@ -253,6 +273,21 @@ TEST(ParallelRanges, CoverEverythingOnce) {
       });
       for (const auto& r : runs) ASSERT_EQ(r.load(), 1);
     }
+}
+TEST(ParallelRanges, CostlyLoopsHaveMorePieces) {
+  auto pieces = [](int64_t n, int64_t min_piece, int64_t cost) {
+    const Cpus cpus(2);
+    std::atomic<int> calls{0};
+    std::thread([&] {
+      parallel_ranges(
+          n, 2, min_piece, [&](int64_t, int64_t) { ++calls; }, cost);
+    }).join();
+    return calls.load();
+  };
+  EXPECT_EQ(pieces(1000, 1, 0), 8);
+  EXPECT_EQ(pieces(1000, 1, 1000), 25) << "a millisecond in pieces of 40 microseconds";
+  EXPECT_EQ(pieces(1000, 1, 1'000'000), 128) << "as many as are claimed one by one";
+  EXPECT_EQ(pieces(1000, 300, 1000), 3) << "of min_piece or more";
 }
 
 // ---- how many work
