@@ -26,7 +26,7 @@ class TeamSize {
     if (credit_ >= 0 || now_ == 1) return false;
     // Tries that last no longer than what they cost come ever more seldom.
     const bool failed = at - grown_ < kTimes * owed_;
-    pause_ = failed ? std::min(2 * pause_, kLongest) : std::max(kShortest, 4 * seconds);
+    pause_ = failed ? std::min(2 * pause_, kLongest) : std::max(kShortest, 8 * seconds);
     now_ = std::max(1, now_ - std::max(1, displaced));
     next_try_ = at + pause_;
     next_idle_ = at + std::max(kInterval, kTimes * owed_);
