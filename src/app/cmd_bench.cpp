@@ -10,6 +10,7 @@
 #include "app/console.h"
 #include "app/options.h"
 #include "app/progress.h"
+#include "base/core_use.h"
 #include "base/files.h"
 #include "base/print.h"
 #include "facet_commit.h"
@@ -25,7 +26,7 @@ struct Options {
 };
 
 nlohmann::ordered_json to_json(const BenchLine& l, const BenchMachine& machine, const Options& o,
-                               const std::string& backend) {
+                               const std::string& backend, double other_cores) {
   nlohmann::ordered_json j{{"phase", l.phase},
                            {"n", l.n},
                            {"depth", l.depth},
@@ -33,6 +34,8 @@ nlohmann::ordered_json to_json(const BenchLine& l, const BenchMachine& machine, 
                            {"kv_v", kv_type_name(l.kv_v)},
                            {"tok_s", l.tok_s},
                            {"ms_median", l.ms_median},
+                           {"ms_longest", l.ms_longest},
+                           {"ms_sum", l.ms_sum},
                            {"runs", l.runs},
                            {"bytes", l.bytes},
                            {"gbps", l.gbps},
@@ -42,6 +45,7 @@ nlohmann::ordered_json to_json(const BenchLine& l, const BenchMachine& machine, 
                            {"backend", backend},
                            {"isa", machine.isa},
                            {"machine", {{"cpu", machine.cpu}, {"threads", machine.threads}}},
+                           {"other_programs_cores", other_cores},
                            {"version", FACET_VERSION},
                            {"commit", FACET_COMMIT}};
   if (l.phase == "sparse") j["keep"] = o.bench.keep, j["kept"] = l.kept;
@@ -65,13 +69,14 @@ class Report {
   void begin(const BenchMachine& m, const EngineConfig& c) {
     progress_.reset();
     machine_ = m, backend_ = c.backend;
+    cores_.restart();
     table("{}, {} threads, {}; reads {:.1f} GB/s\n", m.cpu, m.threads, m.isa, m.gbps_ceiling);
     table("{:<8} {:>6} {:>6} {:>11} {:>10} {:>9} {:>8} {:>6} {:>9}\n", "phase", "n", "depth", "kv", "ms", "tok/s",
           "GB/s", "% read", "GFLOP/s");
   }
   void row(const BenchLine& l) {
     progress_.reset();
-    const std::string json = to_json(l, machine_, o_, backend_).dump();
+    const std::string json = to_json(l, machine_, o_, backend_, cores_.since().others).dump();
     if (file_.is_open()) (void)file_.write(json + "\n");  // finish() tells
     if (lines_on_stdout_) print_out("{}\n", json);
     const std::string kv =
@@ -88,6 +93,8 @@ class Report {
   }
   Status close() {
     progress_.reset();
+    if (const std::string others = other_programs(cores_.since()); !others.empty())
+      print_err("note: {}; measure again without them\n", others);
     if (!file_.is_open()) return Ok{};
     return file_.finish();
   }
@@ -113,6 +120,7 @@ class Report {
   OutputFile file_;
   BenchMachine machine_;
   std::string backend_, doing_;
+  CoreUse cores_;  // while it measures
   std::optional<Progress> progress_;
 };
 

@@ -156,6 +156,7 @@ void Chat::answer(const std::string& text) {
                                                     }});
   if (!id) return failed(id.error());
   Interrupts::clear();
+  const CoreUse cores;
   while (engine_.tick())
     if (Interrupts::pending() || out_failed()) engine_.cancel(*id), Interrupts::clear();
   progress.reset();
@@ -165,7 +166,7 @@ void Chat::answer(const std::string& text) {
   print_out("\n");
   if (why == Stop::kError) return failed({"chat", error, "/clear starts anew"});
   flush_out();
-  stats_ = long_usage_line(usage, why, o_.sampling);
+  stats_ = long_usage_line(usage, why, o_.sampling) + cores_part(cores);
   if (!o_.voice.quiet) {
     print_err("[{}]\n", o_.voice.verbose ? stats_ : usage_line(usage, why));
     drafted_.rounds += usage.rounds, drafted_.drafted += usage.drafted, drafted_.accepted += usage.accepted;

@@ -179,6 +179,7 @@ int run(Options& o) {
   if (!id) return report(id.error());
   Interrupts interrupts;
   bool interrupted = false;
+  const CoreUse cores;
   while (engine.tick())
     if (Interrupts::pending() || out_failed()) {
       interrupted |= Interrupts::pending();
@@ -188,7 +189,7 @@ int run(Options& o) {
   out.finish();
   if (why == Stop::kError) return report({"run", error, ""});
   if (!o.voice.quiet) {
-    print_err("{}\n", o.voice.verbose ? long_usage_line(usage, why, o.sampling)
+    print_err("{}\n", o.voice.verbose ? long_usage_line(usage, why, o.sampling) + cores_part(cores)
                                       : usage_line(usage, why) + seed_part(o.sampling));
     if (const std::string warning = draft_warning(usage); !warning.empty()) print_err("note: {}\n", warning);
   }

@@ -3,10 +3,13 @@
 #include <sys/resource.h>
 #include <sys/stat.h>
 
+#include <chrono>
 #include <filesystem>
+#include <thread>
 
 #include "app/doctor.h"
 #include "backend/cpu/isa.h"
+#include "base/core_use.h"
 #include "base/files.h"
 #include "base/nvml.h"
 #include "base/reserve.h"
@@ -19,6 +22,8 @@ namespace facet {
 namespace {
 
 constexpr uint64_t kLittleMemory = uint64_t(1) << 30, kFewFiles = 512, kUsableFiles = 64;
+
+constexpr std::chrono::milliseconds kLookAtCores{300};
 
 std::string trimmed(std::string s) {
   while (!s.empty() && (s.back() == '\n' || s.back() == ' ')) s.pop_back();
@@ -78,6 +83,12 @@ void look_at_machine(Findings& f, const DoctorOptions& o) {
     f.ok("cpu", cpu);
   else
     f.warn("cpu", cpu, "it is many times slower without AVX2; use another machine");
+  const CoreUse cores;
+  std::this_thread::sleep_for(kLookAtCores);
+  if (const std::string others = other_programs(cores.since()); !others.empty())
+    f.warn("other programs", others, "end them, or start them with nice; until then fewer threads work");
+  else
+    f.ok("other programs", "use little of the cores");
   const uint64_t free = available_memory();
   if (free < kLittleMemory)
     f.warn("memory", human_bytes(int64_t(free)) + " available", "end other programs");

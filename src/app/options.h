@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "backend/sampling.h"
+#include "base/core_use.h"
 #include "base/result.h"
 #include "engine/engine.h"
 
@@ -76,6 +77,9 @@ std::string usage_line(const Usage& u, Stop why);
 std::string seed_part(const Sampling& s);  // "; seed 1", empty when greedy
 // "prompt 31 tokens (12 cached), 812.4 tok/s; answer 48 tokens, 120.1 tok/s; stop: eos; seed 1"
 std::string long_usage_line(const Usage& u, Stop why, const Sampling& s);
+// "; other programs use these cores: 1.3 of 2, 1 of 2 threads work", since `cores` was restarted; empty where they do
+// not.
+std::string cores_part(const CoreUse& cores);
 
 // Its part about drafting: ", 3.10 a step with mtp; drafts 80 of 120 right, by place 0.92 0.80 0.71"
 std::string draft_line(const Usage& u);

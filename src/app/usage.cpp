@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 
 #include "app/options.h"
+#include "base/threads.h"
 
 namespace facet {
 namespace {
@@ -58,6 +59,16 @@ std::string long_usage_line(const Usage& u, Stop why, const Sampling& s) {
   return fmt::format("prompt {} tokens ({} cached), {:.1f} tok/s{}; answer {} tokens, {:.1f} tok/s{}; stop: {}{}",
                      u.prompt, u.cached, per_second(u.prompt - u.cached, u.prefill_s), sparse_part(u), u.generated,
                      per_second(u.generated, u.decode_s), draft_line(u), stop_name(why), seed_part(s));
+}
+
+std::string cores_part(const CoreUse& cores) {
+  const CoreUse::Since use = cores.since();
+  if (use.seconds < 0.1) return "";
+  const std::string others = other_programs(use);
+  if (others.empty()) return "";
+  const TeamUse team = team_use();
+  return fmt::format("; {}{}", others,
+                     team.at_work < team.asked ? fmt::format(", {} of {} threads work", team.at_work, team.asked) : "");
 }
 
 std::string draft_line(const Usage& u) {

@@ -125,7 +125,8 @@ Status bench(const GgufFile& file, const ModelCfg& m, const EngineConfig& c, con
     std::sort(ms.begin(), ms.end());
     BenchLine l;
     l.phase = phase, l.n = n, l.depth = depth, l.runs = o.runs, l.kv_k = *c.kv_k, l.kv_v = *c.kv_v;
-    l.ms_median = ms[ms.size() / 2];
+    l.ms_median = ms[ms.size() / 2], l.ms_longest = ms.back();
+    for (const double t : ms) l.ms_sum += t;
     double flops = 0;
     for (const auto& [name, v] : r.b.costs()) l.bytes += v.bytes / o.runs, flops += v.flops / o.runs;
     l.verbs = bench_verbs(r.b.costs(), o.runs);

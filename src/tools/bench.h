@@ -43,6 +43,7 @@ struct BenchLine {
   int n = 0, depth = 0, runs = 0;
   KvType kv_k = KvType::kF16, kv_v = KvType::kF16;
   double ms_median = 0, tok_s = 0;
+  double ms_longest = 0, ms_sum = 0;       // of all runs; they tell of other programs
   double kept = 1;                         // of sparse: share of the blocks that were read
   double bytes = 0, gbps = 0, gflops = 0;  // bytes a step must move at least (backend/traced.h)
   std::vector<BenchVerb> verbs;            // largest first

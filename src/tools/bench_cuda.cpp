@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <numeric>
 #include <type_traits>
 
 #include "backend/cuda/cuda_link.h"
@@ -161,6 +162,7 @@ Status bench_on(const GgufFile& file, const ModelCfg& m, const EngineConfig& c, 
     std::sort(ms.begin(), ms.end());
     BenchLine l;
     l.phase = phase, l.n = n * n_seq, l.depth = depth, l.runs = runs, l.ms_median = ms[ms.size() / 2];
+    l.ms_longest = ms.back(), l.ms_sum = std::accumulate(ms.begin(), ms.end(), 0.);
     l.kv_k = *c.kv_k, l.kv_v = *c.kv_v;
     for (int at = 0; at < n; at += c.chunk)
       l.bytes += step_bytes(file, m, cache, std::min(c.chunk, n - at) * n_seq, n_seq, depth + at);

@@ -1,7 +1,5 @@
 #include "backend/cpu/cpu_fast.h"
 
-#include <omp.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstring>

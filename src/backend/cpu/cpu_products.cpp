@@ -6,6 +6,14 @@
 #include "base/threads.h"
 
 namespace facet {
+namespace {
+
+// Nanoseconds of one thread for a tile of rows, roughly: few tokens cost the reading of the weights, many more.
+int64_t tile_cost(const CpuRef::Weight& w, int n_tok) {
+  return kTileRows * int64_t(row_bytes(w.type, w.n_in)) / 8 * std::max(1, n_tok / 4);
+}
+
+}  // namespace
 
 CpuFast::Input CpuFast::quantise(QuantBuffer& to, Rows x, bool wanted, bool with_records) {
   CHECK(x.rows <= int(to.row.size()), "{} rows, {} planned", x.rows, to.row.size());
@@ -94,10 +102,13 @@ void CpuFast::product(float* y, int64_t stride, const Input& x, const Weight& w,
 void CpuFast::product_all(Rows y, const Input& x, const Weight& w) const {
   CHECK(w.n_out == y.cols && x.n_tok == y.rows, "{}: [{} x {}] into [{}, {}]", w.name, w.n_out, w.n_in, y.rows, y.cols);
   const int64_t tiles = (w.n_out + kTileRows - 1) / kTileRows;
-  parallel_ranges(tiles, n_threads_, 1, [&](int64_t begin, int64_t end) {
-    const int64_t o = begin * kTileRows;
-    product(y.p + o, y.stride, x, w, 0, o, std::min(end * kTileRows, w.n_out));
-  });
+  parallel_ranges(
+      tiles, n_threads_, 1,
+      [&](int64_t begin, int64_t end) {
+        const int64_t o = begin * kTileRows;
+        product(y.p + o, y.stride, x, w, 0, o, std::min(end * kTileRows, w.n_out));
+      },
+      tile_cost(w, x.n_tok));
 }
 
 void CpuFast::matmul(Rows y, Rows x, Weight w) {
@@ -141,10 +152,12 @@ void CpuFast::gate_up(Rows y, Rows h, Weight gate, Weight up, Act act) {
   CHECK(gate.n_in == h.cols && up.n_in == h.cols && gate.n_out == y.cols && up.n_out == y.cols,
         "{}: [{} x {}] times [{}, {}] into [{}, {}]", gate.name, gate.n_out, gate.n_in, h.rows, h.cols, y.rows, y.cols);
   const Input x = prepare(h, quantised(gate) || quantised(up));
-  parallel_ranges((gate.n_out + kTileRows - 1) / kTileRows, n_threads_, 1, [&](int64_t begin, int64_t end) {
-    const int64_t o = begin * kTileRows;
-    gate_up_range(y.p + o, y.stride, x, gate, 0, up, 0, o, std::min(end * kTileRows, gate.n_out), act);
-  });
+  parallel_ranges((gate.n_out + kTileRows - 1) / kTileRows, n_threads_, 1,
+                  [&](int64_t begin, int64_t end) {
+                    const int64_t o = begin * kTileRows;
+                    gate_up_range(y.p + o, y.stride, x, gate, 0, up, 0, o, std::min(end * kTileRows, gate.n_out), act);
+                  },
+                  tile_cost(gate, h.rows) + tile_cost(up, h.rows));
 }
 
 void CpuFast::clustered_head(Rows logits, Rows h, ClusteredHead<Weight, Table> w) {

@@ -1,7 +1,5 @@
 #include "backend/cpu/cpu_ref.h"
 
-#include <omp.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -107,7 +105,7 @@ void CpuRef::from_host(Rows x, std::span<const float> values) {
 }
 
 float* CpuRef::scratch() const {
-  const int thread = omp_get_thread_num();
+  const int thread = thread_index();
   CHECK(thread < int(scratch_.size()), "thread {} of {}", thread, scratch_.size());
   return const_cast<float*>(scratch_[size_t(thread)].data());
 }
@@ -427,7 +425,7 @@ void CpuRef::sample(Ids ids, Rows logits, std::span<const SampleRow> rows) {
         logits.rows);
   parallel_for(logits.rows, threads_for_rows(logits), [&](int64_t t) {
     ids[size_t(t)] =
-        sample_row({logits.row(t), size_t(logits.cols)}, rows[size_t(t)], sampler_[size_t(omp_get_thread_num())]);
+        sample_row({logits.row(t), size_t(logits.cols)}, rows[size_t(t)], sampler_[size_t(thread_index())]);
   });
 }
 
@@ -456,7 +454,7 @@ void CpuRef::top_k(Ids ids, Scores log_probs, Rows logits, int k) {
   parallel_for(logits.rows, threads_for_rows(logits), [&](int64_t t) {
     const size_t first = size_t(t) * size_t(k), n = size_t(k);
     top_k_row({logits.row(t), size_t(logits.cols)}, ids.subspan(first, n), log_probs.subspan(first, n),
-              sampler_[size_t(omp_get_thread_num())]);
+              sampler_[size_t(thread_index())]);
   });
 }
 

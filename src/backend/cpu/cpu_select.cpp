@@ -1,6 +1,4 @@
 // Block-sparse prefill on the CPU (backend/select.h).
-#include <omp.h>
-
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -94,7 +92,7 @@ void CpuRef::select_with(Rows q, KvLayer kv, const Step& s, AttnSpec spec, Dots 
       const int tile = select_tile(begin, seq, j0), n_block = blocks_seen(s, seq, j1), row0 = len + j0;
       if (!selects(s, seq, j1)) return void(lists_.count_of(tile, head) = BlockLists::kAll);
       const int n_row = (j1 - j0) * group;
-      float* query = choice_[size_t(omp_get_thread_num())].data();
+      float* query = choice_[size_t(thread_index())].data();
       float* score = query + int64_t(n_row) * E;      // [row][block]
       float* dot = score + int64_t(n_row) * n_block;  // [row][mean of a block]
       const float* x[kSelectTokens * 64];
