@@ -1,5 +1,9 @@
 #include "base/threads.h"
 
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
@@ -31,6 +35,9 @@ __attribute__((constructor(101))) void limit_spinning() {
 }
 
 }  // namespace
+
+// Linux has a niceness for each thread, under its number. One that may not be set stays as it is.
+void lower_priority() { ::setpriority(PRIO_PROCESS, id_t(::syscall(SYS_gettid)), 10); }
 
 int physical_cores() {
   std::set<std::string> cores;

@@ -6,6 +6,10 @@
 
 namespace facet {
 
+// From now on this thread, whose work nobody's next token waits for, gets about a tenth of a core that others want,
+// too.
+void lower_priority();
+
 int physical_cores();  // that this machine has; at least 1
 
 // Calls f(i) for every i in [0, n), spread over n_threads. The body must not depend on which thread

@@ -289,6 +289,11 @@ bool GrammarMasks::mask(const GrammarState& state, std::span<uint32_t> mask) {
   return made != nullptr;
 }
 
+Status GrammarMasks::prepare(const GrammarPtr& grammar) {
+  if (!state_mask(GrammarState(grammar))) return too_ambiguous();
+  return Ok{};
+}
+
 bool GrammarMasks::known(const GrammarState& state) const {
   const std::lock_guard lock(mutex_);
   return states_.contains(key_of(state));

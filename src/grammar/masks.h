@@ -23,6 +23,8 @@ class GrammarMasks {
   // grammar may end. mask.size() is vocab().mask_words(). False, and no bit is set, if the work (work.h) is over before
   // it is complete.
   bool mask(const GrammarState& state, std::span<uint32_t> mask);
+  // Remembers the mask of the grammar's start, or says that it is too ambiguous.
+  Status prepare(const GrammarPtr& grammar);
   bool known(const GrammarState& state) const;  // its mask is remembered
   // The token that must come next because the mask has but one, or -1; also where the work is over.
   int32_t forced_token(const GrammarState& state);
