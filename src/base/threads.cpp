@@ -1,13 +1,20 @@
 #include "base/threads.h"
 
 #include <sched.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <fstream>
 #include <set>
 #include <string>
 #include <thread>
 
 namespace facet {
+
+// Linux has a niceness for each thread, under its number. One that may not be set stays as it is.
+void lower_priority() { ::setpriority(PRIO_PROCESS, id_t(::syscall(SYS_gettid)), 10); }
 
 int physical_cores() {
   std::set<std::string> cores;

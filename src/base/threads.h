@@ -5,6 +5,10 @@
 
 namespace facet {
 
+// From now on this thread, whose work nobody's next token waits for, gets about a tenth of a core that others want,
+// too.
+void lower_priority();
+
 int physical_cores();  // that this machine has; at least 1
 int usable_cpus();     // on which the calling thread may run; at least 1
 

@@ -3,11 +3,13 @@
 #include <deque>
 #include <functional>
 #include <mutex>
+#include <new>
 #include <thread>
 
 namespace facet {
 
-// One thread that runs what it is given, in order. What it has not begun when it is destroyed is dropped.
+// One thread that runs what it is given, in order. What it has not begun when it is destroyed is dropped. Work for
+// which memory runs out ends there; whoever has to know of it catches that in the work itself.
 class Worker {
  public:
   Worker() : thread_([this] { loop(); }) {}
@@ -38,7 +40,10 @@ class Worker {
         work = std::move(queue_.front());
         queue_.pop_front();
       }
-      work();
+      try {
+        work();
+      } catch (const std::bad_alloc&) {
+      }
     }
   }
   std::mutex mutex_;

@@ -45,22 +45,17 @@ inline int32_t allowed_token(std::span<const uint32_t> mask, const GrammarVocab&
 class StepMasks {
  public:
   void clear() { used_ = 0; }
-  std::span<const uint32_t> add(GrammarMasks& masks, const GrammarState& state, int n_vocab) {
+  // No token of a vocabulary; rows of the output matrix without a token never get one.
+  std::span<uint32_t> add(int n_vocab) {
     if (used_ == rows_.size()) rows_.emplace_back();
     std::vector<uint32_t>& row = rows_[used_++];
-    // Rows of the output matrix without a token are never allowed.
     row.assign((size_t(n_vocab) + 31) / 32, 0);
-    CHECK(masks.vocab().mask_words() <= row.size(), "a vocabulary of {} tokens, {} logits", masks.vocab().size(),
-          n_vocab);
-    masks.mask(state, std::span(row).first(masks.vocab().mask_words()));
     return row;
   }
 
   // One token and no other.
   std::span<const uint32_t> only(int32_t id, int n_vocab) {
-    if (used_ == rows_.size()) rows_.emplace_back();
-    std::vector<uint32_t>& row = rows_[used_++];
-    row.assign((size_t(n_vocab) + 31) / 32, 0);
+    const std::span<uint32_t> row = add(n_vocab);
     if (id >= 0 && id < n_vocab) row[size_t(id) / 32] = uint32_t(1) << (id % 32);
     return row;
   }

@@ -125,6 +125,7 @@ struct EngineDebug {
   // whatever comes out.
   std::vector<float> forced_drafts = {};
   std::chrono::microseconds slow_copies{0};  // of states, in host memory: what a piece of a copy takes at least
+  uint64_t grammar_units = 0;                // of a request in a step (GrammarSteps), 0: as usual
   std::function<void()> admitted = {};       // on the engine's thread, after requests were looked at, before a step
 };
 
@@ -164,6 +165,7 @@ struct Usage {
   std::vector<Change> methods = {};  // the first one at 0
   double draft_s = 0, verify_s = 0, accept_s = 0;
   bool broken = false;                     // it ended because the model or a kernel is broken: others will, too
+  bool refused = false;                    // it ended because of what it asks for: a grammar that cannot be followed
   std::string draft_inactive_reason = {};  // why there was, or in the end is, no drafting
   double tokens_per_step() const { return decode_steps > 0 ? double(decoded) / decode_steps : 0; }
 };
@@ -219,8 +221,8 @@ class Engine {
   virtual Result<RequestId> submit(Request, Sink) = 0;  // any thread
   virtual void cancel(RequestId) = 0;                   // any thread
   // Any thread: makes what grammars need of the vocabulary, once, or says why there are none. submit() does it too, and
-  // then takes as long.
-  virtual Status prepare_grammars() = 0;
+  // then takes as long. first: also the first mask of this one, which may say that it is too ambiguous.
+  virtual Status prepare_grammars(const GrammarPtr& first = {}) = 0;
   virtual bool tick() = 0;  // one step; false when there is nothing to do
   virtual void run() = 0;   // tick until stop(), waiting when idle
   virtual void stop() = 0;  // any thread

@@ -32,6 +32,7 @@ struct LoadedModel {
 };
 Result<LoadedModel> load_model(const std::string& path);
 
+// Long: what its threads ask of it, and what a tick does, over the same members.
 template <Backend B>
 class EngineImpl final : public Engine, SessionMemory {
  public:
@@ -68,6 +69,7 @@ class EngineImpl final : public Engine, SessionMemory {
   ~EngineImpl() override {
     if (runner_) make_current(runner_->b);
     if (tiers_) tiers_->put_all();
+    if (steps_) steps_->use_grammars(nullptr);
   }
 
   Result<RequestId> submit(Request r, Sink sink) override {
@@ -91,18 +93,18 @@ class EngineImpl final : public Engine, SessionMemory {
     // Rows that are approximate are another user's.
     if (r.sparse_prefill) r.cache_salt = fmt::format("\x01sparse-prefill {}\x01{}", cfg_.sparse_prefill, r.cache_salt);
     if (r.grammar)
-      if (auto ok = prepare_grammars(); !ok) return ok.error();
+      if (auto ok = prepare_grammars({}); !ok) return ok.error();
     return queue_.add(std::move(r), std::move(sink));
   }
   void cancel(RequestId id) override { queue_.cancel(id); }
-  Status prepare_grammars() override {
+  Status prepare_grammars(const GrammarPtr& first) override {
     if (!model_.tokenizer) return Error{"request", "grammar: the model file has no vocabulary", "give none"};
     // The steps see it with the request, which passes the queue's lock.
     std::call_once(grammars_once_, [&] {
       grammar_masks_ = std::make_unique<GrammarMasks>(std::make_shared<GrammarVocab>(*model_.tokenizer));
       steps_->use_grammars(grammar_masks_.get());
     });
-    return Ok{};
+    return first ? grammar_masks_->prepare(first) : Status(Ok{});
   }
   void run() override {
     while (!queue_.stopping())
@@ -110,22 +112,13 @@ class EngineImpl final : public Engine, SessionMemory {
   }
   void stop() override { queue_.stop(); }
   bool tick() override {
-    make_current(runner_->b);
-    if (std::exchange(idle_, false)) phases_.restart();
-    tiers_->look_at_copies();
-    admit();
-    map_some();
-    if (model_.debug.admitted) model_.debug.admitted();
-    bool more = steps_->step(int(waiting_.size()));
-    idle_ = !more;
-    if (!more) runner_->pool->next_step();
-    tiers_->copy_ahead();
-    if (!more) more = tiers_->wait();
-    if constexpr (requires { runner_->b.take_laps(); }) runner_->b.take_laps();
-    publish();
-    return more;
+    try {
+      return step();
+    } catch (const std::bad_alloc&) {
+      end_for_memory();
+      return true;
+    }
   }
-
   Status score(std::span<const int32_t> ids, int from,
                const std::function<void(int, std::span<const float>)>& f) override {
     if (sessions_->running() > 0) return Error{"score", "requests are running", "wait until they are done"};
@@ -264,7 +257,7 @@ class EngineImpl final : public Engine, SessionMemory {
       tiers_->put_down(s);
     };
     steps_ = std::make_unique<StepLoop<B>>(
-        *runner_, *spec_, *sessions_, cfg_, tokenizer(), model_.cfg.n_vocab, model_.debug.forced_drafts, phases_,
+        *runner_, *spec_, *sessions_, cfg_, tokenizer(), model_.cfg.n_vocab, model_.debug, phases_,
         StepHooks{.finish = [this](SlotId s, Stop why, const std::string& error) { finish(s, why, error); },
                   .make_room = [this](SlotId s) { return make_room(s); },
                   .prompt_took = [this](int tokens, double seconds) { tiers_->observe_prompt(tokens, seconds); }});
@@ -277,12 +270,53 @@ class EngineImpl final : public Engine, SessionMemory {
     return fingerprint_;
   }
 
+  bool step() {
+    make_current(runner_->b);
+    if (std::exchange(idle_, false)) phases_.restart();
+    tiers_->look_at_copies();
+    admit();
+    map_some();
+    if (model_.debug.admitted) model_.debug.admitted();
+    bool more = steps_->step(int(waiting_.size()));
+    idle_ = !more;
+    if (!more) runner_->pool->next_step();
+    tiers_->copy_ahead();
+    if (!more) more = tiers_->wait();
+    if constexpr (requires { runner_->b.take_laps(); }) runner_->b.take_laps();
+    publish();
+    return more;
+  }
+
+  // Memory ran out on this thread: the request that has most of it ends. Behind a step's forward pass all that took
+  // part may be half done.
+  void end_for_memory() {
+    static const std::string kError = "memory ran out (make the request smaller, or try again)";
+    const bool all = steps_->settling();
+    SlotId most = -1;
+    for (SlotId s = 0; s < sessions_->size(); ++s) {
+      if (sessions_->at(s).use != Session::Use::kRunning) continue;
+      if (all) {
+        sessions_->at(s).work.request.cache = false;  // rows may be there whose tokens are not
+        finish(s, Stop::kError, kError);
+      } else if (most < 0 || sessions_->at(s).tokens.size() > sessions_->at(most).tokens.size()) {
+        most = s;
+      }
+    }
+    if (most >= 0) finish(most, Stop::kError, kError);
+  }
+
   // Cancellations, then waiting requests into sessions, in the order of their priority and arrival; one that waits for
   // a prefix which another computes lets those behind it pass.
   void admit() {
     auto [arrived, cancelled, posted] = queue_.take();
     for (const auto& work : posted) work();
-    for (Job& w : arrived) wait(std::move(w));
+    for (Job& w : arrived) {
+      try {
+        wait(std::move(w));
+      } catch (const std::bad_alloc&) {
+        if (w.sink.done) w.sink.done(w.id, Stop::kError, w.usage, "memory ran out");
+      }
+    }
     for (const RequestId id : cancelled) {
       for (SlotId s = 0; s < sessions_->size(); ++s)
         if (const Session& q = sessions_->at(s); q.use == Session::Use::kRunning && q.work.id == id)

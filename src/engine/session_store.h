@@ -11,6 +11,7 @@
 #include "cache/kv_cache.h"
 #include "engine/engine.h"
 #include "engine/loop_guard.h"
+#include "engine/mask_tasks.h"
 #include "engine/session_image.h"
 #include "engine/thought.h"
 #include "grammar/grammar.h"
@@ -34,6 +35,9 @@ struct Job {
   int echoed = 1;                    // positions of the prompt whose log-probabilities were told, with the first
   std::vector<int32_t> no_end = {};  // never drawn before Request::min_tokens
   std::optional<GrammarState> grammar = {};   // where the answer's tokens have led, if it follows one
+  std::vector<int32_t> untold = {};           // the last of them, of which the grammar has not been told yet
+  MaskWait masking = {};                      // what is told, or the next mask, on the thread for those that take long
+  int slow = 0;                               // its masks take long: so many more are made there
   std::optional<ThoughtBudget> thought = {};  // likewise, if it limits thoughts
   std::optional<LoopGuard> loops = {};        // likewise, if it may not go round
   std::shared_ptr<DiskRead> reading = {};     // the file that it waits for

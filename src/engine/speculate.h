@@ -34,6 +34,7 @@ struct DraftRequest {
   const Tokenizer* stops = nullptr;       // where the answer ends; null: nowhere
   const GrammarState* grammar = nullptr;  // what may come next; null: anything
   GrammarMasks* masks = nullptr;          // with it
+  GrammarWork* work = nullptr;            // likewise: what drafts may take of it; once it is over there are no more
   const Tokenizer* tokenizer = nullptr;   // likewise
 };
 
@@ -311,6 +312,8 @@ class Speculator {
   // Where the grammar leaves next to no choice, its text is the draft, unless the drafter's is expected to bring more.
   bool propose_text(const DraftRequest& q, Round& round, int n_seq) {
     if (!q.grammar || !q.tokenizer || q.room < 1 || forced_) return false;
+    std::optional<GrammarWorkScope> scope;
+    if (q.work) scope.emplace(*q.work);
     const int most = std::min(q.room, limits_.tree > 0 ? limits_.tree : limits_.max);
     LikelyTokens text = likely_tokens(*q.grammar, q.masks->vocab(), *q.tokenizer, q.history, most);
     for (Odds& o : odds_) o.pass();
@@ -339,6 +342,8 @@ class Speculator {
     size_t n = 1;
     while (n < d.token.size() && n <= size_t(d.max_draft) && usable(d.token[n])) ++n;
     Round& r = rounds_[size_t(d.slot)];
+    std::optional<GrammarWorkScope> scope;
+    if (q.grammar && q.work) scope.emplace(*q.work);
     if (q.grammar && forced_ && limits_.tree == 0) n = make_legal(d, q);
     // What the grammar forbids is not drawn: it need not be verified.
     if (q.grammar) {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "backend/cpu/sampler.h"
-#include "engine/constrain.h"
+#include "engine/grammar_steps.h"
 #include "engine/logprobs.h"
 #include "engine/mapping.h"
 #include "engine/runner.h"
@@ -25,34 +25,44 @@ struct StepHooks {
   std::function<void(int tokens, double seconds)> prompt_took;  // a step that was mostly prompts
 };
 
+// Long: a step from its drafts to its tokens, in the order in which it happens.
+//
 // One step: proposes drafts, runs the target once over prompts, newest tokens and drafts, keeps what it agrees with,
 // and hands tokens to the requests.
 template <Backend B>
 class StepLoop {
  public:
   StepLoop(Runner<B>& runner, Speculator<B>& spec, SessionStore& sessions, const EngineConfig& c,
-           const Tokenizer* tokenizer, int n_vocab, std::span<const float> forced_drafts, PhaseTimes& phases,
-           StepHooks hooks)
+           const Tokenizer* tokenizer, int n_vocab, const EngineDebug& debug, PhaseTimes& phases, StepHooks hooks)
       : runner_(runner),
         spec_(spec),
         sessions_(sessions),
         cfg_(c),
         tokenizer_(tokenizer),
         n_vocab_(n_vocab),
-        forced_drafts_(forced_drafts),
+        forced_drafts_(debug.forced_drafts),
         phases_(phases),
         hooks_(std::move(hooks)),
-        scheduler_(c.chunk, c.max_stall) {}
+        scheduler_(c.chunk, c.max_stall),
+        grammars_(debug.grammar_units) {}
 
   // Before the first request that has a grammar.
-  void use_grammars(GrammarMasks* masks) { grammar_masks_ = masks; }
+  void use_grammars(GrammarMasks* masks) { grammars_.use(masks); }
+
+  // Its tokens are being handed out, or were when an exception ended it.
+  bool settling() const { return settling_; }
 
   // waiting: requests that wait for a session. False: no session runs.
   bool step(int waiting) {
     waiting_ = waiting;
+    settling_ = false;
     std::vector<SeqDemand> demands;
+    bool any = false;
+    grammars_.begin_step();
     for (SlotId s = 0; s < sessions_.size(); ++s)
       if (Session& q = sessions_.at(s); q.use == Session::Use::kRunning) {
+        any = true;
+        if (!takes_part(s)) continue;
         int pending = int(q.tokens.size()) - cache().len(s);
         // One that was parked in the middle of its answer goes on with its newest token, and with drafts.
         if (q.work.answered && pending == 1) q.decoding = true;
@@ -63,7 +73,10 @@ class StepLoop {
                            .arrival = q.work.id,
                            .priority = q.work.request.priority});
       }
-    if (demands.empty()) return false;
+    if (demands.empty()) {
+      if (any) grammars_.wait();
+      return any;
+    }
     let_sleep(demands, cache());
     limit_echoes(demands);
     run(scheduler_.schedule(demands));
@@ -75,6 +88,19 @@ class StepLoop {
   static double seconds(Clock::duration d) { return std::chrono::duration<double>(d).count(); }
   KvCache& cache() const { return *runner_.cache; }
   Session& at(SlotId s) const { return sessions_.at(s); }
+
+  // A session that waits for a mask sits the step out.
+  bool takes_part(SlotId s) {
+    Job& w = at(s).work;
+    std::string error;
+    const auto turn = grammars_.turn(w, error);
+    using enum GrammarSteps::Turn;
+    if (turn == kEnds) hooks_.finish(s, Stop::kEos, "");
+    w.usage.broken = w.usage.broken || turn == kBroken;
+    w.usage.refused = turn == kRefused;
+    if (!error.empty()) hooks_.finish(s, Stop::kError, error);
+    return turn == kGo;
+  }
 
   void run(const std::vector<SeqGrant>& grants) {
     const PhaseTimes::Scope phase(phases_, Phase::kDraft);
@@ -123,7 +149,9 @@ class StepLoop {
                     .seconds = seconds(drawn - begun),
                     .phase_s = phases_.take(),
                     .pages = pages});
+    settling_ = true;
     settle(run, logits, seconds(drawn - start));
+    settling_ = false;
   }
 
   static bool echoes(const Session& q) { return !q.decoding && q.work.request.echo_logprobs; }
@@ -144,6 +172,7 @@ class StepLoop {
 
   void propose(const std::vector<SeqGrant>& grants) {
     std::vector<DraftRequest> requests;
+    std::vector<GrammarWork> works(grants.size(), grammars_.for_drafts(grants.size()));
     const auto start = Clock::now();
     for (const SeqGrant& g : grants)
       if (const Session& q = at(g.id); q.decoding)
@@ -154,7 +183,8 @@ class StepLoop {
                             .room = draft_room(q),
                             .stops = q.work.request.ignore_eos ? nullptr : tokenizer_,
                             .grammar = q.work.grammar ? &*q.work.grammar : nullptr,
-                            .masks = grammar_masks_,
+                            .masks = grammars_.masks(),
+                            .work = &works[requests.size()],
                             .tokenizer = tokenizer_});
     draft_s_ = 0;
     for (const DraftRequest& r : requests)
@@ -171,13 +201,15 @@ class StepLoop {
     spec_.propose(requests);
     draft_s_ = seconds(Clock::now() - start);
     for (const DraftRequest& r : requests)
+      if (r.grammar) grammars_.drafted(at(r.slot).work, *r.work);
+    for (const DraftRequest& r : requests)
       if (spec_.drafted(r.slot)) at(r.slot).work.usage.draft_s += seconds(Clock::now() - start);
   }
 
   // Drafts that could still become tokens of the answer, and have room in the context.
   int draft_room(const Session& q) const {
     const Job& w = q.work;
-    if (!spec_.has_drafters() || !w.request.draft) return 0;
+    if (!spec_.has_drafters() || !w.request.draft || w.slow > 0) return 0;
     int room = cfg_.n_ctx - int(q.tokens.size()) - 1;
     if (w.request.max_draft >= 0) room = std::min(room, w.request.max_draft);
     return w.request.max_tokens < 0 ? room : std::min(room, w.request.max_tokens - w.usage.generated - 1);
@@ -239,10 +271,10 @@ class StepLoop {
   void sample_rows(const std::vector<SeqGrant>& run) {
     std::vector<SampleRow>& rows = rows_;
     rows.clear();
-    step_masks_.clear();
+    skipped_.clear();
     std::vector<ThoughtBudget> thoughts;
     for (const SeqGrant& g : run) {
-      const Session& q = at(g.id);
+      Session& q = at(g.id);
       if (echoes(q))  // what is drawn there is not used
         rows.insert(rows.end(), size_t(g.n - prompt_ends(g)), SampleRow{.sampling = &greedy_});
       if (!q.decoding && !prompt_ends(g)) continue;
@@ -253,18 +285,19 @@ class StepLoop {
                     .suppressed = q.work.request.suppress_special && tokenizer_ ? tokenizer_->suppressed()
                                                                                 : std::span<const int32_t>{}};
       GrammarPath path;
-      if (q.work.grammar) {
-        path.states.assign(1, *q.work.grammar);
-        if (q.decoding) CHECK(path.extend(grammar_masks_->vocab(), spec_.tree(g.id)), "a draft that is forbidden");
-      }
+      bool skip = q.work.grammar && !grammars_.follow(q.work, q.decoding ? &spec_.tree(g.id) : nullptr, path);
       thoughts.clear();
       for (int node = 0; node < (q.decoding ? g.n : 1); ++node) {
-        if (q.work.grammar) row.allowed = step_masks_.add(*grammar_masks_, path.states[size_t(node)], n_vocab_);
+        if (q.work.grammar && !skip) {
+          const auto mask = grammars_.mask(q.work, path.states[size_t(node)], node, n_vocab_);
+          skip = !mask;
+          if (mask) row.allowed = *mask;
+        }
         if (q.work.thought) {
           thoughts.push_back(node == 0 ? *q.work.thought : thoughts[size_t(spec_.tree(g.id).parent[size_t(node)])]);
           if (node > 0) thoughts.back().advance(spec_.tree(g.id).token[size_t(node)]);
           if (const auto forced = thoughts.back().forced(); forced)
-            row.allowed = step_masks_.only(*forced, n_vocab_);
+            row.allowed = grammars_.only(*forced, n_vocab_);
           else if (!q.work.grammar)
             row.allowed = {};
         }
@@ -273,8 +306,10 @@ class StepLoop {
         if (q.work.usage.generated + int(row.draft.size()) < q.work.request.min_tokens) row.suppressed = q.work.no_end;
         rows.push_back(row);
       }
+      if (skip) skipped_.push_back(g.id);
     }
   }
+  bool is_skipped(SlotId s) const { return std::find(skipped_.begin(), skipped_.end(), s) != skipped_.end(); }
 
   // Commits what the step leaves of every sequence, hands the features to the drafters, takes the snapshots that are
   // due, then hands the tokens to the requests.
@@ -289,6 +324,15 @@ class StepLoop {
       Committed c{.slot = g.id, .position = cache().len(g.id), .row = row, .n = g.n};
       row += g.n;
       ++q.work.usage.steps;
+      if (is_skipped(g.id)) {  // its mask was not there in time: the last token is computed again when it is
+        if (echoes(q)) echo(q, c.position, g.n, logits, int(out));
+        out += size_t(q.decoding || echoes(q) ? g.n : 1);
+        c.n = q.decoding ? 0 : g.n - 1;
+        cache().commit(g.id, c.n);
+        if (c.n > 0) committed.push_back(c);
+        grammars_.sit_out(q.work);
+        continue;
+      }
       if (q.decoding) {
         Fresh& f = fresh.emplace_back(Fresh{g.id});
         c.path = keep(g.id, std::span(drawn_).subspan(out, size_t(g.n)),
@@ -411,7 +455,7 @@ class StepLoop {
       const bool right =
           uniform_at(q.work.request.sampling.seed, int64_t(q.tokens.size() + i)) < double(p[std::min(i, p.size() - 1)]);
       int32_t other = (draft + 1) % n_vocab_;
-      if (q.work.grammar) other = allowed_token(rows[i].allowed, grammar_masks_->vocab(), other);
+      if (q.work.grammar) other = allowed_token(rows[i].allowed, grammars_.vocab(), other);
       drawn[i] = right || other < 0 ? draft : other;
     }
   }
@@ -435,8 +479,8 @@ class StepLoop {
     for (; n < drawn.size() && !why; ++n) {
       const int32_t id = drawn[n];
       if (id < 0)
-        w.usage.broken = !(w.grammar && no_way_on(*w.grammar)),
-        error = w.grammar && no_way_on(*w.grammar)
+        w.usage.broken = !(w.grammar && grammars_.no_way_on(w, n_vocab_)),
+        error = !w.usage.broken
                     ? "the grammar allows no token of this vocabulary here"
                     : "logits hold no finite number; the model file or a kernel is broken (run with --backend ref to "
                       "tell which)",
@@ -444,9 +488,9 @@ class StepLoop {
       else if ((tokenizer_ && tokenizer_->is_eog(id) && !w.request.ignore_eos) || is_stop(w.request, id))
         why = Stop::kEos;
       if (why) break;
-      if (w.grammar && !w.grammar->advance(grammar_masks_->vocab(), id)) {
+      if (w.grammar && !grammars_.advance(w, id)) {
         w.usage.broken = true;
-        error = "a token was drawn that the grammar forbids; a kernel is broken (run with --backend ref to tell which)";
+        error = GrammarSteps::kForbidden;
         why = Stop::kError;
         break;
       }
@@ -458,8 +502,9 @@ class StepLoop {
       else if (int(q.tokens.size()) >= cfg_.n_ctx)
         why = Stop::kContext;
       if (w.loops && w.loops->advance(q.tokens)) why = Stop::kLoop;
-      if (w.grammar && w.grammar->finished()) whole = true, why = Stop::kEos;  // nothing but the end may come
+      if (w.grammar && grammars_.finished(w)) whole = true, why = Stop::kEos;  // nothing but the end may come
     }
+    if (w.grammar && !why) grammars_.stepped(w);
     // A draft may go on behind a token of stop_ids; its rows were kept.
     for (size_t i = n; why == Stop::kEos && i + 1 < drawn.size(); ++i) q.tokens.push_back(drawn[i]);
     if (!prompt_done) w.usage.decoded += int(n) + (why == Stop::kEos && !whole);
@@ -470,11 +515,6 @@ class StepLoop {
   static bool is_stop(const Request& r, int32_t id) {
     return std::find(r.stop_ids.begin(), r.stop_ids.end(), id) != r.stop_ids.end();
   }
-  bool no_way_on(const GrammarState& state) {
-    const std::span<const uint32_t> mask = step_masks_.add(*grammar_masks_, state, n_vocab_);
-    return std::all_of(mask.begin(), mask.end(), [](uint32_t w) { return w == 0; });
-  }
-
   Runner<B>& runner_;
   Speculator<B>& spec_;
   SessionStore& sessions_;
@@ -487,13 +527,14 @@ class StepLoop {
   Scheduler scheduler_;
   const Sampling greedy_{.temperature = 0};
   int waiting_ = 0;
+  bool settling_ = false;
   std::vector<SampleRow> rows_;  // of the step, by row of its logits
   SamplerScratch scratch_;
-  std::vector<int32_t> drawn_;             // by row of the step's logits
-  GrammarMasks* grammar_masks_ = nullptr;  // read only where a request has a grammar
-  StepMasks step_masks_;
-  double draft_s_ = 0;  // of the last step
-  bool waited_ = true;  // the host waited for the last step
+  std::vector<int32_t> drawn_;  // by row of the step's logits
+  GrammarSteps grammars_;
+  std::vector<SlotId> skipped_;  // of the step: their masks were not there in time
+  double draft_s_ = 0;           // of the last step
+  bool waited_ = true;           // the host waited for the last step
 };
 
 }  // namespace facet

@@ -8,6 +8,7 @@
 #include "grammar/grammar.h"
 #include "grammar/regex.h"
 #include "grammar/schema.h"
+#include "grammar/state.h"
 
 namespace facet {
 
@@ -60,12 +61,13 @@ class GrammarMaker {
     Result<Automaton> a = Automaton::compile(b, root, max_depth, g->id_);
     if (!a) return a.error();
     g->automaton_ = std::make_unique<const Automaton>(std::move(*a));
+    if (!grammar::start_state(*g->automaton_, g->start_)) return too_ambiguous();
     return GrammarPtr(std::move(g));
   }
 };
 
 Grammar::~Grammar() = default;
-size_t Grammar::bytes() const { return sizeof(*this) + automaton_->bytes(); }
+size_t Grammar::bytes() const { return sizeof(*this) + automaton_->bytes() + start_.size() * sizeof(uint32_t); }
 
 Result<GrammarPtr> compile_json_object(const GrammarOptions& options) {
   Builder b;

@@ -8,7 +8,9 @@
 #include <vector>
 
 #include "base/result.h"
+#include "grammar/compile_limits.h"
 #include "grammar/vocab.h"
+#include "grammar/work.h"
 #include "tokenizer/json.h"
 
 // Structured output: what a model may write, as one automaton with a stack, whatever it was described by
@@ -26,13 +28,15 @@ class Grammar {
  public:
   ~Grammar();
   const grammar::Automaton& automaton() const { return *automaton_; }
-  uint64_t id() const { return id_; }  // no other grammar of this process has it
+  const std::vector<uint32_t>& start() const { return start_; }  // GrammarState::words() where nothing was written
+  uint64_t id() const { return id_; }                            // no other grammar of this process has it
   size_t bytes() const;
 
  private:
   friend class GrammarMaker;
   Grammar() = default;
   std::unique_ptr<const grammar::Automaton> automaton_;
+  std::vector<uint32_t> start_;
   uint64_t id_ = 0;
 };
 using GrammarPtr = std::shared_ptr<const Grammar>;
@@ -46,6 +50,7 @@ enum class ThoughtMode {
 
 struct GrammarOptions {
   ThoughtMode thought = ThoughtMode::kNone;
+  CompileLimits limits = {};
 };
 
 // Each names what it does not support, with its place: keyword and JSON path, or line and column.
@@ -70,7 +75,11 @@ struct ToolGrammarOptions : GrammarOptions {
 // tools: functions as tools_from_json gives them: name, parameters, strict. In the syntax of the model's own calls.
 Result<GrammarPtr> compile_tool_calls(std::span<const Json> tools, const ToolGrammarOptions& options = {});
 
-// How far an answer has come. A value: a copy is a fork, and equal() states allow the same continuations.
+// What a request ends with whose grammar takes more than GrammarWork::kMost for one token or mask.
+Error too_ambiguous();
+
+// How far an answer has come. A value: a copy is a fork, and equal() states allow the same continuations. What its
+// methods do is counted (work.h); once the work is over they say false, and the state is as before.
 class GrammarState {
  public:
   explicit GrammarState(GrammarPtr grammar);  // at the start

@@ -38,9 +38,10 @@ struct Next {
     return b;
   }
 };
-Next next_of(const Automaton& a, const Frame& frame) {
+Next next_of(const Automaton& a, const Frame& frame, GrammarWork& work) {
   Next n;
   for (const grammar::Item& item : frame.items) {
+    if (!work.spend(1 + a.ranges_of(item.node).size())) break;
     for (const Automaton::TokenEdge& e : a.tokens_of(item.node)) {
       n.specials = n.specials || (n.special && *n.special != e.token);
       n.special = e.token;
@@ -72,7 +73,7 @@ std::string text_of(const GrammarVocab& vocab, std::span<const int32_t> ids) {
 }
 Frame frame_of(const GrammarState& state, Stepper& stepper) {
   Frame frame;
-  grammar::load_frame(state.words(), stepper.stacks(), frame);
+  grammar::load_frame(state.words(), stepper, frame);
   return frame;
 }
 
@@ -92,8 +93,8 @@ LikelyText likely_text(const GrammarState& state, std::string_view given) {
     std::swap(frame, next);
     before += char(byte);
   };
-  while (frame.alive() && before.size() - from < kMostBytes) {
-    const Next next = next_of(a, frame);
+  while (frame.alive() && before.size() - from < kMostBytes && !stepper.work().over()) {
+    const Next next = next_of(a, frame, stepper.work());
     t.closed = frame.may_end ? frame.items.empty() : next.only_special();
     if (frame.may_end || next.special) break;
     if (const int only = next.only_byte(); only >= 0) {
@@ -113,6 +114,7 @@ LikelyText likely_text(const GrammarState& state, std::string_view given) {
       break;
     }
   }
+  if (stepper.work().over()) return {};
   t.bytes = before.substr(from);
   if (!guessed) t.sure = t.bytes.size();
   return t;
@@ -131,7 +133,9 @@ LikelyTokens likely_tokens(const GrammarState& state, const GrammarVocab& vocab,
     return true;
   };
   for (;;) {
-    const Next next = next_of(a, frame_of(s, grammar::thread_stepper(a)));
+    Stepper& stepper = grammar::thread_stepper(a);
+    const Next next = next_of(a, frame_of(s, stepper), stepper.work());
+    if (stepper.work().over()) return out;
     if (next.only_special()) {
       if (s.may_end() || !add(vocab.special(*next.special), true)) return out;
       continue;

@@ -20,9 +20,13 @@ class GrammarMasks {
   ~GrammarMasks();
 
   // Bit t of the mask (word t / 32, bit t % 32) is set iff token t may come next; the end-of-generation tokens' iff the
-  // grammar may end. mask.size() is vocab().mask_words().
-  void mask(const GrammarState& state, std::span<uint32_t> mask);
-  // The token that must come next because the mask has but one, or -1.
+  // grammar may end. mask.size() is vocab().mask_words(). False, and no bit is set, if the work (work.h) is over before
+  // it is complete.
+  bool mask(const GrammarState& state, std::span<uint32_t> mask);
+  // Remembers the mask of the grammar's start, or says that it is too ambiguous.
+  Status prepare(const GrammarPtr& grammar);
+  bool known(const GrammarState& state) const;  // its mask is remembered
+  // The token that must come next because the mask has but one, or -1; also where the work is over.
   int32_t forced_token(const GrammarState& state);
 
   const GrammarVocab& vocab() const { return *vocab_; }
@@ -42,9 +46,11 @@ class GrammarMasks {
     size_t operator()(const std::vector<uint32_t>& key) const;
   };
 
-  StateMaskPtr state_mask(const GrammarState& state);
-  NodeMaskPtr node_mask(const grammar::Automaton& a, uint32_t node);
-  void compute(const GrammarState& state, std::span<uint32_t> mask);
+  static constexpr size_t kMostParts = 32;  // nodes of a state whose masks are put together
+  static std::vector<uint32_t> key_of(const GrammarState& state);
+  StateMaskPtr state_mask(const GrammarState& state);                 // null: the work is over
+  NodeMaskPtr node_mask(const grammar::Automaton& a, uint32_t node);  // likewise
+  bool compute(const GrammarState& state, std::span<uint32_t> mask);
   void make_room();
 
   std::shared_ptr<const GrammarVocab> vocab_;

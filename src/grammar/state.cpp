@@ -1,9 +1,9 @@
 #include "grammar/state.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <unordered_map>
-
-#include "base/check.h"
 
 namespace facet {
 namespace grammar {
@@ -11,13 +11,15 @@ namespace {
 
 class Saver {
  public:
-  Saver(const Stacks& stacks, std::vector<uint32_t>& words) : stacks_(stacks), words_(words) {}
+  Saver(const Stacks& stacks, std::vector<uint32_t>& words, GrammarWork& work)
+      : stacks_(stacks), words_(words), work_(work) {}
 
   // Numbers a set and what lies below it; its words go to `sets`.
   uint32_t number(Stacks::Set s) {
     if (s == Stacks::kEmptyStack) return 0;
     if (const auto it = numbers_.find(s); it != numbers_.end()) return it->second;
     const auto entries = stacks_.entries(s);
+    if (!work_.spend(8 + entries.size())) return 0;
     std::vector<uint32_t> below;
     for (const Stacks::Entry& e : entries) below.push_back(number(e.below));
     sets_.push_back(uint32_t(entries.size()) * 2 + stacks_.has_empty(s));
@@ -36,20 +38,30 @@ class Saver {
   std::vector<uint32_t>& words_;
   std::vector<uint32_t> sets_;
   std::unordered_map<Stacks::Set, uint32_t> numbers_;
+  GrammarWork& work_;
 };
 
 }  // namespace
 
-void save_frame(const Frame& frame, const Stacks& stacks, std::vector<uint32_t>& words) {
+bool save_frame(const Frame& frame, Stepper& stepper, std::vector<uint32_t>& to) {
+  GrammarWork& work = stepper.work();
+  const Stacks& stacks = stepper.stacks();
+  if (!work.spend(frame.items.size())) return false;
   std::vector<Item> items = frame.items;
   std::sort(items.begin(), items.end(), [](const Item& a, const Item& b) { return a.node < b.node; });
-  words.assign({uint32_t(frame.may_end), uint32_t(items.size())});
-  Saver saver(stacks, words);
+  std::vector<uint32_t> words{uint32_t(frame.may_end), uint32_t(items.size())};
+  Saver saver(stacks, words, work);
   for (const Item& item : items) words.insert(words.end(), {item.node, saver.number(item.stacks)});
   saver.finish();
+  if (words.size() > kMaxStateWords) work.end();
+  if (work.over()) return false;
+  to = std::move(words);
+  return true;
 }
 
-void load_frame(const std::vector<uint32_t>& words, Stacks& stacks, Frame& frame) {
+void load_frame(const std::vector<uint32_t>& words, Stepper& stepper, Frame& frame) {
+  Stacks& stacks = stepper.stacks();
+  stepper.work().spend(words.size() / 8);
   frame.may_end = words[0] != 0;
   const size_t n_items = words[1];
   size_t at = 2 + 2 * n_items;
@@ -67,21 +79,36 @@ void load_frame(const std::vector<uint32_t>& words, Stacks& stacks, Frame& frame
 
 Stepper& thread_stepper(const Automaton& a) {
   thread_local Stepper stepper;
-  stepper.reset(a);
+  if (GrammarWork* const work = GrammarWorkScope::current())
+    stepper.reset(a, *work);
+  else
+    stepper.reset(a);
   return stepper;
 }
 
 }  // namespace grammar
 
+using grammar::Automaton;
 using grammar::Frame;
 using grammar::Stepper;
 
-GrammarState::GrammarState(GrammarPtr grammar) : grammar_(std::move(grammar)) {
-  Stepper& stepper = grammar::thread_stepper(grammar_->automaton());
+bool grammar::start_state(const Automaton& a, std::vector<uint32_t>& words) {
+  Stepper& stepper = thread_stepper(a);
   Frame frame;
   stepper.start(frame);
-  save_frame(frame, stepper.stacks(), words_);
+  return save_frame(frame, stepper, words);
 }
+
+Error too_ambiguous() {
+  return {"grammar",
+          fmt::format("it is too ambiguous: where a text can be read in so many ways, one token takes more than "
+                      "{} units of work",
+                      GrammarWork::kMost),
+          "write it so that a text can be read in fewer ways, with smaller counts and fewer alternatives that begin "
+          "alike"};
+}
+
+GrammarState::GrammarState(GrammarPtr grammar) : grammar_(std::move(grammar)), words_(grammar_->start()) {}
 
 namespace {
 // One token or text; false if it may not come.
@@ -112,35 +139,32 @@ bool follow(Stepper& stepper, Frame& frame, const GrammarVocab& vocab, int32_t t
 bool GrammarState::advance(const GrammarVocab& vocab, int32_t token) {
   Stepper& stepper = grammar::thread_stepper(grammar_->automaton());
   Frame frame;
-  load_frame(words_, stepper.stacks(), frame);
+  load_frame(words_, stepper, frame);
   if (!follow(stepper, frame, vocab, token)) return false;
-  if (!vocab.is_eog(token)) save_frame(frame, stepper.stacks(), words_);
-  return true;
+  return vocab.is_eog(token) || save_frame(frame, stepper, words_);
 }
 
 bool GrammarState::advance_bytes(std::string_view text) {
   Stepper& stepper = grammar::thread_stepper(grammar_->automaton());
   Frame frame;
-  load_frame(words_, stepper.stacks(), frame);
+  load_frame(words_, stepper, frame);
   if (!follow(stepper, frame, text)) return false;
-  save_frame(frame, stepper.stacks(), words_);
-  return true;
+  return save_frame(frame, stepper, words_);
 }
 
 bool GrammarState::advance_special(grammar::SpecialToken token) {
   Stepper& stepper = grammar::thread_stepper(grammar_->automaton());
   Frame frame, next;
-  load_frame(words_, stepper.stacks(), frame);
+  load_frame(words_, stepper, frame);
   stepper.step(frame, token, next);
   if (!next.alive()) return false;
-  save_frame(next, stepper.stacks(), words_);
-  return true;
+  return save_frame(next, stepper, words_);
 }
 
 size_t GrammarState::accepts(const GrammarVocab& vocab, std::span<const int32_t> tokens) const {
   Stepper& stepper = grammar::thread_stepper(grammar_->automaton());
   Frame frame;
-  load_frame(words_, stepper.stacks(), frame);
+  load_frame(words_, stepper, frame);
   size_t n = 0;
   while (n < tokens.size() && follow(stepper, frame, vocab, tokens[n])) {
     if (vocab.is_eog(tokens[n++])) break;
@@ -152,11 +176,12 @@ std::string GrammarState::forced_text(size_t max_bytes) const {
   const grammar::Automaton& a = grammar_->automaton();
   Stepper& stepper = grammar::thread_stepper(a);
   Frame frame, next;
-  load_frame(words_, stepper.stacks(), frame);
+  load_frame(words_, stepper, frame);
   std::string out;
   while (out.size() < max_bytes && !frame.may_end) {
     int only = -1;
     for (const grammar::Item& item : frame.items) {
+      if (!stepper.work().spend(1)) return out;
       if (!a.tokens_of(item.node).empty()) return out;
       for (const auto& r : a.ranges_of(item.node)) {
         if (r.lo != r.hi || (only >= 0 && only != r.lo)) return out;

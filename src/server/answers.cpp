@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <new>
 
 #include "server/info.h"
 #include "server/slots.h"
@@ -101,37 +102,69 @@ Generation Answers::generation_of(const Arrival& a, const std::vector<int32_t>& 
   return Generation(t, AnswerText(a.chat, {.in_thought = a.in_thought}, r.stop, r.one_call), std::move(o));
 }
 
+void Answers::post_for(RequestId id, std::function<void()> work) {
+  to_.post([this, id, work = std::move(work)] {
+    try {
+      work();
+    } catch (const std::bad_alloc&) {
+      lose(id);
+    }
+  });
+}
+
+void Answers::lose(RequestId id) {
+  const auto at = jobs_.find(id);
+  if (at == jobs_.end()) return;
+  const auto answer = at->second.answer;
+  if (!answer->gone) answer->gone = "memory";
+  const auto reply = std::move(answer->reply);  // closes the connection
+  for (const RequestId other : answer->ids)
+    if (jobs_.count(other)) engine_.cancel(other);
+}
+
 // --- on the engine's thread
 
 Sink Answers::sink_of(const ApiRequest& r, const std::vector<int32_t>& ids, std::shared_ptr<Generation> g,
                       bool tells_cached, Clock::time_point since) {
+  // Memory may run out here as everywhere: then this answer ends.
   Sink sink{.tokens =
                 [this, g, since](RequestId id, std::span<const int32_t> t) {
-                  if (g->stopped()) return;
-                  if (g->count() == 0)
-                    to_.metrics->first_token(std::chrono::duration<double>(Clock::now() - since).count());
-                  else
-                    to_.metrics->between_tokens(g->since_last(), t.size());
-                  auto pieces = g->tokens(t);
-                  if (g->stopped()) engine_.cancel(id);  // takes effect before the next step
-                  if (!pieces.empty()) to_.post([this, id, pieces = std::move(pieces)] { deliver(id, pieces); });
+                  try {
+                    if (g->stopped()) return;
+                    if (g->count() == 0)
+                      to_.metrics->first_token(std::chrono::duration<double>(Clock::now() - since).count());
+                    else
+                      to_.metrics->between_tokens(g->since_last(), t.size());
+                    auto pieces = g->tokens(t);
+                    if (g->stopped()) engine_.cancel(id);  // takes effect before the next step
+                    if (!pieces.empty()) post_for(id, [this, id, pieces = std::move(pieces)] { deliver(id, pieces); });
+                  } catch (const std::bad_alloc&) {
+                    to_.post([this, id] { lose(id); });
+                  }
                 },
             .done =
                 [this, g, ids](RequestId id, Stop why, const Usage& u, const std::string& error) {
-                  auto pieces = g->finish(why == Stop::kError);
-                  auto end = g->end(why, u);
-                  end.usage.cache.miss_reason = miss_reason(u.cache, ids, *engine_.tokenizer());
-                  to_.post([this, id, error, score = g->mean_logprob(), end = std::move(end),
-                            pieces = std::move(pieces), rest = g->take_rest()] {
-                    deliver(id, pieces);
-                    complete(id, end, rest, error, score);
-                  });
+                  try {
+                    auto pieces = g->finish(why == Stop::kError);
+                    auto end = g->end(why, u);
+                    end.usage.cache.miss_reason = miss_reason(u.cache, ids, *engine_.tokenizer());
+                    post_for(id, [this, id, error, score = g->mean_logprob(), end = std::move(end),
+                                  pieces = std::move(pieces), rest = g->take_rest()] {
+                      deliver(id, pieces);
+                      complete(id, end, rest, error, score);
+                    });
+                  } catch (const std::bad_alloc&) {
+                    to_.post([this, id] {
+                      lose(id);
+                      jobs_.erase(id);
+                    });
+                  }
                 }};
   const bool progress = r.stream && r.return_progress;
   if (progress || (r.stream && tells_cached))
     sink.prefill = [this, g, progress](RequestId id, int computed, int all) {
       Json p = g->prefill(computed, all);
-      to_.post([this, id, progress, prompt = g->prompt(), cached = g->cached(), p = std::move(p)] {
+      post_for(id, [this, id, progress, prompt = g->prompt(), cached = g->cached(), p = std::move(p)] {
         const auto at = jobs_.find(id);
         if (at == jobs_.end() || !at->second.answer->reply) return;
         Job& job = at->second;
@@ -238,7 +271,7 @@ void Answers::complete(RequestId id, AnswerEnd end, const std::vector<int32_t>& 
   --answer.open;
   add_usage(answer.total, end.usage, /*new_prompt=*/job.index % answer.best_of == 0);
   if (!answer.reply) return;
-  if (end.why == Stop::kError) return fail(id, job, error);
+  if (end.why == Stop::kError) return fail(id, job, error, end.usage.refused);
   if (!job.stream) {
     job.tokens.insert(job.tokens.end(), rest.begin(), job.return_tokens ? rest.end() : rest.begin());
     job.logprobs.insert(job.logprobs.end(), end.logprobs.begin(), end.logprobs.end());
@@ -268,13 +301,14 @@ void Answers::send(Answer& a) {
 }
 
 // A choice ended in an error: so does the answer.
-void Answers::fail(RequestId id, Job& job, const std::string& error) {
+void Answers::fail(RequestId id, Job& job, const std::string& error, bool refused) {
   Answer& answer = *job.answer;
   to_.log->error("request id={} error=\"{}\"", id, error);
   for (const RequestId other : answer.ids)
     if (jobs_.count(other)) engine_.cancel(other);
   const auto reply = std::move(answer.reply);
-  const ApiError e{.status = 500, .message = error, .param = "", .code = ""};
+  const ApiError e = refused ? ApiError{.message = error, .param = "grammar", .code = "grammar_too_ambiguous"}
+                             : ApiError{.status = 500, .message = error, .param = "", .code = ""};
   if (!job.stream) return reply->send(error_response(dialect_of(job.kind), e));
   reply->write(job.writer->error(e));
   reply->end();

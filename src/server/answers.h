@@ -77,9 +77,12 @@ class Answers {
   // ids: the prompt's.
   Sink sink_of(const ApiRequest& r, const std::vector<int32_t>& ids, std::shared_ptr<Generation> g, bool tells_cached,
                Clock::time_point since);
+  // On the server's thread. A request for which memory runs out there ends, without the end of its answer.
+  void post_for(RequestId id, std::function<void()> work);
+  void lose(RequestId id);
   void deliver(RequestId id, const std::vector<AnswerPiece>& pieces);
   void complete(RequestId id, AnswerEnd end, const std::vector<int32_t>& rest, const std::string& error, double score);
-  void fail(RequestId id, Job& job, const std::string& error);
+  void fail(RequestId id, Job& job, const std::string& error, bool refused);
   void log_request(RequestId id, const Job& job, const AnswerEnd& end);
   static void begin_stream(Job& job, int prompt, int cached);
   static void send(Answer& a);

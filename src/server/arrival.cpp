@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <new>
 
 #include "server/anthropic.h"
 #include "server/chat_prompt.h"
@@ -21,6 +22,15 @@ RequestReader::RequestReader(Engine& engine, const ServiceConfig& config) : engi
 }
 
 void RequestReader::read(Arrival& a) {
+  try {
+    read_all(a);
+  } catch (const std::bad_alloc&) {
+    a.request = {}, a.ids = {}, a.recipe = {}, a.answer = {};
+    a.error = no_memory();
+  }
+}
+
+void RequestReader::read_all(Arrival& a) {
   auto json = parse_json(std::exchange(a.body, {}), "");
   if (!json) return void(a.error = api_error(json.error()));
   if (a.route->target == Target::kTokenize || a.route->target == Target::kDetokenize) return read_text(a, *json);
@@ -35,7 +45,7 @@ void RequestReader::read(Arrival& a) {
   if (!a.request.chat() && a.request.prompt.empty())  // Ollama's way to load a model
     return void(a.answer = ollama_loaded({.kind = a.request.kind, .model = c_.model, .created = unix_now()}));
   read_prompts(a);
-  if (!a.error && !a.answer) read_grammar(a);
+  if (!a.error && !a.answer) a.recipe = grammar_recipe(a.request, a.in_thought);
 }
 
 Result<ApiRequest> RequestReader::parse(const Route& route, const Json& json) const {
@@ -104,15 +114,6 @@ void RequestReader::read_prompt(Arrival& a) const {
   else if (a.route->target == Target::kCountTokens)
     a.answer = Json{{"input_tokens", ids->size()}};
   a.ids.push_back(std::move(*ids));
-}
-
-// Compiling takes up to half a second, and the first grammar needs the vocabulary's.
-void RequestReader::read_grammar(Arrival& a) {
-  auto grammar = grammars_.of(a.request, a.in_thought);
-  if (!grammar) return void(a.error = api_error(grammar.error()));
-  a.grammar = std::move(*grammar);
-  if (!a.grammar) return;
-  if (auto ok = engine_.prepare_grammars(); !ok) a.error = api_error(ok.error());
 }
 
 }  // namespace facet

@@ -1,4 +1,5 @@
 #pragma once
+#include <atomic>
 #include <chrono>
 #include <memory>
 #include <optional>
@@ -26,16 +27,18 @@ struct Arrival {
   ApiRequest request = {};
   std::vector<std::vector<int32_t>> ids = {};                                      // of each prompt
   std::chrono::steady_clock::time_point since = std::chrono::steady_clock::now();  // its header was there
-  bool chat = false, in_thought = false;  // the answer is a message; it begins in a thought
+  bool chat = false, in_thought = false;     // the answer is a message; it begins in a thought
+  std::optional<GrammarRecipe> recipe = {};  // of the grammar, if it asks for one
   GrammarPtr grammar = {};
+  std::atomic<bool> left = false;  // gone, for other threads
 };
 
-// Bodies to checked requests with their tokens and grammars. One thread.
+// Bodies to checked requests with their tokens and what their grammars are made of. One thread.
 class RequestReader {
  public:
   // Both outlive the reader.
   RequestReader(Engine& engine, const ServiceConfig& config);
-  // Fills error, answer, or request and what comes of it.
+  // Fills error, answer, or request and what comes of it. Does not throw where memory runs out: that is an error, too.
   void read(Arrival& a);
 
  private:
@@ -43,13 +46,12 @@ class RequestReader {
   void read_text(Arrival& a, const Json& json) const;
   void read_prompts(Arrival& a) const;
   void read_prompt(Arrival& a) const;
-  void read_grammar(Arrival& a);
+  void read_all(Arrival& a);
   Result<std::vector<int32_t>> prompt_ids(ApiRequest& r, bool& in_thought) const;
 
   Engine& engine_;
   const ServiceConfig& c_;
   size_t longest_piece_ = 1;  // bytes of a token at most
-  GrammarCache grammars_;
 };
 
 }  // namespace facet

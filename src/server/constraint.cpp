@@ -153,9 +153,10 @@ void read_anthropic_choice(Fields& f, ApiRequest& r) {
 
 namespace {
 
-Result<GrammarPtr> compile_tools(const ApiRequest& r, ThoughtMode thought) {
+Result<GrammarPtr> compile_tools(const ApiRequest& r, const GrammarOptions& options) {
   ToolGrammarOptions o;
-  o.thought = thought;
+  o.thought = options.thought;
+  o.limits = options.limits;
   o.choice = r.call.kind == CallChoice::Kind::kFree ? ToolChoice::kAuto : ToolChoice::kRequired;
   o.name = r.call.name;
   o.parallel = !r.one_call && r.call.kind != CallChoice::Kind::kOne;
@@ -198,10 +199,10 @@ bool is_of_tools(const ApiRequest& r) {
 
 }  // namespace
 
-Result<GrammarPtr> GrammarCache::of(const ApiRequest& r, bool in_thought) {
+std::optional<GrammarRecipe> grammar_recipe(const ApiRequest& r, bool in_thought) {
   const bool tools = is_of_tools(r);
   const Constraint& c = r.constraint;
-  if (!tools && c.kind == Kind::kNone) return GrammarPtr{};
+  if (!tools && c.kind == Kind::kNone) return std::nullopt;
   const ThoughtMode thought = in_thought                                   ? ThoughtMode::kOpen
                               : r.chat() && r.thinking && !r.continue_last ? ThoughtMode::kOptional
                                                                            : ThoughtMode::kNone;
@@ -210,26 +211,15 @@ Result<GrammarPtr> GrammarCache::of(const ApiRequest& r, bool in_thought) {
     key += fmt::format("{} {} {} {} ", int(r.call.kind), int(r.one_call), dump_json(Json(r.call.name)),
                        dump_json(Json(r.tools)));
   key += c.text;
-  const auto at = std::find_if(known_.begin(), known_.end(), [&](const auto& k) { return k.first == key; });
-  if (at != known_.end()) {
-    known_.splice(known_.begin(), known_, at);
-    return at->second;
-  }
-  auto made = tools ? compile_tools(r, thought) : compile_text(c, {.thought = thought});
-  if (!made) {
+  auto compile = [&r, tools, thought](const CompileLimits& limits) -> Result<GrammarPtr> {
+    const GrammarOptions options{.thought = thought, .limits = limits};
+    auto made = tools ? compile_tools(r, options) : compile_text(r.constraint, options);
+    if (made) return made;
     const Error& e = made.error();
     if (tools && e.where.starts_with("tool")) return e;
-    return Error{c.where, e.where.empty() ? e.what : fmt::format("{}: {}", cut(e.where), e.what), e.hint};
-  }
-  known_.emplace_front(std::move(key), *made);
-  size_t bytes = 0, n = 0;
-  for (auto k = known_.begin(); k != known_.end(); ++k) {
-    bytes += k->first.size() + k->second->bytes();
-    if (++n <= kMost && (bytes <= kMostBytes || n == 1)) continue;
-    known_.erase(k, known_.end());
-    break;
-  }
-  return *made;
+    return Error{r.constraint.where, e.where.empty() ? e.what : fmt::format("{}: {}", cut(e.where), e.what), e.hint};
+  };
+  return GrammarRecipe{std::move(key), std::move(compile)};
 }
 
 }  // namespace facet

@@ -1,10 +1,10 @@
 #pragma once
-#include <list>
+#include <functional>
+#include <optional>
 #include <string>
 #include <string_view>
-#include <utility>
-#include <vector>
 
+#include "grammar/compile_limits.h"
 #include "server/openai.h"
 
 // What a request says about the form of its answer, and the grammar that it means (docs/structured-output.md).
@@ -18,15 +18,14 @@ void read_anthropic_choice(Fields& f, ApiRequest& r);
 // A JSON schema that stands at `where`.
 void constrain_to_schema(Fields& f, ApiRequest& r, const std::string& where, const Json& schema);
 
-// Grammars by what they were made of, the newest first. One thread.
-class GrammarCache {
- public:
-  // Null: the request asks for nothing. in_thought: the answer begins in one.
-  Result<GrammarPtr> of(const ApiRequest& r, bool in_thought);
-
- private:
-  static constexpr size_t kMost = 64, kMostBytes = size_t(64) << 20;
-  std::list<std::pair<std::string, GrammarPtr>> known_;
+// How to make the grammar of a request: equal keys, equal grammars.
+struct GrammarRecipe {
+  std::string key;
+  std::function<Result<GrammarPtr>(const CompileLimits&)> compile;  // once at a time
 };
+
+// The grammar that a request means; none: it asks for nothing. in_thought: the answer begins in one. The recipe looks
+// at the request, which outlives it.
+std::optional<GrammarRecipe> grammar_recipe(const ApiRequest& r, bool in_thought);
 
 }  // namespace facet

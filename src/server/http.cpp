@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <new>
 
 #include "base/pass_socket.h"
 #include "server/http_connection.h"
@@ -69,12 +70,15 @@ class Server final : public HttpServer, public HttpShared {
     else
       accept();
     wait_signal();
-    try {
-      io.run();
-    } catch (const std::exception& e) {  // Asio, or memory that ran out
-      return Error{"http", e.what(), ""};
+    for (;;) {
+      try {
+        io.run();
+        return Ok{};
+      } catch (const std::bad_alloc&) {  // what it ran out for is over; a connection closes with its last handler
+      } catch (const std::exception& e) {
+        return Error{"http", e.what(), ""};
+      }
     }
-    return Ok{};
   }
 
   void drain() override {

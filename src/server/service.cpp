@@ -5,12 +5,14 @@
 #include <spdlog/sinks/stdout_sinks.h>
 
 #include <algorithm>
+#include <thread>
 
 #include "base/worker.h"
 #include "server/access.h"
 #include "server/answers.h"
 #include "server/arrival.h"
 #include "server/cache_metrics.h"
+#include "server/grammar_pool.h"
 #include "server/info.h"
 #include "server/ollama.h"
 #include "server/page.h"
@@ -26,13 +28,18 @@ namespace {
 // What there is once the model is loaded.
 struct Loaded {
   Loaded(Engine& e, const ServiceConfig& c, AnswersHooks hooks)
-      : engine(e), answers(e, c, std::move(hooks)), reader(e, c) {}
+      : engine(e),
+        answers(e, c, std::move(hooks)),
+        reader(e, c),
+        grammars([&e](const GrammarPtr& g) { return e.prepare_grammars(g); }, grammar_threads()) {}
+  static int grammar_threads() { return std::clamp(int(std::thread::hardware_concurrency()) / 2, 2, 4); }
   Engine& engine;
   ServerInfo info = {};
-  int arriving = 0;  // bodies that are read
+  int arriving = 0;  // bodies that are read, and those whose grammars are compiled
   Answers answers;
   RequestReader reader;  // of the worker's thread
-  Worker worker = {};    // ends before what it uses
+  GrammarPool grammars;
+  Worker worker = {};  // ends before what it uses
 };
 
 ServerInfo info_of(const Engine& e, const ServiceConfig& c) {
@@ -86,12 +93,11 @@ class ServiceImpl final : public Service, public HttpHandler {
       c_.defaults.n_seq = engine.config().max_seq;
       c_.defaults.tokenize = [&t](std::string_view text) { return t.encode(text, false, false); };
       c_.defaults.tokens_with = [&t](std::string_view text) { return tokens_with(t, text); };
-      loaded_ = std::make_unique<Loaded>(
-          engine, c_,
-          AnswersHooks{
-              .log = &log_, .metrics = &metrics_, .health = &health_, .post = [this](std::function<void()> work) {
-                http_->post(std::move(work));
-              }});
+      loaded_ = std::make_unique<Loaded>(engine, c_,
+                                         AnswersHooks{.log = &log_,
+                                                      .metrics = &metrics_,
+                                                      .health = &health_,
+                                                      .post = [this](std::function<void()> work) { post(work); }});
       loaded_->info = info_of(engine, c_);
       health_.ready();
       ready();
@@ -121,21 +127,27 @@ class ServiceImpl final : public Service, public HttpHandler {
       return refuse(*reply, dialect_of_path(r.path),
                     {.status = 503, .message = "the queue is full", .param = "", .code = "queue_full"});
     // A body of megabytes takes long to read: a thread of its own does it, so that no stream waits.
-    auto a = std::make_shared<Arrival>(
-        Arrival{route, std::move(r.body), std::string(access_.key_name(r)), std::move(reply)});
-    a->reply->on_gone = [p = std::weak_ptr(a)](const char* why) {
-      if (const auto arrival = p.lock()) arrival->gone = why, arrival->reply = nullptr;
+    const std::shared_ptr<Arrival> a(
+        new Arrival{route, std::move(r.body), std::string(access_.key_name(r)), std::move(reply)});
+    a->reply->on_gone = [this, p = std::weak_ptr(a)](const char* why) {
+      const auto arrival = p.lock();
+      if (!arrival) return;
+      arrival->gone = why, arrival->reply = nullptr, arrival->left = true;
+      if (loaded_) loaded_->grammars.look();
     };
     ++l.arriving;
     l.worker.push([this, &l, a] {
       l.reader.read(*a);
-      http_->post([this, &l, a] {
-        --l.arriving;
-        if (a->gone) return log_.info("dropped stop={} running={}", a->gone, l.answers.size());
-        if (!a->error && a->answer) return a->reply->send(json_response(200, *a->answer));
-        if (!a->error) a->error = l.answers.begin(*a);
-        if (a->error) refuse(*a->reply, dialect_of_path(a->route->path), *a->error);
-      });
+      if (!a->recipe) return arrived(l, a);
+      try {
+        l.grammars.make(std::move(*a->recipe), a->key, a->left, [this, &l, a](GrammarAnswer g) {
+          a->grammar = std::move(g.grammar), a->error = std::move(g.error);
+          arrived(l, a);
+        });
+      } catch (const std::bad_alloc&) {
+        a->error = no_memory();
+        arrived(l, a);
+      }
     });
   }
 
@@ -163,11 +175,35 @@ class ServiceImpl final : public Service, public HttpHandler {
     reply.send(error_response(dialect, e));
   }
 
+  // Work for the server's thread. Where memory has run out, others give some back soon; without this work a request
+  // would never end.
+  void post(const std::function<void()>& work) {
+    for (int tries = 0; tries < 1000; ++tries) {
+      try {
+        return http_->post(work);
+      } catch (const std::bad_alloc&) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      }
+    }
+    log_.error("memory has run out: an answer is lost");
+  }
+
+  // A request was read, its grammar is compiled.
+  void arrived(Loaded& l, const std::shared_ptr<Arrival>& a) {
+    post([this, &l, a] {
+      --l.arriving;
+      if (a->gone) return log_.info("dropped stop={} running={}", a->gone, l.answers.size());
+      if (!a->error && a->answer) return a->reply->send(json_response(200, *a->answer));
+      if (!a->error) a->error = l.answers.begin(*a);
+      if (a->error) refuse(*a->reply, dialect_of_path(a->route->path), *a->error);
+    });
+  }
+
   // A reply that the engine's thread causes and the server's gives.
   using Held = std::shared_ptr<std::unique_ptr<HttpReply>>;
   void reply_later(const Held& held, HttpResponse r) {
-    http_->post([held, r = std::move(r)]() mutable {
-      if (const auto reply = std::exchange(*held, nullptr)) reply->send(std::move(r));
+    post([held, r = std::move(r)] {
+      if (const auto reply = std::exchange(*held, nullptr)) reply->send(r);
     });
   }
   void list_slots(Engine& engine, std::unique_ptr<HttpReply> reply) {

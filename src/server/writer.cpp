@@ -75,6 +75,13 @@ HttpResponse json_response(int status, const Json& body) {
   return {.status = status, .type = "application/json", .body = dump_json(body), .headers = {}};
 }
 
+ApiError no_memory() {
+  return {.status = 503,
+          .message = "memory ran out while the request was read; make it smaller, or try again",
+          .param = "",
+          .code = "out_of_memory"};
+}
+
 HttpResponse error_response(Dialect dialect, const ApiError& e) {
   HttpResponse r = json_response(e.status, error_json(dialect, e));
   if (e.status == 503) r.headers.emplace_back("Retry-After", "1");

@@ -31,6 +31,7 @@ struct ApiError {
   size_t n_prompt = 0, n_ctx = 0;  // of a prompt that is longer than the context
 };
 ApiError api_error(const Error& e);
+ApiError no_memory();  // for this request; the server goes on
 
 // Whose shape an error has.
 enum class Dialect { kOpenAi, kAnthropic, kOllama };

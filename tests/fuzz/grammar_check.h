@@ -7,7 +7,15 @@
 #include "grammar/likely.h"
 #include "grammar/masks.h"
 
-// What holds of every grammar that compiles: masks and steps agree, and there is always a way on.
+// What compiling may cost here: sanitizers make it several times as slow, and a unit may take two seconds.
+inline facet::GrammarOptions fuzz_options() {
+  facet::GrammarOptions o;
+  o.limits.work = facet::CompileLimits::kDefaultWork / 8;
+  return o;
+}
+
+// What holds of every grammar that compiles: masks and steps agree, and there is always a way on, until the work that
+// is allowed is over; then nothing more is said, and soon.
 inline void check_grammar(const facet::Result<facet::GrammarPtr>& made, uint32_t seed) {
   using namespace facet;
   if (!made) {
@@ -28,24 +36,40 @@ inline void check_grammar(const facet::Result<facet::GrammarPtr>& made, uint32_t
     texts.push_back("");
     return std::make_shared<GrammarVocab>(std::move(texts), specials, std::vector<int32_t>{end});
   }();
+  GrammarWork work(GrammarWork::kMost / 16);
+  const GrammarWorkScope scope(work);
   GrammarMasks masks(vocab, 1 << 20);
   GrammarState state(*made);
   std::vector<uint32_t> mask(vocab->mask_words());
   std::minstd_rand rng(seed + 1);
-  for (int step = 0; step < 12; ++step) {
-    masks.mask(state, mask);
+  // The first tokens are looked at closely; then the text gets long.
+  for (int step = 0; step < 60; ++step) {
+    const bool closely = step < 12;
+    if (!masks.mask(state, mask)) {
+      CHECK(work.over(), "no mask, though there is work left");
+      break;
+    }
     std::vector<int32_t> may;
     for (int32_t t = 0; t < vocab->size(); ++t) {
       const bool bit = mask[size_t(t) / 32] >> (t % 32) & 1;
-      GrammarState next = state;
-      CHECK(next.advance(*vocab, t) == bit, "mask and step differ on token {}", t);
+      if (closely) {
+        GrammarState next = state;
+        const bool follows = next.advance(*vocab, t);
+        if (work.over()) return;
+        CHECK(follows == bit, "mask and step differ on token {}", t);
+      }
       if (bit) may.push_back(t);
     }
     CHECK(!may.empty(), "a dead end");
     const int32_t pick = may[rng() % may.size()];
-    if (vocab->is_eog(pick)) break;
-    state.advance(*vocab, pick);
+    if (vocab->is_eog(pick)) {
+      if (closely || may.size() == 1) break;
+      continue;
+    }
+    CHECK(state.advance(*vocab, pick) || work.over(), "a token that the mask allows");
+    if (work.over()) break;
     const LikelyText text = likely_text(state, "{");
-    CHECK(GrammarState(state).advance_bytes(text.bytes), "a likely text that may not come");
+    CHECK(GrammarState(state).advance_bytes(text.bytes) || work.over(), "a likely text that may not come");
   }
+  CHECK(work.spent() <= GrammarWork::kMost / 16 + 200'000, "{} units of work", work.spent());
 }

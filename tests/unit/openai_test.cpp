@@ -225,11 +225,11 @@ TEST(OpenAiRequest, UnknownFields) {
 std::string form(const std::string& fields, std::string_view text, bool in_thought = false) {
   const auto r = chat(fields);
   if (!r) return r.error().where;
-  GrammarCache cache;
-  const auto g = cache.of(*r, in_thought);
+  const auto recipe = grammar_recipe(*r, in_thought);
+  if (!recipe) return "none";
+  EXPECT_EQ(grammar_recipe(*r, in_thought)->key, recipe->key) << "would be compiled twice";
+  const auto g = recipe->compile({});
   if (!g) return g.error().message();
-  if (!*g) return "none";
-  EXPECT_EQ(*cache.of(*r, in_thought), *g) << "compiled twice";
   GrammarState s(*g);
   return s.advance_bytes(text) && s.may_end() ? "yes" : "no";
 }
