@@ -26,13 +26,17 @@ namespace {
 // What there is once the model is loaded.
 struct Loaded {
   Loaded(Engine& e, const ServiceConfig& c, AnswersHooks hooks)
-      : engine(e), answers(e, c, std::move(hooks)), reader(e, c) {}
+      : engine(e), answers(e, c, with_writer(std::move(hooks))), reader(e, c) {}
+  AnswersHooks with_writer(AnswersHooks hooks) {
+    hooks.write = [this](std::function<void()> work) { writer.push(std::move(work)); };
+    return hooks;
+  }
   Engine& engine;
   ServerInfo info = {};
   int arriving = 0;  // bodies that are read
   Answers answers;
-  RequestReader reader;  // of the worker's thread
-  Worker worker = {};    // ends before what it uses
+  RequestReader reader;             // of the worker's thread
+  Worker worker = {}, writer = {};  // of bodies, and of answers; they end before what they use
 };
 
 ServerInfo info_of(const Engine& e, const ServiceConfig& c) {
@@ -122,7 +126,7 @@ class ServiceImpl final : public Service, public HttpHandler {
                     {.status = 503, .message = "the queue is full", .param = "", .code = "queue_full"});
     // A body of megabytes takes long to read: a thread of its own does it, so that no stream waits.
     auto a = std::make_shared<Arrival>(
-        Arrival{route, std::move(r.body), std::string(access_.key_name(r)), std::move(reply)});
+        Arrival{route, std::move(r.body), std::string(access_.key_name(r)), std::move(r.body_room), std::move(reply)});
     a->reply->on_gone = [p = std::weak_ptr(a)](const char* why) {
       if (const auto arrival = p.lock()) arrival->gone = why, arrival->reply = nullptr;
     };
@@ -132,7 +136,7 @@ class ServiceImpl final : public Service, public HttpHandler {
       http_->post([this, &l, a] {
         --l.arriving;
         if (a->gone) return log_.info("dropped stop={} running={}", a->gone, l.answers.size());
-        if (!a->error && a->answer) return a->reply->send(json_response(200, *a->answer));
+        if (!a->error && a->answer) return a->reply->send(written_response(std::move(*a->answer)));
         if (!a->error) a->error = l.answers.begin(*a);
         if (a->error) refuse(*a->reply, dialect_of_path(a->route->path), *a->error);
       });
@@ -195,7 +199,7 @@ class ServiceImpl final : public Service, public HttpHandler {
   }
 
   HttpResponse metrics_response() const {
-    Metrics::Gauges now{.state = health_.state()};
+    Metrics::Gauges now{.state = health_.state(), .http = http_->use()};
     if (loaded_) {
       const size_t open = loaded_->answers.size(), most = size_t(loaded_->engine.config().max_seq);
       now.running = std::min(open, most);

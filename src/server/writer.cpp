@@ -75,6 +75,10 @@ HttpResponse json_response(int status, const Json& body) {
   return {.status = status, .type = "application/json", .body = dump_json(body), .headers = {}};
 }
 
+HttpResponse written_response(std::string json) {
+  return {.status = 200, .type = "application/json", .body = std::move(json), .headers = {}};
+}
+
 HttpResponse error_response(Dialect dialect, const ApiError& e) {
   HttpResponse r = json_response(e.status, error_json(dialect, e));
   if (e.status == 503) r.headers.emplace_back("Retry-After", "1");
