@@ -15,6 +15,7 @@ import random
 import statistics
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 
@@ -28,10 +29,13 @@ class Server:
     def __init__(self, program, model, slots, context, options):
         room = [] if "-c" in options else ["-c", str(context)]
         command = [program, "serve", "-m", model, *room, "--port", "0", "--parallel", str(slots), *options]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        said = tempfile.TemporaryFile(mode="w+", errors="replace")
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=said, text=True)
         line = self.process.stdout.readline()
         if ":" not in line:
-            sys.exit(f"{' '.join(command)}: did not start")
+            code = self.process.wait()
+            said.seek(0)
+            sys.exit(f"{' '.join(command)}: did not start (exit code {code}); it said:\n{said.read()[-4000:].strip()}")
         self.port = int(line.rsplit(":", 1)[1])
         text = "".join(f"{i} the quick brown fox jumps over a lazy dog and {i * i} other animals of the forest " for i in range(100, 200))
         self.words = sorted(set(self.post("/tokenize", {"content": text})["tokens"]))

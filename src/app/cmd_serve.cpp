@@ -165,6 +165,15 @@ void add_answer_options(CLI::App* cmd, ApiDefaults& d) {
   cmd->add_flag("--strict", d.strict, "Refuse every unknown field of a request");
 }
 
+// A number alone is one of MiB, as llama-server counts.
+CLI::Validator mebibytes() {
+  return {[](std::string& s) {
+            if (!s.empty() && s.find_first_not_of("0123456789") == std::string::npos) s += "MB";
+            return std::string();
+          },
+          "", "mebibytes"};
+}
+
 void add_sequence_options(CLI::App* cmd, EngineConfig& c) {
   c.max_seq = 4;
   cmd->add_option("--parallel", c.max_seq, "Requests that run at once; each has a context of its own")
@@ -180,9 +189,10 @@ void add_sequence_options(CLI::App* cmd, EngineConfig& c) {
       ->transform(CLI::AsSizeValue(false))
       ->check(CLI::Range(uint64_t(1) << 20, uint64_t(1) << 50));
   cmd->add_option("--cache-ram", c.cache_ram,
-                  "Bytes of host memory for conversations that had to go (8GB); omitted: a quarter of what is free, at "
-                  "most 8 GiB; 0: none")
+                  "Host memory for conversations that had to go, in MiB or with a suffix (8GB); omitted: a quarter of "
+                  "what is free, at most 8 GiB; 0: none")
       ->transform(CLI::AsSizeValue(false))
+      ->transform(mebibytes())  // before the one above: the last that was added comes first
       ->check(CLI::Range(uint64_t(0), uint64_t(1) << 50));
   cmd->add_option("--cache-disk", c.cache_disk,
                   "Folder for conversations that had to go from host memory, too, and for all of them at the end: the "
@@ -243,6 +253,16 @@ void add_connection_options(CLI::App* cmd, HttpConfig& h) {
       ->transform(CLI::AsSizeValue(false))
       ->check(CLI::Range(uint64_t(1), uint64_t(1) << 30))
       ->default_str("8MB");
+  cmd->add_option("--body-memory", h.body_memory,
+                  "Bytes of all bodies that arrive or wait to be read; a request beyond is answered 503")
+      ->transform(CLI::AsSizeValue(false))
+      ->check(CLI::Range(uint64_t(1) << 16, uint64_t(1) << 40))
+      ->default_str("64MB");
+  cmd->add_option("--answer-memory", h.answer_memory,
+                  "Bytes of all answers that wait for their readers; beyond it the slowest readers are dropped")
+      ->transform(CLI::AsSizeValue(false))
+      ->check(CLI::Range(uint64_t(1) << 16, uint64_t(1) << 40))
+      ->default_str("64MB");
   cmd->add_option("--max-connections", h.max_connections, "Clients connected at once")
       ->check(CLI::Range(1, 4096))
       ->capture_default_str();

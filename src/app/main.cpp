@@ -59,8 +59,12 @@ int run_program(int argc, char** argv) {
   add_commands(app, rc);
   if (argc > 1 && argv[1][0] != '-' && !has_command(app, argv[1]))
     return usage_error(std::string("unknown command '") + argv[1] + "', expected one of " + command_names(app));
+  auto args = with_own_names(app, argc, argv);
+  if (!args) return usage_error(args.error().message());
   try {
-    app.parse(with_own_names(app, argc, argv));
+    app.parse(std::move(*args));
+  } catch (const CLI::ExtrasError&) {
+    return usage_error(unexpected_arguments(app));  // its own text has them the other way round
   } catch (const CLI::ParseError& e) {
     if (e.get_exit_code() == 0) return app.exit(e);  // --help, --version
     return usage_error(e.what());

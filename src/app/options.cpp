@@ -192,7 +192,7 @@ Status find_model(std::string& path) {
   if (path.empty()) path = default_model_path();
   if (path.empty())
     return Error{"-m", "expected a model, found none given and none beside the program",
-                 "give the path of a GGUF file"};
+                 "give the path of a GGUF file, or set FACET_MODELS to the folder of the models that come with it"};
   return fetch_named(path, HubUse::kModel);
 }
 

@@ -67,6 +67,8 @@ std::vector<GivenOption> common_options(const CLI::App& cmd) {
     if (o->count() == 0 || o->get_lnames().empty() || own.contains(o->get_lnames()[0])) continue;
     given.push_back({o->get_lnames()[0], {}});
     if (o->get_items_expected_max() > 0) given.back().values = o->results();
+    if (given.back().name == "cache-ram")  // bytes by now, and a number alone would be MiB
+      for (std::string& v : given.back().values) v += "B";
   }
   return given;
 }
@@ -102,6 +104,9 @@ Status separate_caches(ModelConfig& m) {
     if (name.starts_with('.')) name.insert(0, "_");
     if (auto made = FolderLock::take(o.values[0]); !made) return made.error();
     o.values[0] += "/" + name;
+    std::error_code ec;
+    if (fs::is_symlink(o.values[0], ec))  // the folder that was named may be reached through one; what is in it is ours
+      return Error{o.values[0], "expected a folder, found a link", "move it away"};
   }
   return Ok{};
 }

@@ -1,5 +1,7 @@
 #include "base/files.h"
 
+#include "base/own_file.h"
+
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/file.h>
@@ -125,9 +127,12 @@ void sync_folder(const std::string& path) {
 
 }  // namespace
 
-Result<int> open_regular(const std::string& path) {
+namespace {
+
+Result<int> open_to_read(const std::string& path, int more_flags) {
   // O_NONBLOCK: a pipe without a writer would be waited for. It means nothing to a regular file.
-  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY | more_flags);
+  if (fd < 0 && errno == ELOOP && more_flags != 0) return Error{path, "expected a file, found a link", "move it away"};
   if (fd < 0)
     return Error{path, std::string("cannot open: ") + std::strerror(errno), "check the path and its permissions"};
   struct stat st {};
@@ -135,6 +140,11 @@ Result<int> open_regular(const std::string& path) {
   ::close(fd);
   return Error{path, fmt::format("expected a regular file, found {}", kind_of(st.st_mode)), "give the path of a file"};
 }
+
+}  // namespace
+
+Result<int> open_regular(const std::string& path) { return open_to_read(path, 0); }
+Result<int> open_own(const std::string& path) { return open_to_read(path, O_NOFOLLOW); }
 
 Result<std::string> read_file(const std::string& path, uint64_t most) {
   auto fd = open_regular(path);
@@ -209,14 +219,15 @@ Result<OutputFile> OutputFile::create(const std::string& path, std::span<const s
 }
 
 Result<OutputFile> OutputFile::create_private(const std::string& path) {
-  if (auto ok = check_output(path); !ok) return ok.error();
+  for (const std::string& name : {path, path + ".part"})
+    if (auto ok = check_name(name, /*follow=*/false, {}); !ok) return ok.error();
   return create(path, 0600, true);
 }
 
 Result<OutputFile> OutputFile::create(const std::string& path, unsigned mode, bool durable) {
   OutputFile f;
   f.durable_ = durable;
-  f.path_ = followed(path);
+  f.path_ = durable ? path : followed(path);
   f.slot_ = remember(f.part());
   f.fd_ = ::open(f.part().c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY, mode);
   // A file that was left there keeps its mode otherwise.

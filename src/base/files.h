@@ -87,8 +87,8 @@ class PartFile {
 class OutputFile {
  public:
   static Result<OutputFile> create(const std::string& path, std::span<const std::string> inputs = {});
-  // For its owner alone, and on the disk before it appears under its name: a machine that stops leaves all of it or
-  // nothing.
+  // For its owner alone and no link, and on the disk before it appears under its name: a machine that stops leaves all
+  // of it or nothing.
   static Result<OutputFile> create_private(const std::string& path);
   OutputFile() = default;
   OutputFile(OutputFile&& other) noexcept { swap(other); }

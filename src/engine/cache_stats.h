@@ -12,7 +12,7 @@ struct CacheStats {
   struct Tier {
     int64_t bytes = 0;    // in use now; of the pool: by all sequences, running ones too
     int64_t entries = 0;  // sequences to go on from, now
-    int64_t limit = 0;    // bytes that it may use; 0: the tier is off
+    int64_t limit = 0;    // bytes that it may use; 0: the tier is off, the disk also while it has no room
     int64_t hits = 0;     // requests that went on from here
     int64_t hit_tokens = 0;
     int64_t evictions = 0;  // entries that had to make room
@@ -27,8 +27,8 @@ struct CacheStats {
   int64_t copies = 0;         // of sequences, out of the pool
   int64_t copies_waited = 0;  // of them, those for which somebody waited who wanted the memory
   Tier gpu, ram, disk;        // gpu: the pool of rows, also on the CPU
-  int64_t disk_errors = 0;    // files that could not be read, written or trusted
-  int64_t disk_dropped = 0;   // entries that were not written because the disk was behind
+  int64_t disk_errors = 0;    // files that could not be read or trusted
+  int64_t disk_dropped = 0;   // entries that were not written because the disk was behind, or had no room
 };
 
 // Where a request's beginning came from, and why not all of it.

@@ -11,6 +11,7 @@
 #include <filesystem>
 #include <future>
 #include <system_error>
+#include <utility>
 
 #include "base/hash.h"
 
@@ -27,6 +28,8 @@ void finish(Worker& w) {
 
 constexpr int64_t kSecond = 1'000'000'000;  // ns
 // Since 1970; a file can have any time.
+constexpr const char* kGoesOn = "there is room again, and files are written";
+
 int64_t ns_of(const timespec& t) {
   return std::clamp<int64_t>(t.tv_sec, 0, 9'000'000'000) * kSecond + std::clamp<int64_t>(t.tv_nsec, 0, kSecond - 1);
 }
@@ -138,8 +141,8 @@ void DiskTier::put(const ImagePtr& image, bool wait) {
   if (wait) finish_writes();
   {
     const std::lock_guard lock(mutex_);
-    if (off_ || n > c_.most || holds(name)) return;
-    if (!wait && waiting_ > 0 && waiting_ + n > c_.most_waiting) {
+    if (n > c_.most || holds(name)) return;
+    if (!may_write() || (!wait && waiting_ > 0 && waiting_ + n > c_.most_waiting)) {
       ++counts_.dropped;
       return;
     }
@@ -147,6 +150,57 @@ void DiskTier::put(const ImagePtr& image, bool wait) {
     queued_.push_back(name);
   }
   writer_.push([this, image, n] { write(image, n); });
+}
+
+bool DiskTier::may_write() const { return !paused_ || std::chrono::steady_clock::now() >= retry_at_; }
+
+// A pause that goes on looks at the room first: a file that does not fit would be written in part, over and over.
+Result<int64_t> DiskTier::try_write(const SessionImage& image, int64_t bytes) {
+  bool paused = false;
+  {
+    const std::lock_guard lock(mutex_);
+    paused = paused_;
+  }
+  if (paused && !has_room(bytes)) return int64_t(0);
+  return write_session(path(name_of(image)), image, c_.whose);
+}
+
+bool DiskTier::has_room(int64_t bytes) {
+  constexpr int64_t kSpare = 1 << 16;  // for the folder
+  if (check_room(path("x"), uint64_t(bytes + kSpare))) return true;
+  const std::lock_guard lock(mutex_);
+  retry_at_ = std::chrono::steady_clock::now() + kFirstWait;
+  return false;
+}
+
+void DiskTier::look_for_room() {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!paused_ || !may_write()) return;
+    retry_at_ = std::chrono::steady_clock::now() + kFirstWait;  // nobody else looks meanwhile
+  }
+  writer_.push([this] {
+    int64_t bytes = 0;
+    {
+      const std::lock_guard lock(mutex_);
+      bytes = wanted_;
+    }
+    if (!has_room(bytes)) return;
+    {
+      const std::lock_guard lock(mutex_);
+      if (!std::exchange(paused_, false)) return;
+    }
+    note(kGoesOn);
+  });
+}
+
+std::string DiskTier::pause(const Error& e, int64_t bytes) {
+  const bool first = !std::exchange(paused_, true);
+  ++counts_.dropped;
+  wanted_ = bytes;
+  retry_at_ = std::chrono::steady_clock::now() + wait_;
+  wait_ = std::min(2 * wait_, kMostWait);
+  return first ? fmt::format("{}; nothing is written there until there is room", e.message()) : "";
 }
 
 void DiskTier::make_room(int64_t bytes) {
@@ -164,20 +218,20 @@ void DiskTier::write(const ImagePtr& image, int64_t bytes) {
   bool possible = true;
   {
     const std::lock_guard lock(mutex_);
-    possible = !off_ && file_bytes <= c_.most;
+    possible = may_write() && file_bytes <= c_.most;
     if (possible) make_room(file_bytes);
   }
-  const auto written = possible ? write_session(path(name), *image, c_.whose) : Result<int64_t>(int64_t(0));
+  const auto written = possible ? try_write(*image, file_bytes) : Result<int64_t>(int64_t(0));
   std::string told;
   {
     const std::lock_guard lock(mutex_);
     waiting_ -= bytes;
     std::erase(queued_, name);
     if (!written) {
-      off_ = true;
-      ++counts_.errors;
-      told = fmt::format("{}; nothing is written there any more", written.error().message());
+      told = pause(written.error(), file_bytes);
     } else if (*written > 0) {
+      if (std::exchange(paused_, false)) told = kGoesOn;
+      wait_ = kFirstWait;
       mark_used(name);
       bytes_ += *written;
       entries_.push_front({.name = name,
@@ -246,7 +300,7 @@ void DiskTier::look_for(Nearest& nearest, std::span<const int32_t> tokens, const
 DiskTier::Counts DiskTier::counts() const {
   const std::lock_guard lock(mutex_);
   Counts c = counts_;
-  c.bytes = bytes_, c.entries = int64_t(entries_.size());
+  c.bytes = bytes_, c.entries = int64_t(entries_.size()), c.paused = paused_;
   return c;
 }
 

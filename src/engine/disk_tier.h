@@ -1,5 +1,6 @@
 #pragma once
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <list>
@@ -28,7 +29,8 @@ struct DiskRead {
 //
 // At the beginning headers alone are read. Files of other models and options stay until there is no room for them;
 // what is damaged is deleted, with a line that says so; files that are not ours are left alone, whatever their name.
-// Where nothing can be written any more, nothing is, and a line says why.
+// Where nothing can be written, as on a full disk, the tier pauses, and a line says why; it looks for room when there
+// is something to write, and goes on when it is there.
 class DiskTier {
  public:
   struct Config {
@@ -60,11 +62,15 @@ class DiskTier {
 
   struct Counts {
     int64_t bytes = 0, entries = 0, evictions = 0, errors = 0, dropped = 0;
+    bool paused = false;  // nothing is written, because it could not be
   };
   Counts counts() const;
+  // While nothing is written: looks whether there is room, on the writing thread. Any thread, as often as it likes.
+  void look_for_room();
   int64_t most() const { return c_.most; }
 
  private:
+  static constexpr std::chrono::milliseconds kFirstWait{250}, kMostWait{60'000};
   struct Entry {
     std::string name = {};
     int64_t bytes = 0;
@@ -82,6 +88,10 @@ class DiskTier {
   void write(const ImagePtr& image, int64_t bytes);
   void make_room(int64_t bytes);  // with the lock
   bool holds(const std::string& name) const;
+  bool may_write() const;                                               // with the lock
+  Result<int64_t> try_write(const SessionImage& image, int64_t bytes);  // bytes: of the file
+  bool has_room(int64_t bytes);                                         // on the writing thread
+  std::string pause(const Error& e, int64_t bytes);                     // with the lock; what there is to say
   // Gives a file the time of its use, later than every other's: the order of use outlives the process, and clocks of
   // files tick too slowly for it. With the lock.
   void mark_used(const std::string& name);
@@ -95,7 +105,11 @@ class DiskTier {
   int64_t bytes_ = 0, waiting_ = 0;
   int64_t last_used_ = 0;  // ns, the newest file's time
   Counts counts_;
-  bool off_ = false;        // nothing is written any more
+  // While paused: nothing is tried before then, and how long the next failure makes that.
+  std::chrono::steady_clock::time_point retry_at_ = {};
+  std::chrono::milliseconds wait_ = kFirstWait;
+  int64_t wanted_ = 0;  // bytes of the file that was not written
+  bool paused_ = false;
   Worker reader_, writer_;  // last: they use the others
 };
 

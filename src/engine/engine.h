@@ -235,7 +235,7 @@ class Engine {
   // What became of the prompts that score() read approximately, all together.
   virtual SparsePrefill scored_sparse() const { return {}; }
 
-  virtual CacheStats cache_stats() const = 0;  // any thread; as of the last step
+  virtual CacheStats cache_stats() const = 0;  // any thread; as of the last step, the disk's as it is
   // Any thread. The sequences in memory, each under its number; told on the engine's thread.
   virtual void list_slots(std::function<void(const std::vector<SlotInfo>&)> told) = 0;
   // Any thread. Writes the state of a sequence to a file; it stays in memory, and may be running.

@@ -160,8 +160,13 @@ class EngineImpl final : public Engine, SessionMemory {
   SparsePrefill scored_sparse() const override { return told(scored_); }
 
   CacheStats cache_stats() const override {
-    const std::lock_guard lock(stats_mutex_);
-    return stats_;
+    CacheStats s;
+    {
+      const std::lock_guard lock(stats_mutex_);
+      s = stats_;
+    }
+    tiers_->disk_now(s);
+    return s;
   }
   void list_slots(std::function<void(const std::vector<SlotInfo>&)> told) override {
     queue_.post([this, told = std::move(told)] {

@@ -10,6 +10,7 @@
 
 #include "base/files.h"
 #include "base/hash.h"
+#include "base/own_file.h"
 
 namespace facet {
 namespace {
@@ -145,7 +146,7 @@ namespace {
 
 // Opens the file and reads its header.
 Result<int> open_session(const std::string& path, SessionEntry& entry) {
-  auto fd = open_regular(path);
+  auto fd = open_own(path);
   if (!fd) return fd.error();
   auto fail = [&](const Error& e) -> Result<int> {
     ::close(*fd);

@@ -233,11 +233,17 @@ class Tiers {
     s.gpu.entries = 0;
     for (SlotId i = 0; i < sessions_.size(); ++i) s.gpu.entries += sessions_.at(i).use == Session::Use::kIdle;
     s.ram.bytes = ram_.bytes(), s.ram.entries = int64_t(ram_.size()), s.ram.limit = ram_.most();
-    if (!disk_) return s;
-    const DiskTier::Counts d = disk_->counts();
-    s.disk.bytes = d.bytes, s.disk.entries = d.entries, s.disk.evictions = d.evictions, s.disk.limit = disk_->most();
-    s.disk_errors = d.errors, s.disk_dropped = d.dropped;
+    disk_now(s);
     return s;
+  }
+  // The part of them that is the disk's. Any thread.
+  void disk_now(CacheStats& s) const {
+    if (!disk_) return;
+    disk_->look_for_room();
+    const DiskTier::Counts d = disk_->counts();
+    s.disk.bytes = d.bytes, s.disk.entries = d.entries, s.disk.evictions = d.evictions,
+    s.disk.limit = d.paused ? 0 : disk_->most();
+    s.disk_errors = d.errors, s.disk_dropped = d.dropped;
   }
 
  private:

@@ -14,12 +14,14 @@ namespace facet {
 namespace {
 
 constexpr int kMostRedirects = 10;
-constexpr long kSlowest = 100;  // bytes a second; less for timeout_s is silence
+constexpr long kSlowest = 100;           // bytes a second; less for timeout_s is silence
+constexpr size_t kMostMoved = 64 << 10;  // bytes of an answer that sends on, which nobody reads
 
 // What the callbacks write to.
 struct Transfer {
   HubHead head;
   const HubClient::Receive* receive;
+  size_t moved = 0;  // bytes of such a body
   bool redirects() const { return head.status >= 300 && head.status < 400; }
 };
 
@@ -58,8 +60,9 @@ size_t on_header(char* data, size_t size, size_t n, void* to) {
 }
 size_t on_body(char* data, size_t size, size_t n, void* to) {
   auto* t = static_cast<Transfer*>(to);
-  if (t->redirects() || (*t->receive)(t->head, std::as_bytes(std::span(data, size * n)))) return size * n;
-  return 0;  // CURLE_WRITE_ERROR
+  const bool wanted = t->redirects() ? (t->moved += size * n) <= kMostMoved
+                                     : (*t->receive)(t->head, std::as_bytes(std::span(data, size * n)));
+  return wanted ? size * n : 0;  // CURLE_WRITE_ERROR
 }
 
 HubEnd::Fault fault_of(int code) {
@@ -141,6 +144,11 @@ HubEnd HubClient::get_one(const std::string& url, const std::vector<std::string>
   c.slist_free_all(list);
   HubEnd end{.fault = fault_of(code), .error = {}, .head = std::move(transfer.head)};
   // A signed address ends in what is nobody else's.
+  if (transfer.moved > kMostMoved)
+    return {HubEnd::Fault::kFinal,
+            {url.substr(0, url.find('?')),
+             fmt::format("expected at most {} bytes of an answer that sends on, found more", kMostMoved), ""},
+            std::move(end.head)};
   if (code != 0) end.error = {url.substr(0, url.find('?')), problem[0] ? problem : c.easy_strerror(code), ""};
   return end;
 }

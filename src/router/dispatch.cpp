@@ -11,7 +11,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr size_t kMaxBuffered = 256 << 20;  // bytes of an answer that is no stream
 constexpr auto kTellEvery = std::chrono::milliseconds(500);
 constexpr auto kReasonWithin = std::chrono::seconds(3);  // for a process's end to be known after its connections'
 
@@ -44,6 +43,14 @@ void RoutedRequest::leave(const char* why) {
   upstream = nullptr;
   reply = nullptr;
   if (const auto undo = std::exchange(left, nullptr)) undo();
+}
+
+void RoutedRequest::buffer(std::string_view piece) {
+  no_room = no_room || !body_room.resize(body.size() + piece.size());
+  if (!no_room)
+    body += piece;
+  else
+    body = {}, body_room.release();
 }
 
 void Dispatch::recount(Model& m) {
@@ -119,23 +126,24 @@ void Dispatch::hand(const RoutedPtr& p, Model& m) {
   };
   recount(m);
   pool_.used(m);
+  p->body_room = Room::Part(answers_);
   std::string text = request_text(p->request);
   p->request.body.clear();
   p->request.body.shrink_to_fit();
-  p->upstream =
-      Upstream::start(io_, *fd, std::move(text),
-                      {.head =
-                           [p](const UpstreamHead& h) {
-                             p->head = h;
-                             p->streaming = h.stream && h.status == 200;
-                             if (p->streaming && !p->begun && p->reply) p->reply->begin(h.type);
-                           },
-                       .body =
-                           [p](std::string_view piece) {
-                             if (p->streaming && p->reply) p->reply->write(piece);
-                             if (!p->streaming && p->body.size() <= kMaxBuffered) p->body += piece;
-                           },
-                       .done = [this, p, &m](bool whole) { answered(p, m, whole && p->body.size() <= kMaxBuffered); }});
+  p->upstream = Upstream::start(io_, *fd, std::move(text),
+                                {.head =
+                                     [p](const UpstreamHead& h) {
+                                       p->head = h;
+                                       p->request.body_room.release();  // the process has read it
+                                       p->streaming = h.stream && h.status == 200;
+                                       if (p->streaming && !p->begun && p->reply) p->reply->begin(h.type);
+                                     },
+                                 .body =
+                                     [p](std::string_view piece) {
+                                       if (p->streaming && p->reply) p->reply->write(piece);
+                                       if (!p->streaming) p->buffer(piece);
+                                     },
+                                 .done = [this, p, &m](bool whole) { answered(p, m, whole); }});
 }
 
 void Dispatch::answered(const RoutedPtr& p, Model& m, bool whole) {
@@ -145,6 +153,15 @@ void Dispatch::answered(const RoutedPtr& p, Model& m, bool whole) {
     return;
   }
   if (p->head.status == 200) m.restarted = false;
+  if (p->no_room) {
+    HttpResponse r = error_response(
+        p->dialect, {.status = 503,
+                     .message = "the answers of other requests take all of the memory there is (--answer-memory)",
+                     .param = "",
+                     .code = ""});
+    p->head = {.status = r.status, .type = r.type, .headers = r.headers};
+    p->body = std::move(r.body);
+  }
   if (p->reply && p->streaming) p->reply->end();
   if (p->reply && !p->streaming) finish_buffered(*p);
   end(p, m, p->head.status);
@@ -168,6 +185,7 @@ void Dispatch::end(const RoutedPtr& p, Model& m, int status) {
   q.broken.erase(p);
   p->left = nullptr;
   p->reply = nullptr;
+  p->body_room.release();
   ++counts_.requests[{m.config.name, status}];
   log_.info("model={} status={} seconds={:.2f}{}{}", m.config.name, status,
             std::chrono::duration<double>(Clock::now() - p->since).count(), p->key.empty() ? "" : " key=", p->key);

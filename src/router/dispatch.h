@@ -30,10 +30,13 @@ struct RoutedRequest {
   bool handed = false;     // a process has it
   UpstreamHead head = {};  // of the process's answer
   std::string body = {};   // of one that is no stream
+  Room::Part body_room = {};
+  bool no_room = false;  // for it: other answers had it all
   std::shared_ptr<Upstream> upstream = {};
   const char* gone = nullptr;       // why nobody waits any more
   std::function<void()> left = {};  // what leave() has to undo
   void leave(const char* why);
+  void buffer(std::string_view piece);  // of the body
 };
 using RoutedPtr = std::shared_ptr<RoutedRequest>;
 
@@ -43,7 +46,12 @@ class Dispatch {
  public:
   Dispatch(boost::asio::io_context& io, const RouterConfig& config, Pool& pool, RouterCounts& counts,
            spdlog::logger& log)
-      : io_(io), c_(config), pool_(pool), counts_(counts), log_(log) {}
+      : io_(io),
+        c_(config),
+        pool_(pool),
+        counts_(counts),
+        log_(log),
+        answers_(std::make_shared<Room>(config.front.http.answer_memory, 64 << 10)) {}
 
   // may_load: it waits for a model that is not there; else it is refused.
   void route(const RoutedPtr& p, Model& m, bool may_load);
@@ -80,6 +88,7 @@ class Dispatch {
   Pool& pool_;
   RouterCounts& counts_;
   spdlog::logger& log_;
+  const std::shared_ptr<Room> answers_;  // what processes have answered so far, where it is no stream
   std::map<Model*, Queues> queues_ = {};
   bool closing_ = false;
 };

@@ -163,6 +163,13 @@ class RouterImpl final : public Router, public HttpHandler {
     auto resolved = resolve(*p, target);
     if (const auto* e = std::get_if<ApiError>(&resolved)) return dispatch_.refuse(*p, "", *e);
     Model& m = *std::get<Model*>(resolved);
+    if (control && p->fields.model.empty())
+      return dispatch_.refuse(*p, "",
+                              {.status = 400,
+                               .message = "model: expected the name of a model, found none (GET /v1/models lists "
+                                          "those there are; \"any\" is the one that was used last)",
+                               .param = "model",
+                               .code = "model_required"});
     if (control) return target == Target::kLoadModel ? dispatch_.load(p, m) : dispatch_.unload(p, m);
     // Without a name and with no model in memory it is the router's own.
     if (target == Target::kProps && p->fields.model.empty() && !m.takes_requests())

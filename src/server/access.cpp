@@ -22,8 +22,16 @@ bool is_local(std::string_view name) {
 
 std::string_view given_key(const HttpRequest& head) {
   std::string_view given = head.header("authorization");
-  if (given.starts_with("Bearer ") || given.starts_with("bearer ")) return given.substr(7);
-  return head.header("x-api-key");
+  // RFC 9110, 11.4: the scheme in letters of any case, and spaces.
+  constexpr std::string_view kScheme = "bearer";
+  const bool bearer = given.size() > kScheme.size() && given[kScheme.size()] == ' ' &&
+                      std::equal(kScheme.begin(), kScheme.end(), given.begin(), [](char expected, char found) {
+                        return expected == (found >= 'A' && found <= 'Z' ? char(found - 'A' + 'a') : found);
+                      });
+  if (!bearer) return head.header("x-api-key");
+  given.remove_prefix(kScheme.size());
+  given.remove_prefix(std::min(given.find_first_not_of(' '), given.size()));
+  return given;
 }
 
 }  // namespace
@@ -94,10 +102,14 @@ Result<std::vector<ApiKey>> read_api_keys(const std::string& path) {
   return parse_api_keys(*text, path);
 }
 
-bool Access::shares(std::string_view origin) const {
-  return !origin.empty() && std::any_of(origins.begin(), origins.end(), [&](const std::string& o) {
-    return o == "*" || o == origin || (o == "localhost" && is_local(host_name(origin)));
+bool Access::names(std::string_view origin) const {
+  return !origin.empty() && origin != "*" && std::any_of(origins.begin(), origins.end(), [&](const std::string& o) {
+    return o == origin || (o == "localhost" && is_local(host_name(origin)));
   });
+}
+
+bool Access::shares(std::string_view origin) const {
+  return names(origin) || (!origin.empty() && std::count(origins.begin(), origins.end(), "*") > 0);
 }
 
 const Route* Access::route(std::string_view path) const {
@@ -123,7 +135,8 @@ std::vector<std::pair<std::string, std::string>> Access::cors_headers(const Http
   const std::string_view origin = head.header("origin");
   if (!shares(origin) || !visible(origin)) return out;
   out.emplace_back("Access-Control-Allow-Origin", origin);
-  out.emplace_back("Access-Control-Allow-Credentials", "true");
+  // Cookies and the like only for pages that were named: "*" is no list of anybody's.
+  if (names(origin)) out.emplace_back("Access-Control-Allow-Credentials", "true");
   if (head.method != "OPTIONS") return out;
   out.emplace_back("Access-Control-Allow-Methods", "GET, POST, DELETE, OPTIONS");
   // By name: "*" does not stand for Authorization.

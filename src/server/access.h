@@ -49,7 +49,8 @@ class Access {
 
  private:
   const Route* route(std::string_view path) const;
-  bool shares(std::string_view origin) const;
+  bool names(std::string_view origin) const;   // whether it is one of `origins`
+  bool shares(std::string_view origin) const;  // that, or they are every one's
 };
 
 }  // namespace facet

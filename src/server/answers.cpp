@@ -276,8 +276,16 @@ void Answers::complete(RequestId id, AnswerEnd end, const std::vector<int32_t>& 
     job.tokens.insert(job.tokens.end(), rest.begin(), job.return_tokens ? rest.end() : rest.begin());
     job.logprobs.insert(job.logprobs.end(), end.logprobs.begin(), end.logprobs.end());
     end.logprobs = std::move(job.logprobs);
-    answer.choices[size_t(job.index)] = {job.writer->whole(job.message, job.tokens, end), score};
-    if (answer.open == 0) send(answer);
+    // shared_ptr: std::function copies what it holds.
+    auto last = std::make_shared<Job>(std::move(job));
+    to_.write([this, last, end = std::move(end), score, all = answer.open == 0] {
+      Answer& a = *last->answer;
+      a.choices[size_t(last->index)] = {last->writer->whole(last->message, last->tokens, end), score};
+      if (!all) return;
+      to_.post([answer = last->answer, text = text_of(a)]() mutable {
+        if (const auto reply = std::exchange(answer->reply, nullptr)) reply->send(written_response(std::move(text)));
+      });
+    });
     return;
   }
   begin_stream(job, end.usage.prompt, end.usage.cached);
@@ -288,16 +296,15 @@ void Answers::complete(RequestId id, AnswerEnd end, const std::vector<int32_t>& 
 }
 
 // All choices are there; of each prompt's, the n best stay.
-void Answers::send(Answer& a) {
+std::string Answers::text_of(Answer& a) {
   std::vector<Json> kept;
   const auto better = [](const Answer::Choice& x, const Answer::Choice& y) { return x.score > y.score; };
   for (auto at = a.choices.begin(); at != a.choices.end(); at += a.best_of) {
     if (a.best_of > a.n) std::stable_sort(at, at + a.best_of, better);
     for (int i = 0; i < a.n; ++i) kept.push_back(std::move(at[i].json));
   }
-  if (a.choices.size() == 1) return a.reply->send(json_response(200, kept[0]));
-  a.reply->send(
-      json_response(200, a.kind == ApiKind::kNative ? Json(std::move(kept)) : join_choices(std::move(kept), a.total)));
+  if (a.choices.size() == 1) return dump_json(kept[0]);
+  return dump_json(a.kind == ApiKind::kNative ? Json(std::move(kept)) : join_choices(std::move(kept), a.total));
 }
 
 // A choice ended in an error: so does the answer.

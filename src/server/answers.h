@@ -19,17 +19,18 @@
 
 namespace facet {
 
-// What outlives Answers. post: work for the server's thread, from any other.
+// What outlives Answers. post: work for the server's thread, from any other; write: for the one that writes answers.
 struct AnswersHooks {
   spdlog::logger* log = nullptr;
   Metrics* metrics = nullptr;
   Health* health = nullptr;
-  std::function<void(std::function<void()>)> post = {};
+  std::function<void(std::function<void()>)> post = {}, write = {};
 };
 
 // A request's life from the engine to the end of its answer: choices that run and wait, cancellation, the log. Its
 // public methods and whatever it posts run on the server's thread; the engine's sinks decode tokens, look for stop
-// strings and post what is left, and never wait for a client.
+// strings and post what is left, and never wait for a client. An answer that is no stream is written as a whole by a
+// thread of its own: with the probabilities of its tokens it may have megabytes, and other clients would wait.
 class Answers {
  public:
   // engine and config outlive it.
@@ -53,7 +54,7 @@ class Answers {
       Json json = {};
       double score = 0;  // mean log-probability of its tokens
     };
-    std::vector<Choice> choices = {};  // unless it is a stream
+    std::vector<Choice> choices = {};  // unless it is a stream; the writing thread alone looks at them
     Usage total = {};
   };
   struct Job {  // a choice
@@ -85,7 +86,7 @@ class Answers {
   void fail(RequestId id, Job& job, const std::string& error, bool refused);
   void log_request(RequestId id, const Job& job, const AnswerEnd& end);
   static void begin_stream(Job& job, int prompt, int cached);
-  static void send(Answer& a);
+  static std::string text_of(Answer& a);
 
   Engine& engine_;
   const ServiceConfig& c_;

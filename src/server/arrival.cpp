@@ -10,6 +10,7 @@
 #include "server/info.h"
 #include "server/ollama.h"
 #include "server/responses.h"
+#include "server/schema_size.h"
 #include "server/text_api.h"
 #include "tokenizer/tokenizer.h"
 
@@ -21,29 +22,42 @@ RequestReader::RequestReader(Engine& engine, const ServiceConfig& config) : engi
     longest_piece_ = std::max(longest_piece_, std::max(t.text(id).size(), t.piece(id).size()));
 }
 
+namespace {
+
+// Bytes of an answer that comes of a body alone. --answer-memory is for several.
+constexpr size_t kMaxTextAnswer = 32 << 20;
+
+}  // namespace
+
 void RequestReader::read(Arrival& a) {
-  try {
-    read_all(a);
-  } catch (const std::bad_alloc&) {
-    a.request = {}, a.ids = {}, a.recipe = {}, a.answer = {};
-    a.error = no_memory();
+  read_body(a);
+  a.body_room.release();
+  // Of megabytes, perhaps, and not needed any more: they go here and not on the server's thread.
+  a.request.messages = {};
+  if (a.answer && a.answer->size() > kMaxTextAnswer) {
+    a.error = {.status = 400,
+               .message = fmt::format("expected what has an answer of at most {} bytes, found one of {}",
+                                      kMaxTextAnswer, a.answer->size())};
+    a.answer.reset();
   }
 }
 
-void RequestReader::read_all(Arrival& a) {
+void RequestReader::read_body(Arrival& a) {
   auto json = parse_json(std::exchange(a.body, {}), "");
   if (!json) return void(a.error = api_error(json.error()));
   if (a.route->target == Target::kTokenize || a.route->target == Target::kDetokenize) return read_text(a, *json);
   auto request = parse(*a.route, *json);
   if (!request) return void(a.error = api_error(request.error()));
+  if (auto ok = check_schema_sizes(*request); !ok) return void(a.error = api_error(ok.error()));
   a.request = std::move(*request);
   if (a.route->target == Target::kTemplate) {
     auto text = chat_prompt(a.request, c_.variant);
     if (!text) return void(a.error = api_error(text.error()));
-    return void(a.answer = Json{{"prompt", std::move(text->text)}});
+    return void(a.answer = dump_json(Json{{"prompt", std::move(text->text)}}));
   }
   if (!a.request.chat() && a.request.prompt.empty())  // Ollama's way to load a model
-    return void(a.answer = ollama_loaded({.kind = a.request.kind, .model = c_.model, .created = unix_now()}));
+    return void(a.answer =
+                    dump_json(ollama_loaded({.kind = a.request.kind, .model = c_.model, .created = unix_now()})));
   read_prompts(a);
   if (!a.error && !a.answer) a.recipe = grammar_recipe(a.request, a.in_thought);
 }
@@ -112,7 +126,7 @@ void RequestReader::read_prompt(Arrival& a) const {
                .n_prompt = ids->size(),
                .n_ctx = size_t(n_ctx)};
   else if (a.route->target == Target::kCountTokens)
-    a.answer = Json{{"input_tokens", ids->size()}};
+    a.answer = dump_json(Json{{"input_tokens", ids->size()}});
   a.ids.push_back(std::move(*ids));
 }
 

@@ -20,10 +20,11 @@ namespace facet {
 struct Arrival {
   const Route* route;
   std::string body, key;
+  Room::Part body_room = {};         // given back when the body is read
   std::unique_ptr<HttpReply> reply;  // the server's thread alone looks at it
   const char* gone = nullptr;        // likewise: why nobody waits for the answer any more
   std::optional<ApiError> error = {};
-  std::optional<Json> answer = {};  // of what needs no model
+  std::optional<std::string> answer = {};  // JSON, of what needs no model
   ApiRequest request = {};
   std::vector<std::vector<int32_t>> ids = {};                                      // of each prompt
   std::chrono::steady_clock::time_point since = std::chrono::steady_clock::now();  // its header was there
@@ -43,6 +44,7 @@ class RequestReader {
 
  private:
   Result<ApiRequest> parse(const Route& route, const Json& json) const;
+  void read_body(Arrival& a);
   void read_text(Arrival& a, const Json& json) const;
   void read_prompts(Arrival& a) const;
   void read_prompt(Arrival& a) const;

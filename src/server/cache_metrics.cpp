@@ -7,6 +7,13 @@
 
 namespace facet {
 
+namespace {
+
+// Nothing is written because there is no room: without a folder nothing is dropped either.
+bool is_paused(const CacheStats& c) { return c.disk.limit == 0 && c.disk_dropped > 0; }
+
+}  // namespace
+
 std::string cache_metrics(const CacheStats& c) {
   std::string out;
   const auto family = [&](std::string_view name, std::string_view help, const char* type) {
@@ -23,8 +30,11 @@ std::string cache_metrics(const CacheStats& c) {
   single("facet_cache_restore_seconds_total", "Reading states back from RAM and disk.", c.restore_s);
   single("facet_cache_copies_total", "States copied out of the pool.", c.copies);
   single("facet_cache_copies_waited_total", "Of them, those that a request waited for.", c.copies_waited);
-  single("facet_cache_disk_errors_total", "Files that could not be read, written or trusted.", c.disk_errors);
-  single("facet_cache_disk_dropped_total", "States that were not written because the disk was behind.", c.disk_dropped);
+  single("facet_cache_disk_errors_total", "Files that could not be read or trusted.", c.disk_errors);
+  single("facet_cache_disk_dropped_total", "States that were not written because the disk was behind or had no room.",
+         c.disk_dropped);
+  family("facet_cache_disk_paused", "1 while nothing is written because there is no room.", "gauge");
+  out += fmt::format("facet_cache_disk_paused {}\n", int(is_paused(c)));
   using Tier = CacheStats::Tier;
   const std::pair<const char*, const Tier*> tiers[] = {{"gpu", &c.gpu}, {"ram", &c.ram}, {"disk", &c.disk}};
   const auto by_tier = [&](std::string_view name, std::string_view help, const char* type, int64_t Tier::*field) {
@@ -43,7 +53,11 @@ std::string cache_metrics(const CacheStats& c) {
 }
 
 void note_cache_errors(const CacheStats& c, Health& health) {
-  if (c.disk_errors > 0) health.degrade("disk cache", "some of its files could not be read, written or trusted");
+  if (c.disk_errors > 0) health.degrade("disk cache", "some of its files could not be read or trusted");
+  if (is_paused(c))
+    health.degrade("disk cache, writing", "it waits until the folder has room");
+  else
+    health.restore("disk cache, writing");
 }
 
 }  // namespace facet

@@ -13,7 +13,12 @@ void Health::ready() {
 
 void Health::degrade(const std::string& what, const std::string& why) {
   const std::lock_guard lock(mutex_);
-  if (missing_.size() < 16) missing_.emplace(what, why);
+  if (missing_.size() < 16) missing_.emplace(what, why);  // the first reason is the one that is told
+}
+
+void Health::restore(const std::string& what) {
+  const std::lock_guard lock(mutex_);
+  missing_.erase(what);
 }
 
 void Health::fail(const std::string& why) {

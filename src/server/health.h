@@ -12,6 +12,7 @@ class Health {
  public:
   void ready();                                                   // the model is loaded
   void degrade(const std::string& what, const std::string& why);  // it goes on without something that was asked for
+  void restore(const std::string& what);                          // it has that again
   void fail(const std::string& why);                              // requests end in errors
   void succeed();                                                 // one did not
   const char* state() const;                                      // "loading", "ok", "degraded", "failed"

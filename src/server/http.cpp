@@ -58,6 +58,9 @@ class Server final : public HttpServer, public HttpShared {
   }
 
   int port() const override { return local_.port(); }
+  HttpUse use() const override {
+    return {connections.size(), bodies->used(), answer_bytes, refused_bodies, dropped_for_memory};
+  }
   std::string url() const override {
     const std::string a = local_.address().to_string();
     return local_.address().is_v6() ? fmt::format("http://[{}]:{}", a, port()) : fmt::format("http://{}:{}", a, port());

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/result.h"
+#include "base/room.h"
 
 // HTTP/1.1 with streamed answers. Knows nothing about models.
 //
@@ -19,6 +20,7 @@ namespace facet {
 struct HttpRequest {
   std::string method, path, query, body;
   std::vector<std::pair<std::string, std::string>> headers;  // names in lower case
+  Room::Part body_room = {};                                 // of HttpConfig::body_memory; goes with the body
   std::string_view header(std::string_view name) const;      // of a lower-case name; empty if there is none
 };
 
@@ -63,15 +65,25 @@ struct HttpConfig {
   uint64_t max_body = 8 << 20;     // bytes
   int max_connections = 128;
   uint64_t max_backlog = 1 << 20;  // bytes of a stream that its reader may be behind
-  int idle_s = 60;                 // a connection without a request
-  int request_s = 30;              // from a request's first byte to its last
-  int write_s = 30;                // a reader that takes nothing of what waits for it
-  int ping_s = 15;                 // silence of a stream before a keep-alive
-  int drain_s = 30;                // from the signal to the end of the last answer
-  bool catch_hangup = false;       // SIGHUP calls HttpHandler::hangup(); else it ends the process
+  // Bytes of all connections together: bodies that are not read yet, and answers that wait for their readers.
+  uint64_t body_memory = 64 << 20;
+  uint64_t answer_memory = 64 << 20;
+  int idle_s = 60;            // a connection without a request
+  int request_s = 30;         // from a request's first byte to its last
+  int write_s = 30;           // a reader that takes nothing of what waits for it
+  int ping_s = 15;            // silence of a stream before a keep-alive
+  int drain_s = 30;           // from the signal to the end of the last answer
+  bool catch_hangup = false;  // SIGHUP calls HttpHandler::hangup(); else it ends the process
   // A socket of type SOCK_SEQPACKET through which a router sends connected sockets (SCM_RIGHTS, a byte each): they are
   // the clients, and nothing listens. When it ends, so does the server.
   int clients_fd = -1;
+};
+
+// What the connections of a server hold and what it cost, for /metrics.
+struct HttpUse {
+  size_t connections = 0;
+  uint64_t body_bytes = 0, answer_bytes = 0;            // now
+  uint64_t refused_bodies = 0, dropped_for_memory = 0;  // so far
 };
 
 class HttpServer {
@@ -79,6 +91,7 @@ class HttpServer {
   static Result<std::unique_ptr<HttpServer>> listen(const HttpConfig& config);
   virtual ~HttpServer() = default;
   virtual int port() const = 0;
+  virtual HttpUse use() const = 0;  // on run()'s thread
   virtual std::string url() const = 0;
   // Serves until SIGTERM or SIGINT (or drain()), then finishes what is running, for at most drain_s; a second signal
   // ends it at once.

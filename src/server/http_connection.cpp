@@ -20,6 +20,8 @@ constexpr size_t kReadSize = 64 << 10;      // of one read
 constexpr size_t kMaxPipelined = 64 << 10;  // bytes of later requests that are taken while one is answered
 constexpr size_t kMaxLinger = 64 << 20;     // bytes of a refused request that are read and dropped
 constexpr int kLingerSeconds = 2;
+constexpr size_t kTrusted = 64 << 10;  // bytes that a reader is believed to have taken when nothing is known of it yet
+constexpr size_t kJoin = 16 << 10;     // bytes up to which pieces of an answer are written as one
 }  // namespace
 
 class Reply final : public HttpReply {
@@ -45,7 +47,7 @@ Reply::~Reply() {
   if (c->current(serial_)) c->close("abandoned");
 }
 void Reply::send(HttpResponse response) {
-  if (auto c = connection_.lock(); c && c->current(serial_)) c->send(response);
+  if (auto c = connection_.lock(); c && c->current(serial_)) c->send(std::move(response));
 }
 void Reply::begin(const std::string& type, const std::string& keep_alive) {
   if (auto c = connection_.lock(); c && c->current(serial_)) c->begin(type, keep_alive);
@@ -79,6 +81,8 @@ void Connection::close(const char* why) {
   timer_.cancel(ignored);
   ping_timer_.cancel(ignored);
   socket_.close(ignored);
+  shared_.answer_bytes -= std::exchange(waiting_, 0);  // the bytes go when the operation that has them is over
+  body_room_.release();
   if (reply_ && unanswered && reply_->on_gone)
     asio::post(shared_.io, [f = std::move(reply_->on_gone), why] { f(why); });
   shared_.forget(this);
@@ -119,6 +123,7 @@ void Connection::next_request() {
   parser_.emplace();
   parser_->eager(false);  // stop after the header: what follows is read only if the header says how
   head_ = {};
+  body_room_ = Room::Part(shared_.bodies);
   extra_headers_.clear();
   head_bytes_ = 0;
   parser_->header_limit(shared_.config.max_header);
@@ -148,6 +153,7 @@ void Connection::parse() {
       parser_->eager(true);  // from here on the body, and a trailer
       if (!check_head()) return;
     }
+    if (!body_room_.resize(parser_->get().body().size())) return refuse_body();
     if (ec == http::error::need_more) {
       // A part that must be whole to be read (a line of chunk sizes) does not fit.
       if (in_.size() + kReadSize > in_.max_size()) refuse(400, "malformed request: a line is too long");
@@ -180,9 +186,13 @@ bool Connection::check_head() {
   if (auto refused = shared_.handler->gate(head_)) {
     close_after_ = close_after_ || !parser_->is_done() || !m.keep_alive();  // the body is not wanted
     state_ = State::kAnswering;
-    send(*refused);
+    send(std::move(*refused));
     return false;
   }
+  // Known now, so that nothing of it is stored in vain.
+  if (const auto length = parser_->content_length();
+      length && *length <= shared_.config.max_body && !shared_.bodies->has(*length))
+    return refuse_body(), false;
   if (!parser_->is_done() && beast::iequals(m[http::field::expect], "100-continue"))
     enqueue("HTTP/1.1 100 Continue\r\n\r\n");
   return true;
@@ -192,6 +202,7 @@ void Connection::answer() {
   auto m = parser_->release();
   HttpRequest r = std::move(head_);  // without the trailer, which nobody checked
   r.body = std::move(m.body());
+  r.body_room = std::move(body_room_);
   chunked_ = m.version() == 11;
   close_after_ = close_after_ || !m.keep_alive() || !chunked_;
   state_ = State::kAnswering;
@@ -199,6 +210,13 @@ void Connection::answer() {
   auto reply = std::make_unique<Reply>(weak_from_this(), serial_);
   reply_ = reply.get();
   shared_.handler->request(std::move(r), std::move(reply));
+}
+
+void Connection::refuse_body() {
+  ++shared_.refused_bodies;
+  parser_->get().body() = {};
+  body_room_.release();
+  refuse(503, "the bodies of other requests take all of the memory there is for them (--body-memory)");
 }
 
 void Connection::refuse(int status, const std::string& what) {
@@ -217,11 +235,17 @@ std::string Connection::head(int status, const std::string& type,
   return s;
 }
 
-void Connection::send(const HttpResponse& r) {
+void Connection::send(HttpResponse r) {
+  // It would push out everybody else, and then itself.
+  if (r.body.size() > shared_.config.answer_memory)
+    r = shared_.handler->refusal(500, fmt::format("the answer has {} bytes: expected at most {} (--answer-memory)",
+                                                  r.body.size(), shared_.config.answer_memory));
   std::string text = head(r.status, r.type, r.headers) + fmt::format("Content-Length: {}\r\n\r\n", r.body.size());
-  if (!head_only_) text += r.body;
+  if (head_only_) r.body.clear();
+  if (r.body.size() <= kJoin) text += std::exchange(r.body, {});
+  if (!r.body.empty()) enqueue(std::move(text)), text = std::move(r.body);  // a large one is not copied
   complete_ = true;
-  enqueue(text);
+  enqueue(std::move(text));
 }
 
 void Connection::begin(const std::string& type, const std::string& keep_alive) {
@@ -246,7 +270,7 @@ void Connection::wait_ping() {
 
 void Connection::write_stream(std::string_view text) {
   if (text.empty() || head_only_) return;
-  if (out_.size() + sending_.size() - sent_ + text.size() > shared_.config.max_backlog) return close("slow-reader");
+  if (waiting_ - sent_ + text.size() > shared_.config.max_backlog) return close("slow-reader");
   enqueue(chunked_ ? fmt::format("{:x}\r\n{}\r\n", text.size(), text) : std::string(text));
 }
 
@@ -257,23 +281,55 @@ void Connection::end() {
   enqueue(chunked_ && !head_only_ ? "0\r\n\r\n" : "");
 }
 
-void Connection::enqueue(std::string_view bytes) {
-  out_ += bytes;
+void Connection::enqueue(std::string bytes) {
+  if (state_ == State::kClosed) return;
   wrote_at_ = std::chrono::steady_clock::now();
+  if (out_.empty()) behind_since_ = wrote_at_, taken_before_ = handed_ - std::min(handed_, unread());
+  waiting_ += bytes.size(), shared_.answer_bytes += bytes.size();
+  // The first one is perhaps being written.
+  if (out_.size() > 1 && out_.back().size() + bytes.size() <= kJoin)
+    out_.back() += bytes;
+  else if (!bytes.empty())
+    out_.push_back(std::move(bytes));
+  shared_.bound_answers();
   flush();
+}
+
+double Connection::seconds_behind(std::chrono::steady_clock::time_point now) {
+  const uint64_t taken = handed_ - std::min(handed_, unread());
+  const double seconds = std::chrono::duration<double>(now - behind_since_).count();
+  return double(waiting_) * seconds / double(kTrusted + taken - std::min(taken, taken_before_));
+}
+
+void HttpShared::bound_answers() {
+  constexpr uint64_t kSmall = 64 << 10;
+  while (answer_bytes > config.answer_memory) {
+    Connection* slowest = nullptr;
+    double most = -1;
+    const auto now = std::chrono::steady_clock::now();
+    for (Connection* c : connections) {
+      if (c->waiting_bytes() <= kSmall) continue;
+      if (const double s = c->seconds_behind(now); s > most) slowest = c, most = s;
+    }
+    if (!slowest) return;  // many connections with little each
+    ++dropped_for_memory;
+    slowest->close("slow-reader");
+  }
+}
+
+void Connection::drop_first() {
+  waiting_ -= out_.front().size(), shared_.answer_bytes -= out_.front().size();
+  out_.pop_front();
+  sent_ = 0;
 }
 
 void Connection::flush() {
   if (writing_ || state_ == State::kClosed) return;
-  if (sent_ == sending_.size()) {
-    sending_.clear();
-    sent_ = 0;
-    std::swap(out_, sending_);
-  }
-  if (sending_.empty()) return flushed();
+  while (!out_.empty() && sent_ == out_.front().size()) drop_first();
+  if (out_.empty()) return flushed();
   writing_ = true;
   if (state_ == State::kAnswering) watch_reader();
-  socket_.async_write_some(asio::buffer(sending_.data() + sent_, sending_.size() - sent_),
+  socket_.async_write_some(asio::buffer(out_.front().data() + sent_, out_.front().size() - sent_),
                            [self = shared_from_this()](error_code ec, size_t n) {
                              self->writing_ = false;
                              if (self->state_ == State::kClosed) return;

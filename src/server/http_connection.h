@@ -1,10 +1,12 @@
 #pragma once
 #include <utility>  // before Asio, which forgets it
 
+#include <algorithm>
 #include <boost/asio.hpp>
 #include <boost/beast/core/flat_buffer.hpp>
 #include <boost/beast/http.hpp>
 #include <chrono>
+#include <deque>
 #include <memory>
 #include <optional>
 #include <string>
@@ -24,7 +26,11 @@ using ClientSocket = boost::asio::generic::stream_protocol::socket;
 
 // What the connections of one server have in common.
 struct HttpShared {
-  explicit HttpShared(const HttpConfig& c) : config(c) {}
+  explicit HttpShared(const HttpConfig& c)
+      : config(c), bodies(std::make_shared<Room>(std::max(c.body_memory, c.max_body), kSmallBody)) {}
+  static constexpr uint64_t kSmallBody = 64 << 10;  // bytes of each body that find room whatever others hold
+  // Closes connections, the slowest readers first, until their answers have room.
+  void bound_answers();
   void forget(Connection* c) {
     connections.erase(c);
     if (draining && connections.empty()) io.stop();
@@ -33,6 +39,9 @@ struct HttpShared {
   HttpConfig config;
   HttpHandler* handler = nullptr;
   std::unordered_set<Connection*> connections;
+  std::shared_ptr<Room> bodies;
+  uint64_t answer_bytes = 0;  // that wait for their readers, of all connections
+  uint64_t refused_bodies = 0, dropped_for_memory = 0;
   bool draining = false;
 };
 
@@ -63,10 +72,14 @@ class Connection final : public std::enable_shared_from_this<Connection> {
 
   // What a Reply does, while it belongs to the current request.
   bool current(uint64_t serial) const { return state_ == State::kAnswering && serial == serial_ && !complete_; }
-  void send(const HttpResponse& r);
+  void send(HttpResponse r);
   void begin(const std::string& type, const std::string& keep_alive);
   void write_stream(std::string_view text);
   void end();
+
+  uint64_t waiting_bytes() const { return waiting_; }
+  // Seconds until what waits is read, by how fast its reader has been since something waits.
+  double seconds_behind(std::chrono::steady_clock::time_point now);
 
  private:
   enum class State {
@@ -86,9 +99,11 @@ class Connection final : public std::enable_shared_from_this<Connection> {
   bool check_head();
   void answer();
   void refuse(int status, const std::string& what);
+  void refuse_body();
   std::string head(int status, const std::string& type,
                    const std::vector<std::pair<std::string, std::string>>& headers) const;
-  void enqueue(std::string_view bytes);
+  void enqueue(std::string bytes);
+  void drop_first();
   void flush();
   void flushed();
   void arm(std::chrono::milliseconds time);
@@ -108,12 +123,16 @@ class Connection final : public std::enable_shared_from_this<Connection> {
   std::optional<Parser> parser_;
   size_t head_bytes_ = 0;  // of the request line and the fields, as far as they are read
   bool head_checked_ = false, reading_ = false, writing_ = false;
-  std::string out_, sending_;  // queued, and being written from sent_ on
+  std::deque<std::string> out_;  // what waits for the reader; of the first one sent_ bytes are with the kernel
+  uint64_t waiting_ = 0;         // bytes of out_, which a large piece holds until its last byte is gone
   size_t sent_ = 0, lingered_ = 0;
   uint64_t handed_ = 0, taken_ = 0;  // bytes given to the kernel; of them, taken by the client's when last seen
   std::chrono::steady_clock::time_point taken_at_;
+  std::chrono::steady_clock::time_point behind_since_;  // when something last began to wait
+  uint64_t taken_before_ = 0;                           // then
   bool watching_ = false;
-  HttpRequest head_;  // of the current request
+  HttpRequest head_;      // of the current request
+  Room::Part body_room_;  // of its body, while it arrives
   std::vector<std::pair<std::string, std::string>> extra_headers_;
   uint64_t serial_ = 0;
   Reply* reply_ = nullptr;  // of the current request; clears itself

@@ -8,6 +8,16 @@ namespace facet {
 namespace {
 
 constexpr size_t kMaxDigits = 19;  // of a Content-Length: below 2^64
+constexpr const char* kOnce[] = {
+    "Host",
+    "Origin",
+    "Authorization",
+    "X-Api-Key",
+    "Content-Type",
+    "Expect",
+    "Access-Control-Request-Method",
+    "Access-Control-Request-Headers",
+};
 
 std::string lower(std::string_view s) {
   std::string out(s);
@@ -24,8 +34,9 @@ std::string_view trim(std::string_view s) {
 
 std::vector<std::string_view> all(const HttpRequest& head, std::string_view name) {
   std::vector<std::string_view> out;
+  const std::string key = lower(name);
   for (const auto& [n, value] : head.headers)
-    if (n == name) out.push_back(value);
+    if (n == key) out.push_back(value);
   return out;
 }
 
@@ -79,8 +90,10 @@ bool is_chunked(const HttpRequest& head) {
 
 std::optional<HeadProblem> read_head(int version, std::string_view target, HttpRequest& head) {
   if (auto p = check_framing(version, head)) return p;
+  // Each of these decides something, and a proxy may have looked at another one than we would.
+  for (const char* name : kOnce)
+    if (all(head, name).size() > 1) return problem(fmt::format("{}: expected one, found several", name));
   const auto hosts = all(head, "host");
-  if (hosts.size() > 1) return problem("Host: expected one, found several");
   if (hosts.empty() && version >= 11) return problem("Host: expected one, found none");
   if (!hosts.empty() && (!valid_authority(hosts[0]) || !plain_name(hosts[0])))
     return problem("Host: expected a name or an address");

@@ -98,6 +98,16 @@ std::string Metrics::text(const Gauges& now, bool compatible) const {
   return out;
 }
 
+void Metrics::write_http(std::string& out, const HttpUse& use) {
+  single(out, "facet_http_connections", "Clients connected.", "gauge", use.connections);
+  single(out, "facet_http_body_bytes", "Of bodies that arrive or wait to be read.", "gauge", use.body_bytes);
+  single(out, "facet_http_answer_bytes", "Of answers that wait for their readers.", "gauge", use.answer_bytes);
+  counter(out, "facet_http_refused_bodies_total", "Requests refused because bodies had no memory left.",
+          use.refused_bodies);
+  counter(out, "facet_http_dropped_readers_total", "Connections closed because answers had no memory left.",
+          use.dropped_for_memory);
+}
+
 void Metrics::write_own(std::string& out, const Gauges& now) const {
   head(out, "facet_build_info", "The program's version.", "gauge");
   out += "facet_build_info{version=\"" FACET_VERSION "\"} 1\n";
@@ -106,6 +116,7 @@ void Metrics::write_own(std::string& out, const Gauges& now) const {
     out += fmt::format("facet_health_state{{state=\"{}\"}} {}\n", s, int(now.state == s));
   single(out, "facet_requests_running", "Choices that have a sequence.", "gauge", now.running);
   single(out, "facet_requests_waiting", "Requests that are read or wait for a sequence.", "gauge", now.waiting);
+  write_http(out, now.http);
   if (!ended_.empty()) head(out, "facet_requests_total", "Choices that ended, by what was asked and why.", "counter");
   for (const auto& [by, n] : ended_)
     out += fmt::format("facet_requests_total{{kind=\"{}\",stop=\"{}\"}} {}\n", by.first, by.second, n);

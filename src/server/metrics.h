@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "engine/engine.h"
+#include "server/http.h"
 
 // What the server counts, in Prometheus' text format. Nothing of a prompt, an answer or a key is in it.
 namespace facet {
@@ -30,6 +31,7 @@ class Metrics {
   struct Gauges {  // as they are now
     size_t running = 0, waiting = 0;
     std::string state = {};
+    HttpUse http = {};
   };
   void step(const StepStats& s);
   void first_token(double seconds);               // from a request's header to it
@@ -41,6 +43,7 @@ class Metrics {
 
  private:
   void write_own(std::string& out, const Gauges& now) const;
+  static void write_http(std::string& out, const HttpUse& use);
   void write_compatible(std::string& out, const Gauges& now) const;
   std::vector<uint64_t> accepted_at() const;  // [k]: of all methods, drafts k + 1 that were right
 

@@ -29,17 +29,21 @@ namespace {
 struct Loaded {
   Loaded(Engine& e, const ServiceConfig& c, AnswersHooks hooks)
       : engine(e),
-        answers(e, c, std::move(hooks)),
+        answers(e, c, with_writer(std::move(hooks))),
         reader(e, c),
         grammars([&e](const GrammarPtr& g) { return e.prepare_grammars(g); }, grammar_threads()) {}
   static int grammar_threads() { return std::clamp(int(std::thread::hardware_concurrency()) / 2, 2, 4); }
+  AnswersHooks with_writer(AnswersHooks hooks) {
+    hooks.write = [this](std::function<void()> work) { writer.push(std::move(work)); };
+    return hooks;
+  }
   Engine& engine;
   ServerInfo info = {};
   int arriving = 0;  // bodies that are read, and those whose grammars are compiled
   Answers answers;
   RequestReader reader;  // of the worker's thread
   GrammarPool grammars;
-  Worker worker = {};  // ends before what it uses
+  Worker worker = {}, writer = {};  // of bodies, and of answers; they end before what they use
 };
 
 ServerInfo info_of(const Engine& e, const ServiceConfig& c) {
@@ -128,7 +132,7 @@ class ServiceImpl final : public Service, public HttpHandler {
                     {.status = 503, .message = "the queue is full", .param = "", .code = "queue_full"});
     // A body of megabytes takes long to read: a thread of its own does it, so that no stream waits.
     const std::shared_ptr<Arrival> a(
-        new Arrival{route, std::move(r.body), std::string(access_.key_name(r)), std::move(reply)});
+        new Arrival{route, std::move(r.body), std::string(access_.key_name(r)), std::move(r.body_room), std::move(reply)});
     a->reply->on_gone = [this, p = std::weak_ptr(a)](const char* why) {
       const auto arrival = p.lock();
       if (!arrival) return;
@@ -193,7 +197,7 @@ class ServiceImpl final : public Service, public HttpHandler {
     post([this, &l, a] {
       --l.arriving;
       if (a->gone) return log_.info("dropped stop={} running={}", a->gone, l.answers.size());
-      if (!a->error && a->answer) return a->reply->send(json_response(200, *a->answer));
+      if (!a->error && a->answer) return a->reply->send(written_response(std::move(*a->answer)));
       if (!a->error) a->error = l.answers.begin(*a);
       if (a->error) refuse(*a->reply, dialect_of_path(a->route->path), *a->error);
     });
@@ -231,7 +235,7 @@ class ServiceImpl final : public Service, public HttpHandler {
   }
 
   HttpResponse metrics_response() const {
-    Metrics::Gauges now{.state = health_.state()};
+    Metrics::Gauges now{.state = health_.state(), .http = http_->use()};
     if (loaded_) {
       const size_t open = loaded_->answers.size(), most = size_t(loaded_->engine.config().max_seq);
       now.running = std::min(open, most);

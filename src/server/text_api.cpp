@@ -2,6 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <iterator>
+
 #include "server/api_fields.h"
 #include "tokenizer/utf8.h"
 
@@ -11,16 +14,16 @@ namespace {
 constexpr size_t kMaxIds = 1 << 20;
 
 // A token's bytes: as text where they are text, else as numbers.
-Json piece_json(std::string_view piece) {
-  if (utf8_sanitize(piece) == piece) return Json(std::string(piece));
-  Json bytes = Json::array();
-  for (const char c : piece) bytes.push_back(int(uint8_t(c)));
-  return bytes;
+std::string piece_json(std::string_view piece) {
+  if (utf8_sanitize(piece) == piece) return dump_json(Json(std::string(piece)));
+  std::string bytes = "[";
+  for (const char c : piece) bytes += fmt::format("{}{}", bytes.size() > 1 ? "," : "", uint8_t(c));
+  return bytes + "]";
 }
 
 }  // namespace
 
-Result<Json> tokenize_json(const Json& body, const Tokenizer& t, bool strict) {
+Result<std::string> tokenize_json(const Json& body, const Tokenizer& t, bool strict) {
   Fields f(body, strict);
   std::string content;
   bool add_special = false, parse_special = true, with_pieces = false;
@@ -36,21 +39,26 @@ Result<Json> tokenize_json(const Json& body, const Tokenizer& t, bool strict) {
     f.fail(Error{key, fmt::format("expected at most {} bytes, found {}", kMaxTokenizeBytes, content.size()), ""});
   if (auto ok = f.done(); !ok) return ok.error();
   const std::vector<int32_t> ids = t.encode(content, add_special, parse_special);
-  if (vllm) return Json{{"count", ids.size()}, {"tokens", ids}};
-  if (!with_pieces) return Json{{"tokens", ids}};
-  Json tokens = Json::array();
-  for (const int32_t id : ids)
-    tokens.push_back(
-        {{"id", id}, {"piece", piece_json(t.is_special(id) ? std::string_view(t.text(id)) : t.piece(id))}});
-  return Json{{"tokens", std::move(tokens)}};
+  std::string out = vllm ? fmt::format("{{\"count\":{},\"tokens\":[", ids.size()) : "{\"tokens\":[";
+  for (size_t i = 0; i < ids.size(); ++i) {
+    const int32_t id = ids[i];
+    if (i > 0) out += ',';
+    if (vllm || !with_pieces)
+      fmt::format_to(std::back_inserter(out), "{}", id);
+    else
+      fmt::format_to(std::back_inserter(out), "{{\"id\":{},\"piece\":{}}}", id,
+                     piece_json(t.is_special(id) ? std::string_view(t.text(id)) : t.piece(id)));
+  }
+  return out + "]}";
 }
 
-Result<Json> detokenize_json(const Json& body, const Tokenizer& t, bool strict) {
+Result<std::string> detokenize_json(const Json& body, const Tokenizer& t, bool strict) {
   Fields f(body, strict);
   const Json* v = f.get("tokens");
   if (!v || !v->is_array() || v->size() > kMaxIds)
     f.fail("tokens", fmt::format("expected an array of at most {} token ids", kMaxIds), v);
   std::vector<int32_t> ids;
+  size_t bytes = 0;
   if (!f.failed()) {
     for (size_t i = 0; i < v->size(); ++i) {
       const auto id = Fields::whole((*v)[i], 0, t.size() - 1);
@@ -59,11 +67,20 @@ Result<Json> detokenize_json(const Json& body, const Tokenizer& t, bool strict) 
         break;
       }
       ids.push_back(int32_t(*id));
+      bytes += std::max(t.text(ids.back()).size(), t.piece(ids.back()).size());
     }
+    if (bytes > kMaxDetokenizedBytes)
+      f.fail(
+          Error{"tokens",
+                fmt::format("expected ids of at most {} bytes of text, found {} or fewer", kMaxDetokenizedBytes, bytes),
+                "send them in parts"});
   }
   if (auto ok = f.done(); !ok) return ok.error();
-  const std::string text = t.decode(ids, /*show_special=*/true);
-  return Json{{"content", text}, {"prompt", text}};  // llama-server's name and vLLM's
+  const std::string text = dump_json(Json(t.decode(ids, /*show_special=*/true)));
+  std::string out;
+  out.reserve(2 * text.size() + 32);
+  for (const char* name : {"{\"content\":", ",\"prompt\":"}) out += name, out += text;  // llama-server's and vLLM's
+  return out + "}";
 }
 
 std::vector<int32_t> tokens_with(const Tokenizer& t, std::string_view text) {

@@ -1,5 +1,6 @@
 #pragma once
 #include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -10,9 +11,11 @@
 namespace facet {
 
 inline constexpr size_t kMaxTokenizeBytes = 1 << 20;
+inline constexpr size_t kMaxDetokenizedBytes = 16 << 20;  // of text
 
-Result<Json> tokenize_json(const Json& body, const Tokenizer& tokenizer, bool strict);
-Result<Json> detokenize_json(const Json& body, const Tokenizer& tokenizer, bool strict);
+// The answers as JSON, written piece by piece: a value of a million ids takes ten times the memory of its text.
+Result<std::string> tokenize_json(const Json& body, const Tokenizer& tokenizer, bool strict);
+Result<std::string> detokenize_json(const Json& body, const Tokenizer& tokenizer, bool strict);
 
 // A prompt's ids; <bos> comes before a text that begins it. plain: as Tokenizer::encode has it, of a prompt that is one
 // text.

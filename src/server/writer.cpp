@@ -82,6 +82,10 @@ ApiError no_memory() {
           .code = "out_of_memory"};
 }
 
+HttpResponse written_response(std::string json) {
+  return {.status = 200, .type = "application/json", .body = std::move(json), .headers = {}};
+}
+
 HttpResponse error_response(Dialect dialect, const ApiError& e) {
   HttpResponse r = json_response(e.status, error_json(dialect, e));
   if (e.status == 503) r.headers.emplace_back("Retry-After", "1");

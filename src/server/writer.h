@@ -38,6 +38,7 @@ enum class Dialect { kOpenAi, kAnthropic, kOllama };
 Dialect dialect_of(ApiKind kind);
 Json error_json(Dialect dialect, const ApiError& e);
 HttpResponse json_response(int status, const Json& body);
+HttpResponse written_response(std::string json);  // status 200
 HttpResponse error_response(Dialect dialect, const ApiError& e);
 
 // Part of an answer: what one or more tokens became.

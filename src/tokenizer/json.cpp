@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <utility>
 #include <vector>
 
 #include "tokenizer/utf8.h"
@@ -10,33 +11,40 @@ namespace facet {
 namespace {
 
 constexpr int kMaxDepth = 100;
-// Keys of an ordered object are found by looking at each: an object of n members costs n * n / 2 comparisons to read.
-constexpr size_t kMaxComparisons = 20'000'000;
+// Keys of an ordered object are found by looking at each: an object of n members costs n * n / 2 comparisons to read,
+// each of which looks at a key's bytes and costs as much as some of them besides.
+constexpr size_t kMaxCompared = 400'000'000, kComparison = 16;  // bytes
 
 // What makes the text too expensive to read, or nothing. Ill-formed text is left to the parser.
 std::string too_much(std::string_view text) {
-  std::vector<size_t> members;  // of each open object and array; an array's are counted as well, and do not matter
+  std::vector<size_t> members;  // of each open object; an array has none
   std::vector<bool> object;
-  size_t comparisons = 0;
-  bool in_string = false;
+  size_t compared = 0, begin = 0;
+  bool in_string = false, key_next = false, is_key = false;
   for (size_t i = 0; i < text.size(); ++i) {
     const char c = text[i];
     if (in_string) {
       if (c == '\\') ++i;
-      if (c == '"') in_string = false;
+      if (c != '"') continue;
+      in_string = false;
+      if (!is_key) continue;
+      compared += members.back()++ * (kComparison + i - begin);
+      if (compared > kMaxCompared) return "expected JSON with smaller objects or shorter keys";
     } else if (c == '"') {
-      in_string = true;
+      in_string = true, begin = i, is_key = std::exchange(key_next, false);
     } else if (c == '[' || c == '{') {
       if (members.size() == kMaxDepth) return fmt::format("expected JSON nested at most {} deep", kMaxDepth);
       members.push_back(0);
       object.push_back(c == '{');
+      key_next = c == '{';
     } else if (members.empty()) {
       continue;
     } else if (c == ']' || c == '}') {
       members.pop_back();
       object.pop_back();
-    } else if (c == ',' && object.back() && (comparisons += ++members.back()) > kMaxComparisons) {
-      return "expected JSON with smaller objects";
+      key_next = false;
+    } else if (c == ',') {
+      key_next = object.back();
     }
   }
   return "";

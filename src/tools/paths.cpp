@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <cstdlib>
 #include <filesystem>
 #include <string>
 #include <system_error>
@@ -17,6 +18,11 @@ namespace {
 std::string shipped(const char* name) {
   namespace fs = std::filesystem;
   std::error_code ec;
+  // A program that was moved away from its models.
+  if (const char* folder = std::getenv("FACET_MODELS"); folder && *folder) {
+    const fs::path path = fs::path(folder) / name;
+    if (fs::is_regular_file(path, ec)) return path.string();
+  }
   fs::path exe = fs::read_symlink("/proc/self/exe", ec);
   if (ec) {  // a system without /proc: what the kernel was told to run
     const auto* run_as = reinterpret_cast<const char*>(::getauxval(AT_EXECFN));

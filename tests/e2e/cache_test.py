@@ -276,7 +276,7 @@ class Files(unittest.TestCase):
         for _ in range(2):
             for i in range(3):
                 self.ask(s, i)
-        s.wait_log("nothing is written there any more")
+        s.wait_log("nothing is written there until there is room")
         self.assertEqual(s.log_text().count("nothing is written"), 1)
         self.assertEqual(s.stop(), 0)
 
@@ -389,6 +389,18 @@ class Slots(unittest.TestCase):
                 status, _, error = s.request("POST", where, body)
                 self.assertEqual(status, 400, error)
                 self.assertIn(want, error["error"]["message"])
+            # A link that somebody made in the folder is neither written through nor read through.
+            outside = pathlib.Path(folder).parent / f"{pathlib.Path(folder).name}.outside"
+            (pathlib.Path(folder) / "link").symlink_to(outside)
+            for made in (b"", file.read_bytes()):
+                if made:
+                    outside.write_bytes(made)
+                for action in ("save", "restore"):
+                    status, _, error = s.request("POST", path + "?action=" + action, {"filename": "link"})
+                    self.assertEqual(status, 400, error)
+                    self.assertIn("link" if made or action == "save" else "cannot open", error["error"]["message"])
+                self.assertEqual(outside.read_bytes() if outside.exists() else b"", made)
+            outside.unlink()
             self.assertEqual(s.request("POST", "/slots")[0], 405)
             self.assertGreaterEqual(details(s.completion(prompt, max_tokens=8))["hit_tokens"], 499)
             s.stop()

@@ -296,6 +296,12 @@ class DownloadTest(unittest.TestCase):
         self.one(noise(1000), redirect=self.hub.url + "/{repo}/resolve/main/{name}")
         self.wrong(self.download(), "more than 10 times", keeps_part=True)
 
+    def test_redirects_whose_body_has_no_end(self):
+        self.one(noise(1000), redirect=self.hub.url + "/cdn/{repo}/{name}", endless=True)
+        begin = time.time()
+        self.wrong(self.download(), "of an answer that sends on", keeps_part=True)
+        self.assertLess(time.time() - begin, 10)
+
     def test_token_goes_to_the_hub_alone(self):
         data = self.one(noise(100_000), drops=1)
         other = self.add_hub(repos=self.hub.repos)

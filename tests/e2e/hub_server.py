@@ -67,7 +67,16 @@ class Handler(http.server.BaseHTTPRequestHandler):
         to = file.faults.get("redirect", hub.cdn and hub.cdn + "/cdn/{repo}/{name}")
         if to:
             linked = [("X-Linked-Size", str(file.size)), ("X-Linked-ETag", f'"{file.sha}"')] if file.lfs else []
-            return self.say(302, b"moved", [("Location", to.format(repo=repo, name=name)), *linked])
+            moved = [("Location", to.format(repo=repo, name=name)), *linked]
+            if not file.faults.get("endless"):
+                return self.say(302, b"moved", moved)
+            self.send_response(302)  # a body that does not end
+            for key, value in moved:
+                self.send_header(key, value)
+            self.end_headers()
+            self.close_connection = True
+            while True:
+                self.wfile.write(b"x" * 65536)
         self.content(file)
 
     def listing(self, hub, repo):

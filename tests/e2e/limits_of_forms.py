@@ -33,6 +33,27 @@ def _(r):
     r.refused("/v1/chat/completions", ask(r.n[0] + 1), r.n[0])
 
 
+@limit("schema of a function; all declarations of a request", FORMS)
+def _(r):
+    described = lambda n: {"type": "object", "description": "x" * (n - len('{"type":"object","description":""}'))}
+    dialects = {"/v1/chat/completions/input_tokens": lambda i, s: {"type": "function", "function": {"name": f"f{i}", "parameters": s}},
+                "/v1/responses/input_tokens": lambda i, s: {"type": "function", "name": f"f{i}", "parameters": s},
+                "/v1/messages/count_tokens": lambda i, s: {"name": f"f{i}", "input_schema": s},
+                "/api/chat": lambda i, s: {"type": "function", "function": {"name": f"f{i}", "parameters": s}}}
+    for path, tool in dialects.items():
+        few = {"stream": False, "options": {"num_predict": 1}} if path == "/api/chat" else {}
+        ask = lambda sizes: {"input" if "responses" in path else "messages": user("x"), "tools": [tool(i, described(n)) for i, n in enumerate(sizes)], **few}
+        for sizes in ([r.n[0]], [r.n[0] - 1000] * (r.n[1] // r.n[0])):
+            r.taken(path, ask(sizes))
+        r.refused(path, ask([r.n[0] + 1]), r.n[0])
+        r.refused(path, ask([r.n[0] - 1000] * (r.n[1] // r.n[0] + 1)), r.n[1])
+    # The form of an answer has the same limit under each of its names.
+    for path, fields in (("/v1/chat/completions", lambda s: {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": s}}}),
+                         ("/v1/responses", lambda s: {"text": {"format": {"type": "json_schema", "name": "x", "schema": s}}}),
+                         ("/v1/messages", lambda s: {"output_config": {"format": {"type": "json_schema", "schema": s}}}), ("/api/chat", lambda s: {"format": s})):
+        r.refused(path, {"input" if "responses" in path else "messages": user("x"), **fields(described(r.n[0] + 1))}, r.n[0])
+
+
 @limit("schemas nested, groups nested", FORMS)
 def _(r):
     def nested(n):

@@ -121,15 +121,18 @@ def _(r):
         r.test.assertLess(sent, r.n[0] + (32 << 20))
 
 
-@limit("JSON nesting; comparisons of object keys")
+@limit("JSON nesting; bytes of object keys that are compared; more for each of them")
 def _(r):
     deep = lambda n: '{"content":"x","y":' + "[" * (n - 1) + "]" * (n - 1) + "}"
     r.taken("/tokenize", deep(r.n[0]))
     r.refused("/tokenize", deep(r.n[0] + 1), r.n[0])
-    keys = int((2 * r.n[1]) ** .5)
-    wide = lambda n: json.dumps({"content": "x", **{f"k{i}": i for i in range(n - 1)}})
-    r.taken("/tokenize", wide(int(keys * .9)))
-    r.test.assertEqual(r.post("/tokenize", wide(int(keys * 1.1)))[0], 400)
+    for length in (6, 100, 1500):  # few long keys are as much work as many short ones
+        keys = int((2 * r.n[1] / (length + r.n[2])) ** .5)
+        wide = lambda n: json.dumps({"content": "x", **{str(i).rjust(length, "k"): i for i in range(n - 1)}})
+        r.taken("/tokenize", wide(int(keys * .9)))
+        begin = time.time()
+        r.test.assertEqual(r.post("/tokenize", wide(int(keys * 1.1)))[0], 400)
+        r.test.assertLess(time.time() - begin, 2)
 
 
 @limit("a request's arrival")
@@ -321,12 +324,62 @@ def _(r):
     r.test.assertEqual([asked(r.n[0] + more)[1]["Access-Control-Allow-Headers"] for more in (0, 1)], ["x" * r.n[0], "*"])
 
 
-@limit("content of /tokenize; ids of /detokenize")
+@limit("content of /tokenize; ids of /detokenize; bytes of their text")
 def _(r):
     r.taken("/tokenize", {"content": "x" * r.n[0]})
     r.refused("/tokenize", {"content": "x" * (r.n[0] + 1)}, r.n[0])
     r.taken("/detokenize", {"tokens": [5] * r.n[1]})
     r.refused("/detokenize", {"tokens": [5] * (r.n[1] + 1)}, r.n[1])
+    some = r.taken("/tokenize", {"content": " whenever something", "with_pieces": True})["tokens"]
+    longest = max((t for t in some if isinstance(t["piece"], str)), key=lambda t: len(t["piece"]))
+    fits = r.n[2] // len(longest["piece"])
+    if fits < r.n[1]:
+        r.taken("/detokenize", {"tokens": [longest["id"]] * fits})
+        r.refused("/detokenize", {"tokens": [longest["id"]] * (fits + 1)}, r.n[2])
+
+
+@limit("bodies of all connections that arrive or wait to be read, but for 64 KiB of each")
+def _(r):
+    r.default("--body-memory", "64MB")
+    s = r.server("--body-memory", "1MB", "--max-body", "1MB")
+    most, own = 1 << 20, r_own(r)
+    head = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n"
+    held = [s.connect() for _ in range(2)]
+    for c in held:
+        c.sendall(head % most + b"x" * (most // 2 + own))  # of each half a MiB counts
+    time.sleep(.5)
+    late = s.connect()
+    late.sendall(head % (own + 1))
+    answer = late.recv(1000)
+    r.test.assertIn(b" 503 ", answer)
+    r.test.assertIn(b"Retry-After", answer)
+    r.test.assertEqual(s.request("POST", "/tokenize", {"content": "x" * (own - 100)})[0], 200)
+    let_go([*held, late])
+    end = time.time() + 10
+    while s.request("POST", "/tokenize", {"content": "x" * (own * 2)})[0] != 200:
+        r.test.assertLess(time.time(), end)
+        time.sleep(.05)
+
+
+def r_own(r):
+    return numbers(next(name for page, name in CHECKS if name.startswith("bodies of all connections")))[0]
+
+
+@limit("answers of all connections that wait for their readers")
+def _(r):
+    r.default("--answer-memory", "64MB")
+    s = r.server("--answer-memory", "1MB", "--write-time", "60")
+    body = json.dumps({"tokens": [5] * 40000}).encode()
+    ask = b"POST /detokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+    slow = [s.connect(rcvbuf=2048) for _ in range(8)]
+    for c in slow:
+        c.sendall(ask)
+    for _ in range(5):  # whoever reads has the answer
+        r.test.assertEqual(s.request("POST", "/detokenize", {"tokens": [5] * 40000})[0], 200)
+    value = lambda name: int(next(line.split()[1] for line in s.request("GET", "/metrics")[2].decode().splitlines() if line.startswith(name + " ")))
+    r.test.assertGreater(value("facet_http_dropped_readers_total"), 0)
+    r.test.assertLessEqual(value("facet_http_answer_bytes"), 1 << 20)
+    let_go(slow)
 
 
 @limit("what an error quotes; its message")

@@ -114,6 +114,12 @@ class Served(unittest.TestCase):
         self.assertEqual(p.returncode, code, p.stderr)
         return p
 
+    def test_a_server_that_does_not_start(self):
+        p = subprocess.run([sys.executable, TOOLS / "bench_server.py", PROGRAM, "/nowhere/x.gguf"], capture_output=True, text=True, timeout=60)
+        self.assertNotEqual(p.returncode, 0)
+        self.assertIn("did not start", p.stderr)
+        self.assertIn("facet: /nowhere/x.gguf: ", p.stderr)  # what the program said
+
     def test_the_cost_of_http_and_its_picture(self):
         p = self.tool("bench_server.py", PROGRAM, NANO, "--clients", "1,4", "--requests", 8, "--prompt", 100, "--generate", 32, "--", "--draft", "none")
         lines = [json.loads(x) for x in p.stdout.splitlines()]

@@ -97,7 +97,12 @@ class RouterTest(RouterCase):
         self.assertEqual(r.ask("GET", "/props?model=tiny")[1]["model_alias"], "tiny")
         self.assertEqual(r.ask("GET", "/props?model=facet-nano-moe-Q4_K_M")[0], 400)
         self.assertEqual(r.status("facet-nano-moe-Q4_K_M"), "unloaded")
-        # Unloading and loading on request.
+        # Unloading and loading on request, and of what is named.
+        for body in ("", {}, {"model": ""}, {"wait": True}):
+            for path in ("/models/load", "/models/unload"):
+                status, answer = r.ask("POST", path, body)
+                self.assertEqual((status, answer["error"]["param"]), (400, "model"), (path, body))
+        self.assertEqual(r.status("tiny"), "loaded")
         self.assertEqual(r.ask("POST", "/models/unload", {"model": "tiny", "wait": True})[1], {"success": True})
         self.assertEqual(r.status("tiny"), "unloaded")
         self.assertEqual(r.ask("POST", "/models/load", {"model": "tiny", "wait": True})[1], {"success": True})

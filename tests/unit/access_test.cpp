@@ -58,6 +58,11 @@ TEST(Access, Keys) {
   EXPECT_EQ(status(a, ask("GET", "/v1/models", {{"authorization", "Bearer beta"}})), 200);
   EXPECT_EQ(status(a, ask("POST", "/v1/messages", {{"x-api-key", "alpha"}})), 200);
   EXPECT_EQ(a.key_name(ask("GET", "/", {{"x-api-key", "beta"}})), "bert");
+  // RFC 9110, 11.4: the scheme in any case, one space or more.
+  for (const char* good : {"bearer beta", "BEARER beta", "bEaReR   beta"})
+    EXPECT_EQ(a.key_name(ask("GET", "/", {{"authorization", good}})), "bert") << good;
+  for (const char* bad : {"beta", "Bearerbeta", "Bearer", "Bearer ", "Basic beta", "Bearer\tbeta", "Bearer beta x"})
+    EXPECT_EQ(a.key_name(ask("GET", "/", {{"authorization", bad}})), "") << bad;
   EXPECT_EQ(a.key_name(ask("GET", "/", {{"x-api-key", "betA"}})), "");
 }
 
@@ -116,6 +121,17 @@ TEST(Access, Origins) {
   EXPECT_EQ(status(a, stranger), 200);  // an answer that allows nothing
   EXPECT_EQ(value(stranger, "Access-Control-Allow-Origin"), "");
   EXPECT_EQ(status(a, ask("GET", "/props", {{"origin", page}})), 401);
+
+  const char* credentials = "Access-Control-Allow-Credentials";
+  EXPECT_EQ(value(ask("GET", "/props", {{"origin", page}}), credentials), "true");
+  a.origins = {"*"};  // whoever asks may read, with a key of theirs; no browser adds what it keeps for this server
+  for (const auto& r : {ask("GET", "/props", {{"origin", page}}), ask("OPTIONS", "/props", {{"origin", page}})}) {
+    EXPECT_EQ(value(r, "Access-Control-Allow-Origin"), page);
+    EXPECT_EQ(value(r, credentials), "");
+  }
+  a.origins = {"*", page};
+  EXPECT_EQ(value(ask("GET", "/props", {{"origin", page}}), credentials), "true");
+  EXPECT_EQ(value(ask("GET", "/props", {{"origin", "https://other"}}), credentials), "");
 
   a.origins = {"localhost"};
   for (const char* origin : {"http://localhost", "http://localhost:8080", "http://127.0.0.1:3000", "http://[::1]:3000"})

@@ -280,6 +280,20 @@ TEST(Chat, ErrorsNameTheMessage) {
   ASSERT_FALSE(r);
   EXPECT_NE(r.error().message().find("messages[1].tool_calls[0]"), std::string::npos);
   EXPECT_FALSE(parse_json(std::string(100000, '['), "x"));
+  // Few long keys are as much work as many short ones: the bytes that are compared count.
+  const auto wide = [](size_t n, size_t length) {
+    std::string s = "{";
+    for (size_t i = 0; i < n; ++i) {
+      std::string key = std::to_string(i);
+      s += (i ? ",\"" : "\"") + std::string(length - key.size(), 'k') + key + "\":[1,{\"a\":\"b,c\"}]";
+    }
+    return s + "}";
+  };
+  EXPECT_TRUE(parse_json(wide(5500, 6), "x"));
+  EXPECT_TRUE(parse_json(wide(650, 1500), "x"));
+  EXPECT_FALSE(parse_json(wide(7000, 6), "x"));
+  EXPECT_FALSE(parse_json(wide(5500, 1500), "x"));
+  EXPECT_TRUE(parse_json(R"({"a\"b,{":1,"c":{"d":[{},{"e":2}]},"f":"g"})", "x"));
   EXPECT_FALSE(parse_json("[1e999]", "x"));  // the library reports this one as another exception
 }
 

@@ -87,6 +87,17 @@ TEST(HttpHead, Hosts) {
     EXPECT_EQ(host({{"host", bad}}), "400") << bad;
 }
 
+// What decides who may do what is there once, or it could be read in two ways.
+TEST(HttpHead, HeadersThatDecide) {
+  for (const char* name : {"origin", "authorization", "x-api-key", "content-type", "expect",
+                           "access-control-request-method", "access-control-request-headers"}) {
+    EXPECT_EQ(decide(11, {{"host", "h"}, {name, "a"}}), "none") << name;
+    EXPECT_EQ(decide(11, {{"host", "h"}, {name, "a"}, {name, "b"}}), "400") << name;
+    EXPECT_EQ(decide(11, {{name, "a"}, {"host", "h"}, {"x", "y"}, {name, "a"}}), "400") << name;
+  }
+  EXPECT_EQ(decide(11, {{"host", "h"}, {"accept", "a"}, {"accept", "b"}}), "none");  // a list
+}
+
 TEST(HttpHead, Targets) {
   const struct {
     const char *target, *path, *query, *host;  // path: null if refused

@@ -94,17 +94,33 @@ TEST(Metrics, AreWellFormed) {
   m.ended("chat", "eos", u);
   m.ended("completion", "length", u);
   for (const bool compatible : {false, true}) {
-    const std::string text = m.text({.running = 1, .waiting = 2, .state = "ok"}, compatible);
+    const std::string text = m.text(
+        {.running = 1,
+         .waiting = 2,
+         .state = "ok",
+         .http = {.connections = 3, .body_bytes = 4, .answer_bytes = 5, .refused_bodies = 6, .dropped_for_memory = 7}},
+        compatible);
     EXPECT_EQ(fault(text), "");
-    for (const char* line :
-         {"facet_prompt_tokens_total 200\n", "facet_prompt_tokens_cached_total 120\n",
-          "facet_requests_total{kind=\"chat\",stop=\"eos\"} 1\n", "facet_requests_running 1\n",
-          "facet_time_between_tokens_seconds_bucket{le=\"0.01\"} 3\n", "facet_time_between_tokens_seconds_sum 0.03\n",
-          "facet_queue_seconds_count 2\n", "facet_draft_accepted_at_total{method=\"dflash\",place=\"2\"} 4\n",
-          "facet_draft_offered_at_total{method=\"mtp\",place=\"1\"} 4\n", "facet_step_seconds_count 1\n",
-          "facet_phase_seconds_total{phase=\"map\"} 0.25\n", "facet_phase_seconds_total{phase=\"fork\"} 0.5\n",
-          "facet_prompt_cached_ratio_bucket{le=\"0.6\"} 2\n", "facet_health_state{state=\"ok\"} 1\n",
-          "facet_requests_refused_total{status=\"503\"} 1\n"})
+    for (const char* line : {"facet_prompt_tokens_total 200\n",
+                             "facet_prompt_tokens_cached_total 120\n",
+                             "facet_requests_total{kind=\"chat\",stop=\"eos\"} 1\n",
+                             "facet_requests_running 1\n",
+                             "facet_time_between_tokens_seconds_bucket{le=\"0.01\"} 3\n",
+                             "facet_time_between_tokens_seconds_sum 0.03\n",
+                             "facet_queue_seconds_count 2\n",
+                             "facet_draft_accepted_at_total{method=\"dflash\",place=\"2\"} 4\n",
+                             "facet_draft_offered_at_total{method=\"mtp\",place=\"1\"} 4\n",
+                             "facet_step_seconds_count 1\n",
+                             "facet_phase_seconds_total{phase=\"map\"} 0.25\n",
+                             "facet_phase_seconds_total{phase=\"fork\"} 0.5\n",
+                             "facet_prompt_cached_ratio_bucket{le=\"0.6\"} 2\n",
+                             "facet_health_state{state=\"ok\"} 1\n",
+                             "facet_requests_refused_total{status=\"503\"} 1\n",
+                             "facet_http_connections 3\n",
+                             "facet_http_body_bytes 4\n",
+                             "facet_http_answer_bytes 5\n",
+                             "facet_http_refused_bodies_total 6\n",
+                             "facet_http_dropped_readers_total 7\n"})
       EXPECT_NE(text.find(line), std::string::npos) << line << text;
     for (const char* line : {"llamacpp:prompt_tokens_total 80\n", "llamacpp:requests_deferred 2\n",
                              "vllm:spec_decode_num_accepted_tokens_per_pos_total{position=\"1\"} 6\n",
@@ -138,6 +154,9 @@ TEST(Health, TellsItsStateAndWhy) {
   EXPECT_NE(told().find("no finite number"), std::string::npos);
   h.succeed();
   EXPECT_EQ(h.state(), std::string("degraded"));
+  h.degrade("disk cache, writing", "no room");
+  h.restore("disk cache, writing");
+  EXPECT_EQ(told(), R"({"status":"degraded","reason":"drafter: made for another model"})");
 }
 
 }  // namespace

@@ -4,9 +4,11 @@
 #include <sys/resource.h>
 #include <sys/stat.h>
 
+#include <chrono>
 #include <csignal>
 #include <cstring>
 #include <random>
+#include <thread>
 
 #include "engine/disk_tier.h"
 #include "support/session_edit.h"
@@ -238,8 +240,8 @@ TEST(DiskTier, DamagedFilesGoAndForeignOnesStay) {
   EXPECT_EQ(t->counts().entries, 2) << "the whole one and the other model's";
 }
 
-// A disk without room: the tier says so once and writes no more.
-TEST(DiskTier, AFullDiskSwitchesItOff) {
+// A disk without room: the tier says so once, writes nothing, and goes on when there is room.
+TEST(DiskTier, AFullDiskPausesIt) {
   const TempFolder dir;
   Notes notes;
   auto t = must(DiskTier::open(config(dir, &notes)));
@@ -252,15 +254,71 @@ TEST(DiskTier, AFullDiskSwitchesItOff) {
   ::setrlimit(RLIMIT_FSIZE, &small);
   t->put(image(100, "", 2000));
   t->finish_writes();
-  ::setrlimit(RLIMIT_FSIZE, &before);
-  std::signal(SIGXFSZ, handler);
-  t->put(image(100, "", 3000));
+  EXPECT_TRUE(t->counts().paused);
+  t->put(image(100, "", 3000));  // not tried again and again
   t->finish_writes();
   EXPECT_EQ(notes.lines.size(), 1u) << notes.all();
-  EXPECT_NE(notes.all().find("nothing is written there any more"), std::string::npos) << notes.all();
+  EXPECT_NE(notes.all().find("nothing is written there until there is room"), std::string::npos) << notes.all();
+  EXPECT_EQ(t->counts().dropped, 2);
   EXPECT_EQ(dir.sessions().size(), 1u);
   EXPECT_FALSE(std::filesystem::exists(dir.sessions()[0] + ".part"));
   EXPECT_EQ(t->find(tokens_of(120, 1000), "", 10, always).len, 100) << "what is there can be read";
+  ::setrlimit(RLIMIT_FSIZE, &before);
+  std::signal(SIGXFSZ, handler);
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  t->put(image(100, "", 3000));
+  t->finish_writes();
+  EXPECT_FALSE(t->counts().paused);
+  EXPECT_EQ(dir.sessions().size(), 2u);
+  EXPECT_EQ(notes.lines.size(), 2u) << notes.all();
+  EXPECT_NE(notes.all().find("there is room again"), std::string::npos) << notes.all();
+}
+
+// Whoever asks how it is lets it look, so that it is known without anything to write.
+TEST(DiskTier, APauseEndsWhenThereIsRoom) {
+  const TempFolder dir;
+  Notes notes;
+  auto t = must(DiskTier::open(config(dir, &notes)));
+  rlimit before{};
+  ::getrlimit(RLIMIT_FSIZE, &before);
+  const auto handler = std::signal(SIGXFSZ, SIG_IGN);
+  const rlimit small{.rlim_cur = 5000, .rlim_max = before.rlim_max};
+  ::setrlimit(RLIMIT_FSIZE, &small);
+  t->put(image(100, "", 2000));
+  t->finish_writes();
+  ::setrlimit(RLIMIT_FSIZE, &before);
+  std::signal(SIGXFSZ, handler);
+  t->look_for_room();
+  t->finish_writes();
+  EXPECT_TRUE(t->counts().paused) << "not before its time";
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  t->look_for_room();
+  t->finish_writes();
+  EXPECT_FALSE(t->counts().paused);
+}
+
+// Whoever may write into the folder cannot have other files written or read through a link.
+TEST(SessionFile, LinksAreNotFollowed) {
+  const TempFolder dir, elsewhere;
+  std::filesystem::create_directory(dir.path());
+  std::filesystem::create_directory(elsewhere.path());
+  write_bytes(elsewhere.file("victim"), std::vector<std::byte>(10));
+  std::filesystem::create_symlink(elsewhere.file("victim"), dir.file("a"));
+  std::filesystem::create_symlink(elsewhere.file("new"), dir.file("b"));
+  std::filesystem::create_symlink(elsewhere.file("new"), dir.file("c.part"));
+  for (const char* name : {"a", "b", "c"}) {
+    const auto refused = write_session(dir.file(name), *image(50), kWhose);
+    ASSERT_FALSE(refused) << name;
+    EXPECT_NE(refused.error().message().find("found a link"), std::string::npos) << refused.error().message();
+  }
+  EXPECT_EQ(read_bytes(elsewhere.file("victim")).size(), 10u);
+  EXPECT_FALSE(std::filesystem::exists(elsewhere.file("new")));
+  must(write_session(elsewhere.file("saved"), *image(50), kWhose));
+  std::filesystem::create_symlink(elsewhere.file("saved"), dir.file("d"));
+  EXPECT_TRUE(read_session(elsewhere.file("saved"), kWhose));
+  const auto refused = read_session(dir.file("d"), kWhose);
+  ASSERT_FALSE(refused);
+  EXPECT_NE(refused.error().message().find("found a link"), std::string::npos) << refused.error().message();
 }
 
 }  // namespace
