@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/result.h"
+#include "grammar/compile_limits.h"
 #include "grammar/vocab.h"
 #include "tokenizer/json.h"
 
@@ -46,6 +47,7 @@ enum class ThoughtMode {
 
 struct GrammarOptions {
   ThoughtMode thought = ThoughtMode::kNone;
+  CompileLimits limits = {};
 };
 
 // Each names what it does not support, with its place: keyword and JSON path, or line and column.
