@@ -138,7 +138,7 @@ class RegexDfa {
   static constexpr uint32_t kAtBegin = 1, kAtEnd = 2, kNotAtBegin = 4;
   struct Jump {  // to a node without reading
     uint32_t to;
-    uint32_t only = 0;            // at the begin, at the end
+    uint32_t only = 0;           // at the begin, at the end
     uint32_t look = UINT32_MAX;  // what begins to have to hold
   };
   struct Node {
@@ -318,7 +318,7 @@ class RegexDfa {
 
   // Between two neighbouring bounds of sets, characters behave alike.
   void step(const std::vector<Thread>& set, CharDfa::State& out) {
-    std::vector<Span> found;  // to: the place of a thread's edge in `moves`
+    std::vector<Span> found;                           // to: the place of a thread's edge in `moves`
     std::vector<std::pair<uint32_t, uint32_t>> moves;  // duties, node
     std::vector<uint32_t> bounds;
     uint32_t last = 0;

@@ -8,8 +8,9 @@
 
 namespace facet::grammar {
 
-// Counts what compiling one grammar takes, while it is spent, and ends it where its limits do. One unit stands for about
-// 10 ns of one core or for 8 bytes: an edge made, some bytes compared. Whoever makes or compares much says so before.
+// Counts what compiling one grammar takes, while it is spent, and ends it where its limits do. One unit stands for
+// about 10 ns of one core or for 8 bytes: an edge made, some bytes compared. Whoever makes or compares much says so
+// before.
 //
 // Ends by throwing Stop, as it may be anywhere between the front ends and the automaton; compile_*() catch it, and
 // nothing outside src/grammar sees it.

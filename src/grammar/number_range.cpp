@@ -23,7 +23,8 @@ struct Decimal {
 Decimal decimal(const Json& v) {
   std::string text = dump_json(v);  // "-12", "0.1", "1e-07"
   // Above 2^53 the shortest spelling of a double is not what it is.
-  if (v.is_number_float() && std::abs(v.get<double>()) >= 9007199254740992.0) text = fmt::format("{:.0f}", v.get<double>());
+  if (v.is_number_float() && std::abs(v.get<double>()) >= 9007199254740992.0)
+    text = fmt::format("{:.0f}", v.get<double>());
   Decimal d;
   if (text[0] == '-') d.negative = true, text.erase(0, 1);
   int exponent = 0;

@@ -326,7 +326,8 @@ bool take_anchors(Regex& r) {
   if (r.kind != Regex::Kind::kSeq) return !looks(r);
   auto& items = r.items;
   while (!items.empty() && items.back().kind == Regex::Kind::kEnd) items.pop_back();
-  const auto first = std::find_if(items.begin(), items.end(), [](const Regex& i) { return i.kind != Regex::Kind::kBegin; });
+  const auto first =
+      std::find_if(items.begin(), items.end(), [](const Regex& i) { return i.kind != Regex::Kind::kBegin; });
   items.erase(items.begin(), first);
   // A group that is all there is may hold the anchors.
   if (items.size() == 1 && (items[0].kind == Regex::Kind::kAlt || items[0].kind == Regex::Kind::kSeq))

@@ -16,11 +16,7 @@ class SchemaCompiler {
 
   // lenient: a keyword that is not supported, or not there, is left out where it stands; otherwise it is an error.
   SchemaCompiler(Values& values, const Json& root, bool lenient = false)
-      : v_(values),
-        b_(values.builder()),
-        budget_(b_.budget()),
-        source_(root, lenient, budget_),
-        patterns_(budget_) {}
+      : v_(values), b_(values.builder()), budget_(b_.budget()), source_(root, lenient, budget_), patterns_(budget_) {}
 
   // A value that the schema allows.
   Result<ExprId> compile(const Json& schema, const std::string& where);

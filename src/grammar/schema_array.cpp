@@ -53,7 +53,8 @@ bool SchemaCompiler::unique_items(const Json& each, std::string where, uint64_t 
     if (written >= max) continue;
     for (uint64_t i = any_order ? 0 : b; i < n; ++i) {
       if (any_order && (a >> i & 1)) continue;
-      const uint32_t to = any_order ? state(a | 1ull << i, 0) : state(std::min(a + 1, std::max<uint64_t>(counted, 1)), i + 1);
+      const uint32_t to =
+          any_order ? state(a | 1ull << i, 0) : state(std::min(a + 1, std::max<uint64_t>(counted, 1)), i + 1);
       arcs.push_back({id, to, id == 0 ? values[i] : later[i]});
     }
   }

@@ -50,7 +50,7 @@ bool is_multiple(const Json& value, const Json& of) {
 
 bool SchemaCheck::allows(const Json& schema, const Json& value, const std::string& where, bool literals, int depth) {
   if (error_) return false;
-  budget_.spend(4 + schema.size());
+  budget_.spend(8 + 4 * schema.size() + where.size() / 8);
   if (schema.is_boolean()) return schema.get<bool>();
   if (!schema.is_object()) return fail({where, fmt::format("expected a schema, found {}", schema.type_name()), ""});
   if (depth > SchemaSource::kMaxDepth)
@@ -69,6 +69,16 @@ bool SchemaCheck::allows(const Json& schema, const Json& value, const std::strin
   return all && !error_;
 }
 
+bool SchemaCheck::listed(const Json& values, const Json& value) {
+  const auto [it, fresh] = enums_.try_emplace(&values);
+  if (fresh) {
+    budget_.spend(10 * values.size() + 2 * weight(values));
+    for (const Json& v : values) it->second.insert(value_key(v));
+  }
+  budget_.spend(8 + 2 * weight(value));
+  return it->second.contains(value_key(value));
+}
+
 bool SchemaCheck::keyword(const Json& schema, const std::string& key, const Json& k, const Json& value,
                           const std::string& where, int depth) {
   const auto is_one = [&](const Json& t) {
@@ -85,7 +95,7 @@ bool SchemaCheck::keyword(const Json& schema, const std::string& key, const Json
   };
   if (key == "type") return k.is_string() ? is_one(k) : std::any_of(k.begin(), k.end(), is_one);
   if (key == "const") return same(k);
-  if (key == "enum") return std::any_of(k.begin(), k.end(), same);
+  if (key == "enum") return k.size() > 16 ? listed(k, value) : std::any_of(k.begin(), k.end(), same);
   if (key == "$ref") {
     const Result<const Json*> target = source_.resolve(k, where);
     if (!target) return source_.lenient() || fail(target.error());

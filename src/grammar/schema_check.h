@@ -2,6 +2,8 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <unordered_map>
+#include <unordered_set>
 
 #include "grammar/char_dfa.h"
 #include "grammar/schema_source.h"
@@ -35,6 +37,7 @@ class SchemaCheck {
   const std::optional<Error>& error() const { return error_; }
 
  private:
+  bool listed(const Json& values, const Json& value);
   bool keyword(const Json& schema, const std::string& key, const Json& k, const Json& value, const std::string& where,
                int depth);
   bool text(const std::string& key, const Json& k, const std::string& value, const std::string& where);
@@ -48,6 +51,7 @@ class SchemaCheck {
   StringPatterns& patterns_;
   CompileBudget& budget_;
   std::optional<Error> error_;
+  std::unordered_map<const Json*, std::unordered_set<std::string>> enums_;  // long lists, by value_key
 };
 
 bool is_multiple(const Json& value, const Json& of);

@@ -7,12 +7,13 @@
 namespace facet::grammar {
 
 inline constexpr std::string_view kObjectKeywords[] = {"properties",        "required",      "additionalProperties",
-                                                "patternProperties", "propertyNames", "minProperties",
-                                                "maxProperties"};
-inline constexpr std::string_view kArrayKeywords[] = {"items", "prefixItems", "additionalItems", "minItems", "maxItems"};
+                                                       "patternProperties", "propertyNames", "minProperties",
+                                                       "maxProperties"};
+inline constexpr std::string_view kArrayKeywords[] = {"items", "prefixItems", "additionalItems", "minItems",
+                                                      "maxItems"};
 inline constexpr std::string_view kStringKeywords[] = {"minLength", "maxLength", "pattern", "format"};
 inline constexpr std::string_view kNumberKeywords[] = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum",
-                                                "multipleOf"};
+                                                       "multipleOf"};
 
 template <class List>
 bool any_key(const Json& s, const List& keys) {

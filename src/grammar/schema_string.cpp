@@ -36,8 +36,8 @@ bool SchemaCompiler::string_dfa(const Json& s, const std::string& where, CharDfa
 bool SchemaCompiler::lengths(const Json& s, const std::string& where, uint32_t& min, uint32_t& max) {
   const uint64_t from = count_of(s, "minLength", 0), to = count_of(s, "maxLength", kUnbounded);
   for (const auto& [key, n] : {std::pair("minLength", from), std::pair("maxLength", to == kUnbounded ? 0 : to)})
-    if (n > kMaxLength && !leave_out(where, fmt::format("{}: expected at most {}", key, kMaxLength),
-                                     "use a smaller length or none"))
+    if (n > kMaxLength &&
+        !leave_out(where, fmt::format("{}: expected at most {}", key, kMaxLength), "use a smaller length or none"))
       return false;
   min = uint32_t(from > kMaxLength ? 0 : from);
   max = to == kUnbounded ? kUnbounded : uint32_t(std::min<uint64_t>(to, kMaxLength));

@@ -20,7 +20,7 @@ namespace {
   "){1,4}|(?:" FACET_H ":){1,2}(?::" FACET_H "){1,5}|" FACET_H ":(?::" FACET_H "){1,6}|:(?::" FACET_H "){1,7}|::"
 #define FACET_PATH_CHAR "(?:[A-Za-z0-9._~!$&'()*+,;=:@-]|%[0-9A-Fa-f]{2})"
 // Path and query in one: a query may hold what ends it only as part of itself.
-#define FACET_HIER                                                                                               \
+#define FACET_HIER \
   FACET_HOST "(?::[1-9]\\d{0,3})?(?:[/?](?:" FACET_PATH_CHAR "|[/?])*)?(?:#(?:" FACET_PATH_CHAR "|[/?])*)?"
 #define FACET_URI "[A-Za-z][A-Za-z0-9+.-]{0,15}://" FACET_HIER
 #define FACET_HEX_OCTETS(n) "[0-9a-f]{2}(?:" n "[0-9a-f]{2}){5}"
@@ -95,9 +95,8 @@ constexpr Format kFormats[] = {
     {"ipvanyinterface", FACET_CIDR4 "|" FACET_CIDR6},
     {"ipv4network", "(?:\\d|[1-9]\\d|1\\d\\d|2[0-4]\\d|25[0-5])\\.0\\.0\\.0/(?:[89]|[12]\\d|3[0-2])"},
     {"ipv6network", FACET_H "::/(?:1[6-9]|[2-9]\\d|1[01]\\d|12[0-8])"},
-    {"ipvanynetwork",
-     "(?:\\d|[1-9]\\d|1\\d\\d|2[0-4]\\d|25[0-5])\\.0\\.0\\.0/(?:[89]|[12]\\d|3[0-2])|" FACET_H
-     "::/(?:1[6-9]|[2-9]\\d|1[01]\\d|12[0-8])"},
+    {"ipvanynetwork", "(?:\\d|[1-9]\\d|1\\d\\d|2[0-4]\\d|25[0-5])\\.0\\.0\\.0/(?:[89]|[12]\\d|3[0-2])|" FACET_H
+                      "::/(?:1[6-9]|[2-9]\\d|1[01]\\d|12[0-8])"},
     // Say how bytes or numbers are stored, or name a kind of text without a syntax.
     {"password", ""},
     {"binary", ""},
@@ -116,7 +115,8 @@ const char* format_regex(std::string_view name) {
 }
 
 std::string_view supported_formats() {
-  return "one of those in docs/structured-output.md (date, time, date-time, duration, uuid, email, hostname, ipv4, ipv6, "
+  return "one of those in docs/structured-output.md (date, time, date-time, duration, uuid, email, hostname, ipv4, "
+         "ipv6, "
          "uri, ...)";
 }
 

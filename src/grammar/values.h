@@ -22,8 +22,9 @@ class Values {
   Builder& builder() { return b_; }
   Syntax syntax() const { return syntax_; }
 
-  ExprId string();                    // any
-  // Of these characters and so many; kUnbounded: any number. Where both together have too many states, shorter ones only.
+  ExprId string();  // any
+  // Of these characters and so many; kUnbounded: any number. Where both together have too many states, shorter ones
+  // only.
   ExprId string(const CharDfa& dfa, uint32_t min = 0, uint32_t max = kUnbounded);
   ExprId string_of_length(uint32_t min, uint32_t max);
   ExprId number();

@@ -42,31 +42,107 @@ std::vector<std::pair<const char*, Json>> costly() {
   };
   const Json names = named(3000, [](size_t) { return Json::object(); });
   return {
-      {"multipleOf", {{"properties", named(40, [](size_t i) { return Json{{"type", "integer"}, {"multipleOf", 997 - i}}; })}}},
-      {"const, anyOf", {{"const", std::string(100'000, 'a')}, {"anyOf", listed(40'000, [](size_t) { return Json::object(); })}}},
-      {"enum, enum", {{"enum", listed(12'000, text("a"))}, {"allOf", listed(1, [&](size_t) { return Json{{"enum", listed(12'000, text("b"))}}; })}}},
-      {"enum, anyOf", {{"enum", listed(12'000, text("a"))}, {"anyOf", listed(10'000, [](size_t i) { return Json{{"const", i}}; })}}},
+      {"multipleOf",
+       {{"properties", named(40,
+                             [](size_t i) {
+                               return Json{{"type", "integer"}, {"multipleOf", 997 - i}};
+                             })}}},
+      {"const, anyOf",
+       {{"const", std::string(100'000, 'a')}, {"anyOf", listed(40'000, [](size_t) { return Json::object(); })}}},
+      {"enum, enum",
+       {{"enum", listed(12'000, text("a"))},
+        {"allOf", listed(1,
+                         [&](size_t) {
+                           return Json{{"enum", listed(12'000, text("b"))}};
+                         })}}},
+      {"enum, anyOf",
+       {{"enum", listed(12'000, text("a"))},
+        {"anyOf", listed(10'000,
+                         [](size_t i) {
+                           return Json{{"const", i}};
+                         })}}},
       {"required", {{"properties", names}, {"required", listed(4000, text("p"))}}},
-      {"required, required", {{"allOf", listed(2, [&](size_t i) { return Json{{"required", listed(12'000, text(i ? "a" : "b"))}}; })}}},
-      {"allOf of properties", {{"allOf", listed(7000, [](size_t i) { return Json{{"properties", {{fmt::format("p{}", i), true}}}}; })}}},
-      {"allOf of patterns", {{"type", "string"}, {"allOf", listed(2000, [](size_t i) { return Json{{"pattern", fmt::format("a{}", i)}}; })}}},
-      {"patternProperties", {{"properties", names}, {"patternProperties", [&] {
-          Json out = Json::object();
-          for (int i = 0; i < 2000; ++i) out[fmt::format("x{}q*", i)] = true;
-          return out;
-        }()}}},
-      {"$ref", {{"$defs", named(5000, [](size_t) { return Json{{"type", "integer"}}; })},
-                {"anyOf", listed(4000, [](size_t i) { return Json{{"$ref", fmt::format("#/$defs/p{}", 4999 - i % 100)}}; })}}},
-      {"properties, anyOf", {{"properties", names}, {"anyOf", listed(3000, [](size_t i) { return Json{{"required", {fmt::format("p{}", i)}}}; })}}},
-      {"numbers", {{"properties", named(2000, [](size_t i) { return Json{{"minimum", double(i) + .123456789}, {"maximum", 1e15 + double(i)}}; })}}},
-      {"maxItems", {{"properties", named(2000, [](size_t i) { return Json{{"items", {{"const", i}}}, {"maxItems", 4000u}}; })}}},
-      {"lengths", {{"properties", named(2000, [](size_t i) { return Json{{"minLength", i}, {"maxLength", 100'000u}}; })}}},
-      {"pattern, length", {{"properties", named(1000, [](size_t i) { return Json{{"pattern", fmt::format("^[a-z]*x{}[a-z0-9]*$", i)}, {"maxLength", 4000u}}; })}}},
+      {"required, required",
+       {{"allOf", listed(2,
+                         [&](size_t i) {
+                           return Json{{"required", listed(12'000, text(i ? "a" : "b"))}};
+                         })}}},
+      {"allOf of properties",
+       {{"allOf", listed(7000,
+                         [](size_t i) {
+                           return Json{{"properties", {{fmt::format("p{}", i), true}}}};
+                         })}}},
+      {"allOf of patterns",
+       {{"type", "string"},
+        {"allOf", listed(2000,
+                         [](size_t i) {
+                           return Json{{"pattern", fmt::format("a{}", i)}};
+                         })}}},
+      {"patternProperties",
+       {{"properties", names},
+        {"patternProperties",
+         [&] {
+           Json out = Json::object();
+           for (int i = 0; i < 2000; ++i) out[fmt::format("x{}q*", i)] = true;
+           return out;
+         }()}}},
+      {"$ref",
+       {{"$defs", named(5000,
+                        [](size_t) {
+                          return Json{{"type", "integer"}};
+                        })},
+        {"anyOf", listed(4000,
+                         [](size_t i) {
+                           return Json{{"$ref", fmt::format("#/$defs/p{}", 4999 - i % 100)}};
+                         })}}},
+      {"properties, anyOf",
+       {{"properties", names},
+        {"anyOf", listed(3000,
+                         [](size_t i) {
+                           return Json{{"required", {fmt::format("p{}", i)}}};
+                         })}}},
+      {"numbers",
+       {{"properties", named(2000,
+                             [](size_t i) {
+                               return Json{{"minimum", double(i) + .123456789}, {"maximum", 1e15 + double(i)}};
+                             })}}},
+      {"maxItems",
+       {{"properties", named(2000,
+                             [](size_t i) {
+                               return Json{{"items", {{"const", i}}}, {"maxItems", 4000u}};
+                             })}}},
+      {"lengths",
+       {{"properties", named(2000,
+                             [](size_t i) {
+                               return Json{{"minLength", i}, {"maxLength", 100'000u}};
+                             })}}},
+      {"pattern, length",
+       {{"properties", named(1000,
+                             [](size_t i) {
+                               return Json{{"pattern", fmt::format("^[a-z]*x{}[a-z0-9]*$", i)}, {"maxLength", 4000u}};
+                             })}}},
       {"pattern", {{"type", "string"}, {"pattern", "(a|b)*a(a|b){20}(?=(a|b)*b(a|b){18}$)"}}},
       {"lookahead", {{"type", "string"}, {"pattern", "^((?=.*a.{9}$)(?!.{15}b).)*$"}}},
-      {"minProperties", {{"properties", named(60, [](size_t i) { return Json{{"properties", named(200, [](size_t) { return Json(true); })}, {"minProperties", 100 + i}, {"additionalProperties", false}}; })}}},
-      {"unique items", {{"properties", named(900, [](size_t i) { return Json{{"uniqueItems", true}, {"items", {{"enum", listed(8, [i](size_t k) { return Json(i * 8 + k); })}}}}; })}}},
-      {"long names", {{"properties", {{std::string(100'000, 'k'), {{"properties", named(3000, [](size_t i) { return Json{{"properties", {{"b", {{"const", i}}}}}}; })}}}}}}},
+      {"minProperties",
+       {{"properties", named(60,
+                             [](size_t i) {
+                               return Json{{"properties", named(200, [](size_t) { return Json(true); })},
+                                           {"minProperties", 100 + i},
+                                           {"additionalProperties", false}};
+                             })}}},
+      {"unique items",
+       {{"properties", named(900,
+                             [](size_t i) {
+                               return Json{{"uniqueItems", true},
+                                           {"items", {{"enum", listed(8, [i](size_t k) { return Json(i * 8 + k); })}}}};
+                             })}}},
+      {"long names",
+       {{"properties",
+         {{std::string(100'000, 'k'),
+           {{"properties", named(3000,
+                                 [](size_t i) {
+                                   return Json{{"properties", {{"b", {{"const", i}}}}}};
+                                 })}}}}}}},
   };
 }
 
@@ -103,7 +179,9 @@ TEST(GrammarBudget, CostlyExpressionsAndGrammarsEndInTime) {
 
 // The same work on every machine: what is enough is enough each time, and one unit less is never.
 TEST(GrammarBudget, WorkIsCountedAlike) {
-  const Json schema{{"properties", named(20, [](size_t i) { return Json{{"type", "string"}, {"maxLength", 30 + i}}; })}};
+  const Json schema{{"properties", named(20, [](size_t i) {
+                       return Json{{"type", "string"}, {"maxLength", 30 + i}};
+                     })}};
   const auto compiles = [&](uint64_t work) {
     GrammarOptions options;
     options.limits.work = work;
@@ -163,7 +241,9 @@ TEST(GrammarSchema, SchemasPeopleHave) {
       {R"({"type":"array","items":{"enum":[0,1,2,3,4,5,6,7,8,9]},"uniqueItems":true,"minItems":2})",
        {"[1,9]", "[0,1,2,3,4,5,6,7,8,9]"},
        {"[]", "[3]", "[3,3]", "[3,4,3]"}},
-      {R"({"type":"array","items":{"type":"boolean"},"uniqueItems":true,"maxItems":1})", {"[]", "[true]"}, {"[true,false]"}},
+      {R"({"type":"array","items":{"type":"boolean"},"uniqueItems":true,"maxItems":1})",
+       {"[]", "[true]"},
+       {"[true,false]"}},
       {R"({"type":"array","items":{"type":"string"},"uniqueItems":true})", {R"(["a","b"])"}, {"[1]"}},
       // Bounds of 64 bits.
       {R"({"type":"integer","minimum":-9223372036854775808,"maximum":9223372036854775807})",
@@ -175,18 +255,30 @@ TEST(GrammarSchema, SchemasPeopleHave) {
       {R"({"type":"integer","exclusiveMinimum":12345678901234567})",
        {"12345678901234568", "99999999999999999"},
        {"12345678901234567", "5", "-5"}},
-      {R"({"type":"number","exclusiveMinimum":5e-324,"maximum":1.7976931348623157e308})", {"0.0000000000000001", "7"}, {"0", "-1"}},
-      {R"({"type":"number","minimum":-0.12345678901234567,"maximum":1e300})", {"-0.1234567890123456", "0"}, {"-0.1234567890123457"}},
-      {R"({"type":"integer","multipleOf":8,"minimum":100,"maximum":2000})", {"104", "2000", "1096"}, {"96", "100", "2008", "1001"}},
+      {R"({"type":"number","exclusiveMinimum":5e-324,"maximum":1.7976931348623157e308})",
+       {"0.0000000000000001", "7"},
+       {"0", "-1"}},
+      {R"({"type":"number","minimum":-0.12345678901234567,"maximum":1e300})",
+       {"-0.1234567890123456", "0"},
+       {"-0.1234567890123457"}},
+      {R"({"type":"integer","multipleOf":8,"minimum":100,"maximum":2000})",
+       {"104", "2000", "1096"},
+       {"96", "100", "2008", "1001"}},
       // Formats of zod and pydantic.
-      {R"({"type":"string","format":"ulid"})", {R"("01ARZ3NDEKTSV4RRFFQ69G5FAV")"}, {R"("01ARZ3NDEKTSV4RRFFQ69G5FAU")"}},
+      {R"({"type":"string","format":"ulid"})",
+       {R"("01ARZ3NDEKTSV4RRFFQ69G5FAV")"},
+       {R"("01ARZ3NDEKTSV4RRFFQ69G5FAU")"}},
       {R"({"type":"string","format":"cidrv4"})", {R"("10.0.0.0/8")"}, {R"("10.0.0.0/33")", R"("10.0.0.0")"}},
       {R"({"type":"string","format":"base64"})", {R"("")", R"("YQ==")", R"("YWJj")"}, {R"("YQ=")"}},
       {R"({"type":"string","format":"jwt"})", {R"("eyJh.eyJi.c")"}, {R"("a.b.c")"}},
-      {R"({"type":"string","format":"uuid4"})", {R"("123e4567-e89b-42d3-a456-426614174000")"}, {R"("123e4567-e89b-12d3-a456-426614174000")"}},
+      {R"({"type":"string","format":"uuid4"})",
+       {R"("123e4567-e89b-42d3-a456-426614174000")"},
+       {R"("123e4567-e89b-12d3-a456-426614174000")"}},
       {R"({"type":"string","format":"ipvanyaddress"})", {R"("::1")", R"("10.0.0.1")"}, {R"("10.0.0")"}},
       // Literals beside other keywords are checked as values.
-      {R"({"enum":["a","bb","ccc",1,2.5,true],"minLength":2,"maximum":2})", {R"("bb")", R"("ccc")", "1", "true"}, {R"("a")", "2.5"}},
+      {R"({"enum":["a","bb","ccc",1,2.5,true],"minLength":2,"maximum":2})",
+       {R"("bb")", R"("ccc")", "1", "true"},
+       {R"("a")", "2.5"}},
       {R"({"enum":[{"a":1},{"a":2,"b":1},[1]],"type":"object","properties":{"a":{"minimum":2}},"minProperties":1})",
        {R"({"a":2,"b":1})"},
        {R"({"a":1})", "[1]"}},
@@ -217,7 +309,10 @@ TEST(GrammarTools, WhatIsNotSupportedIsLeftOut) {
   };
   for (const char* text : properties) {
     Json tool{{"name", "f"},
-              {"parameters", {{"type", "object"}, {"properties", {{"n", Json::parse(text)}, {"b", {{"type", "boolean"}}}}}, {"required", {"b", "n"}}}}};
+              {"parameters",
+               {{"type", "object"},
+                {"properties", {{"n", Json::parse(text)}, {"b", {{"type", "boolean"}}}}},
+                {"required", {"b", "n"}}}}};
     const auto made = compile_tool_calls({&tool, 1}, {});
     ASSERT_TRUE(made) << text << ": " << made.error().message();
     const auto taken = [&](std::string_view arguments) {
@@ -234,13 +329,17 @@ TEST(GrammarTools, WhatIsNotSupportedIsLeftOut) {
     EXPECT_NE(strict.error().message().find("n"), std::string::npos) << strict.error().message();
   }
   const char* const strings[] = {
-      R"({"type":"string","pattern":"(?<=a)b"})",  R"({"type":"string","pattern":"^\\p{L}+$"})",
-      R"({"type":"string","format":"emoji"})",     R"({"type":"string","minLength":100001})",
-      R"({"type":"string","maxLength":1000000})",  R"({"type":"string","contains":1})",
+      R"({"type":"string","pattern":"(?<=a)b"})",
+      R"({"type":"string","pattern":"^\\p{L}+$"})",
+      R"({"type":"string","format":"emoji"})",
+      R"({"type":"string","minLength":100001})",
+      R"({"type":"string","maxLength":1000000})",
+      R"({"type":"string","contains":1})",
       R"({"type":"string","pattern":"^[ab]*a[ab]{20}$"})",
   };
   for (const char* text : strings) {
-    Json tool{{"name", "f"}, {"parameters", {{"type", "object"}, {"properties", {{"s", Json::parse(text)}}}, {"required", {"s"}}}}};
+    Json tool{{"name", "f"},
+              {"parameters", {{"type", "object"}, {"properties", {{"s", Json::parse(text)}}}, {"required", {"s"}}}}};
     const auto made = compile_tool_calls({&tool, 1}, {});
     ASSERT_TRUE(made) << text << ": " << made.error().message();
     GrammarState s(*made);
@@ -256,7 +355,10 @@ TEST(GrammarTools, WhatIsNotSupportedIsLeftOut) {
 TEST(GrammarTools, LongArgumentsAreCounted) {
   const Json tool{{"name", "f"},
                   {"strict", true},
-                  {"parameters", {{"type", "object"}, {"properties", {{"s", {{"type", "string"}, {"minLength", 2u}, {"maxLength", 20'000u}}}}}, {"required", {"s"}}}}};
+                  {"parameters",
+                   {{"type", "object"},
+                    {"properties", {{"s", {{"type", "string"}, {"minLength", 2u}, {"maxLength", 20'000u}}}}},
+                    {"required", {"s"}}}}};
   const auto made = compile_tool_calls({&tool, 1}, {});
   ASSERT_TRUE(made) << made.error().message();
   GrammarState s(*made);

@@ -36,17 +36,20 @@ bool match(const Regex& r, std::string_view text, size_t at, const std::function
     case Regex::Kind::kSeq: {
       const std::function<bool(size_t, size_t)> from = [&](size_t i, size_t place) {
         if (i == r.items.size()) return then(place);
-        return match(r.items[i], text, place, [&](size_t next) { return from(i + 1, next); }, looks);
+        return match(
+            r.items[i], text, place, [&](size_t next) { return from(i + 1, next); }, looks);
       };
       return from(0, at);
     }
     case Regex::Kind::kAlt:
-      return std::any_of(r.items.begin(), r.items.end(), [&](const Regex& i) { return match(i, text, at, then, looks); });
+      return std::any_of(r.items.begin(), r.items.end(),
+                         [&](const Regex& i) { return match(i, text, at, then, looks); });
     case Regex::Kind::kRepeat: {
       const std::function<bool(uint32_t, size_t)> go = [&](uint32_t n, size_t place) {
         if (n >= r.min && then(place)) return true;
         if (n >= r.max || n > text.size() + r.min) return false;
-        return match(r.items[0], text, place, [&](size_t next) { return go(n + 1, next); }, looks);
+        return match(
+            r.items[0], text, place, [&](size_t next) { return go(n + 1, next); }, looks);
       };
       return go(0, at);
     }
@@ -56,7 +59,8 @@ bool match(const Regex& r, std::string_view text, size_t at, const std::function
       return at == text.size() && then(at);
     case Regex::Kind::kAhead:
     case Regex::Kind::kNotAhead: {
-      const bool found = match(r.items[0], text, at, [](size_t) { return true; }, looks);
+      const bool found = match(
+          r.items[0], text, at, [](size_t) { return true; }, looks);
       return (!looks || found == (r.kind == Regex::Kind::kAhead)) && then(at);
     }
   }
@@ -66,7 +70,9 @@ bool match(const Regex& r, std::string_view text, size_t at, const std::function
 bool matches(const Regex& r, std::string_view text, RegexMatch how, bool looks = true) {
   const size_t last = how == RegexMatch::kSearch ? text.size() : 0;
   for (size_t at = 0; at <= last; ++at)
-    if (match(r, text, at, [&](size_t end) { return how == RegexMatch::kSearch || end == text.size(); }, looks)) return true;
+    if (match(
+            r, text, at, [&](size_t end) { return how == RegexMatch::kSearch || end == text.size(); }, looks))
+      return true;
   return false;
 }
 
@@ -79,7 +85,8 @@ std::string random_regex(std::mt19937& rng, int depth) {
       return random_regex(rng, depth - 1) + "|" + random_regex(rng, depth - 1);
     case 1:
     case 2:
-      return "(" + random_regex(rng, depth - 1) + ")" + std::vector<std::string>{"*", "+", "?", "{2}", "{1,2}"}[pick(5)];
+      return "(" + random_regex(rng, depth - 1) + ")" +
+             std::vector<std::string>{"*", "+", "?", "{2}", "{1,2}"}[pick(5)];
     case 3:
       return "(?=" + random_regex(rng, depth - 1) + ")" + random_regex(rng, depth - 1);
     case 4:
@@ -114,7 +121,8 @@ size_t differing(bool looks) {
       const bool expected = matches(*regex, texts[k], how, looks);
       if (steps > kMaxSteps || dfa->accepts(texts[k], budget) == expected) continue;
       ++differ;
-      if (looks) ADD_FAILURE() << "\"" << text << "\" on \"" << texts[k] << "\", search " << (how == RegexMatch::kSearch);
+      if (looks)
+        ADD_FAILURE() << "\"" << text << "\" on \"" << texts[k] << "\", search " << (how == RegexMatch::kSearch);
       break;
     }
   }
@@ -151,8 +159,10 @@ TEST(GrammarRegex, LookaheadPeopleHave) {
     ASSERT_TRUE(expr) << c.regex << ": " << expr.error().message();
     const auto schema = compile_json_schema(Json{{"type", "string"}, {"pattern", c.regex}});
     ASSERT_TRUE(schema) << c.regex << ": " << schema.error().message();
-    for (const char* t : c.yes) EXPECT_TRUE(whole(*expr, t) && whole(*schema, dump_json(Json(t)))) << c.regex << ": " << t;
-    for (const char* t : c.no) EXPECT_FALSE(whole(*expr, t) || whole(*schema, dump_json(Json(t)))) << c.regex << ": " << t;
+    for (const char* t : c.yes)
+      EXPECT_TRUE(whole(*expr, t) && whole(*schema, dump_json(Json(t)))) << c.regex << ": " << t;
+    for (const char* t : c.no)
+      EXPECT_FALSE(whole(*expr, t) || whole(*schema, dump_json(Json(t)))) << c.regex << ": " << t;
   }
 }
 
@@ -178,11 +188,25 @@ size_t wrong_lengths(const Json& schema, uint32_t min, uint32_t max) {
 }
 
 TEST(GrammarSchema, LengthsAreCountedExactly) {
-  for (const auto& [min, max] : std::vector<std::pair<uint32_t, uint32_t>>{
-           {0, 255}, {0, 256}, {0, 257}, {0, 319}, {0, 320}, {0, 383}, {1, 1000}, {257, 257}, {300, 1000}, {640, 700},
-           {1000, 4001}, {4000, 4000}, {0, 10'000}, {12'345, 12'346}}) {
-    EXPECT_EQ(wrong_lengths({{"type", "string"}, {"minLength", min}, {"maxLength", max}}, min, max), 0u) << min << " " << max;
-    EXPECT_EQ(wrong_lengths({{"type", "string"}, {"pattern", "^[a-z]*$"}, {"minLength", min}, {"maxLength", max}}, min, max), 0u)
+  for (const auto& [min, max] : std::vector<std::pair<uint32_t, uint32_t>>{{0, 255},
+                                                                           {0, 256},
+                                                                           {0, 257},
+                                                                           {0, 319},
+                                                                           {0, 320},
+                                                                           {0, 383},
+                                                                           {1, 1000},
+                                                                           {257, 257},
+                                                                           {300, 1000},
+                                                                           {640, 700},
+                                                                           {1000, 4001},
+                                                                           {4000, 4000},
+                                                                           {0, 10'000},
+                                                                           {12'345, 12'346}}) {
+    EXPECT_EQ(wrong_lengths({{"type", "string"}, {"minLength", min}, {"maxLength", max}}, min, max), 0u)
+        << min << " " << max;
+    EXPECT_EQ(
+        wrong_lengths({{"type", "string"}, {"pattern", "^[a-z]*$"}, {"minLength", min}, {"maxLength", max}}, min, max),
+        0u)
         << "pattern " << min << " " << max;
   }
   EXPECT_EQ(wrong_lengths({{"type", "string"}, {"maxLength", 100'000u}}, 0, 100'000), 0u);

@@ -175,8 +175,8 @@ TEST(GrammarRegex, TextsAndErrors) {
   EXPECT_TRUE(whole(*made, "AB123"));
   EXPECT_TRUE(whole(*made, "n/a"));
   EXPECT_FALSE(whole(*made, "AB1234"));
-  for (const char* bad :
-       {"a(", "a)", "[b-a]", "*a", "(?<=x)y", "(?!a)*", "\\1", "a{3,2}", "x^y", "\\p{L}", "a**", "(((a{1000}){1000}){1000})"}) {
+  for (const char* bad : {"a(", "a)", "[b-a]", "*a", "(?<=x)y", "(?!a)*", "\\1", "a{3,2}", "x^y", "\\p{L}", "a**",
+                          "(((a{1000}){1000}){1000})"}) {
     const auto r = compile_regex(bad);
     EXPECT_FALSE(r) << bad;
   }
