@@ -148,6 +148,11 @@ int main(int argc, char** argv) {
   });
   with("maxLength 200", [] { return compile_json_schema(std::string_view(R"({"type":"string","maxLength":200})")); });
   with("maxLength 4000", [] { return compile_json_schema(std::string_view(R"({"type":"string","maxLength":4000})")); });
+  with("maxLength 100000",
+       [] { return compile_json_schema(std::string_view(R"({"type":"string","maxLength":100000})")); });
+  with("uri, maxLength 2083", [] {
+    return compile_json_schema(std::string_view(R"({"type":"string","format":"uri","minLength":1,"maxLength":2083})"));
+  });
   with("pattern", [] {
     return compile_json_schema(std::string_view(R"({"type":"string","pattern":"^[a-z]{2,10}( [A-Z][a-z]*)*$"})"));
   });

@@ -157,7 +157,7 @@ uint64_t mix(uint64_t h, uint64_t v) {
 // Partition refinement, a byte a round, by 128-bit hashes.
 class Classifier {
  public:
-  explicit Classifier(Automaton& a, uint64_t unique) : a_(a), unique_(unique) {
+  Classifier(Automaton& a, uint64_t unique, CompileBudget& budget) : a_(a), unique_(unique), budget_(budget) {
     static const uint64_t seed = std::random_device{}() * 0x100000001ull + std::random_device{}();
     seed_ = seed;
   }
@@ -193,8 +193,10 @@ class Classifier {
     for (const uint32_t i : part) a_.classes[i] = {base, base + 1};
     std::vector<Automaton::Class> next(part.size());
     std::vector<uint64_t> distinct;
-    size_t known = 1;
+    size_t known = 1, edges = 0;
+    for (const uint32_t i : part) edges += a_.ranges_of(i).size() + a_.tokens_of(i).size() + a_.calls_of(i).size();
     for (int round = 0; round < Automaton::kHorizon; ++round) {
+      budget_.spend(1 + 2 * part.size() + edges / 2);
       for (size_t k = 0; k < part.size(); ++k) next[k] = {signature(part[k], 0), signature(part[k], 1)};
       for (size_t k = 0; k < part.size(); ++k) a_.classes[part[k]] = next[k];
       if (part.size() > 5000 && round % 8 != 7) continue;  // counting costs more than a round
@@ -228,6 +230,7 @@ class Classifier {
 
   Automaton& a_;
   uint64_t unique_, seed_;
+  CompileBudget& budget_;
 };
 
 }  // namespace
@@ -247,13 +250,17 @@ Result<Automaton> Automaton::compile(const Builder& builder, RuleId root, uint32
   raw.nodes.push_back({0, 0, 0, 0, false, false});  // kEscape
   std::vector<uint32_t> start;
   size_t edges = 0;
+  CompileBudget& budget = builder.budget();
   for (RuleId r = 0; r < builder.rules().size(); ++r) {
+    budget.set_place(builder.rules()[r].name);
     const Nfa nfa = Nfa::make(builder, builder.rules()[r].expr, nullable);
     edges += nfa.edges.size();
     if (nfa.overflow || edges > Nfa::kMaxEdges) return too_large();
-    start.push_back(append_rule(nfa, r, raw));
+    start.push_back(append_rule(nfa, r, raw, budget));
     if (raw.overflow || raw.nodes.size() > 2 * kMaxNodes) return too_large();
   }
+  // What follows is a few passes over all of it.
+  budget.spend(16 * raw.nodes.size() + 12 * (raw.ranges.size() + raw.calls.size() + raw.tokens.size()));
   const std::vector<uint32_t> need = needs(raw, start);
   if (need[start[root]] == kNever)
     return Error{"grammar", fmt::format("rule {} matches no text", builder.rules()[root].name),
@@ -268,7 +275,7 @@ Result<Automaton> Automaton::compile(const Builder& builder, RuleId root, uint32
   if (const std::string name = rank_rules(a, builder); !name.empty())
     return Error{"grammar", fmt::format("rule {} begins with itself (left recursion)", name),
                  "write the repetition with * or +, or put what repeats at the end"};
-  Classifier(a, unique).run();
+  Classifier(a, unique, budget).run();
   return a;
 }
 

@@ -42,12 +42,14 @@ void split_utf8(uint32_t lo, uint32_t hi, const Put& put) {
 }  // namespace
 
 ExprId Builder::put(Expr e) {
+  budget_->spend(16 + e.text.size() / 8 + e.items.size() / 2 + e.arcs.size() * 2);
   if (exprs_.size() >= kMaxExprs) return 0;
   exprs_.push_back(std::move(e));
   return ExprId(exprs_.size() - 1);
 }
 
 RuleId Builder::new_rule(std::string name) {
+  budget_->spend(8 + name.size() / 8);
   if (rules_.size() >= kMaxRules) return 0;
   rules_.push_back({std::move(name), 0});
   return RuleId(rules_.size() - 1);

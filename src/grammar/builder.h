@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "grammar/char_set.h"
+#include "grammar/compile_budget.h"
 
 // The one form every front end (JSON Schema, regex, GBNF, choices, tool calls) writes: rules whose right sides are
 // expressions over bytes and special tokens. automaton.h makes an automaton of it.
@@ -47,6 +48,9 @@ class Builder {
   static constexpr size_t kMaxExprs = 400'000;
   static constexpr size_t kMaxRules = 20'000;
 
+  explicit Builder(CompileBudget& budget) : budget_(&budget) {}
+  CompileBudget& budget() const { return *budget_; }
+
   ExprId none() { return put({.kind = Expr::Kind::kNone}); }
   ExprId empty() { return put({}); }
   ExprId bytes(std::string_view text);
@@ -76,6 +80,7 @@ class Builder {
 
  private:
   ExprId put(Expr e);
+  CompileBudget* budget_;
   std::vector<Expr> exprs_{Expr{.kind = Expr::Kind::kNone}};  // 0: what an undefined rule is
   std::vector<Rule> rules_;
 };

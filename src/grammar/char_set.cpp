@@ -19,24 +19,45 @@ void CharSet::insert(uint32_t lo, uint32_t hi) {
     ranges_.push_back({lo, hi});
     return;
   }
-  ranges_.push_back({lo, hi});
-  std::sort(ranges_.begin(), ranges_.end());
-  std::vector<Range> joined;
-  for (const Range& r : ranges_) {
-    if (!joined.empty() && r.first <= joined.back().second + 1)
-      joined.back().second = std::max(joined.back().second, r.second);
-    else
-      joined.push_back(r);
+  if (lo >= ranges_.back().first) {
+    ranges_.back().second = std::max(ranges_.back().second, hi);
+    return;
   }
-  ranges_ = std::move(joined);
+  // The first range that it touches, and the first behind it that it does not.
+  const auto first =
+      std::lower_bound(ranges_.begin(), ranges_.end(), lo, [](const Range& r, uint32_t x) { return r.second + 1 < x; });
+  auto end = first;
+  while (end != ranges_.end() && end->first <= hi + 1) {
+    lo = std::min(lo, end->first);
+    hi = std::max(hi, end->second);
+    ++end;
+  }
+  if (first == end) {
+    ranges_.insert(first, {lo, hi});
+    return;
+  }
+  *first = {lo, hi};
+  ranges_.erase(first + 1, end);
+}
+
+CharSet CharSet::of(std::vector<Range> ranges) {
+  std::sort(ranges.begin(), ranges.end());
+  CharSet out;
+  for (const Range& r : ranges) out.add(r.first, r.second);
+  return out;
 }
 
 void CharSet::add(const CharSet& other) {
-  if (ranges_.empty()) {
-    ranges_ = other.ranges_;
+  if (other.ranges_.size() < 8 || ranges_.empty() || other.ranges_.front() > ranges_.back()) {
+    if (ranges_.empty())
+      ranges_ = other.ranges_;
+    else
+      for (const Range& r : other.ranges_) insert(r.first, r.second);
     return;
   }
-  for (const Range& r : other.ranges_) insert(r.first, r.second);
+  std::vector<Range> all = std::move(ranges_);
+  all.insert(all.end(), other.ranges_.begin(), other.ranges_.end());
+  *this = of(std::move(all));
 }
 
 CharSet CharSet::complement() const {

@@ -18,6 +18,7 @@ class CharSet {
   }
   static CharSet all() { return {{0, 0x10FFFF}}; }
   static CharSet one(uint32_t c) { return {{c, c}}; }
+  static CharSet of(std::vector<Range> ranges);  // in any order; many at a time cost less than one after the other
 
   void add(uint32_t lo, uint32_t hi);
   void add(const CharSet& other);

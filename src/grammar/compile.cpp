@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <new>
 
 #include "grammar/automaton.h"
 #include "grammar/gbnf.h"
@@ -15,6 +16,7 @@ namespace facet {
 using grammar::Automaton;
 using grammar::Builder;
 using grammar::CharDfa;
+using grammar::CompileBudget;
 using grammar::ExprId;
 using grammar::RuleId;
 using grammar::SchemaCompiler;
@@ -50,6 +52,24 @@ ExprId with_thought(Builder& b, ExprId constraint, ThoughtMode mode) {
 
 }  // namespace
 
+namespace {
+
+// Compiles within limits: what exceeds them, and memory that ran out, is an error like any other.
+template <class Compile>
+Result<GrammarPtr> within(const CompileLimits& limits, const Compile& compile) {
+  CompileBudget budget(limits);
+  try {
+    Builder builder(budget);
+    return compile(builder);
+  } catch (const CompileBudget::Stop& stop) {
+    return stop.error;
+  } catch (const std::bad_alloc&) {
+    return Error{"grammar", "there was not enough memory to compile it", "simplify it, or ask again later"};
+  }
+}
+
+}  // namespace
+
 class GrammarMaker {
  public:
   static Result<GrammarPtr> make(Builder& b, ExprId constraint, const GrammarOptions& options, uint32_t max_depth) {
@@ -70,19 +90,21 @@ Grammar::~Grammar() = default;
 size_t Grammar::bytes() const { return sizeof(*this) + automaton_->bytes() + start_.size() * sizeof(uint32_t); }
 
 Result<GrammarPtr> compile_json_object(const GrammarOptions& options) {
-  Builder b;
-  Values values(b, Syntax::kJson);
-  return GrammarMaker::make(b, values.any_object(), options, kMaxJsonDepth);
+  return within(options.limits, [&](Builder& b) {
+    Values values(b, Syntax::kJson);
+    return GrammarMaker::make(b, values.any_object(), options, kMaxJsonDepth);
+  });
 }
 
 Result<GrammarPtr> compile_json_schema(const Json& schema, const GrammarOptions& options) {
-  Builder b;
-  Values values(b, Syntax::kJson);
-  const Result<ExprId> e = SchemaCompiler(values, schema).compile(schema, "#");
-  if (!e) return e.error();
-  Result<GrammarPtr> made = GrammarMaker::make(b, *e, options, kMaxJsonDepth);
-  if (made) return made;
-  return Error{"#", made.error().what, made.error().hint};
+  return within(options.limits, [&](Builder& b) -> Result<GrammarPtr> {
+    Values values(b, Syntax::kJson);
+    const Result<ExprId> e = SchemaCompiler(values, schema).compile(schema, "#");
+    if (!e) return e.error();
+    Result<GrammarPtr> made = GrammarMaker::make(b, *e, options, kMaxJsonDepth);
+    if (made) return made;
+    return Error{"#", made.error().what, made.error().hint};
+  });
 }
 
 Result<GrammarPtr> compile_json_schema(std::string_view schema, const GrammarOptions& options) {
@@ -95,17 +117,21 @@ Result<GrammarPtr> compile_json_schema(std::string_view schema, const GrammarOpt
 }
 
 Result<GrammarPtr> compile_regex(std::string_view pattern, const GrammarOptions& options) {
-  const Result<grammar::Regex> regex = grammar::parse_regex(pattern, grammar::RegexMatch::kWhole);
-  if (!regex) return regex.error();
-  Builder b;
-  return GrammarMaker::make(b, regex_expr(b, *regex), options, kMaxDepth);
+  return within(options.limits, [&](Builder& b) -> Result<GrammarPtr> {
+    const Result<grammar::Regex> regex = grammar::parse_regex(pattern);
+    if (!regex) return regex.error();
+    const Result<ExprId> e = regex_expr(b, *regex);
+    if (!e) return e.error();
+    return GrammarMaker::make(b, *e, options, kMaxDepth);
+  });
 }
 
 Result<GrammarPtr> compile_gbnf(std::string_view text, const GrammarOptions& options) {
-  Builder b;
-  const Result<RuleId> root = grammar::parse_gbnf(b, text);
-  if (!root) return root.error();
-  return GrammarMaker::make(b, b.rule(*root), options, kMaxDepth);
+  return within(options.limits, [&](Builder& b) -> Result<GrammarPtr> {
+    const Result<RuleId> root = grammar::parse_gbnf(b, text);
+    if (!root) return root.error();
+    return GrammarMaker::make(b, b.rule(*root), options, kMaxDepth);
+  });
 }
 
 Result<GrammarPtr> compile_choice(std::span<const std::string> choices, const GrammarOptions& options) {
@@ -116,14 +142,15 @@ Result<GrammarPtr> compile_choice(std::span<const std::string> choices, const Gr
                  fmt::format("expected 1 to {} texts of together at most {} bytes, found {} of {}", kMaxChoices,
                              kMaxChoiceBytes, choices.size(), bytes),
                  ""};
-  Builder b;
-  std::vector<ExprId> all;
-  for (const std::string& c : choices) {
-    std::vector<uint32_t> chars;
-    if (!grammar::decode_utf8(c, chars)) return Error{"choice", "expected UTF-8", ""};
-    all.push_back(b.bytes(c));
-  }
-  return GrammarMaker::make(b, b.alt(std::move(all)), options, kMaxDepth);
+  return within(options.limits, [&](Builder& b) -> Result<GrammarPtr> {
+    std::vector<ExprId> all;
+    for (const std::string& c : choices) {
+      std::vector<uint32_t> chars;
+      if (!grammar::decode_utf8(c, chars)) return Error{"choice", "expected UTF-8", ""};
+      all.push_back(b.bytes(c));
+    }
+    return GrammarMaker::make(b, b.alt(std::move(all)), options, kMaxDepth);
+  });
 }
 
 namespace {
@@ -145,7 +172,8 @@ Result<ExprId> tool_call(Values& values, const Json& tool, size_t index, bool st
   ExprId arguments = none ? b.bytes("{}") : values.any_object();
   if (!none && follow) {
     const Json schema{{"allOf", Json::array({*parameters, Json{{"type", "object"}}})}};
-    const Result<ExprId> e = SchemaCompiler(values, *parameters).compile(schema, where + ".parameters");
+    const bool lenient = strict == tool.end() || *strict != Json(true);
+    const Result<ExprId> e = SchemaCompiler(values, *parameters, lenient).compile(schema, where + ".parameters");
     if (!e) return e;
     arguments = *e;
   }
@@ -153,12 +181,7 @@ Result<ExprId> tool_call(Values& values, const Json& tool, size_t index, bool st
                 b.token(SpecialToken::kToolCallClose)});
 }
 
-}  // namespace
-
-Result<GrammarPtr> compile_tool_calls(std::span<const Json> tools, const ToolGrammarOptions& options) {
-  if (tools.empty() || tools.size() > kMaxTools)
-    return Error{"tools", fmt::format("expected 1 to {} functions, found {}", kMaxTools, tools.size()), ""};
-  Builder b;
+Result<GrammarPtr> tool_grammar(Builder& b, std::span<const Json> tools, const ToolGrammarOptions& options) {
   Values values(b, Syntax::kCall);
   std::vector<ExprId> calls;
   for (size_t i = 0; i < tools.size(); ++i) {
@@ -183,6 +206,14 @@ Result<GrammarPtr> compile_tool_calls(std::span<const Json> tools, const ToolGra
     answer = b.seq({free_text(b, "<|tool_call>"), answer});
   }
   return GrammarMaker::make(b, answer, options, kMaxJsonDepth);
+}
+
+}  // namespace
+
+Result<GrammarPtr> compile_tool_calls(std::span<const Json> tools, const ToolGrammarOptions& options) {
+  if (tools.empty() || tools.size() > kMaxTools)
+    return Error{"tools", fmt::format("expected 1 to {} functions, found {}", kMaxTools, tools.size()), ""};
+  return within(options.limits, [&](Builder& b) { return tool_grammar(b, tools, options); });
 }
 
 }  // namespace facet

@@ -17,8 +17,8 @@ struct SetHash {
 
 class Determinizer {
  public:
-  Determinizer(const Nfa& nfa, uint32_t rule, RawNodes& out)
-      : nfa_(nfa), rule_(rule), out_(out), seen_(nfa.states, 0) {}
+  Determinizer(const Nfa& nfa, uint32_t rule, RawNodes& out, CompileBudget& budget)
+      : nfa_(nfa), rule_(rule), out_(out), budget_(budget), seen_(nfa.states, 0) {}
 
   uint32_t run() {
     const RawNodes::Node before{
@@ -44,6 +44,7 @@ class Determinizer {
       const uint32_t s = todo_.back();
       todo_.pop_back();
       bool matters = s == Nfa::kAccept;
+      budget_.spend(1 + nfa_.begin[s + 1] - nfa_.begin[s]);
       for (uint32_t e = nfa_.begin[s]; e < nfa_.begin[s + 1]; ++e) {
         if (nfa_.edges[e].kind == Nfa::Kind::kEpsilon)
           mark(nfa_.edges[e].to);
@@ -65,6 +66,7 @@ class Determinizer {
            out_.ranges.size() + out_.calls.size() + out_.tokens.size() > Automaton::kMaxEdges;
   }
   void begin_node(bool final) {
+    budget_.spend(8);  // also what is made of it later
     out_.nodes.push_back(
         {uint32_t(out_.ranges.size()), uint32_t(out_.calls.size()), uint32_t(out_.tokens.size()), rule_, final, false});
   }
@@ -73,6 +75,7 @@ class Determinizer {
     close(from, closed_);
     const auto [it, fresh] = ids_.try_emplace(closed_, uint32_t(sets_.size()));
     if (fresh) {
+      budget_.spend(16 + closed_.size());
       sets_.push_back(&it->first);
       weight_ += closed_.size();
     }
@@ -99,6 +102,7 @@ class Determinizer {
       for (uint32_t e = nfa_.begin[s]; e < nfa_.begin[s + 1]; ++e)
         if (nfa_.edges[e].kind == Nfa::Kind::kRange) found_.push_back(nfa_.edges[e]);
     if (found_.empty()) return;
+    budget_.spend(12 + 4 * found_.size());
     bool cut[257] = {};
     for (const Nfa::Edge& e : found_) cut[e.lo] = cut[e.hi + 1] = true;
     std::sort(found_.begin(), found_.end(), [](const auto& a, const auto& b) { return a.lo < b.lo; });
@@ -107,10 +111,13 @@ class Determinizer {
       int hi = lo;
       while (hi < 255 && !cut[hi + 1]) ++hi;
       target_.clear();
+      size_t looked = 0;
       for (const Nfa::Edge& e : found_) {
         if (e.lo > lo) break;
+        ++looked;
         if (e.hi >= hi) target_.push_back(e.to);
       }
+      budget_.spend(2 + looked / 4);
       if (!target_.empty()) {
         const uint32_t to = first + id_of(target_);
         if (out_.ranges.size() > mine && out_.ranges.back().to == to && out_.ranges.back().hi + 1 == lo)
@@ -133,6 +140,7 @@ class Determinizer {
     for (size_t i = 0, k; i < found_.size(); i = k) {
       target_.clear();
       for (k = i; k < found_.size() && key(found_[k]) == key(found_[i]); ++k) target_.push_back(found_[k].to);
+      budget_.spend(4);
       const uint32_t to = first + id_of(target_);
       if (found_[i].kind == Nfa::Kind::kCall)
         out_.calls.push_back({found_[i].rule, to});
@@ -168,6 +176,7 @@ class Determinizer {
         if (out_.overflow) return;
         Set closed;
         close({e.to}, closed);
+        budget_.spend(2 * closed.size());
         for (const uint32_t t : closed) {
           if (e.kind == Nfa::Kind::kRange)
             out_.ranges.push_back({e.lo, e.hi, number[t]});
@@ -183,6 +192,7 @@ class Determinizer {
   const Nfa& nfa_;
   const uint32_t rule_;
   RawNodes& out_;
+  CompileBudget& budget_;
   std::vector<uint32_t> seen_, todo_;
   uint32_t stamp_ = 0;
   std::unordered_map<Set, uint32_t, SetHash> ids_;
@@ -194,6 +204,8 @@ class Determinizer {
 
 }  // namespace
 
-uint32_t append_rule(const Nfa& nfa, uint32_t rule, RawNodes& out) { return Determinizer(nfa, rule, out).run(); }
+uint32_t append_rule(const Nfa& nfa, uint32_t rule, RawNodes& out, CompileBudget& budget) {
+  return Determinizer(nfa, rule, out, budget).run();
+}
 
 }  // namespace facet::grammar

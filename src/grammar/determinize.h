@@ -20,6 +20,6 @@ struct RawNodes {
 
 // Appends the nodes of a rule and returns its start. Sets of states become nodes; a rule where that takes too many
 // keeps one node a state.
-uint32_t append_rule(const Nfa& nfa, uint32_t rule, RawNodes& out);
+uint32_t append_rule(const Nfa& nfa, uint32_t rule, RawNodes& out, CompileBudget& budget);
 
 }  // namespace facet::grammar

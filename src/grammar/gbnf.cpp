@@ -202,7 +202,7 @@ class Parser {
 
   ExprId char_class() {
     const bool negated = take('^');
-    CharSet set;
+    std::vector<CharSet::Range> ranges;
     while (!done() && peek() != ']') {
       const uint32_t lo = character();
       uint32_t hi = lo;
@@ -211,9 +211,10 @@ class Parser {
         hi = character();
         if (hi < lo) fail("expected a range of two characters, the smaller first");
       }
-      set.add(lo, hi);
+      ranges.emplace_back(lo, hi);
     }
     if (error_.empty() && !take(']')) fail("expected ]");
+    const CharSet set = CharSet::of(std::move(ranges));
     return b_.chars(negated ? set.complement() : set);
   }
 

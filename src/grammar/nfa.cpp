@@ -17,6 +17,7 @@ class Maker {
       return;
     }
     const Expr& e = b_.expr(id);
+    b_.budget().spend(1);
     switch (e.kind) {
       case Expr::Kind::kNone:
         return;
@@ -55,8 +56,14 @@ class Maker {
   }
 
  private:
-  uint32_t state() { return out_.states++; }
-  void add(const Nfa::Edge& e) { out_.edges.push_back(e); }
+  uint32_t state() {
+    b_.budget().spend(1);
+    return out_.states++;
+  }
+  void add(const Nfa::Edge& e) {
+    b_.budget().spend(3);  // with its place in order
+    out_.edges.push_back(e);
+  }
   void epsilon(uint32_t from, uint32_t to) { add({from, to, Nfa::Kind::kEpsilon, 0, 0, 0}); }
 
   void repeat(const Expr& e, uint32_t from, uint32_t to) {
@@ -84,6 +91,7 @@ class Maker {
 
   void graph(const Expr& e, uint32_t from, uint32_t to) {
     const uint32_t first = out_.states;
+    b_.budget().spend(e.a);
     out_.states += e.a;
     epsilon(from, first);
     for (const Arc& arc : e.arcs) {
@@ -120,6 +128,7 @@ class Nullable {
  private:
   void collect(ExprId id, RuleId user, std::vector<std::vector<RuleId>>& users) {
     const Expr& e = b_.expr(id);
+    b_.budget().spend(2);
     if (e.kind == Expr::Kind::kRule) {
       if (users[e.a].empty() || users[e.a].back() != user) users[e.a].push_back(user);
     } else if (e.kind == Expr::Kind::kGraph) {
@@ -131,6 +140,7 @@ class Nullable {
 
   bool test(ExprId id) const {
     const Expr& e = b_.expr(id);
+    b_.budget().spend(1);
     const auto item = [&](ExprId i) { return test(i); };
     switch (e.kind) {
       case Expr::Kind::kEmpty:
@@ -155,6 +165,7 @@ class Nullable {
     reached[0] = true;
     for (bool changed = true; changed;) {
       changed = false;
+      b_.budget().spend(e.arcs.size() / 4);
       for (const Arc& arc : e.arcs) {
         if (!reached[arc.from] || reached[arc.to] || !test(arc.label)) continue;
         reached[arc.to] = true;

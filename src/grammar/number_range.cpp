@@ -3,13 +3,15 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <map>
+#include <numeric>
 #include <tuple>
 
 namespace facet::grammar {
 namespace {
 
-constexpr size_t kMaxDigits = 16;
+constexpr size_t kMaxDigits = 16, kMaxBoundDigits = 40;
 
 // A magnitude: digits before the point without leading zeros ("0" for none), digits behind it.
 struct Decimal {
@@ -20,6 +22,9 @@ struct Decimal {
 
 Decimal decimal(const Json& v) {
   std::string text = dump_json(v);  // "-12", "0.1", "1e-07"
+  // Above 2^53 the shortest spelling of a double is not what it is.
+  if (v.is_number_float() && std::abs(v.get<double>()) >= 9007199254740992.0)
+    text = fmt::format("{:.0f}", v.get<double>());
   Decimal d;
   if (text[0] == '-') d.negative = true, text.erase(0, 1);
   int exponent = 0;
@@ -48,12 +53,17 @@ class Magnitudes {
     Decimal value;
     bool exclusive;
   };
-  Magnitudes(Builder& b, std::optional<End> lo, std::optional<End> hi, uint32_t fraction, uint32_t multiple)
-      : b_(b), lo_(std::move(lo)), hi_(std::move(hi)), fraction_(fraction), multiple_(multiple) {}
+  Magnitudes(Builder& b, std::optional<End> lo, std::optional<End> hi, size_t digits, const NumberRange& range)
+      : b_(b),
+        lo_(std::move(lo)),
+        hi_(std::move(hi)),
+        digits_(uint32_t(digits)),
+        fraction_(range.fraction),
+        multiple_(range.multiple) {}
 
   ExprId make() {
     const uint32_t start = state({});
-    for (uint32_t k = 1; k <= kMaxDigits; ++k) {
+    for (uint32_t k = 1; k <= digits_; ++k) {
       const bool below = lo_ && lo_->value.whole.size() > k, above = hi_ && hi_->value.whole.size() < k;
       if (below || above) continue;
       const State first{1, k, 0, lo_ && lo_->value.whole.size() == k, hi_ && hi_->value.whole.size() == k, 0};
@@ -71,7 +81,18 @@ class Magnitudes {
     uint32_t remainder = 0;
     auto operator<=>(const State&) const = default;
   };
-  uint32_t state(const State& s) {
+  uint32_t state(State s) {
+    b_.budget().spend(12);
+    // Away from the bounds only what is still to come matters, of the remainder as much as the digits to come leave.
+    if (s.phase == 1 && s.at > 0 && !s.at_lo && !s.at_hi) {
+      s.length -= s.at - 1;
+      s.at = 1;
+    }
+    if (s.phase == 1 && multiple_ > 1) {
+      uint32_t left = multiple_;
+      for (uint32_t i = s.at; i < s.length && left > 1; ++i) left /= std::gcd(left, 10u);
+      s.remainder %= left;
+    }
     const auto [it, fresh] = ids_.try_emplace(s, uint32_t(order_.size()));
     if (fresh) order_.push_back(s);
     return it->second;
@@ -114,7 +135,7 @@ class Magnitudes {
 
   Builder& b_;
   std::optional<End> lo_, hi_;
-  uint32_t fraction_, multiple_;
+  const uint32_t digits_, fraction_, multiple_;
   std::map<State, uint32_t> ids_;
   std::vector<State> order_;
   std::vector<Arc> arcs_;
@@ -122,36 +143,53 @@ class Magnitudes {
   ExprId digit_[10] = {};
 };
 
+// Between numbers of few digits behind the point, that is from the next (or up to the last) of them.
+void round(Magnitudes::End& end, bool up) {
+  Decimal& d = end.value;
+  if (d.fraction.size() <= kMaxDigits) return;
+  d.fraction.resize(kMaxDigits);
+  end.exclusive = false;
+  if (!up) return;
+  std::string digits = d.whole + d.fraction;
+  size_t i = digits.size();
+  while (i > 0 && digits[i - 1] == '9') digits[--i] = '0';
+  if (i > 0)
+    ++digits[i - 1];
+  else
+    digits.insert(0, 1, '1');
+  d.whole = digits.substr(0, digits.size() - kMaxDigits);
+  d.fraction = digits.substr(digits.size() - kMaxDigits);
+}
+
 }  // namespace
 
 std::string number_range(Builder& b, const NumberRange& range, ExprId& out) {
   std::optional<Magnitudes::End> lo, hi;
   if (range.min) lo = {decimal(range.min->value), range.min->exclusive};
   if (range.max) hi = {decimal(range.max->value), range.max->exclusive};
-  for (const auto* end : {&lo, &hi}) {
-    if (!*end) continue;
-    if ((*end)->value.fraction.size() > kMaxDigits)
-      return fmt::format("expected at most {} digits after the point", kMaxDigits);
-  }
-  const auto far = [](const Magnitudes::End& e) { return e.value.whole.size() > kMaxDigits; };
+  if (lo) round(*lo, !lo->value.negative);
+  if (hi) round(*hi, hi->value.negative);
+  const auto far = [](const Magnitudes::End& e) { return e.value.whole.size() > kMaxBoundDigits; };
   if (lo && far(*lo)) {
-    if (!lo->value.negative) return fmt::format("expected at most {} digits before the point", kMaxDigits);
+    if (!lo->value.negative) return fmt::format("expected at most {} digits before the point", kMaxBoundDigits);
     lo.reset();
   }
   if (hi && far(*hi)) {
-    if (hi->value.negative) return fmt::format("expected at most {} digits before the point", kMaxDigits);
+    if (hi->value.negative) return fmt::format("expected at most {} digits before the point", kMaxBoundDigits);
     hi.reset();
   }
+  size_t digits = kMaxDigits;
+  for (const auto* end : {&lo, &hi})
+    if (*end) digits = std::max(digits, (*end)->value.whole.size());
   std::vector<ExprId> all;
   if (!hi || !hi->value.negative) {  // zero and above
     const bool positive = lo && !lo->value.negative;
-    all.push_back(Magnitudes(b, positive ? lo : std::nullopt, hi, range.fraction, range.multiple).make());
+    all.push_back(Magnitudes(b, positive ? lo : std::nullopt, hi, digits, range).make());
   }
   if (!lo || lo->value.negative) {  // below zero
     const bool negative = hi && hi->value.negative;
     const Magnitudes::End above_zero{Decimal{}, true};
-    all.push_back(b.seq(
-        {b.byte('-', '-'), Magnitudes(b, negative ? hi : above_zero, lo, range.fraction, range.multiple).make()}));
+    all.push_back(b.seq({b.byte('-', '-'), Magnitudes(b, negative ? hi : above_zero, lo, digits, range).make()}));
   }
   out = b.alt(std::move(all));
   return "";

@@ -12,8 +12,9 @@ struct Bound {
   bool exclusive = false;
 };
 
-// Decimal numbers without an exponent, with up to 16 digits before and `fraction` after the point, between two bounds
-// and a multiple of `multiple` (1 to 1000; above 1 without fraction). The text of an error says what a bound lacks.
+// Decimal numbers without an exponent, with up to 16 digits before (as many as a bound has, up to 40) and `fraction`
+// after the point, between two bounds and a multiple of `multiple` (1 to 1000; above 1 without fraction). The text of
+// an error says what a bound lacks.
 struct NumberRange {
   std::optional<Bound> min, max;
   uint32_t fraction = 0;

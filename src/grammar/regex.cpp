@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "grammar/char_dfa.h"
+
 namespace facet::grammar {
 namespace {
 
@@ -25,7 +27,7 @@ class Parser {
     if (error_.empty() && at_ < text_.size()) fail("an unmatched )");
     if (!error_.empty())
       return Error{"regex", fmt::format("column {}: {}", error_at_ + 1, error_),
-                   "use a regular expression without look-around and back references"};
+                   "use a regular expression without look-behind and back references"};
     return r;
   }
 
@@ -75,7 +77,9 @@ class Parser {
         break;
       }
       if (!error_.empty()) break;
-      if (r.kind == Regex::Kind::kBegin || r.kind == Regex::Kind::kEnd || ++repeats > 1) {
+      const bool zero_width = r.kind == Regex::Kind::kBegin || r.kind == Regex::Kind::kEnd ||
+                              r.kind == Regex::Kind::kAhead || r.kind == Regex::Kind::kNotAhead;
+      if (zero_width || ++repeats > 1) {
         fail("nothing to repeat");
         break;
       }
@@ -156,20 +160,28 @@ class Parser {
   }
 
   Regex group(int depth) {
+    Regex::Kind look = Regex::Kind::kEmpty;
     if (take('?')) {
       if (take(':')) {
+      } else if (take('=')) {
+        look = Regex::Kind::kAhead;
+      } else if (take('!')) {
+        look = Regex::Kind::kNotAhead;
       } else if (take('P') ? take('<')
                            : peek() == '<' && at_ + 1 < text_.size() && text_[at_ + 1] != '=' &&
                                  text_[at_ + 1] != '!' && take('<')) {
         while (!done() && peek() != '>') ++at_;
         if (!take('>')) fail("expected > after the name of a group");
       } else {
-        fail("(? with anything but : or <name> is not supported");
+        fail("(? with anything but :, =, ! or <name> is not supported");
       }
     }
     Regex r = alternatives(depth + 1);
     if (error_.empty() && !take(')')) fail("expected )");
-    return r;
+    if (look == Regex::Kind::kEmpty) return r;
+    Regex outer{.kind = look};
+    outer.items.push_back(std::move(r));
+    return outer;
   }
 
   uint32_t hex(int digits_wanted) {
@@ -256,7 +268,7 @@ class Parser {
 
   CharSet char_class() {
     const bool negated = take('^');
-    CharSet set;
+    std::vector<CharSet::Range> ranges;
     bool any_shorthand = false;
     for (bool first = true; !done() && (peek() != ']' || first); first = false) {
       if (first && peek() == ']') {
@@ -275,12 +287,13 @@ class Parser {
           fail("expected a range of two characters, the smaller first");
           break;
         }
-        set.add(from.ranges()[0].first, to.ranges()[0].first);
+        ranges.emplace_back(from.ranges()[0].first, to.ranges()[0].first);
       } else {
-        set.add(from);
+        ranges.insert(ranges.end(), from.ranges().begin(), from.ranges().end());
       }
     }
     if (error_.empty() && !take(']')) fail("expected ]");
+    CharSet set = CharSet::of(std::move(ranges));
     if (!negated) return set;
     return any_shorthand ? ascii().without(set) : set.complement();
   }
@@ -300,65 +313,66 @@ class Parser {
   std::string error_;
 };
 
-bool has_anchor(const Regex& r) {
-  return r.kind == Regex::Kind::kBegin || r.kind == Regex::Kind::kEnd ||
-         std::any_of(r.items.begin(), r.items.end(), has_anchor);
+// Holds ^, $ or lookahead.
+bool looks(const Regex& r) {
+  return r.kind == Regex::Kind::kBegin || r.kind == Regex::Kind::kEnd || r.kind == Regex::Kind::kAhead ||
+         r.kind == Regex::Kind::kNotAhead || std::any_of(r.items.begin(), r.items.end(), looks);
 }
 
-// Takes anchors from the ends and puts "anything" where a search has none.
-bool anchor(Regex& r, RegexMatch match, bool begin, bool end) {
-  if (r.kind == Regex::Kind::kAlt) {
-    return std::all_of(r.items.begin(), r.items.end(), [&](Regex& item) { return anchor(item, match, begin, end); });
-  }
-  if (r.kind != Regex::Kind::kSeq) {
-    Regex seq{.kind = Regex::Kind::kSeq};
-    seq.items.push_back(std::move(r));
-    r = std::move(seq);
-  }
-  while (!r.items.empty() && r.items.front().kind == Regex::Kind::kBegin) r.items.erase(r.items.begin()), begin = true;
-  while (!r.items.empty() && r.items.back().kind == Regex::Kind::kEnd) r.items.pop_back(), end = true;
+// Takes ^ and $ from the ends, where they say nothing about a whole text. False if any are left, or lookahead.
+bool take_anchors(Regex& r) {
+  if (r.kind == Regex::Kind::kAlt) return std::all_of(r.items.begin(), r.items.end(), take_anchors);
+  if (r.kind == Regex::Kind::kBegin || r.kind == Regex::Kind::kEnd) r = {};
+  if (r.kind != Regex::Kind::kSeq) return !looks(r);
+  auto& items = r.items;
+  while (!items.empty() && items.back().kind == Regex::Kind::kEnd) items.pop_back();
+  const auto first =
+      std::find_if(items.begin(), items.end(), [](const Regex& i) { return i.kind != Regex::Kind::kBegin; });
+  items.erase(items.begin(), first);
   // A group that is all there is may hold the anchors.
-  if (r.items.size() == 1 && (r.items[0].kind == Regex::Kind::kAlt || r.items[0].kind == Regex::Kind::kSeq) &&
-      has_anchor(r.items[0]))
-    return anchor(r.items[0], match, begin, end);
-  if (has_anchor(r)) return false;
-  if (match == RegexMatch::kWhole) return true;
-  Regex any{.kind = Regex::Kind::kRepeat, .min = 0, .max = kUnbounded};
-  any.items.push_back({.kind = Regex::Kind::kSet, .set = CharSet::all()});
-  if (!begin) r.items.insert(r.items.begin(), any);
-  if (!end) r.items.push_back(any);
-  return true;
+  if (items.size() == 1 && (items[0].kind == Regex::Kind::kAlt || items[0].kind == Regex::Kind::kSeq))
+    return take_anchors(items[0]);
+  return !looks(r);
 }
 
-}  // namespace
-
-Result<Regex> parse_regex(std::string_view text, RegexMatch match) {
-  if (text.size() > kMaxLength)
-    return Error{"regex", fmt::format("expected at most {} bytes, found {}", kMaxLength, text.size()), "shorten it"};
-  std::vector<uint32_t> chars;
-  if (!decode_utf8(text, chars)) return Error{"regex", "expected UTF-8", ""};
-  Result<Regex> r = Parser(std::move(chars)).parse();
-  if (!r) return r;
-  if (!anchor(*r, match, false, false))
-    return Error{"regex", "^ and $ are supported at the ends of the expression and of its top-level alternatives only",
-                 "move the anchors to the ends"};
-  return r;
-}
-
-ExprId regex_expr(Builder& b, const Regex& r) {
+ExprId plain_expr(Builder& b, const Regex& r) {
   std::vector<ExprId> items;
   switch (r.kind) {
     case Regex::Kind::kSet:
       return b.chars(r.set);
     case Regex::Kind::kSeq:
     case Regex::Kind::kAlt:
-      for (const Regex& item : r.items) items.push_back(regex_expr(b, item));
+      for (const Regex& item : r.items) items.push_back(plain_expr(b, item));
       return r.kind == Regex::Kind::kSeq ? b.seq(std::move(items)) : b.alt(std::move(items));
     case Regex::Kind::kRepeat:
-      return b.repeat(regex_expr(b, r.items[0]), r.min, r.max);
+      return b.repeat(plain_expr(b, r.items[0]), r.min, r.max);
     default:
       return b.empty();
   }
+}
+
+}  // namespace
+
+Result<Regex> parse_regex(std::string_view text) {
+  if (text.size() > kMaxLength)
+    return Error{"regex", fmt::format("expected at most {} bytes, found {}", kMaxLength, text.size()), "shorten it"};
+  std::vector<uint32_t> chars;
+  if (!decode_utf8(text, chars)) return Error{"regex", "expected UTF-8", ""};
+  return Parser(std::move(chars)).parse();
+}
+
+Result<ExprId> regex_expr(Builder& b, const Regex& r) {
+  Regex plain = r;
+  if (take_anchors(plain)) return plain_expr(b, plain);
+  const Result<CharDfa> dfa = CharDfa::regex(r, RegexMatch::kWhole, b.budget());
+  if (!dfa) return dfa.error();
+  std::vector<Arc> arcs;
+  std::vector<uint32_t> accept;
+  for (uint32_t s = 0; s < dfa->states.size(); ++s) {
+    if (dfa->states[s].accepts) accept.push_back(s);
+    for (const CharDfa::Edge& e : dfa->states[s].edges) arcs.push_back({s, e.to, b.chars(e.on)});
+  }
+  return b.graph(uint32_t(dfa->states.size()), std::move(arcs), std::move(accept));
 }
 
 }  // namespace facet::grammar

@@ -4,12 +4,23 @@
 
 #include "base/result.h"
 #include "grammar/builder.h"
+#include "grammar/compile_budget.h"
 
 namespace facet::grammar {
 
 // A regular expression over code points.
 struct Regex {
-  enum class Kind { kEmpty, kSet, kSeq, kAlt, kRepeat, kBegin, kEnd } kind = Kind::kEmpty;
+  enum class Kind {
+    kEmpty,
+    kSet,
+    kSeq,
+    kAlt,
+    kRepeat,
+    kBegin,     // ^
+    kEnd,       // $
+    kAhead,     // (?=items[0])
+    kNotAhead,  // (?!items[0])
+  } kind = Kind::kEmpty;
   CharSet set = {};
   std::vector<Regex> items = {};
   uint32_t min = 0, max = 0;  // kRepeat
@@ -20,12 +31,12 @@ enum class RegexMatch {
   kSearch,  // a part of it does, as JSON Schema's pattern means it
 };
 
-// The syntax that ECMAScript, Python and RE2 share, without what is not regular: look-around, back references, \b.
-// \d, \w, \s are ASCII's; what they exclude (\D, \W, \S, and classes with ^ that hold one of the six) is ASCII too,
-// because the dialects differ on the rest. Anchors may stand at the ends of top-level alternatives. An error names the
-// column.
-Result<Regex> parse_regex(std::string_view text, RegexMatch match);
+// The syntax that ECMAScript, Python and RE2 share, and lookahead; without what is not regular or needs what was read
+// before: look-behind, back references, \b. \d, \w, \s are ASCII's; what they exclude (\D, \W, \S, and classes with ^
+// that hold one of the six) is ASCII too, because the dialects differ on the rest. An error names the column.
+Result<Regex> parse_regex(std::string_view text);
 
-ExprId regex_expr(Builder& b, const Regex& r);
+// Of a whole answer. Errors: an expression with lookahead, or with ^ and $ in its middle, that has too many states.
+Result<ExprId> regex_expr(Builder& b, const Regex& r);
 
 }  // namespace facet::grammar

@@ -2,6 +2,7 @@
 #include <map>
 #include <string>
 
+#include "grammar/schema_check.h"
 #include "grammar/schema_source.h"
 #include "grammar/values.h"
 
@@ -11,10 +12,11 @@ namespace facet::grammar {
 // references may be recursive.
 class SchemaCompiler {
  public:
-  static constexpr size_t kMaxBytes = 262'144, kMaxItems = 4096, kMaxLength = 4000, kMaxProperties = 4096;
-  static constexpr size_t kMaxStringStates = 100'000;  // of strings with several of pattern, format, lengths
+  static constexpr size_t kMaxBytes = 262'144, kMaxItems = 4096, kMaxLength = 100'000, kMaxProperties = 4096;
 
-  SchemaCompiler(Values& values, const Json& root) : v_(values), b_(values.builder()), source_(root), root_(root) {}
+  // lenient: a keyword that is not supported, or not there, is left out where it stands; otherwise it is an error.
+  SchemaCompiler(Values& values, const Json& root, bool lenient = false)
+      : v_(values), b_(values.builder()), budget_(b_.budget()), source_(root, lenient, budget_), patterns_(budget_) {}
 
   // A value that the schema allows.
   Result<ExprId> compile(const Json& schema, const std::string& where);
@@ -23,7 +25,7 @@ class SchemaCompiler {
   ExprId value(const Json& schema, std::string where, int depth);
   ExprId flat(const Json& schema, const std::string& where, int depth);
   ExprId typed(const std::string& type, const Json& s, const std::string& where, int depth);
-  ExprId literals(const Json& s, const std::string& where, int depth);
+  std::vector<ExprId> literals(const Json& s, const std::string& where);
   ExprId object(const Json& s, const std::string& where, int depth);
   ExprId array(const Json& s, const std::string& where, int depth);
   ExprId text(const Json& s, const std::string& where);
@@ -42,16 +44,21 @@ class SchemaCompiler {
   Rest rest(const Json& s, const std::string& where, int depth);
   ExprId members(const std::vector<Property>& all, const Rest& rest, uint32_t min, uint32_t max);
   bool string_dfa(const Json& s, const std::string& where, CharDfa& out);
+  bool lengths(const Json& s, const std::string& where, uint32_t& min, uint32_t& max);
   bool name_dfa(const Json& s, const std::string& where, CharDfa& out);
-  bool narrow(CharDfa& dfa, const CharDfa& by, const std::string& where, const char* keyword);
+  bool name_patterns(const Json& s, const std::string& where, std::vector<const CharDfa*>& out);
+  bool narrow(CharDfa& dfa, const CharDfa& by, const std::string& where, const char* keyword, CharDfa::Size size);
+  bool unique_items(const Json& each, std::string where, uint64_t min, uint64_t max, ExprId& out);
 
   ExprId fail(const std::string& where, std::string what, std::string hint = "");
+  // True, and nothing else, where what is not supported may be left out; otherwise fails.
+  bool leave_out(const std::string& where, std::string what, std::string hint = "");
 
   Values& v_;
   Builder& b_;
+  CompileBudget& budget_;
   SchemaSource source_;
-  size_t string_states_ = 0;
-  const Json& root_;
+  StringPatterns patterns_;
   std::map<std::string, RuleId> rules_;  // by the text of a flat schema
   bool failed_ = false;
   Error error_;

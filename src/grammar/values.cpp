@@ -2,10 +2,17 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
+#include "grammar/counted_text.h"
+
 namespace facet::grammar {
 namespace {
 
 constexpr uint32_t kMaxIndent = 20, kMaxDigits = 16;
+// Texts of up to so many characters are a chain of them, longer ones are counted in blocks.
+constexpr uint32_t kMaxRepeated = 256;
+constexpr size_t kMaxCountedStates = 6'000, kMaxStatesInBlocks = 3;
 constexpr std::string_view kQuoteText = "<|\"|>";
 
 }  // namespace
@@ -84,38 +91,62 @@ ExprId Values::json_text(const CharSet& set) {
   return b_.alt(std::move(all));
 }
 
+ExprId Values::label(const CharSet& on) {
+  b_.budget().spend(labels_.size() + on.ranges().size());
+  for (const auto& [set, expr] : labels_)
+    if (set == on) return expr;
+  if (labels_.size() > 64) labels_.clear();
+  labels_.emplace_back(on, syntax_ == Syntax::kJson ? json_text(on) : b_.chars(on));
+  return labels_.back().second;
+}
+
 ExprId Values::dfa_graph(const CharDfa& dfa) {
   std::vector<Arc> arcs;
   std::vector<uint32_t> accept;
-  std::vector<std::pair<CharSet, ExprId>> known;  // few different sets come up again and again
   for (uint32_t s = 0; s < dfa.states.size(); ++s) {
     if (dfa.states[s].accepts) accept.push_back(s);
-    for (const CharDfa::Edge& e : dfa.states[s].edges) {
-      const ExprId* found = nullptr;
-      for (const auto& [set, expr] : known)
-        if (set == e.on) found = &expr;
-      if (!found) {
-        if (known.size() > 64) known.clear();
-        known.emplace_back(e.on, syntax_ == Syntax::kJson ? json_text(e.on) : b_.chars(e.on));
-        found = &known.back().second;
-      }
-      arcs.push_back({s, e.to, *found});
-    }
+    for (const CharDfa::Edge& e : dfa.states[s].edges) arcs.push_back({s, e.to, label(e.on)});
   }
   return b_.graph(uint32_t(dfa.states.size()), std::move(arcs), std::move(accept));
 }
 
-ExprId Values::string(const CharDfa& dfa) {
-  if (syntax_ == Syntax::kJson) return b_.seq({b_.byte('"', '"'), dfa_graph(dfa), b_.byte('"', '"')});
-  // The text is what lies before the next quote token, also one that is spelled.
-  const Result<CharDfa> unquoted = dfa.intersect(CharDfa::not_containing(kQuoteText));
-  if (!unquoted) return b_.none();
-  return b_.seq({b_.token(SpecialToken::kQuote), dfa_graph(*unquoted), b_.token(SpecialToken::kQuote)});
+ExprId Values::quoted(ExprId text) {
+  const ExprId quote = syntax_ == Syntax::kJson ? b_.byte('"', '"') : b_.token(SpecialToken::kQuote);
+  return b_.seq({quote, text, quote});
+}
+
+ExprId Values::string(const CharDfa& dfa, uint32_t min, uint32_t max) {
+  CompileBudget& budget = b_.budget();
+  CharDfa text = dfa;
+  if (syntax_ == Syntax::kCall) {
+    // The text is what lies before the next quote token, also one that is spelled.
+    const Result<CharDfa> unquoted = dfa.intersect(CharDfa::not_containing(kQuoteText), budget, CharDfa::Size::kMayCut);
+    if (!unquoted) return b_.none();
+    text = *unquoted;
+  }
+  if (min == 0 && max == kUnbounded) return quoted(dfa_graph(text));
+  const uint64_t most = max == kUnbounded ? min : max, product = (most + 1) * text.states.size();
+  if (product > kMaxCountedStates && text.states.size() <= kMaxStatesInBlocks) {
+    const auto on = [&](const CharSet& set) { return label(set); };
+    return quoted(counted_text(b_, text, min, max, on));
+  }
+  const uint32_t longest = max == kUnbounded ? max : std::min(max, uint32_t(CharDfa::kMaxStates - 2));
+  const uint32_t shortest = std::min(min, uint32_t(CharDfa::kMaxStates - 2));
+  if (shortest < min) return b_.none();
+  const Result<CharDfa> both = text.intersect(CharDfa::length(shortest, longest), budget, CharDfa::Size::kMayCut);
+  return both ? quoted(dfa_graph(*both)) : b_.none();
 }
 
 ExprId Values::string_of_length(uint32_t min, uint32_t max) {
-  if (syntax_ == Syntax::kCall) return string(CharDfa::length(min, max));
-  return b_.seq({b_.byte('"', '"'), b_.repeat(json_char(), min, max), b_.byte('"', '"')});
+  const uint32_t most = max == kUnbounded ? min : max;
+  if (syntax_ == Syntax::kCall) {
+    if (most <= kMaxRepeated) return string(CharDfa::any(), min, max);
+    // Blocks remember what the text before them ended in: the less that is, the fewer there are.
+    const CharDfa text = CharDfa::not_containing(std::string_view(kQuoteText).substr(0, 3));
+    return quoted(counted_text(b_, text, min, max, [&](const CharSet& set) { return label(set); }));
+  }
+  if (most <= kMaxRepeated) return quoted(b_.repeat(json_char(), min, max));
+  return quoted(counted_text(b_, CharDfa::any(), min, max, [&](const CharSet&) { return json_char(); }));
 }
 
 ExprId Values::make_string() { return string_of_length(0, kUnbounded); }

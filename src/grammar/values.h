@@ -22,8 +22,10 @@ class Values {
   Builder& builder() { return b_; }
   Syntax syntax() const { return syntax_; }
 
-  ExprId string();                    // any
-  ExprId string(const CharDfa& dfa);  // of these characters
+  ExprId string();  // any
+  // Of these characters and so many; kUnbounded: any number. Where both together have too many states, shorter ones
+  // only.
+  ExprId string(const CharDfa& dfa, uint32_t min = 0, uint32_t max = kUnbounded);
   ExprId string_of_length(uint32_t min, uint32_t max);
   ExprId number();
   ExprId integer();
@@ -44,6 +46,8 @@ class Values {
   ExprId space();                        // JSON: nothing, a space, or a newline and an indent
   ExprId json_char();                    // between quotes
   ExprId json_text(const CharSet& set);  // one character of the set, written in the shortest way
+  ExprId quoted(ExprId text);
+  ExprId label(const CharSet& on);
   ExprId dfa_graph(const CharDfa& dfa);
   ExprId shared(std::optional<RuleId>& rule, const char* name, ExprId (Values::*make)());
   ExprId make_string();
@@ -58,6 +62,7 @@ class Values {
   Syntax syntax_;
   std::optional<RuleId> string_, number_, integer_, any_, object_, array_;
   std::optional<ExprId> space_, json_char_;
+  std::vector<std::pair<CharSet, ExprId>> labels_;  // few different sets come up again and again
 };
 
 // Whether a name can be a key of a call as it is; otherwise it is written between quote tokens.

@@ -79,6 +79,12 @@ def _(r):
     forms(r, "json_schema", {"type": "string", "maxLength": r.n[1]}, {"type": "string", "maxLength": r.n[1] + 1}, r.n[1])
 
 
+@limit("work of compiling one grammar", FORMS)
+def _(r):
+    many = lambda n: {"type": "object", "properties": {f"p{i}": {"type": "integer", "multipleOf": 997 - i} for i in range(n)}}
+    forms(r, "json_schema", many(2), many(40), r.n[0])
+
+
 @limit("states, edges of a grammar", FORMS)
 def _(r):
     forms(r, "guided_regex", "[a-z]{9999}" * (r.n[0] // 10000 - 1), "[a-z]{9999}" * (r.n[0] // 10000 + 1), r.n[0])

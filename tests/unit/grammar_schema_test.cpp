@@ -105,16 +105,15 @@ TEST(GrammarSchema, WhitespaceEnds) {
 TEST(GrammarSchema, ErrorsNameKeywordAndPath) {
   const std::pair<const char*, std::vector<const char*>> cases[] = {
       {R"({"properties":{"a":{"not":{}}}})", {"#/properties/a", "not: "}},
-      {R"({"items":{"uniqueItems":true}})", {"#/items", "uniqueItems"}},
       {R"({"type":"strin"})", {"type: expected string"}},
-      {R"({"type":"string","format":"idn-email"})", {"format: expected", "idn-email"}},
-      {R"({"type":"string","pattern":"(?=a)b"})", {"pattern", "column 3"}},
+      {R"({"type":"string","format":"emoji"})", {"format: expected", "emoji"}},
+      {R"({"type":"string","pattern":"(?<=a)b"})", {"pattern", "column 3"}},
       {R"({"$ref":"http://x/y"})", {"$ref: expected a reference into this schema"}},
       {R"({"$ref":"#/$defs/none"})", {"leads nowhere"}},
       {R"({"$ref":"#"})", {"nested at most 64"}},
       {R"({"anyOf":[{"$ref":"#"},{"type":"null"}]})", {"begins with itself"}},
       {R"({"type":"number","multipleOf":0.1})", {"multipleOf"}},
-      {R"({"type":"string","maxLength":100000})", {"maxLength: expected at most 4000"}},
+      {R"({"type":"string","maxLength":100001})", {"maxLength: expected at most 100000"}},
       {R"({"type":"array","maxItems":100000})", {"maxItems: expected at most 4096"}},
       {R"({"allOf":[{"type":"string"},{"type":"integer"}]})", {"matches no text"}},
       {R"({"properties":3})", {"properties: expected an object"}},
@@ -150,21 +149,21 @@ TEST(GrammarSchema, StringsTogetherAreLimited) {
   EXPECT_TRUE(schema(20));
   const auto many = schema(1000);
   ASSERT_FALSE(many);
-  EXPECT_NE(many.error().what.find("maxLength: expected at most 100000 states"), std::string::npos)
-      << many.error().message();
+  EXPECT_NE(many.error().what.find("units of work"), std::string::npos) << many.error().message();
 }
 
 // What follows the first match of a search is free, so it takes one state, and not all of the search again.
 TEST(GrammarRegex, ASearchEndsAtItsFirstMatch) {
   const auto states = [](const char* text) {
-    const auto regex = grammar::parse_regex(text, grammar::RegexMatch::kSearch);
+    const auto regex = grammar::parse_regex(text);
     EXPECT_TRUE(regex) << text;
-    const auto dfa = grammar::CharDfa::regex(*regex);
+    grammar::CompileBudget budget;
+    const auto dfa = grammar::CharDfa::regex(*regex, grammar::RegexMatch::kSearch, budget);
     EXPECT_TRUE(dfa) << text;
     return dfa->states.size();
   };
-  // One for each character read, one at the end, and the beginning twice: with and without characters before it.
-  EXPECT_EQ(states("abcabd"), 8u);
+  // One for each character read and one at the end; ^ and $ make the beginning a state of its own.
+  EXPECT_EQ(states("abcabd"), 7u);
   EXPECT_EQ(states("abcabd$"), 8u);
   EXPECT_EQ(states("^abcabd"), 7u);
   EXPECT_EQ(states("(abc)?"), 1u) << "anything matches";
@@ -176,8 +175,8 @@ TEST(GrammarRegex, TextsAndErrors) {
   EXPECT_TRUE(whole(*made, "AB123"));
   EXPECT_TRUE(whole(*made, "n/a"));
   EXPECT_FALSE(whole(*made, "AB1234"));
-  for (const char* bad :
-       {"a(", "a)", "[b-a]", "*a", "(?=x)", "\\1", "a{3,2}", "x^y", "\\p{L}", "a**", "(((a{1000}){1000}){1000})"}) {
+  for (const char* bad : {"a(", "a)", "[b-a]", "*a", "(?<=x)y", "(?!a)*", "\\1", "a{3,2}", "x^y", "\\p{L}", "a**",
+                          "(((a{1000}){1000}){1000})"}) {
     const auto r = compile_regex(bad);
     EXPECT_FALSE(r) << bad;
   }
