@@ -44,12 +44,16 @@ class Claims {
 // What a thread loses to other programs: asked at the end of loops that took suspiciously long.
 class LostTime {
  public:
-  void restart();                  // after the thread slept or gave way of its own will
+  void restart();  // after the thread slept or gave way of its own will
+  // Before work at `now`: what was asleep before the last two milliseconds is not lost.
+  void begin(double now) {
+    if (now - at_ > 2e-3) restart();
+  }
   double seconds_of(double took);  // of the last `took` seconds: displaced, not asleep; 0: it ran
 
  private:
   long displaced_ = 0;
-  double cpu_ = 0, at_ = 0;
+  double cpu_ = 0, at_ = -1e9;
 };
 
 // `ClaimsOf` is Claims, except in tests of it. One team belongs to one calling thread.

@@ -265,6 +265,7 @@ void BasicTeam<ClaimsOf>::run(int64_t n, threads_detail::Piece piece, void* cont
   const double start = team_detail::now();
   if (start >= next_look_) look_at_size(start);
   if (size_.now() == 1) return piece(context, 0, n);
+  lost_.begin(start);
   piece_ = piece, context_ = context, n_ = n;
   pieces_ = std::min<int64_t>(n, int64_t(team_detail::kPiecesEach) * size_.most());
   if (const int cpu = ::sched_getcpu(); cpu != caller_cpu_.load(std::memory_order_relaxed))

@@ -188,6 +188,19 @@ TEST(ThreadTeam, SleepsWhereThereIsNothingToDo) {
   EXPECT_LT(cpu_seconds() - before, 0.02);
 }
 
+// A loop that takes long, after the thread slept: the sleep is not lost time, and the team stays as it is.
+TEST(LostTime, IsNotTimeAsleep) {
+  LostTime lost;
+  for (int round = 0; round < 20; ++round) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    const double start = team_detail::now(), cpu = cpu_seconds();
+    lost.begin(start);
+    work_for(std::chrono::milliseconds(3));
+    const double took = team_detail::now() - start, ran = cpu_seconds() - cpu;
+    EXPECT_LE(lost.seconds_of(took), took - ran + 0.001);
+  }
+}
+
 // ---- what loops may rely on
 
 TEST(ParallelFor, AnIndexIsOneThreadsAtATime) {
