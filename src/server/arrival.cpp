@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <new>
 
+#include "base/last_memory.h"
 #include "server/anthropic.h"
 #include "server/chat_prompt.h"
 #include "server/info.h"
@@ -22,16 +23,21 @@ RequestReader::RequestReader(Engine& engine, const ServiceConfig& config) : engi
 }
 
 void RequestReader::read(Arrival& a) {
+  keep_last_memory();
+  Result<Json> json = Json();
   try {
-    read_all(a);
+    json = parse_json(std::exchange(a.body, {}), "");
+    read_all(a, json);
   } catch (const std::bad_alloc&) {
+    const MayNotFail scope;
     a.request = {}, a.ids = {}, a.recipe = {}, a.answer = {};
     a.error = no_memory();
   }
+  const MayNotFail scope;
+  json = Json();
 }
 
-void RequestReader::read_all(Arrival& a) {
-  auto json = parse_json(std::exchange(a.body, {}), "");
+void RequestReader::read_all(Arrival& a, const Result<Json>& json) {
   if (!json) return void(a.error = api_error(json.error()));
   if (a.route->target == Target::kTokenize || a.route->target == Target::kDetokenize) return read_text(a, *json);
   auto request = parse(*a.route, *json);

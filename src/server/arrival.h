@@ -46,7 +46,7 @@ class RequestReader {
   void read_text(Arrival& a, const Json& json) const;
   void read_prompts(Arrival& a) const;
   void read_prompt(Arrival& a) const;
-  void read_all(Arrival& a);
+  void read_all(Arrival& a, const Result<Json>& json);
   Result<std::vector<int32_t>> prompt_ids(ApiRequest& r, bool& in_thought) const;
 
   Engine& engine_;
