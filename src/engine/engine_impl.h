@@ -342,7 +342,12 @@ class EngineImpl final : public Engine, SessionMemory {
       if (tiers_->bring_up(*w)) {
         nearest = sessions_->nearest(w->tokens, w->request.cache_salt);
         tiers_->look_for(nearest, w->tokens, w->request.cache_salt);
-        s = sessions_->open(*w);
+        try {
+          s = sessions_->open(*w);
+        } catch (const std::bad_alloc&) {
+          if (w->tokens.empty()) waiting_.erase(w);  // it is in its session already, which ends
+          throw;
+        }
       }
       w = s >= 0 ? waiting_.erase(w) : w + 1;
       if (s >= 0) begin(s, nearest);
