@@ -3,6 +3,7 @@
 #include <deque>
 #include <mutex>
 #include <optional>
+#include <thread>
 #include <vector>
 
 #include "engine/engine.h"
@@ -115,9 +116,17 @@ class EngineImpl final : public Engine, SessionMemory {
     try {
       return step();
     } catch (const std::bad_alloc&) {
-      end_for_memory();
-      return true;
     }
+    // To end a request may take some, too.
+    for (int tries = 0; tries < 100; ++tries) {
+      try {
+        end_for_memory();
+        return true;
+      } catch (const std::bad_alloc&) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      }
+    }
+    return true;
   }
   Status score(std::span<const int32_t> ids, int from,
                const std::function<void(int, std::span<const float>)>& f) override {
@@ -334,19 +343,26 @@ class EngineImpl final : public Engine, SessionMemory {
     }
     for (auto w = waiting_.begin(); w != waiting_.end() && sessions_->running() < cfg_.max_seq;) {
       SlotId s = -1;
+      Nearest nearest;
       if (tiers_->bring_up(*w)) {
-        Nearest nearest = sessions_->nearest(w->tokens, w->request.cache_salt);
+        nearest = sessions_->nearest(w->tokens, w->request.cache_salt);
         tiers_->look_for(nearest, w->tokens, w->request.cache_salt);
-        if (s = sessions_->open(*w); s >= 0) begin(s, nearest);
+        try {
+          s = sessions_->open(*w);
+        } catch (const std::bad_alloc&) {
+          if (w->tokens.empty()) waiting_.erase(w);  // it is in its session already, which ends
+          throw;
+        }
       }
       w = s >= 0 ? waiting_.erase(w) : w + 1;
+      if (s >= 0) begin(s, nearest);
     }
   }
   // Whether a request goes before another.
   static bool precedes(const Job& a, const Job& b) {
     return a.request.priority != b.request.priority ? a.request.priority < b.request.priority : a.id < b.id;
   }
-  void wait(Job work) {
+  void wait(Job&& work) {  // is as before where there is no memory
     const auto at = std::find_if(waiting_.begin(), waiting_.end(), [&](const Job& w) { return precedes(work, w); });
     waiting_.insert(at, std::move(work));
   }

@@ -128,10 +128,10 @@ SlotId SessionStore::open(Job& work) {
   }
   const int have = best.len > 0 ? memory_.go_back(slot, best.len) : 0;
   Session& s = at(slot);
+  s.salt = work.request.cache_salt;  // what may fail first
   s.use = Session::Use::kRunning;
   s.snapshot = false;
   s.tokens = std::move(work.tokens);
-  s.salt = work.request.cache_salt;
   s.decoding = false;
   s.work = std::move(work);
   touch(slot);

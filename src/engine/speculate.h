@@ -109,6 +109,7 @@ class Speculator {
     lane_[size_t(s)] = int(lane - lane_taken_.begin());
   }
   void end(SlotId s) {
+    if (lane_[size_t(s)] < 0) return;  // there was no memory to begin
     settle(s);
     lane_taken_[size_t(std::exchange(lane_[size_t(s)], -1))] = false;
   }

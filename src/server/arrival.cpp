@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <new>
 
+#include "base/last_memory.h"
 #include "server/anthropic.h"
 #include "server/chat_prompt.h"
 #include "server/info.h"
@@ -30,9 +31,20 @@ constexpr size_t kMaxTextAnswer = 32 << 20;
 }  // namespace
 
 void RequestReader::read(Arrival& a) {
-  read_body(a);
+  keep_last_memory();
+  Result<Json> json = Json();
+  try {
+    json = parse_json(std::exchange(a.body, {}), "");
+    read_body(a, json);
+  } catch (const std::bad_alloc&) {
+    const MayNotFail scope;
+    a.request = {}, a.ids = {}, a.recipe = {}, a.answer = {};
+    a.error = no_memory();
+  }
   a.body_room.release();
   // Of megabytes, perhaps, and not needed any more: they go here and not on the server's thread.
+  const MayNotFail scope;
+  json = Json();
   a.request.messages = {};
   if (a.answer && a.answer->size() > kMaxTextAnswer) {
     a.error = {.status = 400,
@@ -42,8 +54,7 @@ void RequestReader::read(Arrival& a) {
   }
 }
 
-void RequestReader::read_body(Arrival& a) {
-  auto json = parse_json(std::exchange(a.body, {}), "");
+void RequestReader::read_body(Arrival& a, const Result<Json>& json) {
   if (!json) return void(a.error = api_error(json.error()));
   if (a.route->target == Target::kTokenize || a.route->target == Target::kDetokenize) return read_text(a, *json);
   auto request = parse(*a.route, *json);

@@ -44,11 +44,10 @@ class RequestReader {
 
  private:
   Result<ApiRequest> parse(const Route& route, const Json& json) const;
-  void read_body(Arrival& a);
   void read_text(Arrival& a, const Json& json) const;
   void read_prompts(Arrival& a) const;
   void read_prompt(Arrival& a) const;
-  void read_all(Arrival& a);
+  void read_body(Arrival& a, const Result<Json>& json);
   Result<std::vector<int32_t>> prompt_ids(ApiRequest& r, bool& in_thought) const;
 
   Engine& engine_;

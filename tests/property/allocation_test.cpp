@@ -110,8 +110,8 @@ TEST(Allocation, RunningOutEndsRequestsAndNotTheEngine) {
     requests.push_back({.prompt = e->tokenizer()->encode("<|turn>user\nHello<turn|>\n<|turn>model\n", true, true),
                         .max_tokens = 24,
                         .sampling = {.temperature = 1, .seed = 3 + uint64_t(i)},
-                        .cache = false,
-                        .ignore_eos = i == 0});
+                        .ignore_eos = i == 0,
+                        .cache = false});
   requests[1].grammar = *compile_gbnf("root ::= s\ns ::= [a-z ] s s | [a-z ] s | [a-z ]");
   const std::vector<Answer> want = answers(*e, requests);
   int failed = 0;

@@ -24,9 +24,10 @@ std::vector<int32_t> hello(const Tokenizer& t, int nth) {
 std::vector<Request> requests(const Tokenizer& t, float temperature) {
   std::vector<Request> all;
   for (const GrammarPtr& g :
-       {must(compile_json_schema(R"({"type":"object","properties":{"name":{"type":"string","maxLength":24},
+       {must(compile_json_schema(
+            std::string_view(R"({"type":"object","properties":{"name":{"type":"string","maxLength":24},
              "tags":{"type":"array","items":{"enum":["small","large"]},"minItems":2,"maxItems":4}},
-             "required":["name","tags"],"additionalProperties":false})")),
+             "required":["name","tags"],"additionalProperties":false})"))),
         must(compile_regex("([a-z]{2,9}[ ,]){4,8}[0-9]{3,6}")),
         must(compile_gbnf("root ::= s\ns ::= [a-z ] s s s | [a-z ] s s | [a-z ] s | [a-z ]")), GrammarPtr{}}) {
     Request r{.prompt = hello(t, int(all.size())), .max_tokens = 60, .grammar = g};
@@ -97,7 +98,7 @@ TEST(SlowGrammar, CancelledInTheMiddle) {
     while (engine->tick()) {
     }
     EXPECT_EQ(got[0].why, Stop::kCancelled);
-    EXPECT_EQ(got[1].why, Stop::kLength);
+    EXPECT_TRUE(got[1].why == Stop::kLength || got[1].why == Stop::kEos) << got[1].error;
   }
   Answer lost;
   must(engine->submit(requests(t, 1)[2], into(lost)));
