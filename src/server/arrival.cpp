@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "server/anthropic.h"
 #include "server/chat_prompt.h"
@@ -31,8 +32,10 @@ constexpr size_t kMaxTextAnswer = 32 << 20;
 void RequestReader::read(Arrival& a) {
   read_body(a);
   a.body_room.release();
-  // Of megabytes, perhaps, and not needed any more: they go here and not on the server's thread.
-  a.request.messages = {};
+  // Of megabytes, perhaps, and not needed any more: they go here and not on the server's thread. One without words
+  // stays, as they tell that this is a chat.
+  auto messages = std::exchange(a.request.messages, {});
+  a.request.messages.resize(std::min<size_t>(1, messages.size()));
   if (a.answer && a.answer->size() > kMaxTextAnswer) {
     a.error = {.status = 400,
                .message = fmt::format("expected what has an answer of at most {} bytes, found one of {}",
