@@ -167,11 +167,11 @@ void add_answer_options(CLI::App* cmd, ApiDefaults& d) {
 
 // A number alone is one of MiB, as llama-server counts.
 CLI::Validator mebibytes() {
-  return {[](std::string& s) {
-            if (!s.empty() && s.find_first_not_of("0123456789") == std::string::npos) s += "MB";
-            return std::string();
-          },
-          "", "mebibytes"};
+  const auto with_unit = [](std::string& s) {
+    if (!s.empty() && s.find_first_not_of("0123456789") == std::string::npos) s += "MB";
+    return std::string();
+  };
+  return CLI::Validator(with_unit, "", "mebibytes");
 }
 
 void add_sequence_options(CLI::App* cmd, EngineConfig& c) {

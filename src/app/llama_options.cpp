@@ -148,7 +148,7 @@ constexpr LlamaOption kOptions[] = {
     {"-kvu --kv-unified -no-kvu --no-kv-unified", kNothing, kNone, "rows are pages that all sequences share"},
     {"-ctxcp --ctx-checkpoints --swa-checkpoints -cms --checkpoint-min-step", kNothing, kOne,
      "--snapshots and --snapshot-every say it"},
-    {"-cram", kAs, kOne, "--cache-ram"},
+    {"-cram --cache-ram", kAs, kOne, "--cache-ram"},
     {"--cache-idle-slots", kNothing, kNone, kAlways},
     {"--no-cache-idle-slots", kNothing, kNone, "--cache-ram 0 keeps nothing in host memory"},
     {"--cache-prompt", kNothing, kNone, kAlways},

@@ -169,11 +169,9 @@ class EngineImpl final : public Engine, SessionMemory {
   SparsePrefill scored_sparse() const override { return told(scored_); }
 
   CacheStats cache_stats() const override {
-    CacheStats s;
-    {
-      const std::lock_guard lock(stats_mutex_);
-      s = stats_;
-    }
+    std::unique_lock lock(stats_mutex_);
+    CacheStats s = stats_;
+    lock.unlock();
     tiers_->disk_now(s);
     return s;
   }

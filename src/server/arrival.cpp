@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <new>
+#include <utility>
 
 #include "base/last_memory.h"
 #include "server/anthropic.h"
@@ -42,10 +43,12 @@ void RequestReader::read(Arrival& a) {
     a.error = no_memory();
   }
   a.body_room.release();
-  // Of megabytes, perhaps, and not needed any more: they go here and not on the server's thread.
+  // Of megabytes, perhaps, and not needed any more: they go here and not on the server's thread. One without words
+  // stays, as they tell that this is a chat.
   const MayNotFail scope;
   json = Json();
-  a.request.messages = {};
+  auto messages = std::exchange(a.request.messages, {});
+  a.request.messages.resize(std::min<size_t>(1, messages.size()));
   if (a.answer && a.answer->size() > kMaxTextAnswer) {
     a.error = {.status = 400,
                .message = fmt::format("expected what has an answer of at most {} bytes, found one of {}",
