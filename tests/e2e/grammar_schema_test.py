@@ -144,6 +144,40 @@ def collect(s):
             collect(x)
 
 
+DATE = r"(?:(?:\d\d[2468][048]|\d\d[13579][26]|\d\d0[48]|[02468][048]00|[13579][26]00)-02-29|\d{4}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12]\d|3[01])|(?:0[469]|11)-(?:0[1-9]|[12]\d|30)|(?:02)-(?:0[1-9]|1\d|2[0-8])))"
+# What zod 3 and 4, pydantic 2 and generators of OpenAPI write for their types.
+PEOPLE = [
+    {"type": "string", "format": "uri", "minLength": 1, "maxLength": 2083},
+    {"anyOf": [{"type": "number"}, {"type": "string", "pattern": r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$", "maxLength": 30}]},
+    {"anyOf": [{"type": "number", "minimum": 0.01}, {"type": "string", "pattern": r"^(?!^[-+.]*$)[+-]?0*(?:\d{0,8}|(?=[\d.]{1,11}0*$)\d{0,8}\.\d{0,2}0*$)", "maxLength": 12}]},
+    {"type": "array", "items": {"enum": ["red", "green", "blue"]}, "uniqueItems": True},
+    {"type": "array", "items": {"enum": list(range(12))}, "uniqueItems": True, "minItems": 2, "maxItems": 5},
+    {"type": "array", "items": {"type": "boolean"}, "uniqueItems": True, "minItems": 1},
+    {"type": "string", "format": "email", "pattern": r"^(?!\.)(?!.*\.\.)([A-Za-z0-9_'+\-\.]*)[A-Za-z0-9_+-]@([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$"},
+    {"type": "string", "format": "uuid", "pattern": r"^([0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[1-8][0-9a-fA-F]{3}-[89abAB][0-9a-fA-F]{3}-[0-9a-fA-F]{12}|00000000-0000-0000-0000-000000000000|ffffffff-ffff-ffff-ffff-ffffffffffff)$"},
+    {"type": "string", "format": "date-time", "pattern": "^" + DATE + r"T(?:(?:[01]\d|2[0-3]):[0-5]\d(?::[0-5]\d(?:\.\d+)?)?(?:Z|([+-](?:[01]\d|2[0-3]):[0-5]\d)))$"},
+    {"type": "string", "format": "date", "pattern": "^" + DATE + "$"},
+    {"type": "string", "format": "duration", "pattern": r"^P(?:(\d+W)|(?!.*W)(?=\d|T\d)(\d+Y)?(\d+M)?(\d+D)?(T(?=\d)(\d+H)?(\d+M)?(\d+([.,]\d+)?S)?)?)$"},
+    {"type": "string", "pattern": r"^(?=.{1,253}\.?$)[a-zA-Z0-9](?:[a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?(?:\.[a-zA-Z0-9](?:[-0-9a-zA-Z]{0,61}[0-9a-zA-Z])?)*\.?$", "maxLength": 24},
+    {"type": "string", "format": "cuid", "pattern": r"^[cC][^\s-]{8,}$"},
+    {"type": "string", "format": "cuid2", "pattern": "^[0-9a-z]+$"},
+    {"type": "string", "format": "ulid", "pattern": "^[0-9A-HJKMNP-TV-Za-hjkmnp-tv-z]{26}$"},
+    {"type": "string", "format": "nanoid", "pattern": "^[a-zA-Z0-9_-]{21}$"},
+    {"type": "string", "format": "base64", "contentEncoding": "base64", "pattern": "^$|^(?:[0-9a-zA-Z+/]{4})*(?:(?:[0-9a-zA-Z+/]{2}==)|(?:[0-9a-zA-Z+/]{3}=))?$", "maxLength": 40},
+    {"type": "string", "format": "cidrv4", "pattern": r"^((25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9][0-9]|[0-9])\.){3}(25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9][0-9]|[0-9])\/([0-9]|[1-2][0-9]|3[0-2])$"},
+    {"type": "string", "format": "e164", "pattern": r"^\+[1-9]\d{6,14}$"},
+    {"type": "string", "format": "ipv4"}, {"type": "string", "format": "ipv6"},
+    {"type": "string", "pattern": r"^(?=.*[A-Z])(?=.*[a-z])(?=.*\d)[A-Za-z\d]{8,16}$"},
+    {"type": "integer", "minimum": -9223372036854775808, "maximum": 9223372036854775807},
+    {"type": "integer", "minimum": 9007199254740993, "maximum": 18446744073709551615},
+    {"type": "integer", "exclusiveMinimum": -(10 ** 19), "maximum": -(10 ** 18)},
+    {"type": "number", "exclusiveMinimum": 0, "maximum": 1.7976931348623157e308},
+    {"type": "string", "minLength": 300, "maxLength": 320, "pattern": "^[a-f]*$"},
+    {"enum": ["a", "bb", 3, 2.5, {"a": 1}, [1, 2]], "anyOf": [{"minLength": 2}, {"minimum": 3}, {"type": "object", "minProperties": 1}]},
+    {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "boolean"}}, "anyOf": [{"required": ["a"]}], "oneOf": [{"required": ["b"]}], "additionalProperties": False},
+]
+
+
 def environment():
     folder = os.path.join(tempfile.gettempdir(), f"facet-jsonschema-{os.getuid()}")
     python = os.path.join(folder, "bin", "python3")
@@ -169,6 +203,7 @@ def main():
     schemas = [recursive(r) for _ in range(20)] + [nested(d) for d in range(1, 9)]
     while len(schemas) < 200:
         schemas.append(schema(r, 1 + len(schemas) % 8 // 2))
+    schemas += PEOPLE
     collect(schemas)
     for mode in ([], ["call"]):
         run(walk, answers, mode, schemas if not mode else [as_parameters(s) for s in schemas])

@@ -35,6 +35,7 @@ Json listed(size_t n, const std::function<Json(size_t)>& value) {
   return out;
 }
 
+// Long: a list of cases.
 // Each of these took from seconds to minutes, or gigabytes, when work was looked at after it was done.
 std::vector<std::pair<const char*, Json>> costly() {
   const auto text = [](const char* prefix) {
