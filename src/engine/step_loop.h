@@ -45,7 +45,15 @@ class StepLoop {
         scheduler_(c.chunk, c.max_stall) {}
 
   // Before the first request that has a grammar.
-  void use_grammars(GrammarMasks* masks) { grammar_masks_ = masks; }
+  void use_grammars(GrammarMasks* masks) {
+    grammar_masks_ = masks;
+    if (!tokenizer_) return;
+    const auto& s = tokenizer_->special();
+    asleep_ = {s.quote, s.tool_call_close, s.tool_response_close};
+    asleep_and_suppressed_ = asleep_;
+    asleep_and_suppressed_.insert(asleep_and_suppressed_.end(), tokenizer_->suppressed().begin(),
+                                  tokenizer_->suppressed().end());
+  }
 
   // waiting: requests that wait for a session. False: no session runs.
   bool step(int waiting) {
@@ -246,12 +254,9 @@ class StepLoop {
       if (echoes(q))  // what is drawn there is not used
         rows.insert(rows.end(), size_t(g.n - prompt_ends(g)), SampleRow{.sampling = &greedy_});
       if (!q.decoding && !prompt_ends(g)) continue;
-      SampleRow row{.sampling = &q.work.request.sampling,
-                    .position = int64_t(q.tokens.size()),
-                    .history = q.tokens,
-                    .draft = {},
-                    .suppressed = q.work.request.suppress_special && tokenizer_ ? tokenizer_->suppressed()
-                                                                                : std::span<const int32_t>{}};
+      SampleRow row{
+          .sampling = &q.work.request.sampling, .position = int64_t(q.tokens.size()), .history = q.tokens, .draft = {}};
+      const bool suppress = q.work.request.suppress_special && tokenizer_;
       GrammarPath path;
       if (q.work.grammar) {
         path.states.assign(1, *q.work.grammar);
@@ -259,14 +264,17 @@ class StepLoop {
       }
       thoughts.clear();
       for (int node = 0; node < (q.decoding ? g.n : 1); ++node) {
-        if (q.work.grammar) row.allowed = step_masks_.add(*grammar_masks_, path.states[size_t(node)], n_vocab_);
+        row.suppressed = suppress ? tokenizer_->suppressed() : std::span<const int32_t>{};
+        const bool awake = q.work.grammar && !path.states[size_t(node)].asleep();
+        row.allowed = {};
+        if (awake)
+          row.allowed = step_masks_.add(*grammar_masks_, path.states[size_t(node)], n_vocab_);
+        else if (q.work.grammar)  // no mask, but a call's other tokens mean nothing where none is open
+          row.suppressed = suppress ? asleep_and_suppressed_ : asleep_;
         if (q.work.thought) {
           thoughts.push_back(node == 0 ? *q.work.thought : thoughts[size_t(spec_.tree(g.id).parent[size_t(node)])]);
           if (node > 0) thoughts.back().advance(spec_.tree(g.id).token[size_t(node)]);
-          if (const auto forced = thoughts.back().forced(); forced)
-            row.allowed = step_masks_.only(*forced, n_vocab_);
-          else if (!q.work.grammar)
-            row.allowed = {};
+          if (const auto forced = thoughts.back().forced(); forced) row.allowed = step_masks_.only(*forced, n_vocab_);
         }
         row.draft = q.decoding ? spec_.path_to(g.id, node) : std::span<const int32_t>{};
         row.position = int64_t(q.tokens.size() + row.draft.size());
@@ -411,7 +419,8 @@ class StepLoop {
       const bool right =
           uniform_at(q.work.request.sampling.seed, int64_t(q.tokens.size() + i)) < double(p[std::min(i, p.size() - 1)]);
       int32_t other = (draft + 1) % n_vocab_;
-      if (q.work.grammar) other = allowed_token(rows[i].allowed, grammar_masks_->vocab(), other);
+      if (q.work.grammar && !rows[i].allowed.empty())
+        other = allowed_token(rows[i].allowed, grammar_masks_->vocab(), other);
       drawn[i] = right || other < 0 ? draft : other;
     }
   }
@@ -492,6 +501,8 @@ class StepLoop {
   std::vector<int32_t> drawn_;             // by row of the step's logits
   GrammarMasks* grammar_masks_ = nullptr;  // read only where a request has a grammar
   StepMasks step_masks_;
+  // Tokens that are not drawn while a lazy grammar is asleep, and those that never are.
+  std::vector<int32_t> asleep_ = {}, asleep_and_suppressed_ = {};
   double draft_s_ = 0;  // of the last step
   bool waited_ = true;  // the host waited for the last step
 };

@@ -462,11 +462,14 @@ GrammarMasks::StateMaskPtr GrammarMasks::state_mask(const GrammarState& state) {
 void GrammarMasks::mask(const GrammarState& state, std::span<uint32_t> mask) {
   CHECK(mask.size() == vocab_->mask_words(), "a mask of {} words, the vocabulary has {}", mask.size(),
         vocab_->mask_words());
+  if (state.asleep()) return std::fill(mask.begin(), mask.end(), ~uint32_t(0));
   const StateMaskPtr made = state_mask(state);
   std::copy(made->bits.begin(), made->bits.end(), mask.begin());
 }
 
-int32_t GrammarMasks::forced_token(const GrammarState& state) { return state_mask(state)->forced; }
+int32_t GrammarMasks::forced_token(const GrammarState& state) {
+  return state.asleep() ? -1 : state_mask(state)->forced;
+}
 
 GrammarMasks::Stats GrammarMasks::stats() const {
   const std::lock_guard lock(mutex_);

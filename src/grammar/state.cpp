@@ -76,7 +76,7 @@ Stepper& thread_stepper(const Automaton& a) {
 using grammar::Frame;
 using grammar::Stepper;
 
-GrammarState::GrammarState(GrammarPtr grammar) : grammar_(std::move(grammar)) {
+GrammarState::GrammarState(GrammarPtr grammar) : grammar_(std::move(grammar)), asleep_(grammar_->lazy()) {
   Stepper& stepper = grammar::thread_stepper(grammar_->automaton());
   Frame frame;
   stepper.start(frame);
@@ -110,6 +110,8 @@ bool follow(Stepper& stepper, Frame& frame, const GrammarVocab& vocab, int32_t t
 }  // namespace
 
 bool GrammarState::advance(const GrammarVocab& vocab, int32_t token) {
+  if (asleep_ && token != vocab.special(grammar::SpecialToken::kToolCallOpen)) return true;
+  asleep_ = false;
   Stepper& stepper = grammar::thread_stepper(grammar_->automaton());
   Frame frame;
   load_frame(words_, stepper.stacks(), frame);
@@ -119,6 +121,7 @@ bool GrammarState::advance(const GrammarVocab& vocab, int32_t token) {
 }
 
 bool GrammarState::advance_bytes(std::string_view text) {
+  if (asleep_) return true;
   Stepper& stepper = grammar::thread_stepper(grammar_->automaton());
   Frame frame;
   load_frame(words_, stepper.stacks(), frame);
@@ -128,6 +131,8 @@ bool GrammarState::advance_bytes(std::string_view text) {
 }
 
 bool GrammarState::advance_special(grammar::SpecialToken token) {
+  if (asleep_ && token != grammar::SpecialToken::kToolCallOpen) return true;
+  asleep_ = false;
   Stepper& stepper = grammar::thread_stepper(grammar_->automaton());
   Frame frame, next;
   load_frame(words_, stepper.stacks(), frame);
@@ -138,6 +143,15 @@ bool GrammarState::advance_special(grammar::SpecialToken token) {
 }
 
 size_t GrammarState::accepts(const GrammarVocab& vocab, std::span<const int32_t> tokens) const {
+  if (asleep_) {
+    const int32_t wakes = vocab.special(grammar::SpecialToken::kToolCallOpen);
+    const auto at = std::find(tokens.begin(), tokens.end(), wakes);
+    const size_t before = size_t(at - tokens.begin());
+    if (at == tokens.end()) return before;
+    GrammarState awake = *this;
+    awake.asleep_ = false;
+    return before + awake.accepts(vocab, tokens.subspan(before));
+  }
   Stepper& stepper = grammar::thread_stepper(grammar_->automaton());
   Frame frame;
   load_frame(words_, stepper.stacks(), frame);
@@ -149,6 +163,7 @@ size_t GrammarState::accepts(const GrammarVocab& vocab, std::span<const int32_t>
 }
 
 std::string GrammarState::forced_text(size_t max_bytes) const {
+  if (asleep_) return "";
   const grammar::Automaton& a = grammar_->automaton();
   Stepper& stepper = grammar::thread_stepper(a);
   Frame frame, next;

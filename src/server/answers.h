@@ -54,7 +54,7 @@ class Answers {
       double score = 0;  // mean log-probability of its tokens
     };
     std::vector<Choice> choices = {};  // unless it is a stream
-    Usage total = {};
+    AnswerUsage total = {};
   };
   struct Job {  // a choice
     std::shared_ptr<Answer> answer;

@@ -369,7 +369,7 @@ class ArgumentReader {
                                                                                       {"None", "null"}}};
     for (const auto& [word, json] : kWords)
       if (text == word) return std::string(json);
-    if (!text.empty() && (text[0] == '-' || (text[0] >= '0' && text[0] <= '9')) && Json::accept(text)) {
+    if (text.find_first_not_of("0123456789+-.eE") == std::string_view::npos && Json::accept(text)) {
       std::string number(text);
       std::replace(number.begin(), number.end(), 'E', 'e');
       return number;
