@@ -131,7 +131,7 @@ void Chat::answer(const std::string& text) {
                              .enable_thinking = o_.thinking,
                              .variant = chat_variant(t_.vocab().chat_template, engine_.model().d_ple > 0)});
   if (!prompt) return failed(prompt.error());
-  ChatParser parser({.in_thought = ends_in_thought(*prompt)});
+  ChatParser parser({.in_thought = ends_in_thought(*prompt), .tools = std::vector<std::string>{}});
   StreamDecoder decoder(t_);
   std::string error;
   Stop why = Stop::kError;

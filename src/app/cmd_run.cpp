@@ -70,7 +70,7 @@ class Output {
   Output(const Options& o, const Engine& e) : o_(o) {
     if (!o.tokens.empty() || !e.tokenizer()) return;
     decoder_.emplace(*e.tokenizer(), false);
-    if (!o.raw) parser_.emplace(ParseOptions{.in_thought = o.in_thought});
+    if (!o.raw) parser_.emplace(ParseOptions{.in_thought = o.in_thought, .tools = std::vector<std::string>{}});
   }
   void push(std::span<const int32_t> ids) {
     all_.insert(all_.end(), ids.begin(), ids.end());

@@ -96,6 +96,7 @@ class EngineThread {
     s.defaults.n_vocab = engine_->model().n_vocab;
     s.variant = chat_variant(engine_->tokenizer()->vocab().chat_template, engine_->model().d_ple > 0);
     s.model_file = std::filesystem::path(model).filename().string();
+    s.facts = model_facts(model);
     s.aliases = names_in(o_.alias);
     s.model = !s.aliases.empty() ? s.aliases[0] : std::filesystem::path(model).stem().string();
     name_ = s.model;

@@ -95,7 +95,7 @@ int32_t stop_of(Stop s) {
 Answer::Answer(const Tokenizer* tokenizer, std::shared_ptr<Conversation> conversation, bool in_thought)
     : conversation_(std::move(conversation)) {
   if (tokenizer) decoder_.emplace(*tokenizer);
-  if (conversation_) parser_.emplace(ParseOptions{.in_thought = in_thought});
+  if (conversation_) parser_.emplace(ParseOptions{.in_thought = in_thought, .tools = std::vector<std::string>{}});
 }
 
 Sink Answer::sink(const std::shared_ptr<Answer>& self) {

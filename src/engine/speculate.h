@@ -312,7 +312,7 @@ class Speculator {
 
   // Where the grammar leaves next to no choice, its text is the draft, unless the drafter's is expected to bring more.
   bool propose_text(const DraftRequest& q, Round& round, int n_seq) {
-    if (!q.grammar || !q.tokenizer || q.room < 1 || forced_) return false;
+    if (!q.grammar || q.grammar->asleep() || !q.tokenizer || q.room < 1 || forced_) return false;
     std::optional<GrammarWorkScope> scope;
     if (q.work) scope.emplace(*q.work);
     const int most = std::min(q.room, limits_.tree > 0 ? limits_.tree : limits_.max);

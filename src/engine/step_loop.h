@@ -47,7 +47,15 @@ class StepLoop {
         grammars_(debug.grammar_units) {}
 
   // Before the first request that has a grammar.
-  void use_grammars(GrammarMasks* masks) { grammars_.use(masks); }
+  void use_grammars(GrammarMasks* masks) {
+    grammars_.use(masks);
+    if (!tokenizer_) return;
+    const auto& s = tokenizer_->special();
+    asleep_ = {s.quote, s.tool_call_close, s.tool_response_close};
+    asleep_and_suppressed_ = asleep_;
+    asleep_and_suppressed_.insert(asleep_and_suppressed_.end(), tokenizer_->suppressed().begin(),
+                                  tokenizer_->suppressed().end());
+  }
 
   // Its tokens are being handed out, or were when an exception ended it.
   bool settling() const { return settling_; }
@@ -278,28 +286,29 @@ class StepLoop {
       if (echoes(q))  // what is drawn there is not used
         rows.insert(rows.end(), size_t(g.n - prompt_ends(g)), SampleRow{.sampling = &greedy_});
       if (!q.decoding && !prompt_ends(g)) continue;
-      SampleRow row{.sampling = &q.work.request.sampling,
-                    .position = int64_t(q.tokens.size()),
-                    .history = q.tokens,
-                    .draft = {},
-                    .suppressed = q.work.request.suppress_special && tokenizer_ ? tokenizer_->suppressed()
-                                                                                : std::span<const int32_t>{}};
+      SampleRow row{
+          .sampling = &q.work.request.sampling, .position = int64_t(q.tokens.size()), .history = q.tokens, .draft = {}};
+      const bool suppress = q.work.request.suppress_special && tokenizer_;
       GrammarPath path;
       bool skip = q.work.grammar && !grammars_.follow(q.work, q.decoding ? &spec_.tree(g.id) : nullptr, path);
       thoughts.clear();
       for (int node = 0; node < (q.decoding ? g.n : 1); ++node) {
+        row.suppressed = suppress ? tokenizer_->suppressed() : std::span<const int32_t>{};
+        row.allowed = {};
         if (q.work.grammar && !skip) {
-          const auto mask = grammars_.mask(q.work, path.states[size_t(node)], node, n_vocab_);
-          skip = !mask;
-          if (mask) row.allowed = *mask;
+          const GrammarState& state = path.states[size_t(node)];
+          if (state.asleep()) {  // no mask, but a call's other tokens mean nothing where none is open
+            row.suppressed = suppress ? asleep_and_suppressed_ : asleep_;
+          } else {
+            const auto mask = grammars_.mask(q.work, state, node, n_vocab_);
+            skip = !mask;
+            if (mask) row.allowed = *mask;
+          }
         }
         if (q.work.thought) {
           thoughts.push_back(node == 0 ? *q.work.thought : thoughts[size_t(spec_.tree(g.id).parent[size_t(node)])]);
           if (node > 0) thoughts.back().advance(spec_.tree(g.id).token[size_t(node)]);
-          if (const auto forced = thoughts.back().forced(); forced)
-            row.allowed = grammars_.only(*forced, n_vocab_);
-          else if (!q.work.grammar)
-            row.allowed = {};
+          if (const auto forced = thoughts.back().forced(); forced) row.allowed = grammars_.only(*forced, n_vocab_);
         }
         row.draft = q.decoding ? spec_.path_to(g.id, node) : std::span<const int32_t>{};
         row.position = int64_t(q.tokens.size() + row.draft.size());
@@ -455,7 +464,7 @@ class StepLoop {
       const bool right =
           uniform_at(q.work.request.sampling.seed, int64_t(q.tokens.size() + i)) < double(p[std::min(i, p.size() - 1)]);
       int32_t other = (draft + 1) % n_vocab_;
-      if (q.work.grammar) other = allowed_token(rows[i].allowed, grammars_.vocab(), other);
+      if (q.work.grammar && !rows[i].allowed.empty()) other = allowed_token(rows[i].allowed, grammars_.vocab(), other);
       drawn[i] = right || other < 0 ? draft : other;
     }
   }
@@ -532,6 +541,8 @@ class StepLoop {
   SamplerScratch scratch_;
   std::vector<int32_t> drawn_;  // by row of the step's logits
   GrammarSteps grammars_;
+  // Tokens that are not drawn while a lazy grammar is asleep, and those that never are.
+  std::vector<int32_t> asleep_ = {}, asleep_and_suppressed_ = {};
   std::vector<SlotId> skipped_;  // of the step: their masks were not there in time
   double draft_s_ = 0;           // of the last step
   bool waited_ = true;           // the host waited for the last step

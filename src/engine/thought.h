@@ -35,7 +35,7 @@ class ThoughtBudget {
     if (forced()) {
       ++at_;
       if (id == s.channel_close) in_ = false;
-    } else if (id == s.channel_close) {
+    } else if (id == s.channel_close || id == s.tool_call_open) {  // a call in a thought ends it
       in_ = false;
     } else if (id == s.channel_open && !in_) {
       in_ = true;

@@ -72,10 +72,12 @@ Result<GrammarPtr> within(const CompileLimits& limits, const Compile& compile) {
 
 class GrammarMaker {
  public:
-  static Result<GrammarPtr> make(Builder& b, ExprId constraint, const GrammarOptions& options, uint32_t max_depth) {
+  static Result<GrammarPtr> make(Builder& b, ExprId constraint, const GrammarOptions& options, uint32_t max_depth,
+                                 bool lazy = false) {
     static std::atomic<uint64_t> next{1};
     std::shared_ptr<Grammar> g(new Grammar);
     g->id_ = next.fetch_add(1);
+    g->lazy_ = lazy;
     const RuleId root = b.new_rule("(answer)");
     b.define(root, with_thought(b, constraint, options.thought));
     Result<Automaton> a = Automaton::compile(b, root, max_depth, g->id_);
@@ -194,6 +196,9 @@ Result<GrammarPtr> tool_grammar(Builder& b, std::span<const Json> tools, const T
     return Error{"tool_choice", fmt::format("expected the name of a function of tools, found \"{}\"", options.name),
                  ""};
   const ExprId one = b.alt(std::move(calls));
+  if (options.choice == ToolChoice::kLazy)  // thoughts come before the grammar's first token, too
+    return GrammarMaker::make(b, options.parallel ? b.repeat(one, 1, grammar::kUnbounded) : one, {}, kMaxJsonDepth,
+                              /*lazy=*/true);
   const bool required = options.choice == ToolChoice::kRequired;
   ExprId answer =
       options.parallel ? b.repeat(one, required ? 1 : 0, grammar::kUnbounded) : b.repeat(one, required ? 1 : 0, 1);

@@ -30,6 +30,8 @@ class Grammar {
   const grammar::Automaton& automaton() const { return *automaton_; }
   const std::vector<uint32_t>& start() const { return start_; }  // GrammarState::words() where nothing was written
   uint64_t id() const { return id_; }                            // no other grammar of this process has it
+  // Anything may come before <|tool_call>, and nothing is looked at: the grammar begins with that token.
+  bool lazy() const { return lazy_; }
   size_t bytes() const;
 
  private:
@@ -38,6 +40,7 @@ class Grammar {
   std::unique_ptr<const grammar::Automaton> automaton_;
   std::vector<uint32_t> start_;
   uint64_t id_ = 0;
+  bool lazy_ = false;
 };
 using GrammarPtr = std::shared_ptr<const Grammar>;
 
@@ -64,6 +67,7 @@ Result<GrammarPtr> compile_choice(std::span<const std::string> choices, const Gr
 enum class ToolChoice {
   kAuto,      // text, then calls or none
   kRequired,  // calls and nothing else
+  kLazy,      // anything, then calls or none: what comes before them costs no mask (GrammarState::asleep)
 };
 struct ToolGrammarOptions : GrammarOptions {
   ToolChoice choice = ToolChoice::kRequired;
@@ -85,9 +89,11 @@ class GrammarState {
   explicit GrammarState(GrammarPtr grammar);  // at the start
 
   const GrammarPtr& grammar() const { return grammar_; }
-  bool may_end() const { return words_[0] != 0; }
+  // Of a lazy grammar, until <|tool_call> comes: any token may, and all but that one change nothing.
+  bool asleep() const { return asleep_; }
+  bool may_end() const { return asleep_ || words_[0] != 0; }
   // The only continuation is the end.
-  bool finished() const { return words_[0] != 0 && words_[1] == 0; }
+  bool finished() const { return !asleep_ && words_[0] != 0 && words_[1] == 0; }
 
   // False, and the state is as before, if the token may not come next. An end-of-generation token may where the
   // grammar may end, and changes nothing.
@@ -102,10 +108,13 @@ class GrammarState {
 
   // The state itself: two states of one grammar with the same words are the same.
   const std::vector<uint32_t>& words() const { return words_; }
-  bool operator==(const GrammarState& other) const { return grammar_ == other.grammar_ && words_ == other.words_; }
+  bool operator==(const GrammarState& other) const {
+    return grammar_ == other.grammar_ && asleep_ == other.asleep_ && words_ == other.words_;
+  }
 
  private:
   GrammarPtr grammar_;
+  bool asleep_ = false;
   std::vector<uint32_t> words_;  // grammar/state.cpp has the layout
 };
 

@@ -281,6 +281,7 @@ GrammarMasks::StateMaskPtr GrammarMasks::state_mask(const GrammarState& state) {
 bool GrammarMasks::mask(const GrammarState& state, std::span<uint32_t> mask) {
   CHECK(mask.size() == vocab_->mask_words(), "a mask of {} words, the vocabulary has {}", mask.size(),
         vocab_->mask_words());
+  if (state.asleep()) return std::fill(mask.begin(), mask.end(), ~uint32_t(0)), true;
   const StateMaskPtr made = state_mask(state);
   if (made)
     std::copy(made->bits.begin(), made->bits.end(), mask.begin());
@@ -295,11 +296,13 @@ Status GrammarMasks::prepare(const GrammarPtr& grammar) {
 }
 
 bool GrammarMasks::known(const GrammarState& state) const {
+  if (state.asleep()) return true;
   const std::lock_guard lock(mutex_);
   return states_.contains(key_of(state));
 }
 
 int32_t GrammarMasks::forced_token(const GrammarState& state) {
+  if (state.asleep()) return -1;
   const StateMaskPtr made = state_mask(state);
   return made ? made->forced : -1;
 }

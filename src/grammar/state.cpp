@@ -108,7 +108,8 @@ Error too_ambiguous() {
           "alike"};
 }
 
-GrammarState::GrammarState(GrammarPtr grammar) : grammar_(std::move(grammar)), words_(grammar_->start()) {}
+GrammarState::GrammarState(GrammarPtr grammar)
+    : grammar_(std::move(grammar)), words_(grammar_->start()), asleep_(grammar_->lazy()) {}
 
 namespace {
 // One token or text; false if it may not come.
@@ -137,14 +138,18 @@ bool follow(Stepper& stepper, Frame& frame, const GrammarVocab& vocab, int32_t t
 }  // namespace
 
 bool GrammarState::advance(const GrammarVocab& vocab, int32_t token) {
+  if (asleep_ && token != vocab.special(grammar::SpecialToken::kToolCallOpen)) return true;
   Stepper& stepper = grammar::thread_stepper(grammar_->automaton());
   Frame frame;
   load_frame(words_, stepper, frame);
-  if (!follow(stepper, frame, vocab, token)) return false;
-  return vocab.is_eog(token) || save_frame(frame, stepper, words_);
+  if (!follow(stepper, frame, vocab, token) || (!vocab.is_eog(token) && !save_frame(frame, stepper, words_)))
+    return false;
+  asleep_ = false;
+  return true;
 }
 
 bool GrammarState::advance_bytes(std::string_view text) {
+  if (asleep_) return true;
   Stepper& stepper = grammar::thread_stepper(grammar_->automaton());
   Frame frame;
   load_frame(words_, stepper, frame);
@@ -153,15 +158,26 @@ bool GrammarState::advance_bytes(std::string_view text) {
 }
 
 bool GrammarState::advance_special(grammar::SpecialToken token) {
+  if (asleep_ && token != grammar::SpecialToken::kToolCallOpen) return true;
   Stepper& stepper = grammar::thread_stepper(grammar_->automaton());
   Frame frame, next;
   load_frame(words_, stepper, frame);
   stepper.step(frame, token, next);
-  if (!next.alive()) return false;
-  return save_frame(next, stepper, words_);
+  if (!next.alive() || !save_frame(next, stepper, words_)) return false;
+  asleep_ = false;
+  return true;
 }
 
 size_t GrammarState::accepts(const GrammarVocab& vocab, std::span<const int32_t> tokens) const {
+  if (asleep_) {
+    const int32_t wakes = vocab.special(grammar::SpecialToken::kToolCallOpen);
+    const auto at = std::find(tokens.begin(), tokens.end(), wakes);
+    const size_t before = size_t(at - tokens.begin());
+    if (at == tokens.end()) return before;
+    GrammarState awake = *this;
+    awake.asleep_ = false;
+    return before + awake.accepts(vocab, tokens.subspan(before));
+  }
   Stepper& stepper = grammar::thread_stepper(grammar_->automaton());
   Frame frame;
   load_frame(words_, stepper, frame);
@@ -173,6 +189,7 @@ size_t GrammarState::accepts(const GrammarVocab& vocab, std::span<const int32_t>
 }
 
 std::string GrammarState::forced_text(size_t max_bytes) const {
+  if (asleep_) return "";
   const grammar::Automaton& a = grammar_->automaton();
   Stepper& stepper = grammar::thread_stepper(a);
   Frame frame, next;

@@ -96,6 +96,8 @@ class RouterImpl final : public Router, public HttpHandler {
   void request(HttpRequest r, std::unique_ptr<HttpReply> reply) override {
     const Route& route = *find_route(r.path);
     if (auto answer = own_answer(route, r)) return reply->send(std::move(*answer));
+    if (route.target == Target::kTags || route.target == Target::kRunning)
+      return list_models(route.target == Target::kRunning, std::move(reply));
     if (route.target == Target::kHealth || route.target == Target::kMetrics)
       return survey(route.target, r, std::move(reply));
     auto p = std::make_shared<RoutedRequest>();
@@ -176,20 +178,56 @@ class RouterImpl final : public Router, public HttpHandler {
       return p->reply->send(json_response(200, router_props(c_, m.state == ModelState::kSleeping)));
     // What tells of a model, and does not use it, does not load it.
     const bool tells = target == Target::kProps || target == Target::kSlots || target == Target::kSlot;
-    if (target == Target::kShow && !m.takes_requests()) {
-      p->reply->send(json_response(200, ollama_show({m.config.name, "", started_, m.n_ctx})));
-      return;
-    }
+    if (target == Target::kShow && !m.takes_requests())
+      return with_facts({{&m, 0}}, std::move(p->reply),
+                        [](const std::vector<OllamaModel>& all, const auto&) { return ollama_show(all.front()); });
     dispatch_.route(p, m, !tells && c_.autoload && p->fields.autoload);
+  }
+
+  // Facts of models' files, which take a while to read the first time: on the worker's thread, which keeps them.
+  using Asked = std::vector<std::pair<const Model*, uint64_t>>;  // bytes: that its process planned
+  using Told = std::function<Json(const std::vector<OllamaModel>&, const std::vector<uint64_t>&)>;
+  void with_facts(const Asked& asked, std::unique_ptr<HttpReply> reply, Told told) {
+    std::vector<OllamaModel> all;
+    std::vector<uint64_t> bytes;
+    std::vector<std::string> paths;
+    for (const auto& [m, planned] : asked) {
+      all.push_back({m->config.name, "", started_, m->n_ctx});
+      bytes.push_back(planned);
+      paths.push_back(m->config.path);
+    }
+    const auto held = std::make_shared<std::unique_ptr<HttpReply>>(std::move(reply));
+    worker_.push([this, held, told = std::move(told), all = std::move(all), bytes = std::move(bytes),
+                  paths = std::move(paths)]() mutable {
+      for (size_t i = 0; i < all.size(); ++i) {
+        const auto [at, fresh] = facts_.try_emplace(fmt::format("{} {}", paths[i], model_bytes(paths[i])));
+        if (fresh) at->second = model_facts(paths[i]);
+        all[i].facts = at->second;
+      }
+      http_->post([held, body = told(all, bytes)] {
+        if (const auto r = std::exchange(*held, nullptr)) r->send(json_response(200, body));
+      });
+    });
+  }
+  void list_models(bool running, std::unique_ptr<HttpReply> reply) {
+    Asked asked;
+    for (const auto& m : pool_.models())
+      if (!running || m->state == ModelState::kLoaded) asked.emplace_back(m.get(), m->plan_bytes);
+    with_facts(asked, std::move(reply), [running](const auto& all, const auto& bytes) {
+      Json list = Json::array();
+      for (size_t i = 0; i < all.size(); ++i)
+        list.push_back(running ? ollama_running(all[i], bytes[i], unix_now()) : ollama_entry(all[i]));
+      return Json{{"models", std::move(list)}};
+    });
   }
 
   // The answer of what needs no model.
   std::optional<HttpResponse> own_answer(const Route& route, const HttpRequest& r) {
     switch (route.target) {
       case Target::kPage:
-        return page_response();
+        return front_response(r);
       case Target::kVersion:
-        return json_response(200, {{"version", FACET_VERSION}});
+        return json_response(200, ollama_version());
       case Target::kModels: {
         Json data = Json::array();
         for (const auto& m : pool_.models()) data.push_back(model_entry(*m, started_));
@@ -203,20 +241,12 @@ class RouterImpl final : public Router, public HttpHandler {
                                                  .param = "model",
                                                  .code = "model_not_found"});
       }
-      case Target::kTags: {
-        Json all = Json::array();
-        for (const auto& m : pool_.models()) {
-          Json one = ollama_tags({m->config.name, "", started_, m->n_ctx})["models"][0];
-          one["size"] = model_bytes(m->config.path);
-          all.push_back(std::move(one));
-        }
-        return json_response(200, {{"models", std::move(all)}});
-      }
       case Target::kEmbeddings:
-        return error_response(Dialect::kOpenAi, {.status = 501,
-                                                 .message = "embeddings are no capability of a Gemma 4 text model",
-                                                 .param = "",
-                                                 .code = "not_supported"});
+        return error_response(dialect_of_path(r.path),
+                              {.status = 501,
+                               .message = "embeddings are no capability of a Gemma 4 text model",
+                               .param = "",
+                               .code = "not_supported"});
       default:
         return std::nullopt;
     }
@@ -281,7 +311,8 @@ class RouterImpl final : public Router, public HttpHandler {
   asio::steady_timer tick_;
   Pool pool_;
   Dispatch dispatch_;
-  Worker worker_;  // ends before what it uses
+  std::map<std::string, ModelFacts> facts_ = {};  // by path and size, of the worker's thread
+  Worker worker_;                                 // ends before what it uses
 };
 
 }  // namespace

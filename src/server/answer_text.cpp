@@ -51,10 +51,10 @@ std::vector<ParseEvent> AnswerText::push(std::string_view text) {
   return filter({{ParseEvent::Kind::kContent, std::string(text), {}}});
 }
 
-std::vector<ParseEvent> AnswerText::finish() {
+std::vector<ParseEvent> AnswerText::finish(bool cut) {
   if (stop_.stopped()) return {};
   std::vector<ParseEvent> out;
-  if (chat_ && !called_) out = filter(parser_.finish());
+  if (chat_ && !called_) out = filter(parser_.finish(cut));
   if (std::string held = stop_.finish(); !stop_.stopped() && !held.empty())
     out.push_back({ParseEvent::Kind::kContent, std::move(held), {}});
   return out;

@@ -31,7 +31,7 @@ class AnswerText {
   AnswerText(bool chat, ParseOptions options, std::vector<std::string> stop, bool one_call = false)
       : chat_(chat), one_call_(one_call), parser_(options), stop_(std::move(stop)) {}
   std::vector<ParseEvent> push(std::string_view text);
-  std::vector<ParseEvent> finish();
+  std::vector<ParseEvent> finish(bool cut = false);  // by a limit of its length
   bool stopped() const { return stop_.stopped() || called_; }
   const std::string& stop_word() const { return stop_.word(); }
 

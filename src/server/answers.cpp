@@ -59,6 +59,12 @@ std::optional<ApiError> Answers::begin(Arrival& a) {
                     .param = "prompt"};
   if (n > 1 && jobs_.size() + n > most)
     return ApiError{.status = 503, .message = "the queue is full", .param = "", .code = "queue_full"};
+  if (const Dropped& l = request.left_out; l.any()) {
+    to_.metrics->left_out("media", l.media), to_.metrics->left_out("tool", l.tools),
+        to_.metrics->left_out("item", l.items);
+    to_.log->info("left out kind={} media={} tools={} items={} ({})", kind_name(request.kind), l.media, l.tools,
+                  l.items, fmt::join(l.names, ", "));
+  }
   if (!request.seed_given) request.sampling.seed = seeds_() >> 1;
   // A client without tools has no use for a call: the token that begins one is never drawn.
   a.chat = request.chat();
@@ -96,10 +102,13 @@ Generation Answers::generation_of(const Arrival& a, const std::vector<int32_t>& 
   const ApiRequest& r = a.request;
   const Tokenizer& t = *engine_.tokenizer();
   Generation::Options o{.prompt = int(ids.size()), .logged = r.logprobs >= 0};
+  std::vector<std::string> names;
+  for (const Json& tool : r.tools) names.push_back(tool.value("name", ""));
   if (r.echo) o.echo = t.decode(ids, /*show_special=*/false);
   if (o.logged && r.echo)
     o.first.push_back({.id = ids[0], .text = t.is_special(ids[0]) ? t.text(ids[0]) : std::string(t.piece(ids[0]))});
-  return Generation(t, AnswerText(a.chat, {.in_thought = a.in_thought}, r.stop, r.one_call), std::move(o));
+  return Generation(t, AnswerText(a.chat, {.in_thought = a.in_thought, .tools = std::move(names)}, r.stop, r.one_call),
+                    std::move(o));
 }
 
 void Answers::post_for(RequestId id, std::function<void()> work) {
@@ -145,7 +154,7 @@ Sink Answers::sink_of(const ApiRequest& r, const std::vector<int32_t>& ids, std:
             .done =
                 [this, g, ids](RequestId id, Stop why, const Usage& u, const std::string& error) {
                   try {
-                    auto pieces = g->finish(why == Stop::kError);
+                    auto pieces = g->finish(why == Stop::kError, is_cut(why));
                     auto end = g->end(why, u);
                     end.usage.cache.miss_reason = miss_reason(u.cache, ids, *engine_.tokenizer());
                     post_for(id, [this, id, error, score = g->mean_logprob(), end = std::move(end),

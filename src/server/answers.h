@@ -55,7 +55,7 @@ class Answers {
       double score = 0;  // mean log-probability of its tokens
     };
     std::vector<Choice> choices = {};  // unless it is a stream; the writing thread alone looks at them
-    Usage total = {};
+    AnswerUsage total = {};
   };
   struct Job {  // a choice
     std::shared_ptr<Answer> answer;

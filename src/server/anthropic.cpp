@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <optional>
+
 #include "server/api_fields.h"
 #include "server/constraint.h"
 
@@ -22,8 +24,47 @@ Error expected(const std::string& where, std::string_view what, const Json& foun
   return Error{where, fmt::format("expected {}, found {}", what, shown(found)), std::move(hint)};
 }
 
-// A text, or blocks of text, as parts.
-Result<std::vector<ContentPart>> read_text(const Json& j, const std::string& where) {
+// A block that says something, as a part. None: it is left out.
+Result<std::optional<ContentPart>> read_part(const Json& b, const std::string& where, Dropped& left_out) {
+  using Part = std::optional<ContentPart>;
+  using Kind = ContentPart::Kind;
+  if (!b.is_object()) return expected(where, "a block", b);
+  const std::string* type = string_of(b, "type");
+  if (!type) return Error{where + ".type", "expected a string", ""};
+  if (*type == "text") {
+    const std::string* text = string_of(b, "text");
+    if (!text) return Error{where + ".text", "expected a string", ""};
+    return Part(ContentPart{Kind::kText, *text});
+  }
+  if (*type == "image") return Part(ContentPart{Kind::kImage, ""});
+  if (*type == "audio") return Part(ContentPart{Kind::kAudio, ""});
+  if (*type == "document" || *type == "search_result") {
+    const auto source = b.find(*type == "document" ? "source" : "content");
+    std::string text;
+    if (const std::string* title = string_of(b, "title")) text = *title + "\n";
+    const bool plain = source != b.end() && source->is_object() && string_of(*source, "type") &&
+                       *string_of(*source, "type") == "text" && string_of(*source, "data");
+    if (plain) return Part(ContentPart{Kind::kText, text + *string_of(*source, "data")});
+    const Json* blocks = nullptr;
+    if (source != b.end() && source->is_array()) blocks = &*source;
+    if (source != b.end() && source->is_object() && source->contains("content")) blocks = &(*source)["content"];
+    if (blocks && blocks->is_string()) return Part(ContentPart{Kind::kText, text + blocks->get<std::string>()});
+    if (!blocks || !blocks->is_array()) return Part(ContentPart{Kind::kFile, ""});
+    for (const Json& inner : *blocks)
+      if (const std::string* t = inner.is_object() ? string_of(inner, "text") : nullptr) text += *t;
+    return Part(ContentPart{Kind::kText, std::move(text)});
+  }
+  // Of tools that Anthropic's servers run, and references to those that a search has found.
+  const bool server = *type == "tool_reference" || *type == "server_tool_use" || *type == "mcp_tool_use" ||
+                      *type == "container_upload" || *type == "compaction" || *type == "fallback" ||
+                      (type->ends_with("_tool_result") && *type != "tool_result");
+  if (!server) return Error{where + ".type", fmt::format("expected text, found {}", cut(*type)), "not supported"};
+  left_out.add(&Dropped::items, *type);
+  return Part{};
+}
+
+// A text, or blocks, as parts.
+Result<std::vector<ContentPart>> read_parts(const Json& j, const std::string& where, Dropped& left_out) {
   std::vector<ContentPart> parts;
   if (j.is_string()) {
     parts.push_back({ContentPart::Kind::kText, j.get<std::string>()});
@@ -31,26 +72,16 @@ Result<std::vector<ContentPart>> read_text(const Json& j, const std::string& whe
   }
   if (!j.is_array()) return expected(where, "a string or an array of blocks", j);
   for (size_t i = 0; i < j.size(); ++i) {
-    const std::string at = fmt::format("{}[{}]", where, i);
-    if (!j[i].is_object()) return expected(at, "a block", j[i]);
-    const std::string* type = string_of(j[i], "type");
-    if (!type || *type != "text")
-      return Error{at + ".type", fmt::format("expected text, found {}", type ? cut(*type) : "nothing"),
-                   "not supported"};
-    const std::string* text = string_of(j[i], "text");
-    if (!text) return Error{at + ".text", "expected a string", ""};
-    parts.push_back({ContentPart::Kind::kText, *text});
+    auto part = read_part(j[i], fmt::format("{}[{}]", where, i), left_out);
+    if (!part) return part.error();
+    if (*part) parts.push_back(std::move(**part));
   }
   return parts;
 }
 
-std::string joined(const std::vector<ContentPart>& parts) {
-  std::string s;
-  for (const ContentPart& p : parts) s += p.text;
-  return s;
-}
-
 void append(Message& m, std::vector<ContentPart> parts) {
+  if (const auto* text = std::get_if<std::string>(&m.content))
+    parts.insert(parts.begin(), {ContentPart::Kind::kText, *text}), m.content = std::monostate{};
   if (!std::holds_alternative<std::vector<ContentPart>>(m.content)) m.content = std::vector<ContentPart>{};
   auto& all = std::get<std::vector<ContentPart>>(m.content);
   for (ContentPart& p : parts) all.push_back(std::move(p));
@@ -59,14 +90,14 @@ void append(Message& m, std::vector<ContentPart> parts) {
 // One message of Anthropic's is several of ours: results of tools are messages of their own, before the text.
 class MessageReader {
  public:
-  explicit MessageReader(std::vector<Message>& out) : out_(out) {}
+  explicit MessageReader(ApiRequest& r) : out_(r.messages), left_out_(r.left_out) {}
 
   Status read(const Json& j, const std::string& where) {
     if (!j.is_object()) return expected(where, "an object with role and content", j);
     const std::string* role = string_of(j, "role");
-    if (!role || (*role != "user" && *role != "assistant"))
-      return Error{where + ".role", fmt::format("expected user or assistant, found {}", role ? cut(*role) : "nothing"),
-                   ""};
+    if (!role || (*role != "user" && *role != "assistant" && *role != "system"))
+      return Error{where + ".role",
+                   fmt::format("expected user, assistant or system, found {}", role ? cut(*role) : "nothing"), ""};
     const auto content = j.find("content");
     if (content == j.end() || !(content->is_string() || content->is_array()))
       return Error{where + ".content", "expected a string or an array of blocks", ""};
@@ -95,23 +126,22 @@ class MessageReader {
     const std::string* type = string_of(b, "type");
     if (!type) return Error{where + ".type", "expected a string", ""};
     const bool model = m.role == "assistant";
-    if (*type == "text") {
-      auto parts = read_text(Json::array({b}), where);
-      if (!parts) return parts.error();
-      append(m, std::move(*parts));
-      return Ok{};
-    }
     if (model && *type == "thinking") {
       if (const std::string* thought = string_of(b, "thinking")) m.reasoning += *thought;
       return Ok{};
     }
     if (model && *type == "redacted_thinking") return Ok{};  // nothing that this model could read
     if (model && *type == "tool_use") return call(b, where, m);
-    if (!model && *type == "tool_result") return result(b, where);
-    return Error{
-        where + ".type",
-        fmt::format("expected {}, found {}", model ? "text, thinking or tool_use" : "text or tool_result", cut(*type)),
-        "not supported"};
+    if (m.role == "user" && *type == "tool_result") return result(b, where);
+    auto part = read_part(b, where, left_out_);
+    if (!part && part.error().where == where + ".type")
+      return Error{where + ".type",
+                   fmt::format("expected {}, found {}", model ? "text, thinking or tool_use" : "text or tool_result",
+                               cut(*type)),
+                   "not supported"};
+    if (!part) return part.error();
+    if (*part) append(m, {std::move(**part)});
+    return Ok{};
   }
 
   Status call(const Json& b, const std::string& where, Message& m) {
@@ -134,9 +164,9 @@ class MessageReader {
     Message m{.role = "tool", .tool_call_id = *id};
     std::string text;
     if (const auto content = b.find("content"); content != b.end() && !content->is_null()) {
-      auto parts = read_text(*content, where + ".content");
+      auto parts = read_parts(*content, where + ".content", left_out_);
       if (!parts) return parts.error();
-      text = joined(*parts);
+      text = text_without_media(*parts, left_out_);
     }
     if (const auto failed = b.find("is_error"); failed != b.end() && *failed == true) text = "Error: " + text;
     m.content = std::move(text);
@@ -145,17 +175,33 @@ class MessageReader {
   }
 
   std::vector<Message>& out_;
+  Dropped& left_out_;
 };
+
+// Claude Code puts lines about the request into the system prompt, new ones each time: nothing for the model, and the
+// prompt's beginning would never be found in the cache again.
+std::string without_headers(std::string_view text) {
+  constexpr std::string_view kHeader = "x-anthropic-";
+  std::string out;
+  while (!text.empty()) {
+    const size_t end = text.find('\n'), n = end == std::string_view::npos ? text.size() : end + 1;
+    if (!text.starts_with(kHeader)) out += text.substr(0, n);
+    text.remove_prefix(n);
+  }
+  return out;
+}
 
 void read_system(Fields& f, ApiRequest& r) {
   const Json* v = f.get("system");
   if (!v) return;
-  auto parts = read_text(*v, "system");
+  auto parts = read_parts(*v, "system", r.left_out);
   if (!parts) return f.fail(parts.error());
+  for (ContentPart& p : *parts) p.text = without_headers(p.text);
+  std::erase_if(*parts, [](const ContentPart& p) { return p.kind == ContentPart::Kind::kText && p.text.empty(); });
   if (parts->empty()) return;
   Message m{.role = "system"};
   if (v->is_string())
-    m.content = v->get<std::string>();
+    m.content = std::move(parts->front().text);
   else
     append(m, std::move(*parts));
   r.messages.push_back(std::move(m));
@@ -167,10 +213,11 @@ void read_messages(Fields& f, ApiRequest& r) {
   if (v->size() > kMaxMessages)
     return f.fail(
         Error{"messages", fmt::format("expected at most {} messages, found {}", kMaxMessages, v->size()), ""});
-  MessageReader reader(r.messages);
+  MessageReader reader(r);
   for (size_t i = 0; i < v->size(); ++i)
     if (Status s = reader.read((*v)[i], fmt::format("messages[{}]", i)); !s) return f.fail(s.error());
-  if (r.messages.empty()) f.fail("messages", "expected some content", v);
+  if (r.messages.empty()) return f.fail("messages", "expected some content", v);
+  leave_media_out(f, r, media_place(*v, "messages"));
 }
 
 void read_tools(Fields& f, ApiRequest& r) {
@@ -178,24 +225,29 @@ void read_tools(Fields& f, ApiRequest& r) {
     if (!v->is_array()) return f.fail("tools", "expected an array", v);
     if (v->size() > kMaxTools)
       return f.fail(Error{"tools", fmt::format("expected at most {} tools, found {}", kMaxTools, v->size()), ""});
-    Json functions = Json::array();
     for (size_t i = 0; i < v->size(); ++i) {
       const Json& t = (*v)[i];
       const std::string at = fmt::format("tools[{}]", i);
       if (!t.is_object()) return f.fail(at, "expected an object", &t);
-      if (const auto type = t.find("type"); type != t.end() && !type->is_null() && *type != "custom")
-        return f.fail(at + ".type", "expected custom", &*type, "tools that Anthropic's servers run are not there");
+      const auto type = t.find("type");
+      const bool other = type != t.end() && type->is_string() && *type != "custom";
+      // Anthropic's servers run it, or it refers to one that they find.
+      if (other && is_type_name(type->get_ref<const std::string&>())) {
+        r.left_out.add(&Dropped::tools, type->get_ref<const std::string&>());
+        continue;
+      }
+      if (type != t.end() && *type != "custom" && !type->is_null())
+        return f.fail(at + ".type", "expected custom", &*type);
       Json function = Json::object();
       for (const auto& [from, to] : {std::pair{"name", "name"},
                                      {"description", "description"},
                                      {"input_schema", "parameters"},
                                      {"strict", "strict"}})
         if (const auto it = t.find(from); it != t.end()) function[to] = *it;
-      functions.push_back(std::move(function));
+      auto tool = tool_from_json(function, at);
+      if (!tool) return f.fail(tool.error());
+      r.tools.push_back(std::move(*tool));
     }
-    auto tools = tools_from_json(functions);
-    if (!tools) return f.fail(tools.error());
-    r.tools = std::move(*tools);
   }
   read_anthropic_choice(f, r);
 }
@@ -250,7 +302,7 @@ Result<ApiRequest> parse_anthropic_request(const Json& body, const ApiDefaults& 
   read_thinking(f, r, d);
   read_output_format(f, r);
   for (const char* key : {"container", "mcp_servers"})
-    if (const Json* v = f.get(key)) f.fail(key, "expected nothing", v, "not supported");
+    if (const Json* v = f.get(key); v && !v->empty()) f.fail(key, "expected nothing", v, "not supported");
   for (const char* key : kUnused) f.get(key);
   if (auto ok = f.done(); !ok) return ok.error();
   if (auto ok = settle_continuation(r, false); !ok) return ok.error();

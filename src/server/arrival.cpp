@@ -70,8 +70,8 @@ void RequestReader::read_body(Arrival& a, const Result<Json>& json) {
     return void(a.answer = dump_json(Json{{"prompt", std::move(text->text)}}));
   }
   if (!a.request.chat() && a.request.prompt.empty())  // Ollama's way to load a model
-    return void(a.answer =
-                    dump_json(ollama_loaded({.kind = a.request.kind, .model = c_.model, .created = unix_now()})));
+    return void(a.answer = dump_json(ollama_loaded({.kind = a.request.kind, .model = c_.model, .created = unix_now()},
+                                                   a.request.unload)));
   read_prompts(a);
   if (!a.error && !a.answer) a.recipe = grammar_recipe(a.request, a.in_thought);
 }
@@ -131,10 +131,15 @@ void RequestReader::read_prompt(Arrival& a) const {
   const int n_ctx = engine_.config().n_ctx;
   auto ids = prompt_ids(a.request, a.in_thought);
   if (!ids) return void(a.error = api_error(ids.error()));
+  // Claude Code looks for these words, and shortens the conversation.
+  const std::string message =
+      a.request.kind == ApiKind::kMessages
+          ? fmt::format("prompt is too long: {} tokens > {} maximum", ids->size(), n_ctx - 1)
+          : fmt::format("the prompt of {} tokens or more exceeds the available context size of {} tokens", ids->size(),
+                        n_ctx);
   if (ids->size() >= size_t(n_ctx))
     a.error = {.status = 400,
-               .message = fmt::format("the prompt of {} tokens or more exceeds the available context size of {} tokens",
-                                      ids->size(), n_ctx),
+               .message = message,
                .param = a.request.chat() ? "messages" : "prompt",
                .code = "context_length_exceeded",
                .n_prompt = ids->size(),

@@ -94,14 +94,45 @@ void read_structured_outputs(Fields& f, ConstraintReader& read, bool strict) {
   f.check(o.done());
 }
 
-void need_tools(Fields& f, const ApiRequest& r, const Json& v) {
-  if (r.tools.empty()) f.fail("tool_choice", "expected auto or none, as there are no tools", &v);
+// All tools may have been left out: then nothing is asked of the answer.
+void need_tools(Fields& f, ApiRequest& r, const Json& v) {
+  if (!r.tools.empty()) return;
+  if (r.left_out.tools > 0)
+    r.call = {};
+  else
+    f.fail("tool_choice", "expected auto or none, as there are no tools", &v);
+}
+bool is_declared(const ApiRequest& r, const std::string& name) {
+  return std::any_of(r.tools.begin(), r.tools.end(), [&](const Json& t) { return t.value("name", "") == name; });
 }
 void only_tool(Fields& f, ApiRequest& r, const Json* name, const Json& v) {
   if (!name || !name->is_string()) return f.fail("tool_choice", "expected the name of a function", &v);
-  r.call = {.kind = CallChoice::Kind::kOne, .name = name->get<std::string>()};
-  if (std::none_of(r.tools.begin(), r.tools.end(), [&](const Json& t) { return t.value("name", "") == r.call.name; }))
+  if (is_declared(r, name->get_ref<const std::string&>()))
+    r.call = {.kind = CallChoice::Kind::kOne, .name = name->get<std::string>()};
+  else if (r.left_out.tools == 0)
     f.fail("tool_choice", "expected the name of one of tools", name);
+}
+
+// {"type": "allowed_tools", "mode": "auto" or "required", "tools": [...]}; of chats within "allowed_tools".
+void only_tools(Fields& f, ApiRequest& r, const Json& v) {
+  const Json* inner = member(v, "allowed_tools");
+  const Json& choice = inner && inner->is_object() ? *inner : v;
+  const Json *mode = member(choice, "mode"), *list = member(choice, "tools");
+  if (mode && *mode != "auto" && *mode != "required")
+    return f.fail("tool_choice.mode", "expected auto or required", mode);
+  if (!list || !list->is_array()) return f.fail("tool_choice.tools", "expected an array", list);
+  for (const Json& t : *list) {
+    const Json* function = t.is_object() ? member(t, "function") : nullptr;
+    const Json& named = function && function->is_object() ? *function : t;
+    const Json* name = named.is_object() ? member(named, "name") : nullptr;
+    if (name && name->is_string() && is_declared(r, name->get_ref<const std::string&>()))
+      r.call.allowed.push_back(name->get<std::string>());
+    else if (r.left_out.tools == 0)
+      return f.fail("tool_choice.tools", "expected names of tools", &t);
+  }
+  if (mode && *mode == "required") r.call.kind = CallChoice::Kind::kSome;
+  // None of them is there: no call is.
+  if (r.call.allowed.empty()) r.tools.clear(), r.call = {};
 }
 
 }  // namespace
@@ -131,9 +162,13 @@ void read_tool_choice(Fields& f, ApiRequest& r) {
     return need_tools(f, r, *v);
   }
   const Json* type = v->is_object() ? member(*v, "type") : nullptr;
-  if (!type || *type != "function")
-    return f.fail("tool_choice", "expected auto, none, required or a function", v, "not supported");
-  const Json* function = member(*v, "function");  // the responses API has the name beside the type
+  if (type && *type == "allowed_tools") return only_tools(f, r, *v);
+  if (!type || (*type != "function" && *type != "custom")) {
+    if (type && type->is_string() && r.left_out.tools > 0) return;  // one that was left out
+    return f.fail("tool_choice", "expected auto, none, required, allowed_tools or a function", v, "not supported");
+  }
+  // The responses API has the name beside the type.
+  const Json* function = member(*v, "function");
   only_tool(f, r, function && function->is_object() ? member(*function, "name") : member(*v, "name"), *v);
 }
 
@@ -153,11 +188,36 @@ void read_anthropic_choice(Fields& f, ApiRequest& r) {
 
 namespace {
 
-Result<GrammarPtr> compile_tools(const ApiRequest& r, const GrammarOptions& options) {
+// Calls may come, and nothing but their form is asked for.
+bool is_lazy(const ApiRequest& r) { return r.call.kind == CallChoice::Kind::kFree && r.constraint.kind == Kind::kNone; }
+
+std::vector<Json> callable(const ApiRequest& r) {
+  std::vector<Json> out;
+  const auto& allowed = r.call.allowed;
+  for (const Json& t : r.tools) {
+    const auto name = t.value("name", "");
+    if (!allowed.empty() && std::find(allowed.begin(), allowed.end(), name) == allowed.end()) continue;
+    const bool one = r.call.kind == CallChoice::Kind::kOne;
+    if (one && name != r.call.name) continue;
+    const bool strict = t.value("strict", Json()) == true;
+    // Of schemas that nothing asks for, only whether there are arguments counts.
+    const auto parameters = t.find("parameters");
+    Json tool = {{"name", name}};
+    if (parameters != t.end() && !parameters->is_null() && !parameters->empty())
+      tool["parameters"] = strict || !is_lazy(r) ? *parameters : Json{{"type", "object"}};
+    if (strict) tool["strict"] = true;
+    out.push_back(std::move(tool));
+  }
+  return out;
+}
+
+Result<GrammarPtr> compile_tools(const ApiRequest& r, const std::vector<Json>& tools, const GrammarOptions& options) {
   ToolGrammarOptions o;
   o.thought = options.thought;
   o.limits = options.limits;
-  o.choice = r.call.kind == CallChoice::Kind::kFree ? ToolChoice::kAuto : ToolChoice::kRequired;
+  o.choice = is_lazy(r)                               ? ToolChoice::kLazy
+             : r.call.kind == CallChoice::Kind::kFree ? ToolChoice::kAuto
+                                                      : ToolChoice::kRequired;
   o.name = r.call.name;
   o.parallel = !r.one_call && r.call.kind != CallChoice::Kind::kOne;
   o.strict_all = o.choice == ToolChoice::kRequired;
@@ -166,7 +226,11 @@ Result<GrammarPtr> compile_tools(const ApiRequest& r, const GrammarOptions& opti
     if (!schema) return schema.error();
     o.or_value = std::move(*schema);
   }
-  return compile_tool_calls(r.tools, o);
+  auto made = compile_tool_calls(tools, o);
+  if (made || !o.strict_all) return made;
+  // A schema that there is no grammar for ends no request that did not ask for it.
+  o.strict_all = false;
+  return compile_tool_calls(tools, o);
 }
 
 Result<GrammarPtr> compile_text(const Constraint& c, const GrammarOptions& o) {
@@ -188,13 +252,10 @@ Result<GrammarPtr> compile_text(const Constraint& c, const GrammarOptions& o) {
   return GrammarPtr{};
 }
 
-// The answer is calls, or may hold some: of functions whose arguments follow their schemas.
+// The answer is calls, or may hold some.
 bool is_of_tools(const ApiRequest& r) {
   if (r.tools.empty()) return false;
-  if (r.call.kind != CallChoice::Kind::kFree) return true;
-  if (r.constraint.kind == Kind::kSchema) return true;
-  return r.constraint.kind == Kind::kNone &&
-         std::any_of(r.tools.begin(), r.tools.end(), [](const Json& t) { return t.value("strict", Json()) == true; });
+  return r.call.kind != CallChoice::Kind::kFree || r.constraint.kind == Kind::kSchema || is_lazy(r);
 }
 
 }  // namespace
@@ -203,17 +264,20 @@ std::optional<GrammarRecipe> grammar_recipe(const ApiRequest& r, bool in_thought
   const bool tools = is_of_tools(r);
   const Constraint& c = r.constraint;
   if (!tools && c.kind == Kind::kNone) return std::nullopt;
-  const ThoughtMode thought = in_thought                                   ? ThoughtMode::kOpen
+  std::vector<Json> functions = tools ? callable(r) : std::vector<Json>{};
+  const ThoughtMode thought = tools && is_lazy(r) ? ThoughtMode::kNone  // whose text may be anything
+                              : in_thought        ? ThoughtMode::kOpen
                               : r.chat() && r.thinking && !r.continue_last ? ThoughtMode::kOptional
                                                                            : ThoughtMode::kNone;
   std::string key = fmt::format("{} {} ", int(thought), int(c.kind));
   if (tools)
     key += fmt::format("{} {} {} {} ", int(r.call.kind), int(r.one_call), dump_json(Json(r.call.name)),
-                       dump_json(Json(r.tools)));
+                       dump_json(Json(functions)));
   key += c.text;
-  auto compile = [&r, tools, thought](const CompileLimits& limits) -> Result<GrammarPtr> {
+  auto compile = [&r, tools, thought,
+                  functions = std::move(functions)](const CompileLimits& limits) -> Result<GrammarPtr> {
     const GrammarOptions options{.thought = thought, .limits = limits};
-    auto made = tools ? compile_tools(r, options) : compile_text(r.constraint, options);
+    auto made = tools ? compile_tools(r, functions, options) : compile_text(r.constraint, options);
     if (made) return made;
     const Error& e = made.error();
     if (tools && e.where.starts_with("tool")) return e;

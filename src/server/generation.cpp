@@ -18,8 +18,8 @@ Generation::Generation(const Tokenizer& tokenizer, AnswerText text, Options o)
       echo_(std::move(o.echo)),
       logprobs_(std::move(o.first)) {}
 
-Usage Generation::so_far() const {
-  Usage u{.prompt = prompt_, .generated = n_};
+AnswerUsage Generation::so_far() const {
+  AnswerUsage u(Usage{.prompt = prompt_, .generated = n_}, thought_);
   u.prefill_s = seconds(first_ - start_);
   u.decode_s = seconds(Clock::now() - first_);
   return u;
@@ -49,6 +49,7 @@ void Generation::logprobs(int at, std::span<const TokenLogprobs> told) {
 }
 
 AnswerPiece Generation::piece(ParseEvent e) {
+  if (e.kind == ParseEvent::Kind::kReasoning) thought_ += int(pending_.size());
   return {std::move(e), std::exchange(pending_, {}), so_far(), std::exchange(logprobs_, {})};
 }
 
@@ -77,11 +78,12 @@ std::vector<AnswerPiece> Generation::tokens(std::span<const int32_t> tokens) {
   return pieces;
 }
 
-std::vector<AnswerPiece> Generation::finish(bool failed) {
+std::vector<AnswerPiece> Generation::finish(bool failed, bool cut) {
   std::vector<AnswerPiece> pieces;
   if (!failed) begin_with_echo(pieces);
   for (bool last : {false, true})
-    for (ParseEvent& e : last ? text_.finish() : text_.push(decoder_.finish())) pieces.push_back(piece(std::move(e)));
+    for (ParseEvent& e : last ? text_.finish(cut) : text_.push(decoder_.finish()))
+      pieces.push_back(piece(std::move(e)));
   return pieces;
 }
 
@@ -90,7 +92,7 @@ AnswerEnd Generation::end(Stop why, Usage usage) {
   return {.why = why,
           .stopped = text_.stopped(),
           .stop_word = text_.stop_word(),
-          .usage = std::move(usage),
+          .usage = {std::move(usage), thought_},
           .logprobs = std::move(logprobs_)};
 }
 

@@ -31,7 +31,8 @@ class Generation {
   std::vector<AnswerPiece> tokens(std::span<const int32_t> tokens);
   bool stopped() const { return stopped_; }  // by a stop string, or by its first tool call
   // The rest, once there are no more tokens. failed: nothing of the prompt is repeated.
-  std::vector<AnswerPiece> finish(bool failed);
+  // cut: by a limit of its length.
+  std::vector<AnswerPiece> finish(bool failed, bool cut);
   AnswerEnd end(Stop why, Usage usage);  // after finish()
 
   int prompt() const { return prompt_; }
@@ -45,7 +46,7 @@ class Generation {
   std::string logged_text(int32_t id) const;
   void begin_with_echo(std::vector<AnswerPiece>& pieces);
   AnswerPiece piece(ParseEvent e);
-  Usage so_far() const;
+  AnswerUsage so_far() const;
 
   const Tokenizer& tokenizer_;
   StreamDecoder decoder_;
@@ -55,6 +56,7 @@ class Generation {
   std::string echo_;
   Clock::time_point start_ = Clock::now(), first_ = {}, last_ = {};
   int n_ = 0;  // tokens up to the stop string
+  int thought_ = 0;
   bool stopped_ = false;
   int cached_ = -1;
   std::vector<int32_t> pending_ = {};

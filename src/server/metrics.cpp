@@ -108,6 +108,12 @@ void Metrics::write_http(std::string& out, const HttpUse& use) {
           use.dropped_for_memory);
 }
 
+void Metrics::left_out(const char* what, int n) {
+  if (n <= 0) return;
+  const std::lock_guard lock(mutex_);
+  left_out_[what] += uint64_t(n);
+}
+
 void Metrics::write_own(std::string& out, const Gauges& now) const {
   head(out, "facet_build_info", "The program's version.", "gauge");
   out += "facet_build_info{version=\"" FACET_VERSION "\"} 1\n";
@@ -123,6 +129,9 @@ void Metrics::write_own(std::string& out, const Gauges& now) const {
   if (!refused_.empty()) head(out, "facet_requests_refused_total", "Requests answered with an error.", "counter");
   for (const auto& [status, n] : refused_)
     out += fmt::format("facet_requests_refused_total{{status=\"{}\"}} {}\n", status, n);
+  if (!left_out_.empty())
+    head(out, "facet_left_out_total", "Parts of requests that this model has no use for.", "counter");
+  for (const auto& [what, n] : left_out_) out += fmt::format("facet_left_out_total{{what=\"{}\"}} {}\n", what, n);
   counter(out, "facet_requests_parked_total", "Times that a request gave its memory up and went on later.", parked_);
   counter(out, "facet_prompt_tokens_total", "Tokens of prompts.", prompt_tokens_);
   counter(out, "facet_prompt_tokens_cached_total", "Of them, not computed again.", cached_tokens_);

@@ -38,6 +38,7 @@ class Metrics {
   void between_tokens(double seconds, size_t n);  // n tokens came after so long
   void ended(const char* kind, const char* stop, const Usage& u);
   void refused(int status);
+  void left_out(const char* what, int n);  // of requests: parts that this model has no use for
   // compatible: also under the names that llama-server and vLLM have for them.
   std::string text(const Gauges& now, bool compatible) const;
 
@@ -50,6 +51,7 @@ class Metrics {
   mutable std::mutex mutex_;
   std::map<std::pair<std::string, std::string>, uint64_t> ended_ = {};  // by kind and stop
   std::map<int, uint64_t> refused_ = {};
+  std::map<std::string, uint64_t> left_out_ = {};
   uint64_t prompt_tokens_ = 0, cached_tokens_ = 0, generated_ = 0, parked_ = 0, steps_ = 0, sequences_ = 0;
   uint64_t rounds_ = 0, drafted_ = 0, accepted_ = 0;
   struct Places {  // [k]: rounds that came to draft k + 1; it was right

@@ -19,11 +19,12 @@ void read_options(Fields& f, ApiRequest& r, const ApiDefaults& d) {
   read_sampling(o, r, d);
   read_stop(o, r, "stop");
   if (const Json* n = o.get("num_predict")) {
-    const auto value = Fields::whole(*n, -2, kMaxTokens);  // -1: no limit; -2: until the context is full
-    if (!value || *value == 0)
-      o.fail("num_predict", fmt::format("expected an integer in [1, {}], -1 or -2", kMaxTokens), n);
+    // -1: no limit; -2: until the context is full; 0 is no limit to Ollama either.
+    const auto value = Fields::whole(*n, -2, kMaxTokens);
+    if (!value)
+      o.fail("num_predict", fmt::format("expected an integer in [-2, {}]", kMaxTokens), n);
     else
-      r.max_tokens = *value < 0 ? -1 : int(*value);
+      r.max_tokens = *value <= 0 ? -1 : int(*value);
   }
   // How the model is loaded is the server's business.
   for (const char* key : {"num_ctx", "num_batch", "num_gpu", "main_gpu", "use_mmap", "num_thread", "num_keep", "numa"})
@@ -57,8 +58,6 @@ void read_messages(Fields& f, ApiRequest& r) {
   if (v->size() > kMaxMessages)
     return f.fail(
         Error{"messages", fmt::format("expected at most {} messages, found {}", kMaxMessages, v->size()), ""});
-  for (size_t i = 0; i < v->size(); ++i)
-    if ((*v)[i].is_object()) no_pictures(f, (*v)[i], fmt::format("messages[{}].", i));
   Json copy = *v;
   for (Json& m : copy) {
     if (!m.is_object()) continue;
@@ -68,11 +67,19 @@ void read_messages(Fields& f, ApiRequest& r) {
   auto messages = messages_from_json(copy);
   if (!messages) return f.fail(messages.error());
   r.messages = std::move(*messages);
-  for (size_t i = 0; i < r.messages.size(); ++i)
-    if (const auto* parts = std::get_if<std::vector<ContentPart>>(&r.messages[i].content))
-      for (const ContentPart& p : *parts)
-        if (p.kind != ContentPart::Kind::kText)
-          return f.fail(Error{fmt::format("messages[{}].content", i), "expected text", "not supported"});
+  // Pictures stand beside the content.
+  for (size_t i = 0; i < r.messages.size(); ++i) {
+    const auto it = (*v)[i].find("images");
+    if (it == (*v)[i].end() || !it->is_array() || it->empty()) continue;
+    Message& m = r.messages[i];
+    std::vector<ContentPart> parts;
+    if (auto* text = std::get_if<std::string>(&m.content))
+      parts.push_back({ContentPart::Kind::kText, std::move(*text)});
+    if (auto* some = std::get_if<std::vector<ContentPart>>(&m.content)) parts = std::move(*some);
+    parts.insert(parts.end(), it->size(), {ContentPart::Kind::kImage, ""});
+    m.content = std::move(parts);
+  }
+  leave_media_out(f, r, fmt::format("messages[{}].images", v->size() - 1));
 }
 
 void read_prompt(Fields& f, ApiRequest& r) {
@@ -107,7 +114,11 @@ Result<ApiRequest> parse_ollama_request(ApiKind kind, const Json& body, const Ap
   read_think(f, r, d);
   if (const Json* v = f.get("format"); v && *v != "")
     constrain_to_schema(f, r, "format", *v == "json" ? Json{{"type", "object"}} : *v);
-  f.get("keep_alive");
+  // 0, or "0", "0s": the model may go. It stays, but a request of nothing else is answered as Ollama answers it.
+  if (const Json* v = f.get("keep_alive"))
+    r.unload = (v->is_number() && v->get<double>() == 0) ||
+               (v->is_string() && !v->get_ref<const std::string&>().empty() &&
+                v->get_ref<const std::string&>().find_first_not_of("0hms") == std::string::npos);
   if (kind == ApiKind::kOllamaChat) {
     read_messages(f, r);
     if (const Json* v = f.get("tools")) {
@@ -126,30 +137,6 @@ Result<ApiRequest> parse_ollama_request(ApiKind kind, const Json& body, const Ap
   if (r.chat())
     if (auto ok = settle_continuation(r, false); !ok) return ok.error();
   return r;
-}
-
-Json ollama_tags(const OllamaModel& m) {
-  const Json details = {{"format", "gguf"},
-                        {"family", "gemma4"},
-                        {"families", Json::array({"gemma4"})},
-                        {"parameter_size", ""},
-                        {"quantization_level", ""}};
-  return {{"models", Json::array({{{"name", m.name},
-                                   {"model", m.name},
-                                   {"modified_at", rfc3339(m.created)},
-                                   {"size", 0},
-                                   {"digest", ""},
-                                   {"details", details}}})}};
-}
-
-Json ollama_show(const OllamaModel& m) {
-  return {{"modelfile", ""},
-          {"parameters", ""},
-          {"template", m.chat_template},
-          {"modified_at", rfc3339(m.created)},
-          {"details", ollama_tags(m)["models"][0]["details"]},
-          {"model_info", {{"general.architecture", "gemma4"}, {"gemma4.context_length", m.n_ctx}}},
-          {"capabilities", Json::array({"completion", "tools", "thinking"})}};
 }
 
 }  // namespace facet

@@ -27,6 +27,7 @@ class OllamaWriter final : public AnswerWriter {
   std::string begin(int, int) override { return ""; }
 
   std::string piece(const AnswerPiece& p) override {
+    if (p.event.kind == ParseEvent::Kind::kToolCall && p.event.call.partial) return "";
     ParsedMessage m;
     add_event(m, p.event);
     Json j = filled(m);
@@ -47,7 +48,9 @@ class OllamaWriter final : public AnswerWriter {
     }
     Json message = {{"role", "assistant"}, {"content", m.content}};
     if (!m.reasoning.empty()) message["thinking"] = m.reasoning;
-    for (const ParsedCall& c : m.tool_calls) message["tool_calls"].push_back(call_json(c));
+    // A call that was cut is none: its arguments are an object here, which a client would take for all of them.
+    for (const ParsedCall& c : m.tool_calls)
+      if (!c.partial) message["tool_calls"].push_back(call_json(c));
     j["message"] = std::move(message);
     return j;
   }
@@ -71,14 +74,14 @@ class OllamaWriter final : public AnswerWriter {
 
 }  // namespace
 
-Json ollama_loaded(const ApiAnswer& a) {
+Json ollama_loaded(const ApiAnswer& a, bool unload) {
   Json j = head(a);
   if (a.kind == ApiKind::kOllamaGenerate)
     j["response"] = "";
   else
     j["message"] = {{"role", "assistant"}, {"content", ""}};
   j["done"] = true;
-  j["done_reason"] = "load";
+  j["done_reason"] = unload ? "unload" : "load";
   return j;
 }
 

@@ -133,16 +133,26 @@ void read_messages(Fields& f, ApiRequest& r) {
   auto messages = messages_from_json(*v);
   if (!messages) return f.fail(messages.error());
   r.messages = std::move(*messages);
-  refuse_media(f, r, "messages");
+  leave_media_out(f, r, "");
 }
 
 void read_tools(Fields& f, ApiRequest& r) {
   if (const Json* v = f.get("tools")) {
     if (v->is_array() && v->size() > kMaxTools)
       return f.fail(Error{"tools", fmt::format("expected at most {} tools, found {}", kMaxTools, v->size()), ""});
-    auto tools = tools_from_json(*v);
-    if (!tools) return f.fail(tools.error());
-    r.tools = std::move(*tools);
+    if (!v->is_array()) return f.fail("tools", "expected an array", v);
+    for (size_t i = 0; i < v->size(); ++i) {
+      const Json& t = (*v)[i];
+      const auto type = t.is_object() ? t.find("type") : t.end();
+      if (t.is_object() && type != t.end() && type->is_string() && *type != "function" && !t.contains("function") &&
+          is_type_name(type->get_ref<const std::string&>())) {
+        r.left_out.add(&Dropped::tools, type->get_ref<const std::string&>());
+        continue;
+      }
+      auto tool = tool_from_json(t, fmt::format("tools[{}]", i));
+      if (!tool) return f.fail(tool.error());
+      r.tools.push_back(std::move(*tool));
+    }
   }
   read_tool_choice(f, r);
   bool parallel = true;

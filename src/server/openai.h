@@ -2,6 +2,7 @@
 #include <cstdint>
 #include <functional>
 #include <initializer_list>
+#include <map>
 #include <string>
 #include <string_view>
 #include <variant>
@@ -50,6 +51,24 @@ struct Constraint {
 struct CallChoice {
   enum class Kind { kFree, kSome, kOne } kind = Kind::kFree;  // as the model likes; calls alone; one of `name`
   std::string name = {};
+  std::vector<std::string> allowed = {};  // of kFree and kSome: no function but these; none: all
+};
+
+// What a request brings that this model has no use for; the conversation goes on without.
+struct Dropped {
+  int media = 0, tools = 0, items = 0;
+  std::vector<std::string> names = {};  // of the kinds, each once, a few
+  void add(int Dropped::*count, std::string_view name);
+  bool any() const { return media + tools + items > 0; }
+};
+
+// A tool's type that may be one of another model's: such tools are left out.
+bool is_type_name(std::string_view type);
+
+// How a function that the model knows is called by the client: of kResponses.
+struct ToolForm {
+  bool custom = false;  // its only argument, `input`, is all that the client wants
+  std::string name = {}, space = {};
 };
 
 struct ApiRequest {
@@ -58,6 +77,8 @@ struct ApiRequest {
   std::vector<Json> tools = {};        // none with tool_choice "none"
   bool thinking = false, preserve_thinking = false;
   CallChoice call = {};
+  std::map<std::string, ToolForm> forms = {};  // by the name in `tools`; none: as it stands there
+  Dropped left_out = {};
   Constraint constraint = {};
   bool one_call = false;                                   // the answer ends with its first tool call
   bool add_generation_prompt = true;                       // begin the model's turn
@@ -73,7 +94,8 @@ struct ApiRequest {
   bool cache = true, draft = true, sparse_prefill = true;
   int max_draft = -1, thought_budget = -1;  // as in Request
   bool verbose = false;
-  Json repeated = {};  // of kResponses: what the answer repeats of the request
+  bool unload = false;  // of Ollama's: without messages or a prompt, the model is not wanted any more
+  Json repeated = {};   // of kResponses: what the answer repeats of the request
   std::string cache_salt = {};
   bool stream = false, include_usage = false, ignore_eos = false;
   bool continuous_usage = false;                  // usage with every chunk
@@ -96,7 +118,7 @@ Result<ApiRequest> parse_api_request(ApiKind kind, const Json& body, const ApiDe
 // answer.
 Status settle_continuation(ApiRequest& request, bool said);
 
-inline constexpr size_t kMaxMessages = 1024, kMaxTools = 256, kMaxStops = 16, kMaxStopBytes = 256, kMaxBias = 1024;
+inline constexpr size_t kMaxMessages = 10'000, kMaxTools = 256, kMaxStops = 16, kMaxStopBytes = 256, kMaxBias = 1024;
 inline constexpr size_t kMaxPrompts = 64, kMaxSaltBytes = 256;
 inline constexpr int kMaxPriority = 1000000, kMaxLoops = 1 << 20;
 inline constexpr int kMaxTokens = 1 << 24, kMaxLogprobs = 20, kMaxProbs = 100;
@@ -108,7 +130,14 @@ void read_limits(Fields& f, ApiRequest& r, const ApiDefaults& d);  // cache, dra
 // none, minimal, ..., as a budget of thoughts; a budget that the request names wins.
 void read_effort(Fields& f, ApiRequest& r, const char* key, const Json* v);
 void read_thought_budget(Fields& f, ApiRequest& r, std::initializer_list<const char*> keys);
-void refuse_media(Fields& f, const ApiRequest& r, const char* where);
+// Pictures, sounds and files: a line of text takes the place of each, but in the last message, if it is the user's:
+// there it is an error at `last`.
+void leave_media_out(Fields& f, ApiRequest& r, const std::string& last);
+// Where in a request's messages or items the newest of the user's has one: messages[2].content[0].type.
+std::string media_place(const Json& list, const char* key);
+std::string media_line(ContentPart::Kind kind);  // [picture left out: this model takes none]
+// Parts as one text, with the lines on their own.
+std::string text_without_media(const std::vector<ContentPart>& parts, Dropped& left_out);
 void read_sampling(Fields& f, ApiRequest& r, const ApiDefaults& d);  // temperature, top_p, ..., seed, logit_bias
 inline constexpr size_t kMaxBreakers = 16;
 
@@ -122,17 +151,24 @@ struct ApiAnswer {
   int index = 0;                 // of the choice
 };
 
+// What an answer took, with what only whoever reads its text knows.
+struct AnswerUsage : Usage {
+  AnswerUsage() = default;
+  AnswerUsage(Usage u, int of_thoughts = 0) : Usage(std::move(u)), thought(of_thoughts) {}  // NOLINT: a Usage is one
+  int thought = 0;  // of generated: tokens of thoughts
+};
+
 const char* finish_reason(Stop why, bool stop_string, bool tool_calls);
-Json usage_json(const Usage& usage);
+Json usage_json(const AnswerUsage& usage);
 Json timings_json(const Usage& usage);
 
 // The whole answer.
-Json api_response(const ApiAnswer& a, const ParsedMessage& message, const char* finish, const Usage& usage);
+Json api_response(const ApiAnswer& a, const ParsedMessage& message, const char* finish, const AnswerUsage& usage);
 // A stream: chunk_role, one chunk_event per event, chunk_finish, chunk_usage if asked for, then kSseDone.
 Json chunk_role(const ApiAnswer& a);  // of kChat
 Json chunk_event(const ApiAnswer& a, const ParseEvent& event, int tool_index);
-Json chunk_finish(const ApiAnswer& a, const char* finish, const Usage& usage);
-Json chunk_usage(const ApiAnswer& a, const Usage& usage);
+Json chunk_finish(const ApiAnswer& a, const char* finish, const AnswerUsage& usage);
+Json chunk_usage(const ApiAnswer& a, const AnswerUsage& usage);
 Json chunk_progress(const ApiAnswer& a, const Json& progress);
 std::string sse(const Json& chunk);
 inline constexpr std::string_view kSseDone = "data: [DONE]\n\n";

@@ -93,11 +93,12 @@ const char* finish_reason(Stop why, bool stop_string, bool tool_calls) {
   return tool_calls ? "tool_calls" : "stop";
 }
 
-Json usage_json(const Usage& u) {
+Json usage_json(const AnswerUsage& u) {
   return {{"prompt_tokens", u.prompt},
           {"completion_tokens", u.generated},
           {"total_tokens", u.prompt + u.generated},
-          {"prompt_tokens_details", {{"cached_tokens", u.cached}}}};
+          {"prompt_tokens_details", {{"cached_tokens", u.cached}}},
+          {"completion_tokens_details", {{"reasoning_tokens", u.thought}}}};
 }
 
 Json timings_json(const Usage& u) {
@@ -132,7 +133,7 @@ Json timings_json(const Usage& u) {
   return j;
 }
 
-Json api_response(const ApiAnswer& a, const ParsedMessage& m, const char* finish, const Usage& usage) {
+Json api_response(const ApiAnswer& a, const ParsedMessage& m, const char* finish, const AnswerUsage& usage) {
   Json j;
   if (a.kind == ApiKind::kCompletion) {
     j = with_choice(a, false, "text", m.content, finish);
@@ -165,14 +166,14 @@ Json chunk_event(const ApiAnswer& a, const ParseEvent& e, int tool_index) {
   return with_choice(a, true, "delta", std::move(delta), nullptr);
 }
 
-Json chunk_finish(const ApiAnswer& a, const char* finish, const Usage& usage) {
+Json chunk_finish(const ApiAnswer& a, const char* finish, const AnswerUsage& usage) {
   Json j = a.kind == ApiKind::kCompletion ? with_choice(a, true, "text", "", finish)
                                           : with_choice(a, true, "delta", Json::object(), finish);
   j["timings"] = timings_json(usage);
   return j;
 }
 
-Json chunk_usage(const ApiAnswer& a, const Usage& usage) {
+Json chunk_usage(const ApiAnswer& a, const AnswerUsage& usage) {
   Json j = envelope(a, true);
   j["choices"] = Json::array();
   j["usage"] = usage_json(usage);
@@ -219,7 +220,7 @@ class OpenAiWriter final : public AnswerWriter {
     if (c_.request.verbose) j["__verbose"] = native_json(a_, c_, "", {}, e);
     return sse(j);
   }
-  std::string close(const Usage& total) override {
+  std::string close(const AnswerUsage& total) override {
     return (include_usage_ ? sse(chunk_usage(a_, total)) : "").append(kSseDone);
   }
   std::string error(const ApiError& e) override { return sse(error_json(Dialect::kOpenAi, e)); }
@@ -246,7 +247,7 @@ class OpenAiWriter final : public AnswerWriter {
 
 }  // namespace
 
-Json join_choices(std::vector<Json> choices, const Usage& total) {
+Json join_choices(std::vector<Json> choices, const AnswerUsage& total) {
   Json j = std::move(choices.front());
   for (size_t i = 1; i < choices.size(); ++i) j["choices"].push_back(std::move(choices[i]["choices"][0]));
   for (size_t i = 0; i < choices.size(); ++i) j["choices"][i]["index"] = i;

@@ -18,7 +18,14 @@ HttpResponse page_response() {
           .headers = {{"Content-Security-Policy", kPolicy},
                       {"X-Content-Type-Options", "nosniff"},
                       {"Referrer-Policy", "no-referrer"},
+                      {"Vary", "Accept"},
                       {"Cache-Control", "no-cache"}}};
+}
+
+HttpResponse front_response(const HttpRequest& request) {
+  if (request.header("accept").find("text/html") != std::string_view::npos) return page_response();
+  return {
+      .status = 200, .type = "text/plain; charset=utf-8", .body = "Ollama is running", .headers = {{"Vary", "Accept"}}};
 }
 
 }  // namespace facet

@@ -135,10 +135,9 @@ void read_stop(Fields& f, ApiRequest& r, const char* key) {
   const Json* v = f.get(key);
   if (!v) return;
   auto add = [&](const Json& s, const std::string& at) {
-    if (!s.is_string() || s.get_ref<const std::string&>().empty() ||
-        s.get_ref<const std::string&>().size() > kMaxStopBytes)
-      return f.fail(at, fmt::format("expected a string of 1 to {} bytes", kMaxStopBytes), &s);
-    r.stop.push_back(s.get<std::string>());
+    if (!s.is_string() || s.get_ref<const std::string&>().size() > kMaxStopBytes)
+      return f.fail(at, fmt::format("expected a string of at most {} bytes", kMaxStopBytes), &s);
+    if (!s.get_ref<const std::string&>().empty()) r.stop.push_back(s.get<std::string>());  // an empty one ends nothing
   };
   if (!v->is_array()) return add(*v, key);
   if (v->size() > kMaxStops)
@@ -219,13 +218,88 @@ void read_thought_budget(Fields& f, ApiRequest& r, std::initializer_list<const c
   if (r.thought_budget == 0) r.thinking = false, r.thought_budget = -1;
 }
 
-void refuse_media(Fields& f, const ApiRequest& r, const char* where) {
-  for (size_t i = 0; i < r.messages.size(); ++i)
-    if (const auto* parts = std::get_if<std::vector<ContentPart>>(&r.messages[i].content))
-      for (size_t p = 0; p < parts->size(); ++p)
-        if ((*parts)[p].kind != ContentPart::Kind::kText)
-          return f.fail(Error{fmt::format("{}[{}].content[{}].type", where, i, p),
-                              "expected text, found a picture, sound or video", "not supported"});
+void Dropped::add(int Dropped::*count, std::string_view name) {
+  constexpr size_t kMostNames = 8;
+  ++(this->*count);
+  const std::string kind = cut(name, 40);
+  if (names.size() < kMostNames && std::find(names.begin(), names.end(), kind) == names.end()) names.push_back(kind);
+}
+
+bool is_type_name(std::string_view type) {
+  constexpr size_t kLongest = 64;
+  return !type.empty() && type.size() <= kLongest &&
+         type.find_first_not_of("abcdefghijklmnopqrstuvwxyz0123456789_") == std::string_view::npos;
+}
+
+namespace {
+const char* media_name(ContentPart::Kind kind) {
+  switch (kind) {
+    case ContentPart::Kind::kImage:
+      return "picture";
+    case ContentPart::Kind::kAudio:
+      return "sound";
+    case ContentPart::Kind::kVideo:
+      return "video";
+    case ContentPart::Kind::kFile:
+    case ContentPart::Kind::kText:
+      break;
+  }
+  return "file";
+}
+}  // namespace
+
+std::string media_place(const Json& list, const char* key) {
+  for (size_t i = list.size(); i-- > 0;) {
+    const Json& item = list[i];
+    if (!item.is_object() || !item.contains("content") || !item["content"].is_array()) continue;
+    const Json& blocks = item["content"];
+    for (size_t b = 0; b < blocks.size(); ++b) {
+      const auto type = blocks[b].is_object() ? blocks[b].find("type") : blocks[b].end();
+      if (type == blocks[b].end() || !type->is_string()) continue;
+      const auto& name = type->get_ref<const std::string&>();
+      for (const char* kind : {"image", "audio", "video", "document", "file", "screenshot"})
+        if (name.find(kind) != std::string::npos) return fmt::format("{}[{}].content[{}].type", key, i, b);
+    }
+  }
+  return key;
+}
+
+std::string media_line(ContentPart::Kind kind) {
+  return fmt::format("[{} left out: this model takes none]", media_name(kind));
+}
+
+std::string text_without_media(const std::vector<ContentPart>& parts, Dropped& left_out) {
+  std::string out;
+  bool line = false;  // the last one is a line of ours
+  for (const ContentPart& p : parts) {
+    const bool media = p.kind != ContentPart::Kind::kText;
+    if ((media || line) && !out.empty() && !out.ends_with('\n')) out += '\n';
+    out += media ? media_line(p.kind) : p.text;
+    if (media) left_out.add(&Dropped::media, media_name(p.kind));
+    line = media;
+  }
+  return out;
+}
+
+void leave_media_out(Fields& f, ApiRequest& r, const std::string& last) {
+  size_t newest = r.messages.size();  // of the user; what the assistant has answered is past
+  for (size_t i = r.messages.size(); i-- > 0 && r.messages[i].role != "assistant";)
+    if (r.messages[i].role == "user") {
+      newest = i;
+      break;
+    }
+  for (size_t i = 0; i < r.messages.size(); ++i) {
+    Message& m = r.messages[i];
+    const auto* parts = std::get_if<std::vector<ContentPart>>(&m.content);
+    if (!parts) continue;
+    const auto media = [](const ContentPart& p) { return p.kind != ContentPart::Kind::kText; };
+    const auto at = std::find_if(parts->begin(), parts->end(), media);
+    if (at == parts->end()) continue;
+    if (i == newest)
+      return f.fail(Error{last.empty() ? fmt::format("messages[{}].content[{}].type", i, at - parts->begin()) : last,
+                          fmt::format("expected text, found a {}", media_name(at->kind)), "not supported"});
+    m.content = text_without_media(*parts, r.left_out);
+  }
 }
 
 }  // namespace facet

@@ -9,11 +9,11 @@
 namespace facet {
 namespace {
 
-Json usage_of(const Usage& u, int thought) {
+Json usage_of(const AnswerUsage& u) {
   return {{"input_tokens", u.prompt},
           {"input_tokens_details", {{"cached_tokens", u.cached}}},
           {"output_tokens", u.generated},
-          {"output_tokens_details", {{"reasoning_tokens", thought}}},
+          {"output_tokens_details", {{"reasoning_tokens", u.thought}}},
           {"total_tokens", u.prompt + u.generated}};
 }
 
@@ -32,7 +32,6 @@ class ResponsesWriter final : public AnswerWriter {
   std::string piece(const AnswerPiece& p) override {
     using Kind = ParseEvent::Kind;
     std::string out;
-    if (p.event.kind == Kind::kReasoning) thought_ += int(p.tokens.size());
     if (p.event.kind == Kind::kToolCall) {
       out = close();
       return out + call(p.event.call);
@@ -73,7 +72,7 @@ class ResponsesWriter final : public AnswerWriter {
     if (c_.request.logprobs >= 0) logprobs_ = chat_logprobs(e.logprobs);
     if (!m.reasoning.empty()) output_.push_back(reasoning_item(m.reasoning));
     if (!m.content.empty() || m.tool_calls.empty()) output_.push_back(message_item(m.content, "completed"));
-    for (const ParsedCall& c : m.tool_calls) output_.push_back(call_item(c, c.arguments, "completed"));
+    for (const ParsedCall& c : m.tool_calls) output_.push_back(call_item(c, c.arguments, status_of(c)));
     Json r = finished(e);
     r["timings"] = timings_json(e.usage);
     return r;
@@ -111,7 +110,7 @@ class ResponsesWriter final : public AnswerWriter {
   }
   Json finished(const AnswerEnd& e) const {
     Json r = response(is_cut(e) ? "incomplete" : "completed", e);
-    r["usage"] = usage_of(e.usage, thought_);
+    r["usage"] = usage_of(e.usage);
     return r;
   }
 
@@ -130,9 +129,36 @@ class ResponsesWriter final : public AnswerWriter {
     if (!text.empty()) content.push_back({{"type", "reasoning_text"}, {"text", text}});
     return {{"id", own_id("rs")}, {"type", "reasoning"}, {"summary", Json::array()}, {"content", std::move(content)}};
   }
+  static const char* status_of(const ParsedCall& c) { return c.partial ? "incomplete" : "completed"; }
+  const ToolForm* form_of(const ParsedCall& c) const {
+    const auto at = c_.request.forms.find(c.name);
+    return at == c_.request.forms.end() ? nullptr : &at->second;
+  }
+  // arguments: none yet, or all. Of a custom tool they are the text itself.
   Json call_item(const ParsedCall& c, const std::string& arguments, const char* status) const {
-    return {{"id", own_id("fc")}, {"type", "function_call"}, {"status", status}, {"call_id", call_id("call_", a_, c)},
-            {"name", c.name},     {"arguments", arguments}};
+    const ToolForm* form = form_of(c);
+    const bool custom = form && form->custom;
+    Json j = {{"id", own_id(custom ? "ctc" : "fc")},
+              {"type", custom ? "custom_tool_call" : "function_call"},
+              {"status", status},
+              {"call_id", call_id("call_", a_, c)},
+              {"name", form ? form->name : c.name},
+              {custom ? "input" : "arguments", custom ? custom_input(arguments) : arguments}};
+    if (form && !form->space.empty()) j["namespace"] = form->space;
+    return j;
+  }
+  // {"input": TEXT}, or its beginning.
+  static std::string custom_input(const std::string& arguments) {
+    if (arguments.empty()) return "";
+    for (const char* end : {"", "\"}", "}"}) {
+      const auto j = parse_json(arguments + end, "");
+      if (!j || !j->is_object()) continue;
+      const auto input = j->find("input");
+      if (input != j->end() && input->is_string()) return input->get<std::string>();
+      if (!j->empty() && j->begin()->is_string()) return j->begin()->get<std::string>();  // under a name of its own
+      return j->empty() ? "" : dump_json(*j);
+    }
+    return "";
   }
 
   // Where an event belongs.
@@ -169,13 +195,17 @@ class ResponsesWriter final : public AnswerWriter {
   }
   std::string call(const ParsedCall& c) {
     const size_t index = output_.size();
-    const Json item = call_item(c, c.arguments, "completed"), id = item["id"];
+    const Json item = call_item(c, c.arguments, status_of(c)), id = item["id"];
+    const bool custom = item["type"] == "custom_tool_call";
+    const char* key = custom ? "input" : "arguments";
     std::string out =
         event("response.output_item.added", {{"output_index", index}, {"item", call_item(c, "", "in_progress")}});
-    out += event("response.function_call_arguments.delta",
-                 {{"item_id", id}, {"output_index", index}, {"delta", c.arguments}});
-    out += event("response.function_call_arguments.done",
-                 {{"item_id", id}, {"output_index", index}, {"name", c.name}, {"arguments", c.arguments}});
+    out += event(custom ? "response.custom_tool_call_input.delta" : "response.function_call_arguments.delta",
+                 {{"item_id", id}, {"output_index", index}, {"delta", item[key]}});
+    Json done = {{"item_id", id}, {"output_index", index}, {key, item[key]}};
+    if (!custom) done["name"] = item["name"];
+    out += event(custom ? "response.custom_tool_call_input.done" : "response.function_call_arguments.done",
+                 std::move(done));
     out += event("response.output_item.done", {{"output_index", index}, {"item", item}});
     output_.push_back(item);
     return out;
@@ -187,7 +217,6 @@ class ResponsesWriter final : public AnswerWriter {
   Json output_ = Json::array(), logprobs_ = Json::array();  // items that are complete; of the open one
   std::optional<ParseEvent::Kind> open_ = {};
   std::string text_ = {};  // of the open item
-  int thought_ = 0;        // tokens of thoughts
 };
 
 }  // namespace

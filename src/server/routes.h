@@ -23,6 +23,7 @@ enum class Target {
   kGenerate,  // Route::kind says what
   kVersion,
   kTags,
+  kRunning,  // models in memory, as Ollama lists them
   kShow,
   kLoadModel,  // of a router
   kUnloadModel,

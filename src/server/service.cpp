@@ -131,8 +131,8 @@ class ServiceImpl final : public Service, public HttpHandler {
       return refuse(*reply, dialect_of_path(r.path),
                     {.status = 503, .message = "the queue is full", .param = "", .code = "queue_full"});
     // A body of megabytes takes long to read: a thread of its own does it, so that no stream waits.
-    const std::shared_ptr<Arrival> a(
-        new Arrival{route, std::move(r.body), std::string(access_.key_name(r)), std::move(r.body_room), std::move(reply)});
+    const std::shared_ptr<Arrival> a(new Arrival{route, std::move(r.body), std::string(access_.key_name(r)),
+                                                 std::move(r.body_room), std::move(reply)});
     a->reply->on_gone = [this, p = std::weak_ptr(a)](const char* why) {
       const auto arrival = p.lock();
       if (!arrival) return;
@@ -257,15 +257,15 @@ class ServiceImpl final : public Service, public HttpHandler {
       case Target::kMetrics:
         return metrics_response();
       case Target::kPage:
-        return page_response();
+        return front_response(r);
       case Target::kEmbeddings:
-        return not_supported("embeddings are no capability of a Gemma 4 text model");
+        return not_supported("embeddings are no capability of a Gemma 4 text model", dialect_of_path(r.path));
       case Target::kSlots:
       case Target::kSlot:
         if (!c_.slots) return not_supported("the server was started with --no-slots");
         return std::nullopt;
       case Target::kVersion:
-        return json_response(200, {{"version", FACET_VERSION}});
+        return json_response(200, ollama_version());
       case Target::kLoadModel:
       case Target::kUnloadModel:
         return error_response(Dialect::kOpenAi, {.status = 501,
@@ -278,13 +278,13 @@ class ServiceImpl final : public Service, public HttpHandler {
     }
   }
 
-  static HttpResponse not_supported(std::string message) {
-    return error_response(Dialect::kOpenAi,
+  static HttpResponse not_supported(std::string message, Dialect dialect = Dialect::kOpenAi) {
+    return error_response(dialect,
                           {.status = 501, .message = std::move(message), .param = "", .code = "not_supported"});
   }
 
   std::optional<HttpResponse> about_model(const Route& route, const HttpRequest& r, const ServerInfo& info) const {
-    const OllamaModel ollama{c_.model, info.chat_template, info.started, info.n_ctx};
+    const OllamaModel ollama{c_.model, info.chat_template, info.started, info.n_ctx, c_.facts};
     switch (route.target) {
       case Target::kModels:
         return json_response(200, models_json(info));
@@ -301,6 +301,8 @@ class ServiceImpl final : public Service, public HttpHandler {
         return json_response(200, props_json(info));
       case Target::kTags:
         return json_response(200, ollama_tags(ollama));
+      case Target::kRunning:
+        return json_response(200, {{"models", Json::array({ollama_running(ollama, 0, unix_now())})}});
       case Target::kShow:
         return json_response(200, ollama_show(ollama));
       default:

@@ -9,6 +9,7 @@
 #include "server/health.h"
 #include "server/http.h"
 #include "server/metrics.h"
+#include "server/ollama_model.h"
 #include "server/openai.h"
 #include "tokenizer/chat.h"
 
@@ -28,6 +29,7 @@ struct ServiceConfig {
   std::string model = {};                 // its name in answers
   std::vector<std::string> aliases = {};  // all of its names, if it was given any
   std::string model_file = {};            // without its folder
+  ModelFacts facts = {};
   Variant variant = Variant::kLarge;
 };
 

@@ -98,9 +98,10 @@ std::string call_id(const char* prefix, const ApiAnswer& a, const ParsedCall& c)
   return fmt::format("{}{}_{}", prefix, answer, c.id.substr(c.id.find('_') + 1));
 }
 
-void add_usage(Usage& total, const Usage& u, bool new_prompt) {
+void add_usage(AnswerUsage& total, const AnswerUsage& u, bool new_prompt) {
   if (new_prompt) total.prompt += u.prompt, total.cached += u.cached;
   total.generated += u.generated;
+  total.thought += u.thought;
   total.prefill_s = std::max(total.prefill_s, u.prefill_s);
   total.decode_s = std::max(total.decode_s, u.decode_s);
   total.steps += u.steps, total.drafted += u.drafted, total.accepted += u.accepted;

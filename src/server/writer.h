@@ -45,7 +45,7 @@ HttpResponse error_response(Dialect dialect, const ApiError& e);
 struct AnswerPiece {
   ParseEvent event = {};
   std::vector<int32_t> tokens = {};        // since the piece before
-  Usage usage = {};                        // so far: prompt, generated and the times
+  AnswerUsage usage = {};                  // so far: prompt, generated and the times
   std::vector<LoggedToken> logprobs = {};  // of these tokens, if they are wanted
 };
 
@@ -53,7 +53,7 @@ struct AnswerEnd {
   Stop why = Stop::kEos;
   bool stopped = false;        // by a stop string, or by one_call
   std::string stop_word = {};  // the string
-  Usage usage = {};
+  AnswerUsage usage = {};
   std::vector<LoggedToken> logprobs = {};  // of the tokens since the last piece; in whole() of all
 };
 
@@ -67,8 +67,10 @@ class AnswerWriter {
   virtual std::string progress(const Json&) { return ""; }  // of return_progress
   virtual std::string piece(const AnswerPiece& piece) = 0;
   virtual std::string end(const AnswerEnd& end) = 0;
-  virtual std::string close(const Usage&) { return ""; }  // after the end of all choices, with the sum of their usage
-  virtual std::string error(const ApiError& e) = 0;       // of a stream that cannot go on
+  virtual std::string close(const AnswerUsage&) {
+    return "";
+  }                                                  // after the end of all choices, with the sum of their usage
+  virtual std::string error(const ApiError& e) = 0;  // of a stream that cannot go on
   virtual Json whole(const ParsedMessage& message, const std::vector<int32_t>& tokens, const AnswerEnd& end) = 0;
 };
 
@@ -83,9 +85,9 @@ std::unique_ptr<AnswerWriter> make_writer(ApiAnswer answer, WriterContext contex
 
 // Adds a choice's usage to the answer's. Choices of one prompt share it: it is counted once. Times are those of the
 // slowest, as choices run side by side.
-void add_usage(Usage& total, const Usage& choice, bool new_prompt);
+void add_usage(AnswerUsage& total, const AnswerUsage& choice, bool new_prompt);
 // Several choices of one answer, each from whole(), as one.
-Json join_choices(std::vector<Json> choices, const Usage& total);
+Json join_choices(std::vector<Json> choices, const AnswerUsage& total);
 
 // A tool call's id: unique among answers, because clients match results to calls by it.
 std::string call_id(const char* prefix, const ApiAnswer& a, const ParsedCall& c);

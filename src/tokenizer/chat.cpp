@@ -202,6 +202,7 @@ std::string_view placeholder(ContentPart::Kind kind) {
     case ContentPart::Kind::kVideo:
       return "<|video|>";
     case ContentPart::Kind::kText:
+    case ContentPart::Kind::kFile:
       break;
   }
   return "";
@@ -233,11 +234,16 @@ std::string response_block(std::string_view name, const Json& response) {
   return fmt::format("<|tool_response>response:{}{{{}}}<tool_response|>", plain(name), body);
 }
 
-// A message of role tool, answering one of the calls of `asker`.
-std::string render_tool_message(const Message& asker, const Message& tool) {
+// A message of role tool, the index-th that answers calls of `asker`. Without an id it is of the tool it names, or,
+// where it names none, of the call at its place.
+std::string render_tool_message(const Message& asker, const Message& tool, size_t index) {
   std::string name = tool.name.empty() ? "unknown" : tool.name;
-  for (const ToolCall& call : asker.tool_calls)
-    if (call.id == tool.tool_call_id) name = call.name;
+  if (!tool.tool_call_id.empty()) {
+    for (const ToolCall& call : asker.tool_calls)
+      if (call.id == tool.tool_call_id) name = call.name;
+  } else if (tool.name.empty() && index < asker.tool_calls.size()) {
+    name = asker.tool_calls[index].name;
+  }
   if (const auto* text = std::get_if<std::string>(&tool.content)) return response_block(name, *text);
   const auto* parts = std::get_if<std::vector<ContentPart>>(&tool.content);
   if (!parts) return response_block(name, nullptr);
@@ -338,7 +344,7 @@ class Renderer {
         out += response_block(r.name.empty() ? "unknown" : r.name, r.response);
     } else if (!m.tool_calls.empty()) {
       for (size_t i = index + 1; i < messages_.size() && messages_[i].role == "tool"; ++i)
-        out += render_tool_message(m, messages_[i]);
+        out += render_tool_message(m, messages_[i], i - index - 1);
     }
     if (out.empty()) return false;
     out_ += out;

@@ -12,7 +12,7 @@
 namespace facet {
 
 struct ContentPart {
-  enum class Kind { kText, kImage, kAudio, kVideo } kind = Kind::kText;
+  enum class Kind { kText, kImage, kAudio, kVideo, kFile } kind = Kind::kText;
   std::string text{};  // of kText
 };
 // Nothing (JSON null), a text, or parts.
@@ -69,6 +69,8 @@ inline bool ends_in_thought(std::string_view prompt) { return prompt.ends_with("
 // OpenAI-style messages. Arguments of tool calls may be objects or, as OpenAI sends them, the text of one.
 Result<std::vector<Message>> messages_from_json(const Json& messages);
 
+// One of them, that stands at `where`, checked: its name is one that a call can have.
+Result<Json> tool_from_json(const Json& tool, const std::string& where);
 // [{type: "function", function: {...}}, ...] or bare function objects; null is no tools.
 Result<std::vector<Json>> tools_from_json(const Json& tools);
 

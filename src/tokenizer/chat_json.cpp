@@ -11,6 +11,8 @@
 namespace facet {
 namespace {
 
+constexpr size_t kMaxToolName = 256;
+
 const Json* member(const Json& object, const char* key) {
   if (!object.is_object()) return nullptr;
   const auto it = object.find(key);
@@ -40,16 +42,22 @@ Result<ContentPart> part_from_json(const Json& j, const std::string& where) {
     const Json* text = member(j, "text");
     if (!text || !text->is_string()) return expected(where + ".text", "a string", text);
     part.text = text->get<std::string>();
+  } else if (type == "refusal") {  // what a model has said
+    if (Status s = read_string(j, "refusal", where, part.text); !s) return s.error();
+  } else if (type == "file" || type == "input_file") {
+    part.kind = ContentPart::Kind::kFile;
   } else if (type == "image" || type == "image_url") {
     part.kind = ContentPart::Kind::kImage;
   } else if (type == "audio" || type == "input_audio") {
     part.kind = ContentPart::Kind::kAudio;
-  } else if (type == "video") {
+  } else if (type == "video" || type == "video_url") {
     part.kind = ContentPart::Kind::kVideo;
   } else {
-    return Error{where + ".type",
-                 fmt::format("expected text, image, image_url, audio, input_audio or video, found \"{}\"", cut(type)),
-                 ""};
+    return Error{
+        where + ".type",
+        fmt::format("expected text, refusal, image, image_url, audio, input_audio, video or file, found \"{}\"",
+                    cut(type)),
+        ""};
   }
   return part;
 }
@@ -128,6 +136,11 @@ Result<Message> message_from_json(const Json& j, const std::string& where) {
   Result<Content> content = content_from_json(member(j, "content"), where + ".content");
   if (!content) return content.error();
   m.content = std::move(*content);
+  if (std::holds_alternative<std::monostate>(m.content)) {
+    std::string refusal;
+    if (Status s = read_string(j, "refusal", where, refusal); !s) return s.error();
+    if (!refusal.empty()) m.content = std::move(refusal);
+  }
   if (Status s = read_string(j, "reasoning", where, m.reasoning); !s) return s.error();
   if (m.reasoning.empty())
     if (Status s = read_string(j, "reasoning_content", where, m.reasoning); !s) return s.error();
@@ -151,24 +164,41 @@ Result<std::vector<Message>> messages_from_json(const Json& messages) {
   return out;
 }
 
+Result<Json> tool_from_json(const Json& tool, const std::string& where) {
+  const Json* wrapped = member(tool, "function");
+  const Json& function = wrapped ? *wrapped : tool;
+  if (!function.is_object()) return expected(where, "a function object", &function);
+  const Json* name = member(function, "name");
+  if (!name || !name->is_string()) return expected(where + ".name", "a string", name);
+  // What ends a name in a call's text.
+  const auto& text = name->get_ref<const std::string&>();
+  constexpr std::string_view kNever = "<>{}()[]\"'`,;";
+  const bool plain = std::none_of(text.begin(), text.end(), [&](char c) {
+    return uint8_t(c) <= ' ' || c == '\x7F' || kNever.find(c) != std::string_view::npos;
+  });
+  if (text.empty() || text.size() > kMaxToolName || !plain || text.ends_with(':') || text.starts_with(':'))
+    return Error{
+        where + ".name",
+        fmt::format("expected 1 to {} bytes without spaces, quotes, brackets, commas and semicolons, found \"{}\"",
+                    kMaxToolName, cut(text, 60)),
+        "no call could name it"};
+  const Json* parameters = member(function, "parameters");
+  if (parameters && !parameters->is_null() && !parameters->is_object())
+    return expected(where + ".parameters", "an object", parameters);
+  const Json* properties = parameters ? member(*parameters, "properties") : nullptr;
+  if (properties && !properties->is_null() && !properties->is_object())
+    return expected(where + ".parameters.properties", "an object", properties);
+  return function;
+}
+
 Result<std::vector<Json>> tools_from_json(const Json& tools) {
   std::vector<Json> out;
   if (tools.is_null()) return out;
   if (!tools.is_array()) return expected("tools", "an array", &tools);
   for (size_t i = 0; i < tools.size(); ++i) {
-    const std::string where = fmt::format("tools[{}]", i);
-    const Json* wrapped = member(tools[i], "function");
-    const Json& function = wrapped ? *wrapped : tools[i];
-    if (!function.is_object()) return expected(where, "a function object", &function);
-    const Json* name = member(function, "name");
-    if (!name || !name->is_string()) return expected(where + ".name", "a string", name);
-    const Json* parameters = member(function, "parameters");
-    if (parameters && !parameters->is_null() && !parameters->is_object())
-      return expected(where + ".parameters", "an object", parameters);
-    const Json* properties = parameters ? member(*parameters, "properties") : nullptr;
-    if (properties && !properties->is_null() && !properties->is_object())
-      return expected(where + ".parameters.properties", "an object", properties);
-    out.push_back(function);
+    Result<Json> tool = tool_from_json(tools[i], fmt::format("tools[{}]", i));
+    if (!tool) return tool.error();
+    out.push_back(std::move(*tool));
   }
   return out;
 }

@@ -3,8 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
+#include <utility>
 
-#include "tokenizer/json.h"
+#include "tokenizer/call_parse.h"
 
 namespace facet {
 namespace {
@@ -14,186 +16,43 @@ constexpr std::string_view kChannelOpen = "<|channel>", kChannelClose = "<channe
                            kThoughtName = "thought", kSpace = " \t\r\n";
 // The template writes a newline before the end of a thought; it is no part of the reasoning.
 constexpr std::string_view kThoughtEnd = "\n<channel|>";
-constexpr int kMaxDepth = 100;
+// Channels of other models that hold the answer; those of other names are thoughts.
+constexpr std::array<std::string_view, 4> kAnswerNames = {"final", "answer", "response", "content"};
+constexpr size_t kMaxChannelName = 16, kMaxHead = 600;  // bytes held back until it is known what they are
+constexpr int kMaxRetries = 8;                          // closers that were part of a string
 
-// Reads a call's arguments and writes JSON.
-//   dict  := { [ key : value { , key : value } ] }      key: anything but ':' and '}', or a quoted string
-//   value := <|"|> text <|"|> | dict | [ [ value { , value } ] ] | JSON number | true | false | null
-class ArgumentReader {
- public:
-  explicit ArgumentReader(std::string_view text) : rest_(text) {}
-  bool read(std::string& json) {
-    if (!dict(0)) return false;
-    space();
-    json = std::move(out_);
-    return rest_.empty();
-  }
-
- private:
-  void space() { rest_.remove_prefix(std::min(rest_.find_first_not_of(kSpace), rest_.size())); }
-  bool take(std::string_view s) {
-    if (!rest_.starts_with(s)) return false;
-    rest_.remove_prefix(s.size());
-    return true;
-  }
-  void write_string(std::string_view s) { out_ += dump_json(Json(std::string(s))); }
-
-  bool string() {
-    const size_t end = rest_.find(kQuote);
-    if (end == std::string_view::npos) return false;
-    write_string(rest_.substr(0, end));
-    rest_.remove_prefix(end + kQuote.size());
-    return true;
-  }
-
-  bool key() {
-    if (take(kQuote)) return string();
-    const size_t end = rest_.find_first_of(":}");
-    if (end == std::string_view::npos) return false;
-    const size_t last = rest_.substr(0, end).find_last_not_of(kSpace);
-    if (last == std::string_view::npos) return false;
-    write_string(rest_.substr(0, last + 1));
-    rest_.remove_prefix(end);
-    return true;
-  }
-
-  bool dict(int depth) {
-    if (depth > kMaxDepth || !take("{")) return false;
-    out_ += '{';
-    space();
-    if (!take("}")) {
-      while (true) {
-        if (!key()) return false;
-        space();
-        if (!take(":")) return false;
-        out_ += ':';
-        if (!value(depth)) return false;
-        if (take("}")) break;
-        if (!take(",")) return false;
-        out_ += ',';
-        space();
-      }
-    }
-    out_ += '}';
-    return true;
-  }
-
-  bool array(int depth) {
-    if (depth > kMaxDepth) return false;
-    out_ += '[';
-    space();
-    if (!take("]")) {
-      while (true) {
-        if (!value(depth)) return false;
-        if (take("]")) break;
-        if (!take(",")) return false;
-        out_ += ',';
-      }
-    }
-    out_ += ']';
-    return true;
-  }
-
-  bool digits() {
-    const size_t n = std::min(rest_.find_first_not_of("0123456789"), rest_.size());
-    out_ += rest_.substr(0, n);
-    rest_.remove_prefix(n);
-    return n > 0;
-  }
-
-  // A JSON number, copied as it stands. One that no double holds (1e999) is refused here, because whoever
-  // reads the JSON would refuse it there.
-  bool number() {
-    const size_t begin = out_.size();
-    return number_text() && Json::accept(out_.begin() + ptrdiff_t(begin), out_.end());
-  }
-
-  bool number_text() {
-    if (take("-")) out_ += '-';
-    if (take("0"))
-      out_ += '0';
-    else if (!digits())
-      return false;
-    if (take(".")) {
-      out_ += '.';
-      if (!digits()) return false;
-    }
-    if (rest_.starts_with('e') || rest_.starts_with('E')) {
-      out_ += 'e';
-      rest_.remove_prefix(1);
-      if (rest_.starts_with('+') || rest_.starts_with('-')) {
-        out_ += rest_[0];
-        rest_.remove_prefix(1);
-      }
-      if (!digits()) return false;
-    }
-    return true;
-  }
-
-  // With the whitespace around it.
-  bool value(int depth) {
-    space();
-    if (!bare_value(depth)) return false;
-    space();
-    return true;
-  }
-
-  bool bare_value(int depth) {
-    if (take(kQuote)) return string();
-    if (rest_.starts_with('{')) return dict(depth + 1);
-    if (take("[")) return array(depth + 1);
-    for (const std::string_view word : {"true", "false", "null"}) {
-      if (!take(word)) continue;
-      out_ += word;
-      return true;
-    }
-    return number();
-  }
-
-  std::string_view rest_;
-  std::string out_;
-};
-
-// "call:NAME{...}"
-bool parse_call(std::string_view text, ParsedCall& call) {
-  text.remove_prefix(std::min(text.find_first_not_of(kSpace), text.size()));
-  if (!text.starts_with("call:")) return false;
-  text.remove_prefix(5);
-  const size_t end = text.find('{');
-  if (end == 0 || end == std::string_view::npos) return false;
-  const std::string_view name = text.substr(0, end);
-  if (name.find_first_of(" \t\r\n<>}\"") != std::string_view::npos) return false;
-  call.name = name;
-  return parse_call_arguments(text.substr(end), call.arguments);
-}
+bool is_space(std::string_view s) { return s.find_first_not_of(kSpace) == std::string_view::npos; }
 
 }  // namespace
 
-bool parse_call_arguments(std::string_view text, std::string& json) { return ArgumentReader(text).read(json); }
-
-ChatParser::ChatParser(ParseOptions options) {
-  if (!options.in_thought) return;
+ChatParser::ChatParser(ParseOptions options) : options_(std::move(options)) {
+  if (!options_.in_thought) return;
   state_ = State::kThought;
   skip_space_ = true;
 }
 
 // What ends a run of plain text in the current state.
 std::vector<std::string_view> ChatParser::markers() const {
+  std::vector<std::string_view> all;
   switch (state_) {
     case State::kContent:
-      // The model asks for results with <|tool_response>; anywhere else that is text.
-      if (!message_.tool_calls.empty()) return {kChannelOpen, kChannelClose, kCallOpen, kResponseOpen};
-      return {kChannelOpen, kChannelClose, kCallOpen};
+      all = {kChannelOpen, kChannelClose, kCallOpen};
+      break;
     case State::kThought:
-      return {kChannelOpen, kThoughtEnd, kChannelClose};
+      all = {kChannelOpen, kThoughtEnd, kChannelClose, kCallOpen};
+      break;
     case State::kCall:
-      return {kQuote, kCallClose};
+      return {kQuote, kCallClose, kCallOpen, kChannelOpen, kChannelClose, kResponseOpen};
     case State::kCallQuote:
       return {kQuote};
     case State::kChannel:
-      break;
+    case State::kHead:
+      return {};
   }
-  return {};
+  // The model asks for results with <|tool_response>; anywhere else that is text. So is an end without a call.
+  if (!message_.tool_calls.empty()) all.push_back(kResponseOpen);
+  if (after_call_) all.push_back(kCallClose);
+  return all;
 }
 
 void ChatParser::text(std::string_view s, std::vector<ParseEvent>& out) {
@@ -206,6 +65,7 @@ void ChatParser::text(std::string_view s, std::vector<ParseEvent>& out) {
     call_ += s;
     return;
   }
+  if (!is_space(s)) after_call_ = false;
   const bool thought = state_ == State::kThought;
   (thought ? message_.reasoning : message_.content) += s;
   const auto kind = thought ? ParseEvent::Kind::kReasoning : ParseEvent::Kind::kContent;
@@ -216,90 +76,231 @@ void ChatParser::text(std::string_view s, std::vector<ParseEvent>& out) {
 }
 
 void ChatParser::marker(std::string_view m, std::vector<ParseEvent>& out) {
+  if (state_ == State::kCall || state_ == State::kCallQuote) {
+    if (m == kQuote) {
+      call_ += m;
+      state_ = state_ == State::kCall ? State::kCallQuote : State::kCall;
+      return;
+    }
+    if (end_call(m, out)) return;  // of others it is known now where they stand
+  }
+  line_begins_ = true;
   if (m == kChannelOpen) {
     outer_ = state_;
     state_ = State::kChannel;
   } else if (m == kChannelClose || m == kThoughtEnd) {
     state_ = State::kContent;  // outside of a thought it closes nothing and is dropped
   } else if (m == kCallOpen) {
-    state_ = State::kCall;
-    call_.clear();
-  } else if (m == kCallClose) {
-    end_call(true, out);
-  } else if (m == kQuote) {
-    call_ += m;
-    state_ = state_ == State::kCall ? State::kCallQuote : State::kCall;
+    outer_ = state_;
+    state_ = State::kHead;
   }
 }
 
-void ChatParser::end_call(bool closed, std::vector<ParseEvent>& out) {
-  const bool quoted = state_ == State::kCallQuote;
-  state_ = State::kContent;
-  ParsedCall call;
-  if (!quoted && parse_call(call_, call)) {
-    call.id = fmt::format("call_{}", message_.tool_calls.size());
-    message_.tool_calls.push_back(call);
-    out.push_back({ParseEvent::Kind::kToolCall, "", std::move(call)});
-  } else {
-    text(fmt::format("{}{}{}", kCallOpen, call_, closed ? kCallClose : ""), out);
-  }
+// --- calls
+
+void ChatParser::add_call(std::string name, std::string arguments, bool partial, std::vector<ParseEvent>& out) {
+  state_ = outer_;
+  line_begins_ = after_call_ = true;
   call_.clear();
+  ParsedCall call{fmt::format("call_{}", message_.tool_calls.size()), std::move(name), std::move(arguments), partial};
+  message_.tool_calls.push_back(call);
+  out.push_back({ParseEvent::Kind::kToolCall, "", std::move(call)});
 }
 
-// Consumes some of rest; false if it can only be decided by what follows.
-bool ChatParser::step(std::string_view& rest, std::vector<ParseEvent>& out) {
-  if (state_ == State::kChannel) {
-    const std::string_view start = rest.substr(0, kThoughtName.size());
-    if (start == kThoughtName) {
-      state_ = State::kThought;
-      skip_space_ = true;
-      rest.remove_prefix(kThoughtName.size());
-    } else if (kThoughtName.starts_with(start)) {
-      return false;
-    } else {
-      state_ = outer_;  // a stray marker
-    }
+// It stays text. Of what only looked like a call, the lines that follow may yet be one.
+void ChatParser::not_a_call(std::string_view m, std::vector<ParseEvent>& out) {
+  state_ = outer_;
+  std::string all = std::exchange(call_, {});
+  if (!bare_) return text(fmt::format("{}{}{}", kCallOpen, all, m), out);
+  --bare_left_;
+  line_begins_ = false;
+  all += m;
+  pending_ = all.append(rest());
+  at_ = 0;
+}
+
+// A quote that is missing hides where a call ends: the first end at which it is one counts, once the text's own end
+// has brought no other.
+bool ChatParser::rescue_call(std::string_view m, std::vector<ParseEvent>& out) {
+  for (size_t end = call_.find(kCallClose); end != std::string::npos; end = call_.find(kCallClose, end + 1)) {
+    if (rescues_left_-- <= 0) return false;
+    CallReading r = read_call(std::string_view(call_).substr(0, end), names(), QuoteRules::kMend);
+    if (r.kind == CallText::kMalformed || r.kind == CallText::kUnfinished) continue;
+    std::string after = call_.substr(end + kCallClose.size());
+    after += m;
+    pending_ = after.append(rest());
+    at_ = 0;
+    add_call(std::move(r.name), std::move(r.arguments), false, out);
     return true;
   }
+  return false;
+}
+
+// m: the marker that stands there; none at the end of the text. True: it was part of the call.
+bool ChatParser::end_call(std::string_view m, std::vector<ParseEvent>& out) {
+  const bool last = m.empty(), closes = m == kCallClose;
+  std::string_view body = call_;
+  if (last && state_ == State::kCall)  // a marker that was cut
+    for (size_t n = std::min(kCallClose.size() - 1, body.size()); n > 0; --n)
+      if (body.ends_with(kCallClose.substr(0, n))) {
+        body.remove_suffix(n);
+        break;
+      }
+  CallReading r = read_call(body, names(), QuoteRules::kAsWritten);
+  const bool whole = r.kind == CallText::kWhole, ends = r.kind == CallText::kEnds;
+  if (bare_ ? (closes && (whole || ends)) || (whole && names()) : whole || (ends && !(last && cut_))) {
+    add_call(std::move(r.name), std::move(r.arguments), false, out);
+    return closes;
+  }
+  if (!last && r.kind == CallText::kInString && retries_++ < kMaxRetries) {
+    call_ += m;
+    return true;
+  }
+  if (!bare_ && !(last && cut_) && call_.find(kCallClose) != std::string::npos && rescue_call(m, out)) return true;
+  if (last && !bare_ && r.kind != CallText::kMalformed) {
+    add_call(std::move(r.name), std::move(r.beginning), true, out);
+    return true;
+  }
+  const bool bare = bare_;
+  not_a_call(closes || bare ? m : "", out);
+  return closes || bare;
+}
+
+// After <|tool_call>.
+bool ChatParser::head(std::vector<ParseEvent>& out) {
+  const CallHead h = call_head(rest());
+  if (h == CallHead::kYes) {
+    state_ = State::kCall;
+    bare_ = false;
+    retries_ = 0;
+    return true;
+  }
+  if (h == CallHead::kMore && rest().size() <= kMaxHead) {
+    if (!finishing_) return false;
+    const std::string_view r = rest().substr(std::min(rest().find_first_not_of(kSpace), rest().size()));
+    if (cut_ || r.starts_with(':') || r.starts_with(std::string_view("call").substr(0, r.size()))) {
+      at_ = pending_.size();
+      state_ = outer_;
+      return false;
+    }
+  }
+  state_ = outer_;
+  text(kCallOpen, out);
+  return true;
+}
+
+// At the beginning of a line, where a call may stand whose first token is missing.
+bool ChatParser::bare_head() {
+  const CallHead h = bare_call_head(rest(), names());
+  if (h == CallHead::kMore && rest().size() <= kMaxHead && !finishing_) return false;
+  line_begins_ = false;
+  if (h == CallHead::kYes) {
+    outer_ = state_;
+    state_ = State::kCall;
+    bare_ = true;
+    retries_ = 0;
+  }
+  return true;
+}
+
+// --- the rest
+
+// After <|channel>.
+bool ChatParser::channel() {
+  const std::string_view r = rest();
+  const auto begins = [&](std::string_view s) { return s.starts_with(r.substr(0, s.size())); };
+  if (r.starts_with(kThoughtName)) {
+    state_ = State::kThought;
+    skip_space_ = true;
+    at_ += kThoughtName.size();
+    return true;
+  }
+  bool waits = begins(kThoughtName);
+  if (outer_ == State::kContent) {
+    const size_t n = std::min(r.find_first_not_of("abcdefghijklmnopqrstuvwxyz_"), r.size());
+    const std::string_view name = r.substr(0, n), after = r.substr(n);
+    const bool fits = n > 0 && n <= kMaxChannelName;
+    if (fits && (after.starts_with('\n') || after.starts_with(kChannelClose))) {
+      const bool answer = std::find(kAnswerNames.begin(), kAnswerNames.end(), name) != kAnswerNames.end();
+      state_ = answer ? State::kContent : State::kThought;
+      skip_space_ = !answer;
+      at_ += n + (answer && after[0] == '\n');
+      return true;
+    }
+    waits = waits || (fits && kChannelClose.starts_with(after));
+  }
+  if (waits && !finishing_) return false;
+  state_ = outer_;  // a stray marker
+  return true;
+}
+
+// Up to the next marker, or to the end of a line where that means something.
+bool ChatParser::plain(std::vector<ParseEvent>& out) {
+  const std::string_view r = rest();
+  size_t end = r.size();
+  bool line = false;
+  if (state_ == State::kContent && looks_for_bare_calls())
+    if (const size_t at = r.find('\n'); at != std::string_view::npos) end = at + 1, line = true;
   const std::vector<std::string_view> all = markers();
-  for (size_t at = rest.find_first_of("<\n"); at != std::string_view::npos; at = rest.find_first_of("<\n", at + 1)) {
-    const std::string_view from = rest.substr(at);
+  for (size_t at = r.find_first_of("<\n"); at < end; at = r.find_first_of("<\n", at + 1)) {
+    const std::string_view from = r.substr(at);
     for (const std::string_view m : all) {
-      if (!from.starts_with(m) && !m.starts_with(from)) continue;
-      text(rest.substr(0, at), out);
-      rest.remove_prefix(at);
+      if (!from.starts_with(m) && (finishing_ || !m.starts_with(from))) continue;
+      if (m == kCallClose && state_ != State::kCall && !is_space(r.substr(0, at))) continue;
+      text(r.substr(0, at), out);
+      at_ += at;
       if (from.size() < m.size()) return false;
-      rest.remove_prefix(m.size());
+      at_ += m.size();
       marker(m, out);
       return true;
     }
   }
-  text(rest, out);
-  rest = {};
-  return false;
+  text(r.substr(0, end), out);
+  at_ += end;
+  if (line) line_begins_ = true;
+  return true;
+}
+
+// Takes some of the rest; false if it can only be decided by what follows.
+bool ChatParser::step(std::vector<ParseEvent>& out) {
+  if (rest().empty()) {
+    if (!finishing_) return false;
+    if (state_ == State::kHead) return head(out);
+    if (state_ != State::kCall && state_ != State::kCallQuote) return false;
+    end_call("", out);
+    return true;
+  }
+  if (state_ == State::kChannel) return channel();
+  if (state_ == State::kHead) return head(out);
+  if (state_ != State::kContent || !line_begins_ || !looks_for_bare_calls()) return plain(out);
+  const size_t space = std::min(rest().find_first_not_of(kSpace), rest().size());
+  if (space == 0) return bare_head();
+  text(rest().substr(0, space), out);
+  at_ += space;
+  return true;
 }
 
 std::vector<ParseEvent> ChatParser::push(std::string_view text) {
   std::vector<ParseEvent> out;
+  pending_.erase(0, at_);
+  at_ = 0;
   pending_ += text;
-  std::string_view rest = pending_;
-  while (!rest.empty() && step(rest, out)) {
+  while (step(out)) {
   }
-  pending_.erase(0, pending_.size() - rest.size());
   return out;
 }
 
-std::vector<ParseEvent> ChatParser::finish() {
+std::vector<ParseEvent> ChatParser::finish(bool cut) {
   std::vector<ParseEvent> out;
-  if (state_ == State::kChannel) state_ = outer_;
-  text(pending_, out);
-  pending_.clear();
-  if (state_ == State::kCall || state_ == State::kCallQuote) end_call(false, out);
+  finishing_ = true;
+  cut_ = cut;
+  while (step(out)) {
+  }
   return out;
 }
 
 ParsedMessage parse_chat(std::string_view text, ParseOptions options) {
-  ChatParser parser(options);
+  ChatParser parser(std::move(options));
   parser.push(text);
   parser.finish();
   return parser.message();

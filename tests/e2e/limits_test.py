@@ -205,7 +205,9 @@ def _(r):
     messages, tools, prompts = r.n
     said = lambda n: [{"role": "user", "content": "a"}] * n
     for path, key in ((TEMPLATE, "messages"), ("/v1/messages/count_tokens", "messages"), ("/v1/responses/input_tokens", "input")):
-        r.taken(path, {key: said(messages)}, *LONG_CONTEXT)
+        # Items that say nothing: as many turns are longer than the model's context.
+        few = said(1) + [{"type": "reasoning", "summary": []}] * (messages - 1) if key == "input" else said(messages)
+        r.taken(path, {key: few}, *LONG_CONTEXT)
         r.refused(path, {key: said(messages + 1)}, messages)
     r.refused("/api/chat", {"messages": said(messages + 1)}, messages)
     function = lambda i: {"name": f"f{i}", "description": "", "parameters": {"type": "object", "properties": {}}}

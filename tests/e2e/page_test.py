@@ -67,7 +67,7 @@ class Facet:
 
     def page(self):
         c = http.client.HTTPConnection("127.0.0.1", self.port)
-        c.request("GET", "/")
+        c.request("GET", "/", headers={"Accept": "text/html"})
         r = c.getresponse()
         body = r.read()
         c.close()

@@ -512,14 +512,15 @@ class Access(unittest.TestCase):
 
     def test_page(self):
         s = self.with_server("--api-key", "secret")
-        status, headers, body = s.request("GET", "/")
+        html = {"Accept": "text/html,*/*"}
+        status, headers, body = s.request("GET", "/", headers=html)
         self.assertEqual((status, headers["Content-Type"]), (200, "text/html; charset=utf-8"))
         policy = headers["Content-Security-Policy"]
         for tag in (b"style", b"script"):  # the hashes are those of what is there
             text = body.split(b"<%s>" % tag)[1].split(b"</%s>" % tag)[0]
             self.assertIn(f"{tag.decode()}-src 'sha256-{base64.b64encode(hashlib.sha256(text).digest()).decode()}'", policy)
         self.assertIn("default-src 'none'; connect-src 'self'", policy)
-        status, head, nothing = s.request("HEAD", "/")
+        status, head, nothing = s.request("HEAD", "/", headers=html)
         self.assertEqual((status, head["Content-Length"], nothing), (200, headers["Content-Length"], b""))
         s = self.with_server("--no-webui")
         self.assertEqual([s.request(m, "/")[0] for m in ("GET", "HEAD", "POST")], [404, 404, 404])

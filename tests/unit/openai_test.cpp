@@ -382,7 +382,7 @@ TEST(OpenAiRequest, Messages) {
       where(R"([{"role":"user","content":[{"type":"text","text":"a"},{"type":"image_url","image_url":{"url":"x"}}]}])"),
       "messages[0].content[1].type");
   std::string many = "[";
-  for (int i = 0; i < 1025; ++i) many += R"({"role":"user","content":"x"},)";
+  for (int i = 0; i < 10'001; ++i) many += R"({"role":"user","content":"x"},)";
   many.back() = ']';
   EXPECT_EQ(where(many), "messages");
 }
@@ -557,7 +557,7 @@ TEST(OpenAiAnswer, Whole) {
   EXPECT_EQ(
       dump_json(api_response(a, m, "stop", kUsage)),
       R"({"id":"chatcmpl-12ab","object":"chat.completion","created":7,"model":"m","choices":[{"index":0,"message":{"role":"assistant","content":"text","reasoning_content":"why"},"logprobs":null,"finish_reason":"stop"}],)"
-      R"("usage":{"prompt_tokens":10,"completion_tokens":5,"total_tokens":15,"prompt_tokens_details":{"cached_tokens":4}},)"
+      R"("usage":{"prompt_tokens":10,"completion_tokens":5,"total_tokens":15,"prompt_tokens_details":{"cached_tokens":4},"completion_tokens_details":{"reasoning_tokens":0}},)"
       R"("timings":{"cache_n":4,"prompt_n":6,"prompt_ms":500.0,"prompt_per_token_ms":83.333,"prompt_per_second":12.0,"predicted_n":5,"predicted_ms":250.0,"predicted_per_token_ms":50.0,"predicted_per_second":20.0}})");
   m = {.content = "", .reasoning = "", .tool_calls = {{"call_0", "f", "{}"}}};
   const Json j = api_response(a, m, "tool_calls", kUsage)["choices"][0]["message"];
