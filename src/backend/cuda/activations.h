@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "backend/cuda/device.h"
-#include "backend/cuda/kernels/attend.h"
+#include "backend/cuda/kernels/attention.h"
 #include "backend/cuda/kernels/matmul/layout.h"
 #include "backend/cuda/kernels/ops.h"
 #include "base/check.h"
@@ -47,17 +47,17 @@ struct PartialSums {  // of a product whose columns were split (split-K): `of` i
   Rows of;
   Partials sums;
 };
-struct HeadWork {  // norms, RoPE and the append of K/V rows, between projections and attention
+struct QkNormRope {  // norms, RoPE and the append of K/V rows, between projections and attention
   const Buffer *of_q = nullptr, *of_k = nullptr, *of_v = nullptr;  // of_k null: of q alone
   Mat q;
   KvLayer kv;
-  HeadsLeft left;
+  PendingQkNormRope left;
 };
 struct ExpertOutputs {  // `of` is their sum over a token's experts
   Rows of;
   MoeSlots slots;
 };
-using Pending = std::variant<PartialSums, HeadWork, ExpertOutputs>;
+using Pending = std::variant<PartialSums, QkNormRope, ExpertOutputs>;
 
 // The activations of a backend. Verbs get at memory through mat() and written() alone, which first do what is pending
 // of the buffer; so no verb can forget it. A verb that does the pending work itself takes it before.
@@ -82,7 +82,7 @@ class Activations {
   void forget_rounded();
 
   // --- pending work
-  void leave(Pending p);
+  void defer(Pending p);
   void resolve(const Buffer* b);
   void resolve_all();
   template <class Kind>
@@ -92,7 +92,7 @@ class Activations {
   // The partial sums of exactly y, which the caller adds up; none if y has them all.
   Partials take_sums(const Rows& y);
   // The work on q and its K/V rows, which attention does; what belongs elsewhere is done now.
-  std::optional<HeadWork> take_heads(const Rows& q, const KvLayer& kv);
+  std::optional<QkNormRope> take_qk_norm_rope(const Rows& q, const KvLayer& kv);
   MoeSlots take_experts(const Rows& y);
 
   // --- int8 activations (kernels/matmul/acts.cuh) of the first rows of one buffer

@@ -11,7 +11,7 @@
 #include "backend/cuda/device.h"
 #include "backend/cuda/gemm.h"
 #include "backend/cuda/graphs.h"
-#include "backend/cuda/kernels/attend/select.h"
+#include "backend/cuda/kernels/attention/select.h"
 #include "backend/cuda/kernels/matmul/matmul.h"
 #include "backend/cuda/kernels/moe/moe.h"
 #include "backend/cuda/loader.h"
@@ -117,11 +117,11 @@ class Cuda {
   template <class Pass>
   Rows replay(const void* key, Pass&& pass) {
     acts_.forget_rounded();
-    settle();  // a graph's kernels know nothing of sums that are still to be made
+    resolve_pending();  // a graph's kernels know nothing of sums that are still to be made
     const cuda::Graphs::Replayed r = graphs_.replay(key, step_.shape, [&] {
       in_pass_ = true;
       const Rows out = pass();
-      settle();
+      resolve_pending();
       in_pass_ = false;
       return out;
     });
@@ -132,7 +132,7 @@ class Cuda {
   using Way = cuda::Graphs::Way;
   Way look(const void* key) {
     acts_.forget_rounded();
-    settle();
+    resolve_pending();
     return graphs_.look(key, step_.shape);
   }
   void begin_pass(Way way) {
@@ -140,7 +140,7 @@ class Cuda {
     in_pass_ = true;
   }
   void end_pass(Way way) {
-    settle();
+    resolve_pending();
     in_pass_ = false;
     if (way == Way::kCapture) graphs_.end();
   }
@@ -215,13 +215,13 @@ class Cuda {
  private:
   static constexpr int kSkinnyMost = 64;  // rows of a long chunk that still take the kernels for few rows
   // Of experts: unpacking all of a layer's costs as much as multiplying so many rows by them in pieces.
-  static constexpr int kMoeFewMost = 384;
+  static constexpr int kMoeSmallBatchMost = 384;
 
   template <class T>
   T* copied(std::span<const T> values);
   void take_step(const Step& s, bool keep_tokens);
   // Nothing is left to be done.
-  void settle() { sampler_.pick_left(), acts_.resolve_all(); }
+  void resolve_pending() { sampler_.resolve_pending_topk(), acts_.resolve_all(); }
   template <class T>
   bool grow(T*& p, size_t n) {
     return cuda::grow(device_, p, n);
@@ -263,8 +263,8 @@ class Cuda {
   cuda::SelectBuffers select_;
   bool selected_ = false;  // the last select_blocks left lists there
   cuda::MoeBuffers moe_;
-  cuda::MoeMany moe_many_;
-  uint8_t* moe_memory_ = nullptr;      // all of moe_many_
+  cuda::MoeLargeBatch moe_large_batch_;
+  uint8_t* moe_memory_ = nullptr;      // all of moe_large_batch_
   Rows cluster_score_;                 // [T, N]
   uint8_t* cluster_chosen_ = nullptr;  // [T, N]
   std::vector<cudaEvent_t> marks_;

@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "backend/cuda/cuda.h"
-#include "backend/cuda/kernels/exchange.h"
-#include "backend/cut.h"
+#include "backend/cuda/kernels/collectives.h"
+#include "backend/shard_spec.h"
 
 namespace facet {
 
@@ -31,7 +31,7 @@ class CudaLink {
   void connect(std::span<const std::unique_ptr<Cuda>> shards);
   void sum(std::span<const Rows> rows, unsigned has);
   void sum(std::span<const Rows> rows, unsigned has, std::span<const Rows> more, unsigned more_has);  // both, at once
-  void gather(std::span<const Rows> to, std::span<const Rows> from, const Ranges& at);
+  void gather(std::span<const Rows> to, std::span<const Rows> from, const ShardRanges& at);
   void embed(Cuda& b, Rows x, Weight table, const Step& s, float scale, Range own);
   // Ends the program where a GPU waited for another in vain. Whoever reads results asks first.
   void check() const;
@@ -42,16 +42,16 @@ class CudaLink {
   static constexpr int64_t kFewFloats = int64_t(256) << 10;
   static int64_t memory_bytes(int n_shard);  // on each GPU
   // Tests: how long a GPU waits, and where others' words arrive at GPU i.
-  void set_patience(double seconds);
-  const cuda::Exchange& exchange(int i) const { return shard_[size_t(i)].x; }
+  void set_spin_timeout(double seconds);
+  const cuda::Communicator& communicator(int i) const { return shard_[size_t(i)].x; }
 
  private:
   static constexpr int64_t kBoxFloats = int64_t(512) << 10;
-  static constexpr double kPatience = 6;  // seconds
+  static constexpr double kSpinTimeout = 6;  // seconds
 
   struct Shard {
     Cuda* b = nullptr;
-    cuda::Exchange x = {};
+    cuda::Communicator x = {};
     uint64_t* box = nullptr;
     uint32_t* flag = nullptr;
   };

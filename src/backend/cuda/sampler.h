@@ -49,9 +49,9 @@ class Sampler {
   // may be replayed, and the host is not told; then the pick is left to the verb that reads the tokens.
   void top_k(const Results<int32_t>& ids, const Results<float>& log_probs, int32_t* best, Mat logits, int k,
              bool in_pass);
-  void pick_left();  // what top_k has left
+  void resolve_pending_topk();  // what top_k has left
   // The pick that is left if it is of these tokens, which the caller does itself; n_row 0: it is not.
-  TopK take_pick(int n_row, const int32_t* best);
+  TopK take_pending_topk(int n_row, const int32_t* best);
 
  private:
   void results_there();
@@ -75,7 +75,7 @@ class Sampler {
   uint64_t* candidates_ = nullptr;
   int64_t n_candidate_ = 0;
   float2* part_sums_ = nullptr;  // of top_k: largest logit and sum of exponentials of a part
-  TopK unpicked_;                // parts of next_tokens' rows; n_row 0: none are left
+  TopK pending_topk_;            // parts of next_tokens' rows; n_row 0: none are left
   SamplerScratch scratch_;
   std::vector<DrawRow> draw_;  // of the step at hand, and what changes its logits
   std::vector<Adjust> adjust_;

@@ -1,7 +1,7 @@
 #pragma once
 #include <cuda_runtime.h>
 
-#include "backend/cuda/kernels/attend.h"
+#include "backend/cuda/kernels/attention.h"
 #include "backend/cuda/kernels/matmul/layout.h"
 
 // Launchers of the verbs that are one light pass over activations. Each means what CpuRef's verb of that name does;

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "backend/cuda/kernels/attend.h"
+#include "backend/cuda/kernels/attention.h"
 #include "backend/cuda/kernels/matmul/layout.h"
 
 namespace facet::cuda {

@@ -1,7 +1,7 @@
 #pragma once
 #include <cstdint>
 
-#include "backend/cuda/kernels/common/pinned.cuh"
+#include "backend/cuda/kernels/common/register_hold.cuh"
 
 // Barriers in shared memory: threads arrive without waiting, and wait for others without arriving. From sm_80 on. A
 // barrier completes a phase when all of its arrivals have come; phases alternate, the first is 0.

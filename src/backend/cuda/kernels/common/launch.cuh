@@ -18,42 +18,42 @@ using bf16 = __nv_bfloat16;
 // its tokens, which top_k may choose), and some block before the last one ends. A kernel that needs nothing of the one
 // before it may call it last, if that one lets it start after its own wait: the two run side by side, and whoever waits
 // for the second waits for both. Kernels are launched so that the next one starts while this one drains.
-__device__ __forceinline__ void wait_for_previous() {
+__device__ __forceinline__ void pdl_wait() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
-// The next kernel of the stream may start (it waits for this one's end in wait_for_previous). Called before this
+// The next kernel of the stream may start (it waits for this one's end in pdl_wait). Called before this
 // kernel's own wait, several kernels are under way at once; called after it, the next one finds everything before this
-// kernel ended. Products and norms that are not narrow (narrow.h) call it after: weights that a third kernel fetches
+// kernel ended. Products and norms that are not narrow (small_model.h) call it after: weights that a third kernel fetches
 // come in the way of what two wait for.
-__device__ __forceinline__ void let_next_start() {
+__device__ __forceinline__ void pdl_trigger() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
 
-// Calls f(real): with real once the input is there, and before that, if kRehearse, without: the instruction cache is
+// Calls f(real): with real once the input is there, and before that, if kWarmIcache, without: the instruction cache is
 // warm then, which costs nothing while the kernel would only wait. f reads no input and writes nothing unless it is
 // real. For steps of one row: with more, blocks of others start when nobody waits any more, and it takes registers. Nor
 // where kernels do not overlap.
-template <bool kRehearse, class F>
-__device__ __forceinline__ void rehearsed(F&& f) {
+template <bool kWarmIcache, class F>
+__device__ __forceinline__ void warm_icache(F&& f) {
 #if __CUDA_ARCH__ >= 900
-  if constexpr (kRehearse) {
+  if constexpr (kWarmIcache) {
 #pragma unroll 1
     for (bool real = false;; real = true) {
       if (real) {
-        wait_for_previous();
-        let_next_start();
+        pdl_wait();
+        pdl_trigger();
       }
       f(real);
       if (real) return;
     }
   }
 #endif
-  wait_for_previous();
-  let_next_start();
+  pdl_wait();
+  pdl_trigger();
   f(true);
 }
 

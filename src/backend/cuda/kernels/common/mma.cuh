@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "backend/cuda/kernels/common/pinned.cuh"
+#include "backend/cuda/kernels/common/register_hold.cuh"
 
 namespace facet::cuda {
 

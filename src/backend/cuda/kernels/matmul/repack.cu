@@ -13,7 +13,7 @@ namespace {
 constexpr int kWarps = 4;
 
 __global__ void repack_kernel(TiledMatrix m, const uint8_t* raw, int64_t row_bytes, int tile_row_bytes) {
-  wait_for_previous();
+  pdl_wait();
   const int64_t i = int64_t(blockIdx.x) * kWarps + threadIdx.x / 32;
   const int n_tile = m.n_tile(), n_strip = m.n_strip();
   if (i >= int64_t(n_tile) * n_strip * m.n_stack) return;
@@ -32,8 +32,8 @@ __global__ void repack_kernel(TiledMatrix m, const uint8_t* raw, int64_t row_byt
 
 __global__ void __launch_bounds__(kWarps * 32)
     unpack_kernel(__nv_bfloat16* to, TiledMatrix m, int64_t stack, int first_strip, int n_strip) {
-  wait_for_previous();
-  let_next_start();
+  pdl_wait();
+  pdl_trigger();
   const int64_t i = int64_t(blockIdx.x) * kWarps + threadIdx.x / 32;
   const int n_tile = m.n_tile(), lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   if (i >= int64_t(n_tile) * n_strip) return;

@@ -44,7 +44,7 @@ struct SkinnyArgs {
   int run_tiles, thirds;  // most tiles of a warp; SkinnyWork's
   float* partial;         // [set][job][sub][N][16]
   unsigned* counter;      // [block of a set]
-  RouteJob beside;        // of the blocks from beside_at on
+  RouterArgs beside;      // of the blocks from beside_at on
 };
 
 // The kernel for N rows, with the shared memory that fits the arguments.

@@ -118,12 +118,12 @@ template <class Jobs>
 __device__ __forceinline__ StripPart first_part(const Jobs& jobs, TilePlace begin, TilePlace end) {
   StripPart p{};
   if (begin < end) p = strip_part(jobs, begin, end, 0, 0);
-  const uint32_t kind = pinned(uint32_t(p.tile) | uint32_t(p.grouped) << 8);
-  return {.first = int(pinned(uint32_t(p.first))),
-          .past = int(pinned(uint32_t(p.past))),
-          .n_tile = int(pinned(uint32_t(p.n_tile))),
-          .bytes = int(pinned(uint32_t(p.bytes))),
-          .from = pinned(p.from),
+  const uint32_t kind = hold_in_register(uint32_t(p.tile) | uint32_t(p.grouped) << 8);
+  return {.first = int(hold_in_register(uint32_t(p.first))),
+          .past = int(hold_in_register(uint32_t(p.past))),
+          .n_tile = int(hold_in_register(uint32_t(p.n_tile))),
+          .bytes = int(hold_in_register(uint32_t(p.bytes))),
+          .from = hold_in_register(p.from),
           .tile = Tile(kind & 255),
           .grouped = kind > 255};
 }

@@ -25,10 +25,10 @@ struct ExpertTiles {
   Tile tile;
 };
 // w: gate and up, or down; up_strip: where up begins in its stack's matrix. slot: for a piece of any.
-inline Input take_tiles(ExpertTiles* to, int& slot, std::initializer_list<TiledMatrix> w, int up_strip) {
+inline Input take_tiles(ExpertTiles* to, int& stage_bytes, std::initializer_list<TiledMatrix> w, int up_strip) {
   Input in = Input::kByte;
   for (const TiledMatrix& m : w) in = std::max(in, input_of(m));
-  slot = 1024;  // room for a part of two strips
+  stage_bytes = 1024;  // room for a part of two strips
   int i = 0;
   for (const TiledMatrix& m : w) {
     const int tiles = group_tiles(m.tile), bytes = tiles * tile_bytes(m.tile);
@@ -41,7 +41,8 @@ inline Input take_tiles(ExpertTiles* to, int& slot, std::initializer_list<TiledM
              .n_tile = m.n_tile(),
              .tile = m.tile};
     // Tiles of a piece lie anywhere in their lines.
-    slot = std::max(slot, tiles > 1 ? WarpRing::lines(bytes + WarpRing::kLine - 16) : WarpRing::slot_for(bytes));
+    stage_bytes = std::max(
+        stage_bytes, tiles > 1 ? WarpRing::lines(bytes + WarpRing::kLine - 16) : WarpRing::stage_bytes_for(bytes));
     CHECK(is_float(m.tile) == (in == Input::kBf16) && m.n_in == w.begin()->n_in,
           "gate and up of types that do not go together");
     ++i;
@@ -69,7 +70,7 @@ __device__ __forceinline__ void multiply_pieces(const ExpertTiles& w, const Acts
   });
 }
 
-// moe_small for one token.
-void moe_one(cudaStream_t, const MoeExperts&, Mat e, const MoeBuffers&, bool routed);
+// moe_small_batch for one token.
+void moe_decode(cudaStream_t, const MoeExperts&, Mat e, const MoeBuffers&, bool routed);
 
 }  // namespace facet::cuda

@@ -1,6 +1,6 @@
 // route -- which experts a token uses: router product, top-k, softmax over the chosen, and the pairs sorted by expert
 //
-// Shapes     r [T, D] f32, router [N, D] f32, N <= 256, n_used <= 16; T <= 16 (more: route_batch.cu, route_many.cu)
+// Shapes     r [T, D] f32, router [N, D] f32, N <= 256, n_used <= 16; T <= 16 (more: route_small_batch.cu, route_large_batch.cu)
 // Launch     a block for two experts for the product, and one that chooses. Or as blocks beside a matrix product that
 //            needs nothing of it (skinny.cuh)
 // Order      a logit's sum depends on D only
@@ -13,15 +13,15 @@ namespace facet::cuda {
 namespace {
 
 __global__ void __launch_bounds__(kRouteThreads* kRouteGroups)
-    route_kernel(const __grid_constant__ RouteJob j, int n_row) {
+    route_kernel(const __grid_constant__ RouterArgs j, int n_row) {
   extern __shared__ __align__(16) uint8_t shared[];
   route_block<false>(j, int(blockIdx.x), shared, n_row);
 }
 
 }  // namespace
 
-int route_blocks(const RouteJob& j) { return 1 + (j.n_expert + kRouteGroups - 1) / kRouteGroups; }
-void route(cudaStream_t stream, const RouteJob& j) {
+int route_blocks(const RouterArgs& j) { return 1 + (j.n_expert + kRouteGroups - 1) / kRouteGroups; }
+void route(cudaStream_t stream, const RouterArgs& j) {
   constexpr int kShared = 48 * 1024;
   const int n_row = route_rows(kShared, j.r.cols, j.n_tok);
   launch(route_kernel, dim3(unsigned(route_blocks(j))), dim3(kRouteThreads * kRouteGroups),

@@ -51,13 +51,13 @@ __device__ inline void sort_pairs(const Routing& o, RouteScratch& scratch, int n
 }
 
 // The block that chooses looks at the logits until all are of this routing.
-__device__ inline void choose_block(const RouteJob& j, RouteScratch& scratch) {
+__device__ inline void choose_block(const RouterArgs& j, RouteScratch& scratch) {
   const int thread = int(threadIdx.x), lane = thread % 32, warp = thread / 32, n_warp = int(blockDim.x) / 32;
-  let_next_start();  // other blocks see to it that nothing does before their wait
+  pdl_trigger();  // other blocks see to it that nothing does before their wait
   scratch.scale[thread] = j.scale && thread < j.n_expert ? __ldg(j.scale + thread) : 1.f;
   for (int t = 0; t < j.n_tok; ++t) scratch.rank[t][thread] = 0;
   __syncthreads();
-  wait_for_previous();
+  pdl_wait();
   const Routing& o = j.o;
   const unsigned number = __ldcg(o.number) + 1;
   for (int t = warp; t < j.n_tok; t += n_warp) {
@@ -98,7 +98,7 @@ __device__ inline void choose_block(const RouteJob& j, RouteScratch& scratch) {
 // kRouteRowsAt bytes and n_row rows. kOne: there is one token.
 // Long: the router's row is read before the wait and stays in registers for the sums behind it.
 template <bool kOne>
-__device__ void route_block(const RouteJob& j, int block, uint8_t* shared, int n_row) {
+__device__ void route_block(const RouterArgs& j, int block, uint8_t* shared, int n_row) {
   RouteScratch& scratch = *reinterpret_cast<RouteScratch*>(shared);
   if (block == 0) return choose_block(j, scratch);
   // Whoever sees a logit of this block, or starts after it let the next kernel start, sees that no expert is chosen.
@@ -119,9 +119,9 @@ __device__ void route_block(const RouteJob& j, int block, uint8_t* shared, int n
     const int c = i * kRouteThreads + of_group;
     keep[i] = c < n_col4 ? load_once(w + c) : float4{};
   }
-  wait_for_previous();
+  pdl_wait();
   if (clears) __syncthreads();
-  let_next_start();
+  pdl_trigger();
   auto put_logit = [&](int t, unsigned number, const float* part) {
     const uint64_t logit = __float_as_uint((part[0] + part[1]) + (part[2] + part[3]));
     *const_cast<volatile uint64_t*>(j.o.logits + int64_t(t) * j.n_expert + e) = uint64_t(number) << 32 | logit;

@@ -1,0 +1,58 @@
+#pragma once
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "backend/cuda/cuda.h"
+
+namespace facet {
+
+// How rows go from one GPU's stage to another's (pipeline_parallel.h): by a copy between their memories where each reaches that
+// of the others, else through page-locked memory of the host, piece by piece.
+//
+// Nobody waits on the host. The GPU that gets rows waits for what wrote them, and the one that gives them for the copy,
+// before it writes there again; so one GPU may work on the next chunk of a prompt while another has this one.
+//
+// Tests: FACET_CUDA_PEERS=0 in the environment takes the host's memory. Stages may share a GPU.
+class P2pCopy {
+ public:
+  using Rows = Cuda::Rows;
+
+  P2pCopy() = default;
+  ~P2pCopy();
+  P2pCopy(const P2pCopy&) = delete;
+
+  // Before anything else; memory that is not to be had is an error of a stage's status.
+  void connect(std::span<const std::unique_ptr<Cuda>> stages);
+  // y of stage `to` becomes x of stage `from`, all columns of a buffer. The GPU of `to` is current afterwards.
+  void move(size_t to, Rows y, size_t from, Rows x);
+
+  bool by_peers() const { return peers_; }
+  static constexpr int64_t kPieceBytes = int64_t(4) << 20;
+
+ private:
+  static constexpr int kPieces = 2;  // one is filled while the other is read
+
+  struct Stage {
+    Cuda* b = nullptr;
+    cudaEvent_t done = nullptr;                  // what others wait for
+    std::array<cudaEvent_t, kPieces> read = {};  // of a piece, by this stage
+    cudaStream_t stream() const { return b->device().stream(); }
+  };
+  struct Piece {
+    std::byte* p = nullptr;
+    const Stage* reader = nullptr;  // the last one; null: none
+  };
+  void directly(Stage& to, float* y, Stage& from, const float* x, int64_t bytes);
+  void through_host(Stage& to, float* y, Stage& from, const float* x, int64_t bytes);
+
+  std::vector<Stage> stage_;
+  std::array<Piece, kPieces> piece_;
+  size_t next_ = 0;  // of those
+  bool peers_ = false;
+};
+
+}  // namespace facet
