@@ -1,21 +1,26 @@
-// exchange -- sums and gathered columns over several GPUs, and embeddings of a part of the vocabulary
+// collectives -- all-reduce and all-gather over several GPUs, and embeddings of a part of the vocabulary
 //
 // Shapes     rows of f32, any number of columns
-// Bytes      through mailboxes twice each value to every other GPU; in place each value once to its adder and back
-// Launch     mailboxes: a thread for two columns of a row, up to 128 blocks; in place 64 blocks
-// Order      of the GPUs, from the first on: bits depend on their number alone
-// Reference  HostLink of backend/shard_link.h    Test tests/kernels/cuda_collectives_test.cpp
+// Bytes      through mailboxes: each value twice (with its epoch) to every other GPU; in place: each value once to the
+//            GPU that adds it, and each sum once to every GPU
+// Launch     mailboxes: a thread per two columns of a row, up to 128 blocks; in place: 64 blocks
+// Order      GPUs are added in ascending order: a sum's bits depend on the number of GPUs alone
+// Reference  HostLink of src/backend/shard_link.h
+// Test       tests/kernels/cuda_collectives_test.cpp
+// Bench      bench/verbs/cuda_collectives_bench.cu
 //
-// Mailboxes. A value travels with the number of its exchange in one word of 64 bits, which is written and read as one:
-// who finds the number finds the value, and nothing has to be ordered by fences. A word of an older exchange has
-// another number. Two sets of boxes take turns. A GPU fills a set again when it has what all others sent in the
-// exchange between, and each sent that after it was done with the set: kernels of a stream end one after another.
+// Mailboxes (one-shot, as NCCL's LL protocol). A value travels with the epoch, the number of the collective, in one
+// word of 64 bits, which is written and read as one: a reader that finds the epoch has the value, so no fence is
+// needed. A word of an older collective has an older epoch. There are two sets of mailboxes, for even and odd epochs.
+// A GPU writes to a set again only after it has received what all others sent in the epoch between, and each of these
+// sent that after it had finished with the set, because the kernels of a stream end one after another.
 //
-// In place. GPUs meet, each adds a share of the rows and writes the sums to all, and they meet again. To meet, a block
-// raises its flag at the same block of every other GPU (release) and waits for theirs (acquire). Flags only grow.
+// In place (two-shot). The GPUs meet, each adds up its share of the rows and writes the sums to all, and they meet
+// again. To meet, a block stores the epoch in its flag at the same block of every other GPU (release) and polls
+// theirs (acquire). A flag's epoch only grows.
 //
-// Numbers are counted on the device, so that graphs replay. Who waits longer than `patience` says so to the host, gives
-// up, and waits in no later exchange.
+// Epochs are counted on the device, so that CUDA graphs replay. A GPU that waits longer than timeout_ns reports it to
+// the host, gives up, and waits in no later collective.
 #include "backend/cuda/kernels/collectives.h"
 
 #include <algorithm>
@@ -29,10 +34,10 @@ namespace {
 
 constexpr int kThreads = 512;       // in place
 constexpr int kBoxThreads = 256;    // mailboxes
-constexpr int kAhead = 4;           // words on their way for each thread
-constexpr int kPollsPerClock = 64;  // between looks at the clock
-// Words of Communicator::counters: the number of the newest exchange through boxes, blocks that are done with the one that
-// runs, whether an exchange was given up, the number of meetings by block.
+constexpr int kAhead = 4;           // words in flight per thread
+constexpr int kPollsPerClock = 64;  // polls between two reads of the clock
+// Words of Communicator::counters: the epoch of the newest collective through mailboxes, the number of blocks that are
+// done with the one that runs, whether one was given up, and for each block the number of meetings.
 constexpr int kEpoch = 0, kBlocksDone = 1, kGaveUp = 2, kMeetings = 3;
 static_assert(kMeetings + kSumBlocks == kCounterWords);
 
@@ -81,11 +86,11 @@ __device__ __forceinline__ uint64_t now_ns() {
   return t;
 }
 
-// Of a thread that waits for others, for a while.
+// A thread's wait for other GPUs, which ends after timeout_ns.
 class SpinTimeout {
  public:
   __device__ explicit SpinTimeout(const Communicator& x) : x_(x), given_up_(*gave_up() != 0) {}
-  // Whether to look again at what `source` has not sent yet.
+  // Whether to poll again for what `source` has not sent yet. After the timeout it reports the source to the host.
   __device__ bool keeps_spinning(int source) {
     if (given_up_) return false;
     if (++polls_ % kPollsPerClock != 0) return true;
@@ -122,7 +127,7 @@ __device__ __forceinline__ bool is_of(Pair v, uint32_t epoch) {
 __device__ __forceinline__ float2 value(Pair v) {
   return {__uint_as_float(uint32_t(v.a)), __uint_as_float(uint32_t(v.b))};
 }
-// The words that source sent, kAhead of them a stride apart; those from n on are none.
+// Receives kAhead of the words that source sent, a stride apart; there are none from n on.
 __device__ __forceinline__ void receive(float2 (&v)[kAhead], const Communicator& x, int source, uint32_t epoch,
                                         uint32_t i, uint32_t stride, uint32_t n, SpinTimeout& timeout) {
   const uint64_t* from = words(x, x.me, source, epoch);
@@ -138,7 +143,7 @@ __device__ __forceinline__ void receive(float2 (&v)[kAhead], const Communicator&
   }
 }
 
-// Two columns of a row; the second is none behind an odd last one.
+// Two columns of a row, or one: the last of an odd number.
 struct At {
   int t, c;
   bool two;
@@ -187,7 +192,7 @@ __device__ __forceinline__ uint32_t begin_epoch(const Communicator& x) {
   const uint32_t epoch = *static_cast<volatile uint32_t*>(x.counters + kEpoch) + 1;
   return epoch == 0 ? 2 : epoch;  // boxes are zero at first; even numbers stay even
 }
-// The last block to come counts.
+// The last block to arrive advances the epoch.
 __device__ __forceinline__ void end_epoch(const Communicator& x, uint32_t epoch) {
   __syncthreads();  // every thread has read the number
   if (threadIdx.x > 0 || atomicAdd(x.counters + kBlocksDone, 1u) + 1 < gridDim.x) return;
@@ -201,7 +206,7 @@ unsigned blocks_for(uint32_t n_word) {
 struct SumParts {
   SumPart part[2];
 };
-// A pair of columns of one of them.
+// A pair of columns of one of the two parts.
 struct Item {
   const SumPart* part;
   At at;
@@ -261,7 +266,8 @@ __global__ void __launch_bounds__(kBoxThreads, 1)
   const uint32_t epoch = begin_epoch(x);
   const uint32_t first = blockIdx.x * kBoxThreads + threadIdx.x, stride = gridDim.x * kBoxThreads;
   const bool mine = wants >> x.me & 1;
-  // Who has nothing, or sends to one who wants nothing, sends a word all the same: the boxes' turns rest on it.
+  // A GPU that has no columns, and one whose receiver wants none, sends one word all the same: the two sets of
+  // mailboxes may be reused only because every GPU sends to every other in each epoch.
   const uint32_t n = words_of(from.rows, from.cols);
   for (uint32_t i = first; i < max(n, 1u); i += stride) {
     const At a = place(i, max(from.cols, 1));
@@ -293,7 +299,7 @@ __global__ void __launch_bounds__(kBoxThreads, 1)
 
 // --- in place
 
-// Everything that blocks of this number did on all GPUs before is done, and seen.
+// After meet(), what the blocks of this number wrote before it on all GPUs is visible.
 __device__ void meet(const Communicator& x, uint32_t epoch) {
   __threadfence_system();
   __syncthreads();
@@ -308,13 +314,13 @@ __device__ void meet(const Communicator& x, uint32_t epoch) {
   __syncthreads();
 }
 
-// kWide: four columns at a time.
+// kWide: a thread takes four columns at a time.
 template <bool kWide>
 __global__ void __launch_bounds__(kThreads, 1)
     all_reduce_in_place_kernel(const __grid_constant__ Communicator x, Mat y, const __grid_constant__ EachPart all,
                                unsigned has) {
   using V = std::conditional_t<kWide, float4, float>;
-  constexpr int kCols = kWide ? 4 : 1, kUnits = 4;  // kUnits: on their way for each thread
+  constexpr int kCols = kWide ? 4 : 1, kUnits = 4;  // kUnits: in flight per thread
   pdl_wait();
   pdl_trigger();
   uint32_t* const count = x.counters + kMeetings + blockIdx.x;

@@ -1,16 +1,18 @@
 // draw -- a token from each row of logits
 //
-//   mask:   minus infinity for what is not allowed, one thread a logit
-//   adjust: suppressed tokens, bias and penalties, one thread a change
+//   mask:   minus infinity for what is not allowed, one thread per logit
+//   adjust: suppressed tokens, bias and penalties, one thread per change
 //   groups: the largest of every group of logits, of which a row has at most 2,048
-//   pick:   the k-th largest of these is no larger than the k-th of all: what is not below it is read again from its
-//   groups, and
-//           sorted; top-p, min-p, temperature, the draw
+//   pick:   the k-th largest of these is no larger than the k-th of all: groups whose largest is not below it are read
+//           again and sorted; top-p, min-p, temperature, the draw
 //
+// Shapes     logits [n_row, n_vocab] f32 with a row stride; ids [n_row] i32; candidates: draw_candidates() a row
 // Bytes      the logits, once, and some k groups of them again
-// Launch     a warp two groups of a row, then one block a row, which may write to the host's memory
+// Launch     groups: a warp per two groups of a row; pick: a block per row, which may write to the host's memory
 // Order      keys are unique, so the result depends on the logits alone; sums in order of the sorted candidates
-// Reference  sample_row    Test tests/kernels/cuda_sample_test.cpp    Bench bench/verbs/cuda_ops_bench.cu
+// Reference  sample_row
+// Test       tests/kernels/cuda_sample_test.cpp
+// Bench      bench/verbs/cuda_ops_bench.cu
 #include "backend/cuda/kernels/common/launch.cuh"
 #include "backend/cuda/kernels/sample.cuh"
 

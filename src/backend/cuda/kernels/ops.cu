@@ -1,10 +1,13 @@
 // ops -- the verbs that are one light pass over activations: embed, norms, residuals, sums, copies
 //
 // Shapes     rows of f32, a multiple of 4 columns, 16-byte aligned; norms of at most 8,192 columns, which stay in
-// registers Bytes      each row once in, once out; for few rows these live in L2 and the verbs are latency Launch     a
-// block a row (norms), or a grid over the elements; depends on shapes alone Order      a row's sums depend on its
-// columns only: the same bits whatever else is in the step Reference  CpuRef's verbs    Test
-// tests/kernels/cuda_ops_test.cpp    Bench bench/verbs/cuda_ops_bench.cu
+//            registers
+// Bytes      each row once in, once out; few rows stay in L2, where a verb costs latency and no bandwidth
+// Launch     a block per row (norms), or a grid over the elements; the grid depends on shapes alone
+// Order      a row's sums depend on its columns alone: the same bits whatever else is in the step
+// Reference  CpuRef's verbs
+// Test       tests/kernels/cuda_ops_test.cpp
+// Bench      bench/verbs/cuda_ops_bench.cu
 #include "backend/cuda/kernels/ops.h"
 
 #include <algorithm>
@@ -19,14 +22,14 @@
 namespace facet::cuda {
 namespace {
 
-constexpr int kMostPer =
-    4;  // a norm's row is kPer float4 a thread: two for up to 4,096 columns, three up to 6,144, one for narrow models
+// A norm's row is kPer float4 per thread: one for small models, two up to 4,096 columns, three up to 6,144, else four.
+constexpr int kMostPer = 4;
 template <int kPer>
 constexpr int kThreads = kPer == 1 ? kSmallModelCols / 4 : 512;
 
-// Sums over a block of n values at once, warp after warp. The same bits whatever the number of threads: those beyond
-// the row add zeros, behind the others. parity changes from call to call: a call's place is written again after the
-// barrier of the next one.
+// Sums of n values at once over a block, warp after warp. The bits do not depend on the number of threads: those beyond
+// the row add zeros, behind the others. parity alternates from call to call, so that a call's shared memory is written
+// again only after the barrier of the next call.
 template <int kThreads, int n>
 __device__ void block_sums(float (&v)[n], int& parity) {
   constexpr int kWarps = kThreads / 32;
@@ -66,7 +69,7 @@ __device__ void load(Row<kPer>& r, const float* p, int cols) {
   for (int i = 0; i < kPer; ++i)
     r.v[i] = col_of<kPer>(i) < cols ? *reinterpret_cast<const float4*>(p + col_of<kPer>(i)) : float4{};
 }
-// Where a thread's columns of row t of what a product has left begin, in the first set.
+// Where a thread's columns of row t begin in a product's partial sums, in the first set.
 template <int kPer>
 struct LeftAt {
   int at[kPer], stride;
@@ -117,14 +120,14 @@ __device__ float inv_rms(const Row<kPer>& r, int cols, float eps, int& parity) {
   block_sums<kThreads<kPer>>(s, parity);
   return rsqrtf(s[0] / float(cols) + eps);
 }
-// Of two rows behind one barrier.
+// The same for two rows, with one barrier.
 template <int kPer>
 __device__ float2 inv_rms(const Row<kPer>& r, const Row<kPer>& o, int cols, float eps, int& parity) {
   float s[2] = {own_squares(r), own_squares(o)};
   block_sums<kThreads<kPer>>(s, parity);
   return {rsqrtf(s[0] / float(cols) + eps), rsqrtf(s[1] / float(cols) + eps)};
 }
-// A gain, or ones. Gains are read before the kernel waits for its input: they come from far away.
+// A gain, or ones. Gains are read before the kernel waits for its input, which hides their L2 misses.
 template <int kPer>
 __device__ Row<kPer> gain_row(const float* p, int cols) {
   Row<kPer> r;
@@ -257,7 +260,7 @@ __global__ void __launch_bounds__(kThreads<kPer>, 1)
   });
 }
 
-// With few columns registers hold all gains, and several ranks' outputs are read at once: they come from far away, too.
+// With few columns registers hold all gains, and the outputs of several ranks are read at once, which hides L2 misses.
 template <int kPer, bool kWarmIcache>
 __global__ void __launch_bounds__(kThreads<kPer>, 1) moe_join_kernel(Mat x, Mat h, Mat y, Mat o, MoeJoin m) {
   constexpr bool kFew = kPer < kMostPer;
@@ -331,7 +334,7 @@ void each4(cudaStream_t stream, int rows, int cols, F f) {
 }
 // Rows of `beside`, if there are any, are put behind the embeddings by blocks of their own.
 __global__ void embed_kernel(Mat x, TiledMatrix m, const int32_t* token, float scale_by, Mat beside) {
-  if (beside.p) pdl_trigger();  // a drafter's: what comes next is narrow
+  if (beside.p) pdl_trigger();  // a drafter's: the next kernel is one of a small model
   pdl_wait();
   pdl_trigger();
   const int t = int(blockIdx.x);

@@ -1,13 +1,19 @@
 // top_k -- the k largest of each row of logits, best first, and their log-probabilities; clusters of tokens that are
 // kept
 //
-//   parts:  the top_k largest of every 4,096 logits, of keys (logit, lowest id first) above a bound; by radix selection
-//   if these are many pick:   the top_k of those, sorted
+//   parts:  the top_k largest of every 4,096 logits, of keys (logit, lowest id first) above a bound; a radix selection
+//           where these are many
+//   pick:   the top_k of those, sorted
 //
+// Shapes     logits [n_row, n_vocab] f32 with a row stride; ids, log_probs [n_row, k], k <= 256; chosen [n_row,
+//            n_cluster]
 // Bytes      the logits, once
-// Launch     a block of 256 threads a part and row, then one a row, which may write to the host's memory
+// Launch     parts: a block of 256 threads per part and row; pick: a block per row, which may write to the host's
+//            memory
 // Order      keys are unique, so the result depends on the logits alone
-// Reference  top_k_row    Test tests/kernels/cuda_sample_test.cpp    Bench bench/verbs/cuda_ops_bench.cu
+// Reference  top_k_row
+// Test       tests/kernels/cuda_sample_test.cpp
+// Bench      bench/verbs/cuda_ops_bench.cu
 #include "backend/cuda/kernels/common/launch.cuh"
 #include "backend/cuda/kernels/embed_row.cuh"
 #include "backend/cuda/kernels/sample.cuh"

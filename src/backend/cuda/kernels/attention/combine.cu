@@ -3,11 +3,14 @@
 //   o[t, h] = sum_s w_s o_s / sum_s w_s,  w_s = l_s 2^(m_s - max m); rotated back if V is cached rotated
 //
 // Shapes     part_o [tokens, Hq, n_split, E] f16, part_ml [tokens, Hq, n_split]; o [T, Hq * E] f32 and, if wanted, bf16
-// and 8 bits Bytes      the partials once Launch     one block of 256 threads per (group of 128 values, query head,
-// token) Order      split s goes to thread group s mod 16 by its absolute number, in ascending order; groups are added
-// in order:
-//            a row's bits do not depend on how many splits the grid has
-// Reference  CpuRef::attend    Test tests/kernels/cuda_attention_test.cpp    Bench bench/verbs/cuda_attention_bench.cu
+//            and int8 activations
+// Bytes      the partial results, once
+// Launch     one block of 256 threads per (group of 128 values, query head, token)
+// Order      split s goes to thread group s mod 16 by its absolute number, in ascending order; groups are added in
+//            order: a row's bits do not depend on how many splits the grid has
+// Reference  CpuRef::attend
+// Test       tests/kernels/cuda_attention_test.cpp
+// Bench      bench/verbs/cuda_attention_bench.cu
 #include "backend/cuda/kernels/attention/params.cuh"
 #include "backend/cuda/kernels/common/hadamard.cuh"
 #include "backend/cuda/kernels/common/launch.cuh"
@@ -28,11 +31,11 @@ __global__ void __launch_bounds__(kThreads) attend_combine_kernel(const __grid_c
   const int seq = p.step.seq[t];
   const SeqRows s = seq_rows(p, seq);
   const KvSplitPolicy policy = policy_of(p.kv.k_type, p.window, p.kv.n_head);
-  // In a tree splits beyond the token's own position are computed for other paths only.
+  // In a tree the splits beyond the token's own position were computed for other paths.
   const int end = s.mask == Mask::kTree ? p.step.pos[t] + 1 : s.len + s.in_step, split0 = split_index(policy, s.first);
   const int n_seen = s.first < end ? split_index(policy, end - 1) - split0 + 1 : 0;
   const int64_t at = (int64_t(t - p.t_begin) * p.n_q_head + hq) * p.n_split;
-  // Where the output goes is known before the wait: arguments come from far away.
+  // Where the output goes is computed before the wait, which hides the misses of the kernel's arguments.
   // The channel of value d of the 128.
   const auto channel = [&](int d) { return p.kv.shared ? shared_channel(part * 128 + d, false) : part * 128 + d; };
   const int first_col = hq * E, col = first_col + channel(lane * 4);

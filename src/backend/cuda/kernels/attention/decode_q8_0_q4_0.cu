@@ -1,3 +1,4 @@
+// Instantiates attention/decode.cuh, where the kernel and its header are.
 #include "backend/cuda/kernels/attention/decode.cuh"
 
 namespace facet::cuda {

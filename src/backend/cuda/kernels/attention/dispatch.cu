@@ -1,5 +1,13 @@
 // attend -- which kernels run for a step: short sequences in splits (decode.cuh, combine.cu), long chunks in tiles
 // (prefill.cuh), small heads and exact types in the plain kernel (plain.cu)
+//
+// Shapes     q, o [T, Hq * E] f32, E 64, 128, 256 or 512; K, V rows as cached (device_kv_layout.cuh)
+// Bytes      those of the kernels that it launches; partial results of splits in scratch
+// Launch     depends on the step's shape alone, so that launches may be captured into a CUDA graph
+// Order      that of the kernels; a short sequence's row has the same bits however the step is made up
+// Reference  CpuRef::attend
+// Test       tests/kernels/cuda_attention_test.cpp
+// Bench      bench/verbs/cuda_attention_bench.cu
 #include <algorithm>
 #include <utility>
 
@@ -77,12 +85,12 @@ size_t token_scratch(int n_split, int n_q_head, int E) {
 
 // Most tokens of a sequence among the step's leading short ones, as far as the shape tells.
 int most_tokens(const StepShape& shape) {
-  const bool all_short =
-      shape.n_tok - shape.n_small <= kSmallT;  // the rest is padding: a long sequence has more tokens
+  // A rest of at most kSmallT tokens is padding: a long sequence has more.
+  const bool all_short = shape.n_tok - shape.n_small <= kSmallT;
   return std::clamp(all_short ? shape.n_small - shape.n_seq + 1 : shape.n_small, 1, kSmallT);
 }
 
-// Whether kernels of short sequences also do what comes before attention (Also in decode.cuh): where every sequence has
+// Whether the decode kernel also does norms, RoPE and the append (Also::kHeads in decode.cuh): if every sequence has
 // one token. Each block then norms and rotates its own queries.
 constexpr int kHeadsCols = 16;
 bool fuses_qk_norm_rope(const AttendParams& p) {
@@ -102,7 +110,7 @@ size_t attend_scratch_bytes(const BackendLimits& limits, int n_q_head, int max_h
   const size_t token =
       token_scratch(most_splits(KvSplitPolicy::kFullOfFew, 0, limits.max_rows + kSmallT), n_q_head, max_head_dim);
   const size_t all = token * size_t(std::min(limits.max_tok, 1024));
-  // Of one K/V head at least, with what copies are rounded up to (prefill_shared_wgmma.cuh).
+  // Room for the copies of at least one K/V head, rounded up as prefill_shared_wgmma.cuh does.
   const size_t copies = copied > 0 ? size_t(copied + 2048) * kSharedCols * sizeof(__half) : 0;
   return align_up(std::max({token, std::min(all, kMostScratch), copies})) + 256;
 }

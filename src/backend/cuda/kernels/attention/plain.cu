@@ -3,12 +3,13 @@
 //   o[t] = softmax(q[t] . K * scale) V over the rows that t sees
 //
 // Shapes     q [T, Hq * E] f32, E 64..512; K, V rows as cached (device_kv_layout.cuh)
-// Bytes      each visible row once per query row: for small heads (drafters'), and as the fast kernels' second opinion
+// Bytes      each visible row once per query row: for the small heads of drafters, and as a check of the fast kernels
 // Launch     one block of 128 threads per (query head, token); a padding row gets zeros
-// Order      E / 16 lanes are a group; group w of n takes the positions r with r mod n = w in ascending order, the
-// groups are
-//            merged in order: a row's bits depend on it and the rows it sees alone
-// Reference  CpuRef::attend    Test tests/kernels/cuda_attention_test.cpp    Bench bench/verbs/cuda_attention_bench.cu
+// Order      E / 16 lanes are a group; group w of n takes the positions r with r mod n = w in ascending order, and the
+//            groups are merged in order: a row's bits depend on it and the rows it sees alone
+// Reference  CpuRef::attend
+// Test       tests/kernels/cuda_attention_test.cpp
+// Bench      bench/verbs/cuda_attention_bench.cu
 #include "backend/cuda/kernels/attention/tree.cuh"
 #include "backend/cuda/kernels/attention/values.cuh"
 #include "backend/cuda/kernels/common/hadamard.cuh"

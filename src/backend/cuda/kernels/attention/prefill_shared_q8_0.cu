@@ -1,3 +1,4 @@
+// Instantiates attention/prefill_shared.cuh, where the kernel and its header are.
 #include "backend/cuda/kernels/attention/prefill_shared.cuh"
 
 namespace facet::cuda {

@@ -1,3 +1,4 @@
+// Instantiates attention/prefill.cuh, where the kernel and its header are.
 #include <algorithm>
 
 #include "backend/cuda/kernels/attention/prefill.cuh"

@@ -8,7 +8,8 @@
 // Launch     one warp per head vector, four warps a block; geometry from the number of rows
 // Order      a vector's bits depend on that vector alone. Angles are reduced in double: f32 angles are off by 0.06 rad
 //            at a million tokens
-// Reference  CpuRef::head_norm_rope, head_norm, kv_append    Test tests/kernels/cuda_attention_test.cpp
+// Reference  CpuRef::head_norm_rope, head_norm, kv_append
+// Test       tests/kernels/cuda_attention_test.cpp
 // Bench      bench/verbs/cuda_attention_bench.cu
 #include "backend/cuda/kernels/attention.h"
 #include "backend/cuda/kernels/attention/head_rows.cuh"

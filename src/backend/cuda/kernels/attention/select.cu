@@ -1,15 +1,15 @@
 // select_blocks -- which blocks of cached rows a tile of tokens reads (backend/select.h)
 //
 // Shapes     q [T, Hq * E] f32, E 256 or 512; K as cached (device_kv_layout.cuh), full layers
-// Bytes      means: every row of K once; scores: means once per 64 (512) or 128 (256) query rows
+// Bytes      means: every row of K once; scores: the means once per 64 (E = 512) or 128 (E = 256) query rows
 // Flops      2 E per query row and mean, with mma.sync
-// Launch     means: a warp for each mean (E = 512) or two. Scores: 256 threads per (query rows, K/V head, 64 tiles of
-// 32
+// Launch     means: a warp per mean (E = 512) or per two. Scores: 256 threads per (query rows, K/V head, 64 tiles of 32
 //            means). Choice: 256 threads per (tile, K/V head), a sort in shared memory. As many tokens at a time as
 //            there is room for scores
 // Order      sums of a mean in the order of its rows. Choices may differ from the reference's where weights are nearly
 //            equal
-// Reference  CpuRef::select_blocks    Test tests/kernels/cuda_select_test.cpp
+// Reference  CpuRef::select_blocks
+// Test       tests/kernels/cuda_select_test.cpp
 #include "backend/cuda/kernels/attention/select.h"
 
 #include "backend/cuda/kernels/attention.h"

@@ -12,7 +12,8 @@
 //            operand of a tensor core is used for 64 rows. 64 sums a lane in f32
 // Order      columns in order, 64 at a time; minima after 256. A row's bits do not depend on other rows, but are not
 //            those of skinny.cu
-// Reference  CpuRef::matmul, qkv, gate_up    Test tests/kernels/cuda_prompt_test.cpp
+// Reference  CpuRef::matmul, qkv, gate_up
+// Test       tests/kernels/cuda_prompt_test.cpp
 // Bench      bench/verbs/cuda_matmul_bench.cu
 #include "backend/cuda/kernels/matmul/prompt.h"
 

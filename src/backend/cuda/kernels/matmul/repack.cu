@@ -1,8 +1,12 @@
 // repack -- matrices from the order of files into tiles (layout.h), and back to rows of bf16
 //
+// Shapes     a matrix [n_out, n_in] or a stack of them, of any tensor type; back: rows of bf16
 // Bytes      one read, one write
-// Launch     a warp a tile
-// Reference  dequantize_row    Test tests/kernels/cuda_matmul_test.cpp    Bench bench/verbs/cuda_ops_bench.cu
+// Launch     a warp per tile
+// Order      bytes are moved; values are converted one by one
+// Reference  dequantize_row
+// Test       tests/kernels/cuda_matmul_test.cpp
+// Bench      bench/verbs/cuda_ops_bench.cu
 #include "backend/cuda/kernels/common/launch.cuh"
 #include "backend/cuda/kernels/matmul/matmul.h"
 #include "backend/cuda/kernels/matmul/tile_values.cuh"

@@ -12,7 +12,8 @@
 //            (route.cuh). Depends on shapes alone
 // Order      a run's tiles from the left, runs in order, then sets. None of it depends on T: the same bits for
 //            T = 1 and 16
-// Reference  CpuRef::matmul, qkv, gate_up    Test tests/kernels/cuda_matmul_test.cpp
+// Reference  CpuRef::matmul, qkv, gate_up
+// Test       tests/kernels/cuda_matmul_test.cpp
 // Bench      bench/verbs/cuda_matmul_bench.cu
 #include <algorithm>
 #include <utility>
@@ -66,7 +67,7 @@ int least_sets(const DeviceInfo& d, int n_block, Input in) {
 }
 
 // Sets of blocks for so many jobs of n_block blocks of 256 columns: the least time of the slowest block, in
-// tiles. Adding up sets is taken to cost as much as 30 tiles, and 4 a set; 4 and 2 where whoever reads the output may
+// tiles. Adding up sets is taken to cost as much as 30 tiles, and 4 a set; 4 and 2 where the reader of the output may
 // do it.
 int choose_sets(const DeviceInfo& d, int64_t n_job, int n_sub, int n_block, Input in, bool one_matrix) {
   int best = 0;

@@ -10,7 +10,8 @@
 //            the copy engine and a warp of its own. A block with more strips than its warps take has several rounds
 // Order      that of skinny.cu: a warp's sum is cut where a run begins there, and added up in the same order. So a row
 //            has the same bits for every T
-// Reference  CpuRef::matmul, qkv, gate_up    Test tests/kernels/cuda_matmul_test.cpp
+// Reference  CpuRef::matmul, qkv, gate_up
+// Test       tests/kernels/cuda_matmul_test.cpp
 // Bench      bench/verbs/cuda_matmul_bench.cu
 #include "backend/cuda/kernels/matmul/wide.h"
 

@@ -1,12 +1,13 @@
-// moe_decode -- the chosen experts of one token; moe_small_batch (small_batch.cu) without what several tokens take
+// moe_decode -- the chosen experts of one token: moe_small_batch (small_batch.cu) without what several tokens need
 //
 // Shapes     e [D] bf16; gate, up [N, F, D], down [N, D, F] tiled; hidden [n_used, F] bf16, out [n_used, D] f32
 // Bytes      the weights of the chosen experts, once
-// Launch     a block a multiprocessor, as many for each expert; a block has some of its strips, and a warp an equal
-// share of their
-//            slices
-// Order      moe_small_batch's: slices of a strip in order, a slice's tiles from the left. The same bits
-// Reference  CpuRef::moe    Test tests/kernels/cuda_moe_test.cpp    Bench bench/verbs/cuda_moe_bench.cu
+// Launch     one block per multiprocessor, as many blocks for each expert; a block has some of its expert's strips, and
+//            each warp an equal share of their slices
+// Order      that of moe_small_batch: slices of a strip in order, a slice's tiles from the left. The same bits
+// Reference  CpuRef::moe
+// Test       tests/kernels/cuda_moe_test.cpp
+// Bench      bench/verbs/cuda_moe_bench.cu
 #include <algorithm>
 #include <initializer_list>
 
@@ -22,8 +23,8 @@ struct DecodeArgs {
   const int32_t* active;                         // Routing's
   int n_strip, blocks;                           // of an expert
   int at_parts, at_rings, stage_bytes, n_stage;  // in shared memory; of a warp's ring
-  bool routed,
-      by_up;  // moe_small_batch's: e is there, and the routing under way; the kernel before this one has the experts
+  bool routed;                                   // moe_small_batch's: e has arrived, the routing may still run
+  bool by_up;                                    // the kernel before this one has read the experts' numbers
   Act act;
   const __nv_bfloat16* x;
   int64_t x_stride;       // from an expert's input to the next one's
@@ -40,7 +41,7 @@ struct UnitCursor {
   int expert, strip0, unit, end, piece = 0, piece_end = 0, bytes = 0, rest = 0;  // rest: to the strip's end
   const uint8_t* p = nullptr;
 
-  // Of expert 0, until of() says of which.
+  // The tiles are those of expert 0 until of() is called.
   __device__ UnitCursor(const DecodeArgs& args, int first_strip, int unit0, int unit1)
       : a(args), expert(0), strip0(first_strip), unit(unit0), end(unit1) {
     open();
@@ -160,7 +161,7 @@ __global__ void __launch_bounds__(kExpertWarps * 32, 2) moe_decode_kernel(const 
     else
       a.out[rank * a.n_out + row] = v[0];
   }
-  if (a.routed) pdl_wait();  // whoever waits for this kernel then waits for that one too
+  if (a.routed) pdl_wait();  // a kernel that waits for this one then waits for the routing, too
 }
 
 template <int kSlices, Input in>

@@ -1,15 +1,18 @@
-// grouped -- products of many tokens with their experts' weights, in bf16 panels (moe.h)
+// grouped_gemm -- products of many tokens with their experts' weights, in bf16 panels (moe.h)
 //
 //   up    hidden = act(gate rows) * (up rows)      M tiles of 64 gate and 64 up rows
 //   down  out    = down hidden                     M tiles of 128 rows
 //
 // Shapes     weights [expert, M tile, block of 64 columns][128, 64]; in and out [N tile, block][width, 64], width <=
-// 256 Bytes      weights once an N tile, rows once an M tile, mostly from L2 Launch     a block a multiprocessor takes
-// items (N tile, M tile) from a counter; the lists are in device memory, so the
-//            launch depends on shapes alone. sm_90a: a warp brings panels in by copy engine, two warpgroups multiply.
-//            Elsewhere: eight warps, mma.sync, N tiles of 128
+//            256
+// Bytes      weights once per N tile, rows once per M tile, mostly from L2
+// Launch     one block per multiprocessor takes work items (N tile, M tile) from a counter; the lists are in device
+//            memory, so the launch depends on shapes alone. sm_90a: one warp loads panels by the copy engine (TMA), two
+//            warpgroups multiply. Elsewhere: eight warps, mma.sync, N tiles of 128
 // Order      columns from the left, f32 sums; bf16 out
-// Reference  CpuRef::moe    Test tests/kernels/cuda_moe_test.cpp    Bench bench/verbs/cuda_moe_bench.cu
+// Reference  CpuRef::moe
+// Test       tests/kernels/cuda_moe_test.cpp
+// Bench      bench/verbs/cuda_moe_bench.cu
 #include <algorithm>
 
 #include "backend/cuda/kernels/common/activate.cuh"
@@ -188,7 +191,7 @@ __global__ void __launch_bounds__(Warpgroups<kUp>::kThreads, 1) grouped_kernel(c
   }
   for (;;) {
     barrier_wait(full + state.stage, state.phase);
-    // By the lane that gives the stage back.
+    // The lane that releases the stage reads it.
     int4 i{};
     if (thread % 32 == 0) i = info[state.stage];
     i.x = __shfl_sync(~0u, i.x, 0), i.y = __shfl_sync(~0u, i.y, 0), i.z = __shfl_sync(~0u, i.z, 0);

@@ -1,10 +1,15 @@
-// many -- the chosen experts of many tokens: experts' weights in bf16 once a pass, then products of whole tiles
+// moe_large_batch -- the chosen experts of many tokens: experts' weights in bf16 once a pass, then products of whole
+// tiles
 //
-//   route, gather | a group of experts at a time: unpack gate and up, multiply | unpack down, multiply | combine
+//   route, gather | for a group of experts at a time: unpack gate and up, multiply | unpack down, multiply | combine
 //
-// Bytes      a layer's experts as they are and twice their bf16; 2 D (4 n_used + 1) a token
-// Launch     nothing but shapes decides what is launched
-// Reference  CpuRef::moe    Test tests/kernels/cuda_moe_test.cpp    Bench bench/verbs/cuda_moe_bench.cu
+// Shapes     e, r, y [T, D] for any T, kMoeLargeBatchTokens of them a pass; experts' weights tiled
+// Bytes      a layer's experts as they are and twice their bf16; 2 D (4 n_used + 1) per token
+// Launch     the launchers of permute.cu, route_large_batch.cu and grouped_gemm.cu in turn; they depend on shapes alone
+// Order      that of grouped_gemm.cu and permute.cu; a pass's tokens do not change each other's bits
+// Reference  CpuRef::moe
+// Test       tests/kernels/cuda_moe_test.cpp
+// Bench      bench/verbs/cuda_moe_bench.cu
 #include <algorithm>
 
 #include "backend/cuda/kernels/common/launch.cuh"

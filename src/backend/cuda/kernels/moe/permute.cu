@@ -1,14 +1,19 @@
-// panel -- operands of the grouped products (moe.h): experts' weights in bf16, tokens' rows by expert; and their
+// permute -- operands of the grouped products (moe.h): experts' weights in bf16, tokens' rows by expert; and their
 // outputs back by token
 //
-//   weights  block [128 rows, 64 columns] of M tile m: for gate and up rows 16 s + i (+ 8 for up) are rows 64 m + 8 s +
-//   i rows     N tile's block [width, 64 columns]: row p is the row of a token combine  y[t] = sum over ranks of weight
-//   * out, in rank order
+//   weights  block [128 rows, 64 columns] of M tile m: gate and up rows 16 s + i (+ 8 for up) are rows 64 m + 8 s + i
+//   rows     N tile's block [width, 64 columns]: row p is the row of a token
+//   combine  y[t] = sum over ranks of weight * out, in rank order
 //
-// Bytes      weights: the tiles once, two bytes a weight written. gather: D * 2 * (n_used + 1) a token. combine: as
-// gather Launch     weights: a warp a tile of 256 columns, or four of 64; experts without tokens return at once.
-//            gather, combine: a block a token
-// Reference  CpuRef::moe    Test tests/kernels/cuda_moe_test.cpp    Bench bench/verbs/cuda_moe_bench.cu
+// Shapes     e, y [T, D]; weights [N, F or D, D or F] tiled; panels as moe.h has them
+// Bytes      weights: the tiles once, two bytes per weight written; gather: D * 2 * (n_used + 1) per token; combine: as
+//            gather
+// Launch     weights: a warp per tile of 256 columns, or per four of 64; blocks of experts without tokens return at
+//            once. gather, combine: a block per token
+// Order      combine: ranks in order, in f32; the rest are copies and conversions
+// Reference  CpuRef::moe
+// Test       tests/kernels/cuda_moe_test.cpp
+// Bench      bench/verbs/cuda_moe_bench.cu
 #include <algorithm>
 
 #include "backend/cuda/kernels/common/launch.cuh"

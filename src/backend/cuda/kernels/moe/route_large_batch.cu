@@ -1,10 +1,13 @@
-// route_many -- which experts many tokens use, and where their rows go in the panels of the grouped products
+// route_large_batch -- which experts many tokens use, and where their rows go in the panels of the grouped products
 //
-// Shapes     r [T, D] f32, router [N, D] f32, N <= 256, n_used <= 16
-// Launch     product: a block 64 tokens, 128 experts and an eighth of the columns; choose and place: a block 64 tokens;
-//            between them one block makes the lists
+// Shapes     r [T, D] f32, router [N, D] f32, N <= 256, n_used <= 16; T <= kMoeLargeBatchTokens
+// Bytes      the router once per 64 tokens, r once per 128 experts, mostly from L2; partial logits once out, once in
+// Launch     product: a block per 64 tokens, 128 experts and an eighth of the columns; choose and place: a block per 64
+//            tokens; between them one block makes the lists
 // Order      a logit is a sum of eight parts, each from the left in f32; pairs by expert, then token
-// Reference  CpuRef::moe    Test tests/kernels/cuda_moe_test.cpp    Bench bench/verbs/cuda_moe_bench.cu
+// Reference  CpuRef::moe
+// Test       tests/kernels/cuda_moe_test.cpp
+// Bench      bench/verbs/cuda_moe_bench.cu
 #include "backend/cuda/kernels/common/launch.cuh"
 #include "backend/cuda/kernels/moe/moe.h"
 #include "backend/cuda/kernels/route/choose.cuh"

@@ -1,11 +1,14 @@
-// route_small_batch -- which experts the tokens of a batch use, more of them than route.cu takes at once
+// route_small_batch -- which experts the tokens of a batch use, for more tokens than route.cu takes at once
 //
 // Shapes     r [T, D] f32, router [N, D] f32, N <= 256, n_used <= 16; T <= kMoeSmallBatch
-// Launch     product: a block two experts and kMoeRows tokens; choice: a warp a token; lists: one block, a thread an
-//            expert
+// Bytes      the router once per kMoeRows tokens, mostly from L2; r once per two experts, from L2
+// Launch     product: a block per two experts and kMoeRows tokens; choice: a warp per token; lists: one block, a thread
+//            per expert
 // Order      a logit's sum and a token's choice are those of route.cuh, so that a row has the same experts and weights
 //            in every batch; pairs by expert, then token
-// Reference  CpuRef::moe    Test tests/kernels/cuda_moe_test.cpp    Bench bench/verbs/cuda_moe_bench.cu
+// Reference  CpuRef::moe
+// Test       tests/kernels/cuda_moe_test.cpp
+// Bench      bench/verbs/cuda_moe_bench.cu
 #include "backend/cuda/kernels/moe/moe.h"
 #include "backend/cuda/kernels/route/route.cuh"
 
@@ -27,7 +30,7 @@ __global__ void __launch_bounds__(kChooseWarps * 32) choose_kernel(const __grid_
   pdl_wait();
   pdl_trigger();
   const int t = int(blockIdx.x) * kChooseWarps + int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32;
-  // Whoever routes next finds no logit of its number.
+  // The next routing has another number, so it takes no logit of this one for its own.
   if (blockIdx.x == 0 && threadIdx.x == 0) *j.o.number += 1;
   if (t >= j.n_tok) return;
   auto logits = [&](auto& v) {
@@ -51,7 +54,7 @@ __global__ void __launch_bounds__(kMaxExperts) lists_kernel(Routing o, int n_exp
   pdl_trigger();
   for (int i = e; i < n_slot; i += kMaxExperts) expert[i] = uint8_t(o.expert[i]);
   __syncthreads();
-  // Of its slots: in words of four, those of the rest one by one.
+  // The expert's slots: four at a time by words, the rest one by one.
   auto each = [&](auto&& f) {
     const uint32_t mine = uint32_t(e) * 0x01010101u;
     for (int i = 0; i < n_slot; i += 4)

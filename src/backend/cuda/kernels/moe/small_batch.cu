@@ -1,17 +1,20 @@
-// moe_small_batch -- the chosen experts of at most 256 tokens, here of at least two (one: decode.cu)
+// moe_small_batch -- the chosen experts of at most 256 tokens, here of at least two (one token: decode.cu)
 //
 //   hidden[p] = act(Wg e) * (Wu e)     p: pair of token and expert
-//   out[slot] = Wd hidden[p]
+//   out[slot] = Wd hidden[p]           slot: token * n_used + rank
 //   y[t]      = sum over ranks of weight * out
 //
 // Shapes     e [T, D] bf16; gate, up [N, F, D], down [N, D, F] tiled; y [T, D] f32
 // Bytes      the weights of the distinct experts, once
-// Launch     a block a multiprocessor; blocks share the strips of the active experts, warps a block's tiles. How many
-//            experts there are is read from device memory, so the launch depends on shapes alone. A block's experts
-//            have their rows in one image where these are at most eight: weights stream on from one to the next
+// Launch     one block per multiprocessor; blocks share the strips of the active experts, warps a block's tiles. How
+//            many experts there are is read from device memory, so the launch depends on shapes alone. The rows of a
+//            block's experts are in one image where these are at most eight: weights stream on from one expert to the
+//            next
 // Order      columns of a strip in kUpSlices or kDownSlices slices, tiles from the left; slices in order; experts in
 //            rank order. None of it depends on the other tokens: the same bits for every T
-// Reference  CpuRef::moe    Test tests/kernels/cuda_moe_test.cpp    Bench bench/verbs/cuda_moe_bench.cu
+// Reference  CpuRef::moe
+// Test       tests/kernels/cuda_moe_test.cpp
+// Bench      bench/verbs/cuda_moe_bench.cu
 #include <algorithm>
 #include <initializer_list>
 
@@ -151,7 +154,7 @@ __global__ void __launch_bounds__(kWarps * 32, 1) expert_kernel(const __grid_con
 
   bool again = false;
   while (job0 < job1) {
-    // As many experts as have N pairs together, or one of more.
+    // The experts of this pass: as many as have N pairs together, or one that has more.
     const int active0 = fast_div(job0, a.n_strip), n_left = fast_div(job1 - 1, a.n_strip) + 1 - active0;
     const int at = min(active0 + lane, n_active);
     const PassExperts experts{a, active0, a.active[min(at, n_active - 1)], a.first[at]};
@@ -279,7 +282,7 @@ __global__ void __launch_bounds__(kWarps * 32, 1) expert_kernel(const __grid_con
       }
     }
   }
-  if (a.wait_late) pdl_wait();  // whoever waits for this kernel then waits for that one too
+  if (a.wait_late) pdl_wait();  // a kernel that waits for this one then waits for the one before, too
 }
 
 __global__ void combine_kernel(Mat y, const float* out, const float* weight, int n_used) {

@@ -1,10 +1,14 @@
 // route -- which experts a token uses: router product, top-k, softmax over the chosen, and the pairs sorted by expert
 //
-// Shapes     r [T, D] f32, router [N, D] f32, N <= 256, n_used <= 16; T <= 16 (more: route_small_batch.cu, route_large_batch.cu)
-// Launch     a block for two experts for the product, and one that chooses. Or as blocks beside a matrix product that
-//            needs nothing of it (skinny.cuh)
-// Order      a logit's sum depends on D only
-// Reference  CpuRef::moe    Test tests/kernels/cuda_moe_test.cpp    Bench bench/verbs/cuda_ops_bench.cu
+// Shapes     r [T, D] f32, router [N, D] f32, N <= 256, n_used <= 16; T <= 16 (more tokens: moe/route_small_batch.cu,
+//            moe/route_large_batch.cu)
+// Bytes      the router once, for all tokens; r once per two experts, from L2
+// Launch     a block per two experts for the product, and one block that chooses; or as blocks beside a matrix product
+//            that needs nothing of it (matmul/skinny.cuh)
+// Order      a logit's sum depends on D alone
+// Reference  CpuRef::moe
+// Test       tests/kernels/cuda_moe_test.cpp
+// Bench      bench/verbs/cuda_ops_bench.cu
 #include <algorithm>
 
 #include "backend/cuda/kernels/route/route.cuh"
