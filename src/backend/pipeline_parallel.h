@@ -20,7 +20,8 @@
 
 namespace facet {
 
-// How rows go from one stage to another, where the host can read both; stages on devices have a way of their own.
+// Copies rows from one stage to another, if the host can read both; stages on devices have a way of their own
+// (cuda/p2p_copy.h).
 template <class B>
 struct HostMove {
   // y of stage `to` becomes x of stage `from`.
@@ -29,14 +30,14 @@ struct HostMove {
   }
 };
 
-// Pipeline parallelism: one backend made of several, each of which has some layers with their K/V rows. A verb runs
-// where its weight is, or the layer's K/V rows, or else its input; rows follow when a verb reads them elsewhere.
-// Nothing is computed in another way: every bit is that of one backend.
+// Parallelism by layers: one backend made of several, each of which has some layers with their K/V rows. A verb runs on
+// the stage that has its weight, or the layer's K/V rows, or else its input; rows are copied when a verb reads them on
+// another stage. Nothing is computed in another way: every bit is that of one backend.
 //
-// Drafters come last: take_drafters() puts them, and their K/V rows, on the last stage, where the rows are that an MTP
+// Drafters come last: take_drafters() puts them and their K/V rows on the last stage, which has the rows that an MTP
 // head reads and the hidden state that it begins with.
 //
-// Where rows are is noted when a verb writes them, on the host, row by row.
+// The host notes, row by row, which stages have a row when a verb writes it.
 template <class B, class Move = HostMove<B>>
 class PipelineParallel {
  public:
@@ -97,7 +98,7 @@ class PipelineParallel {
   B& stage(size_t i) { return *stage_[i]; }
   Move& way() { return move_; }
   size_t stage_of(int layer) const { return drafters_ ? last() : facet::stage_of(layers_, layer); }
-  // What is uploaded from now on is a drafter's.
+  // Weights that are uploaded from now on are a drafter's.
   void take_drafters() { drafters_ = true; }
 
   Weight upload(const TensorView& t) {

@@ -8,7 +8,7 @@
 
 namespace facet {
 
-// What shards tell each other, where the host can read their rows; shards on devices have a link of their own.
+// The link between shards whose rows the host can read; shards on devices have a link of their own (cuda/cuda_link.h).
 template <class B>
 class HostLink {
  public:

@@ -31,7 +31,7 @@ ShardRanges shard_ranges(int64_t n, const ShardSpec& spec, int n_shard);
 // Whether every range ends between blocks of the type.
 bool ranges_hold_whole_blocks(const ShardRanges& r, DType type);
 
-// A tensor without what other shards hold. Its bytes are those of the file where they lie in one piece there.
+// The part of a tensor that one shard holds. Its bytes are those of the file, if they lie in one piece there.
 struct ShardedTensor {
   TensorView view;
   std::vector<std::byte> bytes;  // view's, or none

@@ -22,13 +22,13 @@ namespace facet {
 
 // Tensor parallelism: one backend made of several, each of which holds a part of the weights and of the K/V rows.
 //
-// A weight is whole in every shard, or divided by its outputs or by its inputs (ShardSpec). A product with a weight that is
-// divided by outputs leaves each shard the columns that it computed; one that is divided by inputs takes these and
-// leaves partial sums, which are added up at once. So there are two sums a layer, after the output of attention and
-// after the feed-forward layer, and one after a layer's experts. Everything else is computed in every shard on whole
-// rows, with the same bits.
+// A weight is whole in every shard, or divided by its outputs or by its inputs (ShardSpec). A product with a weight
+// that is divided by outputs leaves each shard the columns that it computed; a product with one that is divided by
+// inputs reads these and leaves partial sums, which an all-reduce adds up at once. So there are two all-reduces per
+// layer, after the output of attention and after the feed-forward layer, and one more after a layer's experts. Every
+// shard computes everything else on whole rows, with the same bits.
 //
-// Which columns a buffer holds in each shard is noted when a verb writes it, on the host.
+// The host notes which columns a buffer holds in each shard when a verb writes it.
 template <class B, class Link = HostLink<B>>
 class TensorParallel {
  public:
@@ -484,7 +484,7 @@ class TensorParallel {
   typename B::Rows all_columns(Rows x, size_t i) const {
     return x.buffer->part[i].rows_at(x.row0, x.rows).cols_at(x.col0, x.cols);
   }
-  // To be read; what is written may have been divided before.
+  // Rows to be read; rows that are written may have been divided before.
   typename B::Rows whole(Rows x, size_t i) const {
     CHECK(!x.buffer->held, "rows [{}, {}] are read as whole and held in parts", x.rows, x.cols);
     return all_columns(x, i);
@@ -497,7 +497,7 @@ class TensorParallel {
   typename B::Rows held(Rows x, size_t i) const {
     return x.buffer->held ? columns(x, *x.buffer->held, i) : all_columns(x, i);
   }
-  // Where shard i's product with w goes.
+  // The output of shard i's product with w.
   typename B::Rows result(Rows y, const Weight& w, size_t i) const {
     return w.side == ShardSpec::Side::kOut ? columns(y, *w.ranges, i) : all_columns(y, i);
   }
@@ -532,7 +532,7 @@ class TensorParallel {
     link_.sum(std::span(part).first(shard_.size()), has);
   }
 
-  // What a product with w reads.
+  // The input of a product with w.
   Each<typename B::Rows> of_input(Rows x, const Weight& w) {
     Each<typename B::Rows> in{};
     if (w.side != ShardSpec::Side::kIn) return gathered(x, n_shard());
@@ -576,7 +576,7 @@ class TensorParallel {
           w.down.name);
   }
 
-  // What a pass that was captured leaves.
+  // The effect of a pass that was captured.
   using Writes = std::vector<std::pair<Buffer*, const ShardRanges*>>;
   struct Captured {
     std::optional<Rows> out;

@@ -90,7 +90,8 @@ struct Batch {
   }
 };
 
-// One layer's cache: blocks on the host, planar rows on the device. Rows that were never written decode to NaN.
+// One layer's cache: blocks on the host, rows in device layout on the device. Rows that were never written decode to
+// NaN.
 struct Cache {
   Dims d;
   KvLayer host, dev;

@@ -198,16 +198,16 @@ TEST(CudaCollectives, GathersColumns) {
   });
 }
 
-// Shard `last` comes late, to boxes and flags full of what exchanges before could have left. `turns`: how far the
-// numbers there are from the one that is waited for.
+// Shard `last` comes late, to mailboxes and flags full of what earlier collectives could have left there, whose epoch
+// is `behind` less than the one that is waited for.
 bool late_sum_is_right(const GpuList& list, int n_row, uint32_t behind) {
   Shards s(list.gpus);
   constexpr int kCols = 5160;
   const auto y = s.rows(n_row, kCols);
   std::vector<std::vector<float>> v;
-  uint32_t turn = 0;
-  for (; turn < 5; ++turn) {
-    v = parts(s.n(), size_t(n_row * kCols), turn);
+  uint32_t epoch = 0;
+  for (; epoch < 5; ++epoch) {
+    v = parts(s.n(), size_t(n_row * kCols), epoch);
     s.put(y, v);
     s.link.sum(y, s.all());
   }
@@ -217,11 +217,11 @@ bool late_sum_is_right(const GpuList& list, int n_row, uint32_t behind) {
     const cuda::Communicator& x = s.link.communicator(i);
     s.b[size_t(i)]->make_current();
     if (in_place) {  // two meetings a sum
-      const std::vector<uint32_t> flags(cuda::kSumBlocks * kMaxShards, 2 * turn + 1 - behind);
+      const std::vector<uint32_t> flags(cuda::kSumBlocks * kMaxShards, 2 * epoch + 1 - behind);
       ok(cudaMemcpy(x.flag[i], flags.data(), flags.size() * 4, cudaMemcpyDefault));
       continue;
     }
-    const std::vector<uint64_t> words(size_t(2 * x.n * x.box_floats), uint64_t(turn + 1 - behind) << 32 | 0x40000000u);
+    const std::vector<uint64_t> words(size_t(2 * x.n * x.box_floats), uint64_t(epoch + 1 - behind) << 32 | 0x40000000u);
     ok(cudaMemcpy(x.box[i], words.data(), words.size() * 8, cudaMemcpyDefault));
   }
   v = parts(s.n(), size_t(n_row * kCols), 77);

@@ -42,7 +42,7 @@ struct Rows {
   explicit operator bool() const { return buffer != nullptr; }
 };
 
-// What a verb left to the reader of its output, to be done in that reader's launch.
+// Work that a verb deferred to the reader of its output, which does it in its own launch.
 struct PartialSums {  // of a product whose columns were split (split-K): `of` is their sum
   Rows of;
   Partials sums;
@@ -73,9 +73,9 @@ class Activations {
   // Rows [row, row + n) of x as kernels take them; bf: the verb will write the bf16 too.
   Mat mat_at(const Rows& x, int row, int n, bool bf);
   Mat mat(const Rows& x, bool bf) { return mat_at(x, 0, x.rows, bf); }
-  // As mat, for an output: the bf16 becomes fresh or stale, int8 activations stale.
+  // The same for an output: its bf16 becomes fresh or stale, its int8 activations stale.
   Mat written(const Rows& x, bool bf);
-  // As written(x, true) by a kernel that writes int8 activations too, if the rows are few.
+  // written(x, true) for a kernel that writes int8 activations too, if the rows are few.
   Mat written_int8(const Rows& x);
   const __nv_bfloat16* rounded(const Rows& x);  // the bf16 of x, made if it is stale
   void host_wrote(const Rows& x);
@@ -125,7 +125,7 @@ class Activations {
   std::vector<Pending> pending_;  // at most one of a kind
   uint8_t* int8_ = nullptr;
   int64_t int8_bytes_ = 0;
-  const Buffer* int8_of_ = nullptr;  // null: nobody's
+  const Buffer* int8_of_ = nullptr;  // null: none
   int int8_rows_ = 0, int8_cols_ = 0;
 };
 

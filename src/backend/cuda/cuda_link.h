@@ -10,14 +10,14 @@
 
 namespace facet {
 
-// What shards on GPUs tell each other (shard_link.h): by their own memory where each reaches that of the others
-// (NVLink, PCIe), else through page-locked memory of the host.
+// The link between shards on GPUs (shard_link.h): through their own memory if each reaches that of the others (NVLink,
+// PCIe), else through page-locked memory of the host.
 //
-// Work is given to the GPUs' streams, one after another by one thread; they wait for each other on the devices. A GPU
-// that does not come ends the program with its name.
+// One thread gives work to the GPUs' streams, one after another; the GPUs wait for each other on the devices. If a GPU
+// does not arrive in time, the program ends with an error that names it.
 //
-// Tests: FACET_CUDA_PEERS=0 in the environment takes the host's memory whatever GPUs could do. Shards are on GPUs
-// of their own: what waits for another would keep it from the GPU that both have.
+// Tests: FACET_CUDA_PEERS=0 in the environment takes the host's memory whatever the GPUs could do. Each shard needs a
+// GPU of its own: a shard that waits on a GPU would keep the other one from running there.
 class CudaLink {
  public:
   using Rows = Cuda::Rows;
@@ -27,13 +27,13 @@ class CudaLink {
   ~CudaLink();
   CudaLink(const CudaLink&) = delete;
 
-  // Before anything else; memory that is not to be had is an error of a shard's status.
+  // Called before anything else. Memory that cannot be allocated is an error of a shard's status.
   void connect(std::span<const std::unique_ptr<Cuda>> shards);
   void sum(std::span<const Rows> rows, unsigned has);
   void sum(std::span<const Rows> rows, unsigned has, std::span<const Rows> more, unsigned more_has);  // both, at once
   void gather(std::span<const Rows> to, std::span<const Rows> from, const ShardRanges& at);
   void embed(Cuda& b, Rows x, Weight table, const Step& s, float scale, Range own);
-  // Ends the program where a GPU waited for another in vain. Whoever reads results asks first.
+  // Ends the program if a GPU waited for another in vain. Called before results are read.
   void check() const;
   std::string failure() const;  // empty: none
 

@@ -61,7 +61,7 @@ namespace {
 cuda::MoeSizes moe_sizes(const BackendLimits& l) {
   return {.d = l.d_moe, .d_expert = l.d_expert, .n_expert = l.n_expert, .n_used = l.n_expert_used, .n_tok = l.max_tok};
 }
-// Of the kernels for many tokens: all of it, and the panel of weights. GPUs with little memory hold a part of a layer's
+// Memory of moe_large_batch: all of it, and the panel of weights. GPUs with little memory hold a part of a layer's
 // experts at a time.
 struct MoeMemory {
   int64_t bytes, panel_bytes;

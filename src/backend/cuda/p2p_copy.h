@@ -10,11 +10,12 @@
 
 namespace facet {
 
-// How rows go from one GPU's stage to another's (pipeline_parallel.h): by a copy between their memories where each reaches that
-// of the others, else through page-locked memory of the host, piece by piece.
+// Copies of rows from one GPU's stage to another's (pipeline_parallel.h): between their memories if each reaches that
+// of the others (peer to peer), else through page-locked memory of the host, piece by piece.
 //
-// Nobody waits on the host. The GPU that gets rows waits for what wrote them, and the one that gives them for the copy,
-// before it writes there again; so one GPU may work on the next chunk of a prompt while another has this one.
+// The host waits for nothing. The GPU that receives rows waits for the kernel that wrote them, and the GPU that gives
+// them waits for the copy before it writes there again; so one GPU may work on the next chunk of a prompt while another
+// has this one.
 //
 // Tests: FACET_CUDA_PEERS=0 in the environment takes the host's memory. Stages may share a GPU.
 class P2pCopy {
@@ -25,7 +26,7 @@ class P2pCopy {
   ~P2pCopy();
   P2pCopy(const P2pCopy&) = delete;
 
-  // Before anything else; memory that is not to be had is an error of a stage's status.
+  // Called before anything else. Memory that cannot be allocated is an error of a stage's status.
   void connect(std::span<const std::unique_ptr<Cuda>> stages);
   // y of stage `to` becomes x of stage `from`, all columns of a buffer. The GPU of `to` is current afterwards.
   void move(size_t to, Rows y, size_t from, Rows x);

@@ -39,8 +39,8 @@ struct AttendScratch {
   size_t bytes = 0;
 };
 size_t attend_scratch_bytes(const BackendLimits&, int n_q_head, int max_head_dim, int64_t copied = 0);
-// What norm_rope_append would do, left to attend, which saves short steps a launch; k.p == nullptr: head_norm_rope of
-// q.
+// A norm_rope_append that is deferred to attend, which saves short steps a launch; k.p == nullptr: a head_norm_rope
+// of q.
 struct PendingQkNormRope {
   Mat k, v;
   NormRopeAppend work;
@@ -60,8 +60,8 @@ struct Selection {
   const Step* host = nullptr;
 };
 // o [T, Hq * E], o.bf too when it is set. Tokens [0, n_small) of the step take kernels whose bits depend on the row
-// alone; the others may take prefill kernels. With `left`, q, k and v are the projections' and undefined afterwards.
-// True: o.image was written, too.
+// alone; the others may take prefill kernels. With `pending`, q, k and v are the projections' and undefined afterwards.
+// Returns whether o.image was written, too.
 bool attend(cudaStream_t, Mat o, Mat q, const KvLayer&, const Step&, const AttnSpec&, AttendScratch,
             const PendingQkNormRope* pending = nullptr, const Selection& selection = {});
 

@@ -22,9 +22,9 @@ struct Adjust {
   int32_t id;
   float bias, penalty, minus;  // bias -inf: suppressed
 };
-// Says in the host's memory that results are there: sooner than the end of the stream does.
+// A flag in the host's memory that is set when the results are written, which is sooner than the end of the stream.
 struct Done {
-  uint32_t* flag = nullptr;   // page-locked; null: nobody waits
+  uint32_t* flag = nullptr;   // page-locked; null: the host does not wait
   uint32_t number = 0;        // what it becomes when all rows are written
   unsigned* n_row = nullptr;  // device memory, zero between launches: rows written so far
 };

@@ -3,7 +3,8 @@
 //
 //   o[t] = softmax(q[t] . K * scale) V over the rows that t sees, one partial result per split of the rows
 //
-// Shapes     q [T, Hq * E] f32; K, V rows as cached (device_kv_layout.cuh), E = 256 or 512; partials f16, divided by their sums
+// Shapes     q [T, Hq * E] f32; K, V rows as cached (device_kv_layout.cuh), E = 256 or 512; partials f16, divided by
+//            their sums
 // Bytes      each visible row of K and V once per block of 8 NT G query rows (query heads of the K/V head x tokens)
 // Launch     G E / 2 threads per (block of query rows, K/V head, split; sequence); geometry from the shape. Surplus
 //            blocks leave; they come first, or last where they would take a place on every multiprocessor before the
@@ -16,7 +17,7 @@
 // A block runs over the tiles of its split: S^T = K Q^T (a warp: 16 keys, 128 values), partial sums and softmax through
 // shared memory, O^T += V^T P^T (a warp: 64 values, 32 keys). Products and sums that the compiler may fuse or not are
 // written out, so that kernels for more query rows round as those for fewer do. Rows stream through a ring of
-// shared-memory slots, K and V tiles in turn, and are expanded from their codes as the fragments are made.
+// stages in shared memory, K and V tiles in turn, and are expanded from their codes as the fragments are made.
 //
 // Shared rows (kShared, E = 512) are one tile: K and V are its first and its last 512 values. Queries and results pass
 // through registers in the order of its channels (shared_block in head_rows.cuh).
@@ -38,15 +39,23 @@
 namespace facet::cuda {
 
 constexpr int kTileKeys = 32;
-// What a kernel can do beside attention: trees, or heads of sequences with one token.
+// What a kernel does beside attention: trees; or norms, RoPE and the append of sequences with one token.
 enum class Also { kNothing, kTrees, kHeads };
 // Probabilities are kept as f16 multiples of 2^-6 of their size, so that the small ones keep their precision beside
 // scales; the sum has the same factor.
 template <KvType V>
 constexpr float kProbLog2 = V == KvType::kTQ3_0 ? 3.f : 6.f;
 
-// G groups of warps share the tiles of K and V; each has NT blocks of eight query rows. kTwoStages: for blocks of little
-// shared memory.
+// Stages of the ring, as many as shared memory has room for: of shared rows, which are one tile, 2 to 4; of K and V
+// apart 3 or 4; 2 on cards with little shared memory.
+constexpr int decode_stages(bool two, bool shared, int stage_bytes) {
+  if (two) return 2;
+  if (shared) return stage_bytes > 32 * 1024 ? 2 : stage_bytes > 16 * 1024 ? 3 : 4;
+  return stage_bytes > 32 * 1024 ? 3 : 4;
+}
+
+// G groups of warps share the tiles of K and V; each has NT blocks of eight query rows. kTwoStages: for blocks of
+// little shared memory.
 template <KvType K, KvType V, int E, int NT, int G, Also kAlso, bool kShared, bool kTwoStages = false>
 struct DecodeShape {
   static_assert(!kShared || (K == V && E == 512));
@@ -59,17 +68,12 @@ struct DecodeShape {
   static constexpr int kBytesK = kTileKeys * (KT::kStrideK + KT::kScales),
                        kBytesV = kTileKeys * (VT::kStrideV + VT::kScales);
   static constexpr int kStageBytes = kBytesK > kBytesV ? kBytesK : kBytesV;
-  static constexpr int kStages = kTwoStages                ? 2
-                                 : kShared                 ? (kStageBytes > 32 * 1024   ? 2
-                                                              : kStageBytes > 16 * 1024 ? 3
-                                                                                        : 4)
-                                 : kStageBytes > 32 * 1024 ? 3
-                                                           : 4;
+  static constexpr int kStages = decode_stages(kTwoStages, kShared, kStageBytes);
   static constexpr int kStrideS = kTileKeys + 4, kStrideP = kTileKeys + 8;
   static constexpr int kAtQ = kStages * kStageBytes;  // B fragments of Q
   static constexpr int kAtS = kAtQ + kCols * E * 2;   // [parts][cols][keys] f32
-  // Before the first scores: rope_cos_sin [E] f32 of the sequence's token, then for each warp a row's codes and the row as it
-  // is cached.
+  // Before the first scores this memory holds rope_cos_sin [E] f32 of the sequence's token, then for each warp the
+  // codes of a row and the row as it is cached.
   static constexpr int kCols640 = kShared ? kSharedCols : E;  // of a row
   static constexpr int kHeadK = device_kv_bytes(K, kCols640), kHeadV = device_kv_bytes(V, kCols640);
   static constexpr int kRow = kHeadK > kHeadV ? kHeadK : kHeadV;
@@ -145,7 +149,7 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G, kAlso, kShared, kT
   const int row0 = lo / kTileKeys * kTileKeys;  // splits begin at multiples of the tile
   const int n_tile = (hi - row0 + kTileKeys - 1) / kTileKeys;
 
-  // The row of the step's token if this block writes it; one of the first tiles goes to its slot as it is made, others
+  // The row of the step's token if this block writes it; one of the first tiles goes to its stage as it is made, others
   // are copied.
   const bool appends = Shape::kHeads && p.heads.k && hi > s.len;
   const int own0 = appends ? max(lo, s.len) : INT_MAX;
@@ -392,7 +396,7 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G, kAlso, kShared, kT
   const int key_half = of_group % 2, part = of_group / 2;                               // of S^T
 
   for (int tile = 0; tile < n_tile; ++tile) {
-    // Items (2 t: K of tile t, 2 t + 1: V; t: a shared tile) are loaded kStages ahead, into the slot of the one used
+    // Items (2 t: K of tile t, 2 t + 1: V; t: a shared tile) are loaded kStages ahead, into the stage of the one used
     // last.
     if (!kShared && tile == 0)
       copies_wait<kStages - 1>();
@@ -615,7 +619,7 @@ bool launch_decode(cudaStream_t stream, AttendParams p, int n_cols) {
         "{} blocks for {} query rows, a ring of {} rows", blocks, n_cols, p.kv.cap);
   auto* kernel = attend_decode_kernel<K, V, E, NT, G, kAlso, kShared, kTwoStages>;
   allow_shared(kernel, size_t(bytes));
-  // A layer's V lies behind its K, for all slots (CudaKvCache); elsewhere they may lie anyhow.
+  // A layer's V lies behind its K, for all slots (CudaKvCache); elsewhere they may lie anywhere.
   const int64_t k_bytes = p.kv.v - p.kv.k, n_slot = p.kv.k_slot > 0 ? k_bytes / p.kv.k_slot : 0;
   const ReadOnce rows = kShared      ? ReadOnce{p.kv.k, p.step.shape.n_seq * p.kv.k_slot}
                         : n_slot > 0 ? ReadOnce{p.kv.k, n_slot * (p.kv.k_slot + p.kv.v_slot)}

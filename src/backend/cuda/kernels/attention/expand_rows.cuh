@@ -18,11 +18,11 @@ __device__ __forceinline__ int place_of(int d) {
   return d;
 }
 
-// What one thread expands of a row in device layout: piece i of kPieces, held in registers between read() and write(). at(byte):
-// where that byte of the row is, and the rest of its word (Q8_0: of its sixteen). put(byte, v) stores 16 bytes of the
-// f16 row.
+// What one thread expands of a row in device layout: piece i of kPieces, held in registers between read() and write().
+// at(byte): where that byte of the row is, and the rest of its word (Q8_0: of its sixteen). put(byte, v) stores 16
+// bytes of the f16 row.
 template <KvType T, int E>
-struct PlanarPiece {
+struct DeviceKvPiece {
   static constexpr int kCodes = device_kv_code_bytes(T, E);
   static constexpr int kPieces = E / (T == KvType::kQ8_0 ? 16 : T == KvType::kQ4_0 ? 8 : 32);
   static constexpr int kSpan = tq3_span(E), kUnits = kSpan / 32;  // TQ3_0
@@ -74,12 +74,12 @@ struct PlanarPiece {
   }
 };
 
-// Planar rows [first, first + n) (as the cache has them, row_at(row)) to f16, by 256 threads; store(row, byte, v) puts
+// Rows [first, first + n) in device layout (row_at(row) of the cache) to f16, by 256 threads; store(row, byte, v) puts
 // 16 bytes of an f16 row in their place.
 template <KvType T, int E, class RowAt, class Store>
-__device__ __forceinline__ void expand_planar(RowAt row_at, int first, int n, Store store) {
+__device__ __forceinline__ void expand_device_rows(RowAt row_at, int first, int n, Store store) {
   if constexpr (device_kv_has_scales(T)) {
-    using Piece = PlanarPiece<T, E>;
+    using Piece = DeviceKvPiece<T, E>;
     for (int i = threadIdx.x; i < n * Piece::kPieces; i += 256) {
       const int row = first + i / Piece::kPieces;
       const char* from = row_at(row);
@@ -93,7 +93,7 @@ __device__ __forceinline__ void expand_planar(RowAt row_at, int first, int n, St
 template <KvType T, int E, int kKeys>
 __device__ __forceinline__ void expand_rows(char* to, const char* raw, int first = 0, int n = kKeys) {
   const auto row_at = [&](int row) { return raw + row * device_kv_bytes(T, E); };
-  expand_planar<T, E>(row_at, first, n, [&](int row, int byte, uint4 v) {
+  expand_device_rows<T, E>(row_at, first, n, [&](int row, int byte, uint4 v) {
     *reinterpret_cast<uint4*>(to + tile_at(kKeys, row, byte)) = v;
   });
 }

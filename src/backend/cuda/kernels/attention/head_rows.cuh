@@ -226,8 +226,8 @@ __device__ __forceinline__ void norm_head(float (&x)[E / 32], float eps) {
   for (float& e : x) e *= r;
 }
 
-// rope_cos_sin [E]: cosines, then sines, of the pairs. Where no pair rotates, as in most of a full layer, there is nothing to
-// find.
+// compute_rope() writes cosine and sine of one pair to rope_cos_sin [E]: E / 2 cosines, then E / 2 sines. Pairs of
+// frequency 0, as most of a full layer's, do not rotate.
 template <int E>
 __device__ __forceinline__ void compute_rope(float* rope_cos_sin, int pair, double freq, int pos) {
   float c = 1, s = 0;
@@ -247,7 +247,7 @@ __device__ __forceinline__ void apply_rope(float (&x)[E / 32], const float* rope
   }
 }
 
-// x = rope(rms(row) * gain); no norm, gain [E] or rope_cos_sin where they are not asked for.
+// x = rope(rms(row) * gain); without the norm if !norm, without gain [E] or rope_cos_sin if they are null.
 template <int E>
 __device__ __forceinline__ void make_head(float (&x)[E / 32], const float* row, bool norm, float eps, const float* gain,
                                           const float* rope_cos_sin, int lane) {

@@ -4,10 +4,10 @@
 #include "backend/cuda/kernels/attention.h"
 #include "backend/cuda/kernels/attention/device_kv_layout.cuh"
 
-// What the kernels of attend share: their parameters, which rows a token sees, and how rows are cut into splits.
+// What the kernels of attend share: their parameters, which rows a token sees, and how rows are divided into splits.
 namespace facet::cuda {
 
-// norm_rope_append inside of attend.
+// norm_rope_append, done by the decode kernel of attend.
 struct FusedQkNormRope {
   bool on = false;                         // q, k and v are the projections'
   const float *k = nullptr, *v = nullptr;  // [T, Hk * E]; null: nothing to append
@@ -57,11 +57,11 @@ struct AttendParams {
   float2* part_ml = nullptr;  // [tokens, Hq, n_split]: maximum (of score * scale * log2 e) and sum
 };
 
-// A split is a range of rows whose softmax is computed alone. Its borders depend on the row numbers and the layer
-// alone, never on how much work there is, so the bits of a result do not depend on what else is in the step. Full
-// layers cut the rows of long contexts into longer splits, later where few K/V heads make few blocks of them (not in
-// F16, whose blocks have a multiprocessor each); a window always has the same few rows, which short splits spread over
-// the chip.
+// Split-KV (FlashDecoding): a split is a range of rows whose softmax is computed alone. Where splits begin depends on
+// the row numbers and the layer alone, never on the load, so the bits of a result do not depend on what else is in
+// the step. Full layers have longer splits in long contexts, and later so if few K/V heads make few blocks (except in
+// F16, where each block has a multiprocessor for itself). A window always has the same few rows: short splits spread
+// them over the chip.
 constexpr int kWindowSplit = 64, kFewHeads = 2;
 enum class KvSplitPolicy { kWindow, kFull, kFullOfFew };
 FACET_HD constexpr KvSplitPolicy policy_of(KvType k, int window, int n_kv_head) {
@@ -69,9 +69,8 @@ FACET_HD constexpr KvSplitPolicy policy_of(KvType k, int window, int n_kv_head) 
          : n_kv_head <= kFewHeads && k != KvType::kF16 ? KvSplitPolicy::kFullOfFew
                                                        : KvSplitPolicy::kFull;
 }
-FACET_HD constexpr int row_of_512(KvSplitPolicy policy) {
-  return policy == KvSplitPolicy::kFullOfFew ? 32768 : 16384;
-}  // where splits of 512 rows begin
+// The row from which on splits have 512 rows.
+FACET_HD constexpr int row_of_512(KvSplitPolicy policy) { return policy == KvSplitPolicy::kFullOfFew ? 32768 : 16384; }
 FACET_HD constexpr int split_index(KvSplitPolicy policy, int row) {
   if (policy == KvSplitPolicy::kWindow) return row / kWindowSplit;
   if (row < 2048) return row / 64;

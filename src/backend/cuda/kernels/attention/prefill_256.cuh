@@ -48,9 +48,9 @@ __global__ void __launch_bounds__(256) expand_256_kernel(const __grid_constant__
   const int row0 = t.lo + at - place.before, n = min(kExpandRows, t.hi - row0);
   char* to = reinterpret_cast<char*>(p.f16.rows + (2 * int64_t(blockIdx.y) * p.f16.cap + at) * E);
   auto put = [&](int row, int byte, uint4 v) { *reinterpret_cast<uint4*>(to + row * 2 * E + byte) = v; };
-  expand_planar<K, E>([&](int row) { return source.k(p, source.place(p, t, row0 + row)); }, 0, n, put);
+  expand_device_rows<K, E>([&](int row) { return source.k(p, source.place(p, t, row0 + row)); }, 0, n, put);
   to += p.f16.cap * 2 * E;
-  expand_planar<V, E>([&](int row) { return source.v(p, source.place(p, t, row0 + row)); }, 0, n, put);
+  expand_device_rows<V, E>([&](int row) { return source.v(p, source.place(p, t, row0 + row)); }, 0, n, put);
 }
 
 #if defined(FACET_WGMMA)

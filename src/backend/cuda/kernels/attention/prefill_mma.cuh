@@ -2,8 +2,8 @@
 //
 //   o[t] = softmax(q[t] . K * scale) V over the rows that t sees
 //
-// Shapes     q [T, Hq * E] f32; K, V rows as cached (device_kv_layout.cuh): ring, staging area or committed; E = 256 or 512.
-//            Shared rows (E = 512): K and V are the first and the last 512 of a row's 640 values
+// Shapes     q [T, Hq * E] f32; K, V rows as cached (device_kv_layout.cuh): ring, staging area or committed; E = 256
+//            or 512. Shared rows (E = 512): K and V are the first and the last 512 of a row's 640 values
 // Flops      4 E per query row and visible row; rows that a window hides are not visited
 // Launch     256 threads per (tile of 128 (256) or 64 (512) query rows, K/V head), within 99 KB of shared memory: one
 //            block a multiprocessor of an RTX 30 or 40
@@ -133,7 +133,7 @@ struct RowPipeline {
   }
   template <KvType T>
   __device__ __forceinline__ void expand() const {
-    using Piece = PlanarPiece<T, Shape::kCols>;
+    using Piece = DeviceKvPiece<T, Shape::kCols>;
     constexpr unsigned kLanes = Shape::kLanes, kRounds = (Piece::kPieces + kLanes - 1) / kLanes;
     const unsigned tid = unsigned(opaque(int(threadIdx.x))), r = tid / kLanes, first = tid % kLanes;
     char* stage = at(expand_state);
@@ -413,7 +413,7 @@ __global__ void __launch_bounds__(kPrefillThreads, 1)
   }
   if (p.blocks.lse && l % 4 == 0) lane.leave_lse(p, s, head, first);
   if (!p.blocks.writes) return;
-  __syncthreads();  // nobody reads a tile's factors any more
+  __syncthreads();  // all warps have read the tile's factors
 #pragma unroll
   for (int h = 0; h < kHeld; ++h)
     if (l % 4 == 0) rescale[(part * kHeld + h) * 8 + l / 4] = lane.sum[h] > 0 ? 1.f / lane.sum[h] : 0.f;

@@ -52,7 +52,7 @@ __global__ void __launch_bounds__(256) expand_shared_kernel(const __grid_constan
   const char* raw = reinterpret_cast<const char*>(p.kv.k + p.step.slot[seq] * p.kv.k_slot) +
                     head * device_kv_bytes(T, kSharedCols) + row0 * p.kv.k_row;
   char* to = reinterpret_cast<char*>(p.f16.rows + (int64_t(blockIdx.y) * p.f16.cap + at) * kSharedCols);
-  expand_planar<T, kSharedCols>(
+  expand_device_rows<T, kSharedCols>(
       [&](int row) { return raw + row * p.kv.k_row; }, 0, min(kExpandRows, p.step.kv_len[seq] + n - row0),
       [&](int row, int byte, uint4 v) { *reinterpret_cast<uint4*>(to + row * 2 * kSharedCols + byte) = v; });
 }
@@ -100,7 +100,7 @@ __device__ __forceinline__ void load_stages(SharedWgmmaBarriers& bar, char* shar
 }
 #endif
 
-// Long: the turns of two warpgroups over the same registers, operands and barriers.
+// Long: the tiles of two warpgroups over the same registers, operands and barriers.
 template <KvType T>
 __global__ void __launch_bounds__(SharedWgmmaShape::kThreads, 1)
     attend_prefill_shared_kernel(const __grid_constant__ AttendParams p) {
@@ -189,8 +189,8 @@ __global__ void __launch_bounds__(SharedWgmmaShape::kThreads, 1)
                    panel + ks > 0);
   };
 
-  // A turn: scores and probabilities of the warpgroup's own tile, beside the values of the two before it: its own, if
-  // this is not its first turn (again), and the other's, if there is one. Nothing is in flight between turns.
+  // process_tile(): scores and probabilities of the warpgroup's own tile, beside the values of the two before it: its
+  // own, if this is not its first tile (again), and the other's, if there is one. Nothing is in flight between tiles.
   auto process_tile = [&](int own, auto again, auto other) {
     const int pair = own % 2;
     float score[kScoreTiles][4] = {};

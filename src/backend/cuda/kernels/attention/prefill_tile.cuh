@@ -105,7 +105,7 @@ __device__ __forceinline__ float* lse_at(const AttendParams& p, const SeqRows& s
   return p.blocks.lse + (int64_t(blockIdx.z) * p.step.shape.n_tok + s.begin + token) * p.n_q_head + head * p.group +
          row % p.group;
 }
-// Of a tile with an empty list.
+// The results of a tile with an empty list.
 template <int kRows>
 __device__ __forceinline__ void leave_empty(const AttendParams& p, const SeqRows& s, int head) {
   if (p.blocks.lse)
@@ -138,7 +138,7 @@ __device__ __forceinline__ int expanded_before(const AttendParams& p, int seq) {
   for (int i = 0; i < seq; ++i) before += expanded_rows(p, i);
   return before;
 }
-// Whose copies lie at row `at`; seq -1: nobody's.
+// The sequence whose copies lie at row `at`; seq -1: none.
 struct ExpandedPlace {
   int seq = -1, before = 0;
   __device__ ExpandedPlace(const AttendParams& p, int at) {
@@ -255,7 +255,7 @@ struct PrefillRows {
 };
 using PrefillLane = PrefillRows<2>;
 
-// Of the scores of the keys at rows row0.. (as products leave them: keys 8 n + 2 c + e % 2, query row g + 8 (e / 2)):
+// Takes scores of the keys at rows row0.. (as products leave them: keys 8 n + 2 c + e % 2, query row g + 8 (e / 2)):
 // hides what the rows do not see unless `whole`, and finds the largest of each row, times scale (positive).
 template <int kTiles, int kHeld>
 __device__ __forceinline__ void mask_scores(float (&score)[kTiles][2 * kHeld], float (&most)[kHeld],
@@ -322,7 +322,7 @@ __device__ __forceinline__ bool sees_whole_tile(const AttendParams& p, const Pre
   return row0 >= whole_tiles_from(p, t) && row0 + n_key <= whole_tiles_to(t, first);
 }
 
-// What sums of probabilities are multiplied by when their row's largest score goes from top to next.
+// The factor of sums of probabilities when their row's largest score goes from top to next.
 __device__ __forceinline__ float shrinks(float top, float next) {
   return exp2_approx(top - (next == -INFINITY ? 0.f : next));
 }

@@ -30,7 +30,7 @@ SelectBuffers select_buffers(void* memory, const BackendLimits&);
 // Lists for the tiles of every sequence of the step; false: there are no kernels for this layer, which is read whole.
 // host: the step on the host.
 bool select_blocks(cudaStream_t, const SelectBuffers&, Mat q, const KvLayer&, const Step& host, const AttnSpec&);
-// After attention over the lists and over the samples: which tiles are to be done again, and the sums.
+// Called after attention over the lists and over the samples: finds the tiles that are to be done again, and the sums.
 void settle_selected(cudaStream_t, const SelectBuffers&, const KvLayer&, const Step& host, const AttnSpec&);
 
 }  // namespace facet::cuda

@@ -4,10 +4,11 @@
 
 namespace facet::cuda {
 
-// A warp's own pipeline from global into shared memory: tiles in, tiles out, in order. On sm_90 and later the copy
+// A pipeline of one warp from global into shared memory: tiles in, tiles out, in order. On sm_90 and later the copy
 // engine moves a tile with one instruction and an mbarrier says when it is there; before, every lane copies its pieces.
 // All lanes call everything. Sources and sizes are multiples of 16 bytes. Copies are fastest where a tile lies in its
-// line of 128 bytes as it does in memory: base is a multiple of kLine, and slot one of stage_bytes_for(the largest tile).
+// line of 128 bytes as it does in memory: base is a multiple of kLine, and stage_bytes is stage_bytes_for(the largest
+// tile).
 class WarpRing {
  public:
   static constexpr int kMaxStages = 8, kLine = 128;
@@ -16,7 +17,7 @@ class WarpRing {
     return tile % kLine == 0 ? tile : lines(tile + kLine - 16);
   }
 
-  // keep_place: tiles lie in their lines as in memory; without, they begin at slots.
+  // keep_place: tiles lie in their lines as in memory; without, they begin where stages do.
   __device__ WarpRing(uint8_t* base, uint64_t* bars, int n_stage, int stage_bytes, int lane, bool keep_place)
       : base_(hold_shared(base)),
         bars_(hold_shared(bars)),
@@ -62,7 +63,7 @@ class WarpRing {
     if (++out_ == n_stage_) out_ = 0, phase_ ^= 1;
     return tile;
   }
-  // The ring's memory, when nothing is on its way and nothing held. Whoever wrote to it calls release() and then
+  // The ring's memory, when no tile is on its way or held. A thread that wrote to it calls release() and then
   // synchronises before the ring is used again.
   __device__ float* memory() const { return reinterpret_cast<float*>(base_); }
   __device__ static void release() {

@@ -215,7 +215,7 @@ __device__ __forceinline__ void stage(ActsInt<N, kTwo> to, RowOf&& row, int n_ro
       if (item < n_item)
         quantize_block<N, kTwo>(const_cast<uint8_t*>(to.p) + (item - n * n_block) * to.kStride, u, n, lane);
     };
-    if constexpr (N <= 8) {  // instructions come from far away: one copy of them
+    if constexpr (N <= 8) {  // one copy of the code: fewer instruction-cache misses
 #pragma unroll 1
       for (int i = 0; i < kAhead; ++i) {
         if (first + i * n_warp >= n_item) break;

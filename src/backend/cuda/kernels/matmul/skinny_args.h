@@ -6,8 +6,8 @@ namespace facet::cuda {
 
 constexpr int kMaxSets = 64, kMaxBlocks = 264;
 
-// What a warp needs before its first tile is on its way comes first: a kernel's arguments come from far away, line by
-// line.
+// What a warp needs before its first tile is on its way comes first: a kernel's arguments miss the constant cache,
+// line by line.
 struct SkinnyArgs {
   struct Tiles {
     const uint8_t* p;

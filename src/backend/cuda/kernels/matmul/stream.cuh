@@ -166,7 +166,7 @@ __device__ __forceinline__ void run_tiles(const Jobs& jobs, TilePlace begin, Til
       });
     }
     if (at.tile == 0 && to >= before) {
-      // One copy of what follows a value: instructions come from far away.
+      // One copy of what follows a value: fewer instruction-cache misses.
       const int g = lane / 4, t = lane % 4;
 #pragma unroll 1
       for (int e = 0; e < kTiles * 4; e += kColStep<Acts>) {

@@ -5,7 +5,7 @@
 #include "backend/cuda/kernels/matmul/stream.cuh"
 #include "backend/cuda/kernels/moe/moe.h"
 
-// What the kernels of few tokens and of one share: how they read a stack of experts' matrices, and in which order they
+// What moe_decode and moe_small_batch share: how they read a stack of experts' matrices, and the order in which they
 // add.
 namespace facet::cuda {
 
@@ -15,7 +15,7 @@ constexpr int kUpSlices = 2, kDownSlices = 3;
 FACET_HD constexpr int sub_matrices(int slices) { return slices == kUpSlices ? 2 : 1; }
 FACET_HD constexpr int slice_begin(int n_piece, int slice, int slices) { return n_piece * slice / slices; }
 
-// What a warp needs before its first piece is on its way comes first among a kernel's arguments, as in SkinnyArgs.
+// These fields come first among a kernel's arguments, as in SkinnyArgs: a warp needs them before its first copy.
 struct ExpertTiles {
   const uint8_t* p;
   int64_t matrix_bytes;                   // of an expert's
@@ -24,7 +24,8 @@ struct ExpertTiles {
   int n_tile;                             // of a strip
   Tile tile;
 };
-// w: gate and up, or down; up_strip: where up begins in its stack's matrix. slot: for a piece of any.
+// w: gate and up, or down; up_strip: where up begins in its stack's matrix. stage_bytes: a ring's stage holds a piece
+// of any of them.
 inline Input take_tiles(ExpertTiles* to, int& stage_bytes, std::initializer_list<TiledMatrix> w, int up_strip) {
   Input in = Input::kByte;
   for (const TiledMatrix& m : w) in = std::max(in, input_of(m));

@@ -23,7 +23,7 @@ struct MoeBuffers {
   float* out = nullptr;             // [slot, D]
 };
 
-constexpr int kMoeSmallBatch = 256;  // tokens of one launch of the kernels for few
+constexpr int kMoeSmallBatch = 256;  // most tokens of one launch of moe_small_batch
 RouterArgs router_args(const MoeExperts&, Mat r, int n_tok, const Routing&);
 // The routing of up to kMoeSmallBatch tokens, as route().
 void route_small_batch(cudaStream_t, const RouterArgs&);
@@ -33,7 +33,7 @@ void route_small_batch(cudaStream_t, const RouterArgs&);
 void moe_small_batch(cudaStream_t, const MoeExperts&, Mat e, int n_tok, const MoeBuffers&, bool routed = false);
 void moe_small_batch_combine(cudaStream_t, Mat y, const float* out, const float* weight, int n_used);
 
-// --- many tokens
+// --- large batches
 
 // Matrices become panels in bf16: blocks of [rows, 64 columns] in which a row is 128 bytes and its 16-byte chunks are
 // exchanged by chunk ^= row % 8, so that a block copied into shared memory as it is, is an operand of tensor cores.
@@ -67,7 +67,8 @@ struct MoeLargeBatch {
 int64_t moe_large_batch_bytes(const MoeSizes&, int64_t panel_bytes);
 MoeLargeBatch moe_large_batch_buffers(void* memory, const MoeSizes&, int64_t panel_bytes);
 
-// As route and moe_small_batch together for any number of tokens. Weights are unpacked once for up to kMoeLargeBatchTokens tokens.
+// route and moe_small_batch together for any number of tokens. Weights are unpacked once per kMoeLargeBatchTokens
+// tokens.
 void moe_large_batch(cudaStream_t, const MoeExperts&, Mat y, Mat e, Mat r, const MoeLargeBatch&);
 
 // The steps of moe_large_batch, for benches.

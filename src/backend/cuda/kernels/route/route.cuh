@@ -7,7 +7,7 @@
 #include "backend/cuda/kernels/route/choose.cuh"
 #include "backend/cuda/kernels/route/route.h"
 
-// What blocks of route.cu do, alone or beside blocks of another kernel of the same launch (skinny.cuh).
+// The work of a block of route.cu, also for blocks of another kernel of the same launch (matmul/skinny.cuh).
 namespace facet::cuda {
 
 constexpr int kRouteThreads = 128;  // of a router row
@@ -16,7 +16,7 @@ static_assert(kRouteThreads * kRouteGroups == kMaxExperts, "a thread an expert w
 
 struct RouteScratch {
   float part[kMoeRows][kRouteGroups * kRouteThreads / 32];
-  // Of the block that chooses.
+  // These belong to the block that chooses.
   float scale[kMaxExperts];
   uint8_t rank[kMoeRows][kMaxExperts];  // of an expert for a token, from 1 on
   int before[kRouteGroups * kRouteThreads / 32];
@@ -50,10 +50,10 @@ __device__ inline void sort_pairs(const Routing& o, RouteScratch& scratch, int n
   if (e == kMaxExperts - 1) o.active[n_expert] = all >> 16, o.first[all >> 16] = all & 0xFFFF;
 }
 
-// The block that chooses looks at the logits until all are of this routing.
+// The block that chooses polls the logits until all of them are of this routing.
 __device__ inline void choose_block(const RouterArgs& j, RouteScratch& scratch) {
   const int thread = int(threadIdx.x), lane = thread % 32, warp = thread / 32, n_warp = int(blockDim.x) / 32;
-  pdl_trigger();  // other blocks see to it that nothing does before their wait
+  pdl_trigger();  // the other blocks trigger after their wait, so the next kernel starts no sooner
   scratch.scale[thread] = j.scale && thread < j.n_expert ? __ldg(j.scale + thread) : 1.f;
   for (int t = 0; t < j.n_tok; ++t) scratch.rank[t][thread] = 0;
   __syncthreads();
@@ -101,7 +101,8 @@ template <bool kOne>
 __device__ void route_block(const RouterArgs& j, int block, uint8_t* shared, int n_row) {
   RouteScratch& scratch = *reinterpret_cast<RouteScratch*>(shared);
   if (block == 0) return choose_block(j, scratch);
-  // Whoever sees a logit of this block, or starts after it let the next kernel start, sees that no expert is chosen.
+  // A thread that has read a logit of this block, and a kernel that starts after its trigger, read -1: no expert is
+  // chosen yet.
   const bool clears = kOne && j.ahead && block == 1;
   if (clears && threadIdx.x < 32) {
     if (int(threadIdx.x) < j.n_used) __stcg(j.o.active + threadIdx.x, -1);
@@ -153,7 +154,8 @@ __device__ void route_block(const RouterArgs& j, int block, uint8_t* shared, int
       for (int c = thread; c < n_col4; c += int(blockDim.x))
         copy16_async(rows + k * n_col4 + c, j.r.p + (t0 + k) * j.r.stride + 4 * c);
     copies_commit();
-    if (t0 == 0) number = __ldcg(j.o.number) + 1;  // behind the rows: nothing needs it before they are there
+    if (t0 == 0)
+      number = __ldcg(j.o.number) + 1;  // read behind the rows, since nothing needs it before they have arrived
     copies_wait<0>();
     __syncthreads();
     constexpr int kTogether = 4;  // tokens whose sums hide each other's latency

@@ -21,8 +21,8 @@ struct Routing {
                                // RouterArgs::ahead chooses; [N]: their number
   int32_t* first = nullptr;    // [N + 1] of an active expert's pairs in `pair`, by its place in `active`
   int32_t* pair = nullptr;     // [T n_used] slots, by expert, then token
-  unsigned* number =
-      nullptr;  // of the last routing; whoever allocates sees to it that no word of logits has the next one's
+  // The number of the last routing. The owner of the memory clears it such that no word of logits has the next number.
+  unsigned* number = nullptr;
 };
 
 // Chooses experts for n_tok <= kMoeRows rows of r: the n_used largest logits, lowest index on ties; softmax over the
@@ -30,8 +30,9 @@ struct Routing {
 struct RouterArgs {
   const float *router = nullptr, *scale = nullptr;
   int n_expert = 0, n_used = 0, n_tok = 0;
-  bool ahead = false;  // one token's experts are looked for while they are chosen: when this kernel starts, nobody
-                       // reads those before
+  // The experts of one token are polled by another kernel while they are chosen. When this kernel starts, no kernel
+  // still reads those of the routing before.
+  bool ahead = false;
   Mat r;
   Routing o;
 };
