@@ -44,12 +44,11 @@ static_assert(splits_meet(KvSplitPolicy::kWindow) && splits_meet(KvSplitPolicy::
 using AttendDecode = bool (*)(cudaStream_t, const AttendParams&, int n_cols);
 AttendDecode attend_decode_of(KvType k, KvType v, bool shared) {
   using enum KvType;
-  if (shared)
-    return k == kF16     ? attend_decode_shared<kF16>
-           : k == kQ8_0  ? attend_decode_shared<kQ8_0>
-           : k == kQ4_0  ? attend_decode_shared<kQ4_0>
-           : k == kTQ3_0 ? attend_decode_shared<kTQ3_0>
-                         : nullptr;
+  if (shared && k == kF16) return attend_decode_shared<kF16>;
+  if (shared && k == kQ8_0) return attend_decode_shared<kQ8_0>;
+  if (shared && k == kQ4_0) return attend_decode_shared<kQ4_0>;
+  if (shared && k == kTQ3_0) return attend_decode_shared<kTQ3_0>;
+  if (shared) return nullptr;
   if (k == kF16 && v == kF16) return attend_decode<kF16, kF16>;
   if (k == kQ8_0 && v == kQ8_0) return attend_decode<kQ8_0, kQ8_0>;
   if (k == kQ4_0 && v == kQ4_0) return attend_decode<kQ4_0, kQ4_0>;
@@ -62,11 +61,10 @@ AttendDecode attend_decode_of(KvType k, KvType v, bool shared) {
 using Prefill = bool (*)(cudaStream_t, const AttendParams&);
 Prefill attend_prefill_of(KvType k, KvType v, bool shared) {
   using enum KvType;
-  if (shared)
-    return k == kF16     ? attend_prefill_shared<kF16>
-           : k == kQ4_0  ? attend_prefill_shared<kQ4_0>
-           : k == kTQ3_0 ? attend_prefill_shared<kTQ3_0>
-                         : attend_prefill_shared<kQ8_0>;
+  if (shared && k == kF16) return attend_prefill_shared<kF16>;
+  if (shared && k == kQ4_0) return attend_prefill_shared<kQ4_0>;
+  if (shared && k == kTQ3_0) return attend_prefill_shared<kTQ3_0>;
+  if (shared) return attend_prefill_shared<kQ8_0>;
   if (k == kF16 && v == kF16) return attend_prefill<kF16, kF16>;
   if (k == kQ4_0 && v == kQ4_0) return attend_prefill<kQ4_0, kQ4_0>;
   if (k == kTQ3_0 && v == kTQ3_0) return attend_prefill<kTQ3_0, kTQ3_0>;
@@ -202,12 +200,16 @@ bool attend(cudaStream_t stream, Mat o, Mat q, const KvLayer& kv, const Step& s,
       p.t_end = std::min(n_small, p.t_begin + per_pass);
       const int n_cols = std::min(most_tokens(s.shape), p.t_end - p.t_begin) * p.group;
       bool done = decode(stream, p, n_cols);
-      if (!done && p.heads.on)
-        qk_norm_rope_first(), done = decode(stream, p, n_cols);  // heads take shared memory of their own
-      if (done)
+      if (!done && p.heads.on) {  // norms and RoPE take shared memory of their own, which this card lacks
+        qk_norm_rope_first();
+        done = decode(stream, p, n_cols);
+      }
+      if (done) {
         attend_combine(stream, p);
-      else
-        attend_plain(stream, p), imaged = false;
+      } else {
+        attend_plain(stream, p);
+        imaged = false;
+      }
     }
   }
   p.t_begin = fast ? n_small : 0;
