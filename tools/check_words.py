@@ -96,6 +96,7 @@ GONE = [
     ("route_job", "router_args", "as RouterArgs"),
     ("moe_one", "moe_decode", "by what it is for"),
     ("one_kernel", "moe_decode_kernel", "as moe_decode", MOE),
+    ("OneArgs", "DecodeArgs", "as moe_decode", MOE),
     ("moe_small", "moe_small_batch", "by what it is for"),
     ("moe_many", "moe_large_batch", "by what it is for"),
     ("MoeMany", "MoeLargeBatch", "by what it is for"),
