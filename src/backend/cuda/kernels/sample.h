@@ -30,9 +30,8 @@ struct Done {
 };
 constexpr int kMaxTopK = 256;
 constexpr int kDrawPart = 4096;  // logits of one block
-inline int64_t draw_candidates(int64_t n_vocab) {
-  return (n_vocab + kDrawPart - 1) / kDrawPart * kMaxTopK;
-}  // 8 bytes each, a row
+// Candidates of a row, of 8 bytes each.
+inline int64_t draw_candidates(int64_t n_vocab) { return (n_vocab + kDrawPart - 1) / kDrawPart * kMaxTopK; }
 
 // ids[i] drawn from logits [n_row, n_vocab], which the adjustments change; -1 if a row holds a NaN or nothing finite.
 // masks: n_mask of (n_vocab + 31) / 32 words, bit t for token t; what has none counts as minus infinity, and is that

@@ -36,8 +36,8 @@ struct PrefillMmaShape {
   static constexpr int kHeld = 4 / kSplit;  // query rows of a lane's softmax
   static constexpr int kStageKeys = 8192 / E, kHalves = kKeys / kStageKeys, kPerTile = kHalves * (kShared ? 1 : 2);
   static constexpr int kPanel = kStageKeys * 128, kStageBytes = kCols / 64 * kPanel;
-  static constexpr int kWarpRows = kStageKeys / 8,
-                       kLanes = 32 / kWarpRows;  // rows of a stage that a warp loads, lanes for each
+  // Rows of a stage that a warp loads, and lanes for each.
+  static constexpr int kWarpRows = kStageKeys / 8, kLanes = 32 / kWarpRows;
   static constexpr int kPartials =
       8 * (kSplit - 1) * 2 * kHeld * 512;        // [to][from][kHeld][4 tiles of 8 keys][lanes][2] f32
   static constexpr int kProbs = kGroups * 2048;  // [groups][rows][keys] f16, swizzled

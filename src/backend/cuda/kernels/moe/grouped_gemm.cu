@@ -300,8 +300,8 @@ __global__ void __launch_bounds__(kMmaThreads) grouped_mma_kernel(const __grid_c
     for (int i = 0; i < 2; ++i)
 #pragma unroll
       for (int n = 0; n < 8; ++n) {
-        const int token = token0 + n * 8 + lane / 4,
-                  s = strip / 16 + i;  // 16 rows: chunk s of gated rows, or two chunks
+        // 16 rows are chunk s of gated rows, or two chunks.
+        const int token = token0 + n * 8 + lane / 4, s = strip / 16 + i;
         const float(&v)[4] = d[i][n];
         if (kUp) {
           put(0, s, token, pack_bf16(gated(v[0], v[2], a.act), gated(v[1], v[3], a.act)));

@@ -15,16 +15,16 @@
 namespace facet::cuda {
 namespace {
 
-constexpr int kThreads = 256, kSortThreads = 1024, kTokens = 64, kExperts = 128,
-              kCols = 16;  // of a block of the product, and of a stage
+// kTokens, kExperts: of a block of the product; kCols: of its stage.
+constexpr int kThreads = 256, kSortThreads = 1024, kTokens = 64, kExperts = 128, kCols = 16;
 
 __device__ __forceinline__ float4 as_float4(const float* p) { return *reinterpret_cast<const float4*>(p); }
 
 // Warp w: tokens 8 w.. of the block, lane l: experts 4 l..
 __global__ void __launch_bounds__(kThreads, 2)
     product_kernel(Mat r, const float* router, int n_expert, int part_cols, float* logits) {
-  __shared__ __align__(16) float a[2][kCols][kTokens + 4],
-      b[2][kCols][kExperts + 4];  // (padded against bank conflicts)
+  // The rows are padded against bank conflicts.
+  __shared__ __align__(16) float a[2][kCols][kTokens + 4], b[2][kCols][kExperts + 4];
   const int thread = int(threadIdx.x), lane = thread % 32, warp = thread / 32;
   const int t0 = int(blockIdx.x) * kTokens, e0 = int(blockIdx.y) * kExperts, part = int(blockIdx.z);
   const int begin = part * part_cols, end = min(begin + part_cols, r.cols);

@@ -70,8 +70,8 @@ template <int kSub>
 struct PieceCursor {
   const PassExperts& e;
   PiecePlace at, end;
-  int sub = 0, left = 0, bytes = 0,
-      rest = 0;  // pieces of the strip left to the run; bytes of a piece, and to the strip's end
+  int sub = 0, left = 0;    // left: pieces of the strip that the run still has
+  int bytes = 0, rest = 0;  // of a piece, and to the strip's end
   const uint8_t* p = nullptr;
 
   __device__ PieceCursor(const PassExperts& experts, PiecePlace from, PiecePlace to) : e(experts), at(from), end(to) {

@@ -78,9 +78,8 @@ __device__ inline void choose_block(const RouterArgs& j, RouteScratch& scratch) 
     choose(scratch.scale, j.n_expert, j.n_used, lane, logits, [&](int e, float weight) {
       const int slot = t * j.n_used + lane;
       o.expert[slot] = e, o.weight[slot] = weight;
-      if (j.n_tok == 1)
-        *const_cast<volatile int32_t*>(o.active + lane) = e, o.first[lane] = o.pair[lane] =
-                                                                 lane;  // experts of one token are distinct
+      if (j.n_tok == 1)  // its experts are distinct
+        *const_cast<volatile int32_t*>(o.active + lane) = e, o.first[lane] = o.pair[lane] = lane;
       else
         scratch.rank[t][e] = uint8_t(lane + 1);
     });
