@@ -125,7 +125,7 @@ struct Bench {
       FACET_CUDA_CHECK(cudaMemsetAsync(b.routing.logits, 0, size_t(T) * kN * 8, stream));
       FACET_CUDA_CHECK(cudaMemsetAsync(b.routing.number, 0, 4, stream));
       b.hidden = bench::allocate<__nv_bfloat16>(pairs * kF), b.out = bench::allocate<float>(pairs * kD);
-      cuda::route(stream, cuda::route_job(layer[0], {.p = r, .rows = T, .cols = kD, .stride = kD}, T, b.routing));
+      cuda::route(stream, cuda::router_args(layer[0], {.p = r, .rows = T, .cols = kD, .stride = kD}, T, b.routing));
       int32_t n_active = 0;
       FACET_CUDA_CHECK(cudaMemcpyAsync(&n_active, b.routing.active + kN, 4, cudaMemcpyDefault, stream));
       FACET_CUDA_CHECK(cudaStreamSynchronize(stream));
@@ -138,7 +138,7 @@ struct Bench {
         line(name,
              bench::time_us(stream, 12,
                             [&](int i) {
-                              cuda::moe_small(
+                              cuda::moe_small_batch(
                                   stream, w[size_t(i) % w.size()],
                                   {.p = nullptr, .rows = T, .cols = kD, .stride = kD, .bf = e, .bf_stride = kD}, T, b,
                                   true);
@@ -171,8 +171,8 @@ struct Bench {
     for (int T : {128, 512, 2048, 4096, 8192}) {
       const std::string at = "T=" + std::to_string(T) + " ";
       const cuda::MoeSizes s{.d = kD, .d_expert = kF, .n_expert = kN, .n_used = kUsed, .n_tok = T};
-      uint8_t* memory = bench::allocate<uint8_t>(size_t(cuda::moe_many_bytes(s, int64_t(1) << 40)));
-      const cuda::MoeMany b = cuda::moe_many_buffers(memory, s, int64_t(1) << 40);
+      uint8_t* memory = bench::allocate<uint8_t>(size_t(cuda::moe_large_batch_bytes(s, int64_t(1) << 40)));
+      const cuda::MoeLargeBatch b = cuda::moe_large_batch_buffers(memory, s, int64_t(1) << 40);
       const size_t n = size_t(T) * kD;
       float *r = bench::allocate<float>(n), *y = bench::allocate<float>(n);
       auto* e = bench::allocate<__nv_bfloat16>(n);
@@ -200,8 +200,9 @@ struct Bench {
           if ((name + what).find(only) == std::string::npos) return;
           line(name + what, bench::time_us(stream, kLayers, [&](int i) { f(pass(i), i); }), flop, bytes, most);
         };
-        cuda::moe_route_many(stream, pass(0), mr), cuda::moe_gather(stream, pass(0), me);
-        one("route", 2. * T * kD * kN, 0, 0, [&](const cuda::MoePass& p, int) { cuda::moe_route_many(stream, p, mr); });
+        cuda::moe_route_large_batch(stream, pass(0), mr), cuda::moe_gather(stream, pass(0), me);
+        one("route", 2. * T * kD * kN, 0, 0,
+            [&](const cuda::MoePass& p, int) { cuda::moe_route_large_batch(stream, p, mr); });
         one("gather", 0, rows_bytes, 0, [&](const cuda::MoePass& p, int) { cuda::moe_gather(stream, p, me); });
         one("unpack up", 0, up_bytes + 4. * kN * kF * kD, 0,
             [&](const cuda::MoePass& p, int) { cuda::moe_unpack_up(stream, p, 0, kN); });
@@ -215,7 +216,7 @@ struct Bench {
         one("combine", 0, rows_bytes + 2. * T * kD, 0,
             [&](const cuda::MoePass& p, int) { cuda::moe_combine(stream, p, my); });
         one("all", up_flop + down_flop, 0, 0,
-            [&](const cuda::MoePass& p, int) { cuda::moe_many(stream, p.w, my, me, mr, b); });
+            [&](const cuda::MoePass& p, int) { cuda::moe_large_batch(stream, p.w, my, me, mr, b); });
         cuda::Device::current().use_wgmma(true);
       }
       cudaFree(memory), cudaFree(r), cudaFree(y), cudaFree(e);

@@ -250,12 +250,12 @@ struct Bench {
     FACET_CUDA_CHECK(cudaMemset(o.logits, 0, size_t(T) * kN * 8));
     FACET_CUDA_CHECK(cudaMemset(o.number, 0, 4));
     verb("route N 128 D 2816 T " + std::to_string(T), [&] {
-      cuda::route(stream, cuda::route_job(m, rows(T, kD), T, o));
+      cuda::route(stream, cuda::router_args(m, rows(T, kD), T, o));
       return 4. * kN * kD + 4. * T * kD;
     });
     float* out = rows(T * kUsed, kD).p;
-    verb("moe_small_combine D 2816 T " + std::to_string(T), [&] {
-      cuda::moe_small_combine(stream, rows(T, kD), out, o.weight, kUsed);
+    verb("moe_small_batch_combine D 2816 T " + std::to_string(T), [&] {
+      cuda::moe_small_batch_combine(stream, rows(T, kD), out, o.weight, kUsed);
       return 4. * T * kD * (kUsed + 1);
     });
   }

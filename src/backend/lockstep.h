@@ -11,9 +11,9 @@
 
 #include "backend/backend.h"
 #include "backend/compose.h"
-#include "backend/cut.h"
 #include "backend/lockstep_report.h"
 #include "backend/pass.h"
+#include "backend/shard_spec.h"
 
 namespace facet {
 
@@ -94,7 +94,9 @@ class Lockstep {
   }
 
   Weight upload(const TensorView& t) { return {a_.upload(t), r_.upload(t)}; }
-  Weight upload(const TensorView& t, const Cut& cut) { return {upload_cut(a_, t, cut), upload_cut(r_, t, cut)}; }
+  Weight upload(const TensorView& t, const ShardSpec& spec) {
+    return {upload_shard(a_, t, spec), upload_shard(r_, t, spec)};
+  }
   int n_shard() const { return std::max(shards_of(a_), shards_of(r_)); }
   Vec upload(std::span<const float> v) { return {a_.upload(v), r_.upload(v)}; }
   Freqs upload(std::span<const double> v) { return {a_.upload(v), r_.upload(v)}; }

@@ -3,12 +3,12 @@
 #include <span>
 #include <vector>
 
-#include "backend/cut.h"
+#include "backend/shard_spec.h"
 #include "backend/step.h"
 
 namespace facet {
 
-// What shards tell each other, where the host can read their rows; shards on devices have a link of their own.
+// The link between shards whose rows the host can read; shards on devices have a link of their own (cuda/cuda_link.h).
 template <class B>
 class HostLink {
  public:
@@ -32,7 +32,7 @@ class HostLink {
   }
 
   // Columns that shards hold, side by side.
-  void gather(std::span<const Rows> to, std::span<const Rows> from, const Ranges& at) {
+  void gather(std::span<const Rows> to, std::span<const Rows> from, const ShardRanges& at) {
     for (const Rows& w : to)
       for (size_t i = 0; i < from.size(); ++i)
         for (int t = 0; t < w.rows; ++t) std::copy_n(from[i].row(t), from[i].cols, w.row(t) + at[i].begin);

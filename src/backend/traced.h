@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "backend/backend.h"
-#include "backend/cut.h"
+#include "backend/shard_spec.h"
 #include "backend/verb_cost.h"
 #include "base/check.h"
 #include "base/result.h"
@@ -48,7 +48,7 @@ class Traced {
   auto upload(const T& t) {
     return inner_.upload(t);
   }
-  Weight upload(const TensorView& t, const Cut& cut) { return upload_cut(inner_, t, cut); }
+  Weight upload(const TensorView& t, const ShardSpec& spec) { return upload_shard(inner_, t, spec); }
   int n_shard() const { return shards_of(inner_); }
   Rows new_rows(int rows, int cols) { return inner_.new_rows(rows, cols); }
   std::vector<float> to_host(Rows x) { return inner_.to_host(x); }

@@ -1,5 +1,5 @@
 #pragma once
-#include "backend/sharded.h"
+#include "backend/tensor_parallel.h"
 #include "cache/cache_of.h"
 #include "model/shards.h"
 
@@ -7,8 +7,8 @@ namespace facet {
 
 // A cache in each shard, of the K/V heads that it has; the first leads.
 template <class B, class Link>
-struct CacheOf<Sharded<B, Link>> {
-  using Shards = Sharded<B, Link>;
+struct CacheOf<TensorParallel<B, Link>> {
+  using Shards = TensorParallel<B, Link>;
   static int count(Shards& b) { return b.n_shard(); }
   // limit: of all shards together.
   static Result<std::unique_ptr<PagePool>> pool(Shards& b, const ModelCfg& m, const KvPlan& p, int64_t more,

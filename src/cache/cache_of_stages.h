@@ -1,5 +1,5 @@
 #pragma once
-#include "backend/pipeline.h"
+#include "backend/pipeline_parallel.h"
 #include "cache/cache_of.h"
 #include "cache/kv_plan.h"
 #include "model/stages.h"
@@ -9,8 +9,8 @@ namespace facet {
 // A cache in each stage, of the layers that it has; the first leads. A layer that reads another one's rows reads them
 // where they are.
 template <class B, class Move>
-struct CacheOf<Pipeline<B, Move>> {
-  using Stages = Pipeline<B, Move>;
+struct CacheOf<PipelineParallel<B, Move>> {
+  using Stages = PipelineParallel<B, Move>;
   static int count(Stages& b) { return int(b.n_stage()); }
   // limit: of all stages together, by what their layers take. more: of drafters, on the last stage.
   static Result<std::unique_ptr<PagePool>> pool(Stages& b, const ModelCfg& m, const KvPlan& p, int64_t more,

@@ -7,7 +7,7 @@
 
 namespace facet {
 
-// K/V rows in the memory of a GPU, in device order (kernels/attend.h).
+// K/V rows in the memory of a GPU, in device order (kernels/attention.h).
 class CudaKvCache final : public KvCache {
  public:
   // The device outlives the cache, and so does the pool.

@@ -78,7 +78,7 @@ namespace {
 int64_t divided_weight_bytes(const ModelCfg& m, int n, std::span<const TensorView> tensors) {
   std::vector<int64_t> bytes(static_cast<size_t>(n));
   for (const TensorView& t : tensors) {
-    const std::vector<TensorView> parts = cut_views(m, n, t, tensors);
+    const std::vector<TensorView> parts = shard_views(m, n, t, tensors);
     for (size_t i = 0; i < parts.size(); ++i) bytes[i] += Cuda::weight_bytes(parts[i]);
   }
   return *std::max_element(bytes.begin(), bytes.end());

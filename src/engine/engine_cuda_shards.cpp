@@ -7,7 +7,7 @@
 namespace facet {
 
 Result<std::unique_ptr<Engine>> open_sharded_engine(LoadedModel model, const EngineConfig& c) {
-  return create_engine<Sharded<Cuda, CudaLink>>(std::move(model), c, c.gpus);
+  return create_engine<TensorParallel<Cuda, CudaLink>>(std::move(model), c, c.gpus);
 }
 
 }  // namespace facet

@@ -1,4 +1,4 @@
-#include "backend/cuda/cuda_move.h"
+#include "backend/cuda/p2p_copy.h"
 #include "cache/cache_of_stages.h"
 #include "cache/cuda_kv_cache.h"
 #include "engine/engine_cuda.h"
@@ -9,7 +9,7 @@ namespace facet {
 Result<std::unique_ptr<Engine>> open_staged_engine(LoadedModel model, const EngineConfig& c) {
   const auto layers = split_layers(model.cfg, c.split);
   if (!layers) return layers.error();
-  return create_engine<Pipeline<Cuda, CudaMove>>(std::move(model), c, *layers, c.gpus);
+  return create_engine<PipelineParallel<Cuda, P2pCopy>>(std::move(model), c, *layers, c.gpus);
 }
 
 }  // namespace facet

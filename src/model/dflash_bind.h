@@ -10,9 +10,9 @@ template <Backend B>
 Result<DflashW<B>> bind_dflash(B& b, const DrafterFile& file, const DflashCfg& c) {
   TensorFinder find(file.path(), file.tensors());
   Uploader<B> up(b, find);
-  const ModelCuts cuts(c.body, shards_of(b));  // whole in every shard where its heads are not divided
+  const ModelShardSpecs specs(c.body, shards_of(b));  // whole in every shard where its heads are not divided
   auto weight = [&](auto... args) { return up.weight(args...); };
-  auto part = [&](const Cut& cut, auto... args) { return up.part(cut, args...); };
+  auto part = [&](const ShardSpec& spec, auto... args) { return up.part(spec, args...); };
   auto gain = [&](auto... args) { return up.gain(args...); };
   const ModelCfg& m = c.body;
   const int64_t D = m.d_model;
@@ -21,8 +21,8 @@ Result<DflashW<B>> bind_dflash(B& b, const DrafterFile& file, const DflashCfg& c
   W.fuse_norm = gain("enc.output_norm.weight", D);
   W.body.out_norm = gain("output_norm.weight", D);
   if (c.id_map.empty())
-    W.body.tok_embd = part(cuts.vocabulary(), "token_embd.weight", D, m.n_vocab, 1, /*optional=*/true);
-  W.body.head = part(cuts.vocabulary(), "output.weight", D, m.n_vocab, 1, /*optional=*/true);
+    W.body.tok_embd = part(specs.vocabulary(), "token_embd.weight", D, m.n_vocab, 1, /*optional=*/true);
+  W.body.head = part(specs.vocabulary(), "output.weight", D, m.n_vocab, 1, /*optional=*/true);
   const typename B::Freqs freqs = b.upload(std::span<const double>(c.freqs));
   for (int l = 0; l < m.n_layer(); ++l) {
     const LayerCfg& L = m.layer[size_t(l)];
@@ -33,15 +33,15 @@ Result<DflashW<B>> bind_dflash(B& b, const DrafterFile& file, const DflashCfg& c
     w.attn_norm = gain(name("attn_norm.weight"), D);
     w.q_norm = gain(name("attn_q_norm.weight"), E);
     w.k_norm = gain(name("attn_k_norm.weight"), E);
-    w.wq = part(cuts.heads(E), name("attn_q.weight"), D, Q);
-    w.wk = part(cuts.kv_heads(E), name("attn_k.weight"), D, KV);
-    w.wv = part(cuts.kv_heads(E), name("attn_v.weight"), D, KV);
-    w.wo = part(cuts.of_heads(E), name("attn_output.weight"), Q, D);
+    w.wq = part(specs.heads(E), name("attn_q.weight"), D, Q);
+    w.wk = part(specs.kv_heads(E), name("attn_k.weight"), D, KV);
+    w.wv = part(specs.kv_heads(E), name("attn_v.weight"), D, KV);
+    w.wo = part(specs.of_heads(E), name("attn_output.weight"), Q, D);
     w.ffn_norm = gain(name("ffn_norm.weight"), D);
     const TensorView* down = find.peek(name("ffn_down.weight"));
-    w.gate = part(cuts.hidden(down), name("ffn_gate.weight"), D, L.d_ff);
-    w.up = part(cuts.hidden(down), name("ffn_up.weight"), D, L.d_ff);
-    w.down = part(cuts.of_hidden(down), name("ffn_down.weight"), L.d_ff, D);
+    w.gate = part(specs.hidden(down), name("ffn_gate.weight"), D, L.d_ff);
+    w.up = part(specs.hidden(down), name("ffn_up.weight"), D, L.d_ff);
+    w.down = part(specs.of_hidden(down), name("ffn_down.weight"), L.d_ff, D);
     W.body.layer.push_back(w);
   }
   if (auto done = find.finish(); !done) return done.error();

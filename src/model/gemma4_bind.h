@@ -8,7 +8,7 @@
 #include <string>
 #include <utility>
 
-#include "backend/cut.h"
+#include "backend/shard_spec.h"
 #include "formats/gguf.h"
 #include "model/gemma4_config.h"
 #include "model/shards.h"
@@ -56,11 +56,11 @@ class Uploader {
     return part({}, name, n_in, n_out, n_stack, optional);
   }
   // Divided among shards, if the backend has some.
-  typename B::Weight part(const Cut& cut, const std::string& name, int64_t n_in, int64_t n_out, int64_t n_stack = 1,
-                          bool optional = false) {
+  typename B::Weight part(const ShardSpec& spec, const std::string& name, int64_t n_in, int64_t n_out,
+                          int64_t n_stack = 1, bool optional = false) {
     const TensorView* t = find_.matrix(name, n_in, n_out, n_stack, optional);
     if (!t) return {};
-    const auto w = upload_cut(b_, *t, cut);
+    const auto w = upload_shard(b_, *t, spec);
     if (progress_) progress_(done_ += t->data.size(), total_);
     return w;
   }
@@ -90,21 +90,21 @@ template <Backend B>
 Result<ModelW<B>> bind_gemma4(B& b, const GgufFile& file, const ModelCfg& m, int share,
                               const LoadProgress& progress = {}) {
   if (auto ok = check_shards(file.path(), m, shards_of(b)); !ok) return ok.error();
-  const ModelCuts cuts(m, shards_of(b));
+  const ModelShardSpecs specs(m, shards_of(b));
   TensorFinder find(file);
   Uploader<B> up(b, find, progress, file.file_bytes());
   auto weight = [&](auto... args) { return up.weight(args...); };
-  auto part = [&](const Cut& cut, auto... args) { return up.part(cut, args...); };
+  auto part = [&](const ShardSpec& spec, auto... args) { return up.part(spec, args...); };
   auto gain = [&](auto... args) { return up.gain(args...); };
   const int64_t D = m.d_model, P = m.d_ple, L = m.n_layer();
 
   ModelW<B> W;
-  W.tok_embd = part(cuts.vocabulary(), "token_embd.weight", D, m.n_vocab);
-  W.head = part(cuts.vocabulary(), "output.weight", D, m.n_vocab, 1, true);
+  W.tok_embd = part(specs.vocabulary(), "token_embd.weight", D, m.n_vocab);
+  W.head = part(specs.vocabulary(), "output.weight", D, m.n_vocab, 1, true);
   if (!W.head) W.head = W.tok_embd;  // tied, and not scaled
   W.out_norm = gain("output_norm.weight", D);
   if (P > 0) {
-    W.ple_table = part(cuts.vocabulary(), "per_layer_token_embd.weight", L * P, m.n_vocab);
+    W.ple_table = part(specs.vocabulary(), "per_layer_token_embd.weight", L * P, m.n_vocab);
     W.ple_model_proj = weight("per_layer_model_proj.weight", D, L * P);
     W.ple_norm = gain("per_layer_proj_norm.weight", P);
   }
@@ -120,24 +120,24 @@ Result<ModelW<B>> bind_gemma4(B& b, const GgufFile& file, const ModelCfg& m, int
     if (c.shares(share)) w.k_gain = find.vector(name("attn_k_norm.weight"), E);
     w.q_norm =
         up.query_gain(name("attn_q_norm.weight"), E, c.query_only ? W.layer[size_t(c.kv_source)].k_gain : w.k_gain);
-    w.wq = part(cuts.heads(E), name("attn_q.weight"), D, Q);
-    w.wo = part(cuts.of_heads(E), name("attn_output.weight"), Q, D);
+    w.wq = part(specs.heads(E), name("attn_q.weight"), D, Q);
+    w.wo = part(specs.of_heads(E), name("attn_output.weight"), Q, D);
     if (c.query_only) {  // published files still carry them; no engine reads them
       for (const char* unused :
            {"attn_k.weight", "attn_v.weight", "attn_k_norm.weight", "attn_k.scale", "attn_v.scale"})
         find.ignore(name(unused));
     } else {
       w.k_norm = gain(name("attn_k_norm.weight"), E);
-      w.wk = part(cuts.kv_heads(E), name("attn_k.weight"), D, KV);
-      w.wv = part(cuts.kv_heads(E), name("attn_v.weight"), D, KV, 1, /*optional=*/c.window == 0);
+      w.wk = part(specs.kv_heads(E), name("attn_k.weight"), D, KV);
+      w.wv = part(specs.kv_heads(E), name("attn_v.weight"), D, KV, 1, /*optional=*/c.window == 0);
     }
     w.attn_post = gain(name("post_attention_norm.weight"), D);
     w.ffn_norm = gain(name("ffn_norm.weight"), D);
     w.ffn_post = gain(name("post_ffw_norm.weight"), D);
     const TensorView* down = find.peek(name("ffn_down.weight"));
-    w.gate = part(cuts.hidden(down), name("ffn_gate.weight"), D, c.d_ff);
-    w.up = part(cuts.hidden(down), name("ffn_up.weight"), D, c.d_ff);
-    w.down = part(cuts.of_hidden(down), name("ffn_down.weight"), c.d_ff, D);
+    w.gate = part(specs.hidden(down), name("ffn_gate.weight"), D, c.d_ff);
+    w.up = part(specs.hidden(down), name("ffn_up.weight"), D, c.d_ff);
+    w.down = part(specs.of_hidden(down), name("ffn_down.weight"), c.d_ff, D);
     if (const std::vector<float> s = find.vector(name("layer_output_scale.weight"), 1, true); !s.empty())
       w.out_scale = s[0];
     if (c.moe) {
@@ -150,14 +150,14 @@ Result<ModelW<B>> bind_gemma4(B& b, const GgufFile& file, const ModelCfg& m, int
       w.router_norm = b.upload(std::span<const float>(router));
       w.experts.router = weight(name("ffn_gate_inp.weight"), D, N);
       const TensorView* experts_down = find.peek(name("ffn_down_exps.weight"));
-      const Cut hidden = cuts.hidden(experts_down);
-      w.experts.gate_up = part(cuts.hidden(experts_down, /*folds=*/2), name("ffn_gate_up_exps.weight"), D, 2 * F, N,
+      const ShardSpec hidden = specs.hidden(experts_down);
+      w.experts.gate_up = part(specs.hidden(experts_down, /*folds=*/2), name("ffn_gate_up_exps.weight"), D, 2 * F, N,
                                /*optional=*/true);
       if (!w.experts.gate_up) {
         w.experts.gate = part(hidden, name("ffn_gate_exps.weight"), D, F, N);
         w.experts.up = part(hidden, name("ffn_up_exps.weight"), D, F, N);
       }
-      w.experts.down = part(cuts.of_hidden(experts_down), name("ffn_down_exps.weight"), F, D, N);
+      w.experts.down = part(specs.of_hidden(experts_down), name("ffn_down_exps.weight"), F, D, N);
       const std::string other = name("ffn_gate_inp.per_expert_scale");  // of some converters
       w.experts.scale = gain(find.has(other) ? other : name("ffn_down_exps.scale"), N, true);
     }

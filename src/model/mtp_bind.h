@@ -13,16 +13,16 @@ Result<MtpW<B>> bind_mtp(B& b, const DrafterFile& file, const MtpCfg& c, const M
   Uploader<B> up(b, find);
   // Its queries go where the rows are that they read; its other layers are small and whole in every shard.
   if (auto ok = check_shards(file.path(), c.body, shards_of(b)); !ok) return ok.error();
-  const ModelCuts cuts(c.body, shards_of(b));
+  const ModelShardSpecs specs(c.body, shards_of(b));
   auto weight = [&](auto... args) { return up.weight(args...); };
-  auto part = [&](const Cut& cut, auto... args) { return up.part(cut, args...); };
+  auto part = [&](const ShardSpec& spec, auto... args) { return up.part(spec, args...); };
   auto gain = [&](auto... args) { return up.gain(args...); };
   const ModelCfg& m = c.body;
   const int64_t D = m.d_model, DT = c.d_target, V = m.n_vocab;
   MtpW<B> W;
   W.pre = weight("nextn.pre_projection.weight", 2 * DT, D);
   W.post = weight("nextn.post_projection.weight", D, DT);
-  const Cut vocabulary = c.n_cluster > 0 ? Cut{} : cuts.vocabulary();
+  const ShardSpec vocabulary = c.n_cluster > 0 ? ShardSpec{} : specs.vocabulary();
   W.body.head = part(vocabulary, "output.weight", D, V, 1, /*optional=*/true);
   if (!W.body.head) W.body.head = part(vocabulary, "token_embd.weight", D, V);
   W.body.out_norm = gain("output_norm.weight", D);
@@ -42,8 +42,8 @@ Result<MtpW<B>> bind_mtp(B& b, const DrafterFile& file, const MtpCfg& c, const M
     const size_t source = size_t(L.kv_source);
     w.q_norm = up.query_gain(name("attn_q_norm.weight"), E,
                              source < target.layer.size() ? target.layer[source].k_gain : std::vector<float>{});
-    w.wq = part(cuts.heads(E), name("attn_q.weight"), D, Q);
-    w.wo = part(cuts.of_heads(E), name("attn_output.weight"), Q, D);
+    w.wq = part(specs.heads(E), name("attn_q.weight"), D, Q);
+    w.wo = part(specs.of_heads(E), name("attn_output.weight"), Q, D);
     w.attn_post = gain(name("post_attention_norm.weight"), D);
     w.ffn_norm = gain(name("ffn_norm.weight"), D);
     w.ffn_post = gain(name("post_ffw_norm.weight"), D);

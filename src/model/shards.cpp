@@ -47,11 +47,11 @@ ModelCfg shard_config(const ModelCfg& m, int n_shard) {
   return s;
 }
 
-Cut cut_of(const ModelCfg& m, int n_shard, const TensorView& t, std::span<const TensorView> all) {
-  const ModelCuts cuts(m, n_shard);
+ShardSpec shard_spec_of(const ModelCfg& m, int n_shard, const TensorView& t, std::span<const TensorView> all) {
+  const ModelShardSpecs specs(m, n_shard);
   std::string_view name = t.name;
   if (name == "token_embd.weight" || name == "output.weight" || name == "per_layer_token_embd.weight")
-    return cuts.vocabulary();
+    return specs.vocabulary();
   constexpr std::string_view kLayer = "blk.";
   if (!name.starts_with(kLayer)) return {};
   name.remove_prefix(kLayer.size());
@@ -65,26 +65,26 @@ Cut cut_of(const ModelCfg& m, int n_shard, const TensorView& t, std::span<const 
     const auto at = std::find_if(all.begin(), all.end(), [&](const TensorView& x) { return x.name == wanted; });
     return at == all.end() ? nullptr : &*at;
   };
-  if (part == "attn_q.weight") return cuts.heads(head);
-  if (part == "attn_k.weight" || part == "attn_v.weight") return cuts.kv_heads(head);
-  if (part == "attn_output.weight") return cuts.of_heads(head);
-  if (part == "ffn_gate.weight" || part == "ffn_up.weight") return cuts.hidden(down("ffn_down.weight"));
-  if (part == "ffn_down.weight") return cuts.of_hidden(&t);
-  if (part == "ffn_gate_up_exps.weight") return cuts.hidden(down("ffn_down_exps.weight"), /*folds=*/2);
-  if (part == "ffn_gate_exps.weight" || part == "ffn_up_exps.weight") return cuts.hidden(down("ffn_down_exps.weight"));
-  if (part == "ffn_down_exps.weight") return cuts.of_hidden(&t);
+  if (part == "attn_q.weight") return specs.heads(head);
+  if (part == "attn_k.weight" || part == "attn_v.weight") return specs.kv_heads(head);
+  if (part == "attn_output.weight") return specs.of_heads(head);
+  if (part == "ffn_gate.weight" || part == "ffn_up.weight") return specs.hidden(down("ffn_down.weight"));
+  if (part == "ffn_down.weight") return specs.of_hidden(&t);
+  if (part == "ffn_gate_up_exps.weight") return specs.hidden(down("ffn_down_exps.weight"), /*folds=*/2);
+  if (part == "ffn_gate_exps.weight" || part == "ffn_up_exps.weight") return specs.hidden(down("ffn_down_exps.weight"));
+  if (part == "ffn_down_exps.weight") return specs.of_hidden(&t);
   return {};
 }
 
-std::vector<TensorView> cut_views(const ModelCfg& m, int n_shard, const TensorView& t,
-                                  std::span<const TensorView> all) {
-  const Cut cut = cut_of(m, n_shard, t, all);
+std::vector<TensorView> shard_views(const ModelCfg& m, int n_shard, const TensorView& t,
+                                    std::span<const TensorView> all) {
+  const ShardSpec spec = shard_spec_of(m, n_shard, t, all);
   std::vector<TensorView> views(size_t(n_shard), t);
-  if (cut.side == Cut::Side::kWhole) return views;
-  const bool in = cut.side == Cut::Side::kIn;
-  const Ranges r = cut_ranges(in ? t.ne[0] : t.ne[1] / cut.folds, cut, n_shard);
-  if (in && !cuts_blocks_apart(r, t.type)) return views;
-  for (size_t i = 0; i < views.size(); ++i) views[i].ne[in ? 0 : 1] = r[i].size() * (in ? 1 : cut.folds);
+  if (spec.side == ShardSpec::Side::kWhole) return views;
+  const bool in = spec.side == ShardSpec::Side::kIn;
+  const ShardRanges r = shard_ranges(in ? t.ne[0] : t.ne[1] / spec.folds, spec, n_shard);
+  if (in && !ranges_hold_whole_blocks(r, t.type)) return views;
+  for (size_t i = 0; i < views.size(); ++i) views[i].ne[in ? 0 : 1] = r[i].size() * (in ? 1 : spec.folds);
   return views;
 }
 

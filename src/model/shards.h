@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "backend/cut.h"
+#include "backend/shard_spec.h"
 #include "base/result.h"
 #include "model/types.h"
 
@@ -21,18 +21,22 @@ Status check_shards(const std::string& path, const ModelCfg& m, int n_shard);
 ModelCfg shard_config(const ModelCfg& m, int n_shard);
 
 // The cuts of a model's matrices; whole ones where the number does not divide it.
-class ModelCuts {
+class ModelShardSpecs {
  public:
-  ModelCuts(const ModelCfg& m, int n_shard) : whole_(n_shard < 2 || !divides(m, n_shard)) {}
-  Cut heads(int64_t head_dim) const { return cut({.side = Cut::Side::kOut, .unit = head_dim}); }
-  Cut kv_heads(int64_t head_dim) const { return cut({.side = Cut::Side::kOut, .unit = head_dim, .repeat = true}); }
-  Cut of_heads(int64_t head_dim) const { return cut({.side = Cut::Side::kIn, .unit = head_dim}); }
-  // down: the matrix that reads the hidden columns; null: it is missing, which is somebody else's error.
-  Cut hidden(const TensorView* down, int folds = 1) const {
-    return cut({.side = Cut::Side::kOut, .unit = hidden_unit(down), .folds = folds});
+  ModelShardSpecs(const ModelCfg& m, int n_shard) : whole_(n_shard < 2 || !divides(m, n_shard)) {}
+  ShardSpec heads(int64_t head_dim) const { return divided({.side = ShardSpec::Side::kOut, .unit = head_dim}); }
+  ShardSpec kv_heads(int64_t head_dim) const {
+    return divided({.side = ShardSpec::Side::kOut, .unit = head_dim, .repeat = true});
   }
-  Cut of_hidden(const TensorView* down) const { return cut({.side = Cut::Side::kIn, .unit = hidden_unit(down)}); }
-  Cut vocabulary() const { return cut({.side = Cut::Side::kOut, .unit = kVocabularyUnit}); }
+  ShardSpec of_heads(int64_t head_dim) const { return divided({.side = ShardSpec::Side::kIn, .unit = head_dim}); }
+  // down: the matrix that reads the hidden columns; null: it is missing, which is somebody else's error.
+  ShardSpec hidden(const TensorView* down, int folds = 1) const {
+    return divided({.side = ShardSpec::Side::kOut, .unit = hidden_unit(down), .folds = folds});
+  }
+  ShardSpec of_hidden(const TensorView* down) const {
+    return divided({.side = ShardSpec::Side::kIn, .unit = hidden_unit(down)});
+  }
+  ShardSpec vocabulary() const { return divided({.side = ShardSpec::Side::kOut, .unit = kVocabularyUnit}); }
 
  private:
   static constexpr int64_t kHiddenUnit = 64;      // columns that share a scale of int8 activations
@@ -41,13 +45,14 @@ class ModelCuts {
   static int64_t hidden_unit(const TensorView* down) {
     return down ? std::max<int64_t>(kHiddenUnit, dtype_info(down->type).block) : kHiddenUnit;
   }
-  Cut cut(Cut c) const { return whole_ ? Cut{} : c; }
+  ShardSpec divided(ShardSpec c) const { return whole_ ? ShardSpec{} : c; }
   bool whole_;
 };
 
 // How a model's tensor is divided, as its binding does (gemma4_bind.h).
-Cut cut_of(const ModelCfg& m, int n_shard, const TensorView& t, std::span<const TensorView> all);
+ShardSpec shard_spec_of(const ModelCfg& m, int n_shard, const TensorView& t, std::span<const TensorView> all);
 // What each shard has of it.
-std::vector<TensorView> cut_views(const ModelCfg& m, int n_shard, const TensorView& t, std::span<const TensorView> all);
+std::vector<TensorView> shard_views(const ModelCfg& m, int n_shard, const TensorView& t,
+                                    std::span<const TensorView> all);
 
 }  // namespace facet

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "backend/cut.h"
+#include "backend/shard_spec.h"
 
 namespace facet {
 

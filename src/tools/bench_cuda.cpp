@@ -6,8 +6,8 @@
 #include <type_traits>
 
 #include "backend/cuda/cuda_link.h"
-#include "backend/cuda/cuda_move.h"
 #include "backend/cuda/kernels/probe.h"
+#include "backend/cuda/p2p_copy.h"
 #include "backend/traced.h"
 #include "cache/cache_of_shards.h"
 #include "cache/cache_of_stages.h"
@@ -45,8 +45,8 @@ double step_bytes(const GgufFile& file, const ModelCfg& m, const KvCache& cache,
   return bytes;
 }
 
-using Shards = Sharded<Cuda, CudaLink>;
-using Stages = Pipeline<Cuda, CudaMove>;
+using Shards = TensorParallel<Cuda, CudaLink>;
+using Stages = PipelineParallel<Cuda, P2pCopy>;
 Cuda& first_gpu(Cuda& b) { return b; }
 Cuda& first_gpu(Shards& b) { return b.shard(0); }
 Cuda& first_gpu(Stages& b) { return b.stage(0); }

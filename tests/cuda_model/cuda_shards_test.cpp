@@ -19,7 +19,7 @@ namespace {
 #define NEEDS_GPUS(n) \
   if (n_gpu() < n) GTEST_SKIP() << n << " GPUs are needed, " << n_gpu() << " are there"
 
-using Shards = Sharded<Cuda, CudaLink>;
+using Shards = TensorParallel<Cuda, CudaLink>;
 constexpr int kPrompt = 120;  // tokens whose logits are compared
 std::vector<std::string> models() {
   return {shipped_path("facet-nano-Q8_0.gguf"), shipped_path("facet-nano-moe-Q4_K_M.gguf")};
@@ -81,7 +81,7 @@ struct LeavesAShardOut : CudaLink {
   void sum(std::span<const Rows> rows, unsigned has) { CudaLink::sum(rows, has & ~(has > 1 ? 2u : 0u)); }
 };
 struct GathersInTurn : CudaLink {  // columns of another shard
-  void gather(std::span<const Rows> to, std::span<const Rows> from, Ranges at) {
+  void gather(std::span<const Rows> to, std::span<const Rows> from, ShardRanges at) {
     std::swap(at[0], at[1]);
     CudaLink::gather(to, from, at);
   }
@@ -109,8 +109,8 @@ TEST(CudaShards, AsNearToTheReferenceAsOneGpu) {
         }
       });
       const std::vector<int> two{0, 1};
-      EXPECT_GT((distance(logits_of<Sharded<Cuda, LeavesAShardOut>>(path, {chunk}, two), want)), 10 * one);
-      EXPECT_GT((distance(logits_of<Sharded<Cuda, GathersInTurn>>(path, {chunk}, two), want)), 10 * one);
+      EXPECT_GT((distance(logits_of<TensorParallel<Cuda, LeavesAShardOut>>(path, {chunk}, two), want)), 10 * one);
+      EXPECT_GT((distance(logits_of<TensorParallel<Cuda, GathersInTurn>>(path, {chunk}, two), want)), 10 * one);
     }
 }
 

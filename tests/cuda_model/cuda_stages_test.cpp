@@ -1,6 +1,6 @@
 // One model in stages over GPUs, some layers on each: every bit is that of one GPU. One GPU is enough, which two stages
 // share; with two of a kind, stages are on GPUs of their own too. Skips without a device.
-#include "backend/cuda/cuda_move.h"
+#include "backend/cuda/p2p_copy.h"
 #include "cache/cache_of_stages.h"
 #include "cache/cuda_kv_cache.h"
 #include "engine/plan.h"
@@ -15,7 +15,7 @@ namespace {
 #define NEEDS_A_GPU() \
   if (n_gpu() < 1) GTEST_SKIP() << "no GPU is there"
 
-using Stages = Pipeline<Cuda, CudaMove>;
+using Stages = PipelineParallel<Cuda, P2pCopy>;
 using Layers = std::vector<int>;
 
 // Two stages on one GPU, and on two of a kind; directly and through the host's memory.
@@ -96,15 +96,15 @@ TEST(CudaStages, ThreeOnOneGpu) {
   EXPECT_TRUE(bitwise_equal(bits<Stages>(path, Layers{2, 1, 3}, std::vector<int>{0, 0, 0}), bits<Cuda>(path, 0)));
 }
 
-struct LeavesTheLastRow : CudaMove {  // where it was
+struct LeavesTheLastRow : P2pCopy {  // where it was
   void move(size_t to, Rows y, size_t from, Rows x) {
-    if (x.rows > 1) CudaMove::move(to, y.rows_at(0, y.rows - 1), from, x.rows_at(0, x.rows - 1));
+    if (x.rows > 1) P2pCopy::move(to, y.rows_at(0, y.rows - 1), from, x.rows_at(0, x.rows - 1));
   }
 };
 TEST(CudaStages, RowsLeftBehindAreFound) {
   NEEDS_A_GPU();
   const std::string path = shipped_path("facet-nano-Q8_0.gguf");
-  using Broken = Pipeline<Cuda, LeavesTheLastRow>;
+  using Broken = PipelineParallel<Cuda, LeavesTheLastRow>;
   EXPECT_FALSE(bitwise_equal(bits<Broken>(path, Layers{3, 3}, std::vector<int>{0, 0}), bits<Cuda>(path, 0)));
 }
 

@@ -163,10 +163,10 @@ struct Case {
 
   std::vector<float> many(int64_t panel_bytes = int64_t(1) << 40) const {
     const cuda::MoeSizes s{.d = d.D, .d_expert = d.F, .n_expert = d.N, .n_used = d.used, .n_tok = T};
-    const OnDevice<uint8_t> memory(size_t(cuda::moe_many_bytes(s, panel_bytes)));
+    const OnDevice<uint8_t> memory(size_t(cuda::moe_large_batch_bytes(s, panel_bytes)));
     const OnDevice<float> y(want.size());
-    cuda::moe_many(nullptr, m, rows(y, 0, T), input(0, T), rows(*dev_r, 0, T),
-                   cuda::moe_many_buffers(memory.p(), s, panel_bytes));
+    cuda::moe_large_batch(nullptr, m, rows(y, 0, T), input(0, T), rows(*dev_r, 0, T),
+                          cuda::moe_large_batch_buffers(memory.p(), s, panel_bytes));
     ok(cudaGetLastError());
     return y.get();
   }
@@ -182,10 +182,10 @@ struct Case {
         .routing = {logits.p(), weight.p(), expert.p(), active.p(), begin.p(), pair.p(), number.p()},
         .hidden = reinterpret_cast<__nv_bfloat16*>(hidden.p()),
         .out = out.p()};
-    const cuda::RouteJob job = cuda::route_job(m, rows(*dev_r, first, n), n, b.routing);
-    n > cuda::kMoeRows ? cuda::route_batch(nullptr, job) : cuda::route(nullptr, job);
-    cuda::moe_small(nullptr, m, input(first, n), n, b);
-    cuda::moe_small_combine(nullptr, rows(y, 0, n), b.out, b.routing.weight, m.n_used);
+    const cuda::RouterArgs job = cuda::router_args(m, rows(*dev_r, first, n), n, b.routing);
+    n > cuda::kMoeRows ? cuda::route_small_batch(nullptr, job) : cuda::route(nullptr, job);
+    cuda::moe_small_batch(nullptr, m, input(first, n), n, b);
+    cuda::moe_small_batch_combine(nullptr, rows(y, 0, n), b.out, b.routing.weight, m.n_used);
     ok(cudaGetLastError());
     return y.get();
   }
@@ -223,7 +223,7 @@ struct Case {
       const bool ahead = i % 3 != 2;
       const int t = tokens[i];
       const cuda::Mat in = input(t, 1);
-      cuda::RouteJob job = cuda::route_job(m, rows(*dev_r, t, 1), 1, b.routing);
+      cuda::RouterArgs job = cuda::router_args(m, rows(*dev_r, t, 1), 1, b.routing);
       job.ahead = ahead;
       cuda::SkinnyWork work{.partial = partial.p(),
                             .counter = counter.p(),
@@ -238,8 +238,8 @@ struct Case {
       cuda::skinny(nullptr, both, 2, true, d.act, in.bf, d.D, 1, work);
       work.beside = nullptr, work.in_turn = !ahead, work.ahead = ahead;
       cuda::skinny(nullptr, &last, 1, false, d.act, both[0].y_bf, dense_rows, 1, work);
-      cuda::moe_small(nullptr, m, in, 1, b, true);
-      cuda::moe_small_combine(nullptr, rows(*y[i], 0, 1), b.out, b.routing.weight, m.n_used);
+      cuda::moe_small_batch(nullptr, m, in, 1, b, true);
+      cuda::moe_small_batch_combine(nullptr, rows(*y[i], 0, 1), b.out, b.routing.weight, m.n_used);
     }
     ok(cudaGetLastError());
     std::vector<std::vector<float>> all;
@@ -316,7 +316,7 @@ TEST(CudaMoe, ThousandsOfTokensAsReference) {
   Case({.D = 128, .F = 32, .N = 8, .used = 2, .up = DType::kQ8_0, .down = DType::kQ8_0, .routes = Routes::kUneven},
        4096)
       .check_many();
-  Case({.D = 64, .F = 16, .N = 6, .used = 2, .up = DType::kBF16, .down = DType::kBF16}, cuda::kMoeManyTokens + 70)
+  Case({.D = 64, .F = 16, .N = 6, .used = 2, .up = DType::kBF16, .down = DType::kBF16}, cuda::kMoeLargeBatchTokens + 70)
       .check_many();
 }
 TEST(CudaMoe, WidthsOf26B) {

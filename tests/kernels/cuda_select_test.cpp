@@ -8,8 +8,8 @@
 #include <random>
 
 #include "backend/cpu/cpu_ref.h"
-#include "backend/cuda/kernels/attend.h"
-#include "backend/cuda/kernels/attend/select.h"
+#include "backend/cuda/kernels/attention.h"
+#include "backend/cuda/kernels/attention/select.h"
 #include "backend/step_builder.h"
 #include "support/on_device.h"
 
@@ -93,15 +93,15 @@ struct Case {
     limits.n_q_head = spec.n_q_head, limits.head_dim = d.E, limits.n_kv_head = d.n_kv, limits.n_select = 1;
     upload();
   }
-  std::vector<std::byte> planar(KvType t, const std::vector<std::byte>& in) const {
+  std::vector<std::byte> device_row(KvType t, const std::vector<std::byte>& in) const {
     std::vector<std::byte> out(in.size());
     for (size_t at = 0; at < in.size(); at += row(t))
-      cuda::kv_planar_from_blocks(t, in.data() + at, out.data() + at, row_cols());
+      cuda::kv_device_from_blocks(t, in.data() + at, out.data() + at, row_cols());
     return out;
   }
   void upload() {
-    dk = std::make_unique<OnDevice<std::byte>>(planar(d.k, k)),
-    dv = std::make_unique<OnDevice<std::byte>>(planar(d.v, v));
+    dk = std::make_unique<OnDevice<std::byte>>(device_row(d.k, k)),
+    dv = std::make_unique<OnDevice<std::byte>>(device_row(d.v, v));
     kv_dev = kv_host;
     kv_dev.k = dk->p(), kv_dev.v = dv->p();
     dq = std::make_unique<OnDevice<float>>(q);
@@ -285,7 +285,7 @@ TEST(CudaSelect, ReadsItsBlocksAndNothingElse) {
         }
         for (size_t e = 0; e < o.size(); ++e) sums[e] = float(o[e] / sum);
         kv_result(d.v, d.shared, sums.data(), want.data(), d.E);
-        for (int e = 0; e < d.E; ++e)  // q, probabilities and values in f16: cuda_attend_test's bound of such scores
+        for (int e = 0; e < d.E; ++e)  // q, probabilities and values in f16: cuda_attention_test's bound of such scores
           ASSERT_NEAR(got[size_t(t * c.cols + h * d.E + e)], want[size_t(e)], 0x1p-7 * most)
               << kv_type_name(d.k) << " E " << d.E << " token " << t << " head " << h << " value " << e;
       }

@@ -4,7 +4,7 @@
 #include <map>
 #include <memory>
 
-#include "backend/sharded.h"
+#include "backend/tensor_parallel.h"
 #include "cache/cache_of_shards.h"
 #include "support/harness.h"
 #include "support/tiny_model.h"
@@ -84,7 +84,7 @@ struct TapeLink : HostLink<Replays> {
   void sum(std::span<const Rows> rows, unsigned has) {
     now_or_later([this, all = Parts(rows.begin(), rows.end()), has] { Link::sum(all, has); });
   }
-  void gather(std::span<const Rows> to, std::span<const Rows> from, const Ranges& at) {
+  void gather(std::span<const Rows> to, std::span<const Rows> from, const ShardRanges& at) {
     now_or_later(
         [this, t = Parts(to.begin(), to.end()), f = Parts(from.begin(), from.end()), at] { Link::gather(t, f, at); });
   }
@@ -92,7 +92,7 @@ struct TapeLink : HostLink<Replays> {
     now_or_later([=, this, &b] { Link::embed(b, x, table, s, scale, own); });
   }
 };
-using Shards = Sharded<Replays, TapeLink>;
+using Shards = TensorParallel<Replays, TapeLink>;
 
 KvPlan plan() {
   return {.k = KvType::kQ8_0, .v = KvType::kQ8_0, .max_seq = 3, .max_ctx = 256, .max_step = 96, .margin = 16};
@@ -101,7 +101,7 @@ KvPlan plan() {
 TEST(ShardedReplay, ReplayedIsEager) {
   for (const TinyModel& m : {TinyModel{}, TinyModel{.moe = true, .d_expert = 160}, TinyModel{.ple = true}}) {
     const TinyFile file(m);
-    Harness<Sharded<CpuRef>> plain(file.path(), plan(), 0, 2, 1);
+    Harness<TensorParallel<CpuRef>> plain(file.path(), plan(), 0, 2, 1);
     Harness<Shards> h(file.path(), plan(), 0, 2, 1);
     const auto ids = random_ids(40, h.cfg.n_vocab, 7);
     const auto want = plain.logits(ids, {1});

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "backend/cuda/kernels/exchange.h"
+#include "backend/cuda/kernels/collectives.h"
 
 // What several shards run on: GPUs of their own, through their memory or the host's.
 namespace facet::test {

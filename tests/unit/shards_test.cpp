@@ -11,39 +11,39 @@
 namespace facet::test {
 namespace {
 
-std::vector<int64_t> sizes(int64_t n, const Cut& c, int shards) {
+std::vector<int64_t> sizes(int64_t n, const ShardSpec& c, int shards) {
   std::vector<int64_t> v;
   int64_t at = 0;
-  for (const Range& r : cut_ranges(n, c, shards)) {
-    EXPECT_TRUE(c.repeat || c.side == Cut::Side::kWhole || r.begin == at) << "a gap";
+  for (const Range& r : shard_ranges(n, c, shards)) {
+    EXPECT_TRUE(c.repeat || c.side == ShardSpec::Side::kWhole || r.begin == at) << "a gap";
     at = r.end, v.push_back(r.size());
   }
   EXPECT_TRUE(c.repeat || at == n) << "something is left over";
   return v;
 }
 
-TEST(Cut, RangesAreEvenInUnits) {
+TEST(ShardSpec, RangesAreEvenInUnits) {
   using V = std::vector<int64_t>;
-  const Cut by64{.side = Cut::Side::kOut, .unit = 64}, by256{.side = Cut::Side::kOut, .unit = 256};
+  const ShardSpec by64{.side = ShardSpec::Side::kOut, .unit = 64}, by256{.side = ShardSpec::Side::kOut, .unit = 256};
   EXPECT_EQ(sizes(704, by64, 2), (V{320, 384}));
   EXPECT_EQ(sizes(704, by64, 4), (V{128, 192, 192, 192}));
   EXPECT_EQ(sizes(2112, by64, 8), (V{256, 256, 256, 256, 256, 256, 256, 320}));
   EXPECT_EQ(sizes(21504, by256, 4), (V{5376, 5376, 5376, 5376}));
   EXPECT_EQ(sizes(96, by64, 2), (V{64, 32})) << "the last unit is shorter";
   EXPECT_EQ(sizes(512, by256, 4), (V{0, 256, 0, 256})) << "fewer units than shards";
-  const Cut heads{.side = Cut::Side::kOut, .unit = 512, .repeat = true};
-  EXPECT_EQ(cut_ranges(1024, heads, 4), (Ranges{{0, 512}, {0, 512}, {512, 1024}, {512, 1024}}));
+  const ShardSpec heads{.side = ShardSpec::Side::kOut, .unit = 512, .repeat = true};
+  EXPECT_EQ(shard_ranges(1024, heads, 4), (ShardRanges{{0, 512}, {0, 512}, {512, 1024}, {512, 1024}}));
   EXPECT_EQ(sizes(4096, heads, 4), (V{1024, 1024, 1024, 1024}));
   EXPECT_EQ(sizes(100, {}, 2), (V{100, 100})) << "whole";
 }
-TEST(Cut, BlocksStayWhole) {
-  EXPECT_TRUE(cuts_blocks_apart({{0, 256}, {256, 512}}, DType::kQ4_K));
-  EXPECT_FALSE(cuts_blocks_apart({{0, 128}, {128, 512}}, DType::kQ4_K));
-  EXPECT_TRUE(cuts_blocks_apart({{0, 32}, {32, 512}}, DType::kQ8_0));
+TEST(ShardSpec, BlocksStayWhole) {
+  EXPECT_TRUE(ranges_hold_whole_blocks({{0, 256}, {256, 512}}, DType::kQ4_K));
+  EXPECT_FALSE(ranges_hold_whole_blocks({{0, 128}, {128, 512}}, DType::kQ4_K));
+  EXPECT_TRUE(ranges_hold_whole_blocks({{0, 32}, {32, 512}}, DType::kQ8_0));
 }
 
 // The parts of all shards are the tensor, element by element.
-TEST(Cut, PartsMakeTheWhole) {
+TEST(ShardSpec, PartsMakeTheWhole) {
   const int64_t in = 6, out = 8, stack = 3;
   std::vector<float> v(size_t(in * out * stack));
   std::iota(v.begin(), v.end(), 0.f);
@@ -58,12 +58,12 @@ TEST(Cut, PartsMakeTheWhole) {
     return f;
   };
   for (const int folds : {1, 2})
-    for (const Cut::Side side : {Cut::Side::kOut, Cut::Side::kIn}) {
-      const Cut c{.side = side, .unit = 1, .folds = folds};
-      const bool is_in = side == Cut::Side::kIn;
+    for (const ShardSpec::Side side : {ShardSpec::Side::kOut, ShardSpec::Side::kIn}) {
+      const ShardSpec c{.side = side, .unit = 1, .folds = folds};
+      const bool is_in = side == ShardSpec::Side::kIn;
       if (is_in && folds > 1) continue;
-      for (const Range& r : cut_ranges(is_in ? in : out / folds, c, 3)) {
-        const CutTensor part = cut_tensor(t, c, r);
+      for (const Range& r : shard_ranges(is_in ? in : out / folds, c, 3)) {
+        const ShardedTensor part = shard_tensor(t, c, r);
         ASSERT_EQ(int64_t(part.view.data.size()), part.view.n_elements() * 4);
         for (int64_t s = 0; s < stack; ++s)
           for (int64_t o = 0; o < part.view.ne[1]; ++o)
@@ -75,7 +75,7 @@ TEST(Cut, PartsMakeTheWhole) {
       }
     }
   t.ne[2] = 1, t.data = t.data.first(size_t(in * out) * 4);
-  const CutTensor rows = cut_tensor(t, {.side = Cut::Side::kOut}, {2, 5});
+  const ShardedTensor rows = shard_tensor(t, {.side = ShardSpec::Side::kOut}, {2, 5});
   EXPECT_TRUE(rows.bytes.empty()) << "rows in one piece are not copied";
   EXPECT_EQ(rows.view.data.data(), t.data.data() + 2 * in * 4);
 }

@@ -75,12 +75,12 @@ void Activations::reserve_int8(int64_t bytes) {
 void Activations::run(const Pending& pending) {
   if (const auto* p = std::get_if<PartialSums>(&pending))
     sum_partials(stream_, raw(p->of, 0, p->of.rows, false), p->sums);
-  else if (const auto* h = std::get_if<HeadWork>(&pending))
-    run_heads(stream_, h->kv, h->q, step_, h->left);
+  else if (const auto* h = std::get_if<QkNormRope>(&pending))
+    run_qk_norm_rope(stream_, h->kv, h->q, step_, h->left);
   else if (const auto* e = std::get_if<ExpertOutputs>(&pending))
-    moe_small_combine(stream_, raw(e->of, 0, e->of.rows, false), e->slots.out, e->slots.weight, e->slots.n_used);
+    moe_small_batch_combine(stream_, raw(e->of, 0, e->of.rows, false), e->slots.out, e->slots.weight, e->slots.n_used);
 }
-void Activations::leave(Pending p) {
+void Activations::defer(Pending p) {
   const size_t kind = p.index();
   resolve_if([&](const Pending& q) { return q.index() == kind; });
   pending_.push_back(std::move(p));
@@ -89,7 +89,7 @@ void Activations::resolve(const Buffer* b) {
   if (pending_.empty()) return;
   resolve_if([&](const Pending& pending) {
     if (const auto* p = std::get_if<PartialSums>(&pending)) return p->of.buffer == b;
-    if (const auto* h = std::get_if<HeadWork>(&pending)) return h->of_q == b || h->of_k == b || h->of_v == b;
+    if (const auto* h = std::get_if<QkNormRope>(&pending)) return h->of_q == b || h->of_k == b || h->of_v == b;
     return std::get<ExpertOutputs>(pending).of.buffer == b;
   });
 }
@@ -108,10 +108,10 @@ Partials Activations::take_sums(const Rows& y) {
     }
   return {};
 }
-std::optional<HeadWork> Activations::take_heads(const Rows& q, const KvLayer& kv) {
+std::optional<QkNormRope> Activations::take_qk_norm_rope(const Rows& q, const KvLayer& kv) {
   for (size_t i = 0; i < pending_.size(); ++i)
-    if (const auto* h = std::get_if<HeadWork>(&pending_[i])) {
-      const HeadWork work = *h;
+    if (const auto* h = std::get_if<QkNormRope>(&pending_[i])) {
+      const QkNormRope work = *h;
       pending_.erase(pending_.begin() + ptrdiff_t(i));
       const bool is_its = work.of_q == q.buffer && work.q.rows == q.rows && work.q.cols == q.cols &&
                           (!work.left.k.p || work.kv.k == kv.k);

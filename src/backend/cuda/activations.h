@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "backend/cuda/device.h"
-#include "backend/cuda/kernels/attend.h"
+#include "backend/cuda/kernels/attention.h"
 #include "backend/cuda/kernels/matmul/layout.h"
 #include "backend/cuda/kernels/ops.h"
 #include "base/check.h"
@@ -42,22 +42,22 @@ struct Rows {
   explicit operator bool() const { return buffer != nullptr; }
 };
 
-// What a verb left to the reader of its output, to be done in that reader's launch.
+// Work that a verb deferred to the reader of its output, which does it in its own launch.
 struct PartialSums {  // of a product whose columns were split (split-K): `of` is their sum
   Rows of;
   Partials sums;
 };
-struct HeadWork {  // norms, RoPE and the append of K/V rows, between projections and attention
+struct QkNormRope {  // norms, RoPE and the append of K/V rows, between projections and attention
   const Buffer *of_q = nullptr, *of_k = nullptr, *of_v = nullptr;  // of_k null: of q alone
   Mat q;
   KvLayer kv;
-  HeadsLeft left;
+  PendingQkNormRope left;
 };
 struct ExpertOutputs {  // `of` is their sum over a token's experts
   Rows of;
   MoeSlots slots;
 };
-using Pending = std::variant<PartialSums, HeadWork, ExpertOutputs>;
+using Pending = std::variant<PartialSums, QkNormRope, ExpertOutputs>;
 
 // The activations of a backend. Verbs get at memory through mat() and written() alone, which first do what is pending
 // of the buffer; so no verb can forget it. A verb that does the pending work itself takes it before.
@@ -73,16 +73,16 @@ class Activations {
   // Rows [row, row + n) of x as kernels take them; bf: the verb will write the bf16 too.
   Mat mat_at(const Rows& x, int row, int n, bool bf);
   Mat mat(const Rows& x, bool bf) { return mat_at(x, 0, x.rows, bf); }
-  // As mat, for an output: the bf16 becomes fresh or stale, int8 activations stale.
+  // The same for an output: its bf16 becomes fresh or stale, its int8 activations stale.
   Mat written(const Rows& x, bool bf);
-  // As written(x, true) by a kernel that writes int8 activations too, if the rows are few.
+  // written(x, true) for a kernel that writes int8 activations too, if the rows are few.
   Mat written_int8(const Rows& x);
   const __nv_bfloat16* rounded(const Rows& x);  // the bf16 of x, made if it is stale
   void host_wrote(const Rows& x);
   void forget_rounded();
 
   // --- pending work
-  void leave(Pending p);
+  void defer(Pending p);
   void resolve(const Buffer* b);
   void resolve_all();
   template <class Kind>
@@ -92,7 +92,7 @@ class Activations {
   // The partial sums of exactly y, which the caller adds up; none if y has them all.
   Partials take_sums(const Rows& y);
   // The work on q and its K/V rows, which attention does; what belongs elsewhere is done now.
-  std::optional<HeadWork> take_heads(const Rows& q, const KvLayer& kv);
+  std::optional<QkNormRope> take_qk_norm_rope(const Rows& q, const KvLayer& kv);
   MoeSlots take_experts(const Rows& y);
 
   // --- int8 activations (kernels/matmul/acts.cuh) of the first rows of one buffer
@@ -125,7 +125,7 @@ class Activations {
   std::vector<Pending> pending_;  // at most one of a kind
   uint8_t* int8_ = nullptr;
   int64_t int8_bytes_ = 0;
-  const Buffer* int8_of_ = nullptr;  // null: nobody's
+  const Buffer* int8_of_ = nullptr;  // null: none
   int int8_rows_ = 0, int8_cols_ = 0;
 };
 

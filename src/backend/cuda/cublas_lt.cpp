@@ -32,7 +32,7 @@ const char* cublas_lt_name() { return FACET_CUBLAS_LT; }
 
 }  // namespace facet::cuda
 
-// What the program calls by the library's own names, passed on. Whoever has not asked has_cublas_lt() gets a status.
+// The functions that the program calls by the library's own names, passed on. Without the library they return a status.
 #define FACET_PASS_ON(name, parameters, ...)                   \
   cublasStatus_t name parameters {                             \
     static auto* const f = facet::cuda::find(&name, #name);    \

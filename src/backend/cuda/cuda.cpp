@@ -4,7 +4,7 @@
 #include <bit>
 #include <optional>
 
-#include "backend/cuda/kernels/exchange.h"
+#include "backend/cuda/kernels/collectives.h"
 #include "backend/cuda/kernels/ops.h"
 
 namespace facet {
@@ -19,7 +19,7 @@ void Cuda::next_step(const Step& s) {
   if (s.shape.n_tok < step_.shape.n_tok) take_step(s, true);
 }
 void Cuda::take_step(const Step& s, bool keep_tokens) {
-  settle();  // that is of the step before
+  resolve_pending();  // that is of the step before
   acts_.forget_rounded();
   step_ = arrays_.upload(s, keep_tokens, [&] { finish(); });
   step_.shape.longest = int(cuda::row_bucket(s.shape.longest));
@@ -30,12 +30,12 @@ void Cuda::take_step(const Step& s, bool keep_tokens) {
 // --- attention
 
 void Cuda::head_norm_rope(Rows x, Vec gain, Freqs freqs, const Step&, float eps) {
-  acts_.resolve_kind<cuda::HeadWork>();
-  acts_.leave(
-      cuda::HeadWork{.of_q = x.buffer,
-                     .q = acts_.written(x, false),
-                     .kv = {},
-                     .left = {.k = {}, .v = {}, .work = {.q_gain = gain.p, .freqs = {freqs.p, freqs.n}, .eps = eps}}});
+  acts_.resolve_kind<cuda::QkNormRope>();
+  acts_.defer(cuda::QkNormRope{
+      .of_q = x.buffer,
+      .q = acts_.written(x, false),
+      .kv = {},
+      .left = {.k = {}, .v = {}, .work = {.q_gain = gain.p, .freqs = {freqs.p, freqs.n}, .eps = eps}}});
 }
 void Cuda::head_norm(Rows x, int head_dim, float eps) {
   cuda::head_norm(stream_, acts_.written(x, false), head_dim, eps);
@@ -45,9 +45,9 @@ void Cuda::kv_append(KvLayer kv, Rows k, Rows v, const Step&) {
 }
 void Cuda::norm_rope_append(KvLayer kv, Rows q, Rows k, Rows v, Vec q_gain, Vec k_gain, Freqs freqs, bool norm_v,
                             const Step&, float eps) {
-  acts_.resolve_kind<cuda::HeadWork>();
+  acts_.resolve_kind<cuda::QkNormRope>();
   const Mat mq = acts_.written(q, false), mk = acts_.written(k, false), mv = acts_.written(v, false);
-  acts_.leave(cuda::HeadWork{
+  acts_.defer(cuda::QkNormRope{
       .of_q = q.buffer,
       .of_k = k.buffer,
       .of_v = v.buffer,
@@ -60,39 +60,39 @@ void Cuda::norm_rope_append(KvLayer kv, Rows q, Rows k, Rows v, Vec q_gain, Vec 
               .q_gain = q_gain.p, .k_gain = k_gain.p, .freqs = {freqs.p, freqs.n}, .norm_v = norm_v, .eps = eps}}});
 }
 void Cuda::kv_settle(KvLayer kv, const Step&) {
-  acts_.resolve_kind<cuda::HeadWork>();
+  acts_.resolve_kind<cuda::QkNormRope>();
   cuda::kv_settle(stream_, kv, step_);
 }
 void Cuda::attend(Rows o, Rows q, KvLayer kv, const Step& host, AttnSpec spec) {
   const Mat to = acts_.written_int8(o);
-  const std::optional<cuda::HeadWork> heads = acts_.take_heads(q, kv);
+  const std::optional<cuda::QkNormRope> heads = acts_.take_qk_norm_rope(q, kv);
   const Mat from = acts_.mat(q, false);
   const cuda::Selection selection{spec.selected && selected_ ? &select_ : nullptr, &host};
   if (!cuda::attend(stream_, to, from, kv, step_, spec, attend_, heads ? &heads->left : nullptr, selection))
     acts_.forget_int8();
 }
 void Cuda::select_blocks(Rows q, KvLayer kv, const Step& host, AttnSpec spec) {
-  acts_.resolve_kind<cuda::HeadWork>();
+  acts_.resolve_kind<cuda::QkNormRope>();
   selected_ = cuda::select_blocks(stream_, select_, acts_.mat(q, false), kv, host, spec);
 }
 
 // --- light verbs
 
 void Cuda::embed(Rows x, Weight table, const Step&, float scale) {
-  sampler_.pick_left();
+  sampler_.resolve_pending_topk();
   cuda::embed(stream_, acts_.written(x, true), table.m, step_.token, scale);
 }
 void Cuda::embed_own(Rows x, Weight table, float scale, int first) {
-  sampler_.pick_left();
+  sampler_.resolve_pending_topk();
   cuda::embed_own(stream_, acts_.written(x, false), table.m, step_.token, first, scale);
 }
 void Cuda::embed_concat(Rows y, Weight table, const Step&, float scale, Rows x) {
   CHECK(y.cols == int(table.n_in) + x.cols && y.rows == x.rows, "[{}, {}] beside {} columns into [{}, {}]", x.rows,
         x.cols, table.n_in, y.rows, y.cols);
   const Mat beside = acts_.mat(x, false);
-  if (const cuda::TopK pick = sampler_.take_pick(y.rows, step_.token); pick.n_row > 0)
+  if (const cuda::TopK pick = sampler_.take_pending_topk(y.rows, step_.token); pick.n_row > 0)
     return cuda::top_k_embed(stream_, pick, acts_.written(y, true), table.m, scale, beside);
-  sampler_.pick_left();
+  sampler_.resolve_pending_topk();
   cuda::embed_concat(stream_, acts_.written(y, true), table.m, step_.token, scale, beside);
 }
 void Cuda::rms_norm(Rows y, Rows x, Vec gain, float eps) {

@@ -11,7 +11,7 @@
 #include "backend/cuda/device.h"
 #include "backend/cuda/gemm.h"
 #include "backend/cuda/graphs.h"
-#include "backend/cuda/kernels/attend/select.h"
+#include "backend/cuda/kernels/attention/select.h"
 #include "backend/cuda/kernels/matmul/matmul.h"
 #include "backend/cuda/kernels/moe/moe.h"
 #include "backend/cuda/loader.h"
@@ -77,9 +77,10 @@ class Cuda {
   void reserve(const BackendLimits& limits);  // again for a drafter: the larger of both holds
   std::vector<float> to_host(Rows x);
   void from_host(Rows x, std::span<const float> values);
-  static constexpr double kRound =
-      1.0 / 254;  // of activations that enter a matrix product, relative to the largest of their 64
-  static constexpr double kRoundLight = 0x1p-9;  // of everything else: bf16, and f16 in attention
+  // Rounding error of activations that enter a matrix product, relative to the largest of their 64; and of everything
+  // else: bf16, and f16 in attention.
+  static constexpr double kRound = 1.0 / 254;
+  static constexpr double kRoundLight = 0x1p-9;
   // What the kernels cannot multiply, as an error of the file: checked before anything is uploaded. Rows of a matrix
   // may have most_cols(its products do not read a byte a value) columns.
   static Status accepts(const std::string& file, std::span<const TensorView> tensors, int n_expert_used,
@@ -101,7 +102,7 @@ class Cuda {
   static int64_t rows_bytes(int64_t rows, int64_t cols) { return rows * cols * 6; }
   static int64_t reserve_bytes(const cuda::DeviceInfo&, const BackendLimits& limits);
 
-  // Before work on a thread, or after work on another GPU there. The thread that constructs has it current.
+  // Called before work on a thread, or after work on another GPU there. The constructor makes it current.
   void make_current() { device_.make_current(); }
   cuda::Device& device() { return device_; }
   // The first allocation that failed: nothing is allocated after it, and nothing may run.
@@ -117,11 +118,11 @@ class Cuda {
   template <class Pass>
   Rows replay(const void* key, Pass&& pass) {
     acts_.forget_rounded();
-    settle();  // a graph's kernels know nothing of sums that are still to be made
+    resolve_pending();  // a graph's kernels do not do work that was pending before it
     const cuda::Graphs::Replayed r = graphs_.replay(key, step_.shape, [&] {
       in_pass_ = true;
       const Rows out = pass();
-      settle();
+      resolve_pending();
       in_pass_ = false;
       return out;
     });
@@ -132,7 +133,7 @@ class Cuda {
   using Way = cuda::Graphs::Way;
   Way look(const void* key) {
     acts_.forget_rounded();
-    settle();
+    resolve_pending();
     return graphs_.look(key, step_.shape);
   }
   void begin_pass(Way way) {
@@ -140,7 +141,7 @@ class Cuda {
     in_pass_ = true;
   }
   void end_pass(Way way) {
-    settle();
+    resolve_pending();
     in_pass_ = false;
     if (way == Way::kCapture) graphs_.end();
   }
@@ -151,8 +152,8 @@ class Cuda {
   }
   const StepShape& shape() const { return step_.shape; }  // of the newest step, as graphs know it
 
-  // For a link between GPUs (cuda_link.h): rows to be read, and to be changed by what is launched next; what was left
-  // of exactly y, for whoever adds it up.
+  // For a link between GPUs (cuda_link.h): rows to be read, rows that the next launch will change, and what is
+  // pending of exactly y, which the caller adds up.
   cuda::Mat read(const Rows& x) { return acts_.mat(x, false); }
   cuda::Mat changed(const Rows& x) { return acts_.written(x, false); }
   cuda::Partials take_sums(const Rows& y) { return acts_.take_sums(y); }
@@ -178,8 +179,8 @@ class Cuda {
   void embed_concat(Rows y, Weight table, const Step& s, float scale, Rows x);
   void rms_norm(Rows y, Rows x, Vec gain, float eps);
   void matmul(Rows y, Rows x, Weight w);
-  void matmul_beside(Rows y, Weight w, Rows z, Weight u,
-                     Rows x);  // z's blocks take what the multiprocessors that are done with y leave
+  // The blocks of z run on the multiprocessors that are done with y.
+  void matmul_beside(Rows y, Weight w, Rows z, Weight u, Rows x);
   void qkv(Rows q, Rows k, Rows v, Rows h, Weight wq, Weight wk, Weight wv);
   void head_norm_rope(Rows x, Vec gain, Freqs freqs, const Step& s, float eps);
   void head_norm(Rows x, int head_dim, float eps);
@@ -189,7 +190,7 @@ class Cuda {
   void kv_settle(KvLayer kv, const Step& s);
   void attend(Rows o, Rows q, KvLayer kv, const Step& s, AttnSpec spec);
   void select_blocks(Rows q, KvLayer kv, const Step& s, AttnSpec spec);
-  // Of the sequence in a cache slot, since it was last asked. Waits for everything.
+  // What select_blocks chose for the sequence in a cache slot since the last call. Waits for everything.
   Selected take_selected(int slot);
   void residual_norm(Rows x, Rows h, Rows y, ResidualSpec<Vec> spec);
   void residual_norm_moe(Rows x, Rows h, Rows y, ResidualSpec<Vec> spec, Rows r, Rows e, Vec router_gain,
@@ -214,14 +215,14 @@ class Cuda {
 
  private:
   static constexpr int kSkinnyMost = 64;  // rows of a long chunk that still take the kernels for few rows
-  // Of experts: unpacking all of a layer's costs as much as multiplying so many rows by them in pieces.
-  static constexpr int kMoeFewMost = 384;
+  // Rows up to which experts take moe_small_batch: unpacking all of a layer's experts costs as much as this many rows.
+  static constexpr int kMoeSmallBatchMost = 384;
 
   template <class T>
   T* copied(std::span<const T> values);
   void take_step(const Step& s, bool keep_tokens);
-  // Nothing is left to be done.
-  void settle() { sampler_.pick_left(), acts_.resolve_all(); }
+  // Does all work that verbs have deferred.
+  void resolve_pending() { sampler_.resolve_pending_topk(), acts_.resolve_all(); }
   template <class T>
   bool grow(T*& p, size_t n) {
     return cuda::grow(device_, p, n);
@@ -232,9 +233,8 @@ class Cuda {
   }
   // Products of many rows straight from the codes.
   bool takes_codes(const Weight& w) const { return images_ && !cuda::is_float(w.m.tile); }
-  int small_rows(int rows) const {
-    return rows == step_.shape.n_tok ? step_.shape.n_small : rows;
-  }  // of the first rows
+  // How many of the first rows are of short sequences.
+  int small_rows(int rows) const { return rows == step_.shape.n_tok ? step_.shape.n_small : rows; }
   // y[i] = w[i] x; with glu y[0] = act(w[0] x) * (w[1] x); with twin, y[1] also goes to *twin.
   void products(std::span<const Rows> y, const Rows& x, std::span<const Weight> w, bool glu, Act act, const Rows* twin,
                 cuda::SkinnyWork work = {});
@@ -263,8 +263,8 @@ class Cuda {
   cuda::SelectBuffers select_;
   bool selected_ = false;  // the last select_blocks left lists there
   cuda::MoeBuffers moe_;
-  cuda::MoeMany moe_many_;
-  uint8_t* moe_memory_ = nullptr;      // all of moe_many_
+  cuda::MoeLargeBatch moe_large_batch_;
+  uint8_t* moe_memory_ = nullptr;      // all of moe_large_batch_
   Rows cluster_score_;                 // [T, N]
   uint8_t* cluster_chosen_ = nullptr;  // [T, N]
   std::vector<cudaEvent_t> marks_;

@@ -20,7 +20,7 @@ constexpr int64_t kFlagBytes = int64_t(cuda::kSumBlocks) * kMaxShards * int64_t(
 }  // namespace
 
 int64_t CudaLink::memory_bytes(int n) {
-  return n > 1 ? box_bytes(n, kBoxFloats) + kFlagBytes + cuda::kTurnWords * int64_t(sizeof(uint32_t)) : 0;
+  return n > 1 ? box_bytes(n, kBoxFloats) + kFlagBytes + cuda::kCounterWords * int64_t(sizeof(uint32_t)) : 0;
 }
 
 CudaLink::~CudaLink() {
@@ -35,7 +35,7 @@ void CudaLink::allocate(Shard& s, int n) {
   cuda::Device& d = s.b->device();
   d.make_current();
   const size_t box = size_t(box_bytes(n, kBoxFloats)), flags = size_t(kFlagBytes),
-               turns = size_t(cuda::kTurnWords) * sizeof(uint32_t);
+               counters = size_t(cuda::kCounterWords) * sizeof(uint32_t);
   const auto of_host = [&](size_t bytes) {
     void* p = nullptr;
     if (cudaHostAlloc(&p, bytes, cudaHostAllocPortable | cudaHostAllocMapped) != cudaSuccess) {
@@ -54,7 +54,7 @@ void CudaLink::allocate(Shard& s, int n) {
   };
   s.box = static_cast<uint64_t*>(peers_ ? of_device(box) : of_host(box));
   s.flag = static_cast<uint32_t*>(peers_ ? of_device(flags) : of_host(flags));
-  s.x.turn = static_cast<uint32_t*>(of_device(turns));
+  s.x.counters = static_cast<uint32_t*>(of_device(counters));
   s.x.failed = static_cast<uint32_t*>(of_host(sizeof(uint32_t)));
   FACET_CUDA_CHECK(cudaStreamSynchronize(d.stream()));  // others may write there from now on
 }
@@ -66,14 +66,14 @@ void CudaLink::connect(std::span<const std::unique_ptr<Cuda>> shards) {
   peers_ = open_peers(shards);
   for (Shard& s : shard_) allocate(s, n);
   for (int i = 0; i < n; ++i) {
-    cuda::Exchange& x = shard_[size_t(i)].x;
+    cuda::Communicator& x = shard_[size_t(i)].x;
     x.me = i, x.n = n, x.box_floats = kBoxFloats;
     for (size_t j = 0; j < shard_.size(); ++j) x.box[j] = shard_[j].box, x.flag[j] = shard_[j].flag;
   }
-  set_patience(kPatience);
+  set_spin_timeout(kSpinTimeout);
 }
-void CudaLink::set_patience(double seconds) {
-  for (Shard& s : shard_) s.x.patience = uint64_t(seconds * 1e9);
+void CudaLink::set_spin_timeout(double seconds) {
+  for (Shard& s : shard_) s.x.timeout_ns = uint64_t(seconds * 1e9);
 }
 
 // f(number, shard), with its GPU current.
@@ -101,7 +101,7 @@ void CudaLink::sum_few(std::span<const Part> parts) {
       sum[i][k] = {s.b->changed(r), left, slots, parts[k].has};
     }
   });
-  each([&](size_t i, Shard& s) { cuda::exchange_sum(s.b->device().stream(), s.x, sum[i][0], sum[i][1]); });
+  each([&](size_t i, Shard& s) { cuda::all_reduce(s.b->device().stream(), s.x, sum[i][0], sum[i][1]); });
 }
 void CudaLink::sum_in_pieces(const Part& p) {
   const int n_row = p.rows[0].rows, most = int(kBoxFloats / ((p.rows[0].cols + 1) / 2 * 2));
@@ -118,7 +118,7 @@ void CudaLink::sum_in_place(const Part& p) {
   std::array<cuda::Mat, kMaxShards> y;
   cuda::EachPart all;
   each([&](size_t i, Shard& s) { y[i] = s.b->changed(p.rows[i]), all.p[i] = y[i].p; });
-  each([&](size_t i, Shard& s) { cuda::exchange_sum_in_place(s.b->device().stream(), s.x, y[i], all, p.has); });
+  each([&](size_t i, Shard& s) { cuda::all_reduce_in_place(s.b->device().stream(), s.x, y[i], all, p.has); });
 }
 
 void CudaLink::sum(std::span<const Rows> rows, unsigned has) {
@@ -133,7 +133,7 @@ void CudaLink::sum(std::span<const Rows> rows, unsigned has, std::span<const Row
   sum(rows, has), sum(more, more_has);
 }
 
-void CudaLink::gather(std::span<const Rows> to, std::span<const Rows> from, const Ranges& at) {
+void CudaLink::gather(std::span<const Rows> to, std::span<const Rows> from, const ShardRanges& at) {
   const int n_row = from[0].rows;
   if (n_row == 0) return;
   std::array<cuda::Mat, kMaxShards> out, in;
@@ -155,7 +155,7 @@ void CudaLink::gather(std::span<const Rows> to, std::span<const Rows> from, cons
         m.rows = std::min(most, n_row - row);
         return m;
       };
-      cuda::exchange_gather(s.b->device().stream(), s.x, piece(out[i]), piece(in[i]), cols, wants);
+      cuda::all_gather_columns(s.b->device().stream(), s.x, piece(out[i]), piece(in[i]), cols, wants);
     });
 }
 
@@ -173,7 +173,7 @@ std::string CudaLink::failure() const {
     const uint32_t of = std::atomic_ref(*shard_[i].x.failed).load(std::memory_order_acquire);
     if (of > 0)
       return fmt::format("{} waited {:g} s for {}, which did not come: it failed, or something stopped it", name(i),
-                         double(shard_[i].x.patience) / 1e9, name(of - 1));
+                         double(shard_[i].x.timeout_ns) / 1e9, name(of - 1));
   }
   return {};
 }

@@ -5,19 +5,19 @@
 #include <vector>
 
 #include "backend/cuda/cuda.h"
-#include "backend/cuda/kernels/exchange.h"
-#include "backend/cut.h"
+#include "backend/cuda/kernels/collectives.h"
+#include "backend/shard_spec.h"
 
 namespace facet {
 
-// What shards on GPUs tell each other (shard_link.h): by their own memory where each reaches that of the others
-// (NVLink, PCIe), else through page-locked memory of the host.
+// The link between shards on GPUs (shard_link.h): through their own memory if each reaches that of the others (NVLink,
+// PCIe), else through page-locked memory of the host.
 //
-// Work is given to the GPUs' streams, one after another by one thread; they wait for each other on the devices. A GPU
-// that does not come ends the program with its name.
+// One thread gives work to the GPUs' streams, one after another; the GPUs wait for each other on the devices. If a GPU
+// does not arrive in time, the program ends with an error that names it.
 //
-// Tests: FACET_CUDA_PEERS=0 in the environment takes the host's memory whatever GPUs could do. Shards are on GPUs
-// of their own: what waits for another would keep it from the GPU that both have.
+// Tests: FACET_CUDA_PEERS=0 in the environment takes the host's memory whatever the GPUs could do. Each shard needs a
+// GPU of its own: a shard that waits on a GPU would keep the other one from running there.
 class CudaLink {
  public:
   using Rows = Cuda::Rows;
@@ -27,13 +27,13 @@ class CudaLink {
   ~CudaLink();
   CudaLink(const CudaLink&) = delete;
 
-  // Before anything else; memory that is not to be had is an error of a shard's status.
+  // Called before anything else. Memory that cannot be allocated is an error of a shard's status.
   void connect(std::span<const std::unique_ptr<Cuda>> shards);
   void sum(std::span<const Rows> rows, unsigned has);
   void sum(std::span<const Rows> rows, unsigned has, std::span<const Rows> more, unsigned more_has);  // both, at once
-  void gather(std::span<const Rows> to, std::span<const Rows> from, const Ranges& at);
+  void gather(std::span<const Rows> to, std::span<const Rows> from, const ShardRanges& at);
   void embed(Cuda& b, Rows x, Weight table, const Step& s, float scale, Range own);
-  // Ends the program where a GPU waited for another in vain. Whoever reads results asks first.
+  // Ends the program if a GPU waited for another in vain. Called before results are read.
   void check() const;
   std::string failure() const;  // empty: none
 
@@ -42,16 +42,16 @@ class CudaLink {
   static constexpr int64_t kFewFloats = int64_t(256) << 10;
   static int64_t memory_bytes(int n_shard);  // on each GPU
   // Tests: how long a GPU waits, and where others' words arrive at GPU i.
-  void set_patience(double seconds);
-  const cuda::Exchange& exchange(int i) const { return shard_[size_t(i)].x; }
+  void set_spin_timeout(double seconds);
+  const cuda::Communicator& communicator(int i) const { return shard_[size_t(i)].x; }
 
  private:
   static constexpr int64_t kBoxFloats = int64_t(512) << 10;
-  static constexpr double kPatience = 6;  // seconds
+  static constexpr double kSpinTimeout = 6;  // seconds
 
   struct Shard {
     Cuda* b = nullptr;
-    cuda::Exchange x = {};
+    cuda::Communicator x = {};
     uint64_t* box = nullptr;
     uint32_t* flag = nullptr;
   };

@@ -61,15 +61,15 @@ namespace {
 cuda::MoeSizes moe_sizes(const BackendLimits& l) {
   return {.d = l.d_moe, .d_expert = l.d_expert, .n_expert = l.n_expert, .n_used = l.n_expert_used, .n_tok = l.max_tok};
 }
-// Of the kernels for many tokens: all of it, and the panel of weights. GPUs with little memory hold a part of a layer's
+// Memory of moe_large_batch: all of it, and the panel of weights. GPUs with little memory hold a part of a layer's
 // experts at a time.
 struct MoeMemory {
   int64_t bytes, panel_bytes;
 };
-MoeMemory moe_many_memory(const cuda::DeviceInfo& d, const BackendLimits& l) {
+MoeMemory moe_large_batch_memory(const cuda::DeviceInfo& d, const BackendLimits& l) {
   const bool roomy = d.memory >= int64_t(40) << 30;
   const int64_t panel = roomy ? int64_t(1) << 40 : int64_t(256) << 20;
-  return {cuda::moe_many_bytes(moe_sizes(l), panel), panel};
+  return {cuda::moe_large_batch_bytes(moe_sizes(l), panel), panel};
 }
 // Scratch for the longest sequence as begin_step() rounds it.
 size_t attend_bytes(const cuda::DeviceInfo& d, BackendLimits l) {
@@ -116,7 +116,7 @@ void Cuda::reserve(const BackendLimits& more) {
 }
 void Cuda::reserve_experts(const BackendLimits& l, unsigned* number) {
   cuda::Routing& r = moe_.routing;
-  const size_t few = size_t(std::min(l.max_tok, cuda::kMoeBatch)), pairs = few * size_t(l.n_expert_used),
+  const size_t few = size_t(std::min(l.max_tok, cuda::kMoeSmallBatch)), pairs = few * size_t(l.n_expert_used),
                n = size_t(l.n_expert);
   if (grow(r.logits, few * n)) FACET_CUDA_CHECK(cudaMemsetAsync(r.logits, 0, few * n * sizeof(uint64_t), stream_));
   grow(r.weight, pairs);
@@ -127,10 +127,10 @@ void Cuda::reserve_experts(const BackendLimits& l, unsigned* number) {
   r.number = number;
   grow(moe_.hidden, pairs * size_t(l.d_expert));
   grow(moe_.out, pairs * size_t(l.d_moe));
-  if (l.max_tok > kMoeFewMost) {
-    const auto [bytes, panel] = moe_many_memory(device_.info(), l);
+  if (l.max_tok > kMoeSmallBatchMost) {
+    const auto [bytes, panel] = moe_large_batch_memory(device_.info(), l);
     grow(moe_memory_, size_t(bytes));
-    moe_many_ = cuda::moe_many_buffers(moe_memory_, moe_sizes(l), panel);
+    moe_large_batch_ = cuda::moe_large_batch_buffers(moe_memory_, moe_sizes(l), panel);
   }
 }
 
@@ -142,14 +142,14 @@ int64_t Cuda::reserve_bytes(const cuda::DeviceInfo& d, const BackendLimits& l) {
     n += int64_t(l.max_tok) * l.max_cols * 4 + l.max_matrix * 2 + cuda::Gemm::kWorkspace;
   n += int64_t(l.max_tok) * l.n_cluster * 7;
   if (l.n_expert > 0)
-    n += int64_t(std::min(l.max_tok, cuda::kMoeBatch)) * l.n_expert_used * (l.d_expert * 2 + l.d_moe * 4);
-  if (l.n_expert > 0 && l.max_tok > kMoeFewMost) n += moe_many_memory(d, l).bytes;
+    n += int64_t(std::min(l.max_tok, cuda::kMoeSmallBatch)) * l.n_expert_used * (l.d_expert * 2 + l.d_moe * 4);
+  if (l.n_expert > 0 && l.max_tok > kMoeSmallBatchMost) n += moe_large_batch_memory(d, l).bytes;
   return n;
 }
 
 std::vector<float> Cuda::to_host(Rows x) {
   std::vector<float> v(size_t(x.rows) * size_t(x.cols));
-  settle();
+  resolve_pending();
   finish();
   FACET_CUDA_CHECK(cudaMemcpy2DAsync(v.data(), size_t(x.cols) * 4, x.buffer->p + x.first * x.buffer->stride + x.begin,
                                      size_t(x.buffer->stride) * 4, size_t(x.cols) * 4, size_t(x.rows),
@@ -158,7 +158,7 @@ std::vector<float> Cuda::to_host(Rows x) {
   return v;
 }
 void Cuda::from_host(Rows x, std::span<const float> values) {
-  settle();
+  resolve_pending();
   finish();
   FACET_CUDA_CHECK(cudaMemcpy2DAsync(x.buffer->p + x.first * x.buffer->stride + x.begin, size_t(x.buffer->stride) * 4,
                                      values.data(), size_t(x.cols) * 4, size_t(x.cols) * 4, size_t(x.rows),
@@ -169,7 +169,7 @@ void Cuda::from_host(Rows x, std::span<const float> values) {
 
 Selected Cuda::take_selected(int slot) {
   Selected s;
-  settle();
+  resolve_pending();
   finish();
   FACET_CUDA_CHECK(cudaMemcpyAsync(&s, select_.sum + slot, sizeof s, cudaMemcpyDeviceToHost, stream_));
   FACET_CUDA_CHECK(cudaMemsetAsync(select_.sum + slot, 0, sizeof s, stream_));

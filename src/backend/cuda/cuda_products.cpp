@@ -2,7 +2,7 @@
 #include <algorithm>
 
 #include "backend/cuda/cuda.h"
-#include "backend/cuda/kernels/common/narrow.h"
+#include "backend/cuda/kernels/common/small_model.h"
 #include "backend/cuda/kernels/ops.h"
 
 namespace facet {
@@ -36,7 +36,7 @@ void Cuda::products(std::span<const Rows> y, const Rows& x, std::span<const Weig
     work.image = acts_.int8(), work.image_ready = ready;
     work.leave = w.size() == 1 && n == y[0].rows && !twin;
     const cuda::Partials left = cuda::skinny(stream_, m, int(w.size()), glu, act, in, stride, n, work);
-    if (left.p) acts_.leave(cuda::PartialSums{.of = y[0], .sums = left});
+    if (left.p) acts_.defer(cuda::PartialSums{.of = y[0], .sums = left});
   }
   if (is_long) long_products(y, in + small * stride, stride, small, rows - small, w, glu, act, twin);
 }
@@ -115,20 +115,21 @@ void Cuda::moe(Rows y, Rows e, Rows r, MoeWeights<Weight, Vec> w, int n_used, Ac
   acts_.resolve_kind<cuda::ExpertOutputs>();  // their memory is used again
   acts_.rounded(e);
   acts_.written(y, false);
-  const int small = small_rows(y.rows), many = y.rows - small > kMoeFewMost ? y.rows - small : 0, last = y.rows - many;
+  const int small = small_rows(y.rows), many = y.rows - small > kMoeSmallBatchMost ? y.rows - small : 0,
+            last = y.rows - many;
   for (int row = 0, n = 0; row < last; row += n) {
-    n = std::min(cuda::kMoeBatch, last - row);
-    const cuda::RouteJob job = cuda::route_job(m, acts_.mat_at(r, row, n, false), n, moe_.routing);
-    n > cuda::kMoeRows ? cuda::route_batch(stream_, job) : cuda::route(stream_, job);
-    cuda::moe_small(stream_, m, acts_.mat_at(e, row, n, true), n, moe_);
-    if (y.rows <= cuda::kMoeBatch && many == 0)
-      acts_.leave(cuda::ExpertOutputs{y, {moe_.out, moe_.routing.weight, n_used}});
+    n = std::min(cuda::kMoeSmallBatch, last - row);
+    const cuda::RouterArgs job = cuda::router_args(m, acts_.mat_at(r, row, n, false), n, moe_.routing);
+    n > cuda::kMoeRows ? cuda::route_small_batch(stream_, job) : cuda::route(stream_, job);
+    cuda::moe_small_batch(stream_, m, acts_.mat_at(e, row, n, true), n, moe_);
+    if (y.rows <= cuda::kMoeSmallBatch && many == 0)
+      acts_.defer(cuda::ExpertOutputs{y, {moe_.out, moe_.routing.weight, n_used}});
     else
-      cuda::moe_small_combine(stream_, acts_.mat_at(y, row, n, false), moe_.out, moe_.routing.weight, n_used);
+      cuda::moe_small_batch_combine(stream_, acts_.mat_at(y, row, n, false), moe_.out, moe_.routing.weight, n_used);
   }
   if (many > 0)
-    cuda::moe_many(stream_, m, acts_.mat_at(y, last, many, false), acts_.mat_at(e, last, many, true),
-                   acts_.mat_at(r, last, many, false), moe_many_);
+    cuda::moe_large_batch(stream_, m, acts_.mat_at(y, last, many, false), acts_.mat_at(e, last, many, true),
+                          acts_.mat_at(r, last, many, false), moe_large_batch_);
 }
 
 // Few tokens: the routing runs beside the product of gate and up, and the first half of the experts beside down.
@@ -140,9 +141,9 @@ void Cuda::ffn_beside_moe(Rows y, Rows g, Rows h, Weight gate, Weight up, Weight
     return moe(o, e, r, w, n_used, act);
   }
   const cuda::MoeExperts m = experts_of(w, n_used, act);
-  // moe_small reads early what the routing writes; one token's experts are looked for until they are there.
-  const bool ahead = y.rows == 1 && h.cols > cuda::kNarrowCols;
-  cuda::RouteJob routing = cuda::route_job(m, acts_.mat(r, false), y.rows, moe_.routing);
+  // moe_small_batch reads early what the routing writes; one token's experts are looked for until they are there.
+  const bool ahead = y.rows == 1 && h.cols > cuda::kSmallModelCols;
+  cuda::RouterArgs routing = cuda::router_args(m, acts_.mat(r, false), y.rows, moe_.routing);
   routing.ahead = ahead;
   acts_.resolve_kind<cuda::ExpertOutputs>();  // their memory is used again
   acts_.rounded(e);
@@ -150,8 +151,8 @@ void Cuda::ffn_beside_moe(Rows y, Rows g, Rows h, Weight gate, Weight up, Weight
   products({&g, 1}, h, both, true, act, nullptr, {.beside = &routing, .in_turn = ahead, .thirds = 1});
   products({&y, 1}, g, {&down, 1}, false, act, nullptr, {.in_turn = !ahead, .ahead = ahead, .thirds = 1});
   acts_.written(o, false);
-  cuda::moe_small(stream_, m, acts_.mat(e, true), y.rows, moe_, true);
-  acts_.leave(cuda::ExpertOutputs{o, {moe_.out, moe_.routing.weight, n_used}});
+  cuda::moe_small_batch(stream_, m, acts_.mat(e, true), y.rows, moe_, true);
+  acts_.defer(cuda::ExpertOutputs{o, {moe_.out, moe_.routing.weight, n_used}});
 }
 
 }  // namespace facet

@@ -22,7 +22,8 @@ namespace facet::cuda {
 // GPUs with less, about 100 KB a block, take fewer warps, columns and rows.
 constexpr int kMuchShared = 160 * 1024;
 
-// What launches and plans are sized by. Host code that chooses a kernel or a launch reads it here and nowhere else.
+// A GPU's properties, by which launches and plans are sized. Host code that chooses a kernel or a launch reads it
+// here and nowhere else.
 //
 // Tests: FACET_CUDA_LIMITS=86 in the environment imposes what an RTX 3090 has on whatever GPU there is, but for its
 // number of multiprocessors and its memory: compute capability 8.6, 99 KB of shared memory a block and 100 KB a
@@ -55,10 +56,10 @@ Result<DeviceInfo> device_info(int id);
 // in a process, also of one GPU. Only one thread at a time works with one.
 //
 // Kernel launches need the device to be current on their thread: make_current() tells CUDA, and keeps a pointer for the
-// thread that launch code reads (device(), Device::current()). Launchers so need no parameter for it, and hot paths pay
-// a load. Whoever begins work calls it: the constructor, an engine's tick, score and destructor. A pointer a thread and
-// not a static: engines on several GPUs run side by side, and the thread that ticks need not be the one that
-// constructed.
+// thread that launch code reads (device(), Device::current()). So launchers need no parameter for it, and hot paths pay
+// a load. Code that begins work calls it: the constructor, an engine's tick, score and destructor. The pointer is one
+// per thread and not a static, because engines on several GPUs run side by side, and the thread that ticks need not
+// be the one that constructed.
 class Device {
  public:
   explicit Device(int id, int64_t fail_at = -1);  // fail_at: the allocation of this number fails, for tests

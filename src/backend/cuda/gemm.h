@@ -39,7 +39,7 @@ class Gemm {
   __nv_bfloat16* panel_ = nullptr;
   float* second_ = nullptr;
   int64_t panel_elements_ = 0;
-  // By rows, n_out, n_in and strides. A model has a handful of shapes; lengths of chunks are many.
+  // Keyed by rows, n_out, n_in and strides. A model has a handful of shapes, but many lengths of chunks.
   Recent<std::tuple<int, int, int, int64_t, int64_t>, Plan> plans_{128};
 };
 

@@ -30,8 +30,8 @@ class Graphs {
   ~Graphs() { forget(); }
   Graphs(const Graphs&) = delete;
 
-  // What run_pass() returns, launched one by one or as a graph. pass: its identity; under one it must launch the same
-  // things whenever the shape is equal.
+  // What run_pass() returned, and whether its kernels were launched as a graph. pass identifies it: under one
+  // identity it must launch the same kernels whenever the shape is equal.
   struct Replayed {
     Rows out;
     bool as_graph;

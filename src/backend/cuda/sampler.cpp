@@ -45,18 +45,18 @@ Done Sampler::next_results() {
 
 // --- top_k
 
-void Sampler::pick_left() {
-  if (unpicked_.n_row > 0) top_k_pick(stream_, std::exchange(unpicked_, {}));
+void Sampler::resolve_pending_topk() {
+  if (pending_topk_.n_row > 0) top_k_pick(stream_, std::exchange(pending_topk_, {}));
 }
-TopK Sampler::take_pick(int n_row, const int32_t* best) {
-  return unpicked_.n_row == n_row && unpicked_.best == best ? std::exchange(unpicked_, {}) : TopK{};
+TopK Sampler::take_pending_topk(int n_row, const int32_t* best) {
+  return pending_topk_.n_row == n_row && pending_topk_.best == best ? std::exchange(pending_topk_, {}) : TopK{};
 }
 void Sampler::top_k(const Results<int32_t>& ids, const Results<float>& log_probs, int32_t* best, Mat logits, int k,
                     bool in_pass) {
   const size_t need = size_t(logits.rows) * size_t(k);
   CHECK(k > 0 && k <= kMaxTopK && ids.size() >= need && log_probs.size() >= need, "{} candidates for {} rows", k,
         logits.rows);
-  pick_left();
+  resolve_pending_topk();
   reserve(logits.rows, 0, logits.cols);
   TopK to{.ids = ids.host_,
           .log_probs = log_probs.host_,
@@ -67,7 +67,7 @@ void Sampler::top_k(const Results<int32_t>& ids, const Results<float>& log_probs
           .k = k};
   top_k_parts(stream_, logits.p, logits.stride, logits.cols, to);
   if (in_pass && best)
-    unpicked_ = to;
+    pending_topk_ = to;
   else
     top_k_pick(stream_, to, in_pass ? Done{} : next_results());
 }
@@ -188,7 +188,7 @@ constexpr size_t kInPlace = 16;  // rows of parameters that a draw reads from th
 void Sampler::sample(const Results<int32_t>& ids, Mat logits, std::span<const SampleRow> rows) {
   CHECK(int(rows.size()) == logits.rows && ids.size() >= rows.size(), "{} rows for {} logits", rows.size(),
         logits.rows);
-  pick_left();
+  resolve_pending_topk();
   const bool greedy = collect_rows(rows, logits.cols);
   reserve(int(rows.size()), int(adjust_.size()), logits.cols);
   if (drawing_) wait();

@@ -46,12 +46,12 @@ class Sampler {
   // One id per row of logits.
   void sample(const Results<int32_t>& ids, Mat logits, std::span<const SampleRow> rows);
   // The k largest of each row; best of a row, if it is not null: its first, for the device. in_pass: what is launched
-  // may be replayed, and the host is not told; then the pick is left to the verb that reads the tokens.
+  // may be replayed, and the host is not told; then the second launch is pending until a verb reads the tokens.
   void top_k(const Results<int32_t>& ids, const Results<float>& log_probs, int32_t* best, Mat logits, int k,
              bool in_pass);
-  void pick_left();  // what top_k has left
-  // The pick that is left if it is of these tokens, which the caller does itself; n_row 0: it is not.
-  TopK take_pick(int n_row, const int32_t* best);
+  void resolve_pending_topk();  // does the second launch of top_k if it is pending
+  // The pending top_k, if it is of these tokens: the caller launches it. n_row 0: it is not.
+  TopK take_pending_topk(int n_row, const int32_t* best);
 
  private:
   void results_there();
@@ -75,7 +75,7 @@ class Sampler {
   uint64_t* candidates_ = nullptr;
   int64_t n_candidate_ = 0;
   float2* part_sums_ = nullptr;  // of top_k: largest logit and sum of exponentials of a part
-  TopK unpicked_;                // parts of next_tokens' rows; n_row 0: none are left
+  TopK pending_topk_;            // of next_tokens; n_row 0: none
   SamplerScratch scratch_;
   std::vector<DrawRow> draw_;  // of the step at hand, and what changes its logits
   std::vector<Adjust> adjust_;

@@ -40,7 +40,7 @@ DType kept_type(const TensorView& t) {
   if (!t.scale.empty()) return DType::kBF16;
   return tile_of(t.type) ? t.type : wider_type(t.type);
 }
-// Which experts are taken may hang on the last bits: in f32, without tiles.
+// The choice of experts may depend on the last bits, so routers are f32, without tiles.
 bool is_router(const TensorView& t) { return t.name.ends_with("ffn_gate_inp.weight"); }
 cuda::TiledMatrix tiles_of(const TensorView& t, Cuda::Fine which = Cuda::Fine::kNone) {
   const cuda::Tile tile = *tile_of(kept_type(t));

@@ -1,16 +1,18 @@
 // draw -- a token from each row of logits
 //
-//   mask:   minus infinity for what is not allowed, one thread a logit
-//   adjust: suppressed tokens, bias and penalties, one thread a change
+//   mask:   minus infinity for what is not allowed, one thread per logit
+//   adjust: suppressed tokens, bias and penalties, one thread per change
 //   groups: the largest of every group of logits, of which a row has at most 2,048
-//   pick:   the k-th largest of these is no larger than the k-th of all: what is not below it is read again from its
-//   groups, and
-//           sorted; top-p, min-p, temperature, the draw
+//   pick:   the k-th largest of these is no larger than the k-th of all: groups whose largest is not below it are read
+//           again and sorted; top-p, min-p, temperature, the draw
 //
+// Shapes     logits [n_row, n_vocab] f32 with a row stride; ids [n_row] i32; candidates: draw_candidates() a row
 // Bytes      the logits, once, and some k groups of them again
-// Launch     a warp two groups of a row, then one block a row, which may write to the host's memory
+// Launch     groups: a warp per two groups of a row; pick: a block per row, which may write to the host's memory
 // Order      keys are unique, so the result depends on the logits alone; sums in order of the sorted candidates
-// Reference  sample_row    Test tests/kernels/cuda_sample_test.cpp    Bench bench/verbs/cuda_ops_bench.cu
+// Reference  sample_row
+// Test       tests/kernels/cuda_sample_test.cpp
+// Bench      bench/verbs/cuda_ops_bench.cu
 #include "backend/cuda/kernels/common/launch.cuh"
 #include "backend/cuda/kernels/sample.cuh"
 
@@ -31,8 +33,8 @@ constexpr int group_size(int n_vocab) {
 }
 
 __global__ void adjust_kernel(float* logits, int64_t stride, int n_vocab, const DrawRow* rows, const Adjust* adjust) {
-  wait_for_previous();
-  let_next_start();
+  pdl_wait();
+  pdl_trigger();
   const DrawRow& r = rows[blockIdx.x];
   float* l = logits + blockIdx.x * stride;
   for (int i = int(threadIdx.x); i < r.n_adjust; i += int(blockDim.x)) {
@@ -46,21 +48,21 @@ __global__ void adjust_kernel(float* logits, int64_t stride, int n_vocab, const 
 
 __global__ void mask_kernel(float* logits, int64_t stride, int n_vocab, const DrawRow* rows, const uint32_t* masks) {
   const int row = int(blockIdx.y), id = int(blockIdx.x * blockDim.x + threadIdx.x);
-  wait_for_previous();
-  let_next_start();
+  pdl_wait();
+  pdl_trigger();
   const int mask = rows[row].mask;
   if (mask < 0 || id >= n_vocab) return;
   if (!(masks[int64_t(mask) * ((n_vocab + 31) / 32) + id / 32] >> id % 32 & 1)) logits[row * stride + id] = -INFINITY;
 }
 
-template <bool kRehearse>
+template <bool kWarmIcache>
 __global__ void __launch_bounds__(kGroupWarps * 32)
     groups_kernel(const float* logits, int64_t stride, int n_vocab, int size, int n_group, uint64_t* best) {
   const int row = int(blockIdx.y), lane = int(threadIdx.x) % 32,
             group0 = (int(blockIdx.x) * kGroupWarps + int(threadIdx.x) / 32) * kPerWarp;
   const float* l = logits + row * stride;
-  let_next_start();
-  rehearsed<kRehearse>([&](bool real) {
+  pdl_trigger();
+  warm_icache<kWarmIcache>([&](bool real) {
     float top[kPerWarp];
     int at[kPerWarp];
     bool nan = false;
@@ -304,8 +306,8 @@ __global__ void __launch_bounds__(kThreads)
   __shared__ PickScratch scratch;
   const int row = int(blockIdx.x);
   const DrawRow r = greedy ? DrawRow{} : rows[row];  // the host wrote it before the launch
-  wait_for_previous();
-  let_next_start();
+  pdl_wait();
+  pdl_trigger();
   const int32_t id =
       pick(scratch, r, greedy, logits + row * stride, n_vocab, size, n_group, best + int64_t(row) * n_group);
   if (threadIdx.x == 0) ids[row] = id;

@@ -1,5 +1,5 @@
 #pragma once
-#include "backend/cuda/kernels/attend.h"
+#include "backend/cuda/kernels/attention.h"
 #include "backend/cuda/kernels/common/mma.cuh"
 #include "backend/cuda/kernels/matmul/tile_values.cuh"
 

@@ -1,8 +1,12 @@
-// kv_move -- the rows of an accepted tree path, together
+// kv_move -- the rows of an accepted tree path, moved together
 //
-// Bytes      two rows a move, layer and side
-// Launch     a block a layer and side; moves one after the other, since a row may be read before it is written over
-// Reference  HostKvCache::move_row    Test tests/kernels/cuda_kv_move_test.cpp
+// Shapes     rows of K and of V of every layer, as many bytes as a cache row has; at most kMaxMoves moves
+// Bytes      each moved row once in, once out, per layer and side
+// Launch     a block per layer and side; moves run one after the other, since a row may be read before it is
+//            overwritten
+// Order      the order of the moves; bytes are copied as they are
+// Reference  HostKvCache::move_row
+// Test       tests/kernels/cuda_kv_move_test.cpp
 #include "backend/cuda/kernels/kv_move.h"
 
 #include "backend/cuda/kernels/common/launch.cuh"

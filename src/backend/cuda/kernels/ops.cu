@@ -1,10 +1,13 @@
 // ops -- the verbs that are one light pass over activations: embed, norms, residuals, sums, copies
 //
 // Shapes     rows of f32, a multiple of 4 columns, 16-byte aligned; norms of at most 8,192 columns, which stay in
-// registers Bytes      each row once in, once out; for few rows these live in L2 and the verbs are latency Launch     a
-// block a row (norms), or a grid over the elements; depends on shapes alone Order      a row's sums depend on its
-// columns only: the same bits whatever else is in the step Reference  CpuRef's verbs    Test
-// tests/kernels/cuda_ops_test.cpp    Bench bench/verbs/cuda_ops_bench.cu
+//            registers
+// Bytes      each row once in, once out; few rows stay in L2, where a verb costs latency and no bandwidth
+// Launch     a block per row (norms), or a grid over the elements; the grid depends on shapes alone
+// Order      a row's sums depend on its columns alone: the same bits whatever else is in the step
+// Reference  CpuRef's verbs
+// Test       tests/kernels/cuda_ops_test.cpp
+// Bench      bench/verbs/cuda_ops_bench.cu
 #include "backend/cuda/kernels/ops.h"
 
 #include <algorithm>
@@ -12,41 +15,41 @@
 
 #include "backend/cuda/kernels/common/activate.cuh"
 #include "backend/cuda/kernels/common/launch.cuh"
-#include "backend/cuda/kernels/common/narrow.h"
+#include "backend/cuda/kernels/common/small_model.h"
 #include "backend/cuda/kernels/embed_row.cuh"
 #include "backend/cuda/kernels/matmul/acts.cuh"
 
 namespace facet::cuda {
 namespace {
 
-constexpr int kMostPer =
-    4;  // a norm's row is kPer float4 a thread: two for up to 4,096 columns, three up to 6,144, one for narrow models
+// A norm's row is kPer float4 per thread: one for small models, two up to 4,096 columns, three up to 6,144, else four.
+constexpr int kMostPer = 4;
 template <int kPer>
-constexpr int kThreads = kPer == 1 ? kNarrowCols / 4 : 512;
+constexpr int kThreads = kPer == 1 ? kSmallModelCols / 4 : 512;
 
-// Sums over a block of n values at once, warp after warp. The same bits whatever the number of threads: those beyond
-// the row add zeros, behind the others. turn changes from call to call: a call's place is written again after the
-// barrier of the next one.
+// Sums of n values at once over a block, warp after warp. The bits do not depend on the number of threads: those beyond
+// the row add zeros, behind the others. parity alternates from call to call, so that a call's shared memory is written
+// again only after the barrier of the next call.
 template <int kThreads, int n>
-__device__ void block_sums(float (&v)[n], int& turn) {
+__device__ void block_sums(float (&v)[n], int& parity) {
   constexpr int kWarps = kThreads / 32;
   static_assert(kWarps % 4 == 0 && n <= 2);
   __shared__ __align__(16) float parts[2][2][kWarps];
-  turn ^= 1;
+  parity ^= 1;
 #pragma unroll
   for (int m = 16; m > 0; m /= 2)
 #pragma unroll
     for (float& e : v) e += __shfl_xor_sync(~0u, e, m);
 #pragma unroll
   for (int k = 0; k < n; ++k)
-    if (threadIdx.x % 32 == 0) parts[turn][k][threadIdx.x / 32] = v[k];
+    if (threadIdx.x % 32 == 0) parts[parity][k][threadIdx.x / 32] = v[k];
   __syncthreads();
 #pragma unroll
   for (int k = 0; k < n; ++k) {
     v[k] = 0;
 #pragma unroll
     for (int i = 0; i < kWarps; i += 4) {
-      const float4 p = *reinterpret_cast<const float4*>(parts[turn][k] + i);
+      const float4 p = *reinterpret_cast<const float4*>(parts[parity][k] + i);
       v[k] += p.x, v[k] += p.y, v[k] += p.z, v[k] += p.w;
     }
   }
@@ -66,7 +69,7 @@ __device__ void load(Row<kPer>& r, const float* p, int cols) {
   for (int i = 0; i < kPer; ++i)
     r.v[i] = col_of<kPer>(i) < cols ? *reinterpret_cast<const float4*>(p + col_of<kPer>(i)) : float4{};
 }
-// Where a thread's columns of row t of what a product has left begin, in the first set.
+// Where a thread's columns of row t begin in a product's partial sums, in the first set.
 template <int kPer>
 struct LeftAt {
   int at[kPer], stride;
@@ -112,19 +115,19 @@ __device__ float own_squares(const Row<kPer>& r) {
   return s;
 }
 template <int kPer>
-__device__ float inv_rms(const Row<kPer>& r, int cols, float eps, int& turn) {
+__device__ float inv_rms(const Row<kPer>& r, int cols, float eps, int& parity) {
   float s[1] = {own_squares(r)};
-  block_sums<kThreads<kPer>>(s, turn);
+  block_sums<kThreads<kPer>>(s, parity);
   return rsqrtf(s[0] / float(cols) + eps);
 }
-// Of two rows behind one barrier.
+// The same for two rows, with one barrier.
 template <int kPer>
-__device__ float2 inv_rms(const Row<kPer>& r, const Row<kPer>& o, int cols, float eps, int& turn) {
+__device__ float2 inv_rms(const Row<kPer>& r, const Row<kPer>& o, int cols, float eps, int& parity) {
   float s[2] = {own_squares(r), own_squares(o)};
-  block_sums<kThreads<kPer>>(s, turn);
+  block_sums<kThreads<kPer>>(s, parity);
   return {rsqrtf(s[0] / float(cols) + eps), rsqrtf(s[1] / float(cols) + eps)};
 }
-// A gain, or ones. Gains are read before the kernel waits for its input: they come from far away.
+// A gain, or ones. Gains are read before the kernel waits for its input, which hides their L2 misses.
 template <int kPer>
 __device__ Row<kPer> gain_row(const float* p, int cols) {
   Row<kPer> r;
@@ -189,7 +192,7 @@ __device__ void write_image(const Row<kPer>& r, const Mat& m, int t) {
 
 // The widest rows take all registers as it is.
 template <int kPer>
-bool may_rehearse(int rows) {
+bool may_warm_icache(int rows) {
   return rows == 1 && kPer < kMostPer;
 }
 // m, or nothing of it.
@@ -198,14 +201,14 @@ __device__ Mat if_real(bool real, Mat m) {
   return m;
 }
 
-template <int kPer, bool kRehearse>
+template <int kPer, bool kWarmIcache>
 __global__ void __launch_bounds__(kThreads<kPer>, 1)
     rms_norm_kernel(Mat y, Mat x, Partials left, const float* gain, float eps) {
-  if (kPer == 1) let_next_start();
+  if (kPer == 1) pdl_trigger();
   const auto g = gain_row<kPer>(gain, x.cols);
   const LeftAt<kPer> place(left, int(blockIdx.x));
-  int turn = 0;
-  rehearsed<kRehearse>([&](bool real) {
+  int parity = 0;
+  warm_icache<kWarmIcache>([&](bool real) {
     Row<kPer> r;
     if (left.p) {
       load(r, left, place, real ? x.cols : 0);
@@ -213,7 +216,7 @@ __global__ void __launch_bounds__(kThreads<kPer>, 1)
     } else {
       load(r, x.p + blockIdx.x * x.stride, real ? x.cols : 0);
     }
-    scale(r, inv_rms(r, x.cols, eps, turn), g);
+    scale(r, inv_rms(r, x.cols, eps, parity), g);
     store(r, if_real(real, y), int(blockIdx.x));
   });
 }
@@ -227,18 +230,18 @@ __device__ void store_scaled(const Row<kPer>& r, float f, const Row<kPer>& gain,
     if (to.image) write_image(s, to, t);
 }
 
-template <int kPer, bool kMoe, bool kRehearse>
+template <int kPer, bool kMoe, bool kWarmIcache>
 __global__ void __launch_bounds__(kThreads<kPer>, 1)
     residual_norm_kernel(Mat x, Mat h, Mat y, Partials left, const float* post, const float* next, float out_scale,
                          float eps, MoeInputs moe) {
-  if (kPer == 1) let_next_start();
+  if (kPer == 1) pdl_trigger();
   const int t = int(blockIdx.x);
   const auto g_post = gain_row<kPer>(post, x.cols), g_next = gain_row<kPer>(next, x.cols);
   Row<kPer> g_r, g_e;
   if (kMoe) g_r = gain_row<kPer>(moe.router_gain, x.cols), g_e = gain_row<kPer>(moe.expert_gain, x.cols);
   const LeftAt<kPer> place(left, t);
-  int turn = 0;
-  rehearsed<kRehearse>([&](bool real) {
+  int parity = 0;
+  warm_icache<kWarmIcache>([&](bool real) {
     const int cols = real ? x.cols : 0;
     Row<kPer> r, s;
     load(s, x.p + t * x.stride, cols);
@@ -246,19 +249,19 @@ __global__ void __launch_bounds__(kThreads<kPer>, 1)
       load(r, left, place, cols);
     else
       load(r, y.p + t * y.stride, cols);
-    if (post) scale(r, inv_rms(r, x.cols, eps, turn), g_post);
+    if (post) scale(r, inv_rms(r, x.cols, eps, parity), g_post);
     add_to(s, r, out_scale);
     store(s, if_real(real, x), t);
     if (!next) return;
-    const float f = inv_rms(s, x.cols, eps, turn);
+    const float f = inv_rms(s, x.cols, eps, parity);
     store_scaled<true>(s, f, g_next, if_real(real, h), t);
     if (kMoe)
       store_scaled<false>(s, f, g_r, if_real(real, moe.r), t), store_scaled<false>(s, f, g_e, if_real(real, moe.e), t);
   });
 }
 
-// With few columns registers hold all gains, and several ranks' outputs are read at once: they come from far away, too.
-template <int kPer, bool kRehearse>
+// With few columns registers hold all gains, and the outputs of several ranks are read at once, which hides L2 misses.
+template <int kPer, bool kWarmIcache>
 __global__ void __launch_bounds__(kThreads<kPer>, 1) moe_join_kernel(Mat x, Mat h, Mat y, Mat o, MoeJoin m) {
   constexpr bool kFew = kPer < kMostPer;
   constexpr int kUsed = kFew ? 4 : 1;
@@ -269,8 +272,8 @@ __global__ void __launch_bounds__(kThreads<kPer>, 1) moe_join_kernel(Mat x, Mat 
     g_post = gain_row<kPer>(m.post, x.cols), g_next = gain_row<kPer>(m.next, x.cols);
   else
     fetch_gain(m.post, x.cols), fetch_gain(m.next, x.cols);
-  int turn = 0;
-  rehearsed<kRehearse>([&](bool real) {
+  int parity = 0;
+  warm_icache<kWarmIcache>([&](bool real) {
     const int cols = real ? x.cols : 0;
     Row<kPer> r, s, stream;
     load(r, y.p + t * y.stride, cols);
@@ -299,14 +302,14 @@ __global__ void __launch_bounds__(kThreads<kPer>, 1) moe_join_kernel(Mat x, Mat 
       load(s, o.p + t * o.stride, cols);
     }
     load(stream, x.p + t * x.stride, cols);  // now: beside the experts' outputs registers would not hold it
-    const float2 both = inv_rms(r, s, x.cols, m.eps, turn);
+    const float2 both = inv_rms(r, s, x.cols, m.eps, parity);
     scale(r, both.x, g_shared), scale(s, both.y, g_routed);
     add_to(r, s, 1.f);
-    if (m.post) scale(r, inv_rms(r, x.cols, m.eps, turn), kFew ? g_post : gain_row<kPer>(m.post, x.cols));
+    if (m.post) scale(r, inv_rms(r, x.cols, m.eps, parity), kFew ? g_post : gain_row<kPer>(m.post, x.cols));
     add_to(stream, r, m.out_scale);
     store(stream, if_real(real, x), t);
     if (!m.next) return;
-    store_scaled<true>(stream, inv_rms(stream, x.cols, m.eps, turn), kFew ? g_next : gain_row<kPer>(m.next, x.cols),
+    store_scaled<true>(stream, inv_rms(stream, x.cols, m.eps, parity), kFew ? g_next : gain_row<kPer>(m.next, x.cols),
                        if_real(real, h), t);
   });
 }
@@ -314,8 +317,8 @@ __global__ void __launch_bounds__(kThreads<kPer>, 1) moe_join_kernel(Mat x, Mat 
 // Element-wise verbs: four columns a thread.
 template <class F>
 __global__ void each4_kernel(int rows, int cols, F f) {
-  wait_for_previous();
-  let_next_start();
+  pdl_wait();
+  pdl_trigger();
   const int per_row = cols / 4;
   for (int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; i < int64_t(rows) * per_row;
        i += int64_t(gridDim.x) * blockDim.x)
@@ -331,9 +334,9 @@ void each4(cudaStream_t stream, int rows, int cols, F f) {
 }
 // Rows of `beside`, if there are any, are put behind the embeddings by blocks of their own.
 __global__ void embed_kernel(Mat x, TiledMatrix m, const int32_t* token, float scale_by, Mat beside) {
-  if (beside.p) let_next_start();  // a drafter's: what comes next is narrow
-  wait_for_previous();
-  let_next_start();
+  if (beside.p) pdl_trigger();  // a drafter's: the next kernel is one of a small model
+  pdl_wait();
+  pdl_trigger();
   const int t = int(blockIdx.x);
   if (blockIdx.y > 0) {
     return copy_row(x, m.n_in, beside, t);
@@ -349,8 +352,8 @@ __global__ void fetch_kernel(uint4* to, const uint4* from, int n) {
 
 __global__ void __launch_bounds__(128)
     ple_combine_kernel(Mat p, Mat c, const float* gain, int n, float in_scale, float out_scale, float eps) {
-  wait_for_previous();
-  let_next_start();
+  pdl_wait();
+  pdl_trigger();
   const int slice = int(blockIdx.x) * 4 + int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32, per_row = p.cols / n;
   if (slice >= per_row * p.rows) return;
   const int t = slice / per_row, at = slice % per_row * n;
@@ -367,7 +370,7 @@ __global__ void __launch_bounds__(128)
 template <class F>
 void with_per(const Mat& x, F&& f) {
   CHECK(x.cols % 4 == 0 && x.cols <= kThreads<kMostPer> * kMostPer * 4, "{} columns", x.cols);
-  if (x.cols <= kNarrowCols)
+  if (x.cols <= kSmallModelCols)
     f(std::integral_constant<int, 1>{});
   else if (x.cols <= kThreads<kMostPer> * kMostPer / 2 * 4)
     f(std::integral_constant<int, kMostPer / 2>{});
@@ -389,7 +392,7 @@ void embed_concat(cudaStream_t stream, Mat y, const TiledMatrix& table, const in
 void rms_norm(cudaStream_t stream, Mat y, Mat x, Partials left, const float* gain, float eps) {
   with_per(x, [&](auto per) {
     constexpr int kPer = per() == 1 ? 1 : kMostPer;
-    launch(may_rehearse<kPer>(x.rows) ? rms_norm_kernel<kPer, true> : rms_norm_kernel<kPer, false>,
+    launch(may_warm_icache<kPer>(x.rows) ? rms_norm_kernel<kPer, true> : rms_norm_kernel<kPer, false>,
            dim3(unsigned(x.rows)), dim3(kThreads<kPer>), 0, stream, y, x, left, gain, eps);
   });
 }
@@ -397,8 +400,8 @@ void residual_norm(cudaStream_t stream, Mat x, Mat h, Mat y, Partials left, cons
                    float out_scale, float eps) {
   with_per(x, [&](auto per) {
     constexpr bool kMay = per() < kMostPer;
-    launch(kMay && may_rehearse<per()>(x.rows) ? residual_norm_kernel<per(), false, kMay>
-                                               : residual_norm_kernel<per(), false, false>,
+    launch(kMay && may_warm_icache<per()>(x.rows) ? residual_norm_kernel<per(), false, kMay>
+                                                  : residual_norm_kernel<per(), false, false>,
            dim3(unsigned(x.rows)), dim3(kThreads<per()>), image_bytes(h), stream, x, h, y, left, post, next, out_scale,
            eps, MoeInputs{});
   });
@@ -415,7 +418,7 @@ void moe_join(cudaStream_t stream, Mat x, Mat h, Mat y, Mat o, const MoeJoin& m)
   with_per(x, [&](auto per) {
     constexpr int kPer = per() > kMostPer / 2 ? kMostPer : kMostPer / 2;
     constexpr bool kMay = kPer < kMostPer;
-    launch(kMay && may_rehearse<kPer>(x.rows) ? moe_join_kernel<kPer, kMay> : moe_join_kernel<kPer, false>,
+    launch(kMay && may_warm_icache<kPer>(x.rows) ? moe_join_kernel<kPer, kMay> : moe_join_kernel<kPer, false>,
            dim3(unsigned(x.rows)), dim3(kThreads<kPer>), image_bytes(h), stream, x, h, y, o, m);
   });
 }

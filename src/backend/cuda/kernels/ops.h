@@ -1,7 +1,7 @@
 #pragma once
 #include <cuda_runtime.h>
 
-#include "backend/cuda/kernels/attend.h"
+#include "backend/cuda/kernels/attention.h"
 #include "backend/cuda/kernels/matmul/layout.h"
 
 // Launchers of the verbs that are one light pass over activations. Each means what CpuRef's verb of that name does;
@@ -9,11 +9,11 @@
 namespace facet::cuda {
 
 void embed(cudaStream_t, Mat x, const TiledMatrix& table, const int32_t* token, float scale);
-void embed_concat(cudaStream_t, Mat y, const TiledMatrix& table, const int32_t* token, float scale,
-                  Mat x);  // y[t] = [embed(t), x[t]]
-// Where left.p is set, x is not read but written, unless it is y: it is what a product has left.
+// y[t] = [embed(t), x[t]]
+void embed_concat(cudaStream_t, Mat y, const TiledMatrix& table, const int32_t* token, float scale, Mat x);
+// If left.p is set, the input is the sum of these partial sums, and x, unless it is y, gets that sum.
 void rms_norm(cudaStream_t, Mat y, Mat x, Partials left, const float* gain, float eps);
-// Where left.p is set, y is not read: it is what a product has left.
+// If left.p is set, y is not read: the branch is the sum of these partial sums.
 void residual_norm(cudaStream_t, Mat x, Mat h, Mat y, Partials left, const float* post, const float* next,
                    float out_scale, float eps);
 // residual_norm, and both inputs of a mixture of experts from the new x: r = rms(x) * router_gain, e = rms(x) *
@@ -31,8 +31,8 @@ void sum_partials(cudaStream_t, Mat y, Partials left);
 void copy_cols(cudaStream_t, Mat y, int at, Mat x);           // y[t][at + i] = x[t][i]
 void gather(cudaStream_t, Mat y, Mat x, const int32_t* row);  // y[i] = x[row[i]]
 void softcap(cudaStream_t, Mat x, float cap);
-void fetch(cudaStream_t, void* to, const void* host,
-           size_t bytes);           // a few KB of page-locked memory, by a kernel; whole 16 bytes
+// A copy of a few KB from page-locked memory of the host, by a kernel; bytes: a multiple of 16.
+void fetch(cudaStream_t, void* to, const void* host, size_t bytes);
 void to_bf16(cudaStream_t, Mat x);  // x.bf from x.p
 
 // residual_norm of the branch rms(y) * shared_post + rms(o) * routed_post. With slots.out, o is not read: it is the sum

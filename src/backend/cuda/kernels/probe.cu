@@ -1,4 +1,12 @@
-// probe -- measured ceilings: reads from memory, bf16 products; random contents for benches
+// probe -- measured ceilings of a card: bandwidth of reads, bf16 products; random contents for benches
+//
+// Shapes     any number of bytes, a multiple of 16
+// Bytes      read: every byte once; fill: every byte written once
+// Launch     read: a few blocks per multiprocessor, of several sizes, the best of which counts; fill: 1,024 blocks of
+//            256 threads, which depend on nothing
+// Order      contents are a function of the seed and the address alone; sums are not used
+// Reference  none: these are measurements
+// Test       none: tests/kernels/cuda_moe_test.cpp uses the contents
 #include "backend/cuda/kernels/probe.h"
 
 #include <cublasLt.h>

@@ -1,13 +1,19 @@
 // top_k -- the k largest of each row of logits, best first, and their log-probabilities; clusters of tokens that are
 // kept
 //
-//   parts:  the top_k largest of every 4,096 logits, of keys (logit, lowest id first) above a bound; by radix selection
-//   if these are many pick:   the top_k of those, sorted
+//   parts:  the top_k largest of every 4,096 logits, of keys (logit, lowest id first) above a bound; a radix selection
+//           where these are many
+//   pick:   the top_k of those, sorted
 //
+// Shapes     logits [n_row, n_vocab] f32 with a row stride; ids, log_probs [n_row, k], k <= 256; chosen [n_row,
+//            n_cluster]
 // Bytes      the logits, once
-// Launch     a block of 256 threads a part and row, then one a row, which may write to the host's memory
+// Launch     parts: a block of 256 threads per part and row; pick: a block per row, which may write to the host's
+//            memory
 // Order      keys are unique, so the result depends on the logits alone
-// Reference  top_k_row    Test tests/kernels/cuda_sample_test.cpp    Bench bench/verbs/cuda_ops_bench.cu
+// Reference  top_k_row
+// Test       tests/kernels/cuda_sample_test.cpp
+// Bench      bench/verbs/cuda_ops_bench.cu
 #include "backend/cuda/kernels/common/launch.cuh"
 #include "backend/cuda/kernels/embed_row.cuh"
 #include "backend/cuda/kernels/sample.cuh"
@@ -175,15 +181,15 @@ __device__ void best_of_parts(const uint64_t* from, int n_part, int k, uint64_t*
 }
 
 // A part's k best, its largest logit and the sum of exponentials below it.
-template <bool kRehearse>
+template <bool kWarmIcache>
 __global__ void __launch_bounds__(kThreads) top_parts_kernel(const float* logits, int64_t stride, int n_vocab, int k,
                                                              uint64_t* candidates, float2* sums, int n_part) {
   __shared__ float part[kThreads / 32];
   __shared__ uint64_t nowhere[kMaxTopK];
-  let_next_start();
+  pdl_trigger();
   const int row = int(blockIdx.y), at = int(blockIdx.x), thread = int(threadIdx.x);
   const float* l = logits + row * stride;
-  rehearsed<kRehearse>([&](bool real) {
+  warm_icache<kWarmIcache>([&](bool real) {
     uint64_t key[kPer];
     float v[kPer], most = -INFINITY, sum = 0;
 #pragma unroll
@@ -212,12 +218,12 @@ __global__ void __launch_bounds__(kThreads) top_parts_kernel(const float* logits
 }
 
 // The best of a row's parts: of a whole block, which all get the id of the first one, 0 if there is none.
-template <bool kRehearse>
+template <bool kWarmIcache>
 __device__ int32_t top_pick(const TopK& to, int row) {
   __shared__ uint64_t sorted[kMaxTopK];
   __shared__ float log_total;
   const int thread = int(threadIdx.x), n_part = to.n_part, k = to.k;
-  rehearsed<kRehearse>([&](bool real) {
+  warm_icache<kWarmIcache>([&](bool real) {
     best_of_parts(to.candidates + int64_t(row) * n_part * kMaxTopK, n_part, k, sorted, real);
     if (thread < 32) {
       const float2* s = to.part_sums + int64_t(row) * n_part;
@@ -239,30 +245,30 @@ __device__ int32_t top_pick(const TopK& to, int row) {
   }
   return id;
 }
-template <bool kRehearse>
+template <bool kWarmIcache>
 __global__ void __launch_bounds__(kThreads) top_pick_kernel(const __grid_constant__ TopK to, Done done) {
-  let_next_start();
-  top_pick<kRehearse>(to, int(blockIdx.x));
+  pdl_trigger();
+  top_pick<kWarmIcache>(to, int(blockIdx.x));
   tell(done);
 }
 // The same, then what follows in a drafter's chain: the token's embedding, and rows beside it by blocks of their own.
-template <bool kRehearse>
+template <bool kWarmIcache>
 __global__ void __launch_bounds__(kThreads)
     top_pick_embed_kernel(const __grid_constant__ TopK to, Mat y, TiledMatrix table, float scale_by, Mat beside) {
-  let_next_start();
+  pdl_trigger();
   const int row = int(blockIdx.x);
   if (blockIdx.y > 0) {
-    wait_for_previous();
+    pdl_wait();
     return copy_row(y, table.n_in, beside, row);
   }
-  embed_row(y, table, row, top_pick<kRehearse>(to, row), scale_by);
+  embed_row(y, table, row, top_pick<kWarmIcache>(to, row), scale_by);
 }
 
 __global__ void __launch_bounds__(kThreads)
     choose_clusters_kernel(const float* scores, int64_t stride, int n_cluster, int k, uint8_t* chosen) {
   __shared__ uint64_t best[kMaxTopK];
-  wait_for_previous();
-  let_next_start();
+  pdl_wait();
+  pdl_trigger();
   const int row = int(blockIdx.x), thread = int(threadIdx.x);
   uint64_t key[kPer];
 #pragma unroll
@@ -276,8 +282,8 @@ __global__ void __launch_bounds__(kThreads)
 }
 __global__ void keep_clusters_kernel(float* logits, int64_t stride, int n_vocab, int n_cluster, const int32_t* order,
                                      const uint8_t* chosen) {
-  wait_for_previous();
-  let_next_start();
+  pdl_wait();
+  pdl_trigger();
   const int i = int(blockIdx.x * blockDim.x + threadIdx.x), row = int(blockIdx.y);
   if (i < n_vocab && !chosen[int64_t(row) * n_cluster + i / (n_vocab / n_cluster)])
     logits[row * stride + order[i]] = -INFINITY;

@@ -3,7 +3,7 @@
 
 #include "backend/cuda/kernels/sample.h"
 
-// What draws and the search for the best share: a logit and its token as one number, and how the host is told.
+// Shared by draw and top_k: a logit and its token as one number, and the signal to the host that results are written.
 namespace facet::cuda {
 
 // Larger for larger logits, and among equal ones for lower ids.
@@ -19,7 +19,7 @@ __device__ __forceinline__ float logit_of(uint64_t key) {
 __device__ __forceinline__ int id_of(uint64_t key) { return int(~uint32_t(key)); }
 constexpr uint64_t kNone = 0;  // below every key
 
-// A row's results are written: the last row says so.
+// Called when a row's results are written: the last row signals the host.
 __device__ __forceinline__ void tell(const Done& d) {
   if (!d.flag) return;
   __threadfence_system();

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "backend/cuda/kernels/attend.h"
+#include "backend/cuda/kernels/attention.h"
 #include "backend/cuda/kernels/matmul/layout.h"
 
 namespace facet::cuda {
@@ -22,17 +22,16 @@ struct Adjust {
   int32_t id;
   float bias, penalty, minus;  // bias -inf: suppressed
 };
-// Says in the host's memory that results are there: sooner than the end of the stream does.
+// A flag in the host's memory that is set when the results are written, which is sooner than the end of the stream.
 struct Done {
-  uint32_t* flag = nullptr;   // page-locked; null: nobody waits
+  uint32_t* flag = nullptr;   // page-locked; null: the host does not wait
   uint32_t number = 0;        // what it becomes when all rows are written
   unsigned* n_row = nullptr;  // device memory, zero between launches: rows written so far
 };
 constexpr int kMaxTopK = 256;
 constexpr int kDrawPart = 4096;  // logits of one block
-inline int64_t draw_candidates(int64_t n_vocab) {
-  return (n_vocab + kDrawPart - 1) / kDrawPart * kMaxTopK;
-}  // 8 bytes each, a row
+// Candidates of a row, of 8 bytes each.
+inline int64_t draw_candidates(int64_t n_vocab) { return (n_vocab + kDrawPart - 1) / kDrawPart * kMaxTopK; }
 
 // ids[i] drawn from logits [n_row, n_vocab], which the adjustments change; -1 if a row holds a NaN or nothing finite.
 // masks: n_mask of (n_vocab + 31) / 32 words, bit t for token t; what has none counts as minus infinity, and is that

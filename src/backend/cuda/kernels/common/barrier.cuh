@@ -1,14 +1,13 @@
 #pragma once
 #include <cstdint>
 
-#include "backend/cuda/kernels/common/pinned.cuh"
+#include "backend/cuda/kernels/common/register_hold.cuh"
 
 // Barriers in shared memory: threads arrive without waiting, and wait for others without arriving. From sm_80 on. A
 // barrier completes a phase when all of its arrivals have come; phases alternate, the first is 0.
 namespace facet::cuda {
 
-// at: shared_address of 8 bytes.
-// By one thread; others use the barrier after a __syncthreads().
+// at: shared_address of 8 bytes. One thread calls barrier_init(); the others use the barrier after a __syncthreads().
 __device__ __forceinline__ void barrier_init(uint32_t at, unsigned arrivals) {
   asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(at), "r"(arrivals) : "memory");
 }

@@ -8,7 +8,7 @@
 namespace facet::cuda {
 
 #if __CUDA_ARCH__ >= 900
-// After barrier_init()s, by the thread that made them, before anybody else uses them.
+// The thread that called barrier_init() calls this after it, before another thread uses the barriers.
 __device__ __forceinline__ void barriers_publish() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
@@ -22,8 +22,8 @@ __device__ __forceinline__ void bulk_load(void* shared, const void* global, unsi
                "l"(global), "r"(bytes), "r"(shared_address(bar))
                : "memory");
 }
-// Of what is read once a step, such as weights: its lines leave the L2 before all others, so that a step's code and
-// activations are still there when they are wanted again.
+// bulk_load() of data that is read once a step, such as weights: its lines are evicted from L2 before all others, so
+// that a step's code and activations are still there when they are needed again.
 __device__ __forceinline__ void bulk_load_once(void* shared, const void* global, unsigned bytes, uint64_t* bar) {
   asm volatile(
       "{\n.reg .b64 once;\ncreatepolicy.fractional.L2::evict_first.b64 once, 1.0;\n"

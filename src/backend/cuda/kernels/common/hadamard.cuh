@@ -34,7 +34,7 @@ __device__ __forceinline__ void warp_rotate(float (&x)[V], int lane, bool invers
         x[i] = __fadd_rn(a, b);
         x[i + stride] = __fsub_rn(a, b);
       }
-#pragma unroll 1  // instructions come from far away: no more of them than need be
+#pragma unroll 1  // fewer instructions mean fewer instruction-cache misses
   for (int m = 1; m < kGroup / V; m *= 2)
 #pragma unroll
     for (int i = 0; i < V; ++i) {

@@ -13,58 +13,64 @@ namespace facet::cuda {
 
 using bf16 = __nv_bfloat16;
 
-// Every kernel calls this before it reads or writes anything that an earlier kernel of the step touches (weights, the
-// step's arrays and cache rows of earlier steps may be read before: the copy of the arrays waits for everything; not
-// its tokens, which top_k may choose), and some block before the last one ends. A kernel that needs nothing of the one
-// before it may call it last, if that one lets it start after its own wait: the two run side by side, and whoever waits
-// for the second waits for both. Kernels are launched so that the next one starts while this one drains.
-__device__ __forceinline__ void wait_for_previous() {
+// Programmatic dependent launch (PDL): kernels are launched so that the next one starts while this one drains.
+//
+// pdl_wait() waits for the end of the kernel before this one. Every kernel calls it before it reads or writes anything
+// that an earlier kernel of the step touches, and at least one block calls it before the last block ends. Weights, the
+// step's arrays and the cache rows of earlier steps may be read before it, because the copy of the arrays waits for
+// everything; the step's tokens may not, because top_k may choose them. A kernel that needs nothing of the one before
+// it may call pdl_wait() last, if the one before triggers after its own wait: the two then run side by side, and a
+// kernel that waits for the second waits for both.
+__device__ __forceinline__ void pdl_wait() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
-// The next kernel of the stream may start (it waits for this one's end in wait_for_previous). Called before this
-// kernel's own wait, several kernels are under way at once; called after it, the next one finds everything before this
-// kernel ended. Products and norms that are not narrow (narrow.h) call it after: weights that a third kernel fetches
-// come in the way of what two wait for.
-__device__ __forceinline__ void let_next_start() {
+// pdl_trigger() lets the next kernel of the stream start; that kernel waits for this one's end in its own pdl_wait().
+// If it is called before this kernel's pdl_wait(), several kernels are in flight at once. If it is called after it, all
+// kernels before this one have ended when the next one starts. Products and norms call it after the wait, except those
+// of small models (small_model.h): the weights that a third kernel prefetches would compete for bandwidth with what the
+// first two are waiting for.
+__device__ __forceinline__ void pdl_trigger() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
 
-// Calls f(real): with real once the input is there, and before that, if kRehearse, without: the instruction cache is
-// warm then, which costs nothing while the kernel would only wait. f reads no input and writes nothing unless it is
-// real. For steps of one row: with more, blocks of others start when nobody waits any more, and it takes registers. Nor
-// where kernels do not overlap.
-template <bool kRehearse, class F>
-__device__ __forceinline__ void rehearsed(F&& f) {
+// warm_icache() calls f(real): with real = true once the input has arrived; and before that with real = false, if
+// kWarmIcache, so that the instruction cache holds f's code when the input arrives. The kernel would only wait in that
+// time. f must neither read input nor write anything unless it is real. It is for steps of one row: with more rows,
+// some blocks start after the wait of the first ones, and the loop costs registers. Before sm_90, where kernels do not
+// overlap, f is called once.
+template <bool kWarmIcache, class F>
+__device__ __forceinline__ void warm_icache(F&& f) {
 #if __CUDA_ARCH__ >= 900
-  if constexpr (kRehearse) {
+  if constexpr (kWarmIcache) {
 #pragma unroll 1
     for (bool real = false;; real = true) {
       if (real) {
-        wait_for_previous();
-        let_next_start();
+        pdl_wait();
+        pdl_trigger();
       }
       f(real);
       if (real) return;
     }
   }
 #endif
-  wait_for_previous();
-  let_next_start();
+  pdl_wait();
+  pdl_trigger();
   f(true);
 }
 
-// Memory that a kernel reads once a step (bulk_load_once), where its loads cannot say so themselves.
+// Memory that a kernel reads once a step, for kernels whose loads cannot carry an L2 hint of their own (as
+// bulk_load_once does): the launch gets an access-policy window. bytes: at most device().window of them count.
 struct ReadOnce {
   void* p = nullptr;
   int64_t bytes = 0;
 };
-// Launches kernel<<<grid, block, shared, stream>>>(args...) so that it may overlap the end of the one before it. All
-// kernels ask for the most shared memory: those that want other splits of it and the L1 wait until a multiprocessor is
-// empty.
+// Launches kernel<<<grid, block, shared, stream>>>(args...) so that it may overlap the end of the kernel before it
+// (PDL). All kernels ask for the largest shared-memory carveout: a kernel with another carveout would wait until a
+// multiprocessor is empty.
 template <class... Params, class... Args>
 void launch_reading(ReadOnce once, void (*kernel)(Params...), dim3 grid, dim3 block, size_t shared, cudaStream_t stream,
                     Args&&... args) {

@@ -13,7 +13,7 @@ struct Mat {
   int64_t stride = 0;
   __nv_bfloat16* bf = nullptr;
   int64_t bf_stride = 0;
-  uint8_t* image = nullptr;  // the rows in 8 bits as well (matmul/acts.cuh), by the kernels that say so
+  uint8_t* image = nullptr;  // int8 activations of the rows (matmul/acts.cuh); kernels that write them say so
 };
 
 }  // namespace facet::cuda

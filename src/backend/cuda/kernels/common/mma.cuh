@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "backend/cuda/kernels/common/pinned.cuh"
+#include "backend/cuda/kernels/common/register_hold.cuh"
 
 namespace facet::cuda {
 
@@ -75,7 +75,7 @@ __device__ __forceinline__ void copy16_async_or_zero(void* shared, const void* g
   const uint32_t to = uint32_t(__cvta_generic_to_shared(shared));
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(global), "r"(read ? 16 : 0) : "memory");
 }
-// Of what is read once a step, like bulk_load_once.
+// A load of data that is read once a step, as bulk_load_once.
 __device__ __forceinline__ float4 load_once(const float4* p) {
   float4 v;
   asm("{\n.reg .b64 once;\ncreatepolicy.fractional.L2::evict_first.b64 once, 1.0;\n"

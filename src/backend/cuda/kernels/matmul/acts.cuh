@@ -1,8 +1,8 @@
 #pragma once
 #include <type_traits>
 
+#include "backend/cuda/kernels/common/fast_div.cuh"
 #include "backend/cuda/kernels/common/mma.cuh"
-#include "backend/cuda/kernels/common/quick_div.cuh"
 #include "backend/cuda/kernels/matmul/layout.h"
 
 // Activations as the tile products (tile_product.cuh) read them: an image of N rows (1, 8 or 16, and in
@@ -198,7 +198,7 @@ __device__ __forceinline__ void stage(ActsInt<N, kTwo> to, RowOf&& row, int n_ro
   constexpr int kAhead = 8;  // loads on their way: their latency is what this costs
   const int n_block = (cols + kActBlock - 1) / kActBlock;
   const int n_item = n_block * n_rows;
-  auto row_of = [&](int item) { return quick_div(item, n_block); };
+  auto row_of = [&](int item) { return fast_div(item, n_block); };
 #pragma unroll 1
   for (int first = warp; first < n_item; first += kAhead * n_warp) {
     uint4 v[kAhead];
@@ -215,7 +215,7 @@ __device__ __forceinline__ void stage(ActsInt<N, kTwo> to, RowOf&& row, int n_ro
       if (item < n_item)
         quantize_block<N, kTwo>(const_cast<uint8_t*>(to.p) + (item - n * n_block) * to.kStride, u, n, lane);
     };
-    if constexpr (N <= 8) {  // instructions come from far away: one copy of them
+    if constexpr (N <= 8) {  // one copy of the code: fewer instruction-cache misses
 #pragma unroll 1
       for (int i = 0; i < kAhead; ++i) {
         if (first + i * n_warp >= n_item) break;

@@ -68,7 +68,7 @@ FACET_HD constexpr Input input_of(const TiledMatrix& m) {
   return is_float(m.tile) ? Input::kBf16 : m.fine ? Input::kTwoBytes : Input::kByte;
 }
 
-// What a product has left to whoever reads its output: y[t][16 j + r] is the sum over sets s, in order, of
+// Partial sums that a product leaves to the reader of its output: y[t][16 j + r] is the sum over sets s, in order, of
 // p[((s * n_job + j) * width + t) * 16 + r].
 struct Partials {
   const float* p = nullptr;

@@ -27,13 +27,13 @@ struct SkinnyMatrix {
   int64_t y_bf_stride = 0;
 };
 struct SkinnyWork {
-  float* partial = nullptr;          // sums of some of the columns
-  int64_t partial_floats = 0;        // that there is room for: with too few, many rows take several launches
-  unsigned* counter = nullptr;       // zero between launches
-  uint8_t* image = nullptr;          // activations in one or two bytes: the kernel's own, or x's
-  bool image_ready = false;          // it is x's already, in one: of these n_tok rows, all columns; no matrix needs two
-  const RouteJob* beside = nullptr;  // a routing to be done meanwhile
-  bool leave = false;                // partial sums of one matrix are left to the reader of y, if there are any
+  float* partial = nullptr;     // sums of some of the columns
+  int64_t partial_floats = 0;   // that there is room for: with too few, many rows take several launches
+  unsigned* counter = nullptr;  // zero between launches
+  uint8_t* image = nullptr;     // activations in one or two bytes: the kernel's own, or x's
+  bool image_ready = false;     // it is x's already, in one: of these n_tok rows, all columns; no matrix needs two
+  const RouterArgs* beside = nullptr;  // a routing to be done meanwhile
+  bool leave = false;                  // partial sums of one matrix are left to the reader of y, if there are any
   bool late = false;     // beside the product before it, which is in_turn and has the same x: needs nothing that one
                          // writes, and no sets if one will do
   bool in_turn = false;  // the next kernel starts when all before this one have ended

@@ -12,7 +12,8 @@
 //            operand of a tensor core is used for 64 rows. 64 sums a lane in f32
 // Order      columns in order, 64 at a time; minima after 256. A row's bits do not depend on other rows, but are not
 //            those of skinny.cu
-// Reference  CpuRef::matmul, qkv, gate_up    Test tests/kernels/cuda_prompt_test.cpp
+// Reference  CpuRef::matmul, qkv, gate_up
+// Test       tests/kernels/cuda_prompt_test.cpp
 // Bench      bench/verbs/cuda_matmul_bench.cu
 #include "backend/cuda/kernels/matmul/prompt.h"
 
@@ -29,8 +30,8 @@ constexpr int kQuantizeWarps = 4;
 template <bool kTwo>
 __global__ void __launch_bounds__(kQuantizeWarps * 32)
     quantize_images_kernel(uint8_t* images, const __nv_bfloat16* x, int64_t x_stride, int n_tok, int n_in) {
-  wait_for_previous();
-  let_next_start();
+  pdl_wait();
+  pdl_trigger();
   const int n_block = (n_in + kActBlock - 1) / kActBlock;
   const int i = int(blockIdx.x) * kQuantizeWarps + int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32;
   const int row = i / n_block, block = i - row * n_block, col = block * kActBlock + lane * 8;

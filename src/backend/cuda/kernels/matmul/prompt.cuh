@@ -1,7 +1,7 @@
 #pragma once
 #include "backend/cuda/kernels/common/activate.cuh"
 #include "backend/cuda/kernels/common/launch.cuh"
-#include "backend/cuda/kernels/common/pinned.cuh"
+#include "backend/cuda/kernels/common/register_hold.cuh"
 #include "backend/cuda/kernels/matmul/acts.cuh"
 #include "backend/cuda/kernels/matmul/prompt.h"
 #include "backend/cuda/kernels/matmul/prompt_tiles.cuh"
@@ -180,8 +180,8 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks) prompt_kernel
 #pragma unroll
   for (int s = 0; s < 2; ++s) Type::load(raw[s], from[s], 0, lane);
 
-  wait_for_previous();
-  let_next_start();
+  pdl_wait();
+  pdl_trigger();
   const uint8_t* image = a.image + int64_t(place.high) * a.n_block * kStage + int(threadIdx.x) * 16;
   const uint32_t own = shared_address(shared) + threadIdx.x * 16;
   const int share = int(blockDim.x) * 16;  // of a stage that is copied at once

@@ -1,3 +1,4 @@
+// Instantiates matmul/prompt.cuh, where the kernel and its header are.
 #include "backend/cuda/kernels/matmul/prompt.cuh"
 
 namespace facet::cuda {

@@ -1,8 +1,12 @@
 // repack -- matrices from the order of files into tiles (layout.h), and back to rows of bf16
 //
+// Shapes     a matrix [n_out, n_in] or a stack of them, of any tensor type; back: rows of bf16
 // Bytes      one read, one write
-// Launch     a warp a tile
-// Reference  dequantize_row    Test tests/kernels/cuda_matmul_test.cpp    Bench bench/verbs/cuda_ops_bench.cu
+// Launch     a warp per tile
+// Order      bytes are moved; values are converted one by one
+// Reference  dequantize_row
+// Test       tests/kernels/cuda_matmul_test.cpp
+// Bench      bench/verbs/cuda_ops_bench.cu
 #include "backend/cuda/kernels/common/launch.cuh"
 #include "backend/cuda/kernels/matmul/matmul.h"
 #include "backend/cuda/kernels/matmul/tile_values.cuh"
@@ -13,7 +17,7 @@ namespace {
 constexpr int kWarps = 4;
 
 __global__ void repack_kernel(TiledMatrix m, const uint8_t* raw, int64_t row_bytes, int tile_row_bytes) {
-  wait_for_previous();
+  pdl_wait();
   const int64_t i = int64_t(blockIdx.x) * kWarps + threadIdx.x / 32;
   const int n_tile = m.n_tile(), n_strip = m.n_strip();
   if (i >= int64_t(n_tile) * n_strip * m.n_stack) return;
@@ -32,8 +36,8 @@ __global__ void repack_kernel(TiledMatrix m, const uint8_t* raw, int64_t row_byt
 
 __global__ void __launch_bounds__(kWarps * 32)
     unpack_kernel(__nv_bfloat16* to, TiledMatrix m, int64_t stack, int first_strip, int n_strip) {
-  wait_for_previous();
-  let_next_start();
+  pdl_wait();
+  pdl_trigger();
   const int64_t i = int64_t(blockIdx.x) * kWarps + threadIdx.x / 32;
   const int n_tile = m.n_tile(), lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   if (i >= int64_t(n_tile) * n_strip) return;

@@ -12,13 +12,14 @@
 //            (route.cuh). Depends on shapes alone
 // Order      a run's tiles from the left, runs in order, then sets. None of it depends on T: the same bits for
 //            T = 1 and 16
-// Reference  CpuRef::matmul, qkv, gate_up    Test tests/kernels/cuda_matmul_test.cpp
+// Reference  CpuRef::matmul, qkv, gate_up
+// Test       tests/kernels/cuda_matmul_test.cpp
 // Bench      bench/verbs/cuda_matmul_bench.cu
 #include <algorithm>
 #include <utility>
 
 #include "backend/cuda/kernels/common/launch.cuh"
-#include "backend/cuda/kernels/common/narrow.h"
+#include "backend/cuda/kernels/common/small_model.h"
 #include "backend/cuda/kernels/matmul/skinny_args.h"
 #include "backend/cuda/kernels/matmul/stream.cuh"
 #include "backend/cuda/kernels/matmul/wide.h"
@@ -32,10 +33,10 @@ constexpr int kQuantizeWarps = 4;
 template <int N, bool kTwo>
 __global__ void __launch_bounds__(kQuantizeWarps * 32)
     quantize_kernel(uint8_t* image, const __nv_bfloat16* x, int64_t x_stride, int n_tok, int n_in) {
-  wait_for_previous();
-  let_next_start();
+  pdl_wait();
+  pdl_trigger();
   const int i = int(blockIdx.x) * kQuantizeWarps + int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32;
-  const int block = quick_div(i, n_tok), n = i - block * n_tok, col = block * kActBlock + lane * 8;
+  const int block = fast_div(i, n_tok), n = i - block * n_tok, col = block * kActBlock + lane * 8;
   if (block >= (n_in + kActBlock - 1) / kActBlock) return;
   const uint4 v = col < n_in ? *reinterpret_cast<const uint4*>(x + n * x_stride + col) : uint4{};
   quantize_block<N, kTwo>(image + int64_t(block) * ActsInt<N, kTwo>::kStride, v, n, lane);
@@ -66,7 +67,7 @@ int least_sets(const DeviceInfo& d, int n_block, Input in) {
 }
 
 // Sets of blocks for so many jobs of n_block blocks of 256 columns: the least time of the slowest block, in
-// tiles. Adding up sets is taken to cost as much as 30 tiles, and 4 a set; 4 and 2 where whoever reads the output may
+// tiles. Adding up sets is taken to cost as much as 30 tiles, and 4 a set; 4 and 2 where the reader of the output may
 // do it.
 int choose_sets(const DeviceInfo& d, int64_t n_job, int n_sub, int n_block, Input in, bool one_matrix) {
   int best = 0;
@@ -115,7 +116,7 @@ SkinnyArgs lay_out(const DeviceInfo& d, const SkinnyMatrix* m, int n_matrix, boo
           "{} and {} columns, types that do not go together", m[i].w.n_in, a.n_in);
     const Tile tile = m[i].w.tile;
     const int group =
-        is_narrow(m[i].w.n_in, m[i].w.n_out) && m[i].w.n_tile() % group_tiles(tile) == 0 ? group_tiles(tile) : 1;
+        is_small_model(m[i].w.n_in, m[i].w.n_out) && m[i].w.n_tile() % group_tiles(tile) == 0 ? group_tiles(tile) : 1;
     a.tiles[i] = {.p = m[i].w.strip(m[i].stack, 0),
                   .strip_bytes = int(m[i].w.strip_bytes()),
                   .tile_bytes = group * tile_bytes(tile),
@@ -160,7 +161,7 @@ SkinnyArgs lay_out(const DeviceInfo& d, const SkinnyMatrix* m, int n_matrix, boo
   int most_jobs = 0, most_tiles = 0;
   for (int b = 0; b < a.blocks; ++b) most_jobs = std::max(most_jobs, a.block_job[b + 1] - a.block_job[b]);
   for (int i = 0; i < n_matrix; ++i) most_tiles = std::max(most_tiles, a.tiles[i].n_tile);
-  CHECK(int64_t(most_jobs) * most_tiles * a.n_sub < kQuickMost, "{} jobs of {} tiles a block", most_jobs, most_tiles);
+  CHECK(int64_t(most_jobs) * most_tiles * a.n_sub < kFastDivMost, "{} jobs of {} tiles a block", most_jobs, most_tiles);
   a.run_tiles = most_jobs * most_tiles * a.n_sub / a.n_set;
   return a;
 }
@@ -243,7 +244,7 @@ Partials skinny(cudaStream_t stream, const SkinnyMatrix* m, int n_matrix, bool g
   a.run_tiles = (a.run_tiles + n_warp - 1) / n_warp + 1;
   a.thirds = work.thirds;
   a.ahead = work.ahead;
-  a.early = is_short && !work.in_turn && is_narrow(a.n_in, m[0].w.n_out);
+  a.early = is_short && !work.in_turn && is_small_model(a.n_in, m[0].w.n_out);
   if (is_short && work.beside) {
     static_assert(kShortWarps * 32 == kRouteThreads * kRouteGroups);
     a.beside = *work.beside, a.beside_blocks = route_blocks(a.beside);

@@ -70,7 +70,7 @@ __device__ __forceinline__ TilePlace run_begin(const DenseJobs& jobs, int job0, 
   const int i = jobs.matrix(job0);
   if (a.even && i == jobs.matrix(job1 - 1)) {
     const int each = jobs.n_tile(i) * a.n_sub, tile = (job1 - job0) * each * lane >> (31 - __clz(n_warp)),
-              job = quick_div(tile, each);
+              job = fast_div(tile, each);
     return {job0 + job, tile - job * each};
   }
   JobCosts costs{};
@@ -114,7 +114,7 @@ __global__ void __launch_bounds__(stream_warps(kShort) * 32, kShort ? 2 : 1)
   __shared__ bool is_last;
   __shared__ uint64_t image_bar;
   constexpr int kPart = kPartFloats<N>;
-  if (kShort && a.ahead) let_next_start();
+  if (kShort && a.ahead) pdl_trigger();
   int at = int(blockIdx.x);
   if constexpr (kShort && in != Input::kBf16) {
     if (unsigned(at - a.beside_at) < unsigned(a.beside_blocks))
@@ -126,9 +126,9 @@ __global__ void __launch_bounds__(stream_warps(kShort) * 32, kShort ? 2 : 1)
   const int lane = int(threadIdx.x) % 32,
             warp = kShort && N > 1 ? __shfl_sync(~0u, int(threadIdx.x) / 32, 0) : int(threadIdx.x) / 32,
             n_warp = int(blockDim.x) / 32;
-  const int block = quick_div(at, a.n_set), set = at - block * a.n_set;
+  const int block = fast_div(at, a.n_set), set = at - block * a.n_set;
   // A block has the same jobs in every set; its warps share the tiles of the set's columns.
-  const DenseJobs jobs{a, quick_div(a.n_block * set, a.n_set), quick_div(a.n_block * (set + 1), a.n_set)};
+  const DenseJobs jobs{a, fast_div(a.n_block * set, a.n_set), fast_div(a.n_block * (set + 1), a.n_set)};
   uint8_t* const rings = shared + a.at_rings;
   WarpRing ring(rings + warp * a.n_stage * a.slot, bars[warp], a.n_stage, a.slot, lane, a.keep_place);
   const int job0 = a.block_job[block], job1 = a.block_job[block + 1];
@@ -143,7 +143,7 @@ __global__ void __launch_bounds__(stream_warps(kShort) * 32, kShort ? 2 : 1)
   float* const parts = reinterpret_cast<float*>(shared + a.at_parts);
   auto part = [&](int w) { return parts + w * a.n_sub * kPart; };
   const int col0 = jobs.block0 * kActBlock, cols = (jobs.block1 - jobs.block0) * kActBlock;
-  const Acts x{kept(shared)};
+  const Acts x{hold_shared(shared)};
 
   const SkinnyOutput out{a, jobs};
   auto store = [&](int job, int r, int n, float v0, float v1) { out.store(job, r, n, v0, v1); };
@@ -176,9 +176,9 @@ __global__ void __launch_bounds__(stream_warps(kShort) * 32, kShort ? 2 : 1)
     const TilePlace mark_end{__shfl_down_sync(~0u, mark.job, 1), __shfl_down_sync(~0u, mark.tile, 1)};
     only.adds = runs_that_add(mark, mark_end, n_warp, lane) >> warp & 1;
     const JobParts parts_of_job = parts_of(mark, mark_end, n_warp, warp, lane);
-    only.later = pinned(parts_of_job.later >> 1 >> warp);
-    only.mine = kept((parts_of_job.whole_run ? part(warp) : last(warp)) + lane);
-    only.next = kept(part(warp + 1) + lane);
+    only.later = hold_in_register(parts_of_job.later >> 1 >> warp);
+    only.mine = hold_shared((parts_of_job.whole_run ? part(warp) : last(warp)) + lane);
+    only.next = hold_shared(part(warp + 1) + lane);
     only.gated = a.n_set == 1 && a.n_sub == 2;
     if (only.adds) {
       const int job = parts_of_job.job, i = jobs.matrix(job), r = lane % 16;
@@ -195,14 +195,14 @@ __global__ void __launch_bounds__(stream_warps(kShort) * 32, kShort ? 2 : 1)
     }
   }
   const StripPart head = first_part(jobs, begin, end);
-  const uint32_t after = pinned(uint32_t(a.late) | uint32_t(a.n_set > 1 && !a.leave) << 1);
+  const uint32_t after = hold_in_register(uint32_t(a.late) | uint32_t(a.n_set > 1 && !a.leave) << 1);
   using Early = std::conditional_t<N == 1 && in != Input::kBf16, RowStage<in == Input::kTwoBytes>, NoStage>;
   Early early(a.x, a.n_in, col0, cols, warp, n_warp, lane);
 
-  if (kShort && a.early) let_next_start();
-  if (!a.late) wait_for_previous();
+  if (kShort && a.early) pdl_trigger();
+  if (!a.late) pdl_wait();
   if constexpr (!std::is_same_v<Early, NoStage>) early.load();
-  let_next_start();
+  pdl_trigger();
   if constexpr (!std::is_same_v<Early, NoStage>) {
     early.write(shared);
   } else {
@@ -236,7 +236,7 @@ __global__ void __launch_bounds__(stream_warps(kShort) * 32, kShort ? 2 : 1)
       if (only.bf) *only.bf = __float2bfloat16_rn(v);
     }
   }
-  if (after & 1) wait_for_previous();
+  if (after & 1) pdl_wait();
   if (!(after & 2)) return;
 
   // The last set to finish these jobs adds up, in the order of columns.
@@ -281,7 +281,7 @@ void launch_skinny(cudaStream_t stream, SkinnyArgs& a, int n_warp) {
   a.at_rings = WarpRing::lines(a.at_parts + n_warp * a.n_sub * kPartFloats<N> * 4);
   const int fixed = a.at_rings, tile = a.slot;
   auto stages = [&](int slot) { return a.slot = slot, ring_stages(fixed, n_warp * slot, kShort ? a.thirds : 3); };
-  a.n_stage = stages(WarpRing::slot_for(tile));
+  a.n_stage = stages(WarpRing::stage_bytes_for(tile));
   a.keep_place = a.n_stage >= 2;
   if (!a.keep_place) a.n_stage = stages(tile);
   a.n_stage = std::min(a.n_stage, std::max(2, a.run_tiles + 1));  // one is at hand

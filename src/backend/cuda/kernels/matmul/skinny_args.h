@@ -6,8 +6,8 @@ namespace facet::cuda {
 
 constexpr int kMaxSets = 64, kMaxBlocks = 264;
 
-// What a warp needs before its first tile is on its way comes first: a kernel's arguments come from far away, line by
-// line.
+// What a warp needs before its first tile is on its way comes first: a kernel's arguments miss the constant cache,
+// line by line.
 struct SkinnyArgs {
   struct Tiles {
     const uint8_t* p;
@@ -44,7 +44,7 @@ struct SkinnyArgs {
   int run_tiles, thirds;  // most tiles of a warp; SkinnyWork's
   float* partial;         // [set][job][sub][N][16]
   unsigned* counter;      // [block of a set]
-  RouteJob beside;        // of the blocks from beside_at on
+  RouterArgs beside;      // of the blocks from beside_at on
 };
 
 // The kernel for N rows, with the shared memory that fits the arguments.

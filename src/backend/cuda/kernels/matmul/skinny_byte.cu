@@ -1,3 +1,4 @@
+// Instantiates matmul/skinny.cuh, where the kernel and its header are.
 #include "backend/cuda/kernels/matmul/skinny.cuh"
 
 namespace facet::cuda {

@@ -118,12 +118,12 @@ template <class Jobs>
 __device__ __forceinline__ StripPart first_part(const Jobs& jobs, TilePlace begin, TilePlace end) {
   StripPart p{};
   if (begin < end) p = strip_part(jobs, begin, end, 0, 0);
-  const uint32_t kind = pinned(uint32_t(p.tile) | uint32_t(p.grouped) << 8);
-  return {.first = int(pinned(uint32_t(p.first))),
-          .past = int(pinned(uint32_t(p.past))),
-          .n_tile = int(pinned(uint32_t(p.n_tile))),
-          .bytes = int(pinned(uint32_t(p.bytes))),
-          .from = pinned(p.from),
+  const uint32_t kind = hold_in_register(uint32_t(p.tile) | uint32_t(p.grouped) << 8);
+  return {.first = int(hold_in_register(uint32_t(p.first))),
+          .past = int(hold_in_register(uint32_t(p.past))),
+          .n_tile = int(hold_in_register(uint32_t(p.n_tile))),
+          .bytes = int(hold_in_register(uint32_t(p.bytes))),
+          .from = hold_in_register(p.from),
           .tile = Tile(kind & 255),
           .grouped = kind > 255};
 }
@@ -166,7 +166,7 @@ __device__ __forceinline__ void run_tiles(const Jobs& jobs, TilePlace begin, Til
       });
     }
     if (at.tile == 0 && to >= before) {
-      // One copy of what follows a value: instructions come from far away.
+      // One copy of what follows a value: fewer instruction-cache misses.
       const int g = lane / 4, t = lane % 4;
 #pragma unroll 1
       for (int e = 0; e < kTiles * 4; e += kColStep<Acts>) {

@@ -10,7 +10,8 @@
 //            the copy engine and a warp of its own. A block with more strips than its warps take has several rounds
 // Order      that of skinny.cu: a warp's sum is cut where a run begins there, and added up in the same order. So a row
 //            has the same bits for every T
-// Reference  CpuRef::matmul, qkv, gate_up    Test tests/kernels/cuda_matmul_test.cpp
+// Reference  CpuRef::matmul, qkv, gate_up
+// Test       tests/kernels/cuda_matmul_test.cpp
 // Bench      bench/verbs/cuda_matmul_bench.cu
 #include "backend/cuda/kernels/matmul/wide.h"
 
@@ -29,10 +30,10 @@ constexpr int kQuantizeWarps = 4;
 template <bool kTwo>
 __global__ void __launch_bounds__(kQuantizeWarps * 32)
     quantize_rows_kernel(uint8_t* image, int rows, const __nv_bfloat16* x, int64_t x_stride, int n_tok, int n_in) {
-  wait_for_previous();
-  let_next_start();
+  pdl_wait();
+  pdl_trigger();
   const int i = int(blockIdx.x) * kQuantizeWarps + int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32;
-  const int block = quick_div(i, n_tok), n = i - block * n_tok, col = block * kActBlock + lane * 8;
+  const int block = fast_div(i, n_tok), n = i - block * n_tok, col = block * kActBlock + lane * 8;
   if (block >= (n_in + kActBlock - 1) / kActBlock) return;
   const uint4 v = col < n_in ? *reinterpret_cast<const uint4*>(x + n * x_stride + col) : uint4{};
   quantize_block_of<kTwo>(rows, image + int64_t(block) * rows * ActsInt<1, kTwo>::kStride, v, n, lane, true);
@@ -90,7 +91,7 @@ bool wide(cudaStream_t stream, const SkinnyArgs& args, Input in, int run_warps, 
   a.image = work.image;
   if (!work.image_ready) {
     const dim3 grid(unsigned((int64_t(a.n_block) * a.n_tok + kQuantizeWarps - 1) / kQuantizeWarps));
-    CHECK(int64_t(a.n_block) * a.n_tok < kQuickMost, "{} rows of {} columns", a.n_tok, a.n_in);
+    CHECK(int64_t(a.n_block) * a.n_tok < kFastDivMost, "{} rows of {} columns", a.n_tok, a.n_in);
     launch(two ? quantize_rows_kernel<true> : quantize_rows_kernel<false>, grid, dim3(kQuantizeWarps * 32), 0, stream,
            work.image, w.rows, a.x, a.x_stride, a.n_tok, a.n_in);
   }

@@ -180,8 +180,8 @@ __global__ void __launch_bounds__(kWideWarps * 32, 1) wide_kernel(const __grid_c
   // The shuffle tells the compiler that a warp's lanes agree.
   const int lane = int(threadIdx.x) % 32, warp = __shfl_sync(~0u, int(threadIdx.x) / 32, 0),
             n_warp = int(blockDim.x) / 32;
-  const int block = quick_div(int(blockIdx.x), a.n_set), set = int(blockIdx.x) - block * a.n_set;
-  const DenseJobs jobs{a, quick_div(a.n_block * set, a.n_set), quick_div(a.n_block * (set + 1), a.n_set)};
+  const int block = fast_div(int(blockIdx.x), a.n_set), set = int(blockIdx.x) - block * a.n_set;
+  const DenseJobs jobs{a, fast_div(a.n_block * set, a.n_set), fast_div(a.n_block * (set + 1), a.n_set)};
   const int job0 = a.block_job[block], job1 = a.block_job[block + 1];
   const WidePairs pairs(jobs, job0, job1);
   const int n_round = (pairs.count + w.pairs - 1) / w.pairs, each = n_round ? (pairs.count + n_round - 1) / n_round : 0;
@@ -219,15 +219,15 @@ __global__ void __launch_bounds__(kWideWarps * 32, 1) wide_kernel(const __grid_c
   };
   if (brings)
     for (int i = 0; i < a.n_stage; ++i) bring(false);
-  wait_for_previous();
-  let_next_start();
+  pdl_wait();
+  pdl_trigger();
   if (brings && lane == 0)
     for (int i = 0; i < min(a.n_stage, n_round * n_step); ++i)
       bulk_load(stages + i * w.stage, image + int64_t(i % n_step) * w.act_bytes, unsigned(w.act_bytes), full + i);
 #else
   // Every thread brings in a share of a step, a commit group each.
   auto fetch = [&](int q) {
-    const int round = quick_div(q, n_step), step = q - round * n_step, stage = q % a.n_stage;
+    const int round = fast_div(q, n_step), step = q - round * n_step, stage = q % a.n_stage;
     if (round < n_round) {
       for (int i = warp; i < 2 * each; i += n_warp) {
         WideSource from = wide_source(pairs, round * each, each, i);
@@ -270,7 +270,7 @@ __global__ void __launch_bounds__(kWideWarps * 32, 1) wide_kernel(const __grid_c
 
   {
     const TilePlace mark = run_begin(jobs, job0, job1, w.run_warps, lane);
-    const int pair_of = quick_div(warp, w.n_group), row0 = (warp - pair_of * w.n_group) * kWideGroup;
+    const int pair_of = fast_div(warp, w.n_group), row0 = (warp - pair_of * w.n_group) * kWideGroup;
     float* const total = reinterpret_cast<float*>(shared) + warp * kWideTotal;
     const SkinnyOutput out{a, jobs};
 #pragma unroll 1

@@ -1,3 +1,4 @@
+// Instantiates matmul/wide.cuh, where the kernel and its header are.
 #include "backend/cuda/kernels/matmul/wide.cuh"
 
 namespace facet::cuda {

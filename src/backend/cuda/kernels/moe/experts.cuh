@@ -5,7 +5,7 @@
 #include "backend/cuda/kernels/matmul/stream.cuh"
 #include "backend/cuda/kernels/moe/moe.h"
 
-// What the kernels of few tokens and of one share: how they read a stack of experts' matrices, and in which order they
+// What moe_decode and moe_small_batch share: how they read a stack of experts' matrices, and the order in which they
 // add.
 namespace facet::cuda {
 
@@ -15,7 +15,7 @@ constexpr int kUpSlices = 2, kDownSlices = 3;
 FACET_HD constexpr int sub_matrices(int slices) { return slices == kUpSlices ? 2 : 1; }
 FACET_HD constexpr int slice_begin(int n_piece, int slice, int slices) { return n_piece * slice / slices; }
 
-// What a warp needs before its first piece is on its way comes first among a kernel's arguments, as in SkinnyArgs.
+// These fields come first among a kernel's arguments, as in SkinnyArgs: a warp needs them before its first copy.
 struct ExpertTiles {
   const uint8_t* p;
   int64_t matrix_bytes;                   // of an expert's
@@ -24,11 +24,12 @@ struct ExpertTiles {
   int n_tile;                             // of a strip
   Tile tile;
 };
-// w: gate and up, or down; up_strip: where up begins in its stack's matrix. slot: for a piece of any.
-inline Input take_tiles(ExpertTiles* to, int& slot, std::initializer_list<TiledMatrix> w, int up_strip) {
+// w: gate and up, or down; up_strip: where up begins in its stack's matrix. stage_bytes: a ring's stage holds a piece
+// of any of them.
+inline Input take_tiles(ExpertTiles* to, int& stage_bytes, std::initializer_list<TiledMatrix> w, int up_strip) {
   Input in = Input::kByte;
   for (const TiledMatrix& m : w) in = std::max(in, input_of(m));
-  slot = 1024;  // room for a part of two strips
+  stage_bytes = 1024;  // room for a part of two strips
   int i = 0;
   for (const TiledMatrix& m : w) {
     const int tiles = group_tiles(m.tile), bytes = tiles * tile_bytes(m.tile);
@@ -41,7 +42,8 @@ inline Input take_tiles(ExpertTiles* to, int& slot, std::initializer_list<TiledM
              .n_tile = m.n_tile(),
              .tile = m.tile};
     // Tiles of a piece lie anywhere in their lines.
-    slot = std::max(slot, tiles > 1 ? WarpRing::lines(bytes + WarpRing::kLine - 16) : WarpRing::slot_for(bytes));
+    stage_bytes = std::max(
+        stage_bytes, tiles > 1 ? WarpRing::lines(bytes + WarpRing::kLine - 16) : WarpRing::stage_bytes_for(bytes));
     CHECK(is_float(m.tile) == (in == Input::kBf16) && m.n_in == w.begin()->n_in,
           "gate and up of types that do not go together");
     ++i;
@@ -69,7 +71,7 @@ __device__ __forceinline__ void multiply_pieces(const ExpertTiles& w, const Acts
   });
 }
 
-// moe_small for one token.
-void moe_one(cudaStream_t, const MoeExperts&, Mat e, const MoeBuffers&, bool routed);
+// moe_small_batch for one token.
+void moe_decode(cudaStream_t, const MoeExperts&, Mat e, const MoeBuffers&, bool routed);
 
 }  // namespace facet::cuda

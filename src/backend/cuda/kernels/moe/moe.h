@@ -1,7 +1,7 @@
 #pragma once
 #include <cuda_runtime.h>
 
-#include "backend/cuda/kernels/attend.h"
+#include "backend/cuda/kernels/attention.h"
 #include "backend/cuda/kernels/matmul/layout.h"
 #include "backend/cuda/kernels/route/route.h"
 
@@ -23,33 +23,33 @@ struct MoeBuffers {
   float* out = nullptr;             // [slot, D]
 };
 
-constexpr int kMoeBatch = 256;  // tokens of one launch of the kernels for few
-RouteJob route_job(const MoeExperts&, Mat r, int n_tok, const Routing&);
-// The routing of up to kMoeBatch tokens, as route().
-void route_batch(cudaStream_t, const RouteJob&);
-// out[slot] = expert(e[t]) of n_tok <= kMoeBatch rows in bf16; then y[t] = sum over ranks of weight * out, in rank
+constexpr int kMoeSmallBatch = 256;  // most tokens of one launch of moe_small_batch
+RouterArgs router_args(const MoeExperts&, Mat r, int n_tok, const Routing&);
+// The routing of up to kMoeSmallBatch tokens, as route().
+void route_small_batch(cudaStream_t, const RouterArgs&);
+// out[slot] = expert(e[t]) of n_tok <= kMoeSmallBatch rows in bf16; then y[t] = sum over ranks of weight * out, in rank
 // order. routed: e was there before the kernel before this one let it start, which it runs beside; so was what the
-// routing writes, but for a token's experts with RouteJob::ahead.
-void moe_small(cudaStream_t, const MoeExperts&, Mat e, int n_tok, const MoeBuffers&, bool routed = false);
-void moe_small_combine(cudaStream_t, Mat y, const float* out, const float* weight, int n_used);
+// routing writes, but for a token's experts with RouterArgs::ahead.
+void moe_small_batch(cudaStream_t, const MoeExperts&, Mat e, int n_tok, const MoeBuffers&, bool routed = false);
+void moe_small_batch_combine(cudaStream_t, Mat y, const float* out, const float* weight, int n_used);
 
-// --- many tokens
+// --- large batches
 
 // Matrices become panels in bf16: blocks of [rows, 64 columns] in which a row is 128 bytes and its 16-byte chunks are
 // exchanged by chunk ^= row % 8, so that a block copied into shared memory as it is, is an operand of tensor cores.
 // Columns beyond the matrix are zeros. Expert weights: [expert, M tile of 128 rows, block]; gate and up share M tiles,
 // eight rows of either in turn. Activations: [N tile, block], where an N tile holds up to kMoeTile of one expert's
 // tokens.
-constexpr int kMoeTile = 256;         // tokens of an N tile at most, in steps of 16
-constexpr int kMoeStrip = 128;        // weight rows of an M tile
-constexpr int kMoeSortTokens = 64;    // of a block in the sort by expert
-constexpr int kMoeRouterParts = 8;    // of a router row, summed apart
-constexpr int kMoeManyTokens = 8192;  // of one pass; more take several
+constexpr int kMoeTile = 256;               // tokens of an N tile at most, in steps of 16
+constexpr int kMoeStrip = 128;              // weight rows of an M tile
+constexpr int kMoeSortTokens = 64;          // of a block in the sort by expert
+constexpr int kMoeRouterParts = 8;          // of a router row, summed apart
+constexpr int kMoeLargeBatchTokens = 8192;  // of one pass; more take several
 
 struct MoeSizes {
   int d = 0, d_expert = 0, n_expert = 0, n_used = 0, n_tok = 0;  // at most
 };
-struct MoeMany {
+struct MoeLargeBatch {
   float* logits = nullptr;        // [part, T, N]
   float* weight = nullptr;        // [slot]
   int32_t* expert = nullptr;      // [slot]
@@ -64,23 +64,24 @@ struct MoeMany {
   int n_resident = 0;                // experts whose gate and up fit into `weights`
 };
 // The panel of weights holds all of a layer's experts, or as many at a time as fit into panel_bytes (at least one).
-int64_t moe_many_bytes(const MoeSizes&, int64_t panel_bytes);
-MoeMany moe_many_buffers(void* memory, const MoeSizes&, int64_t panel_bytes);
+int64_t moe_large_batch_bytes(const MoeSizes&, int64_t panel_bytes);
+MoeLargeBatch moe_large_batch_buffers(void* memory, const MoeSizes&, int64_t panel_bytes);
 
-// As route and moe_small together for any number of tokens. Weights are unpacked once for up to kMoeManyTokens tokens.
-void moe_many(cudaStream_t, const MoeExperts&, Mat y, Mat e, Mat r, const MoeMany&);
+// route and moe_small_batch together for any number of tokens. Weights are unpacked once per kMoeLargeBatchTokens
+// tokens.
+void moe_large_batch(cudaStream_t, const MoeExperts&, Mat y, Mat e, Mat r, const MoeLargeBatch&);
 
-// The steps of moe_many, for benches.
+// The steps of moe_large_batch, for benches.
 struct MoePass {
   MoeExperts w;
-  MoeMany b;
+  MoeLargeBatch b;
   int n_tok = 0;
   int tile = kMoeTile;  // tokens of an N tile at most, on this GPU
   int d_blocks() const { return (w.down.n_out + 63) / 64; }
   int f_blocks() const { return (w.d_expert + 63) / 64; }
   int tiles_most() const { return w.n_expert + n_tok * w.n_used / tile; }
 };
-void moe_route_many(cudaStream_t, const MoePass&, Mat r);
+void moe_route_large_batch(cudaStream_t, const MoePass&, Mat r);
 void moe_gather(cudaStream_t, const MoePass&, Mat e);
 void moe_unpack_up(cudaStream_t, const MoePass&, int expert0, int n);
 void moe_unpack_down(cudaStream_t, const MoePass&, int expert0, int n);

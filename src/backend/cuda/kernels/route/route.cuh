@@ -7,7 +7,7 @@
 #include "backend/cuda/kernels/route/choose.cuh"
 #include "backend/cuda/kernels/route/route.h"
 
-// What blocks of route.cu do, alone or beside blocks of another kernel of the same launch (skinny.cuh).
+// The work of a block of route.cu, also for blocks of another kernel of the same launch (matmul/skinny.cuh).
 namespace facet::cuda {
 
 constexpr int kRouteThreads = 128;  // of a router row
@@ -16,7 +16,7 @@ static_assert(kRouteThreads * kRouteGroups == kMaxExperts, "a thread an expert w
 
 struct RouteScratch {
   float part[kMoeRows][kRouteGroups * kRouteThreads / 32];
-  // Of the block that chooses.
+  // These belong to the block that chooses.
   float scale[kMaxExperts];
   uint8_t rank[kMoeRows][kMaxExperts];  // of an expert for a token, from 1 on
   int before[kRouteGroups * kRouteThreads / 32];
@@ -50,14 +50,14 @@ __device__ inline void sort_pairs(const Routing& o, RouteScratch& scratch, int n
   if (e == kMaxExperts - 1) o.active[n_expert] = all >> 16, o.first[all >> 16] = all & 0xFFFF;
 }
 
-// The block that chooses looks at the logits until all are of this routing.
-__device__ inline void choose_block(const RouteJob& j, RouteScratch& scratch) {
+// The block that chooses polls the logits until all of them are of this routing.
+__device__ inline void choose_block(const RouterArgs& j, RouteScratch& scratch) {
   const int thread = int(threadIdx.x), lane = thread % 32, warp = thread / 32, n_warp = int(blockDim.x) / 32;
-  let_next_start();  // other blocks see to it that nothing does before their wait
+  pdl_trigger();  // the other blocks trigger after their wait, so the next kernel starts no sooner
   scratch.scale[thread] = j.scale && thread < j.n_expert ? __ldg(j.scale + thread) : 1.f;
   for (int t = 0; t < j.n_tok; ++t) scratch.rank[t][thread] = 0;
   __syncthreads();
-  wait_for_previous();
+  pdl_wait();
   const Routing& o = j.o;
   const unsigned number = __ldcg(o.number) + 1;
   for (int t = warp; t < j.n_tok; t += n_warp) {
@@ -78,9 +78,8 @@ __device__ inline void choose_block(const RouteJob& j, RouteScratch& scratch) {
     choose(scratch.scale, j.n_expert, j.n_used, lane, logits, [&](int e, float weight) {
       const int slot = t * j.n_used + lane;
       o.expert[slot] = e, o.weight[slot] = weight;
-      if (j.n_tok == 1)
-        *const_cast<volatile int32_t*>(o.active + lane) = e, o.first[lane] = o.pair[lane] =
-                                                                 lane;  // experts of one token are distinct
+      if (j.n_tok == 1)  // its experts are distinct
+        *const_cast<volatile int32_t*>(o.active + lane) = e, o.first[lane] = o.pair[lane] = lane;
       else
         scratch.rank[t][e] = uint8_t(lane + 1);
     });
@@ -98,10 +97,11 @@ __device__ inline void choose_block(const RouteJob& j, RouteScratch& scratch) {
 // kRouteRowsAt bytes and n_row rows. kOne: there is one token.
 // Long: the router's row is read before the wait and stays in registers for the sums behind it.
 template <bool kOne>
-__device__ void route_block(const RouteJob& j, int block, uint8_t* shared, int n_row) {
+__device__ void route_block(const RouterArgs& j, int block, uint8_t* shared, int n_row) {
   RouteScratch& scratch = *reinterpret_cast<RouteScratch*>(shared);
   if (block == 0) return choose_block(j, scratch);
-  // Whoever sees a logit of this block, or starts after it let the next kernel start, sees that no expert is chosen.
+  // A thread that has read a logit of this block, and a kernel that starts after its trigger, read -1: no expert is
+  // chosen yet.
   const bool clears = kOne && j.ahead && block == 1;
   if (clears && threadIdx.x < 32) {
     if (int(threadIdx.x) < j.n_used) __stcg(j.o.active + threadIdx.x, -1);
@@ -119,9 +119,9 @@ __device__ void route_block(const RouteJob& j, int block, uint8_t* shared, int n
     const int c = i * kRouteThreads + of_group;
     keep[i] = c < n_col4 ? load_once(w + c) : float4{};
   }
-  wait_for_previous();
+  pdl_wait();
   if (clears) __syncthreads();
-  let_next_start();
+  pdl_trigger();
   auto put_logit = [&](int t, unsigned number, const float* part) {
     const uint64_t logit = __float_as_uint((part[0] + part[1]) + (part[2] + part[3]));
     *const_cast<volatile uint64_t*>(j.o.logits + int64_t(t) * j.n_expert + e) = uint64_t(number) << 32 | logit;
@@ -153,7 +153,8 @@ __device__ void route_block(const RouteJob& j, int block, uint8_t* shared, int n
       for (int c = thread; c < n_col4; c += int(blockDim.x))
         copy16_async(rows + k * n_col4 + c, j.r.p + (t0 + k) * j.r.stride + 4 * c);
     copies_commit();
-    if (t0 == 0) number = __ldcg(j.o.number) + 1;  // behind the rows: nothing needs it before they are there
+    if (t0 == 0)
+      number = __ldcg(j.o.number) + 1;  // read behind the rows, since nothing needs it before they have arrived
     copies_wait<0>();
     __syncthreads();
     constexpr int kTogether = 4;  // tokens whose sums hide each other's latency

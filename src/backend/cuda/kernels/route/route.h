@@ -18,24 +18,25 @@ struct Routing {
   float* weight = nullptr;     // [slot] of the expert's output
   int32_t* expert = nullptr;   // [slot]
   int32_t* active = nullptr;   // [N] experts that have pairs, ascending if there are several tokens; -1 while
-                               // RouteJob::ahead chooses; [N]: their number
+                               // RouterArgs::ahead chooses; [N]: their number
   int32_t* first = nullptr;    // [N + 1] of an active expert's pairs in `pair`, by its place in `active`
   int32_t* pair = nullptr;     // [T n_used] slots, by expert, then token
-  unsigned* number =
-      nullptr;  // of the last routing; whoever allocates sees to it that no word of logits has the next one's
+  // The number of the last routing. The owner of the memory clears it such that no word of logits has the next number.
+  unsigned* number = nullptr;
 };
 
 // Chooses experts for n_tok <= kMoeRows rows of r: the n_used largest logits, lowest index on ties; softmax over the
 // chosen.
-struct RouteJob {
+struct RouterArgs {
   const float *router = nullptr, *scale = nullptr;
   int n_expert = 0, n_used = 0, n_tok = 0;
-  bool ahead = false;  // one token's experts are looked for while they are chosen: when this kernel starts, nobody
-                       // reads those before
+  // The experts of one token are polled by another kernel while they are chosen. When this kernel starts, no kernel
+  // still reads those of the routing before.
+  bool ahead = false;
   Mat r;
   Routing o;
 };
-int route_blocks(const RouteJob&);
-void route(cudaStream_t, const RouteJob&);
+int route_blocks(const RouterArgs&);
+void route(cudaStream_t, const RouterArgs&);
 
 }  // namespace facet::cuda

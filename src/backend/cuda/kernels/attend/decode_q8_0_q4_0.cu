@@ -1,5 +1,0 @@
-#include "backend/cuda/kernels/attend/decode.cuh"
-
-namespace facet::cuda {
-template bool attend_decode<KvType::kQ8_0, KvType::kQ4_0>(cudaStream_t, const AttendParams&, int);
-}  // namespace facet::cuda

@@ -1,5 +1,0 @@
-#include "backend/cuda/kernels/attend/decode.cuh"
-
-namespace facet::cuda {
-template bool attend_decode_shared<KvType::kTQ3_0>(cudaStream_t, const AttendParams&, int);
-}  // namespace facet::cuda

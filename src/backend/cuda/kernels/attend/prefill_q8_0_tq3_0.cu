@@ -1,7 +1,0 @@
-#include <algorithm>
-
-#include "backend/cuda/kernels/attend/prefill.cuh"
-
-namespace facet::cuda {
-template bool attend_prefill<KvType::kQ8_0, KvType::kTQ3_0>(cudaStream_t, const AttendParams&);
-}  // namespace facet::cuda

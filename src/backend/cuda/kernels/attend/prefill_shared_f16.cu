@@ -1,5 +1,0 @@
-#include "backend/cuda/kernels/attend/prefill_shared.cuh"
-
-namespace facet::cuda {
-template bool attend_prefill_shared<KvType::kF16>(cudaStream_t, const AttendParams&);
-}  // namespace facet::cuda
