@@ -109,7 +109,7 @@ Error too_ambiguous() {
 }
 
 GrammarState::GrammarState(GrammarPtr grammar)
-    : grammar_(std::move(grammar)), words_(grammar_->start()), asleep_(grammar_->lazy()) {}
+    : grammar_(std::move(grammar)), asleep_(grammar_->lazy()), words_(grammar_->start()) {}
 
 namespace {
 // One token or text; false if it may not come.
