@@ -5,6 +5,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <system_error>
 #include <vector>
 
 #include "engine/constrain.h"
@@ -158,7 +159,11 @@ class GrammarSteps {
     return !work.over();
   }
   void look_ahead(Job& w) {
-    if (!thread_) thread_ = std::make_unique<MaskThread>(*masks_);
+    try {
+      if (!thread_) thread_ = std::make_unique<MaskThread>(*masks_);
+    } catch (const std::system_error&) {  // no room for its stack
+      throw std::bad_alloc();
+    }
     w.masking = thread_->start(*w.grammar, w.untold);
   }
 

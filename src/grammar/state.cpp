@@ -19,7 +19,7 @@ class Saver {
     if (s == Stacks::kEmptyStack) return 0;
     if (const auto it = numbers_.find(s); it != numbers_.end()) return it->second;
     const auto entries = stacks_.entries(s);
-    if (!work_.spend(8 + entries.size())) return 0;
+    if (!work_.spend(16 + 4 * entries.size())) return 0;
     std::vector<uint32_t> below;
     for (const Stacks::Entry& e : entries) below.push_back(number(e.below));
     sets_.push_back(uint32_t(entries.size()) * 2 + stacks_.has_empty(s));

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/last_memory.h"
 #include "server/constraint.h"
 #include "server/http.h"
 #include "server/routes.h"
@@ -32,6 +33,10 @@ struct Arrival {
   std::optional<GrammarRecipe> recipe = {};  // of the grammar, if it asks for one
   GrammarPtr grammar = {};
   std::atomic<bool> left = false;  // gone, for other threads
+  ~Arrival() {                     // JSON that goes takes memory, and there may be none
+    const MayNotFail scope;
+    request = {}, answer = {}, recipe = {};
+  }
 };
 
 // Bodies to checked requests with their tokens and what their grammars are made of. One thread.

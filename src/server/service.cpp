@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <thread>
 
+#include "base/last_memory.h"
 #include "base/worker.h"
 #include "server/access.h"
 #include "server/answers.h"
@@ -326,6 +327,7 @@ class ServiceImpl final : public Service, public HttpHandler {
 }  // namespace
 
 Result<std::unique_ptr<Service>> Service::open(ServiceConfig config) {
+  keep_last_memory();
   const bool keys = !config.api_key.empty() || !config.api_key_file.empty();
   if (auto ok = check_reach(config.http.host, keys, config.cors_origins); !ok) return ok.error();
   config.http.catch_hangup = !config.api_key_file.empty();

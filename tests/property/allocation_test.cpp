@@ -93,7 +93,7 @@ Ends run_out(Engine& e, const std::vector<Request>& requests, const std::vector<
   }
   t_fail_in = -1;
   for (size_t i = 0; i < requests.size(); ++i) {
-    EXPECT_EQ(ended[i], 1);
+    EXPECT_EQ(ended[i], 1) << "request " << i << ", allocation " << nth << " from tick " << from;
     out.failed += got[i].why == Stop::kError;
     out.wrong += got[i].why != Stop::kError && got[i].tokens != want[i].tokens;
   }
