@@ -1,3 +1,4 @@
+// Long: what other threads ask of an engine, and what a tick does, over the same members.
 #pragma once
 #include <algorithm>
 #include <deque>
@@ -33,7 +34,6 @@ struct LoadedModel {
 };
 Result<LoadedModel> load_model(const std::string& path);
 
-// Long: what its threads ask of it, and what a tick does, over the same members.
 template <Backend B>
 class EngineImpl final : public Engine, SessionMemory {
  public:

@@ -1,3 +1,4 @@
+// Long: a step from its drafts to its tokens, in the order in which it happens.
 #pragma once
 #include <algorithm>
 #include <chrono>
@@ -25,8 +26,6 @@ struct StepHooks {
   std::function<void(int tokens, double seconds)> prompt_took;  // a step that was mostly prompts
 };
 
-// Long: a step from its drafts to its tokens, in the order in which it happens.
-//
 // One step: proposes drafts, runs the target once over prompts, newest tokens and drafts, keeps what it agrees with,
 // and hands tokens to the requests.
 template <Backend B>

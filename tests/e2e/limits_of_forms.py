@@ -116,3 +116,10 @@ def _(r):
 @limit("cache of masks", FORMS)
 def _(r):  # GrammarMasks.CacheIsBoundedAndEqual fills a small one
     r.test.assertIn(f"size_t({r.n[0] >> 20}) << 20", (ROOT / "src/grammar/masks.h").read_text())
+
+
+@limit("work of one mask or token", FORMS)
+def _(r):
+    n = 60  # rules that call each other in every way
+    rules = "root ::= r0\n" + "\n".join(f"r{i} ::= [a-z ] r{(7 * i + 1) % n} r{(11 * i + 3) % n} r{(13 * i + 5) % n} | [a-z ] r{(17 * i + 2) % n} r{(3 * i + 1) % n} | [a-z ]" for i in range(n))
+    r.refused("/v1/completions", {"prompt": "a", "max_tokens": 200, "seed": 1, "temperature": 1, "grammar": rules}, r.n[0])
