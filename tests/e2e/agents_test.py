@@ -117,7 +117,7 @@ class Agents(unittest.TestCase):
         metrics = self.get("/metrics").decode()
         self.assertIn('facet_left_out_total{what="media"}', metrics)
         self.assertIn('facet_left_out_total{what="tool"}', metrics)
-        self.s.wait_log(r"left out kind=messages media=2 tools=2 items=0 \(web_search_20250305, tool_reference, picture\)")
+        self.s.wait_log(r"left out kind=messages media=2 tools=2 items=0 \(picture, web_search_20250305, tool_reference\)")
         e = self.post("/v1/messages", {"max_tokens": 1, "messages": [{"role": "user", "content": [PICTURE]}]}, 400)
         self.assertIn("messages[0].content[0].type", e["error"]["message"])
         e = self.post("/v1/messages", {"max_tokens": 1, "messages": user("word " * 9000)}, 400)
