@@ -1,6 +1,7 @@
 // A text does not depend on the number of threads, nor on what else wants their cores.
 #include "base/threads.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -36,7 +37,7 @@ class Busy {
 // Two answers side by side, one greedy, one drawn: their tokens, one after the other.
 std::vector<int32_t> text(const std::string& model, int n_threads, int n) {
   EngineConfig c;
-  c.model = std::string(FACET_SOURCE_DIR) + "/models/" + model;
+  c.model = fmt::format("{}/models/{}", FACET_SOURCE_DIR, model);
   c.backend = "cpu", c.n_ctx = 512, c.max_seq = 2, c.chunk = 64, c.n_threads = n_threads, c.cache_ram = 0;
   const auto engine = must(Engine::open(c));
   std::vector<std::vector<int32_t>> got(2);
@@ -46,12 +47,14 @@ std::vector<int32_t> text(const std::string& model, int n_threads, int n) {
     Request r{.prompt = std::move(prompt), .max_tokens = n, .ignore_eos = true};
     r.sampling.temperature = float(i), r.sampling.seed = 7;
     must(engine->submit(std::move(r), {.tokens = [&, i](RequestId, std::span<const int32_t> t) {
-                          got[i].insert(got[i].end(), t.begin(), t.end());
-                        }}));
-  }
-  while (engine->tick()) continue;
-  got[0].insert(got[0].end(), got[1].begin(), got[1].end());
-  return got[0];
+      got[i].insert(got[i].end(), t.begin(), t.end());
+                        }},
+ .done = {}
+  }));
+}
+while (engine->tick()) continue;
+got[0].insert(got[0].end(), got[1].begin(), got[1].end());
+return got[0];
 }
 
 TEST(Threads, ATextIsTheSameForEveryNumberOfThreadsBesideBusyPrograms) {

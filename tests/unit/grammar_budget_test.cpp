@@ -154,7 +154,9 @@ TEST(GrammarBudget, CostlySchemasEndInTime) {
     const double from = cpu_seconds();
     const auto made = compile_json_schema(schema);
     EXPECT_LT(cpu_seconds() - from, 2.) << name;
-    if (!made) EXPECT_FALSE(made.error().hint.empty() && made.error().what.empty()) << name;
+    if (!made) {
+      EXPECT_FALSE(made.error().hint.empty() && made.error().what.empty()) << name;
+    }
   }
 }
 
