@@ -46,15 +46,13 @@ std::vector<int32_t> text(const std::string& model, int n_threads, int n) {
     std::iota(prompt.begin(), prompt.end(), int32_t(300 + 100 * i));
     Request r{.prompt = std::move(prompt), .max_tokens = n, .ignore_eos = true};
     r.sampling.temperature = float(i), r.sampling.seed = 7;
-    must(engine->submit(std::move(r), {.tokens = [&, i](RequestId, std::span<const int32_t> t) {
-      got[i].insert(got[i].end(), t.begin(), t.end());
-                        }},
- .done = {}
-  }));
-}
-while (engine->tick()) continue;
-got[0].insert(got[0].end(), got[1].begin(), got[1].end());
-return got[0];
+    Sink sink;
+    sink.tokens = [&, i](RequestId, std::span<const int32_t> t) { got[i].insert(got[i].end(), t.begin(), t.end()); };
+    must(engine->submit(std::move(r), std::move(sink)));
+  }
+  while (engine->tick()) continue;
+  got[0].insert(got[0].end(), got[1].begin(), got[1].end());
+  return got[0];
 }
 
 TEST(Threads, ATextIsTheSameForEveryNumberOfThreadsBesideBusyPrograms) {
