@@ -118,6 +118,48 @@ TEST(Constrained, BitesOnAPlantedBug) {
   EXPECT_GT(compare<OneMaskPerSequence<CpuFast>>(tree(15), 1).different, 0);
 }
 
+// --- grammars that sleep until a call begins
+
+// Calls begin here and there, also within a draft: rows before that have no mask, those behind have one.
+template <class B>
+Outcome compare_lazy(const DraftConfig& draft, float temperature, int* woken = nullptr) {
+  const std::vector<Json> tools = {must(parse_json(R"({"name":"weather","parameters":{"type":"object"}})", "tool"))};
+  const GrammarPtr lazy = must(compile_tool_calls(tools, [] {
+    ToolGrammarOptions o;
+    o.choice = ToolChoice::kLazy, o.strict_all = false;
+    return o;
+  }()));
+  int32_t open = -1;
+  const Outcome o = compare_requests<B>(draft, [&](const Tokenizer& t) {
+    open = t.special().tool_call_open;
+    std::vector<Request> requests;
+    for (uint64_t i = 0; i < 6; ++i) {
+      Request r{.prompt = hello(t, int(i)), .max_tokens = 96, .grammar = lazy};
+      r.sampling = {.temperature = temperature, .seed = 11 + i};
+      r.sampling.logit_bias = {{open, 4.f + 3.f * float(i)}};
+      requests.push_back(std::move(r));
+    }
+    return requests;
+  });
+  for (const Answer& a : o.plain)
+    if (woken) *woken += std::find(a.tokens.begin(), a.tokens.end(), open) != a.tokens.end();
+  return o;
+}
+
+TEST(Constrained, LazyGrammarsWakeAndDraftsChangeNoText) {
+  for (const DraftConfig& draft : {chain(2), chain(5), tree(7)})
+    for (const float temperature : {0.f, 1.f}) {
+      int woken = 0;
+      const Outcome o = compare_lazy<CpuFast>(draft, temperature, &woken);
+      EXPECT_EQ(o.different, 0) << "max " << draft.max << ", tree " << draft.tree << ", temperature " << temperature;
+      EXPECT_GT(woken, 0);
+      EXPECT_GT(o.accepted, 20);
+    }
+}
+TEST(Constrained, LazyGrammarsBiteOnAPlantedBug) {
+  EXPECT_GT(compare_lazy<OneMaskPerSequence<CpuFast>>(chain(5), 1).different, 0);
+}
+
 // --- the grammar's own text, and acceptance that is forced
 
 // Drafters that are always wrong leave it to the grammar, whose names and punctuation mostly come as they were drafted.

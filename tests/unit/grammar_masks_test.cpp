@@ -314,6 +314,40 @@ TEST(GrammarMasks, LikelyTextMayComeAndSureTextMust) {
   EXPECT_EQ(caught, guesses);
 }
 
+// Of a lazy grammar everything may come until a call begins, and its calls from there on.
+TEST(GrammarMasks, ALazyGrammarSleepsUntilACallBegins) {
+  const SmallVocab v = small_vocab({"call:f{}", "call:g{}"});
+  GrammarMasks masks(v.vocab);
+  ToolGrammarOptions options;
+  options.choice = ToolChoice::kLazy;
+  const auto made = compile_tool_calls(std::vector<Json>{Json{{"name", "f"}}}, options);
+  ASSERT_TRUE(bool(made)) << made.error().message();
+  const int32_t open = v.specials[size_t(grammar::SpecialToken::kToolCallOpen)],
+                close = v.specials[size_t(grammar::SpecialToken::kToolCallClose)], f = 256, g = 257;
+  GrammarState s(*made);
+  EXPECT_TRUE(s.asleep() && s.may_end() && !s.finished());
+  EXPECT_TRUE(s.advance(*v.vocab, g) && s.advance(*v.vocab, close) && s.asleep());
+  EXPECT_EQ(s.accepts(*v.vocab, std::vector<int32_t>{g, 'x', open, f, close, open}), 6u);
+  EXPECT_EQ(s.accepts(*v.vocab, std::vector<int32_t>{g, open, g}), 2u);
+  EXPECT_TRUE(s.asleep());  // asking moves nothing
+  std::vector<uint32_t> mask(v.vocab->mask_words());
+  masks.mask(s, mask);
+  EXPECT_TRUE(mask[g / 32] >> (g % 32) & 1);
+  const GrammarState before = s;
+  ASSERT_TRUE(s.advance(*v.vocab, open));
+  EXPECT_FALSE(s.asleep() || s.may_end() || s == before);
+  masks.mask(s, mask);
+  EXPECT_TRUE(mask[f / 32] >> (f % 32) & 1);
+  EXPECT_FALSE(mask[g / 32] >> (g % 32) & 1);
+  EXPECT_FALSE(s.advance(*v.vocab, g));
+  EXPECT_TRUE(s.advance(*v.vocab, f) && s.advance(*v.vocab, close) && s.may_end());
+  EXPECT_FALSE(s.advance(*v.vocab, 'x'));  // after a call come calls
+  options.parallel = false;
+  GrammarState one(*compile_tool_calls(std::vector<Json>{Json{{"name", "f"}}}, options));
+  for (const int32_t id : {open, f, close}) ASSERT_TRUE(one.advance(*v.vocab, id));
+  EXPECT_TRUE(one.finished());
+}
+
 TEST(GrammarMasks, CacheIsBoundedAndEqual) {
   const auto made = compile_json_object();
   ASSERT_TRUE(made);

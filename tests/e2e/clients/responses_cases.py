@@ -78,8 +78,9 @@ def responses_logprobs(api):
 @case("openai")
 def responses_refusals_and_count(api):
     import openai
-    for fields in ({"previous_response_id": "resp_1"}, {"background": True}, {"tools": [{"type": "web_search_preview"}]}):
+    for fields in ({"previous_response_id": "resp_1"}, {"background": True}, {"conversation": "c"}):
         assert raises(openai.BadRequestError, lambda: ask(api, **fields)).param
+    assert ask(api, tools=[{"type": "web_search_preview"}]).output  # left out
     c = client_of(api)
     count = c.responses.input_tokens.count(model=MODEL, input="Hello") if hasattr(c.responses, "input_tokens") else None
     assert count is None or count.input_tokens > 3, count
