@@ -196,11 +196,12 @@ class Classifier {
     size_t known = 1, edges = 0;
     for (const uint32_t i : part) edges += a_.ranges_of(i).size() + a_.tokens_of(i).size() + a_.calls_of(i).size();
     for (int round = 0; round < Automaton::kHorizon; ++round) {
-      budget_.spend(1 + 2 * part.size() + edges / 2);
+      budget_.spend(1 + (part.size() + edges) / 2);
       for (size_t k = 0; k < part.size(); ++k) next[k] = {signature(part[k], 0), signature(part[k], 1)};
       for (size_t k = 0; k < part.size(); ++k) a_.classes[part[k]] = next[k];
       if (part.size() > 5000 && round % 8 != 7) continue;  // counting costs more than a round
       distinct.clear();
+      budget_.spend(part.size());
       for (const Automaton::Class& c : next) distinct.push_back(c[0]);
       std::sort(distinct.begin(), distinct.end());
       const size_t n = size_t(std::unique(distinct.begin(), distinct.end()) - distinct.begin());
