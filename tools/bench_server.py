@@ -191,7 +191,10 @@ def arriving(server, clients, a, numbers):
 def about(program, model, options):
     """What was measured, for every line."""
     bench = [program, "bench", "-m", model, "--prefill", "0", "--depths", "0", "--widths", "1", "--runs", "1"]
-    line = json.loads(subprocess.run(bench, capture_output=True, text=True, check=True).stdout.splitlines()[0])
+    done = subprocess.run(bench, capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"{program} did not start (exit code {done.returncode}); it said:\n{done.stderr.strip()}")
+    line = json.loads(done.stdout.splitlines()[0])
     return {"model": str(model), **{k: line[k] for k in ("backend", "isa", "machine", "version", "commit")}, "options": options}
 
 

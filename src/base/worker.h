@@ -3,13 +3,12 @@
 #include <deque>
 #include <functional>
 #include <mutex>
-#include <new>
 #include <thread>
 
 namespace facet {
 
-// One thread that runs what it is given, in order. What it has not begun when it is destroyed is dropped. Work for
-// which memory runs out ends there; whoever has to know of it catches that in the work itself.
+// One thread that runs what it is given, in order. What it has not begun when it is destroyed is dropped. Work
+// catches what it throws itself, memory that runs out included: whoever waits for its end would wait for ever.
 class Worker {
  public:
   Worker() : thread_([this] { loop(); }) {}
@@ -40,10 +39,7 @@ class Worker {
         work = std::move(queue_.front());
         queue_.pop_front();
       }
-      try {
-        work();
-      } catch (const std::bad_alloc&) {
-      }
+      work();
     }
   }
   std::mutex mutex_;

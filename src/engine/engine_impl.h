@@ -2,6 +2,7 @@
 #pragma once
 #include <algorithm>
 #include <deque>
+#include <exception>
 #include <mutex>
 #include <optional>
 #include <thread>
@@ -126,7 +127,7 @@ class EngineImpl final : public Engine, SessionMemory {
         std::this_thread::sleep_for(std::chrono::milliseconds(1));
       }
     }
-    return true;
+    std::terminate();  // no memory came back: whoever waits for an answer would wait for ever
   }
   Status score(std::span<const int32_t> ids, int from,
                const std::function<void(int, std::span<const float>)>& f) override {

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <new>
 
+#include "base/last_memory.h"
 #include "server/info.h"
 #include "server/slots.h"
 
@@ -289,11 +290,16 @@ void Answers::complete(RequestId id, AnswerEnd end, const std::vector<int32_t>& 
     auto last = std::make_shared<Job>(std::move(job));
     to_.write([this, last, end = std::move(end), score, all = answer.open == 0] {
       Answer& a = *last->answer;
-      a.choices[size_t(last->index)] = {last->writer->whole(last->message, last->tokens, end), score};
-      if (!all) return;
-      to_.post([answer = last->answer, text = text_of(a)]() mutable {
-        if (const auto reply = std::exchange(answer->reply, nullptr)) reply->send(written_response(std::move(text)));
-      });
+      try {
+        a.choices[size_t(last->index)] = {last->writer->whole(last->message, last->tokens, end), score};
+        if (!all) return;
+        to_.post([answer = last->answer, text = text_of(a)]() mutable {
+          if (const auto reply = std::exchange(answer->reply, nullptr)) reply->send(written_response(std::move(text)));
+        });
+      } catch (const std::bad_alloc&) {
+        const MayNotFail scope;
+        to_.post([answer = last->answer] { answer->reply = nullptr; });  // closes the connection
+      }
     });
     return;
   }

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <new>
 
+#include "base/last_memory.h"
 #include "base/threads.h"
 
 namespace facet {
@@ -156,12 +157,8 @@ void GrammarPool::finish(const JobPtr& job, const GrammarAnswer& answer) {
     waiters = std::move(job->waiters);
     running_.remove(job);
   }
-  for (const Waiter& w : waiters) {
-    try {
-      w.done(answer);
-    } catch (const std::bad_alloc&) {  // its own request goes; the others have theirs
-    }
-  }
+  const MayNotFail scope;  // a request whose answer is lost would wait for ever
+  for (const Waiter& w : waiters) w.done(answer);
 }
 
 void GrammarPool::remember(const std::string& key, const GrammarAnswer& answer) {

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <new>
 
 #include "base/pass_socket.h"
@@ -73,11 +74,16 @@ class Server final : public HttpServer, public HttpShared {
     else
       accept();
     wait_signal();
+    int failures = 0;  // since first_failure, of handlers
+    std::chrono::steady_clock::time_point first_failure{};
     for (;;) {
       try {
         io.run();
         return Ok{};
       } catch (const std::bad_alloc&) {  // what it ran out for is over; a connection closes with its last handler
+        const auto now = std::chrono::steady_clock::now();
+        if (now - first_failure > std::chrono::seconds(1)) first_failure = now, failures = 0;
+        if (++failures > 100) return Error{"http", "memory has run out, and none came back", ""};
       } catch (const std::exception& e) {
         return Error{"http", e.what(), ""};
       }

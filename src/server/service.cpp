@@ -5,6 +5,7 @@
 #include <spdlog/sinks/stdout_sinks.h>
 
 #include <algorithm>
+#include <exception>
 #include <thread>
 
 #include "base/last_memory.h"
@@ -190,11 +191,13 @@ class ServiceImpl final : public Service, public HttpHandler {
         std::this_thread::sleep_for(std::chrono::milliseconds(1));
       }
     }
-    log_.error("memory has run out: an answer is lost");
+    log_.error("memory has run out, and none came back");
+    std::terminate();  // whoever waits for this answer would wait for ever
   }
 
   // A request was read, its grammar is compiled.
   void arrived(Loaded& l, const std::shared_ptr<Arrival>& a) {
+    const MayNotFail scope;
     post([this, &l, a] {
       --l.arriving;
       if (a->gone) return log_.info("dropped stop={} running={}", a->gone, l.answers.size());

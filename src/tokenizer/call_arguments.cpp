@@ -105,7 +105,9 @@ bool begins_key(std::string_view s) {
   s = skip_space(s);
   if (s.empty()) return true;  // a comma too many
   if (s[0] == '}' || s[0] == ')') return true;
-  if (s.starts_with(kQuote) || s[0] == '"' || s[0] == '\'') {
+  if (s.starts_with(kQuote) && s.substr(kQuote.size(), kMaxKey).find(kQuote) != std::string_view::npos) {
+    s.remove_prefix(s.find(kQuote, kQuote.size()) + kQuote.size());  // a name may hold any other quotes
+  } else if (s.starts_with(kQuote) || s[0] == '"' || s[0] == '\'') {
     s.remove_prefix(s.starts_with(kQuote) ? kQuote.size() : 1);
     const size_t end = s.substr(0, kMaxKey).find_first_of("\"'<");
     if (end == std::string_view::npos) return false;
@@ -114,7 +116,7 @@ bool begins_key(std::string_view s) {
   } else {
     size_t n = 0;
     while (n < s.size() && n < kMaxKey &&
-           (is_word(s[n]) || std::string_view("-.$@/").find(s[n]) != std::string_view::npos))
+           (is_word(s[n]) || uint8_t(s[n]) >= 0x80 || std::string_view("-.$@/").find(s[n]) != std::string_view::npos))
       ++n;
     if (n == 0) return false;
     s.remove_prefix(n);

@@ -158,7 +158,6 @@ PEOPLE = [
     {"type": "string", "format": "date-time", "pattern": "^" + DATE + r"T(?:(?:[01]\d|2[0-3]):[0-5]\d(?::[0-5]\d(?:\.\d+)?)?(?:Z|([+-](?:[01]\d|2[0-3]):[0-5]\d)))$"},
     {"type": "string", "format": "date", "pattern": "^" + DATE + "$"},
     {"type": "string", "format": "duration", "pattern": r"^P(?:(\d+W)|(?!.*W)(?=\d|T\d)(\d+Y)?(\d+M)?(\d+D)?(T(?=\d)(\d+H)?(\d+M)?(\d+([.,]\d+)?S)?)?)$"},
-    {"type": "string", "pattern": r"^(?=.{1,253}\.?$)[a-zA-Z0-9](?:[a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?(?:\.[a-zA-Z0-9](?:[-0-9a-zA-Z]{0,61}[0-9a-zA-Z])?)*\.?$", "maxLength": 24},
     {"type": "string", "format": "cuid", "pattern": r"^[cC][^\s-]{8,}$"},
     {"type": "string", "format": "cuid2", "pattern": "^[0-9a-z]+$"},
     {"type": "string", "format": "ulid", "pattern": "^[0-9A-HJKMNP-TV-Za-hjkmnp-tv-z]{26}$"},

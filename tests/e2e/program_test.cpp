@@ -36,20 +36,20 @@ TEST(Program, FindsModelsByTheEnvironment) {
   const std::string moved = dir.file("facet");
   std::filesystem::copy_file(FACET_PROGRAM, moved);
   const auto run = [&](const std::string& before, const std::string& args) {
-    return run_command(before + " '" + moved + "' " + args + " 2>&1");
+    return run_command("echo Hello | " + before + " '" + moved + "' " + args + " 2>&1");
   };
   const std::string synth = "synth --preset tiny --quant Q8_0 --vocab '" + dir.file("x.gguf") + "'";
-  for (const std::string& args : {std::string("tokenize Hello"), synth}) {
+  for (const std::string& args : {std::string("tokenize"), synth}) {
     const Ran none = run("env -u FACET_MODELS", args);
     EXPECT_NE(none.rc, 0) << none.out;
     EXPECT_TRUE(has(none.out, "FACET_MODELS")) << none.out;
   }
-  const Ran found = run("FACET_MODELS='" FACET_SOURCE_DIR "/models'", "tokenize Hello");
+  const Ran found = run("FACET_MODELS='" FACET_SOURCE_DIR "/models'", "tokenize");
   EXPECT_EQ(found.rc, 0) << found.out;
-  const Ran wrong = run("FACET_MODELS='" + dir.file("") + "'", "tokenize Hello");
+  const Ran wrong = run("FACET_MODELS='" + dir.file("") + "'", "tokenize");
   EXPECT_NE(wrong.rc, 0);
   // One beside the tree is found whatever the variable says.
-  EXPECT_EQ(run_command("FACET_MODELS=/nowhere '" FACET_PROGRAM "' tokenize Hello 2>&1").rc, 0);
+  EXPECT_EQ(run_command("echo Hello | FACET_MODELS=/nowhere '" FACET_PROGRAM "' tokenize 2>&1").rc, 0);
 }
 
 TEST(Program, BenchExplains) {

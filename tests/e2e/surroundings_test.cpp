@@ -130,7 +130,6 @@ TEST(Surroundings, ValuesThatMeanNothingAreUsageErrors) {
                            "--memory -1",
                            "--memory 99999999999999999999",
                            "--seed 123456789012345678901234",
-                           "--seed -1",
                            "-m ''",
                            "--draft ''",
                            "--out-tokens ''",
