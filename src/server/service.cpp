@@ -6,6 +6,8 @@
 
 #include <algorithm>
 #include <exception>
+#include <new>
+#include <stdexcept>
 #include <thread>
 
 #include "base/last_memory.h"
@@ -94,19 +96,11 @@ class ServiceImpl final : public Service, public HttpHandler {
 
   void attach(Engine& engine, std::function<void(ServiceConfig&)> complete, std::function<void()> ready) override {
     http_->post([this, &engine, complete = std::move(complete), ready = std::move(ready)] {
-      complete(c_);
-      const Tokenizer& t = *engine.tokenizer();
-      c_.defaults.n_seq = engine.config().max_seq;
-      c_.defaults.tokenize = [&t](std::string_view text) { return t.encode(text, false, false); };
-      c_.defaults.tokens_with = [&t](std::string_view text) { return tokens_with(t, text); };
-      loaded_ = std::make_unique<Loaded>(engine, c_,
-                                         AnswersHooks{.log = &log_,
-                                                      .metrics = &metrics_,
-                                                      .health = &health_,
-                                                      .post = [this](std::function<void()> work) { post(work); }});
-      loaded_->info = info_of(engine, c_);
-      health_.ready();
-      ready();
+      try {
+        begin(engine, complete, ready);
+      } catch (const std::bad_alloc&) {  // of no request: the server cannot begin, and its loop ends with this
+        throw std::runtime_error("memory ran out while the server began");
+      }
     });
   }
 
@@ -170,6 +164,22 @@ class ServiceImpl final : public Service, public HttpHandler {
   }
 
  private:
+  void begin(Engine& engine, const std::function<void(ServiceConfig&)>& complete, const std::function<void()>& ready) {
+    complete(c_);
+    const Tokenizer& t = *engine.tokenizer();
+    c_.defaults.n_seq = engine.config().max_seq;
+    c_.defaults.tokenize = [&t](std::string_view text) { return t.encode(text, false, false); };
+    c_.defaults.tokens_with = [&t](std::string_view text) { return tokens_with(t, text); };
+    loaded_ = std::make_unique<Loaded>(engine, c_,
+                                       AnswersHooks{.log = &log_,
+                                                    .metrics = &metrics_,
+                                                    .health = &health_,
+                                                    .post = [this](std::function<void()> work) { post(work); }});
+    loaded_->info = info_of(engine, c_);
+    health_.ready();
+    ready();
+  }
+
   void note_refusal(int status) {
     metrics_.refused(status);
     log_.info("refused status={}", status);
