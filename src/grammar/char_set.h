@@ -37,6 +37,5 @@ class CharSet {
 
 // Splits well-formed UTF-8; false if the text is ill-formed.
 bool decode_utf8(std::string_view text, std::vector<uint32_t>& out);
-void append_utf8(uint32_t c, std::string& out);
 
 }  // namespace facet::grammar

@@ -40,11 +40,12 @@ class Determinizer {
     ++stamp_;
     todo_.clear();
     for (const uint32_t s : from) mark(s);
+    size_t looked = 0;  // nodes and edges, of which the whole has at most some million
     while (!todo_.empty()) {
       const uint32_t s = todo_.back();
       todo_.pop_back();
       bool matters = s == Nfa::kAccept;
-      budget_.spend(1 + nfa_.begin[s + 1] - nfa_.begin[s]);
+      looked += 1 + nfa_.begin[s + 1] - nfa_.begin[s];
       for (uint32_t e = nfa_.begin[s]; e < nfa_.begin[s + 1]; ++e) {
         if (nfa_.edges[e].kind == Nfa::Kind::kEpsilon)
           mark(nfa_.edges[e].to);
@@ -53,6 +54,7 @@ class Determinizer {
       }
       if (matters) to.push_back(s);
     }
+    budget_.spend(1 + (looked + to.size()) / 4);
     std::sort(to.begin(), to.end());
   }
   void mark(uint32_t s) {

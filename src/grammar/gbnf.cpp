@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <map>
 
+#include "tokenizer/utf8.h"
+
 namespace facet::grammar {
 namespace {
 

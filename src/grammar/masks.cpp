@@ -190,17 +190,32 @@ bool GrammarMasks::compute(const GrammarState& state, std::span<uint32_t> mask) 
     if (next.alive()) set_bit(mask, id);
   }
   if (together) walk.run(0, frame.items, allow, ignore, ignore_all);
+  const auto too_deep = [&](size_t i) {  // for some tokens
+    return stepper.stacks().depth(frame.items[i].stacks) + parts[i]->depth > a.max_depth;
+  };
+  // First what nodes decide alone: what others lead to is often among it, and not looked at then. (In a text whose
+  // length is counted a block's end leads nowhere where the text's tail does not.)
   for (size_t i = 0; i < n_items && !together && !work.over(); ++i) {
-    const Item item = frame.items[i];
+    if (too_deep(i)) continue;
     const NodeMask& part = *parts[i];
-    if (stepper.stacks().depth(item.stacks) + part.depth > a.max_depth) {  // too deep for some tokens
-      walk.run(0, {&item, 1}, allow, ignore, ignore_all);
-      continue;
-    }
     work.spend(mask.size() / 16);
     if (!part.bits.empty())
       for (size_t w = 0; w < mask.size(); ++w) mask[w] |= part.bits[w];
     for (const int32_t t : part.tokens) set_bit(mask, t);
+  }
+  const auto all_allowed = [&](uint32_t begin, uint32_t end) {
+    uint32_t k = begin;
+    while (k < end && (mask[size_t(trie.tokens[k]) / 32] >> (trie.tokens[k] % 32) & 1)) ++k;
+    work.spend((k - begin) / 8);
+    return k == end;
+  };
+  for (size_t i = 0; i < n_items && !together && !work.over(); ++i) {
+    const Item item = frame.items[i];
+    const NodeMask& part = *parts[i];
+    if (too_deep(i)) {
+      walk.run(0, {&item, 1}, allow, ignore, ignore_all);
+      continue;
+    }
     if (part.after.empty() && part.whole.empty() && !part.run_ends) continue;
     stepper.pop(item, below);
     if (below.items.empty()) continue;
@@ -210,7 +225,7 @@ bool GrammarMasks::compute(const GrammarState& state, std::span<uint32_t> mask) 
       stepper.step(below, uint8_t(b), next);
       if (!next.alive()) continue;
       const auto go_on = [&](uint32_t child) {
-        if (!work.spend(1)) return;
+        if (!work.spend(1) || all_allowed(trie.tokens_[child], trie.tokens_[trie.next[child]])) return;
         allow(trie.tokens_[child], trie.tokens_[child + 1]);
         if (!next.items.empty() && trie.next[child] > child + 1) walk.run(child, next.items, allow, ignore, ignore_all);
       };

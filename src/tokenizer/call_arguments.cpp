@@ -37,24 +37,6 @@ std::string begun_string(std::string_view s) {
   return json;
 }
 
-void append_utf8(std::string& out, uint32_t c) {
-  if (c < 0x80) {
-    out += char(c);
-  } else if (c < 0x800) {
-    out += char(0xC0 | c >> 6);
-    out += char(0x80 | (c & 0x3F));
-  } else if (c < 0x10000) {
-    out += char(0xE0 | c >> 12);
-    out += char(0x80 | (c >> 6 & 0x3F));
-    out += char(0x80 | (c & 0x3F));
-  } else {
-    out += char(0xF0 | c >> 18);
-    out += char(0x80 | (c >> 12 & 0x3F));
-    out += char(0x80 | (c >> 6 & 0x3F));
-    out += char(0x80 | (c & 0x3F));
-  }
-}
-
 std::optional<uint32_t> hex4(std::string_view s) {
   if (s.size() < 4) return std::nullopt;
   uint32_t v = 0;
@@ -92,7 +74,7 @@ size_t read_escape(std::string_view s, std::string& out) {
         }
       }
       if (*c >= 0xD800 && *c < 0xE000) c = 0xFFFD;  // half of a pair
-      append_utf8(out, *c);
+      append_utf8(*c, out);
       return n;
     }
   }

@@ -24,6 +24,9 @@ struct Utf8Head {
 };
 Utf8Head utf8_head(std::string_view s);  // s is not empty
 
+// c is a code point, at most U+10FFFF.
+void append_utf8(uint32_t c, std::string& out);
+
 // Every maximal ill-formed part becomes one U+FFFD.
 std::string utf8_sanitize(std::string_view s);
 
