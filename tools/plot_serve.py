@@ -75,6 +75,7 @@ def end(figure):
     svg = out.getvalue()
     svg = svg.replace(INK, "var(--ink)").replace(FAINT, "var(--faint)")
     svg = re.sub(r"(<svg [^>]*>)", lambda m: m[1] + STYLE, svg, count=1)
+    svg = re.sub(r"font-family: '[^;]*, sans-serif;", "font-family: sans-serif;", svg)
     return re.sub(r"[ \t]+\n", "\n", svg)
 
 
