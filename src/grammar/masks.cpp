@@ -79,6 +79,21 @@ void sort_children(const GrammarVocab::Trie& trie, const std::vector<uint32_t>& 
   each([&](uint32_t child) { sorted[at[trie.byte[child]]++] = child; });
 }
 
+// Special tokens that some item of the frame takes.
+void allow_specials(const GrammarVocab& vocab, const Automaton& a, Stepper& stepper, const Frame& frame,
+                    std::span<uint32_t> mask) {
+  std::array<bool, grammar::kSpecialTokens> specials{};
+  for (const Item& item : frame.items)
+    for (const auto& e : a.tokens_of(item.node)) specials[size_t(e.token)] = true;
+  Frame next;
+  for (size_t t = 0; t < specials.size(); ++t) {
+    const int32_t id = vocab.special(grammar::SpecialToken(t));
+    if (!specials[t] || id < 0) continue;
+    stepper.step(frame, grammar::SpecialToken(t), next);
+    if (next.alive()) set_bit(mask, id);
+  }
+}
+
 }  // namespace
 
 size_t GrammarMasks::Hash::operator()(const std::vector<uint32_t>& key) const {
@@ -180,15 +195,7 @@ bool GrammarMasks::compute(const GrammarState& state, std::span<uint32_t> mask) 
   const auto ignore = [](uint32_t) {};
   const auto ignore_all = [](uint32_t, uint16_t) {};
   Walk walk(*vocab_, a, stepper, grammar::Stacks::kEmptyStack);
-  std::array<bool, grammar::kSpecialTokens> specials{};
-  for (const Item& item : frame.items)
-    for (const auto& e : a.tokens_of(item.node)) specials[size_t(e.token)] = true;
-  for (size_t t = 0; t < specials.size(); ++t) {
-    const int32_t id = vocab_->special(grammar::SpecialToken(t));
-    if (!specials[t] || id < 0) continue;
-    stepper.step(frame, grammar::SpecialToken(t), next);
-    if (next.alive()) set_bit(mask, id);
-  }
+  allow_specials(*vocab_, a, stepper, frame, mask);
   if (together) walk.run(0, frame.items, allow, ignore, ignore_all);
   const auto too_deep = [&](size_t i) {  // for some tokens
     return stepper.stacks().depth(frame.items[i].stacks) + parts[i]->depth > a.max_depth;
