@@ -81,8 +81,8 @@ def _(r):
 
 @limit("work of compiling one grammar", FORMS)
 def _(r):
-    many = lambda n: {"type": "object", "properties": {f"p{i}": {"type": "integer", "multipleOf": 500 - 2 * i} for i in range(n)}}
-    forms(r, "json_schema", many(2), {"type": "integer", "multipleOf": 997}, r.n[0])
+    many = lambda n: {"type": "object", "properties": {f"p{i}": {"type": "integer", "multipleOf": 997 - i} for i in range(n)}}
+    forms(r, "json_schema", many(1), many(40), r.n[0])
 
 
 @limit("states, edges of a grammar", FORMS)
