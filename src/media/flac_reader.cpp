@@ -1,6 +1,8 @@
 #include "media/sound_reader.h"
 
 #if FACET_MEDIA
+#include "media/foreign.h"
+
 #include <FLAC/stream_decoder.h>
 #include <fmt/format.h>
 

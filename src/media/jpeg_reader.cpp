@@ -1,6 +1,8 @@
 #include "media/picture_reader.h"
 
 #if FACET_MEDIA
+#include "media/foreign.h"
+
 #include <csetjmp>
 #include <cstddef>
 #include <cstdio>  // jpeglib.h needs FILE

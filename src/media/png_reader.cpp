@@ -1,6 +1,8 @@
 #include "media/picture_reader.h"
 
 #if FACET_MEDIA
+#include "media/foreign.h"
+
 #include <png.h>
 
 #include <csetjmp>
