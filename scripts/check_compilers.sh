@@ -13,12 +13,14 @@ root=$(realpath -m "${FACET_ROOTS:-build/roots}")/trixie
 tree=$(git rev-parse HEAD:src HEAD:cmake | sha256sum)
 
 make_root() {
-  [ ! -x "$root/usr/bin/g++" ] || return 0
-  rm -rf "$root" && mkdir -p "$root"
   local packages
   packages=$(printf '%s\n' "${facet_packages[@]}" | grep -E -- '-dev$|^g\+\+$' | paste -sd,)
+  # One that was made before a package was added is made again.
+  [ "$(cat "$root/facet.packages" 2>/dev/null)" != "$packages" ] || return 0
+  rm -rf "$root" && mkdir -p "$root"
   timeout 240 debootstrap --variant=minbase --include="$packages" trixie "$root" \
-    "${FACET_MIRROR:-http://deb.debian.org/debian}" >"$root.log" 2>&1
+    "${FACET_MIRROR:-http://deb.debian.org/debian}" >"$root.log" 2>&1 &&
+    echo "$packages" >"$root/facet.packages"
 }
 
 skip=

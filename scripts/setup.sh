@@ -1,6 +1,7 @@
 # Sourced by the other scripts: installs what facet is built from, once. Debian 12 and Ubuntu 24.04; root or sudo.
 facet_packages=(g++ cmake ninja-build pkg-config libcli11-dev nlohmann-json3-dev libspdlog-dev libfmt-dev libboost-dev
-  libedit-dev libxxhash-dev libgtest-dev libbenchmark-dev python3)
+  libedit-dev libxxhash-dev libgtest-dev libbenchmark-dev python3
+  libjpeg-dev libpng-dev libwebp-dev libflac-dev libogg-dev)
 
 facet_install() {
   local missing=() p

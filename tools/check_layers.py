@@ -9,21 +9,22 @@ import sys
 # A folder may include itself and what is listed.
 BELOW = {
     "base": [],
+    "media": ["base"],
     "formats": ["base"],
     "tokenizer": ["formats", "base"],
     "grammar": ["tokenizer", "formats", "base"],
     "backend": ["formats", "base"],
-    "model": ["backend", "formats", "base"],
-    "cache": ["model", "backend", "formats", "base"],
-    "spec": ["cache", "model", "backend", "formats", "base"],
-    "engine": ["spec", "cache", "model", "backend", "grammar", "tokenizer", "formats", "base"],
-    "tools": ["engine", "spec", "cache", "model", "backend", "grammar", "tokenizer", "formats", "base"],
-    "server": ["engine", "grammar", "tokenizer", "formats", "base"],
-    "capi": ["engine", "model", "backend", "grammar", "tokenizer", "formats", "base"],
+    "model": ["backend", "formats", "media", "base"],
+    "cache": ["model", "backend", "formats", "media", "base"],
+    "spec": ["cache", "model", "backend", "formats", "media", "base"],
+    "engine": ["spec", "cache", "model", "backend", "grammar", "tokenizer", "formats", "media", "base"],
+    "tools": ["engine", "spec", "cache", "model", "backend", "grammar", "tokenizer", "formats", "media", "base"],
+    "server": ["engine", "grammar", "tokenizer", "formats", "media", "base"],
+    "capi": ["engine", "model", "backend", "grammar", "tokenizer", "formats", "media", "base"],
     "hub": ["tokenizer", "formats", "base"],
-    "router": ["server", "engine", "grammar", "tokenizer", "formats", "base"],
-    "daemon": ["engine", "model", "backend", "tokenizer", "formats", "base"],
-    "app": ["router", "hub", "server", "daemon", "tools", "engine", "spec", "cache", "model", "backend", "grammar", "tokenizer", "formats", "base"],
+    "router": ["server", "engine", "grammar", "tokenizer", "formats", "media", "base"],
+    "daemon": ["engine", "model", "backend", "tokenizer", "formats", "media", "base"],
+    "app": ["router", "hub", "server", "daemon", "tools", "engine", "spec", "cache", "model", "backend", "grammar", "tokenizer", "formats", "media", "base"],
 }
 # Rooms of backend/cuda, from the lowest up: one may include those before it. A room is a folder of kernels/, or a file and
 # its header.
