@@ -12,6 +12,7 @@
 #include "backend/backend.h"
 #include "backend/compose.h"
 #include "backend/lockstep_report.h"
+#include "backend/optional.h"
 #include "backend/pass.h"
 #include "backend/shard_spec.h"
 
@@ -117,10 +118,9 @@ class Lockstep {
 
   void begin_step(const Step& s) {
     chained_.clear();
-    if constexpr (requires { a_.begin_step(s); }) a_.begin_step(s);
+    if constexpr (BeginsSteps<A>) a_.begin_step(s);
   }
-  void next_step(const Step& s) requires requires(A b) { b.next_step(s); }
-  { a_.next_step(s); }
+  void next_step(const Step& s) requires TakesNextStep<A> { a_.next_step(s); }
 
   // A's verb against R's, or against what it is made of.
 #define RESULT(suffix, rows, terms) compare(verb + suffix, rows, terms, light());
@@ -162,12 +162,7 @@ class Lockstep {
 
  private:
   // Results that are no matrix product of a rounded input may round less.
-  static constexpr double light() {
-    if constexpr (requires { A::kRoundLight; })
-      return A::kRoundLight;
-    else
-      return A::kRound;
-  }
+  static constexpr double light() { return round_light<A>(); }
 
   // What an argument is on either side.
   template <class X>

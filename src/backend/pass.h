@@ -1,5 +1,6 @@
 #pragma once
 #include "backend/backend.h"
+#include "backend/optional.h"
 #include "base/result.h"
 
 namespace facet {
@@ -7,7 +8,7 @@ namespace facet {
 // An error when memory ran out while something was opened on the backend; nothing may run on it then.
 template <class B>
 Status memory_status(const B& b) {
-  if constexpr (requires { b.status(); })
+  if constexpr (ReportsStatus<B>)
     return b.status();
   else
     return Ok{};
@@ -16,12 +17,12 @@ Status memory_status(const B& b) {
 // Before work on a thread: a GPU is current by thread.
 template <class B>
 void make_current(B& b) {
-  if constexpr (requires { b.make_current(); }) b.make_current();
+  if constexpr (MakesCurrent<B>) b.make_current();
 }
 
 template <Backend B, class Pass>
 typename B::Rows run_begun(B& b, const void* key, Pass&& pass) {
-  if constexpr (requires { b.replay(key, pass); })
+  if constexpr (ReplaysPasses<B>)
     return b.replay(key, pass);
   else
     return pass();
@@ -31,7 +32,7 @@ typename B::Rows run_begun(B& b, const void* key, Pass&& pass) {
 // recorded under `key` for a step of this shape. Under one key, pass() must depend on the step's shape alone.
 template <Backend B, class Pass>
 typename B::Rows run_pass(B& b, const Step& s, const void* key, Pass&& pass) {
-  if constexpr (requires { b.begin_step(s); }) b.begin_step(s);
+  if constexpr (BeginsSteps<B>) b.begin_step(s);
   return run_begun(b, key, pass);
 }
 
@@ -39,9 +40,7 @@ typename B::Rows run_pass(B& b, const Step& s, const void* key, Pass&& pass) {
 // itself. A pass may call it and continue, with the same memory each time; the host reads that after what a later call
 // outside of a pass brings. next_step(s): the newest step again, or its first rows, with those tokens.
 template <class B>
-concept ChainsPasses = Backend<B> && Has<B>::next_tokens && requires(B b, const Step& s) {
-  b.next_step(s);
-};
+concept ChainsPasses = Backend<B> && Has<B>::next_tokens && TakesNextStep<B>;
 
 // run_pass on what next_tokens left. s.token is not read.
 template <ChainsPasses B, class Pass>

@@ -1,21 +1,21 @@
 #pragma once
 #include <algorithm>
-#include <array>
 #include <bit>
 #include <deque>
-#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <utility>
 #include <vector>
 
 #include "backend/backend.h"
 #include "backend/buffer_rows.h"
-#include "backend/compose.h"
+#include "backend/optional.h"
 #include "backend/pass.h"
-#include "backend/shard_spec.h"
+#include "backend/placed.h"
 #include "backend/stage_of.h"
+#include "backend/stage_set.h"
 #include "base/check.h"
 
 namespace facet {
@@ -25,359 +25,283 @@ namespace facet {
 template <class B>
 struct HostMove {
   // y of stage `to` becomes x of stage `from`.
-  void move(size_t /*to*/, typename B::Rows y, size_t /*from*/, typename B::Rows x) {
+  template <class To, class From>
+  void move(size_t /*to*/, To y, size_t /*from*/, From x) {
+    static_assert(HostRows<To> && HostRows<From>);
     for (int t = 0; t < y.rows; ++t) std::copy_n(x.row(t), x.cols, y.row(t));
   }
 };
 
+// Which optional parts a stage has, as types (kAny).
+#define FACET_OPTIONAL(concept_name) \
+  template <class S>                 \
+  struct Is##concept_name : std::bool_constant<concept_name<S>> {};
+FACET_OPTIONAL(TakesFiles)
+FACET_OPTIONAL(BeginsSteps)
+FACET_OPTIONAL(CapturesPasses)
+FACET_OPTIONAL(Finishes)
+FACET_OPTIONAL(CountsSelected)
+#undef FACET_OPTIONAL
+
+// The associated types of PipelineParallel. B: a backend, or StageTypes.
+template <class B>
+struct PipelineParallelTypes {
+  using Set = StageSet<B>;
+  using Have = typename Set::Have;
+  template <class S>
+  using RowsOf = typename S::Rows;
+  template <class S>
+  using WeightOf = typename S::Weight;
+  template <class S>
+  using VecOf = typename S::Vec;
+  template <class S>
+  using FreqsOf = typename S::Freqs;
+  template <class S>
+  using TableOf = typename S::Table;
+  template <class S>
+  using KvLayerOf = typename S::KvLayer;
+  template <class S>
+  using IdsOf = typename S::Ids;
+  template <class S>
+  using ScoresOf = typename S::Scores;
+
+  struct Buffer {
+    typename Set::template Parts<RowsOf> part{};
+    std::vector<uint8_t> has;  // bit i: stage i has this row
+    int rows = 0, cols = 0;
+  };
+  using Rows = BufferRows<Buffer>;
+  struct Weight {
+    typename Set::template One<WeightOf> part{};
+    size_t stage = 0;
+    DType type = DType::kF32;
+    int64_t n_out = 0, n_in = 0, n_stack = 1;
+    const char* name = "";
+    explicit operator bool() const { return n_out > 0; }
+  };
+  template <template <class> class Of>
+  struct Copies {
+    typename Set::template Parts<Of> part{};
+    explicit operator bool() const { return part.first(); }
+  };
+  using Vec = Copies<VecOf>;
+  using Table = Copies<TableOf>;
+  struct Freqs {
+    typename Set::template Parts<FreqsOf> part{};
+  };
+  struct KvLayer {
+    typename Set::template One<KvLayerOf> part{};
+    size_t stage = 0;
+    int head_dim = 0;
+    int64_t bytes = 0;  // of a row
+    int64_t row_bytes() const { return bytes; }
+  };
+  template <template <class> class Of>
+  struct Values {  // the host reads those of the stage that chose
+    typename Set::template Parts<Of> part{};
+    const Set* set = nullptr;
+    size_t* stage = nullptr;
+    auto operator[](size_t i) const {
+      return set->with(*stage, [&](auto at, auto&) { return part[at][i]; });
+    }
+  };
+  using Ids = Values<IdsOf>;
+  using Scores = Values<ScoresOf>;
+};
+
 // Parallelism by layers: one backend made of several, each of which has some layers with their K/V rows. A verb runs on
 // the stage that has its weight, or the layer's K/V rows, or else its input; rows are copied when a verb reads them on
-// another stage. Nothing is computed in another way: every bit is that of one backend.
+// another stage. Nothing is computed in another way: every bit is that of one backend, where all stages are of one type.
+//
+// Stages may be of different types (StageTypes): some layers on a GPU, the others on the CPU.
 //
 // Drafters come last: take_drafters() puts them and their K/V rows on the last stage, which has the rows that an MTP
 // head reads and the hidden state that it begins with.
 //
 // The host notes, row by row, which stages have a row when a verb writes it.
 template <class B, class Move = HostMove<B>>
-class PipelineParallel {
- public:
-  template <class T>
-  using Each = std::array<T, kMaxShards>;
+class PipelineParallel : public PlacedVerbs<PipelineParallel<B, Move>, PipelineParallelTypes<B>> {
+  using Types = PipelineParallelTypes<B>;
+  using Verbs = PlacedVerbs<PipelineParallel, Types>;
+  using Set = typename Types::Set;
+  using Buffer = typename Types::Buffer;
+  template <template <class> class Is>
+  static constexpr bool kAny = Set::template kAny<Is>;
 
-  struct Buffer {
-    Each<typename B::Rows> part{};
-    std::vector<uint8_t> has;  // bit i: stage i has this row
-    int rows = 0, cols = 0;
-  };
-  using Rows = BufferRows<Buffer>;
-  struct Weight {
-    typename B::Weight w{};
-    size_t stage = 0;
-    DType type = DType::kF32;
-    int64_t n_out = 0, n_in = 0, n_stack = 1;
-    const char* name = "";
-    explicit operator bool() const { return bool(w); }
-  };
-  template <class T>
-  struct Copies {
-    Each<T> part{};
-    explicit operator bool() const { return bool(part[0]); }
-  };
-  using Vec = Copies<typename B::Vec>;
-  using Freqs = Each<typename B::Freqs>;
-  using Table = Copies<typename B::Table>;
-  struct KvLayer {
-    typename B::KvLayer kv{};
-    size_t stage = 0;
-    int head_dim = 0;
-    int64_t row_bytes() const { return kv.row_bytes(); }
-  };
-  template <class T>
-  struct Values {  // the host reads those of the stage that chose
-    Each<T> part{};
-    size_t* stage = nullptr;
-    auto operator[](size_t i) const { return part[*stage][i]; }
-  };
-  using Ids = Values<typename B::Ids>;
-  using Scores = Values<typename B::Scores>;
+ public:
+  using typename Verbs::Ids, typename Verbs::KvLayer, typename Verbs::Scores, typename Verbs::Table;
+  using typename Verbs::Rows, typename Verbs::Weight, typename Verbs::Vec, typename Verbs::Freqs;
 
   // layers: of each stage, in order. Each stage's backend gets the same arguments.
   template <class... Args>
   explicit PipelineParallel(const std::vector<int>& layers, const Args&... args) : layers_(layers) {
-    for (size_t i = 0; i < layers.size(); ++i) stage_.push_back(std::make_unique<B>(args...));
+    set_.open(layers.size(), args...);
     begin();
   }
   // Each stage's backend gets an argument of its own: the GPU that it is on.
   template <class T>
   explicit PipelineParallel(const std::vector<int>& layers, const std::vector<T>& own) : layers_(layers) {
-    for (const T& t : own) stage_.push_back(std::make_unique<B>(t));
+    set_.open_each(own);
+    begin();
+  }
+  // Each gets arguments of its own.
+  template <class... First, class... More>
+  PipelineParallel(const std::vector<int>& layers, const std::tuple<First...>& first, const More&... more)
+      : layers_(layers) {
+    set_.open_each(first, more...);
     begin();
   }
 
-  size_t n_stage() const { return stage_.size(); }
-  B& stage(size_t i) { return *stage_[i]; }
+  size_t n_stage() const { return set_.size(); }
+  auto& stage(size_t i) { return set_.at(i); }  // of stages of one type
+  // f(index, backend) on a stage.
+  template <class F>
+  decltype(auto) with_stage(size_t i, F&& f) {
+    return set_.with(i, f);
+  }
   Move& way() { return move_; }
   size_t stage_of(int layer) const { return drafters_ ? last() : facet::stage_of(layers_, layer); }
-  // Weights that are uploaded from now on are a drafter's.
   void take_drafters() { drafters_ = true; }
 
   Weight upload(const TensorView& t) {
     names_.push_back(t.name);
     const size_t at = drafters_ ? last() : facet::stage_of(layers_, t.name);
-    facet::make_current(*stage_[at]);
-    return {stage_[at]->upload(t), at, t.type, t.ne[1], t.ne[0], t.ne[2], names_.back().c_str()};
+    Weight w{.stage = at,
+             .type = t.type,
+             .n_out = t.ne[1],
+             .n_in = t.ne[0],
+             .n_stack = t.ne[2],
+             .name = names_.back().c_str()};
+    set_.with(at, [&](auto i, auto& b) { w.part[i] = b.upload(t); });
+    return w;
   }
   Vec upload(std::span<const float> v) {
-    return of_each<Vec>([&](B& b) { return b.upload(v); });
+    return of_each<Vec>([&](auto& b) { return b.upload(v); });
   }
   Table upload(std::span<const int32_t> v) {
-    return of_each<Table>([&](B& b) { return b.upload(v); });
+    return of_each<Table>([&](auto& b) { return b.upload(v); });
   }
   Freqs upload(std::span<const double> v) {
-    Freqs f{};
-    each([&](size_t i, B& b) { f[i] = b.upload(v); });
-    return f;
+    return of_each<Freqs>([&](auto& b) { return b.upload(v); });
   }
   Rows new_rows(int rows, int cols) {
     Buffer& x = buffers_.emplace_back();
     x.rows = rows, x.cols = cols, x.has.assign(size_t(rows), 1);
-    each([&](size_t i, B& b) { x.part[i] = b.new_rows(rows, cols); });
+    each([&](auto i, auto& b) { x.part[i] = b.new_rows(rows, cols); });
     return {&x, rows, cols};
   }
   Ids new_ids(int n) {
-    return chosen<Ids>([&](B& b) { return b.new_ids(n); });
+    return chosen<Ids>([&](auto& b) { return b.new_ids(n); });
   }
   Scores new_scores(int n) {
-    return chosen<Scores>([&](B& b) { return b.new_scores(n); });
+    return chosen<Scores>([&](auto& b) { return b.new_scores(n); });
   }
   void reserve(const BackendLimits& l) {
-    each([&](size_t, B& b) { b.reserve(l); });
+    each([&](auto, auto& b) { b.reserve(l); });
   }
-  static constexpr double kRound = B::kRound;
-  static constexpr double kRoundLight = [] {
-    if constexpr (requires { B::kRoundLight; })
-      return B::kRoundLight;
-    else
-      return B::kRound;
-  }();
-  static int64_t rows_bytes(int64_t rows, int64_t cols) { return B::rows_bytes(rows, cols); }
+  static constexpr double kRound = Set::kRound, kRoundLight = Set::kRoundLight;
+  static int64_t rows_bytes(int64_t rows, int64_t cols) { return Set::rows_bytes(rows, cols); }
 
   std::vector<float> to_host(Rows x) {
-    const size_t at = where(x);
-    const auto rows = in(x, at);
-    facet::make_current(*stage_[at]);
-    return stage_[at]->to_host(rows);
+    return set_.with(where(x), [&](auto i, auto& b) {
+      fetch(x, i);
+      return b.to_host(all_of(x, i));
+    });
   }
   void from_host(Rows x, std::span<const float> values) {
-    run(where(x), [&](size_t i, B& b) { b.from_host(out(x, i), values); });
+    set_.with(where(x), [&](auto i, auto& b) {
+      if (x.piece) fetch(x, i);  // the columns beside it
+      leave(x, i);
+      b.from_host(all_of(x, i), values);
+    });
   }
   Status status() const {
-    for (const auto& b : stage_)
-      if (auto ok = memory_status(*b); !ok) return ok;
-    return Ok{};
+    Status all = Ok{};
+    each([&](auto, const auto& b) {
+      if (all) all = memory_status(b);
+    });
+    return all;
   }
   void make_current() {}  // before each stage's work
-  void take_file(std::span<const TensorView> tensors) requires requires(B b) { b.take_file(tensors); }
-  {
-    each([&](size_t, B& b) { b.take_file(tensors); });
+  void take_file(std::span<const TensorView> tensors) requires(kAny<IsTakesFiles>) {
+    each([&]<class S>(auto, S& b) {
+      if constexpr (TakesFiles<S>) b.take_file(tensors);
+    });
   }
-  void begin_step(const Step& s) requires requires(B b) { b.begin_step(s); }
-  {
-    each([&](size_t, B& b) { b.begin_step(s); });
+  void begin_step(const Step& s) requires(kAny<IsBeginsSteps>) {
+    each([&]<class S>(auto, S& b) {
+      if constexpr (BeginsSteps<S>) b.begin_step(s);
+    });
   }
   // Launched verb by verb: no pass is captured over several stages.
   template <class Pass>
-  Rows replay(const void*, Pass&& pass) requires requires(B b) {
-    b.begin_pass(B::Way::kRun);
-  }
-  {
-    each([&](size_t, B& b) { b.begin_pass(B::Way::kRun); });
+  Rows replay(const void*, Pass&& pass) requires(kAny<IsCapturesPasses>) {
+    each([&]<class S>(auto, S& b) {
+      if constexpr (CapturesPasses<S>) b.begin_pass(S::Way::kRun);
+    });
     const Rows out = pass();
-    each([&](size_t, B& b) { b.end_pass(B::Way::kRun); });
+    each([&]<class S>(auto, S& b) {
+      if constexpr (CapturesPasses<S>) b.end_pass(S::Way::kRun);
+    });
     return out;
   }
-  void finish() requires requires(B b) { b.finish(); }
-  {
-    each([&](size_t, B& b) { b.finish(); });
+  void finish() requires(kAny<IsFinishes>) {
+    each([&]<class S>(auto, S& b) {
+      if constexpr (Finishes<S>) b.finish();
+    });
   }
-  Selected take_selected(int slot) requires requires(B b) { b.take_selected(0); }
-  {
+  Selected take_selected(int slot) requires(kAny<IsCountsSelected>) {
     Selected all;
-    each([&](size_t, B& b) { all.add(b.take_selected(slot)); });
+    each([&]<class S>(auto, S& b) {
+      if constexpr (CountsSelected<S>) all.add(b.take_selected(slot));
+    });
     return all;
   }
 
-  // --- Where the weight is
+  // --- Verbs: placed.h's. next_tokens is none of them: the first stage would need what the last one chose.
 
-  void embed(Rows x, Weight table, const Step& s, float scale) {
-    run(table.stage, [&](size_t i, B& b) { b.embed(out(x, i), table.w, s, scale); });
-  }
-  void matmul(Rows y, Rows x, Weight w) {
-    run(w.stage, [&](size_t i, B& b) {
-      const auto from = in(x, i);
-      b.matmul(out(y, i), from, w.w);
+  // On the stage of the first weight; without one that of the K/V layer; else of the first rows that are only read, or
+  // of the first that are changed.
+  template <class F, class... A>
+  void place(F&& verb, const A&... all) {
+    At at;
+    (note_place(all, at), ...);
+    const size_t stage = at.stage();
+    (note_choice(all, stage), ...);
+    set_.with(stage, [&](auto i, auto& b) {
+      (before(all, i), ...);  // what is read comes here, then what is written is here alone: one may be the other
+      (mark(all, i), ...);
+      verb(b, part_of(all, i)...);
     });
   }
-  void qkv(Rows q, Rows k, Rows v, Rows h, Weight wq, Weight wk, Weight wv) {
-    run(wq.stage, [&](size_t i, B& b) {
-      const auto from = in(h, i);
-      b.qkv(out(q, i), out(k, i), out(v, i), from, wq.w, wk.w, wv.w);
-    });
-  }
-  void gate_up(Rows y, Rows h, Weight gate, Weight up, Act act) {
-    run(gate.stage, [&](size_t i, B& b) {
-      const auto from = in(h, i);
-      b.gate_up(out(y, i), from, gate.w, up.w, act);
-    });
-  }
-  void moe(Rows y, Rows e, Rows r, MoeWeights<Weight, Vec> w, int n_used, Act act) {
-    run(w.router.stage, [&](size_t i, B& b) {
-      const auto experts = in(e, i), router = in(r, i);
-      b.moe(out(y, i), experts, router, part_of(w, i), n_used, act);
-    });
-  }
-  void clustered_head(Rows logits, Rows h, ClusteredHead<Weight, Table> w) {
-    run(w.head.stage, [&](size_t i, B& b) {
-      const auto from = in(h, i);
-      b.clustered_head(out(logits, i), from, {w.head.w, w.centroid.w, w.order.part[i], w.top_k});
-    });
-  }
-
-  // --- Where the layer's K/V rows are
-
-  void kv_append(KvLayer kv, Rows k, Rows v, const Step& s) {
-    run(kv.stage, [&](size_t i, B& b) { b.kv_append(kv.kv, in(k, i), in(v, i), s); });
-  }
-  void kv_settle(KvLayer kv, const Step& s) {
-    run(kv.stage, [&](size_t, B& b) { b.kv_settle(kv.kv, s); });
-  }
-  void select_blocks(Rows q, KvLayer kv, const Step& s, AttnSpec spec) {
-    run(kv.stage, [&](size_t i, B& b) { b.select_blocks(in(q, i), kv.kv, s, spec); });
-  }
-  void attend(Rows o, Rows q, KvLayer kv, const Step& s, AttnSpec spec) {
-    run(kv.stage, [&](size_t i, B& b) {
-      const auto from = in(q, i);
-      b.attend(out(o, i), from, kv.kv, s, spec);
-    });
-  }
-
-  // --- Where the input is
-
-  void head_norm_rope(Rows x, Vec gain, Freqs freqs, const Step& s, float eps) {
-    run(where(x), [&](size_t i, B& b) { b.head_norm_rope(changed(x, i), gain.part[i], freqs[i], s, eps); });
-  }
-  void head_norm(Rows x, int head_dim, float eps) {
-    run(where(x), [&](size_t i, B& b) { b.head_norm(changed(x, i), head_dim, eps); });
-  }
-  void rms_norm(Rows y, Rows x, Vec gain, float eps) {
-    run(where(x), [&](size_t i, B& b) {
-      const auto from = in(x, i);
-      b.rms_norm(out(y, i), from, gain.part[i], eps);
-    });
-  }
-  // The branch comes from the layer's stage: there the layer begins that reads h, or the next stage fetches it.
-  void residual_norm(Rows x, Rows h, Rows y, ResidualSpec<Vec> spec) {
-    run(where(y), [&](size_t i, B& b) {
-      const auto stream = changed(x, i), branch = in(y, i);
-      b.residual_norm(stream, spec.next ? out(h, i) : all_of(h, i), branch, part_of(spec, i));
-    });
-  }
-  void act_mul(Rows y, Rows g, Rows u, Act act) {
-    run(where(g), [&](size_t i, B& b) {
-      const auto gate = in(g, i), factor = in(u, i);
-      b.act_mul(out(y, i), gate, factor, act);
-    });
-  }
-  void ple_combine(Rows p, Rows c, Vec gain, float in_scale, float out_scale, float eps) {
-    run(where(c),
-        [&](size_t i, B& b) { b.ple_combine(changed(p, i), changed(c, i), gain.part[i], in_scale, out_scale, eps); });
-  }
-  void add(Rows y, Rows a, Rows c) {
-    run(where(a), [&](size_t i, B& b) {
-      const auto first = in(a, i), second = in(c, i);
-      b.add(out(y, i), first, second);
-    });
-  }
-  void gather(Rows y, Rows x, const Step& s) {
-    run(where(x), [&](size_t i, B& b) {
-      const auto from = in(x, i);
-      b.gather(out(y, i), from, s);
-    });
-  }
-  void copy_rows(Rows y, Rows x) {
-    run(where(x), [&](size_t i, B& b) {
-      const auto from = in(x, i);
-      b.copy_rows(out(y, i), from);
-    });
-  }
-  void softcap(Rows x, float cap) {
-    run(where(x), [&](size_t i, B& b) { b.softcap(changed(x, i), cap); });
-  }
-  void sample(Ids ids, Rows logits, std::span<const SampleRow> rows) {
-    run(*ids.stage = where(logits), [&](size_t i, B& b) { b.sample(ids.part[i], in(logits, i), rows); });
-  }
-  void top_k(Ids ids, Scores log_probs, Rows logits, int k) {
-    run(*ids.stage = *log_probs.stage = where(logits),
-        [&](size_t i, B& b) { b.top_k(ids.part[i], log_probs.part[i], in(logits, i), k); });
-  }
-
-  // --- Merged verbs. next_tokens is none of them: the first stage would need what the last one chose.
-
-  void norm_rope_append(KvLayer kv, Rows q, Rows k, Rows v, Vec q_gain, Vec k_gain, Freqs freqs, bool norm_v,
-                        const Step& s, float eps) requires(Has<B>::norm_rope_append) {
-    run(kv.stage, [&](size_t i, B& b) {
-      b.norm_rope_append(kv.kv, changed(q, i), changed(k, i), changed(v, i), q_gain.part[i], k_gain.part[i], freqs[i],
-                         norm_v, s, eps);
-    });
-  }
-  void embed_concat(Rows y, Weight table, const Step& s, float scale, Rows x) requires(Has<B>::embed_concat) {
-    run(table.stage, [&](size_t i, B& b) {
-      const auto beside = in(x, i);
-      b.embed_concat(out(y, i), table.w, s, scale, beside);
-    });
-  }
-  void matmul_beside(Rows y, Weight w, Rows z, Weight u, Rows x) requires(Has<B>::matmul_beside) {
-    if (w.stage != u.stage) {
-      matmul(y, x, w);
-      return matmul(z, x, u);
-    }
-    run(w.stage, [&](size_t i, B& b) {
-      const auto from = in(x, i);
-      b.matmul_beside(out(y, i), w.w, out(z, i), u.w, from);
-    });
-  }
-  void residual_norm_moe(Rows x, Rows h, Rows y, ResidualSpec<Vec> spec, Rows r, Rows e, Vec router_gain,
-                         Vec expert_gain) requires(Has<B>::residual_norm_moe) {
-    run(where(y), [&](size_t i, B& b) {
-      const auto stream = changed(x, i), branch = in(y, i);
-      b.residual_norm_moe(stream, out(h, i), branch, part_of(spec, i), out(r, i), out(e, i), router_gain.part[i],
-                          expert_gain.part[i]);
-    });
-  }
-  void ffn_beside_moe(Rows y, Rows g, Rows h, Weight gate, Weight up, Weight down, Rows o, Rows e, Rows r,
-                      MoeWeights<Weight, Vec> w, int n_used, Act act) requires(Has<B>::ffn_beside_moe) {
-    run(gate.stage, [&](size_t i, B& b) {
-      const auto from = in(h, i), experts = in(e, i), router = in(r, i);
-      b.ffn_beside_moe(out(y, i), out(g, i), from, gate.w, up.w, down.w, out(o, i), experts, router, part_of(w, i),
-                       n_used, act);
-    });
-  }
-  void join_residual_norm(Rows x, Rows h, Rows y, Rows o, Vec y_gain, Vec o_gain,
-                          ResidualSpec<Vec> spec) requires(Has<B>::join_residual_norm) {
-    run(where(y), [&](size_t i, B& b) {
-      const auto stream = changed(x, i), branch = changed(y, i), other = changed(o, i);
-      b.join_residual_norm(stream, spec.next ? out(h, i) : all_of(h, i), branch, other, y_gain.part[i], o_gain.part[i],
-                           part_of(spec, i));
-    });
+  void matmul_beside(Rows y, Weight w, Rows z, Weight u, Rows x) requires(Types::Have::matmul_beside) {
+    if (w.stage == u.stage) return Verbs::matmul_beside(y, w, z, u, x);
+    this->matmul(y, x, w);
+    this->matmul(z, x, u);
   }
 
  private:
   void begin() {
-    CHECK(!layers_.empty() && layers_.size() <= kMaxShards && stage_.size() == layers_.size(),
-          "{} stages on {} backends", layers_.size(), stage_.size());
+    CHECK(!layers_.empty() && layers_.size() <= kMaxShards && set_.size() == layers_.size(), "{} stages on {} backends",
+          layers_.size(), set_.size());
     static_assert(Backend<PipelineParallel>);
-    if constexpr (requires { move_.connect(stage_); }) move_.connect(stage_);
+    if constexpr (requires { move_.connect(set_.all()); }) move_.connect(set_.all());
   }
-  size_t last() const { return stage_.size() - 1; }
+  size_t last() const { return set_.size() - 1; }
   template <class F>
-  void each(F&& f) {
-    for (size_t i = 0; i < stage_.size(); ++i) run(i, f);
-  }
-  template <class F>
-  void run(size_t i, F&& f) {
-    facet::make_current(*stage_[i]);
-    f(i, *stage_[i]);
+  void each(F&& f) const {
+    for (size_t i = 0; i < set_.size(); ++i) set_.with(i, f);
   }
   template <class T, class F>
   T of_each(F&& f) {
     T t{};
-    each([&](size_t i, B& b) { t.part[i] = f(b); });
+    each([&](auto i, auto& b) { t.part[i] = f(b); });
     return t;
   }
   template <class T, class F>
   T chosen(F&& f) {
     T t = of_each<T>(f);
-    t.stage = &chooser_.emplace_back(0);
+    t.set = &set_, t.stage = &chooser_.emplace_back(0);
     return t;
   }
 
@@ -388,46 +312,115 @@ class PipelineParallel {
     return size_t(std::countr_zero(all ? all : x.rows ? unsigned(at(x, 0)) : 1u));
   }
   static uint8_t& at(Rows x, int t) { return x.buffer->has[size_t(x.row0 + t)]; }
-  typename B::Rows all_of(Rows x, size_t i) const {
+  template <class I>
+  static auto all_of(Rows x, I i) {
     return x.buffer->part[i].rows_at(x.row0, x.rows).cols_at(x.col0, x.cols);
   }
-  // Rows to be read by stage i: those that it lacks come there, with all their columns.
-  typename B::Rows in(Rows x, size_t i) {
+  // Rows that stage i lacks come there, with all their columns.
+  template <class I>
+  void fetch(Rows x, I i) {
     for (int t = 0; t < x.rows;) {
       const uint8_t has = at(x, t);
       int end = t + 1;
       while (end < x.rows && at(x, end) == has) ++end;
       if (!(has >> i & 1)) {
-        const size_t from = size_t(std::countr_zero(has));
-        move_.move(i, x.buffer->part[i].rows_at(x.row0 + t, end - t), from,
-                   x.buffer->part[from].rows_at(x.row0 + t, end - t));
+        set_.with(size_t(std::countr_zero(has)), [&](auto from, auto&) {
+          move_.move(i, x.buffer->part[i].rows_at(x.row0 + t, end - t), from,
+                     x.buffer->part[from].rows_at(x.row0 + t, end - t));
+        });
         for (int j = t; j < end; ++j) at(x, j) = uint8_t(has | 1u << i);
+        set_.with(i, [](auto, auto&) {});  // current again
       }
       t = end;
     }
-    return all_of(x, i);
   }
-  // Rows that stage i writes, and that it reads and writes: no other stage has them then.
-  typename B::Rows out(Rows x, size_t i) {
-    if (x && x.piece) in(x, i);  // the columns beside it
-    if (!x) return {};
+  // Rows that stage i writes: no other stage has them then.
+  void leave(Rows x, size_t i) {
     for (int t = 0; t < x.rows; ++t) at(x, t) = uint8_t(1u << i);
-    return all_of(x, i);
-  }
-  typename B::Rows changed(Rows x, size_t i) {
-    in(x, i);
-    return out(x, i);
   }
 
-  static MoeWeights<typename B::Weight, typename B::Vec> part_of(const MoeWeights<Weight, Vec>& w, size_t i) {
-    return {w.router.w, w.gate_up.w, w.gate.w, w.up.w, w.down.w, w.scale.part[i]};
+  // --- place(): where, what comes first, what each argument is there
+
+  struct At {
+    static constexpr size_t kNone = size_t(-1);
+    size_t weight = kNone, kv = kNone, in = kNone, changed = kNone;
+    size_t stage() const {
+      for (const size_t s : {weight, kv, in, changed})
+        if (s != kNone) return s;
+      return 0;
+    }
+    static void first(size_t& at, size_t stage) {
+      if (at == kNone) at = stage;
+    }
+  };
+  template <class T>
+  void note_place(const T&, At&) const {}
+  void note_place(const Weight& w, At& at) const {
+    if (w) At::first(at.weight, w.stage);
   }
-  static ResidualSpec<typename B::Vec> part_of(const ResidualSpec<Vec>& p, size_t i) {
-    return {p.post.part[i], p.next.part[i], p.out_scale, p.eps};
+  void note_place(const MoeWeights<Weight, Vec>& w, At& at) const { note_place(w.router, at); }
+  void note_place(const ClusteredHead<Weight, Table>& w, At& at) const { note_place(w.head, at); }
+  void note_place(const KvLayer& kv, At& at) const { At::first(at.kv, kv.stage); }
+  template <Role role, class With>
+  void note_place(const Placed<role, Rows, With>& x, At& at) const {
+    if (!x.rows || !reads(role)) return;
+    const bool changed = role == Role::kInOut || role == Role::kInOutPart;
+    At::first(changed ? at.changed : at.in, where(x.rows));
+  }
+
+  template <class T>
+  static void note_choice(const T&, size_t) {}
+  static void note_choice(const Ids& ids, size_t stage) { *ids.stage = stage; }
+  static void note_choice(const Scores& scores, size_t stage) { *scores.stage = stage; }
+
+  template <class T, class I>
+  void before(const T&, I) {}
+  template <Role role, class With, class I>
+  void before(const Placed<role, Rows, With>& x, I i) {
+    if (x.rows && (reads(role) || (x.used && x.rows.piece))) fetch(x.rows, i);  // of a piece: the columns beside it
+  }
+  template <class T>
+  void mark(const T&, size_t) {}
+  template <Role role, class With>
+  void mark(const Placed<role, Rows, With>& x, size_t i) {
+    if (x.rows && x.used && writes(role)) leave(x.rows, i);
+  }
+
+  template <Role role, class With, class I>
+  static auto part_of(const Placed<role, Rows, With>& x, I i) {
+    return x.rows ? all_of(x.rows, i) : std::remove_cvref_t<decltype(x.rows.buffer->part[i])>{};
+  }
+  template <class I>
+  static const AttnSpec& part_of(const PlacedHeads<Rows>& x, I) {
+    return x.spec;
+  }
+  template <class I>
+  static auto part_of(const MoeWeights<Weight, Vec>& w, I i) {
+    using Part =
+        MoeWeights<std::remove_cvref_t<decltype(w.router.part[i])>, std::remove_cvref_t<decltype(w.scale.part[i])>>;
+    return Part{w.router.part[i], w.gate_up.part[i], w.gate.part[i], w.up.part[i], w.down.part[i], w.scale.part[i]};
+  }
+  template <class I>
+  static auto part_of(const ResidualSpec<Vec>& p, I i) {
+    return ResidualSpec<std::remove_cvref_t<decltype(p.post.part[i])>>{p.post.part[i], p.next.part[i], p.out_scale,
+                                                                       p.eps};
+  }
+  template <class I>
+  static auto part_of(const ClusteredHead<Weight, Table>& w, I i) {
+    using Part =
+        ClusteredHead<std::remove_cvref_t<decltype(w.head.part[i])>, std::remove_cvref_t<decltype(w.order.part[i])>>;
+    return Part{w.head.part[i], w.centroid.part[i], w.order.part[i], w.top_k};
+  }
+  template <class T, class I>
+  static decltype(auto) part_of(const T& x, I i) {
+    if constexpr (requires { x.part[i]; })
+      return (x.part[i]);
+    else
+      return (x);
   }
 
   std::vector<int> layers_;
-  std::vector<std::unique_ptr<B>> stage_;
+  Set set_;
   Move move_;
   std::deque<Buffer> buffers_;
   std::deque<std::string> names_;

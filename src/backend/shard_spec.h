@@ -38,20 +38,4 @@ struct ShardedTensor {
 };
 ShardedTensor shard_tensor(const TensorView& t, const ShardSpec& spec, Range range);
 
-// Brings a weight to a backend, divided if the backend is one of several shards.
-template <class B>
-typename B::Weight upload_shard(B& b, const TensorView& t, const ShardSpec& spec) {
-  if constexpr (requires { b.upload(t, spec); })
-    return b.upload(t, spec);
-  else
-    return b.upload(t);
-}
-template <class B>
-int shards_of(const B& b) {
-  if constexpr (requires { b.n_shard(); })
-    return b.n_shard();
-  else
-    return 1;
-}
-
 }  // namespace facet

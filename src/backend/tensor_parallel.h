@@ -1,4 +1,3 @@
-// Long: every verb of the table, and what each does with buffers that are divided.
 #pragma once
 #include <array>
 #include <deque>
@@ -6,15 +5,17 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
 #include "backend/backend.h"
-#include "backend/buffer_rows.h"
-#include "backend/compose.h"
+#include "backend/optional.h"
 #include "backend/pass.h"
+#include "backend/placed.h"
 #include "backend/shard_link.h"
 #include "backend/shard_spec.h"
+#include "backend/tensor_parallel_types.h"
 #include "base/check.h"
 #include "base/recent.h"
 
@@ -30,57 +31,16 @@ namespace facet {
 //
 // The host notes which columns a buffer holds in each shard when a verb writes it.
 template <class B, class Link = HostLink<B>>
-class TensorParallel {
- public:
+class TensorParallel : public PlacedVerbs<TensorParallel<B, Link>, TensorParallelTypes<B, Link>> {
+  using Types = TensorParallelTypes<B, Link>;
+  using Verbs = PlacedVerbs<TensorParallel, Types>;
   template <class T>
-  using Each = std::array<T, kMaxShards>;
+  using Each = typename Types::template Each<T>;
+  using Buffer = typename Types::Buffer;
 
-  struct Buffer {
-    Each<typename B::Rows> part{}, whole{};  // whole: of columns that were divided, for those who need all
-    const ShardRanges* held = nullptr;       // columns in each shard; null: all
-    int rows = 0, cols = 0;
-  };
-  using Rows = BufferRows<Buffer>;
-  struct Weight {
-    Each<typename B::Weight> part{};  // false where a shard holds none of it
-    ShardSpec::Side side = ShardSpec::Side::kWhole;
-    const ShardRanges* ranges = nullptr;  // of the side that is divided
-    DType type = DType::kF32;
-    int64_t n_out = 0, n_in = 0, n_stack = 1;
-    const char* name = "";
-    explicit operator bool() const { return n_out > 0; }
-    unsigned holders() const {
-      unsigned m = 0;
-      for (size_t i = 0; i < kMaxShards; ++i) m |= unsigned(bool(part[i])) << i;
-      return m;
-    }
-  };
-  template <class T>
-  struct Copies {
-    Each<T> part{};
-    explicit operator bool() const { return bool(part[0]); }
-  };
-  using Vec = Copies<typename B::Vec>;
-  using Freqs = Each<typename B::Freqs>;
-  using Table = Copies<typename B::Table>;
-  struct KvLayer {
-    Each<typename B::KvLayer> part{};
-    int head_dim = 0;
-    int64_t bytes = 0;  // of a row, in all shards
-    int64_t row_bytes() const { return bytes; }
-  };
-  template <class T>
-  struct Values {  // the host reads the first shard's
-    Each<T> part{};
-    const Link* link = nullptr;
-    auto operator[](size_t i) const {
-      const auto v = part[0][i];
-      if constexpr (requires { link->check(); }) link->check();
-      return v;
-    }
-  };
-  using Ids = Values<typename B::Ids>;
-  using Scores = Values<typename B::Scores>;
+ public:
+  using typename Verbs::Ids, typename Verbs::KvLayer, typename Verbs::Scores, typename Verbs::Table;
+  using typename Verbs::Rows, typename Verbs::Weight, typename Verbs::Vec, typename Verbs::Freqs;
 
   // Each shard's backend gets the same arguments.
   template <class... Args>
@@ -117,7 +77,7 @@ class TensorParallel {
       if (r[i].size() == 0) return;
       ShardedTensor mine = shard_tensor(t, spec, r[i]);
       w.part[i] = b.upload(mine.view);
-      if constexpr (!requires { B::kCopiesWeights; }) bytes_.push_back(std::move(mine.bytes));
+      if constexpr (!CopiesWeights<B>) bytes_.push_back(std::move(mine.bytes));
     });
     return w;
   }
@@ -148,12 +108,7 @@ class TensorParallel {
     each([&](size_t, B& b) { b.reserve(l); });
   }
   static constexpr double kRound = B::kRound;
-  static constexpr double kRoundLight = [] {
-    if constexpr (requires { B::kRoundLight; })
-      return B::kRoundLight;
-    else
-      return B::kRound;
-  }();
+  static constexpr double kRoundLight = round_light<B>();
   static int64_t rows_bytes(int64_t rows, int64_t cols) { return B::rows_bytes(rows, cols); }
 
   // [rows, cols] of all columns, wherever they are.
@@ -187,32 +142,25 @@ class TensorParallel {
     return Ok{};
   }
   void make_current() {}  // before each shard's work
-  Selected take_selected(int slot) requires requires(B b) { b.take_selected(0); }
-  {
+  Selected take_selected(int slot) requires CountsSelected<B> {
     Selected all;
     each([&](size_t, B& b) { all.add(b.take_selected(slot)); });
     return all;
   }
-  void take_file(std::span<const TensorView> tensors) requires requires(B b) { b.take_file(tensors); }
-  {
+  void take_file(std::span<const TensorView> tensors) requires TakesFiles<B> {
     each([&](size_t, B& b) { b.take_file(tensors); });
   }
-  void begin_step(const Step& s) requires requires(B b) { b.begin_step(s); }
-  {
+  void begin_step(const Step& s) requires BeginsSteps<B> {
     each([&](size_t, B& b) { b.begin_step(s); });
   }
-  void next_step(const Step& s) requires requires(B b) { b.next_step(s); }
-  {
+  void next_step(const Step& s) requires TakesNextStep<B> {
     each([&](size_t, B& b) { b.next_step(s); });
   }
 
   // All shards run a pass, capture it, or launch what they captured. What it leaves in buffers is noted when it is
   // captured.
   template <class Pass>
-  Rows replay(const void* key, Pass&& pass) requires requires(B b) {
-    b.look(key);
-  }
-  {
+  Rows replay(const void* key, Pass&& pass) requires CapturesPasses<B> {
     using Way = typename B::Way;
     Way way = Way::kLaunch;
     each([&](size_t, B& b) { way = std::min(way, b.look(key)); });
@@ -235,135 +183,32 @@ class TensorParallel {
     for (const auto& [buffer, held] : c.writes) buffer->held = held;
     return *c.out;
   }
-  void use_graphs(bool on) requires requires(B b) { b.use_graphs(on); }
-  {
+  void use_graphs(bool on) requires UsesGraphs<B> {
     each([&](size_t, B& b) { b.use_graphs(on); });
   }
-  void finish() requires requires(B b) { b.finish(); }
-  {
+  void finish() requires Finishes<B> {
     each([&](size_t, B& b) { b.finish(); });
     if constexpr (requires(Link l) { l.check(); }) link_.check();
   }
   // Times are the first shard's: sums end at the same time in all.
-  void mark() requires requires(B b) { b.mark(); }
-  { first().mark(); }
-  void hold() requires requires(B b) { b.hold(); }
-  { first().hold(); }
-  std::vector<double> laps() requires requires(B b) { b.laps(); }
-  { return first().laps(); }
+  void mark() requires MarksTime<B> { first().mark(); }
+  void hold() requires MarksTime<B> { first().hold(); }
+  std::vector<double> laps() requires MarksTime<B> { return first().laps(); }
 
-  // --- Products
+  // --- Verbs that need more than placed.h's
 
-  void matmul(Rows y, Rows x, Weight w) {
-    const auto input = of_input(x, w);
-    each_holder(w, [&](size_t i, B& b) { b.matmul(result(y, w, i), input[i], w.part[i]); });
-    produced(y, w);
-  }
-  void qkv(Rows q, Rows k, Rows v, Rows h, Weight wq, Weight wk, Weight wv) {
-    const Weight& of_v = wv ? wv : wk;
-    each([&](size_t i, B& b) {
-      b.qkv(result(q, wq, i), result(k, wk, i), result(v, of_v, i), whole(h, i), wq.part[i], wk.part[i], wv.part[i]);
-    });
-    produced(q, wq), produced(k, wk), produced(v, of_v);
-  }
   void gate_up(Rows y, Rows h, Weight gate, Weight up, Act act) {
     check_pair(gate, up);
-    each_holder(gate,
-                [&](size_t i, B& b) { b.gate_up(result(y, gate, i), whole(h, i), gate.part[i], up.part[i], act); });
-    produced(y, gate);
-  }
-  void moe(Rows y, Rows e, Rows r, MoeWeights<Weight, Vec> w, int n_used, Act act) {
-    check_experts(w);
-    each_holder(w.down, [&](size_t i, B& b) {
-      b.moe(result(y, w.down, i), whole(e, i), whole(r, i), part_of(w, i), n_used, act);
-    });
-    produced(y, w.down);
-  }
-  void clustered_head(Rows logits, Rows h, ClusteredHead<Weight, Table> w) {
-    each([&](size_t i, B& b) {
-      b.clustered_head(to(logits, i), whole(h, i), {w.head.part[i], w.centroid.part[i], w.order.part[i], w.top_k});
-    });
-    written(logits, nullptr);
+    Verbs::gate_up(y, h, gate, up, act);
   }
   // Shards look up the tokens that they have; the rows of the others are zero, and the sum is the row.
   void embed(Rows x, Weight table, const Step& s, float scale) {
-    if (table.side == ShardSpec::Side::kWhole) {
-      each([&](size_t i, B& b) { b.embed(to(x, i), table.part[i], s, scale); });
-    } else {
-      each_holder(table,
-                  [&](size_t i, B& b) { link_.embed(b, to(x, i), table.part[i], s, scale, (*table.ranges)[i]); });
-      sum(x, table.holders());
-    }
+    if (table.side == ShardSpec::Side::kWhole) return Verbs::embed(x, table, s, scale);
+    each_holder(table, [&](size_t i, B& b) { link_.embed(b, to(x, i), table.part[i], s, scale, (*table.ranges)[i]); });
+    sum(x, table.holders());
     written(x, nullptr);
   }
-
-  // --- Heads: each shard its own
-
-  void head_norm_rope(Rows x, Vec gain, Freqs freqs, const Step& s, float eps) {
-    each([&](size_t i, B& b) { b.head_norm_rope(held(x, i), gain.part[i], freqs[i], s, eps); });
-  }
-  void head_norm(Rows x, int head_dim, float eps) {
-    each([&](size_t i, B& b) { b.head_norm(held(x, i), head_dim, eps); });
-  }
-  void kv_append(KvLayer kv, Rows k, Rows v, const Step& s) {
-    each([&](size_t i, B& b) { b.kv_append(kv.part[i], held(k, i), held(v, i), s); });
-  }
-  void kv_settle(KvLayer kv, const Step& s) {
-    each([&](size_t i, B& b) { b.kv_settle(kv.part[i], s); });
-  }
-  void select_blocks(Rows q, KvLayer kv, const Step& s, AttnSpec spec) {
-    each([&](size_t i, B& b) {
-      const auto mine = held(q, i);
-      AttnSpec own = spec;
-      own.n_q_head = mine.cols / spec.head_dim;
-      b.select_blocks(mine, kv.part[i], s, own);
-    });
-  }
-  void attend(Rows o, Rows q, KvLayer kv, const Step& s, AttnSpec spec) {
-    written(o, q.buffer->held);
-    each([&](size_t i, B& b) {
-      const auto mine = held(q, i);
-      AttnSpec own = spec;
-      own.n_q_head = mine.cols / spec.head_dim;
-      b.attend(held(o, i), mine, kv.part[i], s, own);
-    });
-  }
-
-  // --- Whole rows, in every shard
-
-  void rms_norm(Rows y, Rows x, Vec gain, float eps) {
-    each([&](size_t i, B& b) { b.rms_norm(to(y, i), whole(x, i), gain.part[i], eps); });
-    written(y, nullptr);
-  }
-  void residual_norm(Rows x, Rows h, Rows y, ResidualSpec<Vec> spec) {
-    each([&](size_t i, B& b) { b.residual_norm(whole(x, i), to(h, i), whole(y, i), part_of(spec, i)); });
-    written(h, nullptr);
-  }
-  void act_mul(Rows y, Rows g, Rows u, Act act) {
-    each([&](size_t i, B& b) { b.act_mul(to(y, i), whole(g, i), whole(u, i), act); });
-    written(y, nullptr);
-  }
-  void ple_combine(Rows p, Rows c, Vec gain, float in_scale, float out_scale, float eps) {
-    each([&](size_t i, B& b) { b.ple_combine(whole(p, i), whole(c, i), gain.part[i], in_scale, out_scale, eps); });
-  }
-  void add(Rows y, Rows a, Rows c) {
-    each([&](size_t i, B& b) { b.add(to(y, i), whole(a, i), whole(c, i)); });
-    written(y, nullptr);
-  }
-  void gather(Rows y, Rows x, const Step& s) {
-    each([&](size_t i, B& b) { b.gather(to(y, i), whole(x, i), s); });
-    written(y, nullptr);
-  }
-  void copy_rows(Rows y, Rows x) {
-    each([&](size_t i, B& b) { b.copy_rows(to(y, i), whole(x, i)); });
-    written(y, nullptr);
-  }
-
-  // --- Logits: divided by vocabulary; brought together where a token is chosen
-
-  void softcap(Rows x, float cap) {
-    each([&](size_t i, B& b) { b.softcap(held(x, i), cap); });
-  }
+  // Logits are divided by vocabulary, and brought together where a token is chosen.
   void sample(Ids ids, Rows logits, std::span<const SampleRow> rows) {
     const auto all = gathered(logits, 1);
     first().sample(ids.part[0], all[0], rows);
@@ -377,65 +222,41 @@ class TensorParallel {
     const auto all = gathered(logits, n_shard());
     each([&](size_t i, B& b) { b.next_tokens(ids.part[i], log_probs.part[i], all[i], k); });
   }
-
-  // --- Merged verbs
-
-  void norm_rope_append(KvLayer kv, Rows q, Rows k, Rows v, Vec q_gain, Vec k_gain, Freqs freqs, bool norm_v,
-                        const Step& s, float eps) requires(Has<B>::norm_rope_append) {
-    each([&](size_t i, B& b) {
-      b.norm_rope_append(kv.part[i], held(q, i), held(k, i), held(v, i), q_gain.part[i], k_gain.part[i], freqs[i],
-                         norm_v, s, eps);
-    });
-  }
   void embed_concat(Rows y, Weight table, const Step& s, float scale, Rows x) requires(Has<B>::embed_concat) {
-    if (table.side == ShardSpec::Side::kWhole) {
-      each([&](size_t i, B& b) { b.embed_concat(to(y, i), table.part[i], s, scale, whole(x, i)); });
-      written(y, nullptr);
-    } else {
-      embed(y.cols_at(0, y.cols - x.cols), table, s, scale);
-      copy_rows(y.cols_at(y.cols - x.cols, x.cols), x);
-    }
+    if (table.side == ShardSpec::Side::kWhole) return Verbs::embed_concat(y, table, s, scale, x);
+    embed(y.cols_at(0, y.cols - x.cols), table, s, scale);
+    this->copy_rows(y.cols_at(y.cols - x.cols, x.cols), x);
   }
   void matmul_beside(Rows y, Weight w, Rows z, Weight u, Rows x) requires(Has<B>::matmul_beside) {
     const bool both = w.side != ShardSpec::Side::kIn && u.side != ShardSpec::Side::kIn && w.holders() == u.holders();
-    if (!both) {
-      matmul(y, x, w);
-      return matmul(z, x, u);
-    }
-    each_holder(w, [&](size_t i, B& b) {
-      b.matmul_beside(result(y, w, i), w.part[i], result(z, u, i), u.part[i], whole(x, i));
-    });
-    produced(y, w), produced(z, u);
-  }
-  void residual_norm_moe(Rows x, Rows h, Rows y, ResidualSpec<Vec> spec, Rows r, Rows e, Vec router_gain,
-                         Vec expert_gain) requires(Has<B>::residual_norm_moe) {
-    each([&](size_t i, B& b) {
-      b.residual_norm_moe(whole(x, i), to(h, i), whole(y, i), part_of(spec, i), to(r, i), to(e, i), router_gain.part[i],
-                          expert_gain.part[i]);
-    });
-    written(h, nullptr), written(r, nullptr), written(e, nullptr);
+    if (both) return Verbs::matmul_beside(y, w, z, u, x);
+    this->matmul(y, x, w);
+    this->matmul(z, x, u);
   }
   void ffn_beside_moe(Rows y, Rows g, Rows h, Weight gate, Weight up, Weight down, Rows o, Rows e, Rows r,
                       MoeWeights<Weight, Vec> w, int n_used, Act act) requires(Has<B>::ffn_beside_moe) {
-    if (down.ranges != gate.ranges || down.holders() != w.down.holders()) {
-      gate_up(g, h, gate, up, act);
-      matmul(y, g, down);
-      return moe(o, e, r, w, n_used, act);
+    if (down.ranges == gate.ranges && down.holders() == w.down.holders()) {
+      check_pair(gate, up);
+      return Verbs::ffn_beside_moe(y, g, h, gate, up, down, o, e, r, w, n_used, act);
     }
-    check_pair(gate, up), check_experts(w);
-    each_holder(down, [&](size_t i, B& b) {
-      b.ffn_beside_moe(to(y, i), result(g, gate, i), whole(h, i), gate.part[i], up.part[i], down.part[i], to(o, i),
-                       whole(e, i), whole(r, i), part_of(w, i), n_used, act);
-    });
-    produced(g, gate), produced(y, down, o, w.down);
+    gate_up(g, h, gate, up, act);
+    this->matmul(y, g, down);
+    this->moe(o, e, r, w, n_used, act);
   }
-  void join_residual_norm(Rows x, Rows h, Rows y, Rows o, Vec y_gain, Vec o_gain,
-                          ResidualSpec<Vec> spec) requires(Has<B>::join_residual_norm) {
+
+  // Every other verb (placed.h): on each shard that holds a part of a weight of it, or on all where it has no weight.
+  template <class F, class... A>
+  void place(F&& verb, const A&... all) {
+    std::tuple<decltype(prepared(all))...> ready{prepared(all)...};
     each([&](size_t i, B& b) {
-      b.join_residual_norm(whole(x, i), to(h, i), whole(y, i), whole(o, i), y_gain.part[i], o_gain.part[i],
-                           part_of(spec, i));
+      bool any = false, here = false;
+      (note_holders(all, i, any, here), ...);
+      if (any && !here) return;
+      std::apply([&](const auto&... own) { verb(b, part_of(own, i)...); }, ready);
     });
-    written(h, nullptr);
+    Sums sums;
+    (note_written(all, sums), ...);
+    add_up(sums);
   }
 
  private:
@@ -506,22 +327,87 @@ class TensorParallel {
     y.buffer->held = held;
     if (noting_) noting_->emplace_back(y.buffer, held);
   }
-  void produced(Rows y, const Weight& w) {
-    written(y, w.side == ShardSpec::Side::kOut ? w.ranges : nullptr);
-    if (w.side == ShardSpec::Side::kIn) sum(y, w.holders());
-  }
-  // Both at once, where the link can add two sums.
-  void produced(Rows y, const Weight& w, Rows z, const Weight& u) {
+  // What is to be added up after a verb: partial sums of products.
+  struct Sums {
+    std::array<Rows, 4> rows{};
+    std::array<unsigned, 4> has{};
+    int n = 0;
+  };
+  // Two at once, where the link can add two sums.
+  void add_up(const Sums& s) {
     if constexpr (requires(std::span<const typename B::Rows> r) { link_.sum(r, 1u, r, 1u); }) {
-      if (w.side == ShardSpec::Side::kIn && u.side == ShardSpec::Side::kIn) {
-        written(y, nullptr), written(z, nullptr);
-        const auto first = parts_of(y), second = parts_of(z);
-        return link_.sum(std::span(first).first(shard_.size()), w.holders(), std::span(second).first(shard_.size()),
-                         u.holders());
+      if (s.n == 2) {
+        const auto first = parts_of(s.rows[0]), second = parts_of(s.rows[1]);
+        return link_.sum(std::span(first).first(shard_.size()), s.has[0], std::span(second).first(shard_.size()),
+                         s.has[1]);
       }
     }
-    produced(y, w), produced(z, u);
+    for (int i = 0; i < s.n; ++i) sum(s.rows[size_t(i)], s.has[size_t(i)]);
   }
+
+  // --- place(): before the shards' work, in each shard, after it
+
+  template <class T>
+  const T& prepared(const T& x) {
+    return x;
+  }
+  Each<typename B::Rows> prepared(const Placed<Role::kInOf, Rows, Weight>& x) { return of_input(x.rows, x.with); }
+  const Placed<Role::kOutLike, Rows, Rows>& prepared(const Placed<Role::kOutLike, Rows, Rows>& y) {
+    written(y.rows, y.with.buffer->held);
+    return y;
+  }
+  const MoeWeights<Weight, Vec>& prepared(const MoeWeights<Weight, Vec>& w) {
+    check_experts(w);
+    return w;
+  }
+
+  template <class T>
+  static void note_holders(const T&, size_t, bool&, bool&) {}
+  static void note_holders(const Weight& w, size_t i, bool& any, bool& here) {
+    any |= bool(w), here |= bool(w.part[i]);
+  }
+  static void note_holders(const MoeWeights<Weight, Vec>& w, size_t i, bool& any, bool& here) {
+    note_holders(w.down, i, any, here);
+  }
+
+  template <Role role, class With>
+  typename B::Rows part_of(const Placed<role, Rows, With>& x, size_t i) const {
+    if constexpr (role == Role::kIn || role == Role::kLost || role == Role::kInOut)
+      return whole(x.rows, i);
+    else if constexpr (role == Role::kOut)
+      return to(x.rows, i);
+    else if constexpr (role == Role::kOutOf)
+      return result(x.rows, x.with, i);
+    else
+      return held(x.rows, i);
+  }
+  static auto part_of(const Each<typename B::Rows>& x, size_t i) { return x[i]; }
+  AttnSpec part_of(const PlacedHeads<Rows>& x, size_t i) const {
+    AttnSpec own = x.spec;
+    own.n_q_head = held(x.rows, i).cols / own.head_dim;
+    return own;
+  }
+  template <class T>
+  static decltype(auto) part_of(const T& x, size_t i) {
+    if constexpr (requires { x.part[i]; })
+      return (x.part[i]);
+    else if constexpr (std::is_same_v<T, Freqs>)
+      return (x[i]);
+    else
+      return (x);
+  }
+
+  template <class T>
+  void note_written(const T&, Sums&) {}
+  void note_written(const Placed<Role::kOut, Rows>& y, Sums&) {
+    if (y.used) written(y.rows, nullptr);
+  }
+  void note_written(const Placed<Role::kOutOf, Rows, Weight>& y, Sums& sums) {
+    written(y.rows, y.with.side == ShardSpec::Side::kOut ? y.with.ranges : nullptr);
+    if (y.with.side != ShardSpec::Side::kIn) return;
+    sums.rows[size_t(sums.n)] = y.rows, sums.has[size_t(sums.n++)] = y.with.holders();
+  }
+
   Each<typename B::Rows> parts_of(Rows y) const {
     Each<typename B::Rows> part{};
     for (size_t i = 0; i < shard_.size(); ++i) part[i] = all_columns(y, i);
@@ -567,6 +453,9 @@ class TensorParallel {
   }
   static ResidualSpec<typename B::Vec> part_of(const ResidualSpec<Vec>& p, size_t i) {
     return {p.post.part[i], p.next.part[i], p.out_scale, p.eps};
+  }
+  static ClusteredHead<typename B::Weight, typename B::Table> part_of(const ClusteredHead<Weight, Table>& w, size_t i) {
+    return {w.head.part[i], w.centroid.part[i], w.order.part[i], w.top_k};
   }
   static void check_pair(const Weight& gate, const Weight& up) {
     CHECK(gate.ranges == up.ranges, "{} and {} are divided in two ways", gate.name, up.name);

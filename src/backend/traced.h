@@ -7,22 +7,13 @@
 #include <vector>
 
 #include "backend/backend.h"
+#include "backend/optional.h"
 #include "backend/shard_spec.h"
 #include "backend/verb_cost.h"
 #include "base/check.h"
 #include "base/result.h"
 
 namespace facet {
-
-// Devices that run behind the host time verbs by marks among their own work.
-//   hold   keeps the device busy while the host runs ahead, so that no verb waits for it
-//   laps   waits for everything; milliseconds between one mark since the last call and the next
-template <class B>
-concept MarksTime = requires(B b) {
-  b.mark();
-  b.hold();
-  { b.laps() } -> std::same_as<std::vector<double>>;
-};
 
 // A backend that prices every verb of another one: by the host's clock, or by marks while tracing is on. Marked verbs
 // do not overlap, as they may in a step that is not traced.
@@ -57,8 +48,7 @@ class Traced {
   Scores new_scores(int n) { return inner_.new_scores(n); }
   void reserve(const BackendLimits& l) { inner_.reserve(l); }
 
-  void begin_step(const Step& s) requires requires(B b) { b.begin_step(s); }
-  {
+  void begin_step(const Step& s) requires BeginsSteps<B> {
     inner_.begin_step(s);
     if constexpr (MarksTime<B>)
       if (tracing_) {
@@ -66,8 +56,7 @@ class Traced {
         if (std::exchange(marking_, true)) marked_.push_back(nullptr);  // between two steps
       }
   }
-  void next_step(const Step& s) requires requires(B b) { b.next_step(s); }
-  { inner_.next_step(s); }
+  void next_step(const Step& s) requires TakesNextStep<B> { inner_.next_step(s); }
   // Nothing is replayed while tracing is on.
   void trace(bool on) requires MarksTime<B> {
     tracing_ = on;
@@ -83,18 +72,13 @@ class Traced {
     marking_ = false;
   }
   template <class Pass>
-  Rows replay(const void* key, Pass&& pass) requires requires(B b) {
-    b.replay(key, pass);
+  Rows replay(const void* key, Pass&& pass) requires ReplaysPasses<B> {
+    return inner_.replay(key, pass);
   }
-  { return inner_.replay(key, pass); }
-  void take_file(std::span<const TensorView> tensors) requires requires(B b) { b.take_file(tensors); }
-  { inner_.take_file(tensors); }
-  Status status() const requires requires(const B b) { b.status(); }
-  { return inner_.status(); }
-  void make_current() requires requires(B b) { b.make_current(); }
-  { inner_.make_current(); }
-  Selected take_selected(int slot) requires requires(B b) { b.take_selected(0); }
-  { return inner_.take_selected(slot); }
+  void take_file(std::span<const TensorView> tensors) requires TakesFiles<B> { inner_.take_file(tensors); }
+  Status status() const requires ReportsStatus<B> { return inner_.status(); }
+  void make_current() requires MakesCurrent<B> { inner_.make_current(); }
+  Selected take_selected(int slot) requires CountsSelected<B> { return inner_.take_selected(slot); }
   B& inner() { return inner_; }
 
 #define VERB(name, parameters, arguments, results, n_bytes, n_flops) \

@@ -20,21 +20,31 @@ struct CacheOf<PipelineParallel<B, Move>> {
     std::vector<int64_t> limits(own.size());
     if (limit > 0) limits = stage_limits(limit, own, p, more);
     return chain<PagePool>(b, [&](size_t i) {
-      return CacheOf<B>::pool(b.stage(i), own[i], p, i + 1 == own.size() ? more : 0, limits[i]);
+      return b.with_stage(i, [&]<class S>(auto, S& stage) {
+        return CacheOf<S>::pool(stage, own[i], p, i + 1 == own.size() ? more : 0, limits[i]);
+      });
     });
   }
   static Result<std::unique_ptr<KvCache>> create(Stages& b, const ModelCfg& m, const KvPlan& p,
                                                  PagePool* pool = nullptr) {
-    return chain<KvCache>(
-        b, [&](size_t i) { return CacheOf<B>::create(b.stage(i), config(b, m, i), p, nth_mirrored(pool, int(i))); });
+    return chain<KvCache>(b, [&](size_t i) {
+      return b.with_stage(i, [&]<class S>(auto, S& stage) {
+        return CacheOf<S>::create(stage, config(b, m, i), p, nth_mirrored(pool, int(i)));
+      });
+    });
   }
   static std::vector<typename Stages::KvLayer> views(Stages& b, const KvCache& c) {
     std::vector<typename Stages::KvLayer> v(c.layers().size());
     for (size_t i = 0; i < b.n_stage(); ++i) {
       const KvCache& own = *nth_mirrored(&c, int(i));
-      const auto layers = CacheOf<B>::views(b.stage(i), own);
-      for (size_t l = 0; l < v.size(); ++l)
-        if (own.layers()[l].n_head > 0) v[l] = {layers[l], i, own.layers()[l].head_dim};
+      b.with_stage(i, [&]<class S>(auto at, S& stage) {
+        const auto layers = CacheOf<S>::views(stage, own);
+        for (size_t l = 0; l < v.size(); ++l) {
+          const auto& kv = own.layers()[l];
+          if (kv.n_head == 0) continue;
+          v[l].part[at] = layers[l], v[l].stage = i, v[l].head_dim = kv.head_dim, v[l].bytes = kv.row_bytes();
+        }
+      });
     }
     return v;
   }

@@ -79,21 +79,6 @@ void sort_children(const GrammarVocab::Trie& trie, const std::vector<uint32_t>& 
   each([&](uint32_t child) { sorted[at[trie.byte[child]]++] = child; });
 }
 
-// Special tokens that some item of the frame takes.
-void allow_specials(const GrammarVocab& vocab, const Automaton& a, Stepper& stepper, const Frame& frame,
-                    std::span<uint32_t> mask) {
-  std::array<bool, grammar::kSpecialTokens> specials{};
-  for (const Item& item : frame.items)
-    for (const auto& e : a.tokens_of(item.node)) specials[size_t(e.token)] = true;
-  Frame next;
-  for (size_t t = 0; t < specials.size(); ++t) {
-    const int32_t id = vocab.special(grammar::SpecialToken(t));
-    if (!specials[t] || id < 0) continue;
-    stepper.step(frame, grammar::SpecialToken(t), next);
-    if (next.alive()) set_bit(mask, id);
-  }
-}
-
 }  // namespace
 
 size_t GrammarMasks::Hash::operator()(const std::vector<uint32_t>& key) const {
@@ -170,6 +155,27 @@ GrammarMasks::NodeMaskPtr GrammarMasks::node_mask(const Automaton& a, uint32_t n
   return it->second;
 }
 
+// Special tokens that may follow.
+static void add_specials(const GrammarVocab& vocab, const Automaton& a, Stepper& stepper, const Frame& frame,
+                         std::span<uint32_t> mask) {
+  Frame next;
+  std::array<bool, grammar::kSpecialTokens> specials{};
+  for (const Item& item : frame.items)
+    for (const auto& e : a.tokens_of(item.node)) specials[size_t(e.token)] = true;
+  for (size_t t = 0; t < specials.size(); ++t) {
+    const int32_t id = vocab.special(grammar::SpecialToken(t));
+    if (!specials[t] || id < 0) continue;
+    stepper.step(frame, grammar::SpecialToken(t), next);
+    if (next.alive()) set_bit(mask, id);
+  }
+}
+// Tokens that a node decides alone.
+static void add_decided(const auto& part, std::span<uint32_t> mask) {
+  if (!part.bits.empty())
+    for (size_t w = 0; w < mask.size(); ++w) mask[w] |= part.bits[w];
+  for (const int32_t t : part.tokens) set_bit(mask, t);
+}
+
 bool GrammarMasks::compute(const GrammarState& state, std::span<uint32_t> mask) {
   const Automaton& a = state.grammar()->automaton();
   std::fill(mask.begin(), mask.end(), 0);
@@ -195,7 +201,7 @@ bool GrammarMasks::compute(const GrammarState& state, std::span<uint32_t> mask) 
   const auto ignore = [](uint32_t) {};
   const auto ignore_all = [](uint32_t, uint16_t) {};
   Walk walk(*vocab_, a, stepper, grammar::Stacks::kEmptyStack);
-  allow_specials(*vocab_, a, stepper, frame, mask);
+  add_specials(*vocab_, a, stepper, frame, mask);
   if (together) walk.run(0, frame.items, allow, ignore, ignore_all);
   const auto too_deep = [&](size_t i) {  // for some tokens
     return stepper.stacks().depth(frame.items[i].stacks) + parts[i]->depth > a.max_depth;
@@ -206,9 +212,7 @@ bool GrammarMasks::compute(const GrammarState& state, std::span<uint32_t> mask) 
     if (too_deep(i)) continue;
     const NodeMask& part = *parts[i];
     work.spend(mask.size() / 16);
-    if (!part.bits.empty())
-      for (size_t w = 0; w < mask.size(); ++w) mask[w] |= part.bits[w];
-    for (const int32_t t : part.tokens) set_bit(mask, t);
+    add_decided(part, mask);
   }
   const auto all_allowed = [&](uint32_t begin, uint32_t end) {
     uint32_t k = begin;

@@ -67,33 +67,26 @@ int32_t random_id(uint32_t& state, int n_vocab) {
   return int32_t((uint64_t(state) * uint64_t(n_vocab)) >> 32);
 }
 
-template <Backend B, class... Args>
-Status bench(const GgufFile& file, const ModelCfg& m, const EngineConfig& c, const BenchOptions& o,
-             const std::function<void(const BenchLine&)>& line, Args... args) {
-  using Traced = facet::Traced<B>;
-  auto opened = Runner<Traced>::open(file, m,
-                                     {.kv = kv_plan(c),
-                                      .max_out = c.max_out,
-                                      .select = o.keep > 0 ? std::optional(bench_select(o.keep)) : std::nullopt,
-                                      .loading = bench_loading(o)},
-                                     args...);
-  if (!opened) return opened.error();
-  Runner<Traced>& r = **opened;
-  std::vector<int32_t> ids(size_t(std::max(c.chunk, c.max_out)));
-  uint32_t state = 1;
-  for (int32_t& id : ids) id = random_id(state, m.n_vocab);
+// Phases at the depths that were asked for, on an open model.
+template <class Traced>
+struct CpuBench {
+  Runner<Traced>& r;
+  const EngineConfig& c;
+  const BenchOptions& o;
+  const std::function<void(const BenchLine&)>& line;
+  std::vector<int32_t> ids;
+  bool sparse = false;
 
   // A step is not committed, so every run starts from the same cache.
-  bool sparse = false;
-  auto step = [&](int n, Out out) -> Status {
+  Status step(int n, Out out) {
     if (auto ok = r.cache->prepare(0, n); !ok) return ok;
     r.steps.begin();
     r.add({.slot = 0, .token = std::span(ids).first(size_t(n)), .out = out, .n_select = sparse ? n : 0});
     r.forward();
     return Ok{};
-  };
+  }
   // A prompt in chunks, which are committed if there are several.
-  auto read = [&](int n, Out out) -> Status {
+  Status read(int n, Out out) {
     for (int at = 0; at < n;) {
       const int piece = std::min(c.chunk, n - at);
       at += piece;
@@ -101,9 +94,9 @@ Status bench(const GgufFile& file, const ModelCfg& m, const EngineConfig& c, con
       if (n > c.chunk) r.cache->commit(0, piece);
     }
     return Ok{};
-  };
+  }
   // As before a prompt that was committed. Rows hold what they held, or later ones: lengths decide what a step costs.
-  auto go_back = [&](int depth) -> Status {
+  Status go_back(int depth) {
     if (r.cache->len(0) > depth) r.cache->clear(0);
     while (r.cache->len(0) < depth) {
       const int n = std::min(c.chunk, depth - r.cache->len(0));
@@ -111,8 +104,8 @@ Status bench(const GgufFile& file, const ModelCfg& m, const EngineConfig& c, con
       r.cache->commit(0, n);
     }
     return Ok{};
-  };
-  auto measure = [&](const char* phase, int n, int depth, Out out) -> Status {
+  }
+  Status measure(const char* phase, int n, int depth, Out out) {
     std::vector<double> ms;
     for (int i = 0; i <= o.runs; ++i) {
       if (i == 1) r.b.reset();
@@ -135,29 +128,48 @@ Status bench(const GgufFile& file, const ModelCfg& m, const EngineConfig& c, con
     l.gbps = l.bytes / l.ms_median / 1e6, l.gflops = flops / l.ms_median / 1e6;
     line(l);
     return Ok{};
-  };
-
-  std::vector<int> depths = o.depths;
-  std::sort(depths.begin(), depths.end());
-  for (int depth : depths) {
-    while (r.cache->len(0) < depth) {
-      if (o.progress) o.progress(fmt::format("filling {} rows", depth), uint64_t(r.cache->len(0)), uint64_t(depth));
-      const int n = std::min(c.chunk, depth - r.cache->len(0));
-      if (auto ok = step(n, Out::kNone); !ok) return ok;
-      r.cache->commit(0, n);
-    }
-    if (o.prefill > 0)
-      if (auto ok = measure("prefill", o.prefill, depth, Out::kLast); !ok) return ok;
-    if (o.prefill > 0 && o.keep > 0) {
-      sparse = true;
-      if (auto ok = measure("sparse", o.prefill, depth, Out::kLast); !ok) return ok;
-      sparse = false;
-    }
-    if (auto ok = measure("decode", 1, depth, Out::kLast); !ok) return ok;
-    for (int n : o.widths)
-      if (auto ok = measure("step", n, depth, Out::kAll); !ok) return ok;
   }
-  return Ok{};
+  Status run() {
+    std::vector<int> depths = o.depths;
+    std::sort(depths.begin(), depths.end());
+    for (int depth : depths) {
+      while (r.cache->len(0) < depth) {
+        if (o.progress) o.progress(fmt::format("filling {} rows", depth), uint64_t(r.cache->len(0)), uint64_t(depth));
+        const int n = std::min(c.chunk, depth - r.cache->len(0));
+        if (auto ok = step(n, Out::kNone); !ok) return ok;
+        r.cache->commit(0, n);
+      }
+      if (o.prefill > 0)
+        if (auto ok = measure("prefill", o.prefill, depth, Out::kLast); !ok) return ok;
+      if (o.prefill > 0 && o.keep > 0) {
+        sparse = true;
+        if (auto ok = measure("sparse", o.prefill, depth, Out::kLast); !ok) return ok;
+        sparse = false;
+      }
+      if (auto ok = measure("decode", 1, depth, Out::kLast); !ok) return ok;
+      for (int n : o.widths)
+        if (auto ok = measure("step", n, depth, Out::kAll); !ok) return ok;
+    }
+    return Ok{};
+  }
+};
+
+template <Backend B, class... Args>
+Status bench(const GgufFile& file, const ModelCfg& m, const EngineConfig& c, const BenchOptions& o,
+             const std::function<void(const BenchLine&)>& line, Args... args) {
+  using Traced = facet::Traced<B>;
+  auto opened = Runner<Traced>::open(file, m,
+                                     {.kv = kv_plan(c),
+                                      .max_out = c.max_out,
+                                      .select = o.keep > 0 ? std::optional(bench_select(o.keep)) : std::nullopt,
+                                      .loading = bench_loading(o)},
+                                     args...);
+  if (!opened) return opened.error();
+  Runner<Traced>& r = **opened;
+  std::vector<int32_t> ids(size_t(std::max(c.chunk, c.max_out)));
+  uint32_t state = 1;
+  for (int32_t& id : ids) id = random_id(state, m.n_vocab);
+  return CpuBench<Traced>{r, c, o, line, std::move(ids)}.run();
 }
 
 }  // namespace

@@ -1,5 +1,9 @@
 // One model in stages, some layers in each: every bit is that of one backend.
 #include "backend/pipeline_parallel.h"
+
+#include <cstdio>
+
+#include "backend/cpu/cpu_fast.h"
 #include "cache/cache_of_stages.h"
 #include "support/broken.h"
 #include "support/harness.h"
@@ -77,6 +81,39 @@ TEST(PipelineParallel, OtherBackendsInStages) {
   }
 }
 
+// Stages of two kinds of backend: the layers of the CPU kernels are judged by the reference verb by verb, and stages of
+// two types that are one kind have its bits.
+template <class Move>
+using Mixed = PipelineParallel<StageTypes<CpuRef, CpuFast>, Move>;
+template <class Move>
+size_t differences(const TinyFile& file, const Layers& layers) {
+  Harness<Lockstep<Mixed<Move>, CpuRef>> h(file.path(), plan(), 0, std::tuple(layers, 1), std::tuple(1));
+  h.logits(random_ids(kTokens, h.cfg.n_vocab, 7), {20, 1, 10});
+  EXPECT_GT(h.backend().compared(), 100);
+  const auto& found = h.backend().differences();
+  if (!found.empty()) std::printf("%s\n", found[0].message().c_str());
+  return found.size();
+}
+struct Named : CpuFast {  // a type of its own
+  using CpuFast::CpuFast;
+};
+TEST(PipelineParallel, StagesOfTwoKinds) {
+  for (const TinyModel& m :
+       {TinyModel{}, TinyModel{.moe = true}, TinyModel{.ple = true}, TinyModel{.type = DType::kQ8_0}}) {
+    const TinyFile file(m);
+    const Layers layers = m.ple ? Layers{4, 6} : Layers{2, 4};
+    EXPECT_EQ(differences<HostMove<CpuRef>>(file, layers), 0u);
+    // The arithmetic of each stage is that of its kind alone: none of a type is none of another.
+    const auto fast = bits<CpuFast>(file.path(), 1, 1), ref = bits<CpuRef>(file.path(), 1, 1);
+    using Two = PipelineParallel<StageTypes<CpuFast, Named>>;
+    EXPECT_TRUE(bitwise_equal(bits<Two>(file.path(), 1, layers, std::tuple(1), std::tuple(1)), fast));
+    using Merged = PipelineParallel<StageTypes<CpuRef, Merges>>;  // one has the merged verbs, the other composes them
+    EXPECT_TRUE(bitwise_equal(bits<Merged>(file.path(), 1, layers, 1), ref));
+    const auto mixed = bits<Mixed<HostMove<CpuRef>>>(file.path(), 1, layers, 1);
+    EXPECT_FALSE(bitwise_equal(mixed, ref) || bitwise_equal(mixed, fast)) << "one kind does all";
+  }
+}
+
 // --- Planted bugs
 
 struct LeavesTheLastRow : HostMove<CpuRef> {  // where it was
@@ -93,6 +130,13 @@ TEST(PipelineParallel, RowsLeftBehindAreFound) {
   const TinyFile file;
   EXPECT_FALSE((equals_one<PipelineParallel<CpuRef, LeavesTheLastRow>>(file.path(), {3, 3})));
   EXPECT_FALSE((equals_one<PipelineParallel<CpuRef, MovesHalfARow>>(file.path(), {3, 3})));
+}
+TEST(PipelineParallel, RowsLeftBehindBetweenKindsAreFound) {
+  const TinyFile file;
+  const auto right = bits<Mixed<HostMove<CpuRef>>>(file.path(), 1, Layers{3, 3}, 1);
+  EXPECT_FALSE(bitwise_equal(bits<Mixed<LeavesTheLastRow>>(file.path(), 1, Layers{3, 3}, 1), right));
+  EXPECT_FALSE(bitwise_equal(bits<Mixed<MovesHalfARow>>(file.path(), 1, Layers{3, 3}, 1), right));
+  EXPECT_GT(differences<MovesHalfARow>(file, {3, 3}), 0u) << "the first verb of the second stage";
 }
 TEST(PipelineParallel, RowsOfAnotherLayerAreFound) {
   const TinyFile file;

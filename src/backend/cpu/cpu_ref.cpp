@@ -223,6 +223,7 @@ void CpuRef::attend_over(Rows o, Rows q, KvLayer kv, const Step& s, AttnSpec spe
         spec.n_q_head, spec.head_dim, kv.n_head, E);
 
   // One item: the tokens of a block that belong to one sequence, all query heads of one K/V head.
+  // Long: it is all of the work; see above.
   auto item = [&](int t0, int t1, int hk) {
     const int seq = s.seq[t0], n = (t1 - t0) * group, base = s.q_begin[seq], len = s.kv_len[seq];
     const Mask mask = s.mask[seq];

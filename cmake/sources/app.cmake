@@ -1,0 +1,41 @@
+# The sources of src/app, sorted; headers need no line (tools/check_sources.py).
+
+set(facet_sources
+  aliases.cpp
+  cmd_bench.cpp
+  cmd_bench_matrix.cpp
+  cmd_bench_spec.cpp
+  cmd_chat.cpp
+  cmd_convert.cpp
+  cmd_daemon.cpp
+  cmd_doctor.cpp
+  cmd_download.cpp
+  cmd_draft.cpp
+  cmd_eval.cpp
+  cmd_inspect.cpp
+  cmd_logits.cpp
+  cmd_plan.cpp
+  cmd_quality.cpp
+  cmd_quantize.cpp
+  cmd_render.cpp
+  cmd_run.cpp
+  cmd_serve.cpp
+  cmd_synth.cpp
+  cmd_tokenize.cpp
+  commands.cpp
+  console.cpp
+  doctor_machine.cpp
+  doctor_model.cpp
+  doctor_url.cpp
+  draft_files.cpp
+  draft_trace.cpp
+  hub_models.cpp
+  kv_options.cpp
+  line_input.cpp
+  llama_options.cpp
+  option_checks.cpp
+  options.cpp
+  progress.cpp
+  serve_router.cpp
+  usage.cpp
+)

@@ -1,0 +1,63 @@
+# The sources of src/backend, sorted; headers need no line (tools/check_sources.py).
+
+set(facet_sources
+  cpu/cpu_fast.cpp
+  cpu/cpu_moe.cpp
+  cpu/cpu_products.cpp
+  cpu/cpu_ref.cpp
+  cpu/cpu_rows.cpp
+  cpu/cpu_select.cpp
+  cpu/sampler.cpp
+  cpu/simd.cpp
+  cpu/simd_amx.cpp
+  cpu/simd_avx2.cpp
+  cpu/simd_avx512vnni.cpp
+  cpu/simd_scalar.cpp
+  select.cpp
+  shard_spec.cpp
+  stage_of.cpp
+  step_builder.cpp
+)
+
+# With FACET_CUDA only.
+set(facet_cuda_sources
+  cuda/activations.cpp
+  cuda/cublas_lt.cpp
+  cuda/cuda.cpp
+  cuda/cuda_link.cpp
+  cuda/cuda_memory.cpp
+  cuda/cuda_products.cpp
+  cuda/device.cpp
+  cuda/gemm.cpp
+  cuda/graphs.cpp
+  cuda/kernels/attention/combine.cu
+  cuda/kernels/attention/device_kv_layout.cpp
+  cuda/kernels/attention/dispatch.cu
+  cuda/kernels/attention/plain.cu
+  cuda/kernels/attention/qk_norm_rope.cu
+  cuda/kernels/attention/select.cu
+  cuda/kernels/collectives.cu
+  cuda/kernels/draw.cu
+  cuda/kernels/kv_move.cu
+  cuda/kernels/matmul/prompt.cu
+  cuda/kernels/matmul/repack.cu
+  cuda/kernels/matmul/skinny.cu
+  cuda/kernels/matmul/wide.cu
+  cuda/kernels/moe/decode.cu
+  cuda/kernels/moe/grouped_gemm.cu
+  cuda/kernels/moe/large_batch.cu
+  cuda/kernels/moe/permute.cu
+  cuda/kernels/moe/route_large_batch.cu
+  cuda/kernels/moe/route_small_batch.cu
+  cuda/kernels/moe/small_batch.cu
+  cuda/kernels/ops.cu
+  cuda/kernels/probe.cu
+  cuda/kernels/route/route.cu
+  cuda/kernels/sample.cu
+  cuda/loader.cpp
+  cuda/p2p_copy.cpp
+  cuda/peers.cpp
+  cuda/sampler.cpp
+  cuda/step_arrays.cpp
+  cuda/weights.cpp
+)

@@ -1,0 +1,32 @@
+# The sources of src/grammar, sorted; headers need no line (tools/check_sources.py).
+
+set(facet_sources
+  automaton.cpp
+  builder.cpp
+  char_dfa.cpp
+  char_set.cpp
+  compile.cpp
+  compile_budget.cpp
+  counted_text.cpp
+  determinize.cpp
+  gbnf.cpp
+  likely.cpp
+  masks.cpp
+  nfa.cpp
+  number_range.cpp
+  plain_run.cpp
+  regex.cpp
+  regex_dfa.cpp
+  schema.cpp
+  schema_array.cpp
+  schema_check.cpp
+  schema_object.cpp
+  schema_source.cpp
+  schema_string.cpp
+  state.cpp
+  stepper.cpp
+  string_formats.cpp
+  values.cpp
+  vocab.cpp
+  walk.cpp
+)

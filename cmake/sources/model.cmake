@@ -1,0 +1,14 @@
+# The sources of src/model, sorted; headers need no line (tools/check_sources.py).
+
+set(facet_sources
+  dflash_config.cpp
+  drafter_convert.cpp
+  drafter_file.cpp
+  drafter_meta.cpp
+  drafter_names.cpp
+  gemma4_bind.cpp
+  gemma4_config.cpp
+  mtp_config.cpp
+  shards.cpp
+  stages.cpp
+)

@@ -1,0 +1,38 @@
+# The sources of src/server, sorted; headers need no line (tools/check_sources.py).
+
+set(facet_sources
+  access.cpp
+  answer_text.cpp
+  answers.cpp
+  anthropic.cpp
+  anthropic_writer.cpp
+  api_fields.cpp
+  arrival.cpp
+  cache_metrics.cpp
+  chat_prompt.cpp
+  constraint.cpp
+  generation.cpp
+  grammar_pool.cpp
+  health.cpp
+  http.cpp
+  http_connection.cpp
+  http_head.cpp
+  info.cpp
+  metrics.cpp
+  native.cpp
+  ollama.cpp
+  ollama_model.cpp
+  ollama_writer.cpp
+  openai.cpp
+  openai_answer.cpp
+  page.cpp
+  request_fields.cpp
+  responses.cpp
+  responses_writer.cpp
+  routes.cpp
+  schema_size.cpp
+  service.cpp
+  slots.cpp
+  text_api.cpp
+  writer.cpp
+)

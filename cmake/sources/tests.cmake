@@ -1,0 +1,161 @@
+# The sources of the test programs, sorted (tools/check_sources.py): facet_test_NAME of tests_NAME.
+
+set(tests_unit
+  unit/access_test.cpp
+  unit/agents_test.cpp
+  unit/bench_groups_test.cpp
+  unit/binder_test.cpp
+  unit/chat_parse_test.cpp
+  unit/chat_test.cpp
+  unit/check_test.cpp
+  unit/dialects_test.cpp
+  unit/dtype_test.cpp
+  unit/find_drafter_test.cpp
+  unit/gguf_test.cpp
+  unit/grammar_budget_test.cpp
+  unit/grammar_masks_test.cpp
+  unit/grammar_pool_test.cpp
+  unit/grammar_regex_test.cpp
+  unit/grammar_schema_test.cpp
+  unit/grammar_work_test.cpp
+  unit/http_head_test.cpp
+  unit/http_memory_test.cpp
+  unit/http_server_test.cpp
+  unit/hub_test.cpp
+  unit/kv_codec_test.cpp
+  unit/matrix_test.cpp
+  unit/metrics_test.cpp
+  unit/mixture_test.cpp
+  unit/openai_test.cpp
+  unit/plan_test.cpp
+  unit/quality_test.cpp
+  unit/quantize_k_test.cpp
+  unit/real_shapes_test.cpp
+  unit/recent_test.cpp
+  unit/refusals_test.cpp
+  unit/router_test.cpp
+  unit/safetensors_test.cpp
+  unit/sampler_test.cpp
+  unit/scheduler_test.cpp
+  unit/schema_size_test.cpp
+  unit/session_file_test.cpp
+  unit/sha_test.cpp
+  unit/shards_test.cpp
+  unit/spec_test.cpp
+  unit/stages_test.cpp
+  unit/step_test.cpp
+  unit/synth_test.cpp
+  unit/threads_test.cpp
+  unit/tokenizer_test.cpp
+  unit/verbs_test.cpp
+  unit/vocab_test.cpp
+  unit/widen_test.cpp
+)
+
+set(tests_kernels
+  kernels/clustered_head_test.cpp
+  kernels/cpu_fast_test.cpp
+  kernels/select_test.cpp
+)
+
+set(tests_property
+  property/allocation_test.cpp
+  property/cache_law_test.cpp
+  property/constrained_test.cpp
+  property/engine_test.cpp
+  property/invariance_test.cpp
+  property/ngram_test.cpp
+  property/parked_fork_test.cpp
+  property/shipped_drafting_test.cpp
+  property/slow_grammar_test.cpp
+  property/sparse_prefill_test.cpp
+  property/speculation_test.cpp
+  property/stall_test.cpp
+  property/threads_test.cpp
+)
+
+set(tests_shards
+  shards/pipeline_parallel_test.cpp
+  shards/replay_test.cpp
+  shards/tensor_parallel_test.cpp
+)
+
+set(tests_golden
+  golden/drafter_files_test.cpp
+  golden/drafters_test.cpp
+  golden/fixtures_test.cpp
+  golden/hidden_test.cpp
+  golden/planted_bugs_test.cpp
+)
+
+set(tests_e2e
+  e2e/chat_test.cpp
+  e2e/drafter_commands_test.cpp
+  e2e/foreign_files_test.cpp
+  e2e/inspect_test.cpp
+  e2e/llama_options_test.cpp
+  e2e/lockstep_test.cpp
+  e2e/program_test.cpp
+  e2e/quantize_test.cpp
+  e2e/surroundings_test.cpp
+  e2e/synth_vocab_test.cpp
+  e2e/text_commands_test.cpp
+)
+
+set(tests_cuda_model
+  cuda_model/cuda_devices_test.cpp
+  cuda_model/cuda_model_test.cpp
+  cuda_model/cuda_shards_test.cpp
+  cuda_model/cuda_stages_test.cpp
+)
+
+set(tests_fuzz
+  fuzz/fuzz_chat_parse.cpp
+  fuzz/fuzz_chat_render.cpp
+  fuzz/fuzz_daemon.cpp
+  fuzz/fuzz_gguf.cpp
+  fuzz/fuzz_grammar_gbnf.cpp
+  fuzz/fuzz_grammar_regex.cpp
+  fuzz/fuzz_grammar_schema.cpp
+  fuzz/fuzz_http.cpp
+  fuzz/fuzz_hub.cpp
+  fuzz/fuzz_media_bmp.cpp
+  fuzz/fuzz_media_flac.cpp
+  fuzz/fuzz_media_gif.cpp
+  fuzz/fuzz_media_jpg.cpp
+  fuzz/fuzz_media_mp3.cpp
+  fuzz/fuzz_media_png.cpp
+  fuzz/fuzz_media_wav.cpp
+  fuzz/fuzz_media_webp.cpp
+  fuzz/fuzz_openai.cpp
+  fuzz/fuzz_safetensors.cpp
+  fuzz/fuzz_session_file.cpp
+  fuzz/fuzz_tokenizer.cpp
+)
+
+set(tests_cuda
+  kernels/cuda_attention_test.cpp
+  kernels/cuda_collectives_test.cpp
+  kernels/cuda_cublas_lt_test.cpp
+  kernels/cuda_kv_move_test.cpp
+  kernels/cuda_matmul_test.cpp
+  kernels/cuda_moe_test.cpp
+  kernels/cuda_ops_test.cpp
+  kernels/cuda_prompt_test.cpp
+  kernels/cuda_sample_test.cpp
+  kernels/cuda_select_test.cpp
+)
+
+set(tests_media
+  media/bombs_test.cpp
+  media/pictures_test.cpp
+  media/sound_test.cpp
+)
+
+set(tests_media_off
+  media_off/media_off_test.cpp
+)
+
+set(tests_media_look
+  support/media_look_main.cpp
+)
