@@ -17,4 +17,10 @@ inline int64_t tile_floats(int64_t cols) {
 }  // codes, sub-scales, scales with minima
 inline int64_t panel_bytes(int64_t cols) { return padded(cols) / kGroupCols * kPanelBytes; }
 
+constexpr int kEncoderQueries = 48;  // that a thread takes at a time
+inline int64_t encoder_cols(int head_dim) { return round_up(head_dim, 16); }
+inline int64_t encoder_thread_floats(int head_dim) {
+  return head_dim > 0 ? kEncoderQueries * (kEncoderKeys + encoder_cols(head_dim) + 2) + 64 : 0;
+}
+
 }  // namespace facet

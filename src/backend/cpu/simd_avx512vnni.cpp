@@ -16,7 +16,7 @@ constexpr bool kUnsigned = true;
 
 #include "backend/cpu/simd_pack.h"
 
-constexpr int W = 16, kDotRows = 4, kDotTok = 4, kScoreRows = 16, kScoreQueries = 1, kWide = 8, kWideQueries = 1;
+constexpr int W = 16, kDotRows = 4, kDotTok = 4, kScoreRows = 16, kScoreQueries = 1, kWide = 8, kWideQueries = 1, kTileQueries = 6, kTilePanels = 4;
 typedef float vf __attribute__((vector_size(64)));
 typedef int32_t vi __attribute__((vector_size(64)));
 typedef uint16_t vh __attribute__((vector_size(32)));
@@ -62,6 +62,8 @@ inline vf fold_rows(const vf* a) {
 }
 
 #include "backend/cpu/simd_float.h"
+// Uses the loops above.
+#include "backend/cpu/simd_encoder.h"
 
 void to_f16(const float* x, std::byte* y, int64_t n) {
   for (int64_t i = 0; i < n; i += 16)
