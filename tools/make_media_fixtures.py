@@ -106,7 +106,7 @@ def pictures():
     """name -> patches uint8 [n,768], positions [n,2]: the picture of noise, and a flat one."""
     grid = load_file(GRID)
     at = np.array([(x, y) for y in range(3) for x in range(6)], dtype=np.int32)
-    flat = np.tile(np.array([200, 30, 90], dtype=np.uint8), (18, 256))
+    flat = np.tile(np.array([120, 121, 119], dtype=np.uint8), (18, 256))
     return {"grid": (grid["patches"], grid["positions"]), "flat": (flat, at)}
 
 

@@ -12,14 +12,14 @@ namespace {
 // Of the largest value of a stage. The official ones differ by up to 1.5e-6 among themselves.
 constexpr double kBound = 5e-5;
 
-void check(const Stages& got, const SafetensorsFile& want, const std::string& prefix, double bound = kBound) {
+void check(const Stages& got, const RawTensors& want, const std::string& prefix, double bound = kBound) {
   for (const auto& [stage, values] : got) {
-    if (!want.find(prefix + stage)) continue;
-    const double d = relative_difference(values, tensor_values<float>(want, prefix + stage));
+    if (!want.has(prefix + stage)) continue;
+    const double d = relative_difference(values, want.values<float>(prefix + stage));
     std::printf("| %s%s | %.1e |\n", prefix.c_str(), stage.c_str(), d);
     EXPECT_LE(d, bound) << prefix << stage;
   }
-  EXPECT_TRUE(got.contains("soft") && want.find(prefix + "soft"));
+  EXPECT_TRUE(got.contains("soft") && want.has(prefix + "soft"));
 }
 
 class Encoders : public testing::TestWithParam<const char*> {};
@@ -38,7 +38,7 @@ TEST_P(Encoders, StagesOfSoundAreTheOfficialOnes) {
   const MediaCase m = media_case(GetParam());
   if (!m.file().audio()) return;
   AudioBench<CpuRef> a(m.file(), 128);
-  const auto rows = tensor_values<float>(m.goldens(), a.c.is_unified ? "sound.frames" : "sound.mel");
+  const auto rows = m.goldens().values<float>(a.c.is_unified ? "sound.frames" : "sound.mel");
   check(a.stages(rows), m.goldens(), "sound.");
 }
 
@@ -63,13 +63,13 @@ TEST_P(Encoders, TheCpuBackendAgrees) {
   VisionBench<CpuFast> v(m.file(), 64, 2);
   for (const char* name : {"grid", "flat"}) {
     const Picture p[] = {golden_picture(name)};
-    const auto want = tensor_values<float>(m.goldens(), name + std::string(".soft"));
+    const auto want = m.goldens().values<float>(name + std::string(".soft"));
     EXPECT_GE(least_cosine(v.soft(p), want, v.c.d_out), .9995) << name;
   }
   if (!v.file.audio()) return;
   AudioBench<CpuFast> a(m.file(), 128, 2);
-  const auto rows = tensor_values<float>(m.goldens(), a.c.is_unified ? "sound.frames" : "sound.mel");
-  EXPECT_GE(least_cosine(a.soft(rows), tensor_values<float>(m.goldens(), "sound.soft"), a.c.d_out), .9995);
+  const auto rows = m.goldens().values<float>(a.c.is_unified ? "sound.frames" : "sound.mel");
+  EXPECT_GE(least_cosine(a.soft(rows), m.goldens().values<float>("sound.soft"), a.c.d_out), .9995);
 }
 
 TEST_P(Encoders, EveryVerbIsInLockstep) {
@@ -81,7 +81,7 @@ TEST_P(Encoders, EveryVerbIsInLockstep) {
   for (const VerbDifference& d : v.b.differences()) ADD_FAILURE() << d.message();
   if (!v.file.audio()) return;
   AudioBench<Lockstep<CpuFast, CpuRef>> a(m.file(), 128, 2);
-  a.soft(tensor_values<float>(m.goldens(), a.c.is_unified ? "sound.frames" : "sound.mel"));
+  a.soft(m.goldens().values<float>(a.c.is_unified ? "sound.frames" : "sound.mel"));
   for (const VerbDifference& d : a.b.differences()) ADD_FAILURE() << d.message();
 }
 
@@ -93,12 +93,12 @@ class LargeEncoders : public testing::TestWithParam<const char*> {
     if (folder) all_ = std::string(folder) + "/media", folder_ = all_ + "/" + GetParam();
     if (!folder || !std::filesystem::exists(folder_)) GTEST_SKIP() << "no larger fixtures";
   }
-  SafetensorsFile goldens(const char* name) const { return must(SafetensorsFile::open(folder_ + "/" + name)); }
+  RawTensors goldens(const char* name) const { return RawTensors(folder_ + "/" + name); }
   Picture grid() const { return {9, 6, patches_of(all_ + "/grid.safetensors")}; }
   std::vector<float> mel(const std::string& sound, bool is_unified) const {
-    const auto f = must(SafetensorsFile::open(all_ + "/mel.safetensors"));
-    if (!is_unified) return tensor_values<float>(f, sound + ".mel");
-    auto samples = tensor_values<float>(f, sound + ".samples");
+    const RawTensors f(all_ + "/mel.safetensors");
+    if (!is_unified) return f.values<float>(sound + ".mel");
+    auto samples = f.values<float>(sound + ".samples");
     samples.resize((samples.size() + 639) / 640 * 640);
     return samples;
   }
@@ -114,6 +114,7 @@ TEST_P(LargeEncoders, StagesAreTheOfficialOnes) {
   if (!v.file.audio()) return;
   AudioBench<CpuRef> a(m.file(), 128, 2);
   for (const std::string sound : {"mono16k", "stereo44k", "eight8k"}) {
+    if (a.c.is_unified && sound == "mono16k") continue;  // its samples are in a WAV file
     Stages got = a.stages(mel(sound, a.c.is_unified));
     if (got.contains("conv1")) {  // theirs: [channel][time][mel]
       const std::vector<float> mine = got["conv1"];
@@ -132,14 +133,13 @@ TEST_P(LargeEncoders, TheCpuBackendAgrees) {
     const MediaCase m{folder_};
     VisionBench<CpuFast> v(m.file(type), 576, 2);
     const Picture p[] = {grid()};
-    const double c =
-        least_cosine(v.soft(p), tensor_values<float>(goldens("pictures.safetensors"), "grid.soft"), v.c.d_out);
+    const double c = least_cosine(v.soft(p), goldens("pictures.safetensors").values<float>("grid.soft"), v.c.d_out);
     std::printf("| %s | %s | pictures | %.6f |\n", GetParam(), type, c);
     EXPECT_GE(c, bound) << type;
     if (!v.file.audio()) continue;
     AudioBench<CpuFast> a(m.file(type), 128, 2);
-    const auto want = tensor_values<float>(goldens("sounds.safetensors"), "mono16k.soft");
-    const double d = least_cosine(a.soft(mel("mono16k", a.c.is_unified)), want, a.c.d_out);
+    const auto want = goldens("sounds.safetensors").values<float>("stereo44k.soft");
+    const double d = least_cosine(a.soft(mel("stereo44k", a.c.is_unified)), want, a.c.d_out);
     std::printf("| %s | %s | sound | %.6f |\n", GetParam(), type, d);
     EXPECT_GE(d, bound) << type;
   }
