@@ -266,4 +266,21 @@ Result<Clip> MmprojFile::clip(const std::string& base) const {
   return c;
 }
 
+std::string describe_encoders(const MmprojFile& file) {
+  std::string line;
+  if (const auto& v = file.vision()) {
+    line = v->is_unified
+               ? fmt::format("pictures: gemma4uv, cells of {0} x {0} pixels", v->cell())
+               : fmt::format("pictures: gemma4v, {} layers of {}, {} heads", v->n_layer, v->d_model, v->n_head);
+    if (v->has_clips) line += ", clipped linears";
+    if (v->standardizes) line += ", standardised";
+    line += "; ";
+  }
+  if (const auto& a = file.audio())
+    line += a->is_unified
+                ? fmt::format("sound: gemma4ua, frames of {} samples; ", a->frame)
+                : fmt::format("sound: gemma4a, {} layers of {}, {} heads; ", a->n_layer, a->d_model, a->n_head);
+  return line + fmt::format("for a model of width {}", file.text_width());
+}
+
 }  // namespace facet

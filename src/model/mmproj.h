@@ -90,7 +90,9 @@ class MmprojFile {
   std::unordered_map<std::string, size_t> by_name_;
 };
 
-// What the name of a file says of it is a hint; what it holds decides.
+// One line: "pictures: gemma4v, 16 layers of 768, ...; sound: ...; for a model of width 2560".
+std::string describe_encoders(const MmprojFile& file);
+
 // An error of a file whose soft tokens are not as wide as a text model's embeddings.
 Status check_mmproj(const MmprojFile& mmproj, const std::string& model_path, const ModelCfg& model);
 
