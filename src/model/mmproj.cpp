@@ -157,9 +157,9 @@ Status MmprojFile::read_vision(const std::string& projector) {
     v.n_head = r.integer("attention.head_count", 1, 1024);
     v.eps = r.real_or("attention.layer_norm_epsilon", 1e-6, 0, 1e-2);
     v.head_dim = v.d_model / v.n_head;
-    if (v.d_model % v.n_head != 0 || v.head_dim % 8 != 0 || v.head_dim > 256)
+    if (v.d_model % v.n_head != 0 || v.head_dim % 8 != 0 || v.head_dim > 128)
       r.fail(r.full("attention.head_count"),
-             fmt::format("heads of a multiple of 8 and at most 256 columns, of {}", v.d_model),
+             fmt::format("heads of a multiple of 8 and at most 128 columns, of {}", v.d_model),
              fmt::format("{} heads", v.n_head));
   } else if (v.n_layer != 0) {
     r.fail(r.full("block_count"), "0, as gemma4uv has no layers", fmt::format("{}", v.n_layer));
