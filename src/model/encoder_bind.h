@@ -26,8 +26,11 @@ class EncoderBinder {
     return up_.gain(name, n, optional);
   }
   // Each element times a factor.
-  typename B::Vec gain_times(const std::string& name, int64_t n, float factor) {
+  typename B::Vec gain_times(const std::string& name, int64_t n, float factor, bool positive = false) {
     std::vector<float> v = find_.vector(name, n);
+    if (const auto at = std::find_if(v.begin(), v.end(), [](float e) { return !(e > 0); }); positive && at != v.end())
+      fail({file_.path(), fmt::format("{}[{}]: expected a value above 0, found {}", name, at - v.begin(), *at),
+            "convert the mmproj file again"});
     for (float& e : v) e *= factor;
     return upload(v);
   }
@@ -174,7 +177,7 @@ Result<AudioW<B>> bind_audio(B& b, const MmprojFile& file, std::vector<std::stri
       w.ffn[i].up = bind.linear(name("ffn_up") + end, D, F), w.ffn[i].down = bind.linear(name("ffn_down") + end, F, D);
     }
     w.attn_pre = bind.gain(name("attn_pre_norm.weight"), D), w.attn_post = bind.gain(name("attn_post_norm.weight"), D);
-    w.q_scale = bind.gain_times(name("per_dim_scale.weight"), E, q_scale);  // softplus is in it already
+    w.q_scale = bind.gain_times(name("per_dim_scale.weight"), E, q_scale, /*positive=*/true);  // softplus is in it
     w.k_scale = bind.upload(std::vector<float>(size_t(E), k_scale));
     w.wq = bind.linear(name("attn_q"), D, D), w.wk = bind.linear(name("attn_k"), D, D);
     w.wv = bind.linear(name("attn_v"), D, D), w.wo = bind.linear(name("attn_out"), D, D);
