@@ -26,9 +26,7 @@ void conformer_attention(B& b, const AudioW<B>& W, const AudioLayerW<B>& L, cons
   const int T = s.shape.n_tok, D = c.d_model;
   auto x = w.x.view(T, D), h = w.h.view(T, D), y = w.y.view(T, D), a = w.a.view(T, D);
   auto q = w.q.view(T, D), k = w.k.view(T, D), v = w.v.view(T, D), r = w.r.view(c.n_distance, D);
-  clipped(b, q, h, L.wq, w.c);
-  clipped(b, k, h, L.wk, w.c);
-  clipped(b, v, h, L.wv, w.c);
+  clipped_of_one(b, h, w.c, {q, &L.wq}, {k, &L.wk}, {v, &L.wv});
   b.shift_scale(q, {}, L.q_scale);
   b.shift_scale(k, {}, L.k_scale);
   b.matmul(r, W.distance, L.rel);

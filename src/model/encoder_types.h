@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <span>
+#include <type_traits>
 #include <vector>
 
 #include "backend/backend.h"
@@ -97,6 +98,30 @@ void clipped(B& b, typename B::Rows y, typename B::Rows x, const ClippedLinear<B
   }
   b.matmul(y, x, l.w);
   if (l.clip.clips_output()) b.clamp(y, y, l.clip.out_min, l.clip.out_max);
+}
+
+// Several of the same x, which is clamped again only where the bounds are others.
+template <class B>
+struct ClippedProduct {
+  typename B::Rows y;
+  const ClippedLinear<B>* l;
+};
+template <EncoderBackend B>
+void clipped_of_one(B& b, typename B::Rows x, typename B::Rows c, std::type_identity_t<ClippedProduct<B>> first,
+                    std::type_identity_t<ClippedProduct<B>> second,
+                    std::type_identity_t<ClippedProduct<B>> third = {}) {
+  c = c.view(x.rows, x.cols);
+  const Clip* last = nullptr;
+  for (const ClippedProduct<B>& p : {first, second, third}) {
+    if (!p.l) continue;
+    const Clip& clip = p.l->clip;
+    if (clip.clips_input() && !(last && clip.same_input(*last))) {
+      b.clamp(c, x, clip.in_min, clip.in_max);
+      last = &clip;
+    }
+    b.matmul(p.y, clip.clips_input() ? c : x, p.l->w);
+    if (clip.clips_output()) b.clamp(p.y, p.y, clip.out_min, clip.out_max);
+  }
 }
 
 // A batch of pictures or sounds as a step (verbs.def): of a patch, token is its column and pos its row.

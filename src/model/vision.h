@@ -19,9 +19,7 @@ void vision_attention(B& b, const VisionLayerW<B>& L, const VisionCfg& c, typena
   if (!c.has_clips) {
     b.qkv(q, k, v, h, L.wq.w, L.wk.w, L.wv.w);
   } else {
-    clipped(b, q, h, L.wq, w.c);
-    clipped(b, k, h, L.wk, w.c);
-    clipped(b, v, h, L.wv, w.c);
+    clipped_of_one(b, h, w.c, {q, &L.wq}, {k, &L.wk}, {v, &L.wv});
   }
   b.grid_norm_rope(q, L.q_norm, freqs, s, c.eps);
   b.grid_norm_rope(k, L.k_norm, freqs, s, c.eps);
@@ -39,8 +37,7 @@ void vision_ffn(B& b, const VisionLayerW<B>& L, const VisionCfg& c, const Step& 
     b.gate_up(g, h, L.gate.w, L.up.w, Act::kGelu);
   } else {
     auto u = w.u.view(T, c.d_ff);
-    clipped(b, g, h, L.gate, w.c);
-    clipped(b, u, h, L.up, w.c);
+    clipped_of_one(b, h, w.c, {g, &L.gate}, {u, &L.up});
     b.act_mul(g, g, u, Act::kGelu);
   }
   clipped(b, w.y.view(T, c.d_model), g, L.down, w.c);

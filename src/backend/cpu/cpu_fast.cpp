@@ -26,7 +26,8 @@ int64_t attend_floats(const BackendLimits& l) {
   return 3 * n * E + n * kPartKeys + 16 * E + 4 * n + kBlockTok * kPartKeys / 4 + 5 * kPartKeys + 1024;
 }
 int64_t thread_floats(const BackendLimits& l) {
-  return std::max({product_floats(l), attend_floats(l), encoder_thread_floats(l.encoder_head), int64_t(2048)});
+  return std::max({product_floats(l), attend_floats(l), encoder_thread_floats(l.encoder_head), float_floats(l.max_tok),
+                   int64_t(2048)});
 }
 // Results of all splits of a block's tokens, or of as many of these as have room.
 int64_t partial_floats(const BackendLimits& l) {

@@ -79,6 +79,8 @@ class CpuFast : public CpuRef {
   void unscaled(float* y, int64_t stride, const Input& x, const Weight& w, int64_t stack, int64_t begin,
                 int64_t end) const;  // without the factor of the matrix
   void product_all(Rows y, const Input& x, const Weight& w) const;
+  // F32, F16, BF16: whose rows may be cut anywhere.
+  bool takes_floats(const Weight& w) const { return simd_.widen[int(w.type)] != nullptr; }
   void dots_in_floats(float* y, int64_t stride, const Input& x, int64_t t, int n_tok, const Weight& w, int64_t begin,
                       int64_t end) const;
   void product_in_floats(Rows y, const Input& x, const Weight& w) const;

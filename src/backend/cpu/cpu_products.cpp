@@ -13,8 +13,6 @@ int64_t tile_cost(const CpuRef::Weight& w, int n_tok) {
   return kTileRows * int64_t(row_bytes(w.type, w.n_in)) / 8 * std::max(1, n_tok / 4);
 }
 
-constexpr int kManyFloats = 64;  // rows that are multiplied block by block
-
 }  // namespace
 
 CpuFast::Input CpuFast::quantise(QuantBuffer& to, Rows x, bool wanted, bool with_records) {
@@ -101,56 +99,61 @@ void CpuFast::product(float* y, int64_t stride, const Input& x, const Weight& w,
     for (int64_t o = 0; o < end - begin; ++o) y[t * stride + o] *= factor;
 }
 
-// Rows of x that the second level of the cache holds.
-static int64_t float_block(int64_t n_in) {
-  constexpr int64_t kBytes = 640 * 1024;
-  return std::clamp<int64_t>(kBytes / (4 * n_in) / 4 * 4, 16, 512);
-}
-
-// Weight rows as floats, then dots with n_tok of x's rows from t on.
+// Weight rows [begin, end), at most kFloatRows, times n_tok of x's rows from t on: range of columns after range, weights
+// as floats.
 void CpuFast::dots_in_floats(float* y, int64_t stride, const Input& x, int64_t t, int n_tok, const Weight& w,
                              int64_t begin, int64_t end) const {
-  float* row = aligned_scratch();  // a tile has room for six
-  for (int64_t o = begin; o < end; o += 4) {
-    const int64_t rows = std::min<int64_t>(4, end - o);
-    for (int64_t r = 0; r < rows; ++r) dequantize_row(w.type, w.row(0, o + r), row + r * w.n_in, w.n_in);
-    simd_.dots[int(DType::kF32)](reinterpret_cast<const std::byte*>(row), w.n_in * 4, rows, w.n_in, n_tok, x.f + t,
-                                 y + o - begin, stride);
+  float *const rows = aligned_scratch(), *const sum = rows + kFloatRows * kFloatCols;
+  for (int64_t at = 0; at < w.n_in; at += kFloatCols) {
+    const int64_t n = std::min(kFloatCols, w.n_in - at);
+    for (int64_t o = begin; o < end; ++o)
+      simd_.widen[int(w.type)](w.row(0, o) + row_bytes(w.type, at), rows + (o - begin) * kFloatCols, n);
+    const DotsPart part{.n_row = int(end - begin),
+                        .n_tok = n_tok,
+                        .begin = at,
+                        .n = n,
+                        .first = at == 0,
+                        .w = rows,
+                        .w_stride = kFloatCols,
+                        .x = x.f + t,
+                        .sum = sum,
+                        .y = at + n == w.n_in ? y : nullptr,
+                        .y_stride = stride};
+    simd_.dots_part(&part);
   }
   if (!w.scale) return;
   for (int i = 0; i < n_tok; ++i)
     for (int64_t o = 0; o < end - begin; ++o) y[i * stride + o] *= w.factor(0);
 }
 
-// Many rows by weights without a kernel for their codes. The bits are those of product().
+// Many rows by weights without a kernel for their codes: blocks that the caches hold. The bits are those of product().
 void CpuFast::product_in_floats(Rows y, const Input& x, const Weight& w) const {
-  constexpr int64_t kRows = 64;
-  const int64_t block = float_block(w.n_in), pieces = (w.n_out + kRows - 1) / kRows;
-  parallel_for((x.n_tok + block - 1) / block * pieces, n_threads_, [&](int64_t item) {
-    const int64_t t = item / pieces * block, begin = item % pieces * kRows;
-    dots_in_floats(y.row(t) + begin, y.stride, x, t, int(std::min<int64_t>(block, x.n_tok - t)), w, begin,
-                   std::min(begin + kRows, w.n_out));
+  const int64_t pieces = (w.n_out + kFloatRows - 1) / kFloatRows;
+  parallel_for((x.n_tok + kFloatTok - 1) / kFloatTok * pieces, n_threads_, [&](int64_t item) {
+    const int64_t t = item / pieces * kFloatTok, begin = item % pieces * kFloatRows;
+    dots_in_floats(y.row(t) + begin, y.stride, x, t, int(std::min<int64_t>(kFloatTok, x.n_tok - t)), w, begin,
+                   std::min(begin + kFloatRows, w.n_out));
   });
 }
 void CpuFast::gate_up_in_floats(Rows y, const Input& x, const Weight& gate, const Weight& up, Act act) const {
-  constexpr int64_t kRows = 32;  // so that scratch has room for what up gives
-  const int64_t block = float_block(gate.n_in), pieces = (gate.n_out + kRows - 1) / kRows;
-  parallel_for((x.n_tok + block - 1) / block * pieces, n_threads_, [&](int64_t item) {
-    const int64_t t = item / pieces * block, begin = item % pieces * kRows, end = std::min(begin + kRows, gate.n_out);
-    const int n_tok = int(std::min<int64_t>(block, x.n_tok - t));
-    float* other = aligned_scratch() + tile_floats(gate.n_in);
+  const int64_t pieces = (gate.n_out + kFloatRows - 1) / kFloatRows;
+  parallel_for((x.n_tok + kFloatTok - 1) / kFloatTok * pieces, n_threads_, [&](int64_t item) {
+    const int64_t t = item / pieces * kFloatTok, begin = item % pieces * kFloatRows,
+                  end = std::min(begin + kFloatRows, gate.n_out);
+    const int n_tok = int(std::min<int64_t>(kFloatTok, x.n_tok - t));
+    float* other = aligned_scratch() + kFloatRows * (kFloatCols + kFloatTok * 16);
     dots_in_floats(y.row(t) + begin, y.stride, x, t, n_tok, gate, begin, end);
-    dots_in_floats(other, kRows, x, t, n_tok, up, begin, end);
+    dots_in_floats(other, kFloatRows, x, t, n_tok, up, begin, end);
     for (int i = 0; i < n_tok; ++i) {
       float* g = y.row(t + i) + begin;
-      activate(g, g, other + i * kRows, end - begin, act);
+      activate(g, g, other + i * kFloatRows, end - begin, act);
     }
   });
 }
 
 void CpuFast::product_all(Rows y, const Input& x, const Weight& w) const {
   CHECK(w.n_out == y.cols && x.n_tok == y.rows, "{}: [{} x {}] into [{}, {}]", w.name, w.n_out, w.n_in, y.rows, y.cols);
-  if (x.n_tok >= kManyFloats && !simd_.gemv[int(w.type)]) return product_in_floats(y, x, w);
+  if (x.n_tok >= kManyFloats && takes_floats(w)) return product_in_floats(y, x, w);
   const int64_t tiles = (w.n_out + kTileRows - 1) / kTileRows;
   parallel_ranges(
       tiles, n_threads_, 1,
@@ -202,7 +205,7 @@ void CpuFast::gate_up(Rows y, Rows h, Weight gate, Weight up, Act act) {
   CHECK(gate.n_in == h.cols && up.n_in == h.cols && gate.n_out == y.cols && up.n_out == y.cols,
         "{}: [{} x {}] times [{}, {}] into [{}, {}]", gate.name, gate.n_out, gate.n_in, h.rows, h.cols, y.rows, y.cols);
   const Input x = prepare(h, quantised(gate) || quantised(up));
-  if (h.rows >= kManyFloats && !quantised(gate) && !quantised(up)) return gate_up_in_floats(y, x, gate, up, act);
+  if (h.rows >= kManyFloats && takes_floats(gate) && takes_floats(up)) return gate_up_in_floats(y, x, gate, up, act);
   parallel_ranges((gate.n_out + kTileRows - 1) / kTileRows, n_threads_, 1,
                   [&](int64_t begin, int64_t end) {
                     const int64_t o = begin * kTileRows;

@@ -92,6 +92,19 @@ struct EncoderPart {
   float* sum;      // [n_query] of exp(score - top)
 };
 
+// Part of a product of many rows of floats: some columns of some weight rows. The bits are those of SimdKernels::dots.
+struct DotsPart {
+  int n_row, n_tok;
+  int64_t begin, n;  // columns: begin is a multiple of sixteen
+  bool first;        // no range before this one
+  const float* w;    // [n_row, n] from column begin
+  int64_t w_stride;
+  const float* const* x;  // [n_tok] whole rows
+  float* sum;             // [n_tok, n_row, 16] lanes between ranges
+  float* y;               // the last range: results, else null
+  int64_t y_stride;
+};
+
 struct SimdKernels {
   static constexpr int kTypes = int(DType::kCount);
   const char* name;
@@ -117,6 +130,8 @@ struct SimdKernels {
 
   void (*attend)(const AttendPart* p);
   void (*encoder_attend)(const EncoderPart* p);
+  void (*dots_part)(const DotsPart* p);
+  void (*widen[kTypes])(const std::byte* p, float* y, int64_t n);  // F32, F16, BF16
   float (*sum_squares)(const float* x, int64_t n);
   void (*gelu_mul)(const float* g, const float* u, float* y, int64_t n);  // y = gelu(g) * u, the tanh form
   void (*silu_mul)(const float* g, const float* u, float* y, int64_t n);

@@ -1,5 +1,71 @@
 // Included by simd_*.cpp only, inside their anonymous namespaces, behind simd_float.h: attention among the tokens of a
-// picture. kTileQueries, kTilePanels: how much the registers hold; no result depends on them.
+// picture, and products of many rows of floats. kTileQueries, kTilePanels, kManyRows, kManyTok: how much the registers
+// hold; no result depends on them.
+
+// ---- products: the sums of dots, whose lanes are kept in memory from one range of columns to the next
+
+template <class L>
+void widen(const std::byte* p, float* y, int64_t n) {
+  int64_t i = 0;
+  for (; i + W <= n; i += W) store(y + i, L::at(p + i * L::kBytes));
+  if (i == n) return;
+  float t[W];
+  store(t, load_part_of<L>(p + i * L::kBytes, n - i));
+  for (int64_t j = i; j < n; ++j) y[j] = t[j - i];
+}
+
+// Lanes of R weight rows times T rows, columns [0, n) of them, onto those in sum if this is not the first range.
+template <int R, int T>
+void many_block(const DotsPart& p, int r0, int t0) {
+  vf a[R][T];
+  float* const sum = p.sum + (int64_t(t0) * p.n_row + r0) * W;
+  for (int r = 0; r < R; ++r)
+    for (int t = 0; t < T; ++t) a[r][t] = p.first ? vf{} : load(sum + (int64_t(t) * p.n_row + r) * W);
+  const float *w[R], *x[T];
+  for (int r = 0; r < R; ++r) w[r] = p.w + (r0 + r) * p.w_stride;
+  for (int t = 0; t < T; ++t) x[t] = p.x[t0 + t] + p.begin;
+  int64_t i = 0;
+  for (; i + W <= p.n; i += W) {
+    vf xv[T];
+    for (int t = 0; t < T; ++t) xv[t] = load(x[t] + i);
+    for (int r = 0; r < R; ++r) {
+      const vf wv = load(w[r] + i);
+      for (int t = 0; t < T; ++t) a[r][t] = fma(wv, xv[t], a[r][t]);
+    }
+  }
+  if (i < p.n)
+    for (int r = 0; r < R; ++r) {
+      const vf wv = load_part(w[r] + i, p.n - i);
+      for (int t = 0; t < T; ++t) a[r][t] = fma(wv, load_part(x[t] + i, p.n - i), a[r][t]);
+    }
+  for (int t = 0; t < T; ++t) {
+    if (p.y) {
+      float* const y = p.y + (t0 + t) * p.y_stride + r0;
+      if constexpr (R == 8 && kFoldsEight) {
+        vf rows[8];
+        for (int r = 0; r < 8; ++r) rows[r] = a[r][t];
+        fold_eight(rows, y);
+      } else {
+        for (int r = 0; r < R; ++r) y[r] = fold(a[r][t]);
+      }
+    } else {
+      for (int r = 0; r < R; ++r) store(sum + (int64_t(t) * p.n_row + r) * W, a[r][t]);
+    }
+  }
+}
+template <int R>
+void many_rows(const DotsPart& p, int r0) {
+  int t = 0;
+  for (; t + kManyTok <= p.n_tok; t += kManyTok) many_block<R, kManyTok>(p, r0, t);
+  for (; t < p.n_tok; ++t) many_block<R, 1>(p, r0, t);
+}
+void dots_part(const DotsPart* p) {
+  int r = 0;
+  for (; r + kManyRows <= p->n_row; r += kManyRows) many_rows<kManyRows>(*p, r);
+  for (; r < p->n_row; ++r) many_rows<1>(*p, r);
+}
+
+// ---- attention
 
 // Scores of Q queries with P panels of W keys each.
 template <int Q, int P>
@@ -47,9 +113,11 @@ void encoder_tile(const EncoderPart& p, int at) {
   for (int i = 0; i < Q; ++i) {
     float *s = score + i * kEncoderKeys, *out = p.out + (at + i) * cols;
     for (int r = p.n_key; r < n_panel; ++r) s[r] = -__builtin_inff();
-    float top = p.top[at + i];
-    for (int r = 0; r < p.n_key; ++r) top = s[r] > top ? s[r] : top;
-    float rescale[W];
+    vf tops = load(s);
+    for (int r = W; r < n_panel; r += W) tops = larger(load(s + r), tops);
+    float rescale[W], top = p.top[at + i];
+    store(rescale, tops);
+    for (int r = 0; r < W; ++r) top = rescale[r] > top ? rescale[r] : top;
     store(rescale, exp_of(splat(p.top[at + i] - top)));
     p.top[at + i] = top;
     vf sum{};
