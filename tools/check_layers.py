@@ -29,9 +29,9 @@ BELOW = {
 # Rooms of backend/cuda, from the lowest up: one may include those before it. A room is a folder of kernels/, or a file and
 # its header.
 CUDA_ROOMS = ["cublas_lt", "device", "kernels/common", "kernels/kv_move", "kernels/probe", "kernels/route", "kernels/matmul",
-              "kernels/attention", "kernels/moe", "kernels/embed_row", "kernels/ops", "kernels/collectives", "kernels/sample", "kernels/draw",
+              "kernels/attention", "kernels/moe", "kernels/embed_row", "kernels/ops", "kernels/encoder", "kernels/collectives", "kernels/sample", "kernels/draw",
               "loader", "gemm", "activations", "graphs", "step_arrays", "sampler", "cuda", "weights", "cuda_memory",
-              "cuda_products", "peers", "cuda_link", "p2p_copy"]
+              "cuda_products", "cuda_encoder", "peers", "cuda_link", "p2p_copy"]
 CUDA_MAY = {("device", "kernels/probe")}  # what a card can do is found by running
 # Headers that no CUDA source may reach, in whatever way.
 FORBIDDEN_IN_CU = re.compile(r"boost/|nlohmann/|CLI/")

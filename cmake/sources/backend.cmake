@@ -2,9 +2,11 @@
 
 set(facet_sources
   cpu/cpu_fast.cpp
+  cpu/cpu_fast_encoder.cpp
   cpu/cpu_moe.cpp
   cpu/cpu_products.cpp
   cpu/cpu_ref.cpp
+  cpu/cpu_ref_encoder.cpp
   cpu/cpu_rows.cpp
   cpu/cpu_select.cpp
   cpu/sampler.cpp
@@ -24,6 +26,7 @@ set(facet_cuda_sources
   cuda/activations.cpp
   cuda/cublas_lt.cpp
   cuda/cuda.cpp
+  cuda/cuda_encoder.cpp
   cuda/cuda_link.cpp
   cuda/cuda_memory.cpp
   cuda/cuda_products.cpp
@@ -38,6 +41,8 @@ set(facet_cuda_sources
   cuda/kernels/attention/select.cu
   cuda/kernels/collectives.cu
   cuda/kernels/draw.cu
+  cuda/kernels/encoder/attention.cu
+  cuda/kernels/encoder/ops.cu
   cuda/kernels/kv_move.cu
   cuda/kernels/matmul/prompt.cu
   cuda/kernels/matmul/repack.cu

@@ -16,6 +16,7 @@ set(facet_sources
   safetensors.cpp
   session_file.cpp
   synth.cpp
+  synth_mmproj.cpp
   synth_vocab.cpp
   synth_write.cpp
   widen.cpp

@@ -6,8 +6,11 @@ set(facet_sources
   drafter_file.cpp
   drafter_meta.cpp
   drafter_names.cpp
+  encoder_bind.cpp
+  find_mmproj.cpp
   gemma4_bind.cpp
   gemma4_config.cpp
+  mmproj.cpp
   mtp_config.cpp
   shards.cpp
   stages.cpp

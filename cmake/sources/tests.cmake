@@ -26,6 +26,7 @@ set(tests_unit
   unit/matrix_test.cpp
   unit/metrics_test.cpp
   unit/mixture_test.cpp
+  unit/mmproj_test.cpp
   unit/openai_test.cpp
   unit/plan_test.cpp
   unit/quality_test.cpp
@@ -55,6 +56,7 @@ set(tests_unit
 set(tests_kernels
   kernels/clustered_head_test.cpp
   kernels/cpu_fast_test.cpp
+  kernels/encoder_test.cpp
   kernels/select_test.cpp
 )
 
@@ -83,9 +85,11 @@ set(tests_shards
 set(tests_golden
   golden/drafter_files_test.cpp
   golden/drafters_test.cpp
+  golden/encoders_test.cpp
   golden/fixtures_test.cpp
   golden/hidden_test.cpp
   golden/planted_bugs_test.cpp
+  golden/planted_encoder_bugs_test.cpp
 )
 
 set(tests_e2e
@@ -104,6 +108,7 @@ set(tests_e2e
 
 set(tests_cuda_model
   cuda_model/cuda_devices_test.cpp
+  cuda_model/cuda_encoders_test.cpp
   cuda_model/cuda_model_test.cpp
   cuda_model/cuda_shards_test.cpp
   cuda_model/cuda_stages_test.cpp
@@ -137,6 +142,7 @@ set(tests_cuda
   kernels/cuda_attention_test.cpp
   kernels/cuda_collectives_test.cpp
   kernels/cuda_cublas_lt_test.cpp
+  kernels/cuda_encoder_test.cpp
   kernels/cuda_kv_move_test.cpp
   kernels/cuda_matmul_test.cpp
   kernels/cuda_moe_test.cpp

@@ -16,6 +16,7 @@
 #include "formats/format_error.h"
 #include "formats/gguf.h"
 #include "formats/safetensors.h"
+#include "model/mmproj.h"
 
 namespace facet {
 namespace {
@@ -211,11 +212,23 @@ std::string shown(const ordered_json& v) {
   return v["count"].get<size_t>() > v["first"].size() ? s + ", ..." : s;
 }
 
+// What a complete mmproj file holds, or a model file with encoders inside; "": neither. An error is one line, too.
+std::string encoders_line(const Report& r) {
+  const bool is_mmproj = std::any_of(r.meta.begin(), r.meta.end(), [](const auto& m) {
+    return m.first == "clip.has_vision_encoder" || m.first == "clip.has_audio_encoder" ||
+           m.first == "gemma4.vision.block_count" || m.first == "gemma4.audio.block_count";
+  });
+  if (!is_mmproj || r.format != "GGUF" || !std::all_of(r.parts.begin(), r.parts.end(), is_complete)) return "";
+  auto file = MmprojFile::open(r.parts[0].path);
+  return file ? describe_encoders(*file) : "facet cannot use its encoders: " + file.error().message();
+}
+
 void print_text(const Report& r, const Options& o) {
   for (const Part& p : r.parts) fmt::print("{}: {}, {} bytes, {}\n", p.path, r.format, p.bytes, state_of(p));
   for (const Part& p : r.parts)
     if (o.sha256) fmt::print("{}  {}\n", p.sha256, p.path);
   if (std::all_of(r.parts.begin(), r.parts.end(), [](const Part& p) { return p.problem.has_value(); })) return;
+  if (const std::string line = encoders_line(r); !line.empty()) fmt::print("{}\n", line);
   fmt::print("\nmetadata ({} keys)\n", r.meta.size());
   for (const auto& [k, v] : r.meta) fmt::print("  {:<46} {}\n", printable(k), shown(v));
   const auto h = histogram(r);
@@ -253,6 +266,7 @@ void print_json(const Report& r, const Options& o) {
     j["files"].push_back(
         {{"path", p.path}, {"bytes", p.bytes}, {"expected_bytes", p.expected}, {"state", state_of(p)}});
   for (size_t i = 0; i < r.parts.size() && o.sha256; ++i) j["files"][i]["sha256"] = r.parts[i].sha256;
+  if (const std::string line = encoders_line(r); !line.empty()) j["encoders"] = line;
   j["metadata"] = ordered_json::object();
   for (const auto& [k, v] : r.meta) j["metadata"][k] = v;
   const auto h = histogram(r);

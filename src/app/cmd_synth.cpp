@@ -1,5 +1,6 @@
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <chrono>
 #include <memory>
 
@@ -14,13 +15,13 @@ namespace facet {
 namespace {
 
 struct Options {
-  std::string preset, quant, out;
+  std::string preset, mmproj, quant, out;
   uint64_t seed = 1;
   bool pure = false, vocab = false;
 };
 
 int run(const Options& o) {
-  auto plan = synth_plan(o.preset, o.quant, o.pure);
+  auto plan = o.mmproj.empty() ? synth_plan(o.preset, o.quant, o.pure) : synth_mmproj_plan(o.mmproj, o.quant);
   if (!plan) return report(plan.error());
   if (o.vocab) {
     std::string model;
@@ -45,15 +46,27 @@ int run(const Options& o) {
 
 std::vector<std::string> strings(std::span<const std::string_view> names) { return {names.begin(), names.end()}; }
 
+std::vector<std::string> all_types() {
+  std::vector<std::string> names = strings(synth_quants());
+  for (const std::string_view t : synth_mmproj_types())
+    if (std::find(names.begin(), names.end(), t) == names.end()) names.emplace_back(t);
+  return names;
+}
+
 }  // namespace
 
 void add_synth(CLI::App& app, int& rc) {
   auto o = std::make_shared<Options>();  // lives as long as the callback
   CLI::App* cmd = app.add_subcommand("synth", "Write a full-size model file with random weights");
-  cmd->add_option("--preset", o->preset, "Model shape")->required()->check(CLI::IsMember(strings(synth_presets())));
-  cmd->add_option("--quant", o->quant, "Mixture of types, as llama-quantize names them")
+  CLI::Option* preset =
+      cmd->add_option("--preset", o->preset, "Model shape")->check(CLI::IsMember(strings(synth_presets())));
+  CLI::Option* mmproj = cmd->add_option("--mmproj", o->mmproj,
+                                        "Instead of a model, the encoders of pictures and sound of one (e: of E4B)")
+                            ->check(CLI::IsMember(strings(synth_mmproj_presets())));
+  cmd->add_option("--quant", o->quant,
+                  "Mixture of types, as llama-quantize names them; of an mmproj file BF16, F16, F32 or Q8_0")
       ->required()
-      ->check(CLI::IsMember(strings(synth_quants())));
+      ->check(CLI::IsMember(all_types()));
   cmd->add_flag("--pure", o->pure, "One type for all tensors that are quantised, as of facet quantize --pure");
   cmd->add_flag(
       "--vocab", o->vocab,
@@ -62,7 +75,11 @@ void add_synth(CLI::App& app, int& rc) {
   cmd->add_option("--seed", o->seed, "The same seed gives the same bytes")
       ->check(whole_number())
       ->capture_default_str();
-  cmd->callback([o, &rc] { rc = run(*o); });
+  preset->excludes(mmproj);
+  cmd->callback([o, preset, mmproj, &rc] {
+    if (preset->count() + mmproj->count() != 1) throw CLI::RequiredError("--preset or --mmproj");
+    rc = run(*o);
+  });
 }
 
 }  // namespace facet

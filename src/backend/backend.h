@@ -39,6 +39,7 @@ struct BackendLimits {
   int n_select = 0;           // cache slots, if steps may select blocks of rows; 0: none does
   int n_kv_head = 0;          // most K/V heads of a full layer
   bool shared_codes = false;  // full layers may keep shared rows of a quantised type
+  int encoder_head = 0;       // columns of a head of encoder_attend; 0: no encoder
 
   // What serves both: a drafter runs on its target's backend.
   BackendLimits with(const BackendLimits& o) const {
@@ -53,6 +54,7 @@ struct BackendLimits {
     l.n_cluster = std::max(n_cluster, o.n_cluster);
     l.n_select = std::max(n_select, o.n_select), l.n_kv_head = std::max(n_kv_head, o.n_kv_head);
     l.shared_codes = shared_codes || o.shared_codes;
+    l.encoder_head = std::max(encoder_head, o.encoder_head);
     return l;
   }
 };
@@ -65,6 +67,13 @@ struct AttnSpec {
   bool selected = false;      // reads the blocks that the last select_blocks chose
 };
 enum class Act : uint8_t { kGelu, kSilu };  // kGelu is the tanh form
+
+// Attention of an audio encoder: to few tokens of the past, with a term for their distance.
+struct RelativeWindow {
+  int head_dim = 0;
+  int n_key = 0;     // that a token sees, itself included; rel has a row for each distance from 0
+  float cap = 50.f;  // of scores, by tanh
+};
 
 template <class Vec>
 struct ResidualSpec {
@@ -110,6 +119,7 @@ struct Has {
   static constexpr bool name = requires(B backend, FACET_LIST parameters) { backend.name arguments; };
 #define MERGED VERB
 #define CHAINED VERB
+#define ENCODER VERB
 #include "backend/verbs.def"
 };
 
@@ -129,12 +139,20 @@ concept Backend = requires {
 #include "backend/verbs.def"
 ;
 
+// A backend that runs encoders of pictures and sound as well.
+template <class B>
+concept EncoderBackend = Backend<B>
+#define ENCODER(name, ...) &&Has<B>::name
+#include "backend/verbs.def"
+    ;
+
 // A backend made of another one, such as Traced<B>, has each verb that B has: else a pass on it is another program.
 template <class D, class B>
 concept Decorates = Backend<D>
 #define VERB(name, ...) &&(Has<D>::name == Has<B>::name)
 #define MERGED VERB
 #define CHAINED VERB
+#define ENCODER VERB
 #include "backend/verbs.def"
     ;
 

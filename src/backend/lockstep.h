@@ -140,6 +140,7 @@ class Lockstep {
     results                                                     \
   }
 #define VERB(name, parameters, arguments, results, ...) JUDGED(name, parameters, arguments, results, r_.name)
+#define ENCODER VERB
 #define MERGED(name, parameters, arguments, results, ...) \
   JUDGED(name, parameters, arguments, results, [&](const auto&... each) { facet::name(r_, each...); })
 #define CHAINED(name, parameters, arguments, results, ...) \

@@ -87,6 +87,7 @@ class Traced {
   }
 #define MERGED VERB
 #define CHAINED VERB
+#define ENCODER VERB
 #include "backend/verbs.def"
 
   const VerbCosts& costs() const { return costs_; }
@@ -119,6 +120,9 @@ class Traced {
   static double attend_flops(const Step& s, const AttnSpec& a) {
     return 4.0 * a.n_q_head * a.head_dim *
            each_sequence(s, [&](int n, int len) { return double(n) * (a.window ? std::min(len, a.window) : len); });
+  }
+  static double token_pairs(const Step& s) {
+    return each_sequence(s, [](int n, int) { return double(n) * n; });
   }
   // Rows of different tokens may share clusters; counted as if none did.
   static double cluster_share(const ClusteredHead<Weight, Table>& head, int rows) {

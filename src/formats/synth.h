@@ -21,6 +21,9 @@ enum class SynthFill : uint8_t {
   kUnit,       // norms and scales: near 1
   kRouter,     // f32 matrix of deviation 1
   kRopeFreqs,  // a quarter of ones, then 1e30
+  kShift,      // biases: deviation 3
+  kClipLow,    // what clipped linears clamp to: -1.5, and
+  kClipHigh,   // 1.25
 };
 
 struct SynthTensor {
@@ -52,6 +55,10 @@ Result<SynthPlan> synth_plan(std::string_view preset, std::string_view quant, bo
 // <unused0> and so on, is no other token's and that no merge leads to: they are drawn and read, but no text becomes
 // them. An Error if the plan is a drafter's, which has its model's, or `from` has no vocabulary or a larger one.
 Status synth_add_vocab(SynthPlan& plan, const GgufFile& from);
+// An mmproj file beside them: the encoders of pictures and sound of a model ("e", "12b", ...), in one of four types.
+std::span<const std::string_view> synth_mmproj_presets();
+std::span<const std::string_view> synth_mmproj_types();
+Result<SynthPlan> synth_mmproj_plan(std::string_view preset, std::string_view type);
 uint64_t synth_bytes(const SynthPlan& plan);  // of the finished file
 
 // Called with bytes done and in all, about every 32 MB.

@@ -210,6 +210,15 @@ Status stream_f32(Sink& sink, const SynthTensor& t, uint64_t elements, Random& r
       case SynthFill::kRouter:
         v = r.normal();
         break;
+      case SynthFill::kShift:
+        v = 3.0f * r.normal();
+        break;
+      case SynthFill::kClipLow:
+        v = -1.5f;
+        break;
+      case SynthFill::kClipHigh:
+        v = 1.25f;
+        break;
       case SynthFill::kNormal:
         v = r.normal() / std::sqrt(float(t.ne[0]));
         break;

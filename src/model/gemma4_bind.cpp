@@ -69,6 +69,13 @@ std::vector<float> TensorFinder::vector(const std::string& name, int64_t n, bool
   return v;
 }
 
+std::vector<std::string> TensorFinder::untaken() const {
+  std::vector<std::string> names;
+  for (const auto& [name, t] : tensors_)
+    if (!taken_.contains(name)) names.push_back(name);
+  return names;
+}
+
 Status TensorFinder::finish() {
   if (error_) return *error_;
   for (const auto& [name, t] : tensors_)

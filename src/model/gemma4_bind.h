@@ -32,6 +32,7 @@ class TensorFinder {
     const auto at = tensors_.find(name);
     return at == tensors_.end() ? nullptr : at->second;
   }
+  std::vector<std::string> untaken() const;  // names nobody asked for, in order
   // Layer tensors nobody asked for would make the model run wrongly in silence.
   Status finish();
 

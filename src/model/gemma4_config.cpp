@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "formats/format_error.h"
+#include "model/meta_reader.h"
 
 namespace facet {
 
@@ -28,64 +29,9 @@ int ModelCfg::max_d_ff() const {
 
 namespace {
 
-// Reads gemma4.* keys; remembers the first error, so that a list of reads needs one test at its end.
-class Reader {
- public:
-  explicit Reader(const GgufFile& f) : f_(f) {}
-  bool has(const char* key) const { return f_.find_meta(full(key)) != nullptr; }
-
-  int integer(const char* key, int64_t min, int64_t max) {
-    auto v = f_.get_int(full(key));
-    if (!v) return fail(v.error()), int(min);
-    return check(key, *v, min, max);
-  }
-  int integer_or(const char* key, int64_t otherwise, int64_t min, int64_t max) {
-    return has(key) ? integer(key, min, max) : int(otherwise);
-  }
-  std::vector<int> integers(const char* key, size_t n, int64_t min, int64_t max) {
-    auto v = f_.get_ints(full(key), n);
-    std::vector<int> out(n, int(min));
-    if (!v) return fail(v.error()), out;
-    for (size_t i = 0; i < n; ++i) out[i] = check(key, (*v)[i], min, max);
-    return out;
-  }
-  std::vector<bool> bools(const char* key, size_t n) {
-    auto v = f_.get_bools(full(key), n);
-    if (!v) return fail(v.error()), std::vector<bool>(n);
-    return *v;
-  }
-  float real(const char* key, double min, double max) {
-    auto v = f_.get_float(full(key));
-    if (!v) return fail(v.error()), float(min);
-    if (!(*v >= min && *v <= max)) fail(key, fmt::format("a number in [{}, {}]", min, max), fmt::format("{}", *v));
-    return float(*v);
-  }
-  float real_or(const char* key, double otherwise, double min, double max) {
-    return has(key) ? real(key, min, max) : float(otherwise);
-  }
-  void fail(const std::string& key, const std::string& expected, const std::string& found) {
-    fail(Error{f_.path(), fmt::format("{}: expected {}, found {}", key, expected, found),
-               "the file contradicts itself or is not a Gemma 4 text model; convert or download it again"});
-  }
-  void fail(const Error& e) {
-    if (!error_) error_ = e;
-  }
-  const std::optional<Error>& error() const { return error_; }
-
- private:
-  static std::string full(const char* key) { return std::string("gemma4.") + key; }
-  int check(const char* key, int64_t v, int64_t min, int64_t max) {
-    if (v >= min && v <= max) return int(v);
-    fail(full(key), fmt::format("an integer in [{}, {}]", min, max), fmt::format("{}", v));
-    return int(min);
-  }
-  const GgufFile& f_;
-  std::optional<Error> error_;
-};
-
 bool head_dim_ok(int e) { return e == 32 || e == 64 || e == 128 || e == 256 || e == 512; }
 
-void read_layers(Reader& r, ModelCfg& m) {
+void read_layers(MetaReader& r, ModelCfg& m) {
   const size_t n = m.layer.size();
   const std::vector<int> kv = r.integers("attention.head_count_kv", n, 1, 1024),
                          ff = r.integers("feed_forward_length", n, 1, 1 << 20);
@@ -147,7 +93,7 @@ void find_k_is_v(const GgufFile& file, ModelCfg& m) {
 }
 
 // A layer that the metadata does not count would be left out in silence.
-void check_layer_names(Reader& r, const GgufFile& file, int n_layer) {
+void check_layer_names(MetaReader& r, const GgufFile& file, int n_layer) {
   for (const TensorView& t : file.tensors()) {
     if (!t.name.starts_with("blk.")) continue;
     int64_t l = -1;
@@ -183,7 +129,8 @@ Result<ModelCfg> gemma4_config(const GgufFile& file) {
     return Error{file.path(), "token_embd.weight: expected the embedding matrix, found no such tensor",
                  "give the first part of a split model, or download it again"};
 
-  Reader r(file);
+  MetaReader r(file, "gemma4.",
+               "the file contradicts itself or is not a Gemma 4 text model; convert or download it again");
   ModelCfg m;
   if (auto name = file.get_string("general.name")) m.name = *name;
   m.layer.resize(size_t(r.integer("block_count", 1, 1024)));

@@ -25,7 +25,10 @@ int64_t attend_floats(const BackendLimits& l) {
   const int64_t n = int64_t(kBlockTok) * l.n_group, E = head_floats(l);
   return 3 * n * E + n * kPartKeys + 16 * E + 4 * n + kBlockTok * kPartKeys / 4 + 5 * kPartKeys + 1024;
 }
-int64_t thread_floats(const BackendLimits& l) { return std::max({product_floats(l), attend_floats(l), int64_t(2048)}); }
+int64_t thread_floats(const BackendLimits& l) {
+  return std::max({product_floats(l), attend_floats(l), encoder_thread_floats(l.encoder_head), float_floats(l.max_tok),
+                   int64_t(2048)});
+}
 // Results of all splits of a block's tokens, or of as many of these as have room.
 int64_t partial_floats(const BackendLimits& l) {
   return std::min<int64_t>((l.max_rows / kSplitRows + 2) * (l.max_cols + 2 * 128) * std::min(l.max_tok, kBlockTok),
@@ -69,7 +72,8 @@ int64_t CpuFast::reserve_bytes(const BackendLimits& l, int n_threads) {
   return (thread_floats(l) * n_threads + partial_floats(l)) * int64_t(sizeof(float)) +
          l.max_tok * QuantBuffer::row_bytes(l.max_cols) + 128 + panels_bytes(l) +
          pairs * (QuantBuffer::row_bytes(l.d_expert) + int64_t(sizeof(float)) * l.d_expert) +
-         rows_bytes(l.max_tok, 2 * head_floats(l) + l.n_cluster) + selection_bytes(l, n_threads);
+         rows_bytes(l.max_tok, 2 * head_floats(l) + l.n_cluster) + selection_bytes(l, n_threads) +
+         (l.encoder_head > 0 ? rows_bytes(l.max_tok + 16, 2 * l.encoder_head + encoder_cols(l.encoder_head)) : 0);
 }
 
 void CpuFast::reserve(const BackendLimits& limits) {
@@ -84,6 +88,12 @@ void CpuFast::reserve(const BackendLimits& limits) {
     r.value.resize(size_t(l.max_tok) * 2 * size_t(r.n));
   }
   reserve_selection(l);
+  if (l.encoder_head > 0) {
+    const size_t rows = size_t(l.max_tok) + 16;
+    grid_rope_.resize(rows * size_t(l.encoder_head)), grid_positions_ = 0;
+    encoder_keys_.resize(rows * size_t(l.encoder_head));
+    encoder_values_.resize(rows * size_t(encoder_cols(l.encoder_head)));
+  }
   if (l.n_cluster > 0) cluster_score_ = new_rows(l.max_tok, l.n_cluster);
   if (l.n_expert == 0) return;
   const size_t pairs = size_t(l.max_tok) * size_t(l.n_expert_used);

@@ -33,6 +33,8 @@ class CpuFast : public CpuRef {
   void moe(Rows y, Rows e, Rows r, MoeWeights<Weight, Vec> w, int n_used, Act act);
   void softcap(Rows x, float cap);
   void clustered_head(Rows logits, Rows h, ClusteredHead<Weight, Table> w);
+  void grid_norm_rope(Rows x, Vec gain, Freqs freqs, const Step& s, float eps);
+  void encoder_attend(Rows o, Rows q, Rows k, Rows v, const Step& s, int head_dim, float scale);
 
  protected:
   void attend_over(Rows o, Rows q, KvLayer kv, const Step& s, AttnSpec spec, const Over& over);
@@ -77,6 +79,12 @@ class CpuFast : public CpuRef {
   void unscaled(float* y, int64_t stride, const Input& x, const Weight& w, int64_t stack, int64_t begin,
                 int64_t end) const;  // without the factor of the matrix
   void product_all(Rows y, const Input& x, const Weight& w) const;
+  // F32, F16, BF16: whose rows may be cut anywhere.
+  bool takes_floats(const Weight& w) const { return simd_.widen[int(w.type)] != nullptr; }
+  void dots_in_floats(float* y, int64_t stride, const Input& x, int64_t t, int n_tok, const Weight& w, int64_t begin,
+                      int64_t end) const;
+  void product_in_floats(Rows y, const Input& x, const Weight& w) const;
+  void gate_up_in_floats(Rows y, const Input& x, const Weight& gate, const Weight& up, Act act) const;
   void gate_up_range(float* y, int64_t stride, const Input& x, const Weight& gate, int64_t gate_stack, const Weight& up,
                      int64_t up_stack, int64_t begin, int64_t end, Act act) const;
   void choose_experts(Rows logits, Vec scale, int K);
@@ -97,6 +105,10 @@ class CpuFast : public CpuRef {
   std::vector<int64_t> load_;  // of each thread, while a block is cut
   std::vector<float> partial_;
   std::deque<RopeTable> rope_;
+  // Encoders of pictures: angles of positions from 0 on, and one head's keys and values.
+  const double* grid_freqs_ = nullptr;
+  int grid_positions_ = 0;
+  std::vector<float> grid_rope_, encoder_keys_, encoder_values_;
   // MoE: pairs of token and expert, sorted by expert.
   std::vector<int32_t> chosen_, pair_of_, cursor_, used_expert_, panel_of_;  // [T K], [T K], [N + 1], [N], [N]
   std::vector<float> route_;                                                 // [T K] weights, by rank

@@ -99,8 +99,61 @@ void CpuFast::product(float* y, int64_t stride, const Input& x, const Weight& w,
     for (int64_t o = 0; o < end - begin; ++o) y[t * stride + o] *= factor;
 }
 
+// Weight rows [begin, end), at most kFloatRows, times n_tok of x's rows from t on: range of columns after range, weights
+// as floats.
+void CpuFast::dots_in_floats(float* y, int64_t stride, const Input& x, int64_t t, int n_tok, const Weight& w,
+                             int64_t begin, int64_t end) const {
+  float *const rows = aligned_scratch(), *const sum = rows + kFloatRows * kFloatCols;
+  for (int64_t at = 0; at < w.n_in; at += kFloatCols) {
+    const int64_t n = std::min(kFloatCols, w.n_in - at);
+    for (int64_t o = begin; o < end; ++o)
+      simd_.widen[int(w.type)](w.row(0, o) + row_bytes(w.type, at), rows + (o - begin) * kFloatCols, n);
+    const DotsPart part{.n_row = int(end - begin),
+                        .n_tok = n_tok,
+                        .begin = at,
+                        .n = n,
+                        .first = at == 0,
+                        .w = rows,
+                        .w_stride = kFloatCols,
+                        .x = x.f + t,
+                        .sum = sum,
+                        .y = at + n == w.n_in ? y : nullptr,
+                        .y_stride = stride};
+    simd_.dots_part(&part);
+  }
+  if (!w.scale) return;
+  for (int i = 0; i < n_tok; ++i)
+    for (int64_t o = 0; o < end - begin; ++o) y[i * stride + o] *= w.factor(0);
+}
+
+// Many rows by weights without a kernel for their codes: blocks that the caches hold. The bits are those of product().
+void CpuFast::product_in_floats(Rows y, const Input& x, const Weight& w) const {
+  const int64_t pieces = (w.n_out + kFloatRows - 1) / kFloatRows;
+  parallel_for((x.n_tok + kFloatTok - 1) / kFloatTok * pieces, n_threads_, [&](int64_t item) {
+    const int64_t t = item / pieces * kFloatTok, begin = item % pieces * kFloatRows;
+    dots_in_floats(y.row(t) + begin, y.stride, x, t, int(std::min<int64_t>(kFloatTok, x.n_tok - t)), w, begin,
+                   std::min(begin + kFloatRows, w.n_out));
+  });
+}
+void CpuFast::gate_up_in_floats(Rows y, const Input& x, const Weight& gate, const Weight& up, Act act) const {
+  const int64_t pieces = (gate.n_out + kFloatRows - 1) / kFloatRows;
+  parallel_for((x.n_tok + kFloatTok - 1) / kFloatTok * pieces, n_threads_, [&](int64_t item) {
+    const int64_t t = item / pieces * kFloatTok, begin = item % pieces * kFloatRows,
+                  end = std::min(begin + kFloatRows, gate.n_out);
+    const int n_tok = int(std::min<int64_t>(kFloatTok, x.n_tok - t));
+    float* other = aligned_scratch() + kFloatRows * (kFloatCols + kFloatTok * 16);
+    dots_in_floats(y.row(t) + begin, y.stride, x, t, n_tok, gate, begin, end);
+    dots_in_floats(other, kFloatRows, x, t, n_tok, up, begin, end);
+    for (int i = 0; i < n_tok; ++i) {
+      float* g = y.row(t + i) + begin;
+      activate(g, g, other + i * kFloatRows, end - begin, act);
+    }
+  });
+}
+
 void CpuFast::product_all(Rows y, const Input& x, const Weight& w) const {
   CHECK(w.n_out == y.cols && x.n_tok == y.rows, "{}: [{} x {}] into [{}, {}]", w.name, w.n_out, w.n_in, y.rows, y.cols);
+  if (x.n_tok >= kManyFloats && takes_floats(w)) return product_in_floats(y, x, w);
   const int64_t tiles = (w.n_out + kTileRows - 1) / kTileRows;
   parallel_ranges(
       tiles, n_threads_, 1,
@@ -152,6 +205,7 @@ void CpuFast::gate_up(Rows y, Rows h, Weight gate, Weight up, Act act) {
   CHECK(gate.n_in == h.cols && up.n_in == h.cols && gate.n_out == y.cols && up.n_out == y.cols,
         "{}: [{} x {}] times [{}, {}] into [{}, {}]", gate.name, gate.n_out, gate.n_in, h.rows, h.cols, y.rows, y.cols);
   const Input x = prepare(h, quantised(gate) || quantised(up));
+  if (h.rows >= kManyFloats && takes_floats(gate) && takes_floats(up)) return gate_up_in_floats(y, x, gate, up, act);
   parallel_ranges((gate.n_out + kTileRows - 1) / kTileRows, n_threads_, 1,
                   [&](int64_t begin, int64_t end) {
                     const int64_t o = begin * kTileRows;

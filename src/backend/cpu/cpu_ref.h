@@ -113,6 +113,19 @@ class CpuRef {
   void sample(Ids ids, Rows logits, std::span<const SampleRow> rows);
   void top_k(Ids ids, Scores log_probs, Rows logits, int k);
   void clustered_head(Rows logits, Rows h, ClusteredHead<Weight, Table> w);
+  // Of encoders (cpu_ref_encoder.cpp).
+  void add_positions(Rows x, Weight table, const Step& s);
+  void grid_norm_rope(Rows x, Vec gain, Freqs freqs, const Step& s, float eps);
+  void encoder_attend(Rows o, Rows q, Rows k, Rows v, const Step& s, int head_dim, float scale);
+  void clamp(Rows y, Rows x, float low, float high);
+  void pool(Rows y, Rows x, const Step& s, int size, float scale);
+  void shift_scale(Rows x, Vec shift, Vec scale);
+  void layer_norm(Rows y, Rows x, Vec gain, Vec bias, float eps);
+  void silu(Rows x);
+  void glu(Rows y, Rows u);
+  void conv2d(Rows y, Rows x, Vec kernel, int c_in);
+  void causal_conv(Rows y, Rows x, Vec kernel, const Step& s);
+  void relative_attend(Rows o, Rows q, Rows k, Rows v, Rows rel, const Step& s, RelativeWindow w);
 
   // Of the sequence in a cache slot, since it was last asked.
   Selected take_selected(int slot) { return std::exchange(selected_[size_t(slot)], {}); }
@@ -207,6 +220,6 @@ class CpuRef {
   std::vector<Selected> selected_;          // by cache slot
 };
 
-static_assert(Backend<CpuRef>);
+static_assert(Backend<CpuRef> && EncoderBackend<CpuRef>);
 
 }  // namespace facet

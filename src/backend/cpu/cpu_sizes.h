@@ -17,4 +17,17 @@ inline int64_t tile_floats(int64_t cols) {
 }  // codes, sub-scales, scales with minima
 inline int64_t panel_bytes(int64_t cols) { return padded(cols) / kGroupCols * kPanelBytes; }
 
+// Products of many rows by weights without a kernel for their codes: a block's weight rows and columns, and x's rows.
+constexpr int kManyFloats = 64;  // rows from which on
+constexpr int64_t kFloatRows = 32, kFloatCols = 768, kFloatTok = 96;
+inline int64_t float_floats(int64_t max_tok) {
+  return max_tok >= kManyFloats ? kFloatRows * (kFloatCols + kFloatTok * 17) + 64 : 0;
+}
+
+constexpr int kEncoderQueries = 48;  // that a thread takes at a time
+inline int64_t encoder_cols(int head_dim) { return round_up(head_dim, 16); }
+inline int64_t encoder_thread_floats(int head_dim) {
+  return head_dim > 0 ? kEncoderQueries * (kEncoderKeys + encoder_cols(head_dim) + 2) + 64 : 0;
+}
+
 }  // namespace facet

@@ -76,6 +76,35 @@ struct AttendPart {
   float* sum;           // [n_query] of exp(score - top)
 };
 
+// Attention of an encoder: one head, one range of a picture's keys, some of its queries. Ranges are taken in order.
+constexpr int kEncoderKeys = 512;  // of a range, at most; all but the last have as many
+struct EncoderPart {
+  int n_query, n_key, head_dim;
+  int value_cols;  // head_dim, rounded up to whole vectors
+  float scale;
+  const float* query;  // [n_query, head_dim]
+  int64_t query_stride;
+  const float* k;  // [n_key / 16][head_dim][16]: sixteen keys side by side
+  const float* v;  // [n_key, value_cols], columns beyond head_dim anything finite
+  float* score;    // [n_query, kEncoderKeys] scratch
+  float* out;      // [n_query, value_cols] of the ranges so far, as top and sum: 0, -inf and 0 before the first
+  float* top;      // [n_query] largest score
+  float* sum;      // [n_query] of exp(score - top)
+};
+
+// Part of a product of many rows of floats: some columns of some weight rows. The bits are those of SimdKernels::dots.
+struct DotsPart {
+  int n_row, n_tok;
+  int64_t begin, n;  // columns: begin is a multiple of sixteen
+  bool first;        // no range before this one
+  const float* w;    // [n_row, n] from column begin
+  int64_t w_stride;
+  const float* const* x;  // [n_tok] whole rows
+  float* sum;             // [n_tok, n_row, 16] lanes between ranges
+  float* y;               // the last range: results, else null
+  int64_t y_stride;
+};
+
 struct SimdKernels {
   static constexpr int kTypes = int(DType::kCount);
   const char* name;
@@ -100,6 +129,9 @@ struct SimdKernels {
                        const float* const* x, float* y, int64_t stride);
 
   void (*attend)(const AttendPart* p);
+  void (*encoder_attend)(const EncoderPart* p);
+  void (*dots_part)(const DotsPart* p);
+  void (*widen[kTypes])(const std::byte* p, float* y, int64_t n);  // F32, F16, BF16
   float (*sum_squares)(const float* x, int64_t n);
   void (*gelu_mul)(const float* g, const float* u, float* y, int64_t n);  // y = gelu(g) * u, the tanh form
   void (*silu_mul)(const float* g, const float* u, float* y, int64_t n);

@@ -20,7 +20,8 @@ inline __m256i dot32(__m256i codes, __m256i x) {  // sums of four products each
 #include "backend/cpu/simd_ymm_books.h"
 
 // Pairs of vectors, so that sums go as they do with AVX-512.
-constexpr int W = 16, kDotRows = 2, kDotTok = 2, kScoreRows = 4, kScoreQueries = 3, kWide = 2, kWideQueries = 3;
+constexpr int W = 16, kDotRows = 2, kDotTok = 2, kScoreRows = 4, kScoreQueries = 3, kWide = 2, kWideQueries = 3, kTileQueries = 2, kTilePanels = 2, kManyRows = 2, kManyTok = 2;
+constexpr bool kFoldsEight = false;
 typedef float v8 __attribute__((vector_size(32)));
 typedef int32_t i8 __attribute__((vector_size(32)));
 struct vf {
@@ -80,8 +81,12 @@ inline vf fold_rows(const vf* a) {
   return {(v8)_mm256_set_m128(four_rows(a + 4), four_rows(a)),
           (v8)_mm256_set_m128(four_rows(a + 12), four_rows(a + 8))};
 }
+inline vf larger(vf a, vf b) { return {a.a > b.a ? a.a : b.a, a.b > b.b ? a.b : b.b}; }
+inline void fold_eight(const vf*, float*) {}
 
 #include "backend/cpu/simd_float.h"
+// Uses the loops above.
+#include "backend/cpu/simd_encoder.h"
 
 void to_f16(const float* x, std::byte* y, int64_t n) {
   for (int64_t i = 0; i < n; i += 8)

@@ -16,7 +16,8 @@ constexpr bool kUnsigned = true;
 
 #include "backend/cpu/simd_pack.h"
 
-constexpr int W = 16, kDotRows = 4, kDotTok = 4, kScoreRows = 16, kScoreQueries = 1, kWide = 8, kWideQueries = 1;
+constexpr int W = 16, kDotRows = 4, kDotTok = 4, kScoreRows = 16, kScoreQueries = 1, kWide = 8, kWideQueries = 1, kTileQueries = 6, kTilePanels = 4, kManyRows = 8, kManyTok = 3;
+constexpr bool kFoldsEight = true;
 typedef float vf __attribute__((vector_size(64)));
 typedef int32_t vi __attribute__((vector_size(64)));
 typedef uint16_t vh __attribute__((vector_size(32)));
@@ -60,8 +61,26 @@ inline vf fold_rows(const vf* a) {
         pairs(quarters((__m512)a[4 * i], (__m512)a[4 * i + 1]), quarters((__m512)a[4 * i + 2], (__m512)a[4 * i + 3]));
   return (vf)halves_of(halves_of(t[0], t[1]), halves_of(t[2], t[3]));
 }
+inline vf larger(vf a, vf b) { return a > b ? a : b; }
+// fold() of eight, in its order.
+inline void fold_eight(const vf* a, float* y) {
+  __m512 s[4], u[2];
+  for (int i = 0; i < 4; ++i) {
+    const __m512 p = (__m512)a[2 * i], q = (__m512)a[2 * i + 1];
+    s[i] = _mm512_add_ps(_mm512_shuffle_f32x4(p, q, 0x44), _mm512_shuffle_f32x4(p, q, 0xEE));
+  }
+  for (int i = 0; i < 2; ++i) u[i] = halves_of(s[2 * i], s[2 * i + 1]);  // 128 bits i: four lanes of row 4 m + i
+  const __m512d lo = _mm512_castps_pd(u[0]), hi = _mm512_castps_pd(u[1]);
+  const __m512 v =
+      _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(lo, hi)), _mm512_castpd_ps(_mm512_unpackhi_pd(lo, hi)));
+  float t[16];
+  _mm512_storeu_ps(t, _mm512_add_ps(_mm512_shuffle_ps(v, v, 0x88), _mm512_shuffle_ps(v, v, 0xDD)));
+  for (int i = 0; i < 4; ++i) y[i] = t[4 * i], y[4 + i] = t[4 * i + 1];
+}
 
 #include "backend/cpu/simd_float.h"
+// Uses the loops above.
+#include "backend/cpu/simd_encoder.h"
 
 void to_f16(const float* x, std::byte* y, int64_t n) {
   for (int64_t i = 0; i < n; i += 16)

@@ -9,7 +9,8 @@ namespace {
 
 // Sixteen lanes, as with AVX2 and AVX-512, so that sums go as theirs do. The compiler cuts them to what there is; the
 // functions that pass them are inside this file.
-constexpr int W = 16, kDotRows = 1, kDotTok = 4, kScoreRows = 4, kScoreQueries = 1, kWide = 2, kWideQueries = 1;
+constexpr int W = 16, kDotRows = 1, kDotTok = 4, kScoreRows = 4, kScoreQueries = 1, kWide = 2, kWideQueries = 1, kTileQueries = 2, kTilePanels = 1, kManyRows = 2, kManyTok = 2;
+constexpr bool kFoldsEight = false;
 typedef float vf __attribute__((vector_size(64)));
 typedef int32_t vi __attribute__((vector_size(64)));
 typedef uint16_t vh __attribute__((vector_size(32)));
@@ -82,8 +83,12 @@ inline vf fold_rows(const vf* a) {
   }
   return load(s);
 }
+inline vf larger(vf a, vf b) { return a > b ? a : b; }
+inline void fold_eight(const vf*, float*) {}
 
 #include "backend/cpu/simd_float.h"
+// Uses the loops above.
+#include "backend/cpu/simd_encoder.h"
 
 // Groups of 32 to signed bytes, nearest even. A NaN is larger than anything as bits, so it becomes the scale.
 void quantize(const float* x, int64_t n, const QuantRow* to) {

@@ -19,6 +19,11 @@ constexpr SimdKernels make_table(const char* name, int gemv_tok, void (*interlea
   k.dots[int(DType::kF16)] = dots<LoadF16>;
   k.dots[int(DType::kBF16)] = dots<LoadBF16>;
   k.attend = attend;
+  k.encoder_attend = encoder_attend;
+  k.dots_part = dots_part;
+  k.widen[int(DType::kF32)] = widen<LoadF32>;
+  k.widen[int(DType::kF16)] = widen<LoadF16>;
+  k.widen[int(DType::kBF16)] = widen<LoadBF16>;
   k.sum_squares = sum_squares;
   k.gelu_mul = gelu_mul;
   k.silu_mul = silu_mul;

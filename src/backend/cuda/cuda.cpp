@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "backend/cuda/kernels/collectives.h"
+#include "backend/cuda/kernels/encoder/encoder.h"
 #include "backend/cuda/kernels/ops.h"
 
 namespace facet {
@@ -38,7 +39,10 @@ void Cuda::head_norm_rope(Rows x, Vec gain, Freqs freqs, const Step&, float eps)
       .left = {.k = {}, .v = {}, .work = {.q_gain = gain.p, .freqs = {freqs.p, freqs.n}, .eps = eps}}});
 }
 void Cuda::head_norm(Rows x, int head_dim, float eps) {
-  cuda::head_norm(stream_, acts_.written(x, false), head_dim, eps);
+  if (head_dim >= 64 && (head_dim & (head_dim - 1)) == 0)
+    return cuda::head_norm(stream_, acts_.written(x, false), head_dim, eps);
+  acts_.mat(x, false);
+  cuda::grid_norm_rope(stream_, acts_.written(x, true), head_dim, nullptr, nullptr, step_, eps);  // of an encoder
 }
 void Cuda::kv_append(KvLayer kv, Rows k, Rows v, const Step&) {
   cuda::kv_append(stream_, kv, acts_.mat(k, false), acts_.mat(v, false), step_);

@@ -212,6 +212,19 @@ class Cuda {
   // replayed the host is not told when ids and log_probs are there.
   void next_tokens(Ids ids, Scores log_probs, Rows logits, int k);
   void clustered_head(Rows logits, Rows h, ClusteredHead<Weight, Table> w);
+  // Of encoders (cuda_encoder.cpp).
+  void add_positions(Rows x, Weight table, const Step& s);
+  void grid_norm_rope(Rows x, Vec gain, Freqs freqs, const Step& s, float eps);
+  void encoder_attend(Rows o, Rows q, Rows k, Rows v, const Step& s, int head_dim, float scale);
+  void clamp(Rows y, Rows x, float low, float high);
+  void pool(Rows y, Rows x, const Step& s, int size, float scale);
+  void shift_scale(Rows x, Vec shift, Vec scale);
+  void layer_norm(Rows y, Rows x, Vec gain, Vec bias, float eps);
+  void silu(Rows x);
+  void glu(Rows y, Rows u);
+  void conv2d(Rows y, Rows x, Vec kernel, int c_in);
+  void causal_conv(Rows y, Rows x, Vec kernel, const Step& s);
+  void relative_attend(Rows o, Rows q, Rows k, Rows v, Rows rel, const Step& s, RelativeWindow w);
 
  private:
   static constexpr int kSkinnyMost = 64;  // rows of a long chunk that still take the kernels for few rows
