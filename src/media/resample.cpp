@@ -25,6 +25,19 @@ double bessel_i0(double x) {
   return sum;
 }
 
+// The Kaiser window over 0..1, and its last value once more.
+const std::vector<double>& kaiser_window() {
+  static const std::vector<double> window = [] {
+    std::vector<double> w(kWindowSteps + 2);
+    for (int i = 0; i < kWindowSteps + 2; ++i) {
+      const double x = std::min(1.0, double(i) / kWindowSteps);
+      w[size_t(i)] = bessel_i0(kBeta * std::sqrt(1 - x * x)) / bessel_i0(kBeta);
+    }
+    return w;
+  }();
+  return window;
+}
+
 // Eight sums beside each other, which vectorises, in an order that no cut changes.
 float dot(const float* a, const float* b, int n) {
   float s[8] = {};
@@ -40,12 +53,6 @@ Resampler::Resampler(int from, int to) : from_(from), to_(to) {
   CHECK(from > 0 && to > 0 && from <= 192'000 && to <= 192'000, "{} to {} Hz", from, to);
   cutoff_ = kMiddle * std::min(1.0, double(to) / from);
   half_ = (int(std::ceil(kZeros / cutoff_)) + 4) & ~3;  // 2 * half_ is a multiple of 8
-  window_.resize(kWindowSteps + 2);
-  for (int i = 0; i <= kWindowSteps; ++i) {
-    const double x = double(i) / kWindowSteps;
-    window_[size_t(i)] = bessel_i0(kBeta * std::sqrt(1 - x * x)) / bessel_i0(kBeta);
-  }
-  window_[kWindowSteps + 1] = window_[kWindowSteps];
   const int64_t places = to_ / std::gcd(from, to);
   n_phases_ = places <= kMostPhases ? places : kInterpolated;
   phases_.resize(size_t(n_phases_ + 1) * 2 * size_t(half_));
@@ -57,11 +64,12 @@ Resampler::Resampler(int from, int to) : from_(from), to_(to) {
 
 // Weights of input samples base - half_ + 1 .. base + half_ for the place base + fraction.
 void Resampler::fill(double fraction, float* to) const {
+  const std::vector<double>& kaiser = kaiser_window();
   for (int j = 0; j < 2 * half_; ++j) {
     const double t = j - half_ + 1 - fraction;  // input samples
     const double edge = std::min(1.0, std::abs(t) / half_) * kWindowSteps;
     const int i = int(edge);
-    const double window = window_[size_t(i)] + (window_[size_t(i) + 1] - window_[size_t(i)]) * (edge - i);
+    const double window = kaiser[size_t(i)] + (kaiser[size_t(i) + 1] - kaiser[size_t(i)]) * (edge - i);
     const double x = M_PI * cutoff_ * t;
     to[j] = float(cutoff_ * (std::abs(x) < 1e-12 ? 1.0 : std::sin(x) / x) * window);
   }

@@ -31,7 +31,6 @@ class Resampler {
   std::vector<float> phases_;
   std::vector<uint8_t> known_;
   int64_t n_phases_;
-  std::vector<double> window_;  // Kaiser window over 0..1
   std::vector<float> scratch_;
 };
 

@@ -37,7 +37,7 @@ inline void check_picture(const std::string& file) {
   if (whole->width != info->width || whole->height != info->height ||
       whole->rgb.size() != size_t(info->width) * size_t(info->height) * 3)
     std::abort();
-  if (whole->rgb.size() > 3'000) return;  // the rest is ours and depends on the size alone
+  if (whole->rgb.size() > 600) return;  // the rest is ours and depends on the size alone
   const auto size = facet::target_size(whole->width, whole->height, 70, "fuzz");
   const auto small = facet::decode_resized(bytes, 70, "fuzz", limits);
   if (!size || !small || small->rgb != facet::resize_bicubic(*whole, size->width, size->height).rgb) std::abort();

@@ -15,7 +15,7 @@ namespace {
 
 std::string le(uint64_t v, int n) {
   std::string s;
-  for (int i = 0; i < n; ++i) s += char(v >> 8 * i);
+  for (int i = 0; i < n; ++i) s += char(i < 8 ? v >> 8 * i : 0);
   return s;
 }
 std::string be(uint64_t v, int n) {
