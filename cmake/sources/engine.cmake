@@ -9,6 +9,7 @@ set(facet_sources
   fingerprint.cpp
   host_tier.cpp
   logprobs.cpp
+  media.cpp
   mask_tasks.cpp
   plan.cpp
   plan_memory.cpp

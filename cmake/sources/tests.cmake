@@ -88,6 +88,7 @@ set(tests_golden
   golden/encoders_test.cpp
   golden/fixtures_test.cpp
   golden/hidden_test.cpp
+  golden/media_text_test.cpp
   golden/planted_bugs_test.cpp
   golden/planted_encoder_bugs_test.cpp
 )

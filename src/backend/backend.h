@@ -65,6 +65,7 @@ struct AttnSpec {
   float scale = 1.f;
   bool causal_block = false;  // a kBlock sequence is causal in this layer (DFlash sliding layers)
   bool selected = false;      // reads the blocks that the last select_blocks chose
+  bool ahead = false;         // tokens of a picture see its tokens behind them: Step::ahead
 };
 enum class Act : uint8_t { kGelu, kSilu };  // kGelu is the tanh form
 

@@ -33,6 +33,8 @@ struct StepShape {
   int n_path = 0;       // most paths from the root to a leaf of a tree of at most kSmallT tokens; 0: none
   bool staged = false;  // some sequence brings more tokens than the rings' margin
   bool select = false;  // some sequence has n_select > 0
+  int n_soft = 0;       // tokens whose embedding is a row that an encoder made
+  bool ahead = false;   // some token has Step::ahead > 0
   bool operator==(const StepShape&) const = default;
   bool all_out() const { return n_out == n_tok; }  // the head runs for every token, in order (Out::kGiven aside)
 };
@@ -61,14 +63,18 @@ struct Step {
   const uint64_t* ancestor = nullptr;  // [T]   read for kTree only: bit j = the sequence's j-th token is visible
   const int32_t* out_row = nullptr;    // [O]   tokens for which the head runs
   const int32_t* n_select = nullptr;   // [S]   leading tokens that read chosen blocks in full layers; if shape.select
+  const int32_t* soft = nullptr;   // [T]   row of the step's soft embeddings, -1: the token's own; if shape.n_soft > 0
+  const int32_t* ahead = nullptr;  // [T]   tokens of the same picture that follow in this step, which it sees as well
+                                   //       in layers with AttnSpec::ahead; kCausal only, if shape.ahead
   SelectSpec select;
 };
 
-// Whether token j of a sequence sees its token i of the same step, window aside.
-FACET_HD inline bool sees_in_step(Mask mask, uint64_t ancestor, int j, int i, bool causal_block) {
+// Whether token j of a sequence sees its token i of the same step, window aside. ahead: of token j, in a layer that
+// looks ahead in pictures.
+FACET_HD inline bool sees_in_step(Mask mask, uint64_t ancestor, int j, int i, bool causal_block, int ahead = 0) {
   switch (mask) {
     case Mask::kCausal:
-      return i <= j;
+      return i <= j + ahead;
     case Mask::kTree:
       return (ancestor >> i) & 1u;
     case Mask::kBlock:

@@ -9,20 +9,22 @@ namespace facet {
 
 StepBuilder::StepBuilder(int max_tok, int max_seq, int margin)
     : max_tok_(size_t(max_tok)), max_seq_(size_t(max_seq)), margin_(margin) {
-  for (auto* v : {&token_, &pos_, &seq_, &out_row_}) v->reserve(max_tok_);
+  for (auto* v : {&token_, &pos_, &seq_, &out_row_, &soft_, &ahead_}) v->reserve(max_tok_);
   for (auto* v : {&q_begin_, &kv_len_, &slot_, &n_select_}) v->reserve(max_seq_ + 1);
   mask_.reserve(max_seq_);
   ancestor_.reserve(max_tok_);
 }
 
 void StepBuilder::begin() {
-  for (auto* v : {&token_, &pos_, &seq_, &out_row_, &q_begin_, &kv_len_, &slot_, &n_select_}) v->clear();
+  for (auto* v : {&token_, &pos_, &seq_, &out_row_, &q_begin_, &kv_len_, &slot_, &n_select_, &soft_, &ahead_})
+    v->clear();
   mask_.clear();
   ancestor_.clear();
   q_begin_.push_back(0);
   longest_ = most_tok_ = n_small_ = n_path_ = 0;
   n_long_ = 0, long_rows_ = 0;
-  any_select_ = false;
+  n_soft_ = 0;
+  any_select_ = any_ahead_ = false;
 }
 
 void StepBuilder::add(const SeqStep& q) {
@@ -33,6 +35,9 @@ void StepBuilder::add(const SeqStep& q) {
         n);
   CHECK(q.mask != Mask::kTree || (n <= kMaxTreeNodes && q.parent.size() == q.token.size()),
         "tree of {} nodes, {} parents", n, q.parent.size());
+  CHECK((q.soft.empty() && q.ahead.empty()) ||
+            (q.mask == Mask::kCausal && q.soft.size() == q.token.size() && q.ahead.size() == q.token.size()),
+        "{} soft rows, {} ahead for {} tokens", q.soft.size(), q.ahead.size(), n);
   uint64_t inner = 0;  // nodes that are parents
   for (int j = 0; j < n; ++j) {
     uint64_t ancestor = 0;
@@ -48,6 +53,11 @@ void StepBuilder::add(const SeqStep& q) {
     pos_.push_back(pos);
     seq_.push_back(s);
     ancestor_.push_back(ancestor);
+    soft_.push_back(q.soft.empty() ? -1 : q.soft[size_t(j)]);
+    ahead_.push_back(q.ahead.empty() ? 0 : q.ahead[size_t(j)]);
+    CHECK(ahead_.back() >= 0 && ahead_.back() < n - j, "token {} of {} sees {} ahead", j, n, ahead_.back());
+    n_soft_ += soft_.back() >= 0;
+    any_ahead_ |= ahead_.back() > 0;
     if (q.out == Out::kAll || (q.out == Out::kLast && j == n - 1) || (q.out == Out::kButFirst && j > 0))
       out_row_.push_back(base + j);
     if (q.out == Out::kGiven) out_row_.push_back(q.out_row[size_t(j)]);
@@ -72,6 +82,8 @@ void StepBuilder::pad_to(int n_tok) {
     pos_.push_back(0);
     seq_.push_back(-1);
     ancestor_.push_back(0);
+    soft_.push_back(-1);
+    ahead_.push_back(0);
   }
 }
 
@@ -85,7 +97,9 @@ const Step& StepBuilder::finish() {
                  .longest = longest_,
                  .n_path = n_path_,
                  .staged = most_tok_ > margin_,
-                 .select = any_select_};
+                 .select = any_select_,
+                 .n_soft = n_soft_,
+                 .ahead = any_ahead_};
   step_.token = token_.data();
   step_.pos = pos_.data();
   step_.seq = seq_.data();
@@ -96,6 +110,8 @@ const Step& StepBuilder::finish() {
   step_.ancestor = ancestor_.data();
   step_.out_row = out_row_.data();
   step_.n_select = n_select_.data();
+  step_.soft = soft_.data();
+  step_.ahead = ahead_.data();
   return step_;
 }
 

@@ -20,6 +20,8 @@ struct SeqStep {
   std::span<const int32_t> out_row = {};  // kGiven
   std::span<const int16_t> parent = {};   // kTree: parent[i] < i, parent[0] = -1
   int n_select = 0;                       // Step::n_select; 0 for kSmallT tokens or fewer
+  std::span<const int32_t> soft = {};     // Step::soft of each token; empty: no soft ones
+  std::span<const int32_t> ahead = {};    // Step::ahead of each token; empty: 0
   int pos = -1;  // position of all tokens (kPast heads); -1: kv_len + index, or + depth in a tree
 };
 
@@ -39,14 +41,14 @@ class StepBuilder {
  private:
   size_t max_tok_, max_seq_;
   int margin_;
-  std::vector<int32_t> token_, pos_, seq_, q_begin_, kv_len_, slot_, out_row_, n_select_;
+  std::vector<int32_t> token_, pos_, seq_, q_begin_, kv_len_, slot_, out_row_, n_select_, soft_, ahead_;
   std::vector<Mask> mask_;
   std::vector<uint64_t> ancestor_;
   Step step_;
   int longest_ = 0, most_tok_ = 0, n_small_ = 0, n_path_ = 0;
-  int n_long_ = 0;
+  int n_long_ = 0, n_soft_ = 0;
   int64_t long_rows_ = 0;
-  bool any_select_ = false;
+  bool any_select_ = false, any_ahead_ = false;
 };
 
 }  // namespace facet

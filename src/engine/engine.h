@@ -15,6 +15,7 @@
 #include "backend/verb_cost.h"
 #include "base/result.h"
 #include "engine/cache_stats.h"
+#include "engine/media.h"
 #include "engine/phases.h"
 #include "formats/kv_codec.h"
 
@@ -176,7 +177,8 @@ struct TokenLogprobs {
   std::vector<std::pair<int32_t, float>> top = {};  // the likeliest, best first
 };
 struct Request {
-  std::vector<int32_t> prompt = {};
+  std::vector<int32_t> prompt = {};    // ids below 0 are soft tokens of `media`
+  std::vector<MediaSpan> media = {};   // in the order of the prompt
   int max_tokens = -1;  // -1: until the context is full; 0: only the prompt is computed
   Sampling sampling = {};
   bool ignore_eos = false;       // an end-of-generation token is output like any other

@@ -20,6 +20,7 @@ struct RunnerOptions {
   int64_t more_pages = 0;                 // bytes of the page pool for drafters' rows
   int64_t kv_memory = 0;                  // bytes of the page pool in all; 0: what the plan can come to
   std::optional<SelectSpec> select = {};  // block-sparse prefill, for sequences of a step that ask for it
+  int max_soft = 0;                       // tokens of one step whose embeddings encoders made
   LoadProgress loading = {};              // told of weights as they arrive
 };
 
@@ -55,7 +56,7 @@ class Runner {
     if (o.select) limits.n_select = o.kv.resident(), r->steps.select(*o.select);
     limits.shared_codes = kv_shared_codes(m, o.kv);
     r->b.reserve(limits);
-    r->work = make_work(r->b, m, o.kv.max_step, o.max_out);
+    r->work = make_work(r->b, m, o.kv.max_step, o.max_out, o.max_soft);
     r->ids = r->b.new_ids(o.max_out);
     if (auto ok = memory_status(r->b); !ok) return ok.error();
     return r;
@@ -66,9 +67,16 @@ class Runner {
     q.kv_len = cache->len(q.slot);
     steps.add(q);
   }
+  // Embeddings [n, D] of the step being built, which its tokens name (SeqStep::soft): the number of the first.
+  int add_soft(std::span<const float> rows) {
+    const int first = int(soft_.size()) / m.d_model;
+    soft_.insert(soft_.end(), rows.begin(), rows.end());
+    return first;
+  }
   // Logits [O, V] of the step that was built.
   typename B::Rows forward(const Taps<B>& taps = {}) {
     const Step& s = steps.finish();
+    if (!soft_.empty()) b.from_host(work.soft.view(int(soft_.size()) / m.d_model, m.d_model), soft_), soft_.clear();
     const char* key = reinterpret_cast<const char*>(this) + (taps.final_hidden || !taps.layer.empty() ? 1 : 0);
     return run_pass(b, s, key,
                     [&] { return gemma4_forward(b, m, w, s, std::span<const typename B::KvLayer>(kv), taps, work); });
@@ -85,6 +93,8 @@ class Runner {
   typename B::Ids ids;
 
  private:
+  std::vector<float> soft_;
+
   template <class... Args>
   Runner(const ModelCfg& cfg, const RunnerOptions& o, Args&&... args)
       : b(std::forward<Args>(args)...), m(cfg), steps(o.kv.max_step, o.kv.max_seq, o.kv.margin) {}

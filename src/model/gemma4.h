@@ -33,7 +33,8 @@ void attention(B& b, const LayerW<B>& L, const LayerCfg& c, const ModelCfg& m, t
                       .window = c.window,
                       .scale = m.attn_scale,  // Gemma's is 1: q and k are normalised
                       .causal_block = c.causal_block,
-                      .selected = s.shape.select && c.window == 0};
+                      .selected = s.shape.select && c.window == 0,
+                      .ahead = s.shape.ahead && m.pictures_ahead && c.window > 0};
   if (spec.selected) b.select_blocks(q, kv, s, spec);
   b.attend(a, q, kv, s, spec);
   b.matmul(y, a, L.wo);
@@ -125,6 +126,7 @@ typename B::Rows gemma4_forward(B& b, const ModelCfg& m, const ModelW<B>& W, con
   auto x = w.x.view(s.shape.n_tok, m.d_model), h = w.h.view(s.shape.n_tok, m.d_model);
 
   b.embed(x, W.tok_embd, s, m.embed_scale);
+  if (s.shape.n_soft > 0) b.embed_soft(x, w.soft.view(s.shape.n_tok, m.d_model), s);  // not scaled
   if (m.d_ple > 0) per_layer_embeddings(b, m, W, s, w);
   b.rms_norm(h, x, W.layer[0].attn_norm, m.eps);
   for (size_t l = 0; l < W.layer.size(); ++l) {

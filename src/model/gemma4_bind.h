@@ -176,7 +176,7 @@ Result<ModelW<B>> bind_gemma4(B& b, const GgufFile& file, const ModelCfg& m, int
 
 // Scratch for steps of at most max_tok tokens and max_out rows of logits.
 template <Backend B>
-Work<B> make_work(B& b, const ModelCfg& m, int max_tok, int max_out) {
+Work<B> make_work(B& b, const ModelCfg& m, int max_tok, int max_out, int max_soft = 0) {
   Work<B> w;
   const int D = m.d_model, wide = std::max(m.max_q_cols(), D), ple = m.n_layer() * m.d_ple;
   w.x = b.new_rows(max_tok, D), w.h = b.new_rows(max_tok, D), w.y = b.new_rows(max_tok, D);
@@ -186,6 +186,7 @@ Work<B> make_work(B& b, const ModelCfg& m, int max_tok, int max_out) {
   if (m.n_expert > 0) w.e = b.new_rows(max_tok, D), w.r = b.new_rows(max_tok, D);
   if (ple > 0) w.ple = b.new_rows(max_tok, ple), w.ple_ctx = b.new_rows(max_tok, ple);
   w.out = b.new_rows(max_out, D), w.logits = b.new_rows(max_out, m.n_vocab);
+  if (max_soft > 0) w.soft = b.new_rows(max_soft, D);
   return w;
 }
 // Elements that make_work asks for.

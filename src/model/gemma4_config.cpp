@@ -144,6 +144,7 @@ Result<ModelCfg> gemma4_config(const GgufFile& file) {
     m.d_expert = r.integer("expert_feed_forward_length", 1, 1 << 20);
   }
   m.d_ple = r.integer_or("embedding_length_per_layer_input", 0, 0, 1 << 16);
+  m.pictures_ahead = m.d_ple == 0;  // files have no key for it; E2B and E4B are causal
   m.eps = r.real("attention.layer_norm_rms_epsilon", 0, 1);
   m.softcap = r.real_or("final_logit_softcapping", 0, 0, 1e6);
   m.embed_scale = std::sqrt(float(m.d_model));

@@ -28,6 +28,7 @@ struct ModelCfg {
   int d_ple = 0;  // width of a layer's slice of the per-layer embeddings; 0: none
   float embed_scale = 1.f, attn_scale = 1.f, softcap = 0.f, eps = 1e-6f;
   Act act = Act::kGelu;
+  bool pictures_ahead = false;  // sliding layers: tokens of a picture see all of it (12B, 26B, 31B)
   std::vector<LayerCfg> layer;
 
   int n_layer() const { return int(layer.size()); }
@@ -69,6 +70,7 @@ struct Work {
   typename B::Rows e, r;          // [T, D] experts' input, router's input
   typename B::Rows ple, ple_ctx;  // [T, L * P]
   typename B::Rows out, logits;   // [O, D], [O, V]
+  typename B::Rows soft;          // [T, D] of a step: embeddings that encoders made; no rows: no encoder
 };
 
 // Hidden states to keep: the residual stream after layer[i] into dst[i] (DFlash), and the final one, after the

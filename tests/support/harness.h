@@ -56,7 +56,8 @@ class Harness {
   Harness(const std::string& path, KvPlan kv, int max_out, Args... args)
       : file_(must(GgufFile::open(path))), cfg(must(gemma4_config(file_))) {
     kv.max_ctx = std::max(kv.max_ctx, 1);
-    runner_ = must(Runner<B>::open(file_, cfg, {.kv = kv, .max_out = max_out > 0 ? max_out : kv.max_step}, args...));
+    runner_ = must(Runner<B>::open(
+        file_, cfg, {.kv = kv, .max_out = max_out > 0 ? max_out : kv.max_step, .max_soft = kv.max_step}, args...));
   }
   static inline const KvPlan kExact{
       .k = KvType::kF32, .v = KvType::kF32, .share = true, .max_ctx = 512, .max_step = 128, .margin = 16};

@@ -191,8 +191,10 @@ void CpuFast::attend_part(const AttendScratch& a, const Block& b, int64_t split,
         spec.window ? std::clamp<int64_t>(int64_t(s.pos[t]) - spec.window + 1, start, committed) : start;
     std::memset(sees, 0, size_t(low - start));
     std::memset(sees + (low - start), 1, size_t(committed - low));
+    const uint64_t ancestor = mask == Mask::kTree ? s.ancestor[t] : 0;
+    const int ahead = spec.ahead ? s.ahead[t] : 0;
     for (int i = n_old; i < n_key; ++i)
-      sees[i] = sees_in_step(mask, mask == Mask::kTree ? s.ancestor[t] : 0, t - base, key_of[i], spec.causal_block) &&
+      sees[i] = sees_in_step(mask, ancestor, t - base, key_of[i], spec.causal_block, ahead) &&
                 (spec.window == 0 || s.pos[t] - s.pos[base + key_of[i]] < spec.window);
   }
   if (lists)

@@ -104,6 +104,14 @@ void CpuRef::embed(Rows x, Weight table, const Step& s, float scale) {
   });
 }
 
+void CpuRef::embed_soft(Rows x, Rows soft, const Step& s) {
+  for (int t = 0; t < x.rows; ++t) {
+    if (s.soft[t] < 0) continue;
+    CHECK(s.soft[t] < soft.rows, "soft row {} of {}", s.soft[t], soft.rows);
+    std::copy_n(soft.row(s.soft[t]), x.cols, x.row(t));
+  }
+}
+
 void CpuRef::rms_norm(Rows y, Rows x, Vec gain, float eps) {
   for (int t = 0; t < x.rows; ++t) {
     const float r = inv_rms(x.row(t), x.cols, eps);
@@ -241,7 +249,8 @@ void CpuRef::attend_over(Rows o, Rows q, KvLayer kv, const Step& s, AttnSpec spe
       if (!listed(t, r)) return false;
       if (r < len) return spec.window == 0 || s.pos[t] - r < spec.window;
       const int key = int(r - len), j = t - base;
-      if (!sees_in_step(mask, mask == Mask::kTree ? s.ancestor[t] : 0, j, key, spec.causal_block)) return false;
+      const int ahead = spec.ahead ? s.ahead[t] : 0;
+      if (!sees_in_step(mask, mask == Mask::kTree ? s.ancestor[t] : 0, j, key, spec.causal_block, ahead)) return false;
       return spec.window == 0 || s.pos[t] - s.pos[base + key] < spec.window;
     };
     for (int64_t r = first; r < len + in_step; ++r) {

@@ -92,6 +92,7 @@ class CpuRef {
   static int64_t reserve_bytes(const BackendLimits& limits, int n_threads);
 
   void embed(Rows x, Weight table, const Step& s, float scale);
+  void embed_soft(Rows x, Rows soft, const Step& s);
   void rms_norm(Rows y, Rows x, Vec gain, float eps);
   void matmul(Rows y, Rows x, Weight w);
   void qkv(Rows q, Rows k, Rows v, Rows h, Weight wq, Weight wk, Weight wv);

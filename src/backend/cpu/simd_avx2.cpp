@@ -20,7 +20,8 @@ inline __m256i dot32(__m256i codes, __m256i x) {  // sums of four products each
 #include "backend/cpu/simd_ymm_books.h"
 
 // Pairs of vectors, so that sums go as they do with AVX-512.
-constexpr int W = 16, kDotRows = 2, kDotTok = 2, kScoreRows = 4, kScoreQueries = 3, kWide = 2, kWideQueries = 3, kTileQueries = 2, kTilePanels = 2, kManyRows = 2, kManyTok = 2;
+constexpr int W = 16, kDotRows = 2, kDotTok = 2, kScoreRows = 4, kScoreQueries = 3, kWide = 2, kWideQueries = 3,
+              kTileQueries = 2, kTilePanels = 2, kManyRows = 2, kManyTok = 2;
 constexpr bool kFoldsEight = false;
 typedef float v8 __attribute__((vector_size(32)));
 typedef int32_t i8 __attribute__((vector_size(32)));

@@ -16,7 +16,8 @@ constexpr bool kUnsigned = true;
 
 #include "backend/cpu/simd_pack.h"
 
-constexpr int W = 16, kDotRows = 4, kDotTok = 4, kScoreRows = 16, kScoreQueries = 1, kWide = 8, kWideQueries = 1, kTileQueries = 6, kTilePanels = 4, kManyRows = 8, kManyTok = 3;
+constexpr int W = 16, kDotRows = 4, kDotTok = 4, kScoreRows = 16, kScoreQueries = 1, kWide = 8, kWideQueries = 1,
+              kTileQueries = 6, kTilePanels = 4, kManyRows = 8, kManyTok = 3;
 constexpr bool kFoldsEight = true;
 typedef float vf __attribute__((vector_size(64)));
 typedef int32_t vi __attribute__((vector_size(64)));

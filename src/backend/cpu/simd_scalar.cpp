@@ -9,7 +9,8 @@ namespace {
 
 // Sixteen lanes, as with AVX2 and AVX-512, so that sums go as theirs do. The compiler cuts them to what there is; the
 // functions that pass them are inside this file.
-constexpr int W = 16, kDotRows = 1, kDotTok = 4, kScoreRows = 4, kScoreQueries = 1, kWide = 2, kWideQueries = 1, kTileQueries = 2, kTilePanels = 1, kManyRows = 2, kManyTok = 2;
+constexpr int W = 16, kDotRows = 1, kDotTok = 4, kScoreRows = 4, kScoreQueries = 1, kWide = 2, kWideQueries = 1,
+              kTileQueries = 2, kTilePanels = 1, kManyRows = 2, kManyTok = 2;
 constexpr bool kFoldsEight = false;
 typedef float vf __attribute__((vector_size(64)));
 typedef int32_t vi __attribute__((vector_size(64)));

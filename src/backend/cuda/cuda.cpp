@@ -86,6 +86,11 @@ void Cuda::embed(Rows x, Weight table, const Step&, float scale) {
   sampler_.resolve_pending_topk();
   cuda::embed(stream_, acts_.written(x, true), table.m, step_.token, scale);
 }
+void Cuda::embed_soft(Rows x, Rows soft, const Step&) {
+  const Mat rows = acts_.mat(soft, false);
+  acts_.mat(x, false);
+  cuda::embed_soft(stream_, acts_.written(x, true), rows, step_.soft);
+}
 void Cuda::embed_own(Rows x, Weight table, float scale, int first) {
   sampler_.resolve_pending_topk();
   cuda::embed_own(stream_, acts_.written(x, false), table.m, step_.token, first, scale);

@@ -176,6 +176,7 @@ class Cuda {
   std::vector<double> laps();
 
   void embed(Rows x, Weight table, const Step& s, float scale);
+  void embed_soft(Rows x, Rows soft, const Step& s);
   void embed_concat(Rows y, Weight table, const Step& s, float scale, Rows x);
   void rms_norm(Rows y, Rows x, Vec gain, float eps);
   void matmul(Rows y, Rows x, Weight w);

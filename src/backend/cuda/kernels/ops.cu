@@ -385,6 +385,11 @@ void with_per(const Mat& x, F&& f) {
 void embed(cudaStream_t stream, Mat x, const TiledMatrix& table, const int32_t* token, float scale_by) {
   launch(embed_kernel, dim3(unsigned(x.rows)), dim3(256), 0, stream, x, table, token, scale_by, Mat{});
 }
+void embed_soft(cudaStream_t stream, Mat x, Mat soft, const int32_t* row) {
+  each4(stream, x.rows, x.cols, [=] __device__(int t, int c) {
+    if (row[t] >= 0) put(x, t, c, *reinterpret_cast<const float4*>(soft.p + row[t] * soft.stride + c));
+  });
+}
 void embed_concat(cudaStream_t stream, Mat y, const TiledMatrix& table, const int32_t* token, float scale_by, Mat x) {
   CHECK(table.n_in % 4 == 0 && x.cols % 4 == 0, "{} columns beside {}", x.cols, table.n_in);
   launch(embed_kernel, dim3(unsigned(y.rows), 2), dim3(256), 0, stream, y, table, token, scale_by, x);

@@ -9,6 +9,8 @@
 namespace facet::cuda {
 
 void embed(cudaStream_t, Mat x, const TiledMatrix& table, const int32_t* token, float scale);
+// x[t] = soft[row[t]] where row[t] is not -1
+void embed_soft(cudaStream_t, Mat x, Mat soft, const int32_t* row);
 // y[t] = [embed(t), x[t]]
 void embed_concat(cudaStream_t, Mat y, const TiledMatrix& table, const int32_t* token, float scale, Mat x);
 // If left.p is set, the input is the sum of these partial sums, and x, unless it is y, gets that sum.

@@ -215,14 +215,22 @@ bool attend(cudaStream_t stream, Mat o, Mat q, const KvLayer& kv, const Step& s,
   p.t_begin = fast ? n_small : 0;
   p.t_end = n_tok;
   p.f16 = {.rows = static_cast<__half*>(scratch.p), .bytes = int64_t(scratch.bytes)};
-  if (p.t_begin >= p.t_end) return imaged;
+  // Tokens of pictures, once more: the kernels above are causal.
+  const auto look_ahead = [&] {
+    if (!spec.ahead) return imaged;
+    p.ahead = true;
+    p.t_begin = 0, p.t_end = n_tok;
+    attend_plain(stream, p);
+    return false;
+  };
+  if (p.t_begin >= p.t_end) return look_ahead();
   // Few rows after the short sequences are padding; tiles hold whole groups of query heads.
   const bool chunk = p.t_end - p.t_begin > kSmallT && 64 % p.group == 0;
   const Prefill prefill = fast && chunk ? attend_prefill_of(kv.k_type, kv.v_type, kv.shared) : nullptr;
   const bool done =
       prefill && (selection.lists ? attend_lists(stream, prefill, p, spec, selection) : prefill(stream, p));
   if (!done) attend_plain(stream, p);
-  return imaged;
+  return look_ahead();
 }
 
 }  // namespace facet::cuda

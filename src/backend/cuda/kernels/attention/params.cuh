@@ -48,6 +48,7 @@ struct AttendParams {
   int window = 0;
   float scale = 1.f;
   bool causal_block = false;
+  bool ahead = false;  // attend_plain: only tokens with Step::ahead > 0, which see so many tokens more
   int n_split = 0, n_col_block = 0, n_sm = 0;
   int n_path = 0;  // StepShape's
   FusedQkNormRope heads;

@@ -4,7 +4,8 @@
 //
 // Shapes     q [T, Hq * E] f32, E 64..512; K, V rows as cached (device_kv_layout.cuh)
 // Bytes      each visible row once per query row: for the small heads of drafters, and as a check of the fast kernels
-// Launch     one block of 128 threads per (query head, token); a padding row gets zeros
+// Launch     one block of 128 threads per (query head, token); a padding row gets zeros. p.ahead: only the tokens of
+//            pictures that see others behind them, over what a kernel that is causal has written
 // Order      E / 16 lanes are a group; group w of n takes the positions r with r mod n = w in ascending order, and the
 //            groups are merged in order: a row's bits depend on it and the rows it sees alone
 // Reference  CpuRef::attend
@@ -27,7 +28,8 @@ __global__ void __launch_bounds__(kWarps * 32, 5) attend_plain_kernel(const __gr
   pdl_trigger();
   const int E = p.kv.head_dim, hq = blockIdx.x, t = p.t_begin + blockIdx.y, head = hq / p.group;
   const int tid = threadIdx.x, rotation = E < 128 ? E : 128;
-  const int seq = p.step.seq[t];
+  const int seq = p.step.seq[t], ahead = p.ahead ? p.step.ahead[t] : 0;
+  if (p.ahead && ahead == 0) return;
   float* o = p.o + t * p.o_stride + int64_t(hq) * E;
   __nv_bfloat16* o_bf = p.o_bf ? p.o_bf + t * p.o_bf_stride + int64_t(hq) * E : nullptr;
   if (seq < 0) {
@@ -61,7 +63,7 @@ __global__ void __launch_bounds__(kWarps * 32, 5) attend_plain_kernel(const __gr
   for (int i = 0; i < kDims; ++i) q[i] = query[d + i];
   for (int base = first / groups * groups; base < end; base += groups) {
     const int row = base + group;
-    const bool sees = row >= first && row < end && sees_position(p, s, pos, row);
+    const bool sees = row >= first && row < end && (sees_position(p, s, pos, row) || row <= pos + ahead);
     KvRow at{};
     float x = 0;
     if (sees) {

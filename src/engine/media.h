@@ -1,0 +1,55 @@
+#pragma once
+#include <cstdint>
+#include <list>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <vector>
+
+#include "base/hash.h"
+
+namespace facet {
+
+// A picture or a sound in a prompt: its n soft tokens from position `begin` on. In Request::prompt they are ids below 0
+// (append_soft_ids), so that two prompts begin alike only as far as their pictures are the same.
+struct MediaSpan {
+  int begin = 0, n = 0;
+  bool is_picture = true;
+  std::shared_ptr<const std::vector<float>> rows = {};  // [n, width of the model]
+  int end() const { return begin + n; }
+};
+
+// Ids for the n soft tokens of what has this hash: below 0, each with 31 bits that depend on all of the hash and on its
+// place.
+void append_soft_ids(const Hash128::Digest& hash, int n, std::vector<int32_t>& to);
+inline bool is_soft_id(int32_t id) { return id < 0; }
+// The largest m <= n at which a prompt may be gone on from: not within soft tokens. Runs of fewer than four of them
+// hold too few bits of the hash, and are not relied on.
+int soft_token_border(std::span<const int32_t> tokens, int n);
+
+// Encoded pictures and sounds by what was encoded, the least recently used one goes first. Any thread.
+class MediaCache {
+ public:
+  using Rows = std::shared_ptr<const std::vector<float>>;
+  explicit MediaCache(int64_t max_bytes) : max_bytes_(max_bytes) {}
+  Rows find(const Hash128::Digest& hash);  // null: not there
+  void put(const Hash128::Digest& hash, Rows rows);
+  struct Stats {
+    int64_t bytes = 0, hits = 0, misses = 0;
+  };
+  Stats stats() const;
+
+ private:
+  struct Entry {
+    Hash128::Digest hash;
+    Rows rows;
+  };
+  const int64_t max_bytes_;
+  mutable std::mutex mutex_;
+  std::list<Entry> entries_;  // the most recently used first
+  std::map<Hash128::Digest, std::list<Entry>::iterator> by_hash_;
+  Stats stats_;
+};
+
+}  // namespace facet
