@@ -16,14 +16,16 @@ BELOW = {
     "model": ["backend", "formats", "base"],
     "cache": ["model", "backend", "formats", "base"],
     "spec": ["cache", "model", "backend", "formats", "base"],
-    "engine": ["spec", "cache", "model", "backend", "grammar", "tokenizer", "formats", "base"],
-    "tools": ["engine", "spec", "cache", "model", "backend", "grammar", "tokenizer", "formats", "base"],
-    "server": ["engine", "grammar", "tokenizer", "formats", "base"],
-    "capi": ["engine", "model", "backend", "grammar", "tokenizer", "formats", "base"],
+    "api": ["backend", "formats", "base"],
+    "engine": ["api", "spec", "cache", "model", "backend", "grammar", "tokenizer", "formats", "base"],
+    "compose": ["engine", "api", "spec", "cache", "model", "backend", "grammar", "tokenizer", "formats", "base"],
+    "tools": ["compose", "engine", "api", "spec", "cache", "model", "backend", "grammar", "tokenizer", "formats", "base"],
+    "server": ["api", "grammar", "tokenizer", "formats", "base"],
+    "capi": ["api", "model", "backend", "grammar", "tokenizer", "formats", "base"],
     "hub": ["tokenizer", "formats", "base"],
-    "router": ["server", "engine", "grammar", "tokenizer", "formats", "base"],
-    "daemon": ["engine", "model", "backend", "tokenizer", "formats", "base"],
-    "app": ["router", "hub", "server", "daemon", "tools", "engine", "spec", "cache", "model", "backend", "grammar", "tokenizer", "formats", "base"],
+    "router": ["server", "api", "grammar", "tokenizer", "formats", "base"],
+    "daemon": ["api", "model", "backend", "tokenizer", "formats", "base"],
+    "app": ["router", "hub", "server", "daemon", "tools", "compose", "engine", "api", "spec", "cache", "model", "backend", "grammar", "tokenizer", "formats", "base"],
 }
 # Rooms of backend/cuda, from the lowest up: one may include those before it. A room is a folder of kernels/, or a file and
 # its header.

@@ -8,15 +8,15 @@
 #include <thread>
 #include <vector>
 
-#include "engine/engine.h"
+#include "api/engine.h"
 #include "engine/fingerprint.h"
+#include "engine/kv_config.h"
+#include "engine/loaded_model.h"
 #include "engine/mapping.h"
-#include "engine/plan.h"
 #include "engine/request_queue.h"
 #include "engine/session_store.h"
 #include "engine/step_loop.h"
 #include "engine/tiers.h"
-#include "model/drafter_file.h"
 #include "tokenizer/tokenizer.h"
 
 namespace facet {
@@ -24,16 +24,6 @@ namespace facet {
 // Opens the drafters that go with a target; whatever they allocate is allocated here.
 template <Backend B>
 using DrafterFactory = std::function<Result<Drafters<B>>(const TargetView<B>&)>;
-
-// Files with what is read from them once.
-struct LoadedModel {
-  GgufFile file;
-  std::vector<DrafterFile> drafters;
-  ModelCfg cfg;
-  std::optional<Tokenizer> tokenizer;
-  EngineDebug debug = {};
-};
-Result<LoadedModel> load_model(const std::string& path);
 
 template <Backend B>
 class EngineImpl final : public Engine, SessionMemory {
@@ -46,7 +36,7 @@ class EngineImpl final : public Engine, SessionMemory {
     auto r = Runner<B>::open(e->model_.file, e->model_.cfg,
                              {.kv = kv_plan(c),
                               .max_out = c.max_out,
-                              .more_pages = drafter_pool_bytes(e->model_.file, e->model_.cfg, c, e->model_.drafters),
+                              .more_pages = e->model_.drafter_pool_bytes,
                               .kv_memory = c.kv_memory,
                               .select = select_spec(c),
                               .loading = c.loading},
@@ -230,9 +220,6 @@ class EngineImpl final : public Engine, SessionMemory {
       return runner_->b.costs();
     else
       return {};
-  }
-  std::string memory_table() const override {
-    return plan_memory(model_.file, model_.cfg, cfg_, model_.drafters, model_.debug.lockstep).table();
   }
 
  private:

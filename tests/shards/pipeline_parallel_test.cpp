@@ -1,6 +1,7 @@
 // One model in stages, some layers in each: every bit is that of one backend.
 #include "backend/pipeline_parallel.h"
 #include "cache/cache_of_stages.h"
+#include "compose/load_model.h"
 #include "support/broken.h"
 #include "support/harness.h"
 #include "support/merges.h"

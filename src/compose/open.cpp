@@ -1,4 +1,4 @@
-#include "engine/engine.h"
+#include "api/engine.h"
 
 #include <fmt/format.h>
 
@@ -6,71 +6,15 @@
 #include <utility>
 
 #include "backend/cpu/cpu_fast.h"
-#include "engine/engine_cuda.h"
-#include "engine/engine_lockstep.h"
-#include "engine/engine_traced.h"
-#include "engine/open_drafters.h"
-#include "model/gemma4_config.h"
+#include "compose/cuda_memory.h"
+#include "compose/load_model.h"
+#include "compose/open_cuda.h"
+#include "compose/open_drafters.h"
+#include "compose/open_lockstep.h"
+#include "compose/open_traced.h"
+#include "compose/plan.h"
 
 namespace facet {
-
-const char* stop_name(Stop s) {
-  switch (s) {
-    case Stop::kEos:
-      return "eos";
-    case Stop::kLength:
-      return "length";
-    case Stop::kContext:
-      return "context";
-    case Stop::kCancelled:
-      return "cancelled";
-    case Stop::kError:
-      return "error";
-    case Stop::kLoop:
-      return "loop";
-  }
-  return "?";
-}
-
-std::string step_line(const StepStats& s) {
-  const double all = s.since_last();
-  std::string text = fmt::format("{:.1f} ms to a step of {} sequences", all * 1e3, s.sequences);
-  if (s.prompt_tokens > 0) text += fmt::format(", {} tokens of prompts", s.prompt_tokens);
-  if (s.pages > 0) text += fmt::format(", {} pages mapped", s.pages);
-  const char* before = ": ";
-  for (size_t p = 0; p < s.phase_s.size(); ++p)
-    if (s.phase_s[p] >= .01 * all)
-      text += fmt::format("{}{} {:.1f}", std::exchange(before, ", "), kPhaseName[p], s.phase_s[p] * 1e3);
-  return text;
-}
-
-Result<std::string> drafter_kind_of(const std::string& path) {
-  auto f = DrafterFile::open(path);
-  if (!f) return f.error();
-  return std::string(drafter_kind_name(f->kind()));
-}
-
-Result<LoadedModel> load_model(const std::string& path) {
-  auto file = open_gemma4(path);
-  if (!file) return file.error();
-  LoadedModel model;
-  model.file = std::move(*file);
-  auto cfg = gemma4_config(model.file);
-  if (!cfg) return cfg.error();
-  model.cfg = std::move(*cfg);
-  auto vocab = vocab_from_gguf(model.file);
-  if (!vocab) return vocab.error();
-  if (vocab->empty()) return model;
-  if (int(vocab->tokens.size()) != model.cfg.n_vocab)
-    return Error{path,
-                 fmt::format("tokenizer.ggml.tokens: expected {} tokens, the rows of token_embd.weight, found {}",
-                             model.cfg.n_vocab, vocab->tokens.size()),
-                 "convert the model again"};
-  auto tokenizer = Tokenizer::create(std::move(*vocab));
-  if (!tokenizer) return tokenizer.error();
-  model.tokenizer.emplace(std::move(*tokenizer));
-  return model;
-}
 
 namespace {
 

@@ -1,4 +1,4 @@
-#include "engine/plan.h"
+#include "compose/plan.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -14,7 +14,7 @@
 #if FACET_CUDA
 #include "backend/cuda/cuda.h"
 #endif
-#include "engine/engine_cuda.h"
+#include "compose/cuda_memory.h"
 #include "model/shards.h"
 #include "model/stages.h"
 
