@@ -12,6 +12,7 @@
 #include "app/options.h"
 #include "base/files.h"
 #include "base/print.h"
+#include "compose/load_model.h"
 #include "formats/gguf.h"
 #include "grammar/grammar.h"
 #include "tokenizer/tokenizer.h"

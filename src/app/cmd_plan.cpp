@@ -7,9 +7,9 @@
 #include "app/console.h"
 #include "app/options.h"
 #include "base/print.h"
+#include "compose/plan.h"
+#include "compose/prove.h"
 #include "engine/fingerprint.h"
-#include "engine/plan.h"
-#include "engine/prove.h"
 #include "model/gemma4_config.h"
 #include "tools/quality.h"
 

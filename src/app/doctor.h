@@ -3,8 +3,8 @@
 #include <string>
 #include <vector>
 
+#include "api/engine.h"
 #include "app/options.h"
-#include "engine/engine.h"
 
 // What `facet doctor` looks at, a function each part.
 namespace facet {

@@ -15,7 +15,7 @@
 #include "base/reserve.h"
 #include "base/threads.h"
 #include "cache/kv_plan.h"
-#include "engine/plan.h"
+#include "compose/plan.h"
 #include "server/http.h"
 
 namespace facet {

@@ -8,7 +8,7 @@
 #include "app/doctor.h"
 #include "base/files.h"
 #include "cache/kv_plan.h"
-#include "engine/plan.h"
+#include "compose/plan.h"
 #include "formats/gguf.h"
 #include "model/drafter_file.h"
 #include "model/gemma4_config.h"

@@ -8,10 +8,10 @@
 #include <string>
 #include <vector>
 
+#include "api/engine.h"
 #include "backend/sampling.h"
 #include "base/core_use.h"
 #include "base/result.h"
-#include "engine/engine.h"
 
 namespace facet {
 

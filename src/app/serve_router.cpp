@@ -13,7 +13,7 @@
 #include "app/option_checks.h"
 #include "base/files.h"
 #include "base/print.h"
-#include "engine/plan.h"
+#include "compose/plan.h"
 #include "model/gemma4_config.h"
 #include "router/router.h"
 

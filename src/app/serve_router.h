@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "engine/engine.h"
+#include "api/engine.h"
 #include "router/link.h"
 #include "server/service.h"
 

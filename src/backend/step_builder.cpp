@@ -49,7 +49,7 @@ void StepBuilder::add(const SeqStep& q) {
       ancestor = uint64_t(1) << j | (j > 0 ? ancestor_[size_t(base + parent)] : 0);
       pos = j > 0 ? pos_[size_t(base + parent)] + 1 : q.kv_len;
     }
-    token_.push_back(q.token[size_t(j)]);
+    token_.push_back(std::max(q.token[size_t(j)], 0));  // below 0: a soft token, whose row in tables is that of <pad>
     pos_.push_back(pos);
     seq_.push_back(s);
     ancestor_.push_back(ancestor);

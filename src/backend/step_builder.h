@@ -34,6 +34,7 @@ class StepBuilder {
   void add(const SeqStep& q);  // those of at most kSmallT tokens first
   void pad_to(int n_tok);      // padding rows, seq = -1
   const Step& finish();
+  int max_tok() const { return int(max_tok_); }
   int n_tok() const { return int(token_.size()); }
   void select(const SelectSpec& how) { step_.select = how; }  // of sequences with n_select
   int n_out() const { return int(out_row_.size()); }

@@ -11,7 +11,7 @@
 #include <thread>
 #include <vector>
 
-#include "engine/engine.h"
+#include "api/engine.h"
 #include "facet.h"
 #include "tokenizer/chat.h"
 #include "tokenizer/chat_parse.h"

@@ -7,10 +7,10 @@
 #include <string_view>
 #include <vector>
 
+#include "api/engine.h"
 #include "daemon/line_protocol.h"
 #include "daemon/paths.h"
 #include "daemon/token_stream.h"
-#include "engine/engine.h"
 
 namespace facet {
 

@@ -252,7 +252,7 @@ DiskTier::Found DiskTier::find(std::span<const int32_t> tokens, const std::strin
   int longest = least;
   for (auto e = entries_.begin(); e != entries_.end(); ++e) {
     if (!e->ours || e->salt != salt) continue;
-    const int len = int(std::min(shared_prefix(e->tokens, tokens), tokens.size() - 1));
+    const int len = soft_token_border(tokens, int(std::min(shared_prefix(e->tokens, tokens), tokens.size() - 1)));
     if (len < longest || len <= least || !reaches(e->states, len)) continue;
     if (best != entries_.end() && len == longest && e->bytes >= best->bytes) continue;
     best = e, longest = len;

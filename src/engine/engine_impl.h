@@ -8,15 +8,15 @@
 #include <thread>
 #include <vector>
 
-#include "engine/engine.h"
+#include "api/engine.h"
 #include "engine/fingerprint.h"
+#include "engine/kv_config.h"
+#include "engine/loaded_model.h"
 #include "engine/mapping.h"
-#include "engine/plan.h"
 #include "engine/request_queue.h"
 #include "engine/session_store.h"
 #include "engine/step_loop.h"
 #include "engine/tiers.h"
-#include "model/drafter_file.h"
 #include "tokenizer/tokenizer.h"
 
 namespace facet {
@@ -24,16 +24,6 @@ namespace facet {
 // Opens the drafters that go with a target; whatever they allocate is allocated here.
 template <Backend B>
 using DrafterFactory = std::function<Result<Drafters<B>>(const TargetView<B>&)>;
-
-// Files with what is read from them once.
-struct LoadedModel {
-  GgufFile file;
-  std::vector<DrafterFile> drafters;
-  ModelCfg cfg;
-  std::optional<Tokenizer> tokenizer;
-  EngineDebug debug = {};
-};
-Result<LoadedModel> load_model(const std::string& path);
 
 template <Backend B>
 class EngineImpl final : public Engine, SessionMemory {
@@ -46,9 +36,10 @@ class EngineImpl final : public Engine, SessionMemory {
     auto r = Runner<B>::open(e->model_.file, e->model_.cfg,
                              {.kv = kv_plan(c),
                               .max_out = c.max_out,
-                              .more_pages = drafter_pool_bytes(e->model_.file, e->model_.cfg, c, e->model_.drafters),
+                              .more_pages = e->model_.drafter_pool_bytes,
                               .kv_memory = c.kv_memory,
                               .select = select_spec(c),
+                              .max_soft = e->model_.media ? kv_plan(c).max_step : 0,
                               .loading = c.loading},
                              args...);
     if (!r) return r.error();
@@ -76,10 +67,7 @@ class EngineImpl final : public Engine, SessionMemory {
 
   Result<RequestId> submit(Request r, Sink sink) override {
     if (r.prompt.empty()) return Error{"request", "prompt: expected at least one token, found none", "send some text"};
-    for (int32_t id : r.prompt)
-      if (id < 0 || id >= model_.cfg.n_vocab)
-        return Error{"request", fmt::format("prompt: expected token ids in [0, {}), found {}", model_.cfg.n_vocab, id),
-                     "the ids belong to another vocabulary"};
+    if (auto ok = check_prompt(r); !ok) return ok.error();
     if (int(r.prompt.size()) >= cfg_.n_ctx)
       return Error{"request",
                    fmt::format("prompt: expected fewer than {} tokens, found {}", cfg_.n_ctx, r.prompt.size()),
@@ -99,6 +87,7 @@ class EngineImpl final : public Engine, SessionMemory {
     return queue_.add(std::move(r), std::move(sink));
   }
   void cancel(RequestId id) override { queue_.cancel(id); }
+  MediaEncoder* media() const override { return model_.media.get(); }
   Status prepare_grammars(const GrammarPtr& first) override {
     if (!model_.tokenizer) return Error{"request", "grammar: the model file has no vocabulary", "give none"};
     // The steps see it with the request, which passes the queue's lock.
@@ -231,11 +220,40 @@ class EngineImpl final : public Engine, SessionMemory {
     else
       return {};
   }
-  std::string memory_table() const override {
-    return plan_memory(model_.file, model_.cfg, cfg_, model_.drafters, model_.debug.lockstep).table();
-  }
 
  private:
+  // Ids of the vocabulary, and below 0 exactly where the request has pictures and sound, with a row for each.
+  Status check_prompt(const Request& r) const {
+    const auto no = [](std::string what, std::string hint) {
+      return Error{"request", std::move(what), std::move(hint)};
+    };
+    size_t next = 0;
+    const int n = int(r.prompt.size());
+    for (int i = 0; i < n; ++i) {
+      const bool inside = next < r.media.size() && i >= r.media[next].begin;
+      const int32_t id = r.prompt[size_t(i)];
+      if (inside != is_soft_id(id))
+        return no(fmt::format("prompt: expected token ids in [0, {}), found {}", model_.cfg.n_vocab, id),
+                  "the ids belong to another vocabulary");
+      if (id >= model_.cfg.n_vocab)
+        return no(fmt::format("prompt: expected token ids in [0, {}), found {}", model_.cfg.n_vocab, id),
+                  "the ids belong to another vocabulary");
+      if (inside && i == r.media[next].end() - 1) ++next;
+    }
+    if (next != r.media.size()) return no("media: expected pictures and sounds within the prompt, in its order", "");
+    if (r.media.empty()) return Ok{};
+    if (!model_.media) return no("media: this engine has no encoder of pictures and sound", "open it with --mmproj");
+    if (r.echo_logprobs) return no("logprobs: expected none of a prompt with pictures or sound", "leave out echo");
+    for (const MediaSpan& m : r.media) {
+      if (m.n < 1 || m.begin < 1 || !m.rows || m.rows->size() != size_t(m.n) * size_t(model_.cfg.d_model))
+        return no(fmt::format("media: expected {} rows of {} values", m.n, model_.cfg.d_model), "");
+      if (const int least = m.n + 1 + cfg_.max_seq; m.is_picture && model_.cfg.pictures_ahead && cfg_.chunk < least)
+        return no(
+            fmt::format("a picture of {} tokens: expected a chunk of at least {}, found {}", m.n, least, cfg_.chunk),
+            "start with a larger --chunk, or give pictures fewer tokens");
+    }
+    return Ok{};
+  }
   using Clock = Job::Clock;
   static double seconds(Clock::duration d) { return std::chrono::duration<double>(d).count(); }
 

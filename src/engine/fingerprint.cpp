@@ -4,7 +4,8 @@
 #include <variant>
 
 #include "base/hash.h"
-#include "engine/plan.h"
+#include "engine/kv_config.h"
+#include "engine/stage_layers.h"
 
 namespace facet {
 namespace {

@@ -2,7 +2,7 @@
 #include <span>
 #include <string>
 
-#include "engine/engine.h"
+#include "api/engine.h"
 #include "formats/gguf.h"
 #include "formats/session_file.h"
 #include "model/drafter_file.h"

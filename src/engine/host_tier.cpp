@@ -37,7 +37,7 @@ HostTier::Found HostTier::find(std::span<const int32_t> tokens, const std::strin
   for (auto i = images_.begin(); i != images_.end(); ++i) {
     const SessionImage& image = **i;
     if (image.salt != salt) continue;
-    const int len = int(std::min(shared_prefix(image.tokens, tokens), tokens.size() - 1));
+    const int len = soft_token_border(tokens, int(std::min(shared_prefix(image.tokens, tokens), tokens.size() - 1)));
     if (len < longest || len <= least || !reaches(image.states(), len)) continue;
     if (best != images_.end() && len == longest && image.bytes() >= (*best)->bytes()) continue;
     best = i, longest = len;

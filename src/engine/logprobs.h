@@ -2,8 +2,8 @@
 #include <cstdint>
 #include <span>
 
+#include "api/engine.h"
 #include "backend/cpu/sampler.h"
-#include "engine/engine.h"
 
 namespace facet {
 

@@ -5,10 +5,10 @@
 #include <utility>
 #include <vector>
 
+#include "api/engine.h"
 #include "backend/pass.h"
 #include "backend/step_builder.h"
 #include "cache/cache_of.h"
-#include "engine/engine.h"
 #include "model/gemma4.h"
 #include "model/gemma4_bind.h"
 

@@ -17,7 +17,7 @@ SessionStore::Match SessionStore::best_match(std::span<const int32_t> tokens, co
   for (SlotId s = 0; s < size(); ++s) {
     const Session& q = at(s);
     if (q.use != Session::Use::kIdle || q.salt != salt) continue;
-    const int len = int(std::min(shared_prefix(q.tokens, tokens), tokens.size() - 1));
+    const int len = soft_token_border(tokens, int(std::min(shared_prefix(q.tokens, tokens), tokens.size() - 1)));
     if (len == 0 || !memory_.reaches(s, len)) continue;
     // Of equals, the one that need not be forked.
     if (len > best.len || (len == best.len && memory_.len(s) == len && !q.snapshot)) best = {s, len};
@@ -38,7 +38,8 @@ bool SessionStore::waits_for_a_prefix(const Job& work, int have) {
     Session& q = at(s);
     if (q.use != Session::Use::kRunning || q.decoding || q.salt != work.request.cache_salt || !q.work.request.cache)
       continue;
-    const int shared = int(std::min(shared_prefix(q.tokens, work.tokens), work.tokens.size() - 1));
+    const int shared =
+        soft_token_border(work.tokens, int(std::min(shared_prefix(q.tokens, work.tokens), work.tokens.size() - 1)));
     if (shared - have < kWorthASnapshot || shared <= memory_.len(s)) continue;
     if (shared < int(q.tokens.size()) && std::find(q.cuts.begin(), q.cuts.end(), shared) == q.cuts.end())
       q.cuts.insert(std::lower_bound(q.cuts.begin(), q.cuts.end(), shared), shared);
@@ -56,11 +57,13 @@ void SessionStore::plan_cuts(Session& session, int have) const {
   for (const Session& q : sessions_)
     if (&q != &session && q.use != Session::Use::kFree && q.salt == session.salt)
       parts = std::max(parts, int(shared_prefix(q.tokens, session.tokens)));
+  parts = soft_token_border(session.tokens, parts);
   if (parts - have >= kWorthASnapshot && parts < size) session.cuts.push_back(parts);
   if (snapshot_every_ > 0)
     for (int at = (have / snapshot_every_ + 1) * snapshot_every_; at < size; at += snapshot_every_)
-      session.cuts.push_back(at);
+      if (const int cut = soft_token_border(session.tokens, at); cut > have) session.cuts.push_back(cut);
   std::sort(session.cuts.begin(), session.cuts.end());
+  session.cuts.erase(std::unique(session.cuts.begin(), session.cuts.end()), session.cuts.end());
 }
 
 bool SessionStore::has_room(const Job& work, int have) const {

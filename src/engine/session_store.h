@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "api/engine.h"
 #include "cache/kv_cache.h"
-#include "engine/engine.h"
 #include "engine/loop_guard.h"
 #include "engine/mask_tasks.h"
 #include "engine/session_image.h"

@@ -9,8 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include "api/engine.h"
 #include "engine/constrain.h"
-#include "engine/engine.h"
 #include "engine/runner.h"
 #include "grammar/likely.h"
 #include "spec/accept.h"

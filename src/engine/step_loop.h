@@ -75,7 +75,7 @@ class StepLoop {
         if (q.work.answered && pending == 1) q.decoding = true;
         if (q.work.answered && !q.decoding) --pending;
         demands.push_back({.id = s,
-                           .pending = q.decoding ? pending : sessions_.limit(s, pending),
+                           .pending = q.decoding ? pending : limit(s, pending),
                            .decoding = q.decoding,
                            .arrival = q.work.id,
                            .priority = q.work.request.priority});
@@ -86,12 +86,14 @@ class StepLoop {
     }
     let_sleep(demands, cache());
     limit_echoes(demands);
-    run(scheduler_.schedule(demands));
+    run(with_whole_pictures(scheduler_.schedule(demands)));
     return true;
   }
 
  private:
   using Clock = Job::Clock;
+  // Tokens of a prompt that one step may take at most: to the next snapshot, and to the next picture.
+  int limit(SlotId s, int pending) const { return before_picture(at(s), cache().len(s), sessions_.limit(s, pending)); }
   static double seconds(Clock::duration d) { return std::chrono::duration<double>(d).count(); }
   KvCache& cache() const { return *runner_.cache; }
   Session& at(SlotId s) const { return sessions_.at(s); }
@@ -159,6 +161,44 @@ class StepLoop {
     settling_ = true;
     settle(run, logits, seconds(drawn - start));
     settling_ = false;
+  }
+
+  // Tokens from position `at` on until the end of the picture that begins there, its <|image> included; 0: none does, or
+  // the model's pictures are causal and may be cut anywhere.
+  int picture_at(const Session& q, int at) const {
+    if (!runner_.m.pictures_ahead) return 0;
+    for (const MediaSpan& m : q.work.request.media)
+      if (m.is_picture && m.begin - 1 <= at && at < m.end()) return m.end() - at;
+    return 0;
+  }
+  // Tokens from position `at` on before the next picture begins, whose step is its own: where chunks end near a picture
+  // depends on the prompt alone.
+  int before_picture(const Session& q, int at, int n) const {
+    if (runner_.m.pictures_ahead)
+      for (const MediaSpan& m : q.work.request.media)
+        if (m.is_picture && m.begin - 1 > at) n = std::min(n, m.begin - 1 - at);
+    return n;
+  }
+  // Pictures are granted whole: the step grows for them, as far as it can hold; other prompts wait.
+  std::vector<SeqGrant> with_whole_pictures(std::vector<SeqGrant> grants) const {
+    int total = 0;
+    bool any = false;
+    for (SeqGrant& g : grants) {
+      if (const int n = at(g.id).decoding ? 0 : picture_at(at(g.id), cache().len(g.id)); n > 0) g.n = n, any = true;
+      total += g.n;
+    }
+    if (!any) return grants;
+    const int most = runner_.steps.max_tok();
+    for (const bool pictures : {false, true})
+      for (size_t i = grants.size(); i-- > 0 && total > most;) {
+        SeqGrant& g = grants[i];
+        const bool is_picture = !at(g.id).decoding && picture_at(at(g.id), cache().len(g.id)) > 0;
+        if (at(g.id).decoding || is_picture != pictures || total == g.n) continue;
+        total -= g.n;
+        g.n = 0;
+      }
+    std::erase_if(grants, [](const SeqGrant& g) { return g.n == 0; });
+    return grants;
   }
 
   static bool echoes(const Session& q) { return !q.decoding && q.work.request.echo_logprobs; }
@@ -249,12 +289,31 @@ class StepLoop {
                    .mask = t.is_chain ? Mask::kCausal : Mask::kTree,
                    .parent = t.parent});
     } else {
+      add_soft(q, cache().len(g.id), g.n);
       runner_.add({.slot = g.id,
                    .token = std::span(q.tokens).subspan(size_t(cache().len(g.id)), size_t(g.n)),
                    .out = echoes(q)        ? Out::kAll
                           : prompt_ends(g) ? Out::kLast
                                            : Out::kNone,
-                   .n_select = selecting(q, cache().len(g.id))});
+                   .n_select = selecting(q, cache().len(g.id)),
+                   .soft = soft_,
+                   .ahead = ahead_});
+    }
+  }
+  // Rows of pictures and sounds among n tokens from position `from` on: soft_ and ahead_, empty where there are none.
+  void add_soft(const Session& q, int from, int n) {
+    soft_.clear(), ahead_.clear();
+    const int D = runner_.m.d_model;
+    for (const MediaSpan& m : q.work.request.media) {
+      const int begin = std::max(from, m.begin), end = std::min(from + n, m.end());
+      if (begin >= end) continue;
+      if (soft_.empty()) soft_.assign(size_t(n), -1), ahead_.assign(size_t(n), 0);
+      int row = runner_.add_soft(
+          std::span(*m.rows).subspan(size_t(begin - m.begin) * size_t(D), size_t(end - begin) * size_t(D)));
+      for (int i = begin; i < end; ++i) {
+        soft_[size_t(i - from)] = row++;
+        if (m.is_picture && runner_.m.pictures_ahead) ahead_[size_t(i - from)] = end - 1 - i;
+      }
     }
   }
 
@@ -538,7 +597,8 @@ class StepLoop {
   bool settling_ = false;
   std::vector<SampleRow> rows_;  // of the step, by row of its logits
   SamplerScratch scratch_;
-  std::vector<int32_t> drawn_;  // by row of the step's logits
+  std::vector<int32_t> soft_, ahead_;  // Step::soft and Step::ahead of the sequence that is being added
+  std::vector<int32_t> drawn_;         // by row of the step's logits
   GrammarSteps grammars_;
   // Tokens that are not drawn while a lazy grammar is asleep, and those that never are.
   std::vector<int32_t> asleep_ = {}, asleep_and_suppressed_ = {};

@@ -281,7 +281,8 @@ class Tiers {
     return false;
   }
   int use_of(const SessionImage& image, const Job& w) const {
-    const int len = int(std::min(shared_prefix(image.tokens, w.tokens), w.tokens.size() - 1));
+    const int len =
+        soft_token_border(w.tokens, int(std::min(shared_prefix(image.tokens, w.tokens), w.tokens.size() - 1)));
     return image.salt == w.request.cache_salt && copy_.reaches(image.states(), len) ? len : 0;
   }
   // A copy is there, or there is nothing to copy.

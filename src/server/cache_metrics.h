@@ -1,7 +1,7 @@
 #pragma once
 #include <string>
 
-#include "engine/cache_stats.h"
+#include "api/cache_stats.h"
 #include "server/health.h"
 
 // What an engine counts of its caches, as metrics and as a reason of /health.

@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-#include "engine/engine.h"
+#include "api/engine.h"
 #include "server/http.h"
 
 // What the server counts, in Prometheus' text format. Nothing of a prompt, an answer or a key is in it.

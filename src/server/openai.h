@@ -8,8 +8,8 @@
 #include <variant>
 #include <vector>
 
+#include "api/engine.h"
 #include "base/result.h"
-#include "engine/engine.h"
 #include "server/answer_text.h"
 #include "tokenizer/chat.h"
 #include "tokenizer/chat_parse.h"

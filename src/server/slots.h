@@ -5,7 +5,7 @@
 #include <string_view>
 #include <vector>
 
-#include "engine/cache_stats.h"
+#include "api/cache_stats.h"
 #include "server/writer.h"
 #include "tokenizer/tokenizer.h"
 

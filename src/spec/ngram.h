@@ -24,6 +24,8 @@ inline std::vector<int32_t> looked_up(std::span<const int32_t> history, int most
   std::vector<int32_t> found;
   for (ptrdiff_t i = at + 1; at >= 0 && int(found.size()) < most; ++i)
     found.push_back(i < n ? history[size_t(i)] : found[size_t(i - n)]);
+  // Not into a picture or a sound, whose ids are below 0.
+  found.erase(std::find_if(found.begin(), found.end(), [](int32_t id) { return id < 0; }), found.end());
   return found;
 }
 

@@ -11,8 +11,8 @@
 #include "backend/traced.h"
 #include "base/reserve.h"
 #include "base/threads.h"
-#include "engine/engine_cuda.h"
-#include "engine/plan.h"
+#include "compose/cuda_memory.h"
+#include "compose/plan.h"
 #include "engine/runner.h"
 #include "model/gemma4_config.h"
 #if FACET_CUDA

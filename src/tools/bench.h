@@ -4,9 +4,9 @@
 #include <string>
 #include <vector>
 
+#include "api/engine.h"
 #include "backend/traced.h"
 #include "base/result.h"
-#include "engine/engine.h"
 #include "model/gemma4_bind.h"
 
 namespace facet {

@@ -12,7 +12,7 @@
 #include "cache/cache_of_shards.h"
 #include "cache/cache_of_stages.h"
 #include "cache/cuda_kv_cache.h"
-#include "engine/plan.h"
+#include "compose/plan.h"
 #include "engine/runner.h"
 #include "tools/bench.h"
 

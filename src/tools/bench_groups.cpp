@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "engine/plan.h"
+#include "compose/plan.h"
 #include "tools/bench.h"
 
 namespace facet {

@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "api/engine.h"
 #include "base/result.h"
-#include "engine/engine.h"
 #include "tools/energy.h"
 #include "tools/matrix_prompts.h"
 

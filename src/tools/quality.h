@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "api/engine.h"
 #include "base/result.h"
-#include "engine/engine.h"
 #include "tokenizer/json.h"
 #include "tools/eval.h"
 

@@ -5,8 +5,8 @@
 #include <cstdlib>
 #include <thread>
 
+#include "api/engine.h"
 #include "backend/cuda/cuda.h"
-#include "engine/engine.h"
 #include "support/harness.h"
 #include "support/tiny_model.h"
 

@@ -7,9 +7,9 @@
 
 #include "backend/traced.h"
 #include "cache/cuda_kv_cache.h"
-#include "engine/engine_cuda.h"
-#include "engine/open_drafters.h"
-#include "engine/plan.h"
+#include "compose/cuda_memory.h"
+#include "compose/open_drafters.h"
+#include "compose/plan.h"
 #include "formats/widen.h"
 #include "support/harness.h"
 #include "support/tiny_model.h"

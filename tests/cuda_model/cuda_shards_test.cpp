@@ -7,7 +7,7 @@
 #include "backend/lockstep.h"
 #include "cache/cache_of_shards.h"
 #include "cache/cuda_kv_cache.h"
-#include "engine/plan.h"
+#include "compose/plan.h"
 #include "support/gpu_lists.h"
 #include "support/harness.h"
 #include "support/open_parts.h"

@@ -3,7 +3,7 @@
 #include "backend/cuda/p2p_copy.h"
 #include "cache/cache_of_stages.h"
 #include "cache/cuda_kv_cache.h"
-#include "engine/plan.h"
+#include "compose/plan.h"
 #include "support/gpu_lists.h"
 #include "support/harness.h"
 #include "support/open_parts.h"

@@ -6,7 +6,7 @@
 
 #include "backend/cpu/cpu_fast.h"
 #include "backend/lockstep.h"
-#include "model/media_encoder.h"
+#include "compose/media_encoder.h"
 #include "support/encoder_bench.h"
 #include "support/harness.h"
 

@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <thread>
 
+#include "compose/load_model.h"
 #include "engine/fingerprint.h"
 #include "model/gemma4_config.h"
 #include "support/sanitized.h"

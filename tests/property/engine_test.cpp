@@ -4,8 +4,8 @@
 
 #include <unistd.h>
 
-#include "engine/engine.h"
-#include "engine/plan.h"
+#include "api/engine.h"
+#include "compose/plan.h"
 #include "model/gemma4_config.h"
 #include "model/types.h"
 #include "support/must.h"

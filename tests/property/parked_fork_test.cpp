@@ -1,6 +1,6 @@
 // A request that was parked in the middle of its answer goes on in a fork that nothing has mapped yet: another request
 // with the same beginning took the session that it left, and what stays of that is a copy without addresses.
-#include "engine/engine.h"
+#include "api/engine.h"
 #include "support/tiny_model.h"
 #include "tokenizer/tokenizer.h"
 #include "tools/eval.h"

@@ -1,7 +1,7 @@
 // Block-sparse prefill in the engine: who is served by what, and what it costs in answers of the shipped model.
 #include <cstdlib>
 
-#include "engine/engine.h"
+#include "api/engine.h"
 #include "model/types.h"
 #include "support/must.h"
 #include "support/sanitized.h"

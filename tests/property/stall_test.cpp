@@ -1,6 +1,6 @@
 // What happens between two steps is bounded while answers are read: pages are mapped a few at a time, whatever comes
 // back, is forked or kept. On a GPU a page takes some 45 us, and a long conversation has hundreds.
-#include "engine/engine.h"
+#include "api/engine.h"
 #include "support/must.h"
 #include "support/tiny_model.h"
 

@@ -8,7 +8,7 @@
 #include <numeric>
 #include <thread>
 
-#include "engine/engine.h"
+#include "api/engine.h"
 #include "support/must.h"
 #include "support/sanitized.h"
 

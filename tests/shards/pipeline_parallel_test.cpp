@@ -5,6 +5,7 @@
 
 #include "backend/cpu/cpu_fast.h"
 #include "cache/cache_of_stages.h"
+#include "compose/load_model.h"
 #include "support/broken.h"
 #include "support/harness.h"
 #include "support/merges.h"

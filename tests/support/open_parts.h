@@ -2,7 +2,8 @@
 #include <unistd.h>
 #include <string>
 
-#include "engine/open_drafters.h"
+#include "compose/load_model.h"
+#include "compose/open_drafters.h"
 #include "support/harness.h"
 #include "support/scripted_drafter.h"
 #include "support/tiny_model.h"

@@ -9,6 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include "compose/load_model.h"
+#include "compose/plan.h"
 #include "engine/engine_impl.h"
 #include "support/harness.h"
 
@@ -197,6 +199,7 @@ std::unique_ptr<Engine> open_engine_with(EngineConfig c, const DrafterFactory<B>
   if (drafters) c.draft.files = {"script"};
   LoadedModel model = must(load_model(c.model));
   const EngineConfig decided = must(resolve_config(model.file, model.cfg, c));
+  model.drafter_pool_bytes = drafter_pool_bytes(model.file, model.cfg, decided, model.drafters);
   return must(EngineImpl<B>::create(std::move(model), decided, drafters, decided.n_threads));
 }
 

@@ -1,4 +1,4 @@
-#include "engine/plan.h"
+#include "compose/plan.h"
 
 #include <gtest/gtest.h>
 

@@ -5,8 +5,8 @@
 #include <set>
 
 #include "backend/stage_of.h"
+#include "compose/plan.h"
 #include "engine/fingerprint.h"
-#include "engine/plan.h"
 #include "model/gemma4_config.h"
 #include "model/stages.h"
 #include "support/must.h"

@@ -1,4 +1,4 @@
-#include "engine/plan.h"
+#include "compose/plan.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -14,7 +14,7 @@
 #if FACET_CUDA
 #include "backend/cuda/cuda.h"
 #endif
-#include "engine/engine_cuda.h"
+#include "compose/cuda_memory.h"
 #include "model/shards.h"
 #include "model/stages.h"
 
@@ -247,12 +247,16 @@ Result<EngineConfig> fit_memory(const GgufFile& file, const ModelCfg& m, EngineC
   if (c.cache_ram < 0) c.cache_ram = std::min<int64_t>(int64_t(8) << 30, int64_t(available_memory() / 4));
   const bool choose_snapshots = c.snapshots < 0;
   if (choose_snapshots) c.snapshots = 3 * c.max_seq;
-  if (choose_chunk) c.chunk = std::max(usual_chunk(c.backend, c.n_ctx), c.max_seq);
+  if (choose_chunk)
+    c.chunk =
+        std::max({usual_chunk(c.backend, c.n_ctx), c.max_seq, c.mmproj.empty() ? 0 : c.image_tokens + 1 + c.max_seq});
   MemoryPlan p = plan_memory(file, m, c, drafters, lockstep);
   while (!p.fits()) {
     if (choose_snapshots && c.snapshots > 1)
       c.snapshots = std::max(1, c.snapshots * 2 / 3);
-    else if (const int least = std::max(kLeastChunk, c.max_seq); choose_chunk && c.chunk > least)
+    else if (const int least =
+                 std::max({kLeastChunk, c.max_seq, c.mmproj.empty() ? 0 : c.image_tokens + 1 + c.max_seq});
+             choose_chunk && c.chunk > least)
       c.chunk = std::max(least, c.chunk / 2);
     else if (choose && c.n_ctx > kLeastContext)
       c.n_ctx = std::max(kLeastContext, c.n_ctx / 2);

@@ -5,9 +5,12 @@
 #include <memory>
 #include <mutex>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "base/hash.h"
+#include "base/result.h"
+#include "media/picture.h"
 
 namespace facet {
 
@@ -27,6 +30,24 @@ inline bool is_soft_id(int32_t id) { return id < 0; }
 // The largest m <= n at which a prompt may be gone on from: not within soft tokens. Runs of fewer than four of them
 // hold too few bits of the hash, and are not relied on.
 int soft_token_border(std::span<const int32_t> tokens, int n);
+
+// The encoders of an mmproj file: pictures and sounds to soft tokens in host memory, beside whatever the engine does.
+// Any thread; one picture or sound at a time.
+class MediaEncoder {
+ public:
+  virtual ~MediaEncoder() = default;
+  virtual bool sees() const = 0;   // pictures
+  virtual bool hears() const = 0;  // sound
+  virtual int budget() const = 0;  // most soft tokens of a picture, one of kImageTokenBudgets
+  // Whether sound goes in as mel frames (conformer) or as samples (12B): kLeastMelSamples, or 1.
+  virtual int64_t least_samples() const = 0;
+  virtual int sound_tokens(int64_t samples) const = 0;  // of one piece
+  virtual const std::string& projector() const = 0;     // tells apart files, for picture_hash() and sound_hash()
+  // Of a picture at its target size: [soft tokens, width of the model], row by row of its cells.
+  virtual Result<std::vector<float>> encode(const Picture& picture) = 0;
+  // Of one piece of at most kPieceSamples samples at 16 kHz: [soft tokens, width of the model].
+  virtual Result<std::vector<float>> encode(std::span<const float> samples) = 0;
+};
 
 // Encoded pictures and sounds by what was encoded, the least recently used one goes first. Any thread.
 class MediaCache {

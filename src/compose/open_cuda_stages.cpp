@@ -1,8 +1,8 @@
 #include "backend/cuda/p2p_copy.h"
 #include "cache/cache_of_stages.h"
 #include "cache/cuda_kv_cache.h"
-#include "engine/engine_cuda.h"
-#include "engine/open_drafters.h"
+#include "compose/open_cuda.h"
+#include "compose/open_drafters.h"
 
 namespace facet {
 

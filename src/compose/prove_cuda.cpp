@@ -1,7 +1,6 @@
 #include "cache/cuda_kv_cache.h"
-#include "engine/engine_cuda.h"
-#include "engine/prove.h"
-#include "engine/prove_impl.h"
+#include "compose/cuda_memory.h"
+#include "compose/prove_impl.h"
 
 namespace facet {
 

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "compose/plan.h"
 #include "engine/engine_impl.h"
 #include "spec/dflash.h"
 #include "spec/mtp.h"
@@ -43,6 +44,7 @@ Result<Drafters<B>> open_drafters(std::vector<DrafterFile>& files, bool ngram, c
 // An engine on B with the drafters whose files were loaded with the model.
 template <Backend B, class... BackendArgs>
 Result<std::unique_ptr<Engine>> create_engine(LoadedModel model, const EngineConfig& c, BackendArgs... args) {
+  model.drafter_pool_bytes = drafter_pool_bytes(model.file, model.cfg, c, model.drafters);
   if (!c.draft.any()) return EngineImpl<B>::create(std::move(model), c, {}, args...);
   // The model's copies keep the files mapped as long as the engine lives.
   std::vector<DrafterFile> files = model.drafters;

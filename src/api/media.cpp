@@ -1,4 +1,4 @@
-#include "engine/media.h"
+#include "api/media.h"
 
 #include <cstring>
 

@@ -3,9 +3,11 @@
 #include <mutex>
 #include <optional>
 #include <span>
+#include <string>
 #include <utility>
 #include <vector>
 
+#include "api/media.h"
 #include "backend/pass.h"
 #include "media/patches.h"
 #include "media/picture.h"
@@ -17,27 +19,9 @@
 
 namespace facet {
 
-// The encoders of an mmproj file on a backend of their own: pictures and sounds to soft tokens in host memory, beside
-// whatever the text model does. Any thread; one picture or sound at a time.
-class MediaEncoder {
- public:
-  virtual ~MediaEncoder() = default;
-  // Of a picture at its target size: [soft tokens, width()], row by row of its cells.
-  virtual Result<std::vector<float>> encode(const Picture& picture) = 0;
-  // Of one piece of at most kPieceSamples samples at 16 kHz: [soft tokens, width()].
-  virtual Result<std::vector<float>> encode(std::span<const float> samples) = 0;
-
-  const MmprojFile& file() const { return file_; }
-  bool sees() const { return file_.vision().has_value(); }
-  bool hears() const { return file_.audio().has_value(); }
-  int width() const { return file_.text_width(); }  // of the text model's embeddings
-  int budget() const { return budget_; }            // most soft tokens of a picture
-
- protected:
-  MediaEncoder(MmprojFile file, int budget) : file_(std::move(file)), budget_(budget) {}
-  MmprojFile file_;  // weights stay where they are mapped
-  int budget_;
-};
+// The encoders of an mmproj file on a backend of their own.
+// Of an mmproj file's weights: the hash of a piece of each tensor.
+std::string mark_of(const MmprojFile& file);
 
 template <EncoderBackend B>
 class MediaEncoderOn final : public MediaEncoder {
@@ -49,6 +33,15 @@ class MediaEncoderOn final : public MediaEncoder {
     if (auto ok = e->bind(); !ok) return ok.error();
     return std::unique_ptr<MediaEncoder>(std::move(e));
   }
+
+  bool sees() const override { return file_.vision().has_value(); }
+  bool hears() const override { return file_.audio().has_value(); }
+  int budget() const override { return budget_; }
+  int64_t least_samples() const override { return hears() && file_.audio()->is_unified ? 1 : kLeastMelSamples; }
+  int sound_tokens(int64_t samples) const override {
+    return int(hears() && file_.audio()->is_unified ? raw_frame_tokens(samples) : conformer_tokens(samples));
+  }
+  const std::string& projector() const override { return projector_; }
 
   Result<std::vector<float>> encode(const Picture& picture) override {
     if (!sees()) return no("pictures");
@@ -87,7 +80,10 @@ class MediaEncoderOn final : public MediaEncoder {
  private:
   template <class... Args>
   MediaEncoderOn(MmprojFile file, int budget, Args&&... args)
-      : MediaEncoder(std::move(file), budget), b_(std::forward<Args>(args)...) {}
+      : file_(std::move(file)),
+        budget_(budget),
+        projector_(fmt::format("{} {} {}", describe_encoders(file_), file_.weight_bytes(), mark_of(file_))),
+        b_(std::forward<Args>(args)...) {}
 
   Error no(const char* what) const {
     return {file_.path(), fmt::format("has no encoder of {}", what), "another mmproj file of this model may have one"};
@@ -115,6 +111,9 @@ class MediaEncoderOn final : public MediaEncoder {
     return memory_status(b_);
   }
 
+  MmprojFile file_;  // weights stay where they are mapped
+  int budget_;
+  std::string projector_;
   std::mutex mutex_;
   B b_;
   VisionW<B> vision_;

@@ -1,4 +1,4 @@
-#include "engine/engine.h"
+#include "api/engine.h"
 
 #include <fmt/format.h>
 
@@ -6,71 +6,16 @@
 #include <utility>
 
 #include "backend/cpu/cpu_fast.h"
-#include "engine/engine_cuda.h"
-#include "engine/engine_lockstep.h"
-#include "engine/engine_traced.h"
-#include "engine/open_drafters.h"
-#include "model/gemma4_config.h"
+#include "compose/cuda_memory.h"
+#include "compose/load_model.h"
+#include "compose/open_cuda.h"
+#include "compose/open_drafters.h"
+#include "compose/open_lockstep.h"
+#include "compose/open_media.h"
+#include "compose/open_traced.h"
+#include "compose/plan.h"
 
 namespace facet {
-
-const char* stop_name(Stop s) {
-  switch (s) {
-    case Stop::kEos:
-      return "eos";
-    case Stop::kLength:
-      return "length";
-    case Stop::kContext:
-      return "context";
-    case Stop::kCancelled:
-      return "cancelled";
-    case Stop::kError:
-      return "error";
-    case Stop::kLoop:
-      return "loop";
-  }
-  return "?";
-}
-
-std::string step_line(const StepStats& s) {
-  const double all = s.since_last();
-  std::string text = fmt::format("{:.1f} ms to a step of {} sequences", all * 1e3, s.sequences);
-  if (s.prompt_tokens > 0) text += fmt::format(", {} tokens of prompts", s.prompt_tokens);
-  if (s.pages > 0) text += fmt::format(", {} pages mapped", s.pages);
-  const char* before = ": ";
-  for (size_t p = 0; p < s.phase_s.size(); ++p)
-    if (s.phase_s[p] >= .01 * all)
-      text += fmt::format("{}{} {:.1f}", std::exchange(before, ", "), kPhaseName[p], s.phase_s[p] * 1e3);
-  return text;
-}
-
-Result<std::string> drafter_kind_of(const std::string& path) {
-  auto f = DrafterFile::open(path);
-  if (!f) return f.error();
-  return std::string(drafter_kind_name(f->kind()));
-}
-
-Result<LoadedModel> load_model(const std::string& path) {
-  auto file = open_gemma4(path);
-  if (!file) return file.error();
-  LoadedModel model;
-  model.file = std::move(*file);
-  auto cfg = gemma4_config(model.file);
-  if (!cfg) return cfg.error();
-  model.cfg = std::move(*cfg);
-  auto vocab = vocab_from_gguf(model.file);
-  if (!vocab) return vocab.error();
-  if (vocab->empty()) return model;
-  if (int(vocab->tokens.size()) != model.cfg.n_vocab)
-    return Error{path,
-                 fmt::format("tokenizer.ggml.tokens: expected {} tokens, the rows of token_embd.weight, found {}",
-                             model.cfg.n_vocab, vocab->tokens.size()),
-                 "convert the model again"};
-  auto tokenizer = Tokenizer::create(std::move(*vocab));
-  if (!tokenizer) return tokenizer.error();
-  model.tokenizer.emplace(std::move(*tokenizer));
-  return model;
-}
 
 namespace {
 
@@ -114,6 +59,18 @@ Result<EngineConfig> without_drafters(LoadedModel& model, const EngineConfig& as
     c.draft.files.erase(c.draft.files.begin() + i);
     model.drafters.erase(largest);
   }
+}
+
+// The encoders that the configuration names; null: none.
+Result<std::unique_ptr<MediaEncoder>> open_media(const LoadedModel& model, const EngineConfig& c) {
+  if (c.mmproj.empty()) return std::unique_ptr<MediaEncoder>();
+  auto file = MmprojFile::open(c.mmproj);
+  if (!file) return file.error();
+  if (auto ok = check_mmproj(*file, c.model, model.cfg); !ok) return ok.error();
+#if FACET_CUDA
+  if (c.backend == "cuda" && c.mmproj_offload) return open_media_cuda(std::move(*file), c.image_tokens, gpus_of(c)[0]);
+#endif
+  return open_media_cpu(std::move(*file), c.image_tokens, c.n_threads, c.cpu_isa);
 }
 
 Result<std::unique_ptr<Engine>> open_with(const EngineConfig& c, const EngineDebug& debug) {
@@ -161,6 +118,10 @@ Result<std::unique_ptr<Engine>> open_with(const EngineConfig& c, const EngineDeb
   if (!decided->gpus.empty() && debug.explain)
     return Error{"--gpus", "expected one GPU where verbs are priced, found several",
                  "use --gpu, or facet bench --explain"};
+  if (auto media = open_media(model, *decided); !media)
+    return media.error();
+  else
+    model.media = std::move(*media);
   if (debug.lockstep) return open_lockstep_engine(std::move(model), *decided);
   if (debug.explain) return open_traced_engine(std::move(model), *decided);
 #if FACET_CUDA

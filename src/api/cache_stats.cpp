@@ -1,4 +1,4 @@
-#include "engine/cache_stats.h"
+#include "api/cache_stats.h"
 
 namespace facet {
 

@@ -1,10 +1,10 @@
-#include "engine/engine_lockstep.h"
+#include "compose/open_lockstep.h"
 
 #include <tuple>
 
 #include "backend/cpu/cpu_fast.h"
 #include "backend/lockstep.h"
-#include "engine/open_drafters.h"
+#include "compose/open_drafters.h"
 #if FACET_CUDA
 #include "cache/cuda_kv_cache.h"
 #endif

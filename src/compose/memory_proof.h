@@ -1,8 +1,6 @@
 #pragma once
 #include <cstdint>
 
-#include "engine/engine.h"
-
 namespace facet {
 
 // What a plan promised and what it came to.
@@ -16,9 +14,5 @@ struct MemoryProof {
     return sequences > 0 && measured <= planned + planned / 50 && measured >= planned - planned / 50;
   }
 };
-
-// Opens what `decided` plans, fills every sequence to its depth with random rows, as many as the pool has room for,
-// and runs a step of all of them, drafts included, with as long a piece of a prompt as a step may have.
-Result<MemoryProof> prove_plan(const EngineConfig& decided);
 
 }  // namespace facet

@@ -1,4 +1,4 @@
-#include "engine/engine_cuda.h"
+#include "compose/cuda_memory.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -9,7 +9,6 @@
 #include "backend/cuda/cublas_lt.h"
 #include "backend/cuda/cuda_link.h"
 #include "cache/cuda_kv_cache.h"
-#include "engine/open_drafters.h"
 #include "formats/widen.h"
 #include "model/gemma4_bind.h"
 #include "model/shards.h"
@@ -64,12 +63,6 @@ std::string library_note() {
       "{} was not found: long prompts take kernels in 8 bits for quantised tensors and slow ones for F16 "
       "and BF16; it comes with NVIDIA's package libcublas or PyPI's nvidia-cublas (LD_LIBRARY_PATH)",
       cuda::cublas_lt_name());
-}
-
-Result<std::unique_ptr<Engine>> open_cuda_engine(LoadedModel model, const EngineConfig& c) {
-  if (!c.split.empty()) return open_staged_engine(std::move(model), c);
-  if (!c.gpus.empty()) return open_sharded_engine(std::move(model), c);
-  return create_engine<Cuda>(std::move(model), c, c.gpu);
 }
 
 namespace {

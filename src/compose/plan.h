@@ -4,18 +4,14 @@
 #include <string>
 
 #include "backend/backend.h"
-#include "cache/kv_plan.h"
-#include "engine/engine.h"
+#include "compose/backend_memory.h"
+#include "engine/kv_config.h"
+#include "engine/stage_layers.h"
 #include "formats/gguf.h"
 #include "model/drafter_file.h"
 #include "model/types.h"
 
 namespace facet {
-
-inline constexpr int kCudaSharedHead = 512;  // the width of heads that kernels for shared rows are made for
-
-// The cache that `c` asks for.
-KvPlan kv_plan(const EngineConfig& c);
 
 // Bytes of the page pool for rows of drafters.
 int64_t drafter_pool_bytes(const GgufFile& file, const ModelCfg& m, const EngineConfig& c,
@@ -25,18 +21,6 @@ int64_t drafter_pool_bytes(const GgufFile& file, const ModelCfg& m, const Engine
 // them.
 inline constexpr int kLeastChunk = 512;
 int usual_chunk(const std::string& backend, int n_ctx);
-
-// What the plan of memory has to know of a backend.
-struct BackendMemory {
-  std::string weights;                                                // how they are held
-  std::function<int64_t(std::span<const TensorView>)> weight_bytes;   // null: as many as the file
-  std::function<int64_t(int64_t rows, int64_t cols)> rows_bytes;      // of activations
-  std::string scratch;                                                // what it is for
-  std::function<int64_t(const BackendLimits&)> scratch_bytes;         // for the target and its drafters
-  std::function<int64_t(std::span<const TensorView>)> most_unpacked;  // elements of a panel of weights; null: no matter
-  int64_t page_bytes = 0, read_beyond = 0;                            // of the pool of K/V rows (pool_bytes)
-  int64_t available = 0;                                              // 0: not known
-};
 
 // Every byte the engine will hold, by purpose, before anything is allocated. lockstep: with the reference beside it.
 MemoryPlan plan_memory(const GgufFile& file, const ModelCfg& m, const EngineConfig& c,
@@ -54,8 +38,6 @@ Result<std::string> resolve_backend(const std::string& asked, int gpu);
 Status resolve_gpus(EngineConfig& c);
 // What is on one GPU, where each layer is divided among several: a part of its heads.
 ModelCfg on_a_gpu(const ModelCfg& m, const EngineConfig& c);
-// How many layers each GPU has, where these are divided among several (c.split, which fits the model); else nothing.
-std::vector<int> stage_layers(const ModelCfg& m, const EngineConfig& c);
 
 // What the layout does to a type that was asked for, or nothing.
 std::string layout_note(const ModelCfg& m, const EngineConfig& decided);

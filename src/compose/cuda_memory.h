@@ -1,24 +1,19 @@
 #pragma once
 #include <functional>
-#include <memory>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "api/config.h"
 #include "backend/backend.h"
-#include "engine/engine.h"
-#include "engine/plan.h"
+#include "compose/backend_memory.h"
+#include "formats/gguf.h"
+#include "model/types.h"
 
 // What the engine does differently on a GPU; only programs built with the CUDA backend have it.
 namespace facet {
 
 constexpr int64_t kDriverBytes = int64_t(384) << 20;  // that kernels and graphs take when they are first used
-
-struct LoadedModel;
-Result<std::unique_ptr<Engine>> open_cuda_engine(LoadedModel model, const EngineConfig& decided);
-// On several GPUs: with a part of every layer each, or with some layers each (split).
-Result<std::unique_ptr<Engine>> open_sharded_engine(LoadedModel model, const EngineConfig& decided);
-Result<std::unique_ptr<Engine>> open_staged_engine(LoadedModel model, const EngineConfig& decided);
 
 // An error of the model or drafter file that the kernels cannot take on this GPU.
 Status cuda_accepts(int gpu, const std::string& path, std::span<const TensorView> tensors, int n_expert_used);

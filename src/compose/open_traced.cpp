@@ -1,8 +1,8 @@
-#include "engine/engine_traced.h"
+#include "compose/open_traced.h"
 
 #include "backend/cpu/cpu_fast.h"
 #include "backend/traced.h"
-#include "engine/open_drafters.h"
+#include "compose/open_drafters.h"
 #if FACET_CUDA
 #include "cache/cuda_kv_cache.h"
 #endif

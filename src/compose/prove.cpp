@@ -1,7 +1,8 @@
-#include "engine/prove.h"
+#include "compose/prove.h"
 
 #include "backend/cpu/cpu_fast.h"
-#include "engine/prove_impl.h"
+#include "compose/load_model.h"
+#include "compose/prove_impl.h"
 
 namespace facet {
 

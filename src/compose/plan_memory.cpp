@@ -1,4 +1,4 @@
-#include "engine/plan.h"
+#include "compose/plan.h"
 
 #include <fmt/format.h>
 
@@ -12,7 +12,7 @@
 #include "backend/stage_of.h"
 #include "base/check.h"
 #include "base/reserve.h"
-#include "engine/engine_cuda.h"
+#include "compose/cuda_memory.h"
 #include "model/gemma4_bind.h"
 #include "model/shards.h"
 #include "model/stages.h"
@@ -20,23 +20,6 @@
 #include "spec/mtp.h"
 
 namespace facet {
-
-KvPlan kv_plan(const EngineConfig& c) {
-  // Drafts come on top of a chunk, so that they never keep a prompt waiting, and on top
-  // of the margin, so that a conversation can go back as far as without them.
-  const int draft = c.draft.any() ? c.draft.rows() : 0;
-  return {.k = *c.kv_k,
-          .v = *c.kv_v,
-          .layers = c.kv_layers,
-          .share = c.kv_layout != KvLayout::kShared ? 0
-                   : c.backend == "cuda"            ? kCudaSharedHead
-                                                    : 1,
-          .max_seq = c.max_seq,
-          .max_ctx = c.n_ctx,
-          .max_step = std::max(c.chunk, c.max_seq) + c.max_seq * draft,
-          .margin = c.margin + draft,
-          .snapshots = std::max(0, c.snapshots)};
-}
 
 namespace {
 
@@ -285,13 +268,6 @@ int64_t drafter_pool_bytes(const GgufFile& file, const ModelCfg& m, const Engine
 
 ModelCfg on_a_gpu(const ModelCfg& m, const EngineConfig& c) {
   return c.gpus.empty() || !c.split.empty() ? m : shard_config(m, int(c.gpus.size()));
-}
-
-std::vector<int> stage_layers(const ModelCfg& m, const EngineConfig& c) {
-  if (c.split.empty()) return {};
-  auto layers = split_layers(m, c.split);
-  CHECK(bool(layers), "{}", layers.error().message());  // resolve_config() has asked
-  return std::move(*layers);
 }
 
 int usual_chunk(const std::string& backend, int n_ctx) {

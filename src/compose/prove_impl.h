@@ -4,9 +4,9 @@
 #include <vector>
 
 #include "base/memory_use.h"
+#include "compose/memory_proof.h"
+#include "compose/open_drafters.h"
 #include "engine/engine_impl.h"
-#include "engine/open_drafters.h"
-#include "engine/prove.h"
 #include "engine/speculate.h"
 
 namespace facet {

@@ -1,7 +1,7 @@
 #pragma once
 #include <memory>
 
-#include "engine/engine.h"
+#include "api/engine.h"
 
 namespace facet {
 
