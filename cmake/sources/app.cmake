@@ -33,6 +33,7 @@ set(facet_sources
   kv_options.cpp
   line_input.cpp
   llama_options.cpp
+  media_options.cpp
   option_checks.cpp
   options.cpp
   progress.cpp

@@ -133,6 +133,7 @@ set(tests_fuzz
   fuzz/fuzz_media_png.cpp
   fuzz/fuzz_media_wav.cpp
   fuzz/fuzz_media_webp.cpp
+  fuzz/fuzz_mmproj.cpp
   fuzz/fuzz_openai.cpp
   fuzz/fuzz_safetensors.cpp
   fuzz/fuzz_session_file.cpp

@@ -1,6 +1,12 @@
 #include "api/media.h"
 
+#include <fmt/format.h>
+
 #include <cstring>
+#include <utility>
+
+#include "media/patches.h"
+#include "media/sound.h"
 
 namespace facet {
 namespace {
@@ -69,6 +75,77 @@ void MediaCache::put(const Hash128::Digest& hash, Rows rows) {
 MediaCache::Stats MediaCache::stats() const {
   const std::lock_guard lock(mutex_);
   return stats_;
+}
+
+namespace {
+
+template <class Encode>
+Result<MediaItem> cached(MediaCache& cache, bool is_picture, const Hash128::Digest& hash, int n, Encode&& encode) {
+  MediaItem item{.is_picture = is_picture, .hash = hash, .n = n, .rows = cache.find(hash)};
+  if (item.rows) return item;
+  auto rows = encode();
+  if (!rows) return rows.error();
+  item.rows = std::make_shared<const std::vector<float>>(std::move(*rows));
+  cache.put(hash, item.rows);
+  return item;
+}
+
+}  // namespace
+
+Result<MediaItem> encode_picture(MediaEncoder& encoder, MediaCache& cache, std::span<const std::byte> bytes,
+                                 const std::string& where, int budget) {
+  if (!encoder.sees())
+    return Error{where, "expected no picture: the mmproj file encodes sound only", "use one that sees"};
+  if (budget <= 0) budget = encoder.budget();
+  auto picture = decode_resized(bytes, std::min(budget, encoder.budget()), where);
+  if (!picture) return picture.error();
+  const int n = picture->width / 48 * (picture->height / 48);
+  return cached(cache, true, picture_hash(*picture, budget, encoder.projector()), n,
+                [&] { return encoder.encode(*picture); });
+}
+
+Result<std::vector<MediaItem>> encode_sound(MediaEncoder& encoder, MediaCache& cache, std::span<const std::byte> bytes,
+                                            const std::string& where) {
+  if (!encoder.hears())
+    return Error{where, "expected no sound: the mmproj file encodes pictures only", "use one that hears"};
+  auto sound = decode_sound(bytes, where);
+  if (!sound) return sound.error();
+  std::vector<MediaItem> items;
+  for (const std::span<const float> piece : sound_pieces(sound->samples, encoder.least_samples())) {
+    auto item = cached(cache, false, sound_hash(piece, encoder.projector()),
+                       encoder.sound_tokens(int64_t(piece.size())), [&] { return encoder.encode(piece); });
+    if (!item) return item.error();
+    items.push_back(std::move(*item));
+  }
+  if (items.empty())
+    return Error{where, "expected a sound, found one that is too short for a token", "send more of it"};
+  return items;
+}
+
+Status expand_media(const MediaTokens& ids, std::span<const MediaItem> items, std::vector<int32_t>& prompt,
+                    std::vector<MediaSpan>& spans) {
+  std::vector<int32_t> out;
+  size_t next = 0;
+  for (const int32_t id : prompt) {
+    const bool is_picture = id == ids.image, is_sound = id == ids.audio;
+    if (id < 0 || (!is_picture && !is_sound)) {
+      out.push_back(id);
+      continue;
+    }
+    if (next == items.size() || items[next].is_picture != is_picture)
+      return Error{"prompt", fmt::format("expected {} placeholders of pictures and sound in their order", items.size()),
+                   "a text cannot spell them"};
+    const MediaItem& item = items[next++];
+    out.push_back(is_picture ? ids.image_begin : ids.audio_begin);
+    spans.push_back({.begin = int(out.size()), .n = item.n, .is_picture = is_picture, .rows = item.rows});
+    append_soft_ids(item.hash, item.n, out);
+    out.push_back(is_picture ? ids.image_end : ids.audio_end);
+  }
+  if (next != items.size())
+    return Error{"prompt", fmt::format("expected {} placeholders of pictures and sound, found {}", items.size(), next),
+                 "this vocabulary may have none"};
+  prompt = std::move(out);
+  return Ok{};
 }
 
 }  // namespace facet

@@ -73,4 +73,27 @@ class MediaCache {
   Stats stats_;
 };
 
+// What stands for one picture or one piece of a sound in a prompt.
+struct MediaItem {
+  bool is_picture = true;
+  Hash128::Digest hash = {};
+  int n = 0;  // soft tokens
+  MediaCache::Rows rows = {};
+};
+// A picture or a sound as it came, decoded and encoded, or found in the cache. where: for errors. Sound of more than 30 s
+// is several pieces.
+Result<MediaItem> encode_picture(MediaEncoder& encoder, MediaCache& cache, std::span<const std::byte> bytes,
+                                 const std::string& where, int budget = 0);
+Result<std::vector<MediaItem>> encode_sound(MediaEncoder& encoder, MediaCache& cache, std::span<const std::byte> bytes,
+                                            const std::string& where);
+
+// Ids of a vocabulary, -1 where it has none: <|image>, <|image|>, <image|>, and the same of audio.
+struct MediaTokens {
+  int32_t image_begin = -1, image = -1, image_end = -1, audio_begin = -1, audio = -1, audio_end = -1;
+};
+// Puts begin, soft ids and end in the place of each placeholder, in order. Errors: more or fewer placeholders of a kind
+// than items, a vocabulary without them.
+Status expand_media(const MediaTokens& ids, std::span<const MediaItem> items, std::vector<int32_t>& prompt,
+                    std::vector<MediaSpan>& spans);
+
 }  // namespace facet

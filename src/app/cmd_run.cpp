@@ -7,6 +7,7 @@
 
 #include "app/commands.h"
 #include "app/console.h"
+#include "app/media_options.h"
 #include "app/option_checks.h"
 #include "app/options.h"
 #include "app/progress.h"
@@ -30,6 +31,7 @@ struct Options {
   bool seed_given = false, raw = false, ignore_eos = false, thinking = false, add_bos = false;
   bool in_thought = false;  // the prompt ends inside a thought
   std::string prompt, tokens, out_tokens;
+  MediaFiles media;
   int n = -1, max_loops = 0;
 };
 
@@ -45,7 +47,7 @@ Result<std::vector<int32_t>> token_prompt(const Options& o, const Tokenizer* t, 
   return ids;
 }
 
-Result<std::vector<int32_t>> prompt_ids(Options& o, const Engine& e) {
+Result<std::vector<int32_t>> prompt_ids(Options& o, const Engine& e, std::vector<MediaSpan>& spans) {
   const Tokenizer* t = e.tokenizer();
   if (!o.tokens.empty()) return token_prompt(o, t, e.model().n_vocab);
   if (!t)
@@ -54,14 +56,21 @@ Result<std::vector<int32_t>> prompt_ids(Options& o, const Engine& e) {
   if (o.raw) return t->encode(o.prompt, /*add_bos=*/true, /*parse_special=*/true);
   Message user;
   user.role = "user";
-  user.content = o.prompt;
-  auto text = render_chat({user}, {},
-                          {.add_generation_prompt = true,
-                           .enable_thinking = o.thinking,
-                           .variant = chat_variant(t->vocab().chat_template, e.model().d_ple > 0)});
-  if (!text) return text.error();
-  o.in_thought = ends_in_thought(*text);
-  return t->encode(*text, true, true);
+  auto media = encode_files(o.media, e);
+  if (!media) return media.error();
+  std::vector<ContentPart> parts = parts_of(*media);
+  const bool plain = !parts.empty();  // a text beside pictures spells no placeholder of one
+  parts.push_back({ContentPart::Kind::kText, o.prompt});
+  user.content = std::move(parts);
+  auto rendered = render_chat_ranges({user}, {},
+                                     {.add_generation_prompt = true,
+                                      .enable_thinking = o.thinking,
+                                      .variant = chat_variant(t->vocab().chat_template, e.model().d_ple > 0)});
+  if (!rendered) return rendered.error();
+  o.in_thought = ends_in_thought(rendered->text);
+  std::vector<int32_t> ids = t->encode(rendered->text, true, true, plain ? rendered->plain : std::vector<TextRange>{});
+  if (auto ok = expand_media(media_tokens(*t), *media, ids, spans); plain && !ok) return ok.error();
+  return ids;
 }
 
 // The answer on stdout, its thoughts on stderr.
@@ -150,7 +159,8 @@ int run(Options& o) {
   auto opened = open_engine(o.engine, o.draft, o.voice, o.debug);
   if (!opened) return report(opened.error());
   Engine& engine = **opened;
-  auto ids = prompt_ids(o, engine);
+  std::vector<MediaSpan> spans;
+  auto ids = prompt_ids(o, engine, spans);
   if (!ids) return report(ids.error());
 
   Output out(o, engine);
@@ -158,6 +168,7 @@ int run(Options& o) {
   Usage usage;
   Stop why = Stop::kError;
   Request request{.prompt = std::move(*ids),
+                  .media = std::move(spans),
                   .max_tokens = o.n,
                   .sampling = o.sampling,
                   .ignore_eos = o.ignore_eos,
@@ -222,6 +233,8 @@ void add_run(CLI::App& app, int& rc) {
       ->capture_default_str();
   cmd->add_flag("--ignore-eos", o->ignore_eos, "Go on after the end-of-generation token");
   add_loop_option(cmd, o->max_loops);
+  add_mmproj_options(cmd, o->engine);
+  add_media_files(cmd, o->media);
   cmd->add_option("--out-tokens", o->out_tokens, "Write the generated ids to this file (int32, little endian)")
       ->check(not_empty());
   add_lockstep_option(cmd, o->debug);

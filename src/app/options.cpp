@@ -1,4 +1,5 @@
 #include "app/options.h"
+#include "app/media_options.h"
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -216,6 +217,10 @@ Result<std::unique_ptr<Engine>> open_engine(EngineConfig c, const DraftOptions& 
     if (!file) return file.error();
     if (auto ok = read_kv_choices(c, *file); !ok) return ok.error();
   }
+  std::vector<std::string> notes;
+  if (auto ok = find_encoders(c, &notes); !ok) return ok.error();
+  if (!voice.quiet)
+    for (const std::string& note : notes) print_err("note: {}\n", note);
   auto files = draft_files(c.model, draft);
   if (!files) return files.error();
   for (const std::string& note : files->notes) print_err("note: {}\n", note);

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "api/media.h"
 #include "base/host_bytes.h"
 #include "base/result.h"
 #include "cache/kv_cache.h"
