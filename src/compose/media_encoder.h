@@ -1,4 +1,5 @@
 #pragma once
+#include <algorithm>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -52,6 +53,11 @@ class MediaEncoderOn final : public MediaEncoder {
     if (patches.count() > max_patch_)
       return Error{"picture", fmt::format("expected at most {} patches, found {}", max_patch_, patches.count()),
                    "give it fewer soft tokens"};
+    if (std::max(patches.columns, patches.rows) > c.n_pos)
+      return Error{"picture",
+                   fmt::format("expected at most {} patches on a side, as {} has positions, found {} x {}", c.n_pos,
+                               file_.path(), patches.columns, patches.rows),
+                   "cut it, or give it fewer tokens (--image-tokens)"};
     const EncoderStep::Grid grid[] = {{patches.columns, patches.rows}};
     const EncoderStep e = EncoderStep::pictures(grid);
     std::vector<float> pixels(patches.values.size());
