@@ -10,6 +10,8 @@
 
 #include "formats/gguf.h"
 #include "grammar/masks.h"
+#include "grammar/tool_calls.h"
+#include "tokenizer/json.h"
 #include "tokenizer/vocab.h"
 
 using namespace facet;

@@ -8,6 +8,7 @@ set(facet_sources
   anthropic_writer.cpp
   api_fields.cpp
   arrival.cpp
+  asio.cpp
   cache_metrics.cpp
   chat_prompt.cpp
   constraint.cpp

@@ -66,6 +66,7 @@ set(tests_property
   property/constrained_test.cpp
   property/engine_test.cpp
   property/invariance_test.cpp
+  property/media_test.cpp
   property/ngram_test.cpp
   property/parked_fork_test.cpp
   property/shipped_drafting_test.cpp

@@ -13,6 +13,7 @@
 #include "base/print.h"
 #include "daemon/daemon.h"
 #include "daemon/json_lines.h"
+#include "tokenizer/json.h"
 
 namespace facet {
 namespace {

@@ -6,6 +6,7 @@
 #include "app/console.h"
 #include "tokenizer/chat.h"
 #include "tokenizer/chat_parse.h"
+#include "tokenizer/json.h"
 
 namespace facet {
 namespace {

@@ -10,6 +10,7 @@
 #include "grammar/regex.h"
 #include "grammar/schema.h"
 #include "grammar/state.h"
+#include "grammar/tool_calls.h"
 
 namespace facet {
 

@@ -11,7 +11,7 @@
 #include "grammar/compile_limits.h"
 #include "grammar/vocab.h"
 #include "grammar/work.h"
-#include "tokenizer/json.h"
+#include "tokenizer/json_fwd.h"
 
 // Structured output: what a model may write, as one automaton with a stack, whatever it was described by
 // (docs/structured-output.md). compile_*() make a Grammar; a GrammarState follows the tokens of an answer through it;
@@ -63,21 +63,6 @@ Result<GrammarPtr> compile_json_schema(std::string_view schema, const GrammarOpt
 Result<GrammarPtr> compile_regex(std::string_view pattern, const GrammarOptions& options = {});  // of the whole answer
 Result<GrammarPtr> compile_gbnf(std::string_view text, const GrammarOptions& options = {});      // from the rule root
 Result<GrammarPtr> compile_choice(std::span<const std::string> choices, const GrammarOptions& options = {});
-
-enum class ToolChoice {
-  kAuto,      // text, then calls or none
-  kRequired,  // calls and nothing else
-  kLazy,      // anything, then calls or none: what comes before them costs no mask (GrammarState::asleep)
-};
-struct ToolGrammarOptions : GrammarOptions {
-  ToolChoice choice = ToolChoice::kRequired;
-  std::string name = {};              // kRequired: only this function
-  bool parallel = true;               // several calls; otherwise at most one
-  bool strict_all = true;             // also arguments of functions without "strict": true follow their schemas
-  std::optional<Json> or_value = {};  // kAuto: a value of this schema instead of text, or calls alone
-};
-// tools: functions as tools_from_json gives them: name, parameters, strict. In the syntax of the model's own calls.
-Result<GrammarPtr> compile_tool_calls(std::span<const Json> tools, const ToolGrammarOptions& options = {});
 
 // What a request ends with whose grammar takes more than GrammarWork::kMost for one token or mask.
 Error too_ambiguous();

@@ -13,6 +13,7 @@
 #include <cstring>
 
 #include "base/pass_socket.h"
+#include "tokenizer/json.h"
 
 namespace facet {
 

@@ -1,9 +1,8 @@
 #pragma once
-#include <utility>  // before Asio, which forgets it
+#include "server/asio.h"  // before other headers of Boost
 
 #include <sys/types.h>
 
-#include <boost/asio.hpp>
 #include <chrono>
 #include <functional>
 #include <memory>

@@ -1,4 +1,5 @@
 #include "router/link.h"
+#include "tokenizer/json.h"
 
 #include <poll.h>
 #include <sys/socket.h>

@@ -1,7 +1,8 @@
 #pragma once
 #include <mutex>
 
-#include "tokenizer/json.h"
+#include "base/result.h"
+#include "tokenizer/json_fwd.h"
 
 // What a model's process and its router tell each other, over a socket pair of type SOCK_SEQPACKET: the router sends
 // connected clients (base/pass_socket.h), the process one JSON object a packet, with "state" as

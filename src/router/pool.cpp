@@ -6,6 +6,7 @@
 #include <filesystem>
 
 #include "server/info.h"
+#include "tokenizer/json.h"
 
 namespace facet {
 namespace {

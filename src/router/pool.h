@@ -1,7 +1,6 @@
 #pragma once
-#include <utility>  // before Asio, which forgets it
+#include "server/asio.h"  // before other headers of Boost
 
-#include <boost/asio.hpp>
 #include <chrono>
 #include <climits>
 #include <functional>

@@ -1,4 +1,5 @@
 #include "router/report.h"
+#include "tokenizer/json.h"
 
 #include <fmt/format.h>
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "server/info.h"
+#include "tokenizer/json.h"
 
 namespace facet {
 namespace {

@@ -8,6 +8,7 @@
 #include "base/last_memory.h"
 #include "server/info.h"
 #include "server/slots.h"
+#include "tokenizer/json.h"
 
 namespace facet {
 namespace {

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include "server/writers.h"
+#include "tokenizer/json.h"
 
 namespace facet {
 namespace {

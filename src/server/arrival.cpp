@@ -14,6 +14,7 @@
 #include "server/responses.h"
 #include "server/schema_size.h"
 #include "server/text_api.h"
+#include "tokenizer/json.h"
 #include "tokenizer/tokenizer.h"
 
 namespace facet {

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "grammar/grammar.h"
+#include "grammar/tool_calls.h"
 #include "server/api_fields.h"
 
 namespace facet {

@@ -1,4 +1,5 @@
 #include "server/generation.h"
+#include "tokenizer/json.h"
 
 #include <utility>
 

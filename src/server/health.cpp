@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "server/writer.h"
+#include "tokenizer/json.h"
 
 namespace facet {
 

@@ -1,8 +1,7 @@
 #pragma once
-#include <utility>  // before Asio, which forgets it
+#include "server/asio.h"  // before other headers of Boost
 
 #include <algorithm>
-#include <boost/asio.hpp>
 #include <boost/beast/core/flat_buffer.hpp>
 #include <boost/beast/http.hpp>
 #include <chrono>

@@ -1,4 +1,5 @@
 #include "server/info.h"
+#include "tokenizer/json.h"
 
 #include <charconv>
 #include <chrono>

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "server/writers.h"
+#include "tokenizer/json.h"
 
 namespace facet {
 namespace {

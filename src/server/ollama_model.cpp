@@ -8,6 +8,7 @@
 #include "formats/gguf.h"
 #include "formats/mixture.h"
 #include "server/writer.h"
+#include "tokenizer/json.h"
 
 namespace facet {
 namespace {

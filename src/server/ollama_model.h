@@ -2,7 +2,7 @@
 #include <cstdint>
 #include <string>
 
-#include "tokenizer/json.h"
+#include "tokenizer/json_fwd.h"
 
 // What Ollama's clients ask about a model: /api/tags, /api/ps, /api/show.
 namespace facet {

@@ -5,6 +5,7 @@
 
 #include "server/ollama.h"
 #include "server/writers.h"
+#include "tokenizer/json.h"
 
 namespace facet {
 namespace {

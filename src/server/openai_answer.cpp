@@ -6,6 +6,7 @@
 #include "server/openai.h"
 #include "server/slots.h"
 #include "server/writers.h"
+#include "tokenizer/json.h"
 #include "tokenizer/utf8.h"
 
 namespace facet {

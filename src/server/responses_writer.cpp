@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "server/writers.h"
+#include "tokenizer/json.h"
 
 namespace facet {
 namespace {

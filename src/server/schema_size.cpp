@@ -1,4 +1,5 @@
 #include "server/schema_size.h"
+#include "tokenizer/json.h"
 
 #include <fmt/format.h>
 

@@ -24,6 +24,7 @@
 #include "server/slots.h"
 #include "server/text_api.h"
 #include "server/writer.h"
+#include "tokenizer/json.h"
 #include "tokenizer/tokenizer.h"
 
 namespace facet {

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 
+#include "tokenizer/json.h"
 #include "tokenizer/python_text.h"
 #include "tokenizer/utf8.h"
 

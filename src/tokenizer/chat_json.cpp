@@ -4,6 +4,7 @@
 #include <array>
 
 #include "tokenizer/chat.h"
+#include "tokenizer/json.h"
 #include "tokenizer/utf8.h"
 
 // OpenAI-style JSON to messages and tools. Every error names the path of the value, as in

@@ -4,11 +4,9 @@
 #include <string_view>
 
 #include "base/result.h"
+#include "tokenizer/json_fwd.h"
 
 namespace facet {
-
-// Objects keep the order of their keys: it decides between keys that differ only in case (see chat.cpp).
-using Json = nlohmann::ordered_json;
 
 // Text to a value. Nesting deeper than 100 is refused, so that whoever walks the value may recurse, and so are objects
 // so large (6,000 members, or 700 with keys of 1,500 bytes) that their keys would take long to compare.

@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "tokenizer/chat.h"
+#include "tokenizer/json.h"
 #include "tokenizer/utf8.h"
 
 namespace facet {

@@ -2,7 +2,7 @@
 #include <string>
 #include <string_view>
 
-#include "tokenizer/json.h"
+#include "tokenizer/json_fwd.h"
 
 // What Python and Jinja do to values: the chat template was written for them.
 namespace facet::python {

@@ -8,6 +8,7 @@
 #include "base/files.h"
 #include "base/print.h"
 #include "model/types.h"
+#include "tokenizer/json.h"
 #include "tokenizer/tokenizer.h"
 #include "tools/statistics.h"
 

@@ -7,7 +7,7 @@
 
 #include "api/engine.h"
 #include "base/result.h"
-#include "tokenizer/json.h"
+#include "tokenizer/json_fwd.h"
 #include "tools/eval.h"
 
 // What a K/V type costs in answers and distributions, as a report that is kept beside the model.

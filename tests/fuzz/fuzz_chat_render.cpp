@@ -5,6 +5,7 @@
 
 #include "base/check.h"
 #include "tokenizer/chat.h"
+#include "tokenizer/json.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (size == 0) return 0;

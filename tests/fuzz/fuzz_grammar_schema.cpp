@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "grammar_check.h"
+#include "grammar/tool_calls.h"
 
 namespace {
 

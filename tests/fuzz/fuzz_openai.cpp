@@ -11,6 +11,7 @@
 #include "server/ollama.h"
 #include "server/openai.h"
 #include "server/writer.h"
+#include "tokenizer/json.h"
 
 namespace {
 

@@ -7,7 +7,9 @@
 #include "backend/cpu/cpu_fast.h"
 #include "engine/thought.h"
 #include "grammar/grammar.h"
+#include "grammar/tool_calls.h"
 #include "support/scripted_drafter.h"
+#include "tokenizer/json.h"
 
 namespace facet::test {
 namespace {

@@ -9,7 +9,9 @@
 #include <string>
 
 #include "support/grammar_walk.h"
+#include "grammar/tool_calls.h"
 #include "tokenizer/chat_parse.h"
+#include "tokenizer/json.h"
 
 int main(int argc, char** argv) {
   using namespace facet;

@@ -7,6 +7,7 @@
 #include "server/ollama.h"
 #include "server/responses.h"
 #include "server/writer.h"
+#include "tokenizer/json.h"
 
 namespace facet {
 namespace {

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "tokenizer/chat_parse.h"
+#include "tokenizer/json.h"
 
 namespace facet {
 namespace {

@@ -7,7 +7,9 @@
 #include <functional>
 
 #include "grammar/grammar.h"
+#include "grammar/tool_calls.h"
 #include "support/grammar_walk.h"
+#include "tokenizer/json.h"
 
 // What compiling may cost, and the schemas that people have.
 namespace facet::test {

@@ -3,8 +3,10 @@
 #include <random>
 
 #include "grammar/likely.h"
+#include "grammar/tool_calls.h"
 #include "grammar_reference.h"
 #include "support/grammar_walk.h"
+#include "tokenizer/json.h"
 
 // Masks of random grammars over random small vocabularies against tests/unit/grammar_reference.h.
 namespace facet::test {

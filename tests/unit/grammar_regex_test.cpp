@@ -7,6 +7,7 @@
 #include "grammar/automaton.h"
 #include "grammar/char_dfa.h"
 #include "grammar/grammar.h"
+#include "tokenizer/json.h"
 
 // Expressions with anchors and lookahead against a matcher that goes back, and texts whose length is counted.
 namespace facet::test {

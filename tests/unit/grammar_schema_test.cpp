@@ -3,7 +3,9 @@
 
 #include "grammar/char_dfa.h"
 #include "grammar/grammar.h"
+#include "grammar/tool_calls.h"
 #include "support/grammar_walk.h"
+#include "tokenizer/json.h"
 
 // What texts a schema, an expression or tools allow, and what is refused with which words.
 namespace facet::test {

@@ -1,5 +1,6 @@
 // facet quality: what a report says, which report is quoted, and what of a file is believed.
 #include "tools/quality.h"
+#include "tokenizer/json.h"
 
 #include <gtest/gtest.h>
 

@@ -6,6 +6,7 @@
 #include "server/anthropic.h"
 #include "server/ollama.h"
 #include "server/responses.h"
+#include "tokenizer/json.h"
 
 namespace facet {
 namespace {
