@@ -62,13 +62,13 @@ Attended attended(CpuIsa isa, int threads, const std::vector<EncoderStep::Grid>&
 }
 TEST(EncoderVerbs, AttentionHasTheSameBitsEverywhere) {
   for (const int E : {24, 72}) {
-    const Attended want = attended(CpuIsa::kScalar, 1, {{24, 27}}, E, 0, 648);
+    const Attended want = attended(CpuIsa::kScalar, 1, {{18, 30}}, E, 0, 540);
     for (const CpuIsa isa : isas())
       for (const int threads : {1, 2}) {
         if (isa == CpuIsa::kScalar && threads == 1) continue;
-        EXPECT_EQ(attended(isa, threads, {{24, 27}}, E, 0, 648), want) << isa_name(isa) << " " << E;
+        EXPECT_EQ(attended(isa, threads, {{18, 30}}, E, 0, 540), want) << isa_name(isa) << " " << E;
         // The first picture of a batch, whose queries fall into other blocks.
-        EXPECT_EQ(attended(isa, threads, {{24, 27}, {3, 3}}, E, 0, 648), want) << isa_name(isa) << " " << E;
+        EXPECT_EQ(attended(isa, threads, {{18, 30}, {3, 3}}, E, 0, 540), want) << isa_name(isa) << " " << E;
       }
   }
 }
