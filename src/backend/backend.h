@@ -147,13 +147,13 @@ concept EncoderBackend = Backend<B>
 #include "backend/verbs.def"
     ;
 
-// A backend made of another one, such as Traced<B>, has each verb that B has: else a pass on it is another program.
+// A backend made of another one, such as Traced<B>, has each verb of a model that B has: else a pass on it is another
+// program. Those of encoders it need not have: they run on a backend of their own.
 template <class D, class B>
 concept Decorates = Backend<D>
 #define VERB(name, ...) &&(Has<D>::name == Has<B>::name)
 #define MERGED VERB
 #define CHAINED VERB
-#define ENCODER VERB
 #include "backend/verbs.def"
     ;
 

@@ -8,6 +8,7 @@
 #include <string>
 #include <utility>
 
+#include "backend/optional.h"
 #include "backend/shard_spec.h"
 #include "formats/gguf.h"
 #include "model/gemma4_config.h"

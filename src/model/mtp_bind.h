@@ -1,4 +1,5 @@
 #pragma once
+#include "backend/optional.h"
 #include "model/drafters.h"
 #include "model/gemma4_bind.h"
 #include "model/mtp_config.h"

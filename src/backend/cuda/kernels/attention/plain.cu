@@ -63,7 +63,7 @@ __global__ void __launch_bounds__(kWarps * 32, 5) attend_plain_kernel(const __gr
   for (int i = 0; i < kDims; ++i) q[i] = query[d + i];
   for (int base = first / groups * groups; base < end; base += groups) {
     const int row = base + group;
-    const bool sees = row >= first && row < end && (sees_position(p, s, pos, row) || row <= pos + ahead);
+    const bool sees = row >= first && row < end && (sees_position(p, s, pos, row) || (row > pos && row <= pos + ahead));
     KvRow at{};
     float x = 0;
     if (sees) {
