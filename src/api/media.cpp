@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -40,10 +41,10 @@ int soft_token_border(std::span<const int32_t> tokens, int n) {
       ++run;
       continue;
     }
-    if (run > 0 && run < kLeast) return i - run;
+    if (run > 0 && run < kLeast) return std::max(0, i - run - 1);
     run = 0;
   }
-  return n - run;
+  return run > 0 ? std::max(0, n - run - 1) : n;
 }
 
 MediaCache::Rows MediaCache::find(const Hash128::Digest& hash) {

@@ -27,8 +27,8 @@ struct MediaSpan {
 // place.
 void append_soft_ids(const Hash128::Digest& hash, int n, std::vector<int32_t>& to);
 inline bool is_soft_id(int32_t id) { return id < 0; }
-// The largest m <= n at which a prompt may be gone on from: not within soft tokens. Runs of fewer than four of them
-// hold too few bits of the hash, and are not relied on.
+// The largest m <= n at which a prompt may be gone on from: not within soft tokens, but at the token that opens them, with
+// which their step begins. Runs of fewer than four of them hold too few bits of the hash, and are not relied on.
 int soft_token_border(std::span<const int32_t> tokens, int n);
 
 // The encoders of an mmproj file: pictures and sounds to soft tokens in host memory, beside whatever the engine does.
