@@ -138,9 +138,9 @@ static bool attend_lists(cudaStream_t stream, Prefill prefill, AttendParams p, c
   return true;
 }
 
-bool attend(cudaStream_t stream, Mat o, Mat q, const KvLayer& kv, const Step& s, const AttnSpec& spec,
-            AttendScratch scratch, const PendingQkNormRope* pending, const Selection& selection) {
-  const int E = kv.head_dim, n_small = s.shape.n_small, n_tok = s.shape.n_tok;
+// What all kernels are told of a call, checked.
+static AttendParams params_of(Mat o, Mat q, const KvLayer& kv, const Step& s, const AttnSpec& spec) {
+  const int E = kv.head_dim;
   CHECK(E == spec.head_dim && kv.n_head > 0 && spec.n_q_head % kv.n_head == 0,
         "query heads and width, K/V heads and width:", spec.n_q_head, spec.head_dim, kv.n_head, E);
   CHECK(E == 64 || E == 128 || E == 256 || E == 512, "a head width of 64, 128, 256 or 512, not", E);
@@ -150,21 +150,27 @@ bool attend(cudaStream_t stream, Mat o, Mat q, const KvLayer& kv, const Step& s,
         "rows of q and o that are not aligned to 16 bytes; strides", q.stride, o.stride, o.bf_stride);
   CHECK(!kv.shared || (E == kSharedHead && kv.window == 0), "shared rows of full layers with heads of", kSharedHead,
         "not", E);
-  if (n_tok == 0) return false;
-  AttendParams p{.o = o.p,
-                 .o_bf = o.bf,
-                 .q = q.p,
-                 .o_stride = o.stride,
-                 .o_bf_stride = o.bf_stride,
-                 .q_stride = q.stride,
-                 .kv = kv,
-                 .step = s,
-                 .n_q_head = spec.n_q_head,
-                 .group = spec.n_q_head / kv.n_head,
-                 .window = spec.window,
-                 .scale = spec.scale,
-                 .causal_block = spec.causal_block,
-                 .n_path = s.shape.n_path};
+  return {.o = o.p,
+          .o_bf = o.bf,
+          .q = q.p,
+          .o_stride = o.stride,
+          .o_bf_stride = o.bf_stride,
+          .q_stride = q.stride,
+          .kv = kv,
+          .step = s,
+          .n_q_head = spec.n_q_head,
+          .group = spec.n_q_head / kv.n_head,
+          .window = spec.window,
+          .scale = spec.scale,
+          .causal_block = spec.causal_block,
+          .n_path = s.shape.n_path};
+}
+
+// Causal among the tokens of a step, pictures too.
+static bool attend_causal(cudaStream_t stream, AttendParams p, Mat o, Mat q, const Step& s, const AttnSpec& spec,
+                          AttendScratch scratch, const PendingQkNormRope* pending, const Selection& selection) {
+  const KvLayer& kv = p.kv;
+  const int E = kv.head_dim, n_small = s.shape.n_small, n_tok = s.shape.n_tok;
   const AttendDecode decode = attend_decode_of(kv.k_type, kv.v_type, kv.shared);
   CHECK(E < 256 || attend_takes(kv.k_type, kv.v_type),
         "K and V of equal types, or K in q8_0 and V in q4_0 or tq3_0; not", kv_type_name(kv.k_type),
@@ -215,22 +221,26 @@ bool attend(cudaStream_t stream, Mat o, Mat q, const KvLayer& kv, const Step& s,
   p.t_begin = fast ? n_small : 0;
   p.t_end = n_tok;
   p.f16 = {.rows = static_cast<__half*>(scratch.p), .bytes = int64_t(scratch.bytes)};
-  // Tokens of pictures, once more: the kernels above are causal.
-  const auto look_ahead = [&] {
-    if (!spec.ahead) return imaged;
-    p.ahead = true;
-    p.t_begin = 0, p.t_end = n_tok;
-    attend_plain(stream, p);
-    return false;
-  };
-  if (p.t_begin >= p.t_end) return look_ahead();
+  if (p.t_begin >= p.t_end) return imaged;
   // Few rows after the short sequences are padding; tiles hold whole groups of query heads.
   const bool chunk = p.t_end - p.t_begin > kSmallT && 64 % p.group == 0;
   const Prefill prefill = fast && chunk ? attend_prefill_of(kv.k_type, kv.v_type, kv.shared) : nullptr;
   const bool done =
       prefill && (selection.lists ? attend_lists(stream, prefill, p, spec, selection) : prefill(stream, p));
   if (!done) attend_plain(stream, p);
-  return look_ahead();
+  return imaged;
+}
+
+bool attend(cudaStream_t stream, Mat o, Mat q, const KvLayer& kv, const Step& s, const AttnSpec& spec,
+            AttendScratch scratch, const PendingQkNormRope* pending, const Selection& selection) {
+  AttendParams p = params_of(o, q, kv, s, spec);
+  if (s.shape.n_tok == 0) return false;
+  const bool imaged = attend_causal(stream, p, o, q, s, spec, scratch, pending, selection);
+  if (!spec.ahead) return imaged;
+  p.ahead = true;  // tokens of pictures, once more
+  p.t_begin = 0, p.t_end = s.shape.n_tok;
+  attend_plain(stream, p);
+  return false;
 }
 
 }  // namespace facet::cuda

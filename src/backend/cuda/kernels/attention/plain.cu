@@ -44,7 +44,6 @@ __global__ void __launch_bounds__(kWarps * 32, 5) attend_plain_kernel(const __gr
     query[d] = p.q[t * p.q_stride + int64_t(hq) * E + (shared ? shared_channel(d, true) : d)];
   if (device_kv_has_scales(p.kv.k_type)) block_rotate(query, E, rotation, false);
   __syncthreads();
-
   SeqRows s{};
   s.begin = p.step.q_begin[seq];
   s.n = p.step.q_begin[seq + 1] - s.begin;

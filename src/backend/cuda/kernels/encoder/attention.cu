@@ -33,6 +33,72 @@ __device__ void load_tile(bf16* to, const EncoderRows& x, int64_t begin, int fir
   }
 }
 
+// A warp's 16 queries against a tile of keys, of which `left` are there: p [16, 64], as mma leaves it.
+template <int EP>
+__device__ __forceinline__ void tile_scores(float (&p)[kTile / 8][4], const uint32_t (&fq)[EP / 16][4],
+                                            const bf16* keys, int left) {
+  const int lane = int(threadIdx.x) % 32, t = lane % 4;
+#pragma unroll
+  for (int j = 0; j < kTile / 16; ++j)
+#pragma unroll
+    for (int e = 0; e < EP / 16; ++e) {
+      uint32_t b[4];
+      ldmatrix4(b, keys + (j * 16 + lane / 16 * 8 + lane % 8) * kStride<EP> + e * 16 + lane / 8 % 2 * 8);
+      mma_bf16(p[2 * j], fq[e], b[0], b[1]);
+      mma_bf16(p[2 * j + 1], fq[e], b[2], b[3]);
+    }
+  if (left < kTile)
+#pragma unroll
+    for (int j = 0; j < kTile / 8; ++j)
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        if (j * 8 + 2 * t + i % 2 >= left) p[j][i] = -INFINITY;
+}
+
+// p = exp(scale * (p - top)); what was summed before is scaled to the new maxima.
+template <int EP>
+__device__ __forceinline__ void tile_softmax(float (&p)[kTile / 8][4], float (&top)[2], float (&sum)[2],
+                                             float (&acc)[EP / 8][4], float to_log2) {
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {  // rows g and g + 8
+    float most = top[r];
+#pragma unroll
+    for (int j = 0; j < kTile / 8; ++j) most = fmaxf(most, fmaxf(p[j][2 * r], p[j][2 * r + 1]));
+    most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
+    most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
+    const float rescale = exp2f((top[r] - most) * to_log2), base = most * to_log2;
+    top[r] = most;
+    float own = 0;
+#pragma unroll
+    for (int j = 0; j < kTile / 8; ++j)
+#pragma unroll
+      for (int i = 2 * r; i < 2 * r + 2; ++i) own += p[j][i] = exp2f(p[j][i] * to_log2 - base);
+    sum[r] = sum[r] * rescale + own;
+#pragma unroll
+    for (int e = 0; e < EP / 8; ++e) acc[e][2 * r] *= rescale, acc[e][2 * r + 1] *= rescale;
+  }
+}
+
+// acc += p * values
+template <int EP>
+__device__ __forceinline__ void tile_values(float (&acc)[EP / 8][4], const float (&p)[kTile / 8][4],
+                                            const bf16* values) {
+  const int lane = int(threadIdx.x) % 32;
+#pragma unroll
+  for (int j = 0; j < kTile / 16; ++j) {
+    const uint32_t a[4] = {pack_bf16(p[2 * j][0], p[2 * j][1]), pack_bf16(p[2 * j][2], p[2 * j][3]),
+                           pack_bf16(p[2 * j + 1][0], p[2 * j + 1][1]), pack_bf16(p[2 * j + 1][2], p[2 * j + 1][3])};
+#pragma unroll
+    for (int e = 0; e < EP / 16; ++e) {
+      uint32_t b[4];
+      ldmatrix4_transposed(
+          b, shared_address(values + (j * 16 + lane / 8 % 2 * 8 + lane % 8) * kStride<EP> + e * 16 + lane / 16 * 8));
+      mma_bf16(acc[2 * e], a, b[0], b[1]);
+      mma_bf16(acc[2 * e + 1], a, b[2], b[3]);
+    }
+  }
+}
+
 template <int EP>
 __global__ void __launch_bounds__(kWarps * 32)
     encoder_attend_kernel(Mat o, EncoderRows q, EncoderRows k, EncoderRows v, Step s, int E, float scale) {
@@ -76,53 +142,9 @@ __global__ void __launch_bounds__(kWarps * 32)
     const bf16* const values = tv + tile % 2 * kTile * kStride<EP>;
 
     float p[kTile / 8][4] = {};
-#pragma unroll
-    for (int j = 0; j < kTile / 16; ++j)
-#pragma unroll
-      for (int e = 0; e < EP / 16; ++e) {
-        uint32_t b[4];
-        ldmatrix4(b, keys + (j * 16 + lane / 16 * 8 + lane % 8) * kStride<EP> + e * 16 + lane / 8 % 2 * 8);
-        mma_bf16(p[2 * j], fq[e], b[0], b[1]);
-        mma_bf16(p[2 * j + 1], fq[e], b[2], b[3]);
-      }
-    if (const int left = n - tile * kTile; left < kTile)
-#pragma unroll
-      for (int j = 0; j < kTile / 8; ++j)
-#pragma unroll
-        for (int i = 0; i < 4; ++i)
-          if (j * 8 + 2 * t + i % 2 >= left) p[j][i] = -INFINITY;
-
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {  // rows g and g + 8
-      float most = top[r];
-#pragma unroll
-      for (int j = 0; j < kTile / 8; ++j) most = fmaxf(most, fmaxf(p[j][2 * r], p[j][2 * r + 1]));
-      most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
-      most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
-      const float rescale = exp2f((top[r] - most) * to_log2), base = most * to_log2;
-      top[r] = most;
-      float own = 0;
-#pragma unroll
-      for (int j = 0; j < kTile / 8; ++j)
-#pragma unroll
-        for (int i = 2 * r; i < 2 * r + 2; ++i) own += p[j][i] = exp2f(p[j][i] * to_log2 - base);
-      sum[r] = sum[r] * rescale + own;
-#pragma unroll
-      for (int e = 0; e < EP / 8; ++e) acc[e][2 * r] *= rescale, acc[e][2 * r + 1] *= rescale;
-    }
-#pragma unroll
-    for (int j = 0; j < kTile / 16; ++j) {
-      const uint32_t a[4] = {pack_bf16(p[2 * j][0], p[2 * j][1]), pack_bf16(p[2 * j][2], p[2 * j][3]),
-                             pack_bf16(p[2 * j + 1][0], p[2 * j + 1][1]), pack_bf16(p[2 * j + 1][2], p[2 * j + 1][3])};
-#pragma unroll
-      for (int e = 0; e < EP / 16; ++e) {
-        uint32_t b[4];
-        ldmatrix4_transposed(
-            b, shared_address(values + (j * 16 + lane / 8 % 2 * 8 + lane % 8) * kStride<EP> + e * 16 + lane / 16 * 8));
-        mma_bf16(acc[2 * e], a, b[0], b[1]);
-        mma_bf16(acc[2 * e + 1], a, b[2], b[3]);
-      }
-    }
+    tile_scores<EP>(p, fq, keys, n - tile * kTile);
+    tile_softmax<EP>(p, top, sum, acc, to_log2);
+    tile_values<EP>(acc, p, values);
     __syncthreads();
   }
 #pragma unroll
