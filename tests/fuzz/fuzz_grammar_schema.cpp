@@ -6,8 +6,8 @@
 #include <cstddef>
 #include <string_view>
 
-#include "grammar_check.h"
 #include "grammar/tool_calls.h"
+#include "grammar_check.h"
 
 namespace {
 

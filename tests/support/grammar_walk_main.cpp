@@ -8,8 +8,8 @@
 #include <fstream>
 #include <string>
 
-#include "support/grammar_walk.h"
 #include "grammar/tool_calls.h"
+#include "support/grammar_walk.h"
 #include "tokenizer/chat_parse.h"
 #include "tokenizer/json.h"
 
