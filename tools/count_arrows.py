@@ -107,14 +107,9 @@ def floors(arrows, bad):
 
 
 def functions(path, text):
-    """(lines, place) of each; kernels too, whose parameters begin on a line of their own behind __launch_bounds__."""
-    lines = text.split("\n")
-    found = dict(check_sizes.functions(lines))
-    for i, line in enumerate(lines):
-        if line.startswith("__global__") and not line.rstrip().endswith(";"):
-            end = next((k + 1 for k in range(i + 1, len(lines)) if lines[k] == "}"), len(lines))
-            found = {first: e for first, e in found.items() if e != end} | {i: end}
-    return [(end - first, f"{path}:{first + 1}") for first, end in found.items()]
+    """(lines, place) of each; kernels too."""
+    found = check_sizes.functions(text)
+    return [(last - first + 1, f"{path}:{first}") for kind, _, first, last in found if kind == "function"]
 
 
 def bites():

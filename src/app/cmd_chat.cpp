@@ -244,6 +244,7 @@ void add_chat(CLI::App& app, int& rc) {
       ->check(CLI::Range(-1, 1 << 24))
       ->capture_default_str();
   add_voice_options(cmd, o->voice);
+  cmd->preparse_callback([o](size_t) {});  // options live as long as the command that fills them in
   cmd->callback([o, &rc] { rc = run(*o); });
 }
 

@@ -242,6 +242,7 @@ void add_run(CLI::App& app, int& rc) {
                 "Also what every verb of the model and its drafters cost, one after the other: slower than without")
       ->excludes("--lockstep");
   add_voice_options(cmd, o->voice);
+  cmd->preparse_callback([o](size_t) {});  // options live as long as the command that fills them in
   cmd->callback([o, cmd, &rc] {
     if (cmd->count("-p") + cmd->count("--tokens") == 0) throw CLI::RequiredError("-p or --tokens");
     rc = run(*o);

@@ -19,13 +19,13 @@ void add_mmproj_options(CLI::App* cmd, EngineConfig& c) {
                   "Encoders of pictures and sound: a file; auto: one beside the model that fits it; none")
       ->check(not_empty())
       ->capture_default_str();
-  cmd->add_option("--image-tokens,--image-max-tokens", c.image_tokens,
-                  "Most tokens of a picture: 70, 140, 280, 560 or 1120")
+  cmd->add_option("--image-tokens", c.image_tokens, "Most tokens of a picture: 70, 140, 280, 560 or 1120")
       ->check(CLI::IsMember(std::vector<int>(std::begin(kImageTokenBudgets), std::end(kImageTokenBudgets))))
       ->capture_default_str();
   cmd->add_flag_callback(
       "--no-mmproj", [&c] { c.mmproj = "none"; }, "As --mmproj none");
-  cmd->add_flag("!--no-mmproj-offload", c.mmproj_offload, "Encode on the CPU, also where the model is on a GPU");
+  cmd->add_flag_callback(
+      "--no-mmproj-offload", [&c] { c.mmproj_offload = false; }, "Encode on the CPU, also where the model is on a GPU");
 }
 
 Status find_encoders(EngineConfig& c, std::vector<std::string>* notes) {
