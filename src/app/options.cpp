@@ -219,7 +219,7 @@ Result<std::unique_ptr<Engine>> open_engine(EngineConfig c, const DraftOptions& 
   }
   std::vector<std::string> notes;
   if (auto ok = find_encoders(c, &notes); !ok) return ok.error();
-  if (!voice.quiet)
+  if (voice.verbose)  // of files that nobody named
     for (const std::string& note : notes) print_err("note: {}\n", note);
   auto files = draft_files(c.model, draft);
   if (!files) return files.error();
