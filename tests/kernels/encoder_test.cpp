@@ -90,8 +90,8 @@ TEST(EncoderVerbs, ProductsOfManyFloatRowsHaveTheBitsOfFew) {
     constexpr int T = 333;
     CpuFast b(2);
     b.reserve({.max_tok = T, .max_rows = T, .max_cols = n_in});
-    auto upload = [&](const std::vector<std::byte>& bytes) {
-      return b.upload(TensorView{.name = "w", .type = type, .n_dims = 2, .ne = {n_in, n_out, 1, 1}, .data = bytes});
+    auto upload = [&b, t = type, in = n_in, out = n_out](const std::vector<std::byte>& bytes) {
+      return b.upload(TensorView{.name = "w", .type = t, .n_dims = 2, .ne = {in, out, 1, 1}, .data = bytes});
     };
     const auto gate = upload(w[0]), up = upload(w[1]);
     auto x = b.new_rows(T, n_in), many = b.new_rows(T, n_out), few = b.new_rows(T, n_out);

@@ -73,8 +73,8 @@ TEST_F(Mmproj, FourProjectors) {
 TEST_F(Mmproj, UnknownProjectorsAreNamed) {
   for (const auto& [key, other] :
        {std::pair{"clip.vision.projector_type", "gemma3"}, {"clip.audio.projector_type", "gemma3na"}}) {
-    const std::string e =
-        error_of(rewritten("edge", {.key = without({key}), .more = [&](GgufWriter& w) { w.add(key, other); }}));
+    const std::string e = error_of(
+        rewritten("edge", {.key = without({key}), .more = [k = key, o = other](GgufWriter& w) { w.add(k, o); }}));
     EXPECT_SAYS(e, key);
     EXPECT_SAYS(e, other);
   }
