@@ -1,5 +1,6 @@
 // The engine on the tiny model: what a request gets does not depend on what else runs, what came before, or how steps
 // were cut.
+#include <fmt/format.h>
 #include <filesystem>
 
 #include <unistd.h>
