@@ -81,11 +81,16 @@ MediaCache::Stats MediaCache::stats() const {
 namespace {
 
 template <class Encode>
-Result<MediaItem> cached(MediaCache& cache, bool is_picture, const Hash128::Digest& hash, int n, Encode&& encode) {
+Result<MediaItem> cached(MediaCache& cache, bool is_picture, const Hash128::Digest& hash, int n,
+                         const std::string& where, Encode&& encode) {
   MediaItem item{.is_picture = is_picture, .hash = hash, .n = n, .rows = cache.find(hash)};
   if (item.rows) return item;
   auto rows = encode();
-  if (!rows) return rows.error();
+  if (!rows) {
+    Error e = rows.error();
+    e.where = where;
+    return e;
+  }
   item.rows = std::make_shared<const std::vector<float>>(std::move(*rows));
   cache.put(hash, item.rows);
   return item;
@@ -101,7 +106,7 @@ Result<MediaItem> encode_picture(MediaEncoder& encoder, MediaCache& cache, std::
   auto picture = decode_resized(bytes, std::min(budget, encoder.budget()), where);
   if (!picture) return picture.error();
   const int n = picture->width / 48 * (picture->height / 48);
-  return cached(cache, true, picture_hash(*picture, budget, encoder.projector()), n,
+  return cached(cache, true, picture_hash(*picture, budget, encoder.projector()), n, where,
                 [&] { return encoder.encode(*picture); });
 }
 
@@ -114,7 +119,7 @@ Result<std::vector<MediaItem>> encode_sound(MediaEncoder& encoder, MediaCache& c
   std::vector<MediaItem> items;
   for (const std::span<const float> piece : sound_pieces(sound->samples, encoder.least_samples())) {
     auto item = cached(cache, false, sound_hash(piece, encoder.projector()),
-                       encoder.sound_tokens(int64_t(piece.size())), [&] { return encoder.encode(piece); });
+                       encoder.sound_tokens(int64_t(piece.size())), where, [&] { return encoder.encode(piece); });
     if (!item) return item.error();
     items.push_back(std::move(*item));
   }

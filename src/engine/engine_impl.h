@@ -240,13 +240,18 @@ class EngineImpl final : public Engine, SessionMemory {
                   "the ids belong to another vocabulary");
       if (inside && i == r.media[next].end() - 1) ++next;
     }
-    if (next != r.media.size()) return no("media: expected pictures and sounds within the prompt, in its order", "");
+    if (next != r.media.size())
+      return no(fmt::format("media: expected {} pictures and sounds within the prompt, in its order, found {}",
+                            r.media.size(), next),
+                "expand_media() makes prompts and their media");
     if (r.media.empty()) return Ok{};
     if (!model_.media) return no("media: this engine has no encoder of pictures and sound", "open it with --mmproj");
     if (r.echo_logprobs) return no("logprobs: expected none of a prompt with pictures or sound", "leave out echo");
     for (const MediaSpan& m : r.media) {
       if (m.n < 1 || m.begin < 1 || !m.rows || m.rows->size() != size_t(m.n) * size_t(model_.cfg.d_model))
-        return no(fmt::format("media: expected {} rows of {} values", m.n, model_.cfg.d_model), "");
+        return no(fmt::format("media: expected {} rows of {} values at {}, found {} values", m.n, model_.cfg.d_model,
+                              m.begin, m.rows ? m.rows->size() : 0),
+                  "the encoder belongs to another model");
       if (const int least = m.n + 1 + cfg_.max_seq; m.is_picture && model_.cfg.pictures_ahead && cfg_.chunk < least)
         return no(
             fmt::format("a picture of {} tokens: expected a chunk of at least {}, found {}", m.n, least, cfg_.chunk),

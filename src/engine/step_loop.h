@@ -198,6 +198,8 @@ class StepLoop {
         g.n = 0;
       }
     std::erase_if(grants, [](const SeqGrant& g) { return g.n == 0; });
+    // One that grew is no longer among the leading short sequences (StepShape::n_small).
+    std::stable_partition(grants.begin(), grants.end(), [](const SeqGrant& g) { return g.n <= kSmallT; });
     return grants;
   }
 

@@ -9,6 +9,7 @@
 #include "compose/plan.h"
 #include "model/gemma4_config.h"
 #include "model/types.h"
+#include "support/answers.h"
 #include "support/must.h"
 #include "support/rewrite_gguf.h"
 #include "support/tiny_model.h"
@@ -16,17 +17,6 @@
 namespace facet::test {
 namespace {
 
-struct Answer {
-  std::vector<int32_t> tokens;
-  Stop why = Stop::kError;
-  Usage usage;
-  std::string error;
-};
-Sink into(Answer& a) {
-  return {
-      .tokens = [&a](RequestId, std::span<const int32_t> t) { a.tokens.insert(a.tokens.end(), t.begin(), t.end()); },
-      .done = [&a](RequestId, Stop s, const Usage& u, const std::string& e) { a.why = s, a.usage = u, a.error = e; }};
-}
 EngineConfig config(const TinyFile& f) {
   EngineConfig c;
   c.model = f.path();
@@ -42,14 +32,7 @@ Request request(int seed, int n_prompt, int n_out) {
           .max_tokens = n_out,
           .sampling = {.temperature = 1, .top_k = 20, .seed = uint64_t(seed)}};
 }
-Answer solo(const EngineConfig& c, Request r) {
-  auto e = must(Engine::open(c));
-  Answer a;
-  must(e->submit(std::move(r), into(a)));
-  while (e->tick()) {
-  }
-  return a;
-}
+Answer solo(const EngineConfig& c, Request r) { return answer_of(*must(Engine::open(c)), std::move(r)); }
 
 TEST(Engine, RequestsTogetherEqualRequestsAlone) {
   const TinyFile file;

@@ -6,24 +6,13 @@
 #include <random>
 
 #include "api/engine.h"
+#include "support/answers.h"
 #include "support/harness.h"
 #include "support/must.h"
 #include "support/tiny_model.h"
 
 namespace facet::test {
 namespace {
-
-struct Answer {
-  std::vector<int32_t> tokens;
-  Stop why = Stop::kError;
-  Usage usage;
-  std::string error;
-};
-Sink into(Answer& a) {
-  return {
-      .tokens = [&a](RequestId, std::span<const int32_t> t) { a.tokens.insert(a.tokens.end(), t.begin(), t.end()); },
-      .done = [&a](RequestId, Stop s, const Usage& u, const std::string& e) { a.why = s, a.usage = u, a.error = e; }};
-}
 
 constexpr int kWidth = 32;
 
@@ -68,10 +57,7 @@ EngineConfig config(const TinyFile& f) {
   return c;
 }
 Answer run(Engine& e, Request r) {
-  Answer a;
-  must(e.submit(std::move(r), into(a)));
-  while (e.tick()) {
-  }
+  const Answer a = answer_of(e, std::move(r));
   EXPECT_EQ(a.error, "");
   return a;
 }

@@ -14,6 +14,7 @@
 #include <type_traits>
 
 #include "backend/cuda/kernels/common/activate.cuh"
+#include "backend/cuda/kernels/common/each4.cuh"
 #include "backend/cuda/kernels/common/launch.cuh"
 #include "backend/cuda/kernels/common/small_model.h"
 #include "backend/cuda/kernels/embed_row.cuh"
@@ -312,25 +313,6 @@ __global__ void __launch_bounds__(kThreads<kPer>, 1) moe_join_kernel(Mat x, Mat 
     store_scaled<true>(stream, inv_rms(stream, x.cols, m.eps, parity), kFew ? g_next : gain_row<kPer>(m.next, x.cols),
                        if_real(real, h), t);
   });
-}
-
-// Element-wise verbs: four columns a thread.
-template <class F>
-__global__ void each4_kernel(int rows, int cols, F f) {
-  pdl_wait();
-  pdl_trigger();
-  const int per_row = cols / 4;
-  for (int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; i < int64_t(rows) * per_row;
-       i += int64_t(gridDim.x) * blockDim.x)
-    f(int(i / per_row), int(i % per_row) * 4);
-}
-template <class F>
-void each4(cudaStream_t stream, int rows, int cols, F f) {
-  CHECK(cols % 4 == 0, "{} columns", cols);
-  const int64_t n = int64_t(rows) * cols / 4;
-  if (n == 0) return;
-  launch(each4_kernel<F>, dim3(unsigned(std::min<int64_t>((n + 255) / 256, 4096))), dim3(256), 0, stream, rows, cols,
-         f);
 }
 // Rows of `beside`, if there are any, are put behind the embeddings by blocks of their own.
 __global__ void embed_kernel(Mat x, TiledMatrix m, const int32_t* token, float scale_by, Mat beside) {

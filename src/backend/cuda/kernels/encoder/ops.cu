@@ -8,6 +8,7 @@
 // Order      a row's sums depend on the row, or on its picture or sound, alone
 // Reference  CpuRef's verbs
 // Test       tests/kernels/cuda_encoder_test.cpp
+#include "backend/cuda/kernels/common/each4.cuh"
 #include "backend/cuda/kernels/common/launch.cuh"
 #include "backend/cuda/kernels/embed_row.cuh"
 #include "backend/cuda/kernels/encoder/encoder.h"
@@ -17,24 +18,6 @@ namespace {
 
 constexpr int kWarps = 4;
 
-// f(t, c): four columns from c of row t.
-template <class F>
-__global__ void each4_kernel(int rows, int cols, F f) {
-  pdl_wait();
-  pdl_trigger();
-  const int per_row = cols / 4;
-  for (int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; i < int64_t(rows) * per_row;
-       i += int64_t(gridDim.x) * blockDim.x)
-    f(int(i / per_row), int(i % per_row) * 4);
-}
-template <class F>
-void each4(cudaStream_t stream, int rows, int cols, F f) {
-  CHECK(cols % 4 == 0, "{} columns", cols);
-  const int64_t n = int64_t(rows) * cols / 4;
-  if (n == 0) return;
-  launch(each4_kernel<F>, dim3(unsigned(std::min<int64_t>((n + 255) / 256, 8192))), dim3(256), 0, stream, rows, cols,
-         f);
-}
 // f(item, lane) by one warp each.
 template <class F>
 __global__ void __launch_bounds__(kWarps * 32) each_warp_kernel(int64_t n, F f) {
