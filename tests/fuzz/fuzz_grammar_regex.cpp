@@ -3,6 +3,7 @@
 #include <string_view>
 
 #include "grammar_check.h"
+#include "tokenizer/json.h"
 #include "tokenizer/utf8.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
