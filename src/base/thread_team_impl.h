@@ -64,7 +64,7 @@ BasicTeam<ClaimsOf>::BasicTeam(int n_threads)
 template <class ClaimsOf>
 BasicTeam<ClaimsOf>::~BasicTeam() {
   if (::getpid() != process_) {  // a copy of the process by fork(), which copies no helpers
-    for (auto& h : helpers_) h->thread.detach(), (void)h.release();
+    for (auto& h : helpers_) h->thread.detach();
     return;
   }
   ending_.store(true);
