@@ -32,10 +32,14 @@ CoreUse::Sample CoreUse::sample() {
   cpu_set_t usable;
   CPU_ZERO(&usable);
   if (::sched_getaffinity(0, sizeof usable, &usable) != 0) return s;
-  const auto text = read_file("/proc/stat", 1 << 20);  // the CPUs' lines come first
-  if (!text) return s;
+  // The CPUs' lines come first. Between steps memory is not taken, and this is called there.
+  char buffer[1 << 16];
+  const std::span<const char> text = read_start("/proc/stat", std::span(buffer).first(sizeof buffer - 1));
+  buffer[text.size()] = 0;
   static const double tick = 1. / double(std::max(1L, ::sysconf(_SC_CLK_TCK)));
-  for (const char* line = text->c_str(); std::strncmp(line, "cpu", 3) == 0;) {
+  for (const char* line = buffer; std::strncmp(line, "cpu", 3) == 0;) {
+    const char* next = std::strchr(line, '\n');
+    if (!next) break;
     char* at = nullptr;
     const long cpu = line[3] == ' ' ? -1 : std::strtol(line + 3, &at, 10);
     if (cpu >= 0 && cpu < CPU_SETSIZE && CPU_ISSET(int(cpu), &usable)) {
@@ -47,8 +51,6 @@ CoreUse::Sample CoreUse::sample() {
       }
       ++s.cpus;
     }
-    const char* next = std::strchr(line, '\n');
-    if (!next) break;
     line = next + 1;
   }
   return s;

@@ -165,6 +165,19 @@ Result<std::string> read_file(const std::string& path, uint64_t most) {
   return text;
 }
 
+std::span<const char> read_start(const char* path, std::span<char> to) {
+  const int fd = ::open(path, O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return {};
+  size_t n = 0;
+  for (ssize_t got = 1; got != 0 && n < to.size();) {
+    got = ::read(fd, to.data() + n, to.size() - n);
+    if (got < 0 && errno != EINTR) break;
+    if (got > 0) n += size_t(got);
+  }
+  ::close(fd);
+  return to.first(n);
+}
+
 Status read_at(int fd, uint64_t offset, std::span<std::byte> to, const std::string& path) {
   while (!to.empty()) {
     const ssize_t n = ::pread(fd, to.data(), std::min(to.size(), size_t(1) << 30), off_t(offset));

@@ -22,6 +22,8 @@ void close_file(int fd);
 
 // The whole file; an error if it is larger than `most` bytes.
 Result<std::string> read_file(const std::string& path, uint64_t most);
+// The first bytes of a file of the system, as many as fit; none where it cannot be read. Takes no memory.
+std::span<const char> read_start(const char* path, std::span<char> to);
 
 // Whether `path` may be written by work that reads `inputs`. Early, so that nothing is computed in vain.
 Status check_output(const std::string& path, std::span<const std::string> inputs = {});
