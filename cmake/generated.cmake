@@ -1,15 +1,27 @@
 # The page that the server has at /, as a constant: these files in this order.
-set(FACET_PAGE_STYLES style/page.css)
+set(FACET_PAGE_STYLES style/base.css style/parts.css style/messages.css style/markdown.css style/small.css)
 set(FACET_PAGE_SCRIPTS
     lib/markdown-it.js
     lib/highlight.js
     lib/katex.js
     js/dom.js
+    js/state.js
+    js/notice.js
+    js/conversation.js
+    js/store.js
+    js/files.js
     js/tree.js
     js/math.js
     js/code.js
     js/markdown.js
-    js/app.js)
+    js/drafted.js
+    js/panel.js
+    js/messages.js
+    js/server.js
+    js/answer.js
+    js/sidebar.js
+    js/settings.js
+    js/main.js)
 set(FACET_PAGE_DIR ${CMAKE_SOURCE_DIR}/src/server/page)
 set(FACET_PAGE_HEADER ${CMAKE_BINARY_DIR}/generated/facet_page.h)
 list(TRANSFORM FACET_PAGE_STYLES PREPEND ${FACET_PAGE_DIR}/ OUTPUT_VARIABLE FACET_PAGE_FILES)

@@ -56,6 +56,7 @@ class Fake(http.server.BaseHTTPRequestHandler):
     """Has facet's page and answers what `script` says: (pieces, seconds between them, timings)."""
     body = policy = script = None
     asked, broken = [], threading.Event()
+    models = [{"id": "gemma-4-31b-it", "meta": {"n_ctx": 131072}}]
 
     def log_message(self, *_):
         pass
@@ -70,6 +71,8 @@ class Fake(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         if self.path == "/":
             return self.give("text/html; charset=utf-8", Fake.body, **{"Content-Security-Policy": Fake.policy})
+        if self.path == "/v1/models":
+            return self.give("application/json", json.dumps({"object": "list", "data": Fake.models}).encode())
         params = {"temperature": 1.0, "top_p": .95, "top_k": 64, "n_predict": -1}
         self.give("application/json", json.dumps({"status": "ok", "model_alias": "gemma-4-31b-it", "default_generation_settings": {"n_ctx": 131072, "params": params}}).encode())
 

@@ -72,6 +72,10 @@ class Page(PageTest):
         expect(text).to_be_visible()
         expect(text).not_to_be_empty()
 
+    def choose(self, page, title, what):
+        page.get_by_role("button", name="More for " + title).click()
+        page.get_by_role("menuitem", name=what).click()
+
     def test_conversations(self):
         page = self.visit(self.facet.url)
         for name in ("Hello", "What is 1 + 1?"):
@@ -82,17 +86,17 @@ class Page(PageTest):
         page.reload()
         chats = page.locator("#chat-list li")
         expect(chats).to_have_count(2)
-        page.get_by_role("button", name="Hello", exact=True).click()
+        page.locator("#chat-list .open", has_text="Hello").click()
         expect(page.locator(".message.user .body")).to_have_text("Hello")
-        page.get_by_role("button", name="Rename: Hello").click()
+        self.choose(page, "Hello", "Rename")
         page.get_by_label("Name of the conversation").fill("Greeting")
         page.keyboard.press("Enter")
         with page.expect_download() as download:
-            page.get_by_role("button", name="Export: Greeting").click()
+            self.choose(page, "Greeting", "Export")
         kept = json.loads(pathlib.Path(download.value.path()).read_text())
         self.assertEqual((download.value.suggested_filename, kept["title"], kept["messages"][0]["content"]), ("Greeting.json", "Greeting", "Hello"))
         page.on("dialog", lambda d: d.accept())
-        page.get_by_role("button", name="Delete: Greeting").click()
+        self.choose(page, "Greeting", "Delete")
         page.reload()
         expect(chats).to_have_count(1)
 
@@ -195,8 +199,9 @@ class Page(PageTest):
         Fake.script = ["ok"], 0, TIMINGS
         page = self.visit(self.fake_url)
         page.get_by_role("button", name="Settings").click()
-        for name, value in (("Temperature", "0.5"), ("Top p", "0.9"), ("Top k", "40"), ("Seed", "7"), ("Most tokens", "100"), ("System prompt", "Be brief.")):
-            page.get_by_label(name).fill(value)
+        for name, value in (("Temperature", "0.5"), ("Top p", "0.9"), ("Top k", "40"), ("Seed", "7"), ("Most tokens", "100"), ("System prompt", "Be brief."),
+                            ("Min p", "0.05"), ("Repetition penalty", "1.1"), ("Presence penalty", "0.2"), ("Frequency penalty", "-0.3")):
+            page.get_by_label(name, exact=True).fill(value)
         page.get_by_label("Thinking").select_option("off")
         self.picture(page, "settings")
         page.get_by_role("button", name="Done").click()
@@ -207,7 +212,7 @@ class Page(PageTest):
         page.keyboard.press("Enter")
         self.settle(page)
         sent = Fake.asked[-1]
-        want = {"temperature": .5, "top_p": .9, "top_k": 40, "seed": 7, "max_tokens": 100, "enable_thinking": False}
+        want = {"temperature": .5, "top_p": .9, "top_k": 40, "seed": 7, "max_tokens": 100, "min_p": .05, "repeat_penalty": 1.1, "presence_penalty": .2, "frequency_penalty": -.3, "enable_thinking": False}
         self.assertEqual({k: sent.get(k) for k in want}, want)
         self.assertEqual(sent["messages"], [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "one\ntwo"}])
 
@@ -224,7 +229,7 @@ class Page(PageTest):
                 self.assertLessEqual(page.evaluate("document.documentElement.scrollWidth"), page.viewport_size["width"])
                 if name != "narrow":
                     panel = page.locator("#panel")
-                    for text in ("145tokens per second", "Tokens1245From the cache1200Computed45", "DFlash, MTP", "290 of 600", "3.23", "181 %264 %342 %430 %"):
+                    for text in ("145tokens per second", "Tokens1245From the cache1200Computed45", "DFlash, MTP", "290 of 600", "3.23", "181\u00a0%264\u00a0%342\u00a0%430\u00a0%"):
                         expect(panel).to_contain_text(text)
                 self.picture(page, name)
                 if name == "narrow":
