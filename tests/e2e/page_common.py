@@ -32,8 +32,8 @@ PICTURES = os.environ.get("FACET_PAGE_PICTURES")
 
 
 class Facet:
-    def __init__(self, *flags, port=0):
-        self.process = subprocess.Popen([PROGRAM, "serve", "-m", str(MODEL), "-c", "4096", "--port", str(port), *flags],
+    def __init__(self, *flags, port=0, model=str(MODEL)):
+        self.process = subprocess.Popen([PROGRAM, "serve", "-m", model, "-c", "4096", "--port", str(port), *flags],
                                         stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         self.url = self.process.stdout.readline().split()[-1]
         self.port = int(self.url.rsplit(":", 1)[1])

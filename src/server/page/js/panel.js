@@ -18,7 +18,7 @@ function draftNodes(t) {
     filled.style.width = share * 100 + "%";
     return make("li", {}, make("span", {}, String(k + 1)), make("span", {class: "bar", "aria-hidden": "true"}, filled), make("span", {}, Math.round(share * 100) + "\u00a0%"));
   }));
-  return [facts([["Method", names.join(", ")], methods.length > 1 && ["Method changed", methods.length - 1 + (methods.length > 2 ? " times" : " time")], ["Right", `${t.draft_n_accepted} of ${t.draft_n}`],
+  return [facts([["Method", names.join(", ")], methods.length > 1 && ["Changed", methods.length > 2 ? methods.length - 1 + " times" : "once"], ["Right", `${t.draft_n_accepted} of ${t.draft_n}`],
                  ["Tokens per step", number(t.draft_tokens_per_step)]]), make("p", {class: "quiet"}, "Right at place"), bars, why];
 }
 
