@@ -1,4 +1,5 @@
 # The page that the server has at /, as a constant: these files in this order.
+set(FACET_PAGE_LATE lib/katex.css)
 set(FACET_PAGE_STYLES style/base.css style/parts.css style/messages.css style/markdown.css style/small.css)
 set(FACET_PAGE_SCRIPTS
     lib/markdown-it.js
@@ -24,14 +25,15 @@ set(FACET_PAGE_SCRIPTS
     js/main.js)
 set(FACET_PAGE_DIR ${CMAKE_SOURCE_DIR}/src/server/page)
 set(FACET_PAGE_HEADER ${CMAKE_BINARY_DIR}/generated/facet_page.h)
+list(TRANSFORM FACET_PAGE_LATE PREPEND ${FACET_PAGE_DIR}/ OUTPUT_VARIABLE FACET_PAGE_LATE_FILES)
 list(TRANSFORM FACET_PAGE_STYLES PREPEND ${FACET_PAGE_DIR}/ OUTPUT_VARIABLE FACET_PAGE_FILES)
 list(TRANSFORM FACET_PAGE_SCRIPTS PREPEND ${FACET_PAGE_DIR}/ OUTPUT_VARIABLE scripts)
 list(JOIN FACET_PAGE_STYLES "|" styles_joined)
 list(JOIN FACET_PAGE_SCRIPTS "|" scripts_joined)
 add_custom_command(OUTPUT ${FACET_PAGE_HEADER}
-                   COMMAND ${CMAKE_COMMAND} -DDIR=${FACET_PAGE_DIR} "-DSTYLES=${styles_joined}" "-DSCRIPTS=${scripts_joined}"
+                   COMMAND ${CMAKE_COMMAND} -DDIR=${FACET_PAGE_DIR} "-DSTYLES=${styles_joined}" "-DSCRIPTS=${scripts_joined}" -DLATE=${FACET_PAGE_LATE}
                            -DOUT=${FACET_PAGE_HEADER} -P ${CMAKE_SOURCE_DIR}/cmake/page.cmake
-                   DEPENDS ${FACET_PAGE_DIR}/index.html ${FACET_PAGE_FILES} ${scripts} ${CMAKE_SOURCE_DIR}/cmake/page.cmake VERBATIM)
+                   DEPENDS ${FACET_PAGE_DIR}/index.html ${FACET_PAGE_FILES} ${FACET_PAGE_LATE_FILES} ${scripts} ${CMAKE_SOURCE_DIR}/cmake/page.cmake VERBATIM)
 target_sources(facet_server PRIVATE ${FACET_PAGE_HEADER})
 target_include_directories(facet_server PRIVATE ${CMAKE_BINARY_DIR}/generated)
 add_custom_target(facet_commit COMMAND ${CMAKE_COMMAND} -DSOURCE=${CMAKE_SOURCE_DIR} -DOUT=${CMAKE_BINARY_DIR}/generated/facet_commit.h

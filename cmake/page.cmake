@@ -1,5 +1,6 @@
-# Packs the page: DIR/index.html with the files of STYLES and SCRIPTS (separated by |) in its <style> and <script>, and
-# writes OUT, a header with the page, compressed, and the hashes of both, which the header Content-Security-Policy
+# Packs the page: DIR/index.html with the files of STYLES, SCRIPTS and LATE (styles that the first picture does not need;
+# each list separated by |) in its <style>, <script> and <style data-late>, and writes OUT, a header with the page,
+# compressed, and the hashes of all, which the header Content-Security-Policy
 # names: nothing else in the page may run.
 #
 # Scripts are modules that may also be read one by one; here they become one script. An import is one line without new
@@ -8,10 +9,16 @@ cmake_minimum_required(VERSION 3.25)
 string(REPLACE "|" ";" STYLES "${STYLES}")
 string(REPLACE "|" ";" SCRIPTS "${SCRIPTS}")
 
-set(style)
-foreach(file IN LISTS STYLES)
-  file(READ ${DIR}/${file} text)
-  string(APPEND style "${text}")
+string(REPLACE "|" ";" LATE "${LATE}")
+
+foreach(part style late)
+  set(${part})
+  string(REPLACE late LATE files ${part})
+  string(REPLACE style STYLES files ${files})
+  foreach(file IN LISTS ${files})
+    file(READ ${DIR}/${file} text)
+    string(APPEND ${part} "${text}")
+  endforeach()
 endforeach()
 
 set(script "\"use strict\";\n")
@@ -67,13 +74,15 @@ function(hash_of text out)
 endfunction()
 
 file(READ ${DIR}/index.html page)
-foreach(tag style script)
-  string(FIND "${page}" "<${tag}></${tag}>" at)
+foreach(part style script late)
+  string(REPLACE late "style data-late" tag ${part})
+  string(REGEX REPLACE " .*" "" end ${tag})
+  string(FIND "${page}" "<${tag}></${end}>" at)
   if(at EQUAL -1)
-    message(FATAL_ERROR "${DIR}/index.html: expected an empty <${tag}></${tag}>")
+    message(FATAL_ERROR "${DIR}/index.html: expected an empty <${tag}></${end}>")
   endif()
-  string(REPLACE "<${tag}></${tag}>" "<${tag}>${${tag}}</${tag}>" page "${page}")
-  hash_of("${${tag}}" ${tag}_hash)
+  string(REPLACE "<${tag}></${end}>" "<${tag}>${${part}}</${end}>" page "${page}")
+  hash_of("${${part}}" ${part}_hash)
 endforeach()
 if(page MATCHES "\r")
   message(FATAL_ERROR "${DIR}: holds a carriage return, which browsers change before they hash")
@@ -87,7 +96,7 @@ file(READ ${OUT}.gz bytes HEX)
 string(REGEX REPLACE "(..)" "0x\\1," bytes "${bytes}")
 string(REGEX REPLACE "(................................................................................)" "\\1\n" bytes "${bytes}")
 file(WRITE ${OUT} "#pragma once
-#define FACET_PAGE_STYLE \"${style_hash}\"
+#define FACET_PAGE_STYLES \"'${style_hash}' '${late_hash}'\"
 #define FACET_PAGE_SCRIPT \"${script_hash}\"
 #define FACET_PAGE_TAG \"\\\"${tag}\\\"\"
 inline constexpr unsigned char kFacetPage[] = {  // gzip

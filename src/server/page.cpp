@@ -8,8 +8,8 @@ HttpResponse page_response(const HttpRequest& request) {
   // Only the style and the script of the file itself; they reach this server and nothing else, and cannot make elements
   // of text (trusted types).
   static constexpr char kPolicy[] =
-      "default-src 'none'; connect-src 'self'; img-src data:; style-src '" FACET_PAGE_STYLE
-      "'; script-src '" FACET_PAGE_SCRIPT
+      "default-src 'none'; connect-src 'self'; img-src data:; font-src data:; style-src " FACET_PAGE_STYLES
+      "; script-src '" FACET_PAGE_SCRIPT
       "'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
       "require-trusted-types-for 'script'; trusted-types 'none'";
   HttpResponse r = {.status = 200,

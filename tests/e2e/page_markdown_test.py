@@ -109,6 +109,8 @@ def shown(node):
     tag, attrs, kids = node
     if tag == "figure":
         return ["pre", {}, [["code", kids[1][2][0][1], join(kids[1][2][0][2])]]]
+    if attrs.get("class") == "katex":
+        return shown(kids[0][2][0])
     attrs = {k: v for k, v in attrs.items() if k not in ("target", "rel")}
     return [tag, attrs, [k if isinstance(k, str) else shown(k) for k in kids]]
 

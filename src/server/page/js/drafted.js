@@ -13,7 +13,7 @@ export function noteDrafted(message, begin, end) {
 // Ranges of the drafted parts in the nodes that show `message`. Text of a node stands in the content as it is, in the
 // same order, but for marks between; what does not (a formula, an entity) is passed over.
 function rangesOf(body, message) {
-  const walker = document.createTreeWalker(body, NodeFilter.SHOW_TEXT, n => n.parentElement.closest("figcaption, math") ? NodeFilter.FILTER_REJECT : NodeFilter.FILTER_ACCEPT);
+  const walker = document.createTreeWalker(body, NodeFilter.SHOW_TEXT, n => n.parentElement.closest("figcaption, .katex") ? NodeFilter.FILTER_REJECT : NodeFilter.FILTER_ACCEPT);
   const out = [], list = message.drafted, content = message.content;
   let from = 0, k = 0;
   for (let node; (node = walker.nextNode());) {

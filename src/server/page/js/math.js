@@ -1,4 +1,4 @@
-// Formulas: where they are in Markdown, and their trees. They become MathML, which browsers draw without fonts of ours.
+// Formulas: where they are in Markdown, and their trees. KaTeX draws them, with MathML beside it for screen readers.
 import {element} from "./tree.js";
 
 const FORMULA_LIMIT = 4000;  // characters of a formula: what is longer is text, and a search for an end stays short
@@ -21,8 +21,11 @@ export function formula(source, display) {
   if (known.has(key)) return known.get(key);
   let tree;
   try {
-    const options = {output: "mathml", displayMode: display, strict: false, trust: false, maxExpand: 200, maxSize: 20};
-    tree = mathTree(katex.__renderToDomTree(source, options).children[0]);
+    const options = {displayMode: display, strict: false, trust: false, maxExpand: 200, maxSize: 20};
+    const root = katex.__renderToDomTree(source, options), [math, drawn] = (display ? root.children[0] : root).children;
+    tree = element("span", {class: "katex"}, element("span", {class: "katex-mathml"}, mathTree(math.children[0])),
+                   {tag: "katex", attrs: null, kids: [], key, make: () => drawn.toNode()});
+    if (display) tree = element("span", {class: "katex-display"}, tree);
   } catch {
     tree = element("code", {class: "formula"}, source);
   }

@@ -1,4 +1,5 @@
-// Trees that become nodes: a string, or {tag, attrs, kids, space}. `patch` changes only what differs, so that an answer
+// Trees that become nodes: a string, {tag, attrs, kids, space}, or {tag, key, make} where something else makes the node,
+// always the same for the same key. `patch` changes only what differs, so that an answer
 // that grows does not flicker and keeps what is selected or scrolled.
 
 const MATHML = "http://www.w3.org/1998/Math/MathML";
@@ -17,6 +18,7 @@ function setAttribute(node, name, value) {
 
 function toNode(tree) {
   if (typeof tree === "string") return document.createTextNode(tree);
+  if (tree.make) return tree.make();
   const node = tree.space ? document.createElementNS(MATHML, tree.tag) : document.createElement(tree.tag);
   for (const name in tree.attrs) setAttribute(node, name, tree.attrs[name]);
   for (const kid of tree.kids) node.append(toNode(kid));
@@ -34,9 +36,9 @@ function patchNode(node, before, now) {
   if (text && typeof before === "string") {
     // appendData leaves a selection where it is.
     if (now.startsWith(before)) node.appendData(now.slice(before.length)); else node.data = now;
-  } else if (text || before.tag !== now.tag || before.space !== now.space) {
+  } else if (text || before.tag !== now.tag || before.space !== now.space || before.key !== now.key) {
     node.replaceWith(toNode(now));
-  } else {
+  } else if (!now.make) {
     patchAttributes(node, before.attrs, now.attrs);
     patch(node, before.kids, now.kids);
   }

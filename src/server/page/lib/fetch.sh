@@ -7,7 +7,7 @@ here=$PWD work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 cd "$work"
 chmod 755 "$work"  # apt downloads as a user of its own
-apt-get download -q -q node-markdown-it node-punycode node-highlight.js katex libjs-katex esbuild
+apt-get download -q -q node-markdown-it node-punycode node-highlight.js libjs-katex fonts-katex esbuild
 for package in *.deb; do dpkg-deb -x "$package" root; done
 modules=root/usr/share/nodejs
 pack() {  # pack NAME GLOBAL < entry: one file with one global
@@ -24,6 +24,15 @@ languages="bash cpp cs css diff dockerfile go ini java javascript json kotlin ph
   done
   echo 'module.exports = hljs;'
 } | pack highlight.js hljs
-# Only what builds MathML is called, so that no fonts are needed.
 pack katex.js katex <<< 'module.exports = require("../javascript/katex/katex.js");'
-ls -l "$here"/*.js
+# Its styles, with the fonts in them.
+python3 - root/usr/share/javascript/katex/katex.min.css root/usr/share/fonts/truetype/katex > "$here/katex.css" << 'END'
+import base64, pathlib, re, sys
+def font(m):
+    data = (pathlib.Path(sys.argv[2]) / m[1]).read_bytes()
+    return f"src:url(data:font/woff2;base64,{base64.b64encode(data).decode()}) format('woff2')"
+style = re.sub(r"src:url\(fonts/([\w-]+\.woff2)\) format\('woff2'\)[^;}]*", font, pathlib.Path(sys.argv[1]).read_text())
+assert "url(fonts/" not in style
+print(style.strip())
+END
+ls -l "$here"/*.js "$here"/*.css
