@@ -61,7 +61,7 @@ class Generation {
   bool stopped_ = false;
   int cached_ = -1;
   std::vector<int32_t> pending_ = {};
-  int drafted_ = 0;  // of `pending_`
+  int drafted_ = 0;                                 // of `pending_`
   std::vector<LoggedToken> logprobs_, fresh_ = {};  // of `pending_` and the echo; of tokens that are about to come
   double sum_logprobs_ = 0;
 };

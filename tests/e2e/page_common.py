@@ -28,6 +28,7 @@ if not CHROMIUM or CHROMIUM.startswith("/snap") or subprocess.run([CHROMIUM, "--
 
 PROGRAM = sys.argv.pop(1) if len(sys.argv) > 1 and not sys.argv[1].startswith("-") else "build/release/facet"
 MODEL = pathlib.Path(__file__).resolve().parents[2] / "models" / "facet-nano-Q8_0.gguf"
+expect.set_options(timeout=20000)  # machines may be busy
 PICTURES = os.environ.get("FACET_PAGE_PICTURES")
 
 

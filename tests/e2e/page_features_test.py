@@ -5,6 +5,7 @@ Conversations and their versions, files, tools, models of a router, keys, phones
 """
 import base64
 import gzip
+import http.client
 import json
 import pathlib
 import re
@@ -136,6 +137,11 @@ class Features(PageTest):
             {"id": "m2", "role": "assistant", "content": "A", "parent": "m1"}, {"id": "m3", "role": "assistant", "content": "B", "parent": "m1"}]}])
         expect(self.answers(other)).to_have_text("A")
         expect(other.locator(".message.assistant .versions")).to_have_text("1/2")
+        # What has not its form is left out, and nothing breaks.
+        load("odd.json", {"tools": "{", "leaf": 9, "messages": [{"role": "user", "content": "odd", "files": [{"kind": "image", "name": "x", "data": "http://e.com/x"}, {"kind": "text", "name": "y"}]},
+             {"role": "assistant", "content": "even", "parent": 7, "stats": {"whole": 1, "timings": {"predicted_n": "many"}}, "drafted": ["a", 1], "calls": [None]}]})
+        expect(self.answers(other)).to_have_text("even")
+        self.say(other, "More", "ok")
         for text, why in ((b"no json", "bad.json: expected JSON"), ({"messages": [{"role": "robot"}]}, "bad.json, message 1: expected a message of the roles"), ({"a": 1}, "expected a conversation")):
             load("bad.json", text)
             expect(other.get_by_role("alert")).to_contain_text(why)
@@ -184,10 +190,13 @@ class Features(PageTest):
         page.get_by_role("button", name="Remove pasted.csv").click()
         expect(page.locator("#files .file")).to_have_count(2)
         self.picture(page, "files")
+        self.drop(page, [])
         for name, data, why in (("program.bin", b"\x7fELF\0\0\1", "program.bin: no text"), ("latin.txt", "Grüße".encode("latin-1"), "latin.txt: no text"),
                                 ("large.txt", b"x" * ((1 << 20) + 1), "large.txt: 1.0 MB, expected at most 1 MB"), ("cat.png", png(4, 4), "cat.png: this model takes no pictures")):
             self.drop(page, [(name, "image/png" if name == "cat.png" else "", data)])
             expect(page.get_by_role("alert")).to_contain_text(why)
+        page.get_by_role("button", name="Close").click()
+        expect(page.get_by_role("alert")).to_be_hidden()
         expect(page.locator("#files .file")).to_have_count(2)
         self.say(page, "Read this", "ok")
         self.assertEqual(Fake.asked[-1]["messages"], [{"role": "user", "content": "by-button.txt:\n`````\nbutton ```` text\n`````\n\ndropped.py:\n```\nprint('Grüße')\n```\n\nRead this"}])
@@ -281,9 +290,17 @@ class Features(PageTest):
     def test_drafted_tokens(self):
         server = Facet("--draft", str(DFLASH))
         self.addCleanup(server.stop)
+        # What chunks tell of is what was accepted, but for the end: there a step may have more than the answer takes.
+        c = http.client.HTTPConnection("127.0.0.1", server.port)
+        c.request("POST", "/v1/chat/completions", json.dumps({"messages": [{"role": "user", "content": "Count from 1 to 30"}], "temperature": 0, "max_tokens": 60, "stream": True, "timings_per_token": True}))
+        chunks = [json.loads(line[6:]) for line in c.getresponse().read().decode().split("\n") if line.startswith("data: {")]
+        c.close()
+        accepted, told = chunks[-1]["timings"]["draft_n_accepted"], sum(k.get("drafted_tokens", 0) for k in chunks)
+        self.assertGreater(told, 0)
+        self.assertTrue(accepted - 8 <= told <= accepted, (told, accepted))
         page = self.visit(server.url)
         self.cold(page)
-        self.ask(page, "Hello")
+        self.ask(page, "Count from 1 to 30")
         self.settle(page)
         drafted = page.evaluate("state.chat.messages[1].drafted")
         self.assertTrue(drafted)
@@ -324,7 +341,27 @@ class Features(PageTest):
         expect(page.locator(".message.assistant .who")).to_have_text("other")
         expect(self.answers(page)).not_to_be_empty()
 
+    def test_a_router_on_a_phone(self):
+        router = Facet("-m", f"other={MODEL}", model=f"nano={MODEL}")
+        self.addCleanup(router.stop)
+        page = self.visit(router.url, viewport={"width": 360, "height": 740}, has_touch=True)
+        expect(page.get_by_label("Model", exact=True)).to_be_visible()
+        page.get_by_role("button", name="Load", exact=True).click()
+        expect(page.locator("#model")).to_contain_text("loaded · context 4,096", timeout=30000)
+        self.picture(page, "router-phone")
+        self.assertLessEqual(page.evaluate("document.documentElement.scrollWidth"), 360)
+
     # --- the browser
+
+    def test_without_a_database(self):
+        page = self.visit(self.fake_url)
+        page.add_init_script("Object.defineProperty(globalThis, 'indexedDB', {value: undefined})")
+        page.reload()
+        expect(page.get_by_role("alert")).to_contain_text("This browser keeps nothing")
+        self.say(page, "Hello", "ok")
+        page.get_by_role("button", name="New conversation").click()
+        page.locator("#chat-list .open", has_text="Hello").click()
+        expect(self.answers(page)).to_have_text("ok")
 
     def test_copy(self):
         """Also where the browser has no clipboard for the page: without https."""

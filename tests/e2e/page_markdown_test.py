@@ -215,6 +215,15 @@ class Markdown(PageTest):
         }""", "".join(f"## Part {i}\n\nSome *text* of {i} with `code`.\n\n```python\nx = {i}\n```\n\n" for i in range(6)))
         self.assertGreaterEqual(changed, -2)
 
+    def test_what_the_policy_forbids_is_noticed(self):
+        page = self.trees()
+        page.evaluate("document.body.setAttribute('style', 'color: red')")
+        for act in ("document.body.innerHTML = '<b>x</b>'", "document.body.insertAdjacentHTML('beforeend', '<b>x</b>')", "new DOMParser().parseFromString('<b>x</b>', 'text/html')"):
+            self.assertRaises(Exception, page.evaluate, f"(() => {{ {act} }})()")
+        page.wait_for_timeout(300)
+        self.assertGreaterEqual(len([e for e in self.errors if e.startswith("policy: ")]), 2, self.errors)
+        self.expected("")
+
     def test_ten_defects(self):
         page = self.trees()
         for text, want in DEFECTS:

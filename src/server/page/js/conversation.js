@@ -6,7 +6,10 @@ export const newId = () => Array.from(crypto.getRandomValues(new Uint32Array(2))
 export const newChat = (system = "") =>
   ({id: newId(), title: "", changed: Date.now(), system, tools: "", schema: "", model: "", messages: [], leaf: -1});
 
-export const titleOf = c => c.title || (c.messages?.find(m => m.role === "user")?.content || "").trim().slice(0, 100) || "New conversation";
+export function titleOf(c) {
+  const asked = c.messages.find(m => m.role === "user");
+  return c.title || (asked?.content || "").trim().slice(0, 100) || asked?.files?.[0]?.name || "New conversation";
+}
 
 // Places of the messages from the first one to `last`.
 export function path(chat, last = chat.leaf) {
@@ -48,17 +51,32 @@ export function choose(chat, at) {
 const ROLES = ["user", "assistant", "tool"];
 const plainText = content => Array.isArray(content) ? content.filter(p => p?.type === "text").map(p => String(p.text)).join("\n") : String(content ?? "");
 
+// What is known of an answer's speed: only what has the form that the panel shows.
+function importedStats(stats) {
+  const t = stats?.timings, out = {whole: !!stats?.whole};
+  if (Number.isFinite(stats?.first)) out.first = stats.first;
+  if (!t || !["cache_n", "prompt_n", "prompt_ms", "predicted_n", "predicted_ms", "predicted_per_second"].every(k => Number.isFinite(t[k]))) return out;
+  out.timings = Object.fromEntries(Object.entries(t).filter(([k, v]) => Number.isFinite(v) || k === "draft_inactive_reason" && typeof v === "string"));
+  if (Number.isFinite(t.draft_n) && !["draft_n_accepted", "draft_tokens_per_step"].every(k => Number.isFinite(t[k]))) delete out.timings.draft_n;
+  if (Array.isArray(t.draft_accepted_at)) out.timings.draft_accepted_at = t.draft_accepted_at.filter(Number.isFinite);
+  if (Array.isArray(t.draft_methods)) out.timings.draft_methods = t.draft_methods.filter(m => typeof m?.method === "string");
+  return out;
+}
+
+const isFile = f => typeof f?.name === "string" && (f.kind === "text" ? typeof f.text === "string" : ["image", "audio"].includes(f.kind) && /^data:/.test(f.data) && /^data:/.test(f.small ?? f.data));
+
+const isJson = text => { try { JSON.parse(text); return true; } catch { return false; } };
+
 function importedMessage(m, where) {
   if (!m || typeof m !== "object" || !ROLES.includes(m.role)) throw new Error(`${where}: expected a message of the roles ${ROLES.join(", ")}`);
   const out = {role: m.role, content: plainText(m.content), parent: -1};
   if (m.reasoning || m.reasoning_content || m.thinking) out.reasoning = String(m.reasoning || m.reasoning_content || m.thinking);
-  if (Array.isArray(m.tool_calls)) out.tool_calls = m.tool_calls.filter(c => c?.function).map(c => ({id: String(c.id ?? ""), name: String(c.function.name), arguments: String(c.function.arguments ?? "")}));
-  if (Array.isArray(m.calls)) out.calls = m.calls.map(c => ({id: String(c.id), name: String(c.name), arguments: String(c.arguments)}));
-  if (out.tool_calls) { out.calls = out.tool_calls; delete out.tool_calls; }
+  const calls = Array.isArray(m.tool_calls) ? m.tool_calls.map(c => ({id: c?.id, ...c?.function})) : Array.isArray(m.calls) ? m.calls : [];
+  if (calls.length) out.calls = calls.map(c => ({id: String(c?.id ?? ""), name: String(c?.name ?? ""), arguments: String(c?.arguments ?? "")}));
   if (m.tool_call_id) out.tool_call_id = String(m.tool_call_id);
   if (m.name) out.name = String(m.name);
-  if (Array.isArray(m.files)) out.files = m.files.filter(f => f && typeof f.name === "string" && ["text", "image", "audio"].includes(f.kind));
-  if (m.stats && typeof m.stats === "object") out.stats = m.stats;
+  if (Array.isArray(m.files)) out.files = m.files.filter(isFile);
+  if (m.role === "assistant") out.stats = importedStats(m.stats);
   for (const key of ["model", "finish", "failed"]) if (typeof m[key] === "string") out[key] = m[key];
   if (Array.isArray(m.drafted)) out.drafted = m.drafted.filter(Number.isInteger);
   return out;
@@ -70,7 +88,8 @@ function importedChat(c, where) {
   const chat = newChat(), conv = c.conv || c, places = new Map();  // llama-server's page has `conv` beside the messages
   chat.title = String(conv.title || conv.name || "").slice(0, 100);
   if (Number.isFinite(conv.changed ?? conv.lastModified)) chat.changed = conv.changed ?? conv.lastModified;
-  for (const key of ["system", "tools", "schema", "model"]) if (typeof c[key] === "string") chat[key] = c[key];
+  for (const key of ["system", "model"]) if (typeof c[key] === "string") chat[key] = c[key];
+  for (const key of ["tools", "schema"]) if (isJson(c[key])) chat[key] = c[key];
   c.messages.forEach((m, i) => {
     if (m?.type === "root") return;
     if (m?.role === "system") { chat.system ||= plainText(m.content); places.set(m.id, places.get(m.parent) ?? -1); return; }

@@ -1,7 +1,7 @@
 // What goes with a message: {kind, name, mime} and for text `text`, else `data`, a data: URL. A kind is read here,
 // shown here, and becomes part of a request here (contentParts), and nowhere else.
 import {$, make} from "./dom.js";
-import {notify} from "./notice.js";
+import {notify, settled} from "./notice.js";
 import {state} from "./state.js";
 
 const TEXT_BYTES = 1 << 20, MEDIA_BYTES = 20 << 20, THUMBNAIL = 256;
@@ -52,7 +52,7 @@ export async function attach(files) {
   for (const file of files) {
     try { state.files.push(await readFile(file)); } catch (e) { refused ||= e.message || `${file.name}: cannot be read.`; }
   }
-  notify(refused);
+  if (refused) notify(refused, "files"); else settled("files");
   showFiles();
   $("input").focus();
 }

@@ -3,7 +3,7 @@ import {$} from "./dom.js";
 import {leave, send, stop} from "./answer.js";
 import {attach, showFiles} from "./files.js";
 import {colour, sends, showAll} from "./messages.js";
-import {copyText} from "./notice.js";
+import {copyText, notify} from "./notice.js";
 import {showPanel} from "./panel.js";
 import {askKey, listenModels, loadServer} from "./server.js";
 import {listenSettings} from "./settings.js";
@@ -101,6 +101,7 @@ function listen() {
   on("show-chats", "click", () => toggle("chats"));
   on("show-panel", "click", () => toggle("panel"));
   on("settings-key", "click", () => { $("settings").close(); askKey("Leave it empty where the server needs none."); });
+  on("notice-close", "click", () => notify(""));
   on("notice-key", "click", () => askKey(""));
   on("key-cancel", "click", () => $("key").close("cancel"));
   $("key").querySelector("form").addEventListener("submit", () => {

@@ -1,11 +1,15 @@
 // The line above everything, and what is copied.
 import {$, say} from "./dom.js";
 
-export function notify(text, withKey = false) {
+// about: what takes it back (settled).
+export function notify(text, about = "") {
   $("notice-text").textContent = text;
-  $("notice-key").hidden = !withKey;
+  $("notice-key").hidden = about !== "key";
   $("notice").hidden = !text;
+  $("notice").dataset.about = about;
 }
+
+export function settled(...about) { if (about.includes($("notice").dataset.about)) notify(""); }
 
 // The clipboard of browsers is there only on https and localhost; the old way works everywhere.
 function copyOldWay(text) {

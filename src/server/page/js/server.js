@@ -1,6 +1,6 @@
 // The server: its key, whether it is there, what it has.
 import {$, make} from "./dom.js";
-import {notify} from "./notice.js";
+import {notify, settled} from "./notice.js";
 import {local, state, actions} from "./state.js";
 import {keepNew} from "./store.js";
 
@@ -15,14 +15,14 @@ export function askKey(why) {
 
 export function keyRefused() {
   const why = state.key ? "The server does not know this API key." : "This server needs an API key.";
-  notify(why, true);
+  notify(why, "key");
   askKey(why);
 }
 
 export function lost() {
   if (!state.online) return;
   state.online = false;
-  notify("The server does not answer. Trying again …");
+  notify("The server does not answer. Trying again …", "server");
   setTimeout(retry, 1000);
 }
 
@@ -33,8 +33,8 @@ async function retry() {
   state.online = true;
   await loadServer();
   if (!$("notice").hidden) return;
-  notify("The server is back.");
-  setTimeout(() => { if ($("notice-text").textContent === "The server is back.") notify(""); }, 4000);
+  notify("The server is back.", "back");
+  setTimeout(() => settled("back"), 4000);
 }
 
 // JSON of a path, or null; says what went wrong.
@@ -98,7 +98,7 @@ export async function loadServer() {
   const name = modelOf(state.chat), model = state.models.find(m => m.id === name);
   const there = !state.router || statusOf(model) === "loaded";
   const props = there ? await get(state.router ? "/props?model=" + encodeURIComponent(name) : "/props") : null;
-  if (there && !props && !$("key").open && state.online) notify("The server does not tell what it has (/props).");
+  if (there && !props && !$("key").open && state.online) notify("The server does not tell what it has (/props).", "server");
   const params = props?.default_generation_settings?.params || {};
   for (const field of $("settings").querySelectorAll("[data-default]")) {
     const value = params[field.dataset.default];
@@ -106,7 +106,7 @@ export async function loadServer() {
   }
   state.takes = takesOf(model, props);
   showModels(props);
-  if (props || !there) notify("");
+  if (props || !there) settled("server", "key");
   clearTimeout(loadServer.again);
   if (state.models.some(stays)) loadServer.again = setTimeout(loadServer, 700);
 }
@@ -115,10 +115,8 @@ async function act(what, name) {
   const post = () => fetch("/models/" + what, {method: "POST", headers: {"Content-Type": "application/json", ...headers()}, body: JSON.stringify({model: name})});
   let answer;
   try { answer = await post(); } catch { return lost(); }
-  if (!answer.ok) notify(await errorText(answer));
-  const failed = !answer.ok && $("notice-text").textContent;
+  if (answer.ok) settled("model"); else notify(await errorText(answer), "model");
   await loadServer();
-  if (failed) notify(failed);
 }
 
 export function listenModels() {
