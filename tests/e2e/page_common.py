@@ -87,7 +87,7 @@ class Fake(http.server.BaseHTTPRequestHandler):
         try:
             self.wfile.write(b": keep-alive\n\n")
             for p in pieces:
-                send({"choices": [{"delta": p if isinstance(p, dict) else {"content": p}}]})
+                send(p["event"] if "event" in p and isinstance(p, dict) else {"choices": [{"delta": p if isinstance(p, dict) else {"content": p}}]})
                 time.sleep(pause)
             send({"choices": [{"delta": {}, "finish_reason": "stop"}], "timings": timings})
             self.wfile.write(b"data: [DONE]\n\n")

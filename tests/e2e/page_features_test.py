@@ -63,6 +63,11 @@ class Features(PageTest):
         answer.get_by_role("button", name="Later version").click()
         expect(page.locator(".message")).to_have_count(2)
         expect(answer.locator(".body")).to_have_text("third")
+        answer.get_by_role("button", name="Earlier version").press("Enter")
+        page.keyboard.press("Enter")  # the focus stays where it was
+        expect(answer.locator(".versions")).to_have_text("1/3")
+        answer.get_by_role("button", name="Later version").click()
+        answer.get_by_role("button", name="Later version").click()
         # An edited message is a version as well, and what followed the old one comes back with it.
         mine.get_by_role("button", name="Edit").click()
         page.get_by_label("Edit message").fill("Two")
@@ -300,6 +305,9 @@ class Features(PageTest):
         self.assertTrue(accepted - 8 <= told <= accepted, (told, accepted))
         page = self.visit(server.url)
         self.cold(page)
+        page.get_by_role("button", name="Settings").click()
+        page.get_by_label("Most tokens").fill("80")
+        page.get_by_role("button", name="Done").click()
         self.ask(page, "Count from 1 to 30")
         self.settle(page)
         drafted = page.evaluate("state.chat.messages[1].drafted")
@@ -314,6 +322,18 @@ class Features(PageTest):
         self.assertTrue(parts())
         page.get_by_label("Colour drafted tokens").uncheck()
         self.assertEqual(parts(), [])
+
+    def test_what_an_answer_waits_for(self):
+        page = self.visit(self.fake_url)
+        note = lambda: page.evaluate("getComputedStyle(document.querySelector('.message.assistant .body'), '::before').content")
+        for event, text in (({"load_progress": {"status": "loading", "value": .4}}, "The model is loaded: loading, 40 %"),
+                            ({"choices": [], "prompt_progress": {"total": 900, "processed": 512}}, "The prompt is read: 512 of 900 tokens")):
+            Fake.script = [{"event": event}] * 8 + ["ok"], .25, TIMINGS
+            page.get_by_role("button", name="New conversation").click()
+            self.ask(page, "Hello")
+            page.wait_for_function("t => getComputedStyle(document.querySelector('.message.assistant .body'), '::before').content.includes(t)", arg=text)
+            self.settle(page)
+            self.assertIn(note(), ("none", '""'))
 
     def test_models_of_a_router(self):
         router = Facet("-m", f"other={MODEL}", "--models-max", "1", model=f"nano={MODEL}")

@@ -1,5 +1,5 @@
 // Asking, and the answer as it comes.
-import {say} from "./dom.js";
+import {$, say} from "./dom.js";
 import {add, choose, path} from "./conversation.js";
 import {noteDrafted} from "./drafted.js";
 import {contentParts, showFiles} from "./files.js";
@@ -137,11 +137,14 @@ actions.edit = (at, text) => {
   ask(add(state.chat, {role: "user", content: text, ...(old.files && {files: old.files})}, old.parent));
 };
 
-actions.choose = at => {
+// button: the name of what was pressed, which can be pressed again.
+actions.choose = (at, button) => {
   if (state.running) return;
   choose(state.chat, at);
   keep(state.chat);
   showAll(false);
+  const steps = [...$("log").children[path(state.chat).indexOf(at)].querySelectorAll(".step:not(:disabled)")];
+  (steps.find(s => s.getAttribute("aria-label") === button) || steps[0]).focus();
 };
 
 // Results of the calls of the answer at `at`.

@@ -7,7 +7,7 @@ import {copyText, notify} from "./notice.js";
 import {showPanel} from "./panel.js";
 import {askKey, listenModels, loadServer} from "./server.js";
 import {listenSettings} from "./settings.js";
-import {listenSidebar, showList, startChat} from "./sidebar.js";
+import {listenSidebar, showList} from "./sidebar.js";
 import {actions, local, state} from "./state.js";
 import {draft, keepNew, loadHeads, openStore, setDraft} from "./store.js";
 

@@ -35,7 +35,7 @@ function editor(m, at) {
 function versionNodes(at) {
   const all = versions(state.chat, at), place = all.indexOf(at);
   if (all.length < 2) return [];
-  const step = (name, sign, to) => make("button", {type: "button", class: "step", "aria-label": name, disabled: to === undefined ? "" : null, onclick: () => actions.choose(to)}, sign);
+  const step = (name, sign, to) => make("button", {type: "button", class: "step", "aria-label": name, disabled: to === undefined ? "" : null, onclick: () => actions.choose(to, name)}, sign);
   return [step("Earlier version", "‹", all[place - 1]), make("span", {class: "quiet versions", "aria-label": `Version ${place + 1} of ${all.length}`}, `${place + 1}/${all.length}`),
           step("Later version", "›", all[place + 1])];
 }
@@ -94,6 +94,13 @@ function messageNode(m, at) {
   return node;
 }
 
+// What an answer waits for, where that takes long enough to be read.
+function waitingFor(run) {
+  if (run.message.reasoning || performance.now() - run.start < 700) return "";
+  if (run.loading) return "The model is loaded: " + run.loading + " ";
+  return run.progress ? `The prompt is read: ${run.progress.processed} of ${run.progress.total} tokens ` : "";
+}
+
 // Puts the text of a message, as far as it is there, into its node.
 function fill(node, m) {
   const body = bodyOf(m);
@@ -106,7 +113,9 @@ function fill(node, m) {
   thought.hidden = !m.reasoning;
   if (text.textContent !== m.reasoning) text.textContent = m.reasoning || "";
   showMarkdown(body, m.content);
-  body.classList.toggle("waiting", state.running?.message === m && !m.content);
+  const waits = state.running?.message === m && !m.content && !m.calls;
+  body.classList.toggle("waiting", waits);
+  body.dataset.note = waits ? waitingFor(state.running) : "";
   if (m.content) thought.querySelector("summary").textContent = "Thought";
 }
 

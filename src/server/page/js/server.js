@@ -1,7 +1,7 @@
 // The server: its key, whether it is there, what it has.
 import {$, make} from "./dom.js";
 import {notify, settled} from "./notice.js";
-import {local, state, actions} from "./state.js";
+import {local, state} from "./state.js";
 import {keepNew} from "./store.js";
 
 export const headers = () => state.key ? {"Authorization": "Bearer " + state.key} : {};

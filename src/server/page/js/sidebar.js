@@ -1,12 +1,12 @@
 // The list of conversations: by date, searched, renamed, exported, imported.
 import {$, make, say} from "./dom.js";
-import {chatsOfFile, newChat, newId, titleOf} from "./conversation.js";
+import {chatsOfFile, newChat, titleOf} from "./conversation.js";
 import {showAll} from "./messages.js";
 import {notify} from "./notice.js";
 import {stop} from "./answer.js";
 import {loadServer} from "./server.js";
 import {actions, local, state} from "./state.js";
-import {draft, eachChat, forget, keepNew, loadChat, save} from "./store.js";
+import {eachChat, forget, keepNew, loadChat, save} from "./store.js";
 
 const MOST = 500;  // rows at once
 let search = {text: "", found: null};  // found: id to what was found there; null: everything is shown
