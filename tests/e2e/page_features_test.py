@@ -224,6 +224,8 @@ class Features(PageTest):
         self.say(page, "What is it?", "red")
         self.assertEqual(Fake.asked[-1]["messages"][0]["content"], [{"type": "image_url", "image_url": {"url": "data:image/png;base64," + base64.b64encode(data).decode()}}, {"type": "text", "text": "What is it?"}])
         self.picture(page, "pictures")
+        self.assertEqual([page.evaluate("m => contentParts({content: '', files: [{kind: 'audio', name: 'a', mime: m, data: 'data:' + m + ';base64,AAAA'}]})[0].input_audio", m)["format"]
+                          for m in ("audio/mpeg", "audio/x-wav", "audio/flac")], ["mp3", "wav", "flac"])
 
     # --- what a conversation has of its own
 
@@ -384,10 +386,11 @@ class Features(PageTest):
         expect(self.answers(page)).to_have_text("ok")
 
     def test_copy(self):
-        """Also where the browser has no clipboard for the page: without https."""
-        page = self.visit(self.fake_url)
+        """Also where the browser has no clipboard for the page: on another machine, without https."""
+        page = self.visit(self.fake_url.replace("127.0.0.1", "page.test"))
+        self.assertFalse(page.evaluate("isSecureContext || 'clipboard' in navigator"))
         self.say(page, "Code", "```\nto copy\n```\n")
-        page.evaluate("Object.defineProperty(navigator, 'clipboard', {value: undefined}); document.addEventListener('copy', () => { globalThis.copied = String(document.activeElement.value).slice(document.activeElement.selectionStart, document.activeElement.selectionEnd); })")
+        page.evaluate("document.addEventListener('copy', () => { globalThis.copied = String(document.activeElement.value).slice(document.activeElement.selectionStart, document.activeElement.selectionEnd); })")
         for button, want in ((page.locator("figure .copy"), "to copy\n"), (page.locator(".message.user").get_by_role("button", name="Copy"), "Code")):
             button.click()
             self.assertEqual(page.evaluate("copied"), want)

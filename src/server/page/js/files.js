@@ -79,11 +79,16 @@ function fenced(f) {
   return `${f.name}:\n${fence}\n${f.text.replace(/\n?$/, "\n")}${fence}\n\n`;
 }
 
+function soundFormat(mime) {
+  const name = mime.replace(/^audio\/(x-)?/, "").replace(/;.*/, "");
+  return {mpeg: "mp3", wave: "wav", "vnd.wave": "wav"}[name] || name;
+}
+
 // `content` of a message in a request: text, or parts where there is more than text.
 export function contentParts(m) {
   const files = m.files || [], text = files.filter(f => f.kind === "text").map(fenced).join("") + m.content;
   const media = files.filter(f => f.kind !== "text").map(f => f.kind === "image"
     ? {type: "image_url", image_url: {url: f.data}}
-    : {type: "input_audio", input_audio: {data: f.data.slice(f.data.indexOf(",") + 1), format: f.mime.replace(/^audio\/(x-)?/, "")}});
+    : {type: "input_audio", input_audio: {data: f.data.slice(f.data.indexOf(",") + 1), format: soundFormat(f.mime)}});
   return media.length ? [...media, ...(text ? [{type: "text", text}] : [])] : text;
 }
