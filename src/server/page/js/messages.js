@@ -111,7 +111,7 @@ function fill(node, m) {
   }
   const thought = node.querySelector(".thought"), text = thought.querySelector(".text");
   thought.hidden = !m.reasoning;
-  if (text.textContent !== m.reasoning) text.textContent = m.reasoning || "";
+  patch(text, text.firstChild ? [text.textContent] : [], m.reasoning ? [m.reasoning] : []);
   showMarkdown(body, m.content);
   const waits = state.running?.message === m && !m.content && !m.calls;
   body.classList.toggle("waiting", waits);
