@@ -1,9 +1,39 @@
-# The page that the server has at /, as a constant.
+# The page that the server has at /, as a constant: these files in this order.
+set(FACET_PAGE_LATE lib/katex.css)
+set(FACET_PAGE_STYLES style/base.css style/parts.css style/messages.css style/markdown.css style/small.css)
+set(FACET_PAGE_SCRIPTS
+    lib/markdown-it.js
+    lib/highlight.js
+    lib/katex.js
+    js/dom.js
+    js/state.js
+    js/notice.js
+    js/conversation.js
+    js/store.js
+    js/files.js
+    js/tree.js
+    js/math.js
+    js/code.js
+    js/markdown.js
+    js/drafted.js
+    js/panel.js
+    js/messages.js
+    js/server.js
+    js/answer.js
+    js/sidebar.js
+    js/settings.js
+    js/main.js)
+set(FACET_PAGE_DIR ${CMAKE_SOURCE_DIR}/src/server/page)
 set(FACET_PAGE_HEADER ${CMAKE_BINARY_DIR}/generated/facet_page.h)
+list(TRANSFORM FACET_PAGE_LATE PREPEND ${FACET_PAGE_DIR}/ OUTPUT_VARIABLE FACET_PAGE_LATE_FILES)
+list(TRANSFORM FACET_PAGE_STYLES PREPEND ${FACET_PAGE_DIR}/ OUTPUT_VARIABLE FACET_PAGE_FILES)
+list(TRANSFORM FACET_PAGE_SCRIPTS PREPEND ${FACET_PAGE_DIR}/ OUTPUT_VARIABLE scripts)
+list(JOIN FACET_PAGE_STYLES "|" styles_joined)
+list(JOIN FACET_PAGE_SCRIPTS "|" scripts_joined)
 add_custom_command(OUTPUT ${FACET_PAGE_HEADER}
-                   COMMAND ${CMAKE_COMMAND} -DPAGE=${CMAKE_SOURCE_DIR}/src/server/page/index.html -DOUT=${FACET_PAGE_HEADER}
-                           -P ${CMAKE_SOURCE_DIR}/cmake/page.cmake
-                   DEPENDS ${CMAKE_SOURCE_DIR}/src/server/page/index.html ${CMAKE_SOURCE_DIR}/cmake/page.cmake VERBATIM)
+                   COMMAND ${CMAKE_COMMAND} -DDIR=${FACET_PAGE_DIR} "-DSTYLES=${styles_joined}" "-DSCRIPTS=${scripts_joined}" -DLATE=${FACET_PAGE_LATE}
+                           -DOUT=${FACET_PAGE_HEADER} -P ${CMAKE_SOURCE_DIR}/cmake/page.cmake
+                   DEPENDS ${FACET_PAGE_DIR}/index.html ${FACET_PAGE_FILES} ${FACET_PAGE_LATE_FILES} ${scripts} ${CMAKE_SOURCE_DIR}/cmake/page.cmake VERBATIM)
 target_sources(facet_server PRIVATE ${FACET_PAGE_HEADER})
 target_include_directories(facet_server PRIVATE ${CMAKE_BINARY_DIR}/generated)
 add_custom_target(facet_commit COMMAND ${CMAKE_COMMAND} -DSOURCE=${CMAKE_SOURCE_DIR} -DOUT=${CMAKE_BINARY_DIR}/generated/facet_commit.h

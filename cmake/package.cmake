@@ -17,10 +17,8 @@ file(GLOB models CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/models/*.gguf ${CMAKE_SOU
 install(TARGETS facet RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 install(FILES ${models} DESTINATION ${CMAKE_INSTALL_DATADIR}/facet/models)
 install(FILES ${CMAKE_SOURCE_DIR}/LICENSE DESTINATION ${CMAKE_INSTALL_DATADIR}/doc/facet RENAME copyright)
-if(FACET_MEDIA)
-  file(GLOB texts CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/licenses/*)
-  install(FILES ${texts} DESTINATION ${CMAKE_INSTALL_DATADIR}/doc/facet/licenses)
-endif()
+file(GLOB texts CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/licenses/*)
+install(FILES ${texts} DESTINATION ${CMAKE_INSTALL_DATADIR}/doc/facet/licenses)
 install(FILES ${FACET_MANUAL_DIR}/facet.1 DESTINATION ${CMAKE_INSTALL_MANDIR}/man1)
 install(FILES ${FACET_MANUAL_DIR}/facet.bash DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions RENAME facet)
 

@@ -51,7 +51,8 @@ void Generation::logprobs(int at, std::span<const TokenLogprobs> told) {
 
 AnswerPiece Generation::piece(ParseEvent e) {
   if (e.kind == ParseEvent::Kind::kReasoning) thought_ += int(pending_.size());
-  return {std::move(e), std::exchange(pending_, {}), so_far(), std::exchange(logprobs_, {})};
+  return {std::move(e), std::exchange(pending_, {}), so_far(), std::exchange(logprobs_, {}),
+          std::exchange(drafted_, 0)};
 }
 
 // The prompt, where the answer begins with it.
@@ -69,6 +70,7 @@ std::vector<AnswerPiece> Generation::tokens(std::span<const int32_t> tokens) {
   for (size_t i = 0; i < tokens.size() && !stopped_; ++i) {  // a step may bring more tokens than the answer wants
     ++n_;
     pending_.push_back(tokens[i]);
+    drafted_ += i + 1 < tokens.size();
     if (i < fresh_.size()) {
       sum_logprobs_ += double(fresh_[i].logprob.value_or(0));
       if (logged_) logprobs_.push_back(std::move(fresh_[i]));

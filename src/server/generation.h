@@ -27,7 +27,8 @@ class Generation {
   Json prefill(int computed, int all);
   // Of the tokens from position `at` on, before they come.
   void logprobs(int at, std::span<const TokenLogprobs> told);
-  // What the tokens became; the answer may have ended with one of them.
+  // What the tokens of a step became; the answer may have ended with one of them. All but the last were drafted: a step
+  // ends with the token that the model itself drew behind them.
   std::vector<AnswerPiece> tokens(std::span<const int32_t> tokens);
   bool stopped() const { return stopped_; }  // by a stop string, or by its first tool call
   // The rest, once there are no more tokens. failed: nothing of the prompt is repeated.
@@ -60,6 +61,7 @@ class Generation {
   bool stopped_ = false;
   int cached_ = -1;
   std::vector<int32_t> pending_ = {};
+  int drafted_ = 0;                                 // of `pending_`
   std::vector<LoggedToken> logprobs_, fresh_ = {};  // of `pending_` and the echo; of tokens that are about to come
   double sum_logprobs_ = 0;
 };

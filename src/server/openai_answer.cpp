@@ -211,7 +211,10 @@ class OpenAiWriter final : public AnswerWriter {
     calls_ += p.event.kind == ParseEvent::Kind::kToolCall;
     add_logprobs(j, p.logprobs);
     if (continuous_) j["usage"] = usage_json(p.usage);
-    if (timings_) j["timings"] = timings_json(p.usage);
+    if (timings_) {
+      j["timings"] = timings_json(p.usage);
+      if (p.drafted > 0) j["drafted_tokens"] = p.drafted;
+    }
     return sse(j);
   }
   std::string end(const AnswerEnd& e) override {

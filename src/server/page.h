@@ -3,8 +3,9 @@
 
 namespace facet {
 
-// The page at /: one file (page/index.html), part of the program.
-HttpResponse page_response();
+// The page at / (the folder page/, packed by cmake/page.cmake), part of the program and sent compressed. 304 to a
+// browser that has it, 406 to a client that refuses gzip.
+HttpResponse page_response(const HttpRequest& request);
 // What is there for whoever is no browser: the text by which clients know a server that speaks Ollama's API.
 HttpResponse front_response(const HttpRequest& request);
 

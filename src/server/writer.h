@@ -47,6 +47,7 @@ struct AnswerPiece {
   std::vector<int32_t> tokens = {};        // since the piece before
   AnswerUsage usage = {};                  // so far: prompt, generated and the times
   std::vector<LoggedToken> logprobs = {};  // of these tokens, if they are wanted
+  int drafted = 0;                         // of these tokens, those that came from a draft
 };
 
 struct AnswerEnd {

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
 """Agents and their clients: what Claude Code, Codex, VS Code and Ollama's clients send, and what they look at in answers. agents_test.py PROGRAM"""
+import gzip
 import json
 import os
 import pathlib
@@ -192,7 +193,7 @@ class Agents(unittest.TestCase):
         self.post("/api/generate", {"prompt": "Hello", "stream": False, "options": {"num_predict": 0}})
         self.assertEqual(self.get("/"), b"Ollama is running")
         self.assertEqual(self.s.request("HEAD", "/")[0], 200)
-        self.assertIn(b"<html", self.s.request("GET", "/", headers={"Accept": "text/html"})[2])
+        self.assertIn(b"<html", gzip.decompress(self.s.request("GET", "/", headers={"Accept": "text/html", "Accept-Encoding": "gzip"})[2]))
 
     # --- OpenAI
 

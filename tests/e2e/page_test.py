@@ -1,35 +1,15 @@
 #!/usr/bin/env python3
 """The page of `facet serve` in headless Chromium: page_test.py PROGRAM [unittest arguments].
 
-Skipped without the package playwright or without Chromium. What the shipped model cannot say comes from a server of the
-test's own that has the same page. FACET_PAGE_PICTURES=DIR: keeps pictures of it.
+What the shipped model cannot say comes from a server of the test's own that has the same page (page_common.py).
 """
-import http.client
-import http.server
 import json
-import os
 import pathlib
 import re
-import shutil
-import subprocess
-import sys
-import threading
 import time
-import unittest
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-try:
-    from playwright.sync_api import expect, sync_playwright
-except ImportError:
-    print("skipped: the package playwright is not installed (pip install playwright)")
-    sys.exit(77)
-if not CHROMIUM or CHROMIUM.startswith("/snap") or subprocess.run([CHROMIUM, "--version"], capture_output=True).returncode:
-    print("skipped: there is no Chromium that runs (apt-get install chromium)")
-    sys.exit(77)
+from page_common import Facet, Fake, PageTest, TIMINGS, expect, main
 
-PROGRAM = sys.argv.pop(1) if len(sys.argv) > 1 else "build/release/facet"
-MODEL = pathlib.Path(__file__).resolve().parents[2] / "models" / "facet-nano-Q8_0.gguf"
-PICTURES = os.environ.get("FACET_PAGE_PICTURES")
 HELLO = "Hello! I am facet-nano. How can I help you?"
 EVIL = "<img src=x onerror=\"document.title='evil'\"><script>document.title='evil'</script> [a](javascript:document.title='evil') <b>bold</b>"
 SHOWCASE = """# A heading
@@ -53,129 +33,8 @@ def answer(question):
 """
 
 
-class Facet:
-    def __init__(self, *flags, port=0):
-        self.process = subprocess.Popen([PROGRAM, "serve", "-m", str(MODEL), "-c", "4096", "--port", str(port), *flags],
-                                        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-        self.url = self.process.stdout.readline().split()[-1]
-        self.port = int(self.url.rsplit(":", 1)[1])
 
-    def stop(self):
-        self.process.terminate()
-        self.process.wait(60)
-        self.process.stdout.close()
-
-    def page(self):
-        c = http.client.HTTPConnection("127.0.0.1", self.port)
-        c.request("GET", "/", headers={"Accept": "text/html"})
-        r = c.getresponse()
-        body = r.read()
-        c.close()
-        return body, r.headers["Content-Security-Policy"]
-
-
-class Fake(http.server.BaseHTTPRequestHandler):
-    """Has facet's page and answers what `script` says: (pieces, seconds between them, timings)."""
-    body = policy = script = None
-    asked, broken = [], threading.Event()
-
-    def log_message(self, *_):
-        pass
-
-    def give(self, kind, body, **headers):
-        self.send_response(200)
-        for name, value in {"Content-Type": kind, "Content-Length": len(body), **headers}.items():
-            self.send_header(name, str(value))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def do_GET(self):
-        if self.path == "/":
-            return self.give("text/html; charset=utf-8", Fake.body, **{"Content-Security-Policy": Fake.policy})
-        params = {"temperature": 1.0, "top_p": .95, "top_k": 64, "n_predict": -1}
-        self.give("application/json", json.dumps({"status": "ok", "model_alias": "gemma-4-31b-it", "default_generation_settings": {"n_ctx": 131072, "params": params}}).encode())
-
-    def do_POST(self):
-        Fake.asked.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-        pieces, pause, timings = Fake.script
-        self.send_response(200)
-        self.send_header("Content-Type", "text/event-stream")
-        self.end_headers()
-        send = lambda x: self.wfile.write(b"data: " + json.dumps(x).encode() + b"\n\n")
-        try:
-            self.wfile.write(b": keep-alive\n\n")
-            for p in pieces:
-                send({"choices": [{"delta": p if isinstance(p, dict) else {"content": p}}]})
-                time.sleep(pause)
-            send({"choices": [{"delta": {}, "finish_reason": "stop"}], "timings": timings})
-            self.wfile.write(b"data: [DONE]\n\n")
-        except OSError:
-            Fake.broken.set()
-
-
-TIMINGS = {"cache_n": 1200, "prompt_n": 45, "prompt_ms": 80.5, "predicted_n": 420, "predicted_ms": 2900.0, "predicted_per_second": 144.8,
-           "draft_n": 600, "draft_n_accepted": 290, "draft_rounds": 130, "draft_tokens_per_step": 3.231,
-           "draft_accepted_at": [.81, .64, .42, .3], "draft_methods": [{"at": 0, "method": "dflash"}, {"at": 40, "method": "mtp"}]}
-
-
-class Page(unittest.TestCase):
-    @classmethod
-    def setUpClass(cls):
-        cls.facet = Facet()
-        cls.addClassCleanup(cls.facet.stop)
-        Fake.body, Fake.policy = cls.facet.page()
-        cls.fake = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Fake)
-        cls.fake.daemon_threads = True
-        threading.Thread(target=cls.fake.serve_forever, daemon=True).start()
-        cls.addClassCleanup(cls.fake.shutdown)
-        cls.fake_url = f"http://127.0.0.1:{cls.fake.server_port}"
-        playwright = sync_playwright().start()
-        cls.addClassCleanup(playwright.stop)
-        cls.browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        cls.addClassCleanup(cls.browser.close)
-
-    def visit(self, url, ready=True, **options):
-        """A page with storage of its own. Afterwards: no error in its console, no request to another origin."""
-        context = self.browser.new_context(**options)
-        page = context.new_page()
-        self.errors, requests = [], []
-        page.on("console", lambda m: self.errors.append(m.text) if m.type in ("error", "warning") else None)
-        page.on("pageerror", lambda e: self.errors.append(str(e)))
-        page.on("request", lambda r: requests.append(r.url))
-
-        def check():
-            context.close()
-            self.assertEqual(self.errors, [])
-            self.assertEqual([r for r in requests if not r.startswith((url + "/", "data:image/svg", f"blob:{url}/"))], [])
-        self.addCleanup(check)
-        page.goto(url)
-        if ready:
-            expect(page.locator("#model")).not_to_be_empty()
-        return page
-
-    def ask(self, page, text):
-        page.get_by_label("Message", exact=True).fill(text)
-        page.keyboard.press("Enter")
-
-    def settle(self, page):
-        expect(page.get_by_role("button", name="Send", exact=True)).to_be_visible(timeout=60000)
-
-    def answers(self, page):
-        return page.locator(".message.assistant .body")
-
-    def picture(self, page, name):
-        if PICTURES:
-            page.screenshot(path=f"{PICTURES}/{name}.png")
-
-    def expected(self, *patterns):
-        """The browser reports failed requests itself: these were meant."""
-        self.errors[:] = [e for e in self.errors if not any(re.search(p, e) for p in patterns)]
-
-    def cold(self, page):
-        page.get_by_role("button", name="Settings").click()
-        page.get_by_label("Temperature").fill("0")
-        page.get_by_role("button", name="Done").click()
-
+class Page(PageTest):
     def test_it_talks(self):
         page = self.visit(self.facet.url)
         self.cold(page)
@@ -213,6 +72,10 @@ class Page(unittest.TestCase):
         expect(text).to_be_visible()
         expect(text).not_to_be_empty()
 
+    def choose(self, page, title, what):
+        page.get_by_role("button", name="More for " + title).click()
+        page.get_by_role("menuitem", name=what).click()
+
     def test_conversations(self):
         page = self.visit(self.facet.url)
         for name in ("Hello", "What is 1 + 1?"):
@@ -223,17 +86,17 @@ class Page(unittest.TestCase):
         page.reload()
         chats = page.locator("#chat-list li")
         expect(chats).to_have_count(2)
-        page.get_by_role("button", name="Hello", exact=True).click()
+        page.locator("#chat-list .open", has_text="Hello").click()
         expect(page.locator(".message.user .body")).to_have_text("Hello")
-        page.get_by_role("button", name="Rename: Hello").click()
+        self.choose(page, "Hello", "Rename")
         page.get_by_label("Name of the conversation").fill("Greeting")
         page.keyboard.press("Enter")
         with page.expect_download() as download:
-            page.get_by_role("button", name="Export: Greeting").click()
+            self.choose(page, "Greeting", "Export")
         kept = json.loads(pathlib.Path(download.value.path()).read_text())
         self.assertEqual((download.value.suggested_filename, kept["title"], kept["messages"][0]["content"]), ("Greeting.json", "Greeting", "Hello"))
         page.on("dialog", lambda d: d.accept())
-        page.get_by_role("button", name="Delete: Greeting").click()
+        self.choose(page, "Greeting", "Delete")
         page.reload()
         expect(chats).to_have_count(1)
 
@@ -336,8 +199,9 @@ class Page(unittest.TestCase):
         Fake.script = ["ok"], 0, TIMINGS
         page = self.visit(self.fake_url)
         page.get_by_role("button", name="Settings").click()
-        for name, value in (("Temperature", "0.5"), ("Top p", "0.9"), ("Top k", "40"), ("Seed", "7"), ("Most tokens", "100"), ("System prompt", "Be brief.")):
-            page.get_by_label(name).fill(value)
+        for name, value in (("Temperature", "0.5"), ("Top p", "0.9"), ("Top k", "40"), ("Seed", "7"), ("Most tokens", "100"), ("System prompt", "Be brief."),
+                            ("Min p", "0.05"), ("Repetition penalty", "1.1"), ("Presence penalty", "0.2"), ("Frequency penalty", "-0.3")):
+            page.get_by_label(name, exact=True).fill(value)
         page.get_by_label("Thinking").select_option("off")
         self.picture(page, "settings")
         page.get_by_role("button", name="Done").click()
@@ -348,7 +212,7 @@ class Page(unittest.TestCase):
         page.keyboard.press("Enter")
         self.settle(page)
         sent = Fake.asked[-1]
-        want = {"temperature": .5, "top_p": .9, "top_k": 40, "seed": 7, "max_tokens": 100, "enable_thinking": False}
+        want = {"temperature": .5, "top_p": .9, "top_k": 40, "seed": 7, "max_tokens": 100, "min_p": .05, "repeat_penalty": 1.1, "presence_penalty": .2, "frequency_penalty": -.3, "enable_thinking": False}
         self.assertEqual({k: sent.get(k) for k in want}, want)
         self.assertEqual(sent["messages"], [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "one\ntwo"}])
 
@@ -365,7 +229,7 @@ class Page(unittest.TestCase):
                 self.assertLessEqual(page.evaluate("document.documentElement.scrollWidth"), page.viewport_size["width"])
                 if name != "narrow":
                     panel = page.locator("#panel")
-                    for text in ("145tokens per second", "Tokens1245From the cache1200Computed45", "DFlash, MTP", "290 of 600", "3.23", "181 %264 %342 %430 %"):
+                    for text in ("145tokens per second", "Tokens1245From the cache1200Computed45", "DFlash, MTP", "290 of 600", "3.23", "181\u00a0%264\u00a0%342\u00a0%430\u00a0%"):
                         expect(panel).to_contain_text(text)
                 self.picture(page, name)
                 if name == "narrow":
@@ -383,7 +247,4 @@ class Page(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    if not MODEL.exists():
-        print(f"skipped: {MODEL} is missing")
-        sys.exit(77)
-    unittest.main()
+    main()

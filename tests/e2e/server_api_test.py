@@ -5,6 +5,7 @@ Long: a list of what a client may do, over the same few helpers.
 """
 import array
 import base64
+import gzip
 import hashlib
 import json
 import math
@@ -512,8 +513,11 @@ class Access(unittest.TestCase):
 
     def test_page(self):
         s = self.with_server("--api-key", "secret")
-        html = {"Accept": "text/html,*/*"}
+        html = {"Accept": "text/html,*/*", "Accept-Encoding": "gzip, br"}
         status, headers, body = s.request("GET", "/", headers=html)
+        self.assertEqual(headers["Content-Encoding"], "gzip")
+        self.assertLess(len(body), 600_000)
+        body = gzip.decompress(body)
         self.assertEqual((status, headers["Content-Type"]), (200, "text/html; charset=utf-8"))
         policy = headers["Content-Security-Policy"]
         for tag in (b"style", b"script"):  # the hashes are those of what is there
@@ -522,6 +526,12 @@ class Access(unittest.TestCase):
         self.assertIn("default-src 'none'; connect-src 'self'", policy)
         status, head, nothing = s.request("HEAD", "/", headers=html)
         self.assertEqual((status, head["Content-Length"], nothing), (200, headers["Content-Length"], b""))
+        # A browser that has it gets none; who takes no gzip is told so.
+        status, _, nothing = s.request("GET", "/", headers={**html, "If-None-Match": headers["ETag"]})
+        self.assertEqual((status, nothing), (304, b""))
+        status, _, text = s.request("GET", "/", headers={**html, "Accept-Encoding": "identity"})
+        self.assertEqual(status, 406)
+        self.assertIn(b"Accept-Encoding: gzip", text)
         s = self.with_server("--no-webui")
         self.assertEqual([s.request(m, "/")[0] for m in ("GET", "HEAD", "POST")], [404, 404, 404])
 

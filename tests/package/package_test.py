@@ -16,7 +16,7 @@ BUILD = pathlib.Path(sys.argv.pop(1)).resolve()
 FILES = ["bin/facet", "share/bash-completion/completions/facet", "share/doc/facet/copyright", "share/man/man1/facet.1",
          "share/facet/models/facet-nano-Q8_0.gguf", "share/facet/models/facet-nano-dflash-Q8_0.gguf",
          "share/facet/models/facet-nano-eval.jsonl", "share/facet/models/facet-nano.md",
-         *[f"share/doc/facet/licenses/{n}.txt" for n in ("libjpeg-turbo", "libpng", "zlib", "libwebp", "libFLAC", "libogg")]]
+         *[f"share/doc/facet/licenses/{n}.txt" for n in ("libjpeg-turbo", "libpng", "zlib", "libwebp", "libFLAC", "libogg", "markdown-it", "highlight.js", "KaTeX")]]
 
 
 def run(*args, **kw):

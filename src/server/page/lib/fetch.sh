@@ -1,0 +1,38 @@
+#!/usr/bin/env bash
+# Makes the files of this folder from Debian 12's packages: src/server/page/lib/fetch.sh
+# Needs apt-get; downloads packages and unpacks them, installs nothing. The same packages give the same bytes.
+set -euo pipefail
+cd "$(dirname "$0")"
+here=$PWD work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+cd "$work"
+chmod 755 "$work"  # apt downloads as a user of its own
+apt-get download -q -q node-markdown-it node-punycode node-highlight.js libjs-katex fonts-katex esbuild
+for package in *.deb; do dpkg-deb -x "$package" root; done
+modules=root/usr/share/nodejs
+pack() {  # pack NAME GLOBAL < entry: one file with one global
+  cat > "$modules/entry.js"
+  NODE_PATH=$PWD/$modules root/usr/bin/esbuild "$modules/entry.js" --bundle --minify --format=iife --global-name="$2" --platform=browser \
+    --target=chrome110,firefox115,safari16 --charset=ascii --legal-comments=none --drop:console --log-level=error --outfile="$here/$1"
+}
+pack markdown-it.js MarkdownIt <<< 'module.exports = require("./markdown-it/lib/index.js");'
+languages="bash cpp cs css diff dockerfile go ini java javascript json kotlin php python ruby rust sql typescript xml yaml"
+{
+  echo 'const hljs = require("./highlight.js/lib/highlight.js");'
+  for name in $languages; do
+    echo "hljs.registerLanguage('$name', require('./highlight.js/lib/languages/$name.js'));"
+  done
+  echo 'module.exports = hljs;'
+} | pack highlight.js hljs
+pack katex.js katex <<< 'module.exports = require("../javascript/katex/katex.js");'
+# Its styles, with the fonts in them.
+python3 - root/usr/share/javascript/katex/katex.min.css root/usr/share/fonts/truetype/katex > "$here/katex.css" << 'END'
+import base64, pathlib, re, sys
+def font(m):
+    data = (pathlib.Path(sys.argv[2]) / m[1]).read_bytes()
+    return f"src:url(data:font/woff2;base64,{base64.b64encode(data).decode()}) format('woff2')"
+style = re.sub(r"src:url\(fonts/([\w-]+\.woff2)\) format\('woff2'\)[^;}]*", font, pathlib.Path(sys.argv[1]).read_text())
+assert "url(fonts/" not in style
+print(style.strip())
+END
+ls -l "$here"/*.js "$here"/*.css
