@@ -4,5 +4,6 @@ set(facet_sources
   cache_stats.cpp
   events.cpp
   media.cpp
+  media_load.cpp
   request.cpp
 )

@@ -19,6 +19,7 @@ set(facet_sources
   http_connection.cpp
   http_head.cpp
   info.cpp
+  media_intake.cpp
   metrics.cpp
   native.cpp
   ollama.cpp
@@ -28,6 +29,7 @@ set(facet_sources
   openai_answer.cpp
   page.cpp
   request_fields.cpp
+  request_media.cpp
   responses.cpp
   responses_writer.cpp
   routes.cpp
@@ -35,5 +37,6 @@ set(facet_sources
   service.cpp
   slots.cpp
   text_api.cpp
+  turn_pool.cpp
   writer.cpp
 )

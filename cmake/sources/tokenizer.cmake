@@ -8,6 +8,7 @@ set(facet_sources
   chat_parse.cpp
   json.cpp
   known_ids.cpp
+  media_part.cpp
   python_text.cpp
   tokenizer.cpp
   utf8.cpp

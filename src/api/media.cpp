@@ -6,9 +6,6 @@
 #include <cstring>
 #include <utility>
 
-#include "media/patches.h"
-#include "media/sound.h"
-
 namespace facet {
 namespace {
 
@@ -47,16 +44,18 @@ int soft_token_border(std::span<const int32_t> tokens, int n) {
   return run > 0 ? std::max(0, n - run - 1) : n;
 }
 
-MediaCache::Rows MediaCache::find(const Hash128::Digest& hash) {
-  const std::lock_guard lock(mutex_);
+MediaCache::Rows MediaCache::find_locked(const Hash128::Digest& hash) {
   const auto it = by_hash_.find(hash);
-  if (it == by_hash_.end()) {
-    ++stats_.misses;
-    return nullptr;
-  }
-  ++stats_.hits;
+  if (it == by_hash_.end()) return nullptr;
   entries_.splice(entries_.begin(), entries_, it->second);
   return entries_.front().rows;
+}
+
+MediaCache::Rows MediaCache::find(const Hash128::Digest& hash) {
+  const std::lock_guard lock(mutex_);
+  Rows rows = find_locked(hash);
+  ++(rows ? stats_.hits : stats_.misses);
+  return rows;
 }
 
 void MediaCache::put(const Hash128::Digest& hash, Rows rows) {
@@ -73,85 +72,84 @@ void MediaCache::put(const Hash128::Digest& hash, Rows rows) {
   }
 }
 
+std::optional<std::vector<MediaItem>> MediaCache::find_file(const Hash128::Digest& file) {
+  const std::lock_guard lock(mutex_);
+  const auto it = files_.find(file);
+  if (it == files_.end()) return std::nullopt;
+  std::vector<MediaItem> items = it->second;
+  for (MediaItem& i : items)
+    if (!(i.rows = find_locked(i.hash))) return std::nullopt;
+  stats_.hits += int64_t(items.size());
+  return items;
+}
+
+void MediaCache::put_file(const Hash128::Digest& file, const std::vector<MediaItem>& items) {
+  const std::lock_guard lock(mutex_);
+  if (max_bytes_ == 0 || files_.contains(file)) return;
+  std::vector<MediaItem>& kept = files_[file] = items;
+  for (MediaItem& i : kept) i.rows = nullptr;
+  file_order_.push_front(file);
+  if (file_order_.size() <= kMostFiles) return;
+  files_.erase(file_order_.back());
+  file_order_.pop_back();
+}
+
+void MediaCache::encoded(double seconds) {
+  const std::lock_guard lock(mutex_);
+  stats_.encode_s += seconds;
+}
+
 MediaCache::Stats MediaCache::stats() const {
   const std::lock_guard lock(mutex_);
   return stats_;
 }
 
-namespace {
-
-template <class Encode>
-Result<MediaItem> cached(MediaCache& cache, bool is_picture, const Hash128::Digest& hash, int n,
-                         const std::string& where, Encode&& encode) {
-  MediaItem item{.is_picture = is_picture, .hash = hash, .n = n, .rows = cache.find(hash)};
-  if (item.rows) return item;
-  auto rows = encode();
-  if (!rows) {
-    Error e = rows.error();
-    e.where = where;
-    return e;
+Status insert_media(const MediaTokens& ids, std::span<const MediaItem> items, std::span<const size_t> at,
+                    std::vector<int32_t>& prompt, std::vector<MediaSpan>& spans) {
+  std::vector<int32_t> out;
+  size_t from = 0;
+  for (size_t i = 0; i < items.size(); ++i) {
+    const MediaItem& item = items[i];
+    const int32_t begin = item.is_picture ? ids.image_begin : ids.audio_begin;
+    const int32_t end = item.is_picture ? ids.image_end : ids.audio_end;
+    if (begin < 0 || end < 0)
+      return Error{"prompt",
+                   fmt::format("expected a vocabulary with the tokens around a {}, found none",
+                               item.is_picture ? "picture" : "sound"),
+                   "this model takes none"};
+    out.insert(out.end(), prompt.begin() + ptrdiff_t(from), prompt.begin() + ptrdiff_t(at[i]));
+    from = at[i];
+    out.push_back(begin);
+    spans.push_back({.begin = int(out.size()), .n = item.n, .is_picture = item.is_picture, .rows = item.rows});
+    append_soft_ids(item.hash, item.n, out);
+    out.push_back(end);
   }
-  item.rows = std::make_shared<const std::vector<float>>(std::move(*rows));
-  cache.put(hash, item.rows);
-  return item;
-}
-
-}  // namespace
-
-Result<MediaItem> encode_picture(MediaEncoder& encoder, MediaCache& cache, std::span<const std::byte> bytes,
-                                 const std::string& where, int budget) {
-  if (!encoder.sees())
-    return Error{where, "expected no picture: the mmproj file encodes sound only", "use one that sees"};
-  if (budget <= 0) budget = encoder.budget();
-  auto picture = decode_resized(bytes, std::min(budget, encoder.budget()), where);
-  if (!picture) return picture.error();
-  const int n = picture->width / 48 * (picture->height / 48);
-  return cached(cache, true, picture_hash(*picture, budget, encoder.projector()), n, where,
-                [&] { return encoder.encode(*picture); });
-}
-
-Result<std::vector<MediaItem>> encode_sound(MediaEncoder& encoder, MediaCache& cache, std::span<const std::byte> bytes,
-                                            const std::string& where) {
-  if (!encoder.hears())
-    return Error{where, "expected no sound: the mmproj file encodes pictures only", "use one that hears"};
-  auto sound = decode_sound(bytes, where);
-  if (!sound) return sound.error();
-  std::vector<MediaItem> items;
-  for (const std::span<const float> piece : sound_pieces(sound->samples, encoder.least_samples())) {
-    auto item = cached(cache, false, sound_hash(piece, encoder.projector()),
-                       encoder.sound_tokens(int64_t(piece.size())), where, [&] { return encoder.encode(piece); });
-    if (!item) return item.error();
-    items.push_back(std::move(*item));
-  }
-  if (items.empty())
-    return Error{where, "expected a sound, found one that is too short for a token", "send more of it"};
-  return items;
+  out.insert(out.end(), prompt.begin() + ptrdiff_t(from), prompt.end());
+  prompt = std::move(out);
+  return Ok{};
 }
 
 Status expand_media(const MediaTokens& ids, std::span<const MediaItem> items, std::vector<int32_t>& prompt,
                     std::vector<MediaSpan>& spans) {
-  std::vector<int32_t> out;
-  size_t next = 0;
+  std::vector<int32_t> text;
+  std::vector<size_t> at;
   for (const int32_t id : prompt) {
     const bool is_picture = id == ids.image, is_sound = id == ids.audio;
     if (id < 0 || (!is_picture && !is_sound)) {
-      out.push_back(id);
+      text.push_back(id);
       continue;
     }
-    if (next == items.size() || items[next].is_picture != is_picture)
+    if (at.size() == items.size() || items[at.size()].is_picture != is_picture)
       return Error{"prompt", fmt::format("expected {} placeholders of pictures and sound in their order", items.size()),
                    "a text cannot spell them"};
-    const MediaItem& item = items[next++];
-    out.push_back(is_picture ? ids.image_begin : ids.audio_begin);
-    spans.push_back({.begin = int(out.size()), .n = item.n, .is_picture = is_picture, .rows = item.rows});
-    append_soft_ids(item.hash, item.n, out);
-    out.push_back(is_picture ? ids.image_end : ids.audio_end);
+    at.push_back(text.size());
   }
-  if (next != items.size())
-    return Error{"prompt", fmt::format("expected {} placeholders of pictures and sound, found {}", items.size(), next),
+  if (at.size() != items.size())
+    return Error{"prompt",
+                 fmt::format("expected {} placeholders of pictures and sound, found {}", items.size(), at.size()),
                  "this vocabulary may have none"};
-  prompt = std::move(out);
-  return Ok{};
+  prompt = std::move(text);
+  return insert_media(ids, items, at, prompt, spans);
 }
 
 }  // namespace facet

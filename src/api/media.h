@@ -4,6 +4,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -39,6 +40,7 @@ class MediaEncoder {
   virtual bool sees() const = 0;   // pictures
   virtual bool hears() const = 0;  // sound
   virtual int budget() const = 0;  // most soft tokens of a picture, one of kImageTokenBudgets
+  virtual int width() const = 0;   // floats of a soft token
   // Whether sound goes in as mel frames (conformer) or as samples (12B): kLeastMelSamples, or 1.
   virtual int64_t least_samples() const = 0;
   virtual int sound_tokens(int64_t samples) const = 0;  // of one piece
@@ -49,50 +51,57 @@ class MediaEncoder {
   virtual Result<std::vector<float>> encode(std::span<const float> samples) = 0;
 };
 
-// Encoded pictures and sounds by what was encoded, the least recently used one goes first. Any thread.
+// What stands for one picture or one piece of a sound in a prompt.
+struct MediaItem {
+  bool is_picture = true;
+  Hash128::Digest hash = {};  // of what was encoded: pixels or samples, budget, projector
+  int n = 0;                  // soft tokens
+  std::shared_ptr<const std::vector<float>> rows = {};
+};
+
+// Encoded pictures and sounds by what was encoded, the least recently used one goes first, and what the files were that
+// came, so that one that comes again is not decoded. Any thread.
 class MediaCache {
  public:
   using Rows = std::shared_ptr<const std::vector<float>>;
   explicit MediaCache(int64_t max_bytes) : max_bytes_(max_bytes) {}
   Rows find(const Hash128::Digest& hash);  // null: not there
   void put(const Hash128::Digest& hash, Rows rows);
+  // Of a file (media_file_hash), with the rows of all its pieces; none: one of them is not there.
+  std::optional<std::vector<MediaItem>> find_file(const Hash128::Digest& file);
+  void put_file(const Hash128::Digest& file, const std::vector<MediaItem>& items);
   struct Stats {
-    int64_t bytes = 0, hits = 0, misses = 0;
+    int64_t bytes = 0, hits = 0, misses = 0;  // of pictures and pieces of sound
+    double encode_s = 0;                      // spent by the encoder, for the misses
   };
+  void encoded(double seconds);
   Stats stats() const;
 
  private:
+  static constexpr size_t kMostFiles = 4096;
   struct Entry {
     Hash128::Digest hash;
     Rows rows;
   };
+  Rows find_locked(const Hash128::Digest& hash);
   const int64_t max_bytes_;
   mutable std::mutex mutex_;
   std::list<Entry> entries_;  // the most recently used first
   std::map<Hash128::Digest, std::list<Entry>::iterator> by_hash_;
+  std::map<Hash128::Digest, std::vector<MediaItem>> files_;  // items without rows
+  std::list<Hash128::Digest> file_order_;                    // the newest first
   Stats stats_;
 };
-
-// What stands for one picture or one piece of a sound in a prompt.
-struct MediaItem {
-  bool is_picture = true;
-  Hash128::Digest hash = {};
-  int n = 0;  // soft tokens
-  MediaCache::Rows rows = {};
-};
-// A picture or a sound as it came, decoded and encoded, or found in the cache. where: for errors. Sound of more than 30 s
-// is several pieces.
-Result<MediaItem> encode_picture(MediaEncoder& encoder, MediaCache& cache, std::span<const std::byte> bytes,
-                                 const std::string& where, int budget = 0);
-Result<std::vector<MediaItem>> encode_sound(MediaEncoder& encoder, MediaCache& cache, std::span<const std::byte> bytes,
-                                            const std::string& where);
 
 // Ids of a vocabulary, -1 where it has none: <|image>, <|image|>, <image|>, and the same of audio.
 struct MediaTokens {
   int32_t image_begin = -1, image = -1, image_end = -1, audio_begin = -1, audio = -1, audio_end = -1;
 };
-// Puts begin, soft ids and end in the place of each placeholder, in order. Errors: more or fewer placeholders of a kind
-// than items, a vocabulary without them.
+// Puts begin, soft ids and end of items[i] before prompt[at[i]], or at its end; at ascends, and several may stand at one
+// place. Errors: a vocabulary without those tokens.
+Status insert_media(const MediaTokens& ids, std::span<const MediaItem> items, std::span<const size_t> at,
+                    std::vector<int32_t>& prompt, std::vector<MediaSpan>& spans);
+// Likewise in the place of each placeholder, in order. Errors: more or fewer placeholders of a kind than items.
 Status expand_media(const MediaTokens& ids, std::span<const MediaItem> items, std::vector<int32_t>& prompt,
                     std::vector<MediaSpan>& spans);
 

@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <map>
 #include <memory>
 #include <optional>
 #include <string_view>
@@ -9,10 +10,12 @@
 #include "app/commands.h"
 #include "app/console.h"
 #include "app/line_input.h"
+#include "app/media_options.h"
 #include "app/options.h"
 #include "app/progress.h"
 #include "base/print.h"
 #include "model/types.h"
+#include "server/media_intake.h"
 #include "tokenizer/chat.h"
 #include "tokenizer/chat_parse.h"
 #include "tokenizer/tokenizer.h"
@@ -24,6 +27,8 @@ constexpr const char* kHelp =
     "/help          this list\n"
     "/think on|off  let the model think before it answers\n"
     "/system TEXT   set the system message and start anew; without TEXT: none\n"
+    "/image PATH    a picture for what you write next (JPEG, PNG, WebP, GIF, BMP); several, one by one\n"
+    "/audio PATH    a sound, likewise (WAV, FLAC, MP3)\n"
     "/undo          forget the last exchange\n"
     "/clear         forget the conversation\n"
     "/stats         all there is to say about the last answer's speed\n"
@@ -37,6 +42,7 @@ struct Options {
   DraftOptions draft;
   Sampling sampling;
   Voice voice;
+  MediaFiles files;
   bool seed_given = false, thinking = false;
   std::string system;
   int n = -1;
@@ -66,6 +72,8 @@ class Chat {
     } else if (name == "/think" && (rest == "on" || rest == "off" || rest.empty())) {
       if (!rest.empty()) o_.thinking = rest == "on";
       print_out("Thinking is {}.\n", o_.thinking ? "on" : "off");
+    } else if ((name == "/image" || name == "/audio") && !rest.empty()) {
+      if (auto ok = attach(rest, name == "/image"); !ok) report(ok.error());
     } else if (name == "/undo") {
       put_out(undo() ? "The last exchange is forgotten.\n" : "There is nothing to forget.\n");
     } else {
@@ -75,6 +83,20 @@ class Chat {
   }
 
   void answer(const std::string& text);
+  // A picture or a sound of the next message.
+  Status attach(const std::string& path, bool is_picture) {
+    auto items = encode_file(path, is_picture, engine_);
+    if (!items) return items.error();
+    int n = 0;
+    for (const MediaItem& i : *items) n += i.n;
+    print_out("{}: {} tokens, for what you write next\n", on_one_line(path), n);
+    ContentPart part;
+    part.kind = is_picture ? ContentPart::Kind::kImage : ContentPart::Kind::kAudio;
+    part.bytes = std::make_shared<const std::string>(path);  // tells it apart; its tokens are in items_
+    items_[part.bytes.get()] = std::move(*items);
+    attached_.push_back(std::move(part));
+    return Ok{};
+  }
 
  private:
   void reset() {
@@ -91,6 +113,25 @@ class Chat {
     messages_.push_back({});
     messages_.back().role = role;
     messages_.back().content = content;
+  }
+
+  // The conversation with an answer begun, in which pictures and sounds are soft tokens.
+  Result<Request> request(bool& in_thought) const {
+    auto prompt = render_chat_ranges(messages_, {},
+                                     {.add_generation_prompt = true,
+                                      .enable_thinking = o_.thinking,
+                                      .variant = chat_variant(t_.vocab().chat_template, engine_.model().d_ple > 0)});
+    if (!prompt) return prompt.error();
+    in_thought = ends_in_thought(prompt->text);
+    PromptIds ids = prompt_ids({.text = prompt->text, .media = prompt->media}, /*parse_special=*/true, t_);
+    std::vector<MediaItem> items;
+    std::vector<size_t> at;
+    for (size_t i = 0; i < ids.media.size(); ++i)
+      for (const MediaItem& item : items_.at(ids.media[i])) items.push_back(item), at.push_back(ids.at[i]);
+    Request r{.max_tokens = o_.n, .sampling = o_.sampling};
+    if (auto ok = insert_media(media_tokens(t_), items, at, ids.ids, r.media); !ok) return ok.error();
+    r.prompt = std::move(ids.ids);
+    return r;
   }
 
   void show(const std::vector<ParseEvent>& events) {
@@ -117,6 +158,8 @@ class Chat {
   Options o_;
   const Tokenizer& t_;
   std::vector<Message> messages_;
+  std::vector<ContentPart> attached_;                           // of the next message
+  std::map<const std::string*, std::vector<MediaItem>> items_;  // by ContentPart::bytes
   std::string stats_;
   bool in_thought_ = false;
   Usage drafted_;        // of all answers, its drafts alone
@@ -126,34 +169,36 @@ class Chat {
 
 void Chat::answer(const std::string& text) {
   add("user", text);
-  auto prompt = render_chat(messages_, {},
-                            {.add_generation_prompt = true,
-                             .enable_thinking = o_.thinking,
-                             .variant = chat_variant(t_.vocab().chat_template, engine_.model().d_ple > 0)});
-  if (!prompt) return failed(prompt.error());
-  ChatParser parser({.in_thought = ends_in_thought(*prompt), .tools = std::vector<std::string>{}});
+  if (!attached_.empty()) {
+    std::vector<ContentPart> parts = std::exchange(attached_, {});
+    parts.push_back({ContentPart::Kind::kText, text});
+    messages_.back().content = std::move(parts);
+  }
+  bool in_thought = false;
+  auto request = this->request(in_thought);
+  if (!request) return failed(request.error());
+  ChatParser parser({.in_thought = in_thought, .tools = std::vector<std::string>{}});
   StreamDecoder decoder(t_);
   std::string error;
   Stop why = Stop::kError;
   Usage usage;
-  Request request{.prompt = t_.encode(*prompt, true, true), .max_tokens = o_.n, .sampling = o_.sampling};
-  if (int(request.prompt.size()) >= engine_.config().n_ctx)
+  if (int(request->prompt.size()) >= engine_.config().n_ctx)
     return failed({"chat",
-                   fmt::format("the conversation has {} tokens now and the context {}", request.prompt.size(),
+                   fmt::format("the conversation has {} tokens now and the context {}", request->prompt.size(),
                                engine_.config().n_ctx),
                    "/undo forgets the last exchange, /clear all of it; -c makes the context larger"});
   auto progress = std::make_unique<Progress>("prompt", Progress::Unit::kTokens);
-  auto id = engine_.submit(std::move(request), {.tokens =
-                                                    [&](RequestId, std::span<const int32_t> ids) {
-                                                      progress.reset();
-                                                      for (int32_t x : ids) show(parser.push(decoder.push(x)));
-                                                    },
-                                                .done = [&](RequestId, Stop s, const Usage& u,
-                                                            const std::string& e) { why = s, usage = u, error = e; },
-                                                .prefill =
-                                                    [&](RequestId, int n, int total) {
-                                                      if (progress) progress->update(uint64_t(n), uint64_t(total));
-                                                    }});
+  auto id = engine_.submit(std::move(*request), {.tokens =
+                                                     [&](RequestId, std::span<const int32_t> ids) {
+                                                       progress.reset();
+                                                       for (int32_t x : ids) show(parser.push(decoder.push(x)));
+                                                     },
+                                                 .done = [&](RequestId, Stop s, const Usage& u,
+                                                             const std::string& e) { why = s, usage = u, error = e; },
+                                                 .prefill =
+                                                     [&](RequestId, int n, int total) {
+                                                       if (progress) progress->update(uint64_t(n), uint64_t(total));
+                                                     }});
   if (!id) return failed(id.error());
   Interrupts::clear();
   const CoreUse cores;
@@ -199,6 +244,9 @@ std::string quoted(LineInput& lines, std::string first, bool tell) {
 
 int talk(Engine& engine, const Options& o) {
   Chat chat(engine, o);
+  for (const auto* paths : {&o.files.images, &o.files.sounds})
+    for (const std::string& path : *paths)
+      if (auto ok = chat.attach(path, paths == &o.files.images); !ok) return report(ok.error());
   Interrupts interrupts;
   LineInput lines;
   while (auto line = lines.next("> ")) {
@@ -236,6 +284,8 @@ void add_chat(CLI::App& app, int& rc) {
   CLI::App* cmd = app.add_subcommand("chat", "Talk with the model in the terminal");
   add_engine_options(cmd, o->engine);
   add_draft_options(cmd, o->draft, o->engine);
+  add_mmproj_options(cmd, o->engine);
+  add_media_files(cmd, o->files);
   add_sparse_option(cmd, o->engine);
   add_sampling_options(cmd, o->sampling, o->seed_given);
   cmd->add_option("-s,--system", o->system, "System message");

@@ -5,6 +5,7 @@
 
 #include "app/commands.h"
 #include "app/console.h"
+#include "app/media_options.h"
 #include "app/options.h"
 #include "base/print.h"
 #include "compose/plan.h"
@@ -22,8 +23,9 @@ struct Options {
   bool prove = false;
 };
 
-// The plan against what it comes to.
-int prove(const EngineConfig& decided) {
+// The plan against what it comes to. Encoders are left out of both.
+int prove(EngineConfig decided) {
+  decided.mmproj.clear();
   const auto proof = prove_plan(decided);
   if (!proof) return report(proof.error());
   print_out("{} of {} sequences filled, {} kept beside them; {} taken for {} planned: {:+.2f} %\n", proof->sequences,
@@ -52,6 +54,9 @@ int run(const Options& o) {
   if (!file) return report(file.error());
   auto m = gemma4_config(*file);
   if (!m) return report(m.error());
+  std::vector<std::string> notes;
+  if (auto ok = find_encoders(c, &notes); !ok) return report(ok.error());
+  for (const std::string& note : notes) print_out("note: {}\n", note);
   auto files = draft_files(c.model, o.draft);
   if (!files) return report(files.error());
   c.draft.files = files->paths, c.draft.ngram = files->ngram;
@@ -82,6 +87,7 @@ void add_plan(CLI::App& app, int& rc) {
   CLI::App* cmd = app.add_subcommand("plan", "Print what a context would need in memory, before anything is allocated");
   add_engine_options(cmd, o->engine);
   add_draft_options(cmd, o->draft, o->engine);
+  add_mmproj_options(cmd, o->engine);
   add_sparse_option(cmd, o->engine);
   cmd->get_option("--draft")->option_text("PATH|auto|dflash|mtp|ngram|none [none]");
   cmd->add_option("--parallel", o->engine.max_seq, "Sequences served together")

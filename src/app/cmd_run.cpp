@@ -14,6 +14,7 @@
 #include "base/files.h"
 #include "base/print.h"
 #include "model/types.h"
+#include "server/media_intake.h"
 #include "tokenizer/chat.h"
 #include "tokenizer/chat_parse.h"
 #include "tokenizer/tokenizer.h"

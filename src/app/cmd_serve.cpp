@@ -12,6 +12,7 @@
 #include "app/commands.h"
 #include "app/compute_options.h"
 #include "app/console.h"
+#include "app/media_options.h"
 #include "app/option_checks.h"
 #include "app/options.h"
 #include "app/serve_router.h"
@@ -253,7 +254,7 @@ void add_connection_options(CLI::App* cmd, HttpConfig& h) {
   cmd->add_option("--max-body", h.max_body, "Bytes of a request's body")
       ->transform(CLI::AsSizeValue(false))
       ->check(CLI::Range(uint64_t(1), uint64_t(1) << 30))
-      ->default_str("8MB");
+      ->default_str("32MB");
   cmd->add_option("--body-memory", h.body_memory,
                   "Bytes of all bodies that arrive or wait to be read; a request beyond is answered 503")
       ->transform(CLI::AsSizeValue(false))
@@ -294,6 +295,16 @@ void add_serve(CLI::App& app, int& rc) {
   add_router_options(cmd, o->router);
   add_compute_options(cmd, o->engine);
   add_draft_options(cmd, o->draft, o->engine);
+  add_mmproj_options(cmd, o->engine);
+  cmd->add_option(
+         "--media-cache", s.media_cache,
+         "Bytes of encoded pictures and sounds that are kept, and of those on their way at once (at least 64MB)")
+      ->transform(CLI::AsSizeValue(false))
+      ->check(CLI::Range(uint64_t(0), uint64_t(1) << 40))
+      ->default_str("256MB");
+  cmd->add_option("--media-path", s.defaults.media_path,
+                  "Folder whose pictures and sounds requests may name as file://NAME; omitted: none")
+      ->check(CLI::ExistingDirectory);
   add_sparse_option(cmd, o->engine);
   add_sampling_options(cmd, s.defaults.sampling, o->seed_given);
   add_answer_options(cmd, s.defaults);

@@ -61,7 +61,8 @@ void add_synth(CLI::App& app, int& rc) {
   CLI::Option* preset =
       cmd->add_option("--preset", o->preset, "Model shape")->check(CLI::IsMember(strings(synth_presets())));
   CLI::Option* mmproj = cmd->add_option("--mmproj", o->mmproj,
-                                        "Instead of a model, the encoders of pictures and sound of one (e: of E4B)")
+                                        "Instead of a model, the encoders of pictures and sound of one (e: of E4B; "
+                                        "nano: small ones for the shipped model)")
                             ->check(CLI::IsMember(strings(synth_mmproj_presets())));
   cmd->add_option("--quant", o->quant,
                   "Mixture of types, as llama-quantize names them; of an mmproj file BF16, F16, F32 or Q8_0")

@@ -16,7 +16,6 @@ constexpr auto kOne = Value::kOne;
 constexpr auto kSwitch = Value::kSwitch;
 
 constexpr std::string_view kAlways = "it is always so here";
-constexpr std::string_view kNoPictures = "pictures, sound and video are not there: the model takes text";
 constexpr std::string_view kNoAdapters = "there are no adapters here: merge them into the model file";
 constexpr std::string_view kModelSays = "the model file says it, and it stays";
 constexpr std::string_view kEmbeddings = "embeddings and reranking are no capability of a Gemma 4 text model";
@@ -160,11 +159,19 @@ constexpr LlamaOption kOptions[] = {
     {"--spm-infill", kError, kNone, "the model has no infill"},
     {"--pooling --embd-normalize", kError, kOne, kEmbeddings},
     {"--embedding --embeddings --rerank --reranking", kError, kNone, kEmbeddings},
-    {"-mm --mmproj -mmu --mmproj-url --image --audio --video --image-min-tokens --image-max-tokens "
-     "--mtmd-batch-max-tokens --video-fps --video-timestamp-interval --video-ffmpeg-dir --media-path",
-     kError, kOne, kNoPictures},
-    {"-mmdev --mmproj-device", kNothing, kOne, kNoPictures},
-    {"--mmproj-auto --no-mmproj --no-mmproj-auto --mmproj-offload --no-mmproj-offload", kNothing, kNone, kNoPictures},
+    {"-mm", kAs, kOne, "--mmproj"},
+    {"-mmu --mmproj-url", kError, kOne, "download the file and give --mmproj FILE"},
+    {"--mmproj-auto", kNothing, kNone, "--mmproj auto is the default"},
+    {"--no-mmproj-auto", kAs, kNone, "--no-mmproj"},
+    {"--mmproj-offload", kNothing, kNone, "encoders run where the model does"},
+    {"-mmdev --mmproj-device", kNothing, kOne, "encoders run where the model does; there is --no-mmproj-offload"},
+    {"--image-max-tokens", kAs, kOne, "--image-tokens"},
+    {"--image-min-tokens", kNothing, kOne, "a picture fills its budget of --image-tokens"},
+    {"--mtmd-batch-max-tokens", kNothing, kOne, "pictures are encoded one by one"},
+    {"--image --audio", kError, kOne, "requests bring them (docs/media.md)"},
+    {"--media-path", kError, kOne, "there is --image"},
+    {"--video --video-fps --video-timestamp-interval --video-ffmpeg-dir", kError, kOne,
+     "there is no video: send frames"},
     {"--tags", kNothing, kOne, "nothing reads it"},
     {"--reuse-port", kError, kNone, "one process listens: --parallel, and several models, are in it"},
     {"--path", kError, kOne, "a web server gives files (docs/operations.md)"},

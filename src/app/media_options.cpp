@@ -3,6 +3,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 
+#include "api/media_load.h"
 #include "app/option_checks.h"
 #include "base/files.h"
 #include "formats/gguf.h"
@@ -19,9 +20,11 @@ void add_mmproj_options(CLI::App* cmd, EngineConfig& c) {
                   "Encoders of pictures and sound: a file; auto: one beside the model that fits it; none")
       ->check(not_empty())
       ->capture_default_str();
-  cmd->add_option("--image-tokens", c.image_tokens, "Most tokens of a picture: 70, 140, 280, 560 or 1120")
-      ->check(CLI::IsMember(std::vector<int>(std::begin(kImageTokenBudgets), std::end(kImageTokenBudgets))))
-      ->capture_default_str();
+  cmd->add_option_function<int>(
+         "--image-tokens", [&c](int n) { c.image_tokens = image_token_budget(n); },
+         "Most tokens of a picture: 70, 140, 280, 560 or 1120; another number: the next one below")
+      ->check(CLI::Range(kImageTokenBudgets[0], 1 << 24))
+      ->default_str(std::to_string(c.image_tokens));
   cmd->add_flag_callback(
       "--no-mmproj", [&c] { c.mmproj = "none"; }, "As --mmproj none");
   cmd->add_flag_callback(
@@ -47,30 +50,28 @@ void add_media_files(CLI::App* cmd, MediaFiles& files) {
   cmd->add_option("--audio", files.sounds, "A sound: WAV, FLAC or MP3; several")->delimiter(',');
 }
 
-Result<std::vector<MediaItem>> encode_files(const MediaFiles& files, const Engine& engine) {
-  std::vector<MediaItem> items;
-  if (files.images.empty() && files.sounds.empty()) return items;
+Result<std::vector<MediaItem>> encode_file(const std::string& path, bool is_picture, const Engine& engine) {
   MediaEncoder* encoder = engine.media();
   if (!encoder)
-    return Error{files.images.empty() ? files.sounds[0] : files.images[0],
-                 "this model has no encoder of pictures and sound beside it",
+    return Error{path, "this model has no encoder of pictures and sound beside it",
                  "give its mmproj file (--mmproj FILE); publishers have it beside the model"};
-  MediaCache cache(0);
-  auto bytes_of = [&](const std::string& path, size_t most) { return read_file(path, most); };
-  for (const std::string& path : files.images) {
-    auto bytes = bytes_of(path, PictureLimits{}.bytes);
-    if (!bytes) return bytes.error();
-    auto item = encode_picture(*encoder, cache, std::as_bytes(std::span(*bytes)), path);
-    if (!item) return item.error();
-    items.push_back(std::move(*item));
-  }
-  for (const std::string& path : files.sounds) {
-    auto bytes = bytes_of(path, SoundLimits{}.bytes);
-    if (!bytes) return bytes.error();
-    auto pieces = encode_sound(*encoder, cache, std::as_bytes(std::span(*bytes)), path);
-    if (!pieces) return pieces.error();
-    std::move(pieces->begin(), pieces->end(), std::back_inserter(items));
-  }
+  auto bytes = read_file(path, is_picture ? PictureLimits{}.bytes : SoundLimits{}.bytes);
+  if (!bytes) return bytes.error();
+  MediaCache none(0);
+  MediaLoad load(is_picture, std::as_bytes(std::span(*bytes)), path);
+  if (auto ok = load.open(*encoder, none); !ok) return ok.error();
+  if (auto ok = load.encode(*encoder, none); !ok) return ok.error();
+  return load.items();
+}
+
+Result<std::vector<MediaItem>> encode_files(const MediaFiles& files, const Engine& engine) {
+  std::vector<MediaItem> items;
+  for (const auto* paths : {&files.images, &files.sounds})
+    for (const std::string& path : *paths) {
+      auto some = encode_file(path, paths == &files.images, engine);
+      if (!some) return some.error();
+      std::move(some->begin(), some->end(), std::back_inserter(items));
+    }
   return items;
 }
 
@@ -79,15 +80,6 @@ std::vector<ContentPart> parts_of(std::span<const MediaItem> items) {
   for (const MediaItem& m : items)
     parts.push_back({m.is_picture ? ContentPart::Kind::kImage : ContentPart::Kind::kAudio, ""});
   return parts;
-}
-
-MediaTokens media_tokens(const Tokenizer& t) {
-  return {.image_begin = t.find("<|image>"),
-          .image = t.find("<|image|>"),
-          .image_end = t.find("<image|>"),
-          .audio_begin = t.find("<|audio>"),
-          .audio = t.find("<|audio|>"),
-          .audio_end = t.find("<audio|>")};
 }
 
 }  // namespace facet

@@ -23,9 +23,9 @@ struct MediaFiles {
   std::vector<std::string> images, sounds;
 };
 void add_media_files(CLI::App* cmd, MediaFiles& files);
+Result<std::vector<MediaItem>> encode_file(const std::string& path, bool is_picture, const Engine& engine);
 // All of them, pictures first.
 Result<std::vector<MediaItem>> encode_files(const MediaFiles& files, const Engine& engine);
 std::vector<ContentPart> parts_of(std::span<const MediaItem> items);
-MediaTokens media_tokens(const Tokenizer& t);
 
 }  // namespace facet

@@ -38,6 +38,7 @@ class MediaEncoderOn final : public MediaEncoder {
   bool sees() const override { return file_.vision().has_value(); }
   bool hears() const override { return file_.audio().has_value(); }
   int budget() const override { return budget_; }
+  int width() const override { return file_.text_width(); }
   int64_t least_samples() const override { return hears() && file_.audio()->is_unified ? 1 : kLeastMelSamples; }
   int sound_tokens(int64_t samples) const override {
     return int(hears() && file_.audio()->is_unified ? raw_frame_tokens(samples) : conformer_tokens(samples));

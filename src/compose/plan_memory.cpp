@@ -13,7 +13,10 @@
 #include "base/check.h"
 #include "base/reserve.h"
 #include "compose/cuda_memory.h"
+#include "media/sound.h"
+#include "model/encoder_bind.h"
 #include "model/gemma4_bind.h"
+#include "model/mmproj.h"
 #include "model/shards.h"
 #include "model/stages.h"
 #include "spec/dflash.h"
@@ -222,6 +225,32 @@ MemoryPlan plan_held(const GgufFile& file, const Held& held, const ModelCfg& m, 
   return p;
 }
 
+// The encoders of an mmproj file, where they are on the model's device. One that does not fit the model has no line:
+// opening it says why.
+void add_encoders(MemoryPlan& p, const GgufFile& model, const ModelCfg& m, const EngineConfig& c) {
+  if (c.mmproj.empty() || (c.backend == "cuda" && !c.mmproj_offload)) return;
+  const auto file = MmprojFile::open(c.mmproj);
+  if (!file) return;
+  EngineConfig encoder = c;
+  if (c.backend == "ref") encoder.backend = "cpu";
+  const BackendMemory backend = memory_of(model, m, encoder);
+  p.lines.push_back({"encoders", fmt::format("{} tensors of {}", file->tensors().size(), file->path()),
+                     backend.weight_bytes ? backend.weight_bytes(file->tensors()) : int64_t(file->weight_bytes())});
+  int64_t elements = 0, scratch = 0;
+  if (const auto& v = file->vision()) {
+    const int n = c.image_tokens * (v->is_unified ? 1 : v->pool * v->pool);
+    elements += vision_work_elements(*v, n);
+    scratch = std::max(scratch, backend.scratch_bytes(vision_limits(*v, n)));
+  }
+  if (const auto& a = file->audio()) {
+    const int n = int(a->is_unified ? raw_frame_tokens(kPieceSamples) : mel_frames(kPieceSamples));
+    elements += audio_work_elements(*a, n);
+    scratch = std::max(scratch, backend.scratch_bytes(audio_limits(*a, n)));
+  }
+  p.lines.push_back({"encoders' work", fmt::format("a picture of {} tokens, 30 s of sound", c.image_tokens),
+                     backend.rows_bytes(1, elements) + scratch});
+}
+
 // What c says of one of its GPUs alone.
 EngineConfig of_gpu(const EngineConfig& c, size_t i) {
   EngineConfig own = c;
@@ -276,8 +305,13 @@ int usual_chunk(const std::string& backend, int n_ctx) {
 
 MemoryPlan plan_memory(const GgufFile& file, const ModelCfg& m, const EngineConfig& c,
                        std::span<const DrafterFile> drafters, bool lockstep) {
-  if (!c.split.empty()) return plan_stages(file, m, c, drafters);
+  if (!c.split.empty()) {
+    MemoryPlan p = plan_stages(file, m, c, drafters);
+    add_encoders(p.parts[0], file, m, of_gpu(c, 0));
+    return p;
+  }
   MemoryPlan p = plan_held(file, all_of(file, m, c), m, c, drafters);
+  add_encoders(p, file, m, c);
   if (lockstep && c.backend != "cuda") {  // beside a GPU the reference's memory is the host's
     EngineConfig ref = c;
     ref.backend = "ref";

@@ -12,7 +12,7 @@
 namespace facet {
 namespace {
 
-constexpr std::string_view kPresets[] = {"e", "e2b", "e4b", "12b", "26b", "31b"};
+constexpr std::string_view kPresets[] = {"e", "e2b", "e4b", "12b", "26b", "31b", "nano"};
 constexpr std::string_view kTypes[] = {"BF16", "F16", "F32", "Q8_0"};
 
 struct Builder {
@@ -53,9 +53,8 @@ void tower(Builder& b, int64_t layers, int64_t D, int64_t F, int64_t heads, bool
   b.f32("v.position_embd.weight", {D, 10240, 2}, SynthFill::kNormal);
 }
 
-void conformer(Builder& b) {
-  constexpr int64_t D = 1024, F = 4096;
-  for (int64_t n = 0; n < 12; ++n) {
+void conformer(Builder& b, int64_t layers, int64_t D, int64_t F, int64_t heads, int64_t n_out) {
+  for (int64_t n = 0; n < layers; ++n) {
     const std::string at = fmt::format("a.blk.{}.", n);
     for (const char* end : {"", "_1"}) {
       b.f32(at + "ffn_norm" + end + ".weight", {D}), b.f32(at + "ffn_post_norm" + end + ".weight", {D});
@@ -66,13 +65,13 @@ void conformer(Builder& b) {
     for (const char* w : {"attn_q", "attn_k", "attn_v", "attn_out", "conv_pw2"}) b.linear(at + w, D, D, true);
     b.linear(at + "conv_pw1", D, 2 * D, true);
     b.matrix(at + "attn_k_rel.weight", D, D);
-    b.f32(at + "per_dim_scale.weight", {128});
+    b.f32(at + "per_dim_scale.weight", {D / heads});
     b.f32(at + "conv_dw.weight", {5, D}, SynthFill::kNormal);
   }
   b.f32("a.conv1d.0.weight", {3, 3, 1, 128}, SynthFill::kNormal), b.f32("a.conv1d.0.norm.weight", {128});
   b.f32("a.conv1d.1.weight", {3, 3, 128, 32}, SynthFill::kNormal), b.f32("a.conv1d.1.norm.weight", {32});
-  b.f32("a.input_projection.weight", {1024, 1024}, SynthFill::kNormal);
-  b.linear("a.pre_encode.out", D, 1536, false), b.f32("a.pre_encode.out.bias", {1536}, SynthFill::kShift);
+  b.f32("a.input_projection.weight", {1024, D}, SynthFill::kNormal);
+  b.linear("a.pre_encode.out", D, n_out, false), b.f32("a.pre_encode.out.bias", {n_out}, SynthFill::kShift);
 }
 
 void unified(Builder& b) {
@@ -137,12 +136,18 @@ Result<SynthPlan> synth_mmproj_plan(std::string_view preset, std::string_view ty
     tower(b, 27, 1152, 4304, 16, false);
     b.f32("v.std_bias", {1152}, SynthFill::kShift), b.f32("v.std_scale", {1152});
     b.matrix("mm.input_projection.weight", 1152, width);
+  } else if (preset == "nano") {
+    vision_meta(b, "gemma4v", {2, 128, 256, 2}, 256), audio_meta(b, "gemma4a", {2, 128, 256, 2}, 256);
+    tower(b, 2, 128, 256, 2, true);
+    b.matrix("mm.input_projection.weight", 128, 256);
+    conformer(b, 2, 128, 256, 2, 192);
+    b.matrix("mm.a.input_projection.weight", 192, 256);
   } else {
     const int64_t width = preset == "e2b" ? 1536 : 2560;
     vision_meta(b, "gemma4v", {16, 768, 3072, 12}, width), audio_meta(b, "gemma4a", {12, 1024, 4096, 8}, width);
     tower(b, 16, 768, 3072, 12, true);
     b.matrix("mm.input_projection.weight", 768, width);
-    conformer(b);
+    conformer(b, 12, 1024, 4096, 8, 1536);
     b.matrix("mm.a.input_projection.weight", 1536, width);
   }
   return b.plan;

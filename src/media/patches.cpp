@@ -58,6 +58,16 @@ Hash128::Digest picture_hash(const Picture& resized, int budget, std::string_vie
   return first_half(sha);
 }
 
+Hash128::Digest media_file_hash(std::span<const std::byte> file, int budget, std::string_view projector) {
+  Sha sha;
+  add_text(sha, "file 1");
+  add_text(sha, projector);
+  const int32_t shape[1] = {budget};
+  sha.add(std::as_bytes(std::span(shape)));
+  sha.add(file);
+  return first_half(sha);
+}
+
 Hash128::Digest sound_hash(std::span<const float> samples, std::string_view projector) {
   Sha sha;
   add_text(sha, "sound 1");

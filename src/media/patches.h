@@ -31,6 +31,8 @@ void unit_values(std::span<const uint8_t> values, std::span<float> out);
 // What was encoded, for caches: 128 bits of a SHA-256, since a stranger's picture must not be made to look like another
 // one's. `projector` tells apart files and settings of the tower.
 Hash128::Digest picture_hash(const Picture& resized, int budget, std::string_view projector);
+// Of a file as it came, with what it is decoded to.
+Hash128::Digest media_file_hash(std::span<const std::byte> file, int budget, std::string_view projector);
 Hash128::Digest sound_hash(std::span<const float> samples, std::string_view projector);
 
 }  // namespace facet

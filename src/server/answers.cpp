@@ -44,7 +44,7 @@ WriterContext Answers::context_of(Arrival& a) const {
   WriterContext w{.request = {}, .prompt = {}, .n_ctx = engine_.config().n_ctx};
   if (a.request.ignore_eos) w.ends = engine_.tokenizer()->eog();
   if (a.request.kind == ApiKind::kNative || a.request.verbose)
-    w.prompt = engine_.tokenizer()->decode(a.ids[0], /*show_special=*/true);
+    w.prompt = text_of_prompt(a.ids[0], *engine_.tokenizer(), /*show_special=*/true);
   a.request.prompt.clear();
   a.request.constraint.text.clear();
   const auto messages = std::exchange(a.request.messages, {});  // of megabytes, perhaps: not copied
@@ -66,6 +66,10 @@ std::optional<ApiError> Answers::begin(Arrival& a) {
         to_.metrics->left_out("item", l.items);
     to_.log->info("left out kind={} media={} tools={} items={} ({})", kind_name(request.kind), l.media, l.tools,
                   l.items, fmt::join(l.names, ", "));
+    std::string header;
+    for (const auto& [name, count] : {std::pair{"media", l.media}, {"tools", l.tools}, {"items", l.items}})
+      if (count > 0) header += fmt::format("{}{}={}", header.empty() ? "" : ";", name, count);
+    a.reply->header("x-facet-left-out", header);
   }
   if (!request.seed_given) request.sampling.seed = seeds_() >> 1;
   // A client without tools has no use for a call: the token that begins one is never drawn.
@@ -100,13 +104,14 @@ std::optional<ApiError> Answers::begin(Arrival& a) {
   return std::nullopt;
 }
 
-Generation Answers::generation_of(const Arrival& a, const std::vector<int32_t>& ids) const {
+Generation Answers::generation_of(const Arrival& a, size_t prompt) const {
   const ApiRequest& r = a.request;
+  const std::vector<int32_t>& ids = a.ids[prompt];
   const Tokenizer& t = *engine_.tokenizer();
-  Generation::Options o{.prompt = int(ids.size()), .logged = r.logprobs >= 0};
+  Generation::Options o{.prompt = int(ids.size()), .logged = r.logprobs >= 0, .media = a.media_use[prompt]};
   std::vector<std::string> names;
   for (const Json& tool : r.tools) names.push_back(tool.value("name", ""));
-  if (r.echo) o.echo = t.decode(ids, /*show_special=*/false);
+  if (r.echo) o.echo = text_of_prompt(ids, t, /*show_special=*/false);
   if (o.logged && r.echo)
     o.first.push_back({.id = ids[0], .text = t.is_special(ids[0]) ? t.text(ids[0]) : std::string(t.piece(ids[0]))});
   return Generation(t, AnswerText(a.chat, {.in_thought = a.in_thought, .tools = std::move(names)}, r.stop, r.one_call),
@@ -194,7 +199,8 @@ Sink Answers::sink_of(const ApiRequest& r, const std::vector<int32_t>& ids, std:
 std::optional<ApiError> Answers::submit(Arrival& a, int index, ApiAnswer head, const WriterContext& context,
                                         const std::shared_ptr<Answer>& answer) {
   const ApiRequest& r = a.request;
-  const std::vector<int32_t>& ids = a.ids[size_t(index / r.best_of)];
+  const size_t prompt = size_t(index / r.best_of);
+  const std::vector<int32_t>& ids = a.ids[prompt];
   if (const int32_t bos = engine_.tokenizer()->bos(); !ids.empty() && ids.front() != bos && !told_bos_) {
     told_bos_ = true;
     to_.log->warn(
@@ -213,11 +219,12 @@ std::optional<ApiError> Answers::submit(Arrival& a, int index, ApiAnswer head, c
           .seed = r.sampling.seed + uint64_t(index % r.best_of),
           .key = a.key};
   // shared_ptr: std::function copies what it holds.
-  Sink sink = sink_of(r, ids, std::make_shared<Generation>(generation_of(a, ids)), !job.begun, a.since);
+  Sink sink = sink_of(r, ids, std::make_shared<Generation>(generation_of(a, prompt)), !job.begun, a.since);
   const int logprobs = sink.logprobs ? std::max(0, r.logprobs) : -1;
   Sampling sampling = r.sampling;
   sampling.seed = job.seed;
   auto id = engine_.submit({.prompt = ids,
+                            .media = a.spans[prompt],
                             .max_tokens = r.max_tokens,
                             .sampling = std::move(sampling),
                             .ignore_eos = r.ignore_eos,

@@ -74,7 +74,7 @@ class Answers {
   WriterContext context_of(Arrival& a) const;
   std::optional<ApiError> submit(Arrival& a, int index, ApiAnswer head, const WriterContext& context,
                                  const std::shared_ptr<Answer>& answer);
-  Generation generation_of(const Arrival& a, const std::vector<int32_t>& ids) const;
+  Generation generation_of(const Arrival& a, size_t prompt) const;
   // ids: the prompt's.
   Sink sink_of(const ApiRequest& r, const std::vector<int32_t>& ids, std::shared_ptr<Generation> g, bool tells_cached,
                Clock::time_point since);

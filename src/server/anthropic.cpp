@@ -6,6 +6,8 @@
 
 #include "server/api_fields.h"
 #include "server/constraint.h"
+#include "server/request_media.h"
+#include "tokenizer/media_part.h"
 
 namespace facet {
 namespace {
@@ -24,6 +26,21 @@ Error expected(const std::string& where, std::string_view what, const Json& foun
   return Error{where, fmt::format("expected {}, found {}", what, shown(found)), std::move(hint)};
 }
 
+// {type: image, source: {type: base64, media_type, data} or {type: url, url}}
+ContentPart read_image(const Json& b, const std::string& where) {
+  const auto source = b.find("source");
+  if (source != b.end() && source->is_object()) {
+    if (const std::string* data = string_of(*source, "data"))
+      return media_from_base64(ContentPart::Kind::kImage, *data, where + ".data");
+    if (const std::string* url = string_of(*source, "url"))
+      return media_from_url(ContentPart::Kind::kImage, *url, where + ".url");
+  }
+  ContentPart part;
+  part.kind = ContentPart::Kind::kImage;
+  part.error = Error{where, "expected a source of type base64 with data", ""};
+  return part;
+}
+
 // A block that says something, as a part. None: it is left out.
 Result<std::optional<ContentPart>> read_part(const Json& b, const std::string& where, Dropped& left_out) {
   using Part = std::optional<ContentPart>;
@@ -36,7 +53,7 @@ Result<std::optional<ContentPart>> read_part(const Json& b, const std::string& w
     if (!text) return Error{where + ".text", "expected a string", ""};
     return Part(ContentPart{Kind::kText, *text});
   }
-  if (*type == "image") return Part(ContentPart{Kind::kImage, ""});
+  if (*type == "image") return Part(read_image(b, where + ".source"));
   if (*type == "audio") return Part(ContentPart{Kind::kAudio, ""});
   if (*type == "document" || *type == "search_result") {
     const auto source = b.find(*type == "document" ? "source" : "content");
@@ -162,14 +179,15 @@ class MessageReader {
     const std::string* id = string_of(b, "tool_use_id");
     if (!id) return Error{where + ".tool_use_id", "expected a string", ""};
     Message m{.role = "tool", .tool_call_id = *id};
-    std::string text;
+    std::vector<ContentPart> all;
+    if (const auto failed = b.find("is_error"); failed != b.end() && *failed == true)
+      all.push_back({ContentPart::Kind::kText, "Error: "});
     if (const auto content = b.find("content"); content != b.end() && !content->is_null()) {
       auto parts = read_parts(*content, where + ".content", left_out_);
       if (!parts) return parts.error();
-      text = text_without_media(*parts, left_out_);
+      std::move(parts->begin(), parts->end(), std::back_inserter(all));
     }
-    if (const auto failed = b.find("is_error"); failed != b.end() && *failed == true) text = "Error: " + text;
-    m.content = std::move(text);
+    m.content = content_of(std::move(all));
     out_.push_back(std::move(m));
     return Ok{};
   }
@@ -207,7 +225,7 @@ void read_system(Fields& f, ApiRequest& r) {
   r.messages.push_back(std::move(m));
 }
 
-void read_messages(Fields& f, ApiRequest& r) {
+void read_messages(Fields& f, ApiRequest& r, const ApiDefaults& d) {
   const Json* v = f.get("messages");
   if (!v || !v->is_array() || v->empty()) return f.fail("messages", "expected an array of at least one message", v);
   if (v->size() > kMaxMessages)
@@ -217,7 +235,7 @@ void read_messages(Fields& f, ApiRequest& r) {
   for (size_t i = 0; i < v->size(); ++i)
     if (Status s = reader.read((*v)[i], fmt::format("messages[{}]", i)); !s) return f.fail(s.error());
   if (r.messages.empty()) return f.fail("messages", "expected some content", v);
-  leave_media_out(f, r, media_place(*v, "messages"));
+  leave_media_out(f, r, d, media_place(*v, "messages"));
 }
 
 void read_tools(Fields& f, ApiRequest& r) {
@@ -297,7 +315,7 @@ Result<ApiRequest> parse_anthropic_request(const Json& body, const ApiDefaults& 
   read_sampling(f, r, d);
   read_stop(f, r, "stop_sequences");
   read_system(f, r);
-  read_messages(f, r);
+  read_messages(f, r, d);
   read_tools(f, r);
   read_thinking(f, r, d);
   read_output_format(f, r);

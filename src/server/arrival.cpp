@@ -11,6 +11,7 @@
 #include "server/chat_prompt.h"
 #include "server/info.h"
 #include "server/ollama.h"
+#include "server/request_media.h"
 #include "server/responses.h"
 #include "server/schema_size.h"
 #include "server/text_api.h"
@@ -19,35 +20,43 @@
 
 namespace facet {
 
-RequestReader::RequestReader(Engine& engine, const ServiceConfig& config) : engine_(engine), c_(config) {
+namespace {
+
+// Bytes of an answer that comes of a body alone. --answer-memory is for several.
+constexpr size_t kMaxTextAnswer = 32 << 20;
+// Soft tokens on their way, in bytes, whatever is kept.
+constexpr uint64_t kLeastRowRoom = uint64_t(64) << 20;
+
+}  // namespace
+
+RequestReader::RequestReader(Engine& engine, const ServiceConfig& config)
+    : engine_(engine),
+      c_(config),
+      cache_(int64_t(config.media_cache)),
+      row_room_(std::make_shared<Room>(std::max(config.media_cache, kLeastRowRoom), 0)) {
   const Tokenizer& t = *engine_.tokenizer();
   for (int32_t id = 0; id < t.size(); ++id)
     longest_piece_ = std::max(longest_piece_, std::max(t.text(id).size(), t.piece(id).size()));
 }
 
-namespace {
-
-// Bytes of an answer that comes of a body alone. --answer-memory is for several.
-constexpr size_t kMaxTextAnswer = 32 << 20;
-
-}  // namespace
-
-void RequestReader::read(Arrival& a) {
+template <class F>
+bool RequestReader::guarded(Arrival& a, F&& f) {
   keep_last_memory();
-  Result<Json> json = Json();
   try {
-    json = parse_json(std::exchange(a.body, {}), "");
-    read_body(a, json);
+    f();
   } catch (const std::bad_alloc&) {
     const MayNotFail scope;
-    a.request = {}, a.ids = {}, a.recipe = {}, a.answer = {};
+    a.request = {}, a.prompts = {}, a.media = {}, a.ids = {}, a.spans = {}, a.recipe = {}, a.answer = {};
     a.error = no_memory();
   }
+  using Stage = MediaOfRequest::Stage;
+  if (!a.left && !a.error && !a.answer && (a.media.stage == Stage::kOpen || a.media.stage == Stage::kEncode))
+    return true;
   a.body_room.release();
   // Of megabytes, perhaps, and not needed any more: they go here and not on the server's thread. One without words
   // stays, as they tell that this is a chat.
   const MayNotFail scope;
-  json = Json();
+  a.media = {}, a.prompts = {};
   auto messages = std::exchange(a.request.messages, {});
   a.request.messages.resize(std::min<size_t>(1, messages.size()));
   if (a.answer && a.answer->size() > kMaxTextAnswer) {
@@ -56,6 +65,33 @@ void RequestReader::read(Arrival& a) {
                                       kMaxTextAnswer, a.answer->size())};
     a.answer.reset();
   }
+  return false;
+}
+
+bool RequestReader::read(Arrival& a) {
+  Result<Json> json = Json();
+  return guarded(a, [&] {
+    json = parse_json(std::exchange(a.body, {}), "");
+    read_body(a, json);
+    json = Json();
+  });
+}
+
+bool RequestReader::go_on(Arrival& a, bool out_of_memory) {
+  return guarded(a, [&] {
+    if (out_of_memory) throw std::bad_alloc();
+    if (!a.left) read_prompts(a);
+  });
+}
+
+TurnPool::Job RequestReader::media_job(Arrival& a) {
+  MediaEncoder& encoder = *engine_.media();
+  TurnPool::Job job{.client = a.key, .left = &a.left, .steps = a.media.steps(encoder, cache_)};
+  if (a.media.stage != MediaOfRequest::Stage::kEncode) return job;
+  a.row_room = std::make_shared<Room::Part>(row_room_);
+  const uint64_t bytes = uint64_t(a.media.row_bytes(a.prompts, encoder.width()));
+  job.may_begin = [room = a.row_room, bytes] { return room->resize(bytes); };
+  return job;
 }
 
 void RequestReader::read_body(Arrival& a, const Result<Json>& json) {
@@ -74,7 +110,6 @@ void RequestReader::read_body(Arrival& a, const Result<Json>& json) {
     return void(a.answer = dump_json(ollama_loaded({.kind = a.request.kind, .model = c_.model, .created = unix_now()},
                                                    a.request.unload)));
   read_prompts(a);
-  if (!a.error && !a.answer) a.recipe = grammar_recipe(a.request, a.in_thought);
 }
 
 Result<ApiRequest> RequestReader::parse(const Route& route, const Json& json) const {
@@ -101,53 +136,120 @@ void RequestReader::read_text(Arrival& a, const Json& json) const {
     a.error = api_error(answer.error());
 }
 
-// The prompt's ids, or an error; in_thought is where the answer begins.
-Result<std::vector<int32_t>> RequestReader::prompt_ids(ApiRequest& r, bool& in_thought) const {
-  std::vector<TextRange> plain;
+// What could not be opened or encoded, or must not be here: an error of the request, or a line in its place.
+void RequestReader::settle(Arrival& a) const {
+  a.media.mark_errors(a.request);
+  if (auto ok = settle_media(a.request); !ok) a.error = api_error(ok.error());
+}
+
+// Request to `prompts`.
+void RequestReader::tokenize(Arrival& a) const {
+  ApiRequest& r = a.request;
+  const Tokenizer& t = *engine_.tokenizer();
+  // Too long whatever its tokens are: not worth encoding.
+  const auto least = [&](const std::vector<PromptPart>& prompt) {
+    size_t n = 0;
+    for (const PromptPart& p : prompt) {
+      if (const auto* text = std::get_if<std::string>(&p)) n += text->size() / longest_piece_;
+      if (const auto* ids = std::get_if<std::vector<int32_t>>(&p)) n += ids->size();
+    }
+    return n > size_t(engine_.config().n_ctx) ? n : 0;
+  };
+  a.prompts.clear();
   if (r.chat()) {
     auto rendered = chat_prompt(r, c_.variant);
-    if (!rendered) return rendered.error();
-    in_thought = rendered->in_thought;
-    if (!c_.defaults.parse_special) plain = std::move(rendered->plain);
-    r.prompt = {std::move(rendered->text)};
+    if (!rendered) return void(a.error = api_error(rendered.error()));
+    a.in_thought = rendered->in_thought;
+    const size_t n = least({rendered->text});
+    a.prompts.push_back(n > 0 ? PromptIds{.ids = std::vector<int32_t>(n)}
+                              : prompt_ids(*rendered, c_.defaults.parse_special, t));
+    return;
   }
-  // Too long whatever its tokens are: not worth encoding.
-  size_t least = 0;
-  for (const PromptPart& p : r.prompt)
-    least += p.index() == 0 ? std::get<0>(p).size() / longest_piece_ : std::get<1>(p).size();
-  if (least > size_t(engine_.config().n_ctx)) return std::vector<int32_t>(least);
-  return encode_prompt(r.prompt, *engine_.tokenizer(), plain);
+  const auto add = [&](const std::vector<PromptPart>& prompt) {
+    const size_t n = least(prompt);
+    a.prompts.push_back(n > 0 ? PromptIds{.ids = std::vector<int32_t>(n)} : prompt_ids(prompt, t));
+  };
+  add(r.prompt);
+  for (const std::vector<PromptPart>& p : r.more_prompts) add(p);
 }
 
-void RequestReader::read_prompts(Arrival& a) const {
-  read_prompt(a);
-  for (std::vector<PromptPart>& p : std::exchange(a.request.more_prompts, {})) {
-    if (a.error) return;
-    a.request.prompt = std::move(p);
-    read_prompt(a);
-  }
-}
-
-void RequestReader::read_prompt(Arrival& a) const {
-  const int n_ctx = engine_.config().n_ctx;
-  auto ids = prompt_ids(a.request, a.in_thought);
-  if (!ids) return void(a.error = api_error(ids.error()));
-  // Claude Code looks for these words, and shortens the conversation.
-  const std::string message =
-      a.request.kind == ApiKind::kMessages
-          ? fmt::format("prompt is too long: {} tokens > {} maximum", ids->size(), n_ctx - 1)
-          : fmt::format("the prompt of {} tokens or more exceeds the available context size of {} tokens", ids->size(),
-                        n_ctx);
-  if (ids->size() >= size_t(n_ctx))
+// Whether the context and the room for soft tokens take the request. Else pictures of earlier turns go, if there are
+// any, or it is an error.
+bool RequestReader::fits(Arrival& a, int64_t n_tokens, int64_t n_bytes) const {
+  const int n_ctx = engine_.config().n_ctx, width = engine_.media() ? engine_.media()->width() : 0;
+  const int64_t more_tokens = n_tokens - (n_ctx - 1);
+  const int64_t more_bytes = n_bytes - int64_t(std::max(c_.media_cache, kLeastRowRoom));
+  if (more_tokens <= 0 && more_bytes <= 0) return true;
+  if (a.media.leave_out(a.request, more_tokens, more_bytes, width)) return false;
+  if (more_tokens <= 0)
     a.error = {.status = 400,
-               .message = message,
+               .message = fmt::format("the pictures and sounds of a request take {} bytes as soft tokens, expected at "
+                                      "most {}: send fewer or smaller ones, or start the server with --media-cache",
+                                      n_bytes, n_bytes - more_bytes),
+               .param = "messages"};
+  else
+    // Claude Code looks for these words, and shortens the conversation.
+    a.error = {.status = 400,
+               .message = a.request.kind == ApiKind::kMessages
+                              ? fmt::format("prompt is too long: {} tokens > {} maximum", n_tokens, n_ctx - 1)
+                              : fmt::format("the prompt of {} tokens or more exceeds the available context size of {} "
+                                            "tokens",
+                                            n_tokens, n_ctx),
                .param = a.request.chat() ? "messages" : "prompt",
                .code = "context_length_exceeded",
-               .n_prompt = ids->size(),
+               .n_prompt = size_t(n_tokens),
                .n_ctx = size_t(n_ctx)};
-  else if (a.route->target == Target::kCountTokens)
-    a.answer = dump_json(Json{{"input_tokens", ids->size()}});
-  a.ids.push_back(std::move(*ids));
+  return false;
+}
+
+// From a request to what its media stage waits for, or to its ids.
+void RequestReader::read_prompts(Arrival& a) {
+  using Stage = MediaOfRequest::Stage;
+  MediaEncoder* encoder = engine_.media();
+  if (a.media.stage == Stage::kNone && encoder) {
+    a.media.collect(a.request, *encoder, cache_);
+    if (a.media.stage == Stage::kOpen) return;
+  }
+  const bool encoded = a.media.stage == Stage::kEncode;
+  const int n_before = a.request.left_out.media;
+  settle(a);
+  if (!a.error && (!encoded || a.request.left_out.media != n_before)) tokenize(a);
+  for (;;) {
+    if (a.error) return;
+    int64_t longest = 0;
+    for (const PromptIds& p : a.prompts) longest = std::max<int64_t>(longest, a.media.tokens(p));
+    if (fits(a, longest, encoder ? a.media.row_bytes(a.prompts, encoder->width()) : 0)) break;
+    if (a.error) return;
+    settle(a);
+    if (!a.error) tokenize(a);
+  }
+  if (a.route->target == Target::kCountTokens)
+    return void(a.answer = dump_json(Json{{"input_tokens", a.media.tokens(a.prompts[0])}}));
+  const bool needs =
+      std::any_of(a.prompts.begin(), a.prompts.end(), [](const PromptIds& p) { return !p.media.empty(); });
+  if (needs && !encoded) {
+    a.media.keep(a.prompts);
+    a.media.stage = Stage::kEncode;
+    return;
+  }
+  a.media.stage = Stage::kDone;
+  insert_media(a);
+  if (!a.error) a.recipe = grammar_recipe(a.request, a.in_thought);
+}
+
+// Prompts to ids.
+void RequestReader::insert_media(Arrival& a) const {
+  const MediaTokens tokens = media_tokens(*engine_.tokenizer());
+  for (PromptIds& p : a.prompts) {
+    a.media_use.push_back(a.media.use(p));
+    if (auto ok = a.media.insert(tokens, a.row_room, p, a.spans.emplace_back()); !ok)
+      return void(a.error = api_error(ok.error()));
+    a.ids.push_back(std::move(p.ids));
+  }
+  const auto waited = std::chrono::steady_clock::now() - a.since;
+  for (MediaUse& u : a.media_use)
+    if (u.n > 0) u.wait_s = std::chrono::duration<double>(waited).count();
+  a.row_room = nullptr;
 }
 
 }  // namespace facet

@@ -22,14 +22,14 @@ Result<ChatPrompt> chat_prompt(const ApiRequest& r, Variant variant) {
     auto rendered = render_chat_ranges(r.messages, r.tools, options);
     if (!rendered) return rendered.error();
     const bool in_thought = ends_in_thought(rendered->text);
-    return ChatPrompt{std::move(rendered->text), std::move(rendered->plain), in_thought};
+    return ChatPrompt{std::move(rendered->text), std::move(rendered->plain), in_thought, std::move(rendered->media)};
   }
   const std::vector<Message> before(r.messages.begin(), r.messages.end() - 1);
   auto rendered = render_chat_ranges(before, r.tools, options);
   if (!rendered) return rendered.error();
   const Message& last = r.messages.back();
   const std::string content = text_of(last.content);
-  ChatPrompt p{std::move(rendered->text), std::move(rendered->plain), false};
+  ChatPrompt p{std::move(rendered->text), std::move(rendered->plain), false, std::move(rendered->media)};
   const auto add_plain = [&p](std::string_view text) {
     p.plain.push_back({p.text.size(), p.text.size() + text.size()});
     p.text += text;

@@ -15,12 +15,14 @@ Generation::Generation(const Tokenizer& tokenizer, AnswerText text, Options o)
       decoder_(tokenizer),
       text_(std::move(text)),
       prompt_(o.prompt),
+      media_(o.media),
       logged_(o.logged),
       echo_(std::move(o.echo)),
       logprobs_(std::move(o.first)) {}
 
 AnswerUsage Generation::so_far() const {
   AnswerUsage u(Usage{.prompt = prompt_, .generated = n_}, thought_);
+  u.media = media_;
   u.prefill_s = seconds(first_ - start_);
   u.decode_s = seconds(Clock::now() - first_);
   return u;
@@ -92,10 +94,12 @@ std::vector<AnswerPiece> Generation::finish(bool failed, bool cut) {
 
 AnswerEnd Generation::end(Stop why, Usage usage) {
   usage.generated = n_;
+  AnswerUsage all(std::move(usage), thought_);
+  all.media = media_;
   return {.why = why,
           .stopped = text_.stopped(),
           .stop_word = text_.stop_word(),
-          .usage = {std::move(usage), thought_},
+          .usage = std::move(all),
           .logprobs = std::move(logprobs_)};
 }
 

@@ -16,9 +16,10 @@ class Generation {
  public:
   using Clock = std::chrono::steady_clock;
   struct Options {
-    int prompt = 0;                       // tokens
-    bool logged = false;                  // log-probabilities are told
-    std::string echo = {};                // the prompt's text, where the answer begins with it
+    int prompt = 0;         // tokens
+    bool logged = false;    // log-probabilities are told
+    std::string echo = {};  // the prompt's text, where the answer begins with it
+    MediaUse media = {};
     std::vector<LoggedToken> first = {};  // the prompt's first token, where its log-probabilities are told
   };
   Generation(const Tokenizer& tokenizer, AnswerText text, Options options);
@@ -53,6 +54,7 @@ class Generation {
   StreamDecoder decoder_;
   AnswerText text_;
   int prompt_;
+  MediaUse media_;
   bool logged_;
   std::string echo_;
   Clock::time_point start_ = Clock::now(), first_ = {}, last_ = {};

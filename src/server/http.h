@@ -40,6 +40,8 @@ class HttpReply {
   virtual void begin(const std::string& type, const std::string& keep_alive = "") = 0;
   virtual void write(std::string_view text) = 0;
   virtual void end() = 0;
+  // One more header, before send() or begin().
+  virtual void header(const std::string& /*name*/, const std::string& /*value*/) {}
   // Called at most once, never from inside another method of the reply: the client disconnected, reads too slowly, or
   // the server closes. Not called after the answer is complete.
   std::function<void(const char* why)> on_gone;
@@ -62,7 +64,7 @@ struct HttpConfig {
   std::string host = "127.0.0.1";
   int port = 8080;                 // 0: a free one
   uint32_t max_header = 32 << 10;  // bytes
-  uint64_t max_body = 8 << 20;     // bytes
+  uint64_t max_body = 32 << 20;     // bytes
   int max_connections = 128;
   uint64_t max_backlog = 1 << 20;  // bytes of a stream that its reader may be behind
   // Bytes of all connections together: bodies that are not read yet, and answers that wait for their readers.

@@ -30,6 +30,7 @@ class Reply final : public HttpReply {
   ~Reply() override;
   void send(HttpResponse response) override;
   void begin(const std::string& type, const std::string& keep_alive) override;
+  void header(const std::string& name, const std::string& value) override;
   void write(std::string_view text) override;
   void end() override;
 
@@ -48,6 +49,9 @@ Reply::~Reply() {
 }
 void Reply::send(HttpResponse response) {
   if (auto c = connection_.lock(); c && c->current(serial_)) c->send(std::move(response));
+}
+void Reply::header(const std::string& name, const std::string& value) {
+  if (auto c = connection_.lock(); c && c->current(serial_)) c->header(name, value);
 }
 void Reply::begin(const std::string& type, const std::string& keep_alive) {
   if (auto c = connection_.lock(); c && c->current(serial_)) c->begin(type, keep_alive);

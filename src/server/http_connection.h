@@ -73,6 +73,7 @@ class Connection final : public std::enable_shared_from_this<Connection> {
   bool current(uint64_t serial) const { return state_ == State::kAnswering && serial == serial_ && !complete_; }
   void send(HttpResponse r);
   void begin(const std::string& type, const std::string& keep_alive);
+  void header(const std::string& name, const std::string& value) { extra_headers_.emplace_back(name, value); }
   void write_stream(std::string_view text);
   void end();
 

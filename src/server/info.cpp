@@ -1,4 +1,5 @@
 #include "server/info.h"
+#include "server/request_media.h"
 #include "tokenizer/json.h"
 
 #include <charconv>
@@ -6,9 +7,25 @@
 
 namespace facet {
 
+namespace {
+
+Json input_modalities(const ServerInfo& s) {
+  Json j = Json::array({"text"});
+  if (s.takes_pictures) j.push_back("image");
+  if (s.takes_sound) j.push_back("audio");
+  return j;
+}
+
+}  // namespace
+
 Json model_json(const ServerInfo& s) {
-  return {{"id", s.model},       {"object", "model"},    {"created", s.started},
-          {"owned_by", "facet"}, {"aliases", s.aliases}, {"meta", {{"n_ctx", s.n_ctx}, {"n_vocab", s.n_vocab}}}};
+  return {{"id", s.model},
+          {"object", "model"},
+          {"created", s.started},
+          {"owned_by", "facet"},
+          {"aliases", s.aliases},
+          {"meta", {{"n_ctx", s.n_ctx}, {"n_vocab", s.n_vocab}}},
+          {"architecture", {{"input_modalities", input_modalities(s)}, {"output_modalities", Json::array({"text"})}}}};
 }
 
 Json models_json(const ServerInfo& s) { return {{"object", "list"}, {"data", Json::array({model_json(s)})}}; }
@@ -29,7 +46,8 @@ Json props_json(const ServerInfo& s) {
           {"total_slots", s.n_seq},
           {"model_alias", s.model},
           {"model_path", s.file},
-          {"modalities", {{"vision", false}, {"audio", false}}},
+          {"modalities", {{"vision", s.takes_pictures}, {"audio", s.takes_sound}}},
+          {"media_marker", kMediaMarker},
           {"chat_template", s.chat_template},
           {"bos_token", s.bos},
           {"eos_token", s.eos},

@@ -16,6 +16,7 @@ struct ServerInfo {
   int64_t started = 0;  // seconds of Unix time
   int n_ctx = 0, n_vocab = 0, n_seq = 0, max_tokens = -1;
   Sampling sampling = {};
+  bool takes_pictures = false, takes_sound = false;
 };
 
 Json model_json(const ServerInfo& s);

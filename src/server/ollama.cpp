@@ -4,7 +4,9 @@
 
 #include "server/api_fields.h"
 #include "server/constraint.h"
+#include "server/request_media.h"
 #include "server/writer.h"
+#include "tokenizer/media_part.h"
 
 namespace facet {
 namespace {
@@ -45,13 +47,22 @@ void read_think(Fields& f, ApiRequest& r, const ApiDefaults& d) {
     read_effort(f, r, "think", v);
 }
 
-void no_pictures(Fields& f, const Json& object, const std::string& where) {
-  if (const auto it = object.find("images"); it != object.end() && !it->is_null() && !it->empty())
-    f.fail(Error{where + "images", "expected none", "not supported"});
+// Pictures of a message or a prompt stand beside its text, and before it in the prompt.
+std::vector<ContentPart> images_of(const Json& object, const std::string& where) {
+  std::vector<ContentPart> parts;
+  const auto it = object.find("images");
+  if (it == object.end() || it->is_null()) return parts;
+  if (!it->is_array()) return {media_from_base64(ContentPart::Kind::kImage, "", where + "images")};
+  for (size_t k = 0; k < it->size(); ++k) {
+    const Json& image = (*it)[k];
+    const std::string_view data = image.is_string() ? std::string_view(image.get_ref<const std::string&>()) : "";
+    parts.push_back(media_from_url(ContentPart::Kind::kImage, data, fmt::format("{}images[{}]", where, k)));
+  }
+  return parts;
 }
 
 // As OpenAI's messages, but for the thought's name, arguments as objects, and results that name their tool.
-void read_messages(Fields& f, ApiRequest& r) {
+void read_messages(Fields& f, ApiRequest& r, const ApiDefaults& d) {
   const Json* v = f.get("messages");
   if (!v || (v->is_array() && v->empty())) return;
   if (!v->is_array()) return f.fail("messages", "expected an array", v);
@@ -67,35 +78,41 @@ void read_messages(Fields& f, ApiRequest& r) {
   auto messages = messages_from_json(copy);
   if (!messages) return f.fail(messages.error());
   r.messages = std::move(*messages);
-  // Pictures stand beside the content.
   for (size_t i = 0; i < r.messages.size(); ++i) {
-    const auto it = (*v)[i].find("images");
-    if (it == (*v)[i].end() || !it->is_array() || it->empty()) continue;
+    std::vector<ContentPart> parts = images_of((*v)[i], fmt::format("messages[{}].", i));
+    if (parts.empty()) continue;
     Message& m = r.messages[i];
-    std::vector<ContentPart> parts;
     if (auto* text = std::get_if<std::string>(&m.content))
       parts.push_back({ContentPart::Kind::kText, std::move(*text)});
-    if (auto* some = std::get_if<std::vector<ContentPart>>(&m.content)) parts = std::move(*some);
-    parts.insert(parts.end(), it->size(), {ContentPart::Kind::kImage, ""});
+    if (auto* some = std::get_if<std::vector<ContentPart>>(&m.content))
+      parts.insert(parts.end(), some->begin(), some->end());
     m.content = std::move(parts);
   }
-  leave_media_out(f, r, fmt::format("messages[{}].images", v->size() - 1));
+  leave_media_out(f, r, d, fmt::format("messages[{}].images", v->size() - 1));
 }
 
-void read_prompt(Fields& f, ApiRequest& r) {
+void read_prompt(Fields& f, ApiRequest& r, const ApiDefaults& d) {
   std::string prompt, system;
   bool raw = false;
   f.string("prompt", prompt);
   f.string("system", system);
   f.boolean("raw", raw);
-  no_pictures(f, f.object(), "");
+  f.get("images");
+  std::vector<ContentPart> parts = images_of(f.object(), "");
   f.only("suffix", "\"\"", "");
   f.only("template", "\"\"", "");
   f.only("context", "[]", Json::array());
-  if (prompt.empty()) return;
-  if (raw) return void(r.prompt.emplace_back(std::move(prompt)));
-  if (!system.empty()) r.messages.push_back({.role = "system", .content = std::move(system)});
-  r.messages.push_back({.role = "user", .content = std::move(prompt)});
+  if (prompt.empty() && parts.empty()) return;
+  if (!prompt.empty()) parts.push_back({ContentPart::Kind::kText, std::move(prompt)});
+  if (!raw && !system.empty()) r.messages.push_back({.role = "system", .content = std::move(system)});
+  r.messages.push_back({.role = "user", .content = content_of(std::move(parts))});
+  leave_media_out(f, r, d, "images");
+  if (!raw || f.failed()) return;
+  // The text as it is, behind its pictures.
+  const Message m = std::exchange(r.messages, {})[0];
+  if (const auto* text = std::get_if<std::string>(&m.content)) return void(r.prompt.emplace_back(*text));
+  for (const ContentPart& p : std::get<std::vector<ContentPart>>(m.content))
+    p.bytes ? r.prompt.emplace_back(p) : r.prompt.emplace_back(p.text);
 }
 
 }  // namespace
@@ -120,7 +137,7 @@ Result<ApiRequest> parse_ollama_request(ApiKind kind, const Json& body, const Ap
                (v->is_string() && !v->get_ref<const std::string&>().empty() &&
                 v->get_ref<const std::string&>().find_first_not_of("0hms") == std::string::npos);
   if (kind == ApiKind::kOllamaChat) {
-    read_messages(f, r);
+    read_messages(f, r, d);
     if (const Json* v = f.get("tools")) {
       if (v->is_array() && v->size() > kMaxTools)
         f.fail(Error{"tools", fmt::format("expected at most {} tools, found {}", kMaxTools, v->size()), ""});
@@ -131,7 +148,7 @@ Result<ApiRequest> parse_ollama_request(ApiKind kind, const Json& body, const Ap
         r.tools = std::move(*tools);
     }
   } else {
-    read_prompt(f, r);
+    read_prompt(f, r, d);
   }
   if (auto ok = f.done(); !ok) return ok.error();
   if (r.chat())

@@ -31,7 +31,12 @@ Json details(const ModelFacts& f) {
           {"quantization_level", f.quantization.empty() ? "unknown" : f.quantization}};
 }
 
-Json capabilities() { return Json::array({"completion", "tools", "thinking"}); }
+Json capabilities(const OllamaModel& m) {
+  Json j = Json::array({"completion", "tools", "thinking"});
+  if (m.takes_pictures) j.push_back("vision");
+  if (m.takes_sound) j.push_back("audio");
+  return j;
+}
 
 }  // namespace
 
@@ -74,7 +79,7 @@ Json ollama_entry(const OllamaModel& m) {
           {"size", m.facts.bytes},
           {"digest", m.facts.digest},
           {"details", details(m.facts)},
-          {"capabilities", capabilities()}};
+          {"capabilities", capabilities(m)}};
 }
 
 Json ollama_tags(const OllamaModel& m) { return {{"models", Json::array({ollama_entry(m)})}}; }
@@ -101,7 +106,7 @@ Json ollama_show(const OllamaModel& m) {
           {"modified_at", rfc3339(m.created)},
           {"details", details(m.facts)},
           {"model_info", std::move(info)},
-          {"capabilities", capabilities()}};
+          {"capabilities", capabilities(m)}};
 }
 
 }  // namespace facet

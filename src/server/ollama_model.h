@@ -24,6 +24,7 @@ struct OllamaModel {
   int64_t created = 0;
   int n_ctx = 0;
   ModelFacts facts = {};
+  bool takes_pictures = false, takes_sound = false;
 };
 Json ollama_version();
 Json ollama_entry(const OllamaModel& m);  // of /api/tags

@@ -4,8 +4,12 @@
 
 #include <algorithm>
 
+#include "media/picture.h"
+#include "media/sound.h"
 #include "server/api_fields.h"
 #include "server/constraint.h"
+#include "server/request_media.h"
+#include "tokenizer/media_part.h"
 
 namespace facet {
 namespace {
@@ -124,7 +128,7 @@ void read_budget(Fields& f, ApiRequest& r) {
                       {"thinking_budget", "thinking_budget_tokens", "reasoning_budget", "reasoning_budget_tokens"});
 }
 
-void read_messages(Fields& f, ApiRequest& r) {
+void read_messages(Fields& f, ApiRequest& r, const ApiDefaults& d) {
   const Json* v = f.get("messages");
   if (!v || !v->is_array() || v->empty()) return f.fail("messages", "expected an array of at least one message", v);
   if (v->size() > kMaxMessages)
@@ -133,7 +137,7 @@ void read_messages(Fields& f, ApiRequest& r) {
   auto messages = messages_from_json(*v);
   if (!messages) return f.fail(messages.error());
   r.messages = std::move(*messages);
-  leave_media_out(f, r, "");
+  leave_media_out(f, r, d, "");
 }
 
 void read_tools(Fields& f, ApiRequest& r) {
@@ -172,19 +176,52 @@ void read_native(Fields& f, ApiRequest& r) {
   }
 }
 
-// llama-server's {"prompt_string": "text"}, which may have pictures there.
-void read_prompt_object(Fields& f, const Json& v, const std::string& where, std::vector<PromptPart>& out) {
+// Of media that is not said what it is.
+ContentPart sniffed_media(const Json& data, const std::string& where, const ApiDefaults& d) {
+  ContentPart p = media_from_url(ContentPart::Kind::kImage,
+                                 data.is_string() ? std::string_view(data.get_ref<const std::string&>()) : "", where);
+  if (p.error) return p;
+  const std::span<const std::byte> bytes = std::as_bytes(std::span(*p.bytes));
+  if (picture_kind(bytes).empty() && !sound_kind(bytes).empty()) p.kind = ContentPart::Kind::kAudio;
+  const bool picture = p.kind == ContentPart::Kind::kImage;
+  if (!(picture ? d.takes_pictures : d.takes_sound))
+    p.error = Error{where, fmt::format("expected none, found a {}", picture ? "picture" : "sound"),
+                    d.no_media.empty() ? "not supported" : d.no_media};
+  return p;
+}
+
+// llama-server's {"prompt_string": "see <__media__>", "multimodal_data": ["base64"]}: a marker for each.
+void read_prompt_object(Fields& f, const Json& v, const std::string& where, const ApiDefaults& d,
+                        std::vector<PromptPart>& out) {
   const auto text = v.find("prompt_string");
   if (text == v.end() || !text->is_string()) return f.fail(Error{where + ".prompt_string", "expected a string", ""});
-  if (const auto media = v.find("multimodal_data"); media != v.end() && !media->is_null() && !media->empty())
-    return f.fail(Error{where + ".multimodal_data", "expected none", "not supported"});
-  out.emplace_back(text->get<std::string>());
+  std::string_view rest = text->get_ref<const std::string&>();
+  const auto media = v.find("multimodal_data");
+  if (media == v.end() || media->is_null() || media->empty()) return void(out.emplace_back(std::string(rest)));
+  const std::string at = where + ".multimodal_data";
+  if (!media->is_array() || media->size() > kMaxMedia)
+    return f.fail(at, fmt::format("expected an array of at most {} texts in base64", kMaxMedia), &*media);
+  size_t n = 0;
+  for (size_t mark; (mark = rest.find(kMediaMarker)) != std::string_view::npos; ++n) {
+    if (n == media->size()) return f.fail(Error{at, "expected one for each marker of prompt_string, found fewer", ""});
+    if (mark > 0) out.emplace_back(std::string(rest.substr(0, mark)));
+    ContentPart part = sniffed_media((*media)[n], fmt::format("{}[{}]", at, n), d);
+    if (part.error) return f.fail(*part.error);
+    out.emplace_back(std::move(part));
+    rest.remove_prefix(mark + kMediaMarker.size());
+  }
+  if (n != media->size())
+    return f.fail(Error{
+        at, fmt::format("expected one for each {} of prompt_string, found {} for {}", kMediaMarker, media->size(), n),
+        "GET /props tells the marker"});
+  if (!rest.empty()) out.emplace_back(std::string(rest));
 }
 
 // Text, ids, or both in turn, as llama-server takes them: [2, "some text", 7].
-void read_one_prompt(Fields& f, const Json* v, const std::string& where, int n_vocab, std::vector<PromptPart>& out) {
+void read_one_prompt(Fields& f, const Json* v, const std::string& where, const ApiDefaults& d,
+                     std::vector<PromptPart>& out) {
   if (v && v->is_string()) return void(out.emplace_back(v->get<std::string>()));
-  if (v && v->is_object()) return read_prompt_object(f, *v, where, out);
+  if (v && v->is_object()) return read_prompt_object(f, *v, where, d, out);
   if (!v || !v->is_array() || v->empty()) return f.fail(where, "expected a string or an array of token ids", v);
   bool ids = false;
   for (size_t i = 0; i < v->size(); ++i) {
@@ -194,9 +231,9 @@ void read_one_prompt(Fields& f, const Json* v, const std::string& where, int n_v
       ids = true;  // texts that follow belong to this prompt
       continue;
     }
-    const auto id = Fields::whole(item, 0, n_vocab - 1);
+    const auto id = Fields::whole(item, 0, d.n_vocab - 1);
     if (!id)
-      return f.fail(fmt::format("{}[{}]", where, i), fmt::format("expected a token id in [0, {})", n_vocab), &item);
+      return f.fail(fmt::format("{}[{}]", where, i), fmt::format("expected a token id in [0, {})", d.n_vocab), &item);
     ids = true;
     if (out.empty() || out.back().index() == 0) out.emplace_back(std::vector<int32_t>{});
     std::get<1>(out.back()).push_back(int32_t(*id));
@@ -204,17 +241,16 @@ void read_one_prompt(Fields& f, const Json* v, const std::string& where, int n_v
 }
 
 // One prompt, or an array of several: of texts, or of arrays.
-void read_prompt(Fields& f, ApiRequest& r, int n_vocab) {
+void read_prompt(Fields& f, ApiRequest& r, const ApiDefaults& d) {
   const Json* v = f.get("prompt");
   const auto whole = [](const Json& p) { return p.is_string() || p.is_array() || p.is_object(); };
   if (v && v->is_array() && v->size() == 1 && whole((*v)[0])) v = &(*v)[0];
   if (!v || !v->is_array() || v->size() < 2 || !std::all_of(v->begin(), v->end(), whole))
-    return read_one_prompt(f, v, "prompt", n_vocab, r.prompt);
+    return read_one_prompt(f, v, "prompt", d, r.prompt);
   if (v->size() > kMaxPrompts)
     return f.fail(Error{"prompt", fmt::format("expected at most {} prompts, found {}", kMaxPrompts, v->size()), ""});
   for (size_t i = 0; i < v->size(); ++i)
-    read_one_prompt(f, &(*v)[i], fmt::format("prompt[{}]", i), n_vocab,
-                    i == 0 ? r.prompt : r.more_prompts.emplace_back());
+    read_one_prompt(f, &(*v)[i], fmt::format("prompt[{}]", i), d, i == 0 ? r.prompt : r.more_prompts.emplace_back());
 }
 
 void read_continuation(Fields& f, ApiRequest& r) {
@@ -275,7 +311,7 @@ Result<ApiRequest> parse_api_request(ApiKind kind, const Json& body, const ApiDe
   read_common(f, r, d);
   read_logprobs(f, r);
   if (kind == ApiKind::kChat) {
-    read_messages(f, r);
+    read_messages(f, r, d);
     read_tools(f, r);
     read_thinking(f, r, d);
     read_budget(f, r);
@@ -283,7 +319,7 @@ Result<ApiRequest> parse_api_request(ApiKind kind, const Json& body, const ApiDe
     if (const Json* v = f.get("modalities"); v && *v != Json::array({"text"}))
       f.fail("modalities", "expected [\"text\"]", v, "not supported");
   } else {
-    read_prompt(f, r, d.n_vocab);
+    read_prompt(f, r, d);
     f.only("suffix", "null or \"\"", "");
     if (kind == ApiKind::kNative) read_native(f, r);
   }

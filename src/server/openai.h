@@ -30,6 +30,9 @@ struct ApiDefaults {
   bool strict = false;         // every unknown field is refused
   bool verbose = false;        // answers tell of the prompt and the settings, as llama-server's do in __verbose
   bool parse_special = false;  // control tokens spelled in messages are those tokens
+  bool takes_pictures = false, takes_sound = false;  // the model has encoders of them
+  std::string no_media = {};                         // what to do about one that it has not
+  std::string media_path = {};                       // folder for file:// URLs; empty: there are none
   std::function<std::vector<int32_t>(std::string_view)> tokenize = {};     // for a logit_bias that names text
   std::function<std::vector<int32_t>(std::string_view)> tokens_with = {};  // ids of tokens that hold a text
 };
@@ -39,8 +42,8 @@ struct ApiDefaults {
 enum class ApiKind { kChat, kCompletion, kNative, kMessages, kResponses, kOllamaChat, kOllamaGenerate };
 const char* kind_name(ApiKind kind);  // "chat", ...
 
-// A prompt as text, ids, or both in turn.
-using PromptPart = std::variant<std::string, std::vector<int32_t>>;
+// A prompt as text, ids, pictures and sounds, in turn.
+using PromptPart = std::variant<std::string, std::vector<int32_t>, ContentPart>;
 
 // The form that the answer has (constraint.h).
 struct Constraint {
@@ -130,14 +133,6 @@ void read_limits(Fields& f, ApiRequest& r, const ApiDefaults& d);  // cache, dra
 // none, minimal, ..., as a budget of thoughts; a budget that the request names wins.
 void read_effort(Fields& f, ApiRequest& r, const char* key, const Json* v);
 void read_thought_budget(Fields& f, ApiRequest& r, std::initializer_list<const char*> keys);
-// Pictures, sounds and files: a line of text takes the place of each, but in the last message, if it is the user's:
-// there it is an error at `last`.
-void leave_media_out(Fields& f, ApiRequest& r, const std::string& last);
-// Where in a request's messages or items the newest of the user's has one: messages[2].content[0].type.
-std::string media_place(const Json& list, const char* key);
-std::string media_line(ContentPart::Kind kind);  // [picture left out: this model takes none]
-// Parts as one text, with the lines on their own.
-std::string text_without_media(const std::vector<ContentPart>& parts, Dropped& left_out);
 void read_sampling(Fields& f, ApiRequest& r, const ApiDefaults& d);  // temperature, top_p, ..., seed, logit_bias
 inline constexpr size_t kMaxBreakers = 16;
 
@@ -151,16 +146,25 @@ struct ApiAnswer {
   int index = 0;                 // of the choice
 };
 
+// The pictures and sounds of a prompt.
+struct MediaUse {
+  int image_tokens = 0, audio_tokens = 0;  // of Usage::prompt
+  int n = 0, n_encoded = 0;                // pictures and pieces of sound; those that no cache had
+  double encode_s = 0, wait_s = 0;         // in the encoder; from the request's arrival to their end
+};
+
 // What an answer took, with what only whoever reads its text knows.
 struct AnswerUsage : Usage {
   AnswerUsage() = default;
   AnswerUsage(Usage u, int of_thoughts = 0) : Usage(std::move(u)), thought(of_thoughts) {}  // NOLINT: a Usage is one
   int thought = 0;  // of generated: tokens of thoughts
+  MediaUse media = {};
 };
 
 const char* finish_reason(Stop why, bool stop_string, bool tool_calls);
 Json usage_json(const AnswerUsage& usage);
-Json timings_json(const Usage& usage);
+Json input_details(const AnswerUsage& usage);  // of a prompt's tokens: cached, of pictures, of sound
+Json timings_json(const AnswerUsage& usage);
 
 // The whole answer.
 Json api_response(const ApiAnswer& a, const ParsedMessage& message, const char* finish, const AnswerUsage& usage);

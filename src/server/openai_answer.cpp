@@ -94,15 +94,21 @@ const char* finish_reason(Stop why, bool stop_string, bool tool_calls) {
   return tool_calls ? "tool_calls" : "stop";
 }
 
+Json input_details(const AnswerUsage& u) {
+  Json j = {{"cached_tokens", u.cached}};
+  if (u.media.n > 0) j["image_tokens"] = u.media.image_tokens, j["audio_tokens"] = u.media.audio_tokens;
+  return j;
+}
+
 Json usage_json(const AnswerUsage& u) {
   return {{"prompt_tokens", u.prompt},
           {"completion_tokens", u.generated},
           {"total_tokens", u.prompt + u.generated},
-          {"prompt_tokens_details", {{"cached_tokens", u.cached}}},
+          {"prompt_tokens_details", input_details(u)},
           {"completion_tokens_details", {{"reasoning_tokens", u.thought}}}};
 }
 
-Json timings_json(const Usage& u) {
+Json timings_json(const AnswerUsage& u) {
   const int n = u.prompt - u.cached;
   Json j = {{"cache_n", u.cached},
             {"prompt_n", n},
@@ -115,6 +121,11 @@ Json timings_json(const Usage& u) {
             {"predicted_per_second", rate(u.generated, u.decode_s)}};
   if (u.cache.source != CacheUse::Source::kNone || u.cache.miss != CacheUse::Miss::kNone)
     j["cache"] = cache_json(u.cache, u.cached);
+  if (u.media.n > 0)
+    j["media"] = {{"n", u.media.n},
+                  {"encoded_n", u.media.n_encoded},
+                  {"encode_ms", ms(u.media.encode_s)},
+                  {"ready_ms", ms(u.media.wait_s)}};
   if (u.sparse)
     j["sparse_prefill"] = {{"approximate", u.sparse->approximate},
                            {"blocks_kept", std::round(u.sparse->kept * 1e4) / 1e4},

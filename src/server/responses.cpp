@@ -6,6 +6,8 @@
 
 #include "server/api_fields.h"
 #include "server/constraint.h"
+#include "server/request_media.h"
+#include "tokenizer/media_part.h"
 
 namespace facet {
 namespace {
@@ -37,6 +39,12 @@ Result<std::vector<ContentPart>> parts_of(const Json& content, const std::string
     const std::string at = fmt::format("{}[{}]", where, i);
     const std::string* type = part.is_object() ? string_of(part, "type") : nullptr;
     if (!type) return Error{at + ".type", "expected a string", ""};
+    const auto url = part.find("image_url");
+    if (*type == "input_image" && url != part.end() && url->is_string()) {
+      parts.push_back(media_from_url(Kind::kImage, url->get_ref<const std::string&>(), at + ".image_url"));
+      read_detail(parts.back(), part, at);
+      continue;
+    }
     if (*type == "input_image" || *type == "computer_screenshot" || *type == "input_audio" || *type == "input_file") {
       parts.push_back({*type == "input_audio" ? Kind::kAudio : *type == "input_file" ? Kind::kFile : Kind::kImage, ""});
       continue;
@@ -164,19 +172,19 @@ class ItemReader {
     if (!id) return Error{where + ".call_id", "expected a string", ""};
     const auto output = item.find("output");
     if (output == item.end()) return Error{where + ".output", "expected a string or an array of parts", ""};
-    std::string text;
+    Content content;
     const bool own =
         *string_of(item, "type") == "function_call_output" || *string_of(item, "type") == "custom_tool_call_output";
     const bool typed =
         output->is_array() && !output->empty() && (*output)[0].is_object() && (*output)[0].contains("type");
     if (!own && !output->is_string() && !typed) {
-      text = dump_json(*output);
+      content = dump_json(*output);
     } else {
       auto parts = parts_of(*output, where + ".output");
       if (!parts) return parts.error();
-      text = text_without_media(*parts, left_out_);
+      content = content_of(std::move(*parts));
     }
-    out_.push_back({.role = "tool", .content = std::move(text), .tool_call_id = *id});
+    out_.push_back({.role = "tool", .content = std::move(content), .tool_call_id = *id});
     return Ok{};
   }
 
@@ -198,7 +206,7 @@ class ItemReader {
   Dropped& left_out_;
 };
 
-void read_input(Fields& f, ApiRequest& r) {
+void read_input(Fields& f, ApiRequest& r, const ApiDefaults& d) {
   std::string instructions;
   f.string("instructions", instructions);
   if (!instructions.empty()) r.messages.push_back({.role = "system", .content = instructions});
@@ -211,7 +219,7 @@ void read_input(Fields& f, ApiRequest& r) {
   for (size_t i = 0; i < v->size(); ++i)
     if (Status s = reader.read((*v)[i], fmt::format("input[{}]", i)); !s) return f.fail(s.error());
   if (r.messages.empty()) return f.fail("input", "expected some content", v);
-  leave_media_out(f, r, media_place(*v, "input"));
+  leave_media_out(f, r, d, media_place(*v, "input"));
 }
 
 // A tool of free text, as a function of one.
@@ -352,7 +360,7 @@ Result<ApiRequest> parse_responses_request(const Json& body, const ApiDefaults& 
   read_sampling(f, r, d);
   read_stop(f, r, "stop");
   read_limits(f, r, d);
-  read_input(f, r);
+  read_input(f, r, d);
   read_tools(f, r);
   read_text(f, r);
   read_reasoning(f, r, d);

@@ -12,7 +12,7 @@ namespace {
 
 Json usage_of(const AnswerUsage& u) {
   return {{"input_tokens", u.prompt},
-          {"input_tokens_details", {{"cached_tokens", u.cached}}},
+          {"input_tokens_details", input_details(u)},
           {"output_tokens", u.generated},
           {"output_tokens_details", {{"reasoning_tokens", u.thought}}},
           {"total_tokens", u.prompt + u.generated}};

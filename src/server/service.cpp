@@ -36,18 +36,23 @@ struct Loaded {
       : engine(e),
         answers(e, c, with_writer(std::move(hooks))),
         reader(e, c),
-        grammars([&e](const GrammarPtr& g) { return e.prepare_grammars(g); }, grammar_threads()) {}
+        grammars([&e](const GrammarPtr& g) { return e.prepare_grammars(g); }, grammar_threads()),
+        media(kMediaThreads) {}
+  ~Loaded() { media.stop(); }              // it and the worker give each other work
+  static constexpr int kMediaThreads = 2;  // one decodes while the other one encodes
   static int grammar_threads() { return std::clamp(int(std::thread::hardware_concurrency()) / 2, 2, 4); }
   AnswersHooks with_writer(AnswersHooks hooks) {
     hooks.write = [this](std::function<void()> work) { writer.push(std::move(work)); };
     return hooks;
   }
+  std::string media_metrics() const { return engine.media() ? facet::media_metrics(reader.media_stats()) : ""; }
   Engine& engine;
   ServerInfo info = {};
   int arriving = 0;  // bodies that are read, and those whose grammars are compiled
   Answers answers;
   RequestReader reader;  // of the worker's thread
   GrammarPool grammars;
+  TurnPool media;
   Worker worker = {}, writer = {};  // of bodies, and of answers; they end before what they use
 };
 
@@ -65,7 +70,9 @@ ServerInfo info_of(const Engine& e, const ServiceConfig& c) {
           .n_vocab = c.defaults.n_vocab,
           .n_seq = e.config().max_seq,
           .max_tokens = c.defaults.max_tokens,
-          .sampling = c.defaults.sampling};
+          .sampling = c.defaults.sampling,
+          .takes_pictures = c.defaults.takes_pictures,
+          .takes_sound = c.defaults.takes_sound};
 }
 
 class ServiceImpl final : public Service, public HttpHandler {
@@ -137,19 +144,7 @@ class ServiceImpl final : public Service, public HttpHandler {
       if (loaded_) loaded_->grammars.look();
     };
     ++l.arriving;
-    l.worker.push([this, &l, a] {
-      l.reader.read(*a);
-      if (!a->recipe) return arrived(l, a);
-      try {
-        l.grammars.make(std::move(*a->recipe), a->key, a->left, [this, &l, a](GrammarAnswer g) {
-          a->grammar = std::move(g.grammar), a->error = std::move(g.error);
-          arrived(l, a);
-        });
-      } catch (const std::bad_alloc&) {
-        a->error = no_memory();
-        arrived(l, a);
-      }
-    });
+    l.worker.push([this, &l, a] { proceed(l, a, l.reader.read(*a)); });
   }
 
   HttpResponse refusal(int status, const std::string& what) override {
@@ -170,6 +165,14 @@ class ServiceImpl final : public Service, public HttpHandler {
     const Tokenizer& t = *engine.tokenizer();
     c_.defaults.n_seq = engine.config().max_seq;
     c_.defaults.tokenize = [&t](std::string_view text) { return t.encode(text, false, false); };
+    const MediaEncoder* media = engine.media();
+    c_.defaults.takes_pictures = media && media->sees();
+    c_.defaults.takes_sound = media && media->hears();
+    c_.defaults.no_media =
+        media
+            ? "the mmproj file of this model has no encoder of it"
+            : "this model has no encoder: start the server with its mmproj file (--mmproj FILE), which its publishers "
+              "have beside the model";
     c_.defaults.tokens_with = [&t](std::string_view text) { return tokens_with(t, text); };
     loaded_ = std::make_unique<Loaded>(engine, c_,
                                        AnswersHooks{.log = &log_,
@@ -179,6 +182,28 @@ class ServiceImpl final : public Service, public HttpHandler {
     loaded_->info = info_of(engine, c_);
     health_.ready();
     ready();
+  }
+
+  // On the worker's thread: a request goes to the pool of pictures and sounds and comes back, to that of grammars, or
+  // is there.
+  void proceed(Loaded& l, const std::shared_ptr<Arrival>& a, bool needs_media) {
+    try {
+      if (needs_media) {
+        TurnPool::Job job = l.reader.media_job(*a);
+        job.done = [this, &l, a](bool out_of_memory) {
+          l.worker.push([this, &l, a, out_of_memory] { proceed(l, a, l.reader.go_on(*a, out_of_memory)); });
+        };
+        return l.media.run(std::move(job));
+      }
+      if (!a->recipe || a->error) return arrived(l, a);
+      l.grammars.make(std::move(*a->recipe), a->key, a->left, [this, &l, a](GrammarAnswer g) {
+        a->grammar = std::move(g.grammar), a->error = std::move(g.error);
+        arrived(l, a);
+      });
+    } catch (const std::bad_alloc&) {
+      a->error = no_memory();
+      arrived(l, a);
+    }
   }
 
   void note_refusal(int status) {
@@ -259,7 +284,7 @@ class ServiceImpl final : public Service, public HttpHandler {
     return {.status = 200,
             .type = "text/plain; version=0.0.4; charset=utf-8",
             .body = metrics_.text(now, c_.metrics_compatible) +
-                    (loaded_ ? cache_metrics(loaded_->engine.cache_stats()) : ""),
+                    (loaded_ ? cache_metrics(loaded_->engine.cache_stats()) + loaded_->media_metrics() : ""),
             .headers = {}};
   }
 
@@ -299,7 +324,8 @@ class ServiceImpl final : public Service, public HttpHandler {
   }
 
   std::optional<HttpResponse> about_model(const Route& route, const HttpRequest& r, const ServerInfo& info) const {
-    const OllamaModel ollama{c_.model, info.chat_template, info.started, info.n_ctx, c_.facts};
+    const OllamaModel ollama{c_.model, info.chat_template,  info.started,    info.n_ctx,
+                             c_.facts, info.takes_pictures, info.takes_sound};
     switch (route.target) {
       case Target::kModels:
         return json_response(200, models_json(info));

@@ -25,10 +25,11 @@ struct ServiceConfig {
   bool metrics_compatible = false;             // /metrics also has the names of llama-server and vLLM
   int queue = 64;                              // requests that wait for one of the engine's sequences
   ApiDefaults defaults = {};
-  bool slots = true;                      // the paths of /slots
-  std::string model = {};                 // its name in answers
-  std::vector<std::string> aliases = {};  // all of its names, if it was given any
-  std::string model_file = {};            // without its folder
+  bool slots = true;                           // the paths of /slots
+  uint64_t media_cache = uint64_t(256) << 20;  // bytes of encoded pictures and sounds
+  std::string model = {};                      // its name in answers
+  std::vector<std::string> aliases = {};       // all of its names, if it was given any
+  std::string model_file = {};                 // without its folder
   ModelFacts facts = {};
   Variant variant = Variant::kLarge;
 };

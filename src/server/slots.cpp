@@ -120,12 +120,14 @@ std::string miss_reason(const CacheUse& use, std::span<const int32_t> prompt, co
       if (i > size_t(use.miss_at)) break;
       ++turn, role.clear();
     } else if (turn >= 0 && role.size() < 40 && role.find('\n') == std::string::npos) {
-      role += t.piece(prompt[i]);
+      role += is_soft_id(prompt[i]) ? "" : t.piece(prompt[i]);
     }
   }
   role.resize(std::min(role.find('\n'), role.size()));
   const int32_t id = prompt[size_t(use.miss_at)];
-  const std::string token = shown(Json(utf8_sanitize(t.is_special(id) ? t.text(id) : std::string(t.piece(id)))));
+  const std::string token = is_soft_id(id)
+                                ? "of a picture or sound"
+                                : shown(Json(utf8_sanitize(t.is_special(id) ? t.text(id) : std::string(t.piece(id)))));
   const std::string where = turn < 0 ? "" : fmt::format("turn {} ({}): ", turn, utf8_sanitize(role));
   if (use.miss == Miss::kNotKept)
     return fmt::format("{}no state is kept that reaches beyond token {}, {}", where, use.miss_at, token);

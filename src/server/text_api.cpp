@@ -90,16 +90,4 @@ std::vector<int32_t> tokens_with(const Tokenizer& t, std::string_view text) {
   return ids;
 }
 
-std::vector<int32_t> encode_prompt(const std::vector<PromptPart>& parts, const Tokenizer& t,
-                                   std::span<const TextRange> plain) {
-  std::vector<int32_t> ids;
-  for (const PromptPart& p : parts) {
-    const auto* text = std::get_if<std::string>(&p);
-    const std::vector<int32_t> more =
-        text ? t.encode(*text, /*add_bos=*/ids.empty(), /*parse_special=*/true, plain) : std::get<1>(p);
-    ids.insert(ids.end(), more.begin(), more.end());
-  }
-  return ids;
-}
-
 }  // namespace facet

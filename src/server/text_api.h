@@ -17,11 +17,6 @@ inline constexpr size_t kMaxDetokenizedBytes = 16 << 20;  // of text
 Result<std::string> tokenize_json(const Json& body, const Tokenizer& tokenizer, bool strict);
 Result<std::string> detokenize_json(const Json& body, const Tokenizer& tokenizer, bool strict);
 
-// A prompt's ids; <bos> comes before a text that begins it. plain: as Tokenizer::encode has it, of a prompt that is one
-// text.
-std::vector<int32_t> encode_prompt(const std::vector<PromptPart>& parts, const Tokenizer& tokenizer,
-                                   std::span<const TextRange> plain = {});
-
 // Ascending ids of the tokens whose text holds `text`.
 std::vector<int32_t> tokens_with(const Tokenizer& tokenizer, std::string_view text);
 

@@ -103,6 +103,11 @@ void add_usage(AnswerUsage& total, const AnswerUsage& u, bool new_prompt) {
   if (new_prompt) total.prompt += u.prompt, total.cached += u.cached;
   total.generated += u.generated;
   total.thought += u.thought;
+  if (new_prompt) {
+    total.media.image_tokens += u.media.image_tokens, total.media.audio_tokens += u.media.audio_tokens;
+    total.media.n += u.media.n, total.media.n_encoded += u.media.n_encoded;
+    total.media.encode_s += u.media.encode_s, total.media.wait_s = std::max(total.media.wait_s, u.media.wait_s);
+  }
   total.prefill_s = std::max(total.prefill_s, u.prefill_s);
   total.decode_s = std::max(total.decode_s, u.decode_s);
   total.steps += u.steps, total.drafted += u.drafted, total.accepted += u.accepted;

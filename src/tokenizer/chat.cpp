@@ -17,15 +17,32 @@ using python::lower, python::member, python::number_text, python::trim, python::
 // --- what others have written
 
 // While a prompt is rendered, bytes that no UTF-8 has stand around text that is not the template's.
-constexpr char kPlainOpen = '\xFE', kPlainClose = '\xFF';
+constexpr char kPlainOpen = '\xFE', kPlainClose = '\xFF', kMediaMark = '\xFD';  // before a part's placeholder
+constexpr char kMarks[] = {kPlainOpen, kPlainClose, kMediaMark, 0};
 
 std::string plain(std::string_view s) {
   if (s.empty()) return "";
-  const bool odd = s.find(kPlainOpen) != std::string_view::npos || s.find(kPlainClose) != std::string_view::npos;
+  const bool odd = s.find_first_of(kMarks) != std::string_view::npos;
   return fmt::format("{}{}{}", kPlainOpen, odd ? utf8_sanitize(s) : std::string(s), kPlainClose);
 }
 
-RenderedChat without_marks(std::string_view marked) {
+std::string_view placeholder(ContentPart::Kind kind) {
+  switch (kind) {
+    case ContentPart::Kind::kImage:
+      return "<|image|>";
+    case ContentPart::Kind::kAudio:
+      return "<|audio|>";
+    case ContentPart::Kind::kVideo:
+      return "<|video|>";
+    case ContentPart::Kind::kText:
+    case ContentPart::Kind::kFile:
+      break;
+  }
+  return "";
+}
+
+// parts: in the order of their marks.
+RenderedChat without_marks(std::string_view marked, const std::vector<const ContentPart*>& parts) {
   RenderedChat out;
   out.text.reserve(marked.size());
   for (const char c : marked) {
@@ -33,6 +50,9 @@ RenderedChat without_marks(std::string_view marked) {
       out.plain.push_back({out.text.size(), 0});
     else if (c == kPlainClose)
       out.plain.back().end = out.text.size();
+    else if (c == kMediaMark)
+      out.media.push_back({{out.text.size(), out.text.size() + placeholder(parts[out.media.size()]->kind).size()},
+                           *parts[out.media.size()]});
     else
       out.text += c;
   }
@@ -194,29 +214,24 @@ std::string strip_thinking(std::string_view text) {
   }
 }
 
-std::string_view placeholder(ContentPart::Kind kind) {
-  switch (kind) {
-    case ContentPart::Kind::kImage:
-      return "<|image|>";
-    case ContentPart::Kind::kAudio:
-      return "<|audio|>";
-    case ContentPart::Kind::kVideo:
-      return "<|video|>";
-    case ContentPart::Kind::kText:
-    case ContentPart::Kind::kFile:
-      break;
-  }
-  return "";
+using MediaParts = std::vector<const ContentPart*>;
+
+// A part's placeholder with its mark; nothing of a kind that has none.
+std::string marked_placeholder(const ContentPart& p, MediaParts& media) {
+  const std::string_view text = placeholder(p.kind);
+  if (text.empty()) return "";
+  media.push_back(&p);
+  return fmt::format("{}{}", kMediaMark, text);
 }
 
-std::string render_content(const Message& m) {
+std::string render_content(const Message& m, MediaParts& media) {
   const bool model = m.role == "assistant";
   const auto clean = [&](const std::string& s) { return plain(model ? strip_thinking(s) : std::string(trim(s))); };
   if (const auto* text = std::get_if<std::string>(&m.content)) return clean(*text);
   std::string out;
   if (const auto* parts = std::get_if<std::vector<ContentPart>>(&m.content))
     for (const ContentPart& p : *parts)
-      out += p.kind == ContentPart::Kind::kText ? clean(p.text) : std::string(placeholder(p.kind));
+      out += p.kind == ContentPart::Kind::kText ? clean(p.text) : marked_placeholder(p, media);
   return out;
 }
 
@@ -237,7 +252,7 @@ std::string response_block(std::string_view name, const Json& response) {
 
 // A message of role tool, the index-th that answers calls of `asker`. Without an id it is of the tool it names, or,
 // where it names none, of the call at its place.
-std::string render_tool_message(const Message& asker, const Message& tool, size_t index) {
+std::string render_tool_message(const Message& asker, const Message& tool, size_t index, MediaParts& media) {
   std::string name = tool.name.empty() ? "unknown" : tool.name;
   if (!tool.tool_call_id.empty()) {
     for (const ToolCall& call : asker.tool_calls)
@@ -248,12 +263,12 @@ std::string render_tool_message(const Message& asker, const Message& tool, size_
   if (const auto* text = std::get_if<std::string>(&tool.content)) return response_block(name, *text);
   const auto* parts = std::get_if<std::vector<ContentPart>>(&tool.content);
   if (!parts) return response_block(name, nullptr);
-  std::string text, media;
+  std::string text, marked;
   for (const ContentPart& p : *parts) {
     text += p.text;
-    media += placeholder(p.kind);
+    marked += marked_placeholder(p, media);
   }
-  return response_block(name, text) + media;
+  return response_block(name, text) + marked;
 }
 
 std::string message_where(size_t index) { return fmt::format("messages[{}]", index); }
@@ -262,6 +277,8 @@ class Renderer {
  public:
   Renderer(const std::vector<Message>& messages, const RenderOptions& options)
       : messages_(messages), options_(options) {}
+
+  const MediaParts& media() const { return media_; }
 
   Result<std::string> run(const std::vector<Json>& tools) {
     out_ = "<bos>";
@@ -305,7 +322,7 @@ class Renderer {
 
     if (Status s = calls(index); !s) return s;
     const bool responded = responses(index);
-    const std::string content = render_content(m);
+    const std::string content = render_content(m, media_);
     out_ += content;
 
     size_t next = index + 1;
@@ -345,7 +362,7 @@ class Renderer {
         out += response_block(r.name.empty() ? "unknown" : r.name, r.response);
     } else if (!m.tool_calls.empty()) {
       for (size_t i = index + 1; i < messages_.size() && messages_[i].role == "tool"; ++i)
-        out += render_tool_message(m, messages_[i], i - index - 1);
+        out += render_tool_message(m, messages_[i], i - index - 1, media_);
     }
     if (out.empty()) return false;
     out_ += out;
@@ -368,6 +385,7 @@ class Renderer {
   const std::vector<Message>& messages_;
   const RenderOptions& options_;
   std::string out_, previous_role_;
+  MediaParts media_;  // as their marks stand in out_
   ptrdiff_t last_user_ = -1;
   Last last_ = Last::kText;
 };
@@ -391,9 +409,10 @@ Result<std::string> render_chat(const std::vector<Message>& messages, const std:
 
 Result<RenderedChat> render_chat_ranges(const std::vector<Message>& messages, const std::vector<Json>& tools,
                                         const RenderOptions& options) {
-  auto marked = Renderer(messages, options).run(tools);
+  Renderer renderer(messages, options);
+  auto marked = renderer.run(tools);
   if (!marked) return marked.error();
-  return without_marks(*marked);
+  return without_marks(*marked, renderer.media());
 }
 
 }  // namespace facet

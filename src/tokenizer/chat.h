@@ -1,4 +1,6 @@
 #pragma once
+#include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <variant>
@@ -13,7 +15,14 @@ namespace facet {
 
 struct ContentPart {
   enum class Kind { kText, kImage, kAudio, kVideo, kFile } kind = Kind::kText;
-  std::string text{};  // of kText
+  std::string text{};                          // of kText
+  std::shared_ptr<const std::string> bytes{};  // of the others: the file, still encoded
+  int budget = 0;                              // of kImage: most soft tokens; 0: as the server is set
+  std::string url{};                           // where there are none: what names them
+  std::string where{};                         // its place in the request, for errors
+  std::optional<Error> error{};                // why it cannot be taken
+  const char* reason = "it cannot be read";    // the same, in a few words
+  bool operator==(const ContentPart& o) const { return kind == o.kind && text == o.text && bytes == o.bytes; }
 };
 // Nothing (JSON null), a text, or parts.
 using Content = std::variant<std::monostate, std::string, std::vector<ContentPart>>;
@@ -56,9 +65,16 @@ Result<std::string> render_chat(const std::vector<Message>& messages, const std:
 
 // The same, with the ranges of the prompt that messages and tools spell: encoded with them as `plain`, no text of a
 // message can end its turn or begin a call.
+// media: where the text has a placeholder that stands for a part, and which; in the order of the text. A placeholder
+// that a message spells is none.
 struct RenderedChat {
+  struct Media {
+    TextRange place{};
+    ContentPart part{};
+  };
   std::string text{};
   std::vector<TextRange> plain{};
+  std::vector<Media> media{};
 };
 Result<RenderedChat> render_chat_ranges(const std::vector<Message>& messages, const std::vector<Json>& tools,
                                         const RenderOptions& options);

@@ -5,6 +5,7 @@
 
 #include "tokenizer/chat.h"
 #include "tokenizer/json.h"
+#include "tokenizer/media_part.h"
 #include "tokenizer/utf8.h"
 
 // OpenAI-style JSON to messages and tools. Every error names the path of the value, as in
@@ -48,9 +49,9 @@ Result<ContentPart> part_from_json(const Json& j, const std::string& where) {
   } else if (type == "file" || type == "input_file") {
     part.kind = ContentPart::Kind::kFile;
   } else if (type == "image" || type == "image_url") {
-    part.kind = ContentPart::Kind::kImage;
+    part = media_from_json(ContentPart::Kind::kImage, j, where);
   } else if (type == "audio" || type == "input_audio") {
-    part.kind = ContentPart::Kind::kAudio;
+    part = media_from_json(ContentPart::Kind::kAudio, j, where);
   } else if (type == "video" || type == "video_url") {
     part.kind = ContentPart::Kind::kVideo;
   } else {

@@ -15,11 +15,15 @@ constexpr int kMaxDepth = 100;
 // each of which looks at a key's bytes and costs as much as some of them besides.
 constexpr size_t kMaxCompared = 400'000'000, kComparison = 16;  // bytes
 
+// Bytes of values, by estimate: an array's element and an object's member with room to grow, and what an array or object
+// takes itself. Strings take no more than their text.
+constexpr size_t kMaxValueBytes = size_t(256) << 20, kElement = 32, kMember = 80, kContainer = 56;
+
 // What makes the text too expensive to read, or nothing. Ill-formed text is left to the parser.
 std::string too_much(std::string_view text) {
   std::vector<size_t> members;  // of each open object; an array has none
   std::vector<bool> object;
-  size_t compared = 0, begin = 0;
+  size_t compared = 0, begin = 0, bytes = 0;
   bool in_string = false, key_next = false, is_key = false;
   for (size_t i = 0; i < text.size(); ++i) {
     const char c = text[i];
@@ -35,6 +39,7 @@ std::string too_much(std::string_view text) {
     } else if (c == '[' || c == '{') {
       if (members.size() == kMaxDepth) return fmt::format("expected JSON nested at most {} deep", kMaxDepth);
       members.push_back(0);
+      bytes += kContainer;
       object.push_back(c == '{');
       key_next = c == '{';
     } else if (members.empty()) {
@@ -45,6 +50,8 @@ std::string too_much(std::string_view text) {
       key_next = false;
     } else if (c == ',') {
       key_next = object.back();
+      bytes += key_next ? kMember : kElement;
+      if (bytes > kMaxValueBytes) return "expected JSON of fewer values";
     }
   }
   return "";

@@ -88,7 +88,7 @@ def _(r):
 
 @limit("body")
 def _(r):
-    r.default("--max-body", "8MB")
+    r.default("--max-body", "32MB")
     r.taken("/tokenize", json.dumps({"content": "x"}).ljust(r.n[0]))
     r.refused("/tokenize", json.dumps({"content": "x"}).ljust(r.n[0] + 1), r.n[0], status=413)
 

@@ -10,11 +10,12 @@ import json
 import pathlib
 import re
 import struct
+import subprocess
 import tempfile
 import time
 import zlib
 
-from page_common import Facet, Fake, MODEL, PageTest, TIMINGS, expect, main
+from page_common import Facet, Fake, MODEL, PROGRAM, PageTest, TIMINGS, expect, main
 
 DFLASH = MODEL.parent / "facet-nano-dflash-Q8_0.gguf"
 DAY = 86400 * 1000
@@ -226,6 +227,32 @@ class Features(PageTest):
         self.picture(page, "pictures")
         self.assertEqual([page.evaluate("m => contentParts({content: '', files: [{kind: 'audio', name: 'a', mime: m, data: 'data:' + m + ';base64,AAAA'}]})[0].input_audio", m)["format"]
                           for m in ("audio/mpeg", "audio/x-wav", "audio/flac")], ["mp3", "wav", "flac"])
+
+    def test_pictures_reach_the_model(self):
+        """Pasted and dropped, sent, kept over a reload, sent again with the next question; a large one is taken, too."""
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        mmproj = pathlib.Path(folder.name) / "mmproj.gguf"
+        subprocess.run([PROGRAM, "synth", "--mmproj", "nano", "--quant", "BF16", mmproj], check=True, capture_output=True)
+        facet = Facet("--mmproj", str(mmproj), "--image-tokens", "70")
+        self.addCleanup(facet.stop)
+        page = self.visit(facet.url)
+        page.wait_for_function("state.takes.image && state.takes.audio")
+        asked = []
+        page.on("request", lambda r: asked.append(r.post_data_json) if r.method == "POST" and "completions" in r.url else None)
+        self.drop(page, [("a.png", "image/png", png(600, 300))], "paste", "#input")
+        self.drop(page, [("b.png", "image/png", png(8000, 6000))])  # 48 million pixels
+        expect(page.locator("#files img")).to_have_count(2, timeout=30000)
+        self.ask(page, "What are they?")
+        self.settle(page)
+        expect(self.answers(page).first).not_to_have_text("")
+        self.assertEqual([p["type"] for p in asked[0]["messages"][-1]["content"]], ["image_url", "image_url", "text"])
+        page.reload()
+        expect(page.locator(".message.user .file")).to_have_count(2)
+        self.ask(page, "And now?")
+        self.settle(page)
+        self.assertEqual(asked[1]["messages"][0]["content"], asked[0]["messages"][-1]["content"])
+        expect(page.get_by_role("alert")).to_have_count(0)
 
     # --- what a conversation has of its own
 

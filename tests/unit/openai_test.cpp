@@ -575,14 +575,14 @@ TEST(OpenAiAnswer, Whole) {
 }
 
 TEST(OpenAiAnswer, NoTimeGivesNoInfinity) {
-  const Json t = timings_json({.prompt = 3,
-                               .cached = 3,
-                               .generated = 0,
-                               .prefill_s = 0,
-                               .decode_s = 0,
-                               .steps = 0,
-                               .drafted = 8,
-                               .accepted = 2});
+  const Json t = timings_json(Usage{.prompt = 3,
+                                    .cached = 3,
+                                    .generated = 0,
+                                    .prefill_s = 0,
+                                    .decode_s = 0,
+                                    .steps = 0,
+                                    .drafted = 8,
+                                    .accepted = 2});
   EXPECT_EQ(t["prompt_per_second"], 0);
   EXPECT_EQ(t["predicted_per_second"], 0);
   EXPECT_EQ(t["draft_n_accepted"], 2);

@@ -1,0 +1,257 @@
+"""Pictures and sound over every API of `facet serve`: what is asked twice is answered alike and not encoded twice, other
+pictures are other answers, what cannot be taken is one error or one line, and usage counts what there is."""
+import base64
+import json
+import pathlib
+import subprocess
+import sys
+import tempfile
+import threading
+import unittest
+
+from serving import MODELS, PROGRAM, Serving
+
+DATA = pathlib.Path(__file__).resolve().parents[1] / "data" / "media"
+NANO = MODELS / "facet-nano-Q8_0.gguf"
+
+
+def b64(path):
+    return base64.b64encode((DATA / path).read_bytes()).decode()
+
+
+def url(path):
+    kind = {"jpg": "jpeg", "png": "png", "webp": "webp", "gif": "gif"}[path.rsplit(".", 1)[1]]
+    return f"data:image/{kind};base64," + b64(path)
+
+
+RED, GREY, LOSSY = "kinds/baseline-444.jpg", "kinds/grey.jpg", "kinds/lossy.webp"
+SOUND = "tone.flac"
+
+
+def image(path, **more):
+    return {"type": "image_url", "image_url": {"url": url(path), **more}}
+
+
+def text(s):
+    return {"type": "text", "text": s}
+
+
+class Media(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = tempfile.TemporaryDirectory()
+        mmproj = pathlib.Path(cls.folder.name) / "mmproj.gguf"
+        subprocess.run([PROGRAM, "synth", "--mmproj", "nano", "--quant", "BF16", mmproj], check=True, capture_output=True)
+        cls.mmproj = mmproj
+        cls.server = Serving("-m", NANO, "--mmproj", mmproj, "-c", 2048, "--parallel", 3, "--image-tokens", 70, "--media-path", DATA / "kinds")
+        cls.blind = Serving("-m", NANO, "--mmproj", "none", "-c", 512)
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.server.stop()
+        cls.blind.stop()
+        cls.folder.cleanup()
+
+    def post(self, path, body, status=200, server=None):
+        got, headers, answer = (server or self.server).request("POST", path, body)
+        self.assertEqual(got, status, answer)
+        return answer, headers
+
+    def chat(self, parts, status=200, server=None, **more):
+        messages = parts if parts and "role" in parts[0] else [{"role": "user", "content": parts}]
+        return self.post("/v1/chat/completions",
+                         {"messages": messages, "max_tokens": 12, "temperature": 0, **more}, status, server)[0]
+
+    def words(self, answer):
+        return answer["choices"][0]["message"]["content"]
+
+    def metric(self, name):
+        out = self.server.request("GET", "/metrics")[2]
+        return float(next(l.split()[1] for l in out.decode().splitlines() if l.startswith(name + " ")))
+
+    def test_a_second_turn_encodes_nothing_and_is_found(self):
+        first = self.chat([text("What is this?"), image(RED)])
+        usage = first["usage"]
+        self.assertGreater(usage["prompt_tokens_details"]["image_tokens"], 50)
+        self.assertEqual(usage["prompt_tokens_details"]["audio_tokens"], 0)
+        encoded = self.metric("facet_media_encoded_total")
+        again = self.chat([text("What is this?"), image(RED)])
+        self.assertEqual(self.words(again), self.words(first))
+        self.assertEqual(again["timings"]["media"]["encoded_n"], 0)
+        self.assertGreaterEqual(again["usage"]["prompt_tokens_details"]["cached_tokens"], usage["prompt_tokens"] - 2)
+        turn = self.chat([{"role": "user", "content": [text("What is this?"), image(RED)]},
+                          {"role": "assistant", "content": self.words(first)},
+                          {"role": "user", "content": "And now?"}])
+        # All but how the turn of the model begins, which is another one once it has ended.
+        self.assertGreaterEqual(turn["usage"]["prompt_tokens_details"]["cached_tokens"], usage["prompt_tokens"] - 5)
+        self.assertEqual(self.metric("facet_media_encoded_total"), encoded)
+
+    def test_pictures_do_not_meet(self):
+        fresh = {"cache_prompt": False}
+        answers = {p: self.chat([image(p), text("Describe.")], **fresh) for p in (RED, GREY, LOSSY)}
+        for p, a in answers.items():
+            self.assertEqual(self.words(self.chat([image(p), text("Describe.")])), self.words(a), p)
+        prompts = [self.chat([image(p), text("Describe.")], logprobs=True, top_logprobs=3, **fresh) for p in (RED, GREY)]
+        first = [p["choices"][0]["logprobs"]["content"][0]["top_logprobs"][0]["logprob"] for p in prompts]
+        self.assertNotEqual(*first)
+
+    def test_every_dialect_reads_the_same_picture(self):
+        body = {"max_tokens": 12, "temperature": 0}
+        want = self.chat([image(GREY), text("Name it.")])
+        n = want["usage"]["prompt_tokens"]
+        said = self.words(want)
+        a, _ = self.post("/v1/messages", {**body, "messages": [{"role": "user", "content": [
+            {"type": "image", "source": {"type": "base64", "media_type": "image/jpeg", "data": b64(GREY)}},
+            text("Name it.")]}]})
+        self.assertEqual((a["content"][0]["text"], a["usage"]["input_tokens"] + a["usage"]["cache_read_input_tokens"]),
+                         (said, n))
+        r, _ = self.post("/v1/responses", {"max_output_tokens": 12, "temperature": 0, "input": [
+            {"role": "user", "content": [{"type": "input_image", "image_url": url(GREY)},
+                                         {"type": "input_text", "text": "Name it."}]}]})
+        self.assertEqual((r["output"][-1]["content"][0]["text"], r["usage"]["input_tokens"]), (said, n))
+        self.assertEqual(r["usage"]["input_tokens_details"]["image_tokens"],
+                         want["usage"]["prompt_tokens_details"]["image_tokens"])
+        o, _ = self.post("/api/chat", {"stream": False, "options": {"temperature": 0, "num_predict": 12}, "think": False,
+                                       "messages": [{"role": "user", "content": "Name it.", "images": [b64(GREY)]}]})
+        self.assertEqual((o["message"]["content"], o["prompt_eval_count"]), (said, n))
+        g, _ = self.post("/api/generate", {"stream": False, "options": {"temperature": 0, "num_predict": 12},
+                                           "think": False, "prompt": "Name it.", "images": [b64(GREY)]})
+        self.assertEqual((g["response"], g["prompt_eval_count"]), (said, n))
+        props = self.server.request("GET", "/props")[2]
+        rendered, _ = self.post("/apply-template", {"messages": [{"role": "user", "content": [image(GREY),
+                                                                                              text("Name it.")]}]})
+        prompt = rendered["prompt"].replace("<|image|>", props["media_marker"])
+        call, _ = self.post("/tokenize", {"content": "<|tool_call>"})  # never drawn in a chat without tools
+        c, _ = self.post("/completion", {"logit_bias": [[call["tokens"][0], False]], "n_predict": 12, "temperature": 0, "return_tokens": True, "prompt": {
+            "prompt_string": prompt, "multimodal_data": [b64(GREY)]}})
+        self.assertEqual((c["content"], c["tokens_evaluated"]), (said, n))
+
+    def test_counts_agree_with_usage(self):
+        parts = [image(RED), text("One"), image(LOSSY), text("two."),
+                 {"type": "input_audio", "input_audio": {"data": b64(SOUND), "format": "flac"}}]
+        usage = self.chat(parts)["usage"]
+        self.assertGreater(usage["prompt_tokens_details"]["audio_tokens"], 0)
+        n, _ = self.post("/v1/chat/completions/input_tokens", {"messages": [{"role": "user", "content": parts}]})
+        self.assertEqual(n["input_tokens"], usage["prompt_tokens"])
+
+    def test_detail_and_the_parts_own_budget(self):
+        def n(**more):
+            return self.chat([image(RED, **more), text("x")])["usage"]["prompt_tokens_details"]["image_tokens"]
+        self.assertEqual(n(detail="low"), n())  # the server gives no picture more than its own budget
+        self.assertEqual(n(detail="high"), n())
+        self.chat([image(RED, detail="best")], status=400)
+
+    def test_what_cannot_be_read_in_the_newest_message_is_an_error(self):
+        broken = base64.b64encode((DATA / RED).read_bytes()[:700]).decode()
+        cases = [(image(RED)["image_url"]["url"] + "!", "base64"),
+                 ("data:image/png;base64,AAAA", "JPEG"),
+                 ("data:image/jpeg;base64," + broken, ""),
+                 ("https://127.0.0.1/a.png", "fetches nothing"),
+                 ("file:///etc/passwd", "")]
+        for u, what in cases:
+            e = self.chat([text("hi"), {"type": "image_url", "image_url": {"url": u}}], status=400)["error"]
+            self.assertIn("messages[0].content[1]", e["message"] + str(e["param"]), u)
+            self.assertIn(what, e["message"], u)
+
+    def test_files_of_the_folder_alone(self):
+        def ask(name, status=200):
+            return self.chat([{"type": "image_url", "image_url": {"url": name}}, text("x")], status=status)
+        self.assertEqual(self.words(ask("file://grey.jpg")), self.words(self.chat([image(GREY), text("x")])))
+        self.assertEqual(self.words(ask("file://../kinds/grey.jpg")), self.words(ask("file://grey.jpg")))
+        for name in ("file:///etc/passwd", "file://../tone.flac", "file://..", "file://", "file://nothing.png",
+                     "FILE://grey.jpg", "file://localhost/etc/passwd", "file://../../../README.md"):
+            self.assertIn("messages[0]", str(ask(name, 400)["error"]), name)
+
+    def test_in_earlier_turns_it_is_a_line(self):
+        broken = base64.b64encode((DATA / RED).read_bytes()[:700]).decode()
+        a = self.post("/v1/chat/completions", {"max_tokens": 4, "messages": [
+            {"role": "user", "content": [text("see"), {"type": "image_url", "image_url": {
+                "url": "data:image/jpeg;base64," + broken}}]},
+            {"role": "assistant", "content": "ok"}, {"role": "user", "content": "go on"}]})[1]
+        self.assertEqual(a.get("x-facet-left-out"), "media=1")
+        self.server.wait_log("left out kind=chat media=1")
+        rendered, _ = self.post("/apply-template", {"messages": [
+            {"role": "user", "content": [text("see"), {"type": "image_url", "image_url": {"url": "data:,x"}}]},
+            {"role": "assistant", "content": "ok"}, {"role": "user", "content": "go on"}]})
+        self.assertIn("see\n[picture left out: it cannot be read]", rendered["prompt"])
+
+    def test_the_oldest_go_where_the_context_ends(self):
+        messages = []
+        for i in range(30):
+            messages += [{"role": "user", "content": [text(f"picture {i}"), image(RED)]},
+                         {"role": "assistant", "content": "seen"}]
+        messages.append({"role": "user", "content": [text("the last"), image(GREY)]})
+        body = {"max_tokens": 4, "messages": messages}
+        a, answer = self.post("/v1/chat/completions", body)
+        self.assertLess(a["usage"]["prompt_tokens"], 2048)
+        self.assertGreater(a["usage"]["prompt_tokens"], 1700)
+        self.assertRegex(answer["x-facet-left-out"], r"media=\d+")
+        # Those that alone are too many for the context are an error.
+        e = self.chat([image(RED)] * 32, status=400)["error"]
+        self.assertEqual(e["code"], "context_length_exceeded")
+        self.assertIn("at most 32", self.chat([image(RED)] * 33, status=400)["error"]["message"])
+
+    def test_tools_give_pictures_back(self):
+        messages = [{"role": "user", "content": "look"},
+                    {"role": "assistant", "tool_calls": [{"id": "c", "type": "function",
+                                                          "function": {"name": "see", "arguments": "{}"}}]},
+                    {"role": "tool", "tool_call_id": "c", "content": [text("here"), image(GREY)]}]
+        a = self.chat(messages)
+        self.assertGreater(a["usage"]["prompt_tokens_details"]["image_tokens"], 50)
+        b, _ = self.post("/v1/messages", {"max_tokens": 12, "temperature": 0, "messages": [
+            {"role": "user", "content": "look"},
+            {"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "see", "input": {}}]},
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": [
+                text("here"), {"type": "image", "source": {"type": "base64", "media_type": "image/jpeg",
+                                                           "data": b64(GREY)}}]}]}]})
+        self.assertEqual(b["usage"]["input_tokens"] + b["usage"]["cache_read_input_tokens"], a["usage"]["prompt_tokens"])
+
+    def test_structured_answers_and_streams(self):
+        schema = {"type": "json_schema", "json_schema": {"name": "a", "strict": True, "schema": {
+            "type": "object", "properties": {"n": {"type": "integer", "maximum": 9, "minimum": 0}}, "required": ["n"],
+            "additionalProperties": False}}}
+        whole = self.chat([image(RED), text("Count.")], response_format=schema, max_tokens=40)
+        self.assertIn("n", json.loads(self.words(whole)))
+        _, _, stream = self.server.request("POST", "/v1/chat/completions", (
+            {"messages": [{"role": "user", "content": [image(RED), text("Count.")]}], "max_tokens": 40, "temperature": 0,
+             "stream": True, "response_format": schema, "stream_options": {"include_usage": True}}))
+        chunks = [json.loads(l[6:]) for l in stream.decode().splitlines() if l.startswith("data: {")]
+        said = "".join(c["choices"][0]["delta"].get("content") or "" for c in chunks if c["choices"])
+        self.assertEqual(said, self.words(whole))
+        self.assertGreater(chunks[-1]["usage"]["prompt_tokens_details"]["image_tokens"], 50)
+
+    def test_several_at_once_are_as_alone(self):
+        paths = [RED, GREY, LOSSY, "kinds/cmyk.jpg", "kinds/interlaced.png", "kinds/grey-16.png"]
+        alone = [self.words(self.chat([text("Tell."), image(p)], cache_prompt=False)) for p in paths]
+        got = [None] * len(paths)
+
+        def ask(i):
+            got[i] = self.words(self.chat([text("Tell."), image(paths[i])], cache_prompt=False))
+        threads = [threading.Thread(target=ask, args=(i,)) for i in range(len(paths))]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
+        self.assertEqual(got, alone)
+
+    def test_who_takes_what_is_said(self):
+        model = self.server.request("GET", "/v1/models")[2]["data"][0]
+        self.assertEqual(model["architecture"]["input_modalities"], ["text", "image", "audio"])
+        self.assertEqual(self.server.request("GET", "/props")[2]["modalities"],
+                         {"vision": True, "audio": True})
+        show, _ = self.post("/api/show", {"model": "x"})
+        self.assertLessEqual({"vision", "audio"}, set(show["capabilities"]))
+        self.assertEqual(self.blind.request("GET", "/v1/models")[2]["data"][0]["architecture"]
+                         ["input_modalities"], ["text"])
+
+    def test_a_model_without_says_which_file_is_missing(self):
+        e = self.chat([image(RED)], status=400, server=self.blind)["error"]
+        self.assertIn("found a picture", e["message"])
+        self.assertIn("--mmproj", e["message"])
+        a = self.chat([{"role": "user", "content": [image(RED)]}, {"role": "assistant", "content": "ok"},
+                       {"role": "user", "content": "hi"}], server=self.blind)
+        self.assertNotIn("image_tokens", a["usage"]["prompt_tokens_details"])
+
+
+if __name__ == "__main__":
+    unittest.main(argv=sys.argv[:1] + sys.argv[1:])
