@@ -64,7 +64,7 @@ struct HttpConfig {
   std::string host = "127.0.0.1";
   int port = 8080;                 // 0: a free one
   uint32_t max_header = 32 << 10;  // bytes
-  uint64_t max_body = 32 << 20;     // bytes
+  uint64_t max_body = 32 << 20;    // bytes
   int max_connections = 128;
   uint64_t max_backlog = 1 << 20;  // bytes of a stream that its reader may be behind
   // Bytes of all connections together: bodies that are not read yet, and answers that wait for their readers.
