@@ -12,6 +12,7 @@ import importlib.util
 import pathlib
 import subprocess
 import sys
+import tempfile
 import time
 import traceback
 import venv
@@ -123,10 +124,12 @@ def main():
     assert cases, f"no such cases: {a.wanted}"
     if a.install or a.installed:
         sys.exit(in_environments(a, cases))
-    server = None
+    server, folder = None, tempfile.TemporaryDirectory()
     try:
         if any(not missing(c) for c in cases):
-            server = subprocess.Popen([a.program, "serve", "-m", str(FILE), "--port", "0", "-c", "4096", "-n", "512", "-t", "1", "--alias", MODEL, "--api-key", KEY],
+            mmproj = pathlib.Path(folder.name) / "mmproj.gguf"  # with random weights: a picture is read, and says nothing
+            subprocess.run([a.program, "synth", "--mmproj", "nano", "--quant", "BF16", mmproj], check=True, capture_output=True)
+            server = subprocess.Popen([a.program, "serve", "-m", str(FILE), "--mmproj", str(mmproj), "--image-tokens", "70", "--port", "0", "-c", "4096", "-n", "512", "-t", "1", "--alias", MODEL, "--api-key", KEY],
                                       stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         outcomes = run(cases, Api(server.stdout.readline().split()[-1] if server else ""))
     finally:

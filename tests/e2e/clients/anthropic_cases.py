@@ -1,7 +1,7 @@
 """Anthropic's client."""
 import asyncio
 
-from .common import ASK_TIME, CITY, HELLO, KEY, MODEL, PERSON, SUM, case, is_person, raises, user
+from .common import ASK_TIME, CITY, HELLO, KEY, MODEL, PERSON, PICTURE_URL, SUM, case, is_person, raises, user
 
 TOOL = {"name": "get_time", "description": "Get the local time", "input_schema": CITY}
 
@@ -122,3 +122,12 @@ def errors(api):
                        (anthropic.AuthenticationError, lambda: c.with_options(api_key="wrong").messages.create(**fields("Hello", {}))),
                        (anthropic.NotFoundError, lambda: c.messages.batches.list())):
         assert raises(kind, call).body["error"]["message"]
+
+
+@case("anthropic")
+def pictures(api):
+    image = {"type": "image", "source": {"type": "base64", "media_type": "image/jpeg", "data": PICTURE_URL.split(",")[1]}}
+    messages = [{"role": "user", "content": [image, {"type": "text", "text": "What is this?"}]}]
+    m = client_of(api).messages.create(model=MODEL, max_tokens=8, messages=messages, extra_body={"temperature": 0})
+    n = client_of(api).messages.count_tokens(model=MODEL, messages=messages).input_tokens
+    assert m.usage.input_tokens + m.usage.cache_read_input_tokens == n > 60 and m.usage.output_tokens > 0, (m, n)

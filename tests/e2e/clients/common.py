@@ -1,6 +1,10 @@
 """What the cases of clients_test.py share. A case is a function of a Server's address that raises where the client does not get what it asked for."""
+import base64
 import dataclasses
 import json
+import pathlib
+
+ROOT = pathlib.Path(__file__).resolve().parents[3]
 
 MODEL = "nano"
 KEY = "secret"
@@ -42,6 +46,10 @@ def case(client, *modules):
         CASES.append(Case(client, modules or (client.replace("-", "_"),), f))
         return f
     return add
+
+
+PICTURE = ROOT / "tests" / "data" / "media" / "kinds" / "baseline-444.jpg"
+PICTURE_URL = "data:image/jpeg;base64," + base64.b64encode(PICTURE.read_bytes()).decode()
 
 
 def user(text):

@@ -2,7 +2,7 @@
 import asyncio
 import json
 
-from .common import ASK_TIME, HELLO, KEY, MODEL, SUM, TOOL, case, raises, user
+from .common import ASK_TIME, HELLO, KEY, MODEL, PICTURE, SUM, TOOL, case, raises, user
 
 COLD = {"temperature": 0}
 
@@ -66,3 +66,13 @@ def errors(api):
     import ollama
     e = raises(ollama.ResponseError, lambda: client_of(api).chat(MODEL, user("Hello"), format={"type": "nonsense"}))
     assert e.status_code == 400 and e.error, e
+
+
+@case("ollama")
+def pictures(api):
+    c = client_of(api)
+    assert {"vision", "audio"} <= set(c.show(MODEL).capabilities)
+    cold = {**COLD, "num_predict": 8}
+    r = c.chat(MODEL, [{"role": "user", "content": "What is this?", "images": [PICTURE.read_bytes()]}], options=cold)
+    assert r.prompt_eval_count > 60 and r.eval_count > 0, r
+    assert c.generate(MODEL, "What is this?", images=[PICTURE], options=cold).response == r.message.content

@@ -1,8 +1,9 @@
 """OpenAI's own client: models, chat, completions."""
 import asyncio
+import base64
 import json
 
-from .common import ASK_TIME, HELLO, KEY, MODEL, PERSON, SUM, TOOL, case, is_person, is_time_call, person_model, raises, user
+from .common import ASK_TIME, HELLO, KEY, MODEL, PERSON, PICTURE, PICTURE_URL, SUM, TOOL, case, is_person, is_time_call, person_model, raises, user
 
 
 def client_of(api, **more):
@@ -230,3 +231,16 @@ def errors(api):
                        (openai.InternalServerError, lambda: c.embeddings.create(model=MODEL, input="x")),
                        (openai.AuthenticationError, lambda: c.with_options(api_key="wrong").models.list())):
         assert raises(kind, call).body["message"]
+
+
+@case("openai")
+def pictures_and_sound(api):
+    import openai
+    sound = base64.b64encode((PICTURE.parents[1] / "mono16k.flac").read_bytes()).decode()
+    parts = [{"type": "image_url", "image_url": {"url": PICTURE_URL, "detail": "low"}}, {"type": "text", "text": "What is this?"},
+             {"type": "input_audio", "input_audio": {"data": sound, "format": "wav"}}]
+    r = client_of(api).chat.completions.create(model=MODEL, messages=[{"role": "user", "content": parts}], temperature=0, max_tokens=8)
+    details = r.usage.prompt_tokens_details
+    assert details.image_tokens > 50 and details.audio_tokens > 0 and r.choices[0].message.content, r
+    broken = [{"type": "image_url", "image_url": {"url": PICTURE_URL[:400]}}]
+    raises(openai.BadRequestError, lambda: client_of(api).chat.completions.create(model=MODEL, messages=[{"role": "user", "content": broken}]))
