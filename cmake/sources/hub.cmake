@@ -5,6 +5,7 @@ set(facet_sources
   download.cpp
   http.cpp
   hub.cpp
+  media_fetch.cpp
   repo.cpp
   url.cpp
 )

@@ -24,6 +24,7 @@ set(tests_unit
   unit/hub_test.cpp
   unit/kv_codec_test.cpp
   unit/matrix_test.cpp
+  unit/media_fetch_test.cpp
   unit/media_part_test.cpp
   unit/metrics_test.cpp
   unit/mixture_test.cpp

@@ -17,6 +17,7 @@
 #include "app/options.h"
 #include "app/serve_router.h"
 #include "base/print.h"
+#include "hub/media_fetch.h"
 #include "model/types.h"
 #include "server/service.h"
 #include "tokenizer/tokenizer.h"
@@ -302,6 +303,18 @@ void add_serve(CLI::App& app, int& rc) {
       ->transform(CLI::AsSizeValue(false))
       ->check(CLI::Range(uint64_t(0), uint64_t(1) << 40))
       ->default_str("256MB");
+  cmd->add_option_function<std::vector<std::string>>(
+         "--allow-media-urls",
+         [&s](const std::vector<std::string>& hosts) {
+           s.defaults.fetch_media = [c = MediaFetchConfig{.hosts = hosts}](const std::string& url) {
+             return fetch_media(url, c);
+           };
+         },
+         "Hosts from which pictures and sounds of requests are fetched (example.com, *.example.com, * for any); "
+         "private "
+         "addresses never; omitted: none")
+      ->delimiter(',')
+      ->check(not_empty());
   cmd->add_option("--media-path", s.defaults.media_path,
                   "Folder whose pictures and sounds requests may name as file://NAME; omitted: none")
       ->check(CLI::ExistingDirectory);

@@ -50,8 +50,7 @@ bool RequestReader::guarded(Arrival& a, F&& f) {
     a.error = no_memory();
   }
   using Stage = MediaOfRequest::Stage;
-  if (!a.left && !a.error && !a.answer && (a.media.stage == Stage::kOpen || a.media.stage == Stage::kEncode))
-    return true;
+  if (!a.left && !a.error && !a.answer && a.media.stage != Stage::kNone && a.media.stage != Stage::kDone) return true;
   a.body_room.release();
   // Of megabytes, perhaps, and not needed any more: they go here and not on the server's thread. One without words
   // stays, as they tell that this is a chat.
@@ -86,7 +85,7 @@ bool RequestReader::go_on(Arrival& a, bool out_of_memory) {
 
 TurnPool::Job RequestReader::media_job(Arrival& a) {
   MediaEncoder& encoder = *engine_.media();
-  TurnPool::Job job{.client = a.key, .left = &a.left, .steps = a.media.steps(encoder, cache_)};
+  TurnPool::Job job{.client = a.key, .left = &a.left, .steps = a.media.steps(encoder, cache_, c_.defaults.fetch_media)};
   if (a.media.stage != MediaOfRequest::Stage::kEncode) return job;
   a.row_room = std::make_shared<Room::Part>(row_room_);
   const uint64_t bytes = uint64_t(a.media.row_bytes(a.prompts, encoder.width()));
@@ -206,11 +205,12 @@ bool RequestReader::fits(Arrival& a, int64_t n_tokens, int64_t n_bytes) const {
 void RequestReader::read_prompts(Arrival& a) {
   using Stage = MediaOfRequest::Stage;
   MediaEncoder* encoder = engine_.media();
-  if (a.media.stage == Stage::kNone && encoder) {
-    a.media.collect(a.request, *encoder, cache_);
-    if (a.media.stage == Stage::kOpen) return;
-  }
   const bool encoded = a.media.stage == Stage::kEncode;
+  if (encoder && !encoded) {
+    a.media.collect(a.request, *encoder, cache_);
+    a.media.advance();
+    if (a.media.stage != Stage::kNone) return;
+  }
   const int n_before = a.request.left_out.media;
   settle(a);
   if (!a.error && (!encoded || a.request.left_out.media != n_before)) tokenize(a);

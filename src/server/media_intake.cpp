@@ -72,30 +72,55 @@ std::string text_of_prompt(std::span<const int32_t> ids, const Tokenizer& t, boo
   return t.decode(text, show_special);
 }
 
+// From bytes to an open picture; a sound takes time, and is opened later.
+void MediaOfRequest::Load::begin(MediaEncoder& encoder, MediaCache& cache) {
+  const std::string& file = fetched.empty() ? *bytes : fetched;
+  const bool picture = part.kind == ContentPart::Kind::kImage;
+  load = std::make_unique<MediaLoad>(picture, std::as_bytes(std::span(file)), part.where, part.budget);
+  if (!picture) return;
+  if (auto ok = load->open(encoder, cache); !ok) error = ok.error();
+}
+
 void MediaOfRequest::collect(ApiRequest& r, MediaEncoder& encoder, MediaCache& cache) {
-  for_each_media(r, [&](ContentPart& part, bool may_be_left_out) {
-    const bool picture = part.kind == ContentPart::Kind::kImage;
-    loads_.push_back(std::make_unique<Load>(
-        Load{part.bytes, may_be_left_out,
-             MediaLoad(picture, std::as_bytes(std::span(*part.bytes)), part.where, part.budget)}));
-    Load& l = *loads_.back();
-    if (!picture)
-      stage = Stage::kOpen;
-    else if (auto ok = l.load.open(encoder, cache); !ok)
-      l.error = ok.error();
+  if (std::exchange(is_collected_, true)) return;
+  for_each_media(r, [&](ContentPart& part, bool) {
+    loads_.push_back(std::make_unique<Load>(Load{.bytes = part.bytes, .part = part}));
+    if (!part.bytes->empty()) loads_.back()->begin(encoder, cache);
   });
 }
 
-std::vector<std::function<void()>> MediaOfRequest::steps(MediaEncoder& encoder, MediaCache& cache) {
+void MediaOfRequest::advance() {
+  const auto some = [&](auto&& is) {
+    return std::any_of(loads_.begin(), loads_.end(), [&](const auto& l) { return !l->error && is(*l); });
+  };
+  stage = Stage::kNone;
+  if (some([](const Load& l) { return !l.load; }))
+    stage = Stage::kFetch;
+  else if (some([](const Load& l) { return !l.load->is_open(); }))
+    stage = Stage::kOpen;
+}
+
+std::vector<std::function<void()>> MediaOfRequest::steps(MediaEncoder& encoder, MediaCache& cache, const Fetch& fetch) {
   std::vector<std::function<void()>> steps;
-  const bool opens = stage == Stage::kOpen;
   for (const std::unique_ptr<Load>& p : loads_) {
     Load* l = p.get();
-    if (l->error || l->is_out || !l->is_needed || (opens && l->load.is_picture())) continue;
-    steps.push_back([l, opens, &encoder, &cache] {
-      auto ok = opens ? l->load.open(encoder, cache) : l->load.encode(encoder, cache);
-      if (!ok) l->error = ok.error();
-    });
+    if (l->error || !l->is_needed) continue;
+    if (stage == Stage::kFetch && !l->load)
+      steps.push_back([l, &encoder, &cache, &fetch] {
+        auto bytes = fetch(l->part.url);
+        if (!bytes)
+          l->error =
+              Error{l->part.where, fmt::format("{}: {}", bytes.error().where, bytes.error().what), bytes.error().hint};
+        else if (bytes->empty())
+          l->error = Error{l->part.where, "expected a file, found an empty one", ""};
+        else
+          l->fetched = std::move(*bytes), l->begin(encoder, cache);
+      });
+    else if ((stage == Stage::kOpen && !l->load->is_open()) || stage == Stage::kEncode)
+      steps.push_back([l, opens = stage == Stage::kOpen, &encoder, &cache] {
+        auto ok = opens ? l->load->open(encoder, cache) : l->load->encode(encoder, cache);
+        if (!ok) l->error = ok.error();
+      });
   }
   return steps;
 }
@@ -115,7 +140,7 @@ void MediaOfRequest::mark_errors(ApiRequest& r) const {
 int MediaOfRequest::tokens(const PromptIds& p) const {
   int64_t n = int64_t(p.ids.size());
   for (const std::string* bytes : p.media)
-    if (const Load* l = find(bytes)) n += l->load.n_tokens() + 2 * l->load.n_items();
+    if (const Load* l = find(bytes); l && l->load) n += l->load->n_tokens() + 2 * l->load->n_items();
   return int(std::min<int64_t>(n, INT32_MAX));
 }
 
@@ -123,7 +148,7 @@ int64_t MediaOfRequest::row_bytes(std::span<const PromptIds> prompts, int width)
   int64_t n = 0;
   for (const PromptIds& p : prompts)
     for (const std::string* bytes : p.media)
-      if (const Load* l = find(bytes)) n += int64_t(l->load.n_tokens()) * width * int64_t(sizeof(float));
+      if (const Load* l = find(bytes); l && l->load) n += int64_t(l->load->n_tokens()) * width * int64_t(sizeof(float));
   return n;
 }
 
@@ -132,10 +157,10 @@ bool MediaOfRequest::leave_out(ApiRequest& r, int64_t tokens, int64_t bytes, int
   constexpr int kLine = 12;  // tokens of the line that comes in its place, or a few more
   for_each_media(r, [&](ContentPart& part, bool may) {
     const Load* l = find(part.bytes.get());
-    if (!may || !l || (tokens <= 0 && bytes <= 0)) return;
+    if (!may || !l || !l->load || (tokens <= 0 && bytes <= 0)) return;
     part.error = Error{part.where, "expected a conversation that fits", ""};
     part.reason = "there is no room for it";
-    tokens -= std::max(1, l->load.n_tokens() - kLine), bytes -= int64_t(l->load.n_tokens()) * width * 4;
+    tokens -= std::max(1, l->load->n_tokens() - kLine), bytes -= int64_t(l->load->n_tokens()) * width * 4;
     some = true;
   });
   return some;
@@ -154,8 +179,8 @@ Status MediaOfRequest::insert(const MediaTokens& ids, const std::shared_ptr<Room
   std::vector<size_t> at;
   for (size_t i = 0; i < p.media.size(); ++i) {
     const Load* l = find(p.media[i]);
-    if (!l || l->load.items().empty()) return Error{"", "a picture or sound was not encoded", ""};
-    for (const MediaItem& item : l->load.items()) items.push_back(item), at.push_back(p.at[i]);
+    if (!l || !l->load || l->load->items().empty()) return Error{"", "a picture or sound was not encoded", ""};
+    for (const MediaItem& item : l->load->items()) items.push_back(item), at.push_back(p.at[i]);
   }
   struct Held {
     MediaCache::Rows rows;
@@ -172,9 +197,9 @@ MediaUse MediaOfRequest::use(const PromptIds& p) const {
   MediaUse u;
   for (const std::string* bytes : p.media) {
     const Load* l = find(bytes);
-    if (!l) continue;
-    (l->load.is_picture() ? u.image_tokens : u.audio_tokens) += l->load.n_tokens();
-    u.n += l->load.n_items(), u.n_encoded += l->load.n_encoded(), u.encode_s += l->load.encode_s();
+    if (!l || !l->load) continue;
+    (l->load->is_picture() ? u.image_tokens : u.audio_tokens) += l->load->n_tokens();
+    u.n += l->load->n_items(), u.n_encoded += l->load->n_encoded(), u.encode_s += l->load->encode_s();
   }
   return u;
 }

@@ -35,14 +35,16 @@ std::string text_of_prompt(std::span<const int32_t> ids, const Tokenizer& t, boo
 // Of one request. Where it stands is told by `stage`: whoever has the request does what the stage says, then goes on.
 class MediaOfRequest {
  public:
-  enum class Stage { kNone, kOpen, kEncode, kDone };
+  enum class Stage { kNone, kFetch, kOpen, kEncode, kDone };
   Stage stage = Stage::kNone;
 
-  // All parts that the request may take. Pictures are opened at once; stage is kOpen if there are sounds.
+  using Fetch = std::function<Result<std::string>(const std::string& url)>;
+  // All parts that the request may take, the first time. Pictures are opened at once.
   void collect(ApiRequest& r, MediaEncoder& encoder, MediaCache& cache);
+  void advance();  // to kFetch or kOpen where there is something of the kind to do, else kNone
   bool empty() const { return loads_.empty(); }
-  // Steps for the pool: of kOpen or kEncode. They look at this object, the encoder and the cache.
-  std::vector<std::function<void()>> steps(MediaEncoder& encoder, MediaCache& cache);
+  // Steps for a pool: of kFetch, kOpen or kEncode. They look at this object, the encoder, the cache and `fetch`.
+  std::vector<std::function<void()>> steps(MediaEncoder& encoder, MediaCache& cache, const Fetch& fetch);
   // Parts that could not be opened or encoded get their error.
   void mark_errors(ApiRequest& r) const;
   int tokens(const PromptIds& p) const;  // with soft tokens and those around them
@@ -57,14 +59,17 @@ class MediaOfRequest {
 
  private:
   struct Load {
-    std::shared_ptr<const std::string> bytes;
-    bool may_be_left_out;
-    MediaLoad load;
+    std::shared_ptr<const std::string> bytes;  // ContentPart::bytes
+    ContentPart part;
+    std::string fetched = {};
+    std::unique_ptr<MediaLoad> load = {};  // null: not fetched
     std::optional<Error> error = {};
-    bool is_out = false, is_needed = true;
+    bool is_needed = true;
+    void begin(MediaEncoder& encoder, MediaCache& cache);
   };
   const Load* find(const std::string* bytes) const;
   std::vector<std::unique_ptr<Load>> loads_;  // the oldest first
+  bool is_collected_ = false;
 };
 
 std::string media_metrics(const MediaCache::Stats& s);  // Prometheus' text format

@@ -32,7 +32,9 @@ struct ApiDefaults {
   bool parse_special = false;  // control tokens spelled in messages are those tokens
   bool takes_pictures = false, takes_sound = false;  // the model has encoders of them
   std::string no_media = {};                         // what to do about one that it has not
-  std::string media_path = {};                       // folder for file:// URLs; empty: there are none
+  // What http and https URLs name, on a thread of the pool; none: nothing is fetched.
+  std::function<Result<std::string>(const std::string& url)> fetch_media = {};
+  std::string media_path = {};  // folder for file:// URLs; empty: there are none
   std::function<std::vector<int32_t>(std::string_view)> tokenize = {};     // for a logit_bias that names text
   std::function<std::vector<int32_t>(std::string_view)> tokens_with = {};  // ids of tokens that hold a text
 };

@@ -166,6 +166,8 @@ void leave_media_out(Fields& f, ApiRequest& r, const ApiDefaults& d, const std::
                "send fewer of them", "a request has too many");
       else if (!d.media_path.empty() && p.url.starts_with(kFileUrl))
         open_file(p, d.media_path);
+      else if (d.fetch_media && (p.url.starts_with("https://") || p.url.starts_with("http://")))
+        p.error.reset(), p.bytes = std::make_shared<const std::string>();  // fetched later
       else if (!p.bytes && !p.error)
         refuse(p, at, fmt::format("expected the bytes of a {}", media_name(p.kind)),
                "this server takes them in base64, as data: URLs", "it cannot be read");

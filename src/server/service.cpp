@@ -37,9 +37,11 @@ struct Loaded {
         answers(e, c, with_writer(std::move(hooks))),
         reader(e, c),
         grammars([&e](const GrammarPtr& g) { return e.prepare_grammars(g); }, grammar_threads()),
-        media(kMediaThreads) {}
-  ~Loaded() { media.stop(); }              // it and the worker give each other work
-  static constexpr int kMediaThreads = 2;  // one decodes while the other one encodes
+        media(kMediaThreads),
+        fetches(c.defaults.fetch_media ? kFetchThreads : 0) {}
+  ~Loaded() { media.stop(), fetches.stop(); }  // they and the worker give each other work
+  static constexpr int kMediaThreads = 2;      // one decodes while the other one encodes
+  static constexpr int kFetchThreads = 4;
   static int grammar_threads() { return std::clamp(int(std::thread::hardware_concurrency()) / 2, 2, 4); }
   AnswersHooks with_writer(AnswersHooks hooks) {
     hooks.write = [this](std::function<void()> work) { writer.push(std::move(work)); };
@@ -52,7 +54,7 @@ struct Loaded {
   Answers answers;
   RequestReader reader;  // of the worker's thread
   GrammarPool grammars;
-  TurnPool media;
+  TurnPool media, fetches;
   Worker worker = {}, writer = {};  // of bodies, and of answers; they end before what they use
 };
 
@@ -193,7 +195,8 @@ class ServiceImpl final : public Service, public HttpHandler {
         job.done = [this, &l, a](bool out_of_memory) {
           l.worker.push([this, &l, a, out_of_memory] { proceed(l, a, l.reader.go_on(*a, out_of_memory)); });
         };
-        return l.media.run(std::move(job));
+        const bool fetches = a->media.stage == MediaOfRequest::Stage::kFetch;
+        return (fetches ? l.fetches : l.media).run(std::move(job));
       }
       if (!a->recipe || a->error) return arrived(l, a);
       l.grammars.make(std::move(*a->recipe), a->key, a->left, [this, &l, a](GrammarAnswer g) {

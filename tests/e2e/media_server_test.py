@@ -162,6 +162,21 @@ class Media(unittest.TestCase):
                      "FILE://grey.jpg", "file://localhost/etc/passwd", "file://../../../README.md"):
             self.assertIn("messages[0]", str(ask(name, 400)["error"]), name)
 
+    def test_no_url_leads_into_a_private_network(self):
+        """Whatever is allowed: nothing is connected to, and the conversation goes on where it is an earlier turn's."""
+        fetches = Serving("-m", NANO, "--mmproj", self.mmproj, "-c", 1024, "--image-tokens", 70, "--allow-media-urls", "*")
+        try:
+            for host in ("127.0.0.1", "localhost", "[::1]", "169.254.169.254"):
+                part = {"type": "image_url", "image_url": {"url": f"http://{host}:{fetches.port}/health"}}
+                e = self.chat([part, text("x")], status=400, server=fetches)["error"]
+                self.assertIn("messages[0].content[0]", e["message"] + str(e["param"]))
+            a = self.chat([{"role": "user", "content": [part, image(GREY)]}, {"role": "assistant", "content": "ok"},
+                           {"role": "user", "content": "hi"}], server=fetches)
+            self.assertGreater(a["usage"]["prompt_tokens_details"]["image_tokens"], 50)
+            self.assertNotIn("GET /health", fetches.log_text())
+        finally:
+            fetches.stop()
+
     def test_in_earlier_turns_it_is_a_line(self):
         broken = base64.b64encode((DATA / RED).read_bytes()[:700]).decode()
         a = self.post("/v1/chat/completions", {"max_tokens": 4, "messages": [
