@@ -9,14 +9,14 @@
 #include <vector>
 
 #include "api/engine.h"
-#include "engine/fingerprint.h"
-#include "engine/kv_config.h"
 #include "engine/loaded_model.h"
-#include "engine/mapping.h"
 #include "engine/request_queue.h"
-#include "engine/session_store.h"
 #include "engine/step_loop.h"
 #include "engine/tiers.h"
+#include "session/fingerprint.h"
+#include "session/kv_config.h"
+#include "session/lazy_mapping.h"
+#include "session/session_store.h"
 #include "tokenizer/tokenizer.h"
 
 namespace facet {

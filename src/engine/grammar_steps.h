@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "engine/constrain.h"
-#include "engine/mask_tasks.h"
-#include "engine/session_store.h"
+#include "session/mask_tasks.h"
+#include "session/session_store.h"
 
 namespace facet {
 

@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "engine/session_store.h"
+#include "session/session_store.h"
 
 namespace facet {
 

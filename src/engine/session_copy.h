@@ -8,9 +8,9 @@
 
 #include "cache/row_copier.h"
 #include "engine/runner.h"
-#include "engine/session_image.h"
-#include "engine/session_store.h"
 #include "engine/speculate.h"
+#include "session/session_image.h"
+#include "session/session_store.h"
 
 namespace facet {
 

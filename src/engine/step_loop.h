@@ -10,11 +10,10 @@
 #include "backend/cpu/sampler.h"
 #include "engine/grammar_steps.h"
 #include "engine/logprobs.h"
-#include "engine/mapping.h"
 #include "engine/runner.h"
 #include "engine/scheduler.h"
-#include "engine/session_store.h"
 #include "engine/speculate.h"
+#include "session/session_store.h"
 #include "tokenizer/tokenizer.h"
 
 namespace facet {
@@ -78,13 +77,14 @@ class StepLoop {
                            .pending = q.decoding ? pending : limit(s, pending),
                            .decoding = q.decoding,
                            .arrival = q.work.id,
-                           .priority = q.work.request.priority});
+                           .priority = q.work.request.priority,
+                           .unmapped = cache().asleep(s)});
       }
     if (demands.empty()) {
       if (any) grammars_.wait();
       return any;
     }
-    let_sleep(demands, cache());
+    skip_unmapped(demands);
     limit_echoes(demands);
     run(with_whole_pictures(scheduler_.schedule(demands)));
     return true;

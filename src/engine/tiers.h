@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "base/worker.h"
-#include "engine/disk_tier.h"
-#include "engine/host_tier.h"
 #include "engine/session_copy.h"
+#include "session/disk_tier.h"
+#include "session/host_tier.h"
 
 namespace facet {
 

@@ -10,7 +10,7 @@
 #include <random>
 #include <thread>
 
-#include "engine/disk_tier.h"
+#include "session/disk_tier.h"
 #include "support/session_edit.h"
 
 namespace facet::test {

@@ -10,11 +10,11 @@
 
 #include "api/engine.h"
 #include "cache/kv_cache.h"
-#include "engine/loop_guard.h"
-#include "engine/mask_tasks.h"
-#include "engine/session_image.h"
-#include "engine/thought.h"
 #include "grammar/grammar.h"
+#include "session/loop_guard.h"
+#include "session/mask_tasks.h"
+#include "session/session_image.h"
+#include "session/thought.h"
 
 namespace facet {
 

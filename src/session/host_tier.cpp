@@ -1,4 +1,4 @@
-#include "engine/host_tier.h"
+#include "session/host_tier.h"
 
 #include <algorithm>
 

@@ -6,7 +6,7 @@
 #include <span>
 #include <string>
 
-#include "engine/session_image.h"
+#include "session/session_image.h"
 
 namespace facet {
 

@@ -1,4 +1,4 @@
-#include "engine/session_store.h"
+#include "session/session_store.h"
 
 #include <algorithm>
 

@@ -13,7 +13,7 @@
 
 #include "base/files.h"
 #include "base/worker.h"
-#include "engine/host_tier.h"
+#include "session/host_tier.h"
 
 namespace facet {
 

@@ -1,4 +1,4 @@
-#include "engine/disk_tier.h"
+#include "session/disk_tier.h"
 
 #include <fcntl.h>
 #include <fmt/format.h>
