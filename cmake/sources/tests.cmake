@@ -69,6 +69,7 @@ set(tests_property
   property/media_test.cpp
   property/ngram_test.cpp
   property/parked_fork_test.cpp
+  property/restore_test.cpp
   property/shipped_drafting_test.cpp
   property/slow_grammar_test.cpp
   property/sparse_prefill_test.cpp
