@@ -18,7 +18,7 @@ BELOW = {
     "cache": ["model", "backend", "formats", "media", "base"],
     "spec": ["cache", "model", "backend", "formats", "media", "base"],
     "api": ["backend", "formats", "media", "base"],
-    "session": ["api", "cache", "model", "backend", "grammar", "tokenizer", "formats", "media", "base"],
+    "session": ["api", "spec", "cache", "model", "backend", "grammar", "tokenizer", "formats", "media", "base"],
     "engine": ["session", "api", "spec", "cache", "model", "backend", "grammar", "tokenizer", "formats", "media", "base"],
     "compose": ["engine", "session", "api", "spec", "cache", "model", "backend", "grammar", "tokenizer", "formats", "media", "base"],
     "tools": ["compose", "engine", "session", "api", "spec", "cache", "model", "backend", "grammar", "tokenizer", "formats", "media", "base"],

@@ -6,7 +6,10 @@ set(facet_sources
   host_tier.cpp
   kv_config.cpp
   mask_tasks.cpp
+  session_copy.cpp
   session_image.cpp
+  session_rows.cpp
   session_store.cpp
   stage_layers.cpp
+  tiers.cpp
 )

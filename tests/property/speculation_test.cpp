@@ -9,6 +9,7 @@
 #include "backend/cpu/cpu_fast.h"
 #include "support/broken.h"
 #include "support/sanitized.h"
+#include "engine/speculate.h"
 #include "support/scripted_drafter.h"
 #include "support/tiny_model.h"
 
