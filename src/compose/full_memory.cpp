@@ -18,7 +18,7 @@ void FullMemory::fill(MemoryProof& proof) {
     ++proof.sequences;
   }
   for (SlotId s = c_.max_seq; s < ops_->cache().plan().resident() && proof.sequences > 0; ++s) {
-    if (!rows_.fork(0, s, KvCache::Fork::kAwake)) break;
+    if (!rows_.fork(0, s, KvCache::Fork::kMapped)) break;
     ++proof.kept;
   }
   ops_->pool().wait();
@@ -80,12 +80,12 @@ bool FullMemory::fill(KvCache& c, SlotId s, KvState state) {
     std::mt19937 rng(1);
     for (int i = 0; i < 1 << 20; ++i) random_.push_back(std::byte(0x20 + rng() % 16));
   }
-  const auto courier = c.pool().courier();
-  courier->after(c.pool().mark());
-  const int64_t most = std::min(int64_t(random_.size()), c.pool().courier_bytes());
+  const auto engine = c.pool().copy_engine();
+  engine->after(c.pool().mark());
+  const int64_t most = std::min(int64_t(random_.size()), c.pool().copy_engine_bytes());
   for (const KvCache::Part& p : c.parts(s))
     for (int64_t at = 0; at < p.bytes(); at += most)
-      courier->from_host(p.at + at, random_.data(), std::min(most, p.bytes() - at));
+      engine->from_host(p.at + at, random_.data(), std::min(most, p.bytes() - at));
   return true;
 }
 

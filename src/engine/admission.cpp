@@ -159,8 +159,8 @@ void Admission::map_some() {
   KvCache& cache = rows_.cache();
   const PagePool& pool = cache.pool();
   for (SlotId s = 0; s < sessions_.size(); ++s)
-    while (sessions_.at(s).running() && pool.left_a_step() > 0 && cache.asleep(s)) {
-      const auto n = cache.wake_some(s, pool.left_a_step());
+    while (sessions_.at(s).running() && pool.left_a_step() > 0 && cache.unmapped(s)) {
+      const auto n = cache.map_pages(s, pool.left_a_step());
       if (n) break;
       if (!make_room(s)) finish(s, Stop::kError, n.error().message());
     }

@@ -14,8 +14,8 @@
 
 namespace facet {
 
-// Requests that wait and those that run: who begins, in which session, and who gives way when memory is short. The store
-// decides which session that is; Admission carries it out through Tiers. For the engine's thread.
+// Requests that wait and those that run: who begins, in which session, and who gives way when memory is short. The
+// store decides which session that is; Admission carries it out through Tiers. For the engine's thread.
 class Admission {
  public:
   Admission(const EngineConfig& c, const EngineDebug& debug, const Tokenizer* tokenizer, DeviceOps& ops,

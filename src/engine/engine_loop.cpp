@@ -50,7 +50,7 @@ Status EngineLoop::start() {
   if (auto ok = ops_->memory(); !ok) return ok;
   ops_->trace();
   staged_ = ops_->pool().used();
-  if (auto* host = dynamic_cast<HostPagePool*>(&ops_->pool())) host->slow_couriers(model_->debug.slow_copies);
+  if (auto* host = dynamic_cast<HostPagePool*>(&ops_->pool())) host->slow_copies(model_->debug.slow_copies);
   auto disk = open_disk();
   if (!disk) return disk.error();
   tiers_ = std::make_unique<Tiers>(rows_, sessions_, ops_->can_copy(), cfg_.cache_ram, phases_, std::move(*disk));
@@ -69,7 +69,7 @@ Result<std::unique_ptr<DiskTier>> EngineLoop::open_disk() {
                                 .most = cfg_.cache_disk_size,
                                 .most_waiting = std::max<int64_t>(kWaiting, cfg_.cache_ram / 4),
                                 .whose = fingerprint(),
-                                .noted = cfg_.noted});
+                                .on_note = cfg_.noted});
   if (!opened) return opened.error();
   if (!*opened && cfg_.noted)
     cfg_.noted(fmt::format("cache-disk: another process uses {}; this one goes on without it", cfg_.cache_disk));
@@ -104,6 +104,7 @@ Result<RequestId> EngineLoop::submit(Request r, Sink sink) {
     if (auto ok = prepare_grammars({}); !ok) return ok.error();
   return queue_.add(std::move(r), std::move(sink));
 }
+
 Status EngineLoop::check_prompt(const Request& r) const {
   const auto no = [](std::string what, std::string hint) { return Error{"request", std::move(what), std::move(hint)}; };
   size_t next = 0;
@@ -138,6 +139,7 @@ Status EngineLoop::check_prompt(const Request& r) const {
   }
   return Ok{};
 }
+
 Status EngineLoop::prepare_grammars(const GrammarPtr& first) {
   if (!model_->tokenizer) return Error{"request", "grammar: the model file has no vocabulary", "give none"};
   // The steps see it with the request, which passes the queue's lock.
@@ -154,6 +156,7 @@ void EngineLoop::run() {
   while (!queue_.stopping())
     if (!tick()) queue_.wait();
 }
+
 bool EngineLoop::tick() {
   try {
     return step();
@@ -171,6 +174,7 @@ bool EngineLoop::tick() {
   }
   std::terminate();  // no memory came back: the callers would wait for their answers for ever
 }
+
 bool EngineLoop::step() {
   ops_->make_current();
   if (std::exchange(idle_, false)) phases_.restart();
@@ -231,6 +235,7 @@ CacheStats EngineLoop::cache_stats() const {
   tiers_->disk_now(s);
   return s;
 }
+
 void EngineLoop::list_slots(std::function<void(const std::vector<SlotInfo>&)> done) {
   queue_.post([this, done = std::move(done)] {
     std::vector<SlotInfo> slots;
@@ -247,6 +252,7 @@ void EngineLoop::list_slots(std::function<void(const std::vector<SlotInfo>&)> do
     done(slots);
   });
 }
+
 void EngineLoop::save_slot(int id, const std::string& path, SlotSink done) {
   queue_.post([this, id, path, done = std::move(done)] {
     if (!is_slot(id)) return done(no_slot(id));
@@ -254,6 +260,7 @@ void EngineLoop::save_slot(int id, const std::string& path, SlotSink done) {
     tiers_->save(id, path, fingerprint(), done);
   });
 }
+
 void EngineLoop::restore_slot(int id, const std::string& path, SlotSink done) {
   queue_.post([this, id, path, done = std::move(done)] {
     if (!is_slot(id)) return done(no_slot(id));
@@ -261,6 +268,7 @@ void EngineLoop::restore_slot(int id, const std::string& path, SlotSink done) {
         id, path, fingerprint(), [this](std::function<void()> work) { queue_.post(std::move(work)); }, done);
   });
 }
+
 void EngineLoop::erase_slot(int id, SlotSink done) {
   queue_.post([this, id, done = std::move(done)] {
     if (!is_slot(id)) return done(no_slot(id));
@@ -282,7 +290,7 @@ Error EngineLoop::no_slot(int id) const {
 
 // Before the state of a running session is copied.
 void EngineLoop::flush(SlotId s) {
-  if (sessions_.at(s).running() && ops_->cache().wake(s)) spec_.flush(s);
+  if (sessions_.at(s).running() && ops_->cache().map_all(s)) spec_.flush(s);
 }
 
 }  // namespace facet

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "engine/constrain.h"
-#include "session/mask_tasks.h"
 #include "session/active_request.h"
+#include "session/mask_tasks.h"
 
 namespace facet {
 

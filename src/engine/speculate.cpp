@@ -26,6 +26,7 @@ int deepest(const DraftTree& tree) {
   for (const int16_t d : tree.depth) most = std::max(most, int(d));
   return most;
 }
+
 // to: of an answer, or of one method in it.
 void count(auto& to, int offered, int kept) {
   to.offered_at.resize(std::max(to.offered_at.size(), size_t(offered)));
@@ -33,10 +34,12 @@ void count(auto& to, int offered, int kept) {
   for (int k = 0; k < std::min(offered, kept + 1); ++k)
     ++to.offered_at[size_t(k)], to.accepted_at[size_t(k)] += k < kept;
 }
+
 Usage::Method& of_method(Usage& u, std::string_view name) {
   const auto at = std::find_if(u.by_method.begin(), u.by_method.end(), [&](const auto& m) { return m.name == name; });
   return at != u.by_method.end() ? *at : u.by_method.emplace_back(Usage::Method{.name = std::string(name)});
 }
+
 // The grammar's text comes here and there beside a drafter, and goes on where none pays.
 void note(Usage& u, int generated, std::string_view name) {
   const std::string_view last = u.methods.empty() ? "" : std::string_view(u.methods.back().method);
@@ -302,6 +305,7 @@ void Speculator::build_branches(Draft& d, const DraftRequest& q, DraftState& r) 
     at[ptrdiff_t(len)] = r.tree.token[size_t(i)];
   }
 }
+
 // Drafts whose acceptance is forced are as long as they were asked for: others stand in for what the grammar forbids.
 size_t Speculator::make_legal(Draft& d, const DraftRequest& q) {
   const GrammarVocab& vocab = q.masks->vocab();
@@ -318,8 +322,8 @@ size_t Speculator::make_legal(Draft& d, const DraftRequest& q) {
   }
   return d.token.size();
 }
-// T(n) for a few n, in slot 0, which is left empty. Slow models are not measured for long: steps tell in time.
 
+// T(n) for a few n, in slot 0, which is left empty. Slow models are not measured for long: steps tell in time.
 void Speculator::measure_steps(int most) {
   constexpr double kBudget = .25;
   const std::vector<int32_t> ids(size_t(most), 0);

@@ -47,7 +47,7 @@ bool StepLoop::step() {
                          .decoding = q.decoding,
                          .arrival = q.work.id,
                          .priority = q.work.request.priority,
-                         .unmapped = cache().asleep(s)});
+                         .unmapped = cache().unmapped(s)});
     }
   if (demands.empty()) {
     if (any) grammars_.wait();
@@ -76,6 +76,7 @@ bool StepLoop::takes_part(SlotId s) {
 int StepLoop::limit(SlotId s, int pending) const {
   return before_picture(at(s), cache().len(s), sessions_.limit(s, pending));
 }
+
 // Tokens from position `at` on until the end of the picture that begins there, its <|image> included; 0: none does, or
 // the model's pictures are causal and may be cut anywhere.
 int StepLoop::picture_at(const Sequence& q, int at) const {
@@ -84,6 +85,7 @@ int StepLoop::picture_at(const Sequence& q, int at) const {
     if (m.is_picture && m.begin - 1 <= at && at < m.end()) return m.end() - at;
   return 0;
 }
+
 // Tokens from position `at` on before the next picture begins, whose step is its own: where chunks end near a picture
 // depends on the prompt alone.
 int StepLoop::before_picture(const Sequence& q, int at, int n) const {
@@ -92,6 +94,7 @@ int StepLoop::before_picture(const Sequence& q, int at, int n) const {
       if (m.is_picture && m.begin - 1 > at) n = std::min(n, m.begin - 1 - at);
   return n;
 }
+
 // Pictures are granted whole: the step grows for them, as far as it can hold; other prompts wait.
 std::vector<SeqGrant> StepLoop::with_whole_pictures(std::vector<SeqGrant> grants) const {
   int total = 0;
@@ -217,7 +220,7 @@ void StepLoop::propose(const std::vector<SeqGrant>& grants) {
   // A drafter may read the target's rows: those of a fork that goes on with an answer need not be mapped yet. Where
   // that fails nothing is drafted, and prepare() says why.
   for (DraftRequest& r : requests)
-    if (!cache().wake(r.slot)) r.room = 0;
+    if (!cache().map_all(r.slot)) r.room = 0;
   if (requests.empty()) return;
   spec_.propose(requests);
   draft_s_ = seconds(Clock::now() - start);
@@ -274,6 +277,7 @@ void StepLoop::add(const SeqGrant& g) {
               .ahead = ahead_});
   }
 }
+
 // Rows of pictures and sounds among n tokens from position `from` on: soft_ and ahead_, empty where there are none.
 void StepLoop::add_soft(const Sequence& q, int from, int n) {
   soft_.clear(), ahead_.clear();

@@ -28,8 +28,8 @@ struct DraftState {
   int feature_buffer = -1;        // where they lie, while it runs
 };
 
-// Everything of a sequence that is not the cache's or a drafter's: one of these for every slot. What the cache has of it
-// is KvCache::Sequence.
+// Everything of a sequence that is not the cache's or a drafter's: one of these for every slot. What the cache has of
+// it is KvCache::Sequence.
 struct Sequence {
   enum class Use : uint8_t { kFree, kFilling, kIdle, kRunning };  // kFilling: a state is being copied there
   Use use = Use::kFree;

@@ -29,7 +29,7 @@ SessionCopy::SessionCopy(SessionRows& rows) : rows_(rows), copier_(rows.pool()) 
 SessionCopy::Out SessionCopy::begin_out(SlotId s, const Sequence& sequence) {
   KvCache& cache = rows_.cache();
   auto image = std::make_shared<SessionImage>();
-  if (!cache.wake(s)) return {};
+  if (!cache.map_all(s)) return {};
   image->tokens.assign(sequence.tokens.begin(), sequence.tokens.begin() + cache.len(s));
   image->salt = sequence.salt;
   std::vector<RowCopier::Range> ranges;
@@ -50,11 +50,11 @@ bool SessionCopy::begin_in(In& in, SlotId s, std::shared_ptr<const SessionImage>
 }
 
 bool SessionCopy::is_over(const In& in) {
-  return (in.mapped() || in.failed) && std::ranges::all_of(in.jobs, RowCopier::done);
+  return (in.mapped() || in.failed) && std::ranges::all_of(in.tasks, RowCopier::done);
 }
 
 void SessionCopy::wait(const In& in) {
-  for (const auto& job : in.jobs) copier_.wait(job);
+  for (const auto& task : in.tasks) copier_.wait(task);
 }
 
 bool SessionCopy::end_in(const In& in) {
@@ -147,7 +147,7 @@ void SessionCopy::copy_in(In& in, const KvCache& c, const SessionImage::Owner& o
     }
   });
   in.given = m;
-  if (!ranges.empty()) in.jobs.push_back(copier_.start(RowCopier::Direction::kFromHost, std::move(ranges)));
+  if (!ranges.empty()) in.tasks.push_back(copier_.start(RowCopier::Direction::kFromHost, std::move(ranges)));
 }
 
 }  // namespace facet

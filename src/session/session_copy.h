@@ -18,7 +18,7 @@ class SessionCopy {
 
   struct Out {
     std::shared_ptr<SessionImage> image = {};  // complete when the task is done; null: no memory for it, or no mapping
-    RowCopier::JobPtr job = {};
+    RowCopier::TaskPtr task = {};
   };
   // The session's rows stay as they are until the task is done. No features wait for its drafters.
   Out begin_out(SlotId s, const Sequence& sequence);
@@ -30,7 +30,7 @@ class SessionCopy {
     size_t owner = 0;            // the one whose memory is being mapped
     KvCache::Mapped given = {};  // of it, to the copier
     bool failed = false;         // there is no memory for it
-    std::vector<RowCopier::JobPtr> jobs = {};
+    std::vector<RowCopier::TaskPtr> tasks = {};
     bool mapped() const { return owner == image->owners.size(); }
   };
   // False: it is no state of this engine.
@@ -43,8 +43,8 @@ class SessionCopy {
   // The slot has the image's state now; false: it has not, and is to be released.
   bool end_in(const In& in);
 
-  static bool done(const RowCopier::JobPtr& job) { return RowCopier::done(job); }
-  void wait(const RowCopier::JobPtr& job) { copier_.wait(job); }
+  static bool done(const RowCopier::TaskPtr& task) { return RowCopier::done(task); }
+  void wait(const RowCopier::TaskPtr& task) { copier_.wait(task); }
 
   // Whether a state of which the owners' rows go so far can go back to `len` rows.
   bool reaches(std::span<const KvState> owners, int len) const;

@@ -22,9 +22,9 @@ class SessionRows {
   // Of a session in which nothing runs. Returns how many rows are left: as many as the model and all drafters have of
   // `len`. With none its memory is given up.
   int go_back(SlotId s, int len);
-  // `to`, which holds nothing, gets the state of `from`. On failure it holds nothing. Asleep: it will most likely not run
-  // in the next steps.
-  Status fork(SlotId from, SlotId to, KvCache::Fork how = KvCache::Fork::kAsleep);
+  // `to`, which holds nothing, gets the state of `from`. On failure it holds nothing. kUnmapped: it will most likely not
+  // run in the next steps.
+  Status fork(SlotId from, SlotId to, KvCache::Fork how = KvCache::Fork::kUnmapped);
   void release(SlotId s);
   int64_t pages(int rows) const;  // of a session with so many rows of its own
   int64_t owned(SlotId s) const;  // pages that release() would give back

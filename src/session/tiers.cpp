@@ -31,7 +31,7 @@ Tiers::Tiers(SessionRows& rows, SessionStore& sessions, bool can_copy, int64_t r
       disk_(std::move(disk)) {}
 
 Tiers::~Tiers() {
-  for (const Copy& c : copies_) copy_.wait(c.job);
+  for (const Copy& c : copies_) copy_.wait(c.task);
   for (const Filling& f : fills_) copy_.wait(f.in);
 }
 
@@ -104,7 +104,7 @@ void Tiers::look_at_copies() {
   awaited_ = false;
   for (auto i = copies_.begin(); i != copies_.end();) {
     const auto at = i++;
-    if (copy_.done(at->job)) end_copy(at);
+    if (copy_.done(at->task)) end_copy(at);
   }
   for (auto i = fills_.begin(); i != fills_.end();) {
     const auto at = i++;
@@ -130,7 +130,7 @@ void Tiers::copy_ahead() {
     --slots;
     pages -= rows_.cache().owned_pages(s);
     // One that is not mapped would have to be mapped whole for it; it is in a few steps.
-    if (!is_below(s) && (sessions_.running() == 0 || !rows_.cache().asleep(s))) return begin_copy(s);
+    if (!is_below(s) && (sessions_.running() == 0 || !rows_.cache().unmapped(s))) return begin_copy(s);
   }
 }
 
@@ -246,11 +246,11 @@ void Tiers::begin_copy(SlotId s) {
   auto out = copy_.begin_out(s, sessions_.at(s));
   if (!out.image) return;
   ++stats_.copies;
-  copies_.push_back({s, std::move(out.image), std::move(out.job)});
+  copies_.push_back({s, std::move(out.image), std::move(out.task)});
 }
 
 void Tiers::end_copy(std::list<Copy>::iterator i) {
-  copy_.wait(i->job);
+  copy_.wait(i->task);
   const ImagePtr image = std::move(i->image);
   copies_.erase(i);
   put(image);
@@ -258,7 +258,7 @@ void Tiers::end_copy(std::list<Copy>::iterator i) {
 
 ImagePtr Tiers::image_of(SlotId s) {
   auto out = copy_.begin_out(s, sessions_.at(s));
-  if (out.image) copy_.wait(out.job);
+  if (out.image) copy_.wait(out.task);
   return out.image;
 }
 

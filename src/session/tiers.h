@@ -107,7 +107,7 @@ class Tiers {
   struct Copy {
     SlotId slot;
     ImagePtr image;
-    RowCopier::JobPtr job;
+    RowCopier::TaskPtr task;
   };
   struct Filling {
     std::shared_ptr<Fill> fill;
