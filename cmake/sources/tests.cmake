@@ -76,6 +76,7 @@ set(tests_property
   property/speculation_test.cpp
   property/stall_test.cpp
   property/threads_test.cpp
+  property/tiers_test.cpp
 )
 
 set(tests_shards

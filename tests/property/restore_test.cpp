@@ -145,8 +145,9 @@ struct Requests {
   Request first, parked, third;
 };
 
-// Whether the answer was parked, evicted to host memory, brought back for the third, and then went on in what that left.
-bool went_on_in_the_copy(const EngineConfig& c, const Requests& r, const std::vector<int32_t>& want, bool beside) {
+// Whether the answer was parked and evicted to host memory, and the third went on from that state, before or beside it.
+// Where there is room for both the answer takes the copy that the third left (tiers_test.cpp has that case alone).
+bool went_on_behind_another(const EngineConfig& c, const Requests& r, const std::vector<int32_t>& want, bool beside) {
   auto e = must(Engine::open(c));
   Heard first, parked, third;
   const RequestId id = send(*e, r.first, first);
@@ -179,7 +180,7 @@ bool went_on_in_the_copy(const EngineConfig& c, const Requests& r, const std::ve
   return third.usage.cache.source == CacheUse::Source::kRam && third.usage.cached >= int(r.parked.prompt.size());
 }
 
-TEST(Restore, AParkedAnswerGoesOnInTheCopyThatAnotherOpened) {
+TEST(Restore, AParkedAnswerWhoseStateAnotherBroughtBack) {
   EngineConfig c = config(2, 4);
   auto roomy = must(Engine::open(c));
   const std::vector<Request> two = questions(*roomy, 2, 260, 400);
@@ -195,7 +196,7 @@ TEST(Restore, AParkedAnswerGoesOnInTheCopyThatAnotherOpened) {
   int reached = 0;
   for (int percent = 28; percent <= 60 && reached < 2; percent += 2) {
     c.kv_memory = all * percent / 100;
-    reached += went_on_in_the_copy(c, r, want, false);
+    reached += went_on_behind_another(c, r, want, false);
   }
   EXPECT_EQ(reached, 2);
 }
