@@ -7,9 +7,9 @@
 #include <set>
 
 #include "backend/cpu/cpu_fast.h"
+#include "engine/speculate.h"
 #include "support/broken.h"
 #include "support/sanitized.h"
-#include "engine/speculate.h"
 #include "support/scripted_drafter.h"
 #include "support/tiny_model.h"
 
