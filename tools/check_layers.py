@@ -18,15 +18,16 @@ BELOW = {
     "cache": ["model", "backend", "formats", "media", "base"],
     "spec": ["cache", "model", "backend", "formats", "media", "base"],
     "api": ["backend", "formats", "media", "base"],
-    "engine": ["api", "spec", "cache", "model", "backend", "grammar", "tokenizer", "formats", "media", "base"],
-    "compose": ["engine", "api", "spec", "cache", "model", "backend", "grammar", "tokenizer", "formats", "media", "base"],
-    "tools": ["compose", "engine", "api", "spec", "cache", "model", "backend", "grammar", "tokenizer", "formats", "media", "base"],
+    "session": ["api", "spec", "cache", "model", "backend", "grammar", "tokenizer", "formats", "media", "base"],
+    "engine": ["session", "api", "spec", "cache", "model", "backend", "grammar", "tokenizer", "formats", "media", "base"],
+    "compose": ["engine", "session", "api", "spec", "cache", "model", "backend", "grammar", "tokenizer", "formats", "media", "base"],
+    "tools": ["compose", "engine", "session", "api", "spec", "cache", "model", "backend", "grammar", "tokenizer", "formats", "media", "base"],
     "server": ["api", "grammar", "tokenizer", "formats", "media", "base"],
     "capi": ["api", "model", "backend", "grammar", "tokenizer", "formats", "media", "base"],
     "hub": ["tokenizer", "formats", "base"],
     "router": ["server", "api", "grammar", "tokenizer", "formats", "media", "base"],
     "daemon": ["api", "model", "backend", "tokenizer", "formats", "media", "base"],
-    "app": ["router", "hub", "server", "daemon", "tools", "compose", "engine", "api", "spec", "cache", "model", "backend", "grammar", "tokenizer", "formats", "media", "base"],
+    "app": ["router", "hub", "server", "daemon", "tools", "compose", "engine", "session", "api", "spec", "cache", "model", "backend", "grammar", "tokenizer", "formats", "media", "base"],
 }
 # Rooms of backend/cuda, from the lowest up: one may include those before it. A room is a folder of kernels/, or a file and
 # its header.

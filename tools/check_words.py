@@ -22,6 +22,8 @@ MOE = KERNELS + r"(moe|route)/"
 COLLECTIVES = r"^(src/backend/cuda/(kernels/collectives|cuda_link)\.|tests/kernels/cuda_collectives|bench/verbs/cuda_collectives)"
 SHARDS = r"^(src/backend/[a-z_]+\.|src/model/|src/cache/|tests/shards/|tests/cuda_model/|tests/unit/shards_test)"
 
+ROOMS = r"^src/(session|engine|compose)/"
+
 # (old, new, why[, where])
 GONE = [
     ("wait_for_previous", "pdl_wait", "programmatic dependent launch: griddepcontrol.wait"),
@@ -111,6 +113,32 @@ GONE = [
     ("kTwoSlots", "kTwoStages", "a ring has stages"),
     ("written_in_8_bits", "written_int8", "the function is called so"),
     ("take_left", "take_sums or take_experts", "the functions are called so"),
+    ("Job", "ActiveRequest", "a request that runs or waits; a job is anything", ROOMS),
+    ("Session", "Sequence", "vLLM's word for what a slot holds; the session is the conversation", ROOMS),
+    ("SessionMemory", "SessionRows", "the store asks rows, and calls nobody that is above it"),
+    ("StepHooks", "Admission", "a step calls what lies below it"),
+    ("Fresh", "Sequence::drawn", "what a step drew belongs to its sequence", ROOMS),
+    ("EngineImpl", "EngineLoop", "say what it is"),
+    ("put_down", "evict", "vLLM's word"),
+    ("bring_up", "restore", "the opposite of evict"),
+    ("evicting", "evict_one, or what HostTier::put returns", "decisions are returned, not hooked", ROOMS),
+    ("let_sleep", "skip_unmapped", "pages are mapped or not"),
+    ("asleep", "unmapped", "pages are mapped or not", "^src/(cache|session)/"),
+    ("wake_some", "map_pages", "pages are mapped or not"),
+    ("kAsleep", "kUnmapped", "pages are mapped or not"),
+    ("kAwake", "kMapped", "pages are mapped or not"),
+    ("spare_rings", "premap_rings", "pages are mapped before they are wanted"),
+    ("Courier", "CopyEngine", "CUDA's word for what copies beside the kernels"),
+    ("courier", "copy_engine", "as CopyEngine", "^src/(cache|compose)/"),
+    ("Job", "CopyTask", "as ActiveRequest", "^src/cache/"),
+    ("JobPtr", "TaskPtr", "as CopyTask", "^src/(cache|session)/"),
+    ("cuts", "snapshot_at", "lengths at which a snapshot is taken", ROOMS),
+    ("plan_cuts", "plan_snapshots", "as snapshot_at"),
+    ("plant", "build_tree", "a draft becomes the tree that is verified", ROOMS),
+    ("lane_", "feature_buffer", "a lane is a part of a warp", ROOMS),
+    ("settle", "finish_step, flush, commit_chunk", "each of its meanings has a name", ROOMS),
+    ("Odds", "HitRate", "how often guesses were right", r"^(src|tests)/"),
+    ("hope", "decay", "say what happens to the number", ROOMS),
 ]
 
 # Still to be renamed: (old, new, where). Nothing fails here; a word goes up into GONE when it has gone.
@@ -121,14 +149,9 @@ LEFT = [
     ("strip", "row_block", KERNELS), ("piece", "tile_group", KERNELS), ("run", "warp_range", KERNELS + "matmul/"), ("job", "work_unit", KERNELS + "matmul/"),
     ("late", "depends_late", KERNELS + "matmul/"), ("in_turn", "pdl_serial", CUDA), ("ahead", "pdl_early", CUDA), ("beside", "fused_router", CUDA),
     ("skinny", "small_m", CUDA), ("wide", "batched", KERNELS + "matmul/"), ("prompt", "int8_prefill", KERNELS + "matmul/"),
-    ("Job", "ActiveRequest, Choice, CopyTask", "^src/(api|engine|compose|server|cache)/"),
-    ("put_down", "evict", "^src/"), ("bring_up", "restore", "^src/"), ("came", "restored", "^src/(api|engine|compose)/"), ("later", "defer", "^src/engine/"),
-    ("asleep", "unmapped", "^src/"), ("wake_some", "map_pages", "^src/"), ("let_sleep", "skip_unmapped", "^src/"), ("spare_rings", "premap_rings", "^src/"),
-    ("Courier", "CopyEngine", "^src/"), ("Mark", "StreamEvent", "^src/cache/"), ("cuts", "snapshot_at", "^src/(api|engine|compose)/"),
-    ("plant", "build_tree", "^src/(api|engine|compose)/"), ("sure", "forced", "^src/engine/"), ("held", "absorbed", "^src/engine/"), ("lane_", "feature_buffer", "^src/engine/"),
-    ("settle", "finish_step, flush, commit_chunk", "^src/"), ("settle_selected", "merge_selected", "^src/"), ("make_room", "one meaning", "^src/"),
-    ("told", "reported", "^src/"), ("noted", "on_note", "^src/"), ("degraded", "on_degraded", "^src/"),
-    ("Odds", "HitRate", "^src/"), ("hope", "decay", "^src/"), ("whoever", "the owner, the caller", "^src/"),
+    ("Job", "Choice", "^src/server/"), ("Mark", "StreamEvent", "^src/cache/"),
+    ("settle", "flush, write_staged", "^src/"), ("settle_selected", "merge_selected", "^src/"), ("make_room", "one meaning", "^src/"),
+    ("told", "reported", "^src/"), ("noted", "on_note", "^src/"), ("degraded", "on_degraded", "^src/"), ("whoever", "the owner, the caller", "^src/"),
 ]
 
 

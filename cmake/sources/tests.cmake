@@ -71,12 +71,14 @@ set(tests_property
   property/media_test.cpp
   property/ngram_test.cpp
   property/parked_fork_test.cpp
+  property/restore_test.cpp
   property/shipped_drafting_test.cpp
   property/slow_grammar_test.cpp
   property/sparse_prefill_test.cpp
   property/speculation_test.cpp
   property/stall_test.cpp
   property/threads_test.cpp
+  property/tiers_test.cpp
 )
 
 set(tests_shards

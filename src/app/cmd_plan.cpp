@@ -10,8 +10,8 @@
 #include "base/print.h"
 #include "compose/plan.h"
 #include "compose/prove.h"
-#include "engine/fingerprint.h"
 #include "model/gemma4_config.h"
+#include "session/fingerprint.h"
 #include "tools/quality.h"
 
 namespace facet {

@@ -8,8 +8,8 @@
 #include "app/compute_options.h"
 #include "app/option_checks.h"
 #include "base/print.h"
-#include "engine/fingerprint.h"
 #include "model/gemma4_config.h"
+#include "session/fingerprint.h"
 #include "tools/paths.h"
 #include "tools/quality.h"
 

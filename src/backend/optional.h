@@ -148,12 +148,17 @@ concept Reports = requires(const B b) {
   b.report();
 };
 
-// trace(on), take_laps(), costs(): prices of verbs (traced.h).
+// costs(): prices of verbs (traced.h).
+template <class B>
+concept PricesVerbs = requires(B b) {
+  b.costs();
+};
+
+// trace(on), take_laps(): their times are taken on the device.
 template <class B>
 concept Traces = requires(B b) {
   b.trace(true);
   b.take_laps();
-  b.costs();
 };
 
 // inner(): the backend that a decorator is around.

@@ -125,13 +125,13 @@ PagePool::Mark CudaPagePool::mark() {
   return Mark(event, [](void* e) { cudaEventDestroy(static_cast<cudaEvent_t>(e)); });
 }
 
-std::unique_ptr<PagePool::Courier> CudaPagePool::courier() {
-  class OverStream final : public Courier {
+std::unique_ptr<PagePool::CopyEngine> CudaPagePool::copy_engine() {
+  class OverStream final : public CopyEngine {
    public:
     explicit OverStream(int device) : device_(device) {
       FACET_CUDA_CHECK(cudaSetDevice(device));
       FACET_CUDA_CHECK(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
-      if (cudaMallocHost(&locked_, size_t(kCourierBytes)) != cudaSuccess) {  // slower without
+      if (cudaMallocHost(&locked_, size_t(kCopyEngineBytes)) != cudaSuccess) {  // slower without
         cudaGetLastError();
         locked_ = nullptr;
       }

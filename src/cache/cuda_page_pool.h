@@ -17,8 +17,8 @@ class CudaPagePool final : public PagePool {
   static constexpr int64_t kReadBeyond = 256;
   // Copies to memory that is not page-locked go through buffers that are. One thread moves some 8 GB/s through its
   // buffer, a PCIe 5 link 50.
-  static constexpr int kCouriers = 4;
-  static constexpr int64_t kCourierBytes = 8 << 20;
+  static constexpr int kCopyEngines = 4;
+  static constexpr int64_t kCopyEngineBytes = 8 << 20;
   // One takes 45 to 100 us, a step of a large model 5 ms and more.
   static constexpr int64_t kPagesAStep = 64;
 
@@ -31,10 +31,10 @@ class CudaPagePool final : public PagePool {
   void fresh(std::byte* at, int64_t bytes) override;
   void copy(std::byte* to, const std::byte* from, int64_t bytes) override;
   void wait() override;
-  std::unique_ptr<Courier> courier() override;
+  std::unique_ptr<CopyEngine> copy_engine() override;
   Mark mark() override;
-  int couriers() const override { return kCouriers; }
-  int64_t courier_bytes() const override { return kCourierBytes; }
+  int copy_engines() const override { return kCopyEngines; }
+  int64_t copy_engine_bytes() const override { return kCopyEngineBytes; }
   int64_t pages_a_step() const override { return kPagesAStep; }
   // Rings of a few hundred MB: mapping them anew for every fork takes longer than a step.
   int64_t most_spare() const override { return budget() * kPage / 4; }

@@ -62,14 +62,13 @@ Status KvCache::allocate(const ModelCfg& m, PagePool* shared, std::unique_ptr<Pa
         rings = align_up(rings + k.cap * row, 256);
         continue;
       }
-      FullPart f{.row = row,
-                 .pages = std::vector<std::vector<PageId>>(size_t(slots)),
-                 .unmapped = std::vector<Unmapped>(size_t(slots))};
+      FullPart f{.number = full_.size(), .row = row};
       f.stride = align_up(k.cap * row + pool_->rows_read_beyond() * row, page);
       auto at = pool_->reserve(f.stride * slots);
       if (!at) return at.error();
       *part[i].first = f.base = *at, *part[i].second = f.stride;
-      full_.push_back(std::move(f));
+      for (Sequence& q : seq_) q.full.emplace_back();
+      full_.push_back(f);
     }
     if (k.shared) k.v = k.k + kv_shared_v_at(k.k_type, k.head_dim), k.v_slot = k.k_slot;
     if (k.window) k_stage = std::max(k_stage, k.k_row), v_stage = std::max(v_stage, k.v_row);
@@ -156,8 +155,8 @@ Status KvCache::take_rings(SlotId s, int64_t most_pages) {
 }
 
 // Memory for the first `rows` rows of a part, or so many pages more of it.
-Status KvCache::grow(FullPart& f, SlotId s, int rows, int64_t most_pages) {
-  std::vector<PageId>& have = f.pages[size_t(s)];
+Status KvCache::grow(const FullPart& f, SlotId s, int rows, int64_t most_pages) {
+  std::vector<PageId>& have = pages_of(f, s).pages;
   const int64_t more = std::min(pages_for(f, rows) - int64_t(have.size()), most_pages);
   if (more <= 0) return Ok{};
   auto pages = take(more);
@@ -176,7 +175,7 @@ Status KvCache::grow(FullPart& f, SlotId s, int rows, int64_t most_pages) {
 Status KvCache::grow(SlotId s, int rows) {
   Sequence& q = seq_[size_t(s)];
   if (rows <= q.prepared) return Ok{};
-  for (FullPart& f : full_)
+  for (const FullPart& f : full_)
     if (auto ok = grow(f, s, rows, std::numeric_limits<int64_t>::max()); !ok) return ok;
   q.prepared = rows;
   return Ok{};
@@ -185,8 +184,8 @@ Status KvCache::grow(SlotId s, int rows) {
 // Pages that hold rows [from, to) become the slot's alone: those that are shared are copied.
 Status KvCache::own(SlotId s, int from, int to) {
   const int64_t page = pool_->page_bytes();
-  for (FullPart& f : full_) {
-    std::vector<PageId>& have = f.pages[size_t(s)];
+  for (const FullPart& f : full_) {
+    std::vector<PageId>& have = pages_of(f, s).pages;
     const int64_t last = std::min((to * f.row + page - 1) / page, int64_t(have.size()));
     for (int64_t i = from * f.row / page; i < last; ++i) {
       PageId& p = have[size_t(i)];
@@ -216,7 +215,7 @@ Status KvCache::prepare(SlotId s, int n) {
     return Error{"context", fmt::format("full: {} rows and {} more exceed the context of {}", q.len, n, plan_.max_ctx),
                  "start with a larger -c, or shorten the conversation"};
   take_up(s);
-  if (auto ok = wake(s); !ok) return ok;
+  if (auto ok = map_all(s); !ok) return ok;
   if (auto ok = take_rings(s); !ok) return ok;
   if (auto ok = grow(s, q.len + n); !ok) return ok;
   if (q.len < q.shared_below) {
@@ -278,7 +277,7 @@ void KvCache::clear(SlotId s) {
 
 int64_t KvCache::slot_pages(SlotId s) const {
   int64_t n = int64_t(seq_[size_t(s)].rings.size());
-  for (const FullPart& f : full_) n += int64_t(f.pages[size_t(s)].size());
+  for (const FullPart& f : full_) n += int64_t(pages_of(f, s).pages.size());
   return n;
 }
 
@@ -286,8 +285,8 @@ int64_t KvCache::slot_pages(SlotId s) const {
 bool KvCache::keep_spare(SlotId s) {
   Sequence& q = seq_[size_t(s)];
   const int64_t n = slot_pages(s);
-  if (n == 0 || !pool_->may_spare(n) || owned_pages(s) != n || asleep(s)) return false;
-  q = {.prepared = q.prepared, .rings = std::move(q.rings), .spare = true};
+  if (n == 0 || !pool_->may_spare(n) || owned_pages(s) != n || unmapped(s)) return false;
+  q = {.prepared = q.prepared, .rings = std::move(q.rings), .full = std::move(q.full), .spare = true};
   pool_->add_spare(n);
   return true;
 }
@@ -308,11 +307,11 @@ bool KvCache::keep_rings(SlotId s) {
   const int64_t n = int64_t(q.rings.size());
   if (n * pool_->page_bytes() != ring_stride_ || n == 0 || !pool_->may_spare(n)) return false;
   pool_->wait();
-  for (FullPart& f : full_) {
+  for (const FullPart& f : full_) {
     unmap(f, s);
-    drop(f.pages[size_t(s)]);
+    drop(pages_of(f, s).pages);
   }
-  q = {.rings = std::move(q.rings), .spare = true};
+  q = {.rings = std::move(q.rings), .full = std::move(q.full), .spare = true};
   pool_->add_spare(n);
   return true;
 }
@@ -322,14 +321,14 @@ void KvCache::give_back(SlotId s) {
   Sequence& q = seq_[size_t(s)];
   if (slot_pages(s) > 0) {
     pool_->wait();
-    for (FullPart& f : full_) {
+    for (const FullPart& f : full_) {
       unmap(f, s);
-      drop(f.pages[size_t(s)]);
+      drop(pages_of(f, s).pages);
     }
     pool_->unmap(ring_base_ + s * ring_stride_, int64_t(q.rings.size()));
     drop(q.rings);
   }
-  q = {};
+  q = {.full = std::move(q.full)};
 }
 
 int64_t KvCache::pages(int rows) const {
@@ -341,7 +340,7 @@ int64_t KvCache::pages(int rows) const {
 int64_t KvCache::owned_pages(SlotId s) const {
   int64_t n = int64_t(seq_[size_t(s)].rings.size());
   for (const FullPart& f : full_)
-    for (const PageId p : f.pages[size_t(s)]) n += pool_->refs(p) == 1;
+    for (const PageId p : pages_of(f, s).pages) n += pool_->refs(p) == 1;
   return n;
 }
 
@@ -384,9 +383,9 @@ Result<KvCache::Mapped> KvCache::restore_own(SlotId s, KvState state, int64_t pa
   if (auto ok = take_rings(s, pages); !ok) return ok.error();
   Mapped m{.rings = int64_t(q.rings.size()) * page == ring_stride_};
   if (!m.rings) return m;
-  for (FullPart& f : full_) {
+  for (const FullPart& f : full_) {
     if (auto ok = grow(f, s, state.len, most - slot_pages(s)); !ok) return ok.error();
-    const int64_t have = int64_t(f.pages[size_t(s)].size());
+    const int64_t have = int64_t(pages_of(f, s).pages.size());
     m.rows = int(std::min<int64_t>(state.len, have * page / f.row));
     if (have < pages_for(f, state.len)) return m;
     ++m.parts, m.rows = 0;

@@ -63,17 +63,17 @@ class KvCache {
   void release(SlotId s);  // no rows and no memory
 
   // `to`, which has been released, holds what `from` holds, and from then on they are apart. Rows of full layers are
-  // shared, rings are copied. On failure `to` is released. Asleep: the shared pages are not mapped yet, which takes
-  // longer than a step where there are many; prepare() and wake() map what is left.
-  enum class Fork : uint8_t { kAwake, kAsleep };
-  Status fork(SlotId from, SlotId to, Fork how = Fork::kAwake);
-  bool asleep(SlotId s) const;
+  // shared, rings are copied. On failure `to` is released. kUnmapped: the shared pages are not mapped yet, which takes
+  // longer than a step where there are many; prepare() and map_all() map what is left.
+  enum class Fork : uint8_t { kMapped, kUnmapped };
+  Status fork(SlotId from, SlotId to, Fork how = Fork::kMapped);
+  bool unmapped(SlotId s) const;
   // Maps so many pages at most, of this and of mirrored caches each; returns how many of this one.
-  Result<int64_t> wake_some(SlotId s, int64_t pages);
-  Status wake(SlotId s);
+  Result<int64_t> map_pages(SlotId s, int64_t pages);
+  Status map_all(SlotId s);
   // Maps so many pages at most of a released slot's rings, for whoever comes next, while there are plenty; returns how
   // many.
-  int64_t spare_rings(SlotId s, int64_t pages);
+  int64_t premap_rings(SlotId s, int64_t pages);
   int64_t pages(int rows) const;        // of a sequence with so many rows of its own
   int64_t owned_pages(SlotId s) const;  // of the slot alone: what release would give back
 
@@ -110,23 +110,31 @@ class KvCache {
   virtual void move_row(int layer, SlotId s, int from, int to) = 0;  // between places of one slot
   virtual void moves_done(SlotId) {}                                 // after the last move_row of a path
 
-  struct Sequence {
-    int len = 0, high = 0;
-    int prepared = 0;      // rows for which full layers have memory
-    int shared_below = 0;  // rows below may lie in shared pages
-    std::vector<PageId> rings;
-    bool spare = false;  // released, with pages that stay mapped for whoever comes next
-  };
   // Pages [from, to) of a part, which are there and not mapped.
   struct Unmapped {
     int64_t from = 0, to = 0;
   };
-  struct FullPart {
-    std::byte* base = nullptr;
-    int64_t stride = 0, row = 0;             // bytes between slots, of a row
-    std::vector<std::vector<PageId>> pages;  // by slot
-    std::vector<Unmapped> unmapped;          // by slot
+  struct FullPages {
+    std::vector<PageId> pages = {};
+    Unmapped unmapped = {};
   };
+  // All that the cache has of a sequence, by slot.
+  struct Sequence {
+    int len = 0, high = 0;
+    int prepared = 0;      // rows for which full layers have memory
+    int shared_below = 0;  // rows below may lie in shared pages
+    std::vector<PageId> rings = {};
+    std::vector<FullPages> full = {};  // by part of full layers
+    bool spare = false;                // released, with pages that stay mapped for the next sequence
+  };
+  // K, V or both of a full layer, of all slots.
+  struct FullPart {
+    size_t number = 0;  // in full_
+    std::byte* base = nullptr;
+    int64_t stride = 0, row = 0;  // bytes between slots, of a row
+  };
+  FullPages& pages_of(const FullPart& f, SlotId s) { return seq_[size_t(s)].full[f.number]; }
+  const FullPages& pages_of(const FullPart& f, SlotId s) const { return seq_[size_t(s)].full[f.number]; }
   void release_all();  // at the end
   bool window_held(int len, int high) const;
   void move_path(SlotId s, std::span<const int16_t> path);
@@ -136,11 +144,11 @@ class KvCache {
   bool keep_rings(SlotId s);
   void take_up(SlotId s);  // a released slot is used again
   void give_back(SlotId s);
-  void unmap(FullPart& f, SlotId s);
+  void unmap(const FullPart& f, SlotId s);
   Status take_rings(SlotId s) { return take_rings(s, ring_stride_); }
   Status take_rings(SlotId s, int64_t most_pages);
   Status grow(SlotId s, int rows);
-  Status grow(FullPart& f, SlotId s, int rows, int64_t most_pages);
+  Status grow(const FullPart& f, SlotId s, int rows, int64_t most_pages);
   Status own(SlotId s, int from, int to);
   Result<std::vector<PageId>> take(int64_t n);
   void drop(std::vector<PageId>& pages);

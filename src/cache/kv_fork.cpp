@@ -8,44 +8,43 @@
 
 namespace facet {
 
-void KvCache::unmap(FullPart& f, SlotId s) {
+void KvCache::unmap(const FullPart& f, SlotId s) {
   std::byte* const base = f.base + s * f.stride;
-  const int64_t n = int64_t(f.pages[size_t(s)].size());
-  const Unmapped hole = std::exchange(f.unmapped[size_t(s)], {});
+  const int64_t n = int64_t(pages_of(f, s).pages.size());
+  const Unmapped hole = std::exchange(pages_of(f, s).unmapped, {});
   if (hole.from == hole.to) return pool_->unmap(base, n);
   pool_->unmap(base, hole.from);
   pool_->unmap(base + hole.to * pool_->page_bytes(), n - hole.to);
 }
 
-bool KvCache::asleep(SlotId s) const {
-  return (mirror_ && mirror_->asleep(s)) || std::ranges::any_of(full_, [&](const FullPart& f) {
-           return f.unmapped[size_t(s)].from < f.unmapped[size_t(s)].to;
-         });
+bool KvCache::unmapped(SlotId s) const {
+  return (mirror_ && mirror_->unmapped(s)) ||
+         std::ranges::any_of(seq_[size_t(s)].full, [](const FullPages& p) { return p.unmapped.from < p.unmapped.to; });
 }
 
-Result<int64_t> KvCache::wake_some(SlotId s, int64_t pages) {
+Result<int64_t> KvCache::map_pages(SlotId s, int64_t pages) {
   const int64_t page = pool_->page_bytes();
   int64_t done = 0;
-  for (FullPart& f : full_) {
-    Unmapped& hole = f.unmapped[size_t(s)];
+  for (const FullPart& f : full_) {
+    Unmapped& hole = pages_of(f, s).unmapped;
     const int64_t n = std::min(hole.to - hole.from, pages - done);
     if (n <= 0) continue;
-    const auto some = std::span(f.pages[size_t(s)]).subspan(size_t(hole.from), size_t(n));
+    const auto some = std::span(pages_of(f, s).pages).subspan(size_t(hole.from), size_t(n));
     if (auto ok = pool_->map(f.base + s * f.stride + hole.from * page, some); !ok) return ok.error();
     hole.from += n, done += n;
   }
   if (mirror_)
-    if (auto other = mirror_->wake_some(s, pages); !other) return other.error();
+    if (auto other = mirror_->map_pages(s, pages); !other) return other.error();
   return done;
 }
-Status KvCache::wake(SlotId s) {
-  if (!asleep(s)) return Ok{};
-  if (auto n = wake_some(s, std::numeric_limits<int64_t>::max()); !n) return n.error();
+Status KvCache::map_all(SlotId s) {
+  if (!unmapped(s)) return Ok{};
+  if (auto n = map_pages(s, std::numeric_limits<int64_t>::max()); !n) return n.error();
   return Ok{};
 }
 
-int64_t KvCache::spare_rings(SlotId s, int64_t pages) {
-  if (mirror_) mirror_->spare_rings(s, pages);
+int64_t KvCache::premap_rings(SlotId s, int64_t pages) {
+  if (mirror_) mirror_->premap_rings(s, pages);
   Sequence& q = seq_[size_t(s)];
   const int64_t lacks = ring_stride_ / pool_->page_bytes() - int64_t(q.rings.size()), n = std::min(lacks, pages);
   if (n <= 0 || (!q.spare && slot_pages(s) > 0)) return 0;
@@ -68,12 +67,13 @@ Status KvCache::fork(SlotId from, SlotId to, Fork how) {
     if (auto ok = mirror_->fork(from, to, how); !ok) return fail(ok.error());
   const int64_t page = pool_->page_bytes();
   // The page that is shared in part is copied.
-  if (std::ranges::any_of(full_, [&](const FullPart& f) { return a.len * f.row / page < f.unmapped[size_t(from)].to; }))
-    if (auto ok = wake(from); !ok) return fail(ok.error());
-  for (FullPart& f : full_) {
+  if (std::ranges::any_of(full_,
+                          [&](const FullPart& f) { return a.len * f.row / page < pages_of(f, from).unmapped.to; }))
+    if (auto ok = map_all(from); !ok) return fail(ok.error());
+  for (const FullPart& f : full_) {
     const int64_t bytes = a.len * f.row, whole = bytes / page;
-    std::vector<PageId>& pages = f.pages[size_t(to)];
-    const std::vector<PageId>& source = f.pages[size_t(from)];
+    std::vector<PageId>& pages = pages_of(f, to).pages;
+    const std::vector<PageId>& source = pages_of(f, from).pages;
     const int64_t had = std::min(whole, int64_t(pages.size()));  // of the slot before, where shared ones come
     if (had > 0) {
       pool_->wait();
@@ -83,8 +83,8 @@ Status KvCache::fork(SlotId from, SlotId to, Fork how) {
     if (whole == 0) continue;
     for (int64_t i = 0; i < whole; ++i) pool_->share(source[size_t(i)]);
     std::vector<PageId> shared(source.begin(), source.begin() + whole);
-    if (how == Fork::kAsleep) {
-      f.unmapped[size_t(to)] = {0, whole};
+    if (how == Fork::kUnmapped) {
+      pages_of(f, to).unmapped = {0, whole};
     } else if (auto ok = pool_->map(f.base + to * f.stride, shared); !ok) {
       drop(shared);
       return fail(ok.error());
@@ -97,7 +97,7 @@ Status KvCache::fork(SlotId from, SlotId to, Fork how) {
   if (auto ok = grow(to, a.len); !ok) return fail(ok.error());
   if (a.high > 0)
     if (auto ok = take_rings(to); !ok) return fail(ok.error());
-  for (FullPart& f : full_) {
+  for (const FullPart& f : full_) {
     const int64_t bytes = a.len * f.row, whole = bytes / page * page;
     if (bytes > whole) pool_->copy(f.base + to * f.stride + whole, f.base + from * f.stride + whole, bytes - whole);
   }

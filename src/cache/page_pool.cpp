@@ -111,8 +111,8 @@ void HostPagePool::unmap(std::byte* at, int64_t n_pages) {
 
 void HostPagePool::copy(std::byte* to, const std::byte* from, int64_t bytes) { std::memcpy(to, from, size_t(bytes)); }
 
-std::unique_ptr<PagePool::Courier> HostPagePool::courier() {
-  class Plain final : public Courier {
+std::unique_ptr<PagePool::CopyEngine> HostPagePool::copy_engine() {
+  class Plain final : public CopyEngine {
    public:
     explicit Plain(std::chrono::microseconds delay) : delay_(delay) {}
     void to_host(std::byte* to, const std::byte* from, int64_t bytes) override { move(to, from, bytes); }
@@ -125,7 +125,7 @@ std::unique_ptr<PagePool::Courier> HostPagePool::courier() {
     }
     std::chrono::microseconds delay_;
   };
-  return std::make_unique<Plain>(courier_delay_);
+  return std::make_unique<Plain>(copy_delay_);
 }
 
 Status HostPagePool::make(PageId p) {

@@ -63,21 +63,21 @@ class PagePool {
   virtual void copy(std::byte* to, const std::byte* from, int64_t bytes) = 0;
   virtual void wait() = 0;
 
-  // For copies to the host's memory and back beside the steps (RowCopier): one courier a thread, made there. A mark
-  // stands for all that was given to the device before; what a courier copies comes after its last mark. A copy is done
-  // when the function returns.
+  // For copies to the host's memory and back beside the steps (RowCopier): one copy engine a thread, made there. A mark
+  // stands for all that was given to the device before; what a copy engine copies comes after its last mark. A copy is
+  // done when the function returns.
   using Mark = std::shared_ptr<void>;
-  class Courier {
+  class CopyEngine {
    public:
-    virtual ~Courier() = default;
+    virtual ~CopyEngine() = default;
     virtual void after(const Mark&) {}
     virtual void to_host(std::byte* to, const std::byte* from, int64_t bytes) = 0;
     virtual void from_host(std::byte* to, const std::byte* from, int64_t bytes) = 0;
   };
-  virtual std::unique_ptr<Courier> courier() = 0;
+  virtual std::unique_ptr<CopyEngine> copy_engine() = 0;
   virtual Mark mark() { return {}; }
-  virtual int couriers() const { return 1; }                 // threads that are worth it
-  virtual int64_t courier_bytes() const { return 4 << 20; }  // of one copy at most
+  virtual int copy_engines() const { return 1; }                 // threads that are worth it
+  virtual int64_t copy_engine_bytes() const { return 4 << 20; }  // of one copy at most
   // Pages that are made and mapped between two steps without anybody noticing; how many of them are left; a step ran:
   // returns those that were mapped since the last.
   virtual int64_t pages_a_step() const { return 16; }
@@ -126,9 +126,9 @@ class HostPagePool final : public PagePool {
   void unmap(std::byte* at, int64_t n_pages) override;
   void copy(std::byte* to, const std::byte* from, int64_t bytes) override;
   void wait() override {}
-  std::unique_ptr<Courier> courier() override;
-  // Tests: every copy of a courier takes at least so long.
-  void slow_couriers(std::chrono::microseconds t) { courier_delay_ = t; }
+  std::unique_ptr<CopyEngine> copy_engine() override;
+  // Tests: every copy beside the steps takes at least so long.
+  void slow_copies(std::chrono::microseconds t) { copy_delay_ = t; }
 
  private:
   HostPagePool(int fd, int64_t page_bytes, int64_t budget) : PagePool(page_bytes, budget), fd_(fd) {}
@@ -138,7 +138,7 @@ class HostPagePool final : public PagePool {
 
   int fd_;
   int64_t made_ = 0;  // pages in the file
-  std::chrono::microseconds courier_delay_{0};
+  std::chrono::microseconds copy_delay_{0};
   struct Range {
     std::byte* p;
     int64_t bytes;

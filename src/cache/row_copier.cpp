@@ -5,7 +5,7 @@
 
 namespace facet {
 
-class RowCopier::Job {
+class RowCopier::CopyTask {
  public:
   Direction direction;
   std::vector<Range> pieces;
@@ -23,54 +23,54 @@ RowCopier::~RowCopier() {
   for (std::thread& t : threads_) t.join();
 }
 
-RowCopier::JobPtr RowCopier::start(Direction d, std::vector<Range> ranges) {
-  auto job = std::make_shared<Job>();
-  job->direction = d;
-  const int64_t most = pool_.courier_bytes();
+RowCopier::TaskPtr RowCopier::start(Direction d, std::vector<Range> ranges) {
+  auto task = std::make_shared<CopyTask>();
+  task->direction = d;
+  const int64_t most = pool_.copy_engine_bytes();
   for (const Range& r : ranges)
     for (int64_t at = 0; at < r.bytes; at += most)
-      job->pieces.push_back({r.in_pool + at, r.in_host + at, std::min(most, r.bytes - at), r.pool ? r.pool : &pool_});
-  job->done = job->pieces.empty();
-  if (job->done) return job;
-  for (const Range& r : job->pieces)
-    if (!job->after.contains(r.pool)) job->after[r.pool] = r.pool->mark();
+      task->pieces.push_back({r.in_pool + at, r.in_host + at, std::min(most, r.bytes - at), r.pool ? r.pool : &pool_});
+  task->done = task->pieces.empty();
+  if (task->done) return task;
+  for (const Range& r : task->pieces)
+    if (!task->after.contains(r.pool)) task->after[r.pool] = r.pool->mark();
   if (threads_.empty())
-    for (int i = 0; i < pool_.couriers(); ++i) threads_.emplace_back([this] { work(); });
+    for (int i = 0; i < pool_.copy_engines(); ++i) threads_.emplace_back([this] { work(); });
   {
     const std::lock_guard lock(mutex_);
-    jobs_.push_back(job);
+    tasks_.push_back(task);
   }
   wake_.notify_all();
-  return job;
+  return task;
 }
 
-bool RowCopier::done(const JobPtr& job) { return job->done; }
+bool RowCopier::done(const TaskPtr& task) { return task->done; }
 
-void RowCopier::wait(const JobPtr& job) {
+void RowCopier::wait(const TaskPtr& task) {
   std::unique_lock lock(mutex_);
-  done_.wait(lock, [&] { return job->done.load(); });
+  done_.wait(lock, [&] { return task->done.load(); });
 }
 
 void RowCopier::work() {
-  std::map<PagePool*, std::unique_ptr<PagePool::Courier>> couriers;
+  std::map<PagePool*, std::unique_ptr<PagePool::CopyEngine>> engines;
   std::unique_lock lock(mutex_);
   for (;;) {
-    wake_.wait(lock, [this] { return stop_ || !jobs_.empty(); });
-    if (jobs_.empty()) return;
-    const JobPtr job = jobs_.front();
-    const Range piece = job->pieces[job->next++];
-    if (job->next == job->pieces.size()) jobs_.pop_front();
+    wake_.wait(lock, [this] { return stop_ || !tasks_.empty(); });
+    if (tasks_.empty()) return;
+    const TaskPtr task = tasks_.front();
+    const Range piece = task->pieces[task->next++];
+    if (task->next == task->pieces.size()) tasks_.pop_front();
     lock.unlock();
-    auto& courier = couriers[piece.pool];
-    if (!courier) courier = piece.pool->courier();
-    courier->after(job->after.at(piece.pool));
-    if (job->direction == Direction::kToHost)
-      courier->to_host(piece.in_host, piece.in_pool, piece.bytes);
+    auto& engine = engines[piece.pool];
+    if (!engine) engine = piece.pool->copy_engine();
+    engine->after(task->after.at(piece.pool));
+    if (task->direction == Direction::kToHost)
+      engine->to_host(piece.in_host, piece.in_pool, piece.bytes);
     else
-      courier->from_host(piece.in_pool, piece.in_host, piece.bytes);
+      engine->from_host(piece.in_pool, piece.in_host, piece.bytes);
     lock.lock();
-    if (++job->finished < job->pieces.size()) continue;
-    job->done = true;
+    if (++task->finished < task->pieces.size()) continue;
+    task->done = true;
     done_.notify_all();
   }
 }

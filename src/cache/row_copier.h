@@ -14,9 +14,9 @@
 namespace facet {
 
 // Copies of rows between the memory of a pool, or of those beside it (PagePool::mirror), and the host's, beside the
-// steps. Threads take pieces of a job one after another; each has a courier of the pool: on a GPU a stream and a
+// steps. Threads take pieces of a task one after another; each has a copy engine of the pool: on a GPU a stream and a
 // page-locked buffer, so that the copies of one run while another moves its buffer's bytes. The threads start with the
-// first job.
+// first task.
 class RowCopier {
  public:
   enum class Direction : uint8_t { kToHost, kFromHost };
@@ -26,24 +26,24 @@ class RowCopier {
     int64_t bytes = 0;
     PagePool* pool = nullptr;  // null: the first
   };
-  class Job;
-  using JobPtr = std::shared_ptr<Job>;
+  class CopyTask;
+  using TaskPtr = std::shared_ptr<CopyTask>;
 
   explicit RowCopier(PagePool& pool) : pool_(pool) {}
-  ~RowCopier();  // when every job is done
+  ~RowCopier();  // when every task is done
 
   // After all that the pools' devices were given before. The ranges stay mapped, and both sides untouched, until the
-  // job is done.
-  JobPtr start(Direction d, std::vector<Range> ranges);
-  static bool done(const JobPtr& job);
-  void wait(const JobPtr& job);
+  // task is done.
+  TaskPtr start(Direction d, std::vector<Range> ranges);
+  static bool done(const TaskPtr& task);
+  void wait(const TaskPtr& task);
 
  private:
   void work();
   PagePool& pool_;
   std::mutex mutex_;
   std::condition_variable wake_, done_;
-  std::deque<JobPtr> jobs_;
+  std::deque<TaskPtr> tasks_;
   bool stop_ = false;
   std::vector<std::thread> threads_;
 };

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "compose/plan.h"
-#include "engine/engine_impl.h"
+#include "engine/open_engine.h"
 #include "spec/dflash.h"
 #include "spec/mtp.h"
 #include "spec/ngram.h"
@@ -45,13 +45,13 @@ Result<Drafters<B>> open_drafters(std::vector<DrafterFile>& files, bool ngram, c
 template <Backend B, class... BackendArgs>
 Result<std::unique_ptr<Engine>> create_engine(LoadedModel model, const EngineConfig& c, BackendArgs... args) {
   model.drafter_pool_bytes = drafter_pool_bytes(model.file, model.cfg, c, model.drafters);
-  if (!c.draft.any()) return EngineImpl<B>::create(std::move(model), c, {}, args...);
+  if (!c.draft.any()) return open_engine<B>(std::move(model), c, {}, args...);
   // The model's copies keep the files mapped as long as the engine lives.
   std::vector<DrafterFile> files = model.drafters;
   const DrafterFactory<B> open_all = [&files, &c](const TargetView<B>& t) {
     return open_drafters<B>(files, c.draft.ngram, t, c.noted);
   };
-  return EngineImpl<B>::create(std::move(model), c, open_all, args...);
+  return open_engine<B>(std::move(model), c, open_all, args...);
 }
 
 }  // namespace facet

@@ -5,11 +5,11 @@
 
 #include "backend/backend.h"
 #include "compose/backend_memory.h"
-#include "engine/kv_config.h"
-#include "engine/stage_layers.h"
 #include "formats/gguf.h"
 #include "model/drafter_file.h"
 #include "model/types.h"
+#include "session/kv_config.h"
+#include "session/stage_layers.h"
 
 namespace facet {
 

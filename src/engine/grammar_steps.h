@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "engine/constrain.h"
-#include "engine/mask_tasks.h"
-#include "engine/session_store.h"
+#include "session/active_request.h"
+#include "session/mask_tasks.h"
 
 namespace facet {
 
@@ -46,7 +46,7 @@ class GrammarSteps {
     kBroken,   // likewise; others will fail, too
   };
   // Whether a running request takes part in the step.
-  Turn turn(Job& w, std::string& error) {
+  Turn turn(ActiveRequest& w, std::string& error) {
     if (!w.grammar) return Turn::kGo;
     if (!w.masking) {
       if (w.untold.empty() && (w.slow == 0 || !w.answered || masks_->known(*w.grammar))) return Turn::kGo;
@@ -84,13 +84,13 @@ class GrammarSteps {
     return GrammarWork(std::clamp<uint64_t>(kOfStep / 2 / std::max<size_t>(1, n_requests),
                                             std::min<uint64_t>(4000, of_request_), of_request_));
   }
-  void drafted(Job& w, const GrammarWork& work) {
+  void drafted(ActiveRequest& w, const GrammarWork& work) {
     spend(work);
     if (work.spent() >= of_request_) w.slow = kSlowFor;
   }
 
   // States along a draft and masks of its rows: nullopt, and false: the request has to sit out.
-  bool follow(Job& w, const DraftTree* tree, GrammarPath& path) {
+  bool follow(ActiveRequest& w, const DraftTree* tree, GrammarPath& path) {
     path.states.assign(1, *w.grammar);
     if (!tree || tree->size() == 1) return true;
     bool forbidden = false;
@@ -98,7 +98,7 @@ class GrammarSteps {
     CHECK(!ok || !forbidden, "a draft that is forbidden");
     return ok;
   }
-  std::optional<std::span<const uint32_t>> mask(Job& w, const GrammarState& state, int node, int n_vocab) {
+  std::optional<std::span<const uint32_t>> mask(ActiveRequest& w, const GrammarState& state, int node, int n_vocab) {
     const std::span<uint32_t> row = rows_.add(n_vocab);
     const size_t words = vocab().mask_words();
     CHECK(words <= row.size(), "a vocabulary of {} tokens, {} logits", vocab().size(), n_vocab);
@@ -113,13 +113,13 @@ class GrammarSteps {
   std::span<const uint32_t> only(int32_t id, int n_vocab) { return rows_.only(id, n_vocab); }
 
   // The rows of a request were computed for nothing: it sits out until its mask is there.
-  void sit_out(Job& w) {
+  void sit_out(ActiveRequest& w) {
     w.slow = kSlowFor;
     if (!w.masking) look_ahead(w);
   }
 
   // A token was drawn. False: the grammar forbids it.
-  bool advance(Job& w, int32_t id) {
+  bool advance(ActiveRequest& w, int32_t id) {
     w.masking.reset();
     if (!w.untold.empty()) return w.untold.push_back(id), true;
     bool taken = false;
@@ -127,13 +127,13 @@ class GrammarSteps {
     w.untold.push_back(id);
     return true;
   }
-  bool finished(const Job& w) const { return w.untold.empty() && w.grammar->finished(); }
+  bool finished(const ActiveRequest& w) const { return w.untold.empty() && w.grammar->finished(); }
   // Behind the last token of a step: who is slow waits from now on and not from the next step on.
-  void stepped(Job& w) {
+  void stepped(ActiveRequest& w) {
     if (!w.masking && (!w.untold.empty() || (w.slow > 0 && !masks_->known(*w.grammar)))) look_ahead(w);
   }
 
-  bool no_way_on(Job& w, int n_vocab) {
+  bool no_way_on(ActiveRequest& w, int n_vocab) {
     const auto row = mask(w, *w.grammar, 0, n_vocab);
     return !row || std::all_of(row->begin(), row->end(), [](uint32_t word) { return word == 0; });
   }
@@ -148,7 +148,7 @@ class GrammarSteps {
   void spend(const GrammarWork& work) { left_ -= std::min(left_, work.spent()); }
   // False: it took too long.
   template <class F>
-  bool counted(Job& w, F&& f) {
+  bool counted(ActiveRequest& w, F&& f) {
     GrammarWork work(std::min(of_request_, left_));
     {
       const GrammarWorkScope scope(work);
@@ -158,7 +158,7 @@ class GrammarSteps {
     if (work.over()) w.slow = kSlowFor;
     return !work.over();
   }
-  void look_ahead(Job& w) {
+  void look_ahead(ActiveRequest& w) {
     try {
       if (!thread_) thread_ = std::make_unique<MaskThread>(*masks_);
     } catch (const std::system_error&) {  // no room for its stack

@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "engine/session_store.h"
+#include "session/active_request.h"
 
 namespace facet {
 
@@ -15,7 +15,7 @@ class RequestQueue {
  public:
   RequestId add(Request r, Sink sink) {
     std::lock_guard lock(mutex_);
-    Job w{.id = ++last_id_, .request = std::move(r), .sink = std::move(sink)};
+    ActiveRequest w{.id = ++last_id_, .request = std::move(r), .sink = std::move(sink)};
     w.tokens = w.request.prompt;
     w.usage.prompt = int(w.tokens.size());
     if (w.request.grammar) w.grammar.emplace(w.request.grammar);
@@ -45,7 +45,7 @@ class RequestQueue {
     wake_.wait(lock, [&] { return stopping_ || !arrived_.empty() || !cancelled_.empty() || !posted_.empty(); });
   }
   struct Taken {
-    std::vector<Job> arrived;
+    std::vector<ActiveRequest> arrived;
     std::vector<RequestId> cancelled;
     std::vector<std::function<void()>> posted;
   };
@@ -57,7 +57,7 @@ class RequestQueue {
  private:
   std::mutex mutex_;
   std::condition_variable wake_;
-  std::vector<Job> arrived_;
+  std::vector<ActiveRequest> arrived_;
   std::vector<RequestId> cancelled_;
   std::vector<std::function<void()>> posted_;
   RequestId last_id_ = 0;

@@ -21,10 +21,10 @@ struct RunnerOptions {
   int64_t kv_memory = 0;                  // bytes of the page pool in all; 0: what the plan can come to
   std::optional<SelectSpec> select = {};  // block-sparse prefill, for sequences of a step that ask for it
   int max_soft = 0;                       // tokens of one step whose embeddings encoders made
-  LoadProgress loading = {};              // told of weights as they arrive
+  LoadProgress loading = {};              // called as weights arrive
 };
 
-inline SparsePrefill told(const Selected& s) {
+inline SparsePrefill sparse_prefill_of(const Selected& s) {
   return {.approximate = s.blocks < s.seen,
           .kept = s.share(),
           .recall = s.recall(),

@@ -6,6 +6,16 @@
 #include "backend/step.h"
 
 namespace facet {
+
+void skip_unmapped(std::vector<SeqDemand>& demands) {
+  bool answers = false;
+  for (const SeqDemand& d : demands) {
+    if (d.unmapped) continue;
+    if (d.pending > kSmallT) return;
+    answers |= d.decoding;
+  }
+  if (answers) std::erase_if(demands, [](const SeqDemand& d) { return d.unmapped; });
+}
 namespace {
 constexpr double kForget = .9;   // of a measurement's weight, per measurement after it
 constexpr double kOutlier = 4;   // the most that one counts over what was expected: another program ran in between

@@ -13,7 +13,12 @@ struct SeqDemand {
   bool decoding = false;  // its prompt is done
   uint64_t arrival = 0;   // requests that came earlier have smaller ones; no two sequences have the same
   int priority = 0;       // smaller goes first
+  bool unmapped = false;  // runs in a fork whose pages are not all mapped yet
 };
+// Beside answers, a sequence that is not mapped yet waits until it is: its pages are mapped between steps. Steps with
+// more of a prompt are as long as that takes.
+void skip_unmapped(std::vector<SeqDemand>& demands);
+
 struct SeqGrant {
   int id = 0;
   int n = 0;  // of its pending tokens, from the first

@@ -52,24 +52,20 @@ struct Features {
 };
 
 // Proposes tokens that the target then verifies. What it proposes decides how fast text comes, never which text.
-// Called once per step, not per layer: virtual is the right tool here.
+// Called once per step, not per layer: virtual is the right tool here. AnyDrafter is all of it that needs no backend's
+// types.
 //
 // Per slot the drafter holds state for rows [0, held(slot)). absorb() extends it, rewind() and forget() cut it. Every
 // (sequence, position) is absorbed exactly once, in order: the position of an absorb is held(slot).
-template <Backend B>
-class Drafter {
+class AnyDrafter {
  public:
-  using Rows = typename B::Rows;
-  virtual ~Drafter() = default;
+  virtual ~AnyDrafter() = default;
 
   virtual const char* name() const = 0;                 // "dflash", "mtp"
   virtual int max_draft() const = 0;                    // longest chain it can propose
   virtual std::span<const int> tap_layers() const = 0;  // layers of the target whose output it wants; may be empty
   virtual bool wants_final_hidden() const = 0;
 
-  // Features of rows just committed, at most plan.max_step in all, of several sequences in one go; a slot comes up
-  // once at most. The features are overwritten after the call.
-  virtual void absorb(std::span<const Committed> rows, const Features<Rows>& f) = 0;
   // Fills every draft with a chain and, on request, candidates. held(slot) == Draft::position, and ready(slot). Leaves
   // no trace in the state.
   virtual void propose(std::span<Draft> drafts) = 0;
@@ -94,6 +90,15 @@ class Drafter {
   virtual std::vector<float> save(SlotId) { return {}; }
   // held: the rows of the sequence. False: this is no state of this drafter.
   virtual bool load(SlotId s, int held, std::span<const float> beside) = 0;
+};
+
+template <Backend B>
+class Drafter : public AnyDrafter {
+ public:
+  using Rows = typename B::Rows;
+  // Features of rows just committed, at most plan.max_step in all, of several sequences in one go; a slot comes up
+  // once at most. The features are overwritten after the call.
+  virtual void absorb(std::span<const Committed> rows, const Features<Rows>& f) = 0;
 };
 
 // What a drafter may use of its target. Everything outlives the drafter.

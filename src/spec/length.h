@@ -43,7 +43,7 @@ class Survival {
 };
 
 // How often guesses of a kind were right lately; what is not tried for long is thought of as at first.
-class Odds {
+class HitRate {
  public:
   void observe(bool right) { hit_ = hit_ * kForget + (right ? 1 : 0), trial_ = trial_ * kForget + 1; }
   void pass() { hit_ *= kFade, trial_ *= kFade; }  // a round without one

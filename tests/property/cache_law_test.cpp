@@ -6,8 +6,8 @@
 #include <thread>
 
 #include "compose/load_model.h"
-#include "engine/fingerprint.h"
 #include "model/gemma4_config.h"
+#include "session/fingerprint.h"
 #include "support/sanitized.h"
 #include "support/scripted_drafter.h"
 #include "support/session_edit.h"

@@ -5,9 +5,9 @@
 #include <functional>
 
 #include "backend/cpu/cpu_fast.h"
-#include "engine/thought.h"
 #include "grammar/grammar.h"
 #include "grammar/tool_calls.h"
+#include "session/thought.h"
 #include "support/scripted_drafter.h"
 #include "tokenizer/json.h"
 

@@ -285,24 +285,24 @@ TYPED_TEST(Property, ForksSleep) {
   for (const int64_t woken : {0, 1, 1000}) {
     c.clear(0);
     h.more_logits(std::span(ids).first(size_t(at)), {90});
-    must(c.fork(0, 1, KvCache::Fork::kAsleep));
-    EXPECT_TRUE(c.asleep(1));
+    must(c.fork(0, 1, KvCache::Fork::kUnmapped));
+    EXPECT_TRUE(c.unmapped(1));
     if (woken > 0) {
-      EXPECT_EQ(must(c.wake_some(1, 1)), 1);
+      EXPECT_EQ(must(c.map_pages(1, 1)), 1);
     }
     if (woken > 1) {
-      EXPECT_GT(must(c.wake_some(1, woken)), 1);
-      EXPECT_FALSE(c.asleep(1));
-      EXPECT_EQ(must(c.wake_some(1, woken)), 0);
+      EXPECT_GT(must(c.map_pages(1, woken)), 1);
+      EXPECT_FALSE(c.unmapped(1));
+      EXPECT_EQ(must(c.map_pages(1, woken)), 0);
     }
     ASSERT_EQ(c.rewind(1, at - 10), Rewind::kDone);
-    must(c.fork(1, 2, woken == 0 ? KvCache::Fork::kAsleep : KvCache::Fork::kAwake));
-    EXPECT_FALSE(woken > 0 && c.asleep(2));
+    must(c.fork(1, 2, woken == 0 ? KvCache::Fork::kUnmapped : KvCache::Fork::kMapped));
+    EXPECT_FALSE(woken > 0 && c.unmapped(2));
     EXPECT_TRUE(bitwise_equal(h.more_logits(std::span(ids).subspan(size_t(at - 10)), {10}, 2), from(at - 10)));
     h.more_logits(other, {16}, 1);
     EXPECT_TRUE(bitwise_equal(h.more_logits(std::span(ids).subspan(size_t(at)), {10}), from(at)));
     c.release(2);
-    must(c.fork(0, 2, KvCache::Fork::kAsleep));
+    must(c.fork(0, 2, KvCache::Fork::kUnmapped));
     c.release(2);
     c.release(1);
     EXPECT_LE(c.pool().used(), before);

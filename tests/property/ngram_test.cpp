@@ -5,7 +5,7 @@
 #include <set>
 
 #include "backend/cpu/cpu_fast.h"
-#include "engine/loop_guard.h"
+#include "session/loop_guard.h"
 #include "spec/ngram.h"
 #include "support/sanitized.h"
 #include "support/scripted_drafter.h"

@@ -7,6 +7,7 @@
 #include <set>
 
 #include "backend/cpu/cpu_fast.h"
+#include "engine/speculate.h"
 #include "support/broken.h"
 #include "support/sanitized.h"
 #include "support/scripted_drafter.h"

@@ -11,7 +11,7 @@
 
 #include "compose/load_model.h"
 #include "compose/plan.h"
-#include "engine/engine_impl.h"
+#include "engine/open_engine.h"
 #include "support/harness.h"
 
 // Drafters that know what the target will say, so that tests decide how right drafts are. They also check what the
@@ -200,7 +200,7 @@ std::unique_ptr<Engine> open_engine_with(EngineConfig c, const DrafterFactory<B>
   LoadedModel model = must(load_model(c.model));
   const EngineConfig decided = must(resolve_config(model.file, model.cfg, c));
   model.drafter_pool_bytes = drafter_pool_bytes(model.file, model.cfg, decided, model.drafters);
-  return must(EngineImpl<B>::create(std::move(model), decided, drafters, decided.n_threads));
+  return must(open_engine<B>(std::move(model), decided, drafters, decided.n_threads));
 }
 
 struct Answer {

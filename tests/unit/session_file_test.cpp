@@ -10,7 +10,7 @@
 #include <random>
 #include <thread>
 
-#include "engine/disk_tier.h"
+#include "session/disk_tier.h"
 #include "support/session_edit.h"
 
 namespace facet::test {
@@ -65,7 +65,7 @@ DiskTier::Config config(const TempFolder& dir, Notes* notes = nullptr, int64_t m
           .most = most,
           .most_waiting = 64 << 20,
           .whose = kWhose,
-          .noted = notes ? notes->sink() : std::function<void(const std::string&)>()};
+          .on_note = notes ? notes->sink() : std::function<void(const std::string&)>()};
 }
 std::vector<int32_t> tokens_of(int n, int first = 5) {
   std::vector<int32_t> t;

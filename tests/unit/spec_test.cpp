@@ -6,7 +6,7 @@
 #include <set>
 
 #include "backend/cpu/cpu_ref.h"
-#include "engine/loop_guard.h"
+#include "session/loop_guard.h"
 #include "spec/accept.h"
 #include "spec/length.h"
 #include "spec/ngram.h"

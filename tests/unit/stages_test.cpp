@@ -6,9 +6,9 @@
 
 #include "backend/stage_of.h"
 #include "compose/plan.h"
-#include "engine/fingerprint.h"
 #include "model/gemma4_config.h"
 #include "model/stages.h"
+#include "session/fingerprint.h"
 #include "support/must.h"
 
 namespace facet::test {

@@ -1,24 +1,22 @@
-#include "engine/host_tier.h"
+#include "session/host_tier.h"
 
 #include <algorithm>
 
 namespace facet {
 
-void HostTier::put(const ImagePtr& image) {
+std::vector<ImagePtr> HostTier::put(const ImagePtr& image) {
   const int64_t n = image->bytes();
-  if (holds(image->tokens, image->salt)) return;
-  while (n <= most_ && bytes_ + n > most_) {
-    ImagePtr gone = std::move(images_.back());
+  if (holds(image->tokens, image->salt)) return {};
+  if (n > most_) return {image};
+  std::vector<ImagePtr> gone;
+  while (bytes_ + n > most_) {
+    gone.push_back(std::move(images_.back()));
     images_.pop_back();
-    bytes_ -= gone->bytes();
-    if (evicting) evicting(std::move(gone));
-  }
-  if (n > most_) {
-    if (evicting) evicting(image);
-    return;
+    bytes_ -= gone.back()->bytes();
   }
   images_.push_front(image);
   bytes_ += n;
+  return gone;
 }
 
 bool HostTier::holds(std::span<const int32_t> tokens, const std::string& salt) {

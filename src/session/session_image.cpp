@@ -1,4 +1,4 @@
-#include "engine/session_image.h"
+#include "session/session_image.h"
 
 #include <fmt/format.h>
 #include <sys/stat.h>

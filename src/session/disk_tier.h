@@ -13,7 +13,7 @@
 
 #include "base/files.h"
 #include "base/worker.h"
-#include "engine/host_tier.h"
+#include "session/host_tier.h"
 
 namespace facet {
 
@@ -38,7 +38,7 @@ class DiskTier {
     int64_t most = 0;          // bytes of files
     int64_t most_waiting = 0;  // bytes of images that wait to be written; more are dropped
     SessionHeader::Fingerprint whose = {};
-    std::function<void(const std::string&)> noted = {};  // any thread
+    std::function<void(const std::string&)> on_note = {};  // any thread
   };
   // Null: another process has the folder.
   static Result<std::unique_ptr<DiskTier>> open(Config c);
@@ -86,7 +86,7 @@ class DiskTier {
   void index();
   void index(const std::string& name, std::vector<std::pair<int64_t, Entry>>& found);
   void write(const ImagePtr& image, int64_t bytes);
-  void make_room(int64_t bytes);  // with the lock
+  void drop_oldest(int64_t bytes);  // until so many fit; with the lock
   bool holds(const std::string& name) const;
   bool may_write() const;                                               // with the lock
   Result<int64_t> try_write(const SessionImage& image, int64_t bytes);  // bytes: of the file

@@ -1,4 +1,4 @@
-#include "engine/mask_tasks.h"
+#include "session/mask_tasks.h"
 
 #include <algorithm>
 #include <chrono>

@@ -1,12 +1,12 @@
 #pragma once
 #include <cstdint>
-#include <functional>
 #include <list>
 #include <memory>
 #include <span>
 #include <string>
+#include <vector>
 
-#include "engine/session_image.h"
+#include "session/session_image.h"
 
 namespace facet {
 
@@ -16,14 +16,12 @@ using ImagePtr = std::shared_ptr<const SessionImage>;
 class HostTier {
  public:
   explicit HostTier(int64_t most_bytes) : most_(most_bytes) {}
-  // Told of what has to go, and of what is too large to come.
-  std::function<void(ImagePtr)> evicting = {};
   int64_t most() const { return most_; }
   int64_t bytes() const { return bytes_; }
   size_t size() const { return images_.size(); }
 
-  // Drops what was used least recently until there is room.
-  void put(const ImagePtr& image);
+  // Takes the image in. Returns what has to go for it, least recently used first, or the image where it is too large.
+  std::vector<ImagePtr> put(const ImagePtr& image);
   // Whether a state of exactly these tokens is there; then it counts as used now.
   bool holds(std::span<const int32_t> tokens, const std::string& salt);
   struct Found {

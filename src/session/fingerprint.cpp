@@ -1,11 +1,11 @@
-#include "engine/fingerprint.h"
+#include "session/fingerprint.h"
 
 #include <algorithm>
 #include <variant>
 
 #include "base/hash.h"
-#include "engine/kv_config.h"
-#include "engine/stage_layers.h"
+#include "session/kv_config.h"
+#include "session/stage_layers.h"
 
 namespace facet {
 namespace {

@@ -1,4 +1,4 @@
-#include "engine/kv_config.h"
+#include "session/kv_config.h"
 
 #include <algorithm>
 

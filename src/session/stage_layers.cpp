@@ -1,4 +1,4 @@
-#include "engine/stage_layers.h"
+#include "session/stage_layers.h"
 
 #include "base/check.h"
 #include "model/stages.h"

@@ -1,4 +1,4 @@
-#include "engine/disk_tier.h"
+#include "session/disk_tier.h"
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -57,7 +57,7 @@ DiskTier::~DiskTier() {
 }
 
 void DiskTier::note(const std::string& text) {
-  if (c_.noted) c_.noted("cache-disk: " + text);
+  if (c_.on_note) c_.on_note("cache-disk: " + text);
 }
 
 // One file for a salt and tokens, whoever writes it.
@@ -84,7 +84,7 @@ void DiskTier::index() {
     if (!e.ours) ++others, their_bytes += e.bytes;
     entries_.push_back(std::move(e));
   }
-  make_room(0);
+  drop_oldest(0);
   counts_.evictions = 0;
   if (others > 0)
     note(fmt::format("{} files of another model or other options, {:.1f} MB, stay until there is no room for them",
@@ -203,7 +203,7 @@ std::string DiskTier::pause(const Error& e, int64_t bytes) {
   return first ? fmt::format("{}; nothing is written there until there is room", e.message()) : "";
 }
 
-void DiskTier::make_room(int64_t bytes) {
+void DiskTier::drop_oldest(int64_t bytes) {
   while (bytes_ + bytes > c_.most && !entries_.empty()) {
     ::unlink(path(entries_.back().name).c_str());
     bytes_ -= entries_.back().bytes;
@@ -219,18 +219,18 @@ void DiskTier::write(const ImagePtr& image, int64_t bytes) {
   {
     const std::lock_guard lock(mutex_);
     possible = may_write() && file_bytes <= c_.most;
-    if (possible) make_room(file_bytes);
+    if (possible) drop_oldest(file_bytes);
   }
   const auto written = possible ? try_write(*image, file_bytes) : Result<int64_t>(int64_t(0));
-  std::string told;
+  std::string report;
   {
     const std::lock_guard lock(mutex_);
     waiting_ -= bytes;
     std::erase(queued_, name);
     if (!written) {
-      told = pause(written.error(), file_bytes);
+      report = pause(written.error(), file_bytes);
     } else if (*written > 0) {
-      if (std::exchange(paused_, false)) told = kGoesOn;
+      if (std::exchange(paused_, false)) report = kGoesOn;
       wait_ = kFirstWait;
       mark_used(name);
       bytes_ += *written;
@@ -242,7 +242,7 @@ void DiskTier::write(const ImagePtr& image, int64_t bytes) {
                            .states = image->states()});
     }
   }
-  if (!told.empty()) note(told);
+  if (!report.empty()) note(report);
 }
 
 DiskTier::Found DiskTier::find(std::span<const int32_t> tokens, const std::string& salt, int least,

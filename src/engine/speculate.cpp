@@ -1,0 +1,355 @@
+#include "engine/speculate.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <optional>
+#include <string_view>
+#include <utility>
+
+#include "base/check.h"
+#include "grammar/likely.h"
+#include "spec/tree.h"
+
+namespace facet {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+constexpr int kUsualMax = 15;  // with node 0 a step of 16 rows
+constexpr int kTreeTop = 8;
+constexpr int kNeverRight = 12;  // rounds; one that is right in three of ten has a bad dozen once in seventy
+
+double seconds_since(Clock::time_point t) { return std::chrono::duration<double>(Clock::now() - t).count(); }
+
+int deepest(const DraftTree& tree) {
+  int most = 0;
+  for (const int16_t d : tree.depth) most = std::max(most, int(d));
+  return most;
+}
+
+// to: of an answer, or of one method in it.
+void count(auto& to, int offered, int kept) {
+  to.offered_at.resize(std::max(to.offered_at.size(), size_t(offered)));
+  to.accepted_at.resize(to.offered_at.size());
+  for (int k = 0; k < std::min(offered, kept + 1); ++k)
+    ++to.offered_at[size_t(k)], to.accepted_at[size_t(k)] += k < kept;
+}
+
+Usage::Method& of_method(Usage& u, std::string_view name) {
+  const auto at = std::find_if(u.by_method.begin(), u.by_method.end(), [&](const auto& m) { return m.name == name; });
+  return at != u.by_method.end() ? *at : u.by_method.emplace_back(Usage::Method{.name = std::string(name)});
+}
+
+// The grammar's text comes here and there beside a drafter, and goes on where none pays.
+void note(Usage& u, int generated, std::string_view name) {
+  const std::string_view last = u.methods.empty() ? "" : std::string_view(u.methods.back().method);
+  if (name == last || (name == "grammar" ? last != "" && last != "none" : name == "none" && last == "grammar")) return;
+  u.methods.push_back({u.methods.empty() ? 0 : generated, std::string(name)});
+}
+
+}  // namespace
+
+std::string plain_reason(bool wanted, const Usage& u) {
+  constexpr int kGivenUp = 16;  // tokens
+  if (!wanted) return "the request asks for plain decoding";
+  if (u.methods.empty()) return "the answer ended before a draft was due";
+  if (u.methods.back().method != "none") return "";
+  if (u.rounds == 0) return "drafts would not pay";
+  return u.generated - u.methods.back().at < kGivenUp ? "the last tokens came without drafts"
+                                                      : "drafts did not pay and were given up";
+}
+
+Speculator::Speculator(DeviceOps& ops, const EngineConfig& c, std::span<Sequence> sequences, bool drafts_are_forced)
+    : ops_(ops),
+      drafters_(ops.drafters()),
+      sequences_(sequences),
+      limits_{.min = c.draft.min, .max = c.draft.max > 0 ? c.draft.max : kUsualMax, .tree = c.draft.tree},
+      n_vocab_(ops.model().n_vocab),
+      drafts_are_forced_(drafts_are_forced),
+      step_times_(c.max_seq * (1 + c.draft.rows())),
+      draft_times_(drafters_.size()),
+      tried_(drafters_.size()),
+      buffer_taken_(size_t(c.max_seq)),
+      drafts_(drafters_.size(), std::vector<Draft>(size_t(c.max_seq))) {
+  std::vector<int> most;
+  for (const AnyDrafter* d : drafters_) most.push_back(d->max_draft());
+  for (Sequence& q : sequences_)
+    q.draft = {.chooser = DraftChooser(most, limits_), .waiting = std::vector<int>(most.size())};
+  if (!drafters_.empty() && ops_.memory()) measure_steps(1 + c.draft.rows());
+}
+
+void Speculator::begin(SlotId s) {
+  DraftState& d = draft(s);
+  d.chooser.next_request();
+  d.choice = {};
+  const auto free = std::find(buffer_taken_.begin(), buffer_taken_.end(), false);
+  CHECK(free != buffer_taken_.end() && d.feature_buffer < 0, "slot {} begins, and {} run", s, buffer_taken_.size());
+  *free = true;
+  d.feature_buffer = int(free - buffer_taken_.begin());
+}
+
+void Speculator::end(SlotId s) {
+  if (draft(s).feature_buffer < 0) return;  // there was no memory to begin
+  flush(s);
+  buffer_taken_[size_t(std::exchange(draft(s).feature_buffer, -1))] = false;
+}
+
+void Speculator::propose(std::span<const DraftRequest> requests) {
+  std::vector<size_t> n(drafters_.size());
+  for (const DraftRequest& q : requests) {
+    DraftState& round = draft(q.slot);
+    round.tree.reset(q.newest);
+    round.cut = round.refused = false;
+    round.forced.clear();
+    round.asked = q.room > 0;
+    round.choice = round.chooser.choose(step_times_, draft_times_, q.room, int(requests.size()));
+    if (propose_text(q, round, int(requests.size()))) round.choice = {};
+    if (round.choice.method < 0) continue;
+    const size_t m = size_t(round.choice.method);
+    flush(m, q.slot);
+    if (drafters_[m]->held(q.slot) != q.position || !drafters_[m]->ready(q.slot)) {  // it has given the sequence up
+      round.choice = {};
+      continue;
+    }
+    Draft& d = drafts_[m][n[m]++];
+    d.slot = q.slot, d.position = q.position, d.max_draft = round.choice.n;
+    d.history = q.history;
+    d.n_top = limits_.tree > 0 ? std::min(kTreeTop, limits_.tree) : 1;
+    d.token.assign(1, q.newest);
+    d.top.clear();
+    d.top_log_prob.clear();
+  }
+  for (size_t m = 0; m < drafters_.size(); ++m) {
+    if (n[m] == 0) continue;
+    const std::span<Draft> drafts(drafts_[m].data(), n[m]);
+    const auto start = Clock::now();
+    drafters_[m]->propose(drafts);
+    int longest = 1;
+    for (const Draft& d : drafts) longest = std::max(longest, d.n_draft());
+    draft_times_[m].observe(longest, seconds_since(start));
+    for (Draft& d : drafts) build_tree(d, requests);
+  }
+}
+
+const char* Speculator::method(SlotId s) const {
+  return draft(s).forced.empty() ? method_name(draft(s).choice.method) : "grammar";
+}
+
+std::span<const int32_t> Speculator::path_to(SlotId s, int node) const {
+  const DraftState& r = draft(s);
+  if (r.tree.is_chain) return std::span(r.tree.token).subspan(1, size_t(node));
+  return std::span(r.paths).subspan(size_t(node) * kMaxTreeNodes, size_t(r.tree.depth[size_t(node)]));
+}
+
+const Accepted& Speculator::verify(SlotId s, std::span<const int32_t> drawn, Usage& u, int generated) {
+  DraftState& r = draft(s);
+  accept(r.tree, drawn, r.accepted);
+  ++u.decode_steps;
+  if (drafters_.empty()) return r.accepted;
+  if (!r.forced.empty())
+    note(u, generated, "grammar");
+  else if (r.asked)
+    note(u, generated, method_name(r.chooser.decided().method));
+  const int offered = deepest(r.tree), kept = r.accepted.n_draft();
+  r.chooser.observe(r.choice, offered + int(r.refused && (r.tree.is_chain || offered == 0)), kept, r.cut);
+  if (r.tree.size() == 1) return r.accepted;
+  for (int k = 0; k < std::min(int(r.forced.size()), kept + 1); ++k) hit_rate_[r.forced[size_t(k)]].observe(k < kept);
+  if (r.choice.method >= 0) {
+    Tried& t = tried_[size_t(r.choice.method)];
+    ++t.rounds, t.right += kept;
+  }
+  ++u.rounds;
+  u.drafted += r.tree.size() - 1;
+  u.accepted += kept;
+  count(u, offered, kept);
+  count(of_method(u, method(s)), offered, kept);
+  return r.accepted;
+}
+
+int Speculator::never_right() {
+  for (size_t m = 0; m < tried_.size(); ++m)
+    if (tried_[m].rounds >= kNeverRight && tried_[m].right == 0 && !std::exchange(tried_[m].reported, true))
+      return int(m);
+  return -1;
+}
+
+// --- features
+
+void Speculator::absorb(std::span<const Committed> rows) {
+  for (size_t d = 0; d < drafters_.size(); ++d) {
+    absorbed_.clear();
+    for (const Committed& c : rows) {
+      const bool waits = can_wait(d, c);
+      if (!waits || draft(c.slot).waiting[d] + c.n > ops_.buffer_rows(d)) flush(d, c.slot);
+      if (reached(d, c.slot) != c.position) continue;  // it has given the sequence up
+      if (waits)
+        keep_features(d, c);
+      else
+        absorbed_.push_back(c);
+    }
+    if (!absorbed_.empty()) ops_.absorb(d, absorbed_);
+  }
+}
+
+// Features of a drafter that is not asked wait, so that it takes many rows in one go when it is, or when there are many:
+// the drafter has no use for the rows in the next round, as far as one knows.
+bool Speculator::can_wait(size_t d, const Committed& c) const {
+  const DraftState& q = draft(c.slot);
+  return c.n <= ops_.buffer_rows(d) && q.choice.method != int(d) && q.feature_buffer >= 0;
+}
+
+void Speculator::keep_features(size_t d, const Committed& c) {
+  DraftState& q = draft(c.slot);
+  const int run = c.path.empty() ? c.n : 1;
+  for (int i = 0; i < c.n; i += run, q.waiting[d] += run)
+    ops_.buffer_features(d, q.feature_buffer * ops_.buffer_rows(d) + q.waiting[d], c.at(i), run);
+}
+
+void Speculator::flush(size_t d, SlotId s) {
+  const int n = std::exchange(draft(s).waiting[d], 0);
+  if (n == 0) return;
+  ops_.absorb_buffered(
+      d, {.slot = s, .position = drafters_[d]->held(s), .row = draft(s).feature_buffer * ops_.buffer_rows(d), .n = n});
+}
+
+void Speculator::flush(SlotId s) {
+  for (size_t d = 0; d < drafters_.size(); ++d) flush(d, s);
+}
+
+bool Speculator::prepare(SlotId s, int position, int n) {
+  bool ok = true;
+  for (size_t d = 0; d < drafters_.size(); ++d) {
+    if (reached(d, s) != position) continue;  // it has given the sequence up
+    ok = drafters_[d]->prepare(s, position + n - drafters_[d]->held(s)) && ok;
+  }
+  return ok;
+}
+
+void Speculator::make_place(SlotId s, int position, int n) {
+  for (size_t d = 0; d < drafters_.size(); ++d)
+    if (reached(d, s) == position && draft(s).waiting[d] + n > ops_.buffer_rows(d)) flush(d, s);
+}
+
+// --- trees
+
+// Where the grammar leaves next to no choice, its text is the draft, unless the drafter's is expected to bring more.
+bool Speculator::propose_text(const DraftRequest& q, DraftState& round, int n_seq) {
+  if (!q.grammar || q.grammar->asleep() || !q.tokenizer || q.room < 1 || drafts_are_forced_) return false;
+  std::optional<GrammarWorkScope> scope;
+  if (q.work) scope.emplace(*q.work);
+  const int most = std::min(q.room, limits_.tree > 0 ? limits_.tree : limits_.max);
+  LikelyTokens text = likely_tokens(*q.grammar, q.masks->vocab(), *q.tokenizer, q.history, most);
+  for (HitRate& o : hit_rate_) o.pass();
+  std::vector<float> log_prob;
+  for (const bool sure : text.sure) log_prob.push_back(std::log(float(hit_rate_[sure].value())));
+  const int worth =
+      std::max(worth_verifying(log_prob, step_times_, n_seq), std::min(limits_.min, int(log_prob.size())));
+  if (worth < std::max(1, limits_.min)) return false;
+  double tokens = 1, survival = 1;
+  for (int k = 0; k < worth; ++k) tokens += survival *= hit_rate_[text.sure[size_t(k)]].value();
+  const double time = step_times_.at(n_seq * (1 + worth));
+  if (round.choice.method >= 0 && tokens < time * round.chooser.rate(round.choice, step_times_, draft_times_, n_seq))
+    return false;
+  for (int k = 0; k < worth; ++k) round.tree.add(text.token[size_t(k)], k);
+  text.sure.resize(size_t(worth));
+  round.forced = std::move(text.sure);
+  return true;
+}
+
+// A draft as the tree that is verified: without ids of another vocabulary, and ending before the token that would end
+// the answer, which the row before it draws anyway.
+void Speculator::build_tree(Draft& d, std::span<const DraftRequest> requests) {
+  const DraftRequest& q = *std::find_if(requests.begin(), requests.end(), [&](auto& r) { return r.slot == d.slot; });
+  const Tokenizer* stops = q.stops;
+  auto usable = [&](int32_t id) { return id >= 0 && id < n_vocab_ && !(stops && stops->is_eog(id)); };
+  size_t n = 1;
+  while (n < d.token.size() && n <= size_t(d.max_draft) && usable(d.token[n])) ++n;
+  DraftState& r = draft(d.slot);
+  std::optional<GrammarWorkScope> scope;
+  if (q.grammar && q.work) scope.emplace(*q.work);
+  if (q.grammar && drafts_are_forced_ && limits_.tree == 0) n = make_legal(d, q);
+  // What the grammar forbids is not drawn: it need not be verified.
+  if (q.grammar) {
+    const size_t may = 1 + q.grammar->accepts(q.masks->vocab(), std::span(d.token).subspan(1, n - 1));
+    r.refused = may < n;
+    n = may;
+  }
+  if (d.n_draft() == 0 && d.max_draft > 0) r.refused = true;  // a drafter that had nothing to offer counts as wrong
+  if (limits_.tree == 0) {
+    const int worth = worth_verifying(std::span(d.top_log_prob).first(std::min(n - 1, d.top_log_prob.size())),
+                                      step_times_, int(requests.size()));
+    if (const size_t keep = size_t(1 + std::max(worth, limits_.min));
+        keep < n && !d.top_log_prob.empty() && !drafts_are_forced_)
+      n = keep, r.cut = true;
+    d.token.resize(n);
+    chain_tree(d, d.max_draft, r.tree);
+    return;
+  }
+  for (int32_t& id : d.top)
+    if (!usable(id)) id = -1;
+  build_branches(d, q, r);
+}
+
+// The likeliest branches that the grammar allows, and the tokens on the way to each node.
+void Speculator::build_branches(Draft& d, const DraftRequest& q, DraftState& r) {
+  GrammarPath path;
+  if (q.grammar) path.states.assign(1, *q.grammar);
+  best_first_tree(d, std::min(limits_.tree, ops_.cache().plan().max_ctx - q.position - 1), r.tree,
+                  q.grammar ? [&](int node, int32_t id) { return path.may_follow(q.masks->vocab(), r.tree, node, id); }
+                            : MayFollow{});
+  if (!r.tree.is_chain) r.paths.resize(size_t(r.tree.size()) * kMaxTreeNodes);
+  for (int i = 1; i < r.tree.size() && !r.tree.is_chain; ++i) {
+    const size_t parent = size_t(r.tree.parent[size_t(i)]), len = size_t(r.tree.depth[parent]);
+    auto at = r.paths.begin() + ptrdiff_t(size_t(i) * kMaxTreeNodes);
+    std::copy_n(r.paths.begin() + ptrdiff_t(parent * kMaxTreeNodes), len, at);
+    at[ptrdiff_t(len)] = r.tree.token[size_t(i)];
+  }
+}
+
+// Drafts whose acceptance is forced are as long as they were asked for: others stand in for what the grammar forbids.
+size_t Speculator::make_legal(Draft& d, const DraftRequest& q) {
+  const GrammarVocab& vocab = q.masks->vocab();
+  std::vector<uint32_t> mask(vocab.mask_words());
+  GrammarState state = *q.grammar;
+  d.token.resize(1 + size_t(d.max_draft), 0);
+  for (size_t i = 1; i < d.token.size(); ++i) {
+    int32_t& id = d.token[i];
+    if (vocab.is_eog(id) || state.accepts(vocab, {&id, 1}) == 0) {
+      q.masks->mask(state, mask);
+      id = allowed_token(mask, vocab, int32_t(uint32_t(q.position + int(i)) * 2654435761u >> 1));
+    }
+    if (id < 0 || !state.advance(vocab, id)) return i;
+  }
+  return d.token.size();
+}
+
+// T(n) for a few n, in slot 0, which is left empty. Slow models are not measured for long: steps tell in time.
+void Speculator::measure_steps(int most) {
+  constexpr double kBudget = .25;
+  const std::vector<int32_t> ids(size_t(most), 0);
+  const Sampling greedy{.temperature = 0};
+  const std::vector<SampleRow> rows(size_t(most), SampleRow{.sampling = &greedy});
+  const auto begun = Clock::now();
+  bool warm = false;
+  for (int n = 1;; n = std::min(2 * n, most)) {
+    double best = 0;
+    for (int run = warm ? 1 : 0; run < 4 && (run < 2 || seconds_since(begun) < kBudget); ++run) {
+      if (!ops_.cache().prepare(0, n)) return;
+      const auto start = Clock::now();
+      ops_.steps().begin();
+      ops_.add({.slot = 0, .token = std::span(ids).first(size_t(n)), .out = Out::kAll});
+      ops_.forward(/*with_features=*/true);
+      ops_.sample(std::span(rows).first(size_t(n)));
+      int32_t first;
+      ops_.read_ids({&first, 1});  // waits for the device
+      const double s = seconds_since(start);
+      if (run > 0) best = best > 0 ? std::min(best, s) : s;
+    }
+    warm = true;
+    step_times_.observe(n, best);
+    if (n == most || seconds_since(begun) > kBudget) break;
+  }
+  ops_.cache().release(0);
+}
+
+}  // namespace facet
