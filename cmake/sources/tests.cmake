@@ -50,6 +50,7 @@ set(tests_unit
   unit/synth_test.cpp
   unit/threads_test.cpp
   unit/tokenizer_test.cpp
+  unit/turn_pool_test.cpp
   unit/verbs_test.cpp
   unit/vocab_test.cpp
   unit/widen_test.cpp

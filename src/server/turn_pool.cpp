@@ -20,6 +20,7 @@ void TurnPool::stop() {
     stop_ = true;
     dropped.swap(queue_);
   }
+  dropped.clear();
   wake_.notify_all();
   for (std::thread& t : threads_)
     if (t.joinable()) t.join();
