@@ -37,12 +37,16 @@ struct Steps {
 
 // Holds a pool's only thread until it is let go.
 struct Gate {
-  std::promise<void> open;
+  std::promise<void> open, begun;
   Steps steps;
   void close(TurnPool& pool, Log& log) {
     TurnPool::Job j = steps.job("gate", log, '.', 0);
-    j.steps.push_back([f = std::make_shared<std::future<void>>(open.get_future())] { f->wait(); });
+    j.steps.push_back([this, f = std::make_shared<std::future<void>>(open.get_future())] {
+      begun.set_value();
+      f->wait();
+    });
     pool.run(std::move(j));
+    begun.get_future().wait();
   }
 };
 
