@@ -2,6 +2,12 @@
 
 set(facet_sources
   aliases.cpp
+  chat.cpp
+  chat_commands.cpp
+  chat_complete.cpp
+  chat_files.cpp
+  chat_history.cpp
+  chat_settings.cpp
   cmd_bench.cpp
   cmd_bench_matrix.cpp
   cmd_bench_spec.cpp
@@ -22,6 +28,7 @@ set(facet_sources
   cmd_serve.cpp
   cmd_synth.cpp
   cmd_tokenize.cpp
+  code_colour.cpp
   commands.cpp
   console.cpp
   doctor_machine.cpp
