@@ -18,8 +18,10 @@ set(facet_sources
   cmd_download.cpp
   cmd_draft.cpp
   cmd_eval.cpp
+  cmd_help.cpp
   cmd_inspect.cpp
   cmd_logits.cpp
+  cmd_ls.cpp
   cmd_plan.cpp
   cmd_quality.cpp
   cmd_quantize.cpp
@@ -36,6 +38,8 @@ set(facet_sources
   doctor_url.cpp
   draft_files.cpp
   draft_trace.cpp
+  environment.cpp
+  help.cpp
   hub_models.cpp
   kv_options.cpp
   line_input.cpp
@@ -45,5 +49,6 @@ set(facet_sources
   options.cpp
   progress.cpp
   serve_router.cpp
+  suggest.cpp
   usage.cpp
 )

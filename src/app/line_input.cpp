@@ -47,13 +47,13 @@ class LineInput::Editor {
   }
 
   std::optional<std::string> next(const std::string& prompt) {
-    prompt_ = escapes_ ? "\001\033[1;32m\001" + prompt + "\001\033[0m\001" : prompt;
+    prompt_ = escapes_ ? "\001\033[1;32m\001" + prompt : prompt;  // and what is typed
     while (true) {
       interrupted_ = false;
       int n = 0;
       if (escapes_) std::fputs("\033[?2004h", out_), std::fflush(out_);  // a paste comes between marks
       const char* text = ::el_gets(edit_, &n);
-      if (escapes_) std::fputs("\033[?2004l", out_), std::fflush(out_);
+      if (escapes_) std::fputs("\033[?2004l\033[0m", out_), std::fflush(out_);
       if (interrupted_) {
         std::fputs(kHowToLeave, out_);
         continue;

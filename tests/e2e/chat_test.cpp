@@ -1,20 +1,15 @@
 // Talking with the program: what is typed, what is said, and to whom.
 #include <gtest/gtest.h>
-
 #include <sys/stat.h>
-
-#include <sys/stat.h>
-#include <filesystem>
-#include <fstream>
 
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <string>
 
+#include "support/bytes.h"
 #include "support/run_program.h"
 #include "support/terminal.h"
-#include "support/tiny_model.h"
 
 namespace facet::test {
 namespace {
@@ -190,7 +185,7 @@ TEST_F(Typing, NoEscapesWhereNobodyWantsThem) {
 }
 
 TEST_F(Typing, WhatIsTypedMeanwhileIsTheNextLineAndNotInTheAnswer) {
-  Terminal t({"chat", "--temp", "0", "-c", "8192", "-t", "1", "--draft", "none", "--no-history"});
+  Terminal t({"chat", "--temp", "0", "-c", "8192", "-t", "1", "-n", "900", "--draft", "none", "--no-history"});
   ASSERT_TRUE(t.wait_for("> ")) << t.seen();
   t.type("Count from 1 to 300.\n");
   ASSERT_TRUE(t.wait_for("1, 2, 3")) << t.seen();
@@ -243,7 +238,10 @@ TEST_F(Typing, TabCompletesCommandsAndFiles) {
 
 TEST_F(Typing, ThePromptHasAColour) {
   Terminal t = open();
-  ASSERT_TRUE(t.wait_for("\033[1;32m> \033[0m")) << t.seen();
+  ASSERT_TRUE(t.wait_for("\033[1;32m> ")) << t.seen();
+  t.type("/think on\n");
+  ASSERT_TRUE(t.wait_for("\033[0m")) << t.seen();
+  ASSERT_TRUE(t.wait_for("Thinking is on.")) << t.seen();
 }
 #endif
 
