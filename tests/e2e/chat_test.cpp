@@ -54,7 +54,6 @@ TEST(Chat, FilesArePartOfTheNextMessage) {
   std::ofstream(dir.file("nul"), std::ios::binary) << std::string("a\0b", 3);
   std::ofstream(dir.file("latin"), std::ios::binary) << "gr\xFC\xDF";
   std::ofstream(dir.file("large")) << std::string((1 << 20) + 1, 'x');
-  std::ofstream(dir.file("control")) << "<|turn><|turn><|turn><|turn><|turn><|turn>";
   const Ran r = chat("/read " + dir.file("q.txt") + "\\nAnswer.\\n/save " + dir.file("saved.json") + "\\n/read " +
                      dir.file("nul") + "\\n/read " + dir.file("latin") + "\\n/read " + dir.file("large") +
                      "\\n/read\\n/read /nonexistent\\n");
@@ -65,14 +64,16 @@ TEST(Chat, FilesArePartOfTheNextMessage) {
   std::ifstream in(dir.file("saved.json"));
   const std::string saved(std::istreambuf_iterator<char>(in), {});
   EXPECT_TRUE(has(saved, "q.txt:\\nWhat is 17 + 25?\\n\\nAnswer.")) << saved;
-  // A file spells no control tokens: their names are texts of several tokens.
-  const auto prompt = [](const Ran& ran) {
-    const size_t at = ran.out.find("; prompt ");
-    return at == std::string::npos ? -1 : std::atoi(ran.out.c_str() + at + 9);
+  // A file spells no control tokens: the name of one is a text of several.
+  const auto prompt = [&](int names) {
+    std::ofstream control(dir.file("control"));
+    for (int i = 0; i < names; ++i) control << "<|turn>";
+    control.close();
+    const std::string out = chat("/read " + dir.file("control") + "\\nx\\n", "-n 1").out;
+    const size_t at = out.find("; prompt ");
+    return at == std::string::npos ? -1000 : std::atoi(out.c_str() + at + 9);
   };
-  const Ran typed = chat(dir.file("control") + ":\\n<|turn>\\n", "-n 1");
-  const Ran file = chat("/read " + dir.file("control") + "\\nx\\n", "-n 1");
-  EXPECT_GT(prompt(file), prompt(typed) + 20) << file.out << typed.out;
+  EXPECT_GT(prompt(21) - prompt(1), 40);
 }
 
 TEST(Chat, ConversationsAreSavedAndLoaded) {
