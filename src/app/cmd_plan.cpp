@@ -83,8 +83,10 @@ int run(const Options& o) {
   if (auto ok = read_kv_choices(c, *file); !ok) return report(ok.error());
   auto decided = resolve_config(*file, *m, c, drafters);
   if (!decided) {
-    if (!decided.error().detail.empty()) put_out("does not fit\n");  // the table of a plan
-    return report(decided.error());
+    const Error& e = decided.error();
+    if (!e.detail.empty())  // the table of a plan
+      print_out("does not fit: {}{}\n", e.what, e.hint.empty() ? "" : " (" + e.hint + ")");
+    return report(e);
   }
   print_out("{}\n", verdict(*file, *m, c, *decided, drafters));
   print_out("{}: {}, {} layers, width {}, vocabulary {}\n", c.model, m->name, m->n_layer(), m->d_model, m->n_vocab);

@@ -54,7 +54,8 @@ struct Group {
 constexpr Group kGroups[] = {
     {"Model", " model hf-repo hf-file offline mmproj no-mmproj image-tokens no-mmproj-offload image audio media-path "},
     {"Context, memory and speed",
-     " ctx-size threads kv kv-k kv-v kv-layers kv-memory backend gpu gpus split cpu-isa chunk memory sparse-prefill "
+     " ctx-size threads kv kv-layout kv-k kv-v kv-layers kv-memory backend gpu gpus split cpu-isa chunk memory "
+     "sparse-prefill "
      "snapshots snapshot-every cache-ram cache-disk cache-disk-size media-cache parallel max-stall "},
     {"Drafting", " draft draft-max draft-min draft-tree spec-trace "},
     {"Sampling",
@@ -88,7 +89,9 @@ class HelpFormatter : public CLI::Formatter {
     const std::string own = app->get_parent() ? app->get_name() : "facet";
     for (const Example& e : kExamples)
       if (own == e.command) out += example(e.text);
-    return out + make_positionals(app) + make_groups(app, mode) + make_subcommands(app, mode);
+    out += make_positionals(app) + make_groups(app, mode) + make_subcommands(app, mode);
+    for (size_t at; (at = out.find("\n\n\n")) != std::string::npos;) out.erase(at, 1);
+    return out;
   }
   std::string make_option(const CLI::Option* o, bool is_positional) const override {
     return entry(make_option_name(o, is_positional) + (is_positional ? "" : make_option_opts(o)), make_option_desc(o));
