@@ -2,6 +2,12 @@
 
 set(facet_sources
   aliases.cpp
+  chat.cpp
+  chat_commands.cpp
+  chat_complete.cpp
+  chat_files.cpp
+  chat_history.cpp
+  chat_settings.cpp
   cmd_bench.cpp
   cmd_bench_matrix.cpp
   cmd_bench_spec.cpp
@@ -12,8 +18,10 @@ set(facet_sources
   cmd_download.cpp
   cmd_draft.cpp
   cmd_eval.cpp
+  cmd_help.cpp
   cmd_inspect.cpp
   cmd_logits.cpp
+  cmd_ls.cpp
   cmd_plan.cpp
   cmd_quality.cpp
   cmd_quantize.cpp
@@ -22,6 +30,7 @@ set(facet_sources
   cmd_serve.cpp
   cmd_synth.cpp
   cmd_tokenize.cpp
+  code_colour.cpp
   commands.cpp
   console.cpp
   doctor_machine.cpp
@@ -29,6 +38,8 @@ set(facet_sources
   doctor_url.cpp
   draft_files.cpp
   draft_trace.cpp
+  environment.cpp
+  help.cpp
   hub_models.cpp
   kv_options.cpp
   line_input.cpp
@@ -38,5 +49,6 @@ set(facet_sources
   options.cpp
   progress.cpp
   serve_router.cpp
+  suggest.cpp
   usage.cpp
 )

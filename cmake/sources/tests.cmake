@@ -101,6 +101,7 @@ set(tests_golden
 
 set(tests_e2e
   e2e/chat_test.cpp
+  e2e/command_line_test.cpp
   e2e/drafter_commands_test.cpp
   e2e/foreign_files_test.cpp
   e2e/inspect_test.cpp

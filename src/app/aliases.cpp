@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "app/llama_options.h"
+#include "app/suggest.h"
 #include "base/print.h"
 #include "tokenizer/json.h"
 
@@ -248,7 +249,15 @@ Result<std::vector<std::string>> with_own_names(const CLI::App& app, int argc, c
 std::string unexpected_arguments(const CLI::App& app) {
   std::string list;
   size_t n = 0;
-  for (const std::string& word : app.remaining(/*recurse=*/true)) list += " " + word, ++n;
+  const CLI::App* cmd = &app;
+  for (auto subs = cmd->get_subcommands(); !subs.empty(); subs = cmd->get_subcommands()) cmd = subs[0];
+  std::vector<std::string> names;
+  for (const CLI::Option* o : cmd->get_options([](const CLI::Option* o) { return !o->get_group().empty(); }))
+    for (const std::string& name : o->get_lnames()) names.push_back("--" + name);
+  for (const std::string& word : app.remaining(/*recurse=*/true)) {
+    list += " " + word, ++n;
+    if (word.starts_with("--")) list += did_you_mean(word.substr(0, word.find('=')), names);
+  }
   return fmt::format("The following argument{} not expected:{}", n > 1 ? "s were" : " was", list);
 }
 

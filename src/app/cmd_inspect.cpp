@@ -223,7 +223,30 @@ std::string encoders_line(const Report& r) {
   return file ? describe_encoders(*file) : "facet cannot use its encoders: " + file.error().message();
 }
 
+// What a person wants to know: "Gemma 4 E4B: a model of 7.52 billion weights, mostly Q4_K, 4.60 GiB"
+std::string first_line(const Report& r) {
+  std::string name, architecture;
+  for (const auto& [key, value] : r.meta) {
+    if (key == "general.name" && value.is_string()) name = value.get<std::string>();
+    if (key == "general.architecture" && value.is_string()) architecture = value.get<std::string>();
+  }
+  const auto h = histogram(r);
+  const TypeSum sum = total(h);
+  std::string most;
+  for (const auto& [type, s] : h)
+    if (most.empty() || s.bytes > h.at(most).bytes) most = type;
+  std::string line = name.empty() ? r.parts[0].path : printable(name, kShownChars);
+  if (!architecture.empty()) line += " (" + printable(architecture, kShownChars) + ")";
+  const double n = double(sum.elements);
+  const char* unit = n < 1e9 ? "million" : "billion";
+  line += fmt::format(": {:.{}f} {} weights, mostly {}, {:.2f} GiB", n / (n < 1e9 ? 1e6 : 1e9), n < 1e9 ? 1 : 2, unit,
+                      most, double(sum.bytes) / double(1 << 30));
+  const bool whole = std::all_of(r.parts.begin(), r.parts.end(), is_complete);
+  return line + (whole ? "" : "; not all of it is there") + (r.foreign.empty() ? "" : "; facet cannot run it");
+}
+
 void print_text(const Report& r, const Options& o) {
+  if (!r.tensors.empty() || !r.foreign.empty()) fmt::print("{}\n", first_line(r));
   for (const Part& p : r.parts) fmt::print("{}: {}, {} bytes, {}\n", p.path, r.format, p.bytes, state_of(p));
   for (const Part& p : r.parts)
     if (o.sha256) fmt::print("{}  {}\n", p.sha256, p.path);

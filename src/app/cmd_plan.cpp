@@ -1,5 +1,6 @@
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <memory>
 
@@ -47,6 +48,19 @@ void quote_quality(const GgufFile& file, const std::string& model, const EngineC
                       : fmt::format("note: {}", r.error().message()));
 }
 
+// "fits: 154.83 MiB of 21.52 GiB; context 131072 is the largest that fits"
+std::string verdict(const GgufFile& file, const ModelCfg& m, EngineConfig asked, const EngineConfig& decided,
+                    std::span<const DrafterFile> drafters) {
+  const MemoryPlan p = plan_memory(file, m, decided, drafters);
+  std::string line = "fits: " + human_bytes(p.total());
+  if (p.available > 0) line += " of " + human_bytes(p.available);
+  asked.n_ctx = 0;
+  const auto largest = resolve_config(file, m, asked, drafters);
+  const int n = std::max(decided.n_ctx, largest ? largest->n_ctx : 0);
+  return fmt::format("{}; context {} is the largest that fits{}", line, n,
+                     n == m.n_ctx_train ? ", and that of its training" : "");
+}
+
 int run(const Options& o) {
   EngineConfig c = o.engine;
   if (auto ok = find_model(c.model); !ok) return report(ok.error());
@@ -68,7 +82,13 @@ int run(const Options& o) {
   }
   if (auto ok = read_kv_choices(c, *file); !ok) return report(ok.error());
   auto decided = resolve_config(*file, *m, c, drafters);
-  if (!decided) return report(decided.error());
+  if (!decided) {
+    const Error& e = decided.error();
+    if (!e.detail.empty())  // the table of a plan
+      print_out("does not fit: {}{}\n", e.what, e.hint.empty() ? "" : " (" + e.hint + ")");
+    return report(e);
+  }
+  print_out("{}\n", verdict(*file, *m, c, *decided, drafters));
   print_out("{}: {}, {} layers, width {}, vocabulary {}\n", c.model, m->name, m->n_layer(), m->d_model, m->n_vocab);
   print_out("context {} of {} trained, {} slots, K {} V {}, backend {}\n", decided->n_ctx, m->n_ctx_train,
             decided->max_seq, kv_type_name(*decided->kv_k), kv_type_name(*decided->kv_v), decided->backend);

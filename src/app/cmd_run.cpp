@@ -13,6 +13,7 @@
 #include "app/progress.h"
 #include "base/files.h"
 #include "base/print.h"
+#include "grammar/grammar.h"
 #include "model/types.h"
 #include "server/media_intake.h"
 #include "tokenizer/chat.h"
@@ -23,6 +24,12 @@
 namespace facet {
 namespace {
 
+// What the answer has to be; at most one of them.
+struct Constraint {
+  std::string schema, schema_file, grammar, grammar_file;
+  Result<GrammarPtr> compile(ThoughtMode thought) const;
+};
+
 struct Options {
   EngineConfig engine;
   EngineDebug debug;
@@ -31,10 +38,34 @@ struct Options {
   Voice voice;
   bool seed_given = false, raw = false, ignore_eos = false, thinking = false, add_bos = false;
   bool in_thought = false;  // the prompt ends inside a thought
-  std::string prompt, tokens, out_tokens;
+  std::string prompt, prompt_file, tokens, out_tokens;
+  Constraint constraint;
   MediaFiles media;
   int n = -1, max_loops = 0;
 };
+
+Result<GrammarPtr> Constraint::compile(ThoughtMode thought) const {
+  constexpr uint64_t kMost = uint64_t(16) << 20;
+  const auto text_of = [](const std::string& file, const std::string& text) -> Result<std::string> {
+    if (file.empty()) return text;
+    return read_file(file, kMost);
+  };
+  const auto told = [](const std::string& where, Result<GrammarPtr> g) -> Result<GrammarPtr> {
+    if (g) return g;
+    const Error& e = g.error();
+    return Error{e.where.empty() ? where : where + ": " + e.where, e.what, e.hint};
+  };
+  if (!schema.empty() || !schema_file.empty()) {
+    auto text = text_of(schema_file, schema);
+    if (!text) return text.error();
+    return told(schema_file.empty() ? "--json-schema" : schema_file,
+                compile_json_schema(std::string_view(*text), {.thought = thought}));
+  }
+  if (grammar.empty() && grammar_file.empty()) return GrammarPtr();
+  auto text = text_of(grammar_file, grammar);
+  if (!text) return text.error();
+  return told(grammar_file.empty() ? "--grammar" : grammar_file, compile_gbnf(*text, {.thought = thought}));
+}
 
 // The file's ids. The model has never seen a text that does not begin with <bos>.
 Result<std::vector<int32_t>> token_prompt(const Options& o, const Tokenizer* t, int n_vocab) {
@@ -134,11 +165,24 @@ Status prepare(Options& o) {
   if (auto ok = find_model(o.engine.model); !ok) return ok;
   if (!o.out_tokens.empty())
     if (auto ok = check_output(o.out_tokens, files_of(o.engine.model, {o.tokens})); !ok) return ok;
-  if (o.prompt != "-" || !o.tokens.empty()) return Ok{};
-  auto text = read_stdin();
+  if (!o.tokens.empty()) return Ok{};
+  if (o.prompt == "-" && o.prompt_file == "-")
+    return Error{"-f", "expected a file beside -p -, found standard input, too", "name a file"};
+  const auto trim = [&](std::string& text) {
+    if (!o.raw && text.ends_with('\n')) text.pop_back();  // that of echo
+  };
+  if (o.prompt == "-") {
+    auto text = read_stdin();
+    if (!text) return text.error();
+    o.prompt = std::move(*text);
+    trim(o.prompt);
+  }
+  if (o.prompt_file.empty()) return Ok{};
+  constexpr uint64_t kMost = uint64_t(256) << 20;
+  auto text = o.prompt_file == "-" ? read_stdin() : read_file(o.prompt_file, kMost);
   if (!text) return text.error();
-  o.prompt = std::move(*text);
-  if (!o.raw && o.prompt.ends_with('\n')) o.prompt.pop_back();  // that of echo
+  trim(*text);
+  o.prompt = std::move(*text) + (o.prompt.empty() ? "" : (o.raw ? "" : "\n\n") + o.prompt);
   return Ok{};
 }
 
@@ -157,12 +201,16 @@ void explain(const Engine& engine) {
 int run(Options& o) {
   if (auto ok = prepare(o); !ok) return report(ok.error());
   draw_seed(o.sampling, o.seed_given);
+  auto grammar = o.constraint.compile(ThoughtMode::kNone);  // what is wrong with it, before the model is read
+  if (!grammar) return report(grammar.error());
   auto opened = open_engine(o.engine, o.draft, o.voice, o.debug);
   if (!opened) return report(opened.error());
   Engine& engine = **opened;
   std::vector<MediaSpan> spans;
   auto ids = prompt_ids(o, engine, spans);
   if (!ids) return report(ids.error());
+  if (o.thinking) grammar = o.constraint.compile(o.in_thought ? ThoughtMode::kOpen : ThoughtMode::kOptional);
+  if (!grammar) return report(grammar.error());
 
   Output out(o, engine);
   std::string error;
@@ -175,6 +223,7 @@ int run(Options& o) {
                   .ignore_eos = o.ignore_eos,
                   .suppress_special = o.tokens.empty() && !o.raw,
                   .max_loops = o.max_loops};
+  request.grammar = std::move(*grammar);
   std::unique_ptr<Progress> progress;
   if (!o.voice.quiet) progress = std::make_unique<Progress>("prompt", Progress::Unit::kTokens);
   auto id = engine.submit(std::move(request), {.tokens =
@@ -212,6 +261,13 @@ int run(Options& o) {
   return interrupted ? kExitInterrupted : kExitOk;
 }
 
+void add_constraint_options(CLI::App* cmd, Constraint& c) {
+  cmd->add_option("-j,--json-schema", c.schema, "The answer is JSON that this schema describes")->check(not_empty());
+  cmd->add_option("--json-schema-file", c.schema_file, "The same, with the schema in a file")->check(not_empty());
+  cmd->add_option("--grammar", c.grammar, "The answer follows this grammar (GBNF)")->check(not_empty());
+  cmd->add_option("--grammar-file", c.grammar_file, "The same, with the grammar in a file")->check(not_empty());
+}
+
 }  // namespace
 
 void add_run(CLI::App& app, int& rc) {
@@ -221,12 +277,16 @@ void add_run(CLI::App& app, int& rc) {
   add_draft_options(cmd, o->draft, o->engine);
   add_sparse_option(cmd, o->engine);
   add_sampling_options(cmd, o->sampling, o->seed_given);
-  auto* prompt = cmd->add_option("-p,--prompt", o->prompt, "Text of one user turn; -: standard input");
-  cmd->add_flag("--raw", o->raw, "The prompt is the text as it is, without turns")->needs(prompt);
-  cmd->add_flag("--think", o->thinking, "Let the model think first; its thoughts go to stderr")->needs(prompt);
+  auto* prompt = cmd->add_option("-p,--prompt,TEXT", o->prompt, "Text of one user turn; -: standard input");
+  auto* file = cmd->add_option("-f,--file", o->prompt_file,
+                               "The text of this file, before that of -p if there is both; -: standard input")
+                   ->check(not_empty());
+  cmd->add_flag("--raw", o->raw, "The prompt is the text as it is, without turns");
+  cmd->add_flag("--think", o->thinking, "Let the model think first; its thoughts go to stderr");
   auto* tokens = cmd->add_option("--tokens", o->tokens, "Prompt as a file of token ids (int32, little endian)")
                      ->check(not_empty())
-                     ->excludes(prompt);
+                     ->excludes(prompt)
+                     ->excludes(file);
   cmd->add_flag("--add-bos", o->add_bos, "Begin the ids of --tokens with <bos> if they do not")->needs(tokens);
   cmd->add_option("-n,--n-predict", o->n,
                   "Tokens to generate; 0: none, -1: until the model stops or the context is full")
@@ -234,6 +294,7 @@ void add_run(CLI::App& app, int& rc) {
       ->capture_default_str();
   cmd->add_flag("--ignore-eos", o->ignore_eos, "Go on after the end-of-generation token");
   add_loop_option(cmd, o->max_loops);
+  add_constraint_options(cmd, o->constraint);
   add_mmproj_options(cmd, o->engine);
   add_media_files(cmd, o->media);
   cmd->add_option("--out-tokens", o->out_tokens, "Write the generated ids to this file (int32, little endian)")
@@ -245,7 +306,14 @@ void add_run(CLI::App& app, int& rc) {
   add_voice_options(cmd, o->voice);
   cmd->preparse_callback([o](size_t) {});  // options live as long as the command that fills them in
   cmd->callback([o, cmd, &rc] {
-    if (cmd->count("-p") + cmd->count("--tokens") == 0) throw CLI::RequiredError("-p or --tokens");
+    if (cmd->count("-p") + cmd->count("-f") + cmd->count("--tokens") == 0)
+      throw CLI::RequiredError("a text, -f, -p or --tokens");
+    for (const char* turns : {"--raw", "--think"})
+      if (cmd->count("--tokens") > 0 && cmd->count(turns) > 0) throw CLI::ExcludesError(turns, "--tokens");
+    if (cmd->count("--json-schema") + cmd->count("--json-schema-file") + cmd->count("--grammar") +
+            cmd->count("--grammar-file") >
+        1)
+      throw CLI::ExcludesError("--json-schema", "--grammar");
     rc = run(*o);
   });
 }

@@ -1,6 +1,7 @@
 #include "app/commands.h"
 
 #include "app/doctor.h"
+#include "app/help.h"
 
 namespace facet {
 
@@ -16,6 +17,8 @@ void add_commands(CLI::App& app, int& rc) {
   add_tokenize(app, rc);
   add_render(app, rc);
   add_download(app, rc);
+  add_ls(app, rc);
+  add_rm(app, rc);
   add_inspect(app, rc);
   add_bench(app, rc);
   add_plan(app, rc);
@@ -24,6 +27,9 @@ void add_commands(CLI::App& app, int& rc) {
   add_compare(app, rc);
   add_synth(app, rc);
   add_doctor(app, rc);
+  add_help(app, rc);
+  add_version(app, rc);
+  arrange_help(app);
 }
 
 }  // namespace facet

@@ -27,11 +27,15 @@ void add_plan(CLI::App& app, int& rc);
 void add_tokenize(CLI::App& app, int& rc);  // tokenize, detokenize
 void add_render(CLI::App& app, int& rc);    // render, parse
 void add_download(CLI::App& app, int& rc);
+void add_ls(CLI::App& app, int& rc);
+void add_rm(CLI::App& app, int& rc);  // in cmd_ls.cpp
 void add_inspect(CLI::App& app, int& rc);
 void add_quantize(CLI::App& app, int& rc);
 void add_convert(CLI::App& app, int& rc);
 void add_compare(CLI::App& app, int& rc);  // in cmd_convert.cpp
 void add_synth(CLI::App& app, int& rc);
+void add_help(CLI::App& app, int& rc);
+void add_version(CLI::App& app, int& rc);  // in cmd_help.cpp
 
 // Where facet quality leaves its report, and facet plan looks for it.
 std::string quality_path(const std::string& model);

@@ -22,12 +22,16 @@ bool is_set(const char* name) {
   return !v.empty() && v != "0" && v != "false" && v != "FALSE" && v != "off" && v != "OFF" && v != "no" && v != "NO";
 }
 
-std::string cache_folder() {
+}  // namespace
+
+std::string hub_cache_folder() {
   if (std::string own = environment("FACET_CACHE"); !own.empty()) return own;
   if (const std::string xdg = environment("XDG_CACHE_HOME"); xdg.starts_with("/")) return xdg + "/facet/hub";
   const std::string home = environment("HOME");
   return home.empty() ? "" : home + "/.cache/facet/hub";
 }
+
+namespace {
 
 // As huggingface_hub has it: seconds without a byte.
 int timeout_s() {
@@ -44,7 +48,7 @@ HubConfig hub_config() {
   c.http.token = environment("HF_TOKEN");
   c.http.ca_file = environment("SSL_CERT_FILE");
   c.http.timeout_s = timeout_s();
-  c.cache = cache_folder();
+  c.cache = hub_cache_folder();
   while (c.cache.size() > 1 && c.cache.ends_with('/')) c.cache.pop_back();
   c.offline = s.offline || is_set("HF_HUB_OFFLINE");
   c.retries = s.retries;

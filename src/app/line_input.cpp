@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <utility>
@@ -31,11 +32,12 @@ constexpr const char* kHowToLeave = "\n(type /exit or press Ctrl-D to leave)\n";
 class LineInput::Editor {
  public:
   // Null without a terminal on both sides.
-  static std::unique_ptr<Editor> open() {
+  static std::unique_ptr<Editor> open(LineSettings settings) {
     if (::isatty(STDIN_FILENO) != 1) return nullptr;
     FILE* out = ::isatty(STDOUT_FILENO) == 1 ? stdout : ::isatty(STDERR_FILENO) == 1 ? stderr : nullptr;
     if (!out) return nullptr;
     auto e = std::make_unique<Editor>();
+    e->settings_ = std::move(settings);
     return e->start(out) ? std::move(e) : nullptr;
   }
   ~Editor() {
@@ -45,13 +47,13 @@ class LineInput::Editor {
   }
 
   std::optional<std::string> next(const std::string& prompt) {
-    prompt_ = prompt;
+    prompt_ = escapes_ ? "\001\033[1;32m\001" + prompt : prompt;  // and what is typed
     while (true) {
       interrupted_ = false;
       int n = 0;
       if (escapes_) std::fputs("\033[?2004h", out_), std::fflush(out_);  // a paste comes between marks
       const char* text = ::el_gets(edit_, &n);
-      if (escapes_) std::fputs("\033[?2004l", out_), std::fflush(out_);
+      if (escapes_) std::fputs("\033[?2004l\033[0m", out_), std::fflush(out_);
       if (interrupted_) {
         std::fputs(kHowToLeave, out_);
         continue;
@@ -61,6 +63,7 @@ class LineInput::Editor {
       HistEvent event;
       if (line.find_first_not_of(" \n") != std::string::npos) ::history(history_, &event, H_ENTER, line.c_str());
       if (line.ends_with('\n')) line.pop_back();
+      if (line.find_first_not_of(" \n") != std::string::npos) settings_.history.add(line);
       return line;
     }
   }
@@ -79,14 +82,17 @@ class LineInput::Editor {
     HistEvent event;
     ::history(history_, &event, H_SETSIZE, 1000);
     ::history(history_, &event, H_SETUNIQUE, 1);
+    for (const std::string& line : settings_.history.lines())
+      ::history(history_, &event, H_ENTER, (line + "\n").c_str());
     ::el_set(edit_, EL_CLIENTDATA, this);
     if (!escapes_) ::el_set(edit_, EL_TERMINAL, "dumb");
     ::el_set(edit_, EL_EDITOR, "emacs");
     ::el_set(edit_, EL_HIST, ::history, history_);
-    ::el_set(edit_, EL_PROMPT, &Editor::prompt);
+    ::el_set(edit_, EL_PROMPT_ESC, &Editor::prompt, '\001');
     ::el_set(edit_, EL_GETCFN, &Editor::get);
     ::el_set(edit_, EL_ADDFN, "facet-line-break", "A line break in the text", &Editor::line_break);
     ::el_set(edit_, EL_ADDFN, "facet-paste", "Text that is pasted", &Editor::paste);
+    ::el_set(edit_, EL_ADDFN, "facet-complete", "The rest of a name", &Editor::complete);
     for (const auto& [keys, command] : {std::pair{"\\e\\n", "facet-line-break"},
                                         {"\\e\\r", "facet-line-break"},
                                         {"\\e[200~", "facet-paste"},
@@ -97,6 +103,7 @@ class LineInput::Editor {
                                         {"\\e[4~", "ed-move-to-end"},
                                         {"\\e[1;5C", "em-next-word"},
                                         {"\\e[1;5D", "ed-prev-word"},
+                                        {"^I", "facet-complete"},
                                         {"^R", "em-inc-search-prev"}})
       ::el_set(edit_, EL_BIND, keys, command, nullptr);
     return true;
@@ -168,6 +175,36 @@ class LineInput::Editor {
     return text.empty() || ::el_insertstr(e, text.c_str()) == 0 ? CC_REFRESH : CC_ERROR;
   }
 
+  // As much of a name as is certain; of several, a list.
+  static unsigned char complete(EditLine* e, int) {
+    Editor& self = of(e);
+    if (!self.settings_.complete) return CC_ERROR;
+    const LineInfo* line = ::el_line(e);
+    const std::string before(line->buffer, size_t(line->cursor - line->buffer));
+    const Completions c = self.settings_.complete(before);
+    if (c.words.empty()) return CC_ERROR;
+    std::string common = c.words[0];
+    for (const std::string& w : c.words) {
+      size_t n = 0;
+      while (n < std::min(w.size(), common.size()) && w[n] == common[n]) ++n;
+      while (n > 0 && n < common.size() && (common[n] & 0xC0) == 0x80) --n;  // whole characters
+      common.resize(n);
+    }
+    const size_t have = before.size() - std::min(c.begin, before.size());
+    std::string rest = common.size() > have ? common.substr(have) : "";
+    if (c.words.size() == 1 && before.find(' ') == std::string::npos) rest += ' ';
+    if (!rest.empty()) return ::el_insertstr(e, rest.c_str()) == 0 ? CC_REFRESH : CC_ERROR;
+    if (c.words.size() == 1) return CC_NORM;
+    constexpr size_t kShown = 60;
+    std::string list = "\n";
+    for (size_t i = 0; i < std::min(c.words.size(), kShown); ++i) list += on_one_line(c.words[i]) + "  ";
+    if (c.words.size() > kShown) list += "...";
+    std::fputs((list + "\n").c_str(), self.out_);
+    std::fflush(self.out_);
+    return CC_REDISPLAY;
+  }
+
+  LineSettings settings_ = {};
   EditLine* edit_ = nullptr;
   History* history_ = nullptr;
   FILE *out_ = nullptr, *nowhere_ = nullptr;
@@ -181,14 +218,24 @@ class LineInput::Editor {
 
 class LineInput::Editor {
  public:
-  static std::unique_ptr<Editor> open() { return nullptr; }
+  static std::unique_ptr<Editor> open(const LineSettings&) { return nullptr; }
   std::optional<std::string> next(const std::string&) { return std::nullopt; }
 };
 
 #endif
 
-LineInput::LineInput() : editor_(Editor::open()) {}
+LineInput::LineInput(LineSettings settings) : editor_(Editor::open(std::move(settings))) {}
 LineInput::~LineInput() = default;
+
+NoEcho::NoEcho() {
+  if (::isatty(STDIN_FILENO) != 1 || ::tcgetattr(STDIN_FILENO, &before_) != 0) return;
+  termios quiet = before_;
+  quiet.c_lflag &= ~tcflag_t(ECHO | ECHONL);
+  changed_ = ::tcsetattr(STDIN_FILENO, TCSANOW, &quiet) == 0;
+}
+NoEcho::~NoEcho() {
+  if (changed_) ::tcsetattr(STDIN_FILENO, TCSANOW, &before_);
+}
 
 bool LineInput::echoes() const { return ::isatty(STDIN_FILENO) == 1; }
 

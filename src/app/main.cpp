@@ -1,13 +1,20 @@
 #include <unistd.h>
 
+#include <fmt/ranges.h>
+
+#include <algorithm>
 #include <csignal>
 #include <exception>
 #include <new>
 #include <string>
+#include <vector>
 
 #include "app/aliases.h"
 #include "app/commands.h"
 #include "app/console.h"
+#include "app/environment.h"
+#include "app/help.h"
+#include "app/suggest.h"
 #include "base/print.h"
 
 namespace facet {
@@ -38,11 +45,25 @@ int unforeseen(const std::exception& e) {
 bool has_command(const CLI::App& app, const std::string& name) {
   return !app.get_subcommands([&](const CLI::App* sub) { return sub->get_name() == name; }).empty();
 }
-std::string command_names(const CLI::App& app) {
-  std::string names;
+std::vector<std::string> command_names(const CLI::App& app) {
+  std::vector<std::string> names;
   for (const CLI::App* sub : app.get_subcommands([](const CLI::App*) { return true; }))
-    names += (names.empty() ? "" : ", ") + sub->get_name();
+    names.push_back(sub->get_name());
   return names;
+}
+
+// "--backend: cude not in {auto,cuda,cpu}", as CLI says it, with the name that was meant.
+std::string with_suggestion(const std::string& what) {
+  const size_t in = what.find(" not in {"), close = what.rfind('}');
+  if (in == std::string::npos || close == std::string::npos || close < in) return what;
+  const size_t before = what.rfind(' ', in - 1);
+  std::vector<std::string> names;
+  for (size_t at = in + 9; at < close;) {
+    const size_t end = std::min(what.find(',', at), close);
+    names.push_back(what.substr(at, end - at));
+    at = end + 1;
+  }
+  return what + did_you_mean(what.substr(before + 1, in - before - 1), names);
 }
 
 int usage_error(const std::string& what) {
@@ -57,17 +78,24 @@ int run_program(int argc, char** argv) {
   app.name(argc > 0 ? argv[0] : "facet");
   int rc = kExitOk;
   add_commands(app, rc);
-  if (argc > 1 && argv[1][0] != '-' && !has_command(app, argv[1]))
-    return usage_error(std::string("unknown command '") + argv[1] + "', expected one of " + command_names(app));
+  if (argc <= 1) return put_out(first_words()), kExitOk;
+  if (argv[1][0] != '-' && !has_command(app, argv[1])) {
+    const auto names = command_names(app);
+    return usage_error(fmt::format("unknown command '{}', expected one of {}{}", argv[1], fmt::join(names, ", "),
+                                   did_you_mean(argv[1], names)));
+  }
   auto args = with_own_names(app, argc, argv);
   if (!args) return usage_error(args.error().message());
+  const auto variables = add_environment(app, *args);
+  const std::string from =
+      variables.empty() ? "" : fmt::format(" (of the environment: {})", fmt::join(variables, ", "));
   try {
     app.parse(std::move(*args));
   } catch (const CLI::ExtrasError&) {
-    return usage_error(unexpected_arguments(app));  // its own text has them the other way round
+    return usage_error(unexpected_arguments(app) + from);  // its own text has them the other way round
   } catch (const CLI::ParseError& e) {
     if (e.get_exit_code() == 0) return app.exit(e);  // --help, --version
-    return usage_error(e.what());
+    return usage_error(with_suggestion(e.what()) + from);
   } catch (const std::exception& e) {
     return unforeseen(e);
   }

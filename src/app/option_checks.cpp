@@ -9,6 +9,7 @@
 #include <cmath>
 #include <limits>
 
+#include "app/suggest.h"
 #include "base/print.h"
 
 namespace facet {
@@ -131,7 +132,7 @@ CLI::Validator name_among(std::vector<std::string> names) {
   const std::string list = fmt::format("{}", fmt::join(names, ", "));
   return {[names = std::move(names), list](std::string& s) {
             const auto at = std::find(names.begin(), names.end(), lower(s));
-            if (at == names.end()) return expected("one of " + list, s);
+            if (at == names.end()) return expected("one of " + list, s) + did_you_mean(lower(s), names);
             s = *at;
             return std::string();
           },

@@ -235,11 +235,13 @@ Result<std::unique_ptr<Engine>> open_engine(EngineConfig c, const DraftOptions& 
     return Error{"--draft-min", fmt::format("expected at most --draft-max ({}), found {}", c.draft.rows(), c.draft.min),
                  "raise --draft-max"};
   if (!voice.quiet) {
-    for (const std::string& path : c.draft.files) print_err("drafter: {}\n", path);
+    const bool all = voice.verbose || !voice.brief;
+    if (all)
+      for (const std::string& path : c.draft.files) print_err("drafter: {}\n", path);
     c.noted = [](const std::string& note) { print_err("note: {}\n", note); };
-    c.planned = [voice, also = c.planned](const std::string& sum, const std::string& table) {
+    c.planned = [voice, all, also = c.planned](const std::string& sum, const std::string& table) {
       if (also) also(sum, table);
-      print_err("memory: {}\n{}", sum, voice.verbose ? table : "");
+      if (all) print_err("memory: {}\n{}", sum, voice.verbose ? table : "");
     };
   }
   // The engine keeps its configuration; the bar goes when the weights are there.

@@ -45,6 +45,7 @@ Status read_kv_choices(EngineConfig& c, const GgufFile& file);
 // How much a command says on stderr beside errors.
 struct Voice {
   bool verbose = false, quiet = false;
+  bool brief = false;  // which files and how much memory are told with -v alone
 };
 void add_voice_options(CLI::App* cmd, Voice& v);  // -v, --quiet
 

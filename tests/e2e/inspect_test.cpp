@@ -35,6 +35,7 @@ TEST_F(Inspect, ShowsACompleteFile) {
   const Ran r = run("inspect --tensors " + path_);
   EXPECT_EQ(r.rc, 0);
   EXPECT_TRUE(has(r.out, "complete")) << r.out;
+  EXPECT_EQ(r.out.find(path_ + " (gemma4): 0.0 million weights, mostly Q8_0, 0.00 GiB\n"), 0u) << r.out;
   EXPECT_TRUE(has(r.out, "[100] 7, 7, 7, 7, 7, 7, 7, 7, ...")) << r.out;
   EXPECT_TRUE(has(r.out, "a.weight")) << r.out;
   EXPECT_TRUE(has(r.out, "[64 x 4]")) << r.out;

@@ -97,7 +97,19 @@ std::string manual(const CLI::App& app) {
   write_options(out, app);
   out += ".SH COMMANDS\n";
   for (const CLI::App* cmd : commands_of(app)) write_command(out, *cmd, cmd->get_name());
-  out += ".SH EXIT STATUS\n.TP\n0\nsuccess\n.TP\n1\nfailure, with one line on stderr\n.TP\n2\nwrong usage\n";
+  out +=
+      ".SH EXIT STATUS\n.TP\n0\nsuccess\n.TP\n1\nfailure, with one line on stderr\n.TP\n2\nwrong "
+      "usage\n.TP\n130\nended by Ctrl-C\n";
+  out += ".SH ENVIRONMENT\n.TP\n.B FACET_CTX_SIZE\n";
+  out += roff(
+      "--ctx-size; every option of a command has such a variable, of a flag with 1 or 0. The command line wins.\n");
+  out += ".TP\n.B FACET_MODELS\nfolder of the models that come with the program\n";
+  out += ".TP\n.B FACET_CACHE\nfolder of downloads and of the history of chats\n";
+  out +=
+      ".TP\n.B HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE, HF_HUB_DOWNLOAD_TIMEOUT\nas for other programs that download\n";
+  out += ".TP\n.B NO_COLOR\nno escape sequences\n";
+  out += ".SH FILES\n.TP\n.I ~/.cache/facet/hub\ndownloads\n.TP\n.I ~/.cache/facet/hub/chat_history\n";
+  out += "what was typed in chats\n";
   out += ".SH EXAMPLES\n.nf\nfacet chat\n";
   out += roff(
       "facet chat -m gemma-4-E4B-it-Q4_K_M.gguf -c 8192\nfacet run -p \"Name three rivers\" --temp 0\n"
