@@ -78,7 +78,7 @@ int run_program(int argc, char** argv) {
   app.name(argc > 0 ? argv[0] : "facet");
   int rc = kExitOk;
   add_commands(app, rc);
-  if (argc <= 1) return put_out(first_words()), kExitOk;
+  if (argc <= 1) return put_out(first_words()), kExitUsage;  // to a script it is a mistake
   if (argv[1][0] != '-' && !has_command(app, argv[1])) {
     const auto names = command_names(app);
     return usage_error(fmt::format("unknown command '{}', expected one of {}{}", argv[1], fmt::join(names, ", "),

@@ -37,7 +37,7 @@ TEST(CommandLine, AsksWhatWasMeant) {
 
 TEST(CommandLine, AloneItSaysHowToBegin) {
   const Ran r = shell("");
-  EXPECT_EQ(r.rc, 0);
+  EXPECT_EQ(r.rc, 2) << "to a script it is a mistake";
   for (const char* part :
        {"facet chat", "facet run \"TEXT\"", "facet serve", "facet download", "facet plan", "17 + 25"})
     EXPECT_TRUE(has(r.out, part)) << part << "\n" << r.out;
