@@ -122,9 +122,9 @@ class OneByOne {
         if (s < 0) return;
         char head[4096];
         (void)!::read(s, head, sizeof head);
+        ++asked_;
         (void)!::send(s, text.data(), text.size(), MSG_NOSIGNAL);
         ::close(s);
-        ++asked_;
       }
     });
   }

@@ -196,8 +196,10 @@ TEST(LostTime, IsNotTimeAsleep) {
     const double start = team_detail::now(), cpu = cpu_seconds();
     lost.begin(start);
     work_for(std::chrono::milliseconds(3));
+    const double told = lost.seconds_of(team_detail::now() - start);
+    // Another program may have had the core until now, and it counts until it is asked.
     const double took = team_detail::now() - start, ran = cpu_seconds() - cpu;
-    EXPECT_LE(lost.seconds_of(took), took - ran + 0.001);
+    EXPECT_LE(told, took - ran + 0.001);
   }
 }
 
