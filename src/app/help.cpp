@@ -19,8 +19,7 @@ struct Example {
 constexpr Example kExamples[] = {
     {"facet", "facet chat\nfacet run \"Name three rivers\"\nfacet serve -m model.gguf -c 8192"},
     {"chat", "facet chat -m model.gguf -c 8192 --think"},
-    {"run",
-     "facet run \"Name three rivers\" --temp 0\nfacet run -f question.txt --json-schema '{\"enum\": [41, 42]}'"},
+    {"run", "facet run \"Name three rivers\" --temp 0\nfacet run -f question.txt --json-schema '{\"enum\": [41, 42]}'"},
     {"serve", "facet serve -m model.gguf -c 8192 --parallel 4 --port 8080"},
     {"daemon", "facet daemon --help"},
     {"logits", "facet logits --tokens prompt.i32 --out logits.bin"},

@@ -43,8 +43,8 @@ struct Curl {
     kOpenSocketFunction = 20163,
     kOpenSocketData = 10164,
   };
-  static constexpr long kHttpAndHttps = 3;       // of CURLOPT_PROTOCOLS
-  static constexpr int kRedirectUrl = 0x10001F;  // CURLINFO_REDIRECT_URL
+  static constexpr long kHttpAndHttps = 3;        // of CURLOPT_PROTOCOLS
+  static constexpr int kRedirectUrl = 0x10001F;   // CURLINFO_REDIRECT_URL
   static constexpr int kResponseCode = 0x200002;  // CURLINFO_RESPONSE_CODE
   static constexpr size_t kErrorSize = 256;
   // CURLE_... that another attempt does not change, and the one of a callback that stops.
