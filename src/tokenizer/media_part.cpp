@@ -55,8 +55,9 @@ ContentPart media_from_url(ContentPart::Kind kind, std::string_view url, const s
   }
   // What has a scheme is no base64, which has no colon.
   if (const size_t colon = url.substr(0, 32).find(':'); colon != std::string_view::npos) {
-    ContentPart part = unread(kind, where, fmt::format("expected a data: URL, found {}", cut(url.substr(0, colon + 1))),
-                              "this server fetches nothing (serve --allow-media-urls); send the file's bytes as data:image/png;base64,...");
+    ContentPart part = unread(
+        kind, where, fmt::format("expected a data: URL, found {}", cut(url.substr(0, colon + 1))),
+        "this server fetches nothing (serve --allow-media-urls); send the file's bytes as data:image/png;base64,...");
     part.url = url;
     return part;
   }
