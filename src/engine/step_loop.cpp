@@ -95,13 +95,16 @@ int StepLoop::before_picture(const Sequence& q, int at, int n) const {
   return n;
 }
 
-// Pictures are granted whole: the step grows for them, as far as it can hold; other prompts wait.
+// Pictures are granted whole: the step grows for them, as far as it can hold beside what may be drafted in it; other
+// prompts wait.
 std::vector<SeqGrant> StepLoop::with_whole_pictures(std::vector<SeqGrant> grants) const {
   int total = 0;
   bool any = false;
   for (SeqGrant& g : grants) {
-    if (const int n = at(g.id).decoding ? 0 : picture_at(at(g.id), cache().len(g.id)); n > 0) g.n = n, any = true;
-    total += g.n;
+    const Sequence& q = at(g.id);
+    if (const int n = q.decoding ? 0 : picture_at(q, cache().len(g.id)); n > 0) g.n = n, any = true;
+    const bool drafts = q.decoding && spec_.has_drafters() && q.work.request.draft;
+    total += drafts ? std::max(g.n, 1 + cfg_.draft.rows()) : g.n;
   }
   if (!any) return grants;
   const int most = ops_.steps().max_tok();

@@ -1,8 +1,10 @@
 """Pictures and sound over every API of `facet serve`: what is asked twice is answered alike and not encoded twice, other
 pictures are other answers, what cannot be taken is one error or one line, and usage counts what there is."""
 import base64
+import concurrent.futures
 import json
 import pathlib
+import random
 import subprocess
 import sys
 import tempfile
@@ -248,6 +250,43 @@ class Media(unittest.TestCase):
         for t in threads:
             t.join()
         self.assertEqual(got, alone)
+
+    def test_conversations_with_everything_on_are_as_plain_ones(self):
+        """Pictures and sounds in turns of 50 conversations, eight at once: drafts, chunks, forks, tiers in RAM and on disk change no word."""
+        files = [RED, GREY, LOSSY, "kinds/cmyk.jpg", "kinds/interlaced.png", "kinds/animation.gif", SOUND]
+        rng = random.Random(7)
+
+        def part(path):
+            if path == SOUND:
+                return {"type": "input_audio", "input_audio": {"data": b64(path), "format": "flac"}}
+            return image(path)
+
+        def turn():
+            parts = [text(rng.choice(["Hello", "What is this?", "What is 12 + 30?", "Write JSON."]))]
+            for _ in range(rng.choice([0, 1, 1, 2])):
+                parts.insert(rng.randint(0, len(parts)), part(rng.choice(files)))
+            return parts
+        conversations = [[turn() for _ in range(3)] for _ in range(50)]
+
+        def talk(server, turns):
+            messages, said = [], []
+            for parts in turns:
+                messages.append({"role": "user", "content": parts})
+                said.append(self.words(self.chat(messages, server=server, max_tokens=24)) or "")
+                messages.append({"role": "assistant", "content": said[-1]})
+            return said
+        common = ("-m", NANO, "--mmproj", self.mmproj, "-c", 2048, "--image-tokens", 140)
+        plain = Serving(*common, "--parallel", 1, "--draft", "none", "--cache-ram", 0, "--media-cache", 0, "-t", 1)
+        full = Serving(*common, "--parallel", 6, "--chunk", 192, "--cache-ram", 1, "--kv-memory", "12MB",
+                       "--cache-disk", pathlib.Path(self.folder.name) / "disk")
+        try:
+            want = [talk(plain, c) for c in conversations]
+            with concurrent.futures.ThreadPoolExecutor(8) as pool:
+                got = list(pool.map(lambda c: talk(full, c), conversations))
+            self.assertEqual(got, want)
+            self.assertEqual([talk(full, c) for c in conversations[:10]], want[:10])
+        finally:
+            plain.stop(), full.stop()
 
     def test_who_takes_what_is_said(self):
         model = self.server.request("GET", "/v1/models")[2]["data"][0]

@@ -95,6 +95,39 @@ TEST_P(MediaRequests, DraftsChunksAndNeighboursChangeNoToken) {
     }
 }
 
+// Pictures that come together, beside answers that draft as much as they may: one step holds what it is given.
+TEST_P(MediaRequests, SeveralPicturesBesideDraftsFitIntoAStep) {
+  EngineConfig c = config(file_);
+  c.max_seq = 6, c.max_stall = 0;
+  const auto talk = [](int seed) {
+    Request r{.max_tokens = 400, .sampling = {.temperature = 0}};
+    for (int i = 0; i < 60; ++i) r.prompt.push_back(7 + (i + seed) % 6);  // what repeats is drafted
+    return r;
+  };
+  std::vector<Request> requests;
+  for (int i = 0; i < 4; ++i) requests.push_back(talk(i));
+  for (int i = 0; i < 6; ++i) requests.push_back(request(40 + i, std::span(items_).subspan(2, 1), 8));
+  std::vector<Answer> want;
+  for (const Request& r : requests) want.push_back(solo(c, r));
+  c.draft.ngram = true, c.draft.min = 12;
+  auto e = must(Engine::open(c));
+  std::vector<Answer> got(requests.size());
+  for (size_t i = 0; i < requests.size(); ++i) {
+    must(e->submit(requests[i], into(got[i])));
+    if (i == 3)
+      for (int k = 0; k < 40; ++k) e->tick();  // until they repeat themselves
+  }
+  while (e->tick()) {
+  }
+  int64_t drafted = 0;
+  for (size_t i = 0; i < requests.size(); ++i) {
+    EXPECT_EQ(got[i].error, "");
+    EXPECT_EQ(got[i].tokens, want[i].tokens) << i;
+    drafted += got[i].usage.drafted;
+  }
+  EXPECT_GT(drafted, 100);
+}
+
 // The second turn over a picture computes nothing of the first again; nor does one that comes from memory or disk.
 TEST_P(MediaRequests, ALaterTurnGoesOnBehindThePicture) {
   const std::string folder =
