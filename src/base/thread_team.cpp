@@ -3,6 +3,7 @@
 #include <sched.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -106,9 +107,10 @@ struct ThreadUse {
 };
 ThreadUse thread_use() {
   rusage use{};
-  ::getrusage(RUSAGE_THREAD, &use);
-  auto seconds = [](const timeval& t) { return double(t.tv_sec) + 1e-6 * double(t.tv_usec); };
-  return {use.ru_nivcsw, seconds(use.ru_utime) + seconds(use.ru_stime), team_detail::now()};
+  ::getrusage(RUSAGE_THREAD, &use);  // its times are of the last tick
+  timespec cpu{};
+  ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &cpu);
+  return {use.ru_nivcsw, double(cpu.tv_sec) + 1e-9 * double(cpu.tv_nsec), team_detail::now()};
 }
 }  // namespace
 
