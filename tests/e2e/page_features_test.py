@@ -305,6 +305,7 @@ class Features(PageTest):
         self.say(page, "Two", "ok")
         self.assertEqual(Fake.asked[-1]["messages"][0], {"role": "system", "content": "Be usual."})
         page.locator("#chat-list .open", has_text="One").click()
+        expect(page.locator(".message.user .body").first).to_have_text("One")  # it is read from the database
         self.say(page, "Three", "ok")
         self.assertEqual(Fake.asked[-1]["messages"][0], {"role": "system", "content": "Be special."})
 

@@ -31,9 +31,11 @@ function fitInput() {
   $("input").style.height = $("input").scrollHeight + 2 + "px";
 }
 
-function submit() {
+async function submit() {
+  const text = $("input").value;
+  if (state.opening) await state.opening;  // what was asked for is what is written to
   const id = state.chat.id;
-  if (send($("input").value)) {
+  if (send(text)) {
     $("input").value = "";
     setDraft(id, "");
   }

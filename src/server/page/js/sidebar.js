@@ -115,7 +115,10 @@ async function importFiles(files) {
   }
   notify(wrong);
   say(`${count} conversations imported.`);
-  if (last) openChat(last.id); else showList();
+  if (!last) return showList();
+  state.opening = null;
+  state.chat = last;
+  shown();
 }
 
 async function remove(head) {
@@ -138,13 +141,17 @@ function shown() {
 }
 
 export async function openChat(id) {
-  const chat = await chatById({id});
+  const mine = state.opening = chatById({id});
+  const chat = await mine;
+  if (state.opening !== mine) return;  // another one was asked for since
+  state.opening = null;
   if (!chat) return notify("This conversation was deleted in another tab.");
   state.chat = chat;
   shown();
 }
 
 export function startChat() {
+  state.opening = null;
   state.chat = newChat(state.settings.system || "");
   keepNew(state.chat);
   shown();

@@ -19,6 +19,7 @@ export const state = {
   models: [],     // of /v1/models
   router: false,  // several models, which may be loaded and unloaded
   takes: {},      // what the model takes beside text: {image, audio}
+  opening: null,  // the promise of a conversation that is being read
   running: null,  // {abort, chat, message, ...} while an answer is on its way
   online: true,
 };
