@@ -28,6 +28,8 @@ class Maker {
 
  private:
   uint32_t byte() { return at_ < size_ ? data_[at_++] : 0; }
+  // Takes one of the values that are left, before what is inside it takes its own.
+  bool spend() { return left_ > 0 && left_-- > 0; }
   // 0 to 8,192, small ones as likely as large ones.
   size_t count() {
     const uint32_t b = byte();
@@ -43,7 +45,7 @@ class Maker {
   Json list(const Make& make) {
     Json out = Json::array();
     const size_t n = count();
-    for (size_t i = 0; i < n && left_ > 0; ++i, --left_) out.push_back(make(i));
+    for (size_t i = 0; i < n && spend(); ++i) out.push_back(make(i));
     if (out.empty()) out.push_back(make(0));
     return out;
   }
@@ -59,7 +61,7 @@ class Maker {
   Json object(int depth, const Key& key) {
     Json out = Json::object();
     const size_t n = count();
-    for (size_t i = 0; i < n && i < 3000 && left_ > 0; ++i, --left_) out[key(i)] = again(depth - 1);
+    for (size_t i = 0; i < n && i < 3000 && spend(); ++i) out[key(i)] = again(depth - 1);
     at_ = std::max(at_, last_);
     return out;
   }
@@ -69,8 +71,7 @@ class Maker {
                                             "^x{0,200}", "(a|b)*", "^(?=.*\\d)(?=.*[a-z]).{4,}$", "^\\S+@\\S+$"};
     static const char* const kFormats[] = {"uri", "email", "date-time", "ipv6", "uuid", "hostname", "duration", "jwt"};
     static const char* const kTypes[] = {"string", "integer", "number", "boolean", "null", "array", "object"};
-    if (depth <= 0 || left_ == 0) return {{"type", kTypes[byte() % 7]}};
-    --left_;
+    if (depth <= 0 || !spend()) return {{"type", kTypes[byte() % 7]}};
     const size_t made = made_++;
     Json out = Json::object();
     const auto of_names = [&] { return list([&](size_t i) { return Json(name(i)); }); };
