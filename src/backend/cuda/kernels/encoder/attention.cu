@@ -10,12 +10,13 @@
 // Test       tests/kernels/cuda_encoder_test.cpp
 #include "backend/cuda/kernels/common/launch.cuh"
 #include "backend/cuda/kernels/common/mma.cuh"
-#include "backend/cuda/kernels/encoder/encoder.h"
+#include "backend/cuda/kernels/encoder/attention_tile.cuh"
+#include "backend/cuda/kernels/encoder/attention_wgmma.cuh"
 
 namespace facet::cuda {
 namespace {
 
-constexpr int kWarps = 4, kTile = 64;
+constexpr int kWarps = 4;
 
 // Times 16 queries of a warp: as many as registers hold.
 template <int EP>
@@ -58,38 +59,8 @@ __device__ __forceinline__ void tile_scores(float (&p)[kM<EP>][kTile / 8][4], co
         mma_bf16(p[m][2 * j + 1], fq[m][e], b[2], b[3]);
       }
     }
-  if (left < kTile)
 #pragma unroll
-    for (int j = 0; j < kTile / 8; ++j)
-#pragma unroll
-      for (int i = 0; i < 4; ++i)
-        if (j * 8 + 2 * t + i % 2 >= left)
-#pragma unroll
-          for (int m = 0; m < kM<EP>; ++m) p[m][j][i] = -INFINITY;
-}
-
-// p = exp(scale * (p - top)) of 16 queries; what was summed before is scaled to the new maxima.
-template <int EP>
-__device__ __forceinline__ void tile_softmax(float (&p)[kTile / 8][4], float (&top)[2], float (&sum)[2],
-                                             float (&acc)[EP / 8][4], float to_log2) {
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {  // rows g and g + 8
-    float most = top[r];
-#pragma unroll
-    for (int j = 0; j < kTile / 8; ++j) most = fmaxf(most, fmaxf(p[j][2 * r], p[j][2 * r + 1]));
-    most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
-    most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
-    const float rescale = exp2f((top[r] - most) * to_log2), base = most * to_log2;
-    top[r] = most;
-    float own = 0;
-#pragma unroll
-    for (int j = 0; j < kTile / 8; ++j)
-#pragma unroll
-      for (int i = 2 * r; i < 2 * r + 2; ++i) own += p[j][i] = exp2f(p[j][i] * to_log2 - base);
-    sum[r] = sum[r] * rescale + own;
-#pragma unroll
-    for (int e = 0; e < EP / 8; ++e) acc[e][2 * r] *= rescale, acc[e][2 * r + 1] *= rescale;
-  }
+  for (int m = 0; m < kM<EP>; ++m) mask_tile(p[m], left, t);
 }
 
 // acc += p * values
@@ -115,30 +86,6 @@ __device__ __forceinline__ void tile_values(float (&acc)[kM<EP>][EP / 8][4], con
         mma_bf16(acc[m][2 * e], a[m], b[0], b[1]);
         mma_bf16(acc[m][2 * e + 1], a[m], b[2], b[3]);
       }
-    }
-  }
-}
-
-// o of 16 queries, row by row over their sums.
-template <int EP>
-__device__ __forceinline__ void write_rows(const Mat& o, const float (&acc)[EP / 8][4], const float (&sum)[2],
-                                           int64_t begin, int row, int n, int at, int E) {
-  const int lane = int(threadIdx.x) % 32, g = lane / 4, t = lane % 4;
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    float all = sum[r];
-    all += __shfl_xor_sync(~0u, all, 1);
-    all += __shfl_xor_sync(~0u, all, 2);
-    const float inverse = 1.f / all;
-    const int64_t at_row = begin + row + g + 8 * r;
-    if (row + g + 8 * r >= n) continue;
-#pragma unroll
-    for (int e = 0; e < EP / 8; ++e) {
-      const int c = e * 8 + 2 * t;
-      if (c >= E) continue;
-      const float2 y = {acc[e][2 * r] * inverse, acc[e][2 * r + 1] * inverse};
-      if (o.p) *reinterpret_cast<float2*>(o.p + at_row * o.stride + at + c) = y;
-      if (o.bf) *reinterpret_cast<uint32_t*>(o.bf + at_row * o.bf_stride + at + c) = pack_bf16(y.x, y.y);
     }
   }
 }
@@ -204,6 +151,16 @@ __global__ void __launch_bounds__(kWarps * 32, 2)
 template <int EP>
 void launch_padded(cudaStream_t stream, Mat o, EncoderRows q, EncoderRows k, EncoderRows v, const Step& s, int E,
                    float scale) {
+  if constexpr (EP == 64 || EP == 80) {
+    if (has_warpgroups(encoder_attend_wgmma_kernel<EP>)) {
+      using Shape = EncoderWgmma<EP>;
+      allow_shared(encoder_attend_wgmma_kernel<EP>, Shape::kShared);
+      return launch(encoder_attend_wgmma_kernel<EP>,
+                    dim3(unsigned((s.shape.longest + Shape::kQueries - 1) / Shape::kQueries), unsigned(o.cols / E),
+                         unsigned(s.shape.n_seq)),
+                    dim3(Shape::kThreads), Shape::kShared, stream, o, q, k, v, s, E, scale);
+    }
+  }
   allow_shared(encoder_attend_kernel<EP>, kShared<EP>);
   launch(encoder_attend_kernel<EP>,
          dim3(unsigned((s.shape.longest + kQueries<EP> - 1) / kQueries<EP>), unsigned(o.cols / E),
