@@ -3,5 +3,6 @@
 set(facet_sources
   accept.cpp
   length.cpp
+  suffix.cpp
   tree.cpp
 )

@@ -45,6 +45,7 @@ set(tests_unit
   unit/sha_test.cpp
   unit/shards_test.cpp
   unit/spec_test.cpp
+  unit/suffix_test.cpp
   unit/stages_test.cpp
   unit/step_test.cpp
   unit/synth_test.cpp
@@ -70,7 +71,7 @@ set(tests_property
   property/engine_test.cpp
   property/invariance_test.cpp
   property/media_test.cpp
-  property/ngram_test.cpp
+  property/suffix_test.cpp
   property/parked_fork_test.cpp
   property/restore_test.cpp
   property/shipped_drafting_test.cpp

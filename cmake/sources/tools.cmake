@@ -6,6 +6,7 @@ set(facet_sources
   bench_matrix.cpp
   bench_spec.cpp
   bench_spec_batch.cpp
+  bench_spec_replay.cpp
   draft_logits.cpp
   energy.cpp
   eval.cpp

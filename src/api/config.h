@@ -16,12 +16,12 @@ namespace facet {
 // Speculative decoding: a drafter proposes tokens, the model verifies them in one step. It changes no text.
 struct DraftConfig {
   std::vector<std::string> files = {};  // drafters
-  bool ngram = false;                   // a drafter without a file, which repeats what followed the same tokens before
+  bool suffix = false;                  // a drafter without a file, which repeats what followed the same tokens before
   int max = 0;                          // tokens of a draft at most; 0: 15, or as many as the drafter can
   int min = 0;                          // at least so many in every step; 0: plain steps where they are faster
   int tree = 0;                         // nodes of a tree, at most 63; 0: drafts are chains
   bool optional = false;                // a drafter that cannot be used is left out, and a note says why
-  bool any() const { return ngram || !files.empty(); }               // false: plain decoding
+  bool any() const { return suffix || !files.empty(); }              // false: plain decoding
   int rows() const { return tree > 0 ? tree : max > 0 ? max : 15; }  // beside the newest token in a step
 };
 
@@ -89,6 +89,9 @@ struct EngineDebug {
   // Of random models: draft k of a chain is taken for right with probability forced_drafts[k - 1], and the text is
   // whatever comes out.
   std::vector<float> forced_drafts = {};
+  // Tokens of the answer to the only request, whatever the model says: how drafting does on a text that was recorded.
+  // It stays where it is, and changes only while there is no request.
+  const std::vector<int32_t>* replay = nullptr;
   std::chrono::microseconds slow_copies{0};  // of states, in host memory: what a piece of a copy takes at least
   uint64_t grammar_units = 0;                // of a request in a step (GrammarSteps), 0: as usual
   std::function<void()> admitted = {};       // on the engine's thread, after requests were looked at, before a step

@@ -26,7 +26,7 @@ std::string step_line(const StepStats& s);
 struct DraftRound {
   RequestId request = 0;
   int position = 0;                      // of node 0 in the sequence
-  const char* method = "";               // "dflash", "mtp", "ngram"
+  const char* method = "";               // "dflash", "mtp", "suffix"
   std::span<const int32_t> token = {};   // node 0, the newest token, then the drafts
   std::span<const int16_t> parent = {};  // of each node in a tree; empty: a chain
   std::span<const int32_t> drawn = {};   // the model's token after each node

@@ -84,7 +84,7 @@ Words drafters(const std::string& value) {
   for (std::string kind : split(value)) {
     if (kind == "draft-simple") continue;  // the one that another option names
     if (kind.starts_with("draft-")) kind.erase(0, 6);
-    out.insert(out.end(), {"--draft", kind.starts_with("ngram") ? "ngram" : kind});
+    out.insert(out.end(), {"--draft", kind.starts_with("ngram") ? "suffix" : kind});
   }
   return out;
 }

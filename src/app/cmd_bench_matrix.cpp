@@ -66,7 +66,7 @@ Status fill_configs(Options& o) {
       for (const std::string& kv : o.kv) {
         auto types = kv_pair(kv);
         if (!types) return types.error();
-        MatrixConfig c{.model = model, .drafter = drafter, .files = files->paths, .ngram = files->ngram};
+        MatrixConfig c{.model = model, .drafter = drafter, .files = files->paths, .suffix = files->suffix};
         c.k = types->k, c.v = types->v;
         const bool twice = std::any_of(o.matrix.configs.begin(), o.matrix.configs.end(), [&](const MatrixConfig& x) {
           return x.model == c.model && x.drafter == c.drafter && x.kv() == c.kv();
@@ -220,7 +220,7 @@ void add_bench_matrix(CLI::App& bench, int& rc) {
   cmd->add_option("--draft", o->drafters, "Drafters, each on its own")
       ->delimiter(',')
       ->check(not_empty())
-      ->option_text("PATH|none|auto|dflash|mtp|ngram,... [none]");
+      ->option_text("PATH|none|auto|dflash|mtp|suffix,... [none]");
   cmd->add_option("--draft-max", m.engine.draft.max, "Tokens of a draft at most; 0: 15, or what the drafter can")
       ->check(CLI::Range(0, 63))
       ->capture_default_str();

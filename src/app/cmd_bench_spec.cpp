@@ -29,7 +29,7 @@ struct Options {
   EngineConfig engine;
   SpecBenchOptions bench;
   std::vector<std::string> drafts{"auto"}, sets{"code", "json", "prose", "retrieval"};
-  std::string prompts, json, schema;
+  std::string prompts, json, schema, replay;
   std::vector<int> contexts, sequences;
   int count = 12, random = 0;
 };
@@ -246,12 +246,27 @@ int run_sequences(const Options& o, OutputFile& json) {
   return written(o, json);
 }
 
+// Recorded turns of agents and people.
+Status replay(const Options& o, const std::function<void(const SpecLine&)>& print) {
+  auto file = GgufFile::open(o.engine.model);
+  if (!file) return file.error();
+  auto vocab = vocab_from_gguf(*file);
+  if (!vocab) return vocab.error();
+  auto tokenizer = Tokenizer::create(std::move(*vocab));
+  if (!tokenizer) return tokenizer.error();
+  auto turns = read_recorded_turns(o.replay, *tokenizer);
+  if (!turns) return turns.error();
+  return bench_spec_replay(o.engine, o.bench, *turns, print);
+}
+
 int run(Options& o) {
   if (auto ok = find_model(o.engine.model); !ok) return report(ok.error());
-  auto sets = prompt_sets(o);
-  if (!sets) return report(sets.error());
-  o.bench.sets = std::move(*sets);
-  o.bench.ignore_eos = o.bench.sets[0].name == "random" || !o.bench.debug.forced_drafts.empty();
+  if (o.replay.empty()) {
+    auto sets = prompt_sets(o);
+    if (!sets) return report(sets.error());
+    o.bench.sets = std::move(*sets);
+    o.bench.ignore_eos = o.bench.sets[0].name == "random" || !o.bench.debug.forced_drafts.empty();
+  }
   // Each drafter on its own, then all of them, where the faster one is chosen as it goes.
   auto files = draft_files(o.engine.model, {o.drafts});
   if (!files) return report(files.error());
@@ -261,7 +276,7 @@ int run(Options& o) {
     if (!kind) return report(kind.error());
     o.bench.methods.push_back({*kind, {f}});
   }
-  if (files->ngram) o.bench.methods.push_back({"ngram", {}, true});
+  if (files->suffix) o.bench.methods.push_back({"suffix", {}, true});
   if (!o.schema.empty()) {
     auto text = read_file(o.schema, kMostSchema);
     if (!text) return report(text.error());
@@ -276,7 +291,7 @@ int run(Options& o) {
     json = std::move(*file);
   }
   if (!o.contexts.empty()) return run_contexts(o, json);
-  if (o.bench.methods.size() > 1) o.bench.methods.push_back({"all", files->paths, files->ngram});
+  if (o.bench.methods.size() > 1) o.bench.methods.push_back({"all", files->paths, files->suffix});
   if (!o.bench.debug.forced_drafts.empty())
     print_out("Forced acceptance: draft k is taken for right with probability {}. The text means nothing.\n\n",
               fmt::join(o.bench.debug.forced_drafts, ", "));
@@ -286,7 +301,7 @@ int run(Options& o) {
       "ms | right by place |\n"
       "| --- | --- | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | --- |\n");
   std::vector<SpecLine> lines;
-  const Status done = bench_spec(o.engine, o.bench, [&](const SpecLine& l) {
+  const auto print = [&](const SpecLine& l) {
     lines.push_back(l);
     std::string places;
     for (const double p : l.right_at) places += fmt::format("{:.2f} ", p);
@@ -295,7 +310,8 @@ int run(Options& o) {
               l.draft_ms, l.verify_ms, l.accept_ms, places);
     flush_out();
     if (json.is_open()) (void)json.write(to_json(l, o).dump() + "\n");  // finish() tells of failures
-  });
+  };
+  const Status done = o.replay.empty() ? bench_spec(o.engine, o.bench, print) : replay(o, print);
   if (!done) return report(done.error());
   print_curve(lines);
   return written(o, json);
@@ -310,7 +326,7 @@ void add_bench_spec(CLI::App& bench, int& rc) {
   add_engine_options(cmd, o->engine);
   for (const char* given_otherwise : {"--kv", "--kv-layers"}) cmd->remove_option(cmd->get_option(given_otherwise));
   cmd->add_option("--draft", o->drafts, "Drafters, as elsewhere; each is measured alone, then all of them together")
-      ->option_text("PATH|auto|dflash|mtp|ngram [auto]");
+      ->option_text("PATH|auto|dflash|mtp|suffix [auto]");
   cmd->add_option("--draft-tree", o->engine.draft.tree, "Trees of this many tokens instead of chains")
       ->check(CLI::Range(0, 63))
       ->capture_default_str();
@@ -361,6 +377,10 @@ void add_bench_spec(CLI::App& bench, int& rc) {
                   "Instead, tokens a second of so many sequences that decode together, with each way of drafting")
       ->delimiter(',')
       ->check(CLI::Range(1, 1024));
+  cmd->add_option("--replay", o->replay,
+                  "Instead, answers that were recorded: JSON lines {kind, prompt, answer}; a draft is right where it "
+                  "equals the recorded token")
+      ->option_text("FILE");
   cmd->add_option("--runs", o->bench.runs, "Measurements, after one that does not count")
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();

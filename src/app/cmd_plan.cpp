@@ -73,7 +73,7 @@ int run(const Options& o) {
   for (const std::string& note : notes) print_out("note: {}\n", note);
   auto files = draft_files(c.model, o.draft);
   if (!files) return report(files.error());
-  c.draft.files = files->paths, c.draft.ngram = files->ngram;
+  c.draft.files = files->paths, c.draft.suffix = files->suffix;
   std::vector<DrafterFile> drafters;
   for (const std::string& path : c.draft.files) {
     auto drafter = DrafterFile::open(path);
@@ -109,7 +109,7 @@ void add_plan(CLI::App& app, int& rc) {
   add_draft_options(cmd, o->draft, o->engine);
   add_mmproj_options(cmd, o->engine);
   add_sparse_option(cmd, o->engine);
-  cmd->get_option("--draft")->option_text("PATH|auto|dflash|mtp|ngram|none [none]");
+  cmd->get_option("--draft")->option_text("PATH|auto|dflash|mtp|suffix|none [none]");
   cmd->add_option("--parallel", o->engine.max_seq, "Sequences served together")
       ->check(CLI::Range(1, 1024))
       ->capture_default_str();

@@ -169,10 +169,10 @@ bool look_at_model(Findings& f, DoctorOptions o) {
     f.ok("drafter", fmt::format("{}: {}", path, drafter_kind_name(d->kind())));
     drafters.push_back(std::move(*d));
   }
-  if (files->ngram) f.ok("drafter", "ngram: what followed the same tokens before");
-  if (files->paths.empty() && !files->ngram) f.ok("drafter", "none: plain decoding");
+  if (files->suffix) f.ok("drafter", "suffix: what followed the same tokens before");
+  if (files->paths.empty() && !files->suffix) f.ok("drafter", "none: plain decoding");
   EngineConfig c = o.engine;
-  c.draft.files = files->paths, c.draft.ngram = files->ngram;
+  c.draft.files = files->paths, c.draft.suffix = files->suffix;
   if (auto ok = read_kv_choices(c, *file); !ok) return f.fail("plan", ok.error()), false;
   auto decided = resolve_config(*file, *m, c, drafters);
   if (!decided) return f.fail("plan", decided.error()), false;

@@ -39,14 +39,17 @@ Status take_folder(DraftFiles& files, const std::string& folder, const std::stri
   return Error{folder, fmt::format("expected a drafter that fits {}, found none ({})", model, reasons), "name another"};
 }
 
+// As other programs call it too.
+bool is_suffix(const std::string& s) { return s == "suffix" || s == "ngram"; }
+
 }  // namespace
 
 Result<DraftFiles> draft_files(const std::string& model, const DraftOptions& o) {
   DraftFiles files;
   for (std::string s : o.sources) {
     if (auto ok = fetch_named(s, HubUse::kDrafter); !ok) return ok.error();
-    if (s == "ngram") {
-      files.ngram = true;
+    if (is_suffix(s)) {
+      files.suffix = true;
       continue;
     }
     if (s != "none" && s != "auto" && s != "dflash" && s != "mtp") {
@@ -57,8 +60,8 @@ Result<DraftFiles> draft_files(const std::string& model, const DraftOptions& o) 
       if (files.paths.size() == before) files.paths.push_back(s);
       continue;
     }
-    const auto ngrams = std::count(o.sources.begin(), o.sources.end(), "ngram");
-    if (o.sources.size() > size_t(s == "none" ? 1 : 1 + ngrams))
+    const auto others = std::count_if(o.sources.begin(), o.sources.end(), is_suffix);
+    if (o.sources.size() > size_t(s == "none" ? 1 : 1 + others))
       return Error{"--draft", fmt::format("expected paths, or {} alone", s), "give one of them"};
     if (s == "none") return files;
     files.optional = s == "auto";
@@ -71,6 +74,8 @@ Result<DraftFiles> draft_files(const std::string& model, const DraftOptions& o) 
                      files.notes.empty() ? "give its path" : files.notes[0]};
     }
   }
+  // Beside a model's drafts those of the text cost nothing.
+  if (files.optional && !files.paths.empty()) files.suffix = true;
   return files;
 }
 

@@ -41,7 +41,7 @@ constexpr LlamaOption kOptions[] = {
     {"--spec-draft-n-min --draft-n-min", kAs, kOne, "--draft-min"},
     {"--spec-default", kNothing, kNone, "--draft auto is the default"},
     {"-lcs --lookup-cache-static -lcd --lookup-cache-dynamic", kError, kOne,
-     "use --draft ngram, which learns from the conversation"},
+     "use --draft suffix, which learns from the conversation"},
     {"--spec-draft-p-split --draft-p-split --spec-draft-p-min --draft-p-min", kNothing, kOne, kDraftLength},
     {"--spec-draft-sampling", kNothing, kOne, "drafts change no text"},
     {"--spec-draft-backend-sampling --no-spec-draft-backend-sampling", kNothing, kNone, kDraftPlace},

@@ -110,10 +110,10 @@ void add_draft_options(CLI::App* cmd, DraftOptions& o, EngineConfig& c) {
   cmd->add_option("--draft", o.sources,
                   "Drafter that proposes tokens to verify: a path, or hf:USER/REPO[:QUANT] (repeatable); dflash or "
                   "mtp, the one beside the "
-                  "model; ngram, what followed the same tokens before, also beside others; auto, whatever files are "
+                  "model; suffix, what followed the same tokens before, also beside others; auto, whatever files are "
                   "there; or none. It changes no text, only the speed")
       ->check(not_empty())
-      ->option_text("PATH|auto|dflash|mtp|ngram|none [auto]");
+      ->option_text("PATH|auto|dflash|mtp|suffix|none [auto]");
   cmd->add_option("--spec-trace", o.trace, "A line of JSON for every draft to this file: tokens, verdict, times")
       ->check(not_empty());
   cmd->add_option("--draft-max", c.draft.max, "Tokens of a draft at most; 0: 15, or what the drafter can")
@@ -225,7 +225,7 @@ Result<std::unique_ptr<Engine>> open_engine(EngineConfig c, const DraftOptions& 
   if (!files) return files.error();
   for (const std::string& note : files->notes) print_err("note: {}\n", note);
   c.draft.files = std::move(files->paths);
-  c.draft.ngram = files->ngram, c.draft.optional = files->optional;
+  c.draft.suffix = files->suffix, c.draft.optional = files->optional;
   if (!draft.trace.empty()) {
     auto trace = trace_drafts(draft.trace, files_of(c.model, c.draft.files));
     if (!trace) return trace.error();

@@ -17,7 +17,7 @@ namespace facet {
 
 class GgufFile;
 
-// What --draft says: paths of drafters and ngram, or one of none, dflash, mtp, auto.
+// What --draft says: paths of drafters and suffix (or ngram), or one of none, dflash, mtp, auto.
 struct DraftOptions {
   std::vector<std::string> sources{"auto"};
   std::string trace = {};  // file for a line of JSON for each draft
@@ -60,7 +60,7 @@ Status lockstep_verdict(const Engine& e, const EngineDebug& debug);
 // The drafters' paths, and what a user should know of how they were chosen.
 struct DraftFiles {
   std::vector<std::string> paths = {}, notes = {};
-  bool ngram = false;
+  bool suffix = false;
   bool optional = false;  // nobody asked for them: a broken one does not keep the model from starting
 };
 Result<DraftFiles> draft_files(const std::string& model, const DraftOptions& o);

@@ -46,7 +46,7 @@ Result<MemoryProof> prove_on(LoadedModel model, const EngineConfig& c, int64_t m
   MemoryProof proof{.planned = plan_memory(model.file, model.cfg, c, model.drafters).total()};
   const int64_t before = use();
   const DrafterFactory<B> open_all = [&](const TargetView<B>& t) {
-    return open_drafters<B>(model.drafters, c.draft.ngram, t, {});
+    return open_drafters<B>(model.drafters, c.draft.suffix, t, {});
   };
   const RunnerOptions o{.kv = kv_plan(c),
                         .max_out = c.max_out,

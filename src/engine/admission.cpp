@@ -231,7 +231,6 @@ void Admission::end_for_memory(bool all) {
 void Admission::report_useless_drafter() {
   const int m = spec_.never_right();
   if (m < 0 || drafts_are_forced_) return;
-  if (std::string_view(spec_.method_name(m)) == "ngram") return;  // of text that repeats nothing
   const char* why = "none of its drafts was right so far; it seems to be made for another model";
   const std::string name = size_t(m) < cfg_.draft.files.size() ? cfg_.draft.files[size_t(m)] : spec_.method_name(m);
   if (cfg_.noted) cfg_.noted(fmt::format("{}: {}", name, why));

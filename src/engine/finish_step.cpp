@@ -92,7 +92,7 @@ void StepLoop::commit_chunk(const SeqGrant& g, size_t& out) {
   if (q.work.sink.prefill) q.work.sink.prefill(q.work.id, cache().len(g.id), int(q.tokens.size()));
   if (!last) return;
   report_selected(g.id);
-  q.drawn.assign(1, drawn_[out]);
+  q.drawn.assign(1, replayed(q, 0, drawn_[out]));
   if (q.work.request.logprobs >= 0) q.drawn_logprobs.push_back(logprobs_of_draw(q, int(out), q.drawn[0]));
   ++out;
 }
@@ -135,6 +135,8 @@ std::span<const int16_t> StepLoop::keep(SlotId s, std::span<int32_t> drawn, std:
   Sequence& q = at(s);
   const DraftTree& tree = spec_.tree(s);
   if (!forced_drafts_.empty()) force(s, drawn, rows);
+  for (size_t i = 0; replay_ && i < drawn.size(); ++i)
+    drawn[i] = replayed(q, tree.is_chain ? int(i) : tree.depth[i], drawn[i]);
   const Accepted& a = spec_.verify(s, drawn, q.work.usage, q.work.usage.generated);
   for (size_t i = 1; i < a.path.size(); ++i) q.drawn.push_back(tree.token[size_t(a.path[i])]);
   q.drawn.push_back(a.next);
@@ -157,6 +159,13 @@ void StepLoop::report_round(SlotId s, int position, std::span<const int32_t> dra
                 .accepted = accepted,
                 .draft_s = draft_s_,
                 .verify_s = step_s});
+}
+
+// EngineDebug::replay: what the recorded answer has `at` tokens behind those that were generated. Behind a draft that is
+// not the recorded token it does not matter.
+int32_t StepLoop::replayed(const Sequence& q, int at, int32_t drawn) const {
+  const size_t n = size_t(q.work.usage.generated + at);
+  return replay_ && n < replay_->size() ? (*replay_)[n] : drawn;
 }
 
 // EngineDebug::forced_drafts: a chain's drafts are right with given probabilities. The same seed, the same script.

@@ -40,10 +40,11 @@ Usage::Method& of_method(Usage& u, std::string_view name) {
   return at != u.by_method.end() ? *at : u.by_method.emplace_back(Usage::Method{.name = std::string(name)});
 }
 
-// The grammar's text comes here and there beside a drafter, and goes on where none pays.
+// The grammar's text and what was said before come here and there beside a drafter, and go on where none pays.
 void note(Usage& u, int generated, std::string_view name) {
+  const auto is_sporadic = [](std::string_view n) { return n == "grammar" || n == "suffix"; };
   const std::string_view last = u.methods.empty() ? "" : std::string_view(u.methods.back().method);
-  if (name == last || (name == "grammar" ? last != "" && last != "none" : name == "none" && last == "grammar")) return;
+  if (name == last || (is_sporadic(name) ? last != "" && last != "none" : name == "none" && is_sporadic(last))) return;
   u.methods.push_back({u.methods.empty() ? 0 : generated, std::string(name)});
 }
 
@@ -72,9 +73,12 @@ Speculator::Speculator(DeviceOps& ops, const EngineConfig& c, std::span<Sequence
       buffer_taken_(size_t(c.max_seq)),
       drafts_(drafters_.size(), std::vector<Draft>(size_t(c.max_seq))) {
   std::vector<int> most;
-  for (const AnyDrafter* d : drafters_) most.push_back(d->max_draft());
+  for (const AnyDrafter* d : drafters_) {
+    if (d->foretells()) foreteller_ = int(most.size());
+    most.push_back(d->max_draft());
+  }
   for (Sequence& q : sequences_)
-    q.draft = {.chooser = DraftChooser(most, limits_), .waiting = std::vector<int>(most.size())};
+    q.draft = {.chooser = DraftChooser(most, limits_, foreteller_), .waiting = std::vector<int>(most.size())};
   if (!drafters_.empty() && ops_.memory()) measure_steps(1 + c.draft.rows());
 }
 
@@ -94,6 +98,28 @@ void Speculator::end(SlotId s) {
   buffer_taken_[size_t(std::exchange(draft(s).feature_buffer, -1))] = false;
 }
 
+void Speculator::begin_draft(const DraftRequest& q, Draft& d, int most) const {
+  d.slot = q.slot, d.position = q.position, d.max_draft = most;
+  d.history = q.history;
+  d.n_top = limits_.tree > 0 ? std::min(kTreeTop, limits_.tree) : 1;
+  d.token.assign(1, q.newest);
+  d.top.clear();
+  d.top_log_prob.clear();
+}
+
+// What would be drafted without a model: the log-probabilities of its tokens; empty: nothing.
+std::span<const float> Speculator::foretell(const DraftRequest& q, Draft& d) {
+  AnyDrafter& f = *drafters_[size_t(foreteller_)];
+  begin_draft(q, d, std::min(q.room, limits_.max));
+  if (d.max_draft < 1 || f.held(q.slot) + draft(q.slot).waiting[size_t(foreteller_)] != q.position) return {};
+  const auto start = Clock::now();
+  f.propose({&d, 1});
+  draft_times_[size_t(foreteller_)].observe(1, seconds_since(start));
+  foretold_.clear();
+  for (int k = 0; k < d.n_draft(); ++k) foretold_.push_back(d.top_log_prob[size_t(k) * size_t(d.n_top)]);
+  return foretold_;
+}
+
 void Speculator::propose(std::span<const DraftRequest> requests) {
   std::vector<size_t> n(drafters_.size());
   for (const DraftRequest& q : requests) {
@@ -102,7 +128,9 @@ void Speculator::propose(std::span<const DraftRequest> requests) {
     round.cut = round.refused = false;
     round.forced.clear();
     round.asked = q.room > 0;
-    round.choice = round.chooser.choose(step_times_, draft_times_, q.room, int(requests.size()));
+    std::span<const float> offer;
+    if (foreteller_ >= 0) offer = foretell(q, drafts_[size_t(foreteller_)][n[size_t(foreteller_)]]);
+    round.choice = round.chooser.choose(step_times_, draft_times_, q.room, int(requests.size()), offer);
     if (propose_text(q, round, int(requests.size()))) round.choice = {};
     if (round.choice.method < 0) continue;
     const size_t m = size_t(round.choice.method);
@@ -112,21 +140,21 @@ void Speculator::propose(std::span<const DraftRequest> requests) {
       continue;
     }
     Draft& d = drafts_[m][n[m]++];
-    d.slot = q.slot, d.position = q.position, d.max_draft = round.choice.n;
-    d.history = q.history;
-    d.n_top = limits_.tree > 0 ? std::min(kTreeTop, limits_.tree) : 1;
-    d.token.assign(1, q.newest);
-    d.top.clear();
-    d.top_log_prob.clear();
+    if (round.choice.method == foreteller_)
+      d.max_draft = round.choice.n;  // it is written already
+    else
+      begin_draft(q, d, round.choice.n);
   }
   for (size_t m = 0; m < drafters_.size(); ++m) {
     if (n[m] == 0) continue;
     const std::span<Draft> drafts(drafts_[m].data(), n[m]);
-    const auto start = Clock::now();
-    drafters_[m]->propose(drafts);
-    int longest = 1;
-    for (const Draft& d : drafts) longest = std::max(longest, d.n_draft());
-    draft_times_[m].observe(longest, seconds_since(start));
+    if (int(m) != foreteller_) {
+      const auto start = Clock::now();
+      drafters_[m]->propose(drafts);
+      int longest = 1;
+      for (const Draft& d : drafts) longest = std::max(longest, d.n_draft());
+      draft_times_[m].observe(longest, seconds_since(start));
+    }
     for (Draft& d : drafts) build_tree(d, requests);
   }
 }
@@ -157,6 +185,7 @@ const Accepted& Speculator::verify(SlotId s, std::span<const int32_t> drawn, Usa
   if (r.choice.method >= 0) {
     Tried& t = tried_[size_t(r.choice.method)];
     ++t.rounds, t.right += kept;
+    drafters_[size_t(r.choice.method)]->judged(s, offered, kept);
   }
   ++u.rounds;
   u.drafted += r.tree.size() - 1;
@@ -168,7 +197,8 @@ const Accepted& Speculator::verify(SlotId s, std::span<const int32_t> drawn, Usa
 
 int Speculator::never_right() {
   for (size_t m = 0; m < tried_.size(); ++m)
-    if (tried_[m].rounds >= kNeverRight && tried_[m].right == 0 && !std::exchange(tried_[m].reported, true))
+    if (int(m) != foreteller_ && tried_[m].rounds >= kNeverRight && tried_[m].right == 0 &&
+        !std::exchange(tried_[m].reported, true))
       return int(m);
   return -1;
 }

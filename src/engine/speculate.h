@@ -94,6 +94,8 @@ class Speculator {
   void keep_features(size_t d, const Committed& c);
   void flush(size_t d, SlotId s);
   bool propose_text(const DraftRequest& q, DraftState& round, int n_seq);
+  std::span<const float> foretell(const DraftRequest& q, Draft& d);
+  void begin_draft(const DraftRequest& q, Draft& d, int most) const;
   void build_tree(Draft& d, std::span<const DraftRequest> requests);
   void build_branches(Draft& d, const DraftRequest& q, DraftState& r);
   size_t make_legal(Draft& d, const DraftRequest& q);
@@ -104,6 +106,7 @@ class Speculator {
   std::span<Sequence> sequences_;
   DraftLimits limits_;
   int n_vocab_;
+  int foreteller_ = -1;     // the drafter that is asked before it is chosen; -1: none
   bool drafts_are_forced_;  // the drafter's own opinion means nothing
   StepTimes step_times_;
   std::vector<DraftTimes> draft_times_;
@@ -111,6 +114,7 @@ class Speculator {
   std::vector<Tried> tried_;         // by drafter
   std::vector<bool> buffer_taken_;
   std::vector<std::vector<Draft>> drafts_;  // by drafter: of one round
+  std::vector<float> foretold_;
   std::vector<Committed> absorbed_;
 };
 

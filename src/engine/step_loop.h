@@ -34,6 +34,7 @@ class StepLoop {
         phases_(phases),
         n_vocab_(ops.model().n_vocab),
         forced_drafts_(debug.forced_drafts),
+        replay_(debug.replay),
         scheduler_(c.chunk, c.max_stall),
         grammars_(debug.grammar_units) {}
 
@@ -81,6 +82,7 @@ class StepLoop {
   void echo(Sequence& q, int from, int n, int row);
   std::span<const int16_t> keep(SlotId s, std::span<int32_t> drawn, std::span<const SampleRow> rows);
   void force(SlotId s, std::span<int32_t> drawn, std::span<const SampleRow> rows) const;
+  int32_t replayed(const Sequence& q, int at, int32_t drawn) const;
   void take(SlotId s);
   bool take_one(Sequence& q, int32_t id, std::optional<Stop>& why, bool& whole, std::string& error);
 
@@ -94,6 +96,7 @@ class StepLoop {
   PhaseTimes& phases_;
   int n_vocab_;
   std::span<const float> forced_drafts_;  // EngineDebug's
+  const std::vector<int32_t>* replay_;    // likewise
   Scheduler scheduler_;
   const Sampling greedy_{.temperature = 0};
   int waiting_ = 0;  // requests that waited for a session when the step began

@@ -61,10 +61,16 @@ class AnyDrafter {
  public:
   virtual ~AnyDrafter() = default;
 
-  virtual const char* name() const = 0;                 // "dflash", "mtp"
+  virtual const char* name() const = 0;                 // "dflash", "mtp", "suffix"
   virtual int max_draft() const = 0;                    // longest chain it can propose
   virtual std::span<const int> tap_layers() const = 0;  // layers of the target whose output it wants; may be empty
   virtual bool wants_final_hidden() const = 0;
+
+  // True: what propose() would draft costs next to nothing, and its log-probabilities are chances that tokens are right,
+  // so that it is asked before it is chosen; where it has nothing to offer, the round does without it.
+  virtual bool foretells() const { return false; }
+  // Of what was proposed last for the slot, so many tokens were verified, and so many were right.
+  virtual void judged(SlotId, int /*offered*/, int /*accepted*/) {}
 
   // Fills every draft with a chain and, on request, candidates. held(slot) == Draft::position, and ready(slot). Leaves
   // no trace in the state.

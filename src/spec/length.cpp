@@ -119,7 +119,8 @@ int worth_verifying(std::span<const float> log_prob, const StepTimes& step, int 
   return best;
 }
 
-DraftChooser::DraftChooser(std::vector<int> max_draft, DraftLimits limits) : limits_(limits) {
+DraftChooser::DraftChooser(std::vector<int> max_draft, DraftLimits limits, int foretold)
+    : foretold_(foretold), limits_(limits) {
   for (const int most : max_draft) {
     Method m;
     m.max = std::min(most, limits.max);
@@ -136,8 +137,18 @@ double DraftChooser::time(DraftChoice c, const StepTimes& step, std::span<const 
   return c.method < 0 ? plain : std::max(plain, step.at(n_seq * rows(c.n))) + draft[size_t(c.method)].at(c.n);
 }
 
+int DraftChooser::expect(size_t m, int n) const {
+  if (int(m) != foretold_) {
+    method_[m].survival.expect(n, tokens_);
+    return n;
+  }
+  n = std::min(n, int(offered_.size()));
+  tokens_.assign(offered_.begin(), offered_.begin() + n);
+  return n;
+}
+
 double DraftChooser::rate(DraftChoice c, const StepTimes& step, std::span<const DraftTimes> draft, int n_seq) const {
-  method_[size_t(c.method)].survival.expect(c.n, tokens_);
+  expect(size_t(c.method), c.n);
   return tokens_.back() / std::max(1e-12, time(c, step, draft, n_seq));
 }
 
@@ -154,8 +165,8 @@ DraftChoice DraftChooser::best(const StepTimes& step, std::span<const DraftTimes
   DraftChoice best;
   rate = limits_.min > 0 || plain <= 0 ? 0 : kWorthIt / plain;
   for (size_t m = 0; m < method_.size(); ++m) {
-    const int most = std::min(method_[m].max, n_room);
-    method_[m].survival.expect(most, tokens_);
+    const int most = expect(m, std::min(method_[m].max, n_room));
+    if (most < 1) continue;
     for (int n = limits_.tree > 0 ? most : std::max(1, std::min(limits_.min, most)); n <= most; ++n) {
       const double r = tokens_[size_t(n) - 1] / std::max(1e-12, time({int(m), n}, step, draft, n_seq));
       const bool again = DraftChoice{int(m), n} == last_;
@@ -165,8 +176,12 @@ DraftChoice DraftChooser::best(const StepTimes& step, std::span<const DraftTimes
   return best;
 }
 
-DraftChoice DraftChooser::choose(const StepTimes& step, std::span<const DraftTimes> draft, int n_room, int n_seq) {
+DraftChoice DraftChooser::choose(const StepTimes& step, std::span<const DraftTimes> draft, int n_room, int n_seq,
+                                 std::span<const float> offer) {
   if (n_room < 1 || method_.empty()) return {};
+  offered_.clear();
+  double survival = 1, sum = 1;
+  for (const float p : offer) offered_.push_back(sum += survival *= std::exp(std::min(0., double(p))));
   auto limited = [&](size_t m, int n) { return std::min({n, method_[m].max, n_room}); };
   for (Method& m : method_) ++m.idle;
   double rate = 0;
@@ -176,7 +191,7 @@ DraftChoice DraftChooser::choose(const StepTimes& step, std::span<const DraftTim
   // hardly tried, and nothing so often that it costs much.
   for (size_t m = 0; m < method_.size(); ++m) {
     Method& q = method_[m];
-    if (q.max < 1 || (limits_.min > 0 && method_.size() == 1)) continue;
+    if (q.max < 1 || int(m) == foretold_ || (limits_.min > 0 && method_.size() == 1)) continue;
     const int length = q.rounds < kTrials || q.again ? kTrialLength : kProbe;
     const DraftChoice trial{int(m), limited(m, limits_.tree > 0 ? q.max : std::max(limits_.min, length))};
     const bool could = could_pay(m, step, draft, n_room, n_seq, rate);
@@ -201,7 +216,7 @@ DraftChoice DraftChooser::choose(const StepTimes& step, std::span<const DraftTim
 }
 
 void DraftChooser::observe(DraftChoice made, int offered, int accepted, bool cut) {
-  if (made.method < 0) return;
+  if (made.method < 0 || made.method == foretold_) return;
   Method& m = method_[size_t(made.method)];
   ++m.rounds;
   m.idle = 0;

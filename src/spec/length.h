@@ -76,10 +76,13 @@ struct DraftChoice {
 class DraftChooser {
  public:
   DraftChooser() = default;
-  DraftChooser(std::vector<int> max_draft, DraftLimits limits);  // of each method
+  // max_draft: of each method. foretold: the method, if there is one, that says beforehand how sure it is.
+  DraftChooser(std::vector<int> max_draft, DraftLimits limits, int foretold = -1);
 
-  // n_room: drafts for which there is room. n_seq: sequences that draft in this step.
-  DraftChoice choose(const StepTimes& step, std::span<const DraftTimes> draft, int n_room, int n_seq);
+  // n_room: drafts for which there is room. n_seq: sequences that draft in this step. offer: log-probabilities of what
+  // the foretold method would draft in this round; empty: nothing.
+  DraftChoice choose(const StepTimes& step, std::span<const DraftTimes> draft, int n_room, int n_seq,
+                     std::span<const float> offer = {});
   // cut: the drafter had more to offer, which was not worth verifying.
   void observe(DraftChoice made, int offered, int accepted, bool cut = false);
   // Tokens a second that are expected of a choice with a method.
@@ -105,6 +108,11 @@ class DraftChooser {
   DraftChoice best(const StepTimes& step, std::span<const DraftTimes> draft, int n_room, int n_seq, double& rate) const;
 
   std::vector<Method> method_;
+  // Tokens expected of a round of 1 .. n drafts of a method, to tokens_. Returns how many drafts it can have, n at most.
+  int expect(size_t m, int n) const;
+
+  int foretold_ = -1;
+  std::vector<double> offered_;         // 1 + the sum of the chances, of what is foretold
   mutable std::vector<double> tokens_;  // scratch of best()
   DraftLimits limits_;
   DraftChoice last_;

@@ -104,7 +104,7 @@ Result<MatrixRunner::Open*> MatrixRunner::open(size_t config) {
     for (const auto& ids : p) longest = std::max(longest, ids.size());
   EngineConfig c = o_.engine;
   c.model = m.model, c.kv_k = m.k, c.kv_v = m.v;
-  c.draft.files = m.files, c.draft.ngram = m.ngram, c.draft.optional = false;
+  c.draft.files = m.files, c.draft.suffix = m.suffix, c.draft.optional = false;
   c.n_ctx = int(longest) + o_.n_predict;
   c.max_seq = 1, c.snapshots = 0, c.cache_ram = 0;
   auto engine = Engine::open(c);

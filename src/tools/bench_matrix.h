@@ -20,7 +20,7 @@ namespace facet {
 struct MatrixConfig {
   std::string model, drafter = "none";  // as they were named
   std::vector<std::string> files = {};  // of drafters
-  bool ngram = false;
+  bool suffix = false;
   KvType k = KvType::kF16, v = KvType::kF16;
   std::string kv() const;  // "q8_0", "q8_0/q4_0"
 };

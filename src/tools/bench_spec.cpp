@@ -171,7 +171,7 @@ Status bench_spec(const EngineConfig& given, const SpecBenchOptions& o,
       for (const int length : m.plain() ? std::vector<int>{0} : o.lengths) {
         EngineConfig c = given;
         c.kv_k = c.kv_v = kv;
-        c.draft.files = m.files, c.draft.ngram = m.ngram;
+        c.draft.files = m.files, c.draft.suffix = m.suffix;
         if (length > 0) c.draft.max = c.draft.min = length;
         auto e = Engine::open(c, o.debug);
         if (!e) return e.error();
@@ -276,7 +276,7 @@ Status bench_context(const EngineConfig& given, const ContextBenchOptions& o,
           "use shorter contexts, or --prompts with longer questions of the kind retrieval"};
   for (const SpecMethod& m : o.methods) {
     EngineConfig c = given;
-    c.draft.files = m.files, c.draft.ngram = m.ngram;
+    c.draft.files = m.files, c.draft.suffix = m.suffix;
     c.draft.max = c.draft.min = o.length;
     auto e = Engine::open(c);
     if (!e) return e.error();

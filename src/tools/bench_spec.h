@@ -1,10 +1,12 @@
 #pragma once
 #include <functional>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "api/engine.h"
 #include "base/result.h"
+#include "tokenizer/tokenizer.h"
 
 namespace facet {
 
@@ -15,8 +17,8 @@ struct PromptSet {
 struct SpecMethod {
   std::string name;                // of the row
   std::vector<std::string> files;  // drafters
-  bool ngram = false;              // prompt lookup, with them or alone
-  bool plain() const { return files.empty() && !ngram; }
+  bool suffix = false;              // prompt lookup, with them or alone
+  bool plain() const { return files.empty() && !suffix; }
 };
 struct SpecBenchOptions {
   std::vector<PromptSet> sets;
@@ -50,6 +52,18 @@ struct SpecLine {
 
 // Greedy answers to the prompts, one after the other.
 Status bench_spec(const EngineConfig& c, const SpecBenchOptions& o, const std::function<void(const SpecLine&)>& line);
+
+// A recorded turn: what was said before an answer, and the answer.
+struct RecordedTurn {
+  std::string kind;
+  std::vector<int32_t> prompt, answer;
+};
+// Lines {"kind", "prompt", "answer"}: texts with the model's control tokens in them.
+Result<std::vector<RecordedTurn>> read_recorded_turns(const std::string& path, const Tokenizer& tokenizer);
+// The answers are what was recorded, whatever the model says; a draft is right where it equals the recorded token. A
+// line for each kind, way and length, as bench_spec has them; o.sets is not read.
+Status bench_spec_replay(const EngineConfig& c, const SpecBenchOptions& o, std::span<const RecordedTurn> turns,
+                         const std::function<void(const SpecLine&)>& line);
 
 // Drafting of so many sequences that decode together: what all of them bring in a second, greedy.
 struct BatchLine {

@@ -95,7 +95,7 @@ Status bench_spec_batch(const EngineConfig& given, const SpecBenchOptions& o, co
           EngineConfig c = given;
           c.kv_k = c.kv_v = kv;
           c.max_seq = n;
-          c.draft.files = m.files, c.draft.ngram = m.ngram;
+          c.draft.files = m.files, c.draft.suffix = m.suffix;
           if (length > 0) c.draft.max = c.draft.min = length;
           auto e = Engine::open(c, o.debug);
           if (!e) return e.error();

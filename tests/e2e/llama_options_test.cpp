@@ -142,7 +142,7 @@ TEST(LlamaOptions, ValuesMeanTheSame) {
   EXPECT_EQ(words_of({"serve", "--cors-origins", "https://a,https://b"}),
             "serve --cors-origin https://a --cors-origin https://b");
   EXPECT_EQ(words_of({"serve", "--draft", "5"}), "serve --draft-max 5");
-  EXPECT_EQ(words_of({"serve", "--spec-type", "draft-mtp,ngram-mod"}), "serve --draft mtp --draft ngram");
+  EXPECT_EQ(words_of({"serve", "--spec-type", "draft-mtp,ngram-mod"}), "serve --draft mtp --draft suffix");
   EXPECT_EQ(words_of({"serve", "-hfd", "u/r"}), "serve --draft hf:u/r");
   EXPECT_EQ(words_of({"serve", "--sse-ping-interval", "-1", "--sleep-idle-seconds", "-1"}),
             "serve --ping 86400 --sleep-idle 0");

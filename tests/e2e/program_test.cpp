@@ -187,7 +187,7 @@ TEST(Program, TakesTheNamesOfOthers) {
                       {"--mtp " + path, "is --draft " + path},
                       {"--draft-method=none", "note: --draft-method none is --draft none here"},
                       {"--spec-type draft-dflash", "note: --spec-type draft-dflash is --draft dflash here"},
-                      {"--spec-type ngram-simple", "is --draft ngram here"},
+                      {"--spec-type ngram-simple", "is --draft suffix here"},
                       {"--spec-draft-n-max 3", "note: --spec-draft-n-max 3 is --draft-max 3 here"},
                       {"-ctk q8_0 -ctv q8_0", "note: -ctv q8_0 is --kv-v q8_0 here"},
                       {"-ngl 0", "note: -ngl 0 is --backend cpu here"},

@@ -47,7 +47,7 @@ std::vector<Told> ask(Engine& e, const std::vector<Request>& requests) {
 }
 
 struct Case {
-  std::string model, draft;  // draft: none, dflash, mtp, ngram, both (dflash and ngram) or auto
+  std::string model, draft;  // draft: none, dflash, mtp, suffix, both (dflash and suffix) or auto
   KvType kv = KvType::kF16;
   int n_seq = 1;
   bool tree = false;
@@ -70,7 +70,7 @@ EngineConfig config(const Case& c) {
   e.kv_k = e.kv_v = c.kv;
   e.cache_ram = 256 << 20;
   if (c.draft == "none") return e;
-  e.draft.ngram = c.draft == "ngram" || c.draft == "both";
+  e.draft.suffix = c.draft == "suffix" || c.draft == "both";
   for (const char* kind : {"dflash", "mtp"})
     if (c.draft == kind || c.draft == "auto" || (c.draft == "both" && kind == std::string("dflash")))
       e.draft.files.push_back(find_drafter_beside(e.model, kind).path);
@@ -238,7 +238,7 @@ TEST(CacheLaw, HoldsForEveryWayBack) {
   std::vector<Case> cases;
   if (full())
     for (const char* model : kModels)
-      for (const char* draft : {"none", "dflash", "mtp", "ngram", "both", "auto"})
+      for (const char* draft : {"none", "dflash", "mtp", "suffix", "both", "auto"})
         for (const KvType kv : kTypes)
           for (const int n_seq : {1, 8})
             for (const bool tree : {false, true})
@@ -248,7 +248,7 @@ TEST(CacheLaw, HoldsForEveryWayBack) {
     cases = {{kModels[0], "dflash", KvType::kF16, 1, false}, {kModels[0], "mtp", KvType::kQ8_0, 3, true},
              {kModels[1], "dflash", KvType::kQ4_0, 3, true}, {kModels[1], "mtp", KvType::kTQ3_0, 1, false},
              {kModels[0], "auto", KvType::kF32, 1, false},   {kModels[1], "none", KvType::kF16, 8, false},
-             {kModels[0], "ngram", KvType::kTQ3_0, 3, true}};
+             {kModels[0], "suffix", KvType::kTQ3_0, 3, true}};
   if (!full() && kSanitized)
     cases = {{kModels[0], "mtp", KvType::kQ8_0, 2, true}, {kModels[1], "dflash", KvType::kTQ3_0, 1, false}};
   for (const Case& c : cases) check_law(c);

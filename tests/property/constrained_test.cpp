@@ -192,7 +192,7 @@ TEST(Constrained, TheGrammarsOwnTextIsDrafted) {
 
 TEST(Constrained, ForcedDraftsFollowTheGrammar) {
   EngineConfig c = config();
-  c.draft = {.ngram = true, .max = 4, .min = 4};
+  c.draft = {.suffix = true, .max = 4, .min = 4};
   const auto engine = must(Engine::open(c, {.forced_drafts = {.8f}}));
   const GrammarVocab vocab(*engine->tokenizer());
   for (const GrammarPtr& g : grammars()) {

@@ -82,7 +82,7 @@ TEST_P(MediaRequests, DraftsChunksAndNeighboursChangeNoToken) {
     for (const bool drafts : {false, true}) {
       EngineConfig other = c;
       other.chunk = chunk;
-      other.draft.ngram = drafts;
+      other.draft.suffix = drafts;
       auto e = must(Engine::open(other));
       std::vector<Answer> got(requests.size());
       for (size_t i = 0; i < requests.size(); ++i) must(e->submit(requests[i], into(got[i])));
@@ -109,7 +109,7 @@ TEST_P(MediaRequests, SeveralPicturesBesideDraftsFitIntoAStep) {
   for (int i = 0; i < 6; ++i) requests.push_back(request(40 + i, std::span(items_).subspan(2, 1), 8));
   std::vector<Answer> want;
   for (const Request& r : requests) want.push_back(solo(c, r));
-  c.draft.ngram = true, c.draft.min = 12;
+  c.draft.suffix = true, c.draft.min = 12;
   auto e = must(Engine::open(c));
   std::vector<Answer> got(requests.size());
   for (size_t i = 0; i < requests.size(); ++i) {

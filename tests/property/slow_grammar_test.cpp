@@ -38,12 +38,12 @@ std::vector<Request> requests(const Tokenizer& t, float temperature) {
 }
 
 // Answers with so few units of work for a step that nearly every mask, or every one, is made beside it.
-int different(uint64_t units, bool ngram, float temperature) {
+int different(uint64_t units, bool suffix, float temperature) {
   EngineConfig c = config();
   const auto plain = must(Engine::open(c));
   const std::vector<Request> all = requests(*plain->tokenizer(), temperature);
   const std::vector<Answer> want = answers(*plain, all);
-  if (ngram) c.draft = {.ngram = true, .max = 4};
+  if (suffix) c.draft = {.suffix = true, .max = 4};
   const auto slow = must(Engine::open(c, {.grammar_units = units}));
   const std::vector<Answer> got = answers(*slow, all);
   int n = 0;
@@ -55,9 +55,9 @@ int different(uint64_t units, bool ngram, float temperature) {
 }
 TEST(SlowGrammar, MasksBesideTheStepsChangeNoText) {
   for (const float temperature : {0.f, 1.f})
-    for (const bool ngram : {false, true})
+    for (const bool suffix : {false, true})
       for (const uint64_t units : {1u, 300u, 20'000u})
-        EXPECT_EQ(different(units, ngram, temperature), 0) << units << " units, temperature " << temperature;
+        EXPECT_EQ(different(units, suffix, temperature), 0) << units << " units, temperature " << temperature;
 }
 
 // While a mask is made nobody else waits: the others' steps go on, and a grammar that cannot be followed ends alone.

@@ -9,7 +9,6 @@
 #include "session/loop_guard.h"
 #include "spec/accept.h"
 #include "spec/length.h"
-#include "spec/ngram.h"
 #include "spec/tree.h"
 
 namespace facet::test {
@@ -33,40 +32,6 @@ std::vector<int32_t> path_of(const DraftTree& t, int node) {
   std::vector<int32_t> p;
   for (; node > 0; node = t.parent[size_t(node)]) p.insert(p.begin(), t.token[size_t(node)]);
   return p;
-}
-
-// The best earlier place by its definition, looked for in the plainest way.
-std::vector<int32_t> plainly_looked_up(const std::vector<int32_t>& h, int most) {
-  int best = 1, at = -1;
-  for (int j = int(h.size()) - 2; j >= 0; --j) {
-    int match = 0;
-    for (int k = 0; k < 8 && k <= j; ++k) {
-      if (h[size_t(j - k)] != h[h.size() - 1 - size_t(k)]) break;
-      match = k + 1;
-    }
-    if (match > best) best = match, at = j;
-  }
-  std::vector<int32_t> all = h;
-  for (int i = 0; at >= 0 && i < most; ++i) all.push_back(all[size_t(at + 1 + i)]);
-  return {all.begin() + int(h.size()), all.end()};
-}
-TEST(Ngram, FindsWhatFollowedTheSameTokens) {
-  EXPECT_EQ(looked_up(std::vector<int32_t>{1, 2, 3, 4, 9, 1, 2}, 3), (std::vector<int32_t>{3, 4, 9}));
-  EXPECT_EQ(looked_up(std::vector<int32_t>{1, 2, 3, 9, 1, 2, 4, 9, 1, 2}, 1), (std::vector<int32_t>{4}))
-      << "the latest";
-  EXPECT_EQ(looked_up(std::vector<int32_t>{7, 1, 2, 3, 9, 8, 1, 2, 4, 7, 1, 2}, 1), (std::vector<int32_t>{3}))
-      << "the longest match";
-  EXPECT_EQ(looked_up(std::vector<int32_t>{5, 6, 5, 6, 5, 6}, 5), (std::vector<int32_t>{5, 6, 5, 6, 5})) << "a loop";
-  EXPECT_TRUE(looked_up(std::vector<int32_t>{1, 2, 3, 4, 2}, 3).empty()) << "one token is no match";
-  EXPECT_TRUE(looked_up(std::vector<int32_t>{1}, 3).empty());
-  EXPECT_TRUE(looked_up(std::vector<int32_t>{}, 3).empty());
-  std::mt19937 rng(1);
-  for (int run = 0; run < 500; ++run) {
-    std::vector<int32_t> h(1 + rng() % 60);
-    for (int32_t& id : h) id = int32_t(rng() % 4);
-    const int most = int(rng() % 16);
-    ASSERT_EQ(looked_up(h, most), plainly_looked_up(h, most)) << run;
-  }
 }
 
 // How many tokens of a text the guard lets pass.

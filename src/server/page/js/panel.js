@@ -7,7 +7,7 @@ import {actions, local, state} from "./state.js";
 export const number = x => x >= 100 ? String(Math.round(x)) : x >= 10 ? x.toFixed(1) : x.toFixed(2);
 const time = ms => ms >= 1000 ? number(ms / 1000) + " s" : Math.round(ms) + " ms";
 const facts = pairs => make("dl", {}, pairs.filter(p => p).flatMap(([name, value]) => [make("dt", {}, name), make("dd", {}, String(value))]));
-const METHODS = {dflash: "DFlash", mtp: "MTP", ngram: "n-gram", lookup: "lookup", grammar: "grammar", none: "none"};
+const METHODS = {dflash: "DFlash", mtp: "MTP", suffix: "suffix", lookup: "lookup", grammar: "grammar", none: "none"};
 
 function draftNodes(t) {
   const why = t.draft_inactive_reason ? make("p", {class: "quiet"}, t.draft_inactive_reason) : null;

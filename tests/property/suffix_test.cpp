@@ -1,4 +1,4 @@
-// Prompt lookup: drafts out of the sequence itself change no token, whatever they are worth, alone and beside a
+// Suffix decoding: drafts out of the sequence itself change no token, whatever they are worth, alone and beside a
 // drafter.
 #include <algorithm>
 #include <cstdlib>
@@ -6,7 +6,7 @@
 
 #include "backend/cpu/cpu_fast.h"
 #include "session/loop_guard.h"
-#include "spec/ngram.h"
+#include "spec/suffix.h"
 #include "support/sanitized.h"
 #include "support/scripted_drafter.h"
 #include "support/tiny_model.h"
@@ -31,15 +31,15 @@ struct Worth {
 };
 
 template <class B>
-class Ngrams : public testing::Test {};
+class Suffixes : public testing::Test {};
 using Backends = testing::Types<CpuRef, CpuFast>;
-TYPED_TEST_SUITE(Ngrams, Backends);
+TYPED_TEST_SUITE(Suffixes, Backends);
 
 template <class B>
 DrafterFactory<B> lookup() {
   return [](const TargetView<B>& t) -> Result<Drafters<B>> {
     Drafters<B> d;
-    d.push_back(std::make_unique<Ngram<B>>(t));
+    d.push_back(std::make_unique<SuffixDrafter<B>>(t));
     return d;
   };
 }
@@ -55,7 +55,7 @@ Request request(int n_prompt, unsigned seed, float temperature, float penalty) {
 }
 
 // Every type and number of sequences, greedy and sampled. Window 16 and a margin of 16: rings go round.
-TYPED_TEST(Ngrams, GiveThePlainText) {
+TYPED_TEST(Suffixes, GiveThePlainText) {
   const DraftConfig ways[] = {{.max = 1, .min = 1},
                               {.max = 4, .min = 4},
                               {.max = 15, .min = 1},
@@ -95,7 +95,7 @@ TYPED_TEST(Ngrams, GiveThePlainText) {
 }
 
 // The shipped model on prompts whose answers repeat them, alone and beside its drafter: drafts that count.
-TEST(ShippedNgram, GivesPlainText) {
+TEST(ShippedSuffix, GivesPlainText) {
   const std::string model = model_path("facet-nano-Q8_0.gguf");
   const std::string dflash = find_drafter_beside(model, "dflash").path;
   ASSERT_FALSE(dflash.empty());
@@ -106,11 +106,11 @@ TEST(ShippedNgram, GivesPlainText) {
     int n_seq;
     float temperature;
   };
-  std::vector<Way> ways{{{.ngram = true, .min = 1}, KvType::kF16, 1, 0},
-                        {{.ngram = true}, KvType::kQ8_0, 3, 1},
-                        {{.ngram = true, .max = 7, .min = 1, .tree = 15}, KvType::kQ4_0, 3, 0},
-                        {{.files = {dflash}, .ngram = true}, KvType::kF16, 1, 0},
-                        {{.files = {dflash}, .ngram = true, .max = 6, .min = 1, .tree = 15}, KvType::kTQ3_0, 3, 1}};
+  std::vector<Way> ways{{{.suffix = true, .min = 1}, KvType::kF16, 1, 0},
+                        {{.suffix = true}, KvType::kQ8_0, 3, 1},
+                        {{.suffix = true, .max = 7, .min = 1, .tree = 15}, KvType::kQ4_0, 3, 0},
+                        {{.files = {dflash}, .suffix = true}, KvType::kF16, 1, 0},
+                        {{.files = {dflash}, .suffix = true, .max = 6, .min = 1, .tree = 15}, KvType::kTQ3_0, 3, 1}};
   if (kSanitized) ways = {ways[2]};
   Worth worth;
   for (const Way& way : ways) {
@@ -141,7 +141,7 @@ TEST(ShippedNgram, GivesPlainText) {
       EXPECT_EQ(got[i].tokens, want[i].tokens) << kv_type_name(way.kv) << ", prompt " << i;
       worth.add(got[i].usage);
     }
-    EXPECT_TRUE(!way.draft.files.empty() || way.draft.min == 0 || methods == std::set<std::string>{"ngram"});
+    EXPECT_TRUE(!way.draft.files.empty() || way.draft.min == 0 || methods == std::set<std::string>{"suffix"});
   }
   std::printf("%d answers, %d with right drafts; drafts right %d, wrong %d\n", worth.answers, worth.with_drafts,
               worth.accepted, worth.rejected);
