@@ -104,7 +104,8 @@ Status bench_spec_replay(const EngineConfig& given, const SpecBenchOptions& o, s
       for (const RecordedTurn& t : turns)
         if (auto ok = play(**e, t, replayed, kinds[t.kind]); !ok) return ok;
       for (const auto& [kind, t] : kinds) {
-        SpecLine l{.set = kind, .method = m.name, .length = length, .tree = m.plain() ? 0 : c.draft.tree, .runs = 1};
+        SpecLine l;
+        l.set = kind, l.method = m.name, l.length = length, l.tree = m.plain() ? 0 : c.draft.tree, l.runs = 1;
         l.kv = o.kv.front();
         l.tok_s = t.s > 0 ? t.tokens / t.s : 0;
         if (m.plain()) plain[kind] = l.tok_s;

@@ -157,7 +157,9 @@ TEST(DraftChooser, TakesWhatIsForetoldAtItsWord) {
   for (int round = 0; round < 40; ++round) {
     const DraftChoice made = c.choose(step, none, 15, 1, sure);
     taken += made.method == 0;
-    if (made.method == 0) EXPECT_EQ(made.n, 8);
+    if (made.method == 0) {
+      EXPECT_EQ(made.n, 8);
+    }
     c.observe(made, 8, 0);
   }
   EXPECT_GE(taken, 36) << "a plain step now and then tells its time";
