@@ -5,7 +5,7 @@
 #include <string_view>
 #include <vector>
 
-#include "server/answer_text.h"
+#include "tokenizer/answer_text.h"
 #include "server/writer.h"
 #include "tokenizer/tokenizer.h"
 

@@ -14,7 +14,7 @@
 #include "support/tiny_model.h"
 #include "tokenizer/tokenizer.h"
 #include "tools/eval.h"
-#include "tools/find_drafter.h"
+#include "model/find_drafter.h"
 
 namespace facet::test {
 namespace {

@@ -10,7 +10,7 @@
 #include "support/scripted_drafter.h"
 #include "tokenizer/tokenizer.h"
 #include "tools/eval.h"
-#include "tools/find_drafter.h"
+#include "model/find_drafter.h"
 #include "tools/paths.h"
 
 namespace facet::test {

@@ -7,7 +7,7 @@
 #include "support/harness.h"
 #include "support/scripted_drafter.h"
 #include "support/tiny_model.h"
-#include "tools/find_drafter.h"
+#include "model/find_drafter.h"
 
 namespace facet::test {
 
