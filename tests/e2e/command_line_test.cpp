@@ -42,6 +42,8 @@ TEST(CommandLine, AloneItSaysHowToBegin) {
   for (const char* part :
        {"facet chat", "facet run \"TEXT\"", "facet serve", "facet download", "facet plan", "17 + 25"})
     EXPECT_TRUE(has(r.out, part)) << part << "\n" << r.out;
+  std::istringstream lines(r.out);
+  for (std::string line; std::getline(lines, line);) EXPECT_LE(line.size(), 80u) << line;
 }
 
 TEST(CommandLine, HelpIsGroupedAndWrapped) {
