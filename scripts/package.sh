@@ -12,14 +12,14 @@ source scripts/setup.sh
 facet_install "${facet_packages[@]}"
 wheel() {
   facet_build release -DFACET_TESTS=OFF -DFACET_CUDA=OFF --target facet_shared | tail -n 1
-  local tools=build/wheel library tag
+  local tools=build/wheel-tools library tag
   library=$(readlink -f build/release/libfacet.so)
   tag=$(python3 tests/package/elf.py --tag "$library")
   [ -x $tools/bin/pip ] || python3 -m venv $tools
   $tools/bin/pip install -q 'scikit-build-core>=0.10' wheel
   mkdir -p build/package && rm -f build/package/facet-*.whl
   $tools/bin/pip wheel -q --no-deps --no-build-isolation -w build/package ./python \
-    -C cmake.define.FACET_LIBRARY="$library" -C build-dir=build/wheel/build -C install.strip=true
+    -C cmake.define.FACET_LIBRARY="$library" -C build-dir=build/wheel-tools/build -C install.strip=true
   $tools/bin/wheel tags --remove --platform-tag "$tag" build/package/facet-*.whl >/dev/null
   python3 tests/package/wheel_test.py build/package/facet-*.whl
   ls -l build/package/facet-*.whl

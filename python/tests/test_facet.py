@@ -212,6 +212,12 @@ class Facet(unittest.TestCase):
                 other.read()
                 self.assertNotEqual(other.logprobs, texts[0][1])
                 self.assertRaisesRegex(facet.FacetError, "picture", model.chat, "x", images=[b"no picture"])
+                # What was not taken takes no room: forty of these do not fit.
+                talk = model.session()
+                broken = [{"role": "user", "content": [{"type": "image", "image": jpeg}, {"type": "image", "image": b"x"}]}]
+                for _ in range(40):
+                    self.assertRaises(facet.FacetError, talk.add_messages, broken)
+                talk.add("user", "What is it?", images=[jpeg])
                 self.assertRaisesRegex(facet.FacetError, "context", model.chat, "x", images=[jpeg] * 40)
 
     def test_cancel_and_drop(self):

@@ -18,8 +18,8 @@ MediaTokens media_tokens(const Tokenizer& t) {
           .audio_end = t.find("<audio|>")};
 }
 
-// Encodes one of a conversation's parts, unless all of them would not fit into the context.
-Result<int> take_part(Host& host, Conversation& c, const ContentPart& part) {
+// Encodes one of a conversation's parts, unless all of them would not fit into the context. Its file is then given up.
+Result<int> take_part(Host& host, Conversation& c, ContentPart& part) {
   const bool picture = part.kind == ContentPart::Kind::kImage;
   auto items = host.encode(picture, *part.bytes, part.where, part.budget);
   if (!items) return items.error();
@@ -36,8 +36,16 @@ Result<int> take_part(Host& host, Conversation& c, const ContentPart& part) {
         part.where,
         fmt::format("expected pictures and sounds of fewer than {} tokens, the context, found {}", context, all),
         "begin another session, or open the model with a larger context"};
+  part.bytes = std::make_shared<const std::string>("encoded");  // tells it apart
   c.items[part.bytes.get()] = std::move(*items);
   return n;
+}
+
+// Encoded parts of messages that were not taken, behind the first that could not be.
+void forget_parts(Conversation& c, const std::vector<Message>& messages) {
+  for (const Message& m : messages)
+    if (const auto* parts = std::get_if<std::vector<ContentPart>>(&m.content))
+      for (const ContentPart& part : *parts) c.items.erase(part.bytes.get());
 }
 
 // The parts of messages that are no text: encoded, or the error of the first that cannot be.
@@ -181,7 +189,10 @@ facet_status facet_session_add_json(facet_session* session, const char* messages
     if (!json) return fail(error, FACET_BAD_ARGUMENT, json.error());
     auto list = messages_from_json(*json);
     if (!list) return fail(error, FACET_BAD_ARGUMENT, list.error());
-    if (auto ok = take_parts(*session->host, c, *list); !ok) return fail(error, FACET_FAILED, ok.error());
+    if (auto ok = take_parts(*session->host, c, *list); !ok) {
+      forget_parts(c, *list);
+      return fail(error, FACET_FAILED, ok.error());
+    }
     for (Message& m : *list) c.messages.push_back(std::move(m));
     return facet_status(FACET_OK);
   });
