@@ -13,6 +13,7 @@ progress() {
   while IFS= read -r line; do
     if [[ $line =~ ^\[([0-9]+)/([0-9]+)\]\  ]]; then
       done=${BASH_REMATCH[1]} all=${BASH_REMATCH[2]}
+      ((done > 0)) || continue  # the build itself is being looked at
       [ ! -t 1 ] && ((10 * done / all == tenth)) && continue
       ((tenth = 10 * done / all, left = ((SECONDS - since) * (all - done) / done + 59) / 60)) || true
       text="building: $done of $all files"
