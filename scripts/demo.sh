@@ -31,7 +31,7 @@ progress() {
 
 echo "1 of 3: packages of this system"
 facet_install "${facet_packages[@]}"
-echo "2 of 3: the program, once: about $((32 / $(nproc) + 1)) minutes on $(nproc) cores"
+echo "2 of 3: the program, once: about $((20 / $(nproc) + 1)) minutes on $(nproc) cores"
 facet_build release -DFACET_TESTS=OFF --log-level=WARNING | progress
 facet=build/release/facet
 echo "3 of 3: a chat with facet-nano, a demonstration of 7.8 MB"
