@@ -34,7 +34,13 @@ add_custom_command(OUTPUT ${FACET_PAGE_HEADER}
                    COMMAND ${CMAKE_COMMAND} -DDIR=${FACET_PAGE_DIR} "-DSTYLES=${styles_joined}" "-DSCRIPTS=${scripts_joined}" -DLATE=${FACET_PAGE_LATE}
                            -DOUT=${FACET_PAGE_HEADER} -P ${CMAKE_SOURCE_DIR}/cmake/page.cmake
                    DEPENDS ${FACET_PAGE_DIR}/index.html ${FACET_PAGE_FILES} ${FACET_PAGE_LATE_FILES} ${scripts} ${CMAKE_SOURCE_DIR}/cmake/page.cmake VERBATIM)
-target_sources(facet_server PRIVATE ${FACET_PAGE_HEADER})
+# /openapi.json and /docs, of docs/openapi.yaml.
+find_package(Python3 REQUIRED COMPONENTS Interpreter)
+set(FACET_OPENAPI_HEADER ${CMAKE_BINARY_DIR}/generated/facet_openapi.h)
+add_custom_command(OUTPUT ${FACET_OPENAPI_HEADER}
+                   COMMAND ${Python3_EXECUTABLE} ${CMAKE_SOURCE_DIR}/tools/openapi.py ${CMAKE_SOURCE_DIR}/docs/openapi.yaml ${FACET_OPENAPI_HEADER}
+                   DEPENDS ${CMAKE_SOURCE_DIR}/docs/openapi.yaml ${CMAKE_SOURCE_DIR}/tools/openapi.py VERBATIM)
+target_sources(facet_server PRIVATE ${FACET_PAGE_HEADER} ${FACET_OPENAPI_HEADER})
 target_include_directories(facet_server PRIVATE ${CMAKE_BINARY_DIR}/generated)
 add_custom_target(facet_commit COMMAND ${CMAKE_COMMAND} -DSOURCE=${CMAKE_SOURCE_DIR} -DOUT=${CMAKE_BINARY_DIR}/generated/facet_commit.h
                   -P ${CMAKE_SOURCE_DIR}/cmake/commit.cmake BYPRODUCTS ${CMAKE_BINARY_DIR}/generated/facet_commit.h VERBATIM)

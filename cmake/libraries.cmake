@@ -47,7 +47,7 @@ facet_library(tools NEEDS compose)
 facet_library(server UNTRUSTED NEEDS api grammar)
 facet_library(daemon UNTRUSTED NEEDS api model tokenizer)
 facet_library(router NEEDS server)
-facet_library(hub UNTRUSTED NEEDS tokenizer)
+facet_library(hub PIC UNTRUSTED NEEDS tokenizer)
 facet_library(app NEEDS router hub daemon tools)
 
 add_executable(facet src/app/main.cpp)

@@ -58,12 +58,16 @@ FACET_API const char* facet_version(void);  /* "0.1.0" */
 enum { FACET_LOG_NOTE = 0, FACET_LOG_WARNING = 1 };
 typedef void (*facet_log_fn)(void* user, int32_t level, const char* text);
 
+enum {
+  FACET_FIND_DRAFTERS = 1, /* also those beside the model that fit it */
+  FACET_OFFLINE = 2        /* "hf:..." is what the cache folder has; nothing is downloaded */
+};
 typedef struct facet_model_params {
   size_t struct_size;
-  const char* path;            /* GGUF file, or a part of a split one */
+  const char* path;            /* GGUF file, a part of a split one, or "hf:USER/REPO[:QUANT]", downloaded once */
   const char* backend;         /* "auto" (NULL), "cuda", "cpu", "ref" */
   const char* kv_type;         /* of cache rows: "f16" (NULL), "q8_0", "q4_0", "tq3_0", "f32" */
-  const char* const* drafters; /* files of drafters; they change no text */
+  const char* const* drafters; /* files of drafters, or "hf:..."; they change no text */
   size_t n_drafters;
   int32_t context;   /* tokens of a sequence; 0: as trained, halved until it fits */
   int32_t sequences; /* requests that run together; 0: 1 */
@@ -72,17 +76,22 @@ typedef struct facet_model_params {
   int64_t memory;   /* bytes that may be used; 0: what the system has available */
   facet_log_fn log; /* told what there is to know, on the thread that opens the model; NULL: nobody */
   void* log_user;
+  const char* mmproj;   /* encoders of pictures and sound: a file, or "auto": one beside the model; NULL: none */
+  int32_t image_tokens; /* most soft tokens of a picture: 70, 140, 280, 560 or 1120; 0: 280 */
+  uint32_t flags;
 } facet_model_params;
 
 /* Reads the file and allocates everything. */
 FACET_API facet_status facet_model_open(const facet_model_params* params, facet_model** model, facet_error* error);
 FACET_API void facet_model_free(facet_model* model); /* NULL: nothing */
 
+enum { FACET_IMAGE = 1, FACET_AUDIO = 2 };
 typedef struct facet_model_info {
   size_t struct_size;
   int32_t n_vocab, n_layer, context, sequences, threads;
   int32_t bos; /* id of <bos>; -1: the file has no vocabulary, and only tokens go in and out */
   char backend[16];
+  uint32_t inputs; /* FACET_IMAGE: it sees, FACET_AUDIO: it hears */
 } facet_model_info;
 FACET_API facet_status facet_model_get_info(const facet_model* model, facet_model_info* info);
 
@@ -106,7 +115,12 @@ FACET_API facet_status facet_score(facet_model* model, const int32_t* ids, size_
 
 /* ---- requests */
 
-enum { FACET_IGNORE_EOS = 1, FACET_NO_DRAFT = 2, FACET_NO_CACHE = 4 };
+enum {
+  FACET_IGNORE_EOS = 1,
+  FACET_NO_DRAFT = 2,
+  FACET_NO_CACHE = 4,
+  FACET_LOGPROBS = 8 /* the tokens' log-probabilities are told, before anything of sampling */
+};
 typedef struct facet_request_params {
   size_t struct_size;
   int32_t max_tokens; /* 0: until the model ends its answer or the context is full */
@@ -118,6 +132,10 @@ typedef struct facet_request_params {
   uint32_t flags;
   int32_t max_loops;       /* ends an answer whose last tokens are one sequence so many times in a row; 0: never */
   const char* json_schema; /* the answer is JSON of this schema; NULL: anything */
+  const char* const* stop; /* texts that end the answer, before them; not looked for in thoughts */
+  size_t n_stop;
+  const char* grammar;  /* the answer follows this grammar (GBNF); NULL: anything */
+  int32_t top_logprobs; /* with FACET_LOGPROBS: also of so many of the likeliest tokens at each place, at most 20 */
 } facet_request_params;
 
 /* Continues a prompt of tokens. params may be NULL. */
@@ -130,6 +148,16 @@ FACET_API facet_status facet_session_create(facet_model* model, const char* syst
 /* Adds a message; role is "user" or, for conversations that were had before, "assistant". */
 FACET_API facet_status facet_session_add(facet_session* session, const char* role, const char* text,
                                          facet_error* error);
+/* A picture or a sound, as the bytes of its file, for the next message of facet_session_add, before its text: JPEG, PNG,
+ * WebP, GIF, BMP; WAV, FLAC, MP3. It is encoded here, which takes time. *n_tokens, which may be NULL: the soft tokens
+ * that it takes of the context. */
+FACET_API facet_status facet_session_attach(facet_session* session, int32_t kind, const void* bytes, size_t n_bytes,
+                                            int32_t* n_tokens, facet_error* error);
+/* Adds messages as a JSON array in the form of OpenAI's chat completions: all roles, several parts of content (text,
+ * image_url with a data: URL, input_audio), tool calls and the results of tools. */
+FACET_API facet_status facet_session_add_json(facet_session* session, const char* messages, facet_error* error);
+/* Functions that the model may call, as a JSON array in OpenAI's form; NULL: none. */
+FACET_API facet_status facet_session_set_tools(facet_session* session, const char* tools, facet_error* error);
 /* Asks for an answer to the messages so far; the answer becomes a message when it is done. */
 FACET_API facet_status facet_session_submit(facet_session* session, const facet_request_params* params,
                                             facet_request** request, facet_error* error);
@@ -142,8 +170,13 @@ enum {
   FACET_STOP_CONTEXT = 3, /* the context is full */
   FACET_STOP_CANCELLED = 4,
   FACET_STOP_FAILED = 5,
-  FACET_STOP_LOOP = 6 /* max_loops */
+  FACET_STOP_LOOP = 6, /* max_loops */
+  FACET_STOP_TEXT = 7  /* one of `stop` */
 };
+typedef struct facet_logprob {
+  int32_t token; /* -1: there are no more */
+  float logprob; /* natural logarithm */
+} facet_logprob;
 typedef struct facet_output {
   size_t struct_size;
   const int32_t* tokens; /* new ones since the last poll */
@@ -153,6 +186,11 @@ typedef struct facet_output {
   const char* thought; /* the same of thoughts, in sessions */
   size_t thought_bytes;
   int32_t stop; /* FACET_RUNNING until nothing more comes */
+  /* FACET_LOGPROBS: for each of the tokens 1 + top_logprobs, its own and those of the likeliest, best first */
+  const facet_logprob* logprobs;
+  size_t n_logprobs;
+  const char* tool_calls; /* at the end, in sessions: a JSON array in OpenAI's form; empty: none */
+  size_t tool_calls_bytes;
 } facet_output;
 
 /* What is new, after waiting up to timeout_ms for it (-1: as long as it takes). What output points at is valid until
@@ -166,6 +204,7 @@ typedef struct facet_stats {
   int32_t prompt, cached, generated; /* tokens; cached: of the prompt, not computed again */
   int32_t steps, drafted, accepted;  /* steps of the model; tokens proposed; of them, tokens of the answer */
   double queue_s, prefill_s, decode_s;
+  int32_t media; /* of the prompt: soft tokens of pictures and sounds */
 } facet_stats;
 FACET_API facet_status facet_request_get_stats(const facet_request* request,
                                                facet_stats* stats); /* of one that is done */

@@ -23,7 +23,7 @@ BELOW = {
     "compose": ["engine", "session", "api", "spec", "cache", "model", "backend", "grammar", "tokenizer", "formats", "media", "base"],
     "tools": ["compose", "engine", "session", "api", "spec", "cache", "model", "backend", "grammar", "tokenizer", "formats", "media", "base"],
     "server": ["api", "grammar", "tokenizer", "formats", "media", "base"],
-    "capi": ["api", "model", "backend", "grammar", "tokenizer", "formats", "media", "base"],
+    "capi": ["hub", "api", "model", "backend", "grammar", "tokenizer", "formats", "media", "base"],
     "hub": ["tokenizer", "formats", "base"],
     "router": ["server", "api", "grammar", "tokenizer", "formats", "media", "base"],
     "daemon": ["api", "model", "backend", "tokenizer", "formats", "media", "base"],

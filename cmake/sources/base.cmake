@@ -11,6 +11,7 @@ set(facet_sources
   last_memory.cpp
   memory_use.cpp
   mmap.cpp
+  notify.cpp
   nvml.cpp
   part_file.cpp
   pass_socket.cpp

@@ -3,4 +3,6 @@
 set(facet_sources
   capi.cpp
   host.cpp
+  open.cpp
+  session.cpp
 )

@@ -3,6 +3,7 @@
 set(facet_sources
   curl.cpp
   download.cpp
+  environment.cpp
   http.cpp
   hub.cpp
   media_fetch.cpp

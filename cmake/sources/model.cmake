@@ -7,6 +7,7 @@ set(facet_sources
   drafter_meta.cpp
   drafter_names.cpp
   encoder_bind.cpp
+  find_drafter.cpp
   find_mmproj.cpp
   gemma4_bind.cpp
   gemma4_config.cpp

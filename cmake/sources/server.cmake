@@ -2,7 +2,6 @@
 
 set(facet_sources
   access.cpp
-  answer_text.cpp
   answers.cpp
   anthropic.cpp
   anthropic_writer.cpp

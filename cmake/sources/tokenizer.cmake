@@ -1,6 +1,7 @@
 # The sources of src/tokenizer, sorted; headers need no line (tools/check_sources.py).
 
 set(facet_sources
+  answer_text.cpp
   call_arguments.cpp
   call_parse.cpp
   chat.cpp

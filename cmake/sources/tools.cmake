@@ -10,7 +10,6 @@ set(facet_sources
   draft_logits.cpp
   energy.cpp
   eval.cpp
-  find_drafter.cpp
   matrix_file.cpp
   matrix_prompts.cpp
   matrix_report.cpp

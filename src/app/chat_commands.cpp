@@ -8,10 +8,20 @@
 #include "app/chat_files.h"
 #include "app/chat_settings.h"
 #include "app/console.h"
+#include "app/suggest.h"
 #include "base/print.h"
 #include "model/types.h"
 
 namespace facet {
+
+namespace {
+void unknown(const std::string& text, const std::string& name) {
+  std::vector<std::string> names;
+  for (const ChatCommand& c : chat_commands()) names.emplace_back(c.name);
+  print_out("unknown command: {}{}\n/help lists them; // sends a text that begins with /\n", on_one_line(text),
+            did_you_mean(name, names));
+}
+}  // namespace
 
 bool Chat::command(const std::string& text) {
   const size_t space = text.find(' ');
@@ -28,7 +38,7 @@ bool Chat::command(const std::string& text) {
   if (known != commands.end())
     print_out("expected {} {}: {}\n", known->name, known->argument, known->description);
   else
-    print_out("unknown command: {} (// sends a text that begins with /)\n{}", on_one_line(text), chat_help());
+    unknown(text, name);
   return true;
 }
 

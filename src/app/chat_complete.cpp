@@ -14,16 +14,16 @@ namespace {
 constexpr ChatCommand kCommands[] = {
     {"/help", "", "this list"},
     {"/think", "on|off", "let the model think before it answers"},
-    {"/system", "TEXT", "set the system message and start anew; without TEXT: none"},
-    {"/image", "FILE", "a picture for what you write next (JPEG, PNG, WebP, GIF, BMP); several, one by one"},
-    {"/audio", "FILE", "a sound, likewise (WAV, FLAC, MP3)"},
+    {"/system", "TEXT", "start anew with this system message, or with none"},
+    {"/image", "FILE", "a picture for what you write next; several, one by one"},
+    {"/audio", "FILE", "a sound, likewise: WAV, FLAC or MP3"},
     {"/read", "FILE", "a text file for what you write next, at most 1 MiB"},
     {"/regen", "", "answer the last message again, with another seed"},
     {"/undo", "", "forget the last exchange"},
     {"/clear", "", "forget the conversation"},
-    {"/save", "FILE", "write the conversation as JSON; pictures and sounds by their names"},
+    {"/save", "FILE", "write the conversation as JSON, with names of pictures"},
     {"/load", "FILE", "go on with a conversation that was saved"},
-    {"/set", "NAME VALUE", "temp, top-p, top-k, min-p, seed, n-predict; without them: what is set"},
+    {"/set", "NAME VALUE", "temp, top-p, top-k, min-p, seed, n-predict; alone: all"},
     {"/model", "", "which model this is"},
     {"/stats", "", "all there is to say about the last answer's speed"},
     {"/exit", "", "leave (so does Ctrl-D)"},
@@ -70,7 +70,7 @@ std::string chat_help() {
     text += fmt::format("{:<18} {}\n", c.name + std::string(*c.argument ? " " : "") + c.argument, c.description);
   return text +
          "//...              a text that begins with /\n"
-         "\"\"\"                begins and ends a text of several lines (Alt-Enter puts a line break into one)\n"
+         "\"\"\"                begins and ends a text of several lines; in one, Alt-Enter\n"
          "Tab completes commands and file names. Ctrl-C stops an answer, not the program.\n";
 }
 

@@ -112,6 +112,7 @@ class EngineThread {
       return router_.ready({c.n_ctx, engine_->model().n_vocab, c.max_seq, planned_bytes(c), plan_.substr(0, 4096)});
     print_out("listening on {}\n", service_.url());
     flush_out();
+    tell_ready();
   }
 
   Options& o_;

@@ -6,7 +6,7 @@
 
 #include "app/hub_models.h"
 #include "app/options.h"
-#include "tools/find_drafter.h"
+#include "model/find_drafter.h"
 #include "tools/paths.h"
 
 namespace facet {

@@ -169,9 +169,9 @@ std::string first_words() {
   return "facet runs Gemma 4 models. To begin with:\n\n"
          "  facet chat               talk with a model in the terminal\n"
          "  facet run \"TEXT\"         answer one prompt\n"
-         "  facet serve              a page in the browser, and the APIs of OpenAI, Anthropic and Ollama\n"
+         "  facet serve              a page, and the APIs of OpenAI, Anthropic, Ollama\n"
          "  facet download NAME      fetch a model\n"
-         "  facet plan -m FILE       what a model needs in memory, and the context that fits\n\n"
+         "  facet plan -m FILE       what a model needs in memory, what context fits\n\n"
          "For example, with the small model that comes with it:\n\n"
          "  facet run \"What is 17 + 25?\"\n\n"
          "`facet help` lists all commands, `facet help COMMAND` the options of one.\n";

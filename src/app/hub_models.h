@@ -4,6 +4,7 @@
 #include <string>
 
 #include "base/result.h"
+#include "hub/environment.h"
 #include "hub/hub.h"
 
 namespace facet {
@@ -15,8 +16,6 @@ struct HubSettings {
   int retries = HubConfig().retries;
 };
 HubSettings& hub_settings();
-// Where downloads are kept, and what is typed in chats; "": nobody says where, nor has a home.
-std::string hub_cache_folder();
 
 // --hf-repo, --hf-file and --offline. `take` gets "hf:USER/REPO[:QUANT]"; with a file it gets "hf:USER/REPO/FILE"
 // after that, which stands for it (again).

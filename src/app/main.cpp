@@ -87,15 +87,22 @@ int run_program(int argc, char** argv) {
   auto args = with_own_names(app, argc, argv);
   if (!args) return usage_error(args.error().message());
   const auto variables = add_environment(app, *args);
-  const std::string from =
-      variables.empty() ? "" : fmt::format(" (of the environment: {})", fmt::join(variables, ", "));
+  const auto keys = add_config_file(app, *args);
+  if (!keys) return usage_error(keys.error().message());
+  // Where what is wrong may come from.
+  const auto from = [&](const std::string& what) {
+    std::string text = variables.empty() ? "" : fmt::format(" (of the environment: {})", fmt::join(variables, ", "));
+    for (const FromFile& key : *keys)
+      if (what.find("--" + key.name) != std::string::npos) text += fmt::format(" ({})", key.where);
+    return text;
+  };
   try {
     app.parse(std::move(*args));
   } catch (const CLI::ExtrasError&) {
-    return usage_error(unexpected_arguments(app) + from);  // its own text has them the other way round
+    return usage_error(unexpected_arguments(app) + from(""));  // its own text has them the other way round
   } catch (const CLI::ParseError& e) {
     if (e.get_exit_code() == 0) return app.exit(e);  // --help, --version
-    return usage_error(with_suggestion(e.what()) + from);
+    return usage_error(with_suggestion(e.what()) + from(e.what()));
   } catch (const std::exception& e) {
     return unforeseen(e);
   }

@@ -12,6 +12,7 @@
 #include "app/hub_models.h"
 #include "app/option_checks.h"
 #include "base/files.h"
+#include "base/notify.h"
 #include "base/print.h"
 #include "compose/plan.h"
 #include "model/gemma4_config.h"
@@ -219,6 +220,11 @@ void add_router_options(CLI::App* cmd, RouterOptions& o) {
   cmd->add_option("--router-fd", o.fd, "A router's socket")->check(CLI::Range(3, 1 << 20))->group("");
 }
 
+void tell_ready() {
+  if (!notify_service_manager("READY=1"))
+    print_err("note: NOTIFY_SOCKET: expected a socket that takes datagrams; the service manager was not told\n");
+}
+
 int run_router(const RouterOptions& o, const ServiceConfig& front) {
   auto models = collect(o);
   if (!models) return report(models.error());
@@ -237,6 +243,7 @@ int run_router(const RouterOptions& o, const ServiceConfig& front) {
   print_err("{} models, {} in memory at once\n", n, o.models_max > 0 ? std::to_string(o.models_max) : "any number");
   print_out("listening on {}\n", (*router)->url());
   flush_out();
+  tell_ready();
   const Status ended = (*router)->run();
   return ended ? int(kExitOk) : report(ended.error());
 }

@@ -25,6 +25,8 @@ void add_router_options(CLI::App* cmd, RouterOptions& o);  // -m among them
 // Serves several models until a signal ends it. front: the options that the router itself has; the others go to the
 // models' processes as they were given. Returns the exit code.
 int run_router(const RouterOptions& o, const ServiceConfig& front);
+// Tells a service manager that requests are served from now on.
+void tell_ready();
 
 // Bytes that an open engine's plan comes to; 0: its files are gone.
 int64_t planned_bytes(const EngineConfig& decided);

@@ -1,4 +1,4 @@
-// The functions of include/facet.h.
+// The functions of include/facet.h; those of sessions are in session.cpp.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -8,44 +8,106 @@
 
 #include "capi/handles.h"
 #include "grammar/grammar.h"
+#include "grammar/tool_calls.h"
 #include "model/types.h"
 
 namespace facet::capi {
 
-Result<Request> request_of(const Engine& engine, std::vector<int32_t> prompt, const facet_request_params* params) {
+const Error kNoVocabulary{"model", "tokenizer.ggml.model: expected a vocabulary, found none",
+                          "give token ids, or another model"};
+
+namespace {
+
+constexpr const char* kParams = "facet_request_params";
+constexpr size_t kMostStops = 64;
+
+// As the server has it: the form of calls and nothing of their arguments, unless a function says "strict".
+Result<GrammarPtr> grammar_of_calls(std::span<const Json> tools, const char* schema, ThoughtMode thought) {
+  std::vector<Json> functions;
+  for (const Json& t : tools) {
+    const bool strict = t.value("strict", Json()) == true;
+    const auto parameters = t.find("parameters");
+    Json f = {{"name", t.value("name", "")}};
+    if (parameters != t.end() && !parameters->is_null() && !parameters->empty())
+      f["parameters"] = strict || schema ? *parameters : Json{{"type", "object"}};
+    if (strict) f["strict"] = true;
+    functions.push_back(std::move(f));
+  }
+  ToolGrammarOptions o;
+  o.choice = schema ? ToolChoice::kAuto : ToolChoice::kLazy;
+  o.thought = schema ? thought : ThoughtMode::kNone;  // lazy: the text before a call may be anything
+  o.strict_all = false;
+  if (schema) {
+    auto value = parse_json(schema, "json_schema");
+    if (!value) return value.error();
+    o.or_value = std::move(*value);
+  }
+  return compile_tool_calls(functions, o);
+}
+
+Result<GrammarPtr> grammar_of(const Engine& engine, const facet_request_params& p, const AnswerForm& form) {
+  if (!p.json_schema && !p.grammar && form.tools.empty()) return GrammarPtr();
+  if (!engine.tokenizer())
+    return Error{kParams, fmt::format("{}: the model file has no vocabulary", p.grammar ? "grammar" : "json_schema"),
+                 "give none"};
+  if (p.json_schema && p.grammar) return Error{kParams, "grammar: contradicts json_schema", "give one of them"};
+  if (p.grammar) return compile_gbnf(p.grammar, {.thought = form.thought});
+  if (!form.tools.empty()) return grammar_of_calls(form.tools, p.json_schema, form.thought);
+  return compile_json_schema(std::string_view(p.json_schema), {.thought = form.thought});
+}
+
+Status set_sampling(const facet_request_params& p, Sampling& s) {
+  for (const float x : {p.temperature, p.top_p, p.min_p, p.repeat_penalty, p.presence_penalty, p.frequency_penalty})
+    if (!std::isfinite(x)) return Error{kParams, "expected finite numbers, found another one", ""};
+  if (p.temperature < 0 || p.top_p < 0 || p.min_p < 0 || p.repeat_penalty < 0 || p.max_tokens < 0 || p.max_loops < 0)
+    return Error{kParams, "expected finite numbers that are not negative, found another one", ""};
+  s.temperature = p.temperature;
+  s.top_k = p.top_k;
+  s.top_p = p.top_p > 0 ? p.top_p : 1.f;
+  s.min_p = p.min_p;
+  s.repeat_penalty = p.repeat_penalty > 0 ? p.repeat_penalty : 1.f;
+  s.presence_penalty = p.presence_penalty, s.frequency_penalty = p.frequency_penalty;
+  s.seed = p.seed;
+  return Ok{};
+}
+
+Status set_stops(const facet_request_params& p, std::vector<std::string>& stop) {
+  if (p.n_stop > kMostStops)
+    return Error{kParams, fmt::format("stop: expected at most {} texts, found {}", kMostStops, p.n_stop), ""};
+  if (p.n_stop > 0 && !p.stop) return Error{kParams, "stop: expected texts, found NULL", ""};
+  for (size_t i = 0; i < p.n_stop; ++i) {
+    if (!p.stop[i] || !*p.stop[i]) return Error{kParams, "stop: expected texts, found an empty one", ""};
+    stop.emplace_back(p.stop[i]);
+  }
+  return Ok{};
+}
+
+}  // namespace
+
+Result<Asked> request_of(const Engine& engine, std::vector<int32_t> prompt, const facet_request_params* params,
+                         const AnswerForm& form) {
   facet_request_params p{};
   if (params && !read_struct(params, p))
-    return Error{"facet_request_params", "struct_size: expected the size of a structure this library knows",
+    return Error{kParams, "struct_size: expected the size of a structure this library knows",
                  "set it to sizeof the structure; use the header of this library or an earlier one"};
-  Request r{.prompt = std::move(prompt)};
-  const auto finite = [](float x) { return std::isfinite(x); };
-  if (!finite(p.temperature) || !finite(p.top_p) || !finite(p.min_p) || !finite(p.repeat_penalty) ||
-      !finite(p.presence_penalty) || !finite(p.frequency_penalty) || p.temperature < 0 || p.top_p < 0 || p.min_p < 0 ||
-      p.repeat_penalty < 0 || p.max_tokens < 0 || p.max_loops < 0)
-    return Error{"facet_request_params", "expected finite numbers that are not negative, found another one", ""};
+  Asked asked{.request = {.prompt = std::move(prompt)}};
+  Request& r = asked.request;
+  if (auto ok = set_sampling(p, r.sampling); !ok) return ok.error();
+  if (auto ok = set_stops(p, asked.stop); !ok) return ok.error();
   r.max_tokens = p.max_tokens > 0 ? p.max_tokens : -1;
   r.max_loops = p.max_loops;
-  r.sampling.temperature = p.temperature;
-  r.sampling.top_k = p.top_k;
-  r.sampling.top_p = p.top_p > 0 ? p.top_p : 1.f;
-  r.sampling.min_p = p.min_p;
-  r.sampling.repeat_penalty = p.repeat_penalty > 0 ? p.repeat_penalty : 1.f;
-  r.sampling.presence_penalty = p.presence_penalty, r.sampling.frequency_penalty = p.frequency_penalty;
-  r.sampling.seed = p.seed;
   r.ignore_eos = p.flags & FACET_IGNORE_EOS;
   r.draft = !(p.flags & FACET_NO_DRAFT);
   r.cache = !(p.flags & FACET_NO_CACHE);
-  if (p.json_schema) {
-    if (!engine.tokenizer())
-      return Error{"facet_request_params", "json_schema: the model file has no vocabulary", "give none"};
-    auto grammar = compile_json_schema(std::string_view(p.json_schema));
-    if (!grammar) return grammar.error();
-    r.grammar = *grammar;
-  }
-  return r;
+  if (p.top_logprobs < 0 || p.top_logprobs > 20 || (p.top_logprobs > 0 && !(p.flags & FACET_LOGPROBS)))
+    return Error{kParams, fmt::format("top_logprobs: expected 0 to 20, and FACET_LOGPROBS, found {}", p.top_logprobs),
+                 ""};
+  if (p.flags & FACET_LOGPROBS) r.logprobs = p.top_logprobs;
+  auto grammar = grammar_of(engine, p, form);
+  if (!grammar) return grammar.error();
+  r.grammar = std::move(*grammar);
+  return asked;
 }
-
-namespace {
 
 facet_status submit(const std::shared_ptr<Host>& host, Request r, std::shared_ptr<Answer> answer,
                     facet_request** request, facet_error* error) {
@@ -58,40 +120,6 @@ facet_status submit(const std::shared_ptr<Host>& host, Request r, std::shared_pt
   return FACET_OK;
 }
 
-Result<EngineConfig> config_of(const facet_model_params& p) {
-  EngineConfig c;
-  c.model = p.path;
-  if (p.backend) c.backend = p.backend;
-  if (c.backend != "auto" && c.backend != "cuda" && c.backend != "cpu" && c.backend != "ref")
-    return Error{"facet_model_params", fmt::format("backend: expected auto, cuda, cpu or ref, found '{}'", c.backend),
-                 ""};
-  if (p.kv_type) {
-    const auto type = kv_type_from_name(p.kv_type);
-    if (!type)
-      return Error{"facet_model_params",
-                   fmt::format("kv_type: expected f16, q8_0, q4_0, tq3_0 or f32, found '{}'", p.kv_type), ""};
-    c.kv_k = c.kv_v = *type;
-  }
-  if (p.n_drafters > 0 && !p.drafters)
-    return Error{"facet_model_params", fmt::format("drafters: expected {} paths, found NULL", p.n_drafters), ""};
-  for (size_t i = 0; i < p.n_drafters; ++i) c.draft.files.emplace_back(p.drafters[i]);
-  if (p.context < 0 || p.sequences < 0 || p.threads < 0 || p.gpu < 0 || p.memory < 0)
-    return Error{"facet_model_params", "expected numbers that are not negative, found another one", ""};
-  c.n_ctx = p.context, c.n_threads = p.threads, c.gpu = p.gpu, c.memory = p.memory;
-  if (p.sequences > 0) c.max_seq = p.sequences;
-  if (p.log) {
-    c.noted = [log = p.log, user = p.log_user](const std::string& s) { log(user, FACET_LOG_NOTE, s.c_str()); };
-    c.degraded = [log = p.log, user = p.log_user](const std::string& what, const std::string& why) {
-      log(user, FACET_LOG_WARNING, fmt::format("without {}: {}", what, why).c_str());
-    };
-  }
-  return c;
-}
-
-const Error kNoVocabulary{"model", "tokenizer.ggml.model: expected a vocabulary, found none",
-                          "give token ids, or another model"};
-
-}  // namespace
 }  // namespace facet::capi
 
 using namespace facet;        // NOLINT: the functions below are C's
@@ -109,7 +137,9 @@ facet_status facet_model_open(const facet_model_params* params, facet_model** mo
       return bad_argument(error, "facet_model_open", "expected parameters with struct_size and a path, and a place");
     *model = nullptr;
     auto config = config_of(p);
-    if (!config) return fail(error, FACET_BAD_ARGUMENT, config.error());
+    if (!config)
+      return fail(error, config.error().where == "facet_model_params" ? FACET_BAD_ARGUMENT : FACET_FAILED,
+                  config.error());
     auto engine = Engine::open(*config);
     if (!engine) return fail(error, FACET_FAILED, engine.error());
     *model = new facet_model{std::make_shared<Host>(std::move(*engine))};
@@ -127,6 +157,8 @@ facet_status facet_model_get_info(const facet_model* model, facet_model_info* in
   i.context = e.config().n_ctx, i.sequences = e.config().max_seq, i.threads = e.config().n_threads;
   i.bos = e.tokenizer() ? e.tokenizer()->bos() : -1;
   std::strncpy(i.backend, e.config().backend.c_str(), sizeof i.backend - 1);
+  if (const MediaEncoder* m = e.media())
+    i.inputs = (m->sees() ? uint32_t(FACET_IMAGE) : 0) | (m->hears() ? uint32_t(FACET_AUDIO) : 0);
   return write_struct(info, i) ? FACET_OK : FACET_BAD_ARGUMENT;
 }
 
@@ -194,79 +226,16 @@ facet_status facet_submit(facet_model* model, const int32_t* ids, size_t count, 
   return guarded(error, "facet_submit", [&] {
     if (!model || !ids || !request) return bad_argument(error, "facet_submit", "expected a model, ids and a place");
     *request = nullptr;
-    const Engine& e = model->host->engine();
-    auto r = request_of(e, {ids, ids + count}, params);
-    if (!r) return fail(error, FACET_BAD_ARGUMENT, r.error());
-    r->suppress_special = false;
-    return submit(model->host, std::move(*r), std::make_shared<Answer>(e.tokenizer(), nullptr, false), request, error);
+    Engine& e = model->host->engine();
+    auto asked = request_of(e, {ids, ids + count}, params, {});
+    if (!asked) return fail(error, FACET_BAD_ARGUMENT, asked.error());
+    Request& r = asked->request;
+    r.suppress_special = false;
+    auto answer = std::make_shared<Answer>(
+        e, nullptr, Answer::Options{.stop = std::move(asked->stop), .logprobs = r.logprobs, .prompt = int(count)});
+    return submit(model->host, std::move(r), std::move(answer), request, error);
   });
 }
-
-facet_status facet_session_create(facet_model* model, const char* system, int32_t think, facet_session** session,
-                                  facet_error* error) {
-  return guarded(error, "facet_session_create", [&] {
-    if (!model || !session) return bad_argument(error, "facet_session_create", "expected a model and a place");
-    *session = nullptr;
-    if (!model->host->engine().tokenizer()) return fail(error, FACET_FAILED, kNoVocabulary);
-    auto s = std::make_unique<facet_session>();
-    s->host = model->host, s->conversation = std::make_shared<Conversation>(think != 0);
-    if (system) {
-      Message m;
-      m.role = "system", m.content = std::string(system);
-      s->conversation->messages.push_back(std::move(m));
-    }
-    *session = s.release();
-    return facet_status(FACET_OK);
-  });
-}
-
-facet_status facet_session_add(facet_session* session, const char* role, const char* text, facet_error* error) {
-  return guarded(error, "facet_session_add", [&] {
-    if (!session || !role || !text)
-      return bad_argument(error, "facet_session_add", "expected a session, a role and a text");
-    Message m;
-    m.role = role, m.content = std::string(text);
-    if (m.role != "user" && m.role != "assistant")
-      return bad_argument(error, "facet_session_add",
-                          fmt::format("role: expected user or assistant, found '{}'", m.role));
-    std::lock_guard lock(session->conversation->mutex);
-    if (session->conversation->answering)
-      return fail(error, FACET_BUSY, {"facet_session_add", "the session's last request is not done", "poll it"});
-    session->conversation->messages.push_back(std::move(m));
-    return facet_status(FACET_OK);
-  });
-}
-
-facet_status facet_session_submit(facet_session* session, const facet_request_params* params, facet_request** request,
-                                  facet_error* error) {
-  return guarded(error, "facet_session_submit", [&] {
-    if (!session || !request) return bad_argument(error, "facet_session_submit", "expected a session and a place");
-    *request = nullptr;
-    const Engine& e = session->host->engine();
-    Conversation& c = *session->conversation;
-    std::unique_lock lock(c.mutex);
-    if (c.answering)
-      return fail(error, FACET_BUSY, {"facet_session_submit", "the session's last request is not done", "poll it"});
-    auto chat =
-        render_chat_ranges(c.messages, {},
-                           {.add_generation_prompt = true,
-                            .enable_thinking = c.thinking,
-                            .variant = chat_variant(e.tokenizer()->vocab().chat_template, e.model().d_ple > 0)});
-    if (!chat) return fail(error, FACET_FAILED, chat.error());
-    auto r = request_of(e, e.tokenizer()->encode(chat->text, true, true, chat->plain), params);
-    if (!r) return fail(error, FACET_BAD_ARGUMENT, r.error());
-    r->in_thought = ends_in_thought(chat->text);
-    auto answer = std::make_shared<Answer>(e.tokenizer(), session->conversation, r->in_thought);
-    c.answering = true;
-    lock.unlock();
-    const facet_status s = submit(session->host, std::move(*r), answer, request, error);
-    lock.lock();
-    if (s != FACET_OK) c.answering = false;
-    return s;
-  });
-}
-
-void facet_session_free(facet_session* session) { delete session; }
 
 facet_status facet_poll(facet_request* request, int32_t timeout_ms, facet_output* output, facet_error* error) {
   return guarded(error, "facet_poll", [&] {

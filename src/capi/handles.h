@@ -4,6 +4,7 @@
 #include <deque>
 #include <exception>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -13,8 +14,9 @@
 
 #include "api/engine.h"
 #include "facet.h"
+#include "grammar/grammar.h"
+#include "tokenizer/answer_text.h"
 #include "tokenizer/chat.h"
-#include "tokenizer/chat_parse.h"
 #include "tokenizer/tokenizer.h"
 
 // What is behind the handles of include/facet.h.
@@ -34,6 +36,8 @@ class Host {
   void cancel(RequestId id);
   // On the engine's thread, once no request runs. Returns after it.
   void when_idle(const std::function<void()>& work);
+  // Soft tokens of a picture or a sound, made in the caller's time or found in the cache. where: for errors.
+  Result<std::vector<MediaItem>> encode(bool is_picture, std::string_view bytes, const std::string& where, int budget);
 
  private:
   void loop();
@@ -43,6 +47,8 @@ class Host {
   std::condition_variable woken_;
   bool stopping_ = false, poked_ = false;
   std::deque<std::function<void()>> work_;
+  std::mutex encoding_;  // the encoder takes one at a time
+  MediaCache encoded_{int64_t(256) << 20};
   std::thread thread_;
 };
 
@@ -50,6 +56,9 @@ class Host {
 struct Conversation {
   std::mutex mutex;
   std::vector<Message> messages;
+  std::vector<Json> tools;
+  std::vector<ContentPart> attached;                           // of the next message
+  std::map<const std::string*, std::vector<MediaItem>> items;  // by ContentPart::bytes
   bool answering = false;
   const bool thinking;
   explicit Conversation(bool think) : thinking(think) {}
@@ -58,7 +67,14 @@ struct Conversation {
 // A request as the engine's thread fills it and poll() empties it. Holds no Host: it may die on that thread.
 class Answer {
  public:
-  Answer(const Tokenizer* tokenizer, std::shared_ptr<Conversation> conversation, bool in_thought);
+  struct Options {
+    bool in_thought = false;
+    std::vector<std::string> tools = {}, stop = {};
+    int logprobs = -1;          // as Request::logprobs
+    int prompt = 0, media = 0;  // tokens of the prompt; of them, soft tokens
+  };
+  // engine: outlives the calls of the sink, which cancel the request once its text has ended.
+  Answer(Engine& engine, std::shared_ptr<Conversation> conversation, Options options);
   Sink sink(const std::shared_ptr<Answer>& self);
 
   // Waits for something new, up to timeout_ms (-1: for ever).
@@ -66,18 +82,26 @@ class Answer {
   bool stats(facet_stats* to) const;  // false: not done
 
  private:
-  void tokens(std::span<const int32_t> ids);
+  void tokens(RequestId id, std::span<const int32_t> ids);
+  void logprobs(int at, std::span<const TokenLogprobs> told);
   void done(Stop why, const Usage& usage, const std::string& error);
-  void text(const std::string& piece);
   void show(const std::vector<ParseEvent>& events);
+  void add_logprobs();  // of the next token
+  void add_to_conversation();
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;
+  Engine& engine_;
+  const Options o_;
   std::optional<StreamDecoder> decoder_;
-  std::optional<ChatParser> parser_;  // in sessions
-  std::shared_ptr<Conversation> conversation_;
+  AnswerText parser_;
+  ParsedMessage message_;
+  std::shared_ptr<Conversation> conversation_;  // null: none
   std::vector<int32_t> ids_, told_ids_;
-  std::string text_, thought_, told_text_, told_thought_;
+  int n_tokens_ = 0;                      // that came
+  std::map<int, TokenLogprobs> waiting_;  // by the place of their token in the answer
+  std::vector<facet_logprob> logprobs_, told_logprobs_;
+  std::string text_, thought_, told_text_, told_thought_, calls_;
   std::string error_;
   Usage usage_;
   int32_t stop_ = FACET_RUNNING;
@@ -119,7 +143,27 @@ facet_status guarded(facet_error* error, const char* function, F&& f) {
   }
 }
 
-Result<Request> request_of(const Engine& engine, std::vector<int32_t> prompt, const facet_request_params* params);
+inline facet_status busy(facet_error* error, const char* function) {
+  return fail(error, FACET_BUSY, {function, "the session's last request is not done", "poll it"});
+}
+
+extern const Error kNoVocabulary;
+
+// What a caller's parameters say. Downloads what they name and what is not there.
+Result<EngineConfig> config_of(const facet_model_params& p);
+struct Asked {
+  Request request = {};
+  std::vector<std::string> stop = {};
+};
+// The rest of an answer's form. tools: functions that it may call.
+struct AnswerForm {
+  ThoughtMode thought = ThoughtMode::kNone;
+  std::span<const Json> tools = {};
+};
+Result<Asked> request_of(const Engine& engine, std::vector<int32_t> prompt, const facet_request_params* params,
+                         const AnswerForm& form);
+facet_status submit(const std::shared_ptr<Host>& host, Request r, std::shared_ptr<Answer> answer,
+                    facet_request** request, facet_error* error);
 
 }  // namespace facet::capi
 

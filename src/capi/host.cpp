@@ -1,8 +1,11 @@
 #include <fmt/format.h>
 
+#include <chrono>
 #include <cstring>
+#include <span>
 #include <utility>
 
+#include "api/media_load.h"
 #include "capi/handles.h"
 
 namespace facet::capi {
@@ -52,6 +55,21 @@ void Host::when_idle(const std::function<void()>& work) {
   woken_.wait(lock, [&] { return done; });
 }
 
+Result<std::vector<MediaItem>> Host::encode(bool is_picture, std::string_view bytes, const std::string& where,
+                                            int budget) {
+  MediaEncoder* encoder = engine_->media();
+  if (!encoder || !(is_picture ? encoder->sees() : encoder->hears()))
+    return Error{where,
+                 encoder ? fmt::format("the model's encoders take no {}", is_picture ? "pictures" : "sound")
+                         : "this model has no encoder of pictures and sound beside it",
+                 "open the model with its mmproj file (facet_model_params.mmproj)"};
+  std::lock_guard lock(encoding_);
+  MediaLoad load(is_picture, std::as_bytes(std::span(bytes)), where, budget);
+  if (auto ok = load.open(*encoder, encoded_); !ok) return ok.error();
+  if (auto ok = load.encode(*encoder, encoded_); !ok) return ok.error();
+  return load.items();
+}
+
 void Host::loop() {
   std::unique_lock lock(mutex_);
   while (!stopping_) {
@@ -92,58 +110,97 @@ int32_t stop_of(Stop s) {
 }
 }  // namespace
 
-Answer::Answer(const Tokenizer* tokenizer, std::shared_ptr<Conversation> conversation, bool in_thought)
-    : conversation_(std::move(conversation)) {
-  if (tokenizer) decoder_.emplace(*tokenizer);
-  if (conversation_) parser_.emplace(ParseOptions{.in_thought = in_thought, .tools = std::vector<std::string>{}});
+Answer::Answer(Engine& engine, std::shared_ptr<Conversation> conversation, Options options)
+    : engine_(engine),
+      o_(std::move(options)),
+      parser_(/*chat=*/conversation != nullptr, {.in_thought = o_.in_thought, .tools = o_.tools}, o_.stop),
+      conversation_(std::move(conversation)) {
+  if (const Tokenizer* t = engine.tokenizer()) decoder_.emplace(*t);
 }
 
 Sink Answer::sink(const std::shared_ptr<Answer>& self) {
-  return {.tokens = [self](RequestId, std::span<const int32_t> ids) { self->tokens(ids); },
-          .done = [self](RequestId, Stop why, const Usage& usage,
-                         const std::string& error) { self->done(why, usage, error); }};
-}
-
-void Answer::text(const std::string& piece) {
-  if (parser_)
-    show(parser_->push(piece));
-  else
-    text_ += piece;
+  Sink s{.tokens = [self](RequestId id, std::span<const int32_t> ids) { self->tokens(id, ids); },
+         .done = [self](RequestId, Stop why, const Usage& usage,
+                        const std::string& error) { self->done(why, usage, error); }};
+  if (o_.logprobs >= 0)
+    s.logprobs = [self](RequestId, int at, std::span<const TokenLogprobs> told) { self->logprobs(at, told); };
+  return s;
 }
 
 void Answer::show(const std::vector<ParseEvent>& events) {
   for (const ParseEvent& e : events) {
     if (e.kind == ParseEvent::Kind::kContent) text_ += e.text;
     if (e.kind == ParseEvent::Kind::kReasoning) thought_ += e.text;
+    add_event(message_, e);
   }
 }
 
-void Answer::tokens(std::span<const int32_t> ids) {
+void Answer::logprobs(int at, std::span<const TokenLogprobs> told) {
+  std::lock_guard lock(mutex_);
+  for (size_t i = 0; i < told.size(); ++i) waiting_[at + int(i) - o_.prompt] = told[i];
+}
+
+// What the answer does not use of a step may be there: those of the token's own place count, and no earlier ones come.
+void Answer::add_logprobs() {
+  if (o_.logprobs < 0) return;
+  const auto found = waiting_.find(n_tokens_);
+  const TokenLogprobs none;
+  const TokenLogprobs& l = found == waiting_.end() ? none : found->second;
+  logprobs_.push_back({l.id, l.logprob});
+  for (size_t k = 0; k < size_t(o_.logprobs); ++k)
+    logprobs_.push_back(k < l.top.size() ? facet_logprob{l.top[k].first, l.top[k].second} : facet_logprob{-1, 0});
+  waiting_.erase(waiting_.begin(), waiting_.upper_bound(n_tokens_));
+}
+
+void Answer::tokens(RequestId id, std::span<const int32_t> ids) {
   {
     std::lock_guard lock(mutex_);
-    ids_.insert(ids_.end(), ids.begin(), ids.end());
-    if (decoder_)
-      for (const int32_t id : ids) text(decoder_->push(id));
+    for (const int32_t token : ids) {
+      if (parser_.stopped()) break;  // what was drawn beyond the end
+      ids_.push_back(token);
+      add_logprobs();
+      ++n_tokens_;
+      if (decoder_) show(parser_.push(decoder_->push(token)));
+    }
+    if (parser_.stopped()) engine_.cancel(id);
   }
   changed_.notify_all();
+}
+
+namespace {
+Json calls_json(const std::vector<ParsedCall>& calls) {
+  Json list = Json::array();
+  for (const ParsedCall& c : calls)
+    list.push_back({{"id", c.id}, {"type", "function"}, {"function", {{"name", c.name}, {"arguments", c.arguments}}}});
+  return list;
+}
+}  // namespace
+
+void Answer::add_to_conversation() {
+  Message m;
+  m.role = "assistant";
+  m.content = message_.content;
+  m.reasoning = message_.reasoning;
+  for (const ParsedCall& c : message_.tool_calls) {
+    auto arguments = parse_json(c.arguments, "arguments");
+    m.tool_calls.push_back({.id = c.id, .name = c.name, .arguments = arguments ? std::move(*arguments) : Json()});
+  }
+  conversation_->messages.push_back(std::move(m));
 }
 
 void Answer::done(Stop why, const Usage& usage, const std::string& error) {
   {
     std::lock_guard lock(mutex_);
-    if (decoder_) text(decoder_->finish());
-    if (parser_) show(parser_->finish());
+    if (decoder_) show(parser_.push(decoder_->finish()));
+    show(parser_.finish(is_cut(why)));
+    if (!message_.tool_calls.empty()) calls_ = dump_json(calls_json(message_.tool_calls));
     if (conversation_) {
       std::lock_guard messages(conversation_->mutex);
-      if (why != Stop::kError) {
-        Message m;
-        m.role = "assistant";
-        m.content = parser_->message().content;
-        conversation_->messages.push_back(std::move(m));
-      }
+      if (why != Stop::kError) add_to_conversation();
       conversation_->answering = false;
     }
-    usage_ = usage, error_ = error, stop_ = stop_of(why);
+    usage_ = usage, error_ = error;
+    stop_ = parser_.stopped() && why != Stop::kError ? int32_t(FACET_STOP_TEXT) : stop_of(why);
   }
   changed_.notify_all();
 }
@@ -158,6 +215,7 @@ facet_status Answer::poll(int timeout_ms, facet_output* to, Error* why) {
   told_ids_ = std::exchange(ids_, {});
   told_text_ = std::exchange(text_, {});
   told_thought_ = std::exchange(thought_, {});
+  told_logprobs_ = std::exchange(logprobs_, {});
   write_struct(to, facet_output{.struct_size = 0,
                                 .tokens = told_ids_.data(),
                                 .n_tokens = told_ids_.size(),
@@ -165,7 +223,11 @@ facet_status Answer::poll(int timeout_ms, facet_output* to, Error* why) {
                                 .text_bytes = told_text_.size(),
                                 .thought = told_thought_.c_str(),
                                 .thought_bytes = told_thought_.size(),
-                                .stop = stop_});
+                                .stop = stop_,
+                                .logprobs = told_logprobs_.data(),
+                                .n_logprobs = told_logprobs_.size(),
+                                .tool_calls = calls_.c_str(),
+                                .tool_calls_bytes = calls_.size()});
   if (stop_ != FACET_STOP_FAILED) return FACET_OK;
   *why = {"request", error_, ""};
   return FACET_FAILED;
@@ -183,7 +245,8 @@ bool Answer::stats(facet_stats* to) const {
                                       .accepted = usage_.accepted,
                                       .queue_s = usage_.queue_s,
                                       .prefill_s = usage_.prefill_s,
-                                      .decode_s = usage_.decode_s});
+                                      .decode_s = usage_.decode_s,
+                                      .media = o_.media});
 }
 
 facet_status fail(facet_error* to, facet_status status, const Error& why) {

@@ -226,6 +226,10 @@ class RouterImpl final : public Router, public HttpHandler {
     switch (route.target) {
       case Target::kPage:
         return front_response(r);
+      case Target::kDocs:
+        return docs_response(r);
+      case Target::kOpenApi:
+        return openapi_response(r);
       case Target::kVersion:
         return json_response(200, ollama_version());
       case Target::kModels: {

@@ -114,7 +114,8 @@ bool Access::shares(std::string_view origin) const {
 
 const Route* Access::route(std::string_view path) const {
   const Route* r = find_route(path);
-  return r && r->target == Target::kPage && !page ? nullptr : r;
+  const bool is_page = r && (r->target == Target::kPage || r->target == Target::kDocs);
+  return is_page && !page ? nullptr : r;
 }
 
 std::string_view Access::key_name(const HttpRequest& head) const {
@@ -164,7 +165,9 @@ std::optional<ApiError> Access::refusal(const HttpRequest& head) const {
   }
   if (preflight(head)) return std::nullopt;
   const Route* to = route(head.path);
-  const bool open = to && (to->target == Target::kHealth || to->target == Target::kPage);  // tell nothing of the model
+  const auto is = [to](Target t) { return to && to->target == t; };
+  // They tell nothing of the model.
+  const bool open = is(Target::kHealth) || is(Target::kPage) || is(Target::kDocs) || is(Target::kOpenApi);
   if (open && allows(*to, head.method)) return std::nullopt;
   if (!keys.empty() && key_name(head).empty())
     return ApiError{.status = 401,

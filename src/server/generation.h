@@ -5,8 +5,8 @@
 #include <string_view>
 #include <vector>
 
-#include "server/answer_text.h"
 #include "server/writer.h"
+#include "tokenizer/answer_text.h"
 #include "tokenizer/tokenizer.h"
 
 namespace facet {

@@ -10,7 +10,7 @@
 
 #include "api/engine.h"
 #include "base/result.h"
-#include "server/answer_text.h"
+#include "tokenizer/answer_text.h"
 #include "tokenizer/chat.h"
 #include "tokenizer/chat_parse.h"
 #include "tokenizer/json.h"

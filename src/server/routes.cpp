@@ -6,6 +6,8 @@ namespace {
 // llama-server knows its paths with and without /v1; only the completion differs between them.
 constexpr Route kRoutes[] = {
     {"/", "GET", Target::kPage},
+    {"/docs", "GET", Target::kDocs},
+    {"/openapi.json", "GET", Target::kOpenApi},
     {"/health", "GET", Target::kHealth},
     {"/v1/health", "GET", Target::kHealth},
     {"/metrics", "GET", Target::kMetrics},

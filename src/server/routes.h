@@ -9,6 +9,8 @@ enum class Target {
   kHealth,
   kMetrics,
   kPage,
+  kDocs,
+  kOpenApi,
   kModels,
   kTokenizerInfo,
   kModel,  // one of them, by its name in the path

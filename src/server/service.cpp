@@ -301,6 +301,10 @@ class ServiceImpl final : public Service, public HttpHandler {
         return metrics_response();
       case Target::kPage:
         return front_response(r);
+      case Target::kDocs:
+        return docs_response(r);
+      case Target::kOpenApi:
+        return openapi_response(r);
       case Target::kEmbeddings:
         return not_supported("embeddings are no capability of a Gemma 4 text model", dialect_of_path(r.path));
       case Target::kSlots:

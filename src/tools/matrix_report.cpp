@@ -45,11 +45,11 @@ void compare(MatrixValue& v, const MatrixValue& first, double confidence) {
   v.change = Interval{d.low / first.sample.mean, d.high / first.sample.mean};
 }
 
-// "+12.1 % (9.8 to 14.4)", or that it may be noise.
+// "+12.1 % (9.8 to 14.4)", or that there is none, or none to be told.
 std::string verdict(const MatrixValue& v, double first) {
   if (!v.change) return "";
   const std::string range = fmt::format("({:+.1f} to {:+.1f})", 100 * v.change->low, 100 * v.change->high);
-  if (!v.differs()) return fmt::format("no difference {}", range);
+  if (!v.differs()) return fmt::format("{} {}", v.is_too_noisy() ? "too noisy to tell" : "no difference", range);
   return fmt::format("{:+.1f} % {}", 100 * (v.sample.mean / first - 1), range);
 }
 

@@ -17,6 +17,11 @@ struct MatrixValue {
   std::optional<Interval> change = {};
   // The interval leaves out zero: noise alone gives that in one of twenty tables.
   bool differs() const { return change && !change->holds(0); }
+  // It does not, and is so wide that a difference somebody would care about may be in it.
+  bool is_too_noisy() const {
+    constexpr double kMatters = .05;
+    return change && change->holds(0) && (change->low < -kMatters || change->high > kMatters);
+  }
 };
 struct MatrixRow {
   size_t index = 0;         // of its configuration

@@ -14,20 +14,29 @@ AT(facet_model_params, drafters, 32);
 AT(facet_model_params, context, 48);
 AT(facet_model_params, memory, 64);
 AT(facet_model_params, log_user, 80);
+AT(facet_model_params, mmproj, 88);
+AT(facet_model_params, flags, 100);
 AT(facet_model_info, n_vocab, 8);
 AT(facet_model_info, bos, 28);
 AT(facet_model_info, backend, 32);
+AT(facet_model_info, inputs, 48);
 AT(facet_request_params, max_tokens, 8);
 AT(facet_request_params, repeat_penalty, 28);
 AT(facet_request_params, seed, 40);
 AT(facet_request_params, max_loops, 52);
 AT(facet_request_params, json_schema, 56);
+AT(facet_request_params, stop, 64);
+AT(facet_request_params, top_logprobs, 88);
+AT(facet_logprob, logprob, 4);
 AT(facet_output, tokens, 8);
 AT(facet_output, text, 24);
 AT(facet_output, thought_bytes, 48);
 AT(facet_output, stop, 56);
+AT(facet_output, logprobs, 64);
+AT(facet_output, tool_calls_bytes, 88);
 AT(facet_stats, prompt, 8);
 AT(facet_stats, queue_s, 32);
+AT(facet_stats, media, 56);
 _Static_assert(FACET_ABI_VERSION == 1 && FACET_OK == 0 && FACET_BUSY == 4 && FACET_STOP_FAILED == 5, "values");
 
 static int failures = 0;
@@ -110,6 +119,56 @@ static void refusals(const char* nano) {
   facet_cancel(NULL);
 }
 
+/* Stop texts, log-probabilities, messages and tools as JSON, and pictures that this model does not take. */
+static void forms_of_answers(facet_model* model) {
+  facet_session* s = NULL;
+  facet_request* r = NULL;
+  facet_output out = {.struct_size = sizeof out};
+  char text[4096];
+  int32_t tokens = 0, soft = -1;
+  EXPECT(facet_session_create(model, NULL, 0, &s, &error) == FACET_OK);
+  EXPECT(facet_session_attach(s, FACET_IMAGE, "x", 1, &soft, &error) == FACET_FAILED && strstr(error.hint, "mmproj"));
+  EXPECT(facet_session_attach(s, 7, "x", 1, &soft, &error) == FACET_BAD_ARGUMENT && soft == -1);
+  EXPECT(facet_session_add_json(s, "[{\"role\": 1}]", &error) == FACET_BAD_ARGUMENT);
+  EXPECT(facet_session_add_json(s, "[", &error) == FACET_BAD_ARGUMENT);
+  EXPECT(facet_session_set_tools(s, "[{\"type\": \"function\"}]", &error) == FACET_BAD_ARGUMENT);
+  EXPECT(facet_session_set_tools(s, NULL, &error) == FACET_OK);
+  EXPECT(facet_session_add_json(s,
+                                "[{\"role\": \"user\", \"content\": [{\"type\": \"text\", \"text\": \"What is the "
+                                "capital of \"}, {\"type\": \"text\", \"text\": \"France?\"}]}]",
+                                &error) == FACET_OK);
+  const char* stop[] = {"nowhere", "Paris"};
+  facet_request_params p = {.struct_size = sizeof p, .stop = stop, .n_stop = 2};
+  EXPECT(facet_session_submit(s, &p, &r, &error) == FACET_OK);
+  EXPECT(read_all(r, text, sizeof text, &tokens) == FACET_STOP_TEXT && text[0] && !strstr(text, "Paris"));
+  facet_request_free(r);
+  p.stop = NULL;
+  EXPECT(facet_session_submit(s, &p, &r, &error) == FACET_BAD_ARGUMENT && strstr(error.what, "stop"));
+  p.n_stop = 0, p.top_logprobs = 2;
+  EXPECT(facet_session_submit(s, &p, &r, &error) == FACET_BAD_ARGUMENT && strstr(error.what, "FACET_LOGPROBS"));
+  p.flags = FACET_LOGPROBS;
+  EXPECT(facet_session_add(s, "user", "And of Italy?", &error) == FACET_OK);
+  EXPECT(facet_session_submit(s, &p, &r, &error) == FACET_OK);
+  do {
+    EXPECT(facet_poll(r, -1, &out, &error) == FACET_OK && out.n_logprobs == 3 * out.n_tokens);
+    for (size_t i = 0; i < out.n_tokens; ++i) {
+      const facet_logprob* l = out.logprobs + 3 * i; /* greedy: the token is the likeliest */
+      EXPECT(l[0].token == out.tokens[i] && l[1].token == l[0].token && l[0].logprob == l[1].logprob);
+      EXPECT(l[0].logprob <= 0 && l[2].logprob <= l[1].logprob && l[2].token != l[1].token);
+    }
+  } while (out.stop == FACET_RUNNING);
+  EXPECT(out.stop == FACET_STOP_END && out.tool_calls_bytes == 0);
+  facet_request_free(r);
+  p.json_schema = "{}", p.grammar = "root ::= \"a\"";
+  EXPECT(facet_session_submit(s, &p, &r, &error) == FACET_BAD_ARGUMENT && strstr(error.what, "grammar"));
+  p.json_schema = NULL;
+  EXPECT(facet_session_add(s, "user", "Hello", &error) == FACET_OK);
+  EXPECT(facet_session_submit(s, &p, &r, &error) == FACET_OK);
+  EXPECT(read_all(r, text, sizeof text, &tokens) == FACET_STOP_END && strcmp(text, "a") == 0);
+  facet_request_free(r);
+  facet_session_free(s);
+}
+
 int main(int argc, char** argv) {
   if (argc != 2) return fprintf(stderr, "usage: abi_test FOLDER_OF_MODELS\n"), 2;
   char nano[1024], drafter[1024];
@@ -186,6 +245,8 @@ int main(int argc, char** argv) {
   EXPECT(read_all(r, text, sizeof text, &tokens) == FACET_STOP_END);
   EXPECT(facet_request_get_stats(r, &stats) == FACET_OK && stats.cached > 10 && stats.cached < stats.prompt);
   facet_request_free(r);
+
+  forms_of_answers(model);
 
   /* A long answer, ended; meanwhile the session takes nothing, and a poll comes back without anything. */
   facet_request_params longest = {.struct_size = sizeof longest, .flags = FACET_IGNORE_EOS};

@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <sstream>
 #include <string>
 
 #include "support/bytes.h"
@@ -29,6 +30,16 @@ TEST(Chat, CommandsSayWhatTheyDid) {
                            "The system message is set.", "There is no system message now.", "Thinking is on.",
                            "There is no answer yet.", "unknown command: /nonsense", "The last exchange is forgotten."})
     EXPECT_TRUE(has(r.out, part)) << part << "\n" << r.out;
+}
+
+TEST(Chat, WhatItSaysFitsATerminal) {
+  const Ran r = chat("/help\\n/regn\\n/help me\\n");
+  EXPECT_EQ(r.rc, 0);
+  EXPECT_TRUE(has(r.out, "unknown command: /regn (did you mean '/regen'?)")) << r.out;
+  std::istringstream lines(r.out);
+  int n = 0;
+  for (std::string line; std::getline(lines, line); ++n) EXPECT_LE(line.size(), 80u) << line;
+  EXPECT_GT(n, 15);
 }
 
 TEST(Chat, TextsMayBeginWithASlashAndHaveSeveralLines) {

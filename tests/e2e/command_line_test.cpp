@@ -1,6 +1,7 @@
 // The command line: what it says, and what it takes from where.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -41,6 +42,8 @@ TEST(CommandLine, AloneItSaysHowToBegin) {
   for (const char* part :
        {"facet chat", "facet run \"TEXT\"", "facet serve", "facet download", "facet plan", "17 + 25"})
     EXPECT_TRUE(has(r.out, part)) << part << "\n" << r.out;
+  std::istringstream lines(r.out);
+  for (std::string line; std::getline(lines, line);) EXPECT_LE(line.size(), 80u) << line;
 }
 
 TEST(CommandLine, HelpIsGroupedAndWrapped) {
@@ -116,6 +119,55 @@ TEST(CommandLine, OptionsComeFromTheEnvironment) {
   EXPECT_TRUE(has(wrong.out, "FACET_TEMP")) << wrong.out;
   EXPECT_EQ(run("FACET_TEMP=warm", "plan -c 512").rc, 0) << "plan has no such option";
   EXPECT_EQ(run("FACET_TEMP=warm", "run --help").rc, 0);
+}
+
+// facet.conf for every option; the environment and the command line win.
+TEST(CommandLine, OptionsComeFromAConfigurationFile) {
+  const TempDir dir;
+  const std::string file = dir.file("facet.conf");
+  const auto run = [&](const std::string& text, const std::string& args, const std::string& env = "") {
+    std::ofstream(file) << text;
+    return run_command("FACET_CONFIG='" + file + "' " + env + " '" FACET_PROGRAM "' " + args + " 2>&1");
+  };
+  const std::string general = "# of every command\nctx-size = 2048\n", both = general + "[plan]\nctx-size = 1024\n";
+  EXPECT_TRUE(has(run(general, "plan").out, "\ncontext 2048 of"));
+  EXPECT_TRUE(has(run(both, "plan").out, "\ncontext 1024 of"));
+  EXPECT_TRUE(has(run("ctx-size = 1024\n[run]\nctx-size = 512", "plan").out, "\ncontext 1024 of"));
+  EXPECT_TRUE(has(run(both, "plan", "FACET_CTX_SIZE=512").out, "\ncontext 512 of"));
+  EXPECT_TRUE(has(run(both, "plan -c 256", "FACET_CTX_SIZE=512").out, "\ncontext 256 of"));
+  const std::string ask = "run 'What is 17 + 25?'", quiet = "ctx-size = 512\n[run]\ntemp = \"0\"\nquiet = on\n";
+  EXPECT_EQ(run(quiet, ask).out, "17 + 25 = 42\n");
+  EXPECT_TRUE(has(run(quiet, ask, "FACET_QUIET=0").out, "tok/s")) << "a flag that is off in the environment";
+  EXPECT_EQ(run(quiet, ask + " -v").rc, 0) << "what the command line excludes";
+  EXPECT_EQ(run("temp = warm", "plan -c 512").rc, 0) << "plan has no such option";
+  struct Case {
+    const char *text, *line, *what;
+  };
+  for (const Case& c : {Case{"\ntemp = warm\n", " line 2", "temp"}, Case{"temp = 1\nctxsize = 3", " line 2", "ctxsize"},
+                        Case{"[plan]\ntemp = 1", " line 2", "temp"}, Case{"temp", " line 1", "KEY = VALUE"},
+                        Case{"temp = 1\ntemp = 2", " line 2", "once"}, Case{"[plam]", "", "did you mean 'plan'"},
+                        Case{"ctx-sise = 9", " line 1", "did you mean 'ctx-size'"}}) {
+    const Ran r = run(c.text, "run Hello");
+    EXPECT_EQ(r.rc, 2) << r.out;
+    EXPECT_EQ(std::count(r.out.begin(), r.out.end(), '\n'), 2) << r.out;  // and where to look for more
+    EXPECT_TRUE(has(r.out, file + c.line)) << c.text << "\n" << r.out;
+    EXPECT_TRUE(has(r.out, c.what)) << c.text << "\n" << r.out;
+  }
+  EXPECT_EQ(run("nothing", "run --help").rc, 0);
+  // Where it is looked for.
+  std::filesystem::create_directories(dir.file("xdg/facet"));
+  std::filesystem::create_directories(dir.file("home/.config/facet"));
+  std::ofstream(dir.file("xdg/facet/facet.conf")) << "ctx-size = 2048\n";
+  std::ofstream(dir.file("home/.config/facet/facet.conf")) << "ctx-size = 1024\n";
+  const auto found = [&](const std::string& env) {
+    return run_command("env -u FACET_CONFIG -u XDG_CONFIG_HOME " + env + " '" FACET_PROGRAM "' plan 2>&1").out;
+  };
+  EXPECT_TRUE(has(found("XDG_CONFIG_HOME='" + dir.file("xdg") + "'"), "\ncontext 2048 of"));
+  EXPECT_TRUE(has(found("HOME='" + dir.file("home") + "'"), "\ncontext 1024 of"));
+  EXPECT_FALSE(has(found("FACET_CONFIG=/dev/null HOME='" + dir.file("home") + "'"), "\ncontext 1024 of"));
+  const Ran none = run_command("FACET_CONFIG='" + dir.file("no") + "' '" FACET_PROGRAM "' plan 2>&1");
+  EXPECT_EQ(none.rc, 2);
+  EXPECT_TRUE(has(none.out, dir.file("no"))) << none.out;
 }
 
 TEST(CommandLine, DownloadsAreListedAndRemoved) {

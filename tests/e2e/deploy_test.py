@@ -6,6 +6,7 @@ import json
 import pathlib
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -75,6 +76,43 @@ class DeployTest(unittest.TestCase):
         good = text.replace("ExecStart=/usr/bin/facet ", f"ExecStart={PROGRAM} ")  # verify wants a program that exists
         self.assertEqual(verified(good), (0, []))
         self.assertEqual(len(verified(good.replace("UMask=", "UMsk="))[1]), 1)
+
+    def test_tells_the_service_manager(self):
+        """READY=1 to NOTIFY_SOCKET once requests are served, as systemd listens: a path, or an abstract name."""
+        self.assertIn("Type=notify", (DEPLOY / "systemd/facet.service").read_text())
+        with tempfile.TemporaryDirectory() as folder:
+            for name in (folder + "/notify", "@facet-deploy-test-" + pathlib.Path(folder).name):
+                for models in (("-m", MODELS / "facet-nano-Q8_0.gguf"),
+                               ("-m", f"a={MODELS}/facet-nano-Q8_0.gguf", "-m", f"b={MODELS}/facet-nano-Q8_0.gguf")):
+                    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
+                        pathlib.Path(name).unlink(missing_ok=True)
+                        listener.bind(name.replace("@", "\0", 1))
+                        listener.settimeout(60)
+                        s = Serving("-c", "512", *models, env={"NOTIFY_SOCKET": name})
+                        try:
+                            self.assertEqual(listener.recv(100), b"READY=1")
+                            self.assertEqual(s.request("GET", "/health")[0], 200)
+                            listener.setblocking(False)
+                            self.assertRaises(BlockingIOError, listener.recv, 100)  # told once, by one process
+                        finally:
+                            s.stop()
+        s = Serving("-c", "512", "-m", MODELS / "facet-nano-Q8_0.gguf", env={"NOTIFY_SOCKET": "/nowhere/notify"})
+        self.addCleanup(s.stop)
+        s.wait_log("NOTIFY_SOCKET")
+        self.assertEqual(s.request("GET", "/health")[0], 200)
+
+    def test_health_check_of_the_image(self):
+        """The command as the image has it, on another port."""
+        found = re.search(r"HEALTHCHECK .*CMD (\[.*\])", (DEPLOY / "Dockerfile").read_text())
+        command = json.loads(found[1])
+        s = Serving("-c", "512", "-m", MODELS / "facet-nano-Q8_0.gguf")
+        there = [x.replace("/8080 ", f"/{s.port} ") for x in command]
+        self.assertNotEqual(there, command)
+        self.assertEqual(subprocess.run(there, capture_output=True, timeout=20).returncode, 0)
+        # One that answers, and not with 200.
+        self.assertNotEqual(subprocess.run([x.replace("/health", "/nothing") for x in there], capture_output=True, timeout=20).returncode, 0)
+        s.stop()
+        self.assertNotEqual(subprocess.run(there, capture_output=True, timeout=20).returncode, 0)
 
     def test_manifests(self):
         done = subprocess.run([sys.executable, DEPLOY / "kubernetes/check.py"], capture_output=True, text=True)

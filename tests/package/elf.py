@@ -3,6 +3,7 @@
 
   elf.py PROGRAM      prints both; exit code 1 when it would not run on Debian 12
 """
+import platform
 import struct
 import sys
 
@@ -57,7 +58,16 @@ def newest_of(versions):
     return max(found, key=lambda v: tuple(map(int, v[6:].split("."))), default="none")
 
 
+def wheel_tag(path):
+    """What a wheel with this library is named by: manylinux_2_34_x86_64 where it needs glibc 2.34."""
+    major, minor = newest_of(needs(path)[1])[6:].split(".")[:2]
+    return f"manylinux_{major}_{minor}_{platform.machine()}"
+
+
 def main():
+    if sys.argv[1] == "--tag":
+        print(wheel_tag(sys.argv[2]))
+        return 0
     libraries, versions = needs(sys.argv[1])
     print(f"{sys.argv[1]}: {', '.join(libraries)}; newest symbol {newest_of(versions)}")
     bad = [f"library {x}" for x in libraries if x not in LIBRARIES] + [f"symbol version {v}" for v in newer_than(versions, NEWEST_GLIBC)]

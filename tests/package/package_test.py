@@ -13,7 +13,8 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))
 import elf  # noqa: E402
 
 BUILD = pathlib.Path(sys.argv.pop(1)).resolve()
-FILES = ["bin/facet", "share/bash-completion/completions/facet", "share/doc/facet/copyright", "share/man/man1/facet.1",
+FILES = ["bin/facet", "share/bash-completion/completions/facet",
+         "share/zsh/vendor-completions/_facet", "share/fish/vendor_completions.d/facet.fish", "share/doc/facet/copyright", "share/man/man1/facet.1",
          "share/facet/models/facet-nano-Q8_0.gguf", "share/facet/models/facet-nano-dflash-Q8_0.gguf",
          "share/facet/models/facet-nano-eval.jsonl", "share/facet/models/facet-nano.md",
          *[f"share/doc/facet/licenses/{n}.txt" for n in ("libjpeg-turbo", "libpng", "zlib", "libwebp", "libFLAC", "libogg", "markdown-it", "highlight.js", "KaTeX")]]
@@ -102,7 +103,8 @@ class Installed(unittest.TestCase):
 
     def complete(self, *words):
         script = 'source "$1"; shift; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _facet; printf "%s\\n" "${COMPREPLY[@]}"'
-        r = run("bash", "-c", script, "x", self.root / "share/bash-completion/completions/facet", "facet", *words)
+        r = run("bash", "-c", script, "x", self.root / "share/bash-completion/completions/facet",
+         "share/zsh/vendor-completions/_facet", "share/fish/vendor_completions.d/facet.fish", "facet", *words)
         self.assertEqual((r.returncode, r.stderr), (0, ""))
         return r.stdout.split()
 
@@ -116,6 +118,47 @@ class Installed(unittest.TestCase):
             offered = set(self.complete(*path, "-"))
             self.assertEqual(offered, {n for names in options for n in names if n[0] == "-"}, path)
 
+    def test_completion_of_fish(self):
+        if run("sh", "-c", "command -v fish").returncode != 0:
+            self.skipTest("no fish")
+        def complete(line):
+            r = run("fish", "--no-config", "-c", 'source $argv[1]; complete -C $argv[2]',
+                    self.root / "share/fish/vendor_completions.d/facet.fish", line, env={**os.environ, "HOME": self.tmp.name})
+            self.assertEqual((r.returncode, r.stderr), (0, ""))
+            return [x.split("\t")[0] for x in r.stdout.splitlines()]
+        self.assertEqual(complete("facet ch"), ["chat"])
+        self.assertEqual(sorted(complete("facet ")), sorted(self.commands()))
+        self.assertEqual(complete("facet bench sp"), ["spec"])
+        self.assertEqual(complete("facet run --backend c"), ["cpu", "cuda"])
+        for path, options in self.helps():
+            offered = complete(" ".join(("facet",) + path) + " --")
+            self.assertEqual(set(offered), {n for names in options for n in names if n[:2] == "--"}, path)
+
+    def test_completion_of_zsh(self):
+        """In a terminal: what Tab makes of a line."""
+        if run("sh", "-c", "command -v zsh").returncode != 0:
+            self.skipTest("no zsh")
+        folder = self.root / "share/zsh/vendor-completions"
+        script = ("import os, pty, sys, time, select\n"
+                  "pid, fd = pty.fork()\n"
+                  "if pid == 0: os.execvp('zsh', ['zsh', '-f'])\n"
+                  "def read(until, most=20):\n"
+                  "    out, end = b'', time.time() + most\n"
+                  "    while time.time() < end and until not in out:\n"
+                  "        if select.select([fd], [], [], .2)[0]:\n"
+                  "            try: out += os.read(fd, 65536)\n"
+                  "            except OSError: break\n"
+                  "    return out.decode(errors='replace')\n"
+                  f"os.write(fd, b\"PS1='> '; stty -echo; fpath=({folder} $fpath); autoload -U compinit && compinit -D -u; \"\n"
+                  "         b\"zstyle ':completion:*' verbose no; facet() { printf 'R:%s:E\\\\n' \\\"$*\\\" }; print REA''DY\\n\")\n"
+                  "read(b'READY')\n"
+                  "for line in sys.argv[1:]:\n"
+                  "    os.write(fd, line.encode() + b'\\t'); time.sleep(1); os.write(fd, b'\\n')\n"
+                  "    out = read(b':E')\n"
+                  "    print(out[out.rfind('R:') + 2:out.rfind(':E')].strip())\n")
+        r = run(sys.executable, "-c", script, "facet cha", "facet bench sp", "facet run --ctx", "facet run --backend cud", env={**os.environ, "HOME": self.tmp.name, "TERM": "dumb"})
+        self.assertEqual(r.stdout.splitlines(), ["chat", "bench spec", "run --ctx-size", "run --backend cuda"], r.stderr)
+
     def test_packages(self):
         out = pathlib.Path(self.tmp.name) / "package"
         r = run("cpack", "-G", "DEB;TZST", "-B", out, cwd=BUILD)
@@ -126,6 +169,8 @@ class Installed(unittest.TestCase):
             for name in FILES:
                 self.assertIn(f" ./usr/{name}\n", listing)
             self.assertEqual(run("dpkg-deb", "-f", deb, "Depends").stdout, "libc6 (>= 2.36)\n")
+            recommends = run("dpkg-deb", "-f", deb, "Recommends").stdout
+            self.assertTrue("libcurl4" in recommends and "ca-certificates" in recommends, recommends)
         listing = run("cmake", "-E", "tar", "tf", archive).stdout.splitlines()
         for name in FILES:
             self.assertIn(archive.name.removesuffix(".tar.zst") + "/" + name, listing)

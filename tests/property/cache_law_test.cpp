@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "compose/load_model.h"
+#include "model/find_drafter.h"
 #include "model/gemma4_config.h"
 #include "session/fingerprint.h"
 #include "support/sanitized.h"
@@ -14,7 +15,6 @@
 #include "support/tiny_model.h"
 #include "tokenizer/tokenizer.h"
 #include "tools/eval.h"
-#include "tools/find_drafter.h"
 
 namespace facet::test {
 namespace {

@@ -1,10 +1,10 @@
 // A request that was parked in the middle of its answer goes on in a fork that nothing has mapped yet: another request
 // with the same beginning took the session that it left, and what stays of that is a copy without addresses.
 #include "api/engine.h"
+#include "model/find_drafter.h"
 #include "support/tiny_model.h"
 #include "tokenizer/tokenizer.h"
 #include "tools/eval.h"
-#include "tools/find_drafter.h"
 
 namespace facet::test {
 namespace {

@@ -4,10 +4,10 @@
 
 #include "api/engine.h"
 #include "base/check.h"
+#include "model/find_drafter.h"
 #include "support/tiny_model.h"
 #include "tokenizer/tokenizer.h"
 #include "tools/eval.h"
-#include "tools/find_drafter.h"
 
 namespace facet::test {
 namespace {

@@ -6,11 +6,11 @@
 #include <set>
 
 #include "grammar/grammar.h"
+#include "model/find_drafter.h"
 #include "support/sanitized.h"
 #include "support/scripted_drafter.h"
 #include "tokenizer/tokenizer.h"
 #include "tools/eval.h"
-#include "tools/find_drafter.h"
 #include "tools/paths.h"
 
 namespace facet::test {

@@ -5,6 +5,7 @@
 #include <set>
 
 #include "backend/cpu/cpu_fast.h"
+#include "model/find_drafter.h"
 #include "session/loop_guard.h"
 #include "spec/suffix.h"
 #include "support/sanitized.h"
@@ -12,7 +13,6 @@
 #include "support/tiny_model.h"
 #include "tokenizer/tokenizer.h"
 #include "tools/eval.h"
-#include "tools/find_drafter.h"
 
 namespace facet::test {
 namespace {

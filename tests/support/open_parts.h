@@ -4,10 +4,10 @@
 
 #include "compose/load_model.h"
 #include "compose/open_drafters.h"
+#include "model/find_drafter.h"
 #include "support/harness.h"
 #include "support/scripted_drafter.h"
 #include "support/tiny_model.h"
-#include "tools/find_drafter.h"
 
 namespace facet::test {
 

@@ -1,4 +1,4 @@
-#include "tools/find_drafter.h"
+#include "model/find_drafter.h"
 
 #include <gtest/gtest.h>
 

@@ -103,6 +103,21 @@ TEST(Matrix, ADifferenceIsTold) {
   EXPECT_NE(matrix_svg(r, "a < b").find("a &lt; b"), std::string::npos);
 }
 
+// An interval that holds zero says "no difference" only where it is narrow; a wide one says nothing.
+TEST(Matrix, WhatIsTooNoisyIsSaid) {
+  const MatrixOptions o = options(2, 5);
+  for (const double sd : {.2, 20.}) {
+    std::mt19937 rng(5);
+    std::normal_distribution<double> noise(0, sd);
+    std::vector<MatrixRun> runs;
+    for (const MatrixStep& s : matrix_steps(o)) runs.push_back(run_of(o, s, 100 + noise(rng)));
+    const std::string text = matrix_markdown(matrix_report(o, runs), "t");
+    const bool noisy = text.find("too noisy to tell") != std::string::npos;
+    EXPECT_EQ(noisy, sd > 1) << text;
+    EXPECT_NE(text.find("no difference") != std::string::npos, noisy) << text;
+  }
+}
+
 // Joules of a run over all its tokens, each answer's first among them; a run that was not measured says nothing.
 TEST(Matrix, EnergyIsPerToken) {
   const MatrixOptions o = options(2, 4);

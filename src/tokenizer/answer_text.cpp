@@ -1,4 +1,4 @@
-#include "server/answer_text.h"
+#include "tokenizer/answer_text.h"
 
 #include <algorithm>
 #include <utility>
