@@ -37,6 +37,7 @@ set(tests_unit
   unit/recent_test.cpp
   unit/refusals_test.cpp
   unit/router_test.cpp
+  unit/run_program_test.cpp
   unit/safetensors_test.cpp
   unit/sampler_test.cpp
   unit/scheduler_test.cpp
@@ -52,6 +53,7 @@ set(tests_unit
   unit/tokenizer_test.cpp
   unit/turn_pool_test.cpp
   unit/verbs_test.cpp
+  unit/video_file_test.cpp
   unit/vocab_test.cpp
   unit/widen_test.cpp
 )

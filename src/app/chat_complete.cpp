@@ -16,6 +16,7 @@ constexpr ChatCommand kCommands[] = {
     {"/think", "on|off", "let the model think before it answers"},
     {"/system", "TEXT", "set the system message and start anew; without TEXT: none"},
     {"/image", "FILE", "a picture for what you write next (JPEG, PNG, WebP, GIF, BMP); several, one by one"},
+    {"/video", "FILE", "a video, likewise: up to 32 of its pictures, by the program ffmpeg"},
     {"/audio", "FILE", "a sound, likewise (WAV, FLAC, MP3)"},
     {"/read", "FILE", "a text file for what you write next, at most 1 MiB"},
     {"/regen", "", "answer the last message again, with another seed"},
