@@ -173,7 +173,7 @@ class Output {
 
 // What can be known before the model is read.
 Status prepare(Options& o) {
-  if (auto ok = find_model(o.engine.model); !ok) return ok;
+  if (auto ok = find_model(o.engine); !ok) return ok;
   if (!o.out_tokens.empty())
     if (auto ok = check_output(o.out_tokens, files_of(o.engine.model, {o.tokens})); !ok) return ok;
   if (!o.tokens.empty()) return Ok{};

@@ -18,6 +18,9 @@ HubSettings& hub_settings();
 // Where downloads are kept, and what is typed in chats; "": nobody says where, nor has a home.
 std::string hub_cache_folder();
 
+// The folder of the repository in it that a file lies in; "": it lies elsewhere.
+std::string hub_folder_of(const std::string& path);
+
 // --hf-repo, --hf-file and --offline. `take` gets "hf:USER/REPO[:QUANT]"; with a file it gets "hf:USER/REPO/FILE"
 // after that, which stands for it (again).
 void add_hub_options(CLI::App* cmd, std::function<void(const std::string& name, bool again)> take);

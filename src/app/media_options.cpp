@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "api/media_load.h"
+#include "app/hub_models.h"
 #include "app/option_checks.h"
 #include "app/options.h"
 #include "app/video_file.h"
@@ -42,7 +43,7 @@ Status find_encoders(EngineConfig& c, std::vector<std::string>* notes) {
   if (!file) return c.mmproj.clear(), Ok{};  // opening the model says what is wrong with it
   auto cfg = gemma4_config(*file);
   if (!cfg) return c.mmproj.clear(), Ok{};
-  auto found = find_mmproj(c.mmproj, c.model, *cfg, notes);
+  auto found = find_mmproj(c.mmproj, c.model, *cfg, notes, hub_folder_of(c.model));
   if (!found) return found.error();
   c.mmproj = std::move(*found);
   return Ok{};

@@ -13,6 +13,7 @@
 namespace facet::test {
 namespace {
 
+constexpr double kNoticed = 1e-2;
 constexpr double kBound = 1e-4;  // of the largest logit; the official ones differ by 9e-6 among themselves
 
 struct Prompt {
@@ -20,20 +21,28 @@ struct Prompt {
   std::vector<float> soft;          // rows of all soft tokens, one behind the other
 };
 
+// What a prompt is computed with that is not in it; everything else is a planted bug.
+struct How {
+  bool pictures_ahead = true, sound_ahead = false;
+  bool own_rows = false;  // a placeholder's per-layer embeddings are those of its id, not of <pad>
+};
+
 // The tokens of a picture behind each of its tokens.
-std::vector<int32_t> ahead_of(const Prompt& p) {
+std::vector<int32_t> ahead_of(const Prompt& p, const How& how) {
   std::vector<int32_t> ahead(p.ids.size(), 0);
   for (size_t i = p.ids.size(); i-- > 1;)
-    if (p.types[i] == 1 && p.types[i - 1] == 1) ahead[i - 1] = ahead[i] + 1;
+    if (p.types[i] == p.types[i - 1] &&
+        ((p.types[i] == 1 && how.pictures_ahead) || (p.types[i] == 3 && how.sound_ahead)))
+      ahead[i - 1] = ahead[i] + 1;
   return ahead;
 }
 
 // Logits of the prompt, cut at these places: no cut may lie in a picture.
 template <class B>
-std::vector<float> logits_of(Harness<B>& h, const Prompt& p, std::vector<size_t> cuts, bool ahead_on = true) {
+std::vector<float> logits_of(Harness<B>& h, const Prompt& p, std::vector<size_t> cuts, const How& how = {}) {
   h.cache().clear(0);
   std::vector<float> all;
-  const auto ahead = ahead_of(p);
+  const auto ahead = ahead_of(p, how);
   const int D = h.cfg.d_model;
   size_t soft_at = 0;
   cuts.push_back(p.ids.size());
@@ -43,8 +52,8 @@ std::vector<float> logits_of(Harness<B>& h, const Prompt& p, std::vector<size_t>
     h.begin();
     for (size_t i = 0; i < n; ++i) {
       const bool is_soft = p.types[at + i] != 0;
-      token[i] = is_soft ? 0 : p.ids[at + i];
-      see[i] = ahead_on ? ahead[at + i] : 0;
+      token[i] = is_soft && !how.own_rows ? 0 : p.ids[at + i];
+      see[i] = ahead[at + i];
       if (is_soft) soft[i] = h.runner().add_soft(std::span(p.soft).subspan(soft_at++ * size_t(D), size_t(D)));
     }
     h.add({.slot = 0, .token = token, .out = Out::kAll, .soft = soft, .ahead = see});
@@ -109,10 +118,52 @@ TEST_P(MediaTexts, ACausalPictureIsNoticed) {
   Harness<CpuRef> h(model());
   const Prompt p = prompt("one");
   if (h.cfg.pictures_ahead) {
-    EXPECT_GT(relative_difference(logits_of(h, p, {}, false), golden("one")), .1);
+    EXPECT_GT(relative_difference(logits_of(h, p, {}, {.pictures_ahead = false}), golden("one")), .1);
   } else {
     h.runner().m.pictures_ahead = true;
     EXPECT_GT(relative_difference(logits_of(h, p, {}), golden("one")), .1);
+  }
+}
+
+template <class Base>
+struct FullLayersLookAhead : Base {
+  using Base::Base;
+  using typename Base::Rows, typename Base::KvLayer;
+  void attend(Rows o, Rows q, KvLayer kv, const Step& s, AttnSpec a) {
+    a.ahead = s.shape.ahead;
+    Base::attend(o, q, kv, s, a);
+  }
+};
+
+// Planted: full layers see a picture's later tokens as sliding ones do, a picture that is longer than the window is
+// causal, and so is none of a sound.
+TEST_P(MediaTexts, WhatSeesTooMuchOrTooLittleIsNoticed) {
+  Harness<CpuRef> h(model());
+  const bool ahead = h.cfg.pictures_ahead;
+  if (ahead) {
+    Harness<FullLayersLookAhead<CpuRef>> full(model());
+    EXPECT_GT(relative_difference(logits_of(full, prompt("one"), {}), golden("one")), kNoticed);
+  }
+  if (GetParam() == std::string("large")) {  // hears nothing
+    const How causal{.pictures_ahead = false};
+    EXPECT_GT(relative_difference(logits_of(h, prompt("long"), {}, causal), golden("long")), kNoticed);
+    return;
+  }
+  h.runner().m.pictures_ahead = true;
+  const How how{.pictures_ahead = ahead, .sound_ahead = true};
+  EXPECT_GT(relative_difference(logits_of(h, prompt("sound"), {}, how), golden("sound")), kNoticed);
+}
+
+// Planted: per-layer embeddings of the placeholder's id in the place of those of <pad>.
+TEST_P(MediaTexts, APlaceholdersOwnRowIsNoticed) {
+  Harness<CpuRef> h(model());
+  for (const std::string name : {"one", GetParam() == std::string("large") ? "two" : "sound"}) {
+    const double d = relative_difference(logits_of(h, prompt(name), {}, {.own_rows = true}), golden(name));
+    if (h.cfg.d_ple > 0) {
+      EXPECT_GT(d, kNoticed) << name;
+    } else {
+      EXPECT_LE(d, kBound) << name;
+    }
   }
 }
 
