@@ -1,6 +1,7 @@
 // Logits of prompts with pictures and sound against the official implementation: which tokens see which, what stands in
 // the place of their embeddings, how a conversation goes on. The goldens are those of scripts/test.sh --fixtures:
 // media/<case>.
+#include <cmath>
 #include <cstdlib>
 #include <filesystem>
 
@@ -24,6 +25,7 @@ struct Prompt {
 // What a prompt is computed with that is not in it; everything else is a planted bug.
 struct How {
   bool pictures_ahead = true, sound_ahead = false;
+  float scale = 1;        // of soft tokens
   bool own_rows = false;  // a placeholder's per-layer embeddings are those of its id, not of <pad>
 };
 
@@ -54,7 +56,11 @@ std::vector<float> logits_of(Harness<B>& h, const Prompt& p, std::vector<size_t>
       const bool is_soft = p.types[at + i] != 0;
       token[i] = is_soft && !how.own_rows ? 0 : p.ids[at + i];
       see[i] = ahead[at + i];
-      if (is_soft) soft[i] = h.runner().add_soft(std::span(p.soft).subspan(soft_at++ * size_t(D), size_t(D)));
+      if (!is_soft) continue;
+      const auto from = p.soft.begin() + ptrdiff_t(soft_at++) * D;
+      std::vector<float> row(from, from + D);
+      for (float& x : row) x *= how.scale;
+      soft[i] = h.runner().add_soft(row);
     }
     h.add({.slot = 0, .token = token, .out = Out::kAll, .soft = soft, .ahead = see});
     const auto piece = h.forward();
@@ -152,6 +158,13 @@ TEST_P(MediaTexts, WhatSeesTooMuchOrTooLittleIsNoticed) {
   h.runner().m.pictures_ahead = true;
   const How how{.pictures_ahead = ahead, .sound_ahead = true};
   EXPECT_GT(relative_difference(logits_of(h, prompt("sound"), {}, how), golden("sound")), kNoticed);
+}
+
+// Planted: soft tokens times the root of the width, as embeddings of text are.
+TEST_P(MediaTexts, ScaledSoftTokensAreNoticed) {
+  Harness<CpuRef> h(model());
+  const How how{.scale = std::sqrt(float(h.cfg.d_model))};
+  EXPECT_GT(relative_difference(logits_of(h, prompt("one"), {}, how), golden("one")), kNoticed);
 }
 
 // Planted: per-layer embeddings of the placeholder's id in the place of those of <pad>.
