@@ -110,8 +110,11 @@ struct HalfTail : CpuRef {
 
 // What a norm follows may be of any size: 26B's tower and 12B's patches leave the range of half precision.
 TEST(EncoderRange, ValuesBeyondHalfPrecisionChangeNothing) {
-  for (const auto& [name, grown] : {std::pair<std::string, std::vector<std::string>>{"large", {"v.std_scale"}},
-                                    {"unified", {"v.patch_embd.weight", "v.patch_embd.bias"}}}) {
+  const std::map<std::string, std::vector<std::string>> cases{
+      {"large", {"v.std_scale"}}, {"unified", {"v.patch_embd.weight", "v.patch_embd.bias"}}};
+  for (const auto& c : cases) {
+    const std::string& name = c.first;
+    const std::vector<std::string>& grown = c.second;
     const MediaCase m = media_case(name);
     const std::string path = testing::TempDir() + "enlarged-" + std::to_string(::getpid()) + ".gguf";
     Rewrite r;
