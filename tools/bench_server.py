@@ -4,20 +4,24 @@
 Starts a server, sends streams from so many clients at once, each prompt different from its first token on (nothing is cached), and
 prints per number of clients the percentiles of the time to the first token and between tokens. Prompts are token ids, so that they
 are exactly as long as --prompt says. --steps instead measures what steps take through the server, in the form that capacity.py
-reads. --arriving N: what readers notice of a prompt of N tokens, the gaps between their tokens before it comes and until its first token. Standard library only.
+reads. --arriving N: what readers notice of a prompt of N tokens, the gaps between their tokens before it comes and until its first token. --pictures N: the same
+of N pictures (768 x 512, noise, all different) that come one behind the other, each with a question. Standard library only.
 """
 import argparse
+import base64
 import http.client
 import json
 import multiprocessing
 import os
 import random
 import statistics
+import struct
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+import zlib
 
 
 def percentile(values, p):
@@ -155,8 +159,20 @@ def steps(server, a, numbers):
             yield {"phase": "batch", "n": n, "depth": depth, "runs": a.runs, "ms_median": statistics.median(gaps), "ms_mean": statistics.fmean(gaps)}
 
 
+def picture(number):
+    """A PNG of noise, as a data URL."""
+    width, height, rng = 768, 512, random.Random(number)
+    rows = b"".join(b"\0" + rng.randbytes(3 * width) for _ in range(height))
+
+    def part(kind, data):
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+    png = b"\x89PNG\r\n\x1a\n" + part(b"IHDR", struct.pack(">2I5B", width, height, 8, 2, 0, 0, 0)) + part(b"IDAT", zlib.compress(rows, 1)) + part(b"IEND", b"")
+    return "data:image/png;base64," + base64.b64encode(png).decode()
+
+
 def arriving(server, clients, a, numbers):
-    """So many answers are being read when a long prompt comes."""
+    """So many answers are being read when a long prompt comes, or pictures."""
+    pictures = [picture(i) for i in range(a.pictures)]
     over, times = threading.Event(), [[] for _ in range(clients)]
 
     def read(i):
@@ -173,8 +189,15 @@ def arriving(server, clients, a, numbers):
         time.sleep(.05)
     quiet = time.perf_counter()
     time.sleep(2)
-    came, answer, _ = server.answer(next(numbers), a.arriving, 2)
-    first = answer[0][0]
+    if pictures:
+        came = time.perf_counter()
+        for url in pictures:
+            ask = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "the fox"}]}]
+            server.post("/v1/chat/completions", {"messages": ask, "temperature": 0, "max_tokens": 2})
+        first = time.perf_counter()
+    else:
+        came, answer, _ = server.answer(next(numbers), a.arriving, 2)
+        first = answer[0][0]
     over.set()
     for t in readers:
         t.join()
@@ -183,7 +206,7 @@ def arriving(server, clients, a, numbers):
         return [1e3 * (y - x) for t in times for x, y in zip(t, t[1:]) if begin <= y <= end]
 
     before, beside = gaps(quiet, came), gaps(came, first)
-    return {"phase": "arriving", "clients": clients, "prompt": a.prompt, "arriving": a.arriving, "slots": a.slots, "ttft_ms": 1e3 * (first - came),
+    return {"phase": "arriving", "clients": clients, "prompt": a.prompt, "arriving": a.arriving, "pictures": a.pictures, "slots": a.slots, "ttft_ms": 1e3 * (first - came),
             "before_ms_p50": percentile(before, 50), "before_ms_p99": percentile(before, 99),
             "itl_ms_p50": percentile(beside, 50), "itl_ms_p99": percentile(beside, 99), "itl_ms_max": max(beside)}
 
@@ -214,15 +237,16 @@ def main():
     ap.add_argument("--generate", type=int, default=64, help="tokens of an answer [64]")
     ap.add_argument("--slots", type=int, help="--parallel of the server; omitted: as many as the most clients")
     ap.add_argument("--arriving", type=int, default=0, help="tokens of a prompt that comes while --clients read answers of --generate tokens")
+    ap.add_argument("--pictures", type=int, default=0, help="pictures that come meanwhile instead of a prompt; the model needs --mmproj")
     ap.add_argument("--steps", action="store_true", help="measure steps: --rows sequences after --depths tokens, prompts of --prefill tokens")
     ap.add_argument("--rows", type=whole, default=[1, 2, 4, 8])
     ap.add_argument("--depths", type=whole, default=[16, 512])
     ap.add_argument("--prefill", type=whole, default=[64, 128, 256, 512])
     ap.add_argument("--runs", type=int, default=5, help="of each step [5]")
     a = ap.parse_args(argv[:at])
-    a.slots = a.slots or max(a.rows if a.steps else a.clients) + (a.arriving > 0)
-    longest = max(a.depths + a.prefill) if a.steps else max(a.prompt, a.arriving)
-    serve = arriving if a.arriving else load
+    a.slots = a.slots or max(a.rows if a.steps else a.clients) + (a.arriving > 0 or a.pictures > 0)
+    longest = max(a.depths + a.prefill) if a.steps else max(a.prompt, a.arriving, 400 if a.pictures else 0)
+    serve = arriving if a.arriving or a.pictures else load
     said = about(a.program, a.model, argv[at + 1:])
     server = Server(a.program, a.model, a.slots, longest + a.generate + 64, argv[at + 1:])
     try:
@@ -230,7 +254,7 @@ def main():
         server.answer(next(numbers), longest, a.generate)
         for line in steps(server, a, numbers) if a.steps else (serve(server, clients, a, numbers) for clients in a.clients):
             print(json.dumps({**line, **said}), flush=True)
-            if not a.steps and not a.arriving:
+            if not a.steps and serve is load:
                 print(f"{line['clients']} clients: first token {line['ttft_ms_p50']:.1f} / {line['ttft_ms_p99']:.1f} ms, between tokens "
                       f"{line['itl_ms_p50']:.2f} / {line['itl_ms_p99']:.2f} ms, {line['tok_s']:.0f} tokens/s", file=sys.stderr)
     finally:

@@ -49,8 +49,11 @@ def of_cubin(data, file):
 
 def of_object(path, file, tool):
     with tempfile.TemporaryDirectory() as d:
-        subprocess.run([tool, "-xelf", "all", str(path.resolve())], cwd=d, capture_output=True, check=False)
-        return [k for c in sorted(pathlib.Path(d).glob("*.cubin")) for k in of_cubin(c.read_bytes(), file)]
+        done = subprocess.run([tool, "-xelf", "all", str(path.resolve())], cwd=d, capture_output=True, text=True, check=False)
+        cubins = sorted(pathlib.Path(d).glob("*.cubin"))
+        if not cubins and "does not contain device code" not in done.stdout + done.stderr:
+            sys.exit(f"{path}: {tool} -xelf all found no cubin (exit code {done.returncode}): {(done.stderr or done.stdout).strip()}")
+        return [k for c in cubins for k in of_cubin(c.read_bytes(), file)]
 
 
 def source_name(name):

@@ -5,6 +5,7 @@ set(facet_sources
   bench_groups.cpp
   bench_matrix.cpp
   bench_spec.cpp
+  bench_spec_batch.cpp
   draft_logits.cpp
   energy.cpp
   eval.cpp

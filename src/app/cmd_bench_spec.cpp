@@ -30,7 +30,7 @@ struct Options {
   SpecBenchOptions bench;
   std::vector<std::string> drafts{"auto"}, sets{"code", "json", "prose", "retrieval"};
   std::string prompts, json, schema;
-  std::vector<int> contexts;
+  std::vector<int> contexts, sequences;
   int count = 12, random = 0;
 };
 
@@ -218,6 +218,34 @@ int run_contexts(const Options& o, OutputFile& json) {
   return written(o, json);
 }
 
+// Sequences that decode together.
+int run_sequences(const Options& o, OutputFile& json) {
+  print_out(
+      "| set | sequences | method | length | kv | tokens a step | tok/s | x plain |\n"
+      "| --- | ---: | --- | --- | --- | ---: | ---: | ---: |\n");
+  const Status done = bench_spec_batch(o.engine, o.bench, o.sequences, [&](const BatchLine& l) {
+    const std::string length = l.method == "none" ? "" : l.length > 0 ? std::to_string(l.length) : "auto";
+    print_out("| {} | {} | {} | {} | {} | {:.2f} | {:.1f} | {:.2f} |\n", l.set, l.sequences, l.method, length,
+              kv_type_name(l.kv), l.tokens_per_step, l.tok_s, l.speedup);
+    flush_out();
+    const nlohmann::ordered_json j{{"set", l.set},
+                                   {"sequences", l.sequences},
+                                   {"method", l.method},
+                                   {"length", l.length},
+                                   {"kv", kv_type_name(l.kv)},
+                                   {"tokens_per_step", l.tokens_per_step},
+                                   {"tok_s", l.tok_s},
+                                   {"speedup", l.speedup},
+                                   {"forced", o.bench.debug.forced_drafts},
+                                   {"model", o.engine.model},
+                                   {"backend", o.engine.backend},
+                                   {"version", FACET_VERSION}};
+    if (json.is_open()) (void)json.write(j.dump() + "\n");  // finish() tells of failures
+  });
+  if (!done) return report(done.error());
+  return written(o, json);
+}
+
 int run(Options& o) {
   if (auto ok = find_model(o.engine.model); !ok) return report(ok.error());
   auto sets = prompt_sets(o);
@@ -252,6 +280,7 @@ int run(Options& o) {
   if (!o.bench.debug.forced_drafts.empty())
     print_out("Forced acceptance: draft k is taken for right with probability {}. The text means nothing.\n\n",
               fmt::join(o.bench.debug.forced_drafts, ", "));
+  if (!o.sequences.empty()) return run_sequences(o, json);
   print_out(
       "| set | method | length | kv | tokens a step | tok/s | +- | x plain | draft ms | verify ms | accept "
       "ms | right by place |\n"
@@ -328,6 +357,10 @@ void add_bench_spec(CLI::App& bench, int& rc) {
                   "rows kept from the first one and computed afresh")
       ->delimiter(',')
       ->check(CLI::Range(32, 1 << 20));
+  cmd->add_option("--sequences", o->sequences,
+                  "Instead, tokens a second of so many sequences that decode together, with each way of drafting")
+      ->delimiter(',')
+      ->check(CLI::Range(1, 1024));
   cmd->add_option("--runs", o->bench.runs, "Measurements, after one that does not count")
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();

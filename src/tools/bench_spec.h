@@ -51,6 +51,20 @@ struct SpecLine {
 // Greedy answers to the prompts, one after the other.
 Status bench_spec(const EngineConfig& c, const SpecBenchOptions& o, const std::function<void(const SpecLine&)>& line);
 
+// Drafting of so many sequences that decode together: what all of them bring in a second, greedy.
+struct BatchLine {
+  std::string set, method;
+  int length = 0, sequences = 0;  // length 0: chosen as it goes
+  KvType kv = KvType::kF16;
+  double tokens_per_step = 0;  // of a sequence
+  double tok_s = 0;            // of all, from when each has its first token (and `skip` more) until one is complete
+  double speedup = 1;          // against plain decoding of as many
+};
+// The prompts of a set in turn, until every sequence has one; each number of sequences in an engine of its own, so that
+// the cache is as large as it needs.
+Status bench_spec_batch(const EngineConfig& c, const SpecBenchOptions& o, const std::vector<int>& sequences,
+                        const std::function<void(const BatchLine&)>& line);
+
 struct ContextBenchOptions {
   std::vector<std::vector<int32_t>> texts;  // long first questions of conversations, cut to the context's length
   std::vector<int32_t> next_turn;           // between an answer and the next question

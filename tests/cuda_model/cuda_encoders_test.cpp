@@ -4,6 +4,7 @@
 
 #include "backend/cuda/cuda.h"
 #include "backend/lockstep.h"
+#include "backend/traced.h"
 #include "formats/synth.h"
 #include "support/encoder_bench.h"
 #include "support/on_device.h"
@@ -77,6 +78,19 @@ TEST(CudaTower, TimeOfATower) {
           std::min(best, std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count());
     }
     std::printf("| 26B tower | %d soft tokens | %.1f ms |\n", e.n_tok() / 9, best);
+  }
+  // What its verbs cost one by one, where none overlaps another.
+  VisionBench<Traced<Cuda>> t(must(MmprojFile::open(path)), 10080);
+  for (const auto& [w, h] : {std::pair{60, 42}, {120, 84}}) {
+    const Picture p[] = {flat_picture(w, h, 120, 30, 200)};
+    t.soft(p);
+    t.b.reset();
+    t.b.trace(true);
+    t.soft(p);
+    t.b.take_laps();
+    t.b.trace(false);
+    for (const auto& [name, cost] : t.b.costs())
+      std::printf("| %d | %s | %d | %.2f ms |\n", w * h / 9, name.c_str(), int(cost.calls), cost.ms);
   }
 }
 

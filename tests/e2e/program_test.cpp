@@ -125,6 +125,35 @@ TEST(Program, BenchSpecReadsPromptsOfAFile) {
   EXPECT_TRUE(has(shell("bench spec --prompts " + dir.file("p.jsonl") + " --sets gsm8k", true).out, "gsm8k"));
 }
 
+// Plain decoding and drafting of as many sequences as are asked for, all of which decode together.
+TEST(Program, BenchSpecOfSequencesThatDecodeTogether) {
+  const TempDir dir;
+  const Ran r = shell(
+      "bench spec --backend cpu -t 1 -c 256 --draft dflash --lengths 3 --count 2 -n 32 --runs 1 --sets prose "
+      "--forced 1,1,1 --sequences 1,3 --json " +
+          dir.file("rows.jsonl"),
+      true);
+  ASSERT_EQ(r.rc, 0) << r.out;
+  std::ifstream in(dir.file("rows.jsonl"));
+  int n = 0;
+  for (std::string line; std::getline(in, line); ++n) {
+    const auto j = nlohmann::json::parse(line, nullptr, false);
+    ASSERT_FALSE(j.is_discarded()) << line;
+    EXPECT_EQ(j["sequences"], n < 2 ? 1 : 3);
+    EXPECT_EQ(j["method"], n % 2 ? "dflash" : "none");
+    EXPECT_GT(j["tok_s"], 0);
+    if (n % 2)
+      EXPECT_GT(j["tokens_per_step"], 3) << "of three drafts that are always right";
+    else
+      EXPECT_EQ(j["tokens_per_step"], 1);
+  }
+  EXPECT_EQ(n, 4) << r.out;
+  const Ran one =
+      shell("bench spec --backend cpu -t 1 -c 256 --draft none --count 1 -n 2 --skip 8 --sequences 2", true);
+  EXPECT_EQ(one.rc, 1);
+  EXPECT_TRUE(has(one.out, "--sequences")) << one.out;
+}
+
 TEST(Program, AnswersWithExperts) {
   const Ran r =
       shell("run -m " FACET_SOURCE_DIR "/models/facet-nano-moe-Q4_K_M.gguf -p 'What is 17 + 25?' --temp 0 -c 1024");

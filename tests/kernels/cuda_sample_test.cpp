@@ -187,6 +187,34 @@ TEST(CudaSample, TopKThenItsEmbedding) {
     }
 }
 
+// Rows that end within a half group of 32 columns: nothing is written behind them, where the next row begins.
+TEST(CudaSample, EmbeddingsOfAnyWidth) {
+  NEEDS_GPU();
+  constexpr int kVocab = 40, kRows = 9;
+  for (const int cols : {4, 16, 48, 80, 116, 320}) {
+    std::vector<uint16_t> weights;
+    for (float v : logits_of(kVocab, cols, 7)) weights.push_back(f32_to_bf16(v));
+    cuda::TiledMatrix table{.tile = cuda::Tile::kBF16, .n_out = kVocab, .n_in = cols};
+    OnDevice<uint16_t> raw(weights);
+    OnDevice<uint8_t> tiles(size_t(table.matrix_bytes()));
+    table.p = tiles.p();
+    cuda::repack(nullptr, table, reinterpret_cast<const uint8_t*>(raw.p()), DType::kBF16);
+    std::vector<int32_t> ids(kRows);
+    for (int t = 0; t < kRows; ++t) ids[size_t(t)] = t * 17 % kVocab;
+    OnDevice<int32_t> token(ids);
+    OnDevice<float> x(size_t(kRows + 1) * size_t(cols));  // one row more, which stays poisoned
+    cuda::embed(nullptr, {.p = x.p(), .rows = kRows, .cols = cols, .stride = cols}, table, token.p(), 1.5f);
+    const auto got = x.get();
+    for (size_t i = 0; i < got.size(); ++i) {
+      const size_t t = i / size_t(cols), c = i % size_t(cols);
+      if (t == kRows)
+        EXPECT_TRUE(std::isnan(got[i])) << cols << " columns, " << c << " behind the last row";
+      else
+        EXPECT_EQ(got[i], 1.5f * bf16_to_f32(weights[size_t(ids[t]) * size_t(cols) + c])) << cols << " columns, " << c;
+    }
+  }
+}
+
 // The host sees results when it is told of them, without waiting for the stream.
 TEST(CudaSample, SaysWhenResultsAreThere) {
   NEEDS_GPU();

@@ -28,7 +28,9 @@ __device__ __forceinline__ void embed_row(const Mat& x, const TiledMatrix& table
     tile_values(v, table.tile, strip + int64_t(tile) * tile_bytes(table.tile), row % 8 * 4 + lane_t, row / 8, j, h);
     for (int k = 0; k < 8; k += 4) {
       const int c = tile * cols + tile_column(table.tile, j, h, lane_t, k);
-      put(x, t, c, {v[k] * scale_by, v[k + 1] * scale_by, v[k + 2] * scale_by, v[k + 3] * scale_by});
+      // The last half group may be wider than the row; behind it stands the next one.
+      if (c < table.n_in)
+        put(x, t, c, {v[k] * scale_by, v[k + 1] * scale_by, v[k + 2] * scale_by, v[k + 3] * scale_by});
     }
   }
 }

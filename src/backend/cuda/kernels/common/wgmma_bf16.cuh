@@ -1,8 +1,8 @@
 #pragma once
 #include "backend/cuda/kernels/common/wgmma.cuh"
 
-// Warpgroup products in bf16: D [64, N] += A [64, 16] B [16, N] in f32, both operands by rows_operand. N is twice the
-// accumulators' length, 16 to 256 in steps of 16.
+// Warpgroup products in bf16: D [64, N] += A [64, 16] B [16, N] in f32, both operands by rows_operand where nothing else
+// is said. N is twice the accumulators' length, 16 to 256 in steps of 16.
 namespace facet::cuda {
 
 #if defined(FACET_WGMMA)
@@ -84,6 +84,18 @@ FACET_WGMMA_BF16(13, 208, 104, 105, 106)
 FACET_WGMMA_BF16(14, 224, 112, 113, 114)
 FACET_WGMMA_BF16(15, 240, 120, 121, 122)
 FACET_WGMMA_BF16(16, 256, 128, 129, 130)
+#undef FACET_WGMMA_BF16
+
+// A in registers, as mma.sync has it, B by columns_operand; adds.
+#define FACET_WGMMA_BF16(sixteens, n, a0, a1, a2, a3, b_at)                                                           \
+  __device__ __forceinline__ void wgmma_bf16_columns(float(&d)[2 * sixteens][4], const uint32_t(&a)[4], uint64_t b) { \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k16.f32.bf16.bf16 {" FACET_N_##sixteens                      \
+                 "}, {%" #a0 ", %" #a1 ", %" #a2 ", %" #a3 "}, %" #b_at ", 1, 1, 1, 1;"                               \
+                 : FACET_D_##sixteens                                                                                 \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                                               \
+  }
+FACET_WGMMA_BF16(4, 64, 32, 33, 34, 35, 36)
+FACET_WGMMA_BF16(5, 80, 40, 41, 42, 43, 44)
 #undef FACET_WGMMA_BF16
 
 // Waits for all products but the newest group.
