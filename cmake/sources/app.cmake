@@ -51,4 +51,5 @@ set(facet_sources
   serve_router.cpp
   suggest.cpp
   usage.cpp
+  video_file.cpp
 )

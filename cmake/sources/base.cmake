@@ -17,6 +17,7 @@ set(facet_sources
   pass_socket.cpp
   print.cpp
   reserve.cpp
+  run_program.cpp
   sha.cpp
   spdlog.cpp
   thread_team.cpp

@@ -4,6 +4,7 @@ set(facet_sources
   daemon.cpp
   json_lines.cpp
   line_protocol.cpp
+  media_prompt.cpp
   paths.cpp
   token_stream.cpp
 )

@@ -9,6 +9,7 @@ set(facet_sources
   gguf_write.cpp
   kv_codec.cpp
   mixture.cpp
+  mmproj_name.cpp
   quantize.cpp
   quantize_k.cpp
   random_blocks.cpp

@@ -37,6 +37,7 @@ set(tests_unit
   unit/recent_test.cpp
   unit/refusals_test.cpp
   unit/router_test.cpp
+  unit/run_program_test.cpp
   unit/safetensors_test.cpp
   unit/sampler_test.cpp
   unit/scheduler_test.cpp
@@ -45,14 +46,15 @@ set(tests_unit
   unit/sha_test.cpp
   unit/shards_test.cpp
   unit/spec_test.cpp
-  unit/suffix_test.cpp
   unit/stages_test.cpp
   unit/step_test.cpp
+  unit/suffix_test.cpp
   unit/synth_test.cpp
   unit/threads_test.cpp
   unit/tokenizer_test.cpp
   unit/turn_pool_test.cpp
   unit/verbs_test.cpp
+  unit/video_file_test.cpp
   unit/vocab_test.cpp
   unit/widen_test.cpp
 )
@@ -71,7 +73,6 @@ set(tests_property
   property/engine_test.cpp
   property/invariance_test.cpp
   property/media_test.cpp
-  property/suffix_test.cpp
   property/parked_fork_test.cpp
   property/restore_test.cpp
   property/shipped_drafting_test.cpp
@@ -79,6 +80,7 @@ set(tests_property
   property/sparse_prefill_test.cpp
   property/speculation_test.cpp
   property/stall_test.cpp
+  property/suffix_test.cpp
   property/threads_test.cpp
   property/tiers_test.cpp
 )

@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "app/console.h"
@@ -24,23 +26,29 @@ Chat::Chat(Engine& engine, ChatOptions o)
   reset();
 }
 
-Result<ContentPart> Chat::encoded(const std::string& path, bool is_picture) {
-  auto items = encode_file(path, is_picture, engine_);
-  if (!items) return items.error();
-  ContentPart part;
-  part.kind = is_picture ? ContentPart::Kind::kImage : ContentPart::Kind::kAudio;
-  part.bytes = std::make_shared<const std::string>(path);  // tells it apart; its tokens are in items_
-  items_[part.bytes.get()] = std::move(*items);
-  return part;
+Result<std::vector<ContentPart>> Chat::encoded(const std::string& path, MediaKind kind) {
+  auto some = encode_file(path, kind, engine_);
+  if (!some) return some.error();
+  std::vector<ContentPart> parts;
+  for (EncodedPart& e : *some) {
+    ContentPart& part = parts.emplace_back();
+    part.kind = kind == MediaKind::kSound ? ContentPart::Kind::kAudio : ContentPart::Kind::kImage;
+    part.before = std::move(e.before);
+    part.bytes = std::make_shared<const std::string>(path);  // tells it apart; its tokens are in items_
+    items_[part.bytes.get()] = std::move(e.items);
+  }
+  return parts;
 }
 
-Status Chat::attach(const std::string& path, bool is_picture) {
-  auto part = encoded(path, is_picture);
-  if (!part) return part.error();
+Status Chat::attach(const std::string& path, MediaKind kind) {
+  auto parts = encoded(path, kind);
+  if (!parts) return parts.error();
   int n = 0;
-  for (const MediaItem& i : items_.at(part->bytes.get())) n += i.n;
-  print_out("{}: {} tokens, for what you write next\n", on_one_line(path), n);
-  attached_.push_back(std::move(*part));
+  for (const ContentPart& part : *parts)
+    for (const MediaItem& i : items_.at(part.bytes.get())) n += i.n;
+  const std::string pictures = kind == MediaKind::kVideo ? fmt::format("{} pictures, ", parts->size()) : "";
+  print_out("{}: {}{} tokens, for what you write next\n", on_one_line(path), pictures, n);
+  std::move(parts->begin(), parts->end(), std::back_inserter(attached_));
   return Ok{};
 }
 

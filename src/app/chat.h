@@ -30,8 +30,8 @@ class Chat {
 
   bool command(const std::string& text);  // false when the user leaves
   void answer(const std::string& text);
-  // A picture or a sound of the next message.
-  Status attach(const std::string& path, bool is_picture);
+  // A picture, video or sound of the next message.
+  Status attach(const std::string& path, MediaKind kind);
 
  private:
   bool command(const std::string& name, const std::string& rest);  // false: there is none of that name
@@ -46,7 +46,7 @@ class Chat {
   void describe_model();
   void add(const char* role, const std::string& content);
 
-  Result<ContentPart> encoded(const std::string& path, bool is_picture);
+  Result<std::vector<ContentPart>> encoded(const std::string& path, MediaKind kind);
   Result<Request> request(bool& in_thought) const;
   bool generate();  // an answer to the messages; false where there is none, which has been told
   void told(const Usage& u, Stop why);

@@ -63,10 +63,12 @@ bool Chat::command(const std::string& name, const std::string& rest) {
               alone ? "There is no system message now." : "The system message is set.");
     return true;
   }
-  if ((name == "/image" || name == "/audio") && !alone) {
-    if (auto ok = attach(rest, name == "/image"); !ok) report(ok.error());
-    return true;
-  }
+  for (const auto& [command, kind] : {std::pair("/image", MediaKind::kPicture), std::pair("/video", MediaKind::kVideo),
+                                      std::pair("/audio", MediaKind::kSound)})
+    if (name == command && !alone) {
+      if (auto ok = attach(rest, kind); !ok) report(ok.error());
+      return true;
+    }
   return false;
 }
 
@@ -111,7 +113,7 @@ void Chat::save(const std::string& path) {
 }
 
 void Chat::load(const std::string& path) {
-  auto loaded = load_conversation(path, [&](const std::string& file, bool picture) { return encoded(file, picture); });
+  auto loaded = load_conversation(path, [&](const std::string& file, MediaKind kind) { return encoded(file, kind); });
   if (!loaded) {
     report(loaded.error());
     return;

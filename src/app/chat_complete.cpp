@@ -16,6 +16,7 @@ constexpr ChatCommand kCommands[] = {
     {"/think", "on|off", "let the model think before it answers"},
     {"/system", "TEXT", "start anew with this system message, or with none"},
     {"/image", "FILE", "a picture for what you write next; several, one by one"},
+    {"/video", "FILE", "a video, likewise: up to 32 pictures, by ffmpeg"},
     {"/audio", "FILE", "a sound, likewise: WAV, FLAC or MP3"},
     {"/read", "FILE", "a text file for what you write next, at most 1 MiB"},
     {"/regen", "", "answer the last message again, with another seed"},

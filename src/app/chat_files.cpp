@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <iterator>
 #include <string_view>
 #include <utility>
 
@@ -20,10 +21,12 @@ Json content_of(const Message& m) {
   Json parts = Json::array();
   if (const auto* list = std::get_if<std::vector<ContentPart>>(&m.content))
     for (const ContentPart& p : *list) {
+      if (p.before.starts_with(' ')) continue;  // a frame of the video that stands before it
       Json part = Json::object();
       part["type"] = p.kind == ContentPart::Kind::kText    ? "text"
-                     : p.kind == ContentPart::Kind::kImage ? "image"
-                                                           : "audio";
+                     : p.kind != ContentPart::Kind::kImage ? "audio"
+                     : p.before.empty()                    ? "image"
+                                                           : "video";
       if (p.kind == ContentPart::Kind::kText)
         part["text"] = p.text;
       else
@@ -47,12 +50,14 @@ Result<Content> content_from(const Json& content, const std::string& role, const
     const std::string type = is_text(p, "type") ? p.at("type").get<std::string>() : "";
     if (type == "text" && is_text(p, "text")) {
       parts.push_back({ContentPart::Kind::kText, p.at("text").get<std::string>()});
-    } else if ((type == "image" || type == "audio") && is_text(p, "path") && role == "user") {
-      auto part = attach(p.at("path").get<std::string>(), type == "image");
-      if (!part) return part.error();
-      parts.push_back(std::move(*part));
+    } else if ((type == "image" || type == "video" || type == "audio") && is_text(p, "path") && role == "user") {
+      auto some = attach(p.at("path").get<std::string>(), type == "image"   ? MediaKind::kPicture
+                                                          : type == "video" ? MediaKind::kVideo
+                                                                            : MediaKind::kSound);
+      if (!some) return some.error();
+      std::move(some->begin(), some->end(), std::back_inserter(parts));
     } else {
-      return Error{path, where + ".content: expected parts of type text, image or audio, found another", ""};
+      return Error{path, where + ".content: expected parts of type text, image, video or audio, found another", ""};
     }
   }
   return Content(std::move(parts));

@@ -34,9 +34,8 @@ std::string quoted(LineInput& lines, std::string first, bool tell) {
 
 int talk(Engine& engine, const ChatOptions& o) {
   Chat chat(engine, o);
-  for (const auto* paths : {&o.files.images, &o.files.sounds})
-    for (const std::string& path : *paths)
-      if (auto ok = chat.attach(path, paths == &o.files.images); !ok) return report(ok.error());
+  if (auto ok = o.files.for_each([&](const std::string& path, MediaKind kind) { return chat.attach(path, kind); }); !ok)
+    return report(ok.error());
   Interrupts interrupts;
   LineSettings settings{.complete = complete_chat};
   const std::string folder = o.no_history ? "" : hub_cache_folder();

@@ -9,6 +9,7 @@
 
 #include "app/commands.h"
 #include "app/console.h"
+#include "app/media_options.h"
 #include "app/options.h"
 #include "base/print.h"
 #include "daemon/daemon.h"
@@ -80,7 +81,7 @@ void serve_json(Engine& engine, Lines& lines, const std::string& first) {
 }
 
 int serve(Options& o) {
-  if (auto ok = find_model(o.engine.model); !ok) return report(ok.error());
+  if (auto ok = find_model(o.engine); !ok) return report(ok.error());
   auto stream = TokenStream::open(o.stream_fd);
   if (!stream) return report(stream.error());
   auto paths = DaemonPaths::open(o.root);
@@ -129,6 +130,7 @@ void add_daemon(CLI::App& app, int& rc) {
   add_engine_options(cmd, o->engine);
   add_draft_options(cmd, o->draft, o->engine);
   add_sparse_option(cmd, o->engine);
+  add_mmproj_options(cmd, o->engine);
   cmd->add_option("--parallel", o->engine.max_seq, "Sequences served together, by the protocol of JSON lines")
       ->check(CLI::Range(1, 256))
       ->capture_default_str();

@@ -13,14 +13,15 @@ namespace {
 
 struct Options {
   std::vector<std::string> names;
-  bool drafter = false;
+  bool drafter = false, encoders = true;
 };
 
 // The paths on stdout, all else on stderr.
 int run(const Options& o) {
   for (const std::string& name : o.names) {
     std::string path = name.starts_with("hf:") ? name : "hf:" + name;
-    if (auto ok = fetch_named(path, o.drafter ? HubUse::kDrafter : HubUse::kModel); !ok) return report(ok.error());
+    const HubUse use = o.drafter ? HubUse::kDrafter : o.encoders ? HubUse::kModelWithEncoders : HubUse::kModel;
+    if (auto ok = fetch_named(path, use); !ok) return report(ok.error());
     print_out("{}\n", path);
     flush_out();
   }
@@ -37,6 +38,8 @@ void add_download(CLI::App& app, int& rc) {
       ->required()
       ->check(not_empty());
   cmd->add_flag("--drafter", o->drafter, "They are drafters, as --draft takes them");
+  cmd->add_flag_callback(
+      "--no-mmproj", [o] { o->encoders = false; }, "Leave the encoders of pictures and sound (mmproj) on the hub");
   cmd->add_flag("--offline", hub_settings().offline, "Take what the cache folder has; connect to no hub");
   cmd->add_option("--retries", hub_settings().retries, "Attempts in a row that bring nothing new, before it fails")
       ->check(CLI::Range(0, 1000))

@@ -63,7 +63,7 @@ std::string verdict(const GgufFile& file, const ModelCfg& m, EngineConfig asked,
 
 int run(const Options& o) {
   EngineConfig c = o.engine;
-  if (auto ok = find_model(c.model); !ok) return report(ok.error());
+  if (auto ok = find_model(c); !ok) return report(ok.error());
   auto file = open_gemma4(c.model);
   if (!file) return report(file.error());
   auto m = gemma4_config(*file);

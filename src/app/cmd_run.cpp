@@ -88,9 +88,20 @@ Result<std::vector<int32_t>> prompt_ids(Options& o, const Engine& e, std::vector
   if (o.raw) return t->encode(o.prompt, /*add_bos=*/true, /*parse_special=*/true);
   Message user;
   user.role = "user";
-  auto media = encode_files(o.media, e);
-  if (!media) return media.error();
-  std::vector<ContentPart> parts = parts_of(*media);
+  std::vector<MediaItem> media;
+  std::vector<ContentPart> parts;
+  auto encoded = o.media.for_each([&](const std::string& path, MediaKind kind) -> Status {
+    auto some = encode_file(path, kind, e);
+    if (!some) return some.error();
+    for (EncodedPart& part : *some)
+      for (MediaItem& m : part.items) {
+        parts.push_back({.kind = m.is_picture ? ContentPart::Kind::kImage : ContentPart::Kind::kAudio});
+        parts.back().before = std::exchange(part.before, {});
+        media.push_back(std::move(m));
+      }
+    return Ok{};
+  });
+  if (!encoded) return encoded.error();
   const bool plain = !parts.empty();  // a text beside pictures spells no placeholder of one
   parts.push_back({ContentPart::Kind::kText, o.prompt});
   user.content = std::move(parts);
@@ -101,7 +112,7 @@ Result<std::vector<int32_t>> prompt_ids(Options& o, const Engine& e, std::vector
   if (!rendered) return rendered.error();
   o.in_thought = ends_in_thought(rendered->text);
   std::vector<int32_t> ids = t->encode(rendered->text, true, true, plain ? rendered->plain : std::vector<TextRange>{});
-  if (auto ok = expand_media(media_tokens(*t), *media, ids, spans); plain && !ok) return ok.error();
+  if (auto ok = expand_media(media_tokens(*t), media, ids, spans); plain && !ok) return ok.error();
   return ids;
 }
 
@@ -162,7 +173,7 @@ class Output {
 
 // What can be known before the model is read.
 Status prepare(Options& o) {
-  if (auto ok = find_model(o.engine.model); !ok) return ok;
+  if (auto ok = find_model(o.engine); !ok) return ok;
   if (!o.out_tokens.empty())
     if (auto ok = check_output(o.out_tokens, files_of(o.engine.model, {o.tokens})); !ok) return ok;
   if (!o.tokens.empty()) return Ok{};

@@ -10,6 +10,16 @@
 #include "base/print.h"
 
 namespace facet {
+
+std::string hub_folder_of(const std::string& path) {
+  std::string root = hub_cache_folder();
+  while (root.size() > 1 && root.ends_with('/')) root.pop_back();
+  if (root.empty() || !path.starts_with(root + "/")) return "";
+  size_t at = root.size();  // CACHE/USER/REPO/...
+  for (int i = 0; i < 2 && at != path.npos; ++i) at = path.find('/', at + 1);
+  return at == path.npos ? "" : path.substr(0, at);
+}
+
 namespace {
 
 HubConfig hub_config() {

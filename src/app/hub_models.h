@@ -17,6 +17,9 @@ struct HubSettings {
 };
 HubSettings& hub_settings();
 
+// The folder of the repository in it that a file lies in; "": it lies elsewhere.
+std::string hub_folder_of(const std::string& path);
+
 // --hf-repo, --hf-file and --offline. `take` gets "hf:USER/REPO[:QUANT]"; with a file it gets "hf:USER/REPO/FILE"
 // after that, which stands for it (again).
 void add_hub_options(CLI::App* cmd, std::function<void(const std::string& name, bool again)> take);

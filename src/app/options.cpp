@@ -189,12 +189,12 @@ void draw_seed(Sampling& s, bool seed_given) {
   if (!seed_given) s.seed = std::random_device{}();
 }
 
-Status find_model(std::string& path) {
+Status find_model(std::string& path, bool with_encoders) {
   if (path.empty()) path = default_model_path();
   if (path.empty())
     return Error{"-m", "expected a model, found none given and none beside the program",
                  "give the path of a GGUF file, or set FACET_MODELS to the folder of the models that come with it"};
-  return fetch_named(path, HubUse::kModel);
+  return fetch_named(path, with_encoders ? HubUse::kModelWithEncoders : HubUse::kModel);
 }
 
 void add_voice_options(CLI::App* cmd, Voice& v) {
@@ -211,7 +211,7 @@ std::vector<std::string> files_of(const std::string& model, std::vector<std::str
 
 Result<std::unique_ptr<Engine>> open_engine(EngineConfig c, const DraftOptions& draft, Voice voice,
                                             const EngineDebug& debug) {
-  if (auto ok = find_model(c.model); !ok) return ok.error();
+  if (auto ok = find_model(c); !ok) return ok.error();
   if (c.kv_auto) {
     const auto file = open_gemma4(c.model);
     if (!file) return file.error();

@@ -38,7 +38,9 @@ void add_loop_option(CLI::App* cmd, int& max_loops);     // --max-loops
 void draw_seed(Sampling& s, bool seed_given);
 
 // What -m says, downloaded if it is a name on a hub (hf:...), or the shipped model.
-Status find_model(std::string& path);
+Status find_model(std::string& path, bool with_encoders = false);
+// The same of c.model, with its encoders where --mmproj is auto.
+inline Status find_model(EngineConfig& c) { return find_model(c.model, c.mmproj == "auto"); }
 // For --kv auto: what the quality report beside the model leaves to choose among.
 Status read_kv_choices(EngineConfig& c, const GgufFile& file);
 

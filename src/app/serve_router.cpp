@@ -114,7 +114,14 @@ Status separate_caches(ModelConfig& m) {
 
 // What is named on a hub is downloaded before the router listens: a request would wait for it too long.
 Status fetch_files(ModelConfig& m) {
-  if (auto ok = fetch_named(m.path, HubUse::kModel); !ok) return ok;
+  const auto says = [&](const char* option, auto&& is) {
+    return std::any_of(m.options.begin(), m.options.end(),
+                       [&](const GivenOption& o) { return o.name == option && is(o); });
+  };
+  const bool encoders = !says("no-mmproj", [](const GivenOption&) {
+    return true;
+  }) && !says("mmproj", [](const GivenOption& o) { return o.values != std::vector<std::string>{"auto"}; });
+  if (auto ok = fetch_named(m.path, encoders ? HubUse::kModelWithEncoders : HubUse::kModel); !ok) return ok;
   for (GivenOption& o : m.options)
     for (std::string& value : o.values)
       if (o.name == "draft")

@@ -9,6 +9,7 @@
 #include <random>
 #include <set>
 
+#include "daemon/media_prompt.h"
 #include "model/types.h"
 #include "tokenizer/tokenizer.h"
 
@@ -94,6 +95,8 @@ bool JsonLines::handshake(std::string_view line) {
     answer["vocabulary"] = engine_.model().n_vocab;
     answer["context"] = engine_.config().n_ctx;
     answer["sequences"] = engine_.config().max_seq;
+    const MediaEncoder* encoder = engine_.media();
+    answer["modalities"] = {{"vision", encoder && encoder->sees()}, {"audio", encoder && encoder->hears()}};
   }
   say_(dump(answer));
   return ours;
@@ -141,11 +144,19 @@ void JsonLines::generate(const std::string& id, const Json& json) {
   const Tokenizer* t = engine_.tokenizer();
   if (f.find("text") && f.find("prompt")) f.wrong("prompt", "expected ids or a text, found both");
   if (f.find("text") && !t) f.wrong("text", "the model file has no vocabulary");
+  const Json* media = f.find("multimodal_data");
+  if (media && !f.find("text")) f.wrong("multimodal_data", "expected a text beside it, with a marker for each");
   if (const std::string error = f.verdict(); !error.empty()) return say_error(id, error);
   if (!seed_given) s.seed = std::random_device{}();
   std::shared_ptr<StreamDecoder> decoder;
   if (f.find("text")) {
-    r.prompt = t->encode(text, add_bos, /*parse_special=*/true);
+    if (media) {
+      auto prompt = media_prompt(engine_, text, *media, add_bos, cache_);
+      if (!prompt) return say_error(id, prompt.error().message());
+      r.prompt = std::move(prompt->ids), r.media = std::move(prompt->media);
+    } else {
+      r.prompt = t->encode(text, add_bos, /*parse_special=*/true);
+    }
     decoder = std::make_shared<StreamDecoder>(*t, false);
   }
 

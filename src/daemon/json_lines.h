@@ -8,11 +8,13 @@
 #include <string_view>
 
 #include "api/engine.h"
+#include "api/media.h"
 
 namespace facet {
 
 // The daemon's second protocol: a JSON object a line in both directions, with ids, several requests at once and
-// cancellation (docs/daemon.md). The engine runs on a thread of its own meanwhile; command() is called from one other.
+// cancellation (docs/daemon.md). The engine runs on a thread of its own meanwhile; command() is called from one other,
+// on which pictures and sounds are encoded.
 class JsonLines {
  public:
   static constexpr int kVersion = 1;
@@ -34,6 +36,7 @@ class JsonLines {
   std::function<void(const std::string&)> say_;
   std::mutex mutex_;
   std::map<std::string, RequestId> running_;  // by the client's id, as JSON
+  MediaCache cache_{int64_t(64) << 20};       // bytes of encoded pictures and sounds
 };
 
 }  // namespace facet

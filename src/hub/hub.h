@@ -25,8 +25,8 @@ struct HubConfig {
   std::function<void(const std::string& file, uint64_t before, uint64_t done, uint64_t total)> progress = {};
 };
 
-// The path of what `name` (see parse_hub_name) means: of a model the file, or the first part of it; of a drafter also
-// a folder. Downloads what the cache lacks or the hub has changed. Safe beside other processes that do the same.
+// The path of what `name` (see parse_hub_name) means: of a model the file, or the first part of it (its encoders lie in
+// that folder or above, within the repository's); of a drafter also a folder. Downloads what the cache lacks or the hub has changed. Safe beside other processes that do the same.
 Result<std::string> fetch_from_hub(const HubConfig& config, const std::string& name, HubUse use);
 
 }  // namespace facet

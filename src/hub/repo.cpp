@@ -5,11 +5,14 @@
 
 #include <algorithm>
 #include <cctype>
+#include <iterator>
 #include <map>
 #include <set>
+#include <tuple>
 
 #include "base/print.h"
 #include "formats/gguf.h"
+#include "formats/mmproj_name.h"
 #include "tokenizer/json.h"
 
 namespace facet {
@@ -206,7 +209,28 @@ Status parse_tree(std::string_view json, const std::string& where, std::vector<R
   return Ok{};
 }
 
-Result<HubChoice> choose_files(const std::vector<RemoteFile>& files, const HubName& name, HubUse use) {
+const RemoteFile* choose_encoders(const std::vector<RemoteFile>& files, const std::string& model_path) {
+  const auto folder = [](std::string_view path) { return path.substr(0, path.rfind('/') + 1); };  // "" or "a/b/"
+  const auto type_rank = [](std::string_view path) {
+    constexpr std::string_view kTypes[] = {"bf16", "f16", "f32", "q8_0"};
+    const auto* at = std::find(std::begin(kTypes), std::end(kTypes), lower(quant_of(path)));
+    return at - std::begin(kTypes);
+  };
+  const auto order = [&](const RemoteFile& f) {
+    return std::tuple(-ptrdiff_t(folder(f.path).size()), mmproj_name_rank(f.path, model_path), type_rank(f.path),
+                      f.path);
+  };
+  const RemoteFile* best = nullptr;
+  for (const RemoteFile& f : files)
+    if (is_mmproj_name(f.path) && f.path != model_path && part_of(f.path).second == 0 && check_remote_path(f.path) &&
+        folder(model_path).starts_with(folder(f.path)) && (!best || order(f) < order(*best)))
+      best = &f;
+  return best;
+}
+
+namespace {
+
+Result<HubChoice> choose_weights(const std::vector<RemoteFile>& files, const HubName& name, HubUse use) {
   ByPath by_path;
   for (const RemoteFile& f : files) by_path.emplace(f.path, &f);
   if (!name.file.empty()) {
@@ -251,6 +275,15 @@ Result<HubChoice> choose_files(const std::vector<RemoteFile>& files, const HubNa
   }
   auto choice = whole(by_path, *found[0], name);
   if (choice) choice->note = note;
+  return choice;
+}
+
+}  // namespace
+
+Result<HubChoice> choose_files(const std::vector<RemoteFile>& files, const HubName& name, HubUse use) {
+  auto choice = choose_weights(files, name, use);
+  if (!choice || use != HubUse::kModelWithEncoders || is_no_weights(choice->files[0].path)) return choice;
+  if (const RemoteFile* encoders = choose_encoders(files, choice->files[0].path)) choice->files.push_back(*encoders);
   return choice;
 }
 

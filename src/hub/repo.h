@@ -35,14 +35,18 @@ Status parse_tree(std::string_view json, const std::string& where, std::vector<R
 // names, none of which begins with a dot or a dash.
 Status check_remote_path(const std::string& path);
 
-enum class HubUse { kModel, kDrafter };
+// kModelWithEncoders: its mmproj file comes along, if the repository has one.
+enum class HubUse { kModel, kModelWithEncoders, kDrafter };
 
 // The files that a name means, all parts of a split one, the first part first. The paths are checked.
 struct HubChoice {
-  std::vector<RemoteFile> files = {};
-  bool folder = false;    // a drafter in several safetensors files: what is opened is their folder
-  std::string note = {};  // what a user should know of the choice
+  std::vector<RemoteFile> files = {};  // the encoders come last
+  bool folder = false;                 // a drafter in several safetensors files: what is opened is their folder
+  std::string note = {};               // what a user should know of the choice
 };
+// The mmproj file for a model: of those in its folder or above, the nearest, then as find_mmproj() has it: the one named
+// like the model, then BF16, F16, F32, Q8_0. Null: there is none.
+const RemoteFile* choose_encoders(const std::vector<RemoteFile>& files, const std::string& model_path);
 Result<HubChoice> choose_files(const std::vector<RemoteFile>& files, const HubName& name, HubUse use);
 
 // "Q4_K_M", "UD-Q4_K_XL", "BF16"; empty: the name says none.

@@ -66,6 +66,7 @@ class WholePicture : public PictureRows {
  public:
   explicit WholePicture(const PictureSource& source) : source_(source) {}
   Result<bool> begin(const PictureHeader& h) override {
+    if (auto ok = check_header(h, source_, 0); !ok) return ok.error();  // sides, before their product
     if (auto ok = check_header(h, source_, h.width * h.height * 3); !ok) return ok.error();
     const PictureInfo info = info_of(h);
     stored_width_ = int(h.width);

@@ -1,12 +1,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cctype>
 #include <filesystem>
 #include <string_view>
 #include <tuple>
 
 #include "base/mmap.h"
+#include "formats/mmproj_name.h"
 #include "model/mmproj.h"
 
 namespace facet {
@@ -15,11 +15,6 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr size_t kMostFiles = 256;  // looked at in one search; a folder of models has fewer
-
-std::string lower(std::string s) {
-  for (char& c : s) c = char(std::tolower(static_cast<unsigned char>(c)));
-  return s;
-}
 
 // Whether a file's architecture is clip, by its first bytes: text models' metadata is long.
 bool begins_as_mmproj(const std::string& path) {
@@ -31,22 +26,26 @@ bool begins_as_mmproj(const std::string& path) {
   return head.starts_with("GGUF"sv) && head.find("general.architecture\x08\0\0\0\x04\0\0\0\0\0\0\0clip"sv) != head.npos;
 }
 
-// What a name says beside 'mmproj' and a type: '' or a model's name.
-std::string model_in_name(const std::string& path) {
-  std::string s = lower(fs::path(path).stem());
-  for (const char* word : {"mmproj", "bf16", "f16", "f32", "q8_0", "model"})
-    for (size_t at = s.find(word); at != s.npos; at = s.find(word)) s.erase(at, std::string_view(word).size());
-  const auto plain = [](char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0; };
-  while (!s.empty() && !plain(s.front())) s.erase(s.begin());
-  while (!s.empty() && !plain(s.back())) s.pop_back();
-  return s;
-}
-
 // BF16, F16, F32, Q8_0, others.
 int type_rank(const MmprojFile& m) {
   auto type = m.file().get_int("general.file_type");
   if (!type) return 4;
   return *type == 32 ? 0 : *type == 1 ? 1 : *type == 0 ? 2 : *type == 7 ? 3 : 4;
+}
+
+// GGUF files of a folder but the model's own.
+void list_files(const fs::path& folder, const std::string& model_path, std::vector<std::string>& paths) {
+  std::error_code ec;
+  for (fs::directory_iterator it(folder, ec), end; !ec && it != end && paths.size() < kMostFiles; it.increment(ec)) {
+    std::error_code none;
+    if (it->path().extension() == ".gguf" && it->is_regular_file(none) && !fs::equivalent(it->path(), model_path, none))
+      paths.push_back(folder == "." ? it->path().filename().string() : it->path().string());
+  }
+}
+
+// Whether a folder is below another one, by their names; nothing is below "".
+bool is_below(const fs::path& folder, const std::string& root) {
+  return !root.empty() && folder.string().starts_with(root + "/") && folder.string().size() > root.size() + 1;
 }
 
 struct Candidate {
@@ -67,7 +66,7 @@ Status check_mmproj(const MmprojFile& mmproj, const std::string& model_path, con
 }
 
 Result<std::string> find_mmproj(const std::string& option, const std::string& model_path, const ModelCfg& model,
-                                std::vector<std::string>* notes) {
+                                std::vector<std::string>* notes, const std::string& root) {
   if (option == "none") return std::string();
   if (option != "auto") {
     auto file = MmprojFile::open(option);
@@ -85,16 +84,11 @@ Result<std::string> find_mmproj(const std::string& option, const std::string& mo
     if (file) return model_path;
     note(file.error());
   }
-  std::error_code ec;
   std::vector<std::string> paths;
   fs::path folder = fs::path(model_path).parent_path();
   if (folder.empty()) folder = ".";
-  for (fs::directory_iterator it(folder, ec), end; !ec && it != end && paths.size() < kMostFiles; it.increment(ec)) {
-    std::error_code none;
-    if (it->path().extension() == ".gguf" && it->is_regular_file(none) && !fs::equivalent(it->path(), model_path, none))
-      paths.push_back(folder == "." ? it->path().filename().string() : it->path().string());
-  }
-  const std::string model_name = lower(fs::path(model_path).stem());
+  list_files(folder, model_path, paths);
+  while (is_below(folder, root)) list_files(folder = folder.parent_path(), model_path, paths);
   std::vector<Candidate> fit;
   for (const std::string& path : paths) {
     if (!begins_as_mmproj(path)) continue;
@@ -107,8 +101,7 @@ Result<std::string> find_mmproj(const std::string& option, const std::string& mo
       note(ok.error());
       continue;
     }
-    const std::string named = model_in_name(path);
-    fit.push_back({named.empty() ? 1 : model_name.find(named) != model_name.npos ? 0 : 2, type_rank(*file), path});
+    fit.push_back({mmproj_name_rank(path, model_path), type_rank(*file), path});
   }
   if (fit.empty()) return std::string();
   return std::min_element(fit.begin(), fit.end(),

@@ -98,8 +98,9 @@ Status check_mmproj(const MmprojFile& mmproj, const std::string& model_path, con
 
 // The mmproj file for a model: option is a path, "auto" (beside the model, by content: its width, and that the
 // encoders are whole; of several the one named like the model, then BF16, F16, F32, Q8_0; the model itself, if it holds
-// encoders) or "none". "": there is none. notes: lines about files that were left out and why.
+// encoders) or "none". "": there is none. notes: lines about files that were left out and why. root: a folder that the
+// model may be far below, as that of a repository: folders between count as beside it, too.
 Result<std::string> find_mmproj(const std::string& option, const std::string& model_path, const ModelCfg& model,
-                                std::vector<std::string>* notes = nullptr);
+                                std::vector<std::string>* notes = nullptr, const std::string& root = "");
 
 }  // namespace facet

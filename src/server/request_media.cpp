@@ -18,10 +18,12 @@ namespace {
 
 using Kind = ContentPart::Kind;
 
-const char* media_name(Kind kind) {
-  switch (kind) {
+bool is_frame(const ContentPart& p) { return p.kind == Kind::kImage && !p.before.empty(); }
+
+const char* media_name(const ContentPart& p) {
+  switch (p.kind) {
     case Kind::kImage:
-      return "picture";
+      return is_frame(p) ? "video" : "picture";
     case Kind::kAudio:
       return "sound";
     case Kind::kVideo:
@@ -33,14 +35,21 @@ const char* media_name(Kind kind) {
   return "file";
 }
 
+// Of a video, the first frame's time is the one without a space before it.
+bool begins_video(const ContentPart& p) { return is_frame(p) && p.before[0] != ' '; }
+
 bool is_media(const ContentPart& p) { return p.kind != Kind::kText; }
 
 // Parts with their lines: texts beside a line are one text with it, so that it stands on a line of its own.
 std::vector<ContentPart> with_lines(const std::vector<ContentPart>& parts, Dropped& left_out) {
   std::vector<ContentPart> out;
-  bool line = false;  // the last one is a line of ours
+  bool line = false;   // the last one is a line of ours
+  bool frame = false;  // and stands for a frame, and so for all that follow it
   for (const ContentPart& p : parts) {
     const bool now = is_media(p) && p.error;
+    const bool told = now && frame && is_frame(p) && !begins_video(p);
+    frame = now && is_frame(p);
+    if (told) continue;
     if (is_media(p) && !now) {
       out.push_back(p);
       line = false;
@@ -53,7 +62,7 @@ std::vector<ContentPart> with_lines(const std::vector<ContentPart>& parts, Dropp
     } else {
       out.push_back({Kind::kText, now ? media_line(p) : p.text});
     }
-    if (now) left_out.add(&Dropped::media, media_name(p.kind));
+    if (now) left_out.add(&Dropped::media, media_name(p));
     line = now;
   }
   return out;
@@ -82,6 +91,17 @@ void open_file(ContentPart& p, const std::string& folder) {
   p.bytes = std::make_shared<const std::string>(std::move(*bytes));
 }
 
+// What has a place in the request: with its bytes, to be fetched, or with an error.
+void find_bytes(ContentPart& p, const std::string& at, const ApiDefaults& d) {
+  if (!d.media_path.empty() && p.url.starts_with(kFileUrl))
+    open_file(p, d.media_path);
+  else if (d.fetch_media && (p.url.starts_with("https://") || p.url.starts_with("http://")))
+    p.error.reset(), p.bytes = std::make_shared<const std::string>();  // fetched later
+  else if (!p.bytes && !p.error)
+    refuse(p, at, fmt::format("expected the bytes of a {}", media_name(p)),
+           "this server takes them in base64, as data: URLs", "it cannot be read");
+}
+
 }  // namespace
 
 size_t newest_of_user(const std::vector<Message>& messages) {
@@ -106,7 +126,7 @@ std::string media_place(const Json& list, const char* key) {
   return key;
 }
 
-std::string media_line(const ContentPart& p) { return fmt::format("[{} left out: {}]", media_name(p.kind), p.reason); }
+std::string media_line(const ContentPart& p) { return fmt::format("[{} left out: {}]", media_name(p), p.reason); }
 
 Content content_of(std::vector<ContentPart> parts) {
   if (std::any_of(parts.begin(), parts.end(), is_media)) return parts;
@@ -146,7 +166,7 @@ Status settle_media(ApiRequest& r) {
 }
 
 void leave_media_out(Fields& f, ApiRequest& r, const ApiDefaults& d, const std::string& last) {
-  size_t n = 0;
+  size_t n = 0, n_frames = 0;
   for (size_t i = r.messages.size(); i-- > 0;) {
     Message& m = r.messages[i];
     auto* parts = std::get_if<std::vector<ContentPart>>(&m.content);
@@ -155,22 +175,27 @@ void leave_media_out(Fields& f, ApiRequest& r, const ApiDefaults& d, const std::
       ContentPart& p = (*parts)[k];
       if (!is_media(p)) continue;
       const std::string at = !last.empty() ? last : fmt::format("messages[{}].content[{}].type", i, k);
-      const bool taken = (p.kind == Kind::kImage && d.takes_pictures) || (p.kind == Kind::kAudio && d.takes_sound);
+      const bool seen = p.kind == Kind::kImage || p.kind == Kind::kVideo;
+      const bool taken = (seen && d.takes_pictures) || (p.kind == Kind::kAudio && d.takes_sound);
       if (!taken)
-        refuse(p, at, fmt::format("expected text, found a {}", media_name(p.kind)),
+        refuse(p, at, fmt::format("expected text, found a {}", media_name(p)),
                d.no_media.empty() ? "not supported" : d.no_media, "this model takes none");
       else if (m.role == "system" || m.role == "developer")
-        refuse(p, at, fmt::format("expected text, found a {}", media_name(p.kind)), "", "system messages have none");
+        refuse(p, at, fmt::format("expected text, found a {}", media_name(p)), "", "system messages have none");
       else if (++n > kMaxMedia)
-        refuse(p, at, fmt::format("expected at most {} pictures and sounds in a request", kMaxMedia),
+        refuse(p, at, fmt::format("expected at most {} pictures, videos and sounds in a request", kMaxMedia),
                "send fewer of them", "a request has too many");
-      else if (!d.media_path.empty() && p.url.starts_with(kFileUrl))
-        open_file(p, d.media_path);
-      else if (d.fetch_media && (p.url.starts_with("https://") || p.url.starts_with("http://")))
-        p.error.reset(), p.bytes = std::make_shared<const std::string>();  // fetched later
-      else if (!p.bytes && !p.error)
-        refuse(p, at, fmt::format("expected the bytes of a {}", media_name(p.kind)),
-               "this server takes them in base64, as data: URLs", "it cannot be read");
+      else if (!p.frames)
+        find_bytes(p, at, d);
+      else if ((n_frames += p.frames->size()) > kMaxFrames)
+        refuse(p, at, fmt::format("expected at most {} frames of videos in a request", kMaxFrames),
+               "send fewer of them", "a request has too many");
+      else {
+        std::vector<ContentPart> frames = *p.frames;  // p goes
+        for (ContentPart& frame : frames) find_bytes(frame, frame.where, d);
+        parts->erase(parts->begin() + ptrdiff_t(k));
+        parts->insert(parts->begin() + ptrdiff_t(k), frames.begin(), frames.end());
+      }
     }
   }
   if (auto ok = settle_media(r); !ok) f.fail(ok.error());

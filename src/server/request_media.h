@@ -9,7 +9,8 @@
 // user's, and elsewhere one line of text in their place.
 namespace facet {
 
-inline constexpr size_t kMaxMedia = 32;                          // pictures and sounds of a request
+inline constexpr size_t kMaxMedia = 32;                          // pictures, videos and sounds of a request
+inline constexpr size_t kMaxFrames = 128;                        // of all its videos
 inline constexpr std::string_view kMediaMarker = "<__media__>";  // stands for one in a prompt of /completion
 
 class Fields;

@@ -221,7 +221,7 @@ std::string marked_placeholder(const ContentPart& p, MediaParts& media) {
   const std::string_view text = placeholder(p.kind);
   if (text.empty()) return "";
   media.push_back(&p);
-  return fmt::format("{}{}", kMediaMark, text);
+  return fmt::format("{}{}{}", p.before, kMediaMark, text);
 }
 
 std::string render_content(const Message& m, MediaParts& media) {

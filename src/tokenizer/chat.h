@@ -18,10 +18,12 @@ struct ContentPart {
   std::string text{};                          // of kText
   std::shared_ptr<const std::string> bytes{};  // of the others: the file, still encoded
   int budget = 0;                              // of kImage: most soft tokens; 0: as the server is set
-  std::string url{};                           // where there are none: what names them
-  std::string where{};                         // its place in the request, for errors
-  std::optional<Error> error{};                // why it cannot be taken
-  const char* reason = "it cannot be read";    // the same, in a few words
+  std::string before{};                        // of kImage: text that comes before it, as the time of a video's frame
+  std::shared_ptr<const std::vector<ContentPart>> frames{};  // of kVideo: pictures, each with its time before it
+  std::string url{};                                         // where there are none: what names them
+  std::string where{};                                       // its place in the request, for errors
+  std::optional<Error> error{};                              // why it cannot be taken
+  const char* reason = "it cannot be read";                  // the same, in a few words
   bool operator==(const ContentPart& o) const { return kind == o.kind && text == o.text && bytes == o.bytes; }
 };
 // Nothing (JSON null), a text, or parts.

@@ -53,7 +53,7 @@ Result<ContentPart> part_from_json(const Json& j, const std::string& where) {
   } else if (type == "audio" || type == "input_audio") {
     part = media_from_json(ContentPart::Kind::kAudio, j, where);
   } else if (type == "video" || type == "video_url") {
-    part.kind = ContentPart::Kind::kVideo;
+    part = video_from_json(j, where);
   } else {
     return Error{
         where + ".type",

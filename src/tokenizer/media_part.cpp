@@ -102,4 +102,50 @@ ContentPart media_from_json(ContentPart::Kind kind, const Json& j, const std::st
                 fmt::format("expected {}, found nothing", picture ? "image_url or image" : "input_audio or audio"), "");
 }
 
+std::vector<int64_t> video_frames(int64_t n) {
+  std::vector<int64_t> out;
+  for (int64_t i = 0; i < std::min<int64_t>(n, kVideoFrames); ++i)
+    out.push_back(n <= kVideoFrames ? i : i * n / kVideoFrames);
+  return out;
+}
+
+std::string frame_time(int64_t second) { return fmt::format("{:02}:{:02}", second / 60, second % 60); }
+
+ContentPart video_from_json(const Json& j, const std::string& where) {
+  constexpr auto kVideo = ContentPart::Kind::kVideo;
+  constexpr const char* kShape =
+      "write {\"type\": \"video\", \"frames\": [\"data:image/png;base64,...\", ...], \"fps\": 1}, fps being that of "
+      "the frames";
+  const Json* list = member(j, "frames");
+  if (!list || !list->is_array() || list->empty())
+    return unread(kVideo, where + ".frames",
+                  fmt::format("expected a list of pictures, found {}", !list              ? "none"
+                                                                       : list->is_array() ? "an empty one"
+                                                                                          : list->type_name()),
+                  kShape);
+  constexpr double kMostFps = 1000, kLeastFps = 1e-4;
+  const Json* fps = member(j, "fps");
+  const double rate = fps && fps->is_number() ? fps->get<double>() : 0;
+  if (!(rate >= kLeastFps && rate <= kMostFps))
+    return unread(kVideo, where + ".fps", fmt::format("expected frames a second, {} to {}", kLeastFps, kMostFps),
+                  kShape);
+  auto frames = std::make_shared<std::vector<ContentPart>>();
+  for (const int64_t i : video_frames(int64_t(list->size()))) {
+    const std::string at = fmt::format("{}.frames[{}]", where, i);
+    const std::string* text = string_in(&(*list)[size_t(i)], {"url", "data"});
+    ContentPart frame = text ? media_from_url(ContentPart::Kind::kImage, *text, at)
+                             : unread(ContentPart::Kind::kImage, at, "expected a data: URL or base64", "");
+    frame.budget = kFrameTokens;
+    read_detail(frame, j, where);
+    // The quotient may be a bit below a whole second that it stands for: 3 / 0.1 is not.
+    frame.before = before_frame(frames->size(), int64_t(double(i) / rate + 1e-9));
+    frames->push_back(std::move(frame));
+  }
+  ContentPart part;
+  part.kind = kVideo;
+  part.where = where;
+  part.frames = std::move(frames);
+  return part;
+}
+
 }  // namespace facet

@@ -1,6 +1,8 @@
 #pragma once
+#include <cstdint>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "tokenizer/chat.h"
 
@@ -16,5 +18,15 @@ void read_detail(ContentPart& part, const Json& object, const std::string& where
 // {type: image_url, image_url: URL or {url, detail}}, {type: image, image: ..., url: ...},
 // {type: input_audio, input_audio: {data, format}}, {type: audio, audio: ..., url: ...}
 ContentPart media_from_json(ContentPart::Kind kind, const Json& part, const std::string& where);
+
+// A video is pictures with times between them: "00:00 <picture> 00:02 <picture>". Those it is made of, of n there are:
+// all, or kVideoFrames of them at equal steps, as the official processor takes them.
+inline constexpr int kVideoFrames = 32, kFrameTokens = 70;  // most soft tokens of one
+std::vector<int64_t> video_frames(int64_t n);
+std::string frame_time(int64_t second);  // mm:ss
+// What stands before frame i of a video.
+inline std::string before_frame(size_t i, int64_t second) { return (i > 0 ? " " : "") + frame_time(second) + " "; }
+// {type: video, frames: [URL or {url}, ...], fps: frames a second}
+ContentPart video_from_json(const Json& part, const std::string& where);
 
 }  // namespace facet

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
 """facet daemon: daemon_test.py PROGRAM. Both protocols, against what `facet run` says; with FACET_TEST_FULL longer."""
+import base64
 import json
 import os
 import pathlib
@@ -325,6 +326,45 @@ class Json(Case):
         d.say('{"id": "last", "op": "generate", "text": "Hello", "n_predict": 2}')
         while self.event(d)["event"] != "done":
             pass
+        self.assertEqual(d.end()[0], 0)
+
+    def test_pictures_and_sounds(self):
+        with tempfile.TemporaryDirectory() as folder:
+            mmproj = pathlib.Path(folder) / "mmproj.gguf"
+            subprocess.run([PROGRAM, "synth", "--mmproj", "nano", "--quant", "BF16", mmproj], check=True, capture_output=True)
+            d = self.start("--mmproj", str(mmproj), "--image-tokens", "70")
+            media = ROOT / "tests/data/media"
+            b64 = {n: base64.b64encode((media / n).read_bytes()).decode() for n in ("kinds/grey.jpg", "kinds/lossy.webp", "tone.flac")}
+            text = "<|turn>user\n<__media__>and<__media__>What?<turn|>\n<|turn>model\n"
+
+            def ask(data, text=text, **more):
+                d.say(json.dumps({"id": 1, "op": "generate", "text": text, "n_predict": 8, "temperature": 0, "multimodal_data": data, **more}))
+                ids = []
+                while (e := self.event(d))["event"] == "tokens":
+                    ids += e["ids"]
+                return (ids, e["prompt_tokens"], e["cached_tokens"]) if e["event"] == "done" else e["message"]
+            first = ask([b64["kinds/grey.jpg"], b64["tone.flac"]])
+            self.assertGreater(first[1], 80)
+            again = ask(["data:image/jpeg;base64," + b64["kinds/grey.jpg"], b64["tone.flac"]])
+            self.assertEqual(again[:2], first[:2])
+            self.assertGreaterEqual(again[2], first[1] - 2)
+            other = ask([b64["kinds/lossy.webp"], b64["tone.flac"]], cache=False)
+            self.assertLess(ask([b64["kinds/lossy.webp"], b64["tone.flac"]])[2], other[1] // 2)  # of another picture nothing is taken
+            # The command line says the same of one picture.
+            ran = subprocess.run([PROGRAM, "run", "--backend", "cpu", "-p", "What?", "-n", "8", "--temp", "0", "--mmproj", mmproj, "--image-tokens",
+                                  "70", "--image", media / "kinds/grey.jpg"], check=True, capture_output=True, text=True)
+            one = ask([b64["kinds/grey.jpg"]], "<|turn>user\n<__media__>What?<turn|>\n<|turn>model\n<|channel>thought\n<channel|>")
+            self.assertEqual(int(re.search(r"prompt (\d+) tokens", ran.stderr)[1]), one[1])
+            for data, text, message in (([b64["kinds/grey.jpg"]], text, "expected one for each"), ([b64["tone.flac"]] * 3, text, "expected one for each"),
+                                        (["!"], "<__media__>", "multimodal_data[0]"), (["AAAA"], "<__media__>", "multimodal_data[0]"),
+                                        ([1], "<__media__>", "multimodal_data[0]"), ("x", "<__media__>", "an array"), (["AAAA"] * 33, "<__media__>", "at most 32"),
+                                        ([b64["kinds/grey.jpg"][:400]], "<__media__>", "multimodal_data[0]"), ([], "<__media__>", "expected one for each")):
+                self.assertIn(message, ask(data, text))
+            self.assertEqual(ask([b64["kinds/grey.jpg"], b64["tone.flac"]])[:2], first[:2])
+            self.assertEqual(d.end()[0], 0)
+        d = self.start()
+        d.say(json.dumps({"id": 1, "op": "generate", "text": "<__media__>", "multimodal_data": ["AAAA"]}))
+        self.assertIn("--mmproj FILE", self.event(d)["message"])
         self.assertEqual(d.end()[0], 0)
 
     def test_what_is_wrong_is_told(self):

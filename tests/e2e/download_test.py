@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# Long: one hub of its own, and a test for each of its faults.
 """Downloads from a hub of the test's own, with faults: download_test.py PROGRAM. Only Python's standard library.
 
 FACET_TEST_FULL=1 also fetches 1 GB over a connection that drops ten times."""
@@ -459,6 +460,64 @@ class DownloadTest(unittest.TestCase):
                 self.assertEqual((status, answer["choices"][0]["message"]["content"]), (200, "17 + 25 = 42"))
             finally:
                 server.stop()
+
+    def with_encoders(self):
+        """A repository with encoders that fit, in two types, above a model in a folder."""
+        files = {}
+        for quant in ("F16", "Q8_0"):
+            path = pathlib.Path(self.folder.name) / f"mmproj-{quant}.gguf"
+            done = self.facet("synth", "--mmproj", "nano", "--quant", quant, path)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            files[path.name] = File(path.read_bytes())
+        self.hub.repos["u/sees"] = {"Q8/facet-nano-Q8_0.gguf": File(NANO.read_bytes()), **files}
+
+    def test_encoders_come_with_a_model(self):
+        self.with_encoders()
+        picture = MODELS / "facet-nano-loss.png"
+        run = ("run", "-p", "What is it?", "-n", "2", "-c", "1024", "--draft", "none", "-hf", "u/sees:Q8_0")
+        encoders = self.cache / "u/sees/mmproj-F16.gguf"
+        for leave in (("--no-mmproj",), ("--mmproj", "none"), ("--mmproj", pathlib.Path(self.folder.name) / "mmproj-Q8_0.gguf")):
+            done = self.facet(*run, *leave)
+            self.assertEqual((done.returncode, encoders.exists()), (0, False), done.stderr)
+        # What takes no pictures fetches none.
+        self.assertEqual(self.facet("tokenize", "-hf", "u/sees:Q8_0", input="x").returncode, 0)
+        self.assertEqual(self.facet("download", "u/sees:Q8_0", "--no-mmproj").returncode, 0)
+        self.assertFalse(encoders.exists())
+        # Offline the model is taken as it is, and a picture is an error that says what is missing.
+        done = self.facet(*run, "--offline")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("--mmproj FILE", self.facet(*run, "--offline", "--image", picture).stderr)
+        done = self.facet(*run, "--image", picture)
+        self.assertEqual((done.returncode, encoders.exists()), (0, True), done.stderr)
+        self.assertIn("mmproj-F16.gguf: complete, SHA-256 verified", done.stderr)
+        self.assertEqual(list((self.cache / "u/sees").glob("mmproj-Q8_0*")), [])
+        for args in ((), ("--offline",)):
+            done = self.facet(*run, "--image", picture, *args)
+            self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(len(self.hub.asked("mmproj-F16.gguf")), 1)
+        self.assertIn("mmproj-F16.gguf", self.facet("plan", "-hf", "u/sees:Q8_0", "--offline").stdout)
+
+    def test_encoders_come_to_servers(self):
+        self.with_encoders()
+        encoders = self.cache / "u/sees/mmproj-F16.gguf"
+        for flags, comes in ((("-m", "a=hf:u/sees:Q8_0", "-m", f"b={NANO}", "--no-mmproj"), False),
+                             (("-m", "a=hf:u/sees:Q8_0", "-m", f"b={NANO}"), True), (("-hf", "u/sees:Q8_0"), True)):
+            server = Serving(*flags, "-c", 512, env=self.env())
+            try:
+                end = time.time() + 60
+                while server.request("GET", "/health")[0] == 503 and time.time() < end:
+                    time.sleep(.1)
+                self.assertEqual(encoders.exists(), comes, flags)
+                if "-hf" in flags:
+                    self.assertTrue(server.request("GET", "/props")[2]["modalities"]["vision"])
+            finally:
+                server.stop()
+
+    def test_download_brings_encoders_and_prints_the_model(self):
+        self.with_encoders()
+        done = self.facet("download", "u/sees:Q8_0")
+        self.assertEqual((done.returncode, done.stdout), (0, f"{self.cache}/u/sees/Q8/facet-nano-Q8_0.gguf\n"), done.stderr)
+        self.assertTrue((self.cache / "u/sees/mmproj-F16.gguf").exists())
 
     def test_preset_takes_it(self):
         self.nano()

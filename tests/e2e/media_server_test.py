@@ -3,8 +3,10 @@ pictures are other answers, what cannot be taken is one error or one line, and u
 import base64
 import concurrent.futures
 import json
+import os
 import pathlib
 import random
+import re
 import subprocess
 import sys
 import tempfile
@@ -32,6 +34,10 @@ SOUND = "tone.flac"
 
 def image(path, **more):
     return {"type": "image_url", "image_url": {"url": url(path), **more}}
+
+
+def video(paths, fps, **more):
+    return {"type": "video", "frames": [url(p) for p in paths], "fps": fps, **more}
 
 
 def text(s):
@@ -208,6 +214,60 @@ class Media(unittest.TestCase):
         self.assertEqual(e["code"], "context_length_exceeded")
         self.assertIn("at most 32", self.chat([image(RED)] * 33, status=400)["error"]["message"])
 
+    def rendered(self, parts, server=None):
+        return self.post("/apply-template", {"messages": [{"role": "user", "content": parts}]}, server=server)[0]["prompt"]
+
+    def test_a_video_is_pictures_with_their_times(self):
+        parts = [video([RED, GREY, LOSSY], 0.5), text("What happens?")]
+        prompt = self.rendered(parts)
+        self.assertIn("user\n00:00 <|image|> 00:02 <|image|> 00:04 <|image|>What happens?<turn|>", prompt)
+        a = self.chat(parts, cache_prompt=False)
+        self.chat(parts)
+        # The same tokens as those of the text with pictures by hand: all are found in the cache.
+        marker = self.server.request("GET", "/props")[2]["media_marker"]
+        b, _ = self.post("/completion", {"n_predict": 1, "temperature": 0, "prompt": {
+            "prompt_string": prompt.removeprefix("<bos>").replace("<|image|>", marker),
+            "multimodal_data": [b64(p) for p in (RED, GREY, LOSSY)]}})
+        self.assertEqual(b["tokens_evaluated"], a["usage"]["prompt_tokens"])
+        self.assertGreaterEqual(b["timings"]["cache_n"], b["tokens_evaluated"] - 2)
+        # Another order of frames, and other times, are other prompts.
+        self.assertNotEqual(self.rendered([video([RED, GREY, LOSSY], 1), text("What happens?")]), prompt)
+        again = self.chat(parts)
+        self.assertEqual((self.words(again), again["timings"]["media"]["encoded_n"]), (self.words(a), 0))
+
+    def test_of_a_long_video_32_frames_are_taken(self):
+        prompt = self.rendered([video([GREY] * 100, 10)])
+        times = [f"00:{i * 100 // 32 // 10:02}" for i in range(32)]
+        self.assertIn(" ".join(t + " <|image|>" for t in times), prompt)
+        # A tenth of a second as a binary number: frame 30 is at 3 s, not a bit before.
+        self.assertIn("00:03 <|image|>", self.rendered([video([GREY] * 31, 10)])[-300:])
+        e = self.chat([video([GREY] * 32, 1) for _ in range(5)], status=400)["error"]
+        self.assertIn("at most 128 frames", e["message"])
+
+    def test_what_is_wrong_with_a_video_is_an_error_or_a_line(self):
+        good = video([RED, GREY], 1)
+        broken = {**good, "frames": [url(RED), "data:image/png;base64,AAAA", "data:,x"]}
+        for part, where, what in (({**good, "fps": None}, "fps", "frames a second"), ({**good, "fps": 0}, "fps", ""),
+                                  ({**good, "fps": "2"}, "fps", ""), ({**good, "fps": 1e9}, "fps", ""),
+                                  ({**good, "frames": []}, "frames", "an empty one"),
+                                  ({"type": "video", "video": "data:video/mp4;base64,AAAA"}, "frames", "found none"),
+                                  ({"type": "video_url", "video_url": {"url": "data:video/mp4;base64,AAAA"}}, "frames", ""),
+                                  (broken, "frames[2]", "data: URL"),
+                                  ({**good, "frames": broken["frames"][:2]}, "frames[1]", "JPEG"), ({**good, "frames": [1]}, "frames[0]", "data: URL"),
+                                  ({**good, "max_soft_tokens": 3}, "max_soft_tokens", "")):
+            e = self.chat([text("hi"), part], status=400)["error"]
+            self.assertIn(f"messages[0].content[1].{where}", e["message"] + str(e["param"]))
+            self.assertIn(what, e["message"])
+        for part, server, why in ((broken, self.server, "it cannot be read"), ({**good, "fps": 0}, self.server, "it cannot be read"),
+                                  (good, self.blind, "this model takes none")):
+            p, headers = self.post("/apply-template", {"messages": [
+                {"role": "user", "content": [text("see"), part, part]}, {"role": "assistant", "content": "ok"},
+                {"role": "user", "content": "go on"}]}, server=server)
+            # One line for each video, however many of its frames cannot be taken.
+            self.assertEqual(p["prompt"].count(f"[video left out: {why}]"), 2, p["prompt"])
+        e = self.chat([good], status=400, server=self.blind)["error"]
+        self.assertIn("found a video", e["message"])
+
     def test_tools_give_pictures_back(self):
         messages = [{"role": "user", "content": "look"},
                     {"role": "assistant", "tool_calls": [{"id": "c", "type": "function",
@@ -305,6 +365,55 @@ class Media(unittest.TestCase):
         a = self.chat([{"role": "user", "content": [image(RED)]}, {"role": "assistant", "content": "ok"},
                        {"role": "user", "content": "hi"}], server=self.blind)
         self.assertNotIn("image_tokens", a["usage"]["prompt_tokens_details"])
+
+
+class VideoFiles(unittest.TestCase):
+    """`run --video` and `/video` of a chat, with an ffmpeg that plays by a script."""
+
+    def setUp(self):
+        self.folder = tempfile.TemporaryDirectory()
+        self.at = pathlib.Path(self.folder.name)
+        subprocess.run([PROGRAM, "synth", "--mmproj", "nano", "--quant", "BF16", self.at / "mmproj.gguf"], check=True, capture_output=True)
+        (self.at / "a.mp4").write_text("a video")
+        index = "#tb 0: 1/2\n" + "".join(f"0, {i}, {i}, 1, 9, 0x0\n" for i in range(4))
+        (self.at / "index").write_text(index)
+        (self.at / "bin").mkdir()
+        program = self.at / "bin" / "ffmpeg"
+        program.write_text(f"#!/bin/sh\ncase \"$*\" in *framecrc*) cat {self.at}/index;; *) for i in 1 2 3 4; do "
+                           f"cat {DATA}/kinds/interlaced.png; done;; esac\n")
+        program.chmod(0o700)
+
+    def tearDown(self):
+        self.folder.cleanup()
+
+    def facet(self, *args, path=None, **more):
+        env = {**os.environ, "PATH": path or f"{self.at}/bin:/usr/bin:/bin"}
+        return subprocess.run([PROGRAM, *args, "-m", NANO, "--mmproj", self.at / "mmproj.gguf", "--temp", "0"], env=env,
+                              capture_output=True, text=True, timeout=120, **more)
+
+    def test_run_takes_one(self):
+        ran = self.facet("run", "--video", self.at / "a.mp4", "-p", "What is it?", "-n", "4")
+        self.assertEqual(ran.returncode, 0, ran.stderr)
+        tokens = int(re.search(r"prompt (\d+) tokens", ran.stderr)[1])
+        picture = self.facet("run", "--image", DATA / "kinds/interlaced.png", "--image-tokens", "70", "-p", "What is it?", "-n", "4")
+        one = int(re.search(r"prompt (\d+) tokens", picture.stderr)[1])
+        self.assertGreater(tokens, 3 * one)
+
+    def test_without_the_program_it_says_so(self):
+        ran = self.facet("run", "--video", self.at / "a.mp4", "-p", "x", path="/nonexistent")
+        self.assertEqual(ran.returncode, 1)
+        self.assertRegex(ran.stderr, r"\nfacet: \S+a\.mp4: expected the program ffmpeg.*--image.*\n$")
+
+    def test_chat_takes_one_and_saves_it_by_name(self):
+        saved = self.at / "saved.json"
+        lines = f"/video {self.at / 'a.mp4'}\nWhat is it?\n/save {saved}\n/load {saved}\nAnd now?\n/video {self.at / 'none.mp4'}\n"
+        ran = self.facet("chat", "-n", "4", input=lines)
+        self.assertEqual(ran.returncode, 0, ran.stderr)
+        self.assertRegex(ran.stdout, r"a\.mp4: 4 pictures, \d+ tokens, for what you write next")
+        self.assertIn("messages loaded", ran.stdout)
+        self.assertIn("none.mp4", ran.stderr)
+        parts = json.loads(saved.read_text())["messages"][0]["content"]
+        self.assertEqual(parts, [{"type": "video", "path": str(self.at / "a.mp4")}, {"type": "text", "text": "What is it?"}])
 
 
 if __name__ == "__main__":

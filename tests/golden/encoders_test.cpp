@@ -1,10 +1,16 @@
 // Encoders of pictures and sound against the official implementation, stage by stage (tests/data/README.md).
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 
 #include "backend/cpu/cpu_fast.h"
 #include "backend/lockstep.h"
 #include "support/encoder_bench.h"
+#include "support/rewrite_gguf.h"
 
 namespace facet::test {
 namespace {
@@ -70,6 +76,63 @@ TEST_P(Encoders, TheCpuBackendAgrees) {
   AudioBench<CpuFast> a(m.file(), 128, 2);
   const auto rows = m.goldens().values<float>(a.c.is_unified ? "sound.frames" : "sound.mel");
   EXPECT_GE(least_cosine(a.soft(rows), m.goldens().values<float>("sound.soft"), a.c.d_out), .9995);
+}
+
+// The tensor's values times 2^17, which bf16 and f32 have and 16-bit halves have not.
+std::vector<std::byte> enlarged(const TensorView& t) {
+  std::vector<std::byte> out(t.data.begin(), t.data.end());
+  constexpr int kMore = 17;
+  if (t.type == DType::kF32)
+    for (size_t i = 0; i < out.size(); i += 4) {
+      float x;
+      std::memcpy(&x, out.data() + i, 4);
+      x = std::ldexp(x, kMore);
+      std::memcpy(out.data() + i, &x, 4);
+    }
+  else
+    for (size_t i = 0; i < out.size(); i += 2) {
+      uint16_t x;
+      std::memcpy(&x, out.data() + i, 2);
+      if (x & 0x7F80) x = uint16_t(x + (kMore << 7));  // its exponent
+      std::memcpy(out.data() + i, &x, 2);
+    }
+  return out;
+}
+// Planted: what leaves the patches or the tower in half precision.
+struct HalfTail : CpuRef {
+  void shift_scale(Rows x, Vec shift, Vec scale) {
+    CpuRef::shift_scale(x, shift, scale);
+    std::vector<float> v = to_host(x);
+    for (float& f : v) f = std::abs(f) > 65504 ? std::copysign(INFINITY, f) : f;
+    from_host(x, v);
+  }
+};
+
+// What a norm follows may be of any size: 26B's tower and 12B's patches leave the range of half precision.
+TEST(EncoderRange, ValuesBeyondHalfPrecisionChangeNothing) {
+  const std::map<std::string, std::vector<std::string>> cases{
+      {"large", {"v.std_scale"}}, {"unified", {"v.patch_embd.weight", "v.patch_embd.bias"}}};
+  for (const auto& c : cases) {
+    const std::string& name = c.first;
+    const std::vector<std::string>& grown = c.second;
+    const MediaCase m = media_case(name);
+    const std::string path = testing::TempDir() + "enlarged-" + std::to_string(::getpid()) + ".gguf";
+    Rewrite r;
+    r.bytes = [&](const TensorView& t) {
+      const bool grows = std::find(grown.begin(), grown.end(), t.name) != grown.end();
+      return grows ? enlarged(t) : std::vector<std::byte>(t.data.begin(), t.data.end());
+    };
+    rewrite_gguf(m.folder + "/mmproj-BF16.gguf", path, r);
+    const auto want = m.goldens().values<float>("grid.soft");
+    const Picture p[] = {golden_picture("grid")};
+    VisionBench<CpuRef> ref(must(MmprojFile::open(path)), 64);
+    EXPECT_LE(relative_difference(ref.soft(p), want), kBound) << name;
+    VisionBench<CpuFast> fast(must(MmprojFile::open(path)), 64, 2);
+    EXPECT_GE(least_cosine(fast.soft(p), want, fast.c.d_out), .9995) << name;
+    VisionBench<HalfTail> half(must(MmprojFile::open(path)), 64);
+    EXPECT_FALSE(relative_difference(half.soft(p), want) <= .1) << name;
+    std::filesystem::remove(path);
+  }
 }
 
 TEST_P(Encoders, EveryVerbIsInLockstep) {

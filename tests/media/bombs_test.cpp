@@ -201,6 +201,7 @@ std::vector<Bomb> bombs() {
       {"GIF with a million extensions", gif(9, 9, extensions), "ends before its first picture"},
       {"BMP with negative sides", bmp(-10, -10, 24, "abc"), "BMP of -10 x 10 pixels; expected sides of at least 1"},
       {"BMP of height -2^31", bmp(10, INT32_MIN, 24, "abc"), "BMP of 10 x 2147483648 pixels"},
+      {"BMP of 2^31 squared", bmp(INT32_MAX, INT32_MIN, 24, "abc"), "BMP of 2147483647 x 2147483648 pixels"},
       {"BMP of 8,000 squared without pixels", bmp(8'000, 8'000, 32, "abc"), "its pixels are bytes 54 to"},
       {"JPEG of 65,535 squared", jpeg("baseline-420.jpg", 65'535, 65'535), "file: "},
       {"JPEG of 65,500 squared", jpeg("baseline-420.jpg", 65'500, 65'500),

@@ -22,20 +22,29 @@ struct Prompt {
   }
 };
 
+// What a prompt is computed with that is not in it; everything else is a planted bug.
+struct How {
+  bool pictures_ahead = true, sound_ahead = false;
+  float scale = 1;        // of soft tokens
+  bool own_rows = false;  // a placeholder's per-layer embeddings are those of its id, not of <pad>
+};
+
 // The tokens of a picture behind each of its tokens.
-inline std::vector<int32_t> ahead_of(const Prompt& p) {
+inline std::vector<int32_t> ahead_of(const Prompt& p, const How& how) {
   std::vector<int32_t> ahead(p.ids.size(), 0);
   for (size_t i = p.ids.size(); i-- > 1;)
-    if (p.types[i] == 1 && p.types[i - 1] == 1) ahead[i - 1] = ahead[i] + 1;
+    if (p.types[i] == p.types[i - 1] &&
+        ((p.types[i] == 1 && how.pictures_ahead) || (p.types[i] == 3 && how.sound_ahead)))
+      ahead[i - 1] = ahead[i] + 1;
   return ahead;
 }
 
 // Logits of the prompt, cut at these places: no cut may lie in a picture.
 template <class B>
-std::vector<float> logits_of(Harness<B>& h, const Prompt& p, std::vector<size_t> cuts, bool ahead_on = true) {
+std::vector<float> logits_of(Harness<B>& h, const Prompt& p, std::vector<size_t> cuts, const How& how = {}) {
   h.cache().clear(0);
   std::vector<float> all;
-  const auto ahead = ahead_of(p);
+  const auto ahead = ahead_of(p, how);
   const int D = h.cfg.d_model;
   size_t soft_at = 0;
   cuts.push_back(p.ids.size());
@@ -45,9 +54,13 @@ std::vector<float> logits_of(Harness<B>& h, const Prompt& p, std::vector<size_t>
     h.begin();
     for (size_t i = 0; i < n; ++i) {
       const bool is_soft = p.types[at + i] != 0;
-      token[i] = is_soft ? 0 : p.ids[at + i];
-      see[i] = ahead_on ? ahead[at + i] : 0;
-      if (is_soft) soft[i] = h.runner().add_soft(std::span(p.soft).subspan(soft_at++ * size_t(D), size_t(D)));
+      token[i] = is_soft && !how.own_rows ? 0 : p.ids[at + i];
+      see[i] = ahead[at + i];
+      if (!is_soft) continue;
+      const auto from = p.soft.begin() + ptrdiff_t(soft_at++) * D;
+      std::vector<float> row(from, from + D);
+      for (float& x : row) x *= how.scale;
+      soft[i] = h.runner().add_soft(row);
     }
     h.add({.slot = 0, .token = token, .out = Out::kAll, .soft = soft, .ahead = see});
     const auto piece = h.forward();

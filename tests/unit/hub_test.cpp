@@ -66,6 +66,32 @@ TEST(Hub, ChoosesAModel) {
   EXPECT_NE(chosen(all, "u/r/none.gguf").find("none of that name"), std::string::npos);
 }
 
+// One of a repository's mmproj files comes along with its model, and with nothing else.
+TEST(Hub, ChoosesTheEncodersOfAModel) {
+  constexpr auto kBoth = HubUse::kModelWithEncoders;
+  const auto all = files({"g-Q4_K_M.gguf", "mmproj-F32.gguf", "mmproj-Q8_0.gguf", "mmproj-F16.gguf", "mmproj-BF16.gguf",
+                          "mtp-g-Q8_0.gguf", "mmproj.txt", "mmproj-BF16-00001-of-00002.gguf"});
+  EXPECT_EQ(chosen(all, "u/r", kBoth), "g-Q4_K_M.gguf mmproj-BF16.gguf");
+  EXPECT_EQ(chosen(all, "u/r"), "g-Q4_K_M.gguf");
+  EXPECT_EQ(chosen(all, "u/r/g-Q4_K_M.gguf", kBoth), "g-Q4_K_M.gguf mmproj-BF16.gguf");
+  EXPECT_EQ(chosen(all, "u/r/mmproj-F16.gguf", kBoth), "mmproj-F16.gguf");
+  EXPECT_EQ(chosen(files({"g-Q4_K_M.gguf", "mmproj-Q8_0.gguf", "mmproj-F16.gguf"}), "u/r", kBoth),
+            "g-Q4_K_M.gguf mmproj-F16.gguf");
+  EXPECT_EQ(chosen(files({"g-Q4_K_M.gguf", "notes.md"}), "u/r", kBoth), "g-Q4_K_M.gguf");
+  // The one that is named like the model, of a repository of several.
+  const auto two = files({"gemma-4-E2B-it-Q4_K_M.gguf", "gemma-4-E4B-it-Q8_0.gguf", "mmproj-gemma-4-E2B-it-BF16.gguf",
+                          "mmproj-gemma-4-E4B-it-F16.gguf"});
+  EXPECT_EQ(chosen(two, "u/r:Q8_0", kBoth), "gemma-4-E4B-it-Q8_0.gguf mmproj-gemma-4-E4B-it-F16.gguf");
+  EXPECT_EQ(chosen(two, "u/r", kBoth), "gemma-4-E2B-it-Q4_K_M.gguf mmproj-gemma-4-E2B-it-BF16.gguf");
+  // The nearest, in the model's folder or above; never one of another folder, nor one whose name is refused.
+  const auto deep = files({"BF16/g-BF16-00001-of-00002.gguf", "BF16/g-BF16-00002-of-00002.gguf", "Q8/mmproj-BF16.gguf",
+                           "mmproj-F16.gguf", "-mmproj-BF16.gguf", ".mmproj-BF16.gguf"});
+  EXPECT_EQ(chosen(deep, "u/r:BF16", kBoth),
+            "BF16/g-BF16-00001-of-00002.gguf BF16/g-BF16-00002-of-00002.gguf mmproj-F16.gguf");
+  EXPECT_EQ(chosen(files({"Q8/g-Q8_0.gguf", "Q8/mmproj-F32.gguf", "mmproj-BF16.gguf"}), "u/r:Q8_0", kBoth),
+            "Q8/g-Q8_0.gguf Q8/mmproj-F32.gguf");
+}
+
 TEST(Hub, SaysWhatIsTakenInsteadOfTheDefault) {
   EXPECT_EQ(chosen(files({"a-Q8_0.gguf", "a-Q5_K_M.gguf"}), "u/r"),
             "a-Q8_0.gguf | u/r has no Q4_K_M; a-Q8_0.gguf is taken, of Q8_0, Q5_K_M");

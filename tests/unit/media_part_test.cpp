@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 #include "base/base64.h"
 
 namespace facet {
@@ -57,6 +59,34 @@ TEST(MediaPart, DetailIsABudget) {
   EXPECT_EQ(budget(R"(,"detail":"low")", R"(,"max_soft_tokens":560)"), "560");
   EXPECT_EQ(budget(R"(,"detail":"best")"), "messages[0].content[0].image_url.detail");
   EXPECT_EQ(budget("", R"(,"max_soft_tokens":100)"), "messages[0].content[0].max_soft_tokens");
+}
+
+TEST(MediaPart, AVideosFramesAreOfTheOfficialBudgetAndHaveTheirTimes) {
+  const ContentPart v = part_of(R"({"type":"video","fps":0.5,"frames":["data:image/png;base64,Zm9v",{"url":"Zm9v"}]})");
+  EXPECT_EQ(v.kind, ContentPart::Kind::kVideo);
+  ASSERT_TRUE(v.frames);
+  ASSERT_EQ(v.frames->size(), 2u);
+  const ContentPart& second = (*v.frames)[1];
+  EXPECT_EQ((*v.frames)[0].before, "00:00 ");
+  EXPECT_EQ(second.before, " 00:02 ");
+  EXPECT_EQ(second.budget, 70);
+  EXPECT_EQ(*second.bytes, "foo");
+  EXPECT_EQ(second.where, "messages[0].content[0].frames[1]");
+  EXPECT_EQ((*part_of(R"({"type":"video","fps":1,"max_soft_tokens":280,"frames":["Zm9v"]})").frames)[0].budget, 280);
+}
+
+// Index over rate, of rates that are no binary numbers: floor of what the quotient stands for.
+TEST(MediaPart, AFrameOfAWholeSecondHasIt) {
+  std::string frames;
+  for (int i = 0; i < 32; ++i) frames += i > 0 ? R"(,"Zm9v")" : R"("Zm9v")";
+  for (const char* fps : {"0.1", "0.3", "0.7", "1", "3", "10", "29.97", "30"}) {
+    const ContentPart v = part_of(std::string(R"({"type":"video","fps":)") + fps + R"(,"frames":[)" + frames + "]}");
+    ASSERT_TRUE(v.frames) << fps;
+    for (int i = 0; i < 32; ++i) {
+      const auto second = int64_t(i * 100 / std::lround(std::stod(fps) * 100));
+      EXPECT_EQ((*v.frames)[size_t(i)].before, before_frame(size_t(i), second)) << fps << " " << i;
+    }
+  }
 }
 
 // Nothing is fetched, wherever it is: each is one error that names the part.

@@ -307,6 +307,21 @@ TEST_F(Mmproj, IsFoundBesideTheModelByWhatItHolds) {
   EXPECT_FALSE(find_mmproj(path("gone.gguf"), model, m));
 }
 
+// As a repository of a hub has it: models in folders, one mmproj file for all of them.
+TEST_F(Mmproj, IsFoundInTheFoldersAboveUpToTheRoot) {
+  ModelCfg m;
+  m.d_model = 32;
+  fs::create_directories(path("u/r/BF16/deep"));
+  const std::string model = path("u/r/BF16/deep/g-BF16.gguf"), root = path("u/r");
+  fs::copy(data_path("fixtures/edge/model.gguf"), model);
+  fs::copy(source("edge"), path("u/mmproj-F16.gguf"));  // of another repository
+  EXPECT_EQ(must(find_mmproj("auto", model, m, nullptr, root)), "");
+  fs::copy(source("edge"), path("u/r/mmproj-F16.gguf"));
+  EXPECT_EQ(must(find_mmproj("auto", model, m, nullptr, root)), path("u/r/mmproj-F16.gguf"));
+  EXPECT_EQ(must(find_mmproj("auto", model, m)), "");
+  EXPECT_EQ(must(find_mmproj("auto", model, m, nullptr, path("u/r/BF"))), "");  // the name of no folder above
+}
+
 TEST_F(Mmproj, WrittenFilesOfPublishedShapesAreRead) {
   const auto preset_width = {std::pair{"e2b", 1536}, {"e4b", 2560}, {"12b", 3840}, {"26b", 2816}, {"31b", 5376}};
   for (const auto& [preset, width] : preset_width)
