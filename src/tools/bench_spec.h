@@ -17,7 +17,7 @@ struct PromptSet {
 struct SpecMethod {
   std::string name;                // of the row
   std::vector<std::string> files;  // drafters
-  bool suffix = false;              // prompt lookup, with them or alone
+  bool suffix = false;             // prompt lookup, with them or alone
   bool plain() const { return files.empty() && !suffix; }
 };
 struct SpecBenchOptions {
