@@ -192,7 +192,7 @@ TEST(Constrained, TheGrammarsOwnTextIsDrafted) {
 
 TEST(Constrained, ForcedDraftsFollowTheGrammar) {
   EngineConfig c = config();
-  c.draft = {.suffix = true, .max = 4, .min = 4};
+  c.draft = {.files = {std::string(FACET_SOURCE_DIR) + "/models/facet-nano-dflash-Q8_0.gguf"}, .max = 4, .min = 4};
   const auto engine = must(Engine::open(c, {.forced_drafts = {.8f}}));
   const GrammarVocab vocab(*engine->tokenizer());
   for (const GrammarPtr& g : grammars()) {
