@@ -51,5 +51,4 @@ set(facet_sources
   serve_router.cpp
   suggest.cpp
   usage.cpp
-  video_file.cpp
 )

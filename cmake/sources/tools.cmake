@@ -16,6 +16,7 @@ set(facet_sources
   paths.cpp
   quality.cpp
   statistics.cpp
+  video_file.cpp
 )
 
 # With FACET_CUDA only.

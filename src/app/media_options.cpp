@@ -7,7 +7,6 @@
 #include "app/hub_models.h"
 #include "app/option_checks.h"
 #include "app/options.h"
-#include "app/video_file.h"
 #include "base/files.h"
 #include "base/print.h"
 #include "formats/gguf.h"
@@ -16,6 +15,7 @@
 #include "model/gemma4_config.h"
 #include "model/mmproj.h"
 #include "tokenizer/media_part.h"
+#include "tools/video_file.h"
 
 namespace facet {
 

@@ -1,5 +1,5 @@
 // Videos through ffmpeg: one that plays by a script, and the real one where it is installed.
-#include "app/video_file.h"
+#include "tools/video_file.h"
 
 #include <gtest/gtest.h>
 #include <unistd.h>

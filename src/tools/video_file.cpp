@@ -1,4 +1,4 @@
-#include "app/video_file.h"
+#include "tools/video_file.h"
 
 #include <fmt/format.h>
 
