@@ -340,6 +340,17 @@ def _(r):
         r.refused("/detokenize", {"tokens": [longest["id"]] * (fits + 1)}, r.n[2])
 
 
+def arrived(s, body_bytes):
+    """Waits until the server counts so many bytes of bodies: what was sent is not yet read."""
+    def counted():
+        lines = s.request("GET", "/metrics")[2].decode().splitlines()
+        return float(next(line.split()[1] for line in lines if line.startswith("facet_http_body_bytes ")))
+    end = time.time() + 20
+    while counted() < body_bytes:
+        assert time.time() < end, f"{counted():.0f} of {body_bytes} bytes of bodies arrived in 20 s"
+        time.sleep(.02)
+
+
 @limit("bodies of all connections that arrive or wait to be read, but for 64 KiB of each")
 def _(r):
     r.default("--body-memory", "64MB")
@@ -349,7 +360,7 @@ def _(r):
     held = [s.connect() for _ in range(2)]
     for c in held:
         c.sendall(head % most + b"x" * (most // 2 + own))  # of each half a MiB counts
-    time.sleep(.5)
+    arrived(s, most)
     late = s.connect()
     late.sendall(head % (own + 1))
     answer = late.recv(1000)
