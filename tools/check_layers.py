@@ -33,7 +33,7 @@ BELOW = {
 # its header.
 CUDA_ROOMS = ["cublas_lt", "device", "kernels/common", "kernels/kv_move", "kernels/probe", "kernels/route", "kernels/matmul",
               "kernels/attention", "kernels/moe", "kernels/embed_row", "kernels/ops", "kernels/encoder", "kernels/collectives", "kernels/sample", "kernels/draw",
-              "loader", "gemm", "activations", "graphs", "step_arrays", "sampler", "cuda", "weights", "cuda_memory",
+              "loader", "cpu_ffn", "weight_stream", "gemm", "activations", "graphs", "host_table", "step_arrays", "sampler", "cuda", "weights", "cuda_memory",
               "cuda_products", "cuda_encoder", "peers", "cuda_link", "p2p_copy"]
 CUDA_MAY = {("device", "kernels/probe")}  # what a card can do is found by running
 # Headers that no CUDA source may reach, in whatever way.

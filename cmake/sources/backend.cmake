@@ -19,11 +19,13 @@ set(facet_sources
   shard_spec.cpp
   stage_of.cpp
   step_builder.cpp
+  weights_in_ram.cpp
 )
 
 # With FACET_CUDA only.
 set(facet_cuda_sources
   cuda/activations.cpp
+  cuda/cpu_ffn.cpp
   cuda/cublas_lt.cpp
   cuda/cuda.cpp
   cuda/cuda_encoder.cpp
@@ -33,6 +35,7 @@ set(facet_cuda_sources
   cuda/device.cpp
   cuda/gemm.cpp
   cuda/graphs.cpp
+  cuda/host_table.cpp
   cuda/kernels/attention/combine.cu
   cuda/kernels/attention/device_kv_layout.cpp
   cuda/kernels/attention/dispatch.cu
@@ -49,6 +52,7 @@ set(facet_cuda_sources
   cuda/kernels/matmul/skinny.cu
   cuda/kernels/matmul/wide.cu
   cuda/kernels/moe/decode.cu
+  cuda/kernels/moe/exchange.cu
   cuda/kernels/moe/grouped_gemm.cu
   cuda/kernels/moe/large_batch.cu
   cuda/kernels/moe/permute.cu
@@ -64,5 +68,6 @@ set(facet_cuda_sources
   cuda/peers.cpp
   cuda/sampler.cpp
   cuda/step_arrays.cpp
+  cuda/weight_stream.cpp
   cuda/weights.cpp
 )

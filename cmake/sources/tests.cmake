@@ -121,6 +121,7 @@ set(tests_cuda_model
   cuda_model/cuda_devices_test.cpp
   cuda_model/cuda_encoders_test.cpp
   cuda_model/cuda_model_test.cpp
+  cuda_model/cuda_ram_test.cpp
   cuda_model/cuda_shards_test.cpp
   cuda_model/cuda_stages_test.cpp
   cuda_model/cuda_texts_test.cpp

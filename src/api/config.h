@@ -38,6 +38,11 @@ struct EngineConfig {
   int gpu = 0;
   std::vector<int> gpus = {};      // those that the model is divided among; empty: gpu alone
   std::vector<double> split = {};  // each one's share of the layers; empty: every layer is divided among all
+  // Layers, from the first, whose routed experts, or in dense models whose feed-forward weights, stay in RAM and are
+  // computed by the CPU beside a GPU; -1: none, or as many as have to where the model does not fit otherwise. More than
+  // there are: all.
+  int experts_on_cpu = -1, ffn_on_cpu = -1;
+  bool weights_in_ram() const { return experts_on_cpu > 0 || ffn_on_cpu > 0; }
   CpuIsa cpu_isa = CpuIsa::kAuto;  // instruction set of the cpu backend
   int n_ctx = 0;                   // rows per sequence; 0: the trained context, halved until the plan fits
   int max_seq = 1;                 // sequences served together

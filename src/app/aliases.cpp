@@ -79,6 +79,20 @@ Result<Words> template_fields(const std::string& value) {
   return j->value("enable_thinking", Json()) == true ? Words{"--think"} : Words{};
 }
 
+// "\\.ffn_.*_exps\\.=CPU" and its like: patterns that place tensors. All experts may be on the CPU, or the first layers'.
+Result<Words> placement(const std::string& value) {
+  for (const std::string& rule : split(value)) {
+    const size_t equals = rule.rfind('=');
+    const std::string pattern = rule.substr(0, equals),
+                      place = equals == std::string::npos ? "" : rule.substr(equals + 1);
+    const bool layers = pattern.find_first_of("0123456789") != std::string::npos;
+    if (place != "CPU" || pattern.find("exps") == std::string::npos || layers)
+      return Error{"", fmt::format("expected a pattern of all layers' experts, such as exps=CPU, found {}", rule),
+                   "--experts-on-cpu N keeps those of the first N layers in RAM"};
+  }
+  return Words{"--experts-on-cpu", "all"};
+}
+
 Words drafters(const std::string& value) {
   Words out;
   for (std::string kind : split(value)) {
@@ -93,6 +107,7 @@ Words drafters(const std::string& value) {
 // all or none, and has -1 for what is omitted here.
 Result<Words> own_words(const std::string& name, const std::string& here, const std::string& value) {
   if (name == "--spec-type") return drafters(value);
+  if (name == "-ot" || name == "--override-tensor") return placement(value);
   if (name == "-dev" || name == "--device") return devices(value);
   if (name == "--chat-template-kwargs") return template_fields(value);
   if (name == "-rea" || name == "--reasoning") return is_on(value) ? Words{here} : Words{};
@@ -190,7 +205,7 @@ class Translation {
     if (o.kind != Kind::kAs) return note(name, value, o.kind == Kind::kError ? "it is so here" : std::string(o.here));
     const std::string here(o.here);
     if (!cmd_.get_option_no_throw(here)) return note(name, value, "facet " + cmd_.get_name() + " has no " + here);
-    if (o.value == Value::kNone) return put(name, value, Words{here});
+    if (o.value == Value::kNone) return put(name, value, here == "--experts-on-cpu" ? Words{here, "all"} : Words{here});
     if (o.value == Value::kSwitch) return put(name, value, own_words(name, here, value.value_or("on")));
     if (!value) return out_.push_back(here);  // CLI says what is missing
     put(name, value, own_words(name, here, *value));

@@ -53,7 +53,9 @@ struct Group {
 constexpr Group kGroups[] = {
     {"Model", " model hf-repo hf-file offline mmproj no-mmproj image-tokens no-mmproj-offload image audio media-path "},
     {"Context, memory and speed",
-     " ctx-size threads kv kv-layout kv-k kv-v kv-layers kv-memory backend gpu gpus split cpu-isa chunk memory "
+     " ctx-size threads kv kv-layout kv-k kv-v kv-layers kv-memory backend gpu gpus split experts-on-cpu ffn-on-cpu "
+     "cpu-isa chunk "
+     "memory "
      "sparse-prefill "
      "snapshots snapshot-every cache-ram cache-disk cache-disk-size media-cache parallel max-stall "},
     {"Drafting", " draft draft-max draft-min draft-tree spec-trace "},

@@ -61,6 +61,21 @@ void add_model_option(CLI::App* cmd, std::string& path) {
   add_hub_options(cmd, [&path](const std::string& name, bool) { path = name; });
 }
 
+namespace {
+void add_layers_on_cpu(CLI::App* cmd, const char* name, int& layers, const char* text) {
+  cmd->add_option_function<std::string>(
+         name, [&layers](const std::string& s) { layers = s == "auto"  ? -1
+                                                          : s == "all" ? 1 << 20
+                                                                       : std::stoi(s); },
+         text)
+      ->check([](const std::string& s) {
+        const bool whole = !s.empty() && s.size() < 6 && s.find_first_not_of("0123456789") == std::string::npos;
+        return s == "auto" || s == "all" || whole ? "" : "expected a number of layers, all or auto, found " + s;
+      })
+      ->option_text("N|auto|all [auto]");
+}
+}  // namespace
+
 void add_engine_options(CLI::App* cmd, EngineConfig& c) {
   add_model_option(cmd, c.model);
   add_compute_options(cmd, c);
@@ -94,6 +109,11 @@ void add_compute_options(CLI::App* cmd, EngineConfig& c) {
       ->check(share_list())
       ->needs("--gpus")
       ->option_text("LIST");
+  add_layers_on_cpu(
+      cmd, "--experts-on-cpu", c.experts_on_cpu,
+      "Layers, from the first, whose routed experts stay in RAM and are computed by the CPU beside a GPU: a "
+      "number, all, or auto: as many as have to where the model does not fit otherwise");
+  add_layers_on_cpu(cmd, "--ffn-on-cpu", c.ffn_on_cpu, "The same of dense models: the feed-forward weights of layers");
   add_named(cmd, "--cpu-isa", c.cpu_isa, kIsas,
             "Instruction set of the cpu backend: auto, scalar, avx2, avx512 or amx");
   add_kv_options(cmd, c);

@@ -36,10 +36,11 @@ struct BackendLimits {
   int n_q_head = 0, head_dim = 0;  // of the widest layer
   int n_expert = 0, n_expert_used = 0, d_expert = 0, d_moe = 0;  // d_moe: columns that go into an expert and come out
   int n_cluster = 0;                                             // of a clustered head
-  int n_select = 0;           // cache slots, if steps may select blocks of rows; 0: none does
-  int n_kv_head = 0;          // most K/V heads of a full layer
-  bool shared_codes = false;  // full layers may keep shared rows of a quantised type
-  int encoder_head = 0;       // columns of a head of encoder_attend; 0: no encoder
+  int n_select = 0;             // cache slots, if steps may select blocks of rows; 0: none does
+  int n_kv_head = 0;            // most K/V heads of a full layer
+  bool weights_in_ram = false;  // some layers' are: the GPU's memory is scarce
+  bool shared_codes = false;    // full layers may keep shared rows of a quantised type
+  int encoder_head = 0;         // columns of a head of encoder_attend; 0: no encoder
 
   // What serves both: a drafter runs on its target's backend.
   BackendLimits with(const BackendLimits& o) const {
@@ -54,6 +55,7 @@ struct BackendLimits {
     l.n_cluster = std::max(n_cluster, o.n_cluster);
     l.n_select = std::max(n_select, o.n_select), l.n_kv_head = std::max(n_kv_head, o.n_kv_head);
     l.shared_codes = shared_codes || o.shared_codes;
+    l.weights_in_ram = weights_in_ram || o.weights_in_ram;
     l.encoder_head = std::max(encoder_head, o.encoder_head);
     return l;
   }

@@ -59,6 +59,18 @@ void residual_norm_moe(B& b, typename B::Rows x, typename B::Rows h, typename B:
   }
 }
 
+// y = down g, g = act(gate h) * (up h). Afterwards g may not be read.
+template <Backend B>
+void ffn(B& b, typename B::Rows y, typename B::Rows g, typename B::Rows h, typename B::Weight gate,
+         typename B::Weight up, typename B::Weight down, Act act) {
+  if constexpr (Has<B>::ffn) {
+    b.ffn(y, g, h, gate, up, down, act);
+  } else {
+    b.gate_up(g, h, gate, up, act);
+    b.matmul(y, g, down);
+  }
+}
+
 // Both branches of a layer with experts, which need nothing of each other: y = down g, g = act(gate h) * (up h), and o
 // = moe(e, r).
 template <Backend B>

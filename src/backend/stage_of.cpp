@@ -1,6 +1,6 @@
 #include "backend/stage_of.h"
 
-#include <charconv>
+#include "backend/weights_in_ram.h"
 
 namespace facet {
 
@@ -11,12 +11,7 @@ size_t stage_of(std::span<const int> layers, int layer) {
 }
 
 size_t stage_of(std::span<const int> layers, std::string_view tensor) {
-  constexpr std::string_view kLayer = "blk.";
-  if (tensor.starts_with(kLayer)) {
-    int layer = 0;
-    std::from_chars(tensor.data() + kLayer.size(), tensor.data() + tensor.size(), layer);
-    return stage_of(layers, layer);
-  }
+  if (const int layer = layer_of_tensor(tensor); layer >= 0) return stage_of(layers, layer);
   return tensor.starts_with("output.") ? layers.size() - 1 : 0;
 }
 

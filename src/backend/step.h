@@ -23,11 +23,16 @@ constexpr int kMaxTreeNodes = 64;  // width of Step::ancestor
 // depend on what else is in the step.
 constexpr int kSmallT = 16;
 
+// Tokens of one sequence in a step from which on weights in RAM come to the GPU (weights_in_ram.h): bringing those of
+// a layer takes as long as the CPU takes for about so many rows. Prompts are cut into multiples of it.
+constexpr int kStreamBlock = 256;
+
 // Everything a captured CUDA graph is specialised on. Nothing else may change a launch.
 struct StepShape {
   int n_tok = 0, n_seq = 0, n_out = 0;  // padded to a bucket; padding rows have seq = -1
   int n_small = 0;                      // tokens of the leading sequences that have at most kSmallT each
   int n_long = 0;                       // the sequences behind those
+  int n_blocks = 0;                     // tokens of the last sequences that have at least kStreamBlock each
   int64_t long_rows = 0;                // of those, as `longest`, together; 0 unless staged
   int longest = 0;                      // rows of the longest sequence after this step (kv_len + its tokens)
   int n_path = 0;       // most paths from the root to a leaf of a tree of at most kSmallT tokens; 0: none

@@ -21,7 +21,7 @@ void StepBuilder::begin() {
   mask_.clear();
   ancestor_.clear();
   q_begin_.push_back(0);
-  longest_ = most_tok_ = n_small_ = n_path_ = 0;
+  longest_ = most_tok_ = n_small_ = n_blocks_ = n_path_ = 0;
   n_long_ = 0, long_rows_ = 0;
   n_soft_ = 0;
   any_select_ = any_ahead_ = false;
@@ -63,6 +63,7 @@ void StepBuilder::add(const SeqStep& q) {
     if (q.out == Out::kGiven) out_row_.push_back(q.out_row[size_t(j)]);
   }
   if (n <= kSmallT && n_small_ == base) n_small_ = base + n;
+  n_blocks_ = n >= kStreamBlock ? n_blocks_ + n : 0;
   q_begin_.push_back(base + n);
   kv_len_.push_back(q.kv_len);
   slot_.push_back(q.slot);
@@ -78,6 +79,7 @@ void StepBuilder::add(const SeqStep& q) {
 void StepBuilder::pad_to(int n_tok) {
   CHECK(size_t(n_tok) <= max_tok_, "padding to {} of {}", n_tok, max_tok_);
   while (int(token_.size()) < n_tok) {
+    n_blocks_ = 0;
     token_.push_back(0);
     pos_.push_back(0);
     seq_.push_back(-1);
@@ -93,6 +95,7 @@ const Step& StepBuilder::finish() {
                  .n_out = int(out_row_.size()),
                  .n_small = n_small_,
                  .n_long = n_long_,
+                 .n_blocks = n_blocks_,
                  .long_rows = most_tok_ > margin_ ? long_rows_ : 0,
                  .longest = longest_,
                  .n_path = n_path_,

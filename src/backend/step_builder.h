@@ -46,7 +46,7 @@ class StepBuilder {
   std::vector<Mask> mask_;
   std::vector<uint64_t> ancestor_;
   Step step_;
-  int longest_ = 0, most_tok_ = 0, n_small_ = 0, n_path_ = 0;
+  int longest_ = 0, most_tok_ = 0, n_small_ = 0, n_blocks_ = 0, n_path_ = 0;
   int n_long_ = 0, n_soft_ = 0;
   int64_t long_rows_ = 0;
   bool any_select_ = false, any_ahead_ = false;

@@ -233,6 +233,10 @@ class TensorParallel : public PlacedVerbs<TensorParallel<B, Link>, TensorParalle
     this->matmul(y, x, w);
     this->matmul(z, x, u);
   }
+  void ffn(Rows y, Rows g, Rows h, Weight gate, Weight up, Weight down, Act act) requires(Has<B>::ffn) {
+    gate_up(g, h, gate, up, act);
+    this->matmul(y, g, down);
+  }
   void ffn_beside_moe(Rows y, Rows g, Rows h, Weight gate, Weight up, Weight down, Rows o, Rows e, Rows r,
                       MoeWeights<Weight, Vec> w, int n_used, Act act) requires(Has<B>::ffn_beside_moe) {
     if (down.ranges == gate.ranges && down.holders() == w.down.holders()) {

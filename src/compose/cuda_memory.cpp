@@ -8,6 +8,7 @@
 
 #include "backend/cuda/cublas_lt.h"
 #include "backend/cuda/cuda_link.h"
+#include "base/reserve.h"
 #include "cache/cuda_kv_cache.h"
 #include "formats/widen.h"
 #include "model/gemma4_bind.h"
@@ -28,6 +29,35 @@ Status cuda_accepts_kv(const ModelCfg& m, KvType k, KvType v) {
                fmt::format("expected equal types, or q8_0 with q4_0 or tq3_0 on a GPU, found {} with {}",
                            kv_type_name(k), kv_type_name(v)),
                "set both options, or use --backend cpu"};
+}
+
+int64_t bytes_in_ram(std::span<const TensorView> tensors, const WeightsInRam& in_ram) {
+  int64_t n = 0;
+  for (const TensorView& t : tensors)
+    if (in_ram.holds(t.name)) n += int64_t(t.data.size());
+  return n;
+}
+
+namespace {
+// "experts of the first 20 layers"
+std::string text_of(const WeightsInRam& w) {
+  std::vector<std::string> v;
+  if (w.expert_layers > 0) v.push_back(fmt::format("experts of the first {} layers", w.expert_layers));
+  if (w.ffn_layers > 0) v.push_back(fmt::format("feed-forward weights of the first {} layers", w.ffn_layers));
+  if (w.tables) v.emplace_back("embeddings for each layer");
+  return fmt::format("{}", fmt::join(v, ", "));
+}
+}  // namespace
+
+std::string ram_note(const GgufFile& file, const EngineConfig& c) {
+  const WeightsInRam in_ram = weights_in_ram(c);
+  if (!c.weights_in_ram()) return "";
+  const int64_t bytes = bytes_in_ram(file.tensors(), in_ram), room = int64_t(available_memory());
+  std::string note = fmt::format("{} ({}) stay in RAM, and {} threads of the CPU multiply by them", text_of(in_ram),
+                                 human_bytes(bytes), in_ram.threads);
+  if (bytes > room)
+    note += fmt::format("; {} of RAM are free, so they will be read from the disk again and again", human_bytes(room));
+  return note;
 }
 
 int64_t cuda_weight_bytes(std::span<const TensorView> tensors) {
@@ -97,6 +127,16 @@ BackendMemory cuda_memory(const GgufFile& file, const ModelCfg& model, const Eng
   m.weights = n == 1 ? fmt::format("on GPU {}", c.gpu)
                      : fmt::format("on each of GPUs {} their part, at most", fmt::join(gpus, ", "));
   m.weight_bytes = cuda_weight_bytes;
+  const WeightsInRam in_ram = weights_in_ram(c);
+  if (in_ram.any()) {
+    m.weights += fmt::format("; in RAM ({}): {}", human_bytes(bytes_in_ram(file.tensors(), in_ram)), text_of(in_ram));
+    m.weight_bytes = [in_ram, own = file.tensors().data()](std::span<const TensorView> t) {
+      int64_t bytes = cuda_weight_bytes(t);
+      for (const TensorView& x : t)
+        if (t.data() == own && in_ram.holds(x.name)) bytes -= Cuda::weight_bytes(x);
+      return bytes;
+    };
+  }
   if (n > 1)
     m.weight_bytes = [model, n, own = file.tensors().data()](std::span<const TensorView> t) {
       return t.data() == own ? divided_weight_bytes(model, n, t) : cuda_weight_bytes(t);  // drafters: whole
@@ -105,11 +145,13 @@ BackendMemory cuda_memory(const GgufFile& file, const ModelCfg& model, const Eng
   const char* const prompts =
       devices.front().int8_prompts ? "rounded rows of long prompts" : "panels of weights for long prompts";
   m.scratch = fmt::format("partial sums, {}{}", prompts, n == 1 ? "" : ", sums of all GPUs");
-  m.scratch_bytes = [devices, n,
-                     partials = Cuda::partial_bytes(devices.front(), file.tensors())](const BackendLimits& limits) {
+  m.scratch_bytes = [devices, n, partials = Cuda::partial_bytes(devices.front(), file.tensors()),
+                     layer = Cuda::streamed_layer_bytes(in_ram, file.tensors()), in_ram,
+                     &file](const BackendLimits& limits) {
     int64_t most = 0;
     for (const cuda::DeviceInfo& d : devices) most = std::max(most, Cuda::reserve_bytes(d, limits));
-    return most + partials + CudaLink::memory_bytes(n);
+    return most + partials + CudaLink::memory_bytes(n) + Cuda::stream_bytes(layer, limits.max_tok) +
+           Cuda::host_table_bytes(in_ram, file.tensors(), limits.max_tok);
   };
   m.most_unpacked = [devices](std::span<const TensorView> t) {
     int64_t most = 0;

@@ -6,6 +6,7 @@
 
 #include "api/config.h"
 #include "backend/backend.h"
+#include "backend/weights_in_ram.h"
 #include "compose/backend_memory.h"
 #include "formats/gguf.h"
 #include "model/types.h"
@@ -26,6 +27,16 @@ std::vector<std::string> conversion_notes(const std::string& path, std::span<con
 
 // What a user should know of NVIDIA's libraries that are not there; or empty.
 std::string library_note();
+
+// Of a decided configuration.
+inline WeightsInRam weights_in_ram(const EngineConfig& c) {
+  return {.expert_layers = c.experts_on_cpu, .ffn_layers = c.ffn_on_cpu, .threads = c.n_threads, .isa = c.cpu_isa};
+}
+// Bytes of the file that stay in RAM.
+int64_t bytes_in_ram(std::span<const TensorView> tensors, const WeightsInRam& in_ram);
+
+// What a user should know of weights that stay in RAM; or empty.
+std::string ram_note(const GgufFile& file, const EngineConfig& decided);
 
 // Of one GPU; of the one that holds most and has least, where every layer is divided among several.
 BackendMemory cuda_memory(const GgufFile& file, const ModelCfg& m, const EngineConfig& c);

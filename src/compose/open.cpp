@@ -113,6 +113,7 @@ Result<std::unique_ptr<Engine>> open_with(const EngineConfig& c, const EngineDeb
     for (const std::string& n : conversion_notes(model.file.path(), model.file.tensors())) c.noted(n);
     for (const DrafterFile& d : model.drafters)
       for (const std::string& n : conversion_notes(d.path(), d.tensors())) c.noted(n);
+    if (const std::string note = ram_note(model.file, *decided); !note.empty()) c.noted(note);
   }
 #endif
   if (!decided->gpus.empty() && debug.explain)

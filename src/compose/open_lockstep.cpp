@@ -7,6 +7,7 @@
 #include "compose/open_drafters.h"
 #if FACET_CUDA
 #include "cache/cuda_kv_cache.h"
+#include "compose/cuda_memory.h"
 #endif
 
 namespace facet {
@@ -17,7 +18,7 @@ Result<std::unique_ptr<Engine>> open_lockstep_engine(LoadedModel model, const En
   const std::tuple reference(c.n_threads);
 #if FACET_CUDA
   if (c.backend == "cuda")
-    return create_engine<Lockstep<Cuda, CpuRef>>(std::move(model), c, std::tuple(c.gpu), reference);
+    return create_engine<Lockstep<Cuda, CpuRef>>(std::move(model), c, std::tuple(c.gpu, weights_in_ram(c)), reference);
 #endif
   if (c.backend == "cpu")
     return create_engine<Lockstep<CpuFast, CpuRef>>(std::move(model), c, std::tuple(c.n_threads, c.cpu_isa), reference);

@@ -22,6 +22,8 @@ namespace facet {
 namespace {
 
 constexpr int kLeastContext = 1024;  // that is chosen or suggested
+// Most that is chosen where weights have to stay in RAM: more of a cache that nobody asked for would cost speed.
+constexpr int kContextBesideRam = 32768;
 
 }  // namespace
 
@@ -228,8 +230,11 @@ Result<EngineConfig> choose_types(const GgufFile& file, const ModelCfg& m, Engin
 
 }  // namespace
 
-Result<EngineConfig> fit_memory(const GgufFile& file, const ModelCfg& m, EngineConfig c,
-                                std::span<const DrafterFile> drafters, bool lockstep) {
+namespace {
+
+// fit_memory with the weights where c has them. most_context: tokens that are chosen at most.
+Result<EngineConfig> fit_placed(const GgufFile& file, const ModelCfg& m, EngineConfig c,
+                                std::span<const DrafterFile> drafters, bool lockstep, int most_context) {
   if (c.n_threads <= 0) c.n_threads = physical_cores();
   const KvType usual = c.backend == "ref" ? KvType::kF32 : KvType::kF16;
   c.kv_k = c.kv_k.value_or(usual), c.kv_v = c.kv_v.value_or(usual);
@@ -243,7 +248,7 @@ Result<EngineConfig> fit_memory(const GgufFile& file, const ModelCfg& m, EngineC
 #endif
   if (c.max_out <= 0) c.max_out = c.max_seq * (c.draft.any() ? 1 + c.draft.rows() : 1);
   const bool choose = c.n_ctx <= 0, choose_chunk = c.chunk <= 0;
-  if (choose) c.n_ctx = m.n_ctx_train;
+  if (choose) c.n_ctx = std::min(m.n_ctx_train, most_context);
   if (c.cache_ram < 0) c.cache_ram = std::min<int64_t>(int64_t(8) << 30, int64_t(available_memory() / 4));
   const bool choose_snapshots = c.snapshots < 0;
   if (choose_snapshots) c.snapshots = 3 * c.max_seq;
@@ -276,6 +281,39 @@ Result<EngineConfig> fit_memory(const GgufFile& file, const ModelCfg& m, EngineC
                fmt::format("a context of {} needs {}{}, {} available", c.n_ctx, human_bytes(least.total()),
                            least.name.empty() ? "" : fmt::format(" on {}", least.name), human_bytes(least.available)),
                what_would_fit(file, m, c, drafters, lockstep), p.table()};
+}
+
+}  // namespace
+
+Result<EngineConfig> fit_memory(const GgufFile& file, const ModelCfg& m, EngineConfig c,
+                                std::span<const DrafterFile> drafters, bool lockstep) {
+  const bool one_gpu = c.backend == "cuda" && c.gpus.empty(), dense = m.n_expert == 0;
+  int& here = dense ? c.ffn_on_cpu : c.experts_on_cpu;
+  int& elsewhere = dense ? c.experts_on_cpu : c.ffn_on_cpu;
+  const char* const option = dense ? "--experts-on-cpu" : "--ffn-on-cpu";
+  if (c.backend == "cuda" && elsewhere > 0)
+    return Error{option, dense ? "expected a model with experts, found a dense one" : "expected a dense model",
+                 dense ? "use --ffn-on-cpu" : "use --experts-on-cpu"};
+  if (c.backend == "cuda" && here > 0 && !one_gpu)
+    return Error{dense ? "--ffn-on-cpu" : "--experts-on-cpu", "expected one GPU, found several (--gpus)",
+                 "leave it out"};
+  const bool choose = one_gpu && here < 0;
+  elsewhere = 0, here = one_gpu ? std::clamp(here, 0, m.n_layer()) : 0;
+  auto on_gpu = fit_placed(file, m, c, drafters, lockstep, m.n_ctx_train);
+  if (on_gpu || !choose || on_gpu.error().detail.empty()) return on_gpu;
+  // The cache comes first, then as many layers' weights as there is room for.
+  here = m.n_layer();
+  auto placed = fit_placed(file, m, c, drafters, lockstep, kContextBesideRam);
+  if (!placed) return placed;
+  EngineConfig best = std::move(*placed);
+  for (int few = 0, enough = m.n_layer(); enough - few > 1;) {
+    EngineConfig tried = best;
+    const int n = (dense ? tried.ffn_on_cpu : tried.experts_on_cpu) = (few + enough) / 2;
+    const bool fits = plan_memory(file, m, tried, drafters, lockstep).fits();
+    (fits ? enough : few) = n;
+    if (fits) best = std::move(tried);
+  }
+  return best;
 }
 
 Result<EngineConfig> resolve_config(const GgufFile& file, const ModelCfg& m, EngineConfig c,

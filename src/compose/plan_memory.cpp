@@ -203,6 +203,7 @@ MemoryPlan plan_held(const GgufFile& file, const Held& held, const ModelCfg& m, 
   BackendLimits limits = backend_limits(m, kv_plan(c).max_step, c.n_ctx);
   if (c.sparse_prefill > 0) limits.n_select = kv_plan(c).resident();
   limits.shared_codes = kv_shared_codes(m, kv_plan(c));
+  limits.weights_in_ram = c.weights_in_ram();
   MemoryPlan drafting;
   const BackendMemory backend = memory_of(file, c.gpus.empty() ? held.rows : m, c);
   for (const DrafterFile& f : drafters) add_drafter(drafting, limits, f, m, c, backend, held.drafters);

@@ -12,7 +12,7 @@ Result<MemoryProof> prove_cuda_plan(LoadedModel model, const EngineConfig& c) {
     const auto free = Cuda::free_memory(gpu);
     return free ? -*free : int64_t(0);
   };
-  auto proof = prove_on<Cuda>(std::move(model), c, 0, use, c.gpu);
+  auto proof = prove_on<Cuda>(std::move(model), c, 0, use, c.gpu, weights_in_ram(c));
   if (proof) proof->planned += kDriverBytes;
   return proof;
 }

@@ -52,6 +52,14 @@ int64_t Scheduler::passed(uint64_t arrival) const {
   return at == passed_.end() ? 0 : at->second;
 }
 
+// budget: tokens that the step should still take at most; room: that it can, and could before any prompt. Where answers
+// leave no room for a block, prompts are cut as they come.
+int Scheduler::grant(int pending, int budget, int room, int all_room) const {
+  const int n = std::min(pending, std::max(0, budget));
+  if (block_ == 0 || n == 0 || pending < block_ || all_room < block_) return n;
+  return room < block_ ? 0 : std::max(n / block_, 1) * block_;
+}
+
 std::vector<SeqGrant> Scheduler::schedule(std::span<const SeqDemand> demands) {
   std::vector<SeqGrant> grants;
   std::vector<const SeqDemand*> prompts;
@@ -71,14 +79,16 @@ std::vector<SeqGrant> Scheduler::schedule(std::span<const SeqDemand> demands) {
     if (x <= 0 && y <= 0) return a->arrival < b->arrival;
     return x != y ? x < y : a->arrival < b->arrival;
   });
-  int budget = prompt_budget(n_decoding);
+  const int all_room = chunk_ - n_decoding;
+  int budget = prompt_budget(n_decoding), room = all_room;
   std::map<uint64_t, int64_t> still;
   for (const SeqDemand* d : prompts) still[d->arrival] = passed(d->arrival);
   for (const SeqDemand* d : prompts) {
-    const int n = std::min(d->pending, budget);
-    if (n == 0) break;
+    const int n = grant(d->pending, budget, room, all_room);
+    if (budget <= 0) break;
+    if (n == 0) continue;
     grants.push_back({d->id, n});
-    budget -= n;
+    budget -= n, room -= n;
     for (auto& [arrival, tokens] : still)
       if (arrival < d->arrival) tokens += n;
   }
@@ -87,6 +97,7 @@ std::vector<SeqGrant> Scheduler::schedule(std::span<const SeqDemand> demands) {
   auto small_end = grants.begin();
   for (auto g = grants.begin(); g != grants.end(); ++g)
     if (g->n <= kSmallT) std::rotate(small_end++, g, g + 1);
+  if (block_ > 0) std::stable_partition(small_end, grants.end(), [&](const SeqGrant& g) { return g.n < block_; });
   return grants;
 }
 

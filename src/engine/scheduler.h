@@ -54,9 +54,13 @@ class Scheduler {
  public:
   static constexpr int kLeastPrompt = 16;  // tokens, so that prompts go on whatever a step takes
   static constexpr int kFirstPrompt = 64;  // before anything is known
-  Scheduler(int chunk, double max_stall) : chunk_(chunk), max_stall_(max_stall) {}  // seconds; 0: no bound
+  // max_stall: seconds; 0: no bound. block: of a prompt that has at least so many tokens left until it must be cut, whole
+  // blocks are granted, one of them whatever max_stall allows; what is left behind them is a grant of its own. So whether
+  // a token is in a block depends on the prompt alone. 0: prompts are cut anywhere.
+  Scheduler(int chunk, double max_stall, int block = 0) : chunk_(chunk), max_stall_(max_stall), block_(block) {}
 
-  // The sequences of the next step, those of few tokens first (StepShape::n_small).
+  // The sequences of the next step, those of few tokens first (StepShape::n_small), those of whole blocks last
+  // (StepShape::n_blocks).
   std::vector<SeqGrant> schedule(std::span<const SeqDemand> demands);
   // A step with so many prompt tokens took so long, from its start to the drawn tokens.
   void observe(int n_prompt, double seconds) { times_.observe(n_prompt, seconds); }
@@ -64,9 +68,11 @@ class Scheduler {
  private:
   int prompt_budget(int n_decoding) const;
   int64_t passed(uint64_t arrival) const;
+  int grant(int pending, int budget, int room, int all_room) const;
 
   int chunk_;
   double max_stall_;
+  int block_;
   PromptTimes times_;
   std::map<uint64_t, int64_t> passed_;  // of waiting prompts: tokens given to later ones
 };

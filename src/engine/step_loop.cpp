@@ -117,8 +117,12 @@ std::vector<SeqGrant> StepLoop::with_whole_pictures(std::vector<SeqGrant> grants
       g.n = 0;
     }
   std::erase_if(grants, [](const SeqGrant& g) { return g.n == 0; });
-  // One that grew is no longer among the leading short sequences (StepShape::n_small).
-  std::stable_partition(grants.begin(), grants.end(), [](const SeqGrant& g) { return g.n <= kSmallT; });
+  // One that grew is no longer among the leading short sequences (StepShape::n_small), and perhaps one of the last
+  // (StepShape::n_blocks).
+  const auto rest =
+      std::stable_partition(grants.begin(), grants.end(), [](const SeqGrant& g) { return g.n <= kSmallT; });
+  if (cfg_.weights_in_ram())
+    std::stable_partition(rest, grants.end(), [](const SeqGrant& g) { return g.n < kStreamBlock; });
   return grants;
 }
 

@@ -35,7 +35,7 @@ class StepLoop {
         n_vocab_(ops.model().n_vocab),
         forced_drafts_(debug.forced_drafts),
         replay_(debug.replay),
-        scheduler_(c.chunk, c.max_stall),
+        scheduler_(c.chunk, c.max_stall, c.weights_in_ram() ? kStreamBlock : 0),
         grammars_(debug.grammar_units) {}
 
   // Before the first request that has a grammar.

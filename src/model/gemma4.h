@@ -49,8 +49,7 @@ void feed_forward(B& b, const LayerW<B>& L, const LayerCfg& c, const ModelCfg& m
   if (c.moe)
     return ffn_beside_moe(b, y, g, h, L.gate, L.up, L.down, w.a.view(T, m.d_model), w.e.view(T, m.d_model),
                           w.r.view(T, m.d_model), L.experts, m.n_expert_used, m.act);
-  b.gate_up(g, h, L.gate, L.up, m.act);
-  b.matmul(y, g, L.down);
+  ffn(b, y, g, h, L.gate, L.up, L.down, m.act);
 }
 
 // y = Wproj (gelu(Wgate x) * the layer's slice of the per-layer embeddings)

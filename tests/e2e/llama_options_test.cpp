@@ -135,6 +135,11 @@ TEST(LlamaOptions, ValuesMeanTheSame) {
   EXPECT_EQ(words_of({"serve", "-fa", "--reasoning", "off", "-c", "512"}), "serve -c 512");
   EXPECT_EQ(words_of({"serve", "--reasoning=auto", "--cache_type_k=q8_0"}), "serve --kv-k q8_0");
   EXPECT_EQ(words_of({"serve", "-ngl", "0"}), "serve --backend cpu");
+  EXPECT_EQ(words_of({"serve", "-ncmoe", "12", "-ncffn", "3"}), "serve --experts-on-cpu 12 --ffn-on-cpu 3");
+  EXPECT_EQ(words_of({"serve", "--cpu-moe"}), "serve --experts-on-cpu all");
+  EXPECT_EQ(words_of({"serve", "-ot", "\\.ffn_.*_exps\\.=CPU"}), "serve --experts-on-cpu all");
+  for (const char* other : {"blk\\.1.*exps=CPU", "attn_q=CPU", "exps=CUDA0", "exps"})
+    EXPECT_NE(words_of({"serve", "-ot", other}).find("--experts-on-cpu N"), std::string::npos) << other;
   EXPECT_EQ(words_of({"serve", "-dev", "CUDA0,CUDA2"}), "serve --gpus 0,2");
   EXPECT_EQ(words_of({"serve", "-dev", "CUDA1"}), "serve --gpu 1");
   EXPECT_NE(words_of({"serve", "-dev", "Vulkan0"}).find("facet doctor"), std::string::npos);

@@ -402,6 +402,44 @@ TEST(Moe, ARowIsItsOwnAtEveryWidth) {
   }
 }
 
+// Experts that somebody else chose, as for rows that come from a GPU.
+TEST(Moe, RoutedExpertsAreThoseOfMoe) {
+  constexpr int D = 288, F = 96, N = 5, kUsed = 2, T = 33;
+  const Matrix gate_up(DType::kQ5_0, D, N * 2 * F, 1), down(DType::kQ8_0, F, N * D, 2), router(DType::kF32, D, N, 3);
+  const std::vector<float> scale = {1, .5f, 2, 1.25f, .75f};
+  MoeWeights<CpuFast::Weight, CpuFast::Vec> w;
+  w.router = router.w, w.scale = {scale.data(), N};
+  w.gate_up = gate_up.w, w.gate_up.n_out = 2 * F, w.gate_up.n_stack = N;
+  w.down = down.w, w.down.n_out = D, w.down.n_stack = N;
+  CpuFast fast(2);
+  BackendLimits l = limits(T, D);
+  l.n_expert = N, l.n_expert_used = kUsed, l.d_expert = F, l.d_moe = D;
+  fast.reserve(l);
+  CpuRef::Rows x = fast.new_rows(T, D), want = fast.new_rows(T, D), got = fast.new_rows(T, D),
+               logits = fast.new_rows(T, N);
+  fast.from_host(x, random_floats(size_t(T) * D, 8));
+  fast.moe(want, x, x, w, kUsed, Act::kGelu);
+  fast.matmul(logits, x, router.w);
+  std::vector<int32_t> expert;
+  std::vector<float> weight;
+  for (int t = 0; t < T; ++t) {
+    std::vector<int32_t> order = {0, 1, 2, 3, 4};
+    const float* v = logits.row(t);
+    std::stable_sort(order.begin(), order.end(), [v](int a, int b) { return v[a] > v[b]; });
+    const float second = std::exp(v[order[1]] - v[order[0]]), sum = 1.f + second;
+    for (int k = 0; k < kUsed; ++k) {
+      expert.push_back(order[size_t(k)]);
+      weight.push_back((k == 0 ? 1.f : second) / sum * scale[size_t(order[size_t(k)])]);
+    }
+  }
+  w.router = {}, w.scale = {};
+  fast.routed_experts(got, x, expert, weight, w, kUsed, Act::kGelu);
+  EXPECT_TRUE(bitwise_equal({got.row(0), size_t(T) * D}, {want.row(0), size_t(T) * D}));
+  std::swap(expert[0], expert[1]);  // a row with its experts exchanged
+  fast.routed_experts(got, x, expert, weight, w, kUsed, Act::kGelu);
+  EXPECT_FALSE(bitwise_equal({got.row(0), size_t(D)}, {want.row(0), size_t(D)}));
+}
+
 TEST(Elementwise, ActivationsAndSoftcap) {
   constexpr int kCols = 4099;
   std::vector<float> g(kCols), u(kCols, 1.f);

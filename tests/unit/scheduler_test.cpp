@@ -127,6 +127,50 @@ TEST(Scheduler, NobodyWaitsForEver) {
   }
 }
 
+// Whether a token of a prompt is granted in a block depends on the prompt alone: on no neighbour, and on no time that a
+// step took.
+bool blocks_are_of_the_prompt(int block) {
+  constexpr int kBlock = 256;
+  std::mt19937 rng(3);
+  for (int round = 0; round < 60; ++round) {
+    Scheduler s(512 + int(rng() % 2000), .05, block);
+    struct Prompt {
+      int length, at = 0;
+    };
+    std::vector<Prompt> prompts;
+    for (int i = 0; i < 4; ++i) prompts.push_back({int(rng() % (rng() % 2 ? 300 : 5000)) + 1});
+    const int readers = int(rng() % 30);
+    for (bool any = true; any;) {
+      std::vector<SeqDemand> demands;
+      for (int i = 0; i < readers; ++i) demands.push_back({.id = 100 + i, .pending = 1, .decoding = true});
+      any = false;
+      for (int i = 0; i < int(prompts.size()); ++i) {
+        const Prompt& p = prompts[size_t(i)];
+        if (p.at < p.length)
+          demands.push_back({.id = i, .pending = p.length - p.at, .arrival = uint64_t(i)}), any = true;
+      }
+      int n_prompt = 0, size = 0;
+      for (const SeqGrant& g : s.schedule(demands)) {
+        if (g.n < size) return false;  // those of blocks are the last
+        size = g.n >= kBlock ? kBlock : size;
+        if (g.id >= 100) continue;
+        Prompt& p = prompts[size_t(g.id)];
+        const int whole = p.length / kBlock * kBlock;
+        if (p.at < whole ? g.n % kBlock != 0 || p.at + g.n > whole : g.n >= kBlock) return false;
+        p.at += g.n, n_prompt += g.n;
+      }
+      if (any && n_prompt == 0) return false;
+      s.observe(n_prompt, .001 * double(rng() % 200));
+    }
+  }
+  return true;
+}
+TEST(Scheduler, BlocksAreOfThePromptAlone) {
+  EXPECT_TRUE(blocks_are_of_the_prompt(256));
+  EXPECT_FALSE(blocks_are_of_the_prompt(0)) << "prompts that are cut anywhere";
+  EXPECT_FALSE(blocks_are_of_the_prompt(128));
+}
+
 // 64 clients that ask, read an answer and ask again, with prompts of 10 to 20,000 tokens. A step takes 5 ms, 0.1 ms a
 // prompt token and 0.05 ms a reader.
 struct Client {

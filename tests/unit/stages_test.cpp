@@ -5,6 +5,7 @@
 #include <set>
 
 #include "backend/stage_of.h"
+#include "backend/weights_in_ram.h"
 #include "compose/plan.h"
 #include "model/gemma4_config.h"
 #include "model/stages.h"
@@ -34,6 +35,23 @@ TEST(Stages, WhatIsWhere) {
   for (const int elsewhere : {0, 1, 3}) EXPECT_TRUE(own.layer[size_t(elsewhere)].query_only) << elsewhere;
   EXPECT_FALSE(own.layer[2].query_only);
   EXPECT_EQ(own.layer[4].kv_source, 2) << "it reads rows that are there";
+}
+
+TEST(WeightsInRam, WhichTensors) {
+  const WeightsInRam experts{.expert_layers = 2}, dense{.ffn_layers = 11}, table{.tables = true};
+  for (const char* name : {"blk.0.ffn_gate_up_exps.weight", "blk.1.ffn_down_exps.weight", "blk.1.ffn_up_exps.weight"})
+    EXPECT_TRUE(experts.holds(name)) << name;
+  for (const char* name :
+       {"blk.2.ffn_gate_exps.weight", "blk.12.ffn_down_exps.weight", "blk.0.ffn_down_exps.scale",
+        "blk.0.ffn_down.weight", "blk.0.ffn_gate_inp.weight", "blk.0.attn_q.weight", "ffn_down_exps.weight",
+        "blk.x.ffn_down_exps.weight", "blk..ffn_down_exps.weight", "per_layer_token_embd.weight", "token_embd.weight"})
+    EXPECT_FALSE(experts.holds(name)) << name;
+  for (const char* name : {"blk.0.ffn_gate.weight", "blk.9.ffn_up.weight", "blk.10.ffn_down.weight"})
+    EXPECT_TRUE(dense.holds(name)) << name;
+  for (const char* name : {"blk.11.ffn_gate.weight", "blk.0.ffn_norm.weight", "blk.0.ffn_down_exps.weight"})
+    EXPECT_FALSE(dense.holds(name)) << name;
+  EXPECT_TRUE(table.holds("per_layer_token_embd.weight"));
+  EXPECT_FALSE(table.holds("blk.0.ffn_up.weight"));
 }
 
 TEST(Stages, AShareForEachGpu) {

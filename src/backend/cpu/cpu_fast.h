@@ -31,6 +31,10 @@ class CpuFast : public CpuRef {
   void act_mul(Rows y, Rows g, Rows u, Act act);
   void ple_combine(Rows p, Rows c, Vec gain, float in_scale, float out_scale, float eps);
   void moe(Rows y, Rows e, Rows r, MoeWeights<Weight, Vec> w, int n_used, Act act);
+  // moe() of rows whose experts are chosen: expert [T n_used], each token's in the order of its sum; weight [T n_used] of
+  // an expert's output. w.router and w.scale are not read.
+  void routed_experts(Rows y, Rows e, std::span<const int32_t> expert, std::span<const float> weight,
+                      MoeWeights<Weight, Vec> w, int n_used, Act act);
   void softcap(Rows x, float cap);
   void clustered_head(Rows logits, Rows h, ClusteredHead<Weight, Table> w);
   void grid_norm_rope(Rows x, Vec gain, Freqs freqs, const Step& s, float eps);
@@ -88,6 +92,7 @@ class CpuFast : public CpuRef {
   void gate_up_range(float* y, int64_t stride, const Input& x, const Weight& gate, int64_t gate_stack, const Weight& up,
                      int64_t up_stack, int64_t begin, int64_t end, Act act) const;
   void choose_experts(Rows logits, Vec scale, int K);
+  void chosen_experts(Rows y, Rows e, const MoeWeights<Weight, Vec>& w, int n_used, Act act);  // of chosen_, route_
   void sort_pairs(const Input& x, int T, int K, int n_expert);
   void activate(float* y, const float* g, const float* u, int64_t n, Act act) const;
   float inv_rms(const float* x, int64_t n, float eps) const;

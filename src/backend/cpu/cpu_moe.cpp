@@ -46,13 +46,33 @@ void CpuFast::sort_pairs(const Input& x, int T, int K, int n_expert) {
 }
 
 void CpuFast::moe(Rows y, Rows e, Rows r, MoeWeights<Weight, Vec> w, int n_used, Act act) {
-  const int n_expert = int(w.router.n_out), K = n_used, T = y.rows;
+  const Rows logits = router_.view(y.rows, int(w.router.n_out));
+  matmul(logits, r, w.router);
+  choose_experts(logits, w.scale, n_used);
+  chosen_experts(y, e, w, n_used, act);
+}
+
+void CpuFast::routed_experts(Rows y, Rows e, std::span<const int32_t> expert, std::span<const float> weight,
+                             MoeWeights<Weight, Vec> w, int n_used, Act act) {
+  CHECK(expert.size() == size_t(y.rows) * size_t(n_used) && weight.size() == expert.size() &&
+            expert.size() <= chosen_.size(),
+        "{} experts of {} rows", expert.size(), y.rows);
+  std::fill(cursor_.begin(), cursor_.end(), 0);
+  for (size_t i = 0; i < expert.size(); ++i) {
+    CHECK(expert[i] >= 0 && expert[i] < int(w.down.n_stack), "{}: expert {} of {}", w.down.name, expert[i],
+          w.down.n_stack);
+    ++cursor_[size_t(expert[i]) + 1];
+  }
+  std::ranges::copy(expert, chosen_.begin());
+  std::ranges::copy(weight, route_.begin());
+  chosen_experts(y, e, w, n_used, act);
+}
+
+void CpuFast::chosen_experts(Rows y, Rows e, const MoeWeights<Weight, Vec>& w, int n_used, Act act) {
+  const int n_expert = int(w.down.n_stack), K = n_used, T = y.rows;
   const int d_expert = int(w.gate_up ? w.gate_up.n_out / 2 : w.gate.n_out);
   CHECK(n_used <= limits_.n_expert_used && n_expert <= limits_.n_expert && d_expert <= limits_.d_expert,
         "{} of {} experts of {}", n_used, n_expert, d_expert);
-  const Rows logits = router_.view(T, n_expert);
-  matmul(logits, r, w.router);
-  choose_experts(logits, w.scale, K);
 
   const Weight half = w.gate_up.halves();  // an expert is gate rows then up rows
   const Input x = quantise(act_, e, quantised(w.gate_up) || quantised(w.gate) || quantised(w.up), T > 1);

@@ -24,6 +24,8 @@ void Cuda::take_step(const Step& s, bool keep_tokens) {
   acts_.forget_rounded();
   step_ = arrays_.upload(s, keep_tokens, [&] { finish(); });
   step_.shape.longest = int(cuda::row_bucket(s.shape.longest));
+  if (host_table_) host_table_->bring(s);
+  if (weight_stream_ && streamed_rows(s.shape.n_tok) > 0) weight_stream_->prefetch_first();
   // Powers of two: few graphs serve many trees.
   if (s.shape.n_path > 0) step_.shape.n_path = int(std::bit_ceil(unsigned(s.shape.n_path)));
 }
@@ -84,6 +86,8 @@ void Cuda::select_blocks(Rows q, KvLayer kv, const Step& host, AttnSpec spec) {
 
 void Cuda::embed(Rows x, Weight table, const Step&, float scale) {
   sampler_.resolve_pending_topk();
+  if (table.is_host_table)
+    return cuda::embed(stream_, acts_.written(x, true), host_table_->rows(), host_table_->numbers(), scale);
   cuda::embed(stream_, acts_.written(x, true), table.m, step_.token, scale);
 }
 void Cuda::embed_soft(Rows x, Rows soft, const Step&) {

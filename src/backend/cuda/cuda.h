@@ -2,21 +2,25 @@
 #include <cuda_runtime.h>
 
 #include <deque>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "backend/backend.h"
 #include "backend/cuda/activations.h"
+#include "backend/cuda/cpu_ffn.h"
 #include "backend/cuda/device.h"
 #include "backend/cuda/gemm.h"
 #include "backend/cuda/graphs.h"
+#include "backend/cuda/host_table.h"
 #include "backend/cuda/kernels/attention/select.h"
 #include "backend/cuda/kernels/matmul/matmul.h"
 #include "backend/cuda/kernels/moe/moe.h"
 #include "backend/cuda/loader.h"
 #include "backend/cuda/sampler.h"
 #include "backend/cuda/step_arrays.h"
+#include "backend/cuda/weight_stream.h"
 #include "base/result.h"
 
 namespace facet {
@@ -45,6 +49,10 @@ class Cuda {
     DType type = DType::kF32;    // in the file
     int64_t n_out = 0, n_in = 0, n_stack = 1;
     const char* name = "";
+    // In RAM: the matrix there, instead of tiles, and its number in the stream that brings it.
+    const cuda::CpuFfn::Weight* in_ram = nullptr;
+    int streamed = 0, layer = 0;
+    bool is_host_table = false;  // its rows come with each step
     explicit operator bool() const { return n_out > 0; }
   };
   using KvLayer = facet::KvLayer;
@@ -61,7 +69,9 @@ class Cuda {
   static Result<int64_t> free_memory(int gpu);
 
   explicit Cuda(int gpu = 0) : Cuda(gpu, -1) {}
-  Cuda(int gpu, int64_t fail_at);  // fail_at: the allocation of this number fails, for tests
+  Cuda(int gpu, int64_t fail_at) : Cuda(gpu, WeightsInRam{}, fail_at) {}
+  // fail_at: the allocation of this number fails, for tests.
+  Cuda(int gpu, const WeightsInRam& in_ram, int64_t fail_at = -1);
   ~Cuda();
   Cuda(const Cuda&) = delete;
   Cuda& operator=(const Cuda&) = delete;
@@ -96,6 +106,12 @@ class Cuda {
   static bool keeps(const TensorView& t);            // as it is; of others, formats/widen.h
   static DType kept(const TensorView& t);            // its type there
   static int64_t weight_bytes(const TensorView& t);  // on the device
+  static int64_t host_table_bytes(const WeightsInRam&, std::span<const TensorView> tensors, int max_tok);
+  // Of the largest layer's weights in RAM, on the device; and what bringing such layers there takes in all.
+  static int64_t streamed_layer_bytes(const WeightsInRam&, std::span<const TensorView> tensors);
+  static int64_t stream_bytes(int64_t layer, int max_tok) {
+    return layer > 0 && max_tok >= kStreamBlock ? cuda::WeightStream::bytes(layer) : 0;
+  }
   static int64_t partial_bytes(const cuda::DeviceInfo&, std::span<const TensorView> tensors);  // of partial sums
   // Elements of the largest of these matrices that products of many rows take as a panel of bf16.
   static int64_t most_unpacked(const cuda::DeviceInfo&, std::span<const TensorView> tensors);
@@ -198,6 +214,7 @@ class Cuda {
                          Vec expert_gain);
   void join_residual_norm(Rows x, Rows h, Rows y, Rows o, Vec y_gain, Vec o_gain, ResidualSpec<Vec> spec);
   void gate_up(Rows y, Rows h, Weight gate, Weight up, Act act);
+  void ffn(Rows y, Rows g, Rows h, Weight gate, Weight up, Weight down, Act act);
   void act_mul(Rows y, Rows g, Rows u, Act act);
   void ple_combine(Rows p, Rows c, Vec gain, float in_scale, float out_scale, float eps);
   void moe(Rows y, Rows e, Rows r, MoeWeights<Weight, Vec> w, int n_used, Act act);
@@ -242,6 +259,18 @@ class Cuda {
     return cuda::grow(device_, p, n);
   }
   void reserve_experts(const BackendLimits& l, unsigned* number);
+  // Rows of the step to which weights in RAM are brought: the last ones.
+  int streamed_rows(int rows) const { return rows == step_.shape.n_tok ? step_.shape.n_blocks : 0; }
+  // A weight with tiles: of one in RAM those that the stream has brought.
+  Weight on_gpu(Weight w) const {
+    if (w.in_ram) w.m = weight_stream_->matrix(w.streamed);
+    return w;
+  }
+  cuda::MoeExperts experts_of(const MoeWeights<Weight, Vec>& w, int n_used, Act act) const;
+  // Rows from `first` on.
+  void moe_on_gpu(Rows y, Rows e, Rows r, const cuda::MoeExperts& m, int first);
+  // Of rows [row, row + n), n <= CpuFfn::kRows. end() of cpu_ffn_ is the caller's.
+  void begin_on_cpu(Rows e, Rows r, const MoeWeights<Weight, Vec>& w, int n_used, Act act, int row, int n);
   static bool unpacks(const cuda::DeviceInfo& d, cuda::Tile tile) {
     return d.cublaslt && (cuda::is_float(tile) || !d.int8_prompts);
   }
@@ -260,6 +289,10 @@ class Cuda {
   Step step_;  // the newest, device pointers
   cuda::Activations acts_{device_, step_};
   cuda::StepArrays arrays_{device_};
+  const WeightsInRam in_ram_;
+  std::unique_ptr<cuda::CpuFfn> cpu_ffn_;  // null: no weights are in RAM
+  std::unique_ptr<cuda::WeightStream> weight_stream_;
+  std::unique_ptr<cuda::HostTable> host_table_;  // null: no table is in RAM
   cuda::Loader loader_{device_};
   cuda::Gemm gemm_{device_};
   cuda::Graphs graphs_{stream_};

@@ -39,7 +39,11 @@ Result<int64_t> Cuda::free_memory(int gpu) {
                "end other programs on it (nvidia-smi lists them), or use --backend cpu"};
 }
 
-Cuda::Cuda(int gpu, int64_t fail_at) : device_(gpu, fail_at) {}
+Cuda::Cuda(int gpu, const WeightsInRam& in_ram, int64_t fail_at) : device_(gpu, fail_at), in_ram_(in_ram) {
+  if (in_ram_.expert_layers == 0 && in_ram_.ffn_layers == 0) return;
+  cpu_ffn_ = std::make_unique<cuda::CpuFfn>(device_, in_ram_);
+  weight_stream_ = std::make_unique<cuda::WeightStream>(device_);
+}
 
 Cuda::~Cuda() {
   make_current();
@@ -67,7 +71,7 @@ struct MoeMemory {
   int64_t bytes, panel_bytes;
 };
 MoeMemory moe_large_batch_memory(const cuda::DeviceInfo& d, const BackendLimits& l) {
-  const bool roomy = d.memory >= int64_t(40) << 30;
+  const bool roomy = d.memory >= int64_t(40) << 30 && !l.weights_in_ram;
   const int64_t panel = roomy ? int64_t(1) << 40 : int64_t(256) << 20;
   return {cuda::moe_large_batch_bytes(moe_sizes(l), panel), panel};
 }
@@ -83,6 +87,7 @@ void Cuda::reserve(const BackendLimits& more) {
   finish();
   graphs_.forget();
   limits_ = limits_.with(more);
+  limits_.weights_in_ram = cpu_ffn_ != nullptr;
   const BackendLimits& l = limits_;
   const cuda::DeviceInfo& d = device_.info();
   const size_t rows = size_t(l.max_tok);
@@ -113,6 +118,10 @@ void Cuda::reserve(const BackendLimits& more) {
     grow(cluster_chosen_, rows * size_t(l.n_cluster));
   }
   if (l.n_expert > 0) reserve_experts(l, counter_ + n_counter);
+  if (host_table_) host_table_->reserve(l.max_tok);
+  if (!cpu_ffn_) return;
+  cpu_ffn_->reserve(l);
+  if (l.max_tok >= kStreamBlock) weight_stream_->reserve();
 }
 void Cuda::reserve_experts(const BackendLimits& l, unsigned* number) {
   cuda::Routing& r = moe_.routing;

@@ -93,51 +93,111 @@ void Cuda::gate_up(Rows y, Rows h, Weight gate, Weight up, Act act) {
   products({&y, 1}, h, w, true, act, nullptr);
 }
 
-namespace {
-cuda::MoeExperts experts_of(const MoeWeights<Cuda::Weight, Cuda::Vec>& w, int n_used, Act act) {
+// Of weights in RAM, the GPU multiplies whole steps by what is brought, and the CPU's rows are written over its own: they
+// are few beside a block.
+void Cuda::ffn(Rows y, Rows g, Rows h, Weight gate, Weight up, Weight down, Act act) {
+  if (!down.in_ram) {
+    gate_up(g, h, gate, up, act);
+    return matmul(y, g, down);
+  }
+  const int streamed = streamed_rows(y.rows), on_cpu = y.rows - streamed;
+  const auto begin = [&](int row) {
+    const int n = std::min(cuda::CpuFfn::kRows, on_cpu - row);
+    cpu_ffn_->begin(gate.in_ram, up.in_ram, down.in_ram, acts_.mat_at(h, row, n, false), act);
+    return n;
+  };
+  int n = on_cpu > 0 ? begin(0) : 0;
+  if (streamed > 0) {
+    weight_stream_->acquire(down.layer);
+    gate_up(g, h, on_gpu(gate), on_gpu(up), act);
+    matmul(y, g, on_gpu(down));
+    acts_.mat(y, false);  // with all that is pending
+    weight_stream_->release(down.layer);
+  }
+  acts_.written(y, false);
+  for (int row = 0; row < on_cpu; n = row < on_cpu ? begin(row) : 0) {
+    cpu_ffn_->end(acts_.mat_at(y, row, n, false));
+    row += n;
+  }
+}
+
+cuda::MoeExperts Cuda::experts_of(const MoeWeights<Weight, Vec>& w, int n_used, Act act) const {
   cuda::MoeExperts m;
   m.d_expert = int(w.down.n_in);
   if (w.gate_up)
-    m.gate = m.up = w.gate_up.m, m.up_strip = m.d_expert / cuda::kTileRows;
+    m.gate = m.up = on_gpu(w.gate_up).m, m.up_strip = m.d_expert / cuda::kTileRows;
   else
-    m.gate = w.gate.m, m.up = w.up.m;
-  m.down = w.down.m;
+    m.gate = on_gpu(w.gate).m, m.up = on_gpu(w.up).m;
+  m.down = on_gpu(w.down).m;
   m.router = w.router.f32, m.scale = w.scale.p;
   m.n_expert = int(w.router.n_out), m.n_used = n_used, m.act = act;
   CHECK(m.router && m.d_expert % cuda::kTileRows == 0, "{}: a router in f32 and experts of a multiple of 16 rows",
         w.router.name);
   return m;
 }
-}  // namespace
 
-void Cuda::moe(Rows y, Rows e, Rows r, MoeWeights<Weight, Vec> w, int n_used, Act act) {
-  const cuda::MoeExperts m = experts_of(w, n_used, act);
+void Cuda::moe_on_gpu(Rows y, Rows e, Rows r, const cuda::MoeExperts& m, int first) {
   acts_.resolve_kind<cuda::ExpertOutputs>();  // their memory is used again
   acts_.rounded(e);
-  acts_.written(y, false);
-  const int small = small_rows(y.rows), many = y.rows - small > kMoeSmallBatchMost ? y.rows - small : 0,
-            last = y.rows - many;
-  for (int row = 0, n = 0; row < last; row += n) {
+  const int small = std::max(first, small_rows(y.rows)),
+            many = y.rows - small > kMoeSmallBatchMost ? y.rows - small : 0, last = y.rows - many;
+  for (int row = first, n = 0; row < last; row += n) {
     n = std::min(cuda::kMoeSmallBatch, last - row);
     const cuda::RouterArgs job = cuda::router_args(m, acts_.mat_at(r, row, n, false), n, moe_.routing);
     n > cuda::kMoeRows ? cuda::route_small_batch(stream_, job) : cuda::route(stream_, job);
     cuda::moe_small_batch(stream_, m, acts_.mat_at(e, row, n, true), n, moe_);
-    if (y.rows <= cuda::kMoeSmallBatch && many == 0)
-      acts_.defer(cuda::ExpertOutputs{y, {moe_.out, moe_.routing.weight, n_used}});
+    if (first == 0 && y.rows <= cuda::kMoeSmallBatch && many == 0)
+      acts_.defer(cuda::ExpertOutputs{y, {moe_.out, moe_.routing.weight, m.n_used}});
     else
-      cuda::moe_small_batch_combine(stream_, acts_.mat_at(y, row, n, false), moe_.out, moe_.routing.weight, n_used);
+      cuda::moe_small_batch_combine(stream_, acts_.mat_at(y, row, n, false), moe_.out, moe_.routing.weight, m.n_used);
   }
   if (many > 0)
     cuda::moe_large_batch(stream_, m, acts_.mat_at(y, last, many, false), acts_.mat_at(e, last, many, true),
                           acts_.mat_at(r, last, many, false), moe_large_batch_);
 }
 
-// Few tokens: the routing runs beside the product of gate and up, and the first half of the experts beside down.
+void Cuda::begin_on_cpu(Rows e, Rows r, const MoeWeights<Weight, Vec>& w, int n_used, Act act, int row, int n) {
+  cuda::MoeExperts m;
+  m.router = w.router.f32, m.scale = w.scale.p, m.n_expert = int(w.router.n_out), m.n_used = n_used;
+  const cuda::RouterArgs job = cuda::router_args(m, acts_.mat_at(r, row, n, false), n, moe_.routing);
+  n > cuda::kMoeRows ? cuda::route_small_batch(stream_, job) : cuda::route(stream_, job);
+  MoeWeights<const cuda::CpuFfn::Weight*, int> host;
+  host.gate_up = w.gate_up.in_ram, host.gate = w.gate.in_ram, host.up = w.up.in_ram, host.down = w.down.in_ram;
+  cpu_ffn_->begin(host, acts_.mat_at(e, row, n, false), moe_.routing, n_used, act);
+}
+
+void Cuda::moe(Rows y, Rows e, Rows r, MoeWeights<Weight, Vec> w, int n_used, Act act) {
+  if (!w.down.in_ram) {
+    acts_.written(y, false);
+    return moe_on_gpu(y, e, r, experts_of(w, n_used, act), 0);
+  }
+  acts_.resolve_kind<cuda::ExpertOutputs>();  // the routing's memory is used again
+  acts_.written(y, false);
+  const int on_cpu = y.rows - streamed_rows(y.rows);
+  for (int row = 0, n = 0; row < on_cpu; row += n) {
+    n = std::min(cuda::CpuFfn::kRows, on_cpu - row);
+    begin_on_cpu(e, r, w, n_used, act, row, n);
+    cpu_ffn_->end(acts_.mat_at(y, row, n, false));
+  }
+  if (on_cpu == y.rows) return;
+  weight_stream_->acquire(w.down.layer);
+  moe_on_gpu(y, e, r, experts_of(w, n_used, act), on_cpu);
+  weight_stream_->release(w.down.layer);
+}
+
+// Few tokens: the routing runs beside the product of gate and up, and the first half of the experts beside down. Those
+// in RAM are computed while both run.
 void Cuda::ffn_beside_moe(Rows y, Rows g, Rows h, Weight gate, Weight up, Weight down, Rows o, Rows e, Rows r,
                           MoeWeights<Weight, Vec> w, int n_used, Act act) {
-  if (y.rows > cuda::kMoeRows) {
+  const bool on_cpu = w.down.in_ram && y.rows <= cuda::CpuFfn::kRows && streamed_rows(y.rows) == 0;
+  if (on_cpu) {
+    acts_.resolve_kind<cuda::ExpertOutputs>();
+    begin_on_cpu(e, r, w, n_used, act, 0, y.rows);
+  }
+  if (on_cpu || w.down.in_ram || y.rows > cuda::kMoeRows) {
     gate_up(g, h, gate, up, act);
     matmul(y, g, down);
+    if (on_cpu) return cpu_ffn_->end(acts_.written(o, false));
     return moe(o, e, r, w, n_used, act);
   }
   const cuda::MoeExperts m = experts_of(w, n_used, act);

@@ -14,10 +14,14 @@ namespace facet::cuda {
 class Loader {
  public:
   static constexpr size_t kPiece = size_t(32) << 20;
-  explicit Loader(Device& device) : device_(device) {}
+  // stream: in which it copies and reorders; null: the device's.
+  explicit Loader(Device& device, cudaStream_t stream = nullptr)
+      : device_(device), stream_(stream ? stream : device.stream()) {}
   ~Loader();
   Loader(const Loader&) = delete;
 
+  // The buffers now, for rows of up to kPiece / kTileRows bytes; else load() makes them. False: there was no memory.
+  bool reserve();
   // The tensor's bytes, widened to `kept` if that is not its type, reordered into the tiles of `to`, which has memory.
   // False: there was no memory for the buffers.
   bool load(const TiledMatrix& to, const TensorView& t, DType kept);
@@ -28,7 +32,10 @@ class Loader {
     uint8_t* device = nullptr;
     cudaEvent_t free = nullptr;
   };
+  bool make(Buffer& b, size_t bytes);
+
   Device& device_;
+  const cudaStream_t stream_;
   std::array<Buffer, 2> buffer_;
   int next_ = 0;
 };

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
 #include <optional>
 
 #include "backend/cuda/cuda.h"
@@ -116,6 +117,20 @@ int64_t Cuda::weight_bytes(const TensorView& t) {
   if (t.n_dims < 2) return int64_t(t.data.size());
   return is_router(t) ? t.n_elements() * int64_t(sizeof(float)) : tiles_of(t).matrix_bytes() * t.ne[2];
 }
+int64_t Cuda::host_table_bytes(const WeightsInRam& in_ram, std::span<const TensorView> tensors, int max_tok) {
+  int64_t n = 0;
+  for (const TensorView& t : tensors)
+    if (in_ram.tables && t.name == kPerLayerTable) n += cuda::HostTable::bytes(tiles_of(t), kept_type(t), max_tok);
+  return n;
+}
+int64_t Cuda::streamed_layer_bytes(const WeightsInRam& in_ram, std::span<const TensorView> tensors) {
+  std::map<int, int64_t> layers;
+  for (const TensorView& t : tensors)
+    if (const int layer = layer_of_tensor(t.name); layer >= 0 && in_ram.holds(t.name)) layers[layer] += weight_bytes(t);
+  int64_t most = 0;
+  for (const auto& [layer, bytes] : layers) most = std::max(most, bytes);
+  return most;
+}
 namespace {
 int64_t partials_of(const cuda::DeviceInfo& d, const cuda::TiledMatrix& m) {
   return std::max(kMostFused * cuda::skinny_partials(d, m), cuda::wide_partials(d, m));
@@ -150,13 +165,25 @@ Cuda::Weight Cuda::upload(const TensorView& t) {
   }
   const DType kept = kept_type(t);
   w.m = tiles_of(t, fine_);
-  w.m.p = static_cast<uint8_t*>(device_.allocate(size_t(w.m.matrix_bytes() * w.n_stack), t.name));
-  if (!w.m.p) return w;
   if (w.n_stack == 1) {
     most_partials_ = std::max(most_partials_, partials_of(device_.info(), w.m));
     most_int8_ = std::max(most_int8_, cuda::skinny_image_bytes(w.n_in));
     if (unpacks(device_.info(), w.m.tile)) most_unpacked_ = std::max(most_unpacked_, w.n_out * w.n_in);
   }
+  if (in_ram_.holds(t.name) && t.name == kPerLayerTable) {
+    host_table_ = std::make_unique<cuda::HostTable>(device_);
+    host_table_->set(t, w.m, kept);
+    w.is_host_table = true;
+    return w;
+  }
+  if (in_ram_.holds(t.name)) {
+    w.layer = layer_of_tensor(t.name);
+    w.in_ram = cpu_ffn_->add(t);
+    w.streamed = weight_stream_->add(w.layer, t, w.m, kept);
+    return w;
+  }
+  w.m.p = static_cast<uint8_t*>(device_.allocate(size_t(w.m.matrix_bytes() * w.n_stack), t.name));
+  if (!w.m.p) return w;
   loader_.load(w.m, t, kept);
   return w;
 }

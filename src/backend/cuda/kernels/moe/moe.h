@@ -33,6 +33,19 @@ void route_small_batch(cudaStream_t, const RouterArgs&);
 void moe_small_batch(cudaStream_t, const MoeExperts&, Mat e, int n_tok, const MoeBuffers&, bool routed = false);
 void moe_small_batch_combine(cudaStream_t, Mat y, const float* out, const float* weight, int n_used);
 
+// --- weights in RAM
+
+// Page-locked memory of the host, which kernels reach too: rows for the CPU, and what it makes of them.
+struct MoeHostRows {
+  float* x = nullptr;         // [T, D]
+  int32_t* expert = nullptr;  // [T n_used]
+  float* weight = nullptr;    // [T n_used]
+  float* y = nullptr;         // [T, D]
+};
+// Rows of x, with the experts and weights that the routing chose for them; n_used 0: without.
+void moe_send(cudaStream_t, const MoeHostRows& to, Mat x, const Routing&, int n_used);
+void moe_receive(cudaStream_t, Mat y, const MoeHostRows& from);
+
 // --- large batches
 
 // Matrices become panels in bf16: blocks of [rows, 64 columns] in which a row is 128 bytes and its 16-byte chunks are

@@ -1,0 +1,63 @@
+#pragma once
+#include <cuda_runtime.h>
+
+#include <deque>
+#include <map>
+#include <utility>
+
+#include "backend/backend.h"
+#include "backend/cpu/cpu_fast.h"
+#include "backend/cuda/device.h"
+#include "backend/cuda/kernels/moe/moe.h"
+#include "backend/weights_in_ram.h"
+
+namespace facet::cuda {
+
+// Feed-forward parts that are computed where their weights lie: in RAM, by the CPU, beside what the GPU does meanwhile.
+// Rows go over by a kernel, a host function on a stream of its own multiplies them, and a kernel brings the sums back; a
+// graph records all of it. One exchange is under way at a time.
+class CpuFfn {
+ public:
+  static constexpr int kRows = kMoeSmallBatch;  // of an exchange
+  using Weight = CpuFast::Weight;
+
+  CpuFfn(Device& device, const WeightsInRam& which);
+  ~CpuFfn();  // the device's stream is idle
+  CpuFfn(const CpuFfn&) = delete;
+
+  // A matrix, which stays in the file's memory for as long as this lives.
+  const Weight* add(const TensorView& t);
+  // After all matrices were added.
+  void reserve(const BackendLimits& limits);
+
+  // Begins the feed-forward part of up to kRows rows. What is launched in the device's stream before end() runs beside it.
+  // x [T, D]: with experts, whose routing comes before it in the stream; the matrices come from add().
+  void begin(const MoeWeights<const Weight*, int>& w, Mat x, const Routing& routing, int n_used, Act act);
+  void begin(const Weight* gate, const Weight* up, const Weight* down, Mat x, Act act);
+  void end(Mat y);  // of as many rows: in the stream
+
+ private:
+  struct Job {  // of a host function, which graphs may call again
+    CpuFfn* self = nullptr;
+    MoeWeights<CpuFast::Weight, CpuFast::Vec> w;
+    int rows = 0, n_used = 0;  // 0: dense
+    Act act = Act::kGelu;
+    void run() const;
+  };
+  Job& job_of(const Weight* down, int rows) { return jobs_[{down, rows}]; }
+  void exchange(Job& job, Mat x, const Routing& routing);
+
+  Device& device_;
+  CpuFast cpu_;
+  std::deque<Weight> weights_;
+  std::map<std::pair<const Weight*, int>, Job> jobs_;  // by the matrix `down` and rows
+  int cols_ = 0, hidden_cols_ = 0;                     // D, and of a dense layer's hidden rows
+  CpuFast::Rows hidden_;
+  std::byte* memory_ = nullptr;
+  int rows_most_ = 0, used_most_ = 0;
+  MoeHostRows rows_;
+  cudaStream_t stream_ = nullptr;
+  cudaEvent_t begun_ = nullptr, done_ = nullptr;
+};
+
+}  // namespace facet::cuda

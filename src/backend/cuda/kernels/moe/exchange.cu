@@ -1,0 +1,50 @@
+// exchange -- rows on their way to weights in RAM, and what these make of them
+//
+// Shapes     x [T, D] f32, T <= kMoeSmallBatch; experts and weights [T n_used], or none; y [T, D] f32; the host's are
+//            page-locked
+// Bytes      4 D + 8 n_used bytes a row there, 4 D back, over the bus
+// Launch     a block for each row. Plain: it starts when everything before it is done, and nothing overlaps it
+// Order      copies alone
+// Reference  CpuFast::routed_experts, gate_up and matmul
+// Test       tests/cuda_model/cuda_ram_test.cpp
+#include "backend/cuda/kernels/common/launch.cuh"
+#include "backend/cuda/kernels/moe/moe.h"
+
+namespace facet::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+
+__global__ void __launch_bounds__(kThreads)
+    send_kernel(MoeHostRows to, Mat x, const int32_t* expert, const float* weight, int n_used) {
+  const int t = int(blockIdx.x);
+  const auto* from = reinterpret_cast<const float4*>(x.p + t * x.stride);
+  auto* out = reinterpret_cast<float4*>(to.x + int64_t(t) * x.cols);
+  for (int i = int(threadIdx.x); i < x.cols / 4; i += kThreads) out[i] = from[i];
+  if (int(threadIdx.x) < n_used) {
+    const int slot = t * n_used + int(threadIdx.x);
+    to.expert[slot] = expert[slot], to.weight[slot] = weight[slot];
+  }
+}
+
+__global__ void __launch_bounds__(kThreads) receive_kernel(Mat y, const float* from) {
+  const int t = int(blockIdx.x);
+  const auto* in = reinterpret_cast<const float4*>(from + int64_t(t) * y.cols);
+  auto* out = reinterpret_cast<float4*>(y.p + t * y.stride);
+  for (int i = int(threadIdx.x); i < y.cols / 4; i += kThreads) out[i] = in[i];
+}
+
+}  // namespace
+
+void moe_send(cudaStream_t stream, const MoeHostRows& to, Mat x, const Routing& r, int n_used) {
+  CHECK(x.cols % 4 == 0 && x.stride % 4 == 0 && n_used <= kThreads, "rows of {} columns, {} apart", x.cols, x.stride);
+  send_kernel<<<unsigned(x.rows), kThreads, 0, stream>>>(to, x, r.expert, r.weight, n_used);
+  FACET_CUDA_CHECK(cudaGetLastError());
+}
+void moe_receive(cudaStream_t stream, Mat y, const MoeHostRows& from) {
+  CHECK(y.cols % 4 == 0 && y.stride % 4 == 0, "rows of {} columns, {} apart", y.cols, y.stride);
+  receive_kernel<<<unsigned(y.rows), kThreads, 0, stream>>>(y, from.y);
+  FACET_CUDA_CHECK(cudaGetLastError());
+}
+
+}  // namespace facet::cuda

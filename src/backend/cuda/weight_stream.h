@@ -1,0 +1,84 @@
+#pragma once
+#include <cuda_runtime.h>
+
+#include <array>
+#include <condition_variable>
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <thread>
+#include <vector>
+
+#include "backend/cuda/device.h"
+#include "backend/cuda/kernels/matmul/layout.h"
+#include "backend/cuda/loader.h"
+#include "formats/dtype.h"
+
+namespace facet::cuda {
+
+// Brings experts that lie in RAM to the GPU for rows of long prompts: layer after layer into two places in turn, one
+// while the other is used. A thread of its own reads the file's memory, and a stream of its own copies and reorders.
+class WeightStream {
+ public:
+  explicit WeightStream(Device& device);
+  ~WeightStream();  // the device's stream is idle
+  WeightStream(const WeightStream&) = delete;
+
+  // A layer's matrices, in any order, before reserve(). `to` has no memory; kept: its type in the file or what that
+  // becomes. The number by which acquire() knows it.
+  int add(int layer, const TensorView& t, const TiledMatrix& to, DType kept);
+  // False: there is no memory for the two places; Device::status() says so.
+  bool reserve();
+  static int64_t bytes(int64_t layer);  // of device memory, for layers of at most so many bytes
+
+  // Begins to bring a layer, if it is not on its way: a hint.
+  void prefetch_first();
+  // The layer's matrices, for what is launched in the device's stream until release(). Waits until their copies are
+  // queued, and begins to bring the layer after it. Layers come in order.
+  void acquire(int layer);
+  TiledMatrix matrix(int number) const;  // of the layer that is acquired
+  void release(int layer);
+
+ private:
+  static constexpr int64_t kAlign = 1024;
+  struct Matrix {
+    TensorView t;
+    TiledMatrix to;
+    DType kept = DType::kF32;
+    int layer = 0;
+    int64_t at = 0;  // in a place
+  };
+  struct Layer {
+    std::vector<int> matrices;
+    int64_t bytes = 0;
+    int order = 0;  // among these layers
+  };
+  enum class State : uint8_t { kEmpty, kOnItsWay, kThere, kInUse };
+  struct Place {
+    uint8_t* p = nullptr;
+    int layer = -1;
+    State state = State::kEmpty;
+    cudaEvent_t ready = nullptr, used = nullptr;
+  };
+  Place& place_of(int layer) { return place_[size_t(layers_.at(layer).order % 2)]; }
+  void ask(int layer);  // locked
+  void run();
+
+  Device& device_;
+  std::vector<Matrix> matrices_;
+  std::map<int, Layer> layers_;
+  int64_t place_bytes_ = 0;
+  cudaStream_t stream_ = nullptr;
+  std::optional<Loader> loader_;
+  std::array<Place, 2> place_;
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<int> wanted_;  // layers, the next first
+  bool ending_ = false;
+  std::thread thread_;
+};
+
+}  // namespace facet::cuda

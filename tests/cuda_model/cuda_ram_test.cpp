@@ -1,0 +1,167 @@
+// Weights that stay in RAM beside a GPU: verb by verb against the reference, and laws of their bits. Skips without a
+// device.
+#include <algorithm>
+#include <tuple>
+
+#include "backend/lockstep.h"
+#include "cache/cuda_kv_cache.h"
+#include "engine/runner.h"
+#include "support/harness.h"
+#include "support/tiny_model.h"
+
+namespace facet::test {
+namespace {
+
+#define NEEDS_GPU() \
+  if (const Status ok = Cuda::usable(0); !ok) GTEST_SKIP() << ok.error().message()
+
+constexpr int kAll = 1000;  // layers
+std::vector<std::string> models() {
+  const std::string shipped = std::string(FACET_SOURCE_DIR) + "/models/";
+  return {data_path("fixtures/moe/model.gguf"), shipped + "facet-nano-moe-Q4_K_M.gguf",
+          data_path("fixtures/edge/model.gguf"), shipped + "facet-nano-Q8_0.gguf"};
+}
+std::vector<TinyModel> tiny_models() {
+  return {{.moe = true, .type = DType::kQ8_0, .width = 1280, .experts = 16, .used = 4, .d_expert = 64},
+          {.moe = true, .split_experts = true, .type = DType::kQ8_0, .experts = 16, .used = 4, .d_expert = 64}};
+}
+
+KvPlan plan() {
+  return {.k = KvType::kF16, .v = KvType::kF16, .max_seq = 4, .max_ctx = 1024, .max_step = 512, .margin = 16};
+}
+
+template <class B>
+struct Model {
+  GgufFile file;
+  ModelCfg cfg;
+  std::unique_ptr<Runner<B>> r;
+  template <class... Args>
+  explicit Model(const std::string& path, Args... args)
+      : file(must(GgufFile::open(path))), cfg(must(gemma4_config(file))) {
+    r = must(Runner<B>::open(file, cfg, {.kv = plan(), .max_out = plan().max_step}, args...));
+  }
+  std::vector<int32_t> ids(int n) const { return random_ids(n, cfg.n_vocab, 7); }
+  struct Piece {
+    int slot = 0;
+    std::span<const int32_t> tokens;
+  };
+  // Logits of every token of a step.
+  std::vector<float> step(std::span<const Piece> pieces) {
+    r->steps.begin();
+    for (const Piece& p : pieces) {
+      must(r->cache->prepare(p.slot, int(p.tokens.size())));
+      r->add({.slot = p.slot, .token = p.tokens, .out = Out::kAll});
+    }
+    const auto v = r->b.to_host(r->forward());
+    for (const Piece& p : pieces) r->cache->commit(p.slot, int(p.tokens.size()));
+    return v;
+  }
+  std::vector<float> logits(std::span<const int32_t> tokens, int chunk, int slot = 0) {
+    r->cache->clear(slot);
+    std::vector<float> all;
+    for (size_t at = 0; at < tokens.size(); at += size_t(chunk)) {
+      const Piece p{slot, tokens.subspan(at, std::min(size_t(chunk), tokens.size() - at))};
+      const auto v = step({&p, 1});
+      all.insert(all.end(), v.begin(), v.end());
+    }
+    return all;
+  }
+};
+// Of a model of either kind.
+WeightsInRam in_ram(const std::string& path, int layers, int threads = 2) {
+  const bool dense = must(gemma4_config(must(GgufFile::open(path)))).n_expert == 0;
+  return {.expert_layers = dense ? 0 : layers, .ffn_layers = dense ? layers : 0, .threads = threads};
+}
+
+void as_reference(const std::string& path) {
+  for (const int layers : {1, 2, kAll}) {
+    Model<Lockstep<Cuda, CpuRef>> m(path, std::tuple(0, in_ram(path, layers)), std::tuple(4));
+    const auto ids = m.ids(500);
+    m.logits(std::span(ids).first(30), 10);
+    m.logits(std::span(ids).first(40), 20);
+    m.logits(std::span(ids).first(90), 90);  // a long chunk, on the CPU
+    m.logits(ids, 500);                      // brought to the GPU
+    EXPECT_GT(m.r->b.compared(), 0);
+    const auto& over = m.r->b.differences();
+    EXPECT_TRUE(over.empty()) << path << ", " << layers << " layers: " << over.size() << " of " << m.r->b.compared()
+                              << ", first: " << over.front().message();
+  }
+}
+TEST(CudaRam, EveryVerbAsReference) {
+  NEEDS_GPU();
+  for (const std::string& path : models()) as_reference(path);
+  for (const TinyModel& tiny : tiny_models()) as_reference(TinyFile(tiny).path());
+}
+
+// The same placement, the same bits: alone, in chunks, beside others, with any number of threads, as a graph.
+TEST(CudaRam, OneRowIsARowOfMany) {
+  NEEDS_GPU();
+  for (const std::string& path : models())
+    for (const int layers : {1, kAll}) {
+      Model<Cuda> m(path, 0, in_ram(path, layers));
+      const auto ids = m.ids(48);
+      m.r->b.use_graphs(false);
+      const auto one = m.logits(ids, 1);
+      for (const int chunk : {2, 5, 16}) EXPECT_TRUE(bitwise_equal(m.logits(ids, chunk), one)) << path << chunk;
+      m.r->b.use_graphs(true);
+      for (const int chunk : {1, 4}) EXPECT_TRUE(bitwise_equal(m.logits(ids, chunk), one)) << path << chunk;
+      EXPECT_GT(m.r->b.counters().graph_launches, 5);
+      Model<Cuda> other(path, 0, in_ram(path, layers, 5));
+      EXPECT_TRUE(bitwise_equal(other.logits(ids, 1), one)) << path << ": threads";
+    }
+}
+TEST(CudaRam, ARowBesideALongChunk) {
+  NEEDS_GPU();
+  for (const std::string& path : models()) {
+    Model<Cuda> m(path, 0, in_ram(path, kAll));
+    const auto ids = m.ids(400);
+    const auto alone = m.logits(std::span(ids).first(20), 1);
+    m.r->cache->clear(0);
+    const auto tokens = std::span<const int32_t>(ids);
+    for (int t = 0; t < 20; ++t) {
+      m.r->cache->clear(1);
+      const typename Model<Cuda>::Piece both[] = {{0, tokens.subspan(size_t(t), 1)}, {1, tokens.first(400)}};
+      const auto v = m.step(both);
+      const size_t n = size_t(m.cfg.n_vocab);
+      ASSERT_TRUE(bitwise_equal(std::span(v).first(n), std::span(alone).subspan(size_t(t) * n, n))) << path << t;
+    }
+  }
+}
+
+// Rows whose experts are brought to the GPU have the bits they have where these are always there.
+TEST(CudaRam, StreamedIsResident) {
+  NEEDS_GPU();
+  for (const std::string& path : models()) {
+    Model<Cuda> resident(path, 0);
+    const auto ids = resident.ids(500);
+    for (const int n : {256, 300, 400, 500}) {
+      const auto want = resident.logits(std::span(ids).first(size_t(n)), n);
+      for (const int layers : {1, 2, 3, kAll}) {
+        Model<Cuda> m(path, 0, in_ram(path, layers));
+        for (int i = 0; i < 3; ++i)  // what was brought before is not taken for what is wanted
+          EXPECT_TRUE(bitwise_equal(m.logits(std::span(ids).first(size_t(n)), n), want))
+              << path << ", " << n << " rows, " << layers << " layers";
+        m.logits(std::span(ids).first(9), 3);
+        EXPECT_TRUE(bitwise_equal(m.logits(std::span(ids).first(size_t(n)), n), want)) << path << " after answers";
+      }
+    }
+  }
+}
+
+TEST(CudaRam, OutOfMemoryIsAnError) {
+  NEEDS_GPU();
+  const GgufFile file = must(GgufFile::open(models()[0]));
+  const ModelCfg cfg = must(gemma4_config(file));
+  const RunnerOptions options{.kv = plan(), .max_out = 8};
+  int failed = 0;
+  for (int64_t n = 0;; ++n) {
+    auto r = Runner<Cuda>::open(file, cfg, options, 0, in_ram(models()[0], kAll), n);
+    if (r) break;
+    ++failed;
+    EXPECT_NE(r.error().what.find("MiB of free memory, found"), std::string::npos) << n << ": " << r.error().message();
+  }
+  EXPECT_GT(failed, 30);
+}
+
+}  // namespace
+}  // namespace facet::test
