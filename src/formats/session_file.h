@@ -33,6 +33,9 @@ struct SessionHeader {
   uint64_t file_bytes = 0;
 };
 
+// Bytes of a fingerprint that are no hash, so that what they differ in has a name.
+inline constexpr size_t kFingerprintArithmetic = 14, kFingerprintLayout = 15;
+
 inline constexpr size_t kSessionHead = 64;  // bytes that tell how long the header is, and whose the file is
 inline constexpr uint64_t kMaxSessionHeader = 64 << 20;
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <variant>
 
+#include "backend/arithmetic.h"
 #include "base/hash.h"
 #include "session/kv_config.h"
 #include "session/stage_layers.h"
@@ -90,7 +91,9 @@ SessionHeader::Fingerprint session_fingerprint(const GgufFile& file, const Model
   h.add(int64_t(drafters.size()));
   for (const DrafterFile& d : drafters) add(h, d);
   SessionHeader::Fingerprint f = h.digest();
-  f.back() = kv_shared(m, kv) ? 1 : 0;  // a state in another layout is refused by that name
+  // States of another layout, or of other arithmetic, are refused by that name.
+  f[kFingerprintLayout] = kv_shared(m, kv) ? 1 : 0;
+  f[kFingerprintArithmetic] = kArithmetic;
   return f;
 }
 

@@ -12,7 +12,7 @@ namespace facet {
 
 // Two engines of the same fingerprint may exchange the states of sequences: the same weights, vocabulary, RoPE and
 // drafters, K/V types and layout of rows, backend, the same weights in RAM, and, where the bits of rows depend on them, tokens a step; and the
-// same version of the program, which stands for what rows mean.
+// same version of the program and number of its arithmetic (backend/arithmetic.h), which stand for what rows mean.
 //
 // Weights are known by all metadata, the table of tensors, and of each tensor its first and last 4 KiB and 14 pieces
 // of 4 KiB evenly between (all of it up to 64 KiB): training, merging and quantising change every tensor nearly

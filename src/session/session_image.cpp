@@ -42,7 +42,13 @@ SessionHeader header_of(const SessionImage& image, const SessionHeader::Fingerpr
   return h;
 }
 
-const char* layout_of(const SessionHeader::Fingerprint& f) { return f.back() ? "shared" : "split"; }
+const char* layout_of(const SessionHeader::Fingerprint& f) { return f[kFingerprintLayout] ? "shared" : "split"; }
+// Whether the fingerprints differ in this byte alone.
+bool differ_in(size_t at, SessionHeader::Fingerprint a, const SessionHeader::Fingerprint& b) {
+  if (a[at] == b[at]) return false;
+  a[at] = b[at];
+  return a == b;
+}
 
 // f(section, its bytes in the image) for all, until one fails.
 template <class H, class I, class F>
@@ -184,7 +190,13 @@ Result<SessionImage> read_session(const std::string& path, const SessionHeader::
   if (!opened) return opened.error();
   const Descriptor fd(*opened);
   SessionHeader& h = entry.header;
-  if (h.fingerprint != whose && std::equal(whose.begin(), whose.end() - 1, h.fingerprint.begin()))
+  if (differ_in(kFingerprintArithmetic, h.fingerprint, whose))
+    return Error{
+        path,
+        fmt::format("expected rows of arithmetic {}, found {}", whose[kFingerprintArithmetic],
+                    h.fingerprint[kFingerprintArithmetic]),
+        "its rows were rounded by another state of the program, which can read it; here the prompt is read anew"};
+  if (differ_in(kFingerprintLayout, h.fingerprint, whose))
     return Error{path, fmt::format("expected {} K/V rows, found {}", layout_of(whose), layout_of(h.fingerprint)),
                  fmt::format("it can be read with --kv-layout {}", layout_of(h.fingerprint))};
   if (h.fingerprint != whose)

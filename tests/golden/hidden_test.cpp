@@ -1,7 +1,10 @@
 // What drafters are given: the residual stream behind a layer, and the row behind the output norm, against a forward
 // pass in float64 whose logits are the official ones (tools/make_hidden_golden.py).
+#include "backend/arithmetic.h"
 #include "backend/cpu/cpu_fast.h"
+#include "base/hash.h"
 #include "support/harness.h"
+#include "support/tiny_model.h"
 
 namespace facet::test {
 namespace {
@@ -62,6 +65,27 @@ double distance(const Golden& g, std::span<const float> want, std::span<const fl
   return worst;
 }
 
+// Of logits and K/V rows of a prompt and a few tokens behind it.
+std::string bits_of(const std::string& model) {
+  Hash128 h;
+  for (const KvType t : {KvType::kF16, KvType::kQ8_0, KvType::kQ4_0, KvType::kTQ3_0}) {
+    Harness<CpuFast> b(model,
+                       {.k = t, .v = t, .share = 256, .max_seq = 1, .max_ctx = 256, .max_step = 64, .margin = 16});
+    const std::vector<int32_t> ids = random_ids(70, b.cfg.n_vocab, 3);
+    for (size_t at = 0; at < ids.size();) {
+      const size_t n = at == 0 ? 60 : 1;
+      b.begin();
+      b.add({.slot = 0, .token = std::span(ids).subspan(at, n), .out = Out::kLast});
+      const auto logits = b.backend().to_host(b.runner().forward());
+      h.add(std::as_bytes(std::span(logits)));
+      b.cache().commit(0, int(n));
+      at += n;
+    }
+    for (const KvCache::Part& p : b.cache().parts(0)) h.add(std::span(p.at, size_t(p.bytes())));
+  }
+  return hex(h.digest());
+}
+
 const char* const kFixtures[] = {"dense", "moe", "edge"};
 
 template <class B>
@@ -91,6 +115,15 @@ void are_official(double bound) {
 TEST(HiddenStates, AreTheOfficialOnes) { are_official<CpuRef>(2e-5); }
 // Activations in 8 bits: nearer than any other layer, which is what a drafter would notice.
 TEST(HiddenStates, FastIsClose) { are_official<CpuFast>(.05); }
+
+// The number and these bits change together: kept states of another number are refused, those of this one are read.
+TEST(Arithmetic, ItsNumberNamesTheBits) {
+  Hash128 all;
+  for (const std::string name : kFixtures)
+    all.add(bits_of(fmt::format("{}/fixtures/{}/model.gguf", FACET_TEST_DATA, name)));
+  EXPECT_EQ(fmt::format("{} {}", kArithmetic, hex(all.digest())), "1 f361fab1dffb968c0b37cf0dd5da6f55")
+      << "raise kArithmetic (src/backend/arithmetic.h) and write its bits here";
+}
 
 }  // namespace
 }  // namespace facet::test

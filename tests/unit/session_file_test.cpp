@@ -85,8 +85,12 @@ TEST(SessionFile, ReadsWhatItWrote) {
     EXPECT_EQ(st.st_mode & 0777, 0600u);
     EXPECT_TRUE(same(must(read_session(dir.file("a"), kWhose)), *i));
     EXPECT_FALSE(read_session(dir.file("a"), kOther));
-    SessionHeader::Fingerprint shared = kWhose;
-    shared.back() = 1;
+    SessionHeader::Fingerprint shared = kWhose, rounded = kWhose;
+    ++rounded[kFingerprintArithmetic];
+    EXPECT_EQ(read_session(dir.file("a"), rounded).error().what,
+              fmt::format("expected rows of arithmetic {}, found {}", kWhose[kFingerprintArithmetic] + 1,
+                          kWhose[kFingerprintArithmetic]));
+    shared[kFingerprintLayout] = 1;
     const auto refused = read_session(dir.file("a"), shared);
     ASSERT_FALSE(refused);
     EXPECT_EQ(refused.error().what, "expected shared K/V rows, found split");
