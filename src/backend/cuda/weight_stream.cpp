@@ -82,7 +82,7 @@ void WeightStream::release(int layer) {
   const std::lock_guard lock(mutex_);
   Place& p = place_of(layer);
   FACET_CUDA_CHECK(cudaEventRecord(p.used, device_.stream()));
-  p.state = State::kEmpty;
+  p.state = State::kThere;  // until another layer takes the place
   changed_.notify_all();
 }
 
