@@ -184,6 +184,7 @@ std::string bench_device(const std::string& backend, [[maybe_unused]] int gpu, C
   return backend == "cpu" ? fmt::format("{}, {}", cpu_model(), simd_kernels(isa).name) : cpu_model();
 }
 
+double bench_ram_gbps(int n_threads, CpuIsa isa) { return read_gbps(n_threads, simd_kernels(isa)); }
 SelectSpec bench_select(double keep) { return {.gamma = 0, .least = float(keep), .most = float(keep), .check = false}; }
 std::string bench_what(const char* phase, int n, int n_seq, int depth) {
   return n_seq > 1 ? fmt::format("{} of {} sequences after {}", phase, n_seq, depth)
@@ -231,7 +232,7 @@ Status run_bench(const EngineConfig& given, const BenchOptions& o,
   machine({.cpu = cpu_model(),
            .isa = c.backend == "cpu" ? simd_kernels(c.cpu_isa).name : "none",
            .threads = decided->n_threads,
-           .gbps_ceiling = read_gbps(decided->n_threads, simd_kernels(c.cpu_isa))},
+           .gbps_ceiling = bench_ram_gbps(decided->n_threads, c.cpu_isa)},
           *decided);
   if (c.backend == "cpu") return bench<CpuFast>(*file, *m, *decided, asked, line, decided->n_threads, c.cpu_isa);
   if (c.backend == "ref") return bench<CpuRef>(*file, *m, *decided, asked, line, decided->n_threads);

@@ -55,6 +55,7 @@ struct BenchMachine {
 };
 
 // What measurements of a backend depend on: "Intel(R) Xeon(R) Processor, amx", "NVIDIA H200".
+double bench_ram_gbps(int n_threads, CpuIsa isa);  // of a buffer that no cache holds, read by so many threads
 std::string bench_device(const std::string& backend, int gpu, CpuIsa isa);
 
 // What is measured with one cache: all but the batches, with those that fit beside it; then batches that need a smaller

@@ -12,6 +12,7 @@
 #include "cache/cache_of_shards.h"
 #include "cache/cache_of_stages.h"
 #include "cache/cuda_kv_cache.h"
+#include "compose/cuda_memory.h"
 #include "compose/plan.h"
 #include "engine/runner.h"
 #include "tools/bench.h"
@@ -249,21 +250,23 @@ Status bench_cuda(const GgufFile& file, const ModelCfg& m, const std::vector<Ben
   if (!c.gpus.empty())
     name = fmt::format("{} x {}{}", gpus.size(), name,
                        layers.empty() ? "" : fmt::format(", layers {}", fmt::join(layers, "+")));
+  if (c.weights_in_ram())
+    name += fmt::format(", and RAM at {:.0f} GB/s by {} threads", bench_ram_gbps(c.n_threads, c.cpu_isa), c.n_threads);
   machine({.cpu = name,
            .isa = tflops > 0 ? fmt::format("bf16 {:.0f} TFLOP/s", tflops) : "bf16 rate not measured",
            .threads = c.n_threads,
            .gbps_ceiling = ceiling},
           c);
   for (const BenchGroup& g : groups) {
-    const auto on = [&]<class B>(std::type_identity<B>, const auto& where) {
-      return g.options.explain ? bench_on<Traced<B>>(file, m, g.config, g.options, line, where)
-                               : bench_on<B>(file, m, g.config, g.options, line, where);
+    const auto on = [&]<class B>(std::type_identity<B>, const auto&... where) {
+      return g.options.explain ? bench_on<Traced<B>>(file, m, g.config, g.options, line, where...)
+                               : bench_on<B>(file, m, g.config, g.options, line, where...);
     };
     if (!layers.empty() && g.options.explain)
       return Error{"--explain", "expected one GPU, or a part of every layer on each, found --split",
                    "leave one of them out"};
     const Status ok = !layers.empty() ? bench_on<Stages>(file, m, g.config, g.options, line, layers, g.config.gpus)
-                      : g.config.gpus.empty() ? on(std::type_identity<Cuda>{}, g.config.gpu)
+                      : g.config.gpus.empty() ? on(std::type_identity<Cuda>{}, g.config.gpu, weights_in_ram(g.config))
                                               : on(std::type_identity<Shards>{}, g.config.gpus);
     if (!ok) return ok;
   }
