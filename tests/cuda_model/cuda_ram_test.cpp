@@ -148,6 +148,19 @@ TEST(CudaRam, StreamedIsResident) {
   }
 }
 
+// Rows of a table that come with each step are those of the table on the GPU.
+TEST(CudaRam, ATableInRamGivesTheSameBits) {
+  NEEDS_GPU();
+  const std::string path = data_path("fixtures/edge/model.gguf");
+  Model<Cuda> resident(path, 0), m(path, 0, WeightsInRam{.tables = true});
+  const auto ids = resident.ids(300);
+  for (const int chunk : {1, 3, 16, 17, 300})
+    EXPECT_TRUE(bitwise_equal(m.logits(ids, chunk), resident.logits(ids, chunk))) << chunk;
+  Model<Lockstep<Cuda, CpuRef>> judged(path, std::tuple(0, WeightsInRam{.tables = true}), std::tuple(4));
+  judged.logits(std::span(ids).first(40), 20);
+  EXPECT_TRUE(judged.r->b.differences().empty()) << judged.r->b.differences().front().message();
+}
+
 TEST(CudaRam, OutOfMemoryIsAnError) {
   NEEDS_GPU();
   const GgufFile file = must(GgufFile::open(models()[0]));
