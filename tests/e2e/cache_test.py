@@ -95,6 +95,11 @@ class Conversations(unittest.TestCase):
             s.stop()
 
 
+def steps(s):
+    lines = s.request("GET", "/metrics")[2].decode().splitlines()
+    return int(float(next(line.split()[1] for line in lines if line.startswith("facet_steps_total "))))
+
+
 class Waiting(unittest.TestCase):
     def test_a_short_question_behind_long_prompts(self):
         rng = random.Random(1)
@@ -115,14 +120,14 @@ class Waiting(unittest.TestCase):
             for t in threads:
                 t.start()
             time.sleep(1.5 * per_step)
-            asked = time.time()
+            asked, before = time.time(), steps(s)
             s.completion("Hello", max_tokens=1)
-            waited = time.time() - asked
+            waited, passed = time.time() - asked, steps(s) - before
             for t in threads:
                 t.join()
-            print(f"Hello behind three prompts of {LONG:,} tokens: {waited:.2f} s; a step takes {per_step:.2f} s, the prompts {max(done) - asked:.1f} s")
-            # The step under way and its own; as much again for a machine that has other things to do.
-            self.assertLess(waited, 4 * per_step + .2)
+            print(f"Hello behind three prompts of {LONG:,} tokens: {waited:.2f} s, {passed} steps; a step takes {per_step:.2f} s, the prompts {max(done) - asked:.1f} s")
+            # The step under way and its own; as many again for a machine that has other things to do.
+            self.assertLessEqual(passed, 4)
             if max(done) - asked > 20 * per_step:  # else they were read before it came
                 self.assertLess(waited, (max(done) - asked) / 4)
         finally:
