@@ -84,7 +84,7 @@ class Features(PageTest):
         expect(page.locator(".message")).to_have_count(4)
         expect(page.locator(".message").last).to_contain_text("after the second")
         mine.get_by_role("button", name="Later version").click()
-        expect(self.answers(page)).to_have_text("of two")
+        expect(self.answers(page)).to_have_text(["of two"])
 
     # --- the list
 
@@ -102,10 +102,10 @@ class Features(PageTest):
         expect(page.get_by_label("Search conversations")).to_be_focused()
         page.keyboard.type("rare WORD")
         expect(page.locator("#chat-list li")).to_have_count(1)
-        expect(page.locator("#chat-list .found")).to_contain_text("Rare word")
+        expect(page.locator("#chat-list .found")).to_have_text("… with a Rare word in it")
         self.picture(page, "search")
         page.keyboard.press("Enter")
-        expect(self.answers(page)).to_contain_text("Rare word")
+        expect(self.answers(page)).to_contain_text(["Rare word"])
         page.get_by_label("Search conversations").fill("no such thing")
         expect(page.locator("#chat-list")).to_contain_text("Nothing is found")
         page.get_by_label("Search conversations").press("Escape")
@@ -135,18 +135,18 @@ class Features(PageTest):
         expect(other.locator(".message.assistant .versions")).to_have_text("2/2")
         # As OpenAI has messages, and as llama-server's page writes them.
         load("openai.json", {"messages": [{"role": "system", "content": "Be kind."}, {"role": "user", "content": [{"type": "text", "text": "Question"}]}, {"role": "assistant", "content": "Reply"}]})
-        expect(self.answers(other)).to_have_text("Reply")
+        expect(self.answers(other)).to_have_text(["Reply"])
         self.say(other, "More", "ok")
         self.assertEqual([m["role"] for m in Fake.asked[-1]["messages"]], ["system", "user", "assistant", "user"])
         load("llama.json", [{"conv": {"id": "c", "name": "Theirs", "lastModified": 1700000000000, "currNode": "m2"}, "messages": [
             {"id": "m0", "type": "root", "role": "system", "content": "", "parent": None}, {"id": "m1", "role": "user", "content": "Q", "parent": "m0"},
             {"id": "m2", "role": "assistant", "content": "A", "parent": "m1"}, {"id": "m3", "role": "assistant", "content": "B", "parent": "m1"}]}])
-        expect(self.answers(other)).to_have_text("A")
+        expect(self.answers(other)).to_have_text(["A"])
         expect(other.locator(".message.assistant .versions")).to_have_text("1/2")
         # What has not its form is left out, and nothing breaks.
         load("odd.json", {"tools": "{", "leaf": 9, "messages": [{"role": "user", "content": "odd", "files": [{"kind": "image", "name": "x", "data": "http://e.com/x"}, {"kind": "text", "name": "y"}]},
              {"role": "assistant", "content": "even", "parent": 7, "stats": {"whole": 1, "timings": {"predicted_n": "many"}}, "drafted": ["a", 1], "calls": [None]}]})
-        expect(self.answers(other)).to_have_text("even")
+        expect(self.answers(other)).to_have_text(["even"])
         self.say(other, "More", "ok")
         for text, why in ((b"no json", "bad.json: expected JSON"), ({"messages": [{"role": "robot"}]}, "bad.json, message 1: expected a message of the roles"), ({"a": 1}, "expected a conversation")):
             load("bad.json", text)
@@ -158,7 +158,7 @@ class Features(PageTest):
           localStorage.setItem("facet.chat.old", JSON.stringify({id: "old", title: "Old one", changed: 5, messages: [{role: "user", content: "Q"}, {role: "assistant", content: "A", reasoning: "", stats: {}}]})); }""")
         page.reload()
         page.locator("#chat-list .open", has_text="Old one").click()
-        expect(self.answers(page)).to_have_text("A")
+        expect(self.answers(page)).to_have_text(["A"])
         self.say(page, "More", "ok")
         self.assertEqual([m["content"] for m in Fake.asked[-1]["messages"]], ["Be old.", "Q", "A", "More"])
 
@@ -223,6 +223,7 @@ class Features(PageTest):
         self.drop(page, [("broken.png", "image/png", data[:60])])
         expect(page.get_by_role("alert")).to_contain_text("broken.png: this browser cannot read the picture.")
         self.say(page, "What is it?", "red")
+        expect(page.get_by_role("alert")).to_be_hidden()  # what was refused is not sent: that is over
         self.assertEqual(Fake.asked[-1]["messages"][0]["content"], [{"type": "image_url", "image_url": {"url": "data:image/png;base64," + base64.b64encode(data).decode()}}, {"type": "text", "text": "What is it?"}])
         self.picture(page, "pictures")
         self.assertEqual([page.evaluate("m => contentParts({content: '', files: [{kind: 'audio', name: 'a', mime: m, data: 'data:' + m + ';base64,AAAA'}]})[0].input_audio", m)["format"]
@@ -322,7 +323,7 @@ class Features(PageTest):
         self.assertEqual(json.loads(self.answers(page).inner_text()), {"a": 7})
 
     def test_drafted_tokens(self):
-        server = Facet("--draft", str(DFLASH))
+        server = Facet("--draft", str(DFLASH), "--draft-min", "2")  # whether they pay or not: a busy machine may find that they do not
         self.addCleanup(server.stop)
         # What chunks tell of is what was accepted, but for the end: there a step may have more than the answer takes.
         c = http.client.HTTPConnection("127.0.0.1", server.port)
@@ -347,7 +348,7 @@ class Features(PageTest):
         self.assertEqual(parts(), [text[a:b] for a, b in zip(drafted[::2], drafted[1::2])])
         self.picture(page, "drafted")
         page.reload()
-        expect(self.answers(page)).to_have_text(text)
+        expect(self.answers(page)).to_have_text([text])
         self.assertTrue(parts())
         page.get_by_label("Colour drafted tokens").uncheck()
         self.assertEqual(parts(), [])
@@ -410,7 +411,7 @@ class Features(PageTest):
         self.say(page, "Hello", "ok")
         page.get_by_role("button", name="New conversation").click()
         page.locator("#chat-list .open", has_text="Hello").click()
-        expect(self.answers(page)).to_have_text("ok")
+        expect(self.answers(page)).to_have_text(["ok"])
 
     def test_copy(self):
         """Also where the browser has no clipboard for the page: on another machine, without https."""
@@ -443,19 +444,18 @@ class Features(PageTest):
 
     def test_no_share_is_broken(self):
         page = self.visit(self.fake_url)
-        Fake.script = ["ok"], 0, {**TIMINGS, "draft_accepted_at": [1, 1, .5]}
+        Fake.script = ["ok"], 0, {**TIMINGS, "draft_accepted_at": [1, 1, .5], "draft_inactive_reason": "drafts did not pay and were given up"}
         self.ask(page, "Hello")
         self.settle(page)
-        heights = page.evaluate("[...document.querySelectorAll('.bars li')].map(n => n.getBoundingClientRect().height)")
-        self.assertEqual(len(set(heights)), 1, heights)
+        for what, of in (("li", "height"), (".bar", "width")):  # and every bar is as long
+            sizes = page.evaluate(f"[...document.querySelectorAll('.bars {what}')].map(n => n.getBoundingClientRect().{of})")
+            self.assertEqual(len(set(sizes)), 1, sizes)
+        expect(page.get_by_role("complementary", name="Speed of the answer")).to_contain_text("Drafts did not pay and were given up.")
         expect(page.locator(".bars")).to_contain_text("100\u00a0%")
 
     def test_size_and_first_paint(self):
         size = len(gzip.compress(Fake.body))
-        times = []
-        for _ in range(5):
-            page = self.visit(self.facet.url)
-            times.append(page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime"))
+        times = [self.visit(self.facet.url).evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime") for _ in range(5)]
         print(f"page: {size} bytes compressed, first paint after {min(times):.0f} ms (of 5: {' '.join(f'{t:.0f}' for t in times)})")
         self.assertLess(size, 600_000)
         self.assertLess(min(times), 300)

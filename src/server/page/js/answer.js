@@ -4,6 +4,7 @@ import {add, choose, path} from "./conversation.js";
 import {noteDrafted} from "./drafted.js";
 import {contentParts, showFiles} from "./files.js";
 import {grow, showAll} from "./messages.js";
+import {settled} from "./notice.js";
 import {errorText, headers, keyRefused, loadServer, lost, modelOf} from "./server.js";
 import {actions, local, state} from "./state.js";
 import {keep, keepRunning, save} from "./store.js";
@@ -118,6 +119,7 @@ export function send(text) {
   const parent = add(state.chat, {role: "user", content: text, ...(state.files.length && {files: state.files})});
   state.files = [];
   showFiles();
+  settled("files");
   ask(parent);
   return true;
 }

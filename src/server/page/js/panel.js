@@ -10,7 +10,7 @@ const facts = pairs => make("dl", {}, pairs.filter(p => p).flatMap(([name, value
 const METHODS = {dflash: "DFlash", mtp: "MTP", suffix: "suffix", lookup: "lookup", grammar: "grammar", none: "none"};
 
 function draftNodes(t) {
-  const why = t.draft_inactive_reason ? make("p", {class: "quiet"}, t.draft_inactive_reason) : null;
+  const reason = t.draft_inactive_reason || "", why = reason ? make("p", {class: "quiet"}, reason[0].toUpperCase() + reason.slice(1) + ".") : null;
   if (!t.draft_n) return [why || make("p", {class: "quiet"}, "None were made for this answer.")];
   const methods = t.draft_methods || [], names = [...new Set(methods.map(m => METHODS[m.method] || m.method))];
   const bars = make("ol", {class: "bars", "aria-label": "Drafts that were right, by place"}, (t.draft_accepted_at || []).map((share, k) => {

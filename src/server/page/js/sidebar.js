@@ -9,6 +9,7 @@ import {actions, local, state} from "./state.js";
 import {eachChat, forget, keepNew, loadChat, save} from "./store.js";
 
 const MOST = 500;  // rows at once
+const BEFORE = 8;  // characters before what is found: it stands within the row
 let search = {text: "", found: null};  // found: id to what was found there; null: everything is shown
 
 const day = time => new Date(time).setHours(0, 0, 0, 0);
@@ -173,7 +174,7 @@ async function find(text) {
     for (const m of chat.messages) {
       const at = (m.content || "").toLowerCase().indexOf(words);
       if (at < 0) continue;
-      found.set(chat.id, (at > 20 ? "…" : "") + m.content.slice(Math.max(0, at - 20), at + 60).replace(/\s+/g, " "));
+      found.set(chat.id, (at > BEFORE ? "…" : "") + m.content.slice(Math.max(0, at - BEFORE), at + 60).replace(/\s+/g, " "));
       break;
     }
   });
