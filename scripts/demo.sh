@@ -17,7 +17,7 @@ progress() {
       [ ! -t 1 ] && ((10 * done / all == tenth)) && continue
       ((tenth = 10 * done / all, left = ((SECONDS - since) * (all - done) / done + 59) / 60)) || true
       text="building: $done of $all files"
-      ((SECONDS - since >= 5 && done < all)) && text+=", about $left min left"
+      ((SECONDS - since >= 5 && 20 * done >= all && done < all)) && text+=", about $left min left"
       printf "$start%s$end" "$text"
       counted=1
     elif [[ $line != "ninja: no work to do." ]]; then

@@ -3,9 +3,14 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cmath>
 #include <cstdlib>
+#include <utility>
+#include <vector>
+
+#include "app/suggest.h"
 
 namespace facet {
 namespace {
@@ -47,18 +52,32 @@ Status seed_from(uint64_t& to, const std::string& text) {
   return Ok{};
 }
 
+// As the APIs spell them: top_k, temperature, max_tokens.
+std::string own_name(std::string name) {
+  std::replace(name.begin(), name.end(), '_', '-');
+  for (const auto& [other, own] : {std::pair{"temperature", "temp"}, {"max-tokens", "n-predict"}})
+    if (name == other) return own;
+  return name;
+}
+
 }  // namespace
 
 std::span<const std::string_view> setting_names() { return kNames; }
 
-Status change_setting(ChatSettings s, const std::string& name, const std::string& value) {
+Status change_setting(ChatSettings s, const std::string& written, const std::string& value) {
+  const std::string name = own_name(written);
   if (name == "temp") return real(s.sampling.temperature, name, value, 100);
   if (name == "top-p") return real(s.sampling.top_p, name, value, 1);
   if (name == "min-p") return real(s.sampling.min_p, name, value, 1);
   if (name == "top-k") return whole(s.sampling.top_k, name, value, 0);
   if (name == "n-predict") return whole(s.n_predict, name, value, -1);
   if (name == "seed") return seed_from(s.sampling.seed, value);
-  return Error{"/set", fmt::format("expected one of {}, found \"{}\"", fmt::join(kNames, ", "), name), ""};
+  std::vector<std::string> names(std::begin(kNames), std::end(kNames));
+  names.insert(names.end(), {"temperature", "max-tokens"});
+  return Error{
+      "/set",
+      fmt::format("expected one of {}, found \"{}\"{}", fmt::join(kNames, ", "), written, did_you_mean(name, names)),
+      ""};
 }
 
 std::string settings_line(ChatSettings s) {

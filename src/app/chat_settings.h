@@ -15,7 +15,8 @@ struct ChatSettings {
 };
 
 std::span<const std::string_view> setting_names();
-// "temp 0.7": within the bounds that the options of the command line have.
+// "temp 0.7": within the bounds that the options of the command line have. Names of the APIs (temperature, top_k,
+// max_tokens) are taken as well.
 Status change_setting(ChatSettings s, const std::string& name, const std::string& value);
 std::string settings_line(ChatSettings s);  // "temp 1, top-p 0.95, ..."
 

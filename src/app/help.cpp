@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <map>
 #include <memory>
+#include <span>
 #include <string_view>
 #include <vector>
 
@@ -48,7 +49,7 @@ constexpr Example kExamples[] = {
 };
 
 struct Group {
-  const char *title, *names;  // of options, between spaces
+  const char *title, *names;  // between spaces
 };
 constexpr Group kGroups[] = {
     {"Model", " model hf-repo hf-file offline mmproj no-mmproj image-tokens no-mmproj-offload image audio media-path "},
@@ -68,10 +69,40 @@ constexpr Group kGroups[] = {
      "request-time write-time drain queue "},
 };
 
-const char* group_of(const CLI::Option& o) {
+constexpr Group kCommands[] = {
+    {"Answers", " chat run serve daemon "},
+    {"Model files", " download ls rm inspect plan quantize convert compare synth "},
+    {"Measuring", " bench eval quality logits draft "},
+    {"Text and tokens", " tokenize detokenize render parse "},
+    {"Help", " help version doctor "},
+};
+
+constexpr const char* kOtherCommands = "Commands";
+
+// What a text is that an option takes.
+constexpr Group kValues[] = {
+    {"FILE",
+     " model mmproj image audio video file tokens out-tokens out json text set draft spec-trace against-model "
+     "json-schema-file grammar-file api-key-file models-preset "},
+    {"FOLDER", " sets root slot-save-path models-dir media-path cache-disk "},
+    {"SCHEMA", " json-schema "},
+    {"GRAMMAR", " grammar "},
+    {"NAME", " alias url-model kind "},
+    {"ADDRESS", " host "},
+    {"KEY", " api-key "},
+    {"URL", " url cors-origin "},
+    {"HOST", " allow-media-urls "},
+};
+
+const char* title_of(std::span<const Group> groups, const std::string& name) {
+  for (const Group& g : groups)
+    if (std::string_view(g.names).find(" " + name + " ") != std::string_view::npos) return g.title;
+  return nullptr;
+}
+
+const char* title_of(std::span<const Group> groups, const CLI::Option& o) {
   for (const std::string& name : o.get_lnames())
-    for (const Group& g : kGroups)
-      if (std::string_view(g.names).find(" " + name + " ") != std::string_view::npos) return g.title;
+    if (const char* title = title_of(groups, name)) return title;
   return nullptr;
 }
 
@@ -97,6 +128,18 @@ class HelpFormatter : public CLI::Formatter {
   std::string make_option(const CLI::Option* o, bool is_positional) const override {
     return entry(make_option_name(o, is_positional) + (is_positional ? "" : make_option_opts(o)), make_option_desc(o));
   }
+  std::string make_subcommands(const CLI::App* app, CLI::AppFormatMode) const override {
+    std::vector<std::string> titles;
+    for (const Group& g : kCommands) titles.emplace_back(g.title);
+    titles.emplace_back(kOtherCommands);
+    std::string out;
+    for (const std::string& title : titles) {
+      const auto subs = app->get_subcommands([&](const CLI::App* s) { return s->get_group() == title; });
+      if (!subs.empty()) out += "\n" + title + ":\n";
+      for (const CLI::App* sub : subs) out += make_subcommand(sub);
+    }
+    return out;
+  }
   std::string make_subcommand(const CLI::App* sub) const override {
     return entry(sub->get_display_name(true), sub->get_description());
   }
@@ -104,7 +147,7 @@ class HelpFormatter : public CLI::Formatter {
   std::string make_option_opts(const CLI::Option* o) const override {
     if (!o->get_option_text().empty()) return " " + o->get_option_text();
     if (o->get_type_size() == 0) return "";
-    std::string type = o->get_type_name();
+    std::string type = value_name(*o);
     const size_t open = type.find('{'), close = type.find('}');
     if (open != std::string::npos && close != std::string::npos && open < close)
       type = type.substr(open, close - open + 1);
@@ -158,14 +201,26 @@ class HelpFormatter : public CLI::Formatter {
 
 void arrange(CLI::App& app, const std::shared_ptr<HelpFormatter>& formatter) {
   app.formatter(formatter);
+  const char* group = app.get_parent() ? title_of(kCommands, app.get_name()) : nullptr;
+  if (app.get_parent() && !app.get_group().empty()) app.group(group ? group : kOtherCommands);
   for (CLI::Option* o : app.get_options([](const CLI::Option* o) { return o->get_group() == "Options"; }))
-    if (const char* title = group_of(*o)) o->group(title);
+    if (const char* title = title_of(kGroups, *o)) o->group(title);
   for (CLI::App* sub : app.get_subcommands([](const CLI::App*) { return true; })) arrange(*sub, formatter);
 }
 
 }  // namespace
 
-void arrange_help(CLI::App& app) { arrange(app, std::make_shared<HelpFormatter>()); }
+std::string value_name(const CLI::Option& o) {
+  const std::string type = o.get_type_name();
+  const char* name = type.substr(0, type.find(':')) == "TEXT" ? title_of(kValues, o) : nullptr;
+  return name ? name : type;
+}
+
+void arrange_help(CLI::App& app) {
+  const auto formatter = std::make_shared<HelpFormatter>();
+  formatter->label("SUBCOMMAND", "COMMAND");
+  arrange(app, formatter);
+}
 
 std::string first_words() {
   return "facet runs Gemma 4 models. To begin with:\n\n"

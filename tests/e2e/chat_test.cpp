@@ -108,14 +108,15 @@ TEST(Chat, ConversationsAreSavedAndLoaded) {
 
 TEST(Chat, SettingsAndTheModel) {
   const Ran r = chat(
-      "/set temp 0.5\\n/set seed 7\\n/set n-predict 3\\n/set top-k -1\\n/set temp x\\n/set heat 1\\n/set\\n/model\\n"
+      "/set temp 0.5\\n/set seed 7\\n/set n-predict 3\\n/set top-k -1\\n/set temp x\\n/set heat 1\\n/set tempratur "
+      "1\\n/set top_k 32\\n/set\\n/model\\n"
       "/regen\\nHello\\n/regen\\n/stats\\n");
   EXPECT_EQ(r.rc, 0);
   for (const char* part :
-       {"temp 0.5, top-p 0.95, top-k 64, min-p 0, seed 7, n-predict 3", "/set top-k: expected a whole number from 0",
+       {"temp 0.5, top-p 0.95, top-k 32, min-p 0, seed 7, n-predict 3", "/set top-k: expected a whole number from 0",
         "/set temp: expected a number from 0 to 100, found \"x\"", "expected one of temp, top-p",
-        "facet-nano-Q8_0.gguf", "context 1024 of ", "There is no message to answer again.", "[3 tokens in ",
-        "; seed 8"})
+        "found \"tempratur\" (did you mean 'temperature'?)", "facet-nano-Q8_0.gguf", "context 1024 of ",
+        "There is no message to answer again.", "[3 tokens in ", "; seed 8"})
     EXPECT_TRUE(has(r.out, part)) << part << "\n" << r.out;
 }
 

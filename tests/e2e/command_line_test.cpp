@@ -60,6 +60,10 @@ TEST(CommandLine, HelpIsGroupedAndWrapped) {
   const std::string run = shell("help run").out;
   for (const char* group : {"\nModel:\n", "\nContext, memory and speed:\n", "\nDrafting:\n", "\nSampling:\n"})
     EXPECT_TRUE(has(run, group)) << group << run;
+  for (const char* value : {"--model FILE ", "--mmproj FILE=auto", "--image FILE ...", "--json-schema SCHEMA "})
+    EXPECT_TRUE(has(run, value)) << value << run;
+  for (const char* group : {"\nUsage: facet [OPTIONS] COMMAND\n", "\nAnswers:\n", "\nModel files:\n", "\nHelp:\n"})
+    EXPECT_TRUE(has(shell("help").out, group)) << group;
   const Ran version = shell("version");
   EXPECT_EQ(version.rc, 0);
   for (const char* part : {"facet ", "\ncommit ", "\nbackends cpu, ref", "\ninstruction sets scalar"})

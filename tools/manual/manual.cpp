@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "app/commands.h"
+#include "app/help.h"
 #include "command_table.h"
 
 namespace facet {
@@ -41,7 +42,7 @@ std::string names_of(const CLI::Option& o) {
 std::string value_of(const CLI::Option& o) {
   if (!o.get_option_text().empty()) return o.get_option_text();
   const auto choices = choices_of(o);
-  std::string type = o.get_type_name();
+  std::string type = value_name(o);
   type = choices.empty() ? type.substr(0, type.find(':')) : fmt::format("{}", fmt::join(choices, ", "));
   return type.empty() || o.get_default_str().empty() ? type : fmt::format("{} [{}]", type, o.get_default_str());
 }
