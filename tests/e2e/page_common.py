@@ -5,6 +5,7 @@ Skips (exit 77) without the package playwright or without Chromium. FACET_PAGE_P
 import gzip
 import http.client
 import http.server
+import itertools
 import json
 import os
 import pathlib
@@ -56,8 +57,13 @@ class Facet:
 class Fake(http.server.BaseHTTPRequestHandler):
     """Has facet's page and answers what `script` says: (pieces, seconds between them, timings)."""
     body = policy = script = None
-    asked, broken = [], threading.Event()
+    asked, broken, seen = [], threading.Event(), threading.Event()
     models = [{"id": "gemma-4-31b-it", "meta": {"n_ctx": 131072}}]
+
+    def until_seen(piece):
+        """Pieces of a script: this one until the test has seen what it waits for, then an answer."""
+        yield from itertools.takewhile(lambda _: not Fake.seen.is_set(), [piece] * 200)
+        yield "ok"
 
     def log_message(self, *_):
         pass

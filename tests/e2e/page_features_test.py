@@ -1,8 +1,6 @@
 #!/usr/bin/env python3
 """What the page of `facet serve` has around its answers, in headless Chromium: page_features_test.py PROGRAM [unittest arguments].
-
-Conversations and their versions, files, tools, models of a router, keys, phones. FACET_PAGE_PICTURES=DIR keeps pictures.
-"""
+Conversations and their versions, files, tools, models of a router, keys, phones. FACET_PAGE_PICTURES=DIR keeps pictures."""
 import base64
 import gzip
 import http.client
@@ -12,7 +10,6 @@ import re
 import struct
 import subprocess
 import tempfile
-import time
 import zlib
 
 from page_common import Facet, Fake, MODEL, PROGRAM, PageTest, TIMINGS, expect, main
@@ -110,10 +107,9 @@ class Features(PageTest):
         expect(page.locator("#chat-list")).to_contain_text("Nothing is found")
         page.get_by_label("Search conversations").press("Escape")
         expect(page.locator("#chat-list li")).to_have_count(3)
-        page.keyboard.press("Control+b")
-        expect(page.locator("#chats")).to_be_hidden()
-        page.keyboard.press("Control+b")
-        expect(page.locator("#chats")).to_be_visible()
+        for visible in (False, True):
+            page.keyboard.press("Control+b")
+            expect(page.locator("#chats")).to_be_visible(visible=visible)
 
     def test_export_and_import(self):
         page = self.visit(self.fake_url)
@@ -358,10 +354,12 @@ class Features(PageTest):
         note = lambda: page.evaluate("getComputedStyle(document.querySelector('.message.assistant .body'), '::before').content")
         for event, text in (({"load_progress": {"status": "loading", "value": .4}}, "The model is loaded: loading, 40 %"),
                             ({"choices": [], "prompt_progress": {"total": 900, "processed": 512}}, "The prompt is read: 512 of 900 tokens")):
-            Fake.script = [{"event": event}] * 8 + ["ok"], .25, TIMINGS
+            Fake.seen.clear()
+            Fake.script = Fake.until_seen({"event": event}), .25, TIMINGS
             page.get_by_role("button", name="New conversation").click()
             self.ask(page, "Hello")
             page.wait_for_function("t => getComputedStyle(document.querySelector('.message.assistant .body'), '::before').content.includes(t)", arg=text)
+            Fake.seen.set()
             self.settle(page)
             self.assertIn(note(), ("none", '""'))
 
@@ -418,12 +416,14 @@ class Features(PageTest):
         page = self.visit(self.fake_url.replace("127.0.0.1", "page.test"))
         self.assertFalse(page.evaluate("isSecureContext || 'clipboard' in navigator"))
         self.say(page, "Code", "```\nto copy\n```\n")
+        page.evaluate("() => { globalThis.later = []; const usual = setTimeout; globalThis.setTimeout = (f, ms) => ms === 1500 ? later.push(f) : usual(f, ms); }")
         page.evaluate("document.addEventListener('copy', () => { globalThis.copied = String(document.activeElement.value).slice(document.activeElement.selectionStart, document.activeElement.selectionEnd); })")
         for button, want in ((page.locator("figure .copy"), "to copy\n"), (page.locator(".message.user").get_by_role("button", name="Copy"), "Code")):
             button.click()
             self.assertEqual(page.evaluate("copied"), want)
             expect(page.get_by_text("Copied", exact=True)).to_be_visible()
             expect(page.get_by_role("status")).to_have_text("Copied.")
+            page.evaluate("later.splice(0).forEach(f => f())")  # when a second and a half is over
             expect(page.get_by_text("Copied", exact=True)).to_have_count(0)
 
     def test_a_finger_finds_everything(self):
