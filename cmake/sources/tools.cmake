@@ -15,6 +15,7 @@ set(facet_sources
   matrix_report.cpp
   paths.cpp
   quality.cpp
+  ram_rate.cpp
   statistics.cpp
   video_file.cpp
 )
@@ -28,4 +29,5 @@ set(facet_cuda_sources
 set(facet_cuda_aware
   bench.cpp
   energy.cpp
+  ram_rate.cpp
 )

@@ -14,6 +14,7 @@
 #include "model/gemma4_config.h"
 #include "session/fingerprint.h"
 #include "tools/quality.h"
+#include "tools/ram_rate.h"
 
 namespace facet {
 namespace {
@@ -96,6 +97,7 @@ int run(const Options& o) {
   if (const std::string note = layout_note(*m, *decided); !note.empty()) print_out("note: {}\n", note);
   if (decided->n_ctx > m->n_ctx_train) print_out("note: positions from {} on are extrapolation\n", m->n_ctx_train);
   print_out("{}", plan_memory(*file, *m, *decided, drafters).table());
+  if (const std::string rate = placement_rate(*file, *m, *decided); !rate.empty()) print_out("{}\n", rate);
   quote_quality(*file, c.model, *decided);
   return o.prove ? prove(*decided) : kExitOk;
 }

@@ -36,8 +36,8 @@ inline std::string write_header(const SynthPlan& plan, const TempDir& dir, const
 }
 
 using Edit = std::function<void(SynthPlan&)>;
-inline SynthPlan shape(const std::string& preset) {
-  SynthPlan p = must(synth_plan(preset, "Q8_0"));
+inline SynthPlan shape(const std::string& preset, const std::string& type = "Q8_0") {
+  SynthPlan p = must(synth_plan(preset, type));
   // A large one comes first, so that there is something to write before the rest.
   const auto elements = [](const SynthTensor& t) {
     return std::accumulate(t.ne.begin(), t.ne.end(), int64_t(1), std::multiplies<>());

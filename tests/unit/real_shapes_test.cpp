@@ -12,6 +12,7 @@
 #include "model/gemma4_config.h"
 #include "model/mtp_config.h"
 #include "support/real_shapes.h"
+#include "tools/ram_rate.h"
 
 namespace facet::test {
 namespace {
@@ -39,6 +40,28 @@ TEST(RealShapes, SharedLayersReadTheLastOwnerOfTheirKind) {
       EXPECT_EQ(c.kv_source, l < row.owners ? l : c.window > 0 ? row.sliding : row.full) << row.preset << " " << l;
     }
   }
+}
+
+// What a token of an answer reads, by place: of 26B-A4B's experts 8 of 128, of tables a row.
+TEST(RealShapes, BytesOfATokenByPlace) {
+  const auto bytes = [](const std::string& preset, const WeightsInRam& in_ram) {
+    const HolesDir dir;
+    const GgufFile file = must(GgufFile::open(write_header(shape(preset, "Q4_K_M"), dir, "model.gguf")));
+    return token_bytes(file, must(gemma4_config(file)), in_ram);
+  };
+  const TokenBytes none = bytes("26b-a4b", {}), all = bytes("26b-a4b", {.expert_layers = 30}),
+                   half = bytes("26b-a4b", {.expert_layers = 15});
+  EXPECT_EQ(none.in_ram, 0);
+  EXPECT_EQ(none.on_gpu, all.in_ram + all.on_gpu);
+  EXPECT_EQ(none.on_gpu, half.in_ram + half.on_gpu);
+  EXPECT_NEAR(double(all.in_ram) / 1e9, .95, .02);
+  EXPECT_NEAR(double(none.on_gpu) / 1e9, 2.59, .05);
+  const TokenBytes dense = bytes("31b", {}), ffn = bytes("31b", {.ffn_layers = 60});
+  EXPECT_EQ(dense.on_gpu, ffn.in_ram + ffn.on_gpu);
+  EXPECT_GT(ffn.in_ram, 2 * ffn.on_gpu);
+  const TokenBytes table = bytes("e4b", {.tables = true});
+  EXPECT_LT(table.in_ram, 20000);
+  EXPECT_GT(table.in_ram, 2000);
 }
 
 TEST(RealShapes, AssistantsReadTheLastLayersOfTheirTargets) {
