@@ -2,6 +2,7 @@
 
 set(facet_sources
   admission.cpp
+  draft_trees.cpp
   engine_loop.cpp
   finish_step.cpp
   logprobs.cpp

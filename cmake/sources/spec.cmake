@@ -2,7 +2,11 @@
 
 set(facet_sources
   accept.cpp
+  admit.cpp
+  answer_memory.cpp
   length.cpp
   suffix.cpp
+  suffix_drafter.cpp
+  suffix_index.cpp
   tree.cpp
 )

@@ -2,6 +2,7 @@
 
 set(tests_unit
   unit/access_test.cpp
+  unit/admit_test.cpp
   unit/agents_test.cpp
   unit/bench_groups_test.cpp
   unit/binder_test.cpp

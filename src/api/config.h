@@ -1,4 +1,5 @@
 #pragma once
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <functional>
@@ -19,10 +20,13 @@ struct DraftConfig {
   bool suffix = false;                  // a drafter without a file, which repeats what followed the same tokens before
   int max = 0;                          // tokens of a draft at most; 0: 15, or as many as the drafter can
   int min = 0;                          // at least so many in every step; 0: plain steps where they are faster
-  int tree = 0;                         // nodes of a tree, at most 63; 0: drafts are chains
+  int tree = 0;                         // nodes of a tree, at most 63; 0: a drafter's drafts are chains
+  int suffix_rows = 0;                  // nodes of what repeats, a tree of its own; 0: as many as other drafts have
+  int memory = 0;                       // token ids of earlier answers to repeat from, in all; 0: none are kept
   bool optional = false;                // a drafter that cannot be used is left out, and a note says why
-  bool any() const { return suffix || !files.empty(); }              // false: plain decoding
-  int rows() const { return tree > 0 ? tree : max > 0 ? max : 15; }  // beside the newest token in a step
+  bool any() const { return suffix || !files.empty(); }  // false: plain decoding
+  // Beside the newest token in a step.
+  int rows() const { return std::max(tree > 0 ? tree : max > 0 ? max : 15, suffix ? suffix_rows : 0); }
 };
 
 // Types of the K/V cache, and what is known of their quality: "76 of 76 needles".

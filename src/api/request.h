@@ -77,6 +77,7 @@ struct Request {
   int max_draft = -1;            // tokens of a draft at most; -1: as the engine likes
   bool cache = true;             // goes on from what was computed before, and leaves its rows for others
   std::string cache_salt = {};   // requests with another one share nothing with it
+  std::string owner = {};        // whose it is: with the salt, whose answers it may draft from
   bool sparse_prefill = true;    // where the engine has it; its rows serve no request that does not take it
   int priority = 0;              // smaller ones go first: into sequences and steps, and out of memory last
   int min_tokens = 0;            // before so many no token that would end the answer is drawn

@@ -15,6 +15,7 @@
 #include "compose/load_model.h"
 #include "formats/gguf.h"
 #include "grammar/grammar.h"
+#include "spec/answer_memory.h"
 #include "tokenizer/tokenizer.h"
 #include "tools/bench_spec.h"
 #include "tools/eval.h"
@@ -329,6 +330,9 @@ void add_bench_spec(CLI::App& bench, int& rc) {
       ->option_text("PATH|auto|dflash|mtp|suffix [auto]");
   cmd->add_option("--draft-tree", o->engine.draft.tree, "Trees of this many tokens instead of chains")
       ->check(CLI::Range(0, 63))
+      ->capture_default_str();
+  cmd->add_option("--draft-memory", o->engine.draft.memory, "Token ids of earlier answers that suffix drafts from")
+      ->check(CLI::Range(0, int(AnswerStore::kMostTokens)))
       ->capture_default_str();
   cmd->add_option("--lengths", o->bench.lengths, "Tokens of a draft; 0: chosen as it goes")
       ->delimiter(',')

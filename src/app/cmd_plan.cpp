@@ -98,6 +98,9 @@ int run(const Options& o) {
   if (decided->n_ctx > m->n_ctx_train) print_out("note: positions from {} on are extrapolation\n", m->n_ctx_train);
   print_out("{}", plan_memory(*file, *m, *decided, drafters).table());
   if (const std::string rate = placement_rate(*file, *m, *decided); !rate.empty()) print_out("{}\n", rate);
+  if (decided->draft.suffix && decided->backend == "cuda")
+    for (const MemoryLine& l : suffix_lines(*decided))
+      print_out("{}: {} of {}\n", l.name, human_bytes(l.bytes), l.detail);
   quote_quality(*file, c.model, *decided);
   return o.prove ? prove(*decided) : kExitOk;
 }

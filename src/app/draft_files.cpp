@@ -74,8 +74,8 @@ Result<DraftFiles> draft_files(const std::string& model, const DraftOptions& o) 
                      files.notes.empty() ? "give its path" : files.notes[0]};
     }
   }
-  // Beside a model's drafts those of the text cost nothing.
-  if (files.optional && !files.paths.empty()) files.suffix = true;
+  // What repeats costs next to nothing to look for.
+  if (files.optional) files.suffix = true;
   return files;
 }
 

@@ -3,6 +3,7 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <poll.h>
 #include <unistd.h>
 
@@ -20,6 +21,7 @@
 #include "base/print.h"
 #include "formats/gguf.h"
 #include "model/gemma4_config.h"
+#include "spec/answer_memory.h"
 #include "tokenizer/tokenizer.h"
 #include "tools/paths.h"
 
@@ -130,8 +132,8 @@ void add_draft_options(CLI::App* cmd, DraftOptions& o, EngineConfig& c) {
   cmd->add_option("--draft", o.sources,
                   "Drafter that proposes tokens to verify: a path, or hf:USER/REPO[:QUANT] (repeatable); dflash or "
                   "mtp, the one beside the "
-                  "model; suffix, what followed the same tokens before, also beside others; auto, whatever files are "
-                  "there; or none. It changes no text, only the speed")
+                  "model; suffix, what followed the same tokens before, also beside others; auto, suffix and whatever "
+                  "files are there; or none. It changes no text, only the speed")
       ->check(not_empty())
       ->option_text("PATH|auto|dflash|mtp|suffix|none [auto]");
   cmd->add_option("--spec-trace", o.trace, "A line of JSON for every draft to this file: tokens, verdict, times")
@@ -146,6 +148,12 @@ void add_draft_options(CLI::App* cmd, DraftOptions& o, EngineConfig& c) {
                   "Verify a tree of this many tokens instead of a chain; the text is plain decoding's bit for bit, on "
                   "a GPU up to 15 tokens; 0: chains")
       ->check(CLI::Range(0, kMaxDraft))
+      ->capture_default_str();
+  cmd->add_option(
+         "--draft-memory", c.draft.memory,
+         "Token ids of earlier answers that suffix drafts from beside the sequence itself: the newest ones, of "
+         "each API key and salt its own, in memory alone and until the model is unloaded; 0: none are kept")
+      ->check(CLI::Range(0, int(AnswerStore::kMostTokens)))
       ->capture_default_str();
 }
 
@@ -251,6 +259,10 @@ Result<std::unique_ptr<Engine>> open_engine(EngineConfig c, const DraftOptions& 
     if (!trace) return trace.error();
     c.drafted = std::move(*trace);
   }
+  if (c.draft.memory > 0 && !c.draft.suffix)
+    return Error{"--draft-memory",
+                 fmt::format("expected suffix among --draft, found {}", fmt::join(draft.sources, ", ")),
+                 "add --draft suffix, or leave --draft out"};
   if (c.draft.min > c.draft.rows())
     return Error{"--draft-min", fmt::format("expected at most --draft-max ({}), found {}", c.draft.rows(), c.draft.min),
                  "raise --draft-max"};

@@ -28,7 +28,7 @@ struct DraftOptions {
 void add_model_option(CLI::App* cmd, std::string& path);
 void add_engine_options(CLI::App* cmd, EngineConfig& c);  // -c, -t, --kv, --backend, --chunk, --memory
 void add_draft_options(CLI::App* cmd, DraftOptions& o,
-                       EngineConfig& c);  // --draft, --draft-max, --draft-min, --draft-tree
+                       EngineConfig& c);  // --draft, --draft-max, --draft-min, --draft-tree, --draft-memory
 void add_sampling_options(CLI::App* cmd, Sampling& s, bool& seed_given);  // --temp, --top-k, ...
 
 void add_sparse_option(CLI::App* cmd, EngineConfig& c);  // --sparse-prefill

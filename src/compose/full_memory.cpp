@@ -36,7 +36,7 @@ Status FullMemory::step(int sequences) {
     const bool all = s > 0 && n <= out;
     ops_->add({.slot = s, .token = std::span(tokens).first(size_t(n)), .out = all ? Out::kAll : Out::kLast});
     out -= all ? n : 1;
-    spec_.begin(s);
+    spec_.begin(s, nullptr);
     committed.push_back({.slot = s, .position = cache.len(s), .row = row, .n = n});
     row += n;
   }

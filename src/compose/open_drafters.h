@@ -10,7 +10,7 @@
 #include "engine/open_engine.h"
 #include "spec/dflash.h"
 #include "spec/mtp.h"
-#include "spec/suffix.h"
+#include "spec/suffix_drafter.h"
 
 namespace facet {
 
@@ -26,7 +26,7 @@ Status open_drafter(DrafterFile& file, const TargetView<B>& t, Drafters<B>& all)
 
 // All of them, in their order.
 template <Backend B>
-Result<Drafters<B>> open_drafters(std::vector<DrafterFile>& files, bool suffix, const TargetView<B>& t,
+Result<Drafters<B>> open_drafters(std::vector<DrafterFile>& files, const DraftConfig& c, const TargetView<B>& t,
                                   const std::function<void(const std::string&)>& noted) {
   Drafters<B> all;
   if constexpr (requires { t.b.take_drafters(); }) t.b.take_drafters();
@@ -37,7 +37,7 @@ Result<Drafters<B>> open_drafters(std::vector<DrafterFile>& files, bool suffix, 
     if (noted)
       for (const std::string& n : f.notes) noted(fmt::format("{}: {}", f.path(), n));
   }
-  if (suffix) all.push_back(std::make_unique<SuffixDrafter<B>>(t));
+  if (c.suffix) all.push_back(std::make_unique<SuffixDrafter<B>>(t, size_t(c.memory)));
   return all;
 }
 
@@ -49,7 +49,7 @@ Result<std::unique_ptr<Engine>> create_engine(LoadedModel model, const EngineCon
   // The model's copies keep the files mapped as long as the engine lives.
   std::vector<DrafterFile> files = model.drafters;
   const DrafterFactory<B> open_all = [&files, &c](const TargetView<B>& t) {
-    return open_drafters<B>(files, c.draft.suffix, t, c.noted);
+    return open_drafters<B>(files, c.draft, t, c.noted);
   };
   return open_engine<B>(std::move(model), c, open_all, args...);
 }

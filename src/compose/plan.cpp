@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "backend/step.h"
 #include "base/reserve.h"
 #include "base/threads.h"
 #if FACET_CUDA
@@ -246,6 +247,9 @@ Result<EngineConfig> fit_placed(const GgufFile& file, const ModelCfg& m, EngineC
       if (auto ok = cuda_accepts_kv(m, own.kv.k, own.kv.v); !ok) return ok.error();
   }
 #endif
+  // What repeats may be long. On a GPU steps of more than 16 rows round differently.
+  if (c.draft.suffix && c.draft.suffix_rows == 0 && c.draft.max == 0 && c.draft.tree == 0 && c.backend != "cuda")
+    c.draft.suffix_rows = std::clamp(kMaxTreeNodes / c.max_seq - 1, c.draft.rows(), kMaxTreeNodes - 1);
   if (c.max_out <= 0) c.max_out = c.max_seq * (c.draft.any() ? 1 + c.draft.rows() : 1);
   const bool choose = c.n_ctx <= 0, choose_chunk = c.chunk <= 0;
   if (choose) c.n_ctx = std::min(m.n_ctx_train, most_context);

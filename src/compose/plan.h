@@ -2,6 +2,7 @@
 #include <functional>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "backend/backend.h"
 #include "compose/backend_memory.h"
@@ -25,6 +26,9 @@ int usual_chunk(const std::string& backend, int n_ctx);
 // Every byte the engine will hold, by purpose, before anything is allocated. lockstep: with the reference beside it.
 MemoryPlan plan_memory(const GgufFile& file, const ModelCfg& m, const EngineConfig& c,
                        std::span<const DrafterFile> drafters = {}, bool lockstep = false);
+
+// What suffix decoding takes of the host's memory as texts come; on a GPU no plan has it.
+std::vector<MemoryLine> suffix_lines(const EngineConfig& c);
 
 // Bytes for the rows of all sequences that `p`, which does not fit, leaves: less than they could need and enough for
 // the longest; 0: they are not enough.

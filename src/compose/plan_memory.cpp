@@ -19,8 +19,10 @@
 #include "model/mmproj.h"
 #include "model/shards.h"
 #include "model/stages.h"
+#include "spec/answer_memory.h"
 #include "spec/dflash.h"
 #include "spec/mtp.h"
+#include "spec/suffix_index.h"
 
 namespace facet {
 
@@ -226,6 +228,12 @@ MemoryPlan plan_held(const GgufFile& file, const Held& held, const ModelCfg& m, 
   return p;
 }
 
+// What repeats is looked for in the host's memory.
+void add_suffix(MemoryPlan& p, const EngineConfig& c) {
+  if (!c.draft.suffix || c.backend == "cuda") return;
+  for (MemoryLine& l : suffix_lines(c)) p.lines.push_back(std::move(l));
+}
+
 // The encoders of an mmproj file, where they are on the model's device. One that does not fit the model has no line:
 // opening it says why.
 void add_encoders(MemoryPlan& p, const GgufFile& model, const ModelCfg& m, const EngineConfig& c) {
@@ -300,6 +308,18 @@ ModelCfg on_a_gpu(const ModelCfg& m, const EngineConfig& c) {
   return c.gpus.empty() || !c.split.empty() ? m : shard_config(m, int(c.gpus.size()));
 }
 
+std::vector<MemoryLine> suffix_lines(const EngineConfig& c) {
+  std::vector<MemoryLine> lines;
+  const int64_t rows = int64_t(c.n_ctx) * c.max_seq;
+  lines.push_back({"suffix index",
+                   fmt::format("{} tokens x {} slots, in the host's memory, as they come", c.n_ctx, c.max_seq),
+                   rows * SuffixIndex::kBytesPerToken});
+  if (c.draft.memory > 0)
+    lines.push_back({"suffix memory", fmt::format("{} tokens of earlier answers, likewise", c.draft.memory),
+                     int64_t(c.draft.memory) * AnswerMemory::kBytesPerToken});
+  return lines;
+}
+
 int usual_chunk(const std::string& backend, int n_ctx) {
   return backend == "cuda" ? std::clamp(n_ctx, kLeastChunk, kMostChunk) : kLeastChunk;
 }
@@ -313,6 +333,7 @@ MemoryPlan plan_memory(const GgufFile& file, const ModelCfg& m, const EngineConf
   }
   MemoryPlan p = plan_held(file, all_of(file, m, c), m, c, drafters);
   add_encoders(p, file, m, c);
+  add_suffix(p, c);
   if (lockstep && c.backend != "cuda") {  // beside a GPU the reference's memory is the host's
     EngineConfig ref = c;
     ref.backend = "ref";

@@ -44,9 +44,12 @@ Result<MemoryProof> prove_cuda_plan(LoadedModel model, const EngineConfig& c);
 template <Backend B, class Use, class... Args>
 Result<MemoryProof> prove_on(LoadedModel model, const EngineConfig& c, int64_t mapped, Use use, Args... args) {
   MemoryProof proof{.planned = plan_memory(model.file, model.cfg, c, model.drafters).total()};
+  // Nothing of it is there yet.
+  if (c.draft.suffix && c.backend != "cuda")
+    for (const MemoryLine& l : suffix_lines(c)) proof.planned -= l.bytes;
   const int64_t before = use();
   const DrafterFactory<B> open_all = [&](const TargetView<B>& t) {
-    return open_drafters<B>(model.drafters, c.draft.suffix, t, {});
+    return open_drafters<B>(model.drafters, c.draft, t, {});
   };
   const RunnerOptions o{.kv = kv_plan(c),
                         .max_out = c.max_out,

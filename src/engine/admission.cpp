@@ -110,7 +110,8 @@ void Admission::begin(SlotId s, const Nearest& nearest) {
     work.thought.emplace(*tokenizer_, work.request.thought_budget, work.request.in_thought);
   if (work.no_end.empty() && work.request.min_tokens > 0) work.no_end = no_end(work.request);
   work.filled = false;
-  spec_.begin(s);
+  const std::string owner = fmt::format("{}\x01{}", work.request.cache_salt, work.request.owner);
+  spec_.begin(s, work.request.cache ? &owner : nullptr);
   if (work.request.sparse_prefill) (void)ops_.take_selected(s);  // of the sequence that was there before
   if (work.sink.prefill) work.sink.prefill(work.id, rows_.len(s), int(sessions_.at(s).tokens.size()));
 }
@@ -206,8 +207,11 @@ void Admission::finish(SlotId s, Stop why, const std::string& error) {
   w.usage.decode_s = w.answered ? seconds(now - w.first_token) : 0;
   w.usage.draft_inactive_reason = spec_.inactive_reason(w.request.draft, w.usage);
   const ActiveRequest done = std::move(w);
-  sessions_.at(s).work.request.cache = done.request.cache;
-  spec_.end(s);
+  Sequence& q = sessions_.at(s);
+  q.work.request.cache = done.request.cache;
+  const bool is_answer = done.request.cache && why != Stop::kError && why != Stop::kCancelled;
+  const size_t generated = std::min(size_t(done.usage.generated), q.tokens.size());
+  spec_.end(s, std::span(q.tokens).last(is_answer ? generated : 0));
   close(s);
   if (done.sink.done) done.sink.done(done.id, why, done.usage, error);
   report_useless_drafter();

@@ -2,13 +2,10 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cmath>
-#include <optional>
 #include <string_view>
 #include <utility>
 
 #include "base/check.h"
-#include "grammar/likely.h"
 #include "spec/tree.h"
 
 namespace facet {
@@ -64,9 +61,14 @@ Speculator::Speculator(DeviceOps& ops, const EngineConfig& c, std::span<Sequence
     : ops_(ops),
       drafters_(ops.drafters()),
       sequences_(sequences),
-      limits_{.min = c.draft.min, .max = c.draft.max > 0 ? c.draft.max : kUsualMax, .tree = c.draft.tree},
+      limits_{.min = c.draft.min,
+              .max = c.draft.max > 0 ? c.draft.max : kUsualMax,
+              .tree = c.draft.tree,
+              .foretold = c.draft.rows()},
       n_vocab_(ops.model().n_vocab),
+      optional_(c.draft.optional),
       drafts_are_forced_(drafts_are_forced),
+      branches_(!drafts_are_forced && (c.draft.tree > 0 || c.backend != "cuda")),
       step_times_(c.max_seq * (1 + c.draft.rows())),
       draft_times_(drafters_.size()),
       tried_(drafters_.size()),
@@ -82,8 +84,9 @@ Speculator::Speculator(DeviceOps& ops, const EngineConfig& c, std::span<Sequence
   if (!drafters_.empty() && ops_.memory()) measure_steps(1 + c.draft.rows());
 }
 
-void Speculator::begin(SlotId s) {
+void Speculator::begin(SlotId s, const std::string* owner) {
   DraftState& d = draft(s);
+  if (foreteller_ >= 0 && owner) drafters_[size_t(foreteller_)]->begin(s, *owner);
   d.chooser.next_request();
   d.choice = {};
   const auto free = std::find(buffer_taken_.begin(), buffer_taken_.end(), false);
@@ -92,7 +95,8 @@ void Speculator::begin(SlotId s) {
   d.feature_buffer = int(free - buffer_taken_.begin());
 }
 
-void Speculator::end(SlotId s) {
+void Speculator::end(SlotId s, std::span<const int32_t> answer) {
+  if (foreteller_ >= 0) drafters_[size_t(foreteller_)]->end(s, answer);
   if (draft(s).feature_buffer < 0) return;  // there was no memory to begin
   flush(s);
   buffer_taken_[size_t(std::exchange(draft(s).feature_buffer, -1))] = false;
@@ -103,21 +107,23 @@ void Speculator::begin_draft(const DraftRequest& q, Draft& d, int most) const {
   d.history = q.history;
   d.n_top = limits_.tree > 0 ? std::min(kTreeTop, limits_.tree) : 1;
   d.token.assign(1, q.newest);
+  d.max_depth = 0, d.branches = false;
+  d.parent.clear();
   d.top.clear();
   d.top_log_prob.clear();
 }
 
-// What would be drafted without a model: the log-probabilities of its tokens; empty: nothing.
+// What would be drafted without a model: the chance of each of its tokens; empty: nothing.
 std::span<const float> Speculator::foretell(const DraftRequest& q, Draft& d) {
   AnyDrafter& f = *drafters_[size_t(foreteller_)];
-  begin_draft(q, d, std::min(q.room, limits_.max));
+  begin_draft(q, d, q.room < 1 ? 0 : std::min(limits_.foretold, ops_.cache().plan().max_ctx - q.position - 1));
+  d.max_depth = q.room;
+  d.branches = branches_;
   if (d.max_draft < 1 || f.held(q.slot) + draft(q.slot).waiting[size_t(foreteller_)] != q.position) return {};
   const auto start = Clock::now();
   f.propose({&d, 1});
   draft_times_[size_t(foreteller_)].observe(1, seconds_since(start));
-  foretold_.clear();
-  for (int k = 0; k < d.n_draft(); ++k) foretold_.push_back(d.top_log_prob[size_t(k) * size_t(d.n_top)]);
-  return foretold_;
+  return chances_of(d, foretold_);
 }
 
 void Speculator::propose(std::span<const DraftRequest> requests) {
@@ -125,12 +131,15 @@ void Speculator::propose(std::span<const DraftRequest> requests) {
   for (const DraftRequest& q : requests) {
     DraftState& round = draft(q.slot);
     round.tree.reset(q.newest);
+    round.chance.clear();
+    round.own = 0;
     round.cut = round.refused = false;
     round.forced.clear();
     round.asked = q.room > 0;
     std::span<const float> offer;
     if (foreteller_ >= 0) offer = foretell(q, drafts_[size_t(foreteller_)][n[size_t(foreteller_)]]);
-    round.choice = round.chooser.choose(step_times_, draft_times_, q.room, int(requests.size()), offer);
+    round.choice = round.chooser.choose(step_times_, draft_times_, q.room, int(requests.size()), offer,
+                                        requests.size() > 1 ? round_ : kAlone);
     if (propose_text(q, round, int(requests.size()))) round.choice = {};
     if (round.choice.method < 0) continue;
     const size_t m = size_t(round.choice.method);
@@ -145,6 +154,8 @@ void Speculator::propose(std::span<const DraftRequest> requests) {
     else
       begin_draft(q, d, round.choice.n);
   }
+  ++round_;
+  double spent = 0;
   for (size_t m = 0; m < drafters_.size(); ++m) {
     if (n[m] == 0) continue;
     const std::span<Draft> drafts(drafts_[m].data(), n[m]);
@@ -154,9 +165,46 @@ void Speculator::propose(std::span<const DraftRequest> requests) {
       int longest = 1;
       for (const Draft& d : drafts) longest = std::max(longest, d.n_draft());
       draft_times_[m].observe(longest, seconds_since(start));
+      spent += seconds_since(start);
     }
-    for (Draft& d : drafts) build_tree(d, requests);
+    for (Draft& d : drafts)
+      build_tree(d, *std::find_if(requests.begin(), requests.end(), [&](auto& r) { return r.slot == d.slot; }));
   }
+  admit(requests, spent);
+  for (const DraftRequest& q : requests) write_paths(draft(q.slot));
+}
+
+// Of all that was drafted, what the step verifies.
+void Speculator::admit(std::span<const DraftRequest> requests, double spent) {
+  batch_.clear();
+  bool any = false;
+  for (const DraftRequest& q : requests) {
+    const DraftState& r = draft(q.slot);
+    // A tree of a drafter's candidates is as large as was asked for.
+    const bool whole = limits_.tree > 0 && r.choice.method >= 0 && r.choice.method != foreteller_;
+    batch_.push_back({.chance = r.chance, .least = whole ? r.tree.size() - 1 : limits_.min});
+    any = any || !r.chance.empty();
+  }
+  if (!any) return;
+  const std::vector<int> taken = admit_drafts(batch_, step_times_, spent);
+  for (size_t i = 0; i < requests.size(); ++i) {
+    DraftState& r = draft(requests[i].slot);
+    const int n = r.tree.size() - 1;
+    if (taken[i] >= n) continue;
+    // What the others leave no time for is not as good as wrong, but nothing at all is: the time to draft it was lost.
+    r.cut = requests.size() == 1 || taken[i] == 0;
+    cut(r, taken[i]);
+  }
+}
+
+// The first n drafts alone.
+void Speculator::cut(DraftState& r, int n) {
+  const size_t nodes = size_t(n) + 1;
+  r.tree.token.resize(nodes), r.tree.parent.resize(nodes), r.tree.depth.resize(nodes);
+  r.chance.resize(size_t(n));
+  r.tree.is_chain = true;
+  for (size_t i = 1; i < nodes; ++i) r.tree.is_chain &= r.tree.parent[i] == int(i) - 1;
+  if (!r.forced.empty()) r.forced.resize(size_t(n));
 }
 
 const char* Speculator::method(SlotId s) const {
@@ -179,13 +227,18 @@ const Accepted& Speculator::verify(SlotId s, std::span<const int32_t> drawn, Usa
   else if (r.asked)
     note(u, generated, method_name(r.chooser.decided().method));
   const int offered = deepest(r.tree), kept = r.accepted.n_draft();
-  r.chooser.observe(r.choice, offered + int(r.refused && (r.tree.is_chain || offered == 0)), kept, r.cut);
+  // What was added behind a drafter's own tokens says nothing of it.
+  const int own = r.own > 0 ? std::min(offered, r.own) : offered;
+  r.chooser.observe(r.choice, own + int(r.refused && (r.tree.is_chain || offered == 0)), std::min(own, kept), r.cut);
   if (r.tree.size() == 1) return r.accepted;
   for (int k = 0; k < std::min(int(r.forced.size()), kept + 1); ++k) hit_rate_[r.forced[size_t(k)]].observe(k < kept);
   if (r.choice.method >= 0) {
     Tried& t = tried_[size_t(r.choice.method)];
     ++t.rounds, t.right += kept;
-    drafters_[size_t(r.choice.method)]->judged(s, offered, kept);
+    double expected = 0;
+    for (const float c : r.chance) expected += double(c);
+    if (r.choice.method != foreteller_ && limits_.tree == 0 && !drafts_are_forced_)
+      t.compare(expected / t.correction(), kept);
   }
   ++u.rounds;
   u.drafted += r.tree.size() - 1;
@@ -258,99 +311,6 @@ bool Speculator::prepare(SlotId s, int position, int n) {
 void Speculator::make_place(SlotId s, int position, int n) {
   for (size_t d = 0; d < drafters_.size(); ++d)
     if (reached(d, s) == position && draft(s).waiting[d] + n > ops_.buffer_rows(d)) flush(d, s);
-}
-
-// --- trees
-
-// Where the grammar leaves next to no choice, its text is the draft, unless the drafter's is expected to bring more.
-bool Speculator::propose_text(const DraftRequest& q, DraftState& round, int n_seq) {
-  if (!q.grammar || q.grammar->asleep() || !q.tokenizer || q.room < 1 || drafts_are_forced_) return false;
-  std::optional<GrammarWorkScope> scope;
-  if (q.work) scope.emplace(*q.work);
-  const int most = std::min(q.room, limits_.tree > 0 ? limits_.tree : limits_.max);
-  LikelyTokens text = likely_tokens(*q.grammar, q.masks->vocab(), *q.tokenizer, q.history, most);
-  for (HitRate& o : hit_rate_) o.pass();
-  std::vector<float> log_prob;
-  for (const bool sure : text.sure) log_prob.push_back(std::log(float(hit_rate_[sure].value())));
-  const int worth =
-      std::max(worth_verifying(log_prob, step_times_, n_seq), std::min(limits_.min, int(log_prob.size())));
-  if (worth < std::max(1, limits_.min)) return false;
-  double tokens = 1, survival = 1;
-  for (int k = 0; k < worth; ++k) tokens += survival *= hit_rate_[text.sure[size_t(k)]].value();
-  const double time = step_times_.at(n_seq * (1 + worth));
-  if (round.choice.method >= 0 && tokens < time * round.chooser.rate(round.choice, step_times_, draft_times_, n_seq))
-    return false;
-  for (int k = 0; k < worth; ++k) round.tree.add(text.token[size_t(k)], k);
-  text.sure.resize(size_t(worth));
-  round.forced = std::move(text.sure);
-  return true;
-}
-
-// A draft as the tree that is verified: without ids of another vocabulary, and ending before the token that would end
-// the answer, which the row before it draws anyway.
-void Speculator::build_tree(Draft& d, std::span<const DraftRequest> requests) {
-  const DraftRequest& q = *std::find_if(requests.begin(), requests.end(), [&](auto& r) { return r.slot == d.slot; });
-  const Tokenizer* stops = q.stops;
-  auto usable = [&](int32_t id) { return id >= 0 && id < n_vocab_ && !(stops && stops->is_eog(id)); };
-  size_t n = 1;
-  while (n < d.token.size() && n <= size_t(d.max_draft) && usable(d.token[n])) ++n;
-  DraftState& r = draft(d.slot);
-  std::optional<GrammarWorkScope> scope;
-  if (q.grammar && q.work) scope.emplace(*q.work);
-  if (q.grammar && drafts_are_forced_ && limits_.tree == 0) n = make_legal(d, q);
-  // What the grammar forbids is not drawn: it need not be verified.
-  if (q.grammar) {
-    const size_t may = 1 + q.grammar->accepts(q.masks->vocab(), std::span(d.token).subspan(1, n - 1));
-    r.refused = may < n;
-    n = may;
-  }
-  if (d.n_draft() == 0 && d.max_draft > 0) r.refused = true;  // a drafter that had nothing to offer counts as wrong
-  if (limits_.tree == 0) {
-    const int worth = worth_verifying(std::span(d.top_log_prob).first(std::min(n - 1, d.top_log_prob.size())),
-                                      step_times_, int(requests.size()));
-    if (const size_t keep = size_t(1 + std::max(worth, limits_.min));
-        keep < n && !d.top_log_prob.empty() && !drafts_are_forced_)
-      n = keep, r.cut = true;
-    d.token.resize(n);
-    chain_tree(d, d.max_draft, r.tree);
-    return;
-  }
-  for (int32_t& id : d.top)
-    if (!usable(id)) id = -1;
-  build_branches(d, q, r);
-}
-
-// The likeliest branches that the grammar allows, and the tokens on the way to each node.
-void Speculator::build_branches(Draft& d, const DraftRequest& q, DraftState& r) {
-  GrammarPath path;
-  if (q.grammar) path.states.assign(1, *q.grammar);
-  best_first_tree(d, std::min(limits_.tree, ops_.cache().plan().max_ctx - q.position - 1), r.tree,
-                  q.grammar ? [&](int node, int32_t id) { return path.may_follow(q.masks->vocab(), r.tree, node, id); }
-                            : MayFollow{});
-  if (!r.tree.is_chain) r.paths.resize(size_t(r.tree.size()) * kMaxTreeNodes);
-  for (int i = 1; i < r.tree.size() && !r.tree.is_chain; ++i) {
-    const size_t parent = size_t(r.tree.parent[size_t(i)]), len = size_t(r.tree.depth[parent]);
-    auto at = r.paths.begin() + ptrdiff_t(size_t(i) * kMaxTreeNodes);
-    std::copy_n(r.paths.begin() + ptrdiff_t(parent * kMaxTreeNodes), len, at);
-    at[ptrdiff_t(len)] = r.tree.token[size_t(i)];
-  }
-}
-
-// Drafts whose acceptance is forced are as long as they were asked for: others stand in for what the grammar forbids.
-size_t Speculator::make_legal(Draft& d, const DraftRequest& q) {
-  const GrammarVocab& vocab = q.masks->vocab();
-  std::vector<uint32_t> mask(vocab.mask_words());
-  GrammarState state = *q.grammar;
-  d.token.resize(1 + size_t(d.max_draft), 0);
-  for (size_t i = 1; i < d.token.size(); ++i) {
-    int32_t& id = d.token[i];
-    if (vocab.is_eog(id) || state.accepts(vocab, {&id, 1}) == 0) {
-      q.masks->mask(state, mask);
-      id = allowed_token(mask, vocab, int32_t(uint32_t(q.position + int(i)) * 2654435761u >> 1));
-    }
-    if (id < 0 || !state.advance(vocab, id)) return i;
-  }
-  return d.token.size();
 }
 
 // T(n) for a few n, in slot 0, which is left empty. Slow models are not measured for long: steps tell in time.

@@ -1,4 +1,5 @@
 #pragma once
+#include <algorithm>
 #include <array>
 #include <span>
 #include <string>
@@ -10,6 +11,7 @@
 #include "engine/device_ops.h"
 #include "session/sequence.h"
 #include "spec/accept.h"
+#include "spec/admit.h"
 #include "spec/drafter.h"
 #include "spec/length.h"
 #include "tokenizer/tokenizer.h"
@@ -43,9 +45,10 @@ class Speculator {
   bool has_drafters() const { return !drafters_.empty(); }
   const char* method_name(int m) const { return m < 0 ? "none" : drafters_[size_t(m)]->name(); }
 
-  // A request runs in the slot, until end().
-  void begin(SlotId s);
-  void end(SlotId s);
+  // A request of an owner runs in the slot, until end(), which is told its answer if later requests of the owner may
+  // draft from it. owner null: it neither leaves nor takes anything.
+  void begin(SlotId s, const std::string* owner);
+  void end(SlotId s, std::span<const int32_t> answer = {});
 
   // Fills tree(slot) of every sequence; node 0 alone where nothing is drafted.
   void propose(std::span<const DraftRequest> requests);
@@ -61,7 +64,9 @@ class Speculator {
   const Accepted& verify(SlotId s, std::span<const int32_t> drawn, Usage& u, int generated);
 
   std::string inactive_reason(bool wanted, const Usage& u) const {
-    return drafters_.empty() ? "" : plain_reason(wanted, u);
+    // Nobody asked for what is looked for anyway: nothing repeats, and nobody misses it.
+    const bool unasked = drafters_.size() == 1 && foreteller_ == 0 && optional_;
+    return drafters_.empty() || unasked ? "" : plain_reason(wanted, u);
   }
   // A drafter that was tried often and never right, each reported once; -1: none.
   int never_right();
@@ -79,12 +84,22 @@ class Speculator {
   // Features that wait are absorbed where those of n more rows would find no place beside them.
   void make_place(SlotId s, int position, int n);
   // Rows that a draft for which there is so much room takes beside the newest token's.
-  int draft_rows(int room) const { return std::min(room, limits_.max); }
+  int draft_rows(int room) const { return std::min(room, std::max({limits_.max, limits_.tree, limits_.foretold})); }
 
  private:
   struct Tried {
     int64_t rounds = 0, right = 0;  // of the engine's life
     bool reported = false;
+    // Of chains, lately: tokens that came of them, and that their drafter's own probabilities promised.
+    double came = 0, promised = 0;
+    void compare(double expected, int kept) {
+      constexpr double kForget = .98;
+      came = came * kForget + kept, promised = promised * kForget + expected;
+    }
+    double correction() const {
+      constexpr double kFirst = 8, kLeast = .25, kMost = 1.5;  // tokens for which it is thought of as right
+      return std::clamp((came + kFirst) / (promised + kFirst), kLeast, kMost);
+    }
   };
   DraftState& draft(SlotId s) { return sequences_[size_t(s)].draft; }
   const DraftState& draft(SlotId s) const { return sequences_[size_t(s)].draft; }
@@ -96,8 +111,14 @@ class Speculator {
   bool propose_text(const DraftRequest& q, DraftState& round, int n_seq);
   std::span<const float> foretell(const DraftRequest& q, Draft& d);
   void begin_draft(const DraftRequest& q, Draft& d, int most) const;
-  void build_tree(Draft& d, std::span<const DraftRequest> requests);
+  void extend(Draft& d, const DraftRequest& q);
+  void build_tree(Draft& d, const DraftRequest& q);
+  void build_chain(Draft& d, const DraftRequest& q, DraftState& r);
   void build_branches(Draft& d, const DraftRequest& q, DraftState& r);
+  void build_foretold(Draft& d, const DraftRequest& q, DraftState& r);
+  static void write_paths(DraftState& r);
+  void admit(std::span<const DraftRequest> requests, double spent);
+  void cut(DraftState& r, int n);
   size_t make_legal(Draft& d, const DraftRequest& q);
   void measure_steps(int most);
 
@@ -107,7 +128,9 @@ class Speculator {
   DraftLimits limits_;
   int n_vocab_;
   int foreteller_ = -1;     // the drafter that is asked before it is chosen; -1: none
+  bool optional_;           // drafters that are there are taken, and none is fine
   bool drafts_are_forced_;  // the drafter's own opinion means nothing
+  bool branches_;           // what is foretold may be a tree: on a GPU its steps cost more than those of chains
   StepTimes step_times_;
   std::vector<DraftTimes> draft_times_;
   std::array<HitRate, 2> hit_rate_;  // of the grammar's own text: where it leaves a choice, where it is forced
@@ -115,6 +138,8 @@ class Speculator {
   std::vector<bool> buffer_taken_;
   std::vector<std::vector<Draft>> drafts_;  // by drafter: of one round
   std::vector<float> foretold_;
+  std::vector<BatchDraft> batch_;
+  int64_t round_ = 0;
   std::vector<Committed> absorbed_;
 };
 

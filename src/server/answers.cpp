@@ -232,6 +232,7 @@ std::optional<ApiError> Answers::submit(Arrival& a, int index, ApiAnswer head, c
                             .max_draft = r.max_draft,
                             .cache = r.cache,
                             .cache_salt = r.cache_salt,
+                            .owner = a.key,
                             .sparse_prefill = r.sparse_prefill,
                             .priority = r.priority,
                             .min_tokens = r.min_tokens,

@@ -21,6 +21,8 @@ struct DraftState {
   bool cut = false;           // a chain was not worth verifying to its end
   bool refused = false;       // the grammar forbids the draft behind the last one
   DraftTree tree = {};
+  std::vector<float> chance = {};   // of each draft, that it becomes a token
+  int own = 0;                      // drafts of the method itself, where others go on behind them; 0: all
   std::vector<int32_t> paths = {};  // [node][kMaxTreeNodes]: of a tree that is no chain
   std::vector<bool> forced = {};    // of each draft that is the grammar's own text; empty: it is a drafter's
   Accepted accepted = {};

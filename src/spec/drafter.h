@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "cache/kv_cache.h"
@@ -22,9 +23,15 @@ struct Draft {
   SlotId slot = 0;
   int position = 0;                       // of node 0: the rows in the target's cache
   int max_draft = 0;                      // at most so many tokens after node 0; fewer is fine, 0 asks for none
+  int max_depth = 0;                      // and so many on a path; 0: as many
+  bool branches = false;                  // a drafter that foretells may answer with a tree
   std::span<const int32_t> history = {};  // the sequence up to node 0, with it
   int n_top = 0;                          // candidates wanted for every drafted position; 0: the chain alone
   std::vector<int32_t> token = {};        // node 0, then the chain: token[i] is the guess for position + i
+
+  // Of a tree, by token, parents first, parent[0] = -1; empty: a chain. top and top_log_prob then are those of each token
+  // itself, given its parent, and every first part of the tokens is a tree that is worth its size.
+  std::vector<int16_t> parent = {};
 
   // n_top > 0: the candidates for position + 1 + d are [d * n_top, (d + 1) * n_top), best first, for
   // d < n_draft(), with their natural log-probabilities under the drafter. Id -1: there are no more.
@@ -69,12 +76,17 @@ class AnyDrafter {
   // True: what propose() would draft costs next to nothing, and its log-probabilities are chances that tokens are right,
   // so that it is asked before it is chosen; where it has nothing to offer, the round does without it.
   virtual bool foretells() const { return false; }
-  // Of what was proposed last for the slot, so many tokens were verified, and so many were right.
-  virtual void judged(SlotId, int /*offered*/, int /*accepted*/) {}
+  // A request of this owner runs in the slot, from begin() to end(), which is told its answer; empty: nothing of it may
+  // be kept. One that is given up and goes on later begins anew.
+  virtual void begin(SlotId, const std::string& /*owner*/) {}
+  virtual void end(SlotId, std::span<const int32_t> /*answer*/) {}
 
   // Fills every draft with a chain and, on request, candidates. held(slot) == Draft::position, and ready(slot). Leaves
   // no trace in the state.
   virtual void propose(std::span<Draft> drafts) = 0;
+  // One that foretells: goes on behind a chain of another drafter, up to max_draft tokens, each with its
+  // log-probability. Asked after propose() for the same slot and history.
+  virtual void extend(Draft&) {}
 
   virtual int held(SlotId s) const = 0;
   // Whether it can propose what follows the rows that it holds; it can when the last of them was just absorbed.

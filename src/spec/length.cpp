@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 namespace facet {
 namespace {
@@ -23,12 +24,14 @@ constexpr double kTrialShare = .005;                             // of all time,
 // Rounds after which a plain step is timed again; where drafts clearly pay.
 constexpr int kPlainGap = 16, kPlainGapClear = 128;
 constexpr double kClear = 1.3;
+constexpr int kTogether = 16;      // rounds of the engine after which sequences that decode together may try something
 constexpr double kWorthIt = 1.02;  // gain for which plain decoding or the last choice is left
 
 }  // namespace
 
 void StepTimes::observe(int rows, double seconds) {
   if (rows < 1 || seconds <= 0) return;
+  filled_.clear();
   const size_t r = std::min(size_t(rows), known_.size() - 1);
   double& k = known_[r];
   if (k == 0) {
@@ -41,23 +44,32 @@ void StepTimes::observe(int rows, double seconds) {
   k *= 1 + (rest < kMuchLess ? kFollowDown : kFollow) * (rest - 1);
 }
 
-double StepTimes::at(int rows) const {
-  const int r = std::clamp(rows, 1, int(known_.size()) - 1);
-  int lo = r, hi = r;
-  while (lo > 0 && known_[size_t(lo)] == 0) --lo;
-  while (hi < int(known_.size()) && known_[size_t(hi)] == 0) ++hi;
-  const bool has_lo = lo > 0, has_hi = hi < int(known_.size());
-  if (!has_lo && !has_hi) return 0;
-  if (lo == hi) return known_[size_t(lo)] * drift_;
-  if (!has_lo) return known_[size_t(hi)] * drift_;
-  if (!has_hi) {  // beyond the last one: on the line through the last two
-    hi = lo--;
-    while (lo > 0 && known_[size_t(lo)] == 0) --lo;
-    if (lo == 0) return known_[size_t(hi)] * drift_;
+void StepTimes::fill() const {
+  filled_ = known_;
+  int before = 0, last = 0;  // known ones; 0: there is none
+  const auto line = [&](int from, int to, int a, int b, double at_b) {
+    for (int r = from; r < to; ++r)
+      filled_[size_t(r)] = known_[size_t(a)] + (at_b - known_[size_t(a)]) * double(r - a) / double(b - a);
+  };
+  for (int r = 1; r < int(known_.size()); ++r) {
+    if (known_[size_t(r)] == 0) continue;
+    if (last == 0)
+      std::fill(filled_.begin(), filled_.begin() + r, known_[size_t(r)]);
+    else
+      line(last + 1, r, last, r, known_[size_t(r)]);
+    before = std::exchange(last, r);
   }
-  const double a = known_[size_t(lo)],
-               b = has_hi ? known_[size_t(hi)] : std::max(known_[size_t(hi)], known_[size_t(lo)]);
-  return (a + (b - a) * double(r - lo) / double(hi - lo)) * drift_;
+  // Beyond the last one: on the line through the last two.
+  const int end = int(known_.size());
+  if (before > 0)
+    line(last + 1, end, before, last, std::max(known_[size_t(before)], known_[size_t(last)]));
+  else if (last > 0)
+    std::fill(filled_.begin() + last, filled_.end(), known_[size_t(last)]);
+}
+
+double StepTimes::at(int rows) const {
+  if (filled_.empty()) fill();
+  return filled_[size_t(std::clamp(rows, 1, int(known_.size()) - 1))] * drift_;
 }
 
 void DraftTimes::observe(int n, double seconds) {
@@ -123,18 +135,21 @@ DraftChooser::DraftChooser(std::vector<int> max_draft, DraftLimits limits, int f
     : foretold_(foretold), limits_(limits) {
   for (const int most : max_draft) {
     Method m;
-    m.max = std::min(most, limits.max);
+    const bool is_foretold = int(method_.size()) == foretold && limits.foretold > 0;
+    m.max = std::min(most, is_foretold ? limits.foretold : limits.max);
     m.survival = Survival(m.max);
     m.gap = kFirstGap;
     method_.push_back(std::move(m));
   }
 }
 
-int DraftChooser::rows(int n) const { return n == 0 ? 1 : 1 + std::max(n, limits_.tree); }
+int DraftChooser::rows(DraftChoice c) const {
+  return c.n == 0 ? 1 : 1 + (c.method == foretold_ ? c.n : std::max(c.n, limits_.tree));
+}
 
 double DraftChooser::time(DraftChoice c, const StepTimes& step, std::span<const DraftTimes> draft, int n_seq) const {
   const double plain = step.at(n_seq);
-  return c.method < 0 ? plain : std::max(plain, step.at(n_seq * rows(c.n))) + draft[size_t(c.method)].at(c.n);
+  return c.method < 0 ? plain : std::max(plain, step.at(n_seq * rows(c))) + draft[size_t(c.method)].at(c.n);
 }
 
 int DraftChooser::expect(size_t m, int n) const {
@@ -152,6 +167,12 @@ double DraftChooser::rate(DraftChoice c, const StepTimes& step, std::span<const 
   return tokens_.back() / std::max(1e-12, time(c, step, draft, n_seq));
 }
 
+void DraftChooser::chances(int method, int n, std::vector<float>& out) const {
+  method_[size_t(method)].survival.expect(n, tokens_);
+  out.clear();
+  for (double before = 1; const double t : tokens_) out.push_back(float(t - std::exchange(before, t)));
+}
+
 bool DraftChooser::could_pay(size_t m, const StepTimes& step, std::span<const DraftTimes> draft, int n_room, int n_seq,
                              double rate) const {
   for (int n = 1; n <= std::min(method_[m].max, n_room); ++n)
@@ -165,9 +186,11 @@ DraftChoice DraftChooser::best(const StepTimes& step, std::span<const DraftTimes
   DraftChoice best;
   rate = limits_.min > 0 || plain <= 0 ? 0 : kWorthIt / plain;
   for (size_t m = 0; m < method_.size(); ++m) {
-    const int most = expect(m, std::min(method_[m].max, n_room));
+    const bool is_foretold = int(m) == foretold_;
+    const int most = expect(m, is_foretold ? method_[m].max : std::min(method_[m].max, n_room));
     if (most < 1) continue;
-    for (int n = limits_.tree > 0 ? most : std::max(1, std::min(limits_.min, most)); n <= most; ++n) {
+    const bool whole = limits_.tree > 0 && !is_foretold;
+    for (int n = whole ? most : std::max(1, std::min(limits_.min, most)); n <= most; ++n) {
       const double r = tokens_[size_t(n) - 1] / std::max(1e-12, time({int(m), n}, step, draft, n_seq));
       const bool again = DraftChoice{int(m), n} == last_;
       if (r * (again ? kWorthIt : 1) > rate) best = {int(m), n}, rate = r * (again ? kWorthIt : 1);
@@ -177,16 +200,17 @@ DraftChoice DraftChooser::best(const StepTimes& step, std::span<const DraftTimes
 }
 
 DraftChoice DraftChooser::choose(const StepTimes& step, std::span<const DraftTimes> draft, int n_room, int n_seq,
-                                 std::span<const float> offer) {
+                                 std::span<const float> offer, int64_t round) {
   if (n_room < 1 || method_.empty()) return {};
   offered_.clear();
-  double survival = 1, sum = 1;
-  for (const float p : offer) offered_.push_back(sum += survival *= std::exp(std::min(0., double(p))));
+  double sum = 1;
+  for (const float p : offer) offered_.push_back(sum += double(p));
   auto limited = [&](size_t m, int n) { return std::min({n, method_[m].max, n_room}); };
   for (Method& m : method_) ++m.idle;
   double rate = 0;
   const DraftChoice now = best(step, draft, n_room, n_seq, rate);
-  const double round = time(now, step, draft, n_seq);
+  const double now_s = time(now, step, draft, n_seq);
+  const bool may_try = round == kAlone || round % kTogether == 0;
   // Too little is known about a method, or known too long ago. What could not win if all of it were right is
   // hardly tried, and nothing so often that it costs much.
   for (size_t m = 0; m < method_.size(); ++m) {
@@ -198,8 +222,8 @@ DraftChoice DraftChooser::choose(const StepTimes& step, std::span<const DraftTim
     if (could && q.rounds < kTrials) return last_ = trial;
     q.survival.expect(trial.n, tokens_);
     const double lost = rate > 0 ? time(trial, step, draft, n_seq) - tokens_.back() / rate : 0;
-    const bool cheap = lost <= kTrialShare / double(method_.size()) * q.idle * round;
-    const bool due = q.idle > (could ? q.gap : std::max(q.gap, kLastGap)) && cheap;
+    const bool cheap = lost <= kTrialShare / double(method_.size()) * q.idle * now_s;
+    const bool due = may_try && q.idle > (could ? q.gap : std::max(q.gap, kLastGap)) && cheap;
     if (q.again || due) {
       if (!q.again) q.gap = std::clamp(2 * q.gap, kFirstGap, kLastGap);
       q.again = false;
@@ -209,8 +233,9 @@ DraftChoice DraftChooser::choose(const StepTimes& step, std::span<const DraftTim
   last_ = now;
   // What drafts are compared with must not be a time of long ago.
   since_plain_ = last_.method < 0 ? 0 : since_plain_ + 1;
-  const bool clear = rate * step.at(n_seq) > kClear;
-  if (limits_.min > 0 || since_plain_ < (clear ? kPlainGapClear : kPlainGap)) return last_;
+  const int gap = rate * step.at(n_seq) > kClear ? kPlainGapClear : kPlainGap;
+  const bool plain_is_due = round == kAlone ? since_plain_ >= gap : since_plain_ > 0 && round % gap == 0;
+  if (limits_.min > 0 || !plain_is_due) return last_;
   since_plain_ = 0;
   return {};
 }

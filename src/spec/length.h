@@ -13,8 +13,10 @@ class StepTimes {
   void observe(int rows, double seconds);
   double at(int rows) const;  // between known ones on the line through them; 0: nothing is known
  private:
-  std::vector<double> known_;  // seconds over drift_; 0: not known
-  double drift_ = 1;           // what has changed for all of them alike: context, clocks, other programs
+  void fill() const;
+  std::vector<double> known_;           // seconds over drift_; 0: not known
+  double drift_ = 1;                    // what has changed for all of them alike: context, clocks, other programs
+  mutable std::vector<double> filled_;  // over drift_, with those between; empty: known_ has changed
 };
 
 // How long a drafter takes for n tokens: a line through what was measured, newest first.
@@ -61,8 +63,10 @@ int worth_verifying(std::span<const float> log_prob, const StepTimes& step, int 
 struct DraftLimits {
   int min = 0;  // drafts of a round; 0: a round may go without
   int max = 0;
-  int tree = 0;  // nodes of a tree, instead of a chain; 0: chain
+  int tree = 0;      // nodes of a tree, instead of a chain; 0: chain
+  int foretold = 0;  // nodes of what is foretold; 0: max
 };
+constexpr int64_t kAlone = -1;
 // What a round does: tokens drafted by a method; method -1: none, n 0.
 struct DraftChoice {
   int method = -1, n = 0;
@@ -79,14 +83,17 @@ class DraftChooser {
   // max_draft: of each method. foretold: the method, if there is one, that says beforehand how sure it is.
   DraftChooser(std::vector<int> max_draft, DraftLimits limits, int foretold = -1);
 
-  // n_room: drafts for which there is room. n_seq: sequences that draft in this step. offer: log-probabilities of what
-  // the foretold method would draft in this round; empty: nothing.
+  // n_room: drafts for which there is room. n_seq: sequences that draft in this step. offer: of each draft of the
+  // foretold method in this round, the chance that it becomes a token, falling; empty: there are none. round: of the
+  // engine, so that sequences that decode together try things in the same step; kAlone: there is one.
   DraftChoice choose(const StepTimes& step, std::span<const DraftTimes> draft, int n_room, int n_seq,
-                     std::span<const float> offer = {});
+                     std::span<const float> offer = {}, int64_t round = kAlone);
   // cut: the drafter had more to offer, which was not worth verifying.
   void observe(DraftChoice made, int offered, int accepted, bool cut = false);
   // Tokens a second that are expected of a choice with a method.
   double rate(DraftChoice c, const StepTimes& step, std::span<const DraftTimes> draft, int n_seq) const;
+  // What was learned of the first n drafts of a method that is not foretold: the chance that each becomes a token.
+  void chances(int method, int n, std::vector<float>& out) const;
   void next_request();                           // what was learned counts less
   DraftChoice decided() const { return last_; }  // without single rounds that only try something
 
@@ -99,7 +106,7 @@ class DraftChooser {
     int gap = 0;         // rounds after which it is tried again
     bool again = false;  // at once
   };
-  int rows(int n) const;  // of one sequence in the verification of n drafts
+  int rows(DraftChoice c) const;  // of one sequence in its verification
   double time(DraftChoice c, const StepTimes& step, std::span<const DraftTimes> draft,
               int n_seq) const;  // of a round
   // Tokens of this method would come faster than at `rate` if all its drafts were right.

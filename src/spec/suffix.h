@@ -1,163 +1,151 @@
 #pragma once
-#include <algorithm>
 #include <array>
-#include <cmath>
 #include <cstdint>
+#include <queue>
 #include <span>
 #include <vector>
 
 #include "base/check.h"
-#include "spec/drafter.h"
+#include "spec/suffix_index.h"
 
-// Suffix decoding (Oliaro et al., arXiv 2411.04975): drafts out of what the sequence itself has said, by how often what
-// followed its last tokens followed them before.
+// What comes next, out of what was said before: the tokens that followed the same tokens elsewhere, as a tree with the
+// chance of each of its nodes.
 namespace facet {
 
-// Where a sequence had the same tokens as at its end. One more token costs the same whatever the length of the
-// sequence, a search looks at a bounded number of places, and a token takes at most kBytesPerToken.
-//
-// For each of kOrders a token's place is chained with those places before it where the last so many tokens have the
-// same hash: the short order finds every match, the newest ones first, the long one those that stand far behind many
-// short ones.
-class SuffixIndex {
- public:
-  static constexpr std::array<int, 2> kOrders{3, 12};
-  static constexpr int kMostLength = 64;  // of a match: a longer one is as good as that
-  static constexpr int kMostPlaces = 48;  // looked at in each order
-  static constexpr int kBytesPerToken = 24;
-  static constexpr size_t kMostAtOnce = 16384;  // tokens of one extend()
+class AnswerMemory;
 
-  // Chains what is new of the history, which must begin as it did before; of a long one a part. True: all of it is.
-  bool extend(std::span<const int32_t> history);
-  void clear();
-  // The sequence goes back to so many tokens.
-  void truncate(size_t n_token) {
-    if (n_token < n_) clear();
-  }
-  size_t n_token() const { return n_; }
-  size_t bytes() const;
-
-  struct Match {
-    int32_t next = 0;  // place of the token that followed
-    int length = 0;    // tokens that are the same before it, kOrders[0] .. kMostLength
-  };
-  // Of all that extend() was given; the longest first, and of those as long the newest.
-  void matches(std::span<const int32_t> history, std::vector<Match>& out) const;
-
- private:
-  struct Chains {
-    std::vector<int32_t> head;  // by hash: the newest place; a power of two of them, at least half of the tokens
-    std::vector<int32_t> link;  // by place: the one before it; -1: there is none
-  };
-  static void add(Chains& c, int order, std::span<const int32_t> history, size_t at);
-  void look(size_t order, std::span<const int32_t> history, std::vector<Match>& out) const;
-
-  std::array<Chains, kOrders.size()> chains_;
-  size_t n_ = 0;
+// Where the next token may be copied from.
+struct CopySource {
+  enum Kind : uint8_t { kFar, kNear, kRemembered };  // kNear: by a cursor; kRemembered: in an earlier answer
+  int32_t place = 0;                                 // of the token that would come next
+  int16_t length = 0;                                // tokens before it that are the same, at most kMostLength
+  Kind kind = kFar;
+  float weight = 1;  // against others of its class
 };
 
-// How often a draft is right that continues a match of some length, learned by length from verifications of all
-// sequences; what is known at first was measured (bench spec --replay).
-class MatchTrust {
+// How often sources of a class have the right token where better classes had not, learned from every text that goes
+// by, verified or not. Only shares are kept, of all sequences together.
+class CopyTrust {
  public:
-  double value(int length) const;  // of the token behind a match
-  void observe(int length, bool right);
+  // By kind, by length, and by how far those sources agree which are as long or longer: one alone, all of them, some,
+  // none of them.
+  static constexpr int kKinds = 3, kLengths = 10, kAgreements = 4, kClasses = kKinds * kLengths * kAgreements;
+  static int length_class(int length);
+  static int agreement(int sources, int distinct);
+  static int class_of(CopySource::Kind kind, int length_class, int agreement) {
+    return (int(kind) * kLengths + length_class) * kAgreements + agreement;
+  }
+  double value(int of_class) const;
+  void observe(int of_class, bool right);
 
  private:
   struct Known {
     double hit = 0, trial = 0;
   };
-  std::array<Known, 8> known_{};
+  std::array<Known, kClasses> known_{};
 };
 
-// What follows the matches: by depth the token that followed most often, of several as often the one whose match comes
-// first, as long as the expected number of right tokens grows.
-struct Continuation {
-  struct Position {
-    int32_t token = 0;
-    float probability = 0;  // that it is right if those before it are
-    int length = 0;         // of the match before it
-  };
-  std::vector<Position> chain;
-  // By position, up to n_top tokens each, best first: what else followed. Empty where n_top <= 1.
-  std::vector<int32_t> top;
-  std::vector<float> top_probability;
-};
-Continuation continue_matches(std::span<const int32_t> history, std::span<const SuffixIndex::Match> matches,
-                              const MatchTrust& trust, int most, int n_top);
-
-// A drafter without a file, for every model. It tells what it would draft, and how sure it is of it, before it is
-// chosen: where nothing matches it costs a round nothing.
-template <Backend B>
-class SuffixDrafter final : public Drafter<B> {
+// Where the text was copied from lately, the newest place first: what is copied next is often near. Where a text
+// changes between two sources, such as the frame of a table and its data, there is one for each.
+class CopyCursors {
  public:
-  using typename Drafter<B>::Rows;
-  static constexpr int kMaxChain = 15;  // with the newest token: 16 rows to verify
-  explicit SuffixDrafter(const TargetView<B>& t) : slots_(size_t(t.plan.resident())) {}
-
-  const char* name() const override { return "suffix"; }
-  int max_draft() const override { return kMaxChain; }
-  std::span<const int> tap_layers() const override { return {}; }
-  bool wants_final_hidden() const override { return false; }
-  bool foretells() const override { return true; }
-
-  void absorb(std::span<const Committed> rows, const Features<Rows>&) override {
-    for (const Committed& c : rows) {
-      int& held = slots_[size_t(c.slot)].held;
-      CHECK(c.n > 0 && c.position == held, "{} rows from {} on for slot {} that holds {}", c.n, c.position, c.slot,
-            held);
-      held += c.n;
-    }
-  }
-  void propose(std::span<Draft> drafts) override {
-    for (Draft& d : drafts) {
-      Slot& s = slots_[size_t(d.slot)];
-      s.lengths.clear();
-      if (!s.index.extend(d.history)) continue;  // it is read in a few rounds
-      s.index.matches(d.history, found_);
-      const Continuation c = continue_matches(d.history, found_, trust_, std::min(d.max_draft, kMaxChain), d.n_top);
-      for (const auto& p : c.chain) d.token.push_back(p.token), s.lengths.push_back(p.length);
-      if (d.n_top > 1) {
-        d.top = c.top;
-        for (const float p : c.top_probability) d.top_log_prob.push_back(std::log(p));
-      } else {
-        for (const auto& p : c.chain) d.top.push_back(p.token), d.top_log_prob.push_back(std::log(p.probability));
-      }
-    }
-  }
-  void judged(SlotId slot, int offered, int accepted) override {
-    const std::vector<int>& lengths = slots_[size_t(slot)].lengths;
-    for (int k = 0; k < std::min({offered, accepted + 1, int(lengths.size())}); ++k)
-      trust_.observe(lengths[size_t(k)], k < accepted);
-  }
-
-  int held(SlotId s) const override { return slots_[size_t(s)].held; }
-  int rewind(SlotId s, int len) override {
-    slots_[size_t(s)].index.truncate(size_t(len));
-    return slots_[size_t(s)].held = len;
-  }
-  void forget(SlotId s) override { slots_[size_t(s)].held = 0, slots_[size_t(s)].index.clear(); }
-  Status fork(SlotId from, SlotId to) override {
-    forget(to);
-    slots_[size_t(to)].held = slots_[size_t(from)].held;
-    return Ok{};
-  }
-  bool has_state() const override { return false; }
-  bool load(SlotId s, int held, std::span<const float> beside) override {
-    forget(s);
-    slots_[size_t(s)].held = held;
-    return beside.empty();
-  }
+  static constexpr int kMost = 4, kBack = 24, kAhead = 64;  // tokens before and behind a cursor that are near
+  void touch(int32_t place);
+  void clear() { n_ = 0; }
+  std::span<const int32_t> places() const { return {at_.data(), size_t(n_)}; }
+  // How near a place is to a cursor, at most 1; 0: to none. Behind a cursor counts less than before it, and a cursor
+  // that was used long ago less than a newer one.
+  float nearness(int32_t place) const;
 
  private:
-  struct Slot {
-    int held = 0;
-    SuffixIndex index;
-    std::vector<int> lengths;  // of the matches of what was proposed last
+  std::array<int32_t, kMost> at_{};
+  int n_ = 0;
+};
+
+// A draft: node 0 is the newest token, parents come before children, and nodes in the order of their chances, so that
+// the first n are the likeliest tree of n.
+struct CopyTree {
+  std::vector<int32_t> token;
+  std::vector<int16_t> parent;
+  std::vector<float> chance;  // that the node is on the path of the text; 1 for node 0
+  int n_draft() const { return int(token.size()) - 1; }
+  void start(int32_t newest) { token.assign(1, newest), parent.assign(1, -1), chance.assign(1, 1.f); }
+};
+
+// What was guessed of a sequence, until the text says what was right.
+struct CopyRecord {
+  struct Level {
+    int of_class, begin, end;  // tokens that sources of the class have
   };
-  std::vector<Slot> slots_;
-  MatchTrust trust_;
-  std::vector<SuffixIndex::Match> found_;
+  struct Node {
+    int32_t token;
+    int16_t parent, depth;
+    int begin, end;                        // sources
+    int level_begin, level_end;            // best class first; equal: it was not looked at
+    int16_t first_child = 0, sibling = 0;  // 0: none
+    float chance;
+  };
+  size_t n_history = 0;  // tokens at the time; 0: nothing was guessed
+  std::vector<Node> nodes;
+  std::vector<CopySource> sources;
+  std::vector<Level> levels;
+  std::vector<int32_t> tokens;
+  void clear() { n_history = 0, nodes.clear(), sources.clear(), levels.clear(), tokens.clear(); }
+};
+
+// Guesses of one engine. A round costs a bounded number of looks, whatever the length of the history.
+class CopyGuesser {
+ public:
+  static constexpr float kLeastChance = .01f;  // of a node
+  struct Limits {
+    int nodes = 0;         // beside node 0
+    int depth = 0;         // tokens on a path
+    bool branches = true;  // false: a chain
+  };
+  // index: of this history. memory: answers of earlier requests of the same owner; null: none.
+  void guess(std::span<const int32_t> history, const SuffixIndex& index, const AnswerMemory* memory,
+             const CopyCursors& cursors, Limits limits, CopyRecord& record, CopyTree& out);
+  // What goes on behind a draft of another drafter, as a chain: `tail` is the end of the history with the draft.
+  void go_on(std::span<const int32_t> history, std::span<const int32_t> tail, const SuffixIndex& index,
+             const CopyCursors& cursors, int nodes, CopyTree& out);
+  // The history goes on from where the record was made.
+  void learn(std::span<const int32_t> history, CopyRecord& record, CopyCursors& cursors);
+  const CopyTrust& trust() const { return trust_; }
+
+ private:
+  struct Child {
+    float chance;
+    int32_t token;
+    int16_t parent;
+    bool operator<(const Child& o) const { return chance < o.chance; }
+  };
+  struct Vote {
+    int32_t token;
+    float weight;
+  };
+  struct Group {
+    int of_class, begin, end;  // votes
+    double trust;
+  };
+  int32_t token_at(const CopyRecord& r, int node, const CopySource& s) const;
+  void find_sources(const SuffixIndex& index, const CopyCursors& cursors, CopyRecord& r);
+  void grow(CopyRecord& r, CopyTree& out);
+  void vote(const CopyRecord& r, int node);
+  void expand(CopyRecord& r, int node);
+  int add_node(CopyRecord& r, const Child& c);
+
+  CopyTrust trust_;
+  std::span<const int32_t> history_;
+  const AnswerMemory* memory_ = nullptr;
+  Limits limits_;
+  bool loops_ = true;  // a source may run into the draft itself
+  CopyRecord behind_;  // of go_on()
+  std::vector<SuffixIndex::Match> matches_;
+  std::vector<int32_t> seen_;
+  std::vector<int8_t> bucket_;
+  std::vector<Vote> votes_;
+  std::vector<Group> groups_;
+  std::priority_queue<Child> open_;
 };
 
 }  // namespace facet

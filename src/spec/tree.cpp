@@ -24,6 +24,17 @@ int DraftTree::add(int32_t id, int at) {
   return node;
 }
 
+std::span<const float> chances_of(const Draft& d, std::vector<float>& out) {
+  out.assign(1, 1.f);
+  const int n = std::min(d.n_draft(), int(d.top_log_prob.size()));
+  for (int i = 1; i <= n; ++i) {
+    const size_t parent = d.parent.empty() ? size_t(i) - 1 : size_t(d.parent[size_t(i)]);
+    out.push_back(out[parent] * std::exp(std::min(0.f, d.top_log_prob[size_t(i) - 1])));
+  }
+  out.erase(out.begin());
+  return out;
+}
+
 void chain_tree(const Draft& d, int n_node, DraftTree& out) {
   out.reset(d.token[0]);
   for (int i = 1; i <= std::min(n_node, d.n_draft()); ++i) out.add(d.token[size_t(i)], i - 1);

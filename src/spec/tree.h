@@ -24,6 +24,10 @@ struct DraftTree {
   int add(int32_t id, int at);  // the new node
 };
 
+// Of each token of a draft behind node 0, which is a tree or a chain, the chance that it becomes one of the text, by its
+// drafter's probabilities.
+std::span<const float> chances_of(const Draft& d, std::vector<float>& out);
+
 // The draft's chain: at most n_node nodes after node 0.
 void chain_tree(const Draft& d, int n_node, DraftTree& out);
 

@@ -20,7 +20,8 @@ struct Totals {
   int64_t drafted = 0, accepted = 0;
 };
 
-Status play(Engine& e, const RecordedTurn& turn, std::vector<int32_t>& replayed, Totals& t) {
+// remembers: the answer may be drafted from later.
+Status play(Engine& e, const RecordedTurn& turn, bool remembers, std::vector<int32_t>& replayed, Totals& t) {
   replayed = turn.answer;
   std::string error;
   Usage usage;
@@ -30,7 +31,7 @@ Status play(Engine& e, const RecordedTurn& turn, std::vector<int32_t>& replayed,
                       .sampling = {.temperature = 0},
                       .ignore_eos = true,
                       .suppress_special = false,
-                      .cache = false},
+                      .cache = remembers},
                      {.tokens =
                           [&](RequestId, std::span<const int32_t>) {
                             if (first == Clock::time_point{}) first = Clock::now();
@@ -102,7 +103,7 @@ Status bench_spec_replay(const EngineConfig& given, const SpecBenchOptions& o, s
       if (!e) return e.error();
       std::map<std::string, Totals> kinds;
       for (const RecordedTurn& t : turns)
-        if (auto ok = play(**e, t, replayed, kinds[t.kind]); !ok) return ok;
+        if (auto ok = play(**e, t, c.draft.memory > 0, replayed, kinds[t.kind]); !ok) return ok;
       for (const auto& [kind, t] : kinds) {
         SpecLine l;
         l.set = kind, l.method = m.name, l.length = length, l.tree = m.plain() ? 0 : c.draft.tree, l.runs = 1;

@@ -1,5 +1,5 @@
-// Suffix decoding: drafts out of the sequence itself change no token, whatever they are worth, alone and beside a
-// drafter.
+// Suffix decoding: drafts out of the sequence itself and of earlier answers change no token, whatever they are worth, as
+// chains and trees of any size, alone, beside a drafter and behind its drafts.
 #include <algorithm>
 #include <cstdlib>
 #include <set>
@@ -7,7 +7,7 @@
 #include "backend/cpu/cpu_fast.h"
 #include "model/find_drafter.h"
 #include "session/loop_guard.h"
-#include "spec/suffix.h"
+#include "spec/suffix_drafter.h"
 #include "support/sanitized.h"
 #include "support/scripted_drafter.h"
 #include "support/tiny_model.h"
@@ -36,10 +36,10 @@ using Backends = testing::Types<CpuRef, CpuFast>;
 TYPED_TEST_SUITE(Suffixes, Backends);
 
 template <class B>
-DrafterFactory<B> lookup() {
-  return [](const TargetView<B>& t) -> Result<Drafters<B>> {
+DrafterFactory<B> lookup(size_t memory = 0) {
+  return [memory](const TargetView<B>& t) -> Result<Drafters<B>> {
     Drafters<B> d;
-    d.push_back(std::make_unique<SuffixDrafter<B>>(t));
+    d.push_back(std::make_unique<SuffixDrafter<B>>(t, memory));
     return d;
   };
 }
@@ -59,6 +59,8 @@ TYPED_TEST(Suffixes, GiveThePlainText) {
   const DraftConfig ways[] = {{.max = 1, .min = 1},
                               {.max = 4, .min = 4},
                               {.max = 15, .min = 1},
+                              {.max = 63, .min = 1},
+                              {.max = 40, .min = 12},
                               {},
                               {.max = 6, .min = 1, .tree = 7},
                               {.max = 15, .min = 1, .tree = 63}};
@@ -94,6 +96,38 @@ TYPED_TEST(Suffixes, GiveThePlainText) {
   EXPECT_GT(worth.rejected, kSanitized ? 0 : worth.answers);  // few cases with sanitizers
 }
 
+// Answers that were given before are drafted whole, and come out as they are, for their owner alone.
+TYPED_TEST(Suffixes, DraftFromEarlierAnswers) {
+  const TinyFile file({.type = std::is_same_v<TypeParam, CpuFast> ? DType::kQ8_0 : DType::kF32});
+  EngineConfig c;
+  c.model = file.path();
+  c.n_ctx = 512, c.max_seq = 3, c.chunk = 40, c.margin = 16, c.n_threads = 1;
+  std::vector<Request> requests;
+  for (int i = 0; i < 5; ++i) {
+    requests.push_back(request(20 + 9 * i, unsigned(i), i % 2 ? .7f : 0.f, 1.5f));
+    requests.back().owner = "one";
+  }
+  const auto want = answers(*open_engine_with<TypeParam>(c, nullptr), requests);
+  c.draft = {.max = 31, .min = 1};
+  auto engine = open_engine_with<TypeParam>(c, lookup<TypeParam>(4000));
+  const auto steps = [&](const char* owner, const char* salt, bool cache = true) {
+    int n = 0;
+    for (Request& r : requests) r.owner = owner, r.cache_salt = salt, r.cache = cache;
+    const auto got = answers(*engine, requests);
+    for (size_t i = 0; i < want.size(); ++i) {
+      EXPECT_EQ(got[i].tokens, want[i].tokens) << owner << ", request " << i;
+      n += got[i].usage.decode_steps;
+    }
+    return n;
+  };
+  const int first = steps("one", ""), again = steps("one", "");
+  EXPECT_LT(2 * again, first);
+  EXPECT_GT(2 * steps("two", ""), first) << "another key";
+  EXPECT_GT(2 * steps("one", "salt"), first) << "another salt";
+  EXPECT_GT(2 * steps("one", "", /*cache=*/false), first) << "a request that shares nothing";
+  EXPECT_LT(2 * steps("one", "salt"), first);
+}
+
 // The shipped model on prompts whose answers repeat them, alone and beside its drafter: drafts that count.
 TEST(ShippedSuffix, GivesPlainText) {
   const std::string model = model_path("facet-nano-Q8_0.gguf");
@@ -110,7 +144,9 @@ TEST(ShippedSuffix, GivesPlainText) {
                         {{.suffix = true}, KvType::kQ8_0, 3, 1},
                         {{.suffix = true, .max = 7, .min = 1, .tree = 15}, KvType::kQ4_0, 3, 0},
                         {{.files = {dflash}, .suffix = true}, KvType::kF16, 1, 0},
-                        {{.files = {dflash}, .suffix = true, .max = 6, .min = 1, .tree = 15}, KvType::kTQ3_0, 3, 1}};
+                        {{.files = {dflash}, .suffix = true, .max = 6, .min = 1, .tree = 15}, KvType::kTQ3_0, 3, 1},
+                        {{.files = {dflash}, .suffix = true, .min = 3, .suffix_rows = 40}, KvType::kQ8_0, 1, 0},
+                        {{.suffix = true, .min = 1, .suffix_rows = 63, .memory = 5000}, KvType::kF16, 2, 1}};
   if (kSanitized) ways = {ways[2]};
   Worth worth;
   for (const Way& way : ways) {
