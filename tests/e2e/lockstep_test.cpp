@@ -40,6 +40,7 @@ TEST(LockstepCommand, NamesEveryVerbOfADraftingRun) {
 #include "backend/verbs.def"
   for (const char* other : {"act_mul", "ple_combine", "clustered_head",  // of E2B and E4B, and their drafters
                             "select_blocks",                             // of --sparse-prefill, which is refused here
+                            "block_conv", "head_rope",                   // of DFlash 2 and EAGLE-3
                             "embed_soft"})  // of pictures and sound, for which the shipped models have no encoder
     EXPECT_EQ(missing.erase(other), 1u);
   std::string prompt;

@@ -174,6 +174,22 @@ void CpuRef::head_norm(Rows x, int head_dim, float eps) {
     }
 }
 
+void CpuRef::head_rope(Rows x, Freqs freqs, const Step& s) {
+  const int half = freqs.n, width = 2 * half;
+  CHECK(x.cols % width == 0, "{} columns in heads of {}", x.cols, width);
+  parallel_for(x.rows, n_threads_, [&](int64_t t) {
+    for (int i = 0; i < half; ++i) {
+      const double angle = double(s.pos[t]) * freqs.p[i];
+      const float c = float(std::cos(angle)), sn = float(std::sin(angle));
+      for (float* h = x.row(t); h < x.row(t) + x.cols; h += width) {
+        const float a = h[i], b = h[i + half];
+        h[i] = a * c - b * sn;
+        h[i + half] = b * c + a * sn;
+      }
+    }
+  });
+}
+
 // Head h of a row.
 void CpuRef::append_head(const KvLayer& kv, const float* k, const float* v, KvRow to, int h) {
   if (kv.shared) return kv_encode_shared(kv.k_type, k, v, to.k + h * kv.k_head(), kv.head_dim);
@@ -388,6 +404,21 @@ void CpuRef::moe(Rows y, Rows e, Rows r, MoeWeights<Weight, Vec> w, int n_used, 
       expert_matmul(out, hidden, w.down, expert);
       const float weight = std::exp(l[expert] - l[chosen[0]]) / sum * (w.scale ? w.scale.p[expert] : 1.f);
       for (int i = 0; i < y.cols; ++i) y.row(t)[i] += weight * out.row(0)[i];
+    }
+  }
+}
+
+void CpuRef::block_conv(Rows y, Rows x, Rows delta, Vec base, const Step& s) {
+  const int taps = base.n / x.cols, groups = delta.cols / taps, size = x.cols / groups;
+  CHECK(taps * x.cols == base.n && taps * groups == delta.cols && groups * size == x.cols && y.p != x.p,
+        "{} columns, base of {}, delta of {}", x.cols, base.n, delta.cols);
+  for (int t = 0; t < x.rows; ++t) {
+    const int first = s.seq[t] < 0 ? t : s.q_begin[s.seq[t]];
+    for (int c = 0; c < x.cols; ++c) {
+      float sum = 0;
+      for (int i = 0; i < taps && t - i >= first; ++i)
+        sum += (base.p[i * x.cols + c] + delta.row(t)[i * groups + c / size]) * x.row(t - i)[c];
+      y.row(t)[c] = sum;
     }
   }
 }

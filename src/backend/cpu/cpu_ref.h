@@ -98,6 +98,7 @@ class CpuRef {
   void qkv(Rows q, Rows k, Rows v, Rows h, Weight wq, Weight wk, Weight wv);
   void head_norm_rope(Rows x, Vec gain, Freqs freqs, const Step& s, float eps);
   void head_norm(Rows x, int head_dim, float eps);
+  void head_rope(Rows x, Freqs freqs, const Step& s);
   void kv_append(KvLayer kv, Rows k, Rows v, const Step& s);
   void kv_settle(KvLayer kv, const Step& s);
   void attend(Rows o, Rows q, KvLayer kv, const Step& s, AttnSpec spec);
@@ -107,6 +108,7 @@ class CpuRef {
   void act_mul(Rows y, Rows g, Rows u, Act act);
   void ple_combine(Rows p, Rows c, Vec gain, float in_scale, float out_scale, float eps);
   void moe(Rows y, Rows e, Rows r, MoeWeights<Weight, Vec> w, int n_used, Act act);
+  void block_conv(Rows y, Rows x, Rows delta, Vec base, const Step& s);
   void add(Rows y, Rows a, Rows b);
   void gather(Rows y, Rows x, const Step& s);
   void copy_rows(Rows y, Rows x);

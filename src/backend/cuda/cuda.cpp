@@ -46,6 +46,9 @@ void Cuda::head_norm(Rows x, int head_dim, float eps) {
   acts_.mat(x, false);
   cuda::grid_norm_rope(stream_, acts_.written(x, true), head_dim, nullptr, nullptr, step_, eps);  // of an encoder
 }
+void Cuda::head_rope(Rows x, Freqs freqs, const Step&) {
+  cuda::head_rope(stream_, acts_.written(x, false), {freqs.p, freqs.n}, step_);
+}
 void Cuda::kv_append(KvLayer kv, Rows k, Rows v, const Step&) {
   cuda::kv_append(stream_, kv, acts_.mat(k, false), acts_.mat(v, false), step_);
 }
@@ -148,6 +151,10 @@ void Cuda::act_mul(Rows y, Rows g, Rows u, Act act) {
 }
 void Cuda::ple_combine(Rows p, Rows c, Vec gain, float in_scale, float out_scale, float eps) {
   cuda::ple_combine(stream_, acts_.written(p, false), acts_.mat(c, false), gain.p, gain.n, in_scale, out_scale, eps);
+}
+void Cuda::block_conv(Rows y, Rows x, Rows delta, Vec base, const Step&) {
+  const Mat in = acts_.mat(x, false), d = acts_.mat(delta, false);
+  cuda::block_conv(stream_, acts_.written(y, false), in, d, base.p, base.n / x.cols, step_);
 }
 void Cuda::add(Rows y, Rows a, Rows b) {
   const Mat u = acts_.mat(a, false), v = acts_.mat(b, false);

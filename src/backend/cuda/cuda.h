@@ -201,6 +201,7 @@ class Cuda {
   void qkv(Rows q, Rows k, Rows v, Rows h, Weight wq, Weight wk, Weight wv);
   void head_norm_rope(Rows x, Vec gain, Freqs freqs, const Step& s, float eps);
   void head_norm(Rows x, int head_dim, float eps);
+  void head_rope(Rows x, Freqs freqs, const Step& s);
   void kv_append(KvLayer kv, Rows k, Rows v, const Step& s);
   void norm_rope_append(KvLayer kv, Rows q, Rows k, Rows v, Vec q_gain, Vec k_gain, Freqs freqs, bool norm_v,
                         const Step& s, float eps);
@@ -220,6 +221,7 @@ class Cuda {
   void moe(Rows y, Rows e, Rows r, MoeWeights<Weight, Vec> w, int n_used, Act act);
   void ffn_beside_moe(Rows y, Rows g, Rows h, Weight gate, Weight up, Weight down, Rows o, Rows e, Rows r,
                       MoeWeights<Weight, Vec> w, int n_used, Act act);
+  void block_conv(Rows y, Rows x, Rows delta, Vec base, const Step& s);
   void add(Rows y, Rows a, Rows b);
   void gather(Rows y, Rows x, const Step& s);
   void copy_rows(Rows y, Rows x);

@@ -18,6 +18,7 @@ struct RopeFreqs {
 };
 
 void head_norm_rope(cudaStream_t, Mat x, const float* gain, RopeFreqs, const Step&, float eps);
+void head_rope(cudaStream_t, Mat x, RopeFreqs, const Step&);
 void head_norm(cudaStream_t, Mat x, int head_dim, float eps);
 void kv_append(cudaStream_t, const KvLayer&, Mat k, Mat v, const Step&);
 void kv_settle(cudaStream_t, const KvLayer&, const Step&);

@@ -433,6 +433,21 @@ void ple_combine(cudaStream_t stream, Mat p, Mat c, const float* gain, int n_gai
   launch(ple_combine_kernel, dim3(unsigned((slices + 3) / 4)), dim3(128), 0, stream, p, c, gain, n_gain, in_scale,
          out_scale, eps);
 }
+void block_conv(cudaStream_t stream, Mat y, Mat x, Mat delta, const float* base, int taps, const Step& s) {
+  const int groups = delta.cols / taps, size = x.cols / groups;
+  CHECK(size % 4 == 0, "groups of {} channels", size);
+  const int32_t *seq = s.seq, *q_begin = s.q_begin;
+  each4(stream, y.rows, y.cols, [=] __device__(int t, int c) {
+    const int first = seq[t] < 0 ? t : q_begin[seq[t]];
+    float4 sum = {};
+    for (int i = 0; i < taps && t - i >= first; ++i) {
+      const float4 b = *reinterpret_cast<const float4*>(base + int64_t(i) * x.cols + c), v = get(x, t - i, c);
+      const float d = delta.p[t * delta.stride + i * groups + c / size];
+      sum.x += (b.x + d) * v.x, sum.y += (b.y + d) * v.y, sum.z += (b.z + d) * v.z, sum.w += (b.w + d) * v.w;
+    }
+    put(y, t, c, sum);
+  });
+}
 void add(cudaStream_t stream, Mat y, Mat a, Mat b) {
   each4(stream, y.rows, y.cols, [=] __device__(int t, int c) {
     const float4 v = get(a, t, c), w = get(b, t, c);

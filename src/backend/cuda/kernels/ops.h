@@ -28,6 +28,7 @@ void residual_norm_moe(cudaStream_t, Mat x, Mat h, Mat y, Partials left, const f
                        float out_scale, float eps, const MoeInputs&);
 void act_mul(cudaStream_t, Mat y, Mat g, Mat u, facet::Act act);
 void ple_combine(cudaStream_t, Mat p, Mat c, const float* gain, int n_gain, float in_scale, float out_scale, float eps);
+void block_conv(cudaStream_t, Mat y, Mat x, Mat delta, const float* base, int taps, const Step&);
 void add(cudaStream_t, Mat y, Mat a, Mat b);
 void sum_partials(cudaStream_t, Mat y, Partials left);
 void copy_cols(cudaStream_t, Mat y, int at, Mat x);           // y[t][at + i] = x[t][i]

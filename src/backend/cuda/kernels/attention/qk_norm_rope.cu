@@ -1,4 +1,4 @@
-// head_norm_rope, head_norm, kv_append, norm_rope_append -- everything between the projections and attention
+// head_norm_rope, head_norm, head_rope, kv_append, norm_rope_append -- everything between the projections and attention
 //
 //   x = rms(x) * gain; pairs (i, i + E/2) rotated by pos * freq[i]; rows of k and v encoded into the cache
 //   rms(v) = v / sqrt(mean(v*v) + eps), in f32
@@ -171,6 +171,14 @@ void head_norm_rope(cudaStream_t stream, Mat x, const float* gain, RopeFreqs fre
   w.part[0] = part_of(x, E);
   w.part[0].gain = gain;
   w.part[0].norm = w.part[0].rope = w.part[0].write = true;
+  run(stream, E, w);
+}
+
+void head_rope(cudaStream_t stream, Mat x, RopeFreqs freqs, const Step& s) {
+  const int E = 2 * freqs.n;
+  QkNormRopeArgs w{.step = s, .freqs = freqs.p, .n_row = x.rows};
+  w.part[0] = part_of(x, E);
+  w.part[0].rope = w.part[0].write = true;
   run(stream, E, w);
 }
 
