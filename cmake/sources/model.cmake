@@ -2,10 +2,13 @@
 
 set(facet_sources
   dflash_config.cpp
+  drafter_check.cpp
   drafter_convert.cpp
   drafter_file.cpp
   drafter_meta.cpp
   drafter_names.cpp
+  drafter_rules.cpp
+  eagle3_config.cpp
   encoder_bind.cpp
   find_drafter.cpp
   find_mmproj.cpp

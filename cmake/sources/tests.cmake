@@ -71,6 +71,7 @@ set(tests_property
   property/allocation_test.cpp
   property/cache_law_test.cpp
   property/constrained_test.cpp
+  property/drafter_families_test.cpp
   property/engine_test.cpp
   property/invariance_test.cpp
   property/media_test.cpp
@@ -93,6 +94,8 @@ set(tests_shards
 )
 
 set(tests_golden
+  golden/block_drafter_files_test.cpp
+  golden/block_drafters_test.cpp
   golden/drafter_files_test.cpp
   golden/drafters_test.cpp
   golden/encoders_test.cpp

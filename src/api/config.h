@@ -23,6 +23,7 @@ struct DraftConfig {
   int tree = 0;                         // nodes of a tree, at most 63; 0: a drafter's drafts are chains
   int suffix_rows = 0;                  // nodes of what repeats, a tree of its own; 0: as many as other drafts have
   int memory = 0;                       // token ids of earlier answers to repeat from, in all; 0: none are kept
+  double embed_scale = 0;               // of a block drafter's tokens, whatever its file says; 0: what that says
   bool optional = false;                // a drafter that cannot be used is left out, and a note says why
   bool any() const { return suffix || !files.empty(); }  // false: plain decoding
   // Beside the newest token in a step.

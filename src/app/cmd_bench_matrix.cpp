@@ -125,6 +125,7 @@ Result<Json> settings_of(const Options& o) {
             {"commit", FACET_COMMIT},
             {"files", Json::object()},
             {"sets", Json::object()}};
+  if (e.draft.embed_scale > 0) s["draft_embedding_scale"] = e.draft.embed_scale;
   for (const MatrixConfig& c : o.matrix.configs) {
     if (auto ok = add_file(s["files"], c.model); !ok) return ok.error();
     for (const std::string& f : c.files) {  // drafters may be safetensors, in a folder

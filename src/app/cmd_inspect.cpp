@@ -16,6 +16,7 @@
 #include "formats/format_error.h"
 #include "formats/gguf.h"
 #include "formats/safetensors.h"
+#include "model/drafter_rules.h"
 #include "model/mmproj.h"
 
 namespace facet {
@@ -223,6 +224,16 @@ std::string encoders_line(const Report& r) {
   return file ? describe_encoders(*file) : "facet cannot use its encoders: " + file.error().message();
 }
 
+// What a drafter's file says, and which rule decides what it leaves open; no lines: it is no drafter, or not complete.
+std::vector<std::string> drafter_lines(const Report& r, const std::string& path) {
+  const bool may_be = r.format == "safetensors" || std::any_of(r.meta.begin(), r.meta.end(), [](const auto& m) {
+                        return m.first == "general.architecture" && m.second.is_string() && m.second != "gemma4";
+                      });
+  if (!may_be || !std::all_of(r.parts.begin(), r.parts.end(), is_complete)) return {};
+  auto file = DrafterFile::open(path);
+  return file ? describe_drafter(*file) : std::vector<std::string>{};
+}
+
 // What a person wants to know: "Gemma 4 E4B: a model of 7.52 billion weights, mostly Q4_K, 4.60 GiB"
 std::string first_line(const Report& r) {
   std::string name, architecture;
@@ -252,6 +263,7 @@ void print_text(const Report& r, const Options& o) {
     if (o.sha256) fmt::print("{}  {}\n", p.sha256, p.path);
   if (std::all_of(r.parts.begin(), r.parts.end(), [](const Part& p) { return p.problem.has_value(); })) return;
   if (const std::string line = encoders_line(r); !line.empty()) fmt::print("{}\n", line);
+  for (const std::string& line : drafter_lines(r, o.path)) fmt::print("{}\n", printable(line));
   fmt::print("\nmetadata ({} keys)\n", r.meta.size());
   for (const auto& [k, v] : r.meta) fmt::print("  {:<46} {}\n", printable(k), shown(v));
   const auto h = histogram(r);
@@ -290,6 +302,7 @@ void print_json(const Report& r, const Options& o) {
         {{"path", p.path}, {"bytes", p.bytes}, {"expected_bytes", p.expected}, {"state", state_of(p)}});
   for (size_t i = 0; i < r.parts.size() && o.sha256; ++i) j["files"][i]["sha256"] = r.parts[i].sha256;
   if (const std::string line = encoders_line(r); !line.empty()) j["encoders"] = line;
+  if (const auto lines = drafter_lines(r, o.path); !lines.empty()) j["drafter"] = lines;
   j["metadata"] = ordered_json::object();
   for (const auto& [k, v] : r.meta) j["metadata"][k] = v;
   const auto h = histogram(r);

@@ -79,6 +79,7 @@ int run(const Options& o) {
   for (const std::string& path : c.draft.files) {
     auto drafter = DrafterFile::open(path);
     if (!drafter) return report(drafter.error());
+    if (c.draft.embed_scale > 0) drafter->set_embedding_scale(c.draft.embed_scale);
     drafters.push_back(std::move(*drafter));
   }
   if (auto ok = read_kv_choices(c, *file); !ok) return report(ok.error());

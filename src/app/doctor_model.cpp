@@ -10,7 +10,9 @@
 #include "cache/kv_plan.h"
 #include "compose/plan.h"
 #include "formats/gguf.h"
+#include "model/dflash_config.h"
 #include "model/drafter_file.h"
+#include "model/drafter_rules.h"
 #include "model/gemma4_config.h"
 #include "tokenizer/chat.h"
 #include "tokenizer/tokenizer.h"
@@ -33,6 +35,18 @@ constexpr const char* kPrompts[] = {"Hello",
                                     "Which animals live on a farm?",
                                     "Explain in one sentence what rain is.",
                                     "Tell me a short story about a cat."};
+
+// With those above, where two ways to run a drafter are compared.
+constexpr const char* kMorePrompts[] = {"Write a function in Python that adds two numbers.",
+                                        "Name the planets in their order.",
+                                        "What is the opposite of cold?",
+                                        "Give me a recipe for pancakes.",
+                                        "Translate 'good night' into French.",
+                                        "Who wrote Romeo and Juliet?",
+                                        "Write a JSON object with a name and an age.",
+                                        "How many days has a week?",
+                                        "Explain what a computer does.",
+                                        "Say thank you in three ways."};
 
 // Whether every part is there and as long as its header says.
 bool look_at_parts(Findings& f, const std::string& model) {
@@ -93,16 +107,20 @@ bool look_at_tokens(Findings& f, const GgufFile& file) {
   return true;
 }
 
-// Ten answers. Whether they have text, how fast they come, and how many drafted tokens were right.
-void look_at_answers(Findings& f, Engine& engine) {
+struct Answers {
   Usage sum;
-  int empty = 0;
+  int empty = 0;  // prompts without an answer
   std::string error, inactive;
+  double right() const { return sum.drafted > 0 ? double(sum.accepted) / sum.drafted : 0; }
+};
+
+Status ask(Engine& engine, std::span<const char* const> prompts, Answers& a) {
+  auto& [sum, empty, error, inactive] = a;
   const Variant variant = chat_variant(engine.tokenizer()->vocab().chat_template, engine.model().d_ple > 0);
-  for (const char* prompt : kPrompts) {
+  for (const char* prompt : prompts) {
     auto text = render_chat({Message{.role = "user", .content = std::string(prompt)}}, {},
                             {.add_generation_prompt = true, .variant = variant});
-    if (!text) return f.fail("answers", text.error());
+    if (!text) return text.error();
     Request r{.prompt = engine.tokenizer()->encode(*text, false, true), .max_tokens = kAnswer, .sampling = {}};
     r.sampling.temperature = 0;
     auto id = engine.submit(std::move(r), {.tokens = [](RequestId, std::span<const int32_t>) {},
@@ -116,10 +134,18 @@ void look_at_answers(Findings& f, Engine& engine) {
                                                  if (!u.draft_inactive_reason.empty())
                                                    inactive = u.draft_inactive_reason;
                                                }});
-    if (!id) return f.fail("answers", id.error());
+    if (!id) return id.error();
     while (engine.tick()) {
     }
   }
+  return Ok{};
+}
+
+// Ten answers. Whether they have text, how fast they come, and how many drafted tokens were right.
+void look_at_answers(Findings& f, Engine& engine) {
+  Answers a;
+  if (auto ok = ask(engine, kPrompts, a); !ok) return f.fail("answers", ok.error());
+  const auto& [sum, empty, error, inactive] = a;
   if (!error.empty())
     return f.fail("answers", error, "the file is damaged, or a kernel is wrong: facet run --lockstep");
   if (empty > 0)
@@ -128,7 +154,7 @@ void look_at_answers(Findings& f, Engine& engine) {
   f.ok("answers", fmt::format("{} prompts, {} tokens, {:.1f} tok/s", std::size(kPrompts), sum.generated,
                               sum.decode_s > 0 ? sum.generated / sum.decode_s : 0.));
   if (!engine.config().draft.any()) return;
-  const double share = sum.drafted > 0 ? double(sum.accepted) / sum.drafted : 0;
+  const double share = a.right();
   const std::string what =
       fmt::format("{} of {} drafted tokens were right ({:.0f} %)", sum.accepted, sum.drafted, 100 * share);
   if (inactive.empty() && sum.drafted == 0)
@@ -143,6 +169,48 @@ void look_at_answers(Findings& f, Engine& engine) {
     f.warn("drafting", what, "a drafter made for this very model is right more often");
   else
     f.ok("drafting", what);
+}
+
+// Whether a name is a way to search instead of a file.
+bool is_named(const std::vector<std::string>& sources) {
+  return std::any_of(sources.begin(), sources.end(), [](const std::string& s) {
+    for (const char* word : {"auto", "none", "dflash", "mtp", "suffix", "ngram"})
+      if (s == word) return false;
+    return true;
+  });
+}
+
+// What a drafter's embeddings are multiplied by decides how many drafts are right, and files do not always say it: the
+// factor that was chosen and the other usual one, on twenty prompts each.
+void look_at_embedding_scale(Findings& f, EngineConfig c, const DrafterFile& d, const ModelCfg& m) {
+  constexpr double kBetter = 1.2;  // times as many right
+  const auto cfg = dflash_config(d, m);
+  const auto rules = block_rules(d);
+  if (!cfg || !rules) return;  // opening it said why
+  const double target = m.embed_scale, chosen = cfg->body.embed_scale;
+  const double other = std::abs(chosen - target) < 1e-3 * target ? 1 : target;
+  c.draft.files = {d.path()}, c.draft.suffix = false;
+  double right[2];
+  std::string found;
+  for (const bool second : {false, true}) {
+    c.draft.embed_scale = second ? other : chosen;
+    auto engine = Engine::open(c);
+    if (!engine) return f.fail("draft scale", engine.error());
+    Answers a;
+    for (const auto& prompts : {std::span<const char* const>(kPrompts), std::span<const char* const>(kMorePrompts)})
+      if (auto ok = ask(**engine, prompts, a); !ok) return f.fail("draft scale", ok.error());
+    right[second] = a.right();
+    found += fmt::format("{}embedding scale {:g} ({}): {} of {} drafted tokens right ({:.1f} %)", second ? "; " : "",
+                         c.draft.embed_scale, second ? "the other usual one" : rules->embed_scale.why, a.sum.accepted,
+                         a.sum.drafted, 100 * a.right());
+  }
+  const auto line = [&](double scale) {
+    return fmt::format("--draft {} --draft-embedding-scale {:g}", d.path(), scale);
+  };
+  if (right[1] > kBetter * right[0])
+    f.warn("draft scale", found, "use " + line(other));
+  else
+    f.ok("draft scale", found + fmt::format("; {} is what --draft {} does", line(chosen), d.path()));
 }
 
 }  // namespace
@@ -166,7 +234,9 @@ bool look_at_model(Findings& f, DoctorOptions o) {
   for (const std::string& path : files->paths) {
     auto d = DrafterFile::open(path);
     if (!d) return f.fail("drafter", d.error()), false;
+    if (o.engine.draft.embed_scale > 0) d->set_embedding_scale(o.engine.draft.embed_scale);
     f.ok("drafter", fmt::format("{}: {}", path, drafter_kind_name(d->kind())));
+    for (const std::string& line : describe_drafter(*d)) f.ok("drafter", line);
     drafters.push_back(std::move(*d));
   }
   if (files->suffix) f.ok("drafter", "suffix: what followed the same tokens before");
@@ -186,6 +256,9 @@ bool look_at_model(Findings& f, DoctorOptions o) {
   if (!engine) return f.fail("load", engine.error()), false;
   f.ok("load", "the model and its drafters are loaded");
   look_at_answers(f, **engine);
+  engine->reset();  // its memory
+  for (const DrafterFile& d : drafters)
+    if (d.kind() == DrafterKind::kDflash && is_named(o.draft.sources)) look_at_embedding_scale(f, c, d, *m);
   return true;
 }
 

@@ -27,7 +27,7 @@ bool take(DraftFiles& files, const DrafterSearch& s) {
 Status take_folder(DraftFiles& files, const std::string& folder, const std::string& model) {
   std::vector<Error> unfit;
   bool any = false;
-  for (const char* kind : {"dflash", "mtp"}) {
+  for (const char* kind : {"dflash", "mtp", "eagle3"}) {
     DrafterSearch s = find_drafter_in(folder, model, kind);
     if (s.path.empty()) unfit = s.unfit;  // the other search says the same
     s.unfit.clear();

@@ -59,7 +59,7 @@ constexpr Group kGroups[] = {
      "memory "
      "sparse-prefill "
      "snapshots snapshot-every cache-ram cache-disk cache-disk-size media-cache parallel max-stall "},
-    {"Drafting", " draft draft-max draft-min draft-tree draft-memory spec-trace "},
+    {"Drafting", " draft draft-embedding-scale draft-max draft-min draft-tree draft-memory spec-trace "},
     {"Sampling",
      " temp top-k top-p min-p repeat-penalty repeat-last-n presence-penalty frequency-penalty seed n-predict "
      "ignore-eos "

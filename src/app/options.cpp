@@ -144,6 +144,12 @@ void add_draft_options(CLI::App* cmd, DraftOptions& o, EngineConfig& c) {
   cmd->add_option("--draft-min", c.draft.min, "Tokens of a draft at least; 0: none where plain steps are faster")
       ->check(CLI::Range(0, kMaxDraft))
       ->capture_default_str();
+  cmd->add_option(
+         "--draft-embedding-scale", c.draft.embed_scale,
+         "Factor of a DFlash drafter's embeddings, 1 for rows as they are, instead of what its file or trainer "
+         "says (facet inspect); facet doctor --draft FILE tries both")
+      ->check(number_in(1e-3, 1e4))
+      ->option_text("FACTOR");
   cmd->add_option("--draft-tree", c.draft.tree,
                   "Verify a tree of this many tokens instead of a chain; the text is plain decoding's bit for bit, on "
                   "a GPU up to 15 tokens; 0: chains")

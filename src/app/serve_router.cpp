@@ -263,6 +263,7 @@ int64_t planned_bytes(const EngineConfig& c) {
   std::vector<DrafterFile> drafters;
   for (const std::string& path : c.draft.files) {
     auto d = DrafterFile::open(path);
+    if (d && c.draft.embed_scale > 0) d->set_embedding_scale(c.draft.embed_scale);
     if (d) drafters.push_back(std::move(*d));
   }
   return plan_memory(*file, *m, c, drafters).total();

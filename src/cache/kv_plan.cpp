@@ -130,7 +130,7 @@ std::string MemoryPlan::line() const {
   int64_t weights = 0, cache = 0;
   const auto add = [&](const MemoryPlan& p) {
     for (const MemoryLine& l : p.lines) {
-      if (l.name == "weights" || l.name == "dflash" || l.name == "mtp") weights += l.bytes;
+      if (l.name == "weights" || l.name == "dflash" || l.name == "mtp" || l.name == "eagle3") weights += l.bytes;
       if (l.name.find("kv") != std::string::npos) cache += l.bytes;
     }
   };

@@ -9,7 +9,7 @@ namespace facet {
 // Maps a model's file and reads its configuration and vocabulary.
 Result<LoadedModel> load_model(const std::string& path);
 
-// "dflash" or "mtp".
+// "dflash", "mtp" or "eagle3".
 Result<std::string> drafter_kind_of(const std::string& path);
 
 }  // namespace facet

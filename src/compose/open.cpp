@@ -81,6 +81,7 @@ Result<std::unique_ptr<Engine>> open_with(const EngineConfig& c, const EngineDeb
   for (const std::string& path : c.draft.files) {
     auto drafter = DrafterFile::open(path);
     if (!drafter) return drafter.error();
+    if (c.draft.embed_scale > 0) drafter->set_embedding_scale(c.draft.embed_scale);
     model.drafters.push_back(std::move(*drafter));
   }
   for (DrafterFile& d : model.drafters)

@@ -9,6 +9,7 @@
 #include "compose/plan.h"
 #include "engine/open_engine.h"
 #include "spec/dflash.h"
+#include "spec/eagle3.h"
 #include "spec/mtp.h"
 #include "spec/suffix_drafter.h"
 
@@ -31,8 +32,9 @@ Result<Drafters<B>> open_drafters(std::vector<DrafterFile>& files, const DraftCo
   Drafters<B> all;
   if constexpr (requires { t.b.take_drafters(); }) t.b.take_drafters();
   for (DrafterFile& f : files) {
-    const Status ok =
-        f.kind() == DrafterKind::kDflash ? open_drafter<Dflash<B>>(f, t, all) : open_drafter<Mtp<B>>(f, t, all);
+    const Status ok = f.kind() == DrafterKind::kDflash   ? open_drafter<Dflash<B>>(f, t, all)
+                      : f.kind() == DrafterKind::kEagle3 ? open_drafter<Eagle3<B>>(f, t, all)
+                                                         : open_drafter<Mtp<B>>(f, t, all);
     if (!ok) return ok.error();
     if (noted)
       for (const std::string& n : f.notes) noted(fmt::format("{}: {}", f.path(), n));

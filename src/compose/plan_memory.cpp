@@ -21,6 +21,7 @@
 #include "model/stages.h"
 #include "spec/answer_memory.h"
 #include "spec/dflash.h"
+#include "spec/eagle3.h"
 #include "spec/mtp.h"
 #include "spec/suffix_index.h"
 
@@ -164,6 +165,25 @@ void add_drafter(MemoryPlan& p, BackendLimits& limits, const DrafterFile& f, con
         {name + " activations",
          fmt::format("{} tokens a step, with features of {} layers", kv.max_step, cfg->taps.size()),
          backend.rows_bytes(1, work_elements(cfg->body, kv.max_step, S * cfg->block)) +
+             (cfg->conv_taps > 0 ? backend.rows_bytes(kv.max_step, m.d_model + conv_cols(*cfg)) : 0) +
+             backend.rows_bytes(S * cfg->block, cfg->selector.rank) +
+             (cfg->markov.rank > 0 ? backend.rows_bytes(S, cfg->markov.rank + 2 * int64_t(cfg->body.n_vocab)) : 0) +
+             backend.rows_bytes(2 * target.max_step + std::min(waiting_features(int(cols)), target.max_step) * S,
+                                cols)});
+  } else if (f.kind() == DrafterKind::kEagle3) {
+    const auto cfg = eagle3_config(f, m);
+    if (!cfg) return;
+    const KvPlan kv = eagle3_plan(target, *cfg);
+    limits = limits.with(eagle3_limits(*cfg, kv.max_step, kv.max_ctx));
+    if (holds)
+      p.lines.push_back({name + " kv", fmt::format("a layer, {} rows x {} slots", c.n_ctx, S),
+                         pool_bytes(on_a_gpu(cfg->body, c), kv, backend.page_bytes, backend.read_beyond)});
+    const int64_t cols = int64_t(cfg->taps.size()) * m.d_model;
+    p.lines.push_back(
+        {name + " activations",
+         fmt::format("{} tokens a step, with features of {} layers", kv.max_step, cfg->taps.size()),
+         backend.rows_bytes(1, work_elements(cfg->body, kv.max_step, S)) +
+             backend.rows_bytes(4 * kv.max_step + S + target.resident(), m.d_model) +
              backend.rows_bytes(2 * target.max_step + std::min(waiting_features(int(cols)), target.max_step) * S,
                                 cols)});
   } else {
@@ -183,6 +203,9 @@ int64_t drafter_pool_bytes(const ModelCfg& m, const EngineConfig& c, std::span<c
                            int64_t page_bytes, int64_t read_beyond) {
   int64_t n = 0;
   for (const DrafterFile& f : drafters) {
+    if (f.kind() == DrafterKind::kEagle3)
+      if (const auto cfg = eagle3_config(f, m))
+        n += pool_bytes(on_a_gpu(cfg->body, c), eagle3_plan(kv_plan(c), *cfg), page_bytes, read_beyond);
     if (f.kind() != DrafterKind::kDflash) continue;
     if (const auto cfg = dflash_config(f, m))
       n += pool_bytes(on_a_gpu(cfg->body, c), dflash_plan(kv_plan(c), *cfg), page_bytes, read_beyond);

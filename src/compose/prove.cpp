@@ -13,6 +13,7 @@ Result<MemoryProof> prove_plan(const EngineConfig& c) {
   for (const std::string& path : c.draft.files) {
     auto drafter = DrafterFile::open(path);
     if (!drafter) return drafter.error();
+    if (c.draft.embed_scale > 0) drafter->set_embedding_scale(c.draft.embed_scale);
     model.drafters.push_back(std::move(*drafter));
   }
 #if FACET_CUDA

@@ -71,15 +71,16 @@ void Speculator::build_chain(Draft& d, const DraftRequest& q, DraftState& r) {
   const int drafts = r.tree.size() - 1;
   r.own = drafts > own ? own : 0;
   const Tried& t = tried_[size_t(r.choice.method)];
-  const int known = std::min(drafts, int(d.top_log_prob.size()));
+  const bool is_sure = !d.confidence.empty();  // of each token, and calibrated
+  const int known = std::min(drafts, int(is_sure ? d.confidence.size() : d.top_log_prob.size()));
   if (drafts_are_forced_ || known < drafts) {  // it has no opinion: what it was worth so far
     r.chooser.chances(r.choice.method, drafts, r.chance);
     return;
   }
   float survival = 1;
   for (int k = 0; k < drafts; ++k) {
-    survival *= std::exp(std::min(0.f, d.top_log_prob[size_t(k)]));
-    r.chance.push_back(std::min(1.f, survival * float(t.correction())));
+    survival *= is_sure ? d.confidence[size_t(k)] : std::exp(std::min(0.f, d.top_log_prob[size_t(k)]));
+    r.chance.push_back(std::min(1.f, is_sure ? survival : survival * float(t.correction())));
   }
 }
 

@@ -73,7 +73,8 @@ Speculator::Speculator(DeviceOps& ops, const EngineConfig& c, std::span<Sequence
       draft_times_(drafters_.size()),
       tried_(drafters_.size()),
       buffer_taken_(size_t(c.max_seq)),
-      drafts_(drafters_.size(), std::vector<Draft>(size_t(c.max_seq))) {
+      drafts_(drafters_.size(), std::vector<Draft>(size_t(c.max_seq))),
+      committed_tokens_(sequences.size()) {
   std::vector<int> most;
   for (const AnyDrafter* d : drafters_) {
     if (d->foretells()) foreteller_ = int(most.size());
@@ -111,6 +112,7 @@ void Speculator::begin_draft(const DraftRequest& q, Draft& d, int most) const {
   d.parent.clear();
   d.top.clear();
   d.top_log_prob.clear();
+  d.confidence.clear();
 }
 
 // What would be drafted without a model: the chance of each of its tokens; empty: nothing.
@@ -267,11 +269,26 @@ void Speculator::absorb(std::span<const Committed> rows) {
       if (reached(d, c.slot) != c.position) continue;  // it has given the sequence up
       if (waits)
         keep_features(d, c);
-      else
+      else {
         absorbed_.push_back(c);
+        absorbed_.back().token = tokens_of(c.slot, c.position, c.n);
+      }
     }
     if (!absorbed_.empty()) ops_.absorb(d, absorbed_);
   }
+}
+
+// Of rows that are in the cache, or will be when the step is over: then some are what it drew. 0 for rows behind the end
+// of an answer, which are given up.
+std::span<const int32_t> Speculator::tokens_of(SlotId s, int position, int n) {
+  const Sequence& q = sequences_[size_t(s)];
+  std::vector<int32_t>& all = committed_tokens_[size_t(s)];
+  all.clear();
+  for (size_t p = size_t(position); p < size_t(position + n); ++p) {
+    const size_t drawn = p - std::min(p, q.tokens.size());
+    all.push_back(p < q.tokens.size() ? q.tokens[p] : drawn < q.drawn.size() ? q.drawn[drawn] : 0);
+  }
+  return all;
 }
 
 // Features of a drafter that is not asked wait, so that it takes many rows in one go when it is, or when there are many:
@@ -291,8 +308,12 @@ void Speculator::keep_features(size_t d, const Committed& c) {
 void Speculator::flush(size_t d, SlotId s) {
   const int n = std::exchange(draft(s).waiting[d], 0);
   if (n == 0) return;
-  ops_.absorb_buffered(
-      d, {.slot = s, .position = drafters_[d]->held(s), .row = draft(s).feature_buffer * ops_.buffer_rows(d), .n = n});
+  const int held = drafters_[d]->held(s);
+  ops_.absorb_buffered(d, {.slot = s,
+                           .position = held,
+                           .row = draft(s).feature_buffer * ops_.buffer_rows(d),
+                           .n = n,
+                           .token = tokens_of(s, held, n)});
 }
 
 void Speculator::flush(SlotId s) {

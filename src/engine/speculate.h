@@ -106,6 +106,7 @@ class Speculator {
   // Rows whose features a drafter has absorbed, or that wait for it.
   int reached(size_t d, SlotId s) const { return drafters_[d]->held(s) + draft(s).waiting[d]; }
   bool can_wait(size_t d, const Committed& c) const;
+  std::span<const int32_t> tokens_of(SlotId s, int position, int n);
   void keep_features(size_t d, const Committed& c);
   void flush(size_t d, SlotId s);
   bool propose_text(const DraftRequest& q, DraftState& round, int n_seq);
@@ -141,6 +142,7 @@ class Speculator {
   std::vector<BatchDraft> batch_;
   int64_t round_ = 0;
   std::vector<Committed> absorbed_;
+  std::vector<std::vector<int32_t>> committed_tokens_;  // by slot, of the rows that a drafter absorbs
 };
 
 }  // namespace facet

@@ -53,7 +53,7 @@ bool is_no_weights(std::string_view path) {
 }
 bool is_drafter_name(std::string_view path) {
   const std::string s = lower(path);
-  for (const char* word : {"mtp", "dflash", "assistant", "draft", "nextn", "eagle"})
+  for (const char* word : {"mtp", "dflash", "dspark", "assistant", "draft", "nextn", "eagle"})
     if (s.find(word) != s.npos) return true;
   return false;
 }

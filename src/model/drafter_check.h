@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "model/drafter_file.h"
+#include "model/types.h"
 
 namespace facet {
 
@@ -67,6 +68,13 @@ class DrafterCheck {
   const DrafterFile& f_;
   std::optional<Error> error_;
 };
+
+// Which of the target's layers are tapped, n_tap of them. Guessing them would give worthless drafts, so they must be in
+// the file.
+std::vector<int> read_taps(DrafterCheck& check, const DrafterMeta& meta, const ModelCfg& target, int64_t n_tap);
+// d2t holds a target id for each of the n_row rows of a smaller head: as it is (I64 in GGUF), or less the row
+// (safetensors). Empty: the head has the target's rows.
+std::vector<int32_t> read_id_map(DrafterCheck& check, const DrafterFile& f, const ModelCfg& target, int n_row);
 
 inline bool head_dim_known(int64_t e) { return e == 32 || e == 64 || e == 128 || e == 256 || e == 512; }
 

@@ -8,6 +8,7 @@
 #include "base/files.h"
 #include "formats/safetensors.h"
 #include "model/drafter_check.h"
+#include "model/drafter_rules.h"
 
 namespace facet {
 namespace {
@@ -56,10 +57,11 @@ struct Shape {
   int64_t n_layer = 0, d = 0, n_head = 0, head_dim = 0, d_ff = 0, full_dim = 0;
 };
 
-void add_dflash(GgufWriter& w, const DrafterFile& f, const Shape& s) {
+void add_dflash(GgufWriter& w, const DrafterFile& f, const Shape& s, const BlockRules& rules) {
   const DrafterMeta& m = f.meta();
   const std::string p = "dflash.";
   w.add(p + "attention.head_count_kv", f.find("blk.0.attn_k.weight")->ne[1] / s.head_dim);
+  if (m.theta_swa) w.add(p + "rope.freq_base_swa", *m.theta_swa);
   w.add(p + "attention.key_length", s.head_dim);
   w.add(p + "attention.value_length", s.head_dim);
   if (m.theta) w.add(p + "rope.freq_base", *m.theta);
@@ -68,8 +70,17 @@ void add_dflash(GgufWriter& w, const DrafterFile& f, const Shape& s) {
   std::vector<int64_t> taps = m.taps;
   for (int64_t& t : taps) t += 1;  // the dialect numbers the layer whose input is captured
   if (!taps.empty()) w.add(p + "target_layers", taps);
-  if (m.embed_scale) w.add(p + "embedding_scale", *m.embed_scale);
-  if (m.softcap) w.add(p + "final_logit_softcapping", *m.softcap);
+  // What was decided by the trainer is said in the file, which has no place for its name.
+  if (rules.embed_scale.value) w.add(p + "embedding_scale", *rules.embed_scale.value);
+  if (rules.softcap.value) w.add(p + "final_logit_softcapping", *rules.softcap.value);
+  if (rules.from_anchor.value || f.find("markov_w1.weight")) w.add(p + "sample_from_anchor", rules.from_anchor.value);
+  if (m.sliding_non_causal || !rules.sliding_causal.value)
+    w.add("facet.dflash.sliding_window_non_causal", !rules.sliding_causal.value);
+  for (const auto& [value, key] : {std::pair{m.conv_taps, "conv_kernel_size"},
+                                   {m.conv_group, "conv_group_size"},
+                                   {m.selector_rank, "selector_rank"},
+                                   {m.selector_top_k, "selector_top_k"}})
+    if (value) w.add(p + key, *value);
   if (m.causal) w.add("facet.dflash.is_causal", *m.causal);
   if (m.target_depth) w.add("facet.dflash.target_depth", *m.target_depth);
 }
@@ -108,9 +119,15 @@ std::vector<std::string> files_read(const DrafterFile& f, const GgufFile* target
 }  // namespace
 
 Result<uint64_t> convert_drafter(const DrafterFile& f, const GgufFile* target, const std::string& out) {
+  if (f.kind() == DrafterKind::kEagle3)
+    return Error{f.path(), "expected a DFlash or MTP drafter, found EAGLE-3",
+                 "use it as it is: facet writes no GGUF of it"};
   auto blocks = count_blocks(f);
   if (!blocks) return blocks.error();
   const bool flash = f.kind() == DrafterKind::kDflash;
+  Result<BlockRules> rules = BlockRules{};
+  if (flash) rules = block_rules(f);
+  if (!rules) return rules.error();
   DrafterCheck check(f);
   Shape s;
   s.n_layer = *blocks;
@@ -139,7 +156,7 @@ Result<uint64_t> convert_drafter(const DrafterFile& f, const GgufFile* target, c
   if (m.window) w.add(p + "attention.sliding_window", *m.window);
   if (!m.sliding.empty()) w.add(p + "attention.sliding_window_pattern", m.sliding);
   if (flash)
-    add_dflash(w, f, s);
+    add_dflash(w, f, s, *rules);
   else
     add_mtp(w, f, s);
   if (target)
@@ -147,10 +164,11 @@ Result<uint64_t> convert_drafter(const DrafterFile& f, const GgufFile* target, c
       if ((key.starts_with("tokenizer.") && key != "tokenizer.ggml.mask_token_id") || key == "gemma4.context_length")
         w.add_raw(key == "gemma4.context_length" ? p + "context_length" : key, value);
 
-  std::vector<float> divisors;
-  if (!flash && !f.find("rope_freqs.weight")) {  // a quarter of the pairs rotates
+  std::vector<float> divisors;  // of full layers: a share of the pairs rotates
+  if ((!flash || m.partial) && !f.find("rope_freqs.weight")) {
     divisors.assign(size_t(s.full_dim / 2), 1e30f);
-    std::fill_n(divisors.begin(), s.full_dim / 8, 1.f);
+    std::fill_n(divisors.begin(),
+                flash ? int64_t(double(s.full_dim / 2) * std::clamp(*m.partial, 0., 1.)) : s.full_dim / 8, 1.f);
     w.add_tensor("rope_freqs.weight", DType::kF32, {s.full_dim / 2});
   }
   for (const TensorView& t : f.tensors())

@@ -19,12 +19,13 @@ struct DrafterFamily {
 // By general.architecture, or a class name of config.json; empty for anything that is no drafter.
 std::optional<DrafterFamily> drafter_family(std::string_view arch);
 constexpr const char* kKnownDrafters =
-    "known drafters: GGUF dflash, dflash-draft, gemma4-dflash-draft, gemma4-assistant, gemma4_assistant, gemma4_mtp; "
-    "safetensors with a config.json of DFlashDraftModel, "
-    "Gemma4AssistantForCausalLM or speculators";
+    "known drafters: GGUF dflash, eagle3, dflash-draft, gemma4-dflash-draft, gemma4-assistant, gemma4_assistant, "
+    "gemma4_mtp; "
+    "safetensors with a config.json of DFlashDraftModel, Gemma4DSparkModel, "
+    "Gemma4AssistantForCausalLM or speculators (dflash, dspark, dflash2, eagle3)";
 
-// What the rest of the program calls a tensor.
-std::string common_name(std::string_view name, DrafterKind kind);
+// What the rest of the program calls a tensor. gemma_layers: with norms after attention and FFN as well.
+std::string common_name(std::string_view name, DrafterKind kind, bool gemma_layers);
 // "layers.3.rest" or "blk.3.rest" -> 3 and rest.
 std::optional<std::pair<int, std::string_view>> split_layer(std::string_view name, std::string_view prefix);
 

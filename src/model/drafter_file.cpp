@@ -13,7 +13,9 @@
 
 namespace facet {
 
-const char* drafter_kind_name(DrafterKind k) { return k == DrafterKind::kDflash ? "dflash" : "mtp"; }
+const char* drafter_kind_name(DrafterKind k) {
+  return k == DrafterKind::kDflash ? "dflash" : k == DrafterKind::kMtp ? "mtp" : "eagle3";
+}
 
 const TensorView* DrafterFile::find(std::string_view name) const {
   const auto at = by_name_.find(name);
@@ -80,6 +82,7 @@ class DrafterReader {
     d.meta_ = std::move(*meta);
     d.file_bytes_ = file->file_bytes();
     if (auto ok = add(d, file->tensors()); !ok) return ok.error();
+    drop_copies(d);
     if (auto ok = check_mask(d, *file); !ok) return ok.error();
     if (file->find_meta("tokenizer.ggml.tokens")) {
       auto tokens = file->get_strings("tokenizer.ggml.tokens");
@@ -87,6 +90,7 @@ class DrafterReader {
       d.vocabulary_ = std::move(*tokens);
     }
     d.mapped_ = file;
+    if (d.kind_ == DrafterKind::kEagle3) sort_pairs(d, file);
     return d;
   }
 
@@ -100,7 +104,10 @@ class DrafterReader {
         a != config->end() && a->is_array() && !a->empty() && a->front().is_string())
       cls = a->front().get<std::string>();
     if (const auto s = config->find("speculators_model_type"); s != config->end() && s->is_string())
-      cls = *s == "dflash" ? "DFlashDraftModel" : s->get<std::string>();
+      cls = *s == "dflash"    ? "DFlashDraftModel"
+            : *s == "dspark"  ? "DSparkDraftModel"
+            : *s == "dflash2" ? "DFlash2DraftModel"
+                              : s->get<std::string>();
     const auto family = drafter_family(cls);
     if (!family)
       return Error{where,
@@ -121,6 +128,7 @@ class DrafterReader {
     d.meta_ = std::move(*meta);
     d.file_bytes_ = file->file_bytes();
     if (auto ok = add(d, file->tensors()); !ok) return ok.error();
+    drop_copies(d);
     d.mapped_ = file;
     return d;
   }
@@ -156,11 +164,55 @@ class DrafterReader {
   }
 
  private:
+  // Rows of the target that were frozen in training, gigabytes of them: nobody reads them, so nobody plans for them.
+  static void drop_copies(DrafterFile& d) {
+    const bool own_head = d.find("d2t") != nullptr, deep_spec = d.meta_.trainer == DrafterTrainer::kDeepSpec;
+    auto is_copy = [&](const TensorView& t) {
+      if (d.kind_ == DrafterKind::kMtp) return false;
+      if (t.name == "output.weight") return deep_spec && !own_head;
+      return t.name == "token_embd.weight" &&
+             (d.kind_ == DrafterKind::kEagle3 ? !d.meta_.own_embedding : deep_spec || own_head);
+    };
+    std::erase_if(d.tensors_, is_copy);
+    d.by_name_.clear();
+    for (size_t i = 0; i < d.tensors_.size(); ++i) d.by_name_.emplace(d.tensors_[i].name, i);
+  }
+
+  // llama.cpp's converter puts the two rows of a RoPE pair side by side; here they are half a head apart. Copies of the
+  // rows of queries and keys in that order.
+  static void sort_pairs(DrafterFile& d, const std::shared_ptr<GgufFile>& file) {
+    struct Kept {
+      std::shared_ptr<GgufFile> file;
+      std::vector<std::vector<std::byte>> rows;
+    };
+    const auto kept = std::make_shared<Kept>(Kept{file, {}});
+    const int64_t E = d.meta_.head_dim.value_or(0);
+    for (const char* name : {"blk.0.attn_q.weight", "blk.0.attn_k.weight"}) {
+      const auto at = d.by_name_.find(name);
+      if (at == d.by_name_.end()) continue;  // whoever binds it says so
+      TensorView& t = d.tensors_[at->second];
+      if (E < 2 || E % 2 != 0 || t.ne[1] % E != 0 || t.n_dims != 2 || t.ne[1] == 0) continue;
+      const size_t row = t.data.size() / size_t(t.ne[1]);
+      auto& to = kept->rows.emplace_back(t.data.size());
+      for (int64_t r = 0; r < t.ne[1]; ++r) {
+        const int64_t head = r / E * E, i = r % E;  // in the file
+        std::copy_n(t.data.begin() + ptrdiff_t(size_t(r) * row), row,
+                    to.begin() + ptrdiff_t(size_t(head + i / 2 + (i % 2 ? E / 2 : 0)) * row));
+      }
+      t.data = to;
+    }
+    d.mapped_ = kept;
+  }
+
   static Status add(DrafterFile& d, std::span<const TensorView> tensors) {
     std::map<std::string, std::string> origin;
+    const bool gemma_layers =
+        d.kind_ == DrafterKind::kMtp || std::any_of(tensors.begin(), tensors.end(), [](const TensorView& t) {
+          return t.name.ends_with("pre_feedforward_layernorm.weight");
+        });
     for (const TensorView& t : tensors) {
       TensorView v = t;
-      v.name = common_name(t.name, d.kind_);
+      v.name = common_name(t.name, d.kind_, gemma_layers);
       if (!d.by_name_.emplace(v.name, d.tensors_.size()).second)
         return Error{d.path_,
                      fmt::format("{}: expected one tensor of this meaning, found {} too", printable(t.name),

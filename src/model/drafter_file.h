@@ -12,8 +12,10 @@
 
 namespace facet {
 
-enum class DrafterKind : uint8_t { kDflash, kMtp };
-const char* drafter_kind_name(DrafterKind k);  // "dflash", "mtp"
+enum class DrafterKind : uint8_t { kDflash, kMtp, kEagle3 };
+// Whose program trained a drafter: what its file leaves unsaid depends on it (drafter_rules.h).
+enum class DrafterTrainer : uint8_t { kAuthors, kSpeculators, kDeepSpec };
+const char* drafter_kind_name(DrafterKind k);  // "dflash", "mtp", "eagle3"
 
 // What a drafter file says about its drafter, in one vocabulary for all dialects. Empty: it does not say. Counts are
 // as found: dflash_config and mtp_config check them against the tensors and the target.
@@ -29,7 +31,19 @@ struct DrafterMeta {
   std::vector<int64_t> taps;   // target layers, counted from 0, whose output is tapped
   std::optional<bool> causal;  // inside a block, in all layers
   bool exact_counts = true;    // false: a dialect known to write wrong counts
-  std::string other_head;      // a key that declares the head of a relative of DFlash
+  std::string other_head;      // a key that declares a head which facet does not have
+  DrafterTrainer trainer = DrafterTrainer::kAuthors;
+  std::optional<bool> sliding_non_causal;  // sliding layers see all of a block
+  std::optional<bool> sample_from_anchor;  // a slot is about the token behind it, else about its own
+  std::optional<int64_t> n_speculative;    // drafts of a block
+  std::optional<int64_t> markov_rank;      // 0: there is no Markov head
+  std::optional<double> partial;           // share of a full layer's pairs that RoPE rotates
+  std::optional<int64_t> conv_taps, conv_group, selector_rank, selector_top_k;  // DFlash 2
+  std::optional<double> asked_embed_scale;                                      // --draft-embedding-scale
+  // EAGLE-3
+  std::optional<int64_t> head_dim;
+  bool norm_before_residual = false, norm_before_fc = false, fc_norm = false, norm_output = false;
+  bool own_embedding = false;  // the file's rows were trained
   // MTP
   std::optional<int64_t> d_target, top_k;
   std::optional<bool> clustered;
@@ -51,6 +65,8 @@ class DrafterFile {
   const TensorView* find(std::string_view name) const;                             // null if absent
   const std::vector<std::string_view>& vocabulary() const { return vocabulary_; }  // texts; empty: the file has none
   uint64_t file_bytes() const { return file_bytes_; }
+  // Overrules what the file and its trainer say of DFlash's embeddings: 1 takes the rows as they are.
+  void set_embedding_scale(double scale) { meta_.asked_embed_scale = scale; }
 
   // Things a user should know: what was chosen, what was ignored. The loaders add theirs.
   std::vector<std::string> notes;

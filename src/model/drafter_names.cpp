@@ -25,6 +25,15 @@ constexpr std::pair<std::string_view, std::string_view> kDflashNames[] = {
     {"norm.weight", "output_norm.weight"},
     {"embed_tokens.weight", "token_embd.weight"},
     {"lm_head.weight", "output.weight"},
+    {"markov_head.markov_w1.weight", "markov_w1.weight"},
+    {"markov_head.markov_w2.weight", "markov_w2.weight"},
+    {"confidence_head.proj.weight", "conf_proj.weight"},
+    {"confidence_head.proj.bias", "conf_proj.bias"},
+    {"candidate_selector.predecessor_codebook", "selector_predecessor.weight"},
+    {"candidate_selector.predecessor_codebook.weight", "selector_predecessor.weight"},
+    {"candidate_selector.successor_codebook", "selector_successor.weight"},
+    {"candidate_selector.successor_codebook.weight", "selector_successor.weight"},
+    {"candidate_selector.hidden_projection.weight", "selector_hidden.weight"},
 };
 constexpr std::pair<std::string_view, std::string_view> kMtpNames[] = {
     {"mtp.pre_projection.weight", "nextn.pre_projection.weight"},
@@ -47,6 +56,7 @@ constexpr std::pair<std::string_view, std::string_view> kMtpNames[] = {
 // Of a safetensors layer, behind layers.N.
 constexpr std::pair<std::string_view, std::string_view> kLayerNames[] = {
     {"input_layernorm.weight", "attn_norm.weight"},
+    {"hidden_norm.weight", "attn_norm_2.weight"},  // EAGLE-3
     {"self_attn.q_proj.weight", "attn_q.weight"},
     {"self_attn.k_proj.weight", "attn_k.weight"},
     {"self_attn.v_proj.weight", "attn_v.weight"},
@@ -54,6 +64,14 @@ constexpr std::pair<std::string_view, std::string_view> kLayerNames[] = {
     {"self_attn.q_norm.weight", "attn_q_norm.weight"},
     {"self_attn.k_norm.weight", "attn_k_norm.weight"},
     {"self_attn.attention_sink_bias", "attn_sinks"},
+    {"attention_conv.base_kernel", "attn_conv_base.weight"},
+    {"attention_conv.kernel_projection.weight", "attn_conv_proj.weight"},
+    {"mlp_conv.base_kernel", "ffn_conv_base.weight"},
+    {"mlp_conv.kernel_projection.weight", "ffn_conv_proj.weight"},
+    {"attn_conv_base", "attn_conv_base.weight"},
+    {"attn_conv_proj", "attn_conv_proj.weight"},
+    {"ffn_conv_base", "ffn_conv_base.weight"},
+    {"ffn_conv_proj", "ffn_conv_proj.weight"},
     {"mlp.gate_proj.weight", "ffn_gate.weight"},
     {"mlp.up_proj.weight", "ffn_up.weight"},
     {"mlp.down_proj.weight", "ffn_down.weight"},
@@ -79,32 +97,37 @@ std::optional<std::pair<int, std::string_view>> split_layer(std::string_view nam
   return std::pair{l, name.substr(size_t(end - name.data()) + 1)};
 }
 
-std::string common_name(std::string_view name, DrafterKind kind) {
+std::string common_name(std::string_view name, DrafterKind kind, bool gemma_layers) {
   if (name.starts_with("model.")) name.remove_prefix(6);
   auto layer = split_layer(name, "layers.");
   if (!layer && name.starts_with("midlayer.")) layer = {0, name.substr(9)};
   if (layer) {
     const auto [l, rest] = *layer;
-    // In a DFlash drafter this is the norm before the FFN; in an assistant, the one after attention.
+    // In a layer of Qwen's form this is the norm before the FFN; in one of Gemma's, the one after attention.
     if (rest == "post_attention_layernorm.weight")
-      return fmt::format("blk.{}.{}", l,
-                         kind == DrafterKind::kDflash ? "ffn_norm.weight" : "post_attention_norm.weight");
+      return fmt::format("blk.{}.{}", l, gemma_layers ? "post_attention_norm.weight" : "ffn_norm.weight");
     return fmt::format("blk.{}.{}", l, lookup(kLayerNames, rest));
   }
-  return std::string(lookup(kind == DrafterKind::kDflash ? Names(kDflashNames) : Names(kMtpNames), name));
+  if (const auto gguf = split_layer(name, "blk."); gguf && gguf->second.find("_conv_") != std::string_view::npos)
+    return fmt::format("blk.{}.{}", gguf->first, lookup(kLayerNames, gguf->second));
+  return std::string(lookup(kind == DrafterKind::kMtp ? Names(kMtpNames) : Names(kDflashNames), name));
 }
 
 std::optional<DrafterFamily> drafter_family(std::string_view arch) {
-  const std::string wrong_target = "it belongs to a Qwen target";
+  const std::string wrong_target = "it belongs to a target of another family";
   if (arch == "dflash" || arch == "dflash-draft" || arch == "gemma4-dflash-draft" || arch == "DFlashDraftModel")
     return DrafterFamily{DrafterKind::kDflash, ""};
   if (arch == "qwen35-dflash-draft") return DrafterFamily{DrafterKind::kDflash, wrong_target};
-  if (arch == "dspark" || arch.find("DSpark") != arch.npos)
-    return DrafterFamily{DrafterKind::kDflash,
-                         "DSpark drafters sample from the anchor through a Markov head, which facet does not have"};
-  if (arch == "DFlash2DraftModel")
-    return DrafterFamily{DrafterKind::kDflash,
-                         "DFlash2 drafters have convolutions and a candidate selector, which facet does not have"};
+  if (arch == "dspark" || arch == "Gemma4DSparkModel" || arch == "Gemma4DFlashModel" || arch == "DSparkDraftModel")
+    return DrafterFamily{DrafterKind::kDflash, ""};
+  if (arch.find("DSpark") != arch.npos) return DrafterFamily{DrafterKind::kDflash, wrong_target};
+  if (arch == "dflash2" || arch == "DFlash2DraftModel") return DrafterFamily{DrafterKind::kDflash, ""};
+  if (arch == "eagle3" || arch == "Eagle3DraftModel" || arch == "Eagle3Speculator" || arch == "LlamaForCausalLMEagle3")
+    return DrafterFamily{DrafterKind::kEagle3, arch == "LlamaForCausalLMEagle3"
+                                                   ? "facet reads EAGLE-3 drafters of speculators, and as GGUF"
+                                                   : ""};
+  if (arch == "Gemma4Eagle3Model")
+    return DrafterFamily{DrafterKind::kEagle3, "facet does not have EAGLE-3 with layers of Gemma's form"};
   if (arch == "gemma4-assistant" || arch == "gemma4_assistant" || arch == "gemma4_mtp" || arch == "gemma4-mtp" ||
       arch == "Gemma4AssistantForCausalLM" || arch == "Gemma4UnifiedAssistantForCausalLM")
     return DrafterFamily{DrafterKind::kMtp, ""};

@@ -9,6 +9,7 @@
 
 #include "model/dflash_config.h"
 #include "model/drafter_file.h"
+#include "model/eagle3_config.h"
 #include "model/gemma4_config.h"
 #include "model/mtp_config.h"
 
@@ -34,14 +35,20 @@ bool digits(const std::string& s) {
 
 // What a name says of the kind; both false: nothing.
 struct Hint {
-  bool dflash = false, mtp = false, drafter = false;
-  bool any() const { return dflash || mtp || drafter; }
-  bool may_be(const std::string& kind) const { return kind == "dflash" ? dflash || !mtp : mtp || !dflash; }
+  bool dflash = false, mtp = false, eagle3 = false, drafter = false;
+  bool any() const { return dflash || mtp || eagle3 || drafter; }
+  bool may_be(const std::string& kind) const {
+    const bool is = kind == "dflash" ? dflash : kind == "mtp" ? mtp : eagle3;
+    return is || !(dflash || mtp || eagle3);
+  }
 };
 Hint hint_of(const std::string& name) {
   const std::string s = lower(name);
   auto says = [&](const char* word) { return s.find(word) != s.npos; };
-  return {.dflash = says("dflash"), .mtp = says("mtp") || says("assistant"), .drafter = says("draft")};
+  return {.dflash = says("dflash") || says("dspark"),
+          .mtp = says("mtp") || says("assistant"),
+          .eagle3 = says("eagle3"),
+          .drafter = says("draft")};
 }
 
 struct Candidate {
@@ -144,6 +151,10 @@ class Search {
       const auto c = dflash_config(*f, target);
       return c ? std::nullopt : std::optional(c.error());
     }
+    if (f->kind() == DrafterKind::kEagle3) {
+      const auto c = eagle3_config(*f, target);
+      return c ? std::nullopt : std::optional(c.error());
+    }
     const auto c = mtp_config(*f, target);
     return c ? std::nullopt : std::optional(c.error());
   }
@@ -158,8 +169,9 @@ class Search {
 }  // namespace
 
 std::vector<std::string> name_words(const std::string& file_name) {
-  static constexpr std::array<const char*, 11> kNoise = {
-      "mtp", "dflash", "assistant", "draft", "drafter", "drafters", "nextn", "ud", "gguf", "safetensors", "imatrix"};
+  static constexpr std::array<const char*, 14> kNoise = {"mtp",       "dflash", "dflash2",     "dspark",   "eagle3",
+                                                         "assistant", "draft",  "drafter",     "drafters", "nextn",
+                                                         "ud",        "gguf",   "safetensors", "imatrix"};
   static constexpr std::array<const char*, 6> kFloats = {"bf16", "f16", "fp16", "f32", "fp32", "fp8"};
   static constexpr std::array<const char*, 9> kSizes = {"k", "xxs", "xs", "s", "m", "l", "xl", "xxl", "nl"};
   std::vector<std::string> words, kept;

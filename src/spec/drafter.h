@@ -37,6 +37,9 @@ struct Draft {
   // d < n_draft(), with their natural log-probabilities under the drafter. Id -1: there are no more.
   std::vector<int32_t> top = {};
   std::vector<float> top_log_prob = {};
+  // By drafted position, where the drafter knows it better than by its log-probabilities: the chance that the token is
+  // right if those before it are. Empty: it does not.
+  std::vector<float> confidence = {};
 
   int n_draft() const { return int(token.size()) - 1; }
 };
@@ -44,10 +47,11 @@ struct Draft {
 // Rows of the target that became permanent: prompt chunks as well as verified tokens.
 struct Committed {
   SlotId slot = 0;
-  int position = 0;                    // of the first kept row; the rows are consecutive from here
-  int row = 0;                         // first row of the sequence in the features
-  int n = 0;                           // rows kept, at least 1
-  std::span<const int16_t> path = {};  // kept rows relative to `row`, ascending (a tree); empty: the first n
+  int position = 0;                     // of the first kept row; the rows are consecutive from here
+  int row = 0;                          // first row of the sequence in the features
+  int n = 0;                            // rows kept, at least 1
+  std::span<const int16_t> path = {};   // kept rows relative to `row`, ascending (a tree); empty: the first n
+  std::span<const int32_t> token = {};  // of the kept rows, n of them
   int at(int i) const { return row + (path.empty() ? i : path[size_t(i)]); }
 };
 

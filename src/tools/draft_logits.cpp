@@ -50,13 +50,14 @@ struct Target {
 
 void append(std::vector<float>& all, std::vector<float> rows) { all.insert(all.end(), rows.begin(), rows.end()); }
 
-// [block, V]: every slot of the block at position `at`.
+// [block, rows of the head]: every slot of the block at position `at`, without what a Markov head adds.
 template <Backend B>
-Result<std::vector<float>> dflash_logits(Target<B>& t, const DrafterFile& f, const DraftLogitsConfig& o) {
+Result<std::vector<float>> dflash_logits(Target<B>& t, const DrafterFile& f, const DraftLogitsConfig& o, int& n_row) {
   auto cfg = dflash_config(f, t.cfg, o.block_mask);
   if (!cfg) return cfg.error();
   auto d = Dflash<B>::open(f, std::move(*cfg), t.view());
   if (!d) return d.error();
+  n_row = (*d)->cfg().body.n_vocab;
   const int rows = t.runner->cache->plan().max_step, n_tap = int((*d)->tap_layers().size());
   if (auto ok = t.commit(o.at, **d, t.runner->b.new_rows(rows, n_tap * t.cfg.d_model), {}); !ok) return ok.error();
   const Draft draft{.position = o.at, .max_draft = (*d)->max_draft(), .token = {t.ids[size_t(o.at)]}};
@@ -101,6 +102,8 @@ Result<DraftLogits> run(const DraftLogitsConfig& c, KvType usual) {
                  "that token and all before it must be given"};
   auto drafter = DrafterFile::open(c.draft);
   if (!drafter) return drafter.error();
+  if (drafter->kind() == DrafterKind::kEagle3)
+    return Error{c.draft, "expected a DFlash or MTP drafter, found EAGLE-3", "its logits are not written yet"};
   const KvType kv = c.kv.value_or(usual);
   auto runner =
       Runner<B>::open(t.file, t.cfg, {.kv = {.k = kv, .v = kv, .max_ctx = int(t.ids.size()) + 64, .max_step = c.chunk}},
@@ -109,8 +112,8 @@ Result<DraftLogits> run(const DraftLogitsConfig& c, KvType usual) {
   t.runner = std::move(*runner);
   DraftLogits out{
       .logits = {}, .rows = 0, .n_vocab = t.cfg.n_vocab, .dialect = drafter->dialect(), .notes = drafter->notes};
-  auto logits =
-      drafter->kind() == DrafterKind::kDflash ? dflash_logits(t, *drafter, c) : mtp_logits(t, *drafter, c, out.notes);
+  auto logits = drafter->kind() == DrafterKind::kDflash ? dflash_logits(t, *drafter, c, out.n_vocab)
+                                                        : mtp_logits(t, *drafter, c, out.notes);
   if (!logits) return logits.error();
   out.logits = std::move(*logits);
   out.rows = int(out.logits.size()) / out.n_vocab;

@@ -265,7 +265,7 @@ TEST(DrafterFile, ContradictionsAreRefused) {
            {dflash, "\"num_hidden_layers\": 3", "\"num_hidden_layers\": 5", {"layers", "5", "3"}},
            {dflash, "\"intermediate_size\": 96", "\"intermediate_size\": 97", {"FFN width", "96", "97"}},
            {dflash, "\"sliding_window\": 16", "\"sliding_window\": 0", {"sliding_window", "0"}},
-           {dflash, "DFlashDraftModel", "DFlash2DraftModel", {"DFlash2", "selector"}},
+           {dflash, "DFlashDraftModel", "DFlash2DraftModel", {"selector_predecessor.weight", "none"}},
            {dflash, "DFlashDraftModel", "LlamaForCausalLM", {"expected a drafter", "LlamaForCausalLM"}},
            {dflash, "\"hidden_act\": \"silu\"", "\"hidden_act\": \"gelu\"", {"hidden_act", "silu"}},
            {mtp, "\"backbone_hidden_size\": 64", "\"backbone_hidden_size\": 65", {"64", "65"}},

@@ -4,6 +4,7 @@
 #include "backend/cpu/cpu_ref.h"
 #include "model/dflash_bind.h"
 #include "model/drafter_file.h"
+#include "model/eagle3_bind.h"
 #include "model/mtp_bind.h"
 
 namespace facet::test {
@@ -17,6 +18,12 @@ inline std::string drafter_refusal(const std::string& path, const ModelCfg& targ
     const auto c = dflash_config(*file, target);
     if (!c) return c.error().message();
     const auto w = bind_dflash(b, *file, *c);
+    return w ? "" : w.error().message();
+  }
+  if (file->kind() == DrafterKind::kEagle3) {
+    const auto c = eagle3_config(*file, target);
+    if (!c) return c.error().message();
+    const auto w = bind_eagle3(b, *file, *c);
     return w ? "" : w.error().message();
   }
   const auto c = mtp_config(*file, target);
