@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Recorded turns for `facet bench spec --replay`, made of this repository's own history and documents.
 
-    tools/make_replay.py COMMIT > tests/data/replay.jsonl
+    tools/make_replay.py COMMIT | gzip -9n > tests/data/replay.jsonl.gz
+    gunzip -kc tests/data/replay.jsonl.gz > replay.jsonl
 
 20 edits of files (as search/replace blocks, and as whole files), 20 results of tools answered in JSON, 20 questions answered in prose. Lines are
 {"kind", "prompt", "answer"}, texts with Gemma 4's control tokens. The same commit gives the same bytes."""
