@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""`facet serve` with several models: router_test.py PROGRAM [unittest arguments]. What goes wrong in one of them is in router_faults_test.py.
+"""`facet serve` with several models: router_test.py PROGRAM [unittest arguments]. Faults: router_faults_test.py.
 
 Only Python's standard library. FACET_TEST_FULL=1: 600 requests of mixed load instead of 60, and a larger third model.
 """

@@ -1,4 +1,4 @@
-// The HTTP server with a handler that says little: readers that stall, and silence.
+// The HTTP server with a terse handler: readers that stall, and silence.
 #include <arpa/inet.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
@@ -75,7 +75,7 @@ class HttpServerTest : public ::testing::Test {
   std::thread thread_;
 };
 
-// A slow stream would take minutes to fill the kernel's buffer; who reads nothing of it is dropped long before.
+// A slow stream fills the kernel's buffer in minutes; who reads nothing is dropped long before.
 TEST_F(HttpServerTest, AReaderThatStallsIsDroppedInTime) {
   start({.write_s = 1});
   const int s = connect(1024);

@@ -191,7 +191,7 @@ TEST_F(MediaFetchOver, RedirectsAreCheckedAsTheyCome) {
   EXPECT_EQ(round.asked(), 4);
 }
 
-// A name of the list that resolves to this machine, and an address in other clothes: nobody is connected to.
+// A listed name of this machine, and an address in other clothes: nobody is connected.
 TEST_F(MediaFetchOver, AListedNameMayNotLeadInside) {
   const OneByOne server({ok("secret")});
   MediaFetchConfig c = config();
