@@ -38,12 +38,17 @@ Status check_vocabulary(DrafterFile& d, const LoadedModel& model) {
   return Ok{};
 }
 
-// The configuration with as many of the drafters that nobody asked for as fit in memory: the largest goes first.
+// The configuration with as many of the drafters that nobody asked for as fit in memory: the largest goes first, what is
+// looked for in the text, whose steps have more rows, last.
 Result<EngineConfig> without_drafters(LoadedModel& model, const EngineConfig& asked, const EngineDebug& debug) {
   EngineConfig c = asked;
   std::vector<std::string> left_out;
   while (true) {
     auto decided = resolve_config(model.file, model.cfg, c, model.drafters, debug.lockstep);
+    if (!decided && model.drafters.empty() && c.draft.suffix) {
+      c.draft.suffix = false;
+      continue;
+    }
     if (decided || model.drafters.empty()) {
       for (const std::string& path : left_out) {
         const std::string why = "it does not fit in memory beside the model";
