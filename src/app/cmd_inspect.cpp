@@ -263,7 +263,7 @@ void print_text(const Report& r, const Options& o) {
     if (o.sha256) fmt::print("{}  {}\n", p.sha256, p.path);
   if (std::all_of(r.parts.begin(), r.parts.end(), [](const Part& p) { return p.problem.has_value(); })) return;
   if (const std::string line = encoders_line(r); !line.empty()) fmt::print("{}\n", line);
-  for (const std::string& line : drafter_lines(r, o.path)) fmt::print("{}\n", printable(line));
+  for (const std::string& line : drafter_lines(r, o.path)) fmt::print("{}\n", printable(line, 4 * kShownChars));
   fmt::print("\nmetadata ({} keys)\n", r.meta.size());
   for (const auto& [k, v] : r.meta) fmt::print("  {:<46} {}\n", printable(k), shown(v));
   const auto h = histogram(r);

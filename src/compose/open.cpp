@@ -66,6 +66,22 @@ Result<EngineConfig> without_drafters(LoadedModel& model, const EngineConfig& as
   }
 }
 
+// Everything where the model is; else without drafters that nobody asked for, which cost less than what comes last:
+// weights in RAM.
+Result<EngineConfig> decide(LoadedModel& model, const EngineConfig& c, const EngineDebug& debug) {
+  const auto with = [&](const EngineConfig& asked) {
+    auto decided = resolve_config(model.file, model.cfg, asked, model.drafters, debug.lockstep);
+    return decided || !c.draft.optional ? std::move(decided) : without_drafters(model, asked, debug);
+  };
+  const std::vector<DrafterFile> all = model.drafters;
+  EngineConfig whole = c;
+  whole.experts_on_cpu = std::max(0, c.experts_on_cpu), whole.ffn_on_cpu = std::max(0, c.ffn_on_cpu);
+  auto decided = with(whole);
+  if (decided || decided.error().detail.empty()) return decided;
+  model.drafters = all;
+  return with(c);
+}
+
 // The encoders that the configuration names; null: none.
 Result<std::unique_ptr<MediaEncoder>> open_media(const LoadedModel& model, const EngineConfig& c) {
   if (c.mmproj.empty()) return std::unique_ptr<MediaEncoder>();
@@ -91,8 +107,7 @@ Result<std::unique_ptr<Engine>> open_with(const EngineConfig& c, const EngineDeb
   }
   for (DrafterFile& d : model.drafters)
     if (auto ok = check_vocabulary(d, model); !ok) return ok.error();
-  auto decided = resolve_config(model.file, model.cfg, c, model.drafters, debug.lockstep);
-  if (!decided && c.draft.optional) decided = without_drafters(model, c, debug);
+  auto decided = decide(model, c, debug);
   if (!decided) return decided.error();
   if (c.planned) {
     const MemoryPlan plan = plan_memory(model.file, model.cfg, *decided, model.drafters, debug.lockstep);

@@ -71,11 +71,11 @@ void convolved_layer(B& b, const DflashW<B>& W, size_t l, const ModelCfg& m, typ
   Work<B> branch = w;
   branch.h = cw.rows;
   auto around = [&](const typename DflashW<B>::Conv& k, typename B::Vec next, auto&& run) {
-    const int half = delta.cols / 2;
+    const int width = delta.cols / 2;
     b.matmul(delta, h, k.project);
-    b.block_conv(c, h, delta.cols_at(0, half), k.base[0], s);
+    b.block_conv(c, h, delta.cols_at(0, width), k.base[0], s);
     run();
-    b.block_conv(c, y, delta.cols_at(half, half), k.base[1], s);
+    b.block_conv(c, y, delta.cols_at(width, width), k.base[1], s);
     b.residual_norm(x, h, c, {.next = next, .eps = m.eps});
   };
   const LayerW<B>& L = W.body.layer[l];
