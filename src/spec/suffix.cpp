@@ -147,7 +147,7 @@ void CopyGuesser::vote(const CopyRecord& r, int node) {
       g.end = int(votes_.size());
       if (g.begin == g.end) continue;
       g.of_class = CopyTrust::class_of(kind, length, CopyTrust::agreement(sources, int(seen_.size())));
-      g.trust = trust_.value(g.of_class);
+      g.trust = trust_->value(g.of_class);
       groups_.push_back(g);
     }
   std::stable_sort(groups_.begin(), groups_.end(), [](const Group& a, const Group& b) { return a.trust > b.trust; });
@@ -269,7 +269,7 @@ void CopyGuesser::learn(std::span<const int32_t> history, CopyRecord& r, CopyCur
       const auto& level = r.levels[size_t(l)];
       const auto end = r.tokens.begin() + level.end;
       const bool right = std::find(r.tokens.begin() + level.begin, end, history[i]) != end;
-      trust_.observe(level.of_class, right);
+      trust_->observe(level.of_class, right);
       if (right) break;
     }
     const CopySource* from = nullptr;

@@ -23,8 +23,9 @@ struct CopySource {
   float weight = 1;  // against others of its class
 };
 
-// How often sources of a class have the right token where better classes had not, learned from every text that goes
-// by, verified or not. Only shares are kept, of all sequences together.
+// How often sources of a class have the right token where better classes had not, learned from an answer as it goes by,
+// verified or not. An answer begins with what is usual: so what is drafted in it depends on its tokens alone, and on
+// nothing that was said to others or before it was restored.
 class CopyTrust {
  public:
   // By kind, by length, and by how far those sources agree which are as long or longer: one alone, all of them, some,
@@ -110,7 +111,8 @@ class CopyGuesser {
              const CopyCursors& cursors, int nodes, CopyTree& out);
   // The history goes on from where the record was made.
   void learn(std::span<const int32_t> history, CopyRecord& record, CopyCursors& cursors);
-  const CopyTrust& trust() const { return trust_; }
+  // Of the answer that the next calls are about. It outlives them.
+  void use(CopyTrust& trust) { trust_ = &trust; }
 
  private:
   struct Child {
@@ -134,7 +136,8 @@ class CopyGuesser {
   void expand(CopyRecord& r, int node);
   int add_node(CopyRecord& r, const Child& c);
 
-  CopyTrust trust_;
+  CopyTrust own_;
+  CopyTrust* trust_ = &own_;
   std::span<const int32_t> history_;
   const AnswerMemory* memory_ = nullptr;
   Limits limits_;

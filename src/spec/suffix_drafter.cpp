@@ -13,6 +13,7 @@ void SuffixDraft::end(SlotId s, std::span<const int32_t> answer) {
 
 void SuffixDraft::propose(Draft& d) {
   Slot& s = at(d.slot);
+  guesser_.use(s.trust);
   guesser_.learn(d.history, s.record, s.cursors);
   if (!s.index.extend(d.history)) return;  // it is read in a few rounds
   guesser_.guess(d.history, s.index, s.begun ? store_.find(s.owner) : nullptr, s.cursors,
@@ -34,6 +35,7 @@ void SuffixDraft::extend(Draft& d) {
   const size_t before = std::min(d.history.size() - 1, size_t(SuffixIndex::kMostLength));
   tail_.assign(d.history.end() - 1 - ptrdiff_t(before), d.history.end() - 1);
   tail_.insert(tail_.end(), d.token.begin(), d.token.end());
+  guesser_.use(s.trust);
   guesser_.go_on(d.history, tail_, s.index, s.cursors, room, tree_);
   for (int i = 1; i <= tree_.n_draft(); ++i) {
     d.token.push_back(tree_.token[size_t(i)]);
@@ -51,6 +53,7 @@ int SuffixDraft::rewind(SlotId s, int len) {
   Slot& q = at(s);
   q.index.truncate(size_t(len));
   q.cursors.clear();
+  q.trust = {};
   q.record.n_history = 0;
   return q.held = len;
 }
@@ -59,6 +62,7 @@ void SuffixDraft::forget(SlotId s, int held) {
   Slot& q = at(s);
   q.index.clear();
   q.cursors.clear();
+  q.trust = {};
   q.record = {};
   q.held = held;
 }

@@ -35,6 +35,7 @@ class SuffixDraft {
     int held = 0;
     SuffixIndex index;
     CopyCursors cursors;
+    CopyTrust trust;
     CopyRecord record;
     std::string owner;
     bool begun = false;

@@ -38,10 +38,14 @@ class Installed(unittest.TestCase):
         cls.tmp.cleanup()
 
     def commands(self, *path):
-        """Names of subcommands, as --help lists them."""
-        out = run(self.program, *path, "--help").stdout
-        listed = out[out.find("\nSubcommands:\n"):].splitlines()[2:] if "\nSubcommands:\n" in out else []
-        return [m[1] for m in (re.match(r"  (\S+)", line) for line in listed) if m]
+        """Names of subcommands, as --help lists them: in groups, as options are."""
+        names, group = [], ""
+        for line in run(self.program, *path, "--help").stdout.splitlines():
+            if re.match(r"\S.*:$", line):
+                group = line
+            elif (m := re.match(r"  ([a-z][\w-]*)( |$)", line)) and group not in ("Examples:", "Positionals:"):
+                names.append(m[1])
+        return names
 
     def helps(self):
         """(command path, {option: names}) of the program and every command below it."""
@@ -49,7 +53,7 @@ class Installed(unittest.TestCase):
         while todo:
             path = todo.pop()
             out = run(self.program, *path, "--help").stdout
-            names = [m[1].split(",") for m in re.finditer(r"^  (-[^ ]+)", out.split("\nSubcommands:")[0], re.M)]
+            names = [m[1].split(",") for m in re.finditer(r"^  (-[^ ]+)", out, re.M)]
             yield path, names
             todo += [path + (c,) for c in self.commands(*path)]
 

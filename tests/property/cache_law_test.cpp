@@ -77,6 +77,7 @@ EngineConfig config(const Case& c) {
   if (c.draft == "auto") return e;  // times decide
   e.draft.max = e.draft.min = 4;
   if (c.tree) e.draft.tree = 15;
+  if (c.tree && c.draft == "suffix") e.draft.min = 15;  // else times decide how much of a tree is verified
   return e;
 }
 
