@@ -2,8 +2,10 @@
 // conversation's rows were kept; and no picture is taken for another.
 #include <unistd.h>
 
+#include <chrono>
 #include <filesystem>
 #include <random>
+#include <thread>
 
 #include "api/engine.h"
 #include "support/answers.h"
@@ -142,6 +144,15 @@ TEST_P(MediaRequests, ALaterTurnGoesOnBehindThePicture) {
     const Answer a = run(*e, first);
     if (tier > 0)
       for (int i = 0; i < 4; ++i) run(*e, request(20 + i, std::span(items_).subspan(3, 1)));
+    const auto written = [&] {  // a file has its name when it is complete
+      for (const auto& f : std::filesystem::directory_iterator(folder))
+        if (f.path().extension() == ".facet-session") return true;
+      return false;
+    };
+    for (int i = 0; tier == 2 && i < 2000 && !written(); ++i) {
+      e->tick();
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
     Request second = first;
     second.prompt.insert(second.prompt.end(), a.tokens.begin(), a.tokens.end());
     const auto more = random_ids(6, 80, 99);
