@@ -126,6 +126,7 @@ TEST(GrammarPool, WhoLeavesStopsTheWork) {
   leaves.left = true;
   pool.look();
   EXPECT_TRUE(stays.get().grammar);
+  leaves.get();
 }
 
 TEST(GrammarPool, TimeIsASecondBound) {
