@@ -1,4 +1,4 @@
-// The program as a user runs it, on the shipped model.
+// The program on its model.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -30,7 +30,7 @@ TEST(Program, AnswersAPrompt) {
   EXPECT_EQ(lines(r.out), 1) << "only the answer: " << r.out;
 }
 
-// A program that was moved away from its tree finds the models where FACET_MODELS says.
+// Moved away from its tree, a program finds models by FACET_MODELS.
 TEST(Program, FindsModelsByTheEnvironment) {
   const TempDir dir;
   const std::string moved = dir.file("facet");

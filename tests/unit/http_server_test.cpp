@@ -18,7 +18,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 double since(Clock::time_point t) { return std::chrono::duration<double>(Clock::now() - t).count(); }
 
-// Begins a stream and leaves it to the test.
+// Begins a stream, for the test.
 struct Handler : HttpHandler {
   std::unique_ptr<HttpReply> reply;
   std::atomic<const char*> gone = nullptr;

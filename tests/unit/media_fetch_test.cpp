@@ -104,7 +104,7 @@ TEST(MediaFetch, OnlyHostsOfTheList) {
     EXPECT_FALSE(bool(check_media_url(url, c))) << url;
 }
 
-// Answers one connection after another with what is written for them.
+// Answers connections in turn with what is written.
 class OneByOne {
  public:
   explicit OneByOne(std::vector<std::string> answers) {

@@ -1,4 +1,4 @@
-// The table of verbs: a backend without one of them is none, a decorator that misses one is another program.
+// The table of verbs: a backend has all of them, a decorator those of its backend.
 #include <gtest/gtest.h>
 
 #include "backend/cpu/cpu_fast.h"
@@ -8,7 +8,7 @@
 namespace facet::test {
 namespace {
 
-// A backend with a merged and a chained verb beside those of CpuRef.
+// CpuRef with a merged and a chained verb.
 struct Merging : CpuRef {
   using CpuRef::CpuRef;
   void matmul_beside(Rows y, Weight w, Rows z, Weight u, Rows x) { matmul(y, x, w), matmul(z, x, u); }
@@ -24,7 +24,7 @@ static_assert(Decorates<Lockstep<CpuFast, CpuRef>, CpuFast> && Decorates<Lockste
 static_assert(ChainsPasses<Traced<Merging>> && ChainsPasses<Lockstep<Merging, CpuRef>>);
 static_assert(!Decorates<Merging, CpuRef>);
 
-// A decorator written by hand that misses a verb.
+// A decorator that misses a verb.
 struct Misses : Merging {
   using Merging::Merging;
   template <class... T>
@@ -38,7 +38,7 @@ struct MissesMore : CpuRef {
 };
 static_assert(!Backend<MissesMore>);
 
-// A drafter's passes under lockstep: R goes on with the tokens that A chose, and a choice that is another is named.
+// A drafter's passes under lockstep: R goes on with A's tokens, and another choice is named.
 template <class A>
 std::vector<VerbDifference> chained() {
   Lockstep<A, CpuRef> b(1);
