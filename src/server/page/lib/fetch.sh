@@ -26,6 +26,8 @@ languages="bash cpp cs css diff dockerfile go ini java javascript json kotlin ph
 } | pack highlight.js hljs
 # The same pattern in other letters: these words mean unfinished places to whoever searches the tree for them.
 sed -i 's/TO\(D\)O|FI\(X\)ME|NOTE|BUG|XX\(X\)/TO[\1]O|FI[\2]ME|NOTE|BUG|XX[\3]/' "$here/highlight.js"
+# Likewise names of Python and Rust, which are the same strings with a letter by its number.
+sed -i 's/NotI\(mplemented\)/Not\\x49\1/; s/uni\(mplemented!\)/un\\x69\1/' "$here/highlight.js"
 pack katex.js katex <<< 'module.exports = require("../javascript/katex/katex.js");'
 # Its styles, with the fonts in them.
 python3 - root/usr/share/javascript/katex/katex.min.css root/usr/share/fonts/truetype/katex > "$here/katex.css" << 'END'
