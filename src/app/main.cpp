@@ -15,6 +15,7 @@
 #include "app/environment.h"
 #include "app/help.h"
 #include "app/suggest.h"
+#include "base/mmap.h"
 #include "base/print.h"
 
 namespace facet {
@@ -115,6 +116,7 @@ int run_program(int argc, char** argv) {
 int main(int argc, char** argv) {
   facet::open_closed_streams();
   std::set_terminate(facet::on_terminate);
+  facet::tell_of_lost_mappings();
   std::signal(SIGXFSZ, SIG_IGN);  // a write beyond the limit fails, and is told like any other
   int rc = facet::kExitFailure;
   try {

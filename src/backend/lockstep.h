@@ -111,6 +111,7 @@ class Lockstep {
   A& tested() { return a_; }
   R& reference() { return r_; }
   void make_current() { facet::make_current(a_), facet::make_current(r_); }
+  void take_drafters() requires TakesDrafters<A> { a_.take_drafters(); }
   Status status() const {
     const Status ok = memory_status(a_);
     return ok ? memory_status(r_) : ok;

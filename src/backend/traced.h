@@ -76,6 +76,7 @@ class Traced {
     return inner_.replay(key, pass);
   }
   void take_file(std::span<const TensorView> tensors) requires TakesFiles<B> { inner_.take_file(tensors); }
+  void take_drafters() requires TakesDrafters<B> { inner_.take_drafters(); }
   Status status() const requires ReportsStatus<B> { return inner_.status(); }
   void make_current() requires MakesCurrent<B> { inner_.make_current(); }
   Selected take_selected(int slot) requires CountsSelected<B> { return inner_.take_selected(slot); }

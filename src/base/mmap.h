@@ -11,6 +11,10 @@ namespace facet {
 // allowed and goes back to the file.
 void release_pages(std::span<const std::byte> piece);
 
+// A file that is cut short, or whose disk fails, while it is mapped: from now on the process ends with one line that names
+// it. For programs; a library leaves signals alone.
+void tell_of_lost_mappings();
+
 // A read-only private mapping of a whole file. Movable; unmaps on destruction.
 class MappedFile {
  public:

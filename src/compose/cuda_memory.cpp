@@ -40,21 +40,22 @@ int64_t bytes_in_ram(std::span<const TensorView> tensors, const WeightsInRam& in
 
 namespace {
 // "experts of the first 20 layers"
-std::string text_of(const WeightsInRam& w) {
+std::string text_of(const WeightsInRam& w, const GgufFile& file) {
   std::vector<std::string> v;
   if (w.expert_layers > 0) v.push_back(fmt::format("experts of the first {} layers", w.expert_layers));
   if (w.ffn_layers > 0) v.push_back(fmt::format("feed-forward weights of the first {} layers", w.ffn_layers));
-  if (w.tables) v.emplace_back("embeddings for each layer");
+  if (w.tables && file.find(kPerLayerTable)) v.emplace_back("embeddings for each layer");
   return fmt::format("{}", fmt::join(v, ", "));
 }
 }  // namespace
 
 std::string ram_note(const GgufFile& file, const EngineConfig& c) {
-  const WeightsInRam in_ram = weights_in_ram(c);
-  if (!c.weights_in_ram()) return "";
+  WeightsInRam in_ram = weights_in_ram(c);
+  in_ram.tables = false;  // nothing is multiplied by them
+  if (!in_ram.any()) return "";
   const int64_t bytes = bytes_in_ram(file.tensors(), in_ram), room = int64_t(available_memory());
-  std::string note = fmt::format("{} ({}) stay in RAM, and {} threads of the CPU multiply by them", text_of(in_ram),
-                                 human_bytes(bytes), in_ram.threads);
+  std::string note = fmt::format("{} ({}) stay in RAM, and {} threads of the CPU multiply by them",
+                                 text_of(in_ram, file), human_bytes(bytes), in_ram.threads);
   if (bytes > room)
     note += fmt::format("; {} of RAM are free, so they will be read from the disk again and again", human_bytes(room));
   return note;
@@ -128,8 +129,8 @@ BackendMemory cuda_memory(const GgufFile& file, const ModelCfg& model, const Eng
                      : fmt::format("on each of GPUs {} their part, at most", fmt::join(gpus, ", "));
   m.weight_bytes = cuda_weight_bytes;
   const WeightsInRam in_ram = weights_in_ram(c);
-  if (in_ram.any()) {
-    m.weights += fmt::format("; in RAM ({}): {}", human_bytes(bytes_in_ram(file.tensors(), in_ram)), text_of(in_ram));
+  if (const int64_t in_file = bytes_in_ram(file.tensors(), in_ram); in_file > 0) {
+    m.weights += fmt::format("; in RAM ({}): {}", human_bytes(in_file), text_of(in_ram, file));
     m.weight_bytes = [in_ram, own = file.tensors().data()](std::span<const TensorView> t) {
       int64_t bytes = cuda_weight_bytes(t);
       for (const TensorView& x : t)

@@ -47,6 +47,7 @@ struct Model {
   };
   // Logits of every token of a step.
   std::vector<float> step(std::span<const Piece> pieces) {
+    make_current(r->b);  // several models take turns
     r->steps.begin();
     for (const Piece& p : pieces) {
       must(r->cache->prepare(p.slot, int(p.tokens.size())));
@@ -57,6 +58,7 @@ struct Model {
     return v;
   }
   std::vector<float> logits(std::span<const int32_t> tokens, int chunk, int slot = 0) {
+    make_current(r->b);
     r->cache->clear(slot);
     std::vector<float> all;
     for (size_t at = 0; at < tokens.size(); at += size_t(chunk)) {

@@ -1,7 +1,13 @@
-// The message of a failed CHECK in CUDA sources, which have no fmt.
+// How a program ends that cannot go on: a failed CHECK of CUDA sources, which have no fmt, and a mapping that was lost.
 #include "base/check.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "base/mmap.h"
 
 namespace facet {
 namespace {
@@ -21,6 +27,21 @@ TEST(CheckMessage, OddTexts) {
   EXPECT_EQ(check_message("{} and {}", 1), "1 and ");
   EXPECT_EQ(check_message("open {", 1), "open 1");
   EXPECT_EQ(check_message(""), "");
+}
+
+TEST(LostMapping, AFileThatIsCutShortIsNamed) {
+  const std::string path = testing::TempDir() + "cut-short-" + std::to_string(::getpid());
+  std::ofstream(path) << std::string(size_t(1) << 20, 'x');
+  auto file = MappedFile::open(path);
+  ASSERT_TRUE(bool(file));
+  const auto cut_and_read = [&] {
+    tell_of_lost_mappings();
+    std::filesystem::resize_file(path, 1);
+    volatile std::byte last = file->bytes().back();
+    (void)last;
+  };
+  EXPECT_EXIT(cut_and_read(), testing::ExitedWithCode(1), "facet: .*cut-short-[0-9]*: expected the file .* cut short");
+  std::filesystem::remove(path);
 }
 
 }  // namespace

@@ -78,6 +78,7 @@ class Cuda {
 
   static constexpr bool kCopiesWeights = true;
   Weight upload(const TensorView& t);
+  void take_drafters() { in_ram_ = {}; }  // their weights are on the GPU, whatever their names
   Vec upload(std::span<const float> gain);
   Freqs upload(std::span<const double> freqs);
   Table upload(std::span<const int32_t> values);
@@ -291,7 +292,7 @@ class Cuda {
   Step step_;  // the newest, device pointers
   cuda::Activations acts_{device_, step_};
   cuda::StepArrays arrays_{device_};
-  const WeightsInRam in_ram_;
+  WeightsInRam in_ram_;  // of what is uploaded next
   std::unique_ptr<cuda::CpuFfn> cpu_ffn_;  // null: no weights are in RAM
   std::unique_ptr<cuda::WeightStream> weight_stream_;
   std::unique_ptr<cuda::HostTable> host_table_;  // null: no table is in RAM
