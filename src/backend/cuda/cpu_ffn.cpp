@@ -1,19 +1,26 @@
 #include "backend/cuda/cpu_ffn.h"
 
+#include <pthread.h>
+
 #include <algorithm>
+#include <chrono>
 
 namespace facet::cuda {
 
 CpuFfn::CpuFfn(Device& device, const WeightsInRam& which)
-    : device_(device), cpu_(std::max(1, which.threads), which.isa) {
-  FACET_CUDA_CHECK(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
-  for (cudaEvent_t* e : {&begun_, &done_}) FACET_CUDA_CHECK(cudaEventCreateWithFlags(e, cudaEventDisableTiming));
-}
+    : device_(device), cpu_(std::max(1, which.threads), which.isa) {}
 CpuFfn::~CpuFfn() {
-  cudaStreamSynchronize(stream_);
-  cudaEventDestroy(begun_), cudaEventDestroy(done_);
-  cudaStreamDestroy(stream_);
+  stop();
   if (memory_) cudaFreeHost(memory_);
+}
+void CpuFfn::stop() {
+  ending_ = true;
+  if (thread_.joinable()) thread_.join();
+}
+
+void CpuFfn::expect() {
+  expected_.fetch_add(1, std::memory_order_relaxed);
+  step_.notify_one();
 }
 
 const CpuFfn::Weight* CpuFfn::add(const TensorView& t) {
@@ -31,13 +38,51 @@ void CpuFfn::reserve(const BackendLimits& l) {
   if (own.max_tok <= rows_most_ && l.n_expert_used <= used_most_) return;
   rows_most_ = std::max(rows_most_, own.max_tok), used_most_ = std::max(used_most_, l.n_expert_used);
   if (hidden_cols_ > 0) hidden_ = cpu_.new_rows(rows_most_, hidden_cols_);
+  stop();
   if (memory_) cudaFreeHost(memory_);
   const size_t rows = size_t(rows_most_), x = rows * size_t(cols_), n = rows * size_t(used_most_);
-  memory_ = static_cast<std::byte*>(device_.pinned(2 * (x + n) * sizeof(float), "rows for the CPU"));
-  auto* p = reinterpret_cast<float*>(memory_);
+  constexpr size_t kWords = 3 * sizeof(MoeHostRows::Word);
+  memory_ = static_cast<std::byte*>(device_.pinned(kWords + 2 * (x + n) * sizeof(float), "rows for the CPU"));
+  grow(device_, rows_.blocks, 1, "rows for the CPU"), grow(device_, rows_.count, 1, "rows for the CPU");
+  if (!device_.status()) return;
+  auto* const words = reinterpret_cast<MoeHostRows::Word*>(memory_);
+  for (int i = 0; i < 3; ++i) words[i] = {};
+  rows_.asked = words, rows_.job = words + 1, rows_.done = words + 2;
+  auto* p = reinterpret_cast<float*>(memory_ + kWords);
   auto take = [&](size_t floats) { return std::exchange(p, p + floats); };
   rows_.x = take(x), rows_.y = take(x), rows_.weight = take(n);
   rows_.expert = reinterpret_cast<int32_t*>(take(n));
+  FACET_CUDA_CHECK(cudaMemsetAsync(rows_.blocks, 0, sizeof *rows_.blocks, device_.stream()));
+  FACET_CUDA_CHECK(cudaMemsetAsync(rows_.count, 0, sizeof *rows_.count, device_.stream()));
+  FACET_CUDA_CHECK(cudaStreamSynchronize(device_.stream()));
+  ending_ = false;
+  thread_ = std::thread([this] { answer(); });
+}
+
+// Looks without sleep for some milliseconds after a step was expected or a job was done; then seldom: a step may be long
+// before it asks.
+void CpuFfn::answer() {
+  using Clock = std::chrono::steady_clock;
+  using namespace std::chrono_literals;
+  pthread_setname_np(pthread_self(), "facet experts");
+  auto load = [](uint64_t& word) { return std::atomic_ref(word).load(std::memory_order_acquire); };
+  uint64_t done = 0, expected = 0;
+  for (auto since = Clock::now(); !ending_.load(std::memory_order_relaxed);) {
+    if (load(rows_.asked->value) != done) {
+      reinterpret_cast<const Job*>(load(rows_.job->value))->run();
+      std::atomic_ref(rows_.done->value).store(++done, std::memory_order_release);
+      since = Clock::now();
+      continue;
+    }
+    if (const uint64_t now = expected_.load(std::memory_order_relaxed); now != expected) {
+      expected = now, since = Clock::now();
+      continue;
+    }
+    const auto idle = Clock::now() - since;
+    if (idle <= 5ms) continue;
+    std::unique_lock lock(mutex_);
+    step_.wait_for(lock, idle > 1s ? std::chrono::microseconds(20ms) : 20us);
+  }
 }
 
 // No call of CUDA is allowed here.
@@ -57,12 +102,7 @@ void CpuFfn::Job::run() const {
 void CpuFfn::exchange(Job& job, Mat x, const Routing& routing) {
   CHECK(x.rows > 0 && x.rows <= rows_most_ && x.cols <= cols_ && job.n_used <= used_most_, "{} rows of {} columns",
         x.rows, x.cols);
-  moe_send(device_.stream(), rows_, x, routing, job.n_used);
-  FACET_CUDA_CHECK(cudaEventRecord(begun_, device_.stream()));
-  FACET_CUDA_CHECK(cudaStreamWaitEvent(stream_, begun_, 0));
-  FACET_CUDA_CHECK(cudaLaunchHostFunc(
-      stream_, [](void* j) { static_cast<const Job*>(j)->run(); }, &job));
-  FACET_CUDA_CHECK(cudaEventRecord(done_, stream_));
+  moe_send(device_.stream(), rows_, x, routing, job.n_used, &job);
 }
 
 void CpuFfn::begin(const MoeWeights<const Weight*, int>& w, Mat x, const Routing& routing, int n_used, Act act) {
@@ -81,9 +121,6 @@ void CpuFfn::begin(const Weight* gate, const Weight* up, const Weight* down, Mat
   exchange(job, x, {});
 }
 
-void CpuFfn::end(Mat y) {
-  FACET_CUDA_CHECK(cudaStreamWaitEvent(device_.stream(), done_, 0));
-  moe_receive(device_.stream(), y, rows_);
-}
+void CpuFfn::end(Mat y) { moe_receive(device_.stream(), y, rows_); }
 
 }  // namespace facet::cuda

@@ -1,8 +1,12 @@
 #pragma once
 #include <cuda_runtime.h>
 
+#include <atomic>
+#include <condition_variable>
 #include <deque>
 #include <map>
+#include <mutex>
+#include <thread>
 #include <utility>
 
 #include "backend/backend.h"
@@ -14,8 +18,9 @@
 namespace facet::cuda {
 
 // Feed-forward parts that are computed where their weights lie: in RAM, by the CPU, beside what the GPU does meanwhile.
-// Rows go over by a kernel, a host function on a stream of its own multiplies them, and a kernel brings the sums back; a
-// graph records all of it. One exchange is under way at a time.
+// A kernel writes rows to the host's memory and asks for a job there; a thread that looks for it multiplies; another
+// kernel waits for the sums, and brings them back. A graph records both. Host functions of CUDA would do, but cost as much
+// again as the experts of a layer. One exchange is under way at a time.
 class CpuFfn {
  public:
   static constexpr int kRows = kMoeSmallBatch;  // of an exchange
@@ -30,6 +35,9 @@ class CpuFfn {
   // After all matrices were added.
   void reserve(const BackendLimits& limits);
 
+  // A step is on its way: the thread looks for its jobs without sleep, for a while.
+  void expect();
+
   // Begins the feed-forward part of up to kRows rows. What is launched in the device's stream before end() runs beside it.
   // x [T, D]: with experts, whose routing comes before it in the stream; the matrices come from add().
   void begin(const MoeWeights<const Weight*, int>& w, Mat x, const Routing& routing, int n_used, Act act);
@@ -37,7 +45,7 @@ class CpuFfn {
   void end(Mat y);  // of as many rows: in the stream
 
  private:
-  struct Job {  // of a host function, which graphs may call again
+  struct Job {  // which graphs may ask for again
     CpuFfn* self = nullptr;
     MoeWeights<CpuFast::Weight, CpuFast::Vec> w;
     int rows = 0, n_used = 0;  // 0: dense
@@ -46,6 +54,8 @@ class CpuFfn {
   };
   Job& job_of(const Weight* down, int rows) { return jobs_[{down, rows}]; }
   void exchange(Job& job, Mat x, const Routing& routing);
+  void answer();  // the thread
+  void stop();
 
   Device& device_;
   CpuFast cpu_;
@@ -56,8 +66,11 @@ class CpuFfn {
   std::byte* memory_ = nullptr;
   int rows_most_ = 0, used_most_ = 0;
   MoeHostRows rows_;
-  cudaStream_t stream_ = nullptr;
-  cudaEvent_t begun_ = nullptr, done_ = nullptr;
+  std::atomic<uint64_t> expected_{0};  // calls of expect()
+  std::atomic<bool> ending_{false};
+  std::mutex mutex_;
+  std::condition_variable step_;
+  std::thread thread_;
 };
 
 }  // namespace facet::cuda

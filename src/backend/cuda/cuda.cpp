@@ -25,6 +25,7 @@ void Cuda::take_step(const Step& s, bool keep_tokens) {
   step_ = arrays_.upload(s, keep_tokens, [&] { finish(); });
   step_.shape.longest = int(cuda::row_bucket(s.shape.longest));
   if (host_table_) host_table_->bring(s);
+  if (cpu_ffn_) cpu_ffn_->expect();
   if (weight_stream_ && streamed_rows(s.shape.n_tok) > 0) weight_stream_->prefetch_first();
   // Powers of two: few graphs serve many trees.
   if (s.shape.n_path > 0) step_.shape.n_path = int(std::bit_ceil(unsigned(s.shape.n_path)));

@@ -2,11 +2,10 @@
 
 #include <algorithm>
 #include <bit>
-#include <cstdlib>
 
 namespace facet::cuda {
 
-int64_t row_bucket(int64_t rows) { return std::max<int64_t>(getenv("FACET_X") ? atoi(getenv("FACET_X")) : 128, int64_t(std::bit_ceil(uint64_t(rows)))); }
+int64_t row_bucket(int64_t rows) { return std::max<int64_t>(128, int64_t(std::bit_ceil(uint64_t(rows)))); }
 
 void Graphs::drop(Captured& c) {
   if (c.exec) cudaGraphExecDestroy(c.exec);  // one that still runs goes when it is done

@@ -3,7 +3,8 @@
 // Shapes     x [T, D] f32, T <= kMoeSmallBatch; experts and weights [T n_used], or none; y [T, D] f32; the host's are
 //            page-locked
 // Bytes      4 D + 8 n_used bytes a row there, 4 D back, over the bus
-// Launch     a block for each row. Plain: it starts when everything before it is done, and nothing overlaps it
+// Launch     a block for each row. Plain: it starts when everything before it is done, and nothing overlaps it. The last
+//            block to send says so in the host's memory; receive waits there for the sums
 // Order      copies alone
 // Reference  CpuFast::routed_experts, gate_up and matmul
 // Test       tests/cuda_model/cuda_ram_test.cpp
@@ -16,7 +17,7 @@ namespace {
 constexpr int kThreads = 256;
 
 __global__ void __launch_bounds__(kThreads)
-    send_kernel(MoeHostRows to, Mat x, const int32_t* expert, const float* weight, int n_used) {
+    send_kernel(MoeHostRows to, Mat x, const int32_t* expert, const float* weight, int n_used, uint64_t job) {
   const int t = int(blockIdx.x);
   const auto* from = reinterpret_cast<const float4*>(x.p + t * x.stride);
   auto* out = reinterpret_cast<float4*>(to.x + int64_t(t) * x.cols);
@@ -25,25 +26,44 @@ __global__ void __launch_bounds__(kThreads)
     const int slot = t * n_used + int(threadIdx.x);
     to.expert[slot] = expert[slot], to.weight[slot] = weight[slot];
   }
+  __threadfence_system();
+  __syncthreads();
+  if (threadIdx.x != 0 || atomicAdd(to.blocks, 1u) != gridDim.x - 1) return;
+  *to.blocks = 0;
+  __threadfence_system();  // what the other blocks wrote comes first
+  to.job->value = job;
+  const uint64_t number = ++*to.count;
+  asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(&to.asked->value), "l"(number) : "memory");
 }
 
-__global__ void __launch_bounds__(kThreads) receive_kernel(Mat y, const float* from) {
+__global__ void __launch_bounds__(kThreads) receive_kernel(Mat y, MoeHostRows from) {
   const int t = int(blockIdx.x);
-  const auto* in = reinterpret_cast<const float4*>(from + int64_t(t) * y.cols);
+  if (threadIdx.x == 0) {
+    const uint64_t number = *from.count;
+    while (true) {
+      uint64_t done;
+      asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(done) : "l"(&from.done->value) : "memory");
+      if (done >= number) break;
+      if (gridDim.x > 8) __nanosleep(500);  // many ask over one bus
+    }
+  }
+  __syncthreads();
+  const auto* in = reinterpret_cast<const float4*>(from.y + int64_t(t) * y.cols);
   auto* out = reinterpret_cast<float4*>(y.p + t * y.stride);
-  for (int i = int(threadIdx.x); i < y.cols / 4; i += kThreads) out[i] = in[i];
+  for (int i = int(threadIdx.x); i < y.cols / 4; i += kThreads) out[i] = __ldcv(in + i);
 }
 
 }  // namespace
 
-void moe_send(cudaStream_t stream, const MoeHostRows& to, Mat x, const Routing& r, int n_used) {
+void moe_send(cudaStream_t stream, const MoeHostRows& to, Mat x, const Routing& r, int n_used, const void* job) {
   CHECK(x.cols % 4 == 0 && x.stride % 4 == 0 && n_used <= kThreads, "rows of {} columns, {} apart", x.cols, x.stride);
-  send_kernel<<<unsigned(x.rows), kThreads, 0, stream>>>(to, x, r.expert, r.weight, n_used);
+  send_kernel<<<unsigned(x.rows), kThreads, 0, stream>>>(to, x, r.expert, r.weight, n_used,
+                                                         reinterpret_cast<uint64_t>(job));
   FACET_CUDA_CHECK(cudaGetLastError());
 }
 void moe_receive(cudaStream_t stream, Mat y, const MoeHostRows& from) {
   CHECK(y.cols % 4 == 0 && y.stride % 4 == 0, "rows of {} columns, {} apart", y.cols, y.stride);
-  receive_kernel<<<unsigned(y.rows), kThreads, 0, stream>>>(y, from.y);
+  receive_kernel<<<unsigned(y.rows), kThreads, 0, stream>>>(y, from);
   FACET_CUDA_CHECK(cudaGetLastError());
 }
 

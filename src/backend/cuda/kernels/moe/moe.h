@@ -41,9 +41,18 @@ struct MoeHostRows {
   int32_t* expert = nullptr;  // [T n_used]
   float* weight = nullptr;    // [T n_used]
   float* y = nullptr;         // [T, D]
+  // Exchanges are counted. `asked` is the newest whose rows are there, and job is what they are for; `done` the newest
+  // whose y is there. Lines of their own.
+  struct alignas(128) Word {
+    uint64_t value = 0;
+  };
+  Word *asked = nullptr, *job = nullptr, *done = nullptr;
+  unsigned* blocks = nullptr;  // of the device: blocks that have sent theirs, 0 between launches
+  uint64_t* count = nullptr;   // of the device: exchanges so far
 };
-// Rows of x, with the experts and weights that the routing chose for them; n_used 0: without.
-void moe_send(cudaStream_t, const MoeHostRows& to, Mat x, const Routing&, int n_used);
+// Rows of x, with the experts and weights that the routing chose for them; n_used 0: without. Then asks for `job`.
+void moe_send(cudaStream_t, const MoeHostRows& to, Mat x, const Routing&, int n_used, const void* job);
+// Waits until the newest exchange is done.
 void moe_receive(cudaStream_t, Mat y, const MoeHostRows& from);
 
 // --- large batches
