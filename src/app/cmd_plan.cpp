@@ -30,8 +30,11 @@ int prove(EngineConfig decided) {
   decided.mmproj.clear();
   const auto proof = prove_plan(decided);
   if (!proof) return report(proof.error());
-  print_out("{} of {} sequences filled, {} kept beside them; {} taken for {} planned: {:+.2f} %\n", proof->sequences,
-            decided.max_seq, proof->kept, human_bytes(proof->measured), human_bytes(proof->planned),
+  const std::string beside =
+      proof->beside > 0 ? fmt::format(", and at most {} beside it for kernels and graphs", human_bytes(proof->beside))
+                        : "";
+  print_out("{} of {} sequences filled, {} kept beside them; {} taken for {} planned{}: {:+.2f} %\n", proof->sequences,
+            decided.max_seq, proof->kept, human_bytes(proof->measured), human_bytes(proof->planned), beside,
             100. * double(proof->measured - proof->planned) / double(proof->planned));
   if (proof->holds()) return kExitOk;
   return report(

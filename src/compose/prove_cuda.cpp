@@ -13,7 +13,7 @@ Result<MemoryProof> prove_cuda_plan(LoadedModel model, const EngineConfig& c) {
     return free ? -*free : int64_t(0);
   };
   auto proof = prove_on<Cuda>(std::move(model), c, 0, use, c.gpu, weights_in_ram(c));
-  if (proof) proof->planned += kDriverBytes;
+  if (proof) proof->beside = kDriverBytes;
   return proof;
 }
 

@@ -50,12 +50,18 @@ class Mtp final : public Drafter<B> {
   bool wants_final_hidden() const override { return true; }
 
   void absorb(std::span<const Committed> rows, const Features<Rows>& f) override {
-    for (const Committed& c : rows) {
-      Slot& q = slots_[size_t(c.slot)];
-      CHECK(c.n > 0 && c.position == q.held, "{} rows from {} on for slot {} that holds {}", c.n, c.position, c.slot,
-            q.held);
-      t_.b.copy_rows(state_.rows_at(c.slot, 1), f.final_hidden.rows_at(c.at(c.n - 1), 1));
-      q = {c.position + c.n, true};
+    // Rows of neighbours that lie beside each other are one copy: so are those of all sequences that decode together.
+    for (size_t i = 0; i < rows.size();) {
+      const int slot = rows[i].slot, row = rows[i].at(rows[i].n - 1);
+      int n = 0;
+      for (; i < rows.size() && rows[i].slot == slot + n && rows[i].at(rows[i].n - 1) == row + n; ++i, ++n) {
+        const Committed& c = rows[i];
+        Slot& q = slots_[size_t(c.slot)];
+        CHECK(c.n > 0 && c.position == q.held, "{} rows from {} on for slot {} that holds {}", c.n, c.position, c.slot,
+              q.held);
+        q = {c.position + c.n, true};
+      }
+      t_.b.copy_rows(state_.rows_at(slot, n), f.final_hidden.rows_at(row, n));
     }
   }
 
