@@ -90,6 +90,7 @@ void CpuFast::chosen_experts(Rows y, Rows e, const MoeWeights<Weight, Vec>& w, i
       panel_of_[u] = n_panel;
       if (in_panels(p1 - p0)) n_panel += (p1 - p0 + kPanelRows - 1) / kPanelRows;
     }
+    if (n_panel == 0) return;  // few rows: a loop of nothing costs as much as one of little
     parallel_for(int64_t(used_expert_.size()), n_threads_, [&](int64_t u) {
       const auto [p0, p1] = pairs_of(size_t(u));
       for (int p = p0, i = panel_of_[size_t(u)]; in_panels(p1 - p0) && p < p1; p += kPanelRows, ++i)
