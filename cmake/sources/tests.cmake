@@ -63,6 +63,7 @@ set(tests_unit
 set(tests_kernels
   kernels/clustered_head_test.cpp
   kernels/cpu_fast_test.cpp
+  kernels/drafter_verbs_test.cpp
   kernels/encoder_test.cpp
   kernels/select_test.cpp
 )
@@ -160,6 +161,7 @@ set(tests_cuda
   kernels/cuda_attention_test.cpp
   kernels/cuda_collectives_test.cpp
   kernels/cuda_cublas_lt_test.cpp
+  kernels/cuda_drafter_verbs_test.cpp
   kernels/cuda_encoder_test.cpp
   kernels/cuda_kv_move_test.cpp
   kernels/cuda_matmul_test.cpp
