@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Small golden drafters of the families beside DFlash: ``make_block_fixtures.py OUT [--check]``.
+"""Small golden drafters of the families beside DFlash: ``make_block_fixtures.py OUT [--check] [--deepspec DIR]``.
 
 Long: a recipe for each family, and its maths a second time.
 
@@ -7,8 +7,8 @@ A folder a family: config.json, weights.json (names, shapes and spreads; "V" is 
 expected.safetensors. Weights, features and tokens are not stored: both sides make them of their names (values()), as
 tests/support/random_drafter.h does, exact in BF16.
 
-* dspark_gemma/: layers of Gemma's form, as DeepSpec has them. The forward pass below; it is not compared with its
-  authors' code.
+* dspark_gemma/: layers of Gemma's form, by the forward pass below. --deepspec compares it, and does no more, with its
+  authors' code in DIR, a clone of github.com/deepseek-ai/DeepSpec (afdfa7c; torch, transformers 5.10.2, float32).
 * dspark/, dflash2/: layers of Qwen's form, by speculators' own code (0.9.0, float32, eager); dspark/ in both
   alignments. --check compares the forward pass below with it.
 * eagle3/: a chain of one layer, by speculators' own layer; its flags in three settings, and with norms of queries and
@@ -250,6 +250,45 @@ def make_dspark_gemma(out):
         steps, chosen, sure = chain(made, c, H, base, tokens[at], np.arange(V))
         g[f"base_{at}"], g[f"steps_{at}"], g[f"ids_{at}"], g[f"sure_{at}"] = base, steps, chosen, sure
     save(out, config, w, g)
+
+
+def compare_deepspec(out, clone):
+    """The drafter in out/dspark_gemma by its authors' code: two rounds over one cache, as their evaluation has them."""
+    sys.path.insert(0, clone)
+    import torch
+    from deepspec.modeling.dspark.gemma4.modeling import Gemma4DSparkModel
+    from transformers import DynamicCache
+    from transformers.models.gemma4.configuration_gemma4 import Gemma4TextConfig
+    config = json.load(open(out + "/dspark_gemma/config.json"))
+    c = Gemma4TextConfig(hidden_size_per_layer_input=0, enable_moe_block=False,
+                         **{k: v for k, v in config.items() if k not in ("architectures", "model_type")})
+    c.layer_types, c.num_anchors, c._attn_implementation = config["layer_types"], 1, "sdpa"
+    m = Gemma4DSparkModel(c).float().eval()
+    tokens, features, embedding = common()
+    rows = json.load(open(out + "/dspark_gemma/weights.json"))
+    state = {n: values(n, tuple(V if s == "V" else s for s in shape), mean, sd) for n, shape, mean, sd in rows}
+    state.update({"embed_tokens.weight": embedding, "lm_head.weight": embedding})
+    m.load_state_dict({k: torch.tensor(v) for k, v in state.items()}, strict=True)
+    raw = open(out + "/dspark_gemma/expected.safetensors", "rb").read()
+    n = struct.unpack("<Q", raw[:8])[0]
+    head, cache, held = json.loads(raw[8:8 + n]), DynamicCache(), 0
+    for at in (9, 22):
+        ids_ = torch.tensor([[int(tokens[at])] + [c.mask_token_id] * (c.block_size - 1)])
+        with torch.no_grad():
+            H = m._forward_backbone(position_ids=torch.arange(held, at + c.block_size)[None], is_causal=False,
+                                    noise_embedding=m.embed_tokens(ids_), past_key_values=cache, use_cache=True,
+                                    target_hidden_states=torch.tensor(features[held:at])[None])
+            base = m.compute_logits(H)
+            chosen, steps = m.sample_draft_tokens(base, first_prev_token_ids=ids_[:, 0], hidden_states=H)
+            sure = m.predict_confidence_step(H, torch.cat((ids_[:, :1], chosen[:, :-1]), 1)).sigmoid()
+        cache.crop(at)
+        held = at
+        for name, got in (("base", base), ("steps", steps), ("ids", chosen), ("sure", sure)):
+            of = head[f"{name}_{at}"]
+            a, b = of["data_offsets"]
+            want = np.frombuffer(raw[8 + n + a:8 + n + b], "<f4" if of["dtype"] == "F32" else "<i4").reshape(of["shape"])
+            d = np.abs(got[0].numpy().astype(np.float64) - want)
+            print(f"{name}_{at}: max {d.max():.2g}, rms {np.sqrt((d * d).mean()):.2g}, of {np.abs(want).max():.3g}")
 
 
 def speculators_config(kind, block, anchor, rows, extra):
@@ -519,6 +558,8 @@ def make_eagle3(out, check):
 
 def main():
     out, check = sys.argv[1], "--check" in sys.argv
+    if "--deepspec" in sys.argv:
+        return compare_deepspec(out, sys.argv[sys.argv.index("--deepspec") + 1])
     make_dspark_gemma(out + "/dspark_gemma")
     make_dspark(out + "/dspark", check)
     make_dflash2(out + "/dflash2", check)

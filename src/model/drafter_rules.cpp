@@ -91,8 +91,6 @@ std::vector<std::string> describe_drafter(const DrafterFile& f) {
   if (f.find("markov_w1.weight"))
     lines.push_back(fmt::format("Markov head of rank {}{}", f.find("markov_w1.weight")->ne[0],
                                 f.find("conf_proj.weight") ? ", with a confidence head" : ""));
-  if (m.trainer == DrafterTrainer::kDeepSpec)
-    lines.push_back("layers of Gemma's form: facet's run of them was not compared with its authors' code");
   return lines;
 }
 
