@@ -1,11 +1,15 @@
-// Drafters of every family with weights of their own: whatever they draft, the text is that of plain decoding.
+// Drafters of every family with weights of their own: whatever they draft, the text is that of plain decoding, and
+// wherever a conversation's state comes from, they draft what they would have drafted.
 #include <cstdlib>
+#include <optional>
 
 #include "backend/cpu/cpu_fast.h"
 #include "compose/open_drafters.h"
+#include "model/find_drafter.h"
 #include "support/random_drafter.h"
 #include "support/sanitized.h"
 #include "support/scripted_drafter.h"
+#include "support/session_edit.h"
 #include "support/tiny_model.h"
 
 namespace facet::test {
@@ -106,6 +110,148 @@ TYPED_TEST(DrafterFamilies, ConversationsGoOn) {
     EXPECT_GT(a.usage.cached, 0) << family;
     EXPECT_EQ(a.usage.drafted, b.usage.drafted) << family;
     EXPECT_EQ(a.usage.accepted, b.usage.accepted) << family;
+  }
+}
+
+// --- a conversation's state in the pool, in host memory and in a file
+
+// Embeddings of a block are large in layers of Gemma's form: there what the rows say is made to weigh as much.
+bool reads_its_rows(const std::string& name, std::vector<float>& v) {
+  if (name.ends_with("post_attention_layernorm.weight"))
+    for (float& x : v) x *= 16;
+  return belongs(name, v);
+}
+
+using Source = CacheUse::Source;
+struct Told {
+  std::vector<int32_t> tokens = {};
+  std::vector<std::vector<int32_t>> drafts = {};  // position, newest token, drafts
+  Usage usage = {};
+};
+// A family beside a model, in two turns.
+template <class B>
+class TwoTurns {
+ public:
+  Request first, second;
+  // What comes back without the beginning of its first answer, as thoughts are dropped.
+  Request changed;
+  Told want, want_changed;  // computed afresh
+
+  explicit TwoTurns(const std::string& family) : family_(family) {
+    const bool shipped = family == "mtp", dflash = family == "dflash";  // those have files for a target of their shapes
+    const int vocab = dflash ? 128 : kVocab;
+    if (shipped)
+      model_ = std::string(FACET_SOURCE_DIR) + "/models/facet-nano-Q8_0.gguf";
+    else
+      file_.emplace(TinyModel{.vocab = vocab, .type = std::is_same_v<B, CpuFast> ? DType::kQ8_0 : DType::kF32});
+    if (file_) model_ = file_->path();
+    if (shipped || dflash)
+      drafter_ = shipped ? find_drafter_beside(model_, family).path : data_path("drafters/dflash");
+    else if (family != "suffix")
+      random_.emplace(family, vocab, reads_its_rows), drafter_ = random_->path();
+    // Few tokens, so that some follow the same ones again.
+    first = {.prompt = random_ids(90, 12, 3), .max_tokens = 28, .sampling = {.temperature = 0}, .ignore_eos = true};
+    const auto cold = open();
+    const Told told = ask(*cold, first);
+    second = changed = first;
+    second.prompt.insert(second.prompt.end(), told.tokens.begin(), told.tokens.end());
+    changed.prompt.insert(changed.prompt.end(), told.tokens.begin() + 8, told.tokens.end());
+    for (Request* r : {&second, &changed}) r->prompt.push_back(7);
+    want = ask(*cold, afresh(second)), want_changed = ask(*cold, afresh(changed));
+    EXPECT_EQ(want.usage.cached, 0);
+    EXPECT_GT(want.usage.drafted, 0) << family;
+  }
+  // snapshots: beside the one that runs. disk: a folder, or none.
+  std::unique_ptr<Engine> open(int snapshots = 3, const std::string& disk = "") {
+    EngineConfig c = config(model_, KvType::kF16, 1);
+    c.snapshots = snapshots, c.cache_ram = 64 << 20, c.cache_disk = disk;
+    c.drafted = [this](const DraftRound& r) {
+      drafts_.push_back({r.position});
+      drafts_.back().insert(drafts_.back().end(), r.token.begin(), r.token.end());
+    };
+    DraftConfig way{.max = 5, .min = 5};
+    way.suffix = family_ == "suffix";
+    return facet::test::open<B>(c, drafter_, way);
+  }
+  Told ask(Engine& e, const Request& r) {
+    drafts_.clear();
+    const Answer a = answers(e, {r})[0];
+    EXPECT_EQ(a.error, "") << family_;
+    return {a.tokens, drafts_, a.usage};
+  }
+  // Others take every place.
+  void push_out(Engine& e) {
+    for (unsigned i = 0; i < 4; ++i)
+      ask(e, {.prompt = random_ids(90, 96, 50 + i), .max_tokens = 1, .sampling = {.temperature = 0}});
+  }
+  // What is wrong: nothing, or in words.
+  std::string differs(const Told& got, const Told& wanted, Source source) const {
+    std::string s;
+    if (got.tokens != wanted.tokens) s += " text";
+    if (got.drafts != wanted.drafts) s += " drafts";
+    if (got.usage.drafted == 0) s += " none";
+    if (got.usage.cache.source != source || got.usage.cached < 80)
+      s += fmt::format(" {} tokens from {}", got.usage.cached, cache_source_name(got.usage.cache.source));
+    return s;
+  }
+  static Request afresh(Request r) {
+    r.cache = false;
+    return r;
+  }
+
+ private:
+  std::string family_, model_, drafter_;
+  std::optional<TinyFile> file_;
+  std::optional<RandomDrafter> random_;
+  std::vector<std::vector<int32_t>> drafts_;
+};
+
+TYPED_TEST(DrafterFamilies, GoOnFromEveryTier) {
+  for (const char* family : {"dspark", "dspark_gemma", "dflash2", "eagle3", "dflash", "mtp", "suffix"}) {
+    TwoTurns<TypeParam> t(family);
+    SCOPED_TRACE(family);
+    {
+      const auto e = t.open();
+      t.ask(*e, t.first);
+      EXPECT_EQ(t.differs(t.ask(*e, t.changed), t.want_changed, Source::kGpu), "") << "a snapshot";
+      EXPECT_EQ(t.differs(t.ask(*e, t.second), t.want, Source::kGpu), "") << "its slot";
+    }
+    const TempFolder dir;
+    {
+      const auto e = t.open(1, dir.path());
+      t.ask(*e, t.first);
+      t.push_out(*e);
+      EXPECT_EQ(t.differs(t.ask(*e, t.second), t.want, Source::kRam), "");
+    }
+    EXPECT_EQ(t.differs(t.ask(*t.open(1, dir.path()), t.changed), t.want_changed, Source::kDisk), "");
+  }
+}
+
+// What waits beside the rows, or else the newest rows, did not come back: the text stays, the drafts do not. MTP has nothing
+// that the first row computed would not bring, and suffix decoding nothing at all.
+TYPED_TEST(DrafterFamilies, AStateWithoutTheDraftersIsSeen) {
+  for (const char* family : {"dspark", "dspark_gemma", "dflash2", "eagle3", "dflash"}) {
+    TwoTurns<TypeParam> t(family);
+    SCOPED_TRACE(family);
+    const TempFolder dir;
+    t.ask(*t.open(1, dir.path()), t.first);
+    EXPECT_EQ(t.differs(t.ask(*t.open(1, dir.path()), t.second), t.want, Source::kDisk), "");
+    const TempFolder spoilt;
+    t.ask(*t.open(1, spoilt.path()), t.first);
+    for (const std::string& f : spoilt.sessions()) {
+      SessionBytes s = open_session_bytes(f);
+      const SessionHeader::Owner& drafter = s.header.owners[1];
+      if (const auto beside = s.section(drafter.beside); !beside.empty())
+        std::ranges::fill(beside, std::byte(0));
+      else
+        for (const SessionHeader::Section& p : drafter.sections)
+          for (int i = 1; i <= 16; ++i) {
+            const size_t row = size_t(p.row_bytes), at = size_t(uint64_t(drafter.len - i) % p.rows) * row;
+            std::ranges::fill(s.section(p).subspan(at, row), std::byte(0));
+          }
+      seal_session_bytes(f, s);
+    }
+    EXPECT_EQ(t.differs(t.ask(*t.open(1, spoilt.path()), t.second), t.want, Source::kDisk), " drafts");
   }
 }
 
