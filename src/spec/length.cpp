@@ -13,8 +13,11 @@ constexpr double kDrift = .1;
 constexpr double kOutlier = 1.6;
 // One that is so much less says that what is known was taken while one ran.
 constexpr double kMuchLess = .75, kFollowDown = .8;
-constexpr double kForget = .95;  // of a trial's weight, per trial after it: a memory of 20 rounds
-constexpr double kPrior = .7, kPriorTrials = 2;
+constexpr double kForget = .97;  // of a trial's weight, per trial after it: a memory of 33 rounds
+// Standard errors by which a chance of which much is known is taken for better than it looks: what is given up by bad
+// luck is not seen again for long, what is kept by good luck is.
+constexpr double kHope = .7;
+constexpr double kPrior = .7, kPriorTrials = 2, kPriorLasts = 20;
 constexpr double kBorrowed = 1;  // trials that a position borrows from the one before it
 // kProbe: of the first trial after a while. One row more costs little, and if it is right the next trial is a longer
 // one.
@@ -101,18 +104,20 @@ void Survival::soften() {
   for (size_t k = 0; k < trial_.size(); ++k) hit_[k] *= .5, trial_[k] *= .5;
 }
 
-void Survival::expect(int n, std::vector<double>& tokens) const {
+void Survival::expect(int n, std::vector<double>& tokens, double hope) const {
   tokens.clear();
   // p: of draft k when the ones before it are right. The first position starts from a guess that fades; the
   // others borrow from the one before.
   double p = kPrior, survival = 1, sum = 1;
   for (int k = 1; k <= n; ++k) {
+    double known = 0;
     if (k < int(trial_.size())) {
-      const double t = trial_[size_t(k)], fading = 1 - std::min(1., t * (1 - kForget));
+      const double t = known = trial_[size_t(k)], fading = 1 - std::min(1., t / kPriorLasts);
       const double w = k == 1 ? kPriorTrials * fading : kBorrowed;
       if (t + w > 0) p = (hit_[size_t(k)] + w * p) / (t + w);
     }
-    survival *= p;
+    const double error = std::min(1., known / kPriorLasts) * std::sqrt(p * (1 - p) / (known + 1));
+    survival *= std::min(1., p + hope * error);
     tokens.push_back(sum += survival);
   }
 }
@@ -154,7 +159,7 @@ double DraftChooser::time(DraftChoice c, const StepTimes& step, std::span<const 
 
 int DraftChooser::expect(size_t m, int n) const {
   if (int(m) != foretold_) {
-    method_[m].survival.expect(n, tokens_);
+    method_[m].survival.expect(n, tokens_, kHope);
     return n;
   }
   n = std::min(n, int(offered_.size()));
@@ -220,6 +225,7 @@ DraftChoice DraftChooser::choose(const StepTimes& step, std::span<const DraftTim
     const DraftChoice trial{int(m), limited(m, limits_.tree > 0 ? q.max : std::max(limits_.min, length))};
     const bool could = could_pay(m, step, draft, n_room, n_seq, rate);
     if (could && q.rounds < kTrials) return last_ = trial;
+    q.again = q.again && could;  // being right is not enough
     q.survival.expect(trial.n, tokens_);
     const double lost = rate > 0 ? time(trial, step, draft, n_seq) - tokens_.back() / rate : 0;
     const bool cheap = lost <= kTrialShare / double(method_.size()) * q.idle * now_s;

@@ -37,8 +37,8 @@ class Survival {
   void observe(int offered, int accepted);
   void soften();  // what follows may be of another kind
   // Tokens expected from rounds of 1 .. n drafts: 1 + the sum of the survivals. tokens[k - 1] is for k
-  // drafts.
-  void expect(int n, std::vector<double>& tokens) const;
+  // drafts. hope: standard errors by which chances are taken for better.
+  void expect(int n, std::vector<double>& tokens, double hope = 0) const;
 
  private:
   std::vector<double> hit_, trial_;

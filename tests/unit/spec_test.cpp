@@ -228,6 +228,24 @@ TEST(DraftChooser, ComesCloseToTheBestFixedLength) {
       EXPECT_GT(r.tokens / r.seconds, .92 * best_fixed(p, row, .1, 15)) << p << " " << row;
     }
 }
+// In long answers luck must not decide: not near break-even, where one choice is as good as the next one, either.
+TEST(DraftChooser, BadLuckIsMadeGood) {
+  double sum = 0;
+  int n = 0;
+  for (const double p : {0., .2, .3, .4, .5, .6, .7, .8, .9, .95, 1.})
+    for (const double row : {.02, .1, .4})
+      for (const double draft : {.1, .5}) {
+        double of_best = 0;
+        constexpr int kSeeds = 8;
+        for (unsigned seed = 0; seed < kSeeds; ++seed) {
+          const Play r = play(DraftChooser({15}, {.max = 15}), {p}, row, 3000, seed, {draft});
+          of_best += r.tokens / r.seconds / best_fixed(p, row, draft, 15) / kSeeds;
+        }
+        EXPECT_GT(of_best, .94) << p << " " << row << " " << draft;
+        sum += of_best, ++n;
+      }
+  EXPECT_GT(sum / n, .985);
+}
 TEST(DraftChooser, LeavesADrafterThatIsNeverRight) {
   for (const double row : {.02, .1, .4}) {
     DraftChooser c({15}, {.max = 15});
@@ -251,6 +269,27 @@ TEST(DraftChooser, HardlyAsksOneThatIsNeverRight) {
           EXPECT_LT(r.asked - start.asked, steps / 32) << row << " " << draft << " " << both;
         }
       }
+}
+// Nor is one that is always right, where its passes and rows cost more than its tokens bring.
+TEST(DraftChooser, LeavesADrafterThatIsRightAndDoesNotPay) {
+  for (const double row : {.2, .4, .6})
+    for (const double pass : {.8, 1.}) {
+      DraftChooser c({15}, {.max = 15});
+      StepTimes step(64);
+      for (const int n : {1, 2, 4, 8, 16}) step.observe(n, 1 + row * (n - 1));
+      std::vector<DraftTimes> times(1);
+      double seconds = 0;
+      int tokens = 0;
+      for (int round = 0; round < 600; ++round) {
+        const DraftChoice d = c.choose(step, times, 100, 1);
+        const double draft_s = d.method >= 0 ? .1 + pass * d.n : 0;
+        if (d.method >= 0) times[0].observe(d.n, draft_s);
+        step.observe(1 + d.n, 1 + row * d.n);
+        c.observe(d, d.n, d.n);
+        seconds += draft_s + 1 + row * d.n, tokens += 1 + d.n;
+      }
+      EXPECT_GT(tokens / seconds, .98) << row << " " << pass;
+    }
 }
 // What loses even if all of it is right is not tried for long.
 TEST(DraftChooser, DoesNotTryWhatCannotPay) {
