@@ -10,7 +10,7 @@ namespace {
 constexpr double kFollow = .15;  // share of a new step time in what is known
 constexpr double kDrift = .1;
 // The most that one time counts over what is known: another program ran in between.
-constexpr double kOutlier = 1.6;
+constexpr double kOutlier = 1.25;
 // One that is so much less says that what is known was taken while one ran.
 constexpr double kMuchLess = .75, kFollowDown = .8;
 constexpr double kForget = .97;  // of a trial's weight, per trial after it: a memory of 33 rounds
@@ -26,6 +26,7 @@ constexpr int kFirstGap = 24, kLastGap = 512, kRequestGap = 64;  // the last one
 constexpr double kTrialShare = .005;                             // of all time, for trying again what was given up
 // Rounds after which a plain step is timed again; where drafts clearly pay.
 constexpr int kPlainGap = 16, kPlainGapClear = 128;
+constexpr int kPlainSoon = 4;  // the same, where drafts have just begun to
 constexpr double kClear = 1.3;
 constexpr int kTogether = 16;      // rounds of the engine after which sequences that decode together may try something
 constexpr double kWorthIt = 1.02;  // gain for which plain decoding or the last choice is left
@@ -225,21 +226,22 @@ DraftChoice DraftChooser::choose(const StepTimes& step, std::span<const DraftTim
     const DraftChoice trial{int(m), limited(m, limits_.tree > 0 ? q.max : std::max(limits_.min, length))};
     const bool could = could_pay(m, step, draft, n_room, n_seq, rate);
     if (could && q.rounds < kTrials) return last_ = trial;
-    q.again = q.again && could;  // being right is not enough
+    q.again = q.again && could && q.row < kTrials;  // being right is not enough
     q.survival.expect(trial.n, tokens_);
     const double lost = rate > 0 ? time(trial, step, draft, n_seq) - tokens_.back() / rate : 0;
     const bool cheap = lost <= kTrialShare / double(method_.size()) * q.idle * now_s;
     const bool due = may_try && q.idle > (could ? q.gap : std::max(q.gap, kLastGap)) && cheap;
     if (q.again || due) {
       if (!q.again) q.gap = std::clamp(2 * q.gap, kFirstGap, kLastGap);
+      q.row = q.again ? q.row + 1 : 0;
       q.again = false;
       return trial;  // not last_: a trial is no choice
     }
   }
-  last_ = now;
-  // What drafts are compared with must not be a time of long ago.
-  since_plain_ = last_.method < 0 ? 0 : since_plain_ + 1;
+  // What drafts are compared with must not be a time of long ago, nor one that was alone in letting them win.
   const int gap = rate * step.at(n_seq) > kClear ? kPlainGapClear : kPlainGap;
+  since_plain_ = now.method < 0 ? 0 : last_.method < 0 && since_plain_ == 0 ? gap - kPlainSoon : since_plain_ + 1;
+  last_ = now;
   const bool plain_is_due = round == kAlone ? since_plain_ >= gap : since_plain_ > 0 && round % gap == 0;
   if (limits_.min > 0 || !plain_is_due) return last_;
   since_plain_ = 0;

@@ -105,6 +105,7 @@ class DraftChooser {
     int idle = 0;        // rounds since it was last used
     int gap = 0;         // rounds after which it is tried again
     bool again = false;  // at once
+    int row = 0;         // trials that came at once after another
   };
   int rows(DraftChoice c) const;  // of one sequence in its verification
   double time(DraftChoice c, const StepTimes& step, std::span<const DraftTimes> draft,
