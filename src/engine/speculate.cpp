@@ -88,6 +88,8 @@ Speculator::Speculator(DeviceOps& ops, const EngineConfig& c, std::span<Sequence
 void Speculator::begin(SlotId s, const std::string* owner) {
   DraftState& d = draft(s);
   if (foreteller_ >= 0 && owner) drafters_[size_t(foreteller_)]->begin(s, *owner);
+  if (d.chooser.knows_nothing() && newest_ >= 0) d.chooser = draft(newest_).chooser;
+  newest_ = s;
   d.chooser.next_request();
   d.choice = {};
   const auto free = std::find(buffer_taken_.begin(), buffer_taken_.end(), false);

@@ -141,6 +141,7 @@ class Speculator {
   std::vector<float> foretold_;
   std::vector<BatchDraft> batch_;
   int64_t round_ = 0;
+  SlotId newest_ = -1;  // where a request began last: a slot that never drafted begins with what that one knows
   std::vector<Committed> absorbed_;
   std::vector<std::vector<int32_t>> committed_tokens_;  // by slot, of the rows that a drafter absorbs
 };

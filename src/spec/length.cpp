@@ -263,6 +263,10 @@ void DraftChooser::observe(DraftChoice made, int offered, int accepted, bool cut
   m.survival.observe(offered + (cut ? 1 : 0), accepted);
 }
 
+bool DraftChooser::knows_nothing() const {
+  return std::ranges::all_of(method_, [](const Method& m) { return m.rounds == 0; });
+}
+
 void DraftChooser::next_request() {
   for (Method& m : method_) {
     m.survival.soften();

@@ -95,6 +95,7 @@ class DraftChooser {
   // What was learned of the first n drafts of a method that is not foretold: the chance that each becomes a token.
   void chances(int method, int n, std::vector<float>& out) const;
   void next_request();                           // what was learned counts less
+  bool knows_nothing() const;                    // it was never asked for a draft
   DraftChoice decided() const { return last_; }  // without single rounds that only try something
 
  private:
