@@ -222,7 +222,7 @@ DraftChoice DraftChooser::choose(const StepTimes& step, std::span<const DraftTim
   for (size_t m = 0; m < method_.size(); ++m) {
     Method& q = method_[m];
     if (q.max < 1 || int(m) == foretold_ || (limits_.min > 0 && method_.size() == 1)) continue;
-    const int length = q.rounds < kTrials || q.again ? kTrialLength : kProbe;
+    const int length = q.rounds < kTrials ? kTrialLength : q.again ? kTrialLength << q.row : kProbe;
     const DraftChoice trial{int(m), limited(m, limits_.tree > 0 ? q.max : std::max(limits_.min, length))};
     const bool could = could_pay(m, step, draft, n_room, n_seq, rate);
     if (could && q.rounds < kTrials) return last_ = trial;
