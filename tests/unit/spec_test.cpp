@@ -225,7 +225,7 @@ TEST(DraftChooser, ComesCloseToTheBestFixedLength) {
   for (const double p : {0., .2, .5, .8, .95})
     for (const double row : {.02, .1, .4}) {
       const Play r = play(DraftChooser({15}, {.max = 15}), {p}, row, 600, 3, {.1});
-      EXPECT_GT(r.tokens / r.seconds, .92 * best_fixed(p, row, .1, 15)) << p << " " << row;
+      EXPECT_GT(r.tokens / r.seconds, .95 * best_fixed(p, row, .1, 15)) << p << " " << row;
     }
 }
 // In long answers luck must not decide: not near break-even, where one choice is as good as the next one, either.
