@@ -23,8 +23,9 @@ namespace facet {
 namespace {
 
 constexpr int kLeastContext = 1024;  // that is chosen or suggested
-// Most that is chosen where weights have to stay in RAM: more of a cache that nobody asked for would cost speed.
-constexpr int kContextBesideRam = 32768;
+// Most that is chosen where weights have to stay in RAM: more of a cache or of memory for prompts that nobody asked for
+// would cost answers their speed. Copies to go on from: one for each sequence.
+constexpr int kContextBesideRam = 32768, kChunkBesideRam = 2048;
 
 }  // namespace
 
@@ -233,9 +234,9 @@ Result<EngineConfig> choose_types(const GgufFile& file, const ModelCfg& m, Engin
 
 namespace {
 
-// fit_memory with the weights where c has them. most_context: tokens that are chosen at most.
+// fit_memory with the weights where c has them. beside_ram: some are in RAM because there is no room for them.
 Result<EngineConfig> fit_placed(const GgufFile& file, const ModelCfg& m, EngineConfig c,
-                                std::span<const DrafterFile> drafters, bool lockstep, int most_context) {
+                                std::span<const DrafterFile> drafters, bool lockstep, bool beside_ram) {
   if (c.n_threads <= 0) c.n_threads = physical_cores();
   const KvType usual = c.backend == "ref" ? KvType::kF32 : KvType::kF16;
   c.kv_k = c.kv_k.value_or(usual), c.kv_v = c.kv_v.value_or(usual);
@@ -252,13 +253,14 @@ Result<EngineConfig> fit_placed(const GgufFile& file, const ModelCfg& m, EngineC
     c.draft.suffix_rows = std::clamp(kMaxTreeNodes / c.max_seq - 1, c.draft.rows(), kMaxTreeNodes - 1);
   if (c.max_out <= 0) c.max_out = c.max_seq * (c.draft.any() ? 1 + c.draft.rows() : 1);
   const bool choose = c.n_ctx <= 0, choose_chunk = c.chunk <= 0;
-  if (choose) c.n_ctx = std::min(m.n_ctx_train, most_context);
+  if (choose) c.n_ctx = beside_ram ? std::min(m.n_ctx_train, kContextBesideRam) : m.n_ctx_train;
   if (c.cache_ram < 0) c.cache_ram = std::min<int64_t>(int64_t(8) << 30, int64_t(available_memory() / 4));
   const bool choose_snapshots = c.snapshots < 0;
-  if (choose_snapshots) c.snapshots = 3 * c.max_seq;
+  if (choose_snapshots) c.snapshots = (beside_ram ? 1 : 3) * c.max_seq;
   if (choose_chunk)
-    c.chunk =
-        std::max({usual_chunk(c.backend, c.n_ctx), c.max_seq, c.mmproj.empty() ? 0 : c.image_tokens + 1 + c.max_seq});
+    c.chunk = std::max(
+        {beside_ram ? std::min(kChunkBesideRam, usual_chunk(c.backend, c.n_ctx)) : usual_chunk(c.backend, c.n_ctx),
+         c.max_seq, c.mmproj.empty() ? 0 : c.image_tokens + 1 + c.max_seq});
   MemoryPlan p = plan_memory(file, m, c, drafters, lockstep);
   while (!p.fits()) {
     if (choose_snapshots && c.snapshots > 1)
@@ -303,11 +305,11 @@ Result<EngineConfig> fit_memory(const GgufFile& file, const ModelCfg& m, EngineC
                  "leave it out"};
   const bool choose = one_gpu && here < 0;
   elsewhere = 0, here = one_gpu ? std::clamp(here, 0, m.n_layer()) : 0;
-  auto on_gpu = fit_placed(file, m, c, drafters, lockstep, m.n_ctx_train);
+  auto on_gpu = fit_placed(file, m, c, drafters, lockstep, false);
   if (on_gpu || !choose || on_gpu.error().detail.empty()) return on_gpu;
   // The cache comes first, then as many layers' weights as there is room for.
   here = m.n_layer();
-  auto placed = fit_placed(file, m, c, drafters, lockstep, kContextBesideRam);
+  auto placed = fit_placed(file, m, c, drafters, lockstep, true);
   if (!placed) return placed;
   EngineConfig best = std::move(*placed);
   for (int few = 0, enough = m.n_layer(); enough - few > 1;) {

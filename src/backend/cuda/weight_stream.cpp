@@ -6,8 +6,8 @@ namespace facet::cuda {
 
 WeightStream::WeightStream(Device& device) : device_(device) {
   FACET_CUDA_CHECK(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
-  for (Place& p : place_)
-    for (cudaEvent_t* e : {&p.ready, &p.used}) FACET_CUDA_CHECK(cudaEventCreateWithFlags(e, cudaEventDisableTiming));
+  for (cudaEvent_t* e : {&place_.ready, &place_.used})
+    FACET_CUDA_CHECK(cudaEventCreateWithFlags(e, cudaEventDisableTiming));
   loader_.emplace(device, stream_);
 }
 WeightStream::~WeightStream() {
@@ -19,7 +19,7 @@ WeightStream::~WeightStream() {
   if (thread_.joinable()) thread_.join();
   cudaStreamSynchronize(stream_);
   loader_.reset();
-  for (Place& p : place_) cudaEventDestroy(p.ready), cudaEventDestroy(p.used);
+  cudaEventDestroy(place_.ready), cudaEventDestroy(place_.used);
   cudaStreamDestroy(stream_);
 }
 
@@ -32,24 +32,21 @@ int WeightStream::add(int layer, const TensorView& t, const TiledMatrix& to, DTy
   return int(matrices_.size()) - 1;
 }
 
-int64_t WeightStream::bytes(int64_t layer) { return 2 * (layer + 3 * kAlign) + int64_t(2 * Loader::kPiece); }
+int64_t WeightStream::bytes(int64_t layer) { return layer + 3 * kAlign + int64_t(2 * Loader::kPiece); }
 
 bool WeightStream::reserve() {
   if (thread_.joinable()) return true;
-  int order = 0;
-  for (auto& [number, layer] : layers_) layer.order = order++, place_bytes_ = std::max(place_bytes_, layer.bytes);
-  for (Place& p : place_) {
-    p.p = static_cast<uint8_t*>(device_.allocate(size_t(place_bytes_), "experts on their way"));
-    if (!p.p) return false;
-  }
-  if (!loader_->reserve()) return false;
+  int64_t most = 0;
+  for (const auto& [number, layer] : layers_) most = std::max(most, layer.bytes);
+  place_.p = static_cast<uint8_t*>(device_.allocate(size_t(most), "experts on their way"));
+  if (!place_.p || !loader_->reserve()) return false;
   thread_ = std::thread([this] { run(); });
   return true;
 }
 
 void WeightStream::ask(int layer) {
-  const Place& p = place_of(layer);
-  if ((p.layer == layer && p.state != State::kEmpty) || std::ranges::find(wanted_, layer) != wanted_.end()) return;
+  if ((place_.layer == layer && place_.state != State::kEmpty) || std::ranges::find(wanted_, layer) != wanted_.end())
+    return;
   wanted_.push_back(layer);
 }
 
@@ -61,7 +58,7 @@ void WeightStream::prefetch_first() {
 
 void WeightStream::acquire(int layer) {
   std::unique_lock lock(mutex_);
-  Place& p = place_of(layer);
+  Place& p = place_;
   ask(layer);
   if (const auto next = std::next(layers_.find(layer)); next != layers_.end()) ask(next->first);
   changed_.notify_all();
@@ -72,17 +69,16 @@ void WeightStream::acquire(int layer) {
 
 TiledMatrix WeightStream::matrix(int number) const {
   const Matrix& m = matrices_[size_t(number)];
-  const Place& p = place_[size_t(layers_.at(m.layer).order % 2)];
   TiledMatrix to = m.to;
-  to.p = p.p + m.at;
+  to.p = place_.p + m.at;
   return to;
 }
 
 void WeightStream::release(int layer) {
   const std::lock_guard lock(mutex_);
-  Place& p = place_of(layer);
-  FACET_CUDA_CHECK(cudaEventRecord(p.used, device_.stream()));
-  p.state = State::kThere;  // until another layer takes the place
+  CHECK(place_.layer == layer, "layer {} is released, {} is there", layer, place_.layer);
+  FACET_CUDA_CHECK(cudaEventRecord(place_.used, device_.stream()));
+  place_.state = State::kThere;  // until another layer takes the place
   changed_.notify_all();
 }
 
@@ -90,12 +86,11 @@ void WeightStream::run() {
   device_.make_current();
   std::unique_lock lock(mutex_);
   while (true) {
-    changed_.wait(lock,
-                  [&] { return ending_ || (!wanted_.empty() && place_of(wanted_.front()).state != State::kInUse); });
+    changed_.wait(lock, [&] { return ending_ || (!wanted_.empty() && place_.state != State::kInUse); });
     if (ending_) return;
     const int layer = wanted_.front();
     wanted_.erase(wanted_.begin());
-    Place& p = place_of(layer);
+    Place& p = place_;
     p.layer = layer, p.state = State::kOnItsWay;
     lock.unlock();
     FACET_CUDA_CHECK(cudaStreamWaitEvent(stream_, p.used, 0));

@@ -1,7 +1,6 @@
 #pragma once
 #include <cuda_runtime.h>
 
-#include <array>
 #include <condition_variable>
 #include <cstdint>
 #include <map>
@@ -18,8 +17,9 @@
 
 namespace facet::cuda {
 
-// Brings experts that lie in RAM to the GPU for rows of long prompts: layer after layer into two places in turn, one
-// while the other is used. A thread of its own reads the file's memory, and a stream of its own copies and reorders.
+// Brings experts that lie in RAM to the GPU for rows of long prompts: layer after layer into one place. The next layer's
+// come while attention and what else it has before them is computed; a second place would hide little more, and leave
+// one layer fewer on the GPU. A thread of its own reads the file's memory, and a stream of its own copies and reorders.
 class WeightStream {
  public:
   explicit WeightStream(Device& device);
@@ -29,7 +29,7 @@ class WeightStream {
   // A layer's matrices, in any order, before reserve(). `to` has no memory; kept: its type in the file or what that
   // becomes. The number by which acquire() knows it.
   int add(int layer, const TensorView& t, const TiledMatrix& to, DType kept);
-  // False: there is no memory for the two places; Device::status() says so.
+  // False: there is no memory for the place; Device::status() says so.
   bool reserve();
   static int64_t bytes(int64_t layer);  // of device memory, for layers of at most so many bytes
 
@@ -48,12 +48,11 @@ class WeightStream {
     TiledMatrix to;
     DType kept = DType::kF32;
     int layer = 0;
-    int64_t at = 0;  // in a place
+    int64_t at = 0;  // in the place
   };
   struct Layer {
     std::vector<int> matrices;
     int64_t bytes = 0;
-    int order = 0;  // among these layers
   };
   enum class State : uint8_t { kEmpty, kOnItsWay, kThere, kInUse };
   struct Place {
@@ -62,17 +61,15 @@ class WeightStream {
     State state = State::kEmpty;
     cudaEvent_t ready = nullptr, used = nullptr;
   };
-  Place& place_of(int layer) { return place_[size_t(layers_.at(layer).order % 2)]; }
   void ask(int layer);  // locked
   void run();
 
   Device& device_;
   std::vector<Matrix> matrices_;
   std::map<int, Layer> layers_;
-  int64_t place_bytes_ = 0;
   cudaStream_t stream_ = nullptr;
   std::optional<Loader> loader_;
-  std::array<Place, 2> place_;
+  Place place_;
 
   std::mutex mutex_;
   std::condition_variable changed_;

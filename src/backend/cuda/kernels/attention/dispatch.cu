@@ -73,7 +73,7 @@ Prefill attend_prefill_of(KvType k, KvType v, bool shared) {
   return attend_prefill<kQ8_0, kQ8_0>;
 }
 
-constexpr size_t kMostScratch = size_t(256) << 20;
+constexpr size_t kMostScratch = size_t(256) << 20, kScarceScratch = size_t(64) << 20;
 constexpr size_t align_up(size_t n) { return (n + 255) / 256 * 256; }
 
 // Bytes of the partial results of one token.
@@ -110,7 +110,8 @@ size_t attend_scratch_bytes(const BackendLimits& limits, int n_q_head, int max_h
   const size_t all = token * size_t(std::min(limits.max_tok, 1024));
   // Room for the copies of at least one K/V head, rounded up as prefill_shared_wgmma.cuh does.
   const size_t copies = copied > 0 ? size_t(copied + 2048) * kSharedCols * sizeof(__half) : 0;
-  return align_up(std::max({token, std::min(all, kMostScratch), copies})) + 256;
+  const size_t most = limits.weights_in_ram ? kScarceScratch : kMostScratch;
+  return align_up(std::max({token, std::min(all, most), copies})) + 256;
 }
 
 // Long chunks over the lists of blocks, then over samples of what they leave out, then again where that was too much.
