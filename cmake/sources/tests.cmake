@@ -24,6 +24,7 @@ set(tests_unit
   unit/http_server_test.cpp
   unit/hub_test.cpp
   unit/kv_codec_test.cpp
+  unit/layer_turns_test.cpp
   unit/matrix_test.cpp
   unit/media_fetch_test.cpp
   unit/media_part_test.cpp

@@ -1,18 +1,15 @@
 #pragma once
 #include <cuda_runtime.h>
 
-#include <condition_variable>
 #include <cstdint>
 #include <map>
-#include <mutex>
 #include <optional>
-#include <span>
-#include <thread>
 #include <vector>
 
 #include "backend/cuda/device.h"
 #include "backend/cuda/kernels/matmul/layout.h"
 #include "backend/cuda/loader.h"
+#include "backend/layer_turns.h"
 #include "formats/dtype.h"
 
 namespace facet::cuda {
@@ -54,28 +51,16 @@ class WeightStream {
     std::vector<int> matrices;
     int64_t bytes = 0;
   };
-  enum class State : uint8_t { kEmpty, kOnItsWay, kThere, kInUse };
-  struct Place {
-    uint8_t* p = nullptr;
-    int layer = -1;
-    State state = State::kEmpty;
-    cudaEvent_t ready = nullptr, used = nullptr;
-  };
-  void ask(int layer);  // locked
-  void run();
+  void bring(int layer);  // on the thread of turns_
 
   Device& device_;
   std::vector<Matrix> matrices_;
   std::map<int, Layer> layers_;
   cudaStream_t stream_ = nullptr;
   std::optional<Loader> loader_;
-  Place place_;
-
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::vector<int> wanted_;  // layers, the next first
-  bool ending_ = false;
-  std::thread thread_;
+  uint8_t* place_ = nullptr;
+  cudaEvent_t ready_ = nullptr, used_ = nullptr;
+  std::optional<LayerTurns> turns_;  // ends first
 };
 
 }  // namespace facet::cuda
