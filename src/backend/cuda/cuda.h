@@ -292,7 +292,7 @@ class Cuda {
   Step step_;  // the newest, device pointers
   cuda::Activations acts_{device_, step_};
   cuda::StepArrays arrays_{device_};
-  WeightsInRam in_ram_;  // of what is uploaded next
+  WeightsInRam in_ram_;                    // of what is uploaded next
   std::unique_ptr<cuda::CpuFfn> cpu_ffn_;  // null: no weights are in RAM
   std::unique_ptr<cuda::WeightStream> weight_stream_;
   std::unique_ptr<cuda::HostTable> host_table_;  // null: no table is in RAM
