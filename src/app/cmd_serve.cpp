@@ -17,6 +17,7 @@
 #include "app/options.h"
 #include "app/serve_router.h"
 #include "base/print.h"
+#include "base/reserve.h"
 #include "hub/media_fetch.h"
 #include "model/types.h"
 #include "server/service.h"
@@ -63,7 +64,11 @@ class EngineThread {
 
  private:
   void run() {
-    loaded_ = load();
+    try {
+      loaded_ = load();
+    } catch (const std::exception& e) {
+      loaded_ = error_of(e);
+    }
     loading_ = false;
     if (!loaded_) {
       router_.failed(loaded_.error(), !loaded_.error().detail.empty());  // a table: of a plan that does not fit
@@ -141,9 +146,10 @@ int run(Options& o) {
   if (!service) return report(service.error());
   const EngineThread thread(o, engine, **service);
   const Status ended = (*service)->run();
-  if (thread.loading()) {  // a signal: there is no stopping in the middle
+  if (thread.loading()) {  // a signal, or no memory to begin: there is no stopping in the middle
+    const int rc = ended ? int(kExitOk) : report(ended.error());
     flush_out();
-    std::_Exit(kExitOk);
+    std::_Exit(rc);
   }
   if (const Status loaded = thread.loaded(); !loaded) return report(loaded.error());
   return ended ? int(kExitOk) : report(ended.error());

@@ -7,6 +7,7 @@
 #include <exception>
 #include <new>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "app/aliases.h"
@@ -17,30 +18,34 @@
 #include "app/suggest.h"
 #include "base/mmap.h"
 #include "base/print.h"
+#include "base/reserve.h"
 
 namespace facet {
 namespace {
 
-// What no one foresaw, in one line.
+// What no one foresaw, in one line, also where there is no memory for words.
 int unforeseen(const std::exception& e) {
-  if (dynamic_cast<const std::bad_alloc*>(&e))
-    return report({"", "out of memory", "use a smaller context (-c) or model, or allow the program more"});
-  return report({"", e.what(), ""});
+  try {
+    return report(error_of(e));
+  } catch (const std::bad_alloc&) {
+    constexpr std::string_view kLast = "facet: out of memory (allow the program more)\n";
+    if (::write(STDERR_FILENO, kLast.data(), kLast.size()) < 0) return kExitFailure;
+  }
+  return kExitFailure;
 }
 
 // An exception that leaves a thread ends the program at once: in the same words, without a core file.
 [[noreturn]] void on_terminate() {
-  int rc = kExitFailure;
   if (const std::exception_ptr p = std::current_exception()) {
     try {
       std::rethrow_exception(p);
     } catch (const std::exception& e) {
-      rc = unforeseen(e);
+      unforeseen(e);
     } catch (...) {
-      rc = report({"", "an error of unknown kind", ""});
+      report({"", "an error of unknown kind", ""});
     }
   }
-  ::_exit(rc);
+  ::_exit(kExitFailure);
 }
 
 bool has_command(const CLI::App& app, const std::string& name) {

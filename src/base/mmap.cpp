@@ -13,6 +13,7 @@
 #include <cstring>
 
 #include "base/files.h"
+#include "base/reserve.h"
 
 namespace facet {
 namespace {
@@ -92,11 +93,11 @@ Result<MappedFile> MappedFile::open(const std::string& path) {
   if (f.size_ > 0) {
     void* p = ::mmap(nullptr, f.size_, PROT_READ, MAP_PRIVATE, fd, 0);
     if (p == MAP_FAILED) {
-      const int e = errno;
+      Error e = cannot_have(path, "map", f.size_,
+                            "check that the file is on a local disk and that address space is not limited (ulimit -v)");
       ::close(fd);
       f.size_ = 0;
-      return Error{path, std::string("cannot map: ") + std::strerror(e),
-                   "check that the file is on a local disk and that address space is not limited"};
+      return e;
     }
     f.data_ = static_cast<const std::byte*>(p);
     remember(f.data_, f.size_, path);

@@ -1,6 +1,8 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <exception>
+#include <string>
 #include <utility>
 
 #include "base/result.h"
@@ -33,7 +35,15 @@ class ReservedMemory {
   size_t size_ = 0;
 };
 
-// Bytes this process may still use: what the kernel calls available, or what the cgroup leaves. 0 if unknown.
+// Bytes this process may still use: what the kernel calls available, or what the cgroup leaves, and no more than the
+// address space it may have. 0 if unknown.
 uint64_t available_memory();
+
+// For errors: "3.1 of 100.0 MiB of address space are left", where it is limited, or "512.0 MiB of memory are free".
+std::string memory_left();
+// After a call of the system failed for errno. doing: "map".
+Error cannot_have(std::string where, const char* doing, uint64_t bytes, std::string hint);
+// What an exception says; of memory and threads that ran out, with what there was.
+Error error_of(const std::exception& e);
 
 }  // namespace facet

@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "base/check.h"
+#include "base/reserve.h"
 
 namespace facet {
 namespace {
@@ -71,8 +72,8 @@ Result<std::byte*> HostPagePool::reserve(int64_t bytes) {
   bytes = std::max<int64_t>(bytes, 1);
   void* p = ::mmap(nullptr, size_t(bytes), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (p == MAP_FAILED)
-    return Error{"memory", fmt::format("cannot reserve {} bytes of address space: {}", bytes, std::strerror(errno)),
-                 "lower the context (-c), or raise the address-space limit (ulimit -v)"};
+    return cannot_have("memory", "reserve", uint64_t(bytes),
+                       "lower the context (-c), or raise the address-space limit (ulimit -v)");
   ranges_.push_back({static_cast<std::byte*>(p), bytes});
   return ranges_.back().p;
 }

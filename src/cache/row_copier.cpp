@@ -1,7 +1,7 @@
 #include "cache/row_copier.h"
 
 #include <algorithm>
-#include <map>
+#include <system_error>
 
 namespace facet {
 
@@ -34,14 +34,28 @@ RowCopier::TaskPtr RowCopier::start(Direction d, std::vector<Range> ranges) {
   if (task->done) return task;
   for (const Range& r : task->pieces)
     if (!task->after.contains(r.pool)) task->after[r.pool] = r.pool->mark();
-  if (threads_.empty())
-    for (int i = 0; i < pool_.copy_engines(); ++i) threads_.emplace_back([this] { work(); });
+  if (!begin_threads()) {
+    Engines engines;
+    for (const Range& piece : task->pieces) copy(engines, *task, piece);
+    task->done = true;
+    return task;
+  }
   {
     const std::lock_guard lock(mutex_);
     tasks_.push_back(task);
   }
   wake_.notify_all();
   return task;
+}
+
+bool RowCopier::begin_threads() {
+  if (!threads_.empty()) return true;
+  threads_.reserve(size_t(pool_.copy_engines()));
+  try {
+    for (int i = 0; i < pool_.copy_engines(); ++i) threads_.emplace_back([this] { work(); });
+  } catch (const std::system_error&) {  // the system makes no more
+  }
+  return !threads_.empty();
 }
 
 bool RowCopier::done(const TaskPtr& task) { return task->done; }
@@ -51,8 +65,18 @@ void RowCopier::wait(const TaskPtr& task) {
   done_.wait(lock, [&] { return task->done.load(); });
 }
 
+void RowCopier::copy(Engines& engines, const CopyTask& task, const Range& piece) {
+  auto& engine = engines[piece.pool];
+  if (!engine) engine = piece.pool->copy_engine();
+  engine->after(task.after.at(piece.pool));
+  if (task.direction == Direction::kToHost)
+    engine->to_host(piece.in_host, piece.in_pool, piece.bytes);
+  else
+    engine->from_host(piece.in_pool, piece.in_host, piece.bytes);
+}
+
 void RowCopier::work() {
-  std::map<PagePool*, std::unique_ptr<PagePool::CopyEngine>> engines;
+  Engines engines;
   std::unique_lock lock(mutex_);
   for (;;) {
     wake_.wait(lock, [this] { return stop_ || !tasks_.empty(); });
@@ -61,13 +85,7 @@ void RowCopier::work() {
     const Range piece = task->pieces[task->next++];
     if (task->next == task->pieces.size()) tasks_.pop_front();
     lock.unlock();
-    auto& engine = engines[piece.pool];
-    if (!engine) engine = piece.pool->copy_engine();
-    engine->after(task->after.at(piece.pool));
-    if (task->direction == Direction::kToHost)
-      engine->to_host(piece.in_host, piece.in_pool, piece.bytes);
-    else
-      engine->from_host(piece.in_pool, piece.in_host, piece.bytes);
+    copy(engines, *task, piece);
     lock.lock();
     if (++task->finished < task->pieces.size()) continue;
     task->done = true;

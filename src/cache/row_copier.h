@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <thread>
@@ -39,6 +40,9 @@ class RowCopier {
   void wait(const TaskPtr& task);
 
  private:
+  using Engines = std::map<PagePool*, std::unique_ptr<PagePool::CopyEngine>>;  // of one thread
+  bool begin_threads();  // false: the system makes none, and start() copies itself
+  static void copy(Engines& engines, const CopyTask& task, const Range& piece);
   void work();
   PagePool& pool_;
   std::mutex mutex_;

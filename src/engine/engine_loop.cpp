@@ -172,7 +172,7 @@ bool EngineLoop::tick() {
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
   }
-  std::terminate();  // no memory came back: the callers would wait for their answers for ever
+  throw std::bad_alloc();  // ends the program: none came back, and the callers would wait for their answers for ever
 }
 
 bool EngineLoop::step() {

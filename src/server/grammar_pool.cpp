@@ -10,7 +10,7 @@
 
 namespace facet {
 
-GrammarPool::GrammarPool(Prepare prepare, int n_threads, Times times) : prepare_(std::move(prepare)), times_(times) {
+GrammarPool::GrammarPool(Prepare prepare, int n_threads, Times times) : GrammarPool(std::move(prepare), times) {
   for (int i = 0; i < std::max(2, n_threads); ++i) threads_.emplace_back([this, i] { loop(/*slices_only=*/i == 0); });
 }
 

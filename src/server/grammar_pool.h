@@ -68,6 +68,8 @@ class GrammarPool {
   };
   using JobPtr = std::shared_ptr<Job>;
 
+  // One that cannot have all its threads ends those it has.
+  GrammarPool(Prepare prepare, Times times) : prepare_(std::move(prepare)), times_(times) {}
   void loop(bool slices_only);
   JobPtr next(bool slices_only);
   void run(const JobPtr& job);

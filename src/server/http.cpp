@@ -7,8 +7,10 @@
 #include <algorithm>
 #include <chrono>
 #include <new>
+#include <thread>
 
 #include "base/pass_socket.h"
+#include "base/reserve.h"
 #include "server/http_connection.h"
 
 namespace facet {
@@ -69,10 +71,7 @@ class Server final : public HttpServer, public HttpShared {
 
   Status run(HttpHandler& h) override {
     handler = &h;
-    if (config.clients_fd >= 0)
-      take_sent();
-    else
-      accept();
+    take_clients();
     wait_signal();
     int failures = 0;  // since first_failure, of handlers
     std::chrono::steady_clock::time_point first_failure{};
@@ -83,9 +82,12 @@ class Server final : public HttpServer, public HttpShared {
       } catch (const std::bad_alloc&) {  // what it ran out for is over; a connection closes with its last handler
         const auto now = std::chrono::steady_clock::now();
         if (now - first_failure > std::chrono::seconds(1)) first_failure = now, failures = 0;
-        if (++failures > 100) return Error{"http", "memory has run out, and none came back", ""};
+        if (++failures > 100 || !take_clients_again())
+          return Error{"http", "memory has run out, and none came back: " + memory_left(), "allow the program more"};
       } catch (const std::exception& e) {
-        return Error{"http", e.what(), ""};
+        Error error = error_of(e);
+        error.where = "http";
+        return error;
       }
     }
   }
@@ -96,14 +98,37 @@ class Server final : public HttpServer, public HttpShared {
   void post(std::function<void()> work) override { asio::post(io, std::move(work)); }
 
  private:
+  void take_clients() {
+    waits_for_clients_ = false;
+    if (config.clients_fd >= 0)
+      take_sent();
+    else
+      accept();
+    waits_for_clients_ = true;
+  }
+  // After memory ran out, perhaps for that.
+  bool take_clients_again() {
+    for (int tries = 0; !waits_for_clients_ && !draining; ++tries) {
+      try {
+        take_clients();
+      } catch (const std::bad_alloc&) {
+        if (tries == 1000) return false;
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      }
+    }
+    return true;
+  }
+
   void accept() {
     acceptor_.async_accept([this](error_code ec, tcp::socket socket) {
+      waits_for_clients_ = false;
       if (draining) return;
       if (ec) {  // out of file descriptors, or the client has gone already
         retry_.expires_after(std::chrono::milliseconds(100));
         retry_.async_wait([this](error_code e) {
-          if (!e) accept();
+          if (!e) take_clients();
         });
+        waits_for_clients_ = true;
         return;
       }
       const size_t n = connections.size(), max = size_t(config.max_connections);
@@ -112,7 +137,7 @@ class Server final : public HttpServer, public HttpShared {
         socket.set_option(tcp::no_delay(true), ignored);
         serve(ClientSocket(std::move(socket)), n < max);
       }
-      accept();
+      take_clients();
     });
   }
 
@@ -131,6 +156,7 @@ class Server final : public HttpServer, public HttpShared {
   // Clients that a router sends.
   void take_sent() {
     clients_.async_wait(asio::posix::stream_descriptor::wait_read, [this](error_code ec) {
+      waits_for_clients_ = false;
       if (ec) return;
       for (;;) {
         const ReceivedSocket r = receive_socket(clients_.native_handle());
@@ -143,7 +169,7 @@ class Server final : public HttpServer, public HttpShared {
         else
           serve(std::move(socket), connections.size() < size_t(config.max_connections));
       }
-      take_sent();
+      take_clients();
     });
   }
 
@@ -178,6 +204,7 @@ class Server final : public HttpServer, public HttpShared {
   asio::steady_timer retry_, drain_timer_;
   asio::signal_set signals_;
   asio::posix::stream_descriptor clients_;
+  bool waits_for_clients_ = false;  // something will run when one comes
 };
 
 }  // namespace

@@ -30,6 +30,11 @@
 namespace facet {
 namespace {
 
+// Not memory that one request ran out for; it takes none itself.
+struct NoMemoryToBegin : std::exception {
+  const char* what() const noexcept override { return "memory ran out while the server began"; }
+};
+
 // What there is once the model is loaded.
 struct Loaded {
   Loaded(Engine& e, const ServiceConfig& c, AnswersHooks hooks)
@@ -109,7 +114,7 @@ class ServiceImpl final : public Service, public HttpHandler {
       try {
         begin(engine, complete, ready);
       } catch (const std::bad_alloc&) {  // of no request: the server cannot begin, and its loop ends with this
-        throw std::runtime_error("memory ran out while the server began");
+        throw NoMemoryToBegin();
       }
     });
   }

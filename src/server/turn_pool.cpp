@@ -9,7 +9,7 @@
 
 namespace facet {
 
-TurnPool::TurnPool(int n_threads) {
+TurnPool::TurnPool(int n_threads) : TurnPool() {
   for (int i = 0; i < n_threads; ++i) threads_.emplace_back([this] { loop(); });
 }
 

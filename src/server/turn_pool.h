@@ -39,6 +39,7 @@ class TurnPool {
     size_t next = 0;
     bool out_of_memory = false;
   };
+  TurnPool() = default;  // one that cannot have all its threads ends those it has
   void loop();
   std::unique_ptr<Queued> next();
 

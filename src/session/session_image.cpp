@@ -86,7 +86,11 @@ Status read_pieces(int fd, const std::string& path, std::span<const Piece> piece
     }
   };
   std::vector<std::thread> others;
-  for (int t = 1; t < std::min<int>(kReaders, int(pieces.size() / 4)); ++t) others.emplace_back(work, t);
+  others.reserve(kReaders);
+  try {
+    for (int t = 1; t < std::min<int>(kReaders, int(pieces.size() / 4)); ++t) others.emplace_back(work, t);
+  } catch (const std::exception&) {  // no more threads: the others read what is left
+  }
   work(0);
   for (std::thread& t : others) t.join();
   for (const Status& e : errors)

@@ -218,6 +218,34 @@ class Memory(unittest.TestCase):
         finally:
             s.stop()
 
+    def test_little_memory_from_the_start(self):
+        """One line and exit code 1, or a server that answers; whatever runs out."""
+        whole = Server("--parallel", "2")
+        size = int(pathlib.Path(f"/proc/{whole.process.pid}/status").read_text().split("VmPeak:")[1].split()[0]) << 10
+        whole.stop()
+        served = 0
+        for i in range(40):
+            limit = (20 << 20) + (size - (20 << 20)) * i // 36
+            try:
+                s = Server("--parallel", "2", limit=limit)
+            except AssertionError as e:
+                said = [line for line in str(e).splitlines() if line.startswith("facet: ")]
+                self.assertEqual(len(said), 1, e)
+                self.assertRegex(said[0], "MiB|memory")
+                self.assertIn("exit code 1\n", str(e))
+                continue
+            served += 1
+            try:
+                for body in ({"prompt": "a", "max_tokens": 8}, {"prompt": "word " * 3000, "max_tokens": 8}, {"prompt": [[5] * 100] * 8, "max_tokens": 10}):
+                    self.assertIn(s.request("POST", "/v1/completions", body)[0], (200, 503))
+                self.assertEqual(s.request("GET", "/health")[0], 200)
+            except (OSError, http.client.HTTPException):  # it ended
+                self.assertEqual(s.process.wait(60), 1)
+                self.assertIn("\nfacet: ", s.log_text())
+            finally:
+                s.stop()
+        self.assertGreater(served, 1)
+
 
 if __name__ == "__main__":
     unittest.main()

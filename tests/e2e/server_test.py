@@ -47,8 +47,8 @@ def shorter(fields, n):
 
 
 class Server(Serving):
-    def __init__(self, *flags):
-        super().__init__("-m", MODEL, *([] if "-c" in flags else ["-c", "4096"]), *flags)
+    def __init__(self, *flags, limit=None):
+        super().__init__("-m", MODEL, *([] if "-c" in flags else ["-c", "4096"]), *flags, limit=limit)
 
     def wait_idle(self, seconds=60):
         """Until no request runs. The log alone does not tell: a request whose reader has gone may have come after its last line."""

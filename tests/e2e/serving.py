@@ -4,6 +4,7 @@ import json
 import os
 import pathlib
 import re
+import resource
 import signal
 import socket
 import subprocess
@@ -19,18 +20,21 @@ SLOW = 120  # seconds that an answer may take
 class Serving:
     """`facet serve FLAGS` on a free port, from the line that says so to stop(). What it says on stderr is kept."""
 
-    def __init__(self, *flags, env=None):
+    def __init__(self, *flags, env=None, limit=None):
+        """limit: bytes of address space."""
         self.log = tempfile.TemporaryFile("w+")
         self.process = subprocess.Popen([PROGRAM, "serve", "--port", "0", *map(str, flags)], stdout=subprocess.PIPE,
-                                        stderr=self.log, text=True, env={**os.environ, **(env or {})})
+                                        stderr=self.log, text=True, env={**os.environ, **(env or {})},
+                                        preexec_fn=limit and (lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit))))
         line = self.process.stdout.readline()
         found = re.fullmatch(r"listening on http://127\.0\.0\.1:(\d+)\n", line)
         if not found:
-            self.process.kill()
-            self.process.wait()
+            if line:
+                self.process.kill()
+            rc = self.process.wait()
             text = self.log_text()
             self.close()
-            raise AssertionError(f"no address printed: {line!r}\n{text}")
+            raise AssertionError(f"no address printed: {line!r}, exit code {rc}\n{text}")
         self.port = int(found[1])
         self.url = f"http://127.0.0.1:{self.port}"
 

@@ -1,5 +1,6 @@
 // The program in bad surroundings: full disks, closed streams, odd files, signals, values that mean nothing.
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/stat.h>
@@ -200,6 +201,23 @@ TEST(Surroundings, WhatNoOneForesawIsOneLine) {
   EXPECT_TRUE(has(few.out, "facet: ")) << few.out;
   const Ran little = run_command("ulimit -v 30000; timeout 20 " + kProgram + kShort + " 2>&1 >/dev/null");
   EXPECT_EQ(little.rc, 1) << little.out;
+}
+
+TEST(Surroundings, MemoryThatRunsOutIsOneLine) {
+  for (const std::string args : {kShort.c_str(), "plan -c 512", "plan -c 512 --prove", "chat -c 512 </dev/null",
+                                 "bench -c 512 --prefill 16 --depths 0 --widths 1 --runs 1"})
+    for (int mb = 20; mb <= 340; mb += args.starts_with("run") ? 4 : 24) {
+      const Ran r = run_command(fmt::format("exec 2>&1 >/dev/null; ulimit -v {}; {}{}", mb << 10, kProgram, args));
+      if (r.rc == 0) continue;
+      const size_t at = ("\n" + r.out).find("\nfacet: ");
+      ASSERT_TRUE(r.rc == 1 && at != std::string::npos)
+          << args << " within " << mb << " MiB: " << r.rc << ", " << r.out;
+      const std::string line = r.out.substr(at, r.out.find('\n', at) - at);
+      EXPECT_TRUE(has(line, "MiB") || has(line, "memory")) << args << " within " << mb << " MiB: " << r.out;
+      EXPECT_EQ(r.out.find("\nfacet: ", at + 1), std::string::npos) << args << " within " << mb << " MiB: " << r.out;
+    }
+  // No page can be locked: only what a GPU reads needs that.
+  EXPECT_EQ(run_command("ulimit -l 0; " + kProgram + kShort + " >/dev/null 2>&1").rc, 0);
 }
 
 // The program, to be ended by a signal.
