@@ -1,6 +1,7 @@
 // Weights that stay in RAM beside a GPU: verb by verb against the reference, and laws of their bits. Skips without a
 // device.
 #include <algorithm>
+#include <thread>
 #include <tuple>
 
 #include "backend/lockstep.h"
@@ -161,6 +162,30 @@ TEST(CudaRam, ATableInRamGivesTheSameBits) {
   Model<Lockstep<Cuda, CpuRef>> judged(path, std::tuple(0, WeightsInRam{.tables = true}), std::tuple(4));
   judged.logits(std::span(ids).first(40), 20);
   EXPECT_TRUE(judged.r->b.differences().empty()) << judged.r->b.differences().front().message();
+}
+
+// What fails on the GPU is known only when a later piece is brought, by a thread of its own in a running model.
+TEST(CudaRam, ACopyThatFailsIsOneLine) {
+  NEEDS_GPU();
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const auto fail = [] {
+    const GgufFile file = must(GgufFile::open(models()[3]));
+    const TensorView& t = *file.find("blk.0.ffn_up.weight");
+    cuda::Device device(0);
+    cuda::Loader loader(device);
+    const cuda::TiledMatrix nowhere{.p = reinterpret_cast<const uint8_t*>(4096),
+                                    .tile = cuda::Tile::kQ8_0,
+                                    .n_out = int(t.ne[1]),
+                                    .n_in = int(t.ne[0])};
+    std::thread([&] {
+      device.make_current();
+      loader.load(nowhere, t, t.type);
+      cudaStreamSynchronize(device.stream());
+      loader.load(nowhere, t, t.type);
+    }).join();
+  };
+  EXPECT_EXIT(fail(), testing::ExitedWithCode(1),
+              "^facet: GPU 0: blk.0.ffn_up.weight cannot be brought to it: .*illegal.*\n$");
 }
 
 TEST(CudaRam, OutOfMemoryIsAnError) {

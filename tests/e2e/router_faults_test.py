@@ -229,14 +229,20 @@ class FailingAllocationsTest(RouterCase):
 
 class TrapTest(RouterCase):
     def test_a_kernel_that_traps(self):
-        """A kernel of one engine traps on the GPU: its requests end with an error, it comes back, the others notice nothing."""
+        """A kernel of one engine traps on the GPU: its requests end with an error, it comes back, the others notice nothing. Also where a
+        thread of the CPU and kernels wait for each other."""
         if not shutil.which("cc"):
             self.skipTest("no C compiler")
         if subprocess.run([PROGRAM, "run", "-m", self.paths["tiny"], "--backend", "cuda", "-p", "x", "-n", "1"], capture_output=True).returncode != 0:
             self.skipTest("no GPU")
         library, trigger = self.dir / "trap_kernel.so", self.dir / "trap"
         subprocess.run(["cc", "-O1", "-shared", "-fPIC", "-o", library, SUPPORT / "trap_kernel.c"], check=True)
-        r = self.router(*self.named(), "--backend", "cuda", env={"LD_PRELOAD": str(library), "TRAP_WORD": "--alias=nano", "TRAP_FILE": str(trigger)})
+        for flags in ([], ["--ffn-on-cpu", "all"]):
+            with self.subTest(flags=flags):
+                self.trap(library, trigger, flags)
+
+    def trap(self, library, trigger, flags):
+        r = self.router(*self.named(), "--backend", "cuda", *flags, env={"LD_PRELOAD": str(library), "TRAP_WORD": "--alias=nano", "TRAP_FILE": str(trigger)})
         right = {m: r.text_of(m, tokens=40) for m in ("nano", "tiny")}
         tiny = children(r.process.pid)["tiny"]
         seen = collections.Counter()

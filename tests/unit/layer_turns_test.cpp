@@ -7,6 +7,7 @@
 #include <chrono>
 #include <future>
 #include <random>
+#include <stdexcept>
 
 namespace facet {
 namespace {
@@ -50,6 +51,21 @@ TEST(LayerTurns, WhatIsAcquiredIsThereAndStays) {
   steps.join();
   EXPECT_FALSE(overwritten);
   EXPECT_EQ(brought, kLayers * kSteps) << "each once a step";
+}
+
+// What ends the thread ends the program: whoever waits for its layer does not wait for ever.
+TEST(LayerTurns, ALayerThatCannotBeBroughtEndsAll) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const auto fail = [] {
+    LayerTurns turns([] {},
+                     [](int layer) {
+                       if (layer == 1) throw std::runtime_error("layer 1 is lost");
+                     });
+    turns.acquire(0, 1);
+    turns.release(0);
+    turns.acquire(1, -1);
+  };
+  EXPECT_DEATH(fail(), "layer 1 is lost");
 }
 
 TEST(LayerTurns, AnOnlyLayerIsBroughtOnce) {

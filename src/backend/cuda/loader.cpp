@@ -1,13 +1,27 @@
 #include "backend/cuda/loader.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 
 #include "backend/cuda/kernels/matmul/matmul.h"
+#include "base/print.h"
 #include "base/threads.h"
 #include "formats/widen.h"
 
 namespace facet::cuda {
+namespace {
+
+// Also on a thread that nobody asks for an error, and of what was queued before. A GPU that failed is lost to the process.
+void check(const TensorView& t, const Device& device, cudaError_t e) {
+  if (e == cudaSuccess) return;
+  print_err(
+      "facet: GPU {}: {} cannot be brought to it: {} (start again; dmesg may say more; --backend cpu needs no GPU)\n",
+      device.info().id, t.name, cudaGetErrorString(e));
+  std::_Exit(1);
+}
+
+}  // namespace
 
 Loader::~Loader() {
   for (Buffer& b : buffer_) {
@@ -40,7 +54,7 @@ bool Loader::load(const TiledMatrix& stack, const TensorView& t, DType kept) {
       const size_t bytes = size_t(std::max<int64_t>(rows * row, int64_t(kPiece)));
       if (!make(b, bytes)) return false;
       CHECK(size_t(n * row) <= std::max<size_t>(kPiece, size_t(kTileRows * row)), "{}: a row of {} bytes", t.name, row);
-      FACET_CUDA_CHECK(cudaEventSynchronize(b.free));
+      check(t, device_, cudaEventSynchronize(b.free));
       const std::byte* from = t.data.data() + (i * to.n_out + first) * from_row;
       const int threads = physical_cores();
       if (kept == t.type && t.scale.empty()) {
@@ -57,12 +71,12 @@ bool Loader::load(const TiledMatrix& stack, const TensorView& t, DType kept) {
                           : scale_row(t.type, src, dst, to.n_in, t.scale[size_t(i)]);
         });
       }
-      FACET_CUDA_CHECK(cudaMemcpyAsync(b.device, b.host, size_t(n * row), cudaMemcpyHostToDevice, stream_));
+      check(t, device_, cudaMemcpyAsync(b.device, b.host, size_t(n * row), cudaMemcpyHostToDevice, stream_));
       TiledMatrix part = to;
       part.p = to.strip(i, int(first / kTileRows));
       part.n_out = int(n), part.n_stack = 1;
       repack(stream_, part, b.device, kept);
-      FACET_CUDA_CHECK(cudaEventRecord(b.free, stream_));
+      check(t, device_, cudaEventRecord(b.free, stream_));
     }
   return true;
 }
