@@ -12,6 +12,7 @@
 #include "compose/plan.h"
 #include "compose/prove.h"
 #include "model/gemma4_config.h"
+#include "server/service.h"
 #include "session/fingerprint.h"
 #include "tools/quality.h"
 #include "tools/ram_rate.h"
@@ -25,9 +26,9 @@ struct Options {
   bool prove = false;
 };
 
-// The plan against what it comes to. Encoders are left out of both.
+// The plan against what it comes to. On a GPU encoders are left out of both.
 int prove(EngineConfig decided) {
-  decided.mmproj.clear();
+  if (decided.backend == "cuda") decided.mmproj.clear();
   const auto proof = prove_plan(decided);
   if (!proof) return report(proof.error());
   const std::string beside =
@@ -105,6 +106,9 @@ int run(const Options& o) {
   if (decided->draft.suffix && decided->backend == "cuda")
     for (const MemoryLine& l : suffix_lines(*decided))
       print_out("{}: {} of {}\n", l.name, human_bytes(l.bytes), l.detail);
+  if (!decided->mmproj.empty())
+    print_out("encoded pictures and sounds: at most {} of the host's memory, when serving (--media-cache)\n",
+              human_bytes(int64_t(ServiceConfig{}.media_cache)));
   quote_quality(*file, c.model, *decided);
   return o.prove ? prove(*decided) : kExitOk;
 }

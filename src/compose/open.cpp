@@ -82,18 +82,6 @@ Result<EngineConfig> decide(LoadedModel& model, const EngineConfig& c, const Eng
   return with(c);
 }
 
-// The encoders that the configuration names; null: none.
-Result<std::unique_ptr<MediaEncoder>> open_media(const LoadedModel& model, const EngineConfig& c) {
-  if (c.mmproj.empty()) return std::unique_ptr<MediaEncoder>();
-  auto file = MmprojFile::open(c.mmproj);
-  if (!file) return file.error();
-  if (auto ok = check_mmproj(*file, c.model, model.cfg); !ok) return ok.error();
-#if FACET_CUDA
-  if (c.backend == "cuda" && c.mmproj_offload) return open_media_cuda(std::move(*file), c.image_tokens, gpus_of(c)[0]);
-#endif
-  return open_media_cpu(std::move(*file), c.image_tokens, c.n_threads, c.cpu_isa);
-}
-
 Result<std::unique_ptr<Engine>> open_with(const EngineConfig& c, const EngineDebug& debug) {
   auto loaded = load_model(c.model);
   if (!loaded) return loaded.error();
@@ -163,6 +151,17 @@ auto blamed(std::vector<std::string>& files, const Error& e) {
 }
 
 }  // namespace
+
+Result<std::unique_ptr<MediaEncoder>> open_media(const LoadedModel& model, const EngineConfig& c) {
+  if (c.mmproj.empty()) return std::unique_ptr<MediaEncoder>();
+  auto file = MmprojFile::open(c.mmproj);
+  if (!file) return file.error();
+  if (auto ok = check_mmproj(*file, c.model, model.cfg); !ok) return ok.error();
+#if FACET_CUDA
+  if (c.backend == "cuda" && c.mmproj_offload) return open_media_cuda(std::move(*file), c.image_tokens, gpus_of(c)[0]);
+#endif
+  return open_media_cpu(std::move(*file), c.image_tokens, c.n_threads, c.cpu_isa);
+}
 
 Result<std::unique_ptr<Engine>> Engine::open(const EngineConfig& asked, const EngineDebug& debug) {
   EngineConfig c = asked;

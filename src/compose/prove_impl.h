@@ -7,6 +7,7 @@
 #include "base/memory_use.h"
 #include "compose/memory_proof.h"
 #include "compose/open_drafters.h"
+#include "compose/open_media.h"
 #include "engine/device_ops.h"
 #include "engine/speculate.h"
 #include "session/sequence.h"
@@ -40,6 +41,9 @@ class FullMemory {
 
 Result<MemoryProof> prove_cuda_plan(LoadedModel model, const EngineConfig& c);
 
+// A picture of as many tokens as there may be, and 30 s of sound.
+Status encode_most(MediaEncoder& encoders);
+
 // use(): bytes that this process has taken now.
 template <Backend B, class Use, class... Args>
 Result<MemoryProof> prove_on(LoadedModel model, const EngineConfig& c, int64_t mapped, Use use, Args... args) {
@@ -61,6 +65,10 @@ Result<MemoryProof> prove_on(LoadedModel model, const EngineConfig& c, int64_t m
   if (auto ok = full.memory(); !ok) return ok.error();
   full.fill(proof);
   if (auto ok = full.step(proof.sequences); !ok) return ok.error();
+  const auto encoders = open_media(model, c);
+  if (!encoders) return encoders.error();
+  if (*encoders)
+    if (auto ok = encode_most(**encoders); !ok) return ok.error();
   proof.measured = use() - before + mapped;
   return proof;
 }

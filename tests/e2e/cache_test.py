@@ -348,7 +348,11 @@ class Files(unittest.TestCase):
 
 class Plans(unittest.TestCase):
     def test_plans_are_what_they_come_to(self):
-        for flags in (("-c", "8192", "--parallel", "2", "--draft", "auto"), ("-c", "8192", "--parallel", "6", "--kv-k", "q8_0", "--kv-v", "q4_0"),
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        mmproj = folder.name + "/mmproj.gguf"
+        subprocess.run([PROGRAM, "synth", "--mmproj", "nano", "--quant", "BF16", mmproj], check=True, capture_output=True)
+        for flags in (("-c", "8192", "--parallel", "2", "--draft", "auto"), ("-c", "8192", "--parallel", "4", "--mmproj", mmproj), ("-c", "8192", "--parallel", "6", "--kv-k", "q8_0", "--kv-v", "q4_0"),
                       ("-c", "2048", "--parallel", "16", "--memory", "200MB")):
             p = subprocess.run([PROGRAM, "plan", "-m", str(MODEL), "--backend", "cpu", "--prove", *flags], capture_output=True, text=True)
             print(p.stdout.splitlines()[-1])
