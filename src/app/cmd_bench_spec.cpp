@@ -358,11 +358,7 @@ void add_bench_spec(CLI::App& bench, int& rc) {
                   "Instead, prompts of this many random tokens, as for a model without a vocabulary")
       ->check(CLI::Range(0, 1 << 20))
       ->capture_default_str();
-  cmd->add_option("--forced", o->bench.debug.forced_drafts,
-                  "Take draft k for right with the k-th of these probabilities: speeds of random models at "
-                  "an acceptance one would like to have")
-      ->delimiter(',')
-      ->check(number_in(0, 1));
+  add_forced_option(cmd, o->bench.debug);
   cmd->add_option("--schema", o->schema, "Answers follow the JSON schema in this file")->option_text("FILE");
   cmd->add_option("-n,--n-predict", o->bench.n_predict, "Tokens of an answer at most")
       ->check(CLI::Range(2, 1 << 20))

@@ -311,6 +311,7 @@ void add_run(CLI::App& app, int& rc) {
   cmd->add_option("--out-tokens", o->out_tokens, "Write the generated ids to this file (int32, little endian)")
       ->check(not_empty());
   add_lockstep_option(cmd, o->debug);
+  add_forced_option(cmd, o->debug);
   cmd->add_flag("--explain", o->debug.explain,
                 "Also what every verb of the model and its drafters cost, one after the other: slower than without")
       ->excludes("--lockstep");

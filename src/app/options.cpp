@@ -303,6 +303,14 @@ void add_lockstep_option(CLI::App* cmd, EngineDebug& debug) {
                 "each; exit code 1 when one is over its bound. Slow");
 }
 
+void add_forced_option(CLI::App* cmd, EngineDebug& debug) {
+  cmd->add_option("--forced", debug.forced_drafts,
+                  "Take draft k for right with the k-th of these probabilities: speeds of random models at "
+                  "an acceptance one would like to have")
+      ->delimiter(',')
+      ->check(number_in(0, 1));
+}
+
 Status lockstep_verdict(const Engine& e, const EngineDebug& debug) {
   if (!debug.lockstep) return Ok{};
   const LockstepReport r = e.lockstep_report();

@@ -57,6 +57,7 @@ Result<std::unique_ptr<Engine>> open_engine(EngineConfig c, const DraftOptions& 
                                             const EngineDebug& debug = {});
 // --lockstep.
 void add_lockstep_option(CLI::App* cmd, EngineDebug& debug);
+void add_forced_option(CLI::App* cmd, EngineDebug& debug);
 // With --lockstep: how far every verb was from the reference, to stderr; an error when one was beyond its bound.
 Status lockstep_verdict(const Engine& e, const EngineDebug& debug);
 // The drafters' paths, and what a user should know of how they were chosen.

@@ -173,12 +173,13 @@ TEST(CudaRam, ACopyThatFailsIsOneLine) {
     const TensorView& t = *file.find("blk.0.ffn_up.weight");
     cuda::Device device(0);
     cuda::Loader loader(device);
-    const cuda::TiledMatrix nowhere{.p = reinterpret_cast<const uint8_t*>(4096),
+    const cuda::TiledMatrix nowhere{.p = reinterpret_cast<const uint8_t*>(uintptr_t(1) << 60),
                                     .tile = cuda::Tile::kQ8_0,
                                     .n_out = int(t.ne[1]),
                                     .n_in = int(t.ne[0])};
     std::thread([&] {
       device.make_current();
+      loader.reserve();  // as a running model has: a GPU that failed gives no more memory
       loader.load(nowhere, t, t.type);
       cudaStreamSynchronize(device.stream());
       loader.load(nowhere, t, t.type);
