@@ -11,6 +11,7 @@ set(FACET_PAGE_SCRIPTS
     js/conversation.js
     js/store.js
     js/files.js
+    js/record.js
     js/tree.js
     js/math.js
     js/code.js

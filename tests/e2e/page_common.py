@@ -121,7 +121,8 @@ class PageTest(unittest.TestCase):
         cls.fake_url = f"http://127.0.0.1:{cls.fake.server_port}"
         playwright = sync_playwright().start()
         cls.addClassCleanup(playwright.stop)
-        cls.browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--host-resolver-rules=MAP page.test 127.0.0.1"])
+        cls.browser = playwright.chromium.launch(executable_path=CHROMIUM, args=[
+            "--no-sandbox", "--host-resolver-rules=MAP page.test 127.0.0.1", "--use-fake-ui-for-media-stream", "--use-fake-device-for-media-stream"])
         cls.addClassCleanup(cls.browser.close)
 
     def visit(self, url, ready=True, **options):

@@ -1,15 +1,19 @@
 #!/usr/bin/env python3
 """What the page of `facet serve` has around its answers, in headless Chromium: page_features_test.py PROGRAM [unittest arguments].
-Conversations and their versions, files, tools, models of a router, keys, phones. FACET_PAGE_PICTURES=DIR keeps pictures."""
+Conversations and their versions, files, tools, models of a router, keys, phones. FACET_PAGE_PICTURES=DIR keeps pictures.
+
+Long: a list of what a person may do, over the same few helpers."""
 import base64
 import gzip
 import http.client
+import io
 import json
 import pathlib
 import re
 import struct
 import subprocess
 import tempfile
+import wave
 import zlib
 
 from page_common import Facet, Fake, MODEL, PROGRAM, PageTest, TIMINGS, expect, main
@@ -249,6 +253,37 @@ class Features(PageTest):
         self.settle(page)
         self.assertEqual(asked[1]["messages"][0]["content"], asked[0]["messages"][-1]["content"])
         expect(page.get_by_role("alert")).to_have_count(0)
+
+    def test_a_recording_reaches_the_model(self):
+        """The device beeps once a second. Elsewhere than on localhost and https there is no microphone, and no button."""
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        mmproj = pathlib.Path(folder.name) / "mmproj.gguf"
+        subprocess.run([PROGRAM, "synth", "--mmproj", "nano", "--quant", "BF16", mmproj], check=True, capture_output=True)
+        self.addCleanup((facet := Facet("--mmproj", str(mmproj))).stop)
+        page = self.visit(facet.url)
+        asked = []
+        page.on("request", lambda r: asked.append(r.post_data_json) if r.method == "POST" and "completions" in r.url else None)
+        page.get_by_role("button", name="Record sound").click()
+        page.wait_for_timeout(2500)
+        self.picture(page, "recording")
+        page.get_by_role("button", name="Stop recording").click()
+        expect(page.locator("#files .name")).to_have_text("recording.wav")
+        expect(page.get_by_role("button", name="Record sound")).to_be_visible()
+        self.ask(page, "What is it?")
+        self.settle(page)
+        expect(self.answers(page).first).not_to_have_text("")
+        sound = asked[0]["messages"][0]["content"][0]["input_audio"]
+        with wave.open(io.BytesIO(base64.b64decode(sound["data"]))) as w:
+            self.assertEqual((sound["format"], w.getnchannels(), w.getsampwidth(), w.getframerate()), ("wav", 1, 2, 16000))
+            self.assertGreater(w.getnframes(), 16000)
+            self.assertGreater(max(abs(x) for x in memoryview(w.readframes(w.getnframes())).cast("h")), 1000)
+        expect(page.get_by_role("alert")).to_have_count(0)
+        self.addCleanup(setattr, Fake, "models", Fake.models)
+        Fake.models = [{**Fake.models[0], "input_modalities": ["text", "audio"]}]
+        far = self.visit(self.fake_url.replace("127.0.0.1", "page.test"))
+        far.wait_for_function("state.takes.audio")
+        expect(far.locator("#record")).to_be_hidden()
 
     # --- what a conversation has of its own
 

@@ -5,6 +5,7 @@ import {attach, showFiles} from "./files.js";
 import {colour, sends, showAll} from "./messages.js";
 import {copyText, notify} from "./notice.js";
 import {showPanel} from "./panel.js";
+import {listenRecord} from "./record.js";
 import {askKey, listenModels, loadServer} from "./server.js";
 import {listenSettings} from "./settings.js";
 import {listenSidebar, showList} from "./sidebar.js";
@@ -72,6 +73,7 @@ function listenFiles() {
     attach([...e.target.files]);
     e.target.value = "";
   });
+  listenRecord();
   $("input").addEventListener("paste", e => {
     if (!files(e).length) return;
     e.preventDefault();

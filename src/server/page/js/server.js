@@ -1,6 +1,7 @@
 // The server: its key, whether it is there, what it has.
 import {$, make} from "./dom.js";
 import {notify, settled} from "./notice.js";
+import {showRecord} from "./record.js";
 import {local, state} from "./state.js";
 import {keepNew} from "./store.js";
 
@@ -105,6 +106,7 @@ export async function loadServer() {
     field.placeholder = value === undefined ? "" : field.name === "max_tokens" && value < 0 ? "no limit" : +Number(value).toFixed(3);
   }
   state.takes = takesOf(model, props);
+  showRecord();
   showModels(props);
   if (props || !there) settled("server", "key");
   clearTimeout(loadServer.again);
