@@ -19,8 +19,8 @@ namespace facet {
 
 namespace {
 
-// A drafter's vocabulary, where its file has one, against the model's, token by token. Drafts of another one would be
-// wrong, all of them; a few tokens that only one of them knows are told.
+// A drafter's vocabulary, where its file has one, against the model's, token by token. Of another one all drafts would
+// be wrong; a few that only one knows are told.
 Status check_vocabulary(DrafterFile& d, const LoadedModel& model) {
   if (d.vocabulary().empty() || !model.tokenizer) return Ok{};
   const std::vector<std::string>& tokens = model.tokenizer->vocab().tokens;
@@ -66,8 +66,7 @@ Result<EngineConfig> without_drafters(LoadedModel& model, const EngineConfig& as
   }
 }
 
-// Everything where the model is; else without drafters that nobody asked for, which cost less than what comes last:
-// weights in RAM.
+// Everything on the GPU; else without drafters that nobody asked for: they cost less than weights in RAM.
 Result<EngineConfig> decide(LoadedModel& model, const EngineConfig& c, const EngineDebug& debug) {
   const auto with = [&](const EngineConfig& asked) {
     auto decided = resolve_config(model.file, model.cfg, asked, model.drafters, debug.lockstep);

@@ -25,11 +25,11 @@
 
 namespace facet {
 
-// One NVIDIA GPU. Activations are f32; what goes into a matrix product is rounded to bf16 once, by the verb that made
-// it where that is free, and for quantised weights and few rows from there to 8 bits. Weights keep the file's bytes,
+// One GPU. Activations are f32; what a matrix product reads is rounded to bf16 once, by the verb that made
+// it where that is free, and for quantised weights and few rows then to 8 bits. Weights keep the file's bytes,
 // reordered (kernels/matmul/layout.h).
 //
-// Rows of the step's leading short sequences (StepShape::n_small) take kernels in which a row's bits depend on that row
+// Rows of the step's leading short sequences (StepShape::n_small) take kernels in which a row's bits depend on it
 // alone; rows of longer chunks may take others.
 class Cuda {
  public:

@@ -2,9 +2,9 @@
 // (prefill.cuh), small heads and exact types in the plain kernel (plain.cu)
 //
 // Shapes     q, o [T, Hq * E] f32, E 64, 128, 256 or 512; K, V rows as cached (device_kv_layout.cuh)
-// Bytes      those of the kernels that it launches; partial results of splits in scratch
+// Bytes      those of its kernels; partial results of splits in scratch
 // Launch     depends on the step's shape alone, so that launches may be captured into a CUDA graph
-// Order      that of the kernels; a short sequence's row has the same bits however the step is made up
+// Order      that of the kernels; a short sequence's row has the same bits in any step
 // Reference  CpuRef::attend
 // Test       tests/kernels/cuda_attention_test.cpp
 // Bench      bench/verbs/cuda_attention_bench.cu
