@@ -358,8 +358,8 @@ def _(r):
     most, own = 1 << 20, r_own(r)
     head = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n"
     held = [s.connect() for _ in range(2)]
-    for c in held:
-        c.sendall(head % most + b"x" * (most // 2 + own))  # of each half a MiB counts
+    for c in held:  # of each half a MiB counts; one that said its length could be refused for that
+        c.sendall(head.replace(b"Content-Length: %d\r\n", b"Transfer-Encoding: chunked\r\n") + b"%x\r\n" % most + b"x" * (most // 2 + own))
     arrived(s, most)
     late = s.connect()
     late.sendall(head % (own + 1))
