@@ -39,6 +39,7 @@ set(facet_sources
   draft_files.cpp
   draft_trace.cpp
   environment.cpp
+  expert_usage.cpp
   help.cpp
   hub_models.cpp
   kv_options.cpp

@@ -15,6 +15,7 @@ set(facet_sources
   cpu/simd_avx2.cpp
   cpu/simd_avx512vnni.cpp
   cpu/simd_scalar.cpp
+  expert_usage.cpp
   layer_turns.cpp
   select.cpp
   shard_spec.cpp

@@ -10,6 +10,7 @@ set(facet_sources
   draft_logits.cpp
   energy.cpp
   eval.cpp
+  expert_usage_file.cpp
   matrix_file.cpp
   matrix_prompts.cpp
   matrix_report.cpp

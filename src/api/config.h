@@ -3,12 +3,14 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "api/events.h"
 #include "backend/cpu/isa.h"
+#include "backend/expert_usage.h"
 #include "formats/kv_codec.h"
 
 // Options of an engine.
@@ -47,6 +49,11 @@ struct EngineConfig {
   // computed by the CPU beside a GPU; -1: none, or as many as have to where the model does not fit otherwise. More than
   // there are: all.
   int experts_on_cpu = -1, ffn_on_cpu = -1;
+  // Which experts are on the GPU where others stay in RAM: those that were chosen most; null: those of whole layers.
+  std::shared_ptr<const ExpertUsage> expert_usage = {};
+  std::string expert_usage_file = {};  // whoever opens the engine fills expert_usage
+  // Filled with what is chosen, when the engine ends: on the CPU, or one GPU.
+  std::shared_ptr<ExpertUsage> count_experts = {};
   bool weights_in_ram() const { return experts_on_cpu > 0 || ffn_on_cpu > 0; }
   CpuIsa cpu_isa = CpuIsa::kAuto;  // instruction set of the cpu backend
   int n_ctx = 0;                   // rows per sequence; 0: the trained context, halved until the plan fits

@@ -6,6 +6,7 @@
 
 #include "app/commands.h"
 #include "app/console.h"
+#include "app/expert_usage.h"
 #include "app/media_options.h"
 #include "app/options.h"
 #include "base/print.h"
@@ -87,6 +88,7 @@ int run(const Options& o) {
     drafters.push_back(std::move(*drafter));
   }
   if (auto ok = read_kv_choices(c, *file); !ok) return report(ok.error());
+  if (auto ok = find_expert_usage(c, *file); !ok) return report(ok.error());
   auto decided = resolve_config(*file, *m, c, drafters);
   if (!decided) {
     const Error& e = decided.error();

@@ -8,6 +8,7 @@
 
 #include "app/commands.h"
 #include "app/console.h"
+#include "app/expert_usage.h"
 #include "app/option_checks.h"
 #include "app/options.h"
 #include "app/progress.h"
@@ -18,6 +19,7 @@
 #include "session/fingerprint.h"
 #include "tokenizer/tokenizer.h"
 #include "tokenizer/vocab.h"
+#include "tools/expert_usage_file.h"
 #include "tools/paths.h"
 #include "tools/quality.h"
 
@@ -29,7 +31,7 @@ constexpr uint64_t kMaxText = uint64_t(256) << 20;
 struct Options {
   EngineConfig engine;
   std::vector<std::string> kv{"f16", "q8_0", "q4_0", "tq3_0"};
-  std::string folder, out;
+  std::string folder, out, experts;
   int longest = 0, count = 0;
   QualityOptions quality;
 };
@@ -97,6 +99,8 @@ int run(Options& o) {
   if (auto ok = find_model(o.engine.model); !ok) return report(ok.error());
   auto file = open_gemma4(o.engine.model);
   if (!file) return report(file.error());
+  const bool counts = !o.experts.empty();
+  if (counts) o.out = o.experts, o.quality.types.resize(1);
   if (o.out.empty()) o.out = quality_path(o.engine.model);
   if (auto ok = check_output(o.out, std::vector{o.engine.model}); !ok) return report(ok.error());
   auto longest = longest_question(*file, o);
@@ -104,6 +108,8 @@ int run(Options& o) {
   EngineConfig c = o.engine;
   if (c.n_ctx == 0) c.n_ctx = *longest;
   c.max_out = 64, c.snapshots = 0, c.cache_ram = 0;
+  if (auto ok = find_expert_usage(c, *file); !ok) return report(ok.error());
+  if (counts) c.count_experts = std::make_shared<ExpertUsage>();
   std::string backend;
   const auto open = [&](const KvPair& kv) {
     c.kv_k = kv.k, c.kv_v = kv.v;
@@ -121,6 +127,12 @@ int run(Options& o) {
     });
   }
   if (!r) return report(r.error());
+  if (counts) {
+    if (auto ok = write_expert_usage(*c.count_experts, o.out, *file); !ok) return report(ok.error());
+    print_out("{}", usage_lines(*c.count_experts));
+    print_err("written to {}\n", o.out);
+    return kExitOk;
+  }
   r->model = std::filesystem::path(o.engine.model).filename();
   r->fingerprint = file_fingerprint(*file), r->version = FACET_VERSION, r->backend = backend;
   if (auto ok = write_quality(*r, o.out); !ok) return report(ok.error());
@@ -158,6 +170,10 @@ void add_quality(CLI::App& app, int& rc) {
       ->check(CLI::Range(1, 1 << 24))
       ->capture_default_str();
   cmd->add_option("--out", o->out, "The report; omitted: MODEL.quality.json, where facet plan looks")
+      ->check(not_empty());
+  cmd->add_option("--experts", o->experts,
+                  "Instead of a report, count how often each expert is chosen while the texts are read, into this file "
+                  "(MODEL.experts.json, where --expert-usage auto looks)")
       ->check(not_empty());
   cmd->callback([o, &rc] { rc = run(*o); });
 }

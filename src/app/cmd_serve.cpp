@@ -7,11 +7,13 @@
 #include <cstdlib>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <thread>
 
 #include "app/commands.h"
 #include "app/compute_options.h"
 #include "app/console.h"
+#include "app/expert_usage.h"
 #include "app/media_options.h"
 #include "app/option_checks.h"
 #include "app/options.h"
@@ -34,6 +36,7 @@ struct Options {
   bool seed_given = false;
   std::string alias;
   double slow_step_ms = 0;  // 0: none is told of
+  bool count_experts = false;
 };
 
 // "a,b": a and b; empty names do not count.
@@ -141,10 +144,12 @@ int run(Options& o) {
                    "every running request takes a token of each step"});
   o.service.defaults.seed_given = o.seed_given;
   std::signal(SIGPIPE, SIG_IGN);
+  if (o.count_experts) o.engine.count_experts = std::make_shared<ExpertUsage>();
   std::unique_ptr<Engine> engine;
   auto service = Service::open(o.service);
   if (!service) return report(service.error());
-  const EngineThread thread(o, engine, **service);
+  std::optional<EngineThread> own;
+  const EngineThread& thread = own.emplace(o, engine, **service);
   const Status ended = (*service)->run();
   if (thread.loading()) {  // a signal, or no memory to begin: there is no stopping in the middle
     const int rc = ended ? int(kExitOk) : report(ended.error());
@@ -152,6 +157,11 @@ int run(Options& o) {
     std::_Exit(rc);
   }
   if (const Status loaded = thread.loaded(); !loaded) return report(loaded.error());
+  if (o.count_experts) {
+    const std::string model = engine->config().model;
+    own.reset(), engine.reset();  // what was counted is there then
+    if (auto kept = keep_counted_experts(*o.engine.count_experts, model); !kept) return report(kept.error());
+  }
   return ended ? int(kExitOk) : report(ended.error());
 }
 
@@ -337,6 +347,10 @@ void add_serve(CLI::App& app, int& rc) {
   add_access_options(cmd, s);
   add_path_options(cmd, s);
   add_connection_options(cmd, s.http);
+  cmd->add_flag(
+      "--count-experts", o->count_experts,
+      "Count how often each expert is chosen, for --expert-usage of later runs: at the end it is added to what "
+      "the cache folder has of this model");
   cmd->add_option("--log-slow-steps", o->slow_step_ms,
                   "Milliseconds that answers may wait for a step until a line tells what took them; omitted: any")
       ->check(CLI::Range(.001, 60000.));

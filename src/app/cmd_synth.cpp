@@ -17,12 +17,14 @@ namespace {
 struct Options {
   std::string preset, mmproj, quant, out;
   uint64_t seed = 1;
+  double skew = 0;
   bool pure = false, vocab = false;
 };
 
 int run(const Options& o) {
   auto plan = o.mmproj.empty() ? synth_plan(o.preset, o.quant, o.pure) : synth_mmproj_plan(o.mmproj, o.quant);
   if (!plan) return report(plan.error());
+  if (auto ok = synth_skew_router(*plan, o.skew); !ok) return report(ok.error());
   if (o.vocab) {
     std::string model;
     if (auto ok = find_model(model); !ok) return report(ok.error());
@@ -72,6 +74,12 @@ void add_synth(CLI::App& app, int& rc) {
   cmd->add_flag(
       "--vocab", o->vocab,
       "With the tokenizer of the shipped model, filled up to the preset's number of tokens: for run and serve");
+  cmd->add_option(
+         "--router-skew", o->skew,
+         "Experts are chosen unevenly: the routers' rows have lengths of 1, 2^-S, 3^-S, ..., in an order of each "
+         "layer; 0: evenly")
+      ->check(CLI::Range(0., 4.))
+      ->capture_default_str();
   cmd->add_option("OUT", o->out, "File to write (.gguf)")->required()->check(not_empty());
   cmd->add_option("--seed", o->seed, "The same seed gives the same bytes")
       ->check(whole_number())

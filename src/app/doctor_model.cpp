@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "app/doctor.h"
+#include "app/expert_usage.h"
 #include "base/files.h"
 #include "cache/kv_plan.h"
 #include "compose/plan.h"
@@ -244,6 +245,7 @@ bool look_at_model(Findings& f, DoctorOptions o) {
   EngineConfig c = o.engine;
   c.draft.files = files->paths, c.draft.suffix = files->suffix;
   if (auto ok = read_kv_choices(c, *file); !ok) return f.fail("plan", ok.error()), false;
+  if (auto ok = find_expert_usage(c, *file); !ok) return f.fail("plan", ok.error()), false;
   auto decided = resolve_config(*file, *m, c, drafters);
   if (!decided) return f.fail("plan", decided.error()), false;
   const int64_t bytes = plan_memory(*file, *m, *decided, drafters).total();

@@ -13,6 +13,7 @@
 #include <random>
 
 #include "app/compute_options.h"
+#include "app/expert_usage.h"
 #include "app/hub_models.h"
 #include "app/option_checks.h"
 #include "app/progress.h"
@@ -116,6 +117,7 @@ void add_compute_options(CLI::App* cmd, EngineConfig& c) {
       "Layers, from the first, whose routed experts stay in RAM and are computed by the CPU beside a GPU: a "
       "number, all, or auto: as many as have to where the model does not fit otherwise");
   add_layers_on_cpu(cmd, "--ffn-on-cpu", c.ffn_on_cpu, "The same of dense models: the feed-forward weights of layers");
+  add_expert_usage_option(cmd, c);
   add_named(cmd, "--cpu-isa", c.cpu_isa, kIsas,
             "Instruction set of the cpu backend: auto, scalar, avx2, avx512 or amx");
   add_kv_options(cmd, c);
@@ -246,10 +248,11 @@ std::vector<std::string> files_of(const std::string& model, std::vector<std::str
 Result<std::unique_ptr<Engine>> open_engine(EngineConfig c, const DraftOptions& draft, Voice voice,
                                             const EngineDebug& debug) {
   if (auto ok = find_model(c); !ok) return ok.error();
-  if (c.kv_auto) {
+  if (c.kv_auto || !c.expert_usage_file.empty()) {
     const auto file = open_gemma4(c.model);
     if (!file) return file.error();
     if (auto ok = read_kv_choices(c, *file); !ok) return ok.error();
+    if (auto ok = find_expert_usage(c, *file); !ok) return ok.error();
   }
   std::vector<std::string> notes;
   if (auto ok = find_encoders(c, &notes); !ok) return ok.error();

@@ -1,9 +1,11 @@
 #pragma once
 #include <concepts>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
+#include "backend/expert_usage.h"
 #include "backend/select.h"
 #include "backend/shard_spec.h"
 #include "backend/step.h"
@@ -93,6 +95,12 @@ concept TakesDrafters = requires(B b) {
 template <class B>
 concept CountsSelected = requires(B b, int slot) {
   { b.take_selected(slot) } -> std::same_as<Selected>;
+};
+
+// count_experts(usage): adds how often each expert was chosen to it, at the latest when the backend ends.
+template <class B>
+concept CountsExperts = requires(B b, std::shared_ptr<ExpertUsage> usage) {
+  b.count_experts(usage);
 };
 
 // upload(tensor, spec): a weight that is divided among shards.

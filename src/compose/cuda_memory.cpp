@@ -34,15 +34,22 @@ Status cuda_accepts_kv(const ModelCfg& m, KvType k, KvType v) {
 int64_t bytes_in_ram(std::span<const TensorView> tensors, const WeightsInRam& in_ram) {
   int64_t n = 0;
   for (const TensorView& t : tensors)
-    if (in_ram.holds(t.name)) n += int64_t(t.data.size());
+    if (in_ram.holds(t.name)) n += int64_t(t.data.size()) / t.ne[2] * (t.ne[2] - in_ram.resident(t.name, t.ne[2]));
   return n;
 }
 
 namespace {
-// "experts of the first 20 layers"
-std::string text_of(const WeightsInRam& w, const GgufFile& file) {
+// "experts of the first 20 layers", "2,560 of 3,840 experts, which 31 % of the choices were"
+std::string text_of(const WeightsInRam& w, const GgufFile& file, const EngineConfig& c) {
   std::vector<std::string> v;
-  if (w.expert_layers > 0) v.push_back(fmt::format("experts of the first {} layers", w.expert_layers));
+  if (w.placement) {
+    int all = 0, here = 0;
+    for (size_t l = 0; l < w.placement->slot.size(); ++l)
+      all += w.placement->experts(int(l)), here += w.placement->resident(int(l));
+    v.push_back(fmt::format("{} of {} experts, which {:.0f} % of the counted choices were", all - here, all,
+                            100 - 100 * w.placement->hits(*c.expert_usage)));
+  } else if (w.expert_layers > 0)
+    v.push_back(fmt::format("experts of the first {} layers", w.expert_layers));
   if (w.ffn_layers > 0) v.push_back(fmt::format("feed-forward weights of the first {} layers", w.ffn_layers));
   if (w.tables && file.find(kPerLayerTable)) v.emplace_back("embeddings for each layer");
   return fmt::format("{}", fmt::join(v, ", "));
@@ -55,7 +62,7 @@ std::string ram_note(const GgufFile& file, const EngineConfig& c) {
   if (!in_ram.any()) return "";
   const int64_t bytes = bytes_in_ram(file.tensors(), in_ram), room = int64_t(available_memory());
   std::string note = fmt::format("{} ({}) stay in RAM, and {} threads of the CPU multiply by them",
-                                 text_of(in_ram, file), human_bytes(bytes), in_ram.threads);
+                                 text_of(in_ram, file, c), human_bytes(bytes), in_ram.threads);
   if (bytes > room)
     note += fmt::format("; {} of RAM are free, so they will be read from the disk again and again", human_bytes(room));
   return note;
@@ -130,11 +137,12 @@ BackendMemory cuda_memory(const GgufFile& file, const ModelCfg& model, const Eng
   m.weight_bytes = cuda_weight_bytes;
   const WeightsInRam in_ram = weights_in_ram(c);
   if (const int64_t in_file = bytes_in_ram(file.tensors(), in_ram); in_file > 0) {
-    m.weights += fmt::format("; in RAM ({}): {}", human_bytes(in_file), text_of(in_ram, file));
+    m.weights += fmt::format("; in RAM ({}): {}", human_bytes(in_file), text_of(in_ram, file, c));
     m.weight_bytes = [in_ram, own = file.tensors().data()](std::span<const TensorView> t) {
       int64_t bytes = cuda_weight_bytes(t);
       for (const TensorView& x : t)
-        if (t.data() == own && in_ram.holds(x.name)) bytes -= Cuda::weight_bytes(x);
+        if (t.data() == own && in_ram.holds(x.name))
+          bytes -= Cuda::weight_bytes(x) / x.ne[2] * (x.ne[2] - in_ram.resident(x.name, x.ne[2]));
       return bytes;
     };
   }

@@ -30,11 +30,14 @@ std::string library_note();
 
 // Of a decided configuration.
 inline WeightsInRam weights_in_ram(const EngineConfig& c) {
-  return {.expert_layers = c.experts_on_cpu,
-          .ffn_layers = c.ffn_on_cpu,
-          .tables = c.gpus.empty(),
-          .threads = c.n_threads,
-          .isa = c.cpu_isa};
+  WeightsInRam w{.expert_layers = c.experts_on_cpu,
+                 .ffn_layers = c.ffn_on_cpu,
+                 .tables = c.gpus.empty(),
+                 .threads = c.n_threads,
+                 .isa = c.cpu_isa};
+  if (c.expert_usage && w.expert_layers > 0)
+    w.placement = std::make_shared<const ExpertPlacement>(place_experts(*c.expert_usage, w.expert_layers));
+  return w;
 }
 // Bytes of the file that stay in RAM.
 int64_t bytes_in_ram(std::span<const TensorView> tensors, const WeightsInRam& in_ram);

@@ -112,6 +112,13 @@ Result<std::unique_ptr<Engine>> open_with(const EngineConfig& c, const EngineDeb
                     "from plain decoding's",
                     decided->draft.rows()));
 
+  if (c.count_experts) {
+    if (model.cfg.n_expert == 0)
+      return Error{c.model, "expected a model with experts to count, found a dense one", "give another model"};
+    if (!decided->gpus.empty() || decided->backend == "ref" || debug.lockstep || debug.explain)
+      return Error{"--backend", "expected the CPU or one GPU where experts are counted, found another set-up",
+                   "leave --gpus, ref, --lockstep and --explain out"};
+  }
   if (!has_isa(c.cpu_isa))
     return Error{"--cpu-isa", fmt::format("this machine has no {}", isa_name(c.cpu_isa)),
                  "leave it out: the best there is will be used"};

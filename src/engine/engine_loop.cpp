@@ -18,7 +18,8 @@ RunnerOptions runner_options(const LoadedModel& model, const EngineConfig& c) {
                   .more_pages = model.drafter_pool_bytes,
                   .kv_memory = c.kv_memory,
                   .max_soft = model.media ? kv_plan(c).max_step : 0,
-                  .loading = c.loading};
+                  .loading = c.loading,
+                  .usage = c.count_experts};
   if (c.sparse_prefill > 0) o.select = SelectSpec{.gamma = c.sparse_prefill};
   return o;
 }

@@ -16,12 +16,13 @@ namespace facet {
 
 struct RunnerOptions {
   KvPlan kv;
-  int max_out = 1;                        // rows of logits in one step
-  int64_t more_pages = 0;                 // bytes of the page pool for drafters' rows
-  int64_t kv_memory = 0;                  // bytes of the page pool in all; 0: what the plan can come to
-  std::optional<SelectSpec> select = {};  // block-sparse prefill, for sequences of a step that ask for it
-  int max_soft = 0;                       // tokens of one step whose embeddings encoders made
-  LoadProgress loading = {};              // called as weights arrive
+  int max_out = 1;                          // rows of logits in one step
+  int64_t more_pages = 0;                   // bytes of the page pool for drafters' rows
+  int64_t kv_memory = 0;                    // bytes of the page pool in all; 0: what the plan can come to
+  std::optional<SelectSpec> select = {};    // block-sparse prefill, for sequences of a step that ask for it
+  int max_soft = 0;                         // tokens of one step whose embeddings encoders made
+  LoadProgress loading = {};                // called as weights arrive
+  std::shared_ptr<ExpertUsage> usage = {};  // of experts, where the backend counts them
 };
 
 inline SparsePrefill sparse_prefill_of(const Selected& s) {
@@ -58,6 +59,8 @@ class Runner {
     r->b.reserve(limits);
     r->work = make_work(r->b, m, o.kv.max_step, o.max_out, o.max_soft);
     r->ids = r->b.new_ids(o.max_out);
+    if constexpr (CountsExperts<B>)
+      if (o.usage) r->b.count_experts(o.usage);
     if (auto ok = memory_status(r->b); !ok) return ok.error();
     return r;
   }

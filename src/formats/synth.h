@@ -31,6 +31,7 @@ struct SynthTensor {
   std::vector<int64_t> ne;
   SynthFill fill = SynthFill::kNormal;
   DType type = DType::kF32;
+  double skew = 0;  // of a router: see synth_skew_router
 };
 
 struct SynthMeta {
@@ -55,6 +56,10 @@ Result<SynthPlan> synth_plan(std::string_view preset, std::string_view quant, bo
 // <unused0> and so on, is no other token's and that no merge leads to: they are drawn and read, but no text becomes
 // them. An Error if the plan is a drafter's, which has its model's, or `from` has no vocabulary or a larger one.
 Status synth_add_vocab(SynthPlan& plan, const GgufFile& from);
+// Some experts are chosen more often than others: of a layer's N experts in an order of its own, that of place i = 1.. has
+// a router's row of i^-skew times the length, so that its logits reach the largest less often. An Error of a plan
+// without experts.
+Status synth_skew_router(SynthPlan& plan, double skew);
 // An mmproj file beside them: the encoders of pictures and sound of a model ("e", "12b", ...), in one of four types.
 std::span<const std::string_view> synth_mmproj_presets();
 std::span<const std::string_view> synth_mmproj_types();

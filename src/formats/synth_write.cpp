@@ -5,6 +5,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <utility>
 
 #include "base/check.h"
 #include "base/files.h"
@@ -197,8 +198,17 @@ Status stream_values(Sink& sink, uint64_t elements, const std::vector<Value>& ta
   });
 }
 
+// Of a skewed router's rows.
+std::vector<float> router_lengths(const SynthTensor& t, Random& r) {
+  std::vector<float> length(size_t(t.ne[1]));
+  for (size_t i = 0; i < length.size(); ++i) length[i] = float(std::pow(double(i + 1), -t.skew));
+  for (size_t i = length.size(); i > 1; --i) std::swap(length[i - 1], length[r.next() % i]);
+  return length;
+}
+
 Status stream_f32(Sink& sink, const SynthTensor& t, uint64_t elements, Random& r) {
   uint64_t i = 0;
+  const std::vector<float> length = t.skew > 0 ? router_lengths(t, r) : std::vector<float>();
   return stream<float>(sink, elements, [&](float& v) {
     switch (t.fill) {
       case SynthFill::kRopeFreqs:
@@ -209,6 +219,7 @@ Status stream_f32(Sink& sink, const SynthTensor& t, uint64_t elements, Random& r
         break;
       case SynthFill::kRouter:
         v = r.normal();
+        if (!length.empty()) v *= length[size_t(i++ / uint64_t(t.ne[0]))];
         break;
       case SynthFill::kShift:
         v = 3.0f * r.normal();
@@ -280,6 +291,14 @@ void declare(const SynthPlan& plan, GgufWriter& w) {
 }
 
 }  // namespace
+
+Status synth_skew_router(SynthPlan& plan, double skew) {
+  bool any = false;
+  for (SynthTensor& t : plan.tensors)
+    if (t.fill == SynthFill::kRouter) t.skew = skew, any = true;
+  if (any || skew == 0) return Ok{};
+  return Error{"--router-skew", "expected a preset with experts, found none", "use 26b-a4b, or leave it out"};
+}
 
 uint64_t synth_bytes(const SynthPlan& plan) {
   GgufWriter w;

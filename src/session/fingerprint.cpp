@@ -87,6 +87,9 @@ SessionHeader::Fingerprint session_fingerprint(const GgufFile& file, const Model
   h.add(int64_t(c.backend == "cuda" ? c.chunk : 0));
   if (!c.gpus.empty()) h.add(int64_t(c.gpus.size()));
   if (c.weights_in_ram()) h.add(int64_t(c.experts_on_cpu)), h.add(int64_t(c.ffn_on_cpu));
+  if (c.expert_usage && c.experts_on_cpu > 0)
+    for (const auto& layer : place_experts(*c.expert_usage, c.experts_on_cpu).slot)
+      for (const int16_t slot : layer) h.add(int64_t(slot));
   for (const int n : stage_layers(m, c)) h.add(int64_t(n));
   h.add(int64_t(drafters.size()));
   for (const DrafterFile& d : drafters) add(h, d);

@@ -1,6 +1,7 @@
 #pragma once
 #include "backend/cpu/cpu_ref.h"
 #include "backend/cpu/simd.h"
+#include "backend/expert_usage.h"
 
 namespace facet {
 
@@ -32,9 +33,10 @@ class CpuFast : public CpuRef {
   void ple_combine(Rows p, Rows c, Vec gain, float in_scale, float out_scale, float eps);
   void moe(Rows y, Rows e, Rows r, MoeWeights<Weight, Vec> w, int n_used, Act act);
   // moe() of rows whose experts are chosen: expert [T n_used], each token's in the order of its sum; weight [T n_used] of
-  // an expert's output. w.router and w.scale are not read.
+  // an expert's output. w.router and w.scale are not read. Expert -1: not computed here.
   void routed_experts(Rows y, Rows e, std::span<const int32_t> expert, std::span<const float> weight,
                       MoeWeights<Weight, Vec> w, int n_used, Act act);
+  void count_experts(std::shared_ptr<ExpertUsage> usage) { usage_ = std::move(usage); }
   void softcap(Rows x, float cap);
   void clustered_head(Rows logits, Rows h, ClusteredHead<Weight, Table> w);
   void grid_norm_rope(Rows x, Vec gain, Freqs freqs, const Step& s, float eps);
@@ -93,7 +95,7 @@ class CpuFast : public CpuRef {
                      int64_t up_stack, int64_t begin, int64_t end, Act act) const;
   void choose_experts(Rows logits, Vec scale, int K);
   void chosen_experts(Rows y, Rows e, const MoeWeights<Weight, Vec>& w, int n_used, Act act);  // of chosen_, route_
-  void sort_pairs(const Input& x, int T, int K, int n_expert);
+  int sort_pairs(const Input& x, int T, int K, int n_expert);
   void activate(float* y, const float* g, const float* u, int64_t n, Act act) const;
   float inv_rms(const float* x, int64_t n, float eps) const;
   const float* rope_table(Freqs freqs, const Step& s, int n_tok);

@@ -5,6 +5,7 @@
 
 #include "backend/cpu/cpu_fast.h"
 #include "backend/cpu/cpu_sizes.h"
+#include "backend/weights_in_ram.h"
 #include "base/threads.h"
 
 namespace facet {
@@ -29,26 +30,32 @@ void CpuFast::choose_experts(Rows logits, Vec scale, int K) {
   }
 }
 
-// Turns the counts of cursor_ into where each expert's pairs begin, still in the entry behind its own.
-void CpuFast::sort_pairs(const Input& x, int T, int K, int n_expert) {
+// Turns the counts of cursor_ into where each expert's pairs begin, still in the entry behind its own. How many there
+// are.
+int CpuFast::sort_pairs(const Input& x, int T, int K, int n_expert) {
   used_expert_.clear();
   for (int i = 0; i < n_expert; ++i) {
     if (cursor_[size_t(i) + 1] > 0) used_expert_.push_back(i);
     cursor_[size_t(i) + 1] += cursor_[size_t(i)];
   }
+  const int n_pair = cursor_[size_t(n_expert)];
   for (int i = T * K - 1; i >= 0; --i) {  // from behind, so that an expert's pairs stay in order of tokens
     const int expert = chosen_[size_t(i)];
+    pair_of_[size_t(i)] = -1;
+    if (expert < 0) continue;                     // computed elsewhere
     const int p = --cursor_[size_t(expert) + 1];  // from the expert's end down to its beginning
     pair_of_[size_t(i)] = p;
     pair_f_[size_t(p)] = x.f[i / K];
     if (x.q) pair_q_[size_t(p)] = x.q[i / K];
   }
+  return n_pair;
 }
 
 void CpuFast::moe(Rows y, Rows e, Rows r, MoeWeights<Weight, Vec> w, int n_used, Act act) {
   const Rows logits = router_.view(y.rows, int(w.router.n_out));
   matmul(logits, r, w.router);
   choose_experts(logits, w.scale, n_used);
+  if (usage_) usage_->add(layer_of_tensor(w.down.name), std::span(cursor_).subspan(1, size_t(w.down.n_stack)));
   chosen_experts(y, e, w, n_used, act);
 }
 
@@ -59,9 +66,9 @@ void CpuFast::routed_experts(Rows y, Rows e, std::span<const int32_t> expert, st
         "{} experts of {} rows", expert.size(), y.rows);
   std::fill(cursor_.begin(), cursor_.end(), 0);
   for (size_t i = 0; i < expert.size(); ++i) {
-    CHECK(expert[i] >= 0 && expert[i] < int(w.down.n_stack), "{}: expert {} of {}", w.down.name, expert[i],
+    CHECK(expert[i] >= -1 && expert[i] < int(w.down.n_stack), "{}: expert {} of {}", w.down.name, expert[i],
           w.down.n_stack);
-    ++cursor_[size_t(expert[i]) + 1];
+    if (expert[i] >= 0) ++cursor_[size_t(expert[i]) + 1];
   }
   std::ranges::copy(expert, chosen_.begin());
   std::ranges::copy(weight, route_.begin());
@@ -76,10 +83,14 @@ void CpuFast::chosen_experts(Rows y, Rows e, const MoeWeights<Weight, Vec>& w, i
 
   const Weight half = w.gate_up.halves();  // an expert is gate rows then up rows
   const Input x = quantise(act_, e, quantised(w.gate_up) || quantised(w.gate) || quantised(w.up), T > 1);
-  sort_pairs(x, T, K, n_expert);
+  const int pairs = sort_pairs(x, T, K, n_expert);
+  if (pairs == 0) {
+    for (int t = 0; t < T; ++t) std::fill_n(y.row(t), y.cols, 0.f);
+    return;
+  }
   auto pairs_of = [&](size_t u) {
     const int begin = cursor_[size_t(used_expert_[u]) + 1];
-    return std::pair(begin, u + 1 < used_expert_.size() ? cursor_[size_t(used_expert_[u + 1]) + 1] : T * K);
+    return std::pair(begin, u + 1 < used_expert_.size() ? cursor_[size_t(used_expert_[u + 1]) + 1] : pairs);
   };
   auto in_panels = [&](int n_pair) { return simd_.panel && n_pair > simd_.gemv_tok; };
   auto fill_panels = [&](const QuantRow* q, int64_t cols) {
@@ -115,7 +126,7 @@ void CpuFast::chosen_experts(Rows y, Rows e, const MoeWeights<Weight, Vec>& w, i
                   fused ? half : w.up, fused ? 2 * expert + 1 : expert, begin, end, act);
   });
 
-  const Input mid = quantise(hidden_act_, hidden_.view(T * K, d_expert), quantised(w.down), T > 1);
+  const Input mid = quantise(hidden_act_, hidden_.view(pairs, d_expert), quantised(w.down), T > 1);
   fill_panels(mid.q, d_expert);
   const int64_t width = T <= simd_.gemv_tok ? kPieceCols : kTileRows;
   parallel_for((y.cols + width - 1) / width, n_threads_, [&](int64_t piece) {
@@ -128,7 +139,8 @@ void CpuFast::chosen_experts(Rows y, Rows e, const MoeWeights<Weight, Vec>& w, i
     for (int t = 0; t < T; ++t)
       for (int64_t c = 0; c < end - begin; ++c) {
         float sum = 0;
-        for (int k = 0; k < K; ++k) sum += route_[size_t(t * K + k)] * out[pair_of_[size_t(t * K + k)] * width + c];
+        for (int k = 0; k < K; ++k)
+          if (const int p = pair_of_[size_t(t * K + k)]; p >= 0) sum += route_[size_t(t * K + k)] * out[p * width + c];
         y.row(t)[begin + c] = sum;
       }
   });

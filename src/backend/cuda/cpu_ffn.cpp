@@ -99,28 +99,29 @@ void CpuFfn::Job::run() const {
   self->cpu_.matmul(y, hidden, w.down);
 }
 
-void CpuFfn::exchange(Job& job, Mat x, const Routing& routing) {
+void CpuFfn::exchange(Job& job, Mat x, const Routing& routing, const int16_t* slots) {
   CHECK(x.rows > 0 && x.rows <= rows_most_ && x.cols <= cols_ && job.n_used <= used_most_, "{} rows of {} columns",
         x.rows, x.cols);
-  moe_send(device_.stream(), rows_, x, routing, job.n_used, &job);
+  moe_send(device_.stream(), rows_, x, routing, job.n_used, slots, &job);
 }
 
-void CpuFfn::begin(const MoeWeights<const Weight*, int>& w, Mat x, const Routing& routing, int n_used, Act act) {
+void CpuFfn::begin(const MoeWeights<const Weight*, int>& w, Mat x, const Routing& routing, int n_used, Act act,
+                   const int16_t* slots) {
   Job& job = job_of(w.down, x.rows);
   if (!job.self) {
     job = {.self = this, .w = {.down = *w.down}, .rows = x.rows, .n_used = n_used, .act = act};
     if (w.gate_up) job.w.gate_up = *w.gate_up;
     if (w.gate) job.w.gate = *w.gate, job.w.up = *w.up;
   }
-  exchange(job, x, routing);
+  exchange(job, x, routing, slots);
 }
 void CpuFfn::begin(const Weight* gate, const Weight* up, const Weight* down, Mat x, Act act) {
   Job& job = job_of(down, x.rows);
   if (!job.self)
     job = {.self = this, .w = {.gate = *gate, .up = *up, .down = *down}, .rows = x.rows, .n_used = 0, .act = act};
-  exchange(job, x, {});
+  exchange(job, x, {}, nullptr);
 }
 
-void CpuFfn::end(Mat y) { moe_receive(device_.stream(), y, rows_); }
+void CpuFfn::end(Mat y, const MoePart& part) { moe_receive(device_.stream(), y, rows_, part); }
 
 }  // namespace facet::cuda

@@ -40,9 +40,11 @@ class CpuFfn {
 
   // Begins the feed-forward part of up to kRows rows. What is launched in the device's stream before end() runs beside it.
   // x [T, D]: with experts, whose routing comes before it in the stream; the matrices come from add().
-  void begin(const MoeWeights<const Weight*, int>& w, Mat x, const Routing& routing, int n_used, Act act);
+  // slots: MoeExperts::slots of a layer that has experts on the GPU as well; null: it has none.
+  void begin(const MoeWeights<const Weight*, int>& w, Mat x, const Routing& routing, int n_used, Act act,
+             const int16_t* slots);
   void begin(const Weight* gate, const Weight* up, const Weight* down, Mat x, Act act);
-  void end(Mat y);  // of as many rows: in the stream
+  void end(Mat y, const MoePart& part = {});  // of as many rows: in the stream, with what the GPU has
 
  private:
   struct Job {  // which graphs may ask for again
@@ -53,7 +55,7 @@ class CpuFfn {
     void run() const;
   };
   Job& job_of(const Weight* down, int rows) { return jobs_[{down, rows}]; }
-  void exchange(Job& job, Mat x, const Routing& routing);
+  void exchange(Job& job, Mat x, const Routing& routing, const int16_t* slots);
   void answer();  // the thread
   void stop();
 

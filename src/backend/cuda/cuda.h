@@ -2,6 +2,7 @@
 #include <cuda_runtime.h>
 
 #include <deque>
+#include <map>
 #include <memory>
 #include <span>
 #include <string>
@@ -52,7 +53,8 @@ class Cuda {
     // In RAM: the matrix there, instead of tiles, and its number in the stream that brings it.
     const cuda::CpuFfn::Weight* in_ram = nullptr;
     int streamed = 0, layer = 0;
-    bool is_host_table = false;  // its rows come with each step
+    const int16_t* slots = nullptr;  // of a stack that has tiles of some of its matrices (MoeExperts::slots)
+    bool is_host_table = false;      // its rows come with each step
     explicit operator bool() const { return n_out > 0; }
   };
   using KvLayer = facet::KvLayer;
@@ -78,6 +80,8 @@ class Cuda {
 
   static constexpr bool kCopiesWeights = true;
   Weight upload(const TensorView& t);
+  // How often experts are chosen is added to usage when this ends. After all weights.
+  void count_experts(std::shared_ptr<ExpertUsage> usage);
   void take_drafters() { in_ram_ = {}; }  // their weights are on the GPU, whatever their names
   Vec upload(std::span<const float> gain);
   Freqs upload(std::span<const double> freqs);
@@ -269,11 +273,18 @@ class Cuda {
     if (w.in_ram) w.m = weight_stream_->matrix(w.streamed);
     return w;
   }
-  cuda::MoeExperts experts_of(const MoeWeights<Weight, Vec>& w, int n_used, Act act) const;
-  // Rows from `first` on.
-  void moe_on_gpu(Rows y, Rows e, Rows r, const cuda::MoeExperts& m, int first);
+  // resident: of a layer in both places, what is always on the GPU.
+  cuda::MoeExperts experts_of(const MoeWeights<Weight, Vec>& w, int n_used, Act act, bool resident = false) const;
+  // Rows from `first` on. down: of the layer's experts.
+  void moe_on_gpu(Rows y, Rows e, Rows r, const cuda::MoeExperts& m, const Weight& down, int first);
   // Of rows [row, row + n), n <= CpuFfn::kRows. end() of cpu_ffn_ is the caller's.
   void begin_on_cpu(Rows e, Rows r, const MoeWeights<Weight, Vec>& w, int n_used, Act act, int row, int n);
+  // Of the same rows, those of their experts that are on the GPU, for end() of cpu_ffn_.
+  cuda::MoePart resident_experts(Rows e, const MoeWeights<Weight, Vec>& w, int n_used, Act act, int row, int n);
+  // Counts what a routing chose, if anybody wants to know.
+  void count_chosen(const Weight& down, const int32_t* expert, int n_slot);
+  // The tensor's matrices that are on the GPU of one that lies in both places; false: there was no memory.
+  bool upload_resident(Weight& w, const TensorView& t, DType kept, std::span<const int16_t> slots);
   static bool unpacks(const cuda::DeviceInfo& d, cuda::Tile tile) {
     return d.cublaslt && (cuda::is_float(tile) || !d.int8_prompts);
   }
@@ -296,6 +307,13 @@ class Cuda {
   std::unique_ptr<cuda::CpuFfn> cpu_ffn_;  // null: no weights are in RAM
   std::unique_ptr<cuda::WeightStream> weight_stream_;
   std::unique_ptr<cuda::HostTable> host_table_;  // null: no table is in RAM
+  std::map<int, const int16_t*> slots_;          // by layer
+  std::shared_ptr<ExpertUsage> usage_;           // null: nobody counts
+  struct ExpertTimes {
+    int n = 0;
+    unsigned* times = nullptr;  // [n], where they are counted
+  };
+  std::map<int, ExpertTimes> expert_times_;  // by layer, of those with experts
   cuda::Loader loader_{device_};
   cuda::Gemm gemm_{device_};
   cuda::Graphs graphs_{stream_};

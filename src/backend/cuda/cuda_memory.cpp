@@ -40,7 +40,7 @@ Result<int64_t> Cuda::free_memory(int gpu) {
 }
 
 Cuda::Cuda(int gpu, const WeightsInRam& in_ram, int64_t fail_at) : device_(gpu, fail_at), in_ram_(in_ram) {
-  if (in_ram_.expert_layers == 0 && in_ram_.ffn_layers == 0) return;
+  if (in_ram_.expert_layers == 0 && in_ram_.ffn_layers == 0 && !in_ram_.placement) return;
   cpu_ffn_ = std::make_unique<cuda::CpuFfn>(device_, in_ram_);
   weight_stream_ = std::make_unique<cuda::WeightStream>(device_);
 }
@@ -48,6 +48,13 @@ Cuda::Cuda(int gpu, const WeightsInRam& in_ram, int64_t fail_at) : device_(gpu, 
 Cuda::~Cuda() {
   make_current();
   cudaStreamSynchronize(stream_);
+  for (const auto& [layer, of] : expert_times_) {
+    if (!usage_ || !of.times) continue;
+    std::vector<unsigned> times(size_t(of.n));
+    if (cudaMemcpy(times.data(), of.times, times.size() * sizeof(unsigned), cudaMemcpyDeviceToHost) != cudaSuccess)
+      break;
+    usage_->add(layer, times);
+  }
   for (const cudaEvent_t e : marks_) cudaEventDestroy(e);
 }
 

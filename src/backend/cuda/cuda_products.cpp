@@ -121,14 +121,16 @@ void Cuda::ffn(Rows y, Rows g, Rows h, Weight gate, Weight up, Weight down, Act 
   }
 }
 
-cuda::MoeExperts Cuda::experts_of(const MoeWeights<Weight, Vec>& w, int n_used, Act act) const {
+cuda::MoeExperts Cuda::experts_of(const MoeWeights<Weight, Vec>& w, int n_used, Act act, bool resident) const {
   cuda::MoeExperts m;
   m.d_expert = int(w.down.n_in);
+  const auto tiles = [&](const Weight& of) { return resident ? of.m : on_gpu(of).m; };
   if (w.gate_up)
-    m.gate = m.up = on_gpu(w.gate_up).m, m.up_strip = m.d_expert / cuda::kTileRows;
+    m.gate = m.up = tiles(w.gate_up), m.up_strip = m.d_expert / cuda::kTileRows;
   else
-    m.gate = on_gpu(w.gate).m, m.up = on_gpu(w.up).m;
-  m.down = on_gpu(w.down).m;
+    m.gate = tiles(w.gate), m.up = tiles(w.up);
+  m.down = tiles(w.down);
+  if (resident) m.slots = w.down.slots;
   m.router = w.router.f32, m.scale = w.scale.p;
   m.n_expert = int(w.router.n_out), m.n_used = n_used, m.act = act;
   CHECK(m.router && m.d_expert % cuda::kTileRows == 0, "{}: a router in f32 and experts of a multiple of 16 rows",
@@ -136,7 +138,7 @@ cuda::MoeExperts Cuda::experts_of(const MoeWeights<Weight, Vec>& w, int n_used, 
   return m;
 }
 
-void Cuda::moe_on_gpu(Rows y, Rows e, Rows r, const cuda::MoeExperts& m, int first) {
+void Cuda::moe_on_gpu(Rows y, Rows e, Rows r, const cuda::MoeExperts& m, const Weight& down, int first) {
   acts_.resolve_kind<cuda::ExpertOutputs>();  // their memory is used again
   acts_.rounded(e);
   const int small = std::max(first, small_rows(y.rows)),
@@ -146,6 +148,7 @@ void Cuda::moe_on_gpu(Rows y, Rows e, Rows r, const cuda::MoeExperts& m, int fir
     const cuda::RouterArgs job = cuda::router_args(m, acts_.mat_at(r, row, n, false), n, moe_.routing);
     n > cuda::kMoeRows ? cuda::route_small_batch(stream_, job) : cuda::route(stream_, job);
     cuda::moe_small_batch(stream_, m, acts_.mat_at(e, row, n, true), n, moe_);
+    count_chosen(down, moe_.routing.expert, n * m.n_used);
     if (first == 0 && y.rows <= cuda::kMoeSmallBatch && many == 0)
       acts_.defer(cuda::ExpertOutputs{y, {moe_.out, moe_.routing.weight, m.n_used}});
     else
@@ -154,6 +157,7 @@ void Cuda::moe_on_gpu(Rows y, Rows e, Rows r, const cuda::MoeExperts& m, int fir
   if (many > 0)
     cuda::moe_large_batch(stream_, m, acts_.mat_at(y, last, many, false), acts_.mat_at(e, last, many, true),
                           acts_.mat_at(r, last, many, false), moe_large_batch_);
+  if (many > 0) count_chosen(down, moe_large_batch_.expert, ((many - 1) % cuda::kMoeLargeBatchTokens + 1) * m.n_used);
 }
 
 void Cuda::begin_on_cpu(Rows e, Rows r, const MoeWeights<Weight, Vec>& w, int n_used, Act act, int row, int n) {
@@ -163,13 +167,33 @@ void Cuda::begin_on_cpu(Rows e, Rows r, const MoeWeights<Weight, Vec>& w, int n_
   n > cuda::kMoeRows ? cuda::route_small_batch(stream_, job) : cuda::route(stream_, job);
   MoeWeights<const cuda::CpuFfn::Weight*, int> host;
   host.gate_up = w.gate_up.in_ram, host.gate = w.gate.in_ram, host.up = w.up.in_ram, host.down = w.down.in_ram;
-  cpu_ffn_->begin(host, acts_.mat_at(e, row, n, false), moe_.routing, n_used, act);
+  count_chosen(w.down, moe_.routing.expert, n * n_used);
+  cpu_ffn_->begin(host, acts_.mat_at(e, row, n, false), moe_.routing, n_used, act, w.down.slots);
+}
+
+cuda::MoePart Cuda::resident_experts(Rows e, const MoeWeights<Weight, Vec>& w, int n_used, Act act, int row, int n) {
+  if (!w.down.slots) return {};
+  const cuda::MoeExperts m = experts_of(w, n_used, act, true);
+  acts_.rounded(e);
+  cuda::moe_place(stream_, moe_.routing, m.slots, m.n_expert, n * n_used);
+  cuda::moe_small_batch(stream_, m, acts_.mat_at(e, row, n, true), n, moe_);
+  return {.out = moe_.out,
+          .weight = moe_.routing.weight,
+          .expert = moe_.routing.expert,
+          .slots = m.slots,
+          .n_used = n_used};
+}
+
+void Cuda::count_chosen(const Weight& down, const int32_t* expert, int n_slot) {
+  if (!usage_) return;
+  if (const auto of = expert_times_.find(layer_of_tensor(down.name)); of != expert_times_.end())
+    cuda::moe_count(stream_, of->second.times, expert, n_slot);
 }
 
 void Cuda::moe(Rows y, Rows e, Rows r, MoeWeights<Weight, Vec> w, int n_used, Act act) {
   if (!w.down.in_ram) {
     acts_.written(y, false);
-    return moe_on_gpu(y, e, r, experts_of(w, n_used, act), 0);
+    return moe_on_gpu(y, e, r, experts_of(w, n_used, act), w.down, 0);
   }
   acts_.resolve_kind<cuda::ExpertOutputs>();  // the routing's memory is used again
   acts_.written(y, false);
@@ -177,11 +201,12 @@ void Cuda::moe(Rows y, Rows e, Rows r, MoeWeights<Weight, Vec> w, int n_used, Ac
   for (int row = 0, n = 0; row < on_cpu; row += n) {
     n = std::min(cuda::CpuFfn::kRows, on_cpu - row);
     begin_on_cpu(e, r, w, n_used, act, row, n);
-    cpu_ffn_->end(acts_.mat_at(y, row, n, false));
+    const cuda::MoePart part = resident_experts(e, w, n_used, act, row, n);
+    cpu_ffn_->end(acts_.mat_at(y, row, n, false), part);
   }
   if (on_cpu == y.rows) return;
   weight_stream_->acquire(w.down.layer);
-  moe_on_gpu(y, e, r, experts_of(w, n_used, act), on_cpu);
+  moe_on_gpu(y, e, r, experts_of(w, n_used, act), w.down, on_cpu);
   weight_stream_->release(w.down.layer);
 }
 
@@ -197,7 +222,10 @@ void Cuda::ffn_beside_moe(Rows y, Rows g, Rows h, Weight gate, Weight up, Weight
   if (on_cpu || w.down.in_ram || y.rows > cuda::kMoeRows) {
     gate_up(g, h, gate, up, act);
     matmul(y, g, down);
-    if (on_cpu) return cpu_ffn_->end(acts_.written(o, false));
+    if (on_cpu) {
+      const cuda::MoePart part = resident_experts(e, w, n_used, act, 0, y.rows);
+      return cpu_ffn_->end(acts_.written(o, false), part);
+    }
     return moe(o, e, r, w, n_used, act);
   }
   const cuda::MoeExperts m = experts_of(w, n_used, act);
@@ -212,6 +240,7 @@ void Cuda::ffn_beside_moe(Rows y, Rows g, Rows h, Weight gate, Weight up, Weight
   products({&y, 1}, g, {&down, 1}, false, act, nullptr, {.in_turn = !ahead, .ahead = ahead, .thirds = 1});
   acts_.written(o, false);
   cuda::moe_small_batch(stream_, m, acts_.mat(e, true), y.rows, moe_, true);
+  count_chosen(w.down, moe_.routing.expert, y.rows * n_used);
   acts_.defer(cuda::ExpertOutputs{o, {moe_.out, moe_.routing.weight, n_used}});
 }
 

@@ -42,6 +42,7 @@ DType kept_type(const TensorView& t) {
   return tile_of(t.type) ? t.type : wider_type(t.type);
 }
 // The choice of experts may depend on the last bits, so routers are f32, without tiles.
+constexpr std::string_view kDownExperts = "ffn_down_exps.weight";
 bool is_router(const TensorView& t) { return t.name.ends_with("ffn_gate_inp.weight"); }
 cuda::TiledMatrix tiles_of(const TensorView& t, Cuda::Fine which = Cuda::Fine::kNone) {
   const cuda::Tile tile = *tile_of(kept_type(t));
@@ -151,6 +152,39 @@ int64_t Cuda::most_unpacked(const cuda::DeviceInfo& d, std::span<const TensorVie
   return most;
 }
 
+bool Cuda::upload_resident(Weight& w, const TensorView& t, DType kept, std::span<const int16_t> slots) {
+  const int16_t*& of_layer = slots_[w.layer];
+  if (!of_layer) of_layer = copied(slots);
+  w.slots = of_layer;
+  const int64_t n = in_ram_.resident(t.name, t.ne[2]);
+  w.m.p = static_cast<uint8_t*>(device_.allocate(size_t(w.m.matrix_bytes() * n), t.name));
+  if (!w.slots || !w.m.p) return false;
+  const size_t bytes = t.data.size() / size_t(t.ne[2]);
+  for (size_t first = 0, end; first < slots.size(); first = end) {  // runs of them
+    for (end = first + 1; end < slots.size() && (slots[end] < 0) == (slots[first] < 0);) ++end;
+    if (slots[first] < 0) continue;
+    TensorView part = t;
+    part.ne[2] = int64_t(end - first);
+    part.data = t.data.subspan(first * bytes, (end - first) * bytes);
+    if (!t.scale.empty()) part.scale.assign(t.scale.begin() + ptrdiff_t(first), t.scale.begin() + ptrdiff_t(end));
+    cuda::TiledMatrix to = w.m;
+    to.p += w.m.matrix_bytes() * slots[first];
+    to.n_stack = int(end - first);
+    if (!loader_.load(to, part, kept)) return false;
+  }
+  return true;
+}
+
+void Cuda::count_experts(std::shared_ptr<ExpertUsage> usage) {
+  usage_ = std::move(usage);
+  for (auto& [layer, to] : expert_times_) {
+    const std::vector<unsigned> none(size_t(to.n));
+    to.times = copied(std::span<const unsigned>(none));
+    FACET_CUDA_CHECK(cudaStreamSynchronize(stream_));
+    if (!to.times) return usage_.reset();
+  }
+}
+
 Cuda::Weight Cuda::upload(const TensorView& t) {
   names_.push_back(t.name);
   Weight w;
@@ -176,10 +210,12 @@ Cuda::Weight Cuda::upload(const TensorView& t) {
     w.is_host_table = true;
     return w;
   }
+  if (t.name.ends_with(kDownExperts)) expert_times_[layer_of_tensor(t.name)].n = int(t.ne[2]);
   if (in_ram_.holds(t.name)) {
     w.layer = layer_of_tensor(t.name);
     w.in_ram = cpu_ffn_->add(t);
     w.streamed = weight_stream_->add(w.layer, t, w.m, kept);
+    if (const auto slots = in_ram_.slots(t.name); !slots.empty()) upload_resident(w, t, kept, slots);
     return w;
   }
   w.m.p = static_cast<uint8_t*>(device_.allocate(size_t(w.m.matrix_bytes() * w.n_stack), t.name));

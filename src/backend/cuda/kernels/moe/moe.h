@@ -16,6 +16,7 @@ struct MoeExperts {
   const float* scale = nullptr;   // [N] or none
   int n_expert = 0, n_used = 0;
   Act act = Act::kGelu;
+  const int16_t* slots = nullptr;  // [N] which matrix of the stacks an expert is, -1: of none; null: all, in order
 };
 struct MoeBuffers {
   Routing routing;
@@ -27,6 +28,11 @@ constexpr int kMoeSmallBatch = 256;  // most tokens of one launch of moe_small_b
 RouterArgs router_args(const MoeExperts&, Mat r, int n_tok, const Routing&);
 // The routing of up to kMoeSmallBatch tokens, as route().
 void route_small_batch(cudaStream_t, const RouterArgs&);
+// The lists of a routing of n_slot pairs again, without the pairs whose experts are not on the GPU; `active` then holds
+// slots.
+void moe_place(cudaStream_t, const Routing&, const int16_t* slots, int n_expert, int n_slot);
+// times[e] += how often e is among n_slot experts.
+void moe_count(cudaStream_t, unsigned* times, const int32_t* expert, int n_slot);
 // out[slot] = expert(e[t]) of n_tok <= kMoeSmallBatch rows in bf16; then y[t] = sum over ranks of weight * out, in rank
 // order. routed: e was there before the kernel before this one let it start, which it runs beside; so was what the
 // routing writes, but for a token's experts with RouterArgs::ahead.
@@ -51,9 +57,18 @@ struct MoeHostRows {
   uint64_t* count = nullptr;   // of the device: exchanges so far
 };
 // Rows of x, with the experts and weights that the routing chose for them; n_used 0: without. Then asks for `job`.
-void moe_send(cudaStream_t, const MoeHostRows& to, Mat x, const Routing&, int n_used, const void* job);
-// Waits until the newest exchange is done.
-void moe_receive(cudaStream_t, Mat y, const MoeHostRows& from);
+// slots: MoeExperts'; of experts on the GPU the host is told -1.
+void moe_send(cudaStream_t, const MoeHostRows& to, Mat x, const Routing&, int n_used, const int16_t* slots,
+              const void* job);
+// What the GPU has computed of those rows' experts.
+struct MoePart {
+  const float *out = nullptr, *weight = nullptr;  // [slot, D], [slot]
+  const int32_t* expert = nullptr;                // [slot]
+  const int16_t* slots = nullptr;                 // null: nothing
+  int n_used = 0;
+};
+// Waits until the newest exchange is done; adds part to it.
+void moe_receive(cudaStream_t, Mat y, const MoeHostRows& from, const MoePart& part = {});
 
 // --- large batches
 

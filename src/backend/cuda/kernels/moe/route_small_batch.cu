@@ -45,8 +45,8 @@ __global__ void __launch_bounds__(kChooseWarps * 32) choose_kernel(const __grid_
   });
 }
 
-// A thread an expert.
-__global__ void __launch_bounds__(kMaxExperts) lists_kernel(Routing o, int n_expert, int n_slot) {
+// A thread an expert. slots: moe_place's, or null.
+__global__ void __launch_bounds__(kMaxExperts) lists_kernel(Routing o, int n_expert, int n_slot, const int16_t* slots) {
   __shared__ __align__(16) uint8_t expert[kMoeSmallBatch * kMaxUsed];
   __shared__ int before[kMaxExperts / 32];
   const int e = int(threadIdx.x), lane = e % 32, warp = e / 32;
@@ -65,7 +65,8 @@ __global__ void __launch_bounds__(kMaxExperts) lists_kernel(Routing o, int n_exp
       }
   };
   int n = 0;
-  each([&](int) { ++n; });
+  const int number = !slots ? e : e < n_expert ? slots[e] : -1;  // in the stacks
+  if (number >= 0) each([&](int) { ++n; });
   int all = int(n > 0) << 16 | n;  // active experts up to this one, and their pairs
   for (int m = 1; m < 32; m *= 2) {
     const int v = __shfl_up_sync(~0u, all, m);
@@ -76,10 +77,15 @@ __global__ void __launch_bounds__(kMaxExperts) lists_kernel(Routing o, int n_exp
   for (int w = 0; w < warp; ++w) all += before[w];
   int at = (all & 0xFFFF) - n;
   if (n > 0) {
-    o.active[(all >> 16) - 1] = e, o.first[(all >> 16) - 1] = at;
+    o.active[(all >> 16) - 1] = number, o.first[(all >> 16) - 1] = at;
     each([&](int slot) { o.pair[at++] = slot; });
   }
   if (e == kMaxExperts - 1) o.active[n_expert] = all >> 16, o.first[all >> 16] = all & 0xFFFF;
+}
+
+__global__ void __launch_bounds__(kMaxExperts) count_kernel(unsigned* times, const int32_t* expert, int n_slot) {
+  const int i = int(blockIdx.x) * kMaxExperts + int(threadIdx.x);
+  if (i < n_slot) atomicAdd(times + expert[i], 1u);
 }
 
 }  // namespace
@@ -93,7 +99,18 @@ void route_small_batch(cudaStream_t stream, const RouterArgs& j) {
   launch(logits_kernel, grid, dim3(kThreads), size_t(kRouteRowsAt + n_row * j.r.cols * 4), stream, j, n_row);
   launch(choose_kernel, dim3(unsigned((j.n_tok + kChooseWarps - 1) / kChooseWarps)), dim3(kChooseWarps * 32), 0, stream,
          j);
-  launch(lists_kernel, dim3(1), dim3(kMaxExperts), 0, stream, j.o, j.n_expert, j.n_tok * j.n_used);
+  launch(lists_kernel, dim3(1), dim3(kMaxExperts), 0, stream, j.o, j.n_expert, j.n_tok * j.n_used,
+         static_cast<const int16_t*>(nullptr));
+}
+
+void moe_place(cudaStream_t stream, const Routing& r, const int16_t* slots, int n_expert, int n_slot) {
+  CHECK(n_slot <= kMoeSmallBatch * kMaxUsed && n_expert <= kMaxExperts, "{} pairs, {} experts", n_slot, n_expert);
+  launch(lists_kernel, dim3(1), dim3(kMaxExperts), 0, stream, r, n_expert, n_slot, slots);
+}
+
+void moe_count(cudaStream_t stream, unsigned* times, const int32_t* expert, int n_slot) {
+  count_kernel<<<unsigned((n_slot + kMaxExperts - 1) / kMaxExperts), kMaxExperts, 0, stream>>>(times, expert, n_slot);
+  FACET_CUDA_CHECK(cudaGetLastError());
 }
 
 }  // namespace facet::cuda

@@ -4,7 +4,8 @@
 //   out[slot] = Wd hidden[p]           slot: token * n_used + rank
 //   y[t]      = sum over ranks of weight * out
 //
-// Shapes     e [T, D] bf16; gate, up [N, F, D], down [N, D, F] tiled; y [T, D] f32
+// Shapes     e [T, D] bf16; gate, up [N, F, D], down [N, D, F] tiled, or some of the experts' matrices (moe_place); y
+//            [T, D] f32
 // Bytes      the weights of the distinct experts, once
 // Launch     one block per multiprocessor; blocks share the strips of the active experts, warps a block's tiles. How
 //            many experts there are is read from device memory, so the launch depends on shapes alone. The rows of a
@@ -137,6 +138,7 @@ __global__ void __launch_bounds__(kWarps * 32, 1) expert_kernel(const __grid_con
     pdl_trigger();
   }
   const int n_active = a.active[a.n_expert], grid = int(gridDim.x), all = n_active * a.n_strip;
+  if (n_active == 0) return pdl_wait();  // none of them is on the GPU
   // A block has strips of one expert, unless an equal share of all strips takes less time.
   auto share = [](int n, int i, int of) {
     const int each = fast_div(n, of);
@@ -345,7 +347,7 @@ RouterArgs router_args(const MoeExperts& m, Mat r, int n_tok, const Routing& o) 
 
 void moe_small_batch(cudaStream_t stream, const MoeExperts& m, Mat e, int n_tok, const MoeBuffers& b, bool routed) {
   CHECK(n_tok <= kMoeSmallBatch && e.cols == m.gate.n_in, "{} tokens, {} columns", n_tok, e.cols);
-  if (n_tok == 1) return moe_decode(stream, m, e, b, routed);
+  if (n_tok == 1 && !m.slots) return moe_decode(stream, m, e, b, routed);
   ExpertArgs a{};
   a.active = b.routing.active, a.first = b.routing.first, a.pair = b.routing.pair;
   a.n_expert = m.n_expert, a.n_used = m.n_used, a.n_tok = n_tok;
