@@ -11,6 +11,7 @@ set(tests_unit
   unit/check_test.cpp
   unit/dialects_test.cpp
   unit/dtype_test.cpp
+  unit/expert_usage_test.cpp
   unit/find_drafter_test.cpp
   unit/gguf_test.cpp
   unit/grammar_budget_test.cpp
@@ -127,6 +128,7 @@ set(tests_cuda_model
   cuda_model/cuda_devices_test.cpp
   cuda_model/cuda_encoders_test.cpp
   cuda_model/cuda_model_test.cpp
+  cuda_model/cuda_placement_test.cpp
   cuda_model/cuda_ram_test.cpp
   cuda_model/cuda_shards_test.cpp
   cuda_model/cuda_stages_test.cpp

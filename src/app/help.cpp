@@ -54,7 +54,8 @@ struct Group {
 constexpr Group kGroups[] = {
     {"Model", " model hf-repo hf-file offline mmproj no-mmproj image-tokens no-mmproj-offload image audio media-path "},
     {"Context, memory and speed",
-     " ctx-size threads kv kv-layout kv-k kv-v kv-layers kv-memory backend gpu gpus split experts-on-cpu ffn-on-cpu "
+     " ctx-size threads kv kv-layout kv-k kv-v kv-layers kv-memory backend gpu gpus split experts-on-cpu expert-usage "
+     "ffn-on-cpu "
      "cpu-isa chunk "
      "memory "
      "sparse-prefill "
@@ -83,7 +84,7 @@ constexpr const char* kOtherCommands = "Commands";
 constexpr Group kValues[] = {
     {"FILE",
      " model mmproj image audio video file tokens out-tokens out json text set draft spec-trace against-model "
-     "json-schema-file grammar-file api-key-file models-preset "},
+     "json-schema-file grammar-file api-key-file models-preset experts "},
     {"FOLDER", " sets root slot-save-path models-dir media-path cache-disk "},
     {"SCHEMA", " json-schema "},
     {"GRAMMAR", " grammar "},

@@ -1,8 +1,11 @@
 // Weights that stay in RAM beside a GPU: verb by verb against the reference, and laws of their bits. Skips without a
 // device.
 #include <algorithm>
+#include <memory>
+#include <random>
 #include <thread>
 #include <tuple>
+#include <type_traits>
 
 #include "backend/lockstep.h"
 #include "cache/cuda_kv_cache.h"
@@ -76,9 +79,25 @@ WeightsInRam in_ram(const std::string& path, int layers, int threads = 2) {
   return {.expert_layers = dense ? 0 : layers, .ffn_layers = dense ? layers : 0, .threads = threads};
 }
 
+// Experts of every layer in both places.
+bool has_experts(const std::string& path) { return must(gemma4_config(must(GgufFile::open(path)))).n_expert > 0; }
+WeightsInRam split_experts(const std::string& path, int layers, unsigned seed, int threads = 2) {
+  const ModelCfg m = must(gemma4_config(must(GgufFile::open(path))));
+  std::mt19937 rng(seed);
+  ExpertUsage usage;
+  for (int l = 0; l < m.n_layer(); ++l)
+    for (auto& of = usage.chosen.emplace_back(); int(of.size()) < m.n_expert;) of.push_back(int64_t(rng() % 1000));
+  WeightsInRam w{.expert_layers = std::min(layers, m.n_layer()), .threads = threads};
+  w.placement = std::make_shared<const ExpertPlacement>(place_experts(usage, w.expert_layers));
+  return w;
+}
+
 void as_reference(const std::string& path) {
-  for (const int layers : {1, 2, kAll}) {
-    Model<Lockstep<Cuda, CpuRef>> m(path, std::tuple(0, in_ram(path, layers)), std::tuple(4));
+  for (const int layers : {1, 2, kAll, -1, -2, -3}) {  // below 0: experts in both places
+    if (layers < 0 && !has_experts(path)) continue;
+    Model<Lockstep<Cuda, CpuRef>> m(
+        path, std::tuple(0, layers < 0 ? split_experts(path, -layers, unsigned(-layers)) : in_ram(path, layers)),
+        std::tuple(4));
     const auto ids = m.ids(500);
     m.logits(std::span(ids).first(30), 10);
     m.logits(std::span(ids).first(40), 20);
@@ -100,8 +119,12 @@ TEST(CudaRam, EveryVerbAsReference) {
 TEST(CudaRam, OneRowIsARowOfMany) {
   NEEDS_GPU();
   for (const std::string& path : models())
-    for (const int layers : {1, kAll}) {
-      Model<Cuda> m(path, 0, in_ram(path, layers));
+    for (const int layers : {1, kAll, -2}) {
+      if (layers < 0 && !has_experts(path)) continue;
+      const auto placed = [&](int threads) {
+        return layers < 0 ? split_experts(path, -layers, 5, threads) : in_ram(path, layers, threads);
+      };
+      Model<Cuda> m(path, 0, placed(2));
       const auto ids = m.ids(48);
       m.r->b.use_graphs(false);
       const auto one = m.logits(ids, 1);
@@ -109,14 +132,14 @@ TEST(CudaRam, OneRowIsARowOfMany) {
       m.r->b.use_graphs(true);
       for (const int chunk : {1, 4}) EXPECT_TRUE(bitwise_equal(m.logits(ids, chunk), one)) << path << chunk;
       EXPECT_GT(m.r->b.counters().graph_launches, 5);
-      Model<Cuda> other(path, 0, in_ram(path, layers, 5));
+      Model<Cuda> other(path, 0, placed(5));
       EXPECT_TRUE(bitwise_equal(other.logits(ids, 1), one)) << path << ": threads";
     }
 }
 TEST(CudaRam, ARowBesideALongChunk) {
   NEEDS_GPU();
   for (const std::string& path : models()) {
-    Model<Cuda> m(path, 0, in_ram(path, kAll));
+    Model<Cuda> m(path, 0, has_experts(path) ? split_experts(path, 2, 3) : in_ram(path, kAll));
     const auto ids = m.ids(400);
     const auto alone = m.logits(std::span(ids).first(20), 1);
     m.r->cache->clear(0);
@@ -139,14 +162,49 @@ TEST(CudaRam, StreamedIsResident) {
     const auto ids = resident.ids(500);
     for (const int n : {256, 300, 400, 500}) {
       const auto want = resident.logits(std::span(ids).first(size_t(n)), n);
-      for (const int layers : {1, 2, 3, kAll}) {
-        Model<Cuda> m(path, 0, in_ram(path, layers));
+      for (const int layers : {1, 2, 3, kAll, -2}) {
+        if (layers < 0 && !has_experts(path)) continue;
+        Model<Cuda> m(path, 0, layers < 0 ? split_experts(path, -layers, 7) : in_ram(path, layers));
         for (int i = 0; i < 3; ++i)  // what was brought before is not taken for what is wanted
           EXPECT_TRUE(bitwise_equal(m.logits(std::span(ids).first(size_t(n)), n), want))
               << path << ", " << n << " rows, " << layers << " layers";
         m.logits(std::span(ids).first(9), 3);
         EXPECT_TRUE(bitwise_equal(m.logits(std::span(ids).first(size_t(n)), n), want)) << path << " after answers";
       }
+    }
+  }
+}
+
+// What is counted is what the CPU's routing chooses, one row at a time and in long chunks.
+TEST(CudaRam, ChosenExpertsAreCounted) {
+  NEEDS_GPU();
+  const std::string path = models()[0];
+  const auto counted = [&]<class B>(std::type_identity<B>, auto... args) {
+    auto usage = std::make_shared<ExpertUsage>();
+    {
+      Model<B> m(path, args...);
+      m.r->b.count_experts(usage);
+      const auto ids = m.ids(500);
+      m.logits(std::span(ids).first(30), 1);
+      m.logits(std::span(ids).first(40), 20);
+      m.logits(ids, 500);
+    }
+    return usage->chosen;
+  };
+  const auto want = counted(std::type_identity<CpuFast>{}, 2);
+  ASSERT_FALSE(want.empty());
+  const ModelCfg cfg = must(gemma4_config(must(GgufFile::open(path))));
+  for (const int kind : {0, 1, 2}) {
+    const auto got = counted(std::type_identity<Cuda>{}, 0,
+                             kind == 0   ? WeightsInRam{}
+                             : kind == 1 ? in_ram(path, 2)
+                                         : split_experts(path, 2, 9));
+    ASSERT_EQ(got.size(), want.size()) << kind;
+    for (size_t l = 0; l < want.size(); ++l) {
+      int64_t apart = 0, all = 0;
+      for (size_t e = 0; e < want[l].size(); ++e) apart += std::abs(got[l][e] - want[l][e]), all += got[l][e];
+      EXPECT_EQ(all, 570 * cfg.n_expert_used) << kind << " layer " << l;
+      EXPECT_LE(apart, all / 10) << kind << " layer " << l;  // rounding decides a few
     }
   }
 }

@@ -435,6 +435,20 @@ TEST(Moe, RoutedExpertsAreThoseOfMoe) {
   w.router = {}, w.scale = {};
   fast.routed_experts(got, x, expert, weight, w, kUsed, Act::kGelu);
   EXPECT_TRUE(bitwise_equal({got.row(0), size_t(T) * D}, {want.row(0), size_t(T) * D}));
+  // Two places that share them: each has none of some rows, and together they are all.
+  for (const int last : {-1, 0, 2, 4}) {
+    CpuRef::Rows half[2] = {fast.new_rows(T, D), fast.new_rows(T, D)};
+    for (const int side : {0, 1}) {
+      std::vector<int32_t> own = expert;
+      for (int32_t& e : own)
+        if ((e <= last) != (side == 0)) e = -1;
+      fast.routed_experts(half[side], x, own, weight, w, kUsed, Act::kGelu);
+    }
+    for (size_t i = 0; i < size_t(T) * D; ++i)
+      ASSERT_NEAR(half[0].row(0)[i] + half[1].row(0)[i], want.row(0)[i], 1e-5f * (1 + std::abs(want.row(0)[i]))) << i;
+    if (last == -1 || last == 4)
+      ASSERT_TRUE(bitwise_equal({half[last == 4 ? 0 : 1].row(0), size_t(T) * D}, {want.row(0), size_t(T) * D}));
+  }
   std::swap(expert[0], expert[1]);  // a row with its experts exchanged
   fast.routed_experts(got, x, expert, weight, w, kUsed, Act::kGelu);
   EXPECT_FALSE(bitwise_equal({got.row(0), size_t(D)}, {want.row(0), size_t(D)}));

@@ -29,6 +29,7 @@
 #include <algorithm>
 #include <type_traits>
 
+#include "backend/cuda/kernels/attention/decode_codes.cuh"
 #include "backend/cuda/kernels/attention/fragments.cuh"
 #include "backend/cuda/kernels/attention/head_rows.cuh"
 #include "backend/cuda/kernels/attention/params.cuh"
@@ -60,40 +61,228 @@ template <KvType K, KvType V, int E, int NT, int G, Also kAlso, bool kShared, bo
 struct DecodeShape {
   static_assert(!kShared || (K == V && E == 512));
   static constexpr bool kTrees = kAlso == Also::kTrees, kHeads = kAlso == Also::kHeads;
-  using KT = std::conditional_t<kShared, SharedShape<K>, TileShape<K, E>>;
-  using VT = std::conditional_t<kShared, SharedShape<V>, TileShape<V, E>>;
+  // Shared rows in codes: tiles of 128 keys (decode_codes.cuh).
+  static constexpr bool kIsShared = kShared, kCodes = kShared && device_kv_has_scales(K);
+  static constexpr int kKeys = kCodes ? kCodeTileKeys : kTileKeys;
+  using KT = std::conditional_t<kCodes, CodeTile<K>, std::conditional_t<kShared, SharedShape<K>, TileShape<K, E>>>;
+  using VT = std::conditional_t<kCodes, CodeTile<V>, std::conditional_t<kShared, SharedShape<V>, TileShape<V, E>>>;
   static constexpr int kFirstV = kShared ? (kSharedCols - E) / 64 : 0;  // group of 64 where V begins
   static constexpr int kGroupWarps = E / 64, kWarps = G * kGroupWarps, kThreads = 32 * kWarps, kParts = E / 128,
                        kCols = 8 * NT * G;
-  static constexpr int kBytesK = kTileKeys * (KT::kStrideK + KT::kScales),
-                       kBytesV = kTileKeys * (VT::kStrideV + VT::kScales);
+  static constexpr int kBytesK = kKeys * (KT::kStrideK + KT::kScales), kBytesV = kKeys * (VT::kStrideV + VT::kScales);
   static constexpr int kStageBytes = kBytesK > kBytesV ? kBytesK : kBytesV;
-  static constexpr int kStages = decode_stages(kTwoStages, kShared, kStageBytes);
-  static constexpr int kStrideS = kTileKeys + 4, kStrideP = kTileKeys + 8;
-  static constexpr int kAtQ = kStages * kStageBytes;  // B fragments of Q
-  static constexpr int kAtS = kAtQ + kCols * E * 2;   // [parts][cols][keys] f32
+  static constexpr int kStages =
+      kCodes ? (kTwoStages || kStageBytes > 64 * 1024 ? 1 : 2) : decode_stages(kTwoStages, kShared, kStageBytes);
+  static constexpr int kStrideS = kTileKeys + 4, kStrideP = kKeys + 8;
+  static constexpr int kAtQ = kStages * kStageBytes;    // B fragments of Q
+  static constexpr int kAtInit = kAtQ + kCols * E * 2;  // [E / 32][cols] f32: what sums of codes begin at
+  static constexpr int kAtS = kAtInit + (kCodes ? kCols * E / 32 * 4 : 0);
+  // [parts][cols][keys] f32; of codes [warps of a group][cols] f32, maxima and later sums
+  static constexpr int kBytesS = (kCodes ? kGroupWarps : kParts * kStrideS) * kCols * 4;
   // Before the first scores this memory holds rope_cos_sin [E] f32 of the sequence's token, then for each warp the
   // codes of a row and the row as it is cached.
   static constexpr int kCols640 = kShared ? kSharedCols : E;  // of a row
   static constexpr int kHeadK = device_kv_bytes(K, kCols640), kHeadV = device_kv_bytes(V, kCols640);
   static constexpr int kRow = kHeadK > kHeadV ? kHeadK : kHeadV;
-  static constexpr int kHeadsBytes = kAtS + E * 4 + kWarps * (kCols640 + kRow);
+  // Of codes it is that of the last stage, which nothing is copied to before the loop; a single one is filled first, but
+  // where memory is scarce.
+  static constexpr bool kLateFirst = kCodes && kTwoStages;
+  static constexpr int kAtHeads = kCodes && (kStages > 1 || kLateFirst) ? (kStages - 1) * kStageBytes : kAtS;
+  static constexpr int kHeadsBytes = kAtHeads + E * 4 + kWarps * (kCols640 + kRow);
   static constexpr int first_tiles(bool is_k) {  // whose copies start before the loop
-    return kShared ? kStages - 1 : (kStages + is_k) / 2;
+    return kCodes ? !kLateFirst : kShared ? kStages - 1 : (kStages + is_k) / 2;
   }
-  static constexpr int kAtP = kAtS + kParts * kCols * kStrideS * 4;  // [cols][keys] f16
-  static constexpr int kAtAlpha = kAtP + kCols * kStrideP * 2;       // [cols] f32
-  static constexpr int kAtPath = kAtAlpha + kCols * 4;               // TreePath::nodes
+  static constexpr int kAtP = kAtS + kBytesS;                   // [cols][keys] f16
+  static constexpr int kAtAlpha = kAtP + kCols * kStrideP * 2;  // [cols] f32
+  static constexpr int kAtPath = kAtAlpha + kCols * 4;          // TreePath::nodes
   static constexpr int kBytes = kAtPath + (kTrees ? 8 : 0);
   static constexpr int kLoaders = kThreads / kTileKeys > 8 ? kThreads / kTileKeys : 8;  // threads that copy a row
   // Rows of these begin anywhere in a line of 128 bytes, and lanes take them line by line.
   static constexpr bool kByLine = K == KvType::kQ8_0 && V == KvType::kQ8_0 && NT == 1;
   // Blocks hide each other's latencies; 80 registers a thread do for Q4_0 and one block of query rows, and cost the
   // other types more than a third block gives.
-  static constexpr int kBlocksPerSm = (G * NT == 1 && K == KvType::kQ4_0 && !kTrees ? 768 : 512) / kThreads;
+  static constexpr int kBlocksPerSm = (G * NT == 1 && K == KvType::kQ4_0 && !kTrees && !kCodes ? 768 : 512) / kThreads;
   // Loads before the wait; not where they would cost registers that the loop needs.
   static constexpr bool kEarly = NT < 4 && kBlocksPerSm * kThreads <= 512;
 };
+
+// Where a tile's row keeps a 16-byte chunk.
+template <class Shape, KvType T>
+__device__ __forceinline__ int tile_chunk(bool is_k, int chunk, int row) {
+  if constexpr (Shape::kCodes)
+    return code_tile_chunk<T>(chunk, row);
+  else if constexpr (Shape::kIsShared)
+    return shared_chunk<T>(chunk, row);
+  else
+    return is_k ? k_chunk<T>(chunk, row) : chunk;
+}
+
+// Q as B fragments: [n tile][group of 64][pair of steps][lane][step, b0 b1]. Rotated if K is. x: a lane's values of
+// column col.
+template <class Shape, KvType K, int E>
+__device__ __forceinline__ void put_query(char* shared, const float (&x)[E / 32], int col, int lane) {
+  constexpr float kUpper = Shape::kCodes ? kUpperMask<K> : 1.f;
+  float sum = 0;
+#pragma unroll
+  for (int i = 0; i < E / 32; i += 4) {
+    const int d = lane * (E / 32) + i, r = d % 64, t = k_step<K>(r);
+    const int to_lane = col % 8 * 4 + k_lane<K>(r);
+    const __half2 lo = __floats2half2_rn(x[i], x[i + 1]), hi = __floats2half2_rn(x[i + 2] * kUpper, x[i + 3] * kUpper);
+    *reinterpret_cast<uint2*>(shared + Shape::kAtQ + (((col / 8 * (E / 64) + d / 64) * 2 + t / 2) * 32 + to_lane) * 16 +
+                              t % 2 * 8) =
+        make_uint2(*reinterpret_cast<const uint32_t*>(&lo), *reinterpret_cast<const uint32_t*>(&hi));
+    const float2 a = __half22float2(lo), b = __half22float2(hi);
+    sum = (sum + a.x + a.y) + (b.x + b.y) / kUpper;
+  }
+  if constexpr (Shape::kCodes) {  // two lanes have a block of 32
+    sum += __shfl_xor_sync(~0u, sum, 1);
+    if (lane % 2 == 0)
+      reinterpret_cast<float*>(shared + Shape::kAtInit)[lane / 2 * Shape::kCols + col] = kCodeStart<K> * sum;
+  }
+}
+
+// The query rows of a warp in tiles of codes: columns 2 c and 2 c + 1 of NT blocks.
+template <class Shape, KvType T, int NT>
+struct CodeColumns {
+  const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32, g = lane / 4, c = lane % 4;
+  const int of_group = warp % Shape::kGroupWarps, n0 = warp / Shape::kGroupWarps * NT, key0 = 16 * of_group;
+  float top[NT][2], sum[NT][2];
+  int pos[NT][2];  // -1: no query row
+
+  __device__ int col(int nt, int e) const { return 8 * (n0 + nt) + 2 * c + e; }
+  // [warp of the group][col]
+  __device__ float* of_warp(char* shared, int w, int nt) const {
+    return reinterpret_cast<float*>(shared + Shape::kAtS) + w * Shape::kCols + col(nt, 0);
+  }
+  // The largest of a warp's scores of each column, for all warps of the group. row: of the first key.
+  __device__ __forceinline__ void put_most(float (&x)[NT][4], const AttendParams& p, const SeqRows& s, char* shared,
+                                           int row, int lo, int hi, bool whole, float scale) const {
+#pragma unroll
+    for (int nt = 0; nt < NT; ++nt) {
+      float most[2] = {-INFINITY, -INFINITY};
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const int at = row + key0 + g + j / 2 * 8, own = pos[nt][j % 2];
+        x[nt][j] = __fmul_rn(x[nt][j], scale);
+        if (own < 0 || (!whole && (at < lo || at >= hi || !sees_position(p, s, own, at)))) x[nt][j] = -INFINITY;
+        most[j % 2] = fmaxf(most[j % 2], x[nt][j]);
+      }
+#pragma unroll
+      for (int m = 4; m < 32; m *= 2)
+#pragma unroll
+        for (int e = 0; e < 2; ++e) most[e] = fmaxf(most[e], __shfl_xor_sync(~0u, most[e], m));
+      if (g == 0) *reinterpret_cast<float2*>(of_warp(shared, of_group, nt)) = make_float2(most[0], most[1]);
+    }
+  }
+  // Scores become probabilities, in shared memory; alpha: what sums so far are multiplied by.
+  __device__ __forceinline__ void put_probabilities(float (&x)[NT][4], char* shared, float (&alpha)[NT][2]) {
+#pragma unroll
+    for (int nt = 0; nt < NT; ++nt) {
+      float next[2] = {top[nt][0], top[nt][1]};
+#pragma unroll
+      for (int w = 0; w < Shape::kGroupWarps; ++w) {
+        const float2 of = *reinterpret_cast<const float2*>(of_warp(shared, w, nt));
+        next[0] = fmaxf(next[0], of.x), next[1] = fmaxf(next[1], of.y);
+      }
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const float base = next[e] == -INFINITY ? 0.f : next[e];
+        alpha[nt][e] = exp2_approx(top[nt][e] - base), top[nt][e] = next[e];
+        const __half p0 = __float2half_rn(exp2_approx(__fadd_rn(__fsub_rn(x[nt][e], base), kProbLog2<T>)));
+        const __half p1 = __float2half_rn(exp2_approx(__fadd_rn(__fsub_rn(x[nt][2 + e], base), kProbLog2<T>)));
+        sum[nt][e] = __fmaf_rn(sum[nt][e], alpha[nt][e], __half2float(p0) + __half2float(p1));
+        __half* to = reinterpret_cast<__half*>(shared + Shape::kAtP) + col(nt, e) * Shape::kStrideP + key0;
+        to[code_key_place<T>(g)] = p0, to[code_key_place<T>(g + 8)] = p1;
+      }
+    }
+  }
+  // Sums of all keys instead of a lane's.
+  __device__ __forceinline__ void add_sums(char* shared) {
+#pragma unroll
+    for (int nt = 0; nt < NT; ++nt) {
+#pragma unroll
+      for (int m = 4; m < 32; m *= 2)
+#pragma unroll
+        for (int e = 0; e < 2; ++e) sum[nt][e] += __shfl_xor_sync(~0u, sum[nt][e], m);
+      if (g == 0) *reinterpret_cast<float2*>(of_warp(shared, of_group, nt)) = make_float2(sum[nt][0], sum[nt][1]);
+    }
+    __syncthreads();
+#pragma unroll
+    for (int nt = 0; nt < NT; ++nt)
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        sum[nt][e] = 0;
+        for (int w = 0; w < Shape::kGroupWarps; ++w) sum[nt][e] += of_warp(shared, w, nt)[e];
+      }
+  }
+};
+
+// The tiles of a block of shared rows in codes, and its results. position(col): of a query, -1: none; load(tile): begins
+// its copy, or does nothing behind the last; part_at(col): where a query's partial results go.
+template <class Shape, KvType T, int NT, class Position, class Load, class PartAt>
+__device__ __forceinline__ void attend_codes(const AttendParams& p, const SeqRows& s, char* shared, int row0, int lo,
+                                             int hi, Position&& position, Load&& load, PartAt&& part_at) {
+  using Tile = CodeTile<T>;
+  constexpr int kKeys = Shape::kKeys;
+  CodeColumns<Shape, T, NT> col;
+  const float scale = p.scale * 1.4426950408889634f / Tile::kUnit;
+  float acc[4][NT][4] = {}, off[2][NT][4] = {};
+#pragma unroll
+  for (int nt = 0; nt < NT; ++nt)
+#pragma unroll
+    for (int e = 0; e < 2; ++e)
+      col.top[nt][e] = -INFINITY, col.sum[nt][e] = 0, col.pos[nt][e] = position(col.col(nt, e));
+
+  if constexpr (Shape::kLateFirst) {
+    __syncthreads();
+    load(0);
+  }
+  const int n_tile = (hi - row0 + kKeys - 1) / kKeys;
+#pragma unroll 1
+  for (int tile = 0; tile < n_tile; ++tile) {
+    copies_wait<0>();
+    __syncthreads();
+    if constexpr (Shape::kStages == 2) load(tile + 1);
+    const char* base = shared + tile % Shape::kStages * Shape::kStageBytes;
+    const int row = row0 + tile * kKeys;
+    const bool whole = row >= lo && row + kKeys <= min(hi, s.len);
+    float x[NT][4], alpha[NT][2];
+    code_scores<T, NT>(x, base, col.key0, shared + Shape::kAtQ, reinterpret_cast<const float*>(shared + Shape::kAtInit),
+                       Shape::kCols, col.n0, col.lane);
+    col.put_most(x, p, s, shared, row, lo, hi, whole, scale);
+    __syncthreads();
+    col.put_probabilities(x, shared, alpha);
+#pragma unroll
+    for (int nt = 0; nt < NT; ++nt)
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+#pragma unroll
+        for (int m = 0; m < 4; ++m) acc[m][nt][j] *= alpha[nt][j % 2];
+        if constexpr (Tile::kOffset > 0) off[0][nt][j] *= alpha[nt][j % 2], off[1][nt][j] *= alpha[nt][j % 2];
+      }
+    __syncthreads();
+    // Steps of keys that are not there have probabilities of 0, which add nothing.
+    code_values<T, NT, Shape::kStrideP>(acc, off, base, shared + Shape::kAtP, SharedShape<T>::kFirstV + col.of_group,
+                                        col.n0, min(kKeys / 16, (hi - row + 15) / 16), col.lane);
+    if constexpr (Shape::kStages == 1) {
+      __syncthreads();
+      load(tile + 1);
+    }
+  }
+
+  __syncthreads();
+  col.add_sums(shared);
+#pragma unroll
+  for (int nt = 0; nt < NT; ++nt)
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      if (col.pos[nt][e] < 0) continue;
+      const float l = col.sum[nt][e], inverse = l > 0 ? 1.f / l / Tile::kUnit : 0.f;
+      const int64_t at = part_at(col.col(nt, e));
+      if (col.warp % Shape::kGroupWarps == 0 && col.g == 0) p.part_ml[at] = make_float2(col.top[nt][e], l);
+      put_code_values<T>(p.part_o + at * 512 + col.of_group * 64, acc, off, nt, e, inverse, col.g);
+    }
+}
 
 template <KvType K, KvType V, int E, int NT, int G, Also kAlso, bool kShared, bool kTwoStages>
 __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G, kAlso, kShared, kTwoStages>::kThreads,
@@ -103,7 +292,8 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G, kAlso, kShared, kT
   using KT = typename Shape::KT;
   using VT = typename Shape::VT;
   constexpr bool kTrees = Shape::kTrees;
-  constexpr int kStages = Shape::kStages, kCols = Shape::kCols, kWarps = Shape::kWarps, kLoaders = Shape::kLoaders;
+  constexpr int kStages = Shape::kStages, kKeys = Shape::kKeys, kCols = Shape::kCols, kWarps = Shape::kWarps,
+                kLoaders = Shape::kLoaders;
   extern __shared__ __align__(128) char shared[];
   const int tid = threadIdx.x, lane = tid % 32, warp = tid / 32, g = lane / 4, c = lane % 4;
   const KvSplitPolicy policy = policy_of(K, p.window, p.kv.n_head);
@@ -146,8 +336,8 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G, kAlso, kShared, kT
     if constexpr (Shape::kEarly) pdl_wait();  // a grid of such blocks would let the next kernel run ahead
     return;
   }
-  const int row0 = lo / kTileKeys * kTileKeys;  // splits begin at multiples of the tile
-  const int n_tile = (hi - row0 + kTileKeys - 1) / kTileKeys;
+  const int row0 = lo / kTileKeys * kTileKeys;  // splits begin at multiples of it
+  const int n_tile = (hi - row0 + kKeys - 1) / kKeys;
 
   // The row of the step's token if this block writes it; one of the first tiles goes to its stage as it is made, others
   // are copied.
@@ -160,23 +350,19 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G, kAlso, kShared, kT
   const char* v_ring = reinterpret_cast<const char*>(p.kv.v + cache_slot * p.kv.v_slot) + head * Shape::kHeadV;
   const char* k_stage = reinterpret_cast<const char*>(p.kv.k_stage) + head * Shape::kHeadK;
   const char* v_stage = reinterpret_cast<const char*>(p.kv.v_stage) + head * Shape::kHeadV;
-  // Where a tile's row keeps a 16-byte chunk.
-  auto place_of_chunk = [](bool is_k, int chunk, int r) {
-    return kShared ? shared_chunk<K>(chunk, r) : is_k ? (chunk & ~7) + k_chunk<K>(chunk & 7, r) : chunk;
-  };
   const int ring_cap = p.kv.window > 0 ? int(p.kv.cap) : INT_MAX;
   const int place0 =
       p.kv.window > 0 ? int(unsigned(row0) % unsigned(ring_cap)) : row0;  // of row0; later rows follow it
   auto load_rows = [&](auto is_k, auto at_once, auto shape, int stride, char* to, int tile, const char* ring,
                        const char* stage, int64_t row_bytes) {
     using T = decltype(shape);
-    constexpr int kTimes = kTileKeys * kLoaders / Shape::kThreads, kUnroll = at_once() ? kTimes : 1;
+    constexpr int kTimes = kKeys * kLoaders / Shape::kThreads, kUnroll = at_once() && !Shape::kCodes ? kTimes : 1;
     constexpr int kChunks = T::kCodes / 16, kAll = kChunks + T::kScales / 16;
     if (tile >= n_tile) return;
 #pragma unroll kUnroll
     for (int i = 0; i < kTimes; ++i) {
-      const int sub = tid % kLoaders, r = tid / kLoaders + i * (Shape::kThreads / kLoaders),
-                after = tile * kTileKeys + r, row = row0 + after;
+      const int sub = tid % kLoaders, r = tid / kLoaders + i * (Shape::kThreads / kLoaders), after = tile * kKeys + r,
+                row = row0 + after;
       const bool there = row >= lo && row < hi;
       if (Shape::kHeads && there && row >= own0 && tile < Shape::first_tiles(is_k)) continue;
       const bool elsewhere = kTrees && s.mask == Mask::kTree && row >= s.len;  // not in the order of positions
@@ -190,8 +376,8 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G, kAlso, kShared, kT
         const char* from = ring + (there ? at : place0) * row_bytes;
         const int chunk = sub - (int(reinterpret_cast<uintptr_t>(from) >> 4) & (kLoaders - 1));
         from += 16 * chunk;
-        char* const code = to + r * stride + 16 * place_of_chunk(is_k, chunk, r);
-        char* const scale = to + kTileKeys * stride + r * T::kScales + 16 * (chunk - kChunks);
+        char* const code = to + r * stride + 16 * tile_chunk<Shape, K>(is_k, chunk, r);
+        char* const scale = to + kKeys * stride + r * T::kScales + 16 * (chunk - kChunks);
 #pragma unroll
         for (int j = 0; j < (kAll + 2 * kLoaders - 2) / kLoaders; ++j) {
           const int n = chunk + kLoaders * j;
@@ -208,10 +394,10 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G, kAlso, kShared, kT
       for (int j = 0; j < (kChunks + kLoaders - 1) / kLoaders; ++j) {
         const int chunk = sub + kLoaders * j;
         if (kChunks % kLoaders == 0 || chunk < kChunks)
-          copy16_async_or_zero(dst + 16 * place_of_chunk(is_k, chunk, r), from + 16 * kLoaders * j, there);
+          copy16_async_or_zero(dst + 16 * tile_chunk<Shape, K>(is_k, chunk, r), from + 16 * kLoaders * j, there);
       }
       if (T::kScales > 0 && sub < T::kScales / 16)
-        copy16_async_or_zero(to + kTileKeys * stride + r * T::kScales + 16 * sub, from + T::kCodes, there);
+        copy16_async_or_zero(to + kKeys * stride + r * T::kScales + 16 * sub, from + T::kCodes, there);
     }
   };
   auto load_k = [&](int tile, int item) {
@@ -228,9 +414,9 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G, kAlso, kShared, kT
   const bool own_rows = Shape::kHeads && p.heads.k;
   const auto load_first = [&](bool early) {
 #pragma unroll 1
-    for (int item = 0; item < (kShared ? kStages - 1 : kStages); ++item) {
+    for (int item = 0; item < (kShared ? Shape::first_tiles(true) : kStages); ++item) {
       const int tile = kShared ? item : item / 2;
-      if (Shape::kEarly && (own_rows || row0 + (tile + 1) * kTileKeys <= s.len) != early) continue;
+      if (Shape::kEarly && (own_rows || min(row0 + (tile + 1) * kKeys, hi) <= s.len) != early) continue;
       if constexpr (kShared) {
         load_k(tile, item);
       } else if constexpr (K == V &&
@@ -252,20 +438,22 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G, kAlso, kShared, kT
   constexpr int kPasses = (kCols / 4 + kWarps - 1) / kWarps;
   float top[kPasses], sum[kPasses];
   int pos[kPasses];  // -1: no query row
+  auto position = [&](int col) {
+    return col < min(n_col, kCols) && (writes >> token_of(col) & 1) ? p.step.pos[s.begin + token_of(col)] : -1;
+  };
   auto find_columns = [&] {
 #pragma unroll
     for (int i = 0; i < kPasses; ++i) {
       const int col = (i * kWarps + warp) * 4 + lane / 8;
-      top[i] = -INFINITY, sum[i] = 0, pos[i] = -1;
-      if (col < min(n_col, kCols) && (writes >> token_of(col) & 1)) pos[i] = p.step.pos[s.begin + token_of(col)];
+      top[i] = -INFINITY, sum[i] = 0, pos[i] = position(col);
     }
   };
   // Turns of the token are found before the wait.
-  float* const rope_cos_sin = reinterpret_cast<float*>(shared + Shape::kAtS);
+  float* const rope_cos_sin = reinterpret_cast<float*>(shared + Shape::kAtHeads);
   auto compute_rope_of_token = [&] {
     if constexpr (Shape::kHeads) {
       if (n_col < kCols)  // columns without a query
-        for (int i = tid; i < kCols * E / 8; i += Shape::kThreads)
+        for (int i = tid; i < (Shape::kAtS - Shape::kAtQ) / 16; i += Shape::kThreads)
           reinterpret_cast<uint4*>(shared + Shape::kAtQ)[i] = uint4{};
       for (int pair = tid; pair < E / 2; pair += Shape::kThreads)
         compute_rope<E>(rope_cos_sin, pair, p.heads.work.freqs.p[pair], p.step.pos[s.begin]);
@@ -304,16 +492,17 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G, kAlso, kShared, kT
     constexpr KvType kType = decltype(type)::value;
     using T = std::conditional_t<kShared, SharedShape<kType>, TileShape<kType, E>>;
     __syncwarp();
-    const int tile = (row - row0) / kTileKeys, r = (row - row0) % kTileKeys, stride = is_k ? T::kStrideK : T::kStrideV;
+    const int tile = (row - row0) / kKeys, r = (row - row0) % kKeys,
+              stride = is_k ? Shape::KT::kStrideK : Shape::VT::kStrideV;
     const bool first = tile < Shape::first_tiles(is_k);
     char* const stage_at = shared + (kShared ? tile : 2 * tile + !is_k) % kStages * Shape::kStageBytes;
 #pragma unroll 1
     for (int chunk = lane; chunk < (T::kCodes + T::kScales) / 16; chunk += 32) {
       const uint4 v = *reinterpret_cast<const uint4*>(made + 16 * chunk);
       *reinterpret_cast<uint4*>(only_row + 16 * chunk) = v;
-      const int place = kShared ? shared_chunk<kType>(chunk, r) : is_k ? k_chunk<kType>(chunk, r) : chunk;
+      const int place = tile_chunk<Shape, kType>(is_k, chunk, r);
       char* const code = stage_at + r * stride + 16 * place;
-      char* const scale = stage_at + kTileKeys * stride + r * T::kScales + 16 * chunk - T::kCodes;
+      char* const scale = stage_at + kKeys * stride + r * T::kScales + 16 * chunk - T::kCodes;
       if (first) *reinterpret_cast<uint4*>(chunk < T::kCodes / 16 ? code : scale) = v;
     }
     __syncwarp();  // the row's place is used again
@@ -377,16 +566,17 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G, kAlso, kShared, kT
                              (kShared ? shared_channel(lane * V_, true) : lane * V_));
       if (device_kv_has_scales(K)) warp_rotate<V_>(x, lane, false);
     }
-    // Q as B fragments: [n tile][group of 64][pair of steps][lane][step, b0 b1]. Rotated if K is.
-#pragma unroll
-    for (int i = 0; i < V_; i += 4) {
-      const int d = lane * V_ + i, r = d % 64, t = k_step<K>(r);
-      const int to_lane = col % 8 * 4 + k_lane<K>(r);
-      const __half2 lo2 = __floats2half2_rn(x[i], x[i + 1]), hi2 = __floats2half2_rn(x[i + 2], x[i + 3]);
-      *reinterpret_cast<uint2*>(shared + Shape::kAtQ +
-                                (((col / 8 * (E / 64) + d / 64) * 2 + t / 2) * 32 + to_lane) * 16 + t % 2 * 8) =
-          make_uint2(*reinterpret_cast<const uint32_t*>(&lo2), *reinterpret_cast<const uint32_t*>(&hi2));
-    }
+    put_query<Shape, K, E>(shared, x, col, lane);
+  }
+
+  auto part_at = [&](int col) {
+    const int at = col_block * kCols + col, j = fast_div(at, p.group);
+    const int64_t t = s.begin + s.j0 + j - p.t_begin;
+    return (t * p.n_q_head + head * p.group + at - j * p.group) * p.n_split + partial;
+  };
+  if constexpr (Shape::kCodes) {
+    return attend_codes<Shape, K, NT>(
+        p, s, shared, row0, lo, hi, position, [&](int t) { load_k(t, t); }, part_at);
   }
 
   if constexpr (!Shape::kEarly) find_columns();
@@ -566,11 +756,6 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G, kAlso, kShared, kT
   // Sums and maxima out, then the partial output, divided so that it fits f16.
   __syncthreads();
   float* inverse = reinterpret_cast<float*>(shared + Shape::kAtAlpha);
-  auto part_at = [&](int col) {
-    const int at = col_block * kCols + col, j = fast_div(at, p.group);
-    const int64_t t = s.begin + s.j0 + j - p.t_begin;
-    return (t * p.n_q_head + head * p.group + at - j * p.group) * p.n_split + partial;
-  };
 #pragma unroll
   for (int i = 0; i < kPasses; ++i) {
     const int col = (i * kWarps + warp) * 4 + lane / 8;
@@ -639,7 +824,9 @@ bool launch_decode(cudaStream_t stream, const AttendParams& p, int n_cols) {
   }
   if (n_cols > 8 && launch_decode<K, V, E, 1, 2, kAlso, kShared>(stream, p, n_cols)) return true;
   if (launch_decode<K, V, E, 1, 1, kAlso, kShared>(stream, p, n_cols)) return true;
-  if constexpr (K == KvType::kF16 && E == 512 && !kShared)
+  if constexpr (kShared && device_kv_has_scales(K))
+    if (n_cols > 8 && launch_decode<K, V, E, 1, 2, kAlso, kShared, true>(stream, p, n_cols)) return true;
+  if constexpr (kShared ? device_kv_has_scales(K) : K == KvType::kF16 && E == 512)
     return launch_decode<K, V, E, 1, 1, kAlso, kShared, true>(stream, p, n_cols);
   return false;
 }

@@ -144,8 +144,7 @@ __global__ void __launch_bounds__(kWarps * 32, 1) expert_kernel(const __grid_con
     const int each = fast_div(n, of);
     return each * i + fast_div((n - each * of) * i, of);
   };
-  const int blocks = fast_div(grid, n_active);
-  int job0, job1;
+  int blocks = fast_div(grid, n_active), job0, job1;
   if (blocks > 0 && fast_div(a.n_strip + blocks - 1, blocks) <= fast_div(all + grid - 1, grid)) {
     const int e = fast_div(int(blockIdx.x), blocks), i = int(blockIdx.x) - e * blocks;
     if (e >= n_active) return;

@@ -1,0 +1,220 @@
+#pragma once
+#include "backend/cuda/kernels/attention/fragments.cuh"
+#include "backend/cuda/kernels/attention/params.cuh"
+
+// Tiles of 128 shared rows in codes, for decode.cuh: a warp scores 16 keys over all of K's values, so that no sum is
+// divided among warps, and then multiplies 64 of V's values by all keys. Three barriers a tile.
+//
+// Codes go to the tensor cores as they are: bits of a code under a mask, or a byte, are an f16 below the smallest normal
+// one, 2^-24 times the code, or 16 times that for the upper of two masks; products are exact. What codes are too large by
+// (8, 128) leaves as a constant of its query: K's sums begin at minus the offset times the sum of the query's values, and
+// V's lose the offset times the sum of probabilities times scales, which one more product by ones finds.
+namespace facet::cuda {
+
+constexpr int kCodeTileKeys = 128;
+
+// Rows of a tile in shared memory. Q4_0: strides of 352 bytes keep reads free of bank conflicts, those of V where a lane's
+// keys are c, c + 4, c + 8 and c + 12; the other types are as in SharedShape.
+template <KvType T>
+struct CodeTile {
+  static constexpr bool kQ4 = T == KvType::kQ4_0;
+  static constexpr int kCodes = SharedShape<T>::kCodes, kScales = SharedShape<T>::kScales;
+  static constexpr int kStride = kQ4 ? kCodes + 32 : SharedShape<T>::kStride;
+  static constexpr int kStrideK = kStride, kStrideV = kStride;
+  static constexpr int kOffset = T == KvType::kQ8_0 ? 128 : kQ4 ? 8 : 0;  // of codes; 0: values, no codes
+  // What a product is too large by.
+  static constexpr float kUnit = kOffset > 0 ? 0x1p-24f : kOverscale<T>;
+};
+template <KvType T>
+__device__ __forceinline__ int code_tile_xor(int row) {
+  return T == KvType::kQ4_0 ? 0 : shared_xor<T>(row);
+}
+template <KvType T>
+__device__ __forceinline__ int code_tile_chunk(int chunk, int row) {
+  return T == KvType::kQ4_0 ? chunk : shared_chunk<T>(chunk, row);
+}
+// Keys of a lane's part c of a step of 16, in the order of the fragment; and the place of a key in that order.
+template <KvType T>
+__device__ __forceinline__ int code_key(int c, int i) {
+  return T == KvType::kQ4_0 ? c + 4 * i : 2 * c + i % 2 + i / 2 * 8;
+}
+template <KvType T>
+__device__ __forceinline__ int code_key_place(int key) {
+  return T == KvType::kQ4_0 ? key % 4 * 2 + key / 4 % 2 + key / 8 * 8 : key;
+}
+// What a query's value is multiplied by, for the upper of two masks.
+template <KvType T>
+constexpr float kUpperMask = T == KvType::kQ4_0 ? 1.f / 16 : 1.f;
+
+// As k_fragments and v_fragments of shared rows, but that codes stay codes.
+template <KvType T>
+__device__ __forceinline__ void k_codes(uint32_t (&a)[4][4], const char* row, const char* below, int group, int c,
+                                        int swap) {
+  const char* rows[2] = {row, below};
+  if constexpr (T == KvType::kQ4_0) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const uint2 u = *reinterpret_cast<const uint2*>(rows[h] + group * 32 + c * 8);
+      const uint32_t w[4] = {u.x, u.y, u.x >> 8, u.y >> 8};
+#pragma unroll
+      for (int t = 0; t < 4; ++t) a[t][h] = w[t] & 0x000F000F, a[t][h + 2] = w[t] & 0x00F000F0;
+    }
+  } else if constexpr (T == KvType::kQ8_0) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const uint4 u = *reinterpret_cast<const uint4*>(rows[h] + 16 * ((group * 4 + c) ^ swap));
+      const uint32_t w[4] = {u.x, u.z, u.y, u.w};
+#pragma unroll
+      for (int t = 0; t < 4; ++t) a[t][h] = __byte_perm(w[t], 0, 0x4140), a[t][h + 2] = __byte_perm(w[t], 0, 0x4342);
+    }
+  } else {
+    k_fragments<T, true>(a, row, below, group, c, swap);
+  }
+}
+template <KvType T>
+__device__ __forceinline__ void v_codes(uint32_t (&a)[4][4], const char* const (&rows)[4], int group, int g, int swap0,
+                                        int swap1) {
+  if constexpr (T == KvType::kQ4_0) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const uint32_t x = *reinterpret_cast<const uint32_t*>(rows[2 * h] + group * 32 + g * 4);
+      const uint32_t y = *reinterpret_cast<const uint32_t*>(rows[2 * h + 1] + group * 32 + g * 4);
+      const uint32_t lo = __byte_perm(x, y, 0x5410), hi = __byte_perm(x, y, 0x7632);
+      const uint32_t w[4] = {lo, hi, lo >> 8, hi >> 8};
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        a[i / 2 * 2][2 * h + i % 2] = w[i] & 0x000F000F, a[i / 2 * 2 + 1][2 * h + i % 2] = w[i] & 0x00F000F0;
+    }
+  } else if constexpr (T == KvType::kQ8_0) {
+    const int chunk = group * 4 + (g >> 1), at = (g & 1) * 8;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const uint2 x = *reinterpret_cast<const uint2*>(rows[2 * h] + (chunk ^ swap0) * 16 + at),
+                  y = *reinterpret_cast<const uint2*>(rows[2 * h + 1] + (chunk ^ swap1) * 16 + at);
+      const uint32_t t[4] = {__byte_perm(x.x, y.x, 0x5140), __byte_perm(x.x, y.x, 0x7362),
+                             __byte_perm(x.y, y.y, 0x5140), __byte_perm(x.y, y.y, 0x7362)};
+#pragma unroll
+      for (int m = 0; m < 4; ++m)
+        a[m][2 * h] = __byte_perm(t[m], 0, 0x4140), a[m][2 * h + 1] = __byte_perm(t[m], 0, 0x4342);
+    }
+  } else {
+    v_fragments<T, true>(a, rows, group, g, swap0, swap1);
+  }
+}
+
+// What a sum of 32 products begins at, for a query whose values there are sum together.
+template <KvType T>
+constexpr float kCodeStart = -CodeTile<T>::kOffset* CodeTile<T>::kUnit;
+// An output of tile m from its sum and that of probabilities times scales, but for 1 / kUnit.
+template <KvType T>
+__device__ __forceinline__ float code_value(int m, float acc, float off) {
+  if (T == KvType::kQ4_0 && m % 2) acc *= 1.f / 16;
+  return CodeTile<T>::kOffset > 0 ? __fmaf_rn(kCodeStart<T>, off, acc) : acc;
+}
+
+// A lane's 8 of 64 outputs of column nt, e.
+template <KvType T, int NT>
+__device__ __forceinline__ void put_code_values(__half* to, const float (&acc)[4][NT][4], const float (&off)[2][NT][4],
+                                                int nt, int e, float inverse, int g) {
+  uint32_t word[4];
+#pragma unroll
+  for (int m = 0; m < 4; ++m) {
+    const __half2 v = __floats2half2_rn(code_value<T>(m, acc[m][nt][e], off[m / 2][nt][e]) * inverse,
+                                        code_value<T>(m, acc[m][nt][2 + e], off[m / 2][nt][e]) * inverse);
+    word[m] = *reinterpret_cast<const uint32_t*>(&v);
+  }
+  if constexpr (T == KvType::kTQ3_0) {
+    *reinterpret_cast<uint4*>(to + v_value<T>(0, g)) = make_uint4(word[0], word[1], word[2], word[3]);
+  } else {
+    *reinterpret_cast<uint2*>(to + v_value<T>(0, g)) = make_uint2(word[0], word[1]);
+    *reinterpret_cast<uint2*>(to + v_value<T>(1, g)) = make_uint2(word[2], word[3]);
+  }
+}
+
+// Products of the keys of one warp, 16 from `row` on (lane part g's, and 8 below), with NT blocks of eight queries from
+// block n0 on: sums[nt][j] as a fragment of m16n8k16 has them.
+template <KvType T, int NT>
+__device__ __forceinline__ void code_scores(float (&sums)[NT][4], const char* base, int key0, const char* q,
+                                            const float* init, int n_query, int n0, int lane) {
+  using Tile = CodeTile<T>;
+  const int g = lane / 4, c = lane % 4;
+  const char* row = base + (key0 + g) * Tile::kStride;
+  const char* scale = base + kCodeTileKeys * Tile::kStride + (key0 + g) * Tile::kScales;
+#pragma unroll
+  for (int nt = 0; nt < NT; ++nt)
+#pragma unroll
+    for (int j = 0; j < 4; ++j) sums[nt][j] = 0;
+#pragma unroll 2
+  for (int group = 0; group < 8; ++group) {
+    uint32_t a[4][4];
+    k_codes<T>(a, row, row + 8 * Tile::kStride, group, c, code_tile_xor<T>(g));
+    float d[2][2];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const uint32_t pair = *reinterpret_cast<const uint32_t*>(scale + 8 * h * Tile::kScales + group * 4);
+      d[h][0] = half_at(pair, 0), d[h][1] = half_at(pair, 1);
+    }
+#pragma unroll
+    for (int nt = 0; nt < NT; ++nt) {
+      const uint4* b = reinterpret_cast<const uint4*>(q) + ((n0 + nt) * 8 + group) * 64 + lane;
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const uint4 w = b[32 * h];
+        float block[4] = {};
+        if constexpr (Tile::kOffset > 0) {
+          const float2 from =
+              *reinterpret_cast<const float2*>(init + (2 * group + h) * n_query + 8 * (n0 + nt) + 2 * c);
+          block[0] = block[2] = from.x, block[1] = block[3] = from.y;
+        }
+        mma_f16(block, a[2 * h], w.x, w.y);
+        mma_f16(block, a[2 * h + 1], w.z, w.w);
+#pragma unroll
+        for (int j = 0; j < 4; ++j) sums[nt][j] = __fmaf_rn(d[j / 2][h], block[j], sums[nt][j]);
+      }
+    }
+  }
+}
+
+// acc[m][nt] += a tile's V^T times its probabilities, of group `group` of 64 values and keys [0, 16 n_step); off[h][nt] +=
+// the sums of probabilities times scales of its halves (code types).
+template <KvType T, int NT, int kStrideP>
+__device__ __forceinline__ void code_values(float (&acc)[4][NT][4], float (&off)[2][NT][4], const char* base,
+                                            const char* prob, int group, int n0, int n_step, int lane) {
+  using Tile = CodeTile<T>;
+  const int g = lane / 4, c = lane % 4;
+#pragma unroll 2
+  for (int ks = 0; ks < n_step; ++ks) {
+    const char *rows[4], *scale[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int key = 16 * ks + code_key<T>(c, i);
+      rows[i] = base + key * Tile::kStride;
+      scale[i] = base + kCodeTileKeys * Tile::kStride + key * Tile::kScales + group * 4;
+    }
+    uint32_t a[4][4], d[2][2];  // d: [half][b0, b1], scales of the pairs of keys
+    v_codes<T>(a, rows, group, g, code_tile_xor<T>(code_key<T>(c, 0)), code_tile_xor<T>(code_key<T>(c, 1)));
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const uint32_t x = *reinterpret_cast<const uint32_t*>(scale[2 * h]),
+                     y = *reinterpret_cast<const uint32_t*>(scale[2 * h + 1]);
+      d[0][h] = __byte_perm(x, y, 0x5410), d[1][h] = __byte_perm(x, y, 0x7632);
+    }
+#pragma unroll
+    for (int nt = 0; nt < NT; ++nt) {
+      const char* at = prob + ((8 * (n0 + nt) + g) * kStrideP + 16 * ks + 2 * c) * 2;
+      const uint32_t b0 = *reinterpret_cast<const uint32_t*>(at), b1 = *reinterpret_cast<const uint32_t*>(at + 16);
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const uint32_t s0 = expand::mul2(b0, d[h][0]), s1 = expand::mul2(b1, d[h][1]);
+        mma_f16(acc[2 * h][nt], a[2 * h], s0, s1);
+        mma_f16(acc[2 * h + 1][nt], a[2 * h + 1], s0, s1);
+        if constexpr (Tile::kOffset > 0) {
+          constexpr uint32_t kOnes[4] = {0x3C003C00, 0x3C003C00, 0x3C003C00, 0x3C003C00};
+          mma_f16(off[h][nt], kOnes, s0, s1);
+        }
+      }
+    }
+  }
+}
+
+}  // namespace facet::cuda
