@@ -64,6 +64,8 @@ T* Cuda::copied(std::span<const T> values) {
   if (p) FACET_CUDA_CHECK(cudaMemcpyAsync(p, values.data(), values.size_bytes(), cudaMemcpyHostToDevice, stream_));
   return p;
 }
+template int16_t* Cuda::copied(std::span<const int16_t>);
+template unsigned* Cuda::copied(std::span<const unsigned>);
 Cuda::Vec Cuda::upload(std::span<const float> gain) { return {copied(gain), int(gain.size())}; }
 Cuda::Freqs Cuda::upload(std::span<const double> freqs) { return {copied(freqs), int(freqs.size())}; }
 Cuda::Table Cuda::upload(std::span<const int32_t> values) { return {copied(values), int(values.size())}; }
