@@ -446,8 +446,9 @@ TEST(Moe, RoutedExpertsAreThoseOfMoe) {
     }
     for (size_t i = 0; i < size_t(T) * D; ++i)
       ASSERT_NEAR(half[0].row(0)[i] + half[1].row(0)[i], want.row(0)[i], 1e-5f * (1 + std::abs(want.row(0)[i]))) << i;
-    if (last == -1 || last == 4)
+    if (last == -1 || last == 4) {
       ASSERT_TRUE(bitwise_equal({half[last == 4 ? 0 : 1].row(0), size_t(T) * D}, {want.row(0), size_t(T) * D}));
+    }
   }
   std::swap(expert[0], expert[1]);  // a row with its experts exchanged
   fast.routed_experts(got, x, expert, weight, w, kUsed, Act::kGelu);

@@ -125,11 +125,11 @@ __device__ __forceinline__ void put_query(char* shared, const float (&x)[E / 32]
   float sum = 0;
 #pragma unroll
   for (int i = 0; i < E / 32; i += 4) {
-    const int d = lane * (E / 32) + i, r = d % 64, t = k_step<K>(r);
-    const int to_lane = col % 8 * 4 + k_lane<K>(r);
+    const unsigned d = unsigned(lane) * (E / 32) + unsigned(i), r = d % 64, t = unsigned(k_step<K>(int(r)));
+    const unsigned to_lane = unsigned(col) % 8 * 4 + unsigned(k_lane<K>(int(r)));
     const __half2 lo = __floats2half2_rn(x[i], x[i + 1]), hi = __floats2half2_rn(x[i + 2] * kUpper, x[i + 3] * kUpper);
-    *reinterpret_cast<uint2*>(shared + Shape::kAtQ + (((col / 8 * (E / 64) + d / 64) * 2 + t / 2) * 32 + to_lane) * 16 +
-                              t % 2 * 8) =
+    *reinterpret_cast<uint2*>(shared + Shape::kAtQ +
+                              (((unsigned(col) / 8 * (E / 64) + d / 64) * 2 + t / 2) * 32 + to_lane) * 16 + t % 2 * 8) =
         make_uint2(*reinterpret_cast<const uint32_t*>(&lo), *reinterpret_cast<const uint32_t*>(&hi));
     const float2 a = __half22float2(lo), b = __half22float2(hi);
     sum = (sum + a.x + a.y) + (b.x + b.y) / kUpper;
@@ -147,24 +147,21 @@ struct CodeColumns {
   const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32, g = lane / 4, c = lane % 4;
   const int of_group = warp % Shape::kGroupWarps, n0 = warp / Shape::kGroupWarps * NT, key0 = 16 * of_group;
   float top[NT][2], sum[NT][2];
-  int pos[NT][2];  // -1: no query row
 
   __device__ int col(int nt, int e) const { return 8 * (n0 + nt) + 2 * c + e; }
   // [warp of the group][col]
   __device__ float* of_warp(char* shared, int w, int nt) const {
     return reinterpret_cast<float*>(shared + Shape::kAtS) + w * Shape::kCols + col(nt, 0);
   }
-  // The largest of a warp's scores of each column, for all warps of the group. row: of the first key.
-  __device__ __forceinline__ void put_most(float (&x)[NT][4], const AttendParams& p, const SeqRows& s, char* shared,
-                                           int row, int lo, int hi, bool whole, float scale) const {
+  // The largest of a warp's scores of each column, for all warps of the group. sees(j, nt): whether that score counts.
+  template <class Sees>
+  __device__ __forceinline__ void put_most(float (&x)[NT][4], char* shared, float scale, Sees&& sees) const {
 #pragma unroll
     for (int nt = 0; nt < NT; ++nt) {
       float most[2] = {-INFINITY, -INFINITY};
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        const int at = row + key0 + g + j / 2 * 8, own = pos[nt][j % 2];
-        x[nt][j] = __fmul_rn(x[nt][j], scale);
-        if (own < 0 || (!whole && (at < lo || at >= hi || !sees_position(p, s, own, at)))) x[nt][j] = -INFINITY;
+        x[nt][j] = sees(j, nt) ? __fmul_rn(x[nt][j], scale) : -INFINITY;
         most[j % 2] = fmaxf(most[j % 2], x[nt][j]);
       }
 #pragma unroll
@@ -217,21 +214,21 @@ struct CodeColumns {
   }
 };
 
-// The tiles of a block of shared rows in codes, and its results. position(col): of a query, -1: none; load(tile): begins
-// its copy, or does nothing behind the last; part_at(col): where a query's partial results go.
-template <class Shape, KvType T, int NT, class Position, class Load, class PartAt>
-__device__ __forceinline__ void attend_codes(const AttendParams& p, const SeqRows& s, char* shared, int row0, int lo,
-                                             int hi, Position&& position, Load&& load, PartAt&& part_at) {
+// The tiles of a block of shared rows in codes, and its results. position(col): of a query, -1: none; is_whole(row): every
+// token sees all rows of the tile that begins there; load(tile): begins its copy, or does nothing behind the last;
+// part_at(col): where a query's partial results go.
+template <class Shape, KvType T, int NT, class Position, class Whole, class Load, class PartAt>
+__device__ __forceinline__ void attend_codes(const AttendParams& p, const SeqRows& s, char* shared, int row0, int hi,
+                                             Position&& position, Whole&& is_whole, Load&& load, PartAt&& part_at) {
   using Tile = CodeTile<T>;
   constexpr int kKeys = Shape::kKeys;
   CodeColumns<Shape, T, NT> col;
   const float scale = p.scale * 1.4426950408889634f / Tile::kUnit;
-  float acc[4][NT][4] = {}, off[2][NT][4] = {};
+  float acc[4][NT][4] = {}, off[NT][4] = {};
 #pragma unroll
   for (int nt = 0; nt < NT; ++nt)
 #pragma unroll
-    for (int e = 0; e < 2; ++e)
-      col.top[nt][e] = -INFINITY, col.sum[nt][e] = 0, col.pos[nt][e] = position(col.col(nt, e));
+    for (int e = 0; e < 2; ++e) col.top[nt][e] = -INFINITY, col.sum[nt][e] = 0;
 
   if constexpr (Shape::kLateFirst) {
     __syncthreads();
@@ -245,11 +242,17 @@ __device__ __forceinline__ void attend_codes(const AttendParams& p, const SeqRow
     if constexpr (Shape::kStages == 2) load(tile + 1);
     const char* base = shared + tile % Shape::kStages * Shape::kStageBytes;
     const int row = row0 + tile * kKeys;
-    const bool whole = row >= lo && row + kKeys <= min(hi, s.len);
     float x[NT][4], alpha[NT][2];
     code_scores<T, NT>(x, base, col.key0, shared + Shape::kAtQ, reinterpret_cast<const float*>(shared + Shape::kAtInit),
                        Shape::kCols, col.n0, col.lane);
-    col.put_most(x, p, s, shared, row, lo, hi, whole, scale);
+    if (is_whole(row)) {  // of columns without a query, too: nobody reads them
+      col.put_most(x, shared, scale, [](int, int) { return true; });
+    } else {
+      col.put_most(x, shared, scale, [&](int j, int nt) {
+        const int at = row + col.key0 + col.g + j / 2 * 8, own = position(col.col(nt, j % 2));
+        return own >= 0 && at < hi && sees_position(p, s, own, at);
+      });
+    }
     __syncthreads();
     col.put_probabilities(x, shared, alpha);
 #pragma unroll
@@ -258,7 +261,7 @@ __device__ __forceinline__ void attend_codes(const AttendParams& p, const SeqRow
       for (int j = 0; j < 4; ++j) {
 #pragma unroll
         for (int m = 0; m < 4; ++m) acc[m][nt][j] *= alpha[nt][j % 2];
-        if constexpr (Tile::kOffset > 0) off[0][nt][j] *= alpha[nt][j % 2], off[1][nt][j] *= alpha[nt][j % 2];
+        if constexpr (Tile::kOffset > 0) off[nt][j] *= alpha[nt][j % 2];
       }
     __syncthreads();
     // Steps of keys that are not there have probabilities of 0, which add nothing.
@@ -276,7 +279,7 @@ __device__ __forceinline__ void attend_codes(const AttendParams& p, const SeqRow
   for (int nt = 0; nt < NT; ++nt)
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
-      if (col.pos[nt][e] < 0) continue;
+      if (position(col.col(nt, e)) < 0) continue;
       const float l = col.sum[nt][e], inverse = l > 0 ? 1.f / l / Tile::kUnit : 0.f;
       const int64_t at = part_at(col.col(nt, e));
       if (col.warp % Shape::kGroupWarps == 0 && col.g == 0) p.part_ml[at] = make_float2(col.top[nt][e], l);
@@ -353,27 +356,29 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G, kAlso, kShared, kT
   const int ring_cap = p.kv.window > 0 ? int(p.kv.cap) : INT_MAX;
   const int place0 =
       p.kv.window > 0 ? int(unsigned(row0) % unsigned(ring_cap)) : row0;  // of row0; later rows follow it
+  auto is_whole = [&](int row) { return row >= lo && row + kKeys <= min(hi, s.len); };
   auto load_rows = [&](auto is_k, auto at_once, auto shape, int stride, char* to, int tile, const char* ring,
                        const char* stage, int64_t row_bytes) {
     using T = decltype(shape);
     constexpr int kTimes = kKeys * kLoaders / Shape::kThreads, kUnroll = at_once() && !Shape::kCodes ? kTimes : 1;
     constexpr int kChunks = T::kCodes / 16, kAll = kChunks + T::kScales / 16;
     if (tile >= n_tile) return;
+    if (Shape::kCodes && is_whole(row0 + tile * kKeys))
+      return load_code_rows<K>(to, ring, row0 + tile * kKeys, row_bytes, tid, Shape::kThreads);
 #pragma unroll kUnroll
     for (int i = 0; i < kTimes; ++i) {
       const int sub = tid % kLoaders, r = tid / kLoaders + i * (Shape::kThreads / kLoaders), after = tile * kKeys + r,
                 row = row0 + after;
       const bool there = row >= lo && row < hi;
       if (Shape::kHeads && there && row >= own0 && tile < Shape::first_tiles(is_k)) continue;
-      const bool elsewhere = kTrees && s.mask == Mask::kTree && row >= s.len;  // not in the order of positions
-      const int stored =
-          elsewhere ? s.len - row0 + node_at(*reinterpret_cast<const uint64_t*>(shared + Shape::kAtPath), row - s.len)
-                    : after;
+      int stored = after;
+      if (kTrees && s.mask == Mask::kTree && row >= s.len)  // not in the order of positions
+        stored = s.len - row0 + node_at(*reinterpret_cast<const uint64_t*>(shared + Shape::kAtPath), row - s.len);
       int at = place0 + stored;
       if (at >= ring_cap) at -= fast_div(at, ring_cap) * ring_cap;
       if (staged && row >= s.len) ring = stage, at = s.begin + row0 + stored - s.len;
+      const char* from = ring + (there ? at : place0) * row_bytes;
       if constexpr (Shape::kByLine) {
-        const char* from = ring + (there ? at : place0) * row_bytes;
         const int chunk = sub - (int(reinterpret_cast<uintptr_t>(from) >> 4) & (kLoaders - 1));
         from += 16 * chunk;
         char* const code = to + r * stride + 16 * tile_chunk<Shape, K>(is_k, chunk, r);
@@ -388,16 +393,15 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G, kAlso, kShared, kT
         }
         continue;
       }
-      const char* from = ring + (there ? at : place0) * row_bytes + 16 * sub;
-      char* dst = to + r * stride;
 #pragma unroll
       for (int j = 0; j < (kChunks + kLoaders - 1) / kLoaders; ++j) {
         const int chunk = sub + kLoaders * j;
         if (kChunks % kLoaders == 0 || chunk < kChunks)
-          copy16_async_or_zero(dst + 16 * tile_chunk<Shape, K>(is_k, chunk, r), from + 16 * kLoaders * j, there);
+          copy16_async_or_zero(to + r * stride + 16 * tile_chunk<Shape, K>(is_k, chunk, r), from + 16 * kLoaders * j,
+                               there);
       }
       if (T::kScales > 0 && sub < T::kScales / 16)
-        copy16_async_or_zero(to + kKeys * stride + r * T::kScales + 16 * sub, from + T::kCodes, there);
+        copy16_async_or_zero(to + kKeys * stride + r * T::kScales + 16 * sub, from + T::kCodes + 16 * sub, there);
     }
   };
   auto load_k = [&](int tile, int item) {
@@ -448,7 +452,6 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G, kAlso, kShared, kT
       top[i] = -INFINITY, sum[i] = 0, pos[i] = position(col);
     }
   };
-  // Turns of the token are found before the wait.
   float* const rope_cos_sin = reinterpret_cast<float*>(shared + Shape::kAtHeads);
   auto compute_rope_of_token = [&] {
     if constexpr (Shape::kHeads) {
@@ -574,10 +577,9 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G, kAlso, kShared, kT
     const int64_t t = s.begin + s.j0 + j - p.t_begin;
     return (t * p.n_q_head + head * p.group + at - j * p.group) * p.n_split + partial;
   };
-  if constexpr (Shape::kCodes) {
+  if constexpr (Shape::kCodes)
     return attend_codes<Shape, K, NT>(
-        p, s, shared, row0, lo, hi, position, [&](int t) { load_k(t, t); }, part_at);
-  }
+        p, s, shared, row0, hi, position, is_whole, [&](int t) { load_k(t, t); }, part_at);
 
   if constexpr (!Shape::kEarly) find_columns();
   const float scale = p.scale * 1.4426950408889634f / kOverscale<K>;
@@ -818,7 +820,7 @@ bool launch_decode(cudaStream_t stream, AttendParams p, int n_cols) {
 template <KvType K, KvType V, int E, Also kAlso, bool kShared>
 bool launch_decode(cudaStream_t stream, const AttendParams& p, int n_cols) {
   if constexpr (kAlso == Also::kNothing || kAlso == Also::kTrees) {
-    if constexpr (E == 512)
+    if constexpr (E == 512 && !(kShared && device_kv_has_scales(K)))  // codes want more registers
       if (n_cols > 32 && launch_decode<K, V, E, 4, 2, kAlso, kShared>(stream, p, n_cols)) return true;
     if (n_cols > 16 && launch_decode<K, V, E, 2, 2, kAlso, kShared>(stream, p, n_cols)) return true;
   }

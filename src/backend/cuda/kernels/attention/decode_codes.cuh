@@ -114,13 +114,14 @@ __device__ __forceinline__ float code_value(int m, float acc, float off) {
 
 // A lane's 8 of 64 outputs of column nt, e.
 template <KvType T, int NT>
-__device__ __forceinline__ void put_code_values(__half* to, const float (&acc)[4][NT][4], const float (&off)[2][NT][4],
+__device__ __forceinline__ void put_code_values(__half* to, const float (&acc)[4][NT][4], const float (&off)[NT][4],
                                                 int nt, int e, float inverse, int g) {
   uint32_t word[4];
 #pragma unroll
   for (int m = 0; m < 4; ++m) {
-    const __half2 v = __floats2half2_rn(code_value<T>(m, acc[m][nt][e], off[m / 2][nt][e]) * inverse,
-                                        code_value<T>(m, acc[m][nt][2 + e], off[m / 2][nt][e]) * inverse);
+    const float of_half = off[nt][m / 2 * 2 + e];
+    const __half2 v = __floats2half2_rn(code_value<T>(m, acc[m][nt][e], of_half) * inverse,
+                                        code_value<T>(m, acc[m][nt][2 + e], of_half) * inverse);
     word[m] = *reinterpret_cast<const uint32_t*>(&v);
   }
   if constexpr (T == KvType::kTQ3_0) {
@@ -128,6 +129,29 @@ __device__ __forceinline__ void put_code_values(__half* to, const float (&acc)[4
   } else {
     *reinterpret_cast<uint2*>(to + v_value<T>(0, g)) = make_uint2(word[0], word[1]);
     *reinterpret_cast<uint2*>(to + v_value<T>(1, g)) = make_uint2(word[2], word[3]);
+  }
+}
+
+// A whole tile of rows that lie behind each other, from the first on. Eight threads a row.
+template <KvType T>
+__device__ __forceinline__ void load_code_rows(char* to, const char* rows, int first, int64_t row_bytes, int tid,
+                                               int n_thread) {
+  using Tile = CodeTile<T>;
+  constexpr int kChunks = Tile::kCodes / 16, kScales = Tile::kScales / 16;
+  const unsigned sub = unsigned(tid) % 8;
+  const int step = n_thread / 8;
+  int r = int(unsigned(tid) / 8);
+  const char* from = rows + (first + r) * row_bytes + 16 * sub;
+  char* scale = to + kCodeTileKeys * Tile::kStride + r * Tile::kScales + 16 * sub;
+#pragma unroll 1
+  for (; r < kCodeTileKeys; r += step, from += step * row_bytes, scale += step * Tile::kScales) {
+    char* const code = to + r * Tile::kStride;
+#pragma unroll
+    for (int j = 0; j < (kChunks + 7) / 8; ++j) {
+      const int chunk = int(sub) + 8 * j;
+      if (kChunks % 8 == 0 || chunk < kChunks) copy16_async(code + 16 * code_tile_chunk<T>(chunk, r), from + 128 * j);
+    }
+    if (kScales > 0 && int(sub) < kScales) copy16_async(scale, from + Tile::kCodes);
   }
 }
 
@@ -144,7 +168,8 @@ __device__ __forceinline__ void code_scores(float (&sums)[NT][4], const char* ba
   for (int nt = 0; nt < NT; ++nt)
 #pragma unroll
     for (int j = 0; j < 4; ++j) sums[nt][j] = 0;
-#pragma unroll 2
+  constexpr int kUnroll = NT == 1 ? 4 : 2;
+#pragma unroll kUnroll
   for (int group = 0; group < 8; ++group) {
     uint32_t a[4][4];
     k_codes<T>(a, row, row + 8 * Tile::kStride, group, c, code_tile_xor<T>(g));
@@ -175,14 +200,15 @@ __device__ __forceinline__ void code_scores(float (&sums)[NT][4], const char* ba
   }
 }
 
-// acc[m][nt] += a tile's V^T times its probabilities, of group `group` of 64 values and keys [0, 16 n_step); off[h][nt] +=
-// the sums of probabilities times scales of its halves (code types).
+// acc[m][nt] += a tile's V^T times its probabilities, of group `group` of 64 values and keys [0, 16 n_step); off[nt] += the
+// sums of probabilities times scales of its halves, one in rows 0 to 7 of a fragment, one below (code types).
 template <KvType T, int NT, int kStrideP>
-__device__ __forceinline__ void code_values(float (&acc)[4][NT][4], float (&off)[2][NT][4], const char* base,
+__device__ __forceinline__ void code_values(float (&acc)[4][NT][4], float (&off)[NT][4], const char* base,
                                             const char* prob, int group, int n0, int n_step, int lane) {
   using Tile = CodeTile<T>;
   const int g = lane / 4, c = lane % 4;
-#pragma unroll 2
+  constexpr int kUnroll = NT == 1 ? 4 : 2;
+#pragma unroll kUnroll
   for (int ks = 0; ks < n_step; ++ks) {
     const char *rows[4], *scale[4];
 #pragma unroll
@@ -209,8 +235,9 @@ __device__ __forceinline__ void code_values(float (&acc)[4][NT][4], float (&off)
         mma_f16(acc[2 * h][nt], a[2 * h], s0, s1);
         mma_f16(acc[2 * h + 1][nt], a[2 * h + 1], s0, s1);
         if constexpr (Tile::kOffset > 0) {
-          constexpr uint32_t kOnes[4] = {0x3C003C00, 0x3C003C00, 0x3C003C00, 0x3C003C00};
-          mma_f16(off[h][nt], kOnes, s0, s1);
+          constexpr uint32_t kOne = 0x3C003C00;  // in the rows of a half
+          const uint32_t ones[4] = {h == 0 ? kOne : 0, h == 1 ? kOne : 0, h == 0 ? kOne : 0, h == 1 ? kOne : 0};
+          mma_f16(off[nt], ones, s0, s1);
         }
       }
     }
