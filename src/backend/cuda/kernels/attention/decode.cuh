@@ -380,25 +380,24 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G, kAlso, kShared, kT
       const char* from = ring + (there ? at : place0) * row_bytes;
       if constexpr (Shape::kByLine) {
         const int chunk = sub - (int(reinterpret_cast<uintptr_t>(from) >> 4) & (kLoaders - 1));
-        from += 16 * chunk;
         char* const code = to + r * stride + 16 * tile_chunk<Shape, K>(is_k, chunk, r);
         char* const scale = to + kKeys * stride + r * T::kScales + 16 * (chunk - kChunks);
 #pragma unroll
         for (int j = 0; j < (kAll + 2 * kLoaders - 2) / kLoaders; ++j) {
           const int n = chunk + kLoaders * j;
           if (j > 0 && kLoaders * (j + 1) <= kChunks)
-            copy16_async_or_zero(code + 16 * kLoaders * j, from + 16 * kLoaders * j, there);
+            copy16_async_or_zero(code + 16 * kLoaders * j, from + 16 * n, there);
           else if (n >= 0 && n < kAll)
-            copy16_async_or_zero((n < kChunks ? code : scale) + 16 * kLoaders * j, from + 16 * kLoaders * j, there);
+            copy16_async_or_zero((n < kChunks ? code : scale) + 16 * kLoaders * j, from + 16 * n, there);
         }
         continue;
       }
+      char* const row_to = to + r * stride;
 #pragma unroll
       for (int j = 0; j < (kChunks + kLoaders - 1) / kLoaders; ++j) {
         const int chunk = sub + kLoaders * j;
         if (kChunks % kLoaders == 0 || chunk < kChunks)
-          copy16_async_or_zero(to + r * stride + 16 * tile_chunk<Shape, K>(is_k, chunk, r), from + 16 * kLoaders * j,
-                               there);
+          copy16_async_or_zero(row_to + 16 * tile_chunk<Shape, K>(is_k, chunk, r), from + 16 * chunk, there);
       }
       if (T::kScales > 0 && sub < T::kScales / 16)
         copy16_async_or_zero(to + kKeys * stride + r * T::kScales + 16 * sub, from + T::kCodes + 16 * sub, there);
