@@ -52,7 +52,7 @@ std::vector<int32_t> text(const Engine& e, size_t n) {
 // A question of n tokens, filled up with sentences in front of it. The model knows the answer: what is rounded
 // otherwise does not change it.
 std::vector<int32_t> question(const Engine& e, size_t n) {
-  const std::string kBehind = "Answer in one sentence.";
+  constexpr std::string_view kBehind = "Answer in one sentence.";
   const auto filler = text(e, n);
   std::vector<int32_t> best;
   size_t room = n;
