@@ -39,6 +39,8 @@ printf '%s\n' 'Hello' 'Remember that my name is Mira.' 'What is my name?' 'What 
   'Write a Python function total(a, b) that returns the sum of a and b.' '/clear' \
   'Extract name, age and city as JSON: Nora is 31 years old, lives in Lisbon and works as a baker.' |
   "$facet" chat --temp 0 -c 8192
+echo "And a picture of three red circles, by a tower of 0.6 MB:"
+"$facet" run --temp 0 -c 2048 --mmproj models/vision/facet-nano-mmproj-Q8_0.gguf --image models/vision/circles.png -p "What is in the picture?"
 if [ -t 0 ] && [ -t 1 ]; then
   echo "Your turn; /help lists commands, Ctrl-D ends."
   exec "$facet" chat -c 8192

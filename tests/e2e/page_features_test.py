@@ -254,6 +254,17 @@ class Features(PageTest):
         self.assertEqual(asked[1]["messages"][0]["content"], asked[0]["messages"][-1]["content"])
         expect(page.get_by_role("alert")).to_have_count(0)
 
+    def test_an_answer_about_a_picture(self):
+        vision = MODEL.parent / "vision"
+        self.addCleanup((facet := Facet("--mmproj", str(vision / "facet-nano-mmproj-Q8_0.gguf"), "--image-tokens", "70")).stop)
+        page = self.visit(facet.url)
+        page.wait_for_function("state.takes.image")
+        self.drop(page, [("circles.png", "image/png", (vision / "circles.png").read_bytes())], "paste", "#input")
+        expect(page.locator("#files img")).to_have_count(1)
+        self.ask(page, "What is in the picture?")
+        self.settle(page)
+        expect(self.answers(page).first).to_contain_text("red circles")
+
     def test_a_recording_reaches_the_model(self):
         """The device beeps once a second. Elsewhere than on localhost and https there is no microphone, and no button."""
         folder = tempfile.TemporaryDirectory()

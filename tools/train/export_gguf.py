@@ -114,16 +114,22 @@ def write(path: str, weights: dict[str, np.ndarray], c: dict, tok, half: bool = 
     tensors["rope_freqs.weight"] = rf
     order = ["token_embd.weight", "output_norm.weight", "rope_freqs.weight"]
     order += [n for n in tensors if n not in order]
-    kv = metadata(c, tok, 32 if half else 7)
-    head = b"GGUF" + struct.pack("<Iqq", 3, len(order), len(kv))
+    kinds = [("F32" if tensors[n].ndim == 1 or "gate_inp" in n else "BF16" if half else "Q8_0") for n in order]
+    return write_file(path, metadata(c, tok, 32 if half else 7), [(n, k, tensors[n]) for n, k in zip(order, kinds)])
+
+
+def write_file(path: str, kv: list[tuple], tensors: list[tuple[str, str, np.ndarray]]) -> int:
+    """A GGUF file of (key, type, value) and (name, type, values); its bytes."""
+    forms = {"F32": (0, lambda a: np.ascontiguousarray(a, "<f4").tobytes()), "F16": (1, lambda a: np.ascontiguousarray(a, "<f2").tobytes()),
+             "BF16": (30, lambda a: bf16(a).tobytes()), "Q8_0": (8, q8_0)}
+    head = b"GGUF" + struct.pack("<Iqq", 3, len(tensors), len(kv))
     for k, ty, v in kv:
         head += _string(k) + struct.pack("<i", ARR if isinstance(ty, tuple) else ty) + _value(ty, v)
     off, data = 0, []
-    for n in order:
-        a = tensors[n]
-        f32 = a.ndim == 1 or "gate_inp" in n
-        raw = np.ascontiguousarray(a, "<f4").tobytes() if f32 else bf16(a).tobytes() if half else q8_0(a)
-        head += _string(n) + struct.pack("<I", a.ndim) + struct.pack(f"<{a.ndim}q", *a.shape[::-1]) + struct.pack("<iQ", 0 if f32 else 30 if half else 8, off)
+    for n, form, a in tensors:
+        code, packed = forms[form]
+        raw = packed(a)
+        head += _string(n) + struct.pack("<I", a.ndim) + struct.pack(f"<{a.ndim}q", *a.shape[::-1]) + struct.pack("<iQ", code, off)
         raw += b"\0" * (-len(raw) % ALIGN)
         data.append(raw)
         off += len(raw)
@@ -135,7 +141,7 @@ def write(path: str, weights: dict[str, np.ndarray], c: dict, tok, half: bool = 
 
 
 def read(path: str) -> tuple[dict, dict[str, np.ndarray]]:
-    """Metadata and dequantised tensors (F32, BF16 and Q8_0) of a GGUF file."""
+    """Metadata and dequantised tensors (F32, F16, BF16 and Q8_0) of a GGUF file."""
     b, p = open(path, "rb").read(), 0
 
     def take(fmt: str):
@@ -173,11 +179,12 @@ def read(path: str) -> tuple[dict, dict[str, np.ndarray]]:
     out = {}
     for n, shape, ty, off in infos:
         size = int(np.prod(shape))
-        size = {0: size * 4, 30: size * 2, 8: size // 32 * 34}[ty]
+        size = {0: size * 4, 1: size * 2, 30: size * 2, 8: size // 32 * 34}[ty]
         raw = b[base + off:base + off + size]
         if ty == 30:
             raw = (np.frombuffer(raw, "<u2").astype("<u4") << 16).tobytes()
-        out[n] = un_q8_0(raw, shape) if ty == 8 else np.frombuffer(raw, "<f4").reshape(shape)
+        flat = un_q8_0(raw, shape) if ty == 8 else np.frombuffer(raw, "<f2" if ty == 1 else "<f4").astype(np.float32)
+        out[n] = flat.reshape(shape)
     return meta, out
 
 
