@@ -1,5 +1,7 @@
 // The law of weights in RAM, by texts of an engine: the same placement gives the same text, whatever a prompt was cut
 // into, found in the cache, computed beside or restored from. Skips without a device.
+#include <fmt/format.h>
+
 #include <filesystem>
 #include <random>
 
@@ -116,7 +118,7 @@ void same_placement_same_text(const EngineConfig& c) {
     // With drafts, of which some are wrong.
     for (const char* kind : {"mtp", "dflash"}) {
       EngineConfig d = c;
-      d.draft.files = {std::string(FACET_SOURCE_DIR) + "/models/facet-nano-moe-" + kind + "-Q8_0.gguf"};
+      d.draft.files = {fmt::format("{}/models/facet-nano-moe-{}-Q8_0.gguf", FACET_SOURCE_DIR, kind)};
       d.draft.min = 3;
       const Answer a = answer_of(*must(Engine::open(d)), ask(prompt));
       EXPECT_EQ(a.tokens, want) << n << ": " << kind;
