@@ -39,7 +39,7 @@ std::shared_ptr<const ExpertUsage> usage() {
   return u;
 }
 std::vector<EvalDoc> docs() {
-  return must(read_eval_set(std::string(FACET_SOURCE_DIR) + "/models/facet-nano-eval.jsonl"));
+  return must(read_eval_set(fmt::format("{}/models/facet-nano-eval.jsonl", FACET_SOURCE_DIR)));
 }
 std::vector<int32_t> text(const Engine& e, size_t n) {
   std::vector<int32_t> ids;
