@@ -132,26 +132,29 @@ __device__ __forceinline__ void put_code_values(__half* to, const float (&acc)[4
   }
 }
 
-// A whole tile of rows that lie behind each other, from the first on. Eight threads a row.
+// A whole tile of rows that lie behind each other, from the first on. Eight threads a row, which take its lines of 128
+// bytes one after another: rows begin anywhere in one, and what is copied of two lines at once costs twice the time.
 template <KvType T>
 __device__ __forceinline__ void load_code_rows(char* to, const char* rows, int first, int64_t row_bytes, int tid,
                                                int n_thread) {
   using Tile = CodeTile<T>;
-  constexpr int kChunks = Tile::kCodes / 16, kScales = Tile::kScales / 16;
-  const unsigned sub = unsigned(tid) % 8;
-  const int step = n_thread / 8;
+  constexpr int kChunks = Tile::kCodes / 16, kAll = kChunks + Tile::kScales / 16;
+  const int sub = int(unsigned(tid) % 8), step = n_thread / 8;
   int r = int(unsigned(tid) / 8);
-  const char* from = rows + (first + r) * row_bytes + 16 * sub;
-  char* scale = to + kCodeTileKeys * Tile::kStride + r * Tile::kScales + 16 * sub;
+  const char* from = rows + (first + r) * row_bytes;
 #pragma unroll 1
-  for (; r < kCodeTileKeys; r += step, from += step * row_bytes, scale += step * Tile::kScales) {
+  for (; r < kCodeTileKeys; r += step, from += step * row_bytes) {
+    const int chunk = sub - (int(reinterpret_cast<uintptr_t>(from) >> 4) & 7);
     char* const code = to + r * Tile::kStride;
+    char* const scale = to + kCodeTileKeys * Tile::kStride + r * Tile::kScales - 16 * kChunks;
 #pragma unroll
-    for (int j = 0; j < (kChunks + 7) / 8; ++j) {
-      const int chunk = int(sub) + 8 * j;
-      if (kChunks % 8 == 0 || chunk < kChunks) copy16_async(code + 16 * code_tile_chunk<T>(chunk, r), from + 128 * j);
+    for (int k = 0; k < (kAll + 14) / 8; ++k) {
+      const int n = chunk + 8 * k;
+      if (k > 0 && 8 * (k + 1) <= kChunks)
+        copy16_async(code + 16 * code_tile_chunk<T>(n, r), from + 16 * n);
+      else if (n >= 0 && n < kAll)
+        copy16_async(n < kChunks ? code + 16 * code_tile_chunk<T>(n, r) : scale + 16 * n, from + 16 * n);
     }
-    if (kScales > 0 && int(sub) < kScales) copy16_async(scale, from + Tile::kCodes);
   }
 }
 
