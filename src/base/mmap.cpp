@@ -77,6 +77,14 @@ void release_pages(std::span<const std::byte> piece) {
   if (begin < end) ::madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED);
 }
 
+void populate_pages(std::span<const std::byte> piece) {
+#if defined(MADV_POPULATE_READ)
+  const uintptr_t page = uintptr_t(::sysconf(_SC_PAGESIZE)), at = reinterpret_cast<uintptr_t>(piece.data());
+  const uintptr_t begin = at / page * page;
+  if (!piece.empty()) ::madvise(reinterpret_cast<void*>(begin), at + piece.size() - begin, MADV_POPULATE_READ);
+#endif
+}
+
 Result<MappedFile> MappedFile::open(const std::string& path) {
   auto opened = open_regular(path);
   if (!opened) return opened.error();

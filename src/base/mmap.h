@@ -11,6 +11,10 @@ namespace facet {
 // allowed and goes back to the file.
 void release_pages(std::span<const std::byte> piece);
 
+// Reads a piece of a MappedFile from its file where that has not happened, and maps it, so that reading it later does not
+// wait page by page. A hint: a system that knows no such call leaves it as it is.
+void populate_pages(std::span<const std::byte> piece);
+
 // A file that is cut short, or whose disk fails, while it is mapped: from now on the process ends with one line that names
 // it. For programs; a library leaves signals alone.
 void tell_of_lost_mappings();

@@ -5,6 +5,10 @@
 #include <algorithm>
 #include <chrono>
 
+#include "base/mmap.h"
+#include "base/reserve.h"
+#include "base/threads.h"
+
 namespace facet::cuda {
 
 CpuFfn::CpuFfn(Device& device, const WeightsInRam& which)
@@ -16,6 +20,19 @@ CpuFfn::~CpuFfn() {
 void CpuFfn::stop() {
   ending_ = true;
   if (thread_.joinable()) thread_.join();
+  if (maps_.joinable()) maps_.join();
+}
+
+void CpuFfn::map_weights() {
+  pthread_setname_np(pthread_self(), "facet maps");
+  lower_priority();
+  size_t all = 0;
+  for (const auto& w : bytes_) all += w.size();
+  if (all > available_memory()) return;  // what is read last would drive out what was read first
+  constexpr size_t kPiece = size_t(8) << 20;
+  for (auto w : bytes_)
+    for (; !w.empty() && !ending_.load(std::memory_order_relaxed); w = w.subspan(std::min(kPiece, w.size())))
+      populate_pages(w.first(std::min(kPiece, w.size())));
 }
 
 void CpuFfn::expect() {
@@ -26,6 +43,7 @@ void CpuFfn::expect() {
 const CpuFfn::Weight* CpuFfn::add(const TensorView& t) {
   if (t.name.find(".ffn_down") != std::string::npos) cols_ = std::max(cols_, int(t.ne[1]));
   if (t.name.ends_with(".ffn_down.weight")) hidden_cols_ = std::max(hidden_cols_, int(t.ne[0]));
+  bytes_.push_back(t.data);
   return &weights_.emplace_back(cpu_.upload(t));
 }
 
@@ -57,6 +75,7 @@ void CpuFfn::reserve(const BackendLimits& l) {
   FACET_CUDA_CHECK(cudaStreamSynchronize(device_.stream()));
   ending_ = false;
   thread_ = std::thread([this] { answer(); });
+  maps_ = std::thread([this] { map_weights(); });
 }
 
 // Looks without sleep for some milliseconds after a step was expected or a job was done; then seldom: a step may be long

@@ -6,8 +6,10 @@
 #include <deque>
 #include <map>
 #include <mutex>
+#include <span>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "backend/backend.h"
 #include "backend/cpu/cpu_fast.h"
@@ -56,12 +58,14 @@ class CpuFfn {
   };
   Job& job_of(const Weight* down, int rows) { return jobs_[{down, rows}]; }
   void exchange(Job& job, Mat x, const Routing& routing, const int16_t* slots);
-  void answer();  // the thread
+  void answer();       // the thread
+  void map_weights();  // a thread of its own: the first tokens would do it page by page
   void stop();
 
   Device& device_;
   CpuFast cpu_;
   std::deque<Weight> weights_;
+  std::vector<std::span<const std::byte>> bytes_;      // of them
   std::map<std::pair<const Weight*, int>, Job> jobs_;  // by the matrix `down` and rows
   int cols_ = 0, hidden_cols_ = 0;                     // D, and of a dense layer's hidden rows
   CpuFast::Rows hidden_;
@@ -72,7 +76,7 @@ class CpuFfn {
   std::atomic<bool> ending_{false};
   std::mutex mutex_;
   std::condition_variable step_;
-  std::thread thread_;
+  std::thread thread_, maps_;
 };
 
 }  // namespace facet::cuda

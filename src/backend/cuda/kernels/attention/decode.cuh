@@ -55,6 +55,9 @@ constexpr int decode_stages(bool two, bool shared, int stage_bytes) {
   return stage_bytes > 32 * 1024 ? 3 : 4;
 }
 
+// Shared rows that go to the tensor cores as codes. Rows of Q8_0 are too long for two tiles of 128 keys beside another block.
+constexpr bool takes_codes(KvType t) { return t == KvType::kQ4_0 || t == KvType::kTQ3_0; }
+
 // G groups of warps share the tiles of K and V; each has NT blocks of eight query rows. kTwoStages: for blocks of
 // little shared memory.
 template <KvType K, KvType V, int E, int NT, int G, Also kAlso, bool kShared, bool kTwoStages = false>
@@ -62,7 +65,7 @@ struct DecodeShape {
   static_assert(!kShared || (K == V && E == 512));
   static constexpr bool kTrees = kAlso == Also::kTrees, kHeads = kAlso == Also::kHeads;
   // Shared rows in codes: tiles of 128 keys (decode_codes.cuh).
-  static constexpr bool kIsShared = kShared, kCodes = kShared && device_kv_has_scales(K);
+  static constexpr bool kIsShared = kShared, kCodes = kShared && takes_codes(K);
   static constexpr int kKeys = kCodes ? kCodeTileKeys : kTileKeys;
   using KT = std::conditional_t<kCodes, CodeTile<K>, std::conditional_t<kShared, SharedShape<K>, TileShape<K, E>>>;
   using VT = std::conditional_t<kCodes, CodeTile<V>, std::conditional_t<kShared, SharedShape<V>, TileShape<V, E>>>;
@@ -71,8 +74,7 @@ struct DecodeShape {
                        kCols = 8 * NT * G;
   static constexpr int kBytesK = kKeys * (KT::kStrideK + KT::kScales), kBytesV = kKeys * (VT::kStrideV + VT::kScales);
   static constexpr int kStageBytes = kBytesK > kBytesV ? kBytesK : kBytesV;
-  static constexpr int kStages =
-      kCodes ? (kTwoStages || kStageBytes > 64 * 1024 ? 1 : 2) : decode_stages(kTwoStages, kShared, kStageBytes);
+  static constexpr int kStages = kCodes ? (kTwoStages ? 1 : 2) : decode_stages(kTwoStages, kShared, kStageBytes);
   static constexpr int kStrideS = kTileKeys + 4, kStrideP = kKeys + 8;
   static constexpr int kAtQ = kStages * kStageBytes;    // B fragments of Q
   static constexpr int kAtInit = kAtQ + kCols * E * 2;  // [E / 32][cols] f32: what sums of codes begin at
@@ -819,15 +821,15 @@ bool launch_decode(cudaStream_t stream, AttendParams p, int n_cols) {
 template <KvType K, KvType V, int E, Also kAlso, bool kShared>
 bool launch_decode(cudaStream_t stream, const AttendParams& p, int n_cols) {
   if constexpr (kAlso == Also::kNothing || kAlso == Also::kTrees) {
-    if constexpr (E == 512 && !(kShared && device_kv_has_scales(K)))  // codes want more registers
+    if constexpr (E == 512 && !(kShared && K == KvType::kQ4_0))  // its sums of offsets want more registers
       if (n_cols > 32 && launch_decode<K, V, E, 4, 2, kAlso, kShared>(stream, p, n_cols)) return true;
     if (n_cols > 16 && launch_decode<K, V, E, 2, 2, kAlso, kShared>(stream, p, n_cols)) return true;
   }
   if (n_cols > 8 && launch_decode<K, V, E, 1, 2, kAlso, kShared>(stream, p, n_cols)) return true;
   if (launch_decode<K, V, E, 1, 1, kAlso, kShared>(stream, p, n_cols)) return true;
-  if constexpr (kShared && device_kv_has_scales(K))
+  if constexpr (kShared && takes_codes(K))
     if (n_cols > 8 && launch_decode<K, V, E, 1, 2, kAlso, kShared, true>(stream, p, n_cols)) return true;
-  if constexpr (kShared ? device_kv_has_scales(K) : K == KvType::kF16 && E == 512)
+  if constexpr (kShared ? takes_codes(K) : K == KvType::kF16 && E == 512)
     return launch_decode<K, V, E, 1, 1, kAlso, kShared, true>(stream, p, n_cols);
   return false;
 }

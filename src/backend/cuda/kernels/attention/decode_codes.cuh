@@ -5,23 +5,23 @@
 // Tiles of 128 shared rows in codes, for decode.cuh: a warp scores 16 keys over all of K's values, so that no sum is
 // divided among warps, and then multiplies 64 of V's values by all keys. Three barriers a tile.
 //
-// Codes go to the tensor cores as they are: bits of a code under a mask, or a byte, are an f16 below the smallest normal
-// one, 2^-24 times the code, or 16 times that for the upper of two masks; products are exact. What codes are too large by
-// (8, 128) leaves as a constant of its query: K's sums begin at minus the offset times the sum of the query's values, and
-// V's lose the offset times the sum of probabilities times scales, which one more product by ones finds.
+// Q4_0's codes go to the tensor cores as they are: bits of a code under a mask are an f16 below the smallest normal one,
+// 2^-24 times the code, or 16 times that for the upper of two masks; products are exact. That codes are too large by 8
+// leaves as a constant of its query: K's sums begin at -8 times the sum of the query's values, and V's lose 8 times the sum
+// of probabilities times scales, which one more product by ones finds. TQ3_0's are values of its table.
 namespace facet::cuda {
 
 constexpr int kCodeTileKeys = 128;
 
 // Rows of a tile in shared memory. Q4_0: strides of 352 bytes keep reads free of bank conflicts, those of V where a lane's
-// keys are c, c + 4, c + 8 and c + 12; the other types are as in SharedShape.
+// keys are c, c + 4, c + 8 and c + 12; TQ3_0 is as in SharedShape.
 template <KvType T>
 struct CodeTile {
   static constexpr bool kQ4 = T == KvType::kQ4_0;
   static constexpr int kCodes = SharedShape<T>::kCodes, kScales = SharedShape<T>::kScales;
   static constexpr int kStride = kQ4 ? kCodes + 32 : SharedShape<T>::kStride;
   static constexpr int kStrideK = kStride, kStrideV = kStride;
-  static constexpr int kOffset = T == KvType::kQ8_0 ? 128 : kQ4 ? 8 : 0;  // of codes; 0: values, no codes
+  static constexpr int kOffset = kQ4 ? 8 : 0;  // of codes; 0: values, no codes
   // What a product is too large by.
   static constexpr float kUnit = kOffset > 0 ? 0x1p-24f : kOverscale<T>;
 };
@@ -59,14 +59,6 @@ __device__ __forceinline__ void k_codes(uint32_t (&a)[4][4], const char* row, co
 #pragma unroll
       for (int t = 0; t < 4; ++t) a[t][h] = w[t] & 0x000F000F, a[t][h + 2] = w[t] & 0x00F000F0;
     }
-  } else if constexpr (T == KvType::kQ8_0) {
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const uint4 u = *reinterpret_cast<const uint4*>(rows[h] + 16 * ((group * 4 + c) ^ swap));
-      const uint32_t w[4] = {u.x, u.z, u.y, u.w};
-#pragma unroll
-      for (int t = 0; t < 4; ++t) a[t][h] = __byte_perm(w[t], 0, 0x4140), a[t][h + 2] = __byte_perm(w[t], 0, 0x4342);
-    }
   } else {
     k_fragments<T, true>(a, row, below, group, c, swap);
   }
@@ -84,18 +76,6 @@ __device__ __forceinline__ void v_codes(uint32_t (&a)[4][4], const char* const (
 #pragma unroll
       for (int i = 0; i < 4; ++i)
         a[i / 2 * 2][2 * h + i % 2] = w[i] & 0x000F000F, a[i / 2 * 2 + 1][2 * h + i % 2] = w[i] & 0x00F000F0;
-    }
-  } else if constexpr (T == KvType::kQ8_0) {
-    const int chunk = group * 4 + (g >> 1), at = (g & 1) * 8;
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const uint2 x = *reinterpret_cast<const uint2*>(rows[2 * h] + (chunk ^ swap0) * 16 + at),
-                  y = *reinterpret_cast<const uint2*>(rows[2 * h + 1] + (chunk ^ swap1) * 16 + at);
-      const uint32_t t[4] = {__byte_perm(x.x, y.x, 0x5140), __byte_perm(x.x, y.x, 0x7362),
-                             __byte_perm(x.y, y.y, 0x5140), __byte_perm(x.y, y.y, 0x7362)};
-#pragma unroll
-      for (int m = 0; m < 4; ++m)
-        a[m][2 * h] = __byte_perm(t[m], 0, 0x4140), a[m][2 * h + 1] = __byte_perm(t[m], 0, 0x4342);
     }
   } else {
     v_fragments<T, true>(a, rows, group, g, swap0, swap1);
@@ -171,7 +151,7 @@ __device__ __forceinline__ void code_scores(float (&sums)[NT][4], const char* ba
   for (int nt = 0; nt < NT; ++nt)
 #pragma unroll
     for (int j = 0; j < 4; ++j) sums[nt][j] = 0;
-  constexpr int kUnroll = NT == 1 ? 4 : 2;
+  constexpr int kUnroll = NT == 1 ? 4 : NT == 2 ? 2 : 1;
 #pragma unroll kUnroll
   for (int group = 0; group < 8; ++group) {
     uint32_t a[4][4];
@@ -210,7 +190,7 @@ __device__ __forceinline__ void code_values(float (&acc)[4][NT][4], float (&off)
                                             const char* prob, int group, int n0, int n_step, int lane) {
   using Tile = CodeTile<T>;
   const int g = lane / 4, c = lane % 4;
-  constexpr int kUnroll = NT == 1 ? 4 : 2;
+  constexpr int kUnroll = NT == 1 ? 4 : NT == 2 ? 2 : 1;
 #pragma unroll kUnroll
   for (int ks = 0; ks < n_step; ++ks) {
     const char *rows[4], *scale[4];
