@@ -117,7 +117,7 @@ class CpuFast : public CpuRef {
   int grid_positions_ = 0;
   std::vector<float> grid_rope_, encoder_keys_, encoder_values_;
   // MoE: pairs of token and expert, sorted by expert.
-  std::shared_ptr<ExpertUsage> usage_;  // null: nobody counts
+  std::shared_ptr<ExpertUsage> usage_;                                       // null: nobody counts
   std::vector<int32_t> chosen_, pair_of_, cursor_, used_expert_, panel_of_;  // [T K], [T K], [N + 1], [N], [N]
   std::vector<float> route_;                                                 // [T K] weights, by rank
   std::vector<QuantRow> pair_q_;
