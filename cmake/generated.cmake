@@ -24,6 +24,7 @@ set(FACET_PAGE_SCRIPTS
     js/sidebar.js
     js/settings.js
     js/main.js)
+find_package(Python3 REQUIRED COMPONENTS Interpreter)
 set(FACET_PAGE_DIR ${CMAKE_SOURCE_DIR}/src/server/page)
 set(FACET_PAGE_HEADER ${CMAKE_BINARY_DIR}/generated/facet_page.h)
 list(TRANSFORM FACET_PAGE_LATE PREPEND ${FACET_PAGE_DIR}/ OUTPUT_VARIABLE FACET_PAGE_LATE_FILES)
@@ -33,10 +34,10 @@ list(JOIN FACET_PAGE_STYLES "|" styles_joined)
 list(JOIN FACET_PAGE_SCRIPTS "|" scripts_joined)
 add_custom_command(OUTPUT ${FACET_PAGE_HEADER}
                    COMMAND ${CMAKE_COMMAND} -DDIR=${FACET_PAGE_DIR} "-DSTYLES=${styles_joined}" "-DSCRIPTS=${scripts_joined}" -DLATE=${FACET_PAGE_LATE}
-                           -DOUT=${FACET_PAGE_HEADER} -P ${CMAKE_SOURCE_DIR}/cmake/page.cmake
-                   DEPENDS ${FACET_PAGE_DIR}/index.html ${FACET_PAGE_FILES} ${FACET_PAGE_LATE_FILES} ${scripts} ${CMAKE_SOURCE_DIR}/cmake/page.cmake VERBATIM)
+                           -DOUT=${FACET_PAGE_HEADER} -DPYTHON=${Python3_EXECUTABLE} -P ${CMAKE_SOURCE_DIR}/cmake/page.cmake
+                   DEPENDS ${FACET_PAGE_DIR}/index.html ${FACET_PAGE_FILES} ${FACET_PAGE_LATE_FILES} ${scripts} ${CMAKE_SOURCE_DIR}/cmake/page.cmake
+                           ${FACET_PAGE_DIR}/lib/katex-fonts.tar.xz ${CMAKE_SOURCE_DIR}/tools/embed_fonts.py VERBATIM)
 # /openapi.json and /docs, of docs/openapi.yaml.
-find_package(Python3 REQUIRED COMPONENTS Interpreter)
 set(FACET_OPENAPI_HEADER ${CMAKE_BINARY_DIR}/generated/facet_openapi.h)
 add_custom_command(OUTPUT ${FACET_OPENAPI_HEADER}
                    COMMAND ${Python3_EXECUTABLE} ${CMAKE_SOURCE_DIR}/tools/openapi.py ${CMAKE_SOURCE_DIR}/docs/openapi.yaml ${FACET_OPENAPI_HEADER}

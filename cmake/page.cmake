@@ -1,6 +1,6 @@
 # Packs the page: DIR/index.html with the files of STYLES, SCRIPTS and LATE (styles that the first picture does not need;
-# each list separated by |) in its <style>, <script> and <style data-late>, and writes OUT, a header with the page,
-# compressed, and the hashes of all, which the header Content-Security-Policy
+# each list separated by |) in its <style>, <script> and <style data-late>, fonts too (PYTHON embeds them), and writes
+# OUT, a header with the page, compressed, and the hashes of all, which the header Content-Security-Policy
 # names: nothing else in the page may run.
 #
 # Scripts are modules that may also be read one by one; here they become one script. An import is one line without new
@@ -17,6 +17,10 @@ foreach(part style late)
   string(REPLACE style STYLES files ${files})
   foreach(file IN LISTS ${files})
     file(READ ${DIR}/${file} text)
+    if(file MATCHES "^lib/katex")
+      execute_process(COMMAND ${PYTHON} ${CMAKE_CURRENT_LIST_DIR}/../tools/embed_fonts.py ${DIR}/${file} ${DIR}/lib/katex-fonts.tar.xz
+                      OUTPUT_VARIABLE text COMMAND_ERROR_IS_FATAL ANY)
+    endif()
     string(APPEND ${part} "${text}")
   endforeach()
 endforeach()

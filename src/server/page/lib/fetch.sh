@@ -29,14 +29,24 @@ sed -i 's/TO\(D\)O|FI\(X\)ME|NOTE|BUG|XX\(X\)/TO[\1]O|FI[\2]ME|NOTE|BUG|XX[\3]/'
 # Likewise names of Python and Rust, which are the same strings with a letter by its number.
 sed -i 's/NotI\(mplemented\)/Not\\x49\1/; s/uni\(mplemented!\)/un\\x69\1/' "$here/highlight.js"
 pack katex.js katex <<< 'module.exports = require("../javascript/katex/katex.js");'
-# Its styles, with the fonts in them.
-python3 - root/usr/share/javascript/katex/katex.min.css root/usr/share/fonts/truetype/katex > "$here/katex.css" << 'END'
-import base64, pathlib, re, sys
+# Its styles and their fonts, which tools/embed_fonts.py puts into them when the page is packed.
+python3 - root/usr/share/javascript/katex/katex.min.css root/usr/share/fonts/truetype/katex "$here" << 'END'
+import io, lzma, pathlib, re, sys, tarfile
+style, fonts, here = map(pathlib.Path, sys.argv[1:])
+names = []
 def font(m):
-    data = (pathlib.Path(sys.argv[2]) / m[1]).read_bytes()
-    return f"src:url(data:font/woff2;base64,{base64.b64encode(data).decode()}) format('woff2')"
-style = re.sub(r"src:url\(fonts/([\w-]+\.woff2)\) format\('woff2'\)[^;}]*", font, pathlib.Path(sys.argv[1]).read_text())
-assert "url(fonts/" not in style
-print(style.strip())
+    names.append(m[1])
+    return f"src:url({m[1]}) format('woff2')"
+text = re.sub(r"src:url\(fonts/([\w-]+\.woff2)\) format\('woff2'\)[^;}]*", font, style.read_text())
+assert "url(fonts/" not in text
+(here / "katex.css").write_text(text.strip() + "\n")
+tar = io.BytesIO()
+with tarfile.open(fileobj=tar, mode="w", format=tarfile.USTAR_FORMAT) as t:
+    for name in sorted(set(names)):
+        data = (fonts / name).read_bytes()
+        info = tarfile.TarInfo(name)
+        info.size = len(data)
+        t.addfile(info, io.BytesIO(data))
+(here / "katex-fonts.tar.xz").write_bytes(lzma.compress(tar.getvalue(), preset=9 | lzma.PRESET_EXTREME))
 END
-ls -l "$here"/*.js "$here"/*.css
+ls -l "$here"/*.js "$here"/katex*
