@@ -2,6 +2,8 @@
 facet_packages=(g++ cmake ninja-build pkg-config libcli11-dev nlohmann-json3-dev libspdlog-dev libfmt-dev libboost-dev
   libedit-dev libxxhash-dev libgtest-dev libbenchmark-dev python3
   libjpeg-dev libpng-dev libwebp-dev libflac-dev libogg-dev)
+# What sanitizers and fuzzing are built with.
+facet_clang=(clang-19 libclang-rt-19-dev libomp-19-dev)
 
 facet_install() {
   local missing=() p

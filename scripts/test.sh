@@ -18,7 +18,7 @@ while [ $# -gt 0 ]; do
   esac
 done
 facet_install "${facet_packages[@]}"
-[ "$preset" != fuzz ] || facet_install clang libomp-dev
+[ "$preset" != fuzz ] || facet_install "${facet_clang[@]}"
 facet_build "$preset" -DFACET_TESTS=ON
 export FACET_TEST_FIXTURES=$fixtures
 ctest --test-dir "build/$preset" --output-on-failure -j2 "$@"

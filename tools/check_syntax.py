@@ -6,7 +6,9 @@ which compilers resolve differently.
   tools/check_syntax.py clang-19                 a compiler of this system
   tools/check_syntax.py --root DIR g++           a compiler in another root folder, with that root's headers (as root: chroot)
 
---build DIR: the configured build whose flags are used (build/release). --files F...: only these. Exit 1 if a file is refused."""
+The large headers of libraries that a source includes anyway are parsed once and come first (precompiled); nothing else does, so that an
+include which is missing is missed. --build DIR: the configured build whose flags are used (build/release). --files F...: only these.
+--not-in DIR: not what this build, of the same compiler, has compiled. --plain: nothing precompiled. Exit 1 if a file is refused."""
 import argparse
 import concurrent.futures
 import json
@@ -21,6 +23,8 @@ import time
 
 HERE = pathlib.Path(__file__).resolve().parents[1]
 INSIDE = "/facet"  # where the sources are in another root
+LARGE = ("fmt/format.h", "nlohmann/json.hpp", "CLI/CLI.hpp", "boost/asio/io_context.hpp", "boost/beast/http.hpp")
+INCLUDE = re.compile(r'^#include (?:<([^>]+)>|"([^"]+)")', re.M)
 
 
 def flags_of(command):
@@ -32,6 +36,42 @@ def flags_of(command):
         elif w in ("-isystem", "-include"):
             kept += [w, words[i + 1]]
     return kept
+
+
+def large_headers(file, known):
+    """Those of LARGE that `file` includes, or that a header of the program does for it. known: what was found before."""
+    if file not in known:
+        known[file] = set()  # a header that includes itself ends here
+        for library, own in INCLUDE.findall(file.read_text()):
+            if library in LARGE:
+                known[file].add(library)
+            elif re.search(r"-inl\.h$|/src\.hpp$", library):
+                known[file].add(None)  # compiled as a part of this library: everything is parsed as it stands
+            elif own and (HERE / "src" / own).is_file():
+                known[file] |= large_headers(HERE / "src" / own, known)
+    return known[file]
+
+
+def precompile(jobs, folder, run):
+    """A header for each set of large headers that four sources or more share, precompiled by run(words, flags). Gives the words that
+    put it before a source: {source: words}."""
+    sets, known = {}, {}
+    for file, flags in jobs:
+        large = large_headers(pathlib.Path(file), known)
+        if large and None not in large and not any(f.startswith("-m") for f in flags):
+            sets.setdefault((tuple(h for h in LARGE if h in large), "-fopenmp" in flags), []).append((file, flags))
+    folder.mkdir(parents=True, exist_ok=True)
+    made = {}
+    for (headers, openmp), sharing in sets.items():
+        if len(sharing) < 4:
+            continue
+        header = folder / f"large_{'_'.join(str(LARGE.index(h)) for h in headers)}{'_openmp' * openmp}.h"
+        header.write_text("".join(f"#include <{h}>\n" for h in headers))
+        flags = [f for f in sharing[0][1]]
+        made[header] = (flags, [file for file, _ in sharing])
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(lambda item: run(item[0], item[1][0]), made.items()))
+    return {file: ["-include", str(header)] for header, (_, files) in made.items() for file in files}
 
 
 def fmt_macros(root):
@@ -64,6 +104,8 @@ def main():
     args.add_argument("--root", default="/")
     args.add_argument("--build", default=str(HERE / "build/release"))
     args.add_argument("--files", nargs="*", default=[])
+    args.add_argument("--not-in", metavar="DIR")
+    args.add_argument("--plain", action="store_true")
     args.add_argument("-j", type=int, default=os.cpu_count())
     a = args.parse_args()
     start = time.monotonic()
@@ -72,6 +114,12 @@ def main():
     wanted = {str(pathlib.Path(f).resolve()) for f in a.files}
     jobs = [(f, flags) for f, flags in sorted(commands.items())
             if f.startswith(f"{HERE}/src/") and f.endswith(".cpp") and (not wanted or f in wanted)]
+    if a.not_in:
+        compiled = pathlib.Path(a.not_in).resolve()
+        commands = compiled / "compile_commands.json"
+        of = json.loads(commands.read_text()) if commands.is_file() else []
+        done = {c["file"] for c in of if (compiled / re.search(r" -o (\S+)", c["command"])[1]).is_file()}
+        jobs = [j for j in jobs if j[0] not in done]
     if not jobs:
         sys.exit(f"check_syntax: no source of the program in {build}/compile_commands.json (configure first)")
     extra = ["-fsyntax-only", "-w", "-DJSON_USE_IMPLICIT_CONVERSIONS=0", *fmt_macros(a.root), *openmp_folder(a.compiler)]
@@ -85,10 +133,25 @@ def main():
         prefix = ["chroot", a.root, a.compiler]
         move = lambda s: s.replace(str(build / "generated"), INSIDE + "/generated").replace(str(HERE), INSIDE)
 
+    def words_of(flags):
+        return prefix + [move(f) for f in flags if not re.search(r"SPDLOG_FMT|FMT_HEADER", f)] + extra
+
+    def make(header, flags):
+        name, given = move(str(header)), words_of(flags)
+        given.remove("-fsyntax-only")
+        suffix = "pch" if "clang" in a.compiler else "gch"
+        subprocess.run(given + ["-x", "c++-header", name, "-o", f"{name}.{suffix}"], check=True)
+
+    folder = pathlib.Path(a.root + INSIDE if a.root != "/" else build, "large_headers")
+    if a.root != "/":
+        move_sources, inside_root = move, a.root
+        move = lambda s: s[len(inside_root):] if s.startswith(inside_root + "/") else move_sources(s)
+    shutil.rmtree(folder, ignore_errors=True)
+    first = {} if a.plain else precompile(jobs, folder, make)
+
     def check(job):
         file, flags = job
-        flags = [f for f in flags if not re.search(r"SPDLOG_FMT|FMT_HEADER", f)]
-        done = subprocess.run(prefix + [move(f) for f in flags] + extra + [move(file)], capture_output=True, text=True)
+        done = subprocess.run(words_of(flags) + [move(w) for w in first.get(file, [])] + [move(file)], capture_output=True, text=True)
         return file, done.returncode, done.stderr
 
     refused = 0

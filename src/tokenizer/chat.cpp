@@ -18,11 +18,12 @@ using python::lower, python::member, python::number_text, python::trim, python::
 
 // While a prompt is rendered, bytes that no UTF-8 has stand around text that is not the template's.
 constexpr char kPlainOpen = '\xFE', kPlainClose = '\xFF', kMediaMark = '\xFD';  // before a part's placeholder
-constexpr char kMarks[] = {kPlainOpen, kPlainClose, kMediaMark, 0};
+bool is_mark(char c) { return c == kPlainOpen || c == kPlainClose || c == kMediaMark; }
 
 std::string plain(std::string_view s) {
   if (s.empty()) return "";
-  const bool odd = s.find_first_of(kMarks) != std::string_view::npos;
+  // Not find_first_of: clang 19 makes a comparison of it that no character above 127 passes.
+  const bool odd = std::any_of(s.begin(), s.end(), is_mark);
   return fmt::format("{}{}{}", kPlainOpen, odd ? utf8_sanitize(s) : std::string(s), kPlainClose);
 }
 
