@@ -19,7 +19,7 @@ inline int64_t panel_bytes(int64_t cols) { return padded(cols) / kGroupCols * kP
 
 // Products of many rows by weights without a kernel for their codes: a block's weight rows and columns, and x's rows.
 constexpr int kManyFloats = 64;  // rows from which on
-constexpr int64_t kFloatRows = 32, kFloatCols = 768, kFloatTok = 96;
+constexpr int64_t kFloatRows = 16, kFloatCols = 256, kFloatTok = 96;
 inline int64_t float_floats(int64_t max_tok) {
   return max_tok >= kManyFloats ? kFloatRows * (kFloatCols + kFloatTok * 17) + 64 : 0;
 }

@@ -21,8 +21,8 @@ inline __m256i dot32(__m256i codes, __m256i x) {  // sums of four products each
 
 // Pairs of vectors, so that sums go as they do with AVX-512.
 constexpr int W = 16, kDotRows = 2, kDotTok = 2, kScoreRows = 4, kScoreQueries = 3, kWide = 2, kWideQueries = 3,
-              kTileQueries = 2, kTilePanels = 2, kManyRows = 2, kManyTok = 2;
-constexpr bool kFoldsEight = false;
+              kTileQueries = 6, kTilePanels = 1, kManyRows = 4, kManyTok = 3;
+constexpr int kFoldedRows = 4;
 typedef float v8 __attribute__((vector_size(32)));
 typedef int32_t i8 __attribute__((vector_size(32)));
 struct vf {
@@ -83,7 +83,13 @@ inline vf fold_rows(const vf* a) {
           (v8)_mm256_set_m128(four_rows(a + 12), four_rows(a + 8))};
 }
 inline vf larger(vf a, vf b) { return {a.a > b.a ? a.a : b.a, a.b > b.b ? a.b : b.b}; }
-inline void fold_eight(const vf*, float*) {}
+inline void fold_rows_of(const vf* a, float* y) {
+  __m128 s[4];  // lanes 0 + 8 + 4 + 12 and so on of a row
+  for (int r = 0; r < 4; ++r) s[r] = halves_sum((__m256)(a[r].a + a[r].b));
+  const auto pair = [](__m128 p, __m128 q) { return _mm_add_ps(_mm_unpacklo_ps(p, q), _mm_unpackhi_ps(p, q)); };
+  const __m128 p = pair(s[0], s[1]), q = pair(s[2], s[3]);
+  _mm_storeu_ps(y, _mm_add_ps(_mm_movelh_ps(p, q), _mm_movehl_ps(q, p)));
+}
 
 #include "backend/cpu/simd_float.h"
 // Uses the loops above.

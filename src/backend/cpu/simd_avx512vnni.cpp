@@ -18,7 +18,7 @@ constexpr bool kUnsigned = true;
 
 constexpr int W = 16, kDotRows = 4, kDotTok = 4, kScoreRows = 16, kScoreQueries = 1, kWide = 8, kWideQueries = 1,
               kTileQueries = 6, kTilePanels = 4, kManyRows = 8, kManyTok = 3;
-constexpr bool kFoldsEight = true;
+constexpr int kFoldedRows = 8;
 typedef float vf __attribute__((vector_size(64)));
 typedef int32_t vi __attribute__((vector_size(64)));
 typedef uint16_t vh __attribute__((vector_size(32)));
@@ -64,7 +64,7 @@ inline vf fold_rows(const vf* a) {
 }
 inline vf larger(vf a, vf b) { return a > b ? a : b; }
 // fold() of eight, in its order.
-inline void fold_eight(const vf* a, float* y) {
+inline void fold_rows_of(const vf* a, float* y) {
   __m512 s[4], u[2];
   for (int i = 0; i < 4; ++i) {
     const __m512 p = (__m512)a[2 * i], q = (__m512)a[2 * i + 1];

@@ -1,6 +1,6 @@
 // Included by simd_*.cpp only, inside their anonymous namespaces, behind simd_float.h: attention among the tokens of a
 // picture, and products of many rows of floats. kTileQueries, kTilePanels, kManyRows, kManyTok: how much the registers
-// hold; no result depends on them.
+// hold; no result depends on them. fold_rows_of(a, y): y[r] = fold(a[r]) of the kFoldedRows rows that one call folds.
 
 // ---- products: the sums of dots, whose lanes are kept in memory from one range of columns to the next
 
@@ -19,21 +19,28 @@ template <int R, int T>
 void many_block(const DotsPart& p, int r0, int t0) {
   vf a[R][T];
   float* const sum = p.sum + (int64_t(t0) * p.n_row + r0) * W;
-  for (int r = 0; r < R; ++r)
-    for (int t = 0; t < T; ++t) a[r][t] = p.first ? vf{} : load(sum + (int64_t(t) * p.n_row + r) * W);
   const float *w[R], *x[T];
   for (int r = 0; r < R; ++r) w[r] = p.w + (r0 + r) * p.w_stride;
   for (int t = 0; t < T; ++t) x[t] = p.x[t0 + t] + p.begin;
-  int64_t i = 0;
-  for (; i + W <= p.n; i += W) {
-    vf xv[T];
-    for (int t = 0; t < T; ++t) xv[t] = load(x[t] + i);
-    for (int r = 0; r < R; ++r) {
-      const vf wv = load(w[r] + i);
-      for (int t = 0; t < T; ++t) a[r][t] = fma(wv, xv[t], a[r][t]);
+  const int64_t whole = p.n / W * W;
+  for (int part = 0; part < kParts; ++part) {
+    const int first = part * (W / kParts);
+    vpart s[R][T];
+    for (int r = 0; r < R; ++r)
+      for (int t = 0; t < T; ++t)
+        s[r][t] = p.first ? vpart{} : load_part_at(sum + (int64_t(t) * p.n_row + r) * W + first);
+    for (int64_t i = first; i < whole; i += W) {
+      vpart xv[T];
+      for (int t = 0; t < T; ++t) xv[t] = load_part_at(x[t] + i);
+      for (int r = 0; r < R; ++r) {
+        const vpart wv = load_part_at(w[r] + i);
+        for (int t = 0; t < T; ++t) s[r][t] = fma(wv, xv[t], s[r][t]);
+      }
     }
+    for (int r = 0; r < R; ++r)
+      for (int t = 0; t < T; ++t) part_of(a[r][t], part) = s[r][t];
   }
-  if (i < p.n)
+  if (const int64_t i = whole; i < p.n)
     for (int r = 0; r < R; ++r) {
       const vf wv = load_part(w[r] + i, p.n - i);
       for (int t = 0; t < T; ++t) a[r][t] = fma(wv, load_part(x[t] + i, p.n - i), a[r][t]);
@@ -41,10 +48,10 @@ void many_block(const DotsPart& p, int r0, int t0) {
   for (int t = 0; t < T; ++t) {
     if (p.y) {
       float* const y = p.y + (t0 + t) * p.y_stride + r0;
-      if constexpr (R == 8 && kFoldsEight) {
-        vf rows[8];
-        for (int r = 0; r < 8; ++r) rows[r] = a[r][t];
-        fold_eight(rows, y);
+      if constexpr (R == kFoldedRows) {
+        vf rows[R];
+        for (int r = 0; r < R; ++r) rows[r] = a[r][t];
+        fold_rows_of(rows, y);
       } else {
         for (int r = 0; r < R; ++r) y[r] = fold(a[r][t]);
       }
@@ -53,16 +60,16 @@ void many_block(const DotsPart& p, int r0, int t0) {
     }
   }
 }
-template <int R>
-void many_rows(const DotsPart& p, int r0) {
-  int t = 0;
-  for (; t + kManyTok <= p.n_tok; t += kManyTok) many_block<R, kManyTok>(p, r0, t);
-  for (; t < p.n_tok; ++t) many_block<R, 1>(p, r0, t);
-}
-void dots_part(const DotsPart* p) {
+template <int T>
+void many_tokens(const DotsPart& p, int t0) {
   int r = 0;
-  for (; r + kManyRows <= p->n_row; r += kManyRows) many_rows<kManyRows>(*p, r);
-  for (; r < p->n_row; ++r) many_rows<1>(*p, r);
+  for (; r + kManyRows <= p.n_row; r += kManyRows) many_block<kManyRows, T>(p, r, t0);
+  for (; r < p.n_row; ++r) many_block<1, T>(p, r, t0);
+}
+void dots_part(const DotsPart* p) {  // the weights stay in the first cache, rows pass by
+  int t = 0;
+  for (; t + kManyTok <= p->n_tok; t += kManyTok) many_tokens<kManyTok>(*p, t);
+  for (; t < p->n_tok; ++t) many_tokens<1>(*p, t);
 }
 
 // ---- attention

@@ -11,7 +11,7 @@ namespace {
 // functions that pass them are inside this file.
 constexpr int W = 16, kDotRows = 1, kDotTok = 4, kScoreRows = 4, kScoreQueries = 1, kWide = 2, kWideQueries = 1,
               kTileQueries = 2, kTilePanels = 1, kManyRows = 2, kManyTok = 2;
-constexpr bool kFoldsEight = false;
+constexpr int kFoldedRows = 0;
 typedef float vf __attribute__((vector_size(64)));
 typedef int32_t vi __attribute__((vector_size(64)));
 typedef uint16_t vh __attribute__((vector_size(32)));
@@ -85,7 +85,7 @@ inline vf fold_rows(const vf* a) {
   return load(s);
 }
 inline vf larger(vf a, vf b) { return a > b ? a : b; }
-inline void fold_eight(const vf*, float*) {}
+inline void fold_rows_of(const vf*, float*) {}
 
 #include "backend/cpu/simd_float.h"
 // Uses the loops above.
