@@ -67,8 +67,7 @@ def precompile(jobs, folder, run):
             continue
         header = folder / f"large_{'_'.join(str(LARGE.index(h)) for h in headers)}{'_openmp' * openmp}.h"
         header.write_text("".join(f"#include <{h}>\n" for h in headers))
-        flags = [f for f in sharing[0][1]]
-        made[header] = (flags, [file for file, _ in sharing])
+        made[header] = (sharing[0][1], [file for file, _ in sharing])
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         list(pool.map(lambda item: run(item[0], item[1][0]), made.items()))
     return {file: ["-include", str(header)] for header, (_, files) in made.items() for file in files}
@@ -120,7 +119,7 @@ def main():
         of = json.loads(commands.read_text()) if commands.is_file() else []
         done = {c["file"] for c in of if (compiled / re.search(r" -o (\S+)", c["command"])[1]).is_file()}
         jobs = [j for j in jobs if j[0] not in done]
-    if not jobs:
+    if not jobs and not a.not_in:
         sys.exit(f"check_syntax: no source of the program in {build}/compile_commands.json (configure first)")
     extra = ["-fsyntax-only", "-w", "-DJSON_USE_IMPLICIT_CONVERSIONS=0", *fmt_macros(a.root), *openmp_folder(a.compiler)]
     prefix, move = [a.compiler], lambda s: s
@@ -144,8 +143,8 @@ def main():
 
     folder = pathlib.Path(a.root + INSIDE if a.root != "/" else build, "large_headers")
     if a.root != "/":
-        move_sources, inside_root = move, a.root
-        move = lambda s: s[len(inside_root):] if s.startswith(inside_root + "/") else move_sources(s)
+        move_sources = move
+        move = lambda s: s[len(a.root):] if s.startswith(a.root + "/") else move_sources(s)
     shutil.rmtree(folder, ignore_errors=True)
     first = {} if a.plain else precompile(jobs, folder, make)
 
