@@ -6,8 +6,9 @@ which compilers resolve differently.
   tools/check_syntax.py clang-19                 a compiler of this system
   tools/check_syntax.py --root DIR g++           a compiler in another root folder, with that root's headers (as root: chroot)
 
-The large headers of libraries that a source includes anyway are parsed once and come first (precompiled); nothing else does, so that an
-include which is missing is missed. --build DIR: the configured build whose flags are used (build/release). --files F...: only these.
+The large headers of libraries that a source includes anyway are parsed once and come first (precompiled); nothing else does. So of what a
+source forgets to include, only that is overlooked which one of its own large headers brings.
+--build DIR: the configured build whose flags are used (build/release). --files F...: only these.
 --not-in DIR: not what this build, of the same compiler, has compiled. --plain: nothing precompiled. Exit 1 if a file is refused."""
 import argparse
 import concurrent.futures
@@ -53,7 +54,7 @@ def large_headers(file, known):
 
 
 def precompile(jobs, folder, run):
-    """A header for each set of large headers that four sources or more share, precompiled by run(words, flags). Gives the words that
+    """A header for each set of large headers that four sources or more share, precompiled by run(header, flags). Gives the words that
     put it before a source: {source: words}."""
     sets, known = {}, {}
     for file, flags in jobs:

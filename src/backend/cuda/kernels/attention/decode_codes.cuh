@@ -5,16 +5,16 @@
 // Tiles of 128 shared rows in codes, for decode.cuh: a warp scores 16 keys over all of K's values, so that no sum is
 // divided among warps, and then multiplies 64 of V's values by all keys. Three barriers a tile.
 //
-// Q4_0's codes go to the tensor cores as they are: bits of a code under a mask are an f16 below the smallest normal one,
+// Q4_0's codes go to the tensor cores as they are: bits of a code under a mask are an f16 below the smallest normal,
 // 2^-24 times the code, or 16 times that for the upper of two masks; products are exact. That codes are too large by 8
-// leaves as a constant of its query: K's sums begin at -8 times the sum of the query's values, and V's lose 8 times the sum
+// leaves as a constant of its query: K's sums begin at -8 times the sum of its values, and V's lose 8 times the sum
 // of probabilities times scales, which one more product by ones finds. TQ3_0's are values of its table.
 namespace facet::cuda {
 
 constexpr int kCodeTileKeys = 128;
 
-// Rows of a tile in shared memory. Q4_0: strides of 352 bytes keep reads free of bank conflicts, those of V where a lane's
-// keys are c, c + 4, c + 8 and c + 12; TQ3_0 is as in SharedShape.
+// Rows of a tile in shared memory. Q4_0: strides of 352 bytes keep reads free of bank conflicts, those of V where a
+// lane's keys are c, c + 4, c + 8 and c + 12; TQ3_0 is as in SharedShape.
 template <KvType T>
 struct CodeTile {
   static constexpr bool kQ4 = T == KvType::kQ4_0;
@@ -183,8 +183,8 @@ __device__ __forceinline__ void code_scores(float (&sums)[NT][4], const char* ba
   }
 }
 
-// acc[m][nt] += a tile's V^T times its probabilities, of group `group` of 64 values and keys [0, 16 n_step); off[nt] += the
-// sums of probabilities times scales of its halves, one in rows 0 to 7 of a fragment, one below (code types).
+// acc[m][nt] += a tile's V^T times its probabilities, of group `group` of 64 values and keys [0, 16 n_step); off[nt] +=
+// the sums of probabilities times scales of its halves, one in rows 0 to 7 of a fragment, one below (code types).
 template <KvType T, int NT, int kStrideP>
 __device__ __forceinline__ void code_values(float (&acc)[4][NT][4], float (&off)[NT][4], const char* base,
                                             const char* prob, int group, int n0, int n_step, int lane) {
