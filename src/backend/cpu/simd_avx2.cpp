@@ -83,7 +83,7 @@ inline vf fold_rows(const vf* a) {
           (v8)_mm256_set_m128(four_rows(a + 12), four_rows(a + 8))};
 }
 inline vf larger(vf a, vf b) { return {a.a > b.a ? a.a : b.a, a.b > b.b ? a.b : b.b}; }
-inline void fold_rows_of(const vf* a, float* y) {
+inline void fold_many(const vf* a, float* y) {
   __m128 s[4];  // lanes 0 + 8 + 4 + 12 and so on of a row
   for (int r = 0; r < 4; ++r) s[r] = halves_sum((__m256)(a[r].a + a[r].b));
   const auto pair = [](__m128 p, __m128 q) { return _mm_add_ps(_mm_unpacklo_ps(p, q), _mm_unpackhi_ps(p, q)); };

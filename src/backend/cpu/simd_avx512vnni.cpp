@@ -64,7 +64,7 @@ inline vf fold_rows(const vf* a) {
 }
 inline vf larger(vf a, vf b) { return a > b ? a : b; }
 // fold() of eight, in its order.
-inline void fold_rows_of(const vf* a, float* y) {
+inline void fold_many(const vf* a, float* y) {
   __m512 s[4], u[2];
   for (int i = 0; i < 4; ++i) {
     const __m512 p = (__m512)a[2 * i], q = (__m512)a[2 * i + 1];

@@ -1,6 +1,6 @@
 // Included by simd_*.cpp only, inside their anonymous namespaces, behind simd_float.h: attention among the tokens of a
 // picture, and products of many rows of floats. kTileQueries, kTilePanels, kManyRows, kManyTok: how much the registers
-// hold; no result depends on them. fold_rows_of(a, y): y[r] = fold(a[r]) of the kFoldedRows rows that one call folds.
+// hold; no result depends on them. fold_many(a, y): y[r] = fold(a[r]) of the kFoldedRows rows that one call folds.
 
 // ---- products: the sums of dots, whose lanes are kept in memory from one range of columns to the next
 
@@ -51,7 +51,7 @@ void many_block(const DotsPart& p, int r0, int t0) {
       if constexpr (R == kFoldedRows) {
         vf rows[R];
         for (int r = 0; r < R; ++r) rows[r] = a[r][t];
-        fold_rows_of(rows, y);
+        fold_many(rows, y);
       } else {
         for (int r = 0; r < R; ++r) y[r] = fold(a[r][t]);
       }

@@ -85,7 +85,7 @@ inline vf fold_rows(const vf* a) {
   return load(s);
 }
 inline vf larger(vf a, vf b) { return a > b ? a : b; }
-inline void fold_rows_of(const vf*, float*) {}
+inline void fold_many(const vf*, float*) {}
 
 #include "backend/cpu/simd_float.h"
 // Uses the loops above.
