@@ -7,7 +7,9 @@
 #include <random>
 #include <string>
 
+#include "backend/cuda/gemm.h"
 #include "backend/cuda/kernels/common/mma.cuh"
+#include "backend/cuda/kernels/matmul/gemm.h"
 #include "backend/cuda/kernels/matmul/matmul.h"
 #include "backend/cuda/kernels/probe.h"
 #include "cuda_bench.h"
@@ -74,14 +76,53 @@ const std::vector<Case> kCases = {
 
 constexpr int kMostRows = 4096;  // of a prompt
 constexpr int kRows[] = {1, 4, 8, 16, 32, 64, 128}, kPromptRows[] = {128, 512, kMostRows};
+constexpr int64_t kMostWeights = int64_t(21504) * 5376;  // of a matrix that becomes a panel
+
+// Panels of weights: unpacked and multiplied, by either; and gemm.cu's product alone.
+// run(name, n, calls, multiply(m)) times a case's matrices m.
+template <class Run>
+void panels(cuda::Device& device, const Case& c, int most, const __nv_bfloat16* in, const uint8_t* arena, float* y,
+            __nv_bfloat16* hidden, Run&& run) {
+  const int n_matrix = int(c.w.size());
+  for (const bool ours : {true, false}) {
+    device.use_gemm(ours);
+    if (ours ? !device.info().gemm : !device.info().cublaslt) continue;
+    cuda::Gemm gemm(device);
+    gemm.reserve(kMostWeights, kMostRows, 21504);
+    for (const auto& [tile, rows] : c.w)
+      if (!gemm.fits(rows, c.n_in)) return;
+    for (const int n : kPromptRows)
+      run(ours ? "gemm" : "cublaslt", n, 2, [&](const cuda::SkinnyMatrix* m) {
+        auto to = [&](const cuda::SkinnyMatrix& k) {
+          return cuda::Mat{.p = k.y, .rows = n, .cols = k.w.n_out, .stride = most};
+        };
+        cuda::Mat gated = to(m[0]);
+        gated.bf = hidden, gated.bf_stride = gated.cols;
+        if (c.glu) return gemm.multiply_gated(gated, in, c.n_in, m[0].w, m[1].w, Act::kGelu);
+        for (int k = 0; k < n_matrix; ++k) gemm.multiply(to(m[k]), in, c.n_in, m[k].w);
+      });
+    for (const int n : kPromptRows)
+      if (ours && n_matrix == 1)
+        run("gemm alone", n, 2, [&](const cuda::SkinnyMatrix*) {
+          cuda::gemm(device.stream(), {.x = in,
+                                       .x_stride = c.n_in,
+                                       .n_tok = n,
+                                       .w = reinterpret_cast<const __nv_bfloat16*>(arena),
+                                       .n_out = most,
+                                       .n_in = c.n_in,
+                                       .y = y,
+                                       .y_stride = most});
+        });
+  }
+  device.use_gemm(false);
+}
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  const facet::cuda::Device device(0);
+  facet::cuda::Device device(0);
   const std::string only = argc > 1 ? argv[1] : "";
-  cudaStream_t stream;
-  FACET_CUDA_CHECK(cudaStreamCreate(&stream));
+  const cudaStream_t stream = device.stream();
   const size_t arena_bytes = size_t(3) << 30;
   uint8_t* arena = bench::allocate<uint8_t>(arena_bytes);
   {
@@ -110,6 +151,7 @@ int main(int argc, char** argv) {
   FACET_CUDA_CHECK(cudaMemset(work.counter, 0, 65536));
   const int64_t images_bytes = cuda::prompt_image_bytes(kMostRows, 21504);
   uint8_t* const images = bench::allocate<uint8_t>(size_t(images_bytes));
+  auto* const hidden = bench::allocate<__nv_bfloat16>(size_t(kMostRows) * 21504);
 
   for (const Case& c : kCases) {
     if (std::string(c.name).find(only) == std::string::npos) continue;
@@ -148,6 +190,7 @@ int main(int argc, char** argv) {
       run("skinny", n, std::max(copies, 8), [&](const cuda::SkinnyMatrix* m) {
         cuda::skinny(stream, m, n_matrix, c.glu, Act::kGelu, in, c.n_in, n, work);
       });
+    panels(device, c, most, in, arena, y, hidden, run);
     if (cuda::is_float(c.w[0].first)) continue;
     for (const int n : kPromptRows)
       run("prompt", n, 2, [&](const cuda::SkinnyMatrix* m) {

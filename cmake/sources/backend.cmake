@@ -49,6 +49,7 @@ set(facet_cuda_sources
   cuda/kernels/encoder/attention.cu
   cuda/kernels/encoder/ops.cu
   cuda/kernels/kv_move.cu
+  cuda/kernels/matmul/gemm.cu
   cuda/kernels/matmul/prompt.cu
   cuda/kernels/matmul/repack.cu
   cuda/kernels/matmul/skinny.cu
@@ -70,6 +71,7 @@ set(facet_cuda_sources
   cuda/peers.cpp
   cuda/sampler.cpp
   cuda/step_arrays.cpp
+  cuda/tensor_map.cpp
   cuda/weight_stream.cpp
   cuda/weights.cpp
 )

@@ -166,6 +166,7 @@ set(tests_cuda
   kernels/cuda_cublas_lt_test.cpp
   kernels/cuda_drafter_verbs_test.cpp
   kernels/cuda_encoder_test.cpp
+  kernels/cuda_gemm_test.cpp
   kernels/cuda_kv_move_test.cpp
   kernels/cuda_matmul_test.cpp
   kernels/cuda_moe_test.cpp

@@ -149,11 +149,13 @@ struct Rows {
   }
 };
 
+struct Exact {
+  double value = 0, bound = 0;
+};
 // Row r of W times x in f64, and how far f32 sums may be from it: 2^-24 per addition of partial sums, over n_in / 32
 // additions and a few more at the most, of terms that sum to `sum`. Minima are summed apart from codes, for 32 columns
 // at a time, their activations' sum as two bf16 that miss 2^-18 of it.
-struct Product {
-  double value = 0, bound = 0;
+struct Product : Exact {
   Product(const Weights& w, int r, const float* x, int n_in) {
     double sum = 0, minima = 0;
     for (int c0 = 0; c0 < n_in; c0 += 32) {
@@ -173,7 +175,7 @@ struct Product {
 // gelu(gate) times up. The slope of gelu is below 1.13; its own arithmetic rounds a few times.
 struct Gated {
   double value, bound;
-  Gated(const Product& gate, const Product& up) {
+  Gated(const Exact& gate, const Exact& up) {
     const double g = gate.value, u = up.value;
     const double gelu = 0.5 * g * (1 + std::tanh(0.7978845608028654 * (g + 0.044715 * g * g * g)));
     const double dg = 1.13 * gate.bound + 0x1p-20 * (1 + std::fabs(g)), du = up.bound;

@@ -116,7 +116,7 @@ void Cuda::reserve(const BackendLimits& more) {
   }
   arrays_.reserve(l.max_tok);
   if (l.max_tok > kSkinnyMost && most_unpacked_ > 0)
-    gemm_.reserve(std::min(l.max_matrix, most_unpacked_), int64_t(l.max_tok) * l.max_cols);
+    gemm_.reserve(std::min(l.max_matrix, most_unpacked_), l.max_tok, l.max_cols);
   if (l.max_tok > kSkinnyMost && d.int8_prompts) {
     images_bytes_ = cuda::prompt_image_bytes(l.max_tok, l.max_cols);
     grow(images_, size_t(images_bytes_));
@@ -156,8 +156,8 @@ int64_t Cuda::reserve_bytes(const cuda::DeviceInfo& d, const BackendLimits& l) {
   int64_t n = int64_t(attend_bytes(d, l)) + int64_t(cuda::select_bytes(l)) + int64_t(2 * cuda::Loader::kPiece) +
               cuda::skinny_image_bytes(l.max_cols);
   if (l.max_tok > kSkinnyMost && d.int8_prompts) n += cuda::prompt_image_bytes(l.max_tok, l.max_cols);
-  if (l.max_tok > kSkinnyMost && d.cublaslt && l.max_matrix > 0)
-    n += int64_t(l.max_tok) * l.max_cols * 4 + l.max_matrix * 2 + cuda::Gemm::kWorkspace;
+  if (l.max_tok > kSkinnyMost && (d.gemm || d.cublaslt) && l.max_matrix > 0)
+    n += cuda::Gemm::bytes(d, l.max_matrix, l.max_tok, l.max_cols);
   n += int64_t(l.max_tok) * l.n_cluster * 7;
   if (l.n_expert > 0)
     n += int64_t(std::min(l.max_tok, cuda::kMoeSmallBatch)) * l.n_expert_used * (l.d_expert * 2 + l.d_moe * 4);

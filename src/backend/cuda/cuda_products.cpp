@@ -57,16 +57,12 @@ void Cuda::long_products(std::span<const Rows> y, const __nv_bfloat16* x, int64_
   if (glu) {
     if (n_code > 0) return;  // both: they are alike
     const Mat to = acts_.mat_at(y[0], first, n, true);
-    gemm_.multiply(to.p, to.stride, x, x_stride, n, w[0].m);
-    gemm_.multiply(gemm_.second(), to.cols, x, x_stride, n, w[1].m);
-    cuda::act_mul(stream_, to, to, {.p = gemm_.second(), .rows = n, .cols = to.cols, .stride = to.cols}, act);
-    return;
+    return gemm_.multiply_gated(to, x, x_stride, w[0].m, w[1].m, act);
   }
   for (size_t i = 0; i < w.size(); ++i) {
     if (takes_codes(w[i])) continue;
     const Mat to = acts_.mat_at(y[i], first, n, false);
-    gemm_.multiply(to.p, to.stride, x, x_stride, n, w[i].m);
-    if (twin && i == 1) cuda::copy_cols(stream_, acts_.mat_at(*twin, first, n, false), 0, to);
+    gemm_.multiply(to, x, x_stride, w[i].m, twin && i == 1 ? acts_.mat_at(*twin, first, n, false) : Mat{});
   }
 }
 

@@ -7,6 +7,7 @@
 
 #include "backend/cuda/cublas_lt.h"
 #include "backend/cuda/kernels/probe.h"
+#include "backend/cuda/tensor_map.h"
 
 namespace facet::cuda {
 
@@ -21,12 +22,14 @@ bool is_consumer(int major, int minor) { return (major == 8 && minor > 0) || maj
 Status impose_limits(DeviceInfo& d) {
   const char* limits = std::getenv("FACET_CUDA_LIMITS");
   if (!limits || !*limits) return Ok{};
+  d.cublaslt = false;
+  if (std::string_view(limits) == "90") return Ok{};
   if (std::string_view(limits) != "86")
-    return Error{"FACET_CUDA_LIMITS", fmt::format("expected 86, found {:.20}", limits), "unset it outside of tests"};
+    return Error{"FACET_CUDA_LIMITS", fmt::format("expected 86 or 90, found {:.20}", limits),
+                 "unset it outside of tests"};
   d.major = 8, d.minor = 6;
   d.shared = std::min(d.shared, 99 * 1024), d.shared_sm = std::min(d.shared_sm, 100 * 1024);
-  d.bulk_copies = d.wgmma = d.pdl = d.clusters = d.cublaslt = false;
-  d.int8_prompts = is_consumer(d.major, d.minor);
+  d.bulk_copies = d.wgmma = d.pdl = d.clusters = false;
   return Ok{};
 }
 
@@ -44,6 +47,7 @@ Result<DeviceInfo> device_info(int id) {
   if (const cudaError_t e = cudaGetDeviceProperties(&p, id); e != cudaSuccess) return failed(e);
   if (const cudaError_t e = cudaSetDevice(id); e != cudaSuccess) return failed(e);
   const int code = code_version();
+  const bool warpgroup_code = has_warpgroup_code();
   if (before != id && Device::is_any_current()) cudaSetDevice(before);
   if (code == 0)
     return Error{
@@ -66,9 +70,10 @@ Result<DeviceInfo> device_info(int id) {
                .wgmma = hopper_code && p.major == 9,
                .pdl = hopper_code,
                .clusters = hopper_code,
-               .int8_prompts = is_consumer(p.major, p.minor) || !has_cublas_lt(),
                .cublaslt = has_cublas_lt()};
   if (auto ok = impose_limits(d); !ok) return ok.error();
+  d.gemm = d.wgmma && d.clusters && warpgroup_code && has_tensor_maps() && !d.cublaslt;
+  d.int8_prompts = is_consumer(d.major, d.minor) || !(d.gemm || d.cublaslt);
   return d;
 }
 
@@ -87,6 +92,10 @@ Device::~Device() {
   for (const auto& [p, bytes] : memory_) cudaFree(p);
   cudaStreamDestroy(stream_);
   if (current_ == this) current_ = nullptr;
+}
+
+void Device::use_gemm(bool on) {
+  info_.gemm = on && info_.wgmma && info_.clusters && has_warpgroup_code() && has_tensor_maps();
 }
 
 void Device::make_current() {

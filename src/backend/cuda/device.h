@@ -29,7 +29,8 @@ constexpr int kMuchShared = 160 * 1024;
 // number of multiprocessors and its memory: compute capability 8.6, 99 KB of shared memory a block and 100 KB a
 // multiprocessor, no wgmma, bulk copies, PDL, clusters or cuBLASLt, prompts in int8. What device code chooses by
 // __CUDA_ARCH__ (bulk copies, waits) follows the machine code, not this: for all of it the program has to be built with
-// -DCMAKE_CUDA_ARCHITECTURES=86-virtual, which newer GPUs run through the driver's compiler.
+// -DCMAKE_CUDA_ARCHITECTURES=86-virtual, which newer GPUs run through the driver's compiler. FACET_CUDA_LIMITS=90 takes
+// cuBLASLt away and nothing else.
 struct DeviceInfo {
   int id = 0;
   std::string name, pci_bus_id;  // "00000000:1b:00.0"
@@ -46,8 +47,9 @@ struct DeviceInfo {
   bool pdl = false;          // a kernel may start while the one before it drains
   bool clusters = false;
   bool int8_prompts = false;  // int8 mma.sync is several times as fast as products in bf16: consumer cards
-  bool cublaslt = false;  // without it other products of many rows go through the kernels for few: slow, and the same
-                          // bits for a row as in a short step
+  bool gemm = false;          // products of many rows by gemm.cu: where it runs, and cuBLASLt is not there
+  bool cublaslt = false;  // without either other products of many rows go through the kernels for few: slow, and the
+                          // same bits for a row as in a short step
 };
 // An error when there is no such GPU, or no machine code for it in this program. Any thread; what is current stays so.
 Result<DeviceInfo> device_info(int id);
@@ -92,6 +94,7 @@ class Device {
   int registers(const void* kernel);  // of a thread
   // Tests and benches: kernels of older GPUs where newer ones could run.
   void use_wgmma(bool on) { info_.wgmma = on && has_wgmma_; }
+  void use_gemm(bool on);  // gemm.cu in place of cuBLASLt; without what it needs neither
 
  private:
   struct Kernel {

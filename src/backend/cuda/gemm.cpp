@@ -1,17 +1,27 @@
 #include "backend/cuda/gemm.h"
 
+#include "backend/cuda/kernels/matmul/gemm.h"
 #include "backend/cuda/kernels/matmul/matmul.h"
+#include "backend/cuda/kernels/ops.h"
 
 namespace facet::cuda {
 
-void Gemm::reserve(int64_t panel_elements, int64_t second_elements) {
+int64_t Gemm::panel_elements(const DeviceInfo& d, int64_t n_weight, int64_t n_col) {
+  return d.gemm ? 2 * n_weight + kTileRows * n_col : n_weight;  // gate and up at once
+}
+int64_t Gemm::bytes(const DeviceInfo& d, int64_t n_weight, int64_t n_tok, int64_t n_col) {
+  return panel_elements(d, n_weight, n_col) * 2 + (d.gemm ? 0 : n_tok * n_col * 4 + kWorkspace);
+}
+void Gemm::reserve(int64_t n_weight, int64_t n_tok, int64_t n_col) {
+  const DeviceInfo& d = device_.info();
+  grow(device_, panel_, size_t(panel_elements(d, n_weight, n_col)), "weights of a long product");
+  n_weight_ = n_weight;
+  if (d.gemm) return;
   if (!handle_) {
     if (cublasLtCreate(&handle_) != CUBLAS_STATUS_SUCCESS) device_.fail("cuBLASLt", size_t(kWorkspace));
     workspace_ = device_.allocate(size_t(kWorkspace), "cuBLASLt");
   }
-  grow(device_, panel_, size_t(panel_elements), "weights of a long product");
-  panel_elements_ = panel_elements;
-  grow(device_, second_, size_t(second_elements), "results of a long product");
+  grow(device_, second_, size_t(n_tok * n_col), "results of a long product");
 }
 Gemm::~Gemm() {
   plans_.clear(drop);
@@ -21,8 +31,50 @@ void Gemm::drop(Plan& p) {
   cublasLtMatrixLayoutDestroy(p.a), cublasLtMatrixLayoutDestroy(p.b), cublasLtMatrixLayoutDestroy(p.c);
   cublasLtMatmulDescDestroy(p.op);
 }
-void Gemm::multiply(float* y, int64_t y_stride, const __nv_bfloat16* x, int64_t x_stride, int n_row,
-                    const TiledMatrix& w) {
+void Gemm::multiply(Mat y, const __nv_bfloat16* x, int64_t x_stride, const TiledMatrix& w, Mat also) {
+  if (!device_.info().gemm) {
+    by_library(y.p, y.stride, x, x_stride, y.rows, w);
+    if (also.p) copy_cols(device_.stream(), also, 0, y);
+    return;
+  }
+  CHECK(!also.p || also.stride == y.stride, "rows of {} and {}", y.stride, also.stride);
+  unpack_bf16(device_.stream(), panel_, w, 0, 0, w.n_out);
+  gemm(device_.stream(), {.x = x,
+                          .x_stride = x_stride,
+                          .n_tok = y.rows,
+                          .w = panel_,
+                          .n_out = w.n_out,
+                          .n_in = w.n_in,
+                          .y = y.p,
+                          .y_also = also.p,
+                          .y_bf = y.bf,
+                          .y_stride = y.stride,
+                          .y_bf_stride = y.bf_stride});
+}
+void Gemm::multiply_gated(Mat y, const __nv_bfloat16* x, int64_t x_stride, const TiledMatrix& gate,
+                          const TiledMatrix& up, Act act) {
+  if (!device_.info().gemm) {
+    by_library(y.p, y.stride, x, x_stride, y.rows, gate);
+    by_library(second_, y.cols, x, x_stride, y.rows, up);
+    return act_mul(device_.stream(), y, y, {.p = second_, .rows = y.rows, .cols = y.cols, .stride = y.cols}, act);
+  }
+  unpack_bf16(device_.stream(), panel_, gate, 0, 0, gate.n_out, 0);
+  unpack_bf16(device_.stream(), panel_, up, 0, 0, up.n_out, 1);
+  gemm(device_.stream(), {.x = x,
+                          .x_stride = x_stride,
+                          .n_tok = y.rows,
+                          .w = panel_,
+                          .n_out = gate.n_out,
+                          .n_in = gate.n_in,
+                          .gated = true,
+                          .act = act,
+                          .y = y.p,
+                          .y_bf = y.bf,
+                          .y_stride = y.stride,
+                          .y_bf_stride = y.bf_stride});
+}
+void Gemm::by_library(float* y, int64_t y_stride, const __nv_bfloat16* x, int64_t x_stride, int n_row,
+                      const TiledMatrix& w) {
   const int n_out = w.n_out, n_in = w.n_in;
   unpack_bf16(device_.stream(), panel_, w, 0, 0, n_out);
   auto ok = [](cublasStatus_t s) { CHECK(s == CUBLAS_STATUS_SUCCESS, "cuBLASLt: status {}", int(s)); };

@@ -4,13 +4,16 @@
 
 #include <tuple>
 
+#include "backend/backend.h"
 #include "backend/cuda/device.h"
+#include "backend/cuda/kernels/common/mat.h"
 #include "backend/cuda/kernels/matmul/layout.h"
 #include "base/recent.h"
 
 namespace facet::cuda {
 
-// Products of many rows: weights as a bf16 panel, cuBLASLt.
+// Products of many rows: weights as a bf16 panel, and then a kernel of ours (kernels/matmul/gemm.cu) where
+// DeviceInfo::gemm says so, else cuBLASLt's.
 class Gemm {
  public:
   static constexpr int64_t kWorkspace = int64_t(64) << 20;
@@ -18,12 +21,16 @@ class Gemm {
   ~Gemm();
   Gemm(const Gemm&) = delete;
 
-  void reserve(int64_t panel_elements, int64_t second_elements);
+  // For matrices of at most n_weight elements, n_tok rows and n_col columns.
+  void reserve(int64_t n_weight, int64_t n_tok, int64_t n_col);
+  static int64_t bytes(const DeviceInfo&, int64_t n_weight, int64_t n_tok, int64_t n_col);
   // Whether such a matrix fits; before reserve(): none does.
-  bool fits(int64_t n_out, int64_t n_in) const { return panel_ && n_out * n_in <= panel_elements_; }
-  // y[t] = w x[t], f32 sums.
-  void multiply(float* y, int64_t y_stride, const __nv_bfloat16* x, int64_t x_stride, int n_row, const TiledMatrix& w);
-  float* second() const { return second_; }  // room for the up projection of gated FFNs
+  bool fits(int64_t n_out, int64_t n_in) const { return panel_ && n_out * n_in <= n_weight_; }
+  // y[t] = w x[t], f32 sums; also: a second copy of y, if wanted.
+  void multiply(Mat y, const __nv_bfloat16* x, int64_t x_stride, const TiledMatrix& w, Mat also = {});
+  // y[t] = act(gate x[t]) * (up x[t]), and in bf16.
+  void multiply_gated(Mat y, const __nv_bfloat16* x, int64_t x_stride, const TiledMatrix& gate, const TiledMatrix& up,
+                      Act act);
 
  private:
   struct Plan {
@@ -32,13 +39,16 @@ class Gemm {
     cublasLtMatmulAlgo_t algo{};
   };
   static void drop(Plan& p);
+  static int64_t panel_elements(const DeviceInfo&, int64_t n_weight, int64_t n_col);
+  void by_library(float* y, int64_t y_stride, const __nv_bfloat16* x, int64_t x_stride, int n_row,
+                  const TiledMatrix& w);
 
   Device& device_;
   cublasLtHandle_t handle_ = nullptr;
   void* workspace_ = nullptr;
   __nv_bfloat16* panel_ = nullptr;
-  float* second_ = nullptr;
-  int64_t panel_elements_ = 0;
+  float* second_ = nullptr;  // the library's: of up
+  int64_t n_weight_ = 0;
   // Keyed by rows, n_out, n_in and strides. A model has a handful of shapes, but many lengths of chunks.
   Recent<std::tuple<int, int, int, int64_t, int64_t>, Plan> plans_{128};
 };

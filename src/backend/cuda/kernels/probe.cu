@@ -14,6 +14,7 @@
 #include <algorithm>
 
 #include "backend/cuda/kernels/common/launch.cuh"
+#include "backend/cuda/kernels/common/wgmma.cuh"
 
 namespace facet::cuda {
 namespace {
@@ -46,6 +47,16 @@ __global__ void read_kernel(const uint4* p, int64_t n, unsigned* out) {
   if (s == 0x12345678u) *out = s;
 }
 
+// Has shared memory where warpgroup products were compiled.
+__global__ void wgmma_kernel(unsigned* out) {
+#if defined(FACET_WGMMA)
+  __shared__ unsigned v[32];
+  v[threadIdx.x] = threadIdx.x;
+  __syncthreads();
+  *out = v[31 - threadIdx.x];
+#endif
+}
+
 template <class F>
 double best_ms(F&& f, int runs) {
   cudaEvent_t a, b;
@@ -72,6 +83,13 @@ int code_version() {
   if (cudaFuncGetAttributes(&a, fill_kernel) == cudaSuccess) return a.ptxVersion;
   cudaGetLastError();
   return 0;
+}
+
+bool has_warpgroup_code() {
+  cudaFuncAttributes a{};
+  if (cudaFuncGetAttributes(&a, wgmma_kernel) == cudaSuccess) return a.sharedSizeBytes > 0;
+  cudaGetLastError();
+  return false;
 }
 
 void fill_random_rows(cudaStream_t stream, void* p, int64_t bytes, uint32_t seed) {

@@ -8,6 +8,7 @@
 // Test       tests/kernels/cuda_matmul_test.cpp
 // Bench      bench/verbs/cuda_ops_bench.cu
 #include "backend/cuda/kernels/common/launch.cuh"
+#include "backend/cuda/kernels/matmul/gemm.h"
 #include "backend/cuda/kernels/matmul/matmul.h"
 #include "backend/cuda/kernels/matmul/tile_values.cuh"
 
@@ -35,7 +36,7 @@ __global__ void repack_kernel(TiledMatrix m, const uint8_t* raw, int64_t row_byt
 }
 
 __global__ void __launch_bounds__(kWarps * 32)
-    unpack_kernel(__nv_bfloat16* to, TiledMatrix m, int64_t stack, int first_strip, int n_strip) {
+    unpack_kernel(__nv_bfloat16* to, TiledMatrix m, int64_t stack, int first_strip, int n_strip, int which) {
   pdl_wait();
   pdl_trigger();
   const int64_t i = int64_t(blockIdx.x) * kWarps + threadIdx.x / 32;
@@ -50,7 +51,8 @@ __global__ void __launch_bounds__(kWarps * 32)
         if ((first_strip + strip) * kTileRows + r >= m.n_out || tile * cols + 64 * j + 32 * h >= m.n_in) continue;
         float v[8];
         tile_values(v, m.tile, w, lane, rr, j, h);
-        __nv_bfloat16* out = to + (int64_t(strip) * kTileRows + r) * m.n_in + tile * cols;
+        const int64_t row = int64_t(strip) * kTileRows + r;
+        __nv_bfloat16* out = to + (which < 0 ? row : interleaved_row(row, which)) * m.n_in + tile * cols;
         const uint2 a = {pack_bf16(v[0], v[1]), pack_bf16(v[2], v[3])},
                     b = {pack_bf16(v[4], v[5]), pack_bf16(v[6], v[7])};
         // A matrix may end within 32 columns; behind them is the next row.
@@ -70,11 +72,12 @@ void repack(cudaStream_t stream, const TiledMatrix& to, const uint8_t* raw, DTyp
          int64_t(row_bytes(type, to.n_in)), int(row_bytes(type, tile_cols(to.tile))));
 }
 
-void unpack_bf16(cudaStream_t stream, __nv_bfloat16* to, const TiledMatrix& w, int64_t stack, int first, int n) {
+void unpack_bf16(cudaStream_t stream, __nv_bfloat16* to, const TiledMatrix& w, int64_t stack, int first, int n,
+                 int which) {
   CHECK(first % kTileRows == 0 && w.n_in % 4 == 0, "rows from {}, {} columns", first, w.n_in);
   const int strips = (n + kTileRows - 1) / kTileRows;
   launch(unpack_kernel, dim3(blocks_of(int64_t(w.n_tile()) * strips)), dim3(kWarps * 32), 0, stream, to, w, stack,
-         first / kTileRows, strips);
+         first / kTileRows, strips, which);
 }
 
 }  // namespace facet::cuda
