@@ -149,6 +149,20 @@ struct Bench {
     }
   }
 
+  // The grouped products straight from codes; one(what, flop, bytes, ceiling, f(pass, i)) times them.
+  template <class One, class All>
+  void codes(const cuda::MoeExperts& m, unsigned* next, One&& one, double up_flop, double down_flop, All&& all) {
+    cuda::Device::current().use_gemm(true);
+    const auto restart = [=, this] { FACET_CUDA_CHECK(cudaMemsetAsync(next, 0, 8, stream)); };
+    if (cuda::moe_takes_codes(m)) {
+      one("codes up", up_flop, 0, 0, [&](const cuda::MoePass& p, int) { restart(), cuda::moe_codes_up(stream, p); });
+      one("codes down", down_flop, 0, 0,
+          [&](const cuda::MoePass& p, int) { restart(), cuda::moe_codes_down(stream, p); });
+      one("codes all", up_flop + down_flop, 0, 0, all);
+    }
+    cuda::Device::current().use_gemm(false);
+  }
+
   void run() {
     FACET_CUDA_CHECK(cudaStreamCreate(&stream));
     CHECK(cublasLtCreate(&blas) == CUBLAS_STATUS_SUCCESS, "cublasLtCreate");
@@ -217,6 +231,9 @@ struct Bench {
             [&](const cuda::MoePass& p, int) { cuda::moe_combine(stream, p, my); });
         one("all", up_flop + down_flop, 0, 0,
             [&](const cuda::MoePass& p, int) { cuda::moe_large_batch(stream, p.w, my, me, mr, b); });
+        if (warpgroups)
+          codes(layer[0], b.next, one, up_flop, down_flop,
+                [&](const cuda::MoePass& p, int) { cuda::moe_large_batch(stream, p.w, my, me, mr, b); });
         cuda::Device::current().use_wgmma(true);
       }
       cudaFree(memory), cudaFree(r), cudaFree(y), cudaFree(e);

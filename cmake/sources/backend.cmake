@@ -56,6 +56,7 @@ set(facet_cuda_sources
   cuda/kernels/matmul/wide.cu
   cuda/kernels/moe/decode.cu
   cuda/kernels/moe/exchange.cu
+  cuda/kernels/moe/grouped_codes.cu
   cuda/kernels/moe/grouped_gemm.cu
   cuda/kernels/moe/large_batch.cu
   cuda/kernels/moe/permute.cu

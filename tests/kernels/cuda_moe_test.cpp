@@ -281,6 +281,13 @@ struct Case {
     // One at a time, 200 experts are 600 launches, of which racecheck keeps more than 100 GB.
     EXPECT_EQ(0, std::memcmp(y.data(), many(light() ? int64_t(1) << 20 : 1).data(), y.size() * 4))
         << "few experts at a time";
+    gpu().use_gemm(true);
+    if (gpu().info().gemm) {
+      const auto codes = many();
+      check(codes, 0, T, "codes");
+      EXPECT_EQ(0, std::memcmp(codes.data(), many().data(), codes.size() * 4)) << "the same again";
+    }
+    gpu().use_gemm(false);
     gpu().use_wgmma(false);
     check(many(), 0, T, "mma");
     gpu().use_wgmma(true);

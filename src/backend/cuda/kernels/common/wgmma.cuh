@@ -46,6 +46,16 @@ __device__ __forceinline__ void wgmma_wait_older(float (&d)[N][4]) {
   for (int i = 0; i < N; ++i) asm volatile("" : "+f"(d[i][0]), "+f"(d[i][1]), "+f"(d[i][2]), "+f"(d[i][3])::"memory");
 }
 
+// All warps of a warpgroup: it keeps so many registers a thread, or takes more, as soon as others gave them.
+template <int kRegisters>
+__device__ __forceinline__ void give_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+template <int kRegisters>
+__device__ __forceinline__ void take_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+
 __device__ __forceinline__ void wgmma_rows(float (&d)[2][4], uint64_t a, uint64_t b, int add) {
   asm volatile(
       "{ .reg .pred p; setp.ne.b32 p, %10, 0; wgmma.mma_async.sync.aligned.m64n16k16.f32.f16.f16 "

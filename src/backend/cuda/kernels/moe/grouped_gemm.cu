@@ -15,11 +15,10 @@
 // Bench      bench/verbs/cuda_moe_bench.cu
 #include <algorithm>
 
-#include "backend/cuda/kernels/common/activate.cuh"
-#include "backend/cuda/kernels/common/bulk.cuh"
 #include "backend/cuda/kernels/common/launch.cuh"
 #include "backend/cuda/kernels/common/mma.cuh"
 #include "backend/cuda/kernels/common/wgmma_bf16.cuh"
+#include "backend/cuda/kernels/moe/grouped.cuh"
 #include "backend/cuda/kernels/moe/moe.h"
 
 namespace facet::cuda {
@@ -40,13 +39,6 @@ struct GroupedArgs {
 
 constexpr int kStripElements = kMoeStrip * 64, kStripBytes = kStripElements * 2;
 
-// hidden of a gate row and an up row. The exponential's quotient needs no more than bf16.
-__device__ __forceinline__ float gated(float g, float u, Act act) {
-  if (act == Act::kSilu) return __fdividef(g, 1.f + __expf(-g)) * u;
-  const float inner = 0.7978845608028654f * (g + 0.044715f * g * g * g);
-  return (g - __fdividef(g, 1.f + __expf(2.f * inner))) * u;
-}
-
 // --- sm_90a
 
 template <bool kUp>
@@ -61,28 +53,6 @@ struct Warpgroups {
 };
 
 #if defined(FACET_WGMMA)
-// Four 8 x 8 matrices from registers, transposed; lane l gives the address of row l % 8 of matrix l / 8.
-__device__ __forceinline__ void store_transposed4(uint32_t at, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(a), "r"(b),
-               "r"(c), "r"(d)
-               : "memory");
-}
-__device__ __forceinline__ void store_transposed2(uint32_t at, uint32_t a, uint32_t b) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(at), "r"(a), "r"(b) : "memory");
-}
-template <int kCount>
-__device__ __forceinline__ void sync_some(int id) {
-  asm volatile("bar.sync %0, %1;" ::"r"(id), "n"(kCount) : "memory");
-}
-
-struct PipelineState {
-  int stage = 0;
-  uint32_t phase = 0;
-  __device__ __forceinline__ void advance(int n_stage) {
-    if (++stage == n_stage) stage = 0, phase ^= 1;
-  }
-};
-
 // One item, by two warpgroups: multiplies and writes. width = 16 kSixteens tokens; the first stage has arrived.
 template <bool kUp, int kSixteens>
 __device__ __forceinline__ void consume(const GroupedArgs& a, char* shared, PipelineState& state, int m,

@@ -3,6 +3,8 @@
 //
 //   route, gather | for a group of experts at a time: unpack gate and up, multiply | unpack down, multiply | combine
 //
+// or, where moe_takes_codes() says so, products of all experts at once from their codes.
+//
 // Shapes     e, r, y [T, D] for any T, kMoeLargeBatchTokens of them a pass; experts' weights tiled
 // Bytes      a layer's experts as they are and twice their bf16; 2 D (4 n_used + 1) per token
 // Launch     the launchers of permute.cu, route_large_batch.cu and grouped_gemm.cu in turn; they depend on shapes alone
@@ -72,6 +74,11 @@ void moe_large_batch(cudaStream_t stream, const MoeExperts& m, Mat y, Mat e, Mat
     const MoePass p{.w = m, .b = b, .n_tok = n_tok, .tile = moe_has_warpgroups() ? kMoeTile : kMoeTile / 2};
     moe_route_large_batch(stream, p, part(r, row, n_tok));
     moe_gather(stream, p, part(e, row, n_tok));
+    if (moe_takes_codes(m)) {
+      moe_codes_up(stream, p), moe_codes_down(stream, p);
+      moe_combine(stream, p, part(y, row, n_tok));
+      continue;
+    }
     int launches = 0;
     for (int i = 0, n; i < m.n_expert; i += n) {
       n = std::min(b.n_resident, m.n_expert - i);

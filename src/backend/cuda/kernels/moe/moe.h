@@ -126,5 +126,10 @@ void moe_grouped_up(cudaStream_t, const MoePass&, int expert0, int n, int launch
 void moe_grouped_down(cudaStream_t, const MoePass&, int expert0, int n, int launch);
 void moe_combine(cudaStream_t, const MoePass&, Mat y);
 bool moe_has_warpgroups();
+// The grouped products of all experts straight from their codes: where the device takes them so, and no panels of
+// weights are made.
+bool moe_takes_codes(const MoeExperts&);
+void moe_codes_up(cudaStream_t, const MoePass&);
+void moe_codes_down(cudaStream_t, const MoePass&);
 
 }  // namespace facet::cuda

@@ -17,6 +17,7 @@
 #include <algorithm>
 
 #include "backend/cuda/kernels/common/launch.cuh"
+#include "backend/cuda/kernels/matmul/expand_tiles.cuh"
 #include "backend/cuda/kernels/matmul/tile_values.cuh"
 #include "backend/cuda/kernels/moe/moe.h"
 
@@ -25,17 +26,6 @@ namespace {
 
 constexpr int kWarps = 8;
 constexpr int kBlockElements = kMoeStrip * 64;
-
-// scale * code + offset of four columns, the codes in a word's bytes, below 128.
-__device__ __forceinline__ void codes_to_values(float* v, uint32_t codes, float scale, float offset) {
-  const float base = offset - 128.f * scale;
-#pragma unroll
-  for (int k = 0; k < 2; ++k) {  // two at a time become bf16 numbers 128 + code
-    const uint32_t w = __byte_perm(codes, 0x43434343u, k == 0 ? 0x4140 : 0x4342);
-    v[2 * k] = fmaf(scale, __uint_as_float(w << 16), base);
-    v[2 * k + 1] = fmaf(scale, __uint_as_float(w & 0xFFFF0000u), base);
-  }
-}
 
 // All values of a tile that a lane holds: put(j, h, row, v) for groups of 64 columns j, halves h, rows g and g + 8.
 template <Tile T, class Put>

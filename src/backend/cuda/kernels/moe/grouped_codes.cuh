@@ -1,0 +1,274 @@
+// grouped_codes -- products of many tokens with their experts' weights, straight from the codes, on sm_90a
+//
+//   up    hidden = act(gate rows) * (up rows)      M tiles of 64 rows of gate and of up
+//   down  out    = down hidden                     M tiles of 128 rows
+//
+// Shapes     weights in tiles of codes [expert, strip of 16 rows]; in and out [N tile, block][width, 64] in bf16 (moe.h),
+//            width <= 256
+// Bytes      codes once per N tile, rows once per M tile, mostly from L2
+// Launch     one block per multiprocessor takes work items (N tile, M tile) from a counter. A lane of the last warp brings
+//            in rows, blocks of 64 columns, through stages in shared memory; a warp of the two warpgroups has a strip: its
+//            codes come from memory into registers a group of 64 columns ahead, become bf16 there while tensor cores
+//            multiply the group before, and are their first operand
+// Order      columns from the left, f32 sums; bf16 out
+// Reference  CpuRef::moe
+// Test       tests/kernels/cuda_moe_test.cpp
+// Bench      bench/verbs/cuda_moe_bench.cu
+#pragma once
+#include "backend/cuda/kernels/common/launch.cuh"
+#include "backend/cuda/kernels/common/mma.cuh"
+#include "backend/cuda/kernels/common/wgmma_bf16.cuh"
+#include "backend/cuda/kernels/matmul/expand_tiles.cuh"
+#include "backend/cuda/kernels/moe/grouped.cuh"
+#include "backend/cuda/kernels/moe/grouped_codes.h"
+#include "backend/cuda/kernels/moe/moe.h"
+
+namespace facet::cuda {
+
+// Shared memory: stages of rows; up: what the warpgroups exchange; outputs, 64 columns a warpgroup or of both.
+template <bool kUp>
+struct CodesBlock {
+  static constexpr int kStages = 4, kStage = kMoeTile * 128;
+  static constexpr int kExchange = kUp ? kMoeTile / 16 * 128 * 16 : 0;  // of a warpgroup: half of its sums
+  static constexpr int kAtExchange = kStages * kStage, kAtOut = kAtExchange + 2 * kExchange;
+  static constexpr int kAtBars = kAtOut + (kUp ? 1 : 2) * kStage, kAtInfo = kAtBars + kStages * 16;
+  static constexpr int kBytes = kAtInfo + kStages * 16;
+  static constexpr int kThreads = 384;  // three warpgroups, for the split of registers
+};
+
+#if defined(FACET_WGMMA)
+// The compiler has these registers written before what follows.
+__device__ __forceinline__ void settle(uint32_t (&a)[4][4]) {
+#pragma unroll
+  for (int k = 0; k < 4; ++k) asm volatile("" : "+r"(a[k][0]), "+r"(a[k][1]), "+r"(a[k][2]), "+r"(a[k][3])::"memory");
+}
+
+// d = a strip of each warp times the rows of an N tile, 64 of them at a time. One function for all widths: the
+// registers of products in flight are not shared by others, so that there is room for one such loop.
+template <Tile kTile, int kStages>
+struct CodesLoop {
+  using From = ExpandTile<kTile>;
+  static constexpr int kGroups = tile_cols(kTile) / 64;  // of a tile
+  const char* rows;
+  uint64_t *full, *empty;
+  PipelineState& state;
+  const uint8_t* w;
+  int lane, n64, before = 0;
+  typename From::Raw raw;
+  uint32_t a[2][4][4];
+  float d[kMoeTile / 8][4] = {};
+
+  template <int kSixteens, int kTurn>
+  __device__ __forceinline__ void multiply(uint64_t b, bool add) {
+    auto& part = reinterpret_cast<float(&)[2 * kSixteens][4]>(d);
+    wgmma_begin();
+#pragma unroll
+    for (int k = 0; k < 4; ++k) wgmma_bf16(part, a[kTurn][k], b + k * 2, add || k > 0);
+    wgmma_commit();  // here, not where branches meet: the compiler would end a second group there
+  }
+  // Operands take turns: those of the group before are read meanwhile.
+  template <int kTurn>
+  __device__ __forceinline__ void group(int kb, int n_block) {
+    From::operand(a[kTurn], raw, kb % kGroups, lane);
+    if (kb + 1 < n_block) {
+      if ((kb + 1) % kGroups == 0) w += tile_bytes(kTile);
+      From::load(raw, w, (kb + 1) % kGroups, lane);
+    }
+    settle(a[kTurn]);
+    barrier_wait(full + state.stage, state.phase);
+    const uint64_t b = rows_operand(rows + state.stage * kMoeTile * 128);
+    if (n64 == 4)
+      multiply<16, kTurn>(b, kb > 0);
+    else if (n64 == 3)
+      multiply<12, kTurn>(b, kb > 0);
+    else if (n64 == 2)
+      multiply<8, kTurn>(b, kb > 0);
+    else
+      multiply<4, kTurn>(b, kb > 0);
+    if (kb > 0) {
+      wgmma_wait_older();
+      if (lane == 0) barrier_arrive(empty + before);
+    }
+    before = state.stage;
+    state.advance(kStages);
+  }
+  __device__ __forceinline__ void run(int n_block) {
+    From::load(raw, w, 0, lane);
+    int kb = 0;
+    for (; kb + 1 < n_block; kb += 2) group<0>(kb, n_block), group<1>(kb + 1, n_block);
+    if (kb < n_block) group<0>(kb, n_block);
+    wgmma_wait(d);
+    if (lane == 0) barrier_arrive(empty + before);
+  }
+};
+
+// 32 tokens of eight features: rows of 128 bytes, whose 16-byte chunks are exchanged.
+__device__ __forceinline__ void stage_tokens(uint32_t base, int chunk, int tok, int lane, const uint32_t (&v)[4]) {
+  store_transposed4(base + uint32_t((tok + lane) * 128 + ((chunk ^ (lane % 8)) * 16)), v[0], v[1], v[2], v[3]);
+}
+
+// Gate and up, one warpgroup's each: of 32 tokens in turn each gives the other what that one finishes.
+__device__ __forceinline__ void finish_up(const CodesArgs& a, const float (&d)[kMoeTile / 8][4], char* exchange,
+                                          uint32_t base, int width, bool exists) {
+  constexpr int kTurns = kMoeTile / 32, kBytes = kMoeTile / 16 * 128 * 16;  // of half of a warpgroup's sums
+  const int thread = int(threadIdx.x), part = thread / 128, warp = thread / 32, lane = thread % 32;
+  float4* const give = reinterpret_cast<float4*>(exchange + part * kBytes) + thread % 128;
+  const float4* const take = reinterpret_cast<const float4*>(exchange + (1 - part) * kBytes) + thread % 128;
+#pragma unroll
+  for (int n = 0; n < kTurns; ++n) {
+    if (32 * n >= width) break;
+    if (n % 2 == part) continue;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float(&v)[4] = d[4 * n + i];
+      give[(n / 2 * 4 + i) * 128] = {v[0], v[1], v[2], v[3]};
+    }
+  }
+  sync_some<256>(1);
+#pragma unroll
+  for (int n = 0; n < kTurns; ++n) {
+    if (32 * n >= width) break;
+    if (n % 2 != part) continue;
+    uint32_t low[4], high[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float4 given = take[(n / 2 * 4 + i) * 128];
+      const float other[4] = {given.x, given.y, given.z, given.w};
+      float v[4];
+#pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        const float own = d[4 * n + i][k];
+        v[k] = exists ? gated(part == 0 ? own : other[k], part == 0 ? other[k] : own, a.act) : 0.f;
+      }
+      low[i] = pack_bf16(v[0], v[1]), high[i] = pack_bf16(v[2], v[3]);
+    }
+    stage_tokens(base, warp % 4 * 2, 32 * n, lane, low), stage_tokens(base, warp % 4 * 2 + 1, 32 * n, lane, high);
+  }
+  publish_to_products();
+  sync_some<256>(1);
+}
+__device__ __forceinline__ void finish_down(const float (&d)[kMoeTile / 8][4], uint32_t base, int width) {
+  const int thread = int(threadIdx.x), part = thread / 128, warp = thread / 32, lane = thread % 32;
+  sync_some<128>(1 + part);
+#pragma unroll
+  for (int n = 0; n < kMoeTile / 32; ++n) {
+    if (32 * n >= width) break;
+    uint32_t low[4], high[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float(&v)[4] = d[4 * n + i];
+      low[i] = pack_bf16(v[0], v[1]), high[i] = pack_bf16(v[2], v[3]);
+    }
+    stage_tokens(base, warp % 4 * 2, 32 * n, lane, low), stage_tokens(base, warp % 4 * 2 + 1, 32 * n, lane, high);
+  }
+  publish_to_products();
+  sync_some<128>(1 + part);
+}
+
+// One item, by two warpgroups.
+template <bool kUp, Tile kTile>
+__device__ __forceinline__ void codes_item(const CodesArgs& a, char* shared, PipelineState& state, int4 item) {
+  using B = CodesBlock<kUp>;
+  const int m = item.x, first_row = item.y, width = item.z, thread = int(threadIdx.x), warp = thread / 32,
+            part = warp / 4, lane = thread % 32, strip = kUp ? 4 * m + warp % 4 : 8 * m + warp, of = kUp ? part : 0;
+  uint64_t* const full = reinterpret_cast<uint64_t*>(shared + B::kAtBars);
+  CodesLoop<kTile, B::kStages> x{
+      .rows = shared,
+      .full = full,
+      .empty = full + B::kStages,
+      .state = state,
+      .w = a.w[of] + int64_t(item.w) * a.matrix_bytes[of] + min(strip, a.n_strip - 1) * a.strip_bytes,
+      .lane = lane,
+      .n64 = (width + 63) / 64};
+  x.run(a.n_block);
+
+  const bool writes = kUp ? thread == 0 : thread % 128 == 0;
+  char* const staged = shared + B::kAtOut + (kUp ? 0 : part * B::kStage);
+  if (writes) bulk_stores_read();
+  if constexpr (kUp)
+    finish_up(a, x.d, shared + B::kAtExchange, shared_address(staged), width, strip < a.n_strip);
+  else
+    finish_down(x.d, shared_address(staged), width);
+  const int block = kUp ? m : 2 * m + part;
+  if (writes && block < a.n_out_block)
+    bulk_store(a.out + (int64_t(first_row) * a.n_out_block + block * width) * 64, staged, unsigned(width) * 128);
+}
+
+// The lane that brings rows in, and says which item they are of.
+template <bool kUp>
+__device__ __forceinline__ void codes_feed(const CodesArgs& a, char* shared) {
+  using B = CodesBlock<kUp>;
+  uint64_t* const full = reinterpret_cast<uint64_t*>(shared + B::kAtBars);
+  uint64_t* const empty = full + B::kStages;
+  int4* const info = reinterpret_cast<int4*>(shared + B::kAtInfo);
+  PipelineState state;
+  const int n_item = a.tile_first[a.n_expert] * a.n_m;
+  int item = int(atomicAdd(a.next, 1u));
+  int4 tile = item < n_item ? a.tile[item / a.n_m] : int4{};
+  while (item < n_item) {
+    const int4 now = make_int4(item % a.n_m, tile.y, tile.z, tile.x);
+    const __nv_bfloat16* const x = a.in + int64_t(now.y) * a.n_block * 64;
+    item = int(atomicAdd(a.next, 1u));  // the next one, while this one is brought in
+    tile = item < n_item ? a.tile[item / a.n_m] : int4{};
+    for (int kb = 0; kb < a.n_block; ++kb) {
+      barrier_wait(empty + state.stage, state.phase ^ 1);
+      if (kb == 0) info[state.stage] = now;
+      barrier_arrive_expecting(full + state.stage, unsigned(now.z) * 128);
+      bulk_load(shared + state.stage * B::kStage, x + int64_t(kb) * now.z * 64, unsigned(now.z) * 128,
+                full + state.stage);
+      state.advance(B::kStages);
+    }
+  }
+  barrier_wait(empty + state.stage, state.phase ^ 1);
+  info[state.stage] = make_int4(0, 0, 0, 0);
+  barrier_arrive(full + state.stage);
+}
+#endif
+
+template <bool kUp, Tile kTile>
+__global__ void __launch_bounds__(CodesBlock<kUp>::kThreads, 1)
+    grouped_codes_kernel(const __grid_constant__ CodesArgs a) {
+#if defined(FACET_WGMMA)
+  using B = CodesBlock<kUp>;
+  extern __shared__ __align__(1024) char shared[];
+  uint64_t* const full = reinterpret_cast<uint64_t*>(shared + B::kAtBars);
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < B::kStages; ++i) barrier_init(full + i, 1), barrier_init(full + B::kStages + i, 8);
+    barriers_publish();
+  }
+  __syncthreads();
+  pdl_wait();
+  pdl_trigger();
+  if (threadIdx.x >= 256) {
+    give_registers<40>();
+    if (threadIdx.x == 256) codes_feed<kUp>(a, shared);
+    return;
+  }
+  take_registers<232>();
+  PipelineState state;
+  for (;;) {
+    barrier_wait(full + state.stage, state.phase);
+    // The lane that releases the stage reads it.
+    int4 i{};
+    if (threadIdx.x % 32 == 0) i = reinterpret_cast<const int4*>(shared + B::kAtInfo)[state.stage];
+    i.x = __shfl_sync(~0u, i.x, 0), i.y = __shfl_sync(~0u, i.y, 0);
+    i.z = __shfl_sync(~0u, i.z, 0), i.w = __shfl_sync(~0u, i.w, 0);
+    if (i.z == 0) break;
+    codes_item<kUp, kTile>(a, shared, state, i);
+  }
+  if (threadIdx.x % 128 == 0) bulk_stores_done();
+#endif
+}
+
+template <Tile kTile>
+void launch_grouped_codes(cudaStream_t stream, const CodesArgs& a, int items, bool up) {
+  const dim3 grid = dim3(unsigned(std::max(1, std::min(device().n_sm, items))));
+  const auto go = [&]<bool kUp>(std::bool_constant<kUp>) {
+    using B = CodesBlock<kUp>;
+    allow_shared(grouped_codes_kernel<kUp, kTile>, size_t(B::kBytes));
+    launch(grouped_codes_kernel<kUp, kTile>, grid, dim3(B::kThreads), size_t(B::kBytes), stream, a);
+  };
+  up ? go(std::true_type{}) : go(std::false_type{});
+}
+
+}  // namespace facet::cuda
