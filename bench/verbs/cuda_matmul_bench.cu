@@ -90,7 +90,7 @@ void panels(cuda::Device& device, const Case& c, int most, const __nv_bfloat16* 
     cuda::Gemm gemm(device);
     gemm.reserve(kMostWeights, kMostRows, 21504);
     for (const auto& [tile, rows] : c.w)
-      if (!gemm.fits(rows, c.n_in)) return;
+      if (!gemm.fits({nullptr, tile, rows, c.n_in, 1})) return;
     for (const int n : kPromptRows)
       run(ours ? "gemm" : "cublaslt", n, 2, [&](const cuda::SkinnyMatrix* m) {
         auto to = [&](const cuda::SkinnyMatrix& k) {

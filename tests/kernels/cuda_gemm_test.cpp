@@ -1,4 +1,4 @@
-// Products of many rows by warpgroups (gemm.cu) of weights unpacked to bf16: every tile type against products in f64 of
+// Products of many rows by warpgroups, of weights unpacked to bf16 (gemm.cu) and of codes (gemm_codes.cuh): every tile type against products in f64 of
 // the same numbers, gate times up, copies and bf16. A row's bits depend neither on other rows nor on how many outputs a
 // block has. Outputs are poisoned with NaN.
 #include <cuda_runtime.h>
@@ -29,6 +29,20 @@ struct Sum : Exact {
       value += term, all += std::fabs(term);
     }
     bound = (double(n_in) / 16 + 1) * 17 * 0x1p-24 * all;
+  }
+};
+
+// The same of a matrix of codes, whose values are not the file's to the last bit: scale * (128 + code) + (offset - 128
+// scale) in f32, where the file's format says scale * code + offset. A value between two of bf16 may become either.
+struct CodesSum : Sum {
+  CodesSum(const Weights& w, int r, const float* x, int n_in) : Sum(w, r, x, n_in) {
+    for (int c = 0; c < n_in; ++c) {
+      const size_t at = size_t(r) * size_t(n_in) + size_t(c);
+      const float scale = w.code_scale[size_t(r) * size_t(n_in / 16) + size_t(c / 16)],
+                  least = w.minimum.empty() ? 0 : w.minimum[at],
+                  miss = 0x1p-23f * (400 * std::fabs(scale) + 2 * std::fabs(least));
+      bound += double(bf16(w.value[at] + miss) - bf16(w.value[at] - miss)) * std::fabs(double(x[c]));
+    }
   }
 };
 
@@ -135,6 +149,42 @@ TEST(CudaGemm, CopiesAndStrides) {
   }
 }
 
+// Straight from codes: numbers of rows with which blocks have 64 to 256 of them.
+TEST(CudaGemm, MultipliesCodes) {
+  NEEDS_GEMM();
+  std::mt19937 rng(34);
+  for (const Type& t : kTypes)
+    for (auto [n_out, n_in] : {std::pair{48, 256}, {50, 512}, {784, 1536}, {336, 5376}, {208, 320}}) {
+      if (cuda::is_float(t.tile) || n_in % cuda::tile_cols(t.tile) != 0) continue;
+      Arena a;
+      Weights w(a, t, n_out, n_in, rng);
+      constexpr int kMost = 2100;
+      const Rows x(a, kMost, n_in, rng);
+      std::vector<std::vector<float>> all;
+      for (const int n : {1, 65, 129, 190, 300, kMost}) {
+        float* y = a.poisoned<float>(size_t(n + 1) * size_t(n_out));
+        cuda::gemm_codes(
+            nullptr, {.x = x.p, .x_stride = n_in, .n_tok = n, .n_out = n_out, .n_in = n_in, .y = y, .y_stride = n_out},
+            w.m);
+        all.push_back(a.get(y, size_t(n + 1) * size_t(n_out)));
+        for (int r = 0; r < n_out; ++r)
+          ASSERT_TRUE(std::isnan(all.back()[size_t(n * n_out + r)])) << "row " << r << " behind the last token";
+        all.back().resize(size_t(n) * size_t(n_out));
+      }
+      const std::vector<float>& most = all.back();
+      for (const float v : most) ASSERT_FALSE(std::isnan(v)) << t.name << " " << n_out << " x " << n_in;
+      for (const int k : looked_at(kMost))
+        for (int r = 0; r < n_out; ++r) {
+          const CodesSum want(w, r, x.value.data() + size_t(k) * size_t(n_in), n_in);
+          ASSERT_NEAR(most[size_t(k * n_out + r)], want.value, want.bound)
+              << t.name << " " << n_out << " x " << n_in << " row " << r << " of token " << k;
+        }
+      for (const std::vector<float>& y : all)
+        ASSERT_EQ(std::memcmp(y.data(), most.data(), y.size() * 4), 0)
+            << t.name << " " << n_out << " x " << n_in << ": " << y.size() / size_t(n_out) << " rows";
+    }
+}
+
 // Planted: gate and up the other way round are found.
 TEST(CudaGemm, GateTimesUp) {
   NEEDS_GEMM();
@@ -145,21 +195,29 @@ TEST(CudaGemm, GateTimesUp) {
       constexpr int kTok = 300;
       Weights gate(a, kTypes[of_gate], n_out, n_in, rng, .25f), up(a, kTypes[of_up], n_out, n_in, rng);
       const Rows x(a, kTok, n_in, rng);
-      auto run = [&](const Panel& panel) {
+      auto run = [&](const Panel* panel) {
         float* y = a.poisoned<float>(size_t(kTok) * size_t(n_out));
         auto* bf = a.poisoned<__nv_bfloat16>(size_t(kTok) * size_t(n_out));
-        cuda::gemm(nullptr, {.x = x.p,
-                             .x_stride = n_in,
-                             .n_tok = kTok,
-                             .w = panel.p,
-                             .n_out = n_out,
-                             .n_in = n_in,
-                             .gated = true,
-                             .act = Act::kGelu,
-                             .y = y,
-                             .y_bf = bf,
-                             .y_stride = n_out,
-                             .y_bf_stride = n_out});
+        cuda::GemmWork work{.x = x.p,
+                            .x_stride = n_in,
+                            .n_tok = kTok,
+                            .n_out = n_out,
+                            .n_in = n_in,
+                            .act = Act::kGelu,
+                            .y = y,
+                            .y_bf = bf,
+                            .y_stride = n_out,
+                            .y_bf_stride = n_out};
+        if (panel) {
+          work.w = panel->p, work.gated = true;
+          cuda::gemm(nullptr, work);
+        } else if (of_gate == of_up) {
+          cuda::gemm_codes(nullptr, work, gate.m, &up.m);
+        } else {
+          cuda::gemm_codes(nullptr, work, gate.m);
+          work.times = true;
+          cuda::gemm_codes(nullptr, work, up.m);
+        }
         const auto got = a.get(y, size_t(kTok) * size_t(n_out));
         const auto rounded = a.get(bf, got.size());
         for (size_t i = 0; i < got.size(); ++i) EXPECT_EQ(__bfloat162float(rounded[i]), bf16(got[i]));
@@ -167,13 +225,16 @@ TEST(CudaGemm, GateTimesUp) {
         for (const int k : looked_at(kTok))
           for (int r = 0; r < n_out; ++r) {
             const float* const row = x.value.data() + size_t(k) * size_t(n_in);
-            const Gated want(Sum(gate, r, row, n_in), Sum(up, r, row, n_in));
+            const Gated want = panel ? Gated(Sum(gate, r, row, n_in), Sum(up, r, row, n_in))
+                                     : Gated(CodesSum(gate, r, row, n_in), CodesSum(up, r, row, n_in));
             wrong += !(std::fabs(got[size_t(k * n_out + r)] - want.value) <= want.bound);
           }
         return wrong;
       };
-      EXPECT_EQ(run(Panel(a, gate, up)), 0) << n_out << " x " << n_in;
-      EXPECT_GT(run(Panel(a, up, gate)), n_out) << n_out << " x " << n_in;
+      const Panel right(a, gate, up), turned(a, up, gate);
+      EXPECT_EQ(run(&right), 0) << n_out << " x " << n_in;
+      EXPECT_GT(run(&turned), n_out) << n_out << " x " << n_in;
+      if (!cuda::is_float(gate.m.tile)) EXPECT_EQ(run(nullptr), 0) << "codes, " << n_out << " x " << n_in;
     }
 }
 

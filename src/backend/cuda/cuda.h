@@ -286,7 +286,7 @@ class Cuda {
   // The tensor's matrices that are on the GPU of one that lies in both places; false: there was no memory.
   bool upload_resident(Weight& w, const TensorView& t, DType kept, std::span<const int16_t> slots);
   static bool unpacks(const cuda::DeviceInfo& d, cuda::Tile tile) {
-    return (d.gemm || d.cublaslt) && (cuda::is_float(tile) || !d.int8_prompts);
+    return (d.gemm || d.cublaslt) && (cuda::is_float(tile) || !(d.int8_prompts || d.gemm));
   }
   // Products of many rows straight from the codes.
   bool takes_codes(const Weight& w) const { return images_ && !cuda::is_float(w.m.tile); }

@@ -15,9 +15,8 @@ void Cuda::products(std::span<const Rows> y, const Rows& x, std::span<const Weig
   const __nv_bfloat16* in = acts_.rounded(x);
   const int64_t stride = x.buffer->stride;
   const int rows = x.rows, small = small_rows(rows);
-  const bool is_long = rows - small > kSkinnyMost && std::ranges::all_of(w, [&](const Weight& m) {
-                         return takes_codes(m) || gemm_.fits(m.n_out, m.n_in);
-                       });
+  const bool is_long = rows - small > kSkinnyMost &&
+                       std::ranges::all_of(w, [&](const Weight& m) { return takes_codes(m) || gemm_.fits(m.m); });
   const bool in_bytes =
       std::ranges::all_of(w, [](const Weight& m) { return cuda::input_of(m.m) == cuda::Input::kByte; });
   for (size_t i = 0; i < y.size(); ++i) acts_.written(y[i], glu);

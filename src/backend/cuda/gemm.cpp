@@ -1,10 +1,25 @@
 #include "backend/cuda/gemm.h"
 
-#include "backend/cuda/kernels/matmul/gemm.h"
 #include "backend/cuda/kernels/matmul/matmul.h"
 #include "backend/cuda/kernels/ops.h"
 
 namespace facet::cuda {
+namespace {
+
+GemmWork work_of(const Mat& y, const __nv_bfloat16* x, int64_t x_stride, const TiledMatrix& w, Act act) {
+  return {.x = x,
+          .x_stride = x_stride,
+          .n_tok = y.rows,
+          .n_out = w.n_out,
+          .n_in = w.n_in,
+          .act = act,
+          .y = y.p,
+          .y_bf = y.bf,
+          .y_stride = y.stride,
+          .y_bf_stride = y.bf_stride};
+}
+
+}  // namespace
 
 int64_t Gemm::panel_elements(const DeviceInfo& d, int64_t n_weight, int64_t n_col) {
   return d.gemm ? 2 * n_weight + kTileRows * n_col : n_weight;  // gate and up at once
@@ -31,6 +46,18 @@ void Gemm::drop(Plan& p) {
   cublasLtMatrixLayoutDestroy(p.a), cublasLtMatrixLayoutDestroy(p.b), cublasLtMatrixLayoutDestroy(p.c);
   cublasLtMatmulDescDestroy(p.op);
 }
+bool Gemm::fits(const TiledMatrix& w) const {
+  const bool gemm = device_.info().gemm;
+  if (gemm && w.n_in % 8 != 0) return false;
+  if (gemm && !is_float(w.tile)) return true;
+  return panel_ && int64_t(w.n_out) * w.n_in <= n_weight_;
+}
+void Gemm::by_kernel(GemmWork g, const TiledMatrix& w) {
+  if (!is_float(w.tile)) return gemm_codes(device_.stream(), g, w);
+  unpack_bf16(device_.stream(), panel_, w, 0, 0, w.n_out);
+  g.w = panel_;
+  gemm(device_.stream(), g);
+}
 void Gemm::multiply(Mat y, const __nv_bfloat16* x, int64_t x_stride, const TiledMatrix& w, Mat also) {
   if (!device_.info().gemm) {
     by_library(y.p, y.stride, x, x_stride, y.rows, w);
@@ -38,18 +65,9 @@ void Gemm::multiply(Mat y, const __nv_bfloat16* x, int64_t x_stride, const Tiled
     return;
   }
   CHECK(!also.p || also.stride == y.stride, "rows of {} and {}", y.stride, also.stride);
-  unpack_bf16(device_.stream(), panel_, w, 0, 0, w.n_out);
-  gemm(device_.stream(), {.x = x,
-                          .x_stride = x_stride,
-                          .n_tok = y.rows,
-                          .w = panel_,
-                          .n_out = w.n_out,
-                          .n_in = w.n_in,
-                          .y = y.p,
-                          .y_also = also.p,
-                          .y_bf = y.bf,
-                          .y_stride = y.stride,
-                          .y_bf_stride = y.bf_stride});
+  GemmWork g = work_of(y, x, x_stride, w, Act::kGelu);
+  g.y_also = also.p;
+  by_kernel(g, w);
 }
 void Gemm::multiply_gated(Mat y, const __nv_bfloat16* x, int64_t x_stride, const TiledMatrix& gate,
                           const TiledMatrix& up, Act act) {
@@ -58,20 +76,17 @@ void Gemm::multiply_gated(Mat y, const __nv_bfloat16* x, int64_t x_stride, const
     by_library(second_, y.cols, x, x_stride, y.rows, up);
     return act_mul(device_.stream(), y, y, {.p = second_, .rows = y.rows, .cols = y.cols, .stride = y.cols}, act);
   }
-  unpack_bf16(device_.stream(), panel_, gate, 0, 0, gate.n_out, 0);
-  unpack_bf16(device_.stream(), panel_, up, 0, 0, up.n_out, 1);
-  gemm(device_.stream(), {.x = x,
-                          .x_stride = x_stride,
-                          .n_tok = y.rows,
-                          .w = panel_,
-                          .n_out = gate.n_out,
-                          .n_in = gate.n_in,
-                          .gated = true,
-                          .act = act,
-                          .y = y.p,
-                          .y_bf = y.bf,
-                          .y_stride = y.stride,
-                          .y_bf_stride = y.bf_stride});
+  GemmWork g = work_of(y, x, x_stride, gate, act);
+  if (is_float(gate.tile) && is_float(up.tile)) {
+    unpack_bf16(device_.stream(), panel_, gate, 0, 0, gate.n_out, 0);
+    unpack_bf16(device_.stream(), panel_, up, 0, 0, up.n_out, 1);
+    g.w = panel_, g.gated = true;
+    return gemm(device_.stream(), g);
+  }
+  if (gate.tile == up.tile) return gemm_codes(device_.stream(), g, gate, &up);
+  by_kernel(g, gate);
+  g.times = true;
+  by_kernel(g, up);
 }
 void Gemm::by_library(float* y, int64_t y_stride, const __nv_bfloat16* x, int64_t x_stride, int n_row,
                       const TiledMatrix& w) {

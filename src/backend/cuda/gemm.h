@@ -7,13 +7,14 @@
 #include "backend/backend.h"
 #include "backend/cuda/device.h"
 #include "backend/cuda/kernels/common/mat.h"
+#include "backend/cuda/kernels/matmul/gemm.h"
 #include "backend/cuda/kernels/matmul/layout.h"
 #include "base/recent.h"
 
 namespace facet::cuda {
 
-// Products of many rows: weights as a bf16 panel, and then a kernel of ours (kernels/matmul/gemm.cu) where
-// DeviceInfo::gemm says so, else cuBLASLt's.
+// Products of many rows. Where DeviceInfo::gemm says so, of codes as they lie (kernels/matmul/gemm_codes.cu), of floats
+// by way of a bf16 panel of the weights (gemm.cu); elsewhere by way of a panel and cuBLASLt.
 class Gemm {
  public:
   static constexpr int64_t kWorkspace = int64_t(64) << 20;
@@ -24,8 +25,8 @@ class Gemm {
   // For matrices of at most n_weight elements, n_tok rows and n_col columns.
   void reserve(int64_t n_weight, int64_t n_tok, int64_t n_col);
   static int64_t bytes(const DeviceInfo&, int64_t n_weight, int64_t n_tok, int64_t n_col);
-  // Whether such a matrix fits; before reserve(): none does.
-  bool fits(int64_t n_out, int64_t n_in) const { return panel_ && n_out * n_in <= n_weight_; }
+  // Whether products with it may be asked for: a panel of it fits, or none is needed. Before reserve(): none fits.
+  bool fits(const TiledMatrix& w) const;
   // y[t] = w x[t], f32 sums; also: a second copy of y, if wanted.
   void multiply(Mat y, const __nv_bfloat16* x, int64_t x_stride, const TiledMatrix& w, Mat also = {});
   // y[t] = act(gate x[t]) * (up x[t]), and in bf16.
@@ -40,6 +41,7 @@ class Gemm {
   };
   static void drop(Plan& p);
   static int64_t panel_elements(const DeviceInfo&, int64_t n_weight, int64_t n_col);
+  void by_kernel(GemmWork g, const TiledMatrix& w);
   void by_library(float* y, int64_t y_stride, const __nv_bfloat16* x, int64_t x_stride, int n_row,
                   const TiledMatrix& w);
 

@@ -20,6 +20,7 @@
 #include "backend/cuda/kernels/common/launch.cuh"
 #include "backend/cuda/kernels/common/mma.cuh"
 #include "backend/cuda/kernels/common/wgmma_bf16.cuh"
+#include "backend/cuda/kernels/matmul/gemm_put.cuh"
 #include "backend/cuda/tensor_map.h"
 
 namespace facet::cuda {
@@ -49,7 +50,8 @@ struct GemmArgs {
   int64_t y_stride, y_bf_stride;
   int n_tok, n_out;
   int n_pair, n_feat, n_block;  // pairs of blocks of rows, blocks of outputs, blocks of 64 columns
-  bool wide;                    // outputs are aligned for four at once
+  bool aligned;                 // outputs: for four at once
+  bool times;                   // y has the activation's input: results are its activation times them
   Act act;
 };
 
@@ -62,23 +64,6 @@ struct GemmPlace {
     feat = rest / n, pair = set * kGemmBeside + rest - feat * n;
   }
 };
-
-__device__ __forceinline__ void gemm_put(const GemmArgs& a, int tok, int r, float4 v) {
-  if (tok >= a.n_tok || r >= a.n_out) return;
-  const int64_t at = tok * a.y_stride + r, at_bf = tok * a.y_bf_stride + r;
-  if (a.wide && r + 4 <= a.n_out) {
-    if (a.y) *reinterpret_cast<float4*>(a.y + at) = v;
-    if (a.y_also) *reinterpret_cast<float4*>(a.y_also + at) = v;
-    if (a.y_bf) *reinterpret_cast<uint2*>(a.y_bf + at_bf) = {pack_bf16(v.x, v.y), pack_bf16(v.z, v.w)};
-    return;
-  }
-  const float each[4] = {v.x, v.y, v.z, v.w};
-  for (int i = 0; i < min(4, a.n_out - r); ++i) {
-    if (a.y) a.y[at + i] = each[i];
-    if (a.y_also) a.y_also[at + i] = each[i];
-    if (a.y_bf) a.y_bf[at_bf + i] = __float2bfloat16_rn(each[i]);
-  }
-}
 
 #if defined(FACET_WGMMA)
 // A warp's 16 rows go where they belong, 32 results of each at a time, by way of its own part of shared memory.
@@ -114,21 +99,12 @@ __device__ __forceinline__ void gemm_store(const GemmArgs& a, const float (&d)[k
   }
 }
 
-struct GemmRing {
-  int stage = 0;
-  uint32_t phase = 0;
-  template <int kStages>
-  __device__ __forceinline__ void advance() {
-    if (++stage == kStages) stage = 0, phase ^= 1;
-  }
-};
-
 // The lane that brings stages in.
 template <int kFeat>
 __device__ __forceinline__ void gemm_feed(const GemmArgs& a, char* shared, uint64_t* full, uint64_t* empty) {
   using T = GemmTile<kFeat>;
   const int rank = int(cluster_rank()), n_work = a.n_pair * a.n_feat;
-  GemmRing ring;
+  PipelineState ring;
   for (int i = int(blockIdx.x) / 2; i < n_work; i += int(gridDim.x) / 2) {
     const GemmPlace place(a, i);
     const int tok = (2 * place.pair + rank) * kGemmTok, row = place.feat * kFeat + rank * (kFeat / 2);
@@ -138,7 +114,7 @@ __device__ __forceinline__ void gemm_feed(const GemmArgs& a, char* shared, uint6
       barrier_arrive_expecting(full + ring.stage, unsigned(T::kStage));
       tensor_load(at, &a.x, tok, kb * 64, full + ring.stage);
       tensor_load_to(at + T::kRowBytes + rank * T::kHalfBytes, &a.w, row, kb * 64, full + ring.stage, 3);
-      ring.advance<T::kStages>();
+      ring.advance(T::kStages);
     }
   }
 }
@@ -149,7 +125,7 @@ __device__ __forceinline__ void gemm_multiply(const GemmArgs& a, char* shared, u
   const int rank = int(cluster_rank()), n_work = a.n_pair * a.n_feat, lane = int(threadIdx.x) % 32;
   const int warp = __shfl_sync(~0u, int(threadIdx.x) / 32, 0), group = warp / 4;
   float* const own = reinterpret_cast<float*>(shared + T::kAtOwn + warp * T::kOwnBytes);
-  GemmRing ring;
+  PipelineState ring;
   for (int i = int(blockIdx.x) / 2; i < n_work; i += int(gridDim.x) / 2) {
     float d[2 * T::kSixteens][4] = {};
     int before = 0;
@@ -166,7 +142,7 @@ __device__ __forceinline__ void gemm_multiply(const GemmArgs& a, char* shared, u
         if (lane < 2) barrier_arrive_of(empty + before, uint32_t(lane));
       }
       before = ring.stage;
-      ring.advance<T::kStages>();
+      ring.advance(T::kStages);
     }
     wgmma_wait(d);
     if (lane < 2) barrier_arrive_of(empty + before, uint32_t(lane));
@@ -226,10 +202,10 @@ void gemm(cudaStream_t stream, const GemmWork& g) {
   const int64_t rows = g.gated ? interleaved_rows(g.n_out) : g.n_out;
   GemmArgs a{};
   a.y = g.y, a.y_also = g.y_also, a.y_bf = g.y_bf, a.y_stride = g.y_stride, a.y_bf_stride = g.y_bf_stride;
-  a.n_tok = g.n_tok, a.n_out = g.n_out, a.act = g.act;
+  a.n_tok = g.n_tok, a.n_out = g.n_out, a.act = g.act, a.times = g.times;
   a.n_pair = (g.n_tok + 2 * kGemmTok - 1) / (2 * kGemmTok), a.n_block = (g.n_in + 63) / 64;
   auto aligned = [](const void* p, size_t to) { return reinterpret_cast<uintptr_t>(p) % to == 0; };
-  a.wide =
+  a.aligned =
       g.y_stride % 4 == 0 && g.y_bf_stride % 4 == 0 && aligned(g.y, 16) && aligned(g.y_also, 16) && aligned(g.y_bf, 8);
   const bool narrow = turns(a.n_pair, rows, 192) * 21 < turns(a.n_pair, rows, 256) * 20;
   if (g.gated)

@@ -3,6 +3,7 @@
 #include <cuda_runtime.h>
 
 #include "backend/backend.h"
+#include "backend/cuda/kernels/matmul/layout.h"
 
 namespace facet::cuda {
 
@@ -14,6 +15,7 @@ struct GemmWork {
   const __nv_bfloat16* w = nullptr;  // [n_out, n_in]; gated: as interleaved_row() has the rows of W0 and W1
   int n_out = 0, n_in = 0;
   bool gated = false;
+  bool times = false;  // y has gate's product, and w is up's: results are act(y) times w's
   facet::Act act = facet::Act::kGelu;
   float* y = nullptr;             // [n_tok, n_out], if wanted
   float* y_also = nullptr;        // a second copy with the same stride, if wanted
@@ -27,5 +29,8 @@ constexpr int64_t interleaved_rows(int64_t n_out) { return (n_out + 7) / 8 * 16;
 
 // For GPUs of which DeviceInfo::gemm says so, or may.
 void gemm(cudaStream_t, const GemmWork&);
+// The same straight from the codes of W, or of W0 and W1, which are of one type (gemm_codes.cu): w and gated of the
+// work are not looked at.
+void gemm_codes(cudaStream_t, const GemmWork&, const TiledMatrix& w, const TiledMatrix* up = nullptr);
 
 }  // namespace facet::cuda

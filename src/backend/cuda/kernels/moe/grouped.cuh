@@ -23,18 +23,6 @@ __device__ __forceinline__ void store_transposed4(uint32_t at, uint32_t a, uint3
 __device__ __forceinline__ void store_transposed2(uint32_t at, uint32_t a, uint32_t b) {
   asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(at), "r"(a), "r"(b) : "memory");
 }
-template <int kCount>
-__device__ __forceinline__ void sync_some(int id) {
-  asm volatile("bar.sync %0, %1;" ::"r"(id), "n"(kCount) : "memory");
-}
-
-struct PipelineState {
-  int stage = 0;
-  uint32_t phase = 0;
-  __device__ __forceinline__ void advance(int n_stage) {
-    if (++stage == n_stage) stage = 0, phase ^= 1;
-  }
-};
 #endif
 
 }  // namespace facet::cuda

@@ -1,107 +1,28 @@
-// grouped_codes -- products of many tokens with their experts' weights, straight from the codes, on sm_90a
-//
-//   up    hidden = act(gate rows) * (up rows)      M tiles of 64 rows of gate and of up
-//   down  out    = down hidden                     M tiles of 128 rows
-//
-// Shapes     weights in tiles of codes [expert, strip of 16 rows]; in and out [N tile, block][width, 64] in bf16 (moe.h),
-//            width <= 256
-// Bytes      codes once per N tile, rows once per M tile, mostly from L2
-// Launch     one block per multiprocessor takes work items (N tile, M tile) from a counter. A lane of the last warp brings
-//            in rows, blocks of 64 columns, through stages in shared memory; a warp of the two warpgroups has a strip: its
-//            codes come from memory into registers a group of 64 columns ahead, become bf16 there while tensor cores
-//            multiply the group before, and are their first operand
-// Order      columns from the left, f32 sums; bf16 out
-// Reference  CpuRef::moe
-// Test       tests/kernels/cuda_moe_test.cpp
-// Bench      bench/verbs/cuda_moe_bench.cu
 #pragma once
 #include "backend/cuda/kernels/common/launch.cuh"
 #include "backend/cuda/kernels/common/mma.cuh"
 #include "backend/cuda/kernels/common/wgmma_bf16.cuh"
-#include "backend/cuda/kernels/matmul/expand_tiles.cuh"
+#include "backend/cuda/kernels/matmul/codes_loop.cuh"
 #include "backend/cuda/kernels/moe/grouped.cuh"
 #include "backend/cuda/kernels/moe/grouped_codes.h"
 #include "backend/cuda/kernels/moe/moe.h"
 
+// The kernel of grouped_codes.cu; its instances are compiled apart from each other.
 namespace facet::cuda {
 
 // Shared memory: stages of rows; up: what the warpgroups exchange; outputs, 64 columns a warpgroup or of both.
 template <bool kUp>
 struct CodesBlock {
-  static constexpr int kStages = 4, kStage = kMoeTile * 128;
+  static constexpr int kStages = 4, kStage = kCodesStage;
   static constexpr int kExchange = kUp ? kMoeTile / 16 * 128 * 16 : 0;  // of a warpgroup: half of its sums
   static constexpr int kAtExchange = kStages * kStage, kAtOut = kAtExchange + 2 * kExchange;
+  static_assert(kMoeTile == kCodesTok);
   static constexpr int kAtBars = kAtOut + (kUp ? 1 : 2) * kStage, kAtInfo = kAtBars + kStages * 16;
   static constexpr int kBytes = kAtInfo + kStages * 16;
   static constexpr int kThreads = 384;  // three warpgroups, for the split of registers
 };
 
 #if defined(FACET_WGMMA)
-// The compiler has these registers written before what follows.
-__device__ __forceinline__ void settle(uint32_t (&a)[4][4]) {
-#pragma unroll
-  for (int k = 0; k < 4; ++k) asm volatile("" : "+r"(a[k][0]), "+r"(a[k][1]), "+r"(a[k][2]), "+r"(a[k][3])::"memory");
-}
-
-// d = a strip of each warp times the rows of an N tile, 64 of them at a time. One function for all widths: the
-// registers of products in flight are not shared by others, so that there is room for one such loop.
-template <Tile kTile, int kStages>
-struct CodesLoop {
-  using From = ExpandTile<kTile>;
-  static constexpr int kGroups = tile_cols(kTile) / 64;  // of a tile
-  const char* rows;
-  uint64_t *full, *empty;
-  PipelineState& state;
-  const uint8_t* w;
-  int lane, n64, before = 0;
-  typename From::Raw raw;
-  uint32_t a[2][4][4];
-  float d[kMoeTile / 8][4] = {};
-
-  template <int kSixteens, int kTurn>
-  __device__ __forceinline__ void multiply(uint64_t b, bool add) {
-    auto& part = reinterpret_cast<float(&)[2 * kSixteens][4]>(d);
-    wgmma_begin();
-#pragma unroll
-    for (int k = 0; k < 4; ++k) wgmma_bf16(part, a[kTurn][k], b + k * 2, add || k > 0);
-    wgmma_commit();  // here, not where branches meet: the compiler would end a second group there
-  }
-  // Operands take turns: those of the group before are read meanwhile.
-  template <int kTurn>
-  __device__ __forceinline__ void group(int kb, int n_block) {
-    From::operand(a[kTurn], raw, kb % kGroups, lane);
-    if (kb + 1 < n_block) {
-      if ((kb + 1) % kGroups == 0) w += tile_bytes(kTile);
-      From::load(raw, w, (kb + 1) % kGroups, lane);
-    }
-    settle(a[kTurn]);
-    barrier_wait(full + state.stage, state.phase);
-    const uint64_t b = rows_operand(rows + state.stage * kMoeTile * 128);
-    if (n64 == 4)
-      multiply<16, kTurn>(b, kb > 0);
-    else if (n64 == 3)
-      multiply<12, kTurn>(b, kb > 0);
-    else if (n64 == 2)
-      multiply<8, kTurn>(b, kb > 0);
-    else
-      multiply<4, kTurn>(b, kb > 0);
-    if (kb > 0) {
-      wgmma_wait_older();
-      if (lane == 0) barrier_arrive(empty + before);
-    }
-    before = state.stage;
-    state.advance(kStages);
-  }
-  __device__ __forceinline__ void run(int n_block) {
-    From::load(raw, w, 0, lane);
-    int kb = 0;
-    for (; kb + 1 < n_block; kb += 2) group<0>(kb, n_block), group<1>(kb + 1, n_block);
-    if (kb < n_block) group<0>(kb, n_block);
-    wgmma_wait(d);
-    if (lane == 0) barrier_arrive(empty + before);
-  }
-};
-
 // 32 tokens of eight features: rows of 128 bytes, whose 16-byte chunks are exchanged.
 __device__ __forceinline__ void stage_tokens(uint32_t base, int chunk, int tok, int lane, const uint32_t (&v)[4]) {
   store_transposed4(base + uint32_t((tok + lane) * 128 + ((chunk ^ (lane % 8)) * 16)), v[0], v[1], v[2], v[3]);
@@ -172,7 +93,7 @@ __device__ __forceinline__ void codes_item(const CodesArgs& a, char* shared, Pip
   const int m = item.x, first_row = item.y, width = item.z, thread = int(threadIdx.x), warp = thread / 32,
             part = warp / 4, lane = thread % 32, strip = kUp ? 4 * m + warp % 4 : 8 * m + warp, of = kUp ? part : 0;
   uint64_t* const full = reinterpret_cast<uint64_t*>(shared + B::kAtBars);
-  CodesLoop<kTile, B::kStages> x{
+  CodesLoop<kTile, B::kStages, false> x{
       .rows = shared,
       .full = full,
       .empty = full + B::kStages,

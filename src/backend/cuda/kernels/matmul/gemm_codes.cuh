@@ -1,0 +1,182 @@
+#pragma once
+#include "backend/cuda/kernels/common/activate.cuh"
+#include "backend/cuda/kernels/common/launch.cuh"
+#include "backend/cuda/kernels/matmul/codes_loop.cuh"
+#include "backend/cuda/kernels/matmul/gemm_codes.h"
+#include "backend/cuda/kernels/matmul/gemm_put.cuh"
+
+// The kernel of gemm_codes.cu; its instances are compiled apart from each other.
+namespace facet::cuda {
+
+// Shared memory: stages; gated: what the warpgroups exchange; 32 rows of 64 results of each.
+template <bool kGated>
+struct GemmCodesBlock {
+  static constexpr int kStages = 4, kExchange = kGated ? kCodesTok / 16 * 128 * 16 : 0, kPitch = 68;
+  static constexpr int kOut = 32 * kPitch * 4;
+  static constexpr int kAtExchange = kStages * kCodesStage, kAtOut = kAtExchange + 2 * kExchange;
+  static constexpr int kAtBars = kAtOut + 2 * kOut, kBytes = kAtBars + kStages * 16;
+  static constexpr int kThreads = 384;  // three warpgroups, for the split of registers
+};
+constexpr int kGemmHigh = 4;  // blocks of rows that share weights at a time
+
+// Blocks of rows first, then outputs: clusters that run side by side have few of both.
+struct GemmCodesPlace {
+  int high, wide;
+  __device__ GemmCodesPlace(const GemmCodesArgs& a, int i) {
+    const int all = kGemmHigh * a.n_wide, set = i / all, n = min(kGemmHigh, a.n_high - set * kGemmHigh);
+    const int rest = i - set * all;
+    wide = rest / n, high = set * kGemmHigh + rest - wide * n;
+  }
+};
+
+#if defined(FACET_WGMMA)
+// 64 results of 32 rows from tok0 on, by a warpgroup; v(n, i): as products have them, of the warp's strip.
+template <class Values>
+__device__ __forceinline__ void put_tokens(const GemmCodesArgs& a, float* out, int part, int tok0, int feat,
+                                           Values&& v) {
+  constexpr int kPitch = GemmCodesBlock<false>::kPitch;
+  const int thread = int(threadIdx.x) % 128, warp = thread / 32, g = thread % 32 / 4, t = thread % 4;
+#pragma unroll
+  for (int n = 0; n < 4; ++n)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) out[(8 * n + 2 * t + i % 2) * kPitch + 16 * warp + g + i / 2 * 8] = v(n, i);
+  sync_some<128>(1 + part);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int row = thread / 16 + 8 * i, r = thread % 16 * 4;
+    gemm_put(a, tok0 + row, feat + r, *reinterpret_cast<const float4*>(out + row * kPitch + r));
+  }
+  sync_some<128>(1 + part);
+}
+
+template <bool kGated>
+__device__ __forceinline__ void finish(const GemmCodesArgs& a, const float (&d)[kCodesTok / 8][4], char* shared,
+                                       int tok0, int n_tok, int m) {
+  using B = GemmCodesBlock<kGated>;
+  constexpr int kTurns = kCodesTok / 32;
+  const int part = int(threadIdx.x) / 128, at = int(threadIdx.x) % 128;
+  float* const out = reinterpret_cast<float*>(shared + B::kAtOut + part * B::kOut);
+  if constexpr (!kGated) {
+#pragma unroll
+    for (int n = 0; n < kTurns; ++n) {
+      if (32 * n >= n_tok) break;
+      put_tokens(a, out, part, tok0 + 32 * n, m * 128 + part * 64, [&](int k, int i) { return d[4 * n + k][i]; });
+    }
+  } else {
+    // Gate and up, one warpgroup's each: of 32 rows in turn each gives the other what that one finishes.
+    float4* const give = reinterpret_cast<float4*>(shared + B::kAtExchange + part * B::kExchange) + at;
+    const float4* const take =
+        reinterpret_cast<const float4*>(shared + B::kAtExchange + (1 - part) * B::kExchange) + at;
+#pragma unroll
+    for (int n = 0; n < kTurns; ++n) {
+      if (32 * n >= n_tok) break;
+      if (n % 2 == part) continue;
+#pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        const float(&v)[4] = d[4 * n + k];
+        give[(n / 2 * 4 + k) * 128] = {v[0], v[1], v[2], v[3]};
+      }
+    }
+    sync_some<256>(3);
+#pragma unroll
+    for (int n = 0; n < kTurns; ++n) {
+      if (32 * n >= n_tok) break;
+      if (n % 2 != part) continue;
+      float v[4][4];
+#pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        const float4 given = take[(n / 2 * 4 + k) * 128];
+        const float other[4] = {given.x, given.y, given.z, given.w};
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const float own = d[4 * n + k][i];
+          v[k][i] = part == 0 ? activate(own, a.act) * other[i] : activate(other[i], a.act) * own;
+        }
+      }
+      put_tokens(a, out, part, tok0 + 32 * n, m * 64, [&](int k, int i) { return v[k][i]; });
+    }
+    sync_some<256>(3);  // all has been taken
+  }
+}
+
+// The lane that brings stages in.
+template <bool kGated>
+__device__ __forceinline__ void feed(const GemmCodesArgs& a, char* shared) {
+  using B = GemmCodesBlock<kGated>;
+  uint64_t* const full = reinterpret_cast<uint64_t*>(shared + B::kAtBars);
+  uint64_t* const empty = full + B::kStages;
+  const int rank = int(cluster_rank()), half = a.tok / 2;
+  PipelineState state;
+  for (int i = int(blockIdx.x) / 2; i < a.n_high * a.n_wide; i += int(gridDim.x) / 2) {
+    const int row = GemmCodesPlace(a, i).high * a.tok + rank * half;
+    for (int kb = 0; kb < a.n_block; ++kb) {
+      barrier_wait(empty + state.stage, state.phase ^ 1);  // both blocks have read it
+      barrier_arrive_expecting(full + state.stage, unsigned(a.tok) * 128);
+      tensor_load_to(shared + state.stage * kCodesStage + rank * half * 128, &a.x, row, kb * 64, full + state.stage, 3);
+      state.advance(B::kStages);
+    }
+  }
+}
+
+template <bool kGated, Tile kTile>
+__device__ __forceinline__ void multiply(const GemmCodesArgs& a, char* shared) {
+  using B = GemmCodesBlock<kGated>;
+  const int rank = int(cluster_rank()), warp = __shfl_sync(~0u, int(threadIdx.x) / 32, 0), part = warp / 4;
+  uint64_t* const full = reinterpret_cast<uint64_t*>(shared + B::kAtBars);
+  PipelineState state;
+  for (int i = int(blockIdx.x) / 2; i < a.n_high * a.n_wide; i += int(gridDim.x) / 2) {
+    const GemmCodesPlace place(a, i);
+    const int m = 2 * place.wide + rank, strip = kGated ? 4 * m + warp % 4 : 8 * m + warp;
+    CodesLoop<kTile, B::kStages, true> x{
+        .rows = shared,
+        .full = full,
+        .empty = full + B::kStages,
+        .state = state,
+        .w = a.w[kGated ? part : 0] + int64_t(min(strip, a.n_strip - 1)) * a.strip_bytes,
+        .lane = int(threadIdx.x) % 32,
+        .n64 = a.tok / 64};
+    x.run(a.n_block);
+    finish<kGated>(a, x.d, shared, place.high * a.tok, a.tok, m);
+  }
+}
+#endif
+
+template <bool kGated, Tile kTile>
+__global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(GemmCodesBlock<kGated>::kThreads, 1)
+    gemm_codes_kernel(const __grid_constant__ GemmCodesArgs a) {
+#if defined(FACET_WGMMA)
+  using B = GemmCodesBlock<kGated>;
+  extern __shared__ __align__(1024) char shared[];
+  uint64_t* const full = reinterpret_cast<uint64_t*>(shared + B::kAtBars);
+  if (threadIdx.x == 0) {
+    tensor_prefetch(&a.x);
+    for (int i = 0; i < B::kStages; ++i) barrier_init(full + i, 1), barrier_init(full + B::kStages + i, 16);
+    barriers_publish();
+  }
+  cluster_sync();
+  pdl_wait();
+  pdl_trigger();
+  if (threadIdx.x >= 256) {
+    give_registers<40>();
+    if (threadIdx.x == 256) feed<kGated>(a, shared);
+    __syncwarp();
+  } else {
+    take_registers<232>();
+    multiply<kGated, kTile>(a, shared);
+  }
+  cluster_sync();  // the other block's last arrivals come to this one's barriers
+#endif
+}
+
+template <Tile kTile>
+void launch_gemm_codes(cudaStream_t stream, const GemmCodesArgs& a, bool gated) {
+  const dim3 grid(unsigned(2 * std::min(device().n_sm / 2, a.n_high * a.n_wide)));
+  const auto go = [&]<bool kGated>(std::bool_constant<kGated>) {
+    using B = GemmCodesBlock<kGated>;
+    allow_shared(gemm_codes_kernel<kGated, kTile>, size_t(B::kBytes));
+    launch(gemm_codes_kernel<kGated, kTile>, grid, dim3(B::kThreads), size_t(B::kBytes), stream, a);
+  };
+  gated ? go(std::true_type{}) : go(std::false_type{});
+}
+
+}  // namespace facet::cuda
