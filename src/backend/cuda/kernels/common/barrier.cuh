@@ -51,19 +51,4 @@ __device__ __forceinline__ void barrier_wait(uint64_t* bar, uint32_t phase) {
   barrier_wait(shared_address(bar), phase);
 }
 
-// Where a ring of stages is: both sides count alike.
-struct PipelineState {
-  int stage = 0;
-  uint32_t phase = 0;
-  __device__ __forceinline__ void advance(int n_stage) {
-    if (++stage == n_stage) stage = 0, phase ^= 1;
-  }
-};
-
-// kCount threads of the block, whole warps, meet; id: 1 to 15, 0 is __syncthreads()'s.
-template <int kCount>
-__device__ __forceinline__ void sync_some(int id) {
-  asm volatile("bar.sync %0, %1;" ::"r"(id), "n"(kCount) : "memory");
-}
-
 }  // namespace facet::cuda

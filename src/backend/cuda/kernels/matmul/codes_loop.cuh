@@ -1,6 +1,7 @@
 #pragma once
 #include "backend/cuda/kernels/common/barrier.cuh"
 #include "backend/cuda/kernels/common/cluster.cuh"
+#include "backend/cuda/kernels/common/ring_position.cuh"
 #include "backend/cuda/kernels/common/wgmma_bf16.cuh"
 #include "backend/cuda/kernels/matmul/expand_tiles.cuh"
 
@@ -27,7 +28,7 @@ struct CodesLoop {
   static constexpr int kGroups = tile_cols(kTile) / 64;  // of a tile
   const char* rows;
   uint64_t *full, *empty;
-  PipelineState& state;
+  RingPosition& state;
   const uint8_t* w;
   int lane, n64, before = 0;
   typename From::Raw raw;

@@ -19,6 +19,7 @@
 #include "backend/cuda/kernels/common/cluster.cuh"
 #include "backend/cuda/kernels/common/launch.cuh"
 #include "backend/cuda/kernels/common/mma.cuh"
+#include "backend/cuda/kernels/common/ring_position.cuh"
 #include "backend/cuda/kernels/common/wgmma_bf16.cuh"
 #include "backend/cuda/kernels/matmul/gemm_put.cuh"
 #include "backend/cuda/tensor_map.h"
@@ -104,7 +105,7 @@ template <int kFeat>
 __device__ __forceinline__ void gemm_feed(const GemmArgs& a, char* shared, uint64_t* full, uint64_t* empty) {
   using T = GemmTile<kFeat>;
   const int rank = int(cluster_rank()), n_work = a.n_pair * a.n_feat;
-  PipelineState ring;
+  RingPosition ring;
   for (int i = int(blockIdx.x) / 2; i < n_work; i += int(gridDim.x) / 2) {
     const GemmPlace place(a, i);
     const int tok = (2 * place.pair + rank) * kGemmTok, row = place.feat * kFeat + rank * (kFeat / 2);
@@ -125,7 +126,7 @@ __device__ __forceinline__ void gemm_multiply(const GemmArgs& a, char* shared, u
   const int rank = int(cluster_rank()), n_work = a.n_pair * a.n_feat, lane = int(threadIdx.x) % 32;
   const int warp = __shfl_sync(~0u, int(threadIdx.x) / 32, 0), group = warp / 4;
   float* const own = reinterpret_cast<float*>(shared + T::kAtOwn + warp * T::kOwnBytes);
-  PipelineState ring;
+  RingPosition ring;
   for (int i = int(blockIdx.x) / 2; i < n_work; i += int(gridDim.x) / 2) {
     float d[2 * T::kSixteens][4] = {};
     int before = 0;

@@ -106,7 +106,7 @@ __device__ __forceinline__ void feed(const GemmCodesArgs& a, char* shared) {
   uint64_t* const full = reinterpret_cast<uint64_t*>(shared + B::kAtBars);
   uint64_t* const empty = full + B::kStages;
   const int rank = int(cluster_rank()), half = a.tok / 2;
-  PipelineState state;
+  RingPosition state;
   for (int i = int(blockIdx.x) / 2; i < a.n_high * a.n_wide; i += int(gridDim.x) / 2) {
     const int row = GemmCodesPlace(a, i).high * a.tok + rank * half;
     for (int kb = 0; kb < a.n_block; ++kb) {
@@ -123,7 +123,7 @@ __device__ __forceinline__ void multiply(const GemmCodesArgs& a, char* shared) {
   using B = GemmCodesBlock<kGated>;
   const int rank = int(cluster_rank()), warp = __shfl_sync(~0u, int(threadIdx.x) / 32, 0), part = warp / 4;
   uint64_t* const full = reinterpret_cast<uint64_t*>(shared + B::kAtBars);
-  PipelineState state;
+  RingPosition state;
   for (int i = int(blockIdx.x) / 2; i < a.n_high * a.n_wide; i += int(gridDim.x) / 2) {
     const GemmCodesPlace place(a, i);
     const int m = 2 * place.wide + rank, strip = kGated ? 4 * m + warp % 4 : 8 * m + warp;

@@ -14,7 +14,8 @@ namespace facet::cuda {
 void repack(cudaStream_t, const TiledMatrix& to, const uint8_t* raw, DType type);
 // The values of rows [first, first + n) of a tiled matrix, rounded to bf16, row-major with n_in columns. which: 0 or 1:
 // they go where interleaved_row() has them (gemm.h); -1: one after the other.
-void unpack_bf16(cudaStream_t, __nv_bfloat16* to, const TiledMatrix& w, int64_t stack, int first, int n, int which = -1);
+void unpack_bf16(cudaStream_t, __nv_bfloat16* to, const TiledMatrix& w, int64_t stack, int first, int n,
+                 int which = -1);
 
 // Products with few rows. Up to three matrices with the same input in one launch (q, k and v); with glu, two matrices
 // whose product is act(first) * second.

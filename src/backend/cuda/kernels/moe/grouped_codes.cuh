@@ -88,7 +88,7 @@ __device__ __forceinline__ void finish_down(const float (&d)[kMoeTile / 8][4], u
 
 // One item, by two warpgroups.
 template <bool kUp, Tile kTile>
-__device__ __forceinline__ void codes_item(const CodesArgs& a, char* shared, PipelineState& state, int4 item) {
+__device__ __forceinline__ void codes_item(const CodesArgs& a, char* shared, RingPosition& state, int4 item) {
   using B = CodesBlock<kUp>;
   const int m = item.x, first_row = item.y, width = item.z, thread = int(threadIdx.x), warp = thread / 32,
             part = warp / 4, lane = thread % 32, strip = kUp ? 4 * m + warp % 4 : 8 * m + warp, of = kUp ? part : 0;
@@ -122,7 +122,7 @@ __device__ __forceinline__ void codes_feed(const CodesArgs& a, char* shared) {
   uint64_t* const full = reinterpret_cast<uint64_t*>(shared + B::kAtBars);
   uint64_t* const empty = full + B::kStages;
   int4* const info = reinterpret_cast<int4*>(shared + B::kAtInfo);
-  PipelineState state;
+  RingPosition state;
   const int n_item = a.tile_first[a.n_expert] * a.n_m;
   int item = int(atomicAdd(a.next, 1u));
   int4 tile = item < n_item ? a.tile[item / a.n_m] : int4{};
@@ -166,7 +166,7 @@ __global__ void __launch_bounds__(CodesBlock<kUp>::kThreads, 1)
     return;
   }
   take_registers<232>();
-  PipelineState state;
+  RingPosition state;
   for (;;) {
     barrier_wait(full + state.stage, state.phase);
     // The lane that releases the stage reads it.

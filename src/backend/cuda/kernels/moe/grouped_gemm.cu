@@ -55,8 +55,7 @@ struct Warpgroups {
 #if defined(FACET_WGMMA)
 // One item, by two warpgroups: multiplies and writes. width = 16 kSixteens tokens; the first stage has arrived.
 template <bool kUp, int kSixteens>
-__device__ __forceinline__ void consume(const GroupedArgs& a, char* shared, PipelineState& state, int m,
-                                        int first_row) {
+__device__ __forceinline__ void consume(const GroupedArgs& a, char* shared, RingPosition& state, int m, int first_row) {
   using W = Warpgroups<kUp>;
   uint64_t* const full = reinterpret_cast<uint64_t*>(shared + W::kAtBars);
   uint64_t* const empty = full + W::kStages;
@@ -131,7 +130,7 @@ __global__ void __launch_bounds__(Warpgroups<kUp>::kThreads, 1) grouped_kernel(c
   __syncthreads();
   pdl_wait();
   pdl_trigger();
-  PipelineState state;
+  RingPosition state;
   if (thread >= 256) {
     if (thread > 256) return;
     const int tile0 = a.tile_first[a.expert0], n_item = (a.tile_first[a.expert0 + a.n_expert] - tile0) * a.n_m;
