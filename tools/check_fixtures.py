@@ -1,12 +1,11 @@
 #!/usr/bin/env python3
-"""Logits of golden model files on a backend, against what they should be.
+"""Logits of golden model files against what they should be.
 
     tools/check_fixtures.py FACET DIR [--backend cuda] [--chunks 1,16,96]
 
-DIR has a README.md with a table of rms and rows with the same top token (`| dense | 0.051 (95) | ...`), and for each row a folder
-with golden.safetensors (`ids` [T] int32, `logits` [T, V] f32), model-TYPE.gguf and, but for BF16, logits-TYPE.f32. A file passes
-when its rms is at most 1.25 times the table's and no fewer rows have the reference's top token; a type that the row does not
-name takes the first row's figure. Exit code 1: a file that does not pass, 2: nothing to check.
+DIR/README.md has a table of rms and rows with the same top token (`| dense | 0.051 (95) | ...`); each row has a folder with
+golden.safetensors (`ids` [T] int32, `logits` [T, V] f32), model-TYPE.gguf and, but for BF16, logits-TYPE.f32. A file passes with at
+most 1.25 times the rms and no fewer such rows; without a figure the first counts. Exit code 1: a miss, 2: none.
 """
 import argparse
 import json

@@ -1,8 +1,7 @@
-// Times what GPUs tell each other: sums over all of them, alone and with the norm that reads them, one JSON object a
-// line.
+// Times sums over all GPUs, alone and with the norm that reads them; JSON lines.
 //   facet_cuda_collectives_bench GPU,GPU[,...] [rows ...]
-// Sums of a graph on each GPU that are launched together; the time is the median of its replays over the sums. Through
-// mailboxes or in place as the link decides; FACET_CUDA_PEERS=0 takes the host's memory.
+// Medians of graphs launched together. Mailboxes or in place as the link decides;
+// FACET_CUDA_PEERS=0: the host's memory.
 #include <cstdio>
 #include <cstdlib>
 #include <string>

@@ -1,6 +1,6 @@
-"""What the tests of `facet serve` with several models share: the two shipped models and one that the program makes.
+"""What tests of several models share.
 
-FACET_TEST_FULL=1: the third one is `facet synth`'s, and there are 100 rounds of each fault; FACET_TEST_ROUNDS=N: N of them (default 3).
+FACET_TEST_FULL=1: the third is `facet synth`'s, and 100 rounds of each fault; FACET_TEST_ROUNDS=N: N (3).
 """
 import os
 import pathlib

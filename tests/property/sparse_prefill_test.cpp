@@ -1,4 +1,4 @@
-// Block-sparse prefill in the engine: who is served by what, and what it costs in answers of the shipped model.
+// Block-sparse prefill: who is served by what.
 #include <cstdlib>
 
 #include "api/engine.h"

@@ -1,7 +1,6 @@
 #pragma once
 #include "backend/cuda/kernels/common/barrier.cuh"
 #include "backend/cuda/kernels/common/cluster.cuh"
-#include "backend/cuda/kernels/common/ring_position.cuh"
 #include "backend/cuda/kernels/common/wgmma_bf16.cuh"
 #include "backend/cuda/kernels/matmul/expand_tiles.cuh"
 

@@ -19,7 +19,6 @@
 #include "backend/cuda/kernels/common/cluster.cuh"
 #include "backend/cuda/kernels/common/launch.cuh"
 #include "backend/cuda/kernels/common/mma.cuh"
-#include "backend/cuda/kernels/common/ring_position.cuh"
 #include "backend/cuda/kernels/common/wgmma_bf16.cuh"
 #include "backend/cuda/kernels/matmul/gemm_put.cuh"
 #include "backend/cuda/tensor_map.h"

@@ -14,7 +14,7 @@
 // Reference  CpuRef::matmul, gate_up
 // Test       tests/kernels/cuda_gemm_test.cpp
 // Bench      bench/verbs/cuda_matmul_bench.cu
-#include "backend/cuda/kernels/matmul/gemm_codes.h"
+#include "backend/cuda/kernels/matmul/gemm.h"
 
 #include <algorithm>
 

@@ -2,7 +2,7 @@
 #include "backend/cuda/kernels/common/activate.cuh"
 #include "backend/cuda/kernels/common/launch.cuh"
 #include "backend/cuda/kernels/matmul/codes_loop.cuh"
-#include "backend/cuda/kernels/matmul/gemm_codes.h"
+#include "backend/cuda/kernels/matmul/gemm.h"
 #include "backend/cuda/kernels/matmul/gemm_put.cuh"
 
 // The kernel of gemm_codes.cu; its instances are compiled apart from each other.

@@ -1,7 +1,7 @@
 #pragma once
 #include "backend/cuda/kernels/common/activate.cuh"
 #include "backend/cuda/kernels/common/bulk.cuh"
-#include "backend/cuda/kernels/common/ring_position.cuh"
+#include "backend/cuda/kernels/common/cluster.cuh"
 #include "backend/cuda/kernels/common/wgmma.cuh"
 
 // What the kernels of grouped products share.

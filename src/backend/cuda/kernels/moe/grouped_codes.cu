@@ -14,7 +14,6 @@
 // Reference  CpuRef::moe
 // Test       tests/kernels/cuda_moe_test.cpp
 // Bench      bench/verbs/cuda_moe_bench.cu
-#include "backend/cuda/kernels/moe/grouped_codes.h"
 
 #include "backend/cuda/device.h"
 #include "backend/cuda/kernels/matmul/tiles/all.cuh"

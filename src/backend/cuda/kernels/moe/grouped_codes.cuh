@@ -4,7 +4,6 @@
 #include "backend/cuda/kernels/common/wgmma_bf16.cuh"
 #include "backend/cuda/kernels/matmul/codes_loop.cuh"
 #include "backend/cuda/kernels/moe/grouped.cuh"
-#include "backend/cuda/kernels/moe/grouped_codes.h"
 #include "backend/cuda/kernels/moe/moe.h"
 
 // The kernel of grouped_codes.cu; its instances are compiled apart from each other.

@@ -1,9 +1,8 @@
-// permute -- operands of the grouped products (moe.h): experts' weights in bf16, tokens' rows by expert; and their
-// outputs back by token
+// permute -- operands of grouped products (moe.h): experts' weights in bf16, tokens' rows by expert; results by token
 //
 //   weights  block [128 rows, 64 columns] of M tile m: gate and up rows 16 s + i (+ 8 for up) are rows 64 m + 8 s + i
 //   rows     N tile's block [width, 64 columns]: row p is the row of a token
-//   combine  y[t] = sum over ranks of weight * out, in rank order
+//   combine  y[t] = sum of weight * out, in rank order
 //
 // Shapes     e, y [T, D]; weights [N, F or D, D or F] tiled; panels as moe.h has them
 // Bytes      weights: the tiles once, two bytes per weight written; gather: D * 2 * (n_used + 1) per token; combine: as
