@@ -185,10 +185,18 @@ TEST(CudaDevices, TheLimitsOfAnotherCard) {
     for (const EngineConfig& c : {dense(0), moe(0)})
       for (const auto& a : alone(c, 1)) EXPECT_EQ(a.size(), 60u);
   }
+  {
+    const Limits limits("90");
+    const cuda::DeviceInfo d = must(cuda::device_info(0));
+    EXPECT_FALSE(d.cublaslt);
+    EXPECT_NE(d.gemm, d.int8_prompts);  // Hopper has the one, others the other
+    for (const EngineConfig& c : {dense(0), moe(0)})
+      for (const auto& a : alone(c, 1)) EXPECT_EQ(a.size(), 60u);
+  }
   const Limits limits("sm_86");
   const auto d = cuda::device_info(0);
   ASSERT_FALSE(d);
-  EXPECT_NE(d.error().message().find("FACET_CUDA_LIMITS: expected 86, found sm_86"), std::string::npos);
+  EXPECT_NE(d.error().message().find("FACET_CUDA_LIMITS: expected 86 or 90, found sm_86"), std::string::npos);
 }
 
 }  // namespace
