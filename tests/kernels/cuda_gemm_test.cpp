@@ -1,6 +1,6 @@
-// Products of many rows by warpgroups, of weights unpacked to bf16 (gemm.cu) and of codes (gemm_codes.cuh): every tile type against products in f64 of
-// the same numbers, gate times up, copies and bf16. A row's bits depend neither on other rows nor on how many outputs a
-// block has. Outputs are poisoned with NaN.
+// Products of many rows by warpgroups, of weights unpacked to bf16 (gemm.cu) and of codes (gemm_codes.cu): every tile
+// type against products in f64 of the same numbers, gate times up, copies and bf16. A row's bits depend neither on other
+// rows nor on how many rows or outputs a block has. Outputs are poisoned with NaN.
 #include <cuda_runtime.h>
 #include <gtest/gtest.h>
 
@@ -14,10 +14,16 @@
 namespace facet::test {
 namespace {
 
-#define NEEDS_GEMM()    \
-  NEEDS_GPU();          \
-  gpu().use_gemm(true); \
-  if (!gpu().info().gemm) GTEST_SKIP() << "needs warpgroup products: a GPU and machine code of sm_90a"
+bool has_gemm() {
+  const bool was = gpu().info().gemm;
+  gpu().use_gemm(true);
+  const bool has = gpu().info().gemm;
+  gpu().use_gemm(was);
+  return has;
+}
+#define NEEDS_GEMM() \
+  NEEDS_GPU();       \
+  if (!has_gemm()) GTEST_SKIP() << "needs warpgroup products: a GPU and machine code of sm_90a"
 
 // Row r of W, rounded to bf16, times x in f64. Products of bf16 are exact in f32. A tensor core adds 16 of them to the
 // sum at a time, each of the 17 cut below 2^-24 of the largest; none is larger than what all terms sum to.
@@ -65,6 +71,35 @@ std::vector<int> looked_at(int n) {
   return all;
 }
 
+// multiply(work) for several numbers of rows: every result against Want, and the same bits whatever the number is.
+template <class Want, class Multiply>
+void check_rows(Arena& a, const Type& t, const Weights& w, std::mt19937& rng, Multiply&& multiply) {
+  constexpr int kMost = 2100;
+  const int n_out = w.m.n_out, n_in = w.m.n_in;
+  const Rows x(a, kMost, n_in, rng);
+  std::vector<std::vector<float>> all;
+  for (const int n : {1, 65, 129, 190, 300, kMost}) {
+    float* y = a.poisoned<float>(size_t(n + 1) * size_t(n_out));
+    multiply({.x = x.p, .x_stride = n_in, .n_tok = n, .n_out = n_out, .n_in = n_in, .y = y, .y_stride = n_out});
+    all.push_back(a.get(y, size_t(n + 1) * size_t(n_out)));
+    for (int r = 0; r < n_out; ++r)
+      ASSERT_TRUE(std::isnan(all.back()[size_t(n * n_out + r)])) << "row " << r << " behind the last token";
+    all.back().resize(size_t(n) * size_t(n_out));
+  }
+  const std::vector<float>& most = all.back();
+  for (const float v : most) ASSERT_FALSE(std::isnan(v)) << t.name << " " << n_out << " x " << n_in;
+  for (const int k : looked_at(kMost))
+    for (int r = 0; r < n_out; ++r) {
+      const Want want(w, r, x.value.data() + size_t(k) * size_t(n_in), n_in);
+      ASSERT_NEAR(most[size_t(k * n_out + r)], want.value, want.bound)
+          << t.name << " " << n_out << " x " << n_in << " row " << r << " of token " << k;
+    }
+  for (const std::vector<float>& y : all)
+    ASSERT_EQ(std::memcmp(y.data(), most.data(), y.size() * 4), 0)
+        << t.name << " " << n_out << " x " << n_in << ": " << y.size() / size_t(n_out) << " rows";
+}
+
+// One pair of blocks, several, and so many that blocks have fewer outputs, or 64 to 256 rows.
 TEST(CudaGemm, MultipliesEveryType) {
   NEEDS_GEMM();
   std::mt19937 rng(31);
@@ -72,38 +107,14 @@ TEST(CudaGemm, MultipliesEveryType) {
     for (auto [n_out, n_in] : {std::pair{48, 256}, {50, 512}, {784, 1536}, {336, 5376}, {208, 320}, {1160, 1152}}) {
       if (n_in % cuda::tile_cols(t.tile) != 0) continue;
       Arena a;
-      Weights w(a, t, n_out, n_in, rng);
+      const Weights w(a, t, n_out, n_in, rng);
       const Panel panel(a, w);
-      // One pair of blocks, several, and so many that blocks have fewer outputs.
-      constexpr int kMost = 2100;
-      const Rows x(a, kMost, n_in, rng);
-      std::vector<std::vector<float>> all;
-      for (const int n : {1, 65, 129, 300, kMost}) {
-        float* y = a.poisoned<float>(size_t(n + 1) * size_t(n_out));
-        cuda::gemm(nullptr, {.x = x.p,
-                             .x_stride = n_in,
-                             .n_tok = n,
-                             .w = panel.p,
-                             .n_out = n_out,
-                             .n_in = n_in,
-                             .y = y,
-                             .y_stride = n_out});
-        all.push_back(a.get(y, size_t(n + 1) * size_t(n_out)));
-        for (int r = 0; r < n_out; ++r)
-          ASSERT_TRUE(std::isnan(all.back()[size_t(n * n_out + r)])) << "row " << r << " behind the last token";
-        all.back().resize(size_t(n) * size_t(n_out));
-      }
-      const std::vector<float>& most = all.back();
-      for (const float v : most) ASSERT_FALSE(std::isnan(v)) << t.name << " " << n_out << " x " << n_in;
-      for (const int k : looked_at(kMost))
-        for (int r = 0; r < n_out; ++r) {
-          const Sum want(w, r, x.value.data() + size_t(k) * size_t(n_in), n_in);
-          ASSERT_NEAR(most[size_t(k * n_out + r)], want.value, want.bound)
-              << t.name << " " << n_out << " x " << n_in << " row " << r << " of token " << k;
-        }
-      for (const std::vector<float>& y : all)
-        ASSERT_EQ(std::memcmp(y.data(), most.data(), y.size() * 4), 0)
-            << t.name << " " << n_out << " x " << n_in << ": " << y.size() / size_t(n_out) << " rows";
+      check_rows<Sum>(a, t, w, rng, [&](cuda::GemmWork g) {
+        g.w = panel.p;
+        cuda::gemm(nullptr, g);
+      });
+      if (!cuda::is_float(t.tile))
+        check_rows<CodesSum>(a, t, w, rng, [&](const cuda::GemmWork& g) { cuda::gemm_codes(nullptr, g, w.m); });
     }
 }
 
@@ -147,42 +158,6 @@ TEST(CudaGemm, CopiesAndStrides) {
         ASSERT_NEAR(first[at], want.value, want.bound) << "row " << r << " of token " << k;
       }
   }
-}
-
-// Straight from codes: numbers of rows with which blocks have 64 to 256 of them.
-TEST(CudaGemm, MultipliesCodes) {
-  NEEDS_GEMM();
-  std::mt19937 rng(34);
-  for (const Type& t : kTypes)
-    for (auto [n_out, n_in] : {std::pair{48, 256}, {50, 512}, {784, 1536}, {336, 5376}, {208, 320}}) {
-      if (cuda::is_float(t.tile) || n_in % cuda::tile_cols(t.tile) != 0) continue;
-      Arena a;
-      Weights w(a, t, n_out, n_in, rng);
-      constexpr int kMost = 2100;
-      const Rows x(a, kMost, n_in, rng);
-      std::vector<std::vector<float>> all;
-      for (const int n : {1, 65, 129, 190, 300, kMost}) {
-        float* y = a.poisoned<float>(size_t(n + 1) * size_t(n_out));
-        cuda::gemm_codes(
-            nullptr, {.x = x.p, .x_stride = n_in, .n_tok = n, .n_out = n_out, .n_in = n_in, .y = y, .y_stride = n_out},
-            w.m);
-        all.push_back(a.get(y, size_t(n + 1) * size_t(n_out)));
-        for (int r = 0; r < n_out; ++r)
-          ASSERT_TRUE(std::isnan(all.back()[size_t(n * n_out + r)])) << "row " << r << " behind the last token";
-        all.back().resize(size_t(n) * size_t(n_out));
-      }
-      const std::vector<float>& most = all.back();
-      for (const float v : most) ASSERT_FALSE(std::isnan(v)) << t.name << " " << n_out << " x " << n_in;
-      for (const int k : looked_at(kMost))
-        for (int r = 0; r < n_out; ++r) {
-          const CodesSum want(w, r, x.value.data() + size_t(k) * size_t(n_in), n_in);
-          ASSERT_NEAR(most[size_t(k * n_out + r)], want.value, want.bound)
-              << t.name << " " << n_out << " x " << n_in << " row " << r << " of token " << k;
-        }
-      for (const std::vector<float>& y : all)
-        ASSERT_EQ(std::memcmp(y.data(), most.data(), y.size() * 4), 0)
-            << t.name << " " << n_out << " x " << n_in << ": " << y.size() / size_t(n_out) << " rows";
-    }
 }
 
 // Planted: gate and up the other way round are found.

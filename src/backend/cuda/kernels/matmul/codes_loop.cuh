@@ -10,6 +10,8 @@ namespace facet::cuda {
 
 constexpr int kCodesTok = 256, kCodesStage = kCodesTok * 128;  // rows of a stage at most; bytes of one, 64 columns
 
+constexpr int kMeetingBytes = kCodesTok * 64 * 4, kMeetingBarrier = 3;  // half of the sums of both warpgroups
+
 #if defined(FACET_WGMMA)
 // The compiler has these registers written before what follows.
 __device__ __forceinline__ void settle(uint32_t (&a)[4][4]) {
@@ -82,6 +84,45 @@ struct CodesLoop {
     release();
   }
 };
+
+// Gate and up, one warpgroup's each, meet in shared memory (kMeetingBytes): of 32 rows in turn each gives the other what
+// that one finishes: finish(n, gate, up) for rows 32 n.. below n_tok. Who writes there again waits first.
+template <class Finish>
+__device__ __forceinline__ void gate_meets_up(const float (&d)[kCodesTok / 8][4], char* shared, int n_tok,
+                                              Finish&& finish) {
+  constexpr int kTurns = kCodesTok / 32;
+  const int part = int(threadIdx.x) / 128, at = int(threadIdx.x) % 128;
+  float4* const give = reinterpret_cast<float4*>(shared + part * (kMeetingBytes / 2)) + at;
+  const float4* const take = reinterpret_cast<const float4*>(shared + (1 - part) * (kMeetingBytes / 2)) + at;
+#pragma unroll
+  for (int n = 0; n < kTurns; ++n) {
+    if (32 * n >= n_tok) break;
+    if (n % 2 == part) continue;
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      const float(&v)[4] = d[4 * n + k];
+      give[(n / 2 * 4 + k) * 128] = {v[0], v[1], v[2], v[3]};
+    }
+  }
+  sync_some<256>(kMeetingBarrier);
+#pragma unroll
+  for (int n = 0; n < kTurns; ++n) {
+    if (32 * n >= n_tok) break;
+    if (n % 2 != part) continue;
+    float gate[4][4], up[4][4];
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      const float4 given = take[(n / 2 * 4 + k) * 128];
+      const float other[4] = {given.x, given.y, given.z, given.w};
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float own = d[4 * n + k][i];
+        gate[k][i] = part == 0 ? own : other[i], up[k][i] = part == 0 ? other[i] : own;
+      }
+    }
+    finish(n, gate, up);
+  }
+}
 #endif
 
 }  // namespace facet::cuda

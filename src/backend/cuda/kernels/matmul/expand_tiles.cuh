@@ -2,8 +2,8 @@
 #include "backend/cuda/kernels/matmul/prompt_tiles.cuh"
 
 // Weights of a strip of 16 rows in bf16, straight from the codes of a tile, as products take them from registers: 64
-// columns at a time, as four operands A of m16n8k16, lane 4 g + t with columns 2 t, 2 t + 1, 2 t + 8 and 2 t + 9 of 16 of
-// rows g and g + 8. In a tile it has columns 4 t.. of them: lanes of a row exchange halves of their words.
+// columns at a time, as four operands A of m16n8k16, lane 4 g + t with columns 2 t, 2 t + 1, 2 t + 8 and 2 t + 9 of 16
+// of rows g and g + 8. In a tile it has columns 4 t.. of them: lanes of a row exchange halves of their words.
 //
 //   ExpandTile<tile>::load(raw, w, j, lane)     group j of the tile at w, as it lies in memory; what all groups of a
 //                                               tile need comes with the first

@@ -3,12 +3,12 @@
 //   y[t] = W x[t], or act(W0 x[t]) * (W1 x[t])
 //
 // Shapes     any n_out and T, n_in a multiple of 8; W as rows of bf16 (unpack_bf16), of W0 and W1 interleaved
-// Bytes      weights once for 2,048 rows and rows once for 2,000 outputs or so from memory, what blocks that run side by
-//            side share from L2: there weights once for 256 rows, rows once for kFeat outputs
+// Bytes      from memory weights once for 2,048 rows and rows once for some 2,000 outputs; from L2 weights once for 256
+//            rows, rows once for kFeat outputs
 // Flops      2 T n_out n_in, in m64 n kFeat k16
 // Launch     persistent clusters of two blocks. A cluster has 256 rows and kFeat outputs at a time, a block 128 of the
-//            rows; either block brings half of the weights to both. A warp's lane feeds a ring of stages of 64 columns by
-//            tensor maps, two warpgroups multiply 64 rows each. 128 sums a thread in f32
+//            rows; either block brings half of the weights to both. A warp's lane feeds a ring of stages of 64 columns
+//            by tensor maps, two warpgroups multiply 64 rows each. 128 sums a thread in f32
 // Order      columns in order, 16 at a time. A row's bits do not depend on other rows, nor on how many there are
 // Reference  CpuRef::matmul, gate_up
 // Test       tests/kernels/cuda_gemm_test.cpp
@@ -20,7 +20,7 @@
 #include "backend/cuda/kernels/common/launch.cuh"
 #include "backend/cuda/kernels/common/mma.cuh"
 #include "backend/cuda/kernels/common/wgmma_bf16.cuh"
-#include "backend/cuda/kernels/matmul/gemm_put.cuh"
+#include "backend/cuda/kernels/matmul/put_results.cuh"
 #include "backend/cuda/tensor_map.h"
 
 namespace facet::cuda {
@@ -50,19 +50,9 @@ struct GemmArgs {
   int64_t y_stride, y_bf_stride;
   int n_tok, n_out;
   int n_pair, n_feat, n_block;  // pairs of blocks of rows, blocks of outputs, blocks of 64 columns
-  bool aligned;                 // outputs: for four at once
+  bool wide;                    // outputs: for four at once
   bool times;                   // y has the activation's input: results are its activation times them
   Act act;
-};
-
-// Pairs of blocks of rows first, then outputs: clusters that run side by side have few of both.
-struct GemmPlace {
-  int pair, feat;
-  __device__ GemmPlace(const GemmArgs& a, int i) {
-    const int all = kGemmBeside * a.n_feat, set = i / all, n = min(kGemmBeside, a.n_pair - set * kGemmBeside);
-    const int rest = i - set * all;
-    feat = rest / n, pair = set * kGemmBeside + rest - feat * n;
-  }
 };
 
 #if defined(FACET_WGMMA)
@@ -94,7 +84,9 @@ __device__ __forceinline__ void gemm_store(const GemmArgs& a, const float (&d)[k
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int row = lane / 8 + 4 * i, r = lane % 8 * 4;
-      gemm_put(a, tok0 + row, feat * kResults + 32 * c + r, *reinterpret_cast<const float4*>(own + row * kPitch + r));
+      const int tok = tok0 + row, out = feat * kResults + 32 * c + r;
+      if (tok < a.n_tok && out < a.n_out)
+        put_results(a, tok, out, *reinterpret_cast<const float4*>(own + row * kPitch + r));
     }
   }
 }
@@ -106,8 +98,8 @@ __device__ __forceinline__ void gemm_feed(const GemmArgs& a, char* shared, uint6
   const int rank = int(cluster_rank()), n_work = a.n_pair * a.n_feat;
   RingPosition ring;
   for (int i = int(blockIdx.x) / 2; i < n_work; i += int(gridDim.x) / 2) {
-    const GemmPlace place(a, i);
-    const int tok = (2 * place.pair + rank) * kGemmTok, row = place.feat * kFeat + rank * (kFeat / 2);
+    const WorkPlace place(kGemmBeside, a.n_pair, a.n_feat, i);
+    const int tok = (2 * place.high + rank) * kGemmTok, row = place.wide * kFeat + rank * (kFeat / 2);
     for (int kb = 0; kb < a.n_block; ++kb) {
       barrier_wait(empty + ring.stage, ring.phase ^ 1);  // both blocks have read it
       char* const at = shared + ring.stage * T::kStage;
@@ -146,8 +138,8 @@ __device__ __forceinline__ void gemm_multiply(const GemmArgs& a, char* shared, u
     }
     wgmma_wait(d);
     if (lane < 2) barrier_arrive_of(empty + before, uint32_t(lane));
-    const GemmPlace place(a, i);
-    gemm_store<kFeat, kGated>(a, d, (2 * place.pair + rank) * kGemmTok + warp * 16, place.feat, own, lane);
+    const WorkPlace place(kGemmBeside, a.n_pair, a.n_feat, i);
+    gemm_store<kFeat, kGated>(a, d, (2 * place.high + rank) * kGemmTok + warp * 16, place.wide, own, lane);
   }
 }
 #endif
@@ -205,7 +197,7 @@ void gemm(cudaStream_t stream, const GemmWork& g) {
   a.n_tok = g.n_tok, a.n_out = g.n_out, a.act = g.act, a.times = g.times;
   a.n_pair = (g.n_tok + 2 * kGemmTok - 1) / (2 * kGemmTok), a.n_block = (g.n_in + 63) / 64;
   auto aligned = [](const void* p, size_t to) { return reinterpret_cast<uintptr_t>(p) % to == 0; };
-  a.aligned =
+  a.wide =
       g.y_stride % 4 == 0 && g.y_bf_stride % 4 == 0 && aligned(g.y, 16) && aligned(g.y_also, 16) && aligned(g.y_bf, 8);
   const bool narrow = turns(a.n_pair, rows, 192) * 21 < turns(a.n_pair, rows, 256) * 20;
   if (g.gated)

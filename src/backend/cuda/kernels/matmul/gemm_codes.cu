@@ -3,13 +3,13 @@
 //   y[t] = W x[t], or act(W0 x[t]) * (W1 x[t])
 //
 // Shapes     any n_out, n_in and T; W in tiles of codes, W0 and W1 of one type
-// Bytes      weights once for 1,024 rows and rows once for 4,000 outputs or so from memory; from L2 weights once for 256
+// Bytes      from memory weights once for 1,024 rows and rows once for some 4,000 outputs; from L2 weights once for 256
 //            rows, rows once for 256 outputs
 // Flops      2 T n_out n_in, in m64 n256 k16 or narrower
-// Launch     persistent clusters of two blocks, which share rows: either brings half of them to both, 64 columns a stage,
-//            by a lane of the last warpgroup and tensor maps. A block has 128 rows of weights, or 64 of either matrix; a
-//            warp of the other two warpgroups a strip of them (codes_loop.cuh). A warp's results go out by way of shared
-//            memory, whole lines of 64 outputs
+// Launch     persistent clusters of two blocks, which share rows: either brings half of them to both, 64 columns a
+//            stage, by a lane of the last warpgroup and tensor maps. A block has 128 rows of weights, or 64 of either
+//            matrix; a warp of the other two warpgroups a strip of them (codes_loop.cuh). A warp's results go out by
+//            way of shared memory, whole lines of 64 outputs
 // Order      columns in order, 16 at a time. A row's bits do not depend on other rows, nor on how many there are
 // Reference  CpuRef::matmul, gate_up
 // Test       tests/kernels/cuda_gemm_test.cpp
@@ -25,8 +25,8 @@
 namespace facet::cuda {
 namespace {
 
-// Rows of a block with which all turns of the clusters take the least time: tensor cores four clocks a row, but codes of
-// 64 columns take what 120 rows do; and some for the way in and out.
+// Rows of a block with which all turns of the clusters take the least time: tensor cores four clocks a row, but codes
+// of 64 columns take what 120 rows do; and some for the way in and out.
 void share_rows(GemmCodesArgs& a) {
   constexpr int kCodes = 120, kBeside = 8;
   const int64_t clusters = device().n_sm / 2;
@@ -51,7 +51,7 @@ void gemm_codes(cudaStream_t stream, const GemmWork& g, const TiledMatrix& w, co
   a.act = g.act, a.times = g.times;
   a.y = g.y, a.y_also = g.y_also, a.y_bf = g.y_bf, a.y_stride = g.y_stride, a.y_bf_stride = g.y_bf_stride;
   auto aligned = [](const void* p, size_t to) { return reinterpret_cast<uintptr_t>(p) % to == 0; };
-  a.aligned =
+  a.wide =
       g.y_stride % 4 == 0 && g.y_bf_stride % 4 == 0 && aligned(g.y, 16) && aligned(g.y_also, 16) && aligned(g.y_bf, 8);
   share_rows(a);
   a.x = tensor_map_bf16(g.x, g.n_tok, g.n_in, g.x_stride, a.tok / 2);

@@ -3,7 +3,7 @@
 #include "backend/cuda/kernels/common/launch.cuh"
 #include "backend/cuda/kernels/matmul/codes_loop.cuh"
 #include "backend/cuda/kernels/matmul/gemm.h"
-#include "backend/cuda/kernels/matmul/gemm_put.cuh"
+#include "backend/cuda/kernels/matmul/put_results.cuh"
 
 // The kernel of gemm_codes.cu; its instances are compiled apart from each other.
 namespace facet::cuda {
@@ -11,23 +11,13 @@ namespace facet::cuda {
 // Shared memory: stages; gated: what the warpgroups exchange; 32 rows of 64 results of each.
 template <bool kGated>
 struct GemmCodesBlock {
-  static constexpr int kStages = 4, kExchange = kGated ? kCodesTok / 16 * 128 * 16 : 0, kPitch = 68;
+  static constexpr int kStages = 4, kExchange = kGated ? kMeetingBytes : 0, kPitch = 68;
   static constexpr int kOut = 32 * kPitch * 4;
-  static constexpr int kAtExchange = kStages * kCodesStage, kAtOut = kAtExchange + 2 * kExchange;
+  static constexpr int kAtExchange = kStages * kCodesStage, kAtOut = kAtExchange + kExchange;
   static constexpr int kAtBars = kAtOut + 2 * kOut, kBytes = kAtBars + kStages * 16;
   static constexpr int kThreads = 384;  // three warpgroups, for the split of registers
 };
 constexpr int kGemmHigh = 4;  // blocks of rows that share weights at a time
-
-// Blocks of rows first, then outputs: clusters that run side by side have few of both.
-struct GemmCodesPlace {
-  int high, wide;
-  __device__ GemmCodesPlace(const GemmCodesArgs& a, int i) {
-    const int all = kGemmHigh * a.n_wide, set = i / all, n = min(kGemmHigh, a.n_high - set * kGemmHigh);
-    const int rest = i - set * all;
-    wide = rest / n, high = set * kGemmHigh + rest - wide * n;
-  }
-};
 
 #if defined(FACET_WGMMA)
 // 64 results of 32 rows from tok0 on, by a warpgroup; v(n, i): as products have them, of the warp's strip.
@@ -44,7 +34,8 @@ __device__ __forceinline__ void put_tokens(const GemmCodesArgs& a, float* out, i
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const int row = thread / 16 + 8 * i, r = thread % 16 * 4;
-    gemm_put(a, tok0 + row, feat + r, *reinterpret_cast<const float4*>(out + row * kPitch + r));
+    if (tok0 + row < a.n_tok && feat + r < a.n_out)
+      put_results(a, tok0 + row, feat + r, *reinterpret_cast<const float4*>(out + row * kPitch + r));
   }
   sync_some<128>(1 + part);
 }
@@ -54,7 +45,7 @@ __device__ __forceinline__ void finish(const GemmCodesArgs& a, const float (&d)[
                                        int tok0, int n_tok, int m) {
   using B = GemmCodesBlock<kGated>;
   constexpr int kTurns = kCodesTok / 32;
-  const int part = int(threadIdx.x) / 128, at = int(threadIdx.x) % 128;
+  const int part = int(threadIdx.x) / 128;
   float* const out = reinterpret_cast<float*>(shared + B::kAtOut + part * B::kOut);
   if constexpr (!kGated) {
 #pragma unroll
@@ -63,39 +54,11 @@ __device__ __forceinline__ void finish(const GemmCodesArgs& a, const float (&d)[
       put_tokens(a, out, part, tok0 + 32 * n, m * 128 + part * 64, [&](int k, int i) { return d[4 * n + k][i]; });
     }
   } else {
-    // Gate and up, one warpgroup's each: of 32 rows in turn each gives the other what that one finishes.
-    float4* const give = reinterpret_cast<float4*>(shared + B::kAtExchange + part * B::kExchange) + at;
-    const float4* const take =
-        reinterpret_cast<const float4*>(shared + B::kAtExchange + (1 - part) * B::kExchange) + at;
-#pragma unroll
-    for (int n = 0; n < kTurns; ++n) {
-      if (32 * n >= n_tok) break;
-      if (n % 2 == part) continue;
-#pragma unroll
-      for (int k = 0; k < 4; ++k) {
-        const float(&v)[4] = d[4 * n + k];
-        give[(n / 2 * 4 + k) * 128] = {v[0], v[1], v[2], v[3]};
-      }
-    }
-    sync_some<256>(3);
-#pragma unroll
-    for (int n = 0; n < kTurns; ++n) {
-      if (32 * n >= n_tok) break;
-      if (n % 2 != part) continue;
-      float v[4][4];
-#pragma unroll
-      for (int k = 0; k < 4; ++k) {
-        const float4 given = take[(n / 2 * 4 + k) * 128];
-        const float other[4] = {given.x, given.y, given.z, given.w};
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const float own = d[4 * n + k][i];
-          v[k][i] = part == 0 ? activate(own, a.act) * other[i] : activate(other[i], a.act) * own;
-        }
-      }
-      put_tokens(a, out, part, tok0 + 32 * n, m * 64, [&](int k, int i) { return v[k][i]; });
-    }
-    sync_some<256>(3);  // all has been taken
+    gate_meets_up(d, shared + B::kAtExchange, n_tok, [&](int n, const float(&gate)[4][4], const float(&up)[4][4]) {
+      put_tokens(a, out, part, tok0 + 32 * n, m * 64,
+                 [&](int k, int i) { return activate(gate[k][i], a.act) * up[k][i]; });
+    });
+    sync_some<256>(kMeetingBarrier);  // all has been taken
   }
 }
 
@@ -108,7 +71,7 @@ __device__ __forceinline__ void feed(const GemmCodesArgs& a, char* shared) {
   const int rank = int(cluster_rank()), half = a.tok / 2;
   RingPosition state;
   for (int i = int(blockIdx.x) / 2; i < a.n_high * a.n_wide; i += int(gridDim.x) / 2) {
-    const int row = GemmCodesPlace(a, i).high * a.tok + rank * half;
+    const int row = WorkPlace(kGemmHigh, a.n_high, a.n_wide, i).high * a.tok + rank * half;
     for (int kb = 0; kb < a.n_block; ++kb) {
       barrier_wait(empty + state.stage, state.phase ^ 1);  // both blocks have read it
       barrier_arrive_expecting(full + state.stage, unsigned(a.tok) * 128);
@@ -125,7 +88,7 @@ __device__ __forceinline__ void multiply(const GemmCodesArgs& a, char* shared) {
   uint64_t* const full = reinterpret_cast<uint64_t*>(shared + B::kAtBars);
   RingPosition state;
   for (int i = int(blockIdx.x) / 2; i < a.n_high * a.n_wide; i += int(gridDim.x) / 2) {
-    const GemmCodesPlace place(a, i);
+    const WorkPlace place(kGemmHigh, a.n_high, a.n_wide, i);
     const int m = 2 * place.wide + rank, strip = kGated ? 4 * m + warp % 4 : 8 * m + warp;
     CodesLoop<kTile, B::kStages, true> x{
         .rows = shared,

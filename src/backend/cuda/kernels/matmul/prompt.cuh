@@ -5,6 +5,7 @@
 #include "backend/cuda/kernels/matmul/acts.cuh"
 #include "backend/cuda/kernels/matmul/prompt.h"
 #include "backend/cuda/kernels/matmul/prompt_tiles.cuh"
+#include "backend/cuda/kernels/matmul/put_results.cuh"
 
 // The kernel of prompt.cu; its instances are compiled apart from each other.
 namespace facet::cuda {
@@ -54,41 +55,8 @@ struct PromptWeights {
   }
 };
 
-// Blocks that run side by side share weights and rows: kPromptBeside images of rows for one place in the weights, then
-// for the next one.
-constexpr int kPromptBeside = 16;
-struct PromptPlace {
-  int wide, high;
-  PromptPlace() = default;
-  __device__ explicit PromptPlace(const PromptArgs& a) {
-    const int i = int(blockIdx.x), all = a.n_wide * kPromptBeside, set = i / all;
-    const int n = min(kPromptBeside, a.n_high - set * kPromptBeside), rest = i - set * all;
-    wide = rest / n, high = set * kPromptBeside + rest - wide * n;
-  }
-};
+constexpr int kPromptBeside = 16;  // images of rows that share weights at a time
 
-// Four rows of y at one token.
-__device__ __forceinline__ void prompt_put(const PromptArgs& a, int tok, int r, float4 value) {
-  const int n = min(4, a.n_out - r);
-  const int64_t at = tok * a.y_stride + r, at_bf = tok * a.y_bf_stride + r;
-  float v[4] = {value.x, value.y, value.z, value.w};
-  if (a.times)
-    for (int i = 0; i < n; ++i) v[i] *= activate(a.y[at + i], a.act);
-  if (a.wide && n == 4) {
-    value = {v[0], v[1], v[2], v[3]};
-    if (a.y) *reinterpret_cast<float4*>(a.y + at) = value;
-    if (a.y_also) *reinterpret_cast<float4*>(a.y_also + at) = value;
-    if (a.y_bf) *reinterpret_cast<uint2*>(a.y_bf + at_bf) = {pack_bf16(v[0], v[1]), pack_bf16(v[2], v[3])};
-    return;
-  }
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    if (i >= n) break;
-    if (a.y) a.y[at + i] = v[i];
-    if (a.y_also) a.y_also[at + i] = v[i];
-    if (a.y_bf) a.y_bf[at_bf + i] = __float2bfloat16_rn(v[i]);
-  }
-}
 // What a warp has of its pair of strips goes where it belongs, by way of its own part of shared memory: whole lines.
 constexpr int kPromptLine = 36;                                    // floats of a token's 32 rows there: no conflicts
 constexpr int kPromptOwn = 32 * kPromptLine * int(sizeof(float));  // bytes, for 32 tokens
@@ -119,7 +87,7 @@ __device__ __forceinline__ void prompt_store(const PromptArgs& a, const float (&
              activate(v.w, a.act) * u.w};
       }
       const int row = pair * each * 4 + r;
-      if (row < a.n_out) prompt_put(a, tok, row, v);
+      if (row < a.n_out) put_results(a, tok, row, v);
     }
   }
 }
@@ -162,12 +130,12 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks) prompt_kernel
                 kCodes = kRows * kActBlock * kParts;
   constexpr int kStage = kPromptStage<Shape, kTwo>;
   extern __shared__ __align__(128) uint8_t shared[];
-  __shared__ PromptPlace places;  // for the end: registers are few
+  __shared__ WorkPlace places;  // for the end: registers are few
   const int lane = int(threadIdx.x) % 32, warp = __shfl_sync(~0u, int(threadIdx.x) / 32, 0);
-  const PromptPlace place(a);
+  const WorkPlace place(kPromptBeside, a.n_high, a.n_wide, int(blockIdx.x));
   if (threadIdx.x == 0) places = place;
   const int row0 = warp % Shape::kCols * 8 * kTiles;
-  auto pair_at = [&](const PromptPlace& at) { return at.wide * a.block_pairs + warp / Shape::kCols; };
+  auto pair_at = [&](const WorkPlace& at) { return at.wide * a.block_pairs + warp / Shape::kCols; };
   const bool there = pair_at(place) < a.n_pair;
 
   // Weights: the group after the one that is multiplied is on its way.

@@ -13,8 +13,7 @@ namespace facet::cuda {
 template <bool kUp>
 struct CodesBlock {
   static constexpr int kStages = 4, kStage = kCodesStage;
-  static constexpr int kExchange = kUp ? kMoeTile / 16 * 128 * 16 : 0;  // of a warpgroup: half of its sums
-  static constexpr int kAtExchange = kStages * kStage, kAtOut = kAtExchange + 2 * kExchange;
+  static constexpr int kAtExchange = kStages * kStage, kAtOut = kAtExchange + (kUp ? kMeetingBytes : 0);
   static_assert(kMoeTile == kCodesTok);
   static constexpr int kAtBars = kAtOut + (kUp ? 1 : 2) * kStage, kAtInfo = kAtBars + kStages * 16;
   static constexpr int kBytes = kAtInfo + kStages * 16;
@@ -27,45 +26,22 @@ __device__ __forceinline__ void stage_tokens(uint32_t base, int chunk, int tok, 
   store_transposed4(base + uint32_t((tok + lane) * 128 + ((chunk ^ (lane % 8)) * 16)), v[0], v[1], v[2], v[3]);
 }
 
-// Gate and up, one warpgroup's each: of 32 tokens in turn each gives the other what that one finishes.
 __device__ __forceinline__ void finish_up(const CodesArgs& a, const float (&d)[kMoeTile / 8][4], char* exchange,
                                           uint32_t base, int width, bool exists) {
-  constexpr int kTurns = kMoeTile / 32, kBytes = kMoeTile / 16 * 128 * 16;  // of half of a warpgroup's sums
-  const int thread = int(threadIdx.x), part = thread / 128, warp = thread / 32, lane = thread % 32;
-  float4* const give = reinterpret_cast<float4*>(exchange + part * kBytes) + thread % 128;
-  const float4* const take = reinterpret_cast<const float4*>(exchange + (1 - part) * kBytes) + thread % 128;
-#pragma unroll
-  for (int n = 0; n < kTurns; ++n) {
-    if (32 * n >= width) break;
-    if (n % 2 == part) continue;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float(&v)[4] = d[4 * n + i];
-      give[(n / 2 * 4 + i) * 128] = {v[0], v[1], v[2], v[3]};
-    }
-  }
-  sync_some<256>(1);
-#pragma unroll
-  for (int n = 0; n < kTurns; ++n) {
-    if (32 * n >= width) break;
-    if (n % 2 != part) continue;
+  const int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32;
+  gate_meets_up(d, exchange, width, [&](int n, const float(&gate)[4][4], const float(&up)[4][4]) {
     uint32_t low[4], high[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const float4 given = take[(n / 2 * 4 + i) * 128];
-      const float other[4] = {given.x, given.y, given.z, given.w};
       float v[4];
 #pragma unroll
-      for (int k = 0; k < 4; ++k) {
-        const float own = d[4 * n + i][k];
-        v[k] = exists ? gated(part == 0 ? own : other[k], part == 0 ? other[k] : own, a.act) : 0.f;
-      }
+      for (int k = 0; k < 4; ++k) v[k] = exists ? gated(gate[i][k], up[i][k], a.act) : 0.f;
       low[i] = pack_bf16(v[0], v[1]), high[i] = pack_bf16(v[2], v[3]);
     }
     stage_tokens(base, warp % 4 * 2, 32 * n, lane, low), stage_tokens(base, warp % 4 * 2 + 1, 32 * n, lane, high);
-  }
+  });
   publish_to_products();
-  sync_some<256>(1);
+  sync_some<256>(kMeetingBarrier);
 }
 __device__ __forceinline__ void finish_down(const float (&d)[kMoeTile / 8][4], uint32_t base, int width) {
   const int thread = int(threadIdx.x), part = thread / 128, warp = thread / 32, lane = thread % 32;
