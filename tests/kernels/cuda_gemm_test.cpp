@@ -1,6 +1,6 @@
 // Products of many rows by warpgroups, of weights unpacked to bf16 (gemm.cu) and of codes (gemm_codes.cu): every tile
-// type against products in f64 of the same numbers, gate times up, copies and bf16. A row's bits depend neither on other
-// rows nor on how many rows or outputs a block has. Outputs are poisoned with NaN.
+// type against products in f64 of the same numbers, gate times up, copies and bf16. A row's bits depend neither on
+// other rows nor on how many rows or outputs a block has. Outputs are poisoned with NaN.
 #include <cuda_runtime.h>
 #include <gtest/gtest.h>
 

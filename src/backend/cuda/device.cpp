@@ -18,18 +18,26 @@ namespace {
 // 8.6, 8.9 and 12.x: tensor cores there have a fourth of the rate in bf16 with f32 sums, and memory is scarce.
 bool is_consumer(int major, int minor) { return (major == 8 && minor > 0) || major == 12; }
 
+// code: warpgroup products are in the machine code.
+bool may_gemm(const DeviceInfo& d, bool code) { return d.wgmma && d.clusters && code && has_tensor_maps(); }
+
 // What FACET_CUDA_LIMITS imposes (device.h).
-Status impose_limits(DeviceInfo& d) {
+Status impose_limits(DeviceInfo& d, bool warpgroup_code) {
   const char* limits = std::getenv("FACET_CUDA_LIMITS");
   if (!limits || !*limits) return Ok{};
   d.cublaslt = false;
-  if (std::string_view(limits) == "90") return Ok{};
+  if (std::string_view(limits) == "90") {
+    d.gemm = may_gemm(d, warpgroup_code);
+    d.int8_prompts = is_consumer(d.major, d.minor) || !d.gemm;
+    return Ok{};
+  }
   if (std::string_view(limits) != "86")
     return Error{"FACET_CUDA_LIMITS", fmt::format("expected 86 or 90, found {:.20}", limits),
                  "unset it outside of tests"};
   d.major = 8, d.minor = 6;
   d.shared = std::min(d.shared, 99 * 1024), d.shared_sm = std::min(d.shared_sm, 100 * 1024);
   d.bulk_copies = d.wgmma = d.pdl = d.clusters = false;
+  d.int8_prompts = is_consumer(d.major, d.minor);
   return Ok{};
 }
 
@@ -70,10 +78,9 @@ Result<DeviceInfo> device_info(int id) {
                .wgmma = hopper_code && p.major == 9,
                .pdl = hopper_code,
                .clusters = hopper_code,
+               .int8_prompts = is_consumer(p.major, p.minor) || !has_cublas_lt(),
                .cublaslt = has_cublas_lt()};
-  if (auto ok = impose_limits(d); !ok) return ok.error();
-  d.gemm = d.wgmma && d.clusters && warpgroup_code && has_tensor_maps() && !d.cublaslt;
-  d.int8_prompts = is_consumer(d.major, d.minor) || !(d.gemm || d.cublaslt);
+  if (auto ok = impose_limits(d, warpgroup_code); !ok) return ok.error();
   return d;
 }
 
@@ -94,9 +101,7 @@ Device::~Device() {
   if (current_ == this) current_ = nullptr;
 }
 
-void Device::use_gemm(bool on) {
-  info_.gemm = on && info_.wgmma && info_.clusters && has_warpgroup_code() && has_tensor_maps();
-}
+void Device::use_gemm(bool on) { info_.gemm = on && may_gemm(info_, has_warpgroup_code()); }
 
 void Device::make_current() {
   FACET_CUDA_CHECK(cudaSetDevice(info_.id));

@@ -3,8 +3,8 @@
 
 #include "backend/cuda/kernels/common/bulk.cuh"
 
-// Clusters of blocks on sm_90, rings of stages, and copies of boxes of a matrix by tensor maps (tensor_map.h), to one block's shared
-// memory or to the same place of several blocks'. One thread calls, but for cluster_sync().
+// Clusters of blocks on sm_90, rings of stages, and copies of boxes of a matrix by tensor maps (tensor_map.h), to one
+// block's shared memory or the same place of several. One thread calls, but for cluster_sync().
 namespace facet::cuda {
 
 // Where a ring of stages is: both sides count alike.

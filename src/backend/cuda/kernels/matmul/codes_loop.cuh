@@ -85,8 +85,8 @@ struct CodesLoop {
   }
 };
 
-// Gate and up, one warpgroup's each, meet in shared memory (kMeetingBytes): of 32 rows in turn each gives the other what
-// that one finishes: finish(n, gate, up) for rows 32 n.. below n_tok. Who writes there again waits first.
+// Gate and up, one warpgroup's each, meet in shared memory (kMeetingBytes): of 32 rows in turn each gives the other
+// what that one finishes: finish(n, gate, up) for rows 32 n.. below n_tok. Who writes there again waits first.
 template <class Finish>
 __device__ __forceinline__ void gate_meets_up(const float (&d)[kCodesTok / 8][4], char* shared, int n_tok,
                                               Finish&& finish) {
