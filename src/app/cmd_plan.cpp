@@ -27,9 +27,8 @@ struct Options {
   bool prove = false;
 };
 
-// The plan against what it comes to. On a GPU encoders are left out of both.
-int prove(EngineConfig decided) {
-  if (decided.backend == "cuda") decided.mmproj.clear();
+// The plan against what it comes to.
+int prove(const EngineConfig& decided) {
   const auto proof = prove_plan(decided);
   if (!proof) return report(proof.error());
   const std::string beside =

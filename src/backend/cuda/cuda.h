@@ -286,7 +286,7 @@ class Cuda {
   // The tensor's matrices that are on the GPU of one that lies in both places; false: there was no memory.
   bool upload_resident(Weight& w, const TensorView& t, DType kept, std::span<const int16_t> slots);
   static bool unpacks(const cuda::DeviceInfo& d, cuda::Tile tile) {
-    return (d.gemm || d.cublaslt) && (cuda::is_float(tile) || !(d.int8_prompts || d.gemm));
+    return (d.gemm || d.cublaslt) && (cuda::is_float(tile) || !d.int8_prompts);
   }
   // Products of many rows straight from the codes.
   bool takes_codes(const Weight& w) const { return images_ && !cuda::is_float(w.m.tile); }
@@ -294,9 +294,11 @@ class Cuda {
   int small_rows(int rows) const { return rows == step_.shape.n_tok ? step_.shape.n_small : rows; }
   // y[i] = w[i] x; with glu y[0] = act(w[0] x) * (w[1] x); with twin, y[1] also goes to *twin.
   void products(std::span<const Rows> y, const Rows& x, std::span<const Weight> w, bool glu, Act act, const Rows* twin,
-                cuda::SkinnyWork work = {});
+                cuda::SkinnyWork work = {}, bool rounded = false);
+  // gate_up() of which nothing but the rounded copy is read.
+  void hidden(Rows y, Rows h, Weight gate, Weight up, Act act);
   void long_products(std::span<const Rows> y, const __nv_bfloat16* x, int64_t x_stride, int first, int n,
-                     std::span<const Weight> w, bool glu, Act act, const Rows* twin);
+                     std::span<const Weight> w, bool glu, Act act, const Rows* twin, bool rounded);
 
   cuda::Device device_;  // ends last
   const cudaStream_t stream_ = device_.stream();

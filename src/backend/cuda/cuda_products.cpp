@@ -10,7 +10,7 @@ namespace facet {
 using cuda::Mat;
 
 void Cuda::products(std::span<const Rows> y, const Rows& x, std::span<const Weight> w, bool glu, Act act,
-                    const Rows* twin, cuda::SkinnyWork work) {
+                    const Rows* twin, cuda::SkinnyWork work, bool rounded) {
   acts_.resolve_kind<cuda::PartialSums>();  // their memory is used again
   const __nv_bfloat16* in = acts_.rounded(x);
   const int64_t stride = x.buffer->stride;
@@ -37,12 +37,12 @@ void Cuda::products(std::span<const Rows> y, const Rows& x, std::span<const Weig
     const cuda::Partials left = cuda::skinny(stream_, m, int(w.size()), glu, act, in, stride, n, work);
     if (left.p) acts_.defer(cuda::PartialSums{.of = y[0], .sums = left});
   }
-  if (is_long) long_products(y, in + small * stride, stride, small, rows - small, w, glu, act, twin);
+  if (is_long) long_products(y, in + small * stride, stride, small, rows - small, w, glu, act, twin, rounded);
 }
 
 // Rows [first, first + n), straight from the codes where that is faster, else by way of bf16 panels.
 void Cuda::long_products(std::span<const Rows> y, const __nv_bfloat16* x, int64_t x_stride, int first, int n,
-                         std::span<const Weight> w, bool glu, Act act, const Rows* twin) {
+                         std::span<const Weight> w, bool glu, Act act, const Rows* twin, bool rounded) {
   cuda::SkinnyMatrix code[3] = {};
   int n_code = 0;
   for (size_t i = 0; i < w.size(); ++i) {
@@ -56,7 +56,7 @@ void Cuda::long_products(std::span<const Rows> y, const __nv_bfloat16* x, int64_
   if (glu) {
     if (n_code > 0) return;  // both: they are alike
     const Mat to = acts_.mat_at(y[0], first, n, true);
-    return gemm_.multiply_gated(to, x, x_stride, w[0].m, w[1].m, act);
+    return gemm_.multiply_gated(to, x, x_stride, w[0].m, w[1].m, act, rounded);
   }
   for (size_t i = 0; i < w.size(); ++i) {
     if (takes_codes(w[i])) continue;
@@ -87,12 +87,16 @@ void Cuda::gate_up(Rows y, Rows h, Weight gate, Weight up, Act act) {
   const Weight w[2] = {gate, up};
   products({&y, 1}, h, w, true, act, nullptr);
 }
+void Cuda::hidden(Rows y, Rows h, Weight gate, Weight up, Act act) {
+  const Weight w[2] = {gate, up};
+  products({&y, 1}, h, w, true, act, nullptr, {}, true);
+}
 
 // Of weights in RAM, the GPU multiplies whole steps by what is brought, and the CPU's rows are written over its own: they
 // are few beside a block.
 void Cuda::ffn(Rows y, Rows g, Rows h, Weight gate, Weight up, Weight down, Act act) {
   if (!down.in_ram) {
-    gate_up(g, h, gate, up, act);
+    hidden(g, h, gate, up, act);
     return matmul(y, g, down);
   }
   const int streamed = streamed_rows(y.rows), on_cpu = y.rows - streamed;
@@ -104,7 +108,7 @@ void Cuda::ffn(Rows y, Rows g, Rows h, Weight gate, Weight up, Weight down, Act 
   int n = on_cpu > 0 ? begin(0) : 0;
   if (streamed > 0) {
     weight_stream_->acquire(down.layer);
-    gate_up(g, h, on_gpu(gate), on_gpu(up), act);
+    hidden(g, h, on_gpu(gate), on_gpu(up), act);
     matmul(y, g, on_gpu(down));
     acts_.mat(y, false);  // with all that is pending
     weight_stream_->release(down.layer);
@@ -215,7 +219,7 @@ void Cuda::ffn_beside_moe(Rows y, Rows g, Rows h, Weight gate, Weight up, Weight
     begin_on_cpu(e, r, w, n_used, act, 0, y.rows);
   }
   if (on_cpu || w.down.in_ram || y.rows > cuda::kMoeRows) {
-    gate_up(g, h, gate, up, act);
+    hidden(g, h, gate, up, act);
     matmul(y, g, down);
     if (on_cpu) {
       const cuda::MoePart part = resident_experts(e, w, n_used, act, 0, y.rows);

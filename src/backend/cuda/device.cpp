@@ -19,7 +19,7 @@ namespace {
 bool is_consumer(int major, int minor) { return (major == 8 && minor > 0) || major == 12; }
 
 // code: warpgroup products are in the machine code.
-bool may_gemm(const DeviceInfo& d, bool code) { return d.wgmma && d.clusters && code && has_tensor_maps(); }
+bool may_gemm(const DeviceInfo& d, bool code) { return d.wgmma && code && has_tensor_maps(); }
 
 // What FACET_CUDA_LIMITS imposes (device.h).
 Status impose_limits(DeviceInfo& d, bool warpgroup_code) {

@@ -19,6 +19,10 @@ GemmWork work_of(const Mat& y, const __nv_bfloat16* x, int64_t x_stride, const T
           .y_bf_stride = y.bf_stride};
 }
 
+// From so many rows on a product of a panel wins more than unpacking it costs (one H200, Q4_K: 780 and 690 TFLOP/s, 3.9
+// TB/s of codes and panel).
+constexpr int kPanelRows = 2048;
+
 }  // namespace
 
 int64_t Gemm::panel_elements(const DeviceInfo& d, int64_t n_weight, int64_t n_col) {
@@ -49,13 +53,14 @@ void Gemm::drop(Plan& p) {
 bool Gemm::fits(const TiledMatrix& w) const {
   const bool gemm = device_.info().gemm;
   if (gemm && w.n_in % 8 != 0) return false;
-  if (gemm && !is_float(w.tile)) return true;
-  return panel_ && int64_t(w.n_out) * w.n_in <= n_weight_;
+  return (gemm && !is_float(w.tile)) || has_room(w);
 }
-void Gemm::by_kernel(GemmWork g, const TiledMatrix& w) {
-  if (!is_float(w.tile)) return gemm_codes(device_.stream(), g, w);
-  unpack_bf16(device_.stream(), panel_, w, 0, 0, w.n_out);
-  g.w = panel_;
+void Gemm::by_kernel(GemmWork g, const TiledMatrix& w, const TiledMatrix* up) {
+  if (!is_float(w.tile) && (g.n_tok < kPanelRows || !has_room(w) || (up && !has_room(*up))))
+    return gemm_codes(device_.stream(), g, w, up);
+  unpack_bf16(device_.stream(), panel_, w, 0, 0, w.n_out, up ? 0 : -1);
+  if (up) unpack_bf16(device_.stream(), panel_, *up, 0, 0, up->n_out, 1);
+  g.w = panel_, g.gated = up != nullptr;
   gemm(device_.stream(), g);
 }
 void Gemm::multiply(Mat y, const __nv_bfloat16* x, int64_t x_stride, const TiledMatrix& w, Mat also) {
@@ -70,20 +75,18 @@ void Gemm::multiply(Mat y, const __nv_bfloat16* x, int64_t x_stride, const Tiled
   by_kernel(g, w);
 }
 void Gemm::multiply_gated(Mat y, const __nv_bfloat16* x, int64_t x_stride, const TiledMatrix& gate,
-                          const TiledMatrix& up, Act act) {
+                          const TiledMatrix& up, Act act, bool rounded) {
   if (!device_.info().gemm) {
     by_library(y.p, y.stride, x, x_stride, y.rows, gate);
     by_library(second_, y.cols, x, x_stride, y.rows, up);
     return act_mul(device_.stream(), y, y, {.p = second_, .rows = y.rows, .cols = y.cols, .stride = y.cols}, act);
   }
   GemmWork g = work_of(y, x, x_stride, gate, act);
-  if (is_float(gate.tile) && is_float(up.tile)) {
-    unpack_bf16(device_.stream(), panel_, gate, 0, 0, gate.n_out, 0);
-    unpack_bf16(device_.stream(), panel_, up, 0, 0, up.n_out, 1);
-    g.w = panel_, g.gated = true;
-    return gemm(device_.stream(), g);
+  const bool panel = has_room(gate) && has_room(up) && (g.n_tok >= kPanelRows || is_float(gate.tile));
+  if (gate.tile == up.tile || (panel && is_float(gate.tile) == is_float(up.tile))) {
+    if (rounded && g.y_bf) g.y = nullptr;
+    return by_kernel(g, gate, &up);
   }
-  if (gate.tile == up.tile) return gemm_codes(device_.stream(), g, gate, &up);
   by_kernel(g, gate);
   g.times = true;
   by_kernel(g, up);

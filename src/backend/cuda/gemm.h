@@ -13,8 +13,9 @@
 
 namespace facet::cuda {
 
-// Products of many rows. Where DeviceInfo::gemm says so, of codes as they lie (kernels/matmul/gemm_codes.cu), of floats
-// by way of a bf16 panel of the weights (gemm.cu); elsewhere by way of a panel and cuBLASLt.
+// Products of many rows. Where DeviceInfo::gemm says so, of codes as they lie (kernels/matmul/gemm_codes.cu); of floats,
+// and of codes where there are so many rows that unpacking pays, by way of a bf16 panel of the weights (gemm.cu).
+// Elsewhere by way of a panel and cuBLASLt.
 class Gemm {
  public:
   static constexpr int64_t kWorkspace = int64_t(64) << 20;
@@ -29,9 +30,9 @@ class Gemm {
   bool fits(const TiledMatrix& w) const;
   // y[t] = w x[t], f32 sums; also: a second copy of y, if wanted.
   void multiply(Mat y, const __nv_bfloat16* x, int64_t x_stride, const TiledMatrix& w, Mat also = {});
-  // y[t] = act(gate x[t]) * (up x[t]), and in bf16.
+  // y[t] = act(gate x[t]) * (up x[t]), and in bf16; rounded: nobody reads the f32.
   void multiply_gated(Mat y, const __nv_bfloat16* x, int64_t x_stride, const TiledMatrix& gate, const TiledMatrix& up,
-                      Act act);
+                      Act act, bool rounded = false);
 
  private:
   struct Plan {
@@ -41,7 +42,8 @@ class Gemm {
   };
   static void drop(Plan& p);
   static int64_t panel_elements(const DeviceInfo&, int64_t n_weight, int64_t n_col);
-  void by_kernel(GemmWork g, const TiledMatrix& w);
+  void by_kernel(GemmWork g, const TiledMatrix& w, const TiledMatrix* up = nullptr);
+  bool has_room(const TiledMatrix& w) const { return panel_ && int64_t(w.n_out) * w.n_in <= n_weight_; }
   void by_library(float* y, int64_t y_stride, const __nv_bfloat16* x, int64_t x_stride, int n_row,
                   const TiledMatrix& w);
 

@@ -67,12 +67,20 @@ struct DecodeShape {
   // Shared rows in codes: tiles of 128 keys (decode_codes.cuh).
   static constexpr bool kIsShared = kShared, kCodes = kShared && takes_codes(K);
   static constexpr int kKeys = kCodes ? kCodeTileKeys : kTileKeys;
-  using KT = std::conditional_t<kCodes, CodeTile<K>, std::conditional_t<kShared, SharedShape<K>, TileShape<K, E>>>;
-  using VT = std::conditional_t<kCodes, CodeTile<V>, std::conditional_t<kShared, SharedShape<V>, TileShape<V, E>>>;
+  static constexpr bool kPacked = kShared && is_packed(K);  // whole tiles come by a tensor map
+  struct Nothing {};
+  using Map = std::conditional_t<kPacked, PackedMap, Nothing>;
+  template <KvType T>
+  using SharedRows = std::conditional_t<kPacked, PackedRows<T>, std::conditional_t<kCodes, CodeTile<T>, SharedShape<T>>>;
+  using KT = typename std::conditional_t<kShared, std::type_identity<SharedRows<K>>,
+                                         std::type_identity<TileShape<K, E>>>::type;
+  using VT = typename std::conditional_t<kShared, std::type_identity<SharedRows<V>>,
+                                         std::type_identity<TileShape<V, E>>>::type;
   static constexpr int kFirstV = kShared ? (kSharedCols - E) / 64 : 0;  // group of 64 where V begins
   static constexpr int kGroupWarps = E / 64, kWarps = G * kGroupWarps, kThreads = 32 * kWarps, kParts = E / 128,
                        kCols = 8 * NT * G;
-  static constexpr int kBytesK = kKeys * (KT::kStrideK + KT::kScales), kBytesV = kKeys * (VT::kStrideV + VT::kScales);
+  static constexpr int kBytesK = kKeys * (KT::kStrideK + (kPacked ? 0 : KT::kScales)),
+                       kBytesV = kKeys * (VT::kStrideV + (kPacked ? 0 : VT::kScales));
   static constexpr int kStageBytes = kBytesK > kBytesV ? kBytesK : kBytesV;
   static constexpr int kStages = kCodes ? (kTwoStages ? 1 : 2) : decode_stages(kTwoStages, kShared, kStageBytes);
   static constexpr int kStrideS = kTileKeys + 4, kStrideP = kKeys + 8;
@@ -97,10 +105,11 @@ struct DecodeShape {
   static constexpr int kAtP = kAtS + kBytesS;                   // [cols][keys] f16
   static constexpr int kAtAlpha = kAtP + kCols * kStrideP * 2;  // [cols] f32
   static constexpr int kAtPath = kAtAlpha + kCols * 4;          // TreePath::nodes
-  static constexpr int kBytes = kAtPath + (kTrees ? 8 : 0);
+  static constexpr int kAtBars = kAtPath + (kTrees ? 8 : 0);    // of stages that tensor maps fill
+  static constexpr int kBytes = kAtBars + (kPacked ? kStages * 8 : 0);
   static constexpr int kLoaders = kThreads / kTileKeys > 8 ? kThreads / kTileKeys : 8;  // threads that copy a row
   // Rows of these begin anywhere in a line of 128 bytes, and lanes take them line by line.
-  static constexpr bool kByLine = K == KvType::kQ8_0 && V == KvType::kQ8_0 && NT == 1;
+  static constexpr bool kByLine = kCodes || (K == KvType::kQ8_0 && V == KvType::kQ8_0 && NT == 1);
   // Blocks hide each other's latencies; 80 registers a thread do for Q4_0 and one block of query rows, and cost the
   // other types more than a third block gives.
   static constexpr int kBlocksPerSm = (G * NT == 1 && K == KvType::kQ4_0 && !kTrees && !kCodes ? 768 : 512) / kThreads;
@@ -111,7 +120,9 @@ struct DecodeShape {
 // Where a tile's row keeps a 16-byte chunk.
 template <class Shape, KvType T>
 __device__ __forceinline__ int tile_chunk(bool is_k, int chunk, int row) {
-  if constexpr (Shape::kCodes)
+  if constexpr (Shape::kPacked)
+    return chunk;
+  else if constexpr (Shape::kCodes)
     return code_tile_chunk<T>(chunk, row);
   else if constexpr (Shape::kIsShared)
     return shared_chunk<T>(chunk, row);
@@ -191,7 +202,10 @@ struct CodeColumns {
         const __half p1 = __float2half_rn(exp2_approx(__fadd_rn(__fsub_rn(x[nt][2 + e], base), kProbLog2<T>)));
         sum[nt][e] = __fmaf_rn(sum[nt][e], alpha[nt][e], __half2float(p0) + __half2float(p1));
         __half* to = reinterpret_cast<__half*>(shared + Shape::kAtP) + col(nt, e) * Shape::kStrideP + key0;
-        to[code_key_place<T>(g)] = p0, to[code_key_place<T>(g + 8)] = p1;
+        if constexpr (CodeTile<T>::kPacked)
+          *reinterpret_cast<__half2*>(to + packed_key<T>(g)) = __halves2half2(p0, p1);
+        else
+          to[packed_key<T>(g)] = p0, to[packed_key<T>(g + 8)] = p1;
       }
     }
   }
@@ -218,10 +232,11 @@ struct CodeColumns {
 
 // The tiles of a block of shared rows in codes, and its results. position(col): of a query, -1: none; is_whole(row): every
 // token sees all rows of the tile that begins there; load(tile): begins its copy, or does nothing behind the last;
-// part_at(col): where a query's partial results go.
+// by_map: that of whole tiles is one of the tensor map's; part_at(col): where a query's partial results go.
 template <class Shape, KvType T, int NT, class Position, class Whole, class Load, class PartAt>
 __device__ __forceinline__ void attend_codes(const AttendParams& p, const SeqRows& s, char* shared, int row0, int hi,
-                                             Position&& position, Whole&& is_whole, Load&& load, PartAt&& part_at) {
+                                             Position&& position, Whole&& is_whole, Load&& load, bool by_map,
+                                             PartAt&& part_at) {
   using Tile = CodeTile<T>;
   constexpr int kKeys = Shape::kKeys;
   CodeColumns<Shape, T, NT> col;
@@ -237,13 +252,18 @@ __device__ __forceinline__ void attend_codes(const AttendParams& p, const SeqRow
     load(0);
   }
   const int n_tile = (hi - row0 + kKeys - 1) / kKeys;
+  uint32_t phases = 0;  // a bit a stage
 #pragma unroll 1
   for (int tile = 0; tile < n_tile; ++tile) {
     copies_wait<0>();
     __syncthreads();
     if constexpr (Shape::kStages == 2) load(tile + 1);
-    const char* base = shared + tile % Shape::kStages * Shape::kStageBytes;
-    const int row = row0 + tile * kKeys;
+    const int stage = tile % Shape::kStages, row = row0 + tile * kKeys;
+    const char* base = shared + stage * Shape::kStageBytes;
+    if (by_map && is_whole(row)) {
+      barrier_wait(reinterpret_cast<uint64_t*>(shared + Shape::kAtBars) + stage, phases >> stage & 1);
+      phases ^= 1u << stage;
+    }
     float x[NT][4], alpha[NT][2];
     code_scores<T, NT>(x, base, col.key0, shared + Shape::kAtQ, reinterpret_cast<const float*>(shared + Shape::kAtInit),
                        Shape::kCols, col.n0, col.lane);
@@ -251,7 +271,7 @@ __device__ __forceinline__ void attend_codes(const AttendParams& p, const SeqRow
       col.put_most(x, shared, scale, [](int, int) { return true; });
     } else {
       col.put_most(x, shared, scale, [&](int j, int nt) {
-        const int at = row + col.key0 + col.g + j / 2 * 8, own = position(col.col(nt, j % 2));
+        const int at = row + col.key0 + packed_key<T>(col.g + j / 2 * 8), own = position(col.col(nt, j % 2));
         return own >= 0 && at < hi && sees_position(p, s, own, at);
       });
     }
@@ -292,7 +312,9 @@ __device__ __forceinline__ void attend_codes(const AttendParams& p, const SeqRow
 template <KvType K, KvType V, int E, int NT, int G, Also kAlso, bool kShared, bool kTwoStages>
 __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G, kAlso, kShared, kTwoStages>::kThreads,
                                   DecodeShape<K, V, E, NT, G, kAlso, kShared, kTwoStages>::kBlocksPerSm)
-    attend_decode_kernel(const __grid_constant__ AttendParams p) {
+    attend_decode_kernel(
+        const __grid_constant__ AttendParams p,
+        const __grid_constant__ typename DecodeShape<K, V, E, NT, G, kAlso, kShared, kTwoStages>::Map map) {
   using Shape = DecodeShape<K, V, E, NT, G, kAlso, kShared, kTwoStages>;
   using KT = typename Shape::KT;
   using VT = typename Shape::VT;
@@ -359,14 +381,35 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G, kAlso, kShared, kT
   const int place0 =
       p.kv.window > 0 ? int(unsigned(row0) % unsigned(ring_cap)) : row0;  // of row0; later rows follow it
   auto is_whole = [&](int row) { return row >= lo && row + kKeys <= min(hi, s.len); };
+  const auto scales_at = [](auto shape, int stride, int r) {
+    using T = decltype(shape);
+    if constexpr (Shape::kPacked) return r * stride + T::kCodes;
+    return kKeys * stride + r * T::kScales;
+  };
+  // Whole tiles of shared rows by the tensor map.
+  uint64_t* const stage_bars = reinterpret_cast<uint64_t*>(shared + Shape::kAtBars);
+  bool by_map = false;
+#if __CUDA_ARCH__ >= 900
+  if constexpr (Shape::kPacked) {
+    by_map = map.on;
+    if (by_map && tid == 0) {
+      for (int i = 0; i < kStages; ++i) barrier_init(stage_bars + i, 1);
+      barriers_publish();
+    }
+  }
+#endif
   auto load_rows = [&](auto is_k, auto at_once, auto shape, int stride, char* to, int tile, const char* ring,
                        const char* stage, int64_t row_bytes) {
     using T = decltype(shape);
     constexpr int kTimes = kKeys * kLoaders / Shape::kThreads, kUnroll = at_once() && !Shape::kCodes ? kTimes : 1;
     constexpr int kChunks = T::kCodes / 16, kAll = kChunks + T::kScales / 16;
     if (tile >= n_tile) return;
-    if (Shape::kCodes && is_whole(row0 + tile * kKeys))
-      return load_code_rows<K>(to, ring, row0 + tile * kKeys, row_bytes, tid, Shape::kThreads);
+    if constexpr (Shape::kPacked)
+      if (by_map && is_whole(row0 + tile * kKeys)) {
+        if (tid == 0)
+          load_packed<K, kKeys>(to, map, head, row0 + tile * kKeys, cache_slot, stage_bars + tile % kStages);
+        return;
+      }
 #pragma unroll kUnroll
     for (int i = 0; i < kTimes; ++i) {
       const int sub = tid % kLoaders, r = tid / kLoaders + i * (Shape::kThreads / kLoaders), after = tile * kKeys + r,
@@ -383,7 +426,7 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G, kAlso, kShared, kT
       if constexpr (Shape::kByLine) {
         const int chunk = sub - (int(reinterpret_cast<uintptr_t>(from) >> 4) & (kLoaders - 1));
         char* const code = to + r * stride + 16 * tile_chunk<Shape, K>(is_k, chunk, r);
-        char* const scale = to + kKeys * stride + r * T::kScales + 16 * (chunk - kChunks);
+        char* const scale = to + scales_at(T{}, stride, r) + 16 * (chunk - kChunks);
 #pragma unroll
         for (int j = 0; j < (kAll + 2 * kLoaders - 2) / kLoaders; ++j) {
           const int n = chunk + kLoaders * j;
@@ -402,7 +445,7 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G, kAlso, kShared, kT
           copy16_async_or_zero(row_to + 16 * tile_chunk<Shape, K>(is_k, chunk, r), from + 16 * chunk, there);
       }
       if (T::kScales > 0 && sub < T::kScales / 16)
-        copy16_async_or_zero(to + kKeys * stride + r * T::kScales + 16 * sub, from + T::kCodes + 16 * sub, there);
+        copy16_async_or_zero(to + scales_at(T{}, stride, r) + 16 * sub, from + T::kCodes + 16 * sub, there);
     }
   };
   auto load_k = [&](int tile, int item) {
@@ -494,7 +537,7 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G, kAlso, kShared, kT
   // The row in `made` to its row of the cache, and to its place in the tile if that is one of the first.
   auto put_row = [&](auto type, bool is_k, int row) {
     constexpr KvType kType = decltype(type)::value;
-    using T = std::conditional_t<kShared, SharedShape<kType>, TileShape<kType, E>>;
+    using T = std::conditional_t<kShared, KT, TileShape<kType, E>>;
     __syncwarp();
     const int tile = (row - row0) / kKeys, r = (row - row0) % kKeys,
               stride = is_k ? Shape::KT::kStrideK : Shape::VT::kStrideV;
@@ -506,7 +549,7 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G, kAlso, kShared, kT
       *reinterpret_cast<uint4*>(only_row + 16 * chunk) = v;
       const int place = tile_chunk<Shape, kType>(is_k, chunk, r);
       char* const code = stage_at + r * stride + 16 * place;
-      char* const scale = stage_at + kKeys * stride + r * T::kScales + 16 * chunk - T::kCodes;
+      char* const scale = stage_at + scales_at(T{}, stride, r) + 16 * chunk - T::kCodes;
       if (first) *reinterpret_cast<uint4*>(chunk < T::kCodes / 16 ? code : scale) = v;
     }
     __syncwarp();  // the row's place is used again
@@ -580,7 +623,7 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G, kAlso, kShared, kT
   };
   if constexpr (Shape::kCodes)
     return attend_codes<Shape, K, NT>(
-        p, s, shared, row0, hi, position, is_whole, [&](int t) { load_k(t, t); }, part_at);
+        p, s, shared, row0, hi, position, is_whole, [&](int t) { load_k(t, t); }, by_map, part_at);
 
   if constexpr (!Shape::kEarly) find_columns();
   const float scale = p.scale * 1.4426950408889634f / kOverscale<K>;
@@ -588,6 +631,7 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G, kAlso, kShared, kT
   const int of_group = warp % Shape::kGroupWarps, n0 = warp / Shape::kGroupWarps * NT;  // first block of query rows
   const int key_half = of_group % 2, part = of_group / 2;                               // of S^T
 
+  uint32_t phases = 0;  // of the stages that the tensor map fills, a bit each
   for (int tile = 0; tile < n_tile; ++tile) {
     // Items (2 t: K of tile t, 2 t + 1: V; t: a shared tile) are loaded kStages ahead, into the stage of the one used
     // last.
@@ -598,6 +642,10 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G, kAlso, kShared, kT
     __syncthreads();
     if constexpr (kShared) {
       load_k(tile + kStages - 1, tile + kStages - 1);
+      if (by_map && is_whole(row0 + tile * kKeys)) {
+        barrier_wait(stage_bars + tile % kStages, phases >> (tile % kStages) & 1);
+        phases ^= 1u << tile % kStages;
+      }
     } else if (tile > 0) {
       if constexpr (kStages == 4)
         load_v(tile + 1, 2 * tile + 3);
@@ -609,19 +657,23 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G, kAlso, kShared, kT
 
     {
       const char* base = shared + (kShared ? tile : 2 * tile) % kStages * Shape::kStageBytes;
-      const char* row = base + (16 * key_half + g) * KT::kStrideK;
+      const int key = Shape::kPacked ? packed_key<K>(g) : g;  // of the first row of a fragment; the other is 8 below
+      const char* row = base + (16 * key_half + key) * KT::kStrideK;
       float score[NT][4] = {};
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         const int group = 2 * part + i;
         uint32_t a[4][4];
-        k_fragments<K, kShared>(a, row, row + 8 * KT::kStrideK, group, c, kShared ? shared_xor<K>(g) : (g & 1) << 2);
+        k_fragments<K, kShared>(a, row, row + 8 * KT::kStrideK, group, c,
+                                Shape::kPacked ? 0
+                                : kShared      ? shared_xor<K>(g)
+                                               : (g & 1) << 2);
         float d[2][2];
         if constexpr (device_kv_has_scales(K)) {
-          const char* at = base + kTileKeys * KT::kStrideK + (16 * key_half + g) * KT::kScales + group * 4;
 #pragma unroll
           for (int h = 0; h < 2; ++h) {
-            const uint32_t pair = *reinterpret_cast<const uint32_t*>(at + 8 * h * KT::kScales);
+            const uint32_t pair = *reinterpret_cast<const uint32_t*>(
+                base + scales_at(KT{}, KT::kStrideK, 16 * key_half + key + 8 * h) + group * 4);
             d[h][0] = half_at(pair, 0), d[h][1] = half_at(pair, 1);
           }
         }
@@ -645,7 +697,7 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G, kAlso, kShared, kT
           }
         }
       }
-      float* to = reinterpret_cast<float*>(shared + Shape::kAtS) + part * kCols * Shape::kStrideS + 16 * key_half + g;
+      float* to = reinterpret_cast<float*>(shared + Shape::kAtS) + part * kCols * Shape::kStrideS + 16 * key_half + key;
 #pragma unroll
       for (int nt = 0; nt < NT; ++nt) {
         float* at = to + (8 * (n0 + nt) + 2 * c) * Shape::kStrideS;
@@ -725,16 +777,19 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G, kAlso, kShared, kT
         const char* const rows[4] = {at, at + VT::kStrideV, at + 8 * VT::kStrideV, at + 9 * VT::kStrideV};
         uint32_t a[4][4];
         if constexpr (kShared)
-          v_fragments<V, true>(a, rows, group, g, shared_xor<V>(2 * c), shared_xor<V>(2 * c + 1));
+          v_fragments<V, true>(a, rows, group, g, Shape::kPacked ? 0 : shared_xor<V>(2 * c),
+                               Shape::kPacked ? 0 : shared_xor<V>(2 * c + 1));
         else
           v_fragments<V>(a, rows, group, g);
         uint32_t d[2][2];  // [block][b0, b1]: scales of the pairs of keys
         if constexpr (device_kv_has_scales(V)) {
-          const char* scales = base + kTileKeys * VT::kStrideV + (16 * ks + 2 * c) * VT::kScales + group * 4;
 #pragma unroll
           for (int h = 0; h < 2; ++h) {
-            const uint32_t x = *reinterpret_cast<const uint32_t*>(scales + 8 * h * VT::kScales);
-            const uint32_t y = *reinterpret_cast<const uint32_t*>(scales + (8 * h + 1) * VT::kScales);
+            const auto pair = [&](int i) {
+              return *reinterpret_cast<const uint32_t*>(
+                  base + scales_at(VT{}, VT::kStrideV, 16 * ks + 2 * c + 8 * h + i) + group * 4);
+            };
+            const uint32_t x = pair(0), y = pair(1);
             d[0][h] = __byte_perm(x, y, 0x5410), d[1][h] = __byte_perm(x, y, 0x7632);
           }
         }
@@ -795,6 +850,23 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G, kAlso, kShared, kT
     }
 }
 
+template <class Shape>
+typename Shape::Map packed_map(const AttendParams& p) {
+  typename Shape::Map rows{};
+  if constexpr (Shape::kPacked) {
+    rows.on = device().wgmma && p.kv.k_slot > 0 && has_tensor_maps();
+    if (rows.on)
+      rows.map = tensor_map_words({.p = p.kv.k,
+                                   .row_bytes = p.kv.k_row,
+                                   .rows = p.kv.k_slot / p.kv.k_row,
+                                   .slot_bytes = p.kv.k_slot,
+                                   .slots = 1 << 16,
+                                   .box_bytes = Shape::kHeadK,
+                                   .box_rows = Shape::kKeys});
+  }
+  return rows;
+}
+
 // False if a block needs more shared memory than the device has.
 template <KvType K, KvType V, int E, int NT, int G, Also kAlso, bool kShared, bool kTwoStages = false>
 bool launch_decode(cudaStream_t stream, AttendParams p, int n_cols) {
@@ -813,7 +885,7 @@ bool launch_decode(cudaStream_t stream, AttendParams p, int n_cols) {
                         : n_slot > 0 ? ReadOnce{p.kv.k, n_slot * (p.kv.k_slot + p.kv.v_slot)}
                                      : ReadOnce{};
   launch_reading(rows, kernel, dim3(unsigned(blocks), unsigned(p.step.shape.n_seq)), dim3(Shape::kThreads),
-                 size_t(bytes), stream, p);
+                 size_t(bytes), stream, p, packed_map<Shape>(p));
   return true;
 }
 

@@ -1,6 +1,9 @@
 #pragma once
 #include "backend/cuda/kernels/attention/fragments.cuh"
 #include "backend/cuda/kernels/attention/params.cuh"
+#include "backend/cuda/kernels/common/tensor_load.cuh"
+#include "backend/cuda/kernels/common/wgmma.cuh"
+#include "backend/cuda/tensor_map.h"
 
 // Tiles of 128 shared rows in codes, for decode.cuh: a warp scores 16 keys over all of K's values, so that no sum is
 // divided among warps, and then multiplies 64 of V's values by all keys. Three barriers a tile.
@@ -13,18 +16,38 @@ namespace facet::cuda {
 
 constexpr int kCodeTileKeys = 128;
 
-// Rows of a tile in shared memory. Q4_0: strides of 352 bytes keep reads free of bank conflicts, those of V where a
-// lane's keys are c, c + 4, c + 8 and c + 12; TQ3_0 is as in SharedShape.
+// Shared rows in shared memory as they are in the cache, scales behind the codes, so that a tensor map copies a whole
+// tile. The strides, 92 and 172 words, keep reads free of bank conflicts if rows that are read at once are two apart
+// (Q4_0, and V's) or four (Q8_0's of K): packed_key has the key of row r of a fragment of 16 keys of K.
+constexpr bool is_packed(KvType t) { return t == KvType::kQ4_0 || t == KvType::kQ8_0; }
+template <KvType T>
+struct PackedRows {
+  static constexpr int kCodes = SharedShape<T>::kCodes, kScales = SharedShape<T>::kScales, kStride = kCodes + kScales;
+  static constexpr int kStrideK = kStride, kStrideV = kStride;
+};
+template <KvType T>
+__device__ __forceinline__ int packed_key(int r) {
+  if (T == KvType::kQ4_0) return r % 8 * 2 + r / 8;
+  return T == KvType::kQ8_0 ? r / 8 * 8 + r % 8 / 2 + r % 2 * 4 : r;
+}
+
+// Rows of a tile in shared memory: PackedRows, or as SharedShape has them with scales behind all rows.
 template <KvType T>
 struct CodeTile {
-  static constexpr bool kQ4 = T == KvType::kQ4_0;
+  static constexpr bool kPacked = is_packed(T);
   static constexpr int kCodes = SharedShape<T>::kCodes, kScales = SharedShape<T>::kScales;
-  static constexpr int kStride = kQ4 ? kCodes + 32 : SharedShape<T>::kStride;
+  static constexpr int kStride = kPacked ? kCodes + kScales : SharedShape<T>::kStride;
   static constexpr int kStrideK = kStride, kStrideV = kStride;
-  static constexpr int kOffset = kQ4 ? 8 : 0;  // of codes; 0: values, no codes
+  static constexpr int kOffset = T == KvType::kQ4_0 ? 8 : 0;  // of codes; 0: values, no codes
   // What a product is too large by.
   static constexpr float kUnit = kOffset > 0 ? 0x1p-24f : kOverscale<T>;
 };
+// Where the scales of a row lie.
+template <KvType T>
+__device__ __forceinline__ int code_scales(int row) {
+  using Tile = CodeTile<T>;
+  return Tile::kPacked ? row * Tile::kStride + Tile::kCodes : kCodeTileKeys * Tile::kStride + row * Tile::kScales;
+}
 template <KvType T>
 __device__ __forceinline__ int code_tile_xor(int row) {
   return T == KvType::kQ4_0 ? 0 : shared_xor<T>(row);
@@ -32,15 +55,6 @@ __device__ __forceinline__ int code_tile_xor(int row) {
 template <KvType T>
 __device__ __forceinline__ int code_tile_chunk(int chunk, int row) {
   return T == KvType::kQ4_0 ? chunk : shared_chunk<T>(chunk, row);
-}
-// Keys of a lane's part c of a step of 16, in the order of the fragment; and the place of a key in that order.
-template <KvType T>
-__device__ __forceinline__ int code_key(int c, int i) {
-  return T == KvType::kQ4_0 ? c + 4 * i : 2 * c + i % 2 + i / 2 * 8;
-}
-template <KvType T>
-__device__ __forceinline__ int code_key_place(int key) {
-  return T == KvType::kQ4_0 ? key % 4 * 2 + key / 4 % 2 + key / 8 * 8 : key;
 }
 // What a query's value is multiplied by, for the upper of two masks.
 template <KvType T>
@@ -112,30 +126,20 @@ __device__ __forceinline__ void put_code_values(__half* to, const float (&acc)[4
   }
 }
 
-// A whole tile of rows that lie behind each other, from the first on. Eight threads a row, which take its lines of 128
-// bytes one after another: rows begin anywhere in one, and what is copied of two lines at once costs twice the time.
-template <KvType T>
-__device__ __forceinline__ void load_code_rows(char* to, const char* rows, int first, int64_t row_bytes, int tid,
-                                               int n_thread) {
-  using Tile = CodeTile<T>;
-  constexpr int kChunks = Tile::kCodes / 16, kAll = kChunks + Tile::kScales / 16;
-  const int sub = int(unsigned(tid) % 8), step = n_thread / 8;
-  int r = int(unsigned(tid) / 8);
-  const char* from = rows + (first + r) * row_bytes;
-#pragma unroll 1
-  for (; r < kCodeTileKeys; r += step, from += step * row_bytes) {
-    const int chunk = sub - (int(reinterpret_cast<uintptr_t>(from) >> 4) & 7);
-    char* const code = to + r * Tile::kStride;
-    char* const scale = to + kCodeTileKeys * Tile::kStride + r * Tile::kScales - 16 * kChunks;
-#pragma unroll
-    for (int k = 0; k < (kAll + 14) / 8; ++k) {
-      const int n = chunk + 8 * k;
-      if (k > 0 && 8 * (k + 1) <= kChunks)
-        copy16_async(code + 16 * code_tile_chunk<T>(n, r), from + 16 * n);
-      else if (n >= 0 && n < kAll)
-        copy16_async(n < kChunks ? code + 16 * code_tile_chunk<T>(n, r) : scale + 16 * n, from + 16 * n);
-    }
-  }
+// A layer's rows as the tensor memory accelerator copies whole tiles of them; on: it is there.
+struct PackedMap {
+  CUtensorMap map;
+  bool on;
+};
+// A tile of kKeys rows, from `row` on, by one thread; its bytes are reported to bar.
+template <KvType T, int kKeys>
+__device__ __forceinline__ void load_packed(char* to, const PackedMap& rows, int head, int row, int slot,
+                                            uint64_t* bar) {
+#if __CUDA_ARCH__ >= 900
+  publish_to_products();  // whoever had this memory before has met this thread
+  barrier_arrive_expecting(bar, unsigned(kKeys * PackedRows<T>::kStride));
+  tensor_load(to, &rows.map, slot, row, head * (PackedRows<T>::kStride / 4), bar);
+#endif
 }
 
 // Products of the keys of one warp, 16 from `row` on (lane part g's, and 8 below), with NT blocks of eight queries from
@@ -145,8 +149,8 @@ __device__ __forceinline__ void code_scores(float (&sums)[NT][4], const char* ba
                                             const float* init, int n_query, int n0, int lane) {
   using Tile = CodeTile<T>;
   const int g = lane / 4, c = lane % 4;
-  const char* row = base + (key0 + g) * Tile::kStride;
-  const char* scale = base + kCodeTileKeys * Tile::kStride + (key0 + g) * Tile::kScales;
+  const int key[2] = {key0 + packed_key<T>(g), key0 + packed_key<T>(g + 8)};
+  const char *row = base + key[0] * Tile::kStride, *below = base + key[1] * Tile::kStride;
 #pragma unroll
   for (int nt = 0; nt < NT; ++nt)
 #pragma unroll
@@ -155,11 +159,11 @@ __device__ __forceinline__ void code_scores(float (&sums)[NT][4], const char* ba
 #pragma unroll kUnroll
   for (int group = 0; group < 8; ++group) {
     uint32_t a[4][4];
-    k_codes<T>(a, row, row + 8 * Tile::kStride, group, c, code_tile_xor<T>(g));
+    k_codes<T>(a, row, below, group, c, code_tile_xor<T>(g));
     float d[2][2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const uint32_t pair = *reinterpret_cast<const uint32_t*>(scale + 8 * h * Tile::kScales + group * 4);
+      const uint32_t pair = *reinterpret_cast<const uint32_t*>(base + code_scales<T>(key[h]) + group * 4);
       d[h][0] = half_at(pair, 0), d[h][1] = half_at(pair, 1);
     }
 #pragma unroll
@@ -196,12 +200,12 @@ __device__ __forceinline__ void code_values(float (&acc)[4][NT][4], float (&off)
     const char *rows[4], *scale[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const int key = 16 * ks + code_key<T>(c, i);
+      const int key = 16 * ks + 2 * c + i % 2 + i / 2 * 8;
       rows[i] = base + key * Tile::kStride;
-      scale[i] = base + kCodeTileKeys * Tile::kStride + key * Tile::kScales + group * 4;
+      scale[i] = base + code_scales<T>(key) + group * 4;
     }
     uint32_t a[4][4], d[2][2];  // d: [half][b0, b1], scales of the pairs of keys
-    v_codes<T>(a, rows, group, g, code_tile_xor<T>(code_key<T>(c, 0)), code_tile_xor<T>(code_key<T>(c, 1)));
+    v_codes<T>(a, rows, group, g, code_tile_xor<T>(2 * c), code_tile_xor<T>(2 * c + 1));
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const uint32_t x = *reinterpret_cast<const uint32_t*>(scale[2 * h]),

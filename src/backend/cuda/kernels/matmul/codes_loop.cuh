@@ -1,6 +1,6 @@
 #pragma once
 #include "backend/cuda/kernels/common/barrier.cuh"
-#include "backend/cuda/kernels/common/cluster.cuh"
+#include "backend/cuda/kernels/common/tensor_load.cuh"
 #include "backend/cuda/kernels/common/wgmma_bf16.cuh"
 #include "backend/cuda/kernels/matmul/expand_tiles.cuh"
 
@@ -23,7 +23,7 @@ __device__ __forceinline__ void settle(uint32_t (&a)[4][4]) {
 // (rows_operand). A strip's codes come from memory into registers a group of 64 columns ahead, become bf16 there while
 // tensor cores multiply the group before, and are their first operand. One function for all widths: the
 // registers of products in flight are not shared by others, so that there is room for one such loop.
-template <Tile kTile, int kStages, bool kCluster>
+template <Tile kTile, int kStages>
 struct CodesLoop {
   using From = ExpandTile<kTile>;
   static constexpr int kGroups = tile_cols(kTile) / 64;  // of a tile
@@ -36,13 +36,9 @@ struct CodesLoop {
   uint32_t a[2][4][4];
   float d[kCodesTok / 8][4] = {};
 
-  // The stage before has been read; kCluster: in both blocks' barriers.
+  // The stage before has been read.
   __device__ __forceinline__ void release() {
-    if constexpr (kCluster) {
-      if (lane < 2) barrier_arrive_of(empty + before, uint32_t(lane));
-    } else {
-      if (lane == 0) barrier_arrive(empty + before);
-    }
+    if (lane == 0) barrier_arrive(empty + before);
   }
   template <int kSixteens, int kTurn>
   __device__ __forceinline__ void multiply(uint64_t b, bool add) {

@@ -3,12 +3,12 @@
 //   y[t] = W x[t], or act(W0 x[t]) * (W1 x[t])
 //
 // Shapes     any n_out and T, n_in a multiple of 8; W as rows of bf16 (unpack_bf16), of W0 and W1 interleaved
-// Bytes      from memory weights once for 2,048 rows and rows once for some 2,000 outputs; from L2 weights once for 256
+// Bytes      from memory weights once for 1,024 rows and rows once for some 4,000 outputs; from L2 weights once for 128
 //            rows, rows once for kFeat outputs
 // Flops      2 T n_out n_in, in m64 n kFeat k16
-// Launch     persistent clusters of two blocks. A cluster has 256 rows and kFeat outputs at a time, a block 128 of the
-//            rows; either block brings half of the weights to both. A warp's lane feeds a ring of stages of 64 columns
-//            by tensor maps, two warpgroups multiply 64 rows each. 128 sums a thread in f32
+// Launch     one persistent block per multiprocessor has 128 rows and kFeat outputs at a time. A lane of the last
+//            warpgroup feeds a ring of stages of 64 columns by tensor maps, the other two multiply 64 rows each. 128
+//            sums a thread in f32, which go to memory as they lie, whole sectors at a time
 // Order      columns in order, 16 at a time. A row's bits do not depend on other rows, nor on how many there are
 // Reference  CpuRef::matmul, gate_up
 // Test       tests/kernels/cuda_gemm_test.cpp
@@ -16,9 +16,9 @@
 #include "backend/cuda/kernels/matmul/gemm.h"
 
 #include "backend/cuda/kernels/common/activate.cuh"
-#include "backend/cuda/kernels/common/cluster.cuh"
 #include "backend/cuda/kernels/common/launch.cuh"
 #include "backend/cuda/kernels/common/mma.cuh"
+#include "backend/cuda/kernels/common/tensor_load.cuh"
 #include "backend/cuda/kernels/common/wgmma_bf16.cuh"
 #include "backend/cuda/kernels/matmul/put_results.cuh"
 #include "backend/cuda/tensor_map.h"
@@ -27,20 +27,16 @@ namespace facet::cuda {
 namespace {
 
 constexpr int kGemmTok = 128;   // rows of a block
-constexpr int kGemmBeside = 8;  // pairs of blocks of rows that share outputs at a time
+constexpr int kGemmBeside = 8;  // blocks of rows that share outputs at a time
 
-// Shared memory of a block that has kFeat outputs: stages, room for each warp's results, barriers.
+// Shared memory of a block that has kFeat outputs: stages, barriers.
 template <int kFeat>
 struct GemmTile {
   static constexpr int kSixteens = kFeat / 16;
-  static constexpr int kRowBytes = kGemmTok * 128, kHalfBytes = kFeat / 2 * 128;  // of 64 columns
-  static constexpr int kStage = kRowBytes + 2 * kHalfBytes;
+  static constexpr int kRowBytes = kGemmTok * 128, kStage = kRowBytes + kFeat * 128;  // of 64 columns
   static constexpr int kStages = kFeat > 192 ? 4 : 5;
-  static constexpr int kPitch = 40, kOwnBytes = 16 * kPitch * 4;  // 16 rows of 32 results, without conflicts
-  static constexpr int kAtOwn = kStages * kStage, kAtBars = kAtOwn + 8 * kOwnBytes;
-  static constexpr int kBytes = kAtBars + kStages * 16;
-  static constexpr int kThreads = 288;
-  static_assert(kHalfBytes % 1024 == 0);
+  static constexpr int kAtBars = kStages * kStage, kBytes = kAtBars + kStages * 16;
+  static constexpr int kThreads = 384;  // three warpgroups, for the split of registers
 };
 
 struct GemmArgs {
@@ -49,45 +45,78 @@ struct GemmArgs {
   __nv_bfloat16* y_bf;
   int64_t y_stride, y_bf_stride;
   int n_tok, n_out;
-  int n_pair, n_feat, n_block;  // pairs of blocks of rows, blocks of outputs, blocks of 64 columns
+  int n_high, n_wide, n_block;  // blocks of rows, of outputs, of 64 columns
   bool wide;                    // outputs: for four at once
   bool times;                   // y has the activation's input: results are its activation times them
   Act act;
 };
 
 #if defined(FACET_WGMMA)
-// A warp's 16 rows go where they belong, 32 results of each at a time, by way of its own part of shared memory.
+// kOuts results of rows tok and tok + 8 from `out` on, of which a lane has 8 n + 2 (lane % 4) and the next one: v[n].
+template <int kOuts>
+__device__ __forceinline__ void put_sums(const GemmArgs& a, float (&v)[kOuts / 8][4], int tok, int out) {
+  const int pair = int(threadIdx.x) % 4 * 2;
+  const bool odd = pair & 2, whole = a.wide && out + kOuts <= a.n_out;
+#pragma unroll 1
+  for (int h = 0; h < 2; ++h) {
+    const bool there = tok + 8 * h < a.n_tok;
+    const int64_t at = (tok + 8 * h) * a.y_stride + out, at_bf = (tok + 8 * h) * a.y_bf_stride + out;
+    float r[kOuts / 8][2];
+#pragma unroll
+    for (int n = 0; n < kOuts / 8; ++n)
+      r[n][0] = h == 0 ? v[n][0] : v[n][2], r[n][1] = h == 0 ? v[n][1] : v[n][3];
+    if (!whole || a.times) {
+#pragma unroll
+      for (int n = 0; n < kOuts / 8; ++n)
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          const int c = 8 * n + pair + e;
+          if (!there || out + c >= a.n_out) continue;
+          const float x = a.times ? r[n][e] * activate(a.y[at + c], a.act) : r[n][e];
+          if (a.y) a.y[at + c] = x;
+          if (a.y_also) a.y_also[at + c] = x;
+          if (a.y_bf) a.y_bf[at_bf + c] = __float2bfloat16_rn(x);
+        }
+      continue;
+    }
+    const auto put = [&](float* to) {
+#pragma unroll
+      for (int n = 0; n < kOuts / 8; ++n)
+        *reinterpret_cast<float2*>(to + at + 8 * n + pair) = make_float2(r[n][0], r[n][1]);
+    };
+    if (there && a.y) put(a.y);
+    if (there && a.y_also) put(a.y_also);
+    if (!a.y_bf) continue;
+    // Lanes change halves of two blocks of eight, so that each has four results that are adjacent.
+#pragma unroll
+    for (int n = 0; n < kOuts / 8; n += 2) {
+      const uint32_t own[2] = {pack_bf16(r[n][0], r[n][1]), pack_bf16(r[n + 1][0], r[n + 1][1])};
+      const uint32_t other = __shfl_xor_sync(~0u, odd ? own[0] : own[1], 1);
+      const uint2 four = odd ? make_uint2(other, own[1]) : make_uint2(own[0], other);
+      if (there) *reinterpret_cast<uint2*>(a.y_bf + at_bf + 8 * n + (odd ? 6 + pair : pair)) = four;
+    }
+  }
+}
+
+// A warp's 16 rows go where they belong.
 template <int kFeat, bool kGated>
-__device__ __forceinline__ void gemm_store(const GemmArgs& a, const float (&d)[kFeat / 8][4], int tok0, int feat,
-                                           float* own, int lane) {
-  constexpr int kPitch = GemmTile<kFeat>::kPitch, kResults = kGated ? kFeat / 2 : kFeat;
-  const int g = lane / 4, t = lane % 4;
+__device__ __forceinline__ void gemm_store(const GemmArgs& a, float (&d)[kFeat / 8][4], int tok0, int feat) {
+  const int tok = tok0 + int(threadIdx.x) % 32 / 4;
+  if constexpr (kGated) {
+    float v[kFeat / 16][4];
+    const auto join = [&](auto&& of) {
 #pragma unroll
-  for (int c = 0; c < kResults / 32; ++c) {
-    __syncwarp();
+      for (int n = 0; n < kFeat / 16; ++n)
 #pragma unroll
-    for (int n = 0; n < 4; ++n) {
-      float v[4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int b = 4 * c + n;
-        if constexpr (kGated)
-          v[i] = activate(d[2 * b][i], a.act) * d[2 * b + 1][i];
-        else
-          v[i] = d[b][i];
-      }
-      float* const to = own + g * kPitch + 8 * n + 2 * t;
-      *reinterpret_cast<float2*>(to) = {v[0], v[1]};
-      *reinterpret_cast<float2*>(to + 8 * kPitch) = {v[2], v[3]};
-    }
-    __syncwarp();
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int row = lane / 8 + 4 * i, r = lane % 8 * 4;
-      const int tok = tok0 + row, out = feat * kResults + 32 * c + r;
-      if (tok < a.n_tok && out < a.n_out)
-        put_results(a, tok, out, *reinterpret_cast<const float4*>(own + row * kPitch + r));
-    }
+        for (int i = 0; i < 4; ++i) v[n][i] = of(d[2 * n][i], d[2 * n + 1][i]);
+    };
+    if (a.y)
+      join([&](float g, float u) { return activate(g, a.act) * u; });
+    else
+      join([&](float g, float u) { return gated(g, u, a.act); });
+    put_sums<kFeat / 2>(a, v, tok, feat * (kFeat / 2));
+  } else {
+    put_sums<kFeat>(a, d, tok, feat * kFeat);
   }
 }
 
@@ -95,17 +124,15 @@ __device__ __forceinline__ void gemm_store(const GemmArgs& a, const float (&d)[k
 template <int kFeat>
 __device__ __forceinline__ void gemm_feed(const GemmArgs& a, char* shared, uint64_t* full, uint64_t* empty) {
   using T = GemmTile<kFeat>;
-  const int rank = int(cluster_rank()), n_work = a.n_pair * a.n_feat;
   RingPosition ring;
-  for (int i = int(blockIdx.x) / 2; i < n_work; i += int(gridDim.x) / 2) {
-    const WorkPlace place(kGemmBeside, a.n_pair, a.n_feat, i);
-    const int tok = (2 * place.high + rank) * kGemmTok, row = place.wide * kFeat + rank * (kFeat / 2);
+  for (int i = int(blockIdx.x); i < a.n_high * a.n_wide; i += int(gridDim.x)) {
+    const WorkPlace place(kGemmBeside, a.n_high, a.n_wide, i);
     for (int kb = 0; kb < a.n_block; ++kb) {
-      barrier_wait(empty + ring.stage, ring.phase ^ 1);  // both blocks have read it
+      barrier_wait(empty + ring.stage, ring.phase ^ 1);
       char* const at = shared + ring.stage * T::kStage;
       barrier_arrive_expecting(full + ring.stage, unsigned(T::kStage));
-      tensor_load(at, &a.x, tok, kb * 64, full + ring.stage);
-      tensor_load_to(at + T::kRowBytes + rank * T::kHalfBytes, &a.w, row, kb * 64, full + ring.stage, 3);
+      tensor_load(at, &a.x, place.high * kGemmTok, kb * 64, full + ring.stage);
+      tensor_load(at + T::kRowBytes, &a.w, place.wide * kFeat, kb * 64, full + ring.stage);
       ring.advance(T::kStages);
     }
   }
@@ -114,11 +141,9 @@ __device__ __forceinline__ void gemm_feed(const GemmArgs& a, char* shared, uint6
 template <int kFeat, bool kGated>
 __device__ __forceinline__ void gemm_multiply(const GemmArgs& a, char* shared, uint64_t* full, uint64_t* empty) {
   using T = GemmTile<kFeat>;
-  const int rank = int(cluster_rank()), n_work = a.n_pair * a.n_feat, lane = int(threadIdx.x) % 32;
-  const int warp = __shfl_sync(~0u, int(threadIdx.x) / 32, 0), group = warp / 4;
-  float* const own = reinterpret_cast<float*>(shared + T::kAtOwn + warp * T::kOwnBytes);
+  const int warp = __shfl_sync(~0u, int(threadIdx.x) / 32, 0), group = warp / 4, lane = int(threadIdx.x) % 32;
   RingPosition ring;
-  for (int i = int(blockIdx.x) / 2; i < n_work; i += int(gridDim.x) / 2) {
+  for (int i = int(blockIdx.x); i < a.n_high * a.n_wide; i += int(gridDim.x)) {
     float d[2 * T::kSixteens][4] = {};
     int before = 0;
     for (int kb = 0; kb < a.n_block; ++kb) {
@@ -131,22 +156,21 @@ __device__ __forceinline__ void gemm_multiply(const GemmArgs& a, char* shared, u
       wgmma_commit();
       if (kb > 0) {
         wgmma_wait_older();
-        if (lane < 2) barrier_arrive_of(empty + before, uint32_t(lane));
+        if (lane == 0) barrier_arrive(empty + before);
       }
       before = ring.stage;
       ring.advance(T::kStages);
     }
     wgmma_wait(d);
-    if (lane < 2) barrier_arrive_of(empty + before, uint32_t(lane));
-    const WorkPlace place(kGemmBeside, a.n_pair, a.n_feat, i);
-    gemm_store<kFeat, kGated>(a, d, (2 * place.high + rank) * kGemmTok + warp * 16, place.wide, own, lane);
+    if (lane == 0) barrier_arrive(empty + before);
+    const WorkPlace place(kGemmBeside, a.n_high, a.n_wide, i);
+    gemm_store<kFeat, kGated>(a, d, place.high * kGemmTok + warp * 16, place.wide);
   }
 }
 #endif
 
 template <int kFeat, bool kGated>
-__global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(GemmTile<kFeat>::kThreads, 1)
-    gemm_kernel(const __grid_constant__ GemmArgs a) {
+__global__ void __launch_bounds__(GemmTile<kFeat>::kThreads, 1) gemm_kernel(const __grid_constant__ GemmArgs a) {
 #if defined(FACET_WGMMA)
   using T = GemmTile<kFeat>;
   extern __shared__ __align__(1024) char shared[];
@@ -154,37 +178,37 @@ __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(GemmTile<kFeat>::kTh
   uint64_t* const empty = full + T::kStages;
   if (threadIdx.x == 0) {
     tensor_prefetch(&a.x), tensor_prefetch(&a.w);
-    for (int i = 0; i < T::kStages; ++i) barrier_init(full + i, 1), barrier_init(empty + i, 16);
+    for (int i = 0; i < T::kStages; ++i) barrier_init(full + i, 1), barrier_init(empty + i, 8);
     barriers_publish();
   }
-  cluster_sync();
+  __syncthreads();
   pdl_wait();
   pdl_trigger();
   if (threadIdx.x >= 256) {
+    give_registers<40>();
     if (threadIdx.x == 256) gemm_feed<kFeat>(a, shared, full, empty);
-    __syncwarp();
   } else {
+    take_registers<232>();
     gemm_multiply<kFeat, kGated>(a, shared, full, empty);
   }
-  cluster_sync();  // the other block's last arrivals come to this one's barriers
 #endif
 }
 
 template <int kFeat, bool kGated>
 void launch_gemm(cudaStream_t stream, const GemmWork& g, int64_t rows, GemmArgs& a) {
   using T = GemmTile<kFeat>;
-  a.n_feat = int((rows + kFeat - 1) / kFeat);
+  a.n_wide = int((rows + kFeat - 1) / kFeat);
   a.x = tensor_map_bf16(g.x, g.n_tok, g.n_in, g.x_stride, kGemmTok);
-  a.w = tensor_map_bf16(g.w, rows, g.n_in, g.n_in, kFeat / 2);
+  a.w = tensor_map_bf16(g.w, rows, g.n_in, g.n_in, kFeat);
   allow_shared(gemm_kernel<kFeat, kGated>, size_t(T::kBytes));
-  const int clusters = std::min(device().n_sm / 2, a.n_pair * a.n_feat);
-  launch(gemm_kernel<kFeat, kGated>, dim3(unsigned(2 * clusters)), dim3(T::kThreads), size_t(T::kBytes), stream, a);
+  const int blocks = std::min(device().n_sm, a.n_high * a.n_wide);
+  launch(gemm_kernel<kFeat, kGated>, dim3(unsigned(blocks)), dim3(T::kThreads), size_t(T::kBytes), stream, a);
 }
 
-// Time of all turns of the clusters with so many outputs at a time, in outputs.
-int64_t turns(int n_pair, int64_t rows, int feat) {
-  const int64_t n = int64_t(n_pair) * ((rows + feat - 1) / feat), clusters = device().n_sm / 2;
-  return (n + clusters - 1) / clusters * feat;
+// Time of all turns of the blocks with so many outputs at a time, in outputs.
+int64_t turns(int n_high, int64_t rows, int feat) {
+  const int64_t n = int64_t(n_high) * ((rows + feat - 1) / feat), blocks = device().n_sm;
+  return (n + blocks - 1) / blocks * feat;
 }
 
 }  // namespace
@@ -195,11 +219,11 @@ void gemm(cudaStream_t stream, const GemmWork& g) {
   GemmArgs a{};
   a.y = g.y, a.y_also = g.y_also, a.y_bf = g.y_bf, a.y_stride = g.y_stride, a.y_bf_stride = g.y_bf_stride;
   a.n_tok = g.n_tok, a.n_out = g.n_out, a.act = g.act, a.times = g.times;
-  a.n_pair = (g.n_tok + 2 * kGemmTok - 1) / (2 * kGemmTok), a.n_block = (g.n_in + 63) / 64;
+  a.n_high = (g.n_tok + kGemmTok - 1) / kGemmTok, a.n_block = (g.n_in + 63) / 64;
   auto aligned = [](const void* p, size_t to) { return reinterpret_cast<uintptr_t>(p) % to == 0; };
   a.wide =
       g.y_stride % 4 == 0 && g.y_bf_stride % 4 == 0 && aligned(g.y, 16) && aligned(g.y_also, 16) && aligned(g.y_bf, 8);
-  const bool narrow = turns(a.n_pair, rows, 192) * 21 < turns(a.n_pair, rows, 256) * 20;
+  const bool narrow = turns(a.n_high, rows, 192) * 21 < turns(a.n_high, rows, 256) * 20;
   if (g.gated)
     narrow ? launch_gemm<192, true>(stream, g, rows, a) : launch_gemm<256, true>(stream, g, rows, a);
   else

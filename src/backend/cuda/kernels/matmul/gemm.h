@@ -41,7 +41,7 @@ struct GemmCodesArgs {
   int64_t strip_bytes;
   int n_strip, n_block;  // strips, blocks of 64 columns
   int n_tok, n_out;
-  int tok, n_high, n_wide;  // rows of a block: 64 to 256; blocks of rows; pairs of blocks of outputs
+  int tok, n_high, n_wide;  // rows of a block: 64 to 256; blocks of rows; blocks of outputs
   bool wide;                // outputs: for four at once
   bool times;               // y has the activation's input: results are its activation times them
   facet::Act act;

@@ -17,7 +17,7 @@ struct GemmCodesBlock {
   static constexpr int kAtBars = kAtOut + 2 * kOut, kBytes = kAtBars + kStages * 16;
   static constexpr int kThreads = 384;  // three warpgroups, for the split of registers
 };
-constexpr int kGemmHigh = 4;  // blocks of rows that share weights at a time
+constexpr int kGemmHigh = 8;  // blocks of rows that share weights at a time
 
 #if defined(FACET_WGMMA)
 // 64 results of 32 rows from tok0 on, by a warpgroup; v(n, i): as products have them, of the warp's strip.
@@ -31,7 +31,7 @@ __device__ __forceinline__ void put_tokens(const GemmCodesArgs& a, float* out, i
 #pragma unroll
     for (int i = 0; i < 4; ++i) out[(8 * n + 2 * t + i % 2) * kPitch + 16 * warp + g + i / 2 * 8] = v(n, i);
   sync_some<128>(1 + part);
-#pragma unroll
+#pragma unroll 1
   for (int i = 0; i < 4; ++i) {
     const int row = thread / 16 + 8 * i, r = thread % 16 * 4;
     if (tok0 + row < a.n_tok && feat + r < a.n_out)
@@ -55,8 +55,9 @@ __device__ __forceinline__ void finish(const GemmCodesArgs& a, const float (&d)[
     }
   } else {
     gate_meets_up(d, shared + B::kAtExchange, n_tok, [&](int n, const float(&gate)[4][4], const float(&up)[4][4]) {
-      put_tokens(a, out, part, tok0 + 32 * n, m * 64,
-                 [&](int k, int i) { return activate(gate[k][i], a.act) * up[k][i]; });
+      put_tokens(a, out, part, tok0 + 32 * n, m * 64, [&](int k, int i) {
+        return a.y ? activate(gate[k][i], a.act) * up[k][i] : gated(gate[k][i], up[k][i], a.act);
+      });
     });
     sync_some<256>(kMeetingBarrier);  // all has been taken
   }
@@ -68,14 +69,13 @@ __device__ __forceinline__ void feed(const GemmCodesArgs& a, char* shared) {
   using B = GemmCodesBlock<kGated>;
   uint64_t* const full = reinterpret_cast<uint64_t*>(shared + B::kAtBars);
   uint64_t* const empty = full + B::kStages;
-  const int rank = int(cluster_rank()), half = a.tok / 2;
   RingPosition state;
-  for (int i = int(blockIdx.x) / 2; i < a.n_high * a.n_wide; i += int(gridDim.x) / 2) {
-    const int row = WorkPlace(kGemmHigh, a.n_high, a.n_wide, i).high * a.tok + rank * half;
+  for (int i = int(blockIdx.x); i < a.n_high * a.n_wide; i += int(gridDim.x)) {
+    const int row = WorkPlace(kGemmHigh, a.n_high, a.n_wide, i).high * a.tok;
     for (int kb = 0; kb < a.n_block; ++kb) {
-      barrier_wait(empty + state.stage, state.phase ^ 1);  // both blocks have read it
+      barrier_wait(empty + state.stage, state.phase ^ 1);
       barrier_arrive_expecting(full + state.stage, unsigned(a.tok) * 128);
-      tensor_load_to(shared + state.stage * kCodesStage + rank * half * 128, &a.x, row, kb * 64, full + state.stage, 3);
+      tensor_load(shared + state.stage * kCodesStage, &a.x, row, kb * 64, full + state.stage);
       state.advance(B::kStages);
     }
   }
@@ -84,13 +84,13 @@ __device__ __forceinline__ void feed(const GemmCodesArgs& a, char* shared) {
 template <bool kGated, Tile kTile>
 __device__ __forceinline__ void multiply(const GemmCodesArgs& a, char* shared) {
   using B = GemmCodesBlock<kGated>;
-  const int rank = int(cluster_rank()), warp = __shfl_sync(~0u, int(threadIdx.x) / 32, 0), part = warp / 4;
+  const int warp = __shfl_sync(~0u, int(threadIdx.x) / 32, 0), part = warp / 4;
   uint64_t* const full = reinterpret_cast<uint64_t*>(shared + B::kAtBars);
   RingPosition state;
-  for (int i = int(blockIdx.x) / 2; i < a.n_high * a.n_wide; i += int(gridDim.x) / 2) {
+  for (int i = int(blockIdx.x); i < a.n_high * a.n_wide; i += int(gridDim.x)) {
     const WorkPlace place(kGemmHigh, a.n_high, a.n_wide, i);
-    const int m = 2 * place.wide + rank, strip = kGated ? 4 * m + warp % 4 : 8 * m + warp;
-    CodesLoop<kTile, B::kStages, true> x{
+    const int m = place.wide, strip = kGated ? 4 * m + warp % 4 : 8 * m + warp;
+    CodesLoop<kTile, B::kStages> x{
         .rows = shared,
         .full = full,
         .empty = full + B::kStages,
@@ -105,7 +105,7 @@ __device__ __forceinline__ void multiply(const GemmCodesArgs& a, char* shared) {
 #endif
 
 template <bool kGated, Tile kTile>
-__global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(GemmCodesBlock<kGated>::kThreads, 1)
+__global__ void __launch_bounds__(GemmCodesBlock<kGated>::kThreads, 1)
     gemm_codes_kernel(const __grid_constant__ GemmCodesArgs a) {
 #if defined(FACET_WGMMA)
   using B = GemmCodesBlock<kGated>;
@@ -113,27 +113,25 @@ __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(GemmCodesBlock<kGate
   uint64_t* const full = reinterpret_cast<uint64_t*>(shared + B::kAtBars);
   if (threadIdx.x == 0) {
     tensor_prefetch(&a.x);
-    for (int i = 0; i < B::kStages; ++i) barrier_init(full + i, 1), barrier_init(full + B::kStages + i, 16);
+    for (int i = 0; i < B::kStages; ++i) barrier_init(full + i, 1), barrier_init(full + B::kStages + i, 8);
     barriers_publish();
   }
-  cluster_sync();
+  __syncthreads();
   pdl_wait();
   pdl_trigger();
   if (threadIdx.x >= 256) {
     give_registers<40>();
     if (threadIdx.x == 256) feed<kGated>(a, shared);
-    __syncwarp();
   } else {
     take_registers<232>();
     multiply<kGated, kTile>(a, shared);
   }
-  cluster_sync();  // the other block's last arrivals come to this one's barriers
 #endif
 }
 
 template <Tile kTile>
 void launch_gemm_codes(cudaStream_t stream, const GemmCodesArgs& a, bool gated) {
-  const dim3 grid(unsigned(2 * std::min(device().n_sm / 2, a.n_high * a.n_wide)));
+  const dim3 grid(unsigned(std::min(device().n_sm, a.n_high * a.n_wide)));
   const auto go = [&]<bool kGated>(std::bool_constant<kGated>) {
     using B = GemmCodesBlock<kGated>;
     allow_shared(gemm_codes_kernel<kGated, kTile>, size_t(B::kBytes));

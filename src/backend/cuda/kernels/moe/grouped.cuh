@@ -1,18 +1,11 @@
 #pragma once
 #include "backend/cuda/kernels/common/activate.cuh"
 #include "backend/cuda/kernels/common/bulk.cuh"
-#include "backend/cuda/kernels/common/cluster.cuh"
+#include "backend/cuda/kernels/common/tensor_load.cuh"
 #include "backend/cuda/kernels/common/wgmma.cuh"
 
 // What the kernels of grouped products share.
 namespace facet::cuda {
-
-// hidden of a gate row and an up row. The exponential's quotient needs no more than bf16.
-__device__ __forceinline__ float gated(float g, float u, Act act) {
-  if (act == Act::kSilu) return __fdividef(g, 1.f + __expf(-g)) * u;
-  const float inner = 0.7978845608028654f * (g + 0.044715f * g * g * g);
-  return (g - __fdividef(g, 1.f + __expf(2.f * inner))) * u;
-}
 
 #if defined(FACET_WGMMA)
 // Four 8 x 8 matrices from registers, transposed; lane l gives the address of row l % 8 of matrix l / 8.

@@ -68,7 +68,7 @@ __device__ __forceinline__ void codes_item(const CodesArgs& a, char* shared, Rin
   const int m = item.x, first_row = item.y, width = item.z, thread = int(threadIdx.x), warp = thread / 32,
             part = warp / 4, lane = thread % 32, strip = kUp ? 4 * m + warp % 4 : 8 * m + warp, of = kUp ? part : 0;
   uint64_t* const full = reinterpret_cast<uint64_t*>(shared + B::kAtBars);
-  CodesLoop<kTile, B::kStages, false> x{
+  CodesLoop<kTile, B::kStages> x{
       .rows = shared,
       .full = full,
       .empty = full + B::kStages,
