@@ -75,7 +75,7 @@ const std::vector<Case> kCases = {
 };
 
 constexpr int kMostRows = 4096;  // of a prompt
-constexpr int kRows[] = {1, 4, 8, 16, 32, 64, 128}, kPromptRows[] = {64, 128, 512, kMostRows};
+constexpr int kRows[] = {1, 4, 8, 16, 32, 64, 128}, kPromptRows[] = {128, 512, 1024, kMostRows};
 constexpr int64_t kMostWeights = int64_t(21504) * 5376;  // of a matrix that becomes a panel
 
 // Panels of weights: unpacked and multiplied, by either; and gemm.cu's product alone.
@@ -102,22 +102,6 @@ void panels(cuda::Device& device, const Case& c, int most, const __nv_bfloat16* 
         for (int k = 0; k < n_matrix; ++k) gemm.multiply(to(m[k]), in, c.n_in, m[k].w);
       });
     for (const int n : kPromptRows)
-      if (ours && !cuda::is_float(c.w[0].first))
-        run("gemm codes", n, 2, [&](const cuda::SkinnyMatrix* m) {
-          for (int k = 0; k < (c.glu ? 1 : n_matrix); ++k)
-            cuda::gemm_codes(device.stream(),
-                             {.x = in,
-                              .x_stride = c.n_in,
-                              .n_tok = n,
-                              .n_out = m[k].w.n_out,
-                              .n_in = c.n_in,
-                              .y = c.glu ? nullptr : m[k].y,
-                              .y_bf = c.glu ? hidden : nullptr,
-                              .y_stride = most,
-                              .y_bf_stride = m[k].w.n_out},
-                             m[k].w, c.glu ? &m[1].w : nullptr);
-        });
-    for (const int n : kPromptRows)
       if (ours && n_matrix == 1)
         run("gemm alone", n, 2, [&](const cuda::SkinnyMatrix*) {
           cuda::gemm(device.stream(), {.x = in,
@@ -130,7 +114,7 @@ void panels(cuda::Device& device, const Case& c, int most, const __nv_bfloat16* 
                                        .y_stride = most});
         });
   }
-  device.use_gemm(false);
+  device.use_gemm(true);
 }
 
 }  // namespace

@@ -247,6 +247,7 @@ int main(int argc, char** argv) {
   const facet::cuda::Device device(0);
   Bench b;
   if (argc > 1) b.only = argv[1];
+  cuda::Device::current().use_gemm(false);  // panels, but where a case says codes
   b.run();
   FACET_CUDA_CHECK(cudaDeviceSynchronize());
 }

@@ -95,8 +95,9 @@ std::vector<std::string> conversion_notes(const std::string& path, std::span<con
   return notes;
 }
 
-std::string library_note() {
-  if (cuda::has_cublas_lt()) return "";
+std::string library_note(int gpu) {
+  const auto d = cuda::device_info(gpu);
+  if (!d || d->gemm || d->cublaslt) return "";
   return fmt::format(
       "{} was not found: long prompts take kernels in 8 bits for quantised tensors and slow ones for F16 "
       "and BF16; it comes with NVIDIA's package libcublas or PyPI's nvidia-cublas (LD_LIBRARY_PATH)",

@@ -25,8 +25,8 @@ int64_t cuda_weight_bytes(std::span<const TensorView> tensors);
 // What a user should know of a file whose types a GPU does not keep.
 std::vector<std::string> conversion_notes(const std::string& path, std::span<const TensorView> tensors);
 
-// What a user should know of NVIDIA's libraries that are not there; or empty.
-std::string library_note();
+// What a user should know of NVIDIA's libraries that are not there, on a GPU that wants them; or empty.
+std::string library_note(int gpu);
 
 // Of a decided configuration.
 inline WeightsInRam weights_in_ram(const EngineConfig& c) {

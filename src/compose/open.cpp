@@ -124,7 +124,7 @@ Result<std::unique_ptr<Engine>> open_with(const EngineConfig& c, const EngineDeb
                  "leave it out: the best there is will be used"};
 #if FACET_CUDA
   if (decided->backend == "cuda" && c.noted) {
-    if (const std::string note = library_note(); !note.empty()) c.noted(note);
+    if (const std::string note = library_note(c.gpu); !note.empty()) c.noted(note);
     for (const std::string& n : conversion_notes(model.file.path(), model.file.tensors())) c.noted(n);
     for (const DrafterFile& d : model.drafters)
       for (const std::string& n : conversion_notes(d.path(), d.tensors())) c.noted(n);

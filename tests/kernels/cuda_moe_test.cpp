@@ -288,10 +288,9 @@ struct Case {
       check(codes, 0, T, "codes");
       EXPECT_EQ(0, std::memcmp(codes.data(), many().data(), codes.size() * 4)) << "the same again";
     }
-    gpu().use_gemm(false);
-    gpu().use_wgmma(false);
+    gpu().use_wgmma(false), gpu().use_gemm(true);
     check(many(), 0, T, "mma");
-    gpu().use_wgmma(true);
+    gpu().use_wgmma(true), gpu().use_gemm(true);
   }
 };
 

@@ -22,23 +22,21 @@ bool is_consumer(int major, int minor) { return (major == 8 && minor > 0) || maj
 bool may_gemm(const DeviceInfo& d, bool code) { return d.wgmma && code && has_tensor_maps(); }
 
 // What FACET_CUDA_LIMITS imposes (device.h).
-Status impose_limits(DeviceInfo& d, bool warpgroup_code) {
+Status impose_limits(DeviceInfo& d) {
   const char* limits = std::getenv("FACET_CUDA_LIMITS");
   if (!limits || !*limits) return Ok{};
-  d.cublaslt = false;
-  if (std::string_view(limits) == "90") {
-    d.gemm = may_gemm(d, warpgroup_code);
-    d.int8_prompts = is_consumer(d.major, d.minor) || !d.gemm;
-    return Ok{};
-  }
   if (std::string_view(limits) != "86")
-    return Error{"FACET_CUDA_LIMITS", fmt::format("expected 86 or 90, found {:.20}", limits),
-                 "unset it outside of tests"};
+    return Error{"FACET_CUDA_LIMITS", fmt::format("expected 86, found {:.20}", limits), "unset it outside of tests"};
   d.major = 8, d.minor = 6;
   d.shared = std::min(d.shared, 99 * 1024), d.shared_sm = std::min(d.shared_sm, 100 * 1024);
-  d.bulk_copies = d.wgmma = d.pdl = d.clusters = false;
-  d.int8_prompts = is_consumer(d.major, d.minor);
+  d.bulk_copies = d.wgmma = d.pdl = d.clusters = d.gemm = d.cublaslt = false;
+  d.int8_prompts = true;
   return Ok{};
+}
+// What products of many rows are by. cuBLASLt is not opened for Hopper's.
+void choose_products(DeviceInfo& d, bool gemm) {
+  d.gemm = gemm, d.cublaslt = !gemm && has_cublas_lt();
+  d.int8_prompts = is_consumer(d.major, d.minor) || !(d.gemm || d.cublaslt);
 }
 
 }  // namespace
@@ -77,10 +75,9 @@ Result<DeviceInfo> device_info(int id) {
                .bulk_copies = hopper_code,
                .wgmma = hopper_code && p.major == 9,
                .pdl = hopper_code,
-               .clusters = hopper_code,
-               .int8_prompts = is_consumer(p.major, p.minor) || !has_cublas_lt(),
-               .cublaslt = has_cublas_lt()};
-  if (auto ok = impose_limits(d, warpgroup_code); !ok) return ok.error();
+               .clusters = hopper_code};
+  choose_products(d, may_gemm(d, warpgroup_code));
+  if (auto ok = impose_limits(d); !ok) return ok.error();
   return d;
 }
 
@@ -101,7 +98,7 @@ Device::~Device() {
   if (current_ == this) current_ = nullptr;
 }
 
-void Device::use_gemm(bool on) { info_.gemm = on && may_gemm(info_, has_warpgroup_code()); }
+void Device::use_gemm(bool on) { choose_products(info_, on && may_gemm(info_, has_warpgroup_code())); }
 
 void Device::make_current() {
   FACET_CUDA_CHECK(cudaSetDevice(info_.id));

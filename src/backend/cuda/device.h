@@ -29,8 +29,7 @@ constexpr int kMuchShared = 160 * 1024;
 // number of multiprocessors and its memory: compute capability 8.6, 99 KB of shared memory a block and 100 KB a
 // multiprocessor, no wgmma, bulk copies, PDL, clusters or cuBLASLt, prompts in int8. What device code chooses by
 // __CUDA_ARCH__ (bulk copies, waits) follows the machine code, not this: for all of it the program has to be built with
-// -DCMAKE_CUDA_ARCHITECTURES=86-virtual, which newer GPUs run through the driver's compiler. FACET_CUDA_LIMITS=90 takes
-// DeviceInfo::gemm in place of cuBLASLt.
+// -DCMAKE_CUDA_ARCHITECTURES=86-virtual, which newer GPUs run through the driver's compiler.
 struct DeviceInfo {
   int id = 0;
   std::string name, pci_bus_id;  // "00000000:1b:00.0"
@@ -47,7 +46,7 @@ struct DeviceInfo {
   bool pdl = false;          // a kernel may start while the one before it drains
   bool clusters = false;
   bool int8_prompts = false;  // int8 mma.sync is several times as fast as products in bf16: consumer cards
-  bool gemm = false;          // products of many rows by gemm.cu and from codes: FACET_CUDA_LIMITS=90 alone asks for it
+  bool gemm = false;          // products of many rows by gemm.cu, of experts from codes: Hopper
   bool cublaslt = false;  // without either other products of many rows go through the kernels for few: slow, and the
                           // same bits for a row as in a short step
 };

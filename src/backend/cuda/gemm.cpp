@@ -19,10 +19,6 @@ GemmWork work_of(const Mat& y, const __nv_bfloat16* x, int64_t x_stride, const T
           .y_bf_stride = y.bf_stride};
 }
 
-// From so many rows on a product of a panel wins more than unpacking it costs (one H200, Q4_K: 780 and 690 TFLOP/s, 3.9
-// TB/s of codes and panel).
-constexpr int kPanelRows = 2048;
-
 }  // namespace
 
 int64_t Gemm::panel_elements(const DeviceInfo& d, int64_t n_weight, int64_t n_col) {
@@ -51,17 +47,8 @@ void Gemm::drop(Plan& p) {
   cublasLtMatmulDescDestroy(p.op);
 }
 bool Gemm::fits(const TiledMatrix& w) const {
-  const bool gemm = device_.info().gemm;
-  if (gemm && w.n_in % 8 != 0) return false;
-  return (gemm && !is_float(w.tile)) || has_room(w);
-}
-void Gemm::by_kernel(GemmWork g, const TiledMatrix& w, const TiledMatrix* up) {
-  if (!is_float(w.tile) && (g.n_tok < kPanelRows || !has_room(w) || (up && !has_room(*up))))
-    return gemm_codes(device_.stream(), g, w, up);
-  unpack_bf16(device_.stream(), panel_, w, 0, 0, w.n_out, up ? 0 : -1);
-  if (up) unpack_bf16(device_.stream(), panel_, *up, 0, 0, up->n_out, 1);
-  g.w = panel_, g.gated = up != nullptr;
-  gemm(device_.stream(), g);
+  if (device_.info().gemm && w.n_in % 8 != 0) return false;
+  return panel_ && int64_t(w.n_out) * w.n_in <= n_weight_;
 }
 void Gemm::multiply(Mat y, const __nv_bfloat16* x, int64_t x_stride, const TiledMatrix& w, Mat also) {
   if (!device_.info().gemm) {
@@ -70,9 +57,10 @@ void Gemm::multiply(Mat y, const __nv_bfloat16* x, int64_t x_stride, const Tiled
     return;
   }
   CHECK(!also.p || also.stride == y.stride, "rows of {} and {}", y.stride, also.stride);
+  unpack_bf16(device_.stream(), panel_, w, 0, 0, w.n_out);
   GemmWork g = work_of(y, x, x_stride, w, Act::kGelu);
-  g.y_also = also.p;
-  by_kernel(g, w);
+  g.w = panel_, g.y_also = also.p;
+  gemm(device_.stream(), g);
 }
 void Gemm::multiply_gated(Mat y, const __nv_bfloat16* x, int64_t x_stride, const TiledMatrix& gate,
                           const TiledMatrix& up, Act act, bool rounded) {
@@ -81,15 +69,12 @@ void Gemm::multiply_gated(Mat y, const __nv_bfloat16* x, int64_t x_stride, const
     by_library(second_, y.cols, x, x_stride, y.rows, up);
     return act_mul(device_.stream(), y, y, {.p = second_, .rows = y.rows, .cols = y.cols, .stride = y.cols}, act);
   }
+  unpack_bf16(device_.stream(), panel_, gate, 0, 0, gate.n_out, 0);
+  unpack_bf16(device_.stream(), panel_, up, 0, 0, up.n_out, 1);
   GemmWork g = work_of(y, x, x_stride, gate, act);
-  const bool panel = has_room(gate) && has_room(up) && (g.n_tok >= kPanelRows || is_float(gate.tile));
-  if (gate.tile == up.tile || (panel && is_float(gate.tile) == is_float(up.tile))) {
-    if (rounded && g.y_bf) g.y = nullptr;
-    return by_kernel(g, gate, &up);
-  }
-  by_kernel(g, gate);
-  g.times = true;
-  by_kernel(g, up);
+  g.w = panel_, g.gated = true;
+  if (rounded && g.y_bf) g.y = nullptr;
+  gemm(device_.stream(), g);
 }
 void Gemm::by_library(float* y, int64_t y_stride, const __nv_bfloat16* x, int64_t x_stride, int n_row,
                       const TiledMatrix& w) {

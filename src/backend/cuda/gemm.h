@@ -13,9 +13,8 @@
 
 namespace facet::cuda {
 
-// Products of many rows. Where DeviceInfo::gemm says so, of codes as they lie (kernels/matmul/gemm_codes.cu); of floats,
-// and of codes where there are so many rows that unpacking pays, by way of a bf16 panel of the weights (gemm.cu).
-// Elsewhere by way of a panel and cuBLASLt.
+// Products of many rows by way of a bf16 panel of the weights: by gemm.cu on Hopper (DeviceInfo::gemm), elsewhere by
+// cuBLASLt.
 class Gemm {
  public:
   static constexpr int64_t kWorkspace = int64_t(64) << 20;
@@ -26,7 +25,7 @@ class Gemm {
   // For matrices of at most n_weight elements, n_tok rows and n_col columns.
   void reserve(int64_t n_weight, int64_t n_tok, int64_t n_col);
   static int64_t bytes(const DeviceInfo&, int64_t n_weight, int64_t n_tok, int64_t n_col);
-  // Whether products with it may be asked for: a panel of it fits, or none is needed. Before reserve(): none fits.
+  // Whether products with it may be asked for: a panel of it fits. Before reserve(): none does.
   bool fits(const TiledMatrix& w) const;
   // y[t] = w x[t], f32 sums; also: a second copy of y, if wanted.
   void multiply(Mat y, const __nv_bfloat16* x, int64_t x_stride, const TiledMatrix& w, Mat also = {});
@@ -42,8 +41,6 @@ class Gemm {
   };
   static void drop(Plan& p);
   static int64_t panel_elements(const DeviceInfo&, int64_t n_weight, int64_t n_col);
-  void by_kernel(GemmWork g, const TiledMatrix& w, const TiledMatrix* up = nullptr);
-  bool has_room(const TiledMatrix& w) const { return panel_ && int64_t(w.n_out) * w.n_in <= n_weight_; }
   void by_library(float* y, int64_t y_stride, const __nv_bfloat16* x, int64_t x_stride, int n_row,
                   const TiledMatrix& w);
 

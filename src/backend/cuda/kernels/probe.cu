@@ -15,6 +15,7 @@
 
 #include "backend/cuda/kernels/common/launch.cuh"
 #include "backend/cuda/kernels/common/wgmma.cuh"
+#include "backend/cuda/kernels/matmul/gemm.h"
 
 namespace facet::cuda {
 namespace {
@@ -123,7 +124,7 @@ double read_gbps() {
 }
 
 double bf16_tflops() {
-  if (!device().cublaslt) return 0;
+  if (!device().gemm && !device().cublaslt) return 0;
   constexpr int n = 8192;
   void *a = nullptr, *b = nullptr, *c = nullptr, *work = nullptr;
   constexpr size_t kWork = size_t(64) << 20;
@@ -132,6 +133,21 @@ double bf16_tflops() {
   FACET_CUDA_CHECK(cudaMalloc(&c, size_t(n) * n * 2));
   FACET_CUDA_CHECK(cudaMalloc(&work, kWork));
   fill_random_rows(nullptr, a, int64_t(n) * n * 2, 2), fill_random_rows(nullptr, b, int64_t(n) * n * 2, 3);
+  const auto end = [&](double ms) {
+    cudaFree(a), cudaFree(b), cudaFree(c), cudaFree(work);
+    return 2.0 * n * double(n) * n / ms / 1e9;
+  };
+  if (device().gemm) {
+    const GemmWork g{.x = static_cast<const __nv_bfloat16*>(a),
+                     .x_stride = n,
+                     .n_tok = n,
+                     .w = static_cast<const __nv_bfloat16*>(b),
+                     .n_out = n,
+                     .n_in = n,
+                     .y_bf = static_cast<__nv_bfloat16*>(c),
+                     .y_bf_stride = n};
+    return end(best_ms([&] { gemm(nullptr, g); }, 8));
+  }
   cublasLtHandle_t handle = nullptr;
   cublasLtMatmulDesc_t op = nullptr;
   cublasLtMatrixLayout_t la = nullptr;
@@ -155,8 +171,7 @@ double bf16_tflops() {
       8);
   cublasLtMatmulPreferenceDestroy(want), cublasLtMatrixLayoutDestroy(la), cublasLtMatmulDescDestroy(op),
       cublasLtDestroy(handle);
-  cudaFree(a), cudaFree(b), cudaFree(c), cudaFree(work);
-  return 2.0 * n * double(n) * n / ms / 1e9;
+  return end(ms);
 }
 
 }  // namespace facet::cuda

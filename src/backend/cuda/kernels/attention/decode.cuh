@@ -55,7 +55,8 @@ constexpr int decode_stages(bool two, bool shared, int stage_bytes) {
   return stage_bytes > 32 * 1024 ? 3 : 4;
 }
 
-// Shared rows that go to the tensor cores as codes. Rows of Q8_0 are too long for two tiles of 128 keys beside another block.
+// Shared rows that go to the tensor cores as codes. Rows of Q8_0 are too long for two tiles of 128 keys beside another
+// block.
 constexpr bool takes_codes(KvType t) { return t == KvType::kQ4_0 || t == KvType::kTQ3_0; }
 
 // G groups of warps share the tiles of K and V; each has NT blocks of eight query rows. kTwoStages: for blocks of
@@ -70,8 +71,22 @@ struct DecodeShape {
   static constexpr bool kPacked = kShared && is_packed(K);  // whole tiles come by a tensor map
   struct Nothing {};
   using Map = std::conditional_t<kPacked, PackedMap, Nothing>;
+  // The key of row r < 8 of a fragment of 16 keys of K; that of row r + 8 is 8 further. What places of a row's chunks
+  // are exchanged by, where its scales lie, and those of a group.
+  __device__ static int k_key(int r) { return kPacked ? packed_key<K>(r) : r; }
+  __device__ static int k_swap(int row) { return kPacked ? 0 : kShared ? shared_xor<K>(row) : (row & 1) << 2; }
+  __device__ static int v_swap(int row) { return kPacked ? 0 : shared_xor<V>(row); }
+  template <class T>
+  __device__ static int scales_at(T, int stride, int row) {
+    return kPacked ? row * stride + T::kCodes : kKeys * stride + row * T::kScales;
+  }
+  template <class T>
+  __device__ static uint32_t scale_pair(T, const char* base, int stride, int row, int group) {
+    return *reinterpret_cast<const uint32_t*>(base + scales_at(T{}, stride, row) + group * 4);
+  }
   template <KvType T>
-  using SharedRows = std::conditional_t<kPacked, PackedRows<T>, std::conditional_t<kCodes, CodeTile<T>, SharedShape<T>>>;
+  using SharedRows =
+      std::conditional_t<kPacked, PackedRows<T>, std::conditional_t<kCodes, CodeTile<T>, SharedShape<T>>>;
   using KT = typename std::conditional_t<kShared, std::type_identity<SharedRows<K>>,
                                          std::type_identity<TileShape<K, E>>>::type;
   using VT = typename std::conditional_t<kShared, std::type_identity<SharedRows<V>>,
@@ -94,8 +109,8 @@ struct DecodeShape {
   static constexpr int kCols640 = kShared ? kSharedCols : E;  // of a row
   static constexpr int kHeadK = device_kv_bytes(K, kCols640), kHeadV = device_kv_bytes(V, kCols640);
   static constexpr int kRow = kHeadK > kHeadV ? kHeadK : kHeadV;
-  // Of codes it is that of the last stage, which nothing is copied to before the loop; a single one is filled first, but
-  // where memory is scarce.
+  // Of codes it is that of the last stage, which nothing is copied to before the loop; a single one is filled first,
+  // but where memory is scarce.
   static constexpr bool kLateFirst = kCodes && kTwoStages;
   static constexpr int kAtHeads = kCodes && (kStages > 1 || kLateFirst) ? (kStages - 1) * kStageBytes : kAtS;
   static constexpr int kHeadsBytes = kAtHeads + E * 4 + kWarps * (kCols640 + kRow);
@@ -116,6 +131,9 @@ struct DecodeShape {
   // Loads before the wait; not where they would cost registers that the loop needs.
   static constexpr bool kEarly = NT < 4 && kBlocksPerSm * kThreads <= 512;
 };
+
+template <KvType K, KvType V, int E, int NT, int G, Also kAlso, bool kShared, bool kTwoStages>
+using DecodeMap = typename DecodeShape<K, V, E, NT, G, kAlso, kShared, kTwoStages>::Map;
 
 // Where a tile's row keeps a 16-byte chunk.
 template <class Shape, KvType T>
@@ -230,12 +248,12 @@ struct CodeColumns {
   }
 };
 
-// The tiles of a block of shared rows in codes, and its results. position(col): of a query, -1: none; is_whole(row): every
-// token sees all rows of the tile that begins there; load(tile): begins its copy, or does nothing behind the last;
-// by_map: that of whole tiles is one of the tensor map's; part_at(col): where a query's partial results go.
-template <class Shape, KvType T, int NT, class Position, class Whole, class Load, class PartAt>
+// The tiles of a block of shared rows in codes, and its results. position(col): of a query, -1: none; is_whole(row):
+// every token sees all rows of the tile that begins there; load(tile): begins its copy, nothing behind the last;
+// mapped: that of whole tiles may be one of it; part_at(col): where a query's partial results go.
+template <class Shape, KvType T, int NT, class Position, class Whole, class Load, class Mapped, class PartAt>
 __device__ __forceinline__ void attend_codes(const AttendParams& p, const SeqRows& s, char* shared, int row0, int hi,
-                                             Position&& position, Whole&& is_whole, Load&& load, bool by_map,
+                                             Position&& position, Whole&& is_whole, Load&& load, Mapped& mapped,
                                              PartAt&& part_at) {
   using Tile = CodeTile<T>;
   constexpr int kKeys = Shape::kKeys;
@@ -252,7 +270,6 @@ __device__ __forceinline__ void attend_codes(const AttendParams& p, const SeqRow
     load(0);
   }
   const int n_tile = (hi - row0 + kKeys - 1) / kKeys;
-  uint32_t phases = 0;  // a bit a stage
 #pragma unroll 1
   for (int tile = 0; tile < n_tile; ++tile) {
     copies_wait<0>();
@@ -260,10 +277,7 @@ __device__ __forceinline__ void attend_codes(const AttendParams& p, const SeqRow
     if constexpr (Shape::kStages == 2) load(tile + 1);
     const int stage = tile % Shape::kStages, row = row0 + tile * kKeys;
     const char* base = shared + stage * Shape::kStageBytes;
-    if (by_map && is_whole(row)) {
-      barrier_wait(reinterpret_cast<uint64_t*>(shared + Shape::kAtBars) + stage, phases >> stage & 1);
-      phases ^= 1u << stage;
-    }
+    if (mapped.on && is_whole(row)) mapped.wait(stage);
     float x[NT][4], alpha[NT][2];
     code_scores<T, NT>(x, base, col.key0, shared + Shape::kAtQ, reinterpret_cast<const float*>(shared + Shape::kAtInit),
                        Shape::kCols, col.n0, col.lane);
@@ -312,9 +326,8 @@ __device__ __forceinline__ void attend_codes(const AttendParams& p, const SeqRow
 template <KvType K, KvType V, int E, int NT, int G, Also kAlso, bool kShared, bool kTwoStages>
 __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G, kAlso, kShared, kTwoStages>::kThreads,
                                   DecodeShape<K, V, E, NT, G, kAlso, kShared, kTwoStages>::kBlocksPerSm)
-    attend_decode_kernel(
-        const __grid_constant__ AttendParams p,
-        const __grid_constant__ typename DecodeShape<K, V, E, NT, G, kAlso, kShared, kTwoStages>::Map map) {
+    attend_decode_kernel(const __grid_constant__ AttendParams p,
+                         const __grid_constant__ DecodeMap<K, V, E, NT, G, kAlso, kShared, kTwoStages> map) {
   using Shape = DecodeShape<K, V, E, NT, G, kAlso, kShared, kTwoStages>;
   using KT = typename Shape::KT;
   using VT = typename Shape::VT;
@@ -381,35 +394,15 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G, kAlso, kShared, kT
   const int place0 =
       p.kv.window > 0 ? int(unsigned(row0) % unsigned(ring_cap)) : row0;  // of row0; later rows follow it
   auto is_whole = [&](int row) { return row >= lo && row + kKeys <= min(hi, s.len); };
-  const auto scales_at = [](auto shape, int stride, int r) {
-    using T = decltype(shape);
-    if constexpr (Shape::kPacked) return r * stride + T::kCodes;
-    return kKeys * stride + r * T::kScales;
-  };
-  // Whole tiles of shared rows by the tensor map.
-  uint64_t* const stage_bars = reinterpret_cast<uint64_t*>(shared + Shape::kAtBars);
-  bool by_map = false;
-#if __CUDA_ARCH__ >= 900
-  if constexpr (Shape::kPacked) {
-    by_map = map.on;
-    if (by_map && tid == 0) {
-      for (int i = 0; i < kStages; ++i) barrier_init(stage_bars + i, 1);
-      barriers_publish();
-    }
-  }
-#endif
+  MappedStages<K, kKeys, kStages> mapped(map, shared + Shape::kAtBars);
   auto load_rows = [&](auto is_k, auto at_once, auto shape, int stride, char* to, int tile, const char* ring,
                        const char* stage, int64_t row_bytes) {
     using T = decltype(shape);
     constexpr int kTimes = kKeys * kLoaders / Shape::kThreads, kUnroll = at_once() && !Shape::kCodes ? kTimes : 1;
     constexpr int kChunks = T::kCodes / 16, kAll = kChunks + T::kScales / 16;
     if (tile >= n_tile) return;
-    if constexpr (Shape::kPacked)
-      if (by_map && is_whole(row0 + tile * kKeys)) {
-        if (tid == 0)
-          load_packed<K, kKeys>(to, map, head, row0 + tile * kKeys, cache_slot, stage_bars + tile % kStages);
-        return;
-      }
+    const int first = row0 + tile * kKeys;
+    if (mapped.load(to, map, head, first, cache_slot, tile % kStages, is_whole(first))) return;
 #pragma unroll kUnroll
     for (int i = 0; i < kTimes; ++i) {
       const int sub = tid % kLoaders, r = tid / kLoaders + i * (Shape::kThreads / kLoaders), after = tile * kKeys + r,
@@ -426,7 +419,7 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G, kAlso, kShared, kT
       if constexpr (Shape::kByLine) {
         const int chunk = sub - (int(reinterpret_cast<uintptr_t>(from) >> 4) & (kLoaders - 1));
         char* const code = to + r * stride + 16 * tile_chunk<Shape, K>(is_k, chunk, r);
-        char* const scale = to + scales_at(T{}, stride, r) + 16 * (chunk - kChunks);
+        char* const scale = to + Shape::scales_at(T{}, stride, r) + 16 * (chunk - kChunks);
 #pragma unroll
         for (int j = 0; j < (kAll + 2 * kLoaders - 2) / kLoaders; ++j) {
           const int n = chunk + kLoaders * j;
@@ -445,7 +438,7 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G, kAlso, kShared, kT
           copy16_async_or_zero(row_to + 16 * tile_chunk<Shape, K>(is_k, chunk, r), from + 16 * chunk, there);
       }
       if (T::kScales > 0 && sub < T::kScales / 16)
-        copy16_async_or_zero(to + scales_at(T{}, stride, r) + 16 * sub, from + T::kCodes + 16 * sub, there);
+        copy16_async_or_zero(to + Shape::scales_at(T{}, stride, r) + 16 * sub, from + T::kCodes + 16 * sub, there);
     }
   };
   auto load_k = [&](int tile, int item) {
@@ -549,7 +542,7 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G, kAlso, kShared, kT
       *reinterpret_cast<uint4*>(only_row + 16 * chunk) = v;
       const int place = tile_chunk<Shape, kType>(is_k, chunk, r);
       char* const code = stage_at + r * stride + 16 * place;
-      char* const scale = stage_at + scales_at(T{}, stride, r) + 16 * chunk - T::kCodes;
+      char* const scale = stage_at + Shape::scales_at(T{}, stride, r) + 16 * chunk - T::kCodes;
       if (first) *reinterpret_cast<uint4*>(chunk < T::kCodes / 16 ? code : scale) = v;
     }
     __syncwarp();  // the row's place is used again
@@ -593,11 +586,9 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G, kAlso, kShared, kT
       const bool is_v = col < 0 && !is_k;
       make_head<E>(x, from, !is_v || in.work.norm_v, in.work.eps, gain, is_v ? nullptr : rope_cos_sin, lane);
       if constexpr (kShared) to_shared_order(x, lane, true);
-      // K and V of one type, or both with scales.
-      static_assert(device_kv_has_scales(K) == device_kv_has_scales(V));
+      static_assert(device_kv_has_scales(K) == device_kv_has_scales(V), "of one type, or both with scales");
       float norm = 0;
-      if (K == KvType::kTQ3_0 || V == KvType::kTQ3_0)
-        if (col < 0) norm = before_rotation<E>(is_k ? K : V, x);
+      if ((K == KvType::kTQ3_0 || V == KvType::kTQ3_0) && col < 0) norm = before_rotation<E>(is_k ? K : V, x);
       if (device_kv_has_scales(K)) warp_rotate<V_>(x, lane, false);
       if (col < 0) {
         const int row = s.len;
@@ -623,7 +614,7 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G, kAlso, kShared, kT
   };
   if constexpr (Shape::kCodes)
     return attend_codes<Shape, K, NT>(
-        p, s, shared, row0, hi, position, is_whole, [&](int t) { load_k(t, t); }, by_map, part_at);
+        p, s, shared, row0, hi, position, is_whole, [&](int t) { load_k(t, t); }, mapped, part_at);
 
   if constexpr (!Shape::kEarly) find_columns();
   const float scale = p.scale * 1.4426950408889634f / kOverscale<K>;
@@ -631,7 +622,6 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G, kAlso, kShared, kT
   const int of_group = warp % Shape::kGroupWarps, n0 = warp / Shape::kGroupWarps * NT;  // first block of query rows
   const int key_half = of_group % 2, part = of_group / 2;                               // of S^T
 
-  uint32_t phases = 0;  // of the stages that the tensor map fills, a bit each
   for (int tile = 0; tile < n_tile; ++tile) {
     // Items (2 t: K of tile t, 2 t + 1: V; t: a shared tile) are loaded kStages ahead, into the stage of the one used
     // last.
@@ -642,10 +632,7 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G, kAlso, kShared, kT
     __syncthreads();
     if constexpr (kShared) {
       load_k(tile + kStages - 1, tile + kStages - 1);
-      if (by_map && is_whole(row0 + tile * kKeys)) {
-        barrier_wait(stage_bars + tile % kStages, phases >> (tile % kStages) & 1);
-        phases ^= 1u << tile % kStages;
-      }
+      if (mapped.on && is_whole(row0 + tile * kKeys)) mapped.wait(tile % kStages);
     } else if (tile > 0) {
       if constexpr (kStages == 4)
         load_v(tile + 1, 2 * tile + 3);
@@ -657,23 +644,19 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G, kAlso, kShared, kT
 
     {
       const char* base = shared + (kShared ? tile : 2 * tile) % kStages * Shape::kStageBytes;
-      const int key = Shape::kPacked ? packed_key<K>(g) : g;  // of the first row of a fragment; the other is 8 below
-      const char* row = base + (16 * key_half + key) * KT::kStrideK;
+      const int key = 16 * key_half + Shape::k_key(g);
+      const char* row = base + key * KT::kStrideK;
       float score[NT][4] = {};
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         const int group = 2 * part + i;
         uint32_t a[4][4];
-        k_fragments<K, kShared>(a, row, row + 8 * KT::kStrideK, group, c,
-                                Shape::kPacked ? 0
-                                : kShared      ? shared_xor<K>(g)
-                                               : (g & 1) << 2);
+        k_fragments<K, kShared>(a, row, row + 8 * KT::kStrideK, group, c, Shape::k_swap(g));
         float d[2][2];
         if constexpr (device_kv_has_scales(K)) {
 #pragma unroll
           for (int h = 0; h < 2; ++h) {
-            const uint32_t pair = *reinterpret_cast<const uint32_t*>(
-                base + scales_at(KT{}, KT::kStrideK, 16 * key_half + key + 8 * h) + group * 4);
+            const uint32_t pair = Shape::scale_pair(KT{}, base, KT::kStrideK, key + 8 * h, group);
             d[h][0] = half_at(pair, 0), d[h][1] = half_at(pair, 1);
           }
         }
@@ -697,7 +680,7 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G, kAlso, kShared, kT
           }
         }
       }
-      float* to = reinterpret_cast<float*>(shared + Shape::kAtS) + part * kCols * Shape::kStrideS + 16 * key_half + key;
+      float* to = reinterpret_cast<float*>(shared + Shape::kAtS) + part * kCols * Shape::kStrideS + key;
 #pragma unroll
       for (int nt = 0; nt < NT; ++nt) {
         float* at = to + (8 * (n0 + nt) + 2 * c) * Shape::kStrideS;
@@ -777,19 +760,15 @@ __global__ void __launch_bounds__(DecodeShape<K, V, E, NT, G, kAlso, kShared, kT
         const char* const rows[4] = {at, at + VT::kStrideV, at + 8 * VT::kStrideV, at + 9 * VT::kStrideV};
         uint32_t a[4][4];
         if constexpr (kShared)
-          v_fragments<V, true>(a, rows, group, g, Shape::kPacked ? 0 : shared_xor<V>(2 * c),
-                               Shape::kPacked ? 0 : shared_xor<V>(2 * c + 1));
+          v_fragments<V, true>(a, rows, group, g, Shape::v_swap(2 * c), Shape::v_swap(2 * c + 1));
         else
           v_fragments<V>(a, rows, group, g);
         uint32_t d[2][2];  // [block][b0, b1]: scales of the pairs of keys
         if constexpr (device_kv_has_scales(V)) {
 #pragma unroll
           for (int h = 0; h < 2; ++h) {
-            const auto pair = [&](int i) {
-              return *reinterpret_cast<const uint32_t*>(
-                  base + scales_at(VT{}, VT::kStrideV, 16 * ks + 2 * c + 8 * h + i) + group * 4);
-            };
-            const uint32_t x = pair(0), y = pair(1);
+            const uint32_t x = Shape::scale_pair(VT{}, base, VT::kStrideV, 16 * ks + 2 * c + 8 * h, group);
+            const uint32_t y = Shape::scale_pair(VT{}, base, VT::kStrideV, 16 * ks + 2 * c + 8 * h + 1, group);
             d[0][h] = __byte_perm(x, y, 0x5410), d[1][h] = __byte_perm(x, y, 0x7632);
           }
         }
@@ -854,6 +833,7 @@ template <class Shape>
 typename Shape::Map packed_map(const AttendParams& p) {
   typename Shape::Map rows{};
   if constexpr (Shape::kPacked) {
+    static_assert(Shape::kHeadK == Shape::KT::kStride, "rows lie in the cache as they do in a tile");
     rows.on = device().wgmma && p.kv.k_slot > 0 && has_tensor_maps();
     if (rows.on)
       rows.map = tensor_map_words({.p = p.kv.k,

@@ -131,16 +131,44 @@ struct PackedMap {
   CUtensorMap map;
   bool on;
 };
-// A tile of kKeys rows, from `row` on, by one thread; its bytes are reported to bar.
-template <KvType T, int kKeys>
-__device__ __forceinline__ void load_packed(char* to, const PackedMap& rows, int head, int row, int slot,
-                                            uint64_t* bar) {
+// Stages that whole tiles of kKeys rows come to by the map, a barrier each. All threads count alike.
+template <KvType T, int kKeys, int kStages>
+struct MappedStages {
+  bool on = false;
+  uint64_t* bars = nullptr;
+  uint32_t phases = 0;  // a bit a stage
+
+  __device__ __forceinline__ MappedStages(const PackedMap& map, char* at) {
 #if __CUDA_ARCH__ >= 900
-  publish_to_products();  // whoever had this memory before has met this thread
-  barrier_arrive_expecting(bar, unsigned(kKeys * PackedRows<T>::kStride));
-  tensor_load(to, &rows.map, slot, row, head * (PackedRows<T>::kStride / 4), bar);
+    on = map.on, bars = reinterpret_cast<uint64_t*>(at);
+    if (!on || threadIdx.x != 0) return;
+    for (int i = 0; i < kStages; ++i) barrier_init(bars + i, 1);
+    barriers_publish();
 #endif
-}
+  }
+  template <class Nothing>
+  __device__ __forceinline__ MappedStages(const Nothing&, char*) {}
+  // False: the tile is the caller's to copy.
+  template <class Map>
+  __device__ __forceinline__ bool load(char* to, const Map& rows, int head, int row, int slot, int stage,
+                                       bool whole) const {
+#if __CUDA_ARCH__ >= 900
+    if constexpr (std::is_same_v<Map, PackedMap>) {
+      if (!on || !whole) return false;
+      if (threadIdx.x != 0) return true;
+      publish_to_products();  // whoever had this memory before has met this thread
+      barrier_arrive_expecting(bars + stage, unsigned(kKeys * PackedRows<T>::kStride));
+      tensor_load(to, &rows.map, slot, row, head * (PackedRows<T>::kStride / 4), bars + stage);
+      return true;
+    }
+#endif
+    return false;
+  }
+  __device__ __forceinline__ void wait(int stage) {
+    barrier_wait(bars + stage, phases >> stage & 1);
+    phases ^= 1u << stage;
+  }
+};
 
 // Products of the keys of one warp, 16 from `row` on (lane part g's, and 8 below), with NT blocks of eight queries from
 // block n0 on: sums[nt][j] as a fragment of m16n8k16 has them.

@@ -6,18 +6,19 @@
 // of rows g and g + 8. In a tile it has columns 4 t.. of them: lanes of a row exchange halves of their words.
 //
 //   ExpandTile<tile>::load(raw, w, j, lane)     group j of the tile at w, as it lies in memory; what all groups of a
-//                                               tile need comes with the first
+//                                               tile need comes with the first two, which two raws in turn keep
 //   ExpandTile<tile>::operand(a, raw, j, lane)  a[k]: columns 16 k.. of the group
 namespace facet::cuda {
 
-// scale * code + offset of four columns, the codes in a word's bytes, below 128.
+// scale * code + offset of four columns, the codes in a word's bytes, below 128; not kExact: within 2^-17 of a scale.
+template <bool kExact = false>
 __device__ __forceinline__ void codes_to_values(float* v, uint32_t codes, float scale, float offset) {
-  const float base = offset - 128.f * scale;
+  const float base = kExact ? offset : offset - 128.f * scale, less = kExact ? 128.f : 0.f;
 #pragma unroll
   for (int k = 0; k < 2; ++k) {  // two at a time become bf16 numbers 128 + code
     const uint32_t w = __byte_perm(codes, 0x43434343u, k == 0 ? 0x4140 : 0x4342);
-    v[2 * k] = fmaf(scale, __uint_as_float(w << 16), base);
-    v[2 * k + 1] = fmaf(scale, __uint_as_float(w & 0xFFFF0000u), base);
+    v[2 * k] = fmaf(scale, __uint_as_float(w << 16) - less, base);
+    v[2 * k + 1] = fmaf(scale, __uint_as_float(w & 0xFFFF0000u) - less, base);
   }
 }
 
@@ -57,7 +58,7 @@ struct ExpandQ45K {
   static __device__ __forceinline__ void load(Raw& raw, const uint8_t* w, int j, int lane) {
     raw.q = load16(w + j * 512 + lane * 16);
     raw.fifth = kFifth ? load_as<uint32_t>(w + 2048 + lane * 16 + j * 4) : 0;
-    if (j != 0) return;
+    if (j > 1) return;
 #pragma unroll
     for (int r = 0; r < 2; ++r) raw.row[r] = load_as<uint4>(w + (kFifth ? 2560 : 2048) + (lane / 4 + 8 * r) * 16);
   }
@@ -91,7 +92,7 @@ template <>
 struct ExpandTile<Tile::kQ6_K> {
   using Raw = PromptTile<Tile::kQ6_K>::Raw;
   static __device__ __forceinline__ void load(Raw& raw, const uint8_t* w, int j, int lane) {
-    PromptTile<Tile::kQ6_K>::load(raw, {w, lane}, j, lane);
+    PromptTile<Tile::kQ6_K>::load<1>(raw, {w, lane}, j, lane);
   }
   static __device__ __forceinline__ void operand(uint32_t (&a)[4][4], const Raw& raw, int, int lane) {
     uint32_t q[4];

@@ -47,7 +47,6 @@ struct GemmArgs {
   int n_tok, n_out;
   int n_high, n_wide, n_block;  // blocks of rows, of outputs, of 64 columns
   bool wide;                    // outputs: for four at once
-  bool times;                   // y has the activation's input: results are its activation times them
   Act act;
 };
 
@@ -63,19 +62,17 @@ __device__ __forceinline__ void put_sums(const GemmArgs& a, float (&v)[kOuts / 8
     const int64_t at = (tok + 8 * h) * a.y_stride + out, at_bf = (tok + 8 * h) * a.y_bf_stride + out;
     float r[kOuts / 8][2];
 #pragma unroll
-    for (int n = 0; n < kOuts / 8; ++n)
-      r[n][0] = h == 0 ? v[n][0] : v[n][2], r[n][1] = h == 0 ? v[n][1] : v[n][3];
-    if (!whole || a.times) {
+    for (int n = 0; n < kOuts / 8; ++n) r[n][0] = h == 0 ? v[n][0] : v[n][2], r[n][1] = h == 0 ? v[n][1] : v[n][3];
+    if (!whole) {
 #pragma unroll
       for (int n = 0; n < kOuts / 8; ++n)
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
           const int c = 8 * n + pair + e;
           if (!there || out + c >= a.n_out) continue;
-          const float x = a.times ? r[n][e] * activate(a.y[at + c], a.act) : r[n][e];
-          if (a.y) a.y[at + c] = x;
-          if (a.y_also) a.y_also[at + c] = x;
-          if (a.y_bf) a.y_bf[at_bf + c] = __float2bfloat16_rn(x);
+          if (a.y) a.y[at + c] = r[n][e];
+          if (a.y_also) a.y_also[at + c] = r[n][e];
+          if (a.y_bf) a.y_bf[at_bf + c] = __float2bfloat16_rn(r[n][e]);
         }
       continue;
     }
@@ -87,7 +84,7 @@ __device__ __forceinline__ void put_sums(const GemmArgs& a, float (&v)[kOuts / 8
     if (there && a.y) put(a.y);
     if (there && a.y_also) put(a.y_also);
     if (!a.y_bf) continue;
-    // Lanes change halves of two blocks of eight, so that each has four results that are adjacent.
+      // Lanes change halves of two blocks of eight, so that each has four results that are adjacent.
 #pragma unroll
     for (int n = 0; n < kOuts / 8; n += 2) {
       const uint32_t own[2] = {pack_bf16(r[n][0], r[n][1]), pack_bf16(r[n + 1][0], r[n + 1][1])};
@@ -218,7 +215,7 @@ void gemm(cudaStream_t stream, const GemmWork& g) {
   const int64_t rows = g.gated ? interleaved_rows(g.n_out) : g.n_out;
   GemmArgs a{};
   a.y = g.y, a.y_also = g.y_also, a.y_bf = g.y_bf, a.y_stride = g.y_stride, a.y_bf_stride = g.y_bf_stride;
-  a.n_tok = g.n_tok, a.n_out = g.n_out, a.act = g.act, a.times = g.times;
+  a.n_tok = g.n_tok, a.n_out = g.n_out, a.act = g.act;
   a.n_high = (g.n_tok + kGemmTok - 1) / kGemmTok, a.n_block = (g.n_in + 63) / 64;
   auto aligned = [](const void* p, size_t to) { return reinterpret_cast<uintptr_t>(p) % to == 0; };
   a.wide =

@@ -1,10 +1,8 @@
 #pragma once
-#include <cuda.h>
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
 #include "backend/backend.h"
-#include "backend/cuda/kernels/matmul/layout.h"
 
 namespace facet::cuda {
 
@@ -16,7 +14,6 @@ struct GemmWork {
   const __nv_bfloat16* w = nullptr;  // [n_out, n_in]; gated: as interleaved_row() has the rows of W0 and W1
   int n_out = 0, n_in = 0;
   bool gated = false;
-  bool times = false;  // y has gate's product, and w is up's: results are act(y) times w's
   facet::Act act = facet::Act::kGelu;
   float* y = nullptr;             // [n_tok, n_out], if wanted
   float* y_also = nullptr;        // a second copy with the same stride, if wanted
@@ -30,26 +27,5 @@ constexpr int64_t interleaved_rows(int64_t n_out) { return (n_out + 7) / 8 * 16;
 
 // For GPUs of which DeviceInfo::gemm says so, or may.
 void gemm(cudaStream_t, const GemmWork&);
-// The same straight from the codes of W, or of W0 and W1, which are of one type (gemm_codes.cu): w and gated of the
-// work are not looked at.
-void gemm_codes(cudaStream_t, const GemmWork&, const TiledMatrix& w, const TiledMatrix* up = nullptr);
-
-// --- the kernel of gemm_codes.cu
-struct GemmCodesArgs {
-  CUtensorMap x;
-  const uint8_t* w[2];  // strips of W, or of gate and up
-  int64_t strip_bytes;
-  int n_strip, n_block;  // strips, blocks of 64 columns
-  int n_tok, n_out;
-  int tok, n_high, n_wide;  // rows of a block: 64 to 256; blocks of rows; blocks of outputs
-  bool wide;                // outputs: for four at once
-  bool times;               // y has the activation's input: results are its activation times them
-  facet::Act act;
-  float *y, *y_also;
-  __nv_bfloat16* y_bf;
-  int64_t y_stride, y_bf_stride;
-};
-template <Tile kTile>
-void launch_gemm_codes(cudaStream_t, const GemmCodesArgs&, bool gated);
 
 }  // namespace facet::cuda

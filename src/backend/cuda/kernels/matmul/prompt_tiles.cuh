@@ -139,6 +139,8 @@ struct PromptTile<Tile::kQ6_K> {
     uint32_t scale[2], d[2];
   };
   using Source = PromptSource<Tile::kQ6_K>;
+  // kLastOfTile: the last group with which what all groups of a tile need comes.
+  template <int kLastOfTile = 0>
   static __device__ __forceinline__ void load(Raw& raw, const Source& from, int j, int lane) {
     const uint8_t* const w = from.tile;
     raw.q = load16(w + j * 512 + lane * 16);
@@ -147,7 +149,7 @@ struct PromptTile<Tile::kQ6_K> {
     for (int i = 0; i < 2; ++i) {
       const int r = lane / 4 + 8 * i;
       raw.scale[i] = load_as<uint32_t>(w + 3072 + r * 16 + 4 * j);
-      if (j == 0) raw.d[i] = load_as<uint16_t>(w + 3328 + r * 2);
+      if (j <= kLastOfTile) raw.d[i] = load_as<uint16_t>(w + 3328 + r * 2);
     }
   }
   static __device__ __forceinline__ Operand operand(const Raw& raw) {

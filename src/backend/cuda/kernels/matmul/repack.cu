@@ -35,6 +35,7 @@ __global__ void repack_kernel(TiledMatrix m, const uint8_t* raw, int64_t row_byt
   with_tile(m.tile, [&](auto kind) { TileTraits<decltype(kind)::value>::repack(job); });
 }
 
+template <Tile kTile>
 __global__ void __launch_bounds__(kWarps * 32)
     unpack_kernel(__nv_bfloat16* to, TiledMatrix m, int64_t stack, int first_strip, int n_strip, int which) {
   pdl_wait();
@@ -42,24 +43,25 @@ __global__ void __launch_bounds__(kWarps * 32)
   const int64_t i = int64_t(blockIdx.x) * kWarps + threadIdx.x / 32;
   const int n_tile = m.n_tile(), lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   if (i >= int64_t(n_tile) * n_strip) return;
-  const int tile = int(i % n_tile), strip = int(i / n_tile), cols = tile_cols(m.tile);
-  const uint8_t* w = m.strip(stack, first_strip + strip) + int64_t(tile) * tile_bytes(m.tile);
-  for (int j = 0; j < cols / 64; ++j)
-    for (int h = 0; h < 2; ++h)
-      for (int rr = 0; rr < 2; ++rr) {
-        const int r = g + 8 * rr;
-        if ((first_strip + strip) * kTileRows + r >= m.n_out || tile * cols + 64 * j + 32 * h >= m.n_in) continue;
-        float v[8];
-        tile_values(v, m.tile, w, lane, rr, j, h);
-        const int64_t row = int64_t(strip) * kTileRows + r;
-        __nv_bfloat16* out = to + (which < 0 ? row : interleaved_row(row, which)) * m.n_in + tile * cols;
-        const uint2 a = {pack_bf16(v[0], v[1]), pack_bf16(v[2], v[3])},
-                    b = {pack_bf16(v[4], v[5]), pack_bf16(v[6], v[7])};
-        // A matrix may end within 32 columns; behind them is the next row.
-        const int ca = tile_column(m.tile, j, h, t, 0), cb = tile_column(m.tile, j, h, t, 4);
-        if (tile * cols + ca < m.n_in) *reinterpret_cast<uint2*>(out + ca) = a;
-        if (tile * cols + cb < m.n_in) *reinterpret_cast<uint2*>(out + cb) = b;
-      }
+  const int tile = int(i % n_tile), strip = int(i / n_tile), col0 = tile * tile_cols(kTile);
+  const uint8_t* w = m.strip(stack, first_strip + strip) + int64_t(tile) * tile_bytes(kTile);
+  __nv_bfloat16* out[2];  // null: a row that is not there
+#pragma unroll
+  for (int rr = 0; rr < 2; ++rr) {
+    const int r = g + 8 * rr;
+    const int64_t row = int64_t(strip) * kTileRows + r;
+    const bool there = (first_strip + strip) * kTileRows + r < m.n_out;
+    out[rr] = there ? to + (which < 0 ? row : interleaved_row(row, which)) * m.n_in + col0 : nullptr;
+  }
+  each_value<kTile, true>(w, lane, [&](int j, int h, int rr, const float(&v)[8]) {
+    if (!out[rr]) return;
+    // A matrix may end within a tile; behind it is the next row.
+    const int ca = tile_column(kTile, j, h, t, 0), cb = tile_column(kTile, j, h, t, 4);
+    if (col0 + ca < m.n_in)
+      *reinterpret_cast<uint2*>(out[rr] + ca) = make_uint2(pack_bf16(v[0], v[1]), pack_bf16(v[2], v[3]));
+    if (col0 + cb < m.n_in)
+      *reinterpret_cast<uint2*>(out[rr] + cb) = make_uint2(pack_bf16(v[4], v[5]), pack_bf16(v[6], v[7]));
+  });
 }
 
 unsigned blocks_of(int64_t warps) { return unsigned((warps + kWarps - 1) / kWarps); }
@@ -76,8 +78,10 @@ void unpack_bf16(cudaStream_t stream, __nv_bfloat16* to, const TiledMatrix& w, i
                  int which) {
   CHECK(first % kTileRows == 0 && w.n_in % 4 == 0, "rows from {}, {} columns", first, w.n_in);
   const int strips = (n + kTileRows - 1) / kTileRows;
-  launch(unpack_kernel, dim3(blocks_of(int64_t(w.n_tile()) * strips)), dim3(kWarps * 32), 0, stream, to, w, stack,
-         first / kTileRows, strips, which);
+  with_tile(w.tile, [&](auto kind) {
+    launch(unpack_kernel<decltype(kind)::value>, dim3(blocks_of(int64_t(w.n_tile()) * strips)), dim3(kWarps * 32), 0,
+           stream, to, w, stack, first / kTileRows, strips, which);
+  });
 }
 
 }  // namespace facet::cuda

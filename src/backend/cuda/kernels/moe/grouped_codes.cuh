@@ -2,18 +2,18 @@
 #include "backend/cuda/kernels/common/launch.cuh"
 #include "backend/cuda/kernels/common/mma.cuh"
 #include "backend/cuda/kernels/common/wgmma_bf16.cuh"
-#include "backend/cuda/kernels/matmul/codes_loop.cuh"
+#include "backend/cuda/kernels/moe/codes_loop.cuh"
 #include "backend/cuda/kernels/moe/grouped.cuh"
 #include "backend/cuda/kernels/moe/moe.h"
 
 // The kernel of grouped_codes.cu; its instances are compiled apart from each other.
 namespace facet::cuda {
 
-// Shared memory: stages of rows; up: what the warpgroups exchange; outputs, 64 columns a warpgroup or of both.
+// Shared memory: stages of rows; up: sums on their way out; outputs, 64 columns a warpgroup or of both.
 template <bool kUp>
 struct CodesBlock {
   static constexpr int kStages = 4, kStage = kCodesStage;
-  static constexpr int kAtExchange = kStages * kStage, kAtOut = kAtExchange + (kUp ? kMeetingBytes : 0);
+  static constexpr int kAtSums = kStages * kStage, kAtOut = kAtSums + (kUp ? 2 * kSumsBytes : 0);
   static_assert(kMoeTile == kCodesTok);
   static constexpr int kAtBars = kAtOut + (kUp ? 1 : 2) * kStage, kAtInfo = kAtBars + kStages * 16;
   static constexpr int kBytes = kAtInfo + kStages * 16;
@@ -26,22 +26,25 @@ __device__ __forceinline__ void stage_tokens(uint32_t base, int chunk, int tok, 
   store_transposed4(base + uint32_t((tok + lane) * 128 + ((chunk ^ (lane % 8)) * 16)), v[0], v[1], v[2], v[3]);
 }
 
-__device__ __forceinline__ void finish_up(const CodesArgs& a, const float (&d)[kMoeTile / 8][4], char* exchange,
-                                          uint32_t base, int width, bool exists) {
-  const int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32;
-  gate_meets_up(d, exchange, width, [&](int n, const float(&gate)[4][4], const float(&up)[4][4]) {
-    uint32_t low[4], high[4];
+__device__ __forceinline__ void finish_up(const CodesArgs& a, const float (&d)[kMoeTile / 8][4], char* sums_at,
+                                          char* staged, int width, int n_out) {
+  each_sums<true>(d, sums_at, width, [&](int row0, const float* sums) {
+#pragma unroll 1
+    for (int at = int(threadIdx.x); at < kSumsTok * 8; at += 256) {
+      const int row = at / 8, chunk = at % 8, tok = row0 + row;
+      if (tok >= width) break;
+      const float *g = sums + row * kSumsPitch + 8 * chunk, *u = g + kSumsBytes / 4;
+      uint32_t w[4];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      float v[4];
-#pragma unroll
-      for (int k = 0; k < 4; ++k) v[k] = exists ? gated(gate[i][k], up[i][k], a.act) : 0.f;
-      low[i] = pack_bf16(v[0], v[1]), high[i] = pack_bf16(v[2], v[3]);
+      for (int i = 0; i < 4; ++i) {
+        const float2 x = *reinterpret_cast<const float2*>(g + 2 * i), y = *reinterpret_cast<const float2*>(u + 2 * i);
+        w[i] = pack_bf16(gated(x.x, y.x, a.act), gated(x.y, y.y, a.act));
+      }
+      if (8 * chunk >= n_out) w[0] = w[1] = w[2] = w[3] = 0;
+      *reinterpret_cast<uint4*>(staged + tok * 128 + (chunk ^ (tok % 8)) * 16) = make_uint4(w[0], w[1], w[2], w[3]);
     }
-    stage_tokens(base, warp % 4 * 2, 32 * n, lane, low), stage_tokens(base, warp % 4 * 2 + 1, 32 * n, lane, high);
+    publish_to_products();
   });
-  publish_to_products();
-  sync_some<256>(kMeetingBarrier);
 }
 __device__ __forceinline__ void finish_down(const float (&d)[kMoeTile / 8][4], uint32_t base, int width) {
   const int thread = int(threadIdx.x), part = thread / 128, warp = thread / 32, lane = thread % 32;
@@ -82,7 +85,7 @@ __device__ __forceinline__ void codes_item(const CodesArgs& a, char* shared, Rin
   char* const staged = shared + B::kAtOut + (kUp ? 0 : part * B::kStage);
   if (writes) bulk_stores_read();
   if constexpr (kUp)
-    finish_up(a, x.d, shared + B::kAtExchange, shared_address(staged), width, strip < a.n_strip);
+    finish_up(a, x.d, shared + B::kAtSums, staged, width, a.n_strip * 16 - 64 * m);
   else
     finish_down(x.d, shared_address(staged), width);
   const int block = kUp ? m : 2 * m + part;

@@ -1,0 +1,118 @@
+#pragma once
+#include "backend/cuda/kernels/common/barrier.cuh"
+#include "backend/cuda/kernels/common/tensor_load.cuh"
+#include "backend/cuda/kernels/common/wgmma_bf16.cuh"
+#include "backend/cuda/kernels/matmul/expand_tiles.cuh"
+
+// The main loop of products of many rows straight from codes, on sm_90a: of two warpgroups of a block, whose warps have
+// a strip of 16 rows of weights each. Turning codes into bf16 takes two warps a scheduler some 1,300 clocks a stage,
+// tensor cores 1,024: products that a panel can be kept for are quicker by it (gemm.cu).
+namespace facet::cuda {
+
+constexpr int kCodesTok = 256, kCodesStage = kCodesTok * 128;  // rows of a stage at most; bytes of one, 64 columns
+
+// Sums go out by way of shared memory, kSumsTok rows at a time: [row][64 outputs of a warpgroup]. Loops over what lies
+// there are short code: instructions that run once a tile come from far away.
+constexpr int kSumsTok = 64, kSumsPitch = 68, kSumsBytes = kSumsTok * kSumsPitch * 4;  // of a warpgroup
+
+#if defined(FACET_WGMMA)
+// The compiler has these registers written before what follows.
+__device__ __forceinline__ void settle(uint32_t (&a)[4][4]) {
+#pragma unroll
+  for (int k = 0; k < 4; ++k) asm volatile("" : "+r"(a[k][0]), "+r"(a[k][1]), "+r"(a[k][2]), "+r"(a[k][3])::"memory");
+}
+
+// d = a strip of each warp times at most 256 rows of activations, 64 n64 of them; stages as rows of 128 bytes
+// (rows_operand). A strip's codes come from memory into registers two groups of 64 columns ahead, become bf16 there
+// while tensor cores multiply the group before, and are their first operand. One function for all widths: the registers
+// of products in flight are not shared by others, so that there is room for one such loop.
+template <Tile kTile, int kStages>
+struct CodesLoop {
+  using From = ExpandTile<kTile>;
+  static constexpr int kGroups = tile_cols(kTile) / 64;  // of a tile
+  const char* rows;
+  uint64_t *full, *empty;
+  RingPosition& state;
+  const uint8_t* w;
+  int lane, n64, before = 0;
+  typename From::Raw raw[2];
+  uint32_t a[2][4][4];
+  float d[kCodesTok / 8][4] = {};
+
+  template <int kTurn>
+  __device__ __forceinline__ void load(int kb) {
+    From::load(raw[kTurn], w + kb / kGroups * tile_bytes(kTile), kb % kGroups, lane);
+  }
+  // The stage before has been read.
+  __device__ __forceinline__ void release() {
+    if (lane == 0) barrier_arrive(empty + before);
+  }
+  template <int kSixteens, int kTurn>
+  __device__ __forceinline__ void multiply(uint64_t b, bool add) {
+    auto& part = reinterpret_cast<float(&)[2 * kSixteens][4]>(d);
+    wgmma_begin();
+#pragma unroll
+    for (int k = 0; k < 4; ++k) wgmma_bf16(part, a[kTurn][k], b + k * 2, add || k > 0);
+    wgmma_commit();  // here, not where branches meet: the compiler would end a second group there
+  }
+  // Operands take turns: those of the group before are read meanwhile.
+  template <int kTurn>
+  __device__ __forceinline__ void group(int kb, int n_block) {
+    From::operand(a[kTurn], raw[kTurn], kb % kGroups, lane);
+    if (kb + 2 < n_block) load<kTurn>(kb + 2);
+    settle(a[kTurn]);
+    barrier_wait(full + state.stage, state.phase);
+    const uint64_t b = rows_operand(rows + state.stage * kCodesStage);
+    if (n64 == 4)
+      multiply<16, kTurn>(b, kb > 0);
+    else if (n64 == 3)
+      multiply<12, kTurn>(b, kb > 0);
+    else if (n64 == 2)
+      multiply<8, kTurn>(b, kb > 0);
+    else
+      multiply<4, kTurn>(b, kb > 0);
+    if (kb > 0) wgmma_wait_older(), release();
+    before = state.stage;
+    state.advance(kStages);
+  }
+  __device__ __forceinline__ void run(int n_block) {
+    load<0>(0);
+    if (n_block > 1) load<1>(1);
+    int kb = 0;
+    for (; kb + 1 < n_block; kb += 2) group<0>(kb, n_block), group<1>(kb + 1, n_block);
+    if (kb < n_block) group<0>(kb, n_block);
+    wgmma_wait(d);
+    release();
+  }
+};
+
+// The sums of rows 64 turn.. of this warpgroup, without bank conflicts.
+template <int kTurn>
+__device__ __forceinline__ void put_sums(float* to, const float (&d)[kCodesTok / 8][4]) {
+  const int thread = int(threadIdx.x) % 128, warp = thread / 32, g = thread % 32 / 4, t = thread % 4;
+  to += 2 * t * kSumsPitch + 16 * warp + g;
+#pragma unroll
+  for (int n = 0; n < 8; ++n)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) to[(8 * n + i % 2) * kSumsPitch + i / 2 * 8] = d[8 * kTurn + n][i];
+}
+// each(first row, sums of its turn) for rows below n_tok, by all whose barrier `id` is; sums: of this warpgroup, or
+// (kGated) of the first, those of the second kSumsBytes behind them.
+template <bool kGated, class Each>
+__device__ __forceinline__ void each_sums(const float (&d)[kCodesTok / 8][4], char* shared, int n_tok, Each&& each) {
+  const int part = int(threadIdx.x) / 128, id = kGated ? 3 : 1 + part;
+  float* const own = reinterpret_cast<float*>(shared + part * kSumsBytes);
+  const auto turn = [&]<int kTurn>(std::integral_constant<int, kTurn>) {
+    if (kSumsTok * kTurn >= n_tok) return;
+    put_sums<kTurn>(own, d);
+    sync_some<kGated ? 256 : 128>(id);
+    each(kSumsTok * kTurn, kGated ? reinterpret_cast<const float*>(shared) : own);
+    sync_some<kGated ? 256 : 128>(id);
+  };
+  turn(std::integral_constant<int, 0>{}), turn(std::integral_constant<int, 1>{});
+  turn(std::integral_constant<int, 2>{}), turn(std::integral_constant<int, 3>{});
+}
+__device__ __forceinline__ float4 four(const float* at) { return *reinterpret_cast<const float4*>(at); }
+#endif
+
+}  // namespace facet::cuda
