@@ -83,8 +83,8 @@ __device__ __forceinline__ void put_sums(const GemmArgs& a, float (&v)[kOuts / 8
     };
     if (there && a.y) put(a.y);
     if (there && a.y_also) put(a.y_also);
+    // Lanes change halves of two blocks of eight, so that each has four results that are adjacent.
     if (!a.y_bf) continue;
-      // Lanes change halves of two blocks of eight, so that each has four results that are adjacent.
 #pragma unroll
     for (int n = 0; n < kOuts / 8; n += 2) {
       const uint32_t own[2] = {pack_bf16(r[n][0], r[n][1]), pack_bf16(r[n + 1][0], r[n + 1][1])};
