@@ -138,10 +138,8 @@ using DecodeMap = typename DecodeShape<K, V, E, NT, G, kAlso, kShared, kTwoStage
 // Where a tile's row keeps a 16-byte chunk.
 template <class Shape, KvType T>
 __device__ __forceinline__ int tile_chunk(bool is_k, int chunk, int row) {
-  if constexpr (Shape::kPacked)
+  if constexpr (Shape::kPacked || Shape::kCodes)
     return chunk;
-  else if constexpr (Shape::kCodes)
-    return code_tile_chunk<T>(chunk, row);
   else if constexpr (Shape::kIsShared)
     return shared_chunk<T>(chunk, row);
   else

@@ -48,22 +48,13 @@ __device__ __forceinline__ int code_scales(int row) {
   using Tile = CodeTile<T>;
   return Tile::kPacked ? row * Tile::kStride + Tile::kCodes : kCodeTileKeys * Tile::kStride + row * Tile::kScales;
 }
-template <KvType T>
-__device__ __forceinline__ int code_tile_xor(int row) {
-  return T == KvType::kQ4_0 ? 0 : shared_xor<T>(row);
-}
-template <KvType T>
-__device__ __forceinline__ int code_tile_chunk(int chunk, int row) {
-  return T == KvType::kQ4_0 ? chunk : shared_chunk<T>(chunk, row);
-}
 // What a query's value is multiplied by, for the upper of two masks.
 template <KvType T>
 constexpr float kUpperMask = T == KvType::kQ4_0 ? 1.f / 16 : 1.f;
 
 // As k_fragments and v_fragments of shared rows, but that codes stay codes.
 template <KvType T>
-__device__ __forceinline__ void k_codes(uint32_t (&a)[4][4], const char* row, const char* below, int group, int c,
-                                        int swap) {
+__device__ __forceinline__ void k_codes(uint32_t (&a)[4][4], const char* row, const char* below, int group, int c) {
   const char* rows[2] = {row, below};
   if constexpr (T == KvType::kQ4_0) {
 #pragma unroll
@@ -74,12 +65,11 @@ __device__ __forceinline__ void k_codes(uint32_t (&a)[4][4], const char* row, co
       for (int t = 0; t < 4; ++t) a[t][h] = w[t] & 0x000F000F, a[t][h + 2] = w[t] & 0x00F000F0;
     }
   } else {
-    k_fragments<T, true>(a, row, below, group, c, swap);
+    k_fragments<T, true>(a, row, below, group, c, 0);
   }
 }
 template <KvType T>
-__device__ __forceinline__ void v_codes(uint32_t (&a)[4][4], const char* const (&rows)[4], int group, int g, int swap0,
-                                        int swap1) {
+__device__ __forceinline__ void v_codes(uint32_t (&a)[4][4], const char* const (&rows)[4], int group, int g) {
   if constexpr (T == KvType::kQ4_0) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
@@ -92,7 +82,7 @@ __device__ __forceinline__ void v_codes(uint32_t (&a)[4][4], const char* const (
         a[i / 2 * 2][2 * h + i % 2] = w[i] & 0x000F000F, a[i / 2 * 2 + 1][2 * h + i % 2] = w[i] & 0x00F000F0;
     }
   } else {
-    v_fragments<T, true>(a, rows, group, g, swap0, swap1);
+    v_fragments<T, true>(a, rows, group, g);
   }
 }
 
@@ -187,7 +177,7 @@ __device__ __forceinline__ void code_scores(float (&sums)[NT][4], const char* ba
 #pragma unroll kUnroll
   for (int group = 0; group < 8; ++group) {
     uint32_t a[4][4];
-    k_codes<T>(a, row, below, group, c, code_tile_xor<T>(g));
+    k_codes<T>(a, row, below, group, c);
     float d[2][2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
@@ -233,7 +223,7 @@ __device__ __forceinline__ void code_values(float (&acc)[4][NT][4], float (&off)
       scale[i] = base + code_scales<T>(key) + group * 4;
     }
     uint32_t a[4][4], d[2][2];  // d: [half][b0, b1], scales of the pairs of keys
-    v_codes<T>(a, rows, group, g, code_tile_xor<T>(2 * c), code_tile_xor<T>(2 * c + 1));
+    v_codes<T>(a, rows, group, g);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const uint32_t x = *reinterpret_cast<const uint32_t*>(scale[2 * h]),
