@@ -118,8 +118,9 @@ struct Bench {
       b.routing = {bench::allocate<uint64_t>(size_t(T) * kN),
                    bench::allocate<float>(pairs),
                    bench::allocate<int32_t>(pairs),
-                   bench::allocate<int32_t>(kN + 1),
-                   bench::allocate<int32_t>(kN + 2),
+                   bench::allocate<int32_t>(size_t(cuda::routing_entries(kN, int64_t(T) * kUsed))),
+                   bench::allocate<int32_t>(size_t(cuda::routing_entries(kN, int64_t(T) * kUsed)) + 1),
+                   bench::allocate<int32_t>(1),
                    bench::allocate<int32_t>(pairs),
                    bench::allocate<unsigned>(1)};
       FACET_CUDA_CHECK(cudaMemsetAsync(b.routing.logits, 0, size_t(T) * kN * 8, stream));
@@ -127,7 +128,7 @@ struct Bench {
       b.hidden = bench::allocate<__nv_bfloat16>(pairs * kF), b.out = bench::allocate<float>(pairs * kD);
       cuda::route(stream, cuda::router_args(layer[0], {.p = r, .rows = T, .cols = kD, .stride = kD}, T, b.routing));
       int32_t n_active = 0;
-      FACET_CUDA_CHECK(cudaMemcpyAsync(&n_active, b.routing.active + kN, 4, cudaMemcpyDefault, stream));
+      FACET_CUDA_CHECK(cudaMemcpyAsync(&n_active, b.routing.n_active, 4, cudaMemcpyDefault, stream));
       FACET_CUDA_CHECK(cudaStreamSynchronize(stream));
       for (const cuda::Tile tile : {cuda::Tile::kQ5_0, cuda::Tile::kQ8_0}) {
         std::vector<cuda::MoeExperts> w;

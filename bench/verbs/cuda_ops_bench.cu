@@ -243,8 +243,9 @@ struct Bench {
     cuda::Routing o{bench::allocate<uint64_t>(size_t(T) * kN),
                     bench::allocate<float>(size_t(T) * kUsed),
                     bench::allocate<int32_t>(size_t(T) * kUsed),
-                    bench::allocate<int32_t>(kN + 1),
-                    bench::allocate<int32_t>(kN + 2),
+                    bench::allocate<int32_t>(size_t(cuda::routing_entries(kN, int64_t(T) * kUsed))),
+                    bench::allocate<int32_t>(size_t(cuda::routing_entries(kN, int64_t(T) * kUsed)) + 1),
+                    bench::allocate<int32_t>(1),
                     bench::allocate<int32_t>(size_t(T) * kUsed),
                     bench::allocate<unsigned>(1)};
     FACET_CUDA_CHECK(cudaMemset(o.logits, 0, size_t(T) * kN * 8));

@@ -172,14 +172,14 @@ struct Case {
   }
   // Rows [first, first + n).
   std::vector<float> few(int first, int n) const {
-    const size_t pairs = size_t(n * d.used);
+    const size_t pairs = size_t(n * d.used), entries = size_t(cuda::routing_entries(d.N, int64_t(pairs)));
     const OnDevice<uint64_t> logits(size_t(n * d.N));
     const OnDevice<float> weight(pairs), out(pairs * size_t(d.D)), y(size_t(n * d.D));
-    const OnDevice<int32_t> expert(pairs), active(size_t(d.N + 1)), begin(size_t(d.N + 2)), pair(pairs);
+    const OnDevice<int32_t> expert(pairs), active(entries), begin(entries + 1), n_active(1), pair(pairs);
     const OnDevice<uint16_t> hidden(pairs * size_t(d.F));
     const OnDevice<unsigned> number(std::vector<unsigned>{0});
     const cuda::MoeBuffers b{
-        .routing = {logits.p(), weight.p(), expert.p(), active.p(), begin.p(), pair.p(), number.p()},
+        .routing = {logits.p(), weight.p(), expert.p(), active.p(), begin.p(), n_active.p(), pair.p(), number.p()},
         .hidden = reinterpret_cast<__nv_bfloat16*>(hidden.p()),
         .out = out.p()};
     const cuda::RouterArgs job = cuda::router_args(m, rows(*dev_r, first, n), n, b.routing);
@@ -201,17 +201,17 @@ struct Case {
     };
     const cuda::TiledMatrix gate_w = dense(d.up, dense_rows, d.D), up_w = dense(d.up, dense_rows, d.D),
                             down_w = dense(d.down, d.D, dense_rows);
-    const size_t pairs = size_t(d.used);
+    const size_t pairs = size_t(d.used), entries = size_t(cuda::routing_entries(d.N, int64_t(pairs)));
     const OnDevice<uint64_t> logits(size_t(d.N));
     const OnDevice<float> weight(pairs), out(pairs * size_t(d.D)), g(static_cast<size_t>(dense_rows)),
         partial(size_t(4) << 20);
-    const OnDevice<int32_t> expert(pairs), active(size_t(d.N + 1)), begin(size_t(d.N + 2)), pair(pairs);
+    const OnDevice<int32_t> expert(pairs), active(entries), begin(entries + 1), n_active(1), pair(pairs);
     const OnDevice<uint16_t> hidden(pairs * size_t(d.F)), g_bf(static_cast<size_t>(dense_rows));
     const OnDevice<unsigned> number(std::vector<unsigned>{0}),
         counter(std::vector<unsigned>(size_t(cuda::skinny_counters(cuda::device())), 0));
     const OnDevice<uint8_t> image(size_t(1) << 20);
     const cuda::MoeBuffers b{
-        .routing = {logits.p(), weight.p(), expert.p(), active.p(), begin.p(), pair.p(), number.p()},
+        .routing = {logits.p(), weight.p(), expert.p(), active.p(), begin.p(), n_active.p(), pair.p(), number.p()},
         .hidden = reinterpret_cast<__nv_bfloat16*>(hidden.p()),
         .out = out.p()};
     std::vector<std::unique_ptr<OnDevice<float>>> y, dense_y;

@@ -139,8 +139,10 @@ void Cuda::reserve_experts(const BackendLimits& l, unsigned* number) {
   if (grow(r.logits, few * n)) FACET_CUDA_CHECK(cudaMemsetAsync(r.logits, 0, few * n * sizeof(uint64_t), stream_));
   grow(r.weight, pairs);
   grow(r.expert, pairs);
-  grow(r.active, n + 1);
-  grow(r.first, n + 2);
+  const size_t entries = size_t(cuda::routing_entries(int64_t(n), int64_t(pairs)));
+  grow(r.active, entries + 1);
+  grow(r.first, entries + 1);
+  r.n_active = r.active + entries;
   grow(r.pair, pairs);
   r.number = number;
   grow(moe_.hidden, pairs * size_t(l.d_expert));

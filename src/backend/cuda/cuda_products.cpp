@@ -174,7 +174,7 @@ cuda::MoePart Cuda::resident_experts(Rows e, const MoeWeights<Weight, Vec>& w, i
   if (!w.down.slots) return {};
   const cuda::MoeExperts m = experts_of(w, n_used, act, true);
   acts_.rounded(e);
-  cuda::moe_place(stream_, moe_.routing, m.slots, m.n_expert, n * n_used);
+  cuda::moe_place(stream_, moe_.routing, m.slots, m.n_expert, n, n_used);
   cuda::moe_small_batch(stream_, m, acts_.mat_at(e, row, n, true), n, moe_);
   return {.out = moe_.out,
           .weight = moe_.routing.weight,

@@ -4,10 +4,11 @@
 //
 // Shapes     as skinny.cu, T <= 128 at a time (64 in two bytes)
 // Bytes      the weights, once; the image of the activations (acts.cuh) once a block and round, from L2
-// Launch     the blocks, sets and jobs of skinny.cu. A warp multiplies two strips and 32 rows, so that each operand is
-//            used several times once it is in registers; the warps of a block go through the columns together, 256 at
-//            a time, and what they need of weights and activations comes through stages of shared memory, on sm_90 by
-//            the copy engine and a warp of its own. A block with more strips than its warps take has several rounds
+// Launch     the blocks, sets and jobs of skinny.cu. A warp multiplies two strips and 32 rows (16, 8 where a block has
+//            few strips), so that each operand is used several times once it is in registers; the warps of a block go
+//            through the columns together, 256 at a time, and what they need of weights and activations comes through
+//            stages of shared memory, on sm_90 by the copy engine and a warp of its own. A block with more strips than
+//            its warps take has several rounds
 // Order      that of skinny.cu: a warp's sum is cut where a run begins there, and added up in the same order. So a row
 //            has the same bits for every T
 // Reference  CpuRef::matmul, qkv, gate_up
@@ -26,6 +27,7 @@ namespace facet::cuda {
 namespace {
 
 constexpr int kQuantizeWarps = 4;
+constexpr int kAloneWarps = 6;  // of a block: fewer take as long
 
 template <bool kTwo>
 __global__ void __launch_bounds__(kQuantizeWarps * 32)
@@ -65,7 +67,7 @@ bool wide(cudaStream_t stream, const SkinnyArgs& args, Input in, int run_warps, 
   WideArgs w{.a = args};
   SkinnyArgs& a = w.a;
   if (a.n_sub == 2 && (!a.even || a.tiles[0].grouped != a.tiles[1].grouped)) return false;
-  w.n_group = (a.n_tok + kWideGroup - 1) / kWideGroup, w.rows = w.n_group * kWideGroup;
+  w.rows = (a.n_tok + kWideGroup - 1) / kWideGroup * kWideGroup;
   w.act_bytes = w.rows * stride_of(two), w.run_warps = run_warps;
   if (a.n_set > 1 && int64_t(a.n_set) * a.n_job * a.n_sub * 16 * w.rows > work.partial_floats) return false;
 
@@ -79,13 +81,23 @@ bool wide(cudaStream_t stream, const SkinnyArgs& args, Input in, int run_warps, 
   const int n_warp = d.shared >= kMuchShared ? kWideWarps : kWideWarps / 2, all = most_pairs(a);
   a.at_rings = n_warp * kWideTotal * int(sizeof(float));
   const int room = d.shared - kOwnShared - a.at_rings;
-  // As many pairs at a time as leave two stages, three if that takes no more rounds.
+  // As many pairs at a time as leave two stages, three if that takes no more rounds. Where pairs are few, more warps
+  // have fewer rows each: a warp alone is bound by latency.
   auto stage_of = [&](int pairs) { return w.act_bytes + 2 * pairs * a.slot; };
-  int most = n_warp / w.n_group;
-  while (most > 0 && room / stage_of(most) < 2) --most;
-  if (most == 0) return false;
-  const int rounds = (all + most - 1) / most;
-  w.pairs = (all + rounds - 1) / rounds, w.stage = stage_of(w.pairs);
+  float least = 0;
+  for (const auto& [group, instructions] : {std::pair(kWideGroup, 590.f), {16, 380.f}, {8, 290.f}}) {
+    const int n_group = (a.n_tok + group - 1) / group;
+    int most = n_warp / n_group;
+    while (most > 0 && room / stage_of(most) < 2) --most;
+    if (most == 0) continue;
+    const int rounds = (all + most - 1) / most, pairs = (all + rounds - 1) / rounds;
+    const float time = float(rounds) * instructions * float(std::max(kAloneWarps, pairs * n_group));
+    if (least > 0 && time >= least) continue;
+    if (const char* f = getenv("FACET_WIDE_G"); f && atoi(f) != group) continue;
+    least = time, w.group = group, w.n_group = n_group, w.pairs = pairs;
+  }
+  if (least == 0) return false;
+  w.stage = stage_of(w.pairs);
   a.n_stage = std::min(room / w.stage, kWideStages);
 
   a.image = work.image;

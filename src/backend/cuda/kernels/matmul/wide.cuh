@@ -78,7 +78,7 @@ __device__ __forceinline__ WideCuts wide_cuts(const DenseJobs& jobs, TilePlace m
   return c;
 }
 
-// 32 rows of an image's 256 columns in shared memory.
+// Rows of an image's 256 columns in shared memory.
 template <bool kTwo>
 struct WideActs {
   static constexpr int kParts = kTwo ? 2 : 1;
@@ -89,41 +89,42 @@ struct WideActs {
   }
 };
 
-// The sums of a warp's two strips, [strip][eight rows][lane's four].
+// The sums of a warp's two strips and kGroup rows, [strip][eight rows][lane's four].
+template <int kGroup>
 struct WideSums {
-  float v[2][kWideGroup / 8][4];
+  float v[2][kGroup / 8][4];
   __device__ void clear(int s) {
 #pragma unroll
-    for (int n = 0; n < kWideGroup / 8; ++n)
+    for (int n = 0; n < kGroup / 8; ++n)
 #pragma unroll
       for (int i = 0; i < 4; ++i) v[s][n][i] = 0;
   }
   // A run ends: its sum is added to those before it.
   __device__ void cut(int s, float* total, bool first, int lane) {
 #pragma unroll
-    for (int n = 0; n < kWideGroup / 8; ++n)
+    for (int n = 0; n < kGroup / 8; ++n)
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        float* const to = total + ((s * (kWideGroup / 8) + n) * 4 + i) * 32 + lane;
+        float* const to = total + ((s * (kGroup / 8) + n) * 4 + i) * 32 + lane;
         *to = first ? v[s][n][i] : *to + v[s][n][i];
       }
     clear(s);
   }
   __device__ void join(int s, const float* total, int lane) {
 #pragma unroll
-    for (int n = 0; n < kWideGroup / 8; ++n)
+    for (int n = 0; n < kGroup / 8; ++n)
 #pragma unroll
-      for (int i = 0; i < 4; ++i) v[s][n][i] = total[((s * (kWideGroup / 8) + n) * 4 + i) * 32 + lane] + v[s][n][i];
+      for (int i = 0; i < 4; ++i) v[s][n][i] = total[((s * (kGroup / 8) + n) * 4 + i) * 32 + lane] + v[s][n][i];
   }
 };
 
-// acc += the tiles of 256 columns of two strips, w, times 32 rows. at: of the step's first tile; n_group: groups of 64
+// acc += the tiles of 256 columns of two strips, w, times kGroup rows. at: of the step's first tile; n_group: groups of 64
 // columns that there are. cut(s) is called before a tile at which the sum of strip s is cut.
-template <class Type, bool kTwo, class Cut>
+template <class Type, bool kTwo, int kGroup, class Cut>
 __device__ __forceinline__ void wide_product(const uint8_t* const (&w)[2], int tile_bytes, const uint8_t* acts,
-                                             int rows, int row0, int at, int n_group, int lane, WideSums& acc,
+                                             int rows, int row0, int at, int n_group, int lane, WideSums<kGroup>& acc,
                                              Cut&& cut) {
-  constexpr int kTiles = kWideGroup / 8, kParts = kTwo ? 2 : 1;
+  constexpr int kTiles = kGroup / 8, kParts = kTwo ? 2 : 1;
   const int g = lane / 4, t = lane % 4;
   const WideActs<kTwo> x{acts + (row0 + g) * 64 + t * 16, rows};
   const uint8_t* const sums = acts + rows * (kActBlock * kParts) + ((row0 + g) * 4 + t) * 8;
@@ -169,7 +170,7 @@ __device__ __forceinline__ void wide_product(const uint8_t* const (&w)[2], int t
 
 // Long: roles of warps that share barriers, registers and the shared memory laid out at its top; cut up, each part
 // would take all of that as arguments.
-template <bool kTwo>
+template <bool kTwo, int kGroup>
 __global__ void __launch_bounds__(kWideWarps * 32, 1) wide_kernel(const __grid_constant__ WideArgs w) {
   extern __shared__ __align__(128) uint8_t shared[];
 #if __CUDA_ARCH__ >= 900
@@ -270,7 +271,7 @@ __global__ void __launch_bounds__(kWideWarps * 32, 1) wide_kernel(const __grid_c
 
   {
     const TilePlace mark = run_begin(jobs, job0, job1, w.run_warps, lane);
-    const int pair_of = fast_div(warp, w.n_group), row0 = (warp - pair_of * w.n_group) * kWideGroup;
+    const int pair_of = fast_div(warp, w.n_group), row0 = (warp - pair_of * w.n_group) * kGroup;
     float* const total = reinterpret_cast<float*>(shared) + warp * kWideTotal;
     const SkinnyOutput out{a, jobs};
 #pragma unroll 1
@@ -295,7 +296,7 @@ __global__ void __launch_bounds__(kWideWarps * 32, 1) wide_kernel(const __grid_c
       }
       const SkinnyArgs::Tiles& tiles = a.tiles[matrix[0]];  // both are alike
       const int step_bytes = tiles.per_block * tiles.tile_bytes;
-      WideSums acc;
+      WideSums<kGroup> acc;
       acc.clear(0), acc.clear(1);
       with_code_tile(tiles.tile, [&](auto kind) {
         using Type = TileTraits<decltype(kind)::value>;
@@ -308,16 +309,16 @@ __global__ void __launch_bounds__(kWideWarps * 32, 1) wide_kernel(const __grid_c
           const uint8_t* tile[2];
 #pragma unroll
           for (int s = 0; s < 2; ++s) tile[s] = tiles_at(stage, 2 * pair_of + (alone ? 0 : s), from[s] + ahead);
-          wide_product<Type, kTwo>(tile, kBytes, stages + stage * w.stage, w.rows, row0, step * kPer,
-                                   min(kPer, n_tile - step * kPer), lane, acc, [&](int i) {
+          wide_product<Type, kTwo, kGroup>(tile, kBytes, stages + stage * w.stage, w.rows, row0, step * kPer,
+                                           min(kPer, n_tile - step * kPer), lane, acc, [&](int i) {
 #pragma unroll
-                                     for (int s = 0; s < 2; ++s)
-                                       if (i == cuts[s].next) {
-                                         acc.cut(s, total, !cuts[s].any, lane);
-                                         cuts[s].any = true;
-                                         cuts[s].go_on();
-                                       }
-                                   });
+                                             for (int s = 0; s < 2; ++s)
+                                               if (i == cuts[s].next) {
+                                                 acc.cut(s, total, !cuts[s].any, lane);
+                                                 cuts[s].any = true;
+                                                 cuts[s].go_on();
+                                               }
+                                           });
           step_done();
         }
       });
@@ -328,18 +329,18 @@ __global__ void __launch_bounds__(kWideWarps * 32, 1) wide_kernel(const __grid_c
 #pragma unroll
       for (int s = 0; s < 2; ++s)
 #pragma unroll
-        for (int n = 0; n < kWideGroup / 8; ++n)
+        for (int n = 0; n < kGroup / 8; ++n)
 #pragma unroll
           for (int i = 0; i < 4; ++i)
-            total[s * 16 * kWideGroup + part_at(8 * n + 2 * (lane % 4) + i % 2, lane / 4 + i / 2 * 8)] = acc.v[s][n][i];
+            total[s * 16 * kGroup + part_at(8 * n + 2 * (lane % 4) + i % 2, lane / 4 + i / 2 * 8)] = acc.v[s][n][i];
       __syncwarp();
       // Four of a strip's rows a lane.
 #pragma unroll 1
-      for (int i = lane; i < 4 * kWideGroup; i += 32) {
+      for (int i = lane; i < 4 * kGroup; i += 32) {
         const int n = i / 4, r = i % 4 * 4, row = row0 + n;
         if (row >= a.n_tok) break;
         const float4 v0 = *reinterpret_cast<const float4*>(total + part_at(n, r)),
-                     v1 = *reinterpret_cast<const float4*>(total + 16 * kWideGroup + part_at(n, r));
+                     v1 = *reinterpret_cast<const float4*>(total + 16 * kGroup + part_at(n, r));
         auto put = [&](int s, float4 v) {
           const int64_t strip = (int64_t(set) * a.n_job + at.job[s]) * a.n_sub + sub[s];
           __stcg(reinterpret_cast<float4*>(a.partial + strip * (16 * w.rows) + row * 16 + r), v);
@@ -383,9 +384,13 @@ __global__ void __launch_bounds__(kWideWarps * 32, 1) wide_kernel(const __grid_c
 
 template <bool kTwo>
 void launch_wide(cudaStream_t stream, const WideArgs& w, int n_warp) {
-  allow_shared(wide_kernel<kTwo>, size_t(device().shared - kOwnShared));
-  launch(wide_kernel<kTwo>, dim3(unsigned(w.a.blocks * w.a.n_set)), dim3(unsigned(n_warp * 32)),
-         size_t(w.a.at_rings + w.a.n_stage * w.stage), stream, w);
+  const auto go = [&]<int kGroup>(std::integral_constant<int, kGroup>) {
+    allow_shared(wide_kernel<kTwo, kGroup>, size_t(device().shared - kOwnShared));
+    launch(wide_kernel<kTwo, kGroup>, dim3(unsigned(w.a.blocks * w.a.n_set)), dim3(unsigned(n_warp * 32)),
+           size_t(w.a.at_rings + w.a.n_stage * w.stage), stream, w);
+  };
+  if (w.group == kWideGroup) return go(std::integral_constant<int, kWideGroup>{});
+  w.group == 16 ? go(std::integral_constant<int, 16>{}) : go(std::integral_constant<int, 8>{});
 }
 
 }  // namespace facet::cuda

@@ -12,7 +12,8 @@ constexpr int kWideTotal = 2 * 16 * kWideGroup;  // floats of shared memory for 
 
 struct WideArgs {
   SkinnyArgs a;          // n_stage and slot are of this kernel; at_parts is where the sums between cuts are
-  int rows, n_group;     // of the image: a multiple of kWideGroup, and how many of it
+  int rows;              // of the image: a multiple of kWideGroup
+  int group, n_group;    // rows of a warp, and how many warps a pair of strips has
   int run_warps;         // runs of a block in the kernels for few rows: their borders cut the sums
   int pairs;             // of strips, that a block multiplies at a time
   int act_bytes, stage;  // of 256 columns of the image; of a stage

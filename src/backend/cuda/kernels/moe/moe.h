@@ -28,9 +28,8 @@ constexpr int kMoeSmallBatch = 256;  // most tokens of one launch of moe_small_b
 RouterArgs router_args(const MoeExperts&, Mat r, int n_tok, const Routing&);
 // The routing of up to kMoeSmallBatch tokens, as route().
 void route_small_batch(cudaStream_t, const RouterArgs&);
-// The lists of a routing of n_slot pairs again, without the pairs whose experts are not on the GPU; `active` then holds
-// slots.
-void moe_place(cudaStream_t, const Routing&, const int16_t* slots, int n_expert, int n_slot);
+// The lists of a routing again, without the pairs whose experts are not on the GPU; `active` then holds slots.
+void moe_place(cudaStream_t, const Routing&, const int16_t* slots, int n_expert, int n_tok, int n_used);
 // times[e] += how often e is among n_slot experts.
 void moe_count(cudaStream_t, unsigned* times, const int32_t* expert, int n_slot);
 // out[slot] = expert(e[t]) of n_tok <= kMoeSmallBatch rows in bf16; then y[t] = sum over ranks of weight * out, in rank

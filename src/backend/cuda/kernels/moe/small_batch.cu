@@ -32,8 +32,8 @@ constexpr int kWarps = kExpertWarps;
 
 struct ExpertArgs {
   ExpertTiles tiles[2];
-  const int32_t *active, *first, *pair;  // Routing's
-  int n_strip;                           // strips of the output
+  const int32_t *active, *n_active, *first, *pair;  // Routing's
+  int n_strip;                                      // strips of the output
   int n_expert, n_used, n_tok;
   int at_parts, at_rings, stage_bytes, n_stage;  // in shared memory; of a warp's ring
   bool list_ready;  // the kernel before this one had waited for the routing before it let this one start
@@ -137,7 +137,7 @@ __global__ void __launch_bounds__(kWarps * 32, 1) expert_kernel(const __grid_con
     pdl_wait();
     pdl_trigger();
   }
-  const int n_active = a.active[a.n_expert], grid = int(gridDim.x), all = n_active * a.n_strip;
+  const int n_active = *a.n_active, grid = int(gridDim.x), all = n_active * a.n_strip;
   if (n_active == 0) return pdl_wait();  // none of them is on the GPU
   // A block has strips of one expert, unless an equal share of all strips takes less time.
   auto share = [](int n, int i, int of) {
@@ -322,7 +322,8 @@ void run(cudaStream_t stream, const ExpertArgs& a) {
 template <int kSlices>
 void run_for(cudaStream_t stream, ExpertArgs a, std::initializer_list<TiledMatrix> w, int up_strip) {
   a.n_in = w.begin()->n_in;
-  CHECK(w.size() == sub_matrices(kSlices) && int64_t(a.n_expert) * a.n_strip < kFastDivMost,
+  CHECK(w.size() == sub_matrices(kSlices) &&
+            routing_entries(a.n_expert, int64_t(a.n_tok) * a.n_used) * a.n_strip < kFastDivMost,
         "{} matrices, {} experts of {} strips", w.size(), a.n_expert, a.n_strip);
   switch (take_tiles(a.tiles, a.stage_bytes, w, up_strip)) {
     case Input::kByte:
@@ -348,7 +349,7 @@ void moe_small_batch(cudaStream_t stream, const MoeExperts& m, Mat e, int n_tok,
   CHECK(n_tok <= kMoeSmallBatch && e.cols == m.gate.n_in, "{} tokens, {} columns", n_tok, e.cols);
   if (n_tok == 1 && !m.slots) return moe_decode(stream, m, e, b, routed);
   ExpertArgs a{};
-  a.active = b.routing.active, a.first = b.routing.first, a.pair = b.routing.pair;
+  a.active = b.routing.active, a.n_active = b.routing.n_active, a.first = b.routing.first, a.pair = b.routing.pair;
   a.n_expert = m.n_expert, a.n_used = m.n_used, a.n_tok = n_tok;
   a.act = m.act;
   a.hidden = b.hidden, a.out = b.out;

@@ -27,13 +27,20 @@ inline int route_rows(int64_t bytes, int cols, int n_tok) {
   return int(std::clamp<int64_t>((bytes - kRouteRowsAt) / (cols * 4), 1, n_tok));
 }
 
+// Four terms of a logit, in the order that every kernel here has.
+__device__ __forceinline__ void add_products(float& s, float4 a, float4 w) {
+  s += __fmaf_rn(a.x, w.x, __fmul_rn(a.y, w.y)) + __fmaf_rn(a.z, w.z, __fmul_rn(a.w, w.w));
+}
+
 // The pairs of all tokens by expert, an expert's slots in ascending order. A thread an expert.
-__device__ inline void sort_pairs(const Routing& o, RouteScratch& scratch, int n_expert, int n_tok, int n_used) {
+__device__ inline void sort_pairs(const Routing& o, RouteScratch& scratch, int n_tok, int n_used) {
   const int e = int(threadIdx.x), lane = e % 32, warp = e / 32;
   int n = 0;
 #pragma unroll 4
   for (int t = 0; t < n_tok; ++t) n += scratch.rank[t][e] > 0;
-  int all = int(n > 0) << 16 | n;  // active experts up to this one, and their pairs
+  constexpr int kRows = routing_rows(kMoeRows);
+  const int entries = (n + kRows - 1) / kRows;
+  int all = entries << 16 | n;  // entries up to this expert's, and their pairs
   for (int m = 1; m < 32; m *= 2) {
     const int v = __shfl_up_sync(~0u, all, m);
     if (lane >= m) all += v;
@@ -42,12 +49,14 @@ __device__ inline void sort_pairs(const Routing& o, RouteScratch& scratch, int n
   __syncthreads();
   for (int w = 0; w < warp; ++w) all += scratch.before[w];
   int at = (all & 0xFFFF) - n;
-  if (n > 0) {
-    o.active[(all >> 16) - 1] = e, o.first[(all >> 16) - 1] = at;
+  for (int i = 0; i < entries; ++i) {
+    const int to = (all >> 16) - entries + i;
+    o.active[to] = e, o.first[to] = at + i * kRows;
+  }
+  if (n > 0)
     for (int t = 0; t < n_tok; ++t)
       if (const int r = scratch.rank[t][e]) o.pair[at++] = t * n_used + r - 1;
-  }
-  if (e == kMaxExperts - 1) o.active[n_expert] = all >> 16, o.first[all >> 16] = all & 0xFFFF;
+  if (e == kMaxExperts - 1) *o.n_active = all >> 16, o.first[all >> 16] = all & 0xFFFF;
 }
 
 // The block that chooses polls the logits until all of them are of this routing.
@@ -86,9 +95,9 @@ __device__ inline void choose_block(const RouterArgs& j, RouteScratch& scratch) 
   }
   if (j.n_tok > 1) {
     __syncthreads();
-    sort_pairs(o, scratch, j.n_expert, j.n_tok, j.n_used);
+    sort_pairs(o, scratch, j.n_tok, j.n_used);
   } else if (thread == 0) {
-    o.active[j.n_expert] = o.first[j.n_used] = j.n_used;
+    *o.n_active = o.first[j.n_used] = j.n_used;
   }
   if (thread == 0) *o.number = number;
 }
@@ -137,8 +146,7 @@ __device__ void route_block(const RouterArgs& j, int block, uint8_t* shared, int
     float s = 0;
 #pragma unroll
     for (int i = 0; i < kKeep; ++i)
-      if (i * kRouteThreads + of_group < n_col4)
-        s += (a[i].x * keep[i].x + a[i].y * keep[i].y) + (a[i].z * keep[i].z + a[i].w * keep[i].w);
+      if (i * kRouteThreads + of_group < n_col4) add_products(s, a[i], keep[i]);
     for (int m = 16; m > 0; m /= 2) s += __shfl_xor_sync(~0u, s, m);
     if (lane == 0) scratch.part[0][warp] = s;
     __syncthreads();
@@ -165,10 +173,7 @@ __device__ void route_block(const RouterArgs& j, int block, uint8_t* shared, int
         const int c = i * kRouteThreads + of_group;
         if (c >= n_col4) break;
 #pragma unroll
-        for (int k = 0; k < kTogether; ++k) {
-          const float4 a = rows[min(k0 + k, n - 1) * n_col4 + c];
-          s[k] += (a.x * keep[i].x + a.y * keep[i].y) + (a.z * keep[i].z + a.w * keep[i].w);
-        }
+        for (int k = 0; k < kTogether; ++k) add_products(s[k], rows[min(k0 + k, n - 1) * n_col4 + c], keep[i]);
       }
       for (int m = 16; m > 0; m /= 2)
 #pragma unroll
