@@ -136,8 +136,8 @@ void moe_codes_down(cudaStream_t, const MoePass&);
 struct CodesArgs {
   const uint8_t* w[2];  // strips of gate and up, or of down twice
   int64_t matrix_bytes[2], strip_bytes;
-  const __nv_bfloat16* in;
-  __nv_bfloat16* out;
+  const void* in;  // panels
+  void* out;
   const int4* tile;           // of N tiles: expert, first row, width
   const int32_t* tile_first;  // of experts
   unsigned* next;
