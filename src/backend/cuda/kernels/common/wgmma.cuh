@@ -17,11 +17,11 @@ __device__ __forceinline__ uint64_t rows_operand(const void* p) {
   const uint64_t at = uint64_t(__cvta_generic_to_shared(p)) >> 4 & 0x3FFF;
   return at | uint64_t(1) << 16 | uint64_t(1024 >> 4) << 32 | uint64_t(1) << 62;
 }
-// Its k-th 16 columns of the inner dimension. (The compiler would add to both words.)
-__device__ __forceinline__ uint64_t rows_operand_at(uint64_t rows, int k) {
-  uint64_t at;
-  asm("mov.b64 %0, {%1, %2};" : "=l"(at) : "r"(uint32_t(rows) + 2 * k), "r"(uint32_t(rows >> 32)));
-  return at;
+// The same where the lower word is known, of which steps along the matrix are sums. (The compiler would add to both.)
+__device__ __forceinline__ uint64_t rows_operand_of(uint32_t lower) {
+  uint64_t operand;
+  asm("mov.b64 %0, {%1, 0x40000040};" : "=l"(operand) : "r"(lower));
+  return operand;
 }
 // A matrix whose rows of 128 bytes are the inner dimension (transposed by the product); panel: bytes between panels.
 __device__ __forceinline__ uint64_t columns_operand(const void* p, int panel) {

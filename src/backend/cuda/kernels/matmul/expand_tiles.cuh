@@ -65,8 +65,8 @@ struct ExpandQ45K {
     raw.q = load16(w + j * 512 + lane * 16);
     raw.fifth = kFifth ? load_as<uint32_t>(w + 2048 + lane * 16 + j * 4) : 0;
     if (j > 1) return;
-#pragma unroll
-    for (int r = 0; r < 2; ++r) raw.row[r] = load_as<uint4>(w + (kFifth ? 2560 : 2048) + (lane / 4 + 8 * r) * 16);
+    const uint8_t* const row = w + lane / 4 * 16 + (kFifth ? 2560 : 2048);
+    raw.row[0] = load_as<uint4>(row), raw.row[1] = load_as<uint4>(row + 128);
   }
   static __device__ __forceinline__ void operand(uint32_t (&a)[4][4], const Raw& raw, int j) {
     constexpr uint32_t k1024 = 0x64006400;

@@ -30,18 +30,24 @@ template <Tile kTile, int kStages>
 struct CodesLoop {
   using From = ExpandTile<kTile>;
   static constexpr int kGroups = tile_cols(kTile) / 64;  // of a tile
-  const char* rows;
+  uint32_t b;                                            // the lower word of rows_operand(the first stage)
   uint64_t *full, *empty;
   RingPosition& state;
-  const uint8_t* w;
+  const uint8_t* w;  // the tile that is loaded next
   int lane, n32, before = 0;
   typename From::Raw raw[2];
   uint32_t a[2][4][4];
   float d[kCodesTok / 8][4] = {};
 
   template <int kTurn>
+  static __device__ __forceinline__ int group_of(int kb) {
+    return kGroups == 1 ? 0 : kb % kGroups / 2 * 2 + kTurn;
+  }
+  template <int kTurn>
   __device__ __forceinline__ void load(int kb) {
-    From::load(raw[kTurn], w + kb / kGroups * tile_bytes(kTile), kb % kGroups, lane);
+    const int j = group_of<kTurn>(kb);
+    From::load(raw[kTurn], w, j, lane);
+    if (j == kGroups - 1) w += tile_bytes(kTile);
   }
   // The stage before has been read.
   __device__ __forceinline__ void release() {
@@ -49,13 +55,13 @@ struct CodesLoop {
   }
   // n32 is kLeast to kMost.
   template <int kTurn, int kLeast = 1, int kMost = kCodesTok / 32>
-  __device__ __forceinline__ void multiply(uint64_t b, bool add) {
+  __device__ __forceinline__ void multiply(uint32_t b, bool add) {
     constexpr int kMiddle = (kLeast + kMost) / 2;
     if constexpr (kLeast == kMost) {
       auto& part = reinterpret_cast<float(&)[4 * kMost][4]>(d);
       wgmma_begin();
 #pragma unroll
-      for (int k = 0; k < 4; ++k) wgmma_f16(part, a[kTurn][k], rows_operand_at(b, k), add || k > 0);
+      for (int k = 0; k < 4; ++k) wgmma_f16(part, a[kTurn][k], rows_operand_of(b + k * 2), add || k > 0);
       wgmma_commit();  // here, not where branches meet: the compiler would end a second group there
     } else if (n32 > kMiddle) {
       multiply<kTurn, kMiddle + 1, kMost>(b, add);
@@ -66,11 +72,11 @@ struct CodesLoop {
   // Operands take turns: those of the group before are read meanwhile.
   template <int kTurn>
   __device__ __forceinline__ void group(int kb, int n_block) {
-    From::operand(a[kTurn], raw[kTurn], kGroups == 1 ? 0 : kb % kGroups / 2 * 2 + kTurn);
+    From::operand(a[kTurn], raw[kTurn], group_of<kTurn>(kb));
     if (kb + 2 < n_block) load<kTurn>(kb + 2);
     settle(a[kTurn]);
     barrier_wait(full + state.stage, state.phase);
-    multiply<kTurn>(rows_operand(rows + state.stage * kCodesStage), kb > 0);
+    multiply<kTurn>(b + state.stage * (kCodesStage / 16), kb > 0);
     if (kb > 0) wgmma_wait_older(), release();
     before = state.stage;
     state.advance(kStages);

@@ -9,8 +9,6 @@
 // The kernel of grouped_codes.cu; its instances are compiled apart from each other.
 namespace facet::cuda {
 
-constexpr float kHiddenUnit = 64;  // hidden values in f16 are so much less than what they are: up to 4.2 million
-
 // Shared memory: stages of rows; up: sums on their way out; outputs, 64 columns a warpgroup or of both.
 template <bool kUp>
 struct CodesBlock {
@@ -40,8 +38,8 @@ __device__ __forceinline__ void finish_up(const CodesArgs& a, const float (&d)[k
       uint32_t w[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i)
-        w[i] = pack_f16(gated(g[4 * i], u[4 * i], a.act) * (1 / kHiddenUnit),
-                        gated(g[4 * i + 2], u[4 * i + 2], a.act) * (1 / kHiddenUnit));
+        w[i] = pack_f16(gated(g[4 * i], u[4 * i], a.act) * (1 / kMoeHiddenUnit),
+                        gated(g[4 * i + 2], u[4 * i + 2], a.act) * (1 / kMoeHiddenUnit));
       if (8 * chunk >= n_out) w[0] = w[1] = w[2] = w[3] = 0;
       *reinterpret_cast<uint4*>(staged + tok * 128 + (chunk ^ (tok % 8)) * 16) = make_uint4(w[0], w[1], w[2], w[3]);
     }
@@ -58,8 +56,8 @@ __device__ __forceinline__ void finish_down(const float (&d)[kMoeTile / 8][4], u
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const float(&v)[4] = d[4 * n + i];
-      low[i] = pack_bf16(v[0] * kHiddenUnit, v[1] * kHiddenUnit);
-      high[i] = pack_bf16(v[2] * kHiddenUnit, v[3] * kHiddenUnit);
+      low[i] = pack_bf16(v[0] * kMoeHiddenUnit, v[1] * kMoeHiddenUnit);
+      high[i] = pack_bf16(v[2] * kMoeHiddenUnit, v[3] * kMoeHiddenUnit);
     }
     stage_tokens(base, warp % 4 * 2, 32 * n, lane, low), stage_tokens(base, warp % 4 * 2 + 1, 32 * n, lane, high);
   }
@@ -75,7 +73,7 @@ __device__ __forceinline__ void codes_item(const CodesArgs& a, char* shared, Rin
             part = warp / 4, lane = thread % 32, strip = kUp ? 4 * m + warp % 4 : 8 * m + warp, of = kUp ? part : 0;
   uint64_t* const full = reinterpret_cast<uint64_t*>(shared + B::kAtBars);
   CodesLoop<kTile, B::kStages> x{
-      .rows = shared,
+      .b = uint32_t(rows_operand(shared)),
       .full = full,
       .empty = full + B::kStages,
       .state = state,
