@@ -22,18 +22,18 @@ __device__ __forceinline__ void settle(uint32_t (&a)[4][4]) {
 }
 
 // d = a strip of each warp times at most 256 rows of activations, 32 n32 of them; stages as rows of 128 bytes
-// (rows_operand), in f16 and the order of expand_tiles.cuh. A strip's
-// codes come from memory into registers two groups of 64 columns ahead, become f16 there
-// while tensor cores multiply the group before, and are their first operand. One function for all widths: the registers
-// of products in flight are not shared by others, so that there is room for one such loop.
+// (rows_operand), in f16 and in the columns' order of expand_tiles.cuh. A strip's codes come from memory into registers
+// two groups of 64 columns ahead, become f16 there while tensor cores multiply the group before, and are their first
+// operand. One function for all widths: the registers of products in flight are not shared by others, so that there is
+// room for one such loop.
 template <Tile kTile, int kStages>
 struct CodesLoop {
   using From = ExpandTile<kTile>;
   static constexpr int kGroups = tile_cols(kTile) / 64;  // of a tile
-  uint32_t b;                                            // the lower word of rows_operand(the first stage)
   uint64_t *full, *empty;
   RingPosition& state;
   const uint8_t* w;  // the tile that is loaded next
+  uint32_t rows;     // rows_operand of the first stage, its lower word
   int lane, n32, before = 0;
   typename From::Raw raw[2];
   uint32_t a[2][4][4];
@@ -76,7 +76,7 @@ struct CodesLoop {
     if (kb + 2 < n_block) load<kTurn>(kb + 2);
     settle(a[kTurn]);
     barrier_wait(full + state.stage, state.phase);
-    multiply<kTurn>(b + state.stage * (kCodesStage / 16), kb > 0);
+    multiply<kTurn>(rows + uint32_t(state.stage) * (kCodesStage / 16), kb > 0);
     if (kb > 0) wgmma_wait_older(), release();
     before = state.stage;
     state.advance(kStages);

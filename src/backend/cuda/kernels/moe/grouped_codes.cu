@@ -9,8 +9,8 @@
 // Launch     one block per multiprocessor takes work items (N tile, M tile) from a counter. A lane of the last
 //            warpgroup brings in rows, blocks of 64 columns, through stages in shared memory; a warp of the other two
 //            has a strip: codes_loop.cuh
-// Order      f16 operands (expand_tiles.cuh), 16 columns from the left after another, f32 sums; hidden is rounded to f16,
-//            out to bf16
+// Order      f16 operands (expand_tiles.cuh), f32 sums of 16 columns after another; hidden is rounded to f16, out to
+//            bf16
 // Reference  CpuRef::moe
 // Test       tests/kernels/cuda_moe_test.cpp
 // Bench      bench/verbs/cuda_moe_bench.cu

@@ -73,11 +73,11 @@ __device__ __forceinline__ void codes_item(const CodesArgs& a, char* shared, Rin
             part = warp / 4, lane = thread % 32, strip = kUp ? 4 * m + warp % 4 : 8 * m + warp, of = kUp ? part : 0;
   uint64_t* const full = reinterpret_cast<uint64_t*>(shared + B::kAtBars);
   CodesLoop<kTile, B::kStages> x{
-      .b = uint32_t(rows_operand(shared)),
       .full = full,
       .empty = full + B::kStages,
       .state = state,
       .w = a.w[of] + int64_t(item.w) * a.matrix_bytes[of] + min(strip, a.n_strip - 1) * a.strip_bytes,
+      .rows = uint32_t(rows_operand(shared)),
       .lane = lane,
       .n32 = (width + 31) / 32};
   x.run(a.n_block);
