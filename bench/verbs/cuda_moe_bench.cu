@@ -152,10 +152,13 @@ struct Bench {
 
   // The grouped products straight from codes; one(what, flop, bytes, ceiling, f(pass, i)) times them.
   template <class One, class All>
-  void codes(const cuda::MoeExperts& m, unsigned* next, One&& one, double up_flop, double down_flop, All&& all) {
+  void codes(const cuda::MoePass& first, cuda::Mat e, One&& one, double up_flop, double down_flop, All&& all) {
     cuda::Device::current().use_gemm(true);
-    const auto restart = [=, this] { FACET_CUDA_CHECK(cudaMemsetAsync(next, 0, 8, stream)); };
-    if (cuda::moe_takes_codes(m)) {
+    const auto restart = [next = first.b.next, this] { FACET_CUDA_CHECK(cudaMemsetAsync(next, 0, 8, stream)); };
+    if (cuda::moe_takes_codes(first.w)) {
+      const double bytes = 2. * kD * first.n_tok * (kUsed + 1);
+      one("codes gather", 0, bytes, 0, [&](const cuda::MoePass& p, int) { cuda::moe_gather(stream, p, e); });
+      cuda::moe_gather(stream, first, e);
       one("codes up", up_flop, 0, 0, [&](const cuda::MoePass& p, int) { restart(), cuda::moe_codes_up(stream, p); });
       one("codes down", down_flop, 0, 0,
           [&](const cuda::MoePass& p, int) { restart(), cuda::moe_codes_down(stream, p); });
@@ -233,7 +236,7 @@ struct Bench {
         one("all", up_flop + down_flop, 0, 0,
             [&](const cuda::MoePass& p, int) { cuda::moe_large_batch(stream, p.w, my, me, mr, b); });
         if (warpgroups)
-          codes(layer[0], b.next, one, up_flop, down_flop,
+          codes(pass(0), me, one, up_flop, down_flop,
                 [&](const cuda::MoePass& p, int) { cuda::moe_large_batch(stream, p.w, my, me, mr, b); });
         cuda::Device::current().use_wgmma(true);
       }

@@ -10,7 +10,7 @@ __device__ __forceinline__ float activate(float x, Act act) {
   return x - x / (1.f + __expf(2.f * inner));  // x (1 + tanh) / 2
 }
 
-// The same times u, for results that are rounded to bf16: a quicker quotient.
+// The same times u, for results that are rounded to 16 bits: a quicker quotient.
 __device__ __forceinline__ float gated(float g, float u, Act act) {
   if (act == Act::kSilu) return __fdividef(g, 1.f + __expf(-g)) * u;
   const float inner = 0.7978845608028654f * (g + 0.044715f * g * g * g);

@@ -61,7 +61,14 @@ __device__ __forceinline__ void ldmatrix4_transposed(uint32_t (&r)[4], uint32_t 
 
 __device__ __forceinline__ uint32_t as_word(__nv_bfloat162 v) { return *reinterpret_cast<uint32_t*>(&v); }
 __device__ __forceinline__ __nv_bfloat162 as_bf16x2(uint32_t v) { return *reinterpret_cast<__nv_bfloat162*>(&v); }
+__device__ __forceinline__ uint32_t as_word(__half2 v) { return *reinterpret_cast<uint32_t*>(&v); }
+__device__ __forceinline__ __half2 as_half2(uint32_t v) { return *reinterpret_cast<__half2*>(&v); }
 __device__ __forceinline__ uint32_t pack_bf16(float lo, float hi) { return as_word(__floats2bfloat162_rn(lo, hi)); }
+// Two numbers in f16, as large as it has them at most.
+__device__ __forceinline__ uint32_t pack_f16(float lo, float hi) {
+  const __half2 most = __float2half2_rn(65504.f);
+  return as_word(__hmax2_nan(__hmin2_nan(__floats2half2_rn(lo, hi), most), __hneg2(most)));
+}
 
 // 16 bytes from global to shared memory without registers.
 __device__ __forceinline__ void copy16_async_at(uint32_t shared, const void* global) {

@@ -17,6 +17,12 @@ __device__ __forceinline__ uint64_t rows_operand(const void* p) {
   const uint64_t at = uint64_t(__cvta_generic_to_shared(p)) >> 4 & 0x3FFF;
   return at | uint64_t(1) << 16 | uint64_t(1024 >> 4) << 32 | uint64_t(1) << 62;
 }
+// The same from its lower word, to which steps along the matrix are added. (The compiler would add to both words.)
+__device__ __forceinline__ uint64_t rows_operand_of(uint32_t lower) {
+  uint64_t operand;
+  asm("mov.b64 %0, {%1, 0x40000040};" : "=l"(operand) : "r"(lower));
+  return operand;
+}
 // A matrix whose rows of 128 bytes are the inner dimension (transposed by the product); panel: bytes between panels.
 __device__ __forceinline__ uint64_t columns_operand(const void* p, int panel) {
   const uint64_t at = uint64_t(__cvta_generic_to_shared(p)) >> 4 & 0x3FFF;

@@ -2,7 +2,7 @@
 #include "backend/cuda/kernels/common/wgmma.cuh"
 
 // Warpgroup products in bf16: D [64, N] += A [64, 16] B [16, N] in f32, both operands by rows_operand where nothing else
-// is said. N is twice the accumulators' length, 16 to 256 in steps of 16.
+// is said; at the end some in f16. N is twice the accumulators' length, 16 to 256 in steps of 16.
 namespace facet::cuda {
 
 #if defined(FACET_WGMMA)
@@ -98,20 +98,24 @@ FACET_WGMMA_BF16(4, 64, 32, 33, 34, 35, 36)
 FACET_WGMMA_BF16(5, 80, 40, 41, 42, 43, 44)
 #undef FACET_WGMMA_BF16
 
-// A in registers, B by rows_operand.
-#define FACET_WGMMA_BF16(sixteens, n, a0, a1, a2, a3, b_at, add_at)                                                    \
-  __device__ __forceinline__ void wgmma_bf16(float(&d)[2 * sixteens][4], const uint32_t(&a)[4], uint64_t b, int add) { \
-    asm volatile("{ .reg .pred p; setp.ne.b32 p, %" #add_at ", 0; wgmma.mma_async.sync.aligned.m64n" #n                \
-                 "k16.f32.bf16.bf16 {" FACET_N_##sixteens "}, {%" #a0 ", %" #a1 ", %" #a2 ", %" #a3 "}, %" #b_at       \
-                                                          ", p, 1, 1, 0; }"                                            \
-                 : FACET_D_##sixteens                                                                                  \
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));                                      \
+// In f16: A in registers, B by rows_operand.
+#define FACET_WGMMA_F16(sixteens, n, a0, a1, a2, a3, b_at, add_at)                                                    \
+  __device__ __forceinline__ void wgmma_f16(float(&d)[2 * sixteens][4], const uint32_t(&a)[4], uint64_t b, int add) { \
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, %" #add_at ", 0; wgmma.mma_async.sync.aligned.m64n" #n               \
+                 "k16.f32.f16.f16 {" FACET_N_##sixteens "}, {%" #a0 ", %" #a1 ", %" #a2 ", %" #a3 "}, %" #b_at        \
+                                                        ", p, 1, 1, 0; }"                                             \
+                 : FACET_D_##sixteens                                                                                 \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));                                     \
   }
-FACET_WGMMA_BF16(4, 64, 32, 33, 34, 35, 36, 37)
-FACET_WGMMA_BF16(8, 128, 64, 65, 66, 67, 68, 69)
-FACET_WGMMA_BF16(12, 192, 96, 97, 98, 99, 100, 101)
-FACET_WGMMA_BF16(16, 256, 128, 129, 130, 131, 132, 133)
-#undef FACET_WGMMA_BF16
+FACET_WGMMA_F16(2, 32, 16, 17, 18, 19, 20, 21)
+FACET_WGMMA_F16(4, 64, 32, 33, 34, 35, 36, 37)
+FACET_WGMMA_F16(6, 96, 48, 49, 50, 51, 52, 53)
+FACET_WGMMA_F16(8, 128, 64, 65, 66, 67, 68, 69)
+FACET_WGMMA_F16(10, 160, 80, 81, 82, 83, 84, 85)
+FACET_WGMMA_F16(12, 192, 96, 97, 98, 99, 100, 101)
+FACET_WGMMA_F16(14, 224, 112, 113, 114, 115, 116, 117)
+FACET_WGMMA_F16(16, 256, 128, 129, 130, 131, 132, 133)
+#undef FACET_WGMMA_F16
 
 // Waits for all products but the newest group.
 __device__ __forceinline__ void wgmma_wait_older() { asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory"); }

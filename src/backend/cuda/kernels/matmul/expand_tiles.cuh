@@ -1,53 +1,59 @@
 #pragma once
 #include "backend/cuda/kernels/matmul/prompt_tiles.cuh"
 
-// Weights of a strip of 16 rows in bf16, straight from the codes of a tile, as products take them from registers: 64
-// columns at a time, as four operands A of m16n8k16, lane 4 g + t with columns 2 t, 2 t + 1, 2 t + 8 and 2 t + 9 of 16
-// of rows g and g + 8. In a tile it has columns 4 t.. of them: lanes of a row exchange halves of their words.
+// Weights of a strip of 16 rows in f16, straight from the codes of a tile, as products take them from registers: 64
+// columns at a time, as four operands A of m16n8k16. Lane 4 g + t has columns 2 t, 2 t + 1, 2 t + 8 and 2 t + 9 of 16
+// of rows g and g + 8 there, in a tile columns 4 t.. of them. The order of columns is that of neither, so that each
+// lane has its own: the even ones of 16 come first, then the odd ones, in operand B as well.
 //
-//   ExpandTile<tile>::load(raw, w, j, lane)     group j of the tile at w, as it lies in memory; what all groups of a
-//                                               tile need comes with the first two, which two raws in turn keep
-//   ExpandTile<tile>::operand(a, raw, j, lane)  a[k]: columns 16 k.. of the group
+//   ExpandTile<tile>::load(raw, w, j, lane)  group j of the tile at w, as it lies in memory; what all groups of a tile
+//                                            need comes with the first two, which two raws in turn keep
+//   ExpandTile<tile>::operand(a, raw, j)     a[k]: columns 16 k.. of the group
+//
+// A code becomes a number without a conversion, two at a time: the last bits of 1024, or 16 times as far left those of
+// 64. Scales are rounded to f16, and so is a weight, once. Scales of a file are clamped where weights would not be
+// finite in f16: beyond any that a model has.
 namespace facet::cuda {
 
-// scale * code + offset of four columns, the codes in a word's bytes, below 128; not kExact: within 2^-17 of a scale.
-template <bool kExact = false>
-__device__ __forceinline__ void codes_to_values(float* v, uint32_t codes, float scale, float offset) {
-  const float base = kExact ? offset : offset - 128.f * scale, less = kExact ? 128.f : 0.f;
-#pragma unroll
-  for (int k = 0; k < 2; ++k) {  // two at a time become bf16 numbers 128 + code
-    const uint32_t w = __byte_perm(codes, 0x43434343u, k == 0 ? 0x4140 : 0x4342);
-    v[2 * k] = fmaf(scale, __uint_as_float(w << 16) - less, base);
-    v[2 * k + 1] = fmaf(scale, __uint_as_float(w & 0xFFFF0000u) - less, base);
-  }
+// The scale of a block in f16, such that `most` times it is finite.
+__device__ __forceinline__ __half2 clamped_scale(uint32_t d, float most) {
+  const __half2 limit = __float2half2_rn(65504.f / most);
+  return __hmax2(__hmin2(as_half2(d), limit), __hneg2(limit));
 }
+// (v & mask) ^ with, in one instruction.
+__device__ __forceinline__ uint32_t and_xor(uint32_t v, uint32_t mask, uint32_t with) {
+  uint32_t d;
+  asm("lop3.b32 %0, %1, %2, %3, 0x6A;" : "=r"(d) : "r"(v), "r"(mask), "r"(with));
+  return d;
+}
+// Both halves of one.
+__device__ __forceinline__ __half2 twice(__half2 v, int high) { return high ? __high2half2(v) : __low2half2(v); }
 
-// Of words with the codes of columns 4 t.. a byte each, those of this lane's columns.
-__device__ __forceinline__ uint32_t exchange_codes(uint32_t w, int lane) {
-  const int from = (lane & ~3) + lane % 4 / 2;
-  const uint32_t a = __shfl_sync(~0u, w, from), b = __shfl_sync(~0u, w, from + 2);
-  return __byte_perm(a, b, lane % 2 ? 0x7632 : 0x5410);
+// Codes of a word of nibbles, bytes 0 and 2: of the first half of 64 columns (h 0) or of the second. `top` has their
+// bits beyond nibbles, kTop of ones, at 4 + 4 h; code ^ kFlip is kFlip more than what is meant.
+template <int kTop, int kFlip>
+__device__ __forceinline__ __half2 nibble_codes(uint32_t q, uint32_t top, int h) {
+  constexpr uint32_t kBoth = 0x00010001;
+  const int up = 4 * h;
+  uint32_t with = (h ? 0x54005400 : 0x64006400) + (kBoth * kFlip << up);
+  if (kTop) with = and_xor(top, kBoth * kTop << (4 + up), with);
+  return __hsub2(as_half2(and_xor(q, kBoth * 15 << up, with)), __float2half2_rn((h ? 64.f : 1024.f) + kFlip));
 }
-// Row g + 8 r of 16 columns.
-__device__ __forceinline__ void put_operand(uint32_t (&a)[4], int r, const float (&v)[4]) {
-  a[r] = pack_bf16(v[0], v[1]), a[2 + r] = pack_bf16(v[2], v[3]);
-}
-__device__ __forceinline__ void put_codes(uint32_t (&a)[4], int r, uint32_t codes, float scale, float offset) {
-  float v[4];
-  codes_to_values(v, codes, scale, offset);
-  put_operand(a, r, v);
-}
-// Codes of 16 columns: word 2 p + r of a group has columns 16 p.. of its first half in low nibbles, of its second in
-// high ones; of the fifth bits of a column bit 4 h + 2 p + r.
-template <bool kFifth>
-__device__ __forceinline__ uint32_t nibble_codes(const uint32_t (&q)[4], uint32_t fifth, int h, int p, int r) {
-  const uint32_t codes = (q[2 * p + r] >> (4 * h)) & 0x0F0F0F0F;
-  return kFifth ? codes | ((fifth >> (4 * h + 2 * p + r)) & 0x01010101) << 4 : codes;
+// put(h, i, codes): columns of 16 that an operand has at 2 t (i 0) or 2 t + 8, of both halves; top: of h 0 at bit 4.
+template <int kTop, int kFlip, class Put>
+__device__ __forceinline__ void each_nibbles(uint32_t q, uint32_t top, uint32_t top_odd, Put&& put) {
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    put(h, 0, nibble_codes<kTop, kFlip>(q, top, h));
+    put(h, 1, nibble_codes<kTop, kFlip>(q >> 8, top_odd, h));
+  }
 }
 
 template <Tile tile>
 struct ExpandTile;
 
+// Word 2 p + r of a group's nibbles has columns 16 p.. of both halves, of rows g + 8 r; its fifth bits are bits 2 p + r
+// and, of the second half, 4 further.
 template <bool kFifth>
 struct ExpandQ45K {
   struct Raw {
@@ -59,26 +65,28 @@ struct ExpandQ45K {
     raw.q = load16(w + j * 512 + lane * 16);
     raw.fifth = kFifth ? load_as<uint32_t>(w + 2048 + lane * 16 + j * 4) : 0;
     if (j > 1) return;
-#pragma unroll
-    for (int r = 0; r < 2; ++r) raw.row[r] = load_as<uint4>(w + (kFifth ? 2560 : 2048) + (lane / 4 + 8 * r) * 16);
+    const uint8_t* const row = w + lane / 4 * 16 + (kFifth ? 2560 : 2048);
+    raw.row[0] = load_as<uint4>(row), raw.row[1] = load_as<uint4>(row + 128);
   }
-  static __device__ __forceinline__ void operand(uint32_t (&a)[4][4], const Raw& raw, int j, int lane) {
-    uint32_t q[4];
-#pragma unroll
-    for (int e = 0; e < 4; ++e) q[e] = exchange_codes(word_of(raw.q, e), lane);
-    const uint32_t fifth = kFifth ? exchange_codes(raw.fifth, lane) : 0;
-    const int at = j % 2 * 16;  // bits of sub-blocks 2 j, 2 j + 1 in words of four
+  static __device__ __forceinline__ void operand(uint32_t (&a)[4][4], const Raw& raw, int j) {
+    constexpr uint32_t k1024 = 0x64006400;
+    const int of_both = j % 2 ? 0x4342 : 0x4140;  // bytes of sub-blocks 2 j and 2 j + 1 in words of four
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const uint4 row = raw.row[r];
-      const float d = half_at(row.x, 0), dmin = half_at(row.x, 1);
-      const uint32_t s = (j < 2 ? row.z : row.w) >> at, m = row.y >> (at + (j < 2 ? 0 : 4));
+      const uint32_t s = __byte_perm(j < 2 ? row.z : row.w, 0, of_both),
+                     m = __byte_perm(row.y >> (j < 2 ? 0 : 4), 0, of_both);
+      const __half2 d = clamped_scale(row.x, 2048.f), less = __hmul2(d, __float2half2_rn(-1024.f));
+      const __half2 scales = __hfma2(as_half2(and_or(s, 0x003F003F, k1024)), twice(d, 0), twice(less, 0));
+      const __half2 minima =
+          __hfma2(as_half2(and_or(s >> 2, 0x00300030, and_or(m, 0x000F000F, k1024))), twice(d, 1), twice(less, 1));
 #pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const uint32_t top = s >> (8 * h + 6) & 3;
-        const float scale = d * float(s >> (8 * h) & 63), offset = -dmin * float((m >> (8 * h) & 15) | top << 4);
-#pragma unroll
-        for (int p = 0; p < 2; ++p) put_codes(a[2 * h + p], r, nibble_codes<kFifth>(q, fifth, h, p, r), scale, offset);
+      for (int p = 0; p < 2; ++p) {
+        const int bit = 2 * p + r;
+        each_nibbles<kFifth, 0>(
+            word_of(raw.q, bit), shifted(raw.fifth, 4 - bit), raw.fifth >> (4 + bit), [&](int h, int i, __half2 codes) {
+              a[2 * h + p][2 * i + r] = as_word(__hfma2(codes, twice(scales, h), __hneg2(twice(minima, h))));
+            });
       }
     }
   }
@@ -94,20 +102,22 @@ struct ExpandTile<Tile::kQ6_K> {
   static __device__ __forceinline__ void load(Raw& raw, const uint8_t* w, int j, int lane) {
     PromptTile<Tile::kQ6_K>::load<1>(raw, {w, lane}, j, lane);
   }
-  static __device__ __forceinline__ void operand(uint32_t (&a)[4][4], const Raw& raw, int, int lane) {
-    uint32_t q[4];
-#pragma unroll
-    for (int e = 0; e < 4; ++e) q[e] = exchange_codes(word_of(raw.q, e), lane);
-    const uint32_t top[2] = {exchange_codes(raw.top.x, lane), exchange_codes(raw.top.y, lane)};
+  static __device__ __forceinline__ void operand(uint32_t (&a)[4][4], const Raw& raw, int) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const float d = half_at(raw.d[r], 0);
+      const __half2 d = twice(clamped_scale(raw.d[r], 4096.f), 0);
+      const uint32_t bytes = raw.scale[r] ^ 0x80808080, top = r ? raw.top.y : raw.top.x;
+      __half2 scales[2];  // of 16 columns each, of half h
 #pragma unroll
-      for (int k = 0; k < 4; ++k) {
-        const float scale = d * float(signed_byte_of(raw.scale[r], k));
-        const uint32_t high = ((top[r] >> (2 * k)) & 0x03030303) << 4;
-        put_codes(a[k], r, (nibble_codes<false>(q, 0, k / 2, k % 2, r) | high) ^ 0x20202020, scale, -32.f * scale);
-      }
+      for (int h = 0; h < 2; ++h)
+        scales[h] =
+            __hmul2(d, __hsub2(as_half2(__byte_perm(bytes, 0x64, h ? 0x4342 : 0x4140)), __float2half2_rn(1152.f)));
+#pragma unroll
+      for (int p = 0; p < 2; ++p)
+        each_nibbles<3, 32>(word_of(raw.q, 2 * p + r), top << (4 - 2 * p), top >> (4 + 2 * p),
+                            [&](int h, int i, __half2 codes) {
+                              a[2 * h + p][2 * i + r] = as_word(__hmul2(codes, twice(scales[h], p)));
+                            });
     }
   }
 };
@@ -124,21 +134,18 @@ struct ExpandQ45 {
 #pragma unroll
     for (int r = 0; r < 2; ++r) raw.d[r] = load_as<uint32_t>(w + (kFifth ? 640 : 512) + (lane / 4 + 8 * r) * 4);
   }
-  static __device__ __forceinline__ void operand(uint32_t (&a)[4][4], const Raw& raw, int, int lane) {
-    uint32_t q[4];
+  static __device__ __forceinline__ void operand(uint32_t (&a)[4][4], const Raw& raw, int) {
 #pragma unroll
-    for (int e = 0; e < 4; ++e) q[e] = exchange_codes(word_of(raw.q, e), lane);
-    const uint32_t fifth = kFifth ? exchange_codes(raw.fifth, lane) : 0;
+    for (int r = 0; r < 2; ++r) {
+      const __half2 d = clamped_scale(raw.d[r], kFifth ? 16.f : 8.f);
 #pragma unroll
-    for (int r = 0; r < 2; ++r)
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const float d = half_at(raw.d[r], h);
-#pragma unroll
-        for (int p = 0; p < 2; ++p)
-          put_codes(a[2 * h + p], r, nibble_codes<kFifth>(q, fifth, h, p, r) ^ (kFifth ? 0x10101010 : 0x08080808), d,
-                    d * (kFifth ? -16.f : -8.f));
+      for (int p = 0; p < 2; ++p) {
+        const int bit = 2 * p + r;
+        each_nibbles<kFifth, kFifth ? 16 : 8>(
+            word_of(raw.q, bit), shifted(raw.fifth, 4 - bit), raw.fifth >> (4 + bit),
+            [&](int h, int i, __half2 codes) { a[2 * h + p][2 * i + r] = as_word(__hmul2(codes, twice(d, h))); });
       }
+    }
   }
 };
 template <>
@@ -159,17 +166,19 @@ struct ExpandTile<Tile::kQ8_0> {
       raw.d[i] = load_as<uint32_t>(w + 1024 + (lane / 4 + 8 * i) * 4);
     }
   }
-  static __device__ __forceinline__ void operand(uint32_t (&a)[4][4], const Raw& raw, int, int lane) {
+  static __device__ __forceinline__ void operand(uint32_t (&a)[4][4], const Raw& raw, int) {
+    const __half2 d[2] = {clamped_scale(raw.d[0], 128.f), clamped_scale(raw.d[1], 128.f)};
 #pragma unroll
     for (int h = 0; h < 2; ++h)
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        const uint32_t codes = exchange_codes(word_of(raw.q[h], e), lane) ^ 0x80808080;
-        const float d = half_at(raw.d[e % 2], h);
-        float v[4];
+        const uint32_t bytes = word_of(raw.q[h], e) ^ 0x80808080;
 #pragma unroll
-        for (int i = 0; i < 4; ++i) v[i] = d * byte_less(codes, i, 128);
-        put_operand(a[2 * h + e / 2], e % 2, v);
+        for (int i = 0; i < 2; ++i) {
+          const __half2 codes =
+              __hsub2(as_half2(__byte_perm(bytes, 0x64, i ? 0x4341 : 0x4240)), __float2half2_rn(1152.f));
+          a[2 * h + e / 2][2 * i + e % 2] = as_word(__hmul2(codes, twice(d[e % 2], h)));
+        }
       }
   }
 };

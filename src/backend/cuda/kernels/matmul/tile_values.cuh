@@ -1,8 +1,19 @@
 #pragma once
-#include "backend/cuda/kernels/matmul/expand_tiles.cuh"
 #include "backend/cuda/kernels/matmul/tiles/all.cuh"
 
 namespace facet::cuda {
+
+// scale * code + offset of four columns, the codes in a word's bytes, below 128; not kExact: within 2^-17 of a scale.
+template <bool kExact = false>
+__device__ __forceinline__ void codes_to_values(float* v, uint32_t codes, float scale, float offset) {
+  const float base = kExact ? offset : offset - 128.f * scale, less = kExact ? 128.f : 0.f;
+#pragma unroll
+  for (int k = 0; k < 2; ++k) {  // two at a time become bf16 numbers 128 + code
+    const uint32_t w = __byte_perm(codes, 0x43434343u, k == 0 ? 0x4140 : 0x4342);
+    v[2 * k] = fmaf(scale, __uint_as_float(w << 16) - less, base);
+    v[2 * k + 1] = fmaf(scale, __uint_as_float(w & 0xFFFF0000u) - less, base);
+  }
+}
 
 // The eight weights of row g + 8 * row that lane 4 g + t holds in columns 64 j + 32 h.. of a tile, and their
 // columns.

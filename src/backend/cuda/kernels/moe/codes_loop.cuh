@@ -5,8 +5,7 @@
 #include "backend/cuda/kernels/matmul/expand_tiles.cuh"
 
 // The main loop of products of many rows straight from codes, on sm_90a: of two warpgroups of a block, whose warps have
-// a strip of 16 rows of weights each. Turning codes into bf16 takes two warps a scheduler some 1,300 clocks a stage,
-// tensor cores 1,024: products that a panel can be kept for are quicker by it (gemm.cu).
+// a strip of 16 rows of weights each.
 namespace facet::cuda {
 
 constexpr int kCodesTok = 256, kCodesStage = kCodesTok * 128;  // rows of a stage at most; bytes of one, 64 columns
@@ -22,60 +21,68 @@ __device__ __forceinline__ void settle(uint32_t (&a)[4][4]) {
   for (int k = 0; k < 4; ++k) asm volatile("" : "+r"(a[k][0]), "+r"(a[k][1]), "+r"(a[k][2]), "+r"(a[k][3])::"memory");
 }
 
-// d = a strip of each warp times at most 256 rows of activations, 64 n64 of them; stages as rows of 128 bytes
-// (rows_operand). A strip's codes come from memory into registers two groups of 64 columns ahead, become bf16 there
-// while tensor cores multiply the group before, and are their first operand. One function for all widths: the registers
-// of products in flight are not shared by others, so that there is room for one such loop.
+// d = a strip of each warp times at most 256 rows of activations, 32 n32 of them; stages as rows of 128 bytes
+// (rows_operand), in f16 and in the columns' order of expand_tiles.cuh. A strip's codes come from memory into registers
+// two groups of 64 columns ahead, become f16 there while tensor cores multiply the group before, and are their first
+// operand. One function for all widths: the registers of products in flight are not shared by others, so that there is
+// room for one such loop.
 template <Tile kTile, int kStages>
 struct CodesLoop {
   using From = ExpandTile<kTile>;
   static constexpr int kGroups = tile_cols(kTile) / 64;  // of a tile
-  const char* rows;
   uint64_t *full, *empty;
   RingPosition& state;
-  const uint8_t* w;
-  int lane, n64, before = 0;
+  const uint8_t* w;  // the tile that is loaded next
+  uint32_t rows;     // rows_operand of the first stage, its lower word
+  int lane, n32, before = 0;
   typename From::Raw raw[2];
   uint32_t a[2][4][4];
   float d[kCodesTok / 8][4] = {};
 
   template <int kTurn>
+  static __device__ __forceinline__ int group_of(int kb) {
+    return kGroups == 1 ? 0 : kb % kGroups / 2 * 2 + kTurn;
+  }
+  template <int kTurn>
   __device__ __forceinline__ void load(int kb) {
-    From::load(raw[kTurn], w + kb / kGroups * tile_bytes(kTile), kb % kGroups, lane);
+    const int j = group_of<kTurn>(kb);
+    From::load(raw[kTurn], w, j, lane);
+    if (j == kGroups - 1) w += tile_bytes(kTile);
   }
   // The stage before has been read.
   __device__ __forceinline__ void release() {
     if (lane == 0) barrier_arrive(empty + before);
   }
-  template <int kSixteens, int kTurn>
-  __device__ __forceinline__ void multiply(uint64_t b, bool add) {
-    auto& part = reinterpret_cast<float(&)[2 * kSixteens][4]>(d);
-    wgmma_begin();
+  // n32 is kLeast to kMost.
+  template <int kTurn, int kLeast = 1, int kMost = kCodesTok / 32>
+  __device__ __forceinline__ void multiply(uint32_t b, bool add) {
+    constexpr int kMiddle = (kLeast + kMost) / 2;
+    if constexpr (kLeast == kMost) {
+      auto& part = reinterpret_cast<float(&)[4 * kMost][4]>(d);
+      wgmma_begin();
 #pragma unroll
-    for (int k = 0; k < 4; ++k) wgmma_bf16(part, a[kTurn][k], b + k * 2, add || k > 0);
-    wgmma_commit();  // here, not where branches meet: the compiler would end a second group there
+      for (int k = 0; k < 4; ++k) wgmma_f16(part, a[kTurn][k], rows_operand_of(b + k * 2), add || k > 0);
+      wgmma_commit();  // here, not where branches meet: the compiler would end a second group there
+    } else if (n32 > kMiddle) {
+      multiply<kTurn, kMiddle + 1, kMost>(b, add);
+    } else {
+      multiply<kTurn, kLeast, kMiddle>(b, add);
+    }
   }
   // Operands take turns: those of the group before are read meanwhile.
   template <int kTurn>
   __device__ __forceinline__ void group(int kb, int n_block) {
-    From::operand(a[kTurn], raw[kTurn], kb % kGroups, lane);
+    From::operand(a[kTurn], raw[kTurn], group_of<kTurn>(kb));
     if (kb + 2 < n_block) load<kTurn>(kb + 2);
     settle(a[kTurn]);
     barrier_wait(full + state.stage, state.phase);
-    const uint64_t b = rows_operand(rows + state.stage * kCodesStage);
-    if (n64 == 4)
-      multiply<16, kTurn>(b, kb > 0);
-    else if (n64 == 3)
-      multiply<12, kTurn>(b, kb > 0);
-    else if (n64 == 2)
-      multiply<8, kTurn>(b, kb > 0);
-    else
-      multiply<4, kTurn>(b, kb > 0);
+    multiply<kTurn>(rows + uint32_t(state.stage) * (kCodesStage / 16), kb > 0);
     if (kb > 0) wgmma_wait_older(), release();
     before = state.stage;
     state.advance(kStages);
   }
   __device__ __forceinline__ void run(int n_block) {
+    asm volatile("" : "+l"(w), "+r"(lane));  // else each load adds up where they come from
     load<0>(0);
     if (n_block > 1) load<1>(1);
     int kb = 0;

@@ -3,13 +3,14 @@
 //   up    hidden = act(gate rows) * (up rows)      M tiles of 64 rows of gate and of up
 //   down  out    = down hidden                     M tiles of 128 rows
 //
-// Shapes     weights in tiles of codes [expert, strip of 16 rows]; in and out [N tile, block][width, 64] in bf16
-//            (moe.h), width <= 256
+// Shapes     weights in tiles of codes [expert, strip of 16 rows]; in, hidden and out [N tile, block][width, 64]
+//            (moe.h), width <= 256; in and hidden in f16, out in bf16
 // Bytes      codes once per N tile, rows once per M tile, mostly from L2
 // Launch     one block per multiprocessor takes work items (N tile, M tile) from a counter. A lane of the last
 //            warpgroup brings in rows, blocks of 64 columns, through stages in shared memory; a warp of the other two
 //            has a strip: codes_loop.cuh
-// Order      columns from the left, f32 sums; bf16 out
+// Order      f16 operands (expand_tiles.cuh), f32 sums of 16 columns after another; hidden is rounded to f16, out to
+//            bf16
 // Reference  CpuRef::moe
 // Test       tests/kernels/cuda_moe_test.cpp
 // Bench      bench/verbs/cuda_moe_bench.cu

@@ -33,13 +33,13 @@ __device__ __forceinline__ void finish_up(const CodesArgs& a, const float (&d)[k
     for (int at = int(threadIdx.x); at < kSumsTok * 8; at += 256) {
       const int row = at / 8, chunk = at % 8, tok = row0 + row;
       if (tok >= width) break;
-      const float *g = sums + row * kSumsPitch + 8 * chunk, *u = g + kSumsBytes / 4;
+      // Even columns of 16, then odd ones: expand_tiles.cuh.
+      const float *g = sums + row * kSumsPitch + chunk / 2 * 16 + chunk % 2, *u = g + kSumsBytes / 4;
       uint32_t w[4];
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float2 x = *reinterpret_cast<const float2*>(g + 2 * i), y = *reinterpret_cast<const float2*>(u + 2 * i);
-        w[i] = pack_bf16(gated(x.x, y.x, a.act), gated(x.y, y.y, a.act));
-      }
+      for (int i = 0; i < 4; ++i)
+        w[i] = pack_f16(gated(g[4 * i], u[4 * i], a.act) * (1 / kMoeHiddenUnit),
+                        gated(g[4 * i + 2], u[4 * i + 2], a.act) * (1 / kMoeHiddenUnit));
       if (8 * chunk >= n_out) w[0] = w[1] = w[2] = w[3] = 0;
       *reinterpret_cast<uint4*>(staged + tok * 128 + (chunk ^ (tok % 8)) * 16) = make_uint4(w[0], w[1], w[2], w[3]);
     }
@@ -56,7 +56,8 @@ __device__ __forceinline__ void finish_down(const float (&d)[kMoeTile / 8][4], u
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const float(&v)[4] = d[4 * n + i];
-      low[i] = pack_bf16(v[0], v[1]), high[i] = pack_bf16(v[2], v[3]);
+      low[i] = pack_bf16(v[0] * kMoeHiddenUnit, v[1] * kMoeHiddenUnit);
+      high[i] = pack_bf16(v[2] * kMoeHiddenUnit, v[3] * kMoeHiddenUnit);
     }
     stage_tokens(base, warp % 4 * 2, 32 * n, lane, low), stage_tokens(base, warp % 4 * 2 + 1, 32 * n, lane, high);
   }
@@ -72,13 +73,13 @@ __device__ __forceinline__ void codes_item(const CodesArgs& a, char* shared, Rin
             part = warp / 4, lane = thread % 32, strip = kUp ? 4 * m + warp % 4 : 8 * m + warp, of = kUp ? part : 0;
   uint64_t* const full = reinterpret_cast<uint64_t*>(shared + B::kAtBars);
   CodesLoop<kTile, B::kStages> x{
-      .rows = shared,
       .full = full,
       .empty = full + B::kStages,
       .state = state,
       .w = a.w[of] + int64_t(item.w) * a.matrix_bytes[of] + min(strip, a.n_strip - 1) * a.strip_bytes,
+      .rows = uint32_t(rows_operand(shared)),
       .lane = lane,
-      .n64 = (width + 63) / 64};
+      .n32 = (width + 31) / 32};
   x.run(a.n_block);
 
   const bool writes = kUp ? thread == 0 : thread % 128 == 0;
@@ -90,7 +91,8 @@ __device__ __forceinline__ void codes_item(const CodesArgs& a, char* shared, Rin
     finish_down(x.d, shared_address(staged), width);
   const int block = kUp ? m : 2 * m + part;
   if (writes && block < a.n_out_block)
-    bulk_store(a.out + (int64_t(first_row) * a.n_out_block + block * width) * 64, staged, unsigned(width) * 128);
+    bulk_store(static_cast<char*>(a.out) + (int64_t(first_row) * a.n_out_block + block * width) * 128, staged,
+               unsigned(width) * 128);
 }
 
 // The lane that brings rows in, and says which item they are of.
@@ -106,14 +108,14 @@ __device__ __forceinline__ void codes_feed(const CodesArgs& a, char* shared) {
   int4 tile = item < n_item ? a.tile[item / a.n_m] : int4{};
   while (item < n_item) {
     const int4 now = make_int4(item % a.n_m, tile.y, tile.z, tile.x);
-    const __nv_bfloat16* const x = a.in + int64_t(now.y) * a.n_block * 64;
+    const char* const x = static_cast<const char*>(a.in) + int64_t(now.y) * a.n_block * 128;
     item = int(atomicAdd(a.next, 1u));  // the next one, while this one is brought in
     tile = item < n_item ? a.tile[item / a.n_m] : int4{};
     for (int kb = 0; kb < a.n_block; ++kb) {
       barrier_wait(empty + state.stage, state.phase ^ 1);
       if (kb == 0) info[state.stage] = now;
       barrier_arrive_expecting(full + state.stage, unsigned(now.z) * 128);
-      bulk_load(shared + state.stage * B::kStage, x + int64_t(kb) * now.z * 64, unsigned(now.z) * 128,
+      bulk_load(shared + state.stage * B::kStage, x + int64_t(kb) * now.z * 128, unsigned(now.z) * 128,
                 full + state.stage);
       state.advance(B::kStages);
     }

@@ -75,9 +75,11 @@ void moe_receive(cudaStream_t, Mat y, const MoeHostRows& from, const MoePart& pa
 // exchanged by chunk ^= row % 8, so that a block copied into shared memory as it is, is an operand of tensor cores.
 // Columns beyond the matrix are zeros. Expert weights: [expert, M tile of 128 rows, block]; gate and up share M tiles,
 // eight rows of either in turn. Activations: [N tile, block], where an N tile holds up to kMoeTile of one expert's
-// tokens.
+// tokens. Those of products straight from codes are f16 instead, and of every 16 columns the even ones come first, then
+// the odd ones (expand_tiles.cuh); hidden ones are 1 / kMoeHiddenUnit of what they are.
 constexpr int kMoeTile = 256;               // tokens of an N tile at most, in steps of 16
 constexpr int kMoeStrip = 128;              // weight rows of an M tile
+constexpr float kMoeHiddenUnit = 64;        // f16 then reaches 4.2 million
 constexpr int kMoeSortTokens = 64;          // of a block in the sort by expert
 constexpr int kMoeRouterParts = 8;          // of a router row, summed apart
 constexpr int kMoeLargeBatchTokens = 8192;  // of one pass; more take several
@@ -94,7 +96,7 @@ struct MoeLargeBatch {
   int4* tile = nullptr;           // [N tiles] expert, first row of all, rows, 0
   int32_t* tile_first = nullptr;  // [N + 1] of an expert
   unsigned* next = nullptr;       // [launch] work items taken
-  __nv_bfloat16* rows = nullptr;  // panels: activations by N tile, then the experts' outputs
+  __nv_bfloat16* rows = nullptr;  // panels: activations by N tile, then the experts' outputs, these always in bf16
   __nv_bfloat16* hidden = nullptr;
   __nv_bfloat16* weights = nullptr;  // of as many experts as fit
   int n_resident = 0;                // experts whose gate and up fit into `weights`
@@ -118,7 +120,7 @@ struct MoePass {
   int tiles_most() const { return w.n_expert + n_tok * w.n_used / tile; }
 };
 void moe_route_large_batch(cudaStream_t, const MoePass&, Mat r);
-void moe_gather(cudaStream_t, const MoePass&, Mat e);
+void moe_gather(cudaStream_t, const MoePass&, Mat e);  // for the products that moe_takes_codes() says
 void moe_unpack_up(cudaStream_t, const MoePass&, int expert0, int n);
 void moe_unpack_down(cudaStream_t, const MoePass&, int expert0, int n);
 void moe_grouped_up(cudaStream_t, const MoePass&, int expert0, int n, int launch);
@@ -135,8 +137,8 @@ void moe_codes_down(cudaStream_t, const MoePass&);
 struct CodesArgs {
   const uint8_t* w[2];  // strips of gate and up, or of down twice
   int64_t matrix_bytes[2], strip_bytes;
-  const __nv_bfloat16* in;
-  __nv_bfloat16* out;
+  const void* in;  // panels
+  void* out;
   const int4* tile;           // of N tiles: expert, first row, width
   const int32_t* tile_first;  // of experts
   unsigned* next;

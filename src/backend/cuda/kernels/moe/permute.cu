@@ -1,7 +1,8 @@
 // permute -- operands of grouped products (moe.h): experts' weights in bf16, tokens' rows by expert; results by token
 //
 //   weights  block [128 rows, 64 columns] of M tile m: gate and up rows 16 s + i (+ 8 for up) are rows 64 m + 8 s + i
-//   rows     N tile's block [width, 64 columns]: row p is the row of a token
+//   rows     N tile's block [width, 64 columns]: row p is the row of a token; for products straight from codes in f16
+//            and their order of columns
 //   combine  y[t] = sum of weight * out, in rank order
 //
 // Shapes     e, y [T, D]; weights [N, F or D, D or F] tiled; panels as moe.h has them
@@ -9,7 +10,8 @@
 //            gather
 // Launch     weights: a warp per tile of 256 columns, or per four of 64; blocks of experts without tokens return at
 //            once. gather, combine: a block per token
-// Order      combine: ranks in order, in f32; the rest are copies and conversions
+// Order      combine: ranks in order, in f32; the rest are copies and conversions: of rows to f16 exact but for what is
+//            below 2^-14, where they miss 2^-25, and above 65504, which they become
 // Reference  CpuRef::moe
 // Test       tests/kernels/cuda_moe_test.cpp
 // Bench      bench/verbs/cuda_moe_bench.cu
@@ -116,6 +118,17 @@ __device__ __forceinline__ int64_t chunk_at(int4 tile, int row, int n_block, int
 
 constexpr int kRowThreads = 128;
 
+// Chunk c of a row in f16, whose every 16 columns have the even ones first, then the odd ones.
+__device__ __forceinline__ uint4 f16_chunk(const __nv_bfloat16* row, int cols, int c) {
+  uint4 v[2] = {};  // of 16 columns
+#pragma unroll
+  for (int i = 0; i < 2; ++i)
+    if (int at = c / 2 * 16 + 8 * i; at < cols) v[i] = *reinterpret_cast<const uint4*>(row + at);
+  const auto column = [&](uint32_t two) { return __uint_as_float(c % 2 ? two & 0xFFFF0000u : two << 16); };
+  return {pack_f16(column(v[0].x), column(v[0].y)), pack_f16(column(v[0].z), column(v[0].w)),
+          pack_f16(column(v[1].x), column(v[1].y)), pack_f16(column(v[1].z), column(v[1].w))};
+}
+template <bool kF16>
 __global__ void __launch_bounds__(kRowThreads) gather_kernel(Mat e, MoeLargeBatch b, int n_used, int n_block) {
   __shared__ int4 tile[kMaxUsed];
   __shared__ int row[kMaxUsed];
@@ -127,8 +140,13 @@ __global__ void __launch_bounds__(kRowThreads) gather_kernel(Mat e, MoeLargeBatc
     tile[k] = b.tile[p.x], row[k] = p.y;
   }
   __syncthreads();
+  const __nv_bfloat16* const from = e.bf + t * e.bf_stride;
   for (int c = k; c < n_block * 8; c += kRowThreads) {
-    const uint4 v = c * 8 < e.cols ? *reinterpret_cast<const uint4*>(e.bf + t * e.bf_stride + c * 8) : uint4{};
+    uint4 v{};
+    if (kF16)
+      v = f16_chunk(from, e.cols, c);
+    else if (c * 8 < e.cols)
+      v = *reinterpret_cast<const uint4*>(from + c * 8);
     for (int i = 0; i < n_used; ++i) *reinterpret_cast<uint4*>(b.rows + chunk_at(tile[i], row[i], n_block, c)) = v;
   }
 }
@@ -197,7 +215,8 @@ void moe_unpack_down(cudaStream_t stream, const MoePass& p, int expert0, int n) 
 }
 void moe_gather(cudaStream_t stream, const MoePass& p, Mat e) {
   CHECK(e.cols % 8 == 0 && e.bf_stride % 8 == 0, "rows of {} columns, {} apart", e.cols, e.bf_stride);
-  launch(gather_kernel, dim3(unsigned(p.n_tok)), dim3(kRowThreads), 0, stream, e, p.b, p.w.n_used, p.d_blocks());
+  launch(moe_takes_codes(p.w) ? gather_kernel<true> : gather_kernel<false>, dim3(unsigned(p.n_tok)), dim3(kRowThreads),
+         0, stream, e, p.b, p.w.n_used, p.d_blocks());
 }
 void moe_combine(cudaStream_t stream, const MoePass& p, Mat y) {
   CHECK(y.cols % 8 == 0 && y.stride % 4 == 0, "rows of {} columns, {} apart", y.cols, y.stride);
