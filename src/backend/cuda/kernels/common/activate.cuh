@@ -14,7 +14,7 @@ __device__ __forceinline__ float activate(float x, Act act) {
 __device__ __forceinline__ float gated(float g, float u, Act act) {
   if (act == Act::kSilu) return __fdividef(g, 1.f + __expf(-g)) * u;
   const float inner = 0.7978845608028654f * (g + 0.044715f * g * g * g);
-  return (g - __fdividef(g, 1.f + __expf(2.f * inner))) * u;
+  return __fdividef(g, 1.f + __expf(-2.f * inner)) * u;
 }
 
 }  // namespace facet::cuda

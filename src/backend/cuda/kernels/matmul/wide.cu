@@ -27,7 +27,6 @@ namespace facet::cuda {
 namespace {
 
 constexpr int kQuantizeWarps = 4;
-constexpr int kAloneWarps = 6;  // of a block: fewer take as long
 
 template <bool kTwo>
 __global__ void __launch_bounds__(kQuantizeWarps * 32)
@@ -84,16 +83,21 @@ bool wide(cudaStream_t stream, const SkinnyArgs& args, Input in, int run_warps, 
   // As many pairs at a time as leave two stages, three if that takes no more rounds. Where pairs are few, more warps
   // have fewer rows each: a warp alone is bound by latency.
   auto stage_of = [&](int pairs) { return w.act_bytes + 2 * pairs * a.slot; };
+  // `alone`: warps' worth of time that a step takes with none.
   float least = 0;
-  for (const auto& [group, instructions] : {std::pair(kWideGroup, 590.f), {16, 380.f}, {8, 290.f}}) {
+  struct Form {
+    int group;
+    float each, alone;
+  };
+  for (const auto& [group, each, alone] : {Form{kWideGroup, 2.3f, 9}, {16, 1.5f, 5.5f}, {8, 1, 5}}) {
+    if (group == 8 && a.n_tok > kWideGroup) continue;  // stages of activations are what counts then
     const int n_group = (a.n_tok + group - 1) / group;
     int most = n_warp / n_group;
     while (most > 0 && room / stage_of(most) < 2) --most;
     if (most == 0) continue;
     const int rounds = (all + most - 1) / most, pairs = (all + rounds - 1) / rounds;
-    const float time = float(rounds) * instructions * float(std::max(kAloneWarps, pairs * n_group));
+    const float time = float(rounds) * each * (alone + float(pairs * n_group));
     if (least > 0 && time >= least) continue;
-    if (const char* f = getenv("FACET_WIDE_G"); f && atoi(f) != group) continue;
     least = time, w.group = group, w.n_group = n_group, w.pairs = pairs;
   }
   if (least == 0) return false;

@@ -10,6 +10,16 @@ namespace facet::cuda {
 
 constexpr int kCodesTok = 256, kCodesStage = kCodesTok * 128;  // rows of a stage at most; bytes of one, 64 columns
 
+// The ring of stages: of fewer rows there are more, which hide the way of a copy.
+struct CodesStages {
+  int bytes, n;
+};
+constexpr int kCodesRing = 5 * kCodesStage, kCodesStages = 20;  // bytes; stages at most
+constexpr CodesStages codes_stages(int most_rows) {
+  const int bytes = most_rows * 128, n = kCodesRing / bytes;
+  return {bytes, n < kCodesStages ? n : kCodesStages};
+}
+
 // Sums go out by way of shared memory, kSumsTok rows at a time: [row][64 outputs of a warpgroup]. Loops over what lies
 // there are short code: instructions that run once a tile come from far away.
 constexpr int kSumsTok = 64, kSumsPitch = 68, kSumsBytes = kSumsTok * kSumsPitch * 4;  // of a warpgroup
@@ -26,7 +36,7 @@ __device__ __forceinline__ void settle(uint32_t (&a)[4][4]) {
 // two groups of 64 columns ahead, become f16 there while tensor cores multiply the group before, and are their first
 // operand. One function for all widths: the registers of products in flight are not shared by others, so that there is
 // room for one such loop.
-template <Tile kTile, int kStages>
+template <Tile kTile>
 struct CodesLoop {
   using From = ExpandTile<kTile>;
   static constexpr int kGroups = tile_cols(kTile) / 64;  // of a tile
@@ -34,6 +44,7 @@ struct CodesLoop {
   RingPosition& state;
   const uint8_t* w;  // the tile that is loaded next
   uint32_t rows;     // rows_operand of the first stage, its lower word
+  CodesStages stages;
   int lane, n32, before = 0;
   typename From::Raw raw[2];
   uint32_t a[2][4][4];
@@ -76,10 +87,10 @@ struct CodesLoop {
     if (kb + 2 < n_block) load<kTurn>(kb + 2);
     settle(a[kTurn]);
     barrier_wait(full + state.stage, state.phase);
-    multiply<kTurn>(rows + uint32_t(state.stage) * (kCodesStage / 16), kb > 0);
+    multiply<kTurn>(rows + uint32_t(state.stage * stages.bytes / 16), kb > 0);
     if (kb > 0) wgmma_wait_older(), release();
     before = state.stage;
-    state.advance(kStages);
+    state.advance(stages.n);
   }
   __device__ __forceinline__ void run(int n_block) {
     asm volatile("" : "+l"(w), "+r"(lane));  // else each load adds up where they come from

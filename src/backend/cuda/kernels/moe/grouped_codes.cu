@@ -24,7 +24,7 @@ namespace {
 
 void launch_codes(cudaStream_t stream, const MoePass& p, Tile tile, CodesArgs a, bool up) {
   a.tile = p.b.tile, a.tile_first = p.b.tile_first, a.next = p.b.next + (up ? 0 : 1);
-  a.n_expert = p.w.n_expert, a.act = p.w.act;
+  a.n_expert = p.w.n_expert, a.most_rows = p.tile, a.act = p.w.act;
   with_code_tile(
       tile, [&](auto kind) { launch_grouped_codes<decltype(kind)::value>(stream, a, p.tiles_most() * a.n_m, up); });
 }

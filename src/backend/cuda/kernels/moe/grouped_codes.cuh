@@ -12,11 +12,10 @@ namespace facet::cuda {
 // Shared memory: stages of rows; up: sums on their way out; outputs, 64 columns a warpgroup or of both.
 template <bool kUp>
 struct CodesBlock {
-  static constexpr int kStages = 4, kStage = kCodesStage;
-  static constexpr int kAtSums = kStages * kStage, kAtOut = kAtSums + (kUp ? 2 * kSumsBytes : 0);
+  static constexpr int kAtSums = kCodesRing, kAtOut = kAtSums + (kUp ? 2 * kSumsBytes : 0);
   static_assert(kMoeTile == kCodesTok);
-  static constexpr int kAtBars = kAtOut + (kUp ? 1 : 2) * kStage, kAtInfo = kAtBars + kStages * 16;
-  static constexpr int kBytes = kAtInfo + kStages * 16;
+  static constexpr int kAtInfo = kAtOut + (kUp ? 1 : 2) * kCodesStage;
+  static constexpr int kAtBars = kAtInfo + kCodesStages * 16, kBytes = kAtBars + kCodesStages * 16;
   static constexpr int kThreads = 384;  // three warpgroups, for the split of registers
 };
 
@@ -72,18 +71,18 @@ __device__ __forceinline__ void codes_item(const CodesArgs& a, char* shared, Rin
   const int m = item.x, first_row = item.y, width = item.z, thread = int(threadIdx.x), warp = thread / 32,
             part = warp / 4, lane = thread % 32, strip = kUp ? 4 * m + warp % 4 : 8 * m + warp, of = kUp ? part : 0;
   uint64_t* const full = reinterpret_cast<uint64_t*>(shared + B::kAtBars);
-  CodesLoop<kTile, B::kStages> x{
-      .full = full,
-      .empty = full + B::kStages,
-      .state = state,
-      .w = a.w[of] + int64_t(item.w) * a.matrix_bytes[of] + min(strip, a.n_strip - 1) * a.strip_bytes,
-      .rows = uint32_t(rows_operand(shared)),
-      .lane = lane,
-      .n32 = (width + 31) / 32};
+  CodesLoop<kTile> x{.full = full,
+                     .empty = full + kCodesStages,
+                     .state = state,
+                     .w = a.w[of] + int64_t(item.w) * a.matrix_bytes[of] + min(strip, a.n_strip - 1) * a.strip_bytes,
+                     .rows = uint32_t(rows_operand(shared)),
+                     .stages = codes_stages(a.most_rows),
+                     .lane = lane,
+                     .n32 = (width + 31) / 32};
   x.run(a.n_block);
 
   const bool writes = kUp ? thread == 0 : thread % 128 == 0;
-  char* const staged = shared + B::kAtOut + (kUp ? 0 : part * B::kStage);
+  char* const staged = shared + B::kAtOut + (kUp ? 0 : part * kCodesStage);
   if (writes) bulk_stores_read();
   if constexpr (kUp)
     finish_up(a, x.d, shared + B::kAtSums, staged, width, a.n_strip * 16 - 64 * m);
@@ -100,7 +99,8 @@ template <bool kUp>
 __device__ __forceinline__ void codes_feed(const CodesArgs& a, char* shared) {
   using B = CodesBlock<kUp>;
   uint64_t* const full = reinterpret_cast<uint64_t*>(shared + B::kAtBars);
-  uint64_t* const empty = full + B::kStages;
+  uint64_t* const empty = full + kCodesStages;
+  const CodesStages stages = codes_stages(a.most_rows);
   int4* const info = reinterpret_cast<int4*>(shared + B::kAtInfo);
   RingPosition state;
   const int n_item = a.tile_first[a.n_expert] * a.n_m;
@@ -115,9 +115,9 @@ __device__ __forceinline__ void codes_feed(const CodesArgs& a, char* shared) {
       barrier_wait(empty + state.stage, state.phase ^ 1);
       if (kb == 0) info[state.stage] = now;
       barrier_arrive_expecting(full + state.stage, unsigned(now.z) * 128);
-      bulk_load(shared + state.stage * B::kStage, x + int64_t(kb) * now.z * 128, unsigned(now.z) * 128,
+      bulk_load(shared + state.stage * stages.bytes, x + int64_t(kb) * now.z * 128, unsigned(now.z) * 128,
                 full + state.stage);
-      state.advance(B::kStages);
+      state.advance(stages.n);
     }
   }
   barrier_wait(empty + state.stage, state.phase ^ 1);
@@ -134,7 +134,7 @@ __global__ void __launch_bounds__(CodesBlock<kUp>::kThreads, 1)
   extern __shared__ __align__(1024) char shared[];
   uint64_t* const full = reinterpret_cast<uint64_t*>(shared + B::kAtBars);
   if (threadIdx.x == 0) {
-    for (int i = 0; i < B::kStages; ++i) barrier_init(full + i, 1), barrier_init(full + B::kStages + i, 8);
+    for (int i = 0; i < kCodesStages; ++i) barrier_init(full + i, 1), barrier_init(full + kCodesStages + i, 8);
     barriers_publish();
   }
   __syncthreads();

@@ -27,7 +27,8 @@ struct Layout {
   int n_resident;
   Layout(const MoeSizes& s, int64_t panel_bytes) {
     const int64_t n_tok = std::min(s.n_tok, kMoeLargeBatchTokens), pairs = n_tok * s.n_used, n = s.n_expert;
-    const int64_t tiles = n + pairs / 128, d = (s.d + 63) / 64 * 64, f = (s.d_expert + 63) / 64 * 64;
+    const int64_t tiles = n + std::max(pairs / 128, std::min<int64_t>(pairs, n * kMoeTile / 4) / 64),
+                  d = (s.d + 63) / 64 * 64, f = (s.d_expert + 63) / 64 * 64;
     const int64_t most_rows = pairs + 16 * tiles, sort_blocks = (n_tok + kMoeSortTokens - 1) / kMoeSortTokens;
     const int64_t expert_bytes = 2 * 2 * f * ((d + 127) / 128 * 128);  // of gate and up; down has half
     n_resident = int(std::clamp<int64_t>(panel_bytes / expert_bytes, 1, n));
@@ -42,6 +43,15 @@ struct Layout {
     rows = take(most_rows * d * 2), hidden = take(most_rows * f * 2), weights = take(n_resident * expert_bytes);
   }
 };
+
+// Rows of an N tile at most. Of few tokens a smaller one, with twice what an expert has of them if all have as many:
+// stages of rows are smaller then, and more of them are on their way.
+int tile_rows(const MoeExperts& m, int n_tok) {
+  const int most = moe_has_warpgroups() ? kMoeTile : kMoeTile / 2;
+  if (!moe_takes_codes(m)) return most;
+  const int64_t rows = int64_t(n_tok) * m.n_used;
+  return rows <= m.n_expert * (kMoeTile / 8) ? kMoeTile / 4 : rows <= m.n_expert * (kMoeTile / 4) ? kMoeTile / 2 : most;
+}
 
 }  // namespace
 
@@ -71,7 +81,7 @@ void moe_large_batch(cudaStream_t stream, const MoeExperts& m, Mat y, Mat e, Mat
   };
   for (int row = 0; row < y.rows; row += kMoeLargeBatchTokens) {
     const int n_tok = std::min(kMoeLargeBatchTokens, y.rows - row);
-    const MoePass p{.w = m, .b = b, .n_tok = n_tok, .tile = moe_has_warpgroups() ? kMoeTile : kMoeTile / 2};
+    const MoePass p{.w = m, .b = b, .n_tok = n_tok, .tile = tile_rows(m, n_tok)};
     moe_route_large_batch(stream, p, part(r, row, n_tok));
     moe_gather(stream, p, part(e, row, n_tok));
     if (moe_takes_codes(m)) {

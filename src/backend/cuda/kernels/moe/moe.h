@@ -143,6 +143,7 @@ struct CodesArgs {
   const int32_t* tile_first;  // of experts
   unsigned* next;
   int n_expert, n_strip;
+  int most_rows;     // of an N tile: a power of two
   int n_m, n_block;  // M tiles, blocks of 64 columns of the inner dimension
   int n_out_block;   // blocks of 64 columns of the output
   facet::Act act;
