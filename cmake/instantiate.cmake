@@ -55,10 +55,12 @@ foreach(input kBf16/bf16 kByte/byte kTwoBytes/two_bytes)
   facet_instantiate(matmul skinny_${name} skinny ${declarations})
 endforeach()
 
-# Experts of many tokens, straight from codes.
+# Products of many rows, and of experts of many tokens, straight from codes.
 foreach(type kQ4_K kQ5_K kQ6_K kQ4_0 kQ5_0 kQ8_0)
   string(SUBSTRING ${type} 1 -1 name)
   string(TOLOWER ${name} name)
   facet_instantiate(moe grouped_codes_${name} grouped_codes
     "void launch_grouped_codes<Tile::${type}>(cudaStream_t, const CodesArgs&, int, bool)")
+  facet_instantiate(matmul gemm_codes_${name} gemm_codes
+    "void launch_gemm_codes<Tile::${type}>(cudaStream_t, const GemmCodesArgs&, bool)")
 endforeach()

@@ -10,6 +10,7 @@
 #include "backend/cuda/gemm.h"
 #include "backend/cuda/kernels/common/mma.cuh"
 #include "backend/cuda/kernels/matmul/gemm.h"
+#include "backend/cuda/kernels/matmul/gemm_codes.h"
 #include "backend/cuda/kernels/matmul/matmul.h"
 #include "backend/cuda/kernels/probe.h"
 #include "cuda_bench.h"
@@ -75,18 +76,39 @@ const std::vector<Case> kCases = {
 };
 
 constexpr int kMostRows = 4096;  // of a prompt
-constexpr int kRows[] = {1, 4, 8, 16, 32, 64, 128}, kPromptRows[] = {128, 512, 1024, kMostRows};
+constexpr int kRows[] = {1, 4, 8, 16, 32, 64, 128}, kPromptRows[] = {128, 256, 512, 1024, kMostRows};
 constexpr int64_t kMostWeights = int64_t(21504) * 5376;  // of a matrix that becomes a panel
 
-// Panels of weights: unpacked and multiplied, by either; and gemm.cu's product alone.
+// A case's matrices m straight from codes.
+void from_codes(cudaStream_t stream, const Case& c, const cuda::SkinnyMatrix* m, int n, const __nv_bfloat16* in,
+                __nv_bfloat16* hidden, void* room) {
+  cuda::CodesProduct all[3];
+  const size_t n_product = c.glu ? 1 : c.w.size();
+  for (size_t k = 0; k < n_product; ++k) {
+    cuda::GemmWork& to = all[k].to;
+    to.x = in, to.x_stride = to.n_in = c.n_in, to.n_tok = n, to.n_out = m[k].w.n_out;
+    to.y = c.glu ? nullptr : m[k].y, to.y_stride = m[k].y_stride;
+    to.y_bf = c.glu ? hidden : nullptr, to.y_bf_stride = to.n_out;
+    all[k].w = m[k].w, all[k].up = c.glu ? &m[1].w : nullptr;
+  }
+  cuda::gemm_codes(stream, {all, n_product}, room);
+}
+
+// Panels of weights: unpacked and multiplied, by either; gemm.cu's product alone; and codes.
 // run(name, n, calls, multiply(m)) times a case's matrices m.
 template <class Run>
 void panels(cuda::Device& device, const Case& c, int most, const __nv_bfloat16* in, const uint8_t* arena, float* y,
-            __nv_bfloat16* hidden, Run&& run) {
+            __nv_bfloat16* hidden, void* room, Run&& run) {
   const int n_matrix = int(c.w.size());
   for (const bool ours : {true, false}) {
     device.use_gemm(ours);
     if (ours ? !device.info().gemm : !device.info().cublaslt) continue;
+    if (ours && !cuda::is_float(c.w[0].first))
+      for (const int n : kPromptRows)
+        if (n < kMostRows)
+          run("gemm codes", n, 2,
+              [&](const cuda::SkinnyMatrix* m) { from_codes(device.stream(), c, m, n, in, hidden, room); });
+    ::setenv("FACET_PANEL_ROWS", "0", 0);  // panels
     cuda::Gemm gemm(device);
     gemm.reserve(kMostWeights, kMostRows, 21504);
     for (const auto& [tile, rows] : c.w)
@@ -99,7 +121,9 @@ void panels(cuda::Device& device, const Case& c, int most, const __nv_bfloat16* 
         cuda::Mat gated = to(m[0]);
         gated.bf = hidden, gated.bf_stride = gated.cols;
         if (c.glu) return gemm.multiply_gated(gated, in, c.n_in, m[0].w, m[1].w, Act::kGelu, true);
-        for (int k = 0; k < n_matrix; ++k) gemm.multiply(to(m[k]), in, c.n_in, m[k].w);
+        cuda::Gemm::Product all[3];
+        for (int k = 0; k < n_matrix; ++k) all[k] = {.y = to(m[k]), .w = m[k].w};
+        gemm.multiply({all, size_t(n_matrix)}, in, c.n_in);
       });
     for (const int n : kPromptRows)
       if (ours && n_matrix == 1)
@@ -190,7 +214,7 @@ int main(int argc, char** argv) {
       run("skinny", n, std::max(copies, 8), [&](const cuda::SkinnyMatrix* m) {
         cuda::skinny(stream, m, n_matrix, c.glu, Act::kGelu, in, c.n_in, n, work);
       });
-    panels(device, c, most, in, arena, y, hidden, run);
+    panels(device, c, most, in, arena, y, hidden, work.partial, run);
     if (cuda::is_float(c.w[0].first)) continue;
     for (const int n : kPromptRows)
       run("prompt", n, 2, [&](const cuda::SkinnyMatrix* m) {

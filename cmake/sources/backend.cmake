@@ -50,6 +50,7 @@ set(facet_cuda_sources
   cuda/kernels/encoder/ops.cu
   cuda/kernels/kv_move.cu
   cuda/kernels/matmul/gemm.cu
+  cuda/kernels/matmul/gemm_codes.cu
   cuda/kernels/matmul/prompt.cu
   cuda/kernels/matmul/repack.cu
   cuda/kernels/matmul/skinny.cu

@@ -58,11 +58,15 @@ void Cuda::long_products(std::span<const Rows> y, const __nv_bfloat16* x, int64_
     const Mat to = acts_.mat_at(y[0], first, n, true);
     return gemm_.multiply_gated(to, x, x_stride, w[0].m, w[1].m, act, rounded);
   }
+  cuda::Gemm::Product rest[cuda::Gemm::kMost];
+  size_t n_rest = 0;
   for (size_t i = 0; i < w.size(); ++i) {
     if (takes_codes(w[i])) continue;
-    const Mat to = acts_.mat_at(y[i], first, n, false);
-    gemm_.multiply(to, x, x_stride, w[i].m, twin && i == 1 ? acts_.mat_at(*twin, first, n, false) : Mat{});
+    rest[n_rest++] = {.y = acts_.mat_at(y[i], first, n, false),
+                      .w = w[i].m,
+                      .also = twin && i == 1 ? acts_.mat_at(*twin, first, n, false) : Mat{}};
   }
+  gemm_.multiply({rest, n_rest}, x, x_stride);
 }
 
 void Cuda::matmul(Rows y, Rows x, Weight w) {

@@ -1,5 +1,9 @@
 #include "backend/cuda/gemm.h"
 
+#include <algorithm>
+#include <cstdlib>
+
+#include "backend/cuda/kernels/matmul/gemm_codes.h"
 #include "backend/cuda/kernels/matmul/matmul.h"
 #include "backend/cuda/kernels/ops.h"
 
@@ -19,17 +23,29 @@ GemmWork work_of(const Mat& y, const __nv_bfloat16* x, int64_t x_stride, const T
           .y_bf_stride = y.bf_stride};
 }
 
+// From so many rows on a product of a panel wins more than unpacking it costs.
+int panel_rows() {
+  static const int rows = [] {
+    const char* const said = std::getenv("FACET_PANEL_ROWS");  // tuning
+    return said ? std::atoi(said) : 1024;
+  }();
+  return rows;
+}
+
 }  // namespace
 
-int64_t Gemm::panel_elements(const DeviceInfo& d, int64_t n_weight, int64_t n_col) {
-  return d.gemm ? 2 * n_weight + kTileRows * n_col : n_weight;  // gate and up at once
+int64_t Gemm::panel_elements(const DeviceInfo& d, int64_t n_weight, int64_t n_tok, int64_t n_col) {
+  if (!d.gemm) return n_weight;
+  const int64_t rows = std::min<int64_t>(n_tok, panel_rows() - 1);
+  return std::max(2 * n_weight + kTileRows * n_col,  // gate and up at once
+                  rows > 0 ? gemm_codes_room(d.n_sm, rows, n_col) / 2 : 0);
 }
 int64_t Gemm::bytes(const DeviceInfo& d, int64_t n_weight, int64_t n_tok, int64_t n_col) {
-  return panel_elements(d, n_weight, n_col) * 2 + (d.gemm ? 0 : n_tok * n_col * 4 + kWorkspace);
+  return panel_elements(d, n_weight, n_tok, n_col) * 2 + (d.gemm ? 0 : n_tok * n_col * 4 + kWorkspace);
 }
 void Gemm::reserve(int64_t n_weight, int64_t n_tok, int64_t n_col) {
   const DeviceInfo& d = device_.info();
-  grow(device_, panel_, size_t(panel_elements(d, n_weight, n_col)), "weights of a long product");
+  grow(device_, panel_, size_t(panel_elements(d, n_weight, n_tok, n_col)), "weights of a long product");
   n_weight_ = n_weight;
   if (d.gemm) return;
   if (!handle_) {
@@ -50,17 +66,33 @@ bool Gemm::fits(const TiledMatrix& w) const {
   if (device_.info().gemm && w.n_in % 8 != 0) return false;
   return panel_ && int64_t(w.n_out) * w.n_in <= n_weight_;
 }
-void Gemm::multiply(Mat y, const __nv_bfloat16* x, int64_t x_stride, const TiledMatrix& w, Mat also) {
-  if (!device_.info().gemm) {
-    by_library(y.p, y.stride, x, x_stride, y.rows, w);
-    if (also.p) copy_cols(device_.stream(), also, 0, y);
-    return;
+bool Gemm::takes_codes(int n_tok, const TiledMatrix& w) const {
+  return device_.info().gemm && !is_float(w.tile) && n_tok < panel_rows();
+}
+void Gemm::multiply(std::span<const Product> all, const __nv_bfloat16* x, int64_t x_stride) {
+  CHECK(all.size() <= kMost, "{} matrices", all.size());
+  CodesProduct code[kMost];
+  size_t n_code = 0;
+  for (const auto& [y, w, also] : all) {
+    CHECK(!also.p || also.stride == y.stride, "rows of {} and {}", y.stride, also.stride);
+    if (!takes_codes(y.rows, w)) continue;
+    CodesProduct& c = code[n_code++];
+    c.to = work_of(y, x, x_stride, w, Act::kGelu), c.w = w;
+    c.to.y_also = also.p;
   }
-  CHECK(!also.p || also.stride == y.stride, "rows of {} and {}", y.stride, also.stride);
-  unpack_bf16(device_.stream(), panel_, w, 0, 0, w.n_out);
-  GemmWork g = work_of(y, x, x_stride, w, Act::kGelu);
-  g.w = panel_, g.y_also = also.p;
-  gemm(device_.stream(), g);
+  if (n_code > 0) gemm_codes(device_.stream(), {code, n_code}, panel_);
+  for (const auto& [y, w, also] : all) {
+    if (takes_codes(y.rows, w)) continue;
+    if (!device_.info().gemm) {
+      by_library(y.p, y.stride, x, x_stride, y.rows, w);
+      if (also.p) copy_cols(device_.stream(), also, 0, y);
+      continue;
+    }
+    unpack_bf16(device_.stream(), panel_, w, 0, 0, w.n_out);
+    GemmWork g = work_of(y, x, x_stride, w, Act::kGelu);
+    g.w = panel_, g.y_also = also.p;
+    gemm(device_.stream(), g);
+  }
 }
 void Gemm::multiply_gated(Mat y, const __nv_bfloat16* x, int64_t x_stride, const TiledMatrix& gate,
                           const TiledMatrix& up, Act act, bool rounded) {
@@ -69,11 +101,15 @@ void Gemm::multiply_gated(Mat y, const __nv_bfloat16* x, int64_t x_stride, const
     by_library(second_, y.cols, x, x_stride, y.rows, up);
     return act_mul(device_.stream(), y, y, {.p = second_, .rows = y.rows, .cols = y.cols, .stride = y.cols}, act);
   }
+  GemmWork g = work_of(y, x, x_stride, gate, act);
+  if (rounded && g.y_bf) g.y = nullptr;
+  if (takes_codes(y.rows, gate) && up.tile == gate.tile) {
+    const CodesProduct both{.to = g, .w = gate, .up = &up};
+    return gemm_codes(device_.stream(), {&both, 1}, panel_);
+  }
   unpack_bf16(device_.stream(), panel_, gate, 0, 0, gate.n_out, 0);
   unpack_bf16(device_.stream(), panel_, up, 0, 0, up.n_out, 1);
-  GemmWork g = work_of(y, x, x_stride, gate, act);
   g.w = panel_, g.gated = true;
-  if (rounded && g.y_bf) g.y = nullptr;
   gemm(device_.stream(), g);
 }
 void Gemm::by_library(float* y, int64_t y_stride, const __nv_bfloat16* x, int64_t x_stride, int n_row,

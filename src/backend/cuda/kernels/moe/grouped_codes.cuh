@@ -2,7 +2,7 @@
 #include "backend/cuda/kernels/common/launch.cuh"
 #include "backend/cuda/kernels/common/mma.cuh"
 #include "backend/cuda/kernels/common/wgmma_bf16.cuh"
-#include "backend/cuda/kernels/moe/codes_loop.cuh"
+#include "backend/cuda/kernels/matmul/codes_loop.cuh"
 #include "backend/cuda/kernels/moe/grouped.cuh"
 #include "backend/cuda/kernels/moe/moe.h"
 
