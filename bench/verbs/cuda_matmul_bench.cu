@@ -108,8 +108,8 @@ void panels(cuda::Device& device, const Case& c, int most, const __nv_bfloat16* 
         if (n < kMostRows)
           run("gemm codes", n, 2,
               [&](const cuda::SkinnyMatrix* m) { from_codes(device.stream(), c, m, n, in, hidden, room); });
-    ::setenv("FACET_PANEL_ROWS", "0", 0);  // panels
     cuda::Gemm gemm(device);
+    gemm.use_codes(false);
     gemm.reserve(kMostWeights, kMostRows, 21504);
     for (const auto& [tile, rows] : c.w)
       if (!gemm.fits({nullptr, tile, rows, c.n_in, 1})) return;

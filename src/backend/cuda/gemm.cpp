@@ -1,7 +1,6 @@
 #include "backend/cuda/gemm.h"
 
 #include <algorithm>
-#include <cstdlib>
 
 #include "backend/cuda/kernels/matmul/gemm_codes.h"
 #include "backend/cuda/kernels/matmul/matmul.h"
@@ -23,22 +22,19 @@ GemmWork work_of(const Mat& y, const __nv_bfloat16* x, int64_t x_stride, const T
           .y_bf_stride = y.bf_stride};
 }
 
-// From so many rows on a product of a panel wins more than unpacking it costs.
-int panel_rows() {
-  static const int rows = [] {
-    const char* const said = std::getenv("FACET_PANEL_ROWS");  // tuning
-    return said ? std::atoi(said) : 1024;
-  }();
-  return rows;
-}
+// From so many rows on a product of a panel wins more than unpacking it costs: later where matrices are large, because
+// their codes occupy all multiprocessors.
+constexpr int kPanelRows = 768;
+constexpr int panel_rows(int64_t n_weight) { return n_weight >= int64_t(1) << 25 ? kPanelRows : kPanelRows / 2; }
+int64_t weights_of(const TiledMatrix& w) { return int64_t(w.n_out) * w.n_in; }
 
 }  // namespace
 
 int64_t Gemm::panel_elements(const DeviceInfo& d, int64_t n_weight, int64_t n_tok, int64_t n_col) {
   if (!d.gemm) return n_weight;
-  const int64_t rows = std::min<int64_t>(n_tok, panel_rows() - 1);
+  const int64_t rows = std::min<int64_t>(n_tok, kPanelRows - 1);
   return std::max(2 * n_weight + kTileRows * n_col,  // gate and up at once
-                  rows > 0 ? gemm_codes_room(d.n_sm, rows, n_col) / 2 : 0);
+                  gemm_codes_room(d.n_sm, rows, n_col) / 2);
 }
 int64_t Gemm::bytes(const DeviceInfo& d, int64_t n_weight, int64_t n_tok, int64_t n_col) {
   return panel_elements(d, n_weight, n_tok, n_col) * 2 + (d.gemm ? 0 : n_tok * n_col * 4 + kWorkspace);
@@ -66,23 +62,25 @@ bool Gemm::fits(const TiledMatrix& w) const {
   if (device_.info().gemm && w.n_in % 8 != 0) return false;
   return panel_ && int64_t(w.n_out) * w.n_in <= n_weight_;
 }
-bool Gemm::takes_codes(int n_tok, const TiledMatrix& w) const {
-  return device_.info().gemm && !is_float(w.tile) && n_tok < panel_rows();
+bool Gemm::takes_codes(int n_tok, int64_t n_weight, const TiledMatrix& w) const {
+  return use_codes_ && device_.info().gemm && !is_float(w.tile) && n_tok < panel_rows(n_weight);
 }
 void Gemm::multiply(std::span<const Product> all, const __nv_bfloat16* x, int64_t x_stride) {
   CHECK(all.size() <= kMost, "{} matrices", all.size());
   CodesProduct code[kMost];
   size_t n_code = 0;
+  int64_t n_weight = 0;
+  for (const auto& [y, w, also] : all) n_weight += weights_of(w);
   for (const auto& [y, w, also] : all) {
     CHECK(!also.p || also.stride == y.stride, "rows of {} and {}", y.stride, also.stride);
-    if (!takes_codes(y.rows, w)) continue;
+    if (!takes_codes(y.rows, n_weight, w)) continue;
     CodesProduct& c = code[n_code++];
     c.to = work_of(y, x, x_stride, w, Act::kGelu), c.w = w;
     c.to.y_also = also.p;
   }
   if (n_code > 0) gemm_codes(device_.stream(), {code, n_code}, panel_);
   for (const auto& [y, w, also] : all) {
-    if (takes_codes(y.rows, w)) continue;
+    if (takes_codes(y.rows, n_weight, w)) continue;
     if (!device_.info().gemm) {
       by_library(y.p, y.stride, x, x_stride, y.rows, w);
       if (also.p) copy_cols(device_.stream(), also, 0, y);
@@ -103,7 +101,7 @@ void Gemm::multiply_gated(Mat y, const __nv_bfloat16* x, int64_t x_stride, const
   }
   GemmWork g = work_of(y, x, x_stride, gate, act);
   if (rounded && g.y_bf) g.y = nullptr;
-  if (takes_codes(y.rows, gate) && up.tile == gate.tile) {
+  if (takes_codes(y.rows, 2 * weights_of(gate), gate) && up.tile == gate.tile) {
     const CodesProduct both{.to = g, .w = gate, .up = &up};
     return gemm_codes(device_.stream(), {&both, 1}, panel_);
   }

@@ -26,6 +26,8 @@ class Gemm {
   // For matrices of at most n_weight elements, n_tok rows and n_col columns.
   void reserve(int64_t n_weight, int64_t n_tok, int64_t n_col);
   static int64_t bytes(const DeviceInfo&, int64_t n_weight, int64_t n_tok, int64_t n_col);
+  // For benches: products of few enough rows go straight from codes, or all by a panel.
+  void use_codes(bool on) { use_codes_ = on; }
   // Whether products with it may be asked for: a panel of it fits. Before reserve(): none does.
   bool fits(const TiledMatrix& w) const;
   // y[t] = w x[t], f32 sums; also: a second copy of y, if wanted. Of at most kMost matrices.
@@ -48,7 +50,7 @@ class Gemm {
   };
   static void drop(Plan& p);
   static int64_t panel_elements(const DeviceInfo&, int64_t n_weight, int64_t n_tok, int64_t n_col);
-  bool takes_codes(int n_tok, const TiledMatrix&) const;
+  bool takes_codes(int n_tok, int64_t n_weight, const TiledMatrix&) const;
   void by_library(float* y, int64_t y_stride, const __nv_bfloat16* x, int64_t x_stride, int n_row,
                   const TiledMatrix& w);
 
@@ -58,6 +60,7 @@ class Gemm {
   __nv_bfloat16* panel_ = nullptr;  // or what products from codes need: gemm_codes_room()
   float* second_ = nullptr;         // the library's: of up
   int64_t n_weight_ = 0;
+  bool use_codes_ = true;
   // Keyed by rows, n_out, n_in and strides. A model has a handful of shapes, but many lengths of chunks.
   Recent<std::tuple<int, int, int, int64_t, int64_t>, Plan> plans_{128};
 };

@@ -14,9 +14,9 @@ constexpr int kCodesTok = 256, kCodesStage = kCodesTok * 128;  // rows of a stag
 struct CodesStages {
   int bytes, n;
 };
-constexpr int kCodesRing = 5 * kCodesStage, kCodesStages = 20;  // bytes; stages at most
-constexpr CodesStages codes_stages(int most_rows) {
-  const int bytes = most_rows * 128, n = kCodesRing / bytes;
+constexpr int kCodesStages = 20;  // at most
+constexpr CodesStages codes_stages(int ring_bytes, int most_rows) {
+  const int bytes = most_rows * 128, n = ring_bytes / bytes;
   return {bytes, n < kCodesStages ? n : kCodesStages};
 }
 

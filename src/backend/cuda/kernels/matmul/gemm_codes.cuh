@@ -10,9 +10,8 @@ namespace facet::cuda {
 
 // Shared memory: stages of rows; sums on their way out; barriers; whether parts are complete.
 struct GemmCodesBlock {
-  static constexpr int kStages = 6;
-  static constexpr int kAtSums = kStages * kCodesStage, kAtBars = kAtSums + 2 * kSumsBytes;
-  static constexpr int kAtLast = kAtBars + kStages * 16, kBytes = kAtLast + 16;
+  static constexpr int kRing = 6 * kCodesStage, kAtSums = kRing, kAtBars = kAtSums + 2 * kSumsBytes;
+  static constexpr int kAtLast = kAtBars + kCodesStages * 16, kBytes = kAtLast + 16;
   static constexpr int kThreads = 384;  // three warpgroups, for the split of registers
 };
 constexpr int kCodesHigh = 8;   // blocks of rows that share weights at a time
@@ -130,7 +129,8 @@ template <bool kGated, Tile kTile>
 __device__ __forceinline__ void feed(const GemmCodesArgs& a, char* shared) {
   using B = GemmCodesBlock;
   uint64_t* const full = reinterpret_cast<uint64_t*>(shared + B::kAtBars);
-  uint64_t* const empty = full + B::kStages;
+  uint64_t* const empty = full + kCodesStages;
+  const CodesStages stages = codes_stages(B::kRing, a.tok);
   RingPosition state;
   for (int i = int(blockIdx.x); i < a.n_high * a.n_wide * a.n_part; i += int(gridDim.x)) {
     const CodesWork at(a, i);
@@ -143,8 +143,8 @@ __device__ __forceinline__ void feed(const GemmCodesArgs& a, char* shared) {
       }
       barrier_wait(empty + state.stage, state.phase ^ 1);
       barrier_arrive_expecting(full + state.stage, unsigned(a.tok) * 128);
-      tensor_load(shared + state.stage * kCodesStage, &a.x, at.tok0, kb * 64, full + state.stage);
-      state.advance(B::kStages);
+      tensor_load(shared + state.stage * stages.bytes, &a.x, at.tok0, kb * 64, full + state.stage);
+      state.advance(stages.n);
     }
   }
 }
@@ -157,12 +157,13 @@ __device__ __forceinline__ void multiply(const GemmCodesArgs& a, char* shared) {
   RingPosition state;
   for (int i = int(blockIdx.x); i < a.n_high * a.n_wide * a.n_part; i += int(gridDim.x)) {
     const CodesWork at(a, i);
-    CodesLoop<kTile, B::kStages> x{
+    CodesLoop<kTile> x{
         .full = full,
-        .empty = full + B::kStages,
+        .empty = full + kCodesStages,
         .state = state,
         .w = strip_at<kGated>(a, at.m, warp) + int64_t(at.kb / (tile_cols(kTile) / 64)) * tile_bytes(kTile),
         .rows = uint32_t(rows_operand(shared)),
+        .stages = codes_stages(B::kRing, a.tok),
         .lane = int(threadIdx.x) % 32,
         .n32 = a.tok / 32};
     x.run(at.end - at.kb);
@@ -181,7 +182,7 @@ __global__ void __launch_bounds__(GemmCodesBlock::kThreads, 1)
   extern __shared__ __align__(1024) char shared[];
   uint64_t* const full = reinterpret_cast<uint64_t*>(shared + B::kAtBars);
   if (threadIdx.x == 0) {
-    for (int i = 0; i < B::kStages; ++i) barrier_init(full + i, 1), barrier_init(full + B::kStages + i, 8);
+    for (int i = 0; i < kCodesStages; ++i) barrier_init(full + i, 1), barrier_init(full + kCodesStages + i, 8);
     barriers_publish();
   }
   if (threadIdx.x == 256) tensor_prefetch(&a.x), bring_first<kGated, kTile>(a, CodesWork(a, int(blockIdx.x)));

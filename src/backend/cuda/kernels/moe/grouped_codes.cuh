@@ -12,7 +12,7 @@ namespace facet::cuda {
 // Shared memory: stages of rows; up: sums on their way out; outputs, 64 columns a warpgroup or of both.
 template <bool kUp>
 struct CodesBlock {
-  static constexpr int kAtSums = kCodesRing, kAtOut = kAtSums + (kUp ? 2 * kSumsBytes : 0);
+  static constexpr int kRing = 5 * kCodesStage, kAtSums = kRing, kAtOut = kAtSums + (kUp ? 2 * kSumsBytes : 0);
   static_assert(kMoeTile == kCodesTok);
   static constexpr int kAtInfo = kAtOut + (kUp ? 1 : 2) * kCodesStage;
   static constexpr int kAtBars = kAtInfo + kCodesStages * 16, kBytes = kAtBars + kCodesStages * 16;
@@ -76,7 +76,7 @@ __device__ __forceinline__ void codes_item(const CodesArgs& a, char* shared, Rin
                      .state = state,
                      .w = a.w[of] + int64_t(item.w) * a.matrix_bytes[of] + min(strip, a.n_strip - 1) * a.strip_bytes,
                      .rows = uint32_t(rows_operand(shared)),
-                     .stages = codes_stages(a.most_rows),
+                     .stages = codes_stages(B::kRing, a.most_rows),
                      .lane = lane,
                      .n32 = (width + 31) / 32};
   x.run(a.n_block);
@@ -100,7 +100,7 @@ __device__ __forceinline__ void codes_feed(const CodesArgs& a, char* shared) {
   using B = CodesBlock<kUp>;
   uint64_t* const full = reinterpret_cast<uint64_t*>(shared + B::kAtBars);
   uint64_t* const empty = full + kCodesStages;
-  const CodesStages stages = codes_stages(a.most_rows);
+  const CodesStages stages = codes_stages(B::kRing, a.most_rows);
   int4* const info = reinterpret_cast<int4*>(shared + B::kAtInfo);
   RingPosition state;
   const int n_item = a.tile_first[a.n_expert] * a.n_m;

@@ -66,6 +66,21 @@ __global__ void __launch_bounds__(kRouteThreads) logits_kernel(const __grid_cons
   j.o.logits[int64_t(t) * j.n_expert + e] = uint64_t(number) << 32 | __float_as_uint(sum);
 }
 
+// The experts of token t, by a warp; also into expert[slot].
+__device__ __forceinline__ void choose_for(const RouterArgs& j, int t, int lane, uint8_t* expert) {
+  auto logits = [&](auto& v) {
+    constexpr int kPer = std::extent_v<std::remove_reference_t<decltype(v)>>;
+#pragma unroll
+    for (int i = 0; i < kPer; ++i)
+      v[i] = __uint_as_float(unsigned(j.o.logits[int64_t(t) * j.n_expert + min(lane * kPer + i, j.n_expert - 1)]));
+  };
+  choose(j.scale, j.n_expert, j.n_used, lane, logits, [&](int e, float weight) {
+    const int slot = t * j.n_used + lane;
+    j.o.expert[slot] = e, j.o.weight[slot] = weight;
+    expert[slot] = uint8_t(e);
+  });
+}
+
 constexpr int kListWarps = 32, kListThreads = kListWarps * 32;
 constexpr int kMostTurns = kMoeSmallBatch / kListWarps * kMaxUsed / 32;  // of 32 pairs of a warp
 
@@ -85,19 +100,7 @@ __global__ void __launch_bounds__(kListThreads)
   const int each = (j.n_tok + kListWarps - 1) / kListWarps, tok0 = min(warp * each, j.n_tok),
             tok1 = min(tok0 + each, j.n_tok), pair0 = tok0 * j.n_used, pair1 = tok1 * j.n_used;
   if constexpr (kChoose) {
-    for (int t = tok0; t < tok1; ++t) {
-      auto logits = [&](auto& v) {
-        constexpr int kPer = std::extent_v<std::remove_reference_t<decltype(v)>>;
-#pragma unroll
-        for (int i = 0; i < kPer; ++i)
-          v[i] = __uint_as_float(unsigned(o.logits[int64_t(t) * j.n_expert + min(lane * kPer + i, j.n_expert - 1)]));
-      };
-      choose(j.scale, j.n_expert, j.n_used, lane, logits, [&](int e, float weight) {
-        const int slot = t * j.n_used + lane;
-        o.expert[slot] = e, o.weight[slot] = weight;
-        expert[slot] = uint8_t(e);
-      });
-    }
+    for (int t = tok0; t < tok1; ++t) choose_for(j, t, lane, expert);
     // The next routing has another number, so it takes no logit of this one for its own.
     if (thread == 0) *o.number += 1;
   } else {
