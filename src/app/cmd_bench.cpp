@@ -145,7 +145,8 @@ void add_bench(CLI::App& app, int& rc) {
       "bench", "Measure prefill, decoding and verification; a table, and JSON lines where stdout is no terminal");
   add_engine_options(cmd, o->engine);
   cmd->remove_option(cmd->get_option("--kv"));  // its auto is no measurement
-  cmd->add_option("--prefill", o->bench.prefill, "Tokens of a prompt, read in chunks (--chunk); 0: none")
+  cmd->add_option("--prefill", o->bench.prefill, "Tokens of prompts, read in chunks (--chunk); 0: none")
+      ->delimiter(',')
       ->check(CLI::Range(0, 1 << 24))
       ->capture_default_str();
   cmd->add_option("--depths", o->bench.depths, "Rows in the cache before a step is measured")

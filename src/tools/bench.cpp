@@ -139,11 +139,12 @@ struct CpuBench {
         if (auto ok = step(n, Out::kNone); !ok) return ok;
         r.cache->commit(0, n);
       }
-      if (o.prefill > 0)
-        if (auto ok = measure("prefill", o.prefill, depth, Out::kLast); !ok) return ok;
-      if (o.prefill > 0 && o.keep > 0) {
+      for (const int n : o.prefill) {
+        if (n == 0) continue;
+        if (auto ok = measure("prefill", n, depth, Out::kLast); !ok) return ok;
+        if (o.keep == 0) continue;
         sparse = true;
-        if (auto ok = measure("sparse", o.prefill, depth, Out::kLast); !ok) return ok;
+        if (auto ok = measure("sparse", n, depth, Out::kLast); !ok) return ok;
         sparse = false;
       }
       if (auto ok = measure("decode", 1, depth, Out::kLast); !ok) return ok;

@@ -12,7 +12,8 @@
 namespace facet {
 
 struct BenchOptions {
-  int prefill = 512;  // tokens of a prefill measurement, in steps of a chunk as an engine takes them; 0: none
+  std::vector<int> prefill{
+      512};  // tokens of prefill measurements, in steps of a chunk as an engine takes them; 0: none
   std::vector<int> depths{0, 4096};         // rows in the cache before the measured step
   std::vector<int> widths{1, 2, 4, 8, 16};  // tokens of a step whose rows all get logits: decoding, verification
   std::vector<int> batches{};               // sequences that decode together (cuda)

@@ -195,11 +195,12 @@ struct CudaBench {
         if (auto ok = measure("step", n, 1, depth, Out::kAll, true); !ok) return ok;
       for (int n : o.batches)
         if (auto ok = measure("batch", 1, n, depth, Out::kLast, true); !ok) return ok;
-      if (o.prefill > 0)
-        if (auto ok = measure("prefill", o.prefill, 1, depth, Out::kLast, false); !ok) return ok;
-      if (o.prefill > 0 && o.keep > 0) {
+      for (const int n : o.prefill) {
+        if (n == 0) continue;
+        if (auto ok = measure("prefill", n, 1, depth, Out::kLast, false); !ok) return ok;
+        if (o.keep == 0) continue;
         sparse = true;
-        if (auto ok = measure("sparse", o.prefill, 1, depth, Out::kLast, false); !ok) return ok;
+        if (auto ok = measure("sparse", n, 1, depth, Out::kLast, false); !ok) return ok;
         sparse = false;
       }
     }

@@ -17,13 +17,14 @@ EngineConfig sized(EngineConfig c, const BenchOptions& o) {
     c.chunk = std::max(64, batch);
     if (c.n_ctx <= 0) c.n_ctx = deepest + std::max(64, 2 * o.runs);
   } else if (c.chunk <= 0) {
-    c.chunk = std::clamp(o.prefill, 512, std::max(512, usual_chunk(c.backend, o.prefill)));
+    const int prompt = largest(o.prefill, 0);
+    c.chunk = std::clamp(prompt, 512, std::max(512, usual_chunk(c.backend, prompt)));
   }
   c.chunk = std::max(c.chunk, widest);
   c.max_seq = batch, c.max_out = std::max(widest, batch);
   c.margin = std::max(c.margin, widest);
   c.snapshots = 0;
-  if (c.n_ctx <= 0) c.n_ctx = deepest + std::max(c.chunk, o.prefill);
+  if (c.n_ctx <= 0) c.n_ctx = deepest + std::max(c.chunk, largest(o.prefill, 0));
   return c;
 }
 
@@ -31,7 +32,8 @@ EngineConfig sized(EngineConfig c, const BenchOptions& o) {
 
 Result<std::vector<BenchGroup>> bench_groups(const EngineConfig& c, const BenchOptions& o,
                                              const std::function<Result<EngineConfig>(const EngineConfig&)>& fits) {
-  if (const int rows = largest(o.depths, 0) + std::max(o.prefill, largest(o.widths, 1)); c.n_ctx > 0 && rows > c.n_ctx)
+  if (const int rows = largest(o.depths, 0) + std::max(largest(o.prefill, 0), largest(o.widths, 1));
+      c.n_ctx > 0 && rows > c.n_ctx)
     return Error{
         "-c", fmt::format("expected at least {} rows, for --depths, --prefill and --widths, found {}", rows, c.n_ctx),
         "leave it out: it is chosen to fit"};
@@ -56,7 +58,7 @@ Result<std::vector<BenchGroup>> bench_groups(const EngineConfig& c, const BenchO
   };
   if (!take(o, c)) return *why;
   BenchOptions only = o;
-  only.alone = false, only.prefill = 0, only.widths.clear();
+  only.alone = false, only.prefill.clear(), only.widths.clear();
   const bool chosen = c.kv_k || c.kv_v || !c.kv_layers.empty();
   for (size_t type = 0; !left.empty() && type < 3;) {
     constexpr KvType kTypes[] = {KvType::kF16, KvType::kQ8_0, KvType::kQ4_0};

@@ -23,7 +23,7 @@ struct Memory {
 };
 BenchOptions options(std::vector<int> batches) {
   BenchOptions o;
-  o.prefill = 4096, o.depths = {0, 1000}, o.widths = {1, 16}, o.batches = std::move(batches);
+  o.prefill = {512, 4096}, o.depths = {0, 1000}, o.widths = {1, 16}, o.batches = std::move(batches);
   return o;
 }
 EngineConfig config(const std::string& backend = "cuda") {
@@ -47,7 +47,7 @@ TEST(BenchGroups, OneWhereAllFits) {
 // A prompt as long as the context is read in chunks.
 TEST(BenchGroups, LongPromptsAreReadInChunks) {
   BenchOptions o = options({});
-  o.prefill = 262144, o.depths = {0};
+  o.prefill = {262144}, o.depths = {0};
   for (const auto& [backend, chunk] : {std::pair("cuda", 4096), {"cpu", 512}}) {
     const auto g = bench_groups(config(backend), o, Memory{1e9});
     ASSERT_TRUE(g);
@@ -57,7 +57,7 @@ TEST(BenchGroups, LongPromptsAreReadInChunks) {
   EngineConfig asked = config();
   asked.chunk = 1024;
   EXPECT_EQ(bench_groups(asked, o, Memory{1e9})->front().config.chunk, 1024);
-  o.prefill = 64;
+  o.prefill = {64};
   EXPECT_EQ(bench_groups(config(), o, Memory{1e9})->front().config.chunk, 512);
 }
 
@@ -76,7 +76,7 @@ TEST(BenchGroups, LargeBatchesTakeTheTypeThatFits) {
     const BenchGroup& large = g->back();
     EXPECT_EQ(large.options.batches, std::vector<int>{256});
     EXPECT_FALSE(large.options.alone);
-    EXPECT_TRUE(large.options.widths.empty() && large.options.prefill == 0);
+    EXPECT_TRUE(large.options.widths.empty() && large.options.prefill.empty());
     EXPECT_EQ(large.config.kv_k, c.type) << c.room;
     EXPECT_EQ(large.config.kv_v, c.type) << c.room;
     EXPECT_EQ(large.config.max_out, 256);
