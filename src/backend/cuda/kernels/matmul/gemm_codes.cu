@@ -110,15 +110,15 @@ int parts(int n_wide, int n_block) {
 }
 
 // Rows of a block with which all turns of the blocks take the least time: tensor cores four clocks a row, but codes
-// of 64 columns take what kCodes rows do; and some for the way in and out.
+// of 64 columns take what some rows do (codes_loop.cuh); and some for the way in and out.
 int share_rows(int n_tok, int n_item) {
-  constexpr int kCodes = 130, kBeside = 8;
+  constexpr int kBeside = 8;
   int64_t least = 0;
   int n_high = 1;
   for (int tok = kCodesTok; tok >= 32; tok -= 32) {
     const int high = (n_tok + tok - 1) / tok;
     const int64_t turns = (int64_t(high) * n_item + device().n_sm - 1) / device().n_sm;
-    const int64_t time = turns * (std::max(tok, kCodes) + kBeside);
+    const int64_t time = turns * (std::max(tok, tok <= 128 ? 75 : 130) + kBeside);
     if (least == 0 || time < least) least = time, n_high = high;
   }
   return ((n_tok + n_high - 1) / n_high + 31) / 32 * 32;

@@ -30,8 +30,9 @@ struct CodesWork {
 };
 
 // Adds up what parts have, in their order, by the block that comes last: whether this is it.
+template <int kBlocks>
 __device__ __forceinline__ bool join_parts(const GemmCodesArgs& a, const CodesWork& at, char* shared, int n_tok,
-                                           float (&d)[kCodesTok / 8][4]) {
+                                           float (&d)[kBlocks][4]) {
   constexpr int kBarrier = 3;
   const int thread = int(threadIdx.x);
   volatile int* const last = reinterpret_cast<int*>(shared + GemmCodesBlock::kAtLast);
@@ -39,7 +40,7 @@ __device__ __forceinline__ bool join_parts(const GemmCodesArgs& a, const CodesWo
   const int64_t apart = int64_t(a.n_wide) * (kPartBytes / 16);
   float4* const own = sums + at.part * apart;
 #pragma unroll
-  for (int n = 0; n < kCodesTok / 8; ++n)
+  for (int n = 0; n < kBlocks; ++n)
     if (8 * n < n_tok) __stcg(own + n * 256, make_float4(d[n][0], d[n][1], d[n][2], d[n][3]));
   __threadfence();
   sync_some<256>(kBarrier);
@@ -55,7 +56,7 @@ __device__ __forceinline__ bool join_parts(const GemmCodesArgs& a, const CodesWo
   for (int k = 0; k < a.n_part; ++k) {
     const float4* const from = sums + k * apart;
 #pragma unroll
-    for (int n0 = 0; n0 < kCodesTok / 8; n0 += 8) {
+    for (int n0 = 0; n0 < kBlocks; n0 += 8) {
       if (8 * n0 >= n_tok) break;
       float4 v[8];
 #pragma unroll
@@ -71,9 +72,9 @@ __device__ __forceinline__ bool join_parts(const GemmCodesArgs& a, const CodesWo
   return true;
 }
 
-template <bool kGated>
-__device__ __forceinline__ void finish(const GemmCodesArgs& a, const float (&d)[kCodesTok / 8][4], char* shared,
-                                       int tok0, int n_tok, int m) {
+template <bool kGated, int kBlocks>
+__device__ __forceinline__ void finish(const GemmCodesArgs& a, const float (&d)[kBlocks][4], char* shared, int tok0,
+                                       int n_tok, int m) {
   const int thread = int(threadIdx.x), part = thread / 128;
   const int feat = kGated ? m * 64 : m * 128 + part * 64;
   constexpr int kThreads = kGated ? 256 : 128;
@@ -149,7 +150,7 @@ __device__ __forceinline__ void feed(const GemmCodesArgs& a, char* shared) {
   }
 }
 
-template <bool kGated, Tile kTile>
+template <bool kGated, Tile kTile, int kTok>
 __device__ __forceinline__ void multiply(const GemmCodesArgs& a, char* shared) {
   using B = GemmCodesBlock;
   const int warp = __shfl_sync(~0u, int(threadIdx.x) / 32, 0);
@@ -157,7 +158,7 @@ __device__ __forceinline__ void multiply(const GemmCodesArgs& a, char* shared) {
   RingPosition state;
   for (int i = int(blockIdx.x); i < a.n_high * a.n_wide * a.n_part; i += int(gridDim.x)) {
     const CodesWork at(a, i);
-    CodesLoop<kTile> x{
+    CodesLoop<kTile, kTok> x{
         .full = full,
         .empty = full + kCodesStages,
         .state = state,
@@ -174,7 +175,7 @@ __device__ __forceinline__ void multiply(const GemmCodesArgs& a, char* shared) {
 }
 #endif
 
-template <bool kGated, Tile kTile>
+template <bool kGated, Tile kTile, int kTok>
 __global__ void __launch_bounds__(GemmCodesBlock::kThreads, 1)
     gemm_codes_kernel(const __grid_constant__ GemmCodesArgs a) {
 #if defined(FACET_WGMMA)
@@ -196,7 +197,7 @@ __global__ void __launch_bounds__(GemmCodesBlock::kThreads, 1)
     if (threadIdx.x == 256) feed<kGated, kTile>(a, shared);
   } else {
     take_registers<232>();
-    multiply<kGated, kTile>(a, shared);
+    multiply<kGated, kTile, kTok>(a, shared);
   }
   if (a.late) pdl_wait();
 #endif
@@ -205,12 +206,16 @@ __global__ void __launch_bounds__(GemmCodesBlock::kThreads, 1)
 template <Tile kTile>
 void launch_gemm_codes(cudaStream_t stream, const GemmCodesArgs& a, bool gated) {
   const dim3 grid(unsigned(std::min(device().n_sm, a.n_high * a.n_wide * a.n_part)));
-  const auto go = [&]<bool kGated>(std::bool_constant<kGated>) {
+  const auto go = [&]<bool kGated, int kTok>(std::bool_constant<kGated>, std::integral_constant<int, kTok>) {
     using B = GemmCodesBlock;
-    allow_shared(gemm_codes_kernel<kGated, kTile>, size_t(B::kBytes));
-    launch(gemm_codes_kernel<kGated, kTile>, grid, dim3(B::kThreads), size_t(B::kBytes), stream, a);
+    allow_shared(gemm_codes_kernel<kGated, kTile, kTok>, size_t(B::kBytes));
+    launch(gemm_codes_kernel<kGated, kTile, kTok>, grid, dim3(B::kThreads), size_t(B::kBytes), stream, a);
   };
-  gated ? go(std::true_type{}) : go(std::false_type{});
+  const auto rows = [&](auto is_gated) {
+    a.tok <= 128 ? go(is_gated, std::integral_constant<int, 128>{})
+                 : go(is_gated, std::integral_constant<int, kCodesTok>{});
+  };
+  gated ? rows(std::true_type{}) : rows(std::false_type{});
 }
 
 }  // namespace facet::cuda

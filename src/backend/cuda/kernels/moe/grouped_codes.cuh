@@ -25,8 +25,9 @@ __device__ __forceinline__ void stage_tokens(uint32_t base, int chunk, int tok, 
   store_transposed4(base + uint32_t((tok + lane) * 128 + ((chunk ^ (lane % 8)) * 16)), v[0], v[1], v[2], v[3]);
 }
 
-__device__ __forceinline__ void finish_up(const CodesArgs& a, const float (&d)[kMoeTile / 8][4], char* sums_at,
-                                          char* staged, int width, int n_out) {
+template <int kBlocks>
+__device__ __forceinline__ void finish_up(const CodesArgs& a, const float (&d)[kBlocks][4], char* sums_at, char* staged,
+                                          int width, int n_out) {
   each_sums<true>(d, sums_at, width, [&](int row0, const float* sums) {
 #pragma unroll 1
     for (int at = int(threadIdx.x); at < kSumsTok * 8; at += 256) {
@@ -45,11 +46,12 @@ __device__ __forceinline__ void finish_up(const CodesArgs& a, const float (&d)[k
     publish_to_products();
   });
 }
-__device__ __forceinline__ void finish_down(const float (&d)[kMoeTile / 8][4], uint32_t base, int width) {
+template <int kBlocks>
+__device__ __forceinline__ void finish_down(const float (&d)[kBlocks][4], uint32_t base, int width) {
   const int thread = int(threadIdx.x), part = thread / 128, warp = thread / 32, lane = thread % 32;
   sync_some<128>(1 + part);
 #pragma unroll
-  for (int n = 0; n < kMoeTile / 32; ++n) {
+  for (int n = 0; n < kBlocks / 4; ++n) {
     if (32 * n >= width) break;
     uint32_t low[4], high[4];
 #pragma unroll
@@ -65,20 +67,21 @@ __device__ __forceinline__ void finish_down(const float (&d)[kMoeTile / 8][4], u
 }
 
 // One item, by two warpgroups.
-template <bool kUp, Tile kTile>
+template <bool kUp, Tile kTile, int kTok>
 __device__ __forceinline__ void codes_item(const CodesArgs& a, char* shared, RingPosition& state, int4 item) {
   using B = CodesBlock<kUp>;
   const int m = item.x, first_row = item.y, width = item.z, thread = int(threadIdx.x), warp = thread / 32,
             part = warp / 4, lane = thread % 32, strip = kUp ? 4 * m + warp % 4 : 8 * m + warp, of = kUp ? part : 0;
   uint64_t* const full = reinterpret_cast<uint64_t*>(shared + B::kAtBars);
-  CodesLoop<kTile> x{.full = full,
-                     .empty = full + kCodesStages,
-                     .state = state,
-                     .w = a.w[of] + int64_t(item.w) * a.matrix_bytes[of] + min(strip, a.n_strip - 1) * a.strip_bytes,
-                     .rows = uint32_t(rows_operand(shared)),
-                     .stages = codes_stages(B::kRing, a.most_rows),
-                     .lane = lane,
-                     .n32 = (width + 31) / 32};
+  CodesLoop<kTile, kTok> x{
+      .full = full,
+      .empty = full + kCodesStages,
+      .state = state,
+      .w = a.w[of] + int64_t(item.w) * a.matrix_bytes[of] + min(strip, a.n_strip - 1) * a.strip_bytes,
+      .rows = uint32_t(rows_operand(shared)),
+      .stages = codes_stages(B::kRing, a.most_rows),
+      .lane = lane,
+      .n32 = (width + 31) / 32};
   x.run(a.n_block);
 
   const bool writes = kUp ? thread == 0 : thread % 128 == 0;
@@ -126,7 +129,7 @@ __device__ __forceinline__ void codes_feed(const CodesArgs& a, char* shared) {
 }
 #endif
 
-template <bool kUp, Tile kTile>
+template <bool kUp, Tile kTile, int kTok>
 __global__ void __launch_bounds__(CodesBlock<kUp>::kThreads, 1)
     grouped_codes_kernel(const __grid_constant__ CodesArgs a) {
 #if defined(FACET_WGMMA)
@@ -155,7 +158,7 @@ __global__ void __launch_bounds__(CodesBlock<kUp>::kThreads, 1)
     i.x = __shfl_sync(~0u, i.x, 0), i.y = __shfl_sync(~0u, i.y, 0);
     i.z = __shfl_sync(~0u, i.z, 0), i.w = __shfl_sync(~0u, i.w, 0);
     if (i.z == 0) break;
-    codes_item<kUp, kTile>(a, shared, state, i);
+    codes_item<kUp, kTile, kTok>(a, shared, state, i);
   }
   if (threadIdx.x % 128 == 0) bulk_stores_done();
 #endif
@@ -164,12 +167,16 @@ __global__ void __launch_bounds__(CodesBlock<kUp>::kThreads, 1)
 template <Tile kTile>
 void launch_grouped_codes(cudaStream_t stream, const CodesArgs& a, int items, bool up) {
   const dim3 grid = dim3(unsigned(std::max(1, std::min(device().n_sm, items))));
-  const auto go = [&]<bool kUp>(std::bool_constant<kUp>) {
+  const auto go = [&]<bool kUp, int kTok>(std::bool_constant<kUp>, std::integral_constant<int, kTok>) {
     using B = CodesBlock<kUp>;
-    allow_shared(grouped_codes_kernel<kUp, kTile>, size_t(B::kBytes));
-    launch(grouped_codes_kernel<kUp, kTile>, grid, dim3(B::kThreads), size_t(B::kBytes), stream, a);
+    allow_shared(grouped_codes_kernel<kUp, kTile, kTok>, size_t(B::kBytes));
+    launch(grouped_codes_kernel<kUp, kTile, kTok>, grid, dim3(B::kThreads), size_t(B::kBytes), stream, a);
   };
-  up ? go(std::true_type{}) : go(std::false_type{});
+  const auto rows = [&](auto is_up) {
+    a.most_rows <= 128 ? go(is_up, std::integral_constant<int, 128>{})
+                       : go(is_up, std::integral_constant<int, kCodesTok>{});
+  };
+  up ? rows(std::true_type{}) : rows(std::false_type{});
 }
 
 }  // namespace facet::cuda
