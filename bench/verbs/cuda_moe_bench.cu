@@ -208,10 +208,8 @@ struct Bench {
         cuda::Device::current().use_wgmma(warpgroups);
         const std::string name = at + (cuda::moe_has_warpgroups() ? "" : "mma ");
         auto pass = [&](int i) {
-          return cuda::MoePass{.w = layer[size_t(i % kLayers)],
-                               .b = b,
-                               .n_tok = T,
-                               .tile = cuda::moe_has_warpgroups() ? cuda::kMoeTile : cuda::kMoeTile / 2};
+          const cuda::MoeExperts& w = layer[size_t(i % kLayers)];
+          return cuda::MoePass{.w = w, .b = b, .n_tok = T, .tile = cuda::moe_tile_rows(w, T)};
         };
         auto one = [&](const char* what, double flop, double bytes, double most,
                        const std::function<void(const cuda::MoePass&, int)>& f) {

@@ -253,8 +253,9 @@ class Cuda {
 
  private:
   static constexpr int kSkinnyMost = 64;  // rows of a long chunk that still take the kernels for few rows
-  // Rows up to which experts take moe_small_batch: unpacking all of a layer's experts costs as much as this many rows.
-  static constexpr int kMoeSmallBatchMost = 384;
+  // Rows up to which experts take moe_small_batch. Without gemm: unpacking all of a layer's experts costs as much as so
+  // many.
+  static int moe_small_most(const cuda::DeviceInfo& d) { return d.gemm ? cuda::kMoeSmallBatch : 384; }
 
   template <class T>
   T* copied(std::span<const T> values);

@@ -147,7 +147,7 @@ void Cuda::reserve_experts(const BackendLimits& l, unsigned* number) {
   r.number = number;
   grow(moe_.hidden, pairs * size_t(l.d_expert));
   grow(moe_.out, pairs * size_t(l.d_moe));
-  if (l.max_tok > kMoeSmallBatchMost) {
+  if (l.max_tok > moe_small_most(device_.info())) {
     const auto [bytes, panel] = moe_large_batch_memory(device_.info(), l);
     grow(moe_memory_, size_t(bytes));
     moe_large_batch_ = cuda::moe_large_batch_buffers(moe_memory_, moe_sizes(l), panel);
@@ -163,7 +163,7 @@ int64_t Cuda::reserve_bytes(const cuda::DeviceInfo& d, const BackendLimits& l) {
   n += int64_t(l.max_tok) * l.n_cluster * 7;
   if (l.n_expert > 0)
     n += int64_t(std::min(l.max_tok, cuda::kMoeSmallBatch)) * l.n_expert_used * (l.d_expert * 2 + l.d_moe * 4);
-  if (l.n_expert > 0 && l.max_tok > kMoeSmallBatchMost) n += moe_large_batch_memory(d, l).bytes;
+  if (l.n_expert > 0 && l.max_tok > moe_small_most(d)) n += moe_large_batch_memory(d, l).bytes;
   return n;
 }
 

@@ -145,7 +145,7 @@ void Cuda::moe_on_gpu(Rows y, Rows e, Rows r, const cuda::MoeExperts& m, const W
   acts_.resolve_kind<cuda::ExpertOutputs>();  // their memory is used again
   acts_.rounded(e);
   const int small = std::max(first, small_rows(y.rows)),
-            many = y.rows - small > kMoeSmallBatchMost ? y.rows - small : 0, last = y.rows - many;
+            many = y.rows - small > moe_small_most(device_.info()) ? y.rows - small : 0, last = y.rows - many;
   for (int row = first, n = 0; row < last; row += n) {
     n = std::min(cuda::kMoeSmallBatch, last - row);
     const cuda::RouterArgs job = cuda::router_args(m, acts_.mat_at(r, row, n, false), n, moe_.routing);

@@ -44,16 +44,14 @@ struct Layout {
   }
 };
 
-// Rows of an N tile at most. Of few tokens a smaller one, with twice what an expert has of them if all have as many:
-// stages of rows are smaller then, and more of them are on their way.
-int tile_rows(const MoeExperts& m, int n_tok) {
+}  // namespace
+
+int moe_tile_rows(const MoeExperts& m, int n_tok) {
   const int most = moe_has_warpgroups() ? kMoeTile : kMoeTile / 2;
   if (!moe_takes_codes(m)) return most;
   const int64_t rows = int64_t(n_tok) * m.n_used;
   return rows <= m.n_expert * (kMoeTile / 8) ? kMoeTile / 4 : rows <= m.n_expert * (kMoeTile / 4) ? kMoeTile / 2 : most;
 }
-
-}  // namespace
 
 int64_t moe_large_batch_bytes(const MoeSizes& s, int64_t panel_bytes) { return Layout(s, panel_bytes).end; }
 
@@ -81,7 +79,7 @@ void moe_large_batch(cudaStream_t stream, const MoeExperts& m, Mat y, Mat e, Mat
   };
   for (int row = 0; row < y.rows; row += kMoeLargeBatchTokens) {
     const int n_tok = std::min(kMoeLargeBatchTokens, y.rows - row);
-    const MoePass p{.w = m, .b = b, .n_tok = n_tok, .tile = tile_rows(m, n_tok)};
+    const MoePass p{.w = m, .b = b, .n_tok = n_tok, .tile = moe_tile_rows(m, n_tok)};
     moe_route_large_batch(stream, p, part(r, row, n_tok));
     moe_gather(stream, p, part(e, row, n_tok));
     if (moe_takes_codes(m)) {

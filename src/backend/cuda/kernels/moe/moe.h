@@ -127,6 +127,9 @@ void moe_grouped_up(cudaStream_t, const MoePass&, int expert0, int n, int launch
 void moe_grouped_down(cudaStream_t, const MoePass&, int expert0, int n, int launch);
 void moe_combine(cudaStream_t, const MoePass&, Mat y);
 bool moe_has_warpgroups();
+// MoePass::tile. Of few tokens a small one, with twice what an expert has of them if all have as many: stages of rows
+// are smaller then, and more of them are on their way.
+int moe_tile_rows(const MoeExperts&, int n_tok);
 // The grouped products of all experts straight from their codes: where the device takes them so, and no panels of
 // weights are made.
 bool moe_takes_codes(const MoeExperts&);
