@@ -3,6 +3,7 @@
 type and drafter, and of prompts with all blocks read and with a share of them.
 
     tools/context_page.py bench/results/h200-contexts.jsonl.gz
+    tools/context_page.py --svg bench/results/h200-contexts.jsonl.gz > docs/contexts.svg
 
 Lines: those of `facet bench --json` (phases decode, step, prefill, sparse), and of drafts {"drafter", "model", "rows",
 "tokens", "draft_ms"}: tokens a step at a forced acceptance, for steps of so many rows, with so much drafting. A rate
@@ -70,8 +71,40 @@ def name(context):
     return f"{context // 1024}K" if context < 1 << 20 else f"{context >> 20}M"
 
 
+COLOURS = dict(zip(TYPES, ["#4269d0", "#3ca951", "#efb118", "#ff725c"]))
+
+
+def picture(cells):
+    """Decoding rates without drafts over the rows in the cache: a panel a model, a line a type."""
+    wide, high, left, top = 330, 220, 50, 40
+    models = cells.models()
+    out = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{len(models) * (wide + left) + 90}" height="{high + 90}" '
+           'font-family="sans-serif" font-size="12"><rect width="100%" height="100%" fill="white"/>']
+    for k, model in enumerate(models):
+        x0 = left + k * (wide + left)
+        points = {t: [(c, 1e3 / cells.ms[model, t, c, 1]) for c in CONTEXTS if (model, t, c, 1) in cells.ms] for t in TYPES}
+        most = max(v for line in points.values() for _, v in line) * 1.1
+        across = lambda c: x0 + CONTEXTS.index(c) * wide / (len(CONTEXTS) - 1)
+        up = lambda v: top + high * (1 - v / most)
+        out.append(f'<text x="{x0}" y="22">{model}: tokens a second over rows in the cache</text>')
+        out.append(f'<path d="M{x0} {top}v{high}h{wide}" fill="none" stroke="#888"/>')
+        out += [f'<text x="{across(c):.0f}" y="{top + high + 18}" text-anchor="middle">{name(c)}</text>' for c in CONTEXTS]
+        step = 50 if most < 300 else 200
+        out += [f'<text x="{x0 - 6}" y="{up(v) + 4:.0f}" text-anchor="end">{v}</text>' for v in range(0, int(most), step)]
+        for t, line in points.items():
+            path = "L".join(f"{across(c):.0f} {up(v):.1f}" for c, v in line)
+            out.append(f'<path d="M{path}" fill="none" stroke="{COLOURS[t]}" stroke-width="2"/>')
+    for i, t in enumerate(TYPES):
+        x, y = len(models) * (wide + left) + 30, top + 20 * i
+        out.append(f'<text x="{x}" y="{y + 4}" fill="{COLOURS[t]}">{t}</text>')
+    print("\n".join(out) + "\n</svg>")
+
+
 def main():
-    cells = Cells([l for path in sys.argv[1:] for l in lines_of(path)])
+    svg = sys.argv[1:2] == ["--svg"]
+    cells = Cells([l for path in sys.argv[1 + svg:] for l in lines_of(path)])
+    if svg:
+        return picture(cells)
     for model in cells.models():
         drafters = [None] + [d for d in cells.drafts if d["model"].split("/")[-1].removesuffix(".gguf") == model]
         print(f"**{model}, decoding**, tokens a second\n")

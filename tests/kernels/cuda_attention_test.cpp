@@ -249,7 +249,7 @@ struct Case {
     float k4 = 0, most_v = 0;
     std::vector<float> row(size_t(E) * size_t(d.n_kv)), values(row.size());
     auto fill = [&](std::vector<float>& x, bool is_k, float likeness) {
-      for (size_t i = 0; i < x.size(); ++i) x[i] = normal(rng) + (is_k ? likeness * like[i % size_t(E)] : 0.f);
+      for (size_t i = 0; i < x.size(); ++i) x[i] = normal(rng) + likeness * like[i % size_t(E)];
       // Values with outliers, as caches have.
       for (int h = 0; h < d.n_kv; ++h) x[size_t(h * E + h % E)] *= 3;
       for (int h = 0; h < d.n_kv; ++h) {
@@ -262,7 +262,8 @@ struct Case {
       const int len = seqs[i].kv_len, n = seqs[i].n;
       for (int64_t r = std::max<int64_t>(0, len - (d.window ? cache.host.cap : len)); r < len; ++r) {
         const bool border = r > len - 3 || (d.window && r < len - d.window + n + 2 && r > len - d.window - 3);
-        fill(row, true, r == d.like_row ? 0.55f : border ? 0.35f : 0.f), fill(values, false, 0);
+        const bool is_like = r == d.like_row;
+        fill(row, true, is_like ? 0.55f : border ? 0.35f : 0.f), fill(values, false, is_like && d.shared ? 0.55f : 0.f);
         cache.put(batch.slot[i], r, row, values);
       }
     }

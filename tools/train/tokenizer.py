@@ -1,6 +1,6 @@
 """Tokenizer of facet-nano: training, the files it is kept in, and two encoders that must agree.
 
-``python tokenizer.py train`` learns the merges from the generated corpus and writes ``tokenizer.json`` (a small
+``python tokenizer.py train`` learns the merges from the generated corpus and writes ``tokenizer.json.gz`` (a small
 format of this repository: tokens, types, merges). ``python tokenizer.py check`` compares
 
 * ``Tok``: the fast encoder used for training, which cuts text into word pieces and caches each piece;
@@ -11,6 +11,7 @@ They agree because merges are learnt inside the pieces only and the pieces are c
 """
 from __future__ import annotations
 
+import gzip
 import heapq
 import json
 import os
@@ -84,8 +85,9 @@ def bpe(s: str, rank: dict[tuple[str, str], int]) -> list[str]:
 class Tok:
     """Loaded vocabulary. Calling it encodes text (special tokens recognised, no BOS added)."""
 
-    def __init__(self, path: str = os.path.join(HERE, "tokenizer.json")):
-        d = json.load(open(path))
+    def __init__(self, path: str = os.path.join(HERE, "tokenizer.json.gz")):
+        with gzip.open(path, "rt", encoding="utf-8") as f:
+            d = json.load(f)
         self.tokens: list[str] = d["tokens"]
         self.types: list[int] = d["types"]
         self.merges = [tuple(m) for m in d["merges"]]
@@ -152,7 +154,7 @@ def sample(seed: int, docs: int):
 
 
 def main() -> None:
-    path = os.path.join(HERE, "tokenizer.json")
+    path = os.path.join(HERE, "tokenizer.json.gz")
     if sys.argv[1] == "train":
         size, docs = int(sys.argv[2]) if len(sys.argv) > 2 else 3072, 60000
         special = re.compile("|".join(sorted((re.escape(t) for t in SPECIAL), key=len, reverse=True)))
@@ -162,7 +164,8 @@ def main() -> None:
                 for p in find(frag.replace(" ", SP)):
                     words[p] = words.get(p, 0) + 1
         tokens, types, merges = vocabulary(words, size)
-        json.dump({"tokens": tokens, "types": types, "merges": merges}, open(path, "w"), ensure_ascii=True, separators=(",", ":"))
+        with gzip.open(path, "wt", encoding="utf-8") as f:
+            json.dump({"tokens": tokens, "types": types, "merges": merges}, f, ensure_ascii=True, separators=(",", ":"))
         print(len(tokens), "tokens,", len(merges), "merges")
     tok, n, bad, chars = Tok(path), 0, 0, 0
     extra = ["    x = 1\n\n\n\n\n\n\n\n\n\ny", "a  b   c    d          e", "\t\t\t\t\t\tz", "it's <b>bold</b>... #$%^&*()__--==", "héllo Ωmega 😀 3.14e-5",
