@@ -4,7 +4,7 @@ set(FACET_PAGE_STYLES style/base.css style/parts.css style/messages.css style/ma
 set(FACET_PAGE_SCRIPTS
     lib/markdown-it.js
     lib/highlight.js
-    lib/katex.js
+    lib/katex.js.xz
     js/dom.js
     js/state.js
     js/notice.js

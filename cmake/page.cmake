@@ -1,7 +1,7 @@
 # Packs the page: DIR/index.html with the files of STYLES, SCRIPTS and LATE (styles that the first picture does not need;
-# each list separated by |) in its <style>, <script> and <style data-late>, fonts too (PYTHON embeds them), and writes
-# OUT, a header with the page, compressed, and the hashes of all, which the header Content-Security-Policy
-# names: nothing else in the page may run.
+# each list separated by |) in its <style>, <script> and <style data-late>, fonts too (PYTHON embeds them, and unpacks
+# what ends in .xz), and writes OUT, a header with the page, compressed, and the hashes of all, which the header
+# Content-Security-Policy names: nothing else in the page may run.
 #
 # Scripts are modules that may also be read one by one; here they become one script. An import is one line without new
 # names, so that the line can go; files come after those that they import from.
@@ -29,7 +29,12 @@ set(script "\"use strict\";\n")
 set(before)
 set(names)
 foreach(file IN LISTS SCRIPTS)
-  file(READ ${DIR}/${file} text)
+  if(file MATCHES "[.]xz$")
+    execute_process(COMMAND ${PYTHON} -c "import lzma, sys; sys.stdout.buffer.write(lzma.open(sys.argv[1]).read())" ${DIR}/${file}
+                    OUTPUT_VARIABLE text COMMAND_ERROR_IS_FATAL ANY)
+  else()
+    file(READ ${DIR}/${file} text)
+  endif()
   if(NOT file MATCHES "^lib/")
     string(REPLACE ";" "" plain "\n${text}")  # which would cut the list of lines
     string(REGEX MATCHALL "\nimport [^\n]*" imports "${plain}")

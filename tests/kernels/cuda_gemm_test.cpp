@@ -176,6 +176,25 @@ TEST(CudaGemm, CopiesAndStrides) {
   }
 }
 
+// How many of the rows looked at are not act(gate x) * (up x): got in f32, quick in bf16 alone, whose activation has a
+// quicker quotient. TheSum: of the operands that the product has.
+template <class TheSum>
+int wrong_products(const Weights& gate, const Weights& up, const Rows& x, const std::vector<float>& got,
+                   const std::vector<__nv_bfloat16>& quick) {
+  const int n_out = gate.m.n_out, n_in = gate.m.n_in;
+  int wrong = 0;
+  for (const int k : looked_at(int(got.size()) / n_out))
+    for (int r = 0; r < n_out; ++r) {
+      const float* const row = x.value.data() + size_t(k) * size_t(n_in);
+      const Gated want(TheSum(gate, r, row, n_in), TheSum(up, r, row, n_in));
+      const size_t at = size_t(k * n_out + r);
+      wrong += !(std::fabs(got[at] - want.value) <= want.bound) ||
+               !(std::fabs(__bfloat162float(quick[at]) - want.value) <=
+                 want.bound + 0x1p-8 * (std::fabs(want.value) + want.bound));
+    }
+  return wrong;
+}
+
 // Planted: gate and up the other way round are found.
 TEST(CudaGemm, GateTimesUp) {
   NEEDS_GEMM();
@@ -205,22 +224,11 @@ TEST(CudaGemm, GateTimesUp) {
         const auto got = a.get(y, size_t(kTok) * size_t(n_out));
         const auto rounded = a.get(bf, got.size());
         for (size_t i = 0; i < got.size(); ++i) EXPECT_EQ(__bfloat162float(rounded[i]), bf16(got[i]));
-        // In bf16 alone the activation's quotient is a quicker one.
         auto* alone = a.poisoned<__nv_bfloat16>(got.size());
         work.y = nullptr, work.y_bf = alone;
         cuda::gemm(nullptr, work);
         const auto quick = a.get(alone, got.size());
-        int wrong = 0;
-        for (const int k : looked_at(kTok))
-          for (int r = 0; r < n_out; ++r) {
-            const float* const row = x.value.data() + size_t(k) * size_t(n_in);
-            const Gated want(Sum(gate, r, row, n_in), Sum(up, r, row, n_in));
-            const size_t at = size_t(k * n_out + r);
-            wrong += !(std::fabs(got[at] - want.value) <= want.bound) ||
-                     !(std::fabs(__bfloat162float(quick[at]) - want.value) <=
-                       want.bound + 0x1p-8 * (std::fabs(want.value) + want.bound));
-          }
-        return wrong;
+        return wrong_products<Sum>(gate, up, x, got, quick);
       };
       const Panel right(a, gate, up), turned(a, up, gate);
       EXPECT_EQ(run(right), 0) << n_out << " x " << n_in;
@@ -260,17 +268,7 @@ TEST(CudaGemm, GateTimesUpFromCodes) {
         from_codes(a, {{.to = work, .w = first.m, .up = &second.m}});
         const auto quick = a.get(alone, n);
         for (size_t i = 0; i < n; ++i) EXPECT_EQ(__bfloat162float(rounded[i]), bf16(got[i]));
-        int wrong = 0;
-        for (const int k : looked_at(kTok))
-          for (int r = 0; r < n_out; ++r) {
-            const float* const row = x.value.data() + size_t(k) * size_t(n_in);
-            const Gated want(CodesSum(gate, r, row, n_in), CodesSum(up, r, row, n_in));
-            const size_t at = size_t(k * n_out + r);
-            wrong += !(std::fabs(got[at] - want.value) <= want.bound) ||
-                     !(std::fabs(__bfloat162float(quick[at]) - want.value) <=
-                       want.bound + 0x1p-8 * (std::fabs(want.value) + want.bound));
-          }
-        return wrong;
+        return wrong_products<CodesSum>(gate, up, x, got, quick);
       };
       EXPECT_EQ(run(gate, up), 0) << t.name << " " << n_out << " x " << n_in;
       EXPECT_GT(run(up, gate), n_out) << t.name << " " << n_out << " x " << n_in;

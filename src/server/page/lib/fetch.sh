@@ -47,6 +47,11 @@ with tarfile.open(fileobj=tar, mode="w", format=tarfile.USTAR_FORMAT) as t:
         info = tarfile.TarInfo(name)
         info.size = len(data)
         t.addfile(info, io.BytesIO(data))
-(here / "katex-fonts.tar.xz").write_bytes(lzma.compress(tar.getvalue(), preset=9 | lzma.PRESET_EXTREME))
+def compressed(data):
+    return lzma.compress(data, preset=9 | lzma.PRESET_EXTREME)
+(here / "katex-fonts.tar.xz").write_bytes(compressed(tar.getvalue()))
+script = here / "katex.js"
+(here / "katex.js.xz").write_bytes(compressed(script.read_bytes()))
+script.unlink()
 END
 ls -l "$here"/*.js "$here"/katex*
