@@ -12,7 +12,7 @@ __device__ __forceinline__ int tile_at(int rows, int row, int byte) {
 
 // Place of value d in an expanded row; four adjacent values have adjacent places.
 template <KvType T>
-__device__ __forceinline__ int place_of(int d) {
+FACET_HD constexpr int place_of(int d) {
   if (T == KvType::kQ8_0) return q8_at(d);
   if (T == KvType::kQ4_0) return d / 64 * 64 + d % 32 / 4 * 8 + d % 64 / 32 * 4 + d % 4;
   return d;

@@ -3,7 +3,7 @@
 //   o[t] = softmax(q[t] . K * scale) V over the rows that t sees
 //
 // Shapes     q [T, Hq * 256] f32; K, V rows in f16: the cache's (ring, staging area, committed), or copies of quantised
-//            ones (expand_256)
+//            ones, rotated back (expand_256), so that one kernel multiplies rows of every type
 // Flops      1024 per query row and visible row; rows that a window hides are not visited
 // Bytes      a block reads 1024 per visible row, for 128 query rows: 128 flops a byte, of the L2
 // Launch     384 threads per (tile of 128 query rows, K/V head): two warpgroups that multiply, 64 rows each, and one
@@ -17,6 +17,7 @@
 #include <type_traits>
 
 #include "backend/cuda/kernels/attention/prefill_tile.cuh"
+#include "backend/cuda/kernels/attention/rotate_rows.cuh"
 #include "backend/cuda/kernels/common/bulk.cuh"
 #include "backend/cuda/kernels/common/wgmma.cuh"
 
@@ -30,13 +31,15 @@ struct Prefill256Shape {
   static_assert(kRows * kStrideO <= kBytes && kBytes + 1024 <= 227 * 1024, "shared memory of a block on sm_90");
 };
 
-// Copies of quantised rows: [K/V head of the launch][K, V][row][256] f16 (expanded_rows).
+// Copies of quantised rows: [K/V head of the launch][K, V][row][256] f16 (expanded_rows), as if they were cached in f16.
+// They are rotated back once here, where queries and outputs would have to be rotated for each of their heads.
 template <KvType K, KvType V>
 __global__ void __launch_bounds__(256) expand_256_kernel(const __grid_constant__ AttendParams p) {
   constexpr int E = Prefill256Shape::E;
+  __shared__ __align__(16) char expanded[kExpandRows * E * 2];
   pdl_wait();
   pdl_trigger();
-  const int at = int(blockIdx.x) * kExpandRows, head = p.f16.head0 + int(blockIdx.y);
+  const int at = int(blockIdx.x) * kExpandRows, head = p.f16.head0 + int(blockIdx.y), is_v = int(blockIdx.z);
   const ExpandedPlace place(p, at);
   if (place.seq < 0) return;
   PrefillTile t{};
@@ -46,11 +49,19 @@ __global__ void __launch_bounds__(256) expand_256_kernel(const __grid_constant__
   t.lo = first_expanded(p, t.seq), t.hi = t.rows.len + (p.step.mask[t.seq] == Mask::kPast ? 0 : t.rows.n);
   const PrefillSource<K, V, E> source(p, t, head);
   const int row0 = t.lo + at - place.before, n = min(kExpandRows, t.hi - row0);
-  char* to = reinterpret_cast<char*>(p.f16.rows + (2 * int64_t(blockIdx.y) * p.f16.cap + at) * E);
-  auto put = [&](int row, int byte, uint4 v) { *reinterpret_cast<uint4*>(to + row * 2 * E + byte) = v; };
-  expand_device_rows<K, E>([&](int row) { return source.k(p, source.place(p, t, row0 + row)); }, 0, n, put);
-  to += p.f16.cap * 2 * E;
-  expand_device_rows<V, E>([&](int row) { return source.v(p, source.place(p, t, row0 + row)); }, 0, n, put);
+  char* const to = reinterpret_cast<char*>(p.f16.rows + ((2 * int64_t(blockIdx.y) + is_v) * p.f16.cap + at) * E);
+  const auto copy = [&](auto type, auto row_at) {
+    expand_device_rows<type, E>(
+        [&](int row) { return row_at(source.place(p, t, row0 + row)); }, 0, n,
+        [&](int row, int byte, uint4 v) { *reinterpret_cast<uint4*>(expanded + row * 2 * E + byte) = v; });
+    __syncthreads();
+    const RotateBack<type> back(int(threadIdx.x) % 32);
+    for (int row = int(threadIdx.x) / 32; row < n; row += 8) back.rotate(expanded + row * 2 * E, to + row * 2 * E);
+  };
+  if (is_v)
+    copy(std::integral_constant<KvType, V>(), [&](const auto& at) { return source.v(p, at); });
+  else
+    copy(std::integral_constant<KvType, K>(), [&](const auto& at) { return source.k(p, at); });
 }
 
 #if defined(FACET_WGMMA)
@@ -59,7 +70,8 @@ struct Prefill256Barriers {
 };
 #endif
 
-template <KvType K, KvType V>
+// kCopies: rows are those of expand_256.
+template <bool kCopies>
 __global__ void __launch_bounds__(Prefill256Shape::kThreads, 1)
     attend_prefill_256_kernel(const __grid_constant__ AttendParams p) {
 #if defined(FACET_WGMMA)
@@ -95,8 +107,8 @@ __global__ void __launch_bounds__(Prefill256Shape::kThreads, 1)
 
   if (warp >= 8) {  // loads: stage 2 i is K of tile i, 2 i + 1 its V
     asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
-    constexpr bool kCopies = device_kv_has_scales(K) || device_kv_has_scales(V);
-    const PrefillSource<K, V, E> source(p, t, head);
+    using Source = PrefillSource<KvType::kF16, KvType::kF16, E>;
+    const Source source(p, t, head);
     const char* copies = nullptr;
     if constexpr (kCopies)
       copies = reinterpret_cast<const char*>(
@@ -106,7 +118,7 @@ __global__ void __launch_bounds__(Prefill256Shape::kThreads, 1)
     constexpr int kTimes = kKeys / 16;
     for (int tile = 0, i = 0; tile < n_tile; ++tile) {
       const int row0 = tiles.row(tile) + r0, lo = t.lo;
-      typename PrefillSource<K, V, E>::Place at[kTimes];
+      Source::Place at[kTimes];
 #pragma unroll
       for (int k = 0; k < kTimes; ++k) {
         const int row = row0 + 16 * k;
@@ -140,7 +152,7 @@ __global__ void __launch_bounds__(Prefill256Shape::kThreads, 1)
   }
   asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
   const SeqRows& s = t.rows;
-  load_queries<K, E, kRows>(shared, p, s, head);
+  load_queries<KvType::kF16, E, kRows>(shared, p, s, head);
   publish_to_products();
   auto both = [] { asm volatile("bar.sync 1, 256;" ::: "memory"); };
   both();
@@ -211,7 +223,7 @@ __global__ void __launch_bounds__(Prefill256Shape::kThreads, 1)
     read_until_now();
   }
 
-  // Divide, put the values in order, rotate back, write whole rows.
+  // Divide, write whole rows.
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     lane.sum[h] += __shfl_xor_sync(~0u, lane.sum[h], 1);
@@ -232,7 +244,7 @@ __global__ void __launch_bounds__(Prefill256Shape::kThreads, 1)
   const int end = s.begin + s.j1, heads_end = (head + 1) * p.group;
   int token = s.begin + s.j0 + strip / p.group, q_head = head * p.group + strip % p.group;
   for (int r = strip; r < strip + 16 && token < end; ++r) {
-    store_output<V, E>(shared + r * Shape::kStrideO, p, token, q_head);
+    store_output<KvType::kF16, E>(shared + r * Shape::kStrideO, p, token, q_head);
     if (++q_head == heads_end) q_head -= p.group, ++token;
   }
 #endif
@@ -242,10 +254,10 @@ __global__ void __launch_bounds__(Prefill256Shape::kThreads, 1)
 template <KvType K, KvType V>
 bool attend_prefill_256(cudaStream_t stream, AttendParams p) {
   using Shape = Prefill256Shape;
-  auto* kernel = attend_prefill_256_kernel<K, V>;
+  constexpr bool kCopies = device_kv_has_scales(K) || device_kv_has_scales(V);
+  auto* kernel = attend_prefill_256_kernel<kCopies>;
   if (!has_warpgroups(kernel) || Shape::kBytes > device().shared) return false;
   const StepShape& shape = p.step.shape;
-  constexpr bool kCopies = device_kv_has_scales(K) || device_kv_has_scales(V);
   int n_head = p.kv.n_head;  // of a pass
   if constexpr (kCopies) {
     if (p.window == 0 && shape.long_rows == 0) return false;
@@ -261,8 +273,8 @@ bool attend_prefill_256(cudaStream_t stream, AttendParams p) {
   for (p.f16.head0 = 0; p.f16.head0 < p.kv.n_head; p.f16.head0 += n_head) {
     grid.y = unsigned(std::min(n_head, p.kv.n_head - p.f16.head0));
     if constexpr (kCopies)
-      launch(expand_256_kernel<K, V>, dim3(unsigned((p.f16.cap + kExpandRows - 1) / kExpandRows), grid.y), dim3(256), 0,
-             stream, p);
+      launch(expand_256_kernel<K, V>, dim3(unsigned((p.f16.cap + kExpandRows - 1) / kExpandRows), grid.y, 2), dim3(256),
+             0, stream, p);
     launch(kernel, grid, dim3(Shape::kThreads), size_t(Shape::kBytes), stream, p);
   }
   return true;
