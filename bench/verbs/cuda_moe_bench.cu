@@ -230,7 +230,7 @@ struct Bench {
         one("down", down_flop, 0, down_most,
             [&](const cuda::MoePass& p, int) { restart(), cuda::moe_grouped_down(stream, p, 0, kN, 1); });
         one("combine", 0, rows_bytes + 2. * T * kD, 0,
-            [&](const cuda::MoePass& p, int) { cuda::moe_combine(stream, p, my); });
+            [&](const cuda::MoePass& p, int) { cuda::moe_combine(stream, p.outputs(), my); });
         one("all", up_flop + down_flop, 0, 0,
             [&](const cuda::MoePass& p, int) { cuda::moe_large_batch(stream, p.w, my, me, mr, b); });
         if (warpgroups)

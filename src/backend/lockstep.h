@@ -252,9 +252,14 @@ class Lockstep {
     for (int i = 0; i < n; ++i) c.add(size_t(i), ids.a[size_t(i)] == ids.r[size_t(i)] ? 0 : 1, 0);
     judge(name, c, 1, n, ids.a, ids.r, 0.5);
   }
+  // Logarithms of probabilities: a difference is a relative error of the probability, also where it is nearly one.
   void compare_scores(const std::string& name, const Scores& v, int n) {
     Compared c;
-    for (int i = 0; i < n; ++i) c.add(size_t(i), double(v.a[size_t(i)]), double(v.r[size_t(i)]));
+    for (int i = 0; i < n; ++i) {
+      const double want = double(v.r[size_t(i)]);
+      c.add(size_t(i), double(v.a[size_t(i)]), want);
+      if (std::abs(want) < 1) c.size += 1 - want * want;
+    }
     judge(name, c, 1, n, v.a, v.r, 8 * light());
   }
   template <class Got, class Want>

@@ -77,6 +77,9 @@ struct Dims {
   float size = 1;     // of activations
 };
 
+struct Joined {
+  std::vector<float> before, x, h;
+};
 struct Case {
   Dims d;
   int T;
@@ -178,6 +181,27 @@ struct Case {
                           cuda::moe_large_batch_buffers(memory.p(), s, panel_bytes));
     ok(cudaGetLastError());
     return y.get();
+  }
+  // x and its norm after the join with a dense branch; leave: outputs stay in panels until then.
+  Joined joined(bool leave) const {
+    const cuda::MoeSizes s{.d = d.D, .d_expert = d.F, .n_expert = d.N, .n_used = d.used, .n_tok = T};
+    const OnDevice<uint8_t> memory(size_t(cuda::moe_large_batch_bytes(s, int64_t(1) << 40)));
+    const OnDevice<float> y(std::vector<float>(want.size(), NAN)), h(want.size()), x(e), dense(r),
+        gain(std::vector<float>(size_t(d.D), 0.75f));
+    const cuda::MoePanelRows panels =
+        cuda::moe_large_batch(nullptr, m, rows(y, 0, T), input(0, T), rows(*dev_r, 0, T),
+                              cuda::moe_large_batch_buffers(memory.p(), s, int64_t(1) << 40), leave);
+    EXPECT_EQ(panels.rows != nullptr, leave);
+    cuda::moe_join(nullptr, rows(x, 0, T), rows(h, 0, T), rows(dense, 0, T), rows(y, 0, T),
+                   {.shared_post = gain.p(),
+                    .routed_post = gain.p(),
+                    .post = nullptr,
+                    .next = gain.p(),
+                    .out_scale = .7f,
+                    .slots = {},
+                    .panels = panels});
+    ok(cudaGetLastError());
+    return {e, x.get(), h.get()};
   }
   // Rows [first, first + n).
   std::vector<float> few(int first, int n) const {
@@ -342,6 +366,17 @@ TEST(CudaMoe, ThousandsOfTokensAsReference) {
       .check_many();
   Case({.D = 64, .F = 16, .N = 6, .used = 2, .up = DType::kBF16, .down = DType::kBF16}, cuda::kMoeLargeBatchTokens + 70)
       .check_many();
+}
+// What a large batch leaves in panels gives the join the bits of the outputs added up.
+TEST(CudaMoe, JoinAddsUpWhatALargeBatchLeft) {
+  NEEDS_GPU();
+  for (const Dims& d : {Dims{}, Dims{.D = 2816, .F = 64, .N = 24, .used = 6}}) {
+    const Case c(d, 300);
+    const Joined added = c.joined(false), left = c.joined(true);
+    EXPECT_EQ(added.x, left.x) << d.D;
+    EXPECT_EQ(added.h, left.h) << d.D;
+    EXPECT_NE(left.x, left.before);
+  }
 }
 // Types that no other case has, and activations from which hidden values are a million.
 TEST(CudaMoe, ManyTokensOfOtherTypesAndSizes) {

@@ -122,7 +122,8 @@ Results run(const Rows& in, Verb verb, int first, int n, cuda::Partials left = {
                     .next = gain[1]->p(),
                     .out_scale = .7f,
                     .eps = kEps,
-                    .slots = {}};
+                    .slots = {},
+                    .panels = {}};
     if (verb == Verb::kJoin) m.slots = {.out = out.p(), .weight = weight.p(), .n_used = kRanks};
     cuda::moe_join(nullptr, mat(x), mat(h, &h_bf), mat(y), mat(o), m);
   }
@@ -160,7 +161,7 @@ INSTANTIATE_TEST_SUITE_P(Norms, CudaOps,
 TEST_P(CudaOps, AsInDoublePrecision) {
   NEEDS_GPU();
   const auto [verb, D] = GetParam();
-  for (int T : {1, 5, 70}) {
+  for (int T : {1, 5, 70, 300}) {
     const Rows in(D, T);
     const Results got = run(in, verb, 0, T);
     for (int t : {0, T / 2, T - 1}) {
@@ -183,9 +184,9 @@ TEST_P(CudaOps, AsInDoublePrecision) {
 TEST_P(CudaOps, BitsOfARowAreItsOwn) {
   NEEDS_GPU();
   const auto [verb, D] = GetParam();
-  const Rows in(D, 70);
-  const Results all = run(in, verb, 0, 70);
-  for (auto [first, n] : {std::pair{0, 1}, {3, 16}, {69, 1}, {6, 64}}) {
+  const Rows in(D, 300);
+  const Results all = run(in, verb, 0, 300);
+  for (auto [first, n] : {std::pair{0, 1}, {3, 16}, {69, 1}, {6, 64}, {20, 280}}) {
     const Results some = run(in, verb, first, n);
     auto equal = [&](const auto& a, const auto& b) {
       return std::memcmp(a.data() + size_t(first) * size_t(D), b.data(), b.size() * sizeof(b[0])) == 0;

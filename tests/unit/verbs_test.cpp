@@ -40,11 +40,11 @@ static_assert(!Backend<MissesMore>);
 
 // A drafter's passes under lockstep: R goes on with A's tokens, and another choice is named.
 template <class A>
-std::vector<VerbDifference> chained() {
+std::vector<VerbDifference> chained(float best = 1) {
   Lockstep<A, CpuRef> b(1);
   auto logits = b.new_rows(2, 8), x = b.new_rows(2, 4);
   std::vector<float> l(16, 0.f), rows(32);
-  l[5] = 1, l[8 + 3] = 1;
+  l[5] = best, l[8 + 3] = best;
   b.from_host(logits, l);
   for (size_t i = 0; i < rows.size(); ++i) rows[i] = float(i);
   const TensorView table{
@@ -83,6 +83,14 @@ struct ChoosesWrong : Chains {
     ids[1] = 0;
   }
 };
+template <int kTenMillionths>
+struct MovesScores : Chains {
+  using Chains::Chains;
+  void next_tokens(Ids ids, Scores log_probs, Rows logits, int k) {
+    Chains::next_tokens(ids, log_probs, logits, k);
+    log_probs[1] -= float(kTenMillionths) * 1e-7f;
+  }
+};
 struct EmbedsStale : Merging {
   using Merging::Merging;
 };
@@ -92,6 +100,15 @@ TEST(Verbs, LockstepFollowsChainedPasses) {
   EXPECT_EQ(chained<ChoosesWrong>()[0].name, "next_tokens.ids");
   ASSERT_EQ(chained<EmbedsStale>().size(), 1u);
   EXPECT_EQ(chained<EmbedsStale>()[0].name, "embed");
+}
+
+// A probability of nearly one: its logarithm is all rounding, and says how far the probability is off.
+TEST(Verbs, LockstepJudgesProbabilities) {
+  const float sure = 14;
+  EXPECT_TRUE(chained<MovesScores<2>>(sure).empty());
+  ASSERT_EQ(chained<MovesScores<3'000'000>>(sure).size(), 1u);
+  EXPECT_EQ(chained<MovesScores<3'000'000>>(sure)[0].name, "next_tokens.log_probs");
+  EXPECT_EQ(chained<MovesScores<3'000'000>>(1).size(), 1u);
 }
 
 TEST(Verbs, MergedAndChainedOnesArePriced) {

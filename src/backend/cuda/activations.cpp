@@ -79,6 +79,8 @@ void Activations::run(const Pending& pending) {
     run_qk_norm_rope(stream_, h->kv, h->q, step_, h->left);
   else if (const auto* e = std::get_if<ExpertOutputs>(&pending))
     moe_small_batch_combine(stream_, raw(e->of, 0, e->of.rows, false), e->slots.out, e->slots.weight, e->slots.n_used);
+  else if (const auto* l = std::get_if<ExpertPanels>(&pending))
+    moe_combine(stream_, l->rows, raw(l->of, 0, l->of.rows, false));
 }
 void Activations::defer(Pending p) {
   const size_t kind = p.index();
@@ -90,7 +92,8 @@ void Activations::resolve(const Buffer* b) {
   resolve_if([&](const Pending& pending) {
     if (const auto* p = std::get_if<PartialSums>(&pending)) return p->of.buffer == b;
     if (const auto* h = std::get_if<QkNormRope>(&pending)) return h->of_q == b || h->of_k == b || h->of_v == b;
-    return std::get<ExpertOutputs>(pending).of.buffer == b;
+    if (const auto* e = std::get_if<ExpertOutputs>(&pending)) return e->of.buffer == b;
+    return std::get<ExpertPanels>(pending).of.buffer == b;
   });
 }
 void Activations::resolve_all() {
@@ -127,6 +130,15 @@ MoeSlots Activations::take_experts(const Rows& y) {
       const MoeSlots slots = e->slots;
       pending_.erase(pending_.begin() + ptrdiff_t(i));
       return slots;
+    }
+  return {};
+}
+MoePanelRows Activations::take_expert_panels(const Rows& y) {
+  for (size_t i = 0; i < pending_.size(); ++i)
+    if (const auto* e = std::get_if<ExpertPanels>(&pending_[i]); e && e->of.buffer == y.buffer) {
+      const MoePanelRows rows = e->rows;
+      pending_.erase(pending_.begin() + ptrdiff_t(i));
+      return rows;
     }
   return {};
 }

@@ -57,7 +57,11 @@ struct ExpertOutputs {  // `of` is their sum over a token's experts
   Rows of;
   MoeSlots slots;
 };
-using Pending = std::variant<PartialSums, QkNormRope, ExpertOutputs>;
+struct ExpertPanels {  // the same of a large batch
+  Rows of;
+  MoePanelRows rows;
+};
+using Pending = std::variant<PartialSums, QkNormRope, ExpertOutputs, ExpertPanels>;
 
 // The activations of a backend. Verbs get at memory through mat() and written() alone, which first do what is pending
 // of the buffer; so no verb can forget it. A verb that does the pending work itself takes it before.
@@ -94,6 +98,7 @@ class Activations {
   // The work on q and its K/V rows, which attention does; what belongs elsewhere is done now.
   std::optional<QkNormRope> take_qk_norm_rope(const Rows& q, const KvLayer& kv);
   MoeSlots take_experts(const Rows& y);
+  MoePanelRows take_expert_panels(const Rows& y);
 
   // --- int8 activations (kernels/matmul/acts.cuh) of the first rows of one buffer
   void reserve_int8(int64_t bytes);

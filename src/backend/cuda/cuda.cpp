@@ -136,6 +136,7 @@ void Cuda::residual_norm_moe(Rows x, Rows h, Rows y, ResidualSpec<Vec> spec, Row
 }
 void Cuda::join_residual_norm(Rows x, Rows h, Rows y, Rows o, Vec y_gain, Vec o_gain, ResidualSpec<Vec> spec) {
   const cuda::MoeSlots slots = acts_.take_experts(o);
+  const cuda::MoePanelRows panels = acts_.take_expert_panels(o);
   cuda::moe_join(stream_, acts_.written(x, false), spec.next ? acts_.written_int8(h) : acts_.mat(h, false),
                  acts_.mat(y, false), acts_.mat(o, false),
                  {.shared_post = y_gain.p,
@@ -144,7 +145,8 @@ void Cuda::join_residual_norm(Rows x, Rows h, Rows y, Rows o, Vec y_gain, Vec o_
                   .next = spec.next.p,
                   .out_scale = spec.out_scale,
                   .eps = spec.eps,
-                  .slots = slots});
+                  .slots = slots,
+                  .panels = panels});
 }
 void Cuda::act_mul(Rows y, Rows g, Rows u, Act act) {
   const Mat a = acts_.mat(g, false), b = acts_.mat(u, false);

@@ -142,7 +142,7 @@ cuda::MoeExperts Cuda::experts_of(const MoeWeights<Weight, Vec>& w, int n_used, 
 }
 
 void Cuda::moe_on_gpu(Rows y, Rows e, Rows r, const cuda::MoeExperts& m, const Weight& down, int first) {
-  acts_.resolve_kind<cuda::ExpertOutputs>();  // their memory is used again
+  acts_.resolve_kind<cuda::ExpertOutputs>(), acts_.resolve_kind<cuda::ExpertPanels>();  // their memory is used again
   acts_.rounded(e);
   const int small = std::max(first, small_rows(y.rows)),
             many = y.rows - small > moe_small_most(device_.info()) ? y.rows - small : 0, last = y.rows - many;
@@ -157,9 +157,12 @@ void Cuda::moe_on_gpu(Rows y, Rows e, Rows r, const cuda::MoeExperts& m, const W
     else
       cuda::moe_small_batch_combine(stream_, acts_.mat_at(y, row, n, false), moe_.out, moe_.routing.weight, m.n_used);
   }
-  if (many > 0)
-    cuda::moe_large_batch(stream_, m, acts_.mat_at(y, last, many, false), acts_.mat_at(e, last, many, true),
-                          acts_.mat_at(r, last, many, false), moe_large_batch_);
+  if (many > 0) {
+    const cuda::MoePanelRows left =
+        cuda::moe_large_batch(stream_, m, acts_.mat_at(y, last, many, false), acts_.mat_at(e, last, many, true),
+                              acts_.mat_at(r, last, many, false), moe_large_batch_, last == 0);
+    if (left.rows) acts_.defer(cuda::ExpertPanels{y, left});
+  }
   if (many > 0) count_chosen(down, moe_large_batch_.expert, ((many - 1) % cuda::kMoeLargeBatchTokens + 1) * m.n_used);
 }
 

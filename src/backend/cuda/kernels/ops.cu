@@ -19,6 +19,8 @@
 #include "backend/cuda/kernels/common/small_model.h"
 #include "backend/cuda/kernels/embed_row.cuh"
 #include "backend/cuda/kernels/matmul/acts.cuh"
+#include "backend/cuda/kernels/moe/panel_rows.cuh"
+#include "backend/cuda/kernels/route/route.h"
 
 namespace facet::cuda {
 namespace {
@@ -107,12 +109,13 @@ __device__ void load(Row<kPer>& r, const Partials& left, const LeftAt<kPer>& pla
       }
   }
 }
+// Roundings of rows are written out, so that all kernels give a row the same bits.
 template <int kPer>
 __device__ float own_squares(const Row<kPer>& r) {
+  const auto squares = [](float a, float b) { return __fmaf_rn(a, a, __fmul_rn(b, b)); };
   float s = 0;
 #pragma unroll
-  for (int i = 0; i < kPer; ++i)
-    s += (r.v[i].x * r.v[i].x + r.v[i].y * r.v[i].y) + (r.v[i].z * r.v[i].z + r.v[i].w * r.v[i].w);
+  for (int i = 0; i < kPer; ++i) s = __fadd_rn(s, __fadd_rn(squares(r.v[i].x, r.v[i].y), squares(r.v[i].z, r.v[i].w)));
   return s;
 }
 template <int kPer>
@@ -142,21 +145,24 @@ __device__ void fetch_gain(const float* p, int cols) {  // into the L2
   const int c = int(threadIdx.x) * 32;
   if (p && c < cols) asm volatile("prefetch.global.L2 [%0];" ::"l"(p + c));
 }
+// r = f(r, o) of each value.
+template <int kPer, class F>
+__device__ void each(Row<kPer>& r, const Row<kPer>& o, F f) {
+#pragma unroll
+  for (int i = 0; i < kPer; ++i)
+    r.v[i] = {f(r.v[i].x, o.v[i].x), f(r.v[i].y, o.v[i].y), f(r.v[i].z, o.v[i].z), f(r.v[i].w, o.v[i].w)};
+}
 template <int kPer>
 __device__ void scale(Row<kPer>& r, float f, const Row<kPer>& gain) {
-#pragma unroll
-  for (int i = 0; i < kPer; ++i) {
-    const float4 g = gain.v[i];
-    r.v[i].x *= f * g.x, r.v[i].y *= f * g.y, r.v[i].z *= f * g.z, r.v[i].w *= f * g.w;
-  }
+  each(r, gain, [&](float a, float g) { return __fmul_rn(a, __fmul_rn(f, g)); });
 }
 template <int kPer>
 __device__ void add_to(Row<kPer>& r, const Row<kPer>& o, float f) {
-#pragma unroll
-  for (int i = 0; i < kPer; ++i) {
-    r.v[i].x = (r.v[i].x + o.v[i].x) * f, r.v[i].y = (r.v[i].y + o.v[i].y) * f;
-    r.v[i].z = (r.v[i].z + o.v[i].z) * f, r.v[i].w = (r.v[i].w + o.v[i].w) * f;
-  }
+  each(r, o, [&](float a, float b) { return __fmul_rn(__fadd_rn(a, b), f); });
+}
+template <int kPer>
+__device__ void add_weighted(Row<kPer>& r, const Row<kPer>& o, float weight) {
+  each(r, o, [&](float a, float b) { return __fmaf_rn(weight, b, a); });
 }
 template <int kPer>
 __device__ void store(const Row<kPer>& r, const Mat& m, int t) {
@@ -196,6 +202,10 @@ template <int kPer>
 bool may_warm_icache(int rows) {
   return rows == 1 && kPer < kMostPer;
 }
+// Many rows, without images or partial sums: blocks that share a multiprocessor hide what each of them waits for, so
+// registers hold no gains.
+constexpr int kManyRows = 257;
+bool is_many(const Mat& x, const Mat& h, const Partials& left) { return x.rows >= kManyRows && !h.image && !left.p; }
 // m, or nothing of it.
 __device__ Mat if_real(bool real, Mat m) {
   if (!real) m.cols = 0;
@@ -231,34 +241,85 @@ __device__ void store_scaled(const Row<kPer>& r, float f, const Row<kPer>& gain,
     if (to.image) write_image(s, to, t);
 }
 
-template <int kPer, bool kMoe, bool kWarmIcache>
-__global__ void __launch_bounds__(kThreads<kPer>, 1)
+template <int kPer, bool kMany>
+constexpr int kBlocks = !kMany      ? 1
+                        : kPer == 2 ? 3
+                                    : 2;
+// Late: read when it is used.
+template <int kPer, bool kLate>
+class GainRow {
+ public:
+  __device__ GainRow(const float* p, int cols) : p_(p), cols_(cols) {
+    if constexpr (!kLate) row_ = gain_row<kPer>(p, cols);
+  }
+  __device__ Row<kPer> get() const {
+    if constexpr (kLate) return gain_row<kPer>(p_, cols_);
+    return row_;
+  }
+
+ private:
+  const float* p_;
+  int cols_;
+  Row<kPer> row_;
+};
+
+template <int kPer, bool kMoe, bool kWarmIcache, bool kMany = false>
+__global__ void __launch_bounds__(kThreads<kPer>, kBlocks<kPer, kMany>)
     residual_norm_kernel(Mat x, Mat h, Mat y, Partials left, const float* post, const float* next, float out_scale,
                          float eps, MoeInputs moe) {
   if (kPer == 1) pdl_trigger();
   const int t = int(blockIdx.x);
-  const auto g_post = gain_row<kPer>(post, x.cols), g_next = gain_row<kPer>(next, x.cols);
-  Row<kPer> g_r, g_e;
-  if (kMoe) g_r = gain_row<kPer>(moe.router_gain, x.cols), g_e = gain_row<kPer>(moe.expert_gain, x.cols);
+  const GainRow<kPer, kMany> g_post(post, x.cols), g_next(next, x.cols), g_r(kMoe ? moe.router_gain : nullptr, x.cols),
+      g_e(kMoe ? moe.expert_gain : nullptr, x.cols);
   const LeftAt<kPer> place(left, t);
   int parity = 0;
   warm_icache<kWarmIcache>([&](bool real) {
     const int cols = real ? x.cols : 0;
     Row<kPer> r, s;
     load(s, x.p + t * x.stride, cols);
-    if (left.p)
+    if (!kMany && left.p)
       load(r, left, place, cols);
     else
       load(r, y.p + t * y.stride, cols);
-    if (post) scale(r, inv_rms(r, x.cols, eps, parity), g_post);
+    if (post) scale(r, inv_rms(r, x.cols, eps, parity), g_post.get());
     add_to(s, r, out_scale);
     store(s, if_real(real, x), t);
     if (!next) return;
     const float f = inv_rms(s, x.cols, eps, parity);
-    store_scaled<true>(s, f, g_next, if_real(real, h), t);
-    if (kMoe)
-      store_scaled<false>(s, f, g_r, if_real(real, moe.r), t), store_scaled<false>(s, f, g_e, if_real(real, moe.e), t);
+    store_scaled<!kMany>(s, f, g_next.get(), if_real(real, h), t);
+    if constexpr (kMoe) {
+      store_scaled<false>(s, f, g_r.get(), if_real(real, moe.r), t);
+      store_scaled<false>(s, f, g_e.get(), if_real(real, moe.e), t);
+    }
   });
+}
+
+// Early: before the kernel waits for its input. Late ones are read when they are used.
+template <int kPer, bool kEarly, bool kAllEarly>
+struct JoinGains {
+  GainRow<kPer, !kEarly> shared, routed;
+  GainRow<kPer, !kAllEarly> post, next;
+  __device__ JoinGains(const MoeJoin& m, int cols)
+      : shared(m.shared_post, cols), routed(m.routed_post, cols), post(m.post, cols), next(m.next, cols) {}
+};
+// stream + the norm of both branches; r: the shared one, s: the routed one.
+template <bool kImage, int kPer, class Gains>
+__device__ void join(Row<kPer>& stream, Row<kPer>& r, Row<kPer>& s, const Mat& x, const Mat& h, const MoeJoin& m,
+                     const Gains& gains, bool real, int& parity) {
+  const int t = int(blockIdx.x);
+  const float2 both = inv_rms(r, s, x.cols, m.eps, parity);
+  scale(s, both.y, gains.routed.get());
+  Row<kPer> g = gains.shared.get();
+  each(g, g, [&](float a, float) { return __fmul_rn(both.x, a); });
+#pragma unroll
+  for (int i = 0; i < kPer; ++i)
+    r.v[i] = {__fmaf_rn(r.v[i].x, g.v[i].x, s.v[i].x), __fmaf_rn(r.v[i].y, g.v[i].y, s.v[i].y),
+              __fmaf_rn(r.v[i].z, g.v[i].z, s.v[i].z), __fmaf_rn(r.v[i].w, g.v[i].w, s.v[i].w)};
+  if (m.post) scale(r, inv_rms(r, x.cols, m.eps, parity), gains.post.get());
+  add_to(stream, r, m.out_scale);
+  store(stream, if_real(real, x), t);
+  if (!m.next) return;
+  store_scaled<kImage>(stream, inv_rms(stream, x.cols, m.eps, parity), gains.next.get(), if_real(real, h), t);
 }
 
 // With few columns registers hold all gains, and the outputs of several ranks are read at once, which hides L2 misses.
@@ -267,12 +328,8 @@ __global__ void __launch_bounds__(kThreads<kPer>, 1) moe_join_kernel(Mat x, Mat 
   constexpr bool kFew = kPer < kMostPer;
   constexpr int kUsed = kFew ? 4 : 1;
   const int t = int(blockIdx.x);
-  Row<kPer> g_post{}, g_next{};
-  const auto g_shared = gain_row<kPer>(m.shared_post, x.cols), g_routed = gain_row<kPer>(m.routed_post, x.cols);
-  if constexpr (kFew)
-    g_post = gain_row<kPer>(m.post, x.cols), g_next = gain_row<kPer>(m.next, x.cols);
-  else
-    fetch_gain(m.post, x.cols), fetch_gain(m.next, x.cols);
+  const JoinGains<kPer, true, kFew> gains(m, x.cols);
+  if (!kFew) fetch_gain(m.post, x.cols), fetch_gain(m.next, x.cols);
   int parity = 0;
   warm_icache<kWarmIcache>([&](bool real) {
     const int cols = real ? x.cols : 0;
@@ -293,26 +350,60 @@ __global__ void __launch_bounds__(kThreads<kPer>, 1) moe_join_kernel(Mat x, Mat 
 #pragma unroll
         for (int k = 0; k < kUsed; ++k) {
           if (k0 + k >= m.slots.n_used) break;
-#pragma unroll
-          for (int i = 0; i < kPer; ++i)
-            s.v[i].x += w[k] * v[k].v[i].x, s.v[i].y += w[k] * v[k].v[i].y, s.v[i].z += w[k] * v[k].v[i].z,
-                s.v[i].w += w[k] * v[k].v[i].w;
+          add_weighted(s, v[k], w[k]);
         }
       }
     } else {
       load(s, o.p + t * o.stride, cols);
     }
     load(stream, x.p + t * x.stride, cols);  // now: beside the experts' outputs registers would not hold it
-    const float2 both = inv_rms(r, s, x.cols, m.eps, parity);
-    scale(r, both.x, g_shared), scale(s, both.y, g_routed);
-    add_to(r, s, 1.f);
-    if (m.post) scale(r, inv_rms(r, x.cols, m.eps, parity), kFew ? g_post : gain_row<kPer>(m.post, x.cols));
-    add_to(stream, r, m.out_scale);
-    store(stream, if_real(real, x), t);
-    if (!m.next) return;
-    store_scaled<true>(stream, inv_rms(stream, x.cols, m.eps, parity), kFew ? g_next : gain_row<kPer>(m.next, x.cols),
-                       if_real(real, h), t);
+    join<true>(stream, r, s, x, h, m, gains, real, parity);
   });
+}
+
+// The same of many rows; their experts' outputs may be in panels.
+template <int kPer, bool kImage>
+__global__ void __launch_bounds__(kThreads<kPer>, kPer < kMostPer ? 2 : 1)
+    moe_join_many_kernel(Mat x, Mat h, Mat y, Mat o, MoeJoin m) {
+  constexpr int kUsed = 4;  // outputs on their way at a time
+  __shared__ int4 tile[kMaxUsed];
+  __shared__ int row[kMaxUsed];
+  __shared__ float weight[kMaxUsed];
+  pdl_wait();
+  pdl_trigger();
+  const int t = int(blockIdx.x), thread = int(threadIdx.x), n_used = m.panels.rows ? m.panels.n_used : 0;
+  Row<kPer> r, s{}, stream;
+  load(r, y.p + t * y.stride, x.cols);
+  load(stream, x.p + t * x.stride, x.cols);
+  if (thread < n_used) {
+    const int2 at = m.panels.place[t * n_used + thread];
+    tile[thread] = m.panels.tile[at.x], row[thread] = at.y, weight[thread] = m.panels.weight[t * n_used + thread];
+  }
+  __syncthreads();
+  for (int k0 = 0; k0 < n_used; k0 += kUsed) {  // in the order of ranks, as combine does
+    uint2 v[kUsed][kPer] = {};
+#pragma unroll
+    for (int k = 0; k < kUsed; ++k)
+#pragma unroll
+      for (int i = 0; i < kPer; ++i)
+        if (const int c = col_of<kPer>(i), rank = k0 + k; rank < n_used && c < x.cols)
+          v[k][i] = *reinterpret_cast<const uint2*>(m.panels.rows +
+                                                    chunk_at(tile[rank], row[rank], m.panels.n_block, c / 8) + c % 8);
+#pragma unroll
+    for (int k = 0; k < kUsed; ++k) {
+      if (k0 + k >= n_used) break;
+      Row<kPer> of;
+#pragma unroll
+      for (int i = 0; i < kPer; ++i) {
+        const float2 a = __bfloat1622float2(as_bf16x2(v[k][i].x)), b = __bfloat1622float2(as_bf16x2(v[k][i].y));
+        of.v[i] = {a.x, a.y, b.x, b.y};
+      }
+      add_weighted(s, of, weight[k0 + k]);
+    }
+  }
+  if (!m.panels.rows) load(s, o.p + t * o.stride, x.cols);
+  int parity = 0;
+  join<kImage>(stream, r, s, x, h, m, JoinGains<kPer, false, false>(m, x.cols), true, parity);
 }
 // Rows of `beside`, if there are any, are put behind the embeddings by blocks of their own.
 __global__ void embed_kernel(Mat x, TiledMatrix m, const int32_t* token, float scale_by, Mat beside) {
@@ -387,8 +478,9 @@ void residual_norm(cudaStream_t stream, Mat x, Mat h, Mat y, Partials left, cons
                    float out_scale, float eps) {
   with_per(x, [&](auto per) {
     constexpr bool kMay = per() < kMostPer;
-    launch(kMay && may_warm_icache<per()>(x.rows) ? residual_norm_kernel<per(), false, kMay>
-                                                  : residual_norm_kernel<per(), false, false>,
+    launch(is_many(x, h, left)                      ? residual_norm_kernel<per(), false, false, true>
+           : kMay && may_warm_icache<per()>(x.rows) ? residual_norm_kernel<per(), false, kMay>
+                                                    : residual_norm_kernel<per(), false, false>,
            dim3(unsigned(x.rows)), dim3(kThreads<per()>), image_bytes(h), stream, x, h, y, left, post, next, out_scale,
            eps, MoeInputs{});
   });
@@ -397,14 +489,20 @@ void residual_norm_moe(cudaStream_t stream, Mat x, Mat h, Mat y, Partials left, 
                        float out_scale, float eps, const MoeInputs& moe) {
   CHECK(next, "a layer with experts and no norm after attention: {}", x.cols);
   with_per(x, [&](auto per) {
-    launch(residual_norm_kernel<per(), true, false>, dim3(unsigned(x.rows)), dim3(kThreads<per()>), image_bytes(h),
-           stream, x, h, y, left, post, next, out_scale, eps, moe);
+    launch(
+        is_many(x, h, left) ? residual_norm_kernel<per(), true, false, true> : residual_norm_kernel<per(), true, false>,
+        dim3(unsigned(x.rows)), dim3(kThreads<per()>), image_bytes(h), stream, x, h, y, left, post, next, out_scale,
+        eps, moe);
   });
 }
 void moe_join(cudaStream_t stream, Mat x, Mat h, Mat y, Mat o, const MoeJoin& m) {
   with_per(x, [&](auto per) {
     constexpr int kPer = per() > kMostPer / 2 ? kMostPer : kMostPer / 2;
     constexpr bool kMay = kPer < kMostPer;
+    if (x.rows >= kManyRows && !m.slots.out)
+      return launch(h.image ? moe_join_many_kernel<kPer, true> : moe_join_many_kernel<kPer, false>,
+                    dim3(unsigned(x.rows)), dim3(kThreads<kPer>), image_bytes(h), stream, x, h, y, o, m);
+    CHECK(!m.panels.rows, "{} rows, whose experts' outputs are in panels", x.rows);
     launch(kMay && may_warm_icache<kPer>(x.rows) ? moe_join_kernel<kPer, kMay> : moe_join_kernel<kPer, false>,
            dim3(unsigned(x.rows)), dim3(kThreads<kPer>), image_bytes(h), stream, x, h, y, o, m);
   });

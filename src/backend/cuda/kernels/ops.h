@@ -38,16 +38,24 @@ void softcap(cudaStream_t, Mat x, float cap);
 void fetch(cudaStream_t, void* to, const void* host, size_t bytes);
 void to_bf16(cudaStream_t, Mat x);  // x.bf from x.p
 
-// residual_norm of the branch rms(y) * shared_post + rms(o) * routed_post. With slots.out, o is not read: it is the sum
-// over ranks of weight * out, [T n_used] rows.
-struct MoeSlots {
+// residual_norm of the branch rms(y) * shared_post + rms(o) * routed_post. With slots.out or panels.rows, o is not read:
+// it is the sum over ranks of weight * out.
+struct MoeSlots {  // [T n_used] rows
   const float *out = nullptr, *weight = nullptr;
   int n_used = 0;
+};
+struct MoePanelRows {  // of a large batch (moe/moe.h)
+  const __nv_bfloat16* rows = nullptr;
+  const int2* place = nullptr;    // [slot] N tile, row in it
+  const int4* tile = nullptr;     // [N tile] expert, first row of all, rows, 0
+  const float* weight = nullptr;  // [slot]
+  int n_used = 0, n_block = 0;    // n_block: of 64 columns
 };
 struct MoeJoin {
   const float *shared_post = nullptr, *routed_post = nullptr, *post = nullptr, *next = nullptr;
   float out_scale = 1.f, eps = 1e-6f;
   MoeSlots slots;
+  MoePanelRows panels;
 };
 void moe_join(cudaStream_t, Mat x, Mat h, Mat y, Mat o, const MoeJoin&);
 

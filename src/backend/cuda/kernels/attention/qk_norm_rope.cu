@@ -5,12 +5,14 @@
 //
 // Shapes     q [T, Hq * E], k, v [T, Hk * E] f32, rows 16-byte aligned; gain [E] f32; freqs [E/2] f64; E 64..512
 // Bytes      reads and writes each vector once; an appended vector writes its codes and scales alone
-// Launch     one warp per head vector, four warps a block; geometry from the number of rows
+// Launch     one warp per head vector, four warps of a token a block; geometry from the number of rows
 // Order      a vector's bits depend on that vector alone. Angles are reduced in double: f32 angles are off by 0.06 rad
 //            at a million tokens
 // Reference  CpuRef::head_norm_rope, head_norm, kv_append
 // Test       tests/kernels/cuda_attention_test.cpp
 // Bench      bench/verbs/cuda_attention_bench.cu
+#include <type_traits>
+
 #include "backend/cuda/kernels/attention.h"
 #include "backend/cuda/kernels/attention/head_rows.cuh"
 #include "backend/cuda/kernels/common/launch.cuh"
@@ -18,7 +20,7 @@
 namespace facet::cuda {
 namespace {
 
-constexpr int kWarps = 4;
+constexpr int kWarps = 4, kFewRows = 256;
 
 struct HeadPart {
   float* p = nullptr;
@@ -34,24 +36,53 @@ struct QkNormRopeArgs {
   KvLayer kv;
   const double* freqs = nullptr;
   float eps = 0;
-  int n_row = 0;
-  bool append = false;  // parts 1 and 2 go to the cache; of shared rows as one job, part 1's
+  int n_row = 0, token_blocks = 0;  // token_blocks: of a token
+  bool append = false;              // parts 1 and 2 go to the cache; of shared rows as one job, part 1's
 };
 
-template <int E>
+// The values lane * V .. of a row, so that two lanes together fill the 32 bytes that memory takes at a time.
+template <int V>
+__device__ __forceinline__ void store_in_sectors(float* row, const float (&x)[V], int lane) {
+  const bool odd = lane % 2;
+  float* const pair = row + lane / 2 * 2 * V;
+#pragma unroll
+  for (int i = 0; i < V; i += 8) {
+    float4 own, other;
+    float* const o = &other.x;
+    own = odd ? make_float4(x[i + 4], x[i + 5], x[i + 6], x[i + 7]) : make_float4(x[i], x[i + 1], x[i + 2], x[i + 3]);
+#pragma unroll
+    for (int k = 0; k < 4; ++k) o[k] = __shfl_xor_sync(~0u, odd ? x[i + k] : x[i + 4 + k], 1);
+    // The even lane's eight values, then the odd one's.
+    *reinterpret_cast<float4*>(pair + i + 4 * odd) = odd ? other : own;
+    *reinterpret_cast<float4*>(pair + V + i + 4 * odd) = odd ? own : other;
+  }
+}
+
+// kMany: rows are on their way while the rest is looked up; with few, that is done before the wait.
+template <int E, bool kMany>
 __global__ void __launch_bounds__(kWarps * 32) qk_norm_rope_kernel(const __grid_constant__ QkNormRopeArgs w) {
   constexpr int V = E / 32;
   __shared__ __align__(16) uint8_t codes[kWarps][E == 512 ? kSharedCols : E];
-  __shared__ __align__(16) float rope_cos_sin[kWarps][E];  // cosines, then sines, of the pairs
+  __shared__ __align__(16) float rope_cos_sin[E];  // of the token: cosines, then sines, of the pairs
   // The step's arrays, gains and frequencies are the host's: what depends on them alone is done before the wait.
   pdl_trigger();
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const int n_head = w.part[0].n_head + w.part[1].n_head + w.part[2].n_head;
-  const int job = blockIdx.x * kWarps + warp, t = job / n_head;
-  if (t >= w.n_row) return;
-  int h = job % n_head, which = 0;
-  while (h >= w.part[which].n_head) h -= w.part[which++].n_head;
-  const HeadPart& part = w.part[which];
+  if (kMany) pdl_wait();
+  const int t = int(blockIdx.x) / w.token_blocks, first = int(blockIdx.x) % w.token_blocks * kWarps;
+  int h = first + warp, which = 0;
+  while (which < 3 && h >= w.part[which].n_head) h -= w.part[which++].n_head;
+  const bool there = which < 3;
+  const HeadPart& part = w.part[there ? which : 0];
+  float* const p = part.p + t * part.stride + h * E + lane * V;
+  float x[V];
+  if (kMany && there) load_values<V>(x, p);
+  const auto rotated = [&](int which) { return w.part[which].rope ? w.part[which].n_head : 0; };
+  if (first < rotated(0) || (rotated(1) && first < w.part[0].n_head + rotated(1))) {
+    for (int i = int(threadIdx.x); i < E / 2; i += kWarps * 32)
+      compute_rope<E>(rope_cos_sin, i, w.freqs[i], w.step.pos[t]);
+    __syncthreads();
+  }
+  if (!there) return;
   const bool append = w.append && which > 0;
   int seq = 0;
   std::byte* dst = nullptr;
@@ -68,25 +99,21 @@ __global__ void __launch_bounds__(kWarps * 32) qk_norm_rope_kernel(const __grid_
 #pragma unroll
   for (float& e : gain) e = 1;
   if (part.gain) load_values<V>(gain, part.gain + lane * V);
-  if (part.rope) {
-#pragma unroll
-    for (int i = lane; i < E / 2; i += 32) compute_rope<E>(rope_cos_sin[warp], i, w.freqs[i], w.step.pos[t]);
-    __syncwarp();
-  }
 
-  pdl_wait();
+  if (!kMany) pdl_wait();
   if (append && seq < 0 && !part.write) return;
-  float x[V];
-  float* p = part.p + t * part.stride + h * E + lane * V;
-  load_values<V>(x, p);
+  if (!kMany) load_values<V>(x, p);
   if (part.norm) norm_head<E>(x, w.eps);
   if (part.gain) {
 #pragma unroll
     for (int i = 0; i < V; ++i) x[i] *= gain[i];
   }
-  if (part.rope) apply_rope<E>(x, rope_cos_sin[warp], lane);
+  if (part.rope) apply_rope<E>(x, rope_cos_sin, lane);
   if (part.write) {
-    store_values<V>(p, x);
+    if constexpr (V >= 8)
+      store_in_sectors<V>(p - lane * V, x, lane);
+    else
+      store_values<V>(p, x);
     if (part.bf) {
       bf16* b = part.bf + t * part.bf_stride + h * E + lane * V;
 #pragma unroll
@@ -106,23 +133,27 @@ __global__ void __launch_bounds__(kWarps * 32) qk_norm_rope_kernel(const __grid_
   if (append && seq >= 0) encode<E>(type, x, codes[warp], dst, lane);
 }
 
-void run(cudaStream_t stream, int E, const QkNormRopeArgs& w) {
+void run(cudaStream_t stream, int E, QkNormRopeArgs w) {
   const int n_head = w.part[0].n_head + w.part[1].n_head + w.part[2].n_head;
-  const int64_t n_job = int64_t(w.n_row) * n_head;
-  if (n_job == 0) return;
-  const dim3 grid(unsigned((n_job + kWarps - 1) / kWarps)), block(kWarps * 32);
+  if (w.n_row == 0 || n_head == 0) return;
+  w.token_blocks = (n_head + kWarps - 1) / kWarps;
+  const dim3 grid(unsigned(w.n_row) * unsigned(w.token_blocks)), block(kWarps * 32);
   for (const HeadPart& part : w.part)
     CHECK(part.n_head == 0 || (part.stride % 4 == 0 && reinterpret_cast<uintptr_t>(part.p) % 16 == 0),
           "rows of stride {} at {}", part.stride, static_cast<const void*>(part.p));
+  const auto of_width = [&](auto e) {
+    launch(w.n_row > kFewRows ? qk_norm_rope_kernel<e(), true> : qk_norm_rope_kernel<e(), false>, grid, block, 0,
+           stream, w);
+  };
   switch (E) {
     case 64:
-      return launch(qk_norm_rope_kernel<64>, grid, block, 0, stream, w);
+      return of_width(std::integral_constant<int, 64>{});
     case 128:
-      return launch(qk_norm_rope_kernel<128>, grid, block, 0, stream, w);
+      return of_width(std::integral_constant<int, 128>{});
     case 256:
-      return launch(qk_norm_rope_kernel<256>, grid, block, 0, stream, w);
+      return of_width(std::integral_constant<int, 256>{});
     case 512:
-      return launch(qk_norm_rope_kernel<512>, grid, block, 0, stream, w);
+      return of_width(std::integral_constant<int, 512>{});
   }
   CHECK(false, "a head width of {}; 64, 128, 256 and 512 are built", E);
 }

@@ -44,6 +44,20 @@ struct Layout {
   }
 };
 
+void multiply_panels(cudaStream_t stream, const MoePass& p) {
+  int launches = 0;
+  for (int i = 0, n; i < p.w.n_expert; i += n) {
+    n = std::min(p.b.n_resident, p.w.n_expert - i);
+    moe_unpack_up(stream, p, i, n);
+    moe_grouped_up(stream, p, i, n, launches++);
+  }
+  for (int i = 0, n; i < p.w.n_expert; i += n) {
+    n = std::min(2 * p.b.n_resident, p.w.n_expert - i);
+    moe_unpack_down(stream, p, i, n);
+    moe_grouped_down(stream, p, i, n, launches++);
+  }
+}
+
 }  // namespace
 
 int moe_tile_rows(const MoeExperts& m, int n_tok) {
@@ -69,7 +83,8 @@ MoeLargeBatch moe_large_batch_buffers(void* memory, const MoeSizes& s, int64_t p
   return b;
 }
 
-void moe_large_batch(cudaStream_t stream, const MoeExperts& m, Mat y, Mat e, Mat r, const MoeLargeBatch& b) {
+MoePanelRows moe_large_batch(cudaStream_t stream, const MoeExperts& m, Mat y, Mat e, Mat r, const MoeLargeBatch& b,
+                             bool leave) {
   CHECK(y.cols == m.down.n_out && e.cols == m.gate.n_in && e.rows == y.rows && r.rows == y.rows,
         "{} rows of {} columns", e.rows, e.cols);
   auto part = [](Mat x, int row, int n) {
@@ -82,24 +97,14 @@ void moe_large_batch(cudaStream_t stream, const MoeExperts& m, Mat y, Mat e, Mat
     const MoePass p{.w = m, .b = b, .n_tok = n_tok, .tile = moe_tile_rows(m, n_tok)};
     moe_route_large_batch(stream, p, part(r, row, n_tok));
     moe_gather(stream, p, part(e, row, n_tok));
-    if (moe_takes_codes(m)) {
+    if (moe_takes_codes(m))
       moe_codes_up(stream, p), moe_codes_down(stream, p);
-      moe_combine(stream, p, part(y, row, n_tok));
-      continue;
-    }
-    int launches = 0;
-    for (int i = 0, n; i < m.n_expert; i += n) {
-      n = std::min(b.n_resident, m.n_expert - i);
-      moe_unpack_up(stream, p, i, n);
-      moe_grouped_up(stream, p, i, n, launches++);
-    }
-    for (int i = 0, n; i < m.n_expert; i += n) {
-      n = std::min(2 * b.n_resident, m.n_expert - i);
-      moe_unpack_down(stream, p, i, n);
-      moe_grouped_down(stream, p, i, n, launches++);
-    }
-    moe_combine(stream, p, part(y, row, n_tok));
+    else
+      multiply_panels(stream, p);
+    if (leave && n_tok == y.rows) return p.outputs();
+    moe_combine(stream, p.outputs(), part(y, row, n_tok));
   }
+  return {};
 }
 
 }  // namespace facet::cuda

@@ -3,6 +3,7 @@
 
 #include "backend/cuda/kernels/attention.h"
 #include "backend/cuda/kernels/matmul/layout.h"
+#include "backend/cuda/kernels/ops.h"
 #include "backend/cuda/kernels/route/route.h"
 
 // Launchers of the mixture-of-experts verb. Everything is device memory.
@@ -106,8 +107,10 @@ int64_t moe_large_batch_bytes(const MoeSizes&, int64_t panel_bytes);
 MoeLargeBatch moe_large_batch_buffers(void* memory, const MoeSizes&, int64_t panel_bytes);
 
 // route and moe_small_batch together for any number of tokens. Weights are unpacked once per kMoeLargeBatchTokens
-// tokens.
-void moe_large_batch(cudaStream_t, const MoeExperts&, Mat y, Mat e, Mat r, const MoeLargeBatch&);
+// tokens. leave: y may be left as the sum of what is returned; without rows it is written.
+MoePanelRows moe_large_batch(cudaStream_t, const MoeExperts&, Mat y, Mat e, Mat r, const MoeLargeBatch&,
+                             bool leave = false);
+void moe_combine(cudaStream_t, const MoePanelRows&, Mat y);
 
 // The steps of moe_large_batch, for benches.
 struct MoePass {
@@ -118,6 +121,7 @@ struct MoePass {
   int d_blocks() const { return (w.down.n_out + 63) / 64; }
   int f_blocks() const { return (w.d_expert + 63) / 64; }
   int tiles_most() const { return w.n_expert + n_tok * w.n_used / tile; }
+  MoePanelRows outputs() const { return {b.rows, b.place, b.tile, b.weight, w.n_used, d_blocks()}; }
 };
 void moe_route_large_batch(cudaStream_t, const MoePass&, Mat r);
 void moe_gather(cudaStream_t, const MoePass&, Mat e);  // for the products that moe_takes_codes() says
@@ -125,7 +129,6 @@ void moe_unpack_up(cudaStream_t, const MoePass&, int expert0, int n);
 void moe_unpack_down(cudaStream_t, const MoePass&, int expert0, int n);
 void moe_grouped_up(cudaStream_t, const MoePass&, int expert0, int n, int launch);
 void moe_grouped_down(cudaStream_t, const MoePass&, int expert0, int n, int launch);
-void moe_combine(cudaStream_t, const MoePass&, Mat y);
 bool moe_has_warpgroups();
 // MoePass::tile. Of few tokens a small one, with twice what an expert has of them if all have as many: stages of rows
 // are smaller then, and more of them are on their way.

@@ -20,6 +20,7 @@
 #include "backend/cuda/kernels/common/launch.cuh"
 #include "backend/cuda/kernels/matmul/tile_values.cuh"
 #include "backend/cuda/kernels/moe/moe.h"
+#include "backend/cuda/kernels/moe/panel_rows.cuh"
 
 namespace facet::cuda {
 namespace {
@@ -111,11 +112,6 @@ void unpack(cudaStream_t stream, const PanelArgs& a, int n_expert) {
   }
 }
 
-// Where 16 bytes of a row are in a panel: chunk c (eight columns) of row `row` of an N tile.
-__device__ __forceinline__ int64_t chunk_at(int4 tile, int row, int n_block, int c) {
-  return (int64_t(tile.y) * n_block + c / 8 * tile.z + row) * 64 + ((c % 8) ^ (row % 8)) * 8;
-}
-
 constexpr int kRowThreads = 128;
 
 // Chunk c of a row in f16, whose every 16 columns have the even ones first, then the odd ones.
@@ -151,23 +147,23 @@ __global__ void __launch_bounds__(kRowThreads) gather_kernel(Mat e, MoeLargeBatc
   }
 }
 
-__global__ void __launch_bounds__(kRowThreads) combine_kernel(Mat y, MoeLargeBatch b, int n_used, int n_block) {
+__global__ void __launch_bounds__(kRowThreads) combine_kernel(Mat y, MoePanelRows b) {
   __shared__ int4 tile[kMaxUsed];
   __shared__ int row[kMaxUsed];
   __shared__ float weight[kMaxUsed];
   pdl_wait();
   pdl_trigger();
   const int t = int(blockIdx.x), k = int(threadIdx.x);
-  if (k < n_used) {
-    const int2 p = b.place[t * n_used + k];
-    tile[k] = b.tile[p.x], row[k] = p.y, weight[k] = b.weight[t * n_used + k];
+  if (k < b.n_used) {
+    const int2 p = b.place[t * b.n_used + k];
+    tile[k] = b.tile[p.x], row[k] = p.y, weight[k] = b.weight[t * b.n_used + k];
   }
   __syncthreads();
   for (int c = k; c * 8 < y.cols; c += kRowThreads) {
     float s[8] = {};
 #pragma unroll 8
-    for (int i = 0; i < n_used; ++i) {
-      const uint4 v = *reinterpret_cast<const uint4*>(b.rows + chunk_at(tile[i], row[i], n_block, c));
+    for (int i = 0; i < b.n_used; ++i) {
+      const uint4 v = *reinterpret_cast<const uint4*>(b.rows + chunk_at(tile[i], row[i], b.n_block, c));
       const uint32_t word[4] = {v.x, v.y, v.z, v.w};
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
@@ -218,9 +214,9 @@ void moe_gather(cudaStream_t stream, const MoePass& p, Mat e) {
   launch(moe_takes_codes(p.w) ? gather_kernel<true> : gather_kernel<false>, dim3(unsigned(p.n_tok)), dim3(kRowThreads),
          0, stream, e, p.b, p.w.n_used, p.d_blocks());
 }
-void moe_combine(cudaStream_t stream, const MoePass& p, Mat y) {
+void moe_combine(cudaStream_t stream, const MoePanelRows& rows, Mat y) {
   CHECK(y.cols % 8 == 0 && y.stride % 4 == 0, "rows of {} columns, {} apart", y.cols, y.stride);
-  launch(combine_kernel, dim3(unsigned(p.n_tok)), dim3(kRowThreads), 0, stream, y, p.b, p.w.n_used, p.d_blocks());
+  launch(combine_kernel, dim3(unsigned(y.rows)), dim3(kRowThreads), 0, stream, y, rows);
 }
 
 }  // namespace facet::cuda
