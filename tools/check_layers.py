@@ -32,7 +32,7 @@ BELOW = {
 # Rooms of backend/cuda, from the lowest up: one may include those before it. A room is a folder of kernels/, or a file and
 # its header.
 CUDA_ROOMS = ["cublas_lt", "tensor_map", "device", "kernels/common", "kernels/kv_move", "kernels/route", "kernels/matmul", "kernels/probe",
-              "kernels/attention", "kernels/moe", "kernels/embed_row", "kernels/ops", "kernels/encoder", "kernels/collectives", "kernels/sample", "kernels/draw",
+              "kernels/attention", "kernels/moe", "kernels/embed_row", "kernels/ops", "kernels/norms", "kernels/encoder", "kernels/collectives", "kernels/sample", "kernels/draw",
               "loader", "cpu_ffn", "weight_stream", "gemm", "activations", "graphs", "host_table", "step_arrays", "sampler", "cuda", "weights", "cuda_memory",
               "cuda_products", "cuda_encoder", "peers", "cuda_link", "p2p_copy"]
 CUDA_MAY = {("device", "kernels/probe")}  # what a card can do is found by running

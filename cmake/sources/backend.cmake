@@ -64,6 +64,7 @@ set(facet_cuda_sources
   cuda/kernels/moe/route_large_batch.cu
   cuda/kernels/moe/route_small_batch.cu
   cuda/kernels/moe/small_batch.cu
+  cuda/kernels/norms.cu
   cuda/kernels/ops.cu
   cuda/kernels/probe.cu
   cuda/kernels/route/route.cu

@@ -12,6 +12,7 @@
 #include "backend/cpu/cpu_ref.h"
 #include "backend/cuda/kernels/matmul/matmul.h"
 #include "backend/cuda/kernels/moe/moe.h"
+#include "backend/cuda/kernels/ops.h"
 #include "backend/cuda/kernels/probe.h"
 #include "base/half.h"
 #include "formats/dtype.h"

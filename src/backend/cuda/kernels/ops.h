@@ -3,6 +3,7 @@
 
 #include "backend/cuda/kernels/attention.h"
 #include "backend/cuda/kernels/matmul/layout.h"
+#include "backend/cuda/kernels/moe/panel_rows.h"
 
 // Launchers of the verbs that are one light pass over activations. Each means what CpuRef's verb of that name does;
 // a Mat with bf set is also written in bf16.
@@ -43,13 +44,6 @@ void to_bf16(cudaStream_t, Mat x);  // x.bf from x.p
 struct MoeSlots {  // [T n_used] rows
   const float *out = nullptr, *weight = nullptr;
   int n_used = 0;
-};
-struct MoePanelRows {  // of a large batch (moe/moe.h)
-  const __nv_bfloat16* rows = nullptr;
-  const int2* place = nullptr;    // [slot] N tile, row in it
-  const int4* tile = nullptr;     // [N tile] expert, first row of all, rows, 0
-  const float* weight = nullptr;  // [slot]
-  int n_used = 0, n_block = 0;    // n_block: of 64 columns
 };
 struct MoeJoin {
   const float *shared_post = nullptr, *routed_post = nullptr, *post = nullptr, *next = nullptr;

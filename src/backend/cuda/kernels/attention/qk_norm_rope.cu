@@ -5,14 +5,12 @@
 //
 // Shapes     q [T, Hq * E], k, v [T, Hk * E] f32, rows 16-byte aligned; gain [E] f32; freqs [E/2] f64; E 64..512
 // Bytes      reads and writes each vector once; an appended vector writes its codes and scales alone
-// Launch     one warp per head vector, four warps of a token a block; geometry from the number of rows
+// Launch     one warp per head vector, four warps a block; with many rows and heads of at most 256 a block per token
 // Order      a vector's bits depend on that vector alone. Angles are reduced in double: f32 angles are off by 0.06 rad
 //            at a million tokens
 // Reference  CpuRef::head_norm_rope, head_norm, kv_append
 // Test       tests/kernels/cuda_attention_test.cpp
 // Bench      bench/verbs/cuda_attention_bench.cu
-#include <type_traits>
-
 #include "backend/cuda/kernels/attention.h"
 #include "backend/cuda/kernels/attention/head_rows.cuh"
 #include "backend/cuda/kernels/common/launch.cuh"
@@ -20,7 +18,7 @@
 namespace facet::cuda {
 namespace {
 
-constexpr int kWarps = 4, kFewRows = 256;
+constexpr int kWarps = 4, kManyWarps = 8, kManyRows = 257;
 
 struct HeadPart {
   float* p = nullptr;
@@ -36,73 +34,51 @@ struct QkNormRopeArgs {
   KvLayer kv;
   const double* freqs = nullptr;
   float eps = 0;
-  int n_row = 0, token_blocks = 0;  // token_blocks: of a token
-  bool append = false;              // parts 1 and 2 go to the cache; of shared rows as one job, part 1's
+  int n_row = 0;
+  bool append = false;  // parts 1 and 2 go to the cache; of shared rows as one job, part 1's
+  __host__ __device__ int vectors() const { return part[0].n_head + part[1].n_head + part[2].n_head; }  // of a token
 };
 
-// The values lane * V .. of a row, so that two lanes together fill the 32 bytes that memory takes at a time.
-template <int V>
-__device__ __forceinline__ void store_in_sectors(float* row, const float (&x)[V], int lane) {
+// The values 8 lane .. of a row, so that two lanes together fill the 32 bytes that memory takes at a time: the even
+// lane's eight values, then the odd one's.
+__device__ __forceinline__ void store_in_sectors(float* row, const float (&x)[8], int lane) {
   const bool odd = lane % 2;
-  float* const pair = row + lane / 2 * 2 * V;
-#pragma unroll
-  for (int i = 0; i < V; i += 8) {
-    float4 own, other;
-    float* const o = &other.x;
-    own = odd ? make_float4(x[i + 4], x[i + 5], x[i + 6], x[i + 7]) : make_float4(x[i], x[i + 1], x[i + 2], x[i + 3]);
-#pragma unroll
-    for (int k = 0; k < 4; ++k) o[k] = __shfl_xor_sync(~0u, odd ? x[i + k] : x[i + 4 + k], 1);
-    // The even lane's eight values, then the odd one's.
-    *reinterpret_cast<float4*>(pair + i + 4 * odd) = odd ? other : own;
-    *reinterpret_cast<float4*>(pair + V + i + 4 * odd) = odd ? own : other;
-  }
+  const float4 lo = {x[0], x[1], x[2], x[3]}, hi = {x[4], x[5], x[6], x[7]}, own = odd ? hi : lo, give = odd ? lo : hi;
+  const auto exchanged = [](float v) { return __shfl_xor_sync(~0u, v, 1); };
+  const float4 got = {exchanged(give.x), exchanged(give.y), exchanged(give.z), exchanged(give.w)};
+  float* const to = row + lane / 2 * 16 + 4 * odd;
+  *reinterpret_cast<float4*>(to) = odd ? got : own;
+  *reinterpret_cast<float4*>(to + 8) = odd ? own : got;
 }
 
-// kMany: rows are on their way while the rest is looked up; with few, that is done before the wait.
-template <int E, bool kMany>
-__global__ void __launch_bounds__(kWarps * 32) qk_norm_rope_kernel(const __grid_constant__ QkNormRopeArgs w) {
-  constexpr int V = E / 32;
-  __shared__ __align__(16) uint8_t codes[kWarps][E == 512 ? kSharedCols : E];
-  __shared__ __align__(16) float rope_cos_sin[E];  // of the token: cosines, then sines, of the pairs
-  // The step's arrays, gains and frequencies are the host's: what depends on them alone is done before the wait.
-  pdl_trigger();
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  if (kMany) pdl_wait();
-  const int t = int(blockIdx.x) / w.token_blocks, first = int(blockIdx.x) % w.token_blocks * kWarps;
-  int h = first + warp, which = 0;
-  while (which < 3 && h >= w.part[which].n_head) h -= w.part[which++].n_head;
-  const bool there = which < 3;
-  const HeadPart& part = w.part[there ? which : 0];
-  float* const p = part.p + t * part.stride + h * E + lane * V;
-  float x[V];
-  if (kMany && there) load_values<V>(x, p);
-  const auto rotated = [&](int which) { return w.part[which].rope ? w.part[which].n_head : 0; };
-  if (first < rotated(0) || (rotated(1) && first < w.part[0].n_head + rotated(1))) {
-    for (int i = int(threadIdx.x); i < E / 2; i += kWarps * 32)
-      compute_rope<E>(rope_cos_sin, i, w.freqs[i], w.step.pos[t]);
-    __syncthreads();
+// A head vector of the token, in the order of q, k, v.
+struct Vector {
+  int which, head;
+  __device__ Vector(const QkNormRopeArgs& w, int i) : which(0), head(i) {
+    while (which < 2 && head >= w.part[which].n_head) head -= w.part[which++].n_head;
   }
-  if (!there) return;
-  const bool append = w.append && which > 0;
-  int seq = 0;
-  std::byte* dst = nullptr;
-  const KvType type = which == 1 ? w.kv.k_type : w.kv.v_type;
-  if (append) {
+};
+// Where the token's rows go in the cache.
+struct Destination {
+  int seq = -1;  // -1: nowhere
+  KvRow row{};
+  __device__ Destination(const QkNormRopeArgs& w, int t, bool any) {
+    if (!w.append || !any) return;
     seq = w.step.seq[t];
     if (seq >= 0 && w.step.mask[seq] == Mask::kPast) seq = -1;
-    if (seq >= 0) {
-      const KvRow to = kv_row(w.kv, w.step, seq, int64_t(w.step.kv_len[seq]) + t - w.step.q_begin[seq]);
-      dst = (which == 1 ? to.k : to.v) + h * device_kv_bytes(type, E == 512 && w.kv.shared ? kSharedCols : E);
-    }
+    if (seq >= 0) row = kv_row(w.kv, w.step, seq, int64_t(w.step.kv_len[seq]) + t - w.step.q_begin[seq]);
   }
-  float gain[V];
-#pragma unroll
-  for (float& e : gain) e = 1;
-  if (part.gain) load_values<V>(gain, part.gain + lane * V);
+};
 
-  if (!kMany) pdl_wait();
-  if (append && seq < 0 && !part.write) return;
-  if (!kMany) load_values<V>(x, p);
+// x: vector i of token t, as it was read.
+template <int E>
+__device__ __forceinline__ void finish_vector(const QkNormRopeArgs& w, int t, const Vector& v, const Destination& to,
+                                              float (&x)[E / 32], const float (&gain)[E / 32],
+                                              const float* rope_cos_sin, uint8_t* codes, int lane) {
+  constexpr int V = E / 32;
+  const HeadPart& part = w.part[v.which];
+  const bool append = w.append && v.which > 0;
+  if (append && to.seq < 0 && !part.write) return;
   if (part.norm) norm_head<E>(x, w.eps);
   if (part.gain) {
 #pragma unroll
@@ -110,50 +86,124 @@ __global__ void __launch_bounds__(kWarps * 32) qk_norm_rope_kernel(const __grid_
   }
   if (part.rope) apply_rope<E>(x, rope_cos_sin, lane);
   if (part.write) {
-    if constexpr (V >= 8)
-      store_in_sectors<V>(p - lane * V, x, lane);
+    float* const row = part.p + t * part.stride + v.head * E;
+    if constexpr (V == 8)
+      store_in_sectors(row, x, lane);
     else
-      store_values<V>(p, x);
+      store_values<V>(row + lane * V, x);
     if (part.bf) {
-      bf16* b = part.bf + t * part.bf_stride + h * E + lane * V;
+      bf16* b = part.bf + t * part.bf_stride + v.head * E + lane * V;
 #pragma unroll
       for (int i = 0; i < V; i += 2) *reinterpret_cast<__nv_bfloat162*>(b + i) = __floats2bfloat162_rn(x[i], x[i + 1]);
     }
   }
+  if (!append) return;
+  const KvType type = v.which == 1 ? w.kv.k_type : w.kv.v_type;
+  std::byte* const dst =
+      (v.which == 1 ? to.row.k : to.row.v) + v.head * device_kv_bytes(type, E == 512 && w.kv.shared ? kSharedCols : E);
   if constexpr (E == 512) {
-    if (append && w.kv.shared) {
+    if (w.kv.shared) {
       const HeadPart& values = w.part[2];
-      float v[V];
-      load_values<V>(v, values.p + t * values.stride + h * E + lane * V);
-      if (values.norm) norm_head<E>(v, w.eps);
-      if (seq >= 0) encode_shared(type, x, v, codes[warp], dst, lane);
+      float y[V];
+      load_values<V>(y, values.p + t * values.stride + v.head * E + lane * V);
+      if (values.norm) norm_head<E>(y, w.eps);
+      if (to.seq >= 0) encode_shared(type, x, y, codes, dst, lane);
       return;
     }
   }
-  if (append && seq >= 0) encode<E>(type, x, codes[warp], dst, lane);
+  if (to.seq >= 0) encode<E>(type, x, codes, dst, lane);
 }
 
-void run(cudaStream_t stream, int E, QkNormRopeArgs w) {
-  const int n_head = w.part[0].n_head + w.part[1].n_head + w.part[2].n_head;
-  if (w.n_row == 0 || n_head == 0) return;
-  w.token_blocks = (n_head + kWarps - 1) / kWarps;
-  const dim3 grid(unsigned(w.n_row) * unsigned(w.token_blocks)), block(kWarps * 32);
+template <int E>
+__device__ __forceinline__ void load_gain(float (&gain)[E / 32], const HeadPart& part, int lane) {
+#pragma unroll
+  for (float& e : gain) e = 1;
+  if (part.gain) load_values<E / 32>(gain, part.gain + lane * (E / 32));
+}
+template <int E>
+__device__ __forceinline__ void read_vector(float (&x)[E / 32], const HeadPart& part, int t, int head, int lane) {
+  load_values<E / 32>(x, part.p + t * part.stride + head * E + lane * (E / 32));
+}
+
+// A warp per vector. What does not depend on the kernel before is done ahead of the wait for it.
+template <int E>
+__global__ void __launch_bounds__(kWarps * 32) qk_norm_rope_kernel(const __grid_constant__ QkNormRopeArgs w) {
+  __shared__ __align__(16) uint8_t codes[kWarps][E == 512 ? kSharedCols : E];
+  __shared__ __align__(16) float rope_cos_sin[kWarps][E];  // cosines, then sines, of the pairs
+  pdl_trigger();
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, n = w.vectors();
+  const int job = blockIdx.x * kWarps + warp, t = job / n;
+  if (t >= w.n_row) return;
+  const Vector v(w, job % n);
+  const HeadPart& part = w.part[v.which];
+  const Destination to(w, t, v.which > 0);
+  float x[E / 32], gain[E / 32];
+  load_gain<E>(gain, part, lane);
+  if (part.rope) {
+#pragma unroll
+    for (int i = lane; i < E / 2; i += 32) compute_rope<E>(rope_cos_sin[warp], i, w.freqs[i], w.step.pos[t]);
+    __syncwarp();
+  }
+  pdl_wait();
+  read_vector<E>(x, part, t, v.head, lane);
+  finish_vector<E>(w, t, v, to, x, gain, rope_cos_sin[warp], codes[warp], lane);
+}
+
+// A block has all vectors of a token, with one table of angles; a warp reads its next vector while it has this one.
+template <int E>
+__global__ void __launch_bounds__(kManyWarps * 32) qk_norm_rope_many_kernel(const __grid_constant__ QkNormRopeArgs w) {
+  __shared__ __align__(16) uint8_t codes[kManyWarps][E];
+  __shared__ __align__(16) float rope_cos_sin[E];
+  pdl_wait();
+  pdl_trigger();
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, n = w.vectors(), t = int(blockIdx.x);
+  float x[E / 32], next[E / 32], gain[E / 32];
+  const auto read_next = [&](int i) {
+    if (i >= n) return;
+    const Vector v(w, i);
+    read_vector<E>(next, w.part[v.which], t, v.head, lane);
+  };
+  read_next(warp);
+  if (w.part[0].rope || w.part[1].rope) {
+    for (int pair = int(threadIdx.x); pair < E / 2; pair += kManyWarps * 32)
+      compute_rope<E>(rope_cos_sin, pair, w.freqs[pair], w.step.pos[t]);
+    __syncthreads();
+  }
+  const Destination to(w, t, true);
+  for (int i = warp; i < n; i += kManyWarps) {
+    const Vector v(w, i);
+    load_gain<E>(gain, w.part[v.which], lane);
+#pragma unroll
+    for (int k = 0; k < E / 32; ++k) x[k] = next[k];
+    read_next(i + kManyWarps);
+    finish_vector<E>(w, t, v, to, x, gain, rope_cos_sin, codes[warp], lane);
+    __syncwarp();  // all have read the codes
+  }
+}
+
+template <int E>
+void launch_of_width(cudaStream_t stream, const QkNormRopeArgs& w) {
+  if constexpr (E <= 256)
+    if (w.n_row >= kManyRows)
+      return launch(qk_norm_rope_many_kernel<E>, dim3(unsigned(w.n_row)), dim3(kManyWarps * 32), 0, stream, w);
+  const int64_t n_job = int64_t(w.n_row) * w.vectors();
+  launch(qk_norm_rope_kernel<E>, dim3(unsigned((n_job + kWarps - 1) / kWarps)), dim3(kWarps * 32), 0, stream, w);
+}
+
+void run(cudaStream_t stream, int E, const QkNormRopeArgs& w) {
+  if (w.n_row == 0 || w.vectors() == 0) return;
   for (const HeadPart& part : w.part)
     CHECK(part.n_head == 0 || (part.stride % 4 == 0 && reinterpret_cast<uintptr_t>(part.p) % 16 == 0),
           "rows of stride {} at {}", part.stride, static_cast<const void*>(part.p));
-  const auto of_width = [&](auto e) {
-    launch(w.n_row > kFewRows ? qk_norm_rope_kernel<e(), true> : qk_norm_rope_kernel<e(), false>, grid, block, 0,
-           stream, w);
-  };
   switch (E) {
     case 64:
-      return of_width(std::integral_constant<int, 64>{});
+      return launch_of_width<64>(stream, w);
     case 128:
-      return of_width(std::integral_constant<int, 128>{});
+      return launch_of_width<128>(stream, w);
     case 256:
-      return of_width(std::integral_constant<int, 256>{});
+      return launch_of_width<256>(stream, w);
     case 512:
-      return of_width(std::integral_constant<int, 512>{});
+      return launch_of_width<512>(stream, w);
   }
   CHECK(false, "a head width of {}; 64, 128, 256 and 512 are built", E);
 }

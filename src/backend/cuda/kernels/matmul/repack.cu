@@ -53,14 +53,26 @@ __global__ void __launch_bounds__(kWarps * 32)
     const bool there = (first_strip + strip) * kTileRows + r < m.n_out;
     out[rr] = there ? to + (which < 0 ? row : interleaved_row(row, which)) * m.n_in + col0 : nullptr;
   }
+  const bool whole = col0 + tile_cols(kTile) <= m.n_in && m.n_in % 8 == 0;
   each_value<kTile, true>(w, lane, [&](int j, int h, int rr, const float(&v)[8]) {
+    const int ca = tile_column(kTile, j, h, t, 0), cb = tile_column(kTile, j, h, t, 4);
+    const uint2 a = {pack_bf16(v[0], v[1]), pack_bf16(v[2], v[3])}, b = {pack_bf16(v[4], v[5]), pack_bf16(v[6], v[7])};
+    if (whole) {
+      // Two lanes have eight adjacent columns twice: each stores them once, so that four lanes fill 64 bytes of a row.
+      const bool odd = t % 2;
+      const uint2 give = odd ? a : b, own = odd ? b : a;
+      const uint2 got = {__shfl_xor_sync(~0u, give.x, 1), __shfl_xor_sync(~0u, give.y, 1)};
+      const bool apart = cb != ca + 4;
+      const uint4 all = !apart ? make_uint4(a.x, a.y, b.x, b.y)
+                        : odd  ? make_uint4(got.x, got.y, own.x, own.y)
+                               : make_uint4(own.x, own.y, got.x, got.y);
+      if (out[rr]) *reinterpret_cast<uint4*>(out[rr] + (apart && odd ? cb - 4 : ca)) = all;
+      return;
+    }
     if (!out[rr]) return;
     // A matrix may end within a tile; behind it is the next row.
-    const int ca = tile_column(kTile, j, h, t, 0), cb = tile_column(kTile, j, h, t, 4);
-    if (col0 + ca < m.n_in)
-      *reinterpret_cast<uint2*>(out[rr] + ca) = make_uint2(pack_bf16(v[0], v[1]), pack_bf16(v[2], v[3]));
-    if (col0 + cb < m.n_in)
-      *reinterpret_cast<uint2*>(out[rr] + cb) = make_uint2(pack_bf16(v[4], v[5]), pack_bf16(v[6], v[7]));
+    if (col0 + ca < m.n_in) *reinterpret_cast<uint2*>(out[rr] + ca) = a;
+    if (col0 + cb < m.n_in) *reinterpret_cast<uint2*>(out[rr] + cb) = b;
   });
 }
 

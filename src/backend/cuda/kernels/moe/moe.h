@@ -3,7 +3,7 @@
 
 #include "backend/cuda/kernels/attention.h"
 #include "backend/cuda/kernels/matmul/layout.h"
-#include "backend/cuda/kernels/ops.h"
+#include "backend/cuda/kernels/moe/panel_rows.h"
 #include "backend/cuda/kernels/route/route.h"
 
 // Launchers of the mixture-of-experts verb. Everything is device memory.

@@ -1,6 +1,8 @@
 #pragma once
 #include <cstdint>
 
+#include "backend/cuda/kernels/moe/panel_rows.h"
+
 namespace facet::cuda {
 
 // Where 16 bytes of a row are in a panel of activations (moe.h): chunk c (eight columns) of row `row` of an N tile.

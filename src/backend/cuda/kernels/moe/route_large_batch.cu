@@ -1,9 +1,9 @@
 // route_large_batch -- which experts many tokens use, and where their rows go in the panels of the grouped products
 //
 // Shapes     r [T, D] f32, router [N, D] f32, N <= 256, n_used <= 16; T <= kMoeLargeBatchTokens
-// Bytes      the router once per 64 tokens, r once per 128 experts, mostly from L2; partial logits once out, once in
-// Launch     product: a block per 64 tokens, 128 experts and an eighth of the columns; choose and place: a block per 64
-//            tokens; between them one block makes the lists
+// Bytes      the router once per 128 tokens, r once per 128 experts, mostly from L2; partial logits once out, once in
+// Launch     product: a block per 128 tokens (64 of few), 128 experts and an eighth of the columns; choose and place: a
+//            block per 64 tokens; between them one block makes the lists
 // Order      a logit is a sum of eight parts, each from the left in f32; pairs by expert, then token
 // Reference  CpuRef::moe
 // Test       tests/kernels/cuda_moe_test.cpp
@@ -15,63 +15,69 @@
 namespace facet::cuda {
 namespace {
 
-// kTokens, kExperts: of a block of the product; kCols: of its stage.
-constexpr int kThreads = 256, kSortThreads = 1024, kTokens = 64, kExperts = 128, kCols = 16;
+constexpr int kThreads = 256, kSortThreads = 1024;
+constexpr int kExperts = 128, kCols = 8;  // of a block of the product, of its stage
 
 __device__ __forceinline__ float4 as_float4(const float* p) { return *reinterpret_cast<const float4*>(p); }
+// Place of a row in a column of a stage: stores of 16 rows and two groups of four columns fall on all banks.
+__device__ __forceinline__ int row_at(int col, int row) { return row ^ (col / 4 * 16); }
 
-// Warp w: tokens 8 w.. of the block, lane l: experts 4 l..
+// A thread has kTokens / 64 times four tokens, 64 apart, by two times four experts, 64 apart.
+template <int kTokens>
 __global__ void __launch_bounds__(kThreads, 2)
     product_kernel(Mat r, const float* router, int n_expert, int part_cols, float* logits) {
-  // The rows are padded against bank conflicts.
-  __shared__ __align__(16) float a[2][kCols][kTokens + 4], b[2][kCols][kExperts + 4];
-  const int thread = int(threadIdx.x), lane = thread % 32, warp = thread / 32;
+  constexpr int kM = kTokens / 16, kN = kExperts / 16;
+  __shared__ __align__(16) float a[2][kCols][kTokens], b[2][kCols][kExperts];
+  const int thread = int(threadIdx.x), m0 = thread / 16 * 4, n0 = thread % 16 * 4;
   const int t0 = int(blockIdx.x) * kTokens, e0 = int(blockIdx.y) * kExperts, part = int(blockIdx.z);
   const int begin = part * part_cols, end = min(begin + part_cols, r.cols);
-  // What the thread brings in: four columns of a token, and of two experts. Four lanes read 64 bytes of a row.
-  const int row = thread / 4, col = thread % 4 * 4;
-  const float* from_a = r.p + int64_t(min(t0 + row, r.rows - 1)) * r.stride;
-  const float* from_b[2] = {router + int64_t(min(e0 + row, n_expert - 1)) * r.cols,
-                            router + int64_t(min(e0 + 64 + row, n_expert - 1)) * r.cols};
-  float4 va, vb[2];
+  // What the thread brings in: four columns of a token and of an expert. Two lanes read 32 bytes of a row.
+  const int row = thread / 2, col = thread % 2 * 4;
+  const float* const from_a = r.p + int64_t(min(t0 + row % kTokens, r.rows - 1)) * r.stride + col;
+  const float* const from_b = router + int64_t(min(e0 + row, n_expert - 1)) * r.cols + col;
+  float4 va, vb;
   auto fetch = [&](int c) {
     const bool in = c + col < end;
-    va = in ? as_float4(from_a + c + col) : float4{};
-    for (int i = 0; i < 2; ++i) vb[i] = in ? __ldg(reinterpret_cast<const float4*>(from_b[i] + c + col)) : float4{};
+    va = in ? as_float4(from_a + c) : float4{}, vb = in ? __ldg(reinterpret_cast<const float4*>(from_b + c)) : float4{};
   };
   auto put = [&](int s) {
-    const float x[4] = {va.x, va.y, va.z, va.w};
-    for (int i = 0; i < 4; ++i) a[s][col + i][row] = x[i];
-    for (int j = 0; j < 2; ++j) {
-      const float y[4] = {vb[j].x, vb[j].y, vb[j].z, vb[j].w};
-      for (int i = 0; i < 4; ++i) b[s][col + i][64 * j + row] = y[i];
+    const float x[4] = {va.x, va.y, va.z, va.w}, y[4] = {vb.x, vb.y, vb.z, vb.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (row < kTokens) a[s][col + i][row_at(col, row)] = x[i];
+      b[s][col + i][row_at(col, row)] = y[i];
     }
   };
   pdl_wait();
   pdl_trigger();
-  float sum[8][4] = {};
+  float sum[kM][kN] = {};
   if (begin < end) fetch(begin), put(0);
   __syncthreads();
-  int stage = 0;
-  for (int c = begin; c < end; c += kCols, stage ^= 1) {
+  for (int c = begin, stage = 0; c < end; c += kCols, stage ^= 1) {
     if (c + kCols < end) fetch(c + kCols);
 #pragma unroll
     for (int k = 0; k < kCols; ++k) {
-      const float4 y = as_float4(&b[stage][k][4 * lane]), x0 = as_float4(&a[stage][k][8 * warp]),
-                   x1 = as_float4(&a[stage][k][8 * warp + 4]);
-      const float x[8] = {x0.x, x0.y, x0.z, x0.w, x1.x, x1.y, x1.z, x1.w};
+      float4 x[kM / 4], y[kN / 4];
 #pragma unroll
-      for (int i = 0; i < 8; ++i)
-        sum[i][0] += x[i] * y.x, sum[i][1] += x[i] * y.y, sum[i][2] += x[i] * y.z, sum[i][3] += x[i] * y.w;
+      for (int i = 0; i < kM / 4; ++i) x[i] = as_float4(&a[stage][k][row_at(k, 64 * i + m0)]);
+#pragma unroll
+      for (int j = 0; j < kN / 4; ++j) y[j] = as_float4(&b[stage][k][row_at(k, 64 * j + n0)]);
+#pragma unroll
+      for (int i = 0; i < kM; ++i)
+#pragma unroll
+        for (int j = 0; j < kN; ++j) sum[i][j] = __fmaf_rn((&x[i / 4].x)[i % 4], (&y[j / 4].x)[j % 4], sum[i][j]);
     }
     if (c + kCols < end) put(stage ^ 1);
     __syncthreads();
   }
-  for (int i = 0; i < 8; ++i) {
-    const int t = t0 + 8 * warp + i;
+#pragma unroll
+  for (int i = 0; i < kM; ++i) {
+    const int t = t0 + i / 4 * 64 + m0 + i % 4;
     if (t >= r.rows) break;
-    for (int j = 0; j < 4; ++j)
-      if (e0 + 4 * lane + j < n_expert) logits[(int64_t(part) * r.rows + t) * n_expert + e0 + 4 * lane + j] = sum[i][j];
+#pragma unroll
+    for (int j = 0; j < kN; ++j)
+      if (const int e = e0 + j / 4 * 64 + n0 + j % 4; e < n_expert)
+        logits[(int64_t(part) * r.rows + t) * n_expert + e] = sum[i][j];
   }
 }
 
@@ -181,9 +187,12 @@ void moe_route_large_batch(cudaStream_t stream, const MoePass& p, Mat r) {
         "{} experts, {} used, {} columns", m.n_expert, m.n_used, r.cols);
   static_assert(kMoeRouterParts == 8 && kMaxExperts <= kThreads);
   const int part = (r.cols + kMoeRouterParts * kCols - 1) / (kMoeRouterParts * kCols) * kCols;
-  const unsigned blocks = unsigned((p.n_tok + kTokens - 1) / kTokens);
-  launch(product_kernel, dim3(blocks, unsigned((m.n_expert + kExperts - 1) / kExperts), kMoeRouterParts),
-         dim3(kThreads), 0, stream, r, m.router, m.n_expert, part, p.b.logits);
+  const int expert_blocks = (m.n_expert + kExperts - 1) / kExperts;
+  const auto blocks = [&](int tokens) { return (p.n_tok + tokens - 1) / tokens * expert_blocks * kMoeRouterParts; };
+  const int tokens = blocks(128) > device().n_sm ? 128 : 64;
+  launch(tokens == 128 ? product_kernel<128> : product_kernel<64>,
+         dim3(unsigned((p.n_tok + tokens - 1) / tokens), unsigned(expert_blocks), kMoeRouterParts), dim3(kThreads), 0,
+         stream, r, m.router, m.n_expert, part, p.b.logits);
   const int sort_blocks = (p.n_tok + kMoeSortTokens - 1) / kMoeSortTokens;
   launch(choose_kernel, dim3(unsigned(sort_blocks)), dim3(kSortThreads), 0, stream, p.b, m.scale, m.n_expert, m.n_used,
          p.n_tok);
