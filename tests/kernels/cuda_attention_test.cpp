@@ -521,7 +521,9 @@ TEST(CudaQkNormRope, OneLaunchIsTheComposition) {
       for (size_t i = 0; i < freqs.size(); ++i) freqs[i] = std::pow(1e4, -double(2 * i) / E);
       OnDevice<double> df(freqs);
       OnDevice<float> q1(q), q2(q), k1(k), k2(k), v1(k), v2(k), g1(gq), g2(gk);
-      auto mat = [&](OnDevice<float>& x, int n) { return cuda::Mat{.p = x.p(), .rows = T, .cols = n, .stride = n}; };
+      auto mat = [&](OnDevice<float>& x, int width) {
+        return cuda::Mat{.p = x.p(), .rows = T, .cols = width, .stride = width};
+      };
       const int few = std::min(T, 200);
       cuda::Mat first = mat(q1, qc);
       first.rows = few;
