@@ -237,10 +237,9 @@ __device__ void store_scaled(const Row<kPer>& r, float f, const Row<kPer>& gain,
     if (to.image) write_image(s, to, t);
 }
 
+// Of a multiprocessor.
 template <int kPer, bool kMany>
-constexpr int kBlocks = !kMany      ? 1
-                        : kPer == 2 ? 3
-                                    : 2;
+constexpr int kBlocks = kMany ? (kPer == 2 ? 3 : 2) : 1;
 // Late: read when it is used.
 template <int kPer, bool kLate>
 class GainRow {
@@ -305,7 +304,7 @@ __device__ void join(Row<kPer>& stream, Row<kPer>& r, Row<kPer>& s, const Mat& x
   const int t = int(blockIdx.x);
   const float2 both = inv_rms(r, s, x.cols, m.eps, parity);
   scale(s, both.y, gains.routed.get());
-  Row<kPer> g = gains.shared.get();
+  Row<kPer> g = gains.shared.get();  // r = g r + s, rounded once
   each(g, g, [&](float a, float) { return __fmul_rn(both.x, a); });
 #pragma unroll
   for (int i = 0; i < kPer; ++i)

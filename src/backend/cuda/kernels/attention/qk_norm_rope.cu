@@ -70,7 +70,7 @@ struct Destination {
   }
 };
 
-// x: vector i of token t, as it was read.
+// x: vector v of token t, as it was read.
 template <int E>
 __device__ __forceinline__ void finish_vector(const QkNormRopeArgs& w, int t, const Vector& v, const Destination& to,
                                               float (&x)[E / 32], const float (&gain)[E / 32],
