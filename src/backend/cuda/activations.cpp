@@ -124,23 +124,17 @@ std::optional<QkNormRope> Activations::take_qk_norm_rope(const Rows& q, const Kv
     }
   return std::nullopt;
 }
-MoeSlots Activations::take_experts(const Rows& y) {
+template <class Kind>
+Kind Activations::take_of(const Rows& y) {
   for (size_t i = 0; i < pending_.size(); ++i)
-    if (const auto* e = std::get_if<ExpertOutputs>(&pending_[i]); e && e->of.buffer == y.buffer) {
-      const MoeSlots slots = e->slots;
+    if (const auto* p = std::get_if<Kind>(&pending_[i]); p && p->of.buffer == y.buffer) {
+      const Kind work = *p;
       pending_.erase(pending_.begin() + ptrdiff_t(i));
-      return slots;
+      return work;
     }
   return {};
 }
-MoePanelRows Activations::take_expert_panels(const Rows& y) {
-  for (size_t i = 0; i < pending_.size(); ++i)
-    if (const auto* e = std::get_if<ExpertPanels>(&pending_[i]); e && e->of.buffer == y.buffer) {
-      const MoePanelRows rows = e->rows;
-      pending_.erase(pending_.begin() + ptrdiff_t(i));
-      return rows;
-    }
-  return {};
-}
+MoeSlots Activations::take_experts(const Rows& y) { return take_of<ExpertOutputs>(y).slots; }
+MoePanelRows Activations::take_expert_panels(const Rows& y) { return take_of<ExpertPanels>(y).rows; }
 
 }  // namespace facet::cuda

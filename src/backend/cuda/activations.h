@@ -111,6 +111,9 @@ class Activations {
  private:
   Mat raw(const Rows& x, int row, int n, bool bf) const;
   void run(const Pending& p);
+  // What is pending of y's buffer, which is the caller's work from now on.
+  template <class Kind>
+  Kind take_of(const Rows& y);
   template <class F>
   void resolve_if(F&& which) {
     for (size_t i = 0; i < pending_.size();)
