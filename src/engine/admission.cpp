@@ -194,8 +194,9 @@ void Admission::close(SlotId s) {
   if (!sessions_.end(s)) tiers_.release(s);
 }
 
-void Admission::snapshot(SlotId s) {
+void Admission::snapshot(SlotId s, bool at_once) {
   if (!sessions_.wants_snapshot(s)) return;
+  if (at_once && sessions_.running() > 1 && !tiers_.has_slot_at_once(s)) return;
   spec_.flush(s);
   if (const auto forked = fork(s); forked) sessions_.keep_snapshot(*forked, s);
 }

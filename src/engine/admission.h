@@ -39,8 +39,9 @@ class Admission {
   // A step needs memory for session s: an idle session goes, else the running one that is last by priority and arrival
   // is parked. It waits with its tokens, and goes on where it was when there is room. False: nothing can go.
   bool make_room(SlotId s);
-  // Keeps a fork of a running session as it is now; does nothing where that is known already or memory is short.
-  void snapshot(SlotId s);
+  // Keeps a fork of a running session as it is now; does nothing where that is known already or memory is short. at_once:
+  // nor where other requests would wait until another session is copied to RAM.
+  void snapshot(SlotId s, bool at_once);
   // The request that runs in the slot is over; its rows stay, idle.
   void finish(SlotId s, Stop why, const std::string& error = "");
   // Memory ran out on this thread: the request that has most of it ends. all: behind a step's forward pass all that

@@ -8,9 +8,10 @@ namespace facet {
 namespace {
 
 constexpr int kLeast = SessionStore::kWorthASnapshot / 4;  // tokens that are worth a copy
-constexpr int kAheadSlots = 2;                             // a prompt wants one, and another for its snapshot
-constexpr int kAheadOfPages = 16;                          // a part of the pool
-constexpr double kQuick = 0.05;                            // seconds of a copy that is always worth it
+constexpr int kAheadSlots = 2;     // the prompt after a request wants one, and one for its snapshot
+constexpr int kAheadOfRam = 2;     // what is copied ahead leaves the other states room
+constexpr int kAheadOfPages = 16;  // a part of the pool
+constexpr double kQuick = 0.05;    // seconds of a copy that is always worth it
 
 template <class Time>
 double seconds_since(Time t) {
@@ -54,6 +55,12 @@ void Tiers::evict(SlotId s) {
   begin_copy(s);
   ++stats_.copies_waited;
   finish(s);
+}
+
+bool Tiers::has_slot_at_once(SlotId keep) {
+  if (sessions_.free_slot() >= 0) return true;
+  const SlotId s = sessions_.least_recent(keep);
+  return s >= 0 && !is_read(s) && (!keeps() || is_below(s));
 }
 
 SlotId Tiers::take_slot(SlotId keep) {
@@ -117,7 +124,7 @@ void Tiers::copy_ahead() {
   if (!keeps() || !copies_.empty()) return;
   const PhaseTimes::Scope phase(phases_, Phase::kCopy);
   std::vector<SlotId> idle;
-  int slots = kAheadSlots;
+  int slots = kAheadSlots * std::max(1, sessions_.running());
   for (SlotId s = 0; s < sessions_.size(); ++s) {
     if (sessions_.at(s).use == Sequence::Use::kIdle) idle.push_back(s);
     if (sessions_.at(s).use == Sequence::Use::kFree) --slots;
@@ -125,10 +132,13 @@ void Tiers::copy_ahead() {
   const PagePool& pool = rows_.pool();
   int64_t pages = pool.budget() / kAheadOfPages - (pool.budget() - pool.used());
   std::sort(idle.begin(), idle.end(), [&](SlotId a, SlotId b) { return sessions_.at(a).used < sessions_.at(b).used; });
+  int64_t bytes = ram_.most() / kAheadOfRam;
+  int few = kAheadSlots;
   for (const SlotId s : idle) {
-    if (slots <= 0 && pages <= 0) return;
-    --slots;
-    pages -= rows_.cache().owned_pages(s);
+    if ((slots <= 0 && pages <= 0) || (few <= 0 && bytes <= 0)) return;
+    --slots, --few;
+    const int64_t owned = rows_.cache().owned_pages(s);
+    pages -= owned, bytes -= owned * pool.page_bytes();
     // One that is not mapped would have to be mapped whole for it; it is in a few steps.
     if (!is_below(s) && (sessions_.running() == 0 || !rows_.cache().unmapped(s))) return begin_copy(s);
   }

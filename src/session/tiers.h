@@ -46,6 +46,8 @@ class Tiers {
   bool evict_one(SlotId keep = -1);
   // A slot that holds nothing, if need be an evicted session's; -1: all run, or are `keep`.
   SlotId take_slot(SlotId keep = -1);
+  // Whether take_slot() will find one without waiting for a copy.
+  bool has_slot_at_once(SlotId keep);
   // The session's state in another slot as well; memory is made for it. Nothing waits for its drafters.
   Result<SlotId> fork(SlotId from);
   // The slot holds nothing any more.

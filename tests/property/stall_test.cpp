@@ -1,5 +1,8 @@
 // What happens between two steps is bounded while answers are read: pages are mapped a few at a time, whatever comes
 // back, is forked or kept. On a GPU a page takes some 45 us, and a long conversation has hundreds.
+#include <algorithm>
+#include <thread>
+
 #include "api/engine.h"
 #include "support/must.h"
 #include "support/tiny_model.h"
@@ -99,6 +102,43 @@ TEST_F(Stalls, AConversationComesBackFromHostMemory) {
   EXPECT_LE(most_, kAStep + kRest);
   more.cache = false;
   EXPECT_EQ(back.tokens, ask(more).tokens);
+}
+
+// Requests that end together are followed by others that begin together. What these take the places of was copied
+// before, and no reader waits.
+TEST_F(Stalls, RequestsThatBeginTogetherWaitForNoCopy) {
+  constexpr int kReaders = 4;
+  config_.max_seq = 2 * kReaders, config_.snapshots = 8;
+  engine_ = must(Engine::open(config_, {.slow_copies = std::chrono::milliseconds(2)}));
+  for (unsigned i = 0; i < 16; ++i) ask(request(random_ids(300, 96, 100 + i), 1));
+  std::vector<Answer> readers(kReaders), answers(kReaders);
+  for (unsigned i = 0; i < kReaders; ++i) {
+    Request r = request(random_ids(40, 96, 200 + i), 1800);
+    r.cache = false;
+    send(r, readers[i]);
+  }
+  for (int i = 0; i < 200; ++i) engine_->tick(), std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  const CacheStats before = engine_->cache_stats();
+  for (unsigned i = 0; i < kReaders; ++i) send(request(random_ids(300, 96, 300 + i), 4), answers[i]);
+  while (!std::ranges::all_of(answers, &Answer::done)) engine_->tick();
+  EXPECT_GE(engine_->cache_stats().gpu.evictions, before.gpu.evictions + kReaders);
+  EXPECT_EQ(engine_->cache_stats().copies_waited, before.copies_waited);
+  EXPECT_TRUE(std::ranges::none_of(readers, &Answer::done));
+}
+
+// A request may have to wait until another session is copied; a snapshot is not worth that to those who read.
+TEST_F(Stalls, SnapshotsWaitForNoCopy) {
+  config_.max_seq = 4, config_.snapshots = 4;
+  engine_ = must(Engine::open(config_, {.slow_copies = std::chrono::milliseconds(20)}));
+  for (unsigned i = 0; i < 8; ++i) ask(request(random_ids(300, 96, 100 + i), 8));
+  begin_reading();
+  const CacheStats before = engine_->cache_stats();
+  std::vector<Answer> answers(3);
+  for (unsigned i = 0; i < 3; ++i) send(request(random_ids(300, 96, 300 + i), 4), answers[i]);
+  while (!std::ranges::all_of(answers, &Answer::done)) engine_->tick();
+  EXPECT_GE(engine_->cache_stats().gpu.evictions, before.gpu.evictions + 3);
+  EXPECT_LE(engine_->cache_stats().copies_waited, before.copies_waited + 3);
+  EXPECT_FALSE(reader_.done);
 }
 
 // Several answers to one prompt: each goes on in a fork of it.
