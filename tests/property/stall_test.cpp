@@ -126,6 +126,33 @@ TEST_F(Stalls, RequestsThatBeginTogetherWaitForNoCopy) {
   EXPECT_TRUE(std::ranges::none_of(readers, &Answer::done));
 }
 
+// Of host memory for a few states, no more are copied ahead than stay there, and none twice.
+TEST_F(Stalls, CopiesAheadComeToAnEnd) {
+  config_.max_seq = 8, config_.snapshots = 8;
+  const auto copies_of_idle = [&](int ticks) {
+    open();
+    for (unsigned i = 0; i < 16; ++i) ask(request(random_ids(300, 96, 100 + i), 8));
+    std::vector<Answer> readers(4);
+    for (unsigned i = 0; i < 4; ++i) {
+      Request r = request(random_ids(40, 96, 200 + i), 1800);
+      r.cache = false;
+      send(r, readers[i]);
+    }
+    int64_t half = 0;
+    for (int i = 0; i < ticks; ++i) {
+      if (i == ticks / 2) half = engine_->cache_stats().copies;
+      engine_->tick(), std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    EXPECT_TRUE(std::ranges::none_of(readers, &Answer::done));
+    return engine_->cache_stats().copies - half;
+  };
+  EXPECT_EQ(copies_of_idle(200), 0);
+  const CacheStats::Tier ram = engine_->cache_stats().ram;
+  ASSERT_GT(ram.entries, 4);
+  config_.cache_ram = 4 * ram.bytes / ram.entries;
+  EXPECT_EQ(copies_of_idle(400), 0);
+}
+
 // A request may have to wait until another session is copied; a snapshot is not worth that to those who read.
 TEST_F(Stalls, SnapshotsWaitForNoCopy) {
   config_.max_seq = 4, config_.snapshots = 4;
