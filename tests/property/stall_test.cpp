@@ -117,7 +117,7 @@ TEST_F(Stalls, RequestsThatBeginTogetherWaitForNoCopy) {
     r.cache = false;
     send(r, readers[i]);
   }
-  for (int i = 0; i < 200; ++i) engine_->tick(), std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  for (int i = 0; i < 400; ++i) engine_->tick(), std::this_thread::sleep_for(std::chrono::milliseconds(1));
   const CacheStats before = engine_->cache_stats();
   for (unsigned i = 0; i < kReaders; ++i) send(request(random_ids(300, 96, 300 + i), 4), answers[i]);
   while (!std::ranges::all_of(answers, &Answer::done)) engine_->tick();
@@ -146,11 +146,11 @@ TEST_F(Stalls, CopiesAheadComeToAnEnd) {
     EXPECT_TRUE(std::ranges::none_of(readers, &Answer::done));
     return engine_->cache_stats().copies - half;
   };
-  EXPECT_EQ(copies_of_idle(200), 0);
+  EXPECT_EQ(copies_of_idle(600), 0);
   const CacheStats::Tier ram = engine_->cache_stats().ram;
   ASSERT_GT(ram.entries, 4);
   config_.cache_ram = 4 * ram.bytes / ram.entries;
-  EXPECT_EQ(copies_of_idle(400), 0);
+  EXPECT_EQ(copies_of_idle(600), 0);
 }
 
 // A request may have to wait until another session is copied; a snapshot is not worth that to those who read.
