@@ -82,6 +82,7 @@ set(tests_property
   property/restore_test.cpp
   property/shipped_drafting_test.cpp
   property/slow_grammar_test.cpp
+  property/snapshot_test.cpp
   property/sparse_prefill_test.cpp
   property/speculation_test.cpp
   property/stall_test.cpp

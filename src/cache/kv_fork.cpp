@@ -43,13 +43,18 @@ Status KvCache::map_all(SlotId s) {
   return Ok{};
 }
 
-int64_t KvCache::premap_rings(SlotId s, int64_t pages) {
-  if (mirror_) mirror_->premap_rings(s, pages);
+int64_t KvCache::premap(SlotId s, int64_t most) {
+  if (mirror_) mirror_->premap(s, most);
   Sequence& q = seq_[size_t(s)];
-  const int64_t lacks = ring_stride_ / pool_->page_bytes() - int64_t(q.rings.size()), n = std::min(lacks, pages);
-  if (n <= 0 || (!q.spare && slot_pages(s) > 0)) return 0;
-  if (!pool_->may_spare(lacks) || pool_->untaken() < 2 * lacks || !take_rings(s, n)) return 0;
-  q.spare = true;
+  const int rows = std::min(kPremapped, plan_.max_ctx);
+  const int64_t have = slot_pages(s), lacks = pages(rows) - have;
+  if (lacks <= 0 || (!q.spare && have > 0)) return 0;
+  if (!pool_->may_spare(lacks) || pool_->untaken() < 2 * lacks) return 0;
+  const auto left = [&] { return most - (slot_pages(s) - have); };
+  bool ok = bool(take_rings(s, most));
+  for (const FullPart& f : full_) ok = ok && grow(f, s, rows, left());
+  const int64_t n = slot_pages(s) - have;
+  q.spare = q.spare || n > 0;
   pool_->add_spare(n);
   return n;
 }

@@ -74,12 +74,15 @@ SlotId Admission::place(ActiveRequest& work) {
   const std::optional<Placement> p = sessions_.place(work);
   if (!p) return -1;
   SlotId slot = p->from;
+  const bool takes_over = slot >= 0 && !p->stays && !tiers_.is_read(slot);
+  if (!takes_over && !tiers_.is_slot_ready(slot)) return -1;
   if (slot < 0) {
     slot = tiers_.take_slot();
     if (slot < 0) return -1;
   } else {
     sessions_.touch(slot);
-    if (p->stays || tiers_.is_read(slot)) {
+    if (sessions_.at(slot).running()) return place_beside(slot, p->len, work);
+    if (!takes_over) {
       if (const auto forked = fork(slot); forked) {
         // The fork is what stays: the slot is ready to run. One that is being read stays as it is.
         if (tiers_.is_read(slot))
@@ -87,10 +90,21 @@ SlotId Admission::place(ActiveRequest& work) {
         else
           sessions_.keep_copy(*forked, slot);
       }
+    } else if (const int end = std::exchange(sessions_.at(slot).prompt_end, 0); end > 0 && end < p->len) {
+      snapshot(slot, end, true);
     }
     tiers_.finish(slot);
   }
   sessions_.begin(slot, work, p->len > 0 ? rows_.go_back(slot, p->len) : 0);
+  return slot;
+}
+
+// The same, of a session in which a request runs.
+SlotId Admission::place_beside(SlotId running, int len, ActiveRequest& work) {
+  spec_.flush(running);
+  const auto forked = fork(running);
+  const SlotId slot = forked ? *forked : tiers_.take_slot();
+  if (slot >= 0) sessions_.begin(slot, work, forked ? rows_.go_back(slot, len) : 0);
   return slot;
 }
 
@@ -109,7 +123,7 @@ void Admission::begin(SlotId s, const Nearest& nearest) {
   if (!work.thought && work.request.thought_budget >= 0 && tokenizer_)
     work.thought.emplace(*tokenizer_, work.request.thought_budget, work.request.in_thought);
   if (work.no_end.empty() && work.request.min_tokens > 0) work.no_end = no_end(work.request);
-  work.filled = false;
+  work.filled = false, work.wanted = nullptr;
   const std::string owner = fmt::format("{}\x01{}", work.request.cache_salt, work.request.owner);
   spec_.begin(s, work.request.cache ? &owner : nullptr);
   if (work.request.sparse_prefill) (void)ops_.take_selected(s);  // of the sequence that was there before
@@ -165,7 +179,11 @@ void Admission::map_some() {
       if (n) break;
       if (!make_room(s)) finish(s, Stop::kError, n.error().message());
     }
-  map_ahead(cache, sessions_);
+}
+
+bool Admission::map_ahead() {
+  const PhaseTimes::Scope phase(phases_, Phase::kMap);
+  return facet::map_ahead(rows_.cache(), sessions_, cfg_.max_seq);
 }
 
 bool Admission::make_room(SlotId s) {
@@ -194,11 +212,22 @@ void Admission::close(SlotId s) {
   if (!sessions_.end(s)) tiers_.release(s);
 }
 
-void Admission::snapshot(SlotId s, bool at_once) {
-  if (!sessions_.wants_snapshot(s)) return;
-  if (at_once && sessions_.running() > 1 && !tiers_.has_slot_at_once(s)) return;
-  spec_.flush(s);
-  if (const auto forked = fork(s); forked) sessions_.keep_snapshot(*forked, s);
+void Admission::snapshot(SlotId s, int len, bool at_once) {
+  const bool runs = sessions_.at(s).running();
+  if (!rows_.reaches(s, len) || !sessions_.wants_snapshot(s, len)) return;
+  if (at_once && sessions_.running() > int(runs) && !tiers_.has_slot_at_once(s)) return;
+  if (runs) spec_.flush(s);
+  const auto forked = fork(s);
+  if (forked && rows_.go_back(*forked, len) > 0) sessions_.keep_snapshot(*forked, s);
+}
+
+void Admission::keep_prompt(SlotId s) {
+  Sequence& q = sessions_.at(s);
+  const int next = 1 + (cfg_.draft.any() ? cfg_.draft.rows() : 0);
+  // A request that has most of the prompt goes back a little further: at least by its last token.
+  const int least = std::max(1, q.prompt_end - cfg_.margin / 2);
+  if (q.prompt_end == 0 || rows_.reaches(s, least, next)) return;
+  snapshot(s, std::exchange(q.prompt_end, 0), true);
 }
 
 void Admission::finish(SlotId s, Stop why, const std::string& error) {

@@ -36,12 +36,17 @@ class Admission {
   int waiting() const { return int(waiting_.size()); }
   // What forks still lack (KvCache::fork), a little before every step: first those in which requests run.
   void map_some();
+  // What nobody waits for: forks that are kept, and rings for the next requests. While the device computes, and when it
+  // has nothing to do. False: nothing was mapped.
+  bool map_ahead();
   // A step needs memory for session s: an idle session goes, else the running one that is last by priority and arrival
   // is parked. It waits with its tokens, and goes on where it was when there is room. False: nothing can go.
   bool make_room(SlotId s);
-  // Keeps a fork of a running session as it is now; does nothing where that is known already or memory is short. at_once:
+  // Keeps a fork of the session's first `len` rows; does nothing where there is one already or memory is short. at_once:
   // nor where other requests would wait until another session is copied to RAM.
-  void snapshot(SlotId s, bool at_once);
+  void snapshot(SlotId s, int len, bool at_once);
+  // A step is over: a snapshot of the session's prompt, if it could not go back there after the next step.
+  void keep_prompt(SlotId s);
   // The request that runs in the slot is over; its rows stay, idle.
   void finish(SlotId s, Stop why, const std::string& error = "");
   // Memory ran out on this thread: the request that has most of it ends. all: behind a step's forward pass all that
@@ -52,6 +57,7 @@ class Admission {
   void cancel(RequestId id);
   void wait(ActiveRequest&& work);
   SlotId place(ActiveRequest& work);
+  SlotId place_beside(SlotId running, int len, ActiveRequest& work);
   Result<SlotId> fork(SlotId from);
   void begin(SlotId s, const Nearest& nearest);
   void count(ActiveRequest& work, const Nearest& nearest);

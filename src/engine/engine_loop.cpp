@@ -155,7 +155,18 @@ Status EngineLoop::prepare_grammars(const GrammarPtr& first) {
 
 void EngineLoop::run() {
   while (!queue_.stopping())
-    if (!tick()) queue_.wait();
+    if (!tick() && !map_ahead()) queue_.wait();
+}
+
+// When there is nothing to do.
+bool EngineLoop::map_ahead() {
+  ops_->make_current();
+  ops_->pool().next_step();
+  try {
+    return admission_->map_ahead();
+  } catch (const std::bad_alloc&) {  // whoever needs it tries again
+    return false;
+  }
 }
 
 bool EngineLoop::tick() {

@@ -52,6 +52,7 @@ class EngineLoop final : public Engine {
   Status check_prompt(const Request& r) const;
   Result<std::unique_ptr<DiskTier>> open_disk();
   const SessionHeader::Fingerprint& fingerprint();
+  bool map_ahead();
   bool step();
   void publish();
   bool is_slot(int id) const { return id >= 0 && id < sessions_.size(); }

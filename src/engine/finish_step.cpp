@@ -28,8 +28,13 @@ void StepLoop::finish_step(const std::vector<SeqGrant>& run, double step_s) {
     row += g.n;
   }
   spec_.absorb(committed);
-  for (const SeqGrant& g : run)
-    if (at(g.id).running() && !at(g.id).decoding && sessions_.snapshot_is_due(g.id)) admission_.snapshot(g.id, false);
+  for (const SeqGrant& g : run) {
+    if (!at(g.id).running()) continue;
+    if (at(g.id).decoding)
+      admission_.keep_prompt(g.id);
+    else if (sessions_.snapshot_is_due(g.id))
+      admission_.snapshot(g.id, cache().len(g.id), false);
+  }
   const double committed_s = seconds(Clock::now() - start);
   for (const SeqGrant& g : run) {
     Sequence& q = at(g.id);
@@ -193,7 +198,7 @@ void StepLoop::take(SlotId s) {
     q.decoding = true;
     if (!w.answered) w.first_token = Clock::now();
     w.answered = true;
-    admission_.snapshot(s, true);
+    q.prompt_end = cache().len(s);
     if (w.request.max_tokens == 0) return admission_.finish(s, Stop::kLength);  // the prompt was all that was wanted
   }
   size_t n = 0;

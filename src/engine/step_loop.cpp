@@ -175,9 +175,13 @@ void StepLoop::run(const std::vector<SeqGrant>& grants) {
 void StepLoop::draw() {
   if (rows_.empty()) return;
   ops_.sample(rows_);
+  const auto start = Clock::now();
+  while (admission_.map_ahead() && seconds(Clock::now() - start) < wait_s_ / 4) {  // the device computes meanwhile
+  }
   phases_.enter(Phase::kWait);
   drawn_.resize(rows_.size());
   ops_.read_ids(drawn_);  // the one place where the host waits for the device
+  wait_s_ = seconds(Clock::now() - start);
 }
 
 // What the step took, for those who learn from it, and its line for the caller.

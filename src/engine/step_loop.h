@@ -111,6 +111,7 @@ class StepLoop {
   std::vector<SlotId> skipped_;  // of the step: their masks were not there in time
   double draft_s_ = 0;           // of the last step
   bool waited_ = true;           // the host waited for the last step
+  double wait_s_ = 0;            // from the last step's launch to its tokens
 };
 
 }  // namespace facet

@@ -15,6 +15,7 @@ namespace facet {
 
 struct DiskRead;
 struct Fill;
+struct SessionImage;
 
 // A request as the engine works on it, from the queue to its last token.
 struct ActiveRequest {
@@ -36,8 +37,9 @@ struct ActiveRequest {
   std::optional<ThoughtBudget> thought = {};  // where its thoughts are, if it limits them
   std::optional<LoopGuard> loops = {};        // what repeats in it, if it may not go round
   std::shared_ptr<DiskRead> reading = {};     // the file that it waits for
-  std::shared_ptr<Fill> filling = {};         // the state that comes into the pool, which it waits for
-  bool filled = false;                        // one came, since it last waited
+  std::shared_ptr<const SessionImage> wanted = {};  // the state for which it waits for a slot
+  std::shared_ptr<Fill> filling = {};               // the state that comes into the pool, which it waits for
+  bool filled = false;                              // one came, since it last waited
   Clock::time_point arrived = Clock::now(), started = {}, first_token = {};
 };
 

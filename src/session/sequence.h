@@ -38,11 +38,15 @@ struct Sequence {
   std::vector<int32_t> tokens = {};  // the first rows.len(slot) are computed
   std::string salt = {};
   uint64_t used = 0;                  // clock of its last use
+  uint64_t copied = 0;                // idle: the same, when a copy of it had gone to host memory
   bool snapshot = false;              // idle: a fork of what ran, for any number of requests
   bool decoding = false;              // running: its prompt is computed
   std::vector<int> snapshot_at = {};  // running: lengths at which a snapshot is taken, ascending
-  ActiveRequest work = {};            // running
-  DraftState draft = {};              // running
+  // Running or idle: rows of the prompt, to which the session can go back. A snapshot of them is taken before it can no
+  // more; 0: there is one, or none is wanted.
+  int prompt_end = 0;
+  ActiveRequest work = {};  // running
+  DraftState draft = {};    // running
   // Running: the tokens that the step drew, and what the request wants to know of them.
   std::vector<int32_t> drawn = {};
   std::vector<TokenLogprobs> drawn_logprobs = {};

@@ -69,9 +69,15 @@ bool SessionCopy::end_in(const In& in) {
 
 bool SessionCopy::reaches(std::span<const KvState> owners, int len) const {
   if (owners.size() != 1 + kept_.size()) return false;
-  if (len > owners[0].len || !rows_.cache().reaches(owners[0], len)) return false;
-  for (size_t i = 1; i < owners.size(); ++i)
-    if (const KvCache* c = kept_[i - 1]->rows(); c && owners[i].len > len && !c->reaches(owners[i], len)) return false;
+  int all = len;  // SessionRows::go_back() ends there
+  if (len < owners[0].len)
+    for (const AnyDrafter* d : kept_) all = std::min(all, d->rows_left(len));
+  if (len > owners[0].len || !rows_.cache().reaches(owners[0], all)) return false;
+  for (size_t i = 1; i < owners.size(); ++i) {
+    const int left = kept_[i - 1]->rows_left(len);
+    if (const KvCache* c = kept_[i - 1]->rows(); c && owners[i].len > left && !c->reaches(owners[i], left))
+      return false;
+  }
   return true;
 }
 

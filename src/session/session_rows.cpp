@@ -4,11 +4,19 @@
 
 namespace facet {
 
-bool SessionRows::reaches(SlotId s, int len) const {
-  if (!cache_.reaches(s, len)) return false;
+bool SessionRows::reaches(SlotId s, int len, int more) const {
+  const auto reaches = [&](const KvCache& c, int left, int high) {
+    const KvState now = c.state(s);
+    return c.reaches({now.len, std::max(now.high, high)}, left);
+  };
+  const int high = more > 0 ? cache_.len(s) + more : 0;
+  int left = len;  // go_back() ends there
+  if (len < cache_.len(s))
+    for (const AnyDrafter* d : drafters_) left = std::min(left, d->rows_left(len));
+  if (!reaches(cache_, left, high)) return false;
   return std::ranges::all_of(drafters_, [&](AnyDrafter* d) {
     const KvCache* c = d->rows();
-    return !c || c->len(s) <= len || c->reaches(s, len);
+    return !c || c->len(s) <= d->rows_left(len) || reaches(*c, d->rows_left(len), more > 0 ? high + 1 : 0);
   });
 }
 

@@ -18,7 +18,7 @@ class SessionRows {
   std::span<AnyDrafter* const> drafters() const { return drafters_; }
 
   int len(SlotId s) const { return cache_.len(s); }
-  bool reaches(SlotId s, int len) const;  // whether go_back() can
+  bool reaches(SlotId s, int len, int more = 0) const;  // whether go_back() can, after so many rows more
   // Of a session in which nothing runs. Returns how many rows are left: as many as the model and all drafters have of
   // `len`. With none its memory is given up.
   int go_back(SlotId s, int len);

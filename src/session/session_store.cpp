@@ -9,16 +9,20 @@ int SessionStore::running() const {
                            [](const Sequence& s) { return s.use == Sequence::Use::kRunning; }));
 }
 
-// The last token is always computed: its logits are wanted.
+// The last token is always computed: its logits are wanted. What answers a request is worth a fork if it saves some.
 SessionStore::Match SessionStore::best_match(std::span<const int32_t> tokens, const std::string& salt) const {
   Match best;
   for (SlotId s = 0; s < size(); ++s) {
     const Sequence& q = at(s);
-    if (q.use != Sequence::Use::kIdle || q.salt != salt) continue;
-    const int len = soft_token_border(tokens, int(std::min(shared_prefix(q.tokens, tokens), tokens.size() - 1)));
-    if (len == 0 || !rows_.reaches(s, len)) continue;
-    // Of equals, the one that need not be forked.
-    if (len > best.len || (len == best.len && rows_.len(s) == len && !q.snapshot)) best = {s, len};
+    const bool answers = q.running() && q.decoding && q.work.request.cache;
+    if (!(q.idle() || answers) || q.salt != salt) continue;
+    const size_t shared = std::min({shared_prefix(q.tokens, tokens), tokens.size() - 1, size_t(rows_.len(s))});
+    const int len = soft_token_border(tokens, int(shared));
+    if (len < (answers ? kWorthASnapshot : 1) || !rows_.reaches(s, len)) continue;
+    // Of equals, one that is idle, and the one that need not be forked.
+    if (len > best.len ||
+        (len == best.len && q.idle() && (at(best.slot).running() || (rows_.len(s) == len && !q.snapshot))))
+      best = {s, len};
   }
   return best;
 }
@@ -93,8 +97,9 @@ std::optional<Placement> SessionStore::place(const ActiveRequest& work) {
   if (work.request.cache && waits_for_a_prefix(work, best.len)) return std::nullopt;
   if (running() > 0 && !has_room(work, best.len)) return std::nullopt;
   if (best.slot < 0) return Placement{};
+  const Sequence& from = at(best.slot);
   return Placement{
-      .from = best.slot, .len = best.len, .stays = at(best.slot).snapshot || rows_.len(best.slot) > best.len};
+      .from = best.slot, .len = best.len, .stays = from.running() || from.snapshot || rows_.len(best.slot) > best.len};
 }
 
 void SessionStore::begin(SlotId slot, ActiveRequest& work, int have) {
@@ -104,6 +109,7 @@ void SessionStore::begin(SlotId slot, ActiveRequest& work, int have) {
   s.snapshot = false;
   s.tokens = std::move(work.tokens);
   s.decoding = false;
+  s.prompt_end = 0;
   s.work = std::move(work);
   touch(slot);
   plan_snapshots(s, have);
@@ -113,12 +119,12 @@ void SessionStore::keep_copy(SlotId to, SlotId from) {
   const Sequence& s = at(from);
   Sequence& copy = at(to);
   copy.tokens = s.tokens, copy.salt = s.salt;
-  copy.use = Sequence::Use::kIdle, copy.used = s.used, copy.snapshot = s.snapshot;
+  copy.use = Sequence::Use::kIdle, copy.used = s.used, copy.snapshot = s.snapshot, copy.prompt_end = s.prompt_end;
 }
 
 void SessionStore::keep_snapshot(SlotId to, SlotId from) {
   const Sequence& s = at(from);
-  adopt(to, {s.tokens.begin(), s.tokens.begin() + rows_.len(from)}, s.salt);
+  adopt(to, {s.tokens.begin(), s.tokens.begin() + rows_.len(to)}, s.salt);
 }
 
 void SessionStore::adopt(SlotId slot, std::vector<int32_t> tokens, const std::string& salt) {
@@ -142,10 +148,10 @@ bool SessionStore::end(SlotId slot) {
   return true;
 }
 
-bool SessionStore::wants_snapshot(SlotId slot) {
+bool SessionStore::wants_snapshot(SlotId slot, int len) {
   const Sequence& s = at(slot);
-  if (!s.work.request.cache || size() == max_running_) return false;
-  const auto known = std::span(s.tokens).first(size_t(rows_.len(slot)));
+  if ((s.running() && !s.work.request.cache) || size() == max_running_) return false;
+  const auto known = std::span(s.tokens).first(size_t(len));
   for (SlotId i = 0; i < size(); ++i)
     if (const Sequence& q = at(i); q.use == Sequence::Use::kIdle && q.salt == s.salt &&
                                    rows_.len(i) == int(known.size()) &&

@@ -13,7 +13,7 @@ namespace facet {
 
 // How a request begins.
 struct Placement {
-  SlotId from = -1;    // the idle session that it goes on from; -1: none, any free slot will do
+  SlotId from = -1;    // the session that it goes on from; -1: none, any free slot will do
   int len = 0;         // the tokens that both have
   bool stays = false;  // the session stays as it is, for others: the request needs a fork of it
 };
@@ -21,12 +21,13 @@ struct Placement {
 // Which session a request goes on from, and which one goes when memory is short.
 //
 //   running   serves a request
-//   idle      what a request left, or a snapshot: a fork taken exactly at some length, because the rings of sliding
-//             layers cannot go back far
+//   idle      what a request left, or a snapshot: a fork of exactly some length, because the rings of sliding layers
+//             cannot go back far
 //
-// A request goes on from the idle session with which its prompt shares most. What another request left and it extends
-// to the end becomes its own; anything else stays, and the request gets a fork. So a new conversation takes nothing
-// from an idle one while there is room. When there is none, the idle session that was used least recently is given up.
+// A request goes on from the session with which its prompt shares most, an idle one or one that answers. What another
+// request left and it extends to the end becomes its own; anything else stays, and the request gets a fork. So a new
+// conversation takes nothing from an idle one while there is room. When there is none, the idle session that was used
+// least recently is given up.
 //
 // A prompt that shares its beginning with one that is being computed waits for it, and the shared part is computed
 // once: a snapshot is taken where the two part. The place where a prompt parts from a known one is remembered in the
@@ -54,8 +55,8 @@ class SessionStore {
   // The idle session that was used least recently, but `keep`: the next to be evicted; -1: there is none.
   SlotId least_recent(SlotId keep = -1) const;
   SlotId free_slot() const;  // -1: there is none
-  // Whether a fork of the running session, as it is now, should be kept. Where that is known already it counts as used.
-  bool wants_snapshot(SlotId s);
+  // Whether a snapshot of the session's first `len` rows should be kept. Where there is one it counts as used.
+  bool wants_snapshot(SlotId s, int len);
   // Whether a snapshot is due at the session's length; once for each.
   bool snapshot_is_due(SlotId s);
   // The most that the next step may compute of a running session: up to its next snapshot.
@@ -78,7 +79,7 @@ class SessionStore {
   // The slot holds the state of these tokens now: idle, for any number of requests.
   void adopt(SlotId s, std::vector<int32_t> tokens, const std::string& salt);
   void keep_copy(SlotId to, SlotId from);      // `to` is a fork of `from`, which is idle, and stays in its place
-  void keep_snapshot(SlotId to, SlotId from);  // `to` is a fork of `from`, which runs
+  void keep_snapshot(SlotId to, SlotId from);  // `to` is a fork of the beginning of `from`
   void clear(SlotId s) { at(s).reset(); }      // the slot holds nothing
   void touch(SlotId s) { at(s).used = ++clock_; }
 

@@ -9,6 +9,7 @@ namespace {
 
 constexpr int kLeast = SessionStore::kWorthASnapshot / 4;  // tokens that are worth a copy
 constexpr int kAheadSlots = 2;     // the prompt after a request wants one, and one for its snapshot
+constexpr int kCopies = 4;         // that requests wait for, at a time
 constexpr int kAheadOfRam = 2;     // what is copied ahead leaves the other states room
 constexpr int kAheadOfPages = 16;  // a part of the pool
 constexpr double kQuick = 0.05;    // seconds of a copy that is always worth it
@@ -61,6 +62,33 @@ bool Tiers::has_slot_at_once(SlotId keep) {
   if (sessions_.free_slot() >= 0) return true;
   const SlotId s = sessions_.least_recent(keep);
   return s >= 0 && !is_read(s) && (!keeps() || is_below(s));
+}
+
+bool Tiers::is_slot_ready(SlotId keep) {
+  if (sessions_.running() == 0 || has_slot_at_once(keep)) return true;
+  bool is_next = true;
+  int64_t bytes = 0;  // being copied
+  for (const Copy& c : copies_) bytes += c.image->bytes();
+  for (const SlotId s : idle_by_age()) {
+    const Sequence& q = sessions_.at(s);
+    if (s == keep) continue;
+    if (!is_read(s) && !is_below(s)) {
+      bytes += rows_.owned(s) * rows_.pool().page_bytes();
+      if (!is_next && (copies_.size() >= kCopies || bytes > ram_.most() / kAheadOfRam)) break;
+      // Host memory has no room for it, or did not keep it: evict() does what can be done.
+      if ((q.copied == q.used || !begin_copy(s)) && is_next) return true;
+    }
+    is_next = false;
+  }
+  return is_next;  // there is nothing to wait for
+}
+
+std::vector<SlotId> Tiers::idle_by_age() const {
+  std::vector<SlotId> idle;
+  for (SlotId s = 0; s < sessions_.size(); ++s)
+    if (sessions_.at(s).idle()) idle.push_back(s);
+  std::ranges::sort(idle, {}, [&](SlotId s) { return sessions_.at(s).used; });
+  return idle;
 }
 
 SlotId Tiers::take_slot(SlotId keep) {
@@ -123,24 +151,19 @@ void Tiers::look_at_copies() {
 void Tiers::copy_ahead() {
   if (!keeps() || !copies_.empty()) return;
   const PhaseTimes::Scope phase(phases_, Phase::kCopy);
-  std::vector<SlotId> idle;
   int slots = kAheadSlots * std::max(1, sessions_.running());
-  for (SlotId s = 0; s < sessions_.size(); ++s) {
-    if (sessions_.at(s).use == Sequence::Use::kIdle) idle.push_back(s);
-    if (sessions_.at(s).use == Sequence::Use::kFree) --slots;
-  }
+  for (SlotId s = 0; s < sessions_.size(); ++s) slots -= sessions_.at(s).use == Sequence::Use::kFree;
   const PagePool& pool = rows_.pool();
   int64_t pages = pool.budget() / kAheadOfPages - (pool.budget() - pool.used());
-  std::sort(idle.begin(), idle.end(), [&](SlotId a, SlotId b) { return sessions_.at(a).used < sessions_.at(b).used; });
   int64_t bytes = ram_.most() / kAheadOfRam;
   int few = kAheadSlots;
-  for (const SlotId s : idle) {
+  for (const SlotId s : idle_by_age()) {
     if ((slots <= 0 && pages <= 0) || (few <= 0 && bytes <= 0)) return;
     --slots, --few;
     const int64_t owned = rows_.cache().owned_pages(s);
     pages -= owned, bytes -= owned * pool.page_bytes();
     // One that is not mapped would have to be mapped whole for it; it is in a few steps.
-    if (!is_below(s) && (sessions_.running() == 0 || !rows_.cache().unmapped(s))) return begin_copy(s);
+    if (!is_below(s) && (sessions_.running() == 0 || !rows_.cache().unmapped(s))) return void(begin_copy(s));
   }
 }
 
@@ -169,7 +192,8 @@ bool Tiers::restore(ActiveRequest& w) {
   if (on_its_way) return defer();
   // Copied when it can run; until then it stays where it is.
   if (best.image && best.len > least && sessions_.running() > 0 && !sessions_.has_room(w, 0)) return true;
-  w.reading = nullptr;
+  if (best.image && best.len > least && !is_slot_ready()) return w.wanted = best.image, defer();
+  w.reading = nullptr, w.wanted = nullptr;
   if (!best.image || best.len <= least) return true;
   if (source == Source::kDisk) put(best.image);
   if (!is_worth(ram_rate_, best.image->bytes(), best.len - least)) return true;
@@ -181,6 +205,7 @@ bool Tiers::restore(ActiveRequest& w) {
 // The state in host memory or a file that saves the request most; a file may have to be read first.
 HostTier::Found Tiers::best_below(ActiveRequest& w, int least, Source& source, bool& on_its_way) {
   HostTier::Found best = ram_.find(w.tokens, w.request.cache_salt, least, reaches_);
+  if (w.wanted && use_of(*w.wanted, w) > best.len) best = {w.wanted, use_of(*w.wanted, w)};
   if (!disk_) return best;
   if (!w.reading)
     if (const auto found = disk_->find(w.tokens, w.request.cache_salt, std::max(least, best.len + kLeast), reaches_);
@@ -252,16 +277,19 @@ void Tiers::put(const ImagePtr& image) {
   }
 }
 
-void Tiers::begin_copy(SlotId s) {
+bool Tiers::begin_copy(SlotId s) {
   auto out = copy_.begin_out(s, sessions_.at(s));
-  if (!out.image) return;
+  if (!out.image) return false;
   ++stats_.copies;
   copies_.push_back({s, std::move(out.image), std::move(out.task)});
+  return true;
 }
 
 void Tiers::end_copy(std::list<Copy>::iterator i) {
   copy_.wait(i->task);
   const ImagePtr image = std::move(i->image);
+  Sequence& q = sessions_.at(i->slot);
+  q.copied = q.used;
   copies_.erase(i);
   put(image);
 }

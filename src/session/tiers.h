@@ -48,6 +48,8 @@ class Tiers {
   SlotId take_slot(SlotId keep = -1);
   // Whether take_slot() will find one without waiting for a copy.
   bool has_slot_at_once(SlotId keep);
+  // The same, for one who asks again after a step. False: requests run, and what would go next is being copied.
+  bool is_slot_ready(SlotId keep = -1);
   // The session's state in another slot as well; memory is made for it. Nothing waits for its drafters.
   Result<SlotId> fork(SlotId from);
   // The slot holds nothing any more.
@@ -121,9 +123,10 @@ class Tiers {
   bool defer();
   int use_of(const SessionImage& image, const ActiveRequest& w) const;
   bool is_below(SlotId s);
+  std::vector<SlotId> idle_by_age() const;
   void evict(SlotId s);
   void put(const ImagePtr& image);
-  void begin_copy(SlotId s);
+  bool begin_copy(SlotId s);
   void end_copy(std::list<Copy>::iterator i);
   ImagePtr image_of(SlotId s);
   HostTier::Found best_below(ActiveRequest& w, int least, Source& source, bool& on_its_way);

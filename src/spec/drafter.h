@@ -98,6 +98,8 @@ class AnyDrafter {
   // The sequence goes back to `len` rows. Returns how many rows of state are left: len, or fewer when state from
   // before `len` was lost to what came after; the target then computes those rows again, so that drafts stay as good.
   virtual int rewind(SlotId s, int len) = 0;
+  // Rows of rows() that are left where a sequence goes back to `len`; these must be in reach of it.
+  virtual int rows_left(int len) const { return len; }
   virtual void forget(SlotId s) = 0;  // back to no rows and no memory
   // Memory for `n` rows behind those that the slot holds, so that absorb() and propose() do not fail for want of it.
   // False: there is none now.

@@ -129,12 +129,13 @@ class Eagle3 final : public Drafter<B> {
   int rewind(SlotId s, int len) override {
     Slot& q = slots_[size_t(s)];
     if (len >= q.held) return q.held;
-    // Row len - 1 would take another token than it did, and its state is lost.
-    const int left = std::max(0, len - 1);
+    const int left = rows_left(len);
     if (cache_->len(s) > left && cache_->rewind(s, left) != Rewind::kDone) cache_->clear(s);
     q = {cache_->len(s), false};
     return q.held;
   }
+  // Row len - 1 would take another token than it did, and its state is lost.
+  int rows_left(int len) const override { return std::max(0, len - 1); }
   void forget(SlotId s) override {
     cache_->release(s);
     slots_[size_t(s)] = {};
