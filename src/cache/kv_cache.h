@@ -71,7 +71,7 @@ class KvCache {
   // Maps so many pages at most, of this and of mirrored caches each; returns how many of this one.
   Result<int64_t> map_pages(SlotId s, int64_t pages);
   Status map_all(SlotId s);
-  // Maps so many pages at most of a released slot's rings and of its first rows of full layers, for whoever comes next,
+  // Maps so many pages at most of an empty slot's rings and of its first rows of full layers, for whoever comes next,
   // while there are plenty; returns how many.
   static constexpr int kPremapped = 1024;  // rows
   int64_t premap(SlotId s, int64_t most);

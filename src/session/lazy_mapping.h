@@ -7,10 +7,10 @@
 // What is mapped between steps.
 namespace facet {
 
-// What nobody waits for, and so fewer pages a step: forks that are kept, then the slots that are taken next, as many as
-// requests may run. Returns whether anything was mapped.
+// What nobody waits for, a few pages at a time: forks that are kept, then slots of prompts that have not begun, then
+// those that are taken next, as many as requests may run. Returns whether anything was mapped.
 inline bool map_ahead(KvCache& cache, const SessionStore& sessions, int slots) {
-  const int64_t most = std::min(cache.pool().left_a_step(), cache.pool().pages_a_step() / 4);
+  const int64_t most = cache.pool().pages_a_step() / 4;
   int64_t few = most;
   for (SlotId s = 0; s < sessions.size() && few > 0; ++s) {
     if (sessions.at(s).use != Sequence::Use::kIdle) continue;
@@ -18,8 +18,9 @@ inline bool map_ahead(KvCache& cache, const SessionStore& sessions, int slots) {
     if (!n) return few < most;  // whoever needs it tries again
     few -= *n;
   }
-  for (SlotId s = 0; s < sessions.size() && few > 0 && slots > 0; ++s)
-    if (sessions.at(s).use == Sequence::Use::kFree) few -= cache.premap(s, few), --slots;
+  for (const auto use : {Sequence::Use::kRunning, Sequence::Use::kFree})
+    for (SlotId s = 0; s < sessions.size() && few > 0 && slots > 0; ++s)
+      if (sessions.at(s).use == use && cache.len(s) == 0) few -= cache.premap(s, few), --slots;
   return few < most;
 }
 
