@@ -85,6 +85,8 @@ class PagePool {
   int64_t next_step() { return std::exchange(mapped_, 0); }
   // Bytes that may lie mapped where nothing is kept.
   virtual int64_t most_spare() const { return kKeep; }
+  // Tokens of a prompt that take longer than the fork of a sequence.
+  virtual int worth_a_fork() const { return 1; }
   // Bytes beyond a sequence's rows that kernels may read, whatever is there.
   virtual int64_t rows_read_beyond() const { return 0; }
 

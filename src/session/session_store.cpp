@@ -9,7 +9,8 @@ int SessionStore::running() const {
                            [](const Sequence& s) { return s.use == Sequence::Use::kRunning; }));
 }
 
-// The last token is always computed: its logits are wanted. What answers a request is worth a fork if it saves some.
+// The last token is always computed: its logits are wanted. A fork has to save some, and one of what answers a request
+// a snapshot's worth.
 SessionStore::Match SessionStore::best_match(std::span<const int32_t> tokens, const std::string& salt) const {
   Match best;
   for (SlotId s = 0; s < size(); ++s) {
@@ -18,11 +19,11 @@ SessionStore::Match SessionStore::best_match(std::span<const int32_t> tokens, co
     if (!(q.idle() || answers) || q.salt != salt) continue;
     const size_t shared = std::min({shared_prefix(q.tokens, tokens), tokens.size() - 1, size_t(rows_.len(s))});
     const int len = soft_token_border(tokens, int(shared));
-    if (len < (answers ? kWorthASnapshot : 1) || !rows_.reaches(s, len)) continue;
+    const bool extends = q.idle() && rows_.len(s) == len && !q.snapshot;
+    const int least = answers ? kWorthASnapshot : extends ? 1 : rows_.pool().worth_a_fork();
+    if (len < least || !rows_.reaches(s, len)) continue;
     // Of equals, one that is idle, and the one that need not be forked.
-    if (len > best.len ||
-        (len == best.len && q.idle() && (at(best.slot).running() || (rows_.len(s) == len && !q.snapshot))))
-      best = {s, len};
+    if (len > best.len || (len == best.len && q.idle() && (extends || at(best.slot).running()))) best = {s, len};
   }
   return best;
 }
