@@ -146,7 +146,8 @@ class Machine:
             self.running.append(r)
 
     def plan(self, now):
-        """The next step, or, where nothing but decoding runs, all steps until an answer ends. False: nothing to do."""
+        """The next step, or, where nothing but decoding runs, all steps until an answer ends or the depth is one that was measured. False:
+        nothing to do."""
         self.admit()
         if not self.running:
             self.steps = 0
@@ -170,6 +171,10 @@ class Machine:
         self.decoding, self.prompt = decoding, prompt
         self.depth = sum(r.depth for r in decoding) / len(decoding) if decoding else 0
         self.steps = min(r.answer - r.made for r in decoding) if decoding and not prompts else 1
+        for d in self.times.depths:  # between measured depths times are a straight line
+            if self.depth < d:
+                self.steps = min(self.steps, int(d - self.depth) + 1)
+                break
         squares = sum((r.depth + n) ** 2 - r.depth ** 2 for r, n in self.grants)
         self.dt = self.times.step(len(decoding), self.depth + (self.steps - 1) / 2, prompt, squares)
         self.start, self.until = now, now + self.steps * self.dt
@@ -180,12 +185,14 @@ class Machine:
         """A request came: steps end at the next one's end. True: sooner than planned."""
         if self.steps <= 1:
             return False
-        steps = min(self.steps, max(1, math.ceil((now - self.start) / self.dt)))
+        steps, dt = min(self.steps, max(1, math.ceil((now - self.start) / self.dt))), 0.0
+        while steps < self.steps:
+            dt = self.times.step(len(self.decoding), self.depth + (steps - 1) / 2, 0)  # of these steps alone
+            if self.start + steps * dt >= now:
+                break
+            steps += 1
         if steps == self.steps:
             return False
-        dt = self.times.step(len(self.decoding), self.depth + (steps - 1) / 2, 0)  # of these steps alone
-        if self.start + steps * dt < now:
-            steps += 1
         self.steps, self.dt, self.until = steps, dt, self.start + steps * dt
         self.version += 1
         return True

@@ -82,8 +82,8 @@ class Formulas(unittest.TestCase):
     def test_one_client_is_a_sum(self):
         s = capacity.simulate(H200, clients=1, requests=10, prompt=512, answer=65, warm=0)
         decode = sum(H200.step(1, 512 + i, 0) for i in range(64))
-        self.assertAlmostEqual(s["seconds"], 10 * (.0413 + decode), places=9)
-        self.assertAlmostEqual(s["ttft_ms_p50"], 41.3, places=6)
+        self.assertAlmostEqual(s["seconds"], 10 * (.02134 + decode), places=9)
+        self.assertAlmostEqual(s["ttft_ms_p50"], 21.34, places=6)
 
     def test_prompts_that_are_cut(self):
         """A prompt in two steps costs what a step costs beside its tokens, no more and no less; that a step forgets what lies before it is seen."""
