@@ -1,5 +1,7 @@
 // What is kept of a prompt: its own session while that can go back there, and a snapshot from then on.
 #include "api/engine.h"
+#include "cache/kv_cache.h"
+#include "model/gemma4_config.h"
 #include "support/answers.h"
 #include "support/must.h"
 #include "support/tiny_model.h"
@@ -119,6 +121,37 @@ TEST_F(Snapshots, NoneWithoutSlots) {
   }
   for (const Answer& a : {first, second, third}) EXPECT_EQ(a.tokens, want.tokens);
   EXPECT_LE(kept(), 2);
+}
+
+// Slots without rows are mapped a few pages at a time, for prompts that then map nothing; what is mapped counts as free.
+TEST(MapAhead, PromptsFindTheirPages) {
+  const TinyFile file(TinyModel{.window = 800});
+  const GgufFile gguf = must(GgufFile::open(file.path()));
+  const KvPlan plan{.max_seq = 2, .max_ctx = 4096, .max_step = 1024, .margin = 64, .snapshots = 2};
+  const auto cache = must(HostKvCache::create(must(gemma4_config(gguf)), plan));
+  PagePool& pool = cache->pool();
+  const int64_t staged = pool.used();
+  std::vector<int64_t> most(size_t(plan.resident()));
+  for (SlotId s = 0; s < 3; ++s)
+    while (const int64_t n = cache->premap(s, 3)) {
+      EXPECT_LE(n, 3);
+      most[size_t(s)] += n;
+    }
+  EXPECT_EQ(pool.used(), staged);
+  pool.next_step();
+  must(cache->prepare(0, 1000));
+  EXPECT_EQ(pool.next_step(), 0);
+  EXPECT_EQ(pool.used(), staged + most[0]);
+  cache->commit(0, 1000);
+  EXPECT_EQ(cache->premap(0, 3), 0) << "it has rows";
+  EXPECT_EQ(most[1], most[0]);
+  must(cache->prepare(3, 1000));
+  EXPECT_EQ(pool.next_step(), most[0]) << "it was not asked for";
+  cache->commit(3, 1000);
+  must(cache->fork(0, 1));  // shared pages take the place of those that were mapped
+  EXPECT_EQ(cache->len(1), 1000);
+  for (SlotId s = 0; s < plan.resident(); ++s) cache->release(s);
+  EXPECT_EQ(pool.used(), staged);
 }
 
 }  // namespace
