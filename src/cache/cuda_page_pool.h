@@ -38,7 +38,7 @@ class CudaPagePool final : public PagePool {
   int64_t pages_a_step() const override { return kPagesAStep; }
   // Rings of a few hundred MB: mapping them anew for every fork takes longer than a step.
   int64_t most_spare() const override { return budget() * kPage / 4; }
-  // Copying the rings takes about a millisecond, most of it the driver's.
+  // A fork takes the engine's thread about a millisecond.
   int worth_a_fork() const override { return 16; }
   int64_t rows_read_beyond() const override { return kReadBeyond; }
   void fill_random() { random_ = true; }  // benches: fresh pages hold random rows instead of zeros

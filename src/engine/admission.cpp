@@ -183,7 +183,9 @@ void Admission::map_some() {
 
 bool Admission::map_ahead() {
   const PhaseTimes::Scope phase(phases_, Phase::kMap);
-  return facet::map_ahead(rows_.cache(), sessions_, cfg_.max_seq);
+  const bool any = facet::map_ahead(rows_.cache(), sessions_, cfg_.max_seq);
+  ops_.make_current();  // pages of other GPUs may have been made
+  return any;
 }
 
 bool Admission::make_room(SlotId s) {

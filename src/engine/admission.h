@@ -36,8 +36,8 @@ class Admission {
   int waiting() const { return int(waiting_.size()); }
   // What forks still lack (KvCache::fork), a little before every step: first those in which requests run.
   void map_some();
-  // What nobody waits for: forks that are kept, and rings for the next requests. While the device computes, and when it
-  // has nothing to do. False: nothing was mapped.
+  // What nobody waits for, a few pages: forks that are kept, and slots for the next prompts. While the device computes,
+  // and when it has nothing to do. False: nothing was mapped.
   bool map_ahead();
   // A step needs memory for session s: an idle session goes, else the running one that is last by priority and arrival
   // is parked. It waits with its tokens, and goes on where it was when there is room. False: nothing can go.

@@ -4,7 +4,7 @@
 #include "cache/kv_cache.h"
 #include "session/session_store.h"
 
-// What is mapped between steps.
+// What is mapped while nobody waits for it.
 namespace facet {
 
 // What nobody waits for, a few pages at a time: forks that are kept, then slots of prompts that have not begun, then
