@@ -36,6 +36,7 @@ class CudaPagePool final : public PagePool {
   int copy_engines() const override { return kCopyEngines; }
   int64_t copy_engine_bytes() const override { return kCopyEngineBytes; }
   int64_t pages_a_step() const override { return kPagesAStep; }
+  int64_t left_beside_a_step() const override { return kPagesAStep; }  // the caller looks at the time
   // Rings of a few hundred MB: mapping them anew for every fork takes longer than a step.
   int64_t most_spare() const override { return budget() * kPage / 4; }
   // A fork takes the engine's thread about a millisecond.

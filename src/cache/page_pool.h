@@ -83,6 +83,8 @@ class PagePool {
   virtual int64_t pages_a_step() const { return 16; }
   int64_t left_a_step() const { return std::max<int64_t>(0, pages_a_step() - mapped_); }
   int64_t next_step() { return std::exchange(mapped_, 0); }
+  // Those that may be mapped while a step computes. The host's are mapped when it has: they count as all others.
+  virtual int64_t left_beside_a_step() const { return left_a_step(); }
   // Bytes that may lie mapped where nothing is kept.
   virtual int64_t most_spare() const { return kKeep; }
   // Tokens of a prompt that take longer than the fork of a sequence.

@@ -10,7 +10,7 @@ namespace facet {
 // What nobody waits for, a few pages at a time: forks that are kept, then slots of prompts that have not begun, then
 // those that are taken next, as many as requests may run. Returns whether anything was mapped.
 inline bool map_ahead(KvCache& cache, const SessionStore& sessions, int slots) {
-  const int64_t most = cache.pool().pages_a_step() / 4;
+  const int64_t most = std::min(cache.pool().left_beside_a_step(), cache.pool().pages_a_step() / 4);
   int64_t few = most;
   for (SlotId s = 0; s < sessions.size() && few > 0; ++s) {
     if (sessions.at(s).use != Sequence::Use::kIdle) continue;
