@@ -1,4 +1,5 @@
 #pragma once
+#include <algorithm>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -16,6 +17,17 @@ struct PictureHeader {
   int orientation = 1;
   int64_t reader_bytes = 0;  // that the reader itself will hold while rows come
 };
+
+// Of width x height pixels, neither negative; 2^60 where they are more. Readers add them up before anybody has judged
+// the sides, which in a PNG may be 2^31 - 1 each.
+inline int64_t pixel_bytes(int64_t width, int64_t height, int64_t bytes_per_pixel) {
+  constexpr int64_t kMost = int64_t(1) << 60;
+  int64_t pixels, bytes;
+  if (__builtin_mul_overflow(width, height, &pixels) || __builtin_mul_overflow(pixels, bytes_per_pixel, &bytes)) {
+    return kMost;
+  }
+  return std::min(bytes, kMost);
+}
 
 class PictureRows {
  public:

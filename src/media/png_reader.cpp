@@ -130,7 +130,7 @@ Status read_png(const PictureSource& source, PictureRows& rows) {
   const int type = png_get_color_type(d.png, d.info);
   const int channels = type & PNG_COLOR_MASK_COLOR && type != PNG_COLOR_TYPE_PALETTE ? 3 : 1;
   // Interlaced: all pixels, once those of the last pass have come. Rows of libpng have up to 8 bytes a pixel, two of them.
-  const int64_t own = (1 << 16) + 16 * width + (interlaced ? width * height * channels : width * channels);
+  const int64_t own = (1 << 16) + 16 * width + pixel_bytes(width, interlaced ? height : 1, channels);
   auto wanted = rows.begin({"PNG", width, height, orientation_of(source.bytes), own});
   if (!wanted) return wanted.error();
   if (!*wanted) return Ok{};

@@ -60,7 +60,7 @@ Status read_webp(const PictureSource& source, PictureRows& rows) {
   // libwebp gives rows when it has them all: lossless files four bytes a pixel within, others a few rows and alpha.
   constexpr int kLossless = 2;
   const int64_t own =
-      width * height * 3 + int64_t(f.width) * f.height * (features.format == kLossless ? 4 : 1) + (1 << 20);
+      pixel_bytes(width, height, 3) + pixel_bytes(f.width, f.height, features.format == kLossless ? 4 : 1) + (1 << 20);
   auto wanted = rows.begin({"WebP", width, height, orientation_of(demuxer.get()), own});
   if (!wanted) return wanted.error();
   if (!*wanted) return Ok{};

@@ -177,6 +177,9 @@ std::vector<Bomb> bombs() {
   return {
       {"PNG of 100,000 squared", png(100'000, 100'000, ""), "file: "},
       {"PNG of 2^31 - 1 squared", png(0x7fffffff, 0x7fffffff, ""), "file: "},
+      {"PNG of 2^31 - 1 squared with pixels, interlaced",
+       png(0x7fffffff, 0x7fffffff, chunk("IDAT", zeros(100)) + chunk("IEND", ""), 8, 2, 1),
+       "PNG of 2147483647 x 2147483647 pixels; expected sides of at most 16384"},
       {"PNG of 100,000 squared with pixels", png_of_zeros(100'000, 100, 3),
        "PNG of 100000 x 100 pixels; expected sides of at most 16384"},
       {"PNG of 16,384 squared", png_of_zeros(16'384, 100, 3).replace(20, 4, be(16'384, 4)), "file: "},
