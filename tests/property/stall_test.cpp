@@ -168,6 +168,36 @@ TEST_F(Stalls, ReadersWaitForNoCopy) {
   EXPECT_FALSE(reader_.done);
 }
 
+// A request waits for a slot to which its state can come back. What is copied meanwhile, to free that slot, takes the
+// state's place in host memory.
+TEST_F(Stalls, AStateOutlivesTheCopyForWhoseSlotItWaits) {
+  config_.max_seq = 2, config_.snapshots = 0;
+  const std::vector<int32_t> prompt = random_ids(kLong, 96, 1);
+  Request more = request(prompt, 8);
+  for (const int32_t id : random_ids(8, 96, 2)) more.prompt.push_back(id);
+  open();
+  ask(request(prompt, 1));
+  while (engine_->cache_stats().ram.entries == 0) engine_->tick();
+  config_.cache_ram = engine_->cache_stats().ram.bytes * 5 / 4;
+  engine_ = must(Engine::open(config_, {.slow_copies = std::chrono::milliseconds(2)}));
+  ask(request(prompt, 1));
+  begin_reading();
+  Answer before, back;
+  send(request(random_ids(kLong, 96, 4), 8), before);
+  while (before.tokens.empty()) engine_->tick();
+  send(more, back);
+  while (!before.done) engine_->tick();
+  EXPECT_EQ(engine_->cache_stats().ram.evictions, 0);
+  while (back.tokens.empty()) engine_->tick();
+  EXPECT_EQ(engine_->cache_stats().ram.evictions, 1);
+  while (!back.done) engine_->tick();
+  EXPECT_EQ(back.usage.cache.source, CacheUse::Source::kRam);
+  EXPECT_EQ(back.usage.cached, kLong);
+  EXPECT_FALSE(reader_.done);
+  more.cache = false;
+  EXPECT_EQ(back.tokens, ask(more).tokens);
+}
+
 // A copy that host memory does not keep, or has no room for, keeps nobody waiting for ever.
 TEST_F(Stalls, RequestsBeginWhereNothingIsKept) {
   for (const int64_t ram : {int64_t(1), int64_t(300) << 10}) {  // for none, and for one
