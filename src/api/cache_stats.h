@@ -25,7 +25,7 @@ struct CacheStats {
   int64_t parked = 0;         // times that a running request had to wait for memory
   double restore_s = 0;       // seconds of all restores from RAM and disk
   int64_t copies = 0;         // of sequences, out of the pool
-  int64_t copies_waited = 0;  // of them, those for which somebody waited who wanted the memory
+  int64_t copies_waited = 0;  // of them, those for which the engine's thread waited, and all requests with it
   Tier gpu, ram, disk;        // gpu: the pool of rows, also on the CPU
   int64_t disk_errors = 0;    // files that could not be read or trusted
   int64_t disk_dropped = 0;   // entries that were not written because the disk was behind, or had no room

@@ -29,7 +29,8 @@ std::string cache_metrics(const CacheStats& c) {
   single("facet_cache_hit_tokens_total", "Of the tokens, those that were not computed again.", c.hit_tokens);
   single("facet_cache_restore_seconds_total", "Reading states back from RAM and disk.", c.restore_s);
   single("facet_cache_copies_total", "States copied out of the pool.", c.copies);
-  single("facet_cache_copies_waited_total", "Of them, those that a request waited for.", c.copies_waited);
+  single("facet_cache_copies_waited_total",
+         "Of them, those for which the engine's thread waited, and all requests with it.", c.copies_waited);
   single("facet_cache_disk_errors_total", "Files that could not be read or trusted.", c.disk_errors);
   single("facet_cache_disk_dropped_total", "States that were not written because the disk was behind or had no room.",
          c.disk_dropped);
