@@ -141,8 +141,7 @@ GrammarMasks::NodeMaskPtr GrammarMasks::node_mask(const Automaton& a, uint32_t n
   } else {
     walk.run(0, {&start, 1}, allow, ended, all_ended);
   }
-  work.spend(ends.size());
-  if (work.over()) return nullptr;
+  if (work.over() || !work.spend(ends.size())) return nullptr;
   sort_children(vocab_->trie(), ends, made->after, made->after_byte);
   // Here the stack below is one entry deep: what was given up on it may do on another.
   if (stepper.was_cut())
@@ -202,7 +201,7 @@ bool GrammarMasks::compute(const GrammarState& state, std::span<uint32_t> mask) 
   const auto ignore_all = [](uint32_t, uint16_t) {};
   Walk walk(*vocab_, a, stepper, grammar::Stacks::kEmptyStack);
   add_specials(*vocab_, a, stepper, frame, mask);
-  if (together) walk.run(0, frame.items, allow, ignore, ignore_all);
+  if (together && !work.over()) walk.run(0, frame.items, allow, ignore, ignore_all);
   const auto too_deep = [&](size_t i) {  // for some tokens
     return stepper.stacks().depth(frame.items[i].stacks) + parts[i]->depth > a.max_depth;
   };

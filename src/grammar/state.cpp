@@ -14,14 +14,15 @@ class Saver {
   Saver(const Stacks& stacks, std::vector<uint32_t>& words, GrammarWork& work)
       : stacks_(stacks), words_(words), work_(work) {}
 
-  // Numbers a set and what lies below it; its words go to `sets`.
+  // Numbers a set and what lies below it; its words go to `sets`. Once the work is over numbers mean nothing.
   uint32_t number(Stacks::Set s) {
-    if (s == Stacks::kEmptyStack) return 0;
+    if (s == Stacks::kEmptyStack || work_.over()) return 0;
     if (const auto it = numbers_.find(s); it != numbers_.end()) return it->second;
     const auto entries = stacks_.entries(s);
     if (!work_.spend(16 + 4 * entries.size())) return 0;
     std::vector<uint32_t> below;
     for (const Stacks::Entry& e : entries) below.push_back(number(e.below));
+    if (work_.over()) return 0;
     sets_.push_back(uint32_t(entries.size()) * 2 + stacks_.has_empty(s));
     for (size_t i = 0; i < entries.size(); ++i) sets_.insert(sets_.end(), {entries[i].node, below[i]});
     const uint32_t made = uint32_t(numbers_.size()) + 1;
@@ -61,19 +62,20 @@ bool save_frame(const Frame& frame, Stepper& stepper, std::vector<uint32_t>& to)
 
 void load_frame(const std::vector<uint32_t>& words, Stepper& stepper, Frame& frame) {
   Stacks& stacks = stepper.stacks();
-  stepper.work().spend(words.size() / 8);
+  frame = {};
+  if (!stepper.work().spend(words.size() / 8)) return;
   frame.may_end = words[0] != 0;
   const size_t n_items = words[1];
   size_t at = 2 + 2 * n_items;
   std::vector<Stacks::Set> sets{Stacks::kEmptyStack};
   std::vector<Stacks::Entry> entries;
-  for (uint32_t left = words[at++]; left > 0; --left) {
+  for (uint32_t left = words[at++]; left > 0 && !stacks.overflow(); --left) {
     const uint32_t head = words[at++];
     entries.clear();
     for (uint32_t i = 0; i < head / 2; ++i, at += 2) entries.push_back({words[at], sets[words[at + 1]]});
     sets.push_back(stacks.make(head & 1, entries));
   }
-  frame.items.clear();
+  if (stacks.overflow()) return void(frame = {});
   for (size_t i = 0; i < n_items; ++i) frame.items.push_back({words[2 + 2 * i], sets[words[3 + 2 * i]]});
 }
 

@@ -10,6 +10,7 @@ namespace facet::grammar {
 // False, and the words are as before, once the stepper's work is over, or there would be more than kMaxStateWords.
 constexpr size_t kMaxStateWords = 100'000;
 bool save_frame(const Frame& frame, Stepper& stepper, std::vector<uint32_t>& words);
+// An empty frame once the work is over.
 void load_frame(const std::vector<uint32_t>& words, Stepper& stepper, Frame& frame);
 // Of a state in which nothing was written.
 bool start_state(const Automaton& a, std::vector<uint32_t>& words);

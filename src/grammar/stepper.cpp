@@ -51,6 +51,7 @@ void Stacks::end() {
 }
 
 Stacks::Set Stacks::make(bool has_empty, std::span<const Entry> entries) {
+  if (overflow_) return kEmptyStack;
   spend(1 + entries.size());
   const size_t slot = slot_of(has_empty, entries);
   if (table_[slot]) return table_[slot] - 1;
@@ -97,7 +98,7 @@ Stacks::Set Stacks::unite_unequal(Set a, Set b) {
   spend(2 + info_[a].count + info_[b].count);
   const size_t first = merged_.size();
   size_t i = 0, k = 0;
-  while (i < info_[a].count || k < info_[b].count) {  // entries() moves while united below
+  while (!overflow_ && (i < info_[a].count || k < info_[b].count)) {  // entries() moves while united below
     const Entry* x = i < info_[a].count ? &entries_[info_[a].begin + i] : nullptr;
     const Entry* y = k < info_[b].count ? &entries_[info_[b].begin + k] : nullptr;
     if (x && y && x->node == y->node) {
@@ -125,7 +126,7 @@ Stacks::Set Stacks::cut(Set s, uint32_t most) {
   if (const Pair& known = pairs_[pair_slot(s, kCut | most)]; known.a != kNoPair) return known.both;
   spend(2 + info_[s].count);
   const size_t first = merged_.size();
-  for (size_t i = 0; i < info_[s].count; ++i) {  // entries() moves while what lies below is cut
+  for (size_t i = 0; !overflow_ && i < info_[s].count; ++i) {  // entries() moves while what lies below is cut
     const Entry e = entries_[info_[s].begin + i];
     if (const Set below = within(e.below, most - 1); below != kNone) merged_.push_back({e.node, below});
   }
@@ -273,7 +274,7 @@ bool Stepper::step(std::vector<Item>& list, size_t begin, size_t end, uint8_t by
     }
   }
   next_round();
-  for (size_t i = begin; i < end; ++i) {
+  for (size_t i = begin; i < end && !work_->over(); ++i) {
     const Item item = list[i];
     const auto ranges = a_->ranges_of(item.node);
     const bool overlaps = a_->nodes[item.node].flags & Automaton::kOverlaps;

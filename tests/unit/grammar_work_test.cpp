@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <functional>
 #include <random>
 
@@ -133,6 +134,9 @@ std::vector<Bad> bad_grammars() {
   wide += ")+\n";
   for (int i = 0; i < 1500; ++i) wide += fmt::format("r{} ::= [a-z ]* \"{}\" r{}?\n", i, i, (i * 7 + 1) % 1500);
   all.push_back({"alternatives", wide});
+  std::string calls = "root ::= s\nt ::= s\ns ::= [ab] s";
+  for (int i = 0; i < 80; ++i) calls += " t";
+  all.push_back({"eighty calls", calls + " \"a\" [a-z] t+ | [ab]"});
   return all;
 }
 SmallVocab words() {
@@ -208,6 +212,56 @@ TEST(GrammarWork, ASmallBoundIsKept) {
   int ended = 0;
   for (const Bad& bad : bad_grammars()) ended += ends_early(bad, v, 2000);
   EXPECT_GT(ended, 4);
+}
+
+// What a step or a mask takes is cut off anywhere in it; then nothing goes on for longer than one set or item needs.
+// Returns what it took.
+uint64_t cut_off_anywhere(const std::string& what, uint64_t more, const std::function<bool()>& f) {
+  GrammarWork all;
+  {
+    const GrammarWorkScope scope(all);
+    if (!f()) return 0;
+  }
+  for (uint64_t k = 0; k < 16; ++k) {
+    const uint64_t units = all.spent() * k * k / 256;  // more of them early
+    GrammarWork work(units);
+    const GrammarWorkScope scope(work);
+    EXPECT_FALSE(f()) << what;
+    EXPECT_LE(work.spent(), units + more) << what << ", of " << all.spent();
+  }
+  return all.spent();
+}
+TEST(GrammarWork, EndsWhereItIsOver) {
+  const SmallVocab v = words();
+  std::vector<uint32_t> mask(v.vocab->mask_words());
+  for (const Bad& bad : bad_grammars()) {
+    const GrammarPtr g = *compile_gbnf(bad.gbnf);
+    GrammarState state(g);
+    std::minstd_rand rng(2);
+    int steps = 0, masks = 0;
+    for (int n = 0; n < 40; ++n) {
+      // A set has at most an entry for each node, a frame an item; of words eight are a unit. A mask counts the ends
+      // that it has found, at most the trie's nodes, at once.
+      const uint64_t more = 64 + 8 * g->automaton().nodes.size() + state.words().size() / 8;
+      const std::string where = fmt::format("{} behind {} bytes", bad.name, n);
+      masks += n % 8 == 0 && cut_off_anywhere("mask of " + where, more + v.vocab->trie().byte.size(),
+                                              [&] { return GrammarMasks(v.vocab).mask(state, mask); });
+      std::string bytes = "ab()x";
+      std::shuffle(bytes.begin(), bytes.end(), rng);
+      const GrammarState before = state;
+      const auto follows = [&](char c) { return state.advance_bytes({&c, 1}); };
+      const auto may = std::find_if(bytes.begin(), bytes.end(), follows);
+      if (may == bytes.end()) break;
+      steps += cut_off_anywhere("step from " + where, more, [&] {
+        GrammarState s = before;
+        const bool followed = s.advance_bytes({&*may, 1});
+        EXPECT_EQ(s.words(), followed ? state.words() : before.words());
+        return followed;
+      }) > 0;
+    }
+    EXPECT_GT(steps, 5) << bad.name;
+    EXPECT_GT(masks, 0) << bad.name;
+  }
 }
 
 TEST(GrammarWork, WorkEndsWhenNobodyWaits) {
