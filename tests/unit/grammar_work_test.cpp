@@ -253,11 +253,11 @@ TEST(GrammarWork, EndsWhereItIsOver) {
       const auto may = std::find_if(bytes.begin(), bytes.end(), follows);
       if (may == bytes.end()) break;
       steps += cut_off_anywhere("step from " + where, more, [&] {
-        GrammarState s = before;
-        const bool followed = s.advance_bytes({&*may, 1});
-        EXPECT_EQ(s.words(), followed ? state.words() : before.words());
-        return followed;
-      }) > 0;
+                 GrammarState s = before;
+                 const bool followed = s.advance_bytes({&*may, 1});
+                 EXPECT_EQ(s.words(), followed ? state.words() : before.words());
+                 return followed;
+               }) > 0;
     }
     EXPECT_GT(steps, 5) << bad.name;
     EXPECT_GT(masks, 0) << bad.name;
